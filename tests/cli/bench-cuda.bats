@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# scripts/bench-cuda: the whole of it on the emulated device at toy sizes, and what it says without one.
+# scripts/bench-cuda: the whole script on the emulated device at toy sizes, and its errors without a device.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -38,7 +38,7 @@ setup() {
     grep -qE '^train +gpt2-124m .* plain ' table
     grep -qE '"name":"llama-1b".*"path":"tensor","n":2,.*"memory":[0-9]+,"memory_planned":[0-9]+,"arena":[0-9]+,"arena_least":[0-9]+}' rows.jsonl
     grep -qE '^train +gpt2-124m +2x1 x 16, saving .* 3 checkpoints, [-+][0-9.]+ % over [0-9.]+ ms without; (the host waited [0-9.]+ s|one took longer .*); aim 2 %: ' table
-    # what --table makes of the rows is the same
+    # --table prints the same table from the rows
     "$bench" --table rows.jsonl > again
     diff table again
     rm again
@@ -47,7 +47,7 @@ setup() {
     [ "$(ls)" = "$(printf 'rows.jsonl\ntable')" ]
 }
 
-@test "bench-cuda: what it cannot do, in one line" {
+@test "bench-cuda: misuse is one line" {
     LM_EMU_DEVICES=0 run -1 "$bench" -b "$LM_TEST_BUILD" --emulated
     [ "${#lines[@]}" -eq 1 ]
     [[ $output == "bench-cuda: cuda:0: no usable GPU: "* ]]
@@ -111,7 +111,7 @@ EOF
     [ "$output" = "bench-cuda: the table cannot be written to standard output" ]
 }
 
-# predicted MODEL ...: what bench_cuda_predict says on the emulated device
+# predicted MODEL ...: output of bench_cuda_predict on the emulated device
 predicted() { "$LM_TEST_BUILD/bench/bench_cuda_predict" "$LM_TEST_BUILD/emu" "${bench%/*/*}/share/models" "$@"; }
 
 @test "bench-cuda: least times by cost rules, of operators apart and joined" {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# clean-data: what it keeps, drops, counts and refuses.
+# clean-data: kept and dropped documents, counts, refusals.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -20,7 +20,7 @@ fails() {
     [[ $stderr == "clean-data: "*"$part"* ]] || { echo "$stderr"; false; }
 }
 
-@test "clean-data: rules and near duplicates: the first of a cluster stays, in order" {
+@test "clean-data: rules and near duplicates: the first of a cluster is kept, in order" {
     run --separate-stderr clean-data --rules gopher,c4,fineweb --dedup minhash raw.jsonl.zst
     [ "$status" -eq 0 ]
     [ "${#lines[@]}" -eq 8 ]
@@ -128,7 +128,7 @@ fails() {
     [[ $stderr == *"invalid-utf8 1"* ]]
 }
 
-@test "clean-data: requests that cannot be obeyed: status 2, nothing written" {
+@test "clean-data: misuse: status 2, nothing written" {
     echo old > out.jsonl
     fails 2 "out.jsonl" -o out.jsonl raw.jsonl
     [ "$(cat out.jsonl)" = old ]
@@ -145,7 +145,7 @@ fails() {
 }
 
 @test "clean-data: a language chooses stop words and the length of words" {
-    words() { # words WORD ...: a document of fifty words, none of them a pair that is there twice
+    words() { # words WORD ...: a document of fifty words without a repeated pair
         local i
         printf '{"text":"'
         for i in $(seq 50); do printf '%s%s ' "abc" "$i"; done
@@ -175,7 +175,7 @@ fails() {
     [ "${#lines[@]}" -eq 1 ]
     run clean-data -q -r gopher --gopher-min-word-len 3 short.jsonl
     [ -z "$output" ]
-    clean-data -r gopher --print-config > c.json # what is not given stays so
+    clean-data -r gopher --print-config > c.json # options not given are not marked as given
     run clean-data -q --config c.json short.jsonl
     [ "${#lines[@]}" -eq 1 ]
 }
@@ -224,14 +224,14 @@ fails() {
     cmp out.jsonl raw.jsonl
 }
 
-@test "clean-data: the report as JSON goes to standard error, beside the product" {
+@test "clean-data: the report as JSON goes to standard error, beside the documents" {
     run --separate-stderr clean-data -q --json raw.jsonl
     [ "$output" = "$(cat raw.jsonl)" ]
     [[ $stderr == '{"documents":'* ]]
     [ "${#stderr_lines[@]}" -eq 1 ]
 }
 
-@test "clean-data: a reader that goes away ends it without a word, in every thread" {
+@test "clean-data: a reader that exits ends it silently, in every thread" {
     for i in $(seq 200); do cat raw.jsonl; done > big.jsonl
     for j in 1 2 5; do
         { clean-data -j $j big.jsonl 2> err || echo $? > status; } | head -n 1 > /dev/null
@@ -240,7 +240,7 @@ fails() {
     done
 }
 
-@test "clean-data: signals leave nothing behind, a second one too" {
+@test "clean-data: signals leave no files, also a second one" {
     mkfifo text
     for signals in INT TERM HUP "INT TERM" "TERM INT"; do
         # shells ignore SIGINT for jobs in the background
@@ -252,7 +252,7 @@ fails() {
             [ "$(ls -A | grep -c '\.tmp\.')" -lt 2 ] || break
             sleep 0.01
         done
-        for s in $signals; do kill -$s $pid || true; done 2> /dev/null # it may be gone already
+        for s in $signals; do kill -$s $pid || true; done 2> /dev/null # it may have ended already
         status=0
         wait $pid || status=$?
         exec 7>&-

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Models whose weights stay in codes: GGUF files and FP8 folders give what their numbers give.
+# Models whose weights stay encoded in memory: GGUF files and FP8 folders give the results of decoded copies.
 
 bats_require_minimum_version 1.5.0
 
@@ -32,7 +32,7 @@ same() { # CODES NUMBERS
     done
 }
 
-@test "a GGUF file is evaluated and continued in its own types, as its decoded copy is" {
+@test "a GGUF file in its own types gives the results of its decoded copy" {
     for type in q8_0 q4_k q4_k_m iq4_nl; do
         convert-model -q -f --type $type -o m.gguf model
         convert-model -q -f --dtype f32 -o numbers m.gguf
@@ -40,7 +40,7 @@ same() { # CODES NUMBERS
     done
 }
 
-@test "codes in the file give what codes in memory give" {
+@test "codes read from the file give the same results as codes in memory" {
     convert-model -q --type q4_k_m -o m.gguf model
     compress-ckpt -q --weights fp8_e4m3 -o m.lmz model > /dev/null
     compress-ckpt -q -d -o m8 m.lmz
@@ -58,7 +58,7 @@ same() { # CODES NUMBERS
     [[ $output == *"no weight can be read in the file"* ]]
 }
 
-@test "a GGUF file of others, without our originals; f16" {
+@test "a GGUF file of another program, without lmutils' keys; f16" {
     convert-model -q --type q6_k --no-originals -o m.gguf model
     convert-model -q --dtype f32 -o numbers m.gguf
     same m.gguf numbers

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# What every tool promises, asked of every tool in the build folder.
+# Conventions of all tools, checked for every tool in the build folder.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -53,7 +53,7 @@ setup() {
     done
 }
 
-@test "an empty value is refused, but where it is a text" {
+@test "an empty value is refused, except for text" {
     for t in "$BIN"/*; do
         while read -r option; do
             run --separate-stderr "$t" "--$option" '' x y
@@ -101,7 +101,7 @@ setup() {
     done
 }
 
-@test "a reader that has gone: --help, --version, --print-config and completions are silent" {
+@test "a reader that has exited: --help, --version, --print-config and completions are silent" {
     for t in "$BIN"/*; do
         for o in --help --version --print-config --completion=zsh; do
             for ignored in '' 'trap "" PIPE;'; do
@@ -120,7 +120,7 @@ setup() {
     done
 }
 
-@test "a config that cannot be obeyed: status 2 and the place" {
+@test "an invalid config: status 2 and the position" {
     for t in "$BIN"/*; do
         echo '{"progres": true}' > bad.json
         run --separate-stderr "$t" --config bad.json
@@ -140,7 +140,7 @@ setup() {
     done
 }
 
-@test "numbers of a config are shown as they were written" {
+@test "--print-config keeps the spelling of numbers" {
     for n in 3.7 0.1 1e-05; do
         echo "{\"threads\": $n}" > n.json
         run convert-model --config n.json x -o y
@@ -153,7 +153,7 @@ setup() {
     train --config n.json --print-config | grep -q '"threads": 2,*$'
 }
 
-@test "the command line is stronger than --config, which is stronger than the environment" {
+@test "the command line overrides --config, which overrides the environment" {
     for t in "$BIN"/*; do
         "$t" --print-config | grep -q '"threads"' || continue
         echo '{"threads": 3}' > c.json
@@ -177,7 +177,7 @@ setup() {
     done
 }
 
-@test "levels of talk: a closing line by default, without it warnings, errors, nothing" {
+@test "verbosity: a closing line by default; -q: warnings, errors, nothing" {
     awk 'BEGIN { for (i = 0; i < 50; i++) print "one two three four" i }' > t.txt
     t() { "$BIN/train-tokenizer" -f -V 9999 -o t.json "$@" 2>&1; } # warns that nothing is left to merge
     [ "$(t t.txt | wc -l)" -eq 2 ]
@@ -202,7 +202,7 @@ setup() {
     [[ $output == *"choose from none, error, warn, notice, info, debug"* ]]
 }
 
-@test "environment variables with nonsense: status 2" {
+@test "invalid values of environment variables: status 2" {
     for t in "$BIN"/*; do
         LM_CPU=abacus run "$t" --print-config
         [ "$status" -eq 2 ]
@@ -234,7 +234,7 @@ setup() {
     [[ $output == *"one thread is enough"* ]]
 }
 
-@test "--json: lists and unpacking report in it, too" {
+@test "--json: lists and decompression report as JSON, too" {
     cd "$BATS_TEST_TMPDIR"
     init-model --list --json > presets
     grep -q '^{"preset":"gpt2-124m","model_type":"gpt2","parameters":124439808,.*,"vocab_size":50257}$' presets
@@ -252,14 +252,14 @@ setup() {
     done
 }
 
-@test "--json of a merge: a model that is there twice is one input, of both weights" {
+@test "--json of a merge: a model given twice is one input with both weights" {
     cd "$BATS_TEST_TMPDIR"
     init-model -q llama-1m --set vocab_size=64 --set num_hidden_layers=1 -o m
     merge-models --json -m linear m:1 m:3 --no-normalize -o n > report
     [ "$(grep -o '"effective_weight":[^,}]*' report)" = '"effective_weight":4' ]
 }
 
-@test "completion: an unknown shell is refused, bash accepts what is made for it" {
+@test "completion: an unknown shell is refused, bash accepts its file" {
     for t in "$BIN"/*; do
         run "$t" --completion=tcsh
         [ "$status" -eq 2 ]
@@ -268,7 +268,7 @@ setup() {
     done
 }
 
-@test "start-up time is told" {
+@test "start-up time is reported" {
     for t in "$BIN"/*; do
         start=$(date +%s%N)
         for i in 1 2 3 4 5 6 7 8 9 10; do "$t" --help > /dev/null; done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 bats_require_minimum_version 1.5.0
-# compress-ckpt: what goes in comes back, what is damaged is named, what is lossy keeps its bound.
+# compress-ckpt: files are restored, damage is located, lossy formats keep their bounds.
 
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -29,7 +29,7 @@ same() { # same A B: the same files, names and bytes
     diff -r "$1" "$2"
 }
 
-@test "compress-ckpt: a folder there and back, with zstd's names" {
+@test "compress-ckpt: a folder is compressed and restored, with names as in zstd" {
     cp -a m0 m
     run compress-ckpt m/
     [ "$status" -eq 0 ]
@@ -111,13 +111,13 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" == *"its member 'config.json' is a link or a device: make the archive again with tar -h"* ]]
 }
 
-@test "compress-ckpt: a training state comes back whole" {
+@test "compress-ckpt: a training state is restored completely" {
     compress-ckpt -q run/step-000004 -o s.lmz
     compress-ckpt -q -d s.lmz -o back
     same run/step-000004 back
 }
 
-@test "compress-ckpt: a lone safetensors file stays one" {
+@test "compress-ckpt: a single safetensors file is restored as a file" {
     cp run/step-000004/optimizer.safetensors x.safetensors
     compress-ckpt -q x.safetensors
     cp x.safetensors was
@@ -128,7 +128,7 @@ same() { # same A B: the same files, names and bytes
     compress-ckpt -q < was | compress-ckpt -q -d | cmp - was
 }
 
-@test "compress-ckpt: what is no safetensors file in spite of its name is carried" {
+@test "compress-ckpt: an invalid file called .safetensors is kept byte for byte" {
     mkdir odd
     printf 'no header at all' > odd/a.safetensors
     : > odd/empty.safetensors
@@ -157,7 +157,7 @@ same() { # same A B: the same files, names and bytes
     same m0 d
 }
 
-@test "compress-ckpt: inspect-model reads the .lmz and the pipe alike" {
+@test "compress-ckpt: inspect-model reads the .lmz from a file and from a pipe" {
     inspect-model --stats --json m0 | sed 's/"model":"[^"]*"//' > a
     inspect-model --stats --json m0.lmz | sed 's/"model":"[^"]*"//' > b
     compress-ckpt -q -d m0.lmz -o - | inspect-model --stats --json - | sed 's/"model":"[^"]*"//' > c
@@ -186,7 +186,7 @@ same() { # same A B: the same files, names and bytes
     [ "$status" -eq 2 ]
 }
 
-@test "compress-ckpt: -t says nothing is wrong, -v and -q" {
+@test "compress-ckpt: -t of an intact file, with -v and -q" {
     run compress-ckpt -t m0.lmz delta.lmz
     [ "$status" -eq 0 ]
     [ "${lines[0]}" = "compress-ckpt: m0.lmz: no fault" ]
@@ -201,7 +201,7 @@ same() { # same A B: the same files, names and bytes
     [ "$output" = "compress-ckpt: standard input: no fault" ]
 }
 
-@test "compress-ckpt: flipped bits anywhere are found; a flip in a tensor is named" {
+@test "compress-ckpt: flipped bits anywhere are detected; in a tensor with its name" {
     local size at
     size=$(stat -c %s m0.lmz)
     for at in 0 9 $(seq 37 $((size / 16)) $((size - 1))) $((size - 1)); do
@@ -225,7 +225,7 @@ same() { # same A B: the same files, names and bytes
     [ ! -e back ]
 }
 
-@test "compress-ckpt: truncation is found at any length" {
+@test "compress-ckpt: truncation is detected at any length" {
     local size
     size=$(stat -c %s m0.lmz)
     for n in 0 1 8 20 100 $((size / 3)) $((size / 2)) $((size - 40)) $((size - 1)); do
@@ -239,7 +239,7 @@ same() { # same A B: the same files, names and bytes
     done
 }
 
-@test "compress-ckpt: --salvage takes out what is intact and lists the rest" {
+@test "compress-ckpt: --salvage extracts intact data and lists the losses" {
     local size
     size=$(stat -c %s m0.lmz)
     cp m0.lmz f.lmz
@@ -265,7 +265,7 @@ same() { # same A B: the same files, names and bytes
     [ ! -e none ]
 }
 
-@test "compress-ckpt: --salvage without the base gives what does not need it" {
+@test "compress-ckpt: --salvage without the base extracts data that do not need it" {
     mv run/step-000002 away
     run compress-ckpt -d --salvage delta.lmz -o back
     [ "$status" -eq 3 ]
@@ -288,7 +288,7 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" =~ ([0-9]+)" of "([0-9]+)" tensors are the same" && ${BASH_REMATCH[1]} -ge $((BASH_REMATCH[2] - 1)) ]]
 }
 
-@test "compress-ckpt: tensors that do not pay for their records are joined, listed so, and salvaged without their neighbours" {
+@test "compress-ckpt: tensors that save less than their records take are joined, also in the list, and salvaged without their neighbours" {
     init-model -q llama-1m --dtype bf16 -o b
     tail -c 300000 b/model.safetensors > weights
     compress-ckpt -q b -o b.lmz
@@ -322,7 +322,7 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" == *"51 of 60 tensors are the same"* ]]
 }
 
-@test "compress-ckpt: weights alone, with a word about the rest" {
+@test "compress-ckpt: weights alone, with a message about the rest" {
     run compress-ckpt -d m0.lmz -o w.safetensors
     [ "$status" -eq 0 ]
     [[ "$output" == *"other files are left out"* ]]
@@ -345,7 +345,7 @@ same() { # same A B: the same files, names and bytes
     compress-ckpt -v -l --json m0.lmz 2> /dev/null | grep -q '"planes":\[{"coding":'
 }
 
-@test "compress-ckpt: --tensor takes tensors out, in the order asked for" {
+@test "compress-ckpt: --tensor extracts tensors, in the given order" {
     compress-ckpt -q -d m0.lmz --tensor model.norm.weight -o a.safetensors
     run inspect-model a.safetensors
     [[ "$output" == *"parameters 64 "* ]]
@@ -398,7 +398,7 @@ same() { # same A B: the same files, names and bytes
     same "$BATS_TEST_TMPDIR/run/step-000004" "$BATS_TEST_TMPDIR/back"
 }
 
-@test "compress-ckpt: chains, their limit, no circles" {
+@test "compress-ckpt: chains, their limit, no cycles" {
     cp -a run/step-000004 s
     compress-ckpt -q s -o c0.lmz
     for i in 1 2 3 4 5 6 7 8; do
@@ -422,7 +422,7 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" != *base* ]]
 }
 
-@test "compress-ckpt: --rebase makes it whole, or a difference to another" {
+@test "compress-ckpt: --rebase removes the base, or changes it" {
     compress-ckpt -q --rebase none delta.lmz -o whole.lmz
     rm -r run/step-000002
     compress-ckpt -q -d whole.lmz -o back
@@ -438,7 +438,7 @@ same() { # same A B: the same files, names and bytes
     compress-ckpt -q -t whole.lmz
 }
 
-@test "compress-ckpt: what a tar has besides plain files is named as that of a folder is" {
+@test "compress-ckpt: entries of a tar that are not plain files are reported as those of a folder are" {
     cp -rL m0 m
     mkdir -p m/sub/deep m/empty m/.git
     touch m/sub/a m/sub/deep/b m/.git/config m/.gitattributes
@@ -446,7 +446,7 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" == *"m: '.git' and 3 others are left out: an .lmz holds plain files"* ]]
     tar --sort=name -cf m.tar m
     tar --sort=name -C m -czf dot.tgz .
-    for tar in m.tar dot.tgz; do # at once, and as it comes
+    for tar in m.tar dot.tgz; do # random access, and a stream
         run compress-ckpt -f $tar -o t.lmz
         [ "$status" -eq 0 ]
         [[ "$output" == *"$tar: '.git' and 3 others are left out: an .lmz holds plain files"* ]]
@@ -466,7 +466,7 @@ same() { # same A B: the same files, names and bytes
     [ ! -e m.tar ]
 }
 
-@test "compress-ckpt: --rm only what was read back" {
+@test "compress-ckpt: --rm removes only verified inputs" {
     cp -a m0 m
     compress-ckpt -q --rm m
     [ ! -e m ]
@@ -505,7 +505,7 @@ same() { # same A B: the same files, names and bytes
     cmp p.safetensors run/step-000004/optimizer.safetensors
 }
 
-@test "compress-ckpt: lossy states come back in F32 and training goes on" {
+@test "compress-ckpt: lossy states are restored in F32 and training continues" {
     compress-ckpt run/step-000004 --optimizer-states int8 -o s.lmz --json > loss.json
     grep -q '"tensor":"exp_avg_sq.model.embed_tokens.weight","codec":"dynamic8"' loss.json
     compress-ckpt -q -d s.lmz -o run/step-000006
@@ -552,14 +552,14 @@ same() { # same A B: the same files, names and bytes
     done
 }
 
-@test "compress-ckpt: lossy weights of a model in several files: its index says their bytes" {
+@test "compress-ckpt: lossy weights of a model in several files: the index has the new size" {
     init-model -q m0/config.json --tokenizer m0/tokenizer.json --max-shard-size 100K -o s
     index=model.safetensors.index.json
-    total() { # total FOLDER: what the index says, and what is there
+    total() { # total FOLDER: the size in the index, and the real size
         grep -o '"total_size": *[0-9]*' "$1/$index" | grep -o '[0-9]*$'
         inspect-model --json "$1" | grep -o '"bytes":[0-9]*' | head -1 | cut -d: -f2
     }
-    check() { # check FOLDER: both are the same
+    check() { # check FOLDER: both are equal
         [ "$(total "$1" | uniq | wc -l)" -eq 1 ] || { total "$1"; false; }
     }
     check s
@@ -584,7 +584,7 @@ same() { # same A B: the same files, names and bytes
     cmp bf16/$index any/$index
 }
 
-@test "compress-ckpt: weights in blocks come back in their own dtype" {
+@test "compress-ckpt: weights coded in blocks are restored in their own dtype" {
     compress-ckpt -q m0 --weights dynamic8 -o w.lmz
     run inspect-model w.lmz
     [[ "$output" == *model.embed_tokens.weight.codes* ]]
@@ -599,7 +599,7 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" == *"already coded"* ]]
 }
 
-@test "compress-ckpt: what does not fit a format is status 4, and nothing is left" {
+@test "compress-ckpt: a number that a format cannot hold is status 4, without output" {
     header='{"w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}'
     while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
     { printf "\\$(printf %03o ${#header})\0\0\0\0\0\0\0"; printf '%s' "$header"; printf '\0\0\200\077\0\0\200\111'; } > w.safetensors
@@ -639,7 +639,7 @@ same() { # same A B: the same files, names and bytes
     compress-ckpt -q -t delta.lmz
 }
 
-@test "compress-ckpt: several inputs, the bad one is reported, the others done" {
+@test "compress-ckpt: several inputs: the bad one is reported, the others are compressed" {
     cp -a m0 a
     cp -a m0 b
     run compress-ckpt a nowhere b
@@ -660,7 +660,7 @@ same() { # same A B: the same files, names and bytes
     [ "$status" -eq 1 ]
 }
 
-@test "compress-ckpt: what contradicts itself is misuse" {
+@test "compress-ckpt: contradictory options are misuse" {
     for words in "-d -t m0.lmz" "-d -5 m0.lmz" "--tensor x m0" "--salvage m0" "-l -o x m0.lmz" "-c -o x m0" \
         "-o x m0 run" "-c m0 run" "--rebase none m0.lmz -c" "--rebase m0 -o - m0.lmz" "-d --tensor x m0.lmz delta.lmz" "-l m0" "-t run" "-d --json m0.lmz" "--json -c m0" "-d --weights bf16 m0.lmz" "-l -" "--rebase none -" \
         "-d m0" "--rm -t m0.lmz" "-d --salvage -" "--optimizer-states int4 m0" "m0.lmz" "." "-l --base m0 m0.lmz"; do
@@ -672,7 +672,7 @@ same() { # same A B: the same files, names and bytes
     done
 }
 
-old_or_new() { # out.lmz is as it was, or whole
+old_or_new() { # out.lmz is unchanged, or complete
     compress-ckpt -q -t out.lmz
 }
 
@@ -680,7 +680,7 @@ folder_is_whole() {
     diff -r m0 out
 }
 
-@test "compress-ckpt: whatever call fails, the output is the old one or whole" {
+@test "compress-ckpt: whatever call fails, the output is the old file or complete" {
     cp m0.lmz out.lmz
     cp -a m0 out
     for kind in malloc write fsync rename mmap; do
@@ -690,7 +690,7 @@ folder_is_whole() {
     inject_each write 10 old_or_new compress-ckpt -q -j 1 --rebase none out.lmz
 }
 
-@test "compress-ckpt: a .safetensors that is cut short is kept to the byte, and said" {
+@test "compress-ckpt: a truncated .safetensors is kept byte for byte, with a warning" {
     head -c 20000 m0/model.safetensors > cut.safetensors
     compress-ckpt cut.safetensors -o cut.lmz 2> err
     grep -q 'cut.safetensors: is not a complete .safetensors' err

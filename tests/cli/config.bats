@@ -33,7 +33,7 @@ assignments() {
     ' default.json -
 }
 
-@test "every option of every tool: --print-config gives it, --config takes it, byte for byte" {
+@test "every option of every tool: --print-config prints it, --config reads it, byte for byte" {
     for t in "$BIN"/*; do
         "$t" --print-config > default.json
         "$t" --completion=table | assignments > all
@@ -55,26 +55,26 @@ assignments() {
     done
 }
 
-@test "a value that is the built-in one stays given, one that was not given stays so" {
+@test "a given default value stays given; an option not given stays not given" {
     "$BIN/train" --steps 1000 --print-config > a.json
     grep -A 1 '"given": \[' a.json | grep -q '"steps"'
     "$BIN/train" --config a.json --print-config | cmp - a.json
     "$BIN/train" --print-config | grep -q '"given": \[\]'
 }
 
-@test "a printed config can be edited: what differs counts as given" {
+@test "a printed config can be edited: changed values count as given" {
     "$BIN/train" --print-config | sed 's/"steps": 1000/"steps": 7/' > a.json
     "$BIN/train" --config a.json --print-config > b.json
     grep -q '"steps": 7' b.json
     grep -A 1 '"given": \[' b.json | grep -q '"steps"'
 }
 
-@test "the config is stronger than the environment for what was not given, too" {
+@test "the config overrides the environment also for options not given" {
     "$BIN/train" --print-config > a.json
     LM_THREADS=3 "$BIN/train" --config a.json --print-config | cmp - a.json
 }
 
-@test "what JSON cannot hold is refused" {
+@test "values that JSON cannot represent are refused" {
     run --separate-stderr "$BIN/clean-data" --separator $'\xff' --print-config
     [ "$status" -eq 2 ]
     [ -z "$output" ]
@@ -90,7 +90,7 @@ assignments() {
     done
 }
 
-@test "a config of JSON holds no number that is rounded away, and no string that is cut" {
+@test "a JSON config with a number that would be rounded, or a string that would be cut, is refused" {
     for bad in '{"lr": 1e-400}' '{"lr": "0x1p-3"}' '{"lr": "inf"}' '{"lr": -1e-330}' '{"tensorboard": "a\u0000b"}' \
         '{"tensorboard": "1e-400", "lr": 1e-99999}'; do
         echo "$bad" > bad.json
@@ -107,7 +107,7 @@ assignments() {
         "$t" --completion=table | awk -F '\t' '$2 ~ /^(count|level|bytes|real|time)$/ { print $1 }' > numbers
         cat numbers >> all-numbers
         mapfile -t names < numbers
-        all=(0X1P2 -inf infinity nan 1e999 '') # for the first; there is one reader of numbers
+        all=(0X1P2 -inf infinity nan 1e999 '') # for the first option; all options share one reader of numbers
         for n in "${names[@]}"; do
             for v in 0x1 inf 1e-400 "${all[@]}"; do
                 run --separate-stderr "$t" "--$n=$v" --print-config
@@ -120,7 +120,7 @@ assignments() {
     [ "$(wc -l < all-numbers)" -gt 100 ]
 }
 
-# again TOOL OPTION ... -- OPERAND ...: run it, then once more from its own config; the products are in 1/ and 2/.
+# again TOOL OPTION ... -- OPERAND ...: run it, then once more from its own config; the outputs are in 1/ and 2/.
 again() {
     local tool=$BIN/$1 options=()
     shift
@@ -136,10 +136,10 @@ again() {
     (cd 2 && "$tool" --config ../config.json "$@" > stdout) || { echo "$tool: its own config is refused"; false; }
 }
 
-# Tensors alone: the history in the file holds the command line.
+# Compares the tensors only, because the history in the file has the command line.
 same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; }
 
-@test "a run is made again by its own config: tools that read text" {
+@test "a printed config reproduces the call: tools that read text" {
     export PATH=$BIN:$PATH
     sh "$ROOT/tests/cli/examples/eval-model.sh"
     again clean-data --rules gopher --dedup exact --split blank --language en --gopher-stop-words 1 --report r.json -- ../corpus.txt
@@ -151,7 +151,7 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
     cmp 1/d/val.idx 2/d/val.idx
 }
 
-@test "a run is made again by its own config: tools that make and read models" {
+@test "a printed config reproduces the call: tools that make and read models" {
     export PATH=$BIN:$PATH
     sh "$ROOT/tests/cli/examples/eval-model.sh"
     again init-model -q --set num_hidden_layers=1 --set hidden_size=64 --seed 5 --tokenizer ../tok/tokenizer.json -o m/ -- llama-1m
@@ -176,7 +176,7 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
     cmp 1/m.lmz 2/m.lmz
 }
 
-@test "a run is made again by its own config: merges, by options, search and YAML" {
+@test "a printed config reproduces the call: merges by options, search and YAML" {
     export PATH=$BIN:$PATH
     sh "$ROOT/tests/cli/examples/merge-models.sh"
     mv mergekit.yaml m.yaml && sed 's/model: /&..\//' m.yaml > mergekit.yaml
@@ -191,7 +191,7 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
     cmp <(sed 's/"seconds":[^,}]*//' 1/stdout) <(sed 's/"seconds":[^,}]*//' 2/stdout)
 }
 
-@test "a config names a YAML file only where the tool reads one" {
+@test "a config may name a YAML file only for the tool that reads one" {
     echo '{"config": "none.yaml"}' > c.json
     run --separate-stderr "$BIN/merge-models" --config c.json
     [ "$status" -eq 2 ]
@@ -201,7 +201,7 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
     [[ $stderr == "train: c.json: config: no option of this name"* ]]
 }
 
-@test "numbers inside lists, operands and --set obey the same rules" {
+@test "numbers in lists, operands and --set follow the same rules" {
     export PATH=$BIN:$PATH
     sh "$ROOT/tests/cli/examples/merge-models.sh"
     echo text > a.txt
@@ -226,7 +226,7 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
         [ "$status" -ne 0 ]
         [ ! -e bad ]
     done
-    # a number longer than any buffer is read whole
+    # a number longer than any buffer is read completely
     run clean-data -r gopher --gopher-top-ngrams "0.2,0.10000000000000000000000000000000000000000x,0.1" a.txt
     [ "$status" -eq 2 ]
 }

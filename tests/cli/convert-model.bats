@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# convert-model: there and back, on pipes, and what it refuses.
+# convert-model: round trips, pipes, refusals.
 
 bats_require_minimum_version 1.5.0
 
@@ -62,7 +62,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     done
 }
 
-@test "convert-model: from F32 and back from what F32 was made of" {
+@test "convert-model: tensors converted to F32 are converted back to their original type" {
     convert-model model -o m.gguf --type f32
     convert-model m.gguf -o back
     same model back
@@ -103,7 +103,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     done
 }
 
-@test "convert-model: blocks take the space that they should, rows of 64 fall back" {
+@test "convert-model: sizes of blocks; rows of 64 get a fallback type" {
     convert-model model -o q8.gguf --type q8_0 --no-originals
     convert-model model -o q4.gguf --type q4_k --no-originals
     convert-model model -o f16.gguf --type f16 --no-originals
@@ -114,7 +114,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     grep -q '"torch_dtype": "bfloat16"' back/config.json
 }
 
-@test "convert-model: pipes, either way" {
+@test "convert-model: pipes as input and output" {
     tar -cf - -C model . | convert-model - -o a.gguf
     convert-model - -o - < a.gguf > b.tar
     mkdir b && tar -xf b.tar -C b
@@ -134,7 +134,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     same model back2
 }
 
-@test "convert-model: rows that fit no blocks are said" {
+@test "convert-model: rows that fit no block are reported" {
     run convert-model model -o m.gguf --type q6_k
     [ "$status" -eq 0 ]
     [[ "$output" == *"rows of 64 numbers do not fit q6_k, q8_0 instead"* ]]
@@ -143,7 +143,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$output" = "" ]
 }
 
-@test "convert-model: a tokenizer that is none is named, not the model" {
+@test "convert-model: an invalid tokenizer is named, not the model" {
     echo junk > junk.json
     echo '{"x":1}' > other.json
     sed 's/"type": *"BPE"/"type":"Odd"/' model/tokenizer.json > odd.json
@@ -165,7 +165,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$output" == "convert-model: odd.json: "* ]]
 }
 
-@test "convert-model: the name of a GGUF goes on; a path gives its last part without the ending" {
+@test "convert-model: the name in a GGUF is kept; otherwise it is the last part of the path without the suffix" {
     name_of() { perl -0777 -ne '/general\.name(.{200})/s and print unpack("x4 Q</a", $1)' "$1"; }
     is_named() { convert-model -qf "$1" -o named.gguf && [ "$(name_of named.gguf)" = "$2" ]; }
     mkdir -p some
@@ -187,7 +187,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     is_named "$long/$long/m" m
 }
 
-@test "convert-model: GGUF to GGUF quantises what is there" {
+@test "convert-model: GGUF to GGUF quantises the tensors of the input" {
     convert-model model -o m.gguf
     convert-model m.gguf -o q.gguf --type q8_0
     convert-model model -o p.gguf --type q8_0
@@ -216,7 +216,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ ! -e x.bin ]
 }
 
-@test "convert-model: shards, tar and .lmz come out as well" {
+@test "convert-model: shards, tar and .lmz as outputs" {
     convert-model model -o m.gguf
     convert-model m.gguf -o parts --max-shard-size 40K
     [ -e parts/model.safetensors.index.json ]
@@ -226,7 +226,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     same model back
 }
 
-@test "convert-model: what GGUF cannot say is refused, nothing is written" {
+@test "convert-model: models that GGUF cannot represent are refused, nothing is written" {
     sed -i 's/"activation_function": "gelu_new"/"activation_function": "gelu"/' gpt2/config.json
     run convert-model gpt2 -o x.gguf
     [ "$status" -eq 2 ]
@@ -258,7 +258,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ ! -e x ]
 }
 
-@test "convert-model: names in a file do not command the terminal" {
+@test "convert-model: names in a file cannot send control codes to the terminal" {
     convert-model model -o m.gguf
     sed 's/blk\.1\.attn_q\.weight/blk.1.\x1b[31m\n.weight/' m.gguf > x.gguf
     sed -i 's/general\.file_type/general\x1b\nile_type/;s/BF16 model\.norm\.weight/BF16 model\x1b\norm.weight/' x.gguf
@@ -268,7 +268,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$output" != *$'\e'* ]]
 }
 
-@test "convert-model: what has lost its magic is told by its name" {
+@test "convert-model: a file without its magic number is recognised by its name" {
     convert-model model -o m.gguf
     put m.gguf 3 X
     run convert-model m.gguf -o x
@@ -285,7 +285,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ ! -e x ]
 }
 
-@test "convert-model: headers of llm.c and llama2.c that lie" {
+@test "convert-model: wrong headers of llm.c and llama2.c" {
     convert-model model -o m.bin
     convert-model gpt2 -o g.bin
     for v in '\377\377\377\377' '\377\377\377\177' '\0\0\0\0'; do
@@ -339,7 +339,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ ! -e x ]
 }
 
-@test "convert-model: an unknown pre-tokeniser is refused, or given, or left out" {
+@test "convert-model: an unknown pre-tokeniser is refused, replaced with -t, or omitted" {
     convert-model model -o m.gguf --no-originals
     sed 's/smaug-bpe/smaug-xyz/' m.gguf > other.gguf
     run convert-model other.gguf -o x
@@ -397,13 +397,13 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
         "$output" == *"'transformer.h.1.attn.masked_bias' and 1 more: left out"* ]]
     convert-model g.gguf -o back
     same plain back
-    # what versions before wrote: the buffers were in the list of the file
+    # files of older versions list the buffers
     sed 's/F32 transformer\.h\.1\.attn\.c_proj\.bias/U8 transformer.h.100000000.attn.bias/' g.gguf > old.gguf
     run convert-model old.gguf -o x
     [[ "$output" == *"names 27 tensors, the file has 28"* ]]
 }
 
-@test "convert-model: edited metadata win over the config.json kept with them" {
+@test "convert-model: edited metadata override the config.json kept with them" {
     convert-model model -o m.gguf
     edit m.gguf llama.context_length "$(le 64 4)"
     edit m.gguf llama.rope.freq_base '\0\0\200\100' # 4.0
@@ -419,7 +419,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     run convert-model back -o again.gguf
     convert-model again.gguf -o third
     cmp back/config.json third/config.json
-    # not what the file has no word for
+    # keys that GGUF lacks are unchanged
     [ "$(grep -c . back/config.json)" -eq "$(grep -c . model/config.json)" ]
 }
 
@@ -438,7 +438,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$(tr -d ' \n' < second/generation_config.json)" == *'"eos_token_id":[1,7,3,6]'* ]]
 }
 
-@test "convert-model: heads that are rotated in part are refused" {
+@test "convert-model: partly rotated heads are refused" {
     convert-model model -o m.gguf --no-originals
     edit m.gguf llama.rope.dimension_count "$(le 4 4)"
     run convert-model m.gguf -o back
@@ -446,7 +446,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$output" == *"'llama.rope.dimension_count' is 4"* || "$output" == *"'llama.attention.value_length'"* ]]
 }
 
-@test "convert-model: blocks made of blocks are said" {
+@test "convert-model: quantising quantised blocks is reported" {
     convert-model model -o q8.gguf --type Q8_0
     run convert-model q8.gguf -o q4.gguf --type q4_0
     [ "$status" -eq 0 ]
@@ -517,7 +517,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$output" == *"--check-tokenizer: no importance matrix is computed"* ]]
 }
 
-@test "convert-model: an importance matrix made here is the one that is kept" {
+@test "convert-model: a computed importance matrix equals the saved one" {
     convert-model model -o a.gguf --type iq4_nl --imatrix "$BATS_FILE_TMPDIR/corpus.txt" --save-imatrix im.gguf
     convert-model model -o b.gguf --type iq4_nl --imatrix im.gguf -j 1
     convert-model model -o c.gguf --type iq4_nl
@@ -533,7 +533,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     cmp <(tail -c 60000 d.gguf) <(tail -c 60000 e.gguf)
 }
 
-@test "convert-model: importance that has no use, or is of another model" {
+@test "convert-model: importance without effect, or of another model" {
     run convert-model model -o x.gguf --type q8_0 --imatrix "$BATS_FILE_TMPDIR/corpus.txt"
     [ "$status" -eq 2 ]
     [[ "$output" == *"q8_0 does not use an importance matrix"* ]]
@@ -584,7 +584,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$output" = 1 ]
 }
 
-@test "convert-model: experts are refused by that name, and are tensors to other tools" {
+@test "convert-model: mixtures of experts are refused as such; other tools treat them as tensors" {
     f32='\0\0\200\77\0\0\0\100\0\0\100\100\0\0\200\100' # 1 2 3 4
     add_tensor model model.layers.0.mlp.experts.gate_up_proj F32 2,2,1 "$f32"
     run convert-model model -o x.gguf
@@ -606,7 +606,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$output" == *"their layouts of experts differ"* ]]
 }
 
-@test "convert-model: --json says what was made, beside the model only" {
+@test "convert-model: --json describes the output; it is refused with the model on standard output" {
     convert-model -q --json model -o m.gguf > out
     grep -qE '^\{"input":"model","from":"hf","output":"m.gguf","to":"gguf","tensors":[0-9]+,"seconds":[0-9.e-]+\}$' out
     [ "$(wc -l < out)" -eq 1 ]
@@ -615,14 +615,14 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ $output == *"--json: standard output holds the model: write the model to a file"* ]]
 }
 
-# After a failure the old file, or the whole new one when only what comes after the renaming failed.
+# After a failure the old file, or the complete new one if the failure came after the rename.
 gguf_old_or_new() {
     [ "$1" -ne 0 ] && grep -qx old out.gguf || cmp good.gguf out.gguf || return
     echo old > out.gguf
     rm -f im.gguf
 }
 
-@test "convert-model: a compressed GGUF is named with the way out, and .gguf among what is read" {
+@test "convert-model: a compressed GGUF is refused with the remedy, and .gguf is listed among the inputs" {
     convert-model model -o m.gguf
     gzip -k m.gguf
     for t in "convert-model m.gguf.gz -o bad" "inspect-model m.gguf.gz" "generate m.gguf.gz -p x"; do
@@ -656,7 +656,7 @@ gguf_old_or_new() {
     inject_each malloc 150 gguf_old_or_new "${run_it[@]}"
 }
 
-@test "convert-model: OLMo 2, Gemma 2 and Gemma 3 come back from GGUF" {
+@test "convert-model: OLMo 2, Gemma 2 and Gemma 3 are restored from GGUF" {
     "${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}/tests/digests/make-inputs"
     small=(-t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=3
         --set num_attention_heads=4 --set num_key_value_heads=2)
@@ -730,7 +730,7 @@ gguf_old_or_new() {
     init-model -q olmo2-1b "${small[@]}" --set tie_word_embeddings=true -o tied
     run convert-model tied -o y.gguf -f
     [[ "$output" == *"llama.cpp's olmo2 requires a head beside the embedding and refuses this file"* ]]
-    # a scale that llama.cpp does not take
+    # a scale that llama.cpp does not use
     init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=24 -o scale
     run convert-model -q scale -o y.gguf
     [ "$status" -eq 2 ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# generate, eval-model and merge-models --search with --device cuda: what the cpu says.
+# generate, eval-model and merge-models --search with --device cuda: the results of the CPU.
 
 load cuda
 
@@ -30,7 +30,7 @@ setup() {
     done
 }
 
-@test "generate --device cuda: log-probabilities; the device and its faster type are said" {
+@test "generate --device cuda: log-probabilities; messages name the device and its faster type" {
     generate -q run/ -p 'The system' -n 6 -T 0 --json --logprobs --dtype f32 > "$out/a"
     generate -q run/ -p 'The system' -n 6 -T 0 --json --logprobs --dtype f32 --device cuda > "$out/b"
     ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1"; }
@@ -79,7 +79,7 @@ setup() {
     [[ "$output" == "generate: $out/bad/: logits: not a number"* ]]
 }
 
-@test "generate --device cuda: what does not fit is said with a context that does" {
+@test "generate --device cuda: if the context does not fit, the message names one that does" {
     [ "${LM_TEST_CUDA-}" != real ] || skip "a GPU has room"
     export LM_EMU_MEMORY=8M
     run generate -q run/ -p 'The system' -n 3 --context 1024 --batch-size 1 --dtype f32 --device cuda
@@ -92,7 +92,7 @@ setup() {
     [ "$(wc -l < "$out/a")" -eq 5 ]
 }
 
-@test "generate --device cuda: a GGUF file and FP8 weights give what their numbers give" {
+@test "generate --device cuda: a GGUF file and FP8 weights give the results of decoded copies" {
     convert-model -q --type q8_0 -o "$out/m.gguf" run
     compress-ckpt -q --weights fp8_e4m3 -o "$out/m.lmz" run > /dev/null
     for m in m.gguf m.lmz; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # train --device cuda: the CPU's losses, the same bits again, traces, plans, resumes on either side, and
-# what is left when the device is too small or gone.
+# the files that remain when the device is too small or lost.
 bats_require_minimum_version 1.5.0
 
 load cuda
@@ -73,7 +73,7 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     [ "$planned" -gt 1000000 ]
     # a driver hands out blocks, which so small a run may find half empty
     real || [ "$(field m.jsonl end device_memory_bytes)" -ge "$planned" ]
-    # times of operators are not taken unless asked for
+    # operators are timed only on request
     [ -z "$(field m.jsonl end seconds_forward)" ]
     [ -n "$(field m.jsonl end seconds_steps)" ]
     grep -qE '"device_memory_planned_bytes":[0-9]+,"device_memory_bytes":[0-9]+,"peak_memory_bytes":' out.json
@@ -95,7 +95,7 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     fi
 }
 
-@test "cuda-train: a run that was stopped and resumed has the bits of one that was not" {
+@test "cuda-train: a stopped and resumed run has the bits of an uninterrupted one" {
     "${T[@]}" m0 data -o whole --steps 6 --save-every 3 --deterministic --device cuda
     "${T[@]}" m0 data -o half --steps 3 --deterministic --device cuda --lr-schedule constant
     train -q --resume whole/step-000003 -o again --device cuda
@@ -125,7 +125,7 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     cmp a/latest/optimizer.safetensors c/optimizer.safetensors
 }
 
-# of a trace: the operators in their order, and all else that has a name
+# of a trace: the operators in their order, and all other named events
 operators() { awk -F'"' '/"name":/ { n = $4 } /"cat":/ { print n }' "$1"; }
 others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = $4 } END { print n }' "$1"; }
 
@@ -133,7 +133,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     for d in cpu cuda; do
         train m0 --dump-graph --seq-len 16 --batch-size 2 --device $d > both
         grep -v ' update ' both > graph
-        # behind the step: a sum over the weights, of a checkpoint
+        # after the step: a sum over the weights, for a checkpoint
         grep ' update ' both | head -n -1 > update
         nodes=$(wc -l < graph) more=$(wc -l < update)
         [ "$more" -ge 5 ]
@@ -150,7 +150,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     done
     # operators may be joined on one of them; the rest is the same
     diff <(others cpu.json) <(others cuda.json) | grep -v draw | grep '^[<>]' && return 1
-    # not written over
+    # an existing trace is not overwritten
     run -2 --separate-stderr "${T[@]}" m0 data -o run --steps 1 --trace cpu.json
     [ ! -e run/latest ]
     grep -q 'cpu.json: ' <<< "$stderr"
@@ -165,7 +165,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [ ! -e u.json ]
 }
 
-@test "cuda-train: a plan keeps the memories of device and host apart" {
+@test "cuda-train: a plan lists memory of device and host separately" {
     mkdir plan
     cp m0/config.json plan
     train plan --dry-run --json --batch-size 4 --seq-len 16 --device cuda > p.json
@@ -179,7 +179,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [ "$(ls plan)" = config.json ]
 }
 
-@test "cuda-train: the arena of the models that are measured is within 3 % of the least possible" {
+@test "cuda-train: the arena of the benchmark models is within 3 % of the lower bound" {
     mkdir plan
     for m in gpt2-124m gpt2-1.5b llama-1b llama-8b; do
         cp "$root/share/models/$m.json" plan/config.json
@@ -193,7 +193,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     done
 }
 
-@test "cuda-train: too little memory: what was planned, what is free, and what would fit" {
+@test "cuda-train: too little memory: planned and free bytes, and a change that fits" {
     emulated
     O=(m0 data -o run --steps 2 --seq-len 64 --batch-size 8 --device cuda)
     for b in 8 4 2 1; do
@@ -204,10 +204,10 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [ "$(wc -l <<< "$stderr")" -eq 1 ]
     [[ $stderr == "train: cuda:0: the run needs "*" are free: --batch-size 2 --gradient-accumulation-steps 4 would need "* ]]
     [ ! -e run/latest ]
-    # and it is true
+    # with that change the run fits
     LM_EMU_MEMORY=$little train -q --peak-tflops 0 "${O[@]}" --batch-size 2 --gradient-accumulation-steps 4
     least=$(total device_memory_total 1.json)
-    # kernels bring something, too, that is in no plan
+    # kernels need some memory that the plan does not include
     LM_EMU_MEMORY=$((least * 101 / 100)) run -1 --separate-stderr train -q "${O[@]}" -f --batch-size 1 \
         --gradient-accumulation-steps 8
     [[ $stderr == "train: cuda:0: the run needs "*" and room for kernels, "*" are free: "* ]]
@@ -217,7 +217,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [[ $stderr == *"no smaller --batch-size nor a shorter --seq-len would do: use a smaller model" ]]
 }
 
-@test "cuda-train: a device that disappears: one line, the last checkpoint, nothing half-written" {
+@test "cuda-train: a lost device: one line, the last checkpoint, no incomplete files" {
     emulated
     for n in 1 120 300 420; do
         rm -rf run
@@ -234,7 +234,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     same_bits run whole
 }
 
-@test "cuda-train: numbers that run away: status 4, and the weights before them stay" {
+@test "cuda-train: divergence: status 4, and the earlier weights are kept" {
     "${T[@]}" m0 data -o run --steps 2 --device cuda
     run --separate-stderr train -q --device cuda --resume run --steps 60 --lr 1000 --warmup 0 --max-grad-norm 0 \
         --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
@@ -278,7 +278,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
         ldadam:rank=4 q-galore:rank=4,update-proj-gap=2,stochastic-round=off; do
         "${T[@]}" m0 data -o cpu -f --steps 4 --optimizer "$o" --metrics c.jsonl
         "${T[@]}" m0 data -o gpu -f --steps 4 --optimizer "$o" --metrics g.jsonl --device cuda --deterministic
-        # Eigenvectors of what the gradients do not have are any, and SOAP steps along them, too.
+        # Eigenvectors of the null space of the gradients are arbitrary, and SOAP also steps along them.
         tolerance=1e-5
         [[ $o != soap* ]] || tolerance=5e-3
         close_to <(field c.jsonl step loss) <(field g.jsonl step loss) $tolerance

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cuda.bash -- what tests of --device cuda share: load cuda.
+# cuda.bash -- shared by tests of --device cuda: load cuda.
 #
 # The device is the emulated one of $LM_TEST_BUILD/emu, or with LM_TEST_CUDA=real a GPU of this machine.
 
@@ -20,7 +20,7 @@ examples() {
     sh "$root/tests/cli/examples/$1.sh"
 }
 
-# A folder of the test's own, with the data and the model of the example.
+# A separate folder for the test, with the data and the model of the example.
 own_folder() {
     cd "$BATS_TEST_TMPDIR"
     ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" .

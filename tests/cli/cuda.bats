@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# --device cuda: names, modules, devices that are not there, and the same results as the CPU's.
+# --device cuda: names, modules, missing devices, and the same results as the CPU's.
 bats_require_minimum_version 1.5.0
 
 load cuda
@@ -17,7 +17,7 @@ setup() {
 T=(train -q --peak-tflops 0 --seq-len 16 --batch-size 2 --lr 3e-3 --warmup 2)
 G=(generate -q m0 -p "The system" -n 4)
 
-says() { # says TEXT: standard error is one line with this, but for what the emulation itself has to say
+says() { # says TEXT: standard error is one line with TEXT, apart from messages of the emulation
     local lines
     lines=$(grep -v '^emulated GPU: ' <<< "$stderr")
     [ "$(wc -l <<< "$lines")" -eq 1 ] && grep -qF -- "$1" <<< "$lines" && return
@@ -59,7 +59,7 @@ close_to() {
 
 # ---- modules ----
 
-# A program that lies where no module is beside it.
+# A program in a folder without a module beside it.
 alone() {
     mkdir -p alone/bin
     cp "$(command -v "$1")" alone/bin/
@@ -88,7 +88,7 @@ alone() {
     cmp a b
 }
 
-@test "cuda: what is no module, or another version's" {
+@test "cuda: an invalid module, and one of another version" {
     echo "no library" > libcore-cuda.so
     LM_MODULES=:$PWD run -1 --separate-stderr "${G[@]}" --device cuda
     says "cuda: cannot load the module: $PWD/libcore-cuda.so"
@@ -107,7 +107,7 @@ alone() {
     cut_at 63
     LM_MODULES=$PWD/cut run -1 --separate-stderr "${G[@]}" --device cuda
     says "cuda: cannot load the module: $PWD/cut/libcore-cuda.so: file too short"
-    # bytes 4 and 5: of 32 bits, of the other order of bytes
+    # bytes 4 and 5: a 32-bit object, a big-endian object
     for at in 4:1:ELFCLASS32 5:2:endian; do
         IFS=: read -r byte to words <<< "$at"
         cut_at 4096
@@ -129,7 +129,7 @@ alone() {
 
 # ---- kernels ----
 
-@test "cuda: products that cuBLASLt does not serve are told of" {
+@test "cuda: products that cuBLASLt does not support are reported" {
     emulated
     init-model -q llama-1m --tokenizer m0 -s num_hidden_layers=1 -s hidden_size=36 -s num_attention_heads=2 \
         -s num_key_value_heads=1 -s head_dim=18 -s intermediate_size=44 -o odd
@@ -158,7 +158,7 @@ alone() {
 
 # ---- devices ----
 
-@test "cuda: no device, not that many devices" {
+@test "cuda: no device, and too high a number" {
     emulated
     LM_EMU_DEVICES=0 run -1 --separate-stderr "${G[@]}" --device cuda
     says "cuda:0: no usable GPU: no CUDA-capable device is detected"
@@ -212,7 +212,7 @@ alone() {
     close_to f32.loss bf16.loss 1e-2
 }
 
-@test "cuda: a run goes on on another device" {
+@test "cuda: a run continues on another device" {
     "${T[@]}" m0 data -o a --steps 6 --metrics a.jsonl --device cuda
     "${T[@]}" m0 data -o b --steps 3 --device cuda
     train -q --resume b --steps 6 --device cpu --metrics b.jsonl
@@ -231,7 +231,7 @@ alone() {
 
 # ---- failures ----
 
-@test "cuda: a device that disappears in training leaves the last checkpoint" {
+@test "cuda: a device lost in training leaves the last checkpoint" {
     emulated
     "${T[@]}" m0 data -o whole --steps 6 --save-every 2 --device cuda
     for n in 1 100 250 400; do
@@ -251,7 +251,7 @@ alone() {
     emulated
     LM_EMU_MEMORY=1M run -1 --separate-stderr "${T[@]}" m0 data -o run --steps 1 --device cuda
     says "cuda:0: the run needs 1."
-    [[ $stderr =~ " MiB, 10"[0-9]{2}" KiB are free: " ]] # what a stream has is taken
+    [[ $stderr =~ " MiB, 10"[0-9]{2}" KiB are free: " ]] # a stream needs some memory
     LM_EMU_MEMORY=3M run -1 --separate-stderr "${T[@]}" m0 data -o run --steps 1 --device cuda --batch-size 64
     says "cuda:0: the run needs "
     [[ $stderr =~ --batch-size\ ([0-9]+) ]]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Damaged and endless text: said, with status 1; or passed over with --skip-bad.
+# Damaged and endless text: an error with status 1; or skipped with --skip-bad.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -80,7 +80,7 @@ damage() {
     [[ $stderr == *"damaged or truncated gzip"* ]] || { echo "$stderr"; false; }
 }
 
-@test "damage: a first member of gzip, and members of an archive that are no text" {
+@test "damage: a first member of gzip, and members of an archive that are not text" {
     damage g1 3
     cat g1 g2 > both # no name says that it is JSONL
     run --separate-stderr clean-data --skip-bad both
@@ -94,14 +94,14 @@ damage() {
     [[ $stderr == *"0 bad records and 1 damaged part; the first: a.tar:p.png: it is a picture"* ]]
 }
 
-@test "damage: what an archive needs is said once" {
+@test "damage: a missing requirement of an archive is reported once" {
     command -v zip > /dev/null || skip "no zip"
     zip -q -P word e.zip d1
     fails "e.zip:d1: it is encrypted and needs a passphrase: decrypt it first" e.zip
     [ "$(grep -o passphrase <<< "$stderr" | wc -l)" -eq 1 ]
 }
 
-@test "damage: lines that are no record" {
+@test "damage: lines that are not records" {
     { cat d1; echo '{"text":"half'; echo '{"other":1}'; cat d3; } > bad.jsonl
     fails "bad.jsonl:3: column 9" bad.jsonl
     run --separate-stderr clean-data --skip-bad --dropped dropped.jsonl --report r.json bad.jsonl

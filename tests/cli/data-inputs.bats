@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Which files the tools read as text, which fields of them, and what is no text.
+# Files that the tools read as text, their fields, and files that are not text.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -30,7 +30,7 @@ make_folder() {
     ln -s ../in in/loop
 }
 
-@test "inputs: a folder is the text in it, sorted, and what is passed over is said" {
+@test "inputs: a folder stands for the text in it, sorted; skipped files are reported" {
     make_folder
     run --separate-stderr clean-data in
     [ "$output" = $'{"text":"a"}\n{"text": "b"}\n{"text":"s"}\n{"text": "z"}' ]
@@ -55,14 +55,14 @@ make_folder() {
     run clean-data -q 't[12].txt'
     [ "$output" = '{"text": "itself"}' ]
     fails 2 "x*.txt: no file matches the pattern" clean-data 'x*.txt'
-    # of '**' glob(3) would take one level, and leave the others out
+    # glob(3) would expand '**' to one level and omit the others
     fails 2 "**/*.txt: '**' is not supported in patterns: name the folder: " clean-data '**/*.txt'
     train-tokenizer -q -V 257 -o tok/ 't?.txt'
     shard-data -q -t tok -o d 't?.txt:2' 't{1,2}.txt:1'
     grep -q '"documents": 3,' d/meta.json
 }
 
-@test "inputs: a file that is read twice is said" {
+@test "inputs: a file that is read twice is reported" {
     make_folder
     run --separate-stderr clean-data in/b.txt in
     [[ $stderr == *"1 file given more than once, such as in/b.txt"* ]]
@@ -78,10 +78,10 @@ make_folder() {
     echo '{"text":"x y"}' | clean-data -q - /dev/null > /dev/null # not one stream
 }
 
-@test "inputs: all are looked for before the first is read, and the first that is missing is named" {
+@test "inputs: all must exist before the first is read, and the first missing one is named" {
     echo 'x y' > t.txt
     cp t.txt t.bin
-    mkfifo model # without a writer: what opens it waits
+    mkfifo model # without a writer: opening it would block
     while IFS='|' read -r name line; do
         # shellcheck disable=SC2086
         run timeout 10 $line
@@ -120,7 +120,7 @@ EOF
         fails 2 "it lies in the input in" shard-data -f -t tok -o $out in:1
     done
     [ ! -e in/new.jsonl ] && [ ! -e in/tok.json ] && [ ! -e in/train.bin ] && [ ! -e in/new ]
-    shard-data -q -t tok -o index in # not in it, but beside, and called alike
+    shard-data -q -t tok -o index in # beside the folder, with a similar name
     [ -e index/train.bin ]
 }
 
@@ -137,7 +137,7 @@ EOF
     [ "$(stat -c %s d/train.bin)" -eq $((2 * (5 + 1 + 2))) ]
 }
 
-@test "inputs: a field that is not there: what is there, and the option" {
+@test "inputs: a missing field: the message lists the fields and the option" {
     printf '{"id":1,"body":"x","meta":{"title":"y","n":2}}\n' > f.jsonl
     fails 1 "f.jsonl:1: no field 'text'; it has 'body', 'meta.title': name the text's with --field" clean-data f.jsonl
     fails 1 "no field 'meta.text'; it has 'body', 'meta.title'" clean-data --field meta.text f.jsonl
@@ -148,7 +148,7 @@ EOF
     fails 1 "no field 'text'; it has 'messages', 'n'" clean-data g.jsonl
 }
 
-@test "inputs: what is no text is not read as text" {
+@test "inputs: files that are not text are refused" {
     printf 'PAR1xxxxPAR1' > a.parquet
     fails 1 "a.parquet: it is Parquet, not text: write it as JSONL" clean-data a.parquet
     printf '%%PDF-1.4 text' > a.txt

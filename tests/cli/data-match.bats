@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# What is taken for token ids, and models, data and tokenizers that do not belong together.
+# Detection of token ids, and models, data and tokenizers that do not belong together.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -32,7 +32,7 @@ fails() {
 
 T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
 
-@test "data: text is not taken for token ids, whatever it is called" {
+@test "data: text is not read as token ids, whatever its name" {
     sed 's/.*: "\(.*\)"}/\1/' clean.jsonl > t.txt
     cp t.txt t.bin
     gzip -k t.txt
@@ -48,7 +48,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 1 "model.bin: it is safetensors, not token ids" "${T[@]}" model.bin -o run
     printf 'PK\003\004 and more' > pytorch_model.bin
     fails 1 "it is a ZIP archive or a PyTorch checkpoint, not token ids" shard-data -q -o x pytorch_model.bin
-    shard-data -q --format llmc -o l data/train # and ids are not taken for text
+    shard-data -q --format llmc -o l data/train # and ids are not read as text
     fails 1 "l/train.bin: it is a token shard of llm.c, not text" clean-data l/train.bin
     fails 2 "text needs a tokenizer" shard-data -q --input-format text -o x t.txt
     fails 2 "--tokenizer is for text" shard-data -q -t tok --input-format nanogpt -o x t.txt
@@ -70,9 +70,9 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 2 "multiple-choice does not read shards" eval-model -t multiple-choice --format llmc m0 bare/ids.bin
 }
 
-@test "data: meta.json says the format, and what is missing" {
+@test "data: meta.json states the format and shows missing files" {
     shard-data -q --format nanogpt -o n data/train
-    touch n/train.idx # of something else
+    touch n/train.idx # of another dataset
     "${T[@]}" n -o a
     rm n/train.idx data/train.idx
     fails 1 "train.idx is missing: by meta.json it is a Megatron dataset" "${T[@]}" data -o b
@@ -81,7 +81,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 1 "meta.json beside them has" "${T[@]}" n -o b
     rm n/meta.json
     "${T[@]}" n -o b
-    # a meta.json of another program is not read, one that is broken is not passed over
+    # a meta.json of another program is ignored, a damaged one is an error
     echo '{"format": 7}' > n/meta.json
     "${T[@]}" n -f -o b
     echo '{"format": "zip", "vocab_size": 400, "train": {"tokens": 3}}' > n/meta.json
@@ -90,7 +90,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 1 "n/meta.json" "${T[@]}" n -f -o b
 }
 
-@test "data: shards that are missing at the end are missed" {
+@test "data: missing last shards are detected" {
     shard-data -q --format llmc --shard-tokens 1k --eos-id 0 -o s data/train
     last=$(ls s | tail -1)
     "${T[@]}" s -o a
@@ -125,12 +125,12 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     cp s/train_000000.bin l/tiny_shakespeare_train.bin
     fails 2 "l: holds the datasets of several names, such as fineweb_train: name one of them" "${T[@]}" l -o c
     fails 2 "l: holds the datasets of several names" eval-model m0 l
-    cp s/train_000000.bin l/train.bin # as shard-data calls it: goes before all
+    cp s/train_000000.bin l/train.bin # the name that shard-data uses has precedence
     "${T[@]}" l -o d
     [ ! -e c ]
 }
 
-@test "data: which dataset is meant, and what is there instead" {
+@test "data: ambiguous and missing datasets: the message names the existing ones" {
     shard-data -q --format nanogpt --shard-tokens 1k -o s data/train
     cp s/train_000000.bin s/train.bin
     rm s/meta.json
@@ -153,7 +153,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 2 "data: it is a folder: name its dataset 'train' or 'val'" eval-model m0 data
 }
 
-@test "data: validation on the training data is said" {
+@test "data: validation on the training data is reported" {
     "${T[@]/-q/-v}" data -o a --eval-every 1 --val data/train 2> err
     grep -q "data/train: the validation data are the training data" err
     "${T[@]/-q/-v}" data -o b --eval-every 1 2> err
@@ -192,11 +192,11 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 2 "than data/train (366 ids)" "${T[@]}" data --val data2/val --eval-every 1 -o a
 }
 
-@test "data: the digest is of the tokens, and goes along from shards to shards" {
+@test "data: the digest is that of the tokens, and is copied from shards to shards" {
     shard-data -q -o again data/train
     diff <(grep -A 3 '"tokenizer": {' data/meta.json) <(grep -A 3 '"tokenizer": {' again/meta.json)
     grep -q '"ids": 366' again/meta.json
-    # more tokens behind, another way of writing: the same tokenizer to these data
+    # additional tokens, another form of the file: the same tokenizer for these data
     sed 's/"added_tokens": \[/"added_tokens": [{"id": 366, "content": "<|user|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},/' \
         m0/tokenizer.json | tr -d '\n' > t.json
     grep -q user t.json

@@ -3,8 +3,8 @@
 # digests: losses, checkpoints, evaluations and decoded tokens of small models are, to the bit, those of
 # tests/digests/table, on every path of the CPU, for any number of threads, and on the emulated GPU.
 #
-# A change that is to alter bits makes the table anew (tests/digests/make-table) and says so in its message; any other
-# change leaves it as it is.  The bits follow from IEEE arithmetic (-ffp-contract=off) and from functions of libm (pow, cos,
+# A change that must alter bits regenerates the table (tests/digests/make-table) and says so in its message; any other
+# change must not alter the table.  The bits follow from IEEE arithmetic (-ffp-contract=off) and from functions of libm (pow, cos,
 # exp, log, ...), of which only the rounding to float enters; gcc 12, clang 14, -O1 and -O2, and glibc 2.36 with and
 # without FMA give the same.
 bats_require_minimum_version 1.5.0

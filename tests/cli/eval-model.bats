@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# eval-model: losses of text and shards, strides, multiple choice, verdicts, what it refuses.
+# eval-model: losses of text and shards, strides, multiple choice, limits, refusals.
 
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -12,7 +12,7 @@ setup() {
 value() { grep -o "\"$1\":[-0-9.e+]*" "$2" | cut -d: -f2; }
 near() { awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { d = a - b; exit !(d < t && -d < t) }'; }
 
-@test "eval-model: the numbers belong together" {
+@test "eval-model: loss, perplexity and bits per byte are consistent" {
     eval-model run/ data/val > a
     [ "$(wc -l < a)" -eq 1 ]
     [ "$(value tokens a)" -gt 100 ]
@@ -23,7 +23,7 @@ near() { awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { d = a - b; exit !(d < t && -
         exit !(x < 1e-9 && x > -1e-9 && z < 1e-9 && z > -1e-9) }'
 }
 
-@test "eval-model: text and shards of it give the same, but for the end-of-text tokens" {
+@test "eval-model: text and its shards give the same, except for the end-of-text tokens" {
     awk 'NR <= 3' held-out.txt > t.txt
     shard-data -q --tokenizer tok/tokenizer.json --no-eos -o shards/ t.txt
     eval-model run/ shards/train > a
@@ -56,10 +56,10 @@ near() { awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { d = a - b; exit !(d < t && -
     near "$(value loss a)" "$(value loss b)" 0.01
 }
 
-@test "eval-model: multiple choice counts what the loss says" {
+@test "eval-model: multiple choice agrees with the losses" {
     eval-model run/ choices.jsonl -t multiple-choice > a
     [ "$(value questions a)" -eq 6 ]
-    # each ending as a text of its own: the likeliest must be the one that was counted
+    # evaluates each ending as a separate text: the most probable one must have been counted
     right=0
     for i in 0 1 2 3 4 5; do
         best=-1 lowest=1e9
@@ -78,7 +78,7 @@ near() { awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { d = a - b; exit !(d < t && -
     near "$(value accuracy a)" "$(awk -v r=$right 'BEGIN { print r / 6 }')" 1e-6
 }
 
-@test "eval-model: verdicts give 3 and still the numbers" {
+@test "eval-model: a violated limit gives status 3 and still the results" {
     run eval-model run/ data/val --max-loss 1
     [ "$status" -eq 3 ]
     [[ "$output" == *'"loss":'* ]]
@@ -101,7 +101,7 @@ refuses() { # STATUS TEXT ARGUMENT ...
 
 @test "eval-model: data that do not fit" {
     shard-data -q --vocab-size 5000 -o other/ --no-eos data/val
-    printf '\377\377' >> other/train.bin # and an index that knows of it is not needed: the file is too long
+    printf '\377\377' >> other/train.bin # the file is too long, whatever the index
     refuses 1 "other/train" run/ other/train
     awk 'BEGIN { for (i = 0; i < 500; i++) printf "w%dx%d ", i, i * i }' > odd.txt
     train-tokenizer -q --vocab-size 600 --pattern llama3 -o big/tokenizer.json odd.txt
@@ -123,12 +123,12 @@ refuses() { # STATUS TEXT ARGUMENT ...
     eval-model run/ data/val | grep -q '"bits_per_byte":null'
 }
 
-@test "eval-model: the window is the length of the training, where the model says it" {
+@test "eval-model: the default window is the length of the training, if the model records it" {
     eval-model run/ data/val | grep -q '"seq_len":1024,"stride":512,'
     train -q run/ data/ -o trained/ --steps 2 --batch-size 2 --seq-len 24 2> /dev/null
     eval-model trained/ data/val | grep -q '"seq_len":24,"stride":12,'
     eval-model trained/ data/val --seq-len 64 | grep -q '"seq_len":64,"stride":32,'
-    # the weights carry it: also alone with their config, compressed, or merged
+    # it is in the weights: also with their config alone, compressed, or merged
     mkdir copy && cp trained/step-000002/{config.json,model.safetensors,tokenizer.json} copy/
     eval-model copy/ data/val | grep -q '"seq_len":24,'
     compress-ckpt -q copy/ -o c.lmz
@@ -159,7 +159,7 @@ END
     [ "$(value tokens a)" = "$(value tokens b)" ]
 }
 
-@test "eval-model: questions that are none" {
+@test "eval-model: invalid questions" {
     echo '{"ctx": "a", "endings": ["b"], "label": 0}' > q.jsonl
     refuses 1 'q.jsonl:1' run/ q.jsonl -t multiple-choice
     echo '{"ctx": "a", "endings": ["b", "c"], "label": 2}' > q.jsonl

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# generate: prompts in, texts out.
+# generate: prompts as input, texts as output.
 
 bats_require_minimum_version 1.5.0
 
@@ -21,10 +21,10 @@ setup() {
     grep -q 'A word' c
 }
 
-@test "generate: greedy takes the tokens that the whole text finds likeliest" {
+@test "generate: greedy tokens are the most probable ones of a whole forward pass" {
     generate -q run/ -p 'The system reads' -n 8 -T 0 --json --logprobs --dtype f32 > a
     grep -q '"tokens":8,"finish_reason":"length"' a
-    # the sum of the log-probabilities is what eval-model says of the whole minus the prompt
+    # the sum of the log-probabilities is eval-model's loss of the whole text minus that of the prompt
     generate -q run/ -p 'The system reads' -n 8 -T 0 --dtype f32 --ignore-eos > text
     [ "$(grep -o '"token_ids":\[[0-9,]*\]' a | tr ',' '\n' | wc -l)" -eq 8 ]
     [ "$(grep -o '"logprobs":\[[-0-9.,e]*\]' a | tr ',' '\n' | wc -l)" -eq 8 ]
@@ -66,14 +66,14 @@ setup() {
 }
 
 @test "generate: the end-of-text token ends it" {
-    # every token ends the text: none is left but for --ignore-eos
+    # every token ends the text: there is no other token except with --ignore-eos
     id=$(generate -q run/ -p 'The' -n 1 -T 0 --json --logprobs | grep -o '"token_ids":\[[0-9]*' | grep -o '[0-9]*$')
     sed -i "s/\"eos_token_id\": [0-9]*/\"eos_token_id\": $id/" run/config.json
     generate -q run/ -p 'The' -n 9 -T 0 --json | grep -q '"tokens":1,"finish_reason":"stop"'
     generate -q run/ -p 'The' -n 9 -T 0 --json --ignore-eos | grep -q '"tokens":9,"finish_reason":"length"'
 }
 
-@test "generate: a full context ends the text with a word about it" {
+@test "generate: a full context ends the text with a warning" {
     run generate run/ -p 'The system' -n 50 --context 12 --json --ignore-eos
     [ "$status" -eq 0 ]
     [[ "$output" == *'"finish_reason":"context"'* ]]
@@ -108,7 +108,7 @@ setup() {
     done
 }
 
-@test "generate: the fields of a record come back as they were written, ours win" {
+@test "generate: fields of a record are copied unchanged, except those of the answer" {
     echo '{"id": 12345678901234567890, "x": 0.10, "text": "a", "meta": {"k": ["\u00e9", null]}, "tokens": "mine", "error": 1}' > p.jsonl
     generate -q run/ -n 2 -T 0 --ignore-eos p.jsonl > o
     grep -qF '{"prompt":"a","id": 12345678901234567890,"x": 0.10,"meta": {"k": ["\u00e9", null]},"text":' o
@@ -126,7 +126,7 @@ setup() {
     done
     cmp o1 o2 && cmp o1 o8 && cmp o1 o64
     [ "$(sed 's/.*"id": \([0-9]\).*"sample":\([0-9]\).*/\1\2/' o1 | tr '\n' ' ')" = "10 11 12 20 21 22 30 31 32 40 41 42 50 51 52 " ]
-    # the first is what a single answer is, the others differ
+    # the first equals a single answer, the others differ
     grep '"sample":0' o1 | sed 's/,"sample":0//' | cmp - alone
     [ "$(grep '"id": 1' o1 | sed 's/.*"text"//; s/"sample".*//' | sort -u | wc -l)" -eq 3 ]
     [ "$(generate -q run/ -p x --n 3 -n 4 --ignore-eos --no-echo | wc -l)" -ge 3 ]
@@ -149,7 +149,7 @@ setup() {
     [[ "$output" == *'"eos_token_id": is not a token id'* ]]
 }
 
-@test "generate: generation_config.json gives the defaults, options win" {
+@test "generate: generation_config.json gives the defaults, options override it" {
     generate -q run/ -p 'The' -n 9 --seed 5 --temperature 0.3 --top-k 7 --top-p 0.8 --repetition-penalty 1.3 > expect
     generate -q run/ -p 'The' -n 9 --seed 5 > plain
     generate -q run/ -p 'The' -n 9 -T 0 > greedy
@@ -162,7 +162,7 @@ setup() {
     [[ "$stderr" != *length_penalty* ]]
     generate -q run/ -p 'The' -n 9 --seed 5 --no-generation-config | cmp - plain
     generate -q run/ -p 'The' --seed 5 -T 1 --top-k 0 --top-p 1 --repetition-penalty 1 | cmp - plain
-    # a printed configuration leaves to the model what was left to it
+    # a printed configuration does not fix values that the model determines
     generate run/ -p 'The' --seed 5 --print-config > c.json
     generate -q run/ --config c.json | cmp - expect
     echo '{"temperature": 0.3, "do_sample": false, "max_new_tokens": 9}' > run/generation_config.json

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# History: what a product records of how it came to be, the same for every tool that writes it.
+# History: the record of the commands that made an output, the same for every tool that writes one.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -18,7 +18,7 @@ setup() {
     ln -s "$BATS_FILE_TMPDIR"/{m,n,data,text.txt,tokenizer.json} .
 }
 
-# pair OPTION ... -- COMMAND ...: the products one and two of the command, the second with more OPTIONs
+# pair OPTION ... -- COMMAND ...: the outputs one and two of the command, the second with more OPTIONs
 pair() {
     local more=()
     while [ "$1" != -- ]; do more+=("$1"); shift; done
@@ -27,19 +27,19 @@ pair() {
     "$@" "${more[@]}" --output="$PWD/two" > /dev/null
 }
 
-# bare COMMAND ...: the product `bare` of the command without history, which must name no tool
+# bare COMMAND ...: the output `bare` of the command without history, which must name no tool
 bare() {
     "$@" -q --no-history -o bare > /dev/null
     run ! grep -raq 'history\|init-model\|lmutils.merge' bare
 }
 
-@test "history: init-model: another name, other talk, the same bytes; none with --no-history" {
+@test "history: init-model: another name and verbosity, the same bytes; none with --no-history" {
     pair -vf -j1 -- init-model m/config.json --seed 3 --tokenizer tokenizer.json
     diff -r one two
     bare init-model m/config.json
 }
 
-@test "history: merge-models: another name, other talk, the same bytes; none with --no-history" {
+@test "history: merge-models: another name and verbosity, the same bytes; none with --no-history" {
     pair -fj 2 --json -- merge-models -m linear m:0.5 n:0.5
     diff -r one two
     bare merge-models -m linear m:0.5 n:0.5
@@ -59,7 +59,7 @@ bare() {
     run -2 convert-model m --to llama2c --no-history -o c.bin
 }
 
-@test "history: compress-ckpt --weights: another name, the same bytes; refused where nothing is lost" {
+@test "history: compress-ckpt --weights: another name, the same bytes; refused for lossless compression" {
     compress-ckpt -q m/ --weights bf16 -o a.lmz
     compress-ckpt m/ --weights bf16 -T2 -qfob.lmz
     cmp a.lmz b.lmz
@@ -94,7 +94,7 @@ bare() {
     run ! grep -aq 'lmutils.history' bare/latest/model.safetensors
 }
 
-@test "history: options are told by their names, in one order, however they were given" {
+@test "history: options are recorded by their long names, in a fixed order" {
     merge-models -qfmlinear m:0.5 n:0.5 -o one
     merge-models --json --merge_method=linear m:0.5 -qo two n:0.5
     inspect-model one | grep -qF 'merge-models --method linear m:0.5 n:0.5  ('
@@ -103,7 +103,7 @@ bare() {
     inspect-model one | grep -qF 'init-model --set hidden_act=silu --dtype f32 --seed 1000 m/config.json'
 }
 
-@test "history: a run by its own config makes the same bytes" {
+@test "history: a printed config reproduces the same bytes" {
     again() { # again OPERANDS -- TOOL OPTION ...
         local operands=()
         while [ "$1" != -- ]; do operands+=("$1"); shift; done
@@ -124,14 +124,14 @@ bare() {
     again m -- compress-ckpt --weights bf16
     again text.txt -- shard-data -t tokenizer.json --val-fraction 0.1 --seed 2
     again text.txt -- train-tokenizer -V 280 --special '<x>'
-    # rates and times are of the clock
+    # speeds and times depend on the clock
     train -q m data -o t1 --steps 2 --batch-size 2 --seq-len 16 --lr 2e-3 --peak-tflops 0 -j 1
     train --steps 2 --batch-size 2 --seq-len 16 --lr 2e-3 --peak-tflops 0 -j 1 --print-config > c.json
     train -q --config c.json m data -o t2
     cmp t1/latest/model.safetensors t2/latest/model.safetensors
 }
 
-@test "history: merge-models --digest is of every byte, the same for folder, tar, .lmz and stream" {
+@test "history: merge-models --digest covers every byte, the same for folder, tar, .lmz and stream" {
     digest() { merge-models -m linear --json -f -o out "$@" | grep -o '"xxh3_[a-z]*":"[0-9a-f]*"' | head -n 1; }
     tar -cf m.tar -C m .
     compress-ckpt -q m/ -o m.lmz
@@ -141,7 +141,7 @@ bare() {
     [ "$(digest --digest m.lmz:0.5 n:0.5)" = "$whole" ]
     [ "$(cat m.tar | digest --digest -:0.5 n:0.5)" = "$whole" ]
     inspect-model --json out | grep -qF "$whole"
-    # one bit between what a sample reads
+    # one bit outside the bytes that a sample reads
     sample=$(digest m:0.5 n:0.5)
     [[ "$sample" == '"xxh3_sample":'* ]]
     cp -rL m bit

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# init-model: presets, configs, tokenizers, what it refuses.
+# init-model: presets, configs, tokenizers, refusals.
 
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -45,7 +45,7 @@ END
     grep -q '"eos_token_id": 256' m/config.json
 }
 
-@test "init-model: the folder holds what the config says, and how it came to be" {
+@test "init-model: the folder has the tensors of the config, and a history" {
     init-model -q llama-1m "${small[@]}" -o m
     run inspect-model m
     [ "$status" -eq 0 ]
@@ -135,7 +135,7 @@ END
     [[ "$output" == *"exists already"* ]]
 }
 
-@test "init-model: eight thousand million parameters are planned without memory" {
+@test "init-model: --dry-run of eight billion parameters needs little memory" {
     bash -c 'ulimit -v 400000; init-model --version' > version 2>&1 || skip "a limit of memory cannot be set here"
     run bash -c 'ulimit -v 400000; init-model llama-8b --dtype bf16 --dry-run'
     [ "$status" -eq 0 ]

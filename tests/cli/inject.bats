@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# One call after the other fails: what was there stays, nothing half-written is left.
+# Each call fails in turn: existing files are kept, and no incomplete file remains.
 bats_require_minimum_version 1.5.0
 load ../inject/inject
 
@@ -16,8 +16,8 @@ setup() {
     echo old > loss.svg
 }
 
-# After success the whole new picture is there; after a failure the old one, or the new one when only
-# what comes after the renaming failed.
+# After success the complete new picture exists; after a failure the old one, or the new one if the failure came
+# after the rename.
 old_or_new() {
     [ "$1" -ne 0 ] && [ "$(cat loss.svg)" = old ] && return
     cmp good.svg loss.svg && echo old > loss.svg
@@ -69,7 +69,7 @@ prepare_dataset() {
     inject_each fsync 60 dataset_old_or_new shard-data -q -j 1 -f -t tok.json -o data text.jsonl
 }
 
-@test "token shards and failing memory" { # from shards: libarchive does not survive a text's
+@test "token shards and failing memory" { # input from shards, because libarchive crashes on failing memory
     prepare_dataset
     shard-data -q --no-eos --no-shuffle -o from-shards new/train
     rm -r new && mv from-shards new
@@ -93,11 +93,11 @@ fresh() { # the older dataset, with a file of the user's if $extra is set
     [ -z "$extra" ] || echo mine > data/notes.txt
 }
 
-# Alone in its folder a dataset is the old one or the new one, at any moment.
+# A dataset that is alone in its folder is the old one or the new one, at any time.
 whole_old_or_new() {
     diff -r data "old-$format" > diff || { [ "$1" -ne 0 ] && diff -r data "new-$format"; } ||
         diff -r data "new-$format" || return
-    [ "$1" -ne 0 ] || [ -z "$(find . -name '.*.tmp.*')" ] || return # the dead ones are swept
+    [ "$1" -ne 0 ] || [ -z "$(find . -name '.*.tmp.*')" ] || return # temporaries of dead processes are removed
     fresh
 }
 
@@ -108,8 +108,8 @@ all_of() {
     for f in "$1/$2"*; do cmp -s "$f" "data/${f##*/}" || return; done
 }
 
-# Among other files it may be gone, but is never a mixture: ids have their index, all shards are of one
-# dataset, and meta.json is there only with what it describes.
+# Among other files it may be missing, but is never a mixture: ids have their index, all shards belong to one
+# dataset, and meta.json exists only with the dataset that it describes.
 never_mixed() {
     local s
     [ "$(cat data/notes.txt)" = mine ] || return
@@ -142,7 +142,7 @@ never_mixed() {
     done
 }
 
-# Memory is not asked for here: libarchive itself does not survive that.
+# Failing memory is not tested here, because libarchive crashes on it.
 @test "cleaned text and failing writes" {
     prepare_dataset
     clean-data -q -o clean.jsonl text.jsonl

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# inspect-model: what it prints, what it compares, what it refuses.
+# inspect-model: output, comparison, refusals.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -131,7 +131,7 @@ setup() {
     cmp ws.safetensors back.safetensors
 }
 
-@test "inspect-model: an index with a wrong total_size is a warning, and no more" {
+@test "inspect-model: an index with a wrong total_size is only a warning" {
     mv m0/model.safetensors m0/model-00001-of-00001.safetensors
     index() { # index TOTAL
         echo "{\"metadata\": {\"total_size\": $1}," \
@@ -152,7 +152,7 @@ setup() {
     done
 }
 
-@test "inspect-model: names from a file cannot drive the terminal" {
+@test "inspect-model: names in a file cannot send control codes to the terminal" {
     header='{"a\u001b[31m\u009b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
     while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
     printf "\\$(printf %03o ${#header})\0\0\0\0\0\0\0" > esc.safetensors
@@ -162,7 +162,7 @@ setup() {
     [[ "$output" == *'a?[31m?' ]]
 }
 
-@test "inspect-model: what is no model is refused with the reason" {
+@test "inspect-model: files that are not models are refused with the reason" {
     mkdir empty
     run inspect-model empty
     [ "$status" -eq 2 ]

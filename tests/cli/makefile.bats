@@ -7,7 +7,7 @@ setup() {
     ROOT=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     BUILD=${LM_TEST_BUILD:-$ROOT/build}
     cd "$BATS_TEST_TMPDIR"
-    mkdir 'my checkout' my checkout # what a word of a path would hit
+    mkdir 'my checkout' my checkout # folders that an unquoted path would name
     touch my/own checkout/own
     (cd "$ROOT" && tar -cf - Makefile cmd kernels lib man scripts share) | tar -xf - -C 'my checkout'
     cd 'my checkout'
@@ -15,13 +15,13 @@ setup() {
     touch my/own build/own prefix/own
 }
 
-# The products of the build under test, as if they had been built in $1.
+# The outputs of the build under test, as if they had been built in $1.
 built() {
     mkdir -p "$1"
     cp -r "$BUILD/bin" "$BUILD/libcore.a" "$1"
 }
 
-# All that lies here, but for what is meant to be made.
+# All files here except those that must be made.
 listing() {
     (cd "$BATS_TEST_TMPDIR" && find . \( -path './my checkout/my build' -o -path './my checkout/build' -o -path './my dest' -o \
         -name '.build-*' -o -name before -o -name text -o -path './my work' \) -prune -o -print | sort)
@@ -37,7 +37,7 @@ listing() {
     make B="$link" CUDA=no "$link/lib/base/err.o" "$link/cmd/common/alias.o"
     [ -s 'my build/lib/base/err.o' ]
     ! make -n B="$link" CUDA=no "$link/lib/base/err.o" | grep err.c
-    touch -d '1 hour ago' "$link/lib/base/err.o" # what it depends on was kept, too
+    touch -d '1 hour ago' "$link/lib/base/err.o" # the dependencies were kept, too
     make -n B="$link" CUDA=no "$link/lib/base/err.o" | grep -q err.c
     make B='my build' CUDA=no clean
     [ ! -e 'my build' ] && [ ! -e "$link" ] && [ ! -L "$link" ]
@@ -67,7 +67,7 @@ listing() {
     make B='my build' CUDA=no PREFIX='/my prefix' DESTDIR="$PWD/../my dest" uninstall
     [ -z "$(find '../my dest' -type f)" ]
     listing | diff ../before -
-    # a PREFIX that is not absolute is a folder here, and one folder
+    # a relative PREFIX is one folder in the current folder
     make B='my build' CUDA=no PREFIX='a prefix' install-built
     [ -x 'a prefix/bin/train' ] && [ ! -e a ]
     [ "$(ls prefix)" = own ]
@@ -75,7 +75,7 @@ listing() {
     [ "$(ls prefix)" = own ] && [ -e 'my build/bin/train' ]
 }
 
-# C++ takes the headers within extern "C".
+# C++ includes the headers within extern "C".
 @test "the installed headers compile alone and together, as C17 and as C++17" {
     built 'my build'
     make B='my build' CUDA=no PREFIX="$PWD/../at" install-built

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# merge-models: what it makes of folders, streams, YAML and adapters, and what it refuses.
+# merge-models: folders, streams, YAML, adapters, refusals.
 
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -10,7 +10,7 @@ setup() {
 
 same() { inspect-model --check "$@" > /dev/null; }
 
-# refused STATUS MESSAGE COMMAND...: one line that holds MESSAGE, and nothing is made
+# refused STATUS MESSAGE COMMAND...: one line that contains MESSAGE, and no output
 refused() {
     local want=$1 message=$2
     shift 2
@@ -43,7 +43,7 @@ refused() {
     [ "$status" -eq 3 ]
 }
 
-@test "merge-models: folders, tars, lone files and standard input give one result" {
+@test "merge-models: folders, tars, single files and standard input give one result" {
     merge-models -q -m linear math/:0.3 code/:0.7 -o folder/
     tar -cf math.tar math
     tar -czf code.tgz code
@@ -59,7 +59,7 @@ refused() {
     same folder/ piped.lmz
 }
 
-@test "merge-models: layers are stacked and renumbered, config.json says how many" {
+@test "merge-models: layers are stacked and renumbered, config.json has their number" {
     merge-models -q --config mergekit.yaml -o out/
     grep -q '"num_hidden_layers": 3' out/config.json
     run inspect-model out/
@@ -70,7 +70,7 @@ refused() {
     [[ "$output" == *"model.layers.2.mlp.up_proj.weight F32 [48,32]"*"code model.layers.1.mlp.up_proj.weight:scale=0.5"* ]]
 }
 
-@test "merge-models: filters of a model's parameters know its own names, others those of the result" {
+@test "merge-models: filters of a model's parameters match its own names, others those of the result" {
     cat > y << 'YAML'
 merge_method: slerp
 base_model: math
@@ -139,7 +139,7 @@ YAML
     mkdir pickle none && cp adapter/adapter_config.json pickle/ && : > pickle/adapter_model.bin
     refused 2 "adapter_model.bin is a pickle of Python, which is not read: save it with" merge-models -m passthrough base/+pickle -o bad
     refused 2 "it has no adapter_config.json" merge-models -m passthrough base/+none -o bad
-    # tools that take no adapter name the one that does
+    # tools that do not read adapters name the tool that does
     for t in "generate -p a" "convert-model -o bad"; do
         run $t adapter
         [ "$status" -eq 2 ]
@@ -160,7 +160,7 @@ YAML
     [ "$peak" -le "$bound" ]
 }
 
-@test "merge-models: what is not finite stops with status 4 and names the tensor" {
+@test "merge-models: a number that is not finite: status 4, with the tensor's name" {
     refused 4 "becomes inf in f16: choose a type of wider range with --dtype" merge-models -m passthrough math:scale=1e30 --dtype f16 -o bad
     merge-models -q -m passthrough math:scale=1e30 --dtype bf16 -o wide/
     refused 4 "inf in f32: change the weights" merge-models -m passthrough wide:scale=1e30 --dtype f32 -o bad
@@ -170,9 +170,9 @@ YAML
     for how in "linear odd code" "dem -b base odd" "ties -b odd math code" "passthrough odd --dtype bf16"; do
         refused 4 "is nan in odd: inspect-model --stats shows which weights are not finite" merge-models -q -m $how -o bad
     done
-    merge-models -q -m linear odd:0 code:1 -o out/ # is not looked at
+    merge-models -q -m linear odd:0 code:1 -o out/ # weight 0: not read
     same out/ code/
-    merge-models -q -m passthrough odd -o copy/ # is not merged
+    merge-models -q -m passthrough odd -o copy/ # copied, not merged
     same copy/ odd/
 }
 
@@ -195,7 +195,7 @@ YAML
     refused 2 "model_type is mistral, but llama in math/" merge-models -m linear math/ code/ -o bad
 }
 
-@test "merge-models: weights in other formats are named with the way out" {
+@test "merge-models: weights in other formats are refused with the remedy" {
     out="save it with safetensors: from_pretrained"
     mkdir old && cp math/config.json old/ && : > old/pytorch_model-00001-of-00002.bin && : > old/pytorch_model.bin.index.json
     refused 2 "old: pytorch_model-00001-of-00002.bin is a pickle of Python, which is not read: $out" merge-models -m linear old math -o bad
@@ -210,7 +210,7 @@ YAML
     refused 2 "this adapter's base 'else' is not an input: write MODEL+ADAPTER" merge-models -m linear adapter math -o bad
 }
 
-@test "merge-models: what cannot be obeyed is one line" {
+@test "merge-models: misuse is one line" {
     refused 2 "no such merge method" merge-models -m tis math/ -o bad
     refused 2 "needs a base model" merge-models -m ties math/ -o bad
     refused 2 "unknown parameter 'wieght': did you mean 'weight'?" merge-models -m linear math/:wieght=1 -o bad
@@ -278,7 +278,7 @@ YAML
     same out/ math/
 }
 
-@test "merge-models: the tokenizer travels with the result; a chat template is put into it" {
+@test "merge-models: the tokenizer is copied to the result; a chat template is added to it" {
     awk 'BEGIN { for (i = 0; i < 200; i++) printf "The system reads word%d and writes line %d.\n", i % 37, i }' > t.txt
     train-tokenizer -q --vocab-size 300 --pattern llama3 -o tok/tokenizer.json t.txt
     small="--set num_hidden_layers=2 --set hidden_size=32 --set intermediate_size=48 --tokenizer tok/tokenizer.json"
@@ -316,8 +316,8 @@ chat_template: auto
 YAML
     printf '{"chat_template": "{{ base }}"}' > base/tokenizer_config.json
     [[ "$(template)" == *"{{ one }}"* ]]
-    printf '{{ two }}\n' > code/chat_template.jinja # before what tokenizer_config.json says
-    [[ "$(template)" == *"{{ base }}"* ]]           # all are as frequent
+    printf '{{ two }}\n' > code/chat_template.jinja # takes precedence over tokenizer_config.json
+    [[ "$(template)" == *"{{ base }}"* ]]           # all are equally frequent
     printf '{"chat_template": [{"name": "tool", "template": "{{ base }}"}, {"name": "default", "template": "{{ two }}"}]}' > math/tokenizer_config.json
     [[ "$(template)" == *"{{ two }}"* ]]
     rm ./*/tokenizer_config.json code/chat_template.jinja
@@ -329,7 +329,7 @@ YAML
     done
 }
 
-@test "merge-models: mergekit's int8_mask is read from YAML and is no parameter elsewhere" {
+@test "merge-models: mergekit's int8_mask is accepted in YAML and is not a parameter elsewhere" {
     printf 'merge_method: linear\nmodels: [{model: math, parameters: {weight: 1}}]\nparameters: {int8_mask: true}\n' > y
     merge-models -q --config y -o out/
     same out/ math/
@@ -340,7 +340,7 @@ YAML
     [[ "$output" != *int8_mask* ]]
 }
 
-@test "merge-models: what is read beside a model is part of its digest" {
+@test "merge-models: files read beside a model are part of its digest" {
     digests() { merge-models --dry-run --json -m passthrough base/+"$1" | grep -o 'xxh3_sample":"[0-9a-f]*'; }
     cp -r adapter other
     [ "$(digests adapter)" = "$(digests other)" ]
@@ -351,7 +351,7 @@ YAML
     [ "$(digests adapter)" != "$(digests third)" ]
 }
 
-@test "merge-models: no output takes the place of anything that is read" {
+@test "merge-models: no output replaces an input" {
     mkdir out && cp mergekit.yaml out/ && cp -r adapter out/
     refused 2 "out: it holds the input out/mergekit.yaml" merge-models -f --config out/mergekit.yaml -o out
     refused 2 "it holds the input out/adapter" merge-models -f -m passthrough base/+out/adapter -o out
@@ -362,7 +362,7 @@ YAML
     cmp mergekit.yaml out/mergekit.yaml
 }
 
-@test "merge-models: a stream stands for one thing" {
+@test "merge-models: a stream is one input only" {
     tar -cf math.tar math
     refused 2 "standard input: is named for two inputs, and can be read only once: name it once" sh -c 'merge-models -m linear -:.3 -:.7 -o bad < math.tar'
     refused 2 "standard input: is named for two inputs" sh -c 'cat math.tar | merge-models -m passthrough -+- -o bad'
@@ -378,12 +378,12 @@ YAML
     same want/ got/
 }
 
-@test "merge-models: a reader that leaves ends it as it ends other tools" {
+@test "merge-models: a reader that exits ends it, as other tools" {
     run bash -c '{ sleep 0.3; merge-models -m linear math/ code/ -o - 2> log; echo "$?" >> log; } | true; cat log'
     [ "$output" = 141 ]
 }
 
-@test "merge-models: a stream that ends early leaves nothing" {
+@test "merge-models: a truncated stream leaves no output" {
     refused 1 "truncated" sh -c 'head -c 60000 math/model.safetensors | merge-models -m linear -:0.5 code/:0.5 -o bad'
     refused 1 "standard input" sh -c 'tar -C math -cf - config.json model.safetensors | head -c 60000 | merge-models -m linear -:0.5 code/:0.5 -o bad'
     refused 1 "No space left on device" sh -c 'merge-models -m linear math/ code/ -o - > /dev/full'

@@ -12,7 +12,7 @@ setup_file() {
         shard-data -q --tokenizer tok --split blank --val-fraction 0.1 -o $d-data/ $d.txt
     done
     init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=64 --set intermediate_size=96 --tokenizer tok/tokenizer.json -o m0/
-    # documents of both, so that the base knows something
+    # documents of both, so that the base has learned from both
     shard-data -q --tokenizer tok --split blank -o both/ words.txt sums.txt
     train -q m0/ both/ -o base/ --steps 12 --lr 3e-3 --batch-size 8 --seq-len 64
     for d in words sums; do
@@ -33,7 +33,7 @@ value() { grep -o "\"$1\":[-0-9.e+]*" "$2" | tail -n 1 | cut -d: -f2; }
 lines() { sed 's/"seconds":[-0-9.e+]*//' "$1" | grep '"event":"candidate"'; }
 search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "$@"; }
 
-@test "merge-models --search: the line of the manual; the best has the loss that eval-model finds" {
+@test "merge-models --search: the example of the manual; the best has the loss that eval-model measures" {
     short=
     search --search coordinate -o "$out/best/" > "$out/c.jsonl"
     [ "$(head -n 1 "$out/c.jsonl" | grep -c '"event":"search"')" -eq 1 ]
@@ -54,7 +54,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     cmp <(tail -c 200000 "$out/best/model.safetensors") <(tail -c 200000 "$out/again/model.safetensors")
 }
 
-@test "merge-models --search: every way, the same for any number of threads" {
+@test "merge-models --search: every method, the same for any number of threads" {
     for way in grid simplex coordinate cma-es; do
         extra=
         [ $way != grid ] || extra="--grid 0,0.5,1"
@@ -73,7 +73,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     [[ "$(lines "$out/1")" == *'"kind":"centre","weights":[0.5,0.5]'*'"kind":"corner","weights":[1,0]'*'"kind":"corner","weights":[0,1]'*'"kind":"random"'* ]]
 }
 
-@test "merge-models --search: an interrupted search goes on exactly" {
+@test "merge-models --search: an interrupted search continues exactly" {
     for way in cma-es coordinate; do
         search --search $way --max-candidates 14 --seed 5 -o "$out/$way-whole.safetensors" > "$out/whole"
         { head -n 5 "$out/whole"; sed -n 6p "$out/whole" | cut -c 1-70 | tr -d '\n'; } > "$out/cut"
@@ -81,11 +81,11 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
         lines "$out/whole" > "$out/a"
         lines "$out/on" > "$out/b"
         cmp "$out/a" "$out/b"
-        # what was known was not measured again: its time is the old one
+        # known candidates are not measured again: they keep their times
         cmp <(sed -n 2,5p "$out/whole") <(sed -n 2,5p "$out/on")
         [ "$(sed -n 6p "$out/whole")" != "$(sed -n 6p "$out/on")" ]
     done
-    # another way may use what is known, other models may not
+    # another method may use known candidates, other models may not
     search --search grid --grid 0.25,0.5 --seed 5 --resume "$out/whole" -o "$out/g" > "$out/on"
     run merge-models --method dem --base base/ sums/ words/ $vals $short --search grid --seed 5 --resume "$out/whole" -o "$out/x"
     [ "$status" -eq 2 ]
@@ -93,7 +93,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     run merge-models --method dem --base base/ words/ sums/ $vals $short --search grid --seed 6 --resume "$out/whole" -o "$out/x"
     [ "$status" -eq 2 ]
     [[ "$output" == *'differs in "seed"'* ]]
-    # nor may the same ones with another bit, wherever it lies: here in the first tensor, 320 x 64 F32
+    # nor may the same models with one changed bit, wherever it is: here in the first tensor, 320 x 64 F32
     cp -rL words/latest "$out/words"
     model=$out/words/model.safetensors
     at=$((8 + $(od -An -tu8 -N 8 "$model") + 8192))
@@ -117,7 +117,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     [ "$(lines "$out/c" | wc -l)" -eq 4 ]
     lines "$out/c" | head -n 1 | sed 's/.*"loss":\[\([^]]*\)\],"objective":\([^,]*\),.*/\1 \2/; s/,/ /' |
         awk '{ d = ($1 + $2) / 2 - $3; exit !(d < 1e-9 && d > -1e-9) }'
-    # what was validated is what was written: BF16 weights, also on GPT-2, whose matrices lie the other way round
+    # the validated weights are the written ones: BF16 weights, also of GPT-2, whose matrices are transposed
     init-model -q gpt2-124m --set n_layer=1 --set n_embd=64 --set n_head=4 --set n_positions=64 --tokenizer tok/tokenizer.json --seed 1 -o "$out/g1/"
     init-model -q gpt2-124m --set n_layer=1 --set n_embd=64 --set n_head=4 --set n_positions=64 --tokenizer tok/tokenizer.json --seed 2 -o "$out/g2/"
     merge-models -q -m linear "$out/g1/" "$out/g2/" --val sums-data/val --search simplex --max-candidates 4 --dtype bf16 -o "$out/g3/" > "$out/c"
@@ -125,7 +125,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     [[ "$(grep '"best":true' "$out/c" | tail -n 1)" == *"\"loss\":[$(value loss "$out/e")]"* ]]
 }
 
-@test "merge-models --search: weights that cannot be merged have no loss, and the search goes on" {
+@test "merge-models --search: weights that cannot be merged have no loss, and the search continues" {
     linear() { merge-models --method linear words/ sums/ $vals $short --search grid "$@"; }
     linear --grid 0,1 -o "$out/m/" > "$out/c" 2> "$out/log"
     grep -q 'merge-models: candidate 0 has no loss: .*: the weights add up to 0$' "$out/log"
@@ -133,7 +133,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     [[ "$(lines "$out/c" | head -n 1)" == *'"weights":[0,0],"loss":[null,null],"objective":null,"best":false'* ]]
     [ "$(lines "$out/c" | wc -l)" -eq 4 ]
     [ -e "$out/m/config.json" ]
-    # and such a line is known to a search that goes on
+    # and a resumed search reads such a line
     linear -q --grid 0,1 --resume "$out/c" -o "$out/n/" > "$out/d"
     diff <(lines "$out/c") <(lines "$out/d")
     run linear --grid 0 -o "$out/x/"
@@ -142,7 +142,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     [ ! -e "$out/x" ]
 }
 
-@test "merge-models --search: a reader that leaves does not end it; an output that exists does before" {
+@test "merge-models --search: a reader that exits does not end it; an existing output is refused at once" {
     search --search grid --grid 0,1 -o "$out/m/" 2> "$out/log" | head -n 1 > "$out/c"
     [ -e "$out/m/config.json" ]
     run search --search grid -o "$out/m/"
@@ -161,7 +161,7 @@ refuses() { # TEXT ARGUMENT ...
     [ ! -e "$out/x" ]
 }
 
-@test "merge-models --search: what cannot be obeyed" {
+@test "merge-models --search: misuse" {
     dem="-m dem -b base/ words/ sums/ -o $out/x"
     refuses "--val" $dem --val sums-data/val
     refuses "--grid" $dem --val sums-data/val --search simplex --grid 0,1

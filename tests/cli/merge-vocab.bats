@@ -34,27 +34,27 @@ tokens() { grep -o '"vocab":{[^}]*}' "$1/tokenizer.json" | grep -c .; }
     [[ "$output" == *"b2/: its tokenizer is not that of a/: of its tokens it has "*"that a/ lacks, lacks "*": choose the tokenizer"* ]]
     [ ! -e "$out/x" ]
     [ -z "$(ls -A "$out")" ]
-    # the same tokenizer needs none
+    # the same tokenizer needs no policy
     merge-models -q -m linear a/ a2/ -o "$out/same"
     [ "$(vocab "$out/same")" -eq 300 ]
     cmp a/tokenizer.json "$out/same/tokenizer.json"
 }
 
-@test "merge-models: the same tokens, made of text in another way, are warned of" {
+@test "merge-models: the same tokens with another pre-tokeniser: a warning" {
     cp -r a2 "$out/other"
     sed -i 's/"normalizer": *null/"normalizer": {"type": "NFC"}/' "$out/other/tokenizer.json"
     run merge-models -m linear a/ "$out/other" -o "$out/x"
     [ "$status" -eq 0 ]
     [[ "$output" == *"other: its tokenizer has the tokens of that of a/, but another "*": texts are split otherwise"* ]]
     cmp a/tokenizer.json "$out/x/tokenizer.json"
-    # the same in another form is the same
+    # another form of the same file is equal
     tr -d '\n' < a2/tokenizer.json > "$out/flat"
     cp "$out/flat" "$out/other/tokenizer.json"
     run merge-models -q -m linear a/ "$out/other" -o "$out/y"
     [ -z "$output" ]
 }
 
-@test "merge-models --tokenizer base and MODEL: that model's ids, its own rows to the bit" {
+@test "merge-models --tokenizer base and MODEL: that model's ids, its rows bit for bit" {
     merge-models -q -m task_arithmetic -b a/ b2/:0 --tokenizer base -o "$out/base"
     [ "$(vocab "$out/base")" -eq 300 ]
     cmp a/tokenizer.json "$out/base/tokenizer.json"
@@ -74,11 +74,11 @@ special() { tr -d ' \n' < "$1" | grep -o "\"$2\":\(\[[0-9,]*\]\|[a-z0-9]*\)" | c
     sed -i "s/\"eos_token_id\": *[a-z0-9]*/\"eos_token_id\": $sum/" "$out/s/config.json"
     echo "{\"eos_token_id\": [0, $sum]}" > "$out/s/generation_config.json"
     [ "$(special "$out/s/config.json" eos_token_id)" -eq "$sum" ]
-    # the first model's config is taken, but its <|sum|> is not in the tokenizer of a/
+    # the config is that of the first model, but its <|sum|> is not in the tokenizer of a/
     merge-models -q -m linear "$out/s:0" a/:1 --tokenizer a/ -o "$out/to-a"
     [ "$(special "$out/to-a/config.json" eos_token_id)" = "$(special a/config.json eos_token_id)" ]
     [ "$(special "$out/to-a/generation_config.json" eos_token_id)" = "$(special a/config.json eos_token_id)" ]
-    # a union keeps what the first model says, by token
+    # a union keeps the special tokens of the first model
     merge-models -q -m task_arithmetic -b "$out/s" a/ --tokenizer union -o "$out/u"
     [ "$(special "$out/u/config.json" eos_token_id)" -eq "$sum" ]
     [ "$(special "$out/u/generation_config.json" eos_token_id)" = "[0,$sum]" ]
@@ -90,12 +90,12 @@ special() { tr -d ' \n' < "$1" | grep -o "\"$2\":\(\[[0-9,]*\]\|[a-z0-9]*\)" | c
     [ $((n % 64)) -eq 0 ]
     [ "$n" -gt 310 ]
     grep -q '<|sum|>' "$out/u/tokenizer.json"
-    # the ids of the first model are kept: its shards mean the same
+    # the ids of the first model are kept: its shards stay valid
     loss "$out/u" data-a/train
     loss "$out/u" sums.txt
     inspect-model "$out/u" > "$out/i"
     generate "$out/u" -p 'Numbers: 1 plus' -n 4 --temperature 0 > "$out/g"
-    # and so is what --tokenizer in a YAML file asks for
+    # the same with the tokenizer of a YAML file
     cat > "$out/m.yaml" <<END
 merge_method: linear
 models:
@@ -126,17 +126,17 @@ END
         ! grep -q bfloat16 "$out/c"
     done
     [ "$rows" -gt 300 ]
-    # the special tokens of another model's tokenizer, by its own part
+    # the special tokens of another model's tokenizer, in its part of the config
     merge-models -q -m linear "$out/a:0" "$out/b2:1" --tokenizer "$out/b2" -o "$out/own"
     [ "$(vocab "$out/own")" -eq "$(vocab b2)" ]
     [ "$(special "$out/own/config.json" eos_token_id)" -eq "$sum" ]
-    # and where no tokenizer changes: the rows that the tensors have
+    # without a change of the tokenizer: the rows of the tensors
     sed -i 's/"vocab_size": 300/"vocab_size": 290/' "$out/a/config.json"
     merge-models -q -m passthrough "$out/a" -o "$out/rows"
     [ "$(vocab "$out/rows")" -eq 300 ]
 }
 
-@test "merge-models --tokenizer union: the chat template stays, unless another is asked for" {
+@test "merge-models --tokenizer union: the chat template is kept, unless another is requested" {
     cp -r a "$out/a" && cp -r b2 "$out/b"
     printf '{{ one }}' > "$out/a/chat_template.jinja"
     printf '{{ two }}' > "$out/b/chat_template.jinja"
@@ -198,10 +198,10 @@ END
     [ ! -e "$out/z" ]
 }
 
-@test "merge-models: a tied head beside one of its own goes through the vocabulary too" {
+@test "merge-models: a tied and a separate head are permuted, too" {
     merge-models -q -m linear b/:1 a/:0 --tokenizer b/ -o "$out/m"
     [ "$(loss "$out/m" data-b/train)" = "$(loss b/ data-b/train)" ]
-    # the tied one first: the result has a head all the same
+    # the tied one first: the result still has a head
     merge-models -q -m linear a/:0 b/:1 --tokenizer b/ -o "$out/n"
     [ "$(loss "$out/n" data-b/train)" = "$(loss b/ data-b/train)" ]
     grep -q '"tie_word_embeddings": false' "$out/n/config.json"
@@ -220,7 +220,7 @@ END
     inspect-model --check "$out/want" "$out/want2"
 }
 
-@test "merge-models: an adapter with a tokenizer of its own is warned of when it has other tokens" {
+@test "merge-models: an adapter whose own tokenizer has other tokens: a warning" {
     mkdir "$out/lora"
     printf '{"peft_type": "LORA", "r": 1, "lora_alpha": 1}' > "$out/lora/adapter_config.json"
     header='{"base_model.model.model.norm.modules_to_save.weight":{"dtype":"F32","shape":[32],"data_offsets":[0,128]}}'
@@ -240,7 +240,7 @@ END
     cmp a/tokenizer.json "$out/y/tokenizer.json"
 }
 
-# A tokenizer as vocab.json and merges.txt, as GPT-2 came first.
+# A tokenizer as vocab.json and merges.txt, the first published form of GPT-2's.
 split() {
     python3 - "$1" <<'END'
 import json, os, sys
@@ -253,7 +253,7 @@ os.remove(path)
 END
 }
 
-@test "merge-models: a tokenizer of vocab.json and merges.txt is one" {
+@test "merge-models: vocab.json and merges.txt are a tokenizer" {
     command -v python3 > /dev/null || skip "python3 takes the tokenizer apart"
     train-tokenizer -q --vocab-size 290 --pattern gpt2 -o "$out/t1/tokenizer.json" words.txt
     train-tokenizer -q --vocab-size 300 --pattern gpt2 -o "$out/t2/tokenizer.json" sums.txt
@@ -277,7 +277,7 @@ END
     grep -q '"tokens":50' "$out/c"
 }
 
-@test "merge-models: a policy that cannot be" {
+@test "merge-models: impossible policies" {
     run merge-models -m linear a/ b2/ --tokenizer base -o "$out/x"
     [ "$status" -eq 2 ]
     [[ "$output" == *"there is none"* ]]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Names of options and values that users bring from other programs.
+# Names of options and values of other programs.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -46,7 +46,7 @@ value() {
     [ "$(wc -l < all)" -gt 100 ]
 }
 
-@test "a name without such an option is answered with what to write" {
+@test "for a name without an equivalent option the message says what to write" {
     for t in "$BIN"/*; do
         "$t" --completion=table | awk -F '\t' '$2 == "instead"' > instead
         while IFS=$'\t' read -r name _ text; do
@@ -66,7 +66,7 @@ value() {
 @test "lmutils(7) lists every other name" {
     mandoc -Tascii "$ROOT/man/man7/lmutils.7" | col -b | sed -n '/Names from elsewhere/,/^DEVICES/p' > page
     for t in "$BIN"/*; do
-        # what is an option of other tools here is in another section
+        # options of other tools are in another section
         "$t" --completion=table | awk -F '\t' '($2 == "also" || $2 == "instead") && $1 !~ /^(json|seed|threads)$/ { print $1 }' > names
         while read -r n; do
             grep -qE -- "--$n([,: ]|\$)" page || { echo "${t##*/}: --$n"; false; }
@@ -104,7 +104,7 @@ END
     [[ $output == *"give --warmup N: ratio x --steps"* ]]
 }
 
-@test "types by their other names, in any case; what is near a name of theirs is answered with ours" {
+@test "types by their other names, in any case; a misspelt other name is answered with our name" {
     for v in fp32 float32 FP32 F32 torch.float32; do
         "$BIN/train" --dtype $v --print-config | grep -q '"dtype": "f32"'
     done

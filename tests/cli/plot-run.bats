@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# plot-run: the pictures that it makes, growing files, what it refuses.
+# plot-run: pictures, growing files, refusals.
 
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -20,7 +20,7 @@ setup() {
     [ "$(grep -o ● <<< "$output" | wc -l)" -eq 7 ]
 }
 
-@test "plot-run: no colours where there is no terminal" {
+@test "plot-run: no colours without a terminal" {
     run plot-run run.jsonl
     [ "$status" -eq 0 ]
     [[ "$output" != *$'\033'* ]]
@@ -46,7 +46,7 @@ setup() {
     [ "$(grep -c '<circle' a.svg)" -eq 7 ] # six, and the legend's
 }
 
-@test "plot-run: PNG has the size asked for" {
+@test "plot-run: PNG has the requested size" {
     plot-run -o a.png --width 500 --height 300 run.jsonl
     [ "$(head -c 24 a.png | od -An -tx1 | tr -d ' \n')" = \
         89504e470d0a1a0a0000000d49484452000001f40000012c ]
@@ -97,7 +97,7 @@ setup() {
     [[ "${lines[-1]}" == *1*2*"3 step" ]]
 }
 
-@test "plot-run: a cut last line is passed over, a bad one is told once" {
+@test "plot-run: an incomplete last line is skipped, a bad one is reported once" {
     head -c 20000 run.jsonl > cut.jsonl
     run plot-run cut.jsonl
     [ "$status" -eq 0 ]
@@ -115,7 +115,7 @@ setup() {
     [ "$(grep -c '#dc2626' a.svg)" -eq 2 ]
 }
 
-@test "plot-run: --follow waits for the file, draws what comes and ends with the run" {
+@test "plot-run: --follow waits for the file, draws new records and ends with the run" {
     { sleep 0.3; head -n 100 run.jsonl > grow.jsonl; sleep 0.3; tail -n +101 run.jsonl >> grow.jsonl; } &
     run timeout 20 plot-run --follow --interval 0.1 --width 60 --height 12 grow.jsonl
     [ "$status" -eq 0 ]
@@ -139,7 +139,7 @@ setup() {
     [ -z "$(ls -A | grep tmp)" ]
 }
 
-@test "plot-run: an unknown key is told with those that there are" {
+@test "plot-run: for an unknown key the message lists the existing keys" {
     run plot-run -k los run.jsonl
     [ "$status" -eq 1 ]
     [ "$output" = "plot-run: run.jsonl: no record has 'los'; the keys are tokens, seconds, loss, lr, grad_norm: choose one of these" ]
@@ -162,7 +162,7 @@ setup() {
     [[ "$output" == *"no record has a finite positive 'loss'"* ]]
 }
 
-@test "plot-run: requests that cannot be obeyed end with 2 and write nothing" {
+@test "plot-run: misuse: status 2, nothing written" {
     run plot-run -o loss run.jsonl
     [ "$status" -eq 2 ]
     run plot-run -o a.svg --width 20 run.jsonl
@@ -195,7 +195,7 @@ setup() {
     [ "$status" -eq 1 ]
 }
 
-@test "plot-run: names cannot command the terminal" {
+@test "plot-run: names cannot send control codes to the terminal" {
     printf '{"step":1,"lo\\u001b[31mss":1}\n{"step":2,"lo\\u001b[31mss":2}\n' > evil.jsonl
     run plot-run -t $'a\033]0;x\007' -k $'lo\033[31mss' evil.jsonl
     [ "$status" -eq 0 ]

@@ -7,7 +7,7 @@ setup() {
     ROOT=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     cd "$BATS_TEST_TMPDIR"
     cp -r "$ROOT/share/recipes" 'my recipes'
-    mkdir my work 'my text' # what a word of 'my work' would hit
+    mkdir my work 'my text' # folders that an unquoted path would name
     touch my/own work/own
     SMALL=(PRESET=llama-1m VOCAB=300 SEQ=32 BATCH=2 BUDGET=0.2)
 }
@@ -22,22 +22,22 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     grep -q ' 1 document and ' log
     [ "$(cat 'my work/held-out.how')" = ends ]
     cd 'my work'
-    # the parts are the text again; the second is a tenth of its characters
+    # the parts together are the text; the second has a tenth of its characters
     perl '../my recipes/jsonl2text' train.jsonl | head -c -1 > both
     cat held-out.txt >> both
     cmp <(perl '../my recipes/jsonl2text' clean.jsonl) both
     export LC_ALL=C.UTF-8
     n=$(($(perl '../my recipes/jsonl2text' clean.jsonl | wc -m) - 1))
     [ "$(($(wc -m < held-out.txt) - 1))" -eq $((n - n * 9 / 10)) ]
-    # and what shard-data keeps for validation is that part
+    # and shard-data's validation split is that part
     shard-data -q --tokenizer tok/tokenizer.json -o val/ held-out.jsonl
     cmp data/val.bin val/train.bin
     [ -s data/val.bin ]
     cd ..
-    # a second call makes nothing again, other text makes all again
+    # a second call makes nothing, another text makes everything again
     make -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > again 2>&1
     ! grep -q clean-data again
-    # -n and -q say what would be done, and make nothing, not even the links in WORK
+    # -n and -q make nothing, not even the links in WORK
     all_of() { find 'my work' -printf '%p %T@ %l\n' | sort; }
     all_of > before
     make -n -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > same 2>&1
@@ -58,7 +58,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     make -f 'my recipes/first-light.mk' WORK='my work' clean
     [ ! -e 'my work' ] && [ -e my/own ] && [ -e work/own ] && [ -e 'my text/tiny one.txt' ]
     make -f 'my recipes/first-light.mk' WORK='my work' clean # nothing to remove
-    # a folder that was there before is not the recipe's to remove
+    # a folder that existed before is not removed
     make -f 'my recipes/first-light.mk' WORK=my CORPUS='my text/tiny one.txt' "${SMALL[@]}" clean.jsonl > log 2>&1
     run make -f 'my recipes/first-light.mk' WORK=my clean
     [ "$status" -eq 2 ]
@@ -78,7 +78,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [ "$(cat 'many work/held-out.how')" = documents ]
 }
 
-@test "recipes: a list of texts, patterns, what is missing, an empty WORK" {
+@test "recipes: a list of texts, patterns, missing files, an empty WORK" {
     tiny > 'my text/a b.txt'
     tiny > 'my text/c.txt'
     tiny > plain.txt
@@ -114,7 +114,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [[ $output == *'dem.mk: law: fewer than 10 documents'* ]]
 }
 
-@test "optimizers.mk: rates found, given and shared; a table by loss; what diverges is said; all of the registry" {
+@test "optimizers.mk: rates searched for, given and shared; a table by loss; divergence is reported; all of the registry" {
     tiny | sed G > 'my text/tiny one.txt'
     compare() { make -f 'my recipes/optimizers.mk' WORK='my work' CORPUS='my text/tiny one.txt' PRESET=llama-1m VOCAB=300 SEQ=32 BATCH=2 \
         STEPS=10 SEARCH=2 TIMED=3 ROUNDS=1 RATES='lion=4e-4 momentum=1000' KEYS_momentum=weight_decay=10 "$@"; }
@@ -131,17 +131,17 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [ "$(of adam 2)" = "$(of adamw 2)" ]
     [ "$(of adamw 5)" = 1.00 ]
     awk -F '\t' '$5 <= 0 { exit 1 }' rows
-    # the best of the rates that were tried
+    # the best of the tried rates
     [ "$(wc -l < rates/adamw)" -ge 4 ]
     [ "$(head -n -1 rates/adamw | sort -g -k 2 | head -n 1 | cut -d ' ' -f 1)" = "$(of adamw 2)" ]
-    # each has the same steps, and its own hyper-parameters
+    # each run has the same steps, and its own hyper-parameters
     for n in adamw lion muon sgd adam; do grep -q '"event":"step","step":10,' runs/$n.jsonl; done
     grep -q '"lion:beta1=0.8"' runs/lion.jsonl
     rate=$(awk -v o="$(of adamw 2)" -v m="$(of muon 2)" 'BEGIN { printf "%.6g", o / m }')
     grep -q "\"muon:adam_rate=$rate\"" runs/muon.jsonl
     grep -q '>lion<' loss-1.svg
     cd ..
-    # again: nothing; with one more: that one alone is trained
+    # a second call trains nothing; with one more optimiser, it trains that one only
     compare OPTIMIZERS='muon lion adam sgd momentum' > again 2>&1
     ! grep -q optimizers-try again
     compare OPTIMIZERS='muon lion adam sgd momentum nesterov' -n > more 2>&1

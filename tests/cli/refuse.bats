@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Outputs that would destroy an input, or that no tool writes, are refused before anything is read.
+# Outputs that would destroy an input, or have a format that no tool writes, are refused before anything is read.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -21,7 +21,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR"
     mkdir cached
     cp m/*.json cached
-    ln -s ../hub/blob cached/model.safetensors # as a cache of the Hub has it
+    ln -s ../hub/blob cached/model.safetensors # the layout of a Hugging Face cache
 }
 
 # onto FILE TEXT COMMAND ...: with standard output appended to FILE the command is refused in one line
@@ -74,7 +74,7 @@ onto() {
     [[ $output == *"score.jsonl: is both an input and the output"* ]]
     run -2 generate m text.jsonl -f -o text.jsonl
     [[ $output == *"text.jsonl: is both an input and the output"* ]]
-    generate -q m -p x -n 1 > m/report.txt # beside a model is no part of it
+    generate -q m -p x -n 1 > m/report.txt # a foreign file beside a model is not a part of it
     generate -q m -p x -n 1 >> m/report.txt
 }
 
@@ -103,7 +103,7 @@ onto() {
     [ ! -e d2 ] && [ ! -e new ] && [ ! -e m.gguf ]
 }
 
-@test "refuse: links of a run, which lead into its newest checkpoint" {
+@test "refuse: links of a run, which point into its newest checkpoint" {
     train -q m data -o run --steps 1 --batch-size 1 --seq-len 8
     cp -r run before
     run -2 train-tokenizer -q -V 270 text.jsonl -f -o run
@@ -148,7 +148,7 @@ ending() {
     [[ $output == *"x.jsonl.gz: has the name of gzip data"* ]]
     run -2 train -q m data -o run --metrics m.jsonl.zst
     [[ $output == *"m.jsonl.zst: has the name of Zstandard data"* ]]
-    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 -o x.zip/ # a folder, and said to be one
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 -o x.zip/ # a folder, because of the slash
     [ -s x.zip/model.safetensors ]
     inspect-model -q m -o report.json
     clean-data -q text.jsonl -o clean.jsonl

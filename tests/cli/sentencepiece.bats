@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# tokenizer.model, SentencePiece's file: every tool that takes a tokenizer takes it.
+# tokenizer.model, SentencePiece's file: every tool that reads a tokenizer reads it.
 
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -21,7 +21,7 @@ setup() {
     out=$BATS_TEST_TMPDIR
 }
 
-@test "tokenizer.model: a folder keeps it, a lone file becomes tokenizer.json" {
+@test "tokenizer.model: in a folder it is kept, a single file becomes tokenizer.json" {
     cmp m/tokenizer.model llama.model
     [ ! -e m/tokenizer.json ]
     grep -q '"byte_fallback":true' made/tokenizer.json
@@ -48,7 +48,7 @@ setup() {
     cmp "$out/run/latest/tokenizer.model" llama.model
 }
 
-@test "tokenizer.model: tokens that were added to it are there, wherever they are listed" {
+@test "tokenizer.model: added tokens are read from each place that lists them" {
     n=$(grep -o '"vocab_size": [0-9]*' m/config.json | grep -o '[0-9]*')
     printf '{"<|turn|>": %d}' "$n" > tok/added_tokens.json
     init-model -q llama-1m --tokenizer tok -o "$out/a"
@@ -87,7 +87,7 @@ setup() {
     [ "$(grep -ac tokenizer.ggml.scores "$out/t.gguf")" -eq 1 ]
 }
 
-@test "tokenizer.model: what GGUF cannot say of it" {
+@test "tokenizer.model: properties that GGUF cannot represent" {
     cp -r m "$out/strip"
     cp strip.model "$out/strip/tokenizer.model"
     run convert-model "$out/strip" -o "$out/s.gguf" --no-originals
@@ -104,7 +104,7 @@ setup() {
     convert-model -q "$out/made" --tokenizer none -o "$out/x.gguf"
 }
 
-@test "tokenizer.model: two that differ do not merge unsaid" {
+@test "tokenizer.model: two that differ are not merged silently" {
     cp -r m "$out/other"
     cp strip.model "$out/other/tokenizer.model"
     run merge-models --method linear m:0.5 "$out/other:0.5" -o "$out/mm"
@@ -114,7 +114,7 @@ setup() {
     cmp "$out/mm/tokenizer.model" llama.model
 }
 
-@test "tokenizer.model: a file that is none names itself" {
+@test "tokenizer.model: an invalid file is named" {
     cp -r m "$out/bad"
     printf 'IQ== 0\nIg== 1\n' > "$out/bad/tokenizer.model"
     for what in "shard-data -q -o $out/s --tokenizer $out/bad text.txt" "eval-model $out/bad text.txt" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# shard-data: shuffle, split, mixture, the formats and their conversion, and what it refuses.
+# shard-data: shuffle, split, mixture, the formats and their conversion, refusals.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -25,7 +25,7 @@ documents() {
     od -An -v -tu2 -w2 -j "${2:-0}" "$1" | awk '{ printf "%s ", $1 } $1 == 0 { print "" }'
 }
 
-# sum KEY FILE: of a number in meta.json, one line for each place.
+# sum KEY FILE: a number in meta.json, one line for each occurrence.
 numbers() {
     sed -nE "s/^ *\"$1\": ([0-9]+),?$/\\1/p" "$2"
 }
@@ -41,7 +41,7 @@ numbers() {
     n=$(documents data/val.bin | wc -l)
     [ "$n" -ge 20 ] && [ "$n" -le 60 ]
     [ "$(numbers documents data/meta.json | sed -n 1,2p | xargs)" = "$((400 - n)) $n" ]
-    # shuffled: not the order they came in
+    # shuffled: not the input order
     ! cmp -s <(documents data/train.bin) <(documents all/train.bin | grep -Fxf <(documents data/train.bin))
 }
 
@@ -56,7 +56,7 @@ numbers() {
     cmp <(documents j1/val.bin | sort) <(documents s7/val.bin | sort)
 }
 
-@test "shard-data: a document stays on its side when data are added or more is held out" {
+@test "shard-data: a document stays in its split when data are added or more is held out" {
     shard-data $T --no-shuffle --val-fraction 0.1 -o a clean.jsonl
     head -100 clean.jsonl > part.jsonl
     shard-data $T --no-shuffle --val-fraction 0.1 -o b part.jsonl
@@ -96,7 +96,7 @@ numbers() {
     [ "$(numbers tokens nano/meta.json | sed -n 1,2p | xargs)" = "301966 36059" ]
 }
 
-@test "shard-data: ids are those of the tokenizer, with the end-of-text id behind" {
+@test "shard-data: ids are those of the tokenizer, followed by the end-of-text id" {
     printf '{"text":"the river"}\n' > one.jsonl
     shard-data $T -o d one.jsonl
     shard-data $T --no-eos -o n one.jsonl
@@ -155,7 +155,7 @@ numbers() {
     [ ! -e x ]
 }
 
-@test "shard-data: requests that cannot be obeyed: status 2, nothing changed" {
+@test "shard-data: misuse: status 2, nothing changed" {
     shard-data $T -o d clean.jsonl
     cp -r d before
     fails 2 "train.bin: exists already" $T -o d notes.txt
@@ -216,7 +216,7 @@ numbers() {
     shard-data $T --config c.json -o e clean.jsonl
 }
 
-@test "shard-data: --json writes the facts to standard output" {
+@test "shard-data: --json writes meta.json to standard output" {
     run --separate-stderr shard-data $T --json -o d clean.jsonl
     [[ $output == '{"format":"megatron","vocab_size":'*',"eos_token_id":0,"tokenizer":{"ids":'*'},"train":{"documents":400,'* ]]
     [ "$(wc -l <<< "$output")" -eq 1 ]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Models as streams: every tool takes and gives every form, in memory bounded by the largest tensor; what
-# comes from outside is hostile, what goes out is whole or not there.
+# Models as streams: every tool reads and writes every form, in memory bounded by the largest tensor; inputs may
+# be hostile, outputs are complete or absent.
 
 setup() {
     cd "$BATS_TEST_TMPDIR"
@@ -14,7 +14,7 @@ init() {
 }
 export -f init
 
-# one STATUS TEXT ... : the run failed with this status, in one line that holds all the texts
+# one STATUS TEXT ... : the run failed with this status, in one line that contains all the texts
 one() {
     local want=$1 text
     shift
@@ -26,7 +26,7 @@ one() {
     done
 }
 
-# header TENSORS BYTES: the header of a safetensors file of F32 tensors of so many bytes each
+# header TENSORS BYTES: the header of a safetensors file of F32 tensors with BYTES bytes each
 header() {
     local h='{' i at=0
     for ((i = 0; i < $1; i++)); do
@@ -40,12 +40,12 @@ header() {
     printf '%s' "$h"
 }
 
-# peak COMMAND: MiB of memory that its last line of talk under -v names
+# peak COMMAND: MiB of memory in the last line of its messages with -v
 peak() {
     sed -n 's/.*peak memory \([0-9]*\).*/\1/p'
 }
 
-@test "streams: init-model writes every form, and each holds the same model" {
+@test "streams: init-model writes every form, with the same model" {
     init -o m/
     for form in tar tar.gz tar.zst tar.xz tar.bz2 tar.lz4 lmz safetensors; do
         init -o m.$form
@@ -69,7 +69,7 @@ peak() {
     done
 }
 
-@test "streams: eval-model and generate take their tokenizer from the stream" {
+@test "streams: eval-model and generate read the tokenizer from the stream" {
     sh "${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}/tests/cli/examples/generate.sh"
     generate -q run/ -p 'The ' -n 8 --temperature 0 > folder
     tar -cf run.tar run
@@ -87,7 +87,7 @@ peak() {
     cmp run2/tokenizer.json run/tokenizer.json
 }
 
-@test "streams: standard input is one thing" {
+@test "streams: standard input is one input only" {
     run inspect-model - -
     one 2 "standard input"
     run eval-model -
@@ -98,7 +98,7 @@ peak() {
     one 2 "standard input"
 }
 
-@test "streams: one pipe under two names is refused by every tool, whatever it is to be read for" {
+@test "streams: one pipe under two names is refused by every tool, for any use" {
     echo x > f
     while IFS='|' read -r first line; do
         run bash -c "cat f | $line"
@@ -134,7 +134,7 @@ EOF
     [ ! -e bad ] && [ ! -e bad.json ] && [ ! -e bad.gguf ]
 }
 
-@test "streams: a config or a tokenizer from one has no files beside it, and no name of a file" {
+@test "streams: a config or a tokenizer from a stream has no files beside it and no file name" {
     echo words and words > words.txt
     train-tokenizer -q --vocab-size 258 -o alone/tok.json words.txt
     init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 --tokenizer alone/tok.json -o named
@@ -148,7 +148,7 @@ EOF
 EOF
     run bash -c "echo junk | plot-run -"
     [[ "$output" == *"standard input: no record with numbers in it"* ]]
-    # a tokenizer_config.json of this folder is another's
+    # the tokenizer_config.json of this folder belongs to another tokenizer
     echo junk > tokenizer_config.json
     shard-data -q -t - -o piped words.txt < alone/tok.json
     shard-data -q -t /dev/stdin -o again words.txt < <(cat alone/tok.json)
@@ -160,7 +160,7 @@ EOF
     [ ! -e bad ]
 }
 
-@test "streams: nothing, a text, and a lone file without its config are refused" {
+@test "streams: an empty stream, a text, and a single file without its config are refused" {
     run inspect-model - < /dev/null
     one 1 "standard input: it is empty"
     run bash -c "echo hello | inspect-model -"
@@ -188,7 +188,7 @@ EOF
     [ "$(peak < log)" -le 64 ]
 }
 
-@test "streams: what cannot be read in order is spooled to LM_TMPDIR, and nothing stays there" {
+@test "streams: data that cannot be read in order are spooled to LM_TMPDIR, and removed" {
     init --max-shard-size 100k -o m/
     tar -cf s.tar m
     mkdir tmp
@@ -201,7 +201,7 @@ EOF
 
 @test "streams: an input is read to its end, so that its writer is not cut off" {
     init -o m.tar
-    truncate -s +3M m.tar # more than any pipe holds, behind the archive's end
+    truncate -s +3M m.tar # more than any pipe buffers, after the end of the archive
     bash -c 'set -o pipefail; cat m.tar | inspect-model -q - > out'
     inspect-model -q m.tar | tail -n +2 | cmp - <(tail -n +2 out)
 }
@@ -217,7 +217,7 @@ EOF
     done
 }
 
-@test "streams: archives that reach out of their folder are refused" {
+@test "streams: archives with names outside their folder are refused" {
     init -o m/
     echo secret > outside
     tar -cPf abs.tar "$PWD/outside"
@@ -261,7 +261,7 @@ END
     one 1 "standard input: it has more than 16384 files"
 }
 
-@test "streams: a small file too large to be kept of a stream is not taken for absent" {
+@test "streams: a file too large to be kept of a stream is not treated as absent" {
     init -o m/
     { echo '{'; head -c 70000000 /dev/zero | tr '\0' ' '; echo '}'; } > m/tokenizer.json
     tar -cf m.tar -C m config.json tokenizer.json model.safetensors
@@ -271,7 +271,7 @@ END
     cat m.tar | inspect-model -q - > /dev/null
 }
 
-@test "streams: init-model takes a config and a tokenizer out of every form" {
+@test "streams: init-model reads a config and a tokenizer from every form" {
     sh "${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}/tests/cli/examples/generate.sh"
     tar -cf run.tar run
     compress-ckpt -q run -o run.lmz
@@ -299,7 +299,7 @@ END
     [ ! -e got ]
 }
 
-@test "streams: a full disk leaves nothing half-written, and what was there stays" {
+@test "streams: a full disk leaves no incomplete output, and existing files are kept" {
     for form in m/ m.tar m.tar.zst m.lmz m.safetensors; do
         init --seed 3 -o "$form"
         cp -r "${form%/}" kept
@@ -365,7 +365,7 @@ END
     [[ "$output" == *"/dev/tty: a model cannot be written to a terminal"* ]]
 }
 
-@test "streams: a lone .safetensors has no room for shards" {
+@test "streams: a single .safetensors cannot have shards" {
     run init --max-shard-size 100k -o m.safetensors
     one 2 "shards do not go into one .safetensors"
     init --max-shard-size 100k -o m.tar
@@ -373,13 +373,13 @@ END
     [ "$(tar -tf m.tar | sed -n 2p)" = model.safetensors.index.json ]
 }
 
-@test "streams: an input that is cut short under a mapping is one line, and no temporary stays" {
+@test "streams: truncation of a mapped input is one line, without temporaries" {
     mkfifo in
     compress-ckpt - -o out.lmz < in 2> err &
     pid=$!
     exec 9> in
     until compgen -G '.out.lmz.tmp.*' > /dev/null || [ "$((n += 1))" -gt 50 ]; do sleep 0.1; done
-    kill -BUS "$pid" # what the kernel sends then
+    kill -BUS "$pid" # the signal that the kernel sends in this case
     status=0
     wait "$pid" || status=$?
     exec 9>&-
@@ -388,15 +388,15 @@ END
     [ -z "$(find . -name '*.tmp.*')" ]
 }
 
-# shrink J COMMAND ...: the input m2/ loses its end while the command, which writes to standard output,
-# waits for its reader.
+# shrink J COMMAND ...: truncates the input m2/ while the command, which writes to standard output, waits for its
+# reader.
 shrink() {
     rm -rf m2 out && cp -r m m2
     [ -p out ] || mkfifo out
     "$@" > out 2> err &
     pid=$!
     exec 9< out
-    read -r -u 9 -N 1 _ || true # it writes, and has read no more than fits the pipe and its buffers
+    read -r -u 9 -N 1 _ || true # it has begun to write, and has read only as much as the pipe and its buffers hold
     truncate -s 100000 m2/model.safetensors
     cat <&9 > /dev/null
     exec 9<&-
@@ -409,7 +409,7 @@ shrink() {
     [ -z "$(find . "${TMPDIR:-/tmp}" -maxdepth 1 -user "$(id -u)" -name ".*.tmp.lm*-$pid-*")" ]
 }
 
-@test "streams: a mount point is refused at once, and takes a dataset file by file" {
+@test "streams: a mount point is refused for a model, and a dataset is written to it file by file" {
     mkdir volume
     mount -t tmpfs -o size=4m tmpfs volume 2> /dev/null || skip "mounting needs root"
     run init -o volume
@@ -424,7 +424,7 @@ shrink() {
     [ "$(tr '\n' ' ' < files)" = "meta.json train.bin train.idx " ]
 }
 
-@test "streams: -f replaces the files of a model, and nothing that is none" {
+@test "streams: -f replaces the files of a model only" {
     init -o m
     compress-ckpt -q m -o m.lmz
     mkdir -p run/step-000004
@@ -456,7 +456,7 @@ shrink() {
     done
 }
 
-@test "dumps into a reader that has gone: silent, and ended by SIGPIPE" {
+@test "dumps to a reader that has exited: silent, and ended by SIGPIPE" {
     mkdir gone && cd gone
     root=${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}
     sh "$root/tests/cli/examples/merge-models.sh"
@@ -470,7 +470,7 @@ shrink() {
     done
 }
 
-@test "what is no model is named, with what reads it" {
+@test "files that are not models are named, with the tool that reads them" {
     mkdir odd && cd odd
     init -o m
     printf '{"text": "a b c d e f"}\n{"text": "g"}\n' > t.jsonl
@@ -488,7 +488,7 @@ shrink() {
     while IFS='|' read -r f what; do
         for c in generate\ -p\ a inspect-model 'merge-models -m linear -o out' 'train --dry-run'; do
             [[ $c != train* || $f == t.* || $f == data || $f == data/train.* ]] || continue
-            [[ $c != generate* || $f != g ]] || continue # which reads GGUF, and names the damage
+            [[ $c != generate* || $f != g ]] || continue # generate reads GGUF, and reports the damage
             run $c "$f" < /dev/null
             one "$status" "${c%% *}: $f: $what"
             [ "$status" -ne 0 ] && [ ! -e out ]

@@ -19,7 +19,7 @@ setup() {
 T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --lr 3e-3 --warmup 2 --steps 8)
 Z=(--checkpoint-format lmz)
 
-# unpacked RUN -> folder of its newest checkpoint, taken apart
+# unpacked RUN -> folder of its newest checkpoint, decompressed
 unpacked() {
     rm -rf "$1.unpacked"
     compress-ckpt -q -d "$1/latest" -o "$1.unpacked"
@@ -47,7 +47,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
         <(grep -E '^  "(optimizer|step|tokens|sample|best_loss)"' "$2/state.json")
 }
 
-@test "train lmz: a run of .lmz files is a model, and holds what a run of folders holds" {
+@test "train lmz: a run of .lmz files is a model, with the contents of a run of folders" {
     "${T[@]}" m0 data -o whole
     "${T[@]}" m0 data -o run "${Z[@]}" --save-every 3
     [ "$(ls run | tr '\n' ' ')" = "latest step-000003.lmz step-000006.lmz step-000008.lmz " ]
@@ -72,7 +72,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     "${T[@]}" m0 data -o whole --save-every 5
     "${T[@]}" m0 data -o run "${Z[@]}" --save-every 5
     train -q --resume run/step-000005.lmz -o again
-    [ -e again/step-000008.lmz ] # the option goes on
+    [ -e again/step-000008.lmz ] # the option is kept
     unpacked again
     same_bits whole/latest again.unpacked
     train -q --resume run/step-000005.lmz -o folders --checkpoint-format safetensors
@@ -95,7 +95,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
         pid=$!
         reached() { [ "$(find run -maxdepth 1 -name 'step-*' 2> /dev/null | sed 's/.lmz//; s/.*-0*//' | sort -n | tail -1)0" -ge $((10 * n)) ]; }
         wait_for reached
-        kill -9 $pid || true # it may be faster than we are
+        kill -9 $pid || true # it may have ended already
         wait $pid || true
         inspect-model -q run > /dev/null
         train -q --resume run
@@ -111,11 +111,11 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [ "$(readlink run/best)" = step-000008.lmz ]
     train -q --resume run --steps 14 --lr 0.3 --warmup 0 --lr-schedule constant --max-grad-norm 0
     [ "$(ls run | tr '\n' ' ')" = "best latest step-000008.lmz step-000014.lmz " ]
-    rm run/best # as if the kill had come before the link
+    rm run/best # as after a kill before the link is made
     train -q --resume run --steps 16
     [ "$(readlink run/best)" = step-000008.lmz ]
     inspect-model -q run/best > /dev/null
-    # links follow a checkpoint that is expanded or compressed in its place
+    # links follow a checkpoint that is decompressed or compressed in place
     compress-ckpt -q -d --rm run/step-000008.lmz -o run/step-000008
     [ "$(readlink run/best)" = step-000008 ]
     compress-ckpt -q --rm run/step-000008
@@ -136,7 +136,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     inspect-model -q run > /dev/null
 }
 
-@test "train lmz: going back, -f, and a run that is there already" {
+@test "train lmz: resuming an earlier checkpoint, -f, and an existing run" {
     "${T[@]}" m0 data -o run --save-every 4 "${Z[@]}"
     run "${T[@]}" m0 data -o run "${Z[@]}"
     [ "$status" -eq 2 ]
@@ -160,7 +160,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [ "${#lines[@]}" -eq 1 ]
 }
 
-@test "train lmz: checkpoints that compress-ckpt made are resumed, differences too" {
+@test "train lmz: checkpoints made by compress-ckpt are resumed, differences too" {
     "${T[@]}" m0 data -o run --save-every 4
     "${T[@]}" m0 data -o whole --steps 9
     train -q --resume run --steps 9 -o nine
@@ -193,7 +193,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [[ "$output" == *"compress-ckpt -d"* ]]
 }
 
-@test "train lmz: old checkpoints go, but not what a difference in the run needs" {
+@test "train lmz: old checkpoints are removed, except bases of differences in the run" {
     "${T[@]}" m0 data -o run --steps 4 --save-every 2
     compress-ckpt -q run/step-000004 -o mine.lmz
     compress-ckpt -q --rm run/step-000004 --base run/step-000002
@@ -210,7 +210,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [ "$(cd run && echo step-*)" = "step-000008 step-000009" ]
 }
 
-@test "train lmz: -f does not give up what a difference in the run needs" {
+@test "train lmz: -f does not discard a base of a difference in the run" {
     "${T[@]}" m0 data -o run --steps 4 --save-every 2
     compress-ckpt -q --rm run/step-000002 --base run/step-000004
     run train --resume run/step-000002.lmz -f --steps 3
@@ -230,7 +230,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [[ "$output" != *"checkpoint coder"* ]]
 }
 
-# Whatever failed: all checkpoints there are whole, and after success the last one is.
+# Whatever failed: all existing checkpoints are complete, and after success the last one exists.
 whole_files() {
     local c
     for c in run/step-*; do
@@ -239,7 +239,7 @@ whole_files() {
     [ "$1" -ne 0 ] || [ "$(readlink run/latest)" = step-000004.lmz ]
 }
 
-@test "train lmz: each write, fsync and rename that fails leaves whole checkpoints" {
+@test "train lmz: each failing write, fsync and rename leaves complete checkpoints" {
     t=("${T[@]}" -j 1 --steps 4 --save-every 2 "${Z[@]}")
     inject_each write 40 whole_files "${t[@]}" m0 data -o run -f
     inject_each fsync 10 whole_files "${t[@]}" m0 data -o run -f

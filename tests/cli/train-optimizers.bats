@@ -17,7 +17,7 @@ setup() {
 
 T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --lr 3e-3 --warmup 2 --steps 8)
 
-# of optimisers that serve hidden matrices alone
+# of optimisers for hidden matrices
 rest='embed*|wte|wpe|lm_head|*norm*|ln_*|*.ln_*|*bias=adamw'
 
 tensors() {
@@ -36,7 +36,7 @@ states() { inspect-model "$1/latest/optimizer.safetensors" --json | grep -o '"na
     train --list-optimizers | grep -oE '^[a-z0-9-]+' > names
     grep -qx adamw names
     grep -qx sgd names
-    # with states that tensors of this size do not have by themselves
+    # with keys that give tensors of this size all states
     printf '%s\n' adamw8bit:min-8bit-size=1 galore:rank=4,update-proj-gap=2 ldadam:rank=4 \
         q-galore:rank=4,update-proj-gap=2,queue-size=1,min-8bit-size=100 >> names
     while read -r o; do
@@ -50,7 +50,7 @@ states() { inspect-model "$1/latest/optimizer.safetensors" --json | grep -o '"na
             same_bits whole again || { echo "$o: from $n"; false; }
         done
     done < names
-    # lm-run(5) has them all
+    # lm-run(5) documents all states
     for s in $(sort -u states); do
         grep -qE "^\.It Va (.*, )?$s( |$)" "$root/man/man5/lm-run.5" || { echo "$s"; false; }
     done
@@ -82,7 +82,7 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
     grep -qF "\"optimizer\": \"$g\"" run/latest/state.json
     train -q --resume run/step-000003 -o again
     same_bits run again
-    # values may change on the way, and do something
+    # values may change on resuming, and have an effect
     train -q --resume run/step-000003 -o other --optimizer 'adamw;*norm*=sgd:lr=0.3;embed_tokens|lm_head=sgd:momentum=0'
     run -1 cmp <(tensors run/model.safetensors) <(tensors other/model.safetensors)
 }
@@ -98,7 +98,7 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
     cmp <(tensors d/model.safetensors) <(tensors e/model.safetensors)
 }
 
-@test "train: an average is what is evaluated and saved; training does not notice it" {
+@test "train: the average is evaluated and saved; it does not affect training" {
     for d in f32 bf16; do
         rm -rf plain mean again
         "${T[@]}" m0 data -o plain --dtype $d --metrics plain.jsonl
@@ -109,13 +109,13 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
         train -q --resume mean/step-000003 -o again
         same_bits mean again
         states mean | grep -q '^param.model.norm.weight$'
-        # what the run says of its last weights is what eval-model says of the file
+        # the run's last validation loss is eval-model's loss of the file
         eval-model mean data/val --seq-len 32 --dtype $d --json | grep -q '"loss"'
         rm -f plain.jsonl mean.jsonl
     done
 }
 
-@test "train: what --optimizer does not know is refused in one line" {
+@test "train: unknown names in --optimizer are refused in one line" {
     while IFS='>' read -r o what; do
         run "${T[@]}" m0 data -o run --optimizer "$o"
         [ "$status" -eq 2 ]
@@ -139,14 +139,14 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
 	END
 }
 
-@test "train: a run goes on with its optimisers" {
+@test "train: a resumed run keeps its optimisers" {
     "${T[@]}" m0 data -o run --optimizer 'adamw;*norm*=sgd'
     for o in adamw sgd 'adamw;*norm*=adamw' 'adamw;norm=sgd'; do
         run train --resume run --optimizer "$o" --steps 9
         [ "$status" -eq 2 ]
         [[ $output == *"the run was trained with adamw;*norm*=sgd, not $o: resume with the same optimiser" ]]
     done
-    # a colon in a pattern begins no keys
+    # a colon in a pattern does not begin keys
     "${T[@]}" m0 data -o run -f --optimizer 'adamw;*[[:alpha:]]norm=sgd'
     for o in 'adamw;*[[:alpha:]]norm=adamw' 'adamw;*[[:digit:]]*=sgd'; do
         run -2 train --resume run --optimizer "$o" --steps 9
@@ -155,16 +155,16 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
     train -q --resume run --optimizer 'adamw:eps=1e-7;*[[:alpha:]]norm=sgd:momentum=0.5;' --steps 9
 }
 
-@test "train: options of earlier runs are taken up" {
+@test "train: options of runs of older versions are read" {
     "${T[@]}" m0 data -o run --optimizer sgd --save-every 4 --keep 0
-    # as they were saved when every option had a default of its own
+    # as saved by versions in which every option had its own default
     sed -i 's/"beta1":null/"beta1":0.9/; s/"momentum":null/"momentum":0.9/; s/"weight-decay":null/"weight-decay":0.1/' run/step-000004/state.json
     grep -q '"beta1":0.9' run/step-000004/state.json
     train -q --resume run/step-000004 -o again
     same_bits run again
 }
 
-@test "train: rules of two groups keep states of one name in types of their own" {
+@test "train: two groups may have states of the same name with different types" {
     g='galore:rank=4;*mlp*=q-galore:rank=4'
     "${T[@]}" m0 data -o run --keep 0 --save-every 3 --optimizer "$g"
     inspect-model run/latest/optimizer.safetensors --json > shown
@@ -174,7 +174,7 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
     same_bits run again
 }
 
-# put FILE TENSOR DTYPE: the tensor as numbers or codes of another dtype, from zero on
+# put FILE TENSOR DTYPE: replaces the tensor by numbers or codes of another dtype
 put() {
     python3 - "$@" << 'END'
 import json, struct, sys
@@ -216,7 +216,7 @@ END
     [[ $output == *"is missing or of another shape: resume with the values of its run" ]]
 }
 
-@test "train: without its average a run goes on from the weights" {
+@test "train: a run resumed without its average continues from the weights" {
     for o in adamw sgd:momentum=0; do
         rm -rf plain mean again
         "${T[@]}" m0 data -o plain --optimizer $o
@@ -232,7 +232,7 @@ END
     [ "$(grep -c '"event":"step".*"lr":0.25,' m.jsonl)" -eq 8 ]
 }
 
-@test "train: an optimiser that averages is told of a rate that falls" {
+@test "train: an averaging optimiser with a decaying rate: a warning" {
     S=(train --no-progress "${T[@]:2}" m0 data --optimizer 'adamw;*norm*=schedule-free')
     run "${S[@]}" -o run
     [ "$status" -eq 0 ]
@@ -263,7 +263,7 @@ END
     done
 }
 
-@test "train: adafactor's own rates are those of any --lr" {
+@test "train: adafactor's own rates do not depend on --lr" {
     for lr in 3e-4 0.1; do
         "${T[@]}" --lr $lr m0 data -o "run-$lr" --optimizer adafactor:relative_step=on
     done

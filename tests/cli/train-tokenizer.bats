@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# train-tokenizer: what it learns, where it writes, what it refuses.
+# train-tokenizer: merges, outputs, refusals.
 
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -27,7 +27,7 @@ setup() {
 @test "train-tokenizer: a file gets its configuration beside it, and never over that of another tokenizer" {
     train-tokenizer -q -V 300 -s '<END>' -o tokenizer.json clean.jsonl
     grep -q '"eos_token": "<END>"' tokenizer_config.json
-    shard-data -q --tokenizer tokenizer.json -o d clean.jsonl # knows <END> by it
+    shard-data -q --tokenizer tokenizer.json -o d clean.jsonl # reads <END> from it
     rm tokenizer.json
     cp tokenizer_config.json before
     run train-tokenizer -V 300 -o tokenizer.json clean.jsonl
@@ -37,7 +37,7 @@ setup() {
     [ ! -e tokenizer.json ]
     train-tokenizer -q -f -V 300 -o tokenizer.json clean.jsonl
     grep -q '"eos_token": "<|endoftext|>"' tokenizer_config.json
-    # -f takes nothing away that was added since
+    # -f does not remove what was added since
     mkdir model
     cp tokenizer.json model
     printf '{"eos_token": "<END>", "chat_template": "{{ x }}"}' | tee model/tokenizer_config.json > mine
@@ -107,7 +107,7 @@ setup() {
     ! printf 'xaB xaB' | train-tokenizer -qq -V 300 -p o200k | grep -q '"aB": '
 }
 
-@test "train-tokenizer: bounds on frequency and length hold" {
+@test "train-tokenizer: limits of frequency and length" {
     printf 'abcdabcd abcdabcd xy' | train-tokenizer -q -V 400 --max-token-bytes 3 > t.json
     run grep -cE '^      "[A-Za-z]{4,}": [0-9]' t.json
     [ "$output" -eq 0 ]
@@ -116,7 +116,7 @@ setup() {
     ! grep -q '"cd": ' t.json
 }
 
-@test "train-tokenizer: a text that is too small is said, and is no failure" {
+@test "train-tokenizer: a text that is too small gives a warning and status 0" {
     run sh -c "printf 'ab' | train-tokenizer -V 1000 > t.json"
     [ "$status" -eq 0 ]
     [[ "${lines[0]}" == "train-tokenizer: only 258 of 1000 tokens: no pair is left to merge" ]]
@@ -135,7 +135,7 @@ setup() {
     cmp clean.jsonl before
 }
 
-@test "train-tokenizer: requests that cannot be obeyed exit with 2" {
+@test "train-tokenizer: misuse: status 2" {
     run train-tokenizer -V 256 clean.jsonl
     [ "$status" -eq 2 ]
     [[ "$output" == *"--vocab-size: 256 is not in 257"* ]]
@@ -157,7 +157,7 @@ setup() {
     [ ! -e new/t.json ]
 }
 
-@test "train-tokenizer: bad input is one line, and leaves nothing behind" {
+@test "train-tokenizer: bad input is one line, without output" {
     : > empty
     run train-tokenizer -o t.json empty
     [ "$status" -ne 0 ]
@@ -172,7 +172,7 @@ setup() {
     [ "$status" -eq 1 ]
 }
 
-@test "train-tokenizer: --json says what was learnt, beside the tokenizer only" {
+@test "train-tokenizer: --json describes the result; it is refused with the tokenizer on standard output" {
     echo 'one two two three three three' > few.txt
     train-tokenizer -q --json -V 300 few.txt -o t.json > out
     grep -qE '^\{"output":"t.json","vocab_size":[0-9]+,"merges":[0-9]+,"documents":1,"bytes":30,"words":[0-9]+,"unique_words":[0-9]+,"seconds":[0-9.e-]+\}$' out ||

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# train: checkpoints and resumes to the bit, signals, records, refusals, and what is left after failures.
+# train: checkpoints and resumes to the bit, signals, records, refusals, and the files that remain after failures.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -24,7 +24,7 @@ tensors() {
     tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
 }
 
-# numbers RUN -> what state.json holds besides time, options and history
+# numbers RUN -> state.json without time, options and history
 numbers() {
     grep -E '^  "(optimizer|step|tokens|sample|best_loss|bad_evals|evaluated)"' "$1/latest/state.json"
 }
@@ -64,7 +64,7 @@ no_temporaries() {
     no_temporaries
 }
 
-@test "train: what belongs to the model goes with it" {
+@test "train: the model's other files are copied to checkpoints" {
     cp -rL m0 m1
     echo '{"temperature": 0.7}' > m1/generation_config.json
     "${T[@]}" m1 data -o run
@@ -93,7 +93,7 @@ no_temporaries() {
     done
 }
 
-@test "train: plain SGD has no states and resumes all the same" {
+@test "train: plain SGD has no states and can be resumed" {
     "${T[@]}" m0 data -o whole --optimizer sgd --momentum 0 --save-every 5
     [ ! -e whole/latest/optimizer.safetensors ]
     train -q --resume whole/step-000005 -o again
@@ -108,7 +108,7 @@ no_temporaries() {
         pid=$!
         reached() { [ "$(find run -maxdepth 1 -name 'step-*' 2> /dev/null | sed 's/.*-0*//' | sort -n | tail -1)0" -ge $((10 * n)) ]; }
         wait_for reached
-        kill -9 $pid || true # it may be faster than we are
+        kill -9 $pid || true # it may have ended already
         wait $pid || true
         inspect-model -q run > /dev/null
         train -q --resume run
@@ -117,7 +117,7 @@ no_temporaries() {
     done
 }
 
-@test "train: a checkpoint that was whole but not yet named when the kill came is the one to go on from" {
+@test "train: after a kill between checkpoint and link, a run is resumed from that checkpoint" {
     "${T[@]}" m0 data -o run --save-every 4
     ln -sfn step-000004 run/latest
     train -q --resume run --steps 9 --metrics m.jsonl
@@ -141,7 +141,7 @@ no_temporaries() {
         last=$(field m.jsonl step step | tail -1)
         [ "$(readlink run/latest)" = "$(printf 'step-%06d' "$last")" ]
         [ "$(field m.jsonl end status)" = '"stopped"' ]
-        # what it stands for is the run that was never stopped
+        # resumed, it equals the run that was never stopped
         train -q --resume run --steps $((last + 2))
         "${T[@]}" m0 data -o "whole$s" --steps $((last + 2)) --lr-schedule constant
         same_bits "whole$s" run
@@ -170,18 +170,18 @@ no_temporaries() {
     same_bits again1 again3
 }
 
-@test "train: micro-batches give the loss of the whole batch, whatever tokens each predicts" {
+@test "train: micro-batches give the loss of the whole batch, for any numbers of predicted tokens" {
     train -q --peak-tflops 0 m0 data -o a --seq-len 24 --steps 6 --batch-size 8 --metrics a.jsonl
     train -q --peak-tflops 0 m0 data -o b --seq-len 24 --steps 6 --batch-size 2 --gradient-accumulation-steps 4 \
         --metrics b.jsonl
     [ "$(field a.jsonl step tokens)" = "$(field b.jsonl step tokens)" ]
-    # the windows differ in what they predict, or this test shows nothing
+    # the windows must differ in the number of predicted tokens, or this test is void
     [ "$(field a.jsonl step tokens | tail -1)" -ne $((6 * 8 * 24)) ]
     paste <(field a.jsonl step loss) <(field b.jsonl step loss) <(field a.jsonl step grad_norm) <(field b.jsonl step grad_norm) |
         awk '{ d = ($1 - $2) / $1; n = ($3 - $4) / $3; if (d * d > 4e-12 || n * n > 1e-10) bad = 1; print } END { exit bad }'
 }
 
-@test "train: metrics: every record, and one line of numbers that goes on through a resume" {
+@test "train: metrics: every record, with numbers that continue after a resume" {
     "${T[@]}" m0 data -o run --eval-every 4 --save-every 4 --metrics m.jsonl --tensorboard events.out.tfevents.x
     [ "$(sed -E 's/^\{"event":"([a-z]*)".*/\1/' m.jsonl | sort | uniq -c | tr -s ' \n' ' ')" = \
         " 2 checkpoint 1 end 2 eval 1 run 8 step " ]
@@ -207,7 +207,7 @@ no_temporaries() {
     "${T[@]}" m0 data -o run --log-every 3 --metrics m.jsonl --tensorboard events
     [ "$(field m.jsonl step step | tr '\n' ' ')" = "3 6 8 " ]
     [ "$(field m.jsonl step grad_p50 | wc -l)" -eq 3 ]
-    # one that ends the run before its time, too: without samples of gradients, which were not taken
+    # also a step that ends the run early: without samples of gradients, which were not drawn
     "${T[@]}" m0 data -o early --steps 100 --log-every 100 --eval-every 2 --early-stop 3 --early-stop-delta 100 --metrics e.jsonl
     [ "$(field e.jsonl step step)" = 8 ]
     [ "$(field e.jsonl step loss | wc -l)" -eq 1 ]
@@ -215,8 +215,8 @@ no_temporaries() {
     [ "$(field e.jsonl end step)" = 8 ]
 }
 
-@test "train: a log that is no terminal has a line every 10 seconds" {
-    # the clock goes 1,000 times as fast: 10 s are 10 ms
+@test "train: a log that is not a terminal has a line every 10 seconds" {
+    # the clock runs 1,000 times as fast: 10 s are 10 ms
     fast_clock 1000 train --peak-tflops 0 --seq-len 32 --batch-size 2 m0 data -o run --steps 200 2> log
     grep -qE '^train: step [0-9]+ of 200: loss [0-9.]+, [0-9]+ tokens/s, [0-9:]+ left$' log
     [ "$(grep -c ' left$' log)" -ge 2 ]
@@ -231,7 +231,7 @@ no_temporaries() {
     [ "$(grep -c 'step .*: loss' log)" -ge 200 ]
 }
 
-@test "train: mfu by the usual formula, and by what attention looks at" {
+@test "train: mfu by the usual formula, and by the keys that attention reads" {
     for d in document-mask no-document-mask; do
         "${T[@]}" m0 data -o run-$d --$d --peak-tflops 0.01 --metrics $d.jsonl --json > $d.json
         [ "$(field $d.jsonl step mfu_attended | wc -l)" -eq 8 ]
@@ -243,7 +243,7 @@ no_temporaries() {
     paste document-mask no-document-mask | awk '{ print; if (!($2 / $1 < $4 / $3 * 0.9999)) exit 1 }'
 }
 
-@test "train: options that are hardly meant are warned of" {
+@test "train: unlikely options give warnings" {
     run --separate-stderr train --peak-tflops 0 --batch-size 2 --seq-len 32 m0 data -o run --steps 2 --warmup 4
     [ "$status" -eq 0 ]
     [[ ${stderr_lines[0]} == "train: --warmup 4 is above the 2 steps of the schedule: the learning rate ends at 0.00015, not at its peak of 0.0003" ]]
@@ -257,7 +257,7 @@ no_temporaries() {
     [ -z "$stderr" ]
 }
 
-@test "train: metrics on standard output, alone there; a reader that goes away stops nothing" {
+@test "train: metrics alone on standard output; a reader that exits does not stop the run" {
     "${T[@]}" m0 data -o run --metrics - > m.jsonl
     [ "$(grep -c '^{"event":' m.jsonl)" -eq "$(wc -l < m.jsonl)" ]
     "${T[@]}" m0 data -o run2 --steps 40 --metrics - | head -1 > /dev/null
@@ -265,7 +265,7 @@ no_temporaries() {
     [ "$(readlink run2/latest)" = step-000040 ]
     "${T[@]}" m0 data -o run3 --metrics fd:7 7> seven
     grep -q '"event":"end"' seven
-    train -q --resume run3 --steps 9 # where descriptor 7 may be anything
+    train -q --resume run3 --steps 9 # descriptor 7 may be another file now
     [ "$(grep -c '"event":"run"' seven)" -eq 1 ]
 }
 
@@ -273,7 +273,7 @@ no_temporaries() {
     "${T[@]}" m0 data -o run --json > out.json
     [ "$(wc -l < out.json)" -eq 1 ]
     grep -qE '^\{"status":"done","step":8,"tokens":[0-9]+,"loss":[0-9.]+,"val_loss":null,.*"peak_memory_bytes":[0-9]+\}$' out.json
-    # nothing left to do is no failure
+    # a run without remaining steps succeeds
     run --separate-stderr train --resume run --json
     [ "$status" -eq 0 ]
     [[ $stderr == *"run is at step 8 already: nothing to do"* ]]
@@ -318,9 +318,9 @@ no_temporaries() {
     [ "$(grep -c '"event":"checkpoint"' m.jsonl)" -eq 2 ]
     tail -n 1 m.jsonl | grep -q '"event":"end","status":"done"'
     rm -r other
-    train -q --resume run --steps 9 # goes on with it
+    train -q --resume run --steps 9 # continues the old run
     [ "$(readlink run/latest)" = step-000009 ]
-    # one with names of the old one
+    # a checkpoint with the name of an old one
     "${T[@]}" m0 data -o run -f --seed 5 --save-every 4
     [ "$(cd run && echo step-*)" = "step-000004 step-000008" ]
     run ! cmp -s <(tensors run/latest/model.safetensors) <(tensors old/latest/model.safetensors)
@@ -332,7 +332,7 @@ no_temporaries() {
     "${T[@]}" m0 data -o new --seed 5 --steps 3
     cp -r new/step-000003 run/
     printf '%s\n' step-000004 step-000008 > run/.replaced
-    cp -r run before # the list is there, `latest` names the old run
+    cp -r run before # the list exists, `latest` names the old run
     train -q --resume before --steps 9
     [ "$(cd before && echo step-*)" = "step-000004 step-000008 step-000009" ]
     [ ! -e before/.replaced ]
@@ -345,7 +345,7 @@ no_temporaries() {
     same_bits run new
 }
 
-# What a kill leaves goes on as the old run does, or as the new one.
+# After a kill the folder can be resumed as the old run or as the new one.
 goes_on() {
     train -q --resume run --steps 9 || return
     cmp -s <(tensors run/latest/model.safetensors) <(tensors old/latest/model.safetensors) && [ "$1" -ne 0 ] ||
@@ -367,11 +367,11 @@ goes_on() {
     done
 }
 
-@test "train: a run that is alive is refused before its checkpoints are read: they may go at any time" {
+@test "train: an active run is refused before its checkpoints are read, which may be removed at any time" {
     "${T[@]}" m0 data -o run --save-every 4
     exec 8> run/.train.lock
     flock 8
-    for step in run/step-000008 run/step-000004; do # the checkpoint found is gone, then all are
+    for step in run/step-000008 run/step-000004; do # the newest checkpoint is removed, then all are
         rm $step/config.json $step/state.json
         for again in "run" "run/step-000004" "run/latest -o run"; do
             # shellcheck disable=SC2086
@@ -385,7 +385,7 @@ goes_on() {
     [[ $output == "train: run: holds no checkpoint to resume from"* ]]
 }
 
-@test "train: -f does not remove a checkpoint in which there is more" {
+@test "train: -f does not remove a checkpoint that contains other files" {
     "${T[@]}" m0 data -o run
     echo mine > run/step-000008/notes.txt
     run "${T[@]}" m0 data -o run -f
@@ -394,7 +394,7 @@ goes_on() {
     [ -s run/latest/state.json ]
 }
 
-@test "train: a run that is alive is refused, its process named" {
+@test "train: an active run is refused, with its process" {
     "${T[@]}" m0 data -o run --steps 100000 --save-every 2 --keep 0 & # keeps what the dry run reads
     pid=$!
     wait_for test -e run/latest/state.json
@@ -409,14 +409,14 @@ goes_on() {
     [ "$status" -eq 0 ]
     kill -9 $pid
     wait $pid || true
-    [ -e run/.train.lock ] # no hindrance
+    [ -e run/.train.lock ] # the file alone does not block a run
     step=$(readlink run/latest)
     train -q --resume run --steps $((10#${step#step-} + 2))
     [ "$(readlink run/latest)" != "$step" ]
     [ ! -e run/.train.lock ]
 }
 
-@test "train: a folder that is no run is left as it is, -f or not" {
+@test "train: a folder that is not a run is not changed, with or without -f" {
     mkdir -p other/step-000008
     echo '{}' > other/config.json
     echo x > other/step-000008/thesis.tex
@@ -440,7 +440,7 @@ goes_on() {
     [[ $output == *"is a file, not a folder"* ]]
 }
 
-@test "train: going back to an earlier checkpoint is said aloud" {
+@test "train: resuming an earlier checkpoint is reported" {
     "${T[@]}" m0 data -o run --save-every 2 --keep 0
     run train --resume run/step-000004
     [ "$status" -eq 2 ]
@@ -452,7 +452,7 @@ goes_on() {
     cmp run/step-000004/model.safetensors copy/step-000004/model.safetensors
 }
 
-@test "train: options of the run hold on resume, those given now are stronger" {
+@test "train: options of the run apply on resume, those given now override them" {
     "${T[@]}" m0 data -o run --lr-schedule constant --metrics m.jsonl --keep 7
     train -q --resume run --steps 9
     train -q --resume run --steps 10 --lr 0.25 --warmup 0
@@ -468,7 +468,7 @@ goes_on() {
     [ "$status" -eq 2 ]
 }
 
-@test "train: --resume with more --steps: what the learning rate does, and --resume-schedule" {
+@test "train: --resume with more --steps: the learning rate, and --resume-schedule" {
     "${T[@]}" m0 data -o run --metrics m.jsonl
     [ "$(field m.jsonl step lr | tail -1 | cut -c 1-8)" = 0.000480 ]
     for how in keep extend rewarm; do
@@ -485,7 +485,7 @@ goes_on() {
     "${T[@]}" m0 data -o whole --steps 16 --metrics whole.jsonl
     [ "$(field whole.jsonl step lr | tail -8 | tr '\n' ' ')" = "$(cat extend.lr)" ]
     awk '{ print; exit !($1 > 0.0017 && $1 < 0.0018 && $2 == 0.003 && $3 == 0.003 && $4 < $3 && $8 < 0.0006) }' rewarm.lr
-    # the default is extend, and says so
+    # the default is extend, which is reported
     cp -r run plain
     run --separate-stderr train --resume plain --steps 16 --metrics plain.jsonl
     [[ $stderr == *"(--resume-schedule extend; "* ]]
@@ -500,14 +500,14 @@ goes_on() {
         same_bits $how cut-$how
         [ "$(field y-$how.jsonl step lr | tr '\n' ' ')" = "$(cut -d ' ' -f 5- $how.lr)" ]
     done
-    # nothing to say when the rate does not change
+    # no message if the rate does not change
     "${T[@]}" m0 data -o flat --lr-schedule constant
     run --separate-stderr train --resume flat --steps 9
     [[ $stderr != *"learning rate"* ]]
-    # it is said for a rate that is given, too
+    # a message for a given rate, too
     run --separate-stderr train --resume flat --steps 12 --lr 1e-3 --warmup 0
     [[ ${stderr_lines[0]} == "train: the constant schedule is laid out anew up to step 12: the learning rate was 0.003, is 0.001 at step 10 and 0.001 at step 12 ("* ]]
-    # of a single step the rate is said once
+    # for a single step the rate is reported once
     run --separate-stderr train --resume flat --steps 13 --lr 3e-3
     [[ ${stderr_lines[0]} == *": the learning rate was 0.001, is 0.003 at step 13 (--resume-schedule extend; "* ]]
     run "${T[@]}" m0 data -o none --resume-schedule keep
@@ -526,7 +526,7 @@ goes_on() {
 @test "train: --save-every takes steps and times, --keep bounds the checkpoints" {
     "${T[@]}" m0 data -o run --save-every 1 --keep 2
     [ "$(echo run/step-*)" = "run/step-000007 run/step-000008" ]
-    # one that somebody keeps notes in is not removed
+    # a checkpoint with a foreign file is not removed
     echo mine > run/step-000007/notes.txt
     train -q --resume run --steps 12
     [ "$(echo run/step-*)" = "run/step-000007 run/step-000011 run/step-000012" ]
@@ -546,7 +546,7 @@ goes_on() {
 }
 
 @test "train: a checkpoint every 30 minutes by default, none but the last with --save-every 0" {
-    # the clock goes 30,000 times as fast: half an hour is 60 ms, some ten steps
+    # the clock runs 30,000 times as fast: half an hour is 60 ms, about ten steps
     fast_clock 30000 "${T[@]}" m0 data -o run --steps 400 --keep 0 --metrics m.jsonl
     n=$(field m.jsonl checkpoint step | wc -l)
     [ "$n" -ge 3 ]
@@ -572,18 +572,18 @@ lowest() {
     [ "$(echo run/step-*)" = "run/$(readlink run/best) run/step-000020" ]
     grep -q "\"best_val_loss\":$(field m.jsonl eval loss | sort -g | head -1 | cut -c 1-10).*\"best_step\":$best," j.json
     inspect-model -q run/best > /dev/null
-    # a better one takes the name, the one before goes
+    # a better checkpoint gets the name, the previous one is removed
     train -q --resume first --steps 24 --metrics m2.jsonl
     best=$(lowest m2.jsonl)
     [ "$best" -gt 12 ]
     [ "$(readlink first/best)" = "$(printf 'step-%06d' "$best")" ]
     [ ! -e first/step-000012 ]
-    # a fresh run in its place has no best of before
+    # a new run in its place does not inherit its best
     "${T[@]}" m0 data -o run -f
     [ ! -L run/best ]
     "${T[@]}" m0 data -o run -f --eval-every 8
     [ "$(readlink run/best)" = step-000008 ]
-    "${T[@]}" m0 data -o run -f # whose only checkpoint has the name of that
+    "${T[@]}" m0 data -o run -f # its only checkpoint has the name of the old best
     [ ! -L run/best ]
     "${T[@]}" m0 data -o none
     [ ! -L none/best ]
@@ -601,25 +601,25 @@ lowest() {
         kill -9 $pid || true
         wait $pid || true
         [ ! -L run/best ] || [ -s run/best/state.json ]
-        # as if the kill had come between the checkpoint and its link
+        # as after a kill between the checkpoint and its link
         rm -f run/best
         train -q --resume run
         [ "$(readlink run/best)" = "$(readlink whole/best)" ]
         cmp <(tensors run/best/model.safetensors) <(tensors whole/best/model.safetensors)
     done
-    # going back to before the best: the best of then
+    # resuming from before the best restores the earlier best
     "${T[@]}" m0 data -o back "${E[@]}" --keep 0
     [ "$(readlink back/best)" = "$(readlink whole/best)" ]
     train -q --resume back/step-000004 -f --steps 4
     [ "$(readlink back/best)" = "$(ls back | grep '^step' | tail -1)" ]
-    # in another run the best is that run's own
+    # another run has its own best
     train -q --resume whole/latest -o other --steps 44
     [ ! -L other/best ] || [ -s other/best/state.json ]
 }
 
-@test "train: early stopping ends the run after evaluations without gain" {
+@test "train: early stopping ends the run after evaluations without improvement" {
     "${T[@]}" m0 data -o run --steps 100 --eval-every 2 --early-stop 3 --early-stop-delta 100 --metrics m.jsonl
-    # the first is a gain over nothing, then three are none
+    # the first counts as an improvement, the next three do not
     [ "$(readlink run/latest)" = step-000008 ]
     [ "$(field m.jsonl end status)" = '"converged"' ]
     [ "$(field m.jsonl eval step | tr '\n' ' ')" = "2 4 6 8 " ]
@@ -628,7 +628,7 @@ lowest() {
     [[ $output == *"--early-stop: nothing is evaluated during the run: give --eval-every too" ]]
 }
 
-@test "train: validation says nothing about training: the same bits with and without" {
+@test "train: validation does not affect training: the same bits with and without" {
     "${T[@]}" m0 data -o a
     "${T[@]}" m0 data -o b --eval-every 2 --eval-batches 1
     cmp <(tensors a/model.safetensors) <(tensors b/model.safetensors)
@@ -645,7 +645,7 @@ lowest() {
     sed -n '/"memory": {/,/}/p' p.json | sed -nE 's/.*": ([0-9]+),?$/\1/p' |
         awk -v t="$(sed -nE 's/.*"memory_total": ([0-9]+).*/\1/p' p.json)" '{ s += $1 } END { exit !(s == t && t > 0) }'
     [ "$(ls plan)" = config.json ]
-    # one micro-batch at a time, however many a step has
+    # memory of one micro-batch, however many a step has
     cmp <(train plan --dry-run --json | grep batches) <(train plan --dry-run --json --gradient-accumulation-steps 1000 | grep batches)
     run train plan --dry-run --gradient-accumulation-steps 65536
     [ "$status" -eq 2 ]
@@ -659,9 +659,9 @@ lowest() {
     [ "$status" -eq 0 ]
     [[ ${lines[-2]} == "a checkpoint takes 13.5 MiB on disk, at most 4 at once" ]]
     [[ ${lines[-1]} =~ ^"fits here: "[0-9.]+" "[MG]iB" of "[0-9.]+" "[GT]iB" that are free"$ ]]
-    [ "$(echo [!s]*)" = "data m0" ] # and bats' own separate-stderr-*
+    [ "$(echo [!s]*)" = "data m0" ] # except bats' own separate-stderr-*
     train m0/config.json --dry-run | tail -1 | grep -q '^fits here'
-    # what fits with shorter sequences only; and what does not fit at all
+    # a run that fits only with shorter sequences, and one that does not fit at all
     run --separate-stderr train llama-1m --dry-run --seq-len 100M --batch-size 1 --dtype bf16
     [ "$status" -eq 0 ]
     [[ ${lines[-1]} =~ ^"does not fit here: needs "[0-9.]+" "[A-Z]iB", "[0-9.]+" "[A-Z]iB" are free: no smaller --batch-size would do: --seq-len "[0-9]+" --batch-size 1 would need "[0-9.]+" "[A-Z]iB$ ]]
@@ -678,7 +678,7 @@ lowest() {
     [ ! -e run ]
 }
 
-@test "train: --dry-run --measure takes a few steps and says how long all take" {
+@test "train: --dry-run --measure runs a few steps and reports the time of all" {
     fast_clock 100 train m0 --dry-run --measure --seq-len 32 --batch-size 2 --steps 3600 > out 2> err
     [ ! -s err ]
     rm err
@@ -686,15 +686,15 @@ lowest() {
     rm out
     [[ ${lines[-2]} =~ ^"measured: "[0-9.e-]+" s a step, "[0-9]+" tokens/s; 3600 steps take "[0-9.e-]+" hours, without evaluations and checkpoints"$ ]]
     [[ ${lines[-1]} == "fits here: "* ]]
-    # seconds a step are hours an hour of steps
+    # hours are consistent with seconds per step
     fast_clock 100 train m0 data --dry-run --measure --json --seq-len 32 --batch-size 2 --steps 3600 > m.json
     paste <(sed -nE 's/.*"seconds_per_step": ([^,]*),/\1/p' m.json) <(sed -nE 's/.*"hours": (.*)/\1/p' m.json) |
         awk '{ print; d = $1 / $2 - 1; exit !(NF == 2 && $1 > 0 && d * d < 1e-12) }'
     [ "$(echo [!s]*)" = "data m.json m0" ]
-    # what does not fit is not run
+    # a run that does not fit is not measured
     train llama-1m --dry-run --measure --seq-len 100M --batch-size 1 > no 2> /dev/null
     grep -qx 'not measured: it does not fit' no
-    # of a run that goes on: the steps that are left
+    # for a resumed run: the remaining steps
     train -q m0 data -o begun --steps 2 --seq-len 32 --batch-size 2 2> /dev/null
     fast_clock 100 train --resume begun --steps 3602 --dry-run --measure | grep -q 's; 3600 steps that are left take '
     train --resume begun --dry-run > done
@@ -704,7 +704,7 @@ lowest() {
     run train m0 data -o run --measure
     [ "$status" -eq 2 ]
     [[ $output == "train: --measure: serves --dry-run only: give --dry-run too" ]]
-    for o in '' --measure; do # data that cannot be read are not passed over
+    for o in '' --measure; do # unreadable data are an error
         run train m0 nothing --dry-run $o
         [ "$status" -eq 1 ]
         [[ $output == "train: nothing: "* ]]
@@ -721,7 +721,7 @@ lowest() {
     [ ! -e run ]
 }
 
-@test "train: numbers that run away: status 4, one line, the last checkpoint stays" {
+@test "train: divergence: status 4, one line, the last checkpoint is kept" {
     "${T[@]}" m0 data -o run
     run --separate-stderr train --resume run --steps 60 --optimizer adamw --lr 1000 --warmup 0 --max-grad-norm 0 --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
     [ "$status" -eq 4 ]
@@ -733,7 +733,7 @@ lowest() {
     [ "${stderr##* }" = "run/$(readlink run/latest)" ]
     [ "$(field m.jsonl end status)" = '"nan"' ]
     no_temporaries
-    # the same when nothing but the last update shows it
+    # the same if only the last update diverges
     step=${stderr#train: step }
     step=${step%%:*}
     "${T[@]}" m0 data -o last
@@ -750,7 +750,7 @@ moved() { # moved RUN [GLOB] -> the largest movement of a weight from m0
     inspect-model --check m0 "$1" --json ${2:+--only "$2"} | sed -nE 's/.*"differing":[^t]*"max_abs":([^,]*),.*/\1/p' | head -1
 }
 
-@test "train: clipping by value and by norm bound what a step may do" {
+@test "train: clipping by value and by norm limit a step" {
     "${S[@]}" m0 data -o free --weight-decay 0 --max-grad-norm 0 --metrics m.jsonl
     "${S[@]}" m0 data -o value --weight-decay 0 --max-grad-norm 0 --clip-value 1e-4
     "${S[@]}" m0 data -o norm --weight-decay 0 --max-grad-norm 0.5
@@ -786,7 +786,7 @@ spoil() {
     run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
     [[ $output == "train: run/step-000008: tensor \"model.norm.weight\" holds a NaN: resume from run/step-000006, the last clean checkpoint" ]]
-    # states that are not finite spoil the weights at the first step; such a checkpoint is not the one to go back to
+    # states that are not finite make the weights so at the first step; such a checkpoint is not suggested
     rm -r run/step-000008
     spoil run/step-000006/optimizer.safetensors
     run train -q --resume run --steps 12
@@ -876,7 +876,7 @@ spoil() {
     [ ! -e run ]
 }
 
-@test "train: --resume of what is no checkpoint says what is there, and what to name" {
+@test "train: --resume of something else than a checkpoint: the message describes it and the remedy" {
     no() { run -"$1" train --resume "$2"; [[ $output == "train: $2: $3" ]] || { echo "$output"; false; }; }
     mkdir empty other killed
     touch other/notes.txt notes.txt
@@ -932,7 +932,7 @@ teardown() {
     [ "$status" -eq 1 ]
     [[ ${stderr_lines[0]} == "train: small/run: up to 4 checkpoints of 1.12 MiB at once need 4.46 MiB more, 3."*" MiB are free on disk: make room, lower --keep, or take --checkpoint-format lmz" ]]
     rm -r small/run
-    # one and the one under way fit, and pruned ones make room on resume, too
+    # one checkpoint and the one being written fit; pruning makes room on resume, too
     run --separate-stderr train --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 8 m0 data -o small/run --save-every 2 --keep 1
     [ "$status" -eq 0 ]
     [[ $stderr != *"are free"* ]]
@@ -943,7 +943,7 @@ teardown() {
     [[ $stderr == *"up to 4 checkpoints of 1.12 MiB at once need 3.35 MiB more, "* ]]
 }
 
-@test "train: a full disk: status 1, one line, earlier checkpoints whole, nothing half-written" {
+@test "train: a full disk: status 1, one line, earlier checkpoints are complete, no incomplete files" {
     mounts=()
     mounted size=3500k small # room for two checkpoints, not for three
     run "${T[@]}" m0 data -o small/run --save-every 2 --keep 0
@@ -973,7 +973,7 @@ teardown() {
     [ ! -e run ]
 }
 
-# Whatever failed: all checkpoints there are whole and right, and the run opens at one, if there is any.
+# Whatever failed: all existing checkpoints are complete and right, and the run opens at one, if there is any.
 whole_or_none() {
     local c
     for c in run/step-*; do
@@ -985,7 +985,7 @@ whole_or_none() {
     [ "$1" -ne 0 ] || [ "$(readlink run/latest)" = step-000004 ]
 }
 
-@test "train: each write, fsync and rename that fails leaves whole checkpoints" {
+@test "train: each failing write, fsync and rename leaves complete checkpoints" {
     t=("${T[@]}" -j 1 --steps 4 --save-every 2)
     "${t[@]}" m0 data -o whole
     inject_each write 60 whole_or_none "${t[@]}" m0 data -o run -f
@@ -997,7 +997,7 @@ plain_memory() {
     ! ldd "$(command -v train)" | grep -qE 'lib[at]san' || skip "a sanitizer needs memory of its own"
 }
 
-@test "train: the plan holds: the memory that is used is within 5 % of it" {
+@test "train: the memory that is used is within 5 % of the plan" {
     plain_memory
     [ "$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)" -gt 2500 ] || skip "less than 2.5 GB of memory free"
     LM_SHARE=$root/share init-model -q gpt2-124m --set n_layer=2 -o big # 53.6 M parameters
@@ -1012,7 +1012,7 @@ plain_memory() {
     done
 }
 
-@test "train: tokens that were read are no memory of the process" {
+@test "train: tokens that were read do not count as memory of the process" {
     plain_memory
     mkdir long
     head -c 64M /dev/zero | tr '\0' '\1' > long/train.bin
@@ -1021,7 +1021,7 @@ plain_memory() {
     [ "$used" -lt $((48 << 20)) ]
 }
 
-@test "an option that the optimiser or the schedule does not read is refused" {
+@test "train: an option that the optimiser or the schedule does not read is refused" {
     for o in "--momentum 0.5" "--nesterov" "--optimizer sgd --beta1 0.5" "--decay-steps 3" "--lr-schedule wsd --cycles 2"; do
         # shellcheck disable=SC2086
         run train m0 data -o idle --steps 1 $o

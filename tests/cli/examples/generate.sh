@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What the examples of generate(1) need is what those of eval-model(1) need.
+# The examples of generate(1) need the same files as those of eval-model(1).
 # usage: generate.sh, in the folder where the examples run
 set -eu
 
