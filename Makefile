@@ -241,10 +241,10 @@ check-asan: ## unit and command line tests with AddressSanitizer and UBSan
 	tests/run -b $B-asan unit cli
 
 TSAN_FLAGS := -O1 -g -fsanitize=thread
-check-tsan: ## the thread pool and the trainer with ThreadSanitizer
-	$(MAKE) B=$B-tsan CUDA=no CFLAGS='$(TSAN_FLAGS)' $B-tsan/tests/unit/test_base_par $B-tsan/tests/unit/test_train_trainer
-	tests/run -b $B-tsan -t base_par unit
-	tests/run -b $B-tsan -t train_trainer unit
+TSAN_TESTS := base_par model_store train_trainer
+check-tsan: ## the thread pool, the loading of weights and the trainer with ThreadSanitizer
+	$(MAKE) $(JOBS) B=$B-tsan CUDA=no CFLAGS='$(TSAN_FLAGS)' $(TSAN_TESTS:%=$B-tsan/tests/unit/test_%)
+	for t in $(TSAN_TESTS); do tests/run -b $B-tsan -t $$t unit || exit 1; done
 
 lint: ## formatting, includes, man pages, scripts, static analysis
 	tests/run -b $B lint

@@ -16,9 +16,10 @@ typedef float lane __attribute__((vector_size(64)));
 typedef int32_t mask __attribute__((vector_size(64)));
 typedef uint32_t bits __attribute__((vector_size(64)));
 
-/* One build for each vector width, chosen when the program starts.  clang (for the fuzzers) would
- * define the resolver again in each file that calls it: there, one build only. */
-#ifdef __clang__
+/* One build for each vector width, chosen when the program starts.  One build only where that
+ * fails: clang (for the fuzzers) would define the resolver again in each file that calls it, and
+ * ThreadSanitizer is called in the resolver before it has started. */
+#if defined __clang__ || defined __SANITIZE_THREAD__
 #define WIDE
 #else
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
