@@ -20,6 +20,9 @@
 
 #include "base/err.h"
 
+/* The last step that a name can hold: 18 digits. */
+#define LM_RUN_MOST_STEP INT64_C(999999999999999999)
+
 /* "step-000300": at least six digits; `buf` of at least 32 bytes. */
 char *lm_run_step_name(int64_t step, char *buf);
 /* The step of such a name, with or without ".lmz"; -1 for other names. */

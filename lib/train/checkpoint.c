@@ -359,22 +359,22 @@ static lm_code load_states(lm_bundle *b, lm_train_state *s, lm_err *e)
 static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *s, lm_err *e)
 {
     const char *name;
-    int64_t most = INT64_C(1) << 60;
+    int64_t most = INT64_C(1) << 60, last = LM_RUN_MOST_STEP;
     if (lm_json_str_or(o, "optimizer", "", &name, where, e))
         return e->code;
     if (!lm_groups_same(name, s->optimizer))
         return lm_fail(e, LM_EUSAGE, where, "resume with the same optimiser",
                        "the run was trained with %s, not %s",
                        name[0] ? name : "an optimiser that the file does not name", s->optimizer);
-    return lm_json_i64(o, "step", 0, most, &s->step, where, e) ||
+    return lm_json_i64(o, "step", 0, last, &s->step, where, e) ||
                    lm_json_i64(o, "tokens", 0, most, &s->tokens, where, e) ||
                    lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
                    lm_json_f64_or(o, "seconds", 0, &s->seconds, where, e) ||
                    lm_json_f64_or(o, "best_loss", INFINITY, &s->best_loss, where, e) ||
                    lm_json_i64_or(o, "bad_evals", 0, 0, most, &s->bad_evals, where, e) ||
                    lm_json_f64_or(o, "best_val_loss", INFINITY, &s->best_val, where, e) ||
-                   lm_json_i64_or(o, "best_step", -1, -1, most, &s->best_step, where, e) ||
-                   lm_json_i64_or(o, "evaluated", -1, -1, most, &s->evaluated, where, e)
+                   lm_json_i64_or(o, "best_step", -1, -1, last, &s->best_step, where, e) ||
+                   lm_json_i64_or(o, "evaluated", -1, -1, last, &s->evaluated, where, e)
                ? e->code
                : LM_OK;
 }
@@ -421,7 +421,7 @@ lm_code lm_ckpt_options(const char *step_dir, json_t **out, int64_t *step, lm_er
     if (!rc && !json_is_object(json_object_get(o, "options")))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"options\" is missing");
     if (!rc)
-        rc = lm_json_i64(o, "step", 0, INT64_C(1) << 60, step, where, e);
+        rc = lm_json_i64(o, "step", 0, LM_RUN_MOST_STEP, step, where, e);
     if (!rc)
         *out = json_incref(json_object_get(o, "options"));
     json_decref(o);

@@ -913,6 +913,13 @@ spoil() {
         [ "$status" -ne 0 ]
         [ "${#lines[@]}" -eq 1 ]
     done
+    for key in step best_step evaluated; do # a step that no name of a checkpoint can hold
+        rm -rf bad
+        cp -r run bad
+        sed -i -E "s/^(  \"$key\": )[-0-9]+/\11000000000000000000/" bad/step-000008/state.json
+        run -1 train --resume bad --steps 12
+        [[ $output == *"state.json: '$key' is 1000000000000000000, "* ]]
+    done
 }
 
 mounted() { # mounted OPTIONS FOLDER, or skip
