@@ -69,18 +69,18 @@ $(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 	$(LINK) -o $@ $(filter %.o,$^) $B/libcmd.a $B/libcore.a $(LIBS)
 $(foreach t,$(TOOLS),$(eval $B/bin/$t: $(filter $B/cmd/$t_%,$(CMD_OBJ))))
 
-# Where presets are looked for last, and first when the build folder is not in this tree.
+# The last folder that is searched for presets, or the first if the build folder is outside this tree.
 $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
 $B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B $(BUILD_FOLDER)),-DLM_SHARE='"$(CURDIR)/share"')
 
-# Conversions of whole tensors: loops that -O2 does not turn into vectors.
+# Conversions of whole tensors: loops that -O2 does not vectorise.
 $B/lib/numeric/dtype.o $B/lib/merge/lora.o: private COMPILE += -O3
 
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
 FLAGS_bits := -mbmi2 -mlzcnt
 $B/kernels/cpu/expcode_avx2.o $B/kernels/cpu/expcode_avx512.o: private COMPILE += $(FLAGS_bits)
 
-# A tool takes of it what it calls: only those that compute have backends and kernels in them.
+# The linker takes only the objects that a tool uses, so only tools that compute contain backends and kernels.
 $B/libcmd.a: $(CMN_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^
 
@@ -108,14 +108,14 @@ $B/kernels/cpu/%.o: kernels/cpu/%.c $B/.flags
 	$(COMPILE) $(call kernel_flags,$<) -MMD -MP -c -o $@ $<
 
 # --- the CUDA module -----------------------------------------------------------------------------------------
-# libcore-cuda.so is opened at run time by the tools that are asked for --device cuda.  The same sources are built
+# Tools open libcore-cuda.so at run time for --device cuda.  The same sources are built
 # twice: for GPUs where nvcc is (CUDA=no|auto|folder of the toolkit), and as host code against the emulation in
 # tests/emu, for tests.  A module carries its own copies of the few base objects that it calls.
 CUDA      ?= auto
-# Machine code for these, and PTX of the first for every other GPU.
+# Machine code for these targets, and PTX of the first for all other GPUs.
 CUDA_ARCH ?= 80 86 89 90a 100
-# CUDA_HOME, NVCC, CUDA_INC, CUDA_LIB and CUDA_TARGETS, found once by compiling and linking; empty: there is no toolkit.
-# A folder that was named and has none is an error.
+# CUDA_HOME, NVCC, CUDA_INC, CUDA_LIB and CUDA_TARGETS, found once by compiling and linking; empty without a toolkit.
+# A given folder without a toolkit is an error.
 EMPTY     :=
 CUDA_MK   := $B/cuda-$(subst $(EMPTY) ,-,$(subst /,_,$(strip $(CUDA)))-$(strip $(CUDA_ARCH))).mk
 include $(CUDA_MK)
@@ -137,7 +137,7 @@ ifneq ($(CUDA_HOME),)
 all: $(CUDA_MODULE)
 endif
 
-# A module and a program work together when both were built from the same contracts.
+# A module and a program are compatible if both were built from the same contracts.
 CONTRACT_H := $(wildcard kernels/*.h) lib/graph/backend.h lib/numeric/tensor.h lib/base/err.h
 CONTRACTS  := $(firstword $(shell cat $(CONTRACT_H) | cksum))
 KNOW_THEM  := $B/lib/graph/module.o $B/cuda/lib/graph/cuda/backend.c.o $B/emu/lib/graph/cuda/backend.c.o
@@ -174,7 +174,7 @@ EMU_MODULE := $B/emu/libcore-cuda.so
 EMU_SRC    := $(sort $(wildcard tests/emu/*.c tests/emu/*.cpp))
 EMU_OBJ     = $(patsubst %,$B/emu/%.o,$(CUDA_CU) $(CUDA_C) $(CUDA_BASE) $(EMU_SRC))
 EMU_FLAGS  := -DLM_EMU -Itests/emu -fPIC -fvisibility=hidden
-# fmaf and F16 in one instruction where this machine has it: the same bits.
+# fmaf and F16 conversions by instructions of this machine, if it has them; the bits are the same.
 EMU_CPU    := $(foreach f,fma f16c,$(if $(shell grep -wm1 $f /proc/cpuinfo 2>/dev/null),-m$f))
 EMU_CXX     = $(CXX) -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -I. -Ilib -pthread -ffp-contract=off $(EMU_CPU) $(CPPFLAGS) $(CFLAGS) $(EMU_FLAGS)
 
@@ -256,13 +256,13 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 	mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $B/libcore.a $(LDFLAGS) $(LIBS) -lcmocka
 
-# They look into streams, whose header names those of CUDA.
+# They use internals of streams, whose header includes CUDA's.
 $B/tests/unit/test_cuda_backend $B/tests/unit/test_cuda_attention_step $B/tests/unit/test_cuda_sample \
 $B/tests/unit/test_cuda_norm_linear $B/tests/unit/test_cuda_norm $B/tests/unit/test_cuda_embed: private DEFS += -Itests/emu
 
 $B/tests/unit/test_format_input: private LIBS += -larchive # it writes archives itself
 
-# The emulation alone, with kernels of its own.
+# The emulation alone, with its own test kernels.
 EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c cublaslt_check.c cublaslt_product.c device.c event.c graph.c \
                         launch.c memory.c queue.c selftest.cpp)
 $B/tests/unit/test_emu: $(EMU_OWN)
@@ -280,7 +280,7 @@ FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/f
                 lib/merge/chat_named.c lib/model/config.c lib/model/arch% lib/model/read_rope.c lib/model/tensors.c lib/convert/names.c lib/convert/gguf_config.c \
                 lib/convert/gguf_vocab_get.c,$(LIB_SRC)))
 
-# The kernels that formats call, at every level.
+# The kernels that formats use, at every level.
 FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref joint_ref)
 FUZZ_SIMD  := $(foreach f,planes expcode joint,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o) \
               $B/fuzz/kernels/cpu/joint_amx.o
@@ -321,7 +321,7 @@ BENCH_BIN := $(patsubst tests/bench/%.c,$B/bench/%,$(BENCH_SRC))
 BENCH_AID := $(filter-out $(BENCH_SRC),$(sort $(wildcard tests/bench/*.c)))
 LLMC ?=
 
-# A library is there when three lines that use it compile and link.
+# A library is usable if a program of three lines compiles and links.
 HASH := \#
 probe = $(shell printf '%s\n' '$(HASH)include <$1>' 'int main(void) { return 0; }' | \
                 $(CC) -x c - -o /dev/null -Wl,--no-as-needed $2 2>/dev/null && echo yes)
@@ -331,7 +331,7 @@ check-cuda: ## on a GPU: operators and models against the references, compute-sa
 	$(MAKE) $(JOBS) all tests
 	scripts/check-cuda -b $B $(if $T,-t $T)
 
-# --quick, -o FILE, --parts LIST and more: see scripts/bench-cuda.  With --emulated it needs no GPU, and measures none.
+# --quick, -o FILE, --parts LIST and more: see scripts/bench-cuda.  With --emulated it needs no GPU, and its figures mean nothing.
 ARGS ?=
 bench-cuda: ## on a GPU: kernels, decoding, training steps, their ceilings and peers; LLMC=, ARGS='--quick -o FILE'
 	$(MAKE) $(JOBS) all $(BENCH_CUDA) $(if $(findstring --emulated,$(ARGS)),emu)
@@ -382,7 +382,7 @@ gen-completions: tools ## write share/completions from the option tables
 install: all ## install tools, pages, completions, presets, library and headers under DESTDIR and PREFIX
 	$(MAKE) install-built
 
-# What is built already; paths with spaces are one path.  Headers whose comment says "Private to lib/FOLDER" stay here
+# Installs existing outputs of the build; paths may contain spaces.  Headers whose comment says "Private to lib/FOLDER" stay here
 # (tests/lint/lint); those of kernels are contracts that the others name.
 install-built:
 	install -d "$$DEST/bin" "$$DEST/lib"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* block.c -- the threads of a block, as fibers of one thread of the host.
  *
- * A fiber runs threads of the block one after the other for as long as none of them waits; one that
- * waits keeps its fiber, and another fiber goes on.  So a kernel without barriers runs on one fiber
- * without a switch.  The threads that a barrier or shuffle lets go are put on a stack of those that
- * can run, in the order that is asked for; when it is empty, the next thread is started, and when
- * all have been, either all have ended or the block is stuck. */
+ * A fiber runs threads of the block one after the other as long as no thread waits.  A thread that
+ * waits keeps its fiber, and another fiber continues.  So a kernel without barriers runs on one
+ * fiber without a switch.  Threads released by a barrier or shuffle are pushed on a stack of
+ * runnable threads, in the requested order.  If the stack is empty, the next thread is started;
+ * after the last one, either all threads have ended or the block is deadlocked. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 enum {
     STACK = 256 << 10,
     STACK_GUARD = 4096,
-    GUARD = 1024, /* bytes watched behind the dynamic shared memory */
+    GUARD = 1024, /* bytes checked after the dynamic shared memory */
     MEETS = 8     /* groups of lanes with different masks in one warp at a time */
 };
 #define GUARD_BYTE 0xa5
@@ -84,8 +84,8 @@ static struct {
 #if defined(__x86_64__)
 static inline void swap(context *from, context *to)
 {
-    /* rbp cannot be named as clobbered; everything else is, so that the compiler keeps what it
-     * needs on the stack that it leaves. */
+    /* rbp cannot be declared as clobbered; all other registers are, so that the compiler keeps what
+     * it needs on the stack that it leaves. */
     __asm__ volatile("movq %%rsp, 0(%0)\n\t"
                      "movq %%rbp, 8(%0)\n\t"
                      "leaq 1f(%%rip), %%rax\n\t"
@@ -195,7 +195,7 @@ static fiber *fiber_get(void)
     return f;
 }
 
-/* ---- what runs next ---- */
+/* ---- scheduling ---- */
 
 static uint64_t draw(void)
 {
@@ -224,7 +224,7 @@ static void order_threads(void)
         shuffle(b.order, n);
 }
 
-/* The fiber to go on with; its thread is the one that runs now. */
+/* The fiber to continue with; its thread becomes the running one. */
 static fiber *next(void)
 {
     if (b.ready_n > 0) {
@@ -352,7 +352,7 @@ lm_emu_met lm_emu_meet(unsigned mask, int kind, uint64_t value, bool vote)
 
 /* ---- blocks ---- */
 
-/* All fibers at their beginning: what their threads were doing is given up. */
+/* Reset all fibers; the work of their threads is discarded. */
 static void rewind_all(void)
 {
     b.free_n = 0;
@@ -477,7 +477,7 @@ void emu_run_grid(const lm_emu_launch *k, const void *args)
         first = n - 1;
         stride = n - 1;
     } else if (emu_set.order == LM_EMU_SHUFFLED) {
-        /* A walk by a stride without a common divisor reaches every block once. */
+        /* A stride coprime to the number of blocks visits every block once. */
         first = draw() % n;
         stride = n > 2 ? 1 + draw() % (n - 1) : 1;
         while (common(stride, n) != 1)

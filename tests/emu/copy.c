@@ -21,7 +21,8 @@ static void run_copy(void *data)
     for (size_t i = 0; i < t->height; i++)
         memmove(t->dst + i * t->dpitch, t->src + i * t->spitch, t->width);
 }
-/* Zeros of many pages are fresh pages: so tensors of gigabytes cost what is touched of them. */
+/* Many pages are zeroed by mapping them anew, so that tensors of gigabytes need only the touched
+ * pages. */
 static void run_fill(void *data)
 {
     const transfer *t = data;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublasLt.h -- stands in for cuBLASLt's header: names and numbers of what products of this project
+/* cublasLt.h -- replaces cuBLASLt's header: the names and numbers that the products of this project
  * use.  cublaslt.c computes them on the host. */
 #ifndef LM_EMU_CUBLASLT_H
 #define LM_EMU_CUBLASLT_H

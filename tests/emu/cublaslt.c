@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublaslt.c -- the calls of cuBLASLt: handles, descriptors, algorithms, products put on a stream.
+/* cublaslt.c -- the calls of cuBLASLt: handles, descriptors, algorithms, products enqueued on a
+ * stream.
  *
- * A chosen algorithm remembers the alignments that it was chosen for, those of the bias and
- * auxiliary pointers too, and a product that does not keep to them is refused with a line of text:
- * a GPU would fault or be slow. */
+ * A chosen algorithm records the alignments that it was chosen for, including those of the bias and
+ * auxiliary pointers.  A product with smaller alignments is refused with a message, because a GPU
+ * would fault or be slow. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublaslt_check.c -- what cuBLASLt takes: types, sizes, pitches, epilogues, pointers.  FP8 is held to
- * what the documentation says of compute capability 9.0. */
+/* cublaslt_check.c -- the products that cuBLASLt accepts: types, sizes, pitches, epilogues,
+ * pointers.  FP8 follows the documentation for compute capability 9.0. */
 #include "cublaslt_impl.h"
 
 static bool epilogue_known(uint32_t e)
@@ -32,7 +32,7 @@ static bool modes_fit(const lt_product *p)
            (a == vec && (b == vec || b == block)) || (a == block && b == vec);
 }
 
-/* FP8: the first factor transposed, the second not; what lies in memory in rows of 16 bytes. */
+/* FP8: the first factor transposed, the second not; rows in memory are multiples of 16 bytes. */
 static cublasStatus_t check_fp8(const lt_product *p, const lt_layout *a, const lt_layout *b,
                                 const lt_layout *c, const lt_layout *d)
 {
@@ -74,7 +74,8 @@ cublasStatus_t emu_lt_check(const lt_product *p, const lt_layout *a, const lt_la
     if (wants_aux(p->epilogue) &&
         (!p->aux || p->aux_ld < (int64_t)m || p->aux_ld % 8 || (d->batch > 1 && p->aux_stride % 8)))
         return CUBLAS_STATUS_INVALID_VALUE;
-    /* Rows of 16 bytes are read and written of what lies beside D, which is stored by columns. */
+    /* Auxiliary matrices beside D, which are stored by columns, are accessed in units of 16
+     * bytes. */
     if ((wants_aux(p->epilogue) && (uintptr_t)p->aux % 16) ||
         (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->order == CUBLASLT_ORDER_ROW))
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -96,7 +97,7 @@ cublasStatus_t emu_lt_check(const lt_product *p, const lt_layout *a, const lt_la
 
 /* ---- pointers ---- */
 
-/* Bytes from the first element of a batch of matrices to behind the last. */
+/* Bytes from the first element of a batch of matrices to the end of the last. */
 static size_t extent(const lt_layout *l)
 {
     int64_t last = place(l, (int64_t)l->rows - 1, (int64_t)l->cols - 1);
@@ -114,8 +115,8 @@ static bool scales_fit(const float *scale, int mode, uint64_t outers, uint64_t k
     return !scale || emu_memory_fits(scale, n * sizeof *scale);
 }
 
-/* Bytes of what the i-th of A, B, C, D, bias and auxiliary matrix points to; of the last two, the
- * strides of a batch apart. */
+/* Bytes of the i-th of A, B, C, D, bias and auxiliary matrix; for the last two without the strides
+ * of a batch. */
 static size_t bytes_at(const lt_task *t, int i)
 {
     const lt_layout *l[] = { &t->a, &t->b, &t->c, &t->d };
@@ -143,7 +144,7 @@ bool emu_lt_pointers_sane(const lt_task *t)
     for (int i = 0; i < 6; i++) {
         if (!all[i])
             continue;
-        uintptr_t every = (uintptr_t)all[i]; /* and where the other matrices of a batch are */
+        uintptr_t every = (uintptr_t)all[i]; /* and of a batch's other matrices */
         if (i < 4 && l[i]->batch > 1)
             every |= (uintptr_t)l[i]->batch_stride * type_size(l[i]->type);
         if (every % chosen->align[i]) {

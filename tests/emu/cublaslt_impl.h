@@ -6,7 +6,7 @@
 #include "cublasLt.h"
 #include "emu_impl.h"
 
-/* ---- what lies in cuBLASLt's opaque structs ---- */
+/* ---- contents of cuBLASLt's opaque structs ---- */
 
 typedef struct {
     int32_t type, order;
@@ -42,7 +42,7 @@ _Static_assert(sizeof(lt_product) <= sizeof(cublasLtMatmulDescOpaque_t), "fits")
 _Static_assert(sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
 _Static_assert(sizeof(lt_choice) <= sizeof(cublasLtMatmulAlgo_t), "fits");
 
-/* A product on its way. */
+/* An enqueued product. */
 typedef struct {
     lt_product p;
     lt_layout a, b, c, d;
@@ -57,8 +57,8 @@ typedef struct {
 
 /* ---- of these ---- */
 
-/* Bits of an epilogue that have no name of their own: sums of D go where a bias comes from, what
- * GELU is taken of is read, an auxiliary matrix. */
+/* Bits of an epilogue without a public name: sums of D are written to the bias pointer, the input
+ * of GELU is read, there is an auxiliary matrix. */
 enum { BIT_BGRAD = 16, BIT_DGELU = 64, BIT_AUX = 128 };
 
 static inline bool is_fp8(int type)
@@ -92,19 +92,19 @@ static inline bool by_blocks(const lt_product *p)
     return p->mode_a != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
 
-/* Where an element lies. */
+/* Index of an element. */
 static inline int64_t place(const lt_layout *l, int64_t row, int64_t col)
 {
     return l->order == CUBLASLT_ORDER_ROW ? row * l->ld + col : col * l->ld + row;
 }
 
-/* cublaslt_check.c: whether cuBLASLt takes a product, as its documentation says. */
+/* cublaslt_check.c: whether cuBLASLt accepts a product according to its documentation. */
 LM_EMU_HIDDEN cublasStatus_t emu_lt_check(const lt_product *p, const lt_layout *a,
                                           const lt_layout *b, const lt_layout *c,
                                           const lt_layout *d);
 LM_EMU_HIDDEN bool emu_lt_pointers_sane(const lt_task *t);
 
-/* cublaslt_product.c: makes one; emu_work of a task. */
+/* cublaslt_product.c: computes a product; the emu_work of a task. */
 LM_EMU_HIDDEN void emu_lt_run(void *data);
 
 #endif

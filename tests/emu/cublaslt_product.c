@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublaslt_product.c -- cuBLASLt's matrix product, from its documented meaning, in plain F32 on the
- * host: D = epilogue(alpha op(A) op(B) + beta C), column-major.  Sums go over k in order. */
+/* cublaslt_product.c -- cuBLASLt's matrix product as documented, in plain F32 on the host: D =
+ * epilogue(alpha op(A) op(B) + beta C), column-major.  Sums go over k in order. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,7 +112,7 @@ static void sums_of_factor(const float *x, bool by_k, int64_t outer, int64_t k, 
     }
 }
 
-/* The scale of an operand's row `outer` in block `block` of k; outers, blocks: how many. */
+/* The scale of an operand's row `outer` in block `block` of k; outers, blocks: their numbers. */
 static float scale_of(const float *scale, int mode, int64_t outer, int64_t outers, int64_t block,
                       int64_t blocks)
 {
@@ -125,7 +125,7 @@ static float scale_of(const float *scale, int mode, int64_t outer, int64_t outer
     return *scale;
 }
 
-/* A column of op(A) op(B), scales and all: each block of k by itself, then times its scales. */
+/* A column of op(A) op(B): each block of k is summed, then multiplied by its scales. */
 static void sum_column(const lt_product *p, const float *a, const float *b, int64_t m, int64_t n,
                        int64_t k, int64_t j, float *part, float *sum)
 {

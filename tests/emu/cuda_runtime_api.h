@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_runtime_api.h -- stands in for the CUDA runtime's header when the CUDA module is built to
- * run on the host: the same names and numbers for what this project uses, and nothing else.
+/* cuda_runtime_api.h -- replaces the CUDA runtime's header when the CUDA module is built for the
+ * host: the same names and numbers, but only those that this project uses.
  *
- * The emulated GPU is one lazy thread of execution.  Work put on a stream is queued there and done
- * when something waits for it (or the queue is full), so a program that reads results or reuses a
- * host buffer without waiting gets wrong bits here as it would on a GPU, only always.
- * emu.h says how to steer it. */
+ * The emulated GPU is one lazy thread of execution.  Work on a stream is queued, and executed when
+ * the program waits for it (or the queue is full).  So a program that reads results or reuses a
+ * host buffer without waiting always gets wrong bits here, as it sometimes would on a GPU.  emu.h
+ * has functions and variables that control it. */
 #ifndef LM_EMU_CUDA_RUNTIME_API_H
 #define LM_EMU_CUDA_RUNTIME_API_H
 

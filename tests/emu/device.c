@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.c -- the emulated device: what it is, its errors, and the lock that calls hold. */
+/* device.c -- the emulated device: its properties, its errors, and the lock that calls hold. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,8 +12,8 @@ emu_settings emu_set = { .memory = (size_t)2 << 30, .devices = 1 };
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static cudaError_t broken;                /* of the device: stays */
-static _Thread_local cudaError_t latched; /* of the last call that failed */
+static cudaError_t broken;                /* error of the device, which is permanent */
+static _Thread_local cudaError_t latched; /* error of the last failed call */
 static char report[512];
 
 static struct {
@@ -120,7 +120,7 @@ bool emu_kernel_begins(const char *name)
     return false;
 }
 
-/* ---- steering ---- */
+/* ---- control ---- */
 
 void lm_emu_order(int order, uint64_t seed)
 {
@@ -323,7 +323,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
             .regsPerMultiprocessor = 65536,
             .sharedMemPerBlockOptin = SHARED_MAX,
         };
-    if (!code && getenv("LM_EMU_CARD")) /* a name of the table of cards, for what follows from it */
+    if (!code && getenv("LM_EMU_CARD")) /* a name of the table of cards, for tests of its figures */
         snprintf(prop->name, sizeof prop->name, "%s", getenv("LM_EMU_CARD"));
     return emu_leave(code);
 }
@@ -380,7 +380,7 @@ cudaError_t cudaRuntimeGetVersion(int *version)
     return cudaSuccess;
 }
 
-/* ---- shared memory beyond the ordinary ---- */
+/* ---- more than 48 KiB of shared memory ---- */
 
 static cudaError_t allow(const void *kernel, long bytes)
 {

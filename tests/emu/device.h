@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.h -- the language of kernels, as C++ of the host: what device.cuh includes when LM_EMU is
- * defined.  The machine behind it is block.c (threads) and queue.c (streams). */
+/* device.h -- the language of kernels as C++ for the host; device.cuh includes it if LM_EMU is
+ * defined.  block.c implements threads, queue.c streams. */
 #ifndef LM_EMU_DEVICE_H
 #define LM_EMU_DEVICE_H
 
@@ -13,7 +13,7 @@
 #include "cuda_runtime_api.h"
 #include "emu.h"
 
-/* ---- words of the language ---- */
+/* ---- keywords of the language ---- */
 
 #define __global__
 #define __device__
@@ -83,7 +83,7 @@ struct dim3 {
     }
 };
 
-/* ---- places ---- */
+/* ---- indices ---- */
 
 #define threadIdx lm_emu_thread_idx
 #define blockIdx  lm_emu_block_idx
@@ -106,7 +106,7 @@ template <class T> inline const void *lm_emu_pointer(T *const &p)
     return (const void *)p;
 }
 
-/* The arguments become the kernel's parameters here, by value, and travel with the call. */
+/* The arguments are converted to the kernel's parameters here and copied with the call. */
 template <class... P>
 inline void lm_emu_start(const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
                          size_t shared, void *stream, typename lm_emu_same<P>::type... args)
@@ -153,7 +153,7 @@ inline int __syncthreads_and(int x)
 {
     return lm_emu_barrier(0, x == 0).bits == 0;
 }
-/* Memory is one and threads do not run at the same time. */
+/* There is one memory, and threads do not run at the same time. */
 inline void __threadfence(void)
 {
 }
@@ -194,7 +194,7 @@ inline unsigned __activemask(void)
     return 0xffffffffu;
 }
 
-/* A lane that is not there, or brought nothing, gives all ones: a NaN. */
+/* A lane that does not exist, or passed no value, gives all ones: a NaN. */
 template <class T> inline lm_emu_met lm_emu_bring(unsigned mask, T x)
 {
     static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value, "4 or 8 bytes");

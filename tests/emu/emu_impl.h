@@ -34,40 +34,41 @@ typedef struct {
 /* device.c: settings, errors, the lock that every call of the API holds */
 extern LM_EMU_HIDDEN emu_settings emu_set;
 LM_EMU_HIDDEN void emu_enter(void);
-/* Leaves; the result is `code`, or the device's own error, which stays; errors are latched. */
+/* Releases the lock; returns `code`, or the permanent error of the device; errors are latched. */
 LM_EMU_HIDDEN cudaError_t emu_leave(cudaError_t code);
-/* Leaves and says nothing of errors: for what frees. */
+/* Releases the lock without an error: for functions that free. */
 LM_EMU_HIDDEN cudaError_t emu_leave_freed(cudaError_t code);
 /* The device's error, if it has one. */
 LM_EMU_HIDDEN cudaError_t emu_broken(void);
 LM_EMU_HIDDEN void emu_break(cudaError_t code, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* What is wrong with a call, to be printed; not an error of the device. */
+/* Print an error of a call, which is not an error of the device. */
 LM_EMU_HIDDEN void emu_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 LM_EMU_HIDDEN size_t emu_shared_allowed(const void *kernel);
 
-/* Counts a kernel, by which the device may disappear (LM_EMU_FAIL): false. */
+/* Count a kernel; false if the device is lost at it (LM_EMU_FAIL). */
 LM_EMU_HIDDEN bool emu_kernel_begins(const char *name);
 
 /* block.c */
 LM_EMU_HIDDEN void emu_run_grid(const lm_emu_launch *k, const void *args);
 LM_EMU_HIDDEN extern uint64_t emu_kernels, emu_switches;
 
-/* memory.c: whether p lies in, or right behind, memory of the device or pinned; whether n bytes at
- * p are inside the allocation that they begin in, if any; whether all guards are whole */
+/* memory.c: whether p is in, or just after, device or pinned memory; whether n bytes at p are
+ * inside the allocation in which they begin, if any; whether all guards are intact */
 LM_EMU_HIDDEN bool emu_memory_known(const void *p);
 LM_EMU_HIDDEN bool emu_memory_fits(const void *p, size_t n);
 LM_EMU_HIDDEN void emu_memory_check(const char *after);
 
-/* queue.c: a piece of work at the end of a stream, or of what is captured there; data is copied.
+/* queue.c: appends a piece of work to a stream, or to its capture; data is copied.
  * drop(data): it will not run again. */
 typedef void (*emu_work)(void *data);
 LM_EMU_HIDDEN cudaError_t emu_put(cudaStream_t s, emu_work run, emu_work drop, const void *data,
                                   size_t bytes);
-/* Everything on every stream is done; or forgotten. */
+/* Execute, or drop, all work of all streams. */
 LM_EMU_HIDDEN void emu_drain(void);
 LM_EMU_HIDDEN void emu_drop(void);
-/* A call that must not come during a capture: spoils those under way and returns the error. */
+/* For calls that are not allowed during a capture: invalidates active captures and returns the
+ * error. */
 LM_EMU_HIDDEN cudaError_t emu_uncaptured(void);
 
 #endif

@@ -107,7 +107,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle)
     return emu_leave(code);
 }
 
-/* Both are part of one capture, or the stream joins it now. */
+/* Both belong to one capture, or the stream joins it. */
 static cudaError_t wait_captured(struct CUstream_st *s, cudaEvent_t event)
 {
     struct CUgraph_st *g = NULL;
@@ -170,7 +170,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     return emu_leave(reach(event, &busy));
 }
 
-/* Says once that it is not there yet. */
+/* Reports once that the event is not complete, so that a caller has to query again. */
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     bool busy;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm.cpp -- products as kernels call for them (gemm.cuh), for tests: also those that no operator
- * asks for. */
+/* gemm.cpp -- the product functions of kernels (gemm.cuh), for tests: also products that no
+ * operator uses. */
 #include "kernels/cuda/gemm.cuh"
 
 #include "emu.h"
@@ -28,7 +28,7 @@ static gemm_call call_of(const lm_gemm *g, lm_activation act, bool slope, void *
     return c;
 }
 
-/* Pointers are of the device; work has as many bytes as the function before says. */
+/* Pointers are device pointers; work has the size that the preceding function returns. */
 extern "C" {
 LM_EMU_PUBLIC size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride,
                                       const lm_stream *s);

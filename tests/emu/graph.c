@@ -72,7 +72,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureSta
     return emu_leave(cudaSuccess);
 }
 
-/* How many there are; nodes themselves cannot be had. */
+/* Returns the number of nodes only. */
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n)
 {
     emu_enter();

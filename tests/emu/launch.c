@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch.c -- kernels on their way to a stream: what a launch may ask for. */
+/* launch.c -- launches of kernels: checks of their parameters. */
 #include <stdalign.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.c -- memory of the emulated device and pinned memory of the host: mappings of their own
- * with guards on both sides, and 0xff (NaN) inside but for what a large one has beyond 16 MiB. */
+/* memory.c -- memory of the emulated device and pinned memory of the host: separate mappings with
+ * guards on both sides, filled with 0xff (NaN) up to 16 MiB. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -95,7 +95,7 @@ static cudaError_t put_back(void *p, bool pinned)
 {
     if (!p)
         return cudaSuccess;
-    emu_drain(); /* what uses it is done first */
+    emu_drain(); /* work that uses it is executed first */
     region *r = find(p);
     if (!r || r->at != p || r->pinned != pinned) {
         emu_say("%p is freed and is no %s memory", p, pinned ? "pinned" : "device");

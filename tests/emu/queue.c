@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* queue.c -- streams of the emulated device: lists of work, done when something waits for it. */
+/* queue.c -- streams of the emulated device: lists of work, executed when the program waits for
+ * it. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "queue.h"
 
-enum { QUEUE_MAX = 1024 }; /* pieces of work that may wait on a stream */
+enum { QUEUE_MAX = 1024 }; /* pieces of work that a stream may queue */
 
 struct CUstream_st emu_legacy;
 struct CUstream_st *emu_streams = &emu_legacy;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* queue.h -- streams and graphs as the emulation has them: queue.c, event.c, graph.c.
+/* queue.h -- streams and graphs of the emulation: queue.c, event.c, graph.c.
  *
- * A stream is a list of work.  The end of a list is known by how many pieces have been put there;
- * an event's mark is such a number.  A graph is a list that is kept.  All of it under the lock of
- * device.c. */
+ * A stream is a list of work.  A position in a list is the number of pieces appended before it; the
+ * mark of an event is such a number.  A graph is a list that is kept.  The lock of device.c
+ * protects all of them. */
 #ifndef LM_EMU_QUEUE_H
 #define LM_EMU_QUEUE_H
 
@@ -36,7 +36,7 @@ struct CUstream_st {
     unsigned flags;
     list items;
     uint64_t put, done;
-    struct CUgraph_st *capture; /* where work goes instead */
+    struct CUgraph_st *capture; /* list that gets the work during a capture */
     bool loose;                 /* captured work that the origin has not waited for */
 };
 
@@ -45,14 +45,14 @@ LM_EMU_HIDDEN extern struct CUstream_st *emu_streams, emu_legacy;
 
 /* Zeros. */
 LM_EMU_HIDDEN void *emu_allocate(size_t bytes);
-/* Forgets what is on a list. */
+/* Drop the work of a list. */
 LM_EMU_HIDDEN void emu_empty(list *l);
-/* Does what was put on s before `until`. */
+/* Execute the work on s before `until`. */
 LM_EMU_HIDDEN void emu_advance(struct CUstream_st *s, uint64_t until);
 /* The stream of a handle; NULL if there is none. */
 LM_EMU_HIDDEN struct CUstream_st *emu_stream(cudaStream_t s);
 
-/* graph.c: one user less; no stream is captured into g any more */
+/* graph.c: remove a user; no stream is captured into g after this */
 LM_EMU_HIDDEN void emu_graph_leave(struct CUgraph_st *g);
 LM_EMU_HIDDEN void emu_end_capture(struct CUgraph_st *g);
 

@@ -179,7 +179,7 @@ void emu_try_order(int *y, int blocks, cudaStream_t handle)
     LM_LAUNCH(order, blocks, 32, 0, &s, y);
 }
 
-/* ---- what must be caught ---- */
+/* ---- errors that must be detected ---- */
 
 __global__ static void diverge(int at_barrier)
 {

@@ -20,9 +20,9 @@ void emu_try_sum(const float *x, float *y, int64_t n, int blocks, int threads, c
 /* Values go round the block `rounds` times through dynamic shared memory; without the second
  * barrier when racy. */
 void emu_try_rotate(float *y, int threads, int rounds, int racy, cudaStream_t s);
-/* One warp: 8 results for each lane (selftest.cpp says which). */
+/* One warp: 8 results for each lane, see selftest.cpp. */
 void emu_try_warp(uint32_t *y, cudaStream_t s);
-/* y[0..2]: how many threads have an odd index, whether any has index 5, whether all are within. */
+/* y[0..2]: number of threads with an odd index, whether any has index 5, whether all are within. */
 void emu_try_votes(int *y, int threads, cudaStream_t s);
 /* Sums by atomics over `blocks` blocks of 64 threads; y has 4 numbers. */
 void emu_try_atomics(unsigned *y, int blocks, cudaStream_t s);
@@ -32,7 +32,7 @@ void emu_try_places(int *y, cudaStream_t s);
  * y[blocks + 1] the thread of 32 that came last. */
 void emu_try_order(int *y, int blocks, cudaStream_t s);
 
-/* What must be caught. */
+/* Errors that must be detected. */
 void emu_try_diverge(int threads, int at_barrier, cudaStream_t s);
 void emu_try_half_warp(int barrier, cudaStream_t s);
 void emu_try_mixed_warp(cudaStream_t s);

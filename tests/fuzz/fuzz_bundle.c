@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_bundle -- any bytes as a model in a file (tar, compressed tar, .safetensors, .lmz) and as the
- * same on a pipe.
+/* fuzz_bundle -- any bytes as a model in a file (tar, compressed tar, .safetensors, .lmz) and on a
+ * pipe.
  *
- * Both must open and be read to their end, or fail with a message; when both succeed they hold the
- * same tensors. */
+ * Both must open and be read to their end, or fail with a message; if both succeed, they must have
+ * the same tensors. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

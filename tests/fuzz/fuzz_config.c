@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_config -- any bytes as config.json and as the index of a sharded model.
  *
- * A config that parses must come back from its pretty form as the same tree; a folder with that
+ * A config that parses must give the same tree when its printed form is parsed; a folder with that
  * index must open or fail with a message, whatever files it names. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_gguf -- any bytes as a GGUF file: its tables, and what config.json and tokenizer.json are
- * made of.  What is accepted lies inside the file, and a config made from it can be read. */
+/* fuzz_gguf -- any bytes as a GGUF file: its tables, and its metadata for config.json and
+ * tokenizer.json.  Accepted tensors must be inside the file, and a config made from it must be
+ * readable. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_idx.c -- a Megatron index: whatever is taken must keep every document inside the ids.
+/* fuzz_idx.c -- a Megatron index: every document of an accepted index must be inside the ids.
  *
  * The first two bytes are the size of the .bin, the rest is the .idx. */
 #include <stdint.h>
@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 2)
         return 0;
     uint64_t bin = data[0] | (uint64_t)data[1] << 8;
-    uint8_t *copy = malloc(size - 1); /* its own block: a read beyond the end is seen */
+    uint8_t *copy = malloc(size - 1); /* ASan detects reads beyond it */
     memcpy(copy, data + 2, size - 2);
     if (!lm_tokens_parse_idx(&t, copy, size - 2, bin, "fuzz", &e)) {
         int64_t before = 0;
@@ -32,7 +32,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             if (lm_tokens_doc_start(&t, lm_tokens_doc_of(&t, at)) > at)
                 abort();
     } else if (!e.what[0]) {
-        abort(); /* a refusal says why */
+        abort(); /* a refusal must have a message */
     }
     free(copy);
     return 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_imatrix -- any bytes as an importance matrix of either format: what is accepted has finite means
- * that are not negative. */
+/* fuzz_imatrix -- any bytes as an importance matrix of either format: accepted means must be finite
+ * and not negative. */
 #include <stdlib.h>
 
 #include "format/imatrix.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_json.c -- JSON text: what parses must be written and parse again. */
+/* fuzz_json.c -- JSON text: a text that parses must parse again after it is printed. */
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_jsonl.c -- a line of JSONL: what the scanner takes, a full parser takes and reads the same.
- */
+/* fuzz_jsonl.c -- a line of JSONL: a full parser must accept what the scanner accepts, with the
+ * same text. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* An escape of a surrogate (\ud800 to \udfff) stands somewhere in the line. */
+/* True if the line contains an escape of a surrogate (\ud800 to \udfff). */
 static bool has_surrogate(const char *p, size_t len)
 {
     for (size_t i = 0; i + 5 < len; i++)
@@ -24,8 +24,9 @@ static bool has_surrogate(const char *p, size_t len)
     return false;
 }
 
-/* The text of a valid line, by jansson.  It refuses what RFC 8259 allows: numbers out of range, zeros in
- * keys, and lone surrogates, which the scanner minds in the text only. */
+/* Compare with jansson's text of a valid line.  jansson refuses some lines that RFC 8259 allows:
+ * numbers out of range, zeros in keys, and lone surrogates, which the scanner refuses in the text
+ * only. */
 static void compare(const lm_doc *doc)
 {
     json_error_t why;
@@ -44,7 +45,7 @@ static void compare(const lm_doc *doc)
     json_decref(tree);
 }
 
-/* Fields inside of objects, and several: the text is UTF-8, or the failure is of the format. */
+/* Nested fields, and several fields: the text must be UTF-8, or the error LM_EFORMAT. */
 static void read_fields(const uint8_t *data, size_t size)
 {
     static const char *const field[] = { "a.b", "text", "a" };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_lmz -- any bytes as an .lmz: by index, forward, and salvaged; once as they are, and once with
- * the checks of header and records made right, so that what they guard is reached.  And as the
- * bytes of an index, which must come back from its table as they were. */
+/* fuzz_lmz -- any bytes as an .lmz: by index, forward, and salvaged; once unchanged, and once with
+ * corrected checksums of header and records, so that the code after these checks is reached.  And
+ * as the bytes of an index, which must be reproduced from its table. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 enum { ROOM = 1 << 16 };
 static uint8_t room[ROOM];
-/* No file that an input names is opened. */
+/* Files that an input names must not be opened. */
 static const lm_bundle_opts opts = { .base = "/nonexistent/base" };
 
 typedef struct {
@@ -40,7 +40,7 @@ static void expect_told(lm_code rc, const lm_err *e)
         abort();
 }
 
-/* Forward; what is read makes up the files announced. */
+/* Read forward; the data must have the sizes that the file announces. */
 static bool stream(const uint8_t *data, size_t size)
 {
     memory m = { data, size };
@@ -124,13 +124,13 @@ static void file_and_stream(const uint8_t *data, size_t size)
     if (fd < 0 || write(fd, data, size) != (ssize_t)size)
         abort();
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (whole(path) && !stream(data, size)) /* verify looks at all that a stream looks at */
+    if (whole(path) && !stream(data, size)) /* verify checks everything that a stream checks */
         abort();
     stream(data, size);
     close(fd);
 }
 
-/* Make the checks right, from record to record. */
+/* Correct the checksums of all records. */
 static void repair(uint8_t *p, size_t size)
 {
     size_t n = size >= LMZ_HEADER ? lmz_header_size(p) : 0, at = n;
@@ -164,7 +164,7 @@ static void as_index(const uint8_t *data, size_t size)
     lm_code rc = lmz_table_from_index(&t, data, size, LMZ_HEADER, UINT64_MAX, "fuzz", &e);
 
     expect_told(rc, &e);
-    if (t.files && t.file[t.files - 1].end) /* it is right but for where it ends */
+    if (t.files && t.file[t.files - 1].end) /* it is valid except for its end */
         last = t.file[t.files - 1].end + lmz_end_size(strlen(t.file[t.files - 1].pub->name));
     lmz_table_fini(&t);
     e = (lm_err){ 0 };

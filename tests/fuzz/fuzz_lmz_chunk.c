@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_lmz_chunk.c -- chunks of .lmz files: whatever the bytes, decoding stays inside its buffers
- * and every processor level gives the same answer; what was encoded comes back.
+/* fuzz_lmz_chunk.c -- chunks of .lmz files: for any bytes, decoding stays inside its buffers and
+ * every processor level gives the same result; encoded data are restored.
  *
- * Byte 0 is the kind of elements and the way: even, the rest is a chunk to decode; odd, the rest is
- * data to encode, to decode, and to decode once more with one bit flipped.  Bytes 1 and 2: the
- * number of elements of a chunk to decode, or the place of that bit. */
+ * Byte 0 is the kind of elements and the mode: even, the rest is a chunk to decode; odd, the rest
+ * is data to encode, to decode, and to decode once more with one bit flipped.  Bytes 1 and 2: the
+ * number of elements of a chunk to decode, or the position of that bit. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static lm_lmz_coder *coder(lm_cpu_level cpu)
     return made[cpu];
 }
 
-/* Decode on every level; true when it went well, *back then holds the bytes. */
+/* Decode on every level; true on success, with the bytes in *back. */
 static int decode(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t raw, uint8_t *back)
 {
     uint8_t *copy = malloc(len + !len), *other = malloc(raw + !raw), *base = calloc(raw + 1, 1);

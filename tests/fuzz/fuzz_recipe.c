@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_recipe.c -- mergekit YAML: whatever the text is, a recipe comes out of it or one error, and
- * what came out can be shown and checked.  The table of methods is a stand-in: no method runs. */
+/* fuzz_recipe.c -- mergekit YAML: any text gives a recipe or one error, and the recipe can be
+ * printed and checked.  The table of methods is a stub: no method runs. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
     [LM_MERGE_RAM_R] = { "r", NULL, false, false, 0, 1e30, "" },
     [LM_MERGE_RAM_ALPHA] = { "ram_alpha", NULL, false, false, 0, 1e30, "" },
 };
-/* Takes everything, so that every reader is reached. */
+/* Has every parameter, so that every reader is reached. */
 static const lm_merge_method any = {
     .name = "ties", .base_allowed = true, .min_models = 1, .takes = ~(uint64_t)0, .required = 1
 };

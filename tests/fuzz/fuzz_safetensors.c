@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_safetensors -- any bytes as a safetensors file: whole, and as a stream.  What is accepted
- * must cover the data exactly and come back from its own plan. */
+/* fuzz_safetensors -- any bytes as a safetensors file: mapped, and as a stream.  The tensors of an
+ * accepted file must cover the data exactly, and a plan of them must give the same header. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,7 +76,7 @@ static void check_plan(const lm_st_table *t)
     lm_buf_fini(&out);
 }
 
-/* What the scan accepts is JSON, and holds just these tensors. */
+/* A header that the scan accepts must be JSON with exactly these tensors. */
 static void check_scan(const char *text, size_t len)
 {
     lm_st_table t = { 0 };

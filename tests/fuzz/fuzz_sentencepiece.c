@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_sentencepiece.c -- a tokenizer.model: what is read must make a tokenizer.json that loads, and
- * encode a text with it; else the error says why. */
+/* fuzz_sentencepiece.c -- a tokenizer.model: an accepted file must give a tokenizer.json that loads
+ * and encodes a text; otherwise there must be a message. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

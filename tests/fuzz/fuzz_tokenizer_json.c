@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_tokenizer_json.c -- a tokenizer.json and, behind a NUL, a text: what loads must encode the
- * text or say why not, decode its own ids to valid UTF-8, and stream the same text. */
+/* fuzz_tokenizer_json.c -- a tokenizer.json and, after a NUL, a text: a tokenizer that loads must
+ * encode the text or give a message, decode its own ids to valid UTF-8, and stream the same
+ * text. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# inject.bash -- for CLI tests: run a command again and again, each time with another call failing.
+# inject.bash -- for CLI tests: run a command repeatedly, each time with another failing call.
 # shellcheck shell=bash
 #
 #   load ../inject/inject
 #   inject_each write 50 my_check train-tokenizer -f -o out.json corpus.jsonl
 #
 # For n = 1, 2, ... the n-th call of the kind (malloc, write, fsync, rename, mmap) fails, until the
-# command makes fewer than n of them, or n reaches the limit.  Each time it must end by itself (no signal)
-# with one line on standard error and a status of 1, or have got over it (status 0); no temporary may be
-# left; and the check, a function that gets the status as $1, must agree ("true" for none).
+# command makes fewer than n of them, or n reaches the limit.  Each time it must exit (not by a signal)
+# with one line on standard error and status 1, or handle the failure (status 0); it must leave no temporary
+# file; and the check, a function that gets the status as $1, must succeed ("true" for no check).
 
-# fast_clock FACTOR COMMAND ...: run a command whose monotonic clock goes FACTOR times as fast
+# fast_clock FACTOR COMMAND ...: run a command whose monotonic clock runs FACTOR times as fast
 fast_clock() {
     local factor=$1 shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so
     shift
@@ -57,8 +57,8 @@ inject_each() {
     fi
 }
 
-# kill_each KIND LIMIT CHECK COMMAND ...: the same, but the process is killed in place of the n-th call, and the
-# check looks at what that leaves.
+# kill_each KIND LIMIT CHECK COMMAND ...: the same, but the process is killed at the n-th call, and the check
+# inspects the remaining files.
 kill_each() {
     local kind=$1 limit=$2 check=$3 n status
     local shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so

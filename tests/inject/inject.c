@@ -4,9 +4,9 @@
  * LM_INJECT=KIND:N with KIND malloc, write, fsync, rename, unlink or mmap; N counts from 1.
  * LM_INJECT_KILL: the process is killed in place of that call.
  * LM_INJECT_LOG=FILE gets one line when the failure has happened.
- * LM_INJECT_CLOCK=F: the monotonic clock runs F times as fast, for what is done every so many minutes.
+ * LM_INJECT_CLOCK=F: the monotonic clock runs F times as fast, for tests of periodic actions.
  *
- * Stream output leaves libc by an inner way, so for "write" also fwrite and fflush count. */
+ * Stream output calls an internal write of libc, so for "write" also fwrite and fflush count. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -59,7 +59,7 @@ static bool fails(const char *what, int error)
     return true;
 }
 
-/* The function of this name behind this one. */
+/* The next definition of this function, that of libc. */
 #define NEXT(name) ((__typeof__(&name))(uintptr_t)dlsym(RTLD_NEXT, #name))
 
 extern void *__libc_malloc(size_t n);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nvToolsExt.h -- named ranges of a profiler that is not there. */
+/* nvToolsExt.h -- an empty replacement of NVTX, the named ranges of a profiler. */
 #ifndef LM_EMU_NVTOOLSEXT_H
 #define LM_EMU_NVTOOLSEXT_H
 

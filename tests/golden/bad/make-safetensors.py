@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write the malformed safetensors files of this folder and safetensors.list, which says for each what its
-error message must contain.  Needs nothing but Python; run it in this folder."""
+"""Write the malformed safetensors files of this folder and safetensors.list, which has for each a part of
+the expected error message.  Needs only Python; run it in this folder."""
 import json
 import struct
 
