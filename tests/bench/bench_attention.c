@@ -3,11 +3,10 @@
  * measured in the same run (AMX with tiles from L1 for BF16, vector FMA for F32); decoding as a
  * share of the read bandwidth.
  *
- * usage: bench_attention [--quick] [--threads N] [NAME]     (only the shapes whose name starts with
- * NAME)
+ * usage: bench_attention [--quick] [--threads N] [NAME]     (only shapes NAME*)
  *
  * FLOPs are those of the usual convention: forward 4 B H T^2 D, halved for the causal mask,
- * backward 2.5 times that; what is recomputed or masked inside a tile does not count.  Figures are
+ * backward 2.5 times that; recomputed and masked work inside a tile does not count.  Figures are
  * medians. */
 #include <math.h>
 #include <stdio.h>
@@ -119,7 +118,7 @@ static void measure(const shape *s, lm_dtype act)
         lm_block_free(all[i]->data, bytes_of(all[i]));
 }
 
-/* One token for each of B sequences over a cache of S places: bytes of the cache a second. */
+/* One token for each of B sequences over a cache of S positions: bytes of the cache per second. */
 static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t D, lm_dtype act)
 {
     static const lm_step step = { .seed = 1 };

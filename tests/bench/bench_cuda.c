@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_cuda.c -- what a CUDA device can do at most, and how near to it the kernels come: bytes/s of a copy
- * within the device, FLOP/s of big products by cuBLASLt, then each kernel on shapes of GPT-2 and Llama, joined
- * operators beside the sum of their parts.
+/* bench_cuda.c -- ceilings of a CUDA device, and the kernels beside them: bytes/s of a copy within
+ * the device, FLOP/s of large products by cuBLASLt, then each kernel on shapes of GPT-2 and Llama,
+ * joined operators beside the sum of their parts.
  *
  * usage: bench_cuda [--quick] [--toy] [--seconds N] [--paths LIST] [--device DEV] MODULES [NAME]
- *        bench_cuda --probe [--device DEV] MODULES      (what the device is, and what of it is free)
+ *        bench_cuda --probe [--device DEV] MODULES      (properties and free memory of the device)
  *
- * MODULES is the folder of libcore-cuda.so; NAME takes operators only whose names begin so.  Bytes and FLOPs
- * are those of the operators' cost rules, every operand once.  A kernel's ceiling is that of copies or of
- * products in its type, whichever would take longer; both are measured first, in the same run.  Operands are
- * random normal numbers; small ones lie there several times over, so that caches hold nothing of the last
- * call.  --toy: shapes that an emulated device can do. */
+ * MODULES is the folder of libcore-cuda.so; NAME: only operators whose names begin so.  Bytes and
+ * FLOPs are those of the operators' cost rules, every operand once.  A kernel's ceiling is that of
+ * copies or of products in its type, whichever would take longer; both are measured first, in the
+ * same run.  Operands are random normal numbers; there are several copies of small ones, so that
+ * caches hold nothing of the last call.  --toy: shapes that are small enough for the emulated
+ * device. */
 #include "kernels/cuda/blaslt.h"
 #include "kernels/linear.h"
 #include "op/ops.h"
@@ -19,13 +20,13 @@
 
 enum { SETS = 32, PATTERN = 65521, MOST_CASES = 512 };
 enum { OF_BF16, OF_F32, OF_TF32, OF_FP8, PRODUCTS };
-static const size_t cold = (size_t)256 << 20; /* bytes that no cache holds */
+static const size_t cold = (size_t)256 << 20; /* more bytes than any cache */
 
 static struct {
-    lm_backend *path[PATHS]; /* one device; NULL where a path is not to be had */
+    lm_backend *path[PATHS]; /* one device; NULL for a path that is not available */
     bool wanted[PATHS];
     double copy, product[PRODUCTS];                    /* ceilings: bytes/s; FLOP/s; 0: unknown */
-    void (*counts)(const lm_stream *, lm_lt_counts *); /* what cuBLASLt did so far; may be NULL */
+    void (*counts)(const lm_stream *, lm_lt_counts *); /* counts of cuBLASLt; may be NULL */
     double deadline, budget;
     const char *only;
     bool quick, toy, probe, fp8;
@@ -73,8 +74,8 @@ static double number(const operand *o, lm_rng r, int64_t i)
     }
 }
 
-/* The beginning is drawn here, the rest is copies of it there: their period is a prime, but for
- * positions, whose period must be theirs. */
+/* The beginning is drawn on the host, the rest are copies of it on the device: their period is a
+ * prime, except for positions, which have their own period. */
 static void fill(const operand *o, void *data)
 {
     static uint64_t drawn;
@@ -100,7 +101,7 @@ static void fill(const operand *o, void *data)
     bench_must(b->sync(b, NULL, &e), &e);
 }
 
-/* A case with its operands on the device, so many times over that caches do not help. */
+/* A case with its operands on the device, in so many copies that caches do not help. */
 typedef struct {
     const bench_case *c;
     const lm_kernel *kernel;
@@ -134,7 +135,7 @@ static void describe(const bench_case *c, placed *p)
     }
 }
 
-/* False: it does not fit into what the device has free, which is noted. */
+/* False if it does not fit into the free memory of the device, with a note. */
 static bool put_in_place(const bench_case *c, placed *p)
 {
     lm_backend *b = device();
@@ -210,7 +211,7 @@ static measured *times_of(const bench_part *p, lm_dtype act)
     return NULL;
 }
 
-/* Has this path a way of its own to do it, or to do what it stands in for? */
+/* True if this path has its own kernel for the case, or for the parts that it replaces. */
 static bool differs(const bench_case *c, int path)
 {
     const lm_kernel *k;
@@ -229,7 +230,7 @@ static bool differs(const bench_case *c, int path)
     return k && k->level == path;
 }
 
-/* What cuBLASLt has done for a path until now. */
+/* Counts of cuBLASLt for a path so far. */
 static lm_lt_counts counts_of(int path)
 {
     lm_lt_counts n = { 0 };
@@ -238,7 +239,7 @@ static lm_lt_counts counts_of(int path)
     return n;
 }
 
-/* False: cuBLASLt has left the products to the plain kernels. */
+/* False if the plain kernels computed the products instead of cuBLASLt. */
 static bool served(const bench_case *c, lm_lt_counts before, int path)
 {
     lm_lt_counts now = counts_of(path);
@@ -270,7 +271,7 @@ static bool time_on(placed *p, int path, timing *t)
     if (p->kernel->work)
         work = p->kernel->work(&p->call[0], b->threads);
     if (work == SIZE_MAX)
-        return false; /* it does not serve these shapes */
+        return false; /* cuBLASLt does not support these shapes */
     bench_must(b->memory(b, &free, &total, &e), &e);
     if (work > free / 2) {
         put_note("%s %s left out: its scratch takes %.1f GB, %.1f are free", p->c->op, p->c->shape,
@@ -307,7 +308,7 @@ static void keep_time(const bench_case *c, int path, double seconds)
     m->seconds[path] = seconds;
 }
 
-/* Of all parts together on this path; 0: one of them was not measured. */
+/* Seconds of all parts together on this path; 0 if one of them was not measured. */
 static double parts_seconds(const bench_case *c, int path)
 {
     double sum = 0;
@@ -392,7 +393,7 @@ static void measure(const bench_case *c)
 
 /* ---- ceilings ---- */
 
-/* The fastest of big square products of a type on a path; FLOP/s. */
+/* The fastest of several large square products of a type on a path; FLOP/s. */
 static double product_rate(lm_dtype act, int path)
 {
     static const int64_t sides[] = { 4096, 8192, 16384 };

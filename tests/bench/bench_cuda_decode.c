@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_cuda_decode.c -- tokens/s of generating text on a CUDA device, and the bytes that a step must read as a
- * share of what a copy within the device moves in the same run; batch 1 and 64, each behind two lengths of
- * prompt.
+/* bench_cuda_decode.c -- tokens/s of generating text on a CUDA device, and the bytes that a step
+ * must read as a share of what a copy within the device moves in the same run; batch 1 and 64, each
+ * behind two lengths of prompt.
  *
- * usage: bench_cuda_decode [--quick] [--toy] [--seconds N] [--paths LIST] [--device DEV] MODULES MODEL
+ * usage: bench_cuda_decode [--quick] [--toy] [--seconds N] [--paths LIST] [--device DEV] MODULES
+ * MODEL
  *
- * MODULES is the folder of libcore-cuda.so.  A step is the whole of it: the model, the choice of a token for
- * each sequence on the device, and its id on the host.  Bytes: every weight once and the caches as far as
- * filled, whatever the kernels pass on to each other.  Launches: kernels, copies and fills of the whole step, which
- * one launch of a recording puts on.  --toy: lengths and batches that an emulated device can do. */
+ * MODULES is the folder of libcore-cuda.so.  A step includes the model, the choice of a token for
+ * each sequence on the device, and its id on the host.  Bytes: every weight once and the filled
+ * part of the caches, without intermediate results.  Launches: kernels, copies and fills of the
+ * whole step, which one launch of a recording enqueues.  --toy: lengths and batches that are small
+ * enough for the emulated device. */
 #include "base/mem.h"
 #include "model/generate.h"
 #include "tests/bench/cuda_bench.h"
@@ -49,7 +51,7 @@ static void prompts(lm_generator *g, const setup *s)
     lm_free(ids);
 }
 
-/* Seconds of a step; *bytes: what one reads in the middle of them. */
+/* Seconds of a step; *bytes: bytes that the middle step reads. */
 static timing decode(lm_generator *g, const setup *s, double *bytes)
 {
     static const lm_sample_attr greedy = { .temperature = 0, .top_p = 1, .repetition_penalty = 1 };
@@ -76,7 +78,7 @@ static timing decode(lm_generator *g, const setup *s, double *bytes)
     return out;
 }
 
-/* What a step puts on the device: copies, kernels, the choice. */
+/* Number of launches of a step: copies, kernels, the choice. */
 static size_t launches(const lm_generator *g)
 {
     const lm_recording *r = lm_generator_recorded(g);

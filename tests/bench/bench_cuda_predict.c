@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_cuda_predict.c -- the least time that a training step or a token of decoding can take on one H200 by the
- * cost rules of the operators: no measurement, and not how long it will take.
+/* bench_cuda_predict.c -- the least time that a training step or a token of decoding can take on
+ * one H200 by the cost rules of the operators: neither a measurement nor an estimate of the real
+ * time.
  *
- * usage: bench_cuda_predict [--path plain|tensor|tf32] [--device DEV] [--every-join] MODULES MODELS [NAME]
+ * usage: bench_cuda_predict [--path plain|tensor|tf32] [--device DEV] [--every-join] MODULES MODELS
+ *                           [NAME]
  *
- * MODULES is the folder of libcore-cuda.so, MODELS that of the presets; NAME takes that model alone, with the
- * operators of decoding as well.  Nothing runs on the device; it is asked which operators it joins, so an emulated
- * one will do.  --every-join: as if it had a kernel for every joined operator.
+ * MODULES is the folder of libcore-cuda.so, MODELS that of the presets; NAME: only that model, with
+ * the operators of decoding as well.  Nothing runs on the device, which only states the operators
+ * that it joins; an emulated one suffices.  --every-join: as if it had a kernel for every joined
+ * operator.
  *
- * An operator takes at least the longer of FLOPs / peak and bytes / bandwidth, both of the card's data sheet; bytes
- * are its operands, read and written once.  The sum over the operators of a graph is what no kernels can beat that
- * run one after the other and pass tensors through memory.  MFU at most: FLOPs as `train` counts them (6 a parameter,
- * 12 L H Q T a token) in that time; they have causal attention in full, operators by half, so long sequences may pass
- * 100 %.  Two graphs are compared: operators apart, and joined where the device has a kernel for it.  A call is one
+ * An operator takes at least the longer of FLOPs / peak and bytes / bandwidth, both of the card's
+ * data sheet; bytes are its operands, read and written once.  The sum over the operators of a graph
+ * is a lower bound for kernels that run one after the other and pass tensors through memory.  MFU
+ * at most: FLOPs as `train` counts them (6 a parameter, 12 L H Q T a token) in that time; they have
+ * causal attention in full, operators by half, so long sequences may pass 100 %.  Two graphs are
+ * compared: operators apart, and joined where the device has a kernel for it.  A call is one
  * operator; its kernel may launch more than once. */
 #include <inttypes.h>
 
@@ -79,9 +83,9 @@ static void count(sheet *s, int form, const char *op, double calls, double flops
     add(&s->sum.of[form], calls, flops, bytes);
 }
 
-/* The cost rule has the operands alone.  Between the products of a chunk, logits are read as F32 and their
- * gradients written in the type of activations; that the products write and read them too takes less time than
- * their FLOPs. */
+/* The cost rule counts the operands only.  Between the products of a chunk, logits are read as F32
+ * and their gradients written in the type of activations; that the products write and read them too
+ * takes less time than their FLOPs. */
 static void count_logits(sheet *s, int form, const lm_call *c)
 {
     const lm_head_attr *a = c->attr;
@@ -109,7 +113,8 @@ static bool joins_none(lm_backend *b, const char *op, lm_dtype act, const lm_cal
     return false;
 }
 
-/* Both graphs of a build, and what runs beside them.  Apart: but for what every backend joins. */
+/* Both graphs of a build, and the work outside them.  Apart: except the joins that every backend
+ * makes. */
 static void count_both(sheet *s, const lm_config *c, lm_build build, lm_backend *b)
 {
     lm_err e = { 0 };

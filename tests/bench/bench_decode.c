@@ -47,7 +47,8 @@ static void fill(lm_loaded *w, lm_backend *b)
     json_decref(o);
 }
 
-/* Median seconds of a step behind a prompt of `n` tokens; *bytes: what one reads in the middle. */
+/* Median seconds of a step after a prompt of `n` tokens; *bytes: bytes that the middle step
+ * reads. */
 static double decode(lm_generator *g, int64_t n, int steps, double *bytes, double *prompt)
 {
     lm_err e = { 0 };

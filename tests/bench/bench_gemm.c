@@ -4,8 +4,8 @@
  *
  * usage: bench_gemm [--quick] [--threads N] [--bf16 | --f32 | --small]
  *
- * All contenders of a shape run in turn, round after round; ratios are medians over rounds of
- * ratios within the round, so a slow spell of a shared machine hits both.  Shares are of the
+ * All contenders of a shape run in turn, in several rounds; ratios are medians over rounds of
+ * ratios within the round, so a slow phase of a shared machine affects both.  Shares are of the
  * ceiling measured in that round.
  *
  * Built with -DHAVE_DNNL -ldnnl and -DHAVE_OPENBLAS -lopenblas where a trial compile finds these;
@@ -84,7 +84,7 @@ static void *random_data(lm_dtype d, int64_t n, uint64_t sub)
     return p;
 }
 
-/* One product and everything that runs it. */
+/* One product and the data of all contenders. */
 typedef struct {
     lm_gemm g;
     void *a, *b, *c, *work, *packed;
@@ -218,7 +218,7 @@ static void product_free(product *x)
     lm_block_free(x->packed, x->packed_bytes ? x->packed_bytes : 1);
 }
 
-/* Run contender `who`; false when it does not exist here. */
+/* Run contender `who`; false if it is not available. */
 static bool run(product *x, int who)
 {
     lm_gemm g = x->g;
@@ -257,8 +257,8 @@ typedef struct {
     double ratio[2];          /* ours and packed, over the best library of the same round */
 } result;
 
-/* The libraries' threads spin for some time after a call and would take cores from the next
- * measurement: each starts on an idle machine. */
+/* Wait until the machine is idle: the libraries' threads spin for some time after a call and would
+ * take cores from the next measurement. */
 static void rest(void)
 {
     nanosleep(&(struct timespec){ .tv_nsec = 40000000 }, NULL);
@@ -411,9 +411,9 @@ static void show_ceilings(void)
         lm_ceiling_copy(ceilings) * 1e-9);
 }
 
-/* OpenBLAS does not know some virtual processors and falls back to a kernel of 2004; it reads the
- * name of a better one from its environment when it is loaded, so the bench starts itself again
- * with it. */
+/* OpenBLAS does not recognise some virtual processors and uses a kernel of 2004.  It reads the name
+ * of a kernel from its environment when it is loaded, so the bench restarts itself with a better
+ * name. */
 static void fix_openblas(char **argv)
 {
 #ifdef HAVE_OPENBLAS

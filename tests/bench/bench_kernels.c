@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_kernels.c -- bytes per second of the kernels that memory bounds, as a share of what memcpy
- * reaches in the same run; the optimiser step; and the vocabulary head as a share of the AMX
- * ceiling.
+/* bench_kernels.c -- bytes per second of memory-bound kernels, as a share of memcpy's in the same
+ * run; the optimiser step; and the vocabulary head as a share of the AMX ceiling.
  *
- * usage: bench_kernels [--quick] [--threads N] [NAME]      (only the rows whose name starts with
- * NAME)
+ * usage: bench_kernels [--quick] [--threads N] [NAME]      (NAME: only rows whose name starts so)
  *
- * Arrays are larger than the caches together would like (65,536 x 768); bytes are those of all
- * operands, read and written ones counted twice, each once per call whatever the kernel does.
- * Figures are medians; the copy is measured before each row. */
+ * Arrays are larger than the caches (65,536 x 768).  Bytes are those of all operands, once per
+ * call; operands that are read and written count twice. Figures are medians; the copy is measured
+ * before each row. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_lmz -- chunks of .lmz files on one core, next to zstd on the same chunks, to memcpy, and to
- * what others have published.
+ * published figures.
  *
  * bench_lmz [--quick] [--base FILE] [FILE.safetensors ...]: random-normal weights of sigma 0.02 in
- * each type, then the weights of the given files (or of those in WEIGHTS, separated by blanks; a file
- * all in F32 also rounded to the other types); with --base (or WEIGHTS_BASE) also as differences to the tensors of that name there.  Rates are of raw
- * bytes; every coder has its turn in each of several rounds over all chunks, and for each chunk its
- * best time counts, so that a busy machine disturbs little. */
+ * each type, then the weights of the given files (or of those in WEIGHTS, separated by blanks; a
+ * file with F32 only also rounded to the other types); with --base (or WEIGHTS_BASE) also as
+ * differences to its tensors of the same name.  Rates are of raw bytes.  Every coder runs in each
+ * of several rounds over all chunks, and the best time of each chunk counts, so that other work on
+ * the machine disturbs little. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@
 
 enum { RANDOM_BYTES = 32 << 20, SLOW_BYTES = 1 << 20 };
 
-/* Figures of others for trained BF16 weights, one thread, on their machines. */
+/* Published figures for trained BF16 weights, one thread, on other machines. */
 static const struct {
     const char *name, *percent, *in, *out, *source;
 } published[] = {
@@ -164,7 +165,7 @@ static void check(const pieces *p, const uint8_t *back)
         }
 }
 
-/* zstd -19 sees the first bytes only and codes them once: it takes a second for a megabyte. */
+/* zstd -19 codes the first bytes only, and once: it takes a second per megabyte. */
 static size_t run_slow(pieces *p, ZSTD_CCtx *cc, ZSTD_DCtx *dc, uint8_t *back)
 {
     pieces few = { .v = p->v };
@@ -281,7 +282,7 @@ static void trained_weights(const char *path, const char *base_path)
     lm_err e = { 0 };
     if (lm_st_open(path, &s, &e) || (base_path && lm_st_open(base_path, &b, &e)))
         die(&e);
-    bool master = true; /* all F32: what the other types are rounded from */
+    bool master = true; /* all F32: the other types are rounded from it */
     for (size_t i = 0; i < lm_st_count(s); i++)
         master = master && lm_st_at(s, i)->dtype == LM_DTYPE_F32;
     for (int t = 0; master && t < 5; t++) {

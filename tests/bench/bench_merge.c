@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_merge.c -- bytes per second of each merge method, inputs read and output written counted
- * once each, as a share of what memcpy reaches in the same run; the time of the processors for an
- * element, which says more on a machine that is shared; and the scratch memory it takes.
+ * once each, as a share of memcpy's in the same run; the CPU time per element, which is more
+ * meaningful on a shared machine; and the scratch memory.
  *
  * usage: bench_merge [--quick] [--threads N] [METHOD]      (only methods whose name starts so)
  *
@@ -70,7 +70,7 @@ static void make_data(void)
     memset(out, 1, bytes);
 }
 
-/* The job of `m`; every parameter that must be given is. */
+/* The job of `m`, with all required parameters. */
 static lm_merge_job make_job(const lm_merge_method *m, lm_merge_operand *model,
                              lm_merge_operand *base)
 {
@@ -112,7 +112,7 @@ static lm_merge_job make_job(const lm_merge_method *m, lm_merge_operand *model,
     return j;
 }
 
-/* Seconds that the threads of this process have run. */
+/* CPU seconds of the threads of this process. */
 static double busy(void)
 {
     struct timespec t;

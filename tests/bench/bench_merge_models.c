@@ -3,10 +3,10 @@
  *
  * bench_merge_models [--quick] [--rounds N] [--dir DIR]: models of 1.0 billion parameters (0.1 with
  * --quick, or what a third of the disk and of the free memory takes) are made in DIR (/var/tmp) and
- * merged by the merge-models on PATH.  The copy reads the same inputs through a buffer and writes as
- * many bytes as the result has, with fsync, on one thread: the least that moving these bytes takes.
- * Turns alternate, and of each the best of the rounds counts, so all is read from the page cache.
- * Beside it the peak of the resident set and its bound. */
+ * merged by the merge-models on PATH.  The copy reads the same inputs through a buffer and writes
+ * as many bytes as the result has, with fsync, on one thread: the minimum for moving these bytes.
+ * Merges and copies alternate, and the best round of each counts, so all data are read from the
+ * page cache.  Also prints the peak of the resident set and its bound. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -77,7 +77,7 @@ static double encode_all(const lm_tokenizer *t, lm_tok_scratch *s, const corpus 
     return lm_now() - start;
 }
 
-/* MB/s of the peer, 0 if it is not there. */
+/* MB/s of the peer, 0 if it is not available. */
 static double run_peer(const char *tokenizer, const corpus *c, char *version)
 {
     const char *python = getenv("PYTHON");

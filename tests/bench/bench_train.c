@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_train.c -- a whole training step of GPT-2 124M on random weights and random tokens: tokens/s, share of the ceiling,
- * time by operator, peak memory beside the plan; and beside llm.c's CPU trainer when LLMC names its binary (built from
- * train_gpt2.c with OpenMP; B and T as compiled in).
+/* bench_train.c -- a whole training step of GPT-2 124M on random weights and random tokens:
+ * tokens/s, share of the ceiling, time by operator, peak memory beside the plan; and beside llm.c's
+ * CPU trainer when LLMC names its binary (built from train_gpt2.c with OpenMP; B and T as compiled
+ * in).
  *
- * Each configuration runs in a process of its own, so that its peak memory is its own.  --quick: one timed step each. */
+ * Each configuration runs in a separate process, so that its peak memory is measured alone.
+ * --quick: one timed step each. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,7 +216,8 @@ static double measure_apart(const setup *c)
 
 enum { PEER_TOKENS = 40 * 4096 };
 
-/* Its model file: 256 int32 of header (magic 20240326, version 3, then T V L H C Vp), then F32 weights. */
+/* Its model file: 256 int32 of header (magic 20240326, version 3, then T V L H C Vp), then F32
+ * weights. */
 static void peer_model(const char *path)
 {
     int32_t head[256] = { 20240326, 3, 1024, VOCAB, 12, 12, 768, 50304 };
@@ -249,7 +252,8 @@ static void peer_tokens(const char *path)
     fclose(f);
 }
 
-/* Runs the binary in a folder of its own until its third line of a step; tokens/s of the second and third. */
+/* Runs the binary in a folder of its own until its third line of a step; tokens/s of the second and
+ * third. */
 static double peer_rate(const char *binary)
 {
     char dir[] = "/tmp/bench-train-XXXXXX", cmd[1024], line[512];

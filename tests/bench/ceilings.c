@@ -211,7 +211,7 @@ __attribute__((target("avx2"), noinline)) static void read_part(void *ctx, int64
     __m256i s = _mm256_setzero_si256();
 
     (void)begin, (void)end;
-    /* Four streams a worker keep more requests in flight than one. */
+    /* Four streams per worker keep more requests in flight than one. */
     lane = bytes / 4 / 64 * 64;
     for (size_t i = 0; i < lane; i += 64)
         for (size_t q = 0; q < 4; q++) {

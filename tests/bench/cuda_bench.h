@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_bench.h -- what the benchmarks of a CUDA device share: opening it on a path of its kernels, times
- * by marks, and rows of results.
+/* cuda_bench.h -- shared by the benchmarks of a CUDA device: opening it on a path of its kernels,
+ * times by marks, and rows of results.
  *
- * A row is a line of JSON on standard output; scripts/bench-cuda makes the table of them. */
+ * A row is a line of JSON on standard output; scripts/bench-cuda prints them as a table. */
 #ifndef LM_BENCH_CUDA_BENCH_H
 #define LM_BENCH_CUDA_BENCH_H
 
@@ -23,7 +23,7 @@ static const char *const path_names[PATHS] = { "plain", "tensor", "tf32" };
 
 typedef struct {
     double median, least, most; /* seconds of one call */
-    int n;                      /* times that were taken; each may be the mean of several calls */
+    int n;                      /* number of times; each may be the mean of several calls */
 } timing;
 
 /* ---- rows ---- */
@@ -31,12 +31,12 @@ typedef struct {
 typedef struct {
     const char *part, *name, *shape, *dtype, *path;
     timing t;
-    double rate; /* in 10^9 bytes/s, 10^12 FLOP/s, tokens/s: as `unit` says */
+    double rate; /* in the unit of `unit`: 10^9 bytes/s, 10^12 FLOP/s, tokens/s */
     const char *unit;
-    double share; /* of the ceiling; 0: it is not known */
+    double share; /* of the ceiling; 0: unknown */
     const char *of;
-    double parts;    /* seconds of what a joined operator takes the place of; 0: not measured */
-    size_t launches; /* that a step takes; 0: it is not known */
+    double parts;    /* seconds of the operators that a joined operator replaces; 0: not measured */
+    size_t launches; /* launches of a step; 0: unknown */
 } row;
 
 static inline void put_row(const row *r)
@@ -80,8 +80,8 @@ static inline void bench_must(lm_code rc, const lm_err *e)
 
 /* ---- the device ---- */
 
-/* One of the paths, on the module in `folder`.  *out is NULL when only the libraries of that path are
- * missing, which is then noted. */
+/* Open one of the paths, on the module in `folder`.  *out is NULL, with a note, if only the
+ * libraries of that path are missing. */
 static inline void open_path(const char *folder, const char *device, int path, lm_backend **out)
 {
     const char *const folders[] = { folder, NULL };
@@ -94,7 +94,7 @@ static inline void open_path(const char *folder, const char *device, int path, l
         put_note("%s left out: %s: %s", path_names[path], e.where, e.what);
 }
 
-/* What the module in the folder, which is open, exports under this name; NULL: nothing. */
+/* The symbol that the open module in the folder exports under this name; NULL if none. */
 static inline void *cuda_symbol(const char *folder, const char *name)
 {
     char path[4200];
@@ -108,9 +108,9 @@ static inline double span_of(double from, double to)
     return to > from ? to - from : 1e-9;
 }
 
-/* Time run(arg), which puts work on main, within about `budget` seconds: once to warm up, once to
- * see how long it takes, then as often as time permits, at most MOST_TIMES.  Calls shorter than 0.2
- * ms are timed several at once. */
+/* Time run(arg), which enqueues work on main, within about `budget` seconds: one call to warm up,
+ * one to estimate the time, then as many as the budget allows, at most MOST_TIMES.  Calls shorter
+ * than 0.2 ms are timed in groups. */
 static inline lm_code time_calls(lm_backend *b, void (*run)(void *), void *arg, double budget,
                                  timing *out, lm_err *e)
 {
@@ -164,7 +164,7 @@ typedef struct {
 static inline void copy_once(void *arg)
 {
     copying *c = arg;
-    lm_err unseen = { 0 }; /* it stays, and reading the marks tells */
+    lm_err unseen = { 0 }; /* the device keeps the error, and reading the marks reports it */
     c->b->copy(c->b, c->to, c->from, c->bytes, c->b->main, &unseen);
 }
 

@@ -50,7 +50,7 @@ static operand integers(int64_t n, enum fill how, int64_t x)
 {
     return (operand){ LM_DTYPE_I32, 1, { n }, how, (double)x };
 }
-/* What a kernel only writes. */
+/* An operand that a kernel only writes. */
 static operand result(operand o)
 {
     o.fill = NOTHING;
@@ -65,7 +65,7 @@ static bench_case begin(const char *op, lm_dtype act, const void *attr, size_t s
     return c;
 }
 
-/* c takes the place of p, too. */
+/* c replaces p, too. */
 static void takes_in(bench_case *c, const bench_case *p)
 {
     int i = 0;
@@ -175,7 +175,7 @@ static bench_case activation_case(const dims *m, bool backward, int64_t rows, lm
     return c;
 }
 
-/* The products around an activation, and where it is GELU the forms that have both. */
+/* The products around an activation, and for GELU the joined forms. */
 static void feed_forward_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 {
     const lm_linear_act_attr gelu = { LM_ACT_GELU };
@@ -192,7 +192,7 @@ static void feed_forward_cases(const dims *m, lm_dtype act, cuda_measure *measur
     measure(&down_dx);
     memcpy(joined.attr, &gelu, sizeof gelu);
     joined.op = "linear_act";
-    joined.out[1] = joined.out[0]; /* what the backward reads */
+    joined.out[1] = joined.out[0]; /* read by the backward */
     takes_in(&joined, &up);
     takes_in(&joined, &forward);
     measure(&joined);
@@ -306,7 +306,7 @@ static void attention_cases(const dims *m, int64_t seq, lm_dtype act, cuda_measu
     c.out[0] = result(o);
     c.out[1] = lse;
     measure(&c);
-    /* Scores of such queries and keys are normal: about the sum that a row of them has. */
+    /* Scores of such queries and keys are normal: about the log-sum-exp of a row of them. */
     lse.fill = VALUE;
     lse.x = log((double)seq) + 0.5;
     c.op = "attention_dx";
@@ -318,7 +318,7 @@ static void attention_cases(const dims *m, int64_t seq, lm_dtype act, cuda_measu
     measure(&c);
 }
 
-/* One token more of each sequence, behind a full cache. */
+/* One more token of each sequence, with a full cache. */
 static bench_case cached_case(const dims *m, int64_t batch, int64_t room, lm_dtype act)
 {
     const lm_attention_attr attr = attention_of(m, batch, 1);
@@ -334,7 +334,7 @@ static bench_case cached_case(const dims *m, int64_t batch, int64_t room, lm_dty
     return c;
 }
 
-/* The same, and the rotation in front of it. */
+/* The same, and the rotation before it. */
 static void step_cases(const dims *m, int64_t batch, int64_t room, lm_dtype act,
                        cuda_measure *measure)
 {
@@ -371,7 +371,7 @@ static void model_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 
 /* ---- decoding ---- */
 
-/* A product of few rows, measured alone and with the norm in front of it; swiglu: gate and up. */
+/* A product of few rows, measured alone and with the norm before it; swiglu: gate and up. */
 static void norm_linear_cases(const dims *m, bench_case linear, bool swiglu, cuda_measure *measure)
 {
     const lm_norm_linear_attr attr = { LM_NORM_RMS, 1e-5, swiglu ? LM_ACT_SWIGLU : LM_ACT_NONE,

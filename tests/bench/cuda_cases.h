@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_cases.h -- what bench_cuda measures: one call of each kernel on shapes of GPT-2 and Llama. */
+/* cuda_cases.h -- the cases of bench_cuda: one call of each kernel on shapes of GPT-2 and Llama. */
 #ifndef LM_BENCH_CUDA_CASES_H
 #define LM_BENCH_CUDA_CASES_H
 
@@ -29,16 +29,16 @@ typedef struct {
     lm_dtype act;
     _Alignas(16) char attr[128];
     operand in[LM_MAX_IN], out[LM_MAX_OUT];
-    double bytes, flops;     /* of what is no operator of graphs */
-    const lm_kernel *kernel; /* of what is in no table: on every path */
-    bench_part part[PARTS];  /* of a joined operator: what it takes the place of, measured before */
+    double bytes, flops;     /* for kernels that are not operators of graphs */
+    const lm_kernel *kernel; /* a kernel that is in no table: on every path */
+    bench_part part[PARTS];  /* the operators that a joined one replaces, measured before */
 } bench_case;
 
-/* What becomes of a case; it is the caller's again afterwards. */
+/* Measures a case, which it must not keep. */
 typedef void cuda_measure(const bench_case *c);
 
-/* All kernels of training for the models, joined ones behind their parts, F32 too for the first of
- * them, and of decoding; toy: shapes that an emulated device can do, quick: the two models that
+/* All kernels of training and decoding for the models, joined ones after their parts, for the first
+ * model also in F32; toy: shapes small enough for the emulated device, quick: the two models that
  * differ most.  begin_model(name) comes before a model's. */
 void cuda_training_cases(bool quick, bool toy, void (*begin_model)(const char *name),
                          cuda_measure *measure);
@@ -52,9 +52,9 @@ static inline operand cuda_matrix(lm_dtype d, int64_t rows, int64_t cols)
     return (operand){ d, 2, { rows, cols }, NORMAL, 1 };
 }
 
-/* ---- cuda_fp8.c: products of FP8, and what makes their factors ---- */
+/* ---- cuda_fp8.c: products of FP8, and the quantisation of their factors ---- */
 
-/* False: the module has no such functions, and there are no cases. */
+/* False if the module has no such functions; then there are no cases. */
 bool cuda_fp8_open(const char *modules);
 void cuda_fp8_cases(bool toy, cuda_measure *measure);
 /* A square product, scaled by tensor. */

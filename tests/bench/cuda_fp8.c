@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_fp8.c -- products of FP8 matrices and the making of these, as bench_cuda measures them.  No operator asks for
- * them, so they come by name from the module, and here are kernels around them. */
+/* cuda_fp8.c -- products of FP8 matrices and their quantisation, for bench_cuda.  No operator uses
+ * these functions, so they are looked up in the module by name and wrapped in kernels here. */
 #include <stdio.h>
 #include <string.h>
 

@@ -26,7 +26,7 @@ static void on_fault(int sig, siginfo_t *info, void *context)
     unsigned a, b, c, d, leaf = (unsigned)r[REG_RAX], sub = (unsigned)r[REG_RCX];
 
     (void)info;
-    if (ip[0] != 0x0f || ip[1] != 0xa2) { /* an honest crash */
+    if (ip[0] != 0x0f || ip[1] != 0xa2) { /* a real fault */
         signal(sig, SIG_DFL);
         return;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ggml_driver -- the quantised blocks for test_ggml.py: F32 on standard input, blocks on standard
- * output; or, with -d, the other way.  With -w, the input is rows of as many numbers as FILE has, which
- * holds their importance as F32.
+ * output; or, with -d, the reverse.  With -w, FILE has the importance of the numbers of a row as
+ * F32; the input consists of rows of that length.
  *
  *   ggml_driver [-d | -w FILE] TYPE */
 #include <stdio.h>

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_peer -- llama.cpp on a GGUF file, for test_gguf.py: built against a llama.cpp of one's own.
+/* gguf_peer -- llama.cpp on a GGUF file, for test_gguf.py: built against an installed llama.cpp.
  *
  *   gguf_peer logits FILE ID...        F32 logits of every position on standard output
  *   gguf_peer tokenize FILE            ids of standard input, one line
- *   gguf_peer quantize FILE OUT FTYPE  llama_ftype as a number; PURE=1 in the environment: one type */
+ *   gguf_peer quantize FILE OUT FTYPE  llama_ftype as a number; PURE=1 in the environment:
+ *                                     one type */
 #include <llama.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -50,7 +50,7 @@ static lm_merge_operand operand(const lm_st *s, const lm_st_tensor *t)
     return o;
 }
 
-/* "t=0.5" for the job, "1:weight=0.5" for a model. */
+/* Set a parameter: "t=0.5" of the job, "1:weight=0.5" of a model. */
 static void set(const lm_merge_method *m, lm_merge_job *j, lm_merge_operand *model, char *arg)
 {
     char *value = strchr(arg, '='), *name = strchr(arg, ':');

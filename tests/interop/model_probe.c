@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_probe -- the other end of test_models.py: runs a model folder on given tokens.
+/* model_probe -- the driver of test_models.py: runs a model folder on given tokens.
  *
  * model_probe run MODEL BATCH OUT f32|bf16 LEVEL    loss, logits and all gradients
  * model_probe train MODEL BATCH OUT f32|bf16 LEVEL  losses of one AdamW step for each batch
@@ -42,7 +42,7 @@ static void load_batches(const char *path, batches *b)
     lm_st_close(f);
 }
 
-/* Feed step s; returns the number of targets that count. */
+/* Feed step s; returns the number of targets that are not ignored. */
 static int64_t feed(runner *r, const batches *b, int64_t s)
 {
     const lm_model *m = r->model;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_driver -- the library's readers and writers for test_safetensors.py.
  *
- *   resave IN OUT            read IN, plan its tensors, sort, write OUT: the bytes of the reference
- * library stream OUT < IN          the same through the forward-only reader, order kept folder IN
- * OUT BYTES      copy a model folder in shards of at most BYTES as DTYPE IN OUT          every
- * tensor converted */
+ *   resave IN OUT          read IN, plan and sort its tensors, write OUT: the reference's bytes
+ *   stream OUT < IN        the same through the forward-only reader, in the order of IN
+ *   folder IN OUT BYTES    copy a model folder in shards of at most BYTES
+ *   as DTYPE IN OUT        convert every tensor */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

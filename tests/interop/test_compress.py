@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the reference library through compress-ckpt and back, and its lossy forms beside torch's; speaks TAP.
+"""Files of the reference library through compress-ckpt and back, and its lossy forms beside torch's; writes TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/compress-ckpt."""
 import json
@@ -33,7 +33,7 @@ def run(*args):
 
 
 def dynamic_map(signed):
-    """The 256 numbers, as arXiv:2110.02861 and its implementation have them, with -1 in the signed one."""
+    """The 256 numbers of arXiv:2110.02861 and its implementation, with -1 in the signed map."""
     out = [0.0, 1.0]
     for d in range(7):
         cells = 2 ** d if signed else 2 ** (d + 1)

@@ -110,7 +110,7 @@ def compare(name, model, tok, folder):
 
 
 def fresh(tmp, tok):
-    """What init-model writes loads there, with nothing missing or left over, and says the same."""
+    """transformers loads init-model's folders without missing or unused tensors, and computes the same."""
     for preset in ("llama-1m", "gpt2-124m", "mistral-7b", "qwen2-0.5b", "qwen3-0.6b", "olmo2-1b", "gemma2-2b",
                    "gemma3-270m"):
         folder = os.path.join(tmp, preset)

@@ -17,7 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
 TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
-READ = "MXFP4 NVFP4 Q1_0 Q2_0".split()  # some of them newer than a package
+READ = "MXFP4 NVFP4 Q1_0 Q2_0".split()  # some are newer than the package
 count = 0
 failed = 0
 
@@ -62,7 +62,7 @@ def importance():
 
 
 def of_ggml(lib, kind, x, w, size):
-    """What ggml itself makes of the rows of x, with importance w or None."""
+    """ggml's own blocks for the rows of x, with importance w or None."""
     out = np.zeros(size, dtype=np.uint8)
     lib.ggml_quantize_chunk.restype = ctypes.c_size_t
     lib.ggml_quantize_chunk(ctypes.c_int(int(kind)), x.ctypes.data_as(ctypes.c_void_p),
@@ -72,7 +72,7 @@ def of_ggml(lib, kind, x, w, size):
 
 
 def read_only(prog, name):
-    """Any bytes, but for scales that are no numbers."""
+    """Random bytes, except for scales that are NaN or infinite."""
     kind = GGMLQuantizationType[name]
     block = {"MXFP4": 17, "NVFP4": 36}.get(name, 18)
     data = np.random.default_rng(7).integers(0, 256, (200, block), dtype=np.uint8)

@@ -33,10 +33,10 @@ IDS = list(range(5, 29))
 TEXT = "The system's 1234 words:\n\n  don't   I'LL naïve €uro <|im_start|>x\ttab"
 LLAMA_CPP = os.environ.get("LLAMA_CPP")
 LLAMA_LIB = os.environ.get("LLAMA_CPP_LIB", os.path.join(LLAMA_CPP or "", "build", "bin"))
-# Names in configs() whose meaning GGUF holds in full.
+# Names in configs() that GGUF can represent completely.
 WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-linear", "llama-llama3", "llama-yarn",
          "llama-yarn-factor", "mistral-full", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"]
-# transformers' own GGUF reader knows no biases, scalings and head sizes, and needs a vocabulary for the others.
+# transformers' own GGUF reader does not support biases, scalings and head sizes, and needs a vocabulary for the others.
 DIRECT = ["llama", "llama-tied", "qwen2"]
 PURE = "f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k".split()  # the others are mixtures
 # exact GELU; no scale of attention; another scale, no caps; another scale and order of layers
@@ -45,7 +45,7 @@ REFUSED = ["gpt2-scaled", "gpt2-untied", "gemma2-plain", "gemma3-scaled"]
 
 def convert(*args, ok=True):
     if os.path.isdir(args[2]):
-        shutil.rmtree(args[2])  # what a failure leaves behind must not pass for its result
+        shutil.rmtree(args[2])  # files left by a failure must not be taken for its result
     r = subprocess.run([os.path.join(BUILD, "bin", "convert-model"), "-q", "-f", *args], capture_output=True, text=True)
     if ok and r.returncode:
         print("#", r.stderr.strip())
@@ -72,11 +72,11 @@ def same_tensors(a, b):
 
 
 def architectures(tmp):
-    """Our GGUF in transformers, and the folder made from it without its originals."""
+    """Our GGUF in transformers, and the folder made from it without lmutils' keys."""
     for name, config in configs(vocab=96, wide=4):
         folder, file, back = (os.path.join(tmp, name + end) for end in ("", ".gguf", "-back"))
         model = make(config, 3)
-        if name.startswith(("qwen", "gemma")):  # norms of Gemma lie there as 1 + w, where F32 loses its last bits
+        if name.startswith(("qwen", "gemma")):  # norms of Gemma are stored as 1 + w, which loses the last bits of F32
             model = model.to(torch.bfloat16)
         model.save_pretrained(folder)
         if name in REFUSED:
@@ -100,7 +100,7 @@ def architectures(tmp):
 
 
 def flat(tmp):
-    """llama2.c's version 1 as its export.py writes it, and llm.c's checkpoint as train_gpt2.py does."""
+    """llama2.c's version 1 as written by its export.py, and llm.c's checkpoint as written by train_gpt2.py."""
     def permute(w, heads):  # to the pairs that run.c rotates
         return w.view(heads, 2, w.shape[0] // heads // 2, -1).transpose(1, 2).reshape(w.shape)
 
@@ -144,7 +144,7 @@ def logits16(model):
 
 
 def types(tmp):
-    """Blocks that the gguf package decodes are the numbers that we decode."""
+    """The gguf package decodes blocks to the same numbers."""
     folder = os.path.join(tmp, "llama")
     config = transformers.LlamaConfig(vocab_size=96, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
                                       num_attention_heads=4, num_key_value_heads=4)
@@ -170,7 +170,7 @@ def types(tmp):
 
 
 def tokenizers(tmp):
-    """Tokenizers of three patterns: there, in llama.cpp, and made anew from the metadata."""
+    """Tokenizers of three patterns: in transformers, in llama.cpp, and generated from the metadata."""
     from tokenizers import Tokenizer
     corpus = os.path.join(tmp, "corpus.txt")
     with open(corpus, "w") as f:
@@ -178,7 +178,7 @@ def tokenizers(tmp):
     for pattern, pre in [("gpt2", "gpt-2"), ("llama3", "smaug-bpe"), ("qwen", "qwen2"), ("cl100k", "smaug-bpe"),
                          ("o200k", "gpt-4o")]:
         folder, file, back = (os.path.join(tmp, pattern + end) for end in ("-tok", "-tok.gguf", "-tok-back"))
-        # AutoTokenizer goes by the architecture where it has a class of its own.
+        # AutoTokenizer selects by the architecture if that has its own class.
         kind = transformers.Qwen2Config if pattern == "qwen" else transformers.LlamaConfig
         config = kind(vocab_size=420, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                       num_key_value_heads=2)
@@ -201,7 +201,7 @@ def tokenizers(tmp):
 
 
 def tokenizer_bin(tmp):
-    """llama2.c's tokenizer.bin, as its tokenizer.py writes it, beside SentencePiece itself."""
+    """llama2.c's tokenizer.bin as written by its tokenizer.py, against SentencePiece itself."""
     try:
         import sentencepiece
     except ImportError:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A second reader of .lmz, written from lmz(5) alone, holds what compress-ckpt writes; speaks TAP.
+"""A second reader of .lmz, written from lmz(5) alone, reads files of compress-ckpt; writes TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/compress-ckpt.  Frames of zstd and the hashes come
 from libzstd and libxxhash; everything else is here."""
@@ -306,7 +306,7 @@ class Reader:
         self.digest = content
 
 
-# ---- what is written, and read here ----
+# ---- files of compress-ckpt, read here ----
 
 def weights(rng, dtype, n):
     if dtype == "F32":

@@ -140,7 +140,7 @@ def compare(run, tmp, case, shape, dtype):
     models = [(base + 0.3 * torch.randn(shape, dtype=torch.float64)).to(dtype) for _ in range(n)]
     base = base.to(dtype) if based else None
     got = ours(run, tmp, method, base, models, shared, each)
-    # masks of float64 tensors are drawn in float32 there: compare with its probabilities
+    # mergekit draws masks of float64 tensors in float32: compare with its probabilities
     with Draws(run, tmp):
         flags = {k: bool(v) if k == "rescale" else v for k, v in shared.items()}
         want = theirs(method, base, models, flags, each)
@@ -149,7 +149,7 @@ def compare(run, tmp, case, shape, dtype):
         check(False, name, got)
         return
     off = (got.double() - want.double()).abs()
-    # della, dare and the factors of ramplus_tl are float32 there; bfloat16 rounds each step there, once here
+    # mergekit computes della, dare and the factors of ramplus_tl in float32, and rounds bfloat16 at each step
     single = method[0] == "d" or method == "ramplus_tl"
     room = 2e-6 if dtype == torch.float64 and single else 1e-10 if dtype == torch.float64 else 4e-2
     bad = int((off > room).sum())

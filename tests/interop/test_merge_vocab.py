@@ -21,7 +21,7 @@ try:
     import transformers
     from safetensors.torch import load_file
 
-    if not importlib.util.find_spec("immutables"):  # mergekit wants a dictionary that stays as it is; nothing changes it here
+    if not importlib.util.find_spec("immutables"):  # mergekit requires an immutable dictionary; nothing changes it here
         sys.modules["immutables"] = types.ModuleType("immutables")
         sys.modules["immutables"].Map = dict
     from mergekit.common import ModelReference

@@ -102,7 +102,7 @@ def configs(vocab=97, wide=2):
 
 
 def make(config, seed):
-    """A model whose every tensor is random: fresh norms and biases would hide mistakes."""
+    """A model whose every tensor is random: norms of 1 and biases of 0 would hide mistakes."""
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -177,9 +177,9 @@ def test_gradients(run, tmp, name, config, seed):
         worst, at = compare(ours(run, tmp, folder, ids, "f32", level), truth, lambda k: 1e-5)
         check(worst < 1, f"{name} f32 {level}: {worst * 1e-5:.1e} at {at}")
 
-    # BF16: what both sides lose by rounding, against F32 on the same rounded weights.  These are single draws of
-    # noise, largest where a gradient is what is left after much cancels (biases of keys): hence the factors.  Over
-    # many seeds our errors are no larger than theirs, but for q and k of windowed layers (1.3 times, that bias 1.6).
+    # BF16: the rounding errors of both sides, against F32 on the same rounded weights.  These are single draws of
+    # noise, largest for gradients that remain after cancellation (biases of keys): hence the factors.  Over
+    # many seeds our errors are no larger than theirs, except for q and k of windowed layers (1.3 times, that bias 1.6).
     low = make(config, seed).to(torch.bfloat16)
     exact = make(config, seed)
     exact.load_state_dict({k: v.float() for k, v in low.state_dict().items()})
@@ -195,7 +195,7 @@ def test_gradients(run, tmp, name, config, seed):
 
 
 def test_folder(run, tmp, name, model, folder):
-    """What we write loads there, whole."""
+    """transformers loads our folders completely."""
     again = os.path.join(tmp, name + "-again")
     model.save_pretrained(folder)
     subprocess.run([run, "copy", folder, again], check=True)
@@ -237,7 +237,7 @@ def far(got, want):
 
 
 def test_steps(run, tmp, name, config):
-    """Ten steps on ten batches: graph, gradients and optimiser, without the loop around them."""
+    """Ten steps on ten batches: graph, gradients and optimiser, without the training loop."""
     model = make(config, 5).train()
     folder, ids = os.path.join(tmp, name + "-steps"), os.path.join(tmp, "steps.safetensors")
     model.save_pretrained(folder)
@@ -250,7 +250,7 @@ def test_steps(run, tmp, name, config):
 
 
 def test_tool(tmp, name, config):
-    """The same by train(1): every step sees the whole data set, so the order of its windows does not matter."""
+    """The same by train(1): every step uses the whole data set, so the order of its windows does not matter."""
     model = make(config, 5).train()
     folder, data = os.path.join(tmp, name + "-train"), os.path.join(tmp, name + "-data")
     model.save_pretrained(folder)
@@ -273,7 +273,7 @@ def test_tool(tmp, name, config):
         check(worst < 1e-4 and norm < 1e-3, f"{name}: ten steps of train, {more} micro-batches: losses to {worst:.1e}, "
               f"gradient norms to {norm:.1e}")
     back = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    # The bias of GPT-2's keys has no gradient but rounding, which AdamW makes as large as any other.
+    # The gradient of the bias of GPT-2's keys is only rounding, which AdamW scales up to the size of any other.
     worst = max(error(b, a) for (k, a), b in zip(model.state_dict().items(), back.state_dict().values())
                 if not k.endswith("c_attn.bias"))
     check(worst < 1e-4, f"{name}: the trained run loads there, weights to {worst:.1e}")
@@ -301,7 +301,7 @@ def write_golden():
 
 def main():
     torch.set_num_threads(1)
-    torch.backends.mkldnn.enabled = False  # its choice of instructions ends in SIGILL on some virtual machines
+    torch.backends.mkldnn.enabled = False  # it selects instructions that raise SIGILL on some virtual machines
     if "--golden" in sys.argv:
         write_golden()
         return 0

@@ -31,7 +31,7 @@ def muon(model):
             TORCH.AdamW(others, lr=LR * 0.015, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-# What train is given, the optimisers there, and how far losses and weights may be apart.
+# Options of train, the reference optimisers, and the allowed differences of losses and weights.
 CASES = [
     ("adam:weight_decay=0", lambda m: [TORCH.Adam(m.parameters(), lr=LR)], 1e-4),
     ("amsgrad:beta2=0.9,weight_decay=0", lambda m: [TORCH.Adam(m.parameters(), lr=LR, betas=(0.9, 0.9), amsgrad=True)], 1e-4),
@@ -71,7 +71,7 @@ def test_case(tmp, name, config, data, ids, spec, make, tolerance):
     got = [r["loss"] for r in (json.loads(line) for line in open(metrics)) if "grad_norm" in r]
     back = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     start = base.make(config, 5).state_dict()
-    # of the way that the weights went; the bias of GPT-2's keys has no gradient but rounding
+    # relative to the change of the weights; the gradient of the bias of GPT-2's keys is only rounding
     way = sum((p - start[n]).norm() ** 2 for n, p in model.state_dict().items() if not n.endswith("c_attn.bias")) ** 0.5
     off = sum((p - q).norm() ** 2 for (n, p), q in zip(model.state_dict().items(), back.state_dict().values())
               if not n.endswith("c_attn.bias")) ** 0.5
@@ -89,7 +89,7 @@ def main():
         ids = torch.randint(0, config.vocab_size, (base.BATCH * base.SEQ + 1,), generator=torch.Generator().manual_seed(4))
         for spec, make, tolerance in CASES:
             if make is muon and name == "gpt2":
-                continue  # its q, k and v are one matrix there, and three to us
+                continue  # q, k and v are one matrix in transformers, and three here
             with tempfile.TemporaryDirectory() as tmp:
                 data = os.path.join(tmp, "data")
                 os.mkdir(data)

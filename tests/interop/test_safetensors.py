@@ -71,7 +71,7 @@ def samples():
 def test_files(run, tmp):
     a, b, c = (os.path.join(tmp, x) for x in ("a.safetensors", "b.safetensors", "c.safetensors"))
     for name, tensors, meta in samples():
-        tensors.pop("", None)  # a tensor needs a name here
+        tensors.pop("", None)  # we require a name
         save_file(tensors, a, metadata=meta)
         subprocess.run([run, "resave", a, b], check=True)
         check(same_bytes(a, b), f"{name}: saved again, the same bytes")
@@ -87,9 +87,9 @@ def test_files(run, tmp):
 
 
 def test_refused(tmp):
-    """What the library refuses we refuse; where we are stricter, the list says so."""
+    """We refuse what the library refuses; the list has the cases in which we are stricter."""
     bad = os.path.join(ROOT, "tests/golden/bad")
-    # The library accepts these: we carry eight dimensions and no NUL.
+    # The library accepts these: we support eight dimensions and no NUL.
     stricter = {"metadata-nul", "nul-in-name", "nine-dims"}
     for line in open(os.path.join(bad, "safetensors.list")):
         name = line.split(".")[0]

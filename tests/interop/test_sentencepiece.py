@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-# Where `tokenizers` applies a compiled map in another way than `sentencepiece`: we do as it does.
+# Cases in which `tokenizers` applies a compiled map differently from `sentencepiece`: we follow `tokenizers`.
 QUIRKS = ["x\r\ny", "xA\u030a", "xA\u0300\u0301y", "x\u1112\u1161\u11ab", "xA\u0300\u0301\u0302y", "x\u0928\u094d\u0926\u093c"]
 
 
@@ -62,7 +62,7 @@ def random_texts(rng, n, prefix, mapped):
             "\U0001f469\u200d\U0001f4bb"]
     for _ in range(n):
         text = "".join(rng.choice(bits) for _ in range(rng.randrange(1, 20)))
-        # Where a tokenizer.json cannot say it: see sentencepiece.h.
+        # Cases that a tokenizer.json cannot represent: see sentencepiece.h.
         while prefix and text.startswith((" ", "\u2581", "<sep>", "\u00a0", "\u3000", "\u200b", "\n", "\r", "\t")):
             text = text[1:]
         if mapped:  # see charsmap.h
@@ -124,7 +124,7 @@ def golden(folder):
         model = spm.SentencePieceProcessor(model_proto=data)
         rows = []
         for x in texts:
-            if "<s>" in x:  # found in the text here, cut into characters there
+            if "<s>" in x:  # found in the text by us, cut into characters by sentencepiece
                 continue
             ids = model.encode(x)
             rows.append({"text": x, "ids": ids})

@@ -62,7 +62,7 @@ class Ours:
         self.p.wait()
 
 
-# These parts of `tokenizers` rest on tables of older Unicode versions: compared on old characters only.
+# These parts of `tokenizers` use tables of older Unicode versions: compared on old characters only.
 OLD_TABLES = {"nfkc", "nfkd", "nfd", "qwen-nfc", "strip-lower", "bert-normalizer", "bert-pre"}
 
 
@@ -78,7 +78,7 @@ def characters_by_category(old):
 
 
 def fuzz_texts(rng, rounds, extra, old):
-    """Strings made to sit on the edges of the patterns."""
+    """Strings at the boundary cases of the patterns."""
     cats = characters_by_category(old)
     names = sorted(cats)
     bits = ["'s", "'S", "'re", "'LL", "'\u017f", "'", "''", " ", "  ", "   ", "\n", "\r\n", "\r", "\t", "\n\n ",
@@ -101,7 +101,7 @@ def fuzz_texts(rng, rounds, extra, old):
         else:
             yield " ".join("".join(rng.choice("etaoinshrdluETA") for _ in range(rng.randint(1, 9)))
                            for _ in range(n))
-    for k in names:  # every category once for sure, with spaces and letters around it
+    for k in names:  # every category at least once, with spaces and letters around it
         for c in rng.sample(cats[k], min(len(cats[k]), 40)):
             yield f"a{c}b {c} {c}{c}\n{c}1"
 

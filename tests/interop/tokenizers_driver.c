@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizers_driver -- the other end of test_tokenizers.py: encodes and decodes what comes in on
- * a pipe.
+/* tokenizers_driver -- the driver of test_tokenizers.py: encodes and decodes records from a pipe.
  *
  * tokenizers_driver TOKENIZER: records on standard input, each answered at once on standard output.
  * 'e' or 's' (with special tokens) + u32 length + text -> u32 count + u32 ids;
