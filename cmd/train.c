@@ -45,7 +45,8 @@ static lm_code read_config(lm_session *t, lm_err *e)
 {
     const char *model = t->ask.model;
     json_t *preset = NULL;
-    if (!lm_path_exists(model) && strcmp(model, "-") && load_preset(model, &preset, e))
+    if (!t->ask.resume && !lm_path_exists(model) && strcmp(model, "-") &&
+        load_preset(model, &preset, e))
         return e->code;
     return lm_session_config(t, preset, e);
 }
