@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # dem.mk -- distribution edited models: fine-tune one base on each distribution alone, then search for the
-# weights of the merge instead of for the best mixture of data (arXiv:2406.15570).  Read it, copy it, change it.
+# weights of the merge instead of the best mixture of data (arXiv:2406.15570).  Meant to be read, copied, changed.
 #
 #   make -f dem.mk                              three small distributions of text, some minutes on two cores
 #   make -f dem.mk SEARCH=cma-es                another search for the weights
 #   make -f dem.mk FROM='my text' SETS='law math'   distributions of your own: my text/law.jsonl, my text/math.jsonl
 #
-# Made here, all from the same base: a fine-tuned model for each distribution, a model trained on their joint
-# mixture with as many tokens as they have together, and the merge.  Then a table of losses and costs.
+# It makes, from the same base, a fine-tuned model for each distribution, a model trained on their joint
+# mixture with as many tokens as they have together, and the merge, then a table of losses and costs.
 #
-# The tools must be on PATH.  Everything is made in the folder WORK; what is there already is not made again.
-# `make -f dem.mk clean` removes it.
+# The tools must be on PATH.  Everything is made in the folder WORK; existing results are not made again.
+# `make -f dem.mk clean` removes the folder.
 
 WORK    ?= dem
 FROM    ?= #             folder with a file NAME.jsonl for each of SETS; empty: dem-corpus makes them
@@ -18,10 +18,10 @@ SETS    ?= bible code numbers
 SIZE    ?= 2#            megabytes of text of each distribution
 PRESET  ?= llama-5m#     see share/models
 VOCAB   ?= 4096
-BATCH   ?= 16#           sequences a step
-SEQ     ?= 256#          tokens a sequence
+BATCH   ?= 16#           sequences per step
+SEQ     ?= 256#          tokens per sequence
 LR      ?= 3e-3#         of the base
-TUNE_LR ?= 1e-4#         of what is trained on from the base: small steps add up, large ones undo each other
+TUNE_LR ?= 1e-4#         of models trained from the base: deltas of small steps add up, those of large ones interfere
 BUDGET  ?= 240#          seconds of training in all; the numbers of steps follow from the machine's speed
 SEARCH  ?= coordinate
 SEED    ?= 1
@@ -35,14 +35,14 @@ TEXT  := $(SETS:%=text/%.train.jsonl)
 .SECONDARY:
 .PHONY: all clean
 
-ifndef RECIPE_HOME # not in WORK yet: the same goals there
+ifndef RECIPE_HOME # called by the user: make the same goals in WORK
 GOALS := $(filter-out clean,$(or $(MAKECMDGOALS),all))
 .PHONY: $(GOALS)
 export WORK FROM PRESET
 export RECIPE := $(MAKEFILE_LIST)
 $(GOALS):
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
-# a line of its own: make runs the line above with -n and -t, too, as every line that calls it
+# a separate rule without $(MAKE): make runs lines with $(MAKE), like the one above, also with -n and -t
 clean:
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
@@ -72,11 +72,11 @@ tok/tokenizer.json: text/.made
 	train-tokenizer -q --vocab-size $(VOCAB) --pattern llama3 -f -o $@ $(TEXT)
 data/%/train.bin: tok/tokenizer.json text/.made
 	shard-data -q --tokenizer $< --val-fraction 0.05 --seed $(SEED) -f -o $(@D) text/$*.train.jsonl
-# from the shards, so that what is kept for validation stays so
+# from the shards, so that the validation split does not change
 data/joint/train.bin: $(SETS:%=data/%/train.bin)
 	shard-data -q --eos-id 0 --vocab-size $(VOCAB) --seed $(SEED) -f -o $(@D) $(SETS:%=data/%/train)
 
-# 3. How many steps fit into BUDGET?  A short run tells.  Half of them make the base.
+# 3. The number of steps that fit into BUDGET, measured by a short run.  Half of them train the base.
 m0/config.json: tok/tokenizer.json
 	init-model -q "$$RECIPE_PRESET" --tokenizer $< --seed $(SEED) -f -o m0/
 steps: m0/config.json data/joint/train.bin
@@ -103,13 +103,13 @@ joint.done: base.done
 $(SETS:%=%.done): %.done: base.done
 	$(call run,$*,base/,data/$*/,tune,$(TUNE_LR))
 
-# 5. The search: candidates are merged and validated in memory, the best is written.
+# 5. The search: candidates are merged and validated in memory, the best one is written.
 dem/config.json: $(SETS:%=%.done)
 	merge-models -q --method dem --base base/ $(SETS:%=%/) --search $(strip $(SEARCH)) --seed $(SEED) \
 	    $(SETS:%=--val data/%/val) --val-tokens 8k --seq-len $(strip $(SEQ)) --stride $(strip $(SEQ)) --val-dtype bf16 \
 	    --objective equal -f -o dem/ > candidates.jsonl
 
-# 6. Everything measured on everything held out, and the table.
+# 6. The losses of all models on all held-out texts, and the table.
 table.txt: joint.done dem/config.json
 	@for m in $(ALL) dem; do for s in $(SETS); do \
 	    eval-model -q --dtype bf16 --seq-len $(strip $(SEQ)) --stride $(strip $(SEQ)) $$m/ text/$$s.test.jsonl \

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-# first-light.mk -- from raw text to a trained, evaluated, speaking model.  Read it, copy it, change it.
+# first-light.mk -- from raw text to a trained and evaluated model that generates text.  Meant to be read, copied, changed.
 #
 #   make -f first-light.mk                              the text of a Debian package, some minutes
 #   make -f first-light.mk CORPUS='a.txt b.jsonl.zst'   your own text: plain, JSONL, compressed, archives
 #   make -f first-light.mk CORPUS="'my text.txt' b.txt" names with spaces in quotes; one file alone needs none
 #
-# The tools must be on PATH.  Everything is made in the folder WORK; what is there already is not made
-# again, so that a second call goes on where the first one ended.  `make -f first-light.mk clean` removes it.
+# The tools must be on PATH.  Everything is made in the folder WORK; existing results are not made again, so that a
+# second call continues where the first one ended.  `make -f first-light.mk clean` removes the folder.
 
 WORK    ?= first-light
 CORPUS  ?=
 PRESET  ?= llama-5m#     see share/models
 VOCAB   ?= 4096
 RULES   ?= $(if $(CORPUS),none,gopher,c4,fineweb)
-LANGUAGE ?= $(if $(CORPUS),none,en)# whose stop words and length of words are asked for; see clean-data(1)
-SPLIT   ?= blank#        plain text is cut into documents at empty lines; file: a document a file
-BATCH   ?= 16#           sequences a step
-SEQ     ?= 256#          tokens a sequence
+LANGUAGE ?= $(if $(CORPUS),none,en)# language of the stop words and word lengths; see clean-data(1)
+SPLIT   ?= blank#        plain text is split into documents at empty lines; file: a document per file
+BATCH   ?= 16#           sequences per step
+SEQ     ?= 256#          tokens per sequence
 LR      ?= 3e-3
 BUDGET  ?= 165#          seconds of training; the number of steps follows from the speed of the machine
-EPOCHS  ?= 10#           but never more passes over the text than this
+EPOCHS  ?= 10#           maximum number of passes over the text
 SEED    ?= 1
 
 comma := ,
@@ -30,14 +30,14 @@ CLEAN := clean-data --rules $(RULES) $(if $(filter gopher% all,$(RULES)),--langu
 .DELETE_ON_ERROR:
 .PHONY: all report clean
 
-ifndef RECIPE_HOME # not in WORK yet: the same goals there
+ifndef RECIPE_HOME # called by the user: make the same goals in WORK
 GOALS := $(filter-out clean,$(or $(MAKECMDGOALS),all))
 .PHONY: $(GOALS)
 export WORK CORPUS PRESET
 export RECIPE := $(MAKEFILE_LIST)
 $(GOALS):
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
-# a line of its own: make runs the line above with -n and -t, too, as every line that calls it
+# a separate rule without $(MAKE): make runs lines with $(MAKE), like the one above, also with -n and -t
 clean:
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
@@ -49,14 +49,14 @@ raw.jsonl:
 	@date +%s > started
 	bash "$$RECIPE_HOME/fetch-corpus" . > $@
 
-# 2. Clean it.  What has next to no empty lines is a document a file.
+# 2. Clean it.  If the text has hardly any empty lines, each file is a document.
 clean.jsonl: $(RAW)
 	@test -e started || date +%s > started
 	$(CLEAN) --split $(strip $(SPLIT)) $(filter-out corpus.list,$(RAW)) > $@
 	@test "$$(wc -l < $@)" -ge 20 || $(CLEAN) --split file $(filter-out corpus.list,$(RAW)) > $@
 
-# 3. Hold out every fortieth document: training never sees it, the last measurement is made on it.  Of fewer than
-# 20 documents the last tenth of each is held out, as nanoGPT does.
+# 3. Hold out every fortieth document for the last measurement; training does not use it.  If there are fewer than
+# 20 documents, the last tenth of each is held out, as in nanoGPT.
 train.jsonl: clean.jsonl
 	perl "$$RECIPE_HOME/hold-out" $< $@ held-out.jsonl > held-out.how
 held-out.jsonl held-out.how: train.jsonl ;
@@ -73,14 +73,14 @@ data/train.bin: tok/tokenizer.json train.jsonl clean.jsonl held-out.how
 	ends) shard-data --tokenizer $< --split contiguous --val-fraction 0.1 -f -o data/ clean.jsonl ;; \
 	esac
 
-# 5. A model of random numbers, and what it knows of the held-out text: nothing.  It is measured on windows as
-# long as those of the training, which the trained model names itself.
+# 5. A model with random weights, and its loss on the held-out text.  The windows are as long as those of the training,
+# a length that the trained model records itself.
 m0/config.json: tok/tokenizer.json
 	init-model "$$RECIPE_PRESET" --tokenizer $< --seed $(SEED) -f -o m0/
 before.json: m0/config.json held-out.jsonl
 	eval-model --seq-len $(strip $(SEQ)) m0/ held-out.jsonl > $@
 
-# 6. How many steps fit into BUDGET?  A short run tells.
+# 6. The number of steps that fit into BUDGET, measured by a short run.
 steps: m0/config.json data/train.bin
 	rm -rf probe probe.jsonl
 	train m0/ data/ -o probe/ --steps 12 $(TRAIN) --metrics probe.jsonl
@@ -98,7 +98,7 @@ trained: steps before.json
 	    $(TRAIN) --metrics run.jsonl
 	@touch $@
 
-# 8. What it knows now, what it says, and the pictures.
+# 8. The loss after training, generated samples, and the plots.
 after.json: trained
 	eval-model run/ held-out.jsonl > $@
 samples.txt: trained held-out.txt

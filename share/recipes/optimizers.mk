@@ -1,48 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 # optimizers.mk -- every optimiser of train(1) on the same model and equal tokens: a table of held-out losses, bytes
-# of state and step times, and the curves of the losses.  Read it, copy it, change it.
+# of state and step times, and plots of the losses.  Meant to be read, copied, changed.
 #
 #   make -f optimizers.mk                                     all of `train --list-optimizers`, most of an hour
 #   make -f optimizers.mk CORPUS=text.txt STEPS=1000          your own text, longer
 #   make -f optimizers.mk OPTIMIZERS='muon soap' RATES='muon=0.02 soap=3e-3'     some, with rates of your own
 #   make -f optimizers.mk KEYS_muon=ns=polar,scaling=moonlight                   hyper-parameters of your own
 #
-# Made here: table.txt, table.tsv, and loss-1.svg, loss-2.svg ...: the curves from the best to the worst, seven in a
-# picture, AdamW's beside them.  Data, their order, first weights, warm-up and schedule are the same for all; the
-# schedule-free one has the warm-up alone.
+# It makes table.txt, table.tsv, and loss-1.svg, loss-2.svg ...: the losses from the best to the worst, seven in a
+# picture with AdamW's beside them.  Data, their order, initial weights, warm-up and schedule are the same for all; the
+# schedule-free optimiser has only the warm-up.
 #
-# The tools must be on PATH.  Everything is made in the folder WORK; what is there already is not made again.
-# `make -f optimizers.mk clean` removes it.  Use no -j: steps are timed.
+# The tools must be on PATH.  Everything is made in the folder WORK; existing results are not made again.
+# `make -f optimizers.mk clean` removes the folder.  Do not use -j, because steps are timed.
 
 WORK       ?= optimizers
-CORPUS     ?= #             plain text or JSONL; empty: fetch-corpus gets some
-SPLIT      ?= blank#        plain text is cut into documents at empty lines; file: a document a file
-OPTIMIZERS ?= #             names; empty: all.  AdamW is always there: the others are compared with it
-RATES      ?= #             NAME=RATE ...: these are not searched for
+CORPUS     ?= #             plain text or JSONL; empty: that of fetch-corpus
+SPLIT      ?= blank#        plain text is split into documents at empty lines; file: a document per file
+OPTIMIZERS ?= #             names; empty: all.  AdamW is always included, because the others are compared with it
+RATES      ?= #             NAME=RATE ...: given rates, without a search
 PRESET     ?= llama-5m#     see share/models
 VOCAB      ?= 4096
-BATCH      ?= 8#            sequences a step
-SEQ        ?= 128#          tokens a sequence
+BATCH      ?= 8#            sequences per step
+SEQ        ?= 128#          tokens per sequence
 STEPS      ?= 250
-SEARCH     ?= 80#           steps of each trial of a rate, the fewer the higher is what it finds; 0: the rates below
+SEARCH     ?= 80#           steps of each trial of a rate; fewer steps find higher rates; 0: the rates below
 ROUNDS     ?= 2#            timed runs of each, with one of AdamW before each
-TIMED      ?= 21#           steps of those
+TIMED      ?= 21#           steps of the timed runs
 SEED       ?= 1
 
-# Where the search for a rate begins; it goes up by threes, or else down, while losses fall.  The first rate is for
-# rules that divide a gradient by the root of its mean square, so that each weight moves by about the rate, and for
-# those that are not named.  Found with the sizes above: more steps, and larger batches, want other rates.
+# Initial rates of the search, which multiplies by 3, or else divides by 3, while losses fall.  The first rate is for
+# optimisers that divide a gradient by the root of its mean square, so that each weight changes by about the rate, and
+# for those without an own line.  Found with the sizes above: more steps, and larger batches, need other rates.
 RATE                := 3e-3
-# One divisor for a whole row, above all of the embedding: some of its weights move by more.
+# One divisor for a whole row, in particular of the embedding: some of its weights change by more.
 RATE_adam-mini      := 1e-3
-# The average behind its divisor begins at 0 and takes thousands of steps to rise; until then steps are larger.
+# The average in its divisor begins at 0 and takes thousands of steps to rise; until then steps are larger.
 RATE_came           := 3e-4
-# The sign of the gradient moves each weight by all of the rate.
+# The sign of the gradient changes each weight by the full rate.
 RATE_lion           := 1e-3
-# Steps in proportion to the root mean square of a tensor: 0.02 of fresh matrices.
+# Steps in proportion to the root mean square of a tensor, which is 0.02 for new matrices.
 RATE_lamb           := 3e-2
 RATE_adafactor      := 3e-2
-# The divisor is a sum or its bound: it grows, and steps fall.
+# The divisor is a sum or its bound: it grows, so steps become smaller.
 RATE_adagrad        := 1e-2
 RATE_sm3            := 1e-1
 # Steps as large as the gradient, which clipping keeps below 1 for all weights together.
@@ -52,21 +52,21 @@ RATE_momentum       := 3e-1
 RATE_muon           := 6e-2
 RATE_normuon        := 6e-2
 RATE_soap-muon      := 6e-2
-# Steps of low rank count a quarter.
+# Steps of low rank are multiplied by 0.25.
 RATE_galore         := 1e-2
 
-# What keeps the steps of another but for their states, or looks ahead along them, has the rate that was found for it.
+# Optimisers with nearly the steps of another one have the rate that was found for that one.
 AS_adam             := adamw
 AS_amsgrad          := adamw
 AS_adamw8bit        := adamw
 AS_q-galore         := galore
 AS_nesterov         := momentum
 
-# SGD's decay is a part of the gradient: at rates near 1 the usual tenth would leave no weights.
+# SGD's decay is a part of the gradient: at rates near 1 the usual decay of 0.1 would shrink all weights to 0.
 KEYS_sgd            ?= momentum=0,weight_decay=0
 KEYS_momentum       ?= weight_decay=0
 KEYS_nesterov       ?= weight_decay=0
-# Options of one optimiser alone: an average stands for the schedule.
+# Options of single optimisers: schedule-free has an average instead of a schedule.
 OPTIONS_schedule-free := --lr-schedule constant
 
 TRAIN := --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --dtype bf16 --seed $(strip $(SEED)) --min-lr-ratio 0
@@ -76,14 +76,14 @@ NAMES := $(strip $(OPTIMIZERS))
 .NOTPARALLEL:
 .PHONY: all clean
 
-ifndef RECIPE_HOME # not in WORK yet: the same goals there
+ifndef RECIPE_HOME # called by the user: make the same goals in WORK
 GOALS := $(filter-out clean,$(or $(MAKECMDGOALS),all))
 .PHONY: $(GOALS)
 export WORK CORPUS PRESET
 export RECIPE := $(MAKEFILE_LIST)
 $(GOALS):
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
-# a line of its own: make runs the line above with -n and -t, too, as every line that calls it
+# a separate rule without $(MAKE): make runs lines with $(MAKE), like the one above, also with -n and -t
 clean:
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
@@ -94,7 +94,7 @@ RAW := $(if $(strip $(CORPUS)),corpus.list $(sort $(wildcard corpus/*)),raw.json
 all: table.txt
 	@cat $<
 
-# 1. Text, a tokenizer, token shards with a part for validation, a model of random numbers.
+# 1. Text, a tokenizer, token shards with a validation split, a model with random weights.
 raw.jsonl:
 	bash "$$RECIPE_HOME/fetch-corpus" . > $@
 text.jsonl: $(RAW)
@@ -109,7 +109,7 @@ data/train.bin: tok/tokenizer.json text.jsonl
 m0/config.json: tok/tokenizer.json
 	init-model -q "$$RECIPE_PRESET" --tokenizer $< --seed $(strip $(SEED)) -f -o $(@D)
 
-# 2. A rate for each.  What a rule for hidden matrices leaves to AdamW has the rate that was found for AdamW.
+# 2. A rate for each.  Tensors that an optimiser for hidden matrices trains with AdamW have the rate found for AdamW.
 rates/adamw: m0/config.json data/train.bin
 $(filter-out rates/adamw,$(ALL:%=rates/%) rates/momentum rates/galore): rates/adamw
 rates/nesterov: rates/momentum
@@ -120,13 +120,13 @@ rates/%:
 	    rates/$(AS_$*),bash "$$RECIPE_HOME/optimizers-rate" $* '$(KEYS_$*)' $(or $(RATE_$*),$(RATE)) $(strip $(SEARCH)) \
 	    $(TRAIN) $(OPTIONS_$*))) > $@
 
-# 3. The run of each, which leaves its metrics and its loss on all of what is kept for validation.
+# 3. The run of each, with its metrics and its loss on the whole validation split.
 losses/%: rates/%
 	@mkdir -p $(@D) runs
 	bash "$$RECIPE_HOME/optimizers-try" $* '$(KEYS_$*)' "$$(tail -n 1 $<)" $(strip $(STEPS)) runs/$*.jsonl \
 	    $(TRAIN) $(OPTIONS_$*) > $@
 
-# 4. Steps beside AdamW's, in turns: other work on the machine is there for both.
+# 4. Steps timed alternately with AdamW's, so that other work on the machine affects both.
 timed = bash "$$RECIPE_HOME/optimizers-try" $1 '$(KEYS_$1)' "$$(tail -n 1 rates/$1)" $(strip $(TIMED)) time.jsonl \
 	$(TRAIN) --eval-every 0 > time.loss && bash "$$RECIPE_HOME/optimizers-report" step $1 time.jsonl >> $@.new
 times/%: losses/%
