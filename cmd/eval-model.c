@@ -162,6 +162,7 @@ static lm_code open_data(work *w, lm_err *e)
 static lm_code open_model(work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
+    lm_dtype type = opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32;
     w->seq = opt.seq;
     if (!w->seq && lm_window_default(w->model.src, c->max_positions, &w->seq, NULL, e))
         return e->code;
@@ -171,13 +172,12 @@ static lm_code open_model(work *w, lm_err *e)
                        "%lld is more than --seq-len, %lld", (long long)w->stride,
                        (long long)w->seq);
     if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
-        lm_place_weights(&tool, opt.weights_in, w->backend, &w->model, e))
+        lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e))
         return e->code;
     const lm_build build = { .batch = opt.batch,
                              .seq = w->seq,
                              .documents = true,
-                             .precision = { .low = opt.dtype[0] == 'b' ? LM_DTYPE_BF16
-                                                                       : LM_DTYPE_F32 },
+                             .precision = { .low = type },
                              .codes = w->model.src,
                              .codes_space = w->model.codes_space };
     if (lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||

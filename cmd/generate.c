@@ -359,7 +359,7 @@ static lm_code open_generator(work *w, lm_err *e)
     if (choose_context(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
-    if (lm_place_weights(&tool, opt.weights_in, w->backend, &w->model, e) ||
+    if (lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e) ||
         lm_generator_new(&w->model, type, batch, w->context, w->backend, &w->gen, e))
         return e->code;
     char cache[32];

@@ -31,8 +31,8 @@ lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_pa
 
 const char *const lm_weights_places[] = { "auto", "memory", "file", NULL };
 
-lm_code lm_place_weights(lm_tool *t, const char *where, const lm_backend *b, lm_loaded *l,
-                         lm_err *e)
+lm_code lm_place_weights(lm_tool *t, const char *where, lm_dtype precision, const lm_backend *b,
+                         lm_loaded *l, lm_err *e)
 {
     lm_place asked = LM_PLACE_AUTO;
     size_t available = lm_mem_available();
@@ -41,7 +41,7 @@ lm_code lm_place_weights(lm_tool *t, const char *where, const lm_backend *b, lm_
 
     while (strcmp(lm_weights_places[asked], where))
         asked++;
-    lm_code rc = lm_loaded_place(l, asked, b, available, &moved, e);
+    lm_code rc = lm_loaded_place(l, asked, precision, b, available, &moved, e);
     if (rc)
         snprintf(e->todo, sizeof e->todo, "leave --weights-in out");
     else if (moved)

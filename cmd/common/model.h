@@ -17,7 +17,7 @@ extern const char *const lm_weights_places[];
 #define LM_WEIGHTS_IN(p)                                      \
     LM_CHOICE(0, "weights-in", p, "WHERE", lm_weights_places, \
               "coded weights: memory, file, or auto: file if memory is too small [auto]")
-lm_code lm_place_weights(lm_tool *t, const char *where, const lm_backend *b, lm_loaded *l,
-                         lm_err *e);
+lm_code lm_place_weights(lm_tool *t, const char *where, lm_dtype precision, const lm_backend *b,
+                         lm_loaded *l, lm_err *e);
 
 #endif

@@ -48,7 +48,7 @@ bool lm_lossy_can(const lm_format *f, lm_dtype from)
 static void planes_at(const job *j, int64_t i, uint8_t *at[LM_MAX_PLANES])
 {
     for (int p = 0; p < j->f->n_planes; p++)
-        at[p] = j->plane[p] + i / j->f->plane[p].cols * j->f->plane[p].bits / 8;
+        at[p] = j->plane[p] + lm_plane_bytes(&j->f->plane[p], 1, i);
 }
 
 static void decode_at(const job *j, uint8_t *const at[LM_MAX_PLANES], float *y, int64_t n)

@@ -66,12 +66,10 @@ double lm_call_bytes(const lm_call *c)
     double sum = 0;
     for (int i = 0; i < c->n_in; i++)
         if (!lm_absent(&c->in[i]))
-            sum += c->in[i].codes
-                       ? (double)lm_code_rows_bytes(c->in[i].codes, c->in[i].dim[1])
-                       : (double)lm_tensor_count(&c->in[i]) * (double)lm_dtype_size(c->in[i].dtype);
+            sum += (double)lm_stored_bytes(&c->in[i]);
     for (int i = 0; i < c->n_out; i++)
         if (!lm_absent(&c->out[i]))
-            sum += (double)lm_tensor_count(&c->out[i]) * (double)lm_dtype_size(c->out[i].dtype);
+            sum += (double)lm_stored_bytes(&c->out[i]);
     return sum;
 }
 

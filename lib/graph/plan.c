@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "graph/exec.h"
+#include "numeric/format.h"
 
 typedef struct {
     size_t bytes, offset;
@@ -25,12 +26,12 @@ typedef struct {
 
 static size_t align_up(size_t n)
 {
-    return (n + 127) / 128 * 128; /* 128: no two items share a line pair */
+    return n > SIZE_MAX - 127 ? n : (n + 127) / 128 * 128; /* 128: no two items share a line pair */
 }
 
 static size_t value_bytes(const lm_value *v)
 {
-    return align_up((size_t)lm_tensor_count(&v->t) * lm_dtype_size(v->t.dtype));
+    return align_up(lm_plain_bytes(v->t.dtype, lm_tensor_count(&v->t)));
 }
 
 static void find_lives(planner *p, int64_t *last, const lm_vid *keep, int n_keep)

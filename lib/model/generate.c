@@ -305,17 +305,12 @@ double lm_generator_step_bytes(const lm_generator *g)
     const lm_model *m = generator_model(g);
     const lm_config *c = &m->config;
     double bytes = 0;
-    for (int i = 0; i < m->n_params; i++) {
-        const lm_tensor *t = &m->graph->value[m->param[i].value].t;
-        bytes += t->codes ? (double)lm_code_rows_bytes(t->codes, t->dim[1])
-                          : (double)lm_plain_bytes(t->dtype, m->param[i].count);
-    }
+    for (int i = 0; i < m->n_params; i++)
+        bytes += (double)lm_stored_bytes(&m->graph->value[m->param[i].value].t);
     /* tables of which only a few rows are read: an embedding that is not the head, and learned
      * positions */
     int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->ropes ? 0 : c->max_positions);
-    const lm_tensor *embed = &m->graph->value[m->param[0].value].t;
-    double whole = embed->codes ? (double)lm_code_rows_bytes(embed->codes, embed->dim[1])
-                                : (double)lm_plain_bytes(embed->dtype, lm_tensor_count(embed));
+    double whole = (double)lm_stored_bytes(&m->graph->value[m->param[0].value].t);
     bytes -= whole * (double)looked_up / (double)c->vocab;
     for (int64_t l = 0; l < c->layers; l++)
         for (int64_t i = 0; i < g->batch; i++)

@@ -30,7 +30,8 @@ lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, 
 }
 
 /* Bytes of the weights, each in its own format, and of those that can be read in the mapped file. */
-static void count_bytes(const lm_model_source *src, size_t *all, size_t *in_file)
+static void count_bytes(const lm_model_source *src, lm_dtype precision, size_t *all,
+                        size_t *in_file)
 {
     *all = *in_file = 0;
     for (size_t k = 0; k < lm_model_source_count(src); k++) {
@@ -39,18 +40,19 @@ static void count_bytes(const lm_model_source *src, size_t *all, size_t *in_file
         const lm_format *f = lm_model_source_format(src, t, &turned);
         lm_tensor_size size = { .all = t->bytes };
         bool coded = f && t->ndim == 2 && !turned && lm_format_codes(f, t->dim[1]) &&
-                     !lm_tensor_bytes(f, t->ndim, t->dim, &size, NULL);
+                     !lm_tensor_bytes(f, t->ndim, t->dim, &size, NULL) &&
+                     size.all < lm_plain_bytes(precision, t->count);
         *all = lm_add_ok(*all, size.all, all) ? *all : SIZE_MAX;
         if (coded && lm_model_source_codes_in_file(src, t))
             *in_file += size.all;
     }
 }
 
-lm_code lm_loaded_place(lm_loaded *l, lm_place asked, const lm_backend *b, size_t available,
-                        bool *moved, lm_err *e)
+lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const lm_backend *b,
+                        size_t available, bool *moved, lm_err *e)
 {
     size_t all, in_file;
-    count_bytes(l->src, &all, &in_file);
+    count_bytes(l->src, precision, &all, &in_file);
     *moved = asked == LM_PLACE_AUTO && b->host_memory && in_file && all > available;
     l->codes_space = *moved || asked == LM_PLACE_FILE ? LM_SPACE_FILE : LM_SPACE_HOST;
     if (asked != LM_PLACE_FILE || (b->host_memory && in_file))

@@ -19,13 +19,14 @@ typedef struct {
 lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *out, lm_err *e);
 /* The same for an open source, which the model then owns, whatever the result. */
 lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);
-/* Decide whether codes are read in the mapped file (lm_build.codes_space): as asked, or for LM_PLACE_AUTO if
+/* Decide whether weights in fewer bytes than numbers of `precision` are read in the mapped file
+ * (lm_build.codes_space): as asked, or for LM_PLACE_AUTO if
  * the weights take more than `available` bytes and some can be; *moved then is true.  Reading in a file costs
  * nothing at start and no memory of its own, but its pages are 4 KiB: decoding takes 10 to 20 % longer.
  * Fails: LM_EUSAGE when the file is asked for, and no weight can be read there. */
 typedef enum { LM_PLACE_AUTO, LM_PLACE_MEMORY, LM_PLACE_FILE } lm_place;
-lm_code lm_loaded_place(lm_loaded *l, lm_place asked, const lm_backend *b, size_t available,
-                        bool *moved, lm_err *e);
+lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const lm_backend *b,
+                        size_t available, bool *moved, lm_err *e);
 /* Load the weights for `m`, a model of this config in any mode, whose precision determines the
  * formats, to memory of `b`, which must outlive them; a stream is read to its end.  Fails as
  * lm_store_load does. */

@@ -63,9 +63,9 @@ typedef struct {
     lm_backend *backend;
     bool (*trainable)(void *ctx, const char *param_name);
     void *ctx;
-    /* EVAL, GENERATE: matrices that this source has in codes of fewer than 16 bits per number are
-     * kept so if kernels of the backend read them (lm_tensor.codes), and decoded to the precision
-     * otherwise.  NULL: all are decoded. */
+    /* EVAL, GENERATE: matrices that this source has in fewer bytes than numbers of the precision take
+     * (codes, or F16 and BF16 for F32) are kept so if kernels of the backend read them
+     * (lm_tensor.codes), and decoded otherwise.  NULL: all are decoded. */
     const lm_model_source *codes;
     /* LM_SPACE_FILE: in memory of the host, those codes that can be are read in the mapped file, which must
      * outlive the model; otherwise they are copied */

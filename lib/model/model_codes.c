@@ -18,13 +18,15 @@ static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
 }
 
 /* The codes of all slices of parameter p, in order, of the source's tensors; n 0: it must be
- * decoded.  A slice in plain numbers may be combined with others in codes. */
+ * decoded, because a reader has no kernel for them or because its numbers take no more bytes: then
+ * decoding in every product would gain nothing.  A slice in plain numbers may be combined with
+ * others in codes. */
 static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const *tensor)
 {
     const lm_param *param = &m->param[p];
     const lm_tensor *t = &m->graph->value[param->value].t;
+    lm_tensor stored = *t;
     lm_code_rows c = { 0 };
-    bool fewer = false;
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *s = &m->slice[i];
         bool turned = false;
@@ -32,20 +34,29 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
             continue;
         const lm_st_tensor *st = tensor[i];
         const lm_format *f = st ? lm_model_source_format(m->build.codes, st, &turned) : NULL;
-        if (t->ndim != 2 || !f || !f->decode || turned != s->transposed ||
-            c.n == LM_MAX_CODE_RUNS || !are_read(m, param->value, f))
+        /* plain elements can be transposed when they are loaded */
+        bool fits = f && (turned == s->transposed || f->element == st->dtype);
+        if (t->ndim != 2 || !fits || !lm_format_codes(f, t->dim[1]) || c.n == LM_MAX_CODE_RUNS ||
+            !are_read(m, param->value, f))
             return (lm_code_rows){ 0 };
-        const void *file = m->build.codes_space == LM_SPACE_FILE && m->build.backend->host_memory
+        const void *file = m->build.codes_space == LM_SPACE_FILE && m->build.backend->host_memory &&
+                                   turned == s->transposed
                                ? lm_model_source_codes_in_file(m->build.codes, st)
                                : NULL;
         c.run[c.n++] = (struct lm_code_run){
             .row = s->row, .rows = s->rows, .format = f, .data = file, .in_file = file != NULL
         };
-        fewer = fewer || lm_format_codes(f, t->dim[1]);
-        if (!lm_format_codes(f, t->dim[1]) && f->element == LM_DTYPE_NONE)
-            return (lm_code_rows){ 0 };
     }
-    return fewer ? c : (lm_code_rows){ 0 };
+    stored.codes = &c;
+    return lm_stored_bytes(&stored) < lm_stored_bytes(t) ? c : (lm_code_rows){ 0 };
+}
+
+static bool is_in_file(const lm_code_rows *c)
+{
+    bool all = true;
+    for (int i = 0; i < c->n; i++)
+        all = all && c->run[i].in_file;
+    return all;
 }
 
 /* The source's tensor of each slice; NULL: missing. */
@@ -73,7 +84,7 @@ static lm_code keep(lm_model *m, const lm_st_tensor *const *tensor, lm_err *e)
         *c = found;
         lm_value *v = &m->graph->value[m->param[p].value];
         v->t.codes = c;
-        if (!lm_code_rows_room(c, v->t.dim[1]))
+        if (is_in_file(c))
             v->space = LM_SPACE_FILE;
     }
     return LM_OK;

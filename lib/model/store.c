@@ -12,13 +12,20 @@ enum { ALIGN = 64 }; /* elements */
 
 /* ---- layout ---- */
 
-static lm_store_block *add_block(lm_store *s, lm_kept role, lm_dtype format, int64_t count)
+static lm_store_block *add_block(lm_store *s, lm_kept role, const lm_format *format)
 {
     lm_store_block *k = &s->block[s->n_blocks++];
     *k = (lm_store_block){ .role = role,
                            .format = format,
-                           .space = s->backend->host_memory ? LM_SPACE_HOST : LM_SPACE_DEVICE,
-                           .count = count };
+                           .space = s->backend->host_memory ? LM_SPACE_HOST : LM_SPACE_DEVICE };
+    return k;
+}
+
+static lm_store_block *add_plain(lm_store *s, lm_kept role, lm_dtype element, int64_t count)
+{
+    lm_store_block *k = add_block(s, role, lm_format_of_dtype(element));
+    k->count = count;
+    k->bytes = lm_plain_bytes(element, count);
     return k;
 }
 
@@ -27,27 +34,18 @@ static lm_dtype format_of(const lm_model *m, int param)
     return m->graph->value[m->param[param].value].t.dtype;
 }
 
-/* Codes of a parameter are stored among bytes. */
-static lm_dtype use_format(const lm_model *m, int param)
-{
-    return store_codes(m, param) ? LM_DTYPE_U8 : format_of(m, param);
-}
-
-static int64_t use_count(const lm_model *m, int param)
-{
-    const lm_code_rows *c = store_codes(m, param);
-    return c ? (int64_t)lm_code_rows_room(c, m->graph->value[m->param[param].value].t.dim[1])
-             : m->param[param].count;
-}
-
 /* Kernels run over PARAM, DERIVED, GRAD and OPT together, so an element has the same offset in
  * all. */
 static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
 {
     const lm_model *m = s->model;
     bool low = false;
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        int64_t before = m->param[t->param].offset + t->row * store_width(m, t);
+        s->place[i] = (struct lm_store_place){ 0, (size_t)before * sizeof(float) };
+    }
     for (int i = 0; i < m->n_params; i++) {
-        s->place[i] = (struct lm_store_place){ 0, m->param[i].offset };
         low = low || format_of(m, i) == LM_DTYPE_BF16;
         if (format_of(m, i) != LM_DTYPE_F32 && format_of(m, i) != LM_DTYPE_BF16)
             return lm_fail(e, LM_EUSAGE, m->graph->value[m->param[i].value].name, NULL,
@@ -56,42 +54,68 @@ static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
     if (o->n_states > LM_STORE_STATES)
         return lm_fail(e, LM_ELIMIT, "optimiser", "use fewer optimisers side by side",
                        "%d states, %d are supported", o->n_states, LM_STORE_STATES);
-    add_block(s, LM_KEPT_PARAM, LM_DTYPE_F32, m->block);
+    add_plain(s, LM_KEPT_PARAM, LM_DTYPE_F32, m->block);
     if (low)
-        add_block(s, LM_KEPT_DERIVED, LM_DTYPE_BF16, m->block);
+        add_plain(s, LM_KEPT_DERIVED, LM_DTYPE_BF16, m->block);
     if (o->grads)
-        add_block(s, LM_KEPT_GRAD, LM_DTYPE_F32, m->train_end);
+        add_plain(s, LM_KEPT_GRAD, LM_DTYPE_F32, m->train_end);
     for (int k = 0; k < o->n_states; k++)
-        add_block(s, LM_KEPT_OPT, o->state[k].format, o->state[k].count)->state = &o->state[k];
+        add_plain(s, LM_KEPT_OPT, o->state[k].format, o->state[k].count)->state = &o->state[k];
     return LM_OK;
 }
 
+/* Append a [rows, cols] matrix in format f to the block of that format. */
+static lm_code append(lm_store *s, const lm_format *f, int64_t rows, int64_t cols,
+                      struct lm_store_place *out, lm_err *e)
+{
+    lm_tensor_size size;
+    int k = 0;
+    while (k < s->n_blocks && s->block[k].format != f)
+        k++;
+    if (k == LM_STORE_BLOCKS)
+        return lm_fail(e, LM_EBUG, "store", NULL, "more formats than %d", LM_STORE_BLOCKS);
+    if (lm_tensor_bytes(f, 2, (int64_t[]){ rows, cols }, &size, e))
+        return e->code;
+    lm_store_block *b = k == s->n_blocks ? add_block(s, LM_KEPT_PARAM, f) : &s->block[k];
+    bool plain = f->element != LM_DTYPE_NONE;
+    size_t unit = ALIGN * (plain ? store_element(b) : 1), room = 0;
+    *out = (struct lm_store_place){ k, b->bytes };
+    if (!lm_add_ok(size.all, unit - 1, &room) ||
+        !lm_add_ok(b->bytes, room / unit * unit, &b->bytes))
+        return lm_fail(e, LM_ELIMIT, "store", NULL, "weights of format %s are too many", f->name);
+    b->count = plain ? (int64_t)(b->bytes / store_element(b)) : b->count + rows * cols;
+    return LM_OK;
+}
+
+/* Tensors of a parameter in codes each in the format of their file; otherwise the parameter as a
+ * whole, and its tensors in it. */
 static lm_code lay_out_use(lm_store *s, lm_err *e)
 {
     const lm_model *m = s->model;
-    for (int i = 0; i < m->n_params; i++) {
-        int k = 0;
-        while (k < s->n_blocks && s->block[k].format != use_format(m, i))
-            k++;
-        if (k == LM_STORE_BLOCKS)
-            return lm_fail(e, LM_EBUG, "store", NULL, "more formats than %d", LM_STORE_BLOCKS);
-        if (k == s->n_blocks)
-            add_block(s, LM_KEPT_PARAM, use_format(m, i), 0);
-        s->place[i] = (struct lm_store_place){ k, s->block[k].count };
-        s->block[k].count += (use_count(m, i) + ALIGN - 1) / ALIGN * ALIGN;
+    struct lm_store_place whole = { 0 };
+    for (int p = 0; p < m->n_params; p++) {
+        const lm_format *f = lm_format_of_dtype(format_of(m, p));
+        if (!store_codes(m, p) && append(s, f, 1, m->param[p].count, &whole, e))
+            return e->code;
+        for (int i = 0; i < m->n_slices; i++) {
+            const lm_slice *t = &m->slice[i];
+            const struct lm_code_run *r = store_run(m, i);
+            int64_t width = store_width(m, t);
+            if (t->param != p)
+                continue;
+            s->place[i] = r ? (struct lm_store_place){ -1, 0 } : whole;
+            if (!r)
+                s->place[i].at += (size_t)(t->row * width) * lm_dtype_size(f->element);
+            else if (!r->in_file && append(s, r->format, t->rows, width, &s->place[i], e))
+                return e->code;
+        }
     }
     return LM_OK;
 }
 
-static size_t bytes_of(const lm_store_block *k)
-{
-    return lm_plain_bytes(k->format, k->count);
-}
-
 static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
 {
-    if (lm_alloc_n(&s->place, (size_t)s->model->n_params, sizeof *s->place, "a list of parameters",
-                   e))
+    if (lm_alloc_n(&s->place, (size_t)s->model->n_slices, sizeof *s->place, "a list of tensors", e))
         return e->code;
     return o->master ? lay_out_master(s, o, e) : lay_out_use(s, e);
 }
@@ -110,7 +134,7 @@ lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, l
     *s = (lm_store){ .model = m, .backend = b, .par = o->par ? o->par : b->par, .shown = o->shown };
     lm_code rc = lay_out(s, o, e);
     for (int k = 0; !rc && k < s->n_blocks; k++)
-        rc = b->alloc(b, bytes_of(&s->block[k]), purpose[s->block[k].role], &s->block[k].data, e);
+        rc = b->alloc(b, s->block[k].bytes, purpose[s->block[k].role], &s->block[k].data, e);
     if (rc) {
         lm_store_free(s);
         return rc;
@@ -126,7 +150,7 @@ void lm_store_free(lm_store *s)
     store_end(s);
     for (int k = 0; k < s->n_blocks; k++)
         if (s->block[k].data)
-            s->backend->free(s->backend, s->block[k].data, bytes_of(&s->block[k]));
+            s->backend->free(s->backend, s->block[k].data, s->block[k].bytes);
     lm_free(s->place);
     lm_free(s);
 }
@@ -135,7 +159,7 @@ void lm_store_bytes(const lm_store *s, size_t out[LM_KEPT_ROLES])
 {
     memset(out, 0, LM_KEPT_ROLES * sizeof *out);
     for (int k = 0; k < s->n_blocks; k++)
-        out[s->block[k].role] += bytes_of(&s->block[k]);
+        out[s->block[k].role] += s->block[k].bytes;
 }
 
 lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[LM_KEPT_ROLES],
@@ -165,24 +189,43 @@ void *lm_store_flat(const lm_store *s, lm_kept role, int k)
     return b ? b->data : NULL;
 }
 
-static void *address(const lm_store *s, const lm_store_block *k, int param)
+/* A parameter in DERIVED or GRAD, whose layout is that of the master copy. */
+static void *address(const lm_store_block *k, const lm_param *p)
 {
-    return (char *)k->data + (size_t)s->place[param].offset * lm_dtype_size(k->format);
+    return (char *)k->data + (size_t)p->offset * store_element(k);
+}
+
+static const uint8_t *own_address(const lm_store *s, int i)
+{
+    return (const uint8_t *)store_own(s, i)->data + s->place[i].at;
+}
+
+/* Parameters where their first tensor is; each tensor in codes is a run of its own. */
+static void bind_own(const lm_store *s, const lm_model *m, lm_exec *x)
+{
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        struct lm_code_run *r = store_run(m, i);
+        bool in_file = r && r->in_file;
+        const uint8_t *at = in_file ? r->data : own_address(s, i);
+        if (r)
+            r->data = at;
+        if (t->row == 0)
+            lm_exec_bind(x, m->param[t->param].value, (void *)(uintptr_t)at);
+    }
 }
 
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x)
 {
     const lm_store_block *derived = lm_store_find(s, LM_KEPT_DERIVED, 0);
     const lm_store_block *grad = lm_store_find(s, LM_KEPT_GRAD, 0);
+    bind_own(s, m, x);
     for (int i = 0; i < m->n_params; i++) {
-        const lm_store_block *own = &s->block[s->place[i].block];
-        bool low = derived && format_of(m, i) == derived->format;
-        void *at = address(s, low ? derived : own, i);
-        lm_exec_bind(x, m->param[i].value, at);
-        if (store_codes(m, i))
-            lm_code_rows_place(store_codes(m, i), m->graph->value[m->param[i].value].t.dim[1], at);
+        const lm_param *p = &m->param[i];
+        if (derived && format_of(m, i) == derived->format->element)
+            lm_exec_bind(x, p->value, address(derived, p));
         if (grad && m->grad && m->grad[i] != LM_NONE)
-            lm_exec_bind(x, m->grad[i], address(s, grad, i));
+            lm_exec_bind(x, m->grad[i], address(grad, p));
     }
 }
 
@@ -222,9 +265,10 @@ void lm_store_derive(const lm_store *s)
         lm_round_bf16(from->data, to->data, to->count, s->par);
         return;
     }
-    lm_tensor in = lm_shape1(from->format, from->count), out = lm_shape1(to->format, to->count);
+    lm_tensor in = lm_shape1(from->format->element, from->count);
+    lm_tensor out = lm_shape1(to->format->element, to->count);
     in.data = from->data;
     out.data = to->data;
-    b->kernel(b, "cast", from->format)
+    b->kernel(b, "cast", from->format->element)
         ->run(&(lm_call){ .in = &in, .n_in = 1, .out = &out, .n_out = 1, .stream = b->main });
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store.h -- the memory of all values of a model that outlive one run of its graph.
  *
- * A store is a list of blocks.  A block has one role, one format and one space (host or device),
- * and contains many parameters, each at its offset, a multiple of 64 elements.
+ * A store is a list of blocks.  A block has one role, one format of the registry and one space (host
+ * or device), and contains many parameters, each at its offset, a multiple of 64 elements (of 64
+ * bytes in formats without elements of their own).
  *
  *   for training   PARAM    every parameter in F32 (the master copy), at lm_param.offset
  *                  DERIVED the same in BF16, if the model reads BF16: updated by lm_store_derive, or by the optimiser when it writes PARAM
  *                  GRAD     gradients: only [0, train_end), the trainable parameters
  *                  OPT      a block for each state of the optimiser, in its layout
- *   for use        PARAM    each parameter once, in the format that the model reads: a block for
- *                           each format
+ *   for use        PARAM    each parameter once, in the format that the model reads, or each tensor of
+ *                           it in that of its file (lm_build.codes): a block for each format;
+ *                           those that are read in the file are in no block
  *
  * All inputs (tensors of a file, of memory, fresh numbers) pass through one function that converts,
  * transposes and copies, a tensor at a time on all threads; a device receives each through one
@@ -22,6 +24,7 @@
 #include "format/folder.h"
 #include "graph/exec.h"
 #include "model/model.h"
+#include "numeric/format.h"
 
 /* A state of an optimiser: one block with an offset for each tensor that has it. */
 typedef struct {
@@ -42,9 +45,10 @@ typedef enum { LM_KEPT_PARAM, LM_KEPT_DERIVED, LM_KEPT_GRAD, LM_KEPT_OPT, LM_KEP
 typedef struct {
     lm_kept role;
     const lm_store_state *state; /* OPT: its state (borrowed) */
-    lm_dtype format;
+    const lm_format *format;     /* of the registry */
     lm_space space;
-    int64_t count; /* elements, padding included */
+    int64_t count; /* numbers; padding included if the format is plain */
+    size_t bytes;  /* padding included */
     void *data;    /* in memory of the store's backend; initially zero */
 } lm_store_block;
 
@@ -70,9 +74,9 @@ typedef struct {
     int n_blocks;
     bool shown;
     struct lm_store_place {
-        int block;      /* block of the parameter's own numbers */
-        int64_t offset; /* offset there, and in the blocks DERIVED and GRAD */
-    } * place;          /* by parameter */
+        int block; /* block of the tensor's own numbers or codes; -1: they are read in the file */
+        size_t at; /* bytes before it there */
+    } * place;     /* by tensor of the model */
     struct {
         void *data; /* of the host, pinned: a tensor on its way to a device */
         size_t bytes;
@@ -114,7 +118,8 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
 /* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; and the parameters
  * "param.<tensor>" where the file has them or PARAM may be shown otherwise.  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
-/* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape. */
+/* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape.  Not for
+ * tensors that are kept in codes. */
 lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);
 /* Fresh weights from (seed, tensor name, element index in the file's order): the same for any number
  * of threads, backend and layout. */

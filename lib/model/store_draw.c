@@ -58,7 +58,7 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
     lm_code rc = LM_OK;
     for (int i = 0; !rc && i < m->n_slices; i++) {
         const lm_slice *t = &m->slice[i];
-        const lm_store_block *k = store_own(s, t);
+        const lm_store_block *k = store_own(s, i);
         draw_job j = job_of(m, i, seed);
         const store_piece p = store_piece_of(s, k, i);
         j.dst = store_open(s, k, &p, e);
@@ -67,7 +67,7 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
             break;
         }
         j.width = t->transposed ? store_width(m, t) : 0;
-        j.format = k->format;
+        j.format = k->format->element;
         lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);
         rc = store_close(s, k, &p, j.dst, e);
     }

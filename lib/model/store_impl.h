@@ -25,13 +25,35 @@ static inline lm_code_rows *store_codes(const lm_model *m, int param)
     return (lm_code_rows *)(uintptr_t)m->graph->value[m->param[param].value].t.codes;
 }
 
+/* The codes of tensor i of the model; NULL: numbers. */
+static inline struct lm_code_run *store_run(const lm_model *m, int i)
+{
+    lm_code_rows *c = store_codes(m, m->slice[i].param);
+    int k = 0;
+    while (c && c->run[k].row != m->slice[i].row)
+        k++;
+    return c ? &c->run[k] : NULL;
+}
+
 /* A tensor in a block: [rows, cols] there, files may store it as [cols, rows]. */
 typedef struct {
     int tensor; /* its number in the model */
-    int64_t at; /* elements before it */
+    size_t at;  /* bytes before it */
     int64_t rows, cols;
     bool turned;
 } store_piece;
+
+/* Bytes of an element of a block; 0: its format is not plain. */
+static inline size_t store_element(const lm_store_block *k)
+{
+    return k->format->element == LM_DTYPE_NONE ? 0 : lm_dtype_size(k->format->element);
+}
+
+/* The block of the own numbers or codes of tensor i of the model; NULL: they are in a file. */
+static inline const lm_store_block *store_own(const lm_store *s, int i)
+{
+    return s->place[i].block < 0 ? NULL : &s->block[s->place[i].block];
+}
 
 /* Number i of a block's tensors. */
 static inline store_piece store_piece_of(const lm_store *s, const lm_store_block *k, int i)
@@ -39,13 +61,15 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
     if (k->state) {
         const struct lm_state_part *p = &k->state->part[i];
         int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1;
-        return (store_piece){ p->tensor, p->at, rows, rows ? lm_tensor_count(&p->shape) / rows : 0,
-                              p->turned };
+        return (store_piece){ p->tensor, (size_t)p->at * store_element(k), rows,
+                              rows ? lm_tensor_count(&p->shape) / rows : 0, p->turned };
     }
     const lm_slice *t = &s->model->slice[i];
     int64_t width = store_width(s->model, t);
-    return (store_piece){ i, s->place[t->param].offset + t->row * width, t->rows, width,
-                          t->transposed };
+    size_t at = k == store_own(s, i) ? s->place[i].at
+                                     : (size_t)(s->model->param[t->param].offset + t->row * width) *
+                                           store_element(k);
+    return (store_piece){ i, at, t->rows, width, t->transposed };
 }
 
 /* Its shape in files. */
@@ -68,18 +92,14 @@ static inline int store_file_shape(const lm_store *s, const lm_store_block *k, i
 
 static inline void *store_at(const lm_store_block *k, const store_piece *p)
 {
-    return (char *)k->data + (size_t)p->at * lm_dtype_size(k->format);
+    return (char *)k->data + p->at;
 }
 
 static inline size_t store_bytes(const lm_store_block *k, const store_piece *p)
 {
-    return lm_plain_bytes(k->format, p->rows * p->cols);
-}
-
-/* The block of the parameter's own numbers. */
-static inline const lm_store_block *store_own(const lm_store *s, const lm_slice *t)
-{
-    return &s->block[s->place[t->param].block];
+    lm_tensor_size size;
+    lm_tensor_bytes(k->format, 2, (int64_t[]){ p->rows, p->cols }, &size, NULL);
+    return size.all;
 }
 
 /* Memory of the host for a piece of block k, in the block's format and order: the block itself, or
@@ -91,7 +111,7 @@ lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, 
 /* Release the buffer. */
 void store_end(lm_store *s);
 
-/* A [rows, cols] matrix of elements of `size` bytes (2, 4 or 8) into dst [cols, rows]. */
+/* A [rows, cols] matrix of elements of `size` bytes (1, 2, 4 or 8) into dst [cols, rows]. */
 void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, size_t size,
                      void *dst);
 

@@ -31,7 +31,9 @@ static void turn_columns(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const turn_job *j = ctx;
     (void)worker;
-    if (j->size == 2)
+    if (j->size == 1)
+        TURN(uint8_t);
+    else if (j->size == 2)
         TURN(uint16_t);
     else if (j->size == 4)
         TURN(uint32_t);
@@ -129,7 +131,7 @@ static size_t passage_bytes(const lm_store *s)
         const lm_store_block *b = &s->block[k];
         for (int i = 0; i < lm_store_tensors(s, b); i++) {
             const store_piece p = store_piece_of(s, b, i);
-            bool own = b->role == LM_KEPT_OPT || store_own(s, &s->model->slice[i]) == b;
+            bool own = b->role == LM_KEPT_OPT || store_own(s, i) == b;
             size_t bytes = own ? store_bytes(b, &p) : 0;
             most = bytes > most ? bytes : most;
         }
@@ -171,29 +173,20 @@ void store_end(lm_store *s)
     memset(&s->passage, 0, sizeof s->passage);
 }
 
-/* Copy codes unchanged: the run of the tensor in its parameter. */
-static lm_code bring_codes(lm_store *s, int i, const lm_model_source *src, const lm_st_tensor *st,
-                           lm_err *e)
+/* Copy codes unchanged. */
+static lm_code bring_codes(lm_store *s, const lm_store_block *k, int i, const lm_model_source *src,
+                           const lm_st_tensor *t, lm_err *e)
 {
-    const lm_slice *t = &s->model->slice[i];
-    const lm_code_rows *c = store_codes(s->model, t->param);
-    const lm_store_block *k = store_own(s, t);
-    int64_t cols = s->model->graph->value[s->model->param[t->param].value].t.dim[1];
-    lm_code_rows placed = *c;
-    int n = 0;
-    lm_code_rows_place(&placed, cols, (const char *)k->data + s->place[t->param].offset);
-    while (placed.run[n].row != t->row)
-        n++;
-    if (placed.run[n].in_file)
-        return LM_OK;
-    return lm_model_source_codes(src, st, (void *)(uintptr_t)placed.run[n].data, e);
+    const store_piece p = store_piece_of(s, k, i);
+    void *to = store_open(s, k, &p, e);
+    return !to || lm_model_source_codes(src, t, to, e) ? e->code : store_close(s, k, &p, to, e);
 }
 
 /* The only input of numbers. */
 static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
 {
     const store_piece p = store_piece_of(s, k, i);
-    size_t size = lm_dtype_size(k->format);
+    size_t size = store_element(k);
     void *to = store_open(s, k, &p, e), *file = to;
     if (!to)
         return e->code;
@@ -203,7 +196,7 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
             return e->code;
         file = s->passage.file;
     }
-    if (fetch_all(s->par, o, k->format, file, e))
+    if (fetch_all(s->par, o, k->format->element, file, e))
         return e->code;
     if (file != to)
         store_transpose(s->par, file, p.cols, p.rows, size, to);
@@ -284,10 +277,15 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
                            .ctx = src,
                            .t = t,
                            .whole = !lm_model_source_data(src, t) };
-        if (i >= 0 && store_codes(m, m->slice[i].param))
-            rc = bring_codes(s, i, src, t, e);
-        else if (i >= 0)
-            rc = bring(s, store_own(s, &m->slice[i]), i, &o, e);
+        if (i < 0)
+            continue;
+        const lm_store_block *k = store_own(s, i);
+        if (!k) /* in the file */
+            continue;
+        if (store_codes(m, m->slice[i].param) && k->format->element != t->dtype)
+            rc = bring_codes(s, k, i, src, t, e);
+        else
+            rc = bring(s, k, i, &o, e);
     }
     store_end(s);
     return rc ? rc : lm_model_source_finish(src, e);
@@ -297,7 +295,9 @@ lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_er
 {
     const lm_slice *t = &s->model->slice[i];
     const origin o = { .dtype = dtype, .count = lm_slice_count(t), .data = data };
-    return bring(s, store_own(s, t), i, &o, e);
+    if (store_codes(s->model, t->param))
+        return lm_fail(e, LM_EBUG, t->name, NULL, "is kept in codes");
+    return bring(s, store_own(s, i), i, &o, e);
 }
 
 /* ---- states ---- */
@@ -330,7 +330,7 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, const char *pref
                        lm_st_meta(st, "lmutils.coded") ? "expand its states first"
                                                        : "resume with the values of its run",
                        "tensor \"%s\" is missing or of another shape", name);
-    if (!fits(k->format, t->dtype))
+    if (!fits(k->format->element, t->dtype))
         return lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL,
                        "tensor \"%s\" has dtype %s, which is not that of its state", name,
                        t->dtype_name);

@@ -17,7 +17,7 @@ static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, 
         return LM_OK;
     if (lm_grow(tmp, room, store_bytes(k, &p), 1, "a tensor", e))
         return e->code;
-    store_transpose(NULL, *data, p.rows, p.cols, lm_dtype_size(k->format), *tmp);
+    store_transpose(NULL, *data, p.rows, p.cols, store_element(k), *tmp);
     *data = *tmp;
     return LM_OK;
 }
@@ -49,7 +49,7 @@ lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *ds
         from = to;
     }
     if (!rc && p.turned)
-        store_transpose(NULL, from, p.rows, p.cols, lm_dtype_size(k->format), dst);
+        store_transpose(NULL, from, p.rows, p.cols, store_element(k), dst);
     else if (!rc && from != dst)
         memcpy(dst, from, bytes);
     lm_free(tmp);
@@ -76,10 +76,10 @@ lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
             rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");
             break;
         }
-        const lm_store_block *k = store_own(s, &s->model->slice[i]);
+        const lm_store_block *k = store_own(s, i);
         rc = in_file_shape(s, k, i, &tmp, &room, &data, e);
         if (!rc)
-            rc = lm_folder_write_as(f, k->format, data, t->count, e);
+            rc = lm_folder_write_as(f, k->format->element, data, t->count, e);
     }
     lm_free(tmp);
     return rc;
@@ -113,7 +113,7 @@ static lm_code plan_state(const lm_store *s, const lm_store_block *k, const char
     int ndim = store_file_shape(s, k, i, dim);
     snprintf(name, sizeof name, "%s.%s", prefix,
              s->model->slice[store_piece_of(s, k, i).tensor].name);
-    return lm_st_plan_add(ctx, name, k->format, ndim, dim, e);
+    return lm_st_plan_add(ctx, name, k->format->element, ndim, dim, e);
 }
 
 typedef struct {

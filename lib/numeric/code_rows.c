@@ -2,14 +2,9 @@
 /* code_rows.c -- rows of codes as numbers. */
 #include "numeric/code_rows.h"
 
-#include "base/mem.h"
+#include <string.h>
 
-/* Bytes of one row in plane p: rows begin at whole bytes (format.h). */
-static size_t row_bytes(const lm_format *f, int p, int64_t cols)
-{
-    size_t across = ((size_t)cols + (size_t)f->plane[p].cols - 1) / (size_t)f->plane[p].cols;
-    return (across * (size_t)f->plane[p].bits + 7) / 8;
-}
+#include "base/mem.h"
 
 static bool rows_apart(const lm_format *f)
 {
@@ -22,52 +17,22 @@ static bool rows_apart(const lm_format *f)
 bool lm_format_codes(const lm_format *f, int64_t cols)
 {
     lm_tensor_size size;
-    return f->decode && rows_apart(f) && !lm_tensor_bytes(f, 1, &cols, &size, NULL) &&
-           size.all < 2 * (size_t)cols;
+    return f->decode && rows_apart(f) && !lm_tensor_bytes(f, 1, &cols, &size, NULL);
 }
 
-static size_t run_bytes(const struct lm_code_run *r, int64_t cols)
+size_t lm_stored_bytes(const lm_tensor *t)
 {
+    const lm_code_rows *c = t->codes;
     lm_tensor_size size;
-    lm_tensor_bytes(r->format, 2, (int64_t[]){ r->rows, cols }, &size, NULL);
-    return size.all;
-}
-
-static size_t sum_bytes(const lm_code_rows *c, int64_t cols, bool with_files)
-{
-    size_t sum = 0, bytes;
+    size_t sum = 0;
+    if (!c)
+        return lm_plain_bytes(t->dtype, lm_tensor_count(t));
     for (int i = 0; i < c->n; i++) {
-        if (c->run[i].in_file && !with_files)
-            continue;
-        bytes = run_bytes(&c->run[i], cols);
-        if (bytes > SIZE_MAX - LM_CODES_ALIGN || !lm_add_ok(sum, bytes, &sum) ||
-            !lm_add_ok(sum, LM_CODES_ALIGN - 1, &bytes))
+        lm_tensor_bytes(c->run[i].format, 2, (int64_t[]){ c->run[i].rows, t->dim[1] }, &size, NULL);
+        if (!lm_add_ok(sum, size.all, &sum))
             return SIZE_MAX;
-        sum = bytes / LM_CODES_ALIGN * LM_CODES_ALIGN;
     }
     return sum;
-}
-
-size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols)
-{
-    return sum_bytes(c, cols, true);
-}
-
-size_t lm_code_rows_room(const lm_code_rows *c, int64_t cols)
-{
-    return sum_bytes(c, cols, false);
-}
-
-void lm_code_rows_place(lm_code_rows *c, int64_t cols, const void *block)
-{
-    const uint8_t *at = block;
-    for (int i = 0; i < c->n; i++) {
-        if (c->run[i].in_file)
-            continue;
-        size_t bytes = run_bytes(&c->run[i], cols);
-        c->run[i].data = at;
-        at += (bytes + LM_CODES_ALIGN - 1) / LM_CODES_ALIGN * LM_CODES_ALIGN;
-    }
 }
 
 size_t lm_code_rows_scratch(lm_dtype to, int64_t cols)
@@ -80,7 +45,7 @@ static void planes_at(const struct lm_code_run *r, int64_t row, int64_t cols, co
 {
     const uint8_t *at = r->data;
     for (int p = 0; p < r->format->n_planes; p++) {
-        size_t bytes = row_bytes(r->format, p, cols);
+        size_t bytes = lm_plane_bytes(&r->format->plane[p], 1, cols);
         plane[p] = at + (size_t)row * bytes;
         at += (size_t)r->rows * bytes;
     }
@@ -103,6 +68,14 @@ static bool decode_bf16(const struct lm_code_run *r, int64_t row, int64_t rows, 
     const void *plane[LM_MAX_PLANES] = { NULL };
     planes_at(r, row, cols, plane);
     return by && by->decode_bf16(r->format, plane, rows, cols, y);
+}
+
+/* Elements of the type wanted. */
+static void copy(const struct lm_code_run *r, int64_t row, int64_t rows, int64_t cols, void *y)
+{
+    const void *plane[LM_MAX_PLANES] = { NULL };
+    planes_at(r, row, cols, plane);
+    memcpy(y, plane[0], lm_plane_bytes(&r->format->plane[0], rows, cols));
 }
 
 /* Rows as `to`, not F32: one at a time, so that it stays in the cache. */
@@ -129,7 +102,9 @@ void lm_code_rows_numbers(const lm_code_rows *c, int64_t row, int64_t rows, int6
         int64_t first = row - r->row, n = r->rows - first < rows ? r->rows - first : rows;
         if (first >= r->rows)
             continue;
-        if (to == LM_DTYPE_F32)
+        if (r->format->element == to)
+            copy(r, first, n, cols, y);
+        else if (to == LM_DTYPE_F32)
             decode(r, first, n, cols, by, y);
         else
             decode_as(r, first, n, cols, to, by, y, scratch);

@@ -11,7 +11,7 @@
 #include "numeric/format.h"
 #include "numeric/tensor.h"
 
-enum { LM_MAX_CODE_RUNS = 4, LM_CODES_ALIGN = 64 /* bytes */ };
+enum { LM_MAX_CODE_RUNS = 4 };
 
 typedef struct lm_code_rows lm_code_rows;
 struct lm_code_rows {
@@ -24,14 +24,11 @@ struct lm_code_rows {
     } run[LM_MAX_CODE_RUNS];
 };
 
-/* Can rows of `cols` numbers be read one by one, and do they take fewer than 16 bits a number? */
+/* True if rows of `cols` numbers can be decoded one by one. */
 bool lm_format_codes(const lm_format *f, int64_t cols);
-/* Bytes of all runs, each beginning at a multiple of LM_CODES_ALIGN; SIZE_MAX: too many. */
-size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols);
-/* The same without the runs in files: the memory that the rows need. */
-size_t lm_code_rows_room(const lm_code_rows *c, int64_t cols);
-/* Give each run that is not in a file its place in a block of lm_code_rows_room bytes. */
-void lm_code_rows_place(lm_code_rows *c, int64_t cols, const void *block);
+/* Bytes of a tensor as it is stored: its codes if it has some, its numbers otherwise.  SIZE_MAX: too
+ * many. */
+size_t lm_stored_bytes(const lm_tensor *t);
 
 /* Faster ways, with the same bits. */
 typedef struct {

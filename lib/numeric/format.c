@@ -275,6 +275,13 @@ lm_code lm_tensor_bytes(const lm_format *f, int ndim, const int64_t *dim, lm_ten
     return LM_OK;
 }
 
+size_t lm_plane_bytes(const lm_plane *p, int64_t rows, int64_t cols)
+{
+    size_t bytes;
+    bool fits = rows >= 0 && cols >= 0 && plane_bytes(p, (size_t)rows, (size_t)cols, &bytes);
+    return fits ? bytes : SIZE_MAX;
+}
+
 size_t lm_plain_bytes(lm_dtype d, int64_t count)
 {
     const lm_format *f = lm_format_of_dtype(d);

@@ -127,6 +127,9 @@ typedef struct {
  * for it may pass `e` NULL. */
 lm_code lm_tensor_bytes(const lm_format *f, int ndim, const int64_t *dim, lm_tensor_size *out,
                         lm_err *e);
+/* The same for one plane of a matrix, any number of columns: with 1 row, the bytes of a row of it, or of
+ * the first `cols` numbers of a longer one if they are whole blocks and bytes. */
+size_t lm_plane_bytes(const lm_plane *p, int64_t rows, int64_t cols);
 /* The same for `count` elements of a plain type; SIZE_MAX when they are too many. */
 size_t lm_plain_bytes(lm_dtype d, int64_t count);
 

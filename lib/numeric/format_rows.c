@@ -4,10 +4,10 @@
 
 #include <string.h>
 
-/* The bytes of a row in the only plane: a whole number of elements or blocks. */
+/* The bytes of a row in the only plane. */
 static int64_t row_bytes(const lm_format *f, int64_t cols)
 {
-    return cols / f->plane[0].cols * (f->plane[0].bits / 8);
+    return (int64_t)lm_plane_bytes(&f->plane[0], 1, cols);
 }
 
 /* ---- Plain elements ---- */

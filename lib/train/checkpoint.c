@@ -241,7 +241,7 @@ static lm_code snapshot(lm_ckpt *c, lm_err *e)
         return e->code;
     for (int i = 0; i < c->store.n_blocks; i++) {
         lm_store_block *k = &c->store.block[i];
-        size_t bytes = lm_plain_bytes(k->format, k->count);
+        size_t bytes = k->bytes;
         if (!is_saved(&c->store, k))
             continue;
         if (b->copy(b, to, k->data, bytes, c->stream, e))

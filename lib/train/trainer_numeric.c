@@ -21,7 +21,7 @@ static lm_code scan_tensor(const lm_store *s, const lm_store_block *k, int i, fl
 {
     size_t n = (size_t)lm_store_count(s, k, i);
     *found = 0;
-    if (k->format != LM_DTYPE_F32)
+    if (k->format->element != LM_DTYPE_F32)
         return LM_OK;
     if (lm_grow(tmp, room, n, sizeof **tmp, "a tensor", e) || lm_store_get(s, k, i, *tmp, e))
         return e->code;

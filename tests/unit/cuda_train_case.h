@@ -145,7 +145,7 @@ static inline void must_be_as_planned(const lm_train_result *r)
 
 static inline size_t bytes_of(const lm_store_block *k)
 {
-    return (size_t)k->count * lm_dtype_size(k->format);
+    return k->bytes;
 }
 
 /* A copy of the k-th block of a role on the host; the caller frees it. */

@@ -314,10 +314,10 @@ static void same_store(const lm_store *there, const lm_store *here)
         const lm_store_block *x = &there->block[k], *y = &here->block[k];
         assert_true(x->role == y->role && x->format == y->format && x->count == y->count);
         assert_true(x->space == LM_SPACE_DEVICE && y->space == LM_SPACE_HOST);
-        size_t bytes = (size_t)x->count * lm_dtype_size(x->format);
-        void *back = take(bytes);
-        move(back, x->data, bytes);
-        assert_memory_equal(back, y->data, bytes);
+        void *back = take(x->bytes);
+        assert_int_equal(x->bytes, y->bytes);
+        move(back, x->data, x->bytes);
+        assert_memory_equal(back, y->data, x->bytes);
         lm_free(back);
     }
 }

@@ -381,7 +381,7 @@ static void a_folder_has_the_weights_of_a_store(void **state)
             for (int b = 0; b <= low; b++) {
                 const lm_store_block *x = &read.store->block[b], *y = &made.store->block[b];
                 assert_true(x->format == y->format && x->count == y->count);
-                assert_memory_equal(x->data, y->data, (size_t)x->count * lm_dtype_size(x->format));
+                assert_memory_equal(x->data, y->data, x->bytes);
             }
             lm_loaded_fini(&read);
             lm_loaded_fini(&made);

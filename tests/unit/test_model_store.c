@@ -91,8 +91,8 @@ static bool same(const lm_store *a, const lm_store *b, lm_kept role)
     bool equal = true;
     for (int k = 0; equal && lm_store_find(a, role, k); k++) {
         const lm_store_block *x = lm_store_find(a, role, k), *y = lm_store_find(b, role, k);
-        equal = x->format == y->format && x->count == y->count &&
-                !memcmp(x->data, y->data, (size_t)x->count * lm_dtype_size(x->format));
+        equal = x->format == y->format && x->count == y->count && x->bytes == y->bytes &&
+                !memcmp(x->data, y->data, x->bytes);
     }
     return equal;
 }
@@ -187,21 +187,52 @@ static lm_code load(lm_store *s, const char *path, lm_err *e)
     return rc;
 }
 
-/* FP8 matrices of a folder stay one byte per number, for use on a backend that reads codes; vectors
- * and all other tensors are decoded. */
+/* The elements of each tensor that is kept are those of the file, transposed as the model requires, in a
+ * block of their format. */
+static void check_kept(const lm_store *s, const lm_model *m, const lm_model_source *src,
+                       lm_dtype dtype)
+{
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        const lm_store_block *k = &s->block[s->place[i].block];
+        const lm_tensor *v = &m->graph->value[m->param[t->param].value].t;
+        size_t size = lm_dtype_size(dtype), bytes = (size_t)lm_slice_count(t) * size;
+        lm_err e = { 0 };
+        assert_int_equal(k->format->element, v->codes ? dtype : v->dtype);
+        if (!v->codes)
+            continue;
+        uint8_t *file = malloc(bytes), *got = malloc(bytes);
+        must(lm_model_source_read(src, lm_model_source_find(src, t->name), 0, file, bytes, &e), &e);
+        must(lm_store_get(s, k, i, got, &e), &e);
+        assert_memory_equal(got, file, bytes);
+        const uint8_t *kept = (const uint8_t *)k->data + s->place[i].at;
+        assert_memory_equal(kept, file, size);
+        if (t->transposed)
+            assert_memory_equal(kept + size, file + (size_t)t->dim[1] * size, size);
+        free(file);
+        free(got);
+    }
+}
+
+/* Matrices of a folder in fewer bytes than F32 stay as they are, for use on a backend that reads codes, also
+ * those that are transposed; vectors and all other tensors are converted. */
 static void test_codes(void **state)
 {
+    static const lm_dtype dtypes[] = { LM_DTYPE_F8E4M3, LM_DTYPE_F16, LM_DTYPE_BF16 };
     char path[64];
     (void)state;
-    snprintf(path, sizeof path, "%s/codes", folder);
-    for (int i = 0; i < 2; i++) {
+    for (int round = 0; round < 6; round++) {
+        int i = round % 2;
+        lm_dtype dtype = dtypes[round / 2];
+        size_t size = lm_dtype_size(dtype);
+        snprintf(path, sizeof path, "%s/codes%d", folder, round);
         fixture f;
         lm_err e = { 0 };
         lm_model_source *src;
         lm_model *m;
         size_t want = 0, numbers = 0, bytes[LM_KEPT_ROLES];
         open_fixture(&f, i);
-        write_folder(&f, LM_DTYPE_F8E4M3, path, NULL, NULL, NULL, NULL);
+        write_folder(&f, dtype, path, NULL, NULL, NULL, NULL);
         must(lm_model_source_open(path, NULL, &src, &e), &e);
         const lm_build b = { .mode = LM_MODE_EVAL,
                              .batch = 1,
@@ -214,12 +245,11 @@ static void test_codes(void **state)
             const lm_tensor *t = &m->graph->value[m->param[p].value].t;
             size_t n = (size_t)m->param[p].count, room = 0;
             int slices = 0;
-            bool kept = t->ndim == 2; /* GPT-2 has most transposed */
+            bool kept = t->ndim == 2;
             for (int k = 0; k < m->n_slices; k++)
                 if (m->slice[k].param == p) {
-                    kept = kept && !m->slice[k].transposed &&
-                           !strstr(m->slice[k].name, "wpe"); /* looked up beside tokens */
-                    room += ((size_t)lm_slice_count(&m->slice[k]) + 63) / 64 * 64;
+                    kept = kept && !strstr(m->slice[k].name, "wpe"); /* looked up beside tokens */
+                    room += ((size_t)lm_slice_count(&m->slice[k]) + 63) / 64 * 64 * size;
                     slices++;
                 }
             assert_int_equal(t->codes != NULL, kept);
@@ -232,6 +262,7 @@ static void test_codes(void **state)
         assert_true(want < numbers);
         lm_store *s = make(m, 0, &use);
         must(lm_store_load(s, src, &e), &e);
+        check_kept(s, m, src, dtype);
         lm_store_free(s);
         lm_model_free(m);
         lm_model_source_close(src);
@@ -263,11 +294,11 @@ static void test_codes_in_file(void **state)
     open_loaded(&f, path, &l);
     for (size_t k = 0; k < lm_model_source_count(l.src); k++)
         all += lm_model_source_at(l.src, k)->bytes;
-    must(lm_loaded_place(&l, LM_PLACE_AUTO, backend[0], all, &moved, &e), &e);
+    must(lm_loaded_place(&l, LM_PLACE_AUTO, LM_DTYPE_F32, backend[0], all, &moved, &e), &e);
     assert_true(!moved && l.codes_space == LM_SPACE_HOST);
-    must(lm_loaded_place(&l, LM_PLACE_MEMORY, backend[0], all - 1, &moved, &e), &e);
+    must(lm_loaded_place(&l, LM_PLACE_MEMORY, LM_DTYPE_F32, backend[0], all - 1, &moved, &e), &e);
     assert_true(!moved && l.codes_space == LM_SPACE_HOST);
-    must(lm_loaded_place(&l, LM_PLACE_AUTO, backend[0], all - 1, &moved, &e), &e);
+    must(lm_loaded_place(&l, LM_PLACE_AUTO, LM_DTYPE_F32, backend[0], all - 1, &moved, &e), &e);
     assert_true(moved && l.codes_space == LM_SPACE_FILE);
     const lm_build b = { .mode = LM_MODE_EVAL,
                          .batch = 1,
@@ -291,10 +322,13 @@ static void test_codes_in_file(void **state)
 
     write_folder(&f, LM_DTYPE_BF16, path, NULL, NULL, NULL, NULL);
     open_loaded(&f, path, &l);
-    assert_int_equal(lm_loaded_place(&l, LM_PLACE_FILE, backend[0], 0, &moved, &e), LM_EUSAGE);
+    assert_int_equal(lm_loaded_place(&l, LM_PLACE_FILE, LM_DTYPE_BF16, backend[0], 0, &moved, &e),
+                     LM_EUSAGE);
     e = (lm_err){ 0 };
-    must(lm_loaded_place(&l, LM_PLACE_AUTO, backend[0], 0, &moved, &e), &e);
+    must(lm_loaded_place(&l, LM_PLACE_AUTO, LM_DTYPE_BF16, backend[0], 0, &moved, &e), &e);
     assert_true(!moved && l.codes_space == LM_SPACE_HOST);
+    must(lm_loaded_place(&l, LM_PLACE_AUTO, LM_DTYPE_F32, backend[0], 0, &moved, &e), &e);
+    assert_true(moved && l.codes_space == LM_SPACE_FILE);
     lm_model_source_close(l.src);
     close_fixture(&f);
 }
@@ -352,12 +386,17 @@ static void test_load(void **state)
         assert_true(same(c, d, LM_KEPT_PARAM));
         assert_true(low || same(a, f.store, LM_KEPT_PARAM));
         for (int p = 0; p < m->n_params; p++) { /* derived values equal those loaded for use */
-            const lm_store_block *x = &c->block[c->place[p].block];
+            const lm_tensor *t = &m->graph->value[m->param[p].value].t;
+            int first = 0;
+            while (m->slice[first].param != p || m->slice[first].row != 0)
+                first++;
+            const lm_store_block *x = &c->block[c->place[first].block];
             const lm_store_block *y =
-                lm_store_find(a, x->format == LM_DTYPE_BF16 ? LM_KEPT_DERIVED : LM_KEPT_PARAM, 0);
-            size_t size = lm_dtype_size(x->format);
-            assert_int_equal(x->format, m->graph->value[m->param[p].value].t.dtype);
-            assert_memory_equal((char *)x->data + (size_t)c->place[p].offset * size,
+                lm_store_find(a, t->dtype == LM_DTYPE_BF16 ? LM_KEPT_DERIVED : LM_KEPT_PARAM, 0);
+            size_t size = lm_dtype_size(t->dtype);
+            assert_int_equal(x->format->element, t->dtype);
+            assert_ptr_equal(x->format, y->format);
+            assert_memory_equal((char *)x->data + c->place[first].at,
                                 (char *)y->data + (size_t)m->param[p].offset * size,
                                 (size_t)m->param[p].count * size);
         }
@@ -382,7 +421,7 @@ static void fill(lm_store *s, lm_kept role, int k)
     for (int i = 0; i < s->model->n_params; i++)
         for (int64_t n = 0; n < s->model->param[i].count; n++)
             if (s->model->param[i].trains)
-                x[s->place[i].offset + n] = (float)(i * 1000 + n % 1000 + k);
+                x[s->model->param[i].offset + n] = (float)(i * 1000 + n % 1000 + k);
 }
 
 /* A state beside every tensor that trains, in the layout of the parameters. */

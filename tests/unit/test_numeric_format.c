@@ -403,6 +403,11 @@ static void sizes(void **state)
     assert_true(s.all == SIZE_MAX);
     assert_int_equal(lm_tensor_bytes(f32, 2, less, &s, NULL), LM_ELIMIT);
     assert_true(lm_plain_bytes(LM_DTYPE_BF16, 77) == 154);
+    assert_int_equal(lm_plane_bytes(&odd.plane[0], 1, 33), 17);
+    assert_int_equal(lm_plane_bytes(&odd.plane[2], 129, 65), 2 * 2 * 4);
+    assert_int_equal(lm_plane_bytes(&q4_k->plane[0], 3, 512), 3 * 288);
+    assert_true(lm_plane_bytes(&f32->plane[0], INT64_MAX, INT64_MAX) == SIZE_MAX);
+    assert_true(lm_plane_bytes(&f32->plane[0], 3, -1) == SIZE_MAX);
     assert_true(lm_plain_bytes(LM_DTYPE_F64, INT64_MAX) == SIZE_MAX);
     assert_true(lm_plain_bytes(LM_DTYPE_NONE, 77) == 0);
     e = (lm_err){ 0 };

@@ -120,8 +120,7 @@ static void bar(int how)
     for (int k = 0; k < s->store->n_blocks; k++) {
         const lm_store_block *b = &s->store->block[k];
         if (b->role != LM_KEPT_GRAD)
-            assert_int_equal(mprotect(b->data, (size_t)b->count * lm_dtype_size(b->format), how),
-                             0);
+            assert_int_equal(mprotect(b->data, b->bytes, how), 0);
     }
 }
 
