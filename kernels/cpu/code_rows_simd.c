@@ -6,7 +6,11 @@
 
 #include <pthread.h>
 
-#include "kernels/cpu/code_rows_blocks.h"
+#ifdef __AVX512F__
+#include "kernels/cpu/code_rows_512.h"
+#else
+#include "kernels/cpu/code_rows_256.h"
+#endif
 
 /* ---- one byte a number ---- */
 
@@ -55,7 +59,7 @@ static const row_coder *coder_of(const lm_format *f)
 static void run_rows(row_fn row, const lm_format *f, const uint8_t *p, int64_t rows, int64_t cols,
                      void *y, size_t size)
 {
-    int64_t bytes = cols / f->plane[0].cols * (f->plane[0].bits / 8);
+    int64_t bytes = (int64_t)lm_plane_bytes(&f->plane[0], 1, cols);
     for (int64_t r = 0; r < rows; r++)
         row(p + r * bytes, cols, (char *)y + (size_t)(r * cols) * size);
 }
