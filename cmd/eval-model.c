@@ -186,6 +186,7 @@ static lm_code open_model(work *w, lm_err *e)
     lm_store_bind(w->model.store, w->eval.model, w->eval.exec);
     lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, windows of %lld, stride %lld", tool.name,
            LM_VERSION, opt.dtype, w->backend->name, (long long)w->seq, (long long)w->stride);
+    lm_say_weights(&tool, &w->model);
     return LM_OK;
 }
 

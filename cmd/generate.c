@@ -367,6 +367,7 @@ static lm_code open_generator(work *w, lm_err *e)
            LM_VERSION, type == LM_DTYPE_BF16 ? "bf16" : "f32", w->backend->name,
            (long long)tool.seed, (long long)w->context,
            lm_show_bytes((double)lm_generator_cache_bytes(w->gen), cache));
+    lm_say_weights(&tool, &w->model);
     return LM_OK;
 }
 

@@ -19,7 +19,7 @@ lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_pa
 
     *out = (lm_loaded){ 0 };
     if (lm_is_gguf(path))
-        rc = lm_gguf_source_open(path, !tokenizer, par, &t->sink, &src, e);
+        rc = lm_gguf_source_open(path, !tokenizer, &how, &src, e);
     else if (!(rc = lm_model_source_open(path, &how, &src, e)) &&
              (rc = lm_coded_source_over(&src, e)))
         lm_model_source_close(src);
@@ -48,4 +48,11 @@ lm_code lm_place_weights(lm_tool *t, const char *where, lm_dtype precision, cons
         lm_say(t, LM_LOG_NOTICE, "weights are read in the file, for %s of memory are available",
                lm_show_bytes((double)available, have));
     return rc;
+}
+
+void lm_say_weights(lm_tool *t, const lm_loaded *m)
+{
+    char text[LM_LOADED_TEXT];
+    if (lm_loaded_text(m, text))
+        lm_say(t, LM_LOG_INFO, "%s", text);
 }

@@ -10,6 +10,8 @@
  * in place of the model's own; NULL: none.  `par` (borrowed) loads. */
 lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_par *par,
                       lm_loaded *out, lm_err *e);
+/* With -v: the formats of its loaded weights, and their bytes. */
+void lm_say_weights(lm_tool *t, const lm_loaded *m);
 
 /* The option --weights-in, and what it asks for: decide where codes of the weights are read
  * (lm_loaded_place), before a model is built for `b`; a notice says when memory is too small for them. */

@@ -263,7 +263,7 @@ static lm_model_format by_name(const char *path, const uint8_t *head, size_t n)
     return LM_FORMAT_HF;
 }
 
-static lm_code tell(const char *path, lm_model_format *from, lm_err *e)
+lm_code lm_model_format_tell(const char *path, lm_model_format *from, lm_err *e)
 {
     uint8_t head[PEEK] = { 0 };
     size_t n = 0;
@@ -322,7 +322,7 @@ lm_code lm_import_open(const char *path, lm_model_format from, const lm_import_o
     m->par = o->par;
     m->sink = o->sink;
     if (!rc && from == LM_FORMAT_AUTO)
-        rc = tell(path, &from, e);
+        rc = lm_model_format_tell(path, &from, e);
     m->format = from;
     if (!rc)
         rc = lm_st_plan_new(&m->plan, e);

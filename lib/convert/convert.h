@@ -89,6 +89,9 @@ typedef struct {
     bool no_digest; /* digest of the input is left out, which would read all its bytes */
 } lm_import_opts;
 
+/* The format by the first bytes, which are not consumed (of standard input: if it is a file or a pipe), or
+ * by the name; LM_FORMAT_HF: none of the others.  Fails: LM_EIO. */
+lm_code lm_model_format_tell(const char *path, lm_model_format *from, lm_err *e);
 /* Open the model at `path` ("-": standard input).  *out must be zeroed; close it whatever the
  * result.  Fails: LM_EIO; LM_EFORMAT naming key or tensor; LM_EUSAGE if it is not a model, or if
  * its tokenizer cannot be made. */

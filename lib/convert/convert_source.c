@@ -58,6 +58,10 @@ bool lm_is_gguf(const char *path)
 {
     char head[4];
     struct stat st;
+    lm_model_format format;
+    lm_err unseen = { 0 };
+    if (!strcmp(path, "-"))
+        return !lm_model_format_tell(path, &format, &unseen) && format == LM_FORMAT_GGUF;
     /* a pipe must not be opened for inspection */
     bool file = !stat(path, &st) && S_ISREG(st.st_mode);
     int fd = file ? open(path, O_RDONLY | O_CLOEXEC) : -1;
@@ -81,11 +85,12 @@ static lm_code list_files(const lm_import *m, lm_folder_files *out, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_gguf_source_open(const char *path, bool tokenizer, lm_par *par, lm_sink *sink,
+lm_code lm_gguf_source_open(const char *path, bool tokenizer, const lm_bundle_opts *how,
                             lm_model_source **out, lm_err *e)
 {
-    const lm_import_opts o = { .par = par,
-                               .sink = sink,
+    const lm_import_opts o = { .par = how->par,
+                               .sink = how->sink,
+                               .bundle = how,
                                .tokenizer = tokenizer ? NULL : "none",
                                .dtype = LM_DTYPE_F32,
                                .no_digest = true };
@@ -96,7 +101,7 @@ lm_code lm_gguf_source_open(const char *path, bool tokenizer, lm_par *par, lm_si
     if (lm_alloc_n(&m, 1, sizeof *m, "a model", e))
         return e->code;
     if (!lm_import_open(path, LM_FORMAT_GGUF, &o, m, e) && !list_files(m, &files, e)) {
-        const lm_source_parts parts = { .path = path,
+        const lm_source_parts parts = { .path = m->path,
                                         .config = m->tree,
                                         .small = &files,
                                         .plan = m->plan,

@@ -7,11 +7,11 @@
 #include "convert/convert.h"
 
 /* True if `path` is a regular file that begins like a GGUF file, or is named .gguf: what is wrong with
- * one of that name is for its reader to say. */
+ * one of that name is for its reader to say.  "-": standard input, a file or a pipe, begins so. */
 bool lm_is_gguf(const char *path);
-/* Open it; blocks that are read as numbers are decoded to F32.  tokenizer false: without its
- * tokenizer.  Fails as lm_import_open. */
-lm_code lm_gguf_source_open(const char *path, bool tokenizer, lm_par *par, lm_sink *sink,
+/* Open it; blocks that are read as numbers are decoded to F32.  A pipe is copied to an unnamed file in
+ * the folder for temporaries.  tokenizer false: without its tokenizer.  Fails as lm_import_open. */
+lm_code lm_gguf_source_open(const char *path, bool tokenizer, const lm_bundle_opts *how,
                             lm_model_source **out, lm_err *e);
 
 #endif

@@ -2,10 +2,12 @@
 /* loaded.c -- weights for use, in one format. */
 #include "model/loaded.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/store_impl.h"
 #include "numeric/code_rows.h"
 
 lm_code lm_loaded_take(lm_model_source *src, lm_loaded *l, lm_err *e)
@@ -70,6 +72,72 @@ lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err
     if (lm_model_check(m, l->src, e) || lm_store_new(m, b, &o, &l->store, e))
         return e->code;
     return lm_store_load(l->store, l->src, e);
+}
+
+/* True if tensor i is stored in more bytes than the source has it in, because it was decoded. */
+static bool was_decoded(const lm_loaded *l, int i, const lm_format *from)
+{
+    const lm_slice *t = &l->store->model->slice[i];
+    const lm_store_block *kept = store_own(l->store, i);
+    lm_tensor_size a, b;
+    return kept && t->ndim == 2 && from != kept->format && from->decode &&
+           !lm_tensor_bytes(from, t->ndim, t->dim, &a, NULL) &&
+           !lm_tensor_bytes(kept->format, t->ndim, t->dim, &b, NULL) && a.all < b.all;
+}
+
+/* Bytes of the weights that are read in the file. */
+static double bytes_in_file(const lm_loaded *l)
+{
+    const lm_model *m = l->store->model;
+    double sum = 0;
+    for (int i = 0; i < m->n_slices; i++) {
+        const struct lm_code_run *r = store_run(m, i);
+        int64_t dim[] = { m->slice[i].rows, store_width(m, &m->slice[i]) };
+        lm_tensor_size size;
+        if (r && r->in_file && !lm_tensor_bytes(r->format, 2, dim, &size, NULL))
+            sum += (double)size.all;
+    }
+    return sum;
+}
+
+/* Append "; decoded when loaded: q4_k, q6_k". */
+static void add_decoded(const lm_loaded *l, char *out, size_t len)
+{
+    const lm_format *seen[LM_STORE_BLOCKS] = { NULL };
+    int n = 0, at = 0;
+    bool turned;
+    for (size_t k = 0; k < lm_model_source_count(l->src); k++) {
+        const lm_st_tensor *t = lm_model_source_at(l->src, k);
+        const lm_format *f = lm_model_source_format(l->src, t, &turned);
+        int i = lm_model_slice(l->store->model, t->name);
+        if (!f || i < 0 || !was_decoded(l, i, f))
+            continue;
+        for (at = 0; at < n && seen[at] != f; at++)
+            ;
+        if (at < n || n == LM_STORE_BLOCKS || len >= LM_LOADED_TEXT)
+            continue;
+        len += (size_t)snprintf(out + len, LM_LOADED_TEXT - len, "%s%s",
+                                n ? ", " : "; decoded when loaded: ", lm_format_show(f));
+        seen[n++] = f;
+    }
+}
+
+const char *lm_loaded_text(const lm_loaded *l, char out[LM_LOADED_TEXT])
+{
+    size_t len = 0;
+    char bytes[32];
+    if (!l->store || !l->src)
+        return NULL;
+    double file = bytes_in_file(l);
+    for (int k = 0; k < l->store->n_blocks && len < LM_LOADED_TEXT; k++)
+        len += (size_t)snprintf(out + len, LM_LOADED_TEXT - len, "%s%s %s",
+                                k ? ", " : "weights: ", lm_format_show(l->store->block[k].format),
+                                lm_show_bytes((double)l->store->block[k].bytes, bytes));
+    if (file > 0 && len < LM_LOADED_TEXT)
+        len += (size_t)snprintf(out + len, LM_LOADED_TEXT - len, "; in the file %s",
+                                lm_show_bytes(file, bytes));
+    add_decoded(l, out, len);
+    return out;
 }
 
 size_t lm_loaded_bytes(const lm_model *m)

@@ -31,6 +31,12 @@ lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const 
  * formats, to memory of `b`, which must outlive them; a stream is read to its end.  Fails as
  * lm_store_load does. */
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e);
+/* The formats of the weights in memory, "weights: q4_k 3.2 GiB, f32 1.1 MiB", then the bytes of those that are
+ * read in the file, then those of the source in fewer bytes
+ * that were decoded when loaded, because the backend has no kernels for them.  To be called directly
+ * after lm_loaded_weights; NULL if it was not. */
+enum { LM_LOADED_TEXT = 1024 };
+const char *lm_loaded_text(const lm_loaded *l, char out[LM_LOADED_TEXT]);
 /* Bytes of the weights of `m`. */
 size_t lm_loaded_bytes(const lm_model *m);
 /* Called before the backend is closed. */

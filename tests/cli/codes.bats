@@ -103,6 +103,38 @@ END
     [[ "$stderr" == *config.json* ]]
 }
 
+@test "weights in F16 and BF16 stay so under f32, in a folder and in a GGUF file; -v shows the formats" {
+    for half in f16 bf16; do
+        convert-model -q -f --to hf --dtype $half -o half model
+        convert-model -q -f --type $half -o half.gguf model
+        convert-model -q -f --to hf --dtype f32 -o numbers half
+        for m in half half.gguf; do
+            same $m numbers
+            run --separate-stderr generate -v --dtype f32 -n 2 -T 0 -p 'The system' $m
+            [[ "$stderr" == *"weights: $half "*", f32 "* || "$stderr" == *"weights: f32 "*", $half "* ]]
+        done
+        run --separate-stderr generate -v --dtype f32 -n 2 -T 0 -p 'The system' numbers
+        [[ "$stderr" == *"weights: f32 "* && "$stderr" != *$half* ]]
+    done
+}
+
+@test "a GGUF file on standard input, a pipe or a file" {
+    convert-model -q --type q8_0 -o m.gguf model
+    generate -q -n 5 -T 0 -p 'The system' m.gguf > a
+    cat m.gguf | generate -q -n 5 -T 0 -p 'The system' - > b
+    cmp a b
+    generate -q -n 5 -T 0 -p 'The system' - < m.gguf > b
+    cmp a b
+    loss m.gguf f32 > a
+    cat m.gguf | eval-model -q --json --dtype f32 -b 2 --seq-len 64 - text.txt | grep -o '"loss":[0-9.]*' > b
+    cmp a b
+    head -c 3000 m.gguf > cut.gguf
+    run -1 --separate-stderr generate -p x - < cut.gguf
+    [[ "$stderr" == *"standard input"* ]]
+    run -2 --separate-stderr generate - < m.gguf
+    [[ "$stderr" == *"give prompts by -p or in files"* ]]
+}
+
 @test "--tokenizer replaces that of a GGUF file; a damaged file is named" {
     convert-model -q --type q8_0 -o m.gguf model
     generate -q -n 5 -T 0 -p 'The system' m.gguf > a
