@@ -140,9 +140,10 @@ size_t lm_value_bytes(const lm_value *v, const lm_mesh *mesh)
     lm_tensor part;
     lm_layout_part(&v->layout, mesh, &v->t, &part, first);
     if (!part.codes)
-        return lm_plain_bytes(part.dtype, lm_tensor_count(&part));
+        return lm_stored_bytes(&part);
     lm_code_rows rows = rows_of(part.codes, first[0], part.dim[0]);
-    return lm_code_rows_bytes(&rows, part.dim[1]);
+    part.codes = &rows;
+    return lm_stored_bytes(&part);
 }
 
 bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b)
