@@ -63,7 +63,7 @@ static coded make_coded(const lm_format *f, const lm_format *last, lm_dtype act)
     if (last) {
         c.codes.n = 2;
         c.codes.run[0].rows = M - 30;
-        c.codes.run[1] = (struct lm_code_run){ M - 30, 30, last, NULL };
+        c.codes.run[1] = (struct lm_code_run){ .row = M - 30, .rows = 30, .format = last };
     }
     place_runs(&c);
     for (int i = 0; i < c.codes.n; i++)
