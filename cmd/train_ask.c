@@ -127,6 +127,7 @@ static lm_code read_optimizers(train_session *s, lm_err *e)
     hypers_given(given);
     if (lm_groups_parse(opt.optimizer, given, opt.lr, &s->t.o.groups, e))
         return e->code;
+    s->t.o.schedule.lr = opt.lr = s->t.o.groups.lr; /* saved with the run */
     return refuse_hypers(&s->t.o.groups, given, e);
 }
 

@@ -7,7 +7,7 @@
 #define DEFAULTS                                                                         \
     {                                                                                    \
         .steps = 1000, .batch = 8, .seq = 256, .accumulate = 1, .decay_steps = -1,       \
-        .step_size = 1000, .cycles = 1, .lr = 3e-4, .min_lr_ratio = 0.1, .gamma = 0.999, \
+        .step_size = 1000, .cycles = 1, .lr = -1, .min_lr_ratio = 0.1, .gamma = 0.999,   \
         .schedule = "cosine", .optimizer = "adamw", .dtype = "f32",                      \
         .beta1 = -1, /* not given: as in the optimiser's table */                        \
             .beta2 = -1, .eps = -1, .weight_decay = -1, .momentum = -1, .dampening = -1, \
@@ -60,7 +60,7 @@ static const lm_opt options[] = {
               "NAME[:key=value,...][;PATTERN=NAME...]... [adamw]"),
     LM_ALSO("optim"),
     LM_FLAG(0, "list-optimizers", &opt.list_optimizers, "print them with their keys and stop"),
-    LM_REAL(0, "lr", &opt.lr, "X", 0, 1e3, "peak learning rate [3e-4]"),
+    LM_REAL(0, "lr", &opt.lr, "X", 0, 1e3, "peak learning rate [of the optimiser]"),
     LM_ALSO("learning-rate max-lr"),
     LM_CHOICE(0, "lr-schedule", &opt.schedule, "NAME", lm_sched_names,
               "constant linear cosine step exponential wsd [cosine]"),

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -123,6 +124,7 @@ static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
     lm_jw_str(&w, "optimizer", s->optimizer);
     lm_jw_int(&w, "step", s->step);
     lm_jw_int(&w, "tokens", s->tokens);
+    lm_jw_int(&w, "updates", s->updates);
     lm_jw_int(&w, "sample", s->sample);
     lm_jw_f64(&w, "seconds", s->seconds);
     lm_jw_f64(&w, "best_loss", s->best_loss);
@@ -346,10 +348,79 @@ void lm_ckpt_free(lm_ckpt *c)
 
 static const char states_file[] = "optimizer.safetensors";
 
+enum { CHECK_PIECE = 1 << 22 };
+
+/* 32-bit floats, and the lowest index at which a thread has met one that is not finite. */
+typedef struct {
+    const uint8_t *data;
+    _Atomic(int64_t) first;
+} finite_scan;
+
+static void scan_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const uint32_t exponent = 0x7f800000;
+    finite_scan *s = ctx;
+    uint32_t bits, bad = 0;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        memcpy(&bits, s->data + i * 4, 4);
+        bad |= (bits & exponent) == exponent;
+    }
+    for (int64_t i = begin; bad && i < end; i++) {
+        memcpy(&bits, s->data + i * 4, 4);
+        if ((bits & exponent) != exponent)
+            continue;
+        int64_t first = atomic_load(&s->first);
+        while (i < first && !atomic_compare_exchange_weak(&s->first, &first, i))
+            ;
+        break;
+    }
+}
+
+static lm_code fail_not_finite(const lm_st *st, const lm_st_tensor *t, const uint8_t *at, lm_err *e)
+{
+    float x;
+    memcpy(&x, at, 4);
+    return lm_fail(e, LM_ENUMERIC, lm_st_path(st), "resume from an earlier checkpoint",
+                   "tensor \"%.150s\" holds %s", t->name, isnan(x) ? "a NaN" : "an infinity");
+}
+
+/* Pieces of a tensor: mapped ones where they lie, others through `room`. */
+static lm_code check_tensor(const lm_st *st, const lm_st_tensor *t, uint8_t *room, lm_par *par,
+                            lm_err *e)
+{
+    const uint8_t *mapped = lm_st_data(st, t);
+    for (int64_t at = 0; at < t->count; at += CHECK_PIECE) {
+        int64_t n = t->count - at < CHECK_PIECE ? t->count - at : CHECK_PIECE;
+        finite_scan s = { .data = mapped ? mapped + at * 4 : room, .first = INT64_MAX };
+        if (!mapped && lm_st_read(st, t, (uint64_t)at * 4, room, (size_t)n * 4, e))
+            return e->code;
+        lm_par_for(par, n, CHECK_PIECE / 64, scan_range, &s);
+        if (s.first < n)
+            return fail_not_finite(st, t, s.data + s.first * 4, e);
+    }
+    lm_st_forget(st, t);
+    return LM_OK;
+}
+
+/* States that are not finite would stop the run at the end of its first step, with less to say. */
+static lm_code check_finite(const lm_st *st, lm_par *par, lm_err *e)
+{
+    uint8_t *room = NULL;
+    lm_code rc = lm_alloc_n(&room, CHECK_PIECE, 4, "a piece of a state", e);
+    for (size_t k = 0; !rc && k < lm_st_count(st); k++)
+        if (lm_st_at(st, k)->dtype == LM_DTYPE_F32)
+            rc = check_tensor(st, lm_st_at(st, k), room, par, e);
+    lm_free(room);
+    return rc;
+}
+
 static lm_code load_states(lm_bundle *b, lm_train_state *s, lm_err *e)
 {
     lm_st *st = NULL;
     lm_code rc = lm_bundle_st(b, states_file, &st, e);
+    if (!rc)
+        rc = check_finite(st, s->store->par, e);
     if (!rc)
         rc = lm_store_load_states(s->store, st, e);
     lm_st_close(st);
@@ -368,6 +439,8 @@ static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *
                        name[0] ? name : "an optimiser that the file does not name", s->optimizer);
     return lm_json_i64(o, "step", 0, last, &s->step, where, e) ||
                    lm_json_i64(o, "tokens", 0, most, &s->tokens, where, e) ||
+                   lm_json_i64_or(o, "updates", s->tokens > 0 ? s->step : 0, 0, s->step,
+                                  &s->updates, where, e) ||
                    lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
                    lm_json_f64_or(o, "seconds", 0, &s->seconds, where, e) ||
                    lm_json_f64_or(o, "best_loss", INFINITY, &s->best_loss, where, e) ||

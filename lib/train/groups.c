@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -160,11 +161,21 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr
     return finish(u, rate_given, lr, e);
 }
 
+/* The rate of the entry that the text begins with; 0: there is none of that name. */
+static double own_rate(const char *text)
+{
+    char name[64];
+    const lm_optim *o = take(&text, ":;", name, sizeof name) ? lm_optim_find(name) : NULL;
+    return o ? o->rate : 0;
+}
+
 lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr, lm_groups *out,
                         lm_err *e)
 {
     const char *at = text;
-    *out = (lm_groups){ .text = text, .n = 1 };
+    if (lr < 0)
+        lr = own_rate(text);
+    *out = (lm_groups){ .text = text, .n = 1, .lr = lr };
     if (parse_use(&at, given, lr, &out->use[0], e))
         return e->code;
     while (*at == ';') {
@@ -191,7 +202,7 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
 
 lm_groups lm_groups_of(lm_optim_use use)
 {
-    return (lm_groups){ .text = use.optim->name, .use = { use }, .n = 1 };
+    return (lm_groups){ .text = use.optim->name, .use = { use }, .n = 1, .lr = use.optim->rate };
 }
 
 /* ---- matching ---- */
@@ -203,24 +214,47 @@ static void strip(const char *tensor, char out[512])
         out[strlen(out) - strlen(".weight")] = 0;
 }
 
-static bool matches(const char *patterns, const char *tensor)
+static bool is_norm(lm_part p)
+{
+    static const lm_part norms[] = { LM_PART_OUTPUT_NORM,  LM_PART_ATTN_NORM,
+                                     LM_PART_Q_NORM,       LM_PART_K_NORM,
+                                     LM_PART_MLP_NORM,     LM_PART_ATTN_POST_NORM,
+                                     LM_PART_MLP_POST_NORM };
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
+        if (p == norms[i])
+            return true;
+    return false;
+}
+
+/* Words for parts, which have other names in each family. */
+static bool is_word_of(const char *word, const lm_update_tensor *t)
+{
+    return !strcasecmp(word, "embed")  ? t->part == LM_PART_EMBED || t->part == LM_PART_POSITION
+           : !strcasecmp(word, "head") ? t->part == LM_PART_OUTPUT
+           : !strcasecmp(word, "norm") ? is_norm(t->part)
+           : !strcasecmp(word, "bias") ? t->bias && !is_norm(t->part)
+                                       : false;
+}
+
+static bool matches(const char *patterns, const lm_update_tensor *t)
 {
     char bare[512], one[256];
     const char *at = patterns;
-    strip(tensor, bare);
+    strip(t->name, bare);
     for (;; at++) {
         take(&at, "|", one, sizeof one);
-        if (!fnmatch(one, bare, 0) || !fnmatch(one, tensor, 0))
+        if (is_word_of(one, t) || !fnmatch(one, bare, FNM_CASEFOLD) ||
+            !fnmatch(one, t->name, FNM_CASEFOLD))
             return true;
         if (!*at)
             return false;
     }
 }
 
-int lm_groups_find(const lm_groups *g, const char *tensor)
+int lm_groups_find(const lm_groups *g, const lm_update_tensor *t)
 {
     for (int i = 1; i < g->n; i++)
-        if (matches(g->pattern[i], tensor))
+        if (matches(g->pattern[i], t))
             return i;
     return 0;
 }
@@ -254,7 +288,7 @@ static lm_code place(const lm_groups *g, lm_update_tensor *t, int n, lm_err *e)
 {
     int count[LM_GROUPS] = { 0 };
     for (int i = 0; i < n; i++)
-        count[t[i].use = lm_groups_find(g, t[i].name)]++;
+        count[t[i].use = lm_groups_find(g, &t[i])]++;
     for (int k = 1; k < g->n; k++)
         if (!count[k])
             return lm_fail(e, LM_EUSAGE, where, "see the names with inspect-model",
@@ -293,14 +327,20 @@ lm_code lm_groups_update(const lm_groups *g, const lm_model *m, const lm_update_
 
 /* ---- lists ---- */
 
+/* The k-th word, which ends at a space or the end. */
+static const char *nth_word(const char *words, int k)
+{
+    for (; k > 0; k--)
+        words += strcspn(words, " ") + 1;
+    return words;
+}
+
 /* "off on [off]", "0 to 1 [0.9]" */
 static lm_code add_range(const lm_hyper *h, lm_buf *out, lm_err *e)
 {
     if (!h->words || !*h->words)
         return lm_buf_addf(out, e, "%.7g to %.7g [%g]\n", h->least, h->most, h->value);
-    const char *word = h->words;
-    for (int k = (int)h->value; k > 0; k--)
-        word += strcspn(word, " ") + 1;
+    const char *word = nth_word(h->words, (int)h->value);
     return lm_buf_addf(out, e, "%s [%.*s]\n", h->words, (int)strcspn(word, " "), word);
 }
 
@@ -308,7 +348,9 @@ lm_code lm_optims_table(lm_buf *out, lm_err *e)
 {
     for (int i = 0; lm_optim_at(i); i++) {
         const lm_optim *o = lm_optim_at(i);
-        if (lm_buf_addf(out, e, "%-16s %s\n", o->name, o->about))
+        const lm_hyper rate = { "lr", o->rate, 0, 1e3, "peak learning rate", NULL };
+        if (lm_buf_addf(out, e, "%-16s %s\n", o->name, o->about) ||
+            lm_buf_addf(out, e, "  %-23s %-44s ", rate.name, rate.help) || add_range(&rate, out, e))
             return e->code;
         for (const lm_hyper *h = o->hyper; h->name; h++) {
             if (lm_buf_addf(out, e, "  %-23s %-44s ", h->name, h->help) || add_range(h, out, e))
@@ -316,6 +358,37 @@ lm_code lm_optims_table(lm_buf *out, lm_err *e)
         }
     }
     return LM_OK;
+}
+
+/* Values of words as words, and the words as a list; no least and most, which are their numbers. */
+static void add_words(const lm_hyper *h, lm_jw *w)
+{
+    char one[64];
+    const char *at = nth_word(h->words, (int)h->value);
+    take(&at, " ", one, sizeof one);
+    lm_jw_str(w, "value", one);
+    lm_jw_arr(w, "words");
+    for (at = h->words; *at; at += *at == ' ') {
+        take(&at, " ", one, sizeof one);
+        lm_jw_str(w, NULL, one);
+    }
+    lm_jw_close_arr(w);
+}
+
+static void add_hyper(const lm_hyper *h, lm_jw *w)
+{
+    lm_jw_obj(w, h->name);
+    if (h->words && *h->words) {
+        add_words(h, w);
+    } else {
+        lm_jw_f64(w, "value", h->value);
+        lm_jw_f64(w, "least", h->least);
+        lm_jw_f64(w, "most", h->most);
+        if (h->words)
+            lm_jw_bool(w, "whole", true);
+    }
+    lm_jw_str(w, "help", h->help);
+    lm_jw_close_obj(w);
 }
 
 lm_code lm_optims_json(lm_buf *out, lm_err *e)
@@ -327,19 +400,10 @@ lm_code lm_optims_json(lm_buf *out, lm_err *e)
         const lm_optim *o = lm_optim_at(i);
         lm_jw_obj(&w, o->name);
         lm_jw_str(&w, "about", o->about);
+        lm_jw_f64(&w, "lr", o->rate);
         lm_jw_obj(&w, "hyper");
-        for (const lm_hyper *h = o->hyper; h->name; h++) {
-            lm_jw_obj(&w, h->name);
-            lm_jw_f64(&w, "value", h->value);
-            lm_jw_f64(&w, "least", h->least);
-            lm_jw_f64(&w, "most", h->most);
-            if (h->words && *h->words)
-                lm_jw_str(&w, "words", h->words);
-            else if (h->words)
-                lm_jw_bool(&w, "whole", true);
-            lm_jw_str(&w, "help", h->help);
-            lm_jw_close_obj(&w);
-        }
+        for (const lm_hyper *h = o->hyper; h->name; h++)
+            add_hyper(h, &w);
         lm_jw_close_obj(&w);
         lm_jw_close_obj(&w);
     }

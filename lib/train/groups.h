@@ -5,8 +5,10 @@
  *   muon;embed*|lm_head|*norm*=adamw:lr=3e-4
  *
  * The first one trains the tensors that no pattern matches; of the others the first match is used.
- * A pattern is a glob, in which `*` also matches dots.  It is matched with a tensor's published
- * name, and with that name without a leading "model." or "transformer." and a trailing ".weight".
+ * A pattern is a glob of any case, in which `*` also matches dots.  It is matched with a tensor's
+ * published name, and with that name without a leading "model." or "transformer." and a trailing
+ * ".weight".  The words embed, head, norm and bias are the tensors of that part in any model: tables
+ * of tokens and positions, the output head that is not one of them, norms, and all other biases.
  * Keys are the hyper-parameters of the optimiser's table, and lr, the group's own peak rate, and
  * ema, the decay of an average of the parameters, which is then evaluated and published instead of
  * them (0: none); '-' is read as '_'. */
@@ -22,6 +24,7 @@ typedef struct {
     lm_optim_use use[LM_GROUPS];  /* [0]: of what no pattern matches */
     char pattern[LM_GROUPS][256]; /* [0]: "" */
     int n;
+    double lr; /* the run's peak rate */
 } lm_groups;
 
 /* A value for a hyper-parameter of the first optimiser, if it has one of that name. */
@@ -30,14 +33,14 @@ typedef struct {
     double value;
 } lm_hyper_value;
 
-/* given: applied before the text's own keys.  lr: the run's peak rate; the lr of a group is a
- * multiple of it.  Fails: LM_EUSAGE naming what is unknown or out of range. */
+/* given: applied before the text's own keys.  lr: the run's peak rate, < 0: that of the first
+ * optimiser's entry; the lr of a group is a multiple of it.  Fails: LM_EUSAGE naming what is unknown or out of range. */
 lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr, lm_groups *out,
                         lm_err *e);
 /* One optimiser for everything. */
 lm_groups lm_groups_of(lm_optim_use use);
-/* The group of a tensor. */
-int lm_groups_find(const lm_groups *g, const char *tensor);
+/* The group of a tensor (name, part and bias are read). */
+int lm_groups_find(const lm_groups *g, const lm_update_tensor *t);
 /* True if two texts have the same optimisers for the same patterns, with any hyper-parameters. */
 bool lm_groups_same(const char *a, const char *b);
 

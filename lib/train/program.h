@@ -64,9 +64,9 @@ typedef struct {
     lm_exec *exec, *updating; /* of `train` and `update` */
     lm_section section[LM_SECTIONS];
     lm_sink *sink;
-    bool untrained; /* no step has changed the parameters yet; set by the trainer */
-    bool timed;     /* nodes are timed in every run */
-    bool as_it_is;  /* the backend refused a recording */
+    int64_t updates; /* steps that changed the parameters; set by the trainer */
+    bool timed;      /* nodes are timed in every run */
+    bool as_it_is;   /* the backend refused a recording */
     lm_exec_time *times;
     lm_trace *trace; /* NULL: none; set by the trainer for one step */
 } lm_program;

@@ -94,8 +94,7 @@ lm_code lm_program_trace(lm_program *p, lm_trace *trace, lm_err *e)
 
 static lm_code run_nodes(lm_program *p, const lm_section *s, const lm_step *step, lm_err *e)
 {
-    const bool *due =
-        s->exec == p->updating ? lm_update_due(p->update, step->step, p->untrained) : NULL;
+    const bool *due = s->exec == p->updating ? lm_update_due(p->update, p->updates) : NULL;
     double began = lm_now();
     if (lm_exec_run_part(s->exec, s->first, s->last, due, step, e))
         return e->code;

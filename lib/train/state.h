@@ -24,6 +24,7 @@ typedef struct {
     lm_store *store; /* master copy, gradients, states of the optimiser */
 
     int64_t step, tokens; /* optimiser steps done, targets trained on */
+    int64_t updates;      /* steps that had targets: those without one change nothing */
     int64_t sample;       /* windows used so far */
     double seconds;       /* seconds of training, over all resumes */
     double best_loss;     /* of validation, by more than the delta of early stopping */

@@ -105,9 +105,10 @@ static lm_code load(lm_trainer *t, lm_err *e)
     lm_model *m = t->program->train;
     lm_exec *x = t->program->exec;
     lm_store *s = t->s.store;
-    if ((t->io.weights ? lm_store_load(s, t->io.weights, e) : lm_store_draw(s, t->o.seed, e)) ||
-        (t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e)))
+    if ((t->io.weights ? lm_store_load(s, t->io.weights, e) : lm_store_draw(s, t->o.seed, e)))
         return e->code;
+    if (t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e))
+        return trainer_numeric_loaded(t, e);
     lm_store_derive(s);
     lm_store_bind(s, m, x);
     lm_rotary_bind(&t->rope, m, x);

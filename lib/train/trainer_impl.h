@@ -98,6 +98,8 @@ lm_code trainer_hide(lm_trainer *t, lm_err *e);
  * one is, and the last checkpoint whose weights and states all are.  Overwrites the blocks: the run is over. */
 lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value,
                              lm_err *e);
+/* Complete the failure of lm_ckpt_load: for states that are not finite, which checkpoint to resume from. */
+lm_code trainer_numeric_loaded(lm_trainer *t, lm_err *e);
 
 /* ---- trainer_report.c ---- */
 

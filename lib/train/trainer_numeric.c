@@ -151,6 +151,20 @@ static lm_code fail_loaded(const lm_trainer *t, const char *tensor, const char *
                    "tensor \"%.150s\" holds %s", tensor, kind);
 }
 
+lm_code trainer_numeric_loaded(lm_trainer *t, lm_err *e)
+{
+    lm_err unseen = { 0 };
+    char *clean = NULL;
+    if (e->code != LM_ENUMERIC || find_clean(t, &clean, &unseen))
+        return e->code;
+    if (clean)
+        snprintf(e->todo, sizeof e->todo, "resume from %.150s, the last clean checkpoint", clean);
+    else
+        snprintf(e->todo, sizeof e->todo, "start again: no earlier checkpoint is clean");
+    lm_free(clean);
+    return e->code;
+}
+
 lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value, lm_err *e)
 {
     const char *tensor, *kind = isnan(value) ? "not a number" : "infinite";

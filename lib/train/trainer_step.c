@@ -41,10 +41,11 @@ static void count_data(lm_trainer *t, double began)
         lm_trace_span(t->trace, TRACE_DATA, "draw", began, ended);
 }
 
-/* The micro-batches of step number `step`, whose first window is `sample`: counts their targets,
+/* The micro-batches of step number `step`, before which there were `updates`, and whose first window is `sample`: counts their targets,
  * which determine the scale of the gradients.  With one batch they are filled one after another
  * (hand_over), otherwise filled and sent now. */
-static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err *e)
+static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64_t sample,
+                    lm_err *e)
 {
     double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step);
     const lm_config *c = t->io.config;
@@ -64,7 +65,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err
     for (int64_t i = 0; i < (late ? 1 : t->o.accumulate); i++) {
         lm_batch *b = batch_of(t, set, i);
         lm_batch_scale(b, valid ? (float)(1.0 / (double)valid) : 0.0f);
-        lm_update_numbers_at(t->program->update, lr, step, b->now);
+        lm_update_numbers_at(t->program->update, lr, updates, b->now);
         if (lm_batch_push(b, t->copies, e))
             return e->code;
     }
@@ -83,7 +84,7 @@ static int64_t windows_a_step(const lm_trainer *t)
  * finished the earlier step that read them. */
 static lm_code take_batches(lm_trainer *t, lm_err *e)
 {
-    if (!t->drawn && draw(t, t->set, t->s.step, t->s.sample, e))
+    if (!t->drawn && draw(t, t->set, t->s.step, t->s.updates, t->s.sample, e))
         return e->code;
     t->drawn = false;
     return t->b->follow(t->b, t->b->main, t->copies, e) ||
@@ -97,7 +98,8 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 {
     int next = (t->set + 1) % t->sets;
     if (t->sets > 1 && t->s.step + 1 < t->o.steps) {
-        if (draw(t, next, t->s.step + 1, t->s.sample + windows_a_step(t), e))
+        if (draw(t, next, t->s.step + 1, t->s.updates + (t->valid[t->set] > 0),
+                 t->s.sample + windows_a_step(t), e))
             return e->code;
         t->drawn = true;
     }
@@ -138,7 +140,7 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
 lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e)
 {
     const lm_step now = { .seed = t->o.seed, .step = step };
-    t->program->untrained = t->s.tokens == 0;
+    t->program->updates = t->s.updates;
     return lm_program_run(t->program, s, &now, e);
 }
 
@@ -276,6 +278,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     t->s.step++;
     t->s.sample += windows_a_step(t);
     t->s.tokens += i->tokens;
+    t->s.updates += i->tokens > 0;
     t->r.steps_run++;
     t->r.tokens += i->tokens;
     t->r.loss = i->loss;

@@ -557,12 +557,12 @@ void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out)
     }
 }
 
-const bool *lm_update_due(lm_update *u, int64_t t, bool first)
+const bool *lm_update_due(lm_update *u, int64_t t)
 {
     u->due[0] = true;
     for (size_t k = 0; k < u->n_conds; k++) {
         const condition *c = &u->cond[k];
-        u->due[k + 1] = (first && c->first) || (c->period > 0 && t % c->period == c->offset);
+        u->due[k + 1] = (t == 0 && c->first) || (c->period > 0 && t % c->period == c->offset);
     }
     return u->due;
 }

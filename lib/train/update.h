@@ -43,6 +43,7 @@ typedef struct lm_update_tensor lm_update_tensor;
 
 typedef struct lm_optim {
     const char *name, *about;
+    double rate;           /* the run's peak rate where none is given */
     bool averages;         /* what it shows is an average, which stands for a rate that falls */
     const lm_hyper *hyper; /* h[i] of the functions below is the value of hyper[i] */
     /* True if these determine the rates of its steps, regardless of the run's.  NULL: no. */
@@ -131,8 +132,8 @@ double lm_update_clip_value(const lm_update *u); /* 0: none */
 /* ---- when nodes run ---- Nodes appended from here on, up to lm_update_always or the end of the
  * rule's call, run only then.  Values computed there are read only there, except states and
  * parameters. */
-/* At steps t (from 0) with t % period == offset, and with `first` also at the first one that has tokens.
- * period 0: only at that one. */
+/* Steps t are counted from 0, without those that have no tokens to train on.
+ * At steps with t % period == offset, and with `first` also at step 0; period 0: only at that one. */
 lm_code lm_update_every(lm_update *u, int64_t period, int64_t offset, bool first, lm_err *e);
 /* Once, before the first step of a fresh run (parameters have their values): for states that do not
  * start at zero. */
@@ -191,9 +192,8 @@ int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_
 /* The count of a step's numbers, and the numbers. */
 int lm_update_n_numbers(const lm_update *u);
 void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out);
-/* The conditions that hold at step t, for lm_exec_run_part; first: no step before it had tokens to
- * train on.  And true if they are always the same. */
-const bool *lm_update_due(lm_update *u, int64_t t, bool first);
+/* The conditions that hold at step t, for lm_exec_run_part; and true if they are always the same. */
+const bool *lm_update_due(lm_update *u, int64_t t);
 bool lm_update_is_steady(const lm_update *u);
 /* True if a rule shows other values than the parameters (lm_update_to_show). */
 bool lm_update_shows(const lm_update *u);

@@ -68,7 +68,9 @@ states() { inspect-model "$1/latest/optimizer.safetensors" --json | grep -o '"na
 import json, sys
 o = json.load(sys.stdin)
 assert o["adamw"]["hyper"]["beta1"] == {"value": 0.9, "least": 0, "most": 0.9999999, "help": "first moment"}, o
-assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
+assert o["sgd"]["hyper"]["nesterov"] == {"value": "off", "words": ["off", "on"], "help": o["sgd"]["hyper"]["nesterov"]["help"]}, o
+assert o["muon"]["hyper"]["nesterov"]["value"] == "on"
+assert o["adamw"]["lr"] == 3e-4 and o["muon"]["lr"] == 0.02' || false
 }
 
 @test "train: groups have optimisers, states and rates of their own" {
@@ -260,6 +262,92 @@ assert found and all(any(x) for x in found), sys.argv[2]
 END
         train -q --resume run -o again --steps 5
         rm -rf again
+    done
+}
+
+@test "train: bias corrections do not count steps without tokens" {
+    python3 -c '
+for i in range(600): print("{\"text\": \"a\"}")' > some.jsonl
+    head -n 40 "$BATS_FILE_TMPDIR/clean.jsonl" >> some.jsonl
+    shard-data -q --no-eos --no-shuffle --tokenizer "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o some some.jsonl
+    S=(train -q --seed 3 --peak-tflops 0 --seq-len 32 --batch-size 1 m0 some --lr-schedule constant --lr 1e-3)
+    "${S[@]}" -o run --keep 0 --save-every 1 --steps 6 --metrics m.jsonl
+    first=$(sed -nE '/"event":"step"/s/.*"step":([0-9]+),"tokens":([0-9]+),.*/\1 \2/p' m.jsonl | awk '$2 { print $1; exit }')
+    [ "$first" -gt 1 ]
+    grep -q '"updates": *1,' "run/step-00000$first/state.json"
+    # the first step of AdamW is the rate, or nothing
+    python3 - m0/model.safetensors "run/step-00000$first/model.safetensors" << 'END'
+import array, json, struct, sys
+def norm(path):
+    with open(path, "rb") as f:
+        n = struct.unpack("<Q", f.read(8))[0]
+        head, data = json.loads(f.read(n)), f.read()
+    return array.array("f", data[slice(*head["model.norm.weight"]["data_offsets"])])
+moved = max(abs(a - b) for a, b in zip(norm(sys.argv[1]), norm(sys.argv[2])))
+assert 0.99e-3 < moved < 1.01e-3, moved
+END
+    # a resumed run counts on
+    train -q --resume "run/step-00000$first" -o again
+    same_bits run again
+}
+
+@test "train: without --lr the rate is that of the first optimiser" {
+    S=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 m0 data --steps 2 --lr-schedule constant --metrics m.jsonl -f -o run)
+    for o in adamw:0.0003 muon:0.02 'sgd;*norm*=adamw:0.1' lion:1e-4; do
+        "${S[@]}" --optimizer "${o%:*}"
+        [ "$(sed -nE '/"event":"step"/s/.*"lr":([^,]*),.*/\1/p' m.jsonl | sort -u | awk '{ print $1 + 0 }')" = "$(awk "BEGIN { print ${o##*:} + 0 }")" ]
+    done
+    grep -q '"lr": *0.0001' run/latest/state.json
+    "${S[@]}" --optimizer muon --lr 0.5
+    grep -q '"event":"step".*"lr":0.5,' m.jsonl
+    train -q --resume run --steps 3 --metrics m.jsonl
+    grep -q '"event":"step","step":3,.*"lr":0.5,' m.jsonl
+}
+
+@test "train: words name the parts of any model, and patterns have no case" {
+    init-model -q -t "$BATS_FILE_TMPDIR/tok" -o gpt2 -s n_embd=64 -s n_layer=1 -s n_head=2 -s n_positions=128 gpt2-124m
+    for m in m0 gpt2; do
+        rm -rf run
+        "${T[@]}" $m data -o run --optimizer 'sgd:momentum=0;embed|head|Norm|bias=adamw'
+        states run | grep '^exp_avg[.]' | sort > $m.states
+    done
+    [ "$(grep -c norm m0.states)" -eq "$(wc -l < <(grep -v embed m0.states))" ]
+    grep -q 'exp_avg.model.embed_tokens.weight' m0.states
+    for n in wte.weight wpe.weight h.0.ln_1.weight h.0.ln_1.bias ln_f.weight h.0.attn.c_attn.bias h.0.mlp.c_fc.bias; do
+        grep -qE "^exp_avg[.](transformer[.])?$n$" gpt2.states || { echo $n; cat gpt2.states; false; }
+    done
+    run -1 grep -E 'c_(attn|fc|proj).weight' gpt2.states
+    rm -rf run
+    "${T[@]}" m0 data -o run --optimizer 'sgd:momentum=0;*INPUT_layernorm*=adamw'
+    states run | grep -q '^exp_avg.*input_layernorm'
+    # tied: there is no head of its own
+    run "${T[@]}" gpt2 data -o no --optimizer 'adamw;head=sgd'
+    [ "$status" -eq 2 ]
+    [[ $output == *"no trainable tensor is left for 'head'"* ]]
+}
+
+@test "train: adamw8bit keeps F32 for tables of tokens and positions, whatever their size" {
+    init-model -q -t "$BATS_FILE_TMPDIR/tok" -o gpt2 -s n_embd=64 -s n_layer=1 -s n_head=2 -s n_positions=128 gpt2-124m
+    "${T[@]}" gpt2 data -o run --optimizer adamw8bit
+    states run > names
+    for n in wte wpe; do
+        grep -qE "^exp_avg[.].*$n.weight$" names
+        [ "$(grep -cE "^state1[.].*$n.weight$" names)" -eq 0 ]
+    done
+    grep -qE '^state1[.].*c_fc.weight$' names
+}
+
+@test "train: the rate of AdamW beside matrix optimisers" {
+    for o in "muon 0.015" "normuon 0.015" "soap-muon 0.015" "soap 1" "muon:scaling=moonlight 1"; do
+        rm -rf a b
+        read -r name rate <<< "$o"
+        [[ $name == *:* ]] && key=,adam_rate || key=:adam_rate
+        "${T[@]}" m0 data -o a --optimizer "$name"
+        "${T[@]}" m0 data -o b --optimizer "$name$key=$rate"
+        same_bits a b || { echo "$o"; false; }
+        rm -rf b
+        "${T[@]}" m0 data -o b --optimizer "$name$key=0.5"
+        run -1 cmp <(tensors a/latest/model.safetensors) <(tensors b/latest/model.safetensors)
     done
 }
 

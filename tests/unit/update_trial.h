@@ -114,9 +114,7 @@ static inline void trial_run(update_trial *r, lm_update_part part)
     size_t first, last;
     lm_err e = { 0 };
     lm_update_part_at(r->u, part, &first, &last);
-    trial_must(
-        lm_exec_run_part(r->x, first, last, lm_update_due(r->u, r->step, r->step == 0), &step, &e),
-        &e);
+    trial_must(lm_exec_run_part(r->x, first, last, lm_update_due(r->u, r->step), &step, &e), &e);
 }
 
 /* One step with the gradients in r->grad. */

@@ -96,6 +96,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_adafactor = {
     .name = "adafactor",
+    .rate = 1e-2,
     .about = "second moments as rows times columns",
     .hyper = hyper,
     .own_rate = own_rate,

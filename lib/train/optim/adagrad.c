@@ -31,6 +31,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_adagrad = {
     .name = "adagrad",
+    .rate = 1e-2,
     .about = "rates by the sum of all squared gradients",
     .hyper = hyper,
     .n_numbers = 1,

@@ -21,6 +21,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_adam = {
     .name = "adam",
+    .rate = 3e-4,
     .about = "Adam with L2 decay in the gradient",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

@@ -50,6 +50,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_adam_mini = {
     .name = "adam-mini",
+    .rate = 3e-4,
     .about = "Adam with one second moment a block",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

@@ -49,6 +49,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_adamw = {
     .name = "adamw",
+    .rate = 3e-4,
     .about = "Adam with decoupled weight decay",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

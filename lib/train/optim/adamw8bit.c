@@ -81,6 +81,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_adamw8bit = {
     .name = "adamw8bit",
+    .rate = 3e-4,
     .about = "AdamW with states of 8 bits",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

@@ -22,6 +22,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_amsgrad = {
     .name = "amsgrad",
+    .rate = 3e-4,
     .about = "Adam whose second moment never falls",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

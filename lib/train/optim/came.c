@@ -71,6 +71,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_came = {
     .name = "came",
+    .rate = 2e-4,
     .about = "Adafactor guided by confidence",
     .hyper = hyper,
     .update = update,

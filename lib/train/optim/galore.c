@@ -105,6 +105,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_galore = {
     .name = "galore",
+    .rate = 1e-2,
     .about = "Adam on gradients in a few singular vectors",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

@@ -38,6 +38,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_lamb = {
     .name = "lamb",
+    .rate = 2e-3,
     .about = "Adam with steps in proportion to tensors",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

@@ -190,6 +190,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_ldadam = {
     .name = "ldadam",
+    .rate = 1e-3,
     .about = "AdamW in a subspace that follows the gradients",
     .hyper = hyper,
     .n_numbers = N_NUMBERS,

@@ -25,6 +25,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_lion = {
     .name = "lion",
+    .rate = 1e-4,
     .about = "the sign of an average of gradients",
     .hyper = hyper,
     .update = update,

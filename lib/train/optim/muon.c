@@ -68,6 +68,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_muon = {
     .name = "muon",
+    .rate = 0.02,
     .about = "orthogonalised momentum for hidden matrices",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

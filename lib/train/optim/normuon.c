@@ -76,6 +76,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_normuon = {
     .name = "normuon",
+    .rate = 0.02,
     .about = "Muon levelled by a second moment",
     .hyper = hyper,
     .n_numbers = LM_RULE_BIAS,

@@ -296,6 +296,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_q_galore = {
     .name = "q-galore",
+    .rate = 1e-2,
     .about = "GaLore with bases, states and weights in few bits",
     .hyper = hyper,
     .check = check,

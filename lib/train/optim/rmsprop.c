@@ -37,6 +37,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_rmsprop = {
     .name = "rmsprop",
+    .rate = 1e-3,
     .about = "gradients over the root of their mean square",
     .hyper = hyper,
     .update = update,

@@ -79,6 +79,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_schedule_free = {
     .name = "schedule-free",
+    .rate = 2.5e-3,
     .about = "AdamW with an average for a schedule",
     .averages = true,
     .hyper = hyper,

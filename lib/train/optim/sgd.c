@@ -72,6 +72,7 @@ static lm_code update_nesterov(lm_update *u, const lm_update_tensor *t, lm_err *
 
 const lm_optim lm_optim_sgd = {
     .name = "sgd",
+    .rate = 0.1,
     .about = "gradient descent, with momentum",
     .hyper = hyper,
     .check = check,
@@ -82,6 +83,7 @@ const lm_optim lm_optim_sgd = {
 
 const lm_optim lm_optim_momentum = {
     .name = "momentum",
+    .rate = 0.1,
     .about = "gradient descent with a heavy ball",
     .hyper = heavy,
     .n_numbers = 2,
@@ -91,6 +93,7 @@ const lm_optim lm_optim_momentum = {
 
 const lm_optim lm_optim_nesterov = {
     .name = "nesterov",
+    .rate = 0.1,
     .about = "momentum that looks ahead",
     .hyper = heavy,
     .n_numbers = 2,

@@ -46,6 +46,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_sm3 = {
     .name = "sm3",
+    .rate = 0.1,
     .about = "Adagrad by rows and columns",
     .hyper = hyper,
     .update = update,

@@ -253,6 +253,7 @@ static lm_code update_muon(lm_update *u, const lm_update_tensor *t, lm_err *e)
 
 const lm_optim lm_optim_soap = {
     .name = "soap",
+    .rate = 3e-3,
     .about = "Adam in Shampoo's eigenvectors",
     .hyper = hyper,
     .n_numbers = N_NUMBERS,
@@ -263,6 +264,7 @@ const lm_optim lm_optim_soap = {
 
 const lm_optim lm_optim_soap_muon = {
     .name = "soap-muon",
+    .rate = 0.02,
     .about = "SOAP's steps, orthogonalised",
     .hyper = muon_hyper,
     .n_numbers = N_NUMBERS,
