@@ -43,7 +43,7 @@ typedef struct lm_update_tensor lm_update_tensor;
 
 typedef struct lm_optim {
     const char *name, *about;
-    double rate;           /* the run's peak rate where none is given */
+    double rate;           /* the run's peak rate by default */
     bool averages;         /* what it shows is an average, which stands for a rate that falls */
     const lm_hyper *hyper; /* h[i] of the functions below is the value of hyper[i] */
     /* True if these determine the rates of its steps, regardless of the run's.  NULL: no. */

@@ -2,7 +2,9 @@
 /* adam_mini.c -- Adam-mini (arXiv:2406.16793): one second moment for each block of a tensor.
  *   m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) mean of g^2 over the block
  *   p *= 1 - lr wd;  p -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
- * Blocks: the rows of a head in q and k, a row of any other matrix, a whole norm; biases have Adam's own moment. */
+ * Blocks: the rows of a head in q and k, a row of any other matrix, a whole norm; biases have Adam's own moment.
+ * As in the authors' code, v has a block for each row where it is a tensor of its own, and for each head where q, k
+ * and v are one tensor. */
 #include "train/optim/rule.h"
 
 static const lm_hyper hyper[] = { BETA_1(0.9), BETA_2(0.95), EPS(1e-8), DECAY(0.1), { 0 } };
