@@ -69,6 +69,14 @@ setup() {
     [[ "$output" == *"--device"*"--search"* ]]
 }
 
+@test "generate --device cuda: a GGUF file is decoded when loaded, as -v says" {
+    convert-model -q --type q8_0 -o "$out/m.gguf" run
+    generate -q "$out/m.gguf" -p 'The system' -n 6 -T 0 --dtype f32 > "$out/a"
+    generate -v "$out/m.gguf" -p 'The system' -n 6 -T 0 --dtype f32 --device cuda > "$out/b" 2> "$out/err"
+    cmp "$out/a" "$out/b"
+    grep -q 'weights: f32 .*; decoded when loaded: q8_0' "$out/err"
+}
+
 @test "generate --device cuda: weights with NaN are status 4, and no text" {
     mkdir "$out/bad"
     cp run/* "$out/bad/"
