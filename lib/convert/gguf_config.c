@@ -11,6 +11,8 @@
 #include "convert/names.h"
 #include "format/provenance.h"
 
+#define NEAR_BASE "rope.freq_base_swa" /* of layers with a window */
+
 /* ---- Writing ---- */
 
 /* "llama.context_length" */
@@ -58,15 +60,22 @@ static lm_code put_pattern(lm_gguf_plan *p, const char *key, const lm_config *c,
     return LM_OK;
 }
 
+/* True if the architecture has this key in GGUF. */
+static bool has_key(const lm_arch *a, const char *gguf)
+{
+    for (const lm_gguf_key *k = a->gguf_keys; k->hf; k++)
+        if (!strcmp(k->gguf, gguf))
+            return true;
+    return false;
+}
+
 /* True if soft caps occur exactly where llama.cpp computes them. */
 static bool caps_fit(const lm_config *c)
 {
-    bool attn = false, logits = false; /* a model with the first also has the second */
+    /* a model with the first also has the second */
+    bool attn = has_key(c->arch, "attn_logit_softcapping");
+    bool logits = has_key(c->arch, "final_logit_softcapping");
 
-    for (const lm_gguf_key *k = c->arch->gguf_keys; k->hf; k++) {
-        attn = attn || !strcmp(k->gguf, "attn_logit_softcapping");
-        logits = logits || !strcmp(k->gguf, "final_logit_softcapping");
-    }
     return (c->layer[0].soft_cap > 0) == attn && (c->logit_cap > 0 ? logits : !attn);
 }
 
@@ -94,6 +103,8 @@ static lm_code check_words(const lm_import *m, lm_err *e)
             e);
     if (c->ropes > 1 && c->rope[1].type != LM_ROPE_DEFAULT)
         return no_words(m, "scaling of positions in layers with a window", e);
+    if (c->ropes > 1 && !has_key(c->arch, NEAR_BASE) && fabs(c->rope[1].theta - r->theta) > 0)
+        return no_words(m, "rotary base of its own for layers with a window", e);
     if (c->ropes && r->type == LM_ROPE_DYNAMIC)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF has no dynamic rotary scaling: llama.cpp will not exceed %" PRId64
@@ -201,8 +212,8 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
     if (c->arch->gguf_pattern &&
         put_pattern(p, key_of(key, arch, "attention.sliding_window_pattern"), c, e))
         return e->code;
-    if (c->ropes > 1)
-        lm_gguf_put_f32(p, key_of(key, arch, "rope.freq_base_swa"), (float)c->rope[1].theta);
+    if (c->ropes > 1 && has_key(c->arch, NEAR_BASE))
+        lm_gguf_put_f32(p, key_of(key, arch, NEAR_BASE), (float)c->rope[1].theta);
     if (y->soft_cap > 0)
         lm_gguf_put_f32(p, key_of(key, arch, "attn_logit_softcapping"), (float)y->soft_cap);
     if (c->logit_cap > 0)
@@ -666,13 +677,13 @@ static lm_code check_dense(const lm_gguf *g, const lm_gguf_text *arch, lm_err *e
                : LM_OK;
 }
 
-/* The first entry of that name, but Mistral if Llama has a window: only our own files store it,
- * llama.cpp's conversion drops it. */
+/* The first entry of that name, or the one for a GGUF with a window: OLMo 3 beside OLMo 2, Mistral
+ * beside Llama, where llama.cpp's conversion drops the window. */
 static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 {
     lm_gguf_text name;
     int64_t window;
-    char list[200];
+    char list[200], key[96];
     lm_code rc = lm_gguf_str(g, "general.architecture", &name, e);
 
     *out = NULL;
@@ -688,12 +699,12 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
     if (!rc && !*out)
         rc = lm_fail(e, LM_EUSAGE, lm_gguf_path(g), lm_arch_list(true, list), "architecture '%.*s'",
                      (int)(name.len < 60 ? name.len : 60), name.text);
-    if (rc || *out != &lm_arch_llama)
+    if (rc || !(*out)->gguf_windowed)
         return rc;
-    rc = lm_gguf_i64_or(g, "llama.attention.sliding_window", 0, 0, INT64_C(1) << 40, &window, NULL,
-                        e);
+    rc = lm_gguf_i64_or(g, key_of(key, (*out)->gguf, "attention.sliding_window"), 0, 0,
+                        INT64_C(1) << 40, &window, NULL, e);
     if (!rc && window)
-        *out = &lm_arch_mistral;
+        *out = (*out)->gguf_windowed;
     return rc;
 }
 

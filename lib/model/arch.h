@@ -83,11 +83,12 @@ struct lm_arch {
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
     const lm_gguf_key *gguf_keys;
-    bool gguf_pairs;    /* rows of q and k lie there pair by pair (convert/names.h) */
-    bool gguf_head_dim; /* head_dim is always written to config.json */
-    bool gguf_tied;     /* llama.cpp has no head beside the embedding, */
-    bool gguf_head;     /* or requires one */
-    bool gguf_windows;  /* llama.cpp obeys sliding windows, */
+    bool gguf_pairs;              /* rows of q and k lie there pair by pair (convert/names.h) */
+    bool gguf_head_dim;           /* head_dim is always written to config.json */
+    bool gguf_tied;               /* llama.cpp has no head beside the embedding, */
+    bool gguf_head;               /* or requires one */
+    const lm_arch *gguf_windowed; /* its GGUF is one of this architecture if it has a window */
+    bool gguf_windows;            /* llama.cpp obeys sliding windows, */
     /* and each gguf_pattern-th layer has none unless a key says otherwise */
     int64_t gguf_pattern;
     /* with so many layers, llama.cpp scales scores by 1/sqrt(width / heads), not 1/sqrt(head_dim) */
@@ -95,7 +96,7 @@ struct lm_arch {
 };
 
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
-    lm_arch_olmo2, lm_arch_gemma2, lm_arch_gemma3;
+    lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);

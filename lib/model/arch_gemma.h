@@ -5,8 +5,6 @@
 
 #include "model/arch_llama.h"
 
-extern const lm_tensor_name lm_gemma_tensors[];
-
 #define LM_KEYS_GEMMA                                                                              \
     LM_KEYS_DECODER, "hidden_act", "hidden_activation", "attention_bias", "query_pre_attn_scalar", \
         "sliding_window", "layer_types", "attn_logit_softcapping", "final_logit_softcapping",      \

@@ -9,12 +9,6 @@
 
 static const char *const keys[] = { LM_KEYS_GEMMA, NULL };
 
-static bool by_pattern(const lm_config *c, int64_t layer, int64_t pattern)
-{
-    (void)c;
-    return (layer + 1) % pattern != 0;
-}
-
 /* A cap; null: none. */
 static lm_code read_cap(const json_t *o, const char *where, const char *key, double absent,
                         double *cap, lm_err *e)
@@ -35,7 +29,7 @@ static lm_code read_layers(const json_t *o, const char *where, const lm_gemma_de
         read_cap(o, where, "attn_logit_softcapping", d->attn_cap, &cap, e) ||
         lm_json_bool_or(o, "use_bidirectional_attention", false, &both, where, e) ||
         lm_read_window(o, where, 4096, &window, e) ||
-        lm_read_layer_types(o, where, c, window, by_pattern, d->pattern, e))
+        lm_read_layer_types(o, where, c, window, lm_slides_by_pattern, d->pattern, e))
         return e->code;
     if (!(scalar > 0))
         return lm_read_bad(where, "query_pre_attn_scalar", e, "is not positive");
@@ -76,26 +70,6 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     return lm_read_gemma(o, where, &d, c, e) ? e->code : lm_read_rope(o, where, 10000, c, e);
 }
 
-const lm_tensor_name lm_gemma_tensors[] = {
-    { LM_PART_EMBED, "embed_tokens", "token_embd" },
-    { LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" },
-    { LM_PART_Q, "self_attn.q_proj", "attn_q" },
-    { LM_PART_K, "self_attn.k_proj", "attn_k" },
-    { LM_PART_V, "self_attn.v_proj", "attn_v" },
-    { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },
-    { LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm" },
-    { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
-    { LM_PART_ATTN_POST_NORM, "post_attention_layernorm", "post_attention_norm" },
-    { LM_PART_MLP_NORM, "pre_feedforward_layernorm", "ffn_norm" },
-    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" },
-    { LM_PART_UP, "mlp.up_proj", "ffn_up" },
-    { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
-    { LM_PART_MLP_POST_NORM, "post_feedforward_layernorm", "post_ffw_norm" },
-    { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
-    { LM_PART_OUTPUT, "lm_head", "output" },
-    { 0, NULL, NULL },
-};
-
 static const lm_gguf_key gguf_keys[] = {
     LM_GGUF_DECODER_KEYS,
     LM_GGUF_GEMMA_KEYS,
@@ -128,7 +102,7 @@ const lm_arch lm_arch_gemma2 = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
-    .tensors = lm_gemma_tensors,
+    .tensors = lm_branch_norm_tensors,
     .gguf_keys = gguf_keys,
     .gguf_head_dim = true,
     .gguf_tied = true,

@@ -37,6 +37,26 @@ const lm_tensor_name lm_llama_tensors[] = {
     { 0, NULL, NULL },
 };
 
+const lm_tensor_name lm_branch_norm_tensors[] = {
+    { LM_PART_EMBED, "embed_tokens", "token_embd" },
+    { LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" },
+    { LM_PART_Q, "self_attn.q_proj", "attn_q" },
+    { LM_PART_K, "self_attn.k_proj", "attn_k" },
+    { LM_PART_V, "self_attn.v_proj", "attn_v" },
+    { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },
+    { LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm" },
+    { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
+    { LM_PART_ATTN_POST_NORM, "post_attention_layernorm", "post_attention_norm" },
+    { LM_PART_MLP_NORM, "pre_feedforward_layernorm", "ffn_norm" },
+    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" },
+    { LM_PART_UP, "mlp.up_proj", "ffn_up" },
+    { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
+    { LM_PART_MLP_POST_NORM, "post_feedforward_layernorm", "post_ffw_norm" },
+    { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
+    { LM_PART_OUTPUT, "lm_head", "output" },
+    { 0, NULL, NULL },
+};
+
 static const lm_gguf_key gguf_keys[] = {
     LM_GGUF_DECODER_KEYS, LM_GGUF_SILU_KEYS,
     LM_GGUF_BIAS_KEY,     { .hf = "mlp_bias", "blk.0.ffn_up.bias", LM_KEY_HAS },
@@ -54,4 +74,5 @@ const lm_arch lm_arch_llama = {
     .tensors = lm_llama_tensors,
     .gguf_keys = gguf_keys,
     .gguf_pairs = true,
+    .gguf_windowed = &lm_arch_mistral,
 };

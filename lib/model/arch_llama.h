@@ -5,7 +5,8 @@
 
 #include "model/arch_read.h"
 
-extern const lm_tensor_name lm_llama_tensors[];
+/* The second is for norms behind the branches, with or without one before them. */
+extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
 
 /* Sizes and epsilon. */
 #define LM_GGUF_DECODER_KEYS                                                 \

@@ -2,11 +2,11 @@
 /* arch_olmo2.c -- OLMo 2 (arXiv:2501.00656; tensor names of Hugging Face's modeling_olmo2.py):
  * Llama, but with the norm behind each branch instead of before it, and a norm of queries and keys
  * over all heads at once before the rotation. */
-#include "model/arch_llama.h"
+#include "model/arch_olmo.h"
 
 static const char *const keys[] = { LM_KEYS_DECODER, "hidden_act", "attention_bias", NULL };
 
-static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
+lm_code lm_read_olmo2(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const lm_decoder_defaults d = { .positions = 2048, .norm_eps = 1e-5 };
 
@@ -19,26 +19,13 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
         y->norm_after = true;
         y->qk_norm = LM_QK_NORM_ROW;
     }
-    return lm_read_rope(o, where, 10000, c, e);
+    return LM_OK;
 }
 
-static const lm_tensor_name tensors[] = {
-    { LM_PART_EMBED, "embed_tokens", "token_embd" },
-    { LM_PART_Q, "self_attn.q_proj", "attn_q" },
-    { LM_PART_K, "self_attn.k_proj", "attn_k" },
-    { LM_PART_V, "self_attn.v_proj", "attn_v" },
-    { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },
-    { LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm" },
-    { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
-    { LM_PART_ATTN_POST_NORM, "post_attention_layernorm", "post_attention_norm" },
-    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" },
-    { LM_PART_UP, "mlp.up_proj", "ffn_up" },
-    { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
-    { LM_PART_MLP_POST_NORM, "post_feedforward_layernorm", "post_ffw_norm" },
-    { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
-    { LM_PART_OUTPUT, "lm_head", "output" },
-    { 0, NULL, NULL },
-};
+static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
+{
+    return lm_read_olmo2(o, where, c, e) ? e->code : lm_read_rope(o, where, 10000, c, e);
+}
 
 static const lm_gguf_key gguf_keys[] = {
     LM_GGUF_DECODER_KEYS, LM_GGUF_SILU_KEYS, LM_GGUF_BIAS_KEY, LM_GGUF_ROPE_KEY, { .hf = NULL },
@@ -52,7 +39,8 @@ const lm_arch lm_arch_olmo2 = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
-    .tensors = tensors,
+    .tensors = lm_branch_norm_tensors,
     .gguf_keys = gguf_keys,
     .gguf_head = true,
+    .gguf_windowed = &lm_arch_olmo3,
 };

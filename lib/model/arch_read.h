@@ -45,11 +45,18 @@ lm_code lm_read_window(const json_t *o, const char *where, int64_t absent, int64
 lm_code lm_read_layer_types(const json_t *o, const char *where, lm_config *c, int64_t window,
                             bool (*slides)(const lm_config *c, int64_t layer, int64_t by),
                             int64_t by, lm_err *e);
+/* For `slides`: layer i does unless `pattern` divides i + 1. */
+bool lm_slides_by_pattern(const lm_config *c, int64_t layer, int64_t pattern);
 /* The window of Qwen2 and Qwen3: use_sliding_window, sliding_window, max_window_layers, layer_types. */
 lm_code lm_read_window_from(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
 /* Rotary table 0: rope_theta, and rope_scaling or rope_parameters. */
 lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e);
+/* Tables 0 for layers without a window and 1 for those with one; windows are read.  Newer files have
+ * rope_parameters with an object for each, older rope_theta and rope_scaling for the first and
+ * `near_key` for the second, which is not scaled. */
+lm_code lm_read_two_ropes(const json_t *o, const char *where, double theta, const char *near_key,
+                          double near_theta, lm_config *c, lm_err *e);
 /* Read one such object, `key` of the config, to *r, whose type and theta are set. */
 lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
                             lm_err *e);

@@ -143,3 +143,46 @@ lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config
         return e->code;
     return s ? lm_read_rope_object(s, where, key, &c->rope[0], e) : LM_OK;
 }
+
+/* One of two tables, from an object of rope_parameters (NULL: none) or from `key` of the config
+ * itself. */
+static lm_code read_table(const json_t *o, const char *where, const json_t *s, const char *key,
+                          double theta, lm_rope_config *r, lm_err *e)
+{
+    r->type = LM_ROPE_DEFAULT;
+    if (lm_json_f64_or(o, key, theta, &r->theta, where, e))
+        return e->code;
+    if (!s || json_is_null(s))
+        return LM_OK;
+    if (!json_is_object(s))
+        return lm_read_bad(where, "rope_parameters", e, "holds something that is not an object");
+    return lm_read_rope_object(s, where, "rope_parameters", r, e);
+}
+
+lm_code lm_read_two_ropes(const json_t *o, const char *where, double theta, const char *near_key,
+                          double near_theta, lm_config *c, lm_err *e)
+{
+    static const char *const kinds[2] = { "full_attention", "sliding_attention" };
+    const json_t *both = json_object_get(o, "rope_parameters"), *of[2];
+
+    for (int i = 0; i < 2; i++)
+        of[i] = json_object_get(both, kinds[i]);
+    if (json_object_size(both) && !of[0] && !of[1])
+        return lm_fail(e, LM_EFORMAT, where,
+                       "give it a \"full_attention\" and a \"sliding_attention\"",
+                       "\"rope_parameters\" has no set for a kind of layer");
+    if (of[0] || of[1]) {
+        const json_t *scaling = json_object_get(o, "rope_scaling");
+        if (scaling && !json_is_null(scaling))
+            return lm_fail(e, LM_EFORMAT, where, "keep one of them",
+                           "\"rope_parameters\" and \"rope_scaling\" are both given");
+        if (read_table(o, where, of[0], "rope_theta", theta, &c->rope[0], e))
+            return e->code;
+    } else if (lm_read_rope(o, where, theta, c, e)) {
+        return e->code;
+    }
+    c->ropes = 2;
+    for (int64_t l = 0; l < c->layers; l++)
+        c->layer[l].rope = c->layer[l].window > 0;
+    return read_table(o, where, of[1], near_key, near_theta, &c->rope[1], e);
+}

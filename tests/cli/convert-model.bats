@@ -656,11 +656,11 @@ gguf_old_or_new() {
     inject_each malloc 150 gguf_old_or_new "${run_it[@]}"
 }
 
-@test "convert-model: OLMo 2, Gemma 2 and Gemma 3 are restored from GGUF" {
+@test "convert-model: OLMo 2 and 3, Gemma 2 and Gemma 3 are restored from GGUF" {
     "${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}/tests/digests/make-inputs"
     small=(-t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=3
         --set num_attention_heads=4 --set num_key_value_heads=2)
-    for preset in olmo2-1b gemma2-2b gemma3-270m; do
+    for preset in olmo2-1b olmo3-7b gemma2-2b gemma3-270m; do
         gemma=()
         if [[ $preset == gemma* ]]; then gemma=(--set head_dim=16 --set query_pre_attn_scalar=16); fi
         init-model -q "$preset" "${small[@]}" "${gemma[@]}" -o "$preset"
@@ -705,9 +705,11 @@ gguf_old_or_new() {
     for types in '"full_attention","sliding_attention","sliding_attention"' \
         '"sliding_attention","full_attention","full_attention"' \
         '"sliding_attention","sliding_attention","sliding_attention"'; do
-        for preset in gemma2-2b gemma3-270m; do
+        for preset in olmo3-7b gemma2-2b gemma3-270m; do
+            gemma=()
+            if [[ $preset == gemma* ]]; then gemma=(--set head_dim=16 --set query_pre_attn_scalar=16); fi
             rm -rf order back
-            init-model -q "$preset" "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
+            init-model -q "$preset" "${small[@]}" "${gemma[@]}" \
                 --set attention_bias=true --set "layer_types=[$types]" -o order
             convert-model -q -f --no-originals order -o y.gguf
             convert-model -q y.gguf -o back
@@ -716,7 +718,7 @@ gguf_old_or_new() {
             if [[ $preset == gemma2* || $types == *full* ]]; then
                 grep -qF "\"layer_types\":[$types]" flat
             else
-                run ! grep -q layer_types flat # the first five layers of Gemma 3 have a window
+                run ! grep -q layer_types flat # the first five layers of Gemma 3 have a window, three of OLMo 3
             fi
             inspect-model --check --strict order back > /dev/null
             if [[ $preset == gemma2* && $types != *full* ]]; then

@@ -28,13 +28,14 @@ mistral-7b 7241732096
 qwen2-0.5b 494032768
 qwen3-0.6b 596049920
 olmo2-1b 1484916736
+olmo3-7b 7298011136
 gemma2-2b 2614341888
 gemma3-270m 268098176
 gemma3-1b 999885952
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 16 ]
+    [ "${#lines[@]}" -eq 17 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

@@ -14,7 +14,7 @@ import tempfile
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
-                          Olmo2Config, Qwen2Config, Qwen3Config)
+                          Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -64,6 +64,7 @@ def configs():
     yield "qwen2", Qwen2Config(**llama)
     yield "qwen3", Qwen3Config(**llama, head_dim=32)
     yield "olmo2", Olmo2Config(**{**llama, "num_key_value_heads": 4})
+    yield "olmo3", Olmo3Config(**{**llama, "num_key_value_heads": 4, "num_hidden_layers": 4}, sliding_window=16)
     gemma = {**llama, "head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}
     yield "gemma2", Gemma2Config(**gemma, attn_logit_softcapping=5.0, final_logit_softcapping=6.0)
     yield "gemma3", Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
@@ -111,8 +112,8 @@ def compare(name, model, tok, folder):
 
 def fresh(tmp, tok):
     """transformers loads init-model's folders without missing or unused tensors, and computes the same."""
-    for preset in ("llama-1m", "gpt2-124m", "mistral-7b", "qwen2-0.5b", "qwen3-0.6b", "olmo2-1b", "gemma2-2b",
-                   "gemma3-270m"):
+    for preset in ("llama-1m", "gpt2-124m", "mistral-7b", "qwen2-0.5b", "qwen3-0.6b", "olmo2-1b", "olmo3-7b",
+                   "gemma2-2b", "gemma3-270m"):
         folder = os.path.join(tmp, preset)
         small = (["n_layer=2", "n_embd=64", "n_head=4"] if "gpt2" in preset else
                  ["num_hidden_layers=2", "hidden_size=64", "intermediate_size=96", "num_attention_heads=4",

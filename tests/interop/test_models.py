@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
-                          Olmo2Config, Qwen2Config, Qwen3Config)
+                          Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config)
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -99,6 +99,13 @@ def configs(vocab=97, wide=2):
         "full_attention", "sliding_attention", "sliding_attention"], rope_parameters={
         "full_attention": rope("linear", factor=8.0) | {"rope_theta": 1e5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}, final_logit_softcapping=4.0)
+    wide_base = {"rope_theta": 500000.0}  # to which Olmo3Config sets a table of no base, whatever that of the other
+    yield "olmo3", Olmo3Config(**base, sliding_window=5, layer_types=["sliding_attention", "full_attention"], rope_parameters={
+        "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16) | wide_base,
+        "sliding_attention": rope("default") | wide_base})
+    yield "olmo3-pattern", Olmo3Config(**{**base, "num_hidden_layers": 4}, sliding_window=5, rope_parameters={
+        "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16) | wide_base,
+        "sliding_attention": rope("default") | wide_base})
 
 
 def make(config, seed):
@@ -280,7 +287,7 @@ def test_tool(tmp, name, config):
 
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
-          "qwen3-bias", "olmo2", "gemma2", "gemma3"}
+          "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3"}
 
 
 def write_golden():
@@ -313,7 +320,7 @@ def main():
                 continue
             model, folder = test_gradients(run, tmp, name, config, seed)
             test_folder(run, tmp, name, model, folder)
-            if name in ("gpt2", "llama", "qwen3", "olmo2", "gemma2", "gemma3"):
+            if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
     print(f"1..{count}")

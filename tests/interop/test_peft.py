@@ -10,7 +10,7 @@ import tempfile
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-                          LlamaForCausalLM, Olmo2Config)
+                          LlamaForCausalLM, Olmo2Config, Olmo3Config)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOOL = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin", "merge-models")
@@ -81,7 +81,8 @@ def main():
                     r=2, target_modules=["q_proj"], modules_to_save=saved, ensure_weight_tying=ensure))
         case(tmp, "saved", llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
         wide = {"head_dim": 12, "sliding_window": 8}
-        for name, model in (("olmo2", lambda: other(Olmo2Config)), ("gemma2", lambda: other(Gemma2Config, **wide)),
+        for name, model in (("olmo2", lambda: other(Olmo2Config)), ("olmo3", lambda: other(Olmo3Config, sliding_window=8)),
+                            ("gemma2", lambda: other(Gemma2Config, **wide)),
                             ("gemma3", lambda: other(Gemma3TextConfig, **wide))):
             case(tmp, name, model(), LoraConfig(r=4, lora_alpha=6, target_modules="all-linear"))
             case(tmp, f"{name}-dora", model(), LoraConfig(

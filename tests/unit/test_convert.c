@@ -320,6 +320,9 @@ static void layers_are_restored(void **state)
         "{\"model_type\":\"mistral\"," SIZES "\"sliding_window\":16,\"num_key_value_heads\":4}",
         "{\"model_type\":\"qwen3\"," SIZES "\"rope_theta\":1e6,\"num_key_value_heads\":4}",
         "{\"model_type\":\"olmo2\"," SIZES "\"rope_theta\":5e5}",
+        "{\"model_type\":\"olmo3\"," SIZES "\"sliding_window\":9,\"rope_theta\":3e5,"
+        "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8,\"original_max_position_"
+        "embeddings\":32}}",
         "{\"model_type\":\"gemma2\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
         "\"num_key_value_heads\":2,\"attn_logit_softcapping\":7.5}",
         "{\"model_type\":\"gemma3_text\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"

@@ -95,7 +95,7 @@ static void test_contradictions(void **state)
         { llama, "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
           "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
-          "gpt2, llama, mistral, qwen2, qwen3, olmo2, gemma2 and" },
+          "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2 and" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
@@ -163,8 +163,8 @@ static void test_kv_heads(void **state)
     static const struct {
         const char *type;
         int64_t kv_heads;
-    } known[] = { { "llama", 64 }, { "mistral", 8 }, { "qwen2", 32 },     { "qwen3", 32 },
-                  { "olmo2", 64 }, { "gemma2", 4 },  { "gemma3_text", 4 } };
+    } known[] = { { "llama", 64 }, { "mistral", 8 }, { "qwen2", 32 }, { "qwen3", 32 },
+                  { "olmo2", 64 }, { "olmo3", 64 },  { "gemma2", 4 }, { "gemma3_text", 4 } };
     lm_err e = { 0 };
     lm_config c;
     (void)state;
