@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention_decode_simd.c -- attention of a few new rows over a long cache (one token a sequence
  * when generating).  Bound by reading the cache: each block of 256 keys is read once for all query
- * heads that share it, and the blocks of one sequence are spread over the threads.  Partial results
- * are merged in the order of the blocks, so the bits do not depend on threads. */
+ * heads that share it, what follows it is prefetched, and the blocks of one sequence are spread over
+ * the threads.  Partial results are merged in the order of the blocks, so the bits do not depend on
+ * threads. */
 #include "kernels/attention.h"
 
 #include "kernels/cpu/attention_simd.h"
 
-enum { DECODE_BLOCK = 256 };
+enum {
+    DECODE_BLOCK = 256,
+    SHARE = VF_LANES / 4, /* query rows that read a key together */
+    AHEAD = 4096          /* bytes between a key and the one that is prefetched */
+};
 
 /* One partial result: maximum, sum, weighted values (ld floats). */
 typedef struct {
@@ -15,7 +20,7 @@ typedef struct {
     const lm_attention_attr *a;
     int64_t blocks, group, rows, ld, S; /* rows: of partial results a block = T * group */
     float *partial;                     /* [B*K][blocks][rows][ld + PAD] */
-    float *scratch;                     /* [threads][PAD_Q: rows*ld + DECODE_BLOCK] */
+    float *scratch;                     /* [threads][SHARE][ld + DECODE_BLOCK] */
 } decode;
 
 static decode decode_of(const lm_call *c)
@@ -34,7 +39,7 @@ static decode decode_of(const lm_call *c)
 
 static int64_t scratch_floats(const decode *d)
 {
-    return d->ld + DECODE_BLOCK;
+    return SHARE * (d->ld + DECODE_BLOCK);
 }
 
 LM_INLINE float *partial_at(const decode *d, int64_t bk, int64_t block, int64_t row)
@@ -47,44 +52,152 @@ LM_INLINE vf row_part(lm_dtype t, const void *x, int64_t at, int64_t d, int64_t 
     return d + VF_LANES <= D ? vf_get(t, x, at + d) : vf_get_n(t, x, at + d, D - d);
 }
 
-/* Scores of keys [from, to) for one query row q (padded, scaled) into s. */
-LM_INLINE void score_keys(lm_dtype t, const float *q, const void *k, int64_t from, int64_t to,
-                          int64_t D, float *s)
+/* The end of keys or values that are read in order, and what is read after them. */
+typedef struct {
+    const char *end, *next;
+} reading;
+
+/* Prefetch to the second level what is read AHEAD bytes after `from`. */
+LM_INLINE void fetch(const reading *r, const char *from, int64_t bytes)
 {
-    for (int64_t j = from; j < to; j++) {
-        vf x = vf_zero(), y = vf_zero();
-        int64_t d = 0;
-        for (; d + PAD <= D; d += PAD) {
-            x = vf_fma(vf_load(q + d), vf_get(t, k, j * D + d), x);
-            y = vf_fma(vf_load(q + d + VF_LANES), vf_get(t, k, j * D + d + VF_LANES), y);
+    const char *p = from + AHEAD;
+    if (p >= r->end)
+        p = r->next + (p - r->end);
+    for (int64_t at = 0; at < bytes; at += 64)
+        _mm_prefetch(p + at, _MM_HINT_T1);
+}
+
+#ifdef __AVX512F__
+/* The place of sum i among the operands of vf_sums. */
+static const int place[VF_LANES] = { 0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15 };
+
+/* s[i] = vf_sum(v[place[i]]), added in vf_sum's order. */
+LM_INLINE void vf_sums(const vf v[VF_LANES], float s[VF_LANES])
+{
+    vf t[8], u[4], w[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        t[i] =
+            _mm512_shuffle_f32x4(v[i], v[i + 8], 0x44) + _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        u[i] =
+            _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88) + _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        w[i] = _mm512_shuffle_ps(u[i], u[i + 2], 0x44) + _mm512_shuffle_ps(u[i], u[i + 2], 0xee);
+    vf_store(s, _mm512_shuffle_ps(w[0], w[1], 0x88) + _mm512_shuffle_ps(w[0], w[1], 0xdd));
+}
+#else
+static const int place[VF_LANES] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+
+LM_INLINE void vf_sums(const vf v[VF_LANES], float s[VF_LANES])
+{
+    for (int i = 0; i < VF_LANES; i++)
+        s[i] = vf_sum(v[i]);
+}
+#endif
+
+/* Query rows q[R][ld] (padded, scaled) times key j, before the sum over the lanes: x[r]. */
+LM_INLINE void times_key(lm_dtype t, int R, const float *q, int64_t ld, const void *k, int64_t j,
+                         int64_t D, vf x[SHARE])
+{
+    vf y[SHARE];
+    int64_t d = 0;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+        x[r] = y[r] = vf_zero();
+    for (; d + PAD <= D; d += PAD) {
+        vf a = vf_get(t, k, j * D + d), b = vf_get(t, k, j * D + d + VF_LANES);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            x[r] = vf_fma(vf_load(q + r * ld + d), a, x[r]);
+            y[r] = vf_fma(vf_load(q + r * ld + d + VF_LANES), b, y[r]);
         }
-        for (; d < D; d += VF_LANES)
-            x = vf_fma(vf_load(q + d), row_part(t, k, j * D, d, D), x);
-        s[j] = vf_sum(x + y);
+    }
+    for (; d < D; d += VF_LANES) {
+        vf a = row_part(t, k, j * D, d, D);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+            x[r] = vf_fma(vf_load(q + r * ld + d), a, x[r]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+        x[r] += y[r];
+}
+
+/* Scores of keys [from, to) for R query rows into s[R][DECODE_BLOCK]. */
+LM_INLINE void score_keys(lm_dtype t, int R, const float *q, int64_t ld, const void *k,
+                          int64_t from, int64_t to, int64_t D, float *s, const char *next)
+{
+    const int n = VF_LANES / R; /* keys whose sums are made together */
+    int64_t j = from, size = (int64_t)lm_dtype_size(t);
+    reading after = { attn_at(k, to * D, (size_t)size), next };
+    vf x[SHARE], all[VF_LANES];
+    for (; j + n <= to; j += n) {
+        float sums[VF_LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < n; i++) {
+            fetch(&after, attn_at(k, (j + i) * D, (size_t)size), D * size);
+            times_key(t, R, q, ld, k, j + i, D, x);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++)
+                all[place[r * n + i]] = x[r];
+        }
+        vf_sums(all, sums);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+            memcpy(s + r * DECODE_BLOCK + j, sums + r * n, (size_t)n * sizeof *sums);
+    }
+    for (; j < to; j++) {
+        times_key(t, R, q, ld, k, j, D, x);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+            s[r * DECODE_BLOCK + j] = vf_sum(x[r]);
     }
 }
 
-/* acc = sum over keys [from, to) of p[j] v[j] */
-LM_INLINE void weigh_keys(lm_dtype t, const float *p, const void *v, int64_t from, int64_t to,
-                          int64_t D, float *acc)
+/* W vectors from column d on of acc[r] = sum over keys [from, to) of p[r][j] v[j], for R rows. */
+LM_INLINE void weigh_part(lm_dtype t, int R, int W, const float *p, const void *v, int64_t from,
+                          int64_t to, int64_t D, int64_t d, float *const acc[SHARE],
+                          const reading *after)
 {
-    int64_t d = 0;
-    for (; d + 4 * VF_LANES <= D; d += 4 * VF_LANES) {
-        vf x[4] = { vf_zero(), vf_zero(), vf_zero(), vf_zero() };
-        for (int64_t j = from; j < to; j++) {
-            vf w = vf_set(p[j]);
-            for (int i = 0; i < 4; i++)
-                x[i] = vf_fma(w, vf_get(t, v, j * D + d + i * VF_LANES), x[i]);
+    int64_t size = (int64_t)lm_dtype_size(t);
+    vf x[SHARE][8];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int i = 0; i < W; i++)
+            x[r][i] = vf_zero();
+    for (int64_t j = from; j < to; j++) {
+        fetch(after, attn_at(v, j * D + d, (size_t)size), W * VF_LANES * size);
+#pragma GCC unroll 8
+        for (int i = 0; i < W; i++) {
+            vf y = row_part(t, v, j * D, d + i * VF_LANES, D);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++)
+                x[r][i] = vf_fma(vf_set(p[r * DECODE_BLOCK + j]), y, x[r][i]);
         }
-        for (int i = 0; i < 4; i++)
-            vf_store(acc + d + i * VF_LANES, x[i]);
     }
-    for (; d < D; d += VF_LANES) {
-        vf x = vf_zero();
-        for (int64_t j = from; j < to; j++)
-            x = vf_fma(vf_set(p[j]), row_part(t, v, j * D, d, D), x);
-        vf_store(acc + d, x);
-    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int i = 0; i < W; i++)
+            vf_store(acc[r] + d + i * VF_LANES, x[r][i]);
+}
+
+LM_INLINE void weigh_keys(lm_dtype t, int R, const float *p, const void *v, int64_t from,
+                          int64_t to, int64_t D, float *const acc[SHARE], const char *next)
+{
+    const int wide = R <= 2 && VF_LANES == 16 ? 8 : 4;
+    reading after = { attn_at(v, to * D, lm_dtype_size(t)), next };
+    int64_t d = 0;
+    for (; d + wide * VF_LANES <= D; d += wide * VF_LANES)
+        weigh_part(t, R, wide, p, v, from, to, D, d, acc, &after);
+    for (; d + 4 * VF_LANES <= D; d += 4 * VF_LANES)
+        weigh_part(t, R, 4, p, v, from, to, D, d, acc, &after);
+    for (; d < D; d += VF_LANES)
+        weigh_part(t, R, 1, p, v, from, to, D, d, acc, &after);
 }
 
 /* Softmax numerators of s[from..to) in place; returns their sum. */
@@ -104,39 +217,87 @@ LM_INLINE float exp_keys(lm_dtype t, float *s, int64_t from, int64_t to, float *
     return vf_sum(l);
 }
 
+/* A block of keys of one sequence and key/value head. */
+typedef struct {
+    attn_mask mask;
+    int64_t b, kv, fresh, j0;
+    const void *k, *v;
+} unit;
+
+static unit unit_of(const decode *d, int64_t u)
+{
+    const lm_attention_attr *a = d->a;
+    size_t size = lm_dtype_size(d->c->in[0].dtype);
+    int64_t bk = u / d->blocks, block = u % d->blocks, at;
+    unit x = { .b = bk / a->kv_heads, .kv = bk % a->kv_heads, .j0 = block * DECODE_BLOCK };
+    x.fresh = attn_i32(d->c, 2)[x.b];
+    x.mask = attn_cached_mask(a, attn_i32(d->c, 1)[x.b], x.fresh);
+    at = (bk * d->S + x.j0) * a->head_dim;
+    x.k = attn_at(d->c->out[1].data, at, size);
+    x.v = attn_at(d->c->out[2].data, at, size);
+    return x;
+}
+
+/* The keys [*from, *to) of the unit that new row i sees. */
+static void seen_by(const unit *x, int64_t i, int64_t *from, int64_t *to)
+{
+    *from = attn_start(&x->mask, i) - x->j0;
+    *to = attn_end(&x->mask, i) - x->j0;
+    *from = *from < 0 ? 0 : *from;
+    *to = i >= x->fresh ? 0 : *to > DECODE_BLOCK ? DECODE_BLOCK : *to;
+}
+
+/* Query heads [h, h + R) of new row i, which see keys [from, to); part: their partial results. */
+LM_INLINE void attend(lm_dtype t, int R, const decode *d, const unit *x, int64_t i, int64_t h,
+                      int64_t from, int64_t to, float *const part[SHARE], float *scratch,
+                      const char *next)
+{
+    const lm_attention_attr *a = d->a;
+    int64_t D = a->head_dim, pitch = (a->heads + 2 * a->kv_heads) * D;
+    float *q = scratch, *s = q + SHARE * d->ld, *acc[SHARE];
+    pack_rows(t, q, d->ld, R,
+              attn_at(d->c->in[0].data, (x->b * a->seq + i) * pitch + h * D, lm_dtype_size(t)), D,
+              R, D, (float)a->scale);
+    score_keys(t, R, q, d->ld, x->k, from, to, D, s, attn_at(x->v, from * D, lm_dtype_size(t)));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        float *row = s + r * DECODE_BLOCK;
+        if (a->soft_cap > 0) { /* whole vectors: the block has room for them */
+            int64_t first = from / VF_LANES * VF_LANES;
+            cap_scores(row + first, padded(to, VF_LANES) - first, (float)a->soft_cap);
+        }
+        part[r][1] = exp_keys(t, row, from, to, &part[r][0]);
+        acc[r] = part[r] + PAD;
+    }
+    weigh_keys(t, R, s, x->v, from, to, D, acc, next);
+}
+
 LM_INLINE void decode_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
 {
     const decode *d = ctx;
-    const lm_attention_attr *a = d->a;
-    int64_t D = a->head_dim, H = a->heads, K = a->kv_heads, pitch = (H + 2 * K) * D;
-    size_t size = lm_dtype_size(t);
-    float *q = d->scratch + worker * scratch_floats(d), *s = q + d->ld;
+    float *scratch = d->scratch + worker * scratch_floats(d);
     for (int64_t u = begin; u < end; u++) {
-        int64_t bk = u / d->blocks, block = u % d->blocks, b = bk / K, kv = bk % K;
-        int64_t fresh = attn_i32(d->c, 2)[b], j0 = block * DECODE_BLOCK;
-        attn_mask m = attn_cached_mask(a, attn_i32(d->c, 1)[b], fresh);
-        const void *k = attn_at(d->c->out[1].data, (bk * d->S + j0) * D, size);
-        const void *v = attn_at(d->c->out[2].data, (bk * d->S + j0) * D, size);
-        for (int64_t row = 0; row < d->rows; row++) {
-            int64_t i = row / d->group, h = kv * d->group + row % d->group;
-            float *part = partial_at(d, bk, block, row);
-            int64_t from = attn_start(&m, i) - j0, to = attn_end(&m, i) - j0;
-            from = from < 0 ? 0 : from;
-            to = i >= fresh ? 0 : to > DECODE_BLOCK ? DECODE_BLOCK : to;
-            part[0] = -INFINITY;
-            part[1] = 0;
+        unit x = unit_of(d, u), after = unit_of(d, u + 1 < end ? u + 1 : u);
+        for (int64_t row = 0, n; row < d->rows; row += n) {
+            int64_t i = row / d->group, left = d->group - row % d->group, from, to;
+            float *part[SHARE] = { NULL };
+            seen_by(&x, i, &from, &to);
+            n = left >= SHARE ? SHARE : left >= 2 ? 2 : 1;
+            for (int64_t r = 0; r < n; r++) {
+                part[r] = partial_at(d, u / d->blocks, u % d->blocks, row + r);
+                part[r][0] = -INFINITY;
+                part[r][1] = 0;
+            }
             if (from >= to)
                 continue;
-            pack_rows(t, q, d->ld, 1,
-                      attn_at(d->c->in[0].data, (b * a->seq + i) * pitch + h * D, size), 0, 1, D,
-                      (float)a->scale);
-            score_keys(t, q, k, from, to, D, s);
-            if (a->soft_cap > 0) { /* whole vectors: the block has room for them */
-                int64_t first = from / VF_LANES * VF_LANES;
-                cap_scores(s + first, padded(to, VF_LANES) - first, (float)a->soft_cap);
-            }
-            part[1] = exp_keys(t, s, from, to, &part[0]);
-            weigh_keys(t, s, v, from, to, D, part + PAD);
+            int64_t h = x.kv * d->group + row % d->group;
+            const void *next = row + n < d->rows ? x.k : after.k;
+            if (n == SHARE)
+                attend(t, SHARE, d, &x, i, h, from, to, part, scratch, next);
+            else if (n == 2)
+                attend(t, 2, d, &x, i, h, from, to, part, scratch, next);
+            else
+                attend(t, 1, d, &x, i, h, from, to, part, scratch, next);
         }
     }
 }
@@ -187,7 +348,8 @@ void attention_decode_run(const lm_call *c)
     decode d = decode_of(c);
     lm_dtype t = c->in[0].dtype;
     int64_t units = d.a->batch * d.a->kv_heads;
-    lm_par_for(c->par, units * d.blocks, 1, t == LM_DTYPE_BF16 ? decode_bf16 : decode_f32, &d);
+    int64_t grain = units * d.blocks / (16 * lm_par_threads(c->par)); /* read without a break */
+    lm_par_for(c->par, units * d.blocks, grain, t == LM_DTYPE_BF16 ? decode_bf16 : decode_f32, &d);
     lm_par_for(c->par, units * d.rows, 8, VF_PICK(merge_rows, t), &d);
 }
 

@@ -7,7 +7,12 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_vec.h"
 
-enum { MR = VMR, NR = 2 * VW };
+enum {
+    MR = VMR,
+    NR = 2 * VW,
+    AHEAD =
+        2048 /* bytes between the rows of B that few rows of A are multiplied with and their prefetch */
+};
 
 /* A panel of `wide` <= width rows for each depth, from storage [depth, .]: contiguous. */
 static inline __attribute__((always_inline)) void
@@ -163,32 +168,39 @@ static void finish_bf16(const lm_gemm_tail *t)
     }
 }
 
-/* Rows j.. of B against all rows of A; J rows at a time share the loads of A, M is at most 8. */
-static inline __attribute__((always_inline)) void small_rows(const lm_gemm *g, const int M,
-                                                             const int J, const bool bf, int64_t j)
+/* J rows of B against all rows of A, which they share the loads of; M is at most 8.  Half of the rows
+ * begin at j, the others `apart` rows below: two streams keep more reads in flight than one, and each is
+ * prefetched in the order in which it lies. */
+static inline __attribute__((always_inline)) void
+small_rows(const lm_gemm *g, const int M, const int J, const bool bf, int64_t j, int64_t apart)
 {
-    int64_t size = bf ? 2 : 4, k = 0;
+    const int streams = J > 1 ? 2 : 1, each = J / streams, size = bf ? 2 : 4;
     const char *a = g->a, *b = (const char *)g->b + j * g->ldb * size;
+    int64_t at[4], k = 0, ahead = AHEAD;
     vec acc[8][4];
 
+#pragma GCC unroll 4
+    for (int q = 0; q < J; q++)
+        at[q] = (q / each * apart + q % each) * g->ldb * size;
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 4
         for (int q = 0; q < J; q++)
             acc[i][q] = vzero();
-    for (; k < g->k; k += 2 * VW)
+    for (; k < g->k; k += 2 * VW) {
+#pragma GCC unroll 4
+        for (int64_t line = 0; line < each * 2 * VW * size; line += 64, ahead += 64)
+#pragma GCC unroll 2
+            for (int q = 0; q < J; q += each)
+                _mm_prefetch(b + at[q] + ahead, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int64_t h = 0; h < 2 * VW; h += VW) {
             vec w[4];
             if (k + h >= g->k)
                 break;
 #pragma GCC unroll 4
-            for (int q = 0; q < J; q++) {
-                const char *at = b + (q * g->ldb + k + h) * size;
-                w[q] = vload_n(at, bf, g->k - k - h);
-                if (h == 0)
-                    _mm_prefetch(at + 2048, _MM_HINT_T0);
-            }
+            for (int q = 0; q < J; q++)
+                w[q] = vload_n(b + at[q] + (k + h) * size, bf, g->k - k - h);
 #pragma GCC unroll 8
             for (int i = 0; i < M; i++) {
                 vec x = vload_n(a + (i * g->lda + k + h) * size, bf, g->k - k - h);
@@ -197,18 +209,19 @@ static inline __attribute__((always_inline)) void small_rows(const lm_gemm *g, c
                     acc[i][q] = vfma(x, w[q], acc[i][q]);
             }
         }
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 4
         for (int q = 0; q < J; q++) {
-            int64_t at = i * g->ldc + j + q;
-            float v = vsum(acc[i][q]) + (g->bias ? g->bias[j + q] : 0.0f);
+            int64_t col = j + q / each * apart + q % each, to = i * g->ldc + col;
+            float v = vsum(acc[i][q]) + (g->bias ? g->bias[col] : 0.0f);
             if (g->cd == LM_DTYPE_F32) {
                 float *c = g->c;
-                c[at] = g->accumulate ? v + c[at] : v;
+                c[to] = g->accumulate ? v + c[to] : v;
             } else {
                 uint16_t *c = g->c;
-                c[at] = lm_f32_to_bf16(g->accumulate ? v + lm_bf16_to_f32(c[at]) : v);
+                c[to] = lm_f32_to_bf16(g->accumulate ? v + lm_bf16_to_f32(c[to]) : v);
             }
         }
 }
@@ -216,12 +229,13 @@ static inline __attribute__((always_inline)) void small_rows(const lm_gemm *g, c
 static inline __attribute__((always_inline)) void
 small_range(const lm_gemm *g, const int M, const int J, const bool bf, int64_t j0, int64_t j1)
 {
-    int64_t j = j0;
+    const int each = J > 1 ? J / 2 : 1;
+    int64_t apart = (j1 - j0) / J * each, j = j0; /* whole groups of J rows; the others follow */
 
-    for (; j + J <= j1; j += J)
-        small_rows(g, M, J, bf, j);
-    for (; j < j1; j++)
-        small_rows(g, M, 1, bf, j);
+    for (; j + each <= j0 + apart; j += each)
+        small_rows(g, M, J, bf, j, apart);
+    for (j = j0 + (j1 - j0) / J * J; j < j1; j++)
+        small_rows(g, M, 1, bf, j, 0);
 }
 
 #define SMALL(name, bf)                                        \

@@ -218,10 +218,10 @@ static void cached(void **state)
     (void)state;
     static const int64_t shapes[][5] = {
         /* T, H, K, D, S */
-        { 1, 4, 2, 64, 600 },  { 1, 3, 1, 24, 300 }, { 2, 2, 2, 128, 40 },
-        { 37, 4, 2, 64, 100 }, { 9, 2, 1, 80, 64 },
+        { 1, 4, 2, 64, 600 }, { 1, 3, 1, 24, 300 }, { 2, 2, 2, 128, 40 }, { 37, 4, 2, 64, 100 },
+        { 9, 2, 1, 80, 64 },  { 1, 7, 1, 128, 90 }, { 3, 10, 2, 72, 33 },
     };
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 7; i++) {
         const int64_t *s = shapes[i];
         int32_t T = (int32_t)s[0], S = (int32_t)s[4];
         const int32_t used[3] = { 0, S / 2, S - T }, fresh[3] = { T, T > 1 ? T / 2 : 0, T };
@@ -232,6 +232,36 @@ static void cached(void **state)
             kernel_case k = cached_of(&a, S, used, fresh);
             check_cached(&k, S);
         }
+    }
+}
+
+/* The bits of a head of a decoded row are the same whether it reads the keys alone or with others. */
+static void shared_keys(void **state)
+{
+    (void)state;
+    enum { H = 7, D = 72, S = 300 };
+    const int32_t used[1] = { S - 1 }, fresh[1] = { 1 };
+    lm_attention_attr together = attr_of(1, 1, H, 1, D), single = attr_of(1, 1, 1, 1, D);
+    for (int i = 0; i < 2 * ((int)lm_cpu_detect() + 1); i++) {
+        lm_dtype act = i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        const lm_kernel *kernel = lm_cpu_kernel("attention_cached", act, (lm_cpu_level)(i / 2));
+        kernel_case k = cached_of(&together, S, used, fresh),
+                    l = cached_of(&single, S, used, fresh);
+        size_t head = D * lm_dtype_size(act);
+        instance all, one;
+        build_cached(&k, act, act, &all, S);
+        build_cached(&l, act, act, &one, S);
+        run(&all, kernel, NULL);
+        for (int h = 0; h < H; h++) {
+            memcpy(one.in[0].data, (char *)all.in[0].data + (size_t)h * head, head);
+            memcpy((char *)one.in[0].data + head, (char *)all.in[0].data + H * head, 2 * head);
+            for (int o = 1; o < 3; o++)
+                memcpy(one.out[o].data, all.out[o].data, bytes_of(&all.out[o]));
+            run(&one, kernel, NULL);
+            assert_memory_equal(one.out[0].data, (char *)all.out[0].data + (size_t)h * head, head);
+        }
+        drop(&l, &one);
+        drop(&k, &all);
     }
 }
 
@@ -280,6 +310,7 @@ int main(void)
         cmocka_unit_test(sharp_scores),  cmocka_unit_test(dropout_draws),
         cmocka_unit_test(gradient),      cmocka_unit_test(dropout_never_repeats),
         cmocka_unit_test(cached),        cmocka_unit_test(cached_is_uncached),
+        cmocka_unit_test(shared_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
