@@ -64,8 +64,7 @@ static void counts(void **state)
     assert_int_equal(space(tens, 50, 0).at_once, 5);
     assert_int_equal(space(tens, 95, 0).at_once, 1);
     assert_int_equal(space(odd, 0, 0).at_once, 11);
-    assert_int_equal(space(tens, 0, 3).at_once,
-                     4); /* 4: written before the first goes */
+    assert_int_equal(space(tens, 0, 3).at_once, 4); /* 4: written before the first goes */
     assert_int_equal(space(timed, 0, 3).at_once, 4);
     assert_int_equal(space(timed, 98, 3).at_once, 2); /* no more than steps are left */
     assert_int_equal(space(timed, 0, 0).at_once, 1);
