@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quanti
         const T *from = x + row0 * q.ldx + col;
         if (q.pack_x && (tr + 1) * tile <= q.rows && (tc + 1) * tile <= q.cols) {
 #pragma unroll
-            for (int i = 0; i < warp_rows; i++) /* all are in flight before one is looked at */
+            for (int i = 0; i < warp_rows; i++) /* all are in flight before one is used */
                 raw[i] = *(const pack<T, 4> *)(from + i * q.ldx);
         } else {
 #pragma unroll

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sample.cu -- the next token of each row of logits (kernels/sample.h).
  *
- * A row is spread over blocks, and what they found is put together by the row's last block: found of
- * tiles of 128 ids, so that it does not matter how many blocks there are.  The first launch pays the
- * penalty and finds the largest logits; at temperature 0 it is the only one.  The second makes
- * weights exp((logit - largest) / temperature) in F64, adds them up and counts them in bins by size.
- * Its last blocks choose: from the bins follows a weight below which nothing can be chosen; what is
- * left is gathered from the few tiles that have such weights, ranked by weight and id, and cut where
- * the limits say.  Without limits the draw goes along the ids, over the sums of tiles and then in
- * one of them.
+ * Several blocks share a row, and the row's last block combines their results.  Results are those of
+ * tiles of 128 ids, so that they do not depend on the number of blocks.  The first launch applies the
+ * penalty and finds the largest logits; at temperature 0 it is the only one.  The second computes
+ * weights exp((logit - largest) / temperature) in F64, sums them and counts them in bins by size.
+ * Its last blocks choose the token.  The bins give a weight below which no token can be chosen; the
+ * tokens above it are gathered from the few tiles that have them, ranked by weight and id, and cut by
+ * the limits.  Without limits the draw scans the ids: first the sums of tiles, then one tile.
  *
- * Weights are not kept: those few that are looked at again are made again, the same.
+ * Weights are not stored: the few that are needed again are recomputed with the same bits.
  *
- * Against the host's kernel: ranks, counts and comparisons are the same, but sums are made of the
- * sums of tiles, in a fixed order, where the host adds one weight after the other, and exp of a
- * GPU may differ from that of the C library by a unit in the last place.  So a sum may differ in its last
- * bits, and a token where u, or top_p, falls between the two: about once in 10^12 draws. */
+ * Compared with the host's kernel, ranks, counts and comparisons are the same.  But sums are sums of
+ * the sums of tiles, in a fixed order, while the host adds the weights one by one; and exp of a GPU
+ * may differ from that of the C library by a unit in the last place.  So a sum may differ in its last
+ * bits, and with it a token if u, or top_p, is between the two: about once in 10^12 draws. */
 #include "kernels/cuda/sample_row.cuh"
 
 extern "C" {

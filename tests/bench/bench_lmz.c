@@ -160,7 +160,7 @@ static void check(const pieces *p, const uint8_t *back)
 {
     for (size_t i = 0; i < p->n; back += p->v[i++].bytes)
         if (memcmp(back, p->v[i].raw, p->v[i].bytes)) {
-            fprintf(stderr, "bench_lmz: chunk %zu came back changed\n", i);
+            fprintf(stderr, "bench_lmz: chunk %zu is not restored\n", i);
             exit(1);
         }
 }

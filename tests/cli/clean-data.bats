@@ -42,7 +42,7 @@ fails() {
     cmp j1 jz
 }
 
-@test "clean-data: without rules nothing is dropped, and lines come back byte for byte" {
+@test "clean-data: without rules nothing is dropped, and lines are written back byte for byte" {
     printf '%s\n' '{"n":123456789012345678901234567890, "text" : "a\/\u00e9" ,"x":[1e999,{}]}' '' \
         '{"text":"","y":null}' > odd.jsonl
     clean-data -q odd.jsonl > out.jsonl

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# style.awk -- finds phrases that are not plain technical English, in comments and strings of C sources and in
-# the text of manual pages; and options in strings of the library.  Prints FILE:LINE: 'words': what to write instead.
+# style.awk -- finds phrases that are not plain technical English, in comments and strings of C sources, in comments
+# and names of tests of scripts, and in the text of manual pages and Markdown; and options in strings of the library.
+# Prints FILE:LINE: 'words': what to write instead.
 #
 #   awk -v table=tests/lint/style.txt -f tests/lint/style.awk FILE ...
 #
@@ -81,7 +82,20 @@ function c_line(line,   i, c, string) {
         comment = comment " "
 }
 
+# One line of a script: the text after a '#', and the name of a test.
+function script_line(line) {
+    if (match(line, /^@test "[^"]*"/))
+        check(substr(line, RSTART + 7, RLENGTH - 8), FNR)
+    else if (match(line, /(^|[ \t])#+ /))
+        check(substr(line, RSTART + RLENGTH), FNR)
+}
+
 BEGIN { load() }
-FNR == 1 { inside = 0; c = FILENAME ~ /\.(c|h|cu|cuh|cpp)$/ }
+FNR == 1 {
+    inside = 0
+    c = FILENAME ~ /\.(c|h|cu|cuh|cpp)$/
+    script = !c && FILENAME !~ /\.([157]|md)$/
+}
+script { script_line($0); next }
 c { sub(/^ *\* /, inside ? " " : "&"); c_line($0); next }
 !/^\.(\\"|Dd|Dt|Os|Sh|Bl|El|Bd|Ed|Pp|Xr|%)/ { sub(/^\.[A-Z][a-z] /, ""); check($0, FNR) }

@@ -138,7 +138,7 @@ static void svd_is_not_due(void **state)
     kernel_case k = svd_case(&a, 9, 7);
     double *x = matrix(9, 7, false);
     (void)state;
-    x[4] = NAN; /* is not looked at */
+    x[4] = NAN; /* not read, because the call is not due */
     k.in[0] = given(mat(F32, 9, 7), x);
     k.in[1] = given(vec(F32, 1), &never);
     check_on_device(&k, LM_DTYPE_F32, 0, 0, true);
