@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the optimisers of train(1) with those of PyTorch and transformers: losses and weights after eight steps on one
-batch, from one model; speaks TAP.
+"""Compare the optimisers of train(1) with those of PyTorch, transformers, pytorch-optimizer and bitsandbytes: losses and
+weights after eight steps on one batch, from one model; speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with the tools."""
 import json
@@ -12,6 +12,8 @@ import tempfile
 
 import test_models as base
 import torch
+from bitsandbytes.optim import AdamW8bit
+from pytorch_optimizer import SOAP, Lamb, NorMuon
 from transformers import AutoModelForCausalLM
 from transformers.optimization import Adafactor
 
@@ -31,6 +33,43 @@ def muon(model):
             TORCH.AdamW(others, lr=LR * 0.015, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
+def split(model, takes, first, **others):
+    """One optimiser for the tensors that `takes` selects, AdamW for the others."""
+    mine = [p for n, p in model.named_parameters() if takes(n, p)]
+    rest = [p for n, p in model.named_parameters() if not takes(n, p)]
+    return [first(mine), TORCH.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0, **others)]
+
+
+def soap(model):
+    return split(model, in_layers, lambda p: SOAP(p, lr=LR, weight_decay=0.01, precondition_frequency=3, shampoo_beta=0.95),
+                 lr=LR)
+
+
+def normuon(model):
+    """Matrices with at least as many rows as columns: for others the second moment here is that of columns, there of rows."""
+    def takes(name, p):
+        return in_layers(name, p) and p.shape[0] >= p.shape[1]
+    return split(model, takes, lambda p: NorMuon([{"params": p, "use_muon": True}], lr=LR), lr=LR * 0.015)
+
+
+def lamb(model):
+    """Matrices: pytorch-optimizer scales the steps of vectors, too.  It has no correction of both biases."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    return [Lamb(matrices, lr=LR, weight_decay=0.01, weight_decouple=False, adam_debias=True), TORCH.Adam(vectors, lr=LR)]
+
+
+def adamw8bit(model):
+    """The states of embeddings are F32."""
+    def takes(name, _):
+        return not any(word in name for word in ("embed", "wte", "wpe"))
+    return split(model, takes, lambda p: AdamW8bit(p, lr=LR, betas=(0.9, 0.95), weight_decay=0.0, min_8bit_size=1), lr=LR)
+
+
+# What `normuon` leaves to AdamW.
+WIDE = "*down_proj|*k_proj|*v_proj=adamw:weight_decay=0,lr=4.5e-5"
+OF_LLAMA = muon, soap, normuon
+
 # Options of train, the reference optimisers, and the allowed differences of losses and weights.
 CASES = [
     ("adam:weight_decay=0", lambda m: [TORCH.Adam(m.parameters(), lr=LR)], 1e-4),
@@ -44,6 +83,11 @@ CASES = [
     ("adafactor:beta1=0.9,scale_parameter=off",
      lambda m: [Adafactor(m.parameters(), lr=LR, relative_step=False, scale_parameter=False, beta1=0.9)], 1e-4),
     ("muon:weight_decay=0", muon, 2e-3),
+    ("lamb:bias_correction=off;norm|bias=adam:weight_decay=0", lamb, 1e-3),
+    ("adamw8bit:weight_decay=0,min_8bit_size=1", adamw8bit, 2e-3),
+    # 1e-3 is also the difference between two instruction sets: SOAP makes steps in the null space of the gradients
+    ("soap:weight_decay=0.01,precondition_frequency=3", soap, 5e-3),
+    ("normuon:weight_decay=0,cautious=off,ns=quintic,bf16=off;" + WIDE, normuon, 2e-3),
 ]
 
 
@@ -88,7 +132,7 @@ def main():
             continue
         ids = torch.randint(0, config.vocab_size, (base.BATCH * base.SEQ + 1,), generator=torch.Generator().manual_seed(4))
         for spec, make, tolerance in CASES:
-            if make is muon and name == "gpt2":
+            if make in OF_LLAMA and name == "gpt2":
                 continue  # q, k and v are one matrix in transformers, and three here
             with tempfile.TemporaryDirectory() as tmp:
                 data = os.path.join(tmp, "data")
