@@ -227,7 +227,7 @@ static void writer_keeps_numbers(void **state)
     lm_buf_fini(&b);
 }
 
-static void writer_mends_text(void **state)
+static void writer_repairs_text(void **state)
 {
     lm_buf b = { 0 };
     lm_err e = { 0 };
@@ -326,7 +326,7 @@ int main(void)
         cmocka_unit_test(from_a_file),
         cmocka_unit_test(writer),
         cmocka_unit_test(writer_keeps_numbers),
-        cmocka_unit_test(writer_mends_text),
+        cmocka_unit_test(writer_repairs_text),
         cmocka_unit_test(writer_indents),
         cmocka_unit_test(numbers_return),
         cmocka_unit_test(numbers_hold),

@@ -70,7 +70,7 @@ static void account_is_right(void **state)
     }
 }
 
-static void what_cannot_be_held_is_refused(void **state)
+static void unrepresentable_numbers_are_refused(void **state)
 {
     (void)state;
     static float x[N];
@@ -364,7 +364,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(account_is_right),
-        cmocka_unit_test(what_cannot_be_held_is_refused),
+        cmocka_unit_test(unrepresentable_numbers_are_refused),
         cmocka_unit_test(nothing_at_all),
         cmocka_unit_test(states_are_restored),
         cmocka_unit_test(weights_become_plain),

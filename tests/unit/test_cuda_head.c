@@ -127,7 +127,7 @@ static void padding_is_ignored(void **state)
 }
 
 /* NaN or infinity in one row: its loss is NaN, the losses of the others are unchanged. */
-static void bad_numbers_are_seen(void **state)
+static void bad_numbers_are_detected(void **state)
 {
     enum { N = 5, C = 8, V = 40 };
     double x[N * C];
@@ -161,7 +161,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_shapes),         cmocka_unit_test(many_chunks),
-        cmocka_unit_test(padding_is_ignored), cmocka_unit_test(bad_numbers_are_seen),
+        cmocka_unit_test(padding_is_ignored), cmocka_unit_test(bad_numbers_are_detected),
         cmocka_unit_test(large_logits),       cmocka_unit_test(wide_rows),
         cmocka_unit_test(scratch_by_shape),
     };

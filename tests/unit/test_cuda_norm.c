@@ -187,7 +187,7 @@ static void many_rows(void **state)
 }
 
 /* The order of a sum over rows depends on the shape alone, not on the card. */
-static void sums_are_those_of_any_card(void **state)
+static void sums_do_not_depend_on_the_card(void **state)
 {
     (void)state;
     for (int t = 0; t < 2; t++) {
@@ -286,7 +286,7 @@ int main(void)
         cmocka_unit_test(every_launch),     cmocka_unit_test(many_rows),
         cmocka_unit_test(a_large_mean),     cmocka_unit_test(bad_numbers_stay_in_their_row),
         cmocka_unit_test(head_norms),       cmocka_unit_test(joined_gradients),
-        cmocka_unit_test(too_wide_to_join), cmocka_unit_test(sums_are_those_of_any_card),
+        cmocka_unit_test(too_wide_to_join), cmocka_unit_test(sums_do_not_depend_on_the_card),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

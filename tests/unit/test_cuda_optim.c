@@ -162,7 +162,7 @@ static void nothing_is_written(void **state)
 }
 
 /* A NaN gradient makes its weight, its states and the sums NaN; clipping does not hide it. */
-static void nan_is_seen(void **state)
+static void nan_is_not_hidden(void **state)
 {
     (void)state;
     double g[37] = { 0 };
@@ -220,7 +220,7 @@ int main(void)
         cmocka_unit_test(copy_is_rounded_master),
         cmocka_unit_test(numbers_come_from_memory),
         cmocka_unit_test(nothing_is_written),
-        cmocka_unit_test(nan_is_seen),
+        cmocka_unit_test(nan_is_not_hidden),
         cmocka_unit_test(sums),
         cmocka_unit_test(strided),
     };

@@ -289,7 +289,7 @@ static void unusable_logits_anywhere(void **state)
     emu_order(0);
 }
 
-static void only_resting_rows(void **state)
+static void only_inactive_rows(void **state)
 {
     batch b = new_batch(3, 5000, 1);
     (void)state;
@@ -409,7 +409,7 @@ int main(void)
         cmocka_unit_test(all_limits_over_stretches),
         cmocka_unit_test(flat_rows),
         cmocka_unit_test(unusable_logits_anywhere),
-        cmocka_unit_test(only_resting_rows),
+        cmocka_unit_test(only_inactive_rows),
         cmocka_unit_test(seen_ids_at_borders),
         cmocka_unit_test(rows_are_independent),
         cmocka_unit_test(replays),

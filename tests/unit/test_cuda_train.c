@@ -55,7 +55,7 @@ static void compare(int model, lm_dtype dtype, int64_t accumulate, double loss_t
     lm_trainer_free(b.t);
 }
 
-static void losses_and_gradients_are_the_cpus_in_f32(void **state)
+static void losses_and_gradients_equal_the_cpus_in_f32(void **state)
 {
     (void)state;
     for (int m = 0; m < 2; m++)
@@ -63,7 +63,7 @@ static void losses_and_gradients_are_the_cpus_in_f32(void **state)
             compare(m, LM_DTYPE_F32, accumulate, 1e-4, 1e-5);
 }
 
-static void losses_and_gradients_are_the_cpus_in_bf16(void **state)
+static void losses_and_gradients_equal_the_cpus_in_bf16(void **state)
 {
     (void)state;
     for (int m = 0; m < 2; m++)
@@ -96,7 +96,7 @@ static void steps_allocate_nothing_and_count_what_they_used(void **state)
     all_is_back(before);
 }
 
-static void a_resumed_run_has_the_bits_of_a_whole_one(void **state)
+static void a_resumed_run_has_the_bits_of_an_uninterrupted_one(void **state)
 {
     (void)state;
     watcher whole, first, second;
@@ -131,7 +131,7 @@ static void a_resumed_run_has_the_bits_of_a_whole_one(void **state)
 
 /* A checkpoint has the state at its beginning, although steps continue while it is written. */
 /* The weights with which a measured run (--measure) begins. */
-static void fresh_weights_are_the_cpus(void **state)
+static void initial_weights_equal_the_cpus(void **state)
 {
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -159,7 +159,7 @@ static void fresh_weights_are_the_cpus(void **state)
     }
 }
 
-static void a_snapshot_is_of_its_moment(void **state)
+static void a_snapshot_has_the_state_at_its_start(void **state)
 {
     (void)state;
     watcher w, until;
@@ -188,7 +188,7 @@ static void a_snapshot_is_of_its_moment(void **state)
     lm_free(step);
 }
 
-static void numbers_that_are_none_change_no_weight(void **state)
+static void nonfinite_numbers_change_no_weight(void **state)
 {
     (void)state;
     watcher w;
@@ -281,7 +281,7 @@ static void a_trace_has_every_node(void **state)
     }
 }
 
-static void times_are_taken_when_asked_for(void **state)
+static void times_are_measured_on_request(void **state)
 {
     (void)state;
     watcher w;
@@ -344,7 +344,7 @@ static void more_than_the_device_has(void **state)
     set_memory(total);
 }
 
-static void a_device_that_disappears(void **state)
+static void a_lost_device(void **state)
 {
     (void)state;
     void (*fail_at)(uint64_t) = NULL;
@@ -377,17 +377,17 @@ static void a_device_that_disappears(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(losses_and_gradients_are_the_cpus_in_f32),
-        cmocka_unit_test(losses_and_gradients_are_the_cpus_in_bf16),
+        cmocka_unit_test(losses_and_gradients_equal_the_cpus_in_f32),
+        cmocka_unit_test(losses_and_gradients_equal_the_cpus_in_bf16),
         cmocka_unit_test(steps_allocate_nothing_and_count_what_they_used),
-        cmocka_unit_test(a_resumed_run_has_the_bits_of_a_whole_one),
-        cmocka_unit_test(fresh_weights_are_the_cpus),
-        cmocka_unit_test(a_snapshot_is_of_its_moment),
-        cmocka_unit_test(numbers_that_are_none_change_no_weight),
+        cmocka_unit_test(a_resumed_run_has_the_bits_of_an_uninterrupted_one),
+        cmocka_unit_test(initial_weights_equal_the_cpus),
+        cmocka_unit_test(a_snapshot_has_the_state_at_its_start),
+        cmocka_unit_test(nonfinite_numbers_change_no_weight),
         cmocka_unit_test(a_trace_has_every_node),
-        cmocka_unit_test(times_are_taken_when_asked_for),
+        cmocka_unit_test(times_are_measured_on_request),
         cmocka_unit_test(more_than_the_device_has),
-        cmocka_unit_test(a_device_that_disappears),
+        cmocka_unit_test(a_lost_device),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

@@ -184,7 +184,7 @@ static void products_of_a_library_are_recorded_too(void **state)
     lm_backend_close(tensor);
 }
 
-static void a_resumed_run_goes_on_with_the_same_bits(void **state)
+static void a_resumed_run_has_the_same_bits(void **state)
 {
     (void)state;
     lm_err e = { 0 };
@@ -308,7 +308,7 @@ static void the_host_has_little_to_do(void **state)
 
 /* A refused recording gives separate launches, a warning with the reason, and the same bits; it is
  * not tried again. */
-static void refused_recordings_are_done_without(void **state)
+static void refused_recordings_are_replaced_by_launches(void **state)
 {
     (void)state;
     for (int v = 0; v < 4; v++) {
@@ -334,11 +334,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replayed_steps_have_the_bits_of_others),
         cmocka_unit_test(products_of_a_library_are_recorded_too),
-        cmocka_unit_test(a_resumed_run_goes_on_with_the_same_bits),
+        cmocka_unit_test(a_resumed_run_has_the_same_bits),
         cmocka_unit_test(evaluations_and_checkpoints_between_replays),
         cmocka_unit_test(timed_steps_are_not_replayed),
         cmocka_unit_test(the_host_has_little_to_do),
-        cmocka_unit_test(refused_recordings_are_done_without),
+        cmocka_unit_test(refused_recordings_are_replaced_by_launches),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

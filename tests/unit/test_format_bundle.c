@@ -217,7 +217,7 @@ static void test_every_form(void **state)
 }
 
 /* The tars are those that tar(1) reads, and their bytes do not depend on the clock. */
-static void test_tar_of_others(void **state)
+static void test_tars_of_other_programs(void **state)
 {
     (void)state;
     write_model("m", 0);
@@ -541,7 +541,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_every_form, make_dir, drop_dir),
-        cmocka_unit_test_setup_teardown(test_tar_of_others, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_tars_of_other_programs, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_spooled, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_spooled_at_once, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_late_files, make_dir, drop_dir),

@@ -100,7 +100,7 @@ static size_t count(const char *text, const char *what)
     return n;
 }
 
-static void svg_holds_the_points(void **state)
+static void svg_has_the_points(void **state)
 {
     (void)state;
     lm_err e = { 0 };
@@ -119,7 +119,7 @@ static void svg_holds_the_points(void **state)
     lm_buf_fini(&b);
 }
 
-static void png_is_a_png_and_the_same_again(void **state)
+static void png_is_valid_and_reproducible(void **state)
 {
     (void)state;
     lm_err e = { 0 };
@@ -232,8 +232,8 @@ int main(void)
         cmocka_unit_test(ticks_are_round),
         cmocka_unit_test(odd_ranges_still_give_an_axis),
         cmocka_unit_test(smoothing_has_no_bias),
-        cmocka_unit_test(svg_holds_the_points),
-        cmocka_unit_test(png_is_a_png_and_the_same_again),
+        cmocka_unit_test(svg_has_the_points),
+        cmocka_unit_test(png_is_valid_and_reproducible),
         cmocka_unit_test(text_keeps_to_its_size),
         cmocka_unit_test(text_draws_from_corner_to_corner),
         cmocka_unit_test(empty_and_logarithmic_charts),

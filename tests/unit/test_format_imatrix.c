@@ -105,7 +105,7 @@ static void broken_is_refused(void **state)
     lm_buf_fini(&b);
 }
 
-static void written_comes_back(void **state)
+static void written_is_restored(void **state)
 {
     (void)state;
     static const double sums[2] = { 3.0, 1.0 / 3 };
@@ -170,7 +170,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(legacy_is_read),
         cmocka_unit_test(broken_is_refused),
-        cmocka_unit_test(written_comes_back),
+        cmocka_unit_test(written_is_restored),
         cmocka_unit_test(other_gguf_is_refused),
     };
     return cmocka_run_group_tests_name("imatrix", tests, NULL, NULL);

@@ -189,7 +189,7 @@ static void bad_destinations(void **state)
     assert_int_equal(e.sys, ENOENT);
 }
 
-static void full_disk_is_told(void **state)
+static void full_disk_is_reported(void **state)
 {
     (void)state;
     lm_err e = { 0 };
@@ -394,7 +394,7 @@ int main(void)
         cmocka_unit_test_teardown(refuses_replaces_appends, drop_file),
         cmocka_unit_test(shared_descriptors),
         cmocka_unit_test(bad_destinations),
-        cmocka_unit_test(full_disk_is_told),
+        cmocka_unit_test(full_disk_is_reported),
         cmocka_unit_test(broken_pipe_is_dropped_with_one_warning),
         cmocka_unit_test_teardown(a_step_allocates_nothing, drop_file),
         cmocka_unit_test_teardown(reads_series_by_event_and_key, drop_file),

@@ -61,7 +61,7 @@ static void many_chunks(void **state)
 }
 
 /* NaN or infinity in one row: its loss is NaN, the losses of the others are unchanged. */
-static void bad_numbers_are_seen(void **state)
+static void bad_numbers_are_detected(void **state)
 {
     (void)state;
     enum { N = 5, C = 8, V = 40 };
@@ -158,7 +158,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_shapes),   cmocka_unit_test(padding_is_ignored),
-        cmocka_unit_test(many_chunks),  cmocka_unit_test(bad_numbers_are_seen),
+        cmocka_unit_test(many_chunks),  cmocka_unit_test(bad_numbers_are_detected),
         cmocka_unit_test(large_logits), cmocka_unit_test(gradients),
         cmocka_unit_test(halves),
     };

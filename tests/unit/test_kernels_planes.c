@@ -239,7 +239,7 @@ static void check_code(const uint8_t *p, size_t n)
     free(want), free(got), free(back);
 }
 
-static void codes_come_back(void **state)
+static void codes_are_restored(void **state)
 {
     (void)state;
     static const size_t lengths[] = { 2, 3, 100, 4095, 4096, 4097, 5003, 40000, 65536, 100001 };
@@ -324,7 +324,7 @@ int main(void)
         cmocka_unit_test(planes_of_every_form),
         cmocka_unit_test(joint_pairs_and_rests),
         cmocka_unit_test(fields_have_the_right_layout),
-        cmocka_unit_test(codes_come_back),
+        cmocka_unit_test(codes_are_restored),
         cmocka_unit_test(lengths_are_bounded),
         cmocka_unit_test(one_symbol_is_not_coded),
         cmocka_unit_test(codes_that_do_not_fill_are_refused),

@@ -130,7 +130,7 @@ static size_t round_trip(int level, lm_lmz_kind kind, const uint8_t *x, size_t r
     return len;
 }
 
-static void every_kind_of_data_comes_back(void **state)
+static void every_kind_of_data_is_restored(void **state)
 {
     (void)state;
     for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
@@ -185,7 +185,7 @@ static uint8_t *moved(lm_lmz_kind kind, const uint8_t *x, size_t n)
     return y;
 }
 
-static void differences_come_back_and_are_smaller(void **state)
+static void differences_are_restored_and_smaller(void **state)
 {
     (void)state;
     for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
@@ -291,7 +291,7 @@ static void stored_chunks_are_raw(void **state)
 }
 
 /* Mantissas that look random would be stored raw; if they repeat, zstd still compresses them. */
-static void noise_that_repeats_is_found(void **state)
+static void repeated_noise_is_compressed(void **state)
 {
     enum { ROW = 16384 };
     static const lm_lmz_kind kinds[] = { LM_LMZ_BF16, LM_LMZ_F32, LM_LMZ_U16, LM_LMZ_F8E4M3 };
@@ -555,16 +555,16 @@ static void misuse_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_of_data_comes_back),
+        cmocka_unit_test(every_kind_of_data_is_restored),
         cmocka_unit_test(full_chunks_of_every_kind),
         cmocka_unit_test(high_levels_are_not_larger),
-        cmocka_unit_test(differences_come_back_and_are_smaller),
+        cmocka_unit_test(differences_are_restored_and_smaller),
         cmocka_unit_test(unrelated_base_is_not_used),
         cmocka_unit_test(normal_bf16_reaches_its_bound),
         cmocka_unit_test(joint_pairs_of_any_exponents),
         cmocka_unit_test(old_memory_changes_nothing),
         cmocka_unit_test(stored_chunks_are_raw),
-        cmocka_unit_test(noise_that_repeats_is_found),
+        cmocka_unit_test(repeated_noise_is_compressed),
         cmocka_unit_test(unchanged_elements_cost_little),
         cmocka_unit_test(same_values_cost_nothing),
         cmocka_unit_test(damage_is_contained),

@@ -25,7 +25,7 @@ static void parts_are_found_under_any_prefix(void **state)
     assert_false(lm_arch_resembles(LM_PART_OUTPUT, "model.embed_tokens.weight"));
 }
 
-static void conv1d_is_of_gpt2_alone(void **state)
+static void conv1d_is_gpt2_only(void **state)
 {
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -77,7 +77,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_are_found_under_any_prefix),
-        cmocka_unit_test(conv1d_is_of_gpt2_alone),
+        cmocka_unit_test(conv1d_is_gpt2_only),
         cmocka_unit_test(roots_and_buffers),
         cmocka_unit_test(names_follow_from_the_tables),
     };

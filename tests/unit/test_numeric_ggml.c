@@ -322,7 +322,7 @@ static void test_blocks_are_independent(void **state)
     lm_free(x);
 }
 
-static void test_what_is_no_number(void **state)
+static void test_not_a_number(void **state)
 {
     (void)state;
     float x[256], y[256];
@@ -364,12 +364,9 @@ static void test_find(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_bytes_of_ggml),
-        cmocka_unit_test(test_importance_helps),
-        cmocka_unit_test(test_blocks_are_independent),
-        cmocka_unit_test(test_what_is_no_number),
-        cmocka_unit_test(test_find),
+        cmocka_unit_test(test_layout),           cmocka_unit_test(test_bytes_of_ggml),
+        cmocka_unit_test(test_importance_helps), cmocka_unit_test(test_blocks_are_independent),
+        cmocka_unit_test(test_not_a_number),     cmocka_unit_test(test_find),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,7 +73,7 @@ static void greedy_takes_the_first_of_the_largest(void **state)
     assert_int_equal(choose(&o, logits, NULL, 0, 0.99, NULL), 1);
 }
 
-static void no_token_comes_of_nan(void **state)
+static void nan_gives_no_token(void **state)
 {
     const float nan[V] = { 1, 2, NAN, 3 }, inf[V] = { 1, INFINITY };
     const float none[V] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY };
@@ -238,7 +238,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_takes_the_first_of_the_largest),
-        cmocka_unit_test(no_token_comes_of_nan),
+        cmocka_unit_test(nan_gives_no_token),
         cmocka_unit_test(plain_sampling_follows_the_softmax),
         cmocka_unit_test(limits_keep_the_likeliest),
         cmocka_unit_test(top_p_is_a_share_of_what_top_k_left),

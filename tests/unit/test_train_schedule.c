@@ -125,7 +125,7 @@ static lm_schedule resumed(const char *options, lm_schedule s, lm_resume_ask ask
 }
 
 /* A run of 24 steps that is continued to 44. */
-static void schedules_go_on(void **state)
+static void schedules_continue(void **state)
 {
     (void)state;
     static const char options[] =
@@ -168,7 +168,7 @@ static void schedules_go_on(void **state)
     near(lm_schedule_lr(&r, 44), 0.2);
 }
 
-static void spoilt_schedules_are_refused(void **state)
+static void invalid_schedules_are_refused(void **state)
 {
     (void)state;
     static const char *const bad[] = { "{\"schedule\":{\"from\":-1,\"steps\":20,\"warmup\":6}}",
@@ -190,8 +190,8 @@ static void spoilt_schedules_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(schedules_go_on),
-        cmocka_unit_test(spoilt_schedules_are_refused),
+        cmocka_unit_test(schedules_continue),
+        cmocka_unit_test(invalid_schedules_are_refused),
         cmocka_unit_test(warmup_ends_at_the_peak),
         cmocka_unit_test(constant),
         cmocka_unit_test(linear_and_cosine_reach_the_floor),
