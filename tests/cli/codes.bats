@@ -113,6 +113,11 @@ END
             run --separate-stderr generate -v --dtype f32 -n 2 -T 0 -p 'The system' $m
             [[ "$stderr" == *"weights: $half "*", f32 "* || "$stderr" == *"weights: f32 "*", $half "* ]]
         done
+        generate -v --weights-in file --dtype f32 -n 12 -T 0 --ignore-eos -p 'The system' half > a 2> err
+        generate -q --dtype f32 -n 12 -T 0 --ignore-eos -p 'The system' numbers > b
+        cmp a b
+        grep -q "weights: f32 .*; in the file" err
+        run -2 generate -q --weights-in file --dtype bf16 -p 'The system' half
         run --separate-stderr generate -v --dtype f32 -n 2 -T 0 -p 'The system' numbers
         [[ "$stderr" == *"weights: f32 "* && "$stderr" != *$half* ]]
     done
