@@ -20,7 +20,10 @@ enum {
     SWEEP_ELEMENTS = 1 << 25 /* of op(B) packed at a time, unless MIN_COLUMNS need more */
 };
 
-#define STREAM_BYTES ((int64_t)1 << 20) /* results larger than this bypass the caches */
+/* Results larger than this bypass the caches.  Up to it the next operator finds them there: prompts
+ * of 512 rows gain 14 to 18 % over a border of 1 MiB; over one of 8 MiB, results of 4,096 rows gain
+ * 5 % by it. */
+#define STREAM_BYTES ((int64_t)3 << 20)
 
 typedef struct {
     const lm_gemm *g;
@@ -34,6 +37,7 @@ typedef struct {
     int64_t tiles;     /* kept per worker */
     int64_t b_bytes, a_bytes, tile_bytes, own_b_bytes;
     int64_t threads;
+    int64_t own; /* panels of B that a worker packs at a time for itself; 0: all share them */
     bool stream;
     const char *b;  /* packed panels of the running sweep */
     int64_t j0, j1; /* the running sweep */
@@ -69,6 +73,19 @@ static int64_t cut(int64_t n, int64_t parts, int64_t i)
     return n / parts * i + min64(i, n % parts);
 }
 
+/* True if each worker should pack the columns of B that it multiplies.  A panel then stays in its L2
+ * between packing and use, where the shared panels of all columns are written to memory and read
+ * back; but every worker packs all of A, which pays only for half as many panels of A as it has of
+ * B.  With more than one block of A each would pack B again. */
+static bool owns(const lm_gemm *g, const lm_gemm_impl *im, int64_t fit, int threads)
+{
+    int64_t rows = lm_ceil_div(g->m, im->mr), columns = lm_ceil_div(g->n, im->nr);
+    int64_t each = lm_ceil_div(columns, threads), uneven = each * threads - columns;
+
+    return im->own_panels && !g->ta && !g->b_packed && rows <= fit && rows <= 2 * each &&
+           8 * uneven <= columns;
+}
+
 static void plan_grid(plan *p, int threads)
 {
     const lm_gemm_impl *im = p->impl;
@@ -77,6 +94,12 @@ static void plan_grid(plan *p, int threads)
     int64_t blocks = lm_round_up(lm_ceil_div(all, fit), threads);
 
     p->mb = max64(min64(blocks, all / MIN_PANELS), lm_ceil_div(all, fit));
+    /* Several panels at a time need scratch, which sharing would need as well, except here. */
+    bool single = p->g->tb || !im->own_panels || (p->mb == 1 && p->n_sup > 1);
+    if (owns(p->g, im, fit, threads))
+        p->mb = 1;
+    if (p->mb == 1 && !p->g->b_packed)
+        p->own = single ? 1 : im->own_panels;
     p->nb = p->mb < threads ? lm_ceil_div(threads, p->mb) : 1;
     p->nb = min64(p->nb, lm_ceil_div(p->g->n, im->nr));
     p->panels = lm_ceil_div(all, p->mb);
@@ -97,14 +120,14 @@ static plan plan_make(const lm_gemm *g, const lm_gemm_impl *im, int threads)
     p.sweep = lm_round_up(max64(SWEEP_ELEMENTS / p.kp, MIN_COLUMNS), im->nr);
     if (p.n_sup > 1)
         p.sweep = min64(p.sweep, MAX_COLUMNS);
-    else if (g->b_packed || p.mb == 1)
+    else if (g->b_packed || p.own)
         p.sweep = n_up;
     p.sweep = min64(p.sweep, n_up);
 
     range = lm_ceil_div(p.sweep / im->nr, p.nb);
     p.tiles = p.panels * (p.n_sup > 1 ? range : 1);
-    p.b_bytes = g->b_packed || p.mb == 1 ? 0 : p.sweep * p.kp * im->esize;
-    p.own_b_bytes = g->b_packed || p.mb > 1 ? 0 : im->nr * p.pc * im->esize;
+    p.b_bytes = g->b_packed || p.own ? 0 : p.sweep * p.kp * im->esize;
+    p.own_b_bytes = p.own * im->nr * p.pc * im->esize;
     p.a_bytes = lm_round_up(p.panels * im->mr * p.pc * im->esize, 4096);
     p.tile_bytes = p.tiles * im->mr * im->nr * (int64_t)sizeof(float);
     p.b_bytes = lm_round_up(p.b_bytes, 4096);
@@ -316,7 +339,40 @@ static void fetch_target(const lm_gemm_tail *t)
             __builtin_prefetch((const char *)t->c + r * t->ldc * size + at, 1);
 }
 
-/* All panels of A in the block against panel q of B. */
+/* Piece i of `parts` of the lines of `rows` rows of storage from `at` on: `bytes` of each, `pitch`
+ * apart. */
+static lm_gemm_ahead piece_ahead(const char *at, int64_t rows, int64_t bytes, int64_t pitch,
+                                 int64_t i, int64_t parts)
+{
+    int64_t per_row = max64(lm_ceil_div(bytes, 64), 1), lines = bytes > 0 ? rows * per_row : 0;
+    int64_t first = cut(lines, parts, i), row = first / per_row;
+
+    return (lm_gemm_ahead){
+        .at = at + row * pitch + first % per_row * 64,
+        .row_end = at + row * pitch + per_row * 64,
+        .lines = cut(lines, parts, i + 1) - first,
+        .row_bytes = per_row * 64,
+        .skip = pitch - per_row * 64,
+    };
+}
+
+/* What step i over the panels of A prefetches where the worker packs B itself: a piece of depth
+ * k..k + kn of the storage of panel q, which it packs next.  Only of B [n,k]: rows of B [k,n] are
+ * read 256 bytes at a time, and these lines fall into few sets of L2 when rows are 4 KiB apart. */
+static lm_gemm_ahead source_ahead(const block *b, int64_t q, int64_t k, int64_t kn, int64_t i)
+{
+    const plan *p = b->p;
+    const lm_gemm *g = p->g;
+    int64_t size = (int64_t)lm_dtype_size(g->ab), j = p->j0 + q * p->impl->nr;
+
+    if (!g->b || !g->tb || q >= b->q1)
+        return (lm_gemm_ahead){ 0 };
+    k += b->k0;
+    return piece_ahead((const char *)g->b + (j * g->ldb + k) * size, min64(p->impl->nr, g->n - j),
+                       min64(kn, g->k - k) * size, g->ldb * size, i, b->panels);
+}
+
+/* All panels of A in the block against panel q of B; `next`: the packed panel after it, or NULL. */
 static void run_panel(block *b, int64_t q, const char *panel, const char *next)
 {
     const plan *p = b->p;
@@ -328,7 +384,7 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
     for (int64_t k = 0; k < b->depth; k += p->kc) {
         int64_t kn = min64(p->kc, b->depth - k), after = min64(p->kc, b->depth - k - kn);
         const char *ahead = after ? panel + (k + kn) * im->nr * im->esize : next;
-        int64_t ahead_bytes = ahead ? (after ? after : kn) * im->nr * im->esize / b->panels : 0;
+        int64_t ahead_bytes = ahead ? (after ? after : kn) * im->nr * im->esize : 0;
 
         for (int64_t i = 0; i < b->panels; i++) {
             lm_gemm_step s = {
@@ -337,8 +393,8 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
                 .kn = kn,
                 .tile = tiles + i * tile_len,
                 .load = k > 0 || b->k0 > 0,
-                .prefetch = ahead ? ahead + i * ahead_bytes : NULL,
-                .prefetch_bytes = ahead_bytes,
+                .ahead = p->own ? source_ahead(b, q + 1, k, kn, i)
+                                : piece_ahead(ahead, 1, ahead_bytes, 0, i, b->panels),
             };
             /* Only whole steps read the panel of A as it lies: [depth / kr] groups of mr rows. */
             if (b->waiting.tile == s.tile || (b->waiting.tile && b->waiting.cols < im->nr))
@@ -357,39 +413,60 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
     }
 }
 
-/* The panel of B from column j on, as deep as the superblock. */
-static void pack_own(const block *b, int64_t j)
+/* Pack panels [q, end) of B, as deep as the superblock, into the worker's own scratch. */
+static void pack_own(const block *b, int64_t q, int64_t end)
 {
-    const lm_gemm *g = b->p->g;
-    const lm_gemm_impl *im = b->p->impl;
-    int64_t depth = min64(g->k - b->k0, b->depth);
+    const plan *p = b->p;
+    const lm_gemm *g = p->g;
+    const lm_gemm_impl *im = p->impl;
+    int64_t kn = min64(g->k - b->k0, b->depth), step = chunk(!g->tb, kn);
 
-    if (g->b_codes) {
+    if (g->b_codes) { /* [n,k]: one panel */
+        int64_t j = p->j0 + q * im->nr;
         lm_gemm part = of_codes(g, im, j, min64(im->nr, g->n - j), b->codes);
-        im->pack_b(&part, 0, b->k0, depth, b->own_b);
-    } else {
-        im->pack_b(g, j, b->k0, depth, b->own_b);
+        im->pack_b(&part, 0, b->k0, kn, b->own_b);
+        return;
     }
+    for (int64_t k = 0; k < kn; k += step)
+        for (int64_t i = q; i < end; i++)
+            im->pack_b(g, p->j0 + i * im->nr, b->k0 + k, min64(step, kn - k),
+                       b->own_b + ((i - q) * p->pc + k) * im->nr * im->esize);
+}
+
+static void run_own_panels(block *b)
+{
+    const plan *p = b->p;
+    int64_t end, bytes = p->impl->nr * p->pc * p->impl->esize;
+
+    for (int64_t q = b->q0; q < b->q1; q = end) {
+        end = min64(q + p->own, b->q1);
+        pack_own(b, q, end);
+        for (int64_t i = q; i < end; i++)
+            run_panel(b, i, b->own_b + (i - q) * bytes, NULL);
+    }
+}
+
+static void run_shared_panels(block *b)
+{
+    const plan *p = b->p;
+    int64_t row = p->impl->nr * p->impl->esize, pitch = p->kp * row;
+    const char *panel = p->b + b->q0 * pitch + b->k0 * row;
+
+    for (int64_t q = b->q0; q < b->q1; q++, panel += pitch)
+        run_panel(b, q, panel, q + 1 < b->q1 ? panel + pitch : NULL);
 }
 
 static void run_block(block *b)
 {
     const plan *p = b->p;
-    const lm_gemm_impl *im = p->impl;
 
     for (b->k0 = 0; b->k0 < p->kp; b->k0 += p->pc) {
         b->depth = min64(p->pc, p->kp - b->k0);
         pack_block(b, p->j0 == 0 && b->q0 == 0);
-        for (int64_t q = b->q0; q < b->q1; q++) {
-            const char *panel = b->own_b, *next = NULL;
-            if (p->b) {
-                panel = p->b + (q * p->kp + b->k0) * im->nr * im->esize;
-                next = q + 1 < b->q1 ? panel + p->kp * im->nr * im->esize : NULL;
-            } else {
-                pack_own(b, p->j0 + q * im->nr);
-            }
-            run_panel(b, q, panel, next);
-        }
+        if (p->own)
+            run_own_panels(b);
+        else
+            run_shared_panels(b);
     }
     finish_waiting(b);
 }
@@ -465,7 +542,7 @@ void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par)
         p.j1 = min64(g->n, p.j0 + p.sweep);
         if (g->b_packed) {
             p.b = (const char *)g->b_packed + p.j0 * p.kp * im->esize;
-        } else if (p.mb > 1) {
+        } else if (!p.own) {
             p.b = g->work;
             pack_columns(g, im, p.j0, p.j1, par, g->work, codes_at(&p));
         }

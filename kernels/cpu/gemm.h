@@ -2,7 +2,8 @@
 /* gemm.h -- internals of the matrix product: the functions of a level, and the blocking shared by
  * all.
  *
- * op(B) is packed into panels of nr columns over the whole depth, op(A) block by block into panels
+ * op(B) is packed into panels of nr columns over the whole depth (by all threads before the product,
+ * or, where op(A) is one block, by each thread a few at a time for its own columns), op(A) block by block into panels
  * of mr rows that stay in L2.  For each panel of B and each step of kc (the part of the panel that
  * fits L1) the micro-kernel runs down the panels of A.  Partial sums live in one mr x nr float tile
  * per panel of A; a depth beyond pc (what of A fits L2) goes through a larger array of such tiles. */
@@ -23,14 +24,20 @@ typedef struct {
     const float *bias;       /* [cols] or NULL */
 } lm_gemm_tail;
 
+/* Cache lines that are read soon: `lines` of them from `at` on.  Behind the last line of a row of
+ * storage (at row_end), `skip` bytes lead to the next row. */
+typedef struct {
+    const char *at, *row_end;
+    int64_t lines, row_bytes, skip;
+} lm_gemm_ahead;
+
 /* One mr x nr tile of C: tile (+)= A panel x B panel over kn (a multiple of kr). */
 typedef struct {
     const void *a, *b; /* packed */
     int64_t kn;
-    float *tile;          /* mr x nr, row-major, 64-byte aligned */
-    bool load;            /* add to the tile's content instead of zeros */
-    const char *prefetch; /* NULL, or the address of the next bytes, prefetched to L2 */
-    int64_t prefetch_bytes;
+    float *tile;              /* mr x nr, row-major, 64-byte aligned */
+    bool load;                /* add to the tile's content instead of zeros */
+    lm_gemm_ahead ahead;      /* prefetched to L2 meanwhile */
     const lm_gemm_tail *tail; /* NULL, or an earlier tile to store meanwhile (hide_tail only) */
 } lm_gemm_step;
 
@@ -40,6 +47,7 @@ typedef struct {
     int64_t kc;          /* greatest depth of a B panel in L1 */
     int64_t l2_bytes;    /* for the packed block of A */
     int64_t pc;          /* longest depth of a packed block of A; a multiple of kr */
+    int64_t own_panels;  /* of B [k,n], packed at a time by a worker for itself; 0: B is shared */
     bool hide_tail;      /* micro stores the previous tile while it multiplies */
     void (*begin)(void); /* per thread and range of work, around the others; may be NULL */
     void (*end)(void);   /* also orders streamed stores before what other threads read */
@@ -64,6 +72,19 @@ void lm_gemm_finish_avx512(const lm_gemm_tail *t);
 void lm_gemm_small_bf16_avx512(const lm_gemm *g, int64_t j0, int64_t j1);
 
 void lm_gemm_ref(const lm_gemm *g, lm_par *par);
+
+/* Prefetch the next n lines of *a, or as many as there are. */
+static inline __attribute__((always_inline)) void lm_gemm_prefetch(lm_gemm_ahead *a, int64_t n)
+{
+    for (; n > 0 && a->lines > 0; n--, a->lines--) {
+        __builtin_prefetch(a->at, 0, 2);
+        a->at += 64;
+        if (a->at == a->row_end) {
+            a->at += a->skip;
+            a->row_end = a->at + a->row_bytes;
+        }
+    }
+}
 
 static inline int64_t lm_ceil_div(int64_t a, int64_t b)
 {

@@ -209,10 +209,11 @@ static void micro(const lm_gemm_step *s)
 {
     const lm_gemm_tail *t = s->tail;
     int row = 0, rows = t ? t->rows : 0;
-    const char *a = s->a, *b = s->b, *ahead = s->prefetch;
+    const char *a = s->a, *b = s->b;
+    lm_gemm_ahead ahead = s->ahead;
     int64_t steps = s->kn / DEPTH;
     int per_step = (int)lm_ceil_div(rows, steps);
-    int64_t lines = ahead ? lm_ceil_div(s->prefetch_bytes, 64 * steps) : 0;
+    int64_t lines = lm_ceil_div(ahead.lines, steps);
     float *c = s->tile;
 
     if (s->load) {
@@ -235,8 +236,7 @@ static void micro(const lm_gemm_step *s)
         _tile_stream_loadd(5, a + TILE, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
-        for (int64_t q = 0; q < lines; q++, ahead += 64)
-            _mm_prefetch(ahead, _MM_HINT_T1);
+        lm_gemm_prefetch(&ahead, lines);
         for (int q = 0; q < per_step && row < rows; q++)
             store_row(t, row++);
     }
@@ -256,6 +256,7 @@ const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab)
         .kc = 640,
         .l2_bytes = 1 << 20,
         .pc = 2048,
+        .own_panels = 4, /* 256 bytes of each row of B [k,n] */
         .hide_tail = true,
         .begin = begin,
         .end = end,

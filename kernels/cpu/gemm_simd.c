@@ -86,9 +86,9 @@ static void sum_a(const void *panel, int64_t kn, int rows, float *sum)
 static void micro(const lm_gemm_step *s)
 {
     const float *a = s->a, *b = s->b;
-    const char *ahead = s->prefetch;
+    lm_gemm_ahead ahead = s->ahead;
     /* Lines of the next panel of B spread over the depth, in units of 4 steps. */
-    int64_t lines = ahead ? lm_ceil_div(s->prefetch_bytes * 4, 64 * s->kn) : 0;
+    int64_t lines = lm_ceil_div(ahead.lines * 4, s->kn);
     vec acc[MR][2];
 
 #pragma GCC unroll 14
@@ -106,8 +106,7 @@ static void micro(const lm_gemm_step *s)
             acc[r][1] = vfma(x, b1, acc[r][1]);
         }
         if ((k & 3) == 0)
-            for (int64_t q = 0; q < lines; q++, ahead += 64)
-                _mm_prefetch(ahead, _MM_HINT_T1);
+            lm_gemm_prefetch(&ahead, lines);
     }
 #pragma GCC unroll 14
     for (int r = 0; r < MR; r++) {

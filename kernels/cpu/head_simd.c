@@ -281,17 +281,25 @@ static size_t packed_bytes(const lm_call *c, const head_form *f)
     return wanted ? (bytes + 63) / 64 * 64 : 0;
 }
 
-static size_t work_of(const lm_call *c, const head_form *f, int threads)
+/* Scratch of the products over m rows. */
+static size_t products_work(const lm_call *c, const head_form *f, int64_t m, size_t packed,
+                            int threads)
 {
-    products p = plan(c, f, 0, chunk_of(c));
-    size_t packed = packed_bytes(c, f);
+    products p = plan(c, f, 0, m);
     p.dx.b_packed = packed ? &p : NULL; /* any address: only its presence counts here */
     size_t most = lm_gemm_work(&p.logits, LM_SIMD_LEVEL, threads);
     size_t dx = lm_gemm_work(&p.dx, LM_SIMD_LEVEL, threads);
     size_t dw = lm_gemm_work(&p.dw, LM_SIMD_LEVEL, threads);
     most = dx > most ? dx : most;
-    most = dw > most ? dw : most;
-    return logits_bytes(c) + packed + most;
+    return dw > most ? dw : most;
+}
+
+static size_t work_of(const lm_call *c, const head_form *f, int threads)
+{
+    int64_t chunk = chunk_of(c), last = row_count(&c->in[0]) % chunk;
+    size_t packed = packed_bytes(c, f), most = products_work(c, f, chunk, packed, threads);
+    size_t rest = last ? products_work(c, f, last, packed, threads) : 0; /* may need more */
+    return logits_bytes(c) + packed + (rest > most ? rest : most);
 }
 
 static void run_product(const lm_call *c, const head_form *f, lm_gemm *g)

@@ -281,6 +281,24 @@ static void ragged_shapes(void **state)
         }
 }
 
+/* Few rows against many columns: each thread packs the columns that it multiplies. */
+static void wide_shapes(void **state)
+{
+    static const gemm_case list[] = {
+        { .m = 70, .n = 1100, .k = 45 },
+        { .m = 130, .n = 410, .k = 300 },
+        { .m = 33, .n = 700, .k = 2100 },
+    };
+
+    (void)state;
+    for (int l = LM_CPU_AVX2; l <= (int)lm_cpu_detect(); l++)
+        for (size_t i = 0; i < sizeof(list) / sizeof(list[0]); i++)
+            for (uint32_t tb = 0; tb < 2; tb++) {
+                gemm_case t = options(list[i], 1 | 32 | tb << 3 | 3u << 10);
+                check(&t, (lm_cpu_level)l);
+            }
+}
+
 /* Shapes that need several blocks of rows, superblocks of depth, streamed stores and sweeps. */
 static void large_shapes(void **state)
 {
@@ -406,9 +424,8 @@ static void operators(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_option),
-        cmocka_unit_test(ragged_shapes),
-        cmocka_unit_test(large_shapes),
+        cmocka_unit_test(every_option), cmocka_unit_test(ragged_shapes),
+        cmocka_unit_test(wide_shapes),  cmocka_unit_test(large_shapes),
         cmocka_unit_test(operators),
     };
     lm_err e = { 0 };
