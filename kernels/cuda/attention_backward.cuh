@@ -150,7 +150,7 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
             }
         }
         product_cols<T, D, N, TENSOR>(dq, c, m.b, m.box);
-        __syncthreads(); /* no warp needs the keys any more */
+        __syncthreads(); /* no warp reads the keys any longer */
     }
     copies_done<TENSOR>();
     __syncthreads();
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__((backward_tile<T, D>::threads))
 /* The sums of a pass: both gradients, or one of them if registers are not enough for both. */
 enum { DV = 1, DK = 2 };
 
-/* Queries from i0 of one head: their rows, and numbers of each. */
+/* Queries from i0 of one head: their rows, and the numbers of each row. */
 template <class T, int D, bool TENSOR>
 __device__ inline void load_queries(const attn_shape &s, const backward_args<T> &x, int64_t b,
                                     int64_t h, int i0, const backward_shared<T, D> &m)
@@ -253,7 +253,7 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
     int64_t pitch = qkv_pitch(s), group = s.heads / s.kv_heads;
     int64_t keys = (b * s.seq + j0) * pitch + (s.heads + kv) * s.dim;
     int64_t values = keys + s.kv_heads * s.dim, tiles = (s.seq + tile::cols - 1) / tile::cols;
-    /* Queries of [i0, i1) see some of the keys, but for where documents start. */
+    /* Queries of [i0, i1) see some of the keys, unless a document starts between them. */
     int64_t i1 = s.window ? (int64_t)j0 + rows - 1 + s.window : s.seq;
     int from = s.causal ? j0 / tile::cols * tile::cols : 0, to = (int)(i1 < s.seq ? i1 : s.seq);
     mma_c dk[D / 8], dv[D / 8];
@@ -273,7 +273,7 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
             copies_done<TENSOR>();
             __syncthreads();
             add_queries<T, D, PASS, TENSOR>(s, draws, i0, j0 + warp * 16, m, dk, dv);
-            __syncthreads(); /* no warp needs the queries any more */
+            __syncthreads(); /* no warp reads the queries any longer */
         }
     }
     copies_done<TENSOR>();

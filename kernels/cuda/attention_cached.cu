@@ -9,7 +9,7 @@
 
 enum { THREADS = 128, TILE = 16 };
 
-/* ---- appending: fresh keys and values behind those that the cache holds ---- */
+/* ---- appending: new keys and values after those in the cache ---- */
 
 template <class T, int N> static __global__ void append(cached c, const T *qkv, T *keys, T *values)
 {
@@ -30,7 +30,7 @@ template <class T, int N> static __global__ void append(cached c, const T *qkv, 
 
 /* ---- tiles of queries and keys ---- */
 
-/* Rows of `pitch` elements as floats, zeros behind the last and behind their width. */
+/* Rows of `pitch` elements as floats; zeros after the last row and beyond the width. */
 template <class T, int D>
 static __device__ inline void load_tile(float *to, const T *from, int64_t pitch, int rows, int most,
                                         int dim, bool packed)
@@ -66,8 +66,8 @@ static __device__ inline float dot(four a, four b, float sum)
     return sum;
 }
 
-/* Eight threads have a query: keys c, c + 8, ... of a tile's scores, columns 4c .. 4c+3 of every
- * 32. */
+/* Eight threads share a query.  Thread c of them has the scores of keys c, c + 8, ... of a tile,
+ * and columns 4c .. 4c+3 of every 32. */
 template <class T, int D, int KEYS>
 static __global__ void __launch_bounds__(THREADS)
     attend_tiles(cached c, const T *qkv, T *o, const T *keys, const T *values, bool packed)

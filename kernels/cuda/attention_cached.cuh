@@ -10,7 +10,7 @@ extern "C" {
 #include "kernels/attention.h"
 }
 
-enum { MOST_TILED = 256 }; /* head sizes beyond go row by row */
+enum { MOST_TILED = 256 }; /* larger heads are processed row by row */
 
 struct cached {
     int64_t batch, seq, heads, kv_heads, room, window;
@@ -45,7 +45,7 @@ __device__ inline int64_t qkv_pitch(const cached &c)
     return (c.heads + 2 * c.kv_heads) * c.dim;
 }
 
-/* Keys [start, end) that query i of sequence b sees; none for a row that is not real. */
+/* Keys [start, end) that query i of sequence b sees; none for a row of padding. */
 struct span {
     int64_t start, end;
 };
@@ -62,7 +62,7 @@ __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
     return s;
 }
 
-/* A score with the soft cap on it. */
+/* A score after the soft cap. */
 __device__ inline float capped(const cached &c, float score)
 {
     return c.soft_cap > 0 ? c.soft_cap * tanhf(score / c.soft_cap) : score;
@@ -93,13 +93,13 @@ struct row_front {
     bool plus_one;
 };
 
-/* attention_step.cu: row by row.  With one row a sequence its key and value are appended, with more
- * they must have been.  SIZE_MAX: heads too wide. */
+/* attention_step.cu: row by row.  With one row a sequence attend_rows appends its key and value;
+ * with more rows they are in the cache already.  Scratch SIZE_MAX: the heads are too wide. */
 size_t attend_rows_work(const cached &c);
 template <class T>
 void attend_rows(const lm_call *call, const cached &c, const row_front &front, bool packed);
 
-/* attention_cached_tensor.cu: prompts by tensor cores, once their keys are appended. */
+/* attention_cached_tensor.cu: prompts by tensor cores, after their keys were appended. */
 template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention_cached_tensor.cu -- prompts over key/value caches by tensor cores: the tiles of
- * attention's forward, whose queries sit behind the keys of the cache. */
+ * attention's forward; the queries come after the keys of the cache. */
 #include "kernels/cuda/attention_cached.cuh"
 #include "kernels/cuda/attention_forward.cuh"
 
@@ -11,7 +11,7 @@ template <class T, int D> struct cached_tile {
     static const int bytes = (rows + 2 * keys) * ld * (int)sizeof(T);
 };
 
-/* The rows from i0 of head h of sequence b; `rows` of them are real. */
+/* The rows from i0 of head h of sequence b; the first `rows` are no padding. */
 template <class T, int D>
 static __device__ inline void tile_rows(const cached &c, const attn_shape &s, int64_t b, int64_t h,
                                         int64_t i0, int rows, const T *qkv, T *o, const T *keys,
@@ -48,7 +48,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
 #pragma unroll 1
     for (; j0 < (int)bottom.end; j0 += tile::keys) {
         copies_done<true>();
-        __syncthreads(); /* k is there, and no warp needs v any more */
+        __syncthreads(); /* k has arrived, and no warp reads v any longer */
         load_tile<T, D, tile::keys, tile::threads, true>(v, values + (int64_t)j0 * c.dim, c.dim,
                                                          there - j0, s);
         product_rows<T, D, N, true>(score, q + warp * 16 * ld, k, box);
@@ -56,7 +56,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         bool full = j0 >= bottom.start && j0 + tile::keys <= top.end;
         softmax_tile<N, D / 8>(x, score, sum, j0, full, ~0u, s.scale_log2);
         copies_done<true>();
-        __syncthreads(); /* v is there, and no warp needs k any more */
+        __syncthreads(); /* v has arrived, and no warp reads k any longer */
         int j1 = j0 + tile::keys;
         if (j1 < (int)bottom.end)
             load_tile<T, D, tile::keys, tile::threads, true>(k, keys + (int64_t)j1 * c.dim, c.dim,

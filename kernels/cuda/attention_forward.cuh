@@ -21,7 +21,7 @@ struct key_span {
     int lo, hi, full_lo, full_hi;
 };
 
-/* Of the first `rows` queries from i0, their first keys in start; all threads read them. */
+/* The first visible keys of the first `rows` queries from i0, in start; all threads read them. */
 __device__ inline key_span span_of(const attn_shape &s, const int *start, int i0, int rows)
 {
     key_span x = { start[0], end_key(s, i0 + rows - 1), start[0], end_key(s, i0) };
@@ -122,7 +122,7 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
                                                            s);
     for (; j0 < span.hi; j0 += tile::keys) {
         copies_done<TENSOR>();
-        __syncthreads(); /* k is there, and no warp needs v any more */
+        __syncthreads(); /* k has arrived, and no warp reads v any longer */
         load_tile<T, D, tile::keys, tile::threads, TENSOR>(v, values + j0 * pitch, pitch, seq - j0,
                                                            s);
         product_rows<T, D, N, TENSOR>(c, q + warp * 16 * ld, k, box);
@@ -131,15 +131,15 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
         unsigned kept = kept_queries(s, draws, i0 + warp * 16, j0, N);
         softmax_tile<N, D / 8>(x, c, sum, j0, full, kept, s.scale_log2);
         copies_done<TENSOR>();
-        __syncthreads(); /* v is there, and no warp needs k any more */
+        __syncthreads(); /* v has arrived, and no warp reads k any longer */
         int j1 = j0 + tile::keys;
         if (j1 < span.hi)
             load_tile<T, D, tile::keys, tile::threads, TENSOR>(k, keys + j1 * pitch, pitch,
                                                                seq - j1, s);
         product_cols<T, D, N, TENSOR>(sum, c, v, box);
     }
-    copies_done<TENSOR>(); /* a tile that sees nothing has yet to wait for q, */
-    __syncthreads();       /* whose rows are written over */
+    copies_done<TENSOR>(); /* without visible keys, q is still being copied, */
+    __syncthreads();       /* and store_rows overwrites its rows */
 
     float by[2];
 #pragma unroll

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_join.cuh -- what the parts of a row's keys add up to (attention_step.cu): partial results
- * in scratch, put together in a fixed order by blocks that come last. */
+/* attention_join.cuh -- adds up the parts of a row's keys (attention_step.cu): partial results in
+ * scratch, joined in a fixed order by the blocks that finish last. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_JOIN_CUH
 #define LM_KERNELS_CUDA_ATTENTION_JOIN_CUH
 
@@ -8,7 +8,7 @@
 
 enum { THREADS = 128, WARPS = THREADS / 32, PART = 128 };
 
-/* Of each (row, head) and part: sums over v [dim], the largest score, the sum of exponentials. */
+/* For each (row, head) and part: sums over v [dim], the largest score, the sum of exponentials. */
 struct partial {
     float *out, *max, *sum;
 };
@@ -22,8 +22,8 @@ static partial partial_of(const cached &c, int64_t parts, void *work)
     return p;
 }
 
-/* tickets: tickets_each for each row and key/value head; null: the parts are joined by a kernel of
- * its own. */
+/* tickets: tickets_each for each row and key/value head; null: a separate kernel joins the
+ * parts. */
 template <class T> struct step_args {
     cached c;
     row_front front;
@@ -31,11 +31,11 @@ template <class T> struct step_args {
     T *o, *keys, *values;
     partial r;
     int64_t parts, tickets_each;
-    int64_t few; /* parts that can be asked for at once */
+    int64_t few; /* parts that can be prefetched at once */
     unsigned *tickets;
 };
 
-/* The parts in which a row sees a key: none where the row is not real. */
+/* The parts with keys that a row sees; none for a row of padding. */
 struct seen_parts {
     int64_t first;
     int count;
@@ -48,15 +48,15 @@ static __device__ inline seen_parts parts_of(span s)
 }
 
 /* Parts are joined by a tree, FAN at a time, so that the blocks of a long row share the work: FAN
- * parts are a run, FAN runs a longer one.  What a run comes to lies where the first of its parts
- * lay that the row sees. */
+ * parts are a run, FAN runs a longer run.  The result of a run replaces that of its first part that
+ * the row sees. */
 enum { FAN = 32 };
 
-/* A run's `count` units from number `first` on, those that a row sees. */
+/* The `count` units of a run that a row sees, beginning with unit number `first`. */
 struct run {
-    int64_t unit, first; /* unit: parts */
+    int64_t unit, first; /* unit: in parts */
     int count;
-    bool whole; /* the row sees nothing else */
+    bool whole; /* the row sees no other parts */
 };
 
 static __device__ inline run run_around(seen_parts seen, int64_t k, int64_t unit)
@@ -68,14 +68,14 @@ static __device__ inline run run_around(seen_parts seen, int64_t k, int64_t unit
     return run{ unit, first, (int)((hi - 1) / unit - first) + 1, lo == seen.first && hi == past };
 }
 
-/* The part where the i-th unit of a run has what it comes to. */
+/* The part in whose place the result of the i-th unit of a run is stored. */
 static __device__ inline int64_t place_of(seen_parts seen, const run &r, int i)
 {
     const int64_t k = (r.first + i) * r.unit;
     return k > seen.first ? k : seen.first;
 }
 
-/* Tickets that a row and key/value head has: one for each run. */
+/* The tickets of a row and key/value head: one for each run. */
 static int64_t tickets_for(int64_t parts)
 {
     int64_t n = 1;
@@ -86,7 +86,8 @@ static int64_t tickets_for(int64_t parts)
     return n;
 }
 
-/* Numbers that other blocks wrote: past the cache of this multiprocessor. */
+/* Read numbers that other blocks wrote, bypassing the cache of this multiprocessor, which may be
+ * stale. */
 template <int M> static __device__ inline pack<float, M> load_theirs(const float *p)
 {
     pack<float, M> v;
@@ -99,8 +100,8 @@ template <int M> static __device__ inline pack<float, M> load_theirs(const float
     return v;
 }
 
-/* A run of `n` heads of all rows' from `head`, to o or to where it is a unit.  weight: shared memory
- * for n * FAN numbers, sum: for n. */
+/* Join a run for `n` heads from `head`, counted over all rows: into o if the run is the whole row,
+ * else into its place as a unit.  Shared memory: weight [n * FAN], sum [n]. */
 template <class T, int M>
 static __device__ inline void join_run(const step_args<T> &a, int64_t head, int n, seen_parts seen,
                                        const run &r, float *weight, float *sum)
@@ -154,8 +155,8 @@ static __device__ inline void join_run(const step_args<T> &a, int64_t head, int 
     __syncthreads();
 }
 
-/* Whether this block is the last of `count` that come here with a ticket, which is zero again then;
- * what the others wrote before they came can be read.  All threads of the block. */
+/* True in the last of `count` blocks that call this with a ticket.  That block resets the ticket to
+ * zero, and can read what the others wrote before their calls.  All threads of a block call it. */
 static __device__ inline bool comes_last(unsigned *ticket, unsigned count)
 {
     __shared__ bool last;
@@ -168,8 +169,9 @@ static __device__ inline bool comes_last(unsigned *ticket, unsigned count)
     return last;
 }
 
-/* When part k of a row and key/value head is stored: joins the runs that wait for this block alone,
- * short ones first.  tickets: of that row and head; G: heads that weight and sum have room for. */
+/* Called after part k of a row and key/value head was stored: join the runs whose other parts are
+ * all stored, short runs first. tickets: of that row and head; G: the heads for which weight and
+ * sum have room. */
 template <class T, int M, int G>
 static __device__ inline void join_up(const step_args<T> &a, int64_t head, int64_t k,
                                       seen_parts seen, unsigned *tickets, float *weight, float *sum)

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_step.cu -- attention row by row over key/value caches: decoding, with the norm and the
- * rotation in front of it where they are joined to it (kernels/attention.h), and prompts whose
- * heads are too wide for tiles.
+/* attention_step.cu -- attention row by row over key/value caches: decoding, with the preceding
+ * norm and rotation where they are joined with it (kernels/attention.h), and prompts whose heads
+ * are too wide for tiles.
  *
  * The cache is cut into parts of fixed length; a block has one part of one key/value head and all
- * query heads that share it, so that keys and values are read once.  It makes its query heads as
- * the operators in front of attention would have stored them, and the block whose part ends with
- * the new position makes and appends the new key.  Among the blocks of neighbouring parts the last
- * one to finish joins their results in order, and so on up to the whole row: no block waits for
- * another.  Grids depend on shapes only, never on how full the caches are: parts without a visible
- * key cost a block that ends at once. */
+ * query heads that share it, so that keys and values are read once.  It computes its query heads
+ * with the bits that the operators before attention would have stored; the block whose part ends
+ * with the new position also computes and appends the new key.  Among the blocks of neighbouring
+ * parts the last one to finish joins their results in order, and so on up to the whole row: no
+ * block waits for another.  Grids depend on shapes only, never on how full the caches are: a part
+ * without visible keys costs a block that returns at once. */
 #include "kernels/cuda/attention_join.cuh"
 #include "kernels/cuda/prefetch.cuh"
 
 /* Bytes of shared memory that every block may have, less those of fixed size. */
 enum { MOST_SHARED = (48 << 10) - 256 };
 
-/* ---- what lies in front ---- */
+/* ---- the operators before attention ---- */
 
 /* Lanes that share a key: enough for its packs, a power of two. */
 static __device__ inline int lanes_for(int packs)
@@ -27,10 +27,10 @@ static __device__ inline int lanes_for(int packs)
     return lanes;
 }
 
-/* heads[i*dim..]: the n query heads from h0 of a group, then, when `key` is its place in the cache,
- * the new key, which goes there too.  The same bits as from the kernels of head_norm and rope: the
- * same lanes add the same squares in the same order, and numbers are rounded where they would
- * travel. */
+/* heads[i*dim..]: the n query heads from h0 of a group, then, unless `key` is null, the new key,
+ * which is also stored at `key`, its place in the cache.  The bits equal those of the kernels of
+ * head_norm and rope: the same lanes add the same squares in the same order, and numbers are
+ * rounded where those kernels store them. */
 template <class T, int N>
 static __device__ inline void make_heads(const step_args<T> &a, int64_t row, int64_t kv, int h0,
                                          int n, T *key, T *heads)
@@ -89,8 +89,9 @@ static __device__ inline void make_heads(const step_args<T> &a, int64_t row, int
 
 /* ---- a part of the cache ---- */
 
-/* V numbers (a power of two) summed over 2 * o lanes, at least V: each V-th of these gets the sum of
- * one.  A step over lanes o apart halves the numbers, as long as there are several. */
+/* Sum V numbers (a power of two) over 2 * o lanes, at least V: each of V equal groups of lanes gets
+ * the sum of one number.  A step between lanes o apart halves the count of numbers, until one is
+ * left. */
 template <int V> static __device__ inline float lanes_sums(float *v, int o)
 {
     if constexpr (V == 1) {
@@ -109,8 +110,8 @@ template <int V> static __device__ inline float lanes_sums(float *v, int o)
 }
 
 /* score[g*PART + j] = scale * q_g . key_j for n heads and m keys.  A lane keeps its pack of the
- * queries in registers; a key and the lanes that add it up stay together in further packs.  U keys
- * are on their way at once. */
+ * queries in registers; the further packs of a key are added by the same lanes.  U keys are in
+ * flight at once. */
 template <class T, int N, int G>
 static __device__ inline void part_scores(const cached &c, const T *q, const T *keys, int n, int m,
                                           float *score)
@@ -162,7 +163,8 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
     }
 }
 
-/* Scores to probabilities times their sum, rounded to T, by a warp a head; max and sum of each. */
+/* Replace scores by exp(score - max), the probabilities times their sum, rounded to T: a warp for
+ * each head. max and sum: of each head. */
 template <class T>
 static __device__ inline void part_softmax(const cached &c, int n, int m, float *score, float *max,
                                            float *sum)
@@ -188,7 +190,7 @@ static __device__ inline void part_softmax(const cached &c, int n, int m, float 
     }
 }
 
-/* out[(warp*G + g)*dim + d]: what each warp's keys add to head g. */
+/* out[(warp*G + g)*dim + d]: the contribution of each warp's keys to head g. */
 template <class T, int N, int G>
 static __device__ inline void part_values(const cached &c, const T *values, int n, int m,
                                           const float *score, float *out)
@@ -222,7 +224,7 @@ static __device__ inline void part_values(const cached &c, const T *values, int 
     }
 }
 
-/* n numbers of keys and of values on their way to the L2 cache, while heads are made. */
+/* Prefetch n numbers of keys and n of values to the L2 cache, while heads are computed. */
 template <class T>
 static __device__ inline void ask_for_part(const T *keys, const T *values, int64_t n)
 {
@@ -240,8 +242,8 @@ template <class T, int N> static __device__ inline void copy_row(T *to, const T 
         store<T, N>(to + t * N, load<T, N>(from + t * N));
 }
 
-/* What the warps' sums come to for n heads of all rows' from `head`: part k of several, or, with k
- * -1, the row itself. */
+/* Add the sums of the warps for n heads from `head`, counted over all rows, and store them: as part
+ * k of several, or with k = -1 as the result. */
 template <class T, int G>
 static __device__ inline void store_part(const step_args<T> &a, int64_t head, int n, int64_t k,
                                          const float *max, const float *sum, const float *sums)
@@ -267,20 +269,20 @@ static __device__ inline void store_part(const step_args<T> &a, int64_t head, in
 
 /* ---- kernels ---- */
 
-/* Numbers of a packed access to partials. */
+/* Numbers in a packed access to partial results. */
 template <int N> struct join_width {
     static const int n = N < 4 ? 1 : 4;
 };
 
-/* Blocks that a multiprocessor has at a time, by the numbers that a thread keeps: what the compiler
- * may spend on making heads and on joining must not cost those that walk over keys. */
+/* Blocks on a multiprocessor at a time, by the count of numbers that a thread keeps: registers for
+ * computing heads and for joining must not reduce the number of blocks that read keys. */
 template <int N, int G> struct resident {
     static const int n = G == 8 ? (N == 8 ? 4 : 6) : G == 4 ? (N == 8 ? 7 : 9) : N == 1 ? 7 : 9;
 };
 
-/* Shared memory: scores [G][PART], then sums over values [WARPS][G][dim], where before them the
- * heads [G+1][dim] lie.  With one row a sequence the new key is not in the cache yet; with more
- * rows it is. */
+/* Shared memory: scores [G][PART], then sums over values [WARPS][G][dim], whose memory first holds
+ * the heads [G+1][dim].  With one row a sequence this kernel appends the new key; with more rows
+ * the cache has it already. */
 template <class T, int N, int G>
 static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_parts(step_args<T> a)
 {
@@ -296,7 +298,7 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
                 row = at / c.kv_heads;
         span s = keys_of(c, row / c.seq, row % c.seq);
         seen_parts seen = parts_of(s);
-        int64_t head = row * c.heads + kv * c.group; /* of all rows */
+        int64_t head = row * c.heads + kv * c.group; /* counted over all rows */
         if (k == 0 && !seen.count)
             for (int t = (int)threadIdx.x; t < c.group * c.dim; t += THREADS)
                 a.o[head * c.dim + t] = T{};
@@ -306,8 +308,8 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
         int m = (int)((s.end < (k + 1) * PART ? s.end : (k + 1) * PART) - lo);
         int64_t place = ((row / c.seq * c.kv_heads + kv) * c.room + lo) * c.dim;
         T *key = a.keys + place, *value = a.values + place, *fresh = nullptr;
-        /* Of short rows blocks are too few to keep memory at work by their reads alone.  Of all
-         * rows that do this there are not more parts than `few`. */
+        /* Short rows have too few blocks to keep memory busy with their reads alone, so they
+         * prefetch; all rows that do so have at most `few` parts. */
         if (c.batch * c.seq * c.kv_heads * seen.count <= a.few)
             ask_for_part(key, value, (int64_t)m * c.dim);
         if (c.seq == 1 && k == seen.first + seen.count - 1) {
@@ -327,7 +329,7 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
             part_values<T, N, G>(c, value, n, m, score, sums);
             __syncthreads();
             store_part<T, G>(a, head, n, seen.count > 1 ? k : -1, max, sum, sums);
-            __syncthreads(); /* all of shared memory is used again */
+            __syncthreads(); /* the next heads overwrite the shared memory */
         }
         if (seen.count > 1 && a.tickets)
             join_up<T, join_width<N>::n, G>(a, row * c.heads + kv * c.group, k, seen,
@@ -335,7 +337,7 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
     }
 }
 
-/* The joining alone, a block for each head of each row. */
+/* Only the joining: a block for each head of each row. */
 template <class T, int M>
 static __global__ void __launch_bounds__(THREADS) join_parts(step_args<T> a)
 {

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention_tile.cuh -- shared by attention's forward and backward (contract: kernels/attention.h).
  *
- * A block is a few warps.  Each warp owns 16 rows of a tile of queries (or of keys, in the pass for keys and
- * values), and walks over tiles of the other side in shared memory.  All that a warp multiplies is two
- * products, with sums in the layout of mma_c:
+ * A block is a few warps.  Each warp owns 16 rows of a tile of queries (or of keys, in the pass for
+ * keys and values), and loops over tiles of the other side in shared memory.  A warp computes two
+ * kinds of products, with sums in the arrangement of mma_c:
  *   product_rows   c [16, 8N] += a [16, D] b [8N, D]^T    both in shared memory: scores
  *   product_cols   c [16, D]  += p [16, 8N] b [8N, D]     p in registers as product_rows left it
- * BF16 and F16 by mma.cuh (p rounded to T), F32 by plain sums in F32 in the same layout.  Head sizes
- * between the compiled ones run as the next larger, zeros behind.
+ * BF16 and F16 by mma.cuh (p rounded to T), F32 by plain sums in F32 in the same arrangement.  Head
+ * sizes between the compiled ones run as the next larger size, filled up with zeros.
  *
- * What a query does not see weighs zero in its tile, so a key or query that is not a number reaches the
- * rows that meet it, and a value (or in the backward its like) the others of the tile too. */
+ * A key that a query does not see has weight zero in its tile.  So a NaN in a key or query affects
+ * only the rows that see it, but a NaN in a value (or, in the backward, in another factor of such a
+ * product) affects all rows of the tile. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 #define LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 
@@ -21,7 +22,7 @@ extern "C" {
 #include "kernels/attention.h"
 }
 
-/* The shortest tile of queries that the backward takes numbers of, for the size of its scratch. */
+/* The shortest tile of queries for which the backward stores numbers; sizes its scratch. */
 enum { ATTN_FEWEST_COLS = 16 };
 /* Bytes of shared memory that a block has on every GPU from sm_80 on. */
 enum { ATTN_MOST_SHARED = 99 * 1024 };
@@ -31,9 +32,10 @@ struct attn_shape {
     int64_t batch, seq, heads, kv_heads;
     int dim, window; /* window 0: none */
     bool causal, packed;
-    float scale, scale_log2; /* scores times log2(e): powers of two */
-    float cap_by; /* scale / soft_cap: the scores are tanh(q.k * cap_by), and their scale_log2
-                              * the cap's; 0: no soft cap */
+    float scale, scale_log2; /* scale * log2(e), for powers of two */
+    /* scale / soft_cap: scores are tanh(q.k * cap_by), and scale_log2 is that of the cap; 0: no
+     * soft cap */
+    float cap_by;
     bool drop;
     uint32_t threshold;
     float keep;
@@ -105,8 +107,9 @@ __device__ inline attn_draws draws_of(const attn_shape &s, int64_t bh)
     }
     return d;
 }
-/* Which of a lane's sums are kept, bit 4n + e for register e of fragment n of N <= 8: their draws are
- * 8 * next apart from n to n, `next` from column to column, 8 * down from row to row of the lane. */
+/* The mask of a lane's sums that dropout keeps: bit 4n + e for register e of fragment n < N <= 8.
+ * Indices of draws differ by 8 * next between fragments, by `next` between columns, by 8 * down
+ * between the rows of the lane. */
 __device__ inline LM_NOINLINE unsigned kept_bits(uint64_t at, uint64_t next, uint64_t down, int N,
                                                  uint64_t hi, uint64_t key, uint32_t threshold)
 {
@@ -144,12 +147,12 @@ template <class T, int D> struct tile_pitch {
     static const int n = D + 16 / (int)sizeof(T);
 };
 
-/* Words of shared memory that a warp exchanges numbers in. */
+/* Words of shared memory in which a warp exchanges numbers. */
 template <class T> struct warp_box {
     static const int n = sizeof(T) == 4 ? 128 : MMA_BOX;
 };
 
-/* Shared memory of a block: its tiles, and behind them the boxes, where the warps use theirs. */
+/* Shared memory of a block: its tiles, and after them the boxes of its warps, if they use them. */
 template <class Tile, class T, bool TENSOR> constexpr int block_bytes(void)
 {
 #ifndef LM_EMU
@@ -159,8 +162,8 @@ template <class Tile, class T, bool TENSOR> constexpr int block_bytes(void)
     return Tile::bytes + Tile::warps * warp_box<T>::n * 4;
 }
 
-/* Rows 0 .. ROWS-1 from `from`, of which the first `rows` are there; zeros elsewhere.  All threads of
- * the block; with TENSOR the copies may be under way until copies_done. */
+/* Load rows 0 .. ROWS-1 from `from`, of which the first `rows` exist; the others are zeros.  All
+ * threads of the block call it; with TENSOR the copies may be pending until copies_done. */
 template <class T, int D, int ROWS, int THREADS, bool TENSOR>
 __device__ inline void load_tile(T *to, const T *from, int64_t pitch, int rows, const attn_shape &s)
 {
@@ -182,8 +185,8 @@ __device__ inline void load_tile(T *to, const T *from, int64_t pitch, int rows, 
     }
 }
 
-/* A warp's 16 rows of sums times `by`, by way of `tile`, rows of shared memory that only this warp
- * reads; the first `rows` of them are stored. */
+/* Store the first `rows` of a warp's 16 rows of sums times `by`, through `tile`, rows of shared
+ * memory that only this warp reads. */
 template <class T, int D>
 __device__ inline void store_rows(T *to, int64_t pitch, int rows, const mma_c *x, const float *by,
                                   T *tile, const attn_shape &s)
@@ -323,13 +326,13 @@ template <int N> __device__ inline void cap_scores(const attn_shape &s, mma_c *c
         c[n] = tanh_of(c[n], s.cap_by);
 }
 
-/* What a soft cap takes of the gradient of a score that cap_scores has seen. */
+/* The factor of the soft cap in the gradient of a score, from the capped score. */
 __device__ inline float cap_slope(const attn_shape &s, float score)
 {
     return s.cap_by == 0 ? 1.0f : fmaf(-score, score, 1.0f);
 }
 
-/* Over the four lanes that share a row of sums. */
+/* Sum over the four lanes that share a row of sums. */
 __device__ inline float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -341,7 +344,7 @@ __device__ inline float quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Blocks for `jobs`: as many, within what a grid may have. */
+/* One block for each of `jobs`, at most as many as a grid may have. */
 inline unsigned attn_grid(int64_t jobs)
 {
     const int64_t most = 1 << 30;
@@ -350,8 +353,9 @@ inline unsigned attn_grid(int64_t jobs)
 
 /* ---- head sizes ---- */
 
-/* CALL(D), D the compiled size that serves a head size up to 256.  Each costs the compiler seconds on
- * every target: the plain path has the smallest, for small models, and fewer between. */
+/* CALL(D), D the compiled size that serves a head size up to 256.  Each size costs seconds of
+ * compilation on every target, so the plain path has the smallest one, for small models, and fewer
+ * of the others. */
 #define LM_ATTN_FOR_DIM(tensor, dim, CALL) \
     do {                                   \
         if ((dim) <= 16 && !(tensor))      \

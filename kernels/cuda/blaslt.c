@@ -2,8 +2,8 @@
 /* blaslt.c -- matrix products by cuBLASLt.
  *
  * cuBLASLt is column-major: what is C = A B by rows is C' = B' A' by columns, so the factors change
- * places, their transposes stay, a bias over columns becomes its bias over rows, and what is summed
- * of our first factor is of its second.  A bias and sums have the type of C. */
+ * places, their transposes stay, a bias over columns becomes its bias over rows, and sums over our
+ * first factor are sums over its second.  A bias and sums have the type of C. */
 #include "kernels/cuda/blaslt.h"
 
 #include <cublasLt.h>
@@ -203,8 +203,8 @@ static cudaDataType_t type_of(lm_dtype d)
 }
 
 /* A row-major matrix in cuBLASLt's terms. */
-static bool layout(const library *l, cublasLtMatrixLayout_t *out, lm_dtype d, int64_t rows,
-                   int64_t cols, int64_t pitch, int64_t batch, int64_t stride)
+static bool describe_matrix(const library *l, cublasLtMatrixLayout_t *out, lm_dtype d, int64_t rows,
+                            int64_t cols, int64_t pitch, int64_t batch, int64_t stride)
 {
     int32_t count = (int32_t)batch;
 
@@ -311,11 +311,11 @@ static bool describe(const library *l, shape *s, const lm_lt_gemm *g)
            product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
            describe_epilogue(l, s, g) && describe_scales(l, s, g) && set_pointers(l, s, g) &&
-           layout(l, &s->a, g->a_type, g->ta ? g->k : g->m, g->ta ? g->m : g->k, g->lda, g->batch,
-                  g->stride_a) &&
-           layout(l, &s->b, g->b_type, g->tb ? g->n : g->k, g->tb ? g->k : g->n, g->ldb, g->batch,
-                  g->stride_b) &&
-           layout(l, &s->c, g->cd, g->m, g->n, g->ldc, g->batch, g->stride_c);
+           describe_matrix(l, &s->a, g->a_type, g->ta ? g->k : g->m, g->ta ? g->m : g->k, g->lda,
+                           g->batch, g->stride_a) &&
+           describe_matrix(l, &s->b, g->b_type, g->tb ? g->n : g->k, g->tb ? g->k : g->n, g->ldb,
+                           g->batch, g->stride_b) &&
+           describe_matrix(l, &s->c, g->cd, g->m, g->n, g->ldc, g->batch, g->stride_c);
 }
 
 static bool preference_set(const library *l, cublasLtMatmulPreference_t p,

@@ -19,9 +19,9 @@ typedef struct lm_cuda_lt lm_cuda_lt;
  *
  * FP8 factors (kernels/fp8.h) have scales; A not transposed, B transposed, no batch, bias of BF16.
  *
- * gelu, slope, z, a_sum: as act and the others of gemm_call, but GELU is the tanh form only, a_sum
- * is written and not added to, and no batch has any of them.  A product with them may be refused
- * although one without is supported. */
+ * gelu, slope, z, a_sum: as in gemm_call, but GELU is the tanh form only, a_sum is written and not
+ * added to, and no batch has any of them.  A product with them may be refused although one without
+ * is supported. */
 typedef struct {
     int64_t m, n, k;
     lm_dtype a_type, b_type, cd; /* of A and B: the same, but for FP8 */
@@ -33,7 +33,7 @@ typedef struct {
     int64_t batch, stride_a, stride_b, stride_c; /* as in gemm_call */
     const float *a_scale, *b_scale;              /* FP8 only */
     lm_fp8_scaling a_scaling, b_scaling;
-    bool formless; /* cuBLASLt has no form for such scales on this card: it is counted alone */
+    bool formless; /* cuBLASLt has no form for such scales on this card: the call is only counted */
     bool gelu, slope;
     void *z;
     float *a_sum;
@@ -42,10 +42,10 @@ typedef struct {
 /* Counts of requests: each shape is queried and counted once.  A shape without epilogue is
  * supported or not; one with an epilogue may be refused, and is then requested again without. */
 typedef struct {
-    int64_t shapes;          /* that heuristics were asked about */
+    int64_t shapes;          /* for which heuristics were queried */
     int64_t hits;            /* products whose shape was known */
-    int64_t unserved_shapes; /* that cuBLASLt has no algorithm for */
-    int64_t unserved;        /* products of them, which another kernel made */
+    int64_t unserved_shapes; /* for which cuBLASLt has no algorithm */
+    int64_t unserved;        /* products of these shapes, which another kernel computed */
     int64_t refused_shapes, refused;
 } lm_lt_counts;
 

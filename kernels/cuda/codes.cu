@@ -9,7 +9,7 @@ extern "C" {
 
 static const int threads = LM_CODES_BLOCK;
 
-/* A table in the launch: entries, or middles between them; unsigned, then signed. */
+/* A table passed with the launch: entries, or midpoints between them; unsigned, then signed. */
 struct dynamic_table {
     float v[2][256];
     int zero[2];
@@ -46,7 +46,7 @@ struct range {
     bool finite;
 };
 
-/* Of the numbers of a block of threads; all of them get it. */
+/* The range of the numbers of a block of threads; all threads get it. */
 __device__ inline range range_of(float x)
 {
     __shared__ float low[threads], high[threads];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise.cu -- activations and other maps: one read and one write of memory each. */
 #include "kernels/cuda/gelu.cuh"
+#include "kernels/cuda/grid2d.cuh"
 #include "kernels/cuda/philox.cuh"
-#include "kernels/cuda/plane.cuh"
 
 extern "C" {
 #include "kernels/elementwise.h"
@@ -67,7 +67,7 @@ static unsigned flat_grid(const lm_call *c, int n)
     return grid_for(lm_tensor_count(&c->in[0]), flight * n * threads, c->stream);
 }
 
-/* y may be a or b: a thread writes what it alone has read. */
+/* y may be a or b: each element is read and written by one thread. */
 template <int OP, class T, int N> struct map_job {
     const T *a, *b;
     T *y;
@@ -140,9 +140,9 @@ __global__ void pair_kernel(int64_t rows, int64_t width, const T *gu, T *h)
 {
     typedef pack<T, N> part;
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+    for (int64_t r = grid2d_row(); r < rows; r += grid2d_rows()) {
 #pragma unroll 1
-        for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
+        for (int64_t i = grid2d_col() * N; i < width; i += grid2d_cols() * N) {
             part g = *(const part *)(gu + 2 * r * width + i);
             part u = *(const part *)(gu + (2 * r + 1) * width + i);
 #pragma unroll
@@ -160,9 +160,9 @@ __global__ void pair_dx_kernel(int64_t rows, int64_t width, const T *dh, const T
 {
     typedef pack<T, N> part;
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+    for (int64_t r = grid2d_row(); r < rows; r += grid2d_rows()) {
 #pragma unroll 1
-        for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
+        for (int64_t i = grid2d_col() * N; i < width; i += grid2d_cols() * N) {
             int64_t gate = 2 * r * width + i, up = gate + width;
             part d = *(const part *)(dh + r * width + i);
             part g = *(const part *)(gu + gate), u = *(const part *)(gu + up);
@@ -191,11 +191,13 @@ template <class T, bool GELU> static void run_pairs(const lm_call *c)
     const T *gu = in_ptr<const T>(c, 0);
     T *h = out_ptr<T>(c, 0);
     bool wide_rows = packs<T>(n, width, gu, h);
-    plane p = plane_for(rows, wide_rows ? width / n : width, c->stream);
+    grid2d over = grid2d_for(rows, wide_rows ? width / n : width, c->stream);
     if (wide_rows)
-        LM_LAUNCH((pair_kernel<T, n, GELU>), p.grid, p.block, 0, c->stream, rows, width, gu, h);
+        LM_LAUNCH((pair_kernel<T, n, GELU>), over.grid, over.block, 0, c->stream, rows, width, gu,
+                  h);
     else
-        LM_LAUNCH((pair_kernel<T, 1, GELU>), p.grid, p.block, 0, c->stream, rows, width, gu, h);
+        LM_LAUNCH((pair_kernel<T, 1, GELU>), over.grid, over.block, 0, c->stream, rows, width, gu,
+                  h);
 }
 
 template <class T, bool GELU> static void run_pairs_dx(const lm_call *c)
@@ -205,13 +207,13 @@ template <class T, bool GELU> static void run_pairs_dx(const lm_call *c)
     const T *dh = in_ptr<const T>(c, 0), *gu = in_ptr<const T>(c, 1);
     T *dgu = out_ptr<T>(c, 0);
     bool wide_rows = packs<T>(n, width, dh, gu, dgu);
-    plane p = plane_for(rows, wide_rows ? width / n : width, c->stream);
+    grid2d over = grid2d_for(rows, wide_rows ? width / n : width, c->stream);
     if (wide_rows)
-        LM_LAUNCH((pair_dx_kernel<T, n, GELU>), p.grid, p.block, 0, c->stream, rows, width, dh, gu,
-                  dgu);
+        LM_LAUNCH((pair_dx_kernel<T, n, GELU>), over.grid, over.block, 0, c->stream, rows, width,
+                  dh, gu, dgu);
     else
-        LM_LAUNCH((pair_dx_kernel<T, 1, GELU>), p.grid, p.block, 0, c->stream, rows, width, dh, gu,
-                  dgu);
+        LM_LAUNCH((pair_dx_kernel<T, 1, GELU>), over.grid, over.block, 0, c->stream, rows, width,
+                  dh, gu, dgu);
 }
 
 template <class T> static void swiglu(const lm_call *c)
@@ -276,8 +278,8 @@ template <class T> __device__ inline T kept(T x, uint32_t draw, uint32_t thresho
     return from_float<T>(draw >= threshold ? to_float(x) * scale : 0.0f);
 }
 
-/* A thread takes the four elements of one block of draws; the first block may begin before the
- * mask, and the last go on behind it. */
+/* A thread takes the four elements of one block of draws; the first block of draws may begin before
+ * the mask, and the last may end after it. */
 template <class T>
 __global__ void dropout_any(int64_t count, uint64_t hi, uint32_t threshold, float scale,
                             const lm_step *run, const T *x, T *y)
@@ -427,14 +429,14 @@ template <class T, int N>
 __global__ void rows_kernel(int64_t n_rows, int64_t width, const T *x, const int32_t *idx, T *y)
 {
     typedef pack<T, N> part;
-    int64_t r = plane_row(), at = r < n_rows ? idx[r] : 0;
+    int64_t r = grid2d_row(), at = r < n_rows ? idx[r] : 0;
 #pragma unroll 1
-    for (; r < n_rows; r += plane_rows()) {
+    for (; r < n_rows; r += grid2d_rows()) {
         const T *from = x + at * width;
-        if (r + plane_rows() < n_rows) /* the next row need not wait for its index */
-            at = idx[r + plane_rows()];
+        if (r + grid2d_rows() < n_rows) /* read ahead for the next row */
+            at = idx[r + grid2d_rows()];
 #pragma unroll 1
-        for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N)
+        for (int64_t i = grid2d_col() * N; i < width; i += grid2d_cols() * N)
             *(part *)(y + r * width + i) = *(const part *)(from + i);
     }
 }
@@ -447,11 +449,13 @@ template <class T> static void rows(const lm_call *c)
     const int32_t *idx = in_ptr<const int32_t>(c, 1);
     T *y = out_ptr<T>(c, 0);
     bool wide_rows = packs<T>(n, width, x, y);
-    plane p = plane_for(n_rows, wide_rows ? width / n : width, c->stream);
+    grid2d over = grid2d_for(n_rows, wide_rows ? width / n : width, c->stream);
     if (wide_rows)
-        LM_LAUNCH((rows_kernel<T, n>), p.grid, p.block, 0, c->stream, n_rows, width, x, idx, y);
+        LM_LAUNCH((rows_kernel<T, n>), over.grid, over.block, 0, c->stream, n_rows, width, x, idx,
+                  y);
     else
-        LM_LAUNCH((rows_kernel<T, 1>), p.grid, p.block, 0, c->stream, n_rows, width, x, idx, y);
+        LM_LAUNCH((rows_kernel<T, 1>), over.grid, over.block, 0, c->stream, n_rows, width, x, idx,
+                  y);
 }
 
 extern "C" const lm_kernel lm_elementwise_cuda_kernels[] = {

@@ -5,7 +5,7 @@
  * stably, by a radix sort of 8 bits a pass; each id then has the range of its rows in that order,
  * and one block sums them and writes (or clears) the id's row of the table.  If bits may differ
  * from run to run, rows are added by atomics instead. */
-#include "kernels/cuda/plane.cuh"
+#include "kernels/cuda/grid2d.cuh"
 
 extern "C" {
 #include "kernels/embed.h"
@@ -13,7 +13,7 @@ extern "C" {
 
 /* ---- lookup ---- */
 
-/* Of wte's rows, as activations of type act have it. */
+/* The factor of wte's rows, rounded to the activation type `act`. */
 static float scale_of(const lm_call *c, lm_dtype act)
 {
     const lm_embed_attr *a = (const lm_embed_attr *)c->attr;
@@ -27,16 +27,16 @@ __global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, co
                              const int32_t *pos, const T *wpe, float scale, T *x)
 {
     typedef pack<T, N> part;
-    int64_t r = plane_row(), id = r < rows ? tok[r] : 0, at = wpe && r < rows ? pos[r] : 0;
+    int64_t r = grid2d_row(), id = r < rows ? tok[r] : 0, at = wpe && r < rows ? pos[r] : 0;
 #pragma unroll 1
-    for (; r < rows; r += plane_rows()) {
+    for (; r < rows; r += grid2d_rows()) {
         const T *from = wte + id * width, *place = wpe ? wpe + at * width : nullptr;
-        if (r + plane_rows() < rows) { /* the next row need not wait for its ids */
-            id = tok[r + plane_rows()];
-            at = wpe ? pos[r + plane_rows()] : 0;
+        if (r + grid2d_rows() < rows) { /* read ahead for the next row */
+            id = tok[r + grid2d_rows()];
+            at = wpe ? pos[r + grid2d_rows()] : 0;
         }
 #pragma unroll 1
-        for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
+        for (int64_t i = grid2d_col() * N; i < width; i += grid2d_cols() * N) {
             part v = *(const part *)(from + i);
             if (place || scale != 1) {
                 part w = {};
@@ -60,13 +60,13 @@ template <class T> static void embed(const lm_call *c)
     T *x = out_ptr<T>(c, 0);
     float scale = scale_of(c, c->out[0].dtype);
     bool packed = packs<T>(n, width, wte, wpe, x);
-    plane p = plane_for(rows, packed ? width / n : width, c->stream);
+    grid2d over = grid2d_for(rows, packed ? width / n : width, c->stream);
     if (packed)
-        LM_LAUNCH((embed_kernel<T, n>), p.grid, p.block, 0, c->stream, rows, width, tok, wte, pos,
-                  wpe, scale, x);
+        LM_LAUNCH((embed_kernel<T, n>), over.grid, over.block, 0, c->stream, rows, width, tok, wte,
+                  pos, wpe, scale, x);
     else
-        LM_LAUNCH((embed_kernel<T, 1>), p.grid, p.block, 0, c->stream, rows, width, tok, wte, pos,
-                  wpe, scale, x);
+        LM_LAUNCH((embed_kernel<T, 1>), over.grid, over.block, 0, c->stream, rows, width, tok, wte,
+                  pos, wpe, scale, x);
 }
 
 /* ---- sorting rows by id ---- */
@@ -377,25 +377,25 @@ static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint
               (const uint32_t *)s->start, row, in_ptr<const T>(c, 0), scale, (float *)dw->data);
 }
 
-/* ---- the fast form ---- */
+/* ---- the fast form, by atomics ---- */
 
-/* Number by number: the lanes of a warp add to neighbours, which memory takes together.  Reads go
- * before: none of them may pass an addition that is under way. */
+/* One number at a time: the lanes of a warp add to neighbouring addresses, which memory combines.
+ * Several reads come first, because no read passes a pending addition. */
 static const int ahead = 4;
 
 template <class T>
 __global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float scale,
                          float *dw)
 {
-    int64_t r = plane_row(), step = plane_cols(), at = r < rows ? id[r] : 0;
+    int64_t r = grid2d_row(), step = grid2d_cols(), at = r < rows ? id[r] : 0;
 #pragma unroll 1
-    for (; r < rows; r += plane_rows()) {
+    for (; r < rows; r += grid2d_rows()) {
         const T *from = dx + r * width;
         float *to = dw + at * width;
-        if (r + plane_rows() < rows)
-            at = id[r + plane_rows()];
+        if (r + grid2d_rows() < rows)
+            at = id[r + grid2d_rows()];
 #pragma unroll 1
-        for (int64_t i = plane_col(); i < width; i += ahead * step) {
+        for (int64_t i = grid2d_col(); i < width; i += ahead * step) {
             float x[ahead];
 #pragma unroll
             for (int k = 0; k < ahead; k++)
@@ -430,8 +430,8 @@ static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm
     if (replace)
         cudaMemsetAsync(dw->data, 0, (size_t)lm_tensor_count(dw) * sizeof(float),
                         c->stream->handle);
-    plane p = plane_for(rows, (width + ahead - 1) / ahead, c->stream);
-    LM_LAUNCH((add_rows<T>), p.grid, p.block, 0, c->stream, rows, width, id, dx, scale,
+    grid2d over = grid2d_for(rows, (width + ahead - 1) / ahead, c->stream);
+    LM_LAUNCH((add_rows<T>), over.grid, over.block, 0, c->stream, rows, width, id, dx, scale,
               (float *)dw->data);
 }
 

@@ -7,7 +7,7 @@
  * of k meet their scales in F32.  Every maximum is exact, so the result does not depend on the
  * order of blocks. */
 #include "kernels/cuda/fp8.cuh"
-#include "kernels/cuda/plane.cuh"
+#include "kernels/cuda/grid2d.cuh"
 
 extern "C" {
 #include "kernels/cuda/blaslt.h"
@@ -22,7 +22,7 @@ struct e5m2 {
     uint8_t bits;
 };
 
-/* Its bits as those of a float have an exponent that is 120 too small; exact. */
+/* Its bits, read as those of a float, have an exponent that is too small by 120; exact. */
 __device__ inline float to_float(e4m3 x)
 {
     uint32_t mag = x.bits & 0x7fu;
@@ -39,7 +39,7 @@ __device__ inline float to_float(e5m2 x)
 
 /* The parameters of encoding. */
 struct fp8_format {
-    int drop;             /* bits of a float's mantissa that a code has not */
+    int drop;             /* bits of a float's mantissa that a code lacks */
     uint32_t lowest;      /* as a float, the smallest number that is not subnormal */
     uint32_t nan, nan_of; /* NaN's code, and which bits of the code's own mantissa stay in it */
     float most;           /* the largest number */
@@ -58,9 +58,10 @@ static fp8_format format_of(lm_dtype d)
     return f;
 }
 
-/* Rounded to nearest, ties to even; too large, infinities too: the largest.  The sum with a power of
- * two so large that its last place is the code's rounds, and what it is larger by is the mantissa.
- * All cases at once: there are many numbers to a branch. */
+/* Rounded to nearest, ties to even; numbers beyond the largest, infinities too, become the largest.
+ * Adding a power of two whose last place is that of the code rounds, and the difference of the sum
+ * to that power is the mantissa.  All cases take one path, because the lanes of a warp would
+ * diverge. */
 __device__ inline uint32_t encode(float x, const fp8_format &f)
 {
     uint32_t u = __float_as_uint(x);
@@ -154,14 +155,14 @@ __device__ inline void column_most(float (*v)[4], float *most)
         most[e] = m.v[e];
 }
 
-/* Where word c of row r of a turned tile lies, 32 words a row: neither the words of a row nor those
- * that a warp writes to every fourth row share a bank. */
+/* The place of word c of row r of a turned tile, 32 words a row: neither the words of a row nor
+ * those that a warp writes to every fourth row share a bank. */
 __device__ inline int turned_at(int r, int c)
 {
     return r * (tile / 4) + (c ^ r / 4);
 }
 
-/* The scale of block (ob, kb) of the codes, written once; behind a row of blocks, zeros. */
+/* Write the scale of block (ob, kb) of the codes, and zeros after the last block of a row. */
 __device__ inline void put_block_scale(const quantizing &q, int64_t ob, int64_t kb, int64_t k,
                                        float s)
 {
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quanti
                     store4(q.codes + to_row * q.ld + to_col, turned[turned_at(r, lane)],
                            q.rows - to_col, q.pack_codes);
             }
-            __syncthreads(); /* before the next tile */
+            __syncthreads(); /* the next tile overwrites it */
         }
     }
 }
@@ -275,14 +276,14 @@ __global__ void __launch_bounds__(block_threads)
 {
     typedef pack<T, N> piece;
     const int U = 4;
-    int64_t step = plane_cols() * N;
+    int64_t step = grid2d_cols() * N;
     float most = 0;
 
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+    for (int64_t r = grid2d_row(); r < rows; r += grid2d_rows()) {
         const T *from = x + r * ldx;
 #pragma unroll 1
-        for (int64_t i = plane_col() * N; i < cols; i += U * step) {
+        for (int64_t i = grid2d_col() * N; i < cols; i += U * step) {
             piece v[U] = {};
 #pragma unroll
             for (int u = 0; u < U; u++)
@@ -316,7 +317,7 @@ size_t lm_cuda_fp8_quantize_work(const lm_fp8_quantize *q)
     return q->scaling == LM_FP8_TENSOR && !q->given ? (size_t)most_parts * sizeof(float) : 0;
 }
 
-/* The largest magnitudes of parts of x; how many. */
+/* Write the largest magnitudes of parts of x; returns the number of parts. */
 template <class T> static int64_t run_most(const lm_fp8_quantize *q, const lm_stream *s)
 {
     const int n = wide<T>::n;
@@ -324,16 +325,17 @@ template <class T> static int64_t run_most(const lm_fp8_quantize *q, const lm_st
     bool flat = q->ldx == q->cols;
     int64_t rows = flat ? 1 : q->rows, cols = flat ? q->rows * q->cols : q->cols;
     bool wide_rows = packs<T>(n, flat ? cols : cols | q->ldx, x);
-    plane p = plane_for(rows, ceil_div(cols, wide_rows ? 4 * n : 4), s);
-    p.grid.x = p.grid.x < most_parts ? p.grid.x : (unsigned)most_parts;
-    p.grid.y = p.grid.x * p.grid.y <= most_parts ? p.grid.y : (unsigned)most_parts / p.grid.x;
+    grid2d over = grid2d_for(rows, ceil_div(cols, wide_rows ? 4 * n : 4), s);
+    over.grid.x = over.grid.x < most_parts ? over.grid.x : (unsigned)most_parts;
+    over.grid.y =
+        over.grid.x * over.grid.y <= most_parts ? over.grid.y : (unsigned)most_parts / over.grid.x;
     if (wide_rows)
-        LM_LAUNCH((fp8_most_kernel<T, n>), p.grid, p.block, 0, s, x, rows, cols, q->ldx,
+        LM_LAUNCH((fp8_most_kernel<T, n>), over.grid, over.block, 0, s, x, rows, cols, q->ldx,
                   (float *)q->work);
     else
-        LM_LAUNCH((fp8_most_kernel<T, 1>), p.grid, p.block, 0, s, x, rows, cols, q->ldx,
+        LM_LAUNCH((fp8_most_kernel<T, 1>), over.grid, over.block, 0, s, x, rows, cols, q->ldx,
                   (float *)q->work);
-    return (int64_t)p.grid.x * p.grid.y;
+    return (int64_t)over.grid.x * over.grid.y;
 }
 
 template <class T> static void quantize(const lm_fp8_quantize *q, const lm_stream *s)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gelu.cuh -- the activations of linear layers and their slopes, for what maps them over memory
- * (elementwise.cu) and for what joins them to a product (gemm_plain.cu).
+/* gelu.cuh -- the activations of linear layers and their slopes, for the maps over memory
+ * (elementwise.cu) and for products with an epilogue (gemm_plain.cu).
  *
- * F32 is held to 1e-6, so nothing here cancels and its exponential is the accurate one; 16-bit
- * types take the GPU's, good to some 1e-6.  Quotients are good to two units in the last place. */
+ * F32 results are accurate to 1e-6: no term cancels, and the exponential is the accurate one;
+ * 16-bit types use the exponential of the GPU, accurate to about 1e-6.  Quotients are accurate to
+ * two units in the last place. */
 #ifndef LM_KERNELS_CUDA_GELU_CUH
 #define LM_KERNELS_CUDA_GELU_CUH
 
@@ -95,7 +96,7 @@ __device__ inline float normal_tail(float x, float bell)
 template <class T> __device__ inline float gelu_erf(float x)
 {
     float tail = normal_tail(x, bell_at<T>(x));
-    /* 1e4: where the tail is 0, infinity must not meet it; NaN comes by the tail */
+    /* 1e4: the tail is 0 there, and 0 times infinity would be NaN; a NaN comes through the tail */
     return fmaf(-fabsf(fminf(x, 1e4f)), tail, fmaxf(x, 0));
 }
 

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.cu -- chooses how a product is computed.
  *
- * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, except for two kinds of shapes:
- * up to lt_few_rows of a decoder, which are bound by reading B once, as the plain kernel does; and
- * those that cuBLASLt has no algorithm for, which it counts (lm_cuda_lt_counts).
+ * On the plain path by gemm_plain.cu, on the others by cuBLASLt, except for two kinds of shapes: up
+ * to lt_few_rows rows of a decoder, whose time is that of reading B once, as the plain kernel does;
+ * and those for which cuBLASLt has no algorithm, which are counted (lm_cuda_lt_counts).
  *
- * What is joined to a product never changes which of them makes it: a function or sums that
- * cuBLASLt does not join to this one, a kernel of this file makes behind it. */
+ * An epilogue never changes which of them computes the product: a function or sums that cuBLASLt
+ * does not join with it are computed by a kernel of this file afterwards. */
 #include "kernels/cuda/gemm.cuh"
 
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/gemm_plain.cuh"
-#include "kernels/cuda/plane.cuh"
+#include "kernels/cuda/grid2d.cuh"
 #include "kernels/cuda/rows.cuh"
 
 extern "C" {
 #include "kernels/cuda/blaslt.h"
 }
 
-/* ---- column sums, in two stages ---- */
+/* ---- column sums, in two passes ---- */
 
 static const int column_threads = 32, row_threads = 8;
 
-/* Rows that one block sums: so many that there are at most 128 partial sums of a column.  From the
- * shape alone, as the bits follow from it. */
+/* Rows that one block sums: so many that a column has at most 128 partial sums.  Chosen from the
+ * shape alone, because the bits depend on it. */
 static int64_t rows_each(int64_t rows)
 {
     int64_t each = (rows + 127) / 128;
@@ -105,7 +105,7 @@ template <class T> static void column_sums(const gemm_call *g, const lm_stream *
     add_rows(g, row_parts(g->k), s);
 }
 
-/* ---- functions behind a product ---- */
+/* ---- functions after a product ---- */
 
 /* c = f(z), or with slope c *= f'(z); z may be c. */
 template <class T, int N>
@@ -114,9 +114,9 @@ __global__ void shape_kernel(int64_t rows, int64_t cols, int64_t pitch, lm_activ
 {
     typedef pack<T, N> part;
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+    for (int64_t r = grid2d_row(); r < rows; r += grid2d_rows()) {
 #pragma unroll 1
-        for (int64_t i = plane_col() * N; i < cols; i += plane_cols() * N) {
+        for (int64_t i = grid2d_col() * N; i < cols; i += grid2d_cols() * N) {
             part x = *(const part *)(z + r * pitch + i), y = {};
             if (slope)
                 y = *(const part *)(c + r * pitch + i);
@@ -137,19 +137,19 @@ template <class T> static void shape(const gemm_call *g, const lm_stream *s)
     const T *z = (const T *)(g->z ? g->z : g->c);
     T *c = (T *)g->c;
     bool packed = g->n % n == 0 && packs<T>(n, g->ldc, z, c);
-    plane p = plane_for(g->m, packed ? g->n / n : g->n, s);
+    grid2d over = grid2d_for(g->m, packed ? g->n / n : g->n, s);
 
     if (packed)
-        LM_LAUNCH((shape_kernel<T, n>), p.grid, p.block, 0, s, g->m, g->n, g->ldc, g->act, g->slope,
-                  z, c);
+        LM_LAUNCH((shape_kernel<T, n>), over.grid, over.block, 0, s, g->m, g->n, g->ldc, g->act,
+                  g->slope, z, c);
     else
-        LM_LAUNCH((shape_kernel<T, 1>), p.grid, p.block, 0, s, g->m, g->n, g->ldc, g->act, g->slope,
-                  z, c);
+        LM_LAUNCH((shape_kernel<T, 1>), over.grid, over.block, 0, s, g->m, g->n, g->ldc, g->act,
+                  g->slope, z, c);
 }
 
 /* ---- by cuBLASLt ---- */
 
-/* A bias as cuBLASLt takes it: of the output's type. */
+/* A bias as cuBLASLt requires it: of the output's type. */
 static size_t bias_bytes(const gemm_call *g)
 {
     return g->cd == LM_DTYPE_F32 ? 0 : (size_t)g->n * lm_dtype_size(g->cd);
@@ -194,7 +194,7 @@ static const void *bias_as_output(const gemm_call *g, const lm_stream *s)
 static bool run_joined(const gemm_call *g, lm_lt_gemm lt, const lm_stream *s)
 {
     bool f32 = g->ab == LM_DTYPE_F32;
-    bool add = g->a_sum && g->accumulate; /* it writes, and never adds to, sums */
+    bool add = g->a_sum && g->accumulate; /* cuBLASLt overwrites sums, and never adds to them */
 
     if (g->act == LM_ACT_GELU_EXACT || (g->act == LM_ACT_GELU && f32 && !lt.tf32) ||
         (g->a_sum && f32 && lt.tf32))

@@ -22,13 +22,13 @@ struct gemm_call {
     void *c;
     const float *bias; /* [n], or null */
     void *work;        /* gemm_work bytes, 256-byte aligned */
-    /* A batch of products of one shape (0: one product): elements from one's matrix to the next's;
-     * 0 where all share A or B.  bias serves all. */
+    /* A batch of products of one shape (0: one product): elements from the matrix of one to that of
+     * the next; 0 where all share A or B.  All share the bias. */
     int64_t batch, stride_a, stride_b, stride_c;
     /* The function of the sums before they are stored in C, which then has type ab and is not added
      * to; GELU or none.  Forward: C = f(sum + bias), and z, when given, gets sum + bias.  Backward
-     * (slope): C = sum * f'(z), without a bias.  z has C's pitch and the type ab.  A is then as it
-     * is (not ta), and there is no batch. */
+     * (slope): C = sum * f'(z), without a bias. z has C's pitch and the type ab.  A is then not
+     * transposed, and there is no batch. */
     lm_activation act;
     bool slope;
     void *z;
@@ -37,7 +37,7 @@ struct gemm_call {
     float *a_sum;
 };
 
-/* Of the pointers only a_sum counts, whether there is one. */
+/* Of the pointers, only the presence of a_sum matters. */
 size_t gemm_work(const gemm_call *g, const lm_stream *s);
 void gemm_run(const gemm_call *g, lm_stream *s);
 

@@ -96,7 +96,7 @@ __global__ void add_parts_kernel(const float *part, const float *a_part, C *c, t
 /* ---- few rows ---- */
 
 /* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns (rows.cuh).  With fewer rows there are
- * registers for more blocks, whose reads are under way together. */
+ * registers for more blocks, and so more reads in flight. */
 template <class T, int M, int COLS, beside AND>
 __global__ void __launch_bounds__(256, M == 1   ? 4
                                        : M == 2 ? 3
@@ -182,7 +182,8 @@ size_t gemm_plain_work(const gemm_call *g)
     return parts > 1 ? (size_t)(part_floats(g, parts) + sums) * sizeof(float) : 0;
 }
 
-/* Blocks in the grid's third dimension: the batch from batch0 on, as far as one launch goes. */
+/* Blocks in the grid's third dimension: the part of the batch from batch0 on that one launch
+ * covers. */
 static const int64_t batch_most = 1024;
 
 static unsigned batch_blocks(const gemm_call *g, const tiling &t)
@@ -226,7 +227,7 @@ template <class C>
 static void add_parts(const gemm_call *g, const lm_stream *s, const tiling &t, const float *part,
                       const float *a_part)
 {
-    const beside SUMS = sizeof(C) == 4 ? SUMMED : NOTHING; /* C is F32 wherever there are sums */
+    const beside SUMS = sizeof(C) == 4 ? SUMMED : NOTHING; /* sums are only made with a C of F32 */
     dim3 grid(grid_for(t.part_size, block_threads, s), 1, batch_blocks(g, t));
     C *c = (C *)g->c;
 
@@ -247,7 +248,7 @@ template <class T> static void run_tiles(const gemm_call *g, const lm_stream *s,
     t.part_k = part_steps(g);
     t.parts = ceil_div(g->k, t.part_k);
     t.part_size = t.parts > 1 ? g->m * g->n : 0;
-    tiling part = t; /* what a part makes */
+    tiling part = t; /* the product of one part */
     void *c = g->c;
     if (t.parts > 1) {
         c = g->work;
@@ -276,7 +277,7 @@ static void launch_rows(const gemm_call *g, const lm_stream *s, const tiling &t)
     const T *a = (const T *)g->a, *b = (const T *)g->b;
     unsigned grid = grid_for(ceil_div(g->n, COLS), block_threads / 32, s);
 
-    if (g->act != LM_ACT_NONE) /* few graphs have these: one kernel does */
+    if (g->act != LM_ACT_NONE) /* rare in graphs: one kernel is enough */
         LM_LAUNCH((rows_kernel<T, 8, COLS, SHAPED>), grid, block_threads, 0, s, a, b, g->c, t);
     else if (g->m == 1)
         LM_LAUNCH((rows_kernel<T, 1, COLS, NOTHING>), grid, block_threads, 0, s, a, b, g->c, t);
@@ -321,7 +322,7 @@ template <class T> static void run_as(const gemm_call *g, const lm_stream *s)
         run_tiles<T>(g, s, t);
     for (int64_t z = t.batch0; z < batch_of(g); z++) { /* a launch each */
         gemm_call one = one_of(g, z);
-        if (g->n >= 4096) /* enough columns to fill the card four to a warp */
+        if (g->n >= 4096) /* enough columns to fill the card with four to a warp */
             launch_rows<T, 4>(&one, s, t);
         else
             launch_rows<T, 1>(&one, s, t);

@@ -3,7 +3,7 @@
  * gemm_plain.cu, grouped.cu and fp8.cu.
  *
  * A block of 256 threads makes SIDE x SIDE of C: 16 steps of k of both factors lie in shared memory
- * as floats, k outermost, while the next 16 are on their way in registers; a thread holds 8x8 (SIDE
+ * as floats, k outermost, while the next 16 are being read into registers; a thread holds 8x8 (SIDE
  * 128) or 4x4 (SIDE 64) sums and reads 4 floats at a time.  Sums go over k in order. */
 #ifndef LM_KERNELS_CUDA_GEMM_TILE_CUH
 #define LM_KERNELS_CUDA_GEMM_TILE_CUH
@@ -13,7 +13,7 @@
 static const int depth = 16; /* steps of k in shared memory */
 static const int block_threads = 256;
 static const int64_t flush = 1024; /* steps of k in one sum into F32; a multiple of depth */
-static const int64_t band = 8;     /* tiles of m that blocks in a row share B's columns over (L2) */
+static const int64_t band = 8; /* tiles of m for which successive blocks share B's columns in L2 */
 
 /* The arguments of all kernels of tiles. */
 struct tiling {
@@ -23,7 +23,8 @@ struct tiling {
     int64_t part_size; /* floats from one part's C to the next */
     int64_t tiles_m, tiles_n, parts;
     const float *bias;
-    /* Rows may be read 16 bytes at a time; written, 4 elements, as many as of the bias are read. */
+    /* Rows can be read 16 bytes at a time; rows of C can be written, and the bias read, 4 elements
+     * at a time. */
     bool pack_a, pack_b, pack_c;
     bool wide_c; /* C is F32 */
     bool accumulate;
@@ -49,7 +50,7 @@ template <class T, bool K_INSIDE, int R> struct part_of {
     static const int floats = depth * pitch;
 };
 
-/* Where a thread reads its first pack of the round that comes next. */
+/* Where a thread reads its first pack of the next round. */
 template <class T> struct cursor {
     const T *at;
     int64_t pitch;
@@ -73,7 +74,7 @@ __device__ inline cursor<T> cursor_at(const T *x, int64_t ld, int64_t row0, int6
 /* Read the next `depth` steps, of which `steps` are inside, and move on; zeros for what is
  * outside. */
 template <class T, bool K_INSIDE, int R>
-__device__ inline void fetch(pack<T, wide<T>::n> *stage, cursor<T> *x, int steps, bool packed)
+__device__ inline void fetch(pack<T, wide<T>::n> *staged, cursor<T> *x, int steps, bool packed)
 {
     typedef part_of<T, K_INSIDE, R> S;
     int inner = (int)threadIdx.x % S::line * S::P, outer = (int)threadIdx.x / S::line;
@@ -88,19 +89,19 @@ __device__ inline void fetch(pack<T, wide<T>::n> *stage, cursor<T> *x, int steps
         if (S::all % block_threads && (int)threadIdx.x + c * block_threads >= S::all)
             left = 0;
         if (packed && left >= S::P) {
-            stage[c] = *(const pack<T, S::P> *)at;
+            staged[c] = *(const pack<T, S::P> *)at;
         } else {
 #pragma unroll
             for (int e = 0; e < S::P; e++)
-                stage[c].v[e] = e < left ? at[e] : T();
+                staged[c].v[e] = e < left ? at[e] : T();
         }
     }
     x->at += K_INSIDE ? depth : depth * x->pitch;
 }
 
-/* Put them into shared memory as floats, [step][row]. */
+/* Store them in shared memory as floats, [step][row]. */
 template <class T, bool K_INSIDE, int R>
-__device__ inline void place(float *shared, const pack<T, wide<T>::n> *stage)
+__device__ inline void place(float *shared, const pack<T, wide<T>::n> *staged)
 {
     typedef part_of<T, K_INSIDE, R> S;
 #pragma unroll
@@ -115,10 +116,11 @@ __device__ inline void place(float *shared, const pack<T, wide<T>::n> *stage)
             if (K_INSIDE) {
 #pragma unroll
                 for (int f = e; f < e + 4; f++)
-                    shared[(inner + f) * S::pitch + outer] = to_float(stage[c].v[f]);
+                    shared[(inner + f) * S::pitch + outer] = to_float(staged[c].v[f]);
             } else {
-                pack<float, 4> v = { { to_float(stage[c].v[e]), to_float(stage[c].v[e + 1]),
-                                       to_float(stage[c].v[e + 2]), to_float(stage[c].v[e + 3]) } };
+                pack<float, 4> v = { { to_float(staged[c].v[e]), to_float(staged[c].v[e + 1]),
+                                       to_float(staged[c].v[e + 2]),
+                                       to_float(staged[c].v[e + 3]) } };
                 *(pack<float, 4> *)(shared + outer * S::pitch + inner + e) = v;
             }
         }
@@ -217,7 +219,7 @@ __device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, roo
     }
 }
 
-/* Four neighbours, or as many of them as are inside. */
+/* Load four neighbours, or as many of them as are inside. */
 template <class C> __device__ inline pack<C, 4> get4(const C *from, bool whole, int64_t left)
 {
     pack<C, 4> v = {};
@@ -261,7 +263,7 @@ __device__ inline void put4(C *c, const float *sum, const float *bias, int64_t l
     give4(c, v, whole, left);
 }
 
-/* Where this thread's g-th four sums belong. */
+/* The place in C of this thread's g-th four sums. */
 template <int SIDE> __device__ inline int row_of(int g)
 {
     int i = g / (SIDE / 64);
@@ -272,8 +274,8 @@ template <int SIDE> __device__ inline int col_of(int g)
     return first_col<SIDE>() + g % (SIDE / 64) * 32;
 }
 
-/* The other sums move up by four, so that a loop finds what comes next in the same registers: then
- * there is one copy of its code. */
+/* Move the other sums up by four, so that a loop finds the next ones in the same registers, and its
+ * code exists only once. */
 template <int SIDE> __device__ inline void move_up(float (*sum)[SIDE / 16])
 {
     const int per = SIDE / 16;
@@ -282,8 +284,7 @@ template <int SIDE> __device__ inline void move_up(float (*sum)[SIDE / 16])
         sum[e / per][e % per] = sum[(e + 4) / per][(e + 4) % per];
 }
 
-/* The sums, which are used up, into C (+)= sum (+ bias), as far as it reaches: m rows, t.n
- * columns. */
+/* C (+)= sum (+ bias), within m rows and t.n columns.  Destroys the sums. */
 template <class C, int SIDE>
 __device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, int64_t row0,
                                 int64_t m, int64_t col0, const float *bias, bool accumulate)
@@ -356,7 +357,7 @@ __device__ inline void put4_shaped(C *c, const tiling &t, int64_t at, const floa
         give4(z, kept, whole, left);
 }
 
-/* put_tile where there is a function, m being all rows. */
+/* put_tile with a function; m: all rows. */
 template <class C, int SIDE>
 __device__ inline void put_shaped(C *c, float (*sum)[SIDE / 16], const tiling &t, int64_t row0,
                                   int64_t col0, const float *bias, bool accumulate)

@@ -2,11 +2,11 @@
 /* grouped.cu -- grouped linear layers in plain CUDA, on every path: cuBLASLt needs the number of
  * rows of a product on the host, but only the device has it.
  *
- * The grid goes over slots, of `side` rows each, that the groups lay claim to: group g's begin at
- * offsets[g] / side + g, which is past the last slot that the groups before it need.  So a block
- * finds its group by a search in the offsets alone, no list of tiles is made first, and at most
- * G + 1 slots stay empty.  The gradient of weights has a group's rows as the depth of its product,
- * and so takes its tiles from the output's shape. */
+ * The grid has strips of `side` rows.  Those of group g begin with strip offsets[g] / side + g,
+ * which is past the last strip of the groups before it.  So a block finds its group by a search in
+ * the offsets alone, without a list of tiles, and at most G + 1 strips are empty.  In the gradient
+ * of weights the rows of a group are the depth of its product, so its tiles follow from the
+ * output's shape. */
 #include "kernels/cuda/gemm_tile.cuh"
 
 extern "C" {
@@ -15,18 +15,18 @@ extern "C" {
 
 static const int side = 64;
 
-__device__ inline int64_t first_slot(const int32_t *offsets, int64_t g)
+__device__ inline int64_t first_strip(const int32_t *offsets, int64_t g)
 {
     return offsets[g] / side + g;
 }
 
-/* The last of the groups that begin at or before the slot. */
-__device__ inline int64_t group_at(const int32_t *offsets, int64_t groups, int64_t slot)
+/* The last group that begins at or before the strip. */
+__device__ inline int64_t group_at(const int32_t *offsets, int64_t groups, int64_t strip)
 {
     int64_t low = 0, high = groups; /* it is in [low, high) */
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
-        if (first_slot(offsets, middle) <= slot)
+        if (first_strip(offsets, middle) <= strip)
             low = middle;
         else
             high = middle;
@@ -34,7 +34,7 @@ __device__ inline int64_t group_at(const int32_t *offsets, int64_t groups, int64
     return low;
 }
 
-/* y = x w^T (TB), or dx = dy w.  t: n columns, depth k, tiles_m slots. */
+/* y = x w^T (TB), or dx = dy w.  t: n columns, depth k, tiles_m strips. */
 template <class T, bool TB>
 __global__ void __launch_bounds__(256, 3)
     grouped_rows_kernel(const T *a, const T *w, T *c, const int32_t *offsets, int64_t groups,
@@ -43,11 +43,11 @@ __global__ void __launch_bounds__(256, 3)
     __shared__ room<side> room_a, room_b;
 
     for (int64_t i = blockIdx.x; i < t.tiles_m * t.tiles_n; i += gridDim.x) {
-        int64_t slot, col;
-        tile_at(t, i, &slot, &col);
+        int64_t strip, col;
+        tile_at(t, i, &strip, &col);
         col *= side;
-        int64_t g = group_at(offsets, groups, slot);
-        int64_t row = offsets[g] + (slot - first_slot(offsets, g)) * side, end = offsets[g + 1];
+        int64_t g = group_at(offsets, groups, strip);
+        int64_t row = offsets[g] + (strip - first_strip(offsets, g)) * side, end = offsets[g + 1];
         if (row >= end) /* the whole block */
             continue;
         float sum[side / 16][side / 16] = {};

@@ -3,7 +3,7 @@
  *
  * A chunk of rows at a time: logits by a matrix product, in F32; one block a row turns them into
  * the loss and, in place, into their gradient in the type of activations (a row of 2-byte gradients
- * fills the second half of its row of logits); then the two products that take gradients on.
+ * fills the second half of its row of logits); then the two products that propagate the gradients.
  *
  * Each chunk reads and writes all of dw once, so chunks are large: at 4096 rows that takes about a
  * twentieth of the time of the products where a byte takes the time of 140 FLOPs.  The choice is
@@ -22,9 +22,9 @@ static const int64_t most_rows = 4096; /* of a chunk whose size the kernel choos
 /* ---- one row of logits ----
  *
  * The row is read twice: up, for its largest logit and the sum, and down, for the gradient.  Its
- * beginning stays in shared memory and its end is what the second-level cache saw last, so that
- * memory is read once.  On the way down, gradients of 2 bytes lie behind all that is not read yet:
- * that of column v at (pitch + v) / 2 >= v. */
+ * beginning stays in shared memory, and its end was the last data in the second-level cache, so
+ * that memory is read once.  On the way down, gradients of 2 bytes are stored behind all logits
+ * that are not read yet: that of column v at (pitch + v) / 2 >= v. */
 
 /* Rows begin at 128 bytes, so that packs of 4 lie within them. */
 static int64_t pitch_of(int64_t vocab)
@@ -72,7 +72,7 @@ static float *output_from(const lm_call *c, int i, int64_t first)
 }
 
 typedef pack<float, 4> four;
-static const int at_once = 4; /* packs of a thread on their way */
+static const int at_once = 4; /* packs of a thread in flight */
 
 /* This thread's packs of the stretch of columns from `base`: pack u is at column_of(base, u). */
 static __device__ inline int64_t column_of(int64_t base, int u)
@@ -84,8 +84,9 @@ static __device__ inline int64_t stretch(void)
     return (int64_t)blockDim.x * 4 * at_once;
 }
 
-/* All at once, the first columns from `kept` (may be null).  Behind the end of the row, where a
- * stretch is not WHOLE, -Inf: it adds nothing to a sum of exponentials. */
+/* Read all packs at once, those of the first columns from `kept` (may be null).  Beyond the end of
+ * the row (a stretch that is not WHOLE) they are -Inf, which adds nothing to a sum of
+ * exponentials. */
 template <bool WHOLE>
 static __device__ inline void load(four *z, const row_args &a, const float *row, const float *kept,
                                    int64_t base)
@@ -109,8 +110,8 @@ static __device__ inline void load_stretch(four *z, const row_args &a, const flo
         load<false>(z, a, row, kept, base);
 }
 
-/* Largest logit and sum of exp(logit - largest) in one reading, each thread about its own largest.
- * A NaN makes the sum NaN; of nothing but -Inf it is 0, and the loss NaN. */
+/* The largest logit and the sum of exp(logit - largest) in one pass, each thread relative to its
+ * own largest.  A NaN makes the sum NaN; if all logits are -Inf, the sum is 0 and the loss NaN. */
 static __device__ inline void top_and_sum(const row_args &a, const float *row, float *kept,
                                           float *top, float *sum)
 {
@@ -230,12 +231,12 @@ static __global__ void __launch_bounds__(1024) cap_rows(row_args a)
             a.logits[n * a.pitch + v] = a.cap * tanhf(a.logits[n * a.pitch + v] / a.cap);
 }
 
-/* Shared memory for as much of a row as there is room for.  Two blocks share a multiprocessor where
- * at least half of a row finds room then: the waiting of one is the reading of the other. */
+/* Shared memory for as much of a row as fits.  Two blocks share a multiprocessor if at least half
+ * of a row fits then: one reads while the other waits. */
 template <class T> static void put_loss_rows(row_args *a, const lm_stream *s)
 {
     const int64_t row = a->pitch * (int64_t)sizeof(float),
-                  own = 1024; /* of block_sum, the system */
+                  own = 1024; /* for block_sum and the system */
     const int64_t room = (int64_t)s->shared_max - own, half = (int64_t)s->shared_max / 2 - own;
     const bool two = !a->grad || row <= (int64_t)s->shared_max;
     const unsigned threads = a->vocab < 1024 ? 64 : a->vocab < 8192 ? 256 : two ? 512 : 1024;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* head_norm.cu -- the norm of queries and keys, head by head (kernels/norm.h).
  *
- * A head belongs to 8, 16 or 32 neighbouring lanes, a pack a lane; they have several heads under
- * way at once.  Heads of more than 32 packs, or that come number by number, are read twice. */
+ * A head belongs to 8, 16 or 32 neighbouring lanes, a pack a lane; several heads are in flight at
+ * once.  Heads of more than 32 packs, and heads without packed access, are read twice. */
 #include "kernels/cuda/norm.cuh"
 
-enum { BLOCK = 256, HEADS = 4 /* under way at once */ };
+enum { BLOCK = 256, HEADS = 4 /* in flight at once */ };
 
 template <class T> struct head_args {
     const T *x, *dy;
@@ -22,7 +22,8 @@ struct head_at {
     int64_t i, n, head;
 };
 
-/* A walk over heads, `all` a row, from the i-th on in steps of `by`: divisions once. */
+/* Iterates over heads, `all` in a row, from the i-th in steps of `by`; divides only at its
+ * beginning. */
 struct head_walk {
     head_at at;
     int64_t all, by, by_rows, by_heads;
@@ -46,7 +47,7 @@ static __device__ inline head_at next_head(head_walk *w)
     return was;
 }
 
-/* Over G neighbouring lanes of a warp; all its lanes call it. */
+/* Sum over G neighbouring lanes of a warp; all its lanes call it. */
 template <int G> static __device__ inline float lanes_sum(float x)
 {
     for (int o = G / 2; o > 0; o >>= 1)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* map.cu -- formulas over the elements of tensors: every thread walks the program for four elements, whose
- * registers lie in shared memory at places of its own; sums and maxima of parts in a fixed order. */
+/* map.cu -- formulas over the elements of tensors: every thread runs the program for four elements,
+ * whose registers are in shared memory, at places that no other thread uses; sums and maxima of
+ * parts in a fixed order. */
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -11,7 +12,7 @@ extern "C" {
 
 static const int map_threads = 128, EACH = 4; /* elements of a thread at a time */
 
-/* How the elements of y lie in an operand. */
+/* Which element of an operand belongs to an element of y. */
 enum spread { FLAT, ONE, DOWN, ACROSS };
 
 struct map_operand {
@@ -116,15 +117,15 @@ __device__ inline float loaded(const map_operand *x, int64_t cols, int64_t i)
     return element(x, x->spread == ONE ? 0 : x->spread == DOWN ? i % cols : i / cols);
 }
 
-/* Where element k of this thread in register `which` lies. */
-__device__ inline int slot(int which, int k)
+/* The place of element k of this thread in register `which`. */
+__device__ inline int place_of(int which, int k)
 {
     return (which * EACH + k) * map_threads + (int)threadIdx.x;
 }
 
 __device__ inline float operand(const float *single, const float *tile, int which, int k)
 {
-    return which & LM_MAP_SINGLE ? single[which & (LM_MAP_SINGLE - 1)] : tile[slot(which, k)];
+    return which & LM_MAP_SINGLE ? single[which & (LM_MAP_SINGLE - 1)] : tile[place_of(which, k)];
 }
 
 __global__ void __launch_bounds__(map_threads) map_kernel(map_job j)
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(map_threads) map_kernel(map_job j)
                                           operand(single, tile, s.c, k));
                 else if (i < j.count)
                     v = loaded(&j.x[s.a], j.cols, i);
-                tile[slot(s.to, k)] = v;
+                tile[place_of(s.to, k)] = v;
             }
         }
 #pragma unroll 1

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mma.cuh -- the product of tensor cores, m16n8k16 with F32 sums, in two forms of one layout: the PTX
+/* mma.cuh -- the product of tensor cores, m16n8k16 with F32 sums, in two forms of one arrangement: the PTX
  * instructions, and ordinary arithmetic that exchanges the same fragments through shared memory, which
  * also runs where there are no such instructions (tests/emu).
  *
@@ -9,7 +9,7 @@
  *   B [16 k, 8 cols]   r0: (2t.., g)  r1: (2t+8.., g)
  *   C [16 rows, 8 cols], one number a register
  *                      r0: (g, 2t)  r1: (g, 2t+1)  r2: (g+8, 2t)  r3: (g+8, 2t+1)
- * All 32 lanes of a warp must come to each function.  `box` is MMA_BOX words of shared memory, 16-byte
+ * All 32 lanes of a warp call each function.  `box` is MMA_BOX words of shared memory, 16-byte
  * aligned and the warp's own. */
 #ifndef LM_KERNELS_CUDA_MMA_CUH
 #define LM_KERNELS_CUDA_MMA_CUH
@@ -173,8 +173,8 @@ __device__ inline mma_a ldmatrix(const T *row, uint32_t *box)
     return ldmatrix_plain<T, TURNED>(row, box);
 }
 
-/* 16 bytes from global to shared memory, zeros unless `there`.  With TENSOR the copy may still be
- * under way until copies_done. */
+/* 16 bytes from global to shared memory, zeros unless `there`.  With TENSOR the copy may be pending
+ * until copies_done. */
 template <bool TENSOR, class P> __device__ inline void copy_pack(P *to, const P *from, bool there)
 {
 #ifndef LM_EMU

@@ -28,7 +28,8 @@ static __device__ inline void fetch(const norm_args<T> &a, int64_t at, norm_pack
         p->r = load<T, N>(a.r + at);
 }
 
-/* x becomes s, which is stored where there is one; returns what it adds to the sum of the row. */
+/* Replace x by s, which is stored if the operator has that output; returns its contribution to the
+ * sum of the row. */
 template <class T, int N>
 static __device__ inline float join(const norm_args<T> &a, int64_t at, norm_pack<T, N> *p)
 {
@@ -55,7 +56,7 @@ static __device__ inline void deviate(const held<T, N> &s, float mean, float *of
 }
 
 struct moments {
-    float mean, off, rstd; /* off: what rounding left of the mean */
+    float mean, off, rstd; /* off: the rounding error of the mean */
 };
 
 /* From the sums over the row of d and of d^2, d being the distance to `mean`. */
@@ -148,7 +149,7 @@ static __global__ void __launch_bounds__(GROUP, 1) norm_rows(norm_args<T> a)
 
 /* ---- rows that are read again ---- */
 
-/* FLIGHT packs of the row at `row`, from column i on. */
+/* Read FLIGHT packs of the row at `row`, from column i on. */
 template <class T, int N>
 static __device__ inline void fetch_some(const T *row, int64_t i, int64_t c, held<T, N> *s)
 {
@@ -245,7 +246,7 @@ template <class T> static void norm(const lm_call *c)
                        at->plus_one,
                        at->kind != LM_NORM_RMS || at->plus_one };
     bool packed = packs<T>(N, a.c, a.x, a.r, a.y, a.s) && packs<float>(4, a.c, a.w, a.b);
-    rows_layout l = lay_rows(packed ? a.c / N : a.c, packed);
+    row_split l = lay_rows(packed ? a.c / N : a.c, packed);
     unsigned grid = rows_grid(&l, a.rows, c->stream);
     if (!packed)
         LM_LAUNCH((norm_wide<T, 1>), grid, l.block, 0, c->stream, a);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm.cuh -- what the kernels of the norm family share: how rows lie over threads, their sums, and
- * sums over rows.
+/* norm.cuh -- shared by the kernels of the norm family: the distribution of rows over threads, sums
+ * of a row, and sums over rows.
  *
  * A row belongs to a group of threads (threadIdx.x; whole warps, at most GROUP), of which each has
  * the same columns of every row: packs of N, PACKS of them where rows are kept in registers.  A
- * block has blockDim.y groups and goes over the rows with a stride.  All of the row that comes next
- * is asked for before the current one is summed, so that memory is always at work: with GROUP
- * threads on a multiprocessor on 1024 packs, 16 KiB, of each operand. */
+ * block has blockDim.y groups and goes over the rows with a stride.  The whole next row is
+ * requested before the current one is summed, so that memory does not idle: with GROUP threads a
+ * multiprocessor has 1024 packs, 16 KiB, of each operand in flight. */
 #ifndef LM_KERNELS_CUDA_NORM_CUH
 #define LM_KERNELS_CUDA_NORM_CUH
 
@@ -20,24 +20,25 @@ enum { GROUP = 512, PACKS = 2 };
 
 /* ---- rows over threads, on the host ---- */
 
-struct rows_layout {
+struct row_split {
     dim3 block;
-    bool kept;     /* a thread has PACKS packs of a row; else more, which it reads again */
+    bool kept;     /* a thread keeps PACKS packs of a row; else it has more, and reads them again */
     int64_t there; /* blocks on a multiprocessor */
 };
 
-/* Of rows of `units` packs; kept: if they fit. */
-static inline rows_layout lay_rows(int64_t units, bool kept)
+/* For rows of `units` packs; kept: in registers if they fit. */
+static inline row_split lay_rows(int64_t units, bool kept)
 {
     kept = kept && units <= PACKS * GROUP;
     int64_t per = kept ? (int64_t)PACKS : (units + GROUP - 1) / GROUP;
     int64_t group = units ? (units + per * 32 - 1) / (per * 32) * 32 : 32;
     int64_t groups = group < GROUP / 2 ? GROUP / 2 / group : 1;
-    return rows_layout{ dim3((unsigned)group, (unsigned)groups), kept, GROUP / (group * groups) };
+    return row_split{ dim3((unsigned)group, (unsigned)groups), kept, GROUP / (group * groups) };
 }
 
-/* Blocks that the device holds at once: each goes over many rows, and their last end together. */
-static inline unsigned rows_grid(const rows_layout *l, int64_t rows, const lm_stream *s)
+/* As many blocks as the device holds at once: each processes many rows, so that all end at about
+ * the same time. */
+static inline unsigned rows_grid(const row_split *l, int64_t rows, const lm_stream *s)
 {
     int64_t blocks = (rows + l->block.y - 1) / l->block.y, most = l->there * s->sms;
     return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
@@ -52,7 +53,7 @@ template <class T, int N> struct held {
     uint32_t w[n];
 };
 
-/* Where packs allow it, all at once. */
+/* Read in one access. */
 template <class T, int N> static __device__ inline held<T, N> load(const T *p)
 {
     held<T, N> h;
@@ -83,7 +84,7 @@ template <class T, int N> static __device__ inline void store(T *p, const held<T
                make_uint4(h.w[0], h.w[last / 3], h.w[last / 3 * 2], h.w[last]));
 }
 
-/* The j-th of them. */
+/* The j-th number. */
 template <class T, int N> static __device__ inline float nth(const held<T, N> &h, int j)
 {
     return j % 2 ? high<T>(h.w[j / 2]) : low<T>(h.w[j / 2]);
@@ -136,15 +137,15 @@ template <int N> static __device__ inline void store_floats(float *p, const floa
     }
 }
 
-/* Packs of each operand that a thread which reads rows again has under way at once. */
+/* Packs of each operand in flight in a thread that reads rows again. */
 enum { FLIGHT = 4 };
 
 /* ---- sums of a row ---- */
 
-/* *a, and where it is wanted *b, summed over each group of the block; every thread of a group gets
- * the same bits.  All threads come here.  `turn` starts at 0 and is this function's: as the sums of
- * one call lie elsewhere than those of the last, one barrier is enough.  Behind it each thread adds
- * the few sums of the warps by itself, which takes less than another exchange between lanes. */
+/* Sum *a, and *b if wanted, over each group of the block; every thread of a group gets the same
+ * bits.  All threads of the block call it.  `turn` starts at 0 and is changed only here: successive
+ * calls store their sums in different places, so one barrier is enough.  After it each thread adds
+ * the few sums of the warps itself, which is faster than another exchange between lanes. */
 static __device__ inline void row_sums(float *a, float *b, bool want_b, int *turn)
 {
     typedef pack<float, 2> two;
@@ -174,7 +175,7 @@ static __device__ inline void row_sums(float *a, float *b, bool want_b, int *tur
 /* Columns of c->work [parts][width], or [parts][2][width] when there is out1, to the outputs. */
 void lm_cuda_fold(const lm_call *c, int64_t parts, int64_t width, float *out0, float *out1,
                   lm_acc acc);
-/* The same where the second has `more` columns, not as many as the first. */
+/* The same if the second output has `more` columns instead of as many as the first. */
 void lm_cuda_fold_unlike(const lm_call *c, int64_t parts, int64_t width, int64_t more, float *out0,
                          float *out1, lm_acc acc);
 

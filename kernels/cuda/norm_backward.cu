@@ -2,14 +2,14 @@
 /* norm_backward.cu -- gradients of RMSNorm and LayerNorm (kernels/norm.h): of the row, of the
  * weights, and of both in one reading of dy and s.
  *
- * One kernel is all three.  A thread keeps its columns of a row, their weights, and the sums of
- * their weights' gradients over the rows that it meets; what the blocks have summed goes to scratch
- * and is added in order.  Which rows those are follows from the shape alone, so that sums have the
- * same bits on any card.
+ * One kernel serves all three.  A thread keeps its columns of a row, their weights, and the sums of
+ * their weights' gradients over its rows; the sums of the blocks are stored in scratch and added in
+ * order.  The rows of a block follow from the shape alone, so that sums have the same bits on any
+ * card.
  *
- * Rows of more than PACKS * GROUP packs, or that come number by number, are read again after their
+ * Rows of more than PACKS * GROUP packs, and rows without packed access, are read again after their
  * sums (from the cache, by the threads that read them first), and the weights' sums lie in shared
- * memory: 4 or 8 bytes a column, which have to fit.  Wider rows norm_dx_dw does not serve.  norm_dw
+ * memory: 4 or 8 bytes a column, which have to fit. norm_dx_dw does not serve wider rows. norm_dw
  * alone sums no row, and takes any width in stripes of columns.
  *
  * Products are fused by hand: every form of the kernel makes the same bits of a row. */
@@ -31,7 +31,8 @@ template <class T, int N> struct back_pack {
     held<T, N> dy, s, res;
 };
 
-/* Of the columns from i on of row n, what WHAT needs; `again`: with dres, which sums do not. */
+/* Read the operands that WHAT needs, for the columns from i of row n; `again`: dres too, which sums
+ * do not need. */
 template <class T, int N, int WHAT>
 static __device__ inline void fetch(const back_args<T> &a, int64_t n, int64_t i, bool again,
                                     back_pack<T, N> *p)
@@ -71,7 +72,7 @@ static __device__ inline void add_up(const back_args<T> &a, const back_pack<T, N
         db[j] += nth(p.dy, j);
 }
 
-/* What the whole row brings to the gradient of each of its columns: rstd g - c1 - d c2. */
+/* The contribution of the whole row to the gradient of each of its columns: rstd g - c1 - d c2. */
 struct back_moments {
     float mean, rstd, c1, c2;
 };
@@ -128,8 +129,8 @@ template <int N> static __device__ inline void add_floats(float (&sum)[N], const
         sum[j] += x[j];
 }
 
-/* The sums of a block's groups, one group after the other, to its part.  A thread that has read its
- * columns is the next to write them, so one barrier a group is enough. */
+/* Add the sums of a block's groups to its part, one group after the other.  A thread writes only
+ * columns that it read itself, so one barrier for each group is enough. */
 template <int N, int WHAT>
 static __device__ inline void write_parts(float (&dw)[PACKS][N], float (&db)[PACKS][N],
                                           int64_t first, int64_t c, float *part)
@@ -179,7 +180,8 @@ static __global__ void __launch_bounds__(GROUP, 1) back_rows(back_args<T> a)
         float g1 = 0, g2 = 0;
         r = next;
         fetch_row<T, N, WHAT>(a, n + step, first, &next);
-        for (int k = 0; (WHAT & DX) && (WHAT & DB) && k < PACKS; k++) /* registers end: not ahead */
+        /* not read ahead: registers do not suffice */
+        for (int k = 0; (WHAT & DX) && (WHAT & DB) && k < PACKS; k++)
             if (a.dres && n < a.rows && first + k * per < a.c)
                 r.p[k].res = load<T, N>(a.dres + n * a.c + first + k * per);
         for (int k = 0; n < a.rows && k < PACKS; k++)
@@ -325,27 +327,27 @@ void lm_cuda_fold_unlike(const lm_call *c, int64_t parts, int64_t width, int64_t
  * two rows at least. */
 enum { SMS = 128 };
 
-static int64_t parts_of(const rows_layout *l, int64_t rows, int64_t stripes)
+static int64_t parts_of(const row_split *l, int64_t rows, int64_t stripes)
 {
     int64_t parts = SMS * l->there / stripes, most = (rows + 2 * l->block.y - 1) / (2 * l->block.y);
     parts = parts < 1 ? 1 : parts;
     return parts < most ? parts : most;
 }
 
-/* Rows in packs of n; numbers that come one by one (n 1) are read again. */
-static rows_layout lay_back(int64_t c, int n)
+/* For rows in packs of n; rows in single numbers (n = 1) are read again. */
+static row_split lay_back(int64_t c, int n)
 {
     return lay_rows(c / n, n > 1);
 }
 
 /* Shared memory of back_wide; `sums`: 0, 1 or 2. */
-static size_t wide_bytes(const rows_layout *l, int64_t c, int sums)
+static size_t wide_bytes(const row_split *l, int64_t c, int sums)
 {
     return (size_t)l->block.y * (size_t)c * (size_t)sums * sizeof(float);
 }
 
 template <class T, int N, int WHAT>
-static void launch_wide(const back_args<T> &a, const rows_layout *l, dim3 grid, const lm_stream *s)
+static void launch_wide(const back_args<T> &a, const row_split *l, dim3 grid, const lm_stream *s)
 {
     size_t bytes = wide_bytes(l, a.c, (WHAT & DW ? 1 : 0) + (WHAT & DB ? 1 : 0));
     if (bytes)
@@ -365,7 +367,7 @@ template <class T, int WHAT> static int64_t run_back(const lm_call *c, back_args
     a.dres = in_ptr<T>(c, 4);
     a.ds = out_ptr<T>(c, 0);
     bool packed = packs<T>(N, a.c, a.dy, a.s, a.dres, a.ds) && packs<float>(4, a.c, a.w, a.part);
-    rows_layout l = lay_back(a.c, packed ? N : 1);
+    row_split l = lay_back(a.c, packed ? N : 1);
     int64_t parts = WHAT & DW ? parts_of(&l, a.rows, 1) : (int64_t)rows_grid(&l, a.rows, s);
     dim3 grid((unsigned)parts);
     if (parts == 0)
@@ -379,7 +381,7 @@ template <class T, int WHAT> static int64_t run_back(const lm_call *c, back_args
     return parts;
 }
 
-/* What follows from the row operand and the attributes. */
+/* The arguments that follow from the row operand and the attributes. */
 template <class T> static back_args<T> back_of(const lm_call *c)
 {
     const lm_norm_attr *at = (const lm_norm_attr *)c->attr;
@@ -410,7 +412,7 @@ template <class T> static void norm_dx_dw(const lm_call *c)
 }
 
 /* A block's stripe has as many columns as a group takes. */
-static rows_layout lay_stripes(int64_t units, int64_t *stripes)
+static row_split lay_stripes(int64_t units, int64_t *stripes)
 {
     *stripes = units > PACKS * GROUP ? (units + PACKS * GROUP - 1) / (PACKS * GROUP) : 1;
     return lay_rows((units + *stripes - 1) / *stripes, true);
@@ -424,7 +426,7 @@ template <class T, int WHAT> static int64_t run_sums(const lm_call *c, back_args
     a.stat = in_ptr<float>(c, 2);
     bool packed = packs<T>(N, a.c, a.dy, a.s) && packs<float>(4, a.c, a.part);
     int64_t stripes, units = packed ? a.c / N : a.c;
-    rows_layout l = lay_stripes(units, &stripes);
+    row_split l = lay_stripes(units, &stripes);
     int64_t parts = parts_of(&l, a.rows, stripes);
     dim3 grid((unsigned)parts, (unsigned)stripes);
     if (parts && packed)
@@ -442,7 +444,8 @@ template <class T> static void norm_dw(const lm_call *c)
     lm_cuda_fold(c, parts, a.c, dw, db, ((const lm_norm_attr *)c->attr)->acc);
 }
 
-/* The more of what packs and single numbers need: where the operands will lie is not known yet. */
+/* The larger of the needs of packs and of single numbers: the addresses of the operands are not
+ * known yet. */
 static size_t parts_bytes(const lm_call *c, int64_t packed, int64_t single, int out)
 {
     int64_t parts = packed > single ? packed : single;
@@ -454,7 +457,7 @@ static size_t norm_dw_work(const lm_call *c, int threads)
 {
     int64_t rows = rows_of(&c->in[1]), width = width_of(&c->in[1]), stripes;
     int64_t n = 16 / (int64_t)lm_dtype_size(c->in[1].dtype);
-    rows_layout l = lay_stripes(width / n, &stripes);
+    row_split l = lay_stripes(width / n, &stripes);
     int64_t packed = parts_of(&l, rows, stripes);
     (void)threads;
     l = lay_stripes(width, &stripes);
@@ -464,8 +467,8 @@ static size_t norm_dw_work(const lm_call *c, int threads)
 static size_t norm_dx_dw_work(const lm_call *c, int threads)
 {
     int64_t rows = rows_of(&c->in[1]), width = width_of(&c->in[1]);
-    rows_layout packed = lay_back(width, 16 / (int)lm_dtype_size(c->in[1].dtype));
-    rows_layout single = lay_back(width, 1);
+    row_split packed = lay_back(width, 16 / (int)lm_dtype_size(c->in[1].dtype));
+    row_split single = lay_back(width, 1);
     int sums = c->n_out > 2 && c->out[2].ndim ? 2 : 1;
     (void)threads;
     if (c->stream && wide_bytes(&single, width, sums) + 1024 > c->stream->shared_max)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* norm_linear.cu -- norm and linear layer of a few rows in one kernel (kernels/linear.h).
  *
- * Every block makes the norm of all rows itself, from a few kilobytes that the L2 cache serves, and
- * keeps it in shared memory; then its warps go over columns as other products of few rows do
- * (rows.cuh).  What a warp reads next is always on its way to the cache already, so that memory is
- * at work while the norm is made and between columns.  A block to a multiprocessor: no more norms
- * than that are made.
+ * Every block computes the norm of all rows itself, from a few kilobytes that the L2 cache serves,
+ * and keeps it in shared memory; then its warps process columns like other products of few rows
+ * (rows.cuh).  A warp prefetches its next reads to the cache, so that memory does not idle while
+ * the norm is computed and between columns.  There is one block to a multiprocessor, which limits
+ * the number of norms.
  *
  * A thread has the same columns of every row, so a row's bits depend neither on the rows beside it
  * nor on the number of blocks. */
@@ -33,10 +33,10 @@ template <class T> struct norm_linear_args {
 /* ---- norm ---- */
 
 struct row_stat {
-    float mean, off, rstd; /* off: what rounding left of the mean */
+    float mean, off, rstd; /* off: the rounding error of the mean */
 };
 
-/* In shared memory beside the rows: two sums of each row by warp, and what is made of them. */
+/* In shared memory beside the rows: two sums of each row by warp, and the results. */
 template <int M> struct norm_room {
     float part[M][2][WARPS];
     row_stat stat[M];
@@ -47,7 +47,7 @@ template <int M> struct norm_step {
     static const int n = M < 4 ? M : 4;
 };
 
-/* Leaves a warp's part of two sums of the rows from row0 on. */
+/* Store a warp's part of two sums of the rows from row0 on. */
 template <int M, int R>
 __device__ inline void put_sums(norm_room<M> *room, int row0, const float (&a)[R],
                                 const float (&b)[R])
@@ -62,8 +62,8 @@ __device__ inline void put_sums(norm_room<M> *room, int row0, const float (&a)[R
     }
 }
 
-/* The parts added up, row by row a warp: its first lane hands them to then(stat, first, second).
- * All threads come here. */
+/* Add the parts, a warp for each row; its first lane passes them to then(stat, first, second).  All
+ * threads call it. */
 template <int M, class F>
 __device__ inline void add_sums(norm_room<M> *room, int64_t rows, const F &then)
 {
@@ -78,8 +78,8 @@ __device__ inline void add_sums(norm_room<M> *room, int64_t rows, const F &then)
     __syncthreads();
 }
 
-/* x + r of R rows from row0 on into h, and into s by the first block; sums of it.  N: elements read
- * at a time. */
+/* Store x + r of R rows from row0 on in h, and in the first block also in s; sums of it.  N:
+ * elements read at a time. */
 template <class T, int N, int R>
 __device__ inline void take_rows(T *h, const norm_linear_args<T> &a, int row0, float (&sum)[R])
 {
@@ -111,7 +111,7 @@ __device__ inline void take_rows(T *h, const norm_linear_args<T> &a, int row0, f
     }
 }
 
-/* Sums of what is left of a row without its mean, and of its squares. */
+/* Sums of the distances of a row from its mean, and of their squares. */
 template <class T, int N>
 __device__ inline void spread_of(const T *row, int64_t c, float mean, float *off, float *sq)
 {
@@ -156,7 +156,7 @@ __device__ inline void norm_rows(T *h, const norm_linear_args<T> &a, const row_s
     }
 }
 
-/* h [rows][c], and s.  A thread reads from h what it has put there, until the end. */
+/* Compute h [rows][c], and s.  Until the end a thread reads from h only what it stored itself. */
 template <class T, int M, int N>
 __device__ inline void make_norm(T *h, norm_room<M> *room, const norm_linear_args<T> &a)
 {
@@ -195,7 +195,7 @@ __device__ inline void make_norm(T *h, norm_room<M> *room, const norm_linear_arg
 
 /* ---- product ---- */
 
-/* Row of w that is the j-th of those that begin at col0: of pairs, gate and up take turns. */
+/* The j-th row of w from col0 on; with pairs, rows of gate and up alternate. */
 template <class T>
 __device__ inline int64_t row_at(const norm_linear_args<T> &a, int64_t col0, int j)
 {
@@ -204,8 +204,8 @@ __device__ inline int64_t row_at(const norm_linear_args<T> &a, int64_t col0, int
     return a.act >= LM_ACT_SWIGLU ? col % 2 * (a.n / 2) + col / 2 : col;
 }
 
-/* The beginning of the rows of w from col0 on, on its way to the L2 cache: a warp's share of what a
- * block has there. */
+/* Prefetch the beginning of the rows of w from col0 on to the L2 cache: a warp's share of what a
+ * block prefetches. */
 template <class T, int COLS>
 static __device__ inline void ask_for(const norm_linear_args<T> &a, int64_t col0)
 {
@@ -218,7 +218,7 @@ static __device__ inline void ask_for(const norm_linear_args<T> &a, int64_t col0
 }
 
 /* M: rows at most, COLS: columns a warp makes at once, U: packs of each that a lane reads at once.
- * Columns that come one after another belong to different blocks, so that all have as many. */
+ * Successive columns belong to different blocks, so that all blocks have equally many. */
 template <class T, int M, int COLS, int U>
 __global__ void __launch_bounds__(BLOCK, 1) norm_linear_kernel(norm_linear_args<T> a)
 {
@@ -291,8 +291,8 @@ static void launch(const lm_call *c, const norm_linear_args<T> &a)
               bytes, c->stream, a);
 }
 
-/* COLS x U is 8, so that 16 warps have 64 KiB on their way; 4 where registers end.  More columns at
- * once mean fewer reads of shared memory, and idle warps where columns are few. */
+/* COLS x U is 8, so that 16 warps have 64 KiB in flight; 4 where registers do not suffice.  More
+ * columns at once mean fewer reads of shared memory, and idle warps where columns are few. */
 template <class T> static void norm_linear(const lm_call *c)
 {
     const lm_norm_linear_attr *at = (const lm_norm_linear_attr *)c->attr;

@@ -48,7 +48,7 @@ static void clip(const lm_call *c)
     LM_LAUNCH(clip_kernel, 1, 1, 0, c->stream, r, out_ptr<double>(c, 0));
 }
 
-/* NaN passes. */
+/* A NaN is kept. */
 __device__ inline float clipped(float g, float scale, float bound)
 {
     g *= scale;
@@ -65,7 +65,7 @@ struct adamw_job {
     const double *now; /* lr, bc1, bc2; null: the above */
 };
 
-/* What a step's numbers come to. */
+/* What follows from the numbers of a step. */
 struct adamw_rates {
     float scale, step, decay, inv_bc2; /* step = lr / bc1, decay = lr * weight decay */
 };
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(threads) sum_parts(int64_t count, const float 
     }
 }
 
-/* A thread adds its parts in order, and has some of them in flight at once. */
+/* A thread adds its parts in order, several in flight at once. */
 __global__ void __launch_bounds__(threads)
     sum_all(int64_t parts, const double *part, bool add, double *out)
 {

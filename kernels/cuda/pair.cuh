@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pair.cuh -- two numbers of 16 bits in one register, the lower one in its low half: as they lie in
- * memory, where a register each would be twice as many. */
+/* pair.cuh -- two numbers of 16 bits in one register, the lower one in its low half: as in memory;
+ * one register for each would double the number of registers. */
 #ifndef LM_KERNELS_CUDA_PAIR_CUH
 #define LM_KERNELS_CUDA_PAIR_CUH
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* philox.cuh -- the counted randomness of lib/base/rng.c on the device: the very same draws.
  *
- * A stream (lm_rng) is a key, made of the seed of the run, which is read on the device, and `hi`, the
- * hash of its purpose and sub-stream, which the launcher takes from rng_hi.  So a recording
- * draws anew in each replay. */
+ * A stream (lm_rng) is a key, made of the seed of the run, which is read on the device, and `hi`,
+ * the hash of its purpose and sub-stream, which the launcher takes from rng_hi.  So each replay of
+ * a recording has draws of its own. */
 #ifndef LM_KERNELS_CUDA_PHILOX_CUH
 #define LM_KERNELS_CUDA_PHILOX_CUH
 
@@ -23,8 +23,8 @@ inline uint64_t rng_hi(const char *purpose, uint64_t sub)
     return lm_rng_make(0, purpose, sub).hi;
 }
 
-/* What the rounds add to the key: the same for all blocks of a stream, so a kernel that makes many
- * may keep them. */
+/* The additions of the rounds to the key: equal for all blocks of a stream, so a kernel with many
+ * blocks can keep them. */
 enum { PHILOX_ROUNDS = 10 };
 struct philox_keys {
     uint32_t v[PHILOX_ROUNDS][2];
@@ -68,7 +68,8 @@ __device__ inline uint64_t mixed(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* lm_rng_key of the run under way: the key of streams whose indices count within a micro-batch. */
+/* lm_rng_key of the present run of the graph: the key of streams whose indices count within a
+ * micro-batch. */
 __device__ inline uint64_t micro_key(const lm_step *step)
 {
     return step->seed ^ mixed((uint64_t)step->step << 24 ^ (uint64_t)step->micro);

@@ -8,11 +8,11 @@
 
 enum { CACHE_LINE = 128 };
 
-/* What a kernel asks for ahead, a multiprocessor: enough to hide what goes before, and little beside
- * the cache. */
+/* Bytes that a kernel prefetches on each multiprocessor: enough to hide the work before the reads,
+ * and few compared with the cache. */
 static const int64_t most_ahead = 128 << 10;
 
-/* The line that p is in, of device memory. */
+/* Prefetch the line of device memory that contains p. */
 static __device__ inline void ask_line(const void *p)
 {
 #ifndef LM_EMU

@@ -16,7 +16,7 @@ template <class T> struct qk_args {
     float eps;
 };
 
-/* What a thread adds to the sum of its part of a row. */
+/* The contribution of a thread to the sum of its part of a row. */
 template <class T, int N, bool DX>
 static __device__ inline float qk_sum(const held<T, N> &x, const held<T, N> &dy,
                                       const float (&w)[N])

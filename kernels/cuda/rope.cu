@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rope.cu -- rotary position embedding, in place or from one array to another. */
-#include "kernels/cuda/plane.cuh"
+#include "kernels/cuda/grid2d.cuh"
 
 extern "C" {
 #include "kernels/rope.h"
 }
 
-/* A row's work in packs of N elements: `half` pairs of packs for each head that is rotated;
- * then, unless in place (copied = 0), `kept` packs behind the rotated part of each of these
- * heads, and the value heads as they are.  All but rotary in packs, so that nvcc sees which
+/* A row's work in packs of N elements: `half` pairs of packs for each head that is rotated; then,
+ * unless in place (copied = 0), `kept` packs behind the rotated part of each of these heads, and
+ * the value heads as they are.  All sizes but rotary are in packs, so that nvcc sees which
  * addresses are aligned. */
 struct rope_shape {
     int64_t rows, rotary;
@@ -45,19 +45,19 @@ __global__ void rope_kernel(rope_shape s, float sign, const int32_t *pos, const 
                             const T *x, T *y)
 {
     typedef pack<T, N> part;
-    int64_t r = plane_row(), place = r < s.rows ? pos[r] : 0;
+    int64_t r = grid2d_row(), place = r < s.rows ? pos[r] : 0;
 #pragma unroll 1
-    for (; r < s.rows; r += plane_rows()) {
+    for (; r < s.rows; r += grid2d_rows()) {
         const float *angle = table + place * s.rotary;
         const part *from = (const part *)x + r * s.width;
         part *to = (part *)y + r * s.width;
-        if (r + plane_rows() < s.rows) /* before the next row's angles are asked for */
-            place = pos[r + plane_rows()];
+        if (r + grid2d_rows() < s.rows) /* before the next row's angles are requested */
+            place = pos[r + grid2d_rows()];
 #pragma unroll 1
-        for (int64_t i = plane_col(); i < s.pairs; i += plane_cols())
+        for (int64_t i = grid2d_col(); i < s.pairs; i += grid2d_cols())
             turn(s, (uint32_t)i, sign, angle, from, to);
 #pragma unroll 1
-        for (int64_t i = plane_col(); i < s.copied; i += plane_cols()) {
+        for (int64_t i = grid2d_col(); i < s.copied; i += grid2d_cols()) {
             uint32_t k = (uint32_t)i, at = s.width - s.copied + k;
             if (k < s.kept_all)
                 at = k / s.kept * s.head + 2 * s.half + k % s.kept;
@@ -84,9 +84,10 @@ template <class T, int N> static void run_rope(const lm_call *c)
         s.kept_all = (uint32_t)turned * s.kept;
         s.copied = s.kept_all + (uint32_t)a->kv_heads * s.head;
     }
-    plane p = plane_for(s.rows, s.pairs > s.copied ? s.pairs : s.copied, c->stream);
-    LM_LAUNCH((rope_kernel<T, N>), p.grid, p.block, 0, c->stream, s, a->inverse ? -1.0f : 1.0f,
-              in_ptr<const int32_t>(c, 1), in_ptr<const float>(c, 2), x, y);
+    grid2d over = grid2d_for(s.rows, s.pairs > s.copied ? s.pairs : s.copied, c->stream);
+    LM_LAUNCH((rope_kernel<T, N>), over.grid, over.block, 0, c->stream, s,
+              a->inverse ? -1.0f : 1.0f, in_ptr<const int32_t>(c, 1), in_ptr<const float>(c, 2), x,
+              y);
 }
 
 template <class T> static void rope(const lm_call *c)

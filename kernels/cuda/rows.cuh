@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rows.cuh -- the product of few rows (a token being decoded) with a matrix whose rows lie along k:
  * a warp makes some columns, its lanes read 16 bytes of the matrix's rows at a time, each byte
- * once.  What the kernels of gemm_plain.cu and norm_linear.cu are made of.
+ * once.  Used by gemm_plain.cu and norm_linear.cu.
  *
  * A lane sums the packs lane, lane+32, ... of k in order, and a butterfly adds the lanes: the bits
  * of a sum depend on k and the type alone, not on how many rows or columns are made beside it. */
@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/device.cuh"
 
-/* Rows that products are made of here: at most, and beside cuBLASLt. */
+/* The most rows of a product of this kind: in general, and where cuBLASLt is the alternative. */
 static const int64_t most_few_rows = 8, lt_few_rows = 4;
 
 /* A pack of a row, of which `left` elements are inside. */
@@ -30,8 +30,9 @@ template <class T, int COLS> struct few_factors {
     int64_t lda, m, k;
 };
 
-/* Adds to sums what U packs of each row give, 32 packs apart, from element q on: rows of B first,
- * so that many reads are under way at once.  WHOLE: packs are aligned, and k ends behind one. */
+/* Add the products of U packs of each row, 32 packs apart, from element q on, to the sums: rows of
+ * B are read first, so that many reads are in flight at once.  WHOLE: packs are aligned, and k ends
+ * with a pack. */
 template <class T, int M, int COLS, int U, bool WHOLE>
 __device__ inline void add_packs(float (*sum)[COLS], const few_factors<T, COLS> &f, int64_t q)
 {
@@ -82,9 +83,9 @@ __device__ inline void few_sums(float (*sum)[COLS], const few_factors<T, COLS> &
         add_packs<T, M, COLS, 1, false>(sum, f, q);
 }
 
-/* V numbers (1, 2, 4, ... 32) summed over the 32 lanes of a warp: lane i gets the sum of number
- * i / (32 / V).  A step over lanes O apart halves the numbers, as long as there are several; what
- * is added to what is the same as in warp_sum. */
+/* Sum V numbers (1, 2, 4, ... 32) over the 32 lanes of a warp: lane i gets the sum of number i /
+ * (32 / V).  A step between lanes O apart halves the count of numbers, until one is left; the order
+ * of additions is that of warp_sum. */
 template <int V, int O = 16> __device__ inline float shared_sums(float *v)
 {
     if constexpr (O == 0) {

@@ -24,19 +24,19 @@ extern "C" {
 enum {
     EACH = 4,         /* numbers of a lane */
     TILE = 32 * EACH, /* of a warp: id of a lane's u-th number is first + u * 32 */
-    AT_ONCE = 4,      /* reads that are waited for together: tiles of a warp, ids of a thread */
+    AT_ONCE = 4,      /* reads in flight together: tiles of a warp, ids of a thread */
     ALIGN = 256
 };
 
-/* ---- what one launch leaves to the other, and to its last block ---- */
+/* ---- data from one launch to the next, and to its last block ---- */
 
 struct tile {
-    best top;    /* behind the penalty */
-    float plain; /* the largest without it; +Inf: there is a number that no logit may be */
+    best top;    /* after the penalty */
+    float plain; /* the largest without it; +Inf: a logit is NaN or infinite */
     double sum;  /* of exp(logit - plain) */
 };
 
-/* What is known of a row once all its tiles are. */
+/* The results of all tiles of a row. */
 struct row_state {
     best top;
     float plain;
@@ -50,8 +50,8 @@ struct row_work {
     int *bins;        /* [BINS] */
     tile *tiles;      /* [tiles] */
     double *sum;      /* [tiles] weights */
-    float *paid;      /* [vocab] logits behind the penalty, where there is one */
-    double *ranked_w; /* [vocab], only where candidates are not few */
+    float *paid;      /* [vocab] logits after the penalty, if there is one */
+    double *ranked_w; /* [vocab], for more than a few candidates */
     int32_t *ranked_id;
 };
 
@@ -106,13 +106,13 @@ static __device__ inline bool by_count(const sample_args *a)
     return a->o.top_k > 0 && a->o.top_k < a->vocab;
 }
 
-/* top-p of the whole row; of what top-k left it is a matter of the ranking. */
+/* True if top-p limits the whole row; top-p after top-k is applied by the ranking. */
 static __device__ inline bool by_mass(const sample_args *a)
 {
     return !by_count(a) && a->o.top_p < 1;
 }
 
-/* A block takes a stretch of a tile a warp, then the one gridDim.x further on. */
+/* A block processes a stretch, one tile for each warp, then the stretch gridDim.x further on. */
 static __device__ inline int64_t stretches_of(int64_t vocab)
 {
     const int64_t warps = blockDim.x / 32;
@@ -137,7 +137,7 @@ static __device__ inline void take_tile(float (&to)[EACH], const float *x, int64
         to[u] = first + u * 32 < n ? x[first + u * 32] : -INFINITY;
 }
 
-/* Whether this block is the last of its row to get here: then it can read what the others wrote. */
+/* True in the last block of its row that calls this: it can read what the others wrote. */
 static __device__ inline bool last_of_row(const sample_args *a)
 {
     __shared__ bool last;
@@ -161,7 +161,7 @@ static __device__ inline void answer(const sample_args *a, int64_t row, const ro
 
 /* ---- the largest ---- */
 
-/* The penalty for those of a lane's numbers that are in seen; each is there once. */
+/* Apply the penalty to those of a lane's numbers that are in `seen`, once to each. */
 static __device__ inline void pay(const sample_args *a, int64_t row, int64_t stretch,
                                   float (&x)[EACH])
 {
@@ -194,7 +194,7 @@ static __device__ inline void pay(const sample_args *a, int64_t row, int64_t str
             x[u] = (float)(x[u] > 0 ? x[u] / penalty : x[u] * penalty);
 }
 
-/* All tiles together. */
+/* Join the results of all tiles. */
 static __device__ inline void finish_maxima(const sample_args *a, int64_t row, const row_work *w)
 {
     const int64_t tiles = tiles_of(a->vocab);
@@ -223,7 +223,8 @@ static __device__ inline void finish_maxima(const sample_args *a, int64_t row, c
         answer(a, row, &s, usable ? s.top.id : -1);
 }
 
-/* This warp's tile of a stretch; its numbers are in x, and leave behind the penalty. */
+/* Process this warp's tile of a stretch; its numbers are in x, which has them after the penalty on
+ * return. */
 static __device__ inline tile look_at(const sample_args *a, int64_t row, int64_t stretch,
                                       float (&x)[EACH])
 {
@@ -288,7 +289,7 @@ struct drawing {
     const sample_args *a;
     row_work w;
     row_state s;
-    const float *y; /* logits behind the penalty */
+    const float *y; /* logits after the penalty */
     int64_t row;
 };
 
@@ -297,14 +298,14 @@ static __device__ inline double weight(const drawing *d, float y)
     return exp((y - (double)d->s.top.value) / d->a->o.temperature);
 }
 
-/* Along the ids.  part: of total_of, which gave `all`. */
+/* Draw along the ids. part: from total_of, whose result is `all`. */
 static __device__ inline int64_t draw_plain(const drawing *d, double all, const double *part)
 {
     __shared__ double own[TILE];
     const int64_t tiles = tiles_of(d->a->vocab);
     double base, limit = d->a->u[d->row] * all;
     int64_t at = first_past(d->w.sum, tiles, limit, false, part, &base);
-    if (at < 0) { /* u * all was rounded up to all: the last that has a weight */
+    if (at < 0) { /* u * all was rounded up to all: the last tile with a weight */
         base = 0;
         limit = INFINITY;
         for (at = tiles - 1; at > 0 && !(d->w.sum[at] > 0);)
@@ -323,8 +324,8 @@ static __device__ inline float logit_of(const drawing *d, double low)
     return (float)(y - 1e-6 * fabs(y));
 }
 
-/* What is not lighter than `low`, and perhaps some that hardly are.  Weights are made when all are
- * found, for whole warps. */
+/* Gather the ids whose weight is at least `low`, and perhaps some slightly below.  Weights are
+ * computed after all are found, by whole warps. */
 static __device__ inline void gather(const drawing *d, double low, ranking *r)
 {
     __shared__ int n;
@@ -359,7 +360,8 @@ static __device__ inline void gather(const drawing *d, double low, ranking *r)
         r->w[i] = weight(d, (float)r->w[i]);
 }
 
-/* Of the ranking [n], how many top-k, top-p and min-p leave.  all: the weight of the whole row. */
+/* The number of ids of the ranking [n] that top-k, top-p and min-p leave. all: the weight of the
+ * whole row. */
 static __device__ inline int64_t limit_ranked(const sample_args *a, const ranking *r, double all,
                                               double *part)
 {
@@ -405,7 +407,7 @@ static __device__ inline int64_t draw_ranked(const drawing *d, double all, doubl
     gather(d, low, &r);
     if (counted || weighed)
         thin_out(&r, count, mass, all, &c);
-    if (r.n == 0) /* numbers so broken that nothing can be ranked */
+    if (r.n == 0) /* no weight could be ranked */
         return d->s.top.id;
     rank_all(r.w, r.id, r.n);
     int64_t n = limit_ranked(d->a, &r, all, part);
@@ -414,7 +416,8 @@ static __device__ inline int64_t draw_ranked(const drawing *d, double all, doubl
     return r.id[at < 0 ? n - 1 : at];
 }
 
-/* The sums of this block's tiles, and how many of its weights lie in each bin, to the row's counts. */
+/* Store the sums of this block's tiles, and add the number of its weights in each bin to the row's
+ * counts. */
 static __device__ inline void weigh(const drawing *d, bool count)
 {
     __shared__ int bins[BINS];
@@ -473,7 +476,8 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_weights(sample_
 
 /* ---- the operator ---- */
 
-/* So many rows have scratch, and a ticket, at a time: a block each is enough for the device. */
+/* The rows that have scratch and a ticket at a time: one block for each is enough for the
+ * device. */
 static int64_t rows_at_once(const lm_call *c, int64_t sms)
 {
     int64_t rows = rows_of(&c->in[0]), most = LM_CUDA_TICKETS;
@@ -495,7 +499,7 @@ static void sample(const lm_call *c)
     if (rows < 1)
         return;
     const bool pays = in_ptr<int32_t>(c, 1) && o->repetition_penalty != 1;
-    /* Of many rows a block has several stretches each: it is started only once. */
+    /* With many rows a block processes several stretches of each: fewer blocks are started. */
     const int64_t stretches = (tiles + warps - 1) / warps, most = 4 * c->stream->sms / step;
     const unsigned blocks = (unsigned)(most < 1 ? 1 : stretches < most ? stretches : most);
     for (int64_t from = 0; from < rows; from += step) {

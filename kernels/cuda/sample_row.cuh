@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample_row.cuh -- what one block does with numbers of one row of weights (sample.cu): running sums,
- * the weight below which nothing can be chosen, and ranking. */
+/* sample_row.cuh -- operations of one block on one row of weights (sample.cu): running sums, the
+ * weight below which no id can be chosen, and ranking. */
 #ifndef LM_KERNELS_CUDA_SAMPLE_ROW_CUH
 #define LM_KERNELS_CUDA_SAMPLE_ROW_CUH
 
@@ -27,14 +27,15 @@ static __device__ inline double from_bits(uint64_t bits)
 
 /* ---- running sums ---- */
 
-/* n numbers in order are cut in one stretch a warp, and those in groups of 32. */
+/* n numbers, in order, are divided into one stretch for each warp, and stretches into groups of
+ * 32. */
 static __device__ inline int64_t stretch_of(int64_t n)
 {
     int64_t warps = blockDim.x / 32, per = (n + warps - 1) / warps;
     return (per + 31) / 32 * 32;
 }
 
-/* The sum of w; what each stretch holds is left in `part` for first_past. */
+/* The sum of w; leaves the sum of each stretch in `part`, for first_past. */
 static __device__ inline double total_of(const double *w, int64_t n, double *part)
 {
     int64_t per = stretch_of(n), warp = threadIdx.x / 32, from = warp * per;
@@ -53,9 +54,10 @@ static __device__ inline double total_of(const double *w, int64_t n, double *par
     return sum;
 }
 
-/* A warp's work: the first of w[from, past) where *base and the running sum exceed `limit` (or reach
- * it), with *base then the sum before it.  Where none does, the last that is not 0: in another order
- * the same numbers may have added up to a last bit more. */
+/* By one warp: the first index of w[from, past) where *base plus the running sum exceeds `limit`
+ * (or reaches it); *base becomes the sum before it.  If there is none, the last index whose number
+ * is not 0: the same numbers, added in another order, may have a sum that is larger in the last
+ * bit. */
 static __device__ inline int64_t warp_first_past(const double *w, int64_t from, int64_t past,
                                                  double *base, double limit, bool reach)
 {
@@ -154,19 +156,20 @@ static __device__ inline best block_best(best x)
     return x;
 }
 
-/* ---- what may be chosen at all ---- */
+/* ---- the ids that can be chosen ---- */
 
-/* Bins of weights, the heaviest first, evenly in the bits of the numbers.  They hold counts alone: what a
- * bin weighs lies between as many of its heaviest and of its lightest weight, and of the light ones,
- * which are to be left out, that is close enough. */
+/* Bins of weights, the heaviest first, of equal width in the bits of the numbers.  They hold only
+ * counts: the weight of a bin lies between its count times its lightest and its count times its
+ * heaviest weight, which is accurate enough for the light weights that are to be left out. */
 struct cut {
-    uint64_t top;        /* the heaviest weight of the bins, in bits */
-    int shift;           /* a bin is 1 << shift of them */
-    int64_t n_above;     /* weights that are heavier than all bins */
-    double above, below; /* what those weigh at least, and lighter ones than all bins at most */
-    double low;          /* found: nothing below it can be chosen */
-    int64_t n_low;       /* how many are not below it */
-    bool last;           /* finer bins would find nothing */
+    uint64_t top;    /* the heaviest weight of the bins, in bits */
+    int shift;       /* a bin is 1 << shift of them */
+    int64_t n_above; /* weights that are heavier than all bins */
+    double above;    /* the sum of those, at least */
+    double below;    /* the sum of the weights that are lighter than all bins, at most */
+    double low;      /* found: no weight below it can be chosen */
+    int64_t n_low;   /* number of weights that are not below it */
+    bool last;       /* finer bins would find nothing */
 };
 
 static __device__ inline void first_bins(cut *c, int64_t n)
@@ -180,8 +183,8 @@ static __device__ inline uint64_t bin_of(double w, uint64_t top, int shift)
     return (top - bits_of(w)) >> shift;
 }
 
-/* At least `count` weights, or such that add up to `mass` of `all`, are to stay: find the bin in which
- * that many are reached, and describe it as the place of finer bins. */
+/* At least `count` weights, or weights that add up to `mass` of `all`, are kept: find the bin in
+ * which that is reached, and make it the range of finer bins. */
 static __device__ inline void find_cut(const int *bins, int64_t count, double mass, double all,
                                        cut *c)
 {
@@ -234,7 +237,7 @@ static __device__ inline void find_cut(const int *bins, int64_t count, double ma
             found.n_low = n;
             found.last = was.shift == 0 || found.n_above >= FEW;
             found.shift = was.shift > BINS_FINER ? was.shift - BINS_FINER : 0;
-            /* the last of the first bins holds all that is lighter, too */
+            /* the last of the first bins also holds all lighter weights */
             if (was.shift == BINS_SHIFT && was.top - found.top == (BINS - 1ull) << BINS_SHIFT) {
                 found.low = 0;
                 found.last = true;
@@ -279,7 +282,8 @@ static __device__ inline void join_candidates(ranking *r, int64_t n)
     __syncthreads();
 }
 
-/* More candidates than FEW, and perhaps not all needed: finer bins, until what is left is few. */
+/* If there are more than FEW candidates, perhaps not all needed: use finer bins, until few are
+ * left. */
 static __device__ inline void thin_out(ranking *r, int64_t count, double mass, double all, cut *c)
 {
     __shared__ int bins[BINS], n;
@@ -308,7 +312,7 @@ static __device__ inline void thin_out(ranking *r, int64_t count, double mass, d
     }
 }
 
-/* By weight, the heaviest first; equal ones by id. */
+/* Sort by weight, the heaviest first; equal ones by id. */
 static __device__ inline void rank_pair(double *w, int32_t *id, int64_t a, int64_t b)
 {
     if (w[b] > w[a] || (w[b] == w[a] && id[b] < id[a])) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stream.h -- what a CUDA kernel's launcher finds behind lm_call.stream.
+/* stream.h -- the object behind lm_call.stream, for launchers of CUDA kernels.
  *
  * lib/graph/cuda makes and owns these; launchers only read them. */
 #ifndef LM_KERNELS_CUDA_STREAM_H
@@ -16,15 +16,15 @@
  * F32 products round their factors to TF32 (10 bits of mantissa). */
 typedef enum { LM_CUDA_PLAIN = 0, LM_CUDA_TENSOR = 1, LM_CUDA_TF32 = 2 } lm_cuda_level;
 
-/* What runs when nothing else is asked for.  Only a path that a GPU has run may be the default. */
+/* The default path.  Only a path that was tested on a GPU may be the default. */
 #define LM_CUDA_DEFAULT LM_CUDA_PLAIN
 
-/* Counters of a stream by which the last of some blocks knows that it is the last. */
+/* Counters of a stream, by which the last of several blocks detects that it is the last. */
 enum { LM_CUDA_TICKETS = 4096 };
 
 struct lm_stream {
     cudaStream_t handle;
-    const lm_step *step;   /* device memory: the numbers of the run under way, for kernels */
+    const lm_step *step;   /* device memory: the numbers of the present run, for kernels */
     unsigned *tickets;     /* device memory: LM_CUDA_TICKETS zeros; a kernel leaves them zero */
     struct lm_cuda_lt *lt; /* cuBLASLt and its choices (blaslt.h); NULL on the plain path */
     int sms;               /* multiprocessors */
