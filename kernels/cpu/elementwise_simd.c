@@ -96,68 +96,68 @@ LM_INLINE void gelu_dx_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 }
 VF_TYPED(gelu_dx_span)
 
-LM_INLINE void swiglu_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+/* A gated layer: act(gate) * up, gate and up side by side in a row; act is SiLU, or GELU by tanh. */
+LM_INLINE void pair_rows(lm_dtype t, bool gelu, const lm_call *c, int64_t begin, int64_t end)
 {
-    const lm_call *c = ctx;
     int64_t n_cols = last_dim(&c->out[0]);
     for (int64_t row = begin; row < end; row++) {
         int64_t gate = 2 * row * n_cols, up = gate + n_cols, out = row * n_cols;
         VF_FOR(i, n, n_cols, {
             vf g = vf_get_any(t, c->in[0].data, gate + i, n);
             vf u = vf_get_any(t, c->in[0].data, up + i, n);
-            vf_put_any(t, c->out[0].data, out + i, g * vf_sigmoid(g) * u, n);
+            if (gelu)
+                g = gelu_tanh(g);
+            else
+                g *= vf_sigmoid(g);
+            vf_put_any(t, c->out[0].data, out + i, g * u, n);
         });
     }
+}
+
+LM_INLINE void pair_dx_rows(lm_dtype t, bool gelu, const lm_call *c, int64_t begin, int64_t end)
+{
+    int64_t n_cols = last_dim(&c->in[0]);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t gate = 2 * row * n_cols, up = gate + n_cols, in = row * n_cols;
+        VF_FOR(i, n, n_cols, {
+            vf dh = vf_get_any(t, c->in[0].data, in + i, n), dg, du;
+            vf g = vf_get_any(t, c->in[1].data, gate + i, n);
+            vf u = vf_get_any(t, c->in[1].data, up + i, n);
+            if (gelu) {
+                dg = dh * u * gelu_tanh_slope(g);
+                du = dh * gelu_tanh(g);
+            } else {
+                vf s = vf_sigmoid(g);
+                dg = dh * u * (s * vf_fma(g, vf_set(1) - s, vf_set(1)));
+                du = dh * g * s;
+            }
+            vf_put_any(t, c->out[0].data, gate + i, dg, n);
+            vf_put_any(t, c->out[0].data, up + i, du, n);
+        });
+    }
+}
+
+LM_INLINE void swiglu_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    pair_rows(t, false, ctx, begin, end);
 }
 VF_TYPED(swiglu_rows)
 
-LM_INLINE void swiglu_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
-{
-    const lm_call *c = ctx;
-    int64_t n_cols = last_dim(&c->in[0]);
-    for (int64_t row = begin; row < end; row++) {
-        int64_t gate = 2 * row * n_cols, up = gate + n_cols, in = row * n_cols;
-        VF_FOR(i, n, n_cols, {
-            vf dh = vf_get_any(t, c->in[0].data, in + i, n);
-            vf g = vf_get_any(t, c->in[1].data, gate + i, n);
-            vf u = vf_get_any(t, c->in[1].data, up + i, n), s = vf_sigmoid(g);
-            vf slope = s * vf_fma(g, vf_set(1) - s, vf_set(1));
-            vf_put_any(t, c->out[0].data, gate + i, dh * u * slope, n);
-            vf_put_any(t, c->out[0].data, up + i, dh * g * s, n);
-        });
-    }
-}
-VF_TYPED(swiglu_dx_rows)
-
 LM_INLINE void geglu_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
-    const lm_call *c = ctx;
-    int64_t n_cols = last_dim(&c->out[0]);
-    for (int64_t row = begin; row < end; row++) {
-        int64_t gate = 2 * row * n_cols, up = gate + n_cols, out = row * n_cols;
-        VF_FOR(i, n, n_cols, {
-            vf g = vf_get_any(t, c->in[0].data, gate + i, n);
-            vf u = vf_get_any(t, c->in[0].data, up + i, n);
-            vf_put_any(t, c->out[0].data, out + i, gelu_tanh(g) * u, n);
-        });
-    }
+    pair_rows(t, true, ctx, begin, end);
 }
 VF_TYPED(geglu_rows)
 
+LM_INLINE void swiglu_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    pair_dx_rows(t, false, ctx, begin, end);
+}
+VF_TYPED(swiglu_dx_rows)
+
 LM_INLINE void geglu_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
-    const lm_call *c = ctx;
-    int64_t n_cols = last_dim(&c->in[0]);
-    for (int64_t row = begin; row < end; row++) {
-        int64_t gate = 2 * row * n_cols, up = gate + n_cols, in = row * n_cols;
-        VF_FOR(i, n, n_cols, {
-            vf dh = vf_get_any(t, c->in[0].data, in + i, n);
-            vf g = vf_get_any(t, c->in[1].data, gate + i, n);
-            vf u = vf_get_any(t, c->in[1].data, up + i, n);
-            vf_put_any(t, c->out[0].data, gate + i, dh * u * gelu_tanh_slope(g), n);
-            vf_put_any(t, c->out[0].data, up + i, dh * gelu_tanh(g), n);
-        });
-    }
+    pair_dx_rows(t, true, ctx, begin, end);
 }
 VF_TYPED(geglu_dx_rows)
 
@@ -287,77 +287,50 @@ static void rows_part(void *ctx, int64_t begin, int64_t end, int worker)
                (const char *)c->in[0].data + (size_t)idx[m] * bytes, bytes);
 }
 
-static void gelu(const lm_call *c)
+/* ---- the operators: a span of elements, or of rows, for each thread ---- */
+
+static void run_elements(const lm_call *c, lm_par_fn span)
 {
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(gelu_span, c->in[0].dtype),
-               (void *)(uintptr_t)c);
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, span, (void *)(uintptr_t)c);
 }
 
-static void gelu_dx(const lm_call *c)
+/* by: the operand with one row for each row of the work. */
+static void run_rows(const lm_call *c, const lm_tensor *by, lm_par_fn span)
 {
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(gelu_dx_span, c->in[0].dtype),
-               (void *)(uintptr_t)c);
+    lm_par_for(c->par, row_count(by), grain_rows(last_dim(by)), span, (void *)(uintptr_t)c);
 }
 
-static void swiglu(const lm_call *c)
-{
-    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])),
-               VF_PICK(swiglu_rows, c->in[0].dtype), (void *)(uintptr_t)c);
-}
-
-static void swiglu_dx(const lm_call *c)
-{
-    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
-               VF_PICK(swiglu_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
-}
-
-static void geglu(const lm_call *c)
-{
-    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])),
-               VF_PICK(geglu_rows, c->in[0].dtype), (void *)(uintptr_t)c);
-}
-
-static void geglu_dx(const lm_call *c)
-{
-    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
-               VF_PICK(geglu_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
-}
-
-static void soft_cap(const lm_call *c)
-{
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(soft_cap_span, c->in[0].dtype),
-               (void *)(uintptr_t)c);
-}
-
-static void soft_cap_dx(const lm_call *c)
-{
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(soft_cap_dx_span, c->in[0].dtype),
-               (void *)(uintptr_t)c);
-}
-
-static void add(const lm_call *c)
-{
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(add_span, c->in[0].dtype),
-               (void *)(uintptr_t)c);
-}
-
-static void dropout(const lm_call *c)
-{
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(dropout_span, c->in[0].dtype),
-               (void *)(uintptr_t)c);
-}
+#define ELEMENTS(op)                                         \
+    static void op(const lm_call *c)                         \
+    {                                                        \
+        run_elements(c, VF_PICK(op##_span, c->in[0].dtype)); \
+    }
+#define ROWS(op, by)                                         \
+    static void op(const lm_call *c)                         \
+    {                                                        \
+        run_rows(c, by, VF_PICK(op##_rows, c->in[0].dtype)); \
+    }
+ELEMENTS(gelu)
+ELEMENTS(gelu_dx)
+ELEMENTS(soft_cap)
+ELEMENTS(soft_cap_dx)
+ELEMENTS(add)
+ELEMENTS(dropout)
+ROWS(swiglu, &c->out[0])
+ROWS(swiglu_dx, &c->in[0])
+ROWS(geglu, &c->out[0])
+ROWS(geglu_dx, &c->in[0])
 
 #ifndef __AVX512BF16__
 static void cast(const lm_call *c)
 {
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, cast_span, (void *)(uintptr_t)c);
+    run_elements(c, cast_span);
 }
 #endif
 
 static void rows(const lm_call *c)
 {
-    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])), rows_part,
-               (void *)(uintptr_t)c);
+    run_rows(c, &c->out[0], rows_part);
 }
 
 const lm_kernel LM_TABLE_NAME(elementwise, LM_SIMD)[] = {
