@@ -32,7 +32,6 @@ TRAIN := --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --dtype bf16 -
 TEXT  := $(SETS:%=text/%.train.jsonl)
 
 .DELETE_ON_ERROR:
-.SECONDARY:
 .PHONY: all clean
 
 ifndef RECIPE_HOME # called by the user: make the same goals in WORK
@@ -70,7 +69,7 @@ endif
 tok/tokenizer.json: text/.made
 	@mkdir -p $(@D)
 	train-tokenizer -q --vocab-size $(VOCAB) --pattern llama3 -f -o $@ $(TEXT)
-data/%/train.bin: tok/tokenizer.json text/.made
+$(SETS:%=data/%/train.bin): data/%/train.bin: tok/tokenizer.json text/.made
 	shard-data -q --tokenizer $< --val-fraction 0.05 --seed $(SEED) -f -o $(@D) text/$*.train.jsonl
 # from the shards, so that the validation split does not change
 data/joint/train.bin: $(SETS:%=data/%/train.bin)
