@@ -116,7 +116,7 @@ static lm_unpack_opts unpack_opts(lm_par *par)
 
 /* ---- compressing ---- */
 
-/* Print a text laid out by the library. */
+/* Print a text that the library made. */
 static lm_code print_text(lm_code rc, lm_buf *text)
 {
     if (!rc)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* codes.h -- numbers in few bits with scales, on their way from and to F32: states of optimisers, bases.
+/* codes.h -- encodes and decodes numbers in few bits with scales, from and to F32: states of optimisers,
+ * bases.
  *
  * encode  in  gate [1] F64 or F32 (optional), x F32 of any shape
  *         out code U8, scale [S] F32, zero [S] F32 (affine formats)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* err.h -- how a failure travels from the library to the person.
+/* err.h -- errors of the library, as values that a tool prints.
  *
  * A fallible function takes `lm_err *e` last and returns 0, or a negative lm_code after filling *e.
  * Code below cmd/ neither prints nor exits.  The first failure wins; callers may only put context

@@ -6,8 +6,8 @@
 
 #include "convert/convert.h"
 
-/* True if `path` is a regular file that begins like a GGUF file, or is named .gguf: what is wrong with
- * one of that name is for its reader to say.  "-": standard input, a file or a pipe, begins so. */
+/* True if `path` is a regular file that begins like a GGUF file, or is named .gguf: opening a damaged
+ * file of that name reports the fault.  "-": standard input, a file or a pipe, begins so. */
 bool lm_is_gguf(const char *path);
 /* Open it; blocks that are read as numbers are decoded to F32.  A pipe is copied to an unnamed file in
  * the folder for temporaries.  tokenizer false: without its tokenizer.  Fails as lm_import_open. */

@@ -572,8 +572,8 @@ lm_code lm_bundle_load(lm_bundle *b, const char *name, size_t limit, lm_buf *out
     lm_code rc = LM_OK;
 
     if (!f || (!b->random && (f != &b->cur->f || b->cur_done)))
-        return lm_fail(e, LM_EFORMAT, b->path, NULL, "it has no %s%s", lm_st_show(name, show),
-                       f ? " any more" : "");
+        return lm_fail(e, LM_EFORMAT, b->path, NULL, "it %s %s", f ? "no longer has" : "has no",
+                       lm_st_show(name, show));
     if (f->bytes > limit)
         return lm_fail(e, LM_EFORMAT, lm_bundle_where(b, f, where), NULL,
                        "is larger than the limit of %zu bytes", limit);

@@ -15,7 +15,7 @@
 enum { INDEX_LEVEL = 9 };
 
 /* The state of the current file; WINDOW: bytes are gathered to choose its next parts. */
-typedef enum { NO_FILE, LENGTH, HEADER, WINDOW, DATA } stage;
+typedef enum { NO_FILE, LENGTH, HEADER, WINDOW, DATA } state;
 
 struct lm_lmz_writer {
     char *where;
@@ -24,7 +24,7 @@ struct lm_lmz_writer {
     lmz_batches out;
     lm_sink *sink;
 
-    stage stage;
+    state state;
     uint64_t file_bytes, pushed;
     lm_buf head; /* length field and header, or a window, while they are gathered */
     uint64_t head_bytes;
@@ -124,7 +124,7 @@ static lm_code cut_gathered(lm_lmz_writer *w, lm_err *e)
     lm_buf head = w->head;
     lm_code rc;
 
-    w->stage = DATA;
+    w->state = DATA;
     w->head = (lm_buf){ 0 };
     rc = cut(w, (const uint8_t *)head.data, head.len, e);
     rc = rc ? rc : lmz_batches_keep(&w->out, e);
@@ -154,7 +154,7 @@ static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
             break;
         }
     rc = lmz_parts_begin(&w->parts, &w->tensors, len, w->file_bytes, w->bases != NULL, e);
-    w->stage = WINDOW;
+    w->state = WINDOW;
     return rc || w->parts.measure ? rc : cut_gathered(w, e);
 }
 
@@ -177,7 +177,7 @@ static lm_code push_data(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm
     lm_code rc = LM_OK;
 
     while (bytes && !rc) {
-        if (w->stage == WINDOW) {
+        if (w->state == WINDOW) {
             size_t want = lmz_parts_window(&w->parts);
             rc = gather_head(w, want, &data, &bytes, e);
             if (rc || w->head.len < want)
@@ -192,7 +192,7 @@ static lm_code push_data(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm
             bytes -= n;
         }
         if (w->parts.measure && w->cut == w->parts.end)
-            w->stage = WINDOW;
+            w->state = WINDOW;
     }
     return rc ? rc : lmz_batches_keep(&w->out, e);
 }
@@ -202,7 +202,7 @@ static lm_code push(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err 
     lm_err ignored = { 0 };
     lm_code rc = LM_OK;
 
-    if (w->stage == LENGTH) {
+    if (w->state == LENGTH) {
         rc = gather_head(w, 8, &data, &bytes, e);
         if (rc || w->head.len < 8)
             return rc;
@@ -210,11 +210,11 @@ static lm_code push(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err 
         bool fits = !lm_st_header_length((const uint8_t *)w->head.data, w->where, &n, &ignored) &&
                     n <= w->file_bytes - 8;
         w->head_bytes = fits ? 8 + n : 0;
-        w->stage = HEADER;
+        w->state = HEADER;
         if (!fits && (rc = begin_data(w, e)))
             return rc;
     }
-    if (w->stage == HEADER) {
+    if (w->state == HEADER) {
         rc = gather_head(w, w->head_bytes, &data, &bytes, e);
         if (rc || w->head.len < w->head_bytes || (rc = begin_data(w, e)))
             return rc;
@@ -239,7 +239,7 @@ lm_code lm_lmz_write(void *writer, const void *data, size_t bytes, lm_err *e)
         *e = w->failure;
         return w->failed;
     }
-    if (w->stage == NO_FILE || bytes > w->file_bytes - w->pushed)
+    if (w->state == NO_FILE || bytes > w->file_bytes - w->pushed)
         return lm_fail(e, LM_EBUG, w->where, NULL,
                        "%zu byte%s more than the %" PRIu64 " announced of a file", bytes,
                        lm_plural(bytes), w->file_bytes);
@@ -266,7 +266,7 @@ static lm_code end_file(lm_lmz_writer *w, lm_err *e)
     lm_hash128_end(&w->out.digest, f->digest);
     lmz_end_rec r = lmz_end_record(&w->table, w->table.files - 1);
     lm_st_table_fini(&w->tensors);
-    w->stage = NO_FILE;
+    w->state = NO_FILE;
     return lmz_put_end(lmz_batches_records(&w->out), &r, e);
 }
 
@@ -278,7 +278,7 @@ static lm_code begin_file(lm_lmz_writer *w, const char *name, uint64_t bytes, lm
                        .type = st ? LMZ_FILE_SAFETENSORS : LMZ_FILE_PLAIN,
                        .bytes = bytes,
                        .name = { name, n } };
-    lm_code rc = w->stage == NO_FILE ? LM_OK : end_file(w, e);
+    lm_code rc = w->state == NO_FILE ? LM_OK : end_file(w, e);
 
     rc = rc ? rc : lmz_table_file(&w->table, &r, 0, w->where, LM_EUSAGE, e);
     rc = rc ? rc : lmz_put_file(lmz_batches_records(&w->out), &r, e);
@@ -291,7 +291,7 @@ static lm_code begin_file(lm_lmz_writer *w, const char *name, uint64_t bytes, lm
     w->next_part = 0;
     w->part = (lmz_part_rec){ 0 };
     w->part_at = 0;
-    w->stage = LENGTH;
+    w->state = LENGTH;
     return st && bytes >= 8 ? LM_OK : begin_data(w, e);
 }
 
@@ -403,7 +403,7 @@ static lm_code finish(lm_lmz_writer *w, lm_err *e)
 {
     lm_buf out = { 0 };
     lmz_footer f = { .raw = w->table.raw, .files = (uint32_t)w->table.files };
-    lm_code rc = w->stage == NO_FILE ? LM_OK : end_file(w, e);
+    lm_code rc = w->state == NO_FILE ? LM_OK : end_file(w, e);
 
     rc = rc ? rc : lmz_batches_flush(&w->out, e);
     f.index_at = w->out.at;

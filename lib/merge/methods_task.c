@@ -141,9 +141,9 @@ static void merged_block(const task *t, int64_t at, int64_t n, void *cells)
 typedef struct {
     const task *task;
     double *parts; /* not NULL: norms only */
-} stage;
+} span_job;
 
-static void span(const stage *s, int64_t begin, int64_t end, int64_t row_at, int worker,
+static void span(const span_job *s, int64_t begin, int64_t end, int64_t row_at, int worker,
                  double *sums)
 {
     void *cells = lm_merge_cells_of(s->task->cells, s->task->n + EXTRA, worker);
@@ -155,7 +155,7 @@ static void span(const stage *s, int64_t begin, int64_t end, int64_t row_at, int
     }
 }
 
-static double *part_sums(const stage *s, int64_t group)
+static double *part_sums(const span_job *s, int64_t group)
 {
     double *sums = s->parts ? s->parts + group * 2 * s->task->n : NULL;
     for (int i = 0; sums && i < 2 * s->task->n; i++)
@@ -165,13 +165,13 @@ static double *part_sums(const stage *s, int64_t group)
 
 static void flat_chunk(void *ctx, int64_t begin, int64_t end, int worker)
 {
-    const stage *s = ctx;
+    const span_job *s = ctx;
     span(s, begin, end, 0, worker, part_sums(s, begin / LM_MERGE_CHUNK));
 }
 
 static void row_group(void *ctx, int64_t begin, int64_t end, int worker)
 {
-    const stage *s = ctx;
+    const span_job *s = ctx;
     const task *t = s->task;
     const lm_blend *b = t->loops;
     const lm_merge_operand *base = t->job->base;
@@ -198,7 +198,7 @@ static void row_group(void *ctx, int64_t begin, int64_t end, int worker)
 static void go(const task *t, double *parts)
 {
     const lm_merge_job *j = t->job;
-    stage s = { t, parts };
+    span_job s = { t, parts };
     if (t->how == LM_PRUNE_RANKED && t->pruned)
         lm_par_for(j->par, lm_merge_rows(j), rows_of_group(j), row_group, &s);
     else

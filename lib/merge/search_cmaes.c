@@ -263,7 +263,7 @@ static void adapt(cmaes *s, const double *step)
     s->sigma *= exp(s->c_sigma / s->d_sigma * (length / s->norm - 1));
 }
 
-/* Every step is below the tolerance, nothing changes any more, or the covariance is no longer
+/* Every step is below the tolerance, nothing changes any longer, or the covariance is no longer
  * valid. */
 static bool is_over(const lm_search *search, const cmaes *s)
 {

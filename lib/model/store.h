@@ -78,7 +78,7 @@ typedef struct {
         size_t at; /* bytes before it there */
     } * place;     /* by tensor of the model */
     struct {
-        void *data; /* of the host, pinned: a tensor on its way to a device */
+        void *data; /* of the host, pinned: a tensor that is copied to a device */
         size_t bytes;
         uint8_t *file; /* of the host: a tensor in the file's shape, to be transposed */
         size_t file_room;

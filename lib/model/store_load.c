@@ -343,8 +343,8 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, const char *pref
     return bring(s, k, i, &o, e);
 }
 
-/* Does the file hold parameters that were shown otherwise?  They are what training goes on with, even where
- * nothing is shown in their place any more. */
+/* True if the file holds parameters that were shown otherwise.  Training continues with these, even if
+ * nothing is shown in their place any longer. */
 static bool has_own(const lm_store *s, const lm_st *st)
 {
     char name[512];

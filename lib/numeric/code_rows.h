@@ -2,9 +2,9 @@
 /* code_rows.h -- a matrix that stays in the codes of its file: runs of rows, each in a format of its own, since
  * weights that a model packs into one (q, k, v) may have come in several.
  *
- * A tensor (tensor.h) with codes looks like one of its dtype to all but the kernels that read it: those turn
- * codes into numbers of that dtype by lm_code_rows_numbers, a few rows at a time, and compute as ever.  So the
- * results are those of a matrix whose numbers were made once. */
+ * A tensor (tensor.h) with codes is treated as one of its dtype except by the kernels that read it: these decode a few
+ * rows at a time into numbers of that dtype (lm_code_rows_numbers).  The results equal those of a matrix that was
+ * decoded once. */
 #ifndef LM_NUMERIC_CODE_ROWS_H
 #define LM_NUMERIC_CODE_ROWS_H
 
@@ -30,7 +30,7 @@ bool lm_format_codes(const lm_format *f, int64_t cols);
  * many. */
 size_t lm_stored_bytes(const lm_tensor *t);
 
-/* Faster ways, with the same bits. */
+/* Faster decoders, with the same bits. */
 typedef struct {
     /* Rows without gaps as F32; false: not of this format. */
     bool (*decode)(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,

@@ -77,15 +77,15 @@ typedef struct {
     int e, m;
     uint32_t top;
     bool has_inf;
-} layout;
+} float_bits;
 
-static const layout f16_layout = { 5, 10, 0x7bff, true };
-static const layout bf16_layout = { 8, 7, 0x7f7f, true };
-static const layout e4m3_layout = { 4, 3, 0x7e, false };
-static const layout e5m2_layout = { 5, 2, 0x7b, true };
+static const float_bits f16_bits = { 5, 10, 0x7bff, true };
+static const float_bits bf16_bits = { 8, 7, 0x7f7f, true };
+static const float_bits e4m3_bits = { 4, 3, 0x7e, false };
+static const float_bits e5m2_bits = { 5, 2, 0x7b, true };
 
 /* The sign and, for NaN and infinity, the whole code.  Returns whether the code is complete. */
-static inline bool encode_special(uint64_t u, layout t, bool saturate, uint32_t *code)
+static inline bool encode_special(uint64_t u, float_bits t, bool saturate, uint32_t *code)
 {
     uint32_t inf = t.has_inf ? ((1u << t.e) - 1u) << t.m : t.top + 1; /* else the NaN code */
     uint64_t mag = u & 0x7fffffffffffffffu;
@@ -105,7 +105,8 @@ static inline bool encode_special(uint64_t u, layout t, bool saturate, uint32_t 
  * fraction (r: random bits).  The significand is shifted to the target's last place (further for
  * subnormals); adding it, hidden bit included, to the biased exponent below lets a carry move into
  * the next binade without a special case. */
-static inline uint32_t encode_with(double d, layout t, bool saturate, bool stochastic, uint32_t r)
+static inline uint32_t encode_with(double d, float_bits t, bool saturate, bool stochastic,
+                                   uint32_t r)
 {
     uint64_t u;
     uint32_t sign;
@@ -134,7 +135,7 @@ static inline uint32_t encode_with(double d, layout t, bool saturate, bool stoch
     return sign | code;
 }
 
-static inline uint32_t encode(double d, layout t, bool saturate)
+static inline uint32_t encode(double d, float_bits t, bool saturate)
 {
     return encode_with(d, t, saturate, false, 0);
 }
@@ -143,17 +144,17 @@ uint16_t lm_f64_round_sr(lm_dtype to, double d, uint32_t r, bool saturate)
 {
     switch (to) {
     case LM_DTYPE_F16:
-        return (uint16_t)encode_with(d, f16_layout, saturate, true, r);
+        return (uint16_t)encode_with(d, f16_bits, saturate, true, r);
     case LM_DTYPE_BF16:
-        return (uint16_t)encode_with(d, bf16_layout, saturate, true, r);
+        return (uint16_t)encode_with(d, bf16_bits, saturate, true, r);
     case LM_DTYPE_F8E4M3:
-        return (uint16_t)encode_with(d, e4m3_layout, saturate, true, r);
+        return (uint16_t)encode_with(d, e4m3_bits, saturate, true, r);
     default:
-        return (uint16_t)encode_with(d, e5m2_layout, saturate, true, r);
+        return (uint16_t)encode_with(d, e5m2_bits, saturate, true, r);
     }
 }
 
-static inline float decode(uint32_t code, layout t)
+static inline float decode(uint32_t code, float_bits t)
 {
     int bias = (1 << (t.e - 1)) - 1;
     uint32_t sign = code >> (t.e + t.m), mag = code & ((1u << (t.e + t.m)) - 1u);
@@ -192,37 +193,37 @@ float lm_f16_to_f32(uint16_t h)
 
 uint16_t lm_f32_to_f16(float f)
 {
-    return (uint16_t)encode(f, f16_layout, false);
+    return (uint16_t)encode(f, f16_bits, false);
 }
 
 float lm_f8e4m3_to_f32(uint8_t b)
 {
-    return decode(b, e4m3_layout);
+    return decode(b, e4m3_bits);
 }
 
 uint8_t lm_f32_to_f8e4m3(float f, bool saturate)
 {
-    return (uint8_t)encode(f, e4m3_layout, saturate);
+    return (uint8_t)encode(f, e4m3_bits, saturate);
 }
 
 float lm_f8e5m2_to_f32(uint8_t b)
 {
-    return decode(b, e5m2_layout);
+    return decode(b, e5m2_bits);
 }
 
 uint8_t lm_f32_to_f8e5m2(float f, bool saturate)
 {
-    return (uint8_t)encode(f, e5m2_layout, saturate);
+    return (uint8_t)encode(f, e5m2_bits, saturate);
 }
 
 uint16_t lm_f64_to_bf16(double d)
 {
-    return (uint16_t)encode(d, bf16_layout, false);
+    return (uint16_t)encode(d, bf16_bits, false);
 }
 
 uint16_t lm_f64_to_f16(double d)
 {
-    return (uint16_t)encode(d, f16_layout, false);
+    return (uint16_t)encode(d, f16_bits, false);
 }
 
 /* Numbers at any address: tensors in files are not aligned. */
@@ -316,10 +317,10 @@ void lm_set(lm_dtype d, void *p, int64_t i, double v)
         ((uint16_at *)p)[i] = lm_f64_to_bf16(v);
         break;
     case LM_DTYPE_F8E4M3:
-        ((uint8_t *)p)[i] = (uint8_t)encode(v, e4m3_layout, false);
+        ((uint8_t *)p)[i] = (uint8_t)encode(v, e4m3_bits, false);
         break;
     case LM_DTYPE_F8E5M2:
-        ((uint8_t *)p)[i] = (uint8_t)encode(v, e5m2_layout, false);
+        ((uint8_t *)p)[i] = (uint8_t)encode(v, e5m2_bits, false);
         break;
     case LM_DTYPE_I64:
         ((int64_at *)p)[i] = to_signed(v, 64);
@@ -355,7 +356,7 @@ void lm_set(lm_dtype d, void *p, int64_t i, double v)
 }
 
 /* Every code of FP8 decoded once for a whole array: a table of 256 fits the first-level cache. */
-static void decode_bytes(layout t, const uint8_t *src, float_at *dst, int64_t n)
+static void decode_bytes(float_bits t, const uint8_t *src, float_at *dst, int64_t n)
 {
     float table[256];
     for (uint32_t b = 0; b < 256; b++)
@@ -386,7 +387,7 @@ static void decode_halves(const uint16_at *src, float_at *dst, int64_t n)
 /* encode() of a float with a bias below 127 and no saturation, without a branch.  Normal results are
  * rounded on the bits; for subnormal ones the sum with a number whose last place is theirs rounds.
  */
-static inline uint32_t encode_narrow(float x, layout t)
+static inline uint32_t encode_narrow(float x, float_bits t)
 {
     int bias = (1 << (t.e - 1)) - 1, shift = 23 - t.m;
     uint32_t least = (uint32_t)(128 - bias) << 23, unit = (uint32_t)(128 - bias - t.m + 23) << 23;
@@ -410,19 +411,19 @@ static inline uint32_t encode_narrow(float x, layout t)
 static void encode_halves(const float_at *src, uint16_at *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        dst[i] = (uint16_t)encode_narrow(src[i], f16_layout);
+        dst[i] = (uint16_t)encode_narrow(src[i], f16_bits);
 }
 
 static void encode_e4m3(const float_at *src, uint8_t *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        dst[i] = (uint8_t)encode_narrow(src[i], e4m3_layout);
+        dst[i] = (uint8_t)encode_narrow(src[i], e4m3_bits);
 }
 
 static void encode_e5m2(const float_at *src, uint8_t *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        dst[i] = (uint8_t)encode_narrow(src[i], e5m2_layout);
+        dst[i] = (uint8_t)encode_narrow(src[i], e5m2_bits);
 }
 
 /* The pairs of types that occur for whole tensors. */
@@ -443,9 +444,9 @@ static bool convert_fast(lm_dtype from, const void *src, lm_dtype to, void *dst,
     } else if (from == LM_DTYPE_F32 && to == LM_DTYPE_F8E5M2) {
         encode_e5m2(src, dst, n);
     } else if (from == LM_DTYPE_F8E4M3 && to == LM_DTYPE_F32) {
-        decode_bytes(e4m3_layout, src, dst, n);
+        decode_bytes(e4m3_bits, src, dst, n);
     } else if (from == LM_DTYPE_F8E5M2 && to == LM_DTYPE_F32) {
-        decode_bytes(e5m2_layout, src, dst, n);
+        decode_bytes(e5m2_bits, src, dst, n);
     } else {
         return false;
     }

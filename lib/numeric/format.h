@@ -15,8 +15,10 @@
  * rounding.  The random number of an element depends on its index only, so the bits do not depend
  * on how rows are split over threads.
  *
- * Interleaved formats are those of GGUF.  Their layouts are ggml's, so that llama.cpp reads our files; the searches for good scales are ggml's too, with and without importance matrix, so that the numbers are equal except for the last bit of a sum.  Numbers that are not finite are
- * taken as 0, scales are at most the largest of F16.
+ * Interleaved formats are those of GGUF.  Their layouts are ggml's, so that llama.cpp reads our
+ * files; the searches for good scales are ggml's too, with and without importance matrix, so that
+ * the numbers are equal except for the last bit of a sum.  Numbers that are not finite are taken as
+ * 0; scales are at most the largest number of F16.
  *   q4_0 q5_0 q8_0   32 numbers, x = d * q                          (d: F16)
  *   q4_1 q5_1        32 numbers, x = d * q + m                      (d, m: F16)
  *   q4_k q5_k        256 numbers in 8 groups of 32, x = d * sc * q - dmin * mn

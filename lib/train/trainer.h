@@ -98,7 +98,7 @@ typedef struct {
     bool fits;
     double host_free, device_free; /* bytes; 0: unknown, and no device */
     bool device;                   /* the memory that is too small is the device's */
-    char cure[200];                /* the first change of options that would fit; "" when it fits */
+    char cure[200]; /* the first change of batch, type or length that would fit; "" when it fits */
 } lm_train_verdict;
 
 /* The graphs of such a training, built once. */
@@ -111,8 +111,8 @@ lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_program *p, bool l
                            const lm_memory_plan *plan, lm_train_verdict *out, lm_err *e);
 
 /* Allocate, load weights, and on resume the state.  Fails: LM_ELIMIT before anything is allocated
- * when the plan does not fit the free memory of the host or the device (both numbers, and the first
- * change of options that would fit). */
+ * when the plan does not fit the free memory of the host or the device (both numbers, and the
+ * change of lm_train_verdict.cure). */
 lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                        lm_trainer **out, lm_err *e);
 void lm_trainer_free(lm_trainer *t);

@@ -284,7 +284,7 @@ static void stop_words(void **st)
     lm_err e = { 0 };
     (void)st;
     assert_int_equal(lm_stop_words_new(text, strlen(text), "x", &w, &e), 0);
-    assert_int_equal(lm_stop_words_count(w), 5); /* der is there once */
+    assert_int_equal(lm_stop_words_count(w), 5); /* der occurs once */
     assert_int_equal(lm_stop_words_find(w, "\u00fcBER", 5), 0);
     assert_int_equal(lm_stop_words_find(w, "Und", 3), 1);
     assert_int_equal(lm_stop_words_find(w, "\u7684", 3), 3);

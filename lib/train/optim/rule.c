@@ -20,7 +20,7 @@ static bool is_gated(const lm_update *u)
     return when != LM_UPDATE_START && when != LM_UPDATE_SHOW;
 }
 
-/* Gradients are clipped on their way in, copies written on the way out. */
+/* Clip the gradients that the text reads, and write copies of the parameters that it writes. */
 static lm_code complete(const lm_update *u, const lm_update_tensor *t, const char *text, char *out,
                         lm_err *e)
 {
