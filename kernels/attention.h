@@ -19,7 +19,7 @@
  *               appends the fresh keys and values at rows used[b].., then attends: query i of b sits at position
  *               used[b]+i, so with used = 0 it equals attention.  Rows i >= fresh[b] of o are zeros.
  *               used[b]+fresh[b] <= S.
- * attention_step    (decoding, T = 1, with what lies in front of it: a joined form, lib/op/fuse.h)
+ * attention_step    (decoding, T = 1, joined with the operators before it: lib/op/fuse.h)
  *               in  qkv [B,(H+2K)D] act, used [B] I32, fresh [B] I32, pos [B] I32, table [P,R] F32 (optional: no
  *                   rotation), wq [D] F32, wk [D] F32 (both or neither: no norm)
  *               out o, kcache, vcache as attention_cached

@@ -3,11 +3,11 @@
  * in a byte, and a byte of the rest of each element.
  *
  * Within a power of two the weights of a model are not spread evenly: near the ends of their
- * distribution the small ones are more frequent.  The leading bits of the mantissa tell that, given
- * the exponent; both together are here the head of an element.  A code of heads would have long
- * symbols, hence heads of about equal frequency form groups of four: the group is coded, and two bits
- * of the rest, which cost nothing to decode, choose in it.  Groups are coded in pairs, which halves
- * what a code loses to whole bits, and halves the symbols.
+ * distribution the small ones are more frequent.  Given the exponent, the leading bits of the
+ * mantissa predict that; both together are called the head of an element.  A code of heads would
+ * have long symbols, hence heads of about equal frequency form groups of four: the group is coded,
+ * and two bits of the rest, which cost nothing to decode, choose in it.  Groups are coded in pairs,
+ * which halves what a code loses to whole bits, and halves the symbols.
  *
  * A map gives each head its rank.  With e the exponent (bits 7..14) and k the leading bits (5 and 6)
  * of an element x, low and m of the map,

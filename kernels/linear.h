@@ -28,7 +28,7 @@
  * No operand aliases another.  Tolerance against linear_ref in double: relative L2 1e-6 (F32), 4e-3 (BF16);
  * of norm_linear 2e-6 and 1e-2.
  *
- * lm_gemm_run below is what they are made of, exported for the head and for the bench. */
+ * All use lm_gemm_run below, which is exported for the head and for the bench. */
 #ifndef LM_KERNELS_LINEAR_H
 #define LM_KERNELS_LINEAR_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* map.h -- a formula over the elements of tensors, and sums and maxima over their parts: what the rules of
- * optimisers are written in (lib/op/formula.h makes the programs).
+/* map.h -- a formula over the elements of tensors, and sums and maxima over their parts, for the rules of
+ * optimisers (lib/op/formula.h makes the programs).
  *
  * map     in  gate [1] F64 (optional), numbers [K] F64 (optional), x0 .. x11 of any float dtype, each
  *             of the shape of y0, or one number, or, where y0 is [R,C], [R,1] or [1,C] (repeated)
@@ -65,9 +65,9 @@ typedef struct {
     uint8_t n_constants, n_fetched, n_single,
         n_steps;            /* n_single steps over single numbers, then the others */
     uint8_t n_tiles;        /* registers in use */
-    uint8_t from[LM_MAP_Y]; /* what y is: as an operand of a step */
-    /* 1 + the step whose result may go to y at once, since no later step reads the x that y may lie over; 0:
-     * after all steps. */
+    uint8_t from[LM_MAP_Y]; /* the result for each y, numbered like an operand of a step */
+    /* 1 + the step whose result may be stored in y at once, because no later step reads the x that y may
+     * alias; 0: store after all steps. */
     uint8_t direct[LM_MAP_Y];
     lm_map_fetch fetch[LM_MAP_SINGLES];
     lm_map_step step[LM_MAP_STEPS];
