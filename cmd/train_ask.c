@@ -127,7 +127,7 @@ static lm_code read_optimizers(train_session *s, lm_err *e)
     hypers_given(given);
     if (lm_groups_parse(opt.optimizer, given, opt.lr, &s->t.o.groups, e))
         return e->code;
-    s->t.o.schedule.lr = opt.lr = s->t.o.groups.lr; /* saved with the run */
+    s->t.o.schedule.lr = s->t.o.groups.lr;
     return refuse_hypers(&s->t.o.groups, given, e);
 }
 
@@ -187,7 +187,8 @@ static lm_code place_schedule(train_session *s, lm_err *e)
                                 .step = s->t.ask.step,
                                 .steps = opt.steps,
                                 .warmup_given = lm_given(&tool, "warmup"),
-                                .decay = opt.decay_steps };
+                                .decay = opt.decay_steps,
+                                .lr = s->t.o.groups.use[0].optim->rate };
     return lm_resume_schedule(s->saved, s->step_dir, &ask, &s->t.o.schedule, s->note, e);
 }
 

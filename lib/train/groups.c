@@ -128,15 +128,23 @@ static lm_code finish(lm_optim_use *u, bool rate_given, double lr, lm_err *e)
     return o->check ? o->check(u->hyper, e) : LM_OK;
 }
 
+/* The run's peak rate, and whether uses without a rate have that of their optimiser instead. */
+typedef struct {
+    double lr;
+    bool own;
+} peak;
+
 /* NAME[:key=value,...] up to ';' or the end. */
-static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr, lm_optim_use *u,
-                         lm_err *e)
+static lm_code parse_use(const char **at, const lm_hyper_value *given, const peak *p,
+                         lm_optim_use *u, lm_err *e)
 {
     char name[64], key[64], value[64];
     bool rate_given = false;
     if (!take(at, ":;", name, sizeof name) || !lm_optim_find(name))
         return fail_name(name, e);
     *u = lm_optim_default(lm_optim_find(name));
+    if (p->own)
+        u->rate = u->optim->rate / p->lr;
     for (; given && given->name; given++) {
         int i = lm_optim_hyper(u->optim, given->name);
         if (i >= 0)
@@ -154,11 +162,11 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr
             return lm_fail(e, LM_EUSAGE, where, NULL, "the value of %s is too long", key);
         for (char *c = key; *c; c++)
             *c = *c == '-' ? '_' : *c;
-        if (set_key(u, key, value, lr, e))
+        if (set_key(u, key, value, p->lr, e))
             return e->code;
         rate_given |= !strcmp(key, "lr");
     }
-    return finish(u, rate_given, lr, e);
+    return finish(u, rate_given, p->lr, e);
 }
 
 /* The rate of the entry that the text begins with; 0: there is none of that name. */
@@ -173,10 +181,9 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
                         lm_err *e)
 {
     const char *at = text;
-    if (lr < 0)
-        lr = own_rate(text);
-    *out = (lm_groups){ .text = text, .n = 1, .lr = lr };
-    if (parse_use(&at, given, lr, &out->use[0], e))
+    const peak p = { .lr = lr < 0 ? own_rate(text) : lr, .own = lr < 0 };
+    *out = (lm_groups){ .text = text, .n = 1, .lr = p.lr };
+    if (parse_use(&at, given, &p, &out->use[0], e))
         return e->code;
     while (*at == ';') {
         at++;
@@ -193,7 +200,7 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
             return lm_fail(e, LM_EUSAGE, where, "write PATTERN=OPTIMISER, as in *norm*=adamw",
                            "'%.40s' names no tensors or no optimiser", pattern);
         at++;
-        if (parse_use(&at, NULL, lr, &out->use[out->n], e))
+        if (parse_use(&at, NULL, &p, &out->use[out->n], e))
             return e->code;
         out->n++;
     }

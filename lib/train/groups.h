@@ -33,8 +33,10 @@ typedef struct {
     double value;
 } lm_hyper_value;
 
-/* given: applied before the text's own keys.  lr: the run's peak rate, < 0: that of the first
- * optimiser's entry; the lr of a group is a multiple of it.  Fails: LM_EUSAGE naming what is unknown or out of range. */
+/* given: applied before the text's own keys.  lr: the run's peak rate, and that of each group without an lr
+ * of its own; < 0: the run has the rate of the first optimiser's entry, and each group that of its own
+ * optimiser's.  Rates of groups are multiples of the run's.  Fails: LM_EUSAGE naming what is unknown or out
+ * of range. */
 lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr, lm_groups *out,
                         lm_err *e);
 /* One optimiser for everything. */

@@ -96,6 +96,7 @@ lm_code lm_resume_schedule(const json_t *options, const char *where, const lm_re
     int64_t before;
     how h = EXTEND;
     note[0] = 0;
+    old.lr = ask->lr > 0 ? ask->lr : s->lr;
     if (read_schedule(options, where, &before, &old, e))
         return e->code;
     s->from = old.from;

@@ -21,6 +21,7 @@ typedef struct {
     int64_t step, steps; /* steps done; steps in total */
     bool warmup_given;   /* the schedule's warm-up was requested now */
     int64_t decay;       /* requested steps of wsd's decay; -1: a tenth of the schedule */
+    double lr;           /* the rate of options without one; 0: that of the present ones */
 } lm_resume_ask;
 
 /* *s is the schedule of the present options, `options` are those of the checkpoint (`where`): sets

@@ -297,11 +297,36 @@ END
         "${S[@]}" --optimizer "${o%:*}"
         [ "$(sed -nE '/"event":"step"/s/.*"lr":([^,]*),.*/\1/p' m.jsonl | sort -u | awk '{ print $1 + 0 }')" = "$(awk "BEGIN { print ${o##*:} + 0 }")" ]
     done
-    grep -q '"lr": *0.0001' run/latest/state.json
+    grep -q '"lr": *null' run/latest/state.json
     "${S[@]}" --optimizer muon --lr 0.5
     grep -q '"event":"step".*"lr":0.5,' m.jsonl
     train -q --resume run --steps 3 --metrics m.jsonl
     grep -q '"event":"step","step":3,.*"lr":0.5,' m.jsonl
+}
+
+@test "train: without --lr each group has the rate of its own optimiser, after a resume, too" {
+    S=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 m0 data --steps 4 --warmup 2 --save-every 2 --keep 0)
+    "${S[@]}" -o own --optimizer 'sgd;*norm*=adamw;embed_tokens=lion:lr=1e-3'
+    "${S[@]}" -o named --lr 0.1 --optimizer 'sgd;*norm*=adamw:lr=3e-4;embed_tokens=lion:lr=1e-3'
+    cmp <(tensors own/model.safetensors) <(tensors named/model.safetensors)
+    train -q --resume own/step-000002 -o again
+    same_bits own again
+    # --lr serves all groups without a rate
+    "${S[@]}" -o one --lr 0.1 --optimizer 'sgd;*norm*=adamw;embed_tokens=lion:lr=1e-3'
+    run -1 cmp <(tensors own/model.safetensors) <(tensors one/model.safetensors)
+    # checkpoints in which the default of --lr is a number
+    sed -i 's/"lr": *null/"lr":0.1/' own/step-000002/state.json
+    rm -rf again
+    train -q --resume own/step-000002 -o again
+    run -1 cmp <(tensors own/model.safetensors) <(tensors again/model.safetensors)
+    # another rate is explained beside the default that it replaces
+    train --no-progress --resume named/step-000004 -o later --steps 8 --lr 0.2 2> given
+    sed -i 's/"lr": *0.1/"lr":null/' named/step-000004/state.json
+    rm -rf later
+    train --no-progress --resume named/step-000004 -o later --steps 8 --lr 0.2 2> default
+    grep -o 'the learning rate was [0-9.e-]*' given > a
+    grep -o 'the learning rate was [0-9.e-]*' default > b
+    cmp a b
 }
 
 @test "train: words name the parts of any model, and patterns have no case" {
