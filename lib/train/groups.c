@@ -119,13 +119,16 @@ static lm_code set_key(lm_optim_use *u, const char *key, const char *value, doub
 static lm_code finish(lm_optim_use *u, bool rate_given, double lr, lm_err *e)
 {
     const lm_optim *o = u->optim;
+    lm_err why = { 0 };
     if (o->own_rate && o->own_rate(u->hyper)) {
         if (rate_given)
             return lm_fail(e, LM_EUSAGE, where, "leave it out", "lr of %s follows from its keys",
                            o->name);
         u->rate = lr > 0 ? 1 / lr : 1;
     }
-    return o->check ? o->check(u->hyper, e) : LM_OK;
+    if (o->check && o->check(u->hyper, &why))
+        return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s %s", why.where, o->name, why.what);
+    return LM_OK;
 }
 
 /* The run's peak rate, and whether uses without a rate have that of their optimiser instead. */
@@ -282,7 +285,7 @@ bool lm_groups_same(const char *a, const char *b)
     do {
         const char *x = a, *y = b;
         size_t n = skip_keys(&a, patterns);
-        if (skip_keys(&b, patterns) != n || memcmp(x, y, n))
+        if (skip_keys(&b, patterns) != n || strncasecmp(x, y, n))
             return false;
         patterns = true;
     } while (*a && *b);

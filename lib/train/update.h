@@ -58,7 +58,7 @@ typedef struct lm_optim {
     lm_code (*update)(lm_update *u, const lm_update_tensor *t, lm_err *e);
 } lm_optim;
 
-/* The i-th optimiser, NULL past the last; by name, NULL if unknown. */
+/* The i-th optimiser, NULL past the last; by name in any case, NULL if unknown. */
 const lm_optim *lm_optim_at(int i);
 const lm_optim *lm_optim_find(const char *name);
 extern const char *const lm_optim_names[]; /* NULL-terminated */

@@ -133,7 +133,8 @@ assert o["adamw"]["lr"] == 3e-4 and o["muon"]["lr"] == 0.02' || false
 		adamw:beta1=2>beta1 of adamw is a number from 0 to 0.9999999, not '2'
 		adamw:beta1=x>beta1 of adamw is a number
 		sgd:nesterov=maybe>nesterov of sgd is one of: off on; not 'maybe'
-		sgd:nesterov=on,momentum=0>needs momentum and no dampening
+		sgd:nesterov=on,momentum=0>--optimizer: nesterov of sgd needs momentum and no dampening
+		adamw;norm=q-galore:proj_bits=5>--optimizer: proj_bits of q-galore is 4 or 8
 		adamw;*norm*>'*norm*' names no tensors or no optimiser
 		adamw;*nrom*=sgd>no trainable tensor is left for '*nrom*'
 		adamw:lr=-1>lr of adamw is a number from 0 to 1000
@@ -154,7 +155,8 @@ assert o["adamw"]["lr"] == 3e-4 and o["muon"]["lr"] == 0.02' || false
         run -2 train --resume run --optimizer "$o" --steps 9
         [[ $output == *", not $o: resume with the same optimiser" ]]
     done
-    train -q --resume run --optimizer 'adamw:eps=1e-7;*[[:alpha:]]norm=sgd:momentum=0.5;' --steps 9
+    # names have no case
+    train -q --resume run --optimizer 'AdamW:eps=1e-7;*[[:alpha:]]NORM=SGD:momentum=0.5;' --steps 9
 }
 
 @test "train: options of runs of older versions are read" {

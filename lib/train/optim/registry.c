@@ -2,6 +2,7 @@
 /* registry.c -- the list of optimisers. */
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "train/optim/optims.h"
 
@@ -19,7 +20,7 @@ const lm_optim *lm_optim_at(int i)
 const lm_optim *lm_optim_find(const char *name)
 {
     for (size_t i = 0; i < sizeof optims / sizeof *optims; i++)
-        if (!strcmp(optims[i]->name, name))
+        if (!strcasecmp(optims[i]->name, name))
             return optims[i];
     return NULL;
 }
