@@ -13,10 +13,11 @@
 lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_par *par,
                       lm_loaded *out, lm_err *e)
 {
-    const lm_bundle_opts how = lm_tool_bundle(t, par);
+    lm_bundle_opts how = lm_tool_bundle(t, par);
     lm_model_source *src = NULL;
     lm_code rc;
 
+    how.also = "a .gguf";
     *out = (lm_loaded){ 0 };
     if (lm_is_gguf(path))
         rc = lm_gguf_source_open(path, !tokenizer, &how, &src, e);

@@ -5,8 +5,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -174,13 +176,49 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
 
 /* ---- Opening ---- */
 
-enum { PEEK = 256 };
+enum { PEEK = 256, ENOUGH = 28 }; /* first bytes; so many identify every format */
+
+/* The bytes of a pipe or socket that are there, without consuming them. */
+static ssize_t peek_once(bool is_socket, uint8_t *head)
+{
+    int copy[2];
+
+    if (is_socket)
+        return recv(STDIN_FILENO, head, PEEK, MSG_PEEK | MSG_DONTWAIT);
+    if (pipe2(copy, O_CLOEXEC))
+        return -1;
+    ssize_t got = tee(STDIN_FILENO, copy[1], PEEK, SPLICE_F_NONBLOCK);
+    if (got > 0)
+        got = read(copy[0], head, (size_t)got);
+    close(copy[0]);
+    close(copy[1]);
+    return got;
+}
+
+/* The same as soon as they are enough, or the writer has ended. */
+static ssize_t peek_pipe(bool is_socket, uint8_t *head)
+{
+    const short ended = POLLHUP | POLLRDHUP | POLLERR;
+    struct pollfd in = { .fd = STDIN_FILENO, .events = POLLIN | POLLRDHUP };
+
+    while (!lm_stopping()) {
+        int ready = poll(&in, 1, 50);
+        if (ready < 0 && errno != EINTR)
+            break;
+        if (ready <= 0)
+            continue;
+        ssize_t got = peek_once(is_socket, head);
+        if (got <= 0 || got >= ENOUGH || in.revents & ended)
+            return got;
+        poll(NULL, 0, 2); /* more bytes do not change that the pipe is readable */
+    }
+    return 0;
+}
 
 /* The first bytes of standard input, without consuming them; *n = 0 if that is not possible. */
 static lm_code peek_stdin(uint8_t *head, size_t *n, lm_err *e)
 {
     struct stat st;
-    int pipe_fd[2];
     ssize_t got = 0;
 
     *n = 0;
@@ -189,16 +227,8 @@ static lm_code peek_stdin(uint8_t *head, size_t *n, lm_err *e)
     if (S_ISREG(st.st_mode)) {
         off_t at = lseek(STDIN_FILENO, 0, SEEK_CUR);
         got = at < 0 ? 0 : pread(STDIN_FILENO, head, PEEK, at);
-    } else if (S_ISFIFO(st.st_mode)) {
-        if (pipe2(pipe_fd, O_CLOEXEC))
-            return lm_fail(e, LM_EIO, "standard input", NULL, "cannot open a pipe to inspect it");
-        do
-            got = tee(STDIN_FILENO, pipe_fd[1], PEEK, 0); /* wait for the first bytes */
-        while (got < 0 && errno == EINTR && !lm_stopping());
-        if (got > 0)
-            got = read(pipe_fd[0], head, (size_t)got);
-        close(pipe_fd[0]);
-        close(pipe_fd[1]);
+    } else if (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)) { /* ssh gives its commands sockets */
+        got = peek_pipe(S_ISSOCK(st.st_mode), head);
     }
     *n = got > 0 ? (size_t)got : 0;
     return LM_OK;

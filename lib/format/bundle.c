@@ -200,6 +200,14 @@ static lm_code open_file(lm_bundle *b, lm_err *e)
     return lm_bundle_tar_stream(b, e);
 }
 
+/* For the message in case that no reader recognises the stream. */
+static void tell_foreign(lm_bundle *b, const uint8_t *p, size_t n)
+{
+    b->foreign = lm_foreign_bytes(p, n, &b->remedy);
+    if (b->o.also && n >= 4 && !memcmp(p, "GGUF", 4))
+        b->remedy = "give it as a file or on standard input";
+}
+
 static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
 {
     const uint8_t *p;
@@ -217,6 +225,7 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
     if (!n)
         return lm_fail(e, LM_EFORMAT, b->path, lm_bundle_forms(b, "a model folder", forms),
                        "it is empty");
+    tell_foreign(b, p, n);
     if (lm_bundle_is_lmz(p, n))
         return lm_bundle_lmz_stream(b, e);
     return is_safetensors(p, n) ? lm_bundle_st_stream(b, e) : lm_bundle_tar_stream(b, e);

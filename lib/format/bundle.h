@@ -56,7 +56,7 @@ typedef struct {
      * model (lm_bundle_own). */
     lm_own_fn own;
     const void *own_ctx;
-    /* other inputs that the caller reads, for hints ("a .gguf"); NULL: none */
+    /* other inputs that the caller reads as files and on standard input, for hints ("a .gguf"); NULL: none */
     const char *also;
 } lm_bundle_opts;
 

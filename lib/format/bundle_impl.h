@@ -50,6 +50,8 @@ struct lm_bundle {
     bool random, ended;
     bool std;                 /* standard input */
     bool cut;                 /* a stream ended inside a file */
+    const char *foreign;      /* what the first bytes of a stream are, if no model (foreign.h), */
+    const char *remedy;       /* and the remedy */
     lm_map map;               /* of one file, of a tar, of what was spooled */
     pthread_mutex_t lock;     /* of the maps of a folder */
     const lm_bundle_ops *ops; /* NULL: a folder or a map */

@@ -96,7 +96,10 @@ static lm_code no_model(const lm_bundle *b, lm_err *e)
     if (!strstr(e->what, "Unrecognized"))
         return e->code;
     *e = (lm_err){ 0 };
-    kind = b->map.data ? lm_foreign_bytes(b->map.data, b->map.size, &todo) : NULL;
+    kind = b->foreign;
+    todo = b->remedy;
+    if (b->map.data)
+        kind = lm_foreign_bytes(b->map.data, b->map.size, &todo);
     if (!kind && lm_foreign_dataset(b->path)) {
         kind = "a token dataset";
         todo = "name the model first: train MODEL DATA, eval-model MODEL DATA";

@@ -140,6 +140,26 @@ END
     [[ "$stderr" == *"give prompts by -p or in files"* ]]
 }
 
+@test "a GGUF file on standard input that arrives in small pieces; other pipes name the remedy" {
+    convert-model -q --type q8_0 -o m.gguf model
+    generate -q -n 5 -T 0 -p 'The system' m.gguf > a
+    { printf GG; sleep 0.2; tail -c +3 m.gguf; } | generate -q -n 5 -T 0 -p 'The system' - > b
+    cmp a b
+    mkfifo pipe
+    for tool in "generate -p x" "convert-model --to hf -o out"; do
+        cat m.gguf > pipe &
+        run -2 --separate-stderr $tool pipe
+        [[ "$stderr" == *"model of llama.cpp: give it as a file or on standard input" ]]
+        wait || true
+    done
+    echo 'plain text' > pipe &
+    run -2 --separate-stderr generate -p x pipe
+    [[ "$stderr" == *"it is plain text"* ]]
+    printf '\0\1\2\3\0\1\2\3' > pipe &
+    run -2 --separate-stderr generate -p x pipe
+    [[ "$stderr" == *"an .lmz or a .gguf" ]]
+}
+
 @test "--tokenizer replaces that of a GGUF file; a damaged file is named" {
     convert-model -q --type q8_0 -o m.gguf model
     generate -q -n 5 -T 0 -p 'The system' m.gguf > a
