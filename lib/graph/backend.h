@@ -96,11 +96,14 @@ struct lm_backend {
     lm_code (*replay)(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e);
     void (*recording_free)(lm_backend *b, lm_recording *r);
 
-    /* ---- kernel ---- */
+    /* ---- kernel ----
+     * A kernel is chosen by operator, type of the activations (lm_node_act) and format of the weight:
+     * `kernel` takes the first two, `codes` all three.  A weight in a format for which `codes` is
+     * false is decoded to the graph's type when it is loaded, so every format runs everywhere. */
     /* The kernel of an operator for activations of type `act`; NULL: none. */
     const lm_kernel *(*kernel)(lm_backend *b, const char *op, lm_dtype act);
     /* True if kernels of `op` for activations of type `act` read their i-th operand in the codes of f
-     * (numeric/code_rows.h).  NULL: none; such weights are decoded when they are loaded. */
+     * (numeric/code_rows.h).  NULL: none do. */
     bool (*codes)(lm_backend *b, const char *op, int i, lm_dtype act, const lm_format *f);
     /* True if the joined operator `op` (lib/op/fuse.h) has a kernel of its own for this call, whose
      * operands have shapes but no data.  False: its parts run separately. */

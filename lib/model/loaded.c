@@ -59,11 +59,13 @@ lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const 
     l->codes_space = *moved || asked == LM_PLACE_FILE ? LM_SPACE_FILE : LM_SPACE_HOST;
     if (asked != LM_PLACE_FILE || (b->host_memory && in_file))
         return LM_OK;
+    if (!b->host_memory)
+        return lm_fail(e, LM_EUSAGE, lm_model_source_path(l->src), "read them into memory",
+                       "weights on a device cannot be read in a file");
     return lm_fail(e, LM_EUSAGE, lm_model_source_path(l->src), "read them into memory",
-                   b->host_memory
-                       ? "no weight can be read in the file: they are numbers, are in another "
-                         "order there, or are compressed"
-                       : "weights on a device cannot be read in a file");
+                   "no weight can be read in the file: they take as many bytes there as numbers of "
+                   "%s, are in another order, or are compressed",
+                   lm_dtype_name(precision));
 }
 
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e)

@@ -20,9 +20,9 @@ lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *out
 /* The same for an open source, which the model then owns, whatever the result. */
 lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);
 /* Decide whether weights in fewer bytes than numbers of `precision` are read in the mapped file
- * (lm_build.codes_space): as asked, or for LM_PLACE_AUTO if
- * the weights take more than `available` bytes and some can be; *moved then is true.  Reading in a file costs
- * nothing at start and no memory of its own, but its pages are 4 KiB: decoding takes 10 to 20 % longer.
+ * (lm_build.codes_space): as asked, or for LM_PLACE_AUTO if the weights take more than `available`
+ * bytes and some can be read there; *moved then is true.  Reading in a file costs nothing at start
+ * and no memory of its own, but its pages are 4 KiB: decoding takes 10 to 20 % longer.
  * Fails: LM_EUSAGE when the file is asked for, and no weight can be read there. */
 typedef enum { LM_PLACE_AUTO, LM_PLACE_MEMORY, LM_PLACE_FILE } lm_place;
 lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const lm_backend *b,
@@ -31,10 +31,10 @@ lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const 
  * formats, to memory of `b`, which must outlive them; a stream is read to its end.  Fails as
  * lm_store_load does. */
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e);
-/* The formats of the weights in memory, "weights: q4_k 3.2 GiB, f32 1.1 MiB", then the bytes of those that are
- * read in the file, then those of the source in fewer bytes
- * that were decoded when loaded, because the backend has no kernels for them.  To be called directly
- * after lm_loaded_weights; NULL if it was not. */
+/* The formats of the weights in memory, "weights: q4_k 3.2 GiB, f32 1.1 MiB", then the bytes of those
+ * that are read in the file, then the source's formats that were decoded when loaded although they
+ * take fewer bytes, because the backend has no kernels for them.  To be called directly after
+ * lm_loaded_weights; NULL if it was not. */
 enum { LM_LOADED_TEXT = 1024 };
 const char *lm_loaded_text(const lm_loaded *l, char out[LM_LOADED_TEXT]);
 /* Bytes of the weights of `m`. */

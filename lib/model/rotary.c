@@ -11,7 +11,7 @@ size_t lm_rotary_bytes(const lm_model *m)
     int64_t n = 0;
     for (int i = 0; i < m->config.ropes; i++)
         n += m->rope_rows * m->config.rope[i].dim;
-    return (size_t)n * sizeof(float);
+    return lm_plain_bytes(LM_DTYPE_F32, n);
 }
 
 static void fill(const lm_model *m, float *to)

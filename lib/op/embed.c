@@ -3,6 +3,7 @@
 #include "kernels/embed.h"
 
 #include "graph/passes.h"
+#include "numeric/code_rows.h"
 #include "op/example.h"
 #include "op/ops.h"
 
@@ -46,7 +47,7 @@ static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
 static void embed_cost(const lm_call *c, lm_cost *out)
 {
     out->flops = lm_absent(&c->in[2]) ? 0 : (double)lm_tensor_count(&c->out[0]);
-    out->bytes = 2.0 * (double)lm_tensor_count(&c->out[0]) * (double)lm_dtype_size(c->out[0].dtype);
+    out->bytes = 2.0 * (double)lm_stored_bytes(&c->out[0]);
 }
 
 static void embed_example(lm_rng r, int i, lm_example *x)

@@ -3,6 +3,7 @@
 #include "kernels/rope.h"
 
 #include "graph/passes.h"
+#include "numeric/format.h"
 #include "op/example.h"
 #include "op/ops.h"
 
@@ -35,7 +36,7 @@ static lm_code rope_grad(lm_grad *s, const lm_node *n, lm_err *e)
 double lm_rope_unread_bytes(const lm_tensor *table, const lm_tensor *pos)
 {
     int64_t rows = lm_absent(table) ? 0 : table->dim[0] - pos->dim[0];
-    return rows > 0 ? (double)(rows * table->dim[1]) * (double)lm_dtype_size(table->dtype) : 0;
+    return rows > 0 ? (double)lm_plain_bytes(table->dtype, rows * table->dim[1]) : 0;
 }
 
 static void rope_cost(const lm_call *c, lm_cost *out)

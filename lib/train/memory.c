@@ -39,13 +39,13 @@ static const double process_bytes = 14.0 * (1 << 20);
  * stored transposed, which pass through a buffer. */
 static double checkpoint_bytes(const lm_model *m)
 {
-    double most = 0;
+    int64_t most = 0;
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *s = &m->slice[i];
-        double n = s->transposed ? (double)(s->dim[0] * s->dim[1]) : 0;
+        int64_t n = s->transposed ? lm_slice_count(s) : 0;
         most = n > most ? n : most;
     }
-    return most * sizeof(float);
+    return (double)lm_plain_bytes(LM_DTYPE_F32, most);
 }
 
 /* The largest tensor: tensors for a device pass through the host one by one, transposed ones
@@ -57,7 +57,7 @@ static double staging_bytes(const lm_model *m)
         int64_t n = lm_slice_count(&m->slice[i]);
         most = n > most ? n : most;
     }
-    return (double)most * sizeof(float);
+    return (double)lm_plain_bytes(LM_DTYPE_F32, most);
 }
 
 /* The memory of a graph beyond the arena of training, which it shares. */
@@ -92,7 +92,8 @@ static double states_size(const lm_program *p)
             sum +=
                 (double)lm_plain_bytes(state[k].format, lm_tensor_count(&state[k].part[i].shape));
     for (int i = 0; lm_update_shows(p->update) && i < m->n_slices; i++)
-        sum += m->param[m->slice[i].param].trains ? (double)lm_slice_count(&m->slice[i]) * 4 : 0;
+        if (m->param[m->slice[i].param].trains)
+            sum += (double)lm_plain_bytes(LM_DTYPE_F32, lm_slice_count(&m->slice[i]));
     return sum;
 }
 
@@ -101,7 +102,7 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
     const lm_model *m = p->train;
     lm_graph_cost_sum cost;
     out->params = lm_config_params(&m->config);
-    out->checkpoint = (double)out->params * sizeof(float) + states_size(p);
+    out->checkpoint = (double)lm_plain_bytes(LM_DTYPE_F32, out->params) + states_size(p);
     out->matmul_params = lm_config_matmul_params(&m->config);
     out->flops_per_token = lm_config_train_flops(&m->config, m->build.seq);
     out->tokens_per_step = m->build.batch * m->build.seq * accumulate;

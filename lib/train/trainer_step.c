@@ -148,9 +148,8 @@ lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e)
 static lm_code swap(lm_trainer *t, lm_kept from, lm_kept to, lm_err *e)
 {
     const lm_store *s = t->s.store;
-    size_t bytes = (size_t)t->program->train->train_end * sizeof(float);
-    return t->b->copy(t->b, lm_store_flat(s, to, 0), lm_store_flat(s, from, 0), bytes, t->b->main,
-                      e);
+    return t->b->copy(t->b, lm_store_flat(s, to, 0), lm_store_flat(s, from, 0),
+                      lm_store_find(s, LM_KEPT_GRAD, 0)->bytes, t->b->main, e);
 }
 
 lm_code trainer_show(lm_trainer *t, lm_err *e)
