@@ -11,8 +11,6 @@
 #include "convert/names.h"
 #include "format/provenance.h"
 
-#define NEAR_BASE "rope.freq_base_swa" /* of layers with a window */
-
 /* ---- Writing ---- */
 
 /* "llama.context_length" */
@@ -60,8 +58,7 @@ static lm_code put_pattern(lm_gguf_plan *p, const char *key, const lm_config *c,
     return LM_OK;
 }
 
-/* True if the architecture has this key in GGUF. */
-static bool has_key(const lm_arch *a, const char *gguf)
+bool lm_gguf_has_key(const lm_arch *a, const char *gguf)
 {
     for (const lm_gguf_key *k = a->gguf_keys; k->hf; k++)
         if (!strcmp(k->gguf, gguf))
@@ -73,8 +70,8 @@ static bool has_key(const lm_arch *a, const char *gguf)
 static bool caps_fit(const lm_config *c)
 {
     /* a model with the first also has the second */
-    bool attn = has_key(c->arch, "attn_logit_softcapping");
-    bool logits = has_key(c->arch, "final_logit_softcapping");
+    bool attn = lm_gguf_has_key(c->arch, "attn_logit_softcapping");
+    bool logits = lm_gguf_has_key(c->arch, "final_logit_softcapping");
 
     return (c->layer[0].soft_cap > 0) == attn && (c->logit_cap > 0 ? logits : !attn);
 }
@@ -103,7 +100,8 @@ static lm_code check_words(const lm_import *m, lm_err *e)
             e);
     if (c->ropes > 1 && c->rope[1].type != LM_ROPE_DEFAULT)
         return no_words(m, "scaling of positions in layers with a window", e);
-    if (c->ropes > 1 && !has_key(c->arch, NEAR_BASE) && fabs(c->rope[1].theta - r->theta) > 0)
+    if (c->ropes > 1 && !lm_gguf_has_key(c->arch, LM_GGUF_NEAR_BASE) &&
+        fabs(c->rope[1].theta - r->theta) > 0)
         return no_words(m, "rotary base of its own for layers with a window", e);
     if (c->ropes && r->type == LM_ROPE_DYNAMIC)
         lm_log(m->sink, LM_LOG_WARN,
@@ -212,8 +210,8 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
     if (c->arch->gguf_pattern &&
         put_pattern(p, key_of(key, arch, "attention.sliding_window_pattern"), c, e))
         return e->code;
-    if (c->ropes > 1 && has_key(c->arch, NEAR_BASE))
-        lm_gguf_put_f32(p, key_of(key, arch, NEAR_BASE), (float)c->rope[1].theta);
+    if (c->ropes > 1 && lm_gguf_has_key(c->arch, LM_GGUF_NEAR_BASE))
+        lm_gguf_put_f32(p, key_of(key, arch, LM_GGUF_NEAR_BASE), (float)c->rope[1].theta);
     if (y->soft_cap > 0)
         lm_gguf_put_f32(p, key_of(key, arch, "attn_logit_softcapping"), (float)y->soft_cap);
     if (c->logit_cap > 0)
@@ -519,6 +517,13 @@ static lm_code get_head_dim(reader *r, int64_t dflt, int64_t *dim)
     return LM_OK;
 }
 
+lm_code lm_gguf_check_head_dim(const lm_gguf *g, const lm_arch *a, int64_t dim, lm_err *e)
+{
+    reader r = { .g = g, .arch = a->gguf, .e = e };
+
+    return get_head_dim(&r, dim, &dim);
+}
+
 /* A number, or its default if it is absent. */
 static lm_code get_number(reader *r, const lm_gguf_key *k)
 {
@@ -582,34 +587,57 @@ static lm_code get_pattern_list(reader *r, int64_t layers, const lm_gguf_value *
     return LM_OK;
 }
 
-/* layer_types, if GGUF has another pattern than the usual one, or no window: then llama.cpp lets
- * every layer attend to all keys, but the default of config.json is a window.  Pattern 0: each
- * layer has one. */
-static lm_code get_pattern(reader *r, const lm_arch *a, const char *window)
+/* Without a window, llama.cpp lets every layer attend to all keys, whatever the pattern.  Pattern 0: each layer
+ * has one. */
+static lm_code get_types(reader *r, const lm_arch *a, int64_t layers, bool window, json_t **types,
+                         bool *usual)
 {
-    int64_t pattern = 0, layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
+    int64_t pattern = 0;
     const lm_gguf_value *list;
-    json_t *types;
 
-    if (!a->gguf_pattern || layers > 65536)
-        return LM_OK;
     if (get_pattern_list(r, layers, &list) ||
         (!list && whole(r, "attention.sliding_window_pattern", a->gguf_pattern, &pattern, NULL)))
         return r->e->code;
-    if (!json_object_get(r->o, window)) {
+    if (!window) {
         pattern = 1;
         list = NULL;
     }
-    if (!list && pattern == a->gguf_pattern)
-        return LM_OK;
-    types = json_array();
+    *usual = !list && pattern == a->gguf_pattern;
+    *types = json_array();
     for (int64_t l = 0; l < layers; l++) {
         bool slides = list      ? lm_gguf_number(list, (uint64_t)l) > 0
                       : pattern ? (l + 1) % pattern != 0
                                 : true;
-        json_array_append_new(types, json_string(slides ? "sliding_attention" : "full_attention"));
+        json_array_append_new(*types, json_string(slides ? "sliding_attention" : "full_attention"));
     }
-    json_object_set_new(r->o, "layer_types", types);
+    return LM_OK;
+}
+
+lm_code lm_gguf_get_types(const lm_gguf *g, const lm_config *c, json_t **types, bool *usual,
+                          lm_err *e)
+{
+    reader r = { .g = g, .arch = c->arch->gguf, .e = e };
+
+    *types = NULL;
+    return get_types(&r, c->arch, c->layers, lm_config_window(c) > 0, types, usual);
+}
+
+/* layer_types, if GGUF has another pattern than the usual one, or no window, for which the default of config.json
+ * is a number. */
+static lm_code get_pattern(reader *r, const lm_arch *a, const char *window)
+{
+    int64_t layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
+    json_t *types = NULL;
+    bool usual;
+
+    if (!a->gguf_pattern || layers > 65536)
+        return LM_OK;
+    if (get_types(r, a, layers, json_object_get(r->o, window), &types, &usual))
+        return r->e->code;
+    if (usual)
+        json_decref(types);
+    else
+        json_object_set_new(r->o, "layer_types", types);
     return LM_OK;
 }
 

@@ -19,6 +19,7 @@ typedef struct {
     lm_err *e;
     char first[200]; /* description of the first edit */
     size_t n;
+    bool *applied; /* of each pair of g */
 } edits;
 
 /* ---- Finding edits ---- */
@@ -76,21 +77,31 @@ static void show(const lm_gguf_value *v, char out[40])
     else if (is_number(v))
         snprintf(out, 40, "%.9g", lm_gguf_number(v, 0));
     else
-        snprintf(out, 40, "another text");
+        snprintf(out, 40, "another %s", v->array ? "list" : "text");
+}
+
+/* Mark `key` as applied. */
+static void apply(edits *x, const char *key)
+{
+    for (size_t i = 0; i < lm_gguf_pairs(x->g); i++)
+        if (lm_gguf_pair(x->g, i) == lm_gguf_value_of(x->g, key))
+            x->applied[i] = true;
 }
 
 static void note(edits *x, const char *key)
 {
+    const lm_gguf_value *v = lm_gguf_value_of(x->g, key);
     char now[40], was[40];
 
+    apply(x, key);
     if (x->n++)
         return;
-    show(lm_gguf_value_of(x->g, key), now);
+    show(v, now);
     show(lm_gguf_value_of(x->was, key), was);
-    if (is_number(lm_gguf_value_of(x->g, key)))
+    if (is_number(v))
         snprintf(x->first, sizeof x->first, "'%.80s' is %s, not %s", key, now, was);
     else
-        snprintf(x->first, sizeof x->first, "'%.80s' is another text", key);
+        snprintf(x->first, sizeof x->first, "'%.80s' is %s", key, now);
 }
 
 /* ---- Applying edits ---- */
@@ -125,6 +136,13 @@ static bool is_second(const lm_arch *a, const lm_gguf_key *k)
     return false;
 }
 
+/* The rotary table of layers with a window, where a config.json has one for each kind of layer; NULL: it has not. */
+static json_t *near_table(json_t *tree)
+{
+    json_t *t = json_object_get(json_object_get(tree, "rope_parameters"), "sliding_attention");
+    return json_is_object(t) ? t : NULL;
+}
+
 static lm_code take_number(edits *x, const lm_gguf_key *k)
 {
     const lm_config *c = &x->m->config;
@@ -141,10 +159,9 @@ static lm_code take_number(edits *x, const lm_gguf_key *k)
                        c->arch->name);
     if (!is_second(c->arch, k))
         note(x, gguf);
-    json_t *local =
-        json_object_get(json_object_get(x->m->tree, "rope_parameters"), "sliding_attention");
-    if (!strcmp(k->gguf, "rope.freq_base_swa") && json_is_object(local))
-        return set_number(x, local, "rope_theta", gguf, true);
+    json_t *near = near_table(x->m->tree);
+    if (!strcmp(k->gguf, LM_GGUF_NEAR_BASE) && near)
+        return set_number(x, near, "rope_theta", gguf, true);
     return set_number(x, x->m->tree, k->hf, gguf, k->kind == LM_KEY_REAL);
 }
 
@@ -166,6 +183,47 @@ static lm_code take_numbers(edits *x)
     if (!rc && !windows)
         rc = take_number(x, &window);
     return rc ? rc : take_number(x, &vocab);
+}
+
+/* Two more widths of a head: config.json has one for all. */
+static lm_code take_widths(edits *x)
+{
+    static const char *const keys[2] = { "attention.value_length", "rope.dimension_count" };
+    const lm_config *c = &x->m->config;
+    bool any = false;
+    char gguf[96];
+
+    for (int i = 0; i < 2; i++) {
+        snprintf(gguf, sizeof gguf, "%s.%s", c->arch->gguf, keys[i]);
+        if (edited(x, gguf)) {
+            any = true;
+            apply(x, gguf);
+        }
+    }
+    return any ? lm_gguf_check_head_dim(x->g, c->arch, c->layer[0].head_dim, x->e) : LM_OK;
+}
+
+/* The layers with a window. */
+static lm_code take_pattern(edits *x)
+{
+    const lm_config *c = &x->m->config;
+    json_t *types = NULL;
+    bool usual = false;
+    char gguf[96];
+
+    snprintf(gguf, sizeof gguf, "%s.attention.sliding_window_pattern", c->arch->gguf);
+    if (!c->arch->gguf_pattern || !edited(x, gguf))
+        return LM_OK;
+    if (lm_gguf_get_types(x->g, c, &types, &usual, x->e))
+        return x->e->code;
+    if (usual && !lm_gguf_value_of(x->was, gguf)) { /* the number that an absent key has */
+        apply(x, gguf);
+        json_decref(types);
+        return LM_OK;
+    }
+    note(x, gguf);
+    json_object_del(x->m->tree, "sliding_window_pattern"); /* an older key for the same */
+    return set(x, x->m->tree, "layer_types", types);
 }
 
 /* Base and scaling go together: config.json has one object for both, or two keys. */
@@ -216,6 +274,9 @@ static lm_code take_rope(edits *x)
     }
     if (!rc)
         rc = set(x, json_is_object(both) ? both : tree, "rope_theta",
+                 json_incref(json_object_get(made, "rope_theta")));
+    if (!rc && base && near_table(tree) && !lm_gguf_has_key(c->arch, LM_GGUF_NEAR_BASE))
+        rc = set(x, near_table(tree), "rope_theta",
                  json_incref(json_object_get(made, "rope_theta")));
     json_decref(made);
     return rc;
@@ -408,6 +469,48 @@ static lm_code take_tokens(edits *x)
     return rc;
 }
 
+/* Report edits that no kept file can show: those of tokens, merges and kinds of tokenizer. */
+static void report_others(const edits *x)
+{
+    const char *first = NULL;
+    char more[40] = "";
+    size_t n = 0;
+
+    for (size_t i = 0; i < lm_gguf_pairs(x->g); i++) {
+        const char *key = lm_gguf_pair(x->g, i)->key;
+        if (x->applied[i] || !lm_gguf_value_of(x->was, key) || !edited(x, key))
+            continue;
+        first = first ? first : key;
+        n++;
+    }
+    if (n > 1)
+        snprintf(more, sizeof more, " (and %zu more)", n - 1);
+    if (n)
+        lm_log(x->m->sink, LM_LOG_WARN,
+               "%s: '%.80s'%s was edited: the files kept in it do not get this change", x->m->path,
+               first, more);
+}
+
+static lm_code take_all(edits *x, bool tokenizer)
+{
+    lm_code rc = lm_alloc_n(&x->applied, lm_gguf_pairs(x->g) + 1, 1, "a list of metadata", x->e);
+
+    if (!rc)
+        rc = take_numbers(x);
+    if (!rc)
+        rc = take_widths(x);
+    if (!rc)
+        rc = take_pattern(x);
+    if (!rc)
+        rc = take_rope(x);
+    if (!rc && tokenizer)
+        rc = take_tokens(x);
+    if (!rc)
+        report_others(x);
+    lm_free(x->applied);
+    return rc;
+}
+
 lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err *e)
 {
     edits x = { .m = m, .g = g, .e = e };
@@ -416,11 +519,7 @@ lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_er
     lm_code rc = write_again(&x, tokenizer, &header);
 
     if (!rc)
-        rc = take_numbers(&x);
-    if (!rc)
-        rc = take_rope(&x);
-    if (!rc && tokenizer)
-        rc = take_tokens(&x);
+        rc = take_all(&x, tokenizer);
     lm_gguf_close(x.was);
     lm_buf_fini(&header);
     if (rc || !x.n)

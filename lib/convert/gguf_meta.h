@@ -14,6 +14,9 @@
  * GGUF; Hugging Face models do not have it. */
 #define LM_GGUF_ROPE_FREQS "rope_freqs.weight"
 
+/* The rotary base of layers with a window; architectures without the key have one base for all. */
+#define LM_GGUF_NEAR_BASE "rope.freq_base_swa"
+
 /* Our own keys. */
 #define LM_GGUF_FILE    "lmutils.file."   /* + name: its text */
 #define LM_GGUF_FILE64  "lmutils.file64." /* + name: its bytes in base 64, when they are not UTF-8 */
@@ -40,12 +43,21 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e);
 /* Only "rope_theta" and, where positions are scaled, "rope_scaling", added to `out`; dim: the width
  * of a head.  Fails: LM_EUSAGE for an unknown scaling, LM_EFORMAT. */
 lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t *out, lm_err *e);
+/* layer_types of a model of c's sizes; the caller frees *types.  usual: they are those of a config.json without
+ * layer_types.  Fails: LM_EFORMAT. */
+lm_code lm_gguf_get_types(const lm_gguf *g, const lm_config *c, json_t **types, bool *usual,
+                          lm_err *e);
+/* Fails with LM_EUSAGE if keys, values and rotated parts of a head differ in width.  dim: the width where the file
+ * has none. */
+lm_code lm_gguf_check_head_dim(const lm_gguf *g, const lm_arch *a, int64_t dim, lm_err *e);
+/* True if the architecture has this key in GGUF. */
+bool lm_gguf_has_key(const lm_arch *a, const char *gguf);
 /* A float's value with the fewest digits that identify it: 1e-05, not 9.99999974737875e-06. */
 double lm_gguf_shortest(double v);
 /* Metadata that were changed after our conversion, which kept config.json and the other files: the
  * change is applied to the kept files of m, to m->tree and m->config, with a warning.  It covers
  * the hyper-parameters, the ids of the special tokens and the chat template (`tokenizer` false: not
- * these two).  Fails: LM_EUSAGE for a change that config.json cannot represent, LM_EFORMAT. */
+ * these two); a second warning names other keys that were edited.  Fails: LM_EUSAGE for a change that config.json cannot represent, LM_EFORMAT. */
 lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err *e);
 /* tokenizer.json and tokenizer_config.json, appended to the buffers; *found false when the file has
  * no tokenizer.  Fails: LM_EUSAGE for a kind of tokenizer that our tokenizer.json cannot

@@ -421,6 +421,13 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     cmp back/config.json third/config.json
     # keys that GGUF lacks are unchanged
     [ "$(grep -c . back/config.json)" -eq "$(grep -c . model/config.json)" ]
+    # tokens have no place in the kept files: a second message
+    at=$(grep -abo -m 1 tokenizer.ggml.token_type m.gguf | head -n 1 | cut -d: -f1)
+    put m.gguf $((at + 25 + 16)) '\6'
+    run convert-model -f m.gguf -o back
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"'tokenizer.ggml.token_type' was edited: the files kept in it do not get this change"* ]]
+    cmp back/tokenizer.json model/tokenizer.json
 }
 
 @test "convert-model: edited end tokens do not drop the others of the list" {
@@ -729,6 +736,27 @@ gguf_old_or_new() {
             fi
         done
     done
+    # edited beside the kept config.json: the pattern, the base that both tables of OLMo 3 have, a width
+    init-model -q -f olmo3-7b "${small[@]}" -o kept --set sliding_window=7 --set rope_scaling=null \
+        --set 'layer_types=["sliding_attention","full_attention","sliding_attention"]' \
+        --set 'rope_parameters={"full_attention":{"rope_type":"default","rope_theta":1e6},
+            "sliding_attention":{"rope_type":"default","rope_theta":1e6}}'
+    convert-model -q -f kept -o kept.gguf
+    cp kept.gguf width.gguf
+    edit kept.gguf olmo2.attention.sliding_window_pattern '\3'
+    edit kept.gguf olmo2.rope.freq_base '\0\0\200\100' # 4.0
+    rm -rf back
+    run convert-model kept.gguf -o back
+    [[ "$output" == *"('olmo2.attention.sliding_window_pattern' is 3, not 2, and 1 more): they override"* ]]
+    tr -d ' \n' < back/config.json > flat
+    grep -qF '"layer_types":["sliding_attention","sliding_attention","full_attention"]' flat
+    grep -qF '"full_attention":{"rope_type":"default","rope_theta":4.0}' flat
+    grep -qF '"sliding_attention":{"rope_type":"default","rope_theta":4.0}' flat
+    edit width.gguf olmo2.rope.dimension_count '\4'
+    rm -rf back
+    run convert-model width.gguf -o back
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"'olmo2.rope.dimension_count' is 4, the heads are 8 wide"* ]]
     init-model -q olmo2-1b "${small[@]}" --set tie_word_embeddings=true -o tied
     run convert-model tied -o y.gguf -f
     [[ "$output" == *"llama.cpp's olmo2 requires a head beside the embedding and refuses this file"* ]]
