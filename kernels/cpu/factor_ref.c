@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* factor_ref.c -- orthonormal bases by LAPACK.  Matrices go to it column by column, in double. */
+/* factor_ref.c -- orthonormal bases by LAPACK.  Matrices go to it column by column, in double.
+ *
+ * A call of LAPACK runs on one thread.  Products and reflections are calls for chunks of rows or columns
+ * of a fixed size, side by side, so the bits do not depend on the number of threads. */
 #include "kernels/factor.h"
 
 #include <math.h>
@@ -10,18 +13,24 @@
 
 /* ---- scratch ---- */
 
-enum { QR_PANEL = 64 };
+/* Reflections of a panel, which are applied together; columns and rows of a chunk. */
+enum { QR_PANEL = 32, CHUNK = 128 };
 
 static size_t doubles(int64_t n)
 {
     return (size_t)n * sizeof(double);
 }
 
+/* Numbers that orthonormal columns take beside the matrix and the result. */
+static int64_t qr_room(int64_t k, int threads)
+{
+    return k + k * QR_PANEL + QR_PANEL * QR_PANEL + (int64_t)threads * CHUNK * QR_PANEL;
+}
+
 static size_t qr_work(const lm_call *c, int threads)
 {
     int64_t n = c->in[0].dim[0], k = c->in[0].dim[1];
-    (void)threads;
-    return n > INT32_MAX / QR_PANEL ? SIZE_MAX : doubles(n * k + 2 * k + k * QR_PANEL);
+    return n > INT32_MAX / QR_PANEL ? SIZE_MAX : doubles(2 * n * k + qr_room(k, threads));
 }
 
 /* Numbers that the eigenvectors of [n, n] take beside the matrix; as many integers at most. */
@@ -46,8 +55,7 @@ static size_t eigh_work(const lm_call *c, int threads)
 static size_t next_work(const lm_call *c, int threads)
 {
     int64_t n = c->in[0].dim[0];
-    (void)threads;
-    return n > INT32_MAX / QR_PANEL ? SIZE_MAX : doubles(4 * n * n + 3 * n + n * QR_PANEL);
+    return n > INT32_MAX / QR_PANEL ? SIZE_MAX : doubles(4 * n * n + n + qr_room(n, threads));
 }
 
 static size_t svd_work(const lm_call *c, int threads)
@@ -103,23 +111,79 @@ static void put_vector(lm_tensor *t, int64_t at, int64_t pitch, const double *v,
 
 /* ---- kernels ---- */
 
-/* The columns of a [n, k], one after the other, become orthonormal; false: they cannot.  room: 2 k and k QR_PANEL
- * numbers. */
-static bool orthonormalise(double *a, int64_t n, int64_t k, double *room)
-{
-    double *tau = room, *sign = tau + k, *work = sign + k;
+/* Reflections that make the columns of a [n, k] triangular, by panels, and a panel's application to columns from
+ * `first` on of `to` [n, k]. */
+typedef struct {
     const lm_lapack *la;
+    int64_t n, k;
+    double *a, *tau, *triangle, *panel, *work; /* triangle: of all panels; work: of each thread */
+    double *to;
+    int64_t first, at, width; /* the panel's columns */
+    char as;
+} reflections;
+
+static void reflect_chunk(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const reflections *r = ctx;
+    r->la->dlarfb(LM_LAPACK_COLUMNS, 'L', r->as, 'F', 'C', (int)(r->n - r->at), (int)(end - begin),
+                  (int)r->width, r->a + r->at * r->n + r->at, (int)r->n,
+                  r->triangle + r->at * QR_PANEL, QR_PANEL,
+                  r->to + (r->first + begin) * r->n + r->at, (int)r->n,
+                  r->work + (int64_t)worker * CHUNK * QR_PANEL, CHUNK);
+}
+
+static void set_panel(reflections *r, int64_t at)
+{
+    r->at = at;
+    r->width = r->k - at < QR_PANEL ? r->k - at : QR_PANEL;
+}
+
+static bool make_reflections(reflections *r, lm_par *par)
+{
+    r->to = r->a;
+    r->as = 'T';
+    for (int64_t at = 0; at < r->k; at += QR_PANEL) {
+        double *corner = r->a + at * r->n + at;
+        set_panel(r, at);
+        if (r->la->dgeqrf(LM_LAPACK_COLUMNS, (int)(r->n - at), (int)r->width, corner, (int)r->n,
+                          r->tau + at, r->panel, QR_PANEL * QR_PANEL))
+            return false;
+        r->la->dlarft(LM_LAPACK_COLUMNS, 'F', 'C', (int)(r->n - at), (int)r->width, corner,
+                      (int)r->n, r->tau + at, r->triangle + at * QR_PANEL, QR_PANEL);
+        r->first = at + r->width;
+        lm_par_for(par, r->k - r->first, CHUNK, reflect_chunk, r);
+    }
+    return true;
+}
+
+/* Columns of the identity through all reflections, the last ones first. */
+static void apply_reflections(reflections *r, lm_par *par, double *q)
+{
+    r->to = q;
+    r->as = 'N';
+    for (int64_t i = 0; i < r->n * r->k; i++)
+        q[i] = i / r->n == i % r->n;
+    for (int64_t at = (r->k - 1) / QR_PANEL * QR_PANEL; at >= 0; at -= QR_PANEL) {
+        set_panel(r, at);
+        r->first = at;
+        lm_par_for(par, r->k - at, CHUNK, reflect_chunk, r);
+    }
+}
+
+/* Orthonormal columns q of those of a [n, k], one after the other; false: there are none.  room: qr_room numbers. */
+static bool orthonormalise(lm_par *par, double *a, int64_t n, int64_t k, double *q, double *room)
+{
+    reflections r = { .n = n, .k = k, .a = a, .tau = room };
     lm_err e = { 0 };
-    if (!all_finite(a, n * k) || lm_lapack_load(&la, &e) ||
-        la->dgeqrf(LM_LAPACK_COLUMNS, (int)n, (int)k, a, (int)n, tau, work, (int)k * QR_PANEL))
+    r.triangle = r.tau + k;
+    r.panel = r.triangle + k * QR_PANEL;
+    r.work = r.panel + QR_PANEL * QR_PANEL;
+    if (!all_finite(a, n * k) || lm_lapack_load(&r.la, &e) || !make_reflections(&r, par))
         return false;
+    apply_reflections(&r, par, q);
     for (int64_t j = 0; j < k; j++)
-        sign[j] = a[j * n + j] < 0 ? -1 : 1; /* of r's diagonal, which q takes the place of */
-    if (la->dorgqr(LM_LAPACK_COLUMNS, (int)n, (int)k, (int)k, a, (int)n, tau, work,
-                   (int)k * QR_PANEL))
-        return false;
-    for (int64_t i = 0; i < n * k; i++)
-        a[i] *= sign[i / n];
+        for (int64_t i = 0; a[j * n + j] < 0 && i < n; i++) /* of r's diagonal */
+            q[j * n + i] = -q[j * n + i];
     return true;
 }
 
@@ -127,15 +191,15 @@ static void qr(const lm_call *c)
 {
     const lm_tensor *x = &c->in[0];
     int64_t n = x->dim[0], k = x->dim[1];
-    double *a = c->work;
+    double *a = c->work, *q = a + n * k;
     for (int64_t i = 0; i < n * k; i++)
         a[i % k * n + i / k] = get(x, i);
-    if (!orthonormalise(a, n, k, a + n * k)) {
+    if (!orthonormalise(c->par, a, n, k, q, q + n * k)) {
         fill_nan(&c->out[0]);
         return;
     }
     for (int64_t i = 0; i < n * k; i++)
-        set(&c->out[0], i, a[i % k * n + i / k]);
+        set(&c->out[0], i, q[i % k * n + i / k]);
 }
 
 /* order[j]: the column that comes j-th when their numbers fall; equal ones stay in order. */
@@ -149,21 +213,39 @@ static void sort_columns(const double *value, int64_t n, double *order)
     }
 }
 
+/* The product of a and b, as they lie or transposed; its chunks are rows. */
+typedef struct {
+    const lm_lapack *la;
+    int a_as, b_as, cols, inner;
+    const double *a, *b;
+    int64_t lda, ldb;
+    double *out;
+} product;
+
+static void multiply_chunk(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const product *p = ctx;
+    (void)worker;
+    p->la->dgemm(LM_BLAS_ROWS, p->a_as, p->b_as, (int)(end - begin), p->cols, p->inner, 1,
+                 p->a + begin * (p->a_as == LM_BLAS_PLAIN ? p->lda : 1), (int)p->lda, p->b,
+                 (int)p->ldb, 0, p->out + begin * p->cols, p->cols);
+}
+
 static void eigh_next(const lm_call *c)
 {
     int64_t n = c->in[0].dim[0];
     double *x = c->work, *q = x + n * n, *xq = q + n * n, *sorted = xq + n * n;
     double *value = sorted + n * n, *order = value, *room = value + n;
-    const lm_lapack *la;
+    const lm_lapack *la = NULL;
     lm_err e = { 0 };
     bool ok = !lm_lapack_load(&la, &e);
     for (int64_t i = 0; i < n * n; i++) {
         x[i] = get(&c->in[0], i);
         q[i] = get(&c->in[1], i);
     }
+    product p = { la, LM_BLAS_PLAIN, LM_BLAS_PLAIN, (int)n, (int)n, x, q, n, n, xq };
     if (ok)
-        la->dgemm(LM_BLAS_ROWS, LM_BLAS_PLAIN, LM_BLAS_PLAIN, (int)n, (int)n, (int)n, 1, x, (int)n,
-                  q, (int)n, 0, xq, (int)n);
+        lm_par_for(c->par, n, CHUNK, multiply_chunk, &p);
     for (int64_t j = 0; j < n; j++) {
         room[j] = 0;
         for (int64_t i = 0; i < n; i++)
@@ -175,12 +257,12 @@ static void eigh_next(const lm_call *c)
             sorted[j * n + i] = xq[i * n + (int64_t)order[j]];
     for (int64_t i = 0; i < n * n; i++)
         set(&c->out[1], i, (int64_t)order[i % n] == i / n);
-    if (!ok || !orthonormalise(sorted, n, n, room)) {
+    if (!ok || !orthonormalise(c->par, sorted, n, n, x, room)) {
         fill_nan(&c->out[0]);
         return;
     }
     for (int64_t i = 0; i < n * n; i++)
-        set(&c->out[0], i, sorted[i % n * n + i / n]);
+        set(&c->out[0], i, x[i % n * n + i / n]);
 }
 
 static void eigh(const lm_call *c)
@@ -210,9 +292,17 @@ static void svd(const lm_call *c)
     for (int64_t i = 0; due && i < rows * cols; i++)
         a[i] = get(x, i);
     if (due && all_finite(a, rows * cols) && !lm_lapack_load(&la, &e)) {
-        la->dgemm(LM_BLAS_ROWS, attr->right ? LM_BLAS_TRANSPOSED : LM_BLAS_PLAIN,
-                  attr->right ? LM_BLAS_PLAIN : LM_BLAS_TRANSPOSED, (int)n, (int)n,
-                  (int)(attr->right ? rows : cols), 1, a, (int)cols, a, (int)cols, 0, gram, (int)n);
+        product p = { la,
+                      attr->right ? LM_BLAS_TRANSPOSED : LM_BLAS_PLAIN,
+                      attr->right ? LM_BLAS_PLAIN : LM_BLAS_TRANSPOSED,
+                      (int)n,
+                      (int)(attr->right ? rows : cols),
+                      a,
+                      a,
+                      cols,
+                      cols,
+                      gram };
+        lm_par_for(c->par, n, CHUNK, multiply_chunk, &p);
         v = eigenvectors(gram, n);
     }
     for (int i = 0; !v && i < c->n_out; i++)

@@ -41,8 +41,10 @@ _Static_assert(sizeof(lapack_int) == sizeof(int) && sizeof(CBLAS_ORDER) == sizeo
                                                 __typeof__(loaded.table.dpotrs)) &&
                    __builtin_types_compatible_p(__typeof__(LAPACKE_dgeqrf_work) *,
                                                 __typeof__(loaded.table.dgeqrf)) &&
-                   __builtin_types_compatible_p(__typeof__(LAPACKE_dorgqr_work) *,
-                                                __typeof__(loaded.table.dorgqr)) &&
+                   __builtin_types_compatible_p(__typeof__(LAPACKE_dlarft_work) *,
+                                                __typeof__(loaded.table.dlarft)) &&
+                   __builtin_types_compatible_p(__typeof__(LAPACKE_dlarfb_work) *,
+                                                __typeof__(loaded.table.dlarfb)) &&
                    __builtin_types_compatible_p(__typeof__(LAPACKE_dsyevd_work) *,
                                                 __typeof__(loaded.table.dsyevd)),
                "the calls of lapack.h are those of the library");
@@ -56,7 +58,8 @@ static void load(void)
     find(lapack, "LAPACKE_dpotrf_work", &loaded.table.dpotrf);
     find(lapack, "LAPACKE_dpotrs_work", &loaded.table.dpotrs);
     find(lapack, "LAPACKE_dgeqrf_work", &loaded.table.dgeqrf);
-    find(lapack, "LAPACKE_dorgqr_work", &loaded.table.dorgqr);
+    find(lapack, "LAPACKE_dlarft_work", &loaded.table.dlarft);
+    find(lapack, "LAPACKE_dlarfb_work", &loaded.table.dlarfb);
     find(lapack, "LAPACKE_dsyevd_work", &loaded.table.dsyevd);
     if (set_threads)
         set_threads(1);

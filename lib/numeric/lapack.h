@@ -22,11 +22,15 @@ typedef struct {
     /* Solve for `count` right-hand sides b with that factor. */
     int (*dpotrs)(int order, char triangle, int n, int count, const double *a, int lda, double *b,
                   int ldb);
-    /* A [m, n] = Q R: reflections below the diagonal and in tau [n], R above; then Q [m, n] of them.
-     * room: numbers of work. */
+    /* A [m, n] = Q R: reflections below the diagonal and in tau [n], R above.  room: numbers of work. */
     int (*dgeqrf)(int order, int m, int n, double *a, int lda, double *tau, double *work, int room);
-    int (*dorgqr)(int order, int m, int n, int k, double *a, int lda, const double *tau,
-                  double *work, int room);
+    /* The triangle T [k, k] of k of them, V [n, k], so that their product is H = 1 - V T V'. */
+    int (*dlarft)(int order, char direct, char stored, int n, int k, const double *v, int ldv,
+                  const double *tau, double *t, int ldt);
+    /* H C or ('T') H' C in the place of C [m, n]; work [ldwork, k], ldwork >= n. */
+    int (*dlarfb)(int order, char side, char trans, char direct, char stored, int m, int n, int k,
+                  const double *v, int ldv, const double *t, int ldt, double *c, int ldc,
+                  double *work, int ldwork);
     /* Eigenvalues w [n], rising, of a symmetric matrix, and (job 'V') eigenvectors in its place. */
     int (*dsyevd)(int order, char job, char triangle, int n, double *a, int lda, double *w,
                   double *work, int room, int *iwork, int iroom);

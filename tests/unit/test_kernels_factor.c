@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/factor.h"
 
@@ -169,12 +170,72 @@ static void test_not_finite(void **state)
     }
 }
 
+/* The same bits on any number of threads, of matrices of several panels and chunks; the columns are orthonormal. */
+static void same_on_threads(const char *op, const lm_svd_attr *a, const lm_tensor *in, int n_in,
+                            lm_tensor *made, int n_out)
+{
+    const lm_kernel *k = lm_cpu_kernel(op, LM_DTYPE_F32, lm_cpu_detect());
+    size_t bytes = (size_t)lm_tensor_count(&made[0]) * sizeof(float);
+    float *first = malloc(bytes);
+    lm_err e = { 0 };
+    for (int threads = 1; threads <= 5; threads += 2) {
+        lm_par *par = NULL;
+        lm_call call = { .attr = a, .in = in, .n_in = n_in, .out = made, .n_out = n_out };
+        assert_int_equal(lm_par_new(&par, threads, &e), LM_OK);
+        call.par = par;
+        call.work = malloc(k->work(&call, threads));
+        memset(made[0].data, 0xff, bytes);
+        k->run(&call);
+        if (threads == 1)
+            memcpy(first, made[0].data, bytes);
+        assert_memory_equal(first, made[0].data, bytes);
+        free(call.work);
+        lm_par_free(par);
+    }
+    free(first);
+}
+
+static void test_threads(void **state)
+{
+    enum { N = 210, C = 150 };
+    float *big = malloc(2 * N * N * sizeof *big), *result = malloc(2 * N * N * sizeof *result);
+    (void)state;
+    for (int64_t i = 0; i < 2 * N * N; i++)
+        big[i] = sinf((float)(i * i % 10007));
+    lm_tensor in[2] = { matrix_of(big, N, C) }, made[2] = { matrix_of(result, N, C) };
+    same_on_threads("qr", NULL, in, 1, made, 1);
+    for (int64_t p = 0; p < C; p++)
+        for (int64_t q = 0; q <= p; q++) {
+            double dot = 0, r = 0;
+            for (int64_t i = 0; i < N; i++) {
+                dot += (double)result[i * C + p] * result[i * C + q];
+                r += (double)result[i * C + p] * big[i * C + q];
+            }
+            assert_true(fabs(dot - (p == q)) < 1e-5 && (p == q ? r > 0 : fabs(r) < 1e-4));
+        }
+    for (int right = 0; right < 2; right++) {
+        lm_svd_attr a = { 5, right };
+        made[0] = right ? matrix_of(result, 5, C) : matrix_of(result, N, 5);
+        same_on_threads("svd", &a, in, 1, made, 1);
+    }
+    for (int64_t i = 0; i < N; i++)
+        for (int64_t j = 0; j < i; j++)
+            big[j * N + i] = big[i * N + j];
+    in[0] = matrix_of(big, N, N);
+    in[1] = matrix_of(big + N * N, N, N);
+    made[0] = matrix_of(result, N, N);
+    made[1] = matrix_of(result + N * N, N, N);
+    same_on_threads("eigh_next", NULL, in, 2, made, 2);
+    free(big);
+    free(result);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_qr),         cmocka_unit_test(test_eigh),
         cmocka_unit_test(test_svd),        cmocka_unit_test(test_svd_due),
-        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests_name("kernels_factor", tests, NULL, NULL);
 }
