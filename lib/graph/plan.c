@@ -107,28 +107,49 @@ static int by_size(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Place one item among those already placed, kept sorted by offset. */
-static void place(item **placed, size_t n, item *it)
+/* The items placed so far, in rising order of offset.  Times and places are apart: most items are
+ * passed over for their times alone, so that a scan reads half of the memory. */
+typedef struct {
+    struct {
+        int64_t first, last; /* nodes */
+    } * time;
+    struct {
+        size_t begin, end; /* bytes */
+    } * at;
+    size_t n;
+} placing;
+
+/* Place one item among those already placed. */
+static void place(placing *p, item *it)
 {
     size_t best = SIZE_MAX, best_gap = SIZE_MAX, end = 0;
-    for (size_t i = 0; i < n; i++) {
-        const item *o = placed[i];
-        if (o->last < it->first || o->first > it->last)
+    for (size_t i = 0; i < p->n && (best == SIZE_MAX || best_gap > it->bytes); i++) {
+        if (p->time[i].last < it->first || p->time[i].first > it->last)
             continue;
-        if (o->offset > end && o->offset - end >= it->bytes && o->offset - end < best_gap) {
-            best_gap = o->offset - end;
+        size_t gap = p->at[i].begin > end ? p->at[i].begin - end : 0;
+        if (gap >= it->bytes && gap && gap < best_gap) {
+            best_gap = gap;
             best = end;
         }
-        if (o->offset + o->bytes > end)
-            end = o->offset + o->bytes;
+        if (p->at[i].end > end)
+            end = p->at[i].end;
     }
     it->offset = best != SIZE_MAX ? best : end;
-    size_t at = n;
-    while (at > 0 && placed[at - 1]->offset > it->offset) {
-        placed[at] = placed[at - 1];
-        at--;
+    size_t k = 0; /* the first item behind this one */
+    for (size_t above = p->n; k < above;) {
+        size_t middle = k + (above - k) / 2;
+        if (p->at[middle].begin > it->offset)
+            above = middle;
+        else
+            k = middle + 1;
     }
-    placed[at] = it;
+    memmove(&p->time[k + 1], &p->time[k], (p->n - k) * sizeof *p->time);
+    memmove(&p->at[k + 1], &p->at[k], (p->n - k) * sizeof *p->at);
+    p->time[k].first = it->first;
+    p->time[k].last = it->last;
+    p->at[k].begin = it->offset;
+    p->at[k].end = it->offset + it->bytes;
+    p->n++;
 }
 
 static lm_code find_kernels(planner *p, lm_plan *out, size_t *work, lm_err *e)
@@ -177,7 +198,7 @@ static void find_lower_bound(const planner *p, size_t *live, lm_plan *out)
 }
 
 static lm_code plan_with(planner *p, int64_t *last, size_t *work, size_t *live, item **order,
-                         item **placed, const lm_vid *keep, int n_keep, lm_plan *out, lm_err *e)
+                         placing *placed, const lm_vid *keep, int n_keep, lm_plan *out, lm_err *e)
 {
     if (find_kernels(p, out, work, e))
         return e->code;
@@ -195,7 +216,7 @@ static lm_code plan_with(planner *p, int64_t *last, size_t *work, size_t *live, 
         order[i] = &p->item[i];
     qsort(order, p->n_items, sizeof *order, by_size);
     for (size_t i = 0; i < p->n_items; i++) {
-        place(placed, i, order[i]);
+        place(placed, order[i]);
         if (order[i]->offset + order[i]->bytes > out->bytes)
             out->bytes = order[i]->offset + order[i]->bytes;
     }
@@ -213,7 +234,8 @@ lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n
     planner p = { .g = g, .b = b };
     size_t most = g->n_values + g->n_nodes, *work = NULL, *live = NULL;
     int64_t *last = NULL;
-    item **order = NULL, **placed = NULL;
+    item **order = NULL;
+    placing placed = { .n = 0 };
     const char *why = "the memory plan";
     lm_code rc;
 
@@ -227,9 +249,10 @@ lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n
         (rc = lm_alloc_n(&live, g->n_nodes, sizeof *live, why, e)) ||
         (rc = lm_alloc_n(&last, g->n_values, sizeof *last, why, e)) ||
         (rc = lm_alloc_n(&order, most, sizeof *order, why, e)) ||
-        (rc = lm_alloc_n(&placed, most, sizeof *placed, why, e)))
+        (rc = lm_alloc_n(&placed.time, most, sizeof *placed.time, why, e)) ||
+        (rc = lm_alloc_n(&placed.at, most, sizeof *placed.at, why, e)))
         goto done;
-    rc = plan_with(&p, last, work, live, order, placed, keep, n_keep, out, e);
+    rc = plan_with(&p, last, work, live, order, &placed, keep, n_keep, out, e);
 done:
     if (rc)
         lm_plan_fini(out);
@@ -239,7 +262,8 @@ done:
     lm_free(live);
     lm_free(last);
     lm_free(order);
-    lm_free(placed);
+    lm_free(placed.time);
+    lm_free(placed.at);
     return rc;
 }
 

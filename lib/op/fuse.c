@@ -17,8 +17,9 @@
 
 /* Readers and writer of a value. */
 typedef struct {
-    int reads; /* operands, not nodes */
-    lm_node *reader, *writer;
+    int64_t reads;  /* operands, not nodes */
+    size_t readers; /* the sum of the indices of their nodes: the index itself for one read */
+    lm_node *writer;
     bool kept;
 } use;
 
@@ -26,6 +27,9 @@ typedef struct {
     lm_graph *g;
     lm_backend *b;
     use *use; /* by value */
+    /* Nodes that read value v before the pass, in order: reader[begin[v]] to reader[begin[v + 1]].
+     * A node that was joined is not the same any more. */
+    size_t *begin, *reader;
     lm_err *e;
 } fuser;
 
@@ -38,22 +42,52 @@ typedef struct {
     bool everywhere; /* every backend has its operator */
 } joint;
 
-static void count_uses(fuser *f)
+/* Count the operands of node n, or with sign -1 remove them. */
+static void count_node(fuser *f, lm_node *n, int sign)
+{
+    size_t k = (size_t)(n - f->g->node);
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] >= 0) {
+            f->use[n->in[i]].reads += sign;
+            f->use[n->in[i]].readers += sign > 0 ? k : -k; /* wraps */
+        }
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] >= 0)
+            f->use[n->out[i]].writer = sign > 0 ? n : NULL;
+}
+
+static void list_readers(fuser *f)
+{
+    const lm_graph *g = f->g;
+    for (size_t v = 0; v < g->n_values; v++)
+        f->begin[v + 1] = f->begin[v] + (size_t)f->use[v].reads;
+    /* begin[v] advances to the end of the readers of v, which is the beginning of those of v + 1 */
+    for (size_t k = 0; k < g->n_nodes; k++)
+        for (int i = 0; i < g->node[k].n_in; i++)
+            if (g->node[k].in[i] >= 0)
+                f->reader[f->begin[g->node[k].in[i]]++] = k;
+    for (size_t v = g->n_values; v > 0; v--)
+        f->begin[v] = f->begin[v - 1];
+    f->begin[0] = 0;
+}
+
+static lm_code count_uses(fuser *f, const lm_vid *keep, int n_keep)
 {
     lm_graph *g = f->g;
+    size_t reads = 0;
+    if (lm_alloc_n(&f->use, g->n_values, sizeof *f->use, "a pass", f->e) ||
+        lm_alloc_n(&f->begin, g->n_values + 1, sizeof *f->begin, "a pass", f->e))
+        return f->e->code;
+    for (int i = 0; i < n_keep; i++)
+        f->use[keep[i]].kept = true;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        count_node(f, &g->node[k], 1);
     for (size_t v = 0; v < g->n_values; v++)
-        f->use[v] = (use){ .kept = f->use[v].kept };
-    for (size_t k = 0; k < g->n_nodes; k++) {
-        lm_node *n = &g->node[k];
-        for (int i = 0; i < n->n_in; i++)
-            if (n->in[i] >= 0) {
-                f->use[n->in[i]].reads++;
-                f->use[n->in[i]].reader = n;
-            }
-        for (int i = 0; i < n->n_out; i++)
-            if (n->out[i] >= 0)
-                f->use[n->out[i]].writer = n;
-    }
+        reads += (size_t)f->use[v].reads;
+    if (lm_alloc_n(&f->reader, reads, sizeof *f->reader, "a pass", f->e))
+        return f->e->code;
+    list_readers(f);
+    return LM_OK;
 }
 
 /* ---- queries of the rules ---- */
@@ -63,6 +97,12 @@ static bool has_reads(const fuser *f, lm_vid v, int reads)
 {
     return v >= 0 && f->g->value[v].role == LM_ROLE_ACT && !f->use[v].kept &&
            f->use[v].reads == reads;
+}
+
+/* The node of the only read of v. */
+static lm_node *only_reader(const fuser *f, lm_vid v)
+{
+    return &f->g->node[f->use[v].readers];
 }
 
 static bool unread(const fuser *f, lm_vid v)
@@ -82,15 +122,14 @@ static lm_node *made_by(const fuser *f, lm_vid v, const lm_op *op)
     return n && n->op == op && n->out[0] == v ? n : NULL;
 }
 
-/* A node that computes `op` of v as its first operand, or NULL. */
+/* A node that computes `op` of v as its first operand, or NULL; no rule makes such an `op`. */
 static lm_node *taken_by(const fuser *f, lm_vid v, const lm_op *op)
 {
-    lm_node *n = v < 0 ? NULL : f->use[v].reader;
-    if (n && f->use[v].reads == 1)
-        return n->op == op && n->in[0] == v ? n : NULL;
-    for (size_t k = 0; k < f->g->n_nodes; k++)
-        if (f->g->node[k].op == op && f->g->node[k].in[0] == v)
-            return &f->g->node[k];
+    for (size_t i = v < 0 ? 0 : f->begin[v]; v >= 0 && i < f->begin[v + 1]; i++) {
+        lm_node *n = &f->g->node[f->reader[i]];
+        if (n->op == op && n->in[0] == v)
+            return n;
+    }
     return NULL;
 }
 
@@ -175,10 +214,12 @@ static bool join(fuser *f, joint *j, const lm_op *op)
         return false;
     memcpy(attr, j->made.attr, op->attr_size);
     j->made.attr = attr;
-    for (int i = 0; i < j->n_parts; i++)
+    for (int i = 0; i < j->n_parts; i++) {
+        count_node(f, j->part[i], -1);
         *j->part[i] = (lm_node){ .op = NULL };
+    }
     *place = j->made;
-    count_uses(f);
+    count_node(f, place, 1);
     return true;
 }
 
@@ -260,8 +301,8 @@ static bool linear_act_dx(fuser *f, lm_node *n)
 static bool norm_dx_dw(fuser *f, lm_node *n)
 {
     lm_node *dw = NULL;
-    for (size_t k = 0; k < f->g->n_nodes && !dw; k++) {
-        lm_node *m = &f->g->node[k];
+    for (size_t i = f->begin[n->in[0]]; i < f->begin[n->in[0] + 1] && !dw; i++) {
+        lm_node *m = &f->g->node[f->reader[i]];
         if (m->op == &lm_op_norm_dw && m->in[0] == n->in[0] && m->in[1] == n->in[1] &&
             m->in[2] == n->in[3])
             dw = m;
@@ -279,7 +320,7 @@ static bool norm_dx_dw(fuser *f, lm_node *n)
 /* head_stats and the head_grad of its sums, which nothing else reads. */
 static bool head_loss(fuser *f, lm_node *n)
 {
-    lm_node *grad = has_reads(f, n->out[1], 1) ? f->use[n->out[1]].reader : NULL;
+    lm_node *grad = has_reads(f, n->out[1], 1) ? only_reader(f, n->out[1]) : NULL;
     if (!grad || grad->op != &lm_op_head_grad || grad->in[3] != n->out[1] || !unread(f, n->out[2]))
         return false;
     joint j = { .made = { .attr = grad->attr,
@@ -369,14 +410,13 @@ static void squeeze(lm_graph *g)
 lm_code lm_fuse(lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_err *e)
 {
     fuser f = { .g = g, .b = b, .e = e };
-    if (lm_alloc_n(&f.use, g->n_values, sizeof *f.use, "a pass", e))
-        return e->code;
-    for (int i = 0; i < n_keep; i++)
-        f.use[keep[i]].kept = true;
-    count_uses(&f);
-    for (size_t k = 0; k < g->n_nodes && !e->code; k++)
-        visit(&f, &g->node[k]);
-    squeeze(g);
+    if (!count_uses(&f, keep, n_keep)) {
+        for (size_t k = 0; k < g->n_nodes && !e->code; k++)
+            visit(&f, &g->node[k]);
+        squeeze(g);
+    }
     lm_free(f.use);
+    lm_free(f.begin);
+    lm_free(f.reader);
     return e->code;
 }
