@@ -280,8 +280,8 @@ static lm_code read_counts(lm_gguf *g, cursor *c)
         return c->e->code;
     if (g->version < 2 || g->version > 3)
         return lm_fail(c->e, LM_EFORMAT, g->where,
-                       g->version & 0xffff ? "versions 2 and 3 are supported"
-                                           : "big-endian files are not read",
+                       g->version && !(g->version & 0xffff) ? "big-endian files are not read"
+                                                            : "versions 2 and 3 are supported",
                        "GGUF version %" PRIu32, g->version);
     if (take(c, 8, NULL, &n_tensors) || take(c, 8, NULL, &n_pairs))
         return c->e->code;
@@ -366,15 +366,6 @@ lm_code lm_gguf_open_map(lm_map *map, const char *where, lm_gguf **out, lm_err *
     (*out)->data = map->data;
     (*out)->size = map->size;
     return finish(out, e);
-}
-
-lm_code lm_gguf_open(const char *path, lm_gguf **out, lm_err *e)
-{
-    lm_map map;
-    lm_code rc = lm_map_open(path, &map, e);
-
-    *out = NULL;
-    return rc ? rc : lm_gguf_open_map(&map, path, out, e);
 }
 
 void lm_gguf_close(lm_gguf *g)

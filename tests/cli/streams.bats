@@ -492,6 +492,9 @@ shrink() {
             run $c "$f" < /dev/null
             one "$status" "${c%% *}: $f: $what"
             [ "$status" -ne 0 ] && [ ! -e out ]
+            [ -f "$f" ] && [ "$c" = inspect-model ] || continue
+            run bash -c 'inspect-model - < <(cat "$1")' _ "$f" # a pipe has no name, but the same bytes
+            [[ $f == data/* ]] || one 2 "inspect-model: standard input: $what"
         done
     done << 'END'
 t.jsonl|is not a model: it is text in JSONL: name the model first; clean-data

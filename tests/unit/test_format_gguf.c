@@ -224,6 +224,28 @@ static void damage_is_named(void **state)
     lm_buf_fini(&b);
 }
 
+/* Versions that are not read; in the last one the bytes are reversed. */
+static void versions_are_told_apart(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes, *what, *todo;
+    } bad[] = {
+        { "GGUF\0\0\0\0", "GGUF version 0", "versions 2 and 3 are supported" },
+        { "GGUF\1\0\0\0", "GGUF version 1", "versions 2 and 3 are supported" },
+        { "GGUF\4\0\0\0", "GGUF version 4", "versions 2 and 3 are supported" },
+        { "GGUF\0\0\0\3", "GGUF version 50331648", "big-endian files are not read" },
+    };
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        lm_err e = { 0 };
+        lm_gguf *g = NULL;
+        assert_int_equal(lm_gguf_parse(bad[i].bytes, 8, "old", &g, &e), LM_EFORMAT);
+        assert_string_equal(e.what, bad[i].what);
+        assert_string_equal(e.todo, bad[i].todo);
+    }
+}
+
 /* Arrays in arrays, deeper than the limit. */
 static void nesting_ends(void **state)
 {
@@ -308,7 +330,8 @@ int main(void)
         cmocka_unit_test(written_is_read),         cmocka_unit_test(wrong_kinds_are_named),
         cmocka_unit_test(every_length_is_checked), cmocka_unit_test(every_byte_may_change),
         cmocka_unit_test(damage_is_named),         cmocka_unit_test(nesting_ends),
-        cmocka_unit_test(plans_are_checked),       cmocka_unit_test(base64_goes_both_ways),
+        cmocka_unit_test(versions_are_told_apart), cmocka_unit_test(plans_are_checked),
+        cmocka_unit_test(base64_goes_both_ways),
     };
     return cmocka_run_group_tests_name("gguf", tests, NULL, NULL);
 }
