@@ -184,15 +184,6 @@ static bool is_lone(const lm_bundle *in)
     return lm_bundle_count(in) == 1 && lm_unpack_is_st(lm_bundle_at(in, 0)->name);
 }
 
-lm_code lm_unpack_is_lone(const char *path, bool *lone, lm_err *e)
-{
-    lm_lmz *z = NULL;
-    lm_code rc = lm_lmz_open_index(path, NULL, &z, e);
-    *lone = !rc && lm_lmz_files(z) == 1 && lm_unpack_is_st(lm_lmz_file(z, 0)->name);
-    lm_lmz_free(z);
-    return rc;
-}
-
 /* The first file of a stream may be its only one, which is written differently: it is kept on disk
  * until that is known. */
 static lm_code first_file(lm_bundle *in, const lm_bundle_file **f, bool *lone, lm_err *e)

@@ -35,9 +35,6 @@ lm_code lm_unpack(const char *from, const char *to, const lm_unpack_opts *o, lm_
  * Fails: LM_EFORMAT naming the first file that differs. */
 lm_code lm_unpack_compare(const char *from, const char *to, const lm_unpack_opts *o, lm_err *e);
 
-/* True if the .lmz at `path` holds one .safetensors and nothing else. */
-lm_code lm_unpack_is_lone(const char *path, bool *lone, lm_err *e);
-
 /* Write tensors by name, in this order, to the .safetensors file `to` ("-": standard output).
  * Fails: LM_EUSAGE naming a missing tensor. */
 lm_code lm_unpack_tensors(const char *from, const char *to, const char *const *names, int n,

@@ -564,16 +564,6 @@ lm_code lm_bundle_read(void *bundle, void *dst, size_t cap, size_t *got, lm_err 
     return rc;
 }
 
-lm_code lm_bundle_finish(lm_bundle *b, lm_err *e)
-{
-    const lm_bundle_file *f = NULL;
-    lm_code rc = LM_OK;
-
-    while (!rc && !b->random && !b->ended)
-        rc = lm_bundle_next(b, &f, e);
-    return rc;
-}
-
 lm_code lm_bundle_load(lm_bundle *b, const char *name, size_t limit, lm_buf *out, lm_err *e)
 {
     const lm_bundle_file *f = lm_bundle_find(b, name);

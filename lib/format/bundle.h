@@ -89,9 +89,6 @@ const struct lm_lmz *lm_bundle_lmz(const lm_bundle *b);
 lm_code lm_bundle_next(lm_bundle *b, const lm_bundle_file **f, lm_err *e);
 lm_code lm_bundle_read(void *bundle, void *dst, size_t cap, size_t *got, lm_err *e);
 
-/* Read a stream to its end and check that it is complete; does nothing with random access. */
-lm_code lm_bundle_finish(lm_bundle *b, lm_err *e);
-
 /* True with random access: also for a stream that was spooled. */
 bool lm_bundle_random(const lm_bundle *b);
 /* Provide random access from the current file on. */
@@ -138,7 +135,6 @@ bool lm_bundle_own_checkpoint(const void *none, const char *name);
 lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
                          lm_err *e);
 lm_bundle_kind lm_bundle_out_kind(const lm_bundle_out *b);
-const char *lm_bundle_out_path(const lm_bundle_out *b); /* as given, or "standard output" */
 /* LM_ELIMIT if the file system of the output has fewer than `bytes` bytes free (not checked for a
  * compressed output). */
 lm_code lm_bundle_room(const lm_bundle_out *b, uint64_t bytes, lm_err *e);

@@ -136,11 +136,6 @@ lm_bundle_kind lm_bundle_out_kind(const lm_bundle_out *b)
     return b->kind;
 }
 
-const char *lm_bundle_out_path(const lm_bundle_out *b)
-{
-    return b->path;
-}
-
 lm_code lm_bundle_room(const lm_bundle_out *b, uint64_t bytes, lm_err *e)
 {
     struct statvfs fs;

@@ -78,10 +78,8 @@ typedef struct {
 
 typedef struct lm_gguf lm_gguf;
 
-/* Map the file at `path` and check all of its tables.  Fails: LM_EIO; LM_EFORMAT with the key or
- * tensor at fault; LM_ELIMIT. */
-lm_code lm_gguf_open(const char *path, lm_gguf **out, lm_err *e);
-/* The same for a mapped file; the reader owns the map from now on, whatever the result. */
+/* Check all tables of a mapped file, which `where` names in messages; the reader owns the map from now
+ * on, whatever the result.  Fails: LM_EFORMAT with the key or tensor at fault; LM_ELIMIT. */
 lm_code lm_gguf_open_map(lm_map *map, const char *where, lm_gguf **out, lm_err *e);
 /* The same for bytes in memory, borrowed; `where` names them in messages. */
 lm_code lm_gguf_parse(const void *data, size_t size, const char *where, lm_gguf **out, lm_err *e);
