@@ -349,7 +349,7 @@ static lm_code list(const char *path, lm_err *e)
 /* ---- the command line ---- */
 
 /* For -t and -l: the newest checkpoint of a run. */
-static lm_code look(const char *input, lm_par *par, lm_err *e)
+static lm_code test_or_list(const char *input, lm_par *par, lm_err *e)
 {
     char *path = NULL;
     lm_code rc = lm_run_resolve(input, &path, e);
@@ -367,7 +367,7 @@ static lm_code handle(const char *input, lm_par *par, lm_err *e)
     char *output = NULL;
     lm_refuse_same(&tool, "-", input);
     if (opt.test || opt.list)
-        return look(input, par, e);
+        return test_or_list(input, par, e);
     lm_code rc = opt.rebase ? check_lmz(input, e) : LM_OK;
     if (!rc)
         rc = output_of(input, &output, e);

@@ -207,7 +207,7 @@ static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
 
 /* ---- answers ---- */
 
-static lm_code put(work *w, const char *text, size_t len, lm_err *e)
+static lm_code write_text(work *w, const char *text, size_t len, lm_err *e)
 {
     if (fwrite(text, 1, len, w->to) != len || (w->live && fflush(w->to)))
         return lm_fail(e, LM_EIO, lm_out_path(w->out), NULL, "cannot write");
@@ -219,12 +219,12 @@ static lm_code show_text(void *ctx, lm_completion *c, lm_err *e)
 {
     work *w = ctx;
     const lm_buf *prompt = &c->prompt;
-    if (!w->shown && opt.echo && put(w, prompt->data ? prompt->data : "", prompt->len, e))
+    if (!w->shown && opt.echo && write_text(w, prompt->data ? prompt->data : "", prompt->len, e))
         return e->code;
     if (!w->shown)
         w->shown = 1; /* one more than the bytes shown: the prompt is out */
     if (c->safe > w->shown - 1) {
-        if (put(w, c->text.data + (w->shown - 1), c->safe - (w->shown - 1), e))
+        if (write_text(w, c->text.data + (w->shown - 1), c->safe - (w->shown - 1), e))
             return e->code;
         w->shown = c->safe + 1;
     }
@@ -237,9 +237,10 @@ static lm_code put_json(work *w, const lm_completion *c, lm_err *e)
                                .sample = opt.samples > 1,
                                .details = opt.logprobs };
     if (c->failed) /* refuse_line wrote the answer */
-        return put(w, c->prompt.data, c->prompt.len, e);
+        return write_text(w, c->prompt.data, c->prompt.len, e);
     w->line.len = 0;
-    return lm_answer_write(c, &o, &w->line, e) ? e->code : put(w, w->line.data, w->line.len, e);
+    return lm_answer_write(c, &o, &w->line, e) ? e->code
+                                               : write_text(w, w->line.data, w->line.len, e);
 }
 
 static lm_code finish(void *ctx, lm_completion *c, lm_err *e)
@@ -248,7 +249,7 @@ static lm_code finish(void *ctx, lm_completion *c, lm_err *e)
     lm_code rc;
     w->full += !strcmp(c->finish, "context");
     if (w->text) {
-        rc = put(w, "\n", 1, e);
+        rc = write_text(w, "\n", 1, e);
         w->shown = 0;
     } else {
         rc = put_json(w, c, e);

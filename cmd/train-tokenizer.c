@@ -151,7 +151,7 @@ static lm_code open_product(product *p, const lm_buf *config_text, lm_err *e)
 }
 
 /* Write to disk, but do not rename yet. */
-static lm_code put(lm_out *o, const lm_buf *text, lm_err *e)
+static lm_code write_file(lm_out *o, const lm_buf *text, lm_err *e)
 {
     fwrite(text->data, 1, text->len, lm_out_file(o)); /* lm_out_finish detects a failure */
     fputc('\n', lm_out_file(o));
@@ -237,9 +237,9 @@ static lm_code train(lm_par *par, product *p, lm_err *e)
     if (!rc)
         rc = lm_bpe_trainer_finish(t, &tool.sink, &json, &stats, e);
     if (!rc)
-        rc = put(p->json, &json, e);
+        rc = write_file(p->json, &json, e);
     if (!rc && p->config)
-        rc = put(p->config, &config, e);
+        rc = write_file(p->config, &config, e);
     if (!rc)
         rc = publish(&p->json, e);
     if (!rc && p->config)

@@ -491,7 +491,7 @@ static lm_code tell_given(lm_tool *t, const lm_opt *o, lm_err *e)
 
 /* The given options that affect the product, by name in the order of the table, then the operands:
  * the same for options from the command line and from --config. */
-static lm_code tell(lm_tool *t, lm_err *e)
+static lm_code record_options(lm_tool *t, lm_err *e)
 {
     lm_code rc = tell_word(t, t->full_argv[0], e);
 
@@ -655,7 +655,7 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     f->progress_given = f->given[progress];
     t->threads = f->threads ? (int)f->threads : lm_cpu_count();
     t->seed_given = lm_given(t, "seed");
-    rc = rc ? rc : tell(t, e);
+    rc = rc ? rc : record_options(t, e);
     /* an existing folder is not overwritten as such: tools check the files in it */
     if (!rc && f->config)
         lm_refuse_same(t, t->output && lm_path_is_dir(t->output) ? "-" : t->output, f->config);

@@ -33,7 +33,7 @@ static void on_stop(int sig)
         lm_stop_request(sig);
 }
 
-static void put(const char *text)
+static void write_text(const char *text)
 {
     ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
 
@@ -56,12 +56,12 @@ static void on_lost_input(int sig, siginfo_t *info, void *context)
         pause();
     if (!atomic_load(&said)) {
         if (isatty(STDERR_FILENO))
-            put("\r\033[K"); /* erases the progress line */
-        put(the_tool->name);
-        put(": ");
-        put(lm_map_name(info->si_addr, input, sizeof input) ? input : "an input");
-        put(cut_short);
-        put(": provide the complete file\n");
+            write_text("\r\033[K"); /* erases the progress line */
+        write_text(the_tool->name);
+        write_text(": ");
+        write_text(lm_map_name(info->si_addr, input, sizeof input) ? input : "an input");
+        write_text(cut_short);
+        write_text(": provide the complete file\n");
     }
     lm_out_drop_last();
     _exit(1);

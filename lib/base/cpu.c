@@ -77,7 +77,7 @@ static lm_cpu_level level;
 static char model[49];
 static const char *const names[] = { "ref", "avx2", "avx512", "amx", NULL };
 
-static void look(void)
+static void detect_once(void)
 {
     char text[49] = "";
     size_t n = 0;
@@ -97,7 +97,7 @@ static void look(void)
 
 lm_cpu_level lm_cpu_detect(void)
 {
-    pthread_once(&once, look);
+    pthread_once(&once, detect_once);
     return level;
 }
 
@@ -126,6 +126,6 @@ lm_code lm_cpu_level_parse(const char *name, lm_cpu_level *out, lm_err *e)
 
 const char *lm_cpu_model(void)
 {
-    pthread_once(&once, look);
+    pthread_once(&once, detect_once);
     return model;
 }

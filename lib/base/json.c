@@ -43,7 +43,7 @@ static bool too_deep(const char *text, size_t len)
  * recorded here. */
 static _Thread_local bool starved;
 
-static void *take(size_t n)
+static void *allocate_json(size_t n)
 {
     void *p = NULL;
 
@@ -54,7 +54,7 @@ static void *take(size_t n)
 
 static void watch(void)
 {
-    json_set_alloc_funcs(take, lm_free);
+    json_set_alloc_funcs(allocate_json, lm_free);
 }
 
 lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **out, lm_err *e)
@@ -127,8 +127,8 @@ lm_code lm_json_load(const char *path, size_t limit, json_t **out, lm_err *e)
 }
 
 /* The member, or NULL when it is absent or null. */
-static lm_code find(const json_t *obj, const char *key, const json_t **out, const char *where,
-                    lm_err *e)
+static lm_code find_member(const json_t *obj, const char *key, const json_t **out,
+                           const char *where, lm_err *e)
 {
     if (!json_is_object(obj))
         return lm_fail(e, LM_EFORMAT, where, NULL, "a JSON object is needed to hold '%s'", key);
@@ -172,7 +172,7 @@ lm_code lm_json_i64(const json_t *obj, const char *key, int64_t min, int64_t max
                     const char *where, lm_err *e)
 {
     const json_t *v = NULL;
-    lm_code rc = find(obj, key, &v, where, e);
+    lm_code rc = find_member(obj, key, &v, where, e);
 
     if (rc)
         return rc;
@@ -185,7 +185,7 @@ lm_code lm_json_i64_or(const json_t *obj, const char *key, int64_t dflt, int64_t
                        int64_t *out, const char *where, lm_err *e)
 {
     const json_t *v = NULL;
-    lm_code rc = find(obj, key, &v, where, e);
+    lm_code rc = find_member(obj, key, &v, where, e);
 
     if (rc)
         return rc;
@@ -199,7 +199,7 @@ lm_code lm_json_f64_or(const json_t *obj, const char *key, double dflt, double *
                        const char *where, lm_err *e)
 {
     const json_t *v = NULL;
-    lm_code rc = find(obj, key, &v, where, e);
+    lm_code rc = find_member(obj, key, &v, where, e);
 
     if (rc)
         return rc;
@@ -213,7 +213,7 @@ lm_code lm_json_bool_or(const json_t *obj, const char *key, bool dflt, bool *out
                         lm_err *e)
 {
     const json_t *v = NULL;
-    lm_code rc = find(obj, key, &v, where, e);
+    lm_code rc = find_member(obj, key, &v, where, e);
 
     if (rc)
         return rc;
@@ -227,7 +227,7 @@ lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, con
                        const char *where, lm_err *e)
 {
     const json_t *v = NULL;
-    lm_code rc = find(obj, key, &v, where, e);
+    lm_code rc = find_member(obj, key, &v, where, e);
 
     if (rc)
         return rc;

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 
-static void put(lm_jw *w, const char *s, size_t len)
+static void write_text(lm_jw *w, const char *s, size_t len)
 {
     if (!w->rc)
         w->rc = lm_buf_add(w->buf, s, len, w->err);
@@ -19,9 +19,9 @@ static void new_line(lm_jw *w)
 {
     if (!w->indent)
         return;
-    put(w, "\n", 1);
+    write_text(w, "\n", 1);
     for (int i = 0; i < w->depth * w->indent; i++)
-        put(w, " ", 1);
+        write_text(w, " ", 1);
 }
 
 static void escape(lm_jw *w, unsigned char c)
@@ -32,23 +32,23 @@ static void escape(lm_jw *w, unsigned char c)
 
     if (at)
         out[1] = to[at - from];
-    put(w, out, at ? 2 : 6);
+    write_text(w, out, at ? 2 : 6);
 }
 
 static void quote(lm_jw *w, const char *s, size_t len)
 {
     size_t start = 0, at = 0;
 
-    put(w, "\"", 1);
+    write_text(w, "\"", 1);
     while (at < len) {
         unsigned char c = (unsigned char)s[at];
 
         if (c >= 0x80 && !lm_utf8_valid(s + at, len - at < 4 ? len - at : 4)) {
-            put(w, s + start, at - start);
-            put(w, "\xEF\xBF\xBD", 3); /* U+FFFD: the output is valid JSON for any input */
+            write_text(w, s + start, at - start);
+            write_text(w, "\xEF\xBF\xBD", 3); /* U+FFFD: the output is valid JSON for any input */
             start = ++at;
         } else if (c < 0x20 || c == '"' || c == '\\' || c == 0x7F) {
-            put(w, s + start, at - start);
+            write_text(w, s + start, at - start);
             escape(w, c);
             start = ++at;
         } else if (c < 0x80) {
@@ -57,20 +57,20 @@ static void quote(lm_jw *w, const char *s, size_t len)
             at += c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
         }
     }
-    put(w, s + start, at - start);
-    put(w, "\"", 1);
+    write_text(w, s + start, at - start);
+    write_text(w, "\"", 1);
 }
 
 /* Write the comma, line break, indent and key that precede a value. */
 static void lead(lm_jw *w, const char *key)
 {
     if (w->comma)
-        put(w, ",", 1);
+        write_text(w, ",", 1);
     if (w->depth)
         new_line(w);
     if (key) {
         quote(w, key, strlen(key));
-        put(w, ": ", w->indent ? 2 : 1);
+        write_text(w, ": ", w->indent ? 2 : 1);
     }
     w->comma = true;
 }
@@ -83,7 +83,7 @@ void lm_jw_begin(lm_jw *w, lm_buf *buf, int indent, lm_err *e)
 static void open_level(lm_jw *w, const char *key, const char *bracket)
 {
     lead(w, key);
-    put(w, bracket, 1);
+    write_text(w, bracket, 1);
     w->depth++;
     w->comma = false;
 }
@@ -93,7 +93,7 @@ static void close_level(lm_jw *w, const char *bracket)
     w->depth--;
     if (w->comma)
         new_line(w);
-    put(w, bracket, 1);
+    write_text(w, bracket, 1);
     w->comma = true;
 }
 
@@ -120,7 +120,7 @@ void lm_jw_close_arr(lm_jw *w)
 void lm_jw_raw(lm_jw *w, const char *json, size_t len)
 {
     lead(w, NULL);
-    put(w, json, len);
+    write_text(w, json, len);
 }
 
 void lm_jw_strn(lm_jw *w, const char *key, const char *s, size_t len)
@@ -135,7 +135,7 @@ void lm_jw_str(lm_jw *w, const char *key, const char *s)
         lm_jw_strn(w, key, s, strlen(s));
     } else {
         lead(w, key);
-        put(w, "null", 4);
+        write_text(w, "null", 4);
     }
 }
 
@@ -153,7 +153,7 @@ static void real(lm_jw *w, const char *key, double v, int least, int most)
 
     lead(w, key);
     if (!isfinite(v)) {
-        put(w, "null", 4);
+        write_text(w, "null", 4);
         return;
     }
     for (int digits = least; digits <= most; digits++) {
@@ -161,7 +161,7 @@ static void real(lm_jw *w, const char *key, double v, int least, int most)
         if (most < 10 ? strtof(text, NULL) == (float)v : strtod(text, NULL) == v)
             break;
     }
-    put(w, text, strlen(text));
+    write_text(w, text, strlen(text));
 }
 
 void lm_jw_f32(lm_jw *w, const char *key, double v)
@@ -177,7 +177,7 @@ void lm_jw_f64(lm_jw *w, const char *key, double v)
 void lm_jw_bool(lm_jw *w, const char *key, bool v)
 {
     lead(w, key);
-    put(w, v ? "true" : "false", v ? 4 : 5);
+    write_text(w, v ? "true" : "false", v ? 4 : 5);
 }
 
 void lm_json_real(double v, char out[40])
@@ -225,7 +225,7 @@ static void tree(lm_jw *w, const char *key, const json_t *v)
     case JSON_REAL:
         lm_json_real(json_real_value(v), number);
         lead(w, key);
-        put(w, number, strlen(number));
+        write_text(w, number, strlen(number));
         break;
     case JSON_NULL:
         lm_jw_str(w, key, NULL);
@@ -245,7 +245,7 @@ void lm_jw_json(lm_jw *w, const char *key, const json_t *v)
     if (v)
         tree(w, NULL, v);
     else
-        put(w, "null", 4);
+        write_text(w, "null", 4);
     w->indent = indent;
     w->comma = true;
 }

@@ -56,7 +56,7 @@ static bool is_current(int fd, const char *path)
     return !fstat(fd, &a) && !lstat(path, &b) && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
-static lm_code take(const char *path, const char *what, int *fd, bool *sure, lm_err *e)
+static lm_code take_lock(const char *path, const char *what, int *fd, bool *sure, lm_err *e)
 {
     for (int i = 0; i < TRIES; i++) {
         *fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -86,7 +86,7 @@ lm_code lm_lock_take(const char *path, const char *what, lm_lock **out, bool *su
     if (rc)
         return rc;
     l->fd = -1;
-    rc = take(path, what, &l->fd, sure, e);
+    rc = take_lock(path, what, &l->fd, sure, e);
     if (rc) {
         lm_free(l);
         return rc;

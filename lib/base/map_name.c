@@ -25,7 +25,7 @@ static void take_digit(uintptr_t *v, char c)
 }
 
 /* True when the line of the address has ended. */
-static bool take(scan *s, char c)
+static bool take_char(scan *s, char c)
 {
     enum { PATH = 6 };
 
@@ -58,7 +58,7 @@ bool lm_map_name(const void *at, char *out, size_t room)
     while (fd >= 0 && !found &&
            ((got = read(fd, block, sizeof block)) > 0 || (got < 0 && errno == EINTR)))
         for (ssize_t i = 0; i < got && !found; i++)
-            found = take(&s, block[i]);
+            found = take_char(&s, block[i]);
     if (fd >= 0)
         close(fd);
     out[found ? s.n : 0] = 0;

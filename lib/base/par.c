@@ -204,7 +204,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void put(_Atomic int64_t *at, int64_t v)
+static void store_relaxed(_Atomic int64_t *at, int64_t v)
 {
     atomic_store_explicit(at, v, memory_order_relaxed);
 }
@@ -257,10 +257,10 @@ void lm_par_for(lm_par *p, int64_t n, int64_t grain, lm_par_fn fn, void *ctx)
     chunks = (n - 1) / grain + 1;
     batch = (chunks - 1) / MOST_CLAIMS + 1;
     claims = (chunks - 1) / batch + 1;
-    put(&p->end, n);
-    put(&p->grain, grain);
-    put(&p->batch, batch);
-    put(&p->claims, claims);
+    store_relaxed(&p->end, n);
+    store_relaxed(&p->grain, grain);
+    store_relaxed(&p->batch, batch);
+    store_relaxed(&p->claims, claims);
     running = 0;
     open_job(p, JOB_FOR, fn, ctx, claims - 1 < p->n ? (int)claims - 1 : p->n);
     take_chunks(p, atomic_load(&p->word), 0);

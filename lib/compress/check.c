@@ -16,8 +16,8 @@ typedef struct {
     uint64_t faults;
 } check;
 
-static void tell(check *c, const char *where, const char *file, const char *tensor, uint64_t chunk,
-                 const char *what)
+static void report_fault(check *c, const char *where, const char *file, const char *tensor,
+                         uint64_t chunk, const char *what)
 {
     c->faults++;
     c->each(c->ctx, &(lm_check_fault){ where, file, tensor, chunk, what });
@@ -26,7 +26,7 @@ static void tell(check *c, const char *where, const char *file, const char *tens
 static void on_fault(void *ctx, const lm_lmz_fault *f)
 {
     check *c = ctx;
-    tell(c, c->path, f->file, f->part ? f->part->tensor : NULL, f->chunk, f->what);
+    report_fault(c, c->path, f->file, f->part ? f->part->tensor : NULL, f->chunk, f->what);
 }
 
 /* Turn damage into a fault, unless it was reported before; errors of other kinds stay in *e. */
@@ -35,7 +35,7 @@ static lm_code absorb(check *c, lm_code rc, bool told, lm_err *e)
     if (rc != LM_EFORMAT)
         return rc;
     if (!told)
-        tell(c, e->where[0] ? e->where : c->path, NULL, NULL, UINT64_MAX, e->what);
+        report_fault(c, e->where[0] ? e->where : c->path, NULL, NULL, UINT64_MAX, e->what);
     *e = (lm_err){ 0 };
     return LM_OK;
 }

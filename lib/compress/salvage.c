@@ -25,7 +25,8 @@ typedef struct {
     lm_err err; /* out of memory while collecting */
 } damage;
 
-static void tell(damage *d, const char *file, const char *tensor, uint64_t chunk, const char *what)
+static void report_lost(damage *d, const char *file, const char *tensor, uint64_t chunk,
+                        const char *what)
 {
     d->n_lost++;
     if (d->lost)
@@ -37,7 +38,7 @@ static void collect(void *ctx, const lm_lmz_fault *f)
     damage *d = ctx;
     fault x = { 0 };
     if (!f->file) {
-        tell(d, NULL, NULL, f->chunk, f->what);
+        report_lost(d, NULL, NULL, f->chunk, f->what);
         return;
     }
     if (d->err.code || lm_strdup(&x.file, f->file, &d->err) ||
@@ -51,7 +52,7 @@ static void collect(void *ctx, const lm_lmz_fault *f)
         x.from = f->part->offset;
         x.bytes = f->part->raw;
     }
-    tell(d, f->file, x.tensor, f->chunk, f->what);
+    report_lost(d, f->file, x.tensor, f->chunk, f->what);
     d->v[d->n++] = x;
 }
 
@@ -155,7 +156,7 @@ static lm_code save_tensors(damage *d, lm_unpack_to *t, size_t i, lm_err *e)
     size_t n = 0;
     lm_err header = { 0 };
     if (lm_st_open_on(&io, f->name, &st, &header)) {
-        tell(d, f->name, NULL, 0, header.what);
+        report_lost(d, f->name, NULL, 0, header.what);
         return LM_OK;
     }
     lm_code rc = lm_pick_described(st, &described, e);

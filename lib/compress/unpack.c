@@ -74,7 +74,7 @@ static lm_code begin(lm_unpack_to *t, const char *name, uint64_t bytes, lm_err *
     return t->out ? lm_bundle_begin(t->out, name, bytes, e) : LM_OK;
 }
 
-static lm_code put(void *to, const void *data, size_t bytes, lm_err *e)
+static lm_code write_bytes(void *to, const void *data, size_t bytes, lm_err *e)
 {
     lm_unpack_to *t = to;
     t->r->bytes += bytes;
@@ -124,7 +124,7 @@ static lm_code copy_file(lm_unpack_to *t, const char *name, uint64_t bytes, lm_r
         rc = read(ctx, t->copy, LM_UNPACK_COPY, &got, e);
         if (rc || !got)
             break;
-        rc = put(t, t->copy, got, e);
+        rc = write_bytes(t, t->copy, got, e);
     }
     return rc;
 }
@@ -134,7 +134,7 @@ static lm_code write_expanded(lm_unpack_to *t, const char *name, lm_coded *c, lm
     for (size_t i = 0; i < lm_coded_count(c); i++)
         t->r->expanded += lm_coded_at(c, i)->format != NULL;
     lm_code rc = begin(t, name, lm_coded_bytes(c), e);
-    return rc ? rc : lm_coded_run(c, put, t, t->o->par, e);
+    return rc ? rc : lm_coded_run(c, write_bytes, t, t->o->par, e);
 }
 
 lm_code lm_unpack_file(lm_unpack_to *t, const char *name, uint64_t bytes, lm_read_fn read,

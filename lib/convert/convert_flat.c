@@ -138,7 +138,7 @@ static void close_flat(lm_import *m)
     lm_free(q);
 }
 
-static lm_code take(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
+static lm_code locate_tensor(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
 {
     flat *q = ctx;
     size_t i = lm_st_plan_count(q->m->plan);
@@ -182,7 +182,7 @@ lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat_file *f, lm_err 
     if (!rc)
         rc = lm_alloc_n(&q->at, q->n, sizeof *q->at, "tensors", e);
     if (!rc)
-        rc = go_through(&(walk){ &m->config, f, q->wanted, q->n }, take, q, e);
+        rc = go_through(&(walk){ &m->config, f, q->wanted, q->n }, locate_tensor, q, e);
     if (!rc && q->end != q->map.size)
         rc =
             lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu byte%s, its header requires %" PRIu64,
@@ -241,7 +241,7 @@ static lm_code put_zeros(writer *w, uint64_t bytes, lm_err *e)
     return rc;
 }
 
-static lm_code put(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
+static lm_code write_tensor(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
 {
     writer *w = ctx;
     lm_rows r;
@@ -293,7 +293,7 @@ lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat_file *f, co
     if (!rc)
         rc = lm_export_write(w.out, header, f->header, e);
     if (!rc)
-        rc = go_through(&l, put, &w, e);
+        rc = go_through(&l, write_tensor, &w, e);
     if (!rc && m->end && !lm_stopping())
         rc = m->end(m, e);
     if (!rc && !lm_stopping())

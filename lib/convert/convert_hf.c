@@ -17,7 +17,7 @@ typedef struct {
     size_t cap;
 } hf;
 
-static lm_code find(hf *h, const lm_st_tensor *t, const lm_st_tensor **out, lm_err *e)
+static lm_code find_tensor(hf *h, const lm_st_tensor *t, const lm_st_tensor **out, lm_err *e)
 {
     lm_code rc = LM_OK;
 
@@ -42,7 +42,7 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     if (h->last && lm_model_source_random(h->src))
         lm_model_source_forget(h->src, h->last);
     h->last = NULL;
-    rc = find(h, t, &s, e);
+    rc = find_tensor(h, t, &s, e);
     if (rc)
         return rc;
     h->last = s;

@@ -31,7 +31,7 @@ static lm_code add(digests *s, const char *name, const lm_hash128 *h, lm_err *e)
     return LM_OK;
 }
 
-static void tell(digests *s, size_t bytes)
+static void report_bytes(digests *s, size_t bytes)
 {
     s->done += bytes;
     lm_progress(s->sink, "reading for its digest", (double)s->done, (double)s->total, "bytes",
@@ -54,7 +54,7 @@ static lm_code add_random(digests *s, const lm_bundle *b, const lm_bundle_file *
         lm_hash128_add(&h, map ? map + at : s->room, n);
         if (map)
             lm_bundle_forget(b, f, at, n);
-        tell(s, n);
+        report_bytes(s, n);
     }
     return rc ? rc : add(s, f->name, &h, e);
 }
@@ -73,7 +73,7 @@ static lm_code add_forward(digests *s, lm_bundle *b, lm_err *e)
             rc = lm_bundle_read(b, s->room, PIECE, &got, e);
             if (!rc)
                 lm_hash128_add(&h, s->room, got);
-            tell(s, got);
+            report_bytes(s, got);
         }
         rc = rc ? rc : add(s, f->name, &h, e);
         if (rc)

@@ -29,7 +29,8 @@ static lm_code pick_x(const lm_run_chart *r, const lm_series *s, lm_arena *a, co
     return rc;
 }
 
-static const lm_series *find(const lm_run_chart *r, int run, const char *event, const char *key)
+static const lm_series *find_series(const lm_run_chart *r, int run, const char *event,
+                                    const char *key)
 {
     return r->file[run] ? lm_metrics_file_series(r->file[run], event, key) : NULL;
 }
@@ -38,7 +39,7 @@ static const lm_series *find(const lm_run_chart *r, int run, const char *event, 
 static lm_code add_steps(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_line *line, int run,
                          const char *name, lm_arena *a, lm_err *e)
 {
-    const lm_series *s = find(r, run, "step", panel->label);
+    const lm_series *s = find_series(r, run, "step", panel->label);
     lm_chart_line l = { .name = name, .color = run };
     double *y;
     lm_code rc = LM_OK;
@@ -66,7 +67,7 @@ static lm_code add_steps(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_
 static lm_code add_evals(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_line *line, int run,
                          const char *name, lm_arena *a, lm_err *e)
 {
-    const lm_series *s = find(r, run, "eval", panel->label);
+    const lm_series *s = find_series(r, run, "eval", panel->label);
     lm_chart_line l = { .name = name, .color = run, .style = LM_LINE_MARKS };
     lm_code rc;
 
@@ -84,7 +85,7 @@ static lm_code add_evals(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_
 static bool has_evals(const lm_run_chart *r)
 {
     for (int i = 0; r->eval && i < r->runs; i++)
-        if (find(r, i, "eval", r->key[0]))
+        if (find_series(r, i, "eval", r->key[0]))
             return true;
     return false;
 }
@@ -105,7 +106,7 @@ static lm_code make_panel(const lm_run_chart *r, int k, lm_arena *a, lm_chart_pa
     for (int i = 0; !rc && r->eval && i < r->runs; i++) {
         const char *name = k > 0 || told ? NULL : r->runs > 1 ? "evaluations" : "evaluation";
 
-        told |= find(r, i, "eval", r->key[k]) != NULL;
+        told |= find_series(r, i, "eval", r->key[k]) != NULL;
         rc = add_evals(r, panel, line, i, name, a, e);
     }
     return rc;
@@ -138,7 +139,7 @@ static bool has_points(const lm_run_chart *r, const char *key, bool *has_key)
 
     *has_key = false;
     for (int i = 0; i < 2 * r->runs; i++) {
-        const lm_series *s = find(r, i / 2, i % 2 ? "eval" : "step", key);
+        const lm_series *s = find_series(r, i / 2, i % 2 ? "eval" : "step", key);
         const double *x;
 
         if (!s || (i % 2 && !r->eval))

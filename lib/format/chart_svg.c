@@ -26,7 +26,7 @@ static const char *number(double v, char s[32])
     return strcmp(s, "-0") ? s : "0";
 }
 
-static void put(svg *s, const char *text, size_t len)
+static void write_text(svg *s, const char *text, size_t len)
 {
     if (!s->rc)
         s->rc = lm_buf_add(s->out, text, len, s->e);
@@ -34,7 +34,7 @@ static void put(svg *s, const char *text, size_t len)
 
 static void put_str(svg *s, const char *text)
 {
-    put(s, text, strlen(text));
+    write_text(s, text, strlen(text));
 }
 
 static void put_number(svg *s, const char *before, double v, const char *after)
@@ -65,7 +65,7 @@ static void put_escaped(svg *s, const char *text)
         else if (*text == '>')
             put_str(s, "&gt;");
         else
-            put(s, text, 1);
+            write_text(s, text, 1);
     }
 }
 

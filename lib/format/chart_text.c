@@ -38,7 +38,7 @@ typedef struct {
 
 enum { RIGHT = 9 }; /* columns for the last values */
 
-static void put(screen *s, const char *text)
+static void write_text(screen *s, const char *text)
 {
     if (!s->rc)
         s->rc = lm_buf_add(s->out, text, strlen(text), s->e);
@@ -47,7 +47,7 @@ static void put(screen *s, const char *text)
 static void put_times(screen *s, const char *text, int times)
 {
     while (times-- > 0)
-        put(s, text);
+        write_text(s, text);
 }
 
 static void put_color(screen *s, int index, bool bold)
@@ -57,13 +57,13 @@ static void put_color(screen *s, int index, bool bold)
     if (!s->color)
         return;
     snprintf(code, sizeof code, "\033[%s38;5;%dm", bold ? "1;" : "", ansi[index]);
-    put(s, code);
+    write_text(s, code);
 }
 
 static void put_plain(screen *s)
 {
     if (s->color)
-        put(s, "\033[0m");
+        write_text(s, "\033[0m");
 }
 
 /* Text of at most `room` columns, one for each letter. */
@@ -80,7 +80,7 @@ static int put_cut(screen *s, const char *text, int room)
         n++;
     }
     clean[len] = '\0';
-    put(s, clean);
+    write_text(s, clean);
     return (int)n;
 }
 
@@ -186,16 +186,16 @@ static void put_cells(screen *s, int row)
         char utf8[5] = { 0 };
 
         if (c->rank == 0) {
-            put(s, " ");
+            write_text(s, " ");
             continue;
         }
         if (c->color != now)
             put_color(s, now = c->color, false);
         if (c->rank < 3) {
             lm_utf8_put(0x2800u + c->dots, utf8);
-            put(s, utf8);
+            write_text(s, utf8);
         } else {
-            put(s, c->rank == 3 ? "●" : "×");
+            write_text(s, c->rank == 3 ? "●" : "×");
         }
     }
     if (now >= 0)
@@ -220,15 +220,15 @@ static void put_rows(screen *s, const lm_chart_panel *p)
         char text[32];
 
         snprintf(text, sizeof text, "%*s %s", s->left, label, *label ? "┤" : "│");
-        put(s, text);
+        write_text(s, text);
         put_cells(s, row);
         if (color >= 0) {
             snprintf(text, sizeof text, " %.4g", value);
             put_color(s, color, true);
-            put(s, text);
+            write_text(s, text);
             put_plain(s);
         }
-        put(s, "\n");
+        write_text(s, "\n");
     }
 }
 
@@ -244,14 +244,14 @@ static void put_x_axis(screen *s, bool labels)
     int end = s->left + 2 + s->cols, from = 0, name = (int)lm_chart_letters(s->chart->x_label);
 
     put_times(s, " ", s->left + 1);
-    put(s, "└");
+    write_text(s, "└");
     for (int x = 0, i = 0; x < s->cols; x++) {
         bool tick = false;
         for (; i < s->ax.n && tick_column(s, i) <= x; i++)
             tick |= tick_column(s, i) == x;
-        put(s, tick ? "┬" : "─");
+        write_text(s, tick ? "┬" : "─");
     }
-    put(s, "\n");
+    write_text(s, "\n");
     if (!labels)
         return;
     memset(line, ' ', sizeof line);
@@ -265,10 +265,10 @@ static void put_x_axis(screen *s, bool labels)
         from = at + len + 1;
     }
     line[from > 0 ? from : 0] = '\0';
-    put(s, line);
+    write_text(s, line);
     if (from + name <= end + RIGHT)
         put_cut(s, s->chart->x_label, end + RIGHT - from);
-    put(s, "\n");
+    write_text(s, "\n");
 }
 
 /* The number of lines of the title and the legend; painted unless `dry`. */
@@ -281,10 +281,10 @@ static int put_head(screen *s, int cols, bool dry)
         rows++;
         if (!dry) {
             if (s->color)
-                put(s, "\033[1m");
+                write_text(s, "\033[1m");
             put_cut(s, c->title, cols);
             put_plain(s);
-            put(s, "\n");
+            write_text(s, "\n");
         }
     }
     for (size_t j = 0; c->n > 0 && j < c->panel[0].n; j++) {
@@ -297,7 +297,7 @@ static int put_head(screen *s, int cols, bool dry)
         w = w > cols ? cols : w;
         if (x == 0 || x + w > cols) {
             if (x > 0 && !dry)
-                put(s, "\n");
+                write_text(s, "\n");
             rows++;
             x = 0;
         }
@@ -305,13 +305,13 @@ static int put_head(screen *s, int cols, bool dry)
         if (dry)
             continue;
         put_color(s, (int)((unsigned)l->color % 8), false);
-        put(s, l->style == LM_LINE_MARKS ? " ●  " : " ━━ ");
+        write_text(s, l->style == LM_LINE_MARKS ? " ●  " : " ━━ ");
         put_plain(s);
         put_cut(s, l->name, w - 5);
-        put(s, "  ");
+        write_text(s, "  ");
     }
     if (x > 0 && !dry)
-        put(s, "\n");
+        write_text(s, "\n");
     return rows;
 }
 
@@ -343,10 +343,10 @@ static void put_panel(screen *s, size_t i)
     }
     put_times(s, " ", s->left + 1);
     if (s->color)
-        put(s, "\033[1m");
+        write_text(s, "\033[1m");
     put_cut(s, p->label, s->cols);
     put_plain(s);
-    put(s, "\n");
+    write_text(s, "\n");
     put_rows(s, p);
     put_x_axis(s, i + 1 == s->chart->n);
 }

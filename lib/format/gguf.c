@@ -49,7 +49,7 @@ static size_t left(const cursor *c)
     return c->g->size - c->at;
 }
 
-static lm_code take(cursor *c, int bytes, const char *name, uint64_t *out)
+static lm_code read_number(cursor *c, int bytes, const char *name, uint64_t *out)
 {
     if (left(c) < (size_t)bytes)
         return ends_early(c, name);
@@ -61,7 +61,7 @@ static lm_code take(cursor *c, int bytes, const char *name, uint64_t *out)
 static lm_code take_u32(cursor *c, const char *name, uint32_t *out)
 {
     uint64_t v = 0;
-    lm_code rc = take(c, 4, name, &v);
+    lm_code rc = read_number(c, 4, name, &v);
 
     *out = (uint32_t)v;
     return rc;
@@ -71,7 +71,7 @@ static lm_code take_u32(cursor *c, const char *name, uint32_t *out)
 static lm_code take_name(cursor *c, size_t most, const char *what, char **out)
 {
     uint64_t n = 0;
-    lm_code rc = take(c, 8, NULL, &n);
+    lm_code rc = read_number(c, 8, NULL, &n);
 
     if (rc)
         return rc;
@@ -108,7 +108,7 @@ static lm_code skip(cursor *c, const char *key, uint32_t kind, uint64_t count, i
     for (uint64_t i = 0; i < count; i++) {
         uint32_t item = 0;
         if (kind == LM_GGUF_STRING) {
-            if (take(c, 8, key, &n))
+            if (read_number(c, 8, key, &n))
                 return c->e->code;
             if (n > left(c))
                 return ends_early(c, key);
@@ -117,7 +117,8 @@ static lm_code skip(cursor *c, const char *key, uint32_t kind, uint64_t count, i
         }
         if (depth >= MOST_NESTING)
             return broken(c, key, "arrays are nested too deeply");
-        if (take_u32(c, key, &item) || take(c, 8, key, &n) || skip(c, key, item, n, depth + 1))
+        if (take_u32(c, key, &item) || read_number(c, 8, key, &n) ||
+            skip(c, key, item, n, depth + 1))
             return c->e->code;
     }
     return LM_OK;
@@ -135,7 +136,7 @@ static lm_code read_pair(cursor *c, lm_gguf_value *v)
     v->count = 1;
     if (kind == LM_GGUF_ARRAY) {
         v->array = true;
-        if (take_u32(c, key, &kind) || take(c, 8, key, &v->count))
+        if (take_u32(c, key, &kind) || read_number(c, 8, key, &v->count))
             return c->e->code;
     }
     size_t from = c->at;
@@ -170,13 +171,13 @@ static lm_code read_tensor(cursor *c, lm_gguf_tensor *t)
     t->ndim = (int)ndim;
     t->count = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
-        if (take(c, 8, name, &dim))
+        if (read_number(c, 8, name, &dim))
             return c->e->code;
         if (dim < 1 || dim > INT64_MAX || !lm_mul_i64_ok(t->count, (int64_t)dim, &t->count))
             return broken(c, name, "a dimension is 0, or their product is too large");
         t->dim[i] = (int64_t)dim;
     }
-    if (take_u32(c, name, &t->type) || take(c, 8, name, &t->offset))
+    if (take_u32(c, name, &t->type) || read_number(c, 8, name, &t->offset))
         return c->e->code;
     const lm_format *f = lm_format_of_gguf(t->type);
     lm_tensor_size size;
@@ -283,7 +284,7 @@ static lm_code read_counts(lm_gguf *g, cursor *c)
                        g->version && !(g->version & 0xffff) ? "big-endian files are not read"
                                                             : "versions 2 and 3 are supported",
                        "GGUF version %" PRIu32, g->version);
-    if (take(c, 8, NULL, &n_tensors) || take(c, 8, NULL, &n_pairs))
+    if (read_number(c, 8, NULL, &n_tensors) || read_number(c, 8, NULL, &n_pairs))
         return c->e->code;
     if (n_pairs > left(c) / LEAST_PAIR || n_tensors > left(c) / LEAST_TENSOR)
         return lm_fail(c->e, LM_EFORMAT, g->where, "fetch the file again",

@@ -116,7 +116,7 @@ static lm_code begin(lm_imatrix *m, const char *name, size_t n, entry **out, lm_
 }
 
 /* Sum i of an entry over `count` rows. */
-static lm_code put(const lm_imatrix *m, entry *x, size_t i, double sum, lm_err *e)
+static lm_code set_sum(const lm_imatrix *m, entry *x, size_t i, double sum, lm_err *e)
 {
     double mean = x->count > 0 ? (double)(float)sum / (double)x->count : sum;
     char show[LM_ST_SHOWN];
@@ -139,7 +139,7 @@ lm_code lm_imatrix_add(lm_imatrix *m, const char *name, const double *sums, size
     if (!rc)
         x->count = count;
     for (size_t i = 0; !rc && i < n; i++)
-        rc = put(m, x, i, sums[i], e);
+        rc = set_sum(m, x, i, sums[i], e);
     return rc;
 }
 
@@ -252,7 +252,7 @@ static lm_code read_entry(lm_imatrix *m, bytes *b, lm_err *e)
         memcpy(&f, b->p, sizeof f);
         b->p += sizeof f;
         b->left -= sizeof f;
-        rc = put(m, x, i, (double)f, e);
+        rc = set_sum(m, x, i, (double)f, e);
     }
     return rc;
 }
@@ -309,7 +309,7 @@ static lm_code read_pair(lm_imatrix *m, const lm_gguf *g, const lm_gguf_tensor *
     if (!rc)
         x->count = (int64_t)llround(count);
     for (int64_t i = 0; !rc && i < sums->count; i++)
-        rc = put(m, x, (size_t)i, x->count ? (double)at(g, sums, i) : 1.0, e);
+        rc = set_sum(m, x, (size_t)i, x->count ? (double)at(g, sums, i) : 1.0, e);
     return rc;
 }
 

@@ -59,7 +59,7 @@ static lm_code refill(lm_input *in, lm_err *e)
 }
 
 /* Move k bytes of the block to the document. */
-static lm_code take(lm_input *in, lm_doc *doc, size_t k, lm_err *e)
+static lm_code take_bytes(lm_input *in, lm_doc *doc, size_t k, lm_err *e)
 {
     if (doc->raw.len + k > in->max_doc)
         return lm_fail(e, LM_ELIMIT, lm_source_name(in->src),
@@ -121,7 +121,7 @@ static lm_code take_line(lm_input *in, lm_doc *doc, lm_err *e)
         if (rc || in->at == in->n)
             return rc;
         const char *nl = memchr(in->p + in->at, '\n', in->n - in->at);
-        rc = take(in, doc, nl ? (size_t)(nl - in->p) - in->at + 1 : in->n - in->at, e);
+        rc = take_bytes(in, doc, nl ? (size_t)(nl - in->p) - in->at + 1 : in->n - in->at, e);
         if (rc)
             return rc;
         if (nl) {
@@ -166,7 +166,7 @@ static lm_code cut_whole(lm_input *in, lm_doc *doc, lm_err *e)
         lm_code rc = refill(in, e);
         if (rc || in->at == in->n)
             return rc;
-        rc = take(in, doc, in->n - in->at, e);
+        rc = take_bytes(in, doc, in->n - in->at, e);
         if (rc)
             return rc;
     }
@@ -206,7 +206,7 @@ static lm_code cut_separator(lm_input *in, lm_doc *doc, bool *more, lm_err *e)
             return rc;
         size_t before = doc->raw.len, from = before >= len ? before - len + 1 : 0;
         const char *hit = memmem(in->p + in->at, in->n - in->at, in->separator, len);
-        rc = take(in, doc, hit ? (size_t)(hit - in->p) - in->at + len : in->n - in->at, e);
+        rc = take_bytes(in, doc, hit ? (size_t)(hit - in->p) - in->at + len : in->n - in->at, e);
         if (rc)
             return rc;
         hit = memmem(doc->raw.data + from, doc->raw.len - from, in->separator, len);

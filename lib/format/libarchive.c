@@ -13,7 +13,7 @@ lm_libarchive lm_la;
 
 static char missing[200]; /* what the loader says; empty: all is there */
 
-static void find(void *library, const char *name, void *out)
+static void find_symbol(void *library, const char *name, void *out)
 {
     if (!(*(void **)out = dlsym(library, name)) && !missing[0])
         snprintf(missing, sizeof missing, LIBRARY " has no %s", name);
@@ -26,10 +26,10 @@ static void load(void)
         snprintf(missing, sizeof missing, "%s", dlerror());
         return;
     }
-#define FIND(f) find(library, "archive_" #f, &lm_la.f);
+#define FIND(f) find_symbol(library, "archive_" #f, &lm_la.f);
     LM_LIBARCHIVE(FIND)
 #undef FIND
-    find(library, "archive_errno", &lm_la.error_number);
+    find_symbol(library, "archive_errno", &lm_la.error_number);
 }
 
 static lm_code loaded(const char *where, lm_err *e)

@@ -65,7 +65,7 @@ struct lmz_stream {
 /* ---- Records ---- */
 
 /* Exactly `bytes` bytes; *early is set when no byte is left (NULL: that is a fault too). */
-static lm_code take(lm_lmz *z, void *dst, size_t bytes, bool *early, lm_err *e)
+static lm_code read_bytes(lm_lmz *z, void *dst, size_t bytes, bool *early, lm_err *e)
 {
     lmz_stream *s = z->stream;
     uint8_t *to = dst;
@@ -113,13 +113,13 @@ static lm_code take_record(lm_lmz *z, lm_buf *b, lm_err *e)
     size_t n;
 
     s->previous = s->at;
-    rc = rc ? rc : take(z, p, LMZ_HEAD, NULL, e);
+    rc = rc ? rc : read_bytes(z, p, LMZ_HEAD, NULL, e);
     if (rc)
         return rc;
     n = lmz_record_size(p);
     if (!n)
         return fail_record(z, e);
-    rc = take(z, p + LMZ_HEAD, n - LMZ_HEAD, NULL, e);
+    rc = read_bytes(z, p + LMZ_HEAD, n - LMZ_HEAD, NULL, e);
     if (!rc && !lmz_record_ok(p, n))
         rc = fail_record(z, e);
     b->len = n;
@@ -143,7 +143,7 @@ static lm_code read_chunk(lm_lmz *z, batch *b, event *v, const lm_buf *record, l
         rc = lm_realloc_n(&to->coded, lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1, "a coded chunk", e);
     if (!rc && !to->raw)
         rc = lm_realloc_n(&to->raw, LM_LMZ_CHUNK, 1, "a chunk", e);
-    rc = rc ? rc : take(z, to->coded, v->rec.coded, NULL, e);
+    rc = rc ? rc : read_bytes(z, to->coded, v->rec.coded, NULL, e);
     if (rc)
         return rc;
     const lmz_part *p = &t->part[t->parts - 1];
@@ -173,7 +173,7 @@ static lm_code read_last(lm_lmz *z, lm_buf *record, lm_err *e)
     if (left > s->at + 65536 || left > LMZ_INDEX_MOST)
         return fail_record(z, e);
     lm_code rc = lm_realloc_n(&coded, (size_t)left, 1, "the index of an .lmz", e);
-    rc = rc ? rc : take(z, coded, (size_t)left, NULL, e);
+    rc = rc ? rc : read_bytes(z, coded, (size_t)left, NULL, e);
     if (!rc && lm_hash64(coded, (size_t)left, 0) != index.coded_check)
         rc = lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its index is damaged");
     lm_free(coded);
@@ -189,7 +189,7 @@ static lm_code read_last(lm_lmz *z, lm_buf *record, lm_err *e)
         f.raw != z->table.raw || memcmp(f.records, digest, 16) || memcmp(f.content, content, 16))
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED,
                        "its footer does not match its records");
-    rc = take(z, content, 1, &early, e);
+    rc = read_bytes(z, content, 1, &early, e);
     if (!rc && !early)
         rc = lm_fail(e, LM_EFORMAT, z->where, NULL, "bytes follow its footer");
     z->info.raw = f.raw;
@@ -366,7 +366,7 @@ static lm_code remember(lmz_stream *s, lm_code rc, const lm_err *e)
 }
 
 /* The next event for the caller, or its failure. */
-static lm_code look(lm_lmz *z, event **v, lm_err *e)
+static lm_code next_event(lm_lmz *z, event **v, lm_err *e)
 {
     lmz_stream *s = z->stream;
 
@@ -390,7 +390,7 @@ lm_code lmz_stream_next(lm_lmz *z, const lm_bundle_file **f, lm_err *e)
     *f = NULL;
     s->served = 0;
     s->in_file = false;
-    while (!(rc = look(z, &v, e)) && v->kind != LAST) {
+    while (!(rc = next_event(z, &v, e)) && v->kind != LAST) {
         s->serving->done++;
         if (v->kind == BEGIN) {
             s->in_file = true;
@@ -415,7 +415,7 @@ lm_code lmz_stream_read(lm_lmz *z, void *dst, size_t cap, size_t *got, lm_err *e
     while (s->in_file && *got < cap) {
         if (*got && s->serving->done == s->serving->n)
             break; /* return available bytes before waiting */
-        lm_code rc = look(z, &v, e);
+        lm_code rc = next_event(z, &v, e);
         if (rc && *got) {
             *e = (lm_err){ 0 }; /* returned by the next call */
             break;
@@ -441,7 +441,7 @@ lm_code lmz_stream_read(lm_lmz *z, void *dst, size_t cap, size_t *got, lm_err *e
 static lm_code read_header(lm_lmz *z, lm_err *e)
 {
     uint8_t p[LMZ_HEADER + LMZ_BASE_NAME];
-    lm_code rc = take(z, p, LMZ_HEADER, NULL, e);
+    lm_code rc = read_bytes(z, p, LMZ_HEADER, NULL, e);
     size_t n;
 
     if (rc)
@@ -451,7 +451,7 @@ static lm_code read_header(lm_lmz *z, lm_err *e)
     n = lmz_header_size(p);
     if (!n)
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its header is damaged");
-    rc = take(z, p + LMZ_HEADER, n - LMZ_HEADER, NULL, e);
+    rc = read_bytes(z, p + LMZ_HEADER, n - LMZ_HEADER, NULL, e);
     rc = rc ? rc : lmz_keep_header(z, p, n, e);
     if (!rc)
         lm_hash128_add(&z->stream->records, p + n - 8, 8);

@@ -22,7 +22,7 @@ static void skip_space(cursor *c)
 }
 
 /* The next character, if it is `want`. */
-static bool take(cursor *c, char want)
+static bool skip_mark(cursor *c, char want)
 {
     skip_space(c);
     if (c->p == c->end || *c->p != want)
@@ -37,7 +37,7 @@ static bool take_name(cursor *c, char *buf, size_t cap)
     const char *from;
     size_t n;
 
-    if (!take(c, '"'))
+    if (!skip_mark(c, '"'))
         return false;
     from = c->p;
     while (c->p < c->end && *c->p != '"' && *c->p != '\\' && (unsigned char)*c->p >= ' ')
@@ -68,16 +68,16 @@ static bool take_number(cursor *c, int64_t *out)
 static bool take_numbers(cursor *c, int64_t *v, int most, int *n)
 {
     *n = 0;
-    if (!take(c, '['))
+    if (!skip_mark(c, '['))
         return false;
-    if (take(c, ']'))
+    if (skip_mark(c, ']'))
         return true;
     do {
         if (*n == most || !take_number(c, &v[*n]))
             return false;
         ++*n;
-    } while (take(c, ','));
-    return take(c, ']');
+    } while (skip_mark(c, ','));
+    return skip_mark(c, ']');
 }
 
 /* {"dtype": ..., "shape": ..., "data_offsets": ...}, each once. */
@@ -87,11 +87,11 @@ static bool take_entry(cursor *c, lm_st_tensor *x, char dtype[32], int64_t offse
     char key[16];
     int seen = 0, n = 0;
 
-    if (!take(c, '{'))
+    if (!skip_mark(c, '{'))
         return false;
     do {
         int now;
-        if (!take_name(c, key, sizeof key) || !take(c, ':'))
+        if (!take_name(c, key, sizeof key) || !skip_mark(c, ':'))
             return false;
         if (!strcmp(key, "dtype") && take_name(c, dtype, 32))
             now = DTYPE;
@@ -104,8 +104,8 @@ static bool take_entry(cursor *c, lm_st_tensor *x, char dtype[32], int64_t offse
         if (seen & now)
             return false;
         seen |= now;
-    } while (take(c, ','));
-    return take(c, '}') && seen == (DTYPE | SHAPE | OFFSETS) && offsets[0] <= offsets[1];
+    } while (skip_mark(c, ','));
+    return skip_mark(c, '}') && seen == (DTYPE | SHAPE | OFFSETS) && offsets[0] <= offsets[1];
 }
 
 /* Skip an object of any content; returns its begin and length. */
@@ -144,7 +144,7 @@ static bool take_member(lm_st_table *t, cursor *c, bool *meta)
     const char *text;
     size_t len;
 
-    if (!take_name(c, name, sizeof name) || !take(c, ':'))
+    if (!take_name(c, name, sizeof name) || !skip_mark(c, ':'))
         return false;
     if (!strcmp(name, "__metadata__")) {
         if (*meta || !take_object(c, &text, &len))
@@ -165,13 +165,13 @@ static bool take_member(lm_st_table *t, cursor *c, bool *meta)
 bool lm_st_table_scan(lm_st_table *t, const char *text, size_t len)
 {
     cursor c = { text, text + len };
-    bool meta = false, good = take(&c, '{');
+    bool meta = false, good = skip_mark(&c, '{');
 
-    if (good && !take(&c, '}')) {
+    if (good && !skip_mark(&c, '}')) {
         do
             good = take_member(t, &c, &meta);
-        while (good && take(&c, ','));
-        good = good && take(&c, '}');
+        while (good && skip_mark(&c, ','));
+        good = good && skip_mark(&c, '}');
     }
     skip_space(&c);
     if (good && c.p == c.end)

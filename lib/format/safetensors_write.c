@@ -34,7 +34,7 @@ static lm_code flush(lm_st_writer *w, lm_err *e)
     return n ? w->write(w->ctx, w->buf, n, e) : LM_OK;
 }
 
-static lm_code put(lm_st_writer *w, const void *data, size_t bytes, lm_err *e)
+static lm_code write_buffered(lm_st_writer *w, const void *data, size_t bytes, lm_err *e)
 {
     lm_code rc;
 
@@ -68,7 +68,7 @@ static lm_code start(lm_st_writer *w, const char *where, const lm_st_plan *plan,
     if (!rc)
         rc = lm_st_plan_header(plan, &header, e);
     if (!rc)
-        rc = put(w, header.data, header.len, e);
+        rc = write_buffered(w, header.data, header.len, e);
     lm_buf_fini(&header);
     advance(w);
     return rc;
@@ -152,7 +152,7 @@ lm_code lm_st_write(lm_st_writer *w, const void *data, size_t bytes, lm_err *e)
         return lm_fail(e, LM_EBUG, w->where, NULL,
                        "%zu byte%s written where %" PRIu64 " are planned", bytes, lm_plural(bytes),
                        lm_st_plan_data_bytes(w->plan) - w->done);
-    lm_code rc = put(w, data, bytes, e);
+    lm_code rc = write_buffered(w, data, bytes, e);
     if (rc)
         return rc;
     w->done += bytes;

@@ -150,7 +150,7 @@ static lm_code read_spooled(const lm_model_source *m, const lm_st_tensor *t, uin
 
 /* Read t from the stream into the window; the lock is held.  *held = false: the stream was spooled
  * instead. */
-static lm_code take(lm_model_source *m, const lm_st_tensor *t, bool *held, lm_err *e)
+static lm_code read_streamed(lm_model_source *m, const lm_st_tensor *t, bool *held, lm_err *e)
 {
     size_t i = (size_t)(t - lm_st_stream_at(m->stream, 0));
     char show[LM_ST_SHOWN];
@@ -207,7 +207,7 @@ static lm_code hold(const lm_model_source *cm, const lm_source_weights *w, const
             return rc;
         pthread_rwlock_unlock(&m->lock);
         pthread_rwlock_wrlock(&m->lock);
-        rc = w || m->by ? decode(m, w, t, e) : take(m, t, held, e);
+        rc = w || m->by ? decode(m, w, t, e) : read_streamed(m, t, held, e);
         pthread_rwlock_unlock(&m->lock);
     }
 }

@@ -64,7 +64,7 @@ static lm_code open_spool(spool *s, const char *dir, lm_err *e)
     return rc;
 }
 
-static lm_code put(lm_tokens_pool *p, spool *s, const void *data, size_t n, lm_err *e)
+static lm_code write_spool(lm_tokens_pool *p, spool *s, const void *data, size_t n, lm_err *e)
 {
     if (fwrite(data, 1, n, s->file) == n)
         return LM_OK;
@@ -145,8 +145,8 @@ lm_code lm_tokens_pool_add(lm_tokens_pool *p, int src, const uint32_t *ids, int6
                     "id %u does not fit a vocabulary of %lld", ids[at + i], (long long)p->vocab);
             narrow[i] = (uint16_t)ids[at + i];
         }
-        lm_code rc = p->id_bytes == 2 ? put(p, &p->ids, narrow, 2 * (size_t)k, e)
-                                      : put(p, &p->ids, ids + at, 4 * (size_t)k, e);
+        lm_code rc = p->id_bytes == 2 ? write_spool(p, &p->ids, narrow, 2 * (size_t)k, e)
+                                      : write_spool(p, &p->ids, ids + at, 4 * (size_t)k, e);
         if (rc)
             return rc;
     }
@@ -159,7 +159,7 @@ lm_code lm_tokens_pool_add(lm_tokens_pool *p, int src, const uint32_t *ids, int6
     p->tokens += n;
     p->last = src;
     uint64_t end = (uint64_t)p->tokens;
-    return put(p, &p->ends, &end, 8, e);
+    return write_spool(p, &p->ends, &end, 8, e);
 }
 
 int64_t lm_tokens_pool_docs(const lm_tokens_pool *p, int src)

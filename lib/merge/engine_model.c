@@ -59,7 +59,7 @@ static lm_code add_name(job *j, const lm_merge_tensor *t, lm_err *e)
     return lm_st_plan_add_like(j->names, &x, e);
 }
 
-static const lm_merge_tensor *find(const job *j, const char *name)
+static const lm_merge_tensor *find_tensor(const job *j, const char *name)
 {
     size_t lo = 0, hi = (size_t)j->g->plan->n;
 
@@ -97,7 +97,7 @@ static lm_code list_names(job *j, const lm_model_source *stream, lm_err *e)
             rc = lm_fail(e, LM_EUSAGE, j->by_name[i]->name, NULL, "the plan makes it twice");
     for (size_t i = 0; !rc && stream && !p->recipe->sliced && i < lm_model_source_count(stream);
          i++) {
-        const lm_merge_tensor *t = find(j, lm_model_source_at(stream, i)->name);
+        const lm_merge_tensor *t = find_tensor(j, lm_model_source_at(stream, i)->name);
 
         if (t)
             rc = add_name(j, t, e);
@@ -273,7 +273,7 @@ static lm_code create(job *j, lm_err *e)
     return rc;
 }
 
-static void tell(job *j, const lm_merge_tensor *t)
+static void report_tensor(job *j, const lm_merge_tensor *t)
 {
     const lm_merge_plan *p = j->g->plan;
 
@@ -376,10 +376,10 @@ static lm_code stream_all(job *j, lm_err *e)
     lm_code rc = lm_merge_writer_init(&j->writer, j->folder, apart, e);
 
     for (size_t i = 0; !rc && i < n && !lm_stopping(); i++) {
-        t = find(j, lm_st_plan_at(j->names, i)->name);
+        t = find_tensor(j, lm_st_plan_at(j->names, i)->name);
         rc = t->copy ? copy_tensor(j, t, e) : merge_tensor(j, t, e);
         if (!rc)
-            tell(j, t);
+            report_tensor(j, t);
     }
     if (!rc)
         rc = lm_merge_writer_wait(&j->writer, e);

@@ -59,7 +59,7 @@ static bool block_is_bad(const search *s, int64_t at)
     }
 }
 
-static void look(void *ctx, int64_t begin, int64_t end, int worker)
+static void scan_range(void *ctx, int64_t begin, int64_t end, int worker)
 {
     search *s = ctx;
 
@@ -91,6 +91,6 @@ int64_t lm_merge_first_bad(lm_dtype d, const void *x, int64_t n, bool negative, 
 
     if (!lm_dtype_is_float(d))
         return -1;
-    lm_par_for(par, n, CHUNK, look, &s);
+    lm_par_for(par, n, CHUNK, scan_range, &s);
     return s.first < n ? s.first : -1;
 }

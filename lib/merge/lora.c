@@ -246,7 +246,8 @@ static bool cut(const char *name, const char *end, size_t *len)
     return true;
 }
 
-static lm_code take(const lm_lora *l, const lm_st_tensor **place, const lm_st_tensor *t, lm_err *e)
+static lm_code set_part(const lm_lora *l, const lm_st_tensor **place, const lm_st_tensor *t,
+                        lm_err *e)
 {
     char one[LM_ST_SHOWN], other[LM_ST_SHOWN];
 
@@ -275,7 +276,7 @@ static lm_code replaced(lm_lora *l, const char *name, const lm_st_tensor *t, lm_
         }
     }
     rc = change_of(l, name, len, rest, &c, e);
-    return rc ? rc : take(l, &c->whole, t, e);
+    return rc ? rc : set_part(l, &c->whole, t, e);
 }
 
 static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
@@ -298,20 +299,20 @@ static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
         rc = change_of(l, name, len, ".weight", &c, e);
         if (!rc)
             c->embedding = name[len + 6] == 'e';
-        return rc ? rc : take(l, &c->a, t, e);
+        return rc ? rc : set_part(l, &c->a, t, e);
     }
     if (cut(name, ".lora_B.weight", &len) || cut(name, ".lora_embedding_B", &len)) {
         rc = change_of(l, name, len, ".weight", &c, e);
-        return rc ? rc : take(l, &c->b, t, e);
+        return rc ? rc : set_part(l, &c->b, t, e);
     }
     if (cut(name, ".lora_magnitude_vector", &len) ||
         cut(name, ".lora_magnitude_vector.weight", &len)) {
         rc = change_of(l, name, len, ".weight", &c, e);
-        return rc ? rc : take(l, &c->magnitude, t, e);
+        return rc ? rc : set_part(l, &c->magnitude, t, e);
     }
     if (cut(name, ".lora_B.bias", &len)) {
         rc = change_of(l, name, len, ".bias", &c, e);
-        return rc ? rc : take(l, &c->bias, t, e);
+        return rc ? rc : set_part(l, &c->bias, t, e);
     }
     if (strstr(name, ".lora_"))
         return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",

@@ -40,7 +40,7 @@ lm_code lm_candidates_add(lm_candidates *c, int n, int sets, const double *weigh
 }
 
 /* Index of a point in the list, -1 if it is not in it. */
-static int64_t find(const lm_candidates *c, int n, const double *w)
+static int64_t find_point(const lm_candidates *c, int n, const double *w)
 {
     for (int64_t i = 0; c && i < c->count; i++) {
         int k = 0;
@@ -64,7 +64,7 @@ typedef struct {
 /* A new point of this run: measure it, or take it from the list of known ones. */
 static lm_code meet(run *r, const double *w, const char *kind, double *objective, lm_err *e)
 {
-    int64_t k = find(r->known, r->n, w);
+    int64_t k = find_point(r->known, r->n, w);
     lm_candidate c = { .index = r->met.count,
                        .kind = kind,
                        .n = r->n,
@@ -99,7 +99,7 @@ static lm_code walk(run *r, lm_search *s, lm_err *e)
     /* A search that only returns to old points measures nothing and would never end. */
     int64_t asks = 1000 * lm_search_total(s) + 1000;
     while (asks-- > 0 && !lm_stopping() && lm_search_ask(s, w, &kind)) {
-        int64_t k = find(&r->met, r->n, w);
+        int64_t k = find_point(&r->met, r->n, w);
         if (k < 0 && r->met.count >= lm_search_total(s))
             break;
         if (k >= 0)

@@ -57,7 +57,7 @@ static bool before(lm_blend_entry a, lm_blend_entry b)
 
 /* Put the entry of rank r (0: the largest) at list[r], larger ones before it (Hoare's FIND; the
  * pivot's position is hashed from the bounds, so no order of the input is slow). */
-static lm_blend_entry find(lm_blend_entry *list, int64_t n, int64_t r)
+static lm_blend_entry select_rank(lm_blend_entry *list, int64_t n, int64_t r)
 {
     int64_t lo = 0, hi = n - 1;
     while (lo < hi) {
@@ -145,7 +145,7 @@ static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r, uint64_t l
         lo += bucket << shift;
         hi = lo + (UINT64_C(1) << shift);
     }
-    return find(list, n, r);
+    return select_rank(list, n, r);
 }
 
 /* Evenly spread runs, each at a random position of its span. */
@@ -331,7 +331,7 @@ static void by_histograms(selection *s)
             find_cut(s, t);
 }
 
-static void settle(selection *s)
+static void find_cuts(selection *s)
 {
     const lm_merge_job *j = s->v->job;
     bool left = false;
@@ -371,7 +371,7 @@ void lm_merge_select(const lm_merge_values *v, lm_merge_top *top, int n_tops, in
             (search){ .top = &top[t], .hi = end_of_bits(v->loops), .room = room, .list = list };
     }
     if (s.n)
-        settle(&s);
+        find_cuts(&s);
 }
 
 /* List the elements in [lo, hi) of the n from d on. */

@@ -60,7 +60,7 @@ static bool cut_at_stop(const run *r, lm_buf *text, size_t from)
     return true;
 }
 
-static lm_code settle(run *r, lm_completion *c, const char *why, size_t before, lm_err *e)
+static lm_code finish_text(run *r, lm_completion *c, const char *why, size_t before, lm_err *e)
 {
     c->finish = why;
     r->slot[c->slot] = NULL;
@@ -101,20 +101,20 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
     r->st->new_tokens++;
     r->next[c->slot] = id;
     if (ends_text(r, id))
-        return settle(r, c, "stop", before, e);
+        return finish_text(r, c, "stop", before, e);
     if (lm_tok_stream_push(&c->stream, r->tok, (uint32_t)id, r->o->skip_special, &c->text, e))
         return e->code;
     if (cut_at_stop(r, &c->text, before > r->longest_stop ? before - r->longest_stop : 0)) {
         size_t end = c->text.len;
-        lm_code rc = settle(r, c, "stop", before, e);
+        lm_code rc = finish_text(r, c, "stop", before, e);
         c->text.len = c->safe = end; /* the pending bytes follow the stop string */
         return rc;
     }
     c->safe = c->text.len - held_back(r, &c->text);
     if ((int64_t)made >= c->max_new)
-        return settle(r, c, "length", before, e);
+        return finish_text(r, c, "length", before, e);
     if ((int64_t)c->ids.n > lm_generator_context(r->g))
-        return settle(r, c, "context", before, e);
+        return finish_text(r, c, "context", before, e);
     return LM_OK;
 }
 

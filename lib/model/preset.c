@@ -201,7 +201,8 @@ static lm_code check_key(const json_t *config, const char *key, const char *inne
     return known(inner, rope_keys, key, e);
 }
 
-static lm_code put(json_t *config, const char *key, const char *inner, const char *value, lm_err *e)
+static lm_code set_key(json_t *config, const char *key, const char *inner, const char *value,
+                       lm_err *e)
 {
     json_t *v = json_loads(value, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
     json_t *obj = config;
@@ -238,5 +239,5 @@ lm_code lm_config_set(json_t *config, const char *assignment, lm_err *e)
         *dot++ = 0;
     if (check_key(config, key, dot, e))
         return e->code;
-    return put(config, key, dot, equals + 1, e);
+    return set_key(config, key, dot, equals + 1, e);
 }

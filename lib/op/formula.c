@@ -101,7 +101,7 @@ static void skip_blanks(formula_compiler *c)
     c->at += strspn(c->at, " \n");
 }
 
-static bool take(formula_compiler *c, char mark)
+static bool skip_mark(formula_compiler *c, char mark)
 {
     skip_blanks(c);
     if (*c->at != mark)
@@ -134,10 +134,10 @@ static formula_value comparison(formula_compiler *c);
 /* The arguments of a function, behind its name. */
 static void arguments(formula_compiler *c, int n, formula_value out[3])
 {
-    bool ok = take(c, '(');
+    bool ok = skip_mark(c, '(');
     for (int i = 0; ok && i < n; i++) {
         out[i] = comparison(c);
-        ok = take(c, i == n - 1 ? ')' : ',');
+        ok = skip_mark(c, i == n - 1 ? ')' : ',');
     }
     if (!ok)
         formula_fail(c, "arguments are missing");
@@ -173,11 +173,11 @@ static formula_value call(formula_compiler *c, const char *name)
 static formula_value primary(formula_compiler *c)
 {
     char word[WORD], *end;
-    if (take(c, '(')) {
+    if (skip_mark(c, '(')) {
         formula_value v = comparison(c);
-        return take(c, ')') ? v : formula_fail(c, "a bracket is missing");
+        return skip_mark(c, ')') ? v : formula_fail(c, "a bracket is missing");
     }
-    if (take(c, '-')) {
+    if (skip_mark(c, '-')) {
         formula_value v = primary(c);
         return emit(c, LM_MAP_NEG, v, v, v);
     }
@@ -202,9 +202,9 @@ static formula_value product(formula_compiler *c)
 {
     formula_value v = primary(c);
     while (!c->e->code) {
-        if (take(c, '*'))
+        if (skip_mark(c, '*'))
             v = binary(c, LM_MAP_MUL, v, primary(c));
-        else if (take(c, '/'))
+        else if (skip_mark(c, '/'))
             v = quotient(c, v, primary(c));
         else
             break;
@@ -216,9 +216,9 @@ static formula_value sum(formula_compiler *c)
 {
     formula_value v = product(c);
     while (!c->e->code) {
-        if (take(c, '+'))
+        if (skip_mark(c, '+'))
             v = binary(c, LM_MAP_ADD, v, product(c));
-        else if (take(c, '-'))
+        else if (skip_mark(c, '-'))
             v = binary(c, LM_MAP_SUB, v, product(c));
         else
             break;
@@ -229,19 +229,19 @@ static formula_value sum(formula_compiler *c)
 static formula_value comparison(formula_compiler *c)
 {
     formula_value v = sum(c);
-    return take(c, '<') ? binary(c, LM_MAP_LESS, v, sum(c)) : v;
+    return skip_mark(c, '<') ? binary(c, LM_MAP_LESS, v, sum(c)) : v;
 }
 
 static void statements(formula_compiler *c)
 {
     char name[WORD];
     for (skip_blanks(c); *c->at && !c->e->code; skip_blanks(c)) {
-        if (!take_word(c, name) || !take(c, '=')) {
+        if (!take_word(c, name) || !skip_mark(c, '=')) {
             formula_fail(c, "no statement");
             return;
         }
         bind(c, name, comparison(c));
-        if (!take(c, ';') && *c->at)
+        if (!skip_mark(c, ';') && *c->at)
             formula_fail(c, "a statement does not end");
     }
 }

@@ -33,7 +33,7 @@ static size_t offset_of(uint32_t unit)
 }
 
 /* The replacement of the shortest key that s[0..n) begins with; NULL: no such key. */
-static const char *find(const lm_charsmap *c, const char *s, size_t n)
+static const char *find_replacement(const lm_charsmap *c, const char *s, size_t n)
 {
     size_t at = offset_of(c->unit[0]);
 
@@ -79,7 +79,7 @@ static lm_code read_parts(lm_charsmap *c, const lm_buf *b, const char *where, lm
     if (c->text_len)
         memcpy(c->text, text, c->text_len);
     for (int i = 1; i < 128; i++)
-        c->moved[i] = find(c, (const char[]){ (char)i }, 1) != NULL;
+        c->moved[i] = find_replacement(c, (const char[]){ (char)i }, 1) != NULL;
     return LM_OK;
 }
 
@@ -131,14 +131,14 @@ static size_t grapheme(const char *s, size_t n)
 /* Append one grapheme, or a part of a long one. */
 static lm_code add(const lm_charsmap *c, const char *s, size_t n, lm_buf *out, lm_err *e)
 {
-    const char *to = n <= MOST_WHOLE ? find(c, s, n) : NULL;
+    const char *to = n <= MOST_WHOLE ? find_replacement(c, s, n) : NULL;
     lm_code rc = LM_OK;
 
     if (to)
         return lm_buf_add(out, to, strlen(to), e);
     for (size_t i = 0, k; i < n && !rc; i += k) {
         lm_utf8_get(s + i, n - i, &k);
-        to = find(c, s + i, k);
+        to = find_replacement(c, s + i, k);
         rc = to ? lm_buf_add(out, to, strlen(to), e) : lm_buf_add(out, s + i, k, e);
     }
     return rc;

@@ -67,7 +67,7 @@ static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
     return rc;
 }
 
-static lm_code put(FILE *f, const char *name, const void *p, size_t n, lm_err *e)
+static lm_code write_bytes(FILE *f, const char *name, const void *p, size_t n, lm_err *e)
 {
     if (fwrite(p, 1, n, f) == n)
         return LM_OK;
@@ -102,7 +102,7 @@ static lm_code note_drop(run *r, const lm_doc *d, const char *rule, lm_err *e)
     if (!rc && b->data[b->len - 1] == '\n')
         b->len--;
     rc = rc ? rc : lm_buf_add(b, "}\n", 2, e);
-    return rc ? rc : put(r->job->dropped, r->job->dropped_name, b->data, b->len, e);
+    return rc ? rc : write_bytes(r->job->dropped, r->job->dropped_name, b->data, b->len, e);
 }
 
 static lm_code write_doc(run *r, batch *b, int i, lm_err *e)
@@ -138,7 +138,7 @@ static lm_code write_doc(run *r, batch *b, int i, lm_err *e)
     }
     st->kept++;
     st->chars_out += (int64_t)res->len;
-    return put(r->job->out, r->job->out_name, b->lines.data + from, b->end[i] - from, e);
+    return write_bytes(r->job->out, r->job->out_name, b->lines.data + from, b->end[i] - from, e);
 }
 
 static lm_code write_batch(void *ctx, void *item, lm_err *e)

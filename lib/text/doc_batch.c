@@ -25,7 +25,7 @@ void lm_doc_pool_fini(lm_doc_pool *p)
     pthread_mutex_destroy(&p->lock);
 }
 
-static lm_code take(lm_doc_pool *p, lm_doc_batch **out, lm_err *e)
+static lm_code take_batch(lm_doc_pool *p, lm_doc_batch **out, lm_err *e)
 {
     pthread_mutex_lock(&p->lock);
     *out = p->free;
@@ -44,7 +44,7 @@ lm_code lm_doc_pool_read(lm_doc_pool *p, lm_input *in, void *out, lm_err *e)
     size_t bytes = 0;
     bool got = true;
     *(void **)out = NULL;
-    lm_code rc = take(p, &b, e);
+    lm_code rc = take_batch(p, &b, e);
     if (rc)
         return rc;
     while (b->n < LM_BATCH_DOCS && bytes < LM_BATCH_BYTES && !lm_stopping()) {

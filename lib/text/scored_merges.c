@@ -33,8 +33,8 @@ static int by_text(const void *a, const void *b, void *ctx)
 }
 
 /* The token with this text, if words can consist of it; otherwise -1. */
-static int64_t find(const lm_scored_token *v, const uint32_t *sorted, size_t n, const char *text,
-                    size_t len)
+static int64_t find_scored(const lm_scored_token *v, const uint32_t *sorted, size_t n,
+                           const char *text, size_t len)
 {
     const lm_scored_token want = { .text = text, .len = len };
     size_t low = 0, high = n;
@@ -70,8 +70,8 @@ lm_code lm_scored_merges(const lm_scored_token *v, size_t n, lm_scored_merge **o
              k++) {
             int64_t left, right;
             if (((unsigned char)t->text[k] & 0xc0) == 0x80 ||
-                (left = find(v, sorted, n, t->text, k)) < 0 ||
-                (right = find(v, sorted, n, t->text + k, t->len - k)) < 0)
+                (left = find_scored(v, sorted, n, t->text, k)) < 0 ||
+                (right = find_scored(v, sorted, n, t->text + k, t->len - k)) < 0)
                 continue;
             rc = lm_grow(out, &cap, *n_out + 1, sizeof **out, "merges", e);
             if (!rc)

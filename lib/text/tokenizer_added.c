@@ -116,8 +116,8 @@ static const lm_added_token *match_at(const lm_added *a, int g, const char *text
     return best;
 }
 
-static const lm_added_token *find(const lm_added *a, int g, const char *text, size_t len,
-                                  size_t *at)
+static const lm_added_token *find_added(const lm_added *a, int g, const char *text, size_t len,
+                                        size_t *at)
 {
     for (size_t i = *at; i < len; i++) {
         if (a->group[g].only >= 0) {
@@ -156,7 +156,7 @@ bool lm_added_next(lm_added_walk *w)
     while (w->added->group[w->group].n) {
         size_t begin = w->at, end, plen;
         unsigned k;
-        const lm_added_token *a = find(w->added, w->group, w->text, w->len, &begin);
+        const lm_added_token *a = find_added(w->added, w->group, w->text, w->len, &begin);
         if (!a)
             return false;
         pattern_of(a, &plen);

@@ -30,7 +30,7 @@ static void skip_space(reader *r)
 }
 
 /* The next character, if it is c. */
-static bool take(reader *r, char c)
+static bool skip_mark(reader *r, char c)
 {
     skip_space(r);
     if (r->p == r->end || *r->p != c)
@@ -86,7 +86,7 @@ static bool take_string(reader *r, size_t *len)
     lm_buf *t = &r->l->text;
     size_t begin = t->len;
 
-    if (!take(r, '"'))
+    if (!skip_mark(r, '"'))
         return false;
     for (;;) {
         const char *from = r->p;
@@ -149,15 +149,15 @@ static bool read_vocab(reader *r)
     size_t len;
     int64_t id;
 
-    if (!take(r, '{'))
+    if (!skip_mark(r, '{'))
         return false;
     do {
         size_t off = r->l->text.len;
-        if (!take_string(r, &len) || !take(r, ':') || !take_id(r, &id) ||
+        if (!take_string(r, &len) || !skip_mark(r, ':') || !take_id(r, &id) ||
             !add_token(r, off, len, id))
             return false;
-    } while (take(r, ','));
-    return take(r, '}');
+    } while (skip_mark(r, ','));
+    return skip_mark(r, '}');
 }
 
 /* "left right" at off: the space is removed. */
@@ -177,21 +177,21 @@ static bool read_merges(reader *r)
 {
     size_t left, right;
 
-    if (!take(r, '['))
+    if (!skip_mark(r, '['))
         return false;
-    if (take(r, ']'))
+    if (skip_mark(r, ']'))
         return true;
     do {
         size_t off = r->l->text.len;
-        if (take(r, '[')) {
-            if (!take_string(r, &left) || !take(r, ',') || !take_string(r, &right) ||
-                !take(r, ']') || !add_merge(r, off, left, right))
+        if (skip_mark(r, '[')) {
+            if (!take_string(r, &left) || !skip_mark(r, ',') || !take_string(r, &right) ||
+                !skip_mark(r, ']') || !add_merge(r, off, left, right))
                 return false;
         } else if (!take_string(r, &left) || !split_merge(r, off, left)) {
             return false;
         }
-    } while (take(r, ','));
-    return take(r, ']');
+    } while (skip_mark(r, ','));
+    return skip_mark(r, ']');
 }
 
 /* Skip a string whose opening quote has been read. */
@@ -235,16 +235,16 @@ static bool is_key(const char *key, const char *end, const char *name)
  * read and left out of *rest, to which everything else up to r->p is copied. */
 static bool walk(reader *r, bool in_model, const char **done, lm_buf *rest, int *found)
 {
-    if (!take(r, '{'))
+    if (!skip_mark(r, '{'))
         return false;
     do {
-        if (!take(r, '"'))
+        if (!skip_mark(r, '"'))
             return false;
         const char *key = r->p, *key_end;
         if (!skip_string(r))
             return false;
         key_end = r->p - 1;
-        if (!take(r, ':'))
+        if (!skip_mark(r, ':'))
             return false;
         skip_space(r);
         bool vocab = in_model && is_key(key, key_end, "vocab");
@@ -263,8 +263,8 @@ static bool walk(reader *r, bool in_model, const char **done, lm_buf *rest, int 
         } else if (!skip_value(r)) {
             return false;
         }
-    } while (take(r, ','));
-    return take(r, '}');
+    } while (skip_mark(r, ','));
+    return skip_mark(r, '}');
 }
 
 lm_code lm_lists_cut(lm_lists *l, const char *json, size_t len, lm_buf *rest, bool *done, lm_err *e)

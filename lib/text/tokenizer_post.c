@@ -7,7 +7,7 @@
 enum { MAX_DEPTH = 8 };
 
 /* An affix being built: ids in order, `at` counts them. */
-static lm_code put(uint32_t *v, int *n, int64_t id, const char *where, lm_err *e)
+static lm_code append_id(uint32_t *v, int *n, int64_t id, const char *where, lm_err *e)
 {
     if (*n == LM_MAX_AFFIX)
         return lm_fail(e, LM_EFORMAT, where, NULL, "more than %d tokens around the text",
@@ -31,7 +31,7 @@ static lm_code put_special(lm_tokenizer *t, const json_t *specials, const char *
         if (!json_is_integer(item) || id < 0 || id >= t->vocab_size)
             return lm_fail(e, LM_EFORMAT, where, NULL, "special token \"%s\" has no valid id",
                            name);
-        rc = put(v, n, id, where, e);
+        rc = append_id(v, n, id, where, e);
         if (rc)
             break;
     }

@@ -20,7 +20,7 @@ static const char where[] = "optimizer";
 
 /* The text from *at up to a character of `ends`, or its own end; *at then points to that.  False: it is too long, and
  * `out` holds its beginning. */
-static bool take(const char **at, const char *ends, char *out, size_t size)
+static bool copy_until(const char **at, const char *ends, char *out, size_t size)
 {
     size_t n = strcspn(*at, ends);
     const char *from = *at;
@@ -143,7 +143,7 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
 {
     char name[64], key[64], value[64];
     bool rate_given = false;
-    if (!take(at, ":;", name, sizeof name) || !lm_optim_find(name))
+    if (!copy_until(at, ":;", name, sizeof name) || !lm_optim_find(name))
         return fail_name(name, e);
     *u = lm_optim_default(lm_optim_find(name));
     if (p->own)
@@ -155,13 +155,13 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
     }
     while (**at == ':' || **at == ',') {
         ++*at;
-        if (!take(at, "=,;", key, sizeof key))
+        if (!copy_until(at, "=,;", key, sizeof key))
             return fail_key(u->optim, key, e);
         if (**at != '=')
             return lm_fail(e, LM_EUSAGE, where, "write key=value", "'%.40s' of %s has no value",
                            key, name);
         ++*at;
-        if (!take(at, ",;", value, sizeof value))
+        if (!copy_until(at, ",;", value, sizeof value))
             return lm_fail(e, LM_EUSAGE, where, NULL, "the value of %s is too long", key);
         for (char *c = key; *c; c++)
             *c = *c == '-' ? '_' : *c;
@@ -176,7 +176,7 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
 static double own_rate(const char *text)
 {
     char name[64];
-    const lm_optim *o = take(&text, ":;", name, sizeof name) ? lm_optim_find(name) : NULL;
+    const lm_optim *o = copy_until(&text, ":;", name, sizeof name) ? lm_optim_find(name) : NULL;
     return o ? o->rate : 0;
 }
 
@@ -195,7 +195,7 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
         if (out->n == LM_GROUPS)
             return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d groups", LM_GROUPS);
         char *pattern = out->pattern[out->n];
-        if (!take(&at, "=;", pattern, sizeof out->pattern[0]))
+        if (!copy_until(&at, "=;", pattern, sizeof out->pattern[0]))
             return lm_fail(e, LM_EUSAGE, where, "use '*', or a group more",
                            "the patterns of a group have at most %zu characters",
                            sizeof out->pattern[0] - 1);
@@ -252,7 +252,7 @@ static bool matches(const char *patterns, const lm_update_tensor *t)
     const char *at = patterns;
     strip(t->name, bare);
     for (;; at++) {
-        take(&at, "|", one, sizeof one);
+        copy_until(&at, "|", one, sizeof one);
         if (is_word_of(one, t) || !fnmatch(one, bare, FNM_CASEFOLD) ||
             !fnmatch(one, t->name, FNM_CASEFOLD))
             return true;
@@ -375,11 +375,11 @@ static void add_words(const lm_hyper *h, lm_jw *w)
 {
     char one[64];
     const char *at = nth_word(h->words, (int)h->value);
-    take(&at, " ", one, sizeof one);
+    copy_until(&at, " ", one, sizeof one);
     lm_jw_str(w, "value", one);
     lm_jw_arr(w, "words");
     for (at = h->words; *at; at += *at == ' ') {
-        take(&at, " ", one, sizeof one);
+        copy_until(&at, " ", one, sizeof one);
         lm_jw_str(w, NULL, one);
     }
     lm_jw_close_arr(w);

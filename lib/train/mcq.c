@@ -149,7 +149,7 @@ static void judge(const question *q, lm_mcq_sum *sum)
     sum->tokens += q->score[q->label].tokens;
 }
 
-static lm_code settle(mcq *m, lm_err *e)
+static lm_code judge_batch(mcq *m, lm_err *e)
 {
     if (lm_scorer_flush(m->s, e))
         return e->code;
@@ -173,11 +173,11 @@ static lm_code read_all(mcq *m, lm_input *in, lm_sink *sink, lm_err *e)
             rc = add_question(m, o, where, e);
         json_decref(o);
         if (!rc && m->n_q == BLOCK)
-            rc = settle(m, e);
+            rc = judge_batch(m, e);
         lm_progress(sink, "evaluate", (double)doc.index + 1, 0, "questions", NULL);
     }
     lm_doc_fini(&doc);
-    return rc || lm_stopping() ? rc : settle(m, e);
+    return rc || lm_stopping() ? rc : judge_batch(m, e);
 }
 
 lm_code lm_mcq_run(lm_input *in, const lm_tokenizer *tok, lm_scorer *s, int64_t seq, lm_sink *sink,

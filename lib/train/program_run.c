@@ -125,7 +125,7 @@ static void record(lm_program *p, lm_section *s, const lm_step *step)
            b->name, refused.what);
 }
 
-static lm_code put(lm_program *p, lm_section *s, const lm_step *step, lm_err *e)
+static lm_code run_section(lm_program *p, lm_section *s, const lm_step *step, lm_err *e)
 {
     lm_backend *b = p->backend;
     if (b->record_begin && s->recordable && s->ran && !p->as_it_is && !lm_program_timed(p)) {
@@ -146,7 +146,7 @@ lm_code lm_program_run(lm_program *p, lm_section_id id, const lm_step *step, lm_
     if (s->first == s->last)
         return LM_OK;
     p->backend->range(p->backend, s->name);
-    lm_code rc = put(p, s, step, e);
+    lm_code rc = run_section(p, s, step, e);
     p->backend->range(p->backend, NULL);
     return rc;
 }

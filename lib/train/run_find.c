@@ -136,8 +136,8 @@ static lm_code find_newest(const char *name, char **step_dir, char **run, lm_err
 }
 
 /* `real`: `name` without links. */
-static lm_code find(const char *name, char *real, const char *output, char **step_dir, char **run,
-                    lm_err *e)
+static lm_code find_step(const char *name, char *real, const char *output, char **step_dir,
+                         char **run, lm_err *e)
 {
     bool lone = false, inside = lm_run_step_of(lm_path_base(real)) >= 0;
     if (!inside && is_lone_checkpoint(real, &lone, e))
@@ -178,7 +178,7 @@ lm_code lm_run_find(const char *name, const char *output, char **step_dir, char 
     *step_dir = *run = NULL;
     if (!real)
         return fail_missing(name, e);
-    lm_code rc = find(name, real, output, step_dir, run, e);
+    lm_code rc = find_step(name, real, output, step_dir, run, e);
     free(real);
     if (rc) {
         lm_free(*step_dir);

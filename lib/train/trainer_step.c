@@ -244,7 +244,7 @@ static lm_code end_trace(lm_trainer *t, lm_err *e)
 }
 
 /* Check the results of the device: the weights have changed only if both numbers are finite. */
-static lm_code look(lm_trainer *t, step_info *i, lm_err *e)
+static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
 {
     const step_numbers *n = t->numbers.host;
     i->loss = i->tokens ? n->loss / (double)i->tokens : 0;
@@ -271,8 +271,8 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     if (forward_backward(t, e))
         return e->code;
     updating = lm_now();
-    if (update(t, i, e) || draw_ahead(t, e) || t->b->sync(t->b, t->b->main, e) || look(t, i, e) ||
-        take_times(t, updating, e) || end_trace(t, e))
+    if (update(t, i, e) || draw_ahead(t, e) || t->b->sync(t->b, t->b->main, e) ||
+        check_numbers(t, i, e) || take_times(t, updating, e) || end_trace(t, e))
         return e->code;
     t->s.step++;
     t->s.sample += windows_a_step(t);

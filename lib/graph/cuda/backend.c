@@ -111,7 +111,7 @@ static const char *version(int n, char text[16])
     return text;
 }
 
-static lm_code find(cuda_backend *c, lm_err *e)
+static lm_code find_device(cuda_backend *c, lm_err *e)
 {
     int driver = 0, runtime = 0, n = 0;
     char a[16], b[16];
@@ -218,7 +218,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
     cuda_fill_order(&c->b);
     cuda_fill_time(&c->b);
     cuda_fill_record(&c->b);
-    rc = find(c, e);
+    rc = find_device(c, e);
     rc = rc ? rc : claim(c, e);
     rc = rc ? rc : describe(c, e);
     rc = rc ? rc : ready_products(c, e);

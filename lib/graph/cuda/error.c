@@ -4,30 +4,31 @@
 
 #include "graph/cuda/cuda.h"
 
-static lm_code tell(cuda_backend *c, cudaError_t answer, const char *doing, const char *todo,
-                    lm_err *e)
+static lm_code report_answer(cuda_backend *c, cudaError_t answer, const char *doing,
+                             const char *todo, lm_err *e)
 {
     errno = 0; /* the reason is the driver's, not the system's */
     return lm_fail(e, LM_EIO, c->name, todo, "%s: %s (%s)", doing, cudaGetErrorString(answer),
                    cudaGetErrorName(answer));
 }
 
-static lm_code tell_lost(cuda_backend *c, const char *doing, lm_err *e)
+static lm_code report_lost(cuda_backend *c, const char *doing, lm_err *e)
 {
     cudaError_t why = (cudaError_t)atomic_load(&c->lost);
 
-    return tell(c, why, doing,
-                why == cudaErrorMemoryAllocation /* for a kernel's code or stack */
-                    ? "leave more of the device's memory free: use a smaller batch or shorter "
-                      "sequences"
-                    : "run again from what was saved; 'dmesg' and 'nvidia-smi' may tell more",
-                e);
+    return report_answer(
+        c, why, doing,
+        why == cudaErrorMemoryAllocation /* for a kernel's code or stack */
+            ? "leave more of the device's memory free: use a smaller batch or shorter "
+              "sequences"
+            : "run again from what was saved; 'dmesg' and 'nvidia-smi' may tell more",
+        e);
 }
 
 lm_code cuda_enter(cuda_backend *c, lm_err *e)
 {
     if (atomic_load(&c->lost))
-        return tell_lost(c, "the device is lost", e);
+        return report_lost(c, "the device is lost", e);
     return cuda_did(c, cudaSetDevice(c->index), "the device failed", e);
 }
 
@@ -49,13 +50,13 @@ lm_code cuda_did(cuda_backend *c, cudaError_t answer, const char *doing, lm_err 
         return cuda_refused(c, answer, doing, e);
     (void)cudaGetLastError();
     atomic_compare_exchange_strong(&c->lost, &none, (int)answer);
-    return tell_lost(c, doing, e);
+    return report_lost(c, doing, e);
 }
 
 lm_code cuda_refused(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e)
 {
     (void)cudaGetLastError();
-    return tell(c, answer, doing, NULL, e);
+    return report_answer(c, answer, doing, NULL, e);
 }
 
 void cuda_quiet(cudaError_t answer)
