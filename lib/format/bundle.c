@@ -25,7 +25,7 @@ static const char name_model[] = "it is a token dataset: name the model first";
  * compare its name.  The largest models published have some hundred shards. */
 enum { MOST_FILES = 16384 };
 
-enum { LOOK = 16 }; /* first bytes of a stream, which identify its kind */
+enum { LOOK = 16, LOOK_FOREIGN = 4096 }; /* first bytes of a stream, which identify its kind */
 
 /* ---- Entries ---- */
 
@@ -225,10 +225,14 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
     if (!n)
         return lm_fail(e, LM_EFORMAT, b->path, lm_bundle_forms(b, "a model folder", forms),
                        "it is empty");
-    tell_foreign(b, p, n);
     if (lm_bundle_is_lmz(p, n))
         return lm_bundle_lmz_stream(b, e);
-    return is_safetensors(p, n) ? lm_bundle_st_stream(b, e) : lm_bundle_tar_stream(b, e);
+    if (is_safetensors(p, n))
+        return lm_bundle_st_stream(b, e);
+    if (lm_bundle_raw_look(&b->raw, LOOK_FOREIGN, &p, &n, e))
+        return e->code;
+    tell_foreign(b, p, n);
+    return lm_bundle_tar_stream(b, e);
 }
 
 /* Standard input that is a file at its beginning is treated as that file. */
