@@ -260,8 +260,7 @@ static lm_code measure(work *w, lm_err *e)
         return lm_fail(e, LM_EFORMAT, w->data, "give more text",
                        "nothing to evaluate: no document has two tokens");
     if (!isfinite(w->score.nll))
-        return lm_fail(e, LM_ENUMERIC, tool.argv[0],
-                       "inspect-model --stats shows which weights are not finite",
+        return lm_fail(e, LM_ENUMERIC, tool.argv[0], lm_advise_finite(tool.argv[0]),
                        "the loss is not a finite number");
     return LM_OK;
 }

@@ -414,8 +414,10 @@ static lm_code complete(work *w, lm_err *e)
                                  .skip_special = opt.skip_special };
     const lm_complete_hooks h = { next_prompt, w->text ? show_text : NULL, finish, w };
     lm_code rc = lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
-    if (rc == LM_ENUMERIC)
+    if (rc == LM_ENUMERIC) {
         lm_err_in(e, "%s", tool.argv[0]);
+        snprintf(e->todo, sizeof e->todo, "%s", lm_advise_finite(tool.argv[0]));
+    }
     return rc;
 }
 

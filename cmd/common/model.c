@@ -30,6 +30,14 @@ lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_pa
     return rc;
 }
 
+const char *lm_advise_finite(const char *path)
+{
+    return lm_is_gguf(path)
+               ? "convert-model makes a model folder of it, whose weights inspect-model "
+                 "--stats checks"
+               : "inspect-model --stats shows which weights are not finite";
+}
+
 const char *const lm_weights_places[] = { "auto", "memory", "file", NULL };
 
 lm_code lm_place_weights(lm_tool *t, const char *where, lm_dtype precision, const lm_backend *b,

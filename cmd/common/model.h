@@ -10,6 +10,8 @@
  * in place of the model's own; NULL: none.  `par` (borrowed) loads. */
 lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_par *par,
                       lm_loaded *out, lm_err *e);
+/* The next step for a model at `path` with weights that are not finite. */
+const char *lm_advise_finite(const char *path);
 /* With -v: the formats of its loaded weights, and their bytes. */
 void lm_say_weights(lm_tool *t, const lm_loaded *m);
 

@@ -184,8 +184,12 @@ setup() {
         run generate -q run/ -T $t -n 3 prompts.jsonl
         [ "$status" -eq 4 ]
         [ "${#lines[@]}" -eq 1 ]
-        [[ "$output" == "generate: run/: logits: not a number"* ]]
+        [[ "$output" == "generate: run/: logits: not a number"*": inspect-model --stats shows which"* ]]
     done
+    convert-model -q run/ -o run.gguf # inspect-model reads no GGUF
+    run generate -q run.gguf -n 3 prompts.jsonl
+    [ "$status" -eq 4 ]
+    [[ "$output" == "generate: run.gguf: logits: not a number"*": convert-model makes a model folder of it, whose"* ]]
 }
 
 @test "generate: a prompt that is not UTF-8 is named" {
