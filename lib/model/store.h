@@ -111,7 +111,8 @@ void lm_store_derive(const lm_store *s);
 /* ---- input ---- */
 
 /* Check that the source holds exactly the tensors of the model, in their shapes.  Fails: LM_EFORMAT
- * when one is missing, has another shape, or is unknown to the architecture (named). */
+ * when one is missing, has another shape, is unknown to the architecture, or occurs under two names
+ * (named). */
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
 /* Load all tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);

@@ -227,6 +227,13 @@ static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char
     return LM_OK;
 }
 
+/* The second would be stored where the size of the first has room. */
+static lm_code twice(const lm_slice *s, const char *file, lm_err *e)
+{
+    return lm_fail(e, LM_EFORMAT, file, "keep one of them",
+                   "tensor \"%s\" occurs twice, with and without its prefix", s->name);
+}
+
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
 {
     bool *seen = NULL;
@@ -244,7 +251,7 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
                              lm_arch_name(m->config.arch));
             continue;
         }
-        rc = check_tensor(&m->slice[i], t, file, e);
+        rc = seen[i] ? twice(&m->slice[i], file, e) : check_tensor(&m->slice[i], t, file, e);
         seen[i] = true;
     }
     lm_err_in(e, "%s", lm_model_source_path(src));

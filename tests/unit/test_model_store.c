@@ -163,7 +163,12 @@ static void write_folder(const fixture *f, lm_dtype dtype, const char *path, con
                             s->ndim, dim, &e),
              &e);
     }
-    if (extra)
+    const int again = extra ? lm_model_slice(f->model, extra) : -1;
+    if (again >= 0) /* a tensor of the model, under its other name */
+        must(lm_st_plan_add(plan, extra, dtype, f->model->slice[again].ndim,
+                            f->model->slice[again].dim, &e),
+             &e);
+    else if (extra)
         must(lm_st_plan_add(plan, extra, dtype, 1, (int64_t[]){ 2 }, &e), &e);
     lm_folder_spec spec = { .config = f->json, .plan = plan };
     must(lm_folder_create(path, true, NULL, &spec, &out, &e), &e);
@@ -350,6 +355,15 @@ static void test_refused(void **state)
                          wrong == 2 ? name : NULL, wrong == 3 ? "adapter.weight" : NULL);
             assert_int_equal(load(again, path, &e), LM_EFORMAT);
             assert_non_null(strstr(e.what, wrong == 3 ? "adapter.weight" : name));
+        }
+        if (i == 0) { /* GPT-2: a tensor with and without its prefix */
+            const char *bare = strncmp(name, "transformer.", 12) ? name : name + 12;
+            char other[128];
+            snprintf(other, sizeof other, "%s%s", bare == name ? "transformer." : "", bare);
+            e = (lm_err){ 0 };
+            write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL, other);
+            assert_int_equal(load(again, path, &e), LM_EFORMAT);
+            assert_non_null(strstr(e.what, "occurs twice"));
         }
         e = (lm_err){ 0 }; /* other tensors that checkpoints may contain */
         write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL,
