@@ -14,8 +14,11 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     if (lm_json_i64_or(o, "sliding_window_pattern", 6, 1, LM_MOST_LAYERS, &d.pattern, where, e) ||
         lm_read_gemma(o, where, &d, c, e))
         return e->code;
-    for (int64_t l = 0; l < c->layers; l++)
+    for (int64_t l = 0; l < c->layers; l++) {
         c->layer[l].qk_norm = LM_QK_NORM_HEAD;
+        c->layer[l].soft_cap =
+            0; /* the published class reads the key and does not cap its scores */
+    }
     return lm_read_two_ropes(o, where, 1e6, "rope_local_base_freq", 1e4, c, e);
 }
 

@@ -98,7 +98,8 @@ def configs(vocab=97, wide=2):
     yield "gemma3-scaled", Gemma3TextConfig(**{**gemma, "query_pre_attn_scalar": 20, "num_hidden_layers": 3}, layer_types=[
         "full_attention", "sliding_attention", "sliding_attention"], rope_parameters={
         "full_attention": rope("linear", factor=8.0) | {"rope_theta": 1e5},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}, final_logit_softcapping=4.0)
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}, final_logit_softcapping=4.0,
+        attn_logit_softcapping=2.0)  # which has no effect there
     wide_base = {"rope_theta": 500000.0}  # to which Olmo3Config sets a table of no base, whatever that of the other
     yield "olmo3", Olmo3Config(**base, sliding_window=5, layer_types=["sliding_attention", "full_attention"], rope_parameters={
         "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16) | wide_base,
