@@ -30,6 +30,7 @@ typedef struct {
     score_block s[2];     /* of this block, and of the one before until it is that of the next */
     float l[BQ][16];      /* lane-wise sums of p */
     float m[BQ], top[BQ]; /* maximum in use, maximum of the block; log2 units */
+    uint64_t kept[BQ];    /* dropout: bit j: key j of the block stays */
     uint16_t q[MAX_TILES_D * TILE];     /* queries, A tiles [2][D/32] */
     float acc[2 * MAX_TILES_D * CTILE]; /* output, C tiles [2][D/16] */
 } forward_scratch;
@@ -264,7 +265,9 @@ static inline __attribute__((always_inline)) void exponentials(forward_scratch *
     for (int r = r0; r < r1; r++) {
         __m512 m = _mm512_set1_ps(w->m[r] == -INFINITY ? 0.0f : -w->m[r]);
         __m512 l = _mm512_load_ps(w->l[r]);
-        uint64_t kept = x->drop ? attn_kept(x->drop, x->draw + (uint64_t)(r * x->T + j0)) : 0;
+        if (x->drop && r % 2 == 0)
+            attn_kept_two(x->drop, x->draw + (uint64_t)(r * x->T + j0), (uint64_t)x->T,
+                          w->kept + r);
         for (int t = 0; t < steps; t++) {
             __m512 a = _mm512_fmadd_ps(_mm512_load_ps(score_row(s, r, 2 * t)), c, m);
             __m512 b = _mm512_fmadd_ps(_mm512_load_ps(score_row(s, r, 2 * t + 1)), c, m);
@@ -273,9 +276,9 @@ static inline __attribute__((always_inline)) void exponentials(forward_scratch *
             l = _mm512_add_ps(l, _mm512_add_ps(a, b));
             if (x->drop) {
                 __m512 keep = _mm512_set1_ps(x->drop->keep);
-                __mmask32 k = (__mmask32)(kept >> 32 * t);
-                a = _mm512_mul_ps(a, _mm512_maskz_mov_ps((__mmask16)k, keep));
-                b = _mm512_mul_ps(b, _mm512_maskz_mov_ps((__mmask16)(k >> 16), keep));
+                __mmask32 k = (__mmask32)(w->kept[r] >> 32 * t);
+                a = _mm512_maskz_mul_ps((__mmask16)k, a, keep);
+                b = _mm512_maskz_mul_ps((__mmask16)(k >> 16), b, keep);
             }
             _mm512_store_si512(score_row(s, r, 2 * t), (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }

@@ -33,6 +33,20 @@ static inline uint64_t attn_kept(const attn_drop *d, uint64_t at)
         kept |= (uint64_t)_mm512_cmpge_epu32_mask(_mm512_loadu_si512(draws + i), least) << i;
     return kept;
 }
+
+/* The same of two rows, whose draws begin `row` apart: bits[0] and bits[1].  Out of line: its text is
+ * long, and callers unroll their loops. */
+static __attribute__((noinline, unused)) void attn_kept_two(const attn_drop *d, uint64_t at,
+                                                            uint64_t row, uint64_t bits[2])
+{
+    const uint64_t first[2] = { at / 4, (at + row) / 4 }, last = UINT32_MAX - 15;
+    if (at % 4 || row % 4 || (uint32_t)first[0] > last || (uint32_t)first[1] > last) {
+        bits[0] = attn_kept(d, at);
+        bits[1] = attn_kept(d, at + row);
+        return;
+    }
+    lm_philox_at_least(d->rng.hi, first, d->keys, d->threshold, bits);
+}
 #endif
 
 /* Z/(1-p) of 64 keys, the first with the draw `at`. */

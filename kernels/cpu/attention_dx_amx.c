@@ -257,10 +257,13 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
 static void draw_keys(dx_scratch *w, const attn_drop *drop, uint64_t at, int64_t T)
 {
     w->keep = drop->keep;
-    for (int q = 0; q < 32; q++) {
-        uint64_t kept = attn_kept(drop, at + (uint64_t)(q * T));
-        w->kept[0][q] = (uint32_t)kept;
-        w->kept[1][q] = (uint32_t)(kept >> 32);
+    for (int q = 0; q < 32; q += 2) {
+        uint64_t kept[2];
+        attn_kept_two(drop, at + (uint64_t)(q * T), (uint64_t)T, kept);
+        for (int i = 0; i < 2; i++) {
+            w->kept[0][q + i] = (uint32_t)kept[i];
+            w->kept[1][q + i] = (uint32_t)(kept[i] >> 32);
+        }
     }
 }
 
@@ -276,8 +279,10 @@ static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *dr
         gradients(w, u, true, true, true);
     else if (w->cap_by > 0)
         gradients(w, u, true, false, true);
-    else if (drop)
+    else if (drop && masked)
         gradients(w, u, true, true, false);
+    else if (drop)
+        gradients(w, u, false, true, false);
     else if (masked)
         gradients(w, u, true, false, false);
     else

@@ -54,6 +54,7 @@ typedef struct {
     uint32_t threshold;
     float keep; /* 1/(1-p) */
     double rate;
+    uint32_t keys[20]; /* of the ten rounds of Philox */
 } attn_drop;
 
 static inline attn_drop attn_drop_of(const lm_call *c)
@@ -66,6 +67,10 @@ static inline attn_drop attn_drop_of(const lm_call *c)
             "attention dropout", (uint64_t)a->site);
         d.threshold = (uint32_t)(a->dropout * 0x1p32);
         d.keep = (float)(1 / (1 - a->dropout));
+        for (uint32_t i = 0; i < 10; i++) {
+            d.keys[2 * i] = (uint32_t)d.rng.key + i * 0x9E3779B9u;
+            d.keys[2 * i + 1] = (uint32_t)(d.rng.key >> 32) + i * 0xBB67AE85u;
+        }
     }
     return d;
 }
