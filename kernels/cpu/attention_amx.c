@@ -209,23 +209,49 @@ static void mask_scores(score_block *s, const attn_mask *m, int64_t i0, int64_t 
     }
 }
 
+/* The greatest of the 16 lanes of each x[i]; lanes 4 to 7 of the result are those of x[8] to x[11],
+ * and lanes 8 to 11 those of x[4] to x[7]. */
+static inline __attribute__((always_inline)) __m512 maxima_of_16(__m512 x[16])
+{
+    /* Each step folds the halves of two vectors into one. */
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        __m512 a = x[i], b = x[i + 8];
+        x[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512 a = x[i], b = x[i + 4];
+        x[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m512 a = x[i], b = x[i + 2];
+        x[i] = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+    __m512 a = x[0], b = x[1];
+    return _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
 /* Row maxima of the block in log2 units; whether any row must move its maximum. */
 static inline __attribute__((always_inline)) bool find_maxima(forward_scratch *w, score_block *s,
                                                               int vecs, float scale2)
 {
-    for (int r = 0; r < BQ; r++) {
-        __m512 x = _mm512_load_ps(score_row(s, r, 0)), y = _mm512_load_ps(score_row(s, r, 1));
-        for (int v = 2; v < vecs; v += 2) {
-            x = _mm512_max_ps(x, _mm512_load_ps(score_row(s, r, v)));
-            y = _mm512_max_ps(y, _mm512_load_ps(score_row(s, r, v + 1)));
-        }
-        w->top[r] = _mm512_reduce_max_ps(_mm512_max_ps(x, y));
-    }
     int moved = 0;
-    for (int r = 0; r < BQ; r += 16) {
-        __m512 t = _mm512_mul_ps(_mm512_load_ps(w->top + r), _mm512_set1_ps(scale2));
-        __m512 limit = _mm512_add_ps(_mm512_load_ps(w->m + r), _mm512_set1_ps(8.0f));
-        _mm512_store_ps(w->top + r, t);
+    for (int g = 0; g < BQ / 16; g++) {
+        __m512 x[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            int r = 16 * g + (i & 3) + (i & 4) * 2 + (i & 8) / 2; /* the order of maxima_of_16 */
+            x[i] = _mm512_max_ps(_mm512_load_ps(score_row(s, r, 0)),
+                                 _mm512_load_ps(score_row(s, r, 1)));
+            if (vecs > 2)
+                x[i] = _mm512_max_ps(x[i], _mm512_max_ps(_mm512_load_ps(score_row(s, r, 2)),
+                                                         _mm512_load_ps(score_row(s, r, 3))));
+        }
+        __m512 t = _mm512_mul_ps(maxima_of_16(x), _mm512_set1_ps(scale2));
+        __m512 limit = _mm512_add_ps(_mm512_load_ps(w->m + 16 * g), _mm512_set1_ps(8.0f));
+        _mm512_store_ps(w->top + 16 * g, t);
         moved |= _mm512_cmp_ps_mask(t, limit, _CMP_GT_OQ);
     }
     return moved;
