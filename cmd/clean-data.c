@@ -244,8 +244,8 @@ static lm_code make_report(const lm_clean_stats *st, const lm_input *in, lm_buf 
     lm_jw_obj(&w, NULL);
     lm_jw_int(&w, "documents", st->documents);
     lm_jw_int(&w, "kept", st->kept);
-    lm_jw_int(&w, "bytes", st->chars_in);
-    lm_jw_int(&w, "bytes_kept", st->chars_out);
+    lm_jw_int(&w, "bytes", st->bytes_in);
+    lm_jw_int(&w, "bytes_kept", st->bytes_out);
     lm_jw_int(&w, "invalid_utf8", st->invalid);
     lm_jw_int(&w, "replaced", st->replaced);
     lm_jw_int(&w, "bad_records", opt.in.bad.records);
@@ -291,7 +291,7 @@ static void say_summary(const lm_clean_stats *st, double seconds)
         lm_buf_addf(&b, NULL, ", invalid-utf8 %lld", (long long)st->invalid);
     lm_say(&tool, LM_LOG_NOTICE, "kept %lld of %lld document%s, %s of %s%s%s", (long long)st->kept,
            (long long)st->documents, lm_plural((uint64_t)st->documents),
-           lm_show_bytes((double)st->chars_out, out), lm_show_bytes((double)st->chars_in, in),
+           lm_show_bytes((double)st->bytes_out, out), lm_show_bytes((double)st->bytes_in, in),
            b.len ? "; dropped by " : "", b.len ? b.data + 2 : "");
     lm_input_args_warn(&tool, &opt.in);
     for (int r = 0; r < LM_RULES; r++)
@@ -300,7 +300,7 @@ static void say_summary(const lm_clean_stats *st, double seconds)
                    lm_clean_rule_name((lm_clean_rule)r), (long long)st->lines[r],
                    lm_plural(st->lines[r]));
     lm_say(&tool, LM_LOG_INFO, "%.2f s, %s/s of text", seconds,
-           lm_show_bytes((double)st->chars_in / (seconds > 0 ? seconds : 1), in));
+           lm_show_bytes((double)st->bytes_in / (seconds > 0 ? seconds : 1), in));
     lm_buf_fini(&b);
 }
 

@@ -30,11 +30,11 @@ static void on_fault(void *ctx, const lm_lmz_fault *f)
 }
 
 /* Turn damage into a fault, unless it was reported before; errors of other kinds stay in *e. */
-static lm_code absorb(check *c, lm_code rc, bool told, lm_err *e)
+static lm_code absorb(check *c, lm_code rc, bool reported, lm_err *e)
 {
     if (rc != LM_EFORMAT)
         return rc;
-    if (!told)
+    if (!reported)
         report_fault(c, e->where[0] ? e->where : c->path, NULL, NULL, UINT64_MAX, e->what);
     *e = (lm_err){ 0 };
     return LM_OK;

@@ -93,7 +93,7 @@ static bool has_evals(const lm_run_chart *r)
 static lm_code make_panel(const lm_run_chart *r, int k, lm_arena *a, lm_chart_panel *panel,
                           lm_err *e)
 {
-    bool marks = has_evals(r), told = false;
+    bool marks = has_evals(r), named = false;
     lm_chart_line *line;
     lm_code rc = lm_arena_alloc(a, &line, 3 * (size_t)r->runs, sizeof *line, e);
 
@@ -104,9 +104,9 @@ static lm_code make_panel(const lm_run_chart *r, int k, lm_arena *a, lm_chart_pa
         rc = add_steps(r, panel, line, i, name, a, e);
     }
     for (int i = 0; !rc && r->eval && i < r->runs; i++) {
-        const char *name = k > 0 || told ? NULL : r->runs > 1 ? "evaluations" : "evaluation";
+        const char *name = k > 0 || named ? NULL : r->runs > 1 ? "evaluations" : "evaluation";
 
-        told |= find_series(r, i, "eval", r->key[k]) != NULL;
+        named |= find_series(r, i, "eval", r->key[k]) != NULL;
         rc = add_evals(r, panel, line, i, name, a, e);
     }
     return rc;

@@ -66,7 +66,7 @@ struct lm_generator {
     lm_choice chosen;
     /* the recording that the last step replayed; NULL: kernels ran separately */
     const lm_recording *replayed;
-    bool as_it_is;     /* no step is to be recorded */
+    bool unrecorded;   /* no step is to be recorded */
     lm_err refused;    /* why the backend refused to record one */
     row_graph *last;   /* the graph that ran last, */
     int64_t last_slot; /* and the first slot of its rows */

@@ -60,16 +60,16 @@ static void record_step(lm_generator *g, decode_width *d)
     lm_err *refused = &g->refused, second = { 0 };
     lm_backend *b = g->b;
     lm_exec_span timed;
-    g->as_it_is = !b->replay || lm_exec_span_at(d->s.x, 0, &timed);
-    if (g->as_it_is)
+    g->unrecorded = !b->replay || lm_exec_span_at(d->s.x, 0, &timed);
+    if (g->unrecorded)
         return;
     if (!b->record_begin(b, b->main, refused)) {
         put_step(g, d, refused);
         if (b->record_end(b, b->main, &d->recorded, &second) && !refused->code)
             *refused = second;
     }
-    g->as_it_is = refused->code != LM_OK;
-    if (g->as_it_is)
+    g->unrecorded = refused->code != LM_OK;
+    if (g->unrecorded)
         forget_recording(g, d);
 }
 
@@ -135,7 +135,7 @@ lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_
     if (set_step(g, next, &d, e) || generator_ask(g, &what, u, e))
         return e->code;
     take_choice(g, &what);
-    if (d->ran && !d->recorded && !g->as_it_is)
+    if (d->ran && !d->recorded && !g->unrecorded)
         record_step(g, d);
     d->ran = true;
     g->replayed = d->recorded;

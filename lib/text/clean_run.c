@@ -120,7 +120,7 @@ static lm_code write_doc(run *r, batch *b, int i, lm_err *e)
         return note_drop(r, d, d->broken ? "bad-record" : "invalid-utf8", e);
     }
     st->replaced += d->bad;
-    st->chars_in += (int64_t)d->len;
+    st->bytes_in += (int64_t)d->len;
     for (int k = 0; k < LM_RULES; k++)
         st->lines[k] += res->lines[k];
     if (res->rule >= 0) {
@@ -137,7 +137,7 @@ static lm_code write_doc(run *r, batch *b, int i, lm_err *e)
         return note_drop(r, d, v == LM_DEDUP_EXACT ? "duplicate" : "near-duplicate", e);
     }
     st->kept++;
-    st->chars_out += (int64_t)res->len;
+    st->bytes_out += (int64_t)res->len;
     return write_bytes(r->job->out, r->job->out_name, b->lines.data + from, b->end[i] - from, e);
 }
 

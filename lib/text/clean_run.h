@@ -28,7 +28,7 @@ typedef struct {
 
 typedef struct {
     int64_t documents, kept;
-    int64_t chars_in, chars_out; /* bytes of text */
+    int64_t bytes_in, bytes_out; /* bytes of text */
     int64_t dropped[LM_RULES];   /* documents, by the rule that dropped them */
     int64_t lines[LM_RULES];     /* lines, by rule, of all documents judged */
     int64_t exact, near;         /* duplicates */

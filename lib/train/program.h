@@ -66,7 +66,7 @@ typedef struct {
     lm_sink *sink;
     int64_t updates; /* steps that changed the parameters; set by the trainer */
     bool timed;      /* nodes are timed in every run */
-    bool as_it_is;   /* the backend refused a recording */
+    bool unrecorded; /* the backend refused a recording */
     lm_exec_time *times;
     lm_trace *trace; /* NULL: none; set by the trainer for one step */
 } lm_program;

@@ -47,7 +47,7 @@ lm_code lm_program_ready(lm_program *p, bool timed, lm_sink *sink, lm_err *e)
     size_t lines = p->train->graph->n_nodes + update->n_nodes;
     p->sink = sink;
     p->timed = timed || p->backend->host_memory;
-    p->as_it_is = false;
+    p->unrecorded = false;
     if (lm_alloc_n(&p->times, lines, sizeof *p->times, "times of operators", e) ||
         lm_exec_new_planned(p->train->graph, p->backend, &p->train_plan, NULL, &p->exec, e) ||
         lm_exec_new_planned(update, p->backend, &p->update_plan, p->exec, &p->updating, e) ||
@@ -116,7 +116,7 @@ static void record(lm_program *p, lm_section *s, const lm_step *step)
     }
     if (!refused.code)
         return;
-    p->as_it_is = true;
+    p->unrecorded = true;
     b->sync(b, b->main, &lost); /* replays of other sections */
     forget(p);
     if (lost.code) /* device lost: the step itself will report it */
@@ -128,7 +128,7 @@ static void record(lm_program *p, lm_section *s, const lm_step *step)
 static lm_code run_section(lm_program *p, lm_section *s, const lm_step *step, lm_err *e)
 {
     lm_backend *b = p->backend;
-    if (b->record_begin && s->recordable && s->ran && !p->as_it_is && !lm_program_timed(p)) {
+    if (b->record_begin && s->recordable && s->ran && !p->unrecorded && !lm_program_timed(p)) {
         if (!s->recorded)
             record(p, s, step);
         if (s->recorded)
