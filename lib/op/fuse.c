@@ -28,7 +28,7 @@ typedef struct {
     lm_backend *b;
     use *use; /* by value */
     /* Nodes that read value v before the pass, in order: reader[begin[v]] to reader[begin[v + 1]].
-     * A node that was joined is not the same any more. */
+     * Joined nodes among them have another operator by now, or none. */
     size_t *begin, *reader;
     lm_err *e;
 } fuser;
@@ -122,7 +122,7 @@ static lm_node *made_by(const fuser *f, lm_vid v, const lm_op *op)
     return n && n->op == op && n->out[0] == v ? n : NULL;
 }
 
-/* A node that computes `op` of v as its first operand, or NULL; no rule makes such an `op`. */
+/* A node that computes `op` of v as its first operand, or NULL.  `op` is one that no rule appends. */
 static lm_node *taken_by(const fuser *f, lm_vid v, const lm_op *op)
 {
     for (size_t i = v < 0 ? 0 : f->begin[v]; v >= 0 && i < f->begin[v + 1]; i++) {
