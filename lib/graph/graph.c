@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* graph.c -- values, nodes and the list. */
+/* graph.c -- values, nodes and the list.
+ *
+ * Values and nodes are in growing arrays and refer to each other by index, because an append may move
+ * the arrays.  Names and attributes are in the graph's arena: they keep their addresses, and go with
+ * the graph.  The order of the nodes is the order of execution; a node reads only values that exist
+ * when it is appended, so no cycle can be made. */
 #include "graph/graph.h"
 
 #include <inttypes.h>
@@ -54,7 +59,7 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
         return e->code;
     if (name && lm_arena_strdup(g->arena, &copy, name, strlen(name), e))
         return e->code;
-    shape.data = NULL;
+    shape.data = NULL; /* memory is bound to values by each executor: a graph has none */
     g->value[g->n_values] = (lm_value){
         .name = copy, .role = role, .space = g->space, .t = shape, .grad_of = LM_NONE, .of = LM_NONE
     };
@@ -85,7 +90,7 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     shape.dtype = whole->t.dtype;
     if (lm_graph_value(g, role, shape, name, out, e))
         return e->code;
-    whole = &g->value[of];
+    whole = &g->value[of]; /* the array may have moved */
     if (at < 0 || at > lm_tensor_count(&whole->t) - lm_tensor_count(&shape)) {
         g->n_values--;
         *out = LM_NONE;
@@ -148,6 +153,7 @@ size_t lm_value_bytes(const lm_value *v, const lm_mesh *mesh)
 
 bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b)
 {
+    /* Passes ask this for every pair of operands: without views two values share nothing. */
     if (a < 0 || b < 0 || a == b || !g->has_views)
         return a >= 0 && a == b;
     const lm_value *x = &g->value[a], *y = &g->value[b];

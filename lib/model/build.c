@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build.c -- the parts from which a decoder is built. */
+/* build.c -- the parts from which a decoder is built.
+ *
+ * A parameter of the graph is what one operator reads at once, which may be several tensors of a
+ * checkpoint: query, key and value weights are one matrix, so that one product reads the activations
+ * once.  Slices map its rows to those tensors, under their published names. */
 #include "model/build.h"
 
 #include <stdarg.h>
@@ -43,6 +47,7 @@ lm_vid lm_b_param(lm_builder *b, int ndim, const int64_t *dim, const char *fmt, 
         lm_grow(&m->param, &b->cap_params, (size_t)m->n_params + 1, sizeof *m->param, "parameters",
                 b->e))
         return LM_NONE;
+    /* Weight decay is for matrices: a decayed norm weight or bias would only shrink its layer's scale. */
     m->param[m->n_params++] =
         (lm_param){ .value = v, .count = lm_tensor_count(&shape), .decay = ndim > 1 };
     return v;
@@ -71,9 +76,10 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
                      .transposed = transposed && t->ndim == 2,
                      .init = init,
                      .std = std };
+    /* Rows of a parameter are in the order of its declared slices. */
     if (m->n_slices > 1 && s[-1].param == p)
         s->row = s[-1].row + s[-1].rows;
-    memcpy(s->dim, t->dim, sizeof s->dim);
+    memcpy(s->dim, t->dim, sizeof s->dim); /* dim: the shape in the checkpoint */
     s->dim[0] = s->transposed ? t->dim[1] : rows;
     if (s->transposed)
         s->dim[1] = rows;
@@ -135,7 +141,7 @@ lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)
 {
     const lm_config *c = &b->m->config;
     const lm_layer *y = &c->layer[layer];
-    if (y->rope < 0)
+    if (y->rope < 0) /* learned positions, which the embedding added */
         return qkv;
     lm_rope_attr attr = { y->heads, y->kv_heads, y->head_dim, c->rope[y->rope].dim, false };
     lm_vid in[3] = { qkv, b->m->pos, b->m->rope[y->rope] };
