@@ -291,17 +291,15 @@ static lm_code codes(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e)
 {
     gguf *q = m->state;
     const lm_gguf_tensor *from = q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]];
-    bool reorder;
     lm_rows r;
 
-    reorder = rows_of(m, t, &r) && !r.turn;
+    rows_of(m, t, &r);
+    r.turn = false; /* codes stay in the file's shape */
     r.src = lm_gguf_data(q->g, from);
     r.dst = dst;
-    if (reorder)
-        return lm_rows_convert(&r, m->par, e);
-    memcpy(dst, r.src, from->bytes);
+    lm_code rc = lm_rows_convert(&r, m->par, e);
     lm_gguf_forget(q->g, from);
-    return LM_OK;
+    return rc;
 }
 
 static const void *codes_in_file(const lm_import *m, const lm_st_tensor *t)

@@ -178,6 +178,10 @@ static lm_code bring_codes(lm_store *s, const lm_store_block *k, int i, const lm
                            const lm_st_tensor *t, lm_err *e)
 {
     const store_piece p = store_piece_of(s, k, i);
+    bool turned;
+    if (lm_model_source_format(src, t, &turned) != k->format)
+        return lm_fail(e, LM_EBUG, t->name, NULL,
+                       "is not in the format that it had when the model was built");
     void *to = store_open(s, k, &p, e);
     return !to || lm_model_source_codes(src, t, to, e) ? e->code : store_close(s, k, &p, to, e);
 }
