@@ -33,10 +33,29 @@ static void advise_averages(const lm_trainer_opts *o, lm_sink *sink)
         }
 }
 
+/* Decay that removes what is learnt. */
+static void advise_decay(const lm_trainer_opts *o, lm_sink *sink)
+{
+    const double most = 0.01;
+    for (int i = 0; i < o->groups.n; i++) {
+        const lm_optim_use *use = &o->groups.use[i];
+        double rate = o->schedule.lr * use->rate;
+        double share = use->optim->shrinks ? use->optim->shrinks(use->hyper) * rate : 0;
+        if (share >= most) {
+            lm_log(sink, LM_LOG_WARN,
+                   "the weight decay of %s shrinks matrices by %.3g %% a step at a rate of %.3g: "
+                   "choose a smaller one, or 0",
+                   use->optim->name, 100 * share, rate);
+            return;
+        }
+    }
+}
+
 void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink)
 {
     advise_schedule(&o->schedule, sink);
     advise_averages(o, sink);
+    advise_decay(o, sink);
     if (o->seq > c->max_positions)
         lm_log(sink, LM_LOG_WARN,
                "a sequence length of %" PRId64 " is above the %" PRId64

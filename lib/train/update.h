@@ -48,6 +48,9 @@ typedef struct lm_optim {
     const lm_hyper *hyper; /* h[i] of the functions below is the value of hyper[i] */
     /* True if these determine the rates of its steps, regardless of the run's.  NULL: no. */
     bool (*own_rate)(const double *h);
+    /* The share of a matrix that decay removes in a step, per rate, when decay is a part of the gradient that a
+     * momentum adds up.  NULL: decay is not such a part. */
+    double (*shrinks)(const double *h);
     /* Hyper-parameters that exclude each other; NULL: none.  Fails: LM_EUSAGE. */
     lm_code (*check)(const double *h, lm_err *e);
     /* The numbers of step t (from 0) with the rate lr; NULL: one number, lr. */

@@ -245,6 +245,20 @@ END
     [[ $output != *"averages its steps"* ]]
 }
 
+@test "train: a decay that removes what is learnt: a warning" {
+    warns() {
+        rm -rf run
+        train --no-progress "${T[@]:2}" m0 data -o run "$@" > out 2>&1 || { cat out; false; }
+        grep -oE 'the weight decay of [a-z]+ shrinks matrices by [0-9.]+ % a step' out | sed 's/.*of \(.*\) shrinks.*by/\1/' || true
+    }
+    [ "$(warns --lr 0.1 --optimizer sgd)" = 'sgd 10 % a step' ]
+    [ "$(warns --lr 0.1 --optimizer sgd --momentum 0)" = 'sgd 1 % a step' ]
+    [ "$(warns --optimizer 'adamw;*norm*=momentum:lr=0.1,weight_decay=0.5')" = 'momentum 50 % a step' ]
+    for o in momentum nesterov sgd:weight_decay=0 sgd:lr=0.001 adamw; do
+        [ -z "$(warns --lr 0.1 --optimizer $o)" ]
+    done
+}
+
 @test "train: bases are made at the first step that has tokens" {
     python3 -c '
 for i in range(600): print("{\"text\": \"a\"}")' > some.jsonl

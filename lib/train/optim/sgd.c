@@ -21,7 +21,7 @@ static const lm_hyper hyper[] = {
 /* The same with momentum in its name. */
 static const lm_hyper heavy[] = {
     [HEAVY_MOMENTUM] = { "momentum", 0.9, 1e-9, 0.9999999, "of the buffer", NULL },
-    [HEAVY_DECAY] = { "weight_decay", 0.1, 0, 10, "on matrices only", NULL },
+    [HEAVY_DECAY] = { "weight_decay", 0, 0, 10, "on matrices only", NULL },
     { 0 },
 };
 
@@ -30,6 +30,16 @@ static lm_code check(const double *h, lm_err *e)
     if (h[NESTEROV] != 0 && (h[MOMENTUM] <= 0 || h[DAMPENING] > 0))
         return lm_fail(e, LM_EUSAGE, "nesterov", NULL, "needs momentum and no dampening");
     return LM_OK;
+}
+
+static double shrinks(const double *h)
+{
+    return h[DECAY] * (1 - h[DAMPENING] * (h[MOMENTUM] > 0)) / (1 - h[MOMENTUM]);
+}
+
+static double shrinks_heavy(const double *h)
+{
+    return h[HEAVY_DECAY] / (1 - h[HEAVY_MOMENTUM]);
 }
 
 static void numbers(const double *h, double lr, int64_t t, double *out)
@@ -76,6 +86,7 @@ const lm_optim lm_optim_sgd = {
     .about = "gradient descent, with momentum",
     .hyper = hyper,
     .check = check,
+    .shrinks = shrinks,
     .n_numbers = 2,
     .numbers = numbers,
     .update = update,
@@ -86,6 +97,7 @@ const lm_optim lm_optim_momentum = {
     .rate = 0.1,
     .about = "gradient descent with a heavy ball",
     .hyper = heavy,
+    .shrinks = shrinks_heavy,
     .n_numbers = 2,
     .numbers = numbers,
     .update = update_momentum,
@@ -96,6 +108,7 @@ const lm_optim lm_optim_nesterov = {
     .rate = 0.1,
     .about = "momentum that looks ahead",
     .hyper = heavy,
+    .shrinks = shrinks_heavy,
     .n_numbers = 2,
     .numbers = numbers,
     .update = update_nesterov,
