@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/model.h"
 #include "common/tool.h"
 #include "convert/convert.h"
 #include "train/importance.h"
@@ -274,7 +275,10 @@ int main(int argc, char **argv)
     if (tool.json && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
     check_paths();
-    if (run(&e))
+    if (run(&e)) {
+        if (!strcmp(e.todo, "find the weights that are not finite"))
+            snprintf(e.todo, sizeof e.todo, "%s", lm_advise_finite(tool.argv[0]));
         lm_complain(&tool, &e);
+    }
     return lm_end(&tool);
 }

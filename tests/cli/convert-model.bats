@@ -490,6 +490,9 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     run convert-model model -o z.gguf --type q8_0
     [ "$status" -eq 4 ]
     [[ "$output" == *" is nan, which q8_0 cannot hold: inspect-model --stats shows which weights are not finite" ]]
+    run convert-model y.gguf -o z.gguf --type q8_0
+    [ "$status" -eq 4 ]
+    [[ "$output" == *" is nan, which q8_0 cannot hold: convert-model makes a model folder of it, whose weights inspect-model --stats checks" ]]
 }
 
 @test "convert-model: Q2_K to IQ4_XS both ways" {
