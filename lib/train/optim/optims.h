@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optims.h -- the list of optimisers, X(VARIABLE, NAME) in the order in which lists show them: NAME's file defines
- * lm_optim_VARIABLE.  Private to lib/train. */
+/* optims.h -- the list of optimisers, X(VARIABLE, NAME) in the order in which lists show them: the file of that name
+ * defines lm_optim_VARIABLE.  Variants of a rule are in its file: momentum and nesterov in sgd.c, soap_muon in soap.c.
+ * Private to lib/train. */
 #ifndef LM_TRAIN_OPTIM_OPTIMS_H
 #define LM_TRAIN_OPTIM_OPTIMS_H
 
