@@ -121,6 +121,11 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s has no bias on attn_output and refuses this file", m->path,
                arch);
+    if (c->arch->gguf_square && c->layer[0].heads * c->layer[0].head_dim != c->width)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: llama.cpp's %s requires heads that are together as wide as the model and "
+               "refuses this file",
+               m->path, arch);
     if (c->arch->gguf_head && c->tied)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s requires a head beside the embedding and refuses this file",
@@ -652,6 +657,25 @@ static void get_scalar(reader *r, const lm_arch *a, const char *key, int64_t dim
     set_int(r, key, (int64_t)rint(1 / (scale * scale)));
 }
 
+/* Where both rotary tables have one base, transformers 5 reads a base other than its default, `usual`, only from
+ * an object for each table. */
+static void split_rope(json_t *o, double usual)
+{
+    json_t *theta = json_object_get(o, "rope_theta"), *far, *near, *both;
+
+    if (fabs(json_number_value(theta) - usual) <= 0)
+        return;
+    far = json_object_get(o, "rope_scaling");
+    far = far ? json_incref(far) : json_pack("{ss}", "rope_type", "default");
+    near = json_pack("{ss}", "rope_type", "default");
+    json_object_set(far, "rope_theta", theta);
+    json_object_set(near, "rope_theta", theta);
+    both = json_pack("{soso}", "full_attention", far, "sliding_attention", near);
+    json_object_del(o, "rope_theta");
+    json_object_del(o, "rope_scaling");
+    json_object_set_new(o, "rope_parameters", both);
+}
+
 /* All keys of the entry of the architecture, in its order. */
 static lm_code get_keys(reader *r, const lm_arch *a)
 {
@@ -683,6 +707,8 @@ static lm_code get_keys(reader *r, const lm_arch *a)
             break;
         case LM_KEY_ROPE:
             rc = get_rope(r, dim);
+            if (!rc && k->times > 0)
+                split_rope(r->o, k->times);
             break;
         }
     }

@@ -50,7 +50,7 @@ typedef enum {
     LM_KEY_HEAD_DIM, /* width of a head, which several keys of GGUF say */
     LM_KEY_WINDOW,   /* sliding window, and layer_types for a pattern other than gguf_pattern */
     LM_KEY_SCALAR,   /* query_pre_attn_scalar, which follows from the sizes there */
-    LM_KEY_ROPE,     /* rope_theta, rope_scaling */
+    LM_KEY_ROPE, /* rope_theta, rope_scaling; `times`: the default base of two tables with one base */
 } lm_key_kind;
 
 /* Of an optional number that is absent, the value is `times` that of key `like`, which stands before it;
@@ -87,6 +87,7 @@ struct lm_arch {
     bool gguf_head_dim;           /* head_dim is always written to config.json */
     bool gguf_tied;               /* llama.cpp has no head beside the embedding, */
     bool gguf_head;               /* or requires one */
+    bool gguf_square;             /* llama.cpp requires heads * head_dim to be the width */
     const lm_arch *gguf_windowed; /* its GGUF is one of this architecture if it has a window */
     bool gguf_windows;            /* llama.cpp obeys sliding windows, */
     /* and each gguf_pattern-th layer has none unless a key says otherwise */

@@ -42,5 +42,6 @@ const lm_arch lm_arch_olmo2 = {
     .tensors = lm_branch_norm_tensors,
     .gguf_keys = gguf_keys,
     .gguf_head = true,
+    .gguf_square = true,
     .gguf_windowed = &lm_arch_olmo3,
 };

@@ -763,6 +763,9 @@ gguf_old_or_new() {
     init-model -q olmo2-1b "${small[@]}" --set tie_word_embeddings=true -o tied
     run convert-model tied -o y.gguf -f
     [[ "$output" == *"llama.cpp's olmo2 requires a head beside the embedding and refuses this file"* ]]
+    init-model -q olmo2-1b "${small[@]}" --set head_dim=16 -o narrow
+    run convert-model narrow -o y.gguf -f
+    [[ "$output" == *"llama.cpp's olmo2 requires heads that are together as wide as the model and refuses this file"* ]]
     # a scale that llama.cpp does not use
     init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=24 -o scale
     run convert-model -q scale -o y.gguf

@@ -105,8 +105,8 @@ def configs(vocab=97, wide=2):
         "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16) | wide_base,
         "sliding_attention": rope("default") | wide_base})
     yield "olmo3-pattern", Olmo3Config(**{**base, "num_hidden_layers": 4}, sliding_window=5, rope_parameters={
-        "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16) | wide_base,
-        "sliding_attention": rope("default") | wide_base})
+        "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        "sliding_attention": rope("default")})
     near, far = "sliding_attention", "full_attention"  # orders of layers that GGUF holds as a list, or as a number
     yield "gemma3-order", Gemma3TextConfig(**{**gemma, "num_hidden_layers": 3}, layer_types=[near, far, far])
     yield "gemma2-near", Gemma2Config(**gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
