@@ -13,10 +13,14 @@ enum { BLOCK = 32, SUPER = 256 };
 
 typedef void (*row_fn)(const uint8_t *p, int64_t n, void *y);
 
+/* Sums of the products of a row's numbers with rows of x (lm_code_rows_sums): sum [m]. */
+typedef void (*sums_fn)(const uint8_t *p, int64_t n, const float *x, float *sum);
+
 /* How rows of a format are decoded. */
 typedef struct {
-    int gguf;         /* its number in GGUF */
-    row_fn f32, bf16; /* NULL: by way of F32 */
+    int gguf;           /* its number in GGUF */
+    row_fn f32, bf16;   /* NULL: by way of F32 */
+    sums_fn sums[2][3]; /* [of BF16][of 1, 2, 4 rows of x]; NULL: decoded first */
 } row_coder;
 
 LM_INLINE float half_at(const uint8_t *p)
@@ -102,11 +106,13 @@ LM_INLINE int three_scale(const uint8_t *p, int j)
 }
 
 /* Values of IQ4's codes. */
+LM_INLINE __m128i uneven_values(void)
+{
+    return _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+}
 LM_INLINE __m128i uneven(__m128i q)
 {
-    const __m128i values =
-        _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
-    return _mm_shuffle_epi8(values, q);
+    return _mm_shuffle_epi8(uneven_values(), q);
 }
 
 /* Scale of group j of a block of IQ4_XS. */

@@ -58,15 +58,20 @@ static const row_coder *coder_of(const lm_format *f)
 
 enum { AHEAD = 2048 }; /* bytes between a row and what is prefetched meanwhile */
 
+/* Rows are read in the order of memory. */
+LM_INLINE void prefetch_row(const uint8_t *p, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 64)
+        _mm_prefetch((const char *)p + AHEAD + at, _MM_HINT_T0);
+}
+
 static void run_rows(row_fn row, const lm_format *f, const uint8_t *p, int64_t rows, int64_t cols,
                      void *y, size_t size)
 {
     int64_t bytes = (int64_t)lm_plane_bytes(&f->plane[0], 1, cols);
     for (int64_t r = 0; r < rows; r++) {
-        const uint8_t *from = p + r * bytes;
-        for (int64_t at = 0; at < bytes; at += 64) /* rows are decoded in the order of memory */
-            _mm_prefetch((const char *)from + AHEAD + at, _MM_HINT_T0);
-        row(from, cols, (char *)y + (size_t)(r * cols) * size);
+        prefetch_row(p + r * bytes, bytes);
+        row(p + r * bytes, cols, (char *)y + (size_t)(r * cols) * size);
     }
 }
 
@@ -125,46 +130,12 @@ static bool decode(const lm_format *f, const void *const *plane, int64_t rows, i
     return true;
 }
 
-#ifdef __AVX512F__
-/* BF16 of each code without its sign: every number of both types is one of BF16's. */
-static uint16_t narrow[2][128];
-static pthread_once_t narrow_made = PTHREAD_ONCE_INIT;
-
-static void make_narrow(void)
-{
-    uint8_t all[128];
-    for (int i = 0; i < 128; i++)
-        all[i] = (uint8_t)i;
-    lm_convert(LM_DTYPE_F8E4M3, all, LM_DTYPE_BF16, narrow[0], 128);
-    lm_convert(LM_DTYPE_F8E5M2, all, LM_DTYPE_BF16, narrow[1], 128);
-}
-
-/* 32 codes at a time by two tables of 64 entries each, and the sign. */
-static void eight_bits(const uint16_t *numbers, const uint8_t *p, int64_t n, uint16_t *y)
-{
-    __m512i t[4];
-    for (int i = 0; i < 4; i++)
-        t[i] = _mm512_loadu_si512(numbers + 32 * i);
-    for (int64_t i = 0; i < n; i += 32) {
-        __mmask32 live = n - i < 32 ? (1u << (n - i)) - 1 : ~0u;
-        __m512i c = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(live, p + i));
-        __m512i low = _mm512_permutex2var_epi16(t[0], c, t[1]);
-        __m512i high = _mm512_permutex2var_epi16(t[2], c, t[3]);
-        __mmask32 upper = _mm512_test_epi16_mask(c, _mm512_set1_epi16(64));
-        __m512i sign = _mm512_slli_epi16(_mm512_and_si512(c, _mm512_set1_epi16(128)), 8);
-        __m512i v = _mm512_or_si512(_mm512_mask_mov_epi16(low, upper, high), sign);
-        _mm512_mask_storeu_epi16(y + i, live, v);
-    }
-}
-#endif
-
 static bool decode_bf16(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
                         uint16_t *y)
 {
 #ifdef __AVX512F__
     if (f->element == LM_DTYPE_F8E4M3 || f->element == LM_DTYPE_F8E5M2) {
-        pthread_once(&narrow_made, make_narrow);
-        eight_bits(narrow[f->element == LM_DTYPE_F8E5M2], plane[0], rows * cols, y);
+        narrow_row(narrow_of(f->element), plane[0], rows * cols, y);
         return true;
     }
 #endif
@@ -191,10 +162,30 @@ static void to_bf16(const float *x, uint16_t *y, int64_t n)
 #endif
 }
 
+#ifdef __AVX512F__
+/* lm_code_rows_sums */
+static bool sums(const lm_format *f, lm_dtype t, const uint8_t *p, int64_t rows, int64_t cols,
+                 const float *x, int m, float *sum)
+{
+    const sums_fn *by = cols % 32 ? NULL : sums_of(f, coder_of(f), t);
+    int64_t bytes = (int64_t)lm_plane_bytes(&f->plane[0], 1, cols);
+    if (!by)
+        return false;
+    for (int64_t r = 0; r < rows; r++) {
+        prefetch_row(p + r * bytes, bytes);
+        by[m < 3 ? m - 1 : 2](p + r * bytes, cols, x, sum + r * LM_CODE_SUMS_X);
+    }
+    return true;
+}
+#endif
+
 #ifdef __AVX512BF16__
 const lm_code_rows_coder lm_code_rows_amx = { decode, to_bf16, decode_bf16 };
+const lm_code_rows_sums lm_code_rows_sums_amx = sums;
 #elif defined(__AVX512F__)
 const lm_code_rows_coder lm_code_rows_avx512 = { decode, to_bf16, decode_bf16 };
+const lm_code_rows_sums lm_code_rows_sums_avx512 = sums;
 #else
 const lm_code_rows_coder lm_code_rows_avx2 = { decode, to_bf16, decode_bf16 };
+const lm_code_rows_sums lm_code_rows_sums_avx2 = NULL;
 #endif

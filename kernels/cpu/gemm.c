@@ -7,6 +7,7 @@
  * alone. */
 #include "kernels/cpu/gemm.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -137,7 +138,8 @@ static plan plan_make(const lm_gemm *g, const lm_gemm_impl *im, int threads)
     return p;
 }
 
-/* ---- B in codes: rows of op(B) become numbers in the scratch of a worker, and are read as ever ---- */
+/* ---- B in codes: rows of op(B) become numbers in the scratch of a worker, and are read as ever (products
+ * of few rows: small_sums) ---- */
 
 static int64_t code_rows(const lm_gemm_impl *im)
 {
@@ -507,18 +509,74 @@ static void run_items(void *ctx, int64_t begin, int64_t end, int worker)
     p->impl->end();
 }
 
+/* Rows of x as F32, and zeros for those that sums over codes read beyond them. */
+static void widen(const lm_gemm *g, float *x)
+{
+    int64_t rows = g->m > 2 ? LM_CODE_SUMS_X : g->m;
+
+    for (int64_t i = 0; i < g->m; i++)
+        lm_convert(g->ab, (const char *)g->a + i * g->lda * (int64_t)lm_dtype_size(g->ab),
+                   LM_DTYPE_F32, x + i * g->k, g->k);
+    memset(x + g->m * g->k, 0, (size_t)((rows - g->m) * g->k) * sizeof *x);
+}
+
+/* Column col of C from its sums; from decoded numbers if a sum may differ in bits (lm_code_rows_sums). */
+static void put_sums(const lm_gemm *g, const lm_gemm_impl *im, int64_t col, const float *sum,
+                     char *scratch)
+{
+    bool all = true;
+
+    for (int64_t i = 0; i < g->m; i++)
+        all &= fabsf(sum[i]) > 0; /* neither 0 nor NaN */
+    for (int64_t i = 0; i < g->m && all; i++)
+        lm_gemm_put(g, i, col, sum[i]);
+    if (!all) {
+        lm_gemm part = of_codes(g, im, col, 1, scratch);
+        im->small_m(&part, 0, 1);
+    }
+}
+
+/* Columns [j0, j1), all of run r, by sums over codes; false: numbers must be made first. */
+static bool small_sums(const lm_gemm *g, const lm_gemm_impl *im, const struct lm_code_run *r,
+                       int64_t j0, int64_t j1, char *scratch)
+{
+    float sum[SMALL_ROWS][LM_CODE_SUMS_X], *x = (float *)scratch;
+    lm_code_rows_sums by = *im->sums;
+    int m = (int)g->m;
+
+    if (!by || m > LM_CODE_SUMS_X || !by(r->format, g->ab, r->data, 0, g->k, x, m, sum[0]))
+        return false;
+    widen(g, x);
+    scratch += lm_round_up(LM_CODE_SUMS_X * g->k * (int64_t)sizeof *x, 64);
+    int64_t row_bytes = (int64_t)lm_plane_bytes(&r->format->plane[0], 1, g->k);
+    for (int64_t j = j0, n; j < j1; j += n) {
+        n = min64(SMALL_ROWS, j1 - j);
+        by(r->format, g->ab, r->data + (j - r->row) * row_bytes, n, g->k, x, m, sum[0]);
+        for (int64_t i = 0; i < n; i++)
+            put_sums(g, im, j + i, sum[i], scratch);
+    }
+    return true;
+}
+
 static void run_small(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const plan *p = ctx;
     const lm_gemm *g = p->g;
+    const lm_code_rows *c = g->b_codes;
+    char *scratch = (char *)g->work + (size_t)worker * codes_bytes(g, p->impl);
 
-    if (!g->b_codes)
+    if (!c)
         p->impl->small_m(g, begin, end);
-    for (int64_t j = begin, n; g->b_codes && j < end; j += n) {
-        n = min64(small_rows(g), end - j);
-        lm_gemm part =
-            of_codes(g, p->impl, j, n, (char *)g->work + (size_t)worker * codes_bytes(g, p->impl));
-        p->impl->small_m(&part, 0, n);
+    for (int i = 0; c && i < c->n; i++) {
+        const struct lm_code_run *r = &c->run[i];
+        int64_t j0 = max64(begin, r->row), j1 = min64(end, r->row + r->rows);
+        if (j0 >= j1 || small_sums(g, p->impl, r, j0, j1, scratch))
+            continue;
+        for (int64_t j = j0, n; j < j1; j += n) {
+            n = min64(small_rows(g), j1 - j);
+            lm_gemm part = of_codes(g, p->impl, j, n, scratch);
+            p->impl->small_m(&part, 0, n);
+        }
     }
 }
 

@@ -61,6 +61,7 @@ typedef struct {
     /* m <= LM_GEMM_SMALL_M: columns j0..j1 of C, reading b in place. */
     void (*small_m)(const lm_gemm *g, int64_t j0, int64_t j1);
     const lm_code_rows_coder *coder; /* of B in codes */
+    const lm_code_rows_sums *sums;   /* the same products with B in codes; *sums NULL: none */
 } lm_gemm_impl;
 
 const lm_gemm_impl *lm_gemm_impl_avx2(lm_dtype ab);
@@ -70,6 +71,21 @@ const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab);
 /* Shared by the AVX-512 and AMX levels: the store of tiles, and rows of B read in place. */
 void lm_gemm_finish_avx512(const lm_gemm_tail *t);
 void lm_gemm_small_bf16_avx512(const lm_gemm *g, int64_t j0, int64_t j1);
+
+/* Element [i, col] of C from the sum of its products, for few rows. */
+static inline __attribute__((always_inline)) void lm_gemm_put(const lm_gemm *g, int64_t i,
+                                                              int64_t col, float sum)
+{
+    int64_t to = i * g->ldc + col;
+    float v = sum + (g->bias ? g->bias[col] : 0.0f);
+    if (g->cd == LM_DTYPE_F32) {
+        float *c = g->c;
+        c[to] = g->accumulate ? v + c[to] : v;
+    } else {
+        uint16_t *c = g->c;
+        c[to] = lm_f32_to_bf16(g->accumulate ? v + lm_bf16_to_f32(c[to]) : v);
+    }
+}
 
 void lm_gemm_ref(const lm_gemm *g, lm_par *par);
 

@@ -267,6 +267,7 @@ const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab)
         .finish = lm_gemm_finish_avx512,
         .small_m = lm_gemm_small_bf16_avx512,
         .coder = &lm_code_rows_amx,
+        .sums = &lm_code_rows_sums_amx,
     };
 
     return ab == LM_DTYPE_BF16 ? &impl : lm_gemm_impl_avx512(ab);

@@ -212,17 +212,8 @@ small_rows(const lm_gemm *g, const int M, const int J, const bool bf, int64_t j,
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 4
-        for (int q = 0; q < J; q++) {
-            int64_t col = j + q / each * apart + q % each, to = i * g->ldc + col;
-            float v = vsum(acc[i][q]) + (g->bias ? g->bias[col] : 0.0f);
-            if (g->cd == LM_DTYPE_F32) {
-                float *c = g->c;
-                c[to] = g->accumulate ? v + c[to] : v;
-            } else {
-                uint16_t *c = g->c;
-                c[to] = lm_f32_to_bf16(g->accumulate ? v + lm_bf16_to_f32(c[to]) : v);
-            }
-        }
+        for (int q = 0; q < J; q++)
+            lm_gemm_put(g, i, j + q / each * apart + q % each, vsum(acc[i][q]));
 }
 
 static inline __attribute__((always_inline)) void
@@ -288,7 +279,7 @@ static void finish(const lm_gemm_tail *t)
 #define SHAPE                                                                            \
     .mr = MR, .nr = NR, .kr = 1, .esize = 4, .kc = VKC, .l2_bytes = 1 << 20, .pc = 2048, \
     .sum_a = sum_a, .micro = micro, .finish = finish, .end = end,                        \
-    .coder = &LEVEL_NAME(lm_code_rows, LM_SIMD)
+    .coder = &LEVEL_NAME(lm_code_rows, LM_SIMD), .sums = &LEVEL_NAME(lm_code_rows_sums, LM_SIMD)
 
 const lm_gemm_impl *LEVEL_NAME(lm_gemm_impl, LM_SIMD)(lm_dtype ab)
 {
