@@ -145,6 +145,12 @@ END
     generate -q -n 5 -T 0 -p 'The system' m.gguf > a
     { printf GG; sleep 0.2; tail -c +3 m.gguf; } | generate -q -n 5 -T 0 -p 'The system' - > b
     cmp a b
+    # a socket, as ssh gives to its commands
+    perl -MSocket -e 'socketpair(my $in, my $out, AF_UNIX, SOCK_STREAM, 0) or die;
+        if (!fork) { close $out; open STDIN, "<&", $in; exec @ARGV }
+        close $in; open my $f, "<", "m.gguf"; local $/ = \65536; print $out $_ while <$f>; close $out; wait' \
+        generate -q -n 5 -T 0 -p 'The system' - > b
+    cmp a b
     mkfifo pipe
     for tool in "generate -p x" "convert-model --to hf -o out"; do
         cat m.gguf > pipe &
