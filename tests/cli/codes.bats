@@ -161,9 +161,11 @@ END
     echo 'plain text' > pipe &
     run -2 --separate-stderr generate -p x pipe
     [[ "$stderr" == *"it is plain text"* ]]
+    wait || true
     printf '\0\1\2\3\0\1\2\3' > pipe &
     run -2 --separate-stderr generate -p x pipe
     [[ "$stderr" == *"an .lmz or a .gguf" ]]
+    wait || true
 }
 
 @test "--tokenizer replaces that of a GGUF file; a damaged file is named" {
