@@ -24,7 +24,7 @@ static const double LETTER = 0.58; /* mean width of a letter, in sizes */
 /* The position of one panel. */
 typedef struct {
     double x, y, w, h;
-    lm_axis ax, ay;
+    lm_chart_axis ax, ay;
 } frame;
 
 size_t lm_chart_letters(const char *s)
@@ -367,7 +367,7 @@ static void fit_axes(const lm_chart *c, frame *f, double *left, double *right, i
     char s[24];
 
     for (size_t i = 0; i < c->n; i++) {
-        f[i].ay = (lm_axis){ .kind = LM_AXIS_NUMBER, .log = c->panel[i].log_y };
+        f[i].ay = (lm_chart_axis){ .kind = LM_AXIS_NUMBER, .log = c->panel[i].log_y };
         lm_chart_y_range(c, i, &min, &max);
         lm_axis_fit(&f[i].ay, min, max, (int)fmin(fmax(h / 42, 2), 11), false);
         for (int k = 0; k < f[i].ay.n; k++)
@@ -380,7 +380,7 @@ static void fit_axes(const lm_chart *c, frame *f, double *left, double *right, i
             *right = fmax(*right, 18 + show_last(c, &c->panel[i], &c->panel[i].line[j], s));
     lm_chart_x_range(c, &min, &max);
     for (size_t i = 0; i < c->n; i++) {
-        f[i].ax = (lm_axis){ .kind = c->x_kind, .log = c->log_x };
+        f[i].ax = (lm_chart_axis){ .kind = c->x_kind, .log = c->log_x };
         lm_axis_fit(&f[i].ax, min, max, (int)fmin(fmax((w - *left - *right) / 80, 2), 14), true);
     }
 }

@@ -31,16 +31,16 @@ typedef struct {
     int n;
     double tick[LM_AXIS_TICKS];
     char label[LM_AXIS_TICKS][16];
-} lm_axis;
+} lm_chart_axis;
 
 /* Fit a->kind and a->log (set by the caller) to data in [min, max]: choose round ticks, at most
  * `most` (2..LM_AXIS_TICKS) of them.  `tight`: lo and hi are the data's own ends (usual for x);
  * otherwise they are widened to whole ticks, or by a small margin when whole ticks would leave much
  * space empty.  A log axis needs min > 0; min == max is widened. */
-void lm_axis_fit(lm_axis *a, double min, double max, int most, bool tight);
+void lm_axis_fit(lm_chart_axis *a, double min, double max, int most, bool tight);
 /* The position of v: 0 at lo, 1 at hi (outside: beyond); NAN for a value that a log axis cannot
  * show. */
-double lm_axis_at(const lm_axis *a, double v);
+double lm_axis_at(const lm_chart_axis *a, double v);
 
 /* Exponential moving average without the bias of its start (Kingma & Ba, arXiv:1412.6980, section
  * 3): m_k = beta m_{k-1} + (1-beta) y_k, out_k = m_k / (1 - beta^k).  beta in [0,1); values that

@@ -104,7 +104,7 @@ static void label_number(char *s, size_t size, double v, double step)
     trim_exponent(s);
 }
 
-static void add_tick(lm_axis *a, double v, double step)
+static void add_tick(lm_chart_axis *a, double v, double step)
 {
     if (a->n >= LM_AXIS_TICKS)
         return;
@@ -120,7 +120,7 @@ static void add_tick(lm_axis *a, double v, double step)
 
 /* Ends of a widened axis: whole ticks, or a margin of a twentieth where whole ticks would leave
  * much space empty. */
-static void widen_ends(lm_axis *a, double min, double max)
+static void widen_ends(lm_chart_axis *a, double min, double max)
 {
     double span = max - min;
 
@@ -132,7 +132,7 @@ static void widen_ends(lm_axis *a, double min, double max)
 
 /* Ticks at the multiples of one step.  Few whole ticks may leave much of the axis empty: then the
  * ends are moved inwards, and a smaller step is tried until two ticks remain. */
-static void fit_linear(lm_axis *a, double min, double max, int most, bool tight)
+static void fit_linear(lm_chart_axis *a, double min, double max, int most, bool tight)
 {
     for (int trial = 0; trial < 3; trial++) {
         double step = choose_step(a->kind, max - min, most << trial);
@@ -156,7 +156,7 @@ static void fit_linear(lm_axis *a, double min, double max, int most, bool tight)
 }
 
 /* Ticks at 1, or 1 2 5, of each decade, or of every few decades. */
-static void fit_log(lm_axis *a, double min, double max, int most, bool tight)
+static void fit_log(lm_chart_axis *a, double min, double max, int most, bool tight)
 {
     static const double mult[3] = { 1, 2, 5 };
     double lo = floor(log10(min) + 1e-9), hi = ceil(log10(max) - 1e-9);
@@ -188,7 +188,7 @@ static void fit_log(lm_axis *a, double min, double max, int most, bool tight)
     }
 }
 
-void lm_axis_fit(lm_axis *a, double min, double max, int most, bool tight)
+void lm_axis_fit(lm_chart_axis *a, double min, double max, int most, bool tight)
 {
     a->n = 0;
     if (most > LM_AXIS_TICKS)
@@ -215,7 +215,7 @@ void lm_axis_fit(lm_axis *a, double min, double max, int most, bool tight)
     }
 }
 
-double lm_axis_at(const lm_axis *a, double v)
+double lm_axis_at(const lm_chart_axis *a, double v)
 {
     if (!a->log)
         return (v - a->lo) / (a->hi - a->lo);

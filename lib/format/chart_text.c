@@ -30,7 +30,7 @@ typedef struct {
     int left;       /* columns for the labels of y, axis not counted */
     bool color;
     cell *cells;
-    lm_axis ax, ay;
+    lm_chart_axis ax, ay;
     lm_buf *out;
     lm_err *e;
     lm_code rc;
@@ -331,7 +331,7 @@ static void put_panel(screen *s, size_t i)
     const lm_chart_panel *p = &s->chart->panel[i];
     double min, max;
 
-    s->ay = (lm_axis){ .kind = LM_AXIS_NUMBER, .log = p->log_y };
+    s->ay = (lm_chart_axis){ .kind = LM_AXIS_NUMBER, .log = p->log_y };
     lm_chart_y_range(s->chart, i, &min, &max);
     lm_axis_fit(&s->ay, min, max, s->rows / 2 > 10 ? 10 : s->rows / 2, false);
     memset(s->cells, 0, (size_t)s->cols * (size_t)s->rows * sizeof *s->cells);
@@ -357,7 +357,7 @@ static int label_width(const lm_chart *c, int rows)
     size_t widest = 1;
 
     for (size_t i = 0; i < c->n; i++) {
-        lm_axis a = { .kind = LM_AXIS_NUMBER, .log = c->panel[i].log_y };
+        lm_chart_axis a = { .kind = LM_AXIS_NUMBER, .log = c->panel[i].log_y };
         double min, max;
 
         lm_chart_y_range(c, i, &min, &max);
@@ -386,7 +386,7 @@ lm_code lm_chart_text(const lm_chart *c, int cols, int rows, bool color, lm_buf 
     if (s.cols < 4)
         s.cols = 4;
     lm_chart_x_range(c, &min, &max);
-    s.ax = (lm_axis){ .kind = c->x_kind, .log = c->log_x };
+    s.ax = (lm_chart_axis){ .kind = c->x_kind, .log = c->log_x };
     lm_axis_fit(&s.ax, min, max, s.cols / 9 > 14 ? 14 : s.cols / 9, true);
     s.rc = lm_alloc_n(&s.cells, (size_t)s.cols * (size_t)s.rows, sizeof *s.cells,
                       "cells of a chart", e);

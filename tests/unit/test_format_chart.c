@@ -17,7 +17,7 @@
 static const char *labels(lm_axis_kind kind, bool log, double min, double max, int most, bool tight)
 {
     static char text[512];
-    lm_axis a = { .kind = kind, .log = log };
+    lm_chart_axis a = { .kind = kind, .log = log };
 
     lm_axis_fit(&a, min, max, most, tight);
     assert_true(a.lo < a.hi && a.n >= 2 && a.n <= LM_AXIS_TICKS);
@@ -61,7 +61,7 @@ static void odd_ranges_still_give_an_axis(void **state)
             for (int log = 0; log < 2; log++)
                 for (int most = 2; most <= LM_AXIS_TICKS; most++)
                     for (int tight = 0; tight < 2; tight++) {
-                        lm_axis a = { .kind = (lm_axis_kind)kind, .log = log };
+                        lm_chart_axis a = { .kind = (lm_axis_kind)kind, .log = log };
                         lm_axis_fit(&a, odd[i][0], odd[i][1], most, tight);
                         assert_true(a.lo < a.hi && a.n <= LM_AXIS_TICKS);
                         assert_true(isfinite(a.lo) && isfinite(a.hi));
