@@ -30,9 +30,9 @@ LINK      = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 LIB_SRC := $(sort $(wildcard lib/*/*.c lib/train/optim/*.c))
 KER_SRC := $(sort $(wildcard kernels/cpu/*.c))
 CMN_SRC := $(sort $(wildcard cmd/common/*.c))
-# cmd/TOOL.c, and cmd/TOOL_PART.c where a tool has parts.
-CMD_SRC := $(sort $(wildcard cmd/*.c))
-TOOLS   := $(foreach f,$(CMD_SRC:cmd/%.c=%),$(if $(findstring _,$f),,$f))
+# cmd/TOOL.c, and cmd/TOOL/*.c where a tool has parts.
+TOOLS   := $(patsubst cmd/%.c,%,$(sort $(wildcard cmd/*.c)))
+CMD_SRC := $(sort $(wildcard cmd/*.c $(TOOLS:%=cmd/%/*.c)))
 
 # kernels/cpu/X_simd.c is compiled twice, once for each vector width; every kernel file has its own flags and
 # the choice is made at run time (LM_CPU).
@@ -67,7 +67,7 @@ help: ## list the targets
 $(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 	mkdir -p $(@D)
 	$(LINK) -o $@ $(filter %.o,$^) $B/libcmd.a $B/libcore.a $(LIBS)
-$(foreach t,$(TOOLS),$(eval $B/bin/$t: $(filter $B/cmd/$t_%,$(CMD_OBJ))))
+$(foreach t,$(TOOLS),$(eval $B/bin/$t: $(filter $B/cmd/$t/%,$(CMD_OBJ))))
 
 # The last folder that is searched for presets, or the first if the build folder is outside this tree.
 $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* train -- pretraining and continued training.  See man/man1/train.1.
  *
- * The options are in train_options.c, their translation for the library in train_ask.c; here are the inputs, the order
+ * The options are in train/options.c, their translation for the library in train/ask.c; here are the inputs, the order
  * of the work, and what is printed. */
 #include <inttypes.h>
 #include <math.h>
@@ -15,9 +15,9 @@
 #include "model/preset.h"
 #include "train/advice.h"
 #include "train/data.h"
+#include "train/options.h"
 #include "train/outlook.h"
 #include "train/report.h"
-#include "train_options.h"
 
 /* ---- inputs ---- */
 

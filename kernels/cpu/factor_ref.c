@@ -170,7 +170,8 @@ static void apply_reflections(reflections *r, lm_par *par, double *q)
     }
 }
 
-/* Orthonormal columns q of those of a [n, k], one after the other; false: there are none.  room: qr_room numbers. */
+/* q: an orthonormal basis of the columns of a [n, k], one column after another.  False: a number is not finite,
+ * or LAPACK failed.  room: qr_room numbers. */
 static bool orthonormalise(lm_par *par, double *a, int64_t n, int64_t k, double *q, double *room)
 {
     reflections r = { .n = n, .k = k, .a = a, .tau = room };

@@ -55,7 +55,7 @@ lm_code lm_layout_check(const lm_layout *l, int ndim, lm_err *e);
 void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *whole,
                     lm_tensor *part, int64_t first[LM_MAX_DIMS]);
 
-/* "tp=split0,pp=on2": the axes that are not replicated; "replicated" if there is none. */
+/* "tp=split0,pp=on2": the axes that are not replicated; "replicated" if all axes are. */
 lm_code lm_layout_print(const lm_layout *l, lm_buf *out, lm_err *e);
 /* The same text read.  Fails: LM_EUSAGE naming the word, for unknown axes and shares, an axis named twice,
  * dimensions from LM_MAX_DIMS on, ranks from a million on. */

@@ -172,7 +172,7 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
     return finish(u, rate_given, p->lr, e);
 }
 
-/* The rate of the entry that the text begins with; 0: there is none of that name. */
+/* The rate of the entry that the text begins with; 0: no entry has that name. */
 static double own_rate(const char *text)
 {
     char name[64];

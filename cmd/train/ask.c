@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* train_ask.c -- translates the options and operands of train into the structures of the library. */
+/* ask.c -- translates the options and operands of train into the structures of the library. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/text.h"
 #include "format/folder_run.h"
+#include "train/options.h"
 #include "train/resume.h"
 #include "train/run.h"
-#include "train_options.h"
 
 bool train_plan_only(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* train_options.c -- the options of train and their defaults.  See man/man1/train.1. */
-#include "train_options.h"
+/* options.c -- the options of train and their defaults.  See man/man1/train.1. */
+#include "train/options.h"
 
 #include "train/resume.h"
 

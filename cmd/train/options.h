@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* train_options.h -- the command line of train: its options, and what is asked for by them. */
+/* options.h -- the command line of train: its options, and what is asked for by them. */
 #ifndef LM_CMD_TRAIN_OPTIONS_H
 #define LM_CMD_TRAIN_OPTIONS_H
 
