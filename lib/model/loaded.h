@@ -22,7 +22,7 @@ lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);
 /* Decide whether weights in fewer bytes than numbers of `precision` are read in the mapped file
  * (lm_build.codes_space): as asked, or for LM_PLACE_AUTO if the weights take more than `available`
  * bytes and some can be read there; *moved then is true.  Reading in a file costs nothing at start
- * and no memory of its own, but its pages are 4 KiB: decoding takes 10 to 20 % longer.
+ * and no memory of its own, but its pages are 4 KiB: decoding takes about 15 % longer.
  * Fails: LM_EUSAGE when the file is asked for, and no weight can be read there. */
 typedef enum { LM_PLACE_AUTO, LM_PLACE_MEMORY, LM_PLACE_FILE } lm_place;
 lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const lm_backend *b,
