@@ -282,6 +282,33 @@ static void open_loaded(const fixture *f, const char *path, lm_loaded *l)
     must(lm_model_source_open(path, NULL, &l->src, &e), &e);
 }
 
+/* After loading: tensors in codes are those of the mapped file, all others are numbers in the store. */
+static void check_in_file(const lm_model *m, lm_model_source *src)
+{
+    lm_err e = { 0 };
+    lm_store *s = make(m, 0, &use);
+    must(lm_store_load(s, src, &e), &e);
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        const lm_st_tensor *file = lm_model_source_find(src, t->name);
+        const lm_code_rows *c = m->graph->value[m->param[t->param].value].t.codes;
+        bool mapped = false;
+        for (int k = 0; c && k < c->n; k++)
+            mapped = mapped || c->run[k].data == lm_model_source_data(src, file);
+        assert_int_equal(mapped, c != NULL);
+        assert_int_equal(s->place[i].block < 0, c != NULL);
+        if (c)
+            continue;
+        float *got = tensor_of(s, &s->block[s->place[i].block], i);
+        float *want = room((size_t)file->count, sizeof *want);
+        lm_convert(file->dtype, lm_model_source_data(src, file), LM_DTYPE_F32, want, file->count);
+        assert_memory_equal(got, want, (size_t)file->count * sizeof *want);
+        lm_free(want);
+        lm_free(got);
+    }
+    lm_store_free(s);
+}
+
 /* Codes that are read in the mapped file take no memory; automatically only if memory is too small. */
 static void test_codes_in_file(void **state)
 {
@@ -322,6 +349,7 @@ static void test_codes_in_file(void **state)
     }
     must(lm_store_outlook(m, &use, bytes, &e), &e);
     assert_int_equal(bytes[LM_KEPT_PARAM], numbers);
+    check_in_file(m, l.src);
     lm_model_free(m);
     lm_model_source_close(l.src);
 
