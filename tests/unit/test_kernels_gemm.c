@@ -281,12 +281,13 @@ static void ragged_shapes(void **state)
         }
 }
 
-/* Few rows against many columns: each thread packs the columns that it multiplies. */
+/* Each thread packs the columns that it multiplies: because there is one block of rows, or because two
+ * blocks have few rows beside their columns. */
 static void wide_shapes(void **state)
 {
     static const gemm_case list[] = {
-        { .m = 70, .n = 1100, .k = 45 },
-        { .m = 130, .n = 410, .k = 300 },
+        { .m = 260, .n = 1100, .k = 45 }, { .m = 257, .n = 520, .k = 2100 },
+        { .m = 70, .n = 1100, .k = 45 },  { .m = 130, .n = 410, .k = 300 },
         { .m = 33, .n = 700, .k = 2100 },
     };
 
@@ -294,7 +295,7 @@ static void wide_shapes(void **state)
     for (int l = LM_CPU_AVX2; l <= (int)lm_cpu_detect(); l++)
         for (size_t i = 0; i < sizeof(list) / sizeof(list[0]); i++)
             for (uint32_t tb = 0; tb < 2; tb++) {
-                gemm_case t = options(list[i], 1 | 32 | tb << 3 | 3u << 10);
+                gemm_case t = options(list[i], 1 | 32 | tb << 3 | tb << 4 | 3u << 10);
                 check(&t, (lm_cpu_level)l);
             }
 }
