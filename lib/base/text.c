@@ -252,6 +252,17 @@ const char *lm_plural(uint64_t n)
     return n == 1 ? "" : "s";
 }
 
+bool lm_text_until(const char **at, const char *ends, char *out, size_t size)
+{
+    size_t n = strcspn(*at, ends);
+    const char *from = *at;
+    size_t kept = n < size ? n : size - 1;
+    *at += n;
+    memcpy(out, from, kept);
+    out[kept] = 0;
+    return kept == n;
+}
+
 bool lm_text_ends(const char *s, const char *end)
 {
     size_t n = strlen(s), k = strlen(end);

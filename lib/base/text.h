@@ -22,6 +22,9 @@ char *lm_show_count(double n, char *buf);
 char *lm_show_seconds(double s, char *buf); /* "2:31", "1:02:31" */
 /* "1 file%s": the end of a noun, "" for 1, else "s". */
 const char *lm_plural(uint64_t n);
+/* Copies the text from *at up to a character of `ends`, or its own end; *at then points to that.  False:
+ * it is too long, and `out` holds its beginning. */
+bool lm_text_until(const char **at, const char *ends, char *out, size_t size);
 /* True if s ends in `end` and has something before it. */
 bool lm_text_ends(const char *s, const char *end);
 /* The member of a NULL-terminated list nearest to s (edit distance <= 3), or NULL. */

@@ -18,19 +18,6 @@
 
 static const char where[] = "optimizer";
 
-/* The text from *at up to a character of `ends`, or its own end; *at then points to that.  False: it is too long, and
- * `out` holds its beginning. */
-static bool copy_until(const char **at, const char *ends, char *out, size_t size)
-{
-    size_t n = strcspn(*at, ends);
-    const char *from = *at;
-    size_t kept = n < size ? n : size - 1;
-    *at += n;
-    memcpy(out, from, kept);
-    out[kept] = 0;
-    return kept == n;
-}
-
 static lm_code fail_name(const char *name, lm_err *e)
 {
     char known[512] = "";
@@ -39,37 +26,6 @@ static lm_code fail_name(const char *name, lm_err *e)
         len += (size_t)snprintf(known + len, sizeof known - len, "%s%s",
                                 i ? " " : "choose one of: ", lm_optim_at(i)->name);
     return lm_fail(e, LM_EUSAGE, where, known, "there is no optimiser '%.40s'", name);
-}
-
-/* The number of `value` among words; -1: none of them. */
-static double word_of(const char *words, const char *value)
-{
-    double k = 0;
-    size_t len = strlen(value);
-    for (const char *w = words; *w; k++) {
-        size_t n = strcspn(w, " ");
-        if (n == len && !memcmp(w, value, n))
-            return k;
-        w += n + (w[n] == ' ');
-    }
-    return -1;
-}
-
-static lm_code set_hyper(lm_optim_use *u, int i, const char *value, lm_err *e)
-{
-    const lm_hyper *h = &u->optim->hyper[i];
-    bool named = h->words && *h->words, whole = h->words && !named;
-    double x = named ? word_of(h->words, value) : -1;
-    bool number = x < 0 && lm_parse_double(value, &x);
-    if (named && (x < 0 || number))
-        return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s is one of: %s; not '%.40s'", h->name,
-                       u->optim->name, h->words, value);
-    if (!named && (!number || !(x >= h->least && x <= h->most) || (whole && x != floor(x))))
-        return lm_fail(e, LM_EUSAGE, where, NULL,
-                       "%s of %s is a %snumber from %.7g to %.7g, not '%.40s'", h->name,
-                       u->optim->name, whole ? "whole " : "", h->least, h->most, value);
-    u->hyper[i] = x;
-    return LM_OK;
 }
 
 static lm_code set_rate(lm_optim_use *u, const char *value, double lr, lm_err *e)
@@ -86,15 +42,6 @@ static lm_code set_rate(lm_optim_use *u, const char *value, double lr, lm_err *e
     return LM_OK;
 }
 
-static lm_code fail_key(const lm_optim *o, const char *key, lm_err *e)
-{
-    char known[512] = "its keys are: lr ema";
-    size_t len = strlen(known);
-    for (int i = 0; o->hyper[i].name && len < sizeof known; i++)
-        len += (size_t)snprintf(known + len, sizeof known - len, " %s", o->hyper[i].name);
-    return lm_fail(e, LM_EUSAGE, where, known, "%s has no '%.40s'", o->name, key);
-}
-
 static lm_code set_average(lm_optim_use *u, const char *value, lm_err *e)
 {
     double x;
@@ -106,13 +53,14 @@ static lm_code set_average(lm_optim_use *u, const char *value, lm_err *e)
     return LM_OK;
 }
 
-static lm_code set_key(lm_optim_use *u, const char *key, const char *value, double lr, lm_err *e)
+static lm_code set_key(lm_optim_use *u, const lm_hyper_text *t, double lr, lm_err *e)
 {
-    int i = lm_optim_hyper(u->optim, key);
-    return i >= 0                ? set_hyper(u, i, value, e)
-           : !strcmp(key, "lr")  ? set_rate(u, value, lr, e)
-           : !strcmp(key, "ema") ? set_average(u, value, e)
-                                 : fail_key(u->optim, key, e);
+    const lm_optim *o = u->optim;
+    int i = lm_hyper_find(o->hyper, t->key);
+    return i >= 0 ? lm_hyper_set(&o->hyper[i], where, o->name, t->value, &u->hyper[i], e)
+           : !strcmp(t->key, "lr")  ? set_rate(u, t->value, lr, e)
+           : !strcmp(t->key, "ema") ? set_average(u, t->value, e)
+                                    : lm_hyper_fail(o->hyper, where, o->name, " lr ema", t->key, e);
 }
 
 /* An optimiser that computes its own rates uses the run's schedule as a factor that starts at 1. */
@@ -141,9 +89,10 @@ typedef struct {
 static lm_code parse_use(const char **at, const lm_hyper_value *given, const peak *p,
                          lm_optim_use *u, lm_err *e)
 {
-    char name[64], key[64], value[64];
+    char name[64];
+    lm_hyper_text t;
     bool rate_given = false;
-    if (!copy_until(at, ":;", name, sizeof name) || !lm_optim_find(name))
+    if (!lm_text_until(at, ":;", name, sizeof name) || !lm_optim_find(name))
         return fail_name(name, e);
     *u = lm_optim_default(lm_optim_find(name));
     if (p->own)
@@ -155,19 +104,9 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
     }
     while (**at == ':' || **at == ',') {
         ++*at;
-        if (!copy_until(at, "=,;", key, sizeof key))
-            return fail_key(u->optim, key, e);
-        if (**at != '=')
-            return lm_fail(e, LM_EUSAGE, where, "write key=value", "'%.40s' of %s has no value",
-                           key, name);
-        ++*at;
-        if (!copy_until(at, ",;", value, sizeof value))
-            return lm_fail(e, LM_EUSAGE, where, NULL, "the value of %s is too long", key);
-        for (char *c = key; *c; c++)
-            *c = *c == '-' ? '_' : *c;
-        if (set_key(u, key, value, p->lr, e))
+        if (lm_hyper_next(at, ";", where, u->optim->name, &t, e) || set_key(u, &t, p->lr, e))
             return e->code;
-        rate_given |= !strcmp(key, "lr");
+        rate_given |= !strcmp(t.key, "lr");
     }
     return finish(u, rate_given, p->lr, e);
 }
@@ -176,7 +115,7 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
 static double own_rate(const char *text)
 {
     char name[64];
-    const lm_optim *o = copy_until(&text, ":;", name, sizeof name) ? lm_optim_find(name) : NULL;
+    const lm_optim *o = lm_text_until(&text, ":;", name, sizeof name) ? lm_optim_find(name) : NULL;
     return o ? o->rate : 0;
 }
 
@@ -195,7 +134,7 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
         if (out->n == LM_GROUPS)
             return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d groups", LM_GROUPS);
         char *pattern = out->pattern[out->n];
-        if (!copy_until(&at, "=;", pattern, sizeof out->pattern[0]))
+        if (!lm_text_until(&at, "=;", pattern, sizeof out->pattern[0]))
             return lm_fail(e, LM_EUSAGE, where, "use '*', or a group more",
                            "the patterns of a group have at most %zu characters",
                            sizeof out->pattern[0] - 1);
@@ -252,7 +191,7 @@ static bool matches(const char *patterns, const lm_update_tensor *t)
     const char *at = patterns;
     strip(t->name, bare);
     for (;; at++) {
-        copy_until(&at, "|", one, sizeof one);
+        lm_text_until(&at, "|", one, sizeof one);
         if (is_word_of(one, t) || !fnmatch(one, bare, FNM_CASEFOLD) ||
             !fnmatch(one, t->name, FNM_CASEFOLD))
             return true;
@@ -337,68 +276,22 @@ lm_code lm_groups_update(const lm_groups *g, const lm_model *m, const lm_update_
 
 /* ---- lists ---- */
 
-/* The k-th word, which ends at a space or the end. */
-static const char *nth_word(const char *words, int k)
-{
-    for (; k > 0; k--)
-        words += strcspn(words, " ") + 1;
-    return words;
-}
-
-/* "off on [off]", "0 to 1 [0.9]" */
-static lm_code add_range(const lm_hyper *h, lm_buf *out, lm_err *e)
-{
-    if (!h->words || !*h->words)
-        return lm_buf_addf(out, e, "%.7g to %.7g [%g]\n", h->least, h->most, h->value);
-    const char *word = nth_word(h->words, (int)h->value);
-    return lm_buf_addf(out, e, "%s [%.*s]\n", h->words, (int)strcspn(word, " "), word);
-}
-
 lm_code lm_optims_table(lm_buf *out, lm_err *e)
 {
     for (int i = 0; lm_optim_at(i); i++) {
         const lm_optim *o = lm_optim_at(i);
         const lm_hyper rate = { "lr", o->rate, 0, 1e3, "peak learning rate", NULL };
         if (lm_buf_addf(out, e, "%-16s %s\n", o->name, o->about) ||
-            lm_buf_addf(out, e, "  %-23s %-44s ", rate.name, rate.help) || add_range(&rate, out, e))
+            lm_buf_addf(out, e, "  %-23s %-44s ", rate.name, rate.help) ||
+            lm_hyper_add_range(&rate, out, e))
             return e->code;
         for (const lm_hyper *h = o->hyper; h->name; h++) {
-            if (lm_buf_addf(out, e, "  %-23s %-44s ", h->name, h->help) || add_range(h, out, e))
+            if (lm_buf_addf(out, e, "  %-23s %-44s ", h->name, h->help) ||
+                lm_hyper_add_range(h, out, e))
                 return e->code;
         }
     }
     return LM_OK;
-}
-
-/* Values of words as words, and the words as a list; no least and most, which are their numbers. */
-static void add_words(const lm_hyper *h, lm_jw *w)
-{
-    char one[64];
-    const char *at = nth_word(h->words, (int)h->value);
-    copy_until(&at, " ", one, sizeof one);
-    lm_jw_str(w, "value", one);
-    lm_jw_arr(w, "words");
-    for (at = h->words; *at; at += *at == ' ') {
-        copy_until(&at, " ", one, sizeof one);
-        lm_jw_str(w, NULL, one);
-    }
-    lm_jw_close_arr(w);
-}
-
-static void add_hyper(const lm_hyper *h, lm_jw *w)
-{
-    lm_jw_obj(w, h->name);
-    if (h->words && *h->words) {
-        add_words(h, w);
-    } else {
-        lm_jw_f64(w, "value", h->value);
-        lm_jw_f64(w, "least", h->least);
-        lm_jw_f64(w, "most", h->most);
-        if (h->words)
-            lm_jw_bool(w, "whole", true);
-    }
-    lm_jw_str(w, "help", h->help);
-    lm_jw_close_obj(w);
 }
 
 lm_code lm_optims_json(lm_buf *out, lm_err *e)
@@ -413,7 +306,7 @@ lm_code lm_optims_json(lm_buf *out, lm_err *e)
         lm_jw_f64(&w, "lr", o->rate);
         lm_jw_obj(&w, "hyper");
         for (const lm_hyper *h = o->hyper; h->name; h++)
-            add_hyper(h, &w);
+            lm_hyper_add_json(h, &w);
         lm_jw_close_obj(&w);
         lm_jw_close_obj(&w);
     }

@@ -21,20 +21,12 @@
 #ifndef LM_TRAIN_UPDATE_H
 #define LM_TRAIN_UPDATE_H
 
+#include "base/hyper.h"
 #include "convert/names.h"
 #include "graph/graph.h"
 #include "model/store.h"
 
 /* ---- an optimiser ---- */
-
-typedef struct {
-    const char *name; /* usual name: "beta1"; NULL: past the last */
-    double value, least, most;
-    const char *help; /* short description */
-    /* names of the values 0, 1, 2...: "off on"; NULL: a number; LM_WHOLE: an integer */
-    const char *words;
-} lm_hyper;
-#define LM_WHOLE ""
 
 enum { LM_OPTIM_HYPERS = 16, LM_OPTIM_NUMBERS = 8 }; /* at most */
 

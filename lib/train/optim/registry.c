@@ -32,10 +32,7 @@ int lm_optim_numbers(const lm_optim *o)
 
 int lm_optim_hyper(const lm_optim *o, const char *name)
 {
-    for (int i = 0; o->hyper[i].name; i++)
-        if (!strcmp(o->hyper[i].name, name))
-            return i;
-    return -1;
+    return lm_hyper_find(o->hyper, name);
 }
 
 const char *lm_optims_with(const char *hyper, char *out, size_t size)
