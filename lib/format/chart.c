@@ -17,7 +17,7 @@
  * white paper. */
 static const uint32_t palette[8] = { 0x2563EB, 0xEA580C, 0x059669, 0xA21CAF,
                                      0x0891B2, 0xCA8A04, 0xDC2626, 0x64748B };
-enum { INK = 0x1E293B, GREY = 0x64748B, GRID = 0xE2E8F0, AXIS = 0x94A3B8, ALARM = 0xDC2626 };
+enum { ALARM = 0xDC2626 };
 
 static const double LETTER = 0.58; /* mean width of a letter, in sizes */
 
@@ -118,12 +118,12 @@ lm_code lm_chart_check_size(int w, int h, lm_err *e)
                    h, LM_CHART_MIN, LM_CHART_MAX);
 }
 
-static double text_width(const char *s, double size)
+double lm_canvas_text_width(const char *s, double size)
 {
     return LETTER * size * (double)lm_chart_letters(s);
 }
 
-static void put_text(lm_canvas *v, double x, double y, const char *s, lm_face face)
+void lm_canvas_text(lm_canvas *v, double x, double y, const char *s, lm_face face)
 {
     char clean[512];
 
@@ -135,8 +135,9 @@ static void put_text(lm_canvas *v, double x, double y, const char *s, lm_face fa
 static void paint_frame(lm_canvas *v, const frame *f, const char *label, const char *x_label,
                         bool bottom)
 {
-    lm_face tick = { .rgb = GREY, .size = 12 }, name = { .rgb = INK, .size = 13, .bold = true };
-    lm_pen grid = { GRID, 1, 1, 0 }, axis = { AXIS, 1, 1, 0 };
+    lm_face tick = { .rgb = LM_GREY, .size = 12 },
+            name = { .rgb = LM_INK, .size = 13, .bold = true };
+    lm_pen grid = { LM_GRID, 1, 1, 0 }, axis = { LM_AXIS, 1, 1, 0 };
 
     for (int i = 0; i < f->ay.n; i++) {
         double y = floor(f->y + f->h * (1 - lm_axis_at(&f->ay, f->ay.tick[i]))) + 0.5;
@@ -144,7 +145,7 @@ static void paint_frame(lm_canvas *v, const frame *f, const char *label, const c
 
         v->path(v, xy, 2, grid);
         tick.anchor = 1;
-        put_text(v, f->x - 8, y + 4, f->ay.label[i], tick);
+        lm_canvas_text(v, f->x - 8, y + 4, f->ay.label[i], tick);
     }
     for (int i = 0; i < f->ax.n; i++) {
         double x = floor(f->x + f->w * lm_axis_at(&f->ax, f->ax.tick[i])) + 0.5;
@@ -153,15 +154,15 @@ static void paint_frame(lm_canvas *v, const frame *f, const char *label, const c
         v->path(v, xy, 2, axis);
         tick.anchor = 0;
         if (bottom)
-            put_text(v, x, f->y + f->h + 19, f->ax.label[i], tick);
+            lm_canvas_text(v, x, f->y + f->h + 19, f->ax.label[i], tick);
     }
     double base[4] = { f->x, floor(f->y + f->h) + 0.5, f->x + f->w, floor(f->y + f->h) + 0.5 };
     v->path(v, base, 2, axis);
     name.anchor = -1;
-    put_text(v, f->x, f->y - 9, label, name);
+    lm_canvas_text(v, f->x, f->y - 9, label, name);
     tick.anchor = 1;
     if (bottom)
-        put_text(v, f->x + f->w, f->y + f->h + 36, x_label, tick);
+        lm_canvas_text(v, f->x + f->w, f->y + f->h + 36, x_label, tick);
 }
 
 /* Thin a run of pixels in place so that no column of half a pixel keeps more than its first,
@@ -281,7 +282,7 @@ static double show_last(const lm_chart *c, const lm_chart_panel *p, const lm_cha
     if (k == l->n)
         return 0;
     snprintf(s, 24, "%.4g", l->y[k]);
-    return text_width(s, 12) * 1.15; /* bold */
+    return lm_canvas_text_width(s, 12) * 1.15; /* bold */
 }
 
 /* The last values of the lines at the right edge, moved apart where they would overlap. */
@@ -315,14 +316,14 @@ static void paint_ends(const lm_chart *c, const lm_chart_panel *p, const frame *
         lm_face face = { palette[(unsigned)end[i].line->color % 8], 12, true, false, -1 };
 
         show_last(c, p, end[i].line, s);
-        put_text(v, f->x + f->w + 8, end[i].y + 4, s, face);
+        lm_canvas_text(v, f->x + f->w + 8, end[i].y + 4, s, face);
     }
 }
 
 /* One entry: a sample of the line and its name.  Returns its width; paints unless v is NULL. */
 static double legend_entry(const lm_chart_line *l, double x, double y, lm_canvas *v)
 {
-    lm_face face = { INK, 12, false, false, -1 };
+    lm_face face = { LM_INK, 12, false, false, -1 };
     uint32_t rgb = palette[(unsigned)l->color % 8];
     double xy[4] = { x, y - 4, x + 22, y - 4 };
 
@@ -332,9 +333,9 @@ static double legend_entry(const lm_chart_line *l, double x, double y, lm_canvas
         v->path(v, xy, 2, pen);
         if (l->style == LM_LINE_MARKS)
             v->dot(v, x + 11, y - 4, 4, rgb);
-        put_text(v, x + 28, y, l->name, face);
+        lm_canvas_text(v, x + 28, y, l->name, face);
     }
-    return 28 + text_width(l->name, face.size) + 20;
+    return 28 + lm_canvas_text_width(l->name, face.size) + 20;
 }
 
 /* The legend of the whole chart (its first panel's names), in rows from y down, broken at x1.
@@ -371,7 +372,7 @@ static void fit_axes(const lm_chart *c, frame *f, double *left, double *right, i
         lm_chart_y_range(c, i, &min, &max);
         lm_axis_fit(&f[i].ay, min, max, (int)fmin(fmax(h / 42, 2), 11), false);
         for (int k = 0; k < f[i].ay.n; k++)
-            widest = fmax(widest, text_width(f[i].ay.label[k], 12));
+            widest = fmax(widest, lm_canvas_text_width(f[i].ay.label[k], 12));
     }
     *left = 18 + widest + 8;
     *right = 18;
@@ -395,8 +396,9 @@ static size_t longest_line(const lm_chart *c)
     return n;
 }
 
-lm_code lm_chart_paint(const lm_chart *c, int w, int h, lm_canvas *v, lm_err *e)
+lm_code lm_chart_paint(const void *picture, int w, int h, lm_canvas *v, lm_err *e)
 {
+    const lm_chart *c = picture;
     const double gap = 38, bottom = 50;
     double left, right, y = 16, each;
     frame *f = NULL;
@@ -411,8 +413,8 @@ lm_code lm_chart_paint(const lm_chart *c, int w, int h, lm_canvas *v, lm_err *e)
     }
     v->box(v, 0, 0, w, h, 0xFFFFFF);
     if (c->title) {
-        lm_face title = { INK, 16, true, false, -1 };
-        put_text(v, 18, y + 14, c->title, title);
+        lm_face title = { LM_INK, 16, true, false, -1 };
+        lm_canvas_text(v, 18, y + 14, c->title, title);
         y += 28;
     }
     y += paint_legend(c, 18, w - 18, y + 12, v);

@@ -6,6 +6,7 @@
 
 #include "format/chart.h"
 #include "format/chart_canvas.h"
+#include "format/chart_map.h"
 
 static void set_rgb(cairo_t *cr, uint32_t rgb, double alpha)
 {
@@ -84,7 +85,7 @@ static cairo_status_t take_bytes(void *ctx, const unsigned char *data, unsigned 
     return s->rc ? CAIRO_STATUS_NO_MEMORY : CAIRO_STATUS_SUCCESS;
 }
 
-lm_code lm_chart_png(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e)
+lm_code lm_canvas_png(lm_painter *paint, const void *picture, int w, int h, lm_buf *out, lm_err *e)
 {
     sink s = { .out = out, .e = e };
     lm_canvas canvas = { png_path, png_box, png_dot, png_text, NULL };
@@ -98,7 +99,7 @@ lm_code lm_chart_png(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e)
     surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, w, h);
     cr = cairo_create(surface);
     canvas.ctx = cr;
-    rc = lm_chart_paint(c, w, h, &canvas, e);
+    rc = paint(picture, w, h, &canvas, e);
     st = cairo_status(cr);
     if (!rc && st == CAIRO_STATUS_SUCCESS)
         st = cairo_surface_write_to_png_stream(surface, take_bytes, &s);
@@ -110,4 +111,14 @@ lm_code lm_chart_png(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e)
     cairo_destroy(cr);
     cairo_surface_destroy(surface);
     return rc;
+}
+
+lm_code lm_chart_png(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e)
+{
+    return lm_canvas_png(lm_chart_paint, c, w, h, out, e);
+}
+
+lm_code lm_chart_map_png(const lm_chart_map *m, int w, int h, lm_buf *out, lm_err *e)
+{
+    return lm_canvas_png(lm_chart_map_paint, m, w, h, out, e);
 }

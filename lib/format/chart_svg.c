@@ -7,6 +7,7 @@
 
 #include "format/chart.h"
 #include "format/chart_canvas.h"
+#include "format/chart_map.h"
 
 typedef struct {
     lm_buf *out;
@@ -136,7 +137,8 @@ static void svg_text(lm_canvas *c, double x, double y, const char *text, lm_face
     put_str(s, "</text>\n");
 }
 
-lm_code lm_chart_svg(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e)
+lm_code lm_canvas_svg(lm_painter *paint, const void *picture, const char *name, int w, int h,
+                      lm_buf *out, lm_err *e)
 {
     svg s = { .out = out, .e = e };
     lm_canvas canvas = { svg_path, svg_box, svg_dot, svg_text, &s };
@@ -152,15 +154,25 @@ lm_code lm_chart_svg(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e)
     put_str(&s, size);
     put_str(&s, " font-family=\"DejaVu Sans, Verdana, sans-serif\" stroke-linejoin=\"round\""
                 " stroke-linecap=\"butt\">\n");
-    if (c->title) {
+    if (name) {
         char title[512];
 
-        lm_chart_clean(title, sizeof title, c->title);
+        lm_chart_clean(title, sizeof title, name);
         put_str(&s, "<title>");
         put_escaped(&s, title);
         put_str(&s, "</title>\n");
     }
-    rc = lm_chart_paint(c, w, h, &canvas, e);
+    rc = paint(picture, w, h, &canvas, e);
     put_str(&s, "</svg>\n");
     return rc ? rc : s.rc;
+}
+
+lm_code lm_chart_svg(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e)
+{
+    return lm_canvas_svg(lm_chart_paint, c, c->title, w, h, out, e);
+}
+
+lm_code lm_chart_map_svg(const lm_chart_map *m, int w, int h, lm_buf *out, lm_err *e)
+{
+    return lm_canvas_svg(lm_chart_map_paint, m, m->title, w, h, out, e);
 }
