@@ -27,7 +27,7 @@ COMPILE   = $(CC) $(WARN) $(DEFS) -pthread -fno-math-errno -ffp-contract=off $(C
 LIBS     := -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread
 LINK      = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
-LIB_SRC := $(sort $(wildcard lib/*/*.c lib/train/optim/*.c))
+LIB_SRC := $(sort $(wildcard lib/*/*.c lib/kv/methods/*.c lib/train/optim/*.c))
 KER_SRC := $(sort $(wildcard kernels/cpu/*.c))
 CMN_SRC := $(sort $(wildcard cmd/common/*.c))
 # cmd/TOOL.c, and cmd/TOOL/*.c where a tool has parts.

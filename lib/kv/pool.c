@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool.c -- pages over three tiers: lists of idle pages, and moves that make room. */
+#include "base/mem.h"
+#include "kv/pool_impl.h"
+
+enum { MOST_PAGES = 1 << 30, CHAIN = LM_TIERS }; /* CHAIN: moves that one place needs at most */
+
+typedef struct {
+    lm_tier tier;
+    int32_t place; /* -1: no room */
+} spot;
+
+static const spot NO_ROOM = { LM_TIER_DEVICE, -1 };
+
+/* --- lists --- */
+
+static void add_last(lm_pool *p, int32_t page, status s)
+{
+    page_state *g = &p->page[page];
+    page_list *l = &p->tier[g->tier].list[s];
+    g->status = (uint8_t)s;
+    g->prev = l->last;
+    g->next = -1;
+    *(l->last < 0 ? &l->first : &p->page[l->last].next) = page;
+    l->last = page;
+    l->n++;
+}
+
+static void unlink_page(lm_pool *p, int32_t page)
+{
+    page_state *g = &p->page[page];
+    page_list *l = &p->tier[g->tier].list[g->status];
+    *(g->prev < 0 ? &l->first : &p->page[g->prev].next) = g->next;
+    *(g->next < 0 ? &l->last : &p->page[g->next].prev) = g->prev;
+    l->n--;
+    g->status = PINNED;
+}
+
+static void free_place(lm_pool *p, spot at)
+{
+    tier_state *t = &p->tier[at.tier];
+    if (t->closed)
+        t->closed++;
+    else
+        t->free[t->n_free++] = at.place;
+}
+
+static spot spot_of(const page_state *g)
+{
+    return (spot){ (lm_tier)g->tier, g->place };
+}
+
+/* The number and the place of a page without references are free again. */
+static void release(lm_pool *p, int32_t page)
+{
+    page_state *g = &p->page[page];
+    free_place(p, spot_of(g));
+    *g = (page_state){ .status = FREE, .place = -1, .next = p->unused };
+    p->unused = page;
+}
+
+static void discard(lm_pool *p, int32_t page)
+{
+    if (p->forget)
+        p->forget(p->ctx, page);
+    p->page[page].keep = false;
+}
+
+/* A page without pins goes to the list where it belongs. */
+static void settle(lm_pool *p, int32_t page)
+{
+    page_state *g = &p->page[page];
+    if (!g->refs && g->keep && p->tier[g->tier].closed)
+        discard(p, page);
+    if (g->refs)
+        add_last(p, page, PARKED);
+    else if (g->keep)
+        add_last(p, page, CACHED);
+    else
+        release(p, page);
+}
+
+/* --- making room --- */
+
+static void add_move(lm_pool *p, int32_t page, spot from, spot to)
+{
+    p->move[p->n_moves++] = (lm_kv_move){ page, from.tier, to.tier, from.place, to.place };
+}
+
+static bool may_move(const lm_pool *p, int64_t pages)
+{
+    return (p->read ? 0 : p->n_moves) + CHAIN * pages <= p->most_moves;
+}
+
+static void begin_moves(lm_pool *p)
+{
+    if (p->read)
+        p->n_moves = 0;
+    p->read = false;
+}
+
+static spot room(lm_pool *p, int tier, bool displace);
+
+static void lower(lm_pool *p, int32_t page, spot to)
+{
+    page_state *g = &p->page[page];
+    status s = (status)g->status;
+    add_move(p, page, spot_of(g), to);
+    unlink_page(p, page);
+    g->tier = (uint8_t)to.tier;
+    g->place = to.place;
+    add_last(p, page, s);
+}
+
+static spot empty_parked(lm_pool *p, int tier)
+{
+    int32_t page = p->tier[tier].list[PARKED].first;
+    spot from = spot_of(&p->page[page]), to = room(p, tier + 1, true);
+    if (to.place < 0)
+        return NO_ROOM;
+    lower(p, page, to);
+    return from;
+}
+
+/* The cached page is discarded where no lower tier has room, and with a page that it follows. */
+static spot empty_cached(lm_pool *p, int tier)
+{
+    int32_t page = p->tier[tier].list[CACHED].first;
+    page_state *g = &p->page[page];
+    spot from = spot_of(g);
+
+    unlink_page(p, page); /* so that the calls below do not release it */
+    spot to = room(p, tier + 1, false);
+    if (to.place < 0)
+        discard(p, page);
+    if (g->keep) {
+        add_last(p, page, CACHED);
+        lower(p, page, to);
+        return from;
+    }
+    if (to.place >= 0)
+        free_place(p, to);
+    release(p, page);
+    return room(p, tier, false);
+}
+
+/* A place of this tier, or of a lower one if this has none at all; parked pages go down for it only
+ * if displace. */
+static spot room(lm_pool *p, int tier, bool displace)
+{
+    for (; tier < LM_TIERS; tier++) {
+        tier_state *t = &p->tier[tier];
+        if (t->closed || !t->size)
+            continue;
+        if (t->n_free)
+            return (spot){ (lm_tier)tier, t->free[--t->n_free] };
+        if (t->list[CACHED].n)
+            return empty_cached(p, tier);
+        if (displace && t->list[PARKED].n) {
+            spot at = empty_parked(p, tier);
+            if (at.place >= 0)
+                return at;
+        }
+        if (tier == LM_TIER_DEVICE)
+            break;
+    }
+    return NO_ROOM;
+}
+
+int64_t lm_pool_below(const lm_pool *p)
+{
+    int64_t n = 0;
+    for (int i = LM_TIER_HOST; i < LM_TIERS; i++)
+        n += p->tier[i].n_free + p->tier[i].list[CACHED].n;
+    return n;
+}
+
+/* Places of the device that can be had while `busy` of its parked pages stay. */
+static int64_t available(const lm_pool *p, int64_t busy)
+{
+    const tier_state *t = &p->tier[LM_TIER_DEVICE];
+    int64_t below = lm_pool_below(p), parked = t->list[PARKED].n - busy;
+    return t->n_free + t->list[CACHED].n + (parked < below ? parked : below);
+}
+
+/* --- pages --- */
+
+static int32_t new_page(lm_pool *p, spot at)
+{
+    int32_t page = p->unused;
+    page_state *g = &p->page[page];
+    p->unused = g->next;
+    *g = (page_state){ .refs = 1, .pins = 1, .place = at.place, .status = PINNED };
+    return page;
+}
+
+int32_t lm_pool_take(lm_pool *p)
+{
+    if (!may_move(p, 1))
+        return -1;
+    begin_moves(p);
+    spot at = room(p, LM_TIER_DEVICE, true);
+    return at.place < 0 ? -1 : new_page(p, at);
+}
+
+int32_t lm_pool_own(lm_pool *p, int32_t page)
+{
+    page_state *g = &p->page[page];
+    if (g->refs == 1 && !g->keep)
+        return page;
+    if (!may_move(p, 2))
+        return -1;
+    int32_t copy = lm_pool_take(p);
+    if (copy >= 0) {
+        add_move(p, copy, spot_of(g), spot_of(&p->page[copy]));
+        lm_pool_unpin(p, page);
+        lm_pool_drop(p, page);
+    }
+    return copy;
+}
+
+void lm_pool_ref(lm_pool *p, int32_t page)
+{
+    page_state *g = &p->page[page];
+    if (g->status == CACHED) {
+        unlink_page(p, page);
+        add_last(p, page, PARKED);
+    }
+    g->refs++;
+}
+
+void lm_pool_drop(lm_pool *p, int32_t page)
+{
+    page_state *g = &p->page[page];
+    if (--g->refs == 0) {
+        unlink_page(p, page);
+        settle(p, page);
+    }
+}
+
+void lm_pool_unpin(lm_pool *p, int32_t page)
+{
+    if (--p->page[page].pins == 0)
+        settle(p, page);
+}
+
+/* Pages of the list that are parked on the device, and pages that are elsewhere. */
+static void count_idle(const lm_pool *p, const int32_t *page, int64_t n, int64_t *here,
+                       int64_t *elsewhere)
+{
+    *here = *elsewhere = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const page_state *g = &p->page[page[i]];
+        *here += g->tier == LM_TIER_DEVICE && g->status == PARKED;
+        *elsewhere += g->tier != LM_TIER_DEVICE;
+    }
+}
+
+bool lm_pool_fits(const lm_pool *p, const int32_t *page, int64_t n, int64_t more)
+{
+    int64_t here, elsewhere;
+    count_idle(p, page, n, &here, &elsewhere);
+    return available(p, here) >= elsewhere + more && may_move(p, elsewhere + more);
+}
+
+bool lm_pool_pin(lm_pool *p, const int32_t *page, int64_t n)
+{
+    if (!lm_pool_fits(p, page, n, 0))
+        return false;
+    begin_moves(p);
+    for (int64_t i = 0; i < n; i++)
+        if (p->page[page[i]].pins++ == 0)
+            unlink_page(p, page[i]);
+    for (int64_t i = 0; i < n; i++) {
+        page_state *g = &p->page[page[i]];
+        if (g->tier == LM_TIER_DEVICE)
+            continue;
+        spot from = spot_of(g), to = room(p, LM_TIER_DEVICE, true);
+        add_move(p, page[i], from, to);
+        free_place(p, from);
+        g->tier = LM_TIER_DEVICE;
+        g->place = to.place;
+    }
+    return true;
+}
+
+void lm_pool_keep(lm_pool *p, int32_t page, bool keep)
+{
+    page_state *g = &p->page[page];
+    g->keep = keep;
+    if (!keep && g->status == CACHED) {
+        unlink_page(p, page);
+        release(p, page);
+    }
+}
+
+void lm_pool_on_discard(lm_pool *p, void (*forget)(void *ctx, int32_t page), void *ctx)
+{
+    p->forget = forget;
+    p->ctx = ctx;
+}
+
+void lm_pool_close(lm_pool *p, lm_tier tier)
+{
+    tier_state *t = &p->tier[tier];
+    if (tier == LM_TIER_DEVICE || t->closed)
+        return;
+    t->closed = 1 + t->n_free;
+    t->n_free = 0;
+    while (t->list[CACHED].n) {
+        int32_t page = t->list[CACHED].first;
+        unlink_page(p, page);
+        discard(p, page);
+        release(p, page);
+    }
+}
+
+/* --- what there is --- */
+
+lm_tier lm_pool_tier(const lm_pool *p, int32_t page)
+{
+    return (lm_tier)p->page[page].tier;
+}
+
+int32_t lm_pool_place(const lm_pool *p, int32_t page)
+{
+    return p->page[page].place;
+}
+
+int32_t lm_pool_refs(const lm_pool *p, int32_t page)
+{
+    return p->page[page].refs;
+}
+
+int32_t lm_pool_pins(const lm_pool *p, int32_t page)
+{
+    return p->page[page].pins;
+}
+
+int64_t lm_pool_size(const lm_pool *p, lm_tier tier)
+{
+    return tier == LM_TIERS ? p->n : p->tier[tier].size;
+}
+
+lm_pool_count lm_pool_counts(const lm_pool *p, lm_tier tier)
+{
+    const tier_state *t = &p->tier[tier];
+    return (lm_pool_count){ t->n_free, t->list[CACHED].n, t->list[PARKED].n };
+}
+
+int64_t lm_pool_moves(lm_pool *p, const lm_kv_move **out)
+{
+    begin_moves(p);
+    p->read = true;
+    *out = p->move;
+    return p->n_moves;
+}
+
+int64_t lm_pool_pending(const lm_pool *p)
+{
+    return p->read ? 0 : p->n_moves;
+}
+
+lm_code lm_pool_new(const int64_t pages[LM_TIERS], lm_pool **out, lm_err *e)
+{
+    int64_t n = 0;
+    *out = NULL;
+    for (int i = 0; i < LM_TIERS; i++) {
+        if (pages[i] < (i == LM_TIER_DEVICE) || pages[i] > MOST_PAGES - n)
+            return lm_fail(e, LM_EUSAGE, "page pool", NULL, "cannot have %lld pages in a tier",
+                           (long long)pages[i]);
+        n += pages[i];
+    }
+    lm_pool *p = NULL;
+    if (lm_alloc_n(&p, 1, sizeof *p, "page pool", e))
+        return e->code;
+    p->n = n;
+    p->most_moves = 4 * n + 64;
+    if (lm_alloc_n(&p->page, (size_t)n, sizeof *p->page, "page pool", e) ||
+        lm_alloc_n(&p->move, (size_t)p->most_moves, sizeof *p->move, "page pool", e))
+        goto fail;
+    for (int32_t i = 0; i < n; i++)
+        p->page[i] = (page_state){ .place = -1, .next = i + 1 < n ? i + 1 : -1 };
+    for (int i = 0; i < LM_TIERS; i++) {
+        tier_state *t = &p->tier[i];
+        t->size = t->n_free = pages[i];
+        t->list[CACHED] = t->list[PARKED] = (page_list){ -1, -1, 0 };
+        if (lm_alloc_n(&t->free, (size_t)pages[i], sizeof *t->free, "page pool", e))
+            goto fail;
+        for (int64_t j = 0; j < pages[i]; j++) /* place 0 is taken first */
+            t->free[j] = (int32_t)(pages[i] - 1 - j);
+    }
+    *out = p;
+    return LM_OK;
+fail:
+    lm_pool_free(p);
+    return e->code;
+}
+
+void lm_pool_free(lm_pool *p)
+{
+    if (!p)
+        return;
+    for (int i = 0; i < LM_TIERS; i++)
+        lm_free(p->tier[i].free);
+    lm_free(p->page);
+    lm_free(p->move);
+    lm_free(p);
+}
