@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "graph/op.h"
+#include "numeric/kv_format.h"
 
 enum { LETTERS = 26, SHOWN = 96 };
 
@@ -131,10 +132,22 @@ static lm_code fit_any(binding *b, const lm_operand *o, const lm_tensor *t)
                    show(t, have), b->any_name, show(b->any, want));
 }
 
+/* A coded cache where one is wanted, and there alone. */
+static lm_code fit_kv(const binding *b, const lm_operand *o, const lm_tensor *t)
+{
+    lm_kv_sections s;
+    if (!t->kv != !(o->is & LM_KV))
+        return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is %s coded cache", o->name,
+                       t->kv ? "a" : "no");
+    return t->kv && t->ndim == 4 ? lm_kv_page(t->kv, t->dim[2], t->dim[3], &s, b->e) : LM_OK;
+}
+
 static lm_code fit(binding *b, const lm_operand *o, const lm_tensor *t)
 {
     const char *dim = o->dims;
     char have[SHOWN];
+    if (fit_kv(b, o, t))
+        return b->e->code;
     if (o->dims[0] == '*')
         return fit_any(b, o, t);
     if (o->dims[0] == '~')

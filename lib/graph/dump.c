@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "graph/graph.h"
+#include "numeric/kv_format.h"
 
 static lm_code add_value(const lm_graph *g, lm_vid v, lm_buf *out, lm_err *e)
 {
@@ -23,7 +24,8 @@ static lm_code add_shape(const lm_tensor *t, lm_buf *out, lm_err *e)
     lm_code rc = lm_buf_addf(out, e, " %s[", lm_dtype_name(t->dtype));
     for (int i = 0; !rc && i < t->ndim; i++)
         rc = lm_buf_addf(out, e, i ? ",%" PRId64 : "%" PRId64, t->dim[i]);
-    return rc ? rc : lm_buf_addf(out, e, "]");
+    rc = rc ? rc : lm_buf_addf(out, e, "]");
+    return rc || !t->kv ? rc : lm_buf_addf(out, e, " as %s", t->kv->name);
 }
 
 static lm_code add_field(const lm_field *f, const void *attr, lm_buf *out, lm_err *e)

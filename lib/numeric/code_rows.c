@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "numeric/kv_format.h"
 
 static bool rows_apart(const lm_format *f)
 {
@@ -20,11 +21,23 @@ bool lm_format_codes(const lm_format *f, int64_t cols)
     return f->decode && rows_apart(f) && !lm_tensor_bytes(f, 1, &cols, &size, NULL);
 }
 
+static size_t page_bytes(const lm_tensor *t)
+{
+    size_t bytes = t->ndim == 4 ? lm_kv_page_bytes(t->kv, t->dim[2], t->dim[3]) : SIZE_MAX;
+    if (bytes == SIZE_MAX || t->dim[0] < 0 || t->dim[1] < 0 ||
+        !lm_mul_ok(bytes, (size_t)t->dim[0], &bytes) ||
+        !lm_mul_ok(bytes, (size_t)t->dim[1], &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
 size_t lm_stored_bytes(const lm_tensor *t)
 {
     const lm_code_rows *c = t->codes;
     lm_tensor_size size;
     size_t sum = 0;
+    if (t->kv)
+        return page_bytes(t);
     if (!c)
         return lm_plain_bytes(t->dtype, lm_tensor_count(t));
     for (int i = 0; i < c->n; i++) {

@@ -26,8 +26,8 @@ struct lm_code_rows {
 
 /* True if rows of `cols` numbers can be decoded one by one. */
 bool lm_format_codes(const lm_format *f, int64_t cols);
-/* Bytes of a tensor as it is stored: its codes if it has some, its numbers otherwise.  SIZE_MAX: too
- * many. */
+/* Bytes of a tensor as it is stored: its codes or coded pages if it has some, its numbers otherwise.
+ * SIZE_MAX: too many, or pages that its format does not fit. */
 size_t lm_stored_bytes(const lm_tensor *t);
 
 /* Faster decoders, with the same bits. */

@@ -18,6 +18,9 @@ typedef struct {
     /* Of a weight that stays in the codes of its file (code_rows.h): dtype is what they are read as, and data
      * theirs.  NULL: data holds numbers of dtype. */
     const struct lm_code_rows *codes;
+    /* Of a coded cache [pages, K, T, D] (kv_format.h): dtype is that of the numbers that are written and read, and
+     * data its pages, page by page and head by head.  NULL: data holds numbers of dtype. */
+    const struct lm_kv_format *kv;
 } lm_tensor;
 
 static inline int64_t lm_tensor_count(const lm_tensor *t)

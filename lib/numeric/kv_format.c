@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_format.c -- pages of coded caches: their sections, encoding, decoding. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "base/mem.h"
+#include "numeric/kv_impl.h"
+
+/* ---- checks and sizes ---- */
+
+static bool is_scale_type(lm_dtype d)
+{
+    return d == LM_DTYPE_F16 || d == LM_DTYPE_BF16 || d == LM_DTYPE_F32;
+}
+
+static bool rising(const lm_kv_format *f)
+{
+    for (int i = 0; i < f->n_table; i++)
+        if (!isfinite(f->table[i]) || (i > 0 && !(f->table[i] > f->table[i - 1])))
+            return false;
+    return true;
+}
+
+static const char *wrong_levels(const lm_kv_format *f)
+{
+    bool five = f->bits == 4 || f->bits == 5;
+    if (f->bits < 1 || f->bits == 7 || f->bits > 8)
+        return "the bits of a code are 1 to 6 or 8";
+    if (f->levels == LM_KV_TABLE && (f->bits > 5 || f->n_table != 1 << f->bits || !rising(f)))
+        return "a table has 2^bits levels, at most 32, that rise";
+    if (f->levels == LM_KV_FLOAT8 &&
+        (f->bits != 8 || (f->float8 != LM_DTYPE_F8E4M3 && f->float8 != LM_DTYPE_F8E5M2)))
+        return "FP8 has 8 bits, as E4M3 or E5M2";
+    if (f->levels != LM_KV_TABLE && (f->norm || f->renorm || f->zero))
+        return "norms and zeros are of tables";
+    if ((f->renorm && !f->norm) || (f->norm && f->zero))
+        return "a table's scale is a norm, or a range";
+    if (!f->ggml)
+        return NULL;
+    if (f->axis != LM_KV_TOKEN || f->group != 32 || f->scale != LM_DTYPE_F16 || f->norm ||
+        f->zero || f->second || f->outliers ||
+        !(f->levels == LM_KV_SYM    ? five || f->bits == 8
+          : f->levels == LM_KV_ASYM ? five
+                                    : f->levels == LM_KV_TABLE && f->bits == 4))
+        return "ggml's formats are q4_0, q5_0, q8_0, q4_1, q5_1, iq4_nl";
+    return NULL;
+}
+
+static const char *wrong_scales(const lm_kv_format *f, int64_t T)
+{
+    bool fixed = f->lower && f->upper;
+    if (f->scale != LM_DTYPE_NONE && !is_scale_type(f->scale))
+        return "scales are F16, BF16 or F32";
+    if (f->scale == LM_DTYPE_NONE && f->axis == LM_KV_CHANNEL && (!fixed || f->norm))
+        return "channels without stored scales have fixed ranges";
+    if (f->scale == LM_DTYPE_NONE && f->axis == LM_KV_TOKEN && (lm_kv_has_min(f) || f->norm))
+        return "minima and norms are stored";
+    if (f->scale == LM_DTYPE_NONE && f->axis == LM_KV_TOKEN && !f->head && !(f->constant > 0))
+        return "a constant scale is above 0";
+    if ((f->lower || f->upper) && (!fixed || f->scale != LM_DTYPE_NONE || f->axis != LM_KV_CHANNEL))
+        return "fixed ranges are of channels without stored scales, least and most";
+    if (f->group < 0 || f->group % LM_KV_TILE ||
+        (f->axis == LM_KV_CHANNEL && f->group && T % f->group))
+        return "groups are multiples of 16, and groups of tokens divide a page";
+    if (f->second && (f->levels != LM_KV_ASYM || f->scale == LM_DTYPE_NONE || f->outliers))
+        return "second scales go with minima and stored scales, without outliers";
+    if (f->second && (f->span < 0 || f->span % LM_KV_TILE || (f->span && T % f->span)))
+        return "spans are multiples of 16 and divide a page";
+    return NULL;
+}
+
+static const char *wrong_place(const lm_kv_format *f, int64_t T, int64_t D)
+{
+    if (T < LM_KV_TILE || T > LM_KV_MAX_TOKENS || (T != 16 && T != 32 && T % 64))
+        return "a page has 16, 32 or a multiple of 64 tokens, at most 4096";
+    if (D < 1 || D > LM_KV_MAX_DIM)
+        return "a head has 1 to 1024 numbers";
+    if (f->outliers < 0 || (f->outliers && (T * D > 65536 || f->outliers > T * D)))
+        return "outliers are of pages with at most 65536 numbers a head";
+    if (f->outliers && (f->levels != LM_KV_TABLE || !(f->zero || f->lower)))
+        return "outliers go with tables over a range";
+    return NULL;
+}
+
+static size_t up64(size_t n)
+{
+    return (n + 63) / 64 * 64;
+}
+
+/* Scales of a page. */
+static int64_t scale_count(const lm_kv_format *f, int64_t T, int64_t D)
+{
+    if (f->axis == LM_KV_CHANNEL)
+        return T / (f->group ? f->group : T) * ((D + 15) / 16 * 16);
+    return T * lm_kv_groups(f, D);
+}
+
+static int64_t second_count(const lm_kv_format *f, int64_t T, int64_t D)
+{
+    return f->axis == LM_KV_CHANNEL ? T : T / (f->span ? f->span : T) * ((D + 15) / 16 * 16);
+}
+
+lm_code lm_kv_page(const lm_kv_format *f, int64_t T, int64_t D, lm_kv_sections *out, lm_err *e)
+{
+    const char *wrong = wrong_place(f, T, D);
+    wrong = wrong ? wrong : wrong_levels(f);
+    wrong = wrong ? wrong : wrong_scales(f, T);
+    *out = (lm_kv_sections){ 0 };
+    if (wrong)
+        return lm_fail(e, LM_EUSAGE, f->name, NULL,
+                       "pages of %" PRId64 " tokens and heads of %" PRId64 " numbers: %s", T, D,
+                       wrong);
+    size_t each = f->scale == LM_DTYPE_NONE ? 0 : lm_dtype_size(f->scale), at = 0;
+    at += (size_t)(T / lm_kv_tile_tokens(f->values, T)) * lm_kv_tile_bytes(f, T, D);
+    out->scale = at;
+    at += up64((size_t)scale_count(f, T, D) * each);
+    out->min = at;
+    at += lm_kv_has_min(f) ? up64((size_t)scale_count(f, T, D) * each) : 0;
+    out->second = at;
+    at += f->second ? up64((size_t)second_count(f, T, D) * each) : 0;
+    out->outliers = at;
+    at += f->outliers ? up64(2 + 4 * (size_t)f->outliers) : 0;
+    out->all = at;
+    return LM_OK;
+}
+
+size_t lm_kv_page_bytes(const lm_kv_format *f, int64_t T, int64_t D)
+{
+    lm_kv_sections s;
+    return lm_kv_page(f, T, D, &s, NULL) ? SIZE_MAX : s.all;
+}
+
+int64_t lm_kv_step(const lm_kv_format *f, int64_t T)
+{
+    if (f->lower)
+        return 1;
+    if (f->axis == LM_KV_CHANNEL)
+        return f->group ? f->group : T;
+    return !f->second ? 1 : f->span ? f->span : T;
+}
+
+/* ---- pages ---- */
+
+static lm_kv_view view_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, void *page)
+{
+    lm_kv_view p = { .f = f, .T = T, .D = D, .kv = kv, .data = page };
+    lm_kv_page(f, T, D, &p.at, NULL);
+    return p;
+}
+
+static lm_kv_scale scale_of(const lm_kv_view *p, int64_t t, int64_t d)
+{
+    const lm_kv_format *f = p->f;
+    if (f->lower)
+        return lm_kv_fixed(f, p->kv, p->D, d);
+    if (f->scale == LM_DTYPE_NONE)
+        return (lm_kv_scale){ f->head ? (double)f->head[p->kv] : f->constant, 0 };
+    int64_t at = lm_kv_scale_at(f, p->T, p->D, t, d);
+    return (lm_kv_scale){ lm_get(f->scale, p->data + p->at.scale, at),
+                          lm_kv_has_min(f) ? lm_get(f->scale, p->data + p->at.min, at) : 0 };
+}
+
+static void put_scale(const lm_kv_view *p, int64_t t, int64_t d, lm_kv_scale by)
+{
+    int64_t at = lm_kv_scale_at(p->f, p->T, p->D, t, d);
+    lm_set(p->f->scale, p->data + p->at.scale, at, by.s);
+    if (lm_kv_has_min(p->f))
+        lm_set(p->f->scale, p->data + p->at.min, at, by.m);
+}
+
+/* ---- outliers: a list by rising index ---- */
+
+typedef struct {
+    uint16_t *count, *index, *value;
+} outliers;
+
+static outliers outliers_of(const lm_kv_view *p)
+{
+    uint16_t *at = (uint16_t *)(void *)(p->data + p->at.outliers);
+    return (outliers){ at, at + 1, at + 1 + p->f->outliers };
+}
+
+static void drop_outlier(const outliers *o, int64_t i)
+{
+    size_t after = (size_t)(*o->count - i - 1) * sizeof *o->index;
+    memmove(o->index + i, o->index + i + 1, after);
+    memmove(o->value + i, o->value + i + 1, after);
+    --*o->count;
+}
+
+static void insert_outlier(const outliers *o, uint16_t index, uint16_t value)
+{
+    int64_t i = *o->count;
+    for (; i > 0 && o->index[i - 1] > index; i--) {
+        o->index[i] = o->index[i - 1];
+        o->value[i] = o->value[i - 1];
+    }
+    o->index[i] = index;
+    o->value[i] = value;
+    ++*o->count;
+}
+
+/* How far beyond the range of its group a number of the list is. */
+static double excess(const lm_kv_view *p, uint16_t index, uint16_t value)
+{
+    lm_kv_scale by = scale_of(p, index / p->D, index % p->D);
+    double x = (double)lm_f16_to_f32(value);
+    return by.s > 0 ? fabs((x - by.m) / by.s) : fabs(x - by.m) > 0 ? (double)INFINITY : 0;
+}
+
+/* Into the list, or in the place of the smallest (the last of several) if it is larger than that. */
+static void add_outlier(const lm_kv_view *p, int64_t t, int64_t d, float x)
+{
+    outliers o = outliers_of(p);
+    uint16_t index = (uint16_t)(t * p->D + d);
+    uint16_t value = lm_f32_to_f16((float)lm_kv_stored(LM_DTYPE_F16, (double)x));
+    if (*o.count == p->f->outliers) {
+        int64_t least = 0;
+        for (int64_t i = 1; i < *o.count; i++)
+            if (excess(p, o.index[i], o.value[i]) <= excess(p, o.index[least], o.value[least]))
+                least = i;
+        double mine = excess(p, index, value), other = excess(p, o.index[least], o.value[least]);
+        if (mine < other || (mine == other && index > o.index[least]))
+            return;
+        drop_outlier(&o, least);
+    }
+    insert_outlier(&o, index, value);
+}
+
+static void clear_outliers(const lm_kv_view *p, int64_t at, int64_t n)
+{
+    outliers o = outliers_of(p);
+    for (int64_t i = *o.count - 1; i >= 0; i--)
+        if (o.index[i] >= at * p->D && o.index[i] < (at + n) * p->D)
+            drop_outlier(&o, i);
+}
+
+/* The outliers of token t, whose range is `range` or that of its channels. */
+static void take_outliers(const lm_kv_view *p, const float *x, const float *range, int64_t t)
+{
+    const lm_kv_format *f = p->f;
+    for (int64_t d = 0; d < p->D; d++) {
+        const float *lo = f->lower ? &f->lower[p->kv * p->D + d] : range;
+        const float *hi = f->lower ? &f->upper[p->kv * p->D + d] : range + 1;
+        if (x[d] < *lo || x[d] > *hi)
+            add_outlier(p, t, d, x[d]);
+    }
+}
+
+/* ---- encoding ---- */
+
+static void encode_token(const lm_kv_view *p, const float *x, const float *range, int64_t t)
+{
+    const lm_kv_format *f = p->f;
+    int64_t group = f->axis == LM_KV_TOKEN && f->group ? f->group : p->D;
+    double v[LM_KV_MAX_DIM];
+    unsigned code[LM_KV_MAX_DIM];
+    for (int64_t d = 0; d < p->D; d++)
+        v[d] = (double)x[d];
+    for (int64_t d = 0; d < p->D && f->scale == LM_DTYPE_NONE; d++)
+        lm_kv_put_code(p, t, d, lm_kv_code_of(f, scale_of(p, t, d), v[d]));
+    for (int64_t d = 0; d < p->D && f->scale != LM_DTYPE_NONE; d += group) {
+        int64_t n = d + group < p->D ? group : p->D - d;
+        put_scale(p, t, d, lm_kv_code_group(f, v + d, n, range, code));
+        for (int64_t i = 0; i < n; i++)
+            lm_kv_put_code(p, t, d + i, code[i]);
+    }
+}
+
+static void encode_channels(const lm_kv_view *p, const float *x, int64_t pitch, int64_t at,
+                            int64_t n)
+{
+    double v[LM_KV_MAX_TOKENS];
+    unsigned code[LM_KV_MAX_TOKENS];
+    for (int64_t d = 0; d < p->D; d++) {
+        for (int64_t i = 0; i < n; i++)
+            v[i] = (double)x[i * pitch + d];
+        put_scale(p, at, d, lm_kv_code_group(p->f, v, n, NULL, code));
+        for (int64_t i = 0; i < n; i++)
+            lm_kv_put_code(p, at + i, d, code[i]);
+    }
+}
+
+void lm_kv_encode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const float *x,
+                  int64_t pitch, int64_t at, int64_t n, const float *range, void *page)
+{
+    lm_kv_view p = view_of(f, T, D, kv, page);
+    int64_t step = lm_kv_step(f, T);
+    if (f->outliers)
+        clear_outliers(&p, at, n);
+    for (int64_t i = 0; i < n; i += step) {
+        const float *rows = x + i * pitch, *own = range ? range + 2 * i : NULL;
+        if (f->second)
+            lm_kv_encode_balanced(&p, rows, pitch, at + i, step);
+        else if (f->axis == LM_KV_CHANNEL && !f->lower)
+            encode_channels(&p, rows, pitch, at + i, step);
+        else
+            encode_token(&p, rows, own, at + i);
+        if (f->outliers && (f->lower || own))
+            take_outliers(&p, rows, own, at + i);
+    }
+}
+
+void lm_kv_decode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const void *page,
+                  int64_t at, int64_t n, float *y, int64_t pitch)
+{
+    lm_kv_view p = view_of(f, T, D, kv, (void *)(uintptr_t)page);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t d = 0; d < D; d++) {
+            lm_kv_scale by = scale_of(&p, at + i, d);
+            double v = by.s * lm_kv_level(f, lm_kv_get_code(&p, at + i, d)) + by.m;
+            if (f->second)
+                v *= lm_get(f->scale, p.data + p.at.second, lm_kv_second_at(f, T, D, at + i, d));
+            y[i * pitch + d] = (float)v;
+        }
+    if (!f->outliers)
+        return;
+    outliers o = outliers_of(&p);
+    for (int64_t i = 0; i < *o.count; i++) {
+        int64_t t = o.index[i] / D;
+        if (t >= at && t < at + n)
+            y[(t - at) * pitch + o.index[i] % D] = lm_f16_to_f32(o.value[i]);
+    }
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_impl.h -- shared by the files of kv_format.h. */
+#ifndef LM_NUMERIC_KV_IMPL_H
+#define LM_NUMERIC_KV_IMPL_H
+
+#include "numeric/kv_format.h"
+
+/* A page of one head that is encoded or decoded. */
+typedef struct {
+    const lm_kv_format *f;
+    int64_t T, D, kv;
+    lm_kv_sections at;
+    char *data;
+} lm_kv_view;
+
+/* A code of a page (kv_tile.c). */
+unsigned lm_kv_get_code(const lm_kv_view *p, int64_t t, int64_t d);
+void lm_kv_put_code(const lm_kv_view *p, int64_t t, int64_t d, unsigned code);
+
+/* The scale and minimum of a group, as stored. */
+typedef struct {
+    double s, m;
+} lm_kv_scale;
+
+static inline double lm_kv_limited(double v, double least, double most)
+{
+    return v < least ? least : v > most ? most : v;
+}
+
+/* kv_levels.c */
+double lm_kv_level(const lm_kv_format *f, unsigned code);
+/* The code of (x - m) / s. */
+unsigned lm_kv_code_of(const lm_kv_format *f, lm_kv_scale by, double x);
+/* v rounded to the type of the scales; the largest number of F16 for larger ones. */
+double lm_kv_stored(lm_dtype scale, double v);
+/* Scale and codes of the n numbers of a group; range (least and most) instead of that of the numbers, or NULL. */
+lm_kv_scale lm_kv_code_group(const lm_kv_format *f, const double *x, int64_t n, const float *range,
+                             unsigned *code);
+/* The scale and minimum of a channel with fixed ranges. */
+lm_kv_scale lm_kv_fixed(const lm_kv_format *f, int64_t kv, int64_t D, int64_t d);
+
+/* kv_balance.c: encode tokens at .. at + n, a group or a span, with second scales. */
+void lm_kv_encode_balanced(const lm_kv_view *p, const float *x, int64_t pitch, int64_t at,
+                           int64_t n);
+
+#endif
