@@ -74,7 +74,7 @@ $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
 $B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B $(BUILD_FOLDER)),-DLM_SHARE='"$(CURDIR)/share"')
 
 # Conversions of whole tensors: loops that -O2 does not vectorise.
-$B/lib/numeric/dtype.o $B/lib/merge/lora.o: private COMPILE += -O3
+$B/lib/numeric/dtype.o $B/lib/merge/lora.o $B/lib/compress/kv_cachegen_rows.o: private COMPILE += -O3
 
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
 FLAGS_bits := -mbmi2 -mlzcnt
@@ -281,8 +281,8 @@ FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/f
                 lib/convert/gguf_vocab_get.c,$(LIB_SRC)))
 
 # The kernels that formats use, at every level.
-FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref joint_ref)
-FUZZ_SIMD  := $(foreach f,planes expcode joint,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o) \
+FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref joint_ref rans rans_ref)
+FUZZ_SIMD  := $(foreach f,planes expcode joint rans,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o) \
               $B/fuzz/kernels/cpu/joint_amx.o
 
 fuzz: $(FUZZ_BIN) ## build the fuzzers (clang); run one as build/fuzz/fuzz_NAME tests/fuzz/corpus/NAME

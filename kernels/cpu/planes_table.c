@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* planes_table.c -- the loops for each processor: byte planes, their entropy coder, and BF16's
- * pairs. */
+/* planes_table.c -- the loops for each processor: byte planes, their entropy coder, BF16's pairs, and
+ * the entropy coder of key-value caches. */
 #include "kernels/expcode.h"
 #include "kernels/joint.h"
 #include "kernels/planes.h"
+#include "kernels/rans.h"
 
 const lm_planes_kernels *lm_planes_at(lm_cpu_level max)
 {
@@ -23,4 +24,11 @@ const lm_joint_kernels *lm_joint_at(lm_cpu_level max)
            : max >= LM_CPU_AVX512 ? &lm_joint_avx512
            : max >= LM_CPU_AVX2   ? &lm_joint_avx2
                                   : &lm_joint_ref;
+}
+
+const lm_rans_kernels *lm_rans_at(lm_cpu_level max)
+{
+    return max >= LM_CPU_AVX512 ? &lm_rans_avx512
+           : max >= LM_CPU_AVX2 ? &lm_rans_avx2
+                                : &lm_rans_ref;
 }
