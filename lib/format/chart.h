@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chart.h -- line charts: one layout, three back ends (SVG, PNG through cairo, text for a
- * terminal).
+/* chart.h -- line charts and maps: one layout each, three back ends (SVG, PNG through cairo, text
+ * for a terminal).
  *
- * A chart is a column of panels over one common x axis; a panel holds lines and marks.  The same
- * chart gives the same bytes: SVG names fonts instead of embedding them.  Only PNG needs cairo; a
- * program that never calls lm_chart_png does not link it (static libcore). */
+ * A chart is a column of panels over one common x axis; a panel holds lines and marks.  A map
+ * shows values over two lists of names as colours; its panels have one scale, so that they can be
+ * compared: the retrieval of a model over length and depth, a panel for each kind of cache.  The
+ * same picture gives the same bytes: SVG names fonts instead of embedding them.  Only PNG needs cairo; a
+ * program that draws no PNG does not link it (static libcore). */
 #ifndef LM_FORMAT_CHART_H
 #define LM_FORMAT_CHART_H
 
@@ -89,5 +91,38 @@ lm_code lm_chart_png(const lm_chart *c, int w, int h, lm_buf *out, lm_err *e);
 /* Append `rows` lines of at most `cols` columns (20..1000 and 6..500, LM_EUSAGE): braille dots, 2 x
  * 4 a cell, with ANSI colours when `color`. */
 lm_code lm_chart_text(const lm_chart *c, int cols, int rows, bool color, lm_buf *out, lm_err *e);
+
+/* ---- maps ---- */
+
+typedef struct {
+    const char *label;
+    const double *value; /* [rows, cols], the first row at the top; not finite: not measured */
+} lm_chart_map_panel;
+
+/* All pointers are borrowed; strings are UTF-8. */
+typedef struct {
+    const char *title;             /* may be NULL */
+    const char *quantity;          /* what the colours mean: "share of right answers" */
+    const char *x_label, *y_label; /* of the names: "tokens", "depth" */
+    const char *const *x;          /* [cols] */
+    const char *const *y;          /* [rows] */
+    size_t cols, rows;             /* 1 to LM_CHART_MAP_MOST */
+    double lo, hi;                 /* the ends of the scale, lo < hi; values outside have its end */
+    const lm_chart_map_panel *panel;
+    size_t n;
+} lm_chart_map;
+
+enum { LM_CHART_MAP_MOST = 1024 };
+
+/* Append the picture to *out, w by h pixels as lm_chart_svg.  Panels stand beside and below each
+ * other in the arrangement with the largest cells; a cell shows its number where that fits.
+ * Fails: LM_EUSAGE for a size out of range, of the picture or the grid, and without lo < hi. */
+lm_code lm_chart_map_svg(const lm_chart_map *m, int w, int h, lm_buf *out, lm_err *e);
+lm_code lm_chart_map_png(const lm_chart_map *m, int w, int h, lm_buf *out, lm_err *e);
+
+/* Append lines of at most `cols` columns (20 to 1000), the panels below each other: a cell is its
+ * number, on its colour when `color`; in a grid too wide for numbers it is a column of shade.
+ * Fails also with LM_EUSAGE when the grid is wider than that. */
+lm_code lm_chart_map_text(const lm_chart_map *m, int cols, bool color, lm_buf *out, lm_err *e);
 
 #endif

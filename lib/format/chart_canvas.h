@@ -59,9 +59,8 @@ bool lm_chart_has_place(const lm_chart *c, const lm_chart_panel *p, double x, do
 lm_code lm_chart_check_size(int w, int h, lm_err *e);
 
 /* Of a map: its check, the colour of a value, that of text upon a colour, a value as text. */
-struct lm_chart_map;
-lm_code lm_chart_map_check(const struct lm_chart_map *m, lm_err *e);
-uint32_t lm_chart_map_color(const struct lm_chart_map *m, double v);
+lm_code lm_chart_map_check(const lm_chart_map *m, lm_err *e);
+uint32_t lm_chart_map_color(const lm_chart_map *m, double v);
 uint32_t lm_chart_map_ink(uint32_t rgb);
 void lm_chart_map_number(double v, char s[16]);
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chart_map.c -- the layout of maps and their painting onto any canvas. */
-#include "format/chart_map.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
+#include "format/chart.h"
 #include "format/chart_canvas.h"
 
 /* The scale, from low to high: one hue whose lightness only falls, so that it can be read without

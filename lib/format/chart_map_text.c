@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chart_map_text.c -- maps for a terminal: a table of numbers on their colours. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "format/chart.h"
 #include "format/chart_canvas.h"
-#include "format/chart_map.h"
 
 typedef struct {
     const lm_chart_map *m;

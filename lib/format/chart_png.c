@@ -6,7 +6,6 @@
 
 #include "format/chart.h"
 #include "format/chart_canvas.h"
-#include "format/chart_map.h"
 
 static void set_rgb(cairo_t *cr, uint32_t rgb, double alpha)
 {

@@ -7,7 +7,6 @@
 
 #include "format/chart.h"
 #include "format/chart_canvas.h"
-#include "format/chart_map.h"
 
 typedef struct {
     lm_buf *out;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "format/chart_map.h"
+#include "format/chart.h"
 
 static const char *const lengths[3] = { "256", "512", "1024" };
 static const char *const depths[2] = { "0 %", "100 %" };
