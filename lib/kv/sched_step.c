@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sched_step.c -- a step: pages for rows of sequences that run, sequences that enter, rows. */
+#include <string.h>
+
+#include "kv/sched_impl.h"
+
+enum { LEAST_PROMPT = 16, LEAST_BUCKET = 16 }; /* rows */
+
+/* --- room --- */
+
+static void drop_one(lm_sched *s, lm_seq *q)
+{
+    s->count.dropped++;
+    s->count.dropped_rows += q->used;
+    sched_drop(s, q);
+}
+
+/* Drop the youngest sequence that waits with pages, except q. */
+static bool drop_parked(lm_sched *s, const lm_seq *q)
+{
+    for (int32_t i = s->youngest; i >= 0; i = s->seq[i].older)
+        if (s->seq[i].status == PARKED && &s->seq[i] != q) {
+            drop_one(s, &s->seq[i]);
+            return true;
+        }
+    return false;
+}
+
+/* Pause the youngest sequence that is younger than *q, or drop one that waits with pages that cannot
+ * leave the device.  If there is none, pause q, or if q runs alone, drop any that waits with pages.
+ * False: q is paused. */
+static bool make_room(lm_sched *s, lm_seq *q)
+{
+    bool stuck = lm_pool_counts(s->pool, LM_TIER_DEVICE).parked > 0;
+    for (int32_t i = s->youngest; &s->seq[i] != q; i = s->seq[i].older) {
+        lm_seq *victim = &s->seq[i];
+        if (sched_active(victim)) {
+            sched_pause(s, victim);
+            return true;
+        }
+        if (victim->status == PARKED && stuck) {
+            drop_one(s, victim);
+            return true;
+        }
+    }
+    if (s->active == 1 && drop_parked(s, q)) /* also pages that q shares and must copy */
+        return true;
+    sched_pause(s, q);
+    return false;
+}
+
+/* Pages for all known rows, and the page of the next row for this sequence alone. */
+static bool prepare(lm_sched *s, lm_seq *q)
+{
+    int64_t need = sched_pages_of(s, q->known), at = q->used / s->o.page;
+    bool part = q->used % s->o.page;
+    while (q->pages < need || part) {
+        bool own = part;
+        int32_t page = own ? lm_pool_own(s->pool, q->page[at]) : lm_pool_take(s->pool);
+        if (page < 0) {
+            if (!make_room(s, q))
+                return false;
+            continue;
+        }
+        int64_t i = own ? at : q->pages++;
+        q->page[i] = page;
+        q->place[i] = lm_pool_place(s->pool, page);
+        part = part && !own;
+    }
+    return true;
+}
+
+/* --- entering --- */
+
+/* Rows of prompt pages that others have computed, at most `rows`; their pages are referenced. */
+static void find_pages(lm_sched *s, lm_seq *q, int64_t rows)
+{
+    q->pages = lm_prefix_find(s->prefix, q->ids, rows, q->page, &q->last);
+    q->indexed = q->pages;
+    q->used = q->pages * s->o.page;
+}
+
+/* Rows that are worth fetching: whole chunks, and no page that is computed faster than moved. */
+static int64_t good_rows(const lm_sched *s, const lm_seq *q)
+{
+    const lm_sched_opts *o = &s->o;
+    int64_t n = 0;
+    for (; n < q->pages; n++) {
+        double rate = o->rate[lm_pool_tier(s->pool, q->page[n])];
+        bool here = lm_pool_tier(s->pool, q->page[n]) == LM_TIER_DEVICE;
+        if (!here && rate > 0 && o->row_seconds > 0 &&
+            (double)o->page_bytes / rate > (double)o->page * o->row_seconds)
+            break;
+    }
+    return n * o->page / o->chunk * o->chunk;
+}
+
+static void find_beginning(lm_sched *s, lm_seq *q)
+{
+    int64_t rows = q->prompt < q->known - 1 ? q->prompt : q->known - 1;
+    find_pages(s, q, rows);
+    int64_t good = good_rows(s, q);
+    if (good == q->used)
+        return;
+    while (q->pages > 0)
+        lm_pool_drop(s->pool, q->page[--q->pages]);
+    find_pages(s, q, good);
+}
+
+/* True if a sequence is computing pages now that this one could share after it. */
+static bool comes_soon(const lm_sched *s, const lm_seq *q)
+{
+    int64_t T = s->o.page, rows = q->prompt < q->known - 1 ? q->prompt : q->known - 1;
+    for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
+        const lm_seq *r = &s->seq[i];
+        if (!sched_active(r) || r->used >= r->prompt || !r->index)
+            continue;
+        int64_t most = rows < r->prompt ? rows : r->prompt, n = 0;
+        while (n + T <= most && !memcmp(q->ids + n, r->ids + n, (size_t)T * sizeof *q->ids))
+            n += T;
+        if (n / s->o.chunk * s->o.chunk > q->used && n > r->used)
+            return true;
+    }
+    return false;
+}
+
+bool sched_enter(lm_sched *s, lm_seq *q, int64_t more)
+{
+    int64_t fresh = sched_pages_of(s, q->known) - q->pages;
+    if (s->active == s->o.sequences || (q->slot < 0 && !s->slots) ||
+        !lm_pool_fits(s->pool, q->page, q->pages, fresh + more) ||
+        !lm_pool_pin(s->pool, q->page, q->pages))
+        return false;
+    s->active++;
+    for (; fresh > 0; fresh--) { /* lm_pool_fits has promised these */
+        int32_t page = lm_pool_take(s->pool);
+        if (page < 0)
+            break;
+        q->page[q->pages++] = page;
+    }
+    for (int64_t i = 0; i < q->pages; i++)
+        q->place[i] = lm_pool_place(s->pool, q->page[i]);
+    if (q->slot < 0)
+        q->slot = s->slot[--s->slots];
+    else if (q->status == PARKED)
+        s->kept--;
+    return true;
+}
+
+/* A page of each hundred, and one, stay for the growth of those that run. */
+static int64_t reserve(const lm_sched *s)
+{
+    return s->active ? 1 + (lm_pool_size(s->pool, LM_TIER_DEVICE) + 99) / 100 : 0;
+}
+
+/* It runs in this step if its pages are in place without moves that may come after the rows. */
+static bool try_enter(lm_sched *s, lm_seq *q, int64_t urgent)
+{
+    bool fresh = q->status == WAITING;
+    int64_t moves = lm_pool_pending(s->pool), hits;
+    if (s->active == s->o.sequences)
+        return false;
+    if (fresh && s->prefix)
+        find_beginning(s, q);
+    hits = q->pages;
+    if ((fresh && s->prefix && comes_soon(s, q)) || !sched_enter(s, q, reserve(s))) {
+        if (fresh)
+            sched_drop(s, q);
+        return false;
+    }
+    if (fresh) {
+        s->count.pages += sched_pages_of(s, q->prompt);
+        s->count.hits += hits;
+    }
+    int64_t now = lm_pool_pending(s->pool);
+    q->status = !fresh || now > moves || (hits && now > urgent) ? LOADING : RUNNING;
+    return true;
+}
+
+/* In order of age, until one has to wait. */
+static void enter_all(lm_sched *s, int64_t urgent)
+{
+    for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
+        lm_seq *q = &s->seq[i];
+        if (sched_active(q))
+            continue;
+        bool entered = try_enter(s, q, urgent);
+        while (!entered && !s->active && drop_parked(s, q))
+            entered = try_enter(s, q, urgent);
+        if (!entered) {
+            s->count.waits++;
+            return;
+        }
+    }
+}
+
+/* --- rows --- */
+
+/* Its rows are part of every step. */
+static bool generates(const lm_sched *s, const lm_seq *q)
+{
+    return q->used >= q->prompt && (q->known - q->used == 1 || s->o.chunk > 1);
+}
+
+static void add_part(lm_sched *s, lm_sched_step *step, int32_t i, int64_t n)
+{
+    lm_seq *q = &s->seq[i];
+    s->part[step->n++] = (lm_sched_part){
+        .request = i,
+        .slot = q->slot,
+        .used = q->used,
+        .n = n,
+        .kind = q->used < q->prompt ? LM_SCHED_PROMPT : LM_SCHED_DECODE,
+        .last = q->used + n == q->known,
+        .ids = q->ids + q->used,
+        .table = q->place,
+        .pages = sched_pages_of(s, q->used + n),
+    };
+    step->rows += n;
+    q->used += n;
+    q->stepped = true;
+}
+
+/* Rows of prompts, and of generated tokens that are computed again. */
+static void add_prompts(lm_sched *s, lm_sched_step *step)
+{
+    int64_t left = s->o.rows - step->rows, chunk = s->o.chunk;
+    bool first = true;
+    if (left < LEAST_PROMPT)
+        left = LEAST_PROMPT < s->o.rows ? LEAST_PROMPT : s->o.rows;
+    for (int32_t i = s->oldest; i >= 0 && left > 0; i = s->seq[i].younger) {
+        lm_seq *q = &s->seq[i];
+        int64_t n = (q->used < q->prompt ? q->prompt : q->known) - q->used;
+        if (q->status != RUNNING || q->stepped || n <= 0)
+            continue;
+        if (generates(s, q))
+            n = 1;
+        else if (chunk > 1 && n > chunk - q->used % chunk)
+            n = chunk - q->used % chunk;
+        if (chunk > 1 && n > left && !first)
+            return;
+        if (chunk == 1 && n > left)
+            n = left;
+        add_part(s, step, i, n);
+        left -= n;
+        first = false;
+    }
+}
+
+static int64_t bucket_of(const lm_sched *s, int64_t rows)
+{
+    int64_t n = LEAST_BUCKET;
+    while (n < rows)
+        n *= 2;
+    if (n > s->o.rows)
+        n = rows > s->o.rows ? s->o.rows + s->o.sequences : s->o.rows;
+    return n;
+}
+
+/* The rows of the last step are computed, and pages that were being moved are in place. */
+static void settle_last(lm_sched *s)
+{
+    for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
+        lm_seq *q = &s->seq[i];
+        q->stepped = false;
+        if (q->status == LOADING)
+            q->status = RUNNING;
+        if (sched_active(q))
+            sched_index(s, q);
+    }
+}
+
+static void plan(lm_sched *s, lm_sched_step *step)
+{
+    settle_last(s);
+    for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
+        lm_seq *q = &s->seq[i];
+        if (q->status == RUNNING && q->known > q->used && prepare(s, q) && generates(s, q))
+            add_part(s, step, i, 1);
+    }
+    step->urgent = lm_pool_pending(s->pool);
+    enter_all(s, step->urgent);
+    add_prompts(s, step);
+}
+
+bool lm_sched_next(lm_sched *s, lm_sched_step *out)
+{
+    *out = (lm_sched_step){ .part = s->part, .copy = s->copy };
+    out->copies = s->copied ? 0 : s->copies;
+    s->copied = true;
+    plan(s, out);
+    if (!out->rows && !lm_pool_pending(s->pool) && s->active) /* those that came in now */
+        plan(s, out);
+    out->moves = lm_pool_moves(s->pool, &out->move);
+    if (!out->rows && !out->moves)
+        return false;
+    s->count.steps += out->rows > 0;
+    s->count.rows += out->rows;
+    out->bucket = out->rows ? bucket_of(s, out->rows) : 0;
+    s->count.padding += out->bucket - out->rows;
+    return true;
+}
