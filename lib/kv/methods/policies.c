@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* policies.c -- the policies as methods (policy.h). */
+#include "kv/methods/methods.h"
+#include "kv/policy.h"
+
+#define PYRAMID                                                                              \
+    { "budget", 0, 0, 1, "tokens of the layers: all the same, or falling", "even pyramid" }, \
+    {                                                                                        \
+        "beta", 20, 2, 1000, "of pyramid: steepness", LM_WHOLE                               \
+    }
+
+/* ---- streaming ---- */
+
+static const lm_hyper streaming_hyper[] = {
+    { "sinks", 4, 0, 1e6, "first tokens that stay", LM_WHOLE },
+    { "window", 512, 1, 1e9, "newest tokens that stay", LM_WHOLE },
+    { "positions", 0, 0, 1, "positions of keys: in the text, or in the cache", "text cache" },
+    { 0 },
+};
+
+static lm_code make_streaming(const lm_kv_ask *q, lm_kv_policy *out, lm_err *e)
+{
+    *out = (lm_kv_policy){ .kind = LM_KV_STREAMING,
+                           .sinks = (int64_t)q->h[0],
+                           .window = (int64_t)q->h[1],
+                           .cache_positions = q->h[2] != 0 };
+    if (out->cache_positions && !q->site->rope)
+        return lm_fail(e, LM_EUSAGE, q->name, "use positions=text",
+                       "this model adds positions to tokens: they cannot be moved in the cache");
+    return LM_OK;
+}
+
+const lm_kv_method lm_kv_streaming = {
+    .name = "streaming",
+    .about = "the first and the newest tokens stay",
+    .hyper = streaming_hyper,
+    .policy = make_streaming,
+};
+
+/* ---- h2o and its control ---- */
+
+#define HEAVY                                                                     \
+    { "keep", 0.2, 1e-6, 1, "tokens that stay, as a share of the prompt", NULL }, \
+        { "protect", 0, 0, 1, "tokens that always stay", "none prompt" }, PYRAMID
+
+static const lm_hyper h2o_hyper[] = { HEAVY, { 0 } };
+static const lm_hyper random_hyper[] = {
+    HEAVY,
+    { "seed", 0, 0, 9007199254740992, "of the random numbers", LM_WHOLE },
+    { 0 },
+};
+
+static lm_code make_heavy(const lm_kv_ask *q, lm_kv_policy *out, lm_err *e)
+{
+    (void)e;
+    bool random = q->method->hyper == random_hyper;
+    *out = (lm_kv_policy){ .kind = random ? LM_KV_RANDOM : LM_KV_H2O,
+                           .keep = q->h[0],
+                           .protect = q->h[1] != 0,
+                           .beta = q->h[2] != 0 ? (int64_t)q->h[3] : 0,
+                           .seed = random ? (uint64_t)q->h[4] : 0 };
+    return LM_OK;
+}
+
+const lm_kv_method lm_kv_h2o = {
+    .name = "h2o",
+    .about = "the newest tokens stay, and those that all queries read most",
+    .hyper = h2o_hyper,
+    .policy = make_heavy,
+};
+
+const lm_kv_method lm_kv_random = {
+    .name = "random",
+    .about = "the newest tokens stay, and random others: a control",
+    .hyper = random_hyper,
+    .policy = make_heavy,
+};
+
+/* ---- snapkv ---- */
+
+static const lm_hyper snapkv_hyper[] = {
+    { "capacity", 2048, 2, 1e9, "tokens of the prompt that stay", LM_WHOLE },
+    { "window", 32, 1, 1e6, "newest tokens that stay, and whose queries count", LM_WHOLE },
+    { "kernel", 5, 1, 1001, "neighbours whose masses are averaged, odd", LM_WHOLE },
+    PYRAMID,
+    { 0 },
+};
+
+static lm_code make_snapkv(const lm_kv_ask *q, lm_kv_policy *out, lm_err *e)
+{
+    *out = (lm_kv_policy){ .kind = LM_KV_SNAPKV,
+                           .capacity = (int64_t)q->h[0],
+                           .window = (int64_t)q->h[1],
+                           .kernel = (int64_t)q->h[2],
+                           .beta = q->h[3] != 0 ? (int64_t)q->h[4] : 0 };
+    if (out->capacity <= out->window)
+        return lm_fail(e, LM_EUSAGE, q->name, "set a larger capacity",
+                       "a capacity of %lld has no room beside a window of %lld",
+                       (long long)out->capacity, (long long)out->window);
+    if (out->kernel % 2 == 0)
+        return lm_fail(e, LM_EUSAGE, q->name, "choose an odd number", "the kernel %lld is even",
+                       (long long)out->kernel);
+    return LM_OK;
+}
+
+const lm_kv_method lm_kv_snapkv = {
+    .name = "snapkv",
+    .about = "the end of the prompt stays, and what its queries read most",
+    .hyper = snapkv_hyper,
+    .policy = make_snapkv,
+};

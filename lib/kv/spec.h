@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spec.h -- how a cache of keys and values is stored, by one line of text:
+ *
+ *   SPEC   := ITEM {';' ITEM}
+ *   ITEM   := VALUE | '*=' VALUE | 'layers.' RANGE {'|' RANGE} '=' VALUE
+ *   RANGE  := A ['-' B]                         layers A to B, from 0; negative numbers from the end, -1 is the last
+ *   VALUE  := [POLICY '+'] (METHOD | SIDE {',' SIDE}) | POLICY
+ *   SIDE   := ('k' | 'v') '=' METHOD            of keys, of values; without it the method is that of both
+ *   METHOD := NAME [':' KEY '=' VALUE {',' KEY '=' VALUE}]
+ *   POLICY := a METHOD that drops or merges tokens, of all layers
+ *
+ *   int4    k=q8_0,v=q4_0    layers.0-3|-1=int8;int4:group=64    h2o:keep=0.2+k=int8,v=int4
+ *
+ * For keys and for values of a layer, the first item counts that names the layer and sets that side; otherwise the item
+ * without layers, which may be anywhere in the text; otherwise they are plain ("auto").
+ * Each specification has one canonical text: names and keys as in the tables, without keys that have the value they
+ * would have if they were not given.
+ * Private to lib/kv. */
+#ifndef LM_KV_SPEC_H
+#define LM_KV_SPEC_H
+
+#include "kv/method.h"
+
+typedef struct lm_kv_spec lm_kv_spec;
+
+/* Parse; the caller frees *out with lm_kv_spec_free.  Fails: LM_EUSAGE naming what is unknown, out of range,
+ * given twice, or not of this form. */
+lm_code lm_kv_spec_parse(const char *text, lm_kv_spec **out, lm_err *e);
+void lm_kv_spec_free(lm_kv_spec *s);
+/* The canonical text, borrowed. */
+const char *lm_kv_spec_text(const lm_kv_spec *s);
+
+/* The cache of a model: one form for each layer and side, and one length of pages for all. */
+typedef struct {
+    int64_t layers;
+    int64_t page;               /* tokens: a multiple of 64, and of all that are coded together */
+    const lm_kv_side *side;     /* [layers][2]: LM_KV_K, LM_KV_V */
+    const lm_kv_policy *policy; /* of all layers; NULL: all tokens stay */
+    lm_arena *arena;            /* holds all of it */
+} lm_kv_plan;
+
+/* Bind to the layers of a model.  The caller frees *out with lm_kv_plan_free.  Fails: LM_EUSAGE when an item has
+ * no layer, and when a method cannot store a layer. */
+lm_code lm_kv_spec_bind(const lm_kv_spec *s, const lm_kv_site *site, int64_t layers,
+                        lm_kv_plan **out, lm_err *e);
+void lm_kv_plan_free(lm_kv_plan *p);
+
+/* Bytes of a token in the pages of all layers, with scales. */
+double lm_kv_plan_bytes(const lm_kv_plan *p, const lm_kv_site *site);
+
+#endif

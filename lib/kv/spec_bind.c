@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spec_bind.c -- a specification and the layers of a model: the form of keys and values of each. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kv/methods/methods.h"
+#include "kv/spec_impl.h"
+#include "numeric/format.h"
+
+static const char where[] = LM_KV_WHERE;
+static const char *const side_name[2] = { "keys", "values" };
+
+enum { LEAST_PAGE = 64 };
+
+/* ---- which item counts ---- */
+
+static lm_code check_ranges(const lm_kv_item *it, int64_t layers, lm_err *e)
+{
+    for (int i = 0; i < it->n_ranges; i++) {
+        int64_t from = it->range[i].from, to = it->range[i].to;
+        from += from < 0 ? layers : 0;
+        to += to < 0 ? layers : 0;
+        if (from < 0 || from >= layers || to < 0 || to >= layers)
+            return lm_fail(e, LM_EUSAGE, where, NULL,
+                           "there is no layer %d: the model has %lld, from 0",
+                           from < 0 || from >= layers ? it->range[i].from : it->range[i].to,
+                           (long long)layers);
+        if (from > to)
+            return lm_fail(e, LM_EUSAGE, where, NULL,
+                           "layers %d-%d of %lld: the first is above the last", it->range[i].from,
+                           it->range[i].to, (long long)layers);
+    }
+    return LM_OK;
+}
+
+static bool has_layer(const lm_kv_item *it, int64_t l, int64_t layers)
+{
+    for (int i = 0; i < it->n_ranges; i++) {
+        int64_t from = it->range[i].from, to = it->range[i].to;
+        if (l >= from + (from < 0 ? layers : 0) && l <= to + (to < 0 ? layers : 0))
+            return true;
+    }
+    return false;
+}
+
+/* The item that counts for a side of a layer; -1: that of all layers. */
+static int64_t find_item(const lm_kv_spec *s, int side, int64_t l, int64_t layers)
+{
+    for (size_t i = 0; i < s->n_items; i++)
+        if (s->item[i].side[side].method && has_layer(&s->item[i], l, layers))
+            return (int64_t)i;
+    return -1;
+}
+
+/* An item whose layers all belong to earlier ones is a mistake. */
+static lm_code check_items(const lm_kv_spec *s, int64_t layers, lm_err *e)
+{
+    for (size_t i = 0; i < s->n_items; i++) {
+        if (check_ranges(&s->item[i], layers, e))
+            return e->code;
+        for (int k = 0; k < 2; k++) {
+            bool found = !s->item[i].side[k].method;
+            for (int64_t l = 0; l < layers && !found; l++)
+                found = find_item(s, k, l, layers) == (int64_t)i;
+            if (found)
+                continue;
+            lm_buf text = { 0 };
+            if (!lm_kv_add_ranges(&s->item[i], &text, e))
+                lm_fail(e, LM_EUSAGE, where, "the first item that names a layer counts",
+                        "no %s are left for '%s'", side_name[k], text.data);
+            lm_buf_fini(&text);
+            return e->code;
+        }
+    }
+    return LM_OK;
+}
+
+/* ---- one side ---- */
+
+/* The value of a key; 0: the method has no such key. */
+static double value_of(const lm_kv_use *u, const char *key)
+{
+    int i = lm_hyper_find(u->method->hyper, key);
+    return i < 0 ? 0 : u->h[i];
+}
+
+/* True if the method leaves this layer alone (LM_KV_ALONE). */
+static bool is_alone(const lm_kv_use *u, const lm_kv_site *at)
+{
+    int64_t few = at->layers / 4 < 2 ? at->layers / 4 : 2;
+    double first = value_of(u, "first"), last = value_of(u, "last");
+    return (double)at->layer < (first < 0 ? (double)few : first) ||
+           (double)at->layer >= (double)at->layers - (last < 0 ? (double)few : last) ||
+           (value_of(u, "skip") != 0 && at->window);
+}
+
+/* Tokens that are coded together, against those that stay plain and the window of the layer. */
+static lm_code check_side(const lm_kv_side *s, const lm_kv_site *at, lm_err *e)
+{
+    int64_t step = lm_kv_step(s->format, LEAST_PAGE);
+    if (step > 1 && (s->residual < step || s->residual % step))
+        return lm_fail(e, LM_EUSAGE, s->format->name, "choose a multiple",
+                       "%lld newest tokens stay plain, and groups of %lld are coded",
+                       (long long)s->residual, (long long)step);
+    if (s->sinks % step)
+        return lm_fail(e, LM_EUSAGE, s->format->name, "choose a multiple",
+                       "%lld first tokens stay plain, and groups of %lld are coded",
+                       (long long)s->sinks, (long long)step);
+    if (at->window && at->window < step)
+        return lm_fail(e, LM_EUSAGE, s->format->name, "choose smaller groups, or skip=window",
+                       "a query sees %lld tokens, and groups of %lld are coded",
+                       (long long)at->window, (long long)step);
+    return LM_OK;
+}
+
+static lm_code bind_side(const lm_kv_use *u, int side, const lm_kv_site *at, lm_arena *a,
+                         lm_kv_side *out, lm_err *e)
+{
+    lm_buf name = { 0 };
+    *out = (lm_kv_side){ .plain = at->act };
+    if (is_alone(u, at))
+        return LM_OK;
+    lm_code rc = lm_kv_add_use(u, &name, e);
+    lm_kv_ask q = {
+        .method = u->method, .h = u->h, .side = side, .site = at, .name = name.data, .arena = a
+    };
+    if (!rc)
+        rc = u->method->form(&q, out, e);
+    if (!rc && out->format)
+        rc = check_side(out, at, e);
+    if (at->head_dim % 2) /* blocks of one number */
+        out->rotate = false;
+    lm_buf_fini(&name);
+    return rc;
+}
+
+/* ---- all of them ---- */
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) {
+        int64_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a;
+}
+
+/* The least multiple of 64 tokens that each group divides. */
+static lm_code choose_page(lm_kv_plan *p, lm_err *e)
+{
+    p->page = LEAST_PAGE;
+    for (int64_t i = 0; i < 2 * p->layers; i++) {
+        if (!p->side[i].format)
+            continue;
+        int64_t step = lm_kv_step(p->side[i].format, LEAST_PAGE);
+        p->page *= step / common_divisor(p->page, step);
+        if (p->page > LM_KV_MAX_TOKENS)
+            return lm_fail(e, LM_EUSAGE, where, "choose groups of 32, 64 or 128 tokens",
+                           "no page of at most %d tokens holds whole groups of %lld tokens and of "
+                           "the others",
+                           LM_KV_MAX_TOKENS, (long long)step);
+    }
+    return LM_OK;
+}
+
+static lm_code bind_layers(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_plan *p, lm_err *e)
+{
+    static const lm_kv_use plain = { .method = &lm_kv_auto };
+    lm_kv_side *side;
+    if (lm_arena_alloc(p->arena, &side, (size_t)p->layers, 2 * sizeof *side, e))
+        return e->code;
+    p->side = side;
+    for (int64_t i = 0; i < 2 * p->layers; i++) {
+        int k = (int)(i % 2);
+        int64_t item = find_item(s, k, i / 2, p->layers);
+        const lm_kv_use *u = item >= 0          ? &s->item[item].side[k]
+                             : s->all[k].method ? &s->all[k]
+                                                : &plain;
+        if (bind_side(u, k, &site[i / 2], p->arena, &side[i], e)) {
+            lm_err_in(e, "%s: %s of layer %lld", where, side_name[k], (long long)(i / 2));
+            return e->code;
+        }
+    }
+    if (choose_page(p, e))
+        return e->code;
+    for (int64_t i = 0; i < 2 * p->layers; i++) {
+        lm_kv_sections sections;
+        if (side[i].format &&
+            lm_kv_page(side[i].format, p->page, site[i / 2].head_dim, &sections, e)) {
+            lm_err_in(e, "%s: %s of layer %lld", where, side_name[i % 2], (long long)(i / 2));
+            return e->code;
+        }
+    }
+    return LM_OK;
+}
+
+/* The policy, against forms that cannot code single tokens anew, and windows. */
+static lm_code bind_policy(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_plan *p, lm_err *e)
+{
+    lm_kv_policy *policy;
+    lm_buf name = { 0 };
+    if (!s->policy.method || !p->layers)
+        return LM_OK;
+    if (lm_arena_alloc(p->arena, &policy, 1, sizeof *policy, e))
+        return e->code;
+    p->policy = policy;
+    lm_code rc = lm_kv_add_use(&s->policy, &name, e);
+    lm_kv_ask q = { .method = s->policy.method, .h = s->policy.h, .site = site, .name = name.data };
+    if (!rc && (rc = q.method->policy(&q, policy, e)))
+        lm_err_in(e, "%s", where);
+    for (int64_t i = 0; i < 2 * p->layers && !rc; i++) {
+        const lm_kv_format *f = p->side[i].format;
+        if (f && lm_kv_policy_replaces(policy) && lm_kv_step(f, LEAST_PAGE) > 1)
+            rc = lm_fail(e, LM_EUSAGE, where, "choose a method that codes single tokens",
+                         "%s replaces single tokens, and %s codes groups of them", name.data,
+                         f->name);
+        if (!rc && policy->cache_positions && p->side[i].rotate && i % 2 == LM_KV_K)
+            rc = lm_fail(e, LM_EUSAGE, where, "set rotate=off",
+                         "with positions in the cache, keys of %s cannot be rotated", f->name);
+    }
+    lm_buf_fini(&name);
+    return rc;
+}
+
+lm_code lm_kv_spec_bind(const lm_kv_spec *s, const lm_kv_site *site, int64_t layers,
+                        lm_kv_plan **out, lm_err *e)
+{
+    lm_kv_plan *p;
+    *out = NULL;
+    if (lm_alloc_n(&p, 1, sizeof *p, "kv cache plan", e))
+        return e->code;
+    p->layers = layers;
+    if (lm_arena_new(&p->arena, 1 << 14, e) || check_items(s, layers, e) ||
+        bind_layers(s, site, p, e) || bind_policy(s, site, p, e)) {
+        lm_kv_plan_free(p);
+        return e->code;
+    }
+    *out = p;
+    return LM_OK;
+}
+
+void lm_kv_plan_free(lm_kv_plan *p)
+{
+    if (!p)
+        return;
+    lm_arena_free(p->arena);
+    lm_free(p);
+}
+
+double lm_kv_plan_bytes(const lm_kv_plan *p, const lm_kv_site *site)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < 2 * p->layers; i++) {
+        const lm_kv_site *at = &site[i / 2];
+        const lm_kv_side *s = &p->side[i];
+        double head =
+            s->format ? (double)lm_kv_page_bytes(s->format, p->page, at->head_dim) / (double)p->page
+                      : (double)lm_plain_bytes(s->plain, at->head_dim);
+        sum += head * (double)at->kv_heads;
+    }
+    return sum;
+}
