@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* registry.c -- the list of methods, and their second names. */
+/* registry.c -- the list of methods, and their second names; what all forms have in common. */
 #include <ctype.h>
 #include <string.h>
 
@@ -14,6 +14,21 @@ static const struct {
     const char *name, *text;
 } aliases[] = {
     { "fp8", "fp8_e4m3" },
+    { "k8v4", "turboquant:kbits=8" },
+    { "k4v4", "turboquant" },
+    { "k4v3", "turboquant:vbits=3" },
+    { "k3v4", "turboquant:kbits=3" },
+    { "k3v3", "turboquant:kbits=3,vbits=3" },
+    { "k4v2", "kvarn" },
+    /* as vLLM has them */
+    { "turboquant_k8v4", "turboquant:kbits=8,rotate=keys" },
+    { "turboquant_4bit_nc", "turboquant:rotate=keys" },
+    { "turboquant_k3v4_nc", "turboquant:kbits=3,rotate=keys" },
+    { "turboquant_3bit_nc", "turboquant:kbits=3,vbits=3,rotate=keys" },
+    { "kvarn_k4v2_g128", "kvarn" },
+    { "kvarn_k4v2_g64", "kvarn:group=64" },
+    { "kvarn_k4v4_g128", "kvarn:vbits=4" },
+    { "kvarn_k4v4_g64", "kvarn:vbits=4,group=64" },
 };
 
 const lm_kv_method *lm_kv_method_at(int i)
@@ -69,4 +84,13 @@ lm_code lm_kv_put_format(const lm_kv_format *f, const lm_kv_ask *q, lm_kv_side *
     own->values = q->side == LM_KV_V;
     out->format = own;
     return LM_OK;
+}
+
+int64_t lm_kv_coded(const lm_kv_side *s, int64_t n)
+{
+    if (!s->format)
+        return 0;
+    if (lm_kv_step(s->format, LM_KV_MAX_TOKENS) > 1)
+        return n - n % s->residual;
+    return n > s->residual ? n - s->residual : 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* methods.h -- the list of methods, X(NAME) in the order in which lists show them: lm_kv_NAME is defined in the
- * file of its family.  Private to lib/kv. */
+ * file of its family (turboquant in codebook.c, kvarn in balanced.c).  Private to lib/kv. */
 #ifndef LM_KV_METHODS_H
 #define LM_KV_METHODS_H
 
@@ -25,6 +25,9 @@
     X(q4_1)              \
     X(q4_0)              \
     X(iq4_nl)            \
+    X(kivi)              \
+    X(turboquant)        \
+    X(kvarn)             \
     X(streaming)         \
     X(h2o)               \
     X(snapkv)            \
