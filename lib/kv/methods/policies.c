@@ -4,7 +4,10 @@
 #include "kv/policy.h"
 
 #define PYRAMID                                                                              \
-    { "budget", 0, 0, 1, "tokens of the layers: equal, or fewer from layer to layer", "even pyramid" }, \
+    {                                                                                        \
+        "budget",      0, 0, 1, "tokens of the layers: equal, or fewer from layer to layer", \
+        "even pyramid"                                                                       \
+    },                                                                                       \
     {                                                                                        \
         "beta", 20, 2, 1000, "of pyramid: steepness", LM_WHOLE                               \
     }
