@@ -1,39 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv.h -- attention over coded caches.
  *
- * The rows of N new tokens come from B sequences: rows first[b] .. first[b+1] of qkv are those of sequence b (first[0] = 0,
- * first[B] <= N; the rest is padding, and gives zeros).  Sequence b has used[b] tokens in the cache; its row i has the
- * position used[b] + i.  Token j of it lies in page table[b, j / T], at place j % T there.  keys and values are coded
- * caches [pages,K,T,D] (numeric/kv_format.h): their numbers are those that lm_kv_decode gives.
- * The newest residual tokens of the cached ones, counted in the way of kv_write, and the first `sinks` are not coded: their rows
- * lie in ktail and vtail [slots,K,sinks+R,D] at slot[b]: token j < sinks at row j, another at row sinks + j % R.
+ * Sequences and rows are those of attention_cached (kernels/attention.h): sequence b has used[b] tokens in the cache
+ * and fresh[b] new rows in qkv, from row first[b] on (without `first`: from row b * seq on); its new row i is at
+ * position used[b] + i.  kind[b] says whether the rows are a part of a prompt (0) or new tokens (1); without it
+ * they are new tokens if seq is at most 4.  Kernels choose their way by it, not by the number of rows.
+ *
+ * keys and values are coded caches (numeric/kv_format.h) of pages of T tokens: cached token j of sequence b lies in
+ * page table[b, j / T], at place j % T there; its numbers are those that lm_kv_decode gives.  Entries of the table
+ * for tokens that are not coded are not read.
+ * Some cached tokens are not coded: the first `sinks`, and the newest, which are counted by lm_kv_coded.  Their rows
+ * lie in ktail and vtail at slot[b]: token j at row j if j < sinks, else at row sinks + j % residual.
  *
  * kv_attention  (no gradient)
- *               in  qkv [N,(H+2K)D] act, first [B+1] I32, used [B] I32, kind [B] I32, table [B,P] I32,
- *                   keys, values [pages,K,T,D] act with `kv`, slot [B] I32, ktail, vtail [slots,K,R',D] act
- *                   (slot, ktail, vtail: all or none)
+ *               in  qkv [N,(H+2K)D] act, used [B] I32, fresh [B] I32, first [B+1] I32, kind [B] I32 (optional, both
+ *                   or neither), table [B,P] I32, keys, values [pages,K,T,D] act with `kv`, slot [B] I32, ktail,
+ *                   vtail [slots,K,sinks+residual,D] act (all three if sinks + residual > 0)
  *               out o [N,HD] act, lse [N,H] F32 (optional)
  *               Each new row attends to the cached tokens as they are stored, and to the new rows of its
- *               sequence up to itself as they are in qkv (kernels/attention.h: heads, scale, window, soft_cap).
- *               It is run before kv_write has put the new rows into the cache.  kind[b] 0: the rows are
- *               a part of a prompt, 1: they are newly generated tokens; both give the same numbers within tolerance, and
- *               kernels choose their way by it, so that bits do not depend on the number of rows of a sequence.
- *
- * Where act is F32, keys and values are expanded tile by tile and multiplied in F32.  Under BF16 and F16 formats of
- * LM_KV_SYM and LM_KV_ASYM may be multiplied as integers: of a query (times the scale of each channel, where channels have
- * scales) the numbers of a group of channels become whole numbers to 16,256 of their largest magnitude, in two
- * planes of 8 bits, q = 128 hi + lo; their products with the codes are added exactly in 32 bits.  Probabilities times the
- * scales of tokens are treated alike in blocks of 256 keys.
+ *               sequence up to itself as they are in qkv (kernels/attention.h: heads, window, scale, soft_cap).  So it
+ *               runs before the new rows are put into the cache.  Rows that are not fresh give zeros, lse -inf.
  * Tolerance: relative L2 2e-6 (F32), 1e-2 (BF16). */
 #ifndef LM_KERNELS_KV_H
 #define LM_KERNELS_KV_H
 
 #include "kernels/attention.h"
+#include "numeric/kv_format.h"
 
 typedef struct {
-    lm_attention_attr attention; /* batch B; seq is not read: rows are ragged */
-    int64_t residual;            /* R: newest tokens that are not coded; 0: none */
-    int64_t sinks;               /* first tokens that are not coded */
+    lm_attention_attr attention; /* batch B; causal; no dropout; seq 0 with `first` */
+    int64_t
+        residual;  /* newest tokens that are not coded: at most so many; a multiple of lm_kv_step */
+    int64_t sinks; /* first tokens that are not coded; a multiple of lm_kv_step */
 } lm_kv_attr;
+
+/* Of `used` tokens in the cache those in [sinks, this) are read as codes.  Formats of single tokens keep the newest
+ * `residual` plain; others code `residual` tokens at once when as many are there. */
+static inline int64_t lm_kv_coded(const lm_kv_format *f, int64_t T, int64_t residual, int64_t used)
+{
+    if (residual == 0)
+        return used;
+    if (lm_kv_step(f, T) > 1)
+        return used - used % residual;
+    return used > residual ? used - residual : 0;
+}
 
 #endif

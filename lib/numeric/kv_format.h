@@ -117,6 +117,11 @@ void lm_kv_decode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const
  * iq4_nl, whose scale is searched for, that of the search's first try. */
 double lm_kv_bound(const lm_kv_format *f, int64_t n, double lo, double hi);
 
+/* The level of each code. */
+void lm_kv_level_numbers(const lm_kv_format *f, float level[256]);
+/* Scales and minima of formats with fixed ranges of channels: n channels, heads one behind another. */
+void lm_kv_fixed_scales(const lm_kv_format *f, int64_t n, float *s, float *m);
+
 /* ---- tables ---- */
 
 /* The 2^bits levels (1 to 5 bits) with the least mean square error for normally distributed numbers of

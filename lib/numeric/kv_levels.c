@@ -202,6 +202,21 @@ lm_kv_scale lm_kv_fixed(const lm_kv_format *f, int64_t kv, int64_t D, int64_t d)
     return over_range(f, (double)f->lower[kv * D + d], (double)f->upper[kv * D + d]);
 }
 
+void lm_kv_level_numbers(const lm_kv_format *f, float level[256])
+{
+    for (unsigned code = 0; code < 1u << f->bits; code++)
+        level[code] = (float)lm_kv_level(f, code);
+}
+
+void lm_kv_fixed_scales(const lm_kv_format *f, int64_t n, float *s, float *m)
+{
+    for (int64_t i = 0; i < n; i++) {
+        lm_kv_scale by = lm_kv_fixed(f, 0, 0, i);
+        s[i] = (float)by.s;
+        m[i] = (float)by.m;
+    }
+}
+
 /* ---- bounds ---- */
 
 /* The largest error of a number v that is rounded to the type. */

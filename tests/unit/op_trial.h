@@ -19,6 +19,7 @@
 
 #include "base/mem.h"
 #include "graph/passes.h"
+#include "numeric/code_rows.h"
 #include "op/ops.h"
 
 enum { GUARD = 64 };
@@ -48,7 +49,7 @@ static inline bool guard_holds(const void *p, size_t bytes)
 
 static inline size_t bytes_of(const lm_tensor *t)
 {
-    return (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype);
+    return lm_stored_bytes(t);
 }
 
 static inline lm_par *pool_of(int threads)
@@ -170,7 +171,8 @@ static inline void fill(trial *t)
         const lm_value *x = &t->g->value[v];
         t->mem[v] = take(bytes_of(&x->t));
         lm_rng mine = lm_rng_make(5, "operand", (uint64_t)t->example * 64 + v);
-        for (int64_t i = 0; lm_dtype_is_float(x->t.dtype) && i < lm_tensor_count(&x->t); i++)
+        for (int64_t i = 0; lm_dtype_is_float(x->t.dtype) && !x->t.kv && i < lm_tensor_count(&x->t);
+             i++)
             lm_set(x->t.dtype, t->mem[v], i, lm_rng_normal(mine, (uint64_t)i));
     }
     for (int k = 0; t->op->fill && k < t->uses; k++) {
@@ -256,6 +258,11 @@ static inline lm_tensor copy_as(const lm_tensor *t, lm_dtype d)
     lm_tensor c = *t;
     if (!t->data)
         return c;
+    if (t->kv) {
+        c.data = take(bytes_of(t));
+        memcpy(c.data, t->data, bytes_of(t));
+        return c;
+    }
     c.dtype = lm_dtype_is_float(t->dtype) ? d : t->dtype;
     c.data = take(bytes_of(&c));
     for (int64_t i = 0; i < lm_tensor_count(t); i++)
@@ -272,7 +279,8 @@ static inline void by_reference(const operands *o, const char *op, lm_dtype act,
     for (int i = 0; i < o->call.n_in; i++)
         want->in[i] = copy_as(&o->in[i], in_double ? LM_DTYPE_F64 : o->in[i].dtype);
     for (int i = 0; shake > 0 && i < o->call.n_in; i++)
-        for (int64_t k = 0; want->in[i].dtype == LM_DTYPE_F64 && k < lm_tensor_count(&o->in[i]);
+        for (int64_t k = 0;
+             want->in[i].dtype == LM_DTYPE_F64 && !o->in[i].kv && k < lm_tensor_count(&o->in[i]);
              k++) {
             double *x = want->in[i].data;
             x[k] *=

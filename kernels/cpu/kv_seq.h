@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_seq.h -- one key/value head of one sequence of kv_attention (kernels/kv.h): where its keys and values are. */
+#ifndef LM_KERNELS_CPU_KV_SEQ_H
+#define LM_KERNELS_CPU_KV_SEQ_H
+
+#include "kernels/cpu/attention_plan.h"
+#include "kernels/kv.h"
+
+/* Operands of kv_attention. */
+enum {
+    KV_QKV,
+    KV_USED,
+    KV_FRESH,
+    KV_FIRST,
+    KV_KIND,
+    KV_TABLE,
+    KV_KEYS,
+    KV_VALUES,
+    KV_SLOT,
+    KV_KTAIL,
+    KV_VTAIL
+};
+
+/* Keys or values. */
+typedef struct {
+    const lm_kv_format *f;
+    lm_kv_sections at;
+    const char *pages;  /* of this head, of page 0 */
+    size_t step;        /* bytes from page to page */
+    int64_t coded;      /* tokens [sinks, coded) are */
+    const char *tail;   /* row 0 of the slot */
+    const char *fresh;  /* row 0 of the new ones, in qkv */
+    size_t fresh_pitch; /* bytes */
+} kv_side;
+
+typedef struct {
+    int64_t b, kv, row, used, fresh; /* row: the first in qkv */
+    int64_t T, D, sinks, residual;
+    size_t row_bytes; /* of a plain row */
+    const int32_t *table;
+    attn_mask mask;
+    kv_side k, v;
+} kv_seq;
+
+static inline int64_t kv_first(const lm_call *c, int64_t b)
+{
+    const lm_kv_attr *a = c->attr;
+    const int32_t *first = attn_i32(c, KV_FIRST);
+    return first ? first[b] : b * a->attention.seq;
+}
+
+/* The rows of the sequence are those of a prompt. */
+static inline bool kv_is_prompt(const lm_call *c, int64_t b)
+{
+    const lm_kv_attr *a = c->attr;
+    const int32_t *kind = attn_i32(c, KV_KIND);
+    return kind ? kind[b] == 0 : a->attention.seq > 4;
+}
+
+static inline kv_side kv_side_of(const lm_call *c, const kv_seq *s, bool values)
+{
+    const lm_kv_attr *a = c->attr;
+    const lm_tensor *t = &c->in[values ? KV_VALUES : KV_KEYS], *qkv = &c->in[KV_QKV];
+    int64_t H = a->attention.heads, K = a->attention.kv_heads, R = s->sinks + s->residual;
+    kv_side x = { .f = t->kv, .coded = lm_kv_coded(t->kv, s->T, s->residual, s->used) };
+    lm_kv_page(t->kv, s->T, s->D, &x.at, NULL);
+    x.step = (size_t)K * x.at.all;
+    x.pages = (const char *)t->data + (size_t)s->kv * x.at.all;
+    if (R > 0) {
+        int64_t slot = attn_i32(c, KV_SLOT)[s->b];
+        x.tail = (const char *)c->in[values ? KV_VTAIL : KV_KTAIL].data +
+                 (size_t)((slot * K + s->kv) * R) * s->row_bytes;
+    }
+    x.fresh_pitch = (size_t)(H + 2 * K) * s->row_bytes;
+    x.fresh = (const char *)qkv->data + (size_t)s->row * x.fresh_pitch +
+              (size_t)(H + (values ? K : 0) + s->kv) * s->row_bytes;
+    return x;
+}
+
+static inline kv_seq kv_seq_of(const lm_call *c, int64_t b, int64_t kv)
+{
+    const lm_kv_attr *a = c->attr;
+    kv_seq s = { .b = b,
+                 .kv = kv,
+                 .row = kv_first(c, b),
+                 .used = attn_i32(c, KV_USED)[b],
+                 .fresh = attn_i32(c, KV_FRESH)[b],
+                 .T = c->in[KV_KEYS].dim[2],
+                 .D = a->attention.head_dim,
+                 .sinks = a->sinks,
+                 .residual = a->residual,
+                 .table = attn_i32(c, KV_TABLE) + b * c->in[KV_TABLE].dim[1] };
+    s.row_bytes = (size_t)s.D * lm_dtype_size(c->in[KV_QKV].dtype);
+    s.mask = attn_cached_mask(&a->attention, s.used, s.fresh);
+    s.k = kv_side_of(c, &s, false);
+    s.v = kv_side_of(c, &s, true);
+    return s;
+}
+
+/* The D numbers of token j if they are plain; NULL if they are coded. */
+static inline const void *kv_plain(const kv_seq *s, const kv_side *x, int64_t j)
+{
+    if (j >= s->used)
+        return x->fresh + (size_t)(j - s->used) * x->fresh_pitch;
+    if (j < s->sinks)
+        return x->tail + (size_t)j * s->row_bytes;
+    if (j >= x->coded)
+        return x->tail + (size_t)(s->sinks + j % s->residual) * s->row_bytes;
+    return NULL;
+}
+
+/* The page of coded token j. */
+static inline const char *kv_page(const kv_seq *s, const kv_side *x, int64_t j)
+{
+    return x->pages + (size_t)s->table[j / s->T] * x->step;
+}
+
+/* Rows that are not fresh: zeros, and lse -inf. */
+void lm_kv_clear_rows(const lm_call *c);
+
+#endif

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_simd.c -- attention over coded caches: blocks of 64 tokens are decoded into the first-level cache as floats
+ * (kv_wide.h), and multiplied with rows of queries.
+ *
+ * New tokens have few rows and many keys: a unit is 256 keys for all query heads that share them, and the partial results
+ * are merged in the order of the keys.  Rows of prompts are units of 64 rows, which go through all of their
+ * keys.  Blocks lie at multiples of 64 and 256 positions, so the bits of a row depend neither on threads nor on the rows
+ * beside it. */
+#include "kernels/kv.h"
+
+#include "kernels/cpu/attention_simd.h"
+#include "kernels/cpu/kv_wide.h"
+
+enum {
+    KV_BLOCK = 256, /* keys of a unit of new tokens */
+    KV_ROWS = 64,   /* rows of a unit of a prompt */
+    KV_FEW = 4,     /* most new tokens of a sequence */
+};
+
+typedef struct {
+    kv_levels k, v;
+} kv_prepared;
+
+typedef struct {
+    const lm_call *c;
+    const lm_kv_attr *attr;
+    const lm_attention_attr *a;
+    const kv_prepared *prep;
+    int64_t group, ld, room, blocks, few,
+        most;       /* few, most: rows of new tokens, of a prompt, of a sequence */
+    float *partial; /* [B*K][blocks][few*group][ld + PAD]: maximum, sum; values */
+    char *scratch;
+    size_t scratch_bytes;
+} kv_call;
+
+/* Scratch of a worker; floats are aligned to 64 bytes. */
+typedef struct {
+    kv_tile_scratch *tile;
+    float *kt, *v, *q, *s, *acc, *m, *l;
+} kv_scratch;
+
+static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
+{
+    int64_t D = k->a->head_dim;
+    int64_t floats[] = { D * KV_SUB,      KV_SUB * k->ld, KV_ROWS * k->ld, KV_ROWS * KV_SUB,
+                         KV_ROWS * k->ld, KV_ROWS,        KV_ROWS };
+    float **to[] = { &w->kt, &w->v, &w->q, &w->s, &w->acc, &w->m, &w->l };
+    size_t bytes = attn_round64(sizeof *w->tile);
+    w->tile = (kv_tile_scratch *)(void *)at;
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        *to[i] = (float *)(void *)(at + bytes);
+        bytes += attn_round64((size_t)floats[i] * sizeof(float));
+    }
+    return bytes;
+}
+
+static size_t fixed_bytes(const lm_tensor *t)
+{
+    return t->kv->lower ? attn_round64(2 * (size_t)(t->dim[1] * t->dim[3] + 16) * sizeof(float))
+                        : 0;
+}
+
+static size_t prepared_bytes(const lm_call *c)
+{
+    return attn_round64(sizeof(kv_prepared)) + fixed_bytes(&c->in[KV_KEYS]) +
+           fixed_bytes(&c->in[KV_VALUES]);
+}
+
+/* Shapes alone, and where scratch lies in the call's work. */
+static kv_call kv_call_of(const lm_call *c)
+{
+    const lm_kv_attr *attr = c->attr;
+    const lm_attention_attr *a = &attr->attention;
+    bool ragged = c->in[KV_FIRST].ndim > 0;
+    kv_call k = { .c = c, .attr = attr, .a = a, .prep = c->work };
+    kv_scratch w;
+    k.group = a->heads / a->kv_heads;
+    k.ld = padded(a->head_dim, PAD);
+    k.few = ragged ? 1 : a->seq <= KV_FEW ? a->seq : 0;
+    k.most = ragged ? c->in[KV_QKV].dim[0] : a->seq > KV_FEW ? a->seq : 0;
+    k.room = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.few;
+    k.blocks = (k.room + KV_BLOCK - 1) / KV_BLOCK;
+    k.scratch_bytes = scratch_of(&k, NULL, &w);
+    if (c->work) {
+        k.partial = (float *)(void *)((char *)c->work + prepared_bytes(c));
+        k.scratch = (char *)(k.partial +
+                             a->batch * a->kv_heads * k.blocks * k.few * k.group * (k.ld + PAD));
+    }
+    return k;
+}
+
+static char *prepare_side(const lm_tensor *t, kv_levels *l, char *room)
+{
+    int64_t n = t->dim[1] * t->dim[3];
+    *l = (kv_levels){ .linear = t->kv->levels == LM_KV_SYM || t->kv->levels == LM_KV_ASYM };
+    lm_kv_level_numbers(t->kv, l->level);
+    if (!t->kv->lower)
+        return room;
+    float *s = (float *)(void *)room, *m = s + n + 16;
+    lm_kv_fixed_scales(t->kv, n, s, m);
+    l->s = s;
+    l->m = m;
+    return room + fixed_bytes(t);
+}
+
+/* ---- keys and values of 64 tokens ---- */
+
+/* True if some of the 16 tokens from j on are coded. */
+LM_INLINE bool has_codes(const kv_seq *s, const kv_side *x, int64_t j)
+{
+    int64_t from = j > s->sinks ? j : s->sinks, to = j + LM_KV_TILE;
+    to = to < x->coded ? to : x->coded;
+    return from < to;
+}
+
+/* Keys [j0, j0 + 64) below hi, turned. */
+LM_INLINE void load_keys(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t hi,
+                         const kv_scratch *w)
+{
+    for (int64_t j = j0; j < hi && j < j0 + KV_SUB; j += LM_KV_TILE) {
+        if (has_codes(s, &s->k, j))
+            wide_keys(s, &k->prep->k, j, w->tile, w->kt + (j - j0));
+        for (int64_t i = j; i < j + LM_KV_TILE && i < hi; i++) {
+            const void *plain = kv_plain(s, &s->k, i);
+            for (int64_t d = 0; plain && d < s->D; d++)
+                w->kt[d * KV_SUB + i - j0] = t == LM_DTYPE_BF16
+                                                 ? lm_bf16_to_f32(((const uint16_t *)plain)[d])
+                                                 : ((const float *)plain)[d];
+        }
+    }
+}
+
+/* Values [j0, j0 + 64); rows outside [lo, hi) are zeros. */
+LM_INLINE void load_values(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
+                           int64_t hi, const kv_scratch *w)
+{
+    const uint8_t *bytes = NULL;
+    for (int64_t j = j0; j < j0 + KV_SUB; j += LM_KV_TILE) {
+        float *v = w->v + (j - j0) * k->ld;
+        if (j < hi && has_codes(s, &s->v, j))
+            wide_values(s, &k->prep->v, j, w->tile, &bytes, v, k->ld);
+        else
+            bytes = NULL;
+        for (int64_t i = 0; i < LM_KV_TILE; i++, v += k->ld) {
+            bool seen = j + i >= lo && j + i < hi;
+            const void *plain = seen ? kv_plain(s, &s->v, j + i) : NULL;
+            if (!seen)
+                memset(v, 0, (size_t)k->ld * sizeof *v);
+            else if (plain)
+                pack_rows(t, v, k->ld, 1, plain, s->D, 1, s->D, 1);
+        }
+    }
+}
+
+/* ---- rows ---- */
+
+/* Turn the scores of a row of which [from, to) are visible into numerators, and scale what the row has so far. */
+LM_INLINE void softmax_part(const lm_attention_attr *a, float *s, int64_t from, int64_t to,
+                            float *m, float *l, float *acc, int64_t ld)
+{
+    vf top = vf_set(-INFINITY), sum = vf_zero();
+    if (from >= to) {
+        memset(s, 0, KV_SUB * sizeof *s);
+        return;
+    }
+    if (a->soft_cap > 0)
+        cap_scores(s, KV_SUB, (float)a->soft_cap);
+    for (int64_t x = 0; x < KV_SUB; x += VF_LANES)
+        top = vf_max(keep_range(vf_load(s + x), x, from, to, vf_set(-INFINITY)), top);
+    float now = fmaxf(*m, vf_top(top)), factor = expf(*m - now);
+    for (int64_t x = 0; x < KV_SUB; x += VF_LANES) {
+        vf p = keep_range(vf_exp(vf_load(s + x) - vf_set(now)), x, from, to, vf_zero());
+        vf_store(s + x, p);
+        sum = sum + p;
+    }
+    *m = now;
+    *l = *l * factor + vf_sum(sum);
+    for (int64_t d = 0; factor != 1 && d < ld; d += VF_LANES)
+        vf_store(acc + d, vf_load(acc + d) * vf_set(factor));
+}
+
+/* Rows [r0, r0 + n) of a sequence, row r being query head r % group of new row r / group, over the keys in [from, to)
+ * that they see: w->m, w->l, w->acc. */
+LM_INLINE void attend_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t r0, int64_t n,
+                           int64_t from, int64_t to, const kv_scratch *w)
+{
+    const lm_attention_attr *a = k->a;
+    int64_t D = s->D, i0 = r0 / k->group, i1 = (r0 + n - 1) / k->group;
+    int64_t lo = attn_start(&s->mask, i0), hi = attn_end(&s->mask, i1);
+    lo = lo > from ? lo : from;
+    hi = hi < to ? hi : to;
+    for (int64_t r = 0; r < n; r++) {
+        int64_t head = s->kv * k->group + (r0 + r) % k->group, row = s->row + (r0 + r) / k->group;
+        int64_t at = (row * (a->heads + 2 * a->kv_heads) + head) * D;
+        pack_rows(t, w->q + r * k->ld, k->ld, 1,
+                  attn_at(k->c->in[KV_QKV].data, at, lm_dtype_size(t)), D, 1, D, (float)a->scale);
+        w->m[r] = -INFINITY;
+        w->l[r] = 0;
+    }
+    memset(w->acc, 0, (size_t)(n * k->ld) * sizeof *w->acc);
+    for (int64_t j0 = lo / KV_SUB * KV_SUB; j0 < hi; j0 += KV_SUB) {
+        load_keys(t, k, s, j0, hi, w);
+        mm(&(mm_args){ .m = n,
+                       .n = KV_SUB,
+                       .k = D,
+                       .a = w->q,
+                       .a_row = k->ld,
+                       .a_k = 1,
+                       .b = w->kt,
+                       .ldb = KV_SUB,
+                       .c = w->s,
+                       .ldc = KV_SUB });
+        for (int64_t r = 0; r < n; r++) {
+            int64_t i = (r0 + r) / k->group;
+            int64_t f = attn_start(&s->mask, i) - j0, e = attn_end(&s->mask, i) - j0;
+            int64_t end = (hi < j0 + KV_SUB ? hi : j0 + KV_SUB) - j0;
+            softmax_part(a, w->s + r * KV_SUB, f < 0 ? 0 : f, e < end ? e : end, &w->m[r], &w->l[r],
+                         w->acc + r * k->ld, k->ld);
+        }
+        load_values(t, k, s, j0, lo, hi, w);
+        mm(&(mm_args){ .m = n,
+                       .n = k->ld,
+                       .k = KV_SUB,
+                       .a = w->s,
+                       .a_row = KV_SUB,
+                       .a_k = 1,
+                       .b = w->v,
+                       .ldb = k->ld,
+                       .c = w->acc,
+                       .ldc = k->ld,
+                       .add = true });
+    }
+}
+
+static kv_scratch worker_scratch(const kv_call *k, int worker)
+{
+    kv_scratch w;
+    scratch_of(k, k->scratch + (size_t)worker * k->scratch_bytes, &w);
+    return w;
+}
+
+static void store_lse(const kv_call *k, int64_t at, float m, float l)
+{
+    if (k->c->n_out > 1 && k->c->out[1].data)
+        ((float *)k->c->out[1].data)[at] = l > 0 ? m + logf(l) : -INFINITY;
+}
+
+/* ---- prompts ---- */
+
+LM_INLINE void prompt_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const kv_call *k = ctx;
+    int64_t parts = (k->most * k->group + KV_ROWS - 1) / KV_ROWS, D = k->a->head_dim;
+    kv_scratch w = worker_scratch(k, worker);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t bk = u / parts, r0 = u % parts * KV_ROWS, b = bk / k->a->kv_heads;
+        int64_t rows = attn_i32(k->c, KV_FRESH)[b] * k->group;
+        if (!kv_is_prompt(k->c, b) || r0 >= rows)
+            continue;
+        kv_seq s = kv_seq_of(k->c, b, bk % k->a->kv_heads);
+        int64_t n = rows - r0 < KV_ROWS ? rows - r0 : KV_ROWS;
+        attend_rows(t, k, &s, r0, n, 0, s.used + s.fresh, &w);
+        for (int64_t r = 0; r < n; r++) {
+            int64_t head = s.kv * k->group + (r0 + r) % k->group;
+            int64_t at = (s.row + (r0 + r) / k->group) * k->a->heads + head;
+            vf over = vf_set(1 / w.l[r]);
+            store_lse(k, at, w.m[r], w.l[r]);
+            VF_FOR(d, live, D, {
+                vf_put_any(t, k->c->out[0].data, at * D + d, vf_load(w.acc + r * k->ld + d) * over,
+                           live);
+            });
+        }
+    }
+}
+
+/* ---- new tokens ---- */
+
+LM_INLINE float *partial_at(const kv_call *k, int64_t bk, int64_t block, int64_t row)
+{
+    return k->partial + ((bk * k->blocks + block) * k->few * k->group + row) * (k->ld + PAD);
+}
+
+LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const kv_call *k = ctx;
+    kv_scratch w = worker_scratch(k, worker);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t bk = u / k->blocks, block = u % k->blocks, b = bk / k->a->kv_heads;
+        int64_t fresh = attn_i32(k->c, KV_FRESH)[b], from = block * KV_BLOCK;
+        if (kv_is_prompt(k->c, b) || from >= attn_i32(k->c, KV_USED)[b] + fresh)
+            continue;
+        kv_seq s = kv_seq_of(k->c, b, bk % k->a->kv_heads);
+        for (int64_t r0 = 0, n; r0 < fresh * k->group; r0 += n) {
+            n = fresh * k->group - r0 < KV_ROWS ? fresh * k->group - r0 : KV_ROWS;
+            attend_rows(t, k, &s, r0, n, from, from + KV_BLOCK, &w);
+            for (int64_t r = 0; r < n; r++) {
+                float *to = partial_at(k, bk, block, r0 + r);
+                to[0] = w.m[r];
+                to[1] = w.l[r];
+                memcpy(to + PAD, w.acc + r * k->ld, (size_t)k->ld * sizeof *to);
+            }
+        }
+    }
+}
+
+/* Merge the blocks of rows [begin, end), numbered (b K + kv) few group + row. */
+LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const kv_call *k = ctx;
+    int64_t D = k->a->head_dim, rows = k->few * k->group;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t bk = u / rows, row = u % rows, b = bk / k->a->kv_heads;
+        int64_t fresh = attn_i32(k->c, KV_FRESH)[b];
+        if (kv_is_prompt(k->c, b) || row >= fresh * k->group)
+            continue;
+        int64_t blocks = (attn_i32(k->c, KV_USED)[b] + fresh + KV_BLOCK - 1) / KV_BLOCK;
+        float m = -INFINITY, l = 0;
+        for (int64_t n = 0; n < blocks; n++)
+            m = fmaxf(m, partial_at(k, bk, n, row)[0]);
+        for (int64_t n = 0; n < blocks; n++) {
+            float *p = partial_at(k, bk, n, row);
+            p[0] = p[1] > 0 ? expf(p[0] - m) : 0.0f; /* from here on: the factor of the block */
+            l += p[0] * p[1];
+        }
+        int64_t head = bk % k->a->kv_heads * k->group + row % k->group;
+        int64_t at = (kv_first(k->c, b) + row / k->group) * k->a->heads + head;
+        store_lse(k, at, m, l);
+        VF_FOR(d, live, D, {
+            vf sum = vf_zero();
+            for (int64_t n = 0; n < blocks; n++) {
+                const float *p = partial_at(k, bk, n, row);
+                if (p[0] > 0)
+                    sum = vf_fma(vf_set(p[0]), vf_load(p + PAD + d), sum);
+            }
+            vf_put_any(t, k->c->out[0].data, at * D + d, sum * vf_set(1 / l), live);
+        });
+    }
+}
+VF_TYPED(merge_rows)
+
+#define KV_UNITS(name)                                                         \
+    static void name##_f32(void *ctx, int64_t begin, int64_t end, int worker)  \
+    {                                                                          \
+        name(LM_DTYPE_F32, ctx, begin, end, worker);                           \
+    }                                                                          \
+    static void name##_bf16(void *ctx, int64_t begin, int64_t end, int worker) \
+    {                                                                          \
+        name(LM_DTYPE_BF16, ctx, begin, end, worker);                          \
+    }
+KV_UNITS(prompt_units)
+KV_UNITS(token_units)
+
+static void kv_attention(const lm_call *c)
+{
+    kv_call k = kv_call_of(c);
+    lm_dtype t = c->in[KV_QKV].dtype;
+    int64_t heads = k.a->batch * k.a->kv_heads;
+    int64_t grain = heads * k.blocks / (16 * lm_par_threads(c->par));
+    kv_prepared *prep = c->work;
+    char *room = (char *)c->work + attn_round64(sizeof *prep);
+    room = prepare_side(&c->in[KV_KEYS], &prep->k, room);
+    prepare_side(&c->in[KV_VALUES], &prep->v, room);
+    lm_kv_clear_rows(c);
+    if (k.few) {
+        lm_par_for(c->par, heads * k.blocks, grain, VF_PICK(token_units, t), &k);
+        lm_par_for(c->par, heads * k.few * k.group, 8, VF_PICK(merge_rows, t), &k);
+    }
+    if (k.most)
+        lm_par_for(c->par, heads * ((k.most * k.group + KV_ROWS - 1) / KV_ROWS), 1,
+                   VF_PICK(prompt_units, t), &k);
+}
+
+static size_t kv_attention_work(const lm_call *c, int threads)
+{
+    lm_call shapes = *c;
+    shapes.work = NULL;
+    kv_call k = kv_call_of(&shapes);
+    int64_t n = k.a->batch * k.a->kv_heads * k.blocks * k.few * k.group * (k.ld + PAD);
+    return prepared_bytes(c) + (size_t)n * sizeof(float) + (size_t)threads * k.scratch_bytes;
+}
+
+const lm_kernel LM_TABLE_NAME(kv, LM_SIMD)[] = {
+    { "kv_attention", LM_DTYPE_F32, LM_SIMD_LEVEL, kv_attention, kv_attention_work },
+    { "kv_attention", LM_DTYPE_BF16, LM_SIMD_LEVEL, kv_attention, kv_attention_work },
+    { 0 },
+};

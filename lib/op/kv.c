@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv.c -- attention over coded caches. */
+#include "kernels/kv.h"
+
+#include "numeric/code_rows.h"
+#include "op/example.h"
+#include "op/ops.h"
+
+static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch, 'B') },
+                                      { LM_ATTR_INT(lm_kv_attr, attention.seq, 0) },
+                                      { LM_ATTR_INT(lm_kv_attr, attention.heads, 'H') },
+                                      { LM_ATTR_INT(lm_kv_attr, attention.kv_heads, 'K') },
+                                      { LM_ATTR_INT(lm_kv_attr, attention.head_dim, 'D') },
+                                      { LM_ATTR_INT(lm_kv_attr, attention.window, 0) },
+                                      { LM_ATTR_REAL(lm_kv_attr, attention.scale) },
+                                      { LM_ATTR_RARE_REAL(lm_kv_attr, attention.soft_cap) },
+                                      { LM_ATTR_INT(lm_kv_attr, residual, 0) },
+                                      { LM_ATTR_INT(lm_kv_attr, sinks, 0) },
+                                      { 0 } };
+
+enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, N_IN };
+
+/* Plain tokens leave a format's groups whole. */
+static bool keeps_groups(const lm_kv_attr *a, const lm_tensor *t)
+{
+    int64_t step = lm_kv_step(t->kv, t->dim[2]);
+    return a->residual >= 0 && a->sinks >= 0 && a->residual % step == 0 && a->sinks % step == 0 &&
+           (step == 1 || a->residual > 0);
+}
+
+static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_kv_attr *a = c->attr;
+    const lm_attention_attr *x = &a->attention;
+    const lm_tensor *in = c->in;
+    bool ragged = !lm_absent(&in[FIRST]), tail = a->residual + a->sinks > 0;
+    (void)want;
+    if (lm_expect(x->kv_heads > 0 && x->heads % x->kv_heads == 0, "kv_attention", e,
+                  "%lld heads are not a multiple of %lld kv heads", (long long)x->heads,
+                  (long long)x->kv_heads) ||
+        lm_expect(x->causal && x->dropout == 0, "kv_attention", e, "is causal, without dropout") ||
+        lm_expect(ragged == !lm_absent(&in[KIND]) && ragged == (x->seq == 0) &&
+                      (ragged || in[QKV].dim[0] == x->batch * x->seq),
+                  "kv_attention", e, "rows are B times seq, or have first and kind") ||
+        lm_expect(keeps_groups(a, &in[KEYS]) && keeps_groups(a, &in[VALUES]), "kv_attention", e,
+                  "residual %lld and sinks %lld do not fit the groups of the formats",
+                  (long long)a->residual, (long long)a->sinks) ||
+        lm_expect(tail != lm_absent(&in[SLOT]) && tail != lm_absent(&in[KTAIL]) &&
+                      tail != lm_absent(&in[VTAIL]),
+                  "kv_attention", e, "slot and tails go with residual or sinks") ||
+        lm_expect(!tail || in[KTAIL].dim[2] == a->residual + a->sinks, "kv_attention", e,
+                  "tails have %lld rows, not residual + sinks",
+                  (long long)(tail ? in[KTAIL].dim[2] : 0)))
+        return e->code;
+    return lm_expect(!in[KEYS].kv->values && in[VALUES].kv->values, "kv_attention", e,
+                     "keys are in the order of keys, values in that of values");
+}
+
+static void kv_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_attention_attr *a = &((const lm_kv_attr *)c->attr)->attention;
+    int64_t room = c->in[TABLE].dim[1] * c->in[KEYS].dim[2];
+    out->flops = 4.0 * (double)(c->in[QKV].dim[0] * a->heads * a->head_dim) * (double)room;
+    out->bytes = lm_call_bytes(c);
+}
+
+/* ---- examples: a format for keys and one for values ---- */
+
+#define GRID(side, b, x, l, g)                                                             \
+    {                                                                                      \
+        .name = #b " bits", .values = side, .bits = b, .axis = x, .levels = l, .group = g, \
+        .scale = LM_DTYPE_F16                                                              \
+    }
+#define GGML(side, b, l)                                                                   \
+    {                                                                                      \
+        .name = "ggml", .values = side, .bits = b, .levels = l, .group = 32, .ggml = true, \
+        .scale = LM_DTYPE_F16                                                              \
+    }
+#define SPECIAL(side)                                                                       \
+    { .name = "fp8",                                                                        \
+      .values = side,                                                                       \
+      .bits = 8,                                                                            \
+      .levels = LM_KV_FLOAT8,                                                               \
+      .float8 = LM_DTYPE_F8E4M3,                                                            \
+      .scale = LM_DTYPE_NONE,                                                               \
+      .constant = 0.5 },                                                                    \
+    {                                                                                       \
+        .name = "codebook", .values = side, .bits = 2, .levels = LM_KV_TABLE, .norm = true, \
+        .renorm = true, .scale = LM_DTYPE_F16, .n_table = 4, .table = {                     \
+            -1.5104f,                                                                       \
+            -0.4528f,                                                                       \
+            0.4528f,                                                                        \
+            1.5104f                                                                         \
+        }                                                                                   \
+    }
+#define FORMATS(side)                                                                         \
+    {                                                                                         \
+        GRID(side, 8, LM_KV_TOKEN, LM_KV_SYM, 0), GRID(side, 4, LM_KV_TOKEN, LM_KV_ASYM, 32), \
+            GRID(side, 2, LM_KV_CHANNEL, LM_KV_ASYM, 16),                                     \
+            GRID(side, 5, LM_KV_TOKEN, LM_KV_SYM, 16), GGML(side, 4, LM_KV_SYM),              \
+            GRID(side, 3, LM_KV_CHANNEL, LM_KV_SYM, 0), SPECIAL(side),                        \
+            GRID(side, 6, LM_KV_TOKEN, LM_KV_ASYM, 0)                                         \
+    }
+static const lm_kv_format keys_formats[] = FORMATS(false), values_formats[] = FORMATS(true);
+enum { N_EXAMPLES = sizeof keys_formats / sizeof *keys_formats };
+
+static lm_tensor cache(const lm_kv_format *f, int64_t pages, int64_t K, int64_t T, int64_t D)
+{
+    return (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 4, .dim = { pages, K, T, D }, .kv = f };
+}
+
+static void kv_example(lm_rng r, int i, lm_example *x)
+{
+    static const int64_t dims[] = { 4, 20, 32, 64, 80, 128 };
+    const lm_kv_format *k = &keys_formats[i % N_EXAMPLES];
+    const lm_kv_format *v = &values_formats[lm_example_draw(r, i, 0, N_EXAMPLES)];
+    int64_t b = 1 + (int64_t)lm_example_draw(r, i, 1, 3);
+    int64_t d = dims[lm_example_draw(r, i, 2, 6)], kv = 1 + (int64_t)lm_example_draw(r, i, 3, 2);
+    int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 4, 5)),
+            T = 16 << lm_example_draw(r, i, 5, 3);
+    int64_t P = 1 + (int64_t)lm_example_draw(r, i, 6, 5), t = lm_example_size(r, i, 7, 40);
+    lm_kv_attr a = { .attention = { .batch = b, .heads = h, .kv_heads = kv, .head_dim = d } };
+    bool steps = lm_kv_step(k, T) > 1 || lm_kv_step(v, T) > 1, ragged = lm_example_draw(r, i, 8, 2);
+    a.attention.causal = true;
+    a.attention.scale = 0.3;
+    a.attention.window = lm_example_draw(r, i, 9, 3) == 0 ? 1 + T : 0;
+    a.attention.soft_cap = lm_example_draw(r, i, 10, 3) == 0 ? 1.5 : 0;
+    if (steps || lm_example_draw(r, i, 11, 2))
+        a.residual = T;
+    a.sinks = lm_example_draw(r, i, 12, 2) ? (steps ? T : 5) : 0;
+    if (lm_example_draw(r, i, 13, 2)) /* half of the examples decode */
+        t = 1;
+    a.attention.seq = ragged ? 0 : t;
+    *x = (lm_example){ .n_in = N_IN, .want = 3 };
+    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), (h + 2 * kv) * d);
+    x->in[USED] = x->in[FRESH] = lm_shape1(LM_DTYPE_I32, b);
+    if (ragged) {
+        x->in[FIRST] = lm_shape1(LM_DTYPE_I32, b + 1);
+        x->in[KIND] = lm_shape1(LM_DTYPE_I32, b);
+    }
+    x->in[TABLE] = lm_shape2(LM_DTYPE_I32, b, P);
+    x->in[KEYS] = cache(k, b * P + 1, kv, T, d);
+    x->in[VALUES] = cache(v, b * P + 1, kv, T, d);
+    if (a.residual + a.sinks > 0) {
+        x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
+        x->in[KTAIL] = x->in[VTAIL] = (lm_tensor){ .dtype = LM_DTYPE_F32,
+                                                   .ndim = 4,
+                                                   .dim = { b + 1, kv, a.residual + a.sinks, d } };
+    }
+    lm_example_attr(x, &a);
+}
+
+/* Normal numbers with an offset that changes with the channel, encoded by the definition. */
+static void fill_pages(lm_rng r, const lm_tensor *t)
+{
+    int64_t T = t->dim[2], D = t->dim[3], step = lm_kv_step(t->kv, T);
+    size_t bytes = lm_kv_page_bytes(t->kv, T, D);
+    float x[128 * 128];
+    memset(t->data, 0, lm_stored_bytes(t));
+    for (int64_t p = 0; p < t->dim[0] * t->dim[1]; p++) {
+        for (int64_t i = 0; i < step * D; i++)
+            x[i] =
+                (float)(lm_rng_normal(r, (uint64_t)(p * step * D + i)) + 0.2 * (double)(i % D % 3));
+        for (int64_t at = 0; at < T; at += step)
+            lm_kv_encode(t->kv, T, D, p % t->dim[1], x, D, at, step, NULL,
+                         (char *)t->data + (size_t)p * bytes);
+    }
+}
+
+static void kv_fill(lm_rng r, const lm_call *c)
+{
+    const lm_kv_attr *a = c->attr;
+    int64_t B = a->attention.batch, P = c->in[TABLE].dim[1], T = c->in[KEYS].dim[2];
+    int64_t rows = c->in[QKV].dim[0] / B;
+    int32_t *used = c->in[USED].data, *fresh = c->in[FRESH].data, *first = c->in[FIRST].data;
+    int32_t *kind = c->in[KIND].data, *table = c->in[TABLE].data, *slot = c->in[SLOT].data;
+    for (int64_t b = 0; b < B; b++) {
+        used[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 8, (uint64_t)(P * T) + 1);
+        fresh[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 8 + 1, (uint64_t)rows + 1);
+        if (first) {
+            first[0] = 0;
+            kind[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 8 + 2, 2);
+            fresh[b] = kind[b] && fresh[b] > 1 ? 1 : fresh[b];
+            first[b + 1] = first[b] + fresh[b];
+        }
+        if (slot)
+            slot[b] = (int32_t)(B - b);
+        for (int64_t p = 0; p < P;
+             p++) /* 7 permutes: B P + 1 pages, of which 0 is left out if it divides */
+            table[b * P + p] = (int32_t)((b * P + p) * 7 % (B * P + 1));
+    }
+    fill_pages(r, &c->in[KEYS]);
+    fill_pages(r, &c->in[VALUES]);
+}
+
+const lm_op lm_op_kv_attention = {
+    .name = "kv_attention",
+    .attr_size = sizeof(lm_kv_attr),
+    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+            { "used", "B", LM_IDS },
+            { "fresh", "B", LM_IDS },
+            { "first", "B+1", LM_IDS | LM_OPTIONAL },
+            { "kind", "B", LM_IDS | LM_OPTIONAL },
+            { "table", "B,P", LM_IDS },
+            { "keys", "G,K,T,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
+            { "values", "G,K,T,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
+            { "slot", "B", LM_IDS | LM_OPTIONAL },
+            { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
+            { "vtail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL } },
+    .out = { { "o", "N,HD", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
+    .fields = kv_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = kv_shape,
+    .cost = kv_cost,
+    .example = kv_example,
+    .fill = kv_fill,
+};

@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention over coded caches: every format at every level against the definition, the definition against plain
+ * attention over the same numbers, and bits that must not depend on the rows beside a row. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/par.h"
+#include "base/rng.h"
+#include "kernels/kv.h"
+#include "numeric/code_rows.h"
+
+enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, N_IN };
+
+/* A call with memory of its own. */
+typedef struct {
+    lm_kv_attr attr;
+    lm_kv_format format[2];
+    lm_tensor in[N_IN], out[2];
+    lm_call call;
+} trial;
+
+static lm_par *pool[4];
+
+static void *take(size_t bytes)
+{
+    lm_err e = { 0 };
+    void *p = NULL;
+    assert_int_equal(lm_alloc_n(&p, bytes, 1, "a test operand", &e), LM_OK);
+    memset(p, 0, bytes);
+    return p;
+}
+
+static lm_tensor made(lm_dtype d, int ndim, const int64_t *dim, const lm_kv_format *f)
+{
+    lm_tensor t = { .dtype = d, .ndim = ndim, .kv = f };
+    memcpy(t.dim, dim, (size_t)ndim * sizeof *dim);
+    t.data = take(lm_stored_bytes(&t) + 64);
+    return t;
+}
+
+static void fill(lm_tensor *t, uint64_t seed, double size)
+{
+    lm_rng r = lm_rng_make(7, "kv kernel", seed);
+    for (int64_t i = 0; i < lm_tensor_count(t); i++)
+        lm_set(t->dtype, t->data, i, size * lm_rng_normal(r, (uint64_t)i));
+}
+
+/* Numbers of the channels of a cache: sizes and offsets differ. */
+static float number(lm_rng r, int64_t i, int64_t d)
+{
+    return (float)(lm_rng_normal(r, (uint64_t)i) * (d % 5 == 2 ? 2 : 0.7) + (d % 9 == 4 ? 1.5 : 0));
+}
+
+static void encode(lm_tensor *t, uint64_t seed)
+{
+    int64_t T = t->dim[2], D = t->dim[3];
+    size_t bytes = lm_kv_page_bytes(t->kv, T, D);
+    float *x = take((size_t)(T * D) * sizeof *x), range[2 * 256];
+    for (int64_t i = 0; i < T; i++) {
+        range[2 * i] = -2;
+        range[2 * i + 1] = 2.5f;
+    }
+    for (int64_t p = 0; p < t->dim[0] * t->dim[1]; p++) {
+        lm_rng r = lm_rng_make(8, "kv page", seed + (uint64_t)p);
+        for (int64_t i = 0; i < T * D; i++)
+            x[i] = number(r, i, i % D);
+        lm_kv_encode(t->kv, T, D, p % t->dim[1], x, D, 0, T, range,
+                     (char *)t->data + (size_t)p * bytes);
+    }
+    lm_free(x);
+}
+
+typedef struct {
+    int64_t B, H, K, D, T, P, window, sinks, residual;
+    int64_t used[4], fresh[4], kind[4];
+    double soft_cap;
+} shape;
+
+static int64_t rows_of(const shape *s)
+{
+    int64_t n = 2;
+    for (int64_t b = 0; b < s->B; b++)
+        n += s->fresh[b] + (b == 1); /* a gap of a row behind the second */
+    return n;
+}
+
+static void set_ints(trial *t, const shape *s)
+{
+    int32_t *used = t->in[USED].data, *fresh = t->in[FRESH].data, *first = t->in[FIRST].data;
+    int32_t *kind = t->in[KIND].data, *table = t->in[TABLE].data, *slot = t->in[SLOT].data;
+    for (int64_t b = 0; b < s->B; b++) {
+        used[b] = (int32_t)s->used[b];
+        fresh[b] = (int32_t)s->fresh[b];
+        kind[b] = (int32_t)s->kind[b];
+        first[b + 1] = first[b] + fresh[b] + (b == 1);
+        if (slot)
+            slot[b] = (int32_t)(s->B - 1 - b);
+        for (int64_t p = 0; p < s->P; p++) /* from behind; what is not used is no page */
+            table[b * s->P + p] =
+                p * s->T < s->used[b] ? (int32_t)(s->B * s->P - 1 - b * s->P - p) : -1000;
+    }
+}
+
+static void open_trial(trial *t, const shape *s, lm_dtype act, const lm_kv_format *k,
+                       const lm_kv_format *v)
+{
+    int64_t n = rows_of(s), R = s->sinks + s->residual;
+    *t = (trial){ .format = { *k, *v } };
+    t->format[0].values = false;
+    t->format[1].values = true;
+    t->attr = (lm_kv_attr){ .attention = { .batch = s->B,
+                                           .heads = s->H,
+                                           .kv_heads = s->K,
+                                           .head_dim = s->D,
+                                           .window = s->window,
+                                           .causal = true,
+                                           .scale = 1 / sqrt((double)s->D),
+                                           .soft_cap = s->soft_cap },
+                            .residual = s->residual,
+                            .sinks = s->sinks };
+    t->in[QKV] = made(act, 2, (int64_t[]){ n, (s->H + 2 * s->K) * s->D }, NULL);
+    t->in[USED] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
+    t->in[FRESH] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
+    t->in[FIRST] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B + 1 }, NULL);
+    t->in[KIND] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
+    t->in[TABLE] = made(LM_DTYPE_I32, 2, (int64_t[]){ s->B, s->P }, NULL);
+    for (int i = 0; i < 2; i++) {
+        t->in[KEYS + i] = made(act, 4, (int64_t[]){ s->B * s->P, s->K, s->T, s->D }, &t->format[i]);
+        encode(&t->in[KEYS + i], (uint64_t)i * 1000);
+        if (R > 0)
+            t->in[KTAIL + i] = made(act, 4, (int64_t[]){ s->B, s->K, R, s->D }, NULL);
+        if (R > 0)
+            fill(&t->in[KTAIL + i], 20 + (uint64_t)i, 1);
+    }
+    if (R > 0)
+        t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
+    fill(&t->in[QKV], 3, 1.5);
+    set_ints(t, s);
+    t->out[0] = made(act, 2, (int64_t[]){ n, s->H * s->D }, NULL);
+    t->out[1] = made(LM_DTYPE_F32, 2, (int64_t[]){ n, s->H }, NULL);
+    t->call = (lm_call){ .attr = &t->attr, .in = t->in, .n_in = N_IN, .out = t->out, .n_out = 2 };
+}
+
+static void close_trial(trial *t)
+{
+    for (int i = 0; i < N_IN; i++)
+        lm_free(t->in[i].data);
+    lm_free(t->out[0].data);
+    lm_free(t->out[1].data);
+}
+
+static void run(trial *t, const lm_kernel *k, int threads)
+{
+    size_t bytes = k->work ? k->work(&t->call, threads) : 0;
+    lm_err e = { 0 };
+    if (!pool[threads])
+        assert_int_equal(lm_par_new(&pool[threads], threads, &e), LM_OK);
+    t->call.work = take(bytes + 64);
+    memset(t->call.work, 0xff, bytes);
+    memset((char *)t->call.work + bytes, 0x5a, 64);
+    memset(t->out[0].data, 0xff, lm_stored_bytes(&t->out[0]));
+    t->call.par = pool[threads];
+    k->run(&t->call);
+    for (int i = 0; i < 64; i++)
+        assert_int_equal(((char *)t->call.work)[bytes + (size_t)i], 0x5a);
+    lm_free(t->call.work);
+}
+
+static const lm_kernel *level_kernel(lm_dtype act, lm_cpu_level level)
+{
+    return lm_cpu_kernel("kv_attention", act, level);
+}
+
+/* The outputs' distance from those of the definition, relative. */
+static double distance(const lm_tensor *t, const float *want)
+{
+    double error = 0, all = 1e-12;
+    for (int64_t i = 0; i < lm_tensor_count(t); i++) {
+        double a = lm_get(t->dtype, t->data, i), b = (double)want[i];
+        if (a == b)
+            continue;
+        if (!isfinite(a) || !isfinite(b))
+            return INFINITY;
+        error += (a - b) * (a - b);
+        all += b * b;
+    }
+    return sqrt(error / all);
+}
+
+static float *results(const lm_tensor *t)
+{
+    float *y = take((size_t)lm_tensor_count(t) * sizeof *y);
+    lm_convert(t->dtype, t->data, LM_DTYPE_F32, y, lm_tensor_count(t));
+    return y;
+}
+
+static void check(const shape *s, const lm_kv_format *k, const lm_kv_format *v)
+{
+    for (int low = 0; low < 2; low++) {
+        lm_dtype act = low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        trial t;
+        open_trial(&t, s, act, k, v);
+        run(&t, level_kernel(act, LM_CPU_REF), 1);
+        float *o = results(&t.out[0]), *lse = results(&t.out[1]);
+        for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
+            void *bits = NULL;
+            for (int threads = 1; threads < 4; threads += 2) {
+                run(&t, level_kernel(act, (lm_cpu_level)level), threads);
+                double d = distance(&t.out[0], o), dl = distance(&t.out[1], lse);
+                if (!(d <= (low ? 1e-2 : 2e-6)) || !(dl <= (low ? 1e-3 : 2e-6)))
+                    fail_msg("%s %s keys %s values %s D %d T %d: %g, lse %g", lm_dtype_name(act),
+                             lm_cpu_level_name(level), k->name, v->name, (int)s->D, (int)s->T, d,
+                             dl);
+                if (bits)
+                    assert_memory_equal(bits, t.out[0].data, lm_stored_bytes(&t.out[0]));
+                else
+                    memcpy(bits = take(lm_stored_bytes(&t.out[0])), t.out[0].data,
+                           lm_stored_bytes(&t.out[0]));
+            }
+            lm_free(bits);
+        }
+        lm_free(o);
+        lm_free(lse);
+        close_trial(&t);
+    }
+}
+
+/* ---- formats ---- */
+
+static float low[4 * 256], high[4 * 256], head_scale[4] = { 0.02f, 0.03f, 0.01f, 0.025f };
+
+static const lm_kv_format formats[] = {
+    { .name = "int8", .bits = 8, .scale = LM_DTYPE_F16 },
+    { .name = "int8 asym", .bits = 8, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F32 },
+    { .name = "int8 channel",
+      .bits = 8,
+      .axis = LM_KV_CHANNEL,
+      .group = 32,
+      .scale = LM_DTYPE_BF16 },
+    { .name = "int6", .bits = 6, .levels = LM_KV_ASYM, .group = 16, .scale = LM_DTYPE_F16 },
+    { .name = "int5",
+      .bits = 5,
+      .axis = LM_KV_CHANNEL,
+      .levels = LM_KV_ASYM,
+      .group = 16,
+      .scale = LM_DTYPE_F16 },
+    { .name = "int4", .bits = 4, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F16 },
+    { .name = "int4 head", .bits = 4, .levels = LM_KV_ASYM, .scale = LM_DTYPE_F16 },
+    { .name = "int4 sym 64", .bits = 4, .group = 64, .scale = LM_DTYPE_BF16 },
+    { .name = "int3", .bits = 3, .group = 48, .scale = LM_DTYPE_F16 },
+    { .name = "int2", .bits = 2, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F16 },
+    { .name = "kivi",
+      .bits = 2,
+      .axis = LM_KV_CHANNEL,
+      .levels = LM_KV_ASYM,
+      .group = 32,
+      .scale = LM_DTYPE_F16 },
+    { .name = "channel 4",
+      .bits = 4,
+      .axis = LM_KV_CHANNEL,
+      .levels = LM_KV_ASYM,
+      .scale = LM_DTYPE_F16 },
+    { .name = "int1", .bits = 1, .levels = LM_KV_ASYM, .group = 16, .scale = LM_DTYPE_F16 },
+    { .name = "fp8",
+      .bits = 8,
+      .levels = LM_KV_FLOAT8,
+      .float8 = LM_DTYPE_F8E4M3,
+      .scale = LM_DTYPE_NONE,
+      .constant = 0.01 },
+    { .name = "e5m2",
+      .bits = 8,
+      .levels = LM_KV_FLOAT8,
+      .float8 = LM_DTYPE_F8E5M2,
+      .scale = LM_DTYPE_F16 },
+    { .name = "q8_0", .bits = 8, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
+    { .name = "q5_1",
+      .bits = 5,
+      .levels = LM_KV_ASYM,
+      .group = 32,
+      .ggml = true,
+      .scale = LM_DTYPE_F16 },
+    { .name = "k4 balanced",
+      .bits = 4,
+      .axis = LM_KV_CHANNEL,
+      .levels = LM_KV_ASYM,
+      .group = 16,
+      .second = true,
+      .scale = LM_DTYPE_F16 },
+    { .name = "v2 balanced",
+      .bits = 2,
+      .levels = LM_KV_ASYM,
+      .second = true,
+      .span = 16,
+      .scale = LM_DTYPE_F16 },
+    { .name = "nuq outliers",
+      .bits = 2,
+      .axis = LM_KV_CHANNEL,
+      .levels = LM_KV_TABLE,
+      .zero = true,
+      .scale = LM_DTYPE_NONE,
+      .lower = low,
+      .upper = high,
+      .outliers = 50,
+      .n_table = 4,
+      .table = { -0.8f, -0.2f, 0.3f, 0.9f } },
+    { .name = "nuq tokens",
+      .bits = 3,
+      .levels = LM_KV_TABLE,
+      .zero = true,
+      .scale = LM_DTYPE_F16,
+      .outliers = 40,
+      .n_table = 8,
+      .table = { -0.9f, -0.6f, -0.3f, -0.1f, 0.1f, 0.3f, 0.6f, 0.9f } },
+    { .name = "heads", .bits = 8, .scale = LM_DTYPE_NONE, .head = head_scale },
+};
+enum { N_FORMATS = sizeof formats / sizeof *formats };
+
+static void test_formats(void **state)
+{
+    static const int64_t dims[] = { 64, 128, 20, 80, 256 };
+    (void)state;
+    for (int i = 0; i < 4 * 256; i++) {
+        low[i] = -2 - (float)(i % 3);
+        high[i] = 2 + (float)(i % 4) / 2;
+    }
+    for (int i = 0; i < 2 * N_FORMATS; i++) {
+        const lm_kv_format *k = &formats[i % N_FORMATS];
+        const lm_kv_format *v = &formats[(i * 5 + 3) % N_FORMATS];
+        int64_t T = i % 4 == 0 ? 64 : i % 4 == 1 ? 128 : i % 4 == 2 ? 32 : 16;
+        if ((k->group > T && k->axis == LM_KV_CHANNEL) ||
+            (v->group > T && v->axis == LM_KV_CHANNEL))
+            T = 64;
+        bool steps = lm_kv_step(k, T) > 1 || lm_kv_step(v, T) > 1;
+        shape s = { .B = 3,
+                    .K = 1 + i % 2,
+                    .D = dims[i % 5],
+                    .T = T,
+                    .P = 512 / T,
+                    .used = { 77, 300, 420 },
+                    .fresh = { 20, 1, 3 - 2 * (i % 2) },
+                    .kind = { 0, 1, i % 2 },
+                    .residual = steps || i % 3 == 0 ? T : 0,
+                    .sinks = i % 4 == 1 ? (steps ? T : 3) : 0,
+                    .window = i % 5 == 3 ? 150 : 0,
+                    .soft_cap = i % 7 == 2 ? 3 : 0 };
+        s.H = s.K * (1 + i % 6);
+        check(&s, k, v);
+    }
+}
+
+/* ---- the definition against plain attention ---- */
+
+static void test_plain(void **state)
+{
+    lm_kv_format f = {
+        .name = "whole numbers", .bits = 5, .scale = LM_DTYPE_NONE, .constant = 0.25
+    };
+    shape s = { .B = 2,
+                .H = 4,
+                .K = 2,
+                .D = 32,
+                .T = 16,
+                .P = 4,
+                .used = { 37, 8 },
+                .fresh = { 5, 1 },
+                .kind = { 0, 1 },
+                .sinks = 3,
+                .residual = 6,
+                .window = 30 };
+    trial t;
+    (void)state;
+    open_trial(&t, &s, LM_DTYPE_F32, &f, &f);
+    run(&t, level_kernel(LM_DTYPE_F32, LM_CPU_REF), 1);
+    for (int64_t b = 0; b < 2; b++) { /* each sequence alone, in a plain cache */
+        lm_attention_attr a = t.attr.attention;
+        int64_t at = ((int32_t *)t.in[FIRST].data)[b], width = (s.H + 2 * s.K) * s.D;
+        int32_t used = (int32_t)s.used[b], fresh = (int32_t)s.fresh[b];
+        lm_tensor in[3] = { t.in[QKV], made(LM_DTYPE_I32, 1, (int64_t[]){ 1 }, NULL),
+                            made(LM_DTYPE_I32, 1, (int64_t[]){ 1 }, NULL) };
+        lm_tensor out[3] = { made(LM_DTYPE_F32, 2, (int64_t[]){ fresh, s.H * s.D }, NULL) };
+        in[0].data = (float *)t.in[QKV].data + at * width;
+        in[0].dim[0] = fresh;
+        memcpy(in[1].data, &used, 4);
+        memcpy(in[2].data, &fresh, 4);
+        a.batch = 1;
+        a.seq = fresh;
+        for (int i = 0; i < 2; i++) {
+            out[1 + i] = made(LM_DTYPE_F32, 4, (int64_t[]){ 1, s.K, 64, s.D }, NULL);
+            for (int64_t kv = 0; kv < s.K; kv++)
+                for (int64_t j = 0; j < used; j++) {
+                    float *to = (float *)out[1 + i].data + (kv * 64 + j) * s.D;
+                    const float *tail =
+                        (const float *)t.in[KTAIL + i].data + ((s.B - 1 - b) * s.K + kv) * 9 * s.D;
+                    int64_t page = ((int32_t *)t.in[TABLE].data)[b * s.P + j / 16];
+                    const char *from =
+                        (const char *)t.in[KEYS + i].data +
+                        (size_t)(page * s.K + kv) * lm_kv_page_bytes(&t.format[i], 16, s.D);
+                    if (j < 3 || j >= used - 6)
+                        memcpy(to, tail + (j < 3 ? j : 3 + j % 6) * s.D, (size_t)s.D * sizeof *to);
+                    else
+                        lm_kv_decode(&t.format[i], 16, s.D, kv, from, j % 16, 1, to, s.D);
+                }
+        }
+        lm_call c = { .attr = &a, .in = in, .n_in = 3, .out = out, .n_out = 3 };
+        const lm_kernel *k = lm_cpu_kernel("attention_cached", LM_DTYPE_F32, LM_CPU_REF);
+        c.work = take(k->work(&c, 1));
+        c.par = pool[1];
+        k->run(&c);
+        assert_true(distance(&out[0], (float *)t.out[0].data + at * s.H * s.D) < 1e-6);
+        lm_free(c.work);
+        for (int i = 0; i < 3; i++)
+            lm_free(out[i].data);
+        lm_free(in[1].data);
+        lm_free(in[2].data);
+    }
+    close_trial(&t);
+}
+
+/* ---- rows do not depend on the rows beside them, or on tokens that are not theirs ---- */
+
+static void test_alone(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        lm_dtype act = i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        const lm_kv_format *f = &formats[i / 2 == 0 ? 0 : i / 2 == 1 ? 5 : i / 2 == 2 ? 13 : 9];
+        shape s = { .B = 3,
+                    .H = 8,
+                    .K = 2,
+                    .D = 64,
+                    .T = 64,
+                    .P = 8,
+                    .used = { 130, 300, 420 },
+                    .fresh = { 40, 1, 1 },
+                    .kind = { 0, 1, 1 },
+                    .residual = 64 };
+        trial t;
+        for (int level = LM_CPU_REF; level <= (int)lm_cpu_detect(); level++) {
+            const lm_kernel *k = level_kernel(act, (lm_cpu_level)level);
+            open_trial(&t, &s, act, f, f);
+            run(&t, k, 1);
+            size_t bytes = lm_stored_bytes(&t.out[0]), row = (size_t)(8 * 64) * lm_dtype_size(act);
+            char *all = take(bytes);
+            memcpy(all, t.out[0].data, bytes);
+            /* what lies behind the tokens of the last page is not read as a number */
+            for (int64_t b = 0; b < 3; b++)
+                for (int64_t kv = 0; kv < 2; kv++)
+                    for (int64_t j = s.used[b] - 64; j < (s.used[b] + 63) / 64 * 64; j++) {
+                        float nan[64];
+                        int64_t page = ((int32_t *)t.in[TABLE].data)[b * s.P + j / 64];
+                        for (int d = 0; d < 64; d++)
+                            nan[d] = NAN;
+                        for (int side = 0; side < 2; side++)
+                            lm_kv_encode(&t.format[side], 64, 64, kv, nan, 64, j % 64, 1, NULL,
+                                         (char *)t.in[KEYS + side].data +
+                                             (size_t)(page * 2 + kv) *
+                                                 lm_kv_page_bytes(&t.format[side], 64, 64));
+                    }
+            run(&t, k, 1);
+            assert_memory_equal(all, t.out[0].data, bytes);
+            /* the same without the sequences beside it */
+            int32_t *fresh = t.in[FRESH].data;
+            fresh[0] = fresh[2] = 0;
+            run(&t, k, 3);
+            assert_memory_equal(all + 40 * row, (char *)t.out[0].data + 40 * row, row);
+            close_trial(&t);
+            lm_free(all);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_alone),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    for (int i = 0; i < 4; i++)
+        lm_par_free(pool[i]);
+    return failed;
+}
