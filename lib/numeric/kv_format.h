@@ -59,7 +59,7 @@ struct lm_kv_format {
     lm_kv_axis axis;
     lm_kv_levels levels;
     int group; /* channels (LM_KV_TOKEN) or tokens (LM_KV_CHANNEL) with one scale; 0: the head, the page */
-    lm_dtype scale;  /* of scales and minima: F16, BF16, F32; NONE: none are stored, see below */
+    lm_dtype scale;  /* of scales and minima: F16, BF16, F32; NONE: not stored, see below */
     lm_dtype float8; /* LM_KV_FLOAT8: F8E4M3 or F8E5M2 */
     /* Scales, minima and codes as ggml's formats have them: q4_0, q5_0, q8_0 (LM_KV_SYM), q4_1, q5_1 (LM_KV_ASYM), iq4_nl
      * (LM_KV_TABLE with lm_kv_iq4_table).  LM_KV_TOKEN, groups of 32, F16. */

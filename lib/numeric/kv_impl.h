@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_impl.h -- shared by the files of kv_format.h. */
+/* kv_impl.h -- shared by the files of kv_format.h; private to lib/numeric. */
 #ifndef LM_NUMERIC_KV_IMPL_H
 #define LM_NUMERIC_KV_IMPL_H
 
