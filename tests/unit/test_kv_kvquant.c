@@ -310,6 +310,10 @@ static void edges(void **state)
     (void)state;
     lm_kvquant_range(0.1, row, 8, range, work); /* equal numbers */
     assert_true(range[0] == 5 && range[1] == 5);
+    /* Numbers at the thresholds, here 0 and 9, are outliers. */
+    static const float ties[8] = { 9, 0, 1, 0, 3, 2, 0, 9 };
+    lm_kvquant_range(0.1, ties, 8, range, work);
+    assert_true(range[0] == 1 && range[1] == 3);
     row[3] = NAN;
     row[0] = INFINITY;
     lm_kvquant_range(0, row, 8, range, work);
