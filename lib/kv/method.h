@@ -13,6 +13,7 @@
 
 #include "base/hyper.h"
 #include "base/mem.h"
+#include "kv/data.h"
 #include "kv/policy.h"
 #include "numeric/kv_format.h"
 
@@ -35,6 +36,7 @@ typedef struct {
     /* Heads are multiplied by the orthonormal Hadamard matrix (in blocks of the largest power of two that
      * divides the head) before they are stored, and queries or outputs accordingly. */
     bool rotate;
+    bool pre_rope; /* keys are stored before they are rotated by their positions */
     /* Newest tokens that stay plain: with a format that codes single tokens (lm_kv_step 1) the last `residual`
      * ones, with others the last n mod residual of n. */
     int64_t residual;
@@ -52,13 +54,16 @@ typedef struct {
     const double *h; /* h[i] is the value of method->hyper[i] */
     int side;        /* LM_KV_K, LM_KV_V */
     const lm_kv_site *site;
-    const char *name; /* the method with its values, for messages and the format */
+    int64_t page;           /* tokens of a page */
+    const lm_kv_data *data; /* the calibration that the key "file" names; NULL: not given */
+    const char *name;       /* the method with its values, for messages and the format */
     lm_arena *arena;
 } lm_kv_ask;
 
 struct lm_kv_method {
     const char *name, *about;
     const lm_hyper *hyper;
+    bool file; /* has the key "file" besides, the path of a calibration */
     /* Sets values that were not given and depend on others; NULL: there are no such values. */
     void (*complete)(double *h, const bool *given);
     /* The form of a side; *out holds the plain form of the layer.  Fails: LM_EUSAGE when the method cannot store

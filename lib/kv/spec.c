@@ -10,6 +10,8 @@
 
 static const char where[] = LM_KV_WHERE;
 
+enum { MOST_PATH = 4095 };
+
 /* 'k=' or 'v=' at s. */
 static bool is_side(const char *s)
 {
@@ -33,7 +35,7 @@ static lm_code set_key(lm_kv_use *u, const lm_hyper_text *t, bool *typed, lm_err
     const lm_kv_method *m = u->method;
     int i = lm_hyper_find(m->hyper, t->key);
     if (i < 0)
-        return lm_hyper_fail(m->hyper, where, m->name, "", t->key, e);
+        return lm_hyper_fail(m->hyper, where, m->name, m->file ? " file" : "", t->key, e);
     if (typed && typed[i])
         return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s is given twice", t->key, m->name);
     if (typed)
@@ -58,8 +60,41 @@ static lm_code begin_use(const char *name, lm_kv_use *u, lm_err *e)
     return LM_OK;
 }
 
+/* The number of a file, from 1. */
+static lm_code find_file(lm_kv_spec *s, const char *path, size_t len, int *out, lm_err *e)
+{
+    char *own;
+    for (int i = 0; i < s->n_files; i++)
+        if (strlen(s->file[i]) == len && !memcmp(s->file[i], path, len)) {
+            *out = i + 1;
+            return LM_OK;
+        }
+    if (s->n_files == LM_KV_FILES)
+        return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d files", LM_KV_FILES);
+    if ((!s->arena && lm_arena_new(&s->arena, 4096, e)) ||
+        lm_arena_strdup(s->arena, &own, path, len, e))
+        return e->code;
+    s->file[s->n_files++] = own;
+    *out = s->n_files;
+    return LM_OK;
+}
+
+/* The path behind "file=" at *at. */
+static lm_code set_file(lm_kv_spec *s, const char **at, lm_kv_use *u, lm_err *e)
+{
+    const char *path = *at + strlen("file=");
+    size_t len = strcspn(path, ",;");
+    *at = path + len;
+    if (u->file)
+        return lm_fail(e, LM_EUSAGE, where, NULL, "file of %s is given twice", u->method->name);
+    if (!len || len > MOST_PATH)
+        return lm_fail(e, LM_EUSAGE, where, NULL, "file of %s is a path of 1 to %d characters",
+                       u->method->name, MOST_PATH);
+    return find_file(s, path, len, &u->file, e);
+}
+
 /* METHOD, up to ';', '+' or a side. */
-static lm_code parse_use(const char **at, lm_kv_use *u, lm_err *e)
+static lm_code parse_use(lm_kv_spec *s, const char **at, lm_kv_use *u, lm_err *e)
 {
     char name[64];
     bool typed[LM_KV_HYPERS] = { false };
@@ -73,6 +108,11 @@ static lm_code parse_use(const char **at, lm_kv_use *u, lm_err *e)
         return e->code;
     for (char next = ':'; **at == next && !is_side(*at + 1); next = ',') {
         ++*at;
+        if (u->method->file && !strncmp(*at, "file=", 5)) {
+            if (set_file(s, at, u, e))
+                return e->code;
+            continue;
+        }
         if (lm_hyper_next(at, ";+", where, u->method->name, &t, e) || set_key(u, &t, typed, e))
             return e->code;
     }
@@ -87,7 +127,7 @@ static lm_code parse_use(const char **at, lm_kv_use *u, lm_err *e)
 /* ---- a value ---- */
 
 /* A method or sides into side[2], of which some may be set already (twice: NULL), up to ';'. */
-static lm_code parse_sides(const char **at, lm_kv_use side[2], lm_err *e)
+static lm_code parse_sides(lm_kv_spec *s, const char **at, lm_kv_use side[2], lm_err *e)
 {
     lm_kv_use u;
     bool both = !is_side(*at);
@@ -95,7 +135,7 @@ static lm_code parse_sides(const char **at, lm_kv_use side[2], lm_err *e)
         *at += **at == ',';
         int k = !both && **at == 'v' ? LM_KV_V : LM_KV_K;
         *at += both ? 0 : 2;
-        if (parse_use(at, &u, e))
+        if (parse_use(s, at, &u, e))
             return e->code;
         if (u.method->policy)
             return lm_fail(e, LM_EUSAGE, where, "write it once, in front: POLICY+METHOD",
@@ -129,7 +169,7 @@ static bool begins_policy(const char *at)
 static lm_code parse_policy(lm_kv_spec *s, const char **at, bool layers, lm_err *e)
 {
     lm_kv_use u;
-    if (parse_use(at, &u, e))
+    if (parse_use(s, at, &u, e))
         return e->code;
     if (layers)
         return lm_fail(e, LM_EUSAGE, where, "write it in front of the method of all layers",
@@ -207,10 +247,10 @@ static lm_code parse_item(lm_kv_spec *s, const char **at, lm_err *e)
         ++*at;
     }
     if (!layers)
-        return parse_sides(at, s->all, e);
+        return parse_sides(s, at, s->all, e);
     if (s->n_items == LM_KV_ITEMS)
         return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d items with layers", LM_KV_ITEMS);
-    if (parse_sides(at, it.side, e) ||
+    if (parse_sides(s, at, it.side, e) ||
         lm_grow(&s->item, &s->cap_items, s->n_items + 1, sizeof *s->item, "kv cache items", e))
         return e->code;
     s->item[s->n_items++] = it;
@@ -245,5 +285,11 @@ void lm_kv_spec_free(lm_kv_spec *s)
         return;
     lm_free(s->item);
     lm_buf_fini(&s->text);
+    lm_arena_free(s->arena);
     lm_free(s);
+}
+
+const char *lm_kv_spec_file(const lm_kv_spec *s, int i)
+{
+    return i >= 0 && i < s->n_files ? s->file[i] : NULL;
 }

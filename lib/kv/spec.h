@@ -13,6 +13,7 @@
  *
  * For keys and for values of a layer, the first item counts that names the layer and sets that side; otherwise the item
  * without layers, which may be anywhere in the text; otherwise they are plain ("auto").
+ * Methods that need a calibration have the key "file", a path without ',' and ';'.
  * Each specification has one canonical text: names and keys as in the tables, without keys that have the value they
  * would have if they were not given.
  * Private to lib/kv. */
@@ -20,6 +21,8 @@
 #define LM_KV_SPEC_H
 
 #include "kv/method.h"
+
+enum { LM_KV_FILES = 16 }; /* calibrations at most */
 
 typedef struct lm_kv_spec lm_kv_spec;
 
@@ -30,6 +33,9 @@ void lm_kv_spec_free(lm_kv_spec *s);
 /* The canonical text, borrowed. */
 const char *lm_kv_spec_text(const lm_kv_spec *s);
 
+/* The i-th different file that the specification names, borrowed; NULL past the last. */
+const char *lm_kv_spec_file(const lm_kv_spec *s, int i);
+
 /* The cache of a model: one form for each layer and side, and one length of pages for all. */
 typedef struct {
     int64_t layers;
@@ -39,10 +45,11 @@ typedef struct {
     lm_arena *arena;            /* holds all of it */
 } lm_kv_plan;
 
-/* Bind to the layers of a model.  The caller frees *out with lm_kv_plan_free.  Fails: LM_EUSAGE when an item has
- * no layer, and when a method cannot store a layer. */
+/* Bind to the layers of a model.  data[i] is what lm_kv_spec_file(s, i) holds; it may be NULL if there are no files, and
+ * is borrowed as long as the plan.  The caller frees *out with lm_kv_plan_free.  Fails: LM_EUSAGE when an item
+ * has no layer, and when a method cannot store a layer. */
 lm_code lm_kv_spec_bind(const lm_kv_spec *s, const lm_kv_site *site, int64_t layers,
-                        lm_kv_plan **out, lm_err *e);
+                        const lm_kv_data *const *data, lm_kv_plan **out, lm_err *e);
 void lm_kv_plan_free(lm_kv_plan *p);
 
 /* Bytes of a token in the pages of all layers, with scales. */

@@ -113,17 +113,31 @@ static lm_code check_side(const lm_kv_side *s, const lm_kv_site *at, lm_err *e)
     return LM_OK;
 }
 
-static lm_code bind_side(const lm_kv_use *u, int side, const lm_kv_site *at, lm_arena *a,
+/* What the sides of a model are bound with. */
+typedef struct {
+    const lm_kv_spec *s;
+    const lm_kv_site *site;
+    const lm_kv_data *const *data;
+    lm_kv_plan *p;
+    lm_kv_side *side; /* p->side */
+} binding;
+
+static lm_code bind_side(const binding *b, const lm_kv_use *u, int side, const lm_kv_site *at,
                          lm_kv_side *out, lm_err *e)
 {
     lm_buf name = { 0 };
     *out = (lm_kv_side){ .plain = at->act };
     if (is_alone(u, at))
         return LM_OK;
-    lm_code rc = lm_kv_add_use(u, &name, e);
-    lm_kv_ask q = {
-        .method = u->method, .h = u->h, .side = side, .site = at, .name = name.data, .arena = a
-    };
+    lm_code rc = lm_kv_add_use(b->s, u, &name, e);
+    lm_kv_ask q = { .method = u->method,
+                    .h = u->h,
+                    .side = side,
+                    .site = at,
+                    .page = b->p->page,
+                    .data = u->file && b->data ? b->data[u->file - 1] : NULL,
+                    .name = name.data,
+                    .arena = b->p->arena };
     if (!rc)
         rc = u->method->form(&q, out, e);
     if (!rc && out->format)
@@ -164,35 +178,52 @@ static lm_code choose_page(lm_kv_plan *p, lm_err *e)
     return LM_OK;
 }
 
-static lm_code bind_layers(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_plan *p, lm_err *e)
+/* The forms for pages of p->page tokens. */
+static lm_code bind_sides(const binding *b, lm_err *e)
 {
     static const lm_kv_use plain = { .method = &lm_kv_auto };
-    lm_kv_side *side;
-    if (lm_arena_alloc(p->arena, &side, (size_t)p->layers, 2 * sizeof *side, e))
-        return e->code;
-    p->side = side;
-    for (int64_t i = 0; i < 2 * p->layers; i++) {
+    const lm_kv_spec *s = b->s;
+    for (int64_t i = 0; i < 2 * b->p->layers; i++) {
         int k = (int)(i % 2);
-        int64_t item = find_item(s, k, i / 2, p->layers);
+        int64_t item = find_item(s, k, i / 2, b->p->layers);
         const lm_kv_use *u = item >= 0          ? &s->item[item].side[k]
                              : s->all[k].method ? &s->all[k]
                                                 : &plain;
-        if (bind_side(u, k, &site[i / 2], p->arena, &side[i], e)) {
+        if (bind_side(b, u, k, &b->site[i / 2], &b->side[i], e)) {
             lm_err_in(e, "%s: %s of layer %lld", where, side_name[k], (long long)(i / 2));
             return e->code;
         }
     }
-    if (choose_page(p, e))
-        return e->code;
-    for (int64_t i = 0; i < 2 * p->layers; i++) {
+    return LM_OK;
+}
+
+static lm_code check_pages(const binding *b, lm_err *e)
+{
+    for (int64_t i = 0; i < 2 * b->p->layers; i++) {
         lm_kv_sections sections;
-        if (side[i].format &&
-            lm_kv_page(side[i].format, p->page, site[i / 2].head_dim, &sections, e)) {
+        const lm_kv_format *f = b->side[i].format;
+        if (f && lm_kv_page(f, b->p->page, b->site[i / 2].head_dim, &sections, e)) {
             lm_err_in(e, "%s: %s of layer %lld", where, side_name[i % 2], (long long)(i / 2));
             return e->code;
         }
     }
     return LM_OK;
+}
+
+/* Forms may depend on the page, and the page on the groups of the forms, which do not depend on it. */
+static lm_code bind_layers(const lm_kv_spec *s, const lm_kv_site *site,
+                           const lm_kv_data *const *data, lm_kv_plan *p, lm_err *e)
+{
+    binding b = { .s = s, .site = site, .data = data, .p = p };
+    if (lm_arena_alloc(p->arena, &b.side, (size_t)p->layers, 2 * sizeof *b.side, e))
+        return e->code;
+    p->side = b.side;
+    p->page = LEAST_PAGE;
+    if (bind_sides(&b, e) || choose_page(p, e))
+        return e->code;
+    if (p->page != LEAST_PAGE && bind_sides(&b, e))
+        return e->code;
+    return check_pages(&b, e);
 }
 
 /* The policy, against forms that cannot code single tokens anew, and windows. */
@@ -205,7 +236,7 @@ static lm_code bind_policy(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_pl
     if (lm_arena_alloc(p->arena, &policy, 1, sizeof *policy, e))
         return e->code;
     p->policy = policy;
-    lm_code rc = lm_kv_add_use(&s->policy, &name, e);
+    lm_code rc = lm_kv_add_use(s, &s->policy, &name, e);
     lm_kv_ask q = { .method = s->policy.method, .h = s->policy.h, .site = site, .name = name.data };
     if (!rc && (rc = q.method->policy(&q, policy, e)))
         lm_err_in(e, "%s", where);
@@ -215,7 +246,7 @@ static lm_code bind_policy(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_pl
             rc = lm_fail(e, LM_EUSAGE, where, "choose a method that codes single tokens",
                          "%s replaces single tokens, and %s codes groups of them", name.data,
                          f->name);
-        if (!rc && policy->cache_positions && p->side[i].rotate && i % 2 == LM_KV_K)
+        if (!rc && policy->cache_positions && f && p->side[i].rotate && i % 2 == LM_KV_K)
             rc = lm_fail(e, LM_EUSAGE, where, "set rotate=off",
                          "with positions in the cache, keys of %s cannot be rotated", f->name);
     }
@@ -224,7 +255,7 @@ static lm_code bind_policy(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_pl
 }
 
 lm_code lm_kv_spec_bind(const lm_kv_spec *s, const lm_kv_site *site, int64_t layers,
-                        lm_kv_plan **out, lm_err *e)
+                        const lm_kv_data *const *data, lm_kv_plan **out, lm_err *e)
 {
     lm_kv_plan *p;
     *out = NULL;
@@ -232,7 +263,7 @@ lm_code lm_kv_spec_bind(const lm_kv_spec *s, const lm_kv_site *site, int64_t lay
         return e->code;
     p->layers = layers;
     if (lm_arena_new(&p->arena, 1 << 14, e) || check_items(s, layers, e) ||
-        bind_layers(s, site, p, e) || bind_policy(s, site, p, e)) {
+        bind_layers(s, site, data, p, e) || bind_policy(s, site, p, e)) {
         lm_kv_plan_free(p);
         return e->code;
     }

@@ -16,7 +16,7 @@ static bool is_implied(const lm_kv_use *u, int i)
     return without.h[i] == u->h[i];
 }
 
-lm_code lm_kv_add_use(const lm_kv_use *u, lm_buf *out, lm_err *e)
+lm_code lm_kv_add_use(const lm_kv_spec *s, const lm_kv_use *u, lm_buf *out, lm_err *e)
 {
     const lm_hyper *h = u->method->hyper;
     char value[64], mark = ':';
@@ -30,7 +30,7 @@ lm_code lm_kv_add_use(const lm_kv_use *u, lm_buf *out, lm_err *e)
             return e->code;
         mark = ',';
     }
-    return LM_OK;
+    return u->file ? lm_buf_addf(out, e, "%cfile=%s", mark, s->file[u->file - 1]) : LM_OK;
 }
 
 lm_code lm_kv_add_ranges(const lm_kv_item *it, lm_buf *out, lm_err *e)
@@ -47,7 +47,7 @@ lm_code lm_kv_add_ranges(const lm_kv_item *it, lm_buf *out, lm_err *e)
 
 static bool is_same(const lm_kv_use *a, const lm_kv_use *b)
 {
-    if (a->method != b->method)
+    if (a->method != b->method || a->file != b->file)
         return false;
     for (int i = 0; a->method && a->method->hyper[i].name; i++)
         if (a->h[i] != b->h[i])
@@ -56,16 +56,16 @@ static bool is_same(const lm_kv_use *a, const lm_kv_use *b)
 }
 
 /* The sides that are set. */
-static lm_code add_sides(const lm_kv_use side[2], lm_buf *out, lm_err *e)
+static lm_code add_sides(const lm_kv_spec *s, const lm_kv_use side[2], lm_buf *out, lm_err *e)
 {
     static const char *const name[2] = { "k=", "v=" };
     if (is_same(&side[LM_KV_K], &side[LM_KV_V]))
-        return lm_kv_add_use(&side[LM_KV_K], out, e);
+        return lm_kv_add_use(s, &side[LM_KV_K], out, e);
     const char *comma = "";
     for (int k = 0; k < 2; k++) {
         if (!side[k].method)
             continue;
-        if (lm_buf_addf(out, e, "%s%s", comma, name[k]) || lm_kv_add_use(&side[k], out, e))
+        if (lm_buf_addf(out, e, "%s%s", comma, name[k]) || lm_kv_add_use(s, &side[k], out, e))
             return e->code;
         comma = ",";
     }
@@ -83,9 +83,9 @@ static lm_code add_rest(const lm_kv_spec *s, lm_buf *out, lm_err *e)
     if (out->len && (any || s->policy.method) && lm_buf_addf(out, e, ";"))
         return e->code;
     if (s->policy.method &&
-        (lm_kv_add_use(&s->policy, out, e) || (any && lm_buf_addf(out, e, "+"))))
+        (lm_kv_add_use(s, &s->policy, out, e) || (any && lm_buf_addf(out, e, "+"))))
         return e->code;
-    return any ? add_sides(side, out, e) : LM_OK;
+    return any ? add_sides(s, side, out, e) : LM_OK;
 }
 
 lm_code lm_kv_spec_write(lm_kv_spec *s, lm_err *e)
@@ -94,7 +94,7 @@ lm_code lm_kv_spec_write(lm_kv_spec *s, lm_err *e)
     for (size_t i = 0; i < s->n_items; i++) {
         const lm_kv_item *it = &s->item[i];
         if ((i && lm_buf_addf(&s->text, e, ";")) || lm_kv_add_ranges(it, &s->text, e) ||
-            lm_buf_addf(&s->text, e, "=") || add_sides(it->side, &s->text, e))
+            lm_buf_addf(&s->text, e, "=") || add_sides(s, it->side, &s->text, e))
             return e->code;
     }
     if (add_rest(s, &s->text, e))

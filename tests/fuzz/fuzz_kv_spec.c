@@ -25,7 +25,7 @@ static void bind_spec(const lm_kv_spec *s, int64_t head_dim)
                                 .max_positions = 1024,
                                 .act = LM_DTYPE_BF16,
                                 .rope = true };
-    if (lm_kv_spec_bind(s, site, LAYERS, &p, &e)) {
+    if (lm_kv_spec_bind(s, site, LAYERS, NULL, &p, &e)) {
         if (!e.what[0] || p)
             abort();
         return;

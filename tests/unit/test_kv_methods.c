@@ -32,7 +32,7 @@ static lm_kv_plan *bind_text(const char *text, int64_t head_dim)
     lm_err e = { 0 };
     lm_kv_spec *s;
     lm_kv_plan *p;
-    if (lm_kv_spec_parse(text, &s, &e) || lm_kv_spec_bind(s, site, 1, &p, &e))
+    if (lm_kv_spec_parse(text, &s, &e) || lm_kv_spec_bind(s, site, 1, NULL, &p, &e))
         fail_msg("%s: %s: %s", text, e.where, e.what);
     lm_kv_spec_free(s);
     return p;

@@ -220,7 +220,7 @@ static void texts(void **state)
         assert_string_equal(lm_kv_spec_text(s), cases[i].canonical);
         assert_int_equal(lm_kv_spec_parse(lm_kv_spec_text(s), &again, &e), LM_OK);
         assert_string_equal(lm_kv_spec_text(again), cases[i].canonical);
-        rc = lm_kv_spec_bind(s, site, LAYERS, &p, &e);
+        rc = lm_kv_spec_bind(s, site, LAYERS, NULL, &p, &e);
         assert_int_equal(rc, cases[i].bound ? LM_EUSAGE : LM_OK);
         assert_string_equal(e.what, cases[i].bound ? cases[i].bound : "");
         lm_kv_plan_free(p);
@@ -237,7 +237,7 @@ static lm_kv_plan *bind_text(const char *text, const lm_kv_site *site, int64_t l
     lm_kv_spec *s;
     lm_kv_plan *p;
     assert_int_equal(lm_kv_spec_parse(text, &s, &e), LM_OK);
-    assert_int_equal(lm_kv_spec_bind(s, site, layers, &p, &e), LM_OK);
+    assert_int_equal(lm_kv_spec_bind(s, site, layers, NULL, &p, &e), LM_OK);
     lm_kv_spec_free(s);
     return p;
 }
@@ -323,7 +323,7 @@ static void head_sizes(void **state)
         assert_int_equal(p->side[0].rotate, d % 2 == 0);
         lm_kv_plan_free(p);
         assert_int_equal(lm_kv_spec_parse("k=int8,v=q4_0", &s, &e), LM_OK);
-        lm_code rc = lm_kv_spec_bind(s, site, 1, &p, &e);
+        lm_code rc = lm_kv_spec_bind(s, site, 1, NULL, &p, &e);
         assert_int_equal(rc, d % 32 ? LM_EUSAGE : LM_OK);
         if (rc) {
             assert_string_equal(e.where, "kv cache: values of layer 0: q4_0");
@@ -458,7 +458,7 @@ static void one_form_for_each_side(void **state)
         if (rc) /* a range from -1 to 0 alone is a mistake that depends on no model */
             assert_non_null(strstr(e.what, "the first is above the last"));
         else
-            rc = lm_kv_spec_bind(s, site, layers, &p, &e);
+            rc = lm_kv_spec_bind(s, site, layers, NULL, &p, &e);
         bool good = !t.wrong && all_items_count(&t, layers);
         if ((rc == LM_OK) != good)
             fail_msg("%s, %d layers: %s", text.data, (int)layers, e.what);

@@ -2,25 +2,53 @@
 /* fp8.c -- numbers of 8 bits with an exponent: x = s * fp8(x / s), beyond the largest number that one.
  *
  *   scale=1      s = 1, a plain conversion
+ *   scale=layer  s of a calibration, one for keys and one for values of a layer
+ *   scale=head   s of a calibration, for each key/value head
  *   scale=token  s = largest magnitude of the head at a token / largest number (E4M3 448, E5M2 57,344), in F16 */
 #include "kv/methods/methods.h"
 
 enum { SCALE };
+enum { ONE, LAYER, HEAD, TOKEN };
 
 static const lm_hyper hyper[] = {
-    { "scale", 0, 0, 1, "what has a scale of its own", "1 token" },
+    { "scale", ONE, 0, 3, "what has a scale of its own", "1 layer head token" },
     LM_KV_ALONE(0),
     { 0 },
 };
 
+/* Scales of a calibration: one for the layer, or one for each head. */
+static lm_code put_scales(const lm_kv_ask *q, lm_kv_format *f, lm_err *e)
+{
+    bool head = q->h[SCALE] == HEAD;
+    int64_t layer = q->site->layer, need = head ? q->site->kv_heads : 1;
+    if (!q->data)
+        return lm_fail(e, LM_EUSAGE, q->name, "set file",
+                       "scales of layers and heads need a "
+                       "calibration");
+    int64_t have = layer < q->data->layers ? q->data->side[2 * layer + q->side].scales : 0;
+    if (have != need)
+        return lm_fail(e, LM_EUSAGE, q->name, NULL, "%s has %lld scales for this layer, not %lld",
+                       q->data->path, (long long)have, (long long)need);
+    const float *scale = q->data->side[2 * layer + q->side].scale;
+    f->constant = (double)scale[0];
+    f->head = head ? scale : NULL;
+    return LM_OK;
+}
+
 static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
 {
-    const lm_kv_format f = { .bits = 8,
-                             .axis = LM_KV_TOKEN,
-                             .levels = LM_KV_FLOAT8,
-                             .float8 = q->method->base.float8,
-                             .scale = q->h[SCALE] == 0 ? LM_DTYPE_NONE : LM_DTYPE_F16,
-                             .constant = 1 };
+    double scale = q->h[SCALE];
+    lm_kv_format f = { .bits = 8,
+                       .axis = LM_KV_TOKEN,
+                       .levels = LM_KV_FLOAT8,
+                       .float8 = q->method->base.float8,
+                       .scale = scale == TOKEN ? LM_DTYPE_F16 : LM_DTYPE_NONE,
+                       .constant = 1 };
+    if ((scale == LAYER || scale == HEAD) && put_scales(q, &f, e))
+        return e->code;
+    if (q->data && (scale == ONE || scale == TOKEN))
+        return lm_fail(e, LM_EUSAGE, q->name, "leave file out, or set scale to layer or head",
+                       "no calibration is read");
     return lm_kv_put_format(&f, q, out, e);
 }
 
@@ -29,6 +57,7 @@ static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
         .name = #id,                  \
         .about = text,                \
         .hyper = hyper,               \
+        .file = true,                 \
         .form = form,                 \
         .base = { .float8 = type },   \
     };

@@ -26,6 +26,7 @@
     X(q4_0)              \
     X(iq4_nl)            \
     X(kivi)              \
+    X(kvquant)           \
     X(turboquant)        \
     X(kvarn)             \
     X(streaming)         \

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data.c -- files of calibrations. */
+#include "kv/data.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "format/safetensors.h"
+
+enum { LOWER, UPPER, TABLE, SCALE, KINDS };
+static const char *const kind_name[KINDS] = { "lower", "upper", "table", "scale" };
+
+lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_err *e)
+{
+    lm_kv_data *d;
+    char *own;
+    *out = NULL;
+    if (lm_alloc_n(&d, 1, sizeof *d, "calibration", e))
+        return e->code;
+    d->layers = layers;
+    d->weights = "";
+    if (lm_arena_new(&d->arena, 1 << 16, e) ||
+        lm_arena_alloc(d->arena, &d->side, (size_t)layers, 2 * sizeof *d->side, e) ||
+        lm_arena_strdup(d->arena, &own, path, strlen(path), e)) {
+        lm_kv_data_free(d);
+        return e->code;
+    }
+    d->path = own;
+    *out = d;
+    return LM_OK;
+}
+
+void lm_kv_data_free(lm_kv_data *d)
+{
+    if (!d)
+        return;
+    lm_arena_free(d->arena);
+    lm_free(d);
+}
+
+/* ---- reading ---- */
+
+typedef struct {
+    int64_t layer;
+    int side, kind;
+} place;
+
+/* "layers.N.k.lower" */
+static bool parse_name(const char *name, place *out)
+{
+    int64_t layer = 0;
+    const char *p = name + 7;
+    if (strncmp(name, "layers.", 7) || *p < '0' || *p > '9' || (*p == '0' && p[1] != '.'))
+        return false;
+    for (; *p >= '0' && *p <= '9' && layer < LM_KV_MAX_LAYERS; p++)
+        layer = layer * 10 + (*p - '0');
+    if (layer >= LM_KV_MAX_LAYERS || *p != '.' || (p[1] != 'k' && p[1] != 'v') || p[2] != '.')
+        return false;
+    for (int kind = 0; kind < KINDS; kind++)
+        if (!strcmp(p + 3, kind_name[kind])) {
+            *out = (place){ layer, p[1] == 'v', kind };
+            return kind >= TABLE || p[1] == 'k';
+        }
+    return false;
+}
+
+static bool is_finite(const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return false;
+    return true;
+}
+
+/* What is wrong with the numbers of a tensor; NULL: nothing. */
+static const char *put_tensor(const lm_st_tensor *t, int kind, const float *x, lm_kv_numbers *to)
+{
+    if (!is_finite(x, t->count))
+        return "a number is not finite";
+    if (kind == LOWER || kind == UPPER) {
+        if (t->ndim != 2 || t->dim[0] < 1 || t->dim[1] < 1)
+            return "the shape is not [heads, numbers of a head]";
+        if ((to->lower || to->upper) && (to->kv_heads != t->dim[0] || to->head_dim != t->dim[1]))
+            return "lower and upper differ in their shapes";
+        to->kv_heads = t->dim[0];
+        to->head_dim = t->dim[1];
+        *(kind == LOWER ? &to->lower : &to->upper) = x;
+        return NULL;
+    }
+    if (t->ndim != 1 || t->count < 1)
+        return "the shape is not a list";
+    for (int64_t i = 0; i < t->count; i++)
+        if (kind == SCALE ? !(x[i] > 0) : i && !(x[i] > x[i - 1]))
+            return kind == SCALE ? "a scale is not above 0" : "the levels do not rise";
+    if (kind == SCALE) {
+        to->scale = x;
+        to->scales = t->count;
+        return NULL;
+    }
+    for (to->bits = 1; to->bits < 5 && 1 << to->bits != t->count; to->bits++)
+        ;
+    to->table = x;
+    return 1 << to->bits == t->count ? NULL : "a table has 2, 4, 8, 16 or 32 levels";
+}
+
+static lm_code read_tensor(const lm_st *s, const lm_st_tensor *t, lm_kv_data *d, lm_err *e)
+{
+    place at;
+    float *x;
+    if (!parse_name(t->name, &at) || t->dtype != LM_DTYPE_F32)
+        return lm_fail(e, LM_EFORMAT, d->path, NULL, "'%.80s' of %s is no part of a calibration",
+                       t->name, t->dtype_name);
+    if (t->count > (int64_t)1 << 24)
+        return lm_fail(e, LM_EFORMAT, d->path, NULL, "'%.80s' has %lld numbers", t->name,
+                       (long long)t->count);
+    if (lm_arena_alloc(d->arena, &x, (size_t)t->count, sizeof *x, e) ||
+        lm_st_load(s, t, LM_DTYPE_F32, x, e))
+        return e->code;
+    const char *wrong = put_tensor(t, at.kind, x, &d->side[2 * at.layer + at.side]);
+    return wrong ? lm_fail(e, LM_EFORMAT, d->path, NULL, "'%.80s': %s", t->name, wrong) : LM_OK;
+}
+
+/* Ranges have two ends, in order. */
+static lm_code check_ranges(const lm_kv_data *d, lm_err *e)
+{
+    for (int64_t i = 0; i < 2 * d->layers; i++) {
+        const lm_kv_numbers *n = &d->side[i];
+        if (!n->lower != !n->upper)
+            return lm_fail(e, LM_EFORMAT, d->path, NULL, "layer %lld has one end of its ranges",
+                           (long long)(i / 2));
+        for (int64_t k = 0; n->lower && k < n->kv_heads * n->head_dim; k++)
+            if (n->lower[k] > n->upper[k])
+                return lm_fail(e, LM_EFORMAT, d->path, NULL,
+                               "layer %lld: the range of channel %lld ends before it begins",
+                               (long long)(i / 2), (long long)k);
+    }
+    return LM_OK;
+}
+
+static lm_code read_meta(const lm_st *s, lm_kv_data *d, lm_err *e)
+{
+    const char *format = lm_st_meta(s, "format"), *version = lm_st_meta(s, "version");
+    const char *outliers = lm_st_meta(s, "outliers"), *weights = lm_st_meta(s, "weights");
+    char *own;
+    if (!format || strcmp(format, "kv-calibration") || !version || strcmp(version, "1"))
+        return lm_fail(e, LM_EFORMAT, d->path, NULL, "not a calibration of version 1");
+    if (outliers &&
+        (!lm_parse_double(outliers, &d->outliers) || !(d->outliers >= 0 && d->outliers < 1)))
+        return lm_fail(e, LM_EFORMAT, d->path, NULL,
+                       "outliers are a share from 0 to 1, not '%.40s'", outliers);
+    if (weights && lm_arena_strdup(d->arena, &own, weights, strlen(weights), e))
+        return e->code;
+    d->weights = weights ? own : "";
+    return LM_OK;
+}
+
+lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e)
+{
+    lm_st *s;
+    lm_kv_data *d = NULL;
+    place at;
+    int64_t layers = 0;
+    *out = NULL;
+    if (lm_st_open(path, &s, e))
+        return e->code;
+    for (size_t i = 0; i < lm_st_count(s); i++)
+        if (parse_name(lm_st_at(s, i)->name, &at) && at.layer >= layers)
+            layers = at.layer + 1;
+    lm_code rc = lm_kv_data_new(layers, path, &d, e);
+    if (!rc)
+        rc = read_meta(s, d, e);
+    for (size_t i = 0; i < lm_st_count(s) && !rc; i++)
+        rc = read_tensor(s, lm_st_at(s, i), d, e);
+    if (!rc)
+        rc = check_ranges(d, e);
+    lm_st_close(s);
+    if (rc)
+        lm_kv_data_free(d);
+    else
+        *out = d;
+    return rc;
+}
+
+/* ---- writing ---- */
+
+/* The numbers of a kind, and their shape; NULL: there are no such numbers. */
+static const float *numbers_of(const lm_kv_numbers *n, int kind, int64_t dim[2], int *ndim)
+{
+    *ndim = kind == LOWER || kind == UPPER ? 2 : 1;
+    dim[0] = *ndim == 2 ? n->kv_heads : kind == TABLE ? 1 << n->bits : n->scales;
+    dim[1] = n->head_dim;
+    return kind == LOWER   ? n->lower
+           : kind == UPPER ? n->upper
+           : kind == TABLE ? n->table
+                           : n->scale;
+}
+
+static lm_code plan_file(const lm_kv_data *d, lm_st_plan *p, lm_err *e)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%.17g", d->outliers);
+    if (lm_st_plan_meta(p, "format", "kv-calibration", e) ||
+        lm_st_plan_meta(p, "version", "1", e) || lm_st_plan_meta(p, "weights", d->weights, e) ||
+        lm_st_plan_meta(p, "outliers", text, e))
+        return e->code;
+    for (int64_t i = 0; i < 2 * d->layers; i++)
+        for (int kind = 0; kind < KINDS; kind++) {
+            int64_t dim[2];
+            int ndim;
+            snprintf(text, sizeof text, "layers.%lld.%c.%s", (long long)(i / 2), i % 2 ? 'v' : 'k',
+                     kind_name[kind]);
+            if (numbers_of(&d->side[i], kind, dim, &ndim) &&
+                lm_st_plan_add(p, text, LM_DTYPE_F32, ndim, dim, e))
+                return e->code;
+        }
+    return LM_OK;
+}
+
+static lm_code write_numbers(const lm_kv_data *d, lm_st_writer *w, lm_err *e)
+{
+    for (int64_t i = 0; i < 2 * d->layers; i++)
+        for (int kind = 0; kind < KINDS; kind++) {
+            int64_t dim[2];
+            int ndim;
+            const float *x = numbers_of(&d->side[i], kind, dim, &ndim);
+            if (x && lm_st_write(w, x, (size_t)lm_st_next(w)->bytes, e))
+                return e->code;
+        }
+    return LM_OK;
+}
+
+lm_code lm_kv_data_write(const lm_kv_data *d, const char *path, bool force, lm_err *e)
+{
+    lm_st_plan *p;
+    lm_st_writer *w = NULL;
+    if (lm_st_plan_new(&p, e))
+        return e->code;
+    lm_code rc = plan_file(d, p, e);
+    if (!rc)
+        rc = lm_st_create(path, force, p, &w, e);
+    if (!rc && (rc = write_numbers(d, w, e)))
+        lm_st_drop(w);
+    else if (!rc)
+        rc = lm_st_commit(w, e);
+    lm_st_plan_free(p);
+    return rc;
+}

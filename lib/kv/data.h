@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data.h -- files of calibrations: what a method measured on text of its domain, by layer and side.
+ *
+ * A safetensors file.  __metadata__: format "kv-calibration", version "1", weights (a digest of the model's weights; "":
+ * unknown), outliers (their share).  Tensors, F32, N counts layers from 0, all optional:
+ *   layers.N.k.lower, .upper [K,D]    ranges of channels of keys (KVQuant)
+ *   layers.N.k.table, layers.N.v.table [2^bits]    levels, rising
+ *   layers.N.k.scale, layers.N.v.scale [1] or [K]    of FP8, of the layer or of each head
+ * Private to lib/kv. */
+#ifndef LM_KV_DATA_H
+#define LM_KV_DATA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/mem.h"
+
+/* Of the keys or values of a layer; NULL, 0: not there. */
+typedef struct {
+    const float *lower, *upper; /* [kv_heads, head_dim] */
+    int64_t kv_heads, head_dim;
+    const float *table; /* [2^bits] */
+    int bits;
+    const float *scale; /* [scales] */
+    int64_t scales;
+} lm_kv_numbers;
+
+typedef struct {
+    int64_t layers;      /* the last layer of a tensor, and 1 */
+    lm_kv_numbers *side; /* [layers][2]: keys, values */
+    double outliers;
+    const char *weights;
+    const char *path;
+    lm_arena *arena; /* holds all of it */
+} lm_kv_data;
+
+enum { LM_KV_MAX_LAYERS = 100000 };
+
+/* An object to fill, for a number of layers.  The caller frees *out with lm_kv_data_free. */
+lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_err *e);
+void lm_kv_data_free(lm_kv_data *d);
+/* Fails: LM_EIO, LM_EFORMAT naming the tensor that is unknown, has a wrong shape or numbers that do not fit. */
+lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e);
+lm_code lm_kv_data_write(const lm_kv_data *d, const char *path, bool force, lm_err *e);
+
+#endif

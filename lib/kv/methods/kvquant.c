@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvquant.c -- KVQuant (arXiv:2401.18079): keys before the rotary embedding over fixed ranges of channels, values over the
+ * range of each token, both with levels from a calibration (kvquant.h); outliers are stored apart. */
+#include <math.h>
+#include <string.h>
+
+#include "kv/methods/methods.h"
+
+enum { SINKS };
+
+static const lm_hyper hyper[] = {
+    { "sinks", 1, 0, LM_KV_MAX_TOKENS, "first tokens kept plain", LM_WHOLE },
+    LM_KV_ALONE(0),
+    { 0 },
+};
+
+/* Room for 1.5 times the calibration's share: outliers are not spread evenly over pages. */
+static int outliers_of(const lm_kv_ask *q)
+{
+    double n = (double)(q->page * q->site->head_dim);
+    return (int)fmin(ceil(1.5 * q->data->outliers * n), n);
+}
+
+static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
+{
+    const lm_kv_site *at = q->site;
+    bool keys = q->side == LM_KV_K;
+    if (!q->data)
+        return lm_fail(e, LM_EUSAGE, q->name, "set file", "a calibration is needed");
+    if (at->layer >= q->data->layers || !q->data->side[2 * at->layer + q->side].table)
+        return lm_fail(e, LM_EUSAGE, q->name, NULL, "%s has no levels for this layer",
+                       q->data->path);
+    const lm_kv_numbers *n = &q->data->side[2 * at->layer + q->side];
+    if (keys && (n->kv_heads != at->kv_heads || n->head_dim != at->head_dim))
+        return lm_fail(e, LM_EUSAGE, q->name, "use the calibration of this model",
+                       "%s has ranges of %lld heads of %lld numbers, the layer has %lld of %lld",
+                       q->data->path, (long long)n->kv_heads, (long long)n->head_dim,
+                       (long long)at->kv_heads, (long long)at->head_dim);
+    lm_kv_format f = { .bits = n->bits,
+                       .axis = keys ? LM_KV_CHANNEL : LM_KV_TOKEN,
+                       .levels = LM_KV_TABLE,
+                       .zero = true,
+                       .scale = keys ? LM_DTYPE_NONE : LM_DTYPE_F16,
+                       .lower = keys ? n->lower : NULL,
+                       .upper = keys ? n->upper : NULL,
+                       .outliers = outliers_of(q),
+                       .n_table = 1 << n->bits };
+    memcpy(f.table, n->table, (size_t)f.n_table * sizeof *f.table);
+    out->pre_rope = keys && at->rope;
+    out->sinks = (int64_t)q->h[SINKS];
+    return lm_kv_put_format(&f, q, out, e);
+}
+
+const lm_kv_method lm_kv_kvquant = {
+    .name = "kvquant",
+    .about = "levels and ranges of a calibration, outliers apart",
+    .hyper = hyper,
+    .file = true,
+    .form = form,
+};
