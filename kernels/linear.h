@@ -4,8 +4,8 @@
  *
  * linear     in  x [N,K] act, w [M,K] act, b [M] F32 (optional)
  *            out y [N,M] act or F32                          y = x w^T + b, sums in F32
- *            w may be in codes
- * linear_dx  in  dy [N,M] act, w [M,K] act
+ *            w may be in codes, or in panels
+ * linear_dx  in  dy [N,M] act, w [M,K] act (also in panels)
  *            out dx [N,K] act                                dx = dy w
  * linear_dw  in  dy [N,M] act, x [N,K] act
  *            out dw [M,K] F32 (acc), db [M] F32 (optional, acc)   dw (+)= dy^T x; db (+)= column sums of dy
@@ -68,12 +68,15 @@ typedef struct {
  * or every token of a generation) can be packed once: lm_gemm_pack writes op(B) in the layout of that level
  * into lm_gemm_pack_size bytes (64-byte aligned), and a call with b_packed = that memory reads it instead
  * of b.  The packed form depends on (n, k, ab, level), not on m or threads; y = x w^T and dx = dy w need one
- * each.  With m <= LM_GEMM_SMALL_M the plain b is read when given: it is no larger than the packed form.
+ * each.  With m <= LM_GEMM_SMALL_M the plain b is read when given: it is no larger than the packed form.  Where
+ * it is not given, AMX unpacks rows (k a multiple of 32), as their sums, and so the bits, have the order of b.
  *
- * Graphs keep no packed weights.  They would be copies: products of few rows read the plain weight, and the
- * order of their sums, and so their bits, depends on it; dx needs a second panel.  What a copy would gain
- * (AMX, one thread, weights not in the caches): y = x w^T 35 to 50 % at 64 rows, 15 to 20 % at 512,
- * 15 % at 1,024; dx = dy w 25 to 100 %, 20 to 45 % and 16 to 26 %. */
+ * Training and evaluation in BF16 on AMX keep weights in the packed form of y = x w^T (kernels/panels.h), in
+ * place of the plain one; dx = dy w packs its panels from these (b_turned), in blocks of 2 KiB instead of short
+ * pieces of rows.  Gains over the plain form (one thread, weights not in the caches; share/doc/benchmarks.md):
+ * y = x w^T 24 to 56 % at 64 and 256 rows, 14 to 22 % at 1,024, about none at 8,192; dx 34 to 123 %, 4 to 22 % and
+ * 1 to 5 %, of a small matrix (640 x 640) at most 7 %.  Panels of dx as a second copy would gain 36 to 100 points
+ * more at 64 rows and 7 to 17 at 1,024, and take as much memory again. */
 typedef struct {
     int64_t m, n, k;
     lm_dtype ab, cd;
@@ -84,6 +87,9 @@ typedef struct {
     const float *bias;    /* [n] or NULL */
     void *work;           /* lm_gemm_work bytes, 64-byte aligned */
     const void *b_packed; /* from lm_gemm_pack, or NULL; then b may be NULL */
+    /* AMX, not tb: the packed form of B's transpose, whose depth is n, from which panels of B are packed; ldb is
+     * that depth rounded up to a multiple of 32.  NULL: b is read. */
+    const void *b_turned;
     /* Rows of B [n,k] as codes (numeric/code_rows.h), which are read as ab; NULL: b.  tb, not packed. */
     const struct lm_code_rows *b_codes;
     float *a_sum; /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */

@@ -192,6 +192,12 @@ static bool is_small(const lm_gemm *g)
     return g->m <= LM_GEMM_SMALL_M && !g->ta && g->tb && !g->a_sum;
 }
 
+/* A product of few rows with B in panels, not in rows: the rows of each panel are unpacked. */
+static bool is_small_packed(const lm_gemm *g, const lm_gemm_impl *im)
+{
+    return is_small(g) && im->rows_b && g->b_packed && !g->b && g->k % im->kr == 0;
+}
+
 size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads)
 {
     const lm_gemm_impl *im = impl_of(level, g->ab);
@@ -205,6 +211,8 @@ size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads)
         plan p = plan_make(g, im, t);
         size_t need = (size_t)(p.b_bytes + t * (p.a_bytes + p.tile_bytes + p.own_b_bytes)) +
                       (size_t)t * codes_bytes(g, im);
+        if (is_small_packed(g, im))
+            need = (size_t)t * rows_bytes(g, im->nr);
         most = need > most ? need : most;
     }
     return most;
@@ -561,6 +569,27 @@ static bool small_sums(const lm_gemm *g, const lm_gemm_impl *im, const struct lm
     return true;
 }
 
+/* Panels [begin, end) of B. */
+static void run_small_packed(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const plan *p = ctx;
+    const lm_gemm *g = p->g;
+    const lm_gemm_impl *im = p->impl;
+    char *rows = (char *)g->work + (size_t)worker * rows_bytes(g, im->nr);
+
+    for (int64_t q = begin; q < end; q++) {
+        int64_t j = q * im->nr;
+        lm_gemm part = *g;
+        im->rows_b((const char *)g->b_packed + j * g->k * im->esize, g->k, rows);
+        part.n = min64(im->nr, g->n - j);
+        part.b = rows;
+        part.ldb = g->k;
+        part.c = (char *)g->c + j * (int64_t)lm_dtype_size(g->cd);
+        part.bias = g->bias ? g->bias + j : NULL;
+        im->small_m(&part, 0, part.n);
+    }
+}
+
 static void run_small(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const plan *p = ctx;
@@ -596,6 +625,11 @@ void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par)
         p = (plan){ .g = g, .impl = im };
         int64_t grain = lm_round_up(lm_ceil_div(g->n, 8 * lm_par_threads(par)), 16);
         lm_par_for(par, g->n, max64(grain, 16), run_small, &p);
+        return;
+    }
+    if (is_small_packed(g, im)) {
+        p = (plan){ .g = g, .impl = im };
+        lm_par_for(par, lm_ceil_div(g->n, im->nr), 1, run_small_packed, &p);
         return;
     }
     p = plan_make(g, im, lm_par_threads(par));

@@ -60,6 +60,9 @@ typedef struct {
     void (*finish)(const lm_gemm_tail *t);
     /* m <= LM_GEMM_SMALL_M: columns j0..j1 of C, reading b in place. */
     void (*small_m)(const lm_gemm *g, int64_t j0, int64_t j1);
+    /* dst [nr,k] = the rows of B [n,k] in one packed panel, k a multiple of kr, for small_m.  NULL: B is
+     * always given in rows, too. */
+    void (*rows_b)(const void *panel, int64_t k, void *dst);
     const lm_code_rows_coder *coder; /* of B in codes */
     const lm_code_rows_sums *sums;   /* the same products with B in codes; *sums NULL: none */
 } lm_gemm_impl;

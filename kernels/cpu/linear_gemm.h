@@ -6,6 +6,12 @@
 
 #include "kernels/linear.h"
 
+/* While scratch is being planned there is no data: any address, as only its presence counts. */
+static inline const void *panels_of(const lm_tensor *w)
+{
+    return !w->panels ? NULL : w->data ? w->data : w;
+}
+
 static inline lm_gemm linear_gemm(const lm_call *c)
 {
     const lm_tensor *x = &c->in[0], *w = &c->in[1], *y = &c->out[0];
@@ -18,7 +24,8 @@ static inline lm_gemm linear_gemm(const lm_call *c)
         .cd = y->dtype,
         .tb = true,
         .a = x->data,
-        .b = w->codes ? NULL : w->data,
+        .b = w->codes || w->panels ? NULL : w->data,
+        .b_packed = panels_of(w),
         .b_codes = w->codes,
         .c = y->data,
         .lda = x->dim[1],
@@ -40,7 +47,8 @@ static inline lm_gemm linear_dx_gemm(const lm_call *c)
         .ab = dy->dtype,
         .cd = dx->dtype,
         .a = dy->data,
-        .b = w->data,
+        .b = w->panels ? NULL : w->data,
+        .b_turned = panels_of(w),
         .c = dx->data,
         .lda = dy->dim[1],
         .ldb = w->dim[1],

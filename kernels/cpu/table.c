@@ -20,7 +20,7 @@ static const lm_kernel *const tables[] = {
     lm_factor_ref_kernels,         lm_map_ref_kernels,         lm_map_avx2_kernels,
     lm_map_avx512_kernels,         lm_codes_ref_kernels,       lm_codes_avx2_kernels,
     lm_codes_avx512_kernels,       lm_kv_ref_kernels,          lm_kv_avx2_kernels,
-    lm_kv_avx512_kernels,
+    lm_kv_avx512_kernels,          lm_panels_ref_kernels,      lm_panels_amx_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

@@ -105,6 +105,9 @@ struct lm_backend {
     /* True if kernels of `op` for activations of type `act` read their i-th operand in the codes of f
      * (numeric/code_rows.h).  NULL: none do. */
     bool (*codes)(lm_backend *b, const char *op, int i, lm_dtype act, const lm_format *f);
+    /* True if kernels of `op` for activations of type `act` read their i-th operand in panels
+     * (kernels/panels.h).  NULL: none. */
+    bool (*panels)(lm_backend *b, const char *op, int i, lm_dtype act);
     /* True if the joined operator `op` (lib/op/fuse.h) has a kernel of its own for this call, whose
      * operands have shapes but no data.  False: its parts run separately. */
     bool (*joins)(lm_backend *b, const char *op, lm_dtype act, const lm_call *c);

@@ -153,6 +153,13 @@ static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, 
     return false;
 }
 
+/* Products of BF16 on AMX tiles, which pack their weights otherwise. */
+static bool cpu_panels(lm_backend *b, const char *op, int operand, lm_dtype act)
+{
+    return ((cpu_backend *)b)->level == LM_CPU_AMX && act == LM_DTYPE_BF16 && operand == 1 &&
+           (!strcmp(op, "linear") || !strcmp(op, "linear_dx"));
+}
+
 static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
 {
     return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
@@ -219,6 +226,7 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .range = cpu_range,
                          .kernel = cpu_kernel,
                          .codes = cpu_codes,
+                         .panels = cpu_panels,
                          .joins = cpu_joins,
                          .peak_flops = cpu_peak_flops,
                          .shortfall = cpu_shortfall,

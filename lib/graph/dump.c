@@ -24,7 +24,7 @@ static lm_code add_shape(const lm_tensor *t, lm_buf *out, lm_err *e)
     lm_code rc = lm_buf_addf(out, e, " %s[", lm_dtype_name(t->dtype));
     for (int i = 0; !rc && i < t->ndim; i++)
         rc = lm_buf_addf(out, e, i ? ",%" PRId64 : "%" PRId64, t->dim[i]);
-    rc = rc ? rc : lm_buf_addf(out, e, "]");
+    rc = rc ? rc : lm_buf_addf(out, e, t->panels ? "] panels" : "]");
     return rc || !t->kv ? rc : lm_buf_addf(out, e, " as %s", t->kv->name);
 }
 

@@ -68,12 +68,22 @@ static bool is_shifted(const lm_graph *g, const lm_node *n)
     return false;
 }
 
+/* The order of panels depends on the width of their matrix: their nodes are not parts of flat runs. */
+static bool has_panels(const lm_graph *g, const lm_node *n)
+{
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] >= 0 && g->value[n->out[i]].t.panels)
+            return true;
+    return false;
+}
+
 /* True if every operand of node b begins where that of node a ends. */
 static bool follows(const lm_graph *g, const lm_node *a, const lm_node *b)
 {
     int64_t gap = -1;
     if (a->op != b->op || !a->op->flat || a->phase != b->phase || a->when != b->when ||
-        is_shifted(g, a) || is_shifted(g, b) || !equal_attributes(a->op, a->attr, b->attr))
+        is_shifted(g, a) || is_shifted(g, b) || has_panels(g, a) || has_panels(g, b) ||
+        !equal_attributes(a->op, a->attr, b->attr))
         return false;
     for (int i = 0; i < a->n_in; i++)
         if (!goes_on(g, a, b, &a->op->in[i], a->in[i], b->in[i], &gap))

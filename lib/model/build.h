@@ -46,6 +46,8 @@ lm_code lm_b_place(lm_builder *b);
 
 /* Mark the parameters that are kept in codes (build.codes). */
 lm_code lm_model_keep_codes(lm_model *m, lm_err *e);
+/* Mark the other parameters whose readers all read panels (lm_tensor.panels). */
+void lm_model_keep_panels(lm_model *m);
 
 /* Append all nodes from the embedding to the head. */
 void lm_build_decoder(lm_builder *b);

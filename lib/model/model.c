@@ -178,7 +178,11 @@ static lm_code build(lm_model *m, lm_err *e)
         return e->code;
     if (m->build.backend && join_operators(m, e))
         return e->code;
-    return m->build.mode == LM_MODE_TRAIN ? LM_OK : lm_model_keep_codes(m, e);
+    if (m->build.mode != LM_MODE_TRAIN && lm_model_keep_codes(m, e))
+        return e->code;
+    if (m->build.mode != LM_MODE_GENERATE)
+        lm_model_keep_panels(m);
+    return LM_OK;
 }
 
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e)

@@ -43,7 +43,7 @@ static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *t = &m->slice[i];
         int64_t before = m->param[t->param].offset + t->row * store_width(m, t);
-        s->place[i] = (struct lm_store_place){ 0, (size_t)before * sizeof(float) };
+        s->place[i] = (struct lm_store_place){ .at = (size_t)before * sizeof(float) };
     }
     for (int i = 0; i < m->n_params; i++) {
         low = low || format_of(m, i) == LM_DTYPE_BF16;
@@ -79,7 +79,7 @@ static lm_code append(lm_store *s, const lm_format *f, int64_t rows, int64_t col
     lm_store_block *b = k == s->n_blocks ? add_block(s, LM_KEPT_PARAM, f) : &s->block[k];
     bool plain = f->element != LM_DTYPE_NONE;
     size_t unit = ALIGN * (plain ? store_element(b) : 1), room = 0;
-    *out = (struct lm_store_place){ k, b->bytes };
+    *out = (struct lm_store_place){ .block = k, .at = b->bytes };
     if (!lm_add_ok(size.all, unit - 1, &room) ||
         !lm_add_ok(b->bytes, room / unit * unit, &b->bytes))
         return lm_fail(e, LM_ELIMIT, "store", NULL, "weights of format %s are too many", f->name);
@@ -92,7 +92,7 @@ static lm_code append(lm_store *s, const lm_format *f, int64_t rows, int64_t col
 static lm_code lay_out_use(lm_store *s, lm_err *e)
 {
     const lm_model *m = s->model;
-    struct lm_store_place whole = { 0 };
+    struct lm_store_place whole = { 0 }, in_file = { .block = -1 };
     for (int p = 0; p < m->n_params; p++) {
         const lm_format *f = lm_format_of_dtype(format_of(m, p));
         if (!store_codes(m, p) && append(s, f, 1, m->param[p].count, &whole, e))
@@ -103,7 +103,7 @@ static lm_code lay_out_use(lm_store *s, lm_err *e)
             int64_t width = store_width(m, t);
             if (t->param != p)
                 continue;
-            s->place[i] = r ? (struct lm_store_place){ -1, 0 } : whole;
+            s->place[i] = r ? in_file : whole;
             if (!r)
                 s->place[i].at += (size_t)(t->row * width) * lm_dtype_size(f->element);
             else if (!r->in_file && append(s, r->format, t->rows, width, &s->place[i], e))
@@ -117,7 +117,10 @@ static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
 {
     if (lm_alloc_n(&s->place, (size_t)s->model->n_slices, sizeof *s->place, "a list of tensors", e))
         return e->code;
-    return o->master ? lay_out_master(s, o, e) : lay_out_use(s, e);
+    lm_code rc = o->master ? lay_out_master(s, o, e) : lay_out_use(s, e);
+    for (int i = 0; i < s->model->n_slices; i++)
+        s->place[i].panels = store_panels(s->model, s->model->slice[i].param);
+    return rc;
 }
 
 /* ---- life ---- */
@@ -203,6 +206,7 @@ static const uint8_t *own_address(const lm_store *s, int i)
 /* Parameters where their first tensor is; each tensor in codes is a run of its own. */
 static void bind_own(const lm_store *s, const lm_model *m, lm_exec *x)
 {
+    const lm_store_block *derived = lm_store_find(s, LM_KEPT_DERIVED, 0);
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *t = &m->slice[i];
         struct lm_code_run *r = store_run(m, i);
@@ -210,20 +214,20 @@ static void bind_own(const lm_store *s, const lm_model *m, lm_exec *x)
         const uint8_t *at = in_file ? r->data : own_address(s, i);
         if (r)
             r->data = at;
-        if (t->row == 0)
-            lm_exec_bind(x, m->param[t->param].value, (void *)(uintptr_t)at);
+        const lm_param *p = &m->param[t->param];
+        if (t->row != 0 || store_panels(m, t->param) != s->place[i].panels)
+            continue;
+        bool low = derived && format_of(m, t->param) == derived->format->element;
+        lm_exec_bind(x, p->value, low ? address(derived, p) : (void *)(uintptr_t)at);
     }
 }
 
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x)
 {
-    const lm_store_block *derived = lm_store_find(s, LM_KEPT_DERIVED, 0);
     const lm_store_block *grad = lm_store_find(s, LM_KEPT_GRAD, 0);
     bind_own(s, m, x);
     for (int i = 0; i < m->n_params; i++) {
         const lm_param *p = &m->param[i];
-        if (derived && format_of(m, i) == derived->format->element)
-            lm_exec_bind(x, p->value, address(derived, p));
         if (grad && m->grad && m->grad[i] != LM_NONE)
             lm_exec_bind(x, m->grad[i], address(grad, p));
     }
@@ -254,6 +258,26 @@ void lm_round_bf16(const float *src, uint16_t *dst, int64_t n, lm_par *par)
     lm_par_for(par, n, 1 << 18, round_range, &j);
 }
 
+void store_pack(const lm_store *s, lm_dtype from, const void *src, int64_t rows, int64_t cols,
+                void *to)
+{
+    lm_tensor in = lm_shape2(from, rows, cols), out = lm_shape2(LM_DTYPE_BF16, rows, cols);
+    in.data = (void *)(uintptr_t)src;
+    out.data = to;
+    s->backend->kernel(s->backend, "panels", from)
+        ->run(&(lm_call){ .in = &in, .n_in = 1, .out = &out, .n_out = 1, .par = s->par });
+}
+
+static void derive_panels(const lm_store *s, const lm_store_block *from, const lm_store_block *to)
+{
+    for (int i = 0; i < s->model->n_params; i++) {
+        const lm_param *p = &s->model->param[i];
+        const lm_tensor *t = &s->model->graph->value[p->value].t;
+        if (t->panels)
+            store_pack(s, LM_DTYPE_F32, address(from, p), t->dim[0], t->dim[1], address(to, p));
+    }
+}
+
 void lm_store_derive(const lm_store *s)
 {
     const lm_store_block *from = lm_store_find(s, LM_KEPT_PARAM, 0);
@@ -263,6 +287,7 @@ void lm_store_derive(const lm_store *s)
         return;
     if (b->host_memory) {
         lm_round_bf16(from->data, to->data, to->count, s->par);
+        derive_panels(s, from, to);
         return;
     }
     lm_tensor in = lm_shape1(from->format->element, from->count);

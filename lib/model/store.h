@@ -6,7 +6,8 @@
  * bytes in formats without elements of their own).
  *
  *   for training   PARAM    every parameter in F32 (the master copy), at lm_param.offset
- *                  DERIVED the same in BF16, if the model reads BF16: updated by lm_store_derive, or by the optimiser when it writes PARAM
+ *                  DERIVED the same in BF16, if the model reads BF16: updated by lm_store_derive, or by the optimiser when it writes PARAM;
+ *                           weights that only products read may be in panels (lm_tensor.panels), at the same place
  *                  GRAD     gradients: only [0, train_end), the trainable parameters
  *                  OPT      a block for each state of the optimiser, in its layout
  *   for use        PARAM    each parameter once, in the format that the model reads, or each tensor of
@@ -74,9 +75,10 @@ typedef struct {
     int n_blocks;
     bool shown;
     struct lm_store_place {
-        int block; /* block of the tensor's own numbers or codes; -1: they are read in the file */
-        size_t at; /* bytes before it there */
-    } * place;     /* by tensor of the model */
+        int block;   /* block of the tensor's own numbers or codes; -1: they are read in the file */
+        size_t at;   /* bytes before it there */
+        bool panels; /* for products in panels (lm_tensor.panels) */
+    } * place;       /* by tensor of the model */
     struct {
         void *data; /* of the host, pinned: a tensor that is copied to a device */
         size_t bytes;
@@ -99,7 +101,8 @@ lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[L
 /* ---- for graphs ---- */
 
 /* Bind the parameters of `m`, a model of the same config in any mode on the same backend, and its
- * gradients if the store has them. */
+ * gradients if the store has them.  Weights that one keeps in panels and the other does not (GENERATE) stay
+ * unbound, and runs of the graph fail. */
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x);
 /* Block number k of a role; NULL if the role has fewer blocks. */
 const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k);
@@ -123,7 +126,7 @@ lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
  * tensors that are kept in codes. */
 lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);
 /* Fresh weights from (seed, tensor name, element index in the file's order): the same for any number
- * of threads, backend and layout. */
+ * of threads, backend and layout.  Not for tensors whose PARAM is in panels. */
 lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e);
 
 /* ---- output ---- */
@@ -131,7 +134,7 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e);
 /* Number of tensors of a block: those of the model, or those that have the state. */
 int lm_store_tensors(const lm_store *s, const lm_store_block *k);
 /* Elements of tensor i; and copy them, in the block's format and the file's shape, to memory of the
- * host. */
+ * host.  Not for tensors that are in panels there. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
 /* Add all tensors of the model to a plan, in `dtype`. */

@@ -61,7 +61,7 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
         const lm_store_block *k = store_own(s, i);
         draw_job j = job_of(m, i, seed);
         const store_piece p = store_piece_of(s, k, i);
-        j.dst = store_open(s, k, &p, e);
+        j.dst = store_needs_rows(s, k, i, e) ? NULL : store_open(s, k, &p, e);
         if (!j.dst) {
             rc = e->code;
             break;

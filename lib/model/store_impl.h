@@ -25,6 +25,12 @@ static inline lm_code_rows *store_codes(const lm_model *m, int param)
     return (lm_code_rows *)(uintptr_t)m->graph->value[m->param[param].value].t.codes;
 }
 
+/* True if the numbers of a parameter for products are in panels. */
+static inline bool store_panels(const lm_model *m, int param)
+{
+    return m->graph->value[m->param[param].value].t.panels;
+}
+
 /* The codes of tensor i of the model; NULL: numbers. */
 static inline struct lm_code_run *store_run(const lm_model *m, int i)
 {
@@ -72,6 +78,22 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
     return (store_piece){ i, at, t->rows, width, t->transposed };
 }
 
+/* True if tensor i of the model is in panels in block k. */
+static inline bool store_in_panels(const lm_store *s, const lm_store_block *k, int i)
+{
+    return k->format->element == LM_DTYPE_BF16 &&
+           (k->role == LM_KEPT_PARAM || k->role == LM_KEPT_DERIVED) &&
+           store_panels(s->model, s->model->slice[i].param);
+}
+
+/* Fails: LM_EBUG if the tensor is in panels there, which only products read. */
+static inline lm_code store_needs_rows(const lm_store *s, const lm_store_block *k, int i, lm_err *e)
+{
+    return store_in_panels(s, k, i)
+               ? lm_fail(e, LM_EBUG, s->model->slice[i].name, NULL, "is kept in panels")
+               : LM_OK;
+}
+
 /* Its shape in files. */
 static inline int store_file_shape(const lm_store *s, const lm_store_block *k, int i,
                                    int64_t dim[LM_MAX_DIMS])
@@ -110,6 +132,10 @@ lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, 
                     lm_err *e);
 /* Release the buffer. */
 void store_end(lm_store *s);
+
+/* Write a [rows, cols] matrix of `from` (F32, BF16) to `to` in panels. */
+void store_pack(const lm_store *s, lm_dtype from, const void *src, int64_t rows, int64_t cols,
+                void *to);
 
 /* A [rows, cols] matrix of elements of `size` bytes (1, 2, 4 or 8) into dst [cols, rows]. */
 void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, size_t size,

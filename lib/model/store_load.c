@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "format/safetensors_table.h"
+#include "kernels/panels.h"
 #include "model/store_impl.h"
 #include "numeric/format.h"
 
@@ -186,6 +187,35 @@ static lm_code bring_codes(lm_store *s, const lm_store_block *k, int i, const lm
     return !to || lm_model_source_codes(src, t, to, e) ? e->code : store_close(s, k, &p, to, e);
 }
 
+/* A matrix in BF16 whose panels replace its rows: each has the place of 32 rows. */
+typedef struct {
+    const lm_store *s;
+    uint16_t *at, *rows; /* the matrix; scratch of the workers */
+    int64_t cols;
+} pack_job;
+
+static void pack_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const pack_job *j = ctx;
+    int64_t count = LM_PANEL * j->cols;
+    uint16_t *rows = j->rows + worker * count;
+    for (int64_t q = begin; q < end; q++) {
+        memcpy(rows, j->at + q * count, (size_t)count * sizeof *rows);
+        store_pack(j->s, LM_DTYPE_BF16, rows, LM_PANEL, j->cols, j->at + q * count);
+    }
+}
+
+static lm_code pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err *e)
+{
+    size_t panel = (size_t)(LM_PANEL * p->cols) * sizeof(uint16_t);
+    if (lm_grow(&s->passage.file, &s->passage.file_room, (size_t)lm_par_threads(s->par) * panel, 1,
+                "rows of a tensor", e))
+        return e->code;
+    pack_job j = { .s = s, .at = at, .rows = (uint16_t *)s->passage.file, .cols = p->cols };
+    lm_par_for(s->par, p->rows / LM_PANEL, 1, pack_range, &j);
+    return LM_OK;
+}
+
 /* The only input of numbers. */
 static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
 {
@@ -204,6 +234,8 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
         return e->code;
     if (file != to)
         store_transpose(s->par, file, p.cols, p.rows, size, to);
+    if (store_in_panels(s, k, i) && pack_in_place(s, &p, to, e))
+        return e->code;
     return store_close(s, k, &p, to, e);
 }
 

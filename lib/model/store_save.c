@@ -12,6 +12,8 @@ static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, 
                              size_t *room, const void **data, lm_err *e)
 {
     const store_piece p = store_piece_of(s, k, i);
+    if (store_needs_rows(s, k, i, e))
+        return e->code;
     *data = store_at(k, &p);
     if (!p.turned)
         return LM_OK;
@@ -41,6 +43,8 @@ lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *ds
     const void *from = store_at(k, &p);
     uint8_t *tmp = NULL;
     lm_code rc = LM_OK;
+    if (store_needs_rows(s, k, i, e))
+        return e->code;
     if (k->space == LM_SPACE_DEVICE) {
         if (p.turned && lm_alloc_n(&tmp, bytes, 1, "a tensor", e))
             return e->code;

@@ -21,6 +21,8 @@ typedef struct {
     /* Of a coded cache [pages, K, T, D] (kv_format.h): dtype is that of the numbers that are written and read, and
      * data its pages, page by page and head by head.  NULL: data holds numbers of dtype. */
     const struct lm_kv_format *kv;
+    /* A matrix in BF16 whose numbers are in the order of kernels/panels.h, not row-major. */
+    bool panels;
 } lm_tensor;
 
 static inline int64_t lm_tensor_count(const lm_tensor *t)

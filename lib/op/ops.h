@@ -33,6 +33,8 @@ extern const lm_op lm_op_gelu, lm_op_gelu_dx, lm_op_swiglu, lm_op_swiglu_dx, lm_
 extern const lm_op lm_op_embed, lm_op_embed_dw;
 /* map.c */
 extern const lm_op lm_op_map, lm_op_reduce;
+/* panels.c */
+extern const lm_op lm_op_panels;
 /* codes.c */
 extern const lm_op lm_op_encode, lm_op_decode;
 /* factor.c: on the host alone */

@@ -43,6 +43,7 @@ static const lm_op *const ops[] = {
     &lm_op_reduce,
     &lm_op_encode,
     &lm_op_decode,
+    &lm_op_panels,
     &lm_op_qr,
     &lm_op_eigh,
     &lm_op_eigh_next,

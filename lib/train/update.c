@@ -282,12 +282,15 @@ static lm_code make_views(lm_update *u, lm_err *e)
     }
     for (int i = 0; i < u->n_tensors; i++) {
         lm_update_tensor *t = &u->t[i];
-        t->low = LM_NONE;
+        t->low = t->packed = LM_NONE;
         join_name(name, "grad", t->name);
         if (lm_graph_view(u->g, u->v.param, t->offset, t->shape, t->name, &t->param, e) ||
             lm_graph_view(u->g, u->v.grad, t->offset, t->shape, name, &t->grad, e) ||
-            (u->v.low >= 0 && lm_graph_view(u->g, u->v.low, t->offset, t->shape, NULL, &t->low, e)))
+            (u->v.low >= 0 && lm_graph_view(u->g, u->v.low, t->offset, t->shape, NULL,
+                                            t->panels ? &t->packed : &t->low, e)))
             return e->code;
+        if (t->packed >= 0)
+            u->g->value[t->packed].t.panels = true;
     }
     return LM_OK;
 }
@@ -316,15 +319,21 @@ static lm_code append_sample(lm_update *u, lm_update_part part, lm_vid of, lm_vi
 /* Complete the nodes of one tensor. */
 enum { COPY_OPEN = 1, COPY_SHOWN = 2 };
 
+static lm_vid copy_of(const lm_update_tensor *t)
+{
+    return t->panels ? t->packed : t->low;
+}
+
 static unsigned char look_at(const lm_update *u, size_t from, const lm_update_tensor *t)
 {
-    unsigned char left = t->low >= 0 ? COPY_OPEN : 0;
+    lm_vid copy = copy_of(t);
+    unsigned char left = copy >= 0 ? COPY_OPEN : 0;
     for (size_t k = from; k < u->g->n_nodes; k++) {
         const lm_node *n = &u->g->node[k];
         for (int i = 0; i < n->n_out; i++) {
-            if (t->low >= 0 && n->out[i] == t->low && n->when != LM_UPDATE_SHOW)
+            if (copy >= 0 && n->out[i] == copy && n->when != LM_UPDATE_SHOW)
                 left &= (unsigned char)~COPY_OPEN;
-            if (t->low >= 0 && n->out[i] == t->param && n->when == LM_UPDATE_SHOW)
+            if (copy >= 0 && n->out[i] == t->param && n->when == LM_UPDATE_SHOW)
                 left |= COPY_SHOWN;
         }
     }
@@ -351,8 +360,9 @@ static lm_code append_copies(lm_update *u, lm_update_part part, const unsigned c
 {
     u->g->when = (int)part;
     for (int i = 0; i < u->n_tensors; i++) {
-        lm_vid low = u->t[i].low;
-        if ((left[i] & which) && lm_graph_append(u->g, &lm_op_cast, NULL, &u->t[i].param, &low, e))
+        const lm_op *op = u->t[i].panels ? &lm_op_panels : &lm_op_cast;
+        lm_vid copy = copy_of(&u->t[i]);
+        if ((left[i] & which) && lm_graph_append(u->g, op, NULL, &u->t[i].param, &copy, e))
             return e->code;
     }
     return LM_OK;
@@ -369,7 +379,7 @@ static lm_code append_averages(lm_update *u, unsigned char *left, lm_err *e)
             continue;
         if (lm_rule_average(u, &u->t[i], e))
             return e->code;
-        left[i] |= u->t[i].low >= 0 ? COPY_SHOWN : 0;
+        left[i] |= copy_of(&u->t[i]) >= 0 ? COPY_SHOWN : 0;
     }
     return LM_OK;
 }
@@ -599,6 +609,8 @@ static void describe(const lm_model *m, int i, lm_update_tensor *t)
                              .index = i };
     t->shape.dtype = LM_DTYPE_F32;
     t->shape.data = NULL;
+    t->shape.panels = false;
+    t->panels = whole->panels;
     t->shape.dim[0] = s->rows;
 }
 

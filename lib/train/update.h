@@ -92,8 +92,13 @@ struct lm_update_tensor {
     int use;        /* number of its lm_optim_use */
 
     lm_vid param, grad; /* of `shape` */
-    lm_vid low; /* the copy in BF16, or LM_NONE.  A rule may write it as an output of its last node;
-                           when it does not, a cast is appended. */
+    /* The copy in BF16, or LM_NONE.  A rule may write it as an output of its last node; when it does
+     * not, a cast is appended. */
+    lm_vid low;
+    /* If it is in panels (kernels/panels.h), it is `packed`, for rules whose operator writes panels, and low is
+     * LM_NONE; a node `panels` is appended for the others. */
+    bool panels;
+    lm_vid packed;
 };
 
 /* The graph to append to. */

@@ -106,6 +106,7 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     must(lm_backend_cpu(level, r->par, &r->backend, &e), &e);
     if (joins)
         r->backend->joins = joins;
+    r->backend->panels = NULL; /* weights are bound as they are */
     build.backend = r->backend;
     must(lm_model_build(c, &build, &r->model, &e), &e);
     lm_vid keep = b->mode == LM_MODE_GENERATE ? r->model->logits : r->model->loss;

@@ -19,6 +19,7 @@
 #include "base/par.h"
 #include "base/rng.h"
 #include "kernels/linear.h"
+#include "kernels/panels.h"
 
 static lm_par *pool[4];
 
@@ -391,6 +392,49 @@ static void compare_op(const char *op, lm_dtype act, lm_cpu_level level, const i
     }
 }
 
+/* One product of m rows with a weight [n,k] in the order of rows, and in panels: the same bits. */
+static void check_panels(int64_t m, int64_t n, int64_t k, bool dx, int threads)
+{
+    lm_dtype act = LM_DTYPE_BF16;
+    int64_t in = dx ? n : k, out = dx ? k : n;
+    lm_cpu_level level = LM_CPU_AMX;
+    fenced x = fill(act, m * in, 1), w = fill(act, n * k, 2);
+    fenced y = fill(act, m * out, 3), z = fill(act, m * out, 4);
+    uint16_t *p = must((size_t)(n * k) * 2);
+    io a = { { tensor(x.data, act, m, in), tensor(w.data, act, n, k) },
+             { tensor(y.data, act, m, out) } };
+    io b = { { a.in[0], tensor(p, act, n, k) }, { tensor(z.data, act, m, out) } };
+    io pack = { { a.in[1] }, { b.in[1] } };
+    const char *op = dx ? "linear_dx" : "linear";
+
+    run_op("panels", lm_cpu_kernel("panels", act, level), &pack, 1, 1, pool[threads], 0);
+    for (int64_t i = 0; i < n * k; i++)
+        assert_int_equal(p[lm_panel_at(i / k, i % k, k)], ((uint16_t *)w.data)[i]);
+    b.in[1].panels = true;
+    run_op(op, lm_cpu_kernel(op, act, level), &a, 2, 1, pool[threads], 0);
+    run_op(op, lm_cpu_kernel(op, act, level), &b, 2, 1, pool[threads], 0);
+    assert_memory_equal(y.data, z.data, y.bytes);
+    lm_free(p);
+    unfence(x), unfence(w), unfence(y), unfence(z);
+}
+
+/* Few rows, which are multiplied with rows of the weight; several blocks of rows and of depth. */
+static void weights_in_panels(void **state)
+{
+    static const int64_t rows[] = { 1, 5, 8, 9, 33, 70, 300, 1025 };
+    static const int64_t sizes[][2] = {
+        { 32, 32 }, { 96, 160 }, { 640, 64 }, { 64, 2112 }, { 2112, 64 }
+    };
+
+    (void)state;
+    if (lm_cpu_detect() < LM_CPU_AMX)
+        skip();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+            for (int v = 0; v < 6; v++)
+                check_panels(rows[i], sizes[s][0], sizes[s][1], v & 1, 1 + v / 2);
+}
+
 static void operators(void **state)
 {
     enum { N = 70, K = 45, M = 53 };
@@ -425,9 +469,9 @@ static void operators(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_option), cmocka_unit_test(ragged_shapes),
-        cmocka_unit_test(wide_shapes),  cmocka_unit_test(large_shapes),
-        cmocka_unit_test(operators),
+        cmocka_unit_test(every_option),      cmocka_unit_test(ragged_shapes),
+        cmocka_unit_test(wide_shapes),       cmocka_unit_test(large_shapes),
+        cmocka_unit_test(weights_in_panels), cmocka_unit_test(operators),
     };
     lm_err e = { 0 };
 

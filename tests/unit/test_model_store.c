@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "kernels/panels.h"
 #include "model/build.h"
 #include "model/loaded.h"
 #include "model_run.h"
@@ -449,6 +450,108 @@ static void test_load(void **state)
     }
 }
 
+/* ---- panels ---- */
+
+static const char square[] =
+    "{\"model_type\":\"gpt2\",\"vocab_size\":23,\"n_embd\":64,\"n_layer\":1,"
+    "\"n_head\":2,\"n_positions\":16}";
+
+/* A store for use or, with `o` of a master copy, its derived values. */
+static lm_store *loaded(const lm_config *c, lm_mode mode, lm_backend *b, const lm_store_opts *o,
+                        const char *path, lm_model **m)
+{
+    lm_err e = { 0 };
+    lm_build how = {
+        .mode = mode, .batch = 1, .seq = 4, .precision = { LM_DTYPE_BF16, NULL }, .backend = b
+    };
+    must(lm_model_build(c, &how, m, &e), &e);
+    lm_store *s = make(*m, 1, o);
+    must(load(s, path, &e), &e);
+    lm_store_derive(s);
+    return s;
+}
+
+/* Panels are not read or written as rows: neither into files nor by models without panels. */
+static void check_refused(lm_store *s, const lm_model *generate)
+{
+    lm_exec *x;
+    lm_err e = { 0 };
+    must(lm_exec_new(generate->graph, backend[1], NULL, 0, &x, &e), &e);
+    lm_store_bind(s, generate, x);
+    for (int i = 0; i < s->model->n_slices; i++) {
+        const lm_store_block *k = &s->block[s->place[i].block];
+        void *copy = room((size_t)lm_store_count(s, k, i), sizeof(float));
+        assert_int_equal(lm_store_get(s, k, i, copy, &e), s->place[i].panels ? LM_EBUG : LM_OK);
+        e = (lm_err){ 0 };
+        lm_vid v = generate->param[generate->slice[i].param].value;
+        assert_int_equal(lm_exec_data(x, v) == NULL, s->place[i].panels);
+        lm_free(copy);
+    }
+    assert_int_equal(lm_store_draw(s, 1, &e), LM_EBUG);
+    lm_exec_free(x);
+}
+
+/* Weights of linear layers, transposed in files or not, are in panels for training and evaluation; all
+ * others, and those for generation, are in the order of rows. */
+static void test_panels(void **state)
+{
+    lm_backend *b = backend[1];
+    lm_model *rows, *train, *eval, *generate;
+    fixture f = { 0 };
+    lm_err e = { 0 };
+    char path[64];
+    (void)state;
+    if (!b->panels(b, "linear", 1, LM_DTYPE_BF16))
+        skip();
+    must(lm_json_parse(square, strlen(square), "config", &f.json, &e), &e);
+    must(lm_config_read(f.json, "config", &f.config, &e), &e);
+    f.model = build(&f.config, LM_MODE_EVAL, LM_DTYPE_F32, NULL);
+    f.store = make(f.model, 0, &master);
+    must(lm_store_draw(f.store, 3, &e), &e);
+    snprintf(path, sizeof path, "%s/square", folder);
+    write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL, NULL);
+    lm_store *plain = loaded(&f.config, LM_MODE_EVAL, NULL, &use, path, &rows);
+    lm_store *a = loaded(&f.config, LM_MODE_TRAIN, b, &master, path, &train);
+    lm_store *c = loaded(&f.config, LM_MODE_EVAL, b, &use, path, &eval);
+    lm_build how = { .mode = LM_MODE_GENERATE,
+                     .batch = 1,
+                     .seq = 1,
+                     .cache = 8,
+                     .precision = { LM_DTYPE_BF16, NULL },
+                     .backend = b };
+    must(lm_model_build(&f.config, &how, &generate, &e), &e);
+    int in_panels = 0;
+    for (int i = 0; i < rows->n_slices; i++) {
+        const lm_param *p = &train->param[train->slice[i].param];
+        const lm_tensor *t = &train->graph->value[p->value].t;
+        const lm_tensor *u = &eval->graph->value[eval->param[eval->slice[i].param].value].t;
+        assert_int_equal(t->panels, u->panels);
+        assert_false(
+            generate->graph->value[generate->param[generate->slice[i].param].value].t.panels);
+        if (t->dtype != LM_DTYPE_BF16)
+            continue;
+        assert_int_equal(t->panels, strstr(train->slice[i].name, "wte") == NULL &&
+                                        strstr(train->slice[i].name, "wpe") == NULL);
+        const uint16_t *x = (const void *)((const char *)plain->block[plain->place[i].block].data +
+                                           plain->place[i].at);
+        const uint16_t *y =
+            (const void *)((const char *)c->block[c->place[i].block].data + c->place[i].at);
+        const uint16_t *z =
+            (const uint16_t *)lm_store_flat(a, LM_KEPT_DERIVED, 0) + a->place[i].at / sizeof(float);
+        in_panels += t->panels;
+        for (int64_t k = 0; k < p->count; k++) {
+            int64_t at = t->panels ? lm_panel_at(k / t->dim[1], k % t->dim[1], t->dim[1]) : k;
+            assert_int_equal(x[k], y[at]);
+            assert_int_equal(x[k], z[at]);
+        }
+    }
+    assert_int_equal(in_panels, 4);
+    check_refused(c, generate);
+    lm_store_free(plain), lm_store_free(a), lm_store_free(c);
+    lm_model_free(rows), lm_model_free(train), lm_model_free(eval), lm_model_free(generate);
+    close_fixture(&f);
+}
+
 /* ---- trained parts ---- */
 
 static bool is_norm(void *ctx, const char *name)
@@ -627,7 +730,7 @@ int main(void)
         cmocka_unit_test(test_draw),          cmocka_unit_test(test_codes),
         cmocka_unit_test(test_codes_in_file), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_load),          cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_rank),
+        cmocka_unit_test(test_rank),          cmocka_unit_test(test_panels),
     };
     return cmocka_run_group_tests_name("model_store", tests, begin, end);
 }

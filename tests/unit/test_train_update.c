@@ -7,6 +7,7 @@
 
 #include "base/par.h"
 #include "base/rng.h"
+#include "kernels/panels.h"
 #include "op/ops.h"
 
 enum { STEPS = 5, MOST = 400 };
@@ -156,6 +157,66 @@ static void sgd_is_its_formula(void **state)
     follow(with("sgd", "momentum", 0), sgd, none, 10, 0.2);
     follow(with("sgd", "dampening", 0.3), sgd, buffer, 0, 0);
     follow(with("sgd", "nesterov", 1), sgd, buffer, 10, 0.2);
+}
+
+/* ---- copies in panels ---- */
+
+enum { WIDE = 96, HIGH = 64 };
+
+static void three_steps(update_trial *r, lm_backend *b, const lm_optim_use *use, bool panels)
+{
+    trial_add(r, "embed", HIGH, WIDE)->part = LM_PART_EMBED;
+    trial_add(r, "model.layers.0.mlp.up_proj.weight", HIGH, WIDE)->panels = panels;
+    trial_add(r, "model.layers.0.mlp.down_proj.weight", HIGH, WIDE)->panels = panels;
+    trial_add(r, "norm", WIDE, 0);
+    trial_open(r, b, use, 1, 1, 0, true);
+    draw_all(r, true, 0);
+    for (int t = 1; t <= 3; t++) {
+        draw_all(r, false, t);
+        if (t == 2) /* nothing is written */
+            r->grad[3] = INFINITY;
+        trial_step(r, 0.01);
+    }
+    if (lm_update_shows(r->u))
+        trial_run(r, LM_UPDATE_SHOW);
+}
+
+/* The same numbers as copies in the order of rows, and the same parameters. */
+static void check_panels(lm_backend *b, const lm_optim_use *use)
+{
+    update_trial rows = { 0 }, panels = { 0 };
+    three_steps(&rows, b, use, false);
+    three_steps(&panels, b, use, true);
+    assert_memory_equal(rows.param, panels.param, (size_t)trial_block(&rows) * sizeof(float));
+    for (int i = 0; i < rows.n; i++)
+        for (int64_t k = 0, n = lm_tensor_count(&rows.t[i].shape); k < n; k++) {
+            int64_t at = rows.t[i].offset;
+            int64_t to = panels.t[i].panels ? lm_panel_at(k / WIDE, k % WIDE, WIDE) : k;
+            assert_int_equal(rows.low[at + k], panels.low[at + to]);
+        }
+    trial_close(&rows);
+    trial_close(&panels);
+}
+
+/* Every optimiser, with and without an average that is shown; AdamW in the reference, too.  (Formulas there
+ * round copies from double.) */
+static void copies_are_in_panels(void **state)
+{
+    lm_optim_use adamw_use = lm_optim_default(lm_optim_find("adamw"));
+    lm_backend *plain;
+    lm_err e = { 0 };
+    (void)state;
+    trial_must(lm_backend_cpu(LM_CPU_REF, par, &plain, &e), &e);
+    check_panels(plain, &adamw_use);
+    lm_backend_close(plain);
+    if (!backend->panels(backend, "linear", 1, LM_DTYPE_BF16))
+        return;
+    for (int o = 0; lm_optim_at(o); o++)
+        for (int v = 0; v < 2; v++) {
+            lm_optim_use use = lm_optim_default(lm_optim_at(o));
+            use.ema = v ? 0.9 : 0;
+            check_panels(backend, &use);
+        }
 }
 
 /* ---- nothing is written if a number is not finite ---- */
@@ -335,6 +396,7 @@ int main(void)
         cmocka_unit_test(adamw_is_its_formula),
         cmocka_unit_test(sgd_is_its_formula),
         cmocka_unit_test(neighbours_are_one_run),
+        cmocka_unit_test(copies_are_in_panels),
         cmocka_unit_test(conditions_hold),
         cmocka_unit_test(groups_are_apart),
         cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
