@@ -11,7 +11,7 @@
  *
  * adamw     in  g, sumsq [1] F64 (optional), watch [1] F64 (optional),
  *               now [3] F64 (optional): lr, bc1, bc2
- *           out p, m, v, copy (BF16, optional: p rounded)
+ *           out p, m, v, copy (BF16, optional: p rounded; a matrix may be in panels, kernels/panels.h)
  *           p *= 1 - lr*wd; m = b1 m + (1-b1) g'; v = b2 v + (1-b2) g'^2;
  *           p -= lr * (m/bc1) / (sqrt(v/bc2) + eps)
  *           (arXiv:1711.05101 alg. 2; eps outside the root, bias corrections bc = 1 - b^t given)

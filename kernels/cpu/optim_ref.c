@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
+#include "kernels/panels.h"
 
 double lm_optim_scale(const lm_call *c, int from, double clip_norm)
 {
@@ -48,6 +49,12 @@ static double clipped(double g, double scale, double bound)
     return g;
 }
 
+/* Where a copy has the number of element i of its parameter. */
+static int64_t place_of(const lm_tensor *copy, int64_t i)
+{
+    return copy->panels ? lm_panel_at(i / width(copy), i % width(copy), width(copy)) : i;
+}
+
 static void adamw(const lm_call *c)
 {
     const lm_adamw_attr a = lm_adamw_now(c);
@@ -62,7 +69,7 @@ static void adamw(const lm_call *c)
         set(v, i, vi);
         set(p, i, get(p, i) * (1 - a.lr * a.weight_decay) - step);
         if (copy)
-            set(copy, i, get(p, i));
+            set(copy, place_of(copy, i), get(p, i));
     }
 }
 

@@ -6,6 +6,9 @@
 
 #include <math.h>
 
+#ifdef __AVX512F__
+#include "kernels/cpu/panels_simd.h"
+#endif
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
 
@@ -81,6 +84,55 @@ LM_INLINE void step_span(bool adam, const job *j, int64_t begin, int64_t end)
     });
 }
 
+/* ---- a copy in panels: the rows of a panel pass through scratch that stays in the caches ---- */
+
+#ifdef __AVX512F__
+typedef struct {
+    job j;
+    int64_t width;
+    uint16_t *copy, *rows; /* the panels; scratch of the workers */
+} panel_job;
+
+static void adamw_panels(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const panel_job *p = ctx;
+    int64_t count = LM_PANEL * p->width;
+    uint16_t *rows = p->rows + worker * count;
+    for (int64_t q = begin; q < end; q++) {
+        int64_t at = q * count;
+        for (int64_t i = 0; i < count; i += VF_LANES)
+            vf_store_bf16(rows + i, adamw_at(&p->j, at + i, VF_LANES));
+        panel_of(LM_DTYPE_BF16, rows, p->width, p->copy + at);
+    }
+    _mm_sfence();
+}
+
+static bool run_panels(const lm_call *c, const job *j)
+{
+    const lm_tensor *copy = &c->out[3];
+    if (c->n_out < 4 || !copy->data || !copy->panels)
+        return false;
+    panel_job p = { .j = *j, .width = copy->dim[1], .copy = copy->data, .rows = c->work };
+    lm_par_for(c->par, copy->dim[0] / LM_PANEL, 1, adamw_panels, &p);
+    return true;
+}
+
+static size_t adamw_work(const lm_call *c, int threads)
+{
+    const lm_tensor *copy = &c->out[3];
+    return c->n_out > 3 && copy->panels
+               ? (size_t)(threads * LM_PANEL * copy->dim[1]) * sizeof(uint16_t)
+               : 0;
+}
+#else
+static bool run_panels(const lm_call *c, const job *j)
+{
+    (void)c, (void)j;
+    return false;
+}
+#define adamw_work NULL
+#endif
+
 static void adamw_span(void *ctx, int64_t begin, int64_t end, int worker)
 {
     (void)worker;
@@ -111,7 +163,7 @@ static void adamw(const lm_call *c)
               .eps = (float)a.eps,
               .scale = (float)lm_optim_scale(c, 1, a.clip_norm),
               .bound = a.clip_value > 0 ? (float)a.clip_value : INFINITY };
-    if (!isnan(j.scale))
+    if (!isnan(j.scale) && !run_panels(c, &j))
         lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, adamw_span, &j);
 }
 
@@ -172,7 +224,7 @@ static size_t sumsq_work(const lm_call *c, int threads)
 }
 
 const lm_kernel LM_TABLE_NAME(optim, LM_SIMD)[] = {
-    VF_KERNEL_F32("adamw", adamw, NULL),
+    VF_KERNEL_F32("adamw", adamw, adamw_work),
     VF_KERNEL_F32("sgd", sgd, NULL),
     VF_KERNEL_F32("sumsq", sumsq, sumsq_work),
     VF_KERNEL_END,

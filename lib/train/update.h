@@ -13,7 +13,7 @@
  * rule that is one such node per tensor costs one pass over memory for any number of tensors.
  *
  *   adamw    in = { t->grad, lm_update_sumsq(u), lm_update_watch(u), lm_update_numbers(u) }
- *            out = { t->param, m, v, t->low }
+ *            out = { t->param, m, v, t->low or t->packed }
  *
  * States are declared with lm_update_state: F32 of the parameter's shape, vectors, bases, codes.
  * They are initially zero; lm_update_at_start begins nodes that set other values.  Activations

@@ -34,7 +34,8 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
     if (lm_update_hyper(u, "cautious") != 0)
         return update_cautious(u, t, e);
     lm_vid in[4] = { t->grad, lm_update_sumsq(u), lm_update_watch(u), lm_update_numbers(u) };
-    lm_vid out[4] = { t->param, LM_NONE, LM_NONE, t->low >= 0 ? t->low : LM_SKIP };
+    lm_vid copy = t->panels ? t->packed : t->low;
+    lm_vid out[4] = { t->param, LM_NONE, LM_NONE, copy >= 0 ? copy : LM_SKIP };
     lm_adamw_attr a = { .beta1 = lm_update_hyper(u, "beta1"),
                         .beta2 = lm_update_hyper(u, "beta2"),
                         .eps = lm_update_hyper(u, "eps"),
