@@ -99,7 +99,7 @@ static void plan_grid(plan *p, int threads)
 
     p->mb = max64(min64(blocks, all / MIN_PANELS), lm_ceil_div(all, fit));
     /* Several panels at a time need scratch, which sharing would need as well, except here. */
-    bool single = p->g->tb || !im->own_panels || (p->mb == 1 && p->n_sup > 1);
+    bool single = p->g->tb || p->g->b_turned || !im->own_panels || (p->mb == 1 && p->n_sup > 1);
     if (owns(p->g, im, fit, threads))
         p->mb = 1;
     if (p->mb == 1 && !p->g->b_packed)
@@ -370,17 +370,24 @@ static lm_gemm_ahead piece_ahead(const char *at, int64_t rows, int64_t bytes, in
 }
 
 /* What step i over the panels of A prefetches where the worker packs B itself: a piece of depth
- * k..k + kn of the storage of panel q, which it packs next.  Only of B [n,k]: rows of B [k,n] are
- * read 256 bytes at a time, and these lines fall into few sets of L2 when rows are 4 KiB apart. */
+ * k..k + kn of the storage of panel q, which it packs next.  Only of B [n,k] and of panels of its
+ * transpose: rows of B [k,n] are read 256 bytes at a time, and these lines fall into few sets of L2 when rows are
+ * 4 KiB apart. */
 static lm_gemm_ahead source_ahead(const block *b, int64_t q, int64_t k, int64_t kn, int64_t i)
 {
     const plan *p = b->p;
     const lm_gemm *g = p->g;
     int64_t size = (int64_t)lm_dtype_size(g->ab), j = p->j0 + q * p->impl->nr;
 
-    if (!g->b || !g->tb || q >= b->q1)
+    if (q >= b->q1 || !(g->b_turned || (g->b && g->tb)))
         return (lm_gemm_ahead){ 0 };
     k += b->k0;
+    if (g->b_turned) {
+        int64_t nr = p->impl->nr, row = nr * p->impl->esize;
+        return piece_ahead((const char *)g->b_turned + (k / nr * g->ldb + j) * row,
+                           lm_ceil_div(min64(kn, g->k - k), nr), nr * row, g->ldb * row, i,
+                           b->panels);
+    }
     return piece_ahead((const char *)g->b + (j * g->ldb + k) * size, min64(p->impl->nr, g->n - j),
                        min64(kn, g->k - k) * size, g->ldb * size, i, b->panels);
 }
