@@ -38,6 +38,10 @@ static lm_code load_preset(const char *name, json_t **out, lm_err *e)
         lm_fail(e, LM_EUSAGE, name,
                 "make a model of it first with init-model, or ask what it takes with --dry-run",
                 "is a preset, not a model");
+    if (e->code) {
+        json_decref(*out);
+        *out = NULL;
+    }
     return e->code;
 }
 
