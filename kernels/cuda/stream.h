@@ -45,7 +45,5 @@ extern const lm_kernel lm_linear_cuda_kernels[], lm_attention_cuda_kernels[],
 
 /* The kernel with the highest level <= max that serves (op, act); NULL if there is none. */
 const lm_kernel *lm_cuda_kernel(const char *op, lm_dtype act, lm_cuda_level max);
-/* The i-th kernel of all, for tests that walk them; NULL past the end. */
-const lm_kernel *lm_cuda_kernel_at(int i);
 
 #endif

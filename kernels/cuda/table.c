@@ -25,12 +25,3 @@ const lm_kernel *lm_cuda_kernel(const char *op, lm_dtype act, lm_cuda_level max)
                 best = k;
     return best;
 }
-
-const lm_kernel *lm_cuda_kernel_at(int i)
-{
-    for (int t = 0; i >= 0 && t < N_TABLES; t++)
-        for (const lm_kernel *k = tables[t]; k->op; k++)
-            if (i-- == 0)
-                return k;
-    return NULL;
-}

@@ -56,14 +56,10 @@ struct lm_par {
     _Atomic uint32_t sleeping;
     _Alignas(64) _Atomic uint32_t done; /* claims reported; the caller sleeps on it */
     _Atomic uint32_t caller_sleeps;
-    _Alignas(64) _Atomic uint32_t arrived; /* barrier */
-    _Atomic uint32_t round;
 };
 
 /* The worker number while this thread runs a job, otherwise -1. */
 static _Thread_local int running = -1;
-/* Inside an lm_par_each that runs its workers one after the other: no barrier. */
-static _Thread_local bool alone;
 
 static void relax(void)
 {
@@ -274,12 +270,8 @@ void lm_par_each(lm_par *p, lm_par_fn fn, void *ctx)
     int n = lm_par_threads(p);
 
     if (n == 1 || running >= 0) {
-        bool before = alone;
-
-        alone = true;
         for (int i = 0; i < n; i++)
             fn(ctx, i, i + 1, i);
-        alone = before;
         return;
     }
     pthread_mutex_lock(&p->lock);
@@ -289,25 +281,6 @@ void lm_par_each(lm_par *p, lm_par_fn fn, void *ctx)
     close_job(p, (uint32_t)n - 1);
     running = -1;
     pthread_mutex_unlock(&p->lock);
-}
-
-void lm_par_barrier(lm_par *p)
-{
-    uint32_t round;
-
-    if (lm_par_threads(p) == 1 || alone)
-        return;
-    round = atomic_load(&p->round);
-    if (atomic_fetch_add(&p->arrived, 1) + 1 == (uint32_t)p->n) {
-        atomic_store(&p->arrived, 0);
-        atomic_fetch_add(&p->round, 1);
-        futex_wake(&p->round, p->n);
-        return;
-    }
-    if (spin_on(p, &p->round, round, true))
-        return;
-    while (atomic_load(&p->round) == round)
-        futex_wait(&p->round, round);
 }
 
 /* The affinity mask that the process started with: pinning the workers must not narrow it. */

@@ -34,9 +34,6 @@ void lm_par_for(lm_par *p, int64_t n, int64_t grain, lm_par_fn fn, void *ctx);
  * set-up such as tile configuration, and kernels that keep their own static split). */
 void lm_par_each(lm_par *p, lm_par_fn fn, void *ctx);
 
-/* A barrier among the workers of the running lm_par_each. */
-void lm_par_barrier(lm_par *p);
-
 /* An order-preserving pipeline: read() makes items, work() runs on any thread, write() sees them in
  * order, one call at a time, on whichever worker is free (read() likewise).  At most `depth` items
  * in flight.  read sets *item to NULL at the end. The first failure stops all three and is returned

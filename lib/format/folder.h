@@ -106,8 +106,8 @@ const char *lm_model_source_meta_of(const lm_model_source *m, size_t i, const ch
 lm_code lm_model_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e);
 /* Restart the iteration; LM_EUSAGE on a stream of which tensors are gone. */
 lm_code lm_model_source_rewind(lm_model_source *m, lm_err *e);
-/* As lm_st_data (NULL where nothing is mapped: use lm_model_source_read), lm_st_aligned,
- * lm_st_read, lm_st_load.  `t` must come from this source.  Any thread; on a stream one tensor at a
+/* As lm_st_data (NULL where nothing is mapped: use lm_model_source_read), true if these bytes are aligned to
+ * the element, as lm_st_read and lm_st_load.  `t` must come from this source.  Any thread; on a stream one tensor at a
  * time. */
 const void *lm_model_source_data(const lm_model_source *m, const lm_st_tensor *t);
 bool lm_model_source_aligned(const lm_model_source *m, const lm_st_tensor *t);

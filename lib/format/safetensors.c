@@ -163,12 +163,6 @@ void lm_st_forget(const lm_st *s, const lm_st_tensor *t)
         madvise((void *)lo, hi - lo, MADV_DONTNEED);
 }
 
-bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t)
-{
-    size_t size = t->dtype == LM_DTYPE_NONE ? 8 : lm_dtype_size(t->dtype);
-    return (uintptr_t)lm_st_data(s, t) % size == 0;
-}
-
 static lm_code read_at(const lm_st *s, uint64_t from, void *dst, size_t bytes, lm_err *e)
 {
     uint8_t *to = dst;

@@ -68,10 +68,8 @@ const char *lm_st_meta(const lm_st *s, const char *key);
 bool lm_st_meta_at(const lm_st *s, size_t i, const char **key, const char **value);
 /* The bytes of t, borrowed from a read-only mapping of the file until lm_st_close; NULL where
  * nothing is mapped.  Aligned to 8 and to the element in files written like those of the reference
- * library; in other files at any address (test with lm_st_aligned; lm_st_load and lm_st_read accept
- * any). */
+ * library; in other files at any address (lm_st_load and lm_st_read accept any). */
 const void *lm_st_data(const lm_st *s, const lm_st_tensor *t);
-bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t);
 /* Drop the mapped bytes of t from this process's resident set: they are not needed soon. */
 void lm_st_forget(const lm_st *s, const lm_st_tensor *t);
 /* Copy `bytes` bytes of t from byte `from` on to dst, with pread (without mapping pages into the

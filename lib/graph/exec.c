@@ -142,11 +142,6 @@ void lm_exec_free(lm_exec *x)
     lm_free(x);
 }
 
-const lm_plan *lm_exec_plan(const lm_exec *x)
-{
-    return x->plan;
-}
-
 void lm_exec_bind(lm_exec *x, lm_vid v, void *data)
 {
     x->data[v] = data;

@@ -40,7 +40,6 @@ lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep
 lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *plan, lm_exec *with,
                             lm_exec **out, lm_err *e);
 void lm_exec_free(lm_exec *x);
-const lm_plan *lm_exec_plan(const lm_exec *x);
 
 /* Set the memory of a value that is not an activation; each such value that a node uses must be
  * bound before the first run.  A view lies in the memory of its value and is not bound. */
@@ -79,6 +78,7 @@ typedef struct {
 } lm_exec_time;
 /* Lines in falling order of seconds; borrowed until the next call.  Returns their number. */
 size_t lm_exec_times(lm_exec *x, const lm_exec_time **out);
+/* Set these sums to zero: measurements begin after a warm-up. */
 void lm_exec_times_reset(lm_exec *x);
 
 #endif

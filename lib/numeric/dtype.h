@@ -58,6 +58,8 @@ static inline uint16_t lm_f32_to_bf16(float f)
 }
 float lm_f16_to_f32(uint16_t h);
 uint16_t lm_f32_to_f16(float f);
+/* saturate: what is too large becomes the largest finite number, as kernels/fp8.h requires; otherwise
+ * infinity or NaN, as lm_set and lm_convert give. */
 float lm_f8e4m3_to_f32(uint8_t b);
 uint8_t lm_f32_to_f8e4m3(float f, bool saturate);
 float lm_f8e5m2_to_f32(uint8_t b);

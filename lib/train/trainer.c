@@ -198,11 +198,6 @@ void lm_trainer_free(lm_trainer *t)
     lm_free(t);
 }
 
-const lm_train_state *lm_trainer_state(const lm_trainer *t)
-{
-    return &t->s;
-}
-
 size_t lm_trainer_times(lm_trainer *t, const lm_exec_time **out)
 {
     return lm_program_times(t->program, out);

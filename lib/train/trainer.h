@@ -123,7 +123,6 @@ void lm_trainer_free(lm_trainer *t);
  * kept), errors of I/O. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
 
-const lm_train_state *lm_trainer_state(const lm_trainer *t);
 /* The time of the training graph by operator; as lm_exec_times. */
 size_t lm_trainer_times(lm_trainer *t, const lm_exec_time **out);
 

@@ -231,7 +231,7 @@ static void test_round_trip(void **state)
     assert_non_null(t);
     assert_int_equal(t->dtype, LM_DTYPE_BF16);
     assert_int_equal(t->count, 6);
-    assert_true(lm_st_aligned(s, t));
+    assert_int_equal((uintptr_t)lm_st_data(s, t) % 2, 0);
     assert_int_equal(lm_st_load(s, t, LM_DTYPE_F64, d, &e), LM_OK);
     assert_true(d[0] == 1 && d[1] == -2 && d[2] == 0.5 && d[3] == 3 && d[4] == 65536);
     t = lm_st_find(s, "w");
@@ -449,7 +449,7 @@ static void test_odd_files(void **state)
     memcpy(buf + 8 + n, &x, 4);
     write_bytes(buf, (size_t)n + 12);
     assert_int_equal(lm_st_open(path, &s, &e), LM_OK);
-    assert_false(lm_st_aligned(s, lm_st_find(s, "a")));
+    assert_int_not_equal((uintptr_t)lm_st_data(s, lm_st_find(s, "a")) % 4, 0);
     assert_int_equal(lm_st_load(s, lm_st_find(s, "a"), LM_DTYPE_F32, &y, &e), LM_OK);
     assert_true(y == 2.5f);
     lm_st_close(s);

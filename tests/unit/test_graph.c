@@ -670,6 +670,7 @@ static void test_plan_keeps_kernels(void **state)
 {
     lm_err e = { 0 };
     lm_backend *b;
+    lm_plan plan;
     lm_exec *x;
     tiny t;
     (void)state;
@@ -677,11 +678,13 @@ static void test_plan_keeps_kernels(void **state)
     must(lm_backend_cpu(LM_CPU_REF, NULL, &b, &e), &e);
     find_kernel = b->kernel;
     b->kernel = count_searches;
-    must(lm_exec_new(t.g, b, &t.loss, 1, &x, &e), &e);
+    must(lm_plan_make(t.g, b, &t.loss, 1, &plan, &e), &e);
+    must(lm_exec_new_planned(t.g, b, &plan, NULL, &x, &e), &e);
     assert_int_equal(searches, t.g->n_nodes);
     for (size_t k = 0; k < t.g->n_nodes; k++)
-        assert_string_equal(lm_exec_plan(x)->kernel[k]->op, t.g->node[k].op->name);
+        assert_string_equal(plan.kernel[k]->op, t.g->node[k].op->name);
     lm_exec_free(x);
+    lm_plan_fini(&plan);
     lm_backend_close(b);
     lm_graph_free(t.g);
 }

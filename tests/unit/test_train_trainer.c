@@ -11,6 +11,7 @@
 
 #include "base/rng.h"
 #include "train/monitor.h"
+#include "train/trainer_impl.h"
 
 static lm_backend *backend;
 static tiny_model tiny;
@@ -150,7 +151,7 @@ static void watch_state(lm_sink *s, const char *what, double done, double total,
     watcher *w = (watcher *)s;
     (void)done, (void)total, (void)unit, (void)note;
     if (!strcmp(what, "train") && !guard.s) {
-        guard.s = lm_trainer_state(w->trainer);
+        guard.s = &w->trainer->s;
         bar(PROT_READ);
     }
 }
