@@ -169,7 +169,6 @@ lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
 /* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok.  Allowed at any
  * time: between tensors it is kept in memory until the weights are complete. */
 lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t bytes, lm_err *e);
-lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err *e);
 /* Tensors, as in safetensors.h: lm_folder_next returns the expected one (names are the plan's),
  * NULL after the last.  Shards are changed automatically; a chunk must not cross the end of a
  * tensor. */

@@ -143,7 +143,7 @@ lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t b
                                          : lm_bundle_put(f->b, name, data, bytes, e);
 }
 
-lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err *e)
+static lm_code copy_file(lm_folder *f, const char *name, const char *from, lm_err *e)
 {
     lm_buf data = { 0 };
     lm_code rc = lm_file_read(from, MAX_SMALL, &data, e);
@@ -189,12 +189,12 @@ static lm_code put_tokenizer(lm_folder *f, const char *from, lm_err *e)
     lm_code rc = LM_OK;
 
     if (!lm_path_is_dir(from))
-        return lm_folder_copy(f, "tokenizer.json", from, e);
+        return copy_file(f, "tokenizer.json", from, e);
     for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
         char *path = NULL;
         rc = lm_path_join(&path, from, lm_tokenizer_files[i], e);
         if (!rc && lm_path_exists(path))
-            rc = lm_folder_copy(f, lm_tokenizer_files[i], path, e);
+            rc = copy_file(f, lm_tokenizer_files[i], path, e);
         lm_free(path);
     }
     return rc;

@@ -40,7 +40,8 @@ bool lm_input_is_text_name(const char *path)
     return false;
 }
 
-bool lm_input_is_pattern(const char *path)
+/* True if it is a pattern and not a file. */
+static bool is_pattern(const char *path)
 {
     return strpbrk(path, "*?[{") && !lm_path_exists(path);
 }
@@ -61,7 +62,7 @@ bool lm_input_is_text(const char *path)
         return true;
     if (lm_path_is_dir(path))
         return !holds_datasets(path);
-    return (lm_path_exists(path) || lm_input_is_pattern(path)) && !lm_text_ends(path, ".bin") &&
+    return (lm_path_exists(path) || is_pattern(path)) && !lm_text_ends(path, ".bin") &&
            !lm_text_ends(path, ".idx");
 }
 
@@ -200,7 +201,7 @@ lm_code lm_input_files_find(const char *const *operand, int n, lm_input_files *o
     for (int i = 0; i < n && !rc; i++) {
         if (strcmp(operand[i], "-") != 0 && lm_path_is_dir(operand[i]))
             rc = add_folder(out, operand[i], i, e);
-        else if (strcmp(operand[i], "-") != 0 && lm_input_is_pattern(operand[i]))
+        else if (strcmp(operand[i], "-") != 0 && is_pattern(operand[i]))
             rc = add_pattern(out, operand[i], i, e);
         else
             rc = add(out, operand[i], i, e);

@@ -39,7 +39,5 @@ bool lm_input_is_text_name(const char *path);
  * without the ending .bin or .idx, a folder without datasets (lm_tokens_in_folder), and a
  * pattern. */
 bool lm_input_is_text(const char *path);
-/* True if it is a pattern and not a file. */
-bool lm_input_is_pattern(const char *path);
 
 #endif

@@ -69,8 +69,6 @@ lm_code lmz_decode(lmz_desk *d, const lm_bundle *base, const lmz_chunk_rec *r,
  * decoding ignores).  The error has a cause, but no place. */
 lm_code lmz_try_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, bool coded,
                       lm_err *why);
-/* Read and decode chunk c to dst, which has lmz_chunk_raw bytes; errors name the chunk. */
-lm_code lmz_load_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, lm_err *e);
 /* A failure with its place in the .lmz; file and p may be NULL, chunk UINT64_MAX.  The second adds
  * the place to an error that has none. */
 lm_code lmz_fail_at(const lm_lmz *z, const char *file, const lm_lmz_part *p, uint64_t chunk,

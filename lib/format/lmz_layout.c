@@ -283,7 +283,7 @@ size_t lmz_record_size(const uint8_t *p)
     return fits ? LMZ_AROUND + (size_t)n : 0;
 }
 
-uint64_t lmz_record_check(const uint8_t *p, size_t n)
+static uint64_t check_field(const uint8_t *p, size_t n)
 {
     return lmz_fetch(p + n - 8, 8);
 }
@@ -291,7 +291,7 @@ uint64_t lmz_record_check(const uint8_t *p, size_t n)
 bool lmz_record_ok(const uint8_t *p, size_t n)
 {
     return n >= LMZ_AROUND && lmz_record_size(p) == n &&
-           lmz_record_check(p, n) == lm_hash64(p, n - 8, 0);
+           check_field(p, n) == lm_hash64(p, n - 8, 0);
 }
 
 static bool open_record(const uint8_t *p, size_t n, char type, lmz_cursor *c)

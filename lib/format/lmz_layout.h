@@ -113,7 +113,6 @@ bool lmz_get_header(const uint8_t *p, size_t n, lmz_header *h);
  * record. */
 size_t lmz_record_size(const uint8_t *p);
 char lmz_record_type(const uint8_t *p);
-uint64_t lmz_record_check(const uint8_t *p, size_t n); /* the field */
 /* True if all fields are in range and the check is correct; strings point into p.  The caller
  * checks consistency with earlier records. */
 bool lmz_record_ok(const uint8_t *p, size_t n);

@@ -130,7 +130,8 @@ lm_code lmz_try_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t 
                       d->record + LMZ_CHUNK_RECORD, dst, why);
 }
 
-lm_code lmz_load_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, lm_err *e)
+/* Read and decode chunk c to dst, which has lmz_chunk_raw bytes; errors name the chunk. */
+static lm_code load_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, lm_err *e)
 {
     const lm_lmz_part *p = &z->table.part[c->part].pub;
     lm_err why = { 0 };
@@ -169,12 +170,12 @@ static lm_code copy_chunk(range *r, size_t i, lm_err *e)
     if (d->held == i + 1) {
         memcpy(r->dst + (from - r->from), d->raw + (from - c->offset), end - from);
     } else if (end - from == raw) {
-        rc = lmz_load_chunk(z, d, c, r->dst + (from - r->from), e);
+        rc = load_chunk(z, d, c, r->dst + (from - r->from), e);
     } else {
         d->held = 0;
         if (!d->raw)
             rc = lm_realloc_n(&d->raw, LM_LMZ_CHUNK, 1, "a decoded chunk", e);
-        rc = rc ? rc : lmz_load_chunk(z, d, c, d->raw, e);
+        rc = rc ? rc : load_chunk(z, d, c, d->raw, e);
         if (!rc) {
             d->held = i + 1;
             memcpy(r->dst + (from - r->from), d->raw + (from - c->offset), end - from);

@@ -54,7 +54,8 @@ static size_t cell_of(const lmz_table *t, const char *name, size_t len)
     return i;
 }
 
-size_t lmz_table_find(const lmz_table *t, const char *name, size_t len)
+/* Number of the file of that name; SIZE_MAX if there is none. */
+static size_t find_file(const lmz_table *t, const char *name, size_t len)
 {
     uint32_t at = t->cells ? t->cell[cell_of(t, name, len)] : 0;
     return at ? at - 1 : SIZE_MAX;
@@ -90,7 +91,7 @@ static lm_code check_file_name(const lmz_table *t, lmz_str name, const char *whe
     if (strlen(copy) != name.n || !lm_name_ok(copy))
         return lm_fail(e, code, where, NULL, "'%s' is not a plain file name",
                        lm_st_show(copy, show));
-    if (lmz_table_find(t, copy, name.n) != SIZE_MAX)
+    if (find_file(t, copy, name.n) != SIZE_MAX)
         return lm_fail(e, code, where, NULL, "the file '%s' occurs twice", lm_st_show(copy, show));
     return LM_OK;
 }

@@ -64,8 +64,6 @@ lm_code lmz_table_end(lmz_table *t, const lmz_end_rec *r, bool gaps, const char 
 /* Set name and size of a placeholder for a file whose beginning is lost. */
 lm_code lmz_table_rename(lmz_table *t, size_t f, lmz_str name, uint64_t bytes, const char *where,
                          lm_err *e);
-/* Number of the file of that name; SIZE_MAX if there is none. */
-size_t lmz_table_find(const lmz_table *t, const char *name, size_t len);
 /* The chunk of file f that begins at `offset`; NULL if there is none. */
 const lmz_chunk *lmz_table_chunk_at(const lmz_table *t, size_t f, uint64_t offset);
 /* The part of file f that byte `at` belongs to (never an empty one); NULL if it is lost. */

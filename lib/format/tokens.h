@@ -43,7 +43,7 @@ lm_tokens_kind lm_tokens_kind_find(const char *name); /* AUTO if it is none of t
 typedef struct lm_tokens lm_tokens;
 
 /* Identifies the tokenizer of ids: the number of its ids, and the digest of their tokens
- * (lm_tokenizer_digest). */
+ * (lm_tokenizer_identity). */
 typedef struct {
     int64_t ids; /* 0: unknown */
     uint64_t digest;

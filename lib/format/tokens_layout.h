@@ -80,8 +80,6 @@ lm_code lm_tokens_add_part(lm_tokens *t, const char *path, lm_err *e);
  * AUTO: the kind is unknown. */
 lm_code lm_tokens_open_flat(lm_tokens *t, lm_tokens_kind kind, const char *path, const char *base,
                             lm_err *e);
-/* Map and check base.bin + base.idx into t. */
-lm_code lm_tokens_open_megatron(lm_tokens *t, const char *base, lm_err *e);
 /* Check an .idx in memory against the size of its .bin; fills type, id_bytes, sequences, docs,
  * count, offsets and doc_seqs of t, which point into data. */
 lm_code lm_tokens_parse_idx(lm_tokens *t, const uint8_t *data, size_t size, uint64_t bin_size,

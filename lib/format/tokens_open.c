@@ -120,7 +120,8 @@ lm_code lm_tokens_add_part(lm_tokens *t, const char *path, lm_err *e)
     return rc;
 }
 
-lm_code lm_tokens_open_megatron(lm_tokens *t, const char *base, lm_err *e)
+/* Map and check base.bin + base.idx into t. */
+static lm_code open_megatron(lm_tokens *t, const char *base, lm_err *e)
 {
     lm_buf name = { 0 };
     lm_code rc = lm_buf_addf(&name, e, "%s.bin", base);
@@ -213,7 +214,7 @@ static lm_code open_any(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_
         base[n - 4] = 0;
     rc = find_kind(t, &kind, base, names_idx, e);
     if (!rc)
-        rc = kind == LM_TOKENS_MEGATRON ? lm_tokens_open_megatron(t, base, e)
+        rc = kind == LM_TOKENS_MEGATRON ? open_megatron(t, base, e)
                                         : lm_tokens_open_flat(t, kind, path, base, e);
     lm_free(base);
     return rc ? rc : check_meta(t, e);

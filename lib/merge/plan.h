@@ -38,7 +38,7 @@ typedef struct {
     lm_tokenizer *tok;         /* NULL: missing, or not needed */
     int64_t layers;            /* num_hidden_layers; 0: unknown */
     char head[LM_TENSOR_NAME]; /* name of its head, stored or not */
-    /* lm_merge_digest, mixed with that of its side data; 0: not computed */
+    /* of its tensors (lm_plan_digest_kind), mixed with that of its side data; 0: not computed */
     uint64_t digest;
 } lm_merge_model;
 
@@ -104,12 +104,6 @@ void lm_merge_plan_free(lm_merge_plan *p);
 /* The bound on the resident memory of a merge: 2 x largest tensor x inputs + side + 64 MiB. */
 uint64_t lm_merge_plan_bound(const lm_merge_plan *p);
 
-/* XXH3-64 over name, dtype, shape and bytes of each tensor, tensors in order of their names: the
- * same for a folder, its tar and its .lmz.  Unless `whole`, only 4 KiB at the beginning, the middle
- * and the end of each tensor are read, so that it takes little time.  0 (no failure) for a stream
- * that was not spooled, and when lm_stopping(). */
-lm_code lm_merge_digest(const lm_model_source *m, bool whole, lm_sink *sink, uint64_t *out,
-                        lm_err *e);
 /* The name of the digests of a plan in reports and history: "xxh3_sample", "xxh3_tensors". */
 const char *lm_plan_digest_kind(const lm_merge_plan *p);
 

@@ -9,6 +9,9 @@
  * tokenizers. */
 lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e);
 void lm_plan_close(lm_merge_plan *p);
+/* plan_digest.c: set the digest of input i, that of its tensors and side files: two adapters of one base are two
+ * inputs.  Left 0 where a stream cannot be read twice. */
+lm_code lm_plan_digest(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, lm_err *e);
 /* Compare vocabularies and make the merged one. */
 lm_code lm_plan_vocab(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e);
 /* Check that models whose tokenizers were not read (is_read [inputs]) have the bytes of the
@@ -47,13 +50,9 @@ const lm_st_tensor *lm_plan_tied_to(const lm_merge_model *m);
 lm_code lm_plan_missing(const lm_merge_plan *p, int lacks, int has, const char *name, lm_err *e);
 /* The input whose tensors determine those of a slice. */
 int lm_plan_leader(const lm_merge_plan *p, const lm_merge_slice *s);
-/* True if the tensor belongs to the module. */
-bool lm_plan_in_module(const lm_merge_recipe *r, const lm_merge_module *mod, const char *tensor);
 /* Layers that input i has in a module; 0: unknown, or none. */
 int64_t lm_plan_layers(const lm_merge_plan *p, const lm_merge_module *mod, int i);
 
-/* True if the model uses its embedding as its head. */
-bool lm_plan_is_tied(const lm_merge_model *m);
 /* The same by the configuration alone, without adapters. */
 bool lm_plan_says_tied(const lm_merge_model *m);
 /* The architecture that config.json states; NULL: unknown, or no config. */
@@ -63,7 +62,5 @@ json_t *lm_plan_tie_of(json_t *config);
 /* True if input i takes part in a slice or is its base. */
 bool lm_plan_used(const lm_merge_plan *p, int i);
 int lm_plan_base_of(const lm_merge_plan *p, const lm_merge_slice *s);
-/* Rows of the embedding of a model; 0: unknown. */
-int64_t lm_plan_rows(const lm_merge_model *m);
 
 #endif

@@ -26,7 +26,8 @@ static bool has_default(const lm_merge_recipe *r)
     return false;
 }
 
-bool lm_plan_in_module(const lm_merge_recipe *r, const lm_merge_module *mod, const char *tensor)
+/* True if the tensor belongs to the module. */
+static bool is_in_module(const lm_merge_recipe *r, const lm_merge_module *mod, const char *tensor)
 {
     size_t mine;
 
@@ -49,8 +50,7 @@ int64_t lm_plan_layers(const lm_merge_plan *p, const lm_merge_module *mod, int i
         return p->model[i].layers;
     for (size_t k = 0; k < lm_model_source_count(m); k++) {
         const char *name = lm_model_source_at(m, k)->name;
-        int64_t l =
-            lm_plan_in_module(p->recipe, mod, name) ? lm_name_layer(name, &begin, &end) : -1;
+        int64_t l = is_in_module(p->recipe, mod, name) ? lm_name_layer(name, &begin, &end) : -1;
 
         layers = l >= layers ? l + 1 : layers;
     }
@@ -73,7 +73,7 @@ static lm_code check_modules(const lm_merge_plan *p, int i, lm_err *e)
         bool found = lm_arch_is_buffer(NULL, name);
 
         for (int m = 0; m < r->n_modules && !found; m++)
-            found = lm_plan_in_module(r, &r->module[m], name);
+            found = is_in_module(r, &r->module[m], name);
         if (!found)
             return lm_fail(e, LM_EUSAGE, p->model[i].name,
                            "add its module, or one named default, which has all that remains",
@@ -106,7 +106,8 @@ static const char *head_of(const lm_merge_model *m)
     return stored ? stored : is_untied(m) ? m->head : NULL;
 }
 
-bool lm_plan_is_tied(const lm_merge_model *m)
+/* True if the model uses its embedding as its head. */
+static bool is_tied(const lm_merge_model *m)
 {
     return lm_plan_says_tied(m) && !is_untied(m);
 }
@@ -128,7 +129,7 @@ const lm_arch *lm_plan_arch(const lm_merge_model *m)
 /* True if the head must be added to the list of its tensors. */
 static bool lacks_head(const lm_merge_model *m)
 {
-    return lm_plan_is_tied(m) || (is_untied(m) && !stored_head(m));
+    return is_tied(m) || (is_untied(m) && !stored_head(m));
 }
 
 /* ---- Tensors of a slice ---- */
@@ -147,7 +148,7 @@ static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, 
         bool there;
         lm_code rc;
 
-        if (!lm_plan_in_module(p->recipe, mod, name) || lm_arch_is_buffer(NULL, name) ||
+        if (!is_in_module(p->recipe, mod, name) || lm_arch_is_buffer(NULL, name) ||
             (lm_name_is_head(name) && lacks_head(a))) /* handled by add_head */
             continue;
         if (layer < 0 || from < 0) {
@@ -199,7 +200,7 @@ static lm_code outside(lm_merge_plan *p, const lm_merge_slice *s, bool last, siz
         lm_plan_want w = { .slice = s, .out = name, .layer = -1 };
 
         if (lm_name_layer(name, &begin, &end) < 0 && lm_name_is_last(name) == last &&
-            lm_plan_in_module(p->recipe, module_of(p, s), name))
+            is_in_module(p->recipe, module_of(p, s), name))
             rc = lm_plan_add(p, &w, cap, e);
     }
     return rc;
@@ -219,7 +220,7 @@ static lm_code layer(lm_merge_plan *p, const lm_merge_slice *s, int64_t o, int64
         char *prefix = NULL;
 
         if (lm_name_layer(name, &begin, &end) != s->source[0].from + o ||
-            !lm_plan_in_module(p->recipe, module_of(p, s), name))
+            !is_in_module(p->recipe, module_of(p, s), name))
             continue;
         rc = lm_arena_strdup(p->arena, &prefix, name, begin, e);
         w.prefix = prefix;
@@ -256,8 +257,8 @@ static void find_head(const lm_merge_plan *p, const lm_merge_slice *first, const
         bool here = in_slice(p, s, i);
 
         moved = moved || here != in_slice(p, first, i);
-        tied = tied || (here && lm_plan_is_tied(m));
-        if (here && !lm_plan_is_tied(m) && !*name)
+        tied = tied || (here && is_tied(m));
+        if (here && !is_tied(m) && !*name)
             *name = head_of(m);
     }
     if (!*name && moved && tied)
@@ -272,7 +273,7 @@ static lm_code add_head(lm_merge_plan *p, const lm_merge_module *mod, size_t *ca
     lm_plan_want w = { .slice = s, .layer = -1 };
 
     find_head(p, first, s, &w.out);
-    if (!w.out || !lm_plan_in_module(p->recipe, mod, w.out))
+    if (!w.out || !is_in_module(p->recipe, mod, w.out))
         return LM_OK;
     p->untied = true;
     return lacks_head(m) && !stored_head(m) ? lm_plan_add(p, &w, cap, e) : LM_OK;
@@ -319,7 +320,7 @@ static lm_code plain(lm_merge_plan *p, const lm_merge_module *mod, size_t *cap, 
 
         w.out = lm_model_source_at(lead, i)->name;
         w.layer = lm_name_layer(w.out, &begin, &end);
-        if (lm_plan_in_module(r, mod, w.out))
+        if (is_in_module(r, mod, w.out))
             rc = lm_plan_add(p, &w, cap, e);
     }
     return rc;

@@ -57,8 +57,5 @@ lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config
  * `near_key` for the second, which is not scaled. */
 lm_code lm_read_two_ropes(const json_t *o, const char *where, double theta, const char *near_key,
                           double near_theta, lm_config *c, lm_err *e);
-/* Read one such object, `key` of the config, to *r, whose type and theta are set. */
-lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
-                            lm_err *e);
 
 #endif

@@ -112,8 +112,9 @@ static lm_code read_rope_type(const json_t *s, const char *where, const char *ke
                    "unknown rope_type \"%s\"", type);
 }
 
-lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
-                            lm_err *e)
+/* Read one object of rope_parameters or rope_scaling, `key` of the config, to *r, whose type and theta are set. */
+static lm_code read_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
+                           lm_err *e)
 {
     double partial;
 
@@ -141,7 +142,7 @@ lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config
         return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is supported");
     if (lm_json_f64_or(o, "rope_theta", theta, &c->rope[0].theta, where, e))
         return e->code;
-    return s ? lm_read_rope_object(s, where, key, &c->rope[0], e) : LM_OK;
+    return s ? read_object(s, where, key, &c->rope[0], e) : LM_OK;
 }
 
 /* One of two tables, from an object of rope_parameters (NULL: none) or from `key` of the config
@@ -156,7 +157,7 @@ static lm_code read_table(const json_t *o, const char *where, const json_t *s, c
         return LM_OK;
     if (!json_is_object(s))
         return lm_read_bad(where, "rope_parameters", e, "holds something that is not an object");
-    return lm_read_rope_object(s, where, "rope_parameters", r, e);
+    return read_object(s, where, "rope_parameters", r, e);
 }
 
 lm_code lm_read_two_ropes(const json_t *o, const char *where, double theta, const char *near_key,

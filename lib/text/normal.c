@@ -207,8 +207,9 @@ void lm_normal_free(lm_normal *n)
     lm_free(n);
 }
 
-lm_code lm_replace_all(const lm_regex *r, lm_regex_match *m, const char *with, size_t with_len,
-                       const char *text, size_t len, lm_buf *out, lm_err *e)
+/* Append text[0..len) to *out with every match of r replaced. */
+static lm_code replace_all(const lm_regex *r, lm_regex_match *m, const char *with, size_t with_len,
+                           const char *text, size_t len, lm_buf *out, lm_err *e)
 {
     size_t done = 0, from = 0, begin, end;
     bool found = true;
@@ -313,7 +314,7 @@ static lm_code run_step(const step *s, lm_regex_match *m, const char *text, size
     case STEP_STRIP:
         return strip(s, text, len, out, e);
     case STEP_REPLACE:
-        return lm_replace_all(s->regex, m, s->text, strlen(s->text), text, len, out, e);
+        return replace_all(s->regex, m, s->text, strlen(s->text), text, len, out, e);
     case STEP_PREPEND:
         if (len)
             rc = lm_buf_add(out, s->text, strlen(s->text), e);

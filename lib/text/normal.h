@@ -25,9 +25,6 @@ void lm_normal_free(lm_normal *n);
 lm_code lm_normal_run(const lm_normal *n, lm_regex_match *m, const char *text, size_t len,
                       lm_buf *a, lm_buf *b, const char **out, size_t *out_len, lm_err *e);
 
-/* Append text[0..len) to *out with every match of r replaced.  Decoders use it too. */
-lm_code lm_replace_all(const lm_regex *r, lm_regex_match *m, const char *with, size_t with_len,
-                       const char *text, size_t len, lm_buf *out, lm_err *e);
 /* "pattern": {"String": s} or {"Regex": s} of a step; *text (borrowed) may be NULL. */
 lm_code lm_pattern_from_json(const json_t *step, const char *where, lm_regex **out,
                              const char **text, lm_err *e);

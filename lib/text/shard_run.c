@@ -29,14 +29,16 @@ typedef struct {
     lm_doc_pool pool;
 } run;
 
-bool lm_shard_is_val(const void *data, size_t len, double fraction)
+/* True if a document with these bytes belongs to the validation split. */
+static bool is_val(const void *data, size_t len, double fraction)
 {
     /* "val-spli": a seed different from other hashes */
     static const uint64_t purpose = 0x76616c2d73706c69u;
     return (double)(lm_hash64(data, len, purpose) >> 11) * 0x1p-53 < fraction;
 }
 
-size_t lm_shard_cut(const char *text, size_t len, double fraction)
+/* Bytes of text[0..len), valid UTF-8, that a contiguous split leaves to the training split. */
+static size_t training_bytes(const char *text, size_t len, double fraction)
 {
     size_t characters = 0, at = 0;
     for (size_t i = 0; i < len; i++)
@@ -94,8 +96,10 @@ static lm_code work_doc(run *r, batch *b, int i, int worker, lm_err *e)
 {
     const lm_shard_job *j = r->job;
     const lm_doc *d = &b->docs.doc[i];
-    bool val = !j->contiguous && lm_shard_is_val(d->text, d->len, j->val_fraction);
-    size_t cut = j->contiguous ? lm_shard_cut(d->text, d->len, j->val_fraction) : val ? 0 : d->len;
+    bool val = !j->contiguous && is_val(d->text, d->len, j->val_fraction);
+    size_t cut = j->contiguous ? training_bytes(d->text, d->len, j->val_fraction)
+                 : val         ? 0
+                               : d->len;
     bool *there = b->there[i];
     lm_code rc = LM_OK;
     there[LM_SPLIT_TRAIN] = !val && (cut > 0 || !d->len);
@@ -223,7 +227,7 @@ static lm_code add_ids(const lm_shard_job *job, int split, int source, uint32_t 
 static lm_code add_document(const lm_shard_job *job, int source, uint32_t *ids, int64_t n,
                             lm_err *e)
 {
-    bool val = !job->contiguous && lm_shard_is_val(ids, (size_t)n * sizeof *ids, job->val_fraction);
+    bool val = !job->contiguous && is_val(ids, (size_t)n * sizeof *ids, job->val_fraction);
     int64_t cut = job->contiguous ? (int64_t)((double)n * (1 - job->val_fraction)) : val ? 0 : n;
     lm_code rc = LM_OK;
     if (!val && (cut > 0 || !n))

@@ -35,12 +35,6 @@ typedef struct {
     int64_t skipped, replaced; /* invalid UTF-8 */
 } lm_shard_stats;
 
-/* True if a document with these bytes belongs to the validation split. */
-bool lm_shard_is_val(const void *data, size_t len, double fraction);
-
-/* Bytes of text[0..len), valid UTF-8, that a contiguous split leaves to the training split. */
-size_t lm_shard_cut(const char *text, size_t len, double fraction);
-
 /* Text.  Fails: as lm_input_next, lm_doc_decode, lm_tokenizer_encode, lm_tokens_pool_add. */
 lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts *in_opts,
                       const lm_tokenizer *tok, lm_par *par, lm_shard_stats *st, lm_err *e);

@@ -9,7 +9,9 @@
 
 static const char go_on[] = "use files that belong together, or go on without the tokenizer check";
 
-uint64_t lm_tokenizer_digest(const lm_tokenizer *t, int64_t ids)
+/* XXH3-64 of the tokens 0 to ids-1, each followed by a zero byte (an id without a token is that byte alone);
+ * the texts are those of lm_tokenizer_token. */
+static uint64_t digest_tokens(const lm_tokenizer *t, int64_t ids)
 {
     lm_hash128 h;
     lm_hash128_init(&h);
@@ -26,7 +28,7 @@ uint64_t lm_tokenizer_digest(const lm_tokenizer *t, int64_t ids)
 lm_tokens_tokenizer lm_tokenizer_identity(const lm_tokenizer *t)
 {
     int64_t ids = lm_tokenizer_vocab_size(t);
-    return (lm_tokens_tokenizer){ .ids = ids, .digest = lm_tokenizer_digest(t, ids) };
+    return (lm_tokens_tokenizer){ .ids = ids, .digest = digest_tokens(t, ids) };
 }
 
 lm_code lm_token_reader_check(const lm_token_reader *r, const lm_tokens *data, lm_err *e)
@@ -39,7 +41,7 @@ lm_code lm_token_reader_check(const lm_token_reader *r, const lm_tokens *data, l
     if (!r->tok || !made.ids)
         return LM_OK;
     int64_t ids = lm_tokenizer_vocab_size(r->tok);
-    if (ids >= made.ids && lm_tokenizer_digest(r->tok, made.ids) == made.digest)
+    if (ids >= made.ids && digest_tokens(r->tok, made.ids) == made.digest)
         return LM_OK;
     return lm_fail(e, LM_EUSAGE, lm_tokens_path(data), go_on,
                    "it was made with another tokenizer (%" PRId64 " id%s) than that of %s (%" PRId64
@@ -63,7 +65,7 @@ lm_code lm_token_reader_accepts(const lm_token_reader *r, const lm_tokenizer *t,
 {
     int64_t ids = lm_tokenizer_vocab_size(t), own = r->tok ? lm_tokenizer_vocab_size(r->tok) : 0;
     int64_t both = own < ids ? own : ids;
-    if (r->tok && lm_tokenizer_digest(t, both) != lm_tokenizer_digest(r->tok, both))
+    if (r->tok && digest_tokens(t, both) != digest_tokens(r->tok, both))
         return lm_fail(e, LM_EUSAGE, path, go_on, "it has other tokens than the tokenizer of %s",
                        r->name);
     if (!r->tok && ids < r->vocab / 10 * 9)

@@ -12,9 +12,6 @@
 #include "format/tokens.h"
 #include "text/tokenizer.h"
 
-/* XXH3-64 of the tokens 0 to ids-1, each followed by a zero byte (an id without a token is that byte alone);
- * the texts are those of lm_tokenizer_token. */
-uint64_t lm_tokenizer_digest(const lm_tokenizer *t, int64_t ids);
 /* The number of all its ids and their digest, as stored in meta.json. */
 lm_tokens_tokenizer lm_tokenizer_identity(const lm_tokenizer *t);
 

@@ -200,7 +200,8 @@ static bool matches(const char *patterns, const lm_update_tensor *t)
     }
 }
 
-int lm_groups_find(const lm_groups *g, const lm_update_tensor *t)
+/* The group of a tensor (name, part and bias are read). */
+static int group_of(const lm_groups *g, const lm_update_tensor *t)
 {
     for (int i = 1; i < g->n; i++)
         if (matches(g->pattern[i], t))
@@ -237,7 +238,7 @@ static lm_code place(const lm_groups *g, lm_update_tensor *t, int n, lm_err *e)
 {
     int count[LM_GROUPS] = { 0 };
     for (int i = 0; i < n; i++)
-        count[t[i].use = lm_groups_find(g, &t[i])]++;
+        count[t[i].use = group_of(g, &t[i])]++;
     for (int k = 1; k < g->n; k++)
         if (!count[k])
             return lm_fail(e, LM_EUSAGE, where, "see the names with inspect-model",

@@ -41,8 +41,6 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
                         lm_err *e);
 /* One optimiser for everything. */
 lm_groups lm_groups_of(lm_optim_use use);
-/* The group of a tensor (name, part and bias are read). */
-int lm_groups_find(const lm_groups *g, const lm_update_tensor *t);
 /* True if two texts have the same optimisers for the same patterns, in any case and with any
  * hyper-parameters. */
 bool lm_groups_same(const char *a, const char *b);

@@ -5,7 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-lm_store_opts lm_train_store(const lm_program *p)
+/* The store options of a program's model. */
+static lm_store_opts store_opts(const lm_program *p)
 {
     const lm_vid *value;
     lm_store_opts o = { .master = true, .grads = true, .shown = lm_update_shows(p->update) };
@@ -15,7 +16,7 @@ lm_store_opts lm_train_store(const lm_program *p)
 
 lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, lm_err *e)
 {
-    lm_store_opts o = lm_train_store(p);
+    lm_store_opts o = store_opts(p);
     o.par = par;
     *s =
         (lm_train_state){ .model = p->train, .optimizer = p->o.groups.text, .backend = p->backend };

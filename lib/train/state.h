@@ -34,8 +34,6 @@ typedef struct {
     int64_t evaluated; /* step of the last complete evaluation; -1: none */
 } lm_train_state;
 
-/* The store options of a program's model. */
-lm_store_opts lm_train_store(const lm_program *p);
 /* par: threads of the host that load and draw; NULL: the backend's. */
 lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);

@@ -31,7 +31,7 @@ lm_code lm_rule_decode(lm_update *u, const lm_rule_codes *c, lm_vid *out, lm_err
                : LM_OK;
 }
 
-lm_code lm_rule_encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e)
+static lm_code encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e)
 {
     lm_vid in[2] = { lm_update_scale(u), x };
     lm_vid out[3] = { c->code, c->scale, c->zero >= 0 ? c->zero : LM_SKIP };
@@ -89,8 +89,6 @@ lm_code lm_rule_moments_read(lm_update *u, lm_rule_moments *x, lm_err *e)
 
 lm_code lm_rule_moments_write(lm_update *u, const lm_rule_moments *x, lm_err *e)
 {
-    return x->coded &&
-                   (lm_rule_encode(u, &x->first, x->m, e) || lm_rule_encode(u, &x->second, x->v, e))
-               ? e->code
-               : LM_OK;
+    return x->coded && (encode(u, &x->first, x->m, e) || encode(u, &x->second, x->v, e)) ? e->code
+                                                                                         : LM_OK;
 }

@@ -97,7 +97,6 @@ typedef struct {
 lm_code lm_rule_coded(lm_update *u, const lm_update_tensor *t, const char *const name[3],
                       lm_codes_format format, lm_tensor shape, lm_rule_codes *out, lm_err *e);
 lm_code lm_rule_decode(lm_update *u, const lm_rule_codes *c, lm_vid *out, lm_err *e);
-lm_code lm_rule_encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e);
 
 /* First and second moments of `shape`: states exp_avg and exp_avg_sq, or (coded) state1, absmax1, state2 and absmax2
  * of dynamic8, which are read to m and v before the step and written after it. */
