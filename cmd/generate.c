@@ -382,8 +382,7 @@ static void say_summary(const work *w)
     const lm_complete_stats *s = &w->st;
     const char *refused = lm_generator_unrecorded(w->gen);
     if (refused)
-        lm_say(&tool, LM_LOG_WARN,
-               "%s: decoding starts each kernel separately, not a recording: %s", w->backend->name,
+        lm_say(&tool, LM_LOG_WARN, "%s: decoding runs without a recording: %s", w->backend->name,
                refused);
     if (w->full)
         lm_say(&tool, LM_LOG_WARN, "%lld of %lld text%s ended because the context of %lld is full",

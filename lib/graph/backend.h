@@ -117,6 +117,11 @@ struct lm_backend {
 lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err *e);
 void lm_backend_close(lm_backend *b);
 
+/* Record the work that `run` enqueues on the main stream of a backend with recordings.  Fails: the first
+ * reason, of `run` or of the backend; *out is NULL, and nothing was enqueued. */
+lm_code lm_record(lm_backend *b, lm_code (*run)(void *ctx, lm_err *e), void *ctx,
+                  lm_recording **out, lm_err *e);
+
 /* ---- by name ---- */
 
 typedef struct {

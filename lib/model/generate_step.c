@@ -23,18 +23,14 @@ int generator_widths(int64_t batch, int64_t width[MOST_WIDTHS])
 
 /* ---- recordings ---- */
 
-static void forget_recording(lm_generator *g, decode_width *d)
-{
-    if (d->recorded)
-        g->b->recording_free(g->b, d->recorded);
-    d->recorded = NULL;
-}
-
 void generator_forget_recordings(lm_generator *g)
 {
     for (int i = 0; i < g->n_decode; i++) {
-        forget_recording(g, &g->decode[i]);
-        g->decode[i].ran = false;
+        decode_width *d = &g->decode[i];
+        if (d->recorded)
+            g->b->recording_free(g->b, d->recorded);
+        d->recorded = NULL;
+        d->ran = false;
     }
     g->replayed = NULL;
 }
@@ -54,23 +50,24 @@ static void take_choice(lm_generator *g, const lm_choice *c)
     g->chosen = *c;
 }
 
+typedef struct {
+    lm_generator *g;
+    decode_width *d;
+} step_of;
+
+static lm_code put_recorded(void *ctx, lm_err *e)
+{
+    const step_of *s = ctx;
+    return put_step(s->g, s->d, e);
+}
+
 /* Record a step if the backend supports it and nodes are not timed. */
 static void record_step(lm_generator *g, decode_width *d)
 {
-    lm_err *refused = &g->refused, second = { 0 };
-    lm_backend *b = g->b;
+    step_of s = { g, d };
     lm_exec_span timed;
-    g->unrecorded = !b->replay || lm_exec_span_at(d->s.x, 0, &timed);
-    if (g->unrecorded)
-        return;
-    if (!b->record_begin(b, b->main, refused)) {
-        put_step(g, d, refused);
-        if (b->record_end(b, b->main, &d->recorded, &second) && !refused->code)
-            *refused = second;
-    }
-    g->unrecorded = refused->code != LM_OK;
-    if (g->unrecorded)
-        forget_recording(g, d);
+    g->unrecorded = !g->b->record_begin || lm_exec_span_at(d->s.x, 0, &timed) ||
+                    lm_record(g->b, put_recorded, &s, &d->recorded, &g->refused);
 }
 
 /* ---- steps ---- */

@@ -104,25 +104,32 @@ static lm_code run_nodes(lm_program *p, const lm_section *s, const lm_step *step
     return LM_OK;
 }
 
-/* After a refusal nothing was enqueued: the section runs node by node. */
+typedef struct {
+    lm_program *p;
+    const lm_section *s;
+    const lm_step *step;
+} section_run;
+
+static lm_code run_recorded(void *ctx, lm_err *e)
+{
+    const section_run *r = ctx;
+    return run_nodes(r->p, r->s, r->step, e);
+}
+
+/* After a refusal the section runs node by node. */
 static void record(lm_program *p, lm_section *s, const lm_step *step)
 {
     lm_backend *b = p->backend;
-    lm_err refused = { 0 }, second = { 0 }, lost = { 0 };
-    if (!b->record_begin(b, b->main, &refused)) {
-        run_nodes(p, s, step, &refused);
-        if (b->record_end(b, b->main, &s->recorded, &second) && !refused.code)
-            refused = second;
-    }
-    if (!refused.code)
+    section_run r = { p, s, step };
+    lm_err refused = { 0 }, lost = { 0 };
+    if (!lm_record(b, run_recorded, &r, &s->recorded, &refused))
         return;
     p->unrecorded = true;
     b->sync(b, b->main, &lost); /* replays of other sections */
     forget(p);
     if (lost.code) /* device lost: the step itself will report it */
         return;
-    lm_log(p->sink, LM_LOG_WARN, "%s: steps start each kernel separately, not a recording: %s",
-           b->name, refused.what);
+    lm_log(p->sink, LM_LOG_WARN, "%s: steps run without a recording: %s", b->name, refused.what);
 }
 
 static lm_code run_section(lm_program *p, lm_section *s, const lm_step *step, lm_err *e)
