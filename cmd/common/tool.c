@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "base/writer.h"
 #include "common/frame.h"
 #include "format/folder.h"
 
@@ -129,11 +130,24 @@ static bool print_and_no_more(lm_tool *t, lm_code *rc, lm_err *e)
     return !*rc;
 }
 
+/* Of standard output the reason of a failed write is kept. */
+static void open_stdout(void)
+{
+    FILE *f = lm_writer_open(lm_writer_stdout());
+
+    if (!f) /* the usual stream remains */
+        return;
+    if (isatty(STDOUT_FILENO))
+        setvbuf(f, NULL, _IOLBF, 0);
+    stdout = f;
+}
+
 void lm_begin(lm_tool *t, int argc, char **argv)
 {
     lm_err e = { 0 };
     lm_code rc;
 
+    open_stdout();
     t->full_argc = argc;
     t->full_argv = argv;
     t->verbosity = LM_LOG_NOTICE;
@@ -160,26 +174,16 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     say_facts(t);
 }
 
-/* The reason of a failed write that a later flush, with nothing left to write, has lost: that of another write, of one
- * byte.  Should that one succeed, the output was incomplete before. */
-static int ask_again(void)
-{
-    errno = 0;
-    return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : 0;
-}
-
 /* Check that all output was written. */
 static void close_stdout(lm_tool *t)
 {
     lm_err e = { 0 };
-    bool bad = ferror(stdout);
     int why;
+    bool bad;
 
     errno = 0;
-    bad = fflush(stdout) || bad;
-    why = errno;
-    if (bad && !why)
-        why = ask_again();
+    bad = fflush(stdout) || ferror(stdout);
+    why = lm_writer_stdout()->error ? lm_writer_stdout()->error : errno;
     if (fclose(stdout) && !bad &&
         errno != EBADF) { /* started with a closed stdout, nothing written */
         bad = true;

@@ -9,10 +9,13 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/temps.h"
+#include "base/writer.h"
 
 struct lm_out {
     lm_temp temp; /* path NULL: written in place */
     FILE *file;
+    lm_writer *writer; /* of the stream */
+    lm_writer own;
     int fd;
     bool borrowed; /* standard output stays open */
     bool failed;   /* not to be published */
@@ -28,6 +31,7 @@ static lm_code open_target(lm_out *o, const char *path, bool force, lm_err *e)
         o->borrowed = true;
         o->fd = STDOUT_FILENO;
         o->file = stdout;
+        o->writer = lm_writer_stdout();
         return LM_OK;
     }
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
@@ -42,7 +46,9 @@ static lm_code open_target(lm_out *o, const char *path, bool force, lm_err *e)
         if (rc)
             return rc;
     }
-    o->file = fdopen(o->fd, "w");
+    o->own.fd = o->fd;
+    o->writer = &o->own;
+    o->file = lm_writer_open(o->writer);
     if (!o->file)
         return lm_fail(e, LM_EIO, path, NULL, "cannot open a stream");
     return LM_OK;
@@ -89,11 +95,10 @@ lm_code lm_out_finish(lm_out *o, lm_err *e)
 
     if (!o->file) /* finished already */
         return o->failed ? lm_fail(e, LM_EBUG, o->name, NULL, "published after a failure") : LM_OK;
-    bad = ferror(o->file);
-
     errno = 0;
-    if (fflush(o->file) || bad) {
-        errno = errno ? errno : EIO; /* an earlier write failed; its errno is lost */
+    bad = fflush(o->file);
+    if (bad || ferror(o->file)) {
+        errno = o->writer->error ? o->writer->error : errno ? errno : EIO;
         rc = lm_fail_write(o->name, e);
     }
     if (!rc && o->temp.path && fsync(o->fd))

@@ -101,6 +101,21 @@ setup() {
     done
 }
 
+# The disk has room again after the failure.
+@test "after a failed write nothing more is written, and the reason is kept" {
+    if ldd "$BIN/train" | grep -q libasan; then
+        skip "fault injection and AddressSanitizer both want to be malloc"
+    fi
+    for o in --help --list-optimizers '--list-optimizers --json'; do
+        status=0
+        # shellcheck disable=SC2086
+        LM_INJECT=write:1 LD_PRELOAD=$BIN/../tests/inject/inject.so train $o > out 2> err || status=$?
+        [ "$status" -eq 1 ]
+        [ ! -s out ]
+        [ "$(cat err)" = "train: standard output: cannot write: No space left on device: free space on the disk" ]
+    done
+}
+
 @test "a reader that has exited: --help, --version, --print-config and completions are silent" {
     for t in "$BIN"/*; do
         for o in --help --version --print-config --completion=zsh; do

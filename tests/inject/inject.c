@@ -6,7 +6,7 @@
  * LM_INJECT_LOG=FILE gets one line when the failure has happened.
  * LM_INJECT_CLOCK=F: the monotonic clock runs F times as fast, for tests of periodic actions.
  *
- * Stream output calls an internal write of libc, so for "write" also fwrite and fflush count. */
+ * Streams on descriptors call an internal write of libc, so for "write" fwrite and fflush on them count too. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -105,9 +105,15 @@ ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
     return fails("write", ENOSPC) ? -1 : syscall(SYS_pwrite64, fd, data, n, at);
 }
 
+/* A stream on a descriptor; not one of fopencookie, whose functions call write themselves. */
+static bool on_descriptor(FILE *f)
+{
+    return f && f != stderr && fileno(f) >= 0;
+}
+
 size_t fwrite(const void *data, size_t size, size_t n, FILE *f)
 {
-    if (f != stderr && fails("write", ENOSPC)) {
+    if (on_descriptor(f) && fails("write", ENOSPC)) {
         f->_flags |= 0x20; /* glibc's error mark, what ferror reads */
         return 0;
     }
@@ -116,7 +122,7 @@ size_t fwrite(const void *data, size_t size, size_t n, FILE *f)
 
 int fflush(FILE *f)
 {
-    return f != stderr && fails("write", ENOSPC) ? EOF : NEXT(fflush)(f);
+    return on_descriptor(f) && fails("write", ENOSPC) ? EOF : NEXT(fflush)(f);
 }
 
 int fsync(int fd)

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/writer.h"
 
 static char home[64], start[4096];
 
@@ -347,6 +349,37 @@ static void full_disk(void **state)
     assert_true(lm_path_exists("/dev/full"));
 }
 
+/* The reason of a failed write is reported, also for standard output, and when fflush has nothing left to write. */
+static void reasons_are_kept(void **state)
+{
+    int terminal = dup(STDOUT_FILENO), full = open("/dev/full", O_WRONLY);
+    FILE *before = stdout;
+    (void)state;
+    assert_true(terminal >= 0 && full >= 0);
+    static const char block[1 << 16];
+    for (size_t bytes = 1; bytes <= sizeof block; bytes *= 256)
+        for (int std = 0; std < 2; std++) {
+            lm_err e = { 0 };
+            lm_out *o;
+            lm_writer_stdout()->error = 0;
+            fflush(stdout);
+            stdout = lm_writer_open(lm_writer_stdout());
+            dup2(full, STDOUT_FILENO);
+            lm_code rc = lm_out_open(std ? "-" : "/dev/full", false, &o, &e);
+            if (!rc)
+                fwrite(block, 1, bytes, lm_out_file(o));
+            rc = rc ? rc : lm_out_commit(o, &e);
+            fclose(stdout);
+            dup2(terminal, STDOUT_FILENO);
+            stdout = before;
+            assert_int_equal(rc, LM_EIO);
+            assert_int_equal(e.sys, ENOSPC);
+            assert_string_equal(e.where, std ? "standard output" : "/dev/full");
+        }
+    close(full);
+    close(terminal);
+}
+
 /* Killed between opening and committing: the target is unchanged. */
 static void killed_halfway(void **state)
 {
@@ -615,6 +648,7 @@ int main(void)
         TEST(modes_are_kept),
         TEST(same_target_twice),
         TEST(full_disk),
+        TEST(reasons_are_kept),
         TEST(killed_halfway),
         TEST(drop_all),
         TEST(dropped_by_a_signal),
