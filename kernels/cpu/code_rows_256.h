@@ -315,20 +315,7 @@ static void bf16(const uint8_t *p, int64_t n, void *out)
         y[i] = (uint32_t)(p[2 * i] | p[2 * i + 1] << 8) << 16;
 }
 
-#define FORMAT(gguf, name) \
-    {                      \
-        gguf, name, NULL,  \
-        {                  \
-            {              \
-                NULL       \
-            }              \
-        }                  \
-    }
-static const row_coder known[] = {
-    FORMAT(2, q4_0),    FORMAT(3, q4_1),    FORMAT(6, q5_0),   FORMAT(7, q5_1),   FORMAT(8, q8_0),
-    FORMAT(10, q2_k),   FORMAT(11, q3_k),   FORMAT(12, q4_k),  FORMAT(13, q5_k),  FORMAT(14, q6_k),
-    FORMAT(20, iq4_nl), FORMAT(23, iq4_xs), FORMAT(39, mxfp4), FORMAT(40, nvfp4), FORMAT(41, q1_0),
-    FORMAT(42, q2_0),   FORMAT(1, f16),     FORMAT(30, bf16),
-};
+#define FORMAT(kind, name) { .gguf = kind, .f32 = name },
+static const row_coder known[] = { ROW_FORMATS(FORMAT) };
 
 #endif

@@ -509,14 +509,14 @@ LM_INLINE void e5m2(sink *s, const uint8_t *p, int64_t n)
         sink s = { .t = LM_DTYPE_##type, .y = y };                  \
         name(&s, p, n);                                             \
     }
-#define ROWS_OF(name)      \
-    ROW_OF(name, F32)      \
-    ROW_OF(name, BF16)     \
-    SUMS_OF(name, F32, 1)  \
-    SUMS_OF(name, F32, 2)  \
-    SUMS_OF(name, F32, 4)  \
-    SUMS_OF(name, BF16, 1) \
-    SUMS_OF(name, BF16, 2) \
+#define ROWS_OF(kind, name) \
+    ROW_OF(name, F32)       \
+    ROW_OF(name, BF16)      \
+    SUMS_OF(name, F32, 1)   \
+    SUMS_OF(name, F32, 2)   \
+    SUMS_OF(name, F32, 4)   \
+    SUMS_OF(name, BF16, 1)  \
+    SUMS_OF(name, BF16, 2)  \
     SUMS_OF(name, BF16, 4)
 SUMS_OF(e4m3, BF16, 1)
 SUMS_OF(e4m3, BF16, 2)
@@ -524,41 +524,15 @@ SUMS_OF(e4m3, BF16, 4)
 SUMS_OF(e5m2, BF16, 1)
 SUMS_OF(e5m2, BF16, 2)
 SUMS_OF(e5m2, BF16, 4)
-ROWS_OF(q8_0)
-ROWS_OF(q4_0)
-ROWS_OF(q4_1)
-ROWS_OF(q4_k)
-ROWS_OF(q5_k)
-ROWS_OF(q6_k)
-ROWS_OF(q5_0)
-ROWS_OF(q5_1)
-ROWS_OF(iq4_nl)
-ROWS_OF(iq4_xs)
-ROWS_OF(q2_k)
-ROWS_OF(q3_k)
-ROWS_OF(mxfp4)
-ROWS_OF(nvfp4)
-ROWS_OF(q1_0)
-ROWS_OF(q2_0)
-ROWS_OF(f16)
-ROWS_OF(bf16)
+ROW_FORMATS(ROWS_OF)
 
-#define FORMAT(gguf, name)                                              \
-    {                                                                   \
-        gguf, name##_F32, name##_BF16,                                  \
-        {                                                               \
-            { name##_F32_sums1, name##_F32_sums2, name##_F32_sums4 },   \
-            {                                                           \
-                name##_BF16_sums1, name##_BF16_sums2, name##_BF16_sums4 \
-            }                                                           \
-        }                                                               \
-    }
-static const row_coder known[] = {
-    FORMAT(2, q4_0),    FORMAT(3, q4_1),    FORMAT(6, q5_0),   FORMAT(7, q5_1),   FORMAT(8, q8_0),
-    FORMAT(10, q2_k),   FORMAT(11, q3_k),   FORMAT(12, q4_k),  FORMAT(13, q5_k),  FORMAT(14, q6_k),
-    FORMAT(20, iq4_nl), FORMAT(23, iq4_xs), FORMAT(39, mxfp4), FORMAT(40, nvfp4), FORMAT(41, q1_0),
-    FORMAT(42, q2_0),   FORMAT(1, f16),     FORMAT(30, bf16),
-};
+#define FORMAT(kind, name)                                                \
+    { .gguf = kind,                                                       \
+      .f32 = name##_F32,                                                  \
+      .bf16 = name##_BF16,                                                \
+      .sums = { { name##_F32_sums1, name##_F32_sums2, name##_F32_sums4 }, \
+                { name##_BF16_sums1, name##_BF16_sums2, name##_BF16_sums4 } } },
+static const row_coder known[] = { ROW_FORMATS(FORMAT) };
 
 /* The sums of a format for 1, 2 and LM_CODE_SUMS_X rows of x; NULL: none. */
 static const sums_fn *sums_of(const lm_format *f, const row_coder *by, lm_dtype t)

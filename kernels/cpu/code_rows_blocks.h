@@ -23,6 +23,15 @@ typedef struct {
     sums_fn sums[2][3]; /* [of BF16][of 1, 2, 4 rows of x]; NULL: decoded first */
 } row_coder;
 
+/* The formats that have one: X(number of their GGUF kind, name). */
+/* clang-format off */
+#define ROW_FORMATS(X)                                                      \
+    X(8, q8_0)    X(2, q4_0)    X(3, q4_1)    X(12, q4_k)   X(13, q5_k)     \
+    X(14, q6_k)   X(6, q5_0)    X(7, q5_1)    X(20, iq4_nl) X(23, iq4_xs)   \
+    X(10, q2_k)   X(11, q3_k)   X(39, mxfp4)  X(40, nvfp4)  X(41, q1_0)     \
+    X(42, q2_0)   X(1, f16)     X(30, bf16)
+/* clang-format on */
+
 LM_INLINE float half_at(const uint8_t *p)
 {
     uint16_t h;
