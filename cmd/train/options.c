@@ -4,16 +4,16 @@
 
 #include "train/resume.h"
 
-#define DEFAULTS                                                                         \
-    {                                                                                    \
-        .steps = 1000, .batch = 8, .seq = 256, .accumulate = 1, .decay_steps = -1,       \
-        .step_size = 1000, .cycles = 1, .lr = -1, .min_lr_ratio = 0.1, .gamma = 0.999,   \
-        .schedule = "cosine", .optimizer = "adamw", .dtype = "f32",                      \
-        .beta1 = -1, /* not given: as in the optimiser's table */                        \
-            .beta2 = -1, .eps = -1, .weight_decay = -1, .momentum = -1, .dampening = -1, \
-        .max_grad_norm = 1, .dropout = -1, .documents = true, .check_tokenizer = true,   \
-        .format = "auto", .eval_batches = 16, .log_every = 1, .keep = 3,                 \
-        .checkpoint_format = "safetensors", .peak_tflops = -1                            \
+/* -1: not given. */
+#define DEFAULTS                                                                              \
+    {                                                                                         \
+        .steps = 1000, .batch = 8, .seq = 256, .accumulate = 1, .decay_steps = -1,            \
+        .step_size = 1000, .cycles = 1, .lr = -1, .min_lr_ratio = 0.1, .gamma = 0.999,        \
+        .schedule = "cosine", .optimizer = "adamw", .dtype = "f32", .beta1 = -1, .beta2 = -1, \
+        .eps = -1, .weight_decay = -1, .momentum = -1, .dampening = -1, .max_grad_norm = 1,   \
+        .dropout = -1, .documents = true, .check_tokenizer = true, .format = "auto",          \
+        .eval_batches = 16, .log_every = 1, .keep = 3, .checkpoint_format = "safetensors",    \
+        .peak_tflops = -1                                                                     \
     }
 
 train_options opt = DEFAULTS;

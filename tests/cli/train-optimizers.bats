@@ -259,11 +259,14 @@ END
     done
 }
 
-@test "train: bases are made at the first step that has tokens" {
-    python3 -c '
-for i in range(600): print("{\"text\": \"a\"}")' > some.jsonl
-    head -n 40 "$BATS_FILE_TMPDIR/clean.jsonl" >> some.jsonl
+# some/: data whose first 600 documents, of one token each, have no targets
+late_targets() {
+    { yes '{"text": "a"}' | head -n 600; head -n 40 "$BATS_FILE_TMPDIR/clean.jsonl"; } > some.jsonl
     shard-data -q --no-eos --no-shuffle --tokenizer "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o some some.jsonl
+}
+
+@test "train: bases are made at the first step that has tokens" {
+    late_targets
     for o in soap:Q_0 galore:rank=4:ortho_matrix ldadam:rank=4:ortho_matrix q-galore:rank=4:past_ortho_vector; do
         rm -rf run m.jsonl
         train -q --seed 3 --peak-tflops 0 --seq-len 32 --batch-size 1 --steps 4 m0 some -o run --metrics m.jsonl --optimizer "${o%:*}"
@@ -282,10 +285,7 @@ END
 }
 
 @test "train: bias corrections do not count steps without tokens" {
-    python3 -c '
-for i in range(600): print("{\"text\": \"a\"}")' > some.jsonl
-    head -n 40 "$BATS_FILE_TMPDIR/clean.jsonl" >> some.jsonl
-    shard-data -q --no-eos --no-shuffle --tokenizer "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o some some.jsonl
+    late_targets
     S=(train -q --seed 3 --peak-tflops 0 --seq-len 32 --batch-size 1 m0 some --lr-schedule constant --lr 1e-3)
     "${S[@]}" -o run --keep 0 --save-every 1 --steps 6 --metrics m.jsonl
     first=$(sed -nE '/"event":"step"/s/.*"step":([0-9]+),"tokens":([0-9]+),.*/\1 \2/p' m.jsonl | awk '$2 { print $1; exit }')
