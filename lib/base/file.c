@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -98,6 +99,25 @@ lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e)
 }
 
 /* The same failure as the SIGBUS handler reports. */
+int lm_file_unnamed(const char *dir)
+{
+    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    lm_err e = { 0 };
+    char *name = NULL;
+
+    if (fd >= 0 || errno == ENOENT || errno == ENOTDIR || errno == EACCES)
+        return fd;
+    if (lm_asprintf(&name, &e, "%s/.lm-XXXXXX", dir)) { /* the file system has no unnamed files */
+        errno = ENOMEM;
+        return -1;
+    }
+    fd = mkostemp(name, O_CLOEXEC);
+    if (fd >= 0)
+        unlink(name);
+    lm_free(name);
+    return fd;
+}
+
 static lm_code fail_lost(const char *input, lm_err *e)
 {
     lm_code rc =

@@ -38,6 +38,10 @@ bool lm_map_name(const void *at, char *out, size_t room);
  * caller. */
 lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e);
 
+/* A new file in the folder without a name, for reading and writing, which ends with its descriptor;
+ * -1 with errno. */
+int lm_file_unnamed(const char *dir);
+
 typedef struct lm_out lm_out;
 /* Open an output file; a name of standard output is written in place.  Fails at once (missing
  * folder, not writable, exists and !force). */

@@ -238,17 +238,11 @@ static lm_code peek_stdin(uint8_t *head, size_t *n, lm_err *e)
 static lm_code spool_stdin(const lm_bundle_opts *o, lm_map *map, lm_sink *sink, lm_err *e)
 {
     const char *dir = o && o->tmpdir ? o->tmpdir : "/var/tmp";
-    char name[512], buf[1 << 16];
-    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    char name[64], buf[1 << 16];
+    int fd = lm_file_unnamed(dir);
     lm_code rc = LM_OK;
     double bytes = 0;
 
-    if (fd < 0) { /* the file system has no unnamed files */
-        snprintf(name, sizeof name, "%.480s/lmutils-XXXXXX", dir);
-        fd = mkostemp(name, O_CLOEXEC);
-        if (fd >= 0)
-            unlink(name);
-    }
     if (fd < 0)
         return lm_fail(e, LM_EIO, dir, "name another folder in LM_TMPDIR",
                        "cannot make a file to store standard input");

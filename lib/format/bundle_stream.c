@@ -11,6 +11,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -210,23 +211,11 @@ lm_code lm_bundle_st_stream(lm_bundle *b, lm_err *e)
 
 static lm_code open_spool(const char *dir, int *fd, lm_err *e)
 {
-    char *name = NULL;
-    lm_code rc;
-
-    *fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    *fd = lm_file_unnamed(dir);
     if (*fd >= 0)
         return LM_OK;
-    rc = lm_asprintf(&name, e, "%s/.lm-spool-XXXXXX", dir); /* not supported by every file system */
-    if (rc)
-        return rc;
-    *fd = mkostemp(name, O_CLOEXEC);
-    if (*fd >= 0)
-        unlink(name);
-    else
-        rc = lm_fail(e, LM_EIO, dir, "set LM_TMPDIR to a folder with room for the model",
-                     "cannot make a temporary file");
-    lm_free(name);
-    return rc;
+    return lm_fail(e, LM_EIO, dir, "set LM_TMPDIR to a folder with room for the model",
+                   "cannot make a temporary file");
 }
 
 /* Sizes in a stream may be false, but one that cannot fit is refused before the disk is full. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/stop.h"
@@ -42,19 +43,8 @@ struct lm_tokens_pool {
 
 static lm_code open_spool(spool *s, const char *dir, lm_err *e)
 {
-    lm_buf name = { 0 };
-    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int fd = lm_file_unnamed(dir);
     lm_code rc = LM_OK;
-    if (fd < 0) { /* a file system without O_TMPFILE */
-        rc = lm_buf_addf(&name, e, "%s/.tokens.tmp.XXXXXX", dir);
-        if (!rc)
-            fd = mkostemp(name.data, O_CLOEXEC);
-        if (fd >= 0)
-            unlink(name.data);
-    }
-    lm_buf_fini(&name);
-    if (rc)
-        return rc;
     if (fd < 0 || !(s->file = fdopen(fd, "w+"))) {
         rc = lm_fail(e, LM_EIO, dir, "choose another output folder",
                      "cannot create a temporary file");
