@@ -9,8 +9,8 @@
 #include "base/text.h"
 #include "format/safetensors.h"
 
-enum { LOWER, UPPER, TABLE, SCALE, KINDS };
-static const char *const kind_name[KINDS] = { "lower", "upper", "table", "scale" };
+enum { LOWER, UPPER, TABLE, SCALE, ERRORS, KINDS };
+static const char *const kind_name[KINDS] = { "lower", "upper", "table", "scale", "errors" };
 
 lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_err *e)
 {
@@ -20,7 +20,7 @@ lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_er
     if (lm_alloc_n(&d, 1, sizeof *d, "calibration", e))
         return e->code;
     d->layers = layers;
-    d->weights = "";
+    d->weights = d->candidates = "";
     if (lm_arena_new(&d->arena, 1 << 16, e) ||
         lm_arena_alloc(d->arena, &d->side, (size_t)layers, 2 * sizeof *d->side, e) ||
         lm_arena_strdup(d->arena, &own, path, strlen(path), e)) {
@@ -92,8 +92,15 @@ static const char *put_tensor(const lm_st_tensor *t, int kind, const float *x, l
     if (t->ndim != 1 || t->count < 1)
         return "the shape is not a list";
     for (int64_t i = 0; i < t->count; i++)
-        if (kind == SCALE ? !(x[i] > 0) : i && !(x[i] > x[i - 1]))
-            return kind == SCALE ? "a scale is not above 0" : "the levels do not rise";
+        if (kind == SCALE ? !(x[i] > 0) : kind == ERRORS ? !(x[i] >= 0) : i && !(x[i] > x[i - 1]))
+            return kind == SCALE    ? "a scale is not above 0"
+                   : kind == ERRORS ? "an error is negative"
+                                    : "the levels do not rise";
+    if (kind == ERRORS) {
+        to->errors = x;
+        to->candidates = t->count;
+        return NULL;
+    }
     if (kind == SCALE) {
         to->scale = x;
         to->scales = t->count;
@@ -143,7 +150,8 @@ static lm_code read_meta(const lm_st *s, lm_kv_data *d, lm_err *e)
 {
     const char *format = lm_st_meta(s, "format"), *version = lm_st_meta(s, "version");
     const char *outliers = lm_st_meta(s, "outliers"), *weights = lm_st_meta(s, "weights");
-    char *own;
+    const char *candidates = lm_st_meta(s, "candidates");
+    char *own, *list;
     if (!format || strcmp(format, "kv-calibration") || !version || strcmp(version, "1"))
         return lm_fail(e, LM_EFORMAT, d->path, NULL, "not a calibration of version 1");
     if (outliers &&
@@ -152,7 +160,10 @@ static lm_code read_meta(const lm_st *s, lm_kv_data *d, lm_err *e)
                        "outliers are a share from 0 to 1, not '%.40s'", outliers);
     if (weights && lm_arena_strdup(d->arena, &own, weights, strlen(weights), e))
         return e->code;
+    if (candidates && lm_arena_strdup(d->arena, &list, candidates, strlen(candidates), e))
+        return e->code;
     d->weights = weights ? own : "";
+    d->candidates = candidates ? list : "";
     return LM_OK;
 }
 
@@ -189,12 +200,16 @@ lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e)
 static const float *numbers_of(const lm_kv_numbers *n, int kind, int64_t dim[2], int *ndim)
 {
     *ndim = kind == LOWER || kind == UPPER ? 2 : 1;
-    dim[0] = *ndim == 2 ? n->kv_heads : kind == TABLE ? 1 << n->bits : n->scales;
+    dim[0] = *ndim == 2       ? n->kv_heads
+             : kind == TABLE  ? 1 << n->bits
+             : kind == ERRORS ? n->candidates
+                              : n->scales;
     dim[1] = n->head_dim;
-    return kind == LOWER   ? n->lower
-           : kind == UPPER ? n->upper
-           : kind == TABLE ? n->table
-                           : n->scale;
+    return kind == LOWER    ? n->lower
+           : kind == UPPER  ? n->upper
+           : kind == TABLE  ? n->table
+           : kind == ERRORS ? n->errors
+                            : n->scale;
 }
 
 static lm_code plan_file(const lm_kv_data *d, lm_st_plan *p, lm_err *e)
@@ -203,7 +218,8 @@ static lm_code plan_file(const lm_kv_data *d, lm_st_plan *p, lm_err *e)
     snprintf(text, sizeof text, "%.17g", d->outliers);
     if (lm_st_plan_meta(p, "format", "kv-calibration", e) ||
         lm_st_plan_meta(p, "version", "1", e) || lm_st_plan_meta(p, "weights", d->weights, e) ||
-        lm_st_plan_meta(p, "outliers", text, e))
+        lm_st_plan_meta(p, "outliers", text, e) ||
+        lm_st_plan_meta(p, "candidates", d->candidates, e))
         return e->code;
     for (int64_t i = 0; i < 2 * d->layers; i++)
         for (int kind = 0; kind < KINDS; kind++) {

@@ -2,10 +2,13 @@
 /* data.h -- files of calibrations: what a method measured on text of its domain, by layer and side.
  *
  * A safetensors file.  __metadata__: format "kv-calibration", version "1", weights (a digest of the model's weights; "":
- * unknown), outliers (their share).  Tensors, F32, N counts layers from 0, all optional:
+ * unknown), outliers (their share), candidates.  Tensors, F32, N counts layers from 0, all optional:
  *   layers.N.k.lower, .upper [K,D]    ranges of channels of keys (KVQuant)
  *   layers.N.k.table, layers.N.v.table [2^bits]    levels, rising
  *   layers.N.k.scale, layers.N.v.scale [1] or [K]    of FP8, of the layer or of each head
+ *   layers.N.k.errors, layers.N.v.errors [candidates]    error of the attention's output with each candidate, to be
+ *                                                        added over layers and sides (method auto)
+ * and in __metadata__ candidates: their specifications, "int8;int4", each one method.
  * Private to lib/kv. */
 #ifndef LM_KV_DATA_H
 #define LM_KV_DATA_H
@@ -23,6 +26,8 @@ typedef struct {
     int bits;
     const float *scale; /* [scales] */
     int64_t scales;
+    const float *errors; /* [candidates] */
+    int64_t candidates;
 } lm_kv_numbers;
 
 typedef struct {
@@ -30,6 +35,7 @@ typedef struct {
     lm_kv_numbers *side; /* [layers][2]: keys, values */
     double outliers;
     const char *weights;
+    const char *candidates;
     const char *path;
     lm_arena *arena; /* holds all of it */
 } lm_kv_data;

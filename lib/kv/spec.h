@@ -41,6 +41,7 @@ typedef struct {
     int64_t layers;
     int64_t page;               /* tokens: a multiple of 64, and of all that are coded together */
     const lm_kv_side *side;     /* [layers][2]: LM_KV_K, LM_KV_V */
+    const char *text;           /* the canonical text; of auto with the methods that were chosen */
     const lm_kv_policy *policy; /* of all layers; NULL: all tokens stay */
     lm_arena *arena;            /* holds all of it */
 } lm_kv_plan;

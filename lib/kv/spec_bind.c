@@ -113,17 +113,8 @@ static lm_code check_side(const lm_kv_side *s, const lm_kv_site *at, lm_err *e)
     return LM_OK;
 }
 
-/* What the sides of a model are bound with. */
-typedef struct {
-    const lm_kv_spec *s;
-    const lm_kv_site *site;
-    const lm_kv_data *const *data;
-    lm_kv_plan *p;
-    lm_kv_side *side; /* p->side */
-} binding;
-
-static lm_code bind_side(const binding *b, const lm_kv_use *u, int side, const lm_kv_site *at,
-                         lm_kv_side *out, lm_err *e)
+lm_code lm_kv_bind_side(const lm_kv_binding *b, const lm_kv_use *u, int side, const lm_kv_site *at,
+                        lm_kv_side *out, lm_err *e)
 {
     lm_buf name = { 0 };
     *out = (lm_kv_side){ .plain = at->act };
@@ -160,6 +151,12 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return a;
 }
 
+int64_t lm_kv_common_page(int64_t page, const lm_kv_format *f)
+{
+    int64_t step = lm_kv_step(f, LEAST_PAGE);
+    return page * (step / common_divisor(page, step));
+}
+
 /* The least multiple of 64 tokens that each group divides. */
 static lm_code choose_page(lm_kv_plan *p, lm_err *e)
 {
@@ -167,37 +164,39 @@ static lm_code choose_page(lm_kv_plan *p, lm_err *e)
     for (int64_t i = 0; i < 2 * p->layers; i++) {
         if (!p->side[i].format)
             continue;
-        int64_t step = lm_kv_step(p->side[i].format, LEAST_PAGE);
-        p->page *= step / common_divisor(p->page, step);
+        p->page = lm_kv_common_page(p->page, p->side[i].format);
         if (p->page > LM_KV_MAX_TOKENS)
             return lm_fail(e, LM_EUSAGE, where, "choose groups of 32, 64 or 128 tokens",
                            "no page of at most %d tokens holds whole groups of %lld tokens and of "
                            "the others",
-                           LM_KV_MAX_TOKENS, (long long)step);
+                           LM_KV_MAX_TOKENS, (long long)lm_kv_step(p->side[i].format, LEAST_PAGE));
     }
     return LM_OK;
 }
 
-/* The forms for pages of p->page tokens. */
-static lm_code bind_sides(const binding *b, lm_err *e)
+static void find_uses(const lm_kv_binding *b)
 {
     static const lm_kv_use plain = { .method = &lm_kv_auto };
     const lm_kv_spec *s = b->s;
     for (int64_t i = 0; i < 2 * b->p->layers; i++) {
         int k = (int)(i % 2);
         int64_t item = find_item(s, k, i / 2, b->p->layers);
-        const lm_kv_use *u = item >= 0          ? &s->item[item].side[k]
-                             : s->all[k].method ? &s->all[k]
-                                                : &plain;
-        if (bind_side(b, u, k, &b->site[i / 2], &b->side[i], e)) {
-            lm_err_in(e, "%s: %s of layer %lld", where, side_name[k], (long long)(i / 2));
+        b->use[i] = item >= 0 ? &s->item[item].side[k] : s->all[k].method ? &s->all[k] : &plain;
+    }
+}
+
+/* The forms for pages of p->page tokens. */
+static lm_code bind_sides(const lm_kv_binding *b, lm_err *e)
+{
+    for (int64_t i = 0; i < 2 * b->p->layers; i++)
+        if (lm_kv_bind_side(b, b->use[i], (int)(i % 2), &b->site[i / 2], &b->side[i], e)) {
+            lm_err_in(e, "%s: %s of layer %lld", where, side_name[i % 2], (long long)(i / 2));
             return e->code;
         }
-    }
     return LM_OK;
 }
 
-static lm_code check_pages(const binding *b, lm_err *e)
+static lm_code check_pages(const lm_kv_binding *b, lm_err *e)
 {
     for (int64_t i = 0; i < 2 * b->p->layers; i++) {
         lm_kv_sections sections;
@@ -210,20 +209,34 @@ static lm_code check_pages(const binding *b, lm_err *e)
     return LM_OK;
 }
 
+static lm_code put_text(const lm_kv_binding *b, bool chosen, lm_err *e)
+{
+    char *text;
+    const char *of = lm_kv_spec_text(b->s);
+    if (chosen)
+        return lm_kv_bound_text(b, e);
+    lm_code rc = lm_arena_strdup(b->p->arena, &text, of, strlen(of), e);
+    b->p->text = rc ? NULL : text;
+    return rc;
+}
+
 /* Forms may depend on the page, and the page on the groups of the forms, which do not depend on it. */
 static lm_code bind_layers(const lm_kv_spec *s, const lm_kv_site *site,
                            const lm_kv_data *const *data, lm_kv_plan *p, lm_err *e)
 {
-    binding b = { .s = s, .site = site, .data = data, .p = p };
-    if (lm_arena_alloc(p->arena, &b.side, (size_t)p->layers, 2 * sizeof *b.side, e))
+    lm_kv_binding b = { .s = s, .site = site, .data = data, .p = p };
+    bool chosen;
+    if (lm_arena_alloc(p->arena, &b.side, (size_t)p->layers, 2 * sizeof *b.side, e) ||
+        lm_arena_alloc(p->arena, &b.use, (size_t)p->layers, 2 * sizeof *b.use, e))
         return e->code;
     p->side = b.side;
     p->page = LEAST_PAGE;
-    if (bind_sides(&b, e) || choose_page(p, e))
+    find_uses(&b);
+    if (lm_kv_bind_auto(&b, &chosen, e) || bind_sides(&b, e) || choose_page(p, e))
         return e->code;
     if (p->page != LEAST_PAGE && bind_sides(&b, e))
         return e->code;
-    return check_pages(&b, e);
+    return check_pages(&b, e) || put_text(&b, chosen, e) ? e->code : LM_OK;
 }
 
 /* The policy, against forms that cannot code single tokens anew, and windows. */

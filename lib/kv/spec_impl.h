@@ -39,6 +39,28 @@ struct lm_kv_spec {
     lm_buf text;
 };
 
+/* A specification that is bound to a model. */
+typedef struct {
+    const lm_kv_spec *s;
+    const lm_kv_site *site;
+    const lm_kv_data *const *data;
+    lm_kv_plan *p;
+    lm_kv_side *side;      /* p->side */
+    const lm_kv_use **use; /* of each side */
+} lm_kv_binding;
+
+/* The form of one side with a method (spec_bind.c). */
+lm_code lm_kv_bind_side(const lm_kv_binding *b, const lm_kv_use *u, int side, const lm_kv_site *at,
+                        lm_kv_side *out, lm_err *e);
+/* The least multiple of `page` that holds whole groups of a format. */
+int64_t lm_kv_common_page(int64_t page, const lm_kv_format *f);
+/* Put methods in the place of auto with a budget of bits (spec_auto.c); *any: there are some. */
+lm_code lm_kv_bind_auto(lm_kv_binding *b, bool *any, lm_err *e);
+/* The canonical text of what is bound, layer by layer, into p->text. */
+lm_code lm_kv_bound_text(const lm_kv_binding *b, lm_err *e);
+
+/* True if two uses have the same method and values. */
+bool lm_kv_use_is_same(const lm_kv_use *a, const lm_kv_use *b);
 /* Append the canonical text of a method, "int4:group=64"; of ranges, "layers.0-3|-1". */
 lm_code lm_kv_add_use(const lm_kv_spec *s, const lm_kv_use *u, lm_buf *out, lm_err *e);
 lm_code lm_kv_add_ranges(const lm_kv_item *it, lm_buf *out, lm_err *e);

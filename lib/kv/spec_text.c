@@ -45,7 +45,7 @@ lm_code lm_kv_add_ranges(const lm_kv_item *it, lm_buf *out, lm_err *e)
     return rc;
 }
 
-static bool is_same(const lm_kv_use *a, const lm_kv_use *b)
+bool lm_kv_use_is_same(const lm_kv_use *a, const lm_kv_use *b)
 {
     if (a->method != b->method || a->file != b->file)
         return false;
@@ -59,7 +59,7 @@ static bool is_same(const lm_kv_use *a, const lm_kv_use *b)
 static lm_code add_sides(const lm_kv_spec *s, const lm_kv_use side[2], lm_buf *out, lm_err *e)
 {
     static const char *const name[2] = { "k=", "v=" };
-    if (is_same(&side[LM_KV_K], &side[LM_KV_V]))
+    if (lm_kv_use_is_same(&side[LM_KV_K], &side[LM_KV_V]))
         return lm_kv_add_use(s, &side[LM_KV_K], out, e);
     const char *comma = "";
     for (int k = 0; k < 2; k++) {
@@ -72,12 +72,18 @@ static lm_code add_sides(const lm_kv_spec *s, const lm_kv_use side[2], lm_buf *o
     return LM_OK;
 }
 
+/* True: a method that is the same as no method. */
+static bool is_plain(const lm_kv_use *u)
+{
+    return u->method == &lm_kv_auto && u->h[0] == 0 && !u->file;
+}
+
 /* The item of layers that no other names; nothing if they are plain. */
 static lm_code add_rest(const lm_kv_spec *s, lm_buf *out, lm_err *e)
 {
     lm_kv_use side[2] = { s->all[LM_KV_K], s->all[LM_KV_V] };
     for (int k = 0; k < 2; k++)
-        if (side[k].method == &lm_kv_auto)
+        if (is_plain(&side[k]))
             side[k].method = NULL;
     bool any = side[LM_KV_K].method || side[LM_KV_V].method;
     if (out->len && (any || s->policy.method) && lm_buf_addf(out, e, ";"))

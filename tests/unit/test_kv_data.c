@@ -42,7 +42,7 @@ static int remove_dir(void **state)
 
 /* ---- round trip ---- */
 
-static float ends[2][C], tables[2][8], scales[2][HEADS];
+static float ends[2][C], tables[2][8], scales[2][HEADS], errors[2] = { 0, 0.25F };
 
 static lm_kv_data *example(void)
 {
@@ -63,6 +63,7 @@ static lm_kv_data *example(void)
     }
     d->outliers = 0.01;
     d->weights = "0123456789abcdef0123456789abcdef";
+    d->candidates = "int8;int4:group=16";
     for (int l = 0; l < LAYERS - 1; l++) { /* the last has keys only */
         d->side[2 * l + 1] = (lm_kv_numbers){
             .table = tables[1], .bits = 2, .scale = scales[1], .scales = l ? HEADS : 1
@@ -76,7 +77,9 @@ static lm_kv_data *example(void)
                                           .table = tables[0],
                                           .bits = 3,
                                           .scale = scales[0],
-                                          .scales = l ? HEADS : 1 };
+                                          .scales = l ? HEADS : 1,
+                                          .errors = errors,
+                                          .candidates = 2 };
     return d;
 }
 
@@ -98,6 +101,7 @@ static void round_trip(void **state)
     assert_int_equal(d->layers, LAYERS);
     assert_true(d->outliers == 0.01);
     assert_string_equal(d->weights, "0123456789abcdef0123456789abcdef");
+    assert_string_equal(d->candidates, "int8;int4:group=16");
     assert_string_equal(d->path, path);
     for (int l = 0; l < LAYERS; l++) {
         const lm_kv_numbers *k = &d->side[2 * l], *v = k + 1;
@@ -108,7 +112,10 @@ static void round_trip(void **state)
         assert_int_equal(k->bits, 3);
         assert_memory_equal(k->table, tables[0], 8 * sizeof(float));
         assert_int_equal(k->scales, l ? HEADS : 1);
+        assert_int_equal(k->candidates, 2);
+        assert_memory_equal(k->errors, errors, sizeof errors);
         assert_null(v->lower);
+        assert_null(v->errors);
         assert_int_equal(!v->table, l == 2);
         assert_int_equal(v->scales, l == 2 ? 0 : l ? HEADS : 1);
         if (v->table) {
@@ -143,7 +150,7 @@ static void write_tensor(const char *format, const char *outliers, const char *n
 static void bad_files(void **state)
 {
     static const float up[6] = { 1, 2, 3, 4, 5, 6 }, flat[4] = { 1, 2, 2, 3 },
-                       bad[4] = { 1, NAN, 2, 3 }, low[2] = { 1, 0 };
+                       bad[4] = { 1, NAN, 2, 3 }, low[2] = { 1, 0 }, minus[2] = { 1, -1 };
     static const struct {
         const char *format, *outliers, *name;
         lm_dtype dtype;
@@ -280,6 +287,14 @@ static void bad_files(void **state)
           { 2 },
           low,
           "'layers.0.v.scale': a scale is not above 0" },
+        { "kv-calibration",
+          "0",
+          "layers.0.v.errors",
+          LM_DTYPE_F32,
+          1,
+          { 2 },
+          minus,
+          "'layers.0.v.errors': an error is negative" },
         { "kv-calibration",
           "0",
           "layers.0.k.upper",

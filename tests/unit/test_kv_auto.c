@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_kv_auto.c -- methods by a budget of bits: the choice, and specifications with a budget. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "kv/choose.h"
+#include "kv/spec.h"
+
+/* ---- the choice ---- */
+
+static double sum_of(const lm_kv_offer *o, int n, int m, const int *at, bool bytes)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += bytes ? o[i * m + at[i]].bytes : o[i * m + at[i]].error;
+    return sum;
+}
+
+/* The least error within the limit, over all choices. */
+static double try_all(const lm_kv_offer *o, int n, int m, double limit)
+{
+    double best = INFINITY;
+    if (n == 0)
+        return limit >= 0 ? 0 : INFINITY;
+    for (int k = 0; k < m; k++)
+        best = fmin(best, o[k].error + try_all(o + m, n - 1, m, limit - o[k].bytes));
+    return best;
+}
+
+/* Equal steps of bytes and errors that fall less and less: then single exchanges find the best choice. */
+static void best_of_convex_offers(void **state)
+{
+    lm_rng r = lm_rng_make(21, "kv choose", 0);
+    uint64_t at = 0;
+    (void)state;
+    for (int trial = 0; trial < 300; trial++) {
+        lm_kv_offer o[5 * 4];
+        int out[5];
+        lm_err e = { 0 };
+        double limit = 10 + (double)lm_rng_below(r, at++, 16);
+        for (int i = 0; i < 5; i++) {
+            double step = 8 + lm_rng_uniform(r, at++), error = 40;
+            for (int k = 0; k < 4; k++) {
+                o[i * 4 + k] = (lm_kv_offer){ 2 + k, error };
+                error -= step;
+                step *= 0.2 + 0.7 * lm_rng_uniform(r, at++);
+            }
+        }
+        assert_int_equal(lm_kv_choose(o, 5, 4, limit, out, &e), LM_OK);
+        assert_true(sum_of(o, 5, 4, out, true) <= limit);
+        assert_true(fabs(sum_of(o, 5, 4, out, false) - try_all(o, 5, 4, limit)) < 1e-9);
+    }
+}
+
+/* Any offers: within the limit, and no single exchange that fits saves error. */
+static void no_exchange_is_left(void **state)
+{
+    lm_rng r = lm_rng_make(22, "kv choose", 0);
+    uint64_t at = 0;
+    int refused = 0;
+    (void)state;
+    for (int trial = 0; trial < 2000; trial++) {
+        lm_kv_offer o[6 * 5];
+        int out[6], again[6];
+        lm_err e = { 0 };
+        double limit = (double)lm_rng_below(r, at++, 60), least = 0;
+        for (int i = 0; i < 30; i++)
+            o[i] = (lm_kv_offer){ lm_rng_below(r, at++, 9) ? (double)lm_rng_below(r, at++, 12)
+                                                           : (double)INFINITY,
+                                  (double)lm_rng_below(r, at++, 20) };
+        for (int i = 0; i < 6; i++) {
+            double most = INFINITY;
+            for (int k = 0; k < 5; k++)
+                most = fmin(most, o[i * 5 + k].bytes);
+            least += most;
+        }
+        lm_code rc = lm_kv_choose(o, 6, 5, limit, out, &e);
+        assert_int_equal(rc, least <= limit ? LM_OK : LM_EUSAGE);
+        refused += rc != LM_OK;
+        if (rc)
+            continue;
+        double used = sum_of(o, 6, 5, out, true);
+        assert_true(used <= limit);
+        for (int i = 0; i < 6; i++)
+            for (int k = 0; k < 5; k++)
+                assert_true(o[i * 5 + k].error >= o[i * 5 + out[i]].error ||
+                            used - o[i * 5 + out[i]].bytes + o[i * 5 + k].bytes > limit);
+        assert_int_equal(lm_kv_choose(o, 6, 5, limit, again, &e), LM_OK);
+        assert_memory_equal(out, again, sizeof out);
+    }
+    assert_true(refused > 10 && refused < 1900);
+}
+
+/* ---- specifications ---- */
+
+enum { LAYERS = 4, D = 64, HEADS = 2, CANDIDATES = 4 };
+
+static const char candidates[] = "int8;int4;int2;kivi";
+static float errors[2 * LAYERS][CANDIDATES];
+static lm_kv_numbers numbers[2 * LAYERS];
+
+static lm_kv_data sensitivities(void)
+{
+    /* Layer 0 suffers most, keys more than values. */
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        float weight = (i < 2 ? 10.0F : 1.0F) * (i % 2 ? 1.0F : 3.0F) * (1 + 0.01F * (float)i);
+        errors[i][0] = weight * 0.01F;
+        errors[i][1] = weight * 0.1F;
+        errors[i][2] = weight * 1.0F;
+        errors[i][3] = weight * (i % 2 ? 2.0F : 0.5F);
+        numbers[i] = (lm_kv_numbers){ .errors = errors[i], .candidates = CANDIDATES };
+    }
+    return (lm_kv_data){ .layers = LAYERS,
+                         .side = numbers,
+                         .weights = "",
+                         .candidates = candidates,
+                         .path = "s.safetensors" };
+}
+
+static lm_code bind_text(const char *text, const lm_kv_data *d, lm_kv_plan **out, lm_err *e)
+{
+    lm_kv_site site[LAYERS];
+    const lm_kv_data *const data[2] = { d, d };
+    lm_kv_spec *s;
+    for (int l = 0; l < LAYERS; l++)
+        site[l] = (lm_kv_site){ .layer = l,
+                                .layers = LAYERS,
+                                .kv_heads = HEADS,
+                                .head_dim = D,
+                                .max_positions = 512,
+                                .act = LM_DTYPE_BF16,
+                                .rope = true };
+    if (lm_kv_spec_parse(text, &s, e))
+        fail_msg("%s: %s", text, e->what);
+    lm_code rc = lm_kv_spec_bind(s, site, LAYERS, d ? data : NULL, out, e);
+    if (!rc) /* the mean bits that were asked for */
+        assert_true(lm_kv_plan_bytes(*out, site) > 0);
+    lm_kv_spec_free(s);
+    return rc;
+}
+
+static double bits_of(const lm_kv_plan *p)
+{
+    double bytes = 0;
+    for (int64_t i = 0; i < 2 * p->layers; i++)
+        bytes += p->side[i].format
+                     ? (double)lm_kv_page_bytes(p->side[i].format, p->page, D) / (double)p->page
+                     : 2.0 * D;
+    return bytes * 8 / (double)(2 * p->layers * D);
+}
+
+static void budgets(void **state)
+{
+    lm_kv_data d = sensitivities();
+    double last = INFINITY;
+    (void)state;
+    for (int bits = 9; bits >= 3; bits--) {
+        char text[64];
+        lm_err e = { 0 };
+        lm_kv_plan *p, *again;
+        double error = 0;
+        snprintf(text, sizeof text, "auto:bits=%d,file=s.safetensors", bits);
+        if (bind_text(text, &d, &p, &e))
+            fail_msg("%s: %s", text, e.what);
+        assert_true(bits_of(p) <= bits);
+        assert_true(bits_of(p) <= last);
+        last = bits_of(p);
+        for (int i = 0; i < 2 * LAYERS; i++) {
+            const char *name = p->side[i].format->name;
+            int k = !strcmp(name, "int8")   ? 0
+                    : !strcmp(name, "int4") ? 1
+                    : !strcmp(name, "int2") ? 2
+                                            : 3;
+            error += (double)errors[i][k];
+        }
+        assert_true(bits < 9 || error < 0.6); /* all int8 */
+        /* The text of the plan gives the same plan without a calibration. */
+        assert_int_equal(bind_text(p->text, NULL, &again, &e), LM_OK);
+        assert_string_equal(again->text, p->text);
+        for (int i = 0; i < 2 * LAYERS; i++)
+            assert_string_equal(again->side[i].format->name, p->side[i].format->name);
+        lm_kv_plan_free(again);
+        lm_kv_plan_free(p);
+    }
+    /* By hand.  3 bits: the cheapest for all, of which keys have less error as kivi.  5 bits: what saves most, layer 0
+     * first; its keys as int8 save more per byte than other keys as int4. */
+    lm_err e = { 0 };
+    lm_kv_plan *p;
+    assert_int_equal(bind_text("auto:bits=5,file=s.safetensors", &d, &p, &e), LM_OK);
+    assert_string_equal(p->text, "layers.0=k=int8,v=int4;layers.1-2=k=int4,v=int2;layers.3=int4");
+    lm_kv_plan_free(p);
+    assert_int_equal(bind_text("h2o+k=int8,v=auto:bits=3,file=s.safetensors", &d, &p, &e), LM_OK);
+    assert_string_equal(p->text, "layers.0-3=k=int8,v=int2;h2o");
+    assert_int_equal(p->policy->kind, LM_KV_H2O);
+    lm_kv_plan_free(p);
+    assert_int_equal(bind_text("auto:bits=3,file=s.safetensors", &d, &p, &e), LM_OK);
+    assert_string_equal(p->text, "layers.0-3=k=kivi,v=int2");
+    lm_kv_plan_free(p);
+    /* Budgets of parts, each for itself. */
+    assert_int_equal(bind_text("layers.0=auto:bits=9,file=s.safetensors;layers.2=bf16;"
+                               "auto:bits=5,file=s.safetensors",
+                               &d, &p, &e),
+                     LM_OK);
+    assert_string_equal(p->text, "layers.0=int8;layers.1=int4;layers.2=bf16;layers.3=int4");
+    lm_kv_plan_free(p);
+}
+
+static void refusals(void **state)
+{
+    static const struct {
+        const char *text, *candidates, *what;
+        bool none, few;
+    } cases[] = {
+        { "auto:bits=3", NULL, "auto with bits needs a calibration", true, false },
+        { "auto:bits=3,file=s", NULL, "auto with bits needs a calibration", true, false },
+        { "auto:file=s", NULL, "no calibration is read", false, false },
+        { "auto:bits=2,file=s", NULL, "the cheapest forms have 384 bytes a token, not 256", false,
+          false },
+        { "auto:bits=3,file=s", "", "the calibration has no candidates for auto", false, false },
+        { "auto:bits=3,file=s", "int9", "there is no method 'int9'", false, false },
+        { "auto:bits=3,file=s", "int8;;int4", "there is no method ''", false, false },
+        { "auto:bits=3,file=s", "k=int8;int4;int2;int3", "the candidate 'k=int8' is not one method",
+          false, false },
+        { "auto:bits=3,file=s", "auto:bits=2;int4;int2;int3",
+          "the candidate 'auto:bits=2' is not one method", false, false },
+        { "auto:bits=3,file=s", "fp8:scale=head,file=x",
+          "the candidate 'fp8:scale=head,file=x' is not one method", false, false },
+        { "auto:bits=3,file=s", "int8;int4",
+          "s.safetensors has 4 errors for the keys of layer 0, not 2", false, false },
+        { "auto:bits=3,file=s", NULL, "s.safetensors has 0 errors for the keys of layer 3, not 4",
+          false, true },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lm_kv_data d = sensitivities();
+        lm_err e = { 0 };
+        lm_kv_plan *p;
+        d.candidates = cases[i].candidates ? cases[i].candidates : candidates;
+        d.layers = cases[i].few ? LAYERS - 1 : LAYERS;
+        lm_code rc = bind_text(cases[i].text, cases[i].none ? NULL : &d, &p, &e);
+        assert_string_equal(e.what, cases[i].what);
+        assert_true(rc == LM_EUSAGE || rc == LM_EFORMAT);
+        assert_null(p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(best_of_convex_offers),
+        cmocka_unit_test(no_exchange_is_left),
+        cmocka_unit_test(budgets),
+        cmocka_unit_test(refusals),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
