@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "compress/kv_cachegen.h"
+#include "kv/cachegen.h"
 
 enum { MOST_PARTS = 4, GROUP = LM_CACHEGEN_GROUP, CHUNK = LM_CACHEGEN_CHUNK };
 

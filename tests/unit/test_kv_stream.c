@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "compress/kv_stream.h"
+#include "kv/stream.h"
 
 enum { CHUNKS = 40, LEVELS = 4 };
 

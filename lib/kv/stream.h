@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_stream.h -- how a reader receives a cache that is stored at several levels (kv_cachegen.h), so that
+/* stream.h -- how a reader receives a cache that is stored at several levels (cachegen.h), so that
  * the first token comes by a deadline.
  *
  * Chunks are taken in order, and before each one the reader asks here how to take it: at a level, or
  * by computing its rows from the prompt's tokens, which is exact.  As in CacheGen (arXiv:2310.07240,
  * section 5.3) a choice is feasible if all chunks that are left, taken alike, arrive in the time that is
  * left at the bandwidth measured last; the first feasible one in the order of quality is chosen.  The
- * choice is made again for every chunk, so a change of bandwidth is answered within one chunk. */
-#ifndef LM_COMPRESS_KV_STREAM_H
-#define LM_COMPRESS_KV_STREAM_H
+ * choice is made again for every chunk, so a change of bandwidth is answered within one chunk.  Private
+ * to lib/kv. */
+#ifndef LM_KV_STREAM_H
+#define LM_KV_STREAM_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "compress/kv_cachegen.h"
+#include "kv/cachegen.h"
 
 enum { LM_KV_COMPUTE = -1 }; /* instead of a level */
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_cachegen_rows.c -- the quantiser: loops that the compiler vectorises, with the same bits at every
+/* cachegen_rows.c -- the quantiser: loops that the compiler vectorises, with the same bits at every
  * width. */
 #include <float.h>
 #include <math.h>
 
-#include "compress/kv_cachegen_impl.h"
+#include "kv/cachegen_impl.h"
 
 enum { INFINITE = 0x7f80 }; /* BF16's bits */
 

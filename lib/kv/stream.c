@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_stream.c -- the choice of a level by bandwidth and deadline. */
-#include "compress/kv_stream.h"
+/* stream.c -- the choice of a level by bandwidth and deadline. */
+#include "kv/stream.h"
 
 #include <math.h>
 

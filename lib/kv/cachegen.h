@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_cachegen.h -- key-value caches coded for streaming, after CacheGen (arXiv:2310.07240).
+/* cachegen.h -- key-value caches coded for streaming, after CacheGen (arXiv:2310.07240).
  *
  * A cache is cut into chunks of 256 tokens, which are decoded one after another; each is coded at
- * several levels, of which a reader chooses one (kv_stream.h).  A part is the keys or the values of
+ * several levels, of which a reader chooses one (stream.h).  A part is the keys or the values of
  * a layer, [heads][tokens][width]; all its numbers of a token, heads * width, are its channels.
  *
  * The quantiser, in F32, for each part and token; half = bins / 2 - 1 is the largest code:
@@ -29,9 +29,10 @@
  *        a byte, the lowest first, bit 7: more follow
  * A chunk:
  *   1. u32 tokens, then u32 bytes of each part's stream
- *   2. the streams: u16 scale of each token (BF16 bits), then the codes as kernels/rans.h defines */
-#ifndef LM_COMPRESS_KV_CACHEGEN_H
-#define LM_COMPRESS_KV_CACHEGEN_H
+ *   2. the streams: u16 scale of each token (BF16 bits), then the codes as kernels/rans.h defines
+ * Private to lib/kv. */
+#ifndef LM_KV_CACHEGEN_H
+#define LM_KV_CACHEGEN_H
 
 #include <stdbool.h>
 #include <stddef.h>

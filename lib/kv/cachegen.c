@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_cachegen.c -- tables and chunks of a cache: its parts are learnt, coded and decoded side by side. */
-#include "compress/kv_cachegen.h"
+/* cachegen.c -- tables and chunks of a cache: its parts are learnt, coded and decoded side by side. */
+#include "kv/cachegen.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "compress/kv_cachegen_impl.h"
+#include "kv/cachegen_impl.h"
 
 enum { MAX_PARTS = 1 << 16 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_cachegen_tables.c -- distributions of a part's channels: which channels share one, and their form
+/* cachegen_tables.c -- distributions of a part's channels: which channels share one, and their form
  * in a file.
  *
  * Channels are sorted by the entropy of their counts and cut into classes of equal size.  Symbols are
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compress/kv_cachegen_impl.h"
+#include "kv/cachegen_impl.h"
 
 enum {
     SLOTS = 1 << LM_RANS_BITS,

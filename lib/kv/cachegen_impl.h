@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_cachegen_impl.h -- the parts of the coder: codes of rows, and tables. */
-#ifndef LM_COMPRESS_KV_CACHEGEN_IMPL_H
-#define LM_COMPRESS_KV_CACHEGEN_IMPL_H
+/* cachegen_impl.h -- the parts of the coder: codes of rows, and tables.  Private to lib/kv. */
+#ifndef LM_KV_CACHEGEN_IMPL_H
+#define LM_KV_CACHEGEN_IMPL_H
 
 #include "base/mem.h"
-#include "compress/kv_cachegen.h"
 #include "kernels/rans.h"
+#include "kv/cachegen.h"
 
 enum {
     CACHEGEN_ANCHOR_BINS = 256,
@@ -27,7 +27,7 @@ static inline int cachegen_symbols(const lm_cachegen_part *p)
     return p->bins - 1;
 }
 
-/* ---- Codes (kv_cachegen_rows.c) ---- */
+/* ---- Codes (cachegen_rows.c) ---- */
 
 /* Scratch of one thread for parts of up to `channels`. */
 typedef struct {
@@ -46,7 +46,7 @@ int64_t cachegen_code_rows(cachegen_work *w, const lm_cachegen_part *p,
 void cachegen_decode_rows(cachegen_work *w, const lm_cachegen_part *p, const lm_cachegen_rows *rows,
                           void *data, int64_t first, int64_t n);
 
-/* ---- Tables (kv_cachegen_tables.c) ---- */
+/* ---- Tables (cachegen_tables.c) ---- */
 
 /* How often each channel has each symbol; [channels][symbols]. */
 typedef struct {
