@@ -85,6 +85,12 @@ lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out,
 /* Digest of the input for its product's history (provenance.h); 0 for a stream, which is not read
  * twice. */
 lm_code lm_model_source_digest(const lm_model_source *m, uint64_t *out, lm_err *e);
+/* XXH3-128 of the weights alone: of each tensor, in the order of names, its name, shape, type and 18
+ * pieces of 4 KiB from its beginning to its end (all bytes of a tensor that has no more).  The same for
+ * a folder, shards, a tar and an .lmz of it; another one for a GGUF file, of which codes are read.
+ * Identifies what a model computes (a cache's model), not every byte.  A stream of which tensors are left
+ * is spooled to disk; afterwards its tensors can be read in any order. */
+lm_code lm_model_source_weights_digest(lm_model_source *m, uint8_t digest[16], lm_err *e);
 
 /* Tensors in order: shards in the order of their names, each in the order of its data. */
 size_t lm_model_source_count(const lm_model_source *m);

@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "convert/convert_impl.h"
 #include "convert/convert_rows.h"
+#include "convert/convert_source.h"
 #include "convert/convert_types.h"
 #include "convert/gguf_meta.h"
 #include "convert/names.h"
@@ -793,6 +794,30 @@ static void newest_types_are_read(void **state)
     unlink(path);
 }
 
+/* The digest of weights reads codes: those of another type or value give another one. */
+static void codes_have_a_digest(void **state)
+{
+    static const uint8_t code[4] = { 0xff, 0xff, 0x00, 0xff };
+    uint8_t digest[4][16];
+    char path[] = "/tmp/lm-gguf-XXXXXX";
+    (void)state;
+
+    close(mkstemp(path));
+    for (int i = 0; i < 4; i++) {
+        lm_model_source *m = NULL;
+        lm_err e = { 0 };
+        write_gguf(path, i == 3 ? 42 : 41, code[i]);
+        if (lm_gguf_source_open(path, false, &(lm_bundle_opts){ 0 }, &m, &e) ||
+            lm_model_source_weights_digest(m, digest[i], &e))
+            fail_msg("%s: %s", e.where, e.what);
+        lm_model_source_close(m);
+    }
+    assert_memory_equal(digest[0], digest[1], 16);
+    assert_memory_not_equal(digest[0], digest[2], 16);
+    assert_memory_not_equal(digest[0], digest[3], 16);
+    unlink(path);
+}
+
 /* ---- llama2.c's tokenizer.bin ---- */
 
 static size_t put_token(uint8_t *at, float score, const char *text)
@@ -875,6 +900,7 @@ int main(void)
         cmocka_unit_test(mixtures_are_llama_cpps),
         cmocka_unit_test(experts_are_refused),
         cmocka_unit_test(newest_types_are_read),
+        cmocka_unit_test(codes_have_a_digest),
         cmocka_unit_test(low_mixtures_are_llama_cpps),
         cmocka_unit_test(values_of_70b_have_more_bits),
         cmocka_unit_test(rows_that_fit_no_block_fall_back),

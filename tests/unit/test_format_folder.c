@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "format/folder.h"
@@ -477,6 +478,97 @@ static void test_digest(void **state)
     assert_int_equal(lm_digest_path(in("none"), &c, &e), LM_EIO);
 }
 
+/* ---- The digest of weights ---- */
+
+enum { LARGE = 300000 }; /* bytes of a tensor of which only pieces are read */
+
+/* A model of two tensors in `name` (any kind of output), tensor `large` with `flip` added to byte `at`. */
+static void write_weights(const char *name, const char *large, size_t at, int flip, uint64_t shard,
+                          bool turn)
+{
+    static uint8_t data[LARGE];
+    lm_err e = { 0 };
+    lm_st_plan *p = NULL;
+    lm_folder *f = NULL;
+    int64_t dim[] = { LARGE / 4, 2 }, small[] = { turn ? 3 : 5, turn ? 5 : 3 };
+    json_t *config = json_pack("{s:s}", "model_type", "llama");
+
+    assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
+    assert_int_equal(lm_st_plan_add(p, large, LM_DTYPE_BF16, 2, dim, &e), LM_OK);
+    assert_int_equal(lm_st_plan_add(p, "a", LM_DTYPE_F32, 2, small, &e), LM_OK);
+    lm_folder_spec spec = { .config = config, .plan = p, .max_shard_bytes = shard };
+    if (lm_folder_create(in(name), false, NULL, &spec, &f, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    for (const lm_st_tensor *t; (t = lm_folder_next(f));) {
+        for (size_t i = 0; i < t->bytes; i++)
+            data[i] = (uint8_t)(i * 7 + i / 251);
+        data[at % t->bytes] = (uint8_t)(data[at % t->bytes] + (t->bytes == LARGE ? flip : 0));
+        assert_int_equal(lm_folder_write(f, data, t->bytes, &e), LM_OK);
+    }
+    if (lm_folder_commit(f, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    lm_st_plan_free(p);
+    json_decref(config);
+}
+
+static const char *weights_of(const char *name)
+{
+    static char hex[16][33];
+    static int next;
+    uint8_t digest[16];
+    lm_model_source *m = NULL;
+    lm_err e = { 0 };
+
+    next = (next + 1) % 16;
+    if (lm_model_source_open(in(name), NULL, &m, &e) ||
+        lm_model_source_weights_digest(m, digest, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    lm_model_source_close(m);
+    lm_hash128_hex(digest, hex[next]);
+    return hex[next];
+}
+
+/* One digest for every form of the same weights. */
+static void test_weights_digest(void **state)
+{
+    const char *first;
+    (void)state;
+    write_weights("m", "w", 0, 0, LM_MAX_SHARD_BYTES, false);
+    write_weights("shards", "w", 0, 0, 1000, false);
+    write_weights("m.tar", "w", 0, 0, LM_MAX_SHARD_BYTES, false);
+    write_weights("m.lmz", "w", 0, 0, LM_MAX_SHARD_BYTES, false);
+    write_weights("m.tar.gz", "w", 0, 0, LM_MAX_SHARD_BYTES, false); /* read as a stream */
+    first = weights_of("m");
+    assert_string_equal(first, "2dcc64e1e7a0208f2b203db381cb959d");
+    assert_string_equal(first, weights_of("shards"));
+    assert_string_equal(first, weights_of("m.tar"));
+    assert_string_equal(first, weights_of("m.lmz"));
+    assert_string_equal(first, weights_of("m.tar.gz"));
+    assert_string_equal(first, weights_of("m/model.safetensors"));
+}
+
+/* Bytes at the beginning, the end and in pieces, names and shapes count; bytes between pieces do not. */
+static void test_weights_differ(void **state)
+{
+    static const size_t seen[] = { 0, 4095, LARGE - 4096, LARGE - 1, 17406 };
+    const char *first;
+    char name[16];
+    (void)state;
+    write_weights("m", "w", 0, 0, LM_MAX_SHARD_BYTES, false);
+    first = weights_of("m");
+    for (int i = 0; i < 5; i++) {
+        snprintf(name, sizeof name, "m%d", i);
+        write_weights(name, "w", seen[i], 1, LM_MAX_SHARD_BYTES, false);
+        assert_string_not_equal(first, weights_of(name));
+    }
+    write_weights("between", "w", 4096 + 1000, 1, LM_MAX_SHARD_BYTES, false);
+    assert_string_equal(first, weights_of("between"));
+    write_weights("renamed", "v", 0, 0, LM_MAX_SHARD_BYTES, false);
+    assert_string_not_equal(first, weights_of("renamed"));
+    write_weights("turned", "w", 0, 0, LM_MAX_SHARD_BYTES, true);
+    assert_string_not_equal(first, weights_of("turned"));
+}
+
 int main(void)
 {
 #define WITH_DIR(f) cmocka_unit_test_setup_teardown(f, make_dir, drop_dir)
@@ -488,6 +580,8 @@ int main(void)
         WITH_DIR(test_no_model),
         WITH_DIR(test_lone_file),
         WITH_DIR(test_no_room),
+        cmocka_unit_test_setup_teardown(test_weights_digest, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_weights_differ, make_dir, drop_dir),
         cmocka_unit_test(test_names),
         WITH_DIR(test_incomplete_folder),
         cmocka_unit_test(test_pretty_reals),
