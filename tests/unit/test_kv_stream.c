@@ -92,7 +92,7 @@ static outcome simulate(const lm_kv_offer *o, bandwidth b, double scale)
     return r;
 }
 
-/* At a steady rate the deadline is met where the coarsest level can meet it (the first chunk, of an
+/* At a steady rate the answer is in time where the coarsest level allows it (the first chunk, of an
  * unknown rate, is a middle one), and more bandwidth gives no coarser levels. */
 static void test_steady(void **state)
 {
