@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file.c -- names, shapes and limits of kv-cache(5), for its writer and its reader. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "kv/file_impl.h"
+
+void kv_tensor_name(const kv_tensor *t, char name[KV_NAME])
+{
+    switch (t->kind) {
+    case KV_IDS:
+        snprintf(name, KV_NAME, "token_ids");
+        break;
+    case KV_POSITIONS:
+        snprintf(name, KV_NAME, "positions");
+        break;
+    case KV_ROWS:
+        snprintf(name, KV_NAME, "layers.%lld.%c", (long long)(t->part / 2),
+                 t->part % 2 ? 'v' : 'k');
+        break;
+    case KV_TABLES:
+        snprintf(name, KV_NAME, "tables.level.%d", t->level);
+        break;
+    case KV_CHUNK:
+        snprintf(name, KV_NAME, "chunk.%lld.level.%d", (long long)t->chunk, t->level);
+        break;
+    default:
+        name[0] = 0;
+    }
+}
+
+/* A number of up to nine digits; *at moves behind it. */
+static bool read_number(const char **at, int64_t *v)
+{
+    int digits = 0;
+    for (*v = 0; **at >= '0' && **at <= '9' && digits < 9; (*at)++, digits++)
+        *v = 10 * *v + (**at - '0');
+    return digits > 0;
+}
+
+static bool skip(const char **at, const char *text)
+{
+    size_t n = strlen(text);
+    if (strncmp(*at, text, n))
+        return false;
+    *at += n;
+    return true;
+}
+
+kv_tensor kv_tensor_of(const char *name)
+{
+    kv_tensor t = { .kind = KV_UNKNOWN };
+    int64_t layer, level;
+    char again[KV_NAME];
+    const char *p = name;
+    if (!strcmp(name, "token_ids")) {
+        t.kind = KV_IDS;
+    } else if (!strcmp(name, "positions")) {
+        t.kind = KV_POSITIONS;
+    } else if (skip(&p, "layers.") && read_number(&p, &layer) && *p++ == '.') {
+        t.kind = KV_ROWS;
+        t.part = 2 * layer + (*p == 'v');
+    } else if (skip(&p, "tables.level.") && read_number(&p, &level)) {
+        t.kind = KV_TABLES;
+        t.level = (int)level;
+    } else if (skip(&p, "chunk.") && read_number(&p, &t.chunk) && skip(&p, ".level.") &&
+               read_number(&p, &level)) {
+        t.kind = KV_CHUNK;
+        t.level = (int)level;
+    }
+    kv_tensor_name(&t, again);
+    if (strcmp(again, name)) /* a number with zeros in front, or a text behind */
+        t.kind = KV_UNKNOWN;
+    return t;
+}
+
+lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm_err *e)
+{
+    if (a->layers < 1 || a->layers > LM_KV_FILE_LAYERS)
+        return lm_fail(e, code, where, NULL, "a cache of %lld layers, 1 to %d are possible",
+                       (long long)a->layers, LM_KV_FILE_LAYERS);
+    if (a->tokens < 1 || a->tokens > INT32_MAX)
+        return lm_fail(e, code, where, NULL, "a cache of %lld tokens, 1 to %d are possible",
+                       (long long)a->tokens, INT32_MAX);
+    if (a->act != LM_DTYPE_F32 && a->act != LM_DTYPE_F16 && a->act != LM_DTYPE_BF16)
+        return lm_fail(e, code, where, NULL, "a cache in %s, f32, f16 and bf16 are possible",
+                       a->act == LM_DTYPE_NONE ? "an unknown type" : lm_dtype_name(a->act));
+    for (int64_t i = 0; i < a->layers; i++) {
+        int64_t heads = a->kv_heads[i], dim = a->head_dim[i];
+        if (heads < 1 || dim < 1 || heads > LM_CACHEGEN_CHANNELS || dim > LM_CACHEGEN_CHANNELS ||
+            heads * dim > LM_CACHEGEN_CHANNELS)
+            return lm_fail(
+                e, code, where, NULL,
+                "layer %lld has %lld heads of %lld numbers, together 1 to %d are possible",
+                (long long)i, (long long)heads, (long long)dim, LM_CACHEGEN_CHANNELS);
+    }
+    return LM_OK;
+}
+
+void kv_level_parts(const lm_kv_about *a, int level, lm_cachegen_part *part)
+{
+    for (int64_t i = 0; i < kv_parts(a); i++)
+        part[i] = (lm_cachegen_part){ a->kv_heads[i / 2], a->head_dim[i / 2],
+                                      lm_cachegen_bins(level, i % 2, i / 2, a->layers) };
+}
+
+bool kv_all_finite(lm_dtype d, const void *x, size_t n)
+{
+    uint32_t infinite = d == LM_DTYPE_F16 ? 0x7c00 : d == LM_DTYPE_BF16 ? 0x7f80 : 0x7f800000;
+    uint32_t most = 0;
+    const char *p = x;
+    if (d == LM_DTYPE_F32) {
+        for (size_t i = 0; i < n; i++) {
+            uint32_t u;
+            memcpy(&u, p + 4 * i, 4);
+            u &= 0x7fffffff;
+            most = u > most ? u : most;
+        }
+    } else {
+        for (size_t i = 0; i < n; i++) {
+            uint16_t u;
+            memcpy(&u, p + 2 * i, 2);
+            u &= 0x7fff;
+            most = u > most ? u : most;
+        }
+    }
+    return most < infinite;
+}

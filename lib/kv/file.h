@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file.h -- kv-cache(5): the cache of a prompt in a safetensors file.
+ *
+ * __metadata__, all strings:
+ *   format "kv-cache"; version "1"; coding "plain" or "cachegen"
+ *   model_type; weights: lm_model_source_weights_digest, 32 hexadecimal digits
+ *   rope: the rotary settings as JSON text, compared as text; k_state "post_rope" (keys are rotated)
+ *   layers; kv_heads and head_dim: JSON lists, a number for each layer; tokens; act: the type of the numbers
+ *   xxh3: a JSON object, for each tensor the XXH3-64 of its bytes, 16 hexadecimal digits
+ *   lmutils.history (format/provenance.h), if there is one
+ * Tensors, in this order (another one is read from a file, on a stream `tables` must precede chunks):
+ *   token_ids I32 [tokens], positions I32 [tokens], rising
+ *   plain:    layers.N.k, layers.N.v  act [kv_heads, tokens, head_dim]
+ *   cachegen: for each level L: tables.level.L U8; then for each chunk C and level: chunk.C.level.L U8
+ *             (cachegen.h; part 2 N is the keys of layer N, 2 N + 1 its values)
+ *
+ * Every byte of a file that is used has been checked: headers when it is opened, before memory for rows is
+ * allocated; checksums, ids, positions and numbers when they are read.  Rows are whole only after
+ * lm_kv_file_read has succeeded.  Private to lib/kv. */
+#ifndef LM_KV_FILE_H
+#define LM_KV_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/par.h"
+#include "format/safetensors.h"
+#include "kv/cachegen.h"
+#include "kv/stream.h"
+
+enum {
+    LM_KV_FILE_LAYERS = 65535 / 2,
+    LM_KV_FILE_BEST = -1, /* instead of a level */
+};
+
+/* What a cache is of.  Of an open file: borrowed from it. */
+typedef struct {
+    const char *model_type;
+    const char *weights; /* 32 hexadecimal digits */
+    const char *rope;
+    int64_t layers, tokens;
+    const int64_t *kv_heads, *head_dim; /* [layers] */
+    lm_dtype act;                       /* F32, F16, BF16 */
+    const char *history;                /* NULL: none */
+} lm_kv_about;
+
+/* Numbers of row `2 N + side`, [kv_heads][tokens][head_dim]; side 0: keys, 1: values. */
+static inline size_t lm_kv_about_bytes(const lm_kv_about *a, int64_t layer)
+{
+    return (size_t)(a->kv_heads[layer] * a->tokens * a->head_dim[layer]) * lm_dtype_size(a->act);
+}
+
+/* ---- Writing ---- */
+
+typedef struct {
+    const int32_t *ids, *positions; /* [tokens] */
+    void *const *data;              /* [2 layers], see lm_kv_about_bytes */
+    unsigned levels;                /* bit L: cachegen's level L; 0: plain */
+} lm_kv_content;
+
+/* Write to `path` (lm_st_create), or with path NULL to `write` (lm_st_create_on with `where`).
+ * Fails: LM_EUSAGE for shapes or levels that do not exist; LM_ENUMERIC naming a tensor for NaN and
+ * infinities, LM_EIO, LM_ELIMIT. */
+typedef struct {
+    const char *path;
+    bool force;
+    lm_write_fn write;
+    void *ctx;
+    const char *where;
+} lm_kv_out;
+lm_code lm_kv_file_write(const lm_kv_out *to, const lm_kv_about *a, const lm_kv_content *c,
+                         lm_cpu_level cpu, lm_par *par, lm_err *e);
+
+/* ---- Reading ---- */
+
+typedef struct lm_kv_file lm_kv_file;
+
+/* Open a file, or a stream (`where` names it), and check its header.  Fails: LM_EIO, LM_ELIMIT,
+ * LM_EFORMAT naming the key or tensor. */
+lm_code lm_kv_file_open(const char *path, lm_kv_file **out, lm_err *e);
+lm_code lm_kv_file_open_on(lm_read_fn read, void *ctx, const char *where, lm_kv_file **out,
+                           lm_err *e);
+void lm_kv_file_close(lm_kv_file *f);
+const lm_kv_about *lm_kv_file_about(const lm_kv_file *f);
+unsigned lm_kv_file_levels(const lm_kv_file *f); /* as lm_kv_content */
+/* Bytes of chunk c at a level that is present. */
+uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level);
+
+/* LM_EFORMAT unless the file has the cache of this model: the same type, weights, rotary settings and
+ * shapes, at most `context` tokens.  `a`: tokens, act and history are not compared. */
+lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t context, lm_err *e);
+
+typedef struct {
+    int64_t vocab, context; /* ids and positions are below these */
+    int level;              /* LM_KV_FILE_BEST, or the only one that is read */
+    /* With LM_KV_FILE_BEST and a deadline, levels are chosen by the measured bandwidth (stream.h).  A
+     * stream passes all levels, so the best one is decoded there. */
+    double deadline;    /* seconds from `begin`; 0 or INFINITY: none */
+    double begin;       /* lm_now() */
+    double row_seconds; /* of computing a row, */
+    int64_t rows_behind;
+    /* and how: rows first .. first + n - 1 to `data`, from the ids and the rows before; NULL: cannot. */
+    lm_code (*compute)(void *ctx, int64_t first, int64_t n, lm_err *e);
+    void *ctx;
+    int *
+        chosen; /* [lm_cachegen_chunks(tokens)]: the level of each chunk or LM_KV_COMPUTE; NULL: unwanted */
+} lm_kv_reading;
+
+/* Read all.  Fails: LM_EUSAGE for a level that the file lacks; LM_EFORMAT naming the tensor for a wrong
+ * checksum, an early end, ids and positions out of range, NaN and infinities; LM_EIO, LM_ELIMIT.  Once
+ * per file that was opened on a stream. */
+lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, int32_t *ids, int32_t *positions,
+                        void *const *data, lm_cpu_level cpu, lm_par *par, lm_err *e);
+
+#endif

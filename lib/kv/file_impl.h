@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file_impl.h -- names and limits of the tensors of kv-cache(5).  Private to lib/kv. */
+#ifndef LM_KV_FILE_IMPL_H
+#define LM_KV_FILE_IMPL_H
+
+#include "base/json.h"
+#include "kv/file.h"
+
+typedef enum { KV_IDS, KV_POSITIONS, KV_ROWS, KV_TABLES, KV_CHUNK, KV_UNKNOWN } kv_tensor_kind;
+
+/* A tensor of a file by its name. */
+typedef struct {
+    kv_tensor_kind kind;
+    int64_t part, chunk; /* KV_ROWS; KV_CHUNK */
+    int level;           /* KV_TABLES, KV_CHUNK */
+} kv_tensor;
+
+enum { KV_NAME = 64 }; /* bytes of a name */
+
+struct lm_kv_file {
+    char *where;
+    lm_st *st; /* or */
+    lm_st_stream *stream;
+    bool passed; /* the stream was read */
+    lm_kv_about about;
+    int64_t *kv_heads, *head_dim;
+    json_t *hashes;
+    unsigned levels;
+};
+
+static inline int64_t kv_parts(const lm_kv_about *a)
+{
+    return 2 * a->layers;
+}
+void kv_tensor_name(const kv_tensor *t, char name[KV_NAME]);
+/* KV_UNKNOWN if the name is none. */
+kv_tensor kv_tensor_of(const char *name);
+/* Shapes, types and limits of a cache; `code` is that of the failure. */
+lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm_err *e);
+/* The parts of a cache at a level; [kv_parts]. */
+void kv_level_parts(const lm_kv_about *a, int level, lm_cachegen_part *part);
+/* True if n numbers are finite. */
+bool kv_all_finite(lm_dtype d, const void *x, size_t n);
+
+#endif

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file_open.c -- opens kv-cache(5) and checks everything that its header says. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "format/provenance.h"
+#include "format/safetensors_table.h"
+#include "kv/file_impl.h"
+
+static const char *meta(const lm_kv_file *f, const char *key)
+{
+    return f->st ? lm_st_meta(f->st, key) : lm_st_stream_meta(f->stream, key);
+}
+
+static const lm_st_tensor *find(const lm_kv_file *f, const char *name)
+{
+    return f->st ? lm_st_find(f->st, name) : lm_st_stream_find(f->stream, name);
+}
+
+static size_t count(const lm_kv_file *f)
+{
+    return f->st ? lm_st_count(f->st) : lm_st_stream_count(f->stream);
+}
+
+static const lm_st_tensor *at(const lm_kv_file *f, size_t i)
+{
+    return f->st ? lm_st_at(f->st, i) : lm_st_stream_at(f->stream, i);
+}
+
+/* ---- Metadata ---- */
+
+static lm_code need(const lm_kv_file *f, const char *key, const char **value, lm_err *e)
+{
+    *value = meta(f, key);
+    if (*value)
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, f->where, NULL, "__metadata__ has no '%s'", key);
+}
+
+/* `key` must be one of two texts. */
+static lm_code need_word(const lm_kv_file *f, const char *key, const char *a, const char *b,
+                         lm_err *e)
+{
+    const char *value;
+    char show[LM_ST_SHOWN];
+    lm_code rc = need(f, key, &value, e);
+    if (rc || !strcmp(value, a) || (b && !strcmp(value, b)))
+        return rc;
+    return lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is '%s', this version reads %s%s%s", key,
+                   lm_st_show(value, show), a, b ? " and " : "", b ? b : "");
+}
+
+static lm_code need_count(const lm_kv_file *f, const char *key, int64_t *out, lm_err *e)
+{
+    const char *text;
+    char *end = NULL, show[LM_ST_SHOWN];
+    lm_code rc = need(f, key, &text, e);
+    if (rc)
+        return rc;
+    bool digits = *text >= '1' && *text <= '9' && strlen(text) <= 10;
+    *out = digits ? strtoll(text, &end, 10) : 0;
+    if (digits && !*end)
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is '%s', not a number from 1 on", key,
+                   lm_st_show(text, show));
+}
+
+static bool is_hex(const char *s, size_t digits)
+{
+    return strlen(s) == digits && strspn(s, "0123456789abcdef") == digits;
+}
+
+static lm_code need_list(lm_kv_file *f, const char *key, int64_t **out, lm_err *e)
+{
+    const char *text;
+    json_t *list = NULL;
+    lm_code rc = need(f, key, &text, e);
+    rc = rc ? rc : lm_json_parse(text, strlen(text), f->where, &list, e);
+    if (!rc && (!json_is_array(list) || json_array_size(list) != (size_t)f->about.layers))
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is no list of %lld numbers", key,
+                     (long long)f->about.layers);
+    rc = rc ? rc : lm_alloc_n(out, (size_t)f->about.layers, sizeof **out, "layers of a cache", e);
+    for (int64_t i = 0; i < f->about.layers && !rc; i++) {
+        const json_t *v = json_array_get(list, (size_t)i);
+        (*out)[i] = json_integer_value(v);
+        if (!json_is_integer(v))
+            rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is no list of %lld numbers", key,
+                         (long long)f->about.layers);
+    }
+    json_decref(list);
+    return rc;
+}
+
+static lm_code read_hashes(lm_kv_file *f, lm_err *e)
+{
+    const char *text;
+    char show[LM_ST_SHOWN];
+    lm_code rc = need(f, "xxh3", &text, e);
+    rc = rc ? rc : lm_json_parse(text, strlen(text), f->where, &f->hashes, e);
+    if (!rc && !json_is_object(f->hashes))
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "xxh3 is no JSON object");
+    for (size_t i = 0; i < count(f) && !rc; i++) {
+        const char *hex = json_string_value(json_object_get(f->hashes, at(f, i)->name));
+        if (!hex || !is_hex(hex, 16))
+            rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "xxh3 has no checksum of tensor '%s'",
+                         lm_st_show(at(f, i)->name, show));
+    }
+    return rc;
+}
+
+static lm_code read_meta(lm_kv_file *f, lm_err *e)
+{
+    lm_kv_about *a = &f->about;
+    const char *act = NULL, *format = meta(f, "format");
+    if (!format || strcmp(format, "kv-cache"))
+        return lm_fail(e, LM_EFORMAT, f->where, NULL,
+                       "it is no cache: __metadata__ lacks format 'kv-cache'");
+    lm_code rc = need_word(f, "version", "1", NULL, e);
+    rc = rc ? rc : need_word(f, "coding", "plain", "cachegen", e);
+    rc = rc ? rc : need_word(f, "k_state", "post_rope", NULL, e);
+    rc = rc ? rc : need(f, "model_type", &a->model_type, e);
+    rc = rc ? rc : need(f, "weights", &a->weights, e);
+    rc = rc ? rc : need(f, "rope", &a->rope, e);
+    rc = rc ? rc : need(f, "act", &act, e);
+    rc = rc ? rc : need_count(f, "layers", &a->layers, e);
+    rc = rc ? rc : need_count(f, "tokens", &a->tokens, e);
+    if (!rc && !is_hex(a->weights, 32))
+        rc =
+            lm_fail(e, LM_EFORMAT, f->where, NULL, "weights is no digest of 32 hexadecimal digits");
+    if (!rc && a->layers > LM_KV_FILE_LAYERS)
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%lld layers, %d are possible",
+                     (long long)a->layers, LM_KV_FILE_LAYERS);
+    rc = rc ? rc : need_list(f, "kv_heads", &f->kv_heads, e);
+    rc = rc ? rc : need_list(f, "head_dim", &f->head_dim, e);
+    if (rc)
+        return rc;
+    a->kv_heads = f->kv_heads, a->head_dim = f->head_dim;
+    a->act = lm_dtype_parse(act);
+    a->history = meta(f, LM_HISTORY_KEY);
+    return kv_check_about(a, f->where, LM_EFORMAT, e);
+}
+
+/* ---- Tensors ---- */
+
+static bool shape_is(const lm_st_tensor *t, lm_dtype d, int ndim, const int64_t *dim)
+{
+    bool same = t->dtype == d && t->ndim == ndim;
+    for (int i = 0; i < ndim && same; i++)
+        same = t->dim[i] == dim[i];
+    return same;
+}
+
+/* No more bytes than tables, or a chunk, can have: bounds what a reader allocates. */
+static bool size_possible(const lm_kv_file *f, const kv_tensor *what, const lm_st_tensor *t)
+{
+    const lm_kv_about *a = &f->about;
+    uint64_t most = 4;
+    for (int64_t i = 0; i < kv_parts(a); i++) {
+        uint64_t channels = (uint64_t)(a->kv_heads[i / 2] * a->head_dim[i / 2]);
+        /* a table is 2 + 3 * 255 bytes or less, a channel has a mean and two of them */
+        most += what->kind == KV_TABLES ? 4 + 12 + channels * (5 + 2 * 767)
+                                        : 4 + (uint64_t)LM_CACHEGEN_CHUNK * (2 + 2 * channels) + 32;
+    }
+    return t->dtype == LM_DTYPE_U8 && t->ndim == 1 && t->bytes <= most;
+}
+
+static lm_code check_tensor(const lm_kv_file *f, const lm_st_tensor *t, lm_err *e)
+{
+    const lm_kv_about *a = &f->about;
+    kv_tensor what = kv_tensor_of(t->name);
+    int64_t layer = what.part / 2;
+    char show[LM_ST_SHOWN];
+    bool good = false, plain = !strcmp(meta(f, "coding"), "plain");
+    if (what.kind == KV_IDS || what.kind == KV_POSITIONS)
+        good = shape_is(t, LM_DTYPE_I32, 1, &a->tokens);
+    else if (what.kind == KV_ROWS)
+        good = plain && layer < a->layers &&
+               shape_is(t, a->act, 3,
+                        (int64_t[]){ a->kv_heads[layer], a->tokens, a->head_dim[layer] });
+    else if (what.kind == KV_TABLES || what.kind == KV_CHUNK)
+        good = !plain && what.level < LM_CACHEGEN_LEVELS &&
+               what.chunk < lm_cachegen_chunks(a->tokens) && size_possible(f, &what, t);
+    if (good)
+        return LM_OK;
+    return lm_fail(
+        e, LM_EFORMAT, f->where, NULL,
+        "tensor '%s' does not belong to a cache of %lld layers and %lld tokens, or has a "
+        "wrong type or shape",
+        lm_st_show(t->name, show), (long long)a->layers, (long long)a->tokens);
+}
+
+static lm_code need_tensor(const lm_kv_file *f, kv_tensor what, lm_err *e)
+{
+    char name[KV_NAME];
+    kv_tensor_name(&what, name);
+    if (find(f, name))
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, f->where, NULL, "tensor '%s' is missing", name);
+}
+
+static lm_code check_tensors(lm_kv_file *f, lm_err *e)
+{
+    bool plain = !strcmp(meta(f, "coding"), "plain");
+    lm_code rc = LM_OK;
+    for (size_t i = 0; i < count(f) && !rc; i++) {
+        kv_tensor what = kv_tensor_of(at(f, i)->name);
+        rc = check_tensor(f, at(f, i), e);
+        if (!rc && (what.kind == KV_TABLES || what.kind == KV_CHUNK))
+            f->levels |= 1u << what.level;
+    }
+    rc = rc ? rc : need_tensor(f, (kv_tensor){ .kind = KV_IDS }, e);
+    rc = rc ? rc : need_tensor(f, (kv_tensor){ .kind = KV_POSITIONS }, e);
+    for (int64_t i = 0; i < kv_parts(&f->about) && plain && !rc; i++)
+        rc = need_tensor(f, (kv_tensor){ .kind = KV_ROWS, .part = i }, e);
+    if (!rc && !plain && !f->levels)
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "it has no level");
+    for (int l = 0; l < LM_CACHEGEN_LEVELS && !rc; l++) {
+        if (!(f->levels >> l & 1))
+            continue;
+        rc = need_tensor(f, (kv_tensor){ .kind = KV_TABLES, .level = l }, e);
+        for (int64_t c = 0; c < lm_cachegen_chunks(f->about.tokens) && !rc; c++)
+            rc = need_tensor(f, (kv_tensor){ .kind = KV_CHUNK, .level = l, .chunk = c }, e);
+    }
+    return rc;
+}
+
+/* ---- Opening ---- */
+
+static lm_code check(lm_kv_file *f, lm_err *e)
+{
+    lm_code rc = read_meta(f, e);
+    rc = rc ? rc : read_hashes(f, e);
+    return rc ? rc : check_tensors(f, e);
+}
+
+static lm_code open_any(const char *path, lm_read_fn read, void *ctx, const char *where,
+                        lm_kv_file **out, lm_err *e)
+{
+    lm_kv_file *f = NULL;
+    lm_code rc = lm_alloc_n(&f, 1, sizeof *f, "a cache", e);
+    *out = NULL;
+    if (rc)
+        return rc;
+    rc = lm_strdup(&f->where, where, e);
+    if (!rc)
+        rc =
+            path ? lm_st_open(path, &f->st, e) : lm_st_stream_open(read, ctx, where, &f->stream, e);
+    rc = rc ? rc : check(f, e);
+    if (rc)
+        lm_kv_file_close(f);
+    else
+        *out = f;
+    return rc;
+}
+
+lm_code lm_kv_file_open(const char *path, lm_kv_file **out, lm_err *e)
+{
+    return open_any(path, NULL, NULL, path, out, e);
+}
+
+lm_code lm_kv_file_open_on(lm_read_fn read, void *ctx, const char *where, lm_kv_file **out,
+                           lm_err *e)
+{
+    return open_any(NULL, read, ctx, where, out, e);
+}
+
+void lm_kv_file_close(lm_kv_file *f)
+{
+    if (!f)
+        return;
+    lm_st_close(f->st);
+    lm_st_stream_close(f->stream);
+    json_decref(f->hashes);
+    lm_free(f->kv_heads);
+    lm_free(f->head_dim);
+    lm_free(f->where);
+    lm_free(f);
+}
+
+const lm_kv_about *lm_kv_file_about(const lm_kv_file *f)
+{
+    return &f->about;
+}
+
+unsigned lm_kv_file_levels(const lm_kv_file *f)
+{
+    return f->levels;
+}
+
+uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level)
+{
+    char name[KV_NAME];
+    kv_tensor_name(&(kv_tensor){ .kind = KV_CHUNK, .chunk = c, .level = level }, name);
+    return find(f, name)->bytes;
+}
+
+/* ---- The model ---- */
+
+lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t context, lm_err *e)
+{
+    const lm_kv_about *b = &f->about;
+    char show[LM_ST_SHOWN];
+    if (strcmp(a->model_type, b->model_type))
+        return lm_fail(e, LM_EFORMAT, f->where, NULL,
+                       "it is the cache of a model of type '%s', not '%s'",
+                       lm_st_show(b->model_type, show), a->model_type);
+    bool same = a->layers == b->layers;
+    for (int64_t i = 0; i < a->layers && same; i++)
+        same = a->kv_heads[i] == b->kv_heads[i] && a->head_dim[i] == b->head_dim[i];
+    if (!same)
+        return lm_fail(e, LM_EFORMAT, f->where, NULL,
+                       "it is the cache of another model: layers and heads differ");
+    if (strcmp(a->weights, b->weights))
+        return lm_fail(e, LM_EFORMAT, f->where, NULL,
+                       "it is the cache of another model: of weights %s, not %s", b->weights,
+                       a->weights);
+    if (strcmp(a->rope, b->rope))
+        return lm_fail(e, LM_EFORMAT, f->where, NULL,
+                       "its keys were rotated with other settings: %s, the model has %s",
+                       lm_st_show(b->rope, show), a->rope);
+    if (b->tokens > context)
+        return lm_fail(e, LM_EFORMAT, f->where, "give a larger context",
+                       "it has %lld tokens, the context %lld", (long long)b->tokens,
+                       (long long)context);
+    return LM_OK;
+}
