@@ -13,12 +13,23 @@
  * attention_dx  in  do [B*T,H*D] act, qkv, o, lse, lo (optional)
  *               out dqkv [B*T,(H+2K)D] act.  Deterministic: the same bits for any number of threads.
  * attention_cached  (prefill and decoding; no gradient)
- *               in  qkv [B*T,(H+2K)D] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the T new
- *                   rows of a sequence the first fresh[b] are real)
- *               out o [B*T,H*D] act, kcache [B,K,S,D] act, vcache [B,K,S,D] act (both in place)
- *               appends the fresh keys and values at rows used[b].., then attends: query i of b sits at position
- *               used[b]+i, so with used = 0 it equals attention.  Rows i >= fresh[b] of o are zeros.
- *               used[b]+fresh[b] <= S.
+ *               in  qkv [N,(H+2K)D] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the rows of
+ *                   a sequence the first fresh[b] are real), first [B+1] I32 and kind [B] I32 (both or neither),
+ *                   table [B,P] I32 (optional)
+ *               out o [N,H*D] act, kcache [G,K,S,D] act, vcache [G,K,S,D] act (both in place), lse [N,H] F32
+ *                   (optional)
+ *               appends the fresh keys and values at positions used[b].., then attends: row i of b is at position
+ *               used[b]+i, so with used = 0 it equals attention.  Other rows of o are zeros, of lse -inf.
+ *   rows        The rows of sequence b are T rows from b T on (N = B T).  Ragged (T = 0): rows first[b] to
+ *               first[b+1], with first[0] = 0; rows from first[B] on belong to no sequence.  kind (lm_rows_kind)
+ *               says what they are: a part of a prompt (any number), or a new token (at most one row).  The
+ *               bits of a row depend on its kind, its position and the keys, not on the other rows, on where a
+ *               prompt is cut, or on N and B.
+ *   positions   Without a table sequence b has the room of S positions (G = B).  With one, caches are pages of S
+ *               positions, a multiple of LM_PAGE_UNIT: position j of b is in page table[b][j / S], at j mod S.
+ *               Only entries of positions below used[b]+fresh[b] are read.  Sequences may share pages, except
+ *               those that are written.  The bits are those of a cache in one piece.
+ *               used[b]+fresh[b] is at most the room: S, or P S.
  * attention_step    (decoding, T = 1, joined with the operators before it: lib/op/fuse.h)
  *               in  qkv [B,(H+2K)D] act, used [B] I32, fresh [B] I32, pos [B] I32, table [P,R] F32 (optional: no
  *                   rotation), wq [D] F32, wk [D] F32 (both or neither: no norm)
@@ -34,9 +45,15 @@
 
 #include "kernels/kernel.h"
 
+/* The positions of a page are a multiple of this. */
+enum { LM_PAGE_UNIT = 16 };
+
+/* What the rows of a sequence are (ragged rows). */
+typedef enum { LM_ROWS_PROMPT, LM_ROWS_TOKEN } lm_rows_kind;
+
 typedef struct {
-    int64_t batch, seq, heads, kv_heads, head_dim;
-    int64_t window; /* 0: none */
+    int64_t batch, seq, heads, kv_heads, head_dim; /* seq 0: ragged rows */
+    int64_t window;                                /* 0: none */
     bool causal;
     double scale;
     double dropout;

@@ -96,7 +96,11 @@ typedef struct {
     bool a_sum_add;
 } lm_gemm;
 
-/* Up to this many rows a product streams op(B) once without packing it (decoding). */
+/* Up to this many rows a product streams op(B) once without packing it (decoding).
+ *
+ * The bits of a row of y = x w^T depend on the number of rows by this alone: they are the same for 1 to
+ * LM_GEMM_SMALL_M rows, and the same for any larger number, whichever rows stand beside it; on the CPU at every
+ * level, on the plain CUDA path, and for weights in codes.  (The tensor-core path follows the choices of cuBLASLt.) */
 #define LM_GEMM_SMALL_M 8
 
 size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads);

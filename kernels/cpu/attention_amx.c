@@ -62,6 +62,24 @@ static void pack_keys(const attn_job *job, int64_t keys, uint16_t *kp, uint16_t 
     }
 }
 
+/* The same of pages: a tile of 16 keys is in one of them, 32 values may be in two. */
+static void pack_pages(const attn_job *job, int64_t keys, uint16_t *kp, uint16_t *vp)
+{
+    int64_t nd = job->D / 32, padded = blocks_of(keys, BK) * BK, run;
+    for (int64_t j = 0; j < padded; j += 16) {
+        const uint16_t *k = job->k, *v = job->v;
+        if (j < keys) {
+            k = attn_piece(job, job->k, sizeof *k, j, keys, &run);
+            v = attn_piece(job, job->v, sizeof *v, j, keys, &run);
+        }
+        for (int64_t d = 0; d < nd; d++) {
+            uint16_t *to = vp + (j / 32 * nd + d) * 2 * TILE + j % 32 / 16 * (TILE / 2);
+            pack_columns(kp + (j / 16 * nd + d) * TILE, k, job->D, 32 * d, keys - j);
+            pack_half_pairs(to, to + TILE, v, job->D, 32 * d, keys - j);
+        }
+    }
+}
+
 /* The tile products of a block are cut into units of four, 2 * nd for the scores and 2 * nd for the
  * output; `steps` (1 or 2) is how many 32 keys the block has. */
 
@@ -325,7 +343,7 @@ static void store_rows(forward_scratch *w, const attn_job *job, int64_t h, int64
             _mm512_storeu_si512(o + 16 * d, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
         if (job->lse)
-            job->lse[h * job->T + i0 + r] =
+            job->lse[h * job->lse_head + (i0 + r) * job->lse_row] =
                 l > 0 ? (w->m[r] + log2f(l)) * 0.69314718056f : -INFINITY;
     }
 }
@@ -432,7 +450,10 @@ static void run_job(const attn_job *job, void *scratch)
     int64_t keys = job->mask.keys, padded = blocks_of(keys, BK) * BK;
     uint16_t *kp = (uint16_t *)(w + 1), *vp = kp + padded * job->D;
     tiles_begin();
-    pack_keys(job, keys, kp, vp);
+    if (job->pages)
+        pack_pages(job, keys, kp, vp);
+    else
+        pack_keys(job, keys, kp, vp);
     for (int64_t h = job->h0; h < job->h1; h++) {
         for (int64_t i0 = BQ * job->part; i0 < job->queries; i0 += BQ * job->parts) {
             int64_t n = job->queries - i0 < BQ ? job->queries - i0 : BQ;
@@ -451,7 +472,7 @@ static void attention(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
     if (fits(a))
-        attn_run_split(c, run_job, scratch_bytes(a, a->seq), false);
+        attn_run_split(c, run_job, scratch_bytes(a, a->seq), NULL);
     else
         attn_fallback("attention")->run(c);
 }
@@ -463,27 +484,28 @@ static size_t attention_work(const lm_call *c, int threads)
                    : attn_fallback("attention")->work(c, threads);
 }
 
-static bool few_rows(const lm_attention_attr *a)
-{
-    return a->seq <= ATTN_FEW_ROWS || !fits(a);
-}
-
 static void attention_cached(const lm_call *c)
 {
-    const lm_attention_attr *a = c->attr;
-    if (few_rows(a)) {
+    attn_seqs s = attn_seqs_of(c);
+    attn_kinds k = attn_kinds_of(&s);
+    if (!k.prompts || !fits(c->attr)) {
         attn_fallback("attention_cached")->run(c);
         return;
     }
     attn_append(c);
-    attn_run_split(c, run_job, scratch_bytes(a, c->out[1].dim[2]), true);
+    if (k.tokens)
+        lm_attention_decode_avx512(c);
+    attn_run_split(c, run_job, scratch_bytes(c->attr, attn_room(&s)), &s);
 }
 
 static size_t attention_cached_work(const lm_call *c, int threads)
 {
-    const lm_attention_attr *a = c->attr;
-    return few_rows(a) ? attn_fallback("attention_cached")->work(c, threads)
-                       : attn_run_work(threads, scratch_bytes(a, c->out[1].dim[2]));
+    attn_seqs s = attn_seqs_of(c);
+    attn_kinds k = attn_kinds_of(&s);
+    if (!k.prompts || !fits(c->attr))
+        return attn_fallback("attention_cached")->work(c, threads);
+    size_t few = k.tokens ? lm_attention_decode_work_avx512(c, threads) : 0;
+    return attn_more(few, attn_run_work(threads, scratch_bytes(c->attr, attn_room(&s))));
 }
 
 const lm_kernel lm_attention_amx_kernels[] = {

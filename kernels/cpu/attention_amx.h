@@ -110,6 +110,18 @@ static inline void pack_pairs(uint16_t *lo, uint16_t *hi, const uint16_t *x, int
     }
 }
 
+/* 16 of the 32 rows, columns d..d+31: a half of the pair tiles into lo and hi. */
+static inline void pack_half_pairs(uint16_t *lo, uint16_t *hi, const uint16_t *x, int64_t pitch,
+                                   int64_t d, int64_t have)
+{
+    __m512i wl = _mm512_load_si512(weave_lo), wh = _mm512_load_si512(weave_hi);
+    for (int p = 0; p < 8; p++) {
+        __m512i a = load_row(x, pitch, 2 * p, d, have), b = load_row(x, pitch, 2 * p + 1, d, have);
+        _mm512_store_si512(lo + 32 * p, _mm512_permutex2var_epi16(a, wl, b));
+        _mm512_store_si512(hi + 32 * p, _mm512_permutex2var_epi16(a, wh, b));
+    }
+}
+
 /* A pair tile becomes a turned one: rows are its 16 columns. */
 static inline void turn_pairs(uint16_t *to, const uint16_t *pairs)
 {

@@ -3,7 +3,7 @@
  * when generating).  Bound by reading the cache: each block of 256 keys is read once for all query
  * heads that share it, what follows it is prefetched, and the blocks of one sequence are spread over
  * the threads.  Partial results are merged in the order of the blocks, so the bits do not depend on
- * threads. */
+ * threads.  The instances for caches in one piece and for pages differ in addresses alone. */
 #include "kernels/attention.h"
 
 #include "kernels/cpu/attention_simd.h"
@@ -18,18 +18,21 @@ enum {
 typedef struct {
     const lm_call *c;
     const lm_attention_attr *a;
-    int64_t blocks, group, rows, ld, S; /* rows: of partial results a block = T * group */
-    float *partial;                     /* [B*K][blocks][rows][ld + PAD] */
-    float *scratch;                     /* [threads][SHARE][ld + DECODE_BLOCK] */
+    attn_seqs s;
+    int64_t few;                     /* most rows of a sequence */
+    int64_t blocks, group, rows, ld; /* rows: of partial results a block = few * group */
+    float *partial;                  /* [B*K][blocks][rows][ld + PAD] */
+    float *scratch;                  /* [threads][SHARE][ld + DECODE_BLOCK] */
 } decode;
 
 static decode decode_of(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    decode d = { .c = c, .a = a, .S = c->out[1].dim[2] };
-    d.blocks = padded(d.S, DECODE_BLOCK) / DECODE_BLOCK;
+    decode d = { .c = c, .a = a, .s = attn_seqs_of(c) };
+    d.few = d.s.ragged ? 1 : a->seq;
+    d.blocks = padded(attn_room(&d.s), DECODE_BLOCK) / DECODE_BLOCK;
     d.group = a->heads / a->kv_heads;
-    d.rows = a->seq * d.group;
+    d.rows = d.few * d.group;
     d.ld = padded(a->head_dim, PAD);
     d.partial = c->work;
     if (c->work)
@@ -52,10 +55,34 @@ LM_INLINE vf row_part(lm_dtype t, const void *x, int64_t at, int64_t d, int64_t 
     return d + VF_LANES <= D ? vf_get(t, x, at + d) : vf_get_n(t, x, at + d, D - d);
 }
 
-/* The end of keys or values that are read in order, and what is read after them. */
+/* Keys or values of a block: in one piece, or where there are pages in pieces of LM_PAGE_UNIT. */
+typedef struct {
+    const void *all; /* position 0 of the block */
+    const char *const *piece;
+} lines;
+
+enum { PIECES = DECODE_BLOCK / LM_PAGE_UNIT };
+
+/* Element 0 of line j is number line_at of line_base. */
+LM_INLINE const void *line_base(bool paged, lines x, int64_t j)
+{
+    return paged ? x.piece[j / LM_PAGE_UNIT] : x.all;
+}
+
+LM_INLINE int64_t line_at(bool paged, int64_t j, int64_t D)
+{
+    return (paged ? j % LM_PAGE_UNIT : j) * D;
+}
+
+/* The end of keys or values that are read in order, and what is read after them; of pages: lines before `to`, then
+ * those of `then` from `from` on. */
 typedef struct {
     const char *end, *next;
 } reading;
+typedef struct {
+    lines then;
+    int64_t to, from;
+} reading_pages;
 
 /* Prefetch to the second level what is read AHEAD bytes after `from`. */
 LM_INLINE void fetch(const reading *r, const char *from, int64_t bytes)
@@ -65,6 +92,22 @@ LM_INLINE void fetch(const reading *r, const char *from, int64_t bytes)
         p = r->next + (p - r->end);
     for (int64_t at = 0; at < bytes; at += 64)
         _mm_prefetch(p + at, _MM_HINT_T1);
+}
+
+/* The same of line j of pages, lines of `line` bytes, from byte `at` of it on. */
+LM_INLINE void fetch_line(const reading_pages *r, lines x, int64_t j, int64_t at, int64_t bytes,
+                          int64_t line)
+{
+    j += AHEAD / line + 1;
+    if (j >= r->to) {
+        j += r->from - r->to;
+        x = r->then;
+    }
+    if (j >= DECODE_BLOCK)
+        return;
+    const char *p = x.piece[j / LM_PAGE_UNIT] + j % LM_PAGE_UNIT * line + at;
+    for (int64_t b = 0; b < bytes; b += 64)
+        _mm_prefetch(p + b, _MM_HINT_T1);
 }
 
 #ifdef __AVX512F__
@@ -98,8 +141,8 @@ LM_INLINE void vf_sums(const vf v[VF_LANES], float s[VF_LANES])
 }
 #endif
 
-/* Query rows q[R][ld] (padded, scaled) times key j, before the sum over the lanes: x[r]. */
-LM_INLINE void times_key(lm_dtype t, int R, const float *q, int64_t ld, const void *k, int64_t j,
+/* Query rows q[R][ld] (padded, scaled) times the key from element `at` of k on, before the sum over the lanes: x[r]. */
+LM_INLINE void times_key(lm_dtype t, int R, const float *q, int64_t ld, const void *k, int64_t at,
                          int64_t D, vf x[SHARE])
 {
     vf y[SHARE];
@@ -108,7 +151,7 @@ LM_INLINE void times_key(lm_dtype t, int R, const float *q, int64_t ld, const vo
     for (int r = 0; r < R; r++)
         x[r] = y[r] = vf_zero();
     for (; d + PAD <= D; d += PAD) {
-        vf a = vf_get(t, k, j * D + d), b = vf_get(t, k, j * D + d + VF_LANES);
+        vf a = vf_get(t, k, at + d), b = vf_get(t, k, at + d + VF_LANES);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             x[r] = vf_fma(vf_load(q + r * ld + d), a, x[r]);
@@ -116,7 +159,7 @@ LM_INLINE void times_key(lm_dtype t, int R, const float *q, int64_t ld, const vo
         }
     }
     for (; d < D; d += VF_LANES) {
-        vf a = row_part(t, k, j * D, d, D);
+        vf a = row_part(t, k, at, d, D);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++)
             x[r] = vf_fma(vf_load(q + r * ld + d), a, x[r]);
@@ -127,19 +170,24 @@ LM_INLINE void times_key(lm_dtype t, int R, const float *q, int64_t ld, const vo
 }
 
 /* Scores of keys [from, to) for R query rows into s[R][DECODE_BLOCK]. */
-LM_INLINE void score_keys(lm_dtype t, int R, const float *q, int64_t ld, const void *k,
-                          int64_t from, int64_t to, int64_t D, float *s, const char *next)
+LM_INLINE void score_keys(lm_dtype t, bool paged, int R, const float *q, int64_t ld, lines k,
+                          int64_t from, int64_t to, int64_t D, float *s, lines then)
 {
     const int n = VF_LANES / R; /* keys whose sums are made together */
     int64_t j = from, size = (int64_t)lm_dtype_size(t);
-    reading after = { attn_at(k, to * D, (size_t)size), next };
+    reading after = { attn_at(k.all, to * D, (size_t)size),
+                      attn_at(then.all, from * D, (size_t)size) };
+    reading_pages pages = { then, to, from };
     vf x[SHARE], all[VF_LANES];
     for (; j + n <= to; j += n) {
         float sums[VF_LANES];
 #pragma GCC unroll 16
         for (int i = 0; i < n; i++) {
-            fetch(&after, attn_at(k, (j + i) * D, (size_t)size), D * size);
-            times_key(t, R, q, ld, k, j + i, D, x);
+            if (paged)
+                fetch_line(&pages, k, j + i, 0, D * size, D * size);
+            else
+                fetch(&after, attn_at(k.all, (j + i) * D, (size_t)size), D * size);
+            times_key(t, R, q, ld, line_base(paged, k, j + i), line_at(paged, j + i, D), D, x);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++)
                 all[place[r * n + i]] = x[r];
@@ -150,7 +198,7 @@ LM_INLINE void score_keys(lm_dtype t, int R, const float *q, int64_t ld, const v
             memcpy(s + r * DECODE_BLOCK + j, sums + r * n, (size_t)n * sizeof *sums);
     }
     for (; j < to; j++) {
-        times_key(t, R, q, ld, k, j, D, x);
+        times_key(t, R, q, ld, line_base(paged, k, j), line_at(paged, j, D), D, x);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++)
             s[r * DECODE_BLOCK + j] = vf_sum(x[r]);
@@ -158,9 +206,9 @@ LM_INLINE void score_keys(lm_dtype t, int R, const float *q, int64_t ld, const v
 }
 
 /* W vectors from column d on of acc[r] = sum over keys [from, to) of p[r][j] v[j], for R rows. */
-LM_INLINE void weigh_part(lm_dtype t, int R, int W, const float *p, const void *v, int64_t from,
-                          int64_t to, int64_t D, int64_t d, float *const acc[SHARE],
-                          const reading *after)
+LM_INLINE void weigh_part(lm_dtype t, bool paged, int R, int W, const float *p, lines v,
+                          int64_t from, int64_t to, int64_t D, int64_t d, float *const acc[SHARE],
+                          const reading *after, const reading_pages *pages)
 {
     int64_t size = (int64_t)lm_dtype_size(t);
     vf x[SHARE][8];
@@ -170,10 +218,15 @@ LM_INLINE void weigh_part(lm_dtype t, int R, int W, const float *p, const void *
         for (int i = 0; i < W; i++)
             x[r][i] = vf_zero();
     for (int64_t j = from; j < to; j++) {
-        fetch(after, attn_at(v, j * D + d, (size_t)size), W * VF_LANES * size);
+        const void *base = line_base(paged, v, j);
+        int64_t at = line_at(paged, j, D);
+        if (paged)
+            fetch_line(pages, v, j, d * size, W * VF_LANES * size, D * size);
+        else
+            fetch(after, attn_at(v.all, j * D + d, (size_t)size), W * VF_LANES * size);
 #pragma GCC unroll 8
         for (int i = 0; i < W; i++) {
-            vf y = row_part(t, v, j * D, d + i * VF_LANES, D);
+            vf y = row_part(t, base, at, d + i * VF_LANES, D);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++)
                 x[r][i] = vf_fma(vf_set(p[r * DECODE_BLOCK + j]), y, x[r][i]);
@@ -186,18 +239,19 @@ LM_INLINE void weigh_part(lm_dtype t, int R, int W, const float *p, const void *
             vf_store(acc[r] + d + i * VF_LANES, x[r][i]);
 }
 
-LM_INLINE void weigh_keys(lm_dtype t, int R, const float *p, const void *v, int64_t from,
-                          int64_t to, int64_t D, float *const acc[SHARE], const char *next)
+LM_INLINE void weigh_keys(lm_dtype t, bool paged, int R, const float *p, lines v, int64_t from,
+                          int64_t to, int64_t D, float *const acc[SHARE], lines then)
 {
     const int wide = R <= 2 && VF_LANES == 16 ? 8 : 4;
-    reading after = { attn_at(v, to * D, lm_dtype_size(t)), next };
+    reading after = { attn_at(v.all, to * D, lm_dtype_size(t)), then.all };
+    reading_pages pages = { then, to, 0 };
     int64_t d = 0;
     for (; d + wide * VF_LANES <= D; d += wide * VF_LANES)
-        weigh_part(t, R, wide, p, v, from, to, D, d, acc, &after);
+        weigh_part(t, paged, R, wide, p, v, from, to, D, d, acc, &after, &pages);
     for (; d + 4 * VF_LANES <= D; d += 4 * VF_LANES)
-        weigh_part(t, R, 4, p, v, from, to, D, d, acc, &after);
+        weigh_part(t, paged, R, 4, p, v, from, to, D, d, acc, &after, &pages);
     for (; d < D; d += VF_LANES)
-        weigh_part(t, R, 1, p, v, from, to, D, d, acc, &after);
+        weigh_part(t, paged, R, 1, p, v, from, to, D, d, acc, &after, &pages);
 }
 
 /* Softmax numerators of s[from..to) in place; returns their sum. */
@@ -220,22 +274,52 @@ LM_INLINE float exp_keys(lm_dtype t, float *s, int64_t from, int64_t to, float *
 /* A block of keys of one sequence and key/value head. */
 typedef struct {
     attn_mask mask;
-    int64_t b, kv, fresh, j0;
-    const void *k, *v;
+    int64_t b, kv, row, fresh, j0; /* row: the first of the sequence */
+    const void *k, *v;             /* in one piece, or: */
+    const char *k_piece[PIECES], *v_piece[PIECES];
 } unit;
 
-static unit unit_of(const decode *d, int64_t u)
+LM_INLINE lines keys_of(const unit *x)
+{
+    return (lines){ x->k, x->k_piece };
+}
+
+LM_INLINE lines values_of(const unit *x)
+{
+    return (lines){ x->v, x->v_piece };
+}
+
+/* The pieces of the block that hold positions. */
+static void set_pieces(const decode *d, unit *x, size_t size)
+{
+    int64_t D = d->a->head_dim, run;
+    const lm_tensor *cache = &d->c->out[1];
+    for (int64_t j = 0; j < DECODE_BLOCK && x->j0 + j < x->mask.keys; j += LM_PAGE_UNIT) {
+        int64_t at = attn_cache_row(&d->s, d->a->kv_heads, x->kv, x->b, x->j0 + j, &run) * D;
+        x->k_piece[j / LM_PAGE_UNIT] = attn_at(cache[0].data, at, size);
+        x->v_piece[j / LM_PAGE_UNIT] = attn_at(cache[1].data, at, size);
+    }
+}
+
+/* Sets of *x what the instance for such caches reads. */
+LM_INLINE void set_unit(bool paged, const decode *d, int64_t u, unit *x)
 {
     const lm_attention_attr *a = d->a;
     size_t size = lm_dtype_size(d->c->in[0].dtype);
     int64_t bk = u / d->blocks, block = u % d->blocks, at;
-    unit x = { .b = bk / a->kv_heads, .kv = bk % a->kv_heads, .j0 = block * DECODE_BLOCK };
-    x.fresh = attn_i32(d->c, 2)[x.b];
-    x.mask = attn_cached_mask(a, attn_i32(d->c, 1)[x.b], x.fresh);
-    at = (bk * d->S + x.j0) * a->head_dim;
-    x.k = attn_at(d->c->out[1].data, at, size);
-    x.v = attn_at(d->c->out[2].data, at, size);
-    return x;
+    x->b = bk / a->kv_heads;
+    x->kv = bk % a->kv_heads;
+    x->j0 = block * DECODE_BLOCK;
+    x->row = attn_first(&d->s, x->b);
+    x->fresh = attn_is_prompt(&d->s, x->b) ? 0 : d->s.fresh[x->b];
+    x->mask = attn_cached_mask(a, d->s.used[x->b], x->fresh);
+    if (paged) {
+        set_pieces(d, x, size);
+        return;
+    }
+    at = (bk * d->s.page + x->j0) * a->head_dim;
+    x->k = attn_at(d->c->out[1].data, at, size);
+    x->v = attn_at(d->c->out[2].data, at, size);
 }
 
 /* The keys [*from, *to) of the unit that new row i sees. */
@@ -248,17 +332,17 @@ static void seen_by(const unit *x, int64_t i, int64_t *from, int64_t *to)
 }
 
 /* Query heads [h, h + R) of new row i, which see keys [from, to); part: their partial results. */
-LM_INLINE void attend(lm_dtype t, int R, const decode *d, const unit *x, int64_t i, int64_t h,
-                      int64_t from, int64_t to, float *const part[SHARE], float *scratch,
-                      const char *next)
+LM_INLINE void attend(lm_dtype t, bool paged, int R, const decode *d, const unit *x, int64_t i,
+                      int64_t h, int64_t from, int64_t to, float *const part[SHARE], float *scratch,
+                      const unit *next)
 {
     const lm_attention_attr *a = d->a;
     int64_t D = a->head_dim, pitch = (a->heads + 2 * a->kv_heads) * D;
     float *q = scratch, *s = q + SHARE * d->ld, *acc[SHARE];
     pack_rows(t, q, d->ld, R,
-              attn_at(d->c->in[0].data, (x->b * a->seq + i) * pitch + h * D, lm_dtype_size(t)), D,
-              R, D, (float)a->scale);
-    score_keys(t, R, q, d->ld, x->k, from, to, D, s, attn_at(x->v, from * D, lm_dtype_size(t)));
+              attn_at(d->c->in[0].data, (x->row + i) * pitch + h * D, lm_dtype_size(t)), D, R, D,
+              (float)a->scale);
+    score_keys(t, paged, R, q, d->ld, keys_of(x), from, to, D, s, values_of(x));
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         float *row = s + r * DECODE_BLOCK;
@@ -269,15 +353,18 @@ LM_INLINE void attend(lm_dtype t, int R, const decode *d, const unit *x, int64_t
         part[r][1] = exp_keys(t, row, from, to, &part[r][0]);
         acc[r] = part[r] + PAD;
     }
-    weigh_keys(t, R, s, x->v, from, to, D, acc, next);
+    weigh_keys(t, paged, R, s, values_of(x), from, to, D, acc, keys_of(next));
 }
 
-LM_INLINE void decode_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
+LM_INLINE void decode_units(lm_dtype t, bool paged, void *ctx, int64_t begin, int64_t end,
+                            int worker)
 {
     const decode *d = ctx;
     float *scratch = d->scratch + worker * scratch_floats(d);
     for (int64_t u = begin; u < end; u++) {
-        unit x = unit_of(d, u), after = unit_of(d, u + 1 < end ? u + 1 : u);
+        unit x, after;
+        set_unit(paged, d, u, &x);
+        set_unit(paged, d, u + 1 < end ? u + 1 : u, &after);
         for (int64_t row = 0, n; row < d->rows; row += n) {
             int64_t i = row / d->group, left = d->group - row % d->group, from, to;
             float *part[SHARE] = { NULL };
@@ -291,13 +378,13 @@ LM_INLINE void decode_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, i
             if (from >= to)
                 continue;
             int64_t h = x.kv * d->group + row % d->group;
-            const void *next = row + n < d->rows ? x.k : after.k;
+            const unit *next = row + n < d->rows ? &x : &after;
             if (n == SHARE)
-                attend(t, SHARE, d, &x, i, h, from, to, part, scratch, next);
+                attend(t, paged, SHARE, d, &x, i, h, from, to, part, scratch, next);
             else if (n == 2)
-                attend(t, 2, d, &x, i, h, from, to, part, scratch, next);
+                attend(t, paged, 2, d, &x, i, h, from, to, part, scratch, next);
             else
-                attend(t, 1, d, &x, i, h, from, to, part, scratch, next);
+                attend(t, paged, 1, d, &x, i, h, from, to, part, scratch, next);
         }
     }
 }
@@ -308,10 +395,13 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     const decode *d = ctx;
     const lm_attention_attr *a = d->a;
     int64_t D = a->head_dim;
+    float *lse = d->c->n_out > 3 ? d->c->out[3].data : NULL;
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / d->rows, row = u % d->rows, b = bk / a->kv_heads;
         int64_t h = bk % a->kv_heads * d->group + row % d->group, i = row / d->group;
         float m = -INFINITY, l = 0;
+        if (d->s.ragged && (attn_is_prompt(&d->s, b) || d->s.fresh[b] == 0))
+            continue;
         for (int64_t n = 0; n < d->blocks; n++)
             m = fmaxf(m, partial_at(d, bk, n, row)[0]);
         for (int64_t n = 0; n < d->blocks; n++) {
@@ -319,7 +409,9 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
             p[0] = p[1] > 0 ? expf(p[0] - m) : 0.0f; /* from here on: the factor of the block */
             l += p[0] * p[1];
         }
-        int64_t at = ((b * a->seq + i) * a->heads + h) * D;
+        int64_t head = (attn_first(&d->s, b) + i) * a->heads + h, at = head * D;
+        if (lse)
+            lse[head] = l > 0 ? m + logf(l) : -INFINITY;
         VF_FOR(x, live, D, {
             vf sum = vf_zero();
             for (int64_t n = 0; n < d->blocks; n++) {
@@ -333,15 +425,15 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 }
 VF_TYPED(merge_rows)
 
-static void decode_f32(void *ctx, int64_t begin, int64_t end, int worker)
-{
-    decode_units(LM_DTYPE_F32, ctx, begin, end, worker);
-}
-
-static void decode_bf16(void *ctx, int64_t begin, int64_t end, int worker)
-{
-    decode_units(LM_DTYPE_BF16, ctx, begin, end, worker);
-}
+#define DECODE(name, type, paged)                                       \
+    static void name(void *ctx, int64_t begin, int64_t end, int worker) \
+    {                                                                   \
+        decode_units(type, paged, ctx, begin, end, worker);             \
+    }
+DECODE(decode_f32, LM_DTYPE_F32, false)
+DECODE(decode_bf16, LM_DTYPE_BF16, false)
+DECODE(decode_paged_f32, LM_DTYPE_F32, true)
+DECODE(decode_paged_bf16, LM_DTYPE_BF16, true)
 
 void attention_decode_run(const lm_call *c)
 {
@@ -349,13 +441,17 @@ void attention_decode_run(const lm_call *c)
     lm_dtype t = c->in[0].dtype;
     int64_t units = d.a->batch * d.a->kv_heads;
     int64_t grain = units * d.blocks / (16 * lm_par_threads(c->par)); /* read without a break */
-    lm_par_for(c->par, units * d.blocks, grain, t == LM_DTYPE_BF16 ? decode_bf16 : decode_f32, &d);
+    lm_par_fn run = t == LM_DTYPE_BF16 ? decode_bf16 : decode_f32;
+    if (d.s.paged)
+        run = t == LM_DTYPE_BF16 ? decode_paged_bf16 : decode_paged_f32;
+    lm_par_for(c->par, units * d.blocks, grain, run, &d);
     lm_par_for(c->par, units * d.rows, 8, VF_PICK(merge_rows, t), &d);
 }
 
 size_t attention_decode_bytes(const lm_call *c, int threads)
 {
-    decode d = decode_of(&(lm_call){ .attr = c->attr, .out = c->out });
+    decode d =
+        decode_of(&(lm_call){ .attr = c->attr, .in = c->in, .n_in = c->n_in, .out = c->out });
     int64_t n = d.a->batch * d.a->kv_heads * d.blocks * d.rows * (d.ld + PAD);
     return (size_t)(n + threads * scratch_floats(&d)) * sizeof(float);
 }

@@ -7,17 +7,21 @@
 #ifndef LM_KERNELS_CPU_ATTENTION_JOBS_H
 #define LM_KERNELS_CPU_ATTENTION_JOBS_H
 
+#include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/attention_plan.h"
+#include "kernels/cpu/attention_pages.h"
 #include "kernels/cpu/tables.h"
 
 typedef struct {
-    const void *q, *k, *v; /* query 0 of head 0, key 0 and value 0 of the key/value head */
+    const void *q, *k, *v; /* query 0 of head 0, key 0 and value 0 of the key/value head; with pages
+                              row 0 of the caches */
     void *o;               /* output row 0 of head 0 */
-    float *lse;            /* head 0 of this sequence, or NULL */
+    float *lse;            /* row 0 of head 0 of this sequence, or NULL */
+    int64_t lse_head, lse_row;                  /* elements between heads and between rows of lse */
+    const attn_seqs *pages;                     /* NULL: keys and values are in one piece */
     int64_t q_pitch, k_pitch, v_pitch, o_pitch; /* elements between rows */
-    int64_t b, h0, h1, H, T, D, queries;
+    int64_t b, kv, K, h0, h1, H, T, D, queries;
     int64_t part, parts; /* query blocks with number % parts == part are this job's */
     float scale, soft_cap;
     attn_mask mask;
@@ -31,7 +35,7 @@ typedef struct {
     attn_job_fn fn;
     size_t scratch; /* bytes a worker, a multiple of 64 */
     int64_t parts;
-    bool cached;
+    const attn_seqs *cached; /* NULL: keys and values are those of the rows */
     attn_drop drop;
 } attn_split;
 
@@ -51,6 +55,26 @@ static inline void *attn_at(const void *base, int64_t i, size_t size)
     return (char *)base + i * (int64_t)size;
 }
 
+/* The cached keys and values of a job, and the rows of its sequence. */
+static inline void attn_cached_job(const attn_split *s, attn_job *j, size_t size)
+{
+    const lm_call *c = s->c;
+    const attn_seqs *x = s->cached;
+    int64_t row = attn_first(x, j->b), at = attn_cache_row(x, j->K, j->kv, j->b, 0, NULL);
+    j->q = attn_at(c->in[0].data, row * j->q_pitch, size);
+    j->o = attn_at(c->out[0].data, row * j->o_pitch, size);
+    j->queries = x->fresh[j->b];
+    j->mask = attn_cached_mask(c->attr, x->used[j->b], j->queries);
+    j->pages = x->table ? x : NULL;
+    j->k = attn_at(c->out[1].data, j->pages ? 0 : at * j->D, size);
+    j->v = attn_at(c->out[2].data, j->pages ? 0 : at * j->D, size);
+    j->k_pitch = j->v_pitch = j->D;
+    if (c->n_out > 3 && c->out[3].data)
+        j->lse = (float *)c->out[3].data + row * j->H;
+    j->lse_head = 1;
+    j->lse_row = j->H;
+}
+
 /* The job of unit u: (b, kv head, part). */
 static inline attn_job attn_job_of(const attn_split *s, int64_t u)
 {
@@ -59,7 +83,9 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
     size_t size = lm_dtype_size(qkv->dtype);
     int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq;
     int64_t bk = u / s->parts, b = bk / K, kv = bk % K, pitch = (H + 2 * K) * D;
-    attn_job j = { .b = b,
+    attn_job j = { .b = s->cached ? attn_nth_prompt(s->cached, b) : b,
+                   .kv = kv,
+                   .K = K,
                    .h0 = kv * (H / K),
                    .h1 = (kv + 1) * (H / K),
                    .H = H,
@@ -73,23 +99,29 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
                    .scale = (float)a->scale,
                    .soft_cap = (float)a->soft_cap,
                    .drop = &s->drop };
+    if (s->cached) {
+        attn_cached_job(s, &j, size);
+        return j;
+    }
     j.q = attn_at(qkv->data, b * T * pitch, size);
     j.o = attn_at(s->c->out[0].data, b * T * H * D, size);
-    if (s->cached) {
-        int64_t S = s->c->out[1].dim[2], fresh = attn_i32(s->c, 2)[b];
-        j.queries = fresh;
-        j.mask = attn_cached_mask(a, attn_i32(s->c, 1)[b], fresh);
-        j.k = attn_at(s->c->out[1].data, bk * S * D, size);
-        j.v = attn_at(s->c->out[2].data, bk * S * D, size);
-        j.k_pitch = j.v_pitch = D;
-    } else {
-        j.mask = attn_mask_of(a, attn_i32(s->c, 1), b);
-        j.k = attn_at(j.q, (H + kv) * D, size);
-        j.v = attn_at(j.q, (H + K + kv) * D, size);
-        j.k_pitch = j.v_pitch = pitch;
-        j.lse = (float *)s->c->out[1].data + b * H * T;
-    }
+    j.mask = attn_mask_of(a, attn_i32(s->c, 1), b);
+    j.k = attn_at(j.q, (H + kv) * D, size);
+    j.v = attn_at(j.q, (H + K + kv) * D, size);
+    j.k_pitch = j.v_pitch = pitch;
+    j.lse = (float *)s->c->out[1].data + b * H * T;
+    j.lse_head = T;
+    j.lse_row = 1;
     return j;
+}
+
+/* A piece of a job's cache [G,K,S,D] with successive keys (or values), from key j on: *n of them, at most to `end`. */
+static inline const void *attn_piece(const attn_job *j, const void *cache, size_t size, int64_t at,
+                                     int64_t end, int64_t *n)
+{
+    int64_t row = attn_cache_row(j->pages, j->K, j->kv, j->b, at, n);
+    *n = *n < end - at ? *n : end - at;
+    return attn_at(cache, row * j->D, size);
 }
 
 static inline void attn_run_units(void *ctx, int64_t begin, int64_t end, int worker)
@@ -111,43 +143,62 @@ static inline int64_t attn_parts(int64_t units, int64_t blocks, int threads)
     return parts;
 }
 
-static inline void attn_run_split(const lm_call *c, attn_job_fn fn, size_t scratch, bool cached)
+/* `cached`: the sequences of attention_cached; NULL: attention. */
+static inline void attn_run_split(const lm_call *c, attn_job_fn fn, size_t scratch,
+                                  const attn_seqs *cached)
 {
     const lm_attention_attr *a = c->attr;
     attn_split s = { .c = c, .fn = fn, .scratch = attn_round64(scratch), .cached = cached };
+    int64_t units = a->batch * a->kv_heads, rows = a->seq;
     if (!cached)
         s.drop = attn_drop_of(c);
-    int64_t units = a->batch * a->kv_heads;
-    s.parts = attn_parts(units, (a->seq + 31) / 32, lm_par_threads(c->par));
+    if (cached && cached->ragged) {
+        units = attn_prompts(cached) * a->kv_heads;
+        rows = cached->rows;
+    }
+    s.parts = attn_parts(units, (rows + 31) / 32, lm_par_threads(c->par));
     lm_par_for(c->par, units * s.parts, 1, attn_run_units, &s);
 }
 
-/* attention_cached with at most so many new rows reads the cache directly instead of packing it. */
-enum { ATTN_FEW_ROWS = 4 };
+/* ---- attention_cached: new keys and values ---- */
+
+/* Rows [from, to) of o become zeros, and -inf of lse. */
+static inline void attn_clear_rows(const lm_call *c, int64_t from, int64_t to)
+{
+    const lm_attention_attr *a = c->attr;
+    size_t size = lm_dtype_size(c->in[0].dtype);
+    int64_t width = a->heads * a->head_dim;
+    float *lse = c->n_out > 3 ? c->out[3].data : NULL;
+    if (from < to)
+        memset(attn_at(c->out[0].data, from * width, size), 0,
+               (size_t)((to - from) * width) * size);
+    for (int64_t i = from * a->heads; lse && i < to * a->heads; i++)
+        lse[i] = -INFINITY;
+}
 
 static inline void attn_append_units(void *ctx, int64_t begin, int64_t end, int worker)
 {
     (void)worker;
     const lm_call *c = ctx;
     const lm_attention_attr *a = c->attr;
+    attn_seqs s = attn_seqs_of(c);
     size_t size = lm_dtype_size(c->in[0].dtype);
-    int64_t D = a->head_dim, K = a->kv_heads, S = c->out[1].dim[2];
-    int64_t pitch = (a->heads + 2 * K) * D;
+    int64_t D = a->head_dim, K = a->kv_heads, pitch = (a->heads + 2 * K) * D;
     for (int64_t bk = begin; bk < end; bk++) {
-        int64_t b = bk / K, used = attn_i32(c, 1)[b], fresh = attn_i32(c, 2)[b];
-        for (int64_t i = 0; i < fresh; i++) {
-            int64_t to = (bk * S + used + i) * D;
-            int64_t from = (b * a->seq + i) * pitch + (a->heads + bk % K) * D;
+        int64_t b = bk / K, used = s.used[b], fresh = s.fresh[b], row = attn_first(&s, b), run = 0;
+        for (int64_t i = 0, to = 0; i < fresh; i++, run--, to += D) {
+            if (run == 0)
+                to = attn_cache_row(&s, K, bk % K, b, used + i, &run) * D;
+            int64_t from = (row + i) * pitch + (a->heads + bk % K) * D;
             memcpy(attn_at(c->out[1].data, to, size), attn_at(c->in[0].data, from, size),
                    (size_t)D * size);
             memcpy(attn_at(c->out[2].data, to, size), attn_at(c->in[0].data, from + K * D, size),
                    (size_t)D * size);
         }
-        /* Rows that are not real give zeros; the first key/value head clears them for all. */
-        int64_t width = a->heads * D;
-        if (bk % K == 0 && fresh < a->seq)
-            memset(attn_at(c->out[0].data, (b * a->seq + fresh) * width, size), 0,
-                   (size_t)((a->seq - fresh) * width) * size);
+        /* Rows that are not real give zeros; the first key/value head clears them for all, and that of the last
+         * sequence those of none. */
+        if (bk % K == 0)
+            attn_clear_rows(c, row + fresh, b + 1 < s.batch ? attn_first(&s, b + 1) : s.rows);
     }
 }
 
@@ -155,8 +206,31 @@ static inline void attn_append_units(void *ctx, int64_t begin, int64_t end, int 
 static inline void attn_append(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    lm_par_for(c->par, a->batch * a->kv_heads, a->seq > 16 ? 1 : 64, attn_append_units,
-               (void *)(uintptr_t)c);
+    lm_par_for(c->par, a->batch * a->kv_heads, c->in[0].dim[0] > 16 * a->batch ? 1 : 64,
+               attn_append_units, (void *)(uintptr_t)c);
+}
+
+/* Which of its two kernels a call of attention_cached needs: for new tokens, for prompts. */
+typedef struct {
+    bool tokens, prompts;
+} attn_kinds;
+
+static inline attn_kinds attn_kinds_of(const attn_seqs *s)
+{
+    if (!s->ragged)
+        return (attn_kinds){ s->seq <= ATTN_FEW_ROWS, s->seq > ATTN_FEW_ROWS };
+    if (!s->kind) /* there are shapes alone */
+        return (attn_kinds){ true, true };
+    attn_kinds k = { .prompts = attn_prompts(s) > 0 };
+    for (int64_t b = 0; b < s->batch; b++)
+        k.tokens |= !attn_is_prompt(s, b) && s->fresh[b] > 0;
+    return k;
+}
+
+/* Scratch that serves both in turn. */
+static inline size_t attn_more(size_t a, size_t b)
+{
+    return a > b ? a : b;
 }
 
 /* The backward of one (sequence, key/value head): of keys [k0, k1) and queries [q0, q1).  Fused, it
@@ -264,6 +338,11 @@ static inline void attn_dx_run(const lm_call *c, attn_dx_fn fn, size_t scratch)
     s.keys = false;
     lm_par_for(c->par, units * s.parts, 1, attn_dx_units, &s);
 }
+
+/* attention_cached for new tokens; the keys are in the cache already (attention_decode_simd.c). */
+void lm_attention_decode_avx2(const lm_call *c), lm_attention_decode_avx512(const lm_call *c);
+size_t lm_attention_decode_work_avx2(const lm_call *c, int threads),
+    lm_attention_decode_work_avx512(const lm_call *c, int threads);
 
 /* The AVX-512 kernel of an operator, for head sizes that tiles do not serve. */
 static inline const lm_kernel *attn_fallback(const char *op)

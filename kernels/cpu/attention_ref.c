@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "kernels/cpu/attention_plan.h"
+#include "kernels/cpu/attention_pages.h"
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
@@ -16,13 +16,24 @@ typedef struct {
     int64_t q_at, k_at, v_at; /* first element of the row, of key 0 and of value 0 */
     int64_t k_pitch, v_pitch; /* elements between keys and between values          */
     int64_t start, end;       /* visible keys */
+    const attn_seqs *pages;   /* NULL, or those of the caches k and v, for sequence b and head kv */
+    int64_t b, kv;
 } row_view;
+
+/* The first element of key j, or of value j with the place and pitch of values. */
+static int64_t line_of(const row_view *r, int64_t at, int64_t pitch, int64_t j)
+{
+    if (!r->pages)
+        return at + j * pitch;
+    return attn_cache_row(r->pages, r->a->kv_heads, r->kv, r->b, j, NULL) * r->a->head_dim;
+}
 
 static double score(const row_view *r, int64_t j)
 {
     double s = 0;
+    int64_t key = line_of(r, r->k_at, r->k_pitch, j);
     for (int64_t d = 0; d < r->a->head_dim; d++)
-        s += get(r->q, r->q_at + d) * get(r->k, r->k_at + j * r->k_pitch + d);
+        s += get(r->q, r->q_at + d) * get(r->k, key + d);
     s *= r->a->scale;
     return r->a->soft_cap > 0 ? r->a->soft_cap * tanh(s / r->a->soft_cap) : s;
 }
@@ -57,7 +68,7 @@ static void weigh_values(const row_view *r, const double *p, const float *z, lm_
         double sum = 0;
         for (int64_t j = r->start; j < r->end; j++)
             sum += rounded(o->dtype, p[j] * (z ? (double)z[j] : 1)) *
-                   get(r->v, r->v_at + j * r->v_pitch + d);
+                   get(r->v, line_of(r, r->v_at, r->v_pitch, j) + d);
         set(o, at + d, sum);
     }
 }
@@ -188,57 +199,64 @@ static size_t attention_dx_work(const lm_call *c, int threads)
 }
 
 /* Copy the fresh keys and values of (b, kv) behind those that the cache holds. */
-static void append(const lm_call *c, int64_t b, int64_t kv, int64_t used, int64_t fresh)
+static void append(const lm_call *c, const attn_seqs *s, int64_t b, int64_t kv)
 {
     const lm_attention_attr *a = c->attr;
-    lm_tensor *kc = &c->out[1], *vc = &c->out[2];
-    int64_t D = a->head_dim, S = kc->dim[2], pitch = (a->heads + 2 * a->kv_heads) * D;
-    for (int64_t i = 0; i < fresh; i++) {
-        int64_t to = ((b * a->kv_heads + kv) * S + used + i) * D;
-        int64_t from = (b * a->seq + i) * pitch + (a->heads + kv) * D;
+    int64_t D = a->head_dim, K = a->kv_heads, pitch = (a->heads + 2 * K) * D;
+    for (int64_t i = 0; i < s->fresh[b]; i++) {
+        int64_t to = attn_cache_row(s, K, kv, b, s->used[b] + i, NULL) * D;
+        int64_t from = (attn_first(s, b) + i) * pitch + (a->heads + kv) * D;
         for (int64_t d = 0; d < D; d++) {
-            set(kc, to + d, get(&c->in[0], from + d));
-            set(vc, to + d, get(&c->in[0], from + a->kv_heads * D + d));
+            set(&c->out[1], to + d, get(&c->in[0], from + d));
+            set(&c->out[2], to + d, get(&c->in[0], from + K * D + d));
         }
     }
+}
+
+/* Head h of row i of sequence b; a row that is not real sees nothing. */
+static void cached_row(const lm_call *c, const attn_seqs *s, int64_t b, int64_t h, int64_t i)
+{
+    const lm_attention_attr *a = c->attr;
+    int64_t D = a->head_dim, K = a->kv_heads, pitch = (a->heads + 2 * K) * D;
+    int64_t row = attn_first(s, b) + i, kv = h / (a->heads / K);
+    attn_mask m = attn_cached_mask(a, s->used[b], s->fresh[b]);
+    row_view r = { .a = a,
+                   .q = &c->in[0],
+                   .k = &c->out[1],
+                   .v = &c->out[2],
+                   .q_at = row * pitch + h * D,
+                   .pages = s,
+                   .b = b,
+                   .kv = kv };
+    if (i < s->fresh[b]) {
+        r.start = attn_start(&m, i);
+        r.end = attn_end(&m, i);
+    }
+    double lse = softmax_row(&r, c->work);
+    if (c->n_out > 3 && c->out[3].data)
+        set(&c->out[3], row * a->heads + h, lse);
+    weigh_values(&r, c->work, NULL, &c->out[0], (row * a->heads + h) * D);
 }
 
 static void attention_cached(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    const lm_tensor *kc = &c->out[1], *vc = &c->out[2];
-    int64_t D = a->head_dim, S = kc->dim[2], pitch = (a->heads + 2 * a->kv_heads) * D;
-    for (int64_t bh = 0; bh < a->batch * a->heads; bh++) {
-        int64_t b = bh / a->heads, h = bh % a->heads, group = a->heads / a->kv_heads;
-        int64_t used = attn_i32(c, 1)[b], fresh = attn_i32(c, 2)[b];
-        int64_t first = (b * a->kv_heads + h / group) * S * D;
-        attn_mask m = attn_cached_mask(a, used, fresh);
-        if (h % group == 0)
-            append(c, b, h / group, used, fresh);
-        for (int64_t i = 0; i < a->seq; i++) {
-            row_view r = { .a = a,
-                           .q = &c->in[0],
-                           .k = kc,
-                           .v = vc,
-                           .q_at = (b * a->seq + i) * pitch + h * D,
-                           .k_at = first,
-                           .v_at = first,
-                           .k_pitch = D,
-                           .v_pitch = D };
-            if (i < fresh) {
-                r.start = attn_start(&m, i);
-                r.end = attn_end(&m, i);
-            }
-            softmax_row(&r, c->work);
-            weigh_values(&r, c->work, NULL, &c->out[0], ((b * a->seq + i) * a->heads + h) * D);
-        }
+    attn_seqs s = attn_seqs_of(c);
+    for (int64_t b = 0; b < a->batch; b++) {
+        int64_t rows = (b + 1 < a->batch ? attn_first(&s, b + 1) : s.rows) - attn_first(&s, b);
+        for (int64_t kv = 0; kv < a->kv_heads; kv++)
+            append(c, &s, b, kv);
+        for (int64_t h = 0; h < a->heads; h++)
+            for (int64_t i = 0; i < rows; i++)
+                cached_row(c, &s, b, h, i);
     }
 }
 
 static size_t attention_cached_work(const lm_call *c, int threads)
 {
     (void)threads;
-    return (size_t)c->out[1].dim[2] * sizeof(double);
+    attn_seqs s = attn_seqs_of(c);
+    return (size_t)attn_room(&s) * sizeof(double);
 }
 
 const lm_kernel lm_attention_ref_kernels[] = {

@@ -61,7 +61,8 @@ LM_INLINE void store_rows(lm_dtype t, forward_scratch *w, const attn_job *job, i
         VF_FOR(d, live, job->D,
                { vf_put_any(t, job->o, at + d, vf_load(w->o + r * w->ld + d) * inv, live); });
         if (job->lse)
-            job->lse[h * job->T + i0 + r] = w->l[r] > 0 ? w->m[r] + logf(w->l[r]) : -INFINITY;
+            job->lse[h * job->lse_head + (i0 + r) * job->lse_row] =
+                w->l[r] > 0 ? w->m[r] + logf(w->l[r]) : -INFINITY;
     }
 }
 
@@ -96,6 +97,28 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
     store_rows(t, w, job, h, i0, n);
 }
 
+/* Keys or values of pages into to[n][ld], zeros behind them. */
+LM_INLINE void pack_pages(lm_dtype t, float *to, int64_t ld, int64_t n, const attn_job *job,
+                          const void *cache)
+{
+    int64_t keys = job->mask.keys, size = (int64_t)lm_dtype_size(t), run;
+    for (int64_t j = 0; j < keys; j += run) {
+        const void *from = attn_piece(job, cache, (size_t)size, j, keys, &run);
+        pack_rows(t, to + j * ld, ld, run, from, job->D, run, job->D, 1);
+    }
+    memset(to + keys * ld, 0, (size_t)((n - keys) * ld) * sizeof *to);
+}
+
+/* The keys or the values of the job into to[n][ld]. */
+LM_INLINE void pack_side(lm_dtype t, float *to, int64_t ld, int64_t n, const attn_job *job,
+                         const void *x, int64_t pitch)
+{
+    if (job->pages)
+        pack_pages(t, to, ld, n, job, x);
+    else
+        pack_rows(t, to, ld, n, x, pitch, job->mask.keys, job->D, 1);
+}
+
 LM_INLINE void run_job(lm_dtype t, const attn_job *job, void *scratch)
 {
     forward_scratch *w = scratch;
@@ -105,9 +128,9 @@ LM_INLINE void run_job(lm_dtype t, const attn_job *job, void *scratch)
     w->o = w->q + BR * w->ld;
     w->v = w->o + BR * w->ld;
     w->kt = w->v + n * w->ld;
-    pack_rows(t, w->v, w->ld, n, job->k, job->k_pitch, job->mask.keys, D, 1);
+    pack_side(t, w->v, w->ld, n, job, job->k, job->k_pitch);
     pack_turned(w->kt, n, w->v, w->ld, D);
-    pack_rows(t, w->v, w->ld, n, job->v, job->v_pitch, job->mask.keys, D, 1);
+    pack_side(t, w->v, w->ld, n, job, job->v, job->v_pitch);
     for (int64_t h = job->h0; h < job->h1; h++) {
         for (int64_t i0 = BR * job->part; i0 < job->queries; i0 += BR * job->parts) {
             int64_t rows = job->queries - i0 < BR ? job->queries - i0 : BR;
@@ -134,7 +157,7 @@ static attn_job_fn job_for(const lm_call *c)
 static void attention(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    attn_run_split(c, job_for(c), scratch_bytes(a, a->seq), false);
+    attn_run_split(c, job_for(c), scratch_bytes(a, a->seq), NULL);
 }
 
 static size_t attention_work(const lm_call *c, int threads)
@@ -145,20 +168,22 @@ static size_t attention_work(const lm_call *c, int threads)
 
 static void attention_cached(const lm_call *c)
 {
-    const lm_attention_attr *a = c->attr;
+    attn_seqs s = attn_seqs_of(c);
+    attn_kinds k = attn_kinds_of(&s);
     attn_append(c);
-    if (a->seq <= ATTN_FEW_ROWS)
+    if (k.tokens)
         attention_decode_run(c);
-    else
-        attn_run_split(c, job_for(c), scratch_bytes(a, c->out[1].dim[2]), true);
+    if (k.prompts)
+        attn_run_split(c, job_for(c), scratch_bytes(c->attr, attn_room(&s)), &s);
 }
 
 static size_t attention_cached_work(const lm_call *c, int threads)
 {
-    const lm_attention_attr *a = c->attr;
-    if (a->seq <= ATTN_FEW_ROWS)
-        return attention_decode_bytes(c, threads);
-    return attn_run_work(threads, scratch_bytes(a, c->out[1].dim[2]));
+    attn_seqs s = attn_seqs_of(c);
+    attn_kinds k = attn_kinds_of(&s);
+    size_t few = k.tokens ? attention_decode_bytes(c, threads) : 0;
+    size_t many = k.prompts ? attn_run_work(threads, scratch_bytes(c->attr, attn_room(&s))) : 0;
+    return attn_more(few, many);
 }
 
 #define KERNELS_OF(type)                                                                 \

@@ -138,8 +138,5 @@ LM_INLINE void cap_scores(float *s, int64_t n, float cap)
 #define attention_decode_bytes     LM_ATTN_NAME(attention_decode_work, LM_SIMD)
 void attention_dx_run(const lm_call *c);
 size_t attention_dx_bytes(const lm_call *c, int threads);
-/* attention_cached for a few new rows; the keys are in the cache already. */
-void attention_decode_run(const lm_call *c);
-size_t attention_decode_bytes(const lm_call *c, int threads);
 
 #endif

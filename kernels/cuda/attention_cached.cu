@@ -11,29 +11,54 @@ enum { THREADS = 128, TILE = 16 };
 
 /* ---- appending: new keys and values after those in the cache ---- */
 
-template <class T, int N> static __global__ void append(cached c, const T *qkv, T *keys, T *values)
+template <class T, int N, bool SERVED>
+static __global__ void append(cached c, const T *qkv, T *keys, T *values)
 {
     const int64_t packs = c.dim / N, pitch = qkv_pitch(c);
-    const int64_t all = c.batch * c.seq * 2 * c.kv_heads * packs;
+    const int64_t all = (SERVED ? c.rows : c.batch * c.seq) * 2 * c.kv_heads * packs;
 #pragma unroll 1
     for (int64_t t = global_thread(); t < all; t += global_threads()) {
         int64_t at = t / packs, p = t % packs * N;
-        int64_t x = at % (2 * c.kv_heads), row = at / (2 * c.kv_heads);
-        int64_t b = row / c.seq, i = row % c.seq, head = x % c.kv_heads;
-        if (i >= c.fresh[b])
+        int64_t x = at % (2 * c.kv_heads), row = at / (2 * c.kv_heads), head = x % c.kv_heads;
+        int64_t b = sequence_of<SERVED>(c, row), i = row - first_of<SERVED>(c, b);
+        if ((SERVED && b == c.batch) || i >= c.fresh[b])
             continue;
-        T *to = (x < c.kv_heads ? keys : values) +
-                ((b * c.kv_heads + head) * c.room + c.used[b] + i) * c.dim + p;
+        T *to = (x < c.kv_heads ? keys : values) + cache_at<SERVED>(c, b, head, c.used[b] + i) + p;
         store<T, N>(to, load<T, N>(qkv + row * pitch + (c.heads + x) * c.dim + p));
+    }
+}
+
+/* Rows of o that are not real become zeros, and their lse -inf: ragged rows. */
+template <class T> static __global__ void clear_rows(cached c, T *o)
+{
+    const int64_t width = c.heads * c.dim, all = c.rows * width;
+#pragma unroll 1
+    for (int64_t t = global_thread(); t < all; t += global_threads()) {
+        int64_t row = t / width, b = sequence_of<true>(c, row);
+        if (b < c.batch && row - first_of<true>(c, b) < c.fresh[b])
+            continue;
+        o[t] = T{};
+        if (c.lse && t % c.dim == 0)
+            c.lse[t / c.dim] = -INFINITY;
     }
 }
 
 /* ---- tiles of queries and keys ---- */
 
-/* Rows of `pitch` elements as floats; zeros after the last row and beyond the width. */
-template <class T, int D>
-static __device__ inline void load_tile(float *to, const T *from, int64_t pitch, int rows, int most,
-                                        int dim, bool packed)
+/* Rows of the queries of a head. */
+template <class T> struct query_lines {
+    const T *from;
+    int64_t pitch;
+    __device__ inline const T *at(const cached &, int64_t r) const
+    {
+        return from + r * pitch;
+    }
+};
+
+/* Lines as floats; zeros after the last one and beyond the width. */
+template <class T, int D, class LINES>
+static __device__ inline void load_tile(const cached &c, float *to, const LINES &lines, int rows,
+                                        int most, bool packed)
 {
     const int N = wide<T>::n, ld = D + 4;
     if (packed) {
@@ -41,8 +66,8 @@ static __device__ inline void load_tile(float *to, const T *from, int64_t pitch,
         for (int t = (int)threadIdx.x; t < most * (D / N); t += THREADS) {
             int r = t / (D / N), d = t % (D / N) * N;
             pack<T, N> v = {};
-            if (r < rows && d < dim)
-                v = load<T, N>(from + r * pitch + d);
+            if (r < rows && d < c.dim)
+                v = load<T, N>(lines.at(c, r) + d);
 #pragma unroll
             for (int e = 0; e < N; e++)
                 to[r * ld + d + e] = to_float(v.v[e]);
@@ -52,7 +77,7 @@ static __device__ inline void load_tile(float *to, const T *from, int64_t pitch,
 #pragma unroll 1
     for (int t = (int)threadIdx.x; t < most * D; t += THREADS) {
         int r = t / D, d = t % D;
-        to[r * ld + d] = r < rows && d < dim ? to_float(from[r * pitch + d]) : 0.0f;
+        to[r * ld + d] = r < rows && d < c.dim ? to_float(lines.at(c, r)[d]) : 0.0f;
     }
 }
 
@@ -66,102 +91,133 @@ static __device__ inline float dot(four a, four b, float sum)
     return sum;
 }
 
-/* Eight threads share a query.  Thread c of them has the scores of keys c, c + 8, ... of a tile,
- * and columns 4c .. 4c+3 of every 32. */
-template <class T, int D, int KEYS>
-static __global__ void __launch_bounds__(THREADS)
-    attend_tiles(cached c, const T *qkv, T *o, const T *keys, const T *values, bool packed)
+/* A tile of queries of head h: rows i0.. of sequence b, `rows` of which are real; the results of `all` are stored.
+ * Eight threads share a query.  Thread c of them has the scores of keys c, c + 8, ... of a tile, and columns 4c .. 4c+3
+ * of every 32. */
+template <class T, int D, int KEYS, bool SERVED>
+static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, const T *keys,
+                                          const T *values, bool packed, int64_t b, int64_t h,
+                                          int64_t i0, int rows, int64_t all_rows)
 {
     const int ld = D + 4;
     __shared__ four query[TILE * ld / 4], side[KEYS * ld / 4]; /* keys, then values */
     __shared__ float weight[TILE][KEYS + 1];
     const int r = (int)threadIdx.x / 8, mine = (int)threadIdx.x % 8;
+    const int64_t row = first_of<SERVED>(c, b) + i0, kv = h / c.group;
+    span seen = keys_of(c, b, i0 + r);
+    int64_t start = 0, end = 0;
+    if (rows) { /* of the tile: the first row sees the first key, the last row the last */
+        start = keys_of(c, b, i0).start;
+        end = keys_of(c, b, i0 + rows - 1).end;
+    }
+    if (SERVED && c.kind) /* so that the sums do not depend on where a prompt was cut */
+        start -= start % KEYS;
+    __syncthreads();
+    const query_lines<T> queries = { qkv + row * qkv_pitch(c) + h * c.dim, qkv_pitch(c) };
+    load_tile<T, D>(c, &query[0].v[0], queries, rows, TILE, packed);
+    four sum[D / 32] = {};
+    float max = -INFINITY, all = 0;
+#pragma unroll 1
+    for (int64_t j0 = start; j0 < end; j0 += KEYS) {
+        int there = end - j0 < KEYS ? (int)(end - j0) : KEYS;
+        float s[KEYS / 8], top = max;
+        __syncthreads();
+        load_tile<T, D>(c, &side[0].v[0], lines_of<SERVED>(c, keys, b, kv, j0), there, KEYS,
+                        packed);
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < KEYS / 8; k++)
+            s[k] = 0;
+#pragma unroll 2
+        for (int d = 0; d < (c.dim + 3) / 4; d++) {
+            four q = query[r * ld / 4 + d];
+#pragma unroll
+            for (int k = 0; k < KEYS / 8; k++)
+                s[k] = dot(q, side[(mine + 8 * k) * ld / 4 + d], s[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < KEYS / 8; k++) {
+            int64_t j = j0 + mine + 8 * k;
+            s[k] = j >= seen.start && j < seen.end ? capped(c, s[k] * c.scale) : -INFINITY;
+            top = fmaxf(top, s[k]);
+        }
+        for (int x = 1; x < 8; x *= 2)
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, x));
+        float shrink = expf(max - base_of(top)), fresh = 0;
+#pragma unroll
+        for (int k = 0; k < KEYS / 8; k++) {
+            float p = expf(s[k] - base_of(top));
+            fresh += p;
+            weight[r][mine + 8 * k] = rounded<T>(p);
+        }
+        for (int x = 1; x < 8; x *= 2)
+            fresh += __shfl_xor_sync(0xffffffffu, fresh, x);
+        max = top;
+        all = fmaf(all, shrink, fresh);
+#pragma unroll
+        for (int x = 0; x < D / 32; x++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sum[x].v[e] *= shrink;
+        __syncthreads();
+        load_tile<T, D>(c, &side[0].v[0], lines_of<SERVED>(c, values, b, kv, j0), there, KEYS,
+                        packed);
+        __syncthreads();
+#pragma unroll 4
+        for (int k = 0; k < there; k++) {
+            float w = weight[r][k];
+#pragma unroll
+            for (int x = 0; x < D / 32; x++) {
+                four v = side[k * ld / 4 + mine + 8 * x];
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sum[x].v[e] = fmaf(w, v.v[e], sum[x].v[e]);
+            }
+        }
+    }
+    if (r >= all_rows)
+        return; /* __syncthreads: every thread reaches the same number of them */
+    T *to = o + ((row + r) * c.heads + h) * c.dim;
+    if (SERVED && c.lse && mine == 0)
+        c.lse[(row + r) * c.heads + h] = r < rows ? max + logf(all) : -INFINITY;
+#pragma unroll
+    for (int x = 0; x < D / 32; x++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int d = 4 * (mine + 8 * x) + e;
+            if (d < c.dim)
+                to[d] = from_float<T>(r < rows ? sum[x].v[e] / all : 0.0f);
+        }
+}
+
+template <class T, int D, int KEYS>
+static __global__ void __launch_bounds__(THREADS)
+    attend_tiles(cached c, const T *qkv, T *o, const T *keys, const T *values, bool packed)
+{
     const int64_t tiles = (c.seq + TILE - 1) / TILE, items = c.batch * c.heads * tiles;
 #pragma unroll 1
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         int64_t i0 = item % tiles * TILE, bh = item / tiles, h = bh % c.heads, b = bh / c.heads;
-        int64_t first = (b * c.kv_heads + h / c.group) * c.room * c.dim, left = c.fresh[b] - i0;
+        int64_t left = c.fresh[b] - i0;
         int rows = left < 0 ? 0 : left < TILE ? (int)left : TILE;
-        span seen = keys_of(c, b, i0 + r);
-        int64_t start = 0, end = 0;
-        if (rows) { /* of the tile: the first row sees the first key, the last row the last */
-            start = keys_of(c, b, i0).start;
-            end = keys_of(c, b, i0 + rows - 1).end;
-        }
-        __syncthreads();
-        load_tile<T, D>(&query[0].v[0], qkv + (b * c.seq + i0) * qkv_pitch(c) + h * c.dim,
-                        qkv_pitch(c), rows, TILE, c.dim, packed);
-        four sum[D / 32] = {};
-        float max = -INFINITY, all = 0;
+        attend_tile<T, D, KEYS, false>(c, qkv, o, keys, values, packed, b, h, i0, rows, c.seq - i0);
+    }
+}
+
+/* Pages, and ragged rows: a block has TILE rows of qkv, with one or more sequences. */
+template <class T, int D, int KEYS>
+static __global__ void __launch_bounds__(THREADS)
+    attend_served_tiles(cached c, const T *qkv, T *o, const T *keys, const T *values, bool packed)
+{
+    const int64_t tiles = tiles_of_rows(c, TILE), items = c.heads * tiles;
 #pragma unroll 1
-        for (int64_t j0 = start; j0 < end; j0 += KEYS) {
-            int there = end - j0 < KEYS ? (int)(end - j0) : KEYS;
-            float s[KEYS / 8], top = max;
-            __syncthreads();
-            load_tile<T, D>(&side[0].v[0], keys + first + j0 * c.dim, c.dim, there, KEYS, c.dim,
-                            packed);
-            __syncthreads();
-#pragma unroll
-            for (int k = 0; k < KEYS / 8; k++)
-                s[k] = 0;
-#pragma unroll 2
-            for (int d = 0; d < (c.dim + 3) / 4; d++) {
-                four q = query[r * ld / 4 + d];
-#pragma unroll
-                for (int k = 0; k < KEYS / 8; k++)
-                    s[k] = dot(q, side[(mine + 8 * k) * ld / 4 + d], s[k]);
-            }
-#pragma unroll
-            for (int k = 0; k < KEYS / 8; k++) {
-                int64_t j = j0 + mine + 8 * k;
-                s[k] = j >= seen.start && j < seen.end ? capped(c, s[k] * c.scale) : -INFINITY;
-                top = fmaxf(top, s[k]);
-            }
-            for (int x = 1; x < 8; x *= 2)
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, x));
-            float shrink = expf(max - base_of(top)), fresh = 0;
-#pragma unroll
-            for (int k = 0; k < KEYS / 8; k++) {
-                float p = expf(s[k] - base_of(top));
-                fresh += p;
-                weight[r][mine + 8 * k] = rounded<T>(p);
-            }
-            for (int x = 1; x < 8; x *= 2)
-                fresh += __shfl_xor_sync(0xffffffffu, fresh, x);
-            max = top;
-            all = fmaf(all, shrink, fresh);
-#pragma unroll
-            for (int x = 0; x < D / 32; x++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    sum[x].v[e] *= shrink;
-            __syncthreads();
-            load_tile<T, D>(&side[0].v[0], values + first + j0 * c.dim, c.dim, there, KEYS, c.dim,
-                            packed);
-            __syncthreads();
-#pragma unroll 4
-            for (int k = 0; k < there; k++) {
-                float w = weight[r][k];
-#pragma unroll
-                for (int x = 0; x < D / 32; x++) {
-                    four v = side[k * ld / 4 + mine + 8 * x];
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        sum[x].v[e] = fmaf(w, v.v[e], sum[x].v[e]);
-                }
-            }
-        }
-        if (i0 + r >= c.seq)
-            continue; /* __syncthreads: every thread reaches the same number of them */
-        T *to = o + ((b * c.seq + i0 + r) * c.heads + h) * c.dim;
-#pragma unroll
-        for (int x = 0; x < D / 32; x++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int d = 4 * (mine + 8 * x) + e;
-                if (d < c.dim)
-                    to[d] = from_float<T>(r < rows ? sum[x].v[e] / all : 0.0f);
-            }
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        const int64_t h = item / tiles;
+        tile_walk w = walk_tile(c, item % tiles, TILE);
+#pragma unroll 1
+        while (next_piece(c, w))
+            attend_tile<T, D, KEYS, true>(c, qkv, o, keys, values, packed, w.b, h, w.i0, w.rows,
+                                          w.all);
     }
 }
 
@@ -174,8 +230,11 @@ static bool in_tiles(const cached &c)
 
 static size_t work(const lm_call *call, int)
 {
-    cached c = cached_of(call);
-    return in_tiles(c) ? 0 : attend_rows_work(c);
+    cached c = is_served(call) ? served_of(call) : cached_of(call);
+    if (c.seq > 0)
+        return in_tiles(c) ? 0 : attend_rows_work(c);
+    c.seq = 1; /* the new tokens of ragged rows */
+    return c.dim <= MOST_TILED ? attend_rows_work(c) : SIZE_MAX;
 }
 
 template <class T, int D, int KEYS>
@@ -183,16 +242,28 @@ static void run_tiles(const lm_call *call, const cached &c, bool packed)
 {
     lm_stream *s = call->stream;
     int64_t items = c.batch * c.heads * ((c.seq + TILE - 1) / TILE);
-    LM_LAUNCH((attend_tiles<T, D, KEYS>), grid_for(items, 1, s), THREADS, 0, s, c,
-              in_ptr<const T>(call, 0), out_ptr<T>(call, 0), out_ptr<const T>(call, 1),
-              out_ptr<const T>(call, 2), packed);
+    const T *qkv = in_ptr<const T>(call, 0), *keys = out_ptr<const T>(call, 1),
+            *values = out_ptr<const T>(call, 2);
+    if (is_served(call))
+        LM_LAUNCH((attend_served_tiles<T, D, KEYS>),
+                  grid_for(c.heads * tiles_of_rows(c, TILE), 1, s), THREADS, 0, s, c, qkv,
+                  out_ptr<T>(call, 0), keys, values, packed);
+    else
+        LM_LAUNCH((attend_tiles<T, D, KEYS>), grid_for(items, 1, s), THREADS, 0, s, c, qkv,
+                  out_ptr<T>(call, 0), keys, values, packed);
 }
 
 template <class T, int N> static void run_append(const lm_call *call, const cached &c)
 {
     lm_stream *s = call->stream;
-    LM_LAUNCH((append<T, N>), grid_for(c.batch * c.seq * 2 * c.kv_heads * (c.dim / N), 256, s), 256,
-              0, s, c, in_ptr<const T>(call, 0), out_ptr<T>(call, 1), out_ptr<T>(call, 2));
+    const int grid = grid_for(c.rows * 2 * c.kv_heads * (c.dim / N), 256, s);
+    const T *qkv = in_ptr<const T>(call, 0);
+    if (is_served(call))
+        LM_LAUNCH((append<T, N, true>), grid, 256, 0, s, c, qkv, out_ptr<T>(call, 1),
+                  out_ptr<T>(call, 2));
+    else
+        LM_LAUNCH((append<T, N, false>), grid, 256, 0, s, c, qkv, out_ptr<T>(call, 1),
+                  out_ptr<T>(call, 2));
 }
 
 template <class T> static void plain_tiles(const lm_call *call, const cached &c, bool packed)
@@ -205,27 +276,62 @@ template <class T> static void plain_tiles(const lm_call *call, const cached &c,
         run_tiles<T, 256, 16>(call, c, packed);
 }
 
+template <class T, bool TENSOR>
+static void run_prompts(const lm_call *call, const cached &c, bool packed)
+{
+    if constexpr (TENSOR)
+        tensor_tiles<T>(call, c, packed);
+    else
+        plain_tiles<T>(call, c, packed);
+}
+
 template <class T> static bool packed_rows(const lm_call *call, const cached &c)
 {
     return packs<T>(wide<T>::n, c.dim, call->in[0].data, call->out[0].data, call->out[1].data,
                     call->out[2].data);
 }
 
+/* Ragged rows, pages, statistics: new keys and values first, then each kind of rows by its kernel. */
+template <class T, bool TENSOR> static void attention_served(const lm_call *call)
+{
+    lm_stream *s = call->stream;
+    cached c = served_of(call);
+    bool packed = packed_rows<T>(call, c);
+    if (packed)
+        run_append<T, wide<T>::n>(call, c);
+    else
+        run_append<T, 1>(call, c);
+    if (c.first)
+        LM_LAUNCH((clear_rows<T>), grid_for(c.rows * c.heads * c.dim, 256, s), 256, 0, s, c,
+                  out_ptr<T>(call, 0));
+    if (c.first || !in_tiles(c))
+        attend_served_rows<T>(call, c, packed);
+    if (c.first || in_tiles(c))
+        run_prompts<T, TENSOR>(call, c, packed);
+}
+
 template <class T, bool TENSOR> static void attention_cached(const lm_call *call)
 {
     const int N = wide<T>::n;
+    if (is_served(call)) {
+        attention_served<T, TENSOR>(call);
+        return;
+    }
     cached c = cached_of(call);
     bool packed = packed_rows<T>(call, c);
     if (c.seq > 1 && packed)
         run_append<T, N>(call, c);
     else if (c.seq > 1)
         run_append<T, 1>(call, c);
-    if (!in_tiles(c))
-        attend_rows<T>(call, c, row_front{}, packed);
-    else if constexpr (TENSOR)
-        tensor_tiles<T>(call, c, packed);
+    if (in_tiles(c))
+        run_prompts<T, TENSOR>(call, c, packed);
     else
-        plain_tiles<T>(call, c, packed);
+        attend_rows<T>(call, c, row_front{}, packed);
+}
+
+static size_t step_work(const lm_call *call, int)
+{
+    return attend_rows_work(cached_of(call));
 }
 
 template <class T> static void attention_step(const lm_call *call)
@@ -253,6 +359,6 @@ extern "C" const lm_kernel lm_attention_cached_cuda_kernels[] = {
     ROW(f16, LM_DTYPE_F16, LM_CUDA_PLAIN, false),
     ROW(bf16, LM_DTYPE_BF16, LM_CUDA_TENSOR, true),
     ROW(f16, LM_DTYPE_F16, LM_CUDA_TENSOR, true),
-    LM_CUDA_ROWS("attention_step", attention_step, work),
+    LM_CUDA_ROWS("attention_step", attention_step, step_work),
     LM_CUDA_END
 };

@@ -18,6 +18,11 @@ struct cached {
     bool causal;
     float scale, soft_cap; /* soft_cap 0: none */
     const int32_t *used, *fresh;
+    /* ragged rows and pages (kernels/attention.h); null: absent */
+    const int32_t *first, *kind, *table;
+    int64_t rows;    /* of qkv */
+    int page, width; /* positions of a page; pages of a sequence */
+    float *lse;
 };
 
 inline cached cached_of(const lm_call *call)
@@ -37,7 +42,90 @@ inline cached cached_of(const lm_call *call)
     c.soft_cap = (float)a->soft_cap;
     c.used = in_ptr<const int32_t>(call, 1);
     c.fresh = in_ptr<const int32_t>(call, 2);
+    c.rows = call->in[0].dim[0];
+    c.page = (int)call->out[1].dim[2];
+    c.width = 1;
     return c;
+}
+
+/* The operands of attention_cached alone. */
+inline cached served_of(const lm_call *call)
+{
+    cached c = cached_of(call);
+    c.first = in_ptr<const int32_t>(call, 3);
+    c.kind = in_ptr<const int32_t>(call, 4);
+    c.table = in_ptr<const int32_t>(call, 5);
+    c.lse = out_ptr<float>(call, 3);
+    if (call->n_in > 5 && call->in[5].ndim) {
+        c.width = (int)call->in[5].dim[1];
+        c.room = c.page * (int64_t)c.width;
+    }
+    return c;
+}
+
+/* Rows are ragged, positions in pages, or lse is wanted: kernels run in their SERVED instance.  There are shapes alone for work(). */
+inline bool is_served(const lm_call *call)
+{
+    return (call->n_in > 3 && call->in[3].ndim) || (call->n_in > 5 && call->in[5].ndim) ||
+           (call->n_out > 3 && call->out[3].ndim);
+}
+
+/* The first row of sequence b. */
+template <bool SERVED> __device__ inline int64_t first_of(const cached &c, int64_t b)
+{
+    return SERVED && c.first ? c.first[b] : b * c.seq;
+}
+
+/* The sequence of a row: that of the last first row at or before it; batch if the row belongs to none. */
+template <bool SERVED> __device__ inline int64_t sequence_of(const cached &c, int64_t row)
+{
+    if (!SERVED || !c.first)
+        return row / c.seq;
+    if (row >= c.first[c.batch])
+        return c.batch;
+    int64_t lo = 0, hi = c.batch;
+    while (hi - lo > 1) {
+        int64_t mid = (lo + hi) / 2;
+        if (c.first[mid] <= row)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* The element of a cache at which position j of sequence b begins, for key/value head kv. */
+template <bool SERVED>
+__device__ inline int64_t cache_at(const cached &c, int64_t b, int64_t kv, int64_t j)
+{
+    if (!SERVED || !c.table)
+        return ((b * c.kv_heads + kv) * c.room + j) * c.dim;
+    const int at = (int)j, page = at / c.page;
+    return (((int64_t)c.table[b * c.width + page] * c.kv_heads + kv) * c.page + at % c.page) *
+           c.dim;
+}
+
+/* Keys or values of a sequence and key/value head, counted from one of its positions on. */
+template <class T, bool SERVED> struct cache_lines {
+    T *x; /* of that position; SERVED: of the cache */
+    int64_t b, kv, from;
+    __device__ inline T *at(const cached &c, int64_t j) const
+    {
+        if constexpr (SERVED)
+            return x + cache_at<true>(c, b, kv, from + j);
+        else
+            return x + j * c.dim;
+    }
+};
+
+template <bool SERVED, class T>
+__device__ inline cache_lines<T, SERVED> lines_of(const cached &c, T *cache, int64_t b, int64_t kv,
+                                                  int64_t from)
+{
+    if constexpr (SERVED)
+        return { cache, b, kv, from };
+    else
+        return { cache + cache_at<false>(c, b, kv, from), b, kv, from };
 }
 
 __device__ inline int64_t qkv_pitch(const cached &c)
@@ -60,6 +148,55 @@ __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
     if (c.window > 0 && at - c.window + 1 > 0)
         s.start = at - c.window + 1;
     return s;
+}
+
+/* Tiles of rows for prompts in their SERVED instance: of all rows where they are ragged, else of each sequence. */
+__host__ __device__ inline int64_t tiles_of_rows(const cached &c, int most)
+{
+    return c.first ? (c.rows + most - 1) / most : c.batch * ((c.seq + most - 1) / most);
+}
+
+/* The pieces of a tile, of one sequence each: rows i0.. of b, of which `rows` are real and `all` are to be stored. */
+struct tile_walk {
+    int64_t b, i0, at, end; /* at: the next row of qkv; end: of the tile */
+    int rows, all;
+};
+
+__device__ inline tile_walk walk_tile(const cached &c, int64_t tile, int most)
+{
+    tile_walk w = {};
+    if (c.first) {
+        w.at = tile * most;
+        w.end = w.at + most < c.rows ? w.at + most : c.rows;
+        return w;
+    }
+    const int64_t tiles = (c.seq + most - 1) / most, i0 = tile % tiles * most;
+    w.at = tile / tiles * c.seq + i0;
+    w.end = w.at + (c.seq - i0 < most ? c.seq - i0 : most);
+    return w;
+}
+
+/* False: there is none left.  Of ragged rows only those of prompts, without padding. */
+__device__ inline bool next_piece(const cached &c, tile_walk &w)
+{
+    while (w.at < w.end) {
+        w.b = sequence_of<true>(c, w.at);
+        if (w.b == c.batch)
+            return false;
+        const int64_t first = first_of<true>(c, w.b);
+        int64_t end = c.first && c.first[w.b + 1] < w.end ? c.first[w.b + 1] : w.end;
+        w.i0 = w.at - first;
+        w.all = (int)(end - w.at);
+        w.at = end;
+        const int64_t left = c.fresh[w.b] - w.i0;
+        w.rows = left < 0 ? 0 : left < w.all ? (int)left : w.all;
+        if (!c.first)
+            return true;
+        w.all = w.rows;
+        if (w.rows && c.kind[w.b] == LM_ROWS_PROMPT)
+            return true;
+    }
+    return false;
 }
 
 /* A score after the soft cap. */
@@ -98,6 +235,8 @@ struct row_front {
 size_t attend_rows_work(const cached &c);
 template <class T>
 void attend_rows(const lm_call *call, const cached &c, const row_front &front, bool packed);
+/* The SERVED instance: of ragged rows those of new tokens. */
+template <class T> void attend_served_rows(const lm_call *call, const cached &c, bool packed);
 
 /* attention_cached_tensor.cu: prompts by tensor cores, after their keys were appended. */
 template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed);

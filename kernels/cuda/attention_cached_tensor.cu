@@ -11,12 +11,46 @@ template <class T, int D> struct cached_tile {
     static const int bytes = (rows + 2 * keys) * ld * (int)sizeof(T);
 };
 
-/* The rows from i0 of head h of sequence b; the first `rows` are no padding. */
+/* load_tile of `rows` keys or values of pages, from position j0 of a sequence on. */
 template <class T, int D>
+static __device__ inline void load_pages(T *to, const cached &c, const attn_shape &s,
+                                         const T *cache, int64_t b, int64_t kv, int j0, int rows)
+{
+    typedef cached_tile<T, D> tile;
+    const int n = s.packed ? wide<T>::n : 1, across = D / n;
+    for (int p = (int)threadIdx.x; p < tile::keys * across; p += tile::threads) {
+        int r = p / across, d = p % across * n;
+        bool there = r < rows && d < c.dim;
+        const T *from = there ? cache + cache_at<true>(c, b, kv, j0 + r) + d : cache;
+        T *at = to + r * tile::ld + d;
+        if (s.packed)
+            copy_pack<true>(reinterpret_cast<pack<T, wide<T>::n> *>(at),
+                            reinterpret_cast<const pack<T, wide<T>::n> *>(from), there);
+        else
+            *at = there ? *from : T{};
+    }
+}
+
+/* keys, values: SERVED: the caches, else their position 0 of this sequence and head. */
+template <class T, int D, bool SERVED>
+static __device__ inline void load_keys(T *to, const cached &c, const attn_shape &s, const T *cache,
+                                        int64_t b, int64_t kv, int j0, int rows)
+{
+    typedef cached_tile<T, D> tile;
+    if constexpr (SERVED)
+        load_pages<T, D>(to, c, s, cache, b, kv, j0, rows);
+    else
+        load_tile<T, D, tile::keys, tile::threads, true>(to, cache + (int64_t)j0 * c.dim, c.dim,
+                                                         rows, s);
+}
+
+/* The rows from i0 of head h of sequence b; the first `rows` are no padding. */
+template <class T, int D, bool SERVED>
 static __device__ inline void tile_rows(const cached &c, const attn_shape &s, int64_t b, int64_t h,
                                         int64_t i0, int rows, const T *qkv, T *o, const T *keys,
                                         const T *values, T *q)
 {
+    const int64_t row0 = first_of<SERVED>(c, b) + i0, kv = h / c.group;
     typedef cached_tile<T, D> tile;
     const int N = tile::keys / 8, ld = tile::ld;
     T *k = q + tile::rows * ld, *v = k + tile::keys * ld;
@@ -24,13 +58,13 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
     const int warp = (int)(threadIdx.x / 32), lane = (int)(threadIdx.x % 32);
     const int there = c.used[b] + c.fresh[b];
     box += warp * warp_box<T>::n;
-    load_tile<T, D, tile::rows, tile::threads, true>(
-        q, qkv + (b * c.seq + i0) * qkv_pitch(c) + h * c.dim, qkv_pitch(c), rows, s);
+    load_tile<T, D, tile::rows, tile::threads, true>(q, qkv + row0 * qkv_pitch(c) + h * c.dim,
+                                                     qkv_pitch(c), rows, s);
     softmax_rows x;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int at = warp * 16 + lane / 4 + 8 * r;
-        span seen = keys_of(c, b, at < rows ? i0 + at : c.seq);
+        span seen = keys_of(c, b, at < rows ? i0 + at : SERVED ? c.fresh[b] : c.seq);
         x.first[r] = (int)seen.start;
         x.end[r] = (int)seen.end;
         x.top[r] = -INFINITY;
@@ -43,14 +77,12 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         sum[d] = mma_c{};
 
     int j0 = (int)top.start / tile::keys * tile::keys;
-    load_tile<T, D, tile::keys, tile::threads, true>(k, keys + (int64_t)j0 * c.dim, c.dim,
-                                                     there - j0, s);
+    load_keys<T, D, SERVED>(k, c, s, keys, b, kv, j0, there - j0);
 #pragma unroll 1
     for (; j0 < (int)bottom.end; j0 += tile::keys) {
         copies_done<true>();
         __syncthreads(); /* k has arrived, and no warp reads v any longer */
-        load_tile<T, D, tile::keys, tile::threads, true>(v, values + (int64_t)j0 * c.dim, c.dim,
-                                                         there - j0, s);
+        load_keys<T, D, SERVED>(v, c, s, values, b, kv, j0, there - j0);
         product_rows<T, D, N, true>(score, q + warp * 16 * ld, k, box);
         cap_scores<N>(s, score);
         bool full = j0 >= bottom.start && j0 + tile::keys <= top.end;
@@ -59,15 +91,19 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         __syncthreads(); /* v has arrived, and no warp reads k any longer */
         int j1 = j0 + tile::keys;
         if (j1 < (int)bottom.end)
-            load_tile<T, D, tile::keys, tile::threads, true>(k, keys + (int64_t)j1 * c.dim, c.dim,
-                                                             there - j1, s);
+            load_keys<T, D, SERVED>(k, c, s, keys, b, kv, j1, there - j1);
         product_cols<T, D, N, true>(sum, score, v, box);
     }
     float by[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        by[r] = 1 / quad_sum(x.sum[r]);
-    store_rows<T, D>(o + ((b * c.seq + i0 + warp * 16) * c.heads + h) * c.dim, c.heads * c.dim,
+    for (int r = 0; r < 2; r++) {
+        const float all = quad_sum(x.sum[r]);
+        const int at = warp * 16 + lane / 4 + 8 * r;
+        by[r] = 1 / all;
+        if (SERVED && c.lse && lane % 4 == 0 && at < rows)
+            c.lse[(row0 + at) * c.heads + h] = x.top[r] * 0.69314718f + logf(all);
+    }
+    store_rows<T, D>(o + ((row0 + warp * 16) * c.heads + h) * c.dim, c.heads * c.dim,
                      rows - warp * 16, sum, by, q + warp * 16 * ld, s);
 }
 
@@ -88,22 +124,58 @@ static __global__ void __launch_bounds__((cached_tile<T, D>::threads),
         int64_t first = (b * c.kv_heads + h / c.group) * c.room * c.dim;
         __syncthreads(); /* the previous job no longer needs the shared memory */
         if (rows)
-            tile_rows<T, D>(c, s, b, h, i0, rows, qkv, o, keys + first, values + first, shared);
+            tile_rows<T, D, false>(c, s, b, h, i0, rows, qkv, o, keys + first, values + first,
+                                   shared);
         for (int64_t t = rows * c.dim + (int)threadIdx.x; t < all * c.dim; t += tile::threads)
             o[((b * c.seq + i0 + t / c.dim) * c.heads + h) * c.dim + t % c.dim] = T{};
+    }
+}
+
+/* Pages, and ragged rows. */
+template <class T, int D>
+static __global__ void __launch_bounds__((cached_tile<T, D>::threads),
+                                         (cached_tile<T, D>::resident))
+    served_kernel(cached c, attn_shape s, const T *qkv, T *o, const T *keys, const T *values)
+{
+    typedef cached_tile<T, D> tile;
+    LM_DYNAMIC_SHARED(T, shared);
+    const int64_t tiles = tiles_of_rows(c, tile::rows);
+#pragma unroll 1
+    for (int64_t job = blockIdx.x; job < tiles * c.heads; job += gridDim.x) {
+        const int64_t h = job % c.heads;
+        tile_walk w = walk_tile(c, tiles - 1 - job / c.heads, tile::rows);
+#pragma unroll 1
+        while (next_piece(c, w)) {
+            const int64_t row = first_of<true>(c, w.b) + w.i0;
+            __syncthreads(); /* the previous piece no longer needs the shared memory */
+            if (w.rows)
+                tile_rows<T, D, true>(c, s, w.b, h, w.i0, w.rows, qkv, o, keys, values, shared);
+            for (int t = w.rows * c.dim + (int)threadIdx.x; t < w.all * c.dim; t += tile::threads) {
+                o[((row + t / c.dim) * c.heads + h) * c.dim + t % c.dim] = T{};
+                if (c.lse && t % c.dim == 0)
+                    c.lse[(row + t / c.dim) * c.heads + h] = -INFINITY;
+            }
+        }
     }
 }
 
 template <class T, int D> static void launch(const lm_call *call, const cached &c, attn_shape s)
 {
     typedef cached_tile<T, D> tile;
-    int64_t jobs = c.batch * c.heads * ((c.seq + tile::rows - 1) / tile::rows);
+    int64_t jobs = c.heads * tiles_of_rows(c, tile::rows);
     const int bytes = block_bytes<tile, T, true>();
     static_assert(bytes <= ATTN_MOST_SHARED, "every GPU has as much");
+    const T *qkv = in_ptr<const T>(call, 0), *keys = out_ptr<const T>(call, 1),
+            *values = out_ptr<const T>(call, 2);
+    if (is_served(call)) {
+        LM_ALLOW_SHARED((served_kernel<T, D>), bytes);
+        LM_LAUNCH((served_kernel<T, D>), attn_grid(jobs), tile::threads, bytes, call->stream, c, s,
+                  qkv, out_ptr<T>(call, 0), keys, values);
+        return;
+    }
     LM_ALLOW_SHARED((tensor_kernel<T, D>), bytes);
-    LM_LAUNCH((tensor_kernel<T, D>), attn_grid(jobs), tile::threads, bytes, call->stream, c, s,
-              in_ptr<const T>(call, 0), out_ptr<T>(call, 0), out_ptr<const T>(call, 1),
-              out_ptr<const T>(call, 2));
+    LM_LAUNCH((tensor_kernel<T, D>), attn_grid(jobs), tile::threads, bytes, call->stream, c, s, qkv,
+              out_ptr<T>(call, 0), keys, values);
 }
 
 template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed)

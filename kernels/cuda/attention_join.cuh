@@ -102,7 +102,7 @@ template <int M> static __device__ inline pack<float, M> load_theirs(const float
 
 /* Join a run for `n` heads from `head`, counted over all rows: into o if the run is the whole row,
  * else into its place as a unit.  Shared memory: weight [n * FAN], sum [n]. */
-template <class T, int M>
+template <class T, int M, bool SERVED>
 static __device__ inline void join_run(const step_args<T> &a, int64_t head, int n, seen_parts seen,
                                        const run &r, float *weight, float *sum)
 {
@@ -116,6 +116,8 @@ static __device__ inline void join_run(const step_args<T> &a, int64_t head, int 
         all = warp_sum(w * all);
         if (lane == 0)
             sum[g] = all;
+        if (SERVED && lane == 0 && r.whole && a.c.lse)
+            a.c.lse[head + g] = top + logf(all);
         if (lane == 0 && !r.whole) {
             a.r.max[at] = top;
             a.r.sum[at] = all;
@@ -172,7 +174,7 @@ static __device__ inline bool comes_last(unsigned *ticket, unsigned count)
 /* Called after part k of a row and key/value head was stored: join the runs whose other parts are
  * all stored, short runs first. tickets: of that row and head; G: the heads for which weight and
  * sum have room. */
-template <class T, int M, int G>
+template <class T, int M, int G, bool SERVED>
 static __device__ inline void join_up(const step_args<T> &a, int64_t head, int64_t k,
                                       seen_parts seen, unsigned *tickets, float *weight, float *sum)
 {
@@ -185,7 +187,8 @@ static __device__ inline void join_up(const step_args<T> &a, int64_t head, int64
                 return;
 #pragma unroll 1
             for (int h = 0; h < group; h += G)
-                join_run<T, M>(a, head + h, group - h < G ? group - h : G, seen, r, weight, sum);
+                join_run<T, M, SERVED>(a, head + h, group - h < G ? group - h : G, seen, r, weight,
+                                       sum);
         }
         if (r.whole)
             return;

@@ -10,6 +10,8 @@
  * parts the last one to finish joins their results in order, and so on up to the whole row: no
  * block waits for another.  Grids depend on shapes only, never on how full the caches are: a part
  * without visible keys costs a block that returns at once. */
+#include <type_traits>
+
 #include "kernels/cuda/attention_join.cuh"
 #include "kernels/cuda/prefetch.cuh"
 
@@ -112,9 +114,9 @@ template <int V> static __device__ inline float lanes_sums(float *v, int o)
 /* score[g*PART + j] = scale * q_g . key_j for n heads and m keys.  A lane keeps its pack of the
  * queries in registers; the further packs of a key are added by the same lanes.  U keys are in
  * flight at once. */
-template <class T, int N, int G>
-static __device__ inline void part_scores(const cached &c, const T *q, const T *keys, int n, int m,
-                                          float *score)
+template <class T, int N, int G, class LINES>
+static __device__ inline void part_scores(const cached &c, const T *q, const LINES &keys, int n,
+                                          int m, float *score)
 {
     const int U = G == 1 ? 4 : 2;
     const int packs = c.dim / N, lanes = lanes_for(packs < G ? G : packs), side = 32 / lanes;
@@ -142,7 +144,7 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
             for (int u = 0; u < U; u++) {
                 const int j = j0 + u * WARPS * side + first;
                 if (j < m && p < packs)
-                    k[u] = load<T, N>(keys + (int64_t)j * c.dim + p * N);
+                    k[u] = load<T, N>(keys.at(c, j) + p * N);
             }
 #pragma unroll
             for (int u = 0; u < U; u++) {
@@ -191,8 +193,8 @@ static __device__ inline void part_softmax(const cached &c, int n, int m, float 
 }
 
 /* out[(warp*G + g)*dim + d]: the contribution of each warp's keys to head g. */
-template <class T, int N, int G>
-static __device__ inline void part_values(const cached &c, const T *values, int n, int m,
+template <class T, int N, int G, class LINES>
+static __device__ inline void part_values(const cached &c, const LINES &values, int n, int m,
                                           const float *score, float *out)
 {
     const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
@@ -203,7 +205,7 @@ static __device__ inline void part_values(const cached &c, const T *values, int 
         float x[G][N] = {};
 #pragma unroll(G == 1 ? 4 : 2)
         for (int j = warp * side + lane / lanes; j < m && p < packs; j += WARPS * side) {
-            pack<T, N> v = load<T, N>(values + (int64_t)j * c.dim + p * N);
+            pack<T, N> v = load<T, N>(values.at(c, j) + p * N);
 #pragma unroll
             for (int g = 0; g < G; g++) {
                 float w = g < n ? score[g * PART + j] : 0.0f;
@@ -235,6 +237,18 @@ static __device__ inline void ask_for_part(const T *keys, const T *values, int64
     }
 }
 
+/* The same of m lines of pages. */
+template <class LINES>
+static __device__ inline void ask_for_lines(const cached &c, const LINES &keys, const LINES &values,
+                                            int m)
+{
+    const int LINE = CACHE_LINE / (int)sizeof(*keys.x), each = (c.dim + LINE - 1) / LINE;
+    for (int i = (int)threadIdx.x; i < m * each; i += THREADS) {
+        ask_line(keys.at(c, i / each) + i % each * LINE);
+        ask_line(values.at(c, i / each) + i % each * LINE);
+    }
+}
+
 template <class T, int N> static __device__ inline void copy_row(T *to, const T *from, int dim)
 {
 #pragma unroll 1
@@ -244,7 +258,7 @@ template <class T, int N> static __device__ inline void copy_row(T *to, const T 
 
 /* Add the sums of the warps for n heads from `head`, counted over all rows, and store them: as part
  * k of several, or with k = -1 as the result. */
-template <class T, int G>
+template <class T, int G, bool SERVED>
 static __device__ inline void store_part(const step_args<T> &a, int64_t head, int n, int64_t k,
                                          const float *max, const float *sum, const float *sums)
 {
@@ -261,6 +275,8 @@ static __device__ inline void store_part(const step_args<T> &a, int64_t head, in
         else
             a.r.out[((head + g) * a.parts + k) * dim + d] = x;
     }
+    if (SERVED && k < 0 && a.c.lse && (int)threadIdx.x < n)
+        a.c.lse[head + threadIdx.x] = max[threadIdx.x] + logf(sum[threadIdx.x]);
     if (k >= 0 && (int)threadIdx.x < n) {
         a.r.max[(head + threadIdx.x) * a.parts + k] = max[threadIdx.x];
         a.r.sum[(head + threadIdx.x) * a.parts + k] = sum[threadIdx.x];
@@ -280,41 +296,76 @@ template <int N, int G> struct resident {
     static const int n = G == 8 ? (N == 8 ? 4 : 6) : G == 4 ? (N == 8 ? 7 : 9) : N == 1 ? 7 : 9;
 };
 
+/* Results of row `row` of qkv go where those of row number i of the scratch would; these are the same, unless rows are
+ * ragged: then scratch counts sequences. */
+template <bool SERVED, class T>
+static __device__ inline std::conditional_t<SERVED, step_args<T>, const step_args<T> &>
+args_of_row(const step_args<T> &a, int64_t row, int64_t i)
+{
+    if constexpr (SERVED) {
+        step_args<T> x = a;
+        x.o += (row - i) * a.c.heads * a.c.dim;
+        x.c.lse += a.c.lse ? (row - i) * a.c.heads : 0;
+        return x;
+    } else {
+        return a;
+    }
+}
+
+/* A sequence without a new token. */
+template <bool SERVED> static __device__ inline bool is_absent(const cached &c, int64_t b)
+{
+    return SERVED && c.first && (c.kind[b] == LM_ROWS_PROMPT || !c.fresh[b]);
+}
+
 /* Shared memory: scores [G][PART], then sums over values [WARPS][G][dim], whose memory first holds
- * the heads [G+1][dim].  With one row a sequence this kernel appends the new key; with more rows
+ * the heads [G+1][dim].  With one row a sequence this kernel appends the new key; with more rows, and SERVED,
  * the cache has it already. */
-template <class T, int N, int G>
-static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_parts(step_args<T> a)
+template <class T, int N, int G, bool SERVED>
+static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n))
+    attend_parts(step_args<T> all_args)
 {
     LM_DYNAMIC_SHARED(float, score);
     __shared__ float max[G], sum[G];
-    const cached &c = a.c;
+    const cached &c = all_args.c;
     float *sums = score + G * PART;
     T *heads = reinterpret_cast<T *>(sums);
-    const int64_t items = c.batch * c.seq * c.kv_heads * a.parts;
+    const int64_t items = c.batch * c.seq * c.kv_heads * all_args.parts;
 #pragma unroll 1
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-        int64_t k = item % a.parts, at = item / a.parts, kv = at % c.kv_heads,
-                row = at / c.kv_heads;
-        span s = keys_of(c, row / c.seq, row % c.seq);
+        int64_t k = item % all_args.parts, at = item / all_args.parts, kv = at % c.kv_heads,
+                i = at / c.kv_heads;
+        if (is_absent<SERVED>(c, i / c.seq))
+            continue;
+        const int64_t b = i / c.seq, row = SERVED ? first_of<SERVED>(c, b) + i % c.seq : i;
+        const step_args<T> &a = args_of_row<SERVED>(all_args, row, i);
+        span s = keys_of(c, b, i % c.seq);
         seen_parts seen = parts_of(s);
-        int64_t head = row * c.heads + kv * c.group; /* counted over all rows */
+        int64_t head = i * c.heads + kv * c.group; /* counted over all rows */
         if (k == 0 && !seen.count)
-            for (int t = (int)threadIdx.x; t < c.group * c.dim; t += THREADS)
+            for (int t = (int)threadIdx.x; t < c.group * c.dim; t += THREADS) {
                 a.o[head * c.dim + t] = T{};
+                if (SERVED && a.c.lse && t < c.group)
+                    a.c.lse[head + t] = -INFINITY;
+            }
         if (k < seen.first || k >= seen.first + seen.count)
             continue;
         int64_t lo = s.start > k * PART ? s.start : k * PART;
         int m = (int)((s.end < (k + 1) * PART ? s.end : (k + 1) * PART) - lo);
-        int64_t place = ((row / c.seq * c.kv_heads + kv) * c.room + lo) * c.dim;
-        T *key = a.keys + place, *value = a.values + place, *fresh = nullptr;
+        const auto key = lines_of<SERVED>(c, a.keys, b, kv, lo);
+        const auto value = lines_of<SERVED>(c, a.values, b, kv, lo);
+        T *fresh = nullptr;
         /* Short rows have too few blocks to keep memory busy with their reads alone, so they
          * prefetch; all rows that do so have at most `few` parts. */
-        if (c.batch * c.seq * c.kv_heads * seen.count <= a.few)
-            ask_for_part(key, value, (int64_t)m * c.dim);
-        if (c.seq == 1 && k == seen.first + seen.count - 1) {
-            fresh = key + (m - 1) * c.dim;
-            copy_row<T, N>(value + (m - 1) * c.dim,
+        if (c.batch * c.seq * c.kv_heads * seen.count <= a.few) {
+            if constexpr (SERVED)
+                ask_for_lines(c, key, value, m);
+            else
+                ask_for_part(key.x, value.x, (int64_t)m * c.dim);
+        }
+        if (!SERVED && c.seq == 1 && k == seen.first + seen.count - 1) {
+            fresh = key.at(c, m - 1);
+            copy_row<T, N>(value.at(c, m - 1),
                            a.qkv + row * qkv_pitch(c) + (c.heads + c.kv_heads + kv) * c.dim, c.dim);
         }
 #pragma unroll 1
@@ -328,25 +379,30 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
             __syncthreads();
             part_values<T, N, G>(c, value, n, m, score, sums);
             __syncthreads();
-            store_part<T, G>(a, head, n, seen.count > 1 ? k : -1, max, sum, sums);
+            store_part<T, G, SERVED>(a, head, n, seen.count > 1 ? k : -1, max, sum, sums);
             __syncthreads(); /* the next heads overwrite the shared memory */
         }
         if (seen.count > 1 && a.tickets)
-            join_up<T, join_width<N>::n, G>(a, row * c.heads + kv * c.group, k, seen,
-                                            a.tickets + at * a.tickets_each, score, sum);
+            join_up<T, join_width<N>::n, G, SERVED>(a, i * c.heads + kv * c.group, k, seen,
+                                                    a.tickets + at * a.tickets_each, score, sum);
     }
 }
 
 /* Only the joining: a block for each head of each row. */
-template <class T, int M>
-static __global__ void __launch_bounds__(THREADS) join_parts(step_args<T> a)
+template <class T, int M, bool SERVED>
+static __global__ void __launch_bounds__(THREADS) join_parts(step_args<T> all_args)
 {
     __shared__ float weight[FAN], sum;
-    const int64_t rows = a.c.batch * a.c.seq * a.c.heads;
+    const cached &c = all_args.c;
+    const int64_t heads = c.batch * c.seq * c.heads;
 #pragma unroll 1
-    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        int64_t i = row / a.c.heads;
-        seen_parts seen = parts_of(keys_of(a.c, i / a.c.seq, i % a.c.seq));
+    for (int64_t head = blockIdx.x; head < heads; head += gridDim.x) {
+        int64_t i = head / c.heads, b = i / c.seq;
+        if (is_absent<SERVED>(c, b))
+            continue;
+        const int64_t row = SERVED ? first_of<SERVED>(c, b) + i % c.seq : i;
+        const step_args<T> &a = args_of_row<SERVED>(all_args, row, i);
+        seen_parts seen = parts_of(keys_of(c, b, i % c.seq));
         bool whole = seen.count < 2;
 #pragma unroll 1
         for (int64_t unit = 1; !whole; unit *= FAN) {
@@ -356,7 +412,7 @@ static __global__ void __launch_bounds__(THREADS) join_parts(step_args<T> a)
                 const run r = run_around(seen, k, unit);
                 whole = r.whole;
                 if (r.count > 1)
-                    join_run<T, M>(a, row, 1, seen, r, weight, &sum);
+                    join_run<T, M, SERVED>(a, head, 1, seen, r, weight, &sum);
             }
         }
     }
@@ -383,21 +439,22 @@ size_t attend_rows_work(const cached &c)
                       : (size_t)(c.batch * c.seq * c.heads * parts * (c.dim + 2)) * sizeof(float);
 }
 
-template <class T, int N, int G> static void run_parts(const lm_stream *s, step_args<T> a)
+template <class T, int N, int G, bool SERVED>
+static void run_parts(const lm_stream *s, step_args<T> a)
 {
     const int64_t at = a.c.batch * a.c.seq * a.c.kv_heads;
     a.tickets_each = tickets_for(a.parts);
     a.few = s->sms * most_ahead / (2 * PART * a.c.dim * (int64_t)sizeof(T));
     a.tickets = at * a.tickets_each > LM_CUDA_TICKETS ? nullptr : s->tickets;
-    LM_LAUNCH((attend_parts<T, N, G>), grid_for(at * a.parts, 1, s), THREADS, shared_of<G>(a.c), s,
-              a);
+    LM_LAUNCH((attend_parts<T, N, G, SERVED>), grid_for(at * a.parts, 1, s), THREADS,
+              shared_of<G>(a.c), s, a);
     if (a.parts > 1 && !a.tickets)
-        LM_LAUNCH((join_parts<T, join_width<N>::n>),
+        LM_LAUNCH((join_parts<T, join_width<N>::n, SERVED>),
                   grid_for(a.c.batch * a.c.seq * a.c.heads, 1, s), THREADS, 0, s, a);
 }
 
-template <class T>
-void attend_rows(const lm_call *call, const cached &c, const row_front &front, bool packed)
+template <class T, bool SERVED>
+static void run_rows(const lm_call *call, const cached &c, const row_front &front, bool packed)
 {
     const int N = wide<T>::n;
     step_args<T> a = { c,
@@ -413,15 +470,32 @@ void attend_rows(const lm_call *call, const cached &c, const row_front &front, b
                        nullptr };
     a.r = partial_of(c, a.parts, call->work);
     if (!packed)
-        run_parts<T, 1, 1>(call->stream, a);
+        run_parts<T, 1, 1, SERVED>(call->stream, a);
     else if (c.group == 1 || c.dim > MOST_TILED)
-        run_parts<T, N, 1>(call->stream, a);
+        run_parts<T, N, 1, SERVED>(call->stream, a);
     else if (c.group <= 4)
-        run_parts<T, N, 4>(call->stream, a);
+        run_parts<T, N, 4, SERVED>(call->stream, a);
     else
-        run_parts<T, N, 8>(call->stream, a);
+        run_parts<T, N, 8, SERVED>(call->stream, a);
 }
 
-template void attend_rows<float>(const lm_call *, const cached &, const row_front &, bool);
-template void attend_rows<bf16>(const lm_call *, const cached &, const row_front &, bool);
-template void attend_rows<f16>(const lm_call *, const cached &, const row_front &, bool);
+template <class T>
+void attend_rows(const lm_call *call, const cached &c, const row_front &front, bool packed)
+{
+    run_rows<T, false>(call, c, front, packed);
+}
+
+template <class T> void attend_served_rows(const lm_call *call, const cached &c, bool packed)
+{
+    cached one = c;
+    if (c.first) /* at most one new token a sequence */
+        one.seq = 1;
+    run_rows<T, true>(call, one, row_front{}, packed);
+}
+
+#define FOR_TYPE(T)                                                                         \
+    template void attend_rows<T>(const lm_call *, const cached &, const row_front &, bool); \
+    template void attend_served_rows<T>(const lm_call *, const cached &, bool);
+FOR_TYPE(float)
+FOR_TYPE(bf16)
+FOR_TYPE(f16)

@@ -163,8 +163,8 @@ static lm_vid cached_attention(lm_builder *b, lm_vid qkv, int64_t layer,
     snprintf(name, sizeof name, "layers.%d.values", (int)layer);
     if (lm_graph_value(m->graph, LM_ROLE_STATE, cache, name, &m->vcache[layer], b->e))
         return LM_NONE;
-    lm_vid in[3] = { qkv, m->used, m->fresh };
-    lm_vid out[3] = { LM_NONE, m->kcache[layer], m->vcache[layer] };
+    lm_vid in[6] = { qkv, m->used, m->fresh, LM_NONE, LM_NONE, LM_NONE };
+    lm_vid out[4] = { LM_NONE, m->kcache[layer], m->vcache[layer], LM_SKIP };
     if (lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
         return LM_NONE;
     return out[0];

@@ -140,12 +140,58 @@ const lm_op lm_op_attention_dx = {
     .cost = dx_cost,
 };
 
+static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const char *op = "attention_cached";
+    const lm_attention_attr *a = c->attr;
+    bool ragged = !lm_absent(&c->in[3]), paged = !lm_absent(&c->in[5]);
+    if (attention_shape(c, want, e) ||
+        lm_expect(ragged == !lm_absent(&c->in[4]), op, e, "first and kind go together") ||
+        lm_expect(ragged == (a->seq == 0), op, e, "first goes with T = 0") ||
+        lm_expect(ragged || c->in[0].dim[0] == a->batch * a->seq, op, e,
+                  "qkv has %lld rows, not %lld times %lld", (long long)c->in[0].dim[0],
+                  (long long)a->batch, (long long)a->seq) ||
+        lm_expect(paged || c->out[1].dim[0] == a->batch, op, e,
+                  "caches of %lld sequences, not of %lld", (long long)c->out[1].dim[0],
+                  (long long)a->batch) ||
+        lm_expect(!paged || c->out[1].dim[2] % LM_PAGE_UNIT == 0, op, e,
+                  "pages of %lld positions: not a multiple of %d", (long long)c->out[1].dim[2],
+                  LM_PAGE_UNIT))
+        return e->code;
+    return LM_OK;
+}
+
+/* The positions that a sequence has room for. */
+static int64_t cached_room(const lm_call *c)
+{
+    return c->out[1].dim[2] * (lm_absent(&c->in[5]) ? 1 : c->in[5].dim[1]);
+}
+
 static void cached_cost(const lm_call *c, lm_cost *out)
 {
     const lm_attention_attr *a = c->attr;
-    out->flops =
-        4.0 * (double)(a->batch * a->seq * a->heads * a->head_dim) * (double)c->out[1].dim[2];
+    out->flops = 4.0 * (double)(c->in[0].dim[0] * a->heads * a->head_dim) * (double)cached_room(c);
     out->bytes = lm_call_bytes(c);
+}
+
+/* Rows of any number in each sequence, and some of none. */
+static void make_ragged(lm_rng r, int i, lm_attention_attr *attr, lm_example *x)
+{
+    int64_t rows = lm_example_size(r, i, 1, 40) + attr->batch;
+    attr->seq = 0;
+    x->in[0].dim[0] = rows;
+    x->out[1].dim[2] += rows;
+    x->in[3] = lm_shape1(LM_DTYPE_I32, attr->batch + 1);
+    x->in[4] = lm_shape1(LM_DTYPE_I32, attr->batch);
+}
+
+static void make_paged(lm_rng r, int i, const lm_attention_attr *attr, lm_example *x)
+{
+    int64_t page = LM_PAGE_UNIT << lm_example_draw(r, i, 10, 3), *dim = x->out[1].dim;
+    int64_t width = (dim[2] + page - 1) / page;
+    x->in[5] = lm_shape2(LM_DTYPE_I32, attr->batch, width);
+    dim[0] = attr->batch * width + 1;
+    dim[2] = page;
 }
 
 static void cached_example(lm_rng r, int i, lm_example *x)
@@ -162,38 +208,76 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     attr.window = lm_example_draw(r, i, 7, 3) == 0 ? 1 + s / 3 : 0;
     attr.scale = 0.3;
     attr.soft_cap = lm_example_draw(r, i, 12, 3) == 0 ? 1.5 : 0;
-    *x = (lm_example){ .n_in = 3, .want = 7 };
+    *x = (lm_example){ .n_in = 3, .want = lm_example_draw(r, i, 14, 2) ? 15 : 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
     x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_I32, b);
     x->out[1] = (lm_tensor){ .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b, kv, s, d } };
+    if (lm_example_draw(r, i, 8, 3) == 0)
+        make_ragged(r, i, &attr, x);
+    if (lm_example_draw(r, i, 13, 2))
+        make_paged(r, i, &attr, x);
+    x->n_in = 6;
     x->out[2] = x->out[1];
     lm_example_attr(x, &attr);
+}
+
+/* Pages in an order that is not that of the positions; page 0 belongs to no sequence. */
+static void fill_table(const lm_call *c)
+{
+    int32_t *table = c->in[5].data;
+    int64_t n = c->in[5].dim[0] * c->in[5].dim[1];
+    for (int64_t k = 0; k < n; k++)
+        table[k] = (int32_t)(n - k);
+}
+
+/* The rows of sequence b, of which the last few may belong to none. */
+static void fill_ragged(lm_rng r, const lm_call *c)
+{
+    int32_t *first = c->in[3].data, *kind = c->in[4].data;
+    int64_t batch = c->in[1].dim[0], rows = c->in[0].dim[0] - batch, at = 0;
+    for (int64_t b = 0; b < batch; b++) {
+        kind[b] = (int32_t)lm_rng_below(r, 100 + (uint64_t)b, 2);
+        first[b] = (int32_t)at;
+        at += kind[b] == LM_ROWS_PROMPT
+                  ? (int64_t)lm_rng_below(r, 200 + (uint64_t)b, (uint64_t)(rows / batch) + 2)
+                  : (int64_t)lm_rng_below(r, 200 + (uint64_t)b, 2);
+    }
+    first[batch] = (int32_t)at;
 }
 
 static void cached_fill(lm_rng r, const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    int32_t *used = c->in[1].data, *fresh = c->in[2].data;
+    int32_t *used = c->in[1].data, *fresh = c->in[2].data, *first = c->in[3].data;
+    if (c->in[5].data)
+        fill_table(c);
+    if (first)
+        fill_ragged(r, c);
     for (int64_t b = 0; b < a->batch; b++) {
-        fresh[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 2, (uint64_t)a->seq + 1);
+        int64_t most = first ? first[b + 1] - first[b] : a->seq;
+        fresh[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 2, (uint64_t)most + 1);
         used[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 2 + 1,
-                                        (uint64_t)(c->out[1].dim[2] - fresh[b]) + 1);
+                                        (uint64_t)(cached_room(c) - fresh[b]) + 1);
     }
 }
 
 const lm_op lm_op_attention_cached = {
     .name = "attention_cached",
     .attr_size = sizeof(lm_attention_attr),
-    .in = { { "qkv", "BT,(H+2K)D", LM_ACT_TYPE },
+    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
             { "used", "B", LM_IDS },
-            { "fresh", "B", LM_IDS } },
-    .out = { { "o", "BT,HD", LM_ACT_TYPE },
-             { "kcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN },
-             { "vcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN } },
+            { "fresh", "B", LM_IDS },
+            { "first", "B+1", LM_IDS | LM_OPTIONAL },
+            { "kind", "B", LM_IDS | LM_OPTIONAL },
+            { "table", "B,P", LM_IDS | LM_OPTIONAL } },
+    .out = { { "o", "N,HD", LM_ACT_TYPE },
+             { "kcache", "G,K,S,D", LM_ACT_TYPE | LM_GIVEN },
+             { "vcache", "G,K,S,D", LM_ACT_TYPE | LM_GIVEN },
+             { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = cached_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
-    .shape = attention_shape,
+    .shape = cached_shape,
     .cost = cached_cost,
     .example = cached_example,
     .fill = cached_fill,

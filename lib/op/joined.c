@@ -218,13 +218,23 @@ const lm_op lm_op_norm_dx_dw = {
 
 /* ---- attention_step ---- */
 
+/* The call of attention_cached whose attributes and operands begin those of c. */
+static lm_call cached_part(const lm_call *c, lm_tensor in[LM_MAX_IN])
+{
+    lm_call cached = *c;
+    memset(in, 0, LM_MAX_IN * sizeof *in);
+    memcpy(in, c->in, 3 * sizeof *in);
+    cached.in = in;
+    return cached;
+}
+
 static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_attention_step_attr *a = c->attr;
     const lm_attention_attr *s = &a->attention;
-    lm_call cached = *c;
+    lm_tensor in[LM_MAX_IN];
+    lm_call cached = cached_part(c, in);
 
-    cached.attr = s;
     if (lm_op_attention_cached.shape(&cached, want, e) ||
         lm_expect(s->seq == 1, "attention_step", e, "%lld rows a sequence, not one",
                   (long long)s->seq) ||
@@ -238,8 +248,10 @@ static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
 
 static void attention_step_cost(const lm_call *c, lm_cost *out)
 {
-    lm_op_attention_cached.cost(c, out); /* its attributes begin with those of attention_cached */
-    out->bytes -= lm_rope_unread_bytes(&c->in[4], &c->in[3]);
+    lm_tensor in[LM_MAX_IN];
+    lm_call cached = cached_part(c, in);
+    lm_op_attention_cached.cost(&cached, out);
+    out->bytes = lm_call_bytes(c) - lm_rope_unread_bytes(&c->in[4], &c->in[3]);
 }
 
 static void attention_step_example(lm_rng r, int i, lm_example *x)
@@ -253,6 +265,9 @@ static void attention_step_example(lm_rng r, int i, lm_example *x)
     positions = x->out[1].dim[2];
     attr.attention.seq = 1;
     x->n_in = 7;
+    x->want = 7;
+    x->out[1].dim[0] = x->out[2].dim[0] = attr.attention.batch;
+    x->in[4] = x->in[5] = (lm_tensor){ 0 };
     x->in[0].dim[0] = attr.attention.batch;
     x->in[3] = lm_shape1(LM_DTYPE_I32, attr.attention.batch);
     if (lm_example_draw(r, i, 9, 4)) {
@@ -269,8 +284,10 @@ static void attention_step_fill(lm_rng r, const lm_call *c)
 {
     const lm_attention_step_attr *a = c->attr;
     int32_t *pos = c->in[3].data;
+    lm_tensor in[LM_MAX_IN];
+    lm_call cached = cached_part(c, in);
 
-    lm_op_attention_cached.fill(r, c);
+    lm_op_attention_cached.fill(r, &cached);
     for (int64_t b = 0; b < a->attention.batch; b++)
         pos[b] = (int32_t)lm_rng_below(r, 64 + (uint64_t)b, (uint64_t)c->out[1].dim[2]);
 }

@@ -136,11 +136,48 @@ static void test_grouped(void **state)
     lm_backend_close(device);
 }
 
+/* On the plain path the bits of a row depend on the number of rows by its class alone (kernels/linear.h). */
+static void test_row_classes(void **state)
+{
+    static const int64_t counts[] = {
+        8, 1, 2, 3, 4, 5, 7, 150, 9, 16, 17, 32, 33, 64, 70, 128, 129
+    };
+    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    enum { COUNTS = sizeof counts / sizeof *counts };
+    (void)state;
+    open_path("plain");
+    for (int a = 0; a < 3; a++) {
+        instance first = { 0 }, x;
+        kernel_case k = { .op = "linear", .attr = &first_pass };
+        for (int i = 0; i < COUNTS; i++) {
+            int64_t n = counts[i];
+            k.in[0] = mat(ACT, n, 200);
+            k.in[1] = mat(ACT, 70, 200);
+            k.in[2] = vec(F32, 70);
+            k.out[0] = mat(F32, n, 70);
+            bool begins = n == 8 || n == 150; /* a class: its rows are the first of these */
+            instance *it = begins ? &first : &x;
+            if (begins && first.in[0].data)
+                drop(&k, &first);
+            build(&k, acts[a], acts[a], it);
+            run_on_device(it, device_kernel("linear", acts[a]), 0);
+            if (begins)
+                continue;
+            if (memcmp(x.out[0].data, first.out[0].data, bytes_of(&x.out[0])))
+                fail_msg("%s: other bits of %d rows", lm_dtype_name(acts[a]), (int)n);
+            drop(&k, &x);
+        }
+        drop(&k, &first);
+    }
+    close_path("plain");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operators),
         cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_row_classes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -261,8 +261,8 @@ static void attention_of_one_row(void **state)
                                 .scale = 1 };
         lm_vid wd = value(h.g, LM_ROLE_PARAM, lm_shape1(LM_DTYPE_F32, 4)), kept = LM_NONE;
         lm_vid normed[LM_MAX_OUT] = { LM_NONE, LM_NONE };
-        lm_vid out[LM_MAX_OUT] = { LM_NONE, h.kc, h.vc },
-               other[LM_MAX_OUT] = { LM_NONE, h.kc, h.vc };
+        lm_vid out[LM_MAX_OUT] = { LM_NONE, h.kc, h.vc, LM_SKIP },
+               other[LM_MAX_OUT] = { LM_NONE, h.kc, h.vc, LM_SKIP };
         lm_vid to_q[LM_MAX_OUT] = { h.q };
         put(&h, &lm_op_head_norm, &norm, IN(h.q, wd, wd), normed);
         rope.inverse = k == 3;
@@ -278,12 +278,14 @@ static void attention_of_one_row(void **state)
             h.g->value[h.kc].t.dim[0] = h.g->value[h.vc].t.dim[0] = 2,
             h.g->value[h.used].t.dim[0] = h.g->value[h.fresh].t.dim[0] = 2;
         if (k == 5) { /* neither can the caches be written before, nor q be read behind */
-            put(&h, &lm_op_attention_cached, &a, IN(h.q, h.used, h.fresh), other);
+            put(&h, &lm_op_attention_cached, &a,
+                IN(h.q, h.used, h.fresh, LM_NONE, LM_NONE, LM_NONE), other);
             put(&h, &lm_op_rope, &rope, IN(normed[0], h.pos, h.table), to_q);
         }
         if (k == 6) /* what is normed is read elsewhere, too */
             put(&h, &lm_op_add, NULL, IN(normed[0], normed[0]), NULL);
-        put(&h, &lm_op_attention_cached, &a, IN(qkv, h.used, h.fresh), out);
+        put(&h, &lm_op_attention_cached, &a, IN(qkv, h.used, h.fresh, LM_NONE, LM_NONE, LM_NONE),
+            out);
         static const char *const want[] = {
             "attention_step", "head_norm attention_step", [6] = "head_norm add attention_step"
         };
