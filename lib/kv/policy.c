@@ -13,12 +13,12 @@ static int64_t least(int64_t a, int64_t b)
 
 bool lm_kv_policy_weighs(const lm_kv_policy *p)
 {
-    return p->kind == LM_KV_H2O || p->kind == LM_KV_SNAPKV;
+    return p->kind == LM_KV_H2O || p->kind == LM_KV_SNAPKV || p->kind == LM_KV_MERGE;
 }
 
 bool lm_kv_policy_replaces(const lm_kv_policy *p)
 {
-    return p->kind != LM_KV_SNAPKV;
+    return p->kind != LM_KV_SNAPKV && p->kind != LM_KV_MERGE;
 }
 
 /* ---- budgets ---- */
@@ -57,7 +57,7 @@ int64_t lm_kv_policy_budget(const lm_kv_policy *p, int64_t n, int64_t layer, int
     int64_t mean = p->kind == LM_KV_STREAMING ? p->sinks + p->window
                    : p->kind == LM_KV_SNAPKV  ? p->capacity
                                               : 2 * recent;
-    if (p->protect || mean >= n)
+    if (p->protect || p->kind == LM_KV_MERGE || mean >= n)
         return n;
     return p->beta ? least(slope(p, n, mean, recent, layer, layers), n) : mean;
 }
@@ -68,6 +68,7 @@ int64_t lm_kv_policy_most(const lm_kv_policy *p, int64_t n, int64_t budget)
     case LM_KV_STREAMING:
         return p->sinks + p->window;
     case LM_KV_SNAPKV:
+    case LM_KV_MERGE:
         return INT64_MAX;
     default:
         return p->protect ? n + 2 * half_of(p, n) : budget;
@@ -164,7 +165,7 @@ int64_t lm_kv_policy_evict(const lm_kv_policy *p, int64_t n, int64_t next, int64
                            const int32_t *at, const float *mass)
 {
     int64_t worst = -1, old = next + 1 - lm_kv_policy_recent(p, n);
-    if (p->kind == LM_KV_SNAPKV)
+    if (!lm_kv_policy_replaces(p))
         return -1;
     for (int64_t i = 0; i < rows; i++) {
         if (at[i] >= old || (p->kind == LM_KV_STREAMING && at[i] < p->sinks) ||

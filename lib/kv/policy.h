@@ -12,6 +12,8 @@
  *   snapkv     the last `window` tokens of the prompt, and those of the largest mass from the queries of these,
  *              averaged over `kernel` neighbours (arXiv:2404.14469)
  *   random     as h2o with random numbers for masses: the control for both
+ *   merge      no token is dropped, neighbours with similar keys are merged after the prompt (merge.h); of the
+ *              functions here those that do not select hold for it
  * Among equal scores the lower position stays; NaN is the lowest.
  * Private to lib/kv. */
 #ifndef LM_KV_POLICY_H
@@ -20,7 +22,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum { LM_KV_STREAMING, LM_KV_H2O, LM_KV_SNAPKV, LM_KV_RANDOM } lm_kv_policy_kind;
+typedef enum {
+    LM_KV_STREAMING,
+    LM_KV_H2O,
+    LM_KV_SNAPKV,
+    LM_KV_RANDOM,
+    LM_KV_MERGE
+} lm_kv_policy_kind;
 
 typedef struct lm_kv_policy {
     lm_kv_policy_kind kind;
@@ -34,7 +42,10 @@ typedef struct lm_kv_policy {
     /* Budgets that fall from layer to layer (PyramidKV, arXiv:2406.02069): the last layer has 1 / beta of the mean
      * without the newest tokens; 0: the same for all. */
     int64_t beta;
-    uint64_t seed; /* random */
+    uint64_t seed;    /* random */
+    double threshold; /* merge: the least cosine of keys */
+    double heavy;     /* merge: share of tokens that stay alone for their masses */
+    bool halves;      /* merge: rule=pivot */
 } lm_kv_policy;
 
 /* True if the policy reads the masses of tokens. */

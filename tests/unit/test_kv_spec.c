@@ -100,6 +100,11 @@ static const struct {
     { "layers.0=int8;streaming", "layers.0=int8;streaming", NULL, NULL },
     { "snapkv:budget=pyramid,beta=20", "snapkv:budget=pyramid", NULL, NULL },
     { "random:seed=5,protect=prompt", "random:protect=prompt,seed=5", NULL, NULL },
+    { "kvmerge:keep=0.5,rule=pivot+k4v4", "kvmerge:rule=pivot+turboquant", NULL, NULL },
+    { "kvmerge:threshold=1.5", NULL, "threshold of kvmerge is a number from -1 to 1, not '1.5'",
+      NULL },
+    { "auto:bits=0", "auto", NULL, NULL },
+    { "auto:bits=3", "auto:bits=3", NULL, "auto with bits needs a calibration" },
     /* second names with values; keys of the text replace theirs */
     { "k8v4", "turboquant:kbits=8", NULL, NULL },
     { "K4V4", "turboquant", NULL, NULL },

@@ -32,7 +32,8 @@
     X(streaming)         \
     X(h2o)               \
     X(snapkv)            \
-    X(random)
+    X(random)            \
+    X(kvmerge)
 
 #define LM_KV_DECLARE(name) extern const lm_kv_method lm_kv_##name;
 LM_KV_METHODS(LM_KV_DECLARE)

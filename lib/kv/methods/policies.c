@@ -112,3 +112,34 @@ const lm_kv_method lm_kv_snapkv = {
     .hyper = snapkv_hyper,
     .policy = make_snapkv,
 };
+
+/* ---- merging ---- */
+
+static const lm_hyper merge_hyper[] = {
+    { "keep", 0.5, 1e-6, 1, "least tokens left, as a share of the prompt", NULL },
+    { "threshold", 0.75, -1, 1, "least cosine of the keys of neighbours that are merged", NULL },
+    { "window", 32, 0, 1e6, "newest tokens that are not merged", LM_WHOLE },
+    { "heavy", 0.1, 0, 1, "share of tokens that all queries read most, which are not merged",
+      NULL },
+    { "rule", 0, 0, 1, "weights of a sum: by distance, or halves", "kernel pivot" },
+    { 0 },
+};
+
+static lm_code make_merge(const lm_kv_ask *q, lm_kv_policy *out, lm_err *e)
+{
+    (void)e;
+    *out = (lm_kv_policy){ .kind = LM_KV_MERGE,
+                           .keep = q->h[0],
+                           .threshold = q->h[1],
+                           .window = (int64_t)q->h[2],
+                           .heavy = q->h[3],
+                           .halves = q->h[4] != 0 };
+    return LM_OK;
+}
+
+const lm_kv_method lm_kv_kvmerge = {
+    .name = "kvmerge",
+    .about = "neighbours with similar keys become one token",
+    .hyper = merge_hyper,
+    .policy = make_merge,
+};

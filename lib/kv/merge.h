@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* merge.h -- merging of neighbours with similar keys, as pure functions of one key/value head.
+ *
+ * After the abstract of KVMerger (arXiv:2407.08454); what it leaves open is chosen here.  After the prompt, neighbours i
+ * and i + 1 are joined in falling order of the cosine of their keys, as long as it is at least `threshold` and more
+ * tokens than `keep` n are left.  The last `window` tokens, and the share `heavy` of the others with the largest masses,
+ * stay alone.  A run of joined tokens becomes one at the position of its pivot, the token of the largest mass: keys
+ * and values are sums with weights
+ *   rule=kernel  g_i / sum g, g_i = exp(-|k_i - k_p|^2 / (2 s^2)), s the mean distance of the others to the pivot p
+ *   rule=pivot   the mean of the pivot and of the halves of each other token and the pivot (LOOK-M, arXiv:2406.18139)
+ * Private to lib/kv. */
+#ifndef LM_KV_MERGE_H
+#define LM_KV_MERGE_H
+
+#include "kv/policy.h"
+
+typedef struct {
+    double similarity;
+    int32_t at; /* tokens at and at + 1 */
+} lm_kv_joint;
+
+/* The runs of n tokens with keys [n,D], rows `pitch` numbers apart, and masses [n]: run[i] is the first token of the run
+ * of token i.  joint [n], keep [n] and work [2 n] are room.  Returns how many runs there are. */
+int64_t lm_kv_merge_runs(const lm_kv_policy *p, int64_t n, int64_t D, const float *key,
+                         int64_t pitch, const float *mass, int32_t *run, lm_kv_joint *joint,
+                         bool *keep, double *work);
+/* The weights [n] of a run of n tokens; returns its pivot. */
+int64_t lm_kv_merge_weights(const lm_kv_policy *p, int64_t n, int64_t D, const float *key,
+                            int64_t pitch, const float *mass, double *weight);
+/* y [D] = the weighted sum of x [n,D]; y may be a row of x. */
+void lm_kv_merge_rows(int64_t n, int64_t D, const float *x, int64_t pitch, const double *weight,
+                      float *y);
+
+#endif
