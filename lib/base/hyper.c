@@ -116,9 +116,11 @@ void lm_hyper_show(const lm_hyper *h, double value, char out[64])
     }
 }
 
-lm_code lm_hyper_add_range(const lm_hyper *h, lm_buf *out, lm_err *e)
+lm_code lm_hyper_add_line(const lm_hyper *h, lm_buf *out, lm_err *e)
 {
     char word[64];
+    if (lm_buf_addf(out, e, "  %-23s %-44s ", h->name, h->help))
+        return e->code;
     if (!is_named(h))
         return lm_buf_addf(out, e, "%.7g to %.7g [%g]\n", h->least, h->most, h->value);
     copy_word(h, h->value, word, sizeof word);

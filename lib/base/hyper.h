@@ -43,8 +43,8 @@ lm_code lm_hyper_fail(const lm_hyper *table, const char *where, const char *who,
 /* A value as lm_hyper_set reads it: its word, or the fewest digits that read back equal. */
 void lm_hyper_show(const lm_hyper *h, double value, char out[64]);
 
-/* Words or range, and the default: "off on [off]", "0 to 1 [0.9]", and a line feed. */
-lm_code lm_hyper_add_range(const lm_hyper *h, lm_buf *out, lm_err *e);
+/* A line of a list: name, help, words or range, and the default: "off on [off]", "0 to 1 [0.9]". */
+lm_code lm_hyper_add_line(const lm_hyper *h, lm_buf *out, lm_err *e);
 /* As an object of that name: value, least, most or words, help. */
 void lm_hyper_add_json(const lm_hyper *h, lm_jw *w);
 

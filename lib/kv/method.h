@@ -77,11 +77,11 @@ struct lm_kv_method {
 
 /* Keys of each method that codes: layers that are left alone.  first, last: their number; -1: 2, but at most
  * a quarter of the layers. */
-#define LM_KV_ALONE(n)                                                                          \
-    { "first", n, -1, 1000, "first layers left alone (-1: 2, at most a quarter)", LM_WHOLE },   \
-        { "last", n, -1, 1000, "last layers left alone (-1: 2, at most a quarter)", LM_WHOLE }, \
-    {                                                                                           \
-        "skip", 0, 0, 1, "other layers left alone: those with a sliding window", "none window"  \
+#define LM_KV_ALONE(n)                                                                    \
+    { "first", n, -1, 1000, "first layers left alone (-1: 2, at most L/4)", LM_WHOLE },   \
+        { "last", n, -1, 1000, "last layers left alone (-1: 2, at most L/4)", LM_WHOLE }, \
+    {                                                                                     \
+        "skip", 0, 0, 1, "other layers left alone", "none window"                         \
     }
 
 /* The i-th method, NULL past the last. */

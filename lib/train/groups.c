@@ -283,14 +283,11 @@ lm_code lm_optims_table(lm_buf *out, lm_err *e)
         const lm_optim *o = lm_optim_at(i);
         const lm_hyper rate = { "lr", o->rate, 0, 1e3, "peak learning rate", NULL };
         if (lm_buf_addf(out, e, "%-16s %s\n", o->name, o->about) ||
-            lm_buf_addf(out, e, "  %-23s %-44s ", rate.name, rate.help) ||
-            lm_hyper_add_range(&rate, out, e))
+            lm_hyper_add_line(&rate, out, e))
             return e->code;
-        for (const lm_hyper *h = o->hyper; h->name; h++) {
-            if (lm_buf_addf(out, e, "  %-23s %-44s ", h->name, h->help) ||
-                lm_hyper_add_range(h, out, e))
+        for (const lm_hyper *h = o->hyper; h->name; h++)
+            if (lm_hyper_add_line(h, out, e))
                 return e->code;
-        }
     }
     return LM_OK;
 }

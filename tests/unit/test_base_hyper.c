@@ -138,8 +138,13 @@ static void listed(void **state)
     lm_jw w;
     (void)state;
     for (const lm_hyper *h = table; h->name; h++)
-        assert_int_equal(lm_hyper_add_range(h, &b, &e), LM_OK);
-    assert_string_equal(b.data, "0 to 0.999 [0.9]\n0 to 1024 [32]\ntoken channel 8 [channel]\n");
+        assert_int_equal(lm_hyper_add_line(h, &b, &e), LM_OK);
+    assert_string_equal(
+        b.data,
+        "  beta                    a number                                     0 to 0.999 [0.9]\n"
+        "  group_size              a whole number                               0 to 1024 [32]\n"
+        "  axis                    a word                                       "
+        "token channel 8 [channel]\n");
     b.len = 0;
     lm_jw_begin(&w, &b, 0, &e);
     lm_jw_obj(&w, NULL);

@@ -12,7 +12,9 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/json.h"
 #include "base/rng.h"
+#include "kv/list.h"
 #include "kv/spec.h"
 
 enum { LAYERS = 6 };
@@ -581,12 +583,63 @@ static void methods(void **state)
     }
 }
 
+/* Each method, key and second name is in both lists. */
+static void lists(void **state)
+{
+    lm_buf text = { 0 }, json = { 0 };
+    lm_err e = { 0 };
+    json_t *all;
+    const char *stands_for;
+    (void)state;
+    assert_int_equal(lm_kv_methods_table(&text, &e), LM_OK);
+    assert_int_equal(lm_kv_methods_json(&json, &e), LM_OK);
+    assert_int_equal(lm_json_parse(json.data, json.len, "list", &all, &e), LM_OK);
+    const char *at = text.data;
+    for (int i = 0; lm_kv_method_at(i); i++) {
+        const lm_kv_method *m = lm_kv_method_at(i);
+        json_t *own =
+            json_object_get(json_object_get(all, m->policy ? "policies" : "methods"), m->name);
+        char line[64];
+        snprintf(line, sizeof line, "%-16s ", m->name);
+        at = strstr(at, line);
+        assert_non_null(at);
+        assert_string_equal(json_string_value(json_object_get(own, "about")), m->about);
+        for (const lm_hyper *h = m->hyper; h->name; h++) {
+            snprintf(line, sizeof line, "\n  %-23s ", h->name);
+            at = strstr(at, line);
+            assert_non_null(at);
+            assert_non_null(json_object_get(json_object_get(own, "hyper"), h->name));
+            assert_true(strlen(h->help) <= 44); /* the column of ranges */
+        }
+    }
+    for (int i = 0; lm_kv_alias_at(i, &stands_for); i++) {
+        const char *name = lm_kv_alias_at(i, &stands_for);
+        assert_string_equal(json_string_value(json_object_get(json_object_get(all, "names"), name)),
+                            stands_for);
+        at = strstr(at, name);
+        assert_non_null(at);
+    }
+    size_t count = 0;
+    while (lm_kv_method_at((int)count))
+        count++;
+    assert_int_equal(json_object_size(json_object_get(all, "methods")) +
+                         json_object_size(json_object_get(all, "policies")),
+                     count);
+    json_decref(all);
+    lm_buf_fini(&text);
+    lm_buf_fini(&json);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(methods),         cmocka_unit_test(texts),
-        cmocka_unit_test(forms),           cmocka_unit_test(few_layers_are_left_alone),
-        cmocka_unit_test(head_sizes),      cmocka_unit_test(one_form_for_each_side),
+        cmocka_unit_test(methods),
+        cmocka_unit_test(lists),
+        cmocka_unit_test(texts),
+        cmocka_unit_test(forms),
+        cmocka_unit_test(few_layers_are_left_alone),
+        cmocka_unit_test(head_sizes),
+        cmocka_unit_test(one_form_for_each_side),
         cmocka_unit_test(hostile_lengths),
     };
 

@@ -10,7 +10,7 @@ static const lm_hyper hyper[] = {
     { "kbits", 4, 1, 8, "bits of keys, not 7", LM_WHOLE },
     { "vbits", 2, 1, 8, "bits of values, not 7", LM_WHOLE },
     { "group", 128, 16, LM_KV_MAX_TOKENS, "tokens that are coded together", LM_WHOLE },
-    { "sinks", 128, 0, LM_KV_MAX_TOKENS, "first tokens kept plain, a multiple of group", LM_WHOLE },
+    { "sinks", 128, 0, LM_KV_MAX_TOKENS, "first tokens kept plain, whole groups", LM_WHOLE },
     { "rotate", 1, 0, 1, "Hadamard rotation of the head", "off on" },
     LM_KV_ALONE(0),
     { 0 },

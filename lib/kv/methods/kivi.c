@@ -11,10 +11,8 @@ enum { BITS, GROUP, RESIDUAL };
 
 static const lm_hyper hyper[] = {
     { "bits", 2, 1, 8, "bits of a number, not 7", LM_WHOLE },
-    { "group", 32, 16, LM_KV_MAX_TOKENS, "tokens of keys, channels of values with one scale",
-      LM_WHOLE },
-    { "residual", 128, 1, LM_KV_MAX_TOKENS, "newest tokens kept plain, a multiple of group",
-      LM_WHOLE },
+    { "group", 32, 16, LM_KV_MAX_TOKENS, "tokens (keys), channels (values) a scale", LM_WHOLE },
+    { "residual", 128, 1, LM_KV_MAX_TOKENS, "newest tokens kept plain, whole groups", LM_WHOLE },
     LM_KV_ALONE(0),
     { 0 },
 };

@@ -5,7 +5,7 @@
 
 static const lm_hyper hyper[] = { { 0 } };
 static const lm_hyper auto_hyper[] = {
-    { "bits", 0, 0, 32, "mean bits of a number, chosen by layer (0: of activations)", NULL },
+    { "bits", 0, 0, 32, "mean bits of a number (0: of activations)", NULL },
     { 0 },
 };
 

@@ -3,13 +3,10 @@
 #include "kv/methods/methods.h"
 #include "kv/policy.h"
 
-#define PYRAMID                                                                              \
-    {                                                                                        \
-        "budget",      0, 0, 1, "tokens of the layers: equal, or fewer from layer to layer", \
-        "even pyramid"                                                                       \
-    },                                                                                       \
-    {                                                                                        \
-        "beta", 20, 2, 1000, "of pyramid: steepness", LM_WHOLE                               \
+#define PYRAMID                                                                   \
+    { "budget", 0, 0, 1, "tokens of layers: equal, or falling", "even pyramid" }, \
+    {                                                                             \
+        "beta", 20, 2, 1000, "of pyramid: steepness", LM_WHOLE                    \
     }
 
 /* ---- streaming ---- */
@@ -17,7 +14,7 @@
 static const lm_hyper streaming_hyper[] = {
     { "sinks", 4, 0, 1e6, "first tokens that stay", LM_WHOLE },
     { "window", 512, 1, 1e9, "newest tokens that stay", LM_WHOLE },
-    { "positions", 0, 0, 1, "positions of keys: in the text, or in the cache", "text cache" },
+    { "positions", 0, 0, 1, "positions of keys, in the text or the cache", "text cache" },
     { 0 },
 };
 
@@ -49,7 +46,7 @@ const lm_kv_method lm_kv_streaming = {
 static const lm_hyper h2o_hyper[] = { HEAVY, { 0 } };
 static const lm_hyper random_hyper[] = {
     HEAVY,
-    { "seed", 0, 0, 9007199254740992, "of the random numbers", LM_WHOLE },
+    { "seed", 0, 0, 1e15, "of the random numbers", LM_WHOLE },
     { 0 },
 };
 
@@ -83,7 +80,7 @@ const lm_kv_method lm_kv_random = {
 
 static const lm_hyper snapkv_hyper[] = {
     { "capacity", 2048, 2, 1e9, "tokens of the prompt that stay", LM_WHOLE },
-    { "window", 32, 1, 1e6, "newest tokens that stay, and whose queries count", LM_WHOLE },
+    { "window", 32, 1, 1e6, "newest tokens, whose queries count", LM_WHOLE },
     { "kernel", 5, 1, 1001, "neighbours whose masses are averaged, odd", LM_WHOLE },
     PYRAMID,
     { 0 },
@@ -117,10 +114,9 @@ const lm_kv_method lm_kv_snapkv = {
 
 static const lm_hyper merge_hyper[] = {
     { "keep", 0.5, 1e-6, 1, "least tokens left, as a share of the prompt", NULL },
-    { "threshold", 0.75, -1, 1, "least cosine of the keys of neighbours that are merged", NULL },
+    { "threshold", 0.75, -1, 1, "least cosine of keys that are merged", NULL },
     { "window", 32, 0, 1e6, "newest tokens that are not merged", LM_WHOLE },
-    { "heavy", 0.1, 0, 1, "share of tokens that all queries read most, which are not merged",
-      NULL },
+    { "heavy", 0.1, 0, 1, "share of the most read, which stay alone", NULL },
     { "rule", 0, 0, 1, "weights of a sum: by distance, or halves", "kernel pivot" },
     { 0 },
 };
