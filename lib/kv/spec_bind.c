@@ -117,7 +117,7 @@ lm_code lm_kv_bind_side(const lm_kv_binding *b, const lm_kv_use *u, int side, co
                         lm_kv_side *out, lm_err *e)
 {
     lm_buf name = { 0 };
-    *out = (lm_kv_side){ .plain = at->act };
+    *out = (lm_kv_side){ .plain = at->act, .outliers = -1 };
     if (is_alone(u, at))
         return LM_OK;
     lm_code rc = lm_kv_add_use(b->s, u, &name, e);

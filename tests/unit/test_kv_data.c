@@ -432,14 +432,15 @@ static void forms(void **state)
     assert_int_equal(k->format->bits, 3);
     assert_ptr_equal(k->format->lower, d->side[2].lower);
     assert_int_equal(v->format->bits, 2);
-    assert_int_equal(v->format->outliers, 31); /* 1.5 * 0.01 * 64 * 32, rounded up */
+    assert_int_equal(k->format->outliers, 31); /* 1.5 * 0.01 * 64 * 32, rounded up */
+    assert_int_equal(v->format->outliers, 96); /* 1.5 * 2 / 64 * 64 * 32 */
     assert_null(p->side[4].format);
     lm_kv_plan_free(p);
     /* Longer pages have room for more. */
     assert_int_equal(
         bind_text("k=int4:axis=channel,group=128,v=kvquant:file=x,last=1", data, &p, &e), LM_OK);
     assert_int_equal(p->page, 128);
-    assert_int_equal(p->side[1].format->outliers, 62);
+    assert_int_equal(p->side[1].format->outliers, 192);
     lm_kv_plan_free(p);
 
     assert_int_equal(

@@ -14,11 +14,15 @@ static const lm_hyper hyper[] = {
     { 0 },
 };
 
-/* Room for 1.5 times the calibration's share: outliers are not spread evenly over pages. */
+/* Room for 1.5 times the mean: outliers are not spread evenly over pages and heads.  Of the C values of a token at
+ * least one on each side is an outlier (lm_kvquant_range). */
 static int outliers_of(const lm_kv_ask *q)
 {
-    double n = (double)(q->page * q->site->head_dim);
-    return (int)fmin(ceil(1.5 * q->data->outliers * n), n);
+    double n = (double)(q->page * q->site->head_dim), share = q->data->outliers;
+    double C = (double)(q->site->kv_heads * q->site->head_dim);
+    if (share > 0 && q->side == LM_KV_V)
+        share = 2 * (floor(share / 2 * (C - 1)) + 1) / C;
+    return (int)fmin(ceil(1.5 * share * n), n);
 }
 
 static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
@@ -48,6 +52,7 @@ static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
     memcpy(f.table, n->table, (size_t)f.n_table * sizeof *f.table);
     out->pre_rope = keys && at->rope;
     out->sinks = (int64_t)q->h[SINKS];
+    out->outliers = keys ? -1 : q->data->outliers;
     return lm_kv_put_format(&f, q, out, e);
 }
 

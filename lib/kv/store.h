@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store.h -- what a cache returns for what was stored, and the error of attention that this makes: the plain definition, for
+ * calibrations, reports and tests.  Private to lib/kv. */
+#ifndef LM_KV_STORE_H
+#define LM_KV_STORE_H
+
+#include "kv/method.h"
+
+/* x *= H in place: the orthonormal Hadamard matrix, in blocks of the largest power of two that divides D. */
+void lm_kv_rotate(int64_t D, float *x);
+
+/* The n tokens of x [n, K*D] into y, as a form returns them when a sequence has n tokens: those that are coded, encoded and
+ * decoded by pages of `page` tokens; the others unchanged.  Fails: LM_ELIMIT. */
+lm_code lm_kv_store(const lm_kv_side *s, int64_t page, int64_t kv_heads, int64_t head_dim,
+                    const float *x, int64_t n, float *y, lm_err *e);
+
+/* Attention of one layer, causal: row i of q [n, H*D] sees the rows up to i of k, v [n, K*D], with a window only the last
+ * ones. */
+typedef struct {
+    int64_t heads, kv_heads, head_dim, window;
+    double scale;
+} lm_kv_attention;
+
+/* The sum of squares of the differences of the output o [n, H*D] when keys k and values v are replaced by k2 and v2;
+ * *norm: the sum of squares of o.  In double.  Fails: LM_ELIMIT. */
+lm_code lm_kv_attention_error(const lm_kv_attention *a, int64_t n, const float *q, const float *k,
+                              const float *v, const float *k2, const float *v2, double *error,
+                              double *norm, lm_err *e);
+
+#endif
