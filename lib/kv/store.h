@@ -5,6 +5,7 @@
 #define LM_KV_STORE_H
 
 #include "kv/method.h"
+#include "kv/spec.h"
 
 /* x *= H in place: the orthonormal Hadamard matrix, in blocks of the largest power of two that divides D. */
 void lm_kv_rotate(int64_t D, float *x);
@@ -26,5 +27,14 @@ typedef struct {
 lm_code lm_kv_attention_error(const lm_kv_attention *a, int64_t n, const float *q, const float *k,
                               const float *v, const float *k2, const float *v2, double *error,
                               double *norm, lm_err *e);
+
+/* The errors that `auto` chooses by (data.h): of each candidate, "int8;int4", the sum of squares by which the output of
+ * attention changes when only keys, or only values, are stored with it.  error [2][m]: keys, values; *m: how many
+ * candidates, at most LM_KV_MAX_CANDIDATES.  What a candidate cannot store has the error of an output of 0.
+ * Fails: LM_EUSAGE for texts that are not one method each, LM_ELIMIT. */
+enum { LM_KV_MAX_CANDIDATES = 32 };
+lm_code lm_kv_sensitivity(const char *candidates, const lm_kv_site *at, const lm_kv_attention *a,
+                          int64_t n, const float *q, const float *k, const float *v,
+                          float error[2][LM_KV_MAX_CANDIDATES], int *m, lm_err *e);
 
 #endif

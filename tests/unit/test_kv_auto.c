@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "kv/choose.h"
 #include "kv/spec.h"
+#include "kv/store.h"
 
 /* ---- the choice ---- */
 
@@ -226,7 +227,7 @@ static void refusals(void **state)
         { "auto:file=s", NULL, "no calibration is read", false, false },
         { "auto:bits=2,file=s", NULL, "the cheapest forms have 384 bytes a token, not 256", false,
           false },
-        { "auto:bits=3,file=s", "", "the calibration has no candidates for auto", false, false },
+        { "auto:bits=3,file=s", "", "there are no candidates for auto", false, false },
         { "auto:bits=3,file=s", "int9", "there is no method 'int9'", false, false },
         { "auto:bits=3,file=s", "int8;;int4", "there is no method ''", false, false },
         { "auto:bits=3,file=s", "k=int8;int4;int2;int3", "the candidate 'k=int8' is not one method",
@@ -254,6 +255,77 @@ static void refusals(void **state)
     }
 }
 
+/* ---- errors from numbers ---- */
+
+enum { N = 200, QUERIES = 4 };
+static float q[N * QUERIES * 80], k[N * HEADS * 80], v[N * HEADS * 80], stored[N * HEADS * 80];
+
+static void draw_layer(uint64_t seed, int64_t head_dim)
+{
+    lm_rng r = lm_rng_make(seed, "kv sensitivity", 0);
+    for (int64_t i = 0; i < N * QUERIES * head_dim; i++)
+        q[i] = (float)lm_rng_normal(r, (uint64_t)i);
+    for (int64_t i = 0; i < N * HEADS * head_dim; i++) {
+        k[i] = (float)(lm_rng_normal(r, 1000000 + (uint64_t)i) * (i % 16 == 3 ? 5 : 1));
+        v[i] = (float)lm_rng_normal(r, 2000000 + (uint64_t)i);
+    }
+}
+
+static void sensitivity_of_arrays(void **state)
+{
+    static const char *const names[] = { "int8", "int4:group=16", "int2:residual=0",
+                                         "kivi", "q4_0",          "bf16" };
+    static const int64_t dims[] = { 64, 80 };
+    (void)state;
+    for (int s = 0; s < 2; s++) {
+        int64_t dim = dims[s];
+        lm_kv_site site[1] = { { .layers = 1,
+                                 .kv_heads = HEADS,
+                                 .head_dim = dim,
+                                 .max_positions = 512,
+                                 .act = LM_DTYPE_F32,
+                                 .rope = true } };
+        lm_kv_attention a = { QUERIES, HEADS, dim, 0, 0.1 };
+        float error[2][LM_KV_MAX_CANDIDATES];
+        lm_err e = { 0 };
+        int m;
+        draw_layer((uint64_t)s, dim);
+        assert_int_equal(lm_kv_sensitivity("int8;int4:group=16;int2:residual=0;kivi;q4_0;bf16",
+                                           site, &a, N, q, k, v, error, &m, &e),
+                         LM_OK);
+        assert_int_equal(m, 6);
+        for (int c = 0; c < m; c++)
+            for (int side = 0; side < 2; side++) {
+                lm_kv_spec *spec;
+                lm_kv_plan *p;
+                double want, norm;
+                lm_err none = { 0 };
+                assert_int_equal(lm_kv_spec_parse(names[c], &spec, &e), LM_OK);
+                lm_code rc = lm_kv_spec_bind(spec, site, 1, NULL, &p, &none);
+                assert_int_equal(rc, c == 4 && dim == 80 ? LM_EUSAGE : LM_OK);
+                lm_kv_spec_free(spec);
+                if (!rc)
+                    assert_int_equal(lm_kv_store(&p->side[side], p->page, HEADS, dim, side ? v : k,
+                                                 N, stored, &e),
+                                     LM_OK);
+                assert_int_equal(lm_kv_attention_error(&a, N, q, k, v, side || rc ? k : stored,
+                                                       side && !rc ? stored : v, &want, &norm, &e),
+                                 LM_OK);
+                assert_true(error[side][c] == (float)(rc ? norm : want));
+                lm_kv_plan_free(p);
+            }
+        for (int side = 0; side < 2; side++) /* fewer bits, larger errors */
+            assert_true(error[side][0] < error[side][1] && error[side][1] < error[side][2]);
+    }
+    float error[2][LM_KV_MAX_CANDIDATES];
+    lm_kv_site site[1] = { { .layers = 1, .kv_heads = HEADS, .head_dim = 64 } };
+    lm_kv_attention a = { QUERIES, HEADS, 64, 0, 0.1 };
+    lm_err e = { 0 };
+    int m;
+    assert_int_equal(lm_kv_sensitivity("h2o", site, &a, N, q, k, v, error, &m, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "the candidate 'h2o' is not one method");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -261,6 +333,7 @@ int main(void)
         cmocka_unit_test(no_exchange_is_left),
         cmocka_unit_test(budgets),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(sensitivity_of_arrays),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
