@@ -32,6 +32,7 @@ typedef struct {
     lm_prefix *prefix;
     sequence seq[SEQS];
     uint32_t content[LM_TIERS][MOST][T];
+    bool closed; /* the disk */
     char error[400];
     int64_t hits, moves[LM_TIERS][LM_TIERS];
 } world;
@@ -56,6 +57,8 @@ static void perform(world *w)
     const lm_kv_move *m;
     int64_t n = lm_pool_moves(w->pool, &m);
     for (; n--; m++) {
+        if (w->closed && m->to == LM_TIER_DISK)
+            wrong(w, "a page goes to a closed tier: page", m->page, 0);
         memcpy(w->content[m->to][m->target], w->content[m->from][m->source],
                sizeof w->content[0][0]);
         w->moves[m->from][m->to]++;
@@ -209,9 +212,10 @@ static void operate(world *w)
         fork_of(w, q, r);
     else if (what == 11)
         lm_prefix_forget(w->prefix, (int32_t)draw(w, (uint32_t)lm_pool_size(w->pool, LM_TIERS)));
-    else if (what == 12 && !draw(w, 20))
+    else if (what == 12 && !draw(w, 20)) {
         lm_pool_close(w->pool, LM_TIER_DISK);
-    else if (!q->pinned)
+        w->closed = true;
+    } else if (!q->pinned)
         pin_all(w, q);
     else
         append(w, q);
@@ -244,6 +248,7 @@ static bool schedule(world *w, uint64_t seed, int *step)
     lm_err e = { 0 };
     w->random = seed * 0x9e3779b97f4a7c15u + 1;
     w->error[0] = 0;
+    w->closed = false;
     draw(w, 2);
     memset(w->seq, 0, sizeof w->seq);
     int64_t pages[LM_TIERS] = { 1 + draw(w, MOST), 0, 0 };

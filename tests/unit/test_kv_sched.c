@@ -33,6 +33,9 @@ typedef struct {
     request r[REQUESTS];
     int n;
     uint64_t content[LM_TIERS][PLACES][MOST_T], state[SLOTS];
+    bool disk_full, on_disk[PLACES];
+    int32_t failed[1000];
+    int64_t n_failed;
     int64_t written[PLACES][MOST_T]; /* the step */
     int64_t ended, forks, lost;
     uint64_t trace;
@@ -81,11 +84,30 @@ static request *request_of(world *w, int64_t number)
     return NULL;
 }
 
+/* As a caller does it: a disk that is full, or damaged, loses a page. */
 static void perform(world *w, const lm_kv_move *m, int64_t n)
 {
-    for (; n-- > 0; m++)
-        memcpy(w->content[m->to][m->target], w->content[m->from][m->source],
-               sizeof w->content[0][0]);
+    for (; n-- > 0; m++) {
+        uint64_t *to = w->content[m->to][m->target], *from = w->content[m->from][m->source];
+        bool full = m->to == LM_TIER_DISK && (w->disk_full || !draw(w, 400));
+        bool none = m->from == LM_TIER_DISK && !w->on_disk[m->source];
+        if (m->to == LM_TIER_DISK)
+            w->on_disk[m->target] = !full && !none;
+        if (full || none)
+            w->failed[w->n_failed++] = m->page;
+        w->disk_full |= full;
+        memcpy(to, from, sizeof w->content[0][0]);
+        if (full || none)
+            memset(to, 0xee, sizeof w->content[0][0]);
+    }
+}
+
+static void report_failed(world *w)
+{
+    if (w->disk_full)
+        lm_pool_close(lm_sched_pool(w->s), LM_TIER_DISK);
+    for (; w->n_failed > 0; w->lost++)
+        lm_sched_lost(w->s, w->failed[--w->n_failed]);
 }
 
 /* What must hold for every part. */
@@ -218,6 +240,7 @@ static bool one_step(world *w)
             wanted[n++] = p->request;
     }
     perform(w, step.move + step.urgent, step.moves - step.urgent);
+    report_failed(w);
     if (rows != step.rows || (rows && step.bucket < rows) || rows > w->o.rows + w->o.sequences ||
         step.n > w->o.sequences)
         wrong(w, "a step has wrong rows", rows, step.bucket);
@@ -521,6 +544,36 @@ static void estimates_decide(void **state)
     }
 }
 
+static void run_alone(lm_sched *s, uint32_t text, int64_t n)
+{
+    lm_sched_step step;
+    lm_err e = { 0 };
+    add_text(s, text, n, 0, 1);
+    while (lm_sched_next(s, &step))
+        for (int64_t i = 0; i < step.n; i++)
+            if (step.part[i].last)
+                lm_sched_token(s, step.part[i].request, 1, false);
+    assert_int_equal(lm_sched_check(s, &e), LM_OK);
+}
+
+/* Known pages of the host are fetched, unless they are computed faster. */
+static void slow_pages_are_computed(void **state)
+{
+    (void)state;
+    for (int slow = 0; slow < 2; slow++) {
+        lm_sched_opts o = usual;
+        o.row_seconds = 1e-3;
+        o.rate[LM_TIER_HOST] = slow ? 1e3 : 1e9;
+        lm_sched *s = sched_of(&o, 8, 8);
+        run_alone(s, 1, 64);
+        run_alone(s, 2, 112); /* three pages of the first go to the host */
+        assert_int_equal(lm_pool_counts(lm_sched_pool(s), LM_TIER_HOST).cached, 3);
+        run_alone(s, 1, 64);
+        assert_int_equal(lm_sched_count(s).hits, slow ? 1 : 3);
+        lm_sched_free(s);
+    }
+}
+
 /* Prompts get rows also when those that generate fill the step. */
 static void prompts_always_get_rows(void **state)
 {
@@ -593,6 +646,7 @@ int main(void)
         cmocka_unit_test(forks_are_as_old_as_their_parent),
         cmocka_unit_test(pages_stay_for_growth),
         cmocka_unit_test(estimates_decide),
+        cmocka_unit_test(slow_pages_are_computed),
         cmocka_unit_test(prompts_always_get_rows),
         cmocka_unit_test(no_request_starves),
         cmocka_unit_test(random_runs),
