@@ -6,6 +6,7 @@
  * usage: bench_kv_pages [--quick]
  *
  * generate: 64 sequences with one row each in every step, at several lengths and sizes of pages.
+ * waiting: 63 of 1,024 tokens, while a prompt of 16,384 tokens waits for room.
  * shared: prompts of 2,000 tokens of which all but the last page are in the cache: one prompt enters,
  * has its step and ends.  fresh: the same without sharing.  full: 64 sequences in a cache that is
  * full, with half of the pages that they need on the device and the others on the host. */
@@ -76,25 +77,50 @@ static int64_t one_step(lm_sched *s)
     return step.rows;
 }
 
-/* Median seconds of a step in which 64 sequences generate after prompts of n tokens. */
+/* Median seconds of a step, of n steps each time. */
+static double time_steps(lm_sched *s, int n)
+{
+    double t[REPEATS];
+    for (int r = 0; r < REPEATS; r++) {
+        double start = lm_now();
+        for (int i = 0; i < n; i++)
+            one_step(s);
+        t[r] = (lm_now() - start) / n;
+    }
+    return lm_median(t, REPEATS);
+}
+
+/* A step in which 64 sequences generate after prompts of n tokens. */
 static double generate(int64_t page, int64_t n)
 {
     int64_t context = n + (REPEATS + 1) * steps + 64, pages = (context + page - 1) / page;
     lm_sched *s = new_sched(page, context, pages * SEQUENCES + 100, 0, true);
-    double t[REPEATS];
     width = pages;
     for (int i = 0; i < SEQUENCES; i++)
         add(s, 0, n, context); /* shared, so that all of them generate soon */
     while (one_step(s) != SEQUENCES)
         ;
-    for (int r = 0; r < REPEATS; r++) {
-        double start = lm_now();
-        for (int i = 0; i < steps; i++)
-            one_step(s);
-        t[r] = (lm_now() - start) / steps;
-    }
+    double t = time_steps(s, steps);
     lm_sched_free(s);
-    return lm_median(t, REPEATS);
+    return t;
+}
+
+/* A step in which 63 sequences generate after prompts of 1,024 tokens, while a prompt of 16,384
+ * tokens waits for room. */
+static double waiting(lm_sched_stats *count)
+{
+    int64_t busy = SEQUENCES - 1;
+    lm_sched *s = new_sched(16, 16385, busy * 86 + 70, 0, true);
+    width = 1100;
+    for (uint32_t i = 0; i < (uint32_t)busy; i++)
+        add(s, i, 1024, 352);
+    while (one_step(s) != busy)
+        ;
+    add(s, 1, 16384, 1);
+    double t = time_steps(s, 8);
+    *count = lm_sched_count(s);
+    lm_sched_free(s);
+    return t;
 }
 
 /* Median seconds of a prompt of 2,000 tokens. */
@@ -148,7 +174,10 @@ int main(int argc, char **argv)
         printf("%-10s %6lld %8lld %12.2f %10.1f\n", "generate", (long long)page[i],
                (long long)length[i], 1e6 * t, 1e9 * t / SEQUENCES);
     }
-    double t = full(&c);
+    double t = waiting(&c);
+    printf("%-10s %6d %8d %12.2f %10.1f  waited %lld\n", "waiting", 16, 16384, 1e6 * t,
+           1e9 * t / SEQUENCES, (long long)c.waits);
+    t = full(&c);
     printf("%-10s %6d %8d %12.2f %10.1f  paused %lld, dropped %lld\n", "full", 16, 768, 1e6 * t,
            1e9 * t * (double)c.steps / (double)c.rows, (long long)c.paused, (long long)c.dropped);
     printf("%-10s %6d %8d %12.2f us a prompt\n", "shared", 16, 2000, 1e6 * prompt(true));
