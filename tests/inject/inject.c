@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -109,6 +110,11 @@ ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
 static bool on_descriptor(FILE *f)
 {
     return f && f != stderr && fileno(f) >= 0;
+}
+
+ssize_t pwritev(int fd, const struct iovec *piece, int n, off_t at)
+{
+    return fails("write", ENOSPC) ? -1 : syscall(SYS_pwritev, fd, piece, n, at, 0);
 }
 
 size_t fwrite(const void *data, size_t size, size_t n, FILE *f)
