@@ -340,6 +340,49 @@ static void bad_files(void **state)
     }
 }
 
+/* A file with flipped bits, or cut: an error that names it, or numbers that hold what the header promises. */
+static void damaged_files(void **state)
+{
+    lm_rng r = lm_rng_make(31, "kv data", 0);
+    lm_kv_data *d = example();
+    lm_err e = { 0 };
+    static char all[1 << 16], copy[1 << 16];
+    int read = 0;
+    (void)state;
+    assert_int_equal(lm_kv_data_write(d, path, true, &e), LM_OK);
+    lm_kv_data_free(d);
+    FILE *f = fopen(path, "rb");
+    size_t n = fread(all, 1, sizeof all, f);
+    fclose(f);
+    assert_true(n > 1000 && n < sizeof all);
+    for (uint64_t trial = 0; trial < 500; trial++) {
+        size_t size = trial % 10 ? n : lm_rng_below(r, 10 * trial + 1, n);
+        memcpy(copy, all, n);
+        for (uint64_t k = 0; k < 1 + trial % 3; k++) {
+            uint64_t bit = lm_rng_below(r, 10 * trial + 2 + k, 8 * (trial % 2 ? n : 1200));
+            copy[bit / 8] = (char)(copy[bit / 8] ^ 1 << bit % 8);
+        }
+        f = fopen(path, "wb");
+        assert_int_equal(fwrite(copy, 1, size, f), size);
+        fclose(f);
+        e = (lm_err){ 0 };
+        if (lm_kv_data_read(path, &d, &e)) {
+            assert_non_null(strstr(e.where, path));
+            continue;
+        }
+        read++;
+        for (int64_t i = 0; i < 2 * d->layers; i++) {
+            const lm_kv_numbers *m = &d->side[i];
+            for (int64_t c = 0; m->lower && c < m->kv_heads * m->head_dim; c++)
+                assert_true(m->lower[c] <= m->upper[c]);
+            for (int k = 1; m->table && k < 1 << m->bits; k++)
+                assert_true(m->table[k] > m->table[k - 1]);
+        }
+        lm_kv_data_free(d);
+    }
+    assert_true(read > 5); /* flips of numbers alone */
+}
+
 /* ---- methods ---- */
 
 static lm_code bind_text(const char *text, const lm_kv_data *const *data, lm_kv_plan **out,
@@ -535,9 +578,9 @@ static void calibrate_and_decode(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),           cmocka_unit_test(bad_files),
-        cmocka_unit_test(names_of_files),       cmocka_unit_test(forms),
-        cmocka_unit_test(calibrate_and_decode),
+        cmocka_unit_test(round_trip),    cmocka_unit_test(bad_files),
+        cmocka_unit_test(damaged_files), cmocka_unit_test(names_of_files),
+        cmocka_unit_test(forms),         cmocka_unit_test(calibrate_and_decode),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
