@@ -107,9 +107,9 @@ lm_code lm_kv_store(const lm_kv_side *s, int64_t page, int64_t kv_heads, int64_t
 
 /* ---- attention ---- */
 
-/* One row of one head: out [D] of rows [from, to) of k and v. */
-static void attend(const lm_kv_attention *a, const float *q, const float *k, const float *v,
-                   int64_t from, int64_t to, double *p, double *out)
+/* The probabilities p [to] that one query gives to rows [from, to) of k. */
+static void weigh(const lm_kv_attention *a, const float *q, const float *k, int64_t from,
+                  int64_t to, double *p)
 {
     int64_t D = a->head_dim, C = a->kv_heads * D;
     double most = -(double)INFINITY, sum = 0;
@@ -120,16 +120,29 @@ static void attend(const lm_kv_attention *a, const float *q, const float *k, con
         p[j] = s * a->scale;
         most = fmax(most, p[j]);
     }
+    for (int64_t j = from; j < to; j++)
+        sum += p[j] = exp(p[j] - most);
+    for (int64_t j = from; j < to; j++)
+        p[j] /= sum;
+}
+
+/* One row of one head: out [D] of rows [from, to) of k and v. */
+static void attend(const lm_kv_attention *a, const float *q, const float *k, const float *v,
+                   int64_t from, int64_t to, double *p, double *out)
+{
+    int64_t D = a->head_dim, C = a->kv_heads * D;
+    weigh(a, q, k, from, to, p);
     for (int64_t d = 0; d < D; d++)
         out[d] = 0;
-    for (int64_t j = from; j < to; j++) {
-        p[j] = exp(p[j] - most);
-        sum += p[j];
+    for (int64_t j = from; j < to; j++)
         for (int64_t d = 0; d < D; d++)
             out[d] += p[j] * (double)v[j * C + d];
-    }
-    for (int64_t d = 0; d < D; d++)
-        out[d] /= sum;
+}
+
+/* The first row that row i sees. */
+static int64_t first_seen(const lm_kv_attention *a, int64_t i)
+{
+    return a->window && i >= a->window ? i + 1 - a->window : 0;
 }
 
 lm_code lm_kv_attention_error(const lm_kv_attention *a, int64_t n, const float *q, const float *k,
@@ -145,7 +158,7 @@ lm_code lm_kv_attention_error(const lm_kv_attention *a, int64_t n, const float *
     for (int64_t i = 0; i < n; i++)
         for (int64_t h = 0; h < a->heads; h++) {
             const float *row = q + (i * a->heads + h) * D;
-            int64_t at = h / group * D, from = a->window && i >= a->window ? i + 1 - a->window : 0;
+            int64_t at = h / group * D, from = first_seen(a, i);
             attend(a, row, k + at, v + at, from, i + 1, work, one);
             attend(a, row, k2 + at, v2 + at, from, i + 1, work, two);
             for (int64_t d = 0; d < D; d++) {
@@ -154,5 +167,29 @@ lm_code lm_kv_attention_error(const lm_kv_attention *a, int64_t n, const float *
             }
         }
     lm_free(work);
+    return LM_OK;
+}
+
+lm_code lm_kv_masses(const lm_kv_attention *a, int64_t n, int64_t from, const float *q,
+                     const float *k, float *mass, lm_err *e)
+{
+    int64_t D = a->head_dim, group = a->heads / a->kv_heads;
+    double *p;
+    if (lm_alloc_n(&p, 2 * (size_t)n, sizeof *p, "masses of tokens", e))
+        return e->code;
+    double *sum = p + n;
+    for (int64_t kv = 0; kv < a->kv_heads; kv++) {
+        for (int64_t j = 0; j < n; j++)
+            sum[j] = 0;
+        for (int64_t i = from; i < n; i++)
+            for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+                weigh(a, q + (i * a->heads + h) * D, k + kv * D, first_seen(a, i), i + 1, p);
+                for (int64_t j = first_seen(a, i); j <= i; j++)
+                    sum[j] += p[j];
+            }
+        for (int64_t j = 0; j < n; j++)
+            mass[kv * n + j] = (float)sum[j];
+    }
+    lm_free(p);
     return LM_OK;
 }

@@ -28,6 +28,12 @@ lm_code lm_kv_attention_error(const lm_kv_attention *a, int64_t n, const float *
                               const float *v, const float *k2, const float *v2, double *error,
                               double *norm, lm_err *e);
 
+/* The masses that policies select by (policy.h): mass [K,n], the sum of the probabilities that queries from .. n - 1 of
+ * all query heads of a key/value head give to each token.  h2o: from = 0; snapkv: from = n - window, but at least
+ * 0.  Fails: LM_ELIMIT. */
+lm_code lm_kv_masses(const lm_kv_attention *a, int64_t n, int64_t from, const float *q,
+                     const float *k, float *mass, lm_err *e);
+
 /* The errors that `auto` chooses by (data.h): of each candidate, "int8;int4", the sum of squares by which the output of
  * attention changes when only keys, or only values, are stored with it.  error [2][m]: keys, values; *m: how many
  * candidates, at most LM_KV_MAX_CANDIDATES.  What a candidate cannot store has the error of an output of 0.

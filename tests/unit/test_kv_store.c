@@ -251,12 +251,48 @@ static void attention(void **state)
     }
 }
 
+/* Sums of the columns of softmax(scale q k^T), causal; of all rows, and of the last eight. */
+static void masses(void **state)
+{
+    enum { N = 50, H = 6, D = 8, C = HEADS * D };
+    static float q[N * H * D], mass[HEADS * N];
+    (void)state;
+    draw_heads(21, N, H * D, q);
+    draw_heads(22, N, C, x);
+    for (int64_t from = 0; from < N; from += N - 8)
+        for (int64_t window = 0; window < 30; window += 15) {
+            lm_kv_attention a = { H, HEADS, D, window, 0.1 };
+            lm_err e = { 0 };
+            double want[HEADS][N] = { { 0 } }, all = 0;
+            assert_int_equal(lm_kv_masses(&a, N, from, q, x, mass, &e), LM_OK);
+            for (int64_t i = from; i < N; i++)
+                for (int h = 0; h < H; h++) {
+                    double w[N] = { 0 }, sum = 0;
+                    for (int64_t j = 0; j <= i; j++) {
+                        double s = 0;
+                        for (int d = 0; d < D; d++)
+                            s += (double)q[(i * H + h) * D + d] * (double)x[j * C + h / 3 * D + d];
+                        w[j] = window && i - j >= window ? 0 : exp(0.1 * s);
+                        sum += w[j];
+                    }
+                    for (int64_t j = 0; j <= i; j++)
+                        want[h / 3][j] += w[j] / sum;
+                }
+            for (int kv = 0; kv < HEADS; kv++)
+                for (int64_t j = 0; j < N; j++) {
+                    assert_true(fabs((double)mass[kv * N + j] - want[kv][j]) < 1e-5);
+                    all += (double)mass[kv * N + j];
+                }
+            assert_true(fabs(all - (double)((N - from) * H)) < 1e-3); /* each query gives 1 */
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hadamard),         cmocka_unit_test(parts_and_order),
         cmocka_unit_test(ranges_of_tokens), cmocka_unit_test(errors_fall_with_bits),
-        cmocka_unit_test(attention),
+        cmocka_unit_test(attention),        cmocka_unit_test(masses),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
