@@ -277,7 +277,7 @@ $(INJECT): tests/inject/inject.c $B/.flags
 FUZZ_CC    := clang
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/% lib/merge/recipe% lib/merge/yaml.c \
-                lib/merge/chat_named.c lib/kv/registry.c lib/kv/choose.c lib/kv/k% lib/kv/store.c lib/kv/spec% lib/kv/policy.c lib/kv/methods/% lib/model/config.c lib/model/arch% \
+                lib/merge/chat_named.c lib/kv/% lib/model/config.c lib/model/arch% \
                 lib/model/read_rope.c lib/model/tensors.c lib/convert/names.c lib/convert/gguf_config.c lib/convert/gguf_vocab_get.c,$(LIB_SRC)))
 
 # The kernels that formats use, at every level.
