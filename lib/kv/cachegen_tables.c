@@ -38,7 +38,7 @@ static size_t put_table(const uint16_t *start, int symbols, uint8_t *out)
     return (size_t)(p - out);
 }
 
-/* Bytes consumed, 0 if they are no table. */
+/* Bytes consumed, 0 if they are not a table. */
 static size_t get_table(const uint8_t *p, size_t len, int symbols, uint16_t *start)
 {
     size_t at = 2;
@@ -352,7 +352,7 @@ lm_code cachegen_tables_read(cachegen_tables *t, const uint8_t *p, size_t len, l
     if (!read_classes(t, 0, &p) || !read_classes(t, 1, &p))
         return bad("a channel names a distribution that is not there", e);
     if (!read_set(t, 0, &p, end) || !read_set(t, 1, &p, end) || p != end)
-        return bad("a distribution is none", e);
+        return bad("a distribution is not valid", e);
     return LM_OK;
 }
 

@@ -79,14 +79,14 @@ static lm_code need_list(lm_kv_file *f, const char *key, int64_t **out, lm_err *
     lm_code rc = need(f, key, &text, e);
     rc = rc ? rc : lm_json_parse(text, strlen(text), f->where, &list, e);
     if (!rc && (!json_is_array(list) || json_array_size(list) != (size_t)f->about.layers))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is no list of %lld numbers", key,
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is not a list of %lld numbers", key,
                      (long long)f->about.layers);
     rc = rc ? rc : lm_alloc_n(out, (size_t)f->about.layers, sizeof **out, "layers of a cache", e);
     for (int64_t i = 0; i < f->about.layers && !rc; i++) {
         const json_t *v = json_array_get(list, (size_t)i);
         (*out)[i] = json_integer_value(v);
         if (!json_is_integer(v))
-            rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is no list of %lld numbers", key,
+            rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is not a list of %lld numbers", key,
                          (long long)f->about.layers);
     }
     json_decref(list);
@@ -100,7 +100,7 @@ static lm_code read_hashes(lm_kv_file *f, lm_err *e)
     lm_code rc = need(f, "xxh3", &text, e);
     rc = rc ? rc : lm_json_parse(text, strlen(text), f->where, &f->hashes, e);
     if (!rc && !json_is_object(f->hashes))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "xxh3 is no JSON object");
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "xxh3 is not a JSON object");
     for (size_t i = 0; i < count(f) && !rc; i++) {
         const char *hex = json_string_value(json_object_get(f->hashes, at(f, i)->name));
         if (!hex || !is_hex(hex, 16))
@@ -116,7 +116,7 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
     const char *act = NULL, *format = meta(f, "format");
     if (!format || strcmp(format, "kv-cache"))
         return lm_fail(e, LM_EFORMAT, f->where, NULL,
-                       "it is no cache: __metadata__ lacks format 'kv-cache'");
+                       "it is not a cache: __metadata__ lacks format 'kv-cache'");
     lm_code rc = need_word(f, "version", "1", NULL, e);
     rc = rc ? rc : need_word(f, "coding", "plain", "cachegen", e);
     rc = rc ? rc : need_word(f, "k_state", "post_rope", NULL, e);
@@ -127,8 +127,8 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
     rc = rc ? rc : need_count(f, "layers", &a->layers, e);
     rc = rc ? rc : need_count(f, "tokens", &a->tokens, e);
     if (!rc && !is_hex(a->weights, 32))
-        rc =
-            lm_fail(e, LM_EFORMAT, f->where, NULL, "weights is no digest of 32 hexadecimal digits");
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL,
+                     "weights is not a digest of 32 hexadecimal digits");
     if (!rc && a->layers > LM_KV_FILE_LAYERS)
         rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%lld layers, %d are possible",
                      (long long)a->layers, LM_KV_FILE_LAYERS);

@@ -457,7 +457,7 @@ static void test_bad_headers(void **state)
     static const struct {
         const char *from, *to, *want;
     } cases[] = {
-        { "\"kv-cache\"", "\"kv-cachf\"", "it is no cache" },
+        { "\"kv-cache\"", "\"kv-cachf\"", "it is not a cache" },
         { "\"version\":\"1\"", "\"version\":\"2\"", "version is '2'" },
         { "\"plain\"", "\"plaid\"", "coding is 'plaid'" },
         { "\"post_rope\"", "\"prae_rope\"", "k_state is" },
