@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_rows.c -- codes of a cache between the order of memory and that of files. */
+#include "numeric/kv_rows.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "numeric/kv_impl.h"
+
+/* What all functions need to know; view.data is set for each page. */
+typedef struct {
+    lm_kv_view view;
+    int64_t n, groups;
+    int64_t group, span; /* tokens; 1 where a token has its own */
+    size_t row;          /* bytes of a row of codes */
+    size_t each;         /* bytes of a scale */
+} shape;
+
+static int64_t groups_of(int64_t n, int64_t each)
+{
+    return (n + each - 1) / each;
+}
+
+static lm_code shape_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t n, shape *s, lm_err *e)
+{
+    bool channel = f->axis == LM_KV_CHANNEL;
+    *s = (shape){ .view = { .f = f, .T = T, .D = D }, .n = n };
+    lm_code rc = lm_kv_page(f, T, D, &s->view.at, e);
+    s->group = !channel ? 1 : f->group ? f->group : T;
+    s->span = channel ? 1 : f->span ? f->span : T;
+    s->groups = channel ? D : lm_kv_groups(f, D);
+    s->row = (size_t)((channel ? n : D) * f->bits + 7) / 8;
+    s->each = f->scale == LM_DTYPE_NONE ? 0 : lm_dtype_size(f->scale);
+    return rc;
+}
+
+static int64_t pages_of(const shape *s)
+{
+    return groups_of(s->n, s->view.T);
+}
+
+lm_code lm_kv_rows_size_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t n,
+                           lm_kv_rows_size *out, lm_err *e)
+{
+    shape s;
+    *out = (lm_kv_rows_size){ 0 };
+    if (n < 0 || n > INT32_MAX || lm_kv_page_bytes(f, T, D) == SIZE_MAX || n % lm_kv_step(f, T)) {
+        lm_code rc = shape_of(f, T, D, 0, &s, e);
+        return rc ? rc
+                  : lm_fail(e, LM_EUSAGE, f->name, NULL,
+                            "%" PRId64 " tokens, not a multiple of %" PRId64, n, lm_kv_step(f, T));
+    }
+    lm_code rc = shape_of(f, T, D, n, &s, e);
+    if (rc)
+        return rc;
+    size_t scales = (size_t)(groups_of(n, s.group) * s.groups) * s.each;
+    out->codes = (size_t)(f->axis == LM_KV_CHANNEL ? D : n) * s.row;
+    out->scale = scales;
+    out->min = lm_kv_has_min(f) ? scales : 0;
+    if (f->second)
+        out->second = s.each * (size_t)(f->axis == LM_KV_CHANNEL ? n : groups_of(n, s.span) * D);
+    out->pages = pages_of(&s);
+    out->outliers = out->pages * f->outliers;
+    return LM_OK;
+}
+
+/* ---- Codes ---- */
+
+/* Where the code of token t of all begins. */
+static size_t bit_of(const shape *s, int64_t t, int64_t d)
+{
+    int64_t row = t, i = d;
+    if (s->view.f->axis == LM_KV_CHANNEL)
+        row = d, i = t;
+    return (size_t)row * s->row * 8 + (size_t)(i * s->view.f->bits);
+}
+
+/* A code crosses at most one byte's end. */
+static void or_bits(uint8_t *p, size_t bit, unsigned v, int bits)
+{
+    unsigned shifted = v << bit % 8;
+    p[bit / 8] |= (uint8_t)shifted;
+    if (bit % 8 + (size_t)bits > 8)
+        p[bit / 8 + 1] |= (uint8_t)(shifted >> 8);
+}
+
+static unsigned bits_at(const uint8_t *p, size_t bit, int bits)
+{
+    unsigned v = p[bit / 8];
+    if (bit % 8 + (size_t)bits > 8)
+        v |= (unsigned)p[bit / 8 + 1] << 8;
+    return v >> bit % 8 & ((1u << bits) - 1);
+}
+
+/* ---- Scales: copies between two places ---- */
+
+typedef void (*copy_fn)(void *page, void *row, size_t bytes);
+
+static void to_row(void *page, void *row, size_t bytes)
+{
+    memcpy(row, page, bytes);
+}
+
+static void to_page(void *page, void *row, size_t bytes)
+{
+    memcpy(page, row, bytes);
+}
+
+/* The scales of the tokens first .. first + n - 1 of all, which a page holds. */
+static void copy_scales(const shape *s, int64_t first, int64_t n, const lm_kv_rows *r, copy_fn copy)
+{
+    const lm_kv_view *v = &s->view;
+    const lm_kv_format *f = v->f;
+    for (int64_t t = 0; t < n && s->each; t += s->group)
+        for (int64_t g = 0; g < s->groups; g++) {
+            int64_t d = f->axis == LM_KV_CHANNEL ? g : g * f->group;
+            size_t at = (size_t)lm_kv_scale_at(f, v->T, v->D, t, d) * s->each;
+            size_t row = (size_t)((first + t) / s->group * s->groups + g) * s->each;
+            copy(v->data + v->at.scale + at, (char *)r->scale + row, s->each);
+            if (lm_kv_has_min(f))
+                copy(v->data + v->at.min + at, (char *)r->min + row, s->each);
+        }
+    int64_t across = f->axis == LM_KV_CHANNEL ? 1 : v->D;
+    for (int64_t t = 0; t < n && f->second; t += s->span)
+        for (int64_t d = 0; d < across; d++) {
+            size_t at = (size_t)lm_kv_second_at(f, v->T, v->D, t, d) * s->each;
+            size_t row = (size_t)((first + t) / s->span * across + d) * s->each;
+            copy(v->data + v->at.second + at, (char *)r->second + row, s->each);
+        }
+}
+
+/* ---- Outliers ---- */
+
+static uint16_t *page_outliers(const lm_kv_view *v)
+{
+    return (uint16_t *)(void *)(v->data + v->at.outliers);
+}
+
+static void get_outliers(const shape *s, int64_t page, const lm_kv_rows *r)
+{
+    const uint16_t *p = page_outliers(&s->view);
+    uint32_t begin = page ? r->begin[page] : 0;
+    memcpy(r->index + begin, p + 1, 2 * (size_t)*p);
+    memcpy(r->value + begin, p + 1 + s->view.f->outliers, 2 * (size_t)*p);
+    r->begin[page] = begin;
+    r->begin[page + 1] = begin + *p;
+}
+
+static void put_outliers(const shape *s, int64_t page, const lm_kv_rows *r)
+{
+    uint16_t *p = page_outliers(&s->view);
+    uint32_t begin = r->begin[page];
+    *p = (uint16_t)(r->begin[page + 1] - begin);
+    memcpy(p + 1, r->index + begin, 2 * (size_t)*p);
+    memcpy(p + 1 + s->view.f->outliers, r->value + begin, 2 * (size_t)*p);
+}
+
+/* ---- Pages ---- */
+
+void lm_kv_rows_get(const lm_kv_format *f, int64_t T, int64_t D, int64_t n, const void *const *page,
+                    const lm_kv_rows *out)
+{
+    lm_kv_rows_size size;
+    shape s;
+    lm_kv_rows_size_of(f, T, D, n, &size, NULL);
+    shape_of(f, T, D, n, &s, NULL);
+    memset(out->codes, 0, size.codes);
+    if (f->outliers)
+        out->begin[0] = 0;
+    for (int64_t first = 0; first < n; first += T) {
+        int64_t held = n - first < T ? n - first : T;
+        s.view.data = (char *)(uintptr_t)page[first / T];
+        for (int64_t t = 0; t < held; t++)
+            for (int64_t d = 0; d < D; d++)
+                or_bits(out->codes, bit_of(&s, first + t, d), lm_kv_get_code(&s.view, t, d),
+                        f->bits);
+        copy_scales(&s, first, held, out, to_row);
+        if (f->outliers)
+            get_outliers(&s, first / T, out);
+    }
+}
+
+void lm_kv_rows_put(const lm_kv_format *f, int64_t T, int64_t D, int64_t n, const lm_kv_rows *rows,
+                    void *const *page)
+{
+    shape s;
+    shape_of(f, T, D, n, &s, NULL);
+    for (int64_t first = 0; first < n; first += T) {
+        int64_t held = n - first < T ? n - first : T;
+        s.view.data = page[first / T];
+        for (int64_t t = 0; t < held; t++)
+            for (int64_t d = 0; d < D; d++)
+                lm_kv_put_code(&s.view, t, d,
+                               bits_at(rows->codes, bit_of(&s, first + t, d), f->bits));
+        copy_scales(&s, first, held, rows, to_page);
+        if (f->outliers)
+            put_outliers(&s, first / T, rows);
+    }
+}
+
+/* ---- Rows of any content ---- */
+
+static bool all_finite(lm_dtype d, const void *x, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / lm_dtype_size(d); i++)
+        if (!isfinite(lm_get(d, x, (int64_t)i)))
+            return false;
+    return true;
+}
+
+/* Bits behind the codes of a row. */
+static bool clean_ends(const shape *s, const uint8_t *codes, size_t bytes)
+{
+    int64_t in_row = s->view.f->axis == LM_KV_CHANNEL ? s->n : s->view.D;
+    int used = (int)(in_row * s->view.f->bits % 8);
+    for (size_t end = s->row; used && end <= bytes; end += s->row)
+        if (codes[end - 1] >> used)
+            return false;
+    return true;
+}
+
+static bool good_outliers(const shape *s, const lm_kv_rows *r)
+{
+    int64_t most = s->view.f->outliers;
+    bool good = r->begin[0] == 0;
+    for (int64_t p = 0; p < pages_of(s) && good; p++) {
+        int64_t left = s->n - p * s->view.T, tokens = left < s->view.T ? left : s->view.T;
+        uint32_t a = r->begin[p], b = r->begin[p + 1];
+        good = a <= b && b - a <= most;
+        for (uint32_t i = a; i < b && good; i++)
+            good = r->index[i] < tokens * s->view.D && (i == a || r->index[i] > r->index[i - 1]) &&
+                   isfinite(lm_f16_to_f32(r->value[i]));
+    }
+    return good;
+}
+
+const char *lm_kv_rows_wrong(const lm_kv_format *f, int64_t T, int64_t D, int64_t n,
+                             const lm_kv_rows *rows)
+{
+    lm_kv_rows_size size;
+    shape s;
+    if (lm_kv_rows_size_of(f, T, D, n, &size, NULL))
+        return "such rows do not exist";
+    shape_of(f, T, D, n, &s, NULL);
+    if (s.each && !all_finite(f->scale, rows->scale, size.scale))
+        return "a scale is NaN or infinite";
+    if (size.min && !all_finite(f->scale, rows->min, size.min))
+        return "a minimum is NaN or infinite";
+    if (size.second && !all_finite(f->scale, rows->second, size.second))
+        return "a second scale is NaN or infinite";
+    if (!clean_ends(&s, rows->codes, size.codes))
+        return "bits behind the codes of a row are set";
+    if (f->outliers && !good_outliers(&s, rows))
+        return "outliers do not rise, or are too many";
+    return NULL;
+}
