@@ -86,8 +86,7 @@ void sched_pause(lm_sched *s, lm_seq *q)
     int64_t own = own_pages(s, q), prompt = q->used < q->prompt ? q->used : q->prompt;
     double rate = o->rate[lm_pool_size(s->pool, LM_TIER_HOST) ? LM_TIER_HOST : LM_TIER_DISK];
     double move = rate > 0 ? 2.0 * (double)own * (double)o->page_bytes / rate : 0;
-    double compute = (double)prompt * o->row_seconds +
-                     (double)(q->used - prompt) * (o->chunk > 1 ? o->step_seconds : o->row_seconds);
+    double compute = (double)prompt * o->row_seconds + (double)(q->used - prompt) * o->step_seconds;
     bool slot = !o->state || s->kept < o->slots - o->sequences;
 
     if (slot && lm_pool_below(s->pool) >= own && (compute <= 0 || move <= compute)) {

@@ -9,8 +9,9 @@
  * sequence never waits for a younger one, so each request ends, and no request fails for lack of
  * memory: a request that is larger than the device's pages is refused when it is added.
  *
- * Every row of a sequence is computed by the same kind of rows however often it is paused: rows of
- * the prompt as PROMPT, rows of generated tokens as DECODE.  Only pages of prompts are shared.
+ * Every row of a sequence is computed by the same kind of rows (kernels/attention.h) however often it
+ * is paused: rows of the prompt as LM_ROWS_PROMPT, each generated token as one row LM_ROWS_TOKEN, also
+ * when it is computed again.  Only pages of prompts are shared.
  *
  * Pure logic: no backend, no tensors, no clock; times and rates are numbers of the caller.  Steps do
  * not allocate memory.  Private to lib/kv. */
@@ -21,33 +22,32 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/attention.h"
 #include "kv/pool.h"
 
 typedef struct {
     int64_t page; /* tokens of a page */
-    int64_t
-        rows; /* of a step; with the rows of sequences that generate, at most rows + sequences */
+    /* Of a step, at most; with the rows of sequences that generate, at most rows + sequences. */
+    int64_t rows;
     int64_t sequences; /* that run at the same time */
     int64_t slots;     /* states of sequences; 0: as many as sequences */
     int64_t context;   /* rows of a sequence, at most */
     /* 1: prompts are cut anywhere.  More, for coded caches, a multiple of page: prompts are cut at
-     * multiples of this position only, and generated tokens are computed again one at a time. */
+     * multiples of this position only. */
     int64_t chunk;
     bool state; /* a slot has rows of its sequence, which forks copy and paused sequences keep */
     bool share; /* prompts with the same beginning share its pages; not with state */
     /* Estimates for the choice between moving and computing; 0: unknown, pages are moved. */
-    double row_seconds, step_seconds; /* a row of a prompt; a step with few rows */
+    double row_seconds, step_seconds; /* a row of a prompt; a step */
     double rate[LM_TIERS];            /* bytes per second between the device and a lower tier */
     size_t page_bytes;
 } lm_sched_opts;
-
-typedef enum { LM_SCHED_PROMPT, LM_SCHED_DECODE } lm_sched_kind;
 
 /* n rows of one sequence, at positions used, used + 1, ...  The pointers are valid until the next
  * call with the scheduler. */
 typedef struct {
     int64_t request, slot, used, n;
-    lm_sched_kind kind;
+    lm_rows_kind kind;
     bool last;            /* the logits of its last row are wanted: lm_sched_token follows */
     const uint32_t *ids;  /* n tokens */
     const int32_t *table; /* places on the device of the pages of positions 0 to used + n */

@@ -196,10 +196,10 @@ static void enter_all(lm_sched *s, int64_t urgent)
 
 /* --- rows --- */
 
-/* Its rows are part of every step. */
-static bool generates(const lm_sched *s, const lm_seq *q)
+/* Its next row, a generated token, is part of the step. */
+static bool generates(const lm_seq *q)
 {
-    return q->used >= q->prompt && (q->known - q->used == 1 || s->o.chunk > 1);
+    return q->used >= q->prompt && q->known > q->used;
 }
 
 static void add_part(lm_sched *s, lm_sched_step *step, int32_t i, int64_t n)
@@ -210,7 +210,7 @@ static void add_part(lm_sched *s, lm_sched_step *step, int32_t i, int64_t n)
         .slot = q->slot,
         .used = q->used,
         .n = n,
-        .kind = q->used < q->prompt ? LM_SCHED_PROMPT : LM_SCHED_DECODE,
+        .kind = q->used < q->prompt ? LM_ROWS_PROMPT : LM_ROWS_TOKEN,
         .last = q->used + n == q->known,
         .ids = q->ids + q->used,
         .table = q->place,
@@ -221,7 +221,7 @@ static void add_part(lm_sched *s, lm_sched_step *step, int32_t i, int64_t n)
     q->stepped = true;
 }
 
-/* Rows of prompts, and of generated tokens that are computed again. */
+/* Rows of prompts, and a row of those that entered in this step with the whole prompt. */
 static void add_prompts(lm_sched *s, lm_sched_step *step)
 {
     int64_t left = s->o.rows - step->rows, chunk = s->o.chunk;
@@ -230,12 +230,10 @@ static void add_prompts(lm_sched *s, lm_sched_step *step)
         left = LEAST_PROMPT < s->o.rows ? LEAST_PROMPT : s->o.rows;
     for (int32_t i = s->oldest; i >= 0 && left > 0; i = s->seq[i].younger) {
         lm_seq *q = &s->seq[i];
-        int64_t n = (q->used < q->prompt ? q->prompt : q->known) - q->used;
+        int64_t n = generates(q) ? 1 : q->prompt - q->used;
         if (q->status != RUNNING || q->stepped || n <= 0)
             continue;
-        if (generates(s, q))
-            n = 1;
-        else if (chunk > 1 && n > chunk - q->used % chunk)
+        if (chunk > 1 && n > chunk - q->used % chunk)
             n = chunk - q->used % chunk;
         if (chunk > 1 && n > left && !first)
             return;
@@ -275,7 +273,7 @@ static void plan(lm_sched *s, lm_sched_step *step)
     settle_last(s);
     for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
         lm_seq *q = &s->seq[i];
-        if (q->status == RUNNING && q->known > q->used && prepare(s, q) && generates(s, q))
+        if (q->status == RUNNING && q->known > q->used && prepare(s, q) && generates(q))
             add_part(s, step, i, 1);
     }
     step->urgent = lm_pool_pending(s->pool);

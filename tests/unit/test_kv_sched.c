@@ -57,22 +57,22 @@ static bool wrong(world *w, const char *what, int64_t a, int64_t b)
     return false;
 }
 
-static uint64_t mix(uint64_t before, uint32_t id, lm_sched_kind kind)
+static uint64_t mix(uint64_t before, uint32_t id, lm_rows_kind kind)
 {
-    uint64_t x = (before ^ id) * 0x9e3779b97f4a7c15u + (kind == LM_SCHED_DECODE ? 77 : 0);
+    uint64_t x = (before ^ id) * 0x9e3779b97f4a7c15u + (kind == LM_ROWS_TOKEN ? 77 : 0);
     return x ^ x >> 29;
 }
 
 static uint32_t token_of(uint64_t row, uint32_t sample)
 {
-    return (uint32_t)(mix(row, sample, LM_SCHED_PROMPT) >> 11) % 5;
+    return (uint32_t)(mix(row, sample, LM_ROWS_PROMPT) >> 11) % 5;
 }
 
 static uint64_t row_of(const request *r, int64_t position)
 {
     uint64_t x = 1;
     for (int64_t i = 0; i <= position; i++)
-        x = mix(x, r->ids[i], i < r->prompt ? LM_SCHED_PROMPT : LM_SCHED_DECODE);
+        x = mix(x, r->ids[i], i < r->prompt ? LM_ROWS_PROMPT : LM_ROWS_TOKEN);
     return x;
 }
 
@@ -117,11 +117,11 @@ static bool check_part(world *w, const lm_sched_part *p, const request *r)
     bool prompt = at < r->prompt;
     if (p->n < 1 || stop > r->known || (prompt && stop > r->prompt))
         return wrong(w, "a part has wrong rows", at, p->n);
-    if (prompt != (p->kind == LM_SCHED_PROMPT) || p->last != (stop == r->known))
+    if (prompt != (p->kind == LM_ROWS_PROMPT) || p->last != (stop == r->known))
         return wrong(w, "a part has a wrong kind", at, r->prompt);
     if (chunk > 1 && prompt && (at % chunk || (stop % chunk && stop != r->prompt)))
         return wrong(w, "a prompt is cut at a wrong place", at, p->n);
-    if (chunk > 1 && !prompt && p->n != 1)
+    if (!prompt && p->n != 1)
         return wrong(w, "generated tokens are computed together", at, p->n);
     if (p->pages != (stop + w->o.page - 1) / w->o.page ||
         memcmp(p->ids, r->ids + at, (size_t)p->n * 4))
@@ -468,7 +468,7 @@ static void whole_prompt_known(void **state)
         assert_int_equal(step.n, 1);
         assert_int_equal(step.part[0].n, i ? 16 : 64);
         assert_int_equal(step.part[0].pages, 4);
-        assert_int_equal(step.part[0].kind, LM_SCHED_PROMPT);
+        assert_int_equal(step.part[0].kind, LM_ROWS_PROMPT);
         assert_true(step.part[0].last);
         assert_int_equal(step.bucket, i ? 16 : 64);
         lm_sched_end(s, number);
