@@ -3,7 +3,7 @@
  *
  * Kernels never create threads: they receive an lm_par and split a range.  Chunks are handed out
  * dynamically, so a kernel must give the same bits whichever thread takes which chunk: write
- * disjoint outputs, and reduce over fixed blocks (lm_par_tree_* below), never per worker. Workers
+ * disjoint outputs, and reduce over fixed blocks in a fixed order, never per worker. Workers
  * spin for some microseconds, then sleep on a futex: a loop costs about 1-2 us when the pool is
  * warm. */
 #ifndef LM_BASE_PAR_H

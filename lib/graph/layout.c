@@ -83,12 +83,13 @@ static int name_at(const char *const *names, int n, const char *s)
     return -1;
 }
 
-/* One word, "tp=split0". */
-static bool read_word(const char *word, lm_layout *l)
+/* One word, "tp=split0"; *named has a bit for each axis of the words before it. */
+static bool read_word(const char *word, lm_layout *l, unsigned *named)
 {
     int axis = name_at(lm_axis_names, LM_AXES, word);
-    if (axis < 0 || l->axis[axis].share != LM_REPLICATED)
+    if (axis < 0 || *named & 1U << axis)
         return false;
+    *named |= 1U << axis;
     word += strlen(lm_axis_names[axis]);
     int share = *word == '=' ? name_at(share_names, LM_ON + 1, ++word) : -1;
     if (share < 0)
@@ -104,6 +105,7 @@ static bool read_word(const char *word, lm_layout *l)
 
 lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e)
 {
+    unsigned named = 0;
     memset(out, 0, sizeof *out);
     if (!strcmp(text, share_names[LM_REPLICATED]))
         return LM_OK;
@@ -115,7 +117,7 @@ lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e)
             memcpy(word, at, n);
             word[n] = 0;
         }
-        if (!fits || !read_word(word, out))
+        if (!fits || !read_word(word, out, &named))
             return lm_fail(
                 e, LM_EUSAGE, "layout",
                 "write AXIS=SHARE[,...]: axes dp pp cp tp ep, each once; shares replicated, "

@@ -39,6 +39,7 @@ static void test_text(void **state)
                                        "tp=split5",
                                        "tp=split-1",
                                        "tp=split0,tp=on1",
+                                       "tp=replicated,tp=on1",
                                        "tp=on",
                                        "tp=on1k",
                                        "tp=partial1",
