@@ -80,6 +80,9 @@ $B/lib/numeric/dtype.o $B/lib/merge/lora.o $B/lib/kv/cachegen_rows.o: private CO
 FLAGS_bits := -mbmi2 -mlzcnt
 $B/kernels/cpu/expcode_avx2.o $B/kernels/cpu/expcode_avx512.o: private COMPILE += $(FLAGS_bits)
 
+# Tiles of 8-bit integers; every processor with tiles has them.
+$B/kernels/cpu/kv_amx.o: private COMPILE += -mamx-int8
+
 # The linker takes only the objects that a tool uses, so only tools that compute contain backends and kernels.
 $B/libcmd.a: $(CMN_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^

@@ -3,7 +3,7 @@
  *
  * Sequences and rows are those of attention_cached (kernels/attention.h): sequence b has used[b] tokens in the cache
  * and fresh[b] new rows in qkv, from row first[b] on (without `first`: from row b * seq on); its new row i is at
- * position used[b] + i.  kind[b] says whether the rows are a part of a prompt (0) or new tokens (1); without it
+ * position used[b] + i.  kind[b] (lm_rows_kind) says whether the rows are a part of a prompt or a new token; without it
  * they are new tokens if seq is at most 4.  Kernels choose their way by it, not by the number of rows.
  *
  * keys and values are coded caches (numeric/kv_format.h) of pages of T tokens: cached token j of sequence b lies in

@@ -3,7 +3,7 @@
 #ifndef LM_KERNELS_CPU_KV_SEQ_H
 #define LM_KERNELS_CPU_KV_SEQ_H
 
-#include "kernels/cpu/attention_plan.h"
+#include "kernels/cpu/attention_pages.h"
 #include "kernels/kv.h"
 
 /* Operands of kv_attention. */
@@ -54,7 +54,7 @@ static inline bool kv_is_prompt(const lm_call *c, int64_t b)
 {
     const lm_kv_attr *a = c->attr;
     const int32_t *kind = attn_i32(c, KV_KIND);
-    return kind ? kind[b] == 0 : a->attention.seq > 4;
+    return kind ? kind[b] == LM_ROWS_PROMPT : a->attention.seq > ATTN_FEW_ROWS;
 }
 
 static inline kv_side kv_side_of(const lm_call *c, const kv_seq *s, bool values)

@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_simd.c -- attention over coded caches: blocks of 64 tokens are decoded into the first-level cache as floats
- * (kv_wide.h), and multiplied with rows of queries.
+/* kv_simd.c -- attention over coded caches: 64 tokens at a time are decoded into the first-level cache as floats
+ * (kv_wide.h), and multiplied with rows of queries; the softmax goes by 256.
  *
- * New tokens have few rows and many keys: a unit is 256 keys for all query heads that share them, and the partial results
+ * New tokens have few rows and many keys: a unit is 512 keys for all query heads that share them, and the partial results
  * are merged in the order of the keys.  Rows of prompts are units of 64 rows, which go through all of their
- * keys.  Blocks lie at multiples of 64 and 256 positions, so the bits of a row depend neither on threads nor on the rows
+ * keys.  Blocks and units lie at multiples of 64, 256 and 512 positions, so the bits of a row depend neither on threads nor on the rows
  * beside it. */
 #include "kernels/kv.h"
 
 #include "kernels/cpu/attention_simd.h"
 #include "kernels/cpu/kv_wide.h"
+#ifdef KV_TILES
+#include "kernels/cpu/kv_tiles.h"
+#endif
 
 enum {
-    KV_BLOCK = 256, /* keys of a unit of new tokens */
+    KV_BLOCK = 256, /* keys of a block */
+    KV_UNIT = 512,  /* keys of a unit of new tokens */
     KV_ROWS = 64,   /* rows of a unit of a prompt */
-    KV_FEW = 4,     /* most new tokens of a sequence */
 };
 
 typedef struct {
@@ -26,9 +29,10 @@ typedef struct {
     const lm_kv_attr *attr;
     const lm_attention_attr *a;
     const kv_prepared *prep;
-    int64_t group, ld, room, blocks, few,
-        most;       /* few, most: rows of new tokens, of a prompt, of a sequence */
-    float *partial; /* [B*K][blocks][few*group][ld + PAD]: maximum, sum; values */
+    int64_t group, ld, room, units, few,
+        most;                    /* few, most: rows of new tokens, of a prompt, of a sequence */
+    bool key_tiles, value_tiles; /* codes can be operands of tiles (kv_amx.c) */
+    float *partial;              /* [B*K][units][few*group][ld + PAD]: maximum, sum; values */
     char *scratch;
     size_t scratch_bytes;
 } kv_call;
@@ -37,12 +41,22 @@ typedef struct {
 typedef struct {
     kv_tile_scratch *tile;
     float *kt, *v, *q, *s, *acc, *m, *l;
+#ifdef KV_TILES
+    kv_planes keys, values;
+    kv_part *key_part, *value_part;
+    float *of_token; /* scales and minima of 64 tokens by group, and a row of numbers */
+    int32_t *product;
+#endif
 } kv_scratch;
+
+#ifdef KV_TILES
+static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w);
+#endif
 
 static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
 {
     int64_t D = k->a->head_dim;
-    int64_t floats[] = { D * KV_SUB,      KV_SUB * k->ld, KV_ROWS * k->ld, KV_ROWS * KV_SUB,
+    int64_t floats[] = { D * KV_SUB,      KV_SUB * k->ld, KV_ROWS * k->ld, KV_ROWS * KV_BLOCK,
                          KV_ROWS * k->ld, KV_ROWS,        KV_ROWS };
     float **to[] = { &w->kt, &w->v, &w->q, &w->s, &w->acc, &w->m, &w->l };
     size_t bytes = attn_round64(sizeof *w->tile);
@@ -51,6 +65,9 @@ static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
         *to[i] = (float *)(void *)(at + bytes);
         bytes += attn_round64((size_t)floats[i] * sizeof(float));
     }
+#ifdef KV_TILES
+    bytes += tiles_scratch_of(k, at + bytes, w);
+#endif
     return bytes;
 }
 
@@ -76,15 +93,19 @@ static kv_call kv_call_of(const lm_call *c)
     kv_scratch w;
     k.group = a->heads / a->kv_heads;
     k.ld = padded(a->head_dim, PAD);
-    k.few = ragged ? 1 : a->seq <= KV_FEW ? a->seq : 0;
-    k.most = ragged ? c->in[KV_QKV].dim[0] : a->seq > KV_FEW ? a->seq : 0;
+    k.few = ragged ? 1 : a->seq <= ATTN_FEW_ROWS ? a->seq : 0;
+    k.most = ragged ? c->in[KV_QKV].dim[0] : a->seq > ATTN_FEW_ROWS ? a->seq : 0;
     k.room = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.few;
-    k.blocks = (k.room + KV_BLOCK - 1) / KV_BLOCK;
+    k.units = (k.room + KV_UNIT - 1) / KV_UNIT;
+#ifdef KV_TILES
+    k.key_tiles = kv_has_tiles(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
+    k.value_tiles = kv_has_tiles(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
+#endif
     k.scratch_bytes = scratch_of(&k, NULL, &w);
     if (c->work) {
         k.partial = (float *)(void *)((char *)c->work + prepared_bytes(c));
-        k.scratch = (char *)(k.partial +
-                             a->batch * a->kv_heads * k.blocks * k.few * k.group * (k.ld + PAD));
+        k.scratch =
+            (char *)(k.partial + a->batch * a->kv_heads * k.units * k.few * k.group * (k.ld + PAD));
     }
     return k;
 }
@@ -92,7 +113,15 @@ static kv_call kv_call_of(const lm_call *c)
 static char *prepare_side(const lm_tensor *t, kv_levels *l, char *room)
 {
     int64_t n = t->dim[1] * t->dim[3];
-    *l = (kv_levels){ .linear = t->kv->levels == LM_KV_SYM || t->kv->levels == LM_KV_ASYM };
+    lm_kv_levels levels = t->kv->levels;
+    bool e4m3 = t->kv->float8 == LM_DTYPE_F8E4M3;
+    *l = (kv_levels){ .kind = levels == LM_KV_TABLE    ? KV_LOOK_UP
+                              : levels == LM_KV_FLOAT8 ? KV_FLOAT
+                                                       : KV_LINEAR,
+                      .mantissa = e4m3 ? 3 : 2,
+                      .least = e4m3 ? 0x1p-9f : 0x1p-16f,
+                      .bias = e4m3 ? 127 - 7 : 127 - 15,
+                      .sixteen = t->kv->bits <= 4 };
     lm_kv_level_numbers(t->kv, l->level);
     if (!t->kv->lower)
         return room;
@@ -152,23 +181,28 @@ LM_INLINE void load_values(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
     }
 }
 
+#ifdef KV_TILES
+#include "kernels/cpu/kv_tile_blocks.h"
+#endif
+
 /* ---- rows ---- */
 
-/* Turn the scores of a row of which [from, to) are visible into numerators, and scale what the row has so far. */
-LM_INLINE void softmax_part(const lm_attention_attr *a, float *s, int64_t from, int64_t to,
-                            float *m, float *l, float *acc, int64_t ld)
+/* Turn the scores of a row in columns [c0, c1), whole vectors, of which [from, to) are visible, into numerators, and
+ * scale what the row has so far. */
+LM_INLINE void softmax_part(const lm_attention_attr *a, float *s, int64_t c0, int64_t c1,
+                            int64_t from, int64_t to, float *m, float *l, float *acc, int64_t ld)
 {
     vf top = vf_set(-INFINITY), sum = vf_zero();
     if (from >= to) {
-        memset(s, 0, KV_SUB * sizeof *s);
+        memset(s + c0, 0, (size_t)(c1 - c0) * sizeof *s);
         return;
     }
     if (a->soft_cap > 0)
-        cap_scores(s, KV_SUB, (float)a->soft_cap);
-    for (int64_t x = 0; x < KV_SUB; x += VF_LANES)
+        cap_scores(s + c0, c1 - c0, (float)a->soft_cap);
+    for (int64_t x = c0; x < c1; x += VF_LANES)
         top = vf_max(keep_range(vf_load(s + x), x, from, to, vf_set(-INFINITY)), top);
-    float now = fmaxf(*m, vf_top(top)), factor = expf(*m - now);
-    for (int64_t x = 0; x < KV_SUB; x += VF_LANES) {
+    float now = fmaxf(*m, vf_top(top)), factor = now == *m ? 1 : expf(*m - now);
+    for (int64_t x = c0; x < c1; x += VF_LANES) {
         vf p = keep_range(vf_exp(vf_load(s + x) - vf_set(now)), x, from, to, vf_zero());
         vf_store(s + x, p);
         sum = sum + p;
@@ -179,10 +213,108 @@ LM_INLINE void softmax_part(const lm_attention_attr *a, float *s, int64_t from, 
         vf_store(acc + d, vf_load(acc + d) * vf_set(factor));
 }
 
+/* Scores of n rows with the tokens [j0, j0 + 64) below hi: columns of `out`, rows KV_BLOCK apart. */
+LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
+                         int64_t hi, int64_t n, const kv_scratch *w, float *out)
+{
+#ifdef KV_TILES
+    if (k->key_tiles && all_coded(s, &s->k, j0, j0 + KV_SUB, lo, hi)) {
+        score_tiles(k, s, j0, lo, hi, n, w, out);
+        return;
+    }
+#endif
+    (void)lo;
+    load_keys(t, k, s, j0, hi, w);
+    mm(&(mm_args){ .m = n,
+                   .n = KV_SUB,
+                   .k = s->D,
+                   .a = w->q,
+                   .a_row = k->ld,
+                   .a_k = 1,
+                   .b = w->kt,
+                   .ldb = KV_SUB,
+                   .c = out,
+                   .ldc = KV_BLOCK });
+}
+
+/* w->acc += numerators p, rows KV_BLOCK apart, of n rows times the values [j0, j0 + 64). */
+LM_INLINE void weigh_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
+                         int64_t hi, int64_t n, const kv_scratch *w, const float *p)
+{
+#ifdef KV_TILES
+    if (k->value_tiles && s->v.f->axis == LM_KV_CHANNEL &&
+        all_coded(s, &s->v, j0, j0 + KV_SUB, lo, hi)) {
+        weigh_by_channel(k, s, j0, lo, hi, n, w, p);
+        return;
+    }
+#endif
+    load_values(t, k, s, j0, lo, hi, w);
+    mm(&(mm_args){ .m = n,
+                   .n = k->ld,
+                   .k = KV_SUB,
+                   .a = p,
+                   .a_row = KV_BLOCK,
+                   .a_k = 1,
+                   .b = w->v,
+                   .ldb = k->ld,
+                   .c = w->acc,
+                   .ldc = k->ld,
+                   .add = true });
+}
+
+/* Into the second level: scales and the first codes of the 256 tokens from j on. */
+LM_INLINE void fetch_block(const kv_seq *s, const kv_side *x, int64_t j)
+{
+    const lm_kv_format *f = x->f;
+    int64_t n = s->T < KV_BLOCK ? s->T : KV_BLOCK,
+            end = j + KV_BLOCK < x->coded ? j + KV_BLOCK : x->coded;
+    int64_t size = f->scale == LM_DTYPE_NONE ? 0 : (int64_t)lm_dtype_size(f->scale);
+    int64_t group = f->group ? f->group : s->T;
+    int64_t scales = f->axis == LM_KV_TOKEN ? n * lm_kv_groups(f, s->D)
+                                            : (n + group - 1) / group * padded(s->D, 16);
+    for (; j < end; j += n) {
+        const char *page = kv_page(s, x, j);
+        int64_t t = j % s->T, at = lm_kv_scale_at(f, s->T, s->D, t, 0) * size;
+        fetch_bytes(page + x->at.scale + at, scales * size);
+        if (lm_kv_has_min(f))
+            fetch_bytes(page + x->at.min + at, scales * size);
+        fetch_bytes(page + (size_t)(t / lm_kv_tile_tokens(f->values, s->T)) *
+                               lm_kv_tile_bytes(f, s->T, s->D),
+                    1024);
+    }
+}
+
+/* Rows [r0, r0 + n) over the tokens of [lo, hi) in the block of 256 at block. */
+LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t r0, int64_t n,
+                            int64_t block, int64_t lo, int64_t hi, const kv_scratch *w)
+{
+    int64_t c0 = lo > block ? (lo - block) / KV_SUB * KV_SUB : 0;
+    int64_t c1 = hi - block < KV_BLOCK ? padded(hi - block, KV_SUB) : KV_BLOCK;
+    fetch_block(s, &s->v, block);
+    for (int64_t c = c0; c < c1; c += KV_SUB)
+        score_sub(t, k, s, block + c, lo, hi, n, w, w->s + c);
+    for (int64_t r = 0; r < n; r++) {
+        int64_t i = (r0 + r) / k->group;
+        int64_t f = attn_start(&s->mask, i) - block, e = attn_end(&s->mask, i) - block;
+        softmax_part(k->a, w->s + r * KV_BLOCK, c0, c1, f < c0 ? c0 : f, e < c1 ? e : c1, &w->m[r],
+                     &w->l[r], w->acc + r * k->ld, k->ld);
+    }
+    fetch_block(s, &s->k, block + KV_BLOCK);
+#ifdef KV_TILES
+    if (k->value_tiles && s->v.f->axis == LM_KV_TOKEN &&
+        all_coded(s, &s->v, block, block + KV_BLOCK, lo, hi)) {
+        weigh_by_token(k, s, block, c0, c1, lo, hi, n, w);
+        return;
+    }
+#endif
+    for (int64_t c = c0; c < c1; c += KV_SUB)
+        weigh_sub(t, k, s, block + c, lo, hi, n, w, w->s + c);
+}
+
 /* Rows [r0, r0 + n) of a sequence, row r being query head r % group of new row r / group, over the keys in [from, to)
  * that they see: w->m, w->l, w->acc. */
 LM_INLINE void attend_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t r0, int64_t n,
-                           int64_t from, int64_t to, const kv_scratch *w)
+                           int64_t from, int64_t to, kv_scratch *w)
 {
     const lm_attention_attr *a = k->a;
     int64_t D = s->D, i0 = r0 / k->group, i1 = (r0 + n - 1) / k->group;
@@ -198,38 +330,11 @@ LM_INLINE void attend_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
         w->l[r] = 0;
     }
     memset(w->acc, 0, (size_t)(n * k->ld) * sizeof *w->acc);
-    for (int64_t j0 = lo / KV_SUB * KV_SUB; j0 < hi; j0 += KV_SUB) {
-        load_keys(t, k, s, j0, hi, w);
-        mm(&(mm_args){ .m = n,
-                       .n = KV_SUB,
-                       .k = D,
-                       .a = w->q,
-                       .a_row = k->ld,
-                       .a_k = 1,
-                       .b = w->kt,
-                       .ldb = KV_SUB,
-                       .c = w->s,
-                       .ldc = KV_SUB });
-        for (int64_t r = 0; r < n; r++) {
-            int64_t i = (r0 + r) / k->group;
-            int64_t f = attn_start(&s->mask, i) - j0, e = attn_end(&s->mask, i) - j0;
-            int64_t end = (hi < j0 + KV_SUB ? hi : j0 + KV_SUB) - j0;
-            softmax_part(a, w->s + r * KV_SUB, f < 0 ? 0 : f, e < end ? e : end, &w->m[r], &w->l[r],
-                         w->acc + r * k->ld, k->ld);
-        }
-        load_values(t, k, s, j0, lo, hi, w);
-        mm(&(mm_args){ .m = n,
-                       .n = k->ld,
-                       .k = KV_SUB,
-                       .a = w->s,
-                       .a_row = KV_SUB,
-                       .a_k = 1,
-                       .b = w->v,
-                       .ldb = k->ld,
-                       .c = w->acc,
-                       .ldc = k->ld,
-                       .add = true });
-    }
+#ifdef KV_TILES
+    start_tiles(k, s, n, w);
+#endif
+    for (int64_t block = lo / KV_BLOCK * KV_BLOCK; block < hi; block += KV_BLOCK)
+        attend_block(t, k, s, r0, n, block, lo, hi, w);
 }
 
 static kv_scratch worker_scratch(const kv_call *k, int worker)
@@ -275,9 +380,9 @@ LM_INLINE void prompt_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, i
 
 /* ---- new tokens ---- */
 
-LM_INLINE float *partial_at(const kv_call *k, int64_t bk, int64_t block, int64_t row)
+LM_INLINE float *partial_at(const kv_call *k, int64_t bk, int64_t unit, int64_t row)
 {
-    return k->partial + ((bk * k->blocks + block) * k->few * k->group + row) * (k->ld + PAD);
+    return k->partial + ((bk * k->units + unit) * k->few * k->group + row) * (k->ld + PAD);
 }
 
 LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
@@ -285,16 +390,16 @@ LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, in
     const kv_call *k = ctx;
     kv_scratch w = worker_scratch(k, worker);
     for (int64_t u = begin; u < end; u++) {
-        int64_t bk = u / k->blocks, block = u % k->blocks, b = bk / k->a->kv_heads;
-        int64_t fresh = attn_i32(k->c, KV_FRESH)[b], from = block * KV_BLOCK;
+        int64_t bk = u / k->units, unit = u % k->units, b = bk / k->a->kv_heads;
+        int64_t fresh = attn_i32(k->c, KV_FRESH)[b], from = unit * KV_UNIT;
         if (kv_is_prompt(k->c, b) || from >= attn_i32(k->c, KV_USED)[b] + fresh)
             continue;
         kv_seq s = kv_seq_of(k->c, b, bk % k->a->kv_heads);
         for (int64_t r0 = 0, n; r0 < fresh * k->group; r0 += n) {
             n = fresh * k->group - r0 < KV_ROWS ? fresh * k->group - r0 : KV_ROWS;
-            attend_rows(t, k, &s, r0, n, from, from + KV_BLOCK, &w);
+            attend_rows(t, k, &s, r0, n, from, from + KV_UNIT, &w);
             for (int64_t r = 0; r < n; r++) {
-                float *to = partial_at(k, bk, block, r0 + r);
+                float *to = partial_at(k, bk, unit, r0 + r);
                 to[0] = w.m[r];
                 to[1] = w.l[r];
                 memcpy(to + PAD, w.acc + r * k->ld, (size_t)k->ld * sizeof *to);
@@ -303,7 +408,7 @@ LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, in
     }
 }
 
-/* Merge the blocks of rows [begin, end), numbered (b K + kv) few group + row. */
+/* Merge the units of rows [begin, end), numbered (b K + kv) few group + row. */
 LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const kv_call *k = ctx;
@@ -313,13 +418,13 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         int64_t fresh = attn_i32(k->c, KV_FRESH)[b];
         if (kv_is_prompt(k->c, b) || row >= fresh * k->group)
             continue;
-        int64_t blocks = (attn_i32(k->c, KV_USED)[b] + fresh + KV_BLOCK - 1) / KV_BLOCK;
+        int64_t units = (attn_i32(k->c, KV_USED)[b] + fresh + KV_UNIT - 1) / KV_UNIT;
         float m = -INFINITY, l = 0;
-        for (int64_t n = 0; n < blocks; n++)
+        for (int64_t n = 0; n < units; n++)
             m = fmaxf(m, partial_at(k, bk, n, row)[0]);
-        for (int64_t n = 0; n < blocks; n++) {
+        for (int64_t n = 0; n < units; n++) {
             float *p = partial_at(k, bk, n, row);
-            p[0] = p[1] > 0 ? expf(p[0] - m) : 0.0f; /* from here on: the factor of the block */
+            p[0] = p[1] > 0 ? expf(p[0] - m) : 0.0f; /* from here on: the factor of the unit */
             l += p[0] * p[1];
         }
         int64_t head = bk % k->a->kv_heads * k->group + row % k->group;
@@ -327,7 +432,7 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         store_lse(k, at, m, l);
         VF_FOR(d, live, D, {
             vf sum = vf_zero();
-            for (int64_t n = 0; n < blocks; n++) {
+            for (int64_t n = 0; n < units; n++) {
                 const float *p = partial_at(k, bk, n, row);
                 if (p[0] > 0)
                     sum = vf_fma(vf_set(p[0]), vf_load(p + PAD + d), sum);
@@ -355,14 +460,14 @@ static void kv_attention(const lm_call *c)
     kv_call k = kv_call_of(c);
     lm_dtype t = c->in[KV_QKV].dtype;
     int64_t heads = k.a->batch * k.a->kv_heads;
-    int64_t grain = heads * k.blocks / (16 * lm_par_threads(c->par));
+    int64_t grain = heads * k.units / (16 * lm_par_threads(c->par));
     kv_prepared *prep = c->work;
     char *room = (char *)c->work + attn_round64(sizeof *prep);
     room = prepare_side(&c->in[KV_KEYS], &prep->k, room);
     prepare_side(&c->in[KV_VALUES], &prep->v, room);
     lm_kv_clear_rows(c);
     if (k.few) {
-        lm_par_for(c->par, heads * k.blocks, grain, VF_PICK(token_units, t), &k);
+        lm_par_for(c->par, heads * k.units, grain, VF_PICK(token_units, t), &k);
         lm_par_for(c->par, heads * k.few * k.group, 8, VF_PICK(merge_rows, t), &k);
     }
     if (k.most)
@@ -375,12 +480,14 @@ static size_t kv_attention_work(const lm_call *c, int threads)
     lm_call shapes = *c;
     shapes.work = NULL;
     kv_call k = kv_call_of(&shapes);
-    int64_t n = k.a->batch * k.a->kv_heads * k.blocks * k.few * k.group * (k.ld + PAD);
+    int64_t n = k.a->batch * k.a->kv_heads * k.units * k.few * k.group * (k.ld + PAD);
     return prepared_bytes(c) + (size_t)n * sizeof(float) + (size_t)threads * k.scratch_bytes;
 }
 
 const lm_kernel LM_TABLE_NAME(kv, LM_SIMD)[] = {
+#ifndef KV_TILES
     { "kv_attention", LM_DTYPE_F32, LM_SIMD_LEVEL, kv_attention, kv_attention_work },
+#endif
     { "kv_attention", LM_DTYPE_BF16, LM_SIMD_LEVEL, kv_attention, kv_attention_work },
     { 0 },
 };

@@ -9,15 +9,23 @@
 #include "kernels/cpu/simd.h"
 
 enum {
-    KV_SUB = 64,    /* tokens that are decoded together */
-    KV_SCALES = 64, /* groups of a head that are prepared: LM_KV_MAX_DIM / 16 */
+    KV_SUB = 64,     /* tokens that are decoded together */
+    KV_AHEAD = 2048, /* bytes between codes and those that are prefetched */
+    KV_SCALES = 64,  /* groups of a head that are prepared: LM_KV_MAX_DIM / 16 */
 };
+
+/* How codes become levels. */
+typedef enum { KV_LINEAR /* code + level[0] */, KV_FLOAT, KV_LOOK_UP } kv_kind;
 
 /* What a side's format needs for every tile, prepared once a call. */
 typedef struct {
     float level[256];
     const float *s, *m; /* fixed scales and minima of channels, [K,D]; NULL: stored */
-    bool linear;        /* level = code + level[0] */
+    kv_kind kind;
+    int mantissa; /* KV_FLOAT: bits of it, */
+    float least;  /* and the number of code 1 */
+    int bias;     /* difference of exponents to those of F32 */
+    bool sixteen; /* KV_LOOK_UP: at most 16 levels */
 } kv_levels;
 
 /* Scratch of a worker. */
@@ -27,6 +35,13 @@ typedef struct {
     float cs[LM_KV_MAX_DIM], cm[LM_KV_MAX_DIM];               /* of channels */
     float second[LM_KV_MAX_DIM]; /* of channels, or of the tile's tokens */
 } kv_tile_scratch;
+
+/* Into the second level. */
+LM_INLINE void fetch_bytes(const char *p, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += LM_KV_LINE)
+        _mm_prefetch(p + i, _MM_HINT_T1);
+}
 
 /* n stored scales from number `at` on; whole vectors may be read and written. */
 LM_INLINE void load_scales(lm_dtype t, const char *p, int64_t at, int64_t n, float *to)
@@ -45,23 +60,37 @@ LM_INLINE void load_scales(lm_dtype t, const char *p, int64_t at, int64_t n, flo
     }
 }
 
+LM_INLINE void same_scales(float v, float to[LM_KV_TILE])
+{
+    for (int i = 0; i < LM_KV_TILE; i += VF_LANES)
+        vf_store(to + i, vf_set(v));
+}
+
 /* Spread a plane of `bits` bits over bytes, shifted up by `up`, or added to them. */
 LM_INLINE void spread_plane(const uint8_t *unit, int64_t lines, int bits, int up, bool add,
                             uint8_t *to)
 {
-    const __m256i mask = _mm256_set1_epi8((char)((1 << bits) - 1));
     const __m128i high = _mm_cvtsi32_si128(up);
     int each = 8 / bits;
     for (int64_t i = 0; i < lines; i += each, unit += LM_KV_LINE)
         for (int k = 0; k < each && i + k < lines; k++) {
             __m128i down = _mm_cvtsi32_si128(bits * k);
+            uint8_t *line = to + (i + k) * LM_KV_LINE;
+#ifdef __AVX512F__
+            __m512i x = _mm512_srl_epi16(_mm512_loadu_si512(unit), down);
+            x = _mm512_and_si512(x, _mm512_set1_epi8((char)((1 << bits) - 1)));
+            x = _mm512_sll_epi16(x, high);
+            _mm512_storeu_si512(line, add ? _mm512_or_si512(_mm512_loadu_si512(line), x) : x);
+#else
+            const __m256i mask = _mm256_set1_epi8((char)((1 << bits) - 1));
             for (int b = 0; b < LM_KV_LINE; b += 32) {
-                __m256i *at = (__m256i *)(void *)(to + (i + k) * LM_KV_LINE + b);
+                __m256i *at = (__m256i *)(void *)(line + b);
                 __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(unit + b));
                 x = _mm256_and_si256(_mm256_srl_epi16(x, down), mask);
                 x = _mm256_sll_epi16(x, high);
                 _mm256_storeu_si256(at, add ? _mm256_or_si256(_mm256_loadu_si256(at), x) : x);
             }
+#endif
         }
 }
 
@@ -88,21 +117,41 @@ LM_INLINE const uint8_t *tile_bytes(const lm_kv_format *f, const char *tile, int
 }
 
 /* The levels of byte `byte` of VF_LANES words. */
-LM_INLINE vf levels_at(bool linear, const kv_levels *l, const uint8_t *words, int byte)
+LM_INLINE vf levels_at(kv_kind kind, const kv_levels *l, const uint8_t *words, int byte)
 {
 #ifdef __AVX512F__
     __m512i x = _mm512_srl_epi32(_mm512_loadu_si512(words), _mm_cvtsi32_si128(8 * byte));
     x = _mm512_and_si512(x, _mm512_set1_epi32(255));
-    if (linear)
+    if (kind == KV_LINEAR)
         return _mm512_cvtepi32_ps(x) + vf_set(l->level[0]);
-    return _mm512_i32gather_ps(x, l->level, 4);
+    if (kind == KV_LOOK_UP && l->sixteen)
+        return _mm512_permutexvar_ps(x, _mm512_loadu_ps(l->level));
+    if (kind == KV_LOOK_UP)
+        return _mm512_i32gather_ps(x, l->level, 4);
+    __m512i low = _mm512_and_si512(x, _mm512_set1_epi32(127));
+    __m512i bits = _mm512_sll_epi32(low, _mm_cvtsi32_si128(23 - l->mantissa));
+    bits = _mm512_add_epi32(bits, _mm512_set1_epi32(l->bias << 23));
+    __mmask16 tiny = _mm512_cmplt_epi32_mask(low, _mm512_set1_epi32(1 << l->mantissa));
+    vf y = _mm512_mask_mul_ps(_mm512_castsi512_ps(bits), tiny, _mm512_cvtepi32_ps(low),
+                              vf_set(l->least));
+    __m512i sign = _mm512_slli_epi32(_mm512_sub_epi32(x, low), 24);
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(y), sign));
 #else
     __m256i x = _mm256_srl_epi32(_mm256_loadu_si256((const __m256i *)(const void *)words),
                                  _mm_cvtsi32_si128(8 * byte));
     x = _mm256_and_si256(x, _mm256_set1_epi32(255));
-    if (linear)
+    if (kind == KV_LINEAR)
         return _mm256_cvtepi32_ps(x) + vf_set(l->level[0]);
-    return _mm256_i32gather_ps(l->level, x, 4);
+    if (kind == KV_LOOK_UP)
+        return _mm256_i32gather_ps(l->level, x, 4);
+    __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(127));
+    __m256i bits = _mm256_sll_epi32(low, _mm_cvtsi32_si128(23 - l->mantissa));
+    bits = _mm256_add_epi32(bits, _mm256_set1_epi32(l->bias << 23));
+    __m256i tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(1 << l->mantissa), low);
+    vf y = _mm256_blendv_ps(_mm256_castsi256_ps(bits), _mm256_cvtepi32_ps(low) * vf_set(l->least),
+                            _mm256_castsi256_ps(tiny));
+    __m256i sign = _mm256_slli_epi32(_mm256_sub_epi32(x, low), 24);
+    return _mm256_or_ps(y, _mm256_castsi256_ps(sign));
 #endif
 }
 
@@ -126,14 +175,14 @@ LM_INLINE void prepare_scales(const kv_seq *s, const kv_side *x, const kv_levels
     } else {
         for (int64_t g = 0; g < groups; g++) {
             int64_t at = (t / LM_KV_TILE * groups + g) * LM_KV_TILE;
-            for (int i = 0; i < LM_KV_TILE; i++) {
-                w->s[g][i] = f->head ? f->head[s->kv] : (float)f->constant;
-                w->m[g][i] = 0;
-            }
             if (f->scale != LM_DTYPE_NONE)
                 load_scales(f->scale, page + x->at.scale, at, LM_KV_TILE, w->s[g]);
+            else
+                same_scales(f->head ? f->head[s->kv] : (float)f->constant, w->s[g]);
             if (minima)
                 load_scales(f->scale, page + x->at.min, at, LM_KV_TILE, w->m[g]);
+            else
+                same_scales(0, w->m[g]);
         }
     }
     if (f->second && f->axis == LM_KV_TOKEN)
@@ -160,7 +209,7 @@ LM_INLINE vf numbers_of(bool by_channel, bool by_token, const lm_kv_format *f,
 }
 
 /* Lines of a tile of keys to kt[d][KV_SUB], 16 columns. */
-LM_INLINE void turn_keys(bool linear, bool by_channel, const kv_seq *s, const lm_kv_format *f,
+LM_INLINE void turn_keys(kv_kind kind, bool by_channel, const kv_seq *s, const lm_kv_format *f,
                          const kv_levels *l, const uint8_t *bytes, const kv_tile_scratch *w,
                          float *kt)
 {
@@ -168,14 +217,14 @@ LM_INLINE void turn_keys(bool linear, bool by_channel, const kv_seq *s, const lm
     for (int64_t g = 0, d0 = 0; d0 < s->D; g++, d0 += group)
         for (int64_t d = d0; d < d0 + group && d < s->D; d++)
             for (int64_t h = 0; h < LM_KV_TILE; h += VF_LANES) {
-                vf level = levels_at(linear, l, bytes + d / 4 * LM_KV_LINE + 4 * h, (int)(d % 4));
+                vf level = levels_at(kind, l, bytes + d / 4 * LM_KV_LINE + 4 * h, (int)(d % 4));
                 vf_store(kt + d * KV_SUB + h, numbers_of(by_channel, true, f, w, level, h, d, g));
             }
 }
 
 /* Lines of 16 tokens of values to v[t][ld]; `line`: the first of these tokens; lines from one 16 channels to the
  * next: `step`. */
-LM_INLINE void spread_values(bool linear, bool by_channel, const kv_seq *s, const lm_kv_format *f,
+LM_INLINE void spread_values(kv_kind kind, bool by_channel, const kv_seq *s, const lm_kv_format *f,
                              const kv_levels *l, const uint8_t *line, int64_t step,
                              const kv_tile_scratch *w, float *v, int64_t ld)
 {
@@ -183,7 +232,7 @@ LM_INLINE void spread_values(bool linear, bool by_channel, const kv_seq *s, cons
     for (int64_t d = 0; d < s->D; d += 16, line += step * LM_KV_LINE)
         for (int64_t t = 0; t < LM_KV_TILE; t++)
             for (int64_t h = 0; h < 16; h += VF_LANES) {
-                vf level = levels_at(linear, l, line + t / 4 * LM_KV_LINE + 4 * h, (int)(t % 4));
+                vf level = levels_at(kind, l, line + t / 4 * LM_KV_LINE + 4 * h, (int)(t % 4));
                 vf_store(v + t * ld + d + h,
                          numbers_of(by_channel, false, f, w, level, t, d + h, d / group));
             }
@@ -217,17 +266,20 @@ static inline void wide_keys(const kv_seq *s, const kv_levels *l, int64_t j, kv_
     const lm_kv_format *f = x->f;
     const char *page = kv_page(s, x, j);
     int64_t t = j % s->T, lines = lm_kv_tile_lines(false, s->T, s->D);
-    const char *tile = page + (size_t)(t / LM_KV_TILE) * lm_kv_tile_bytes(f, s->T, s->D);
+    size_t size = lm_kv_tile_bytes(f, s->T, s->D);
+    const char *tile = page + (size_t)(t / LM_KV_TILE) * size;
     const uint8_t *bytes = tile_bytes(f, tile, lines, w->bytes);
+    fetch_bytes(tile + KV_AHEAD, (int64_t)size);
     prepare_scales(s, x, l, page, t, w);
-    if (l->linear && f->axis == LM_KV_TOKEN)
-        turn_keys(true, false, s, f, l, bytes, w, kt);
-    else if (l->linear)
-        turn_keys(true, true, s, f, l, bytes, w, kt);
-    else if (f->axis == LM_KV_TOKEN)
-        turn_keys(false, false, s, f, l, bytes, w, kt);
+    bool by_channel = f->axis == LM_KV_CHANNEL;
+    if (l->kind == KV_LINEAR && by_channel)
+        turn_keys(KV_LINEAR, true, s, f, l, bytes, w, kt);
+    else if (l->kind == KV_LINEAR)
+        turn_keys(KV_LINEAR, false, s, f, l, bytes, w, kt);
+    else if (l->kind == KV_FLOAT)
+        turn_keys(KV_FLOAT, by_channel, s, f, l, bytes, w, kt);
     else
-        turn_keys(false, true, s, f, l, bytes, w, kt);
+        turn_keys(KV_LOOK_UP, by_channel, s, f, l, bytes, w, kt);
     if (f->outliers)
         patch_outliers(s, x, page, t, kt, 1, KV_SUB);
 }
@@ -241,19 +293,23 @@ static inline void wide_values(const kv_seq *s, const kv_levels *l, int64_t j, k
     const char *page = kv_page(s, x, j);
     int64_t t = j % s->T, tokens = lm_kv_tile_tokens(true, s->T);
     int64_t lines = lm_kv_tile_lines(true, s->T, s->D);
-    if (!*bytes || t % tokens == 0)
-        *bytes = tile_bytes(f, page + (size_t)(t / tokens) * lm_kv_tile_bytes(f, s->T, s->D), lines,
-                            w->bytes);
+    if (!*bytes || t % tokens == 0) {
+        size_t size = lm_kv_tile_bytes(f, s->T, s->D);
+        const char *tile = page + (size_t)(t / tokens) * size;
+        *bytes = tile_bytes(f, tile, lines, w->bytes);
+        fetch_bytes(tile + KV_AHEAD, (int64_t)size);
+    }
     const uint8_t *line = *bytes + t % tokens / 4 * LM_KV_LINE;
     prepare_scales(s, x, l, page, t, w);
-    if (l->linear && f->axis == LM_KV_TOKEN)
-        spread_values(true, false, s, f, l, line, tokens / 4, w, v, ld);
-    else if (l->linear)
-        spread_values(true, true, s, f, l, line, tokens / 4, w, v, ld);
-    else if (f->axis == LM_KV_TOKEN)
-        spread_values(false, false, s, f, l, line, tokens / 4, w, v, ld);
+    bool by_channel = f->axis == LM_KV_CHANNEL;
+    if (l->kind == KV_LINEAR && by_channel)
+        spread_values(KV_LINEAR, true, s, f, l, line, tokens / 4, w, v, ld);
+    else if (l->kind == KV_LINEAR)
+        spread_values(KV_LINEAR, false, s, f, l, line, tokens / 4, w, v, ld);
+    else if (l->kind == KV_FLOAT)
+        spread_values(KV_FLOAT, by_channel, s, f, l, line, tokens / 4, w, v, ld);
     else
-        spread_values(false, true, s, f, l, line, tokens / 4, w, v, ld);
+        spread_values(KV_LOOK_UP, by_channel, s, f, l, line, tokens / 4, w, v, ld);
     if (f->outliers)
         patch_outliers(s, x, page, t, v, ld, 1);
 }

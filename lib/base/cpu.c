@@ -43,8 +43,9 @@ static lm_cpu_level detect(void)
         return LM_CPU_REF;
     if ((state & 0xe6) != 0xe6 || !has(b7, 16) || !has(b7, 17) || !has(b7, 30) || !has(b7, 31))
         return LM_CPU_AVX2; /* AVX512 F DQ BW VL */
-    if ((state & 0x60000) != 0x60000 || !has(d7, 22) || !has(d7, 24) || !has(a71, 5) || !has(c7, 1))
-        return LM_CPU_AVX512; /* AMX-BF16 AMX-TILE AVX512-BF16 VBMI */
+    if ((state & 0x60000) != 0x60000 || !has(d7, 22) || !has(d7, 24) || !has(d7, 25) ||
+        !has(a71, 5) || !has(c7, 1))
+        return LM_CPU_AVX512; /* AMX-BF16 AMX-TILE AMX-INT8 AVX512-BF16 VBMI */
     if (syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XFEATURE_XTILEDATA))
         return LM_CPU_AVX512;
     return LM_CPU_AMX;

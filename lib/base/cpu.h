@@ -10,7 +10,7 @@ typedef enum {
     LM_CPU_REF = 0,    /* plain C, the definition            */
     LM_CPU_AVX2 = 1,   /* AVX2 + FMA + F16C + BMI2 + LZCNT   */
     LM_CPU_AVX512 = 2, /* AVX-512 F BW VL DQ                 */
-    LM_CPU_AMX = 3,    /* + AVX512-BF16, VBMI and AMX-TILE/BF16, granted by the kernel */
+    LM_CPU_AMX = 3,    /* + AVX512-BF16, VBMI and AMX-TILE/BF16/INT8, granted by the kernel */
 } lm_cpu_level;
 
 /* The highest level of this machine, by CPUID, XGETBV and, for AMX, the permission request: made

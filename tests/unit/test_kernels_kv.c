@@ -424,6 +424,55 @@ static void test_plain(void **state)
     close_trial(&t);
 }
 
+/* ---- half of the weight on one key, the rest spread over all others ---- */
+
+static void test_sharp(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        const lm_kv_format *f = &formats[i == 0   ? 0
+                                         : i == 1 ? 5
+                                         : i == 2 ? 6
+                                         : i == 3 ? 11
+                                         : i == 4 ? 2
+                                                  : 9];
+        shape s = { .B = 1,
+                    .H = 3,
+                    .K = 1,
+                    .D = 64,
+                    .T = 64,
+                    .P = 8,
+                    .used = { 448 },
+                    .fresh = { 1 },
+                    .kind = { 1 },
+                    .residual = lm_kv_step(f, 64) > 1 ? 64 : 0 };
+        float x[64 * 64];
+        trial t;
+        open_trial(&t, &s, LM_DTYPE_BF16, f, f);
+        for (int64_t k = 0; k < 3 * 64; k++)
+            lm_set(LM_DTYPE_BF16, t.in[QKV].data, k, 1);
+        for (int64_t k = 3 * 64; k < 4 * 64; k++)
+            lm_set(LM_DTYPE_BF16, t.in[QKV].data, k, 0);
+        for (int p = 0; p < 8; p++) {
+            for (int k = 0; k < 64 * 64; k++)
+                x[k] = p == 3 && k / 64 == 20 ? 6.0f / 8 : 0;
+            lm_kv_encode(&t.format[0], 64, 64, 0, x, 64, 0, 64, NULL,
+                         (char *)t.in[KEYS].data +
+                             (size_t)p * lm_kv_page_bytes(&t.format[0], 64, 64));
+        }
+        run(&t, level_kernel(LM_DTYPE_BF16, LM_CPU_REF), 1);
+        float *o = results(&t.out[0]);
+        for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
+            run(&t, level_kernel(LM_DTYPE_BF16, (lm_cpu_level)level), 1);
+            double d = distance(&t.out[0], o);
+            if (!(d <= 1e-2))
+                fail_msg("%s %s: %g", f->name, lm_cpu_level_name(level), d);
+        }
+        lm_free(o);
+        close_trial(&t);
+    }
+}
+
 /* ---- rows do not depend on the rows beside them, or on tokens that are not theirs ---- */
 
 static void test_alone(void **state)
@@ -482,6 +531,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),
         cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_sharp),
         cmocka_unit_test(test_alone),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

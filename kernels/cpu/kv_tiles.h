@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_tiles.h -- scores and weighted values of 64 tokens by tiles of 8-bit integers (kv_amx.c). */
+#ifndef LM_KERNELS_CPU_KV_TILES_H
+#define LM_KERNELS_CPU_KV_TILES_H
+
+#include "kernels/cpu/attention_amx.h"
+#include "kernels/cpu/kv_wide.h"
+
+enum {
+    KV_A = 1024,       /* bytes of a tile */
+    KV_TILE_DIM = 256, /* largest head */
+    KV_MOST = 16256,   /* 127 * 128: the largest whole number of two planes */
+};
+
+/* Whole numbers for the rows of a unit: planes, and for each row and group what they are a multiple of, and their sum;
+ * beside them a sum of floats, which is multiplied with minima. */
+typedef struct {
+    int8_t *plane; /* [(rows / half)][parts][KV_A] */
+    float *unit, *sum;
+    int32_t *whole;        /* [rows][groups] each */
+    int64_t parts, groups; /* a part is a group within 64 numbers */
+    int64_t half;          /* rows of an A operand, 4 or 8: of hi, and as many of lo */
+} kv_planes;
+
+/* A part of an A operand: numbers [from, to) of the row, all of group g, within a tile's 64. */
+typedef struct {
+    int64_t g, from, to;
+} kv_part;
+
+/* The parts of rows of n numbers in groups of `group`, in the order of groups; returns how many. */
+static inline int64_t kv_parts_of(int64_t n, int64_t group, kv_part *out)
+{
+    int64_t parts = 0;
+    for (int64_t g = 0, at = 0; at < n; g++, at += group) {
+        int64_t end = at + group < n ? at + group : n;
+        for (int64_t from = at; from < end; from = from / 64 * 64 + 64) {
+            int64_t to = from / 64 * 64 + 64;
+            out[parts++] = (kv_part){ g, from, to < end ? to : end };
+        }
+    }
+    return parts;
+}
+
+/* True if the codes of a side can be multiplied as they are. */
+static inline bool kv_has_tiles(const lm_kv_format *f, int64_t T, int64_t D)
+{
+    return (f->levels == LM_KV_SYM || f->levels == LM_KV_ASYM) && !f->second && !f->outliers &&
+           D <= KV_TILE_DIM && (!f->values || T >= 64) &&
+           (f->axis == LM_KV_TOKEN || !f->group || f->group % 64 == 0 || 64 % f->group == 0);
+}
+
+/* x[0..n), n <= 64 and a multiple of 16, over `inverse` as two planes; returns the sum of the whole numbers. */
+static inline int32_t to_planes(const float *x, int64_t n, float inverse, int8_t *hi, int8_t *lo)
+{
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512i v = _mm512_cvtps_epi32(_mm512_loadu_ps(x + i) * _mm512_set1_ps(inverse));
+        __m512i h = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
+        sum = _mm512_add_epi32(sum, v);
+        _mm_storeu_si128((__m128i *)(void *)(hi + i), _mm512_cvtepi32_epi8(h));
+        _mm_storeu_si128((__m128i *)(void *)(lo + i),
+                         _mm512_cvtepi32_epi8(_mm512_sub_epi32(v, _mm512_slli_epi32(h, 7))));
+    }
+    return _mm512_reduce_add_epi32(sum);
+}
+
+/* Row r of planes: group g of x[from..to), multiples of 16, whose largest magnitude and sum are taken first. */
+static inline void put_group(const kv_planes *p, int64_t r, const kv_part *part, int64_t parts,
+                             int64_t first, const float *x)
+{
+    int64_t g = part[first].g, last = first;
+    __m512 most = _mm512_setzero_ps(), all = _mm512_setzero_ps();
+    while (last < parts && part[last].g == g)
+        last++;
+    for (int64_t i = part[first].from; i < part[last - 1].to; i += 16) {
+        __m512 v = _mm512_loadu_ps(x + i);
+        most = _mm512_max_ps(_mm512_abs_ps(v), most);
+        all = all + v;
+    }
+    float a = _mm512_reduce_max_ps(most), sum = _mm512_reduce_add_ps(all);
+    float inverse = a > 0 ? (float)KV_MOST / a : 0;
+    int32_t whole = 0;
+    for (int64_t k = first; k < last; k++) {
+        int8_t *tile = p->plane + (r / p->half * p->parts + k) * KV_A + r % p->half * 64;
+        int64_t at = part[k].from % 64;
+        memset(tile, 0, 64);
+        memset(tile + p->half * 64, 0, 64);
+        whole += to_planes(x + part[k].from, part[k].to - part[k].from, inverse, tile + at,
+                           tile + p->half * 64 + at);
+    }
+    p->unit[r * p->groups + g] =
+        a / (float)KV_MOST + (sum - sum); /* NaN if a number is not finite */
+    p->whole[r * p->groups + g] = whole;
+    p->sum[r * p->groups + g] = sum;
+}
+
+/* Rows without numbers: the rest of eight. */
+static inline void clear_rows_from(const kv_planes *p, int64_t n)
+{
+    for (int64_t r = n; r % p->half; r++)
+        for (int64_t k = 0; k < p->parts; k++) {
+            int8_t *tile = p->plane + (r / p->half * p->parts + k) * KV_A + r % p->half * 64;
+            memset(tile, 0, 64);
+            memset(tile + p->half * 64, 0, 64);
+        }
+}
+
+/* Row r of the products: (128 hi + lo - offset * whole) * unit. */
+LM_INLINE __m512 product_row(const int32_t *c, int64_t r, int64_t half, int32_t offset,
+                             int32_t whole, float unit)
+{
+    __m512i hi = _mm512_load_si512(c + r * 16), lo = _mm512_load_si512(c + (r + half) * 16);
+    __m512i v = _mm512_add_epi32(_mm512_slli_epi32(hi, 7), lo);
+    v = _mm512_sub_epi32(v, _mm512_set1_epi32(offset * whole));
+    return _mm512_cvtepi32_ps(v) * _mm512_set1_ps(unit);
+}
+
+static inline int32_t code_offset(const lm_kv_format *f)
+{
+    return f->levels == LM_KV_SYM ? 1 << (f->bits - 1) : 0;
+}
+
+/* Tiles 0 to 4, of results and of rows, have 8 or 16 rows; tile 5 is that of the codes. */
+#define KV_CONFIG(n)                                                                     \
+    {                                                                                    \
+        .palette = 1, .bytes = { 64, 64, 64, 64, 64, 64 }, .rows = { n, n, n, n, n, 16 } \
+    }
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} kv_tile_config[2] __attribute__((aligned(64))) = { KV_CONFIG(8), KV_CONFIG(16) };
+
+/* Tile `to` = the sum over parts [first, last) of rows a times codes; part k multiplies the tile of codes at b + the 64
+ * of its numbers.  A macro: numbers of tiles are constants. */
+#define KV_MULTIPLY(to, a, part, first, last, b)                   \
+    do {                                                           \
+        _tile_zero(to);                                            \
+        for (int64_t k_ = first; k_ < (last); k_++) {              \
+            _tile_loadd(4, (a) + k_ * KV_A, 64);                   \
+            _tile_loadd(5, (b) + (part)[k_].from / 64 * KV_A, 64); \
+            _tile_dpbsud(to, 4, 5);                                \
+        }                                                          \
+    } while (0)
+
+#endif

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench_kv.c -- the attention part of decoding over coded caches, beside a plain cache of BF16 in the same run: one
+ * token of one sequence with 16,384 tokens in the cache, all layers one after another, so that no cache of the processor
+ * holds what is read.
+ *
+ * usage: bench_kv [--quick] [--threads N] [--level avx2|avx512|amx] [NAME]     (only shapes NAME*)
+ *
+ * Figures are medians; bytes are those of keys, values and their scales. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "graph/op.h"
+#include "kernels/kv.h"
+#include "numeric/code_rows.h"
+#include "tests/bench/call.h"
+
+enum { TOKENS = 16384, PAGE = 256, PAGES = TOKENS / PAGE, ROUNDS = 15 };
+
+typedef struct {
+    const char *name;
+    int64_t layers, H, K, D;
+} shape;
+
+static const shape shapes[] = { { "llama-1b", 16, 32, 8, 64 }, { "llama-8b", 8, 32, 8, 128 } };
+
+#define GRID(name_, b, x, l, g)                                                             \
+    {                                                                                       \
+        .name = name_, .bits = b, .axis = x, .levels = l, .group = g, .scale = LM_DTYPE_F16 \
+    }
+static const lm_kv_format formats[] = {
+    GRID("int8", 8, LM_KV_TOKEN, LM_KV_SYM, 0),
+    GRID("int4 32", 4, LM_KV_TOKEN, LM_KV_ASYM, 32),
+    GRID("int4", 4, LM_KV_TOKEN, LM_KV_ASYM, 0),
+    GRID("int2 32", 2, LM_KV_TOKEN, LM_KV_ASYM, 32),
+    GRID("int2", 2, LM_KV_TOKEN, LM_KV_ASYM, 0),
+    GRID("int4 ch.", 4, LM_KV_CHANNEL, LM_KV_ASYM, 128),
+    GRID("kivi keys", 2, LM_KV_CHANNEL, LM_KV_ASYM, 32),
+    { .name = "fp8",
+      .bits = 8,
+      .levels = LM_KV_FLOAT8,
+      .float8 = LM_DTYPE_F8E4M3,
+      .scale = LM_DTYPE_NONE,
+      .constant = 1 },
+};
+enum { N_FORMATS = sizeof formats / sizeof *formats };
+
+static lm_par *par;
+static bool quick;
+static lm_cpu_level level;
+
+static void die(const lm_err *e)
+{
+    fprintf(stderr, "bench_kv: %s: %s\n", e->where, e->what);
+    exit(1);
+}
+
+static lm_tensor made(lm_tensor t)
+{
+    lm_err e = { 0 };
+    if (lm_block_alloc(&t.data, lm_stored_bytes(&t), "a bench operand", &e))
+        die(&e);
+    memset(t.data, 0, lm_stored_bytes(&t));
+    return t;
+}
+
+static void drop(lm_tensor *t)
+{
+    lm_block_free(t->data, lm_stored_bytes(t));
+}
+
+/* Seconds for all layers: the caches are operands `first` and `first` + 1 of `where`. */
+static double seconds(const lm_kernel *k, lm_call *c, lm_tensor *where, int64_t layers,
+                      size_t bytes)
+{
+    double t[ROUNDS];
+    int rounds = quick ? 3 : ROUNDS;
+    char *data[2] = { where[0].data, where[1].data };
+    lm_err e = { 0 };
+    size_t work = k->work ? k->work(c, lm_par_threads(par)) : 0;
+    if (lm_block_alloc(&c->work, work + 64, "scratch", &e))
+        die(&e);
+    for (int i = 0; i < rounds; i++) {
+        double from = lm_now();
+        for (int64_t l = 0; l < layers; l++) {
+            where[0].data = data[0] + (size_t)l * bytes;
+            where[1].data = data[1] + (size_t)l * bytes;
+            k->run(c);
+        }
+        t[i] = lm_now() - from;
+    }
+    where[0].data = data[0];
+    where[1].data = data[1];
+    lm_block_free(c->work, work + 64);
+    return lm_median(t, rounds);
+}
+
+/* Numbers of the first page of the first head, repeated. */
+static void fill_pages(const lm_tensor *t)
+{
+    static float x[PAGE * 128];
+    size_t bytes = lm_kv_page_bytes(t->kv, PAGE, t->dim[3]);
+    lm_rng r = lm_rng_make(1, "bench kv", (uint64_t)t->kv->values);
+    for (int64_t i = 0; i < PAGE * t->dim[3]; i++)
+        x[i] = (float)lm_rng_normal(r, (uint64_t)i);
+    lm_kv_encode(t->kv, PAGE, t->dim[3], 0, x, t->dim[3], 0, PAGE, NULL, t->data);
+    for (int64_t p = 1; p < t->dim[0] * t->dim[1]; p++)
+        memcpy((char *)t->data + (size_t)p * bytes, t->data, bytes);
+}
+
+static double measure_plain(const shape *s, const lm_attention_attr *a, lm_tensor qkv)
+{
+    lm_tensor in[3] = { qkv, made(lm_shape1(LM_DTYPE_I32, 1)), made(lm_shape1(LM_DTYPE_I32, 1)) };
+    lm_tensor out[3] = { made(lm_shape2(LM_DTYPE_BF16, 1, s->H * s->D)) };
+    for (int i = 1; i < 3; i++) {
+        out[i] = made((lm_tensor){
+            .dtype = LM_DTYPE_BF16, .ndim = 4, .dim = { s->layers, s->K, TOKENS, s->D } });
+        uint16_t *x = out[i].data;
+        lm_rng r = lm_rng_make(2, "bench kv", (uint64_t)i);
+        for (int64_t k = 0; k < lm_tensor_count(&out[i]); k++)
+            x[k] = k < 65521 ? lm_f32_to_bf16((float)lm_rng_normal(r, (uint64_t)k)) : x[k - 65521];
+        out[i].dim[0] = 1;
+    }
+    *(int32_t *)in[1].data = TOKENS - 1;
+    *(int32_t *)in[2].data = 1;
+    lm_call c = { .attr = a, .in = in, .n_in = 3, .out = out, .n_out = 3, .par = par };
+    double t = seconds(lm_cpu_kernel("attention_cached", LM_DTYPE_BF16, level), &c, out + 1,
+                       s->layers, (size_t)(s->K * TOKENS * s->D) * 2);
+    double bytes = 4 * (double)(s->layers * s->K * TOKENS * s->D);
+    printf("%-9s %-10s %9.2f ms %6.1f GB/s\n", s->name, "bf16", t * 1e3, bytes / t * 1e-9);
+    for (int i = 1; i < 3; i++) {
+        drop(&in[i]);
+        out[i].dim[0] = s->layers;
+        drop(&out[i]);
+    }
+    drop(&out[0]);
+    return t;
+}
+
+static void measure_coded(const shape *s, const lm_attention_attr *a, lm_tensor qkv,
+                          const lm_kv_format *f, double plain)
+{
+    lm_kv_format kf = *f, vf = *f;
+    lm_kv_attr attr = { .attention = *a };
+    lm_tensor in[8] = {
+        qkv,   made(lm_shape1(LM_DTYPE_I32, 1)),       made(lm_shape1(LM_DTYPE_I32, 1)), { 0 },
+        { 0 }, made(lm_shape2(LM_DTYPE_I32, 1, PAGES))
+    };
+    lm_tensor out[1] = { made(lm_shape2(LM_DTYPE_BF16, 1, s->H * s->D)) };
+    vf.values = true;
+    if (!strcmp(f->name, "kivi keys")) /* with values by token */
+        vf.axis = LM_KV_TOKEN;
+    for (int i = 0; i < 2; i++) {
+        in[6 + i] = made((lm_tensor){ .dtype = LM_DTYPE_BF16,
+                                      .ndim = 4,
+                                      .dim = { s->layers * PAGES, s->K, PAGE, s->D },
+                                      .kv = i ? &vf : &kf });
+        fill_pages(&in[6 + i]);
+    }
+    *(int32_t *)in[1].data = TOKENS;
+    *(int32_t *)in[2].data = 1;
+    for (int i = 0; i < PAGES; i++)
+        ((int32_t *)in[5].data)[i] = i;
+    lm_call c = { .attr = &attr, .in = in, .n_in = 8, .out = out, .n_out = 1, .par = par };
+    size_t bytes = lm_stored_bytes(&in[6]) / (size_t)s->layers;
+    in[6].dim[0] = in[7].dim[0] = PAGES;
+    double t =
+        seconds(lm_cpu_kernel("kv_attention", LM_DTYPE_BF16, level), &c, in + 6, s->layers, bytes);
+    printf("%-9s %-10s %9.2f ms %6.1f GB/s %6.2f times bf16\n", s->name, f->name, t * 1e3,
+           2 * (double)bytes * (double)s->layers / t * 1e-9, plain / t);
+    for (int i = 0; i < 2; i++) {
+        in[6 + i].dim[0] = s->layers * PAGES;
+        drop(&in[6 + i]);
+    }
+    drop(&in[1]);
+    drop(&in[2]);
+    drop(&in[5]);
+    drop(&out[0]);
+}
+
+static void measure(const shape *s)
+{
+    lm_attention_attr a = { .batch = 1,
+                            .seq = 1,
+                            .heads = s->H,
+                            .kv_heads = s->K,
+                            .head_dim = s->D,
+                            .causal = true,
+                            .scale = 1 / sqrt((double)s->D) };
+    lm_tensor qkv = made(lm_shape2(LM_DTYPE_BF16, 1, (s->H + 2 * s->K) * s->D));
+    for (int64_t i = 0; i < lm_tensor_count(&qkv); i++)
+        lm_set(LM_DTYPE_BF16, qkv.data, i, lm_rng_normal(lm_rng_make(3, "q", 0), (uint64_t)i));
+    double plain = measure_plain(s, &a, qkv);
+    for (int i = 0; i < N_FORMATS; i++)
+        measure_coded(s, &a, qkv, &formats[i], plain);
+    drop(&qkv);
+}
+
+static lm_cpu_level level_of(const char *name)
+{
+    for (int l = LM_CPU_REF; l < (int)lm_cpu_detect(); l++)
+        if (!strcmp(lm_cpu_level_name((lm_cpu_level)l), name))
+            return (lm_cpu_level)l;
+    return lm_cpu_detect();
+}
+
+int main(int argc, char **argv)
+{
+    lm_err e = { 0 };
+    int threads = 0;
+    const char *only = "";
+    level = lm_cpu_detect();
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--quick"))
+            quick = true;
+        else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
+            threads = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--level") && i + 1 < argc)
+            level = level_of(argv[++i]);
+        else
+            only = argv[i];
+    }
+    if (lm_par_new(&par, threads, &e))
+        die(&e);
+    printf("%s, %d threads, %s\n", lm_cpu_model(), lm_par_threads(par), lm_cpu_level_name(level));
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (!strncmp(shapes[i].name, only, strlen(only)))
+            measure(&shapes[i]);
+    lm_par_free(par);
+    return 0;
+}
