@@ -52,26 +52,32 @@ static int64_t find_item(const lm_kv_spec *s, int side, int64_t l, int64_t layer
     return -1;
 }
 
+static lm_code fail_item(const lm_kv_item *it, int side, lm_err *e)
+{
+    lm_buf text = { 0 };
+    if (!lm_kv_add_ranges(it, &text, e))
+        lm_fail(e, LM_EUSAGE, where, "the first item that names a layer counts",
+                "no %s are left for '%s'", side_name[side], text.data);
+    lm_buf_fini(&text);
+    return e->code;
+}
+
 /* An item whose layers all belong to earlier ones is a mistake. */
 static lm_code check_items(const lm_kv_spec *s, int64_t layers, lm_err *e)
 {
-    for (size_t i = 0; i < s->n_items; i++) {
+    bool counts[LM_KV_ITEMS][2] = { { false } };
+    for (size_t i = 0; i < s->n_items; i++)
         if (check_ranges(&s->item[i], layers, e))
             return e->code;
-        for (int k = 0; k < 2; k++) {
-            bool found = !s->item[i].side[k].method;
-            for (int64_t l = 0; l < layers && !found; l++)
-                found = find_item(s, k, l, layers) == (int64_t)i;
-            if (found)
-                continue;
-            lm_buf text = { 0 };
-            if (!lm_kv_add_ranges(&s->item[i], &text, e))
-                lm_fail(e, LM_EUSAGE, where, "the first item that names a layer counts",
-                        "no %s are left for '%s'", side_name[k], text.data);
-            lm_buf_fini(&text);
-            return e->code;
-        }
+    for (int64_t i = 0; i < 2 * layers && s->n_items; i++) {
+        int64_t item = find_item(s, (int)(i % 2), i / 2, layers);
+        if (item >= 0)
+            counts[item][i % 2] = true;
     }
+    for (size_t i = 0; i < s->n_items; i++)
+        for (int k = 0; k < 2; k++)
+            if (s->item[i].side[k].method && !counts[i][k])
+                return fail_item(&s->item[i], k, e);
     return LM_OK;
 }
 
