@@ -195,26 +195,33 @@ static void test_rate(void **state)
     assert_true(lm_kv_stream_rate(t, 7) == 2);
 }
 
+static uint64_t draw_seed, draws;
+
+/* 0 .. n - 1 */
+static uint64_t draw(uint64_t n)
+{
+    return (lm_rng_u64(lm_rng_make(draw_seed, "offers", 0), draws++) >> 20) % n;
+}
+
 /* 20,000 random offers: the choice is present; nothing better is feasible; if the choice is not
  * feasible nothing is, and it is the fastest. */
 static void check_choice(uint64_t seed)
 {
-    uint64_t at = 0, size[8 * 5] = { 0 };
+    uint64_t size[8 * 5] = { 0 };
     int64_t count[8];
-#define DRAW(n) (lm_rng_u64(lm_rng_make(seed, "offers", 0), at++) >> 20) % (n)
-    lm_kv_offer o = { .chunks = 1 + (int64_t)(DRAW(8)), .levels = 1 + (int)(DRAW(5)) };
-    unsigned present = 1 + (unsigned)(DRAW((1u << o.levels) - 1));
+    draw_seed = seed, draws = 0;
+    lm_kv_offer o = { .chunks = 1 + (int64_t)(draw(8)), .levels = 1 + (int)(draw(5)) };
+    unsigned present = 1 + (unsigned)(draw((1u << o.levels) - 1));
     for (int64_t c = 0; c < o.chunks; c++) {
-        count[c] = (int64_t)(DRAW(300));
+        count[c] = (int64_t)(draw(300));
         for (int l = 0; l < o.levels; l++)
-            size[c * o.levels + l] = present >> l & 1 ? 1 + DRAW(1000) : 0;
+            size[c * o.levels + l] = present >> l & 1 ? 1 + draw(1000) : 0;
     }
-    o.bytes = size, o.rows = count, o.compute = DRAW(2), o.row_seconds = (double)(DRAW(100)) / 5000;
-    o.rows_behind = (int64_t)(DRAW(100)), o.deadline = (double)(DRAW(400)) / 20;
-    lm_kv_transfer done = { 1 + (double)(DRAW(500)), 1 };
-    double rate = done.bytes, now = (double)(DRAW(100)) / 20, left = o.deadline - now;
-    int64_t next = (int64_t)(DRAW((uint64_t)o.chunks));
-#undef DRAW
+    o.bytes = size, o.rows = count, o.compute = draw(2), o.row_seconds = (double)(draw(100)) / 5000;
+    o.rows_behind = (int64_t)(draw(100)), o.deadline = (double)(draw(400)) / 20;
+    lm_kv_transfer done = { 1 + (double)(draw(500)), 1 };
+    double rate = done.bytes, now = (double)(draw(100)) / 20, left = o.deadline - now;
+    int64_t next = (int64_t)(draw((uint64_t)o.chunks));
     int how = lm_kv_stream_choose(&o, next, now, &done, 1);
     double mine = lm_kv_stream_seconds(&o, next, how, rate);
     assert_true(how == LM_KV_COMPUTE ? o.compute
