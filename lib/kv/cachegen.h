@@ -29,8 +29,7 @@
  *        a byte, the lowest first, bit 7: more follow
  * A chunk:
  *   1. u32 tokens, then u32 bytes of each part's stream
- *   2. the streams: u16 scale of each token (BF16 bits), then the codes as kernels/rans.h defines
- * Private to lib/kv. */
+ *   2. the streams: u16 scale of each token (BF16 bits), then the codes as kernels/rans.h defines */
 #ifndef LM_KV_CACHEGEN_H
 #define LM_KV_CACHEGEN_H
 

@@ -16,7 +16,7 @@
  *
  * Every byte of a file that is used has been checked: headers when it is opened, before memory for rows is
  * allocated; checksums, ids, positions and numbers when they are read.  Rows are whole only after
- * lm_kv_file_read has succeeded.  Private to lib/kv. */
+ * lm_kv_file_read has succeeded. */
 #ifndef LM_KV_FILE_H
 #define LM_KV_FILE_H
 

@@ -6,8 +6,7 @@
  * by computing its rows from the prompt's tokens, which is exact.  As in CacheGen (arXiv:2310.07240,
  * section 5.3) a choice is feasible if all chunks that are left, taken alike, arrive in the time that is
  * left at the bandwidth measured last; the first feasible one in the order of quality is chosen.  The
- * choice is made again for every chunk, so a change of bandwidth is answered within one chunk.
- * Private to lib/kv. */
+ * choice is made again for every chunk, so a change of bandwidth is answered within one chunk. */
 #ifndef LM_KV_STREAM_H
 #define LM_KV_STREAM_H
 

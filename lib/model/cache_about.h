@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cache_about.h -- what a cache file (kv/file.h) says about the model whose cache it holds.
+ * Private to lib/model. */
+#ifndef LM_MODEL_CACHE_ABOUT_H
+#define LM_MODEL_CACHE_ABOUT_H
+
+#include "base/buf.h"
+#include "kv/file.h"
+#include "model/config.h"
+
+/* Owns what `about` points to; `tokens` and `history` are the caller's. */
+typedef struct {
+    lm_kv_about about;
+    char weights[33];
+    lm_buf rope;
+    int64_t *kv_heads, *head_dim;
+} lm_cache_about;
+
+/* Fill *out for caches of `c` in the type `act` whose rotary tables have `positions` rows (the context);
+ * `weights`: lm_model_source_weights_digest.  Release with lm_cache_about_fini, also after a failure. */
+lm_code lm_cache_about_model(const lm_config *c, const uint8_t weights[16], int64_t positions,
+                             lm_dtype act, lm_cache_about *out, lm_err *e);
+void lm_cache_about_fini(lm_cache_about *a);
+
+/* Append the rotary settings as JSON text: {"tables":[{"type":..., ...}],"layers":[table of each layer]},
+ * with every number that determines the angles, and no other.  Equal texts: equal keys.  Tables of the
+ * dynamic type depend on the number of positions beyond the trained ones.  Learned positions: "{}". */
+lm_code lm_rope_text(const lm_config *c, int64_t positions, lm_buf *out, lm_err *e);
+
+#endif
