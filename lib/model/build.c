@@ -148,24 +148,35 @@ lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)
     return append(b, &lm_op_rope, &attr, in);
 }
 
+/* Declare the cache `word` of a layer; LM_NONE after a failure. */
+static lm_vid cache_of(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
+                       lm_tensor shape)
+{
+    lm_model *m = b->m;
+    lm_cache_state made = { .value = LM_NONE, .kind = kind, .layer = layer, .paged = true };
+    char name[64];
+    snprintf(name, sizeof name, "layers.%d.%s", (int)layer, word);
+    if (!lm_b_ok(b) ||
+        lm_grow(&m->cache, &b->cap_caches, (size_t)m->n_caches + 1, sizeof *m->cache, "caches",
+                b->e) ||
+        lm_graph_value(m->graph, LM_ROLE_STATE, shape, name, &made.value, b->e))
+        return LM_NONE;
+    m->cache[m->n_caches++] = made;
+    return made.value;
+}
+
 static lm_vid cached_attention(lm_builder *b, lm_vid qkv, int64_t layer,
                                const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
-    lm_tensor cache = { .dtype = LM_DTYPE_F32,
+    lm_tensor shape = { .dtype = LM_DTYPE_F32,
                         .ndim = 4,
                         .dim = { attr->batch, attr->kv_heads, m->build.cache, attr->head_dim } };
-    char name[64];
-    snprintf(name, sizeof name, "layers.%d.keys", (int)layer);
-    if (!lm_b_ok(b) ||
-        lm_graph_value(m->graph, LM_ROLE_STATE, cache, name, &m->kcache[layer], b->e))
-        return LM_NONE;
-    snprintf(name, sizeof name, "layers.%d.values", (int)layer);
-    if (lm_graph_value(m->graph, LM_ROLE_STATE, cache, name, &m->vcache[layer], b->e))
-        return LM_NONE;
+    lm_vid keys = cache_of(b, layer, LM_CACHE_KEYS, "keys", shape);
+    lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", shape);
     lm_vid in[6] = { qkv, m->used, m->fresh, LM_NONE, LM_NONE, LM_NONE };
-    lm_vid out[4] = { LM_NONE, m->kcache[layer], m->vcache[layer], LM_SKIP };
-    if (lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
+    lm_vid out[4] = { LM_NONE, keys, values, LM_SKIP };
+    if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
         return LM_NONE;
     return out[0];
 }

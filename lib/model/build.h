@@ -11,7 +11,7 @@ typedef struct {
     lm_model *m;
     lm_arena *arena; /* owned by the model */
     lm_err *e;
-    size_t cap_params, cap_slices;
+    size_t cap_params, cap_slices, cap_caches;
     int64_t site; /* counts dropout sites */
 } lm_builder;
 

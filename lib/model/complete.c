@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/stop.h"
-#include "model/sample.h"
+#include "model/complete_text.h"
 
 enum {
     AHEAD = 8
@@ -15,9 +15,9 @@ enum {
 
 typedef struct {
     lm_generator *g;
-    const lm_tokenizer *tok;
     const lm_complete_opts *o;
     const lm_complete_hooks *h;
+    lm_text_rules rules;
     lm_complete_stats *st;
     lm_completion *ring; /* number i lives in ring[i % size] */
     int64_t size, head, tail;
@@ -27,126 +27,29 @@ typedef struct {
     lm_completion **slot; /* NULL: free */
     int32_t *next;
     double *u; /* the draw of each slot */
-    size_t longest_stop;
     bool ended;
 } run;
 
-/* Number of bytes at the end of the text that may become a stop string. */
-static size_t held_back(const run *r, const lm_buf *text)
-{
-    size_t most = 0;
-    for (int i = 0; i < r->o->n_stop; i++) {
-        size_t n = strlen(r->o->stop[i]);
-        for (size_t k = n - 1 < text->len ? n - 1 : text->len; k > most; k--)
-            if (!memcmp(text->data + text->len - k, r->o->stop[i], k))
-                most = k;
-    }
-    return most;
-}
-
-/* The first stop string in text from byte `from` on: cut the text there. */
-static bool cut_at_stop(const run *r, lm_buf *text, size_t from)
-{
-    char *first = NULL;
-    for (int i = 0; i < r->o->n_stop && text->len > from; i++) {
-        char *p = memmem(text->data + from, text->len - from, r->o->stop[i], strlen(r->o->stop[i]));
-        if (p && (!first || p < first))
-            first = p;
-    }
-    if (!first)
-        return false;
-    *first = 0;
-    text->len = (size_t)(first - text->data);
-    return true;
-}
-
-static lm_code finish_text(run *r, lm_completion *c, const char *why, size_t before, lm_err *e)
-{
-    c->finish = why;
-    r->slot[c->slot] = NULL;
-    r->next[c->slot] = -1;
-    if (lm_tok_stream_end(&c->stream, r->tok, r->o->skip_special, &c->text, e))
-        return e->code;
-    cut_at_stop(r, &c->text, before > r->longest_stop ? before - r->longest_stop : 0);
-    c->safe = c->text.len;
-    return LM_OK;
-}
-
-static double draw_for(const run *r, const lm_completion *c)
-{
-    return lm_sample_draw(r->o->seed, c->index, c->sample, (int64_t)(c->ids.n - c->n_prompt));
-}
-
-static bool ends_text(const run *r, int32_t id)
-{
-    for (int i = 0; i < r->o->n_eos; i++)
-        if (r->o->eos[i] == id)
-            return true;
-    return false;
-}
-
-/* Append the token `id` to c, and end c if it is the last one.  logprob: of this token; NULL: not
- * requested. */
+/* Append the token `id` to c, whose slot is free if it is the last one. */
 static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *logprob, lm_err *e)
 {
-    size_t made = c->ids.n - c->n_prompt, before = c->text.len;
-    if (id < 0)
-        return lm_fail(e, LM_ENUMERIC, "logits", "find the weights that are not finite",
-                       "not a number behind token %zu of text %lld", c->ids.n,
-                       (long long)c->index + 1);
-    c->ids.v[c->ids.n++] = (uint32_t)id; /* reserved by make_room() */
-    if (logprob)
-        c->logprob[made] = (float)*logprob;
-    made++;
-    r->st->new_tokens++;
-    r->next[c->slot] = id;
-    if (ends_text(r, id))
-        return finish_text(r, c, "stop", before, e);
-    if (lm_tok_stream_push(&c->stream, r->tok, (uint32_t)id, r->o->skip_special, &c->text, e))
+    if (lm_completion_take(&r->rules, c, id, logprob, e))
         return e->code;
-    if (cut_at_stop(r, &c->text, before > r->longest_stop ? before - r->longest_stop : 0)) {
-        size_t end = c->text.len;
-        lm_code rc = finish_text(r, c, "stop", before, e);
-        c->text.len = c->safe = end; /* the pending bytes follow the stop string */
-        return rc;
-    }
-    c->safe = c->text.len - held_back(r, &c->text);
-    if ((int64_t)made >= c->max_new)
-        return finish_text(r, c, "length", before, e);
-    if ((int64_t)c->ids.n > lm_generator_context(r->g))
-        return finish_text(r, c, "context", before, e);
+    r->st->new_tokens++;
+    r->next[c->slot] = c->finish ? -1 : id;
+    if (c->finish)
+        r->slot[c->slot] = NULL;
     return LM_OK;
 }
 
 /* ---- prompts and their samples ---- */
-
-/* Reserve memory for the longest answer of c. */
-static lm_code make_room(const run *r, lm_completion *c, lm_err *e)
-{
-    int64_t room = lm_generator_context(r->g) - (int64_t)c->ids.n + 1;
-    size_t most = (size_t)(c->max_new < room ? c->max_new : room < 1 ? 1 : room);
-    c->n_prompt = c->ids.n;
-    if (lm_grow(&c->ids.v, &c->ids.cap, c->ids.n + most + 1, sizeof *c->ids.v, "tokens", e) ||
-        lm_buf_room(&c->text, 8 * most, e) ||
-        (r->o->logprobs && lm_grow(&c->logprob, &c->cap_logprob, most + 1, sizeof *c->logprob,
-                                   "log-probabilities", e)))
-        return e->code;
-    return LM_OK;
-}
-
-static void clear(lm_completion *c)
-{
-    c->ids.n = c->text.len = c->prompt.len = c->safe = 0;
-    c->finish = NULL;
-    c->failed = false;
-}
 
 /* Read the next prompt to r->asked; a failed one goes to the ring at once. */
 static lm_code take_prompt(run *r, lm_err *e)
 {
     lm_completion *c = &r->asked;
     bool got = true;
-    clear(c);
+    lm_completion_clear(c);
     if (r->h->next(r->h->ctx, c, &got, e))
         return e->code;
     r->ended = !got;
@@ -159,7 +62,7 @@ static lm_code take_prompt(run *r, lm_err *e)
         return LM_OK;
     }
     lm_completion *place = &r->ring[r->tail++ % r->size];
-    clear(place);
+    lm_completion_clear(place);
     place->index = c->index;
     place->failed = true;
     place->finish = "error";
@@ -171,7 +74,7 @@ static lm_code begin_sample(run *r, int64_t slot, lm_completion **out, lm_err *e
 {
     const lm_completion *a = &r->asked;
     lm_completion *c = &r->ring[r->tail % r->size];
-    clear(c);
+    lm_completion_clear(c);
     c->index = a->index;
     c->sample = r->sample;
     c->max_new = a->max_new;
@@ -181,7 +84,7 @@ static lm_code begin_sample(run *r, int64_t slot, lm_completion **out, lm_err *e
         return e->code;
     memcpy(c->ids.v, a->ids.v, a->ids.n * sizeof *c->ids.v);
     c->ids.n = a->ids.n;
-    if (make_room(r, c, e))
+    if (lm_completion_reserve(&r->rules, c, e))
         return e->code;
     r->tail++;
     r->sample++;
@@ -219,7 +122,7 @@ static lm_code begin_samples(run *r, lm_err *e)
         int64_t slot = first ? at : free_slot(r);
         if (begin_sample(r, slot, &c, e) || lm_generator_copy(r->g, at, slot, e))
             return e->code;
-        r->u[at] = draw_for(r, c);
+        r->u[at] = lm_completion_draw(&r->rules, c);
         if (lm_generator_choose(r->g, &r->o->sample, r->u, &ids, r->o->logprobs ? &logprob : NULL,
                                 e))
             return e->code;
@@ -290,7 +193,7 @@ static lm_code step(run *r, lm_err *e)
         return e->code;
     for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
         if (r->slot[s])
-            r->u[s] = draw_for(r, r->slot[s]);
+            r->u[s] = lm_completion_draw(&r->rules, r->slot[s]);
     if (lm_generator_next(r->g, r->next, &r->o->sample, r->u, &ids,
                           r->o->logprobs ? &logprob : NULL, e))
         return e->code;
@@ -324,23 +227,12 @@ static lm_code loop(run *r, lm_err *e)
     return LM_OK;
 }
 
-static void completion_fini(lm_completion *c)
-{
-    lm_ids_fini(&c->ids);
-    lm_buf_fini(&c->text);
-    lm_buf_fini(&c->prompt);
-    lm_tok_stream_fini(&c->stream);
-    lm_free(c->logprob);
-}
-
 lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_complete_opts *o,
                         const lm_complete_hooks *h, lm_complete_stats *st, lm_err *e)
 {
     int64_t batch = lm_generator_batch(g);
-    run r = { .g = g, .tok = tok, .o = o, .h = h, .st = st, .size = AHEAD * batch };
-    for (int i = 0; i < o->n_stop; i++)
-        if (strlen(o->stop[i]) > r.longest_stop)
-            r.longest_stop = strlen(o->stop[i]);
+    run r = { .g = g, .o = o, .h = h, .st = st, .size = AHEAD * batch };
+    r.rules = lm_text_rules_of(tok, o, lm_generator_context(g));
     lm_code rc = lm_alloc_n(&r.ring, (size_t)r.size, sizeof *r.ring, "completions", e);
     if (!rc)
         rc = lm_alloc_n(&r.slot, (size_t)batch, sizeof *r.slot, "slots", e);
@@ -353,8 +245,8 @@ lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_compl
     if (!rc)
         rc = loop(&r, e);
     for (int64_t i = 0; r.ring && i < r.size; i++)
-        completion_fini(&r.ring[i]);
-    completion_fini(&r.asked);
+        lm_completion_fini(&r.ring[i]);
+    lm_completion_fini(&r.asked);
     lm_free(r.ring);
     lm_free(r.slot);
     lm_free(r.next);

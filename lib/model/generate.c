@@ -56,11 +56,9 @@ static void close_graph(row_graph *s)
 /* Bind the caches from `slot` on to the graph. */
 static void bind_caches(const lm_generator *g, const row_graph *s, int64_t slot)
 {
-    for (int64_t l = 0; l < s->m->config.layers; l++) {
-        const layer_cache *y = &g->layer[l];
-        char *first = g->cache + (size_t)slot * y->slot_bytes;
-        lm_exec_bind(s->x, s->m->kcache[l], first + y->keys);
-        lm_exec_bind(s->x, s->m->vcache[l], first + y->values);
+    for (int i = 0; i < s->m->n_caches; i++) {
+        const slot_cache *y = &g->caches[i];
+        lm_exec_bind(s->x, s->m->cache[i].value, g->cache + y->at + (size_t)slot * y->slot_bytes);
     }
 }
 
@@ -89,23 +87,22 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
                    lm_show_bytes((double)all, t));
 }
 
-/* Count the caches of a layer from *at on. */
-static lm_code place_layer(const lm_generator *g, lm_vid keys, layer_cache *y, size_t *at,
-                           lm_err *e)
+/* Count the cache of all slots from *at on. */
+static lm_code place_cache(const lm_generator *g, const lm_cache_state *c, slot_cache *y,
+                           size_t *at, lm_err *e)
 {
-    const lm_tensor *t = &generator_model(g)->graph->value[keys].t; /* [B, heads, context, width] */
+    const lm_tensor *t =
+        &generator_model(g)->graph->value[c->value].t; /* [B, heads, context, width] */
     lm_tensor_size slot;
-    size_t half;
+    size_t all;
 
     if (lm_tensor_bytes(lm_format_of_dtype(t->dtype), t->ndim - 1, t->dim + 1, &slot, e))
         return e->code;
-    *y = (layer_cache){ .keys = *at,
-                        .slot_bytes = slot.all,
-                        .row_bytes = (size_t)t->dim[3] * lm_dtype_size(t->dtype),
-                        .heads = t->dim[1] };
-    if (!lm_mul_ok(slot.all, (size_t)g->batch, &half) ||
-        __builtin_add_overflow(*at, half, &y->values) ||
-        __builtin_add_overflow(y->values, half, at))
+    *y = (slot_cache){ .at = *at,
+                       .slot_bytes = slot.all,
+                       .row_bytes = (size_t)t->dim[3] * lm_dtype_size(t->dtype),
+                       .heads = t->dim[1] };
+    if (!lm_mul_ok(slot.all, (size_t)g->batch, &all) || __builtin_add_overflow(*at, all, at))
         return lm_fail(e, LM_ELIMIT, "caches", NULL, "their size cannot be counted");
     return LM_OK;
 }
@@ -113,10 +110,10 @@ static lm_code place_layer(const lm_generator *g, lm_vid keys, layer_cache *y, s
 static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
 {
     const lm_model *m = generator_model(g);
-    if (lm_alloc_n(&g->layer, (size_t)m->config.layers, sizeof *g->layer, "caches", e))
+    if (lm_alloc_n(&g->caches, (size_t)m->n_caches, sizeof *g->caches, "caches", e))
         return e->code;
-    for (int64_t l = 0; l < m->config.layers; l++)
-        if (place_layer(g, m->kcache[l], &g->layer[l], &g->cache_bytes, e))
+    for (int i = 0; i < m->n_caches; i++)
+        if (place_cache(g, &m->cache[i], &g->caches[i], &g->cache_bytes, e))
             return e->code;
     if (check_room(g, loaded, e))
         return e->code;
@@ -201,7 +198,7 @@ void lm_generator_free(lm_generator *g)
     if (g->cache)
         g->b->free(g->b, g->cache, g->cache_bytes);
     generator_drop_chooser(g);
-    lm_free(g->layer);
+    lm_free(g->caches);
     lm_free(g->used);
     lm_rotary_fini(&g->rope);
     lm_free(g);
@@ -290,13 +287,14 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot)
     return g->used[slot];
 }
 
-/* Of a sequence of n tokens in layer l: keys and values within the window. */
-static double cache_bytes_read(const lm_generator *g, int64_t l, int64_t n)
+/* Of a sequence of n tokens in cache i: the rows within the window of its layer. */
+static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
 {
-    int64_t window = generator_model(g)->config.layer[l].window;
-    const layer_cache *y = &g->layer[l];
+    const lm_model *m = generator_model(g);
+    int64_t window = m->config.layer[m->cache[i].layer].window;
+    const slot_cache *y = &g->caches[i];
 
-    return 2.0 * (double)y->row_bytes * (double)y->heads *
+    return (double)y->row_bytes * (double)y->heads *
            (double)(window > 0 && window < n ? window : n);
 }
 
@@ -312,9 +310,9 @@ double lm_generator_step_bytes(const lm_generator *g)
     int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->ropes ? 0 : c->max_positions);
     double whole = (double)lm_stored_bytes(&m->graph->value[m->param[0].value].t);
     bytes -= whole * (double)looked_up / (double)c->vocab;
-    for (int64_t l = 0; l < c->layers; l++)
+    for (int k = 0; k < m->n_caches; k++)
         for (int64_t i = 0; i < g->batch; i++)
-            bytes += cache_bytes_read(g, l, g->used[i]);
+            bytes += cache_bytes_read(g, k, g->used[i]);
     return bytes;
 }
 

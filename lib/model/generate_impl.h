@@ -44,12 +44,12 @@ typedef struct {
     bool logprob; /* true: log-probabilities are requested too */
 } lm_choice;
 
-/* The caches of a layer in the generator's memory: keys of all slots, values of all slots. */
+/* A cache of the model in the generator's memory: those of all slots. */
 typedef struct {
-    size_t keys, values;          /* offsets of the first slot */
+    size_t at;                    /* offset of the first slot */
     size_t slot_bytes, row_bytes; /* of a slot; of a head's row */
     int64_t heads;
-} layer_cache;
+} slot_cache;
 
 struct lm_generator {
     lm_backend *b;
@@ -60,7 +60,7 @@ struct lm_generator {
     int64_t *used; /* of each slot */
     char *cache;
     size_t cache_bytes;
-    layer_cache *layer; /* [layers] */
+    slot_cache *caches; /* as lm_model.cache */
     lm_rotary rope;
     chooser choice;
     lm_choice chosen;

@@ -145,12 +145,12 @@ lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_
 /* ---- slots ---- */
 
 /* Copy the filled rows of each head. */
-static lm_code copy_slot(const lm_generator *g, const layer_cache *y, char *cache, int64_t from,
-                         int64_t to, lm_err *e)
+static lm_code copy_slot(const lm_generator *g, const slot_cache *y, int64_t from, int64_t to,
+                         lm_err *e)
 {
     size_t head = (size_t)g->context * y->row_bytes, bytes = (size_t)g->used[from] * y->row_bytes;
     for (int64_t h = 0; bytes && h < y->heads; h++) {
-        char *at = cache + (size_t)h * head;
+        char *at = g->cache + y->at + (size_t)h * head;
         if (g->b->copy(g->b, at + (size_t)to * y->slot_bytes, at + (size_t)from * y->slot_bytes,
                        bytes, g->b->main, e))
             return e->code;
@@ -165,12 +165,9 @@ lm_code lm_generator_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
         return LM_OK;
     if (generator_wait_for_last(g, e))
         return e->code;
-    for (int64_t l = 0; l < generator_model(g)->config.layers; l++) {
-        const layer_cache *y = &g->layer[l];
-        if (copy_slot(g, y, g->cache + y->keys, from, to, e) ||
-            copy_slot(g, y, g->cache + y->values, from, to, e))
+    for (int i = 0; i < generator_model(g)->n_caches; i++)
+        if (copy_slot(g, &g->caches[i], from, to, e))
             return e->code;
-    }
     memcpy(seen + to * g->context, seen + from * g->context, (size_t)g->used[from] * sizeof *seen);
     g->used[to] = g->used[from];
     g->choice.sent[to] = 0;

@@ -162,14 +162,8 @@ static lm_code join_operators(lm_model *m, lm_err *e)
 
 static lm_code build(lm_model *m, lm_err *e)
 {
-    const lm_config *c = &m->config;
     lm_builder b = { .m = m, .arena = m->graph->arena, .e = e };
-    size_t layers = (size_t)c->layers;
     if (make_inputs(m, e))
-        return e->code;
-    if (m->build.mode == LM_MODE_GENERATE &&
-        (lm_alloc_n(&m->kcache, layers, sizeof *m->kcache, "caches", e) ||
-         lm_alloc_n(&m->vcache, layers, sizeof *m->vcache, "caches", e)))
         return e->code;
     lm_build_decoder(&b);
     if (!lm_b_ok(&b) || lm_b_place(&b) || lm_pass_precision(m->graph, &m->build.precision, e))
@@ -220,8 +214,7 @@ void lm_model_free(lm_model *m)
     lm_free(m->param);
     lm_free(m->slice);
     lm_free(m->index);
-    lm_free(m->kcache);
-    lm_free(m->vcache);
+    lm_free(m->cache);
     lm_free(m->grad);
     lm_free(m);
 }

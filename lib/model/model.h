@@ -72,6 +72,21 @@ typedef struct {
     lm_space codes_space;
 } lm_build;
 
+/* What a cache keeps of the tokens so far.  The kinds behind values are for layers that keep something else. */
+typedef enum {
+    LM_CACHE_KEYS,   /* a row of D numbers for each position and head */
+    LM_CACHE_VALUES, /* the same */
+} lm_cache_kind;
+
+/* A STATE value that the tokens of a sequence fill. */
+typedef struct {
+    lm_vid value;
+    lm_cache_kind kind;
+    int64_t layer;
+    bool
+        paged; /* a row for each position: [B,K,S,D], or pages of S positions [G,K,S,D]; false: a fixed size, [B,...] */
+} lm_cache_state;
+
 typedef struct {
     lm_graph *graph;
     lm_config config; /* borrowed pointers inside */
@@ -93,10 +108,11 @@ typedef struct {
                  which T = 1 does not ask */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
-    lm_vid *kcache, *vcache; /* GENERATE: STATE [B,K,S,D] of each layer */
-    lm_vid loss;             /* F32 [N] */
-    lm_vid logits;           /* GENERATE: F32 [B,V] */
-    lm_vid *grad;            /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
+    lm_cache_state *cache; /* GENERATE: in the order of layers */
+    int n_caches;
+    lm_vid loss;   /* F32 [N] */
+    lm_vid logits; /* GENERATE: F32 [B,V] */
+    lm_vid *grad;  /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
 } lm_model;
 
 /* Build the graph of `c`: including all passes that the options require.  The config must outlive

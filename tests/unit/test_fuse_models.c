@@ -345,10 +345,10 @@ static float *speak(const lm_config *c, lm_dtype low, joins j)
         check_rules(r[k].model->graph);
         block = k ? block : random_block(r[k].model);
         runner_weights(&r[k], block);
-        for (int64_t l = 0; k && l < c->layers; l++) { /* both read and write the same caches */
-            lm_exec_bind(r[1].exec, r[1].model->kcache[l], r[0].mem[r[0].model->kcache[l]]);
-            lm_exec_bind(r[1].exec, r[1].model->vcache[l], r[0].mem[r[0].model->vcache[l]]);
-        }
+        for (int i = 0; k && i < r[1].model->n_caches;
+             i++) /* both read and write the same caches */
+            lm_exec_bind(r[1].exec, r[1].model->cache[i].value,
+                         r[0].mem[r[0].model->cache[i].value]);
     }
     for (int step = 0; step < STEPS; step++) {
         runner *now = &r[step > 0];

@@ -388,9 +388,11 @@ static void check_cached(const lm_config *c, lm_dtype low, int level, const char
     float *block = random_block(pre.model);
     runner_weights(&pre, block);
     runner_weights(&dec, block);
-    for (int64_t l = 0; l < c->layers; l++) { /* both read and write the same caches */
-        lm_exec_bind(dec.exec, dec.model->kcache[l], pre.mem[pre.model->kcache[l]]);
-        lm_exec_bind(dec.exec, dec.model->vcache[l], pre.mem[pre.model->vcache[l]]);
+    assert_int_equal(dec.model->n_caches, 2 * c->layers);
+    for (int i = 0; i < dec.model->n_caches; i++) { /* both read and write the same caches */
+        assert_int_equal(dec.model->cache[i].layer, i / 2);
+        assert_int_equal(dec.model->cache[i].kind, i % 2 ? LM_CACHE_VALUES : LM_CACHE_KEYS);
+        lm_exec_bind(dec.exec, dec.model->cache[i].value, pre.mem[pre.model->cache[i].value]);
     }
     for (int s = 0; s < B; s++) {
         for (int t = 0; t < ALL; t++)
