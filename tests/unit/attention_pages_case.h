@@ -193,7 +193,7 @@ static inline void tell_even(telling *t, int64_t seq)
 }
 
 /* Tell the whole story in steps that random numbers draw: of each sequence so many rows, and none now and then.  A
- * sequence is a prompt but for its last `tokens` rows, which come one a step.  whole: the prompt at once. */
+ * sequence is a prompt except for its last `tokens` rows, which come one a step.  whole: the prompt at once. */
 static inline void tell_all(telling *t, int64_t tokens, uint64_t seed, bool whole)
 {
     for (uint64_t step = 0;; step++) {
