@@ -6,10 +6,11 @@
 
 enum { ALL = 1 << LM_RANS_BITS };
 
-/* Change of the code length, in units of bits, per change of symbol's frequency f by `step`. */
+/* About the change of the code length, without a logarithm, when a symbol's frequency f becomes
+ * f + step. */
 static double cost(uint32_t count, int f, int step)
 {
-    return count * log2((double)f / (f + step));
+    return -step * (double)count / (f + 0.5 * step);
 }
 
 /* Add `step` to the frequency, of those that occur, where this lengthens the code least. */

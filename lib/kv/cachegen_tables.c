@@ -16,6 +16,7 @@ enum {
     SLOTS = 1 << LM_RANS_BITS,
     TABLE_BYTES = 2 + 3 * LM_RANS_SYMBOLS, /* most bytes of a table */
     HEAD_BYTES = 12,
+    PRODUCTS = 1024,
 };
 
 /* ---- A table in a file ---- */
@@ -78,13 +79,13 @@ static int by_entropy(const void *a, const void *b)
     return x->channel < y->channel ? -1 : 1;
 }
 
-/* Mean bits per symbol. */
-static double entropy_of(const uint32_t *count, int symbols)
+/* Mean bits per symbol; product[n] = n log2(n) for n < PRODUCTS. */
+static double entropy_of(const uint32_t *count, int symbols, const double *product)
 {
     double all = 0, sum = 0;
     for (int s = 0; s < symbols; s++) {
         all += count[s];
-        sum += count[s] ? count[s] * log2(count[s]) : 0;
+        sum += count[s] < PRODUCTS ? product[count[s]] : count[s] * log2(count[s]);
     }
     return all > 0 ? log2(all) - sum / all : 0;
 }
@@ -147,9 +148,11 @@ static lm_code fit_set(cachegen_tables *t, int set, const uint32_t *count, ranke
 {
     int64_t channels = cachegen_channels(&t->part), best = 1, worse = 0;
     int symbols = cachegen_table_symbols(t, set);
-    double least = INFINITY;
+    double least = INFINITY, product[PRODUCTS] = { 0 };
+    for (int n = 1; n < PRODUCTS; n++)
+        product[n] = n * log2(n);
     for (int64_t c = 0; c < channels; c++)
-        order[c] = (ranked){ entropy_of(count + c * symbols, symbols), c };
+        order[c] = (ranked){ entropy_of(count + c * symbols, symbols, product), c };
     qsort(order, (size_t)channels, sizeof *order, by_entropy);
     /* the cost has one minimum, but for noise */
     for (int64_t n = 1; worse < 3; n = 2 * n < channels ? 2 * n : channels) {
@@ -194,10 +197,10 @@ static void centre(cachegen_tables *t, uint32_t *count)
 {
     for (int64_t c = 0; c < cachegen_channels(&t->part); c++, count += CACHEGEN_ANCHORS) {
         uint32_t other[CACHEGEN_ANCHORS];
-        double all = 0, sum = 0;
-        for (int s = 0; s < CACHEGEN_ANCHORS; s++)
-            all += count[s], sum += (double)count[s] * s;
-        t->mean[c] = (uint8_t)(all > 0 ? floor(sum / all + 0.5) : CACHEGEN_MIDDLE);
+        uint64_t all = 0, sum = 0;
+        for (uint64_t s = 0; s < CACHEGEN_ANCHORS; s++)
+            all += count[s], sum += count[s] * s;
+        t->mean[c] = (uint8_t)(all ? (sum + all / 2) / all : CACHEGEN_MIDDLE);
         for (int s = 0; s < CACHEGEN_ANCHORS; s++)
             other[to_symbol((uint8_t)s, t->mean[c])] = count[s];
         memcpy(count, other, sizeof other);
