@@ -288,12 +288,14 @@ lm_code lm_cachegen_write(const lm_cachegen *g, lm_buf *out, lm_err *e)
 lm_code lm_cachegen_read(const lm_cachegen_part *part, int64_t parts, const void *bytes, size_t len,
                          lm_cachegen **out, lm_err *e)
 {
-    const uint8_t *list = bytes, *p = list + 4 + 4 * parts;
+    const uint8_t *list = bytes, *p = NULL;
     uint32_t head = 0;
     lm_code rc = make(part, parts, out, e);
     if (!rc && (!pieces_fit(list, len, parts, &head) || head != parts))
         rc = lm_fail(e, LM_EFORMAT, "", NULL, "damaged tables: they are not those of %lld parts",
                      (long long)parts);
+    if (!rc)
+        p = list + 4 + 4 * parts;
     for (int64_t i = 0; i < parts && !rc; i++) {
         size_t n = get32(list + 4 + 4 * i);
         rc = cachegen_tables_read(&(*out)->part[i], p, n, e);
@@ -393,7 +395,7 @@ lm_code lm_cachegen_decode(const lm_cachegen *g, const void *bytes, size_t len,
                            const lm_cachegen_rows *rows, int64_t c, lm_cpu_level cpu, lm_par *par,
                            lm_err *e)
 {
-    const uint8_t *list = bytes, *p = list + 4 + 4 * g->parts;
+    const uint8_t *list = bytes, *p = NULL;
     job j = { .g = (lm_cachegen *)g, .rows = rows, .kernels = lm_rans_at(cpu), .run = decode_part };
     uint32_t head = 0;
     lm_code rc = check_rows(rows, c, e);
@@ -403,6 +405,8 @@ lm_code lm_cachegen_decode(const lm_cachegen *g, const void *bytes, size_t len,
         rc = lm_fail(e, LM_EFORMAT, "", NULL,
                      "a damaged chunk: it has not %lld tokens of %lld parts", (long long)j.n,
                      (long long)g->parts);
+    if (!rc)
+        p = list + 4 + 4 * g->parts;
     rc = rc ? rc : lm_alloc_n(&j.src, (size_t)g->parts, sizeof *j.src, "decoding a cache", e);
     rc = rc ? rc : lm_alloc_n(&j.bytes, (size_t)g->parts, sizeof *j.bytes, "decoding a cache", e);
     for (int64_t i = 0; i < g->parts && !rc; i++) {
