@@ -63,6 +63,13 @@ static lm_code set_key(lm_optim_use *u, const lm_hyper_text *t, double lr, lm_er
                                     : lm_hyper_fail(o->hyper, where, o->name, " lr ema", t->key, e);
 }
 
+/* The bit of a key that set_key knows. */
+static uint64_t bit_of(const lm_optim *o, const char *key)
+{
+    int i = lm_hyper_find(o->hyper, key);
+    return (uint64_t)1 << (i >= 0 ? i + 2 : !strcmp(key, "lr"));
+}
+
 /* An optimiser that computes its own rates uses the run's schedule as a factor that starts at 1. */
 static lm_code finish(lm_optim_use *u, bool rate_given, double lr, lm_err *e)
 {
@@ -91,7 +98,7 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
 {
     char name[64];
     lm_hyper_text t;
-    bool rate_given = false;
+    uint64_t set = 0, bit;
     if (!lm_text_until(at, ":;", name, sizeof name) || !lm_optim_find(name))
         return fail_name(name, e);
     *u = lm_optim_default(lm_optim_find(name));
@@ -106,9 +113,12 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
         ++*at;
         if (lm_hyper_next(at, ";", where, u->optim->name, &t, e) || set_key(u, &t, p->lr, e))
             return e->code;
-        rate_given |= !strcmp(t.key, "lr");
+        if (set & (bit = bit_of(u->optim, t.key)))
+            return lm_fail(e, LM_EUSAGE, where, "keep one of them", "%s of %s is given twice",
+                           t.key, u->optim->name);
+        set |= bit;
     }
-    return finish(u, rate_given, p->lr, e);
+    return finish(u, set & bit_of(u->optim, "lr"), p->lr, e);
 }
 
 /* The rate of the entry that the text begins with; 0: no entry has that name. */

@@ -137,6 +137,8 @@ assert o["adamw"]["lr"] == 3e-4 and o["muon"]["lr"] == 0.02' || false
 		adamw;norm=q-galore:proj_bits=5>--optimizer: proj_bits of q-galore is 4 or 8
 		adamw;*norm*>'*norm*' names no tensors or no optimiser
 		adamw;*nrom*=sgd>no trainable tensor is left for '*nrom*'
+		adamw:beta1=0.8,beta1=0.9>beta1 of adamw is given twice: keep one of them
+		adamw;norm=sgd:lr=1,ema=0.9,lr=1>lr of sgd is given twice
 		adamw:lr=-1>lr of adamw is a number from 0 to 1000
 		adafactor:relative_step=on,lr=1>lr of adafactor follows from its keys: leave it out
 	END
