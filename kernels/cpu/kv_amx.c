@@ -7,7 +7,8 @@
  * the codes is subtracted as offset * sum of q; minima are added in F32.  A group that is not as wide as a tile has an A
  * operand with zeros beside it.
  *
- * Tables, FP8, second scales, outliers and blocks with plain tokens go through floats (kv_wide.h). */
+ * Tables and FP8 are multiplied as BF16 (kv_pairs.h).  Second scales, outliers and blocks with plain tokens go through
+ * floats (kv_wide.h). */
 #undef LM_SIMD
 #define LM_SIMD       amx
 #define LM_SIMD_LEVEL LM_CPU_AMX

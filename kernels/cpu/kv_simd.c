@@ -30,9 +30,10 @@ typedef struct {
     const lm_attention_attr *a;
     const kv_prepared *prep;
     int64_t group, ld, room, units, few,
-        most;                    /* few, most: rows of new tokens, of a prompt, of a sequence */
-    bool key_tiles, value_tiles; /* codes can be operands of tiles (kv_amx.c) */
-    float *partial;              /* [B*K][units][few*group][ld + PAD]: maximum, sum; values */
+        most; /* few, most: rows of new tokens, of a prompt, of a sequence */
+    bool key_tiles, value_tiles, key_pairs,
+        value_pairs; /* codes can be operands of tiles (kv_amx.c) */
+    float *partial;  /* [B*K][units][few*group][ld + PAD]: maximum, sum; values */
     char *scratch;
     size_t scratch_bytes;
 } kv_call;
@@ -43,6 +44,8 @@ typedef struct {
     float *kt, *v, *q, *s, *acc, *m, *l;
 #ifdef KV_TILES
     kv_planes keys, values;
+    kv_rows key_rows, value_rows;
+    uint16_t *pairs;
     kv_part *key_part, *value_part;
     float *of_token; /* scales and minima of 64 tokens by group, and a row of numbers */
     int32_t *product;
@@ -51,6 +54,8 @@ typedef struct {
 
 #ifdef KV_TILES
 static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w);
+static size_t pairs_scratch_of(const kv_call *k, char *at, kv_scratch *w);
+static bool kv_has_pairs(const lm_kv_format *f, int64_t T, int64_t D);
 #endif
 
 static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
@@ -67,6 +72,7 @@ static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
     }
 #ifdef KV_TILES
     bytes += tiles_scratch_of(k, at + bytes, w);
+    bytes += pairs_scratch_of(k, at + bytes, w);
 #endif
     return bytes;
 }
@@ -100,6 +106,8 @@ static kv_call kv_call_of(const lm_call *c)
 #ifdef KV_TILES
     k.key_tiles = kv_has_tiles(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
     k.value_tiles = kv_has_tiles(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
+    k.key_pairs = kv_has_pairs(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
+    k.value_pairs = kv_has_pairs(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
 #endif
     k.scratch_bytes = scratch_of(&k, NULL, &w);
     if (c->work) {
@@ -123,6 +131,11 @@ static char *prepare_side(const lm_tensor *t, kv_levels *l, char *room)
                       .bias = e4m3 ? 127 - 7 : 127 - 15,
                       .sixteen = t->kv->bits <= 4 };
     lm_kv_level_numbers(t->kv, l->level);
+    for (int i = 0; i < 128; i++) {
+        uint16_t bits = lm_f32_to_bf16(l->level[i]);
+        l->low[i] = (uint8_t)bits;
+        l->high[i] = (uint8_t)(bits >> 8);
+    }
     if (!t->kv->lower)
         return room;
     float *s = (float *)(void *)room, *m = s + n + 16;
@@ -182,7 +195,7 @@ LM_INLINE void load_values(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
 }
 
 #ifdef KV_TILES
-#include "kernels/cpu/kv_tile_blocks.h"
+#include "kernels/cpu/kv_pairs.h"
 #endif
 
 /* ---- rows ---- */
@@ -220,6 +233,10 @@ LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
 #ifdef KV_TILES
     if (k->key_tiles && all_coded(s, &s->k, j0, j0 + KV_SUB, lo, hi)) {
         score_tiles(k, s, j0, lo, hi, n, w, out);
+        return;
+    }
+    if (k->key_pairs && all_coded(s, &s->k, j0, j0 + KV_SUB, lo, hi)) {
+        score_pairs(k, s, j0, lo, hi, n, w, out);
         return;
     }
 #endif
@@ -306,6 +323,10 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
         weigh_by_token(k, s, block, c0, c1, lo, hi, n, w);
         return;
     }
+    if (k->value_pairs && all_coded(s, &s->v, block, block + KV_BLOCK, lo, hi)) {
+        weigh_pairs(k, s, block, c0, c1, lo, hi, n, w);
+        return;
+    }
 #endif
     for (int64_t c = c0; c < c1; c += KV_SUB)
         weigh_sub(t, k, s, block + c, lo, hi, n, w, w->s + c);
@@ -332,6 +353,7 @@ LM_INLINE void attend_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
     memset(w->acc, 0, (size_t)(n * k->ld) * sizeof *w->acc);
 #ifdef KV_TILES
     start_tiles(k, s, n, w);
+    start_pairs(k, s, n, w);
 #endif
     for (int64_t block = lo / KV_BLOCK * KV_BLOCK; block < hi; block += KV_BLOCK)
         attend_block(t, k, s, r0, n, block, lo, hi, w);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_tile_blocks.h -- scores of 64 tokens and weighted values of 256 by tiles; included by kv_simd.c. */
+/* kv_tile_blocks.h -- scores of 64 tokens and weighted values of 256 by tiles; included by kv_pairs.h. */
 #ifndef LM_KERNELS_CPU_KV_TILE_BLOCKS_H
 #define LM_KERNELS_CPU_KV_TILE_BLOCKS_H
 
@@ -29,7 +29,7 @@ static void lay_planes(kv_planes *p, int64_t parts, char *at, size_t *bytes)
 static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w)
 {
     size_t bytes = 0, parts = attn_round64(KV_MOST_VALUE_PARTS * sizeof(kv_part));
-    if (!k->key_tiles && !k->value_tiles)
+    if (!k->key_tiles && !k->value_tiles && !k->key_pairs && !k->value_pairs)
         return 0;
     lay_planes(&w->keys, KV_MOST_PARTS, at, &bytes);
     lay_planes(&w->values, 4 * lm_kv_groups(k->c->in[KV_VALUES].kv, k->a->head_dim), at, &bytes);

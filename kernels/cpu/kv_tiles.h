@@ -22,6 +22,13 @@ typedef struct {
     int64_t half;          /* rows of an A operand, 4 or 8: of hi, and as many of lo */
 } kv_planes;
 
+/* Rows of queries or numerators as BF16 (kv_pairs.h). */
+typedef struct {
+    uint16_t *row; /* [chunks][blocks of 32 numbers][chunk][32] */
+    float *sum;    /* [rows][groups] of floats, for minima */
+    int64_t chunk; /* rows of a tile: 8 or 16 */
+} kv_rows;
+
 /* A part of an A operand: numbers [from, to) of the row, all of group g, within a tile's 64. */
 typedef struct {
     int64_t g, from, to;

@@ -22,10 +22,11 @@ typedef struct {
     float level[256];
     const float *s, *m; /* fixed scales and minima of channels, [K,D]; NULL: stored */
     kv_kind kind;
-    int mantissa; /* KV_FLOAT: bits of it, */
-    float least;  /* and the number of code 1 */
-    int bias;     /* difference of exponents to those of F32 */
-    bool sixteen; /* KV_LOOK_UP: at most 16 levels */
+    int mantissa;                /* KV_FLOAT: bits of it, */
+    float least;                 /* and the number of code 1 */
+    int bias;                    /* difference of exponents to those of F32 */
+    bool sixteen;                /* KV_LOOK_UP: at most 16 levels */
+    uint8_t low[128], high[128]; /* bytes of the levels as BF16, without the sign of KV_FLOAT */
 } kv_levels;
 
 /* Scratch of a worker. */

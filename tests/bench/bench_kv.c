@@ -47,6 +47,15 @@ static const lm_kv_format formats[] = {
       .float8 = LM_DTYPE_F8E4M3,
       .scale = LM_DTYPE_NONE,
       .constant = 1 },
+    { .name = "codebook 4",
+      .bits = 4,
+      .levels = LM_KV_TABLE,
+      .norm = true,
+      .renorm = true,
+      .scale = LM_DTYPE_F16,
+      .n_table = 16,
+      .table = { -2.73f, -2.07f, -1.62f, -1.26f, -0.94f, -0.66f, -0.39f, -0.13f, 0.13f, 0.39f,
+                 0.66f, 0.94f, 1.26f, 1.62f, 2.07f, 2.73f } },
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 

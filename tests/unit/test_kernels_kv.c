@@ -319,6 +319,30 @@ static const lm_kv_format formats[] = {
       .outliers = 40,
       .n_table = 8,
       .table = { -0.9f, -0.6f, -0.3f, -0.1f, 0.1f, 0.3f, 0.6f, 0.9f } },
+    { .name = "codebook",
+      .bits = 3,
+      .levels = LM_KV_TABLE,
+      .norm = true,
+      .renorm = true,
+      .scale = LM_DTYPE_F16,
+      .n_table = 8,
+      .table = { -2.15f, -1.34f, -0.76f, -0.25f, 0.25f, 0.76f, 1.34f, 2.15f } },
+    { .name = "iq4_nl",
+      .bits = 4,
+      .levels = LM_KV_TABLE,
+      .group = 32,
+      .ggml = true,
+      .scale = LM_DTYPE_F16,
+      .n_table = 16,
+      .table = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 } },
+    { .name = "nuq groups",
+      .bits = 2,
+      .levels = LM_KV_TABLE,
+      .group = 64,
+      .zero = true,
+      .scale = LM_DTYPE_F32,
+      .n_table = 4,
+      .table = { -0.9f, -0.3f, 0.2f, 0.8f } },
     { .name = "heads", .bits = 8, .scale = LM_DTYPE_NONE, .head = head_scale },
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
@@ -333,7 +357,7 @@ static void test_formats(void **state)
     }
     for (int i = 0; i < 2 * N_FORMATS; i++) {
         const lm_kv_format *k = &formats[i % N_FORMATS];
-        const lm_kv_format *v = &formats[(i * 5 + 3) % N_FORMATS];
+        const lm_kv_format *v = &formats[(i * 7 + 3) % N_FORMATS];
         int64_t T = i % 4 == 0 ? 64 : i % 4 == 1 ? 128 : i % 4 == 2 ? 32 : 16;
         if ((k->group > T && k->axis == LM_KV_CHANNEL) ||
             (v->group > T && v->axis == LM_KV_CHANNEL))
@@ -341,7 +365,7 @@ static void test_formats(void **state)
         bool steps = lm_kv_step(k, T) > 1 || lm_kv_step(v, T) > 1;
         shape s = { .B = 3,
                     .K = 1 + i % 2,
-                    .D = dims[i % 5],
+                    .D = dims[(i + i / N_FORMATS) % 5],
                     .T = T,
                     .P = 512 / T,
                     .used = { 77, 300, 420 },
