@@ -95,7 +95,7 @@ static void score_pairs(const kv_call *k, const kv_seq *s, int64_t j0, int64_t l
     const uint8_t *b[4];
     float *c = (float *)(void *)w->product;
     keys_of_block(s, j0, lo, hi, w, b);
-    scales_of_tokens(s, &s->k, &k->prep->k, groups, j0, j0 + KV_SUB, lo, hi, w);
+    scales_of_tokens(s, &s->k, groups, j0, j0 + KV_SUB, lo, hi, w);
     for (int64_t x = 0; x < 4; x++) {
         pairs_of(&k->prep->k, b[x], s->D / 4, w->pairs);
         for (int64_t r0 = 0; r0 < n; r0 += p->chunk) {
@@ -132,7 +132,8 @@ static void rows_of_numerators(const kv_scratch *w, int64_t n, int64_t c0, int64
     const float *scale = w->of_token + g * KV_BLOCK - c0;
     const float *least = scale + KV_MOST_GROUPS * KV_BLOCK;
     float x[KV_BLOCK];
-    memset(x, 0, sizeof x);
+    if (c1 - c0 < KV_BLOCK)
+        memset(x, 0, sizeof x);
     for (int64_t r = 0; r < n; r++) {
         __m512 sum = _mm512_setzero_ps();
         for (int64_t i = c0; i < c1; i += 16) {
@@ -155,7 +156,7 @@ static void weigh_pairs(const kv_call *k, const kv_seq *s, int64_t block, int64_
     int64_t groups = lm_kv_groups(f, s->D), group = f->group ? f->group : s->D;
     int64_t size = p->chunk * 32, lines = lm_kv_tile_lines(true, s->T, s->D);
     float *c = (float *)(void *)w->product;
-    scales_of_tokens(s, &s->v, &k->prep->v, groups, block + c0, block + c1, lo, hi, w);
+    scales_of_tokens(s, &s->v, groups, block + c0, block + c1, lo, hi, w);
     for (int64_t g = 0; g < groups; g++)
         rows_of_numerators(w, n, c0, c1, g, groups);
     clear_rows_after(p, n, 8 * groups);

@@ -107,21 +107,60 @@ static void start_tiles(const kv_call *k, const kv_seq *s, int64_t n, kv_scratch
         w->value_part[i] = (kv_part){ i / 4, i % 4 * KV_SUB, i % 4 * KV_SUB + KV_SUB };
 }
 
-/* Scales and minima of a side of the tokens [j0, to) by group; those of a tile outside [lo, hi) are 0. */
-static void scales_of_tokens(const kv_seq *s, const kv_side *x, const kv_levels *l, int64_t groups,
-                             int64_t j0, int64_t to, int64_t lo, int64_t hi, const kv_scratch *w)
+/* Sixteen stored scales. */
+LM_INLINE __m512 sixteen_scales(lm_dtype t, const char *p)
 {
-    float *m = w->of_token + KV_MOST_GROUPS * KV_BLOCK;
-    for (int64_t j = j0; j < to; j += LM_KV_TILE) {
+    if (t == LM_DTYPE_F32)
+        return _mm512_loadu_ps(p);
+    __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    if (t == LM_DTYPE_F16)
+        return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* Scales (or minima), in the section at byte `section` of pages, of the tokens [j0, to) by group: to[g][KV_BLOCK]; 0 of
+ * tiles outside [lo, hi). */
+LM_INLINE void take_scales(lm_dtype t, const kv_seq *s, const kv_side *x, size_t section,
+                           int64_t groups, int64_t j0, int64_t end, int64_t lo, int64_t hi,
+                           float *to)
+{
+    int64_t size = t == LM_DTYPE_F32 ? 4 : 2;
+    for (int64_t j = j0; j < end; j += LM_KV_TILE) {
         bool seen = j < hi && j + LM_KV_TILE > lo;
-        if (seen)
-            prepare_scales(s, x, l, kv_page(s, x, j), j % s->T, w->tile);
-        for (int64_t g = 0; g < groups; g++) {
-            __m512 zero = _mm512_setzero_ps();
-            int64_t at = g * KV_BLOCK + j - j0;
-            _mm512_storeu_ps(w->of_token + at, seen ? _mm512_loadu_ps(w->tile->s[g]) : zero);
-            _mm512_storeu_ps(m + at, seen ? _mm512_loadu_ps(w->tile->m[g]) : zero);
-        }
+        const char *p = seen ? kv_page(s, x, j) + section + j % s->T * groups * size : NULL;
+        for (int64_t g = 0; g < groups; g++)
+            _mm512_storeu_ps(to + g * KV_BLOCK + j - j0,
+                             seen ? sixteen_scales(t, p + g * LM_KV_TILE * size)
+                                  : _mm512_setzero_ps());
+    }
+}
+
+/* The same number for all of them. */
+static void same_for_all(float v, int64_t groups, int64_t n, float *to)
+{
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t i = 0; i < n; i += LM_KV_TILE)
+            _mm512_storeu_ps(to + g * KV_BLOCK + i, _mm512_set1_ps(v));
+}
+
+/* Scales and minima of a side of the tokens [j0, end) by group. */
+static void scales_of_tokens(const kv_seq *s, const kv_side *x, int64_t groups, int64_t j0,
+                             int64_t end, int64_t lo, int64_t hi, const kv_scratch *w)
+{
+    const lm_kv_format *f = x->f;
+    float *to = w->of_token;
+    for (int part = 0; part < 2; part++, to += KV_MOST_GROUPS * KV_BLOCK) {
+        size_t at = part ? x->at.min : x->at.scale;
+        if (part && !lm_kv_has_min(f))
+            same_for_all(0, groups, end - j0, to);
+        else if (f->scale == LM_DTYPE_NONE)
+            same_for_all(f->head ? f->head[s->kv] : (float)f->constant, groups, end - j0, to);
+        else if (f->scale == LM_DTYPE_F16)
+            take_scales(LM_DTYPE_F16, s, x, at, groups, j0, end, lo, hi, to);
+        else if (f->scale == LM_DTYPE_BF16)
+            take_scales(LM_DTYPE_BF16, s, x, at, groups, j0, end, lo, hi, to);
+        else
+            take_scales(LM_DTYPE_F32, s, x, at, groups, j0, end, lo, hi, to);
     }
 }
 
@@ -214,7 +253,7 @@ static void score_tiles(const kv_call *k, const kv_seq *s, int64_t j0, int64_t l
     const uint8_t *b[4];
     keys_of_block(s, j0, lo, hi, w, b);
     if (f->axis == LM_KV_TOKEN) {
-        scales_of_tokens(s, x, &k->prep->k, w->keys.groups, j0, j0 + KV_SUB, lo, hi, w);
+        scales_of_tokens(s, x, w->keys.groups, j0, j0 + KV_SUB, lo, hi, w);
         score_run(s, b, 0, 4, n, w, out);
         return;
     }
@@ -240,7 +279,8 @@ static void plane_numerators(const kv_scratch *w, int64_t n, int64_t c0, int64_t
     const float *scale = w->of_token + g * KV_BLOCK - c0;
     const float *least = scale + KV_MOST_GROUPS * KV_BLOCK;
     float x[KV_BLOCK];
-    memset(x, 0, sizeof x);
+    if (c1 - c0 < KV_BLOCK)
+        memset(x, 0, sizeof x);
     for (int64_t r = 0; r < n; r++) {
         __m512 sum = _mm512_setzero_ps();
         for (int64_t i = c0; i < c1; i += 16) {
@@ -337,7 +377,7 @@ static void weigh_by_token(const kv_call *k, const kv_seq *s, int64_t block, int
     const lm_kv_format *f = s->v.f;
     const kv_planes *p = &w->values;
     const uint8_t *b[4] = { NULL };
-    scales_of_tokens(s, &s->v, &k->prep->v, p->groups, block + c0, block + c1, lo, hi, w);
+    scales_of_tokens(s, &s->v, p->groups, block + c0, block + c1, lo, hi, w);
     for (int64_t g = 0; g < p->groups; g++)
         plane_numerators(w, n, c0, c1, g);
     clear_rows_from(p, n);
