@@ -172,9 +172,13 @@ static lm_vid cached_attention(lm_builder *b, lm_vid qkv, int64_t layer,
     lm_tensor shape = { .dtype = LM_DTYPE_F32,
                         .ndim = 4,
                         .dim = { attr->batch, attr->kv_heads, m->build.cache, attr->head_dim } };
+    if (m->build.rows) {
+        shape.dim[0] = m->build.pages;
+        shape.dim[2] = m->build.page;
+    }
     lm_vid keys = cache_of(b, layer, LM_CACHE_KEYS, "keys", shape);
     lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", shape);
-    lm_vid in[6] = { qkv, m->used, m->fresh, LM_NONE, LM_NONE, LM_NONE };
+    lm_vid in[6] = { qkv, m->used, m->fresh, m->first, m->kind, m->table };
     lm_vid out[4] = { LM_NONE, keys, values, LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
         return LM_NONE;
@@ -186,7 +190,7 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
     lm_model *m = b->m;
     const lm_layer *y = &m->config.layer[layer];
     lm_attention_attr attr = { .batch = m->build.batch,
-                               .seq = m->build.seq,
+                               .seq = m->build.rows ? 0 : m->build.seq,
                                .heads = y->heads,
                                .kv_heads = y->kv_heads,
                                .head_dim = y->head_dim,
@@ -226,7 +230,7 @@ static void logits(lm_builder *b, lm_vid x, lm_vid w)
     lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
     lm_soft_cap_attr cap = { m->config.logit_cap };
     lm_vid in[2] = { x, m->rows }, wide = LM_NONE, capped = LM_NONE;
-    if (m->build.seq > 1) /* otherwise row i is that of sequence i */
+    if (m->build.rows || m->build.seq > 1) /* otherwise row i is that of sequence i */
         x = append(b, &lm_op_rows, NULL, in);
     x = lm_b_linear(b, x, w, LM_NONE);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||

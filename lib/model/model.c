@@ -19,7 +19,8 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
     if (low != LM_DTYPE_F32 && low != LM_DTYPE_BF16 && low != LM_DTYPE_F64)
         return lm_fail(e, LM_EUSAGE, "precision", "choose f32 or bf16",
                        "models do not compute in %s", lm_dtype_name(low));
-    if (b->batch < 1 || b->seq < 1 || !lm_mul_i64_ok(b->batch, b->seq, &rows) || rows > INT32_MAX)
+    if (b->batch < 1 || !lm_mul_i64_ok(b->batch, b->rows ? 1 : b->seq, &rows) || rows < 1 ||
+        rows > INT32_MAX || b->rows > INT32_MAX)
         return lm_fail(e, LM_EUSAGE, "batch", "make the batch or the sequences smaller",
                        "%" PRId64 " sequence%s of %" PRId64 " tokens cannot be numbered", b->batch,
                        lm_plural(b->batch), b->seq);
@@ -30,10 +31,25 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
     return LM_OK;
 }
 
+/* Which rows are those of a sequence, what they are, and the pages of its caches. */
+static lm_code make_page_inputs(lm_model *m, lm_err *e)
+{
+    lm_graph *g = m->graph;
+    const lm_build *b = &m->build;
+    int64_t width = (b->cache + b->page - 1) / b->page;
+    if (lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch + 1), "first", &m->first,
+                       e) ||
+        lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "kind", &m->kind, e) ||
+        lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, b->batch, width), "table",
+                       &m->table, e))
+        return e->code;
+    return LM_OK;
+}
+
 static lm_code make_inputs(lm_model *m, lm_err *e)
 {
     lm_graph *g = m->graph;
-    int64_t n = m->build.batch * m->build.seq;
+    int64_t n = m->build.rows ? m->build.rows : m->build.batch * m->build.seq;
     lm_tensor ids = lm_shape1(LM_DTYPE_I32, n), per_seq = lm_shape1(LM_DTYPE_I32, m->build.batch);
     bool generate = m->build.mode == LM_MODE_GENERATE;
 
@@ -46,6 +62,8 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
         if (lm_graph_value(g, LM_ROLE_CONST, table, i ? "rope.1" : "rope", &m->rope[i], e))
             return e->code;
     }
+    if (m->build.rows && make_page_inputs(m, e))
+        return e->code;
     if (generate)
         return lm_graph_value(g, LM_ROLE_INPUT, per_seq, "used", &m->used, e) ||
                        lm_graph_value(g, LM_ROLE_INPUT, per_seq, "fresh", &m->fresh, e) ||
@@ -187,10 +205,9 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
-    lm_vid *const none[] = {
-        &m->tokens, &m->targets, &m->pos,  &m->lo,     &m->scale,   &m->used,
-        &m->fresh,  &m->rows,    &m->loss, &m->logits, &m->rope[0], &m->rope[1]
-    };
+    lm_vid *const none[] = { &m->tokens,  &m->targets, &m->pos,   &m->lo,   &m->scale,
+                             &m->used,    &m->fresh,   &m->rows,  &m->loss, &m->logits,
+                             &m->rope[0], &m->rope[1], &m->first, &m->kind, &m->table };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {

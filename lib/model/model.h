@@ -54,7 +54,10 @@ typedef enum {
 typedef struct {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
-    int64_t cache;      /* GENERATE: S, positions of the caches */
+    int64_t cache;      /* GENERATE: S, positions of the caches; with pages, of a sequence */
+    /* GENERATE with pages: `rows` ragged rows of `batch` sequences (kernels/attention.h), and caches of `pages` pages of
+     * `page` positions; seq is 0.  rows 0: none of this. */
+    int64_t rows, pages, page;
     lm_precision precision;
     bool documents; /* inputs `lo` and restarted positions: attention is limited to documents */
     bool dropout;   /* TRAIN: the config's rates apply */
@@ -106,6 +109,8 @@ typedef struct {
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */
+    lm_vid first, kind,
+        table; /* with pages: I32 [B+1], [B], [B,P]; `rows` then counts from the first row of all */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
     lm_cache_state *cache; /* GENERATE: in the order of layers */

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* paged.c -- graphs of ragged rows over pages, and their steps. */
+#include "model/paged_impl.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "numeric/code_rows.h"
+
+/* ---- graphs ---- */
+
+static lm_code make_inputs(const lm_paged *g, bucket *s, lm_err *e)
+{
+    const size_t n = (size_t)s->rows, b = (size_t)g->sequences;
+    const size_t count[INPUTS] = { n, n, b, b, b + 1, b, b * (size_t)g->width, b };
+    const lm_vid value[INPUTS] = { s->m->tokens, s->m->pos,  s->m->used,  s->m->fresh,
+                                   s->m->first,  s->m->kind, s->m->table, s->m->rows };
+    int32_t **host[INPUTS] = { &s->tokens, &s->pos,  &s->used,  &s->fresh,
+                               &s->first,  &s->kind, &s->table, &s->last };
+    size_t at[INPUTS], bytes = 0;
+    for (int i = 0; i < INPUTS; i++) {
+        at[i] = bytes;
+        bytes += (count[i] * sizeof(int32_t) + 63) / 64 * 64;
+    }
+    if (lm_mirror_new(g->b, bytes, "rows of a step", &s->inputs, e))
+        return e->code;
+    memset(s->inputs.host, 0, bytes);
+    for (int i = 0; i < INPUTS; i++) {
+        *host[i] = (int32_t *)(void *)((char *)s->inputs.host + at[i]);
+        lm_exec_bind(s->x, value[i], (char *)s->inputs.dev + at[i]);
+    }
+    return LM_OK;
+}
+
+static lm_code open_bucket(lm_paged *g, const lm_loaded *w, lm_dtype dtype, lm_exec *share,
+                           bucket *s, lm_err *e)
+{
+    const lm_build build = { .mode = LM_MODE_GENERATE,
+                             .batch = g->sequences,
+                             .cache = g->o.context,
+                             .rows = s->rows,
+                             .pages = g->o.pages,
+                             .page = g->o.page,
+                             .precision = { .low = dtype },
+                             .backend = g->b,
+                             .codes = w->src,
+                             .codes_space = w->codes_space };
+    if (lm_model_build(&w->config, &build, &s->m, e) ||
+        lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
+        return e->code;
+    return make_inputs(g, s, e);
+}
+
+/* 16, 32, ... and the most rows; the largest first, whose arena the others share. */
+static lm_code open_buckets(lm_paged *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
+{
+    int64_t most = g->o.rows > FEWEST ? g->o.rows : FEWEST;
+    int n = 0;
+    for (int64_t rows = FEWEST; rows < most && n < MOST_BUCKETS - 1; rows *= 2)
+        g->bucket[n++].rows = rows;
+    g->bucket[n++].rows = most;
+    g->n_buckets = n;
+    for (int i = n - 1; i >= 0; i--)
+        if (open_bucket(g, w, dtype, i < n - 1 ? g->bucket[n - 1].x : NULL, &g->bucket[i], e))
+            return e->code;
+    return LM_OK;
+}
+
+static size_t cache_bytes(const lm_paged *g, int i)
+{
+    return lm_stored_bytes(&paged_model(g)->graph->value[paged_model(g)->cache[i].value].t);
+}
+
+static lm_code make_pages(lm_paged *g, lm_err *e)
+{
+    const lm_model *m = paged_model(g);
+    if (lm_alloc_n(&g->at, (size_t)m->n_caches, sizeof *g->at, "caches", e))
+        return e->code;
+    for (int i = 0; i < m->n_caches; i++) {
+        g->at[i] = g->bytes;
+        if (__builtin_add_overflow(g->bytes, (cache_bytes(g, i) + 63) / 64 * 64, &g->bytes))
+            return lm_fail(e, LM_ELIMIT, "pages", NULL, "their size cannot be counted");
+    }
+    return g->b->alloc(g->b, g->bytes, "pages of caches", (void **)&g->pages, e);
+}
+
+static lm_code open_all(lm_paged *g, lm_loaded *w, lm_dtype dtype, lm_err *e)
+{
+    if (open_buckets(g, w, dtype, e) || make_pages(g, e) ||
+        (!w->store && lm_loaded_weights(w, paged_model(g), g->b, e)) ||
+        lm_rotary_new(paged_model(g), g->b, &g->rope, e) || paged_make_chooser(g, e))
+        return e->code;
+    for (int i = 0; i < g->n_buckets; i++) {
+        const bucket *s = &g->bucket[i];
+        lm_store_bind(w->store, s->m, s->x);
+        lm_rotary_bind(&g->rope, s->m, s->x);
+        for (int k = 0; k < s->m->n_caches; k++)
+            lm_exec_bind(s->x, s->m->cache[k].value, g->pages + g->at[k]);
+    }
+    return LM_OK;
+}
+
+static lm_code check_opts(const lm_loaded *w, const lm_paged_opts *o, lm_err *e)
+{
+    if (o->page < 1 || o->page % LM_PAGE_UNIT)
+        return lm_fail(e, LM_EUSAGE, "page", NULL, "%" PRId64 " tokens: not a multiple of %d",
+                       o->page, LM_PAGE_UNIT);
+    if (o->pages < 1 || o->rows < 1 || o->sequences < 1 || o->context < 1)
+        return lm_fail(e, LM_EUSAGE, "pages", NULL, "there is no room for a sequence");
+    if (o->context > w->config.max_positions)
+        return lm_fail(e, LM_EUSAGE, "context", "use a shorter one",
+                       "%" PRId64 " position%s, but the model was made for %" PRId64, o->context,
+                       lm_plural(o->context), w->config.max_positions);
+    return LM_OK;
+}
+
+lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
+                     lm_paged **out, lm_err *e)
+{
+    lm_paged *g = NULL;
+    *out = NULL;
+    if (check_opts(w, o, e) || lm_alloc_n(&g, 1, sizeof *g, "a generator", e))
+        return e->code;
+    g->b = b;
+    g->o = *o;
+    g->sequences = o->sequences > FEWEST ? o->sequences : FEWEST;
+    g->width = (o->context + o->page - 1) / o->page;
+    if (open_all(g, w, dtype, e)) {
+        lm_paged_free(g);
+        return e->code;
+    }
+    *out = g;
+    return LM_OK;
+}
+
+void lm_paged_free(lm_paged *g)
+{
+    lm_err ignored = { 0 };
+    if (!g)
+        return;
+    g->b->sync(g->b, g->b->main, &ignored);  /* after a failure, work may still be queued */
+    for (int i = 0; i < g->n_buckets; i++) { /* the largest, whose arena they share, last */
+        lm_exec_free(g->bucket[i].x);
+        lm_model_free(g->bucket[i].m);
+        lm_mirror_fini(&g->bucket[i].inputs);
+    }
+    if (g->pages)
+        g->b->free(g->b, g->pages, g->bytes);
+    paged_drop_chooser(g);
+    lm_rotary_fini(&g->rope);
+    lm_free(g->at);
+    lm_free(g);
+}
+
+/* ---- steps ---- */
+
+/* Write the rows of part i from `row` on. */
+static void put_part(const lm_paged *g, bucket *s, const lm_paged_part *p, int64_t i, int64_t row)
+{
+    int64_t pages = (p->used + p->n + g->o.page - 1) / g->o.page;
+    for (int64_t k = 0; k < p->n; k++) {
+        s->tokens[row + k] = (int32_t)p->ids[k];
+        s->pos[row + k] = (int32_t)(p->used + k);
+    }
+    s->used[i] = (int32_t)p->used;
+    s->fresh[i] = (int32_t)p->n;
+    s->kind[i] = (int32_t)p->kind;
+    s->first[i] = (int32_t)row;
+    s->last[i] = (int32_t)(row + p->n - 1);
+    memcpy(s->table + i * g->width, p->table, (size_t)pages * sizeof *s->table);
+}
+
+/* Write the rows that belong to no sequence, and the sequences without rows. */
+static void put_rest(const lm_paged *g, bucket *s, int64_t n, int64_t row)
+{
+    for (int64_t k = row; k < s->rows; k++)
+        s->tokens[k] = s->pos[k] = 0;
+    for (int64_t i = n; i <= g->sequences; i++)
+        s->first[i] = (int32_t)row;
+    for (int64_t i = n; i < g->sequences; i++)
+        s->used[i] = s->fresh[i] = s->last[i] = s->kind[i] = 0;
+}
+
+static lm_code check_parts(const lm_paged *g, const lm_paged_part *part, int64_t n, int64_t *rows,
+                           lm_err *e)
+{
+    *rows = 0;
+    for (int64_t i = 0; i < n; i++) {
+        *rows += part[i].n;
+        if (part[i].n < 1 || (part[i].kind == LM_ROWS_TOKEN && part[i].n > 1) || part[i].used < 0 ||
+            part[i].n > g->o.context || part[i].used > g->o.context - part[i].n)
+            return lm_fail(e, LM_EUSAGE, "step", NULL,
+                           "%" PRId64 " row%s behind %" PRId64 " of a context of %" PRId64,
+                           part[i].n, lm_plural(part[i].n), part[i].used, g->o.context);
+    }
+    if (n < 1 || n > g->sequences || *rows > g->bucket[g->n_buckets - 1].rows)
+        return lm_fail(e, LM_EUSAGE, "step", NULL,
+                       "%" PRId64 " part%s of %" PRId64 " rows; there is room for %" PRId64
+                       " of %" PRId64,
+                       n, lm_plural(n), *rows, g->sequences, g->bucket[g->n_buckets - 1].rows);
+    return LM_OK;
+}
+
+lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const float **logits,
+                      lm_err *e)
+{
+    const lm_step step = { 0 };
+    bucket *s = g->bucket;
+    int64_t rows, row = 0;
+    if (check_parts(g, part, n, &rows, e))
+        return e->code;
+    while (s->rows < rows)
+        s++;
+    if (g->b->sync(g->b, g->b->main, e)) /* it has read the inputs of the last step */
+        return e->code;
+    for (int64_t i = 0; i < n; row += part[i++].n)
+        put_part(g, s, &part[i], i, row);
+    put_rest(g, s, n, row);
+    if (lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) || lm_exec_run(s->x, &step, e))
+        return e->code;
+    g->logits = lm_exec_data(s->x, s->m->logits);
+    g->n_parts = n;
+    if (logits)
+        *logits = g->logits;
+    return LM_OK;
+}
+
+lm_code lm_paged_copy(lm_paged *g, int64_t from, int64_t to, lm_err *e)
+{
+    for (int i = 0; i < paged_model(g)->n_caches; i++) {
+        size_t page = cache_bytes(g, i) / (size_t)g->o.pages;
+        char *x = g->pages + g->at[i];
+        if (g->b->copy(g->b, x + (size_t)to * page, x + (size_t)from * page, page, g->b->main, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+int64_t lm_paged_vocab(const lm_paged *g)
+{
+    return paged_model(g)->config.vocab;
+}
+
+size_t lm_paged_page_bytes(const lm_paged *g)
+{
+    size_t all = 0;
+    for (int i = 0; i < paged_model(g)->n_caches; i++)
+        all += cache_bytes(g, i) / (size_t)g->o.pages;
+    return all;
+}
+
+size_t lm_paged_bytes(const lm_paged *g)
+{
+    return g->bytes;
+}

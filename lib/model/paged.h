@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* paged.h -- a model whose caches are pages: steps with rows of many sequences, prompts and new tokens together.
+ *
+ * The caller knows the sequences and their pages (kv/sched.h); here are the graphs.  There is one for each of a few
+ * numbers of rows (buckets: 16, 32, ... and the most), which share weights, pages and one arena; a step runs in the
+ * smallest that is enough.  Nothing is allocated after lm_paged_new.
+ *
+ * With plain caches the bits of a sequence's logits depend on its tokens alone, and on which of them were rows of
+ * prompts: not on other sequences, the order of parts, the cuts of prompts, the pages, or the number of sequences.
+ * Every product has more rows than LM_GEMM_SMALL_M, so that a row always has the same sums (kernels/linear.h); on the
+ * tensor-core path of CUDA these follow the choices of cuBLASLt.  Private to lib/model. */
+#ifndef LM_MODEL_PAGED_H
+#define LM_MODEL_PAGED_H
+
+#include "kernels/attention.h"
+#include "kernels/sample.h"
+#include "model/loaded.h"
+
+typedef struct {
+    int64_t rows;        /* of a step, at most */
+    int64_t sequences;   /* parts of a step, at most */
+    int64_t context;     /* tokens of a sequence, at most */
+    int64_t page, pages; /* tokens of a page, a multiple of LM_PAGE_UNIT; pages of all sequences */
+} lm_paged_opts;
+
+/* The next n tokens of a sequence that has `used` in its pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages of
+ * positions 0 to used + n. */
+typedef struct {
+    const uint32_t *ids;
+    int64_t n, used;
+    lm_rows_kind kind;
+    const int32_t *table;
+} lm_paged_part;
+
+typedef struct lm_paged lm_paged;
+
+/* Build for `w` in `dtype` (F32, BF16), and load its weights if it has none yet.  w and b are borrowed.  Fails:
+ * LM_EUSAGE for a page that is not a multiple of LM_PAGE_UNIT, or a context beyond the positions of the model; as
+ * lm_loaded_weights. */
+lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
+                     lm_paged **out, lm_err *e);
+void lm_paged_free(lm_paged *g);
+
+/* Run a step of n parts.  Row i of *logits [n,V] (may be NULL) is that after the last token of part i; borrowed until the next
+ * call, in the backend's memory, and valid after a sync. */
+lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const float **logits,
+                      lm_err *e);
+/* The choice of the token after part i of the last step: whether it is wanted, a draw in [0,1), and the tokens of the
+ * sequence so far, for the repetition penalty. */
+typedef struct {
+    bool on;
+    double u;
+    const uint32_t *seen;
+    int64_t n_seen;
+} lm_paged_draw;
+
+/* Choose the tokens after the parts of the last step (kernels/sample.h): (*ids)[i], -1 if the logits are not
+ * numbers, and with `logprob` (may be NULL) (*logprob)[i].  May be called again with other draws.  Waits for the
+ * backend; both are borrowed until the next call. */
+lm_code lm_paged_choose(lm_paged *g, const lm_sample_attr *o, const lm_paged_draw *draw,
+                        const int32_t **ids, const double **logprob, lm_err *e);
+/* Copy page `from` of all layers to page `to`, behind the steps so far. */
+lm_code lm_paged_copy(lm_paged *g, int64_t from, int64_t to, lm_err *e);
+
+int64_t lm_paged_vocab(const lm_paged *g);
+/* Bytes of a page in all layers, and of all pages. */
+size_t lm_paged_page_bytes(const lm_paged *g), lm_paged_bytes(const lm_paged *g);
+
+#endif

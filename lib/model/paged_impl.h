@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* paged_impl.h -- shared by the files of a paged model: paged.c has the graphs and steps, paged_choose.c chooses
+ * tokens.  Private to lib/model. */
+#ifndef LM_MODEL_PAGED_IMPL_H
+#define LM_MODEL_PAGED_IMPL_H
+
+#include "graph/mirror.h"
+#include "kernels/linear.h"
+#include "model/paged.h"
+#include "model/rotary.h"
+
+enum {
+    FEWEST = 16, /* rows of a graph, and sequences: more than LM_GEMM_SMALL_M */
+    MOST_BUCKETS = 32,
+    INPUTS = 8
+};
+_Static_assert(FEWEST > LM_GEMM_SMALL_M, "a product of a graph has no few rows");
+
+/* The graph of one number of rows, and its inputs: mirrors whose host side is written. */
+typedef struct {
+    int64_t rows;
+    lm_model *m;
+    lm_exec *x;
+    lm_mirror inputs;
+    int32_t *tokens, *pos, *used, *fresh, *first, *kind, *table, *last;
+} bucket;
+
+/* The choice of tokens: inputs and results of the kernel for each part. */
+typedef struct {
+    lm_mirror ask, answer, seen;
+    double *u, *logprob;
+    int32_t *on, *n_seen, *token;
+    const lm_kernel *kernel;
+    void *work;
+    size_t work_bytes;
+} paged_chooser;
+
+struct lm_paged {
+    lm_backend *b;
+    lm_paged_opts o;
+    int64_t sequences, width;    /* of the graphs; pages of a sequence */
+    bucket bucket[MOST_BUCKETS]; /* the smallest first */
+    int n_buckets;
+    char *pages;
+    size_t bytes, *at; /* of all pages; where each cache of the model begins */
+    lm_rotary rope;
+    paged_chooser choice;
+    float *logits; /* of the last step, */
+    int64_t n_parts;
+};
+
+static inline const lm_model *paged_model(const lm_paged *g)
+{
+    return g->bucket[g->n_buckets - 1].m;
+}
+
+lm_code paged_make_chooser(lm_paged *g, lm_err *e);
+void paged_drop_chooser(lm_paged *g);
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_paged.c -- steps of ragged rows over pages: the logits of a generator with a cache for each sequence, and
+ * the same bits in any company, order, cut and pages, for any number of sequences; on every level of the CPU and on the
+ * emulated GPU. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "generate_case.h"
+#include "model/paged.h"
+#include "model/serve.h"
+
+enum { V = 96, CONTEXT = 200, SEQS = 5, PAGE = 16, PAGES = 96, ROWS = 150 };
+
+static const char *const configs[] = {
+    "{\"model_type\":\"gpt2\",\"vocab_size\":96,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,"
+    "\"n_positions\":200,\"initializer_range\":0.2}",
+    "{\"model_type\":\"llama\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
+    "{\"model_type\":\"mistral\",\"vocab_size\":96,\"hidden_size\":128,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+    "\"max_position_embeddings\":400,\"sliding_window\":21,\"initializer_range\":0.2}",
+    "{\"model_type\":\"gemma2\",\"vocab_size\":96,\"hidden_size\":72,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
+    "\"sliding_window\":16,\"query_pre_attn_scalar\":24,\"attn_logit_softcapping\":5,"
+    "\"final_logit_softcapping\":6,\"max_position_embeddings\":400,\"initializer_range\":0.2}",
+};
+enum { CONFIGS = sizeof configs / sizeof *configs };
+
+static const int64_t prompt[SEQS] = { 130, 3, 40, 17, 75 }, length[SEQS] = { 140, 20, 44, 17, 90 };
+
+static uint32_t token_at(int64_t s, int64_t i)
+{
+    return (uint32_t)lm_rng_below(lm_rng_make(4, "tokens", (uint64_t)s), (uint64_t)i, V);
+}
+
+/* Logits after each position of each sequence; NaN: not computed. */
+typedef struct {
+    float at[SEQS][CONTEXT][V];
+} record;
+
+static void fetch_rows(lm_backend *b, float *to, const float *from, int64_t rows)
+{
+    ok(b->copy(b, to, from, (size_t)(rows * V) * sizeof *to, b->main, &err));
+    ok(b->sync(b, b->main, &err));
+}
+
+/* Run the sequences `which` (a set of bits) in steps that random numbers draw: which have rows, how many, in what
+ * order; pages are taken in another order, too. */
+static void run_steps(lm_loaded *w, lm_dtype type, lm_backend *b, unsigned which, int64_t most,
+                      uint64_t seed, record *out)
+{
+    const lm_paged_opts o = { ROWS, most, CONTEXT, PAGE, PAGES };
+    static float logits[SEQS][V];
+    int32_t table[SEQS][CONTEXT / PAGE + 1];
+    int64_t used[SEQS] = { 0 }, pages = 0;
+    lm_paged *g = NULL;
+    ok(lm_paged_new(w, type, &o, b, &g, &err));
+    for (uint64_t step = 0;; step++) {
+        lm_rng r = lm_rng_make(seed, "steps", step);
+        lm_paged_part part[SEQS];
+        uint32_t ids[SEQS][ROWS];
+        int64_t seq[SEQS], n = 0, left = 0, rows = 0;
+        for (int64_t k = 0; k < SEQS; k++) {
+            int64_t s = (k + (int64_t)(seed + step)) % SEQS, room = ROWS - rows;
+            bool is_prompt = used[s] < prompt[s];
+            int64_t rest = !(which >> s & 1) ? 0
+                           : is_prompt       ? prompt[s] - used[s]
+                                             : length[s] - used[s];
+            int64_t take = is_prompt ? 1 + (int64_t)lm_rng_below(r, (uint64_t)s, 70) : 1;
+            left += rest;
+            take = take < rest ? take : rest;
+            take = take < room ? take : room;
+            if (take < 1 || n == most || (seed && lm_rng_below(r, 50 + (uint64_t)s, 4) == 0))
+                continue;
+            for (int64_t i = 0; i < take; i++)
+                ids[n][i] = token_at(s, used[s] + i);
+            for (int64_t p = (used[s] + PAGE - 1) / PAGE; p * PAGE < used[s] + take; p++)
+                table[s][p] = (int32_t)((seed ? 55 : 1) * (pages++ + 1) % PAGES);
+            part[n] = (lm_paged_part){ .ids = ids[n],
+                                       .n = take,
+                                       .used = used[s],
+                                       .kind = is_prompt ? LM_ROWS_PROMPT : LM_ROWS_TOKEN,
+                                       .table = table[s] };
+            used[s] += take;
+            rows += take;
+            seq[n++] = s;
+        }
+        if (!left)
+            break;
+        if (!n)
+            continue;
+        const float *x = NULL;
+        ok(lm_paged_step(g, part, n, &x, &err));
+        fetch_rows(b, &logits[0][0], x, n);
+        for (int64_t i = 0; i < n; i++)
+            memcpy(out->at[seq[i]][used[seq[i]] - 1], logits[i], sizeof logits[i]);
+    }
+    assert_true(pages <= PAGES);
+    lm_paged_free(g);
+}
+
+static void forget(record *x)
+{
+    for (float *p = &x->at[0][0][0]; p < &x->at[0][0][0] + SEQS * CONTEXT * V; p++)
+        *p = NAN;
+}
+
+/* Logits that both have are equal; returns how many positions both have. */
+static int check_same(const record *x, const record *y, int64_t s)
+{
+    int both = 0;
+    for (int64_t i = 0; i < length[s]; i++) {
+        if (isnan(x->at[s][i][0]) || isnan(y->at[s][i][0]))
+            continue;
+        if (memcmp(x->at[s][i], y->at[s][i], sizeof x->at[s][i]))
+            fail_msg("sequence %d has other bits behind token %d", (int)s, (int)i);
+        both++;
+    }
+    return both;
+}
+
+/* The generator with a cache for each sequence. */
+static void check_generator(lm_loaded *w, lm_dtype type, lm_backend *b, const record *x)
+{
+    lm_generator *g = NULL;
+    const float *logits;
+    static float want[V];
+    ok(lm_generator_new(w, type, 1, CONTEXT, b, &g, &err));
+    for (int64_t s = 0; s < SEQS; s++) {
+        uint32_t ids[CONTEXT];
+        for (int64_t i = 0; i < length[s]; i++)
+            ids[i] = token_at(s, i);
+        ok(lm_generator_prompt(g, 0, ids, prompt[s], &logits, &err));
+        for (int64_t i = prompt[s] - 1;;) {
+            double diff = 0, norm = 0;
+            fetch_rows(b, want, logits, 1);
+            for (int v = 0; v < V; v++) {
+                diff += pow((double)x->at[s][i][v] - (double)want[v], 2);
+                norm += pow((double)want[v], 2);
+            }
+            if (!(sqrt(diff / norm) < (type == LM_DTYPE_F32 ? 1e-5 : 4e-2)))
+                fail_msg("sequence %d behind token %d: error %.3g", (int)s, (int)i,
+                         sqrt(diff / norm));
+            if (++i == length[s])
+                break;
+            ok(lm_generator_decode(g, (int32_t[]){ (int32_t)ids[i] }, &logits, &err));
+        }
+    }
+    lm_generator_free(g);
+}
+
+static void check_model(const char *config, lm_dtype type, lm_backend *b)
+{
+    static record plain_order, x;
+    lm_loaded w;
+    loaded_of(config, type, par, b, &w);
+    forget(&plain_order);
+    run_steps(&w, type, b, (1u << SEQS) - 1, SEQS, 0, &plain_order);
+    check_generator(&w, type, b, &plain_order);
+    for (uint64_t seed = 1; seed < 4; seed++) {
+        forget(&x);
+        run_steps(&w, type, b, (1u << SEQS) - 1, seed == 2 ? 2 : 20, seed, &x);
+        for (int64_t s = 0; s < SEQS; s++)
+            assert_true(check_same(&plain_order, &x, s) >= length[s] - prompt[s] + 1);
+    }
+    for (int64_t s = 0; s < SEQS; s += 2) { /* alone */
+        forget(&x);
+        run_steps(&w, type, b, 1u << s, 1, 7, &x);
+        assert_true(check_same(&plain_order, &x, s) >= length[s] - prompt[s] + 1);
+    }
+    lm_loaded_fini(&w);
+}
+
+static void any_company(void **state)
+{
+    (void)state;
+    for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
+        lm_backend *b = NULL;
+        ok(lm_backend_cpu((lm_cpu_level)level, par, &b, &err));
+        for (int i = 0; i < CONFIGS; i++) {
+            check_model(configs[i], LM_DTYPE_BF16, b);
+            if ((i + level) % 2)
+                check_model(configs[i], LM_DTYPE_F32, b);
+        }
+        lm_backend_close(b);
+    }
+}
+
+static void on_device(void **state)
+{
+    (void)state;
+    check_model(configs[1], LM_DTYPE_BF16, plain);
+    check_model(configs[2], LM_DTYPE_F32, plain);
+}
+
+/* A sequence continues in two ways: whole pages are shared, the last one is copied. */
+static void forks(void **state)
+{
+    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES };
+    const int32_t first[3] = { 5, 9, 2 }, second[3] = { 5, 9, 7 };
+    static float one[V], two[V];
+    uint32_t ids[60];
+    const float *x;
+    lm_paged *g = NULL;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[1], LM_DTYPE_BF16, par, host, &w);
+    ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, host, &g, &err));
+    for (int i = 0; i < 60; i++)
+        ids[i] = token_at(0, i);
+    ok(lm_paged_step(g, &(lm_paged_part){ ids, 40, 0, LM_ROWS_PROMPT, first }, 1, &x, &err));
+    ok(lm_paged_copy(g, 2, 7, &err));
+    uint32_t other[1] = { (ids[40] + 1) % V };
+    ok(lm_paged_step(g,
+                     (lm_paged_part[]){ { other, 1, 40, LM_ROWS_TOKEN, second },
+                                        { ids + 40, 1, 40, LM_ROWS_TOKEN, first } },
+                     2, &x, &err));
+    memcpy(one, x + V, sizeof one);
+    ok(lm_paged_step(g, &(lm_paged_part){ ids + 40, 1, 40, LM_ROWS_TOKEN, second }, 1, &x, &err));
+    memcpy(two, x, sizeof two);
+    assert_memory_equal(one, two, sizeof one);
+    assert_int_equal(lm_paged_bytes(g), PAGES * lm_paged_page_bytes(g));
+    lm_paged_free(g);
+    lm_loaded_fini(&w);
+}
+
+/* ---- the loop ---- */
+
+enum { PROMPTS = 24 };
+
+/* What was answered, by prompt and sample. */
+typedef struct {
+    int64_t asked, done, samples;
+    uint32_t ids[PROMPTS][2][CONTEXT];
+    float logprob[PROMPTS][2][CONTEXT];
+    size_t n[PROMPTS][2];
+    const char *finish[PROMPTS][2];
+} answers;
+
+static int64_t prompt_length(int64_t i)
+{
+    return 1 + (i * 37) % 90;
+}
+
+/* Prompts of many lengths, the later ones with a beginning that some share. */
+static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
+{
+    answers *a = ctx;
+    int64_t i = a->asked++, n = prompt_length(i);
+    *got = i < PROMPTS;
+    if (!*got)
+        return LM_OK;
+    c->failed = i == 7;
+    if (lm_grow(&c->ids.v, &c->ids.cap, (size_t)n, sizeof *c->ids.v, "tokens", e))
+        return e->code;
+    for (int64_t k = 0; k < n; k++)
+        c->ids.v[k] = token_at(i % 3 && k < 50 ? 100 : i, k);
+    c->ids.n = (size_t)n;
+    c->max_new = i % 5 ? 1 + (i * 13) % 30 : 500;
+    return LM_OK;
+}
+
+static lm_code take_answer(void *ctx, lm_completion *c, lm_err *e)
+{
+    answers *a = ctx;
+    (void)e;
+    assert_int_equal(c->index * a->samples + c->sample - (c->index > 7 ? a->samples - 1 : 0),
+                     a->done++); /* in order */
+    assert_int_equal(c->failed, c->index == 7);
+    if (c->failed)
+        return LM_OK;
+    size_t n = a->n[c->index][c->sample] = c->ids.n - c->n_prompt;
+    memcpy(a->ids[c->index][c->sample], c->ids.v + c->n_prompt, n * sizeof *c->ids.v);
+    memcpy(a->logprob[c->index][c->sample], c->logprob, n * sizeof *c->logprob);
+    a->finish[c->index][c->sample] = c->finish;
+    return LM_OK;
+}
+
+/* A tokenizer with a letter for each id. */
+static lm_tokenizer *letters(void)
+{
+    lm_tokenizer *tok = NULL;
+    lm_buf json = { 0 };
+    char word[64];
+    const char *head = "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{",
+               *tail = "}},\"decoder\":{\"type\":\"ByteLevel\"}}";
+    ok(lm_buf_add(&json, head, strlen(head), &err));
+    for (int i = 0; i < V; i++) {
+        int n = snprintf(word, sizeof word, "%s\"w%d\":%d", i ? "," : "", i, i);
+        ok(lm_buf_add(&json, word, (size_t)n, &err));
+    }
+    ok(lm_buf_add(&json, tail, strlen(tail), &err));
+    ok(lm_tokenizer_from_json(json.data, json.len, NULL, 0, "test", &tok, &err));
+    lm_buf_fini(&json);
+    return tok;
+}
+
+static void serve(lm_loaded *w, lm_dtype type, const lm_paged_opts *o, int64_t samples,
+                  const lm_tokenizer *tok, answers *out, lm_sched_stats *count)
+{
+    const int64_t eos = 11;
+    const char *stop[] = { "w5w" };
+    const lm_complete_opts how = { .sample = { 1, 0, 0.9, 0, samples > 1 ? 1.2 : 1 },
+                                   .seed = 3,
+                                   .samples = samples,
+                                   .eos = &eos,
+                                   .n_eos = 1,
+                                   .stop = stop,
+                                   .n_stop = 1,
+                                   .logprobs = true };
+    const lm_complete_hooks h = { next_prompt, NULL, take_answer, out };
+    lm_complete_stats st = { 0 };
+    lm_paged *g = NULL;
+    memset(out, 0, sizeof *out);
+    out->samples = samples;
+    ok(lm_paged_new(w, type, o, host, &g, &err));
+    ok(lm_serve_run(g, o, tok, &how, &h, &st, count, &err));
+    lm_paged_free(g);
+    assert_int_equal(out->done, PROMPTS * samples - (samples - 1));
+    assert_int_equal(st.prompts, (PROMPTS - 1) * samples);
+}
+
+/* The same answers, to the bit, for any memory and any number of sequences; little memory makes sequences wait and
+ * be computed again. */
+static void any_memory(void **state)
+{
+    static const lm_paged_opts opts[] = { { 64 + 8, 8, CONTEXT, PAGE, 200 },
+                                          { 30 + 3, 3, CONTEXT, PAGE, 60 },
+                                          { 100 + 12, 12, CONTEXT, PAGE, 14 },
+                                          { 17, 1, CONTEXT, 64, 5 } };
+    static answers want, got;
+    lm_tokenizer *tok = letters();
+    (void)state;
+    for (int bf = 0; bf < 2; bf++)
+        for (int64_t samples = 1; samples < 3; samples++) {
+            lm_loaded w;
+            lm_dtype type = bf ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+            int64_t dropped = 0, hits = 0;
+            size_t words = 0;
+            loaded_of(configs[1 + bf], type, par, host, &w);
+            for (int i = 0; i < 4; i++) {
+                lm_sched_stats count;
+                serve(&w, type, &opts[i], samples, tok, i ? &got : &want, &count);
+                dropped += count.dropped;
+                hits += count.hits;
+                if (i) {
+                    assert_memory_equal(got.ids, want.ids, sizeof want.ids);
+                    assert_memory_equal(got.logprob, want.logprob, sizeof want.logprob);
+                    assert_memory_equal(got.n, want.n, sizeof want.n);
+                    assert_memory_equal(got.finish, want.finish, sizeof want.finish);
+                }
+            }
+            for (int i = 0; i < PROMPTS; i++)
+                words += want.n[i][0];
+            assert_true(words > 100 && dropped > 0 && hits > 0);
+            lm_loaded_fini(&w);
+        }
+    lm_tokenizer_free(tok);
+}
+
+static void refusals(void **state)
+{
+    const lm_paged_opts bad = { ROWS, 4, CONTEXT, 24, PAGES },
+                        o = { ROWS, 4, CONTEXT, PAGE, PAGES };
+    const int32_t table[13] = { 0 };
+    uint32_t ids[ROWS + 1] = { 0 };
+    const float *x;
+    lm_paged *g = NULL;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[1], LM_DTYPE_F32, par, host, &w);
+    assert_int_equal(lm_paged_new(&w, LM_DTYPE_F32, &bad, host, &g, &err), LM_EUSAGE);
+    assert_null(g);
+    err = (lm_err){ 0 };
+    ok(lm_paged_new(&w, LM_DTYPE_F32, &o, host, &g, &err));
+    const lm_paged_part parts[] = {
+        { ids, ROWS + 1, 0, LM_ROWS_PROMPT, table }, /* more rows than a step has */
+        { ids, 2, 0, LM_ROWS_TOKEN, table },         /* new tokens come one at a time */
+        { ids, 1, CONTEXT, LM_ROWS_TOKEN, table },
+    };
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(lm_paged_step(g, &parts[i], 1, &x, &err), LM_EUSAGE);
+    err = (lm_err){ 0 };
+    lm_paged_free(g);
+    lm_loaded_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_company), cmocka_unit_test(on_device), cmocka_unit_test(forks),
+        cmocka_unit_test(any_memory),  cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, open_both, close_both);
+}
