@@ -4,7 +4,7 @@
  * A page holds a fixed number of tokens of all layers.  Its number never changes while it is in
  * use; its tier and its place in that tier do.  The pool holds no data and has no backend: what must
  * be copied is a list of moves, and the caller performs the moves in the order of the list before
- * the pages are read or written.  Private to lib/kv.
+ * the pages are read or written.
  *
  * A reference keeps the content of a page.  A pin, of which each reference has at most one, keeps
  * the page on the device: sequences that run pin their pages, sequences that wait do not.  A page

@@ -14,7 +14,7 @@
  * when it is computed again.  Only pages of prompts are shared.
  *
  * Pure logic: no backend, no tensors, no clock; times and rates are numbers of the caller.  Steps do
- * not allocate memory.  Private to lib/kv. */
+ * not allocate memory. */
 #ifndef LM_KV_SCHED_H
 #define LM_KV_SCHED_H
 
