@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv.h -- attention over coded caches.
+/* kv.h -- attention over coded caches, and what is put into them.
  *
  * Sequences and rows are those of attention_cached (kernels/attention.h): sequence b has used[b] tokens in the cache
  * and fresh[b] new rows in qkv, from row first[b] on (without `first`: from row b * seq on); its new row i is at
@@ -20,7 +20,22 @@
  *               Each new row attends to the cached tokens as they are stored, and to the new rows of its
  *               sequence up to itself as they are in qkv (kernels/attention.h: heads, window, scale, soft_cap).  So it
  *               runs before the new rows are put into the cache.  Rows that are not fresh give zeros, lse -inf.
- * Tolerance: relative L2 2e-6 (F32), 1e-2 (BF16). */
+ * kv_write      (no gradient)
+ *               in  qkv, used, fresh, first (optional), table, slot (optional) as kv_attention
+ *               out keys, values, ktail, vtail (both, with slot) as kv_attention, in place
+ *               Appends the new rows, behind kv_attention of the same rows; used is the same, the next call's is
+ *               used + fresh.  Tokens that are then counted by lm_kv_coded, and were not, are encoded as
+ *               lm_kv_encode does; those that were plain come out of the tail.  Then the tail takes the new rows: the
+ *               first `sinks` tokens, and the newest `residual` of the others.  So the bits of pages and tails do
+ *               not depend on the cuts between calls.  The first token that is encoded into a page clears its
+ *               outliers.  A page that is written belongs to one sequence; used + fresh is at most P T.
+ *               Formats with outliers have fixed ranges of channels (`lower`).
+ * head_rotate   in  x [N,(H+2K)D] act
+ *               out y [N,(H+2K)D] act: the query, key and value heads of the flags q, k and v times the orthonormal
+ *                   Hadamard matrix in blocks of B, the largest power of two that divides D (Sylvester's order:
+ *                   entry i,j is B^-1/2, negative if i & j has an odd number of bits); the rest copied; may
+ *                   alias x.  It is its own inverse and its own gradient.  K = 0: x has H heads alone.
+ * Tolerance: relative L2 2e-6 (F32), 1e-2 (BF16); head_rotate 1e-6, 4e-3; kv_write the same bits. */
 #ifndef LM_KERNELS_KV_H
 #define LM_KERNELS_KV_H
 
@@ -33,6 +48,11 @@ typedef struct {
         residual;  /* newest tokens that are not coded: at most so many; a multiple of lm_kv_step */
     int64_t sinks; /* first tokens that are not coded; a multiple of lm_kv_step */
 } lm_kv_attr;
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim; /* head_dim at most LM_KV_MAX_DIM */
+    bool q, k, v;
+} lm_head_rotate_attr;
 
 /* Of `used` tokens in the cache those in [sinks, this) are read as codes.  Formats of single tokens keep the newest
  * `residual` plain; others code `residual` tokens at once when as many are there. */

@@ -3,7 +3,7 @@
 #include "kernels/kv.h"
 
 #include "numeric/code_rows.h"
-#include "op/example.h"
+#include "op/kv_example.h"
 #include "op/ops.h"
 
 static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch, 'B') },
@@ -20,8 +20,7 @@ static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch,
 
 enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, N_IN };
 
-/* Plain tokens leave a format's groups whole. */
-static bool keeps_groups(const lm_kv_attr *a, const lm_tensor *t)
+bool lm_kv_keeps_groups(const lm_kv_attr *a, const lm_tensor *t)
 {
     int64_t step = lm_kv_step(t->kv, t->dim[2]);
     return a->residual >= 0 && a->sinks >= 0 && a->residual % step == 0 && a->sinks % step == 0 &&
@@ -42,7 +41,8 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(ragged == !lm_absent(&in[KIND]) && ragged == (x->seq == 0) &&
                       (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_attention", e, "rows are B times seq, or have first and kind") ||
-        lm_expect(keeps_groups(a, &in[KEYS]) && keeps_groups(a, &in[VALUES]), "kv_attention", e,
+        lm_expect(lm_kv_keeps_groups(a, &in[KEYS]) && lm_kv_keeps_groups(a, &in[VALUES]),
+                  "kv_attention", e,
                   "residual %lld and sinks %lld do not fit the groups of the formats",
                   (long long)a->residual, (long long)a->sinks) ||
         lm_expect(tail != lm_absent(&in[SLOT]) && tail != lm_absent(&in[KTAIL]) &&
@@ -104,6 +104,11 @@ static void kv_cost(const lm_call *c, lm_cost *out)
 static const lm_kv_format keys_formats[] = FORMATS(false), values_formats[] = FORMATS(true);
 enum { N_EXAMPLES = sizeof keys_formats / sizeof *keys_formats };
 
+const lm_kv_format *lm_kv_example_format(bool values, uint64_t i)
+{
+    return &(values ? values_formats : keys_formats)[i % N_EXAMPLES];
+}
+
 static lm_tensor cache(const lm_kv_format *f, int64_t pages, int64_t K, int64_t T, int64_t D)
 {
     return (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 4, .dim = { pages, K, T, D }, .kv = f };
@@ -150,8 +155,7 @@ static void kv_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
-/* Normal numbers with an offset that changes with the channel, encoded by the definition. */
-static void fill_pages(lm_rng r, const lm_tensor *t)
+void lm_kv_example_pages(lm_rng r, const lm_tensor *t)
 {
     int64_t T = t->dim[2], D = t->dim[3], step = lm_kv_step(t->kv, T);
     size_t bytes = lm_kv_page_bytes(t->kv, T, D);
@@ -189,8 +193,8 @@ static void kv_fill(lm_rng r, const lm_call *c)
              p++) /* 7 permutes: B P + 1 pages, of which 0 is left out if it divides */
             table[b * P + p] = (int32_t)((b * P + p) * 7 % (B * P + 1));
     }
-    fill_pages(r, &c->in[KEYS]);
-    fill_pages(r, &c->in[VALUES]);
+    lm_kv_example_pages(r, &c->in[KEYS]);
+    lm_kv_example_pages(r, &c->in[VALUES]);
 }
 
 const lm_op lm_op_kv_attention = {

@@ -24,8 +24,8 @@ extern const lm_op lm_op_rope;
 double lm_rope_unread_bytes(const lm_tensor *table, const lm_tensor *pos);
 /* attention.c */
 extern const lm_op lm_op_attention, lm_op_attention_dx, lm_op_attention_cached;
-/* kv.c */
-extern const lm_op lm_op_kv_attention;
+/* kv.c, kv_write.c, head_rotate.c */
+extern const lm_op lm_op_kv_attention, lm_op_kv_write, lm_op_head_rotate;
 /* elementwise.c (and lm_op_add, lm_op_cast of graph/op.h) */
 extern const lm_op lm_op_gelu, lm_op_gelu_dx, lm_op_swiglu, lm_op_swiglu_dx, lm_op_geglu,
     lm_op_geglu_dx, lm_op_soft_cap, lm_op_soft_cap_dx, lm_op_dropout, lm_op_rows;

@@ -25,6 +25,8 @@ static const lm_op *const ops[] = {
     &lm_op_attention_dx,
     &lm_op_attention_cached,
     &lm_op_kv_attention,
+    &lm_op_kv_write,
+    &lm_op_head_rotate,
     &lm_op_gelu,
     &lm_op_gelu_dx,
     &lm_op_swiglu,

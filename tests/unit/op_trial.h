@@ -20,6 +20,7 @@
 #include "base/mem.h"
 #include "graph/passes.h"
 #include "numeric/code_rows.h"
+#include "numeric/kv_format.h"
 #include "op/ops.h"
 
 enum { GUARD = 64 };
@@ -302,9 +303,32 @@ static inline void drop_operands(operands *o)
         lm_free(o->out[i].data);
 }
 
+/* The numbers of a coded cache. */
+static inline float *decoded(const lm_tensor *t)
+{
+    int64_t T = t->dim[2], D = t->dim[3];
+    size_t bytes = lm_kv_page_bytes(t->kv, T, D);
+    float *y = take((size_t)lm_tensor_count(t) * sizeof *y);
+    for (int64_t p = 0; p < t->dim[0] * t->dim[1]; p++)
+        lm_kv_decode(t->kv, T, D, p % t->dim[1], (const char *)t->data + (size_t)p * bytes, 0, T,
+                     y + p * T * D, D);
+    return y;
+}
+
 static inline double distance(const lm_tensor *got, const lm_tensor *want, double floor)
 {
     double diff = 0, norm = 0;
+    if (want->kv) {
+        lm_tensor a = *got, b = *want;
+        a.kv = b.kv = NULL;
+        a.dtype = b.dtype = LM_DTYPE_F32;
+        a.data = decoded(got);
+        b.data = decoded(want);
+        diff = distance(&a, &b, floor);
+        lm_free(a.data);
+        lm_free(b.data);
+        return diff;
+    }
     for (int64_t i = 0; i < lm_tensor_count(want); i++) {
         double a = lm_get(got->dtype, got->data, i), b = lm_get(want->dtype, want->data, i);
         if (a == b || (isnan(a) && isnan(b))) {

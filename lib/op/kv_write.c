@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_write.c -- new rows into coded caches. */
+#include "numeric/code_rows.h"
+#include "op/kv_example.h"
+#include "op/ops.h"
+
+static const lm_field write_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch, 'B') },
+                                         { LM_ATTR_INT(lm_kv_attr, attention.seq, 0) },
+                                         { LM_ATTR_INT(lm_kv_attr, attention.heads, 'H') },
+                                         { LM_ATTR_INT(lm_kv_attr, attention.kv_heads, 'K') },
+                                         { LM_ATTR_INT(lm_kv_attr, attention.head_dim, 'D') },
+                                         { LM_ATTR_INT(lm_kv_attr, residual, 0) },
+                                         { LM_ATTR_INT(lm_kv_attr, sinks, 0) },
+                                         { 0 } };
+
+enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, N_IN };
+enum { KEYS, VALUES, KTAIL, VTAIL };
+
+/* Outliers are told by fixed ranges. */
+static bool has_ranges(const lm_tensor *t)
+{
+    return t->kv->outliers == 0 || t->kv->lower;
+}
+
+static lm_code write_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_kv_attr *a = c->attr;
+    const lm_attention_attr *x = &a->attention;
+    const lm_tensor *in = c->in, *out = c->out;
+    bool ragged = !lm_absent(&in[FIRST]), tail = a->residual + a->sinks > 0;
+    (void)want;
+    if (lm_expect(ragged == (x->seq == 0) && (ragged || in[QKV].dim[0] == x->batch * x->seq),
+                  "kv_write", e, "rows are B times seq, or have first") ||
+        lm_expect(lm_kv_keeps_groups(a, &out[KEYS]) && lm_kv_keeps_groups(a, &out[VALUES]),
+                  "kv_write", e,
+                  "residual %lld and sinks %lld do not fit the groups of the formats",
+                  (long long)a->residual, (long long)a->sinks) ||
+        lm_expect(tail != lm_absent(&in[SLOT]) && tail != lm_absent(&out[KTAIL]) &&
+                      tail != lm_absent(&out[VTAIL]),
+                  "kv_write", e, "slot and tails go with residual or sinks") ||
+        lm_expect(!tail || out[KTAIL].dim[2] == a->residual + a->sinks, "kv_write", e,
+                  "tails have %lld rows, not residual + sinks",
+                  (long long)(tail ? out[KTAIL].dim[2] : 0)) ||
+        lm_expect(has_ranges(&out[KEYS]) && has_ranges(&out[VALUES]), "kv_write", e,
+                  "a format with outliers has no ranges of channels"))
+        return e->code;
+    return lm_expect(!out[KEYS].kv->values && out[VALUES].kv->values, "kv_write", e,
+                     "keys are in the order of keys, values in that of values");
+}
+
+/* Each key and value is read, and written once plain or as codes; about ten operations find a code. */
+static void write_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_kv_attr *a = c->attr;
+    const lm_tensor *k = &c->out[KEYS], *v = &c->out[VALUES];
+    double rows = (double)(c->in[QKV].dim[0] * a->attention.kv_heads);
+    double D = (double)a->attention.head_dim, T = (double)k->dim[2];
+    double codes = (double)lm_kv_page_bytes(k->kv, k->dim[2], k->dim[3]) +
+                   (double)lm_kv_page_bytes(v->kv, v->dim[2], v->dim[3]);
+    double plain = 2 * D * (double)lm_dtype_size(c->in[QKV].dtype);
+    out->flops = 20 * rows * D;
+    out->bytes = rows * (plain * (a->residual ? 3 : 1) + codes / T);
+}
+
+static void write_example(lm_rng r, int i, lm_example *x)
+{
+    static const int64_t dims[] = { 4, 20, 32, 64, 80, 128 };
+    const lm_kv_format *f[2] = { lm_kv_example_format(false, (uint64_t)i),
+                                 lm_kv_example_format(true, lm_example_draw(r, i, 0, 64)) };
+    int64_t b = 1 + (int64_t)lm_example_draw(r, i, 1, 3);
+    int64_t d = dims[lm_example_draw(r, i, 2, 6)], kv = 1 + (int64_t)lm_example_draw(r, i, 3, 2);
+    int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 4, 2));
+    int64_t T = 16 << lm_example_draw(r, i, 5, 3), t = lm_example_size(r, i, 6, 40);
+    int64_t P = (t + T - 1) / T + (int64_t)lm_example_draw(r, i, 7, 3);
+    lm_kv_attr a = { .attention = { .batch = b, .heads = h, .kv_heads = kv, .head_dim = d } };
+    bool steps = lm_kv_step(f[0], T) > 1 || lm_kv_step(f[1], T) > 1;
+    bool ragged = lm_example_draw(r, i, 8, 2);
+    if (steps || lm_example_draw(r, i, 9, 2))
+        a.residual = T;
+    a.sinks = lm_example_draw(r, i, 10, 2) ? (steps ? T : 5) : 0;
+    a.attention.seq = ragged ? 0 : t;
+    *x = (lm_example){ .n_in = N_IN, .want = 3 };
+    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), (h + 2 * kv) * d);
+    x->in[USED] = x->in[FRESH] = lm_shape1(LM_DTYPE_I32, b);
+    if (ragged)
+        x->in[FIRST] = lm_shape1(LM_DTYPE_I32, b + 1);
+    x->in[TABLE] = lm_shape2(LM_DTYPE_I32, b, P);
+    for (int side = 0; side < 2; side++)
+        x->out[side] = (lm_tensor){
+            .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b * P + 1, kv, T, d }, .kv = f[side]
+        };
+    if (a.residual + a.sinks > 0) {
+        x->want = 15;
+        x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
+        x->out[KTAIL] = x->out[VTAIL] = (lm_tensor){
+            .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b + 1, kv, a.residual + a.sinks, d }
+        };
+    }
+    lm_example_attr(x, &a);
+}
+
+static void write_fill(lm_rng r, const lm_call *c)
+{
+    const lm_kv_attr *a = c->attr;
+    int64_t B = a->attention.batch, P = c->in[TABLE].dim[1], room = P * c->out[KEYS].dim[2];
+    int64_t rows = c->in[QKV].dim[0] / B;
+    int32_t *used = c->in[USED].data, *fresh = c->in[FRESH].data, *first = c->in[FIRST].data;
+    int32_t *table = c->in[TABLE].data, *slot = c->in[SLOT].data;
+    for (int64_t b = 0; b < B; b++) {
+        fresh[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 8, (uint64_t)rows + 1);
+        fresh[b] = fresh[b] > room ? (int32_t)room : fresh[b];
+        used[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 8 + 1, (uint64_t)(room - fresh[b]) + 1);
+        if (first) {
+            first[0] = 0;
+            first[b + 1] = first[b] + fresh[b];
+        }
+        if (slot)
+            slot[b] = (int32_t)(B - b);
+        for (int64_t p = 0; p < P; p++) /* each page once */
+            table[b * P + p] = (int32_t)(B * P - b * P - p);
+    }
+    lm_kv_example_pages(r, &c->out[KEYS]);
+    lm_kv_example_pages(r, &c->out[VALUES]);
+}
+
+const lm_op lm_op_kv_write = {
+    .name = "kv_write",
+    .attr_size = sizeof(lm_kv_attr),
+    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+            { "used", "B", LM_IDS },
+            { "fresh", "B", LM_IDS },
+            { "first", "B+1", LM_IDS | LM_OPTIONAL },
+            { "table", "B,P", LM_IDS },
+            { "slot", "B", LM_IDS | LM_OPTIONAL } },
+    .out = { { "keys", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
+             { "values", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
+             { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
+             { "vtail", "L,K,R,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL } },
+    .fields = write_fields,
+    .prec = LM_PREC_ALLOW,
+    .shape = write_shape,
+    .cost = write_cost,
+    .example = write_example,
+    .fill = write_fill,
+};

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writes into coded caches: rows that come in any cuts leave the bits of all rows encoded at once, in every format, and
+ * the plain rows where attention looks for them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/par.h"
+#include "base/rng.h"
+#include "kernels/kv.h"
+#include "numeric/code_rows.h"
+
+enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, N_IN };
+enum { KEYS, VALUES, KTAIL, VTAIL, N_OUT };
+enum { CUTS = 1000, MOST_HEADS = 2, MOST_D = 64 };
+
+static float lower[MOST_HEADS * MOST_D], upper[MOST_HEADS * MOST_D];
+
+#define TOKEN(b, l, g)                                                             \
+    {                                                                              \
+        .name = "token", .bits = b, .levels = l, .group = g, .scale = LM_DTYPE_F16 \
+    }
+#define CHANNEL(b, l, g)                                                              \
+    {                                                                                 \
+        .name = "channel", .bits = b, .axis = LM_KV_CHANNEL, .levels = l, .group = g, \
+        .scale = LM_DTYPE_F16                                                         \
+    }
+#define GGML(b, l)                                                                               \
+    {                                                                                            \
+        .name = "ggml", .bits = b, .levels = l, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 \
+    }
+#define FIXED(l, b, n)                                                                          \
+    {                                                                                           \
+        .name = "fixed", .bits = b, .axis = LM_KV_CHANNEL, .levels = l, .scale = LM_DTYPE_NONE, \
+        .lower = lower, .upper = upper, .outliers = n                                           \
+    }
+static lm_kv_format formats[] = {
+    TOKEN(8, LM_KV_SYM, 0),
+    TOKEN(4, LM_KV_ASYM, 32),
+    TOKEN(2, LM_KV_ASYM, 16),
+    TOKEN(5, LM_KV_SYM, 16),
+    TOKEN(6, LM_KV_ASYM, 0),
+    TOKEN(1, LM_KV_ASYM, 16),
+    CHANNEL(2, LM_KV_ASYM, 16),
+    CHANNEL(3, LM_KV_SYM, 0),
+    CHANNEL(8, LM_KV_ASYM, 16),
+    GGML(8, LM_KV_SYM),
+    GGML(5, LM_KV_ASYM),
+    GGML(4, LM_KV_SYM),
+    { .name = "fp8",
+      .bits = 8,
+      .levels = LM_KV_FLOAT8,
+      .float8 = LM_DTYPE_F8E4M3,
+      .scale = LM_DTYPE_NONE,
+      .constant = 0.5 },
+    { .name = "fp8 by token",
+      .bits = 8,
+      .levels = LM_KV_FLOAT8,
+      .float8 = LM_DTYPE_F8E5M2,
+      .scale = LM_DTYPE_F16 },
+    { .name = "codebook",
+      .bits = 3,
+      .levels = LM_KV_TABLE,
+      .norm = true,
+      .renorm = true,
+      .scale = LM_DTYPE_F16,
+      .n_table = 8 },
+    { .name = "balanced by token",
+      .bits = 2,
+      .levels = LM_KV_ASYM,
+      .scale = LM_DTYPE_F16,
+      .second = true,
+      .span = 16 },
+    { .name = "balanced by channel",
+      .bits = 4,
+      .axis = LM_KV_CHANNEL,
+      .levels = LM_KV_ASYM,
+      .scale = LM_DTYPE_F16,
+      .second = true },
+    FIXED(LM_KV_SYM, 4, 0),
+    FIXED(LM_KV_TABLE, 3, 7),
+};
+enum { N_FORMATS = sizeof formats / sizeof *formats };
+
+static lm_par *pool;
+
+static void *take(size_t bytes)
+{
+    lm_err e = { 0 };
+    void *p = NULL;
+    assert_int_equal(lm_alloc_n(&p, bytes + 1, 1, "a test operand", &e), LM_OK);
+    memset(p, 0, bytes);
+    return p;
+}
+
+/* Two sequences that grow, and all of their rows. */
+typedef struct {
+    lm_kv_attr attr;
+    lm_kv_format f[2];
+    lm_dtype act;
+    int64_t H, K, D, T, P, width; /* width: of a row of qkv */
+    int64_t used[2], most;        /* most: rows of a sequence */
+    char *rows[2];                /* [most, width] */
+    lm_tensor in[N_IN], out[N_OUT];
+    void *pages[2]; /* as they were */
+} trial;
+
+static lm_tensor made(lm_dtype d, int ndim, const int64_t *dim, const lm_kv_format *f)
+{
+    lm_tensor t = { .dtype = d, .ndim = ndim, .kv = f };
+    memcpy(t.dim, dim, (size_t)ndim * sizeof *dim);
+    t.data = take(lm_stored_bytes(&t));
+    return t;
+}
+
+/* Pages of an earlier use: every token has codes, and outliers are full. */
+static void make_dirty(trial *t, int side)
+{
+    lm_tensor *c = &t->out[KEYS + side];
+    size_t bytes = lm_kv_page_bytes(c->kv, t->T, t->D);
+    float x[128 * MOST_D];
+    for (int64_t i = 0; i < t->T * t->D; i++)
+        x[i] = (float)(i % 7) - 3.0f + (i % 5 ? 0.0f : 9.0f);
+    for (int64_t p = 0; p < c->dim[0] * t->K; p++)
+        lm_kv_encode(c->kv, t->T, t->D, p % t->K, x, t->D, 0, t->T, NULL,
+                     (char *)c->data + (size_t)p * bytes);
+    t->pages[side] = take(lm_stored_bytes(c));
+    memcpy(t->pages[side], c->data, lm_stored_bytes(c));
+}
+
+static void open_trial(trial *t, lm_rng r, int i)
+{
+    static const int64_t dims[] = { 4, 20, 32, 64 };
+#define DRAW(k, n) ((int64_t)lm_rng_below(r, (uint64_t)k, (uint64_t)(n)))
+    *t = (trial){ .act = DRAW(0, 2) ? LM_DTYPE_BF16 : LM_DTYPE_F32 };
+    t->f[0] = formats[i % N_FORMATS];
+    t->f[1] = formats[DRAW(1, N_FORMATS)];
+    t->f[1].values = true;
+    t->K = 1 + DRAW(2, MOST_HEADS);
+    t->H = t->K * (1 + DRAW(3, 2));
+    t->D = dims[DRAW(4, 4)];
+    t->T = 16 << DRAW(5, 3);
+    t->P = 1 + DRAW(6, 3);
+    t->width = (t->H + 2 * t->K) * t->D;
+    t->most = t->P * t->T;
+    t->attr.attention = (lm_attention_attr){
+        .batch = 2, .heads = t->H, .kv_heads = t->K, .head_dim = t->D, .causal = true
+    };
+    bool steps = lm_kv_step(&t->f[0], t->T) > 1 || lm_kv_step(&t->f[1], t->T) > 1;
+    t->attr.residual = steps ? t->T * (1 + DRAW(7, 2)) : DRAW(7, 2) * (1 + DRAW(8, 40));
+    t->attr.sinks = DRAW(9, 2) ? (steps ? t->T : 1 + DRAW(10, 20)) : 0;
+    int64_t R = t->attr.residual + t->attr.sinks;
+    t->in[USED] = made(LM_DTYPE_I32, 1, (int64_t[]){ 2 }, NULL);
+    t->in[FRESH] = made(LM_DTYPE_I32, 1, (int64_t[]){ 2 }, NULL);
+    t->in[FIRST] = made(LM_DTYPE_I32, 1, (int64_t[]){ 3 }, NULL);
+    t->in[TABLE] = made(LM_DTYPE_I32, 2, (int64_t[]){ 2, t->P }, NULL);
+    for (int64_t p = 0; p < 2 * t->P; p++)
+        ((int32_t *)t->in[TABLE].data)[p] = (int32_t)(2 * t->P - 1 - p);
+    for (int s = 0; s < 2; s++) {
+        if (lm_kv_page_bytes(&t->f[s], t->T, t->D) == SIZE_MAX)
+            fail_msg("%s: no pages of %lld tokens", t->f[s].name, (long long)t->T);
+        t->out[KEYS + s] = made(t->act, 4, (int64_t[]){ 2 * t->P, t->K, t->T, t->D }, &t->f[s]);
+        make_dirty(t, s);
+        if (R)
+            t->out[KTAIL + s] = made(t->act, 4, (int64_t[]){ 3, t->K, R, t->D }, NULL);
+        t->rows[s] = take((size_t)(t->most * t->width) * lm_dtype_size(t->act));
+        for (int64_t k = 0; k < t->most * t->width; k++)
+            lm_set(t->act, t->rows[s], k,
+                   lm_rng_normal(lm_rng_make(9, "kv rows", (uint64_t)(2 * i + s)), (uint64_t)k));
+    }
+    if (R) {
+        t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ 2 }, NULL);
+        memcpy(t->in[SLOT].data, (int32_t[]){ 2, 0 }, 8);
+    }
+}
+
+static void close_trial(trial *t)
+{
+    for (int i = 0; i < N_IN; i++)
+        lm_free(i == QKV ? NULL : t->in[i].data);
+    for (int i = 0; i < N_OUT; i++)
+        lm_free(t->out[i].data);
+    for (int s = 0; s < 2; s++) {
+        lm_free(t->rows[s]);
+        lm_free(t->pages[s]);
+    }
+}
+
+/* Put the next n[b] rows of each sequence into the caches; row 0 and the last one belong to no sequence. */
+static void write_rows(trial *t, const lm_kernel *k, const int64_t n[2])
+{
+    size_t row = (size_t)t->width * lm_dtype_size(t->act);
+    int32_t *used = t->in[USED].data, *fresh = t->in[FRESH].data, *first = t->in[FIRST].data;
+    lm_call c = { .attr = &t->attr, .in = t->in, .n_in = N_IN, .out = t->out, .n_out = N_OUT };
+    t->in[QKV] = made(t->act, 2, (int64_t[]){ n[0] + n[1] + 2, t->width }, NULL);
+    memset(t->in[QKV].data, 0xff, lm_stored_bytes(&t->in[QKV]));
+    first[0] = 1;
+    for (int b = 0; b < 2; b++) {
+        used[b] = (int32_t)t->used[b];
+        fresh[b] = (int32_t)n[b];
+        first[b + 1] = first[b] + fresh[b];
+        memcpy((char *)t->in[QKV].data + (size_t)first[b] * row,
+               t->rows[b] + (size_t)t->used[b] * row, (size_t)n[b] * row);
+        t->used[b] += n[b];
+    }
+    size_t bytes = k->work ? k->work(&c, 2) : 0;
+    c.work = take(bytes);
+    memset(c.work, 0xff, bytes);
+    c.par = pool;
+    k->run(&c);
+    lm_free(c.work);
+    lm_free(t->in[QKV].data);
+}
+
+/* Number d of token j of a head. */
+static double number(const trial *t, int b, int side, int64_t kv, int64_t j, int64_t d)
+{
+    return lm_get(t->act, t->rows[b], j * t->width + (t->H + side * t->K + kv) * t->D + d);
+}
+
+/* The pages as one call of the encoder for each leaves them. */
+static void expect_pages(trial *t, int side)
+{
+    const lm_kv_format *f = &t->f[side];
+    size_t bytes = lm_kv_page_bytes(f, t->T, t->D);
+    lm_kv_sections at;
+    float x[128 * MOST_D];
+    lm_kv_page(f, t->T, t->D, &at, NULL);
+    for (int b = 0; b < 2; b++)
+        for (int64_t p = 0; p < t->P; p++) {
+            int64_t end = lm_kv_coded(f, t->T, t->attr.residual, t->used[b]);
+            int64_t from = p * t->T > t->attr.sinks ? p * t->T : t->attr.sinks;
+            int64_t to = end < (p + 1) * t->T ? end : (p + 1) * t->T;
+            int64_t page = ((int32_t *)t->in[TABLE].data)[b * t->P + p] * t->K;
+            for (int64_t kv = 0; kv < t->K && from < to; kv++) {
+                char *want = (char *)t->pages[side] + (size_t)(page + kv) * bytes;
+                for (int64_t j = from; j < to; j++)
+                    for (int64_t d = 0; d < t->D; d++)
+                        x[(j - from) * t->D + d] = (float)number(t, b, side, kv, j, d);
+                if (f->outliers)
+                    memset(want + at.outliers, 0, 2);
+                lm_kv_encode(f, t->T, t->D, kv, x, t->D, from - p * t->T, to - from, NULL, want);
+            }
+        }
+}
+
+/* Outliers behind the counted ones are any. */
+static void clear_unused(const trial *t, int side, void *pages)
+{
+    const lm_kv_format *f = &t->f[side];
+    size_t bytes = lm_kv_page_bytes(f, t->T, t->D);
+    lm_kv_sections at;
+    lm_kv_page(f, t->T, t->D, &at, NULL);
+    for (int64_t p = 0; p < 2 * t->P * t->K && f->outliers; p++) {
+        uint16_t *o = (uint16_t *)(void *)((char *)pages + (size_t)p * bytes + at.outliers);
+        for (int64_t i = *o; i < f->outliers; i++)
+            o[1 + i] = o[1 + f->outliers + i] = 0;
+    }
+}
+
+/* The plain tokens lie where kernels/kv.h says. */
+static void check_tail(const trial *t, int b, int side)
+{
+    int64_t sinks = t->attr.sinks, residual = t->attr.residual, R = sinks + residual;
+    const lm_tensor *tail = &t->out[KTAIL + side];
+    for (int64_t j = 0; R && j < t->used[b]; j++) {
+        if (j >= sinks && j < lm_kv_coded(&t->f[side], t->T, residual, t->used[b]))
+            continue;
+        int64_t row = j < sinks ? j : sinks + j % residual;
+        for (int64_t kv = 0; kv < t->K; kv++)
+            for (int64_t d = 0; d < t->D; d++) {
+                int64_t slot = ((int32_t *)t->in[SLOT].data)[b];
+                double got = lm_get(t->act, tail->data, ((slot * t->K + kv) * R + row) * t->D + d);
+                if (got != number(t, b, side, kv, j, d))
+                    fail_msg("%s: token %lld of %lld is not in the tail", t->f[side].name,
+                             (long long)j, (long long)t->used[b]);
+            }
+    }
+}
+
+static void check(trial *t, int i)
+{
+    for (int s = 0; s < 2; s++) {
+        size_t bytes = lm_stored_bytes(&t->out[KEYS + s]);
+        expect_pages(t, s);
+        clear_unused(t, s, t->pages[s]);
+        clear_unused(t, s, t->out[KEYS + s].data);
+        if (memcmp(t->pages[s], t->out[KEYS + s].data, bytes))
+            fail_msg("cut %d: %s of %s: other bits than all rows at once", i, s ? "values" : "keys",
+                     t->f[s].name);
+        check_tail(t, 0, s);
+        check_tail(t, 1, s);
+    }
+}
+
+static void test_cuts(void **state)
+{
+    const lm_kernel *k;
+    (void)state;
+    for (int level = 0; (k = lm_cpu_kernel_at(level)); level++)
+        for (int i = 0; i < CUTS && !strcmp(k->op, "kv_write"); i++) {
+            lm_rng r = lm_rng_make(4, "kv cuts", (uint64_t)i);
+            trial t;
+            open_trial(&t, r, i);
+            if (k->level > (int)lm_cpu_detect() || (k->act != t.act && k->act != LM_DTYPE_NONE)) {
+                close_trial(&t);
+                continue;
+            }
+            for (uint64_t cut = 0; cut < 40; cut++) { /* new tokens, parts of prompts, nothing */
+                int64_t n[2];
+                for (uint64_t b = 0; b < 2; b++) {
+                    static const uint64_t sizes[] = { 2, 2, 9, 40, 200 };
+                    uint64_t size = sizes[lm_rng_below(r, 100 + cut * 4 + b * 2, 5)];
+                    n[b] = (int64_t)lm_rng_below(r, 101 + cut * 4 + b * 2, size);
+                    n[b] = n[b] < t.most - t.used[b] ? n[b] : t.most - t.used[b];
+                }
+                write_rows(&t, k, n);
+            }
+            check(&t, i);
+            close_trial(&t);
+        }
+}
+
+/* KIVI: keys wait until `residual` are there and leave together; values leave one by one. */
+static void test_counts(void **state)
+{
+    lm_kv_format keys = CHANNEL(2, LM_KV_ASYM, 32), values = TOKEN(2, LM_KV_ASYM, 32);
+    int64_t plain[2] = { 0, 0 };
+    (void)state;
+    for (int64_t used = 1; used < 1000; used++) {
+        plain[0] = plain[0] + 1 == 128 ? 0 : plain[0] + 1;
+        plain[1] += plain[1] < 128;
+        assert_int_equal(lm_kv_coded(&keys, 64, 128, used), used - plain[0]);
+        assert_int_equal(lm_kv_coded(&values, 64, 128, used), used - plain[1]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_counts),
+    };
+    lm_err e = { 0 };
+    for (int i = 0; i < MOST_HEADS * MOST_D; i++) {
+        lower[i] = -1.5f - (float)(i % 3);
+        upper[i] = 1.0f + (float)(i % 5);
+    }
+    for (int i = 0; i < N_FORMATS; i++)
+        if (formats[i].levels == LM_KV_TABLE) {
+            lm_kv_format *f = &formats[i];
+            lm_kv_normal_table(f->bits, f->table);
+            f->n_table = 1 << f->bits;
+            f->zero = f->lower != NULL; /* levels in [-1, 1] */
+            for (int l = 0; l < f->n_table && f->zero; l++)
+                f->table[l] /= 2.2f;
+        }
+    if (lm_par_new(&pool, 2, &e))
+        return 1;
+    int rc = cmocka_run_group_tests_name("kernels_kv_write", tests, NULL, NULL);
+    lm_par_free(pool);
+    return rc;
+}
