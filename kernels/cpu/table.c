@@ -55,6 +55,8 @@ static const lm_kernel *const tables[] = {
     lm_panels_amx_kernels,
     lm_kv_amx_kernels,
     lm_kv_write_ref_kernels,
+    lm_kv_write_avx2_kernels,
+    lm_kv_write_avx512_kernels,
     lm_head_rotate_ref_kernels,
     lm_head_rotate_avx2_kernels,
     lm_head_rotate_avx512_kernels,

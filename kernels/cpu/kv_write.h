@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_write.h -- keys or values of one head of one sequence of kv_write (kernels/kv.h): where they come from, and where they
+ * go. */
+#ifndef LM_KERNELS_CPU_KV_WRITE_H
+#define LM_KERNELS_CPU_KV_WRITE_H
+
+#include <string.h>
+
+#include "kernels/kv.h"
+
+/* Operands of kv_write. */
+enum { KVW_QKV, KVW_USED, KVW_FRESH, KVW_FIRST, KVW_TABLE, KVW_SLOT };
+enum { KVW_KEYS, KVW_VALUES, KVW_KTAIL, KVW_VTAIL };
+
+/* Keys or values of one head of one sequence. */
+typedef struct {
+    const lm_kv_format *f;
+    lm_kv_sections at;
+    lm_dtype act;
+    int64_t T, D, kv, sinks, residual;
+    int64_t used, end; /* tokens before and after */
+    const int32_t *table;
+    char *pages;             /* of this head, of page 0 */
+    size_t step;             /* bytes from page to page */
+    char *tail;              /* row 0 of the slot */
+    const char *fresh;       /* row 0 of the new ones, in qkv */
+    size_t fresh_pitch, row; /* bytes: from row to row of qkv, of a row of the head */
+} kvw_side;
+
+static inline int64_t kvw_int(const lm_call *c, int in, int64_t i)
+{
+    return ((const int32_t *)c->in[in].data)[i];
+}
+
+static inline kvw_side kvw_side_of(const lm_call *c, int64_t b, int64_t kv, bool values)
+{
+    const lm_kv_attr *a = c->attr;
+    const lm_tensor *t = &c->out[values ? KVW_VALUES : KVW_KEYS], *qkv = &c->in[KVW_QKV];
+    int64_t H = a->attention.heads, K = a->attention.kv_heads, R = a->sinks + a->residual;
+    int64_t first = c->in[KVW_FIRST].data ? kvw_int(c, KVW_FIRST, b) : b * a->attention.seq;
+    kvw_side s = { .f = t->kv, .act = qkv->dtype, .T = t->dim[2], .D = t->dim[3], .kv = kv };
+    s.sinks = a->sinks;
+    s.residual = a->residual;
+    s.used = kvw_int(c, KVW_USED, b);
+    s.end = s.used + kvw_int(c, KVW_FRESH, b);
+    s.table = (const int32_t *)c->in[KVW_TABLE].data + b * c->in[KVW_TABLE].dim[1];
+    lm_kv_page(t->kv, s.T, s.D, &s.at, NULL);
+    s.step = (size_t)K * s.at.all;
+    s.pages = (char *)t->data + (size_t)kv * s.at.all;
+    s.row = (size_t)s.D * lm_dtype_size(s.act);
+    if (R > 0)
+        s.tail = (char *)c->out[values ? KVW_VTAIL : KVW_KTAIL].data +
+                 (size_t)((kvw_int(c, KVW_SLOT, b) * K + kv) * R) * s.row;
+    s.fresh_pitch = (size_t)(H + 2 * K) * s.row;
+    s.fresh = (const char *)qkv->data + (size_t)first * s.fresh_pitch +
+              (size_t)(H + (values ? K : 0) + kv) * s.row;
+    return s;
+}
+
+static inline char *kvw_tail_row(const kvw_side *s, int64_t j)
+{
+    return s->tail + (size_t)(j < s->sinks ? j : s->sinks + j % s->residual) * s->row;
+}
+
+/* The numbers of a token that was not coded before. */
+static inline const void *kvw_plain_row(const kvw_side *s, int64_t j)
+{
+    return j < s->used ? kvw_tail_row(s, j) : s->fresh + (size_t)(j - s->used) * s->fresh_pitch;
+}
+
+/* The tokens of [0, n) that are coded, without the sinks, end here. */
+static inline int64_t kvw_coded_end(const kvw_side *s, int64_t n)
+{
+    int64_t end = lm_kv_coded(s->f, s->T, s->residual, n);
+    return end > s->sinks ? end : s->sinks;
+}
+
+/* The page of token `from`, whose next token it is; its outliers are cleared with its first one. */
+static inline char *kvw_page(const kvw_side *s, int64_t from)
+{
+    char *page = s->pages + (size_t)s->table[from / s->T] * s->step;
+    int64_t begin = from / s->T * s->T;
+    if (s->f->outliers && from == (begin > s->sinks ? begin : s->sinks))
+        memset(page + s->at.outliers, 0, sizeof(uint16_t)); /* their count */
+    return page;
+}
+
+/* Encode tokens [from, to) of one page by the definition; x: room for them. */
+static inline void kvw_encode(const kvw_side *s, int64_t from, int64_t to, float *x)
+{
+    char *page = kvw_page(s, from);
+    for (int64_t j = from; j < to; j++)
+        for (int64_t d = 0; d < s->D; d++)
+            x[(j - from) * s->D + d] = (float)lm_get(s->act, kvw_plain_row(s, j), d);
+    lm_kv_encode(s->f, s->T, s->D, s->kv, x, s->D, from % s->T, to - from, NULL, page);
+}
+
+/* The new rows that are plain. */
+static inline void kvw_keep_tail(const kvw_side *s)
+{
+    for (int64_t j = s->used; j < s->end; j++)
+        if (j < s->sinks || j >= s->end - s->residual)
+            memcpy(kvw_tail_row(s, j), kvw_plain_row(s, j), s->row);
+}
+
+#endif

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_write_simd.c -- writes into coded caches: the linear levels with stored scales on vectors, other formats by the
+ * definition.  Quotients are in double as in the definition, so the bits are the same.
+ *
+ * A unit is a page of keys or values of one head.  The codes of a token are put into its tile one line after another: four
+ * channels of keys are a word, sixteen of values a byte of each word of a line. */
+#include <math.h>
+
+#include "kernels/cpu/kv_write.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/tables.h"
+
+/* Room of a worker: rows as floats, [D up to 16] each; a page of them for the definition. */
+typedef struct {
+    float *x;
+    int64_t ld;
+} rows;
+
+/* Scale and minimum of each channel of a row, as they are stored; of groups that have no codes such that all are 0, or
+ * those of the number 0. */
+typedef struct {
+    double s[LM_KV_MAX_DIM], m[LM_KV_MAX_DIM];
+} scales;
+
+static bool is_fast(const lm_kv_format *f)
+{
+    return (f->levels == LM_KV_SYM || f->levels == LM_KV_ASYM) && !f->ggml && !f->second &&
+           !f->outliers && f->scale != LM_DTYPE_NONE;
+}
+
+/* ---- scales ---- */
+
+/* v as a number of the type of the scales, stored. */
+static double store_scale(lm_dtype t, char *section, int64_t at, double v)
+{
+    if (t == LM_DTYPE_F16 && !isnan(v))
+        v = v < -65504 ? -65504 : v > 65504 ? 65504 : v;
+    lm_set(t, section, at, v);
+    return lm_get(t, section, at);
+}
+
+/* The scale of a group of numbers in [least, most], from token t and channel d on, for channels [d, d + n). */
+static void set_scale(const kvw_side *w, char *page, int64_t t, int64_t d, int64_t n, float least,
+                      float most, bool finite, scales *by)
+{
+    const lm_kv_format *f = w->f;
+    int64_t at = lm_kv_scale_at(f, w->T, w->D, t, d);
+    double top = (double)((1 << f->bits) - 1), lo = (double)least, hi = (double)most, m = 0;
+    double s = f->levels == LM_KV_ASYM ? (hi - lo) / top : fmax(fabs(lo), fabs(hi)) / (top / 2);
+    s = store_scale(f->scale, page + w->at.scale, at, finite ? s : (double)NAN);
+    if (f->levels == LM_KV_ASYM)
+        m = store_scale(f->scale, page + w->at.min, at, finite && lo != 0 ? lo : 0);
+    if (s == 0) {
+        s = (double)INFINITY;
+        m = 0;
+    } else if (!isfinite(s) || !isfinite(m)) {
+        s = 1;
+        m = (double)INFINITY;
+    }
+    for (int64_t i = d; i < d + n; i++) {
+        by->s[i] = s;
+        by->m[i] = m;
+    }
+}
+
+/* Least and most of n numbers; false if one is not finite. */
+static bool find_extent(const float *x, int64_t n, float *least, float *most)
+{
+    vf lo = vf_set(INFINITY), hi = vf_set(-INFINITY), odd = vf_zero();
+    VF_FOR(i, live, n, {
+        vf v = vf_get_any(LM_DTYPE_F32, x, i, live);
+        odd = odd + (v - v); /* 0, or NaN */
+        lo = vf_min(lo, vf_keep_n(v, live, vf_set(INFINITY)));
+        hi = vf_max(hi, vf_keep_n(v, live, vf_set(-INFINITY)));
+    });
+    *least = -vf_top(vf_zero() - lo);
+    *most = vf_top(hi);
+    return vf_sum(odd) == 0;
+}
+
+static void scale_token(const kvw_side *w, char *page, int64_t t, const float *x, scales *by)
+{
+    int64_t group = w->f->group ? w->f->group : w->D;
+    for (int64_t d = 0; d < w->D; d += group) {
+        int64_t n = d + group < w->D ? group : w->D - d;
+        float least, most;
+        bool finite = find_extent(x + d, n, &least, &most);
+        set_scale(w, page, t, d, n, least, most, finite, by);
+    }
+}
+
+/* The scales of all channels over n tokens from t on. */
+static void scale_channels(const kvw_side *w, char *page, int64_t t, int64_t n, const rows *r,
+                           scales *by)
+{
+    for (int64_t d = 0; d < w->D; d += VF_LANES) {
+        float least[VF_LANES], most[VF_LANES], odd[VF_LANES];
+        vf lo = vf_load(r->x + d), hi = lo, any = lo - lo;
+        for (int64_t i = 1; i < n; i++) {
+            vf v = vf_load(r->x + i * r->ld + d);
+            any = any + (v - v);
+            lo = vf_min(lo, v);
+            hi = vf_max(hi, v);
+        }
+        vf_store(least, lo);
+        vf_store(most, hi);
+        vf_store(odd, any);
+        for (int64_t i = 0; i < VF_LANES && d + i < w->D; i++)
+            set_scale(w, page, t, d + i, 1, least[i], most[i], odd[i] == 0, by);
+    }
+}
+
+/* ---- codes ---- */
+
+/* Codes of half a vector of numbers; quotients that are NaN have the code 0. */
+LM_INLINE void put_codes(uint32_t *code, vd x, const double *s, const double *m, double least,
+                         double most)
+{
+#ifdef __AVX512F__
+    vd y = (x - _mm512_loadu_pd(m)) / _mm512_loadu_pd(s);
+    y = _mm512_roundscale_pd(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    y = _mm512_min_pd(_mm512_max_pd(y, _mm512_set1_pd(least)), _mm512_set1_pd(most));
+    _mm256_storeu_si256((__m256i *)code, _mm512_cvttpd_epi32(y - _mm512_set1_pd(least)));
+#else
+    vd y = (x - _mm256_loadu_pd(m)) / _mm256_loadu_pd(s);
+    y = _mm256_round_pd(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    y = _mm256_min_pd(_mm256_max_pd(y, _mm256_set1_pd(least)), _mm256_set1_pd(most));
+    _mm_storeu_si128((__m128i *)code, _mm256_cvttpd_epi32(y - _mm256_set1_pd(least)));
+#endif
+}
+
+/* The codes of a row; behind its end zeros up to a multiple of 16. */
+static void find_codes(const kvw_side *w, const float *x, const scales *by, uint32_t *code)
+{
+    const lm_kv_format *f = w->f;
+    double least = f->levels == LM_KV_SYM ? -(double)(1 << (f->bits - 1)) : 0;
+    double most = least + (double)((1 << f->bits) - 1);
+    for (int64_t d = 0; d < w->D; d += VF_LANES) {
+        vf v = vf_load(x + d);
+        put_codes(code + d, vf_low_f64(v), by->s + d, by->m + d, least, most);
+        put_codes(code + d + VF_LANES / 2, vf_high_f64(v), by->s + d + VF_LANES / 2,
+                  by->m + d + VF_LANES / 2, least, most);
+    }
+    for (int64_t d = w->D; d % 16; d++)
+        code[d] = 0;
+}
+
+/* Bits [skip, skip + bits) of the codes into a plane of the tile, t being the token's number in it. */
+LM_INLINE void put_plane(const kvw_side *w, uint8_t *plane, int64_t t, const uint32_t *code,
+                         int skip, int bits)
+{
+    int64_t each = 8 / bits, quads = lm_kv_tile_tokens(true, w->T) / 4;
+    uint32_t mask = (1u << bits) - 1;
+    for (int64_t d = 0; w->f->values && d < w->D; d += 16) {
+        int64_t line = d / 16 * quads + t / 4;
+        int shift = (int)(t % 4 * 8 + line % each * bits);
+        uint32_t *to = (uint32_t *)(void *)(plane + line / each * LM_KV_LINE);
+        for (int i = 0; i < 16; i++)
+            to[i] = (to[i] & ~(mask << shift)) | (code[d + i] >> skip & mask) << shift;
+    }
+    for (int64_t d = 0; !w->f->values && d < w->D; d += 4) {
+        int64_t line = d / 4;
+        int shift = (int)(line % each * bits);
+        uint32_t *to = (uint32_t *)(void *)(plane + line / each * LM_KV_LINE) + t;
+        uint32_t four = code[d] | code[d + 1] << 8 | code[d + 2] << 16 | code[d + 3] << 24;
+        uint32_t all = mask * 0x01010101u;
+        *to = (*to & ~(all << shift)) | (four >> skip & all) << shift;
+    }
+}
+
+static void put_token(const kvw_side *w, char *page, int64_t t, const uint32_t *code)
+{
+    const lm_kv_format *f = w->f;
+    int64_t tile = lm_kv_tile_tokens(f->values, w->T);
+    int low = lm_kv_low_bits(f->bits);
+    uint8_t *at = (uint8_t *)page + (size_t)(t / tile) * lm_kv_tile_bytes(f, w->T, w->D);
+    put_plane(w, at, t % tile, code, 0, low);
+    if (f->bits > low)
+        put_plane(w, at + lm_kv_plane_bytes(low, lm_kv_tile_lines(f->values, w->T, w->D)), t % tile,
+                  code, low, f->bits - low);
+}
+
+/* ---- pages ---- */
+
+static void load_row(const kvw_side *w, int64_t j, float *x)
+{
+    const void *from = kvw_plain_row(w, j);
+    VF_FOR(d, n, w->D, {
+        vf v = w->act == LM_DTYPE_BF16 ? vf_get_any(LM_DTYPE_BF16, from, d, n)
+                                       : vf_get_any(LM_DTYPE_F32, from, d, n);
+        vf_store(x + d, v);
+    });
+}
+
+/* Tokens [from, to) of one page. */
+static void encode_fast(const kvw_side *w, int64_t from, int64_t to, const rows *r)
+{
+    char *page = kvw_page(w, from);
+    int64_t step = lm_kv_step(w->f, w->T);
+    scales by;
+    uint32_t code[LM_KV_MAX_DIM + 16];
+    for (int64_t i = w->D; i % 16; i++) { /* numbers that no code has */
+        by.s[i] = 1;
+        by.m[i] = 0;
+    }
+    for (int64_t j = from; j < to; j += step) {
+        for (int64_t i = 0; i < step; i++)
+            load_row(w, j + i, r->x + i * r->ld);
+        if (w->f->axis == LM_KV_CHANNEL)
+            scale_channels(w, page, j % w->T, step, r, &by);
+        else
+            scale_token(w, page, j % w->T, r->x, &by);
+        for (int64_t i = 0; i < step; i++) {
+            find_codes(w, r->x + i * r->ld, &by, code);
+            put_token(w, page, (j + i) % w->T, code);
+        }
+    }
+}
+
+static void encode_plain(const kvw_side *w, int64_t from, int64_t to, const rows *r)
+{
+    kvw_encode(w, from, to, r->x);
+}
+
+static int64_t padded_dim(const lm_call *c)
+{
+    return (c->out[KVW_KEYS].dim[3] + 15) / 16 * 16;
+}
+
+static size_t room_of(const lm_call *c)
+{
+    return (size_t)(c->out[KVW_KEYS].dim[2] * padded_dim(c)) * sizeof(float);
+}
+
+typedef struct {
+    const lm_call *c;
+    int64_t pages; /* most that the new codes of a head lie in */
+} writing;
+
+static int64_t most_pages(const lm_call *c)
+{
+    const lm_kv_attr *a = c->attr;
+    int64_t T = c->out[KVW_KEYS].dim[2], most = 0;
+    for (int64_t b = 0; b < a->attention.batch; b++) {
+        int64_t n = kvw_int(c, KVW_FRESH, b);
+        most = n > most ? n : most;
+    }
+    return most ? (most + a->residual) / T + 2 : 0;
+}
+
+/* Unit u is a page of keys or values of a head. */
+static void encode_pages(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const writing *x = ctx;
+    const lm_call *c = x->c;
+    int64_t K = ((const lm_kv_attr *)c->attr)->attention.kv_heads;
+    rows r = { (float *)(void *)((char *)c->work + (size_t)worker * room_of(c)), padded_dim(c) };
+    for (int64_t u = begin; u < end; u++) {
+        int64_t bk = u / (2 * x->pages);
+        kvw_side w = kvw_side_of(c, bk / K, bk % K, u / x->pages % 2);
+        int64_t from = kvw_coded_end(&w, w.used), to = kvw_coded_end(&w, w.end);
+        int64_t page = (from / w.T + u % x->pages) * w.T;
+        from = from > page ? from : page;
+        to = to < page + w.T ? to : page + w.T;
+        if (from < to)
+            (is_fast(w.f) ? encode_fast : encode_plain)(&w, from, to, &r);
+    }
+}
+
+static void keep_tails(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    int64_t K = ((const lm_kv_attr *)c->attr)->attention.kv_heads;
+    (void)worker;
+    for (int64_t u = begin; u < end; u++) {
+        kvw_side w = kvw_side_of(c, u / 2 / K, u / 2 % K, u % 2);
+        kvw_keep_tail(&w);
+    }
+}
+
+static void kv_write(const lm_call *c)
+{
+    const lm_kv_attr *a = c->attr;
+    int64_t heads = a->attention.batch * a->attention.kv_heads;
+    writing x = { c, most_pages(c) };
+    if (x.pages == 0)
+        return;
+    lm_par_for(c->par, heads * 2 * x.pages, 1, encode_pages, &x);
+    if (a->residual + a->sinks > 0)
+        lm_par_for(c->par, heads * 2, 8, keep_tails, (void *)(uintptr_t)c);
+}
+
+static size_t kv_write_work(const lm_call *c, int threads)
+{
+    return (size_t)threads * room_of(c);
+}
+
+const lm_kernel LM_TABLE_NAME(kv_write, LM_SIMD)[] = {
+    VF_KERNEL("kv_write", kv_write, kv_write_work),
+    VF_KERNEL_END,
+};
