@@ -98,7 +98,7 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
 {
     char name[64];
     lm_hyper_text t;
-    uint64_t set = 0, bit;
+    uint64_t set = 0;
     if (!lm_text_until(at, ":;", name, sizeof name) || !lm_optim_find(name))
         return fail_name(name, e);
     *u = lm_optim_default(lm_optim_find(name));
@@ -113,7 +113,8 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, const pea
         ++*at;
         if (lm_hyper_next(at, ";", where, u->optim->name, &t, e) || set_key(u, &t, p->lr, e))
             return e->code;
-        if (set & (bit = bit_of(u->optim, t.key)))
+        uint64_t bit = bit_of(u->optim, t.key);
+        if (set & bit)
             return lm_fail(e, LM_EUSAGE, where, "keep one of them", "%s of %s is given twice",
                            t.key, u->optim->name);
         set |= bit;
