@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_write_simd.c -- writes into coded caches: the linear levels with stored scales on vectors, other formats by the
- * definition.  Quotients are in double as in the definition, so the bits are the same.
+ * definition.  Quotients are estimated in F32, and found in double as in the definition where one is near the middle of two
+ * codes, so the bits are the same.
  *
  * A unit is a page of keys or values of one head.  The codes of a token are put into its tile one line after another: four
  * channels of keys are a word, sixteen of values a byte of each word of a line. */
@@ -20,7 +21,17 @@ typedef struct {
  * those of the number 0. */
 typedef struct {
     double s[LM_KV_MAX_DIM], m[LM_KV_MAX_DIM];
+    float inverse[LM_KV_MAX_DIM],
+        min[LM_KV_MAX_DIM]; /* 1 / s, NaN if an estimate could overflow; m */
 } scales;
+
+static void set_channel(scales *by, int64_t d, double s, double m)
+{
+    by->s[d] = s;
+    by->m[d] = m;
+    by->inverse[d] = s > 1e-30 && s < 1e30 && isfinite(m) ? 1.0f / (float)s : NAN;
+    by->min[d] = (float)m;
+}
 
 static bool is_fast(const lm_kv_format *f)
 {
@@ -57,10 +68,8 @@ static void set_scale(const kvw_side *w, char *page, int64_t t, int64_t d, int64
         s = 1;
         m = (double)INFINITY;
     }
-    for (int64_t i = d; i < d + n; i++) {
-        by->s[i] = s;
-        by->m[i] = m;
-    }
+    for (int64_t i = d; i < d + n; i++)
+        set_channel(by, i, s, m);
 }
 
 /* Least and most of n numbers; false if one is not finite. */
@@ -129,6 +138,27 @@ LM_INLINE void put_codes(uint32_t *code, vd x, const double *s, const double *m,
 #endif
 }
 
+/* True if each quotient is sure to be nearest to the whole number of `near`: the estimate is wrong by at most three
+ * roundings, 1e-4 up to 512, and larger ones have the last code. */
+LM_INLINE bool is_sure(vf quotient, vf near)
+{
+    vf off = vf_abs(quotient - near);
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask(off, vf_set(0.4999f), _CMP_LT_OQ) == 0xffff;
+#else
+    return _mm256_movemask_ps(_mm256_cmp_ps(off, vf_set(0.4999f), _CMP_LT_OQ)) == 0xff;
+#endif
+}
+
+LM_INLINE void put_whole(uint32_t *code, vf v)
+{
+#ifdef __AVX512F__
+    _mm512_storeu_si512(code, _mm512_cvttps_epi32(v));
+#else
+    _mm256_storeu_si256((__m256i *)code, _mm256_cvttps_epi32(v));
+#endif
+}
+
 /* The codes of a row; behind its end zeros up to a multiple of 16. */
 static void find_codes(const kvw_side *w, const float *x, const scales *by, uint32_t *code)
 {
@@ -137,6 +167,12 @@ static void find_codes(const kvw_side *w, const float *x, const scales *by, uint
     double most = least + (double)((1 << f->bits) - 1);
     for (int64_t d = 0; d < w->D; d += VF_LANES) {
         vf v = vf_load(x + d);
+        vf y = (v - vf_load(by->min + d)) * vf_load(by->inverse + d), near = vf_round(y);
+        if (is_sure(y, near)) {
+            near = vf_min(vf_max(near, vf_set((float)least)), vf_set((float)most));
+            put_whole(code + d, near - vf_set((float)least));
+            continue;
+        }
         put_codes(code + d, vf_low_f64(v), by->s + d, by->m + d, least, most);
         put_codes(code + d + VF_LANES / 2, vf_high_f64(v), by->s + d + VF_LANES / 2,
                   by->m + d + VF_LANES / 2, least, most);
@@ -199,10 +235,8 @@ static void encode_fast(const kvw_side *w, int64_t from, int64_t to, const rows 
     int64_t step = lm_kv_step(w->f, w->T);
     scales by;
     uint32_t code[LM_KV_MAX_DIM + 16];
-    for (int64_t i = w->D; i % 16; i++) { /* numbers that no code has */
-        by.s[i] = 1;
-        by.m[i] = 0;
-    }
+    for (int64_t i = w->D; i % 16; i++) /* numbers that no code has */
+        set_channel(&by, i, 1, 0);
     for (int64_t j = from; j < to; j += step) {
         for (int64_t i = 0; i < step; i++)
             load_row(w, j + i, r->x + i * r->ld);
