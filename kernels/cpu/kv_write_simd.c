@@ -25,12 +25,16 @@ typedef struct {
         min[LM_KV_MAX_DIM]; /* 1 / s, NaN if an estimate could overflow; m */
 } scales;
 
-static void set_channel(scales *by, int64_t d, double s, double m)
+/* Channels [d, d + n). */
+static void set_channels(scales *by, int64_t d, int64_t n, double s, double m)
 {
-    by->s[d] = s;
-    by->m[d] = m;
-    by->inverse[d] = s > 1e-30 && s < 1e30 && isfinite(m) ? 1.0f / (float)s : NAN;
-    by->min[d] = (float)m;
+    float inverse = s > 1e-30 && s < 1e30 && isfinite(m) ? 1.0f / (float)s : NAN;
+    for (int64_t i = d; i < d + n; i++) {
+        by->s[i] = s;
+        by->m[i] = m;
+        by->inverse[i] = inverse;
+        by->min[i] = (float)m;
+    }
 }
 
 static bool is_fast(const lm_kv_format *f)
@@ -68,8 +72,7 @@ static void set_scale(const kvw_side *w, char *page, int64_t t, int64_t d, int64
         s = 1;
         m = (double)INFINITY;
     }
-    for (int64_t i = d; i < d + n; i++)
-        set_channel(by, i, s, m);
+    set_channels(by, d, n, s, m);
 }
 
 /* Least and most of n numbers; false if one is not finite. */
@@ -182,8 +185,8 @@ static void find_codes(const kvw_side *w, const float *x, const scales *by, uint
 }
 
 /* Bits [skip, skip + bits) of the codes into a plane of the tile, t being the token's number in it. */
-LM_INLINE void put_plane(const kvw_side *w, uint8_t *plane, int64_t t, const uint32_t *code,
-                         int skip, int bits)
+LM_INLINE void put_bits(const kvw_side *w, uint8_t *plane, int64_t t, const uint32_t *code,
+                        int skip, int bits)
 {
     int64_t each = 8 / bits, quads = lm_kv_tile_tokens(true, w->T) / 4;
     uint32_t mask = (1u << bits) - 1;
@@ -201,6 +204,24 @@ LM_INLINE void put_plane(const kvw_side *w, uint8_t *plane, int64_t t, const uin
         uint32_t four = code[d] | code[d + 1] << 8 | code[d + 2] << 16 | code[d + 3] << 24;
         uint32_t all = mask * 0x01010101u;
         *to = (*to & ~(all << shift)) | (four >> skip & all) << shift;
+    }
+}
+
+static void put_plane(const kvw_side *w, uint8_t *plane, int64_t t, const uint32_t *code, int skip,
+                      int bits)
+{
+    switch (bits) {
+    case 1:
+        put_bits(w, plane, t, code, skip, 1);
+        break;
+    case 2:
+        put_bits(w, plane, t, code, skip, 2);
+        break;
+    case 4:
+        put_bits(w, plane, t, code, skip, 4);
+        break;
+    default:
+        put_bits(w, plane, t, code, skip, 8);
     }
 }
 
@@ -235,8 +256,7 @@ static void encode_fast(const kvw_side *w, int64_t from, int64_t to, const rows 
     int64_t step = lm_kv_step(w->f, w->T);
     scales by;
     uint32_t code[LM_KV_MAX_DIM + 16];
-    for (int64_t i = w->D; i % 16; i++) /* numbers that no code has */
-        set_channel(&by, i, 1, 0);
+    set_channels(&by, w->D, -w->D & 15, 1, 0); /* numbers that no code has */
     for (int64_t j = from; j < to; j += step) {
         for (int64_t i = 0; i < step; i++)
             load_row(w, j + i, r->x + i * r->ld);
