@@ -16,7 +16,7 @@ static const lm_field write_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.bat
 enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, N_IN };
 enum { KEYS, VALUES, KTAIL, VTAIL };
 
-/* Outliers are told by fixed ranges. */
+/* Outliers are found by fixed ranges. */
 static bool has_ranges(const lm_tensor *t)
 {
     return t->kv->outliers == 0 || t->kv->lower;
