@@ -35,21 +35,34 @@ LM_INLINE vf partner(vf v, int half)
 #endif
 }
 
-/* 1 in lanes without the bit `half`, -1 in those with it. */
-LM_INLINE vf signs(int half)
+/* Sums in lanes without the bit `half`, differences in those with it. */
+LM_INLINE vf turn(vf v, int half)
 {
-    float s[VF_LANES];
-    for (int i = 0; i < VF_LANES; i++)
-        s[i] = i & half ? -1.0f : 1.0f;
-    return vf_load(s);
+    vf other = partner(v, half);
+#ifdef __AVX512F__
+    unsigned with = half == 1 ? 0xaaaa : half == 2 ? 0xcccc : half == 4 ? 0xf0f0 : 0xff00;
+    return _mm512_mask_sub_ps(other + v, (__mmask16)with, other, v);
+#else
+    vf with =
+        _mm256_setr_ps(0, half & 1 ? -0.0f : 0, half & 2 ? -0.0f : 0, half & 3 ? -0.0f : 0,
+                       half & 4 ? -0.0f : 0, half & 5 ? -0.0f : 0, half & 6 ? -0.0f : 0, -0.0f);
+    return other + _mm256_xor_ps(v, with);
+#endif
 }
 
 /* The stages within blocks of `block` lanes. */
 LM_INLINE vf turn_lanes(vf v, int64_t block)
 {
-    for (int half = 1; half < VF_LANES; half *= 2)
-        if (half < block)
-            v = vf_fma(v, signs(half), partner(v, half));
+    if (block > 1)
+        v = turn(v, 1);
+    if (block > 2)
+        v = turn(v, 2);
+    if (block > 4)
+        v = turn(v, 4);
+#if VF_LANES > 8
+    if (block > 8)
+        v = turn(v, 8);
+#endif
     return v;
 }
 
@@ -57,15 +70,19 @@ LM_INLINE vf turn_lanes(vf v, int64_t block)
 LM_INLINE void turn_vectors(lm_dtype t, const void *x, lm_dtype ty, void *y, int vectors, vf scale)
 {
     vf v[ROTATE_VECTORS];
+#pragma GCC unroll 8
     for (int i = 0; i < vectors; i++)
         v[i] = turn_lanes(vf_get(t, x, i * VF_LANES), VF_LANES);
+#pragma GCC unroll 3
     for (int half = 1; half < vectors; half *= 2)
+#pragma GCC unroll 8
         for (int i = 0; i < vectors; i++)
             if (!(i & half)) {
                 vf low = v[i], high = v[i + half];
                 v[i] = low + high;
                 v[i + half] = low - high;
             }
+#pragma GCC unroll 8
     for (int i = 0; i < vectors; i++)
         vf_put(ty, y, i * VF_LANES, v[i] * scale);
 }
