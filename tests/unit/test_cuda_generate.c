@@ -269,18 +269,45 @@ static void drawn_tokens_are_the_same(void **state)
         check_tokens(configs[i], &o[i], 8);
 }
 
+/* Draw a model and write it to a new folder at `path`. */
+static void draw_folder(const char *text, lm_dtype type, const char *path)
+{
+    const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
+    lm_config c;
+    lm_model *m;
+    lm_st_plan *plan;
+    lm_folder *f;
+    json_t *o;
+    ok(lm_json_parse(text, strlen(text), "config", &o, &err));
+    ok(lm_config_read(o, "config", &c, &err));
+    ok(lm_model_build(&c, &build, &m, &err));
+    ok(lm_st_plan_new(&plan, &err));
+    ok(lm_model_plan(m, LM_DTYPE_F32, plan, &err));
+    const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 9000 };
+    ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
+    ok(lm_model_draw(m, 5, par, f, NULL, &err));
+    ok(lm_folder_commit(f, &err));
+    lm_st_plan_free(plan);
+    lm_model_free(m);
+    json_decref(o);
+}
+
 /* Losses of eval-model, and of a batch that consists mostly of padding. */
 static void losses_are_the_same(void **state)
 {
     enum { T = 24, N = 61 };
     lm_backend *on[2] = { host, plain };
+    char dir[] = "/tmp/lm-test-XXXXXX", path[64];
     uint32_t ids[N];
     (void)state;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/m", dir);
     for (int i = 0; i < N; i++)
         ids[i] = (uint32_t)lm_rng_below(lm_rng_make(2, "test", 0), (uint64_t)i, V);
     for (int i = 0; i < N_CONFIGS * 2; i++) {
         lm_dtype type = i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
         lm_score got[2] = { { 0 } };
+        draw_folder(configs[i / 2], type, path);
         for (int k = 0; k < 2; k++) {
             const lm_build build = {
                 .batch = 2, .seq = T, .documents = true, .precision = { type }
@@ -288,8 +315,9 @@ static void losses_are_the_same(void **state)
             lm_loaded w;
             lm_evaluator v;
             lm_scorer *s;
-            make(configs[i / 2], type, on[k], &w);
+            ok(lm_loaded_open(path, NULL, &w, &err));
             ok(lm_evaluator_new(&w.config, &build, on[k], &v, &err));
+            ok(lm_loaded_weights(&w, v.model, on[k], &err));
             lm_store_bind(w.store, v.model, v.exec);
             ok(lm_scorer_new(&v, 9, NULL, &s, &err));
             ok(lm_scorer_add(s, ids, N, 1, &got[k], &err));
@@ -302,6 +330,7 @@ static void losses_are_the_same(void **state)
         assert_int_equal(got[0].tokens, got[1].tokens);
         assert_true(fabs(got[0].nll - got[1].nll) < (i % 2 ? 5e-3 : 1e-5) * got[0].nll);
     }
+    ok(lm_rm_rf(dir, &err));
 }
 
 /* ---- weights ---- */
@@ -338,26 +367,14 @@ static void weights_are_loaded(void **state)
     snprintf(path, sizeof path, "%s/m", dir);
     for (int k = 0; k < N_CONFIGS; k++) {
         lm_model *m;
-        lm_st_plan *plan;
-        lm_folder *f;
-        json_t *o;
         lm_loaded here, there;
-        make(configs[k], LM_DTYPE_F32, host, &here);
         const lm_build build = { .mode = LM_MODE_EVAL,
                                  .batch = 1,
                                  .seq = 1,
                                  .precision = { k ? LM_DTYPE_BF16 : LM_DTYPE_F32 } };
-        ok(lm_model_build(&here.config, &build, &m, &err));
-        ok(lm_json_parse(configs[k], strlen(configs[k]), "config", &o, &err));
-        ok(lm_st_plan_new(&plan, &err));
-        ok(lm_model_plan(m, LM_DTYPE_F32, plan, &err));
-        const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 9000 };
-        ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
-        ok(lm_model_draw(m, 5, par, f, NULL, &err));
-        ok(lm_folder_commit(f, &err));
-        lm_loaded_fini(&here);
-
+        draw_folder(configs[k], LM_DTYPE_F32, path);
         ok(lm_loaded_open(path, NULL, &here, &err));
+        ok(lm_model_build(&here.config, &build, &m, &err));
         ok(lm_loaded_weights(&here, m, host, &err));
         ok(lm_loaded_open(path, NULL, &there, &err));
         ok(lm_loaded_weights(&there, m, plain, &err));
@@ -394,9 +411,7 @@ static void weights_are_loaded(void **state)
         lm_store_free(mine);
         lm_loaded_fini(&there);
         lm_loaded_fini(&here);
-        lm_st_plan_free(plan);
         lm_model_free(m);
-        json_decref(o);
     }
     ok(lm_rm_rf(dir, &err));
 }
