@@ -134,7 +134,7 @@ void lm_kv_iq4_table(float table[16]);
 
 static inline int64_t lm_kv_tile_tokens(bool values, int64_t T)
 {
-    return !values ? LM_KV_TILE : T < 64 ? T : 64;
+    return !values ? (int64_t)LM_KV_TILE : T < 64 ? T : 64;
 }
 /* Lines of the codes of a tile. */
 static inline int64_t lm_kv_tile_lines(bool values, int64_t T, int64_t D)
