@@ -124,26 +124,17 @@ static void score_pairs(const kv_call *k, const kv_seq *s, int64_t j0, int64_t l
     }
 }
 
-/* Numerators in columns [c0, c1) of n rows times the scales of tokens in group g, as rows. */
+/* Scaled numerators in columns [c0, c1) of n rows, as rows. */
 static void rows_of_numerators(const kv_scratch *w, int64_t n, int64_t c0, int64_t c1, int64_t g,
                                int64_t groups)
 {
     const kv_rows *p = &w->value_rows;
-    const float *scale = w->of_token + g * KV_BLOCK - c0;
-    const float *least = scale + KV_MOST_GROUPS * KV_BLOCK;
     float x[KV_BLOCK];
     if (c1 - c0 < KV_BLOCK)
         memset(x, 0, sizeof x);
     for (int64_t r = 0; r < n; r++) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = c0; i < c1; i += 16) {
-            __m512 v = _mm512_loadu_ps(w->s + r * KV_BLOCK + i);
-            __mmask16 some = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-            _mm512_storeu_ps(x + i, _mm512_maskz_mul_ps(some, v, _mm512_loadu_ps(scale + i)));
-            sum = _mm512_mask3_fmadd_ps(v, _mm512_loadu_ps(least + i), sum, some);
-        }
+        p->sum[r * groups + g] = scaled_numerators(w, r, c0, c1, g, x);
         put_row(p, r, 8 * g, 8 * groups, x, KV_BLOCK);
-        p->sum[r * groups + g] = _mm512_reduce_add_ps(sum);
     }
 }
 

@@ -271,26 +271,34 @@ static void score_tiles(const kv_call *k, const kv_seq *s, int64_t j0, int64_t l
 
 /* ---- values ---- */
 
-/* Numerators in columns [c0, c1) times the scales of group g of tokens as whole numbers; those that are 0 stay so,
- * whatever the scale. */
+/* x: numerators of row r in columns [c0, c1) times the scales of group g of tokens; those that are 0 stay so, whatever
+ * the scale.  Returns the sum of the numerators times the minima. */
+LM_INLINE float scaled_numerators(const kv_scratch *w, int64_t r, int64_t c0, int64_t c1, int64_t g,
+                                  float *x)
+{
+    const float *scale = w->of_token + g * KV_BLOCK - c0;
+    const float *least = scale + KV_MOST_GROUPS * KV_BLOCK;
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = c0; i < c1; i += 16) {
+        __m512 v = _mm512_loadu_ps(w->s + r * KV_BLOCK + i);
+        __mmask16 some = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+        _mm512_storeu_ps(x + i, _mm512_maskz_mul_ps(some, v, _mm512_loadu_ps(scale + i)));
+        sum = _mm512_mask3_fmadd_ps(v, _mm512_loadu_ps(least + i), sum, some);
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
+/* Scaled numerators in columns [c0, c1) as whole numbers. */
 static void plane_numerators(const kv_scratch *w, int64_t n, int64_t c0, int64_t c1, int64_t g)
 {
     const kv_planes *p = &w->values;
-    const float *scale = w->of_token + g * KV_BLOCK - c0;
-    const float *least = scale + KV_MOST_GROUPS * KV_BLOCK;
     float x[KV_BLOCK];
     if (c1 - c0 < KV_BLOCK)
         memset(x, 0, sizeof x);
     for (int64_t r = 0; r < n; r++) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = c0; i < c1; i += 16) {
-            __m512 v = _mm512_loadu_ps(w->s + r * KV_BLOCK + i);
-            __mmask16 some = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-            _mm512_storeu_ps(x + i, _mm512_maskz_mul_ps(some, v, _mm512_loadu_ps(scale + i)));
-            sum = _mm512_mask3_fmadd_ps(v, _mm512_loadu_ps(least + i), sum, some);
-        }
+        float minima = scaled_numerators(w, r, c0, c1, g, x);
         put_group(p, r, w->value_part, p->parts, 4 * g, x);
-        p->sum[r * p->groups + g] = _mm512_reduce_add_ps(sum);
+        p->sum[r * p->groups + g] = minima; /* in place of the sum of x */
     }
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "model/arch_read.h"
 
 void lm_config_fini(lm_config *c)
@@ -28,6 +29,15 @@ int64_t lm_config_window(const lm_config *c)
     for (int64_t l = 0; l < c->layers; l++)
         widest = c->layer[l].window > widest ? c->layer[l].window : widest;
     return widest;
+}
+
+lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e)
+{
+    if (context > c->max_positions)
+        return lm_fail(e, LM_EUSAGE, "context", "use a shorter one",
+                       "%" PRId64 " position%s, but the model was made for %" PRId64, context,
+                       lm_plural(context), c->max_positions);
+    return LM_OK;
 }
 
 bool lm_config_alike(const lm_config *c)

@@ -94,6 +94,8 @@ void lm_config_fini(lm_config *c);
 int64_t lm_config_eos(const lm_config *c);
 /* The widest window of any layer, 0 if no layer has a window. */
 int64_t lm_config_window(const lm_config *c);
+/* LM_EUSAGE for a context of more tokens than the model has positions. */
+lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e);
 
 /* True if all layers have the sizes, biases, norms, MLP and soft cap of layer 0, as files require that hold
  * one number for all layers; windows, rotary tables and scales may differ. */

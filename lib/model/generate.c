@@ -167,11 +167,8 @@ lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t co
 {
     lm_generator *g = NULL;
     *out = NULL;
-    if (context > w->config.max_positions)
-        return lm_fail(e, LM_EUSAGE, "context", "use a shorter one",
-                       "%" PRId64 " position%s, but the model was made for %" PRId64, context,
-                       lm_plural(context), w->config.max_positions);
-    if (lm_alloc_n(&g, 1, sizeof *g, "a generator", e))
+    if (lm_config_check_context(&w->config, context, e) ||
+        lm_alloc_n(&g, 1, sizeof *g, "a generator", e))
         return e->code;
     g->b = b;
     g->batch = batch;

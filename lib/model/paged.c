@@ -109,11 +109,7 @@ static lm_code check_opts(const lm_loaded *w, const lm_paged_opts *o, lm_err *e)
                        o->page, LM_PAGE_UNIT);
     if (o->pages < 1 || o->rows < 1 || o->sequences < 1 || o->context < 1)
         return lm_fail(e, LM_EUSAGE, "pages", NULL, "there is no room for a sequence");
-    if (o->context > w->config.max_positions)
-        return lm_fail(e, LM_EUSAGE, "context", "use a shorter one",
-                       "%" PRId64 " position%s, but the model was made for %" PRId64, o->context,
-                       lm_plural(o->context), w->config.max_positions);
-    return LM_OK;
+    return lm_config_check_context(&w->config, o->context, e);
 }
 
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,

@@ -2,63 +2,24 @@
 /* serve.c -- the loop around a scheduler and a paged model. */
 #include "model/serve.h"
 
-#include <string.h>
-
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/stop.h"
-#include "model/complete_text.h"
-
-enum {
-    AHEAD = 8
-}; /* completions in flight for each sequence: so many short texts may finish before a long one */
+#include "model/complete_queue.h"
 
 typedef struct {
     lm_paged *g;
     const lm_paged_opts *o;
     const lm_complete_opts *how;
-    const lm_complete_hooks *h;
     lm_complete_stats *st;
-    lm_text_rules rules;
     lm_sched *sched;
-    lm_completion *ring; /* number i lives in ring[i % size] */
-    int64_t size, head, tail;
+    lm_complete_queue q;
     lm_completion **of; /* of each request of the scheduler */
     size_t cap_of;
     lm_paged_part *part; /* [sequences], as the rest */
     lm_paged_draw *draw;
-    int64_t prompts;      /* number taken so far */
-    lm_completion asked;  /* ids, prompt and max_new of the prompt with samples left */
-    int64_t sample, left; /* its next sample; samples not begun yet */
-    bool ended;
 } run;
 
 /* ---- prompts ---- */
-
-/* Read the next prompt to r->asked; a failed one goes to the ring at once. */
-static lm_code take_prompt(run *r, lm_err *e)
-{
-    lm_completion *c = &r->asked;
-    bool got = true;
-    lm_completion_clear(c);
-    if (r->h->next(r->h->ctx, c, &got, e))
-        return e->code;
-    r->ended = !got;
-    if (!got)
-        return LM_OK;
-    c->index = r->prompts++;
-    if (!c->failed) {
-        r->left = r->how->samples;
-        r->sample = 0;
-        return LM_OK;
-    }
-    lm_completion *place = &r->ring[r->tail++ % r->size];
-    lm_completion_clear(place);
-    place->index = c->index;
-    place->failed = true;
-    place->finish = "error";
-    return lm_buf_add(&place->prompt, c->prompt.data ? c->prompt.data : "", c->prompt.len, e);
-}
 
 /* The completion of a request. */
 static lm_code set_owner(run *r, int64_t request, lm_completion *c, lm_err *e)
@@ -69,40 +30,27 @@ static lm_code set_owner(run *r, int64_t request, lm_completion *c, lm_err *e)
     return LM_OK;
 }
 
-/* Add a sample of r->asked to the ring and to the scheduler. */
+/* A sample of the prompt becomes a request of the scheduler. */
 static lm_code begin_sample(run *r, lm_err *e)
 {
-    const lm_completion *a = &r->asked;
-    lm_completion *c = &r->ring[r->tail % r->size];
+    lm_completion *c = NULL;
     int64_t request = 0;
-    lm_completion_clear(c);
-    c->index = a->index;
-    c->sample = r->sample;
-    c->max_new = a->max_new;
-    if (lm_grow(&c->ids.v, &c->ids.cap, a->ids.n, sizeof *c->ids.v, "tokens", e) ||
-        lm_buf_add(&c->prompt, a->prompt.data ? a->prompt.data : "", a->prompt.len, e))
-        return e->code;
-    memcpy(c->ids.v, a->ids.v, a->ids.n * sizeof *c->ids.v);
-    c->ids.n = a->ids.n;
-    if (lm_completion_reserve(&r->rules, c, e) ||
+    if (lm_complete_queue_begin(&r->q, &c, e) ||
         lm_sched_add(r->sched, c->ids.v, (int64_t)c->ids.n, c->max_new < 1 ? 1 : c->max_new,
                      &request, e) ||
         set_owner(r, request, c, e))
         return e->code;
     r->st->prompts++;
     r->st->prompt_tokens += (int64_t)c->ids.n;
-    r->tail++;
-    r->sample++;
-    r->left--;
     return LM_OK;
 }
 
 static lm_code fill(run *r, lm_err *e)
 {
-    while (r->tail - r->head < r->size && (r->left || !r->ended) && !lm_stopping()) {
-        if (!r->left && take_prompt(r, e))
+    while (lm_complete_queue_may_begin(&r->q) && lm_complete_queue_has_more(&r->q)) {
+        if (!r->q.left && lm_complete_queue_read(&r->q, e))
             return e->code;
-        if (r->left && begin_sample(r, e))
+        if (r->q.left && begin_sample(r, e))
             return e->code;
     }
     return LM_OK;
@@ -135,7 +83,7 @@ static lm_code take_tokens(run *r, const lm_sched_step *s, lm_err *e)
         if (!s->part[i].last)
             continue;
         any = true;
-        r->draw[i].u = lm_completion_draw(&r->rules, c);
+        r->draw[i].u = lm_completion_draw(&r->q.rules, c);
         r->draw[i].seen = c->ids.v;
         r->draw[i].n_seen = (int64_t)c->ids.n;
     }
@@ -149,7 +97,7 @@ static lm_code take_tokens(run *r, const lm_sched_step *s, lm_err *e)
         lm_completion *c = r->of[request];
         if (!s->part[i].last)
             continue;
-        if (lm_completion_take(&r->rules, c, ids[i], logprob ? &logprob[i] : NULL, e))
+        if (lm_completion_take(&r->q.rules, c, ids[i], logprob ? &logprob[i] : NULL, e))
             return e->code;
         r->st->new_tokens++;
         lm_sched_token(r->sched, request, (uint32_t)ids[i], c->finish != NULL);
@@ -189,32 +137,18 @@ static lm_code make_step(run *r, const lm_sched_step *s, lm_err *e)
 
 /* ---- the loop ---- */
 
-static lm_code hand_back(run *r, lm_err *e)
-{
-    for (; r->head < r->tail; r->head++) {
-        lm_completion *c = &r->ring[r->head % r->size];
-        if (r->h->text && !c->failed && r->h->text(r->h->ctx, c, e))
-            return e->code;
-        if (!c->finish)
-            return LM_OK;
-        if (r->h->done(r->h->ctx, c, e))
-            return e->code;
-    }
-    return LM_OK;
-}
-
 static lm_code loop(run *r, lm_err *e)
 {
     lm_sched_step s;
     while (!lm_stopping()) {
-        if (fill(r, e) || hand_back(r, e))
+        if (fill(r, e) || lm_complete_queue_hand_back(&r->q, e))
             return e->code;
         if (lm_sched_next(r->sched, &s)) {
             if (make_step(r, &s, e))
                 return e->code;
-        } else if (r->head < r->tail) {
+        } else if (r->q.head < r->q.tail) {
             return lm_fail(e, LM_EBUG, "serve", NULL, "a text waits for a step that never comes");
-        } else if (r->ended && !r->left) {
+        } else if (!lm_complete_queue_has_more(&r->q)) {
             break;
         }
     }
@@ -235,9 +169,7 @@ static lm_code open_run(run *r, lm_err *e)
     if (opts.rows < 1)
         return lm_fail(e, LM_EUSAGE, "rows", NULL, "%lld a step for %lld sequences",
                        (long long)r->o->rows, (long long)r->o->sequences);
-    r->size = AHEAD * r->o->sequences;
-    if (lm_alloc_n(&r->ring, (size_t)r->size, sizeof *r->ring, "completions", e) ||
-        lm_alloc_n(&r->part, n, sizeof *r->part, "parts of a step", e) ||
+    if (lm_alloc_n(&r->part, n, sizeof *r->part, "parts of a step", e) ||
         lm_alloc_n(&r->draw, n, sizeof *r->draw, "parts of a step", e))
         return e->code;
     return lm_sched_new(&opts, pages, &r->sched, e);
@@ -247,18 +179,16 @@ lm_code lm_serve_run(lm_paged *g, const lm_paged_opts *o, const lm_tokenizer *to
                      const lm_complete_opts *how, const lm_complete_hooks *h, lm_complete_stats *st,
                      lm_sched_stats *sched, lm_err *e)
 {
-    run r = { .g = g, .o = o, .how = how, .h = h, .st = st };
-    r.rules = lm_text_rules_of(tok, how, o->context);
-    lm_code rc = open_run(&r, e);
+    run r = { .g = g, .o = o, .how = how, .st = st };
+    lm_code rc = lm_complete_queue_init(&r.q, tok, how, h, o->context, o->sequences, e);
+    if (!rc)
+        rc = open_run(&r, e);
     if (!rc)
         rc = loop(&r, e);
     if (!rc && sched)
         *sched = lm_sched_count(r.sched);
-    for (int64_t i = 0; r.ring && i < r.size; i++)
-        lm_completion_fini(&r.ring[i]);
-    lm_completion_fini(&r.asked);
+    lm_complete_queue_fini(&r.q);
     lm_sched_free(r.sched);
-    lm_free(r.ring);
     lm_free(r.of);
     lm_free(r.part);
     lm_free(r.draw);

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* complete_queue.c -- a ring of completions in the order of their prompts. */
+#include "model/complete_queue.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+enum {
+    AHEAD = 8
+}; /* completions in flight for each that grows: so many short texts may finish before a long one */
+
+lm_code lm_complete_queue_init(lm_complete_queue *q, const lm_tokenizer *tok,
+                               const lm_complete_opts *o, const lm_complete_hooks *h,
+                               int64_t context, int64_t width, lm_err *e)
+{
+    *q = (lm_complete_queue){ .o = o, .h = h, .size = AHEAD * width };
+    q->rules = lm_text_rules_of(tok, o, context);
+    return lm_alloc_n(&q->ring, (size_t)q->size, sizeof *q->ring, "completions", e);
+}
+
+void lm_complete_queue_fini(lm_complete_queue *q)
+{
+    for (int64_t i = 0; q->ring && i < q->size; i++)
+        lm_completion_fini(&q->ring[i]);
+    lm_completion_fini(&q->asked);
+    lm_free(q->ring);
+}
+
+lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
+{
+    lm_completion *c = &q->asked;
+    bool got = true;
+    lm_completion_clear(c);
+    if (q->h->next(q->h->ctx, c, &got, e))
+        return e->code;
+    q->ended = !got;
+    if (!got)
+        return LM_OK;
+    c->index = q->prompts++;
+    if (!c->failed) {
+        q->left = q->o->samples;
+        q->sample = 0;
+        return LM_OK;
+    }
+    lm_completion *place = &q->ring[q->tail++ % q->size];
+    lm_completion_clear(place);
+    place->index = c->index;
+    place->failed = true;
+    place->finish = "error";
+    return lm_buf_add(&place->prompt, c->prompt.data ? c->prompt.data : "", c->prompt.len, e);
+}
+
+lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_err *e)
+{
+    const lm_completion *a = &q->asked;
+    lm_completion *c = &q->ring[q->tail % q->size];
+    lm_completion_clear(c);
+    c->index = a->index;
+    c->sample = q->sample;
+    c->max_new = a->max_new;
+    if (lm_grow(&c->ids.v, &c->ids.cap, a->ids.n, sizeof *c->ids.v, "tokens", e) ||
+        lm_buf_add(&c->prompt, a->prompt.data ? a->prompt.data : "", a->prompt.len, e))
+        return e->code;
+    memcpy(c->ids.v, a->ids.v, a->ids.n * sizeof *c->ids.v);
+    c->ids.n = a->ids.n;
+    if (lm_completion_reserve(&q->rules, c, e))
+        return e->code;
+    q->tail++;
+    q->sample++;
+    q->left--;
+    *out = c;
+    return LM_OK;
+}
+
+lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e)
+{
+    for (; q->head < q->tail; q->head++) {
+        lm_completion *c = &q->ring[q->head % q->size];
+        if (q->h->text && !c->failed && q->h->text(q->h->ctx, c, e))
+            return e->code;
+        if (!c->finish)
+            return LM_OK;
+        if (q->h->done(q->h->ctx, c, e))
+            return e->code;
+    }
+    return LM_OK;
+}

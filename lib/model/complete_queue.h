@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* complete_queue.h -- prompts as they are read, and their completions until each has been handed back in
+ * the order of the prompts.  Shared by the loops that choose the tokens.  Private to lib/model. */
+#ifndef LM_MODEL_COMPLETE_QUEUE_H
+#define LM_MODEL_COMPLETE_QUEUE_H
+
+#include "base/stop.h"
+#include "model/complete_text.h"
+
+typedef struct {
+    const lm_complete_opts *o;
+    const lm_complete_hooks *h;
+    lm_text_rules rules;
+    lm_completion *ring; /* number i lives in ring[i % size] */
+    int64_t size, head, tail;
+    int64_t prompts;      /* number taken so far */
+    lm_completion asked;  /* ids, prompt and max_new of the prompt with samples left */
+    int64_t sample, left; /* its next sample; samples not begun yet */
+    bool ended;           /* no further prompt */
+} lm_complete_queue;
+
+/* For up to `width` texts that grow at the same time.  Call fini also after a failure. */
+lm_code lm_complete_queue_init(lm_complete_queue *q, const lm_tokenizer *tok,
+                               const lm_complete_opts *o, const lm_complete_hooks *h,
+                               int64_t context, int64_t width, lm_err *e);
+void lm_complete_queue_fini(lm_complete_queue *q);
+
+/* Read the next prompt to q->asked and set q->left, its samples to begin.  A prompt that failed goes to the
+ * queue at once, as its own answer. */
+lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e);
+/* Add the next sample of q->asked to the queue, with memory for its answer. */
+lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_err *e);
+/* Hand back the finished texts, up to the first one that is not finished. */
+lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e);
+
+/* True if there is room for a text, and no stop was requested. */
+static inline bool lm_complete_queue_may_begin(const lm_complete_queue *q)
+{
+    return q->tail - q->head < q->size && !lm_stopping();
+}
+/* True if samples or prompts may be left. */
+static inline bool lm_complete_queue_has_more(const lm_complete_queue *q)
+{
+    return q->left || !q->ended;
+}
+
+#endif
