@@ -176,7 +176,7 @@ __device__ inline tile_walk walk_tile(const cached &c, int64_t tile, int most)
     return w;
 }
 
-/* False: there is none left.  Of ragged rows only those of prompts, without padding. */
+/* Go on to the next piece of the tile; false at its end.  Of ragged rows only those of prompts, without padding. */
 __device__ inline bool next_piece(const cached &c, tile_walk &w)
 {
     while (w.at < w.end) {

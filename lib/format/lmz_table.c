@@ -54,7 +54,7 @@ static size_t cell_of(const lmz_table *t, const char *name, size_t len)
     return i;
 }
 
-/* Number of the file of that name; SIZE_MAX if there is none. */
+/* Number of the file of that name; SIZE_MAX: no file has it. */
 static size_t find_file(const lmz_table *t, const char *name, size_t len)
 {
     uint32_t at = t->cells ? t->cell[cell_of(t, name, len)] : 0;

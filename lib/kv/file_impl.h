@@ -33,7 +33,7 @@ static inline int64_t kv_parts(const lm_kv_about *a)
     return 2 * a->layers;
 }
 void kv_tensor_name(const kv_tensor *t, char name[KV_NAME]);
-/* KV_UNKNOWN if the name is none. */
+/* What a tensor of that name holds; KV_UNKNOWN for other names. */
 kv_tensor kv_tensor_of(const char *name);
 /* Shapes, types and limits of a cache; `code` is that of the failure. */
 lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm_err *e);

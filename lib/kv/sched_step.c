@@ -27,7 +27,7 @@ static bool drop_parked(lm_sched *s, const lm_seq *q)
 }
 
 /* Pause the youngest sequence that is younger than *q, or drop one that waits with pages that cannot
- * leave the device.  If there is none, pause q, or if q runs alone, drop any that waits with pages.
+ * leave the device.  Without such a sequence pause q, or if q runs alone, drop any that waits with pages.
  * False: q is paused. */
 static bool make_room(lm_sched *s, lm_seq *q)
 {
