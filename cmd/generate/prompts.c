@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* prompts.c -- what generate reads: prompts of -p, or of lines of JSONL. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "generate/work.h"
+#include "model/answer.h"
+
+static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *ids, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    int64_t eos = lm_config_eos(c);
+    int64_t first = c->bos >= 0 ? c->bos : eos >= 0 ? eos : lm_tokenizer_eos(w->tok);
+    if (lm_tokenizer_encode(w->tok, w->scratch, text, len, opt.special, ids, e))
+        return e->code;
+    if (ids->n)
+        return LM_OK;
+    if (first < 0)
+        return lm_fail(e, LM_EUSAGE, "prompt", "give some text",
+                       "is empty, and the model has no token with which to begin");
+    if (lm_grow(&ids->v, &ids->cap, 1, sizeof *ids->v, "tokens", e))
+        return e->code;
+    ids->v[ids->n++] = (uint32_t)first;
+    return LM_OK;
+}
+
+static lm_code fits(const generate_work *w, const lm_completion *c, const char *where, lm_err *e)
+{
+    if ((int64_t)c->ids.n <= w->context)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where,
+                   w->context < w->model.config.max_positions ? "shorten it, or raise --context"
+                                                              : "shorten it",
+                   "the prompt has %zu token%s, the context holds %lld", c->ids.n,
+                   lm_plural(c->ids.n), (long long)w->context);
+}
+
+const char *const *generate_files(int *n)
+{
+    static const char *const standard_input[] = { "-" };
+    bool files = tool.argc > 1;
+    *n = opt.prompt.n ? 0 : files ? tool.argc - 1 : 1;
+    return files ? (const char *const *)tool.argv + 1 : standard_input;
+}
+
+lm_code generate_open_prompts(generate_work *w, lm_err *e)
+{
+    const lm_input_opts o = { .kind = LM_INPUT_JSONL };
+    int n;
+    const char *const *files = generate_files(&n);
+    return n ? lm_input_open(&o, files, n, &w->in, e) : LM_OK;
+}
+
+lm_code generate_choose_context(generate_work *w, lm_err *e)
+{
+    int64_t most = w->model.config.max_positions, need = w->in ? 2048 : 0;
+    for (int i = 0; i < opt.prompt.n && !w->in; i++) {
+        w->ids.n = 0;
+        if (encode(w, opt.prompt.v[i], strlen(opt.prompt.v[i]), &w->ids, e)) {
+            lm_err_in(e, "-p");
+            return e->code;
+        }
+        if ((int64_t)w->ids.n + opt.max_new > need)
+            need = (int64_t)w->ids.n + opt.max_new;
+    }
+    if (opt.context > most)
+        return lm_fail(e, LM_EUSAGE, "--context", "give at most as much",
+                       "%lld, but the model was made for %lld position%s", (long long)opt.context,
+                       (long long)most, lm_plural(most));
+    w->context = opt.context ? opt.context : need < most ? need : most;
+    return LM_OK;
+}
+
+/* One line of JSONL. */
+static lm_code next_line(generate_work *w, lm_completion *c, bool *got, lm_err *e)
+{
+    char where[300];
+    bool object = false;
+    lm_err bad = { 0 };
+    if (lm_input_next(w->in, &w->doc, got, e) || !*got)
+        return e->code;
+    const lm_buf *raw = &w->doc.raw;
+    snprintf(where, sizeof where, "%.250s:%lld", w->doc.source, (long long)w->doc.line);
+    w->text_of.len = 0;
+    if (lm_answer_prompt(raw->data, raw->len, where, &w->text_of, &object, &bad) ||
+        encode(w, w->text_of.data ? w->text_of.data : "", w->text_of.len, &c->ids, &bad) ||
+        fits(w, c, where, &bad))
+        return generate_refuse_line(w, c, object, &bad, e);
+    return lm_buf_add(&c->prompt, raw->data, raw->len, e);
+}
+
+lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e)
+{
+    generate_work *w = ctx;
+    c->max_new = opt.max_new;
+    if (!w->in) {
+        *got = w->at < opt.prompt.n;
+        if (!*got)
+            return LM_OK;
+        const char *text = opt.prompt.v[w->at++];
+        if (encode(w, text, strlen(text), &c->ids, e) || fits(w, c, "-p", e))
+            return e->code;
+        return lm_buf_add(&c->prompt, text, strlen(text), e);
+    }
+    *got = !lm_stopping();
+    return *got ? next_line(w, c, got, e) : LM_OK;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* work.h -- generate: its options, and what its parts share.
+ *
+ * Each part has one subject and one file: the options, defaults from the model's files (defaults.c), what is read
+ * (prompts.c), what is written (answers.c); generate.c has the order of the work. */
+#ifndef LM_CMD_GENERATE_WORK_H
+#define LM_CMD_GENERATE_WORK_H
+
+#include "common/tool.h"
+#include "format/input.h"
+#include "model/complete.h"
+#include "model/generation.h"
+
+typedef struct {
+    lm_strs prompt, stop;
+    const char *tokenizer, *dtype, *weights_in;
+    int64_t max_new, top_k, context, batch, samples;
+    double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
+    bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
+} generate_options;
+
+extern lm_tool tool;
+extern generate_options opt;
+
+/* Everything that main owns. */
+typedef struct {
+    lm_loaded model;
+    lm_tokenizer *tok;
+    lm_tok_scratch *scratch;
+    lm_par *par;
+    lm_backend *backend;
+    lm_generator *gen;
+    lm_input *in; /* NULL: -p */
+    lm_doc doc;
+    lm_ids ids;
+    int at;               /* next one of -p */
+    lm_buf line, text_of; /* an answer; the prompt of a record */
+    lm_out *out;
+    FILE *to;
+    bool text, live; /* plain text; to a terminal */
+    size_t shown;
+    lm_generation generation;
+    int64_t context, full;
+    lm_complete_stats st;
+} generate_work;
+
+/* ---- defaults.c ---- */
+
+/* Set options that were not given from the model's files, otherwise to our own defaults. */
+lm_code generate_defaults(generate_work *w, lm_err *e);
+
+/* ---- prompts.c ---- */
+
+/* The files of prompts; *n is 0 with -p. */
+const char *const *generate_files(int *n);
+lm_code generate_open_prompts(generate_work *w, lm_err *e);
+/* The capacity needed: known for -p, otherwise 2048 tokens. */
+lm_code generate_choose_context(generate_work *w, lm_err *e);
+/* The hook of lm_complete_run: ctx is the work. */
+lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e);
+
+/* ---- answers.c ---- */
+
+/* Hooks of lm_complete_run: text that became final, and a whole answer. */
+lm_code generate_show(void *ctx, lm_completion *c, lm_err *e);
+lm_code generate_finish(void *ctx, lm_completion *c, lm_err *e);
+/* Write the answer of a line that cannot be a prompt, and complain; the exit status will be 1. */
+lm_code generate_refuse_line(generate_work *w, lm_completion *c, bool object, lm_err *why,
+                             lm_err *e);
+lm_code generate_write(generate_work *w, const char *text, size_t len, lm_err *e);
+/* One line of speed, behind warnings that concern all answers. */
+void generate_summary(const generate_work *w);
+
+#endif
