@@ -247,6 +247,14 @@ void lm_sched_lost(lm_sched *s, int32_t page)
         lm_prefix_forget(s->prefix, page);
 }
 
+void lm_sched_estimate(lm_sched *s, double row_seconds, double step_seconds,
+                       const double rate[LM_TIERS])
+{
+    s->o.row_seconds = row_seconds;
+    s->o.step_seconds = step_seconds;
+    memcpy(s->o.rate, rate, sizeof s->o.rate);
+}
+
 int64_t lm_sched_ids(const lm_sched *s, int64_t request, const uint32_t **ids)
 {
     *ids = s->seq[request].ids;

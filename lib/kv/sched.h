@@ -103,6 +103,10 @@ void lm_sched_end(lm_sched *s, int64_t request);
  * be called between the moves and the next step. */
 void lm_sched_lost(lm_sched *s, int32_t page);
 
+/* Other estimates (lm_sched_opts) from the next step on. */
+void lm_sched_estimate(lm_sched *s, double row_seconds, double step_seconds,
+                       const double rate[LM_TIERS]);
+
 /* The sequence's tokens so far, prompt and new ones. */
 int64_t lm_sched_ids(const lm_sched *s, int64_t request, const uint32_t **ids);
 lm_sched_stats lm_sched_count(const lm_sched *s);

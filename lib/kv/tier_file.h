@@ -5,7 +5,7 @@
  * all.  The first failure, of a full disk for example, closes the tier: no page is written any
  * longer.  Pages that were written before can still be read.  The caller then calls lm_pool_close
  * (pool.h), and lm_sched_lost (sched.h) for the page of each failed move, whose rows are computed
- * again.  One thread at a time.  Private to lib/kv. */
+ * again.  One thread at a time. */
 #ifndef LM_KV_TIER_FILE_H
 #define LM_KV_TIER_FILE_H
 

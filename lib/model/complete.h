@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* complete.h -- completes prompts: many at a time, returned in order.
+/* complete.h -- completes prompts: many at a time, returned in order, or as they end.
  *
  * A free slot of the generator gets the next prompt as soon as there is one; after the last prompt,
  * slots are moved together and a step has fewer rows.  A prompt may be answered several times
@@ -27,8 +27,11 @@ typedef struct {
     float *logprob;  /* of each new token: natural log of its probability; NULL unless requested */
     lm_buf text;     /* of the new tokens, stop string excluded */
     size_t safe;     /* bytes of text that are final (no beginning of a stop string) */
-    const char *finish; /* "stop" (end of text or a stop string), "length", "context" (no room
+    const char *finish;   /* "stop" (end of text or a stop string), "length", "context" (no room
                            left), "error" (failed); NULL: not yet */
+    double first_seconds; /* from the reading of the prompt to the first new token */
+    double read_at;       /* lm_now() when the prompt was read */
+    bool handed_back;
     size_t cap_logprob;
     lm_tok_stream stream;
     int64_t slot;
@@ -43,12 +46,13 @@ typedef struct {
     const char *const *stop;
     int n_stop;
     bool logprobs, skip_special;
+    bool any_order; /* answers are handed back when they end */
 } lm_complete_opts;
 
 /* Each may be called repeatedly; ctx belongs to the caller.  next: fill c->ids, c->prompt and
  * c->max_new (all are empty then), or c->prompt and c->failed; *got = false: at the end.  text:
- * c->text has grown (only for the completion that done will be called for next; may be NULL).
- * done: in the order of the prompts, and of their samples. */
+ * c->text has grown (only for the completion that done will be called for next; not with any_order;
+ * may be NULL).  done: in the order of the prompts, and of their samples. */
 typedef struct {
     lm_code (*next)(void *ctx, lm_completion *c, bool *got, lm_err *e);
     lm_code (*text)(void *ctx, lm_completion *c, lm_err *e);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 
 enum {
@@ -32,6 +33,7 @@ lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
     lm_completion *c = &q->asked;
     bool got = true;
     lm_completion_clear(c);
+    c->read_at = lm_now();
     if (q->h->next(q->h->ctx, c, &got, e))
         return e->code;
     q->ended = !got;
@@ -46,6 +48,7 @@ lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
     lm_completion *place = &q->ring[q->tail++ % q->size];
     lm_completion_clear(place);
     place->index = c->index;
+    place->sample = 0;
     place->failed = true;
     place->finish = "error";
     return lm_buf_add(&place->prompt, c->prompt.data ? c->prompt.data : "", c->prompt.len, e);
@@ -59,6 +62,7 @@ lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_er
     c->index = a->index;
     c->sample = q->sample;
     c->max_new = a->max_new;
+    c->read_at = a->read_at;
     if (lm_grow(&c->ids.v, &c->ids.cap, a->ids.n, sizeof *c->ids.v, "tokens", e) ||
         lm_buf_add(&c->prompt, a->prompt.data ? a->prompt.data : "", a->prompt.len, e))
         return e->code;
@@ -75,14 +79,19 @@ lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_er
 
 lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e)
 {
-    for (; q->head < q->tail; q->head++) {
-        lm_completion *c = &q->ring[q->head % q->size];
-        if (q->h->text && !c->failed && q->h->text(q->h->ctx, c, e))
+    const bool any = q->o->any_order;
+    for (int64_t i = q->head; i < q->tail; i++) {
+        lm_completion *c = &q->ring[i % q->size];
+        if (!any && q->h->text && !c->failed && q->h->text(q->h->ctx, c, e))
             return e->code;
-        if (!c->finish)
+        if (!c->finish && !any)
             return LM_OK;
-        if (q->h->done(q->h->ctx, c, e))
+        if (!c->finish)
+            continue;
+        if (!c->handed_back && q->h->done(q->h->ctx, c, e))
             return e->code;
+        c->handed_back = true;
+        q->head += i == q->head;
     }
     return LM_OK;
 }

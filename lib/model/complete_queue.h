@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* complete_queue.h -- prompts as they are read, and their completions until each has been handed back in
- * the order of the prompts.  Shared by the loops that choose the tokens.  Private to lib/model. */
+/* complete_queue.h -- prompts as they are read, and their completions until each has been handed back, in
+ * the order of the prompts or as they end.  Shared by the loops that choose the tokens.  Private to lib/model. */
 #ifndef LM_MODEL_COMPLETE_QUEUE_H
 #define LM_MODEL_COMPLETE_QUEUE_H
 
@@ -30,7 +30,7 @@ void lm_complete_queue_fini(lm_complete_queue *q);
 lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e);
 /* Add the next sample of q->asked to the queue, with memory for its answer. */
 lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_err *e);
-/* Hand back the finished texts, up to the first one that is not finished. */
+/* Hand back the finished texts: all with any_order, otherwise up to the first one that is not finished. */
 lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e);
 
 /* True if there is room for a text, and no stop was requested. */

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "model/sample.h"
 
@@ -20,7 +21,8 @@ void lm_completion_clear(lm_completion *c)
 {
     c->ids.n = c->text.len = c->prompt.len = c->safe = 0;
     c->finish = NULL;
-    c->failed = false;
+    c->failed = c->handed_back = false;
+    c->first_seconds = 0;
 }
 
 void lm_completion_fini(lm_completion *c)
@@ -110,6 +112,8 @@ lm_code lm_completion_take(const lm_text_rules *r, lm_completion *c, int32_t id,
     c->ids.v[c->ids.n++] = (uint32_t)id; /* reserved by lm_completion_reserve */
     if (logprob)
         c->logprob[made] = (float)*logprob;
+    if (!made)
+        c->first_seconds = lm_now() - c->read_at;
     made++;
     if (ends_text(r, id))
         return finish_text(r, c, "stop", before, e);

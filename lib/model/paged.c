@@ -223,15 +223,24 @@ lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const f
     return LM_OK;
 }
 
-lm_code lm_paged_copy(lm_paged *g, int64_t from, int64_t to, lm_err *e)
+int lm_paged_pieces(const lm_paged *g, int64_t at, struct iovec *out)
 {
-    for (int i = 0; i < paged_model(g)->n_caches; i++) {
+    const int n = paged_model(g)->n_caches;
+    for (int i = 0; out && i < n; i++) {
         size_t page = cache_bytes(g, i) / (size_t)g->o.pages;
-        char *x = g->pages + g->at[i];
-        if (g->b->copy(g->b, x + (size_t)to * page, x + (size_t)from * page, page, g->b->main, e))
-            return e->code;
+        out[i] = (struct iovec){ g->pages + g->at[i] + (size_t)at * page, page };
     }
-    return LM_OK;
+    return n;
+}
+
+lm_backend *lm_paged_backend(const lm_paged *g)
+{
+    return g->b;
+}
+
+const lm_paged_opts *lm_paged_options(const lm_paged *g)
+{
+    return &g->o;
 }
 
 int64_t lm_paged_vocab(const lm_paged *g)

@@ -12,6 +12,8 @@
 #ifndef LM_MODEL_PAGED_H
 #define LM_MODEL_PAGED_H
 
+#include <sys/uio.h>
+
 #include "kernels/attention.h"
 #include "kernels/sample.h"
 #include "model/loaded.h"
@@ -59,11 +61,14 @@ typedef struct {
  * backend; both are borrowed until the next call. */
 lm_code lm_paged_choose(lm_paged *g, const lm_sample_attr *o, const lm_paged_draw *draw,
                         const int32_t **ids, const double **logprob, lm_err *e);
-/* Copy page `from` of all layers to page `to`, behind the steps so far. */
-lm_code lm_paged_copy(lm_paged *g, int64_t from, int64_t to, lm_err *e);
+/* The memory of page `at`: one piece for each cache of the model, in the backend's memory.  Returns their number;
+ * out may be NULL. */
+int lm_paged_pieces(const lm_paged *g, int64_t at, struct iovec *out);
 
 int64_t lm_paged_vocab(const lm_paged *g);
-/* Bytes of a page in all layers, and of all pages. */
+lm_backend *lm_paged_backend(const lm_paged *g);
+/* Bytes of a page in all layers, and of all pages; the options, with the number of pages. */
 size_t lm_paged_page_bytes(const lm_paged *g), lm_paged_bytes(const lm_paged *g);
+const lm_paged_opts *lm_paged_options(const lm_paged *g);
 
 #endif

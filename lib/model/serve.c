@@ -6,43 +6,66 @@
 #include "base/mem.h"
 #include "model/complete_queue.h"
 
+/* A request of the scheduler generates text number `text` of the queue.  `more` texts behind it, samples of the same
+ * prompt, are forked from it when its first token is chosen. */
+typedef struct {
+    int64_t text, more;
+} owner;
+
 typedef struct {
     lm_paged *g;
     const lm_paged_opts *o;
+    const lm_serve_opts *serve;
     const lm_complete_opts *how;
     lm_complete_stats *st;
+    lm_serve_stats kv;
     lm_sched *sched;
+    lm_tiers *tiers;
     lm_complete_queue q;
-    lm_completion **of; /* of each request of the scheduler */
+    owner *of; /* of each request of the scheduler */
     size_t cap_of;
     lm_paged_part *part; /* [sequences], as the rest */
     lm_paged_draw *draw;
+    int64_t prompt_rows, token_steps; /* computed so far; steps with new tokens */
+    bool warned;
 } run;
 
-/* ---- prompts ---- */
+static lm_completion *text_of(const run *r, int64_t request, int64_t sample)
+{
+    return &r->q.ring[(r->of[request].text + sample) % r->q.size];
+}
 
-/* The completion of a request. */
-static lm_code set_owner(run *r, int64_t request, lm_completion *c, lm_err *e)
+static lm_code set_owner(run *r, int64_t request, int64_t text, int64_t more, lm_err *e)
 {
     if (lm_grow(&r->of, &r->cap_of, (size_t)request + 1, sizeof *r->of, "requests", e))
         return e->code;
-    r->of[request] = c;
+    r->of[request] = (owner){ text, more };
     return LM_OK;
 }
 
-/* A sample of the prompt becomes a request of the scheduler. */
-static lm_code begin_sample(run *r, lm_err *e)
+static int64_t most_new(const lm_completion *c)
 {
+    return c->max_new < 1 ? 1 : c->max_new;
+}
+
+/* ---- prompts ---- */
+
+/* As many samples of the prompt as there is room for become one request of the scheduler. */
+static lm_code begin_samples(run *r, lm_err *e)
+{
+    const int64_t first = r->q.tail;
     lm_completion *c = NULL;
-    int64_t request = 0;
-    if (lm_complete_queue_begin(&r->q, &c, e) ||
-        lm_sched_add(r->sched, c->ids.v, (int64_t)c->ids.n, c->max_new < 1 ? 1 : c->max_new,
-                     &request, e) ||
-        set_owner(r, request, c, e))
-        return e->code;
-    r->st->prompts++;
+    int64_t request = 0, n = 0;
+    for (; r->q.left && lm_complete_queue_may_begin(&r->q); n++)
+        if (lm_complete_queue_begin(&r->q, &c, e))
+            return e->code;
+    if (!n)
+        return LM_OK;
+    r->st->prompts += n;
     r->st->prompt_tokens += (int64_t)c->ids.n;
-    return LM_OK;
+    return lm_sched_add(r->sched, c->ids.v, (int64_t)c->ids.n, most_new(c), &request, e)
+               ? e->code
+               : set_owner(r, request, first, n - 1, e);
 }
 
 static lm_code fill(run *r, lm_err *e)
@@ -50,60 +73,76 @@ static lm_code fill(run *r, lm_err *e)
     while (lm_complete_queue_may_begin(&r->q) && lm_complete_queue_has_more(&r->q)) {
         if (!r->q.left && lm_complete_queue_read(&r->q, e))
             return e->code;
-        if (r->q.left && begin_sample(r, e))
+        if (r->q.left && begin_samples(r, e))
             return e->code;
+    }
+    return LM_OK;
+}
+
+/* ---- tokens ---- */
+
+/* Whether part i needs a token for the k-th text of its request; its draw. */
+static bool ask(run *r, const lm_sched_part *p, int64_t i, int64_t k)
+{
+    bool on = p->last && k <= r->of[p->request].more;
+    r->draw[i] = (lm_paged_draw){ .on = on };
+    if (!on)
+        return false;
+    const lm_completion *c = text_of(r, p->request, k);
+    r->draw[i].u = lm_completion_draw(&r->q.rules, c);
+    r->draw[i].seen = c->ids.v;
+    r->draw[i].n_seen = (int64_t)c->ids.n;
+    return true;
+}
+
+/* The token of the k-th text of a request; a fork of the request continues the texts behind the first. */
+static lm_code take_token(run *r, int64_t request, int64_t k, int32_t id, const double *logprob,
+                          lm_err *e)
+{
+    lm_completion *c = text_of(r, request, k);
+    int64_t to = request;
+    if (k && (lm_sched_fork(r->sched, request, most_new(c), &to, e) ||
+              set_owner(r, to, r->of[request].text + k, 0, e)))
+        return e->code;
+    if (lm_completion_take(&r->q.rules, c, id, logprob, e))
+        return e->code;
+    r->st->new_tokens++;
+    if (!k)
+        r->of[request].more = 0;
+    lm_sched_token(r->sched, to, (uint32_t)id, c->finish != NULL);
+    return LM_OK;
+}
+
+/* Choose the tokens of the parts that end what is known of their sequences; the first text of a request comes last,
+ * because the request may end with its token. */
+static lm_code take_tokens(run *r, const lm_sched_step *s, lm_err *e)
+{
+    const int32_t *ids = NULL;
+    const double *logprob = NULL;
+    int64_t most = 0;
+    for (int64_t i = 0; i < s->n; i++)
+        if (s->part[i].last && r->of[s->part[i].request].more > most)
+            most = r->of[s->part[i].request].more;
+    for (int64_t k = most; k >= 0; k--) {
+        bool any = false;
+        for (int64_t i = 0; i < s->n; i++)
+            any |= ask(r, &s->part[i], i, k);
+        if (!any)
+            continue;
+        if (lm_paged_choose(r->g, &r->how->sample, r->draw, &ids,
+                            r->how->logprobs ? &logprob : NULL, e))
+            return e->code;
+        double start = lm_now();
+        for (int64_t i = 0; i < s->n; i++)
+            if (r->draw[i].on &&
+                take_token(r, s->part[i].request, k, ids[i], logprob ? &logprob[i] : NULL, e))
+                return e->code;
+        r->kv.pages_seconds += lm_now() - start;
     }
     return LM_OK;
 }
 
 /* ---- steps ---- */
-
-/* Only copies of pages within the device: there are no other tiers. */
-static lm_code make_moves(const run *r, const lm_sched_step *s, lm_err *e)
-{
-    for (int64_t i = 0; i < s->moves; i++) {
-        const lm_kv_move *m = &s->move[i];
-        if (m->from != LM_TIER_DEVICE || m->to != LM_TIER_DEVICE)
-            return lm_fail(e, LM_EBUG, "serve", NULL, "a page leaves the device");
-        if (lm_paged_copy(r->g, m->source, m->target, e))
-            return e->code;
-    }
-    return LM_OK;
-}
-
-/* Choose the tokens of the parts that end what is known of their sequences. */
-static lm_code take_tokens(run *r, const lm_sched_step *s, lm_err *e)
-{
-    const int32_t *ids = NULL;
-    const double *logprob = NULL;
-    bool any = false;
-    for (int64_t i = 0; i < s->n; i++) {
-        const lm_completion *c = r->of[s->part[i].request];
-        r->draw[i] = (lm_paged_draw){ .on = s->part[i].last };
-        if (!s->part[i].last)
-            continue;
-        any = true;
-        r->draw[i].u = lm_completion_draw(&r->q.rules, c);
-        r->draw[i].seen = c->ids.v;
-        r->draw[i].n_seen = (int64_t)c->ids.n;
-    }
-    if (!any)
-        return LM_OK;
-    if (lm_paged_choose(r->g, &r->how->sample, r->draw, &ids, r->how->logprobs ? &logprob : NULL,
-                        e))
-        return e->code;
-    for (int64_t i = 0; i < s->n; i++) {
-        int64_t request = s->part[i].request;
-        lm_completion *c = r->of[request];
-        if (!s->part[i].last)
-            continue;
-        if (lm_completion_take(&r->q.rules, c, ids[i], logprob ? &logprob[i] : NULL, e))
-            return e->code;
-        r->st->new_tokens++;
-        lm_sched_token(r->sched, request, (uint32_t)ids[i], c->finish != NULL);
-    }
-    return LM_OK;
-}
 
 /* The seconds of a step count for prompts by their share of its rows. */
 static void count_time(run *r, const lm_sched_step *s, double seconds)
@@ -114,43 +153,98 @@ static void count_time(run *r, const lm_sched_step *s, double seconds)
     double share = s->rows ? (double)of_prompts / (double)s->rows : 0;
     r->st->prompt_seconds += share * seconds;
     r->st->decode_seconds += (1 - share) * seconds;
+    r->prompt_rows += of_prompts;
+    r->token_steps += of_prompts < s->rows;
+}
+
+static void count_pages(run *r)
+{
+    const lm_pool *p = lm_sched_pool(r->sched);
+    int64_t used = 0;
+    for (int i = 0; i < LM_TIERS; i++)
+        used += lm_pool_size(p, (lm_tier)i) - lm_pool_counts(p, (lm_tier)i).free;
+    size_t bytes = (size_t)used * r->kv.page_bytes;
+    if (bytes > r->kv.peak_bytes)
+        r->kv.peak_bytes = bytes;
 }
 
 static lm_code make_step(run *r, const lm_sched_step *s, lm_err *e)
 {
     double start = lm_now();
-    if (make_moves(r, s, e))
-        return e->code;
-    if (!s->n)
-        return LM_OK;
     for (int64_t i = 0; i < s->n; i++) {
         const lm_sched_part *p = &s->part[i];
         r->part[i] = (lm_paged_part){
             .ids = p->ids, .n = p->n, .used = p->used, .kind = p->kind, .table = p->table
         };
     }
-    if (lm_paged_step(r->g, r->part, s->n, NULL, e) || take_tokens(r, s, e))
+    if (lm_tiers_begin(r->tiers, s->move, s->moves, s->urgent, e) ||
+        (s->n && lm_paged_step(r->g, r->part, s->n, NULL, e)) ||
+        lm_tiers_work(r->tiers, s->n > 0, e) || (s->n && take_tokens(r, s, e)))
         return e->code;
     count_time(r, s, lm_now() - start);
     return LM_OK;
 }
 
+/* Wait for the moves of the last step; what they lost is computed again. */
+static lm_code end_moves(run *r, lm_err *e)
+{
+    const int32_t *lost;
+    int64_t n;
+    if (lm_tiers_end(r->tiers, &lost, &n, e))
+        return e->code;
+    lm_err why = lm_tiers_closed(r->tiers);
+    if (why.code && !r->warned) {
+        r->warned = true;
+        lm_pool_close(lm_sched_pool(r->sched), LM_TIER_DISK);
+        if (r->serve->warn)
+            r->serve->warn(r->serve->ctx, &why);
+    }
+    for (int64_t i = 0; i < n; i++)
+        lm_sched_lost(r->sched, lost[i]);
+    return LM_OK;
+}
+
+static void estimate(const run *r)
+{
+    lm_tiers_stats t = lm_tiers_count(r->tiers);
+    if (r->serve->measure)
+        lm_sched_estimate(
+            r->sched, r->prompt_rows ? r->st->prompt_seconds / (double)r->prompt_rows : 0,
+            r->token_steps ? r->st->decode_seconds / (double)r->token_steps : 0, t.rate);
+}
+
 /* ---- the loop ---- */
+
+/* The next step; *any = false: there is none. */
+static lm_code next_step(run *r, lm_sched_step *s, bool *any, lm_err *e)
+{
+    if (end_moves(r, e))
+        return e->code;
+    double start = lm_now();
+    estimate(r);
+    *any = lm_sched_next(r->sched, s);
+    count_pages(r);
+    r->kv.pages_seconds += lm_now() - start;
+    return LM_OK;
+}
 
 static lm_code loop(run *r, lm_err *e)
 {
     lm_sched_step s;
+    bool any = false;
     while (!lm_stopping()) {
         if (fill(r, e) || lm_complete_queue_hand_back(&r->q, e))
             return e->code;
-        if (lm_sched_next(r->sched, &s)) {
-            if (make_step(r, &s, e))
-                return e->code;
-        } else if (r->q.head < r->q.tail) {
+        double start = lm_now();
+        if (next_step(r, &s, &any, e) || (any && make_step(r, &s, e)))
+            return e->code;
+        r->kv.seconds += lm_now() - start;
+        if (any)
+            continue;
+        if (r->q.head < r->q.tail)
             return lm_fail(e, LM_EBUG, "serve", NULL, "a text waits for a step that never comes");
-        } else if (!lm_complete_queue_has_more(&r->q)) {
+        if (!lm_complete_queue_has_more(&r->q))
             break;
-        }
     }
     return LM_OK;
 }
@@ -164,31 +258,40 @@ static lm_code open_run(run *r, lm_err *e)
                                  .chunk = 1,
                                  .share = true,
                                  .page_bytes = lm_paged_page_bytes(r->g) };
-    const int64_t pages[LM_TIERS] = { r->o->pages };
+    const int64_t pages[LM_TIERS] = { r->o->pages, r->serve->tiers.host, r->serve->tiers.disk };
     size_t n = (size_t)r->o->sequences;
+    r->kv.page_bytes = opts.page_bytes;
     if (opts.rows < 1)
         return lm_fail(e, LM_EUSAGE, "rows", NULL, "%lld a step for %lld sequences",
                        (long long)r->o->rows, (long long)r->o->sequences);
     if (lm_alloc_n(&r->part, n, sizeof *r->part, "parts of a step", e) ||
-        lm_alloc_n(&r->draw, n, sizeof *r->draw, "parts of a step", e))
+        lm_alloc_n(&r->draw, n, sizeof *r->draw, "parts of a step", e) ||
+        lm_tiers_new(r->g, &r->serve->tiers, &r->tiers, e))
         return e->code;
     return lm_sched_new(&opts, pages, &r->sched, e);
 }
 
-lm_code lm_serve_run(lm_paged *g, const lm_paged_opts *o, const lm_tokenizer *tok,
+lm_code lm_serve_run(lm_paged *g, const lm_serve_opts *o, const lm_tokenizer *tok,
                      const lm_complete_opts *how, const lm_complete_hooks *h, lm_complete_stats *st,
-                     lm_sched_stats *sched, lm_err *e)
+                     lm_serve_stats *kv, lm_err *e)
 {
-    run r = { .g = g, .o = o, .how = how, .st = st };
-    lm_code rc = lm_complete_queue_init(&r.q, tok, how, h, o->context, o->sequences, e);
+    run r = { .g = g, .o = lm_paged_options(g), .serve = o, .how = how, .st = st };
+    lm_code rc = lm_complete_queue_init(&r.q, tok, how, h, r.o->context, r.o->sequences, e);
     if (!rc)
         rc = open_run(&r, e);
     if (!rc)
         rc = loop(&r, e);
-    if (!rc && sched)
-        *sched = lm_sched_count(r.sched);
+    if (!rc && kv) {
+        const int32_t *lost;
+        int64_t n;
+        rc = lm_tiers_end(r.tiers, &lost, &n, e); /* a stop leaves moves */
+        r.kv.sched = lm_sched_count(r.sched);
+        r.kv.tiers = lm_tiers_count(r.tiers);
+        *kv = r.kv;
+    }
     lm_complete_queue_fini(&r.q);
     lm_sched_free(r.sched);
+    lm_tiers_free(r.tiers);
     lm_free(r.of);
     lm_free(r.part);
     lm_free(r.draw);

@@ -11,12 +11,30 @@
 #include "kv/sched.h"
 #include "model/complete.h"
 #include "model/paged.h"
+#include "model/tiers.h"
 
-/* Run until there are no more prompts, or lm_stopping(); `g` was made with *o, whose pages all are free.  Stats are
- * added to *stats, those of the scheduler to *sched (may be NULL).  Fails: LM_ELIMIT for a prompt that with its answer
- * takes more than all pages. */
-lm_code lm_serve_run(lm_paged *g, const lm_paged_opts *o, const lm_tokenizer *tok,
+typedef struct {
+    lm_tiers_opts tiers; /* pages below the device's */
+    /* Pages are computed again where that takes less time than moving them, by the times measured so far; false:
+     * they are moved if there is room. */
+    bool measure;
+    void (*warn)(void *ctx, const lm_err *why); /* the disk has failed: at most once; may be NULL */
+    void *ctx;
+} lm_serve_opts;
+
+typedef struct {
+    lm_sched_stats sched;
+    lm_tiers_stats tiers;
+    double seconds;                /* of all steps; */
+    double pages_seconds;          /* of these for the scheduler, without stalls */
+    size_t page_bytes, peak_bytes; /* peak: of the pages in use in all tiers */
+} lm_serve_stats;
+
+/* Run until there are no more prompts, or lm_stopping(); no page of g is in use.  The samples of a prompt are
+ * continued from one computation of it.  Stats are added to *st, those of the pages are set in *kv (may be NULL).
+ * Fails: LM_ELIMIT for a prompt that with its answer takes more than all pages of the device. */
+lm_code lm_serve_run(lm_paged *g, const lm_serve_opts *o, const lm_tokenizer *tok,
                      const lm_complete_opts *how, const lm_complete_hooks *h, lm_complete_stats *st,
-                     lm_sched_stats *sched, lm_err *e);
+                     lm_serve_stats *kv, lm_err *e);
 
 #endif

@@ -252,9 +252,10 @@ static bool one_step(world *w)
     return true;
 }
 
+static const double rates[] = { 0, 1, 100, 1e9 };
+
 static void configure(world *w)
 {
-    static const double rates[] = { 0, 1, 100, 1e9 };
     lm_err e = { 0 };
     int64_t T = 1 + draw(w, MOST_T), sequences = 1 + draw(w, 6);
     int64_t pages[LM_TIERS] = { 4 + draw(w, PLACES / 3), draw(w, 3) ? draw(w, PLACES / 2) : 0,
@@ -290,6 +291,9 @@ static void between_steps(world *w)
         lose_page(w);
     else if (what == 22 && !draw(w, 10))
         lm_pool_close(lm_sched_pool(w->s), LM_TIER_DISK);
+    else if (what < 26)
+        lm_sched_estimate(w->s, rates[draw(w, 3)], rates[draw(w, 3)],
+                          (double[LM_TIERS]){ 0, rates[draw(w, 4)], rates[draw(w, 4)] });
 }
 
 static bool run(world *w, uint64_t seed, int *step)

@@ -12,7 +12,6 @@
 
 #include "generate_case.h"
 #include "model/paged.h"
-#include "model/serve.h"
 
 enum { V = 96, CONTEXT = 200, SEQS = 5, PAGE = 16, PAGES = 96, ROWS = 150 };
 
@@ -199,6 +198,16 @@ static void on_device(void **state)
     check_model(configs[2], LM_DTYPE_F32, plain);
 }
 
+static void copy_page(lm_paged *g, int64_t from, int64_t to)
+{
+    struct iovec a[8], b[8];
+    int n = lm_paged_pieces(g, from, a);
+    assert_int_equal(n, lm_paged_pieces(g, to, b));
+    assert_true(n == 4 && a[3].iov_len == b[3].iov_len);
+    for (int i = 0; i < n; i++)
+        ok(host->copy(host, b[i].iov_base, a[i].iov_base, a[i].iov_len, NULL, &err));
+}
+
 /* A sequence continues in two ways: whole pages are shared, the last one is copied. */
 static void forks(void **state)
 {
@@ -215,7 +224,7 @@ static void forks(void **state)
     for (int i = 0; i < 60; i++)
         ids[i] = token_at(0, i);
     ok(lm_paged_step(g, &(lm_paged_part){ ids, 40, 0, LM_ROWS_PROMPT, first }, 1, &x, &err));
-    ok(lm_paged_copy(g, 2, 7, &err));
+    copy_page(g, 2, 7);
     uint32_t other[1] = { (ids[40] + 1) % V };
     ok(lm_paged_step(g,
                      (lm_paged_part[]){ { other, 1, 40, LM_ROWS_TOKEN, second },
@@ -228,140 +237,6 @@ static void forks(void **state)
     assert_int_equal(lm_paged_bytes(g), PAGES * lm_paged_page_bytes(g));
     lm_paged_free(g);
     lm_loaded_fini(&w);
-}
-
-/* ---- the loop ---- */
-
-enum { PROMPTS = 24 };
-
-/* What was answered, by prompt and sample. */
-typedef struct {
-    int64_t asked, done, samples;
-    uint32_t ids[PROMPTS][2][CONTEXT];
-    float logprob[PROMPTS][2][CONTEXT];
-    size_t n[PROMPTS][2];
-    const char *finish[PROMPTS][2];
-} answers;
-
-static int64_t prompt_length(int64_t i)
-{
-    return 1 + (i * 37) % 90;
-}
-
-/* Prompts of many lengths, the later ones with a beginning that some share. */
-static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
-{
-    answers *a = ctx;
-    int64_t i = a->asked++, n = prompt_length(i);
-    *got = i < PROMPTS;
-    if (!*got)
-        return LM_OK;
-    c->failed = i == 7;
-    if (lm_grow(&c->ids.v, &c->ids.cap, (size_t)n, sizeof *c->ids.v, "tokens", e))
-        return e->code;
-    for (int64_t k = 0; k < n; k++)
-        c->ids.v[k] = token_at(i % 3 && k < 50 ? 100 : i, k);
-    c->ids.n = (size_t)n;
-    c->max_new = i % 5 ? 1 + (i * 13) % 30 : 500;
-    return LM_OK;
-}
-
-static lm_code take_answer(void *ctx, lm_completion *c, lm_err *e)
-{
-    answers *a = ctx;
-    (void)e;
-    assert_int_equal(c->index * a->samples + c->sample - (c->index > 7 ? a->samples - 1 : 0),
-                     a->done++); /* in order */
-    assert_int_equal(c->failed, c->index == 7);
-    if (c->failed)
-        return LM_OK;
-    size_t n = a->n[c->index][c->sample] = c->ids.n - c->n_prompt;
-    memcpy(a->ids[c->index][c->sample], c->ids.v + c->n_prompt, n * sizeof *c->ids.v);
-    memcpy(a->logprob[c->index][c->sample], c->logprob, n * sizeof *c->logprob);
-    a->finish[c->index][c->sample] = c->finish;
-    return LM_OK;
-}
-
-/* A tokenizer with a letter for each id. */
-static lm_tokenizer *letters(void)
-{
-    lm_tokenizer *tok = NULL;
-    lm_buf json = { 0 };
-    char word[64];
-    const char *head = "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{",
-               *tail = "}},\"decoder\":{\"type\":\"ByteLevel\"}}";
-    ok(lm_buf_add(&json, head, strlen(head), &err));
-    for (int i = 0; i < V; i++) {
-        int n = snprintf(word, sizeof word, "%s\"w%d\":%d", i ? "," : "", i, i);
-        ok(lm_buf_add(&json, word, (size_t)n, &err));
-    }
-    ok(lm_buf_add(&json, tail, strlen(tail), &err));
-    ok(lm_tokenizer_from_json(json.data, json.len, NULL, 0, "test", &tok, &err));
-    lm_buf_fini(&json);
-    return tok;
-}
-
-static void serve(lm_loaded *w, lm_dtype type, const lm_paged_opts *o, int64_t samples,
-                  const lm_tokenizer *tok, answers *out, lm_sched_stats *count)
-{
-    const int64_t eos = 11;
-    const char *stop[] = { "w5w" };
-    const lm_complete_opts how = { .sample = { 1, 0, 0.9, 0, samples > 1 ? 1.2 : 1 },
-                                   .seed = 3,
-                                   .samples = samples,
-                                   .eos = &eos,
-                                   .n_eos = 1,
-                                   .stop = stop,
-                                   .n_stop = 1,
-                                   .logprobs = true };
-    const lm_complete_hooks h = { next_prompt, NULL, take_answer, out };
-    lm_complete_stats st = { 0 };
-    lm_paged *g = NULL;
-    memset(out, 0, sizeof *out);
-    out->samples = samples;
-    ok(lm_paged_new(w, type, o, host, &g, &err));
-    ok(lm_serve_run(g, o, tok, &how, &h, &st, count, &err));
-    lm_paged_free(g);
-    assert_int_equal(out->done, PROMPTS * samples - (samples - 1));
-    assert_int_equal(st.prompts, (PROMPTS - 1) * samples);
-}
-
-/* The same answers, to the bit, for any memory and any number of sequences; little memory makes sequences wait and
- * be computed again. */
-static void any_memory(void **state)
-{
-    static const lm_paged_opts opts[] = { { 64 + 8, 8, CONTEXT, PAGE, 200 },
-                                          { 30 + 3, 3, CONTEXT, PAGE, 60 },
-                                          { 100 + 12, 12, CONTEXT, PAGE, 14 },
-                                          { 17, 1, CONTEXT, 64, 5 } };
-    static answers want, got;
-    lm_tokenizer *tok = letters();
-    (void)state;
-    for (int bf = 0; bf < 2; bf++)
-        for (int64_t samples = 1; samples < 3; samples++) {
-            lm_loaded w;
-            lm_dtype type = bf ? LM_DTYPE_BF16 : LM_DTYPE_F32;
-            int64_t dropped = 0, hits = 0;
-            size_t words = 0;
-            loaded_of(configs[1 + bf], type, par, host, &w);
-            for (int i = 0; i < 4; i++) {
-                lm_sched_stats count;
-                serve(&w, type, &opts[i], samples, tok, i ? &got : &want, &count);
-                dropped += count.dropped;
-                hits += count.hits;
-                if (i) {
-                    assert_memory_equal(got.ids, want.ids, sizeof want.ids);
-                    assert_memory_equal(got.logprob, want.logprob, sizeof want.logprob);
-                    assert_memory_equal(got.n, want.n, sizeof want.n);
-                    assert_memory_equal(got.finish, want.finish, sizeof want.finish);
-                }
-            }
-            for (int i = 0; i < PROMPTS; i++)
-                words += want.n[i][0];
-            assert_true(words > 100 && dropped > 0 && hits > 0);
-            lm_loaded_fini(&w);
-        }
-    lm_tokenizer_free(tok);
 }
 
 static void refusals(void **state)
@@ -394,8 +269,10 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_company), cmocka_unit_test(on_device), cmocka_unit_test(forks),
-        cmocka_unit_test(any_memory),  cmocka_unit_test(refusals),
+        cmocka_unit_test(any_company),
+        cmocka_unit_test(on_device),
+        cmocka_unit_test(forks),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, open_both, close_both);
 }

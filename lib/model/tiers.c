@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tiers.c -- copies of pages between three tiers, and the thread that makes them beside the rows of a step. */
+#include "model/tiers.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "kv/tier_file.h"
+
+typedef struct {
+    double bytes, seconds;
+} amount;
+
+struct lm_tiers {
+    lm_paged *g;
+    lm_backend *b;
+    size_t page; /* bytes */
+    int64_t
+        host_pages; /* pages of the host, in `host`; one more with a disk, behind them, for pages of a device */
+    char *host;
+    size_t host_bytes;
+    lm_tier_file *disk;      /* NULL: none */
+    lm_stream *stream;       /* of copies to and from a device; NULL on the CPU */
+    struct iovec *from, *to; /* a page in pieces */
+    double begun;            /* when the copies began that are not waited for; */
+    double copied;           /* their bytes */
+    amount done[LM_TIERS];
+    lm_tiers_stats count;
+    lm_kv_move *move; /* that run beside the rows */
+    size_t move_cap;
+    int64_t moves;
+    int32_t *lost;
+    size_t lost_cap;
+    int64_t n_lost;
+    lm_err err; /* of these moves */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    bool running, due, quit; /* there is a thread; it has moves to perform, it ends: under lock */
+};
+
+/* ---- one move ---- */
+
+/* The pieces of a place; returns their number. */
+static int pieces_of(const lm_tiers *t, lm_tier tier, int64_t place, struct iovec *out)
+{
+    if (tier == LM_TIER_DEVICE)
+        return lm_paged_pieces(t->g, place, out);
+    *out = (struct iovec){ t->host + (size_t)place * t->page, t->page };
+    return 1;
+}
+
+/* Wait for the copies so far, and count their time. */
+static lm_code settle_copies(lm_tiers *t, lm_err *e)
+{
+    double now;
+    if (!t->copied)
+        return LM_OK;
+    if (t->stream && t->b->sync(t->b, t->stream, e))
+        return e->code;
+    now = lm_now();
+    t->done[LM_TIER_HOST].bytes += t->copied;
+    t->done[LM_TIER_HOST].seconds += now - t->begun;
+    t->copied = 0;
+    return LM_OK;
+}
+
+/* Between places of device and host; the pieces of one side may be larger than those of the other. */
+static lm_code copy_page(lm_tiers *t, const struct iovec *from, const struct iovec *to, lm_err *e)
+{
+    size_t read = 0, written = 0;
+    if (!t->copied)
+        t->begun = lm_now();
+    t->copied += (double)t->page;
+    for (size_t done = 0, n; done < t->page; done += n) {
+        char *src = (char *)from->iov_base + read, *dst = (char *)to->iov_base + written;
+        size_t a = from->iov_len - read, b = to->iov_len - written;
+        n = a < b ? a : b;
+        if (t->b->host_memory) /* the backend belongs to another thread */
+            memcpy(dst, src, n);
+        else if (t->b->copy(t->b, dst, src, n, t->stream, e))
+            return e->code;
+        read += n;
+        written += n;
+        if (read == from->iov_len) {
+            from++;
+            read = 0;
+        }
+        if (written == to->iov_len) {
+            to++;
+            written = 0;
+        }
+    }
+    return LM_OK;
+}
+
+/* A page between the disk and pieces that the host can read. */
+static lm_code use_disk(lm_tiers *t, const lm_kv_move *m, const struct iovec *piece, int n)
+{
+    lm_err bad = { 0 };
+    double start = lm_now();
+    if (m->to == LM_TIER_DISK)
+        lm_tier_file_write(t->disk, m->target, piece, n, &bad);
+    else
+        lm_tier_file_read(t->disk, m->source, piece, n, &bad);
+    if (bad.code) { /* its reason is kept by the file */
+        t->lost[t->n_lost++] = m->page;
+        t->count.lost++;
+        return bad.code;
+    }
+    t->done[LM_TIER_DISK].bytes += (double)t->page;
+    t->done[LM_TIER_DISK].seconds += lm_now() - start;
+    return LM_OK;
+}
+
+static lm_code disk_move(lm_tiers *t, const lm_kv_move *m, lm_err *e)
+{
+    bool write = m->to == LM_TIER_DISK;
+    lm_tier other = write ? m->from : m->to;
+    int64_t place = write ? m->source : m->target;
+    if (other != LM_TIER_DEVICE || t->b->host_memory) {
+        int n = pieces_of(t, other, place, t->from);
+        if (settle_copies(t, e))
+            return e->code;
+        use_disk(t, m, t->from, n);
+        return LM_OK;
+    }
+    pieces_of(t, LM_TIER_DEVICE, place, t->to);
+    pieces_of(t, LM_TIER_HOST, t->host_pages, t->from);
+    if ((write && copy_page(t, t->to, t->from, e)) || settle_copies(t, e))
+        return e->code;
+    if (use_disk(t, m, t->from, 1) || write)
+        return LM_OK;
+    return copy_page(t, t->from, t->to, e) ? e->code : settle_copies(t, e);
+}
+
+static void count_move(lm_tiers *t, const lm_kv_move *m)
+{
+    lm_tiers_stats *c = &t->count;
+    c->bytes += (double)t->page;
+    *(m->to == LM_TIER_DISK     ? &c->out
+      : m->from == LM_TIER_DISK ? &c->in
+      : m->to == LM_TIER_HOST   ? &c->down
+      : m->from == LM_TIER_HOST ? &c->up
+                                : &c->copied) += 1;
+}
+
+static lm_code perform(lm_tiers *t, const lm_kv_move *m, int64_t n, lm_err *e)
+{
+    for (; n-- > 0; m++) {
+        count_move(t, m);
+        if (m->from == LM_TIER_DISK || m->to == LM_TIER_DISK) {
+            if (disk_move(t, m, e))
+                return e->code;
+            continue;
+        }
+        pieces_of(t, m->from, m->source, t->from);
+        pieces_of(t, m->to, m->target, t->to);
+        if (copy_page(t, t->from, t->to, e))
+            return e->code;
+    }
+    return settle_copies(t, e);
+}
+
+/* ---- beside the rows ---- */
+
+static void *worker(void *arg)
+{
+    lm_tiers *t = arg;
+    pthread_mutex_lock(&t->lock);
+    for (;;) {
+        while (!t->due && !t->quit)
+            pthread_cond_wait(&t->change, &t->lock);
+        if (!t->due)
+            break;
+        pthread_mutex_unlock(&t->lock);
+        perform(t, t->move, t->moves, &t->err);
+        pthread_mutex_lock(&t->lock);
+        t->due = false;
+        pthread_cond_broadcast(&t->change);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+static void set_due(lm_tiers *t, bool quit)
+{
+    pthread_mutex_lock(&t->lock);
+    t->due = !quit;
+    t->quit = quit;
+    pthread_cond_broadcast(&t->change);
+    pthread_mutex_unlock(&t->lock);
+}
+
+lm_code lm_tiers_begin(lm_tiers *t, const lm_kv_move *move, int64_t n, int64_t urgent, lm_err *e)
+{
+    double start = lm_now();
+    t->n_lost = t->moves = 0;
+    if (n <= 0)
+        return LM_OK;
+    if (lm_grow(&t->move, &t->move_cap, (size_t)n, sizeof *t->move, "moves of pages", e) ||
+        lm_grow(&t->lost, &t->lost_cap, (size_t)n, sizeof *t->lost, "moves of pages", e))
+        return e->code;
+    if (t->stream && t->b->follow(t->b, t->stream, t->b->main, e)) /* the rows of the last step */
+        return e->code;
+    if (perform(t, move, urgent, e))
+        return e->code;
+    if (urgent)
+        t->count.stalls += lm_now() - start;
+    t->moves = n - urgent;
+    if (t->moves)
+        memcpy(t->move, move + urgent, (size_t)t->moves * sizeof *move);
+    if (t->moves && t->running)
+        set_due(t, false);
+    return LM_OK;
+}
+
+lm_code lm_tiers_work(lm_tiers *t, bool rows, lm_err *e)
+{
+    double start = lm_now();
+    if (!t->moves || t->running)
+        return LM_OK;
+    perform(t, t->move, t->moves, e);
+    if (!rows || t->b->host_memory)
+        t->count.stalls += lm_now() - start;
+    return e->code;
+}
+
+lm_code lm_tiers_end(lm_tiers *t, const int32_t **lost, int64_t *n, lm_err *e)
+{
+    if (t->moves && t->running) {
+        double start = lm_now();
+        pthread_mutex_lock(&t->lock);
+        while (t->due)
+            pthread_cond_wait(&t->change, &t->lock);
+        pthread_mutex_unlock(&t->lock);
+        t->count.stalls += lm_now() - start;
+    }
+    *lost = t->lost;
+    *n = t->n_lost;
+    if (t->err.code)
+        *e = t->err;
+    return t->err.code;
+}
+
+/* ---- life ---- */
+
+static lm_code start_thread(lm_tiers *t, lm_err *e)
+{
+    int bad;
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->change, NULL);
+    if (!t->b->host_memory || t->b->threads < 2)
+        return LM_OK;
+    bad = pthread_create(&t->thread, NULL, worker, t);
+    if (bad)
+        return lm_fail(e, LM_ELIMIT, "pages", NULL, "cannot start a thread: %s", strerror(bad));
+    t->running = true;
+    return LM_OK;
+}
+
+static lm_code open_all(lm_tiers *t, const lm_tiers_opts *o, lm_err *e)
+{
+    size_t n = (size_t)lm_paged_pieces(t->g, 0, NULL);
+    bool bounce = o->disk && !t->b->host_memory;
+    t->host_pages = o->host;
+    if (lm_alloc_n(&t->from, n, sizeof *t->from, "pieces of a page", e) ||
+        lm_alloc_n(&t->to, n, sizeof *t->to, "pieces of a page", e))
+        return e->code;
+    if (!lm_mul_ok((size_t)o->host + bounce, t->page, &t->host_bytes))
+        return lm_fail(e, LM_ELIMIT, "pages", NULL, "their size cannot be counted");
+    if (t->host_bytes &&
+        t->b->host_alloc(t->b, t->host_bytes, "pages of the host", (void **)&t->host, e))
+        return e->code;
+    if (o->disk && lm_tier_file_new(o->dir, t->page, o->disk, &t->disk, e))
+        return e->code;
+    return t->b->stream_new(t->b, &t->stream, e);
+}
+
+lm_code lm_tiers_new(lm_paged *g, const lm_tiers_opts *o, lm_tiers **out, lm_err *e)
+{
+    lm_tiers *t = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&t, 1, sizeof *t, "tiers of pages", e))
+        return e->code;
+    t->g = g;
+    t->b = lm_paged_backend(g);
+    t->page = lm_paged_page_bytes(g);
+    if (start_thread(t, e) || open_all(t, o, e)) {
+        lm_tiers_free(t);
+        return e->code;
+    }
+    *out = t;
+    return LM_OK;
+}
+
+void lm_tiers_free(lm_tiers *t)
+{
+    if (!t)
+        return;
+    if (t->running) {
+        pthread_mutex_lock(&t->lock);
+        while (t->due)
+            pthread_cond_wait(&t->change, &t->lock);
+        pthread_mutex_unlock(&t->lock);
+        set_due(t, true);
+        pthread_join(t->thread, NULL);
+    }
+    pthread_mutex_destroy(&t->lock);
+    pthread_cond_destroy(&t->change);
+    if (t->stream) {
+        lm_err ignored = { 0 };
+        t->b->sync(t->b, t->stream, &ignored);
+        t->b->stream_free(t->b, t->stream);
+    }
+    if (t->host)
+        t->b->host_free(t->b, t->host, t->host_bytes);
+    lm_tier_file_free(t->disk);
+    lm_free(t->from);
+    lm_free(t->to);
+    lm_free(t->move);
+    lm_free(t->lost);
+    lm_free(t);
+}
+
+lm_err lm_tiers_closed(const lm_tiers *t)
+{
+    return t->disk ? *lm_tier_file_closed(t->disk) : (lm_err){ 0 };
+}
+
+lm_tiers_stats lm_tiers_count(const lm_tiers *t)
+{
+    lm_tiers_stats c = t->count;
+    for (int i = LM_TIER_HOST; i < LM_TIERS; i++)
+        c.rate[i] = t->done[i].seconds > 0 ? t->done[i].bytes / t->done[i].seconds : 0;
+    return c;
+}

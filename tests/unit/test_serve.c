@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_serve.c -- continuous batching over a scheduler and pages in three tiers: the same answers, to the bit, for any
+ * memory, any number of sequences, any tiers and threads; samples are forked from one prompt; a disk that is full,
+ * or changes bytes, costs time only.  pwritev and preadv below replace those of libc. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "generate_case.h"
+#include "model/serve.h"
+
+enum { V = 96, CONTEXT = 200, PAGE = 16, PROMPTS = 24, SAMPLES = 3 };
+
+static const char *const configs[] = {
+    "{\"model_type\":\"llama\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
+    "{\"model_type\":\"mistral\",\"vocab_size\":96,\"hidden_size\":128,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+    "\"max_position_embeddings\":400,\"sliding_window\":21,\"initializer_range\":0.2}",
+};
+
+/* ---- the disk ---- */
+
+static struct {
+    int writes, reads;
+    int full_at, damage_at; /* this write fails, this read returns another byte; 0: none */
+} disk;
+
+ssize_t pwritev(int fd, const struct iovec *v, int n, off_t at)
+{
+    if (++disk.writes == disk.full_at) {
+        errno = ENOSPC;
+        return -1;
+    }
+    return syscall(SYS_pwritev, fd, v, n, at & 0xffffffff, at >> 32);
+}
+
+ssize_t preadv(int fd, const struct iovec *v, int n, off_t at)
+{
+    ssize_t got = syscall(SYS_preadv, fd, v, n, at & 0xffffffff, at >> 32);
+    if (++disk.reads == disk.damage_at)
+        ((char *)v->iov_base)[0] ^= 1;
+    return got;
+}
+
+/* ---- prompts and answers ---- */
+
+static uint32_t token_at(int64_t s, int64_t i)
+{
+    return (uint32_t)lm_rng_below(lm_rng_make(4, "tokens", (uint64_t)s), (uint64_t)i, V);
+}
+
+/* What was answered, by prompt and sample. */
+typedef struct {
+    int64_t asked, done, samples, late; /* late: answers that came after one of a later prompt */
+    int64_t last;
+    bool any_order;
+    uint32_t ids[PROMPTS][SAMPLES][CONTEXT];
+    float logprob[PROMPTS][SAMPLES][CONTEXT];
+    size_t n[PROMPTS][SAMPLES];
+    const char *finish[PROMPTS][SAMPLES];
+} answers;
+
+static int64_t prompt_length(int64_t i)
+{
+    return 1 + (i * 37) % 90;
+}
+
+/* Prompts of many lengths, the later ones with a beginning that some share. */
+static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
+{
+    answers *a = ctx;
+    int64_t i = a->asked++, n = prompt_length(i);
+    *got = i < PROMPTS;
+    if (!*got)
+        return LM_OK;
+    c->failed = i == 7;
+    if (lm_grow(&c->ids.v, &c->ids.cap, (size_t)n, sizeof *c->ids.v, "tokens", e))
+        return e->code;
+    for (int64_t k = 0; k < n; k++)
+        c->ids.v[k] = token_at(i % 3 && k < 50 ? 100 : i, k);
+    c->ids.n = (size_t)n;
+    c->max_new = i % 5 ? 1 + (i * 29) % 90 : 500;
+    return LM_OK;
+}
+
+static lm_code take_answer(void *ctx, lm_completion *c, lm_err *e)
+{
+    answers *a = ctx;
+    int64_t number = c->index * a->samples + c->sample - (c->index > 7 ? a->samples - 1 : 0);
+    (void)e;
+    if (!a->any_order)
+        assert_int_equal(number, a->done);
+    a->late += number < a->last;
+    a->last = number;
+    a->done++;
+    assert_int_equal(c->failed, c->index == 7);
+    if (c->failed)
+        return LM_OK;
+    assert_true(c->first_seconds > 0 && c->first_seconds < 1000);
+    size_t n = a->n[c->index][c->sample] = c->ids.n - c->n_prompt;
+    memcpy(a->ids[c->index][c->sample], c->ids.v + c->n_prompt, n * sizeof *c->ids.v);
+    memcpy(a->logprob[c->index][c->sample], c->logprob, n * sizeof *c->logprob);
+    a->finish[c->index][c->sample] = c->finish;
+    return LM_OK;
+}
+
+/* A tokenizer with a letter for each id. */
+static lm_tokenizer *letters(void)
+{
+    lm_tokenizer *tok = NULL;
+    lm_buf json = { 0 };
+    char word[64];
+    const char *head = "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{",
+               *tail = "}},\"decoder\":{\"type\":\"ByteLevel\"}}";
+    ok(lm_buf_add(&json, head, strlen(head), &err));
+    for (int i = 0; i < V; i++) {
+        int n = snprintf(word, sizeof word, "%s\"w%d\":%d", i ? "," : "", i, i);
+        ok(lm_buf_add(&json, word, (size_t)n, &err));
+    }
+    ok(lm_buf_add(&json, tail, strlen(tail), &err));
+    ok(lm_tokenizer_from_json(json.data, json.len, NULL, 0, "test", &tok, &err));
+    lm_buf_fini(&json);
+    return tok;
+}
+
+/* ---- runs ---- */
+
+static lm_tokenizer *tok;
+static int warnings;
+
+static void take_warning(void *ctx, const lm_err *why)
+{
+    (void)ctx;
+    assert_true(why->code == LM_EIO || why->code == LM_EFORMAT);
+    warnings++;
+}
+
+typedef struct {
+    lm_paged_opts pages;
+    int64_t host, disk;
+    bool any_order;
+} setting;
+
+static void serve(lm_loaded *w, lm_dtype type, lm_backend *b, const setting *o, int64_t samples,
+                  answers *out, lm_serve_stats *kv)
+{
+    const int64_t eos = 11;
+    const char *stop[] = { "w5w7" };
+    const lm_complete_opts how = { .sample = { 1, 0, 0.9, 0, samples > 1 ? 1.2 : 1 },
+                                   .seed = 3,
+                                   .samples = samples,
+                                   .eos = &eos,
+                                   .n_eos = 1,
+                                   .stop = stop,
+                                   .n_stop = 1,
+                                   .logprobs = true,
+                                   .any_order = o->any_order };
+    const char *dir = getenv("TMPDIR");
+    const lm_serve_opts s = { .tiers = { o->host, o->disk, dir ? dir : "/tmp" },
+                              .warn = take_warning };
+    const lm_complete_hooks h = { next_prompt, NULL, take_answer, out };
+    lm_complete_stats st = { 0 };
+    lm_paged *g = NULL;
+    *out = (answers){ .samples = samples, .last = -1, .any_order = o->any_order };
+    disk.writes = disk.reads = warnings = 0;
+    ok(lm_paged_new(w, type, &o->pages, b, &g, &err));
+    ok(lm_serve_run(g, &s, tok, &how, &h, &st, kv, &err));
+    lm_paged_free(g);
+    assert_int_equal(out->done, PROMPTS * samples - (samples - 1));
+    assert_int_equal(st.prompts, (PROMPTS - 1) * samples);
+    assert_true(o->any_order == (out->late > 0));
+}
+
+static void check_same(const answers *got, const answers *want)
+{
+    assert_memory_equal(got->ids, want->ids, sizeof want->ids);
+    assert_memory_equal(got->logprob, want->logprob, sizeof want->logprob);
+    assert_memory_equal(got->n, want->n, sizeof want->n);
+    assert_memory_equal(got->finish, want->finish, sizeof want->finish);
+}
+
+/* Memory for all; for a half and a quarter of it, without and with lower tiers; a single sequence. */
+static const setting settings[] = {
+    { { 64 + 12, 12, CONTEXT, PAGE, 80 }, 0, 0, false },
+    { { 30 + 3, 3, CONTEXT, PAGE, 60 }, 0, 0, true },
+    { { 100 + 12, 12, CONTEXT, PAGE, 40 }, 0, 0, false },
+    { { 100 + 12, 12, CONTEXT, PAGE, 20 }, 0, 0, false },
+    { { 17, 1, CONTEXT, 64, 5 }, 0, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 200, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 0, 200, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 10, 90, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 5, 5, true },
+};
+enum { SETTINGS = sizeof settings / sizeof *settings };
+
+static void any_memory(void **state)
+{
+    static answers want, got;
+    (void)state;
+    for (int bf = 0; bf < 2; bf++)
+        for (int64_t samples = 1; samples <= SAMPLES; samples += 2) {
+            lm_loaded w;
+            lm_dtype type = bf ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+            lm_serve_stats sum = { 0 };
+            size_t words = 0;
+            loaded_of(configs[bf], type, par, host, &w);
+            for (int i = 0; i < SETTINGS; i++) {
+                const setting *o = &settings[i];
+                lm_serve_stats kv;
+                serve(&w, type, host, o, samples, i ? &got : &want, &kv);
+                if (i)
+                    check_same(&got, &want);
+                const lm_tiers_stats *t = &kv.tiers;
+                assert_int_equal(warnings, 0);
+                assert_true(kv.peak_bytes <=
+                            (size_t)(o->pages.pages + o->host + o->disk) * kv.page_bytes);
+                assert_true(o->disk || !t->out);
+                assert_true(t->bytes == (double)(t->down + t->up + t->out + t->in + t->copied) *
+                                            (double)kv.page_bytes);
+                sum.sched.dropped += kv.sched.dropped;
+                sum.sched.hits += kv.sched.hits;
+                sum.tiers.down += t->down;
+                sum.tiers.up += t->up;
+                sum.tiers.out += t->out;
+                sum.tiers.in += t->in;
+                sum.tiers.copied += t->copied;
+            }
+            for (int i = 0; i < PROMPTS; i++)
+                words += want.n[i][0];
+            assert_true(words > 100 && sum.sched.dropped > 0 && sum.sched.hits > 0);
+            assert_true(sum.tiers.down > 50 && sum.tiers.up > 20 && sum.tiers.out > 50 &&
+                        sum.tiers.in > 20);
+            assert_true((sum.tiers.copied > 0) == (samples > 1));
+            lm_loaded_fini(&w);
+        }
+}
+
+/* One thread, which makes the moves itself. */
+static void one_thread(void **state)
+{
+    static answers want, got;
+    lm_backend *b = NULL;
+    lm_serve_stats kv;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[0], LM_DTYPE_BF16, par, host, &w);
+    serve(&w, LM_DTYPE_BF16, host, &settings[0], 1, &want, &kv);
+    lm_loaded_fini(&w);
+    ok(lm_backend_cpu(lm_cpu_detect(), NULL, &b, &err));
+    loaded_of(configs[0], LM_DTYPE_BF16, NULL, b, &w);
+    for (int i = 5; i < 8; i++) {
+        serve(&w, LM_DTYPE_BF16, b, &settings[i], 1, &got, &kv);
+        check_same(&got, &want);
+        assert_true(kv.tiers.in + kv.tiers.up > 10 && kv.tiers.stalls > 0);
+    }
+    lm_loaded_fini(&w);
+    lm_backend_close(b);
+}
+
+/* The memory of a device that the host cannot read. */
+static void on_device(void **state)
+{
+    static answers want, got;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[0], LM_DTYPE_BF16, par, plain, &w);
+    for (int i = 5; i < 8; i++) {
+        lm_serve_stats kv;
+        serve(&w, LM_DTYPE_BF16, plain, &settings[i], 1, i > 5 ? &got : &want, &kv);
+        if (i > 5)
+            check_same(&got, &want);
+        assert_true(kv.tiers.up + kv.tiers.in > 10);
+    }
+    lm_loaded_fini(&w);
+}
+
+/* The prompt of all samples is computed once. */
+static void samples_share(void **state)
+{
+    static answers x;
+    lm_serve_stats one, all;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[0], LM_DTYPE_F32, par, host, &w);
+    serve(&w, LM_DTYPE_F32, host, &settings[0], 1, &x, &one);
+    int64_t new = 0, prompts = 0;
+    for (int i = 0; i < PROMPTS; i++) {
+        new += (int64_t)x.n[i][0];
+        prompts += i == 7 ? 0 : prompt_length(i);
+    }
+    assert_true(one.sched.rows <= prompts + new);
+    serve(&w, LM_DTYPE_F32, host, &settings[0], SAMPLES, &x, &all);
+    new = 0;
+    for (int i = 0; i < PROMPTS; i++)
+        for (int k = 0; k < SAMPLES; k++)
+            new += (int64_t)x.n[i][k];
+    assert_true(all.sched.rows <= prompts + new);
+    lm_loaded_fini(&w);
+}
+
+/* A disk that is full, or changes bytes, is closed with one warning; what it lost is computed again. */
+static void bad_disk(void **state)
+{
+    static answers want, got;
+    lm_serve_stats kv;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[0], LM_DTYPE_BF16, par, host, &w);
+    serve(&w, LM_DTYPE_BF16, host, &settings[6], 1, &want, &kv);
+    int writes = disk.writes, reads = disk.reads;
+    assert_true(writes > 30 && reads > 10);
+    for (int i = 0; i < 8; i++) {
+        disk.full_at = i % 2 ? 0 : 1 + i * writes / 10;
+        disk.damage_at = i % 2 ? 1 + i * reads / 10 : 0;
+        serve(&w, LM_DTYPE_BF16, host, &settings[i < 4 ? 6 : 7], 1, &got, &kv);
+        check_same(&got, &want);
+        if (i < 4)
+            assert_true(warnings == 1 && kv.tiers.lost > 0 && kv.sched.dropped > 0);
+        assert_true(warnings <= 1 && disk.writes < writes + 200);
+    }
+    disk.full_at = disk.damage_at = 0;
+    lm_loaded_fini(&w);
+}
+
+static void no_folder(void **state)
+{
+    const lm_tiers_opts o = { 0, 4, "/nonexistent" };
+    lm_tiers *t = NULL;
+    lm_paged *g = NULL;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[0], LM_DTYPE_F32, par, host, &w);
+    ok(lm_paged_new(&w, LM_DTYPE_F32, &settings[0].pages, host, &g, &err));
+    assert_int_equal(lm_tiers_new(g, &o, &t, &err), LM_EIO);
+    assert_null(t);
+    err = (lm_err){ 0 };
+    lm_paged_free(g);
+    lm_loaded_fini(&w);
+}
+
+static int open_all(void **state)
+{
+    open_both(state);
+    tok = letters();
+    return 0;
+}
+
+static int close_all(void **state)
+{
+    lm_tokenizer_free(tok);
+    return close_both(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_memory),    cmocka_unit_test(one_thread), cmocka_unit_test(on_device),
+        cmocka_unit_test(samples_share), cmocka_unit_test(bad_disk),   cmocka_unit_test(no_folder),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
