@@ -38,7 +38,7 @@ lm_code lm_tiers_begin(lm_tiers *t, const lm_kv_move *move, int64_t n, int64_t u
 /* After the rows were given to the backend, if there are any: perform the other moves if no thread does. */
 lm_code lm_tiers_work(lm_tiers *t, bool rows, lm_err *e);
 /* Wait for all moves.  *lost: the n pages whose content was lost in them; borrowed until lm_tiers_begin.  A failing
- * disk is no failure here: it loses pages, and is closed. */
+ * disk is not an error here: it loses pages, and is closed. */
 lm_code lm_tiers_end(lm_tiers *t, const int32_t **lost, int64_t *n, lm_err *e);
 
 /* The failure that closed the disk; code LM_OK: there was none. */
