@@ -6,25 +6,27 @@
  * position used[b] + i.  kind[b] (lm_rows_kind) says whether the rows are a part of a prompt or a new token; without it
  * they are new tokens if seq is at most 4.  Kernels choose their way by it, not by the number of rows.
  *
- * keys and values are coded caches (numeric/kv_format.h) of pages of T tokens: cached token j of sequence b lies in
- * page table[b, j / T], at place j % T there; its numbers are those that lm_kv_decode gives.  Entries of the table
- * for tokens that are not coded are not read.
- * Some cached tokens are not coded: the first `sinks`, and the newest, which are counted by lm_kv_coded.  Their rows
- * lie in ktail and vtail at slot[b]: token j at row j if j < sinks, else at row sinks + j % residual.
+ * keys and values are caches of pages of T tokens: cached token j of sequence b lies in page table[b, j / T], at
+ * place j % T there.  Each of the two sides is coded (numeric/kv_format.h), its numbers being those that lm_kv_decode
+ * gives, or plain: without `kv`, pages [G,K,T,D] of act numbers.  Entries of the table for tokens that neither side has
+ * in pages are not read.
+ * Some cached tokens of a coded side are not coded: the first `sinks`, and the newest, which are counted by lm_kv_coded.
+ * Their rows lie in the tail of the side (ktail, vtail) at slot[b]: token j at row j if j < sinks, else at
+ * row sinks + j % residual.  residual and sinks are those of the side; a side with neither has no tail.
  *
  * kv_attention  (no gradient)
  *               in  qkv [N,(H+2K)D] act, used [B] I32, fresh [B] I32, first [B+1] I32, kind [B] I32 (optional, both
- *                   or neither), table [B,P] I32, keys, values [pages,K,T,D] act with `kv`, slot [B] I32, ktail,
- *                   vtail [slots,K,sinks+residual,D] act (all three if sinks + residual > 0)
+ *                   or neither), table [B,P] I32, keys, values [pages,K,T,D] act, slot [B] I32 (if a side has a
+ *                   tail), ktail, vtail [slots,K,sinks+residual,D] act (each if its side has a tail)
  *               out o [N,HD] act, lse [N,H] F32 (optional)
  *               Each new row attends to the cached tokens as they are stored, and to the new rows of its
  *               sequence up to itself as they are in qkv (kernels/attention.h: heads, window, scale, soft_cap).  So it
  *               runs before the new rows are put into the cache.  Rows that are not fresh give zeros, lse -inf.
  * kv_write      (no gradient)
  *               in  qkv, used, fresh, first (optional), table, slot (optional) as kv_attention
- *               out keys, values, ktail, vtail (both, with slot) as kv_attention, in place
+ *               out keys, values, ktail, vtail as kv_attention, in place
  *               Appends the new rows, behind kv_attention of the same rows; used is the same, the next call's is
- *               used + fresh.  Tokens that are then counted by lm_kv_coded, and were not, are encoded as
+ *               used + fresh.  A plain side takes copies of the rows.  Of a coded side, tokens that are then counted by lm_kv_coded, and were not, are encoded as
  *               lm_kv_encode does; those that were plain come out of the tail.  Then the tail takes the new rows: the
  *               first `sinks` tokens, and the newest `residual` of the others.  So the bits of pages and tails do
  *               not depend on the cuts between calls.  The first token that is encoded into a page clears its
@@ -44,9 +46,9 @@
 
 typedef struct {
     lm_attention_attr attention; /* batch B; causal; no dropout; seq 0 with `first` */
-    int64_t
-        residual;  /* newest tokens that are not coded: at most so many; a multiple of lm_kv_step */
-    int64_t sinks; /* first tokens that are not coded; a multiple of lm_kv_step */
+    /* Of keys [0] and of values [1], multiples of lm_kv_step; 0 of a plain side: */
+    int64_t residual[2]; /* newest tokens that are not coded: at most so many */
+    int64_t sinks[2];    /* first tokens that are not coded */
 } lm_kv_attr;
 
 typedef struct {
@@ -55,7 +57,8 @@ typedef struct {
 } lm_head_rotate_attr;
 
 /* Of `used` tokens in the cache those in [sinks, this) are read as codes.  Formats of single tokens keep the newest
- * `residual` plain; others code `residual` tokens at once when as many are there. */
+ * `residual` plain; others code `residual` tokens at once when as many are there.  A plain side (f NULL) has all
+ * tokens in its pages. */
 static inline int64_t lm_kv_coded(const lm_kv_format *f, int64_t T, int64_t residual, int64_t used)
 {
     if (residual == 0)

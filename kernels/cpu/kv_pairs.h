@@ -13,7 +13,7 @@ enum { KV_PAIR_TILE = 512 /* numbers: 16 rows of 32 */ };
 
 static bool kv_has_pairs(const lm_kv_format *f, int64_t T, int64_t D)
 {
-    return (f->levels == LM_KV_FLOAT8 || f->levels == LM_KV_TABLE) && f->axis == LM_KV_TOKEN &&
+    return f && (f->levels == LM_KV_FLOAT8 || f->levels == LM_KV_TABLE) && f->axis == LM_KV_TOKEN &&
            !f->second && !f->outliers && D <= KV_TILE_DIM && D % 32 == 0 && f->group % 32 == 0 &&
            (!f->values || T >= KV_SUB);
 }
@@ -194,12 +194,13 @@ static size_t pairs_scratch_of(const kv_call *k, char *at, kv_scratch *w)
     size_t of_rows = (size_t)KV_ROWS * 32 * sizeof(uint16_t), bytes = 0;
     size_t sums = attn_round64((size_t)(KV_ROWS * KV_MOST_GROUPS) * sizeof(float));
     size_t D = (size_t)k->a->head_dim;
+    const lm_kv_format *values = k->c->in[KV_VALUES].kv;
     if (!k->key_pairs && !k->value_pairs)
         return 0;
     w->key_rows.row = (uint16_t *)(void *)at;
     bytes += of_rows * (D / 32);
     w->value_rows.row = (uint16_t *)(void *)(at + bytes);
-    bytes += of_rows * 8 * (size_t)lm_kv_groups(k->c->in[KV_VALUES].kv, k->a->head_dim);
+    bytes += k->value_pairs ? of_rows * 8 * (size_t)lm_kv_groups(values, k->a->head_dim) : 0;
     w->key_rows.sum = (float *)(void *)(at + bytes);
     w->value_rows.sum = (float *)(void *)(at + bytes + sums);
     bytes += 2 * sums;

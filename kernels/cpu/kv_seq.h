@@ -23,11 +23,12 @@ enum {
 
 /* Keys or values. */
 typedef struct {
-    const lm_kv_format *f;
+    const lm_kv_format *f; /* NULL: pages hold plain rows */
     lm_kv_sections at;
-    const char *pages;  /* of this head, of page 0 */
-    size_t step;        /* bytes from page to page */
-    int64_t coded;      /* tokens [sinks, coded) are */
+    const char *pages;    /* of this head, of page 0 */
+    size_t step;          /* bytes from page to page */
+    int64_t sinks, coded; /* tokens [sinks, coded) are; none of a plain side */
+    int64_t residual;
     const char *tail;   /* row 0 of the slot */
     const char *fresh;  /* row 0 of the new ones, in qkv */
     size_t fresh_pitch; /* bytes */
@@ -35,7 +36,7 @@ typedef struct {
 
 typedef struct {
     int64_t b, kv, row, used, fresh; /* row: the first in qkv */
-    int64_t T, D, sinks, residual;
+    int64_t T, D;
     size_t row_bytes; /* of a plain row */
     const int32_t *table;
     attn_mask mask;
@@ -61,9 +62,14 @@ static inline kv_side kv_side_of(const lm_call *c, const kv_seq *s, bool values)
 {
     const lm_kv_attr *a = c->attr;
     const lm_tensor *t = &c->in[values ? KV_VALUES : KV_KEYS], *qkv = &c->in[KV_QKV];
-    int64_t H = a->attention.heads, K = a->attention.kv_heads, R = s->sinks + s->residual;
-    kv_side x = { .f = t->kv, .coded = lm_kv_coded(t->kv, s->T, s->residual, s->used) };
-    lm_kv_page(t->kv, s->T, s->D, &x.at, NULL);
+    int64_t H = a->attention.heads, K = a->attention.kv_heads;
+    kv_side x = { .f = t->kv, .sinks = a->sinks[values], .residual = a->residual[values] };
+    int64_t R = x.sinks + x.residual;
+    x.at.all = (size_t)s->T * s->row_bytes;
+    if (x.f) {
+        x.coded = lm_kv_coded(x.f, s->T, x.residual, s->used);
+        lm_kv_page(x.f, s->T, s->D, &x.at, NULL);
+    }
     x.step = (size_t)K * x.at.all;
     x.pages = (const char *)t->data + (size_t)s->kv * x.at.all;
     if (R > 0) {
@@ -87,8 +93,6 @@ static inline kv_seq kv_seq_of(const lm_call *c, int64_t b, int64_t kv)
                  .fresh = attn_i32(c, KV_FRESH)[b],
                  .T = c->in[KV_KEYS].dim[2],
                  .D = a->attention.head_dim,
-                 .sinks = a->sinks,
-                 .residual = a->residual,
                  .table = attn_i32(c, KV_TABLE) + b * c->in[KV_TABLE].dim[1] };
     s.row_bytes = (size_t)s.D * lm_dtype_size(c->in[KV_QKV].dtype);
     s.mask = attn_cached_mask(&a->attention, s.used, s.fresh);
@@ -97,22 +101,24 @@ static inline kv_seq kv_seq_of(const lm_call *c, int64_t b, int64_t kv)
     return s;
 }
 
+/* The page of token j of the side's pages. */
+static inline const char *kv_page(const kv_seq *s, const kv_side *x, int64_t j)
+{
+    return x->pages + (size_t)s->table[j / s->T] * x->step;
+}
+
 /* The D numbers of token j if they are plain; NULL if they are coded. */
 static inline const void *kv_plain(const kv_seq *s, const kv_side *x, int64_t j)
 {
     if (j >= s->used)
         return x->fresh + (size_t)(j - s->used) * x->fresh_pitch;
-    if (j < s->sinks)
+    if (!x->f)
+        return kv_page(s, x, j) + (size_t)(j % s->T) * s->row_bytes;
+    if (j < x->sinks)
         return x->tail + (size_t)j * s->row_bytes;
     if (j >= x->coded)
-        return x->tail + (size_t)(s->sinks + j % s->residual) * s->row_bytes;
+        return x->tail + (size_t)(x->sinks + j % x->residual) * s->row_bytes;
     return NULL;
-}
-
-/* The page of coded token j. */
-static inline const char *kv_page(const kv_seq *s, const kv_side *x, int64_t j)
-{
-    return x->pages + (size_t)s->table[j / s->T] * x->step;
 }
 
 /* Rows that are not fresh: zeros, and lse -inf. */

@@ -79,8 +79,9 @@ static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
 
 static size_t fixed_bytes(const lm_tensor *t)
 {
-    return t->kv->lower ? attn_round64(2 * (size_t)(t->dim[1] * t->dim[3] + 16) * sizeof(float))
-                        : 0;
+    return t->kv && t->kv->lower
+               ? attn_round64(2 * (size_t)(t->dim[1] * t->dim[3] + 16) * sizeof(float))
+               : 0;
 }
 
 static size_t prepared_bytes(const lm_call *c)
@@ -121,6 +122,8 @@ static kv_call kv_call_of(const lm_call *c)
 static char *prepare_side(const lm_tensor *t, kv_levels *l, char *room)
 {
     int64_t n = t->dim[1] * t->dim[3];
+    if (!t->kv)
+        return room;
     lm_kv_levels levels = t->kv->levels;
     bool e4m3 = t->kv->float8 == LM_DTYPE_F8E4M3;
     *l = (kv_levels){ .kind = levels == LM_KV_TABLE    ? KV_LOOK_UP
@@ -148,9 +151,9 @@ static char *prepare_side(const lm_tensor *t, kv_levels *l, char *room)
 /* ---- keys and values of 64 tokens ---- */
 
 /* True if some of the 16 tokens from j on are coded. */
-LM_INLINE bool has_codes(const kv_seq *s, const kv_side *x, int64_t j)
+LM_INLINE bool has_codes(const kv_side *x, int64_t j)
 {
-    int64_t from = j > s->sinks ? j : s->sinks, to = j + LM_KV_TILE;
+    int64_t from = j > x->sinks ? j : x->sinks, to = j + LM_KV_TILE;
     to = to < x->coded ? to : x->coded;
     return from < to;
 }
@@ -160,7 +163,7 @@ LM_INLINE void load_keys(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
                          const kv_scratch *w)
 {
     for (int64_t j = j0; j < hi && j < j0 + KV_SUB; j += LM_KV_TILE) {
-        if (has_codes(s, &s->k, j))
+        if (has_codes(&s->k, j))
             wide_keys(s, &k->prep->k, j, w->tile, w->kt + (j - j0));
         for (int64_t i = j; i < j + LM_KV_TILE && i < hi; i++) {
             const void *plain = kv_plain(s, &s->k, i);
@@ -179,7 +182,7 @@ LM_INLINE void load_values(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
     const uint8_t *bytes = NULL;
     for (int64_t j = j0; j < j0 + KV_SUB; j += LM_KV_TILE) {
         float *v = w->v + (j - j0) * k->ld;
-        if (j < hi && has_codes(s, &s->v, j))
+        if (j < hi && has_codes(&s->v, j))
             wide_values(s, &k->prep->v, j, w->tile, &bytes, v, k->ld);
         else
             bytes = NULL;
@@ -231,11 +234,11 @@ LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
                          int64_t hi, int64_t n, const kv_scratch *w, float *out)
 {
 #ifdef KV_TILES
-    if (k->key_tiles && all_coded(s, &s->k, j0, j0 + KV_SUB, lo, hi)) {
+    if (k->key_tiles && all_coded(&s->k, j0, j0 + KV_SUB, lo, hi)) {
         score_tiles(k, s, j0, lo, hi, n, w, out);
         return;
     }
-    if (k->key_pairs && all_coded(s, &s->k, j0, j0 + KV_SUB, lo, hi)) {
+    if (k->key_pairs && all_coded(&s->k, j0, j0 + KV_SUB, lo, hi)) {
         score_pairs(k, s, j0, lo, hi, n, w, out);
         return;
     }
@@ -260,7 +263,7 @@ LM_INLINE void weigh_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
 {
 #ifdef KV_TILES
     if (k->value_tiles && s->v.f->axis == LM_KV_CHANNEL &&
-        all_coded(s, &s->v, j0, j0 + KV_SUB, lo, hi)) {
+        all_coded(&s->v, j0, j0 + KV_SUB, lo, hi)) {
         weigh_by_channel(k, s, j0, lo, hi, n, w, p);
         return;
     }
@@ -283,6 +286,8 @@ LM_INLINE void weigh_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
 LM_INLINE void fetch_block(const kv_seq *s, const kv_side *x, int64_t j)
 {
     const lm_kv_format *f = x->f;
+    if (!f)
+        return;
     int64_t n = s->T < KV_BLOCK ? s->T : KV_BLOCK,
             end = j + KV_BLOCK < x->coded ? j + KV_BLOCK : x->coded;
     int64_t size = f->scale == LM_DTYPE_NONE ? 0 : (int64_t)lm_dtype_size(f->scale);
@@ -319,11 +324,11 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
     fetch_block(s, &s->k, block + KV_BLOCK);
 #ifdef KV_TILES
     if (k->value_tiles && s->v.f->axis == LM_KV_TOKEN &&
-        all_coded(s, &s->v, block, block + KV_BLOCK, lo, hi)) {
+        all_coded(&s->v, block, block + KV_BLOCK, lo, hi)) {
         weigh_by_token(k, s, block, c0, c1, lo, hi, n, w);
         return;
     }
-    if (k->value_pairs && all_coded(s, &s->v, block, block + KV_BLOCK, lo, hi)) {
+    if (k->value_pairs && all_coded(&s->v, block, block + KV_BLOCK, lo, hi)) {
         weigh_pairs(k, s, block, c0, c1, lo, hi, n, w);
         return;
     }

@@ -29,10 +29,12 @@ static void lay_planes(kv_planes *p, int64_t parts, char *at, size_t *bytes)
 static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w)
 {
     size_t bytes = 0, parts = attn_round64(KV_MOST_VALUE_PARTS * sizeof(kv_part));
+    const lm_kv_format *values = k->c->in[KV_VALUES].kv;
     if (!k->key_tiles && !k->value_tiles && !k->key_pairs && !k->value_pairs)
         return 0;
     lay_planes(&w->keys, KV_MOST_PARTS, at, &bytes);
-    lay_planes(&w->values, 4 * lm_kv_groups(k->c->in[KV_VALUES].kv, k->a->head_dim), at, &bytes);
+    if (values)
+        lay_planes(&w->values, 4 * lm_kv_groups(values, k->a->head_dim), at, &bytes);
     w->key_part = (kv_part *)(void *)(at + bytes);
     w->value_part = (kv_part *)(void *)(at + bytes + parts);
     w->of_token = (float *)(void *)(at + bytes + 2 * parts);
@@ -42,12 +44,11 @@ static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w)
 }
 
 /* True if all tokens of [from, to) in [lo, hi) are coded. */
-static bool all_coded(const kv_seq *s, const kv_side *x, int64_t from, int64_t to, int64_t lo,
-                      int64_t hi)
+static bool all_coded(const kv_side *x, int64_t from, int64_t to, int64_t lo, int64_t hi)
 {
     from = from > lo ? from : lo;
     to = to < hi ? to : hi;
-    return from >= s->sinks && to <= x->coded;
+    return from >= x->sinks && to <= x->coded;
 }
 
 /* ---- keys ---- */

@@ -51,7 +51,7 @@ static inline int64_t kv_parts_of(int64_t n, int64_t group, kv_part *out)
 /* True if the codes of a side can be multiplied as they are. */
 static inline bool kv_has_tiles(const lm_kv_format *f, int64_t T, int64_t D)
 {
-    return (f->levels == LM_KV_SYM || f->levels == LM_KV_ASYM) && !f->second && !f->outliers &&
+    return f && (f->levels == LM_KV_SYM || f->levels == LM_KV_ASYM) && !f->second && !f->outliers &&
            D <= KV_TILE_DIM && (!f->values || T >= 64) &&
            (f->axis == LM_KV_TOKEN || !f->group || f->group % 64 == 0 || 64 % f->group == 0);
 }

@@ -14,7 +14,7 @@ enum { KVW_KEYS, KVW_VALUES, KVW_KTAIL, KVW_VTAIL };
 
 /* Keys or values of one head of one sequence. */
 typedef struct {
-    const lm_kv_format *f;
+    const lm_kv_format *f; /* NULL: pages take plain rows */
     lm_kv_sections at;
     lm_dtype act;
     int64_t T, D, kv, sinks, residual;
@@ -36,18 +36,21 @@ static inline kvw_side kvw_side_of(const lm_call *c, int64_t b, int64_t kv, bool
 {
     const lm_kv_attr *a = c->attr;
     const lm_tensor *t = &c->out[values ? KVW_VALUES : KVW_KEYS], *qkv = &c->in[KVW_QKV];
-    int64_t H = a->attention.heads, K = a->attention.kv_heads, R = a->sinks + a->residual;
+    int64_t H = a->attention.heads, K = a->attention.kv_heads;
+    int64_t R = a->sinks[values] + a->residual[values];
     int64_t first = c->in[KVW_FIRST].data ? kvw_int(c, KVW_FIRST, b) : b * a->attention.seq;
     kvw_side s = { .f = t->kv, .act = qkv->dtype, .T = t->dim[2], .D = t->dim[3], .kv = kv };
-    s.sinks = a->sinks;
-    s.residual = a->residual;
+    s.sinks = a->sinks[values];
+    s.residual = a->residual[values];
     s.used = kvw_int(c, KVW_USED, b);
     s.end = s.used + kvw_int(c, KVW_FRESH, b);
     s.table = (const int32_t *)c->in[KVW_TABLE].data + b * c->in[KVW_TABLE].dim[1];
-    lm_kv_page(t->kv, s.T, s.D, &s.at, NULL);
+    s.row = (size_t)s.D * lm_dtype_size(s.act);
+    s.at.all = (size_t)s.T * s.row;
+    if (s.f)
+        lm_kv_page(s.f, s.T, s.D, &s.at, NULL);
     s.step = (size_t)K * s.at.all;
     s.pages = (char *)t->data + (size_t)kv * s.at.all;
-    s.row = (size_t)s.D * lm_dtype_size(s.act);
     if (R > 0)
         s.tail = (char *)c->out[values ? KVW_VTAIL : KVW_KTAIL].data +
                  (size_t)((kvw_int(c, KVW_SLOT, b) * K + kv) * R) * s.row;
@@ -73,6 +76,14 @@ static inline int64_t kvw_coded_end(const kvw_side *s, int64_t n)
 {
     int64_t end = lm_kv_coded(s->f, s->T, s->residual, n);
     return end > s->sinks ? end : s->sinks;
+}
+
+/* The tokens [from, to) of one page of a plain side: new rows. */
+static inline void kvw_copy(const kvw_side *s, int64_t from, int64_t to)
+{
+    char *page = s->pages + (size_t)s->table[from / s->T] * s->step;
+    for (int64_t j = from; j < to; j++)
+        memcpy(page + (size_t)(j % s->T) * s->row, kvw_plain_row(s, j), s->row);
 }
 
 /* The page of token `from`, whose next token it is; its outliers are cleared with its first one. */

@@ -9,9 +9,13 @@ static void write_side(const kvw_side *s, float *x)
          j = to) {
         to = (j / s->T + 1) * s->T;
         to = to < end ? to : end;
-        kvw_encode(s, j, to, x);
+        if (s->f)
+            kvw_encode(s, j, to, x);
+        else
+            kvw_copy(s, j, to);
     }
-    kvw_keep_tail(s);
+    if (s->tail)
+        kvw_keep_tail(s);
 }
 
 static void kv_write(const lm_call *c)

@@ -271,9 +271,14 @@ static void encode_fast(const kvw_side *w, int64_t from, int64_t to, const rows 
     }
 }
 
-static void encode_plain(const kvw_side *w, int64_t from, int64_t to, const rows *r)
+static void encode_rows(const kvw_side *w, int64_t from, int64_t to, const rows *r)
 {
-    kvw_encode(w, from, to, r->x);
+    if (!w->f)
+        kvw_copy(w, from, to);
+    else if (is_fast(w->f))
+        encode_fast(w, from, to, r);
+    else
+        kvw_encode(w, from, to, r->x);
 }
 
 static int64_t padded_dim(const lm_call *c)
@@ -295,11 +300,12 @@ static int64_t most_pages(const lm_call *c)
 {
     const lm_kv_attr *a = c->attr;
     int64_t T = c->out[KVW_KEYS].dim[2], most = 0;
+    int64_t late = a->residual[0] > a->residual[1] ? a->residual[0] : a->residual[1];
     for (int64_t b = 0; b < a->attention.batch; b++) {
         int64_t n = kvw_int(c, KVW_FRESH, b);
         most = n > most ? n : most;
     }
-    return most ? (most + a->residual) / T + 2 : 0;
+    return most ? (most + late) / T + 2 : 0;
 }
 
 /* Unit u is a page of keys or values of a head. */
@@ -317,7 +323,7 @@ static void encode_pages(void *ctx, int64_t begin, int64_t end, int worker)
         from = from > page ? from : page;
         to = to < page + w.T ? to : page + w.T;
         if (from < to)
-            (is_fast(w.f) ? encode_fast : encode_plain)(&w, from, to, &r);
+            encode_rows(&w, from, to, &r);
     }
 }
 
@@ -328,8 +334,14 @@ static void keep_tails(void *ctx, int64_t begin, int64_t end, int worker)
     (void)worker;
     for (int64_t u = begin; u < end; u++) {
         kvw_side w = kvw_side_of(c, u / 2 / K, u / 2 % K, u % 2);
-        kvw_keep_tail(&w);
+        if (w.tail)
+            kvw_keep_tail(&w);
     }
+}
+
+static bool has_tail(const lm_kv_attr *a, int side)
+{
+    return a->residual[side] + a->sinks[side] > 0;
 }
 
 static void kv_write(const lm_call *c)
@@ -340,7 +352,7 @@ static void kv_write(const lm_call *c)
     if (x.pages == 0)
         return;
     lm_par_for(c->par, heads * 2 * x.pages, 1, encode_pages, &x);
-    if (a->residual + a->sinks > 0)
+    if (has_tail(a, 0) || has_tail(a, 1))
         lm_par_for(c->par, heads * 2, 8, keep_tails, (void *)(uintptr_t)c);
 }
 

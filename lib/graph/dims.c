@@ -132,13 +132,12 @@ static lm_code fit_any(binding *b, const lm_operand *o, const lm_tensor *t)
                    show(t, have), b->any_name, show(b->any, want));
 }
 
-/* A coded cache where one is wanted, and there alone. */
+/* A coded cache only where one can be. */
 static lm_code fit_kv(const binding *b, const lm_operand *o, const lm_tensor *t)
 {
     lm_kv_sections s;
-    if (!t->kv != !(o->is & LM_KV))
-        return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is %s coded cache", o->name,
-                       t->kv ? "a" : "no");
+    if (t->kv && !(o->is & LM_KV))
+        return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is a coded cache", o->name);
     return t->kv && t->ndim == 4 ? lm_kv_page(t->kv, t->dim[2], t->dim[3], &s, b->e) : LM_OK;
 }
 

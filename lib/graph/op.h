@@ -33,7 +33,8 @@ enum {
     LM_ANY_TYPE = 256, /* of any float dtype; of an output the caller gives it */
     LM_DOUBLE = 512,   /* of F64 in every case: sums, numbers of a step */
     LM_CODES = 1024,   /* of U8 in every case: codes of numbers */
-    LM_KV = 2048, /* a coded cache (numeric/kv_format.h) [pages,K,T,D]; without it, plain numbers */
+    LM_KV =
+        2048, /* can be a coded cache (numeric/kv_format.h) [pages,K,T,D]; otherwise plain numbers */
 };
 
 /* An operand's dimensions are sums and products of numbers and letters, such as "BT,(H+2K)D".  A

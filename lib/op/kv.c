@@ -14,17 +14,53 @@ static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch,
                                       { LM_ATTR_INT(lm_kv_attr, attention.window, 0) },
                                       { LM_ATTR_REAL(lm_kv_attr, attention.scale) },
                                       { LM_ATTR_RARE_REAL(lm_kv_attr, attention.soft_cap) },
-                                      { LM_ATTR_INT(lm_kv_attr, residual, 0) },
-                                      { LM_ATTR_INT(lm_kv_attr, sinks, 0) },
+                                      { LM_ATTR_INT(lm_kv_attr, residual[0], 0) },
+                                      { LM_ATTR_INT(lm_kv_attr, residual[1], 0) },
+                                      { LM_ATTR_INT(lm_kv_attr, sinks[0], 0) },
+                                      { LM_ATTR_INT(lm_kv_attr, sinks[1], 0) },
                                       { 0 } };
 
 enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, N_IN };
 
-bool lm_kv_keeps_groups(const lm_kv_attr *a, const lm_tensor *t)
+/* Plain tokens leave the groups of the format whole; a plain side has no tail. */
+static bool keeps_groups(int64_t residual, int64_t sinks, const lm_tensor *t)
 {
-    int64_t step = lm_kv_step(t->kv, t->dim[2]);
-    return a->residual >= 0 && a->sinks >= 0 && a->residual % step == 0 && a->sinks % step == 0 &&
-           (step == 1 || a->residual > 0);
+    int64_t step = t->kv ? lm_kv_step(t->kv, t->dim[2]) : 1;
+    if (!t->kv)
+        return residual == 0 && sinks == 0;
+    return residual >= 0 && sinks >= 0 && residual % step == 0 && sinks % step == 0 &&
+           (step == 1 || residual > 0);
+}
+
+lm_code lm_kv_check_sides(const char *op, const lm_kv_attr *a, const lm_tensor *const pages[2],
+                          const lm_tensor *const tail[2], const lm_tensor *slot, lm_err *e)
+{
+    static const char *const names[] = { "keys", "values" };
+    bool any = false;
+    for (int side = 0; side < 2; side++) {
+        long long residual = a->residual[side], sinks = a->sinks[side];
+        const lm_kv_format *f = pages[side]->kv;
+        if (lm_expect(keeps_groups(a->residual[side], a->sinks[side], pages[side]), op, e,
+                      "residual %lld and sinks %lld do not fit the %s, %s", residual, sinks,
+                      names[side], f ? f->name : "which are plain") ||
+            lm_expect((residual + sinks > 0) != lm_absent(tail[side]), op, e,
+                      "the tail of the %s goes with their residual or sinks", names[side]) ||
+            lm_expect(lm_absent(tail[side]) || tail[side]->dim[2] == residual + sinks, op, e,
+                      "the tail of the %s has %lld rows, not residual + sinks", names[side],
+                      (long long)tail[side]->dim[2]) ||
+            lm_expect(!f || f->values == (side == 1), op, e, "%s are in the order of %s",
+                      names[side], names[!side]))
+            return e->code;
+        any = any || residual + sinks > 0;
+    }
+    return lm_expect(any != lm_absent(slot), op, e, "slot goes with tails");
+}
+
+double lm_kv_token_bytes(const lm_tensor *t, lm_dtype act)
+{
+    if (!t->kv)
+        return (double)t->dim[3] * (double)lm_dtype_size(act);
+    return (double)lm_kv_page_bytes(t->kv, t->dim[2], t->dim[3]) / (double)t->dim[2];
 }
 
 static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
@@ -32,7 +68,7 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
     const lm_kv_attr *a = c->attr;
     const lm_attention_attr *x = &a->attention;
     const lm_tensor *in = c->in;
-    bool ragged = !lm_absent(&in[FIRST]), tail = a->residual + a->sinks > 0;
+    bool ragged = !lm_absent(&in[FIRST]);
     (void)want;
     if (lm_expect(x->kv_heads > 0 && x->heads % x->kv_heads == 0, "kv_attention", e,
                   "%lld heads are not a multiple of %lld kv heads", (long long)x->heads,
@@ -40,20 +76,10 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(x->causal && x->dropout == 0, "kv_attention", e, "is causal, without dropout") ||
         lm_expect(ragged == !lm_absent(&in[KIND]) && ragged == (x->seq == 0) &&
                       (ragged || in[QKV].dim[0] == x->batch * x->seq),
-                  "kv_attention", e, "rows are B times seq, or have first and kind") ||
-        lm_expect(lm_kv_keeps_groups(a, &in[KEYS]) && lm_kv_keeps_groups(a, &in[VALUES]),
-                  "kv_attention", e,
-                  "residual %lld and sinks %lld do not fit the groups of the formats",
-                  (long long)a->residual, (long long)a->sinks) ||
-        lm_expect(tail != lm_absent(&in[SLOT]) && tail != lm_absent(&in[KTAIL]) &&
-                      tail != lm_absent(&in[VTAIL]),
-                  "kv_attention", e, "slot and tails go with residual or sinks") ||
-        lm_expect(!tail || in[KTAIL].dim[2] == a->residual + a->sinks, "kv_attention", e,
-                  "tails have %lld rows, not residual + sinks",
-                  (long long)(tail ? in[KTAIL].dim[2] : 0)))
+                  "kv_attention", e, "rows are B times seq, or have first and kind"))
         return e->code;
-    return lm_expect(!in[KEYS].kv->values && in[VALUES].kv->values, "kv_attention", e,
-                     "keys are in the order of keys, values in that of values");
+    return lm_kv_check_sides("kv_attention", a, (const lm_tensor *[]){ &in[KEYS], &in[VALUES] },
+                             (const lm_tensor *[]){ &in[KTAIL], &in[VTAIL] }, &in[SLOT], e);
 }
 
 static void kv_cost(const lm_call *c, lm_cost *out)
@@ -106,7 +132,18 @@ enum { N_EXAMPLES = sizeof keys_formats / sizeof *keys_formats };
 
 const lm_kv_format *lm_kv_example_format(bool values, uint64_t i)
 {
-    return &(values ? values_formats : keys_formats)[i % N_EXAMPLES];
+    uint64_t k = i % (N_EXAMPLES + 1);
+    return k == N_EXAMPLES ? NULL : &(values ? values_formats : keys_formats)[k];
+}
+
+void lm_kv_example_side(lm_kv_attr *to, int side, const lm_kv_format *f, int64_t T, uint64_t a,
+                        uint64_t b)
+{
+    bool steps = f && lm_kv_step(f, T) > 1;
+    if (steps || (f && a % 2))
+        to->residual[side] = T;
+    if (f && b % 2)
+        to->sinks[side] = steps ? T : 5;
 }
 
 static lm_tensor cache(const lm_kv_format *f, int64_t pages, int64_t K, int64_t T, int64_t D)
@@ -117,22 +154,22 @@ static lm_tensor cache(const lm_kv_format *f, int64_t pages, int64_t K, int64_t 
 static void kv_example(lm_rng r, int i, lm_example *x)
 {
     static const int64_t dims[] = { 4, 20, 32, 64, 80, 128 };
-    const lm_kv_format *k = &keys_formats[i % N_EXAMPLES];
-    const lm_kv_format *v = &values_formats[lm_example_draw(r, i, 0, N_EXAMPLES)];
+    const lm_kv_format *f[2] = { lm_kv_example_format(false, (uint64_t)i),
+                                 lm_kv_example_format(true, lm_example_draw(r, i, 0, 64)) };
     int64_t b = 1 + (int64_t)lm_example_draw(r, i, 1, 3);
     int64_t d = dims[lm_example_draw(r, i, 2, 6)], kv = 1 + (int64_t)lm_example_draw(r, i, 3, 2);
     int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 4, 5)),
             T = 16 << lm_example_draw(r, i, 5, 3);
     int64_t P = 1 + (int64_t)lm_example_draw(r, i, 6, 5), t = lm_example_size(r, i, 7, 40);
     lm_kv_attr a = { .attention = { .batch = b, .heads = h, .kv_heads = kv, .head_dim = d } };
-    bool steps = lm_kv_step(k, T) > 1 || lm_kv_step(v, T) > 1, ragged = lm_example_draw(r, i, 8, 2);
+    bool ragged = lm_example_draw(r, i, 8, 2);
     a.attention.causal = true;
     a.attention.scale = 0.3;
     a.attention.window = lm_example_draw(r, i, 9, 3) == 0 ? 1 + T : 0;
     a.attention.soft_cap = lm_example_draw(r, i, 10, 3) == 0 ? 1.5 : 0;
-    if (steps || lm_example_draw(r, i, 11, 2))
-        a.residual = T;
-    a.sinks = lm_example_draw(r, i, 12, 2) ? (steps ? T : 5) : 0;
+    for (int side = 0; side < 2; side++) /* one of the bits each */
+        lm_kv_example_side(&a, side, f[side], T, lm_example_draw(r, i, 11, 4) >> side,
+                           lm_example_draw(r, i, 12, 4) >> side);
     if (lm_example_draw(r, i, 13, 2)) /* half of the examples decode */
         t = 1;
     a.attention.seq = ragged ? 0 : t;
@@ -144,19 +181,21 @@ static void kv_example(lm_rng r, int i, lm_example *x)
         x->in[KIND] = lm_shape1(LM_DTYPE_I32, b);
     }
     x->in[TABLE] = lm_shape2(LM_DTYPE_I32, b, P);
-    x->in[KEYS] = cache(k, b * P + 1, kv, T, d);
-    x->in[VALUES] = cache(v, b * P + 1, kv, T, d);
-    if (a.residual + a.sinks > 0) {
-        x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
-        x->in[KTAIL] = x->in[VTAIL] = (lm_tensor){ .dtype = LM_DTYPE_F32,
-                                                   .ndim = 4,
-                                                   .dim = { b + 1, kv, a.residual + a.sinks, d } };
+    for (int side = 0; side < 2; side++) {
+        int64_t rows = a.residual[side] + a.sinks[side];
+        x->in[KEYS + side] = cache(f[side], b * P + 1, kv, T, d);
+        if (rows > 0) {
+            x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
+            x->in[KTAIL + side] = cache(NULL, b + 1, kv, rows, d);
+        }
     }
     lm_example_attr(x, &a);
 }
 
 void lm_kv_example_pages(lm_rng r, const lm_tensor *t)
 {
+    if (!t->kv)
+        return;
     int64_t T = t->dim[2], D = t->dim[3], step = lm_kv_step(t->kv, T);
     size_t bytes = lm_kv_page_bytes(t->kv, T, D);
     float x[128 * 128];
@@ -210,7 +249,7 @@ const lm_op lm_op_kv_attention = {
             { "values", "G,K,T,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
             { "slot", "B", LM_IDS | LM_OPTIONAL },
             { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
-            { "vtail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL } },
+            { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL } },
     .out = { { "o", "N,HD", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
     .prec = LM_PREC_ALLOW,

@@ -6,12 +6,18 @@
 #include "kernels/kv.h"
 #include "op/example.h"
 
-/* Plain tokens leave the groups of the cache's format whole. */
-bool lm_kv_keeps_groups(const lm_kv_attr *a, const lm_tensor *t);
+/* Keys [0] and values [1] fit their tails (absent ones among them), and slots (absent or not) go with these. */
+lm_code lm_kv_check_sides(const char *op, const lm_kv_attr *a, const lm_tensor *const pages[2],
+                          const lm_tensor *const tail[2], const lm_tensor *slot, lm_err *e);
+/* Bytes of a token of one head. */
+double lm_kv_token_bytes(const lm_tensor *t, lm_dtype act);
 
-/* A format of keys or values by any number. */
+/* A format of keys or values by any number; NULL: plain, one in 8. */
 const lm_kv_format *lm_kv_example_format(bool values, uint64_t i);
-/* Normal numbers with an offset that changes with the channel, encoded by the definition. */
+/* Residual and sinks of an example's side with pages of T tokens; a, b: drawn numbers. */
+void lm_kv_example_side(lm_kv_attr *to, int side, const lm_kv_format *f, int64_t T, uint64_t a,
+                        uint64_t b);
+/* Normal numbers with an offset that changes with the channel, encoded by the definition; plain pages keep theirs. */
 void lm_kv_example_pages(lm_rng r, const lm_tensor *t);
 
 #endif

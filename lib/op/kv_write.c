@@ -9,8 +9,10 @@ static const lm_field write_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.bat
                                          { LM_ATTR_INT(lm_kv_attr, attention.heads, 'H') },
                                          { LM_ATTR_INT(lm_kv_attr, attention.kv_heads, 'K') },
                                          { LM_ATTR_INT(lm_kv_attr, attention.head_dim, 'D') },
-                                         { LM_ATTR_INT(lm_kv_attr, residual, 0) },
-                                         { LM_ATTR_INT(lm_kv_attr, sinks, 0) },
+                                         { LM_ATTR_INT(lm_kv_attr, residual[0], 0) },
+                                         { LM_ATTR_INT(lm_kv_attr, residual[1], 0) },
+                                         { LM_ATTR_INT(lm_kv_attr, sinks[0], 0) },
+                                         { LM_ATTR_INT(lm_kv_attr, sinks[1], 0) },
                                          { 0 } };
 
 enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, N_IN };
@@ -19,7 +21,7 @@ enum { KEYS, VALUES, KTAIL, VTAIL };
 /* Outliers are found by fixed ranges. */
 static bool has_ranges(const lm_tensor *t)
 {
-    return t->kv->outliers == 0 || t->kv->lower;
+    return !t->kv || t->kv->outliers == 0 || t->kv->lower;
 }
 
 static lm_code write_shape(lm_call *c, unsigned want, lm_err *e)
@@ -27,39 +29,28 @@ static lm_code write_shape(lm_call *c, unsigned want, lm_err *e)
     const lm_kv_attr *a = c->attr;
     const lm_attention_attr *x = &a->attention;
     const lm_tensor *in = c->in, *out = c->out;
-    bool ragged = !lm_absent(&in[FIRST]), tail = a->residual + a->sinks > 0;
+    bool ragged = !lm_absent(&in[FIRST]);
     (void)want;
     if (lm_expect(ragged == (x->seq == 0) && (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_write", e, "rows are B times seq, or have first") ||
-        lm_expect(lm_kv_keeps_groups(a, &out[KEYS]) && lm_kv_keeps_groups(a, &out[VALUES]),
-                  "kv_write", e,
-                  "residual %lld and sinks %lld do not fit the groups of the formats",
-                  (long long)a->residual, (long long)a->sinks) ||
-        lm_expect(tail != lm_absent(&in[SLOT]) && tail != lm_absent(&out[KTAIL]) &&
-                      tail != lm_absent(&out[VTAIL]),
-                  "kv_write", e, "slot and tails go with residual or sinks") ||
-        lm_expect(!tail || out[KTAIL].dim[2] == a->residual + a->sinks, "kv_write", e,
-                  "tails have %lld rows, not residual + sinks",
-                  (long long)(tail ? out[KTAIL].dim[2] : 0)) ||
         lm_expect(has_ranges(&out[KEYS]) && has_ranges(&out[VALUES]), "kv_write", e,
                   "a format with outliers has no ranges of channels"))
         return e->code;
-    return lm_expect(!out[KEYS].kv->values && out[VALUES].kv->values, "kv_write", e,
-                     "keys are in the order of keys, values in that of values");
+    return lm_kv_check_sides("kv_write", a, (const lm_tensor *[]){ &out[KEYS], &out[VALUES] },
+                             (const lm_tensor *[]){ &out[KTAIL], &out[VTAIL] }, &in[SLOT], e);
 }
 
 /* Each key and value is read, and written once plain or as codes; about ten operations find a code. */
 static void write_cost(const lm_call *c, lm_cost *out)
 {
     const lm_kv_attr *a = c->attr;
-    const lm_tensor *k = &c->out[KEYS], *v = &c->out[VALUES];
+    lm_dtype act = c->in[QKV].dtype;
     double rows = (double)(c->in[QKV].dim[0] * a->attention.kv_heads);
-    double D = (double)a->attention.head_dim, T = (double)k->dim[2];
-    double codes = (double)lm_kv_page_bytes(k->kv, k->dim[2], k->dim[3]) +
-                   (double)lm_kv_page_bytes(v->kv, v->dim[2], v->dim[3]);
-    double plain = 2 * D * (double)lm_dtype_size(c->in[QKV].dtype);
-    out->flops = 20 * rows * D;
-    out->bytes = rows * (plain * (a->residual ? 3 : 1) + codes / T);
+    double row = (double)(a->attention.head_dim * (int64_t)lm_dtype_size(act));
+    out->flops = 20 * rows * (double)a->attention.head_dim;
+    for (int side = 0; side < 2; side++)
+        out->bytes += rows * (row * (a->residual[side] ? 3 : 1) +
+                              lm_kv_token_bytes(&c->out[KEYS + side], act));
 }
 
 static void write_example(lm_rng r, int i, lm_example *x)
@@ -73,11 +64,10 @@ static void write_example(lm_rng r, int i, lm_example *x)
     int64_t T = 16 << lm_example_draw(r, i, 5, 3), t = lm_example_size(r, i, 6, 40);
     int64_t P = (t + T - 1) / T + (int64_t)lm_example_draw(r, i, 7, 3);
     lm_kv_attr a = { .attention = { .batch = b, .heads = h, .kv_heads = kv, .head_dim = d } };
-    bool steps = lm_kv_step(f[0], T) > 1 || lm_kv_step(f[1], T) > 1;
     bool ragged = lm_example_draw(r, i, 8, 2);
-    if (steps || lm_example_draw(r, i, 9, 2))
-        a.residual = T;
-    a.sinks = lm_example_draw(r, i, 10, 2) ? (steps ? T : 5) : 0;
+    for (int side = 0; side < 2; side++)
+        lm_kv_example_side(&a, side, f[side], T, lm_example_draw(r, i, 9, 4) >> side,
+                           lm_example_draw(r, i, 10, 4) >> side);
     a.attention.seq = ragged ? 0 : t;
     *x = (lm_example){ .n_in = N_IN, .want = 3 };
     x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), (h + 2 * kv) * d);
@@ -85,16 +75,17 @@ static void write_example(lm_rng r, int i, lm_example *x)
     if (ragged)
         x->in[FIRST] = lm_shape1(LM_DTYPE_I32, b + 1);
     x->in[TABLE] = lm_shape2(LM_DTYPE_I32, b, P);
-    for (int side = 0; side < 2; side++)
+    for (int side = 0; side < 2; side++) {
+        int64_t rows = a.residual[side] + a.sinks[side];
         x->out[side] = (lm_tensor){
             .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b * P + 1, kv, T, d }, .kv = f[side]
         };
-    if (a.residual + a.sinks > 0) {
-        x->want = 15;
-        x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
-        x->out[KTAIL] = x->out[VTAIL] = (lm_tensor){
-            .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b + 1, kv, a.residual + a.sinks, d }
-        };
+        if (rows > 0) {
+            x->want |= 4u << side;
+            x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
+            x->out[KTAIL + side] =
+                (lm_tensor){ .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b + 1, kv, rows, d } };
+        }
     }
     lm_example_attr(x, &a);
 }
@@ -135,7 +126,7 @@ const lm_op lm_op_kv_write = {
     .out = { { "keys", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
              { "values", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
              { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
-             { "vtail", "L,K,R,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL } },
+             { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL } },
     .fields = write_fields,
     .prec = LM_PREC_ALLOW,
     .shape = write_shape,

@@ -79,7 +79,7 @@ static void encode(lm_tensor *t, uint64_t seed)
 }
 
 typedef struct {
-    int64_t B, H, K, D, T, P, window, sinks, residual;
+    int64_t B, H, K, D, T, P, window, sinks[2], residual[2];
     int64_t used[4], fresh[4], kind[4];
     double soft_cap;
 } shape;
@@ -109,10 +109,15 @@ static void set_ints(trial *t, const shape *s)
     }
 }
 
+static bool is_plain(const lm_kv_format *f)
+{
+    return f->bits == 0;
+}
+
 static void open_trial(trial *t, const shape *s, lm_dtype act, const lm_kv_format *k,
                        const lm_kv_format *v)
 {
-    int64_t n = rows_of(s), R = s->sinks + s->residual;
+    int64_t n = rows_of(s);
     *t = (trial){ .format = { *k, *v } };
     t->format[0].values = false;
     t->format[1].values = true;
@@ -124,8 +129,8 @@ static void open_trial(trial *t, const shape *s, lm_dtype act, const lm_kv_forma
                                            .causal = true,
                                            .scale = 1 / sqrt((double)s->D),
                                            .soft_cap = s->soft_cap },
-                            .residual = s->residual,
-                            .sinks = s->sinks };
+                            .residual = { s->residual[0], s->residual[1] },
+                            .sinks = { s->sinks[0], s->sinks[1] } };
     t->in[QKV] = made(act, 2, (int64_t[]){ n, (s->H + 2 * s->K) * s->D }, NULL);
     t->in[USED] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
     t->in[FRESH] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
@@ -133,15 +138,20 @@ static void open_trial(trial *t, const shape *s, lm_dtype act, const lm_kv_forma
     t->in[KIND] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
     t->in[TABLE] = made(LM_DTYPE_I32, 2, (int64_t[]){ s->B, s->P }, NULL);
     for (int i = 0; i < 2; i++) {
-        t->in[KEYS + i] = made(act, 4, (int64_t[]){ s->B * s->P, s->K, s->T, s->D }, &t->format[i]);
-        encode(&t->in[KEYS + i], (uint64_t)i * 1000);
-        if (R > 0)
-            t->in[KTAIL + i] = made(act, 4, (int64_t[]){ s->B, s->K, R, s->D }, NULL);
-        if (R > 0)
-            fill(&t->in[KTAIL + i], 20 + (uint64_t)i, 1);
+        const lm_kv_format *f = is_plain(&t->format[i]) ? NULL : &t->format[i];
+        int64_t R = s->sinks[i] + s->residual[i];
+        t->in[KEYS + i] = made(act, 4, (int64_t[]){ s->B * s->P, s->K, s->T, s->D }, f);
+        if (f)
+            encode(&t->in[KEYS + i], (uint64_t)i * 1000);
+        else
+            fill(&t->in[KEYS + i], 40 + (uint64_t)i, 1);
+        if (R == 0)
+            continue;
+        t->in[KTAIL + i] = made(act, 4, (int64_t[]){ s->B, s->K, R, s->D }, NULL);
+        fill(&t->in[KTAIL + i], 20 + (uint64_t)i, 1);
+        if (!t->in[SLOT].data)
+            t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
     }
-    if (R > 0)
-        t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
     fill(&t->in[QKV], 3, 1.5);
     set_ints(t, s);
     t->out[0] = made(act, 2, (int64_t[]){ n, s->H * s->D }, NULL);
@@ -344,6 +354,7 @@ static const lm_kv_format formats[] = {
       .n_table = 4,
       .table = { -0.9f, -0.3f, 0.2f, 0.8f } },
     { .name = "heads", .bits = 8, .scale = LM_DTYPE_NONE, .head = head_scale },
+    { .name = "plain" },
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
@@ -355,14 +366,15 @@ static void test_formats(void **state)
         low[i] = -2 - (float)(i % 3);
         high[i] = 2 + (float)(i % 4) / 2;
     }
-    for (int i = 0; i < 2 * N_FORMATS; i++) {
-        const lm_kv_format *k = &formats[i % N_FORMATS];
-        const lm_kv_format *v = &formats[(i * 7 + 3) % N_FORMATS];
+    for (int i = 0; i <= 2 * N_FORMATS; i++) { /* the last: both plain */
+        const lm_kv_format *k = &formats[i == 2 * N_FORMATS ? N_FORMATS - 1 : i % N_FORMATS];
+        const lm_kv_format *v =
+            &formats[i == 2 * N_FORMATS ? N_FORMATS - 1 : (i * 7 + 7) % N_FORMATS];
+        const lm_kv_format *f[2] = { k, v };
         int64_t T = i % 4 == 0 ? 64 : i % 4 == 1 ? 128 : i % 4 == 2 ? 32 : 16;
         if ((k->group > T && k->axis == LM_KV_CHANNEL) ||
             (v->group > T && v->axis == LM_KV_CHANNEL))
             T = 64;
-        bool steps = lm_kv_step(k, T) > 1 || lm_kv_step(v, T) > 1;
         shape s = { .B = 3,
                     .K = 1 + i % 2,
                     .D = dims[(i + i / N_FORMATS) % 5],
@@ -371,11 +383,16 @@ static void test_formats(void **state)
                     .used = { 77, 300, 420 },
                     .fresh = { 20, 1, 3 - 2 * (i % 2) },
                     .kind = { 0, 1, i % 2 },
-                    .residual = steps || i % 3 == 0 ? T : 0,
-                    .sinks = i % 4 == 1 ? (steps ? T : 3) : 0,
                     .window = i % 5 == 3 ? 150 : 0,
                     .soft_cap = i % 7 == 2 ? 3 : 0 };
         s.H = s.K * (1 + i % 6);
+        for (int side = 0; side < 2; side++) {
+            bool steps = !is_plain(f[side]) && lm_kv_step(f[side], T) > 1;
+            if (is_plain(f[side]))
+                continue;
+            s.residual[side] = steps || (i + side) % 3 == 0 ? T : 0;
+            s.sinks[side] = (i / 2 + side) % 4 == 1 ? (steps ? T : 3) : 0;
+        }
         check(&s, k, v);
     }
 }
@@ -396,8 +413,8 @@ static void test_plain(void **state)
                 .used = { 37, 8 },
                 .fresh = { 5, 1 },
                 .kind = { 0, 1 },
-                .sinks = 3,
-                .residual = 6,
+                .sinks = { 3, 3 },
+                .residual = { 6, 6 },
                 .window = 30 };
     trial t;
     (void)state;
@@ -469,7 +486,8 @@ static void test_sharp(void **state)
                     .used = { 448 },
                     .fresh = { 1 },
                     .kind = { 1 },
-                    .residual = lm_kv_step(f, 64) > 1 ? 64 : 0 };
+                    .residual = { lm_kv_step(f, 64) > 1 ? 64 : 0,
+                                  lm_kv_step(f, 64) > 1 ? 64 : 0 } };
         float x[64 * 64];
         trial t;
         open_trial(&t, &s, LM_DTYPE_BF16, f, f);
@@ -514,7 +532,7 @@ static void test_alone(void **state)
                     .used = { 130, 300, 420 },
                     .fresh = { 40, 1, 1 },
                     .kind = { 0, 1, 1 },
-                    .residual = 64 };
+                    .residual = { 64, 64 } };
         trial t;
         for (int level = LM_CPU_REF; level <= (int)lm_cpu_detect(); level++) {
             const lm_kernel *k = level_kernel(act, (lm_cpu_level)level);

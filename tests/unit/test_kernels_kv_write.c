@@ -85,6 +85,7 @@ static lm_kv_format formats[] = {
       .second = true },
     FIXED(LM_KV_SYM, 4, 0),
     FIXED(LM_KV_TABLE, 3, 7),
+    { .name = "plain" },
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
@@ -119,15 +120,21 @@ static lm_tensor made(lm_dtype d, int ndim, const int64_t *dim, const lm_kv_form
     return t;
 }
 
+static bool is_plain(const trial *t, int side)
+{
+    return t->f[side].bits == 0;
+}
+
 /* Pages of an earlier use: every token has codes, and outliers are full. */
 static void make_dirty(trial *t, int side)
 {
     lm_tensor *c = &t->out[KEYS + side];
-    size_t bytes = lm_kv_page_bytes(c->kv, t->T, t->D);
+    size_t bytes = c->kv ? lm_kv_page_bytes(c->kv, t->T, t->D) : 0;
     float x[128 * MOST_D];
+    memset(c->data, 0x55, c->kv ? 0 : lm_stored_bytes(c));
     for (int64_t i = 0; i < t->T * t->D; i++)
         x[i] = (float)(i % 7) - 3.0f + (i % 5 ? 0.0f : 9.0f);
-    for (int64_t p = 0; p < c->dim[0] * t->K; p++)
+    for (int64_t p = 0; c->kv && p < c->dim[0] * t->K; p++)
         lm_kv_encode(c->kv, t->T, t->D, p % t->K, x, t->D, 0, t->T, NULL,
                      (char *)c->data + (size_t)p * bytes);
     t->pages[side] = take(lm_stored_bytes(c));
@@ -152,10 +159,6 @@ static void open_trial(trial *t, lm_rng r, int i)
     t->attr.attention = (lm_attention_attr){
         .batch = 2, .heads = t->H, .kv_heads = t->K, .head_dim = t->D, .causal = true
     };
-    bool steps = lm_kv_step(&t->f[0], t->T) > 1 || lm_kv_step(&t->f[1], t->T) > 1;
-    t->attr.residual = steps ? t->T * (1 + DRAW(7, 2)) : DRAW(7, 2) * (1 + DRAW(8, 40));
-    t->attr.sinks = DRAW(9, 2) ? (steps ? t->T : 1 + DRAW(10, 20)) : 0;
-    int64_t R = t->attr.residual + t->attr.sinks;
     t->in[USED] = made(LM_DTYPE_I32, 1, (int64_t[]){ 2 }, NULL);
     t->in[FRESH] = made(LM_DTYPE_I32, 1, (int64_t[]){ 2 }, NULL);
     t->in[FIRST] = made(LM_DTYPE_I32, 1, (int64_t[]){ 3 }, NULL);
@@ -163,20 +166,28 @@ static void open_trial(trial *t, lm_rng r, int i)
     for (int64_t p = 0; p < 2 * t->P; p++)
         ((int32_t *)t->in[TABLE].data)[p] = (int32_t)(2 * t->P - 1 - p);
     for (int s = 0; s < 2; s++) {
-        if (lm_kv_page_bytes(&t->f[s], t->T, t->D) == SIZE_MAX)
+        bool steps = !is_plain(t, s) && lm_kv_step(&t->f[s], t->T) > 1;
+        if (!is_plain(t, s)) {
+            t->attr.residual[s] = steps ? t->T * (1 + DRAW(7 + s * 4, 2))
+                                        : DRAW(7 + s * 4, 2) * (1 + DRAW(8 + s * 4, 40));
+            t->attr.sinks[s] = DRAW(9 + s * 4, 2) ? (steps ? t->T : 1 + DRAW(10 + s * 4, 20)) : 0;
+        }
+        int64_t R = t->attr.residual[s] + t->attr.sinks[s];
+        if (!is_plain(t, s) && lm_kv_page_bytes(&t->f[s], t->T, t->D) == SIZE_MAX)
             fail_msg("%s: no pages of %lld tokens", t->f[s].name, (long long)t->T);
-        t->out[KEYS + s] = made(t->act, 4, (int64_t[]){ 2 * t->P, t->K, t->T, t->D }, &t->f[s]);
+        t->out[KEYS + s] = made(t->act, 4, (int64_t[]){ 2 * t->P, t->K, t->T, t->D },
+                                is_plain(t, s) ? NULL : &t->f[s]);
         make_dirty(t, s);
-        if (R)
+        if (R) {
             t->out[KTAIL + s] = made(t->act, 4, (int64_t[]){ 3, t->K, R, t->D }, NULL);
+            if (!t->in[SLOT].data)
+                t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ 2 }, NULL);
+            memcpy(t->in[SLOT].data, (int32_t[]){ 2, 0 }, 8);
+        }
         t->rows[s] = take((size_t)(t->most * t->width) * lm_dtype_size(t->act));
         for (int64_t k = 0; k < t->most * t->width; k++)
             lm_set(t->act, t->rows[s], k,
                    lm_rng_normal(lm_rng_make(9, "kv rows", (uint64_t)(2 * i + s)), (uint64_t)k));
-    }
-    if (R) {
-        t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ 2 }, NULL);
-        memcpy(t->in[SLOT].data, (int32_t[]){ 2, 0 }, 8);
     }
 }
 
@@ -224,6 +235,18 @@ static double number(const trial *t, int b, int side, int64_t kv, int64_t j, int
     return lm_get(t->act, t->rows[b], j * t->width + (t->H + side * t->K + kv) * t->D + d);
 }
 
+/* Rows of a plain side's pages. */
+static void expect_rows(trial *t, int side)
+{
+    for (int b = 0; b < 2; b++)
+        for (int64_t i = 0; i < t->used[b] * t->K * t->D; i++) {
+            int64_t d = i % t->D, kv = i / t->D % t->K, j = i / t->D / t->K;
+            int64_t page = ((int32_t *)t->in[TABLE].data)[b * t->P + j / t->T];
+            lm_set(t->act, t->pages[side], ((page * t->K + kv) * t->T + j % t->T) * t->D + d,
+                   number(t, b, side, kv, j, d));
+        }
+}
+
 /* The pages as one call of the encoder for each leaves them. */
 static void expect_pages(trial *t, int side)
 {
@@ -234,8 +257,8 @@ static void expect_pages(trial *t, int side)
     lm_kv_page(f, t->T, t->D, &at, NULL);
     for (int b = 0; b < 2; b++)
         for (int64_t p = 0; p < t->P; p++) {
-            int64_t end = lm_kv_coded(f, t->T, t->attr.residual, t->used[b]);
-            int64_t from = p * t->T > t->attr.sinks ? p * t->T : t->attr.sinks;
+            int64_t end = lm_kv_coded(f, t->T, t->attr.residual[side], t->used[b]);
+            int64_t sinks = t->attr.sinks[side], from = p * t->T > sinks ? p * t->T : sinks;
             int64_t to = end < (p + 1) * t->T ? end : (p + 1) * t->T;
             int64_t page = ((int32_t *)t->in[TABLE].data)[b * t->P + p] * t->K;
             for (int64_t kv = 0; kv < t->K && from < to; kv++) {
@@ -254,10 +277,12 @@ static void expect_pages(trial *t, int side)
 static void clear_unused(const trial *t, int side, void *pages)
 {
     const lm_kv_format *f = &t->f[side];
-    size_t bytes = lm_kv_page_bytes(f, t->T, t->D);
     lm_kv_sections at;
+    if (!f->outliers)
+        return;
     lm_kv_page(f, t->T, t->D, &at, NULL);
-    for (int64_t p = 0; p < 2 * t->P * t->K && f->outliers; p++) {
+    size_t bytes = at.all;
+    for (int64_t p = 0; p < 2 * t->P * t->K; p++) {
         uint16_t *o = (uint16_t *)(void *)((char *)pages + (size_t)p * bytes + at.outliers);
         for (int64_t i = *o; i < f->outliers; i++)
             o[1 + i] = o[1 + f->outliers + i] = 0;
@@ -267,7 +292,7 @@ static void clear_unused(const trial *t, int side, void *pages)
 /* The plain tokens lie where kernels/kv.h says. */
 static void check_tail(const trial *t, int b, int side)
 {
-    int64_t sinks = t->attr.sinks, residual = t->attr.residual, R = sinks + residual;
+    int64_t sinks = t->attr.sinks[side], residual = t->attr.residual[side], R = sinks + residual;
     const lm_tensor *tail = &t->out[KTAIL + side];
     for (int64_t j = 0; R && j < t->used[b]; j++) {
         if (j >= sinks && j < lm_kv_coded(&t->f[side], t->T, residual, t->used[b]))
@@ -288,7 +313,10 @@ static void check(trial *t, int i)
 {
     for (int s = 0; s < 2; s++) {
         size_t bytes = lm_stored_bytes(&t->out[KEYS + s]);
-        expect_pages(t, s);
+        if (is_plain(t, s))
+            expect_rows(t, s);
+        else
+            expect_pages(t, s);
         clear_unused(t, s, t->pages[s]);
         clear_unused(t, s, t->out[KEYS + s].data);
         if (memcmp(t->pages[s], t->out[KEYS + s].data, bytes))
