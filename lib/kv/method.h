@@ -47,7 +47,7 @@ typedef struct {
 } lm_kv_side;
 
 /* Of n tokens those from `sinks` up to this one, without it, are coded; the others are plain. */
-int64_t lm_kv_coded(const lm_kv_side *s, int64_t n);
+int64_t lm_kv_side_coded(const lm_kv_side *s, int64_t n);
 
 typedef struct lm_kv_method lm_kv_method;
 

@@ -86,7 +86,7 @@ lm_code lm_kv_put_format(const lm_kv_format *f, const lm_kv_ask *q, lm_kv_side *
     return LM_OK;
 }
 
-int64_t lm_kv_coded(const lm_kv_side *s, int64_t n)
+int64_t lm_kv_side_coded(const lm_kv_side *s, int64_t n)
 {
     if (!s->format)
         return 0;

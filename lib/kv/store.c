@@ -74,7 +74,7 @@ static void round_plain(lm_dtype d, const float *x, int64_t n, float *y)
 lm_code lm_kv_store(const lm_kv_side *s, int64_t page, int64_t kv_heads, int64_t head_dim,
                     const float *x, int64_t n, float *y, lm_err *e)
 {
-    int64_t C = kv_heads * head_dim, coded = lm_kv_coded(s, n);
+    int64_t C = kv_heads * head_dim, coded = lm_kv_side_coded(s, n);
     storing st = { .s = s, .page = page, .heads = kv_heads, .D = head_dim, .n = n };
     float *work = NULL;
     if (!s->format) {

@@ -24,6 +24,9 @@ extern const lm_op lm_op_rope;
 double lm_rope_unread_bytes(const lm_tensor *table, const lm_tensor *pos);
 /* attention.c */
 extern const lm_op lm_op_attention, lm_op_attention_dx, lm_op_attention_cached;
+/* kv_keep.c */
+extern const lm_op lm_op_kv_mass, lm_op_kv_gather;
+
 /* kv.c, kv_write.c, head_rotate.c */
 extern const lm_op lm_op_kv_attention, lm_op_kv_write, lm_op_head_rotate;
 /* elementwise.c (and lm_op_add, lm_op_cast of graph/op.h) */

@@ -26,6 +26,8 @@ static const lm_op *const ops[] = {
     &lm_op_attention_cached,
     &lm_op_kv_attention,
     &lm_op_kv_write,
+    &lm_op_kv_mass,
+    &lm_op_kv_gather,
     &lm_op_head_rotate,
     &lm_op_gelu,
     &lm_op_gelu_dx,

@@ -256,8 +256,8 @@ static void kivi_residual(void **state)
             value_plain = n <= R[r] ? n : R[r];
             for (int64_t now = n; now < n + 140; now++) {
                 assert_int_equal(key_coded + key_plain, now);
-                assert_int_equal(lm_kv_coded(&p->side[LM_KV_K], now), key_coded);
-                assert_int_equal(lm_kv_coded(&p->side[LM_KV_V], now), value_coded);
+                assert_int_equal(lm_kv_side_coded(&p->side[LM_KV_K], now), key_coded);
+                assert_int_equal(lm_kv_side_coded(&p->side[LM_KV_V], now), value_coded);
                 if (++key_plain == R[r]) {
                     key_coded += R[r];
                     key_plain = 0;
@@ -532,8 +532,8 @@ static void kvarn_bytes(void **state)
     assert_true(bytes[0] == 0.75 * bytes[1]);
     assert_int_equal(p->side[LM_KV_K].sinks, 128);
     /* Nothing is coded before the second tile is whole. */
-    assert_int_equal(lm_kv_coded(&p->side[LM_KV_V], 255), 128);
-    assert_int_equal(lm_kv_coded(&p->side[LM_KV_V], 256), 256);
+    assert_int_equal(lm_kv_side_coded(&p->side[LM_KV_V], 255), 128);
+    assert_int_equal(lm_kv_side_coded(&p->side[LM_KV_V], 256), 256);
     lm_kv_plan_free(p);
     lm_kv_plan_free(q);
 }

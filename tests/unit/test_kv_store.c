@@ -123,7 +123,7 @@ static void parts_and_order(void **state)
             for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
                 for (int k = 0; k < 2; k++) {
                     const lm_kv_side *side = &p->side[k];
-                    int64_t n = lengths[l], coded = lm_kv_coded(side, n);
+                    int64_t n = lengths[l], coded = lm_kv_side_coded(side, n);
                     static float last[2][MOST_N * HEADS * MOST_D];
                     double error = 0, all = 0;
                     assert_true(coded >= 0 && coded <= n);

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_keep_simd.c -- masses of tokens on vectors: 64 keys of a head against all rows of queries, so that each sum has one
+ * owner and one order.  Few rows (new tokens) are multiplied with keys as they lie, more with keys that are turned once. */
+#include <math.h>
+
+#include "kernels/cpu/attention_simd.h"
+#include "kernels/cpu/kv_mass.h"
+#include "kernels/cpu/tables.h"
+
+enum {
+    MASS_KEYS_AT_ONCE = BC, /* keys of a unit */
+    MASS_ROWS = BR,         /* rows of queries at once */
+    MASS_FEW = 8,           /* rows of a head that do not pay for turning keys */
+};
+
+typedef struct {
+    const lm_call *c;
+    int64_t ld, units; /* units: of a head */
+    size_t scratch;    /* bytes of a worker */
+} mass_call;
+
+typedef struct {
+    float *keys; /* [64][ld], and turned [ld][64] */
+    float *turned, *q, *s;
+} mass_scratch;
+
+static mass_call mass_call_of(const lm_call *c)
+{
+    const lm_kv_mass_attr *a = c->attr;
+    mass_call m = { .c = c, .ld = padded(a->attention.head_dim, PAD) };
+    m.units = (c->out[0].dim[2] + MASS_KEYS_AT_ONCE - 1) / MASS_KEYS_AT_ONCE;
+    m.scratch =
+        (size_t)(2 * MASS_KEYS_AT_ONCE * m.ld + MASS_ROWS * m.ld + MASS_ROWS * MASS_KEYS_AT_ONCE) *
+        sizeof(float);
+    return m;
+}
+
+static mass_scratch scratch_of(const mass_call *m, int worker)
+{
+    float *at = (float *)(void *)((char *)m->c->work + (size_t)worker * m->scratch);
+    mass_scratch w = { .keys = at };
+    w.turned = w.keys + MASS_KEYS_AT_ONCE * m->ld;
+    w.q = w.turned + MASS_KEYS_AT_ONCE * m->ld;
+    w.s = w.q + MASS_ROWS * m->ld;
+    return w;
+}
+
+/* Keys [j0, j1) as floats; what lies behind them is not a number of a key, but finite. */
+LM_INLINE void load_keys(lm_dtype t, const mass_seq *s, int64_t j0, int64_t j1, int64_t ld,
+                         float *to)
+{
+    int64_t D = s->a->attention.head_dim;
+    for (int64_t j = j0; j < j1; j++) {
+        const void *plain = mass_plain(s, j);
+        float coded[LM_KV_MAX_DIM];
+        if (!plain)
+            mass_coded(s, j, 1, coded);
+        pack_rows(plain ? t : LM_DTYPE_F32, to + (j - j0) * ld, ld, 1, plain ? plain : coded, D, 1,
+                  D, 1);
+    }
+    memset(to + (j1 - j0) * ld, 0, (size_t)((j0 + MASS_KEYS_AT_ONCE - j1) * ld) * sizeof *to);
+}
+
+/* Scores of n rows with the keys: rows of 64. */
+static void score_rows(const mass_call *m, const mass_scratch *w, int64_t D, int64_t n, bool few)
+{
+    if (!few) {
+        mm(&(mm_args){ .m = n,
+                       .n = MASS_KEYS_AT_ONCE,
+                       .k = D,
+                       .a = w->q,
+                       .a_row = m->ld,
+                       .a_k = 1,
+                       .b = w->turned,
+                       .ldb = MASS_KEYS_AT_ONCE,
+                       .c = w->s,
+                       .ldc = MASS_KEYS_AT_ONCE });
+        return;
+    }
+    for (int64_t j = 0; j < MASS_KEYS_AT_ONCE; j++)
+        for (int64_t r = 0; r < n; r++) {
+            vf sum = vf_zero();
+            for (int64_t d = 0; d < m->ld; d += VF_LANES)
+                sum = vf_fma(vf_load(w->q + r * m->ld + d), vf_load(w->keys + j * m->ld + d), sum);
+            w->s[r * MASS_KEYS_AT_ONCE + j] = vf_sum(sum);
+        }
+}
+
+/* Add the probabilities of a row of scores, of which [from, to) are visible. */
+LM_INLINE void add_row(const lm_attention_attr *a, float *s, int64_t from, int64_t to, float lse,
+                       vf sum[MASS_KEYS_AT_ONCE / VF_LANES])
+{
+    if (a->soft_cap > 0)
+        cap_scores(s, MASS_KEYS_AT_ONCE, (float)a->soft_cap);
+    for (int64_t x = 0; x < MASS_KEYS_AT_ONCE; x += VF_LANES) {
+        vf p = vf_exp(vf_load(s + x) - vf_set(lse));
+        sum[x / VF_LANES] = sum[x / VF_LANES] + keep_range(p, x, from, to, vf_zero());
+    }
+}
+
+/* Keys [j0, j1) of a head: rows first .. last of the queries see some of them. */
+LM_INLINE void weigh_keys(lm_dtype t, const mass_call *m, const mass_seq *s, int64_t j0, int64_t j1,
+                          int64_t first, const mass_scratch *w)
+{
+    const lm_attention_attr *a = &s->a->attention;
+    const float *lse = m->c->in[MASS_LSE].data;
+    int64_t group = a->heads / a->kv_heads, D = a->head_dim, rows = (s->fresh - first) * group;
+    bool few = rows <= MASS_FEW;
+    vf sum[MASS_KEYS_AT_ONCE / VF_LANES];
+    for (int i = 0; i < MASS_KEYS_AT_ONCE / VF_LANES; i++)
+        sum[i] = vf_zero();
+    load_keys(t, s, j0, j1, m->ld, w->keys);
+    if (!few)
+        pack_turned(w->turned, MASS_KEYS_AT_ONCE, w->keys, m->ld, D);
+    for (int64_t r0 = 0; r0 < rows; r0 += MASS_ROWS) {
+        int64_t n = rows - r0 < MASS_ROWS ? rows - r0 : MASS_ROWS;
+        for (int64_t r = 0; r < n; r++) {
+            int64_t i = first + (r0 + r) / group, h = s->kv * group + (r0 + r) % group;
+            int64_t at = ((s->row + i) * (a->heads + 2 * a->kv_heads) + h) * D;
+            pack_rows(t, w->q + r * m->ld, m->ld, 1,
+                      attn_at(m->c->in[MASS_QKV].data, at, lm_dtype_size(t)), D, 1, D,
+                      (float)a->scale);
+        }
+        score_rows(m, w, D, n, few);
+        for (int64_t r = 0; r < n; r++) {
+            int64_t i = first + (r0 + r) / group, h = s->kv * group + (r0 + r) % group, from, to;
+            visible(&s->mask, i, j0, &from, &to);
+            add_row(a, w->s + r * MASS_KEYS_AT_ONCE, from, to, lse[(s->row + i) * a->heads + h],
+                    sum);
+        }
+    }
+    for (int64_t x = 0; x < j1 - j0; x += VF_LANES) {
+        int64_t live = j1 - j0 - x < VF_LANES ? j1 - j0 - x : VF_LANES;
+        float *to = s->mass + j0 + x;
+        vf_store_n(to, vf_load_n(to, live) + sum[x / VF_LANES], live);
+    }
+}
+
+LM_INLINE void mass_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const mass_call *m = ctx;
+    const lm_attention_attr *a = &((const lm_kv_mass_attr *)m->c->attr)->attention;
+    mass_scratch w = scratch_of(m, worker);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t bk = u / m->units, j0 = u % m->units * MASS_KEYS_AT_ONCE;
+        mass_seq s = mass_seq_of(m->c, bk / a->kv_heads, bk % a->kv_heads);
+        int64_t j1 = s.used + s.fresh, first = s.seen;
+        if (first < s.fresh && j0 > s.used + first) /* the row of the first key */
+            first = j0 - s.used;
+        if (first >= s.fresh)
+            continue;
+        j1 = j1 < j0 + MASS_KEYS_AT_ONCE ? j1 : j0 + MASS_KEYS_AT_ONCE;
+        weigh_keys(t, m, &s, j0, j1, first, &w);
+    }
+}
+
+static void mass_units_f32(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    mass_units(LM_DTYPE_F32, ctx, begin, end, worker);
+}
+
+static void mass_units_bf16(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    mass_units(LM_DTYPE_BF16, ctx, begin, end, worker);
+}
+
+static void kv_mass(const lm_call *c)
+{
+    const lm_kv_mass_attr *a = c->attr;
+    mass_call m = mass_call_of(c);
+    lm_par_for(c->par, a->attention.batch * a->attention.kv_heads * m.units, 1,
+               c->in[MASS_QKV].dtype == LM_DTYPE_BF16 ? mass_units_bf16 : mass_units_f32, &m);
+}
+
+static size_t kv_mass_work(const lm_call *c, int threads)
+{
+    return mass_call_of(c).scratch * (size_t)threads;
+}
+
+/* ---- rows that stay ---- */
+
+/* A row of a head: `n` rows of x times their weights. */
+LM_INLINE void sum_rows(lm_dtype t, const char *x, int64_t n, int64_t D, const float *weight,
+                        char *to)
+{
+    size_t size = lm_dtype_size(t);
+    if (!weight) {
+        memcpy(to, x, (size_t)D * size);
+        return;
+    }
+    VF_FOR(d, live, D, {
+        vf sum = vf_zero();
+        for (int64_t j = 0; j < n; j++)
+            sum =
+                vf_fma(vf_set(weight[j]), vf_get_any(t, x + (size_t)(j * D) * size, d, live), sum);
+        vf_put_any(t, to, d, sum, live);
+    });
+}
+
+LM_INLINE void gather_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    const lm_kv_gather_attr *a = c->attr;
+    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, M = a->rows, S = c->in[0].dim[2];
+    const int32_t *at = c->in[2].data, *count = c->in[3].data, *run = opt_data(c->in, c->n_in, 4);
+    const float *weight = opt_data(c->in, c->n_in, 5);
+    size_t head = (size_t)D * lm_dtype_size(t), row = (size_t)(H + 2 * K) * head;
+    for (int64_t i = begin; i < end; i++) {
+        char *y = (char *)c->out[0].data + (size_t)i * row;
+        bool live = i % M < count[i / M];
+        memset(y, 0, live ? (size_t)H * head : row);
+        for (int64_t k = 0; live && k < K; k++) {
+            int64_t bk = i / M * K + k, from = at[bk * M + i % M];
+            int64_t n = run ? run[bk * M + i % M] : 1;
+            for (int side = 0; side < 2; side++)
+                sum_rows(t, (const char *)c->in[side].data + (size_t)(bk * S + from) * head, n, D,
+                         weight ? weight + bk * S + from : NULL,
+                         y + (size_t)(H + side * K + k) * head);
+        }
+    }
+}
+VF_TYPED(gather_rows)
+
+static void kv_gather(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])),
+               VF_PICK(gather_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+const lm_kernel LM_TABLE_NAME(kv_keep, LM_SIMD)[] = {
+    VF_KERNEL("kv_mass", kv_mass, kv_mass_work),
+    VF_KERNEL("kv_gather", kv_gather, NULL),
+    VF_KERNEL_END,
+};
