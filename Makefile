@@ -128,7 +128,7 @@ $(CUDA_MK): scripts/probe-cuda
 
 CUDA_CU   := $(sort $(wildcard kernels/cuda/*.cu))
 CUDA_C    := $(sort $(wildcard kernels/cuda/*.c lib/graph/cuda/*.c))
-CUDA_BASE := $(patsubst %,lib/base/%.c,err mem memstat cgroup text hash rng) lib/numeric/dtype.c lib/numeric/format_dynamic.c
+CUDA_BASE := $(patsubst %,lib/base/%.c,err mem memstat cgroup text hash rng) $(patsubst %,lib/numeric/%.c,dtype format_dynamic kv_page)
 
 # NVCCFLAGS=-lineinfo lets profilers show source lines, and doubles the module.
 NVCCFLAGS    ?=
