@@ -12,7 +12,7 @@
 #include "common/device.h"
 #include "common/model.h"
 #include "format/source.h"
-#include "generate/work.h"
+#include "generate/serve.h"
 #include "text/tokenizer_source.h"
 
 static lm_code open_model(generate_work *w, lm_err *e)
@@ -33,20 +33,27 @@ static lm_dtype choose_dtype(const generate_work *w)
     return !w->backend->host_memory || tool.cpu >= LM_CPU_AVX512 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
 }
 
-static lm_code open_generator(generate_work *w, lm_err *e)
+static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
 {
     int64_t all = opt.prompt.n * opt.samples, batch = !w->in && all < opt.batch ? all : opt.batch;
+    if (opt.serve.batch)
+        return generate_open_served(w, type, e);
+    return lm_generator_new(&w->model, type, batch, w->context, w->backend, &w->gen, e);
+}
+
+static lm_code open_caches(generate_work *w, lm_err *e)
+{
     if (generate_choose_context(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
     if (lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e) ||
-        lm_generator_new(&w->model, type, batch, w->context, w->backend, &w->gen, e))
+        open_generator(w, type, e))
         return e->code;
     char cache[32];
+    size_t bytes = w->gen ? lm_generator_cache_bytes(w->gen) : lm_paged_bytes(w->paged);
     lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, seed %lld, context %lld, caches %s", tool.name,
            LM_VERSION, type == LM_DTYPE_BF16 ? "bf16" : "f32", w->backend->name,
-           (long long)tool.seed, (long long)w->context,
-           lm_show_bytes((double)lm_generator_cache_bytes(w->gen), cache));
+           (long long)tool.seed, (long long)w->context, lm_show_bytes((double)bytes, cache));
     lm_say_weights(&tool, &w->model);
     return LM_OK;
 }
@@ -66,10 +73,12 @@ static lm_code complete(generate_work *w, lm_err *e)
                                  .stop = opt.stop.v,
                                  .n_stop = opt.stop.n,
                                  .logprobs = opt.logprobs,
+                                 .any_order = opt.any_order,
                                  .skip_special = opt.skip_special };
     const lm_complete_hooks h = { generate_next, w->text ? generate_show : NULL, generate_finish,
                                   w };
-    lm_code rc = lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+    lm_code rc = w->paged ? generate_serve(w, &o, &h, e)
+                          : lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
     if (rc == LM_ENUMERIC) {
         lm_err_in(e, "%s", tool.argv[0]);
         snprintf(e->todo, sizeof e->todo, "%s", lm_advise_finite(tool.argv[0]));
@@ -96,13 +105,15 @@ static lm_code run(generate_work *w, lm_err *e)
     if (!rc)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &w->out, e);
     if (!rc)
-        rc = open_generator(w, e);
+        rc = open_caches(w, e);
     if (rc)
         return rc;
     w->to = lm_out_file(w->out);
     w->live =
         isatty(lm_out_fd(w->out)) || !w->text; /* a reader of JSONL gets each answer at once */
     rc = complete(w, e);
+    if (!rc && w->paged && tool.json)
+        rc = generate_serve_record(w, e);
     if (!rc && !lm_stopping()) {
         lm_out *out = w->out;
         w->out = NULL;
@@ -142,6 +153,7 @@ static void check_options(void)
     for (int i = 0; i < opt.stop.n; i++)
         if (!*opt.stop.v[i])
             lm_misuse(&tool, "--stop", "leave it out", "an empty string occurs everywhere");
+    generate_check_serve();
 }
 
 int main(int argc, char **argv)
@@ -155,6 +167,7 @@ int main(int argc, char **argv)
         lm_complain(&tool, &err);
     lm_out_drop(w.out);
     lm_generator_free(w.gen);
+    lm_paged_free(w.paged);
     lm_loaded_fini(&w.model);
     lm_close_backend(&tool, w.backend);
     lm_tok_scratch_free(w.scratch);

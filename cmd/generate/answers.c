@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "generate/work.h"
+#include "generate/serve.h"
 #include "model/answer.h"
 
 lm_code generate_write(generate_work *w, const char *text, size_t len, lm_err *e)
@@ -36,6 +36,8 @@ static lm_code put_json(generate_work *w, const lm_completion *c, lm_err *e)
 {
     const lm_answer_opts o = { .record = w->in,
                                .sample = opt.samples > 1,
+                               .index = opt.any_order,
+                               .seconds = tool.json && opt.serve.batch,
                                .details = opt.logprobs };
     if (c->failed) /* generate_refuse_line wrote the answer */
         return generate_write(w, c->prompt.data, c->prompt.len, e);
@@ -67,7 +69,8 @@ lm_code generate_refuse_line(generate_work *w, lm_completion *c, bool object, lm
     c->failed = true;
     c->prompt.len = 0;
     rc = lm_answer_write_error(object ? w->doc.raw.data : "", object ? w->doc.raw.len : 0,
-                               w->doc.source, w->doc.line, text, &c->prompt, e);
+                               w->doc.source, w->doc.line, opt.any_order ? c->index : -1, text,
+                               &c->prompt, e);
     why->code = LM_EFORMAT; /* status 1, also when the prompt is too long */
     lm_complain(&tool, why);
     return rc;
@@ -81,7 +84,7 @@ static double rate(int64_t n, double seconds)
 void generate_summary(const generate_work *w)
 {
     const lm_complete_stats *s = &w->st;
-    const char *refused = lm_generator_unrecorded(w->gen);
+    const char *refused = w->gen ? lm_generator_unrecorded(w->gen) : NULL;
     if (refused)
         lm_say(&tool, LM_LOG_WARN, "%s: decoding runs without a recording: %s", w->backend->name,
                refused);
@@ -94,4 +97,6 @@ void generate_summary(const generate_work *w)
            (long long)s->prompt_tokens, lm_plural(s->prompt_tokens),
            rate(s->prompt_tokens, s->prompt_seconds), (long long)s->new_tokens,
            lm_plural(s->new_tokens), rate(s->new_tokens - s->prompts, s->decode_seconds));
+    if (w->paged)
+        generate_serve_summary(w);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* options.c -- the options of generate and their defaults.  See man/man1/generate.1. */
 #include "common/model.h"
-#include "generate/work.h"
+#include "generate/serve.h"
 
 generate_options opt = { .dtype = "auto",
                          .weights_in = "auto",
@@ -60,9 +60,11 @@ static const lm_opt options[] = {
              "capacity in tokens, prompt and new [-p: enough; else 2048]"),
     LM_ALSO("ctx-size context-length max-model-len block-size seq-len"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "texts at a time [8]"),
+    GENERATE_SERVE_OPTIONS(opt.serve),
     LM_GROUP("Output"),
     LM_FLAG(0, "skip-special", &opt.skip_special, "leave special tokens out of the text [yes]"),
     LM_FLAG(0, "logprobs", &opt.logprobs, "JSON: ids and log-probabilities of the new tokens"),
+    LM_FLAG(0, "as-they-come", &opt.any_order, "JSON: answers as they end, not in order"),
     LM_END
 };
 

@@ -31,9 +31,10 @@ static lm_code fits(const generate_work *w, const lm_completion *c, const char *
 {
     if ((int64_t)c->ids.n <= w->context)
         return LM_OK;
+    const char *option = w->room.pages.context && !opt.context ? "shorten it, or raise --kv-memory"
+                                                               : "shorten it, or raise --context";
     return lm_fail(e, LM_EUSAGE, where,
-                   w->context < w->model.config.max_positions ? "shorten it, or raise --context"
-                                                              : "shorten it",
+                   w->context < w->model.config.max_positions ? option : "shorten it",
                    "the prompt has %zu token%s, the context holds %lld", c->ids.n,
                    lm_plural(c->ids.n), (long long)w->context);
 }

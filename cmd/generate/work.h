@@ -10,6 +10,16 @@
 #include "format/input.h"
 #include "model/complete.h"
 #include "model/generation.h"
+#include "model/paged.h"
+#include "model/serve.h"
+
+/* Of --serve-batch; 0, NULL: not given. */
+typedef struct {
+    int64_t batch, memory, host; /* texts; bytes */
+    const char *disk;
+    const char *dir; /* its parts */
+    int64_t disk_bytes;
+} generate_serve_options;
 
 typedef struct {
     lm_strs prompt, stop;
@@ -17,6 +27,8 @@ typedef struct {
     int64_t max_new, top_k, context, batch, samples;
     double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
     bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
+    bool any_order;
+    generate_serve_options serve;
 } generate_options;
 
 extern lm_tool tool;
@@ -29,7 +41,11 @@ typedef struct {
     lm_tok_scratch *scratch;
     lm_par *par;
     lm_backend *backend;
-    lm_generator *gen;
+    lm_generator *gen; /* NULL with --serve-batch: */
+    lm_paged *paged;
+    lm_serve_room room;
+    lm_serve_stats kv;
+    lm_buf disk;  /* its folder */
     lm_input *in; /* NULL: -p */
     lm_doc doc;
     lm_ids ids;

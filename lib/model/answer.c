@@ -56,12 +56,15 @@ lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf
 }
 
 /* Names of the answer's own fields, including the prompt; for a record without a prompt only the
- * first. */
-static bool is_ours(const char *key, size_t len, bool asked)
+ * first.  Those of two options are ours only with them. */
+static bool is_ours(const char *key, size_t len, bool asked, const lm_answer_opts *o)
 {
     static const char *const ours[] = { "error",  "prompt",        "text",
                                         "tokens", "finish_reason", "prompt_tokens",
                                         "sample", "token_ids",     "logprobs" };
+    if ((o->index && lm_jsonl_is(key, len, "prompt_index")) ||
+        (o->seconds && lm_jsonl_is(key, len, "first_token_seconds")))
+        return true;
     for (size_t i = 0; i < (asked ? sizeof ours / sizeof *ours : 1); i++)
         if (lm_jsonl_is(key, len, ours[i]))
             return true;
@@ -69,7 +72,7 @@ static bool is_ours(const char *key, size_t len, bool asked)
 }
 
 /* The prompt first, then the other fields, unchanged. */
-static void put_record(lm_jw *j, const char *line, size_t len)
+static void put_record(lm_jw *j, const char *line, size_t len, const lm_answer_opts *o)
 {
     static const char key[] = "\"prompt\":";
     size_t begin, end, at = 0;
@@ -85,7 +88,7 @@ static void put_record(lm_jw *j, const char *line, size_t len)
         lm_buf_fini(&member);
     }
     while (lm_jsonl_next(line, len, &at, &m))
-        if (!is_ours(line + m.key, m.key_end - m.key, asked))
+        if (!is_ours(line + m.key, m.key_end - m.key, asked, o))
             lm_jw_raw(j, line + m.key, m.value_end - m.key);
 }
 
@@ -104,7 +107,7 @@ lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf 
     lm_jw_begin(&j, out, 0, e);
     lm_jw_obj(&j, NULL);
     if (o->record)
-        put_record(&j, prompt, c->prompt.len);
+        put_record(&j, prompt, c->prompt.len, o);
     else
         lm_jw_strn(&j, "prompt", prompt, c->prompt.len);
     lm_jw_strn(&j, "text", c->text.data ? c->text.data : "", c->text.len);
@@ -113,6 +116,10 @@ lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf 
     lm_jw_int(&j, "prompt_tokens", (int64_t)c->n_prompt);
     if (o->sample)
         lm_jw_int(&j, "sample", c->sample);
+    if (o->index)
+        lm_jw_int(&j, "prompt_index", c->index);
+    if (o->seconds)
+        lm_jw_f64(&j, "first_token_seconds", c->first_seconds);
     if (o->details) {
         lm_jw_arr(&j, "token_ids");
         for (size_t i = 0; i < made; i++)
@@ -127,17 +134,20 @@ lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf 
 }
 
 lm_code lm_answer_write_error(const char *line, size_t len, const char *source, int64_t number,
-                              const char *why, lm_buf *out, lm_err *e)
+                              int64_t index, const char *why, lm_buf *out, lm_err *e)
 {
+    const lm_answer_opts o = { .index = index >= 0 };
     lm_jw j;
     lm_jw_begin(&j, out, 0, e);
     lm_jw_obj(&j, NULL);
     if (len) {
-        put_record(&j, line, len);
+        put_record(&j, line, len, &o);
     } else {
         lm_jw_str(&j, "source", source);
         lm_jw_int(&j, "line", number);
     }
+    if (o.index)
+        lm_jw_int(&j, "prompt_index", index);
     lm_jw_str(&j, "error", why);
     return end_line(&j, out, e);
 }

@@ -4,7 +4,8 @@
  * The prompt of a record is under "prompt", or under "text" when it has no "prompt".  Its answer is
  * an object with the prompt, every other field of the record unchanged, and then our own fields:
  *
- *   text, tokens, finish_reason, prompt_tokens; sample (on request); token_ids, logprobs (on request)
+ *   text, tokens, finish_reason, prompt_tokens; on request: sample; prompt_index; first_token_seconds;
+ *   token_ids, logprobs
  *
  * A record that cannot be answered is returned with its fields and "error"; a line that is not an
  * object, with "source", "line" and "error".  A field of the record with one of our names is
@@ -22,14 +23,16 @@ lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf
 typedef struct {
     bool record;  /* c->prompt is the record; otherwise the prompt itself */
     bool sample;  /* add the number of the sample of its prompt */
+    bool index;   /* add the number of the prompt */
+    bool seconds; /* add the time to the first token */
     bool details; /* token_ids and logprobs */
 } lm_answer_opts;
 
 /* Append the answer: a line with its newline. */
 lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf *out, lm_err *e);
 /* Append the answer to record line[0..len) that failed because of `why`; len 0: it was not an
- * object, and `source` and `number` name its place. */
+ * object, and `source` and `number` name its place.  index: number of the prompt; -1: left out. */
 lm_code lm_answer_write_error(const char *line, size_t len, const char *source, int64_t number,
-                              const char *why, lm_buf *out, lm_err *e);
+                              int64_t index, const char *why, lm_buf *out, lm_err *e);
 
 #endif

@@ -50,7 +50,7 @@ typedef struct {
 } lm_complete_opts;
 
 /* Each may be called repeatedly; ctx belongs to the caller.  next: fill c->ids, c->prompt and
- * c->max_new (all are empty then), or c->prompt and c->failed; *got = false: at the end.  text:
+ * c->max_new (all are empty then, and c->index is set), or c->prompt and c->failed; *got = false: at the end.  text:
  * c->text has grown (only for the completion that done will be called for next; not with any_order;
  * may be NULL).  done: in the order of the prompts, and of their samples. */
 typedef struct {

@@ -34,12 +34,13 @@ lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
     bool got = true;
     lm_completion_clear(c);
     c->read_at = lm_now();
+    c->index = q->prompts;
     if (q->h->next(q->h->ctx, c, &got, e))
         return e->code;
     q->ended = !got;
     if (!got)
         return LM_OK;
-    c->index = q->prompts++;
+    q->prompts++;
     if (!c->failed) {
         q->left = q->o->samples;
         q->sample = 0;

@@ -34,20 +34,27 @@ static lm_code make_inputs(const lm_paged *g, bucket *s, lm_err *e)
     return LM_OK;
 }
 
+static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o,
+                           int64_t sequences, int64_t rows, lm_backend *b, lm_model **out,
+                           lm_err *e)
+{
+    const lm_build build = { .mode = LM_MODE_GENERATE,
+                             .batch = sequences,
+                             .cache = o->context,
+                             .rows = rows,
+                             .pages = o->pages,
+                             .page = o->page,
+                             .precision = { .low = dtype },
+                             .backend = b,
+                             .codes = w->src,
+                             .codes_space = w->codes_space };
+    return lm_model_build(&w->config, &build, out, e);
+}
+
 static lm_code open_bucket(lm_paged *g, const lm_loaded *w, lm_dtype dtype, lm_exec *share,
                            bucket *s, lm_err *e)
 {
-    const lm_build build = { .mode = LM_MODE_GENERATE,
-                             .batch = g->sequences,
-                             .cache = g->o.context,
-                             .rows = s->rows,
-                             .pages = g->o.pages,
-                             .page = g->o.page,
-                             .precision = { .low = dtype },
-                             .backend = g->b,
-                             .codes = w->src,
-                             .codes_space = w->codes_space };
-    if (lm_model_build(&w->config, &build, &s->m, e) ||
+    if (build_model(w, dtype, &g->o, g->sequences, s->rows, g->b, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;
     return make_inputs(g, s, e);
@@ -110,6 +117,26 @@ static lm_code check_opts(const lm_loaded *w, const lm_paged_opts *o, lm_err *e)
     if (o->pages < 1 || o->rows < 1 || o->sequences < 1 || o->context < 1)
         return lm_fail(e, LM_EUSAGE, "pages", NULL, "there is no room for a sequence");
     return lm_config_check_context(&w->config, o->context, e);
+}
+
+static size_t page_bytes_of(const lm_model *m)
+{
+    size_t all = 0;
+    for (int i = 0; i < m->n_caches; i++)
+        all += lm_stored_bytes(&m->graph->value[m->cache[i].value].t) / (size_t)m->build.pages;
+    return all;
+}
+
+lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
+                         size_t *page, size_t *weights, lm_err *e)
+{
+    lm_model *m = NULL;
+    if (check_opts(w, o, e) || build_model(w, dtype, o, FEWEST, FEWEST, b, &m, e))
+        return e->code;
+    *page = page_bytes_of(m);
+    *weights = w->store ? 0 : lm_loaded_bytes(m);
+    lm_model_free(m);
+    return LM_OK;
 }
 
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
@@ -250,10 +277,7 @@ int64_t lm_paged_vocab(const lm_paged *g)
 
 size_t lm_paged_page_bytes(const lm_paged *g)
 {
-    size_t all = 0;
-    for (int i = 0; i < paged_model(g)->n_caches; i++)
-        all += cache_bytes(g, i) / (size_t)g->o.pages;
-    return all;
+    return page_bytes_of(paged_model(g));
 }
 
 size_t lm_paged_bytes(const lm_paged *g)

@@ -8,7 +8,7 @@
  * With plain caches the bits of a sequence's logits depend on its tokens alone, and on which of them were rows of
  * prompts: not on other sequences, the order of parts, the cuts of prompts, the pages, or the number of sequences.
  * Every product has more rows than LM_GEMM_SMALL_M, so that a row always has the same sums (kernels/linear.h); on the
- * tensor-core path of CUDA these follow the choices of cuBLASLt.  Private to lib/model. */
+ * tensor-core path of CUDA these follow the choices of cuBLASLt. */
 #ifndef LM_MODEL_PAGED_H
 #define LM_MODEL_PAGED_H
 
@@ -42,6 +42,9 @@ typedef struct lm_paged lm_paged;
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
                      lm_paged **out, lm_err *e);
 void lm_paged_free(lm_paged *g);
+/* Bytes of a page and of the weights that are not loaded yet, without building all of it. */
+lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
+                         size_t *page, size_t *weights, lm_err *e);
 
 /* Run a step of n parts.  Row i of *logits [n,V] (may be NULL) is that after the last token of part i; borrowed until the next
  * call, in the backend's memory, and valid after a sync. */

@@ -4,7 +4,7 @@
  *
  * An answer depends on the seed, the numbers of prompt and sample, and the prompt alone, to the bit of its
  * log-probabilities: not on the memory, the number of sequences or what else is completed.  It may differ in the last
- * bits from that of lm_complete_run, whose steps have fewer rows.  Private to lib/model. */
+ * bits from that of lm_complete_run, whose steps have fewer rows. */
 #ifndef LM_MODEL_SERVE_H
 #define LM_MODEL_SERVE_H
 
@@ -21,6 +21,26 @@ typedef struct {
     void (*warn)(void *ctx, const lm_err *why); /* the disk has failed: at most once; may be NULL */
     void *ctx;
 } lm_serve_opts;
+
+/* What is asked for. */
+typedef struct {
+    int64_t sequences, context; /* at the same time; tokens of one, at most */
+    bool shorter;               /* the context may be shortened to what the memory holds */
+    size_t memory;     /* bytes of pages of the device; 0: for all sequences, or what is free */
+    size_t host, disk; /* bytes; 0: no such tier */
+} lm_serve_sizes;
+
+/* What there is room for; tiers.dir is left to the caller. */
+typedef struct {
+    lm_paged_opts pages;
+    lm_tiers_opts tiers;
+    size_t page_bytes, weight_bytes; /* of the weights that are not loaded yet */
+} lm_serve_room;
+
+/* Choose sizes for a model whose weights need not be loaded yet.  Fails: LM_EUSAGE for memory that holds no text of
+ * the context, or no page. */
+lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
+                        const lm_serve_sizes *ask, lm_serve_room *r, lm_err *e);
 
 typedef struct {
     lm_sched_stats sched;

@@ -5,7 +5,7 @@
  * A page of the host is one piece of memory, a page of the disk one place of a file with a checksum
  * (kv/tier_file.h).  Moves that no row of the step waits for run beside its rows: on the CPU in a thread of their own,
  * on a device in the caller's while the device computes.  Pages for a sequence that enters are fetched in this way
- * beside a whole step, before its first row.  Private to lib/model. */
+ * beside a whole step, before its first row. */
 #ifndef LM_MODEL_TIERS_H
 #define LM_MODEL_TIERS_H
 

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* serve.c -- generate --serve-batch. */
+#include "generate/serve.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "common/model.h"
+#include "model/tiers.h"
+
+/* ---- options ---- */
+
+/* The last ':' of --kv-disk ends the folder. */
+static void split_disk(void)
+{
+    static char dir[PATH_MAX];
+    const char *text = opt.serve.disk, *colon = strrchr(text, ':');
+    size_t n = colon ? (size_t)(colon - text) : 0;
+    if (n < 1 || n >= sizeof dir || !lm_parse_bytes(colon + 1, &opt.serve.disk_bytes) ||
+        opt.serve.disk_bytes < 1)
+        lm_misuse(&tool, "--kv-disk", "give a folder and a size such as cache/:40G",
+                  "\"%s\" is not DIR:SIZE", text);
+    memcpy(dir, text, n);
+    if (!lm_path_is_dir(dir))
+        lm_misuse(&tool, "--kv-disk", "make it, or name another", "%s is not a folder", dir);
+    opt.serve.dir = dir;
+}
+
+void generate_check_serve(void)
+{
+    static const char *const only[] = { "kv-memory", "kv-host", "kv-disk" };
+    char option[32];
+    for (int i = 0; i < 3 && !opt.serve.batch; i++)
+        if (lm_given(&tool, only[i])) {
+            snprintf(option, sizeof option, "--%s", only[i]);
+            lm_misuse(&tool, option, "give --serve-batch N, too", "has no effect without it");
+        }
+    if (opt.serve.batch && lm_given(&tool, "batch-size"))
+        lm_misuse(&tool, "--batch-size", "give one of them",
+                  "cannot be combined with --serve-batch");
+    if (opt.serve.disk)
+        split_disk();
+    if (opt.any_order && opt.prompt.n && !tool.json)
+        lm_misuse(&tool, "--as-they-come", "add --json", "plain text has no numbers of prompts");
+}
+
+/* ---- sizes ---- */
+
+static void say_sizes(const generate_work *w)
+{
+    char pages[32], one[32];
+    const lm_serve_room *r = &w->room;
+    lm_say(&tool, LM_LOG_INFO,
+           "%" PRId64 " texts at a time, %" PRId64 " pages of %" PRId64
+           " tokens (%s each, %s in all), %" PRId64 " of the host, %" PRId64 " of the disk",
+           r->pages.sequences, r->pages.pages, r->pages.page,
+           lm_show_bytes((double)r->page_bytes, one),
+           lm_show_bytes((double)r->pages.pages * (double)r->page_bytes, pages), r->tiers.host,
+           r->tiers.disk);
+}
+
+lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
+{
+    int64_t all = opt.prompt.n * opt.samples, batch = opt.serve.batch;
+    const lm_serve_sizes ask = { .sequences = !w->in && all < batch ? all : batch,
+                                 .context = w->context,
+                                 .shorter = w->in && !opt.context,
+                                 .memory = (size_t)opt.serve.memory,
+                                 .host = (size_t)opt.serve.host,
+                                 .disk = (size_t)opt.serve.disk_bytes };
+    if (lm_serve_choose(&w->model, type, w->backend, &ask, &w->room, e)) {
+        lm_err_in(e, "--serve-batch");
+        return e->code;
+    }
+    w->room.tiers.dir = opt.serve.dir;
+    w->context = w->room.pages.context;
+    if (lm_paged_new(&w->model, type, &w->room.pages, w->backend, &w->paged, e))
+        return e->code;
+    say_sizes(w);
+    return LM_OK;
+}
+
+/* ---- the work ---- */
+
+static void warn(void *ctx, const lm_err *why)
+{
+    (void)ctx;
+    lm_say(&tool, LM_LOG_WARN, "--kv-disk: %s: %s%s%s: the disk is no longer used", why->where,
+           why->what, why->sys ? ": " : "", why->sys ? strerror(why->sys) : "");
+}
+
+lm_code generate_serve(generate_work *w, const lm_complete_opts *o, const lm_complete_hooks *h,
+                       lm_err *e)
+{
+    const lm_serve_opts how = { .tiers = w->room.tiers, .measure = true, .warn = warn };
+    return lm_serve_run(w->paged, &how, w->tok, o, h, &w->st, &w->kv, e);
+}
+
+/* ---- the report ---- */
+
+static double share(double a, double b)
+{
+    return b > 0 ? a / b : 0;
+}
+
+lm_code generate_serve_record(generate_work *w, lm_err *e)
+{
+    const lm_serve_stats *k = &w->kv;
+    lm_jw j;
+    w->line.len = 0;
+    lm_jw_begin(&j, &w->line, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_obj(&j, "kv");
+    lm_jw_f64(&j, "bytes_per_token", (double)k->page_bytes / (double)w->room.pages.page);
+    lm_jw_int(&j, "pages", w->room.pages.pages);
+    lm_jw_int(&j, "hits", k->sched.hits);
+    lm_jw_f64(&j, "hit_rate", share((double)k->sched.hits, (double)k->sched.pages));
+    lm_jw_obj(&j, "moves");
+    lm_jw_int(&j, "down", k->tiers.down);
+    lm_jw_int(&j, "up", k->tiers.up);
+    lm_jw_int(&j, "out", k->tiers.out);
+    lm_jw_int(&j, "in", k->tiers.in);
+    lm_jw_int(&j, "bytes", (int64_t)k->tiers.bytes);
+    lm_jw_close_obj(&j);
+    lm_jw_f64(&j, "stalls_seconds", k->tiers.stalls);
+    lm_jw_int(&j, "waits", k->sched.waits);
+    lm_jw_int(&j, "recomputed", k->sched.dropped_rows);
+    lm_jw_int(&j, "peak_bytes", (int64_t)k->peak_bytes);
+    lm_jw_close_obj(&j);
+    lm_jw_close_obj(&j);
+    if (lm_jw_end(&j) || lm_buf_add(&w->line, "\n", 1, e))
+        return e->code;
+    return generate_write(w, w->line.data, w->line.len, e);
+}
+
+void generate_serve_summary(const generate_work *w)
+{
+    const lm_serve_stats *k = &w->kv;
+    char bytes[32], moved[32];
+    lm_say(&tool, LM_LOG_INFO,
+           "caches: %s at most, %.0f %% of prompts' pages found, %s moved, %.2f s of stalls, "
+           "%" PRId64 " tokens computed again, pages take %.2f %% of the time",
+           lm_show_bytes((double)k->peak_bytes, bytes),
+           100 * share((double)k->sched.hits, (double)k->sched.pages),
+           lm_show_bytes(k->tiers.bytes, moved), k->tiers.stalls, k->sched.dropped_rows,
+           100 * share(k->pages_seconds, k->seconds));
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* serve_room.c -- how many pages memory and disk have room for. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/text.h"
+#include "model/serve.h"
+
+enum {
+    PAGE = 64,      /* tokens */
+    ROWS = 256,     /* of prompts in a step */
+    MOST = 1 << 28, /* pages of a tier */
+    RESERVE = 4 /* a quarter of the free memory is for activations and the rest of the process */
+};
+
+static int64_t pages_in(size_t bytes, size_t page)
+{
+    size_t n = bytes / page;
+    return n < MOST ? (int64_t)n : MOST;
+}
+
+/* Pages for all sequences, or as many as fit into the memory that is free beside the weights. */
+static lm_code default_pages(const lm_serve_room *r, lm_backend *b, int64_t all, int64_t *pages,
+                             lm_err *e)
+{
+    size_t left, total;
+    if (b->memory(b, &left, &total, e))
+        return e->code;
+    left = r->weight_bytes < left ? (left - r->weight_bytes) / RESERVE * (RESERVE - 1) : 0;
+    int64_t fit = pages_in(left, r->page_bytes);
+    *pages = fit < all ? fit : all;
+    return LM_OK;
+}
+
+static lm_code choose_context(const lm_serve_sizes *ask, size_t page_bytes, lm_paged_opts *o,
+                              lm_err *e)
+{
+    char one[32], need[32];
+    int64_t most = o->pages * o->page, least = ask->shorter ? o->page : ask->context;
+    o->context = ask->context;
+    if (most < least) {
+        double bytes = (double)((least + o->page - 1) / o->page) * (double)page_bytes;
+        return lm_fail(e, LM_EUSAGE, "pages", NULL,
+                       "their memory holds %" PRId64 " token%s, and a text of %" PRId64
+                       " needs %s, in pages of %s",
+                       most, lm_plural((uint64_t)most), least, lm_show_bytes(bytes, need),
+                       lm_show_bytes((double)page_bytes, one));
+    }
+    if (o->context > most)
+        o->context = most;
+    return LM_OK;
+}
+
+static lm_code lower_tier(const char *name, size_t bytes, size_t page, int64_t *pages, lm_err *e)
+{
+    char all[32], one[32];
+    *pages = pages_in(bytes, page);
+    if (bytes && !*pages)
+        return lm_fail(e, LM_EUSAGE, name, NULL, "%s hold no page of %s",
+                       lm_show_bytes((double)bytes, all), lm_show_bytes((double)page, one));
+    return LM_OK;
+}
+
+lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
+                        const lm_serve_sizes *ask, lm_serve_room *r, lm_err *e)
+{
+    lm_paged_opts *o = &r->pages;
+    *r = (lm_serve_room){ .pages = { .rows = ROWS + ask->sequences,
+                                     .sequences = ask->sequences,
+                                     .context = ask->context,
+                                     .page = PAGE,
+                                     .pages = 1 } };
+    if (lm_paged_measure(w, dtype, o, b, &r->page_bytes, &r->weight_bytes, e))
+        return e->code;
+    int64_t all = MOST, each = (ask->context + PAGE - 1) / PAGE;
+    if (each < MOST / ask->sequences)
+        all = each * ask->sequences;
+    o->pages = pages_in(ask->memory, r->page_bytes);
+    if ((!ask->memory && default_pages(r, b, all, &o->pages, e)) ||
+        choose_context(ask, r->page_bytes, o, e) ||
+        lower_tier("pages of the host", ask->host, r->page_bytes, &r->tiers.host, e))
+        return e->code;
+    return lower_tier("pages of the disk", ask->disk, r->page_bytes, &r->tiers.disk, e);
+}

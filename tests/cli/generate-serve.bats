@@ -1,0 +1,152 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# generate --serve-batch: answers of continuous batching, whatever memory it has.
+
+bats_require_minimum_version 1.5.0
+
+load ../inject/inject
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/generate.sh"
+    mkdir cache
+    # 40 prompts, of 7 to some hundred tokens; every other one begins with the same text
+    long=$(printf 'The system reads word %s. ' 1 2 3 4 5 6 7 8 9)
+    for i in $(seq 40); do
+        case $((i % 4)) in
+        0) echo "{\"text\": \"$long and $i\", \"id\": $i}" ;;
+        1) echo "{\"text\": \"line $i\", \"id\": $i}" ;;
+        2) echo "{\"text\": \"$long$long and $i\", \"id\": $i}" ;;
+        3) echo "{\"text\": \"line $i of a longer text that the system reads\", \"id\": $i}" ;;
+        esac
+    done > many.jsonl
+}
+
+@test "generate --serve-batch: the same answers for any number of texts, memory, tiers, -j and order" {
+    for type in f32 bf16; do
+        opts="-q run/ -n 150 --seed 3 --top-p 0.9 --logprobs --ignore-eos --dtype $type --context 512"
+        generate $opts --serve-batch 40 < many.jsonl > whole
+        [ "$(wc -l < whole)" -eq 40 ]
+        generate $opts --serve-batch 3 -j 1 < many.jsonl > few
+        cmp whole few
+        generate $opts --serve-batch 40 --kv-memory 2M < many.jsonl > half
+        cmp whole half
+        generate $opts --serve-batch 40 --kv-memory 1M --kv-host 4M < many.jsonl > host
+        cmp whole host
+        generate $opts --serve-batch 40 --kv-memory 1M --kv-host 200k --kv-disk cache:8M < many.jsonl > disk
+        cmp whole disk
+        generate $opts --serve-batch 40 --kv-memory 1M --kv-disk cache/:8M -j 1 < many.jsonl > disk1
+        cmp whole disk1
+        generate $opts --serve-batch 16 --kv-memory 2M --as-they-come < many.jsonl > any
+        ! cmp -s whole any
+        sed 's/.*"prompt_index":\([0-9]*\),.*/\1 &/; s/"prompt_index":[0-9]*,//' any | sort -n | cut -d' ' -f2- > sorted
+        cmp whole sorted
+        tac many.jsonl > backward
+        generate $opts -T 0 --serve-batch 7 < backward | tac > b
+        generate $opts -T 0 --serve-batch 7 < many.jsonl > a
+        cmp a b
+    done
+}
+
+@test "generate --serve-batch: the probabilities are those of the other way, within rounding" {
+    generate -q run/ -n 20 -T 0 --dtype f32 --logprobs < many.jsonl > plain
+    generate -q run/ -n 20 -T 0 --dtype f32 --logprobs --serve-batch 16 < many.jsonl > served
+    sed 's/"logprobs".*//' plain > a
+    sed 's/"logprobs".*//' served > b
+    cmp a b
+}
+
+@test "generate --serve-batch: samples share their prompt, for any memory" {
+    opts="-q run/ -n 60 --n 5 --seed 3 --context 512 --ignore-eos"
+    generate $opts --serve-batch 32 < many.jsonl > whole
+    [ "$(wc -l < whole)" -eq 200 ]
+    generate $opts --serve-batch 4 --kv-memory 600k --kv-disk cache:2M < many.jsonl > small
+    cmp whole small
+    generate $opts --n 1 --serve-batch 32 < many.jsonl | sed 's/}$//' > first
+    grep '"sample":0' whole | sed 's/,"sample":0}$//' > zero
+    cmp first zero
+}
+
+@test "generate --serve-batch: --json reports caches, and the time to each first token" {
+    generate -q run/ -n 150 --ignore-eos --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M --json < many.jsonl > out
+    [ "$(wc -l < out)" -eq 41 ]
+    [ "$(grep -c '"first_token_seconds":[0-9]' out)" -eq 40 ]
+    tail -n 1 out | grep -qE '^\{"kv":\{"bytes_per_token":512(\.0)?,"pages":32,"hits":[1-9][0-9]*,"hit_rate":0\.[0-9]+,"moves":\{"down":[0-9]+,"up":[0-9]+,"out":0,"in":0,"bytes":[0-9]+\},"stalls_seconds":[0-9.e-]+,"waits":[1-9][0-9]*,"recomputed":[0-9]+,"peak_bytes":[1-9][0-9]+\}\}$'
+    generate run/ -n 5 --serve-batch 40 -v < many.jsonl 2> log > /dev/null
+    grep -q 'caches: .* at most, .* pages found, .* computed again' log
+}
+
+@test "generate --serve-batch: -p prints texts, in order" {
+    generate -q run/ -p 'The system' -p 'A word' -n 12 -T 0 > a
+    generate -q run/ -p 'The system' -p 'A word' -n 12 -T 0 --serve-batch 2 > b
+    cmp a b
+    generate -q run/ -p 'The system' -p 'A word' -n 12 -T 0 --as-they-come --json > c
+    grep -q '"prompt":"A word".*"prompt_index":1' c
+}
+
+@test "generate --serve-batch: what does not fit is answered by an error, in its place" {
+    run -1 --separate-stderr bash -c "generate run/ -n 5 --serve-batch 4 --kv-memory 64k --as-they-come < many.jsonl > out"
+    [ "$(wc -l < out)" -eq 40 ]
+    [ "$(grep -c '"error":"the prompt has [0-9]* tokens, the context holds 128: shorten it, or raise --kv-memory"' out)" -eq 10 ]
+    grep -q '"id": 2,"prompt_index":1,"error"' out
+    run -2 generate run/ -p 'The system' -n 300 --serve-batch 4 --kv-memory 64k
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == "generate: --serve-batch: pages: their memory holds 128 tokens, and a text of 3"*" needs "*" KiB, in pages of 32.0 KiB" ]]
+}
+
+@test "generate --serve-batch: what it refuses" {
+    one() { # STATUS TEXT OPTION ...
+        local status_wanted=$1 text=$2
+        shift 2
+        run generate run/ "$@" many.jsonl
+        [ "$status" -eq "$status_wanted" ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"$text"* ]]
+    }
+    one 2 "--kv-memory: has no effect without it: give --serve-batch N, too" --kv-memory 1M
+    one 2 "--kv-host: has no effect" --kv-host 1M
+    one 2 "--kv-disk: has no effect" --kv-disk cache:1M
+    one 2 "cannot be combined with --serve-batch" --serve-batch 4 -b 4
+    one 2 '"cache" is not DIR:SIZE: give a folder and a size such as cache/:40G' --serve-batch 4 --kv-disk cache
+    one 2 '":1M" is not DIR:SIZE' --serve-batch 4 --kv-disk :1M
+    one 2 '"cache:x" is not DIR:SIZE' --serve-batch 4 --kv-disk cache:x
+    one 2 "--kv-disk: nowhere is not a folder: make it, or name another" --serve-batch 4 --kv-disk nowhere:1M
+    one 2 "--kv-disk: many.jsonl is not a folder" --serve-batch 4 --kv-disk many.jsonl:1M
+    one 2 "pages: their memory holds 0 tokens" --serve-batch 4 --kv-memory 20k
+    one 2 "pages: their memory holds 64 tokens, and a text of 200 needs 128 KiB" --serve-batch 4 --kv-memory 50k --context 200
+    one 2 "pages of the host: 20.0 KiB hold no page of 32.0 KiB" --serve-batch 4 --kv-host 20k
+    one 2 "pages of the disk: 20.0 KiB hold no page of 32.0 KiB" --serve-batch 4 --kv-disk cache:20k
+    run -2 generate run/ -p a --as-they-come
+    [[ "$output" == "generate: --as-they-come: plain text has no numbers of prompts: add --json" ]]
+}
+
+same_answers() {
+    [ "$1" -ne 0 ] || cmp whole out.jsonl
+}
+
+@test "generate --serve-batch: a disk that fills costs one warning, no answer" {
+    opts="run/ -n 150 --seed 3 --ignore-eos --context 512 --serve-batch 40 --kv-memory 600k --kv-disk cache:8M"
+    generate -q $opts -o whole many.jsonl
+    inject_each write 12 same_answers generate $opts -q -f -o out.jsonl many.jsonl
+    # the same with its message
+    LM_INJECT=write:3 LD_PRELOAD=${LM_TEST_BUILD:-build}/tests/inject/inject.so \
+        generate $opts -f -o out.jsonl many.jsonl 2> log
+    cmp whole out.jsonl
+    [ "$(grep -c 'the disk is no longer used' log)" -eq 1 ]
+    grep -q 'generate: --kv-disk: cache: .*No space left on device' log
+}
+
+@test "generate --serve-batch: a kill leaves no file in the folder of the disk" {
+    generate -q run/ -n 900 --ignore-eos --context 1024 --n 200 --serve-batch 40 --kv-memory 1M --kv-disk cache:64M \
+        -o out.jsonl many.jsonl &
+    pid=$!
+    for _ in $(seq 100); do # until the file has pages
+        [ "$(stat -L -c '%h %b' /proc/$pid/fd/* 2> /dev/null | grep -c '^0 [1-9]')" -eq 0 ] || break
+        sleep 0.05
+    done
+    [ -d /proc/$pid ]
+    kill -9 $pid
+    wait $pid || true
+    [ -z "$(ls -A cache)" ]
+}
