@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* serve_room.c -- how many pages memory and disk have room for. */
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/text.h"
@@ -40,11 +39,11 @@ static lm_code choose_context(const lm_serve_sizes *ask, size_t page_bytes, lm_p
     o->context = ask->context;
     if (most < least) {
         double bytes = (double)((least + o->page - 1) / o->page) * (double)page_bytes;
-        return lm_fail(e, LM_EUSAGE, "pages", NULL,
-                       "their memory holds %" PRId64 " token%s, and a text of %" PRId64
-                       " needs %s, in pages of %s",
-                       most, lm_plural((uint64_t)most), least, lm_show_bytes(bytes, need),
-                       lm_show_bytes((double)page_bytes, one));
+        return lm_fail(
+            e, LM_EUSAGE, "pages", NULL,
+            "their memory holds %lld token%s, and a text of %lld needs %s, in pages of %s",
+            (long long)most, lm_plural((uint64_t)most), (long long)least,
+            lm_show_bytes(bytes, need), lm_show_bytes((double)page_bytes, one));
     }
     if (o->context > most)
         o->context = most;
