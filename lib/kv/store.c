@@ -117,7 +117,7 @@ static void weigh(const lm_kv_attention *a, const float *q, const float *k, int6
         double s = 0;
         for (int64_t d = 0; d < D; d++)
             s += (double)q[d] * (double)k[j * C + d];
-        p[j] = s * a->scale;
+        p[j] = a->soft_cap > 0 ? a->soft_cap * tanh(s * a->scale / a->soft_cap) : s * a->scale;
         most = fmax(most, p[j]);
     }
     for (int64_t j = from; j < to; j++)

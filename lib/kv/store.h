@@ -20,6 +20,7 @@ lm_code lm_kv_store(const lm_kv_side *s, int64_t page, int64_t kv_heads, int64_t
 typedef struct {
     int64_t heads, kv_heads, head_dim, window;
     double scale;
+    double soft_cap; /* of scores s: cap tanh(s / cap); 0: none */
 } lm_kv_attention;
 
 /* The sum of squares of the differences of the output o [n, H*D] when keys k and values v are replaced by k2 and v2;

@@ -172,5 +172,8 @@ const char *lm_arch_rootless(const char *name);
  * and that other formats do not have (attn.bias, rotary_emb.inv_freq).  a NULL: in any
  * architecture. */
 bool lm_arch_is_buffer(const lm_arch *a, const char *name);
+/* 'k' or 'v' if `name` is that of FP8 scales of the cache, as checkpoints for servers have them
+ * ("model.layers.3.self_attn.k_scale", ".k_proj.k_scale"); *layer: 3.  Otherwise 0. */
+int lm_arch_kv_scale(const char *name, int64_t *layer);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* arch_names.c -- what a tensor's name says without a config: its part, its place, its order of
  * elements.  All answers follow from the tables of the architectures. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
@@ -92,6 +93,18 @@ bool lm_arch_is_buffer(const lm_arch *a, const char *name)
     for (int i = 0; !a && !is && lm_arch_at(i); i++)
         is = in_buffers(lm_arch_at(i), name);
     return is;
+}
+
+int lm_arch_kv_scale(const char *name, int64_t *layer)
+{
+    const char *at = strstr(name, "layers.");
+    char *end;
+
+    if (!at || at[7] < '0' || at[7] > '9' ||
+        !(lm_text_ends(name, ".k_scale") || lm_text_ends(name, ".v_scale")))
+        return 0;
+    *layer = strtoll(at + 7, &end, 10);
+    return *end == '.' ? name[strlen(name) - 7] : 0;
 }
 
 bool lm_config_ties(const lm_config *c, const char *name)

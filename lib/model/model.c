@@ -244,5 +244,7 @@ int lm_model_slice(const lm_model *m, const char *name)
 bool lm_model_ignores(const lm_model *m, const char *name)
 {
     const lm_config *c = &m->config;
-    return lm_arch_is_buffer(c->arch, name) || lm_config_ties(c, name);
+    int64_t layer;
+    return lm_arch_is_buffer(c->arch, name) || lm_config_ties(c, name) ||
+           lm_arch_kv_scale(name, &layer);
 }

@@ -128,7 +128,7 @@ void lm_model_free(lm_model *m);
 /* Index of the slice of that name, -1 if none.  For GPT-2 the prefix "transformer." is optional. */
 int lm_model_slice(const lm_model *m, const char *name);
 /* True for tensors that checkpoints may hold but that are not parameters here (rotary inv_freq,
- * GPT-2's attention mask buffers, a duplicate of a tied head). */
+ * GPT-2's attention mask buffers, a duplicate of a tied head, FP8 scales of a cache). */
 bool lm_model_ignores(const lm_model *m, const char *name);
 
 #endif

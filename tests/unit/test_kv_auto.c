@@ -285,7 +285,7 @@ static void sensitivity_of_arrays(void **state)
                                  .max_positions = 512,
                                  .act = LM_DTYPE_F32,
                                  .rope = true } };
-        lm_kv_attention a = { QUERIES, HEADS, dim, 0, 0.1 };
+        lm_kv_attention a = { QUERIES, HEADS, dim, 0, 0.1, 0 };
         float error[2][LM_KV_MAX_CANDIDATES];
         lm_err e = { 0 };
         int m;
@@ -319,7 +319,7 @@ static void sensitivity_of_arrays(void **state)
     }
     float error[2][LM_KV_MAX_CANDIDATES];
     lm_kv_site site[1] = { { .layers = 1, .kv_heads = HEADS, .head_dim = 64 } };
-    lm_kv_attention a = { QUERIES, HEADS, 64, 0, 0.1 };
+    lm_kv_attention a = { QUERIES, HEADS, 64, 0, 0.1, 0 };
     lm_err e = { 0 };
     int m;
     assert_int_equal(lm_kv_sensitivity("h2o", site, &a, N, q, k, v, error, &m, &e), LM_EUSAGE);

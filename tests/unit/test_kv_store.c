@@ -217,7 +217,7 @@ static void attention(void **state)
     draw_heads(4, N, C, k2);
     draw_heads(5, N, C, v2);
     for (int64_t window = 0; window <= 50; window += 10) {
-        lm_kv_attention a = { H, HEADS, D, window, 0.05 };
+        lm_kv_attention a = { H, HEADS, D, window, 0.05, 0 };
         double error, norm, want = 0, all = 0;
         lm_err e = { 0 };
         assert_int_equal(lm_kv_attention_error(&a, N, q, x, z, x, z, &error, &norm, &e), LM_OK);
@@ -261,7 +261,7 @@ static void masses(void **state)
     draw_heads(22, N, C, x);
     for (int64_t from = 0; from < N; from += N - 8)
         for (int64_t window = 0; window < 30; window += 15) {
-            lm_kv_attention a = { H, HEADS, D, window, 0.1 };
+            lm_kv_attention a = { H, HEADS, D, window, 0.1, 0 };
             lm_err e = { 0 };
             double want[HEADS][N] = { { 0 } }, all = 0;
             assert_int_equal(lm_kv_masses(&a, N, from, q, x, mass, &e), LM_OK);

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "compress/kv_calibrate.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/stop.h"
+#include "base/text.h"
+#include "compress/kv_capture.h"
+#include "model/arch.h"
+
+/* What is kept of one side of a layer. */
+typedef struct {
+    float *x,
+        *w; /* [windows seq, K D]: keys before their rotation or values, and squared gradients */
+    float *most;   /* [K]: the largest magnitude of each head, of keys as they are stored */
+    double *error; /* [candidates] */
+} taken;
+
+typedef struct {
+    const lm_kv_calibrate_opts *o;
+    lm_loaded *w;
+    lm_kv_capture *c;
+    taken *side; /* [layers][2] */
+    int64_t window, error_windows;
+    int candidates;
+    lm_err *failed; /* [layers] */
+    lm_kv_data *d;
+} calibration;
+
+static int64_t width_of(const calibration *k, int64_t layer)
+{
+    const lm_layer *y = &k->w->config.layer[layer];
+
+    return y->kv_heads * y->head_dim;
+}
+
+/* ---- one window ---- */
+
+/* The columns of keys, or of values, of rows. */
+static void take_columns(const calibration *k, int64_t layer, int side, const float *rows,
+                         float *out)
+{
+    const lm_layer *y = &k->w->config.layer[layer];
+    int64_t width = width_of(k, layer), all = y->heads * y->head_dim + 2 * width;
+
+    lm_kv_columns(rows, all, y->heads * y->head_dim + side * width, width, k->o->seq, out);
+}
+
+static void add_most(const calibration *k, int64_t layer, const float *x, float *most)
+{
+    const lm_layer *y = &k->w->config.layer[layer];
+    int64_t D = y->head_dim;
+
+    for (int64_t i = 0; i < k->o->seq * y->kv_heads; i++)
+        for (int64_t d = 0; d < D; d++)
+            most[i % y->kv_heads] = fmaxf(most[i % y->kv_heads], fabsf(x[i * D + d]));
+}
+
+/* Add the errors of the candidates on this window; stored: keys and values as attention reads them. */
+static lm_code add_errors(calibration *k, int64_t layer, const float *q, float *const stored[2],
+                          lm_err *e)
+{
+    lm_kv_site at = lm_kv_site_of(&k->w->config, layer, LM_DTYPE_F32);
+    const lm_kv_attention a = lm_kv_attention_of(&k->w->config, layer);
+    float error[2][LM_KV_MAX_CANDIDATES];
+    int m;
+
+    at.layer = 0; /* candidates are alike for all layers: none is left alone */
+    at.layers = 1;
+    if (lm_kv_sensitivity(k->o->candidates, &at, &a, k->o->seq, q, stored[0], stored[1], error, &m,
+                          e))
+        return e->code;
+    for (int side = 0; side < 2; side++)
+        for (int i = 0; i < m; i++)
+            k->side[2 * layer + side].error[i] += (double)error[side][i];
+    return LM_OK;
+}
+
+static lm_code add_layer(calibration *k, int64_t layer, float *work, lm_err *e)
+{
+    const lm_layer *y = &k->w->config.layer[layer];
+    const lm_kv_rows r = lm_kv_capture_layer(k->c, layer);
+    int64_t n = k->o->seq, width = width_of(k, layer), queries = y->heads * y->head_dim;
+    float *q = work, *stored[2] = { q + n * queries, q + n * (queries + width) };
+
+    for (int side = 0; side < 2; side++) {
+        taken *t = &k->side[2 * layer + side];
+        float *w = t->w + k->window * n * width;
+        take_columns(k, layer, side, r.before, t->x + k->window * n * width);
+        take_columns(k, layer, side, r.gradient, w);
+        for (int64_t i = 0; i < n * width; i++)
+            w[i] *= w[i];
+        take_columns(k, layer, side, r.rotated, stored[side]);
+        add_most(k, layer, stored[side], t->most);
+    }
+    if (k->window >= k->error_windows)
+        return LM_OK;
+    lm_kv_columns(r.rotated, queries + 2 * width, 0, queries, n, q);
+    return add_errors(k, layer, q, stored, e);
+}
+
+static void add_layers(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    calibration *k = ctx;
+
+    (void)worker;
+    for (int64_t l = begin; l < end; l++) {
+        const lm_layer *y = &k->w->config.layer[l];
+        size_t numbers = (size_t)(k->o->seq * (y->heads * y->head_dim + 2 * width_of(k, l)));
+        float *work;
+        if (lm_alloc_n(&work, numbers, sizeof *work, "a window", &k->failed[l]))
+            continue;
+        add_layer(k, l, work, &k->failed[l]);
+        lm_free(work);
+    }
+}
+
+static lm_code first_failure(const calibration *k, lm_err *e)
+{
+    for (int64_t l = 0; l < k->w->config.layers; l++)
+        if (k->failed[l].code) {
+            *e = k->failed[l];
+            return e->code;
+        }
+    return LM_OK;
+}
+
+static lm_code run_windows(calibration *k, double *nll, lm_err *e)
+{
+    const lm_kv_calibrate_opts *o = k->o;
+    double sum = 0;
+
+    for (k->window = 0; k->window < o->windows && !lm_stopping(); k->window++) {
+        if (lm_kv_capture_run(k->c, o->ids + k->window * o->seq, &sum, e))
+            return e->code;
+        lm_par_for(o->par, k->w->config.layers, 1, add_layers, k);
+        if (first_failure(k, e))
+            return e->code;
+        lm_progress(o->sink, "calibrate", (double)((k->window + 1) * o->seq),
+                    (double)(o->windows * o->seq), "tokens", NULL);
+    }
+    if (nll)
+        *nll = sum / (double)(o->windows * (o->seq - 1));
+    return LM_OK;
+}
+
+/* ---- results ---- */
+
+/* The scales of one side of a layer in the checkpoint: one number, or one for each head.  *n 0: there are none. */
+static lm_code read_scales(const calibration *k, int64_t layer, int side, float *scale, int64_t *n,
+                           lm_err *e)
+{
+    const lm_model_source *src = k->w->src;
+    int64_t heads = k->w->config.layer[layer].kv_heads;
+
+    *n = 0;
+    for (size_t i = 0; src && i < lm_model_source_count(src); i++) {
+        const lm_st_tensor *t = lm_model_source_at(src, i);
+        int64_t of;
+        if (lm_arch_kv_scale(t->name, &of) != (side == LM_KV_K ? 'k' : 'v') || of != layer)
+            continue;
+        *n = 1;
+        for (int d = 0; d < t->ndim; d++)
+            *n *= t->dim[d];
+        if (*n != 1 && *n != heads)
+            return lm_fail(e, LM_EFORMAT, t->name, NULL,
+                           "%" PRId64 " scales for a layer of %" PRId64 " heads", *n, heads);
+        if (lm_model_source_load(src, t, LM_DTYPE_F32, scale, e))
+            return e->code;
+        for (int64_t h = 0; h < *n; h++)
+            if (!(scale[h] > 0) || !isfinite(scale[h]))
+                return lm_fail(e, LM_EFORMAT, t->name, NULL,
+                               "the scale %g is not a positive number", (double)scale[h]);
+        return LM_OK;
+    }
+    return LM_OK;
+}
+
+/* Scales of the checkpoint, otherwise by the largest magnitudes; one for each head if asked for. */
+static lm_code give_scales(const calibration *k, int64_t layer, int side, lm_kv_numbers *out,
+                           lm_err *e)
+{
+    int64_t heads = k->w->config.layer[layer].kv_heads, n;
+    const taken *t = &k->side[2 * layer + side];
+    float *scale;
+
+    if (lm_arena_alloc(k->d->arena, &scale, (size_t)heads, sizeof *scale, e) ||
+        read_scales(k, layer, side, scale, &n, e))
+        return e->code;
+    if (!n) {
+        float most = 0;
+        for (int64_t h = 0; h < heads; h++) {
+            most = fmaxf(most, t->most[h]);
+            scale[h] = t->most[h] > 0 ? t->most[h] / (float)LM_KV_FP8_MOST : 1;
+        }
+        n = k->o->heads ? heads : 1;
+        if (n == 1)
+            scale[0] = most > 0 ? most / (float)LM_KV_FP8_MOST : 1;
+    } else if (k->o->heads) {
+        for (int64_t h = n; h < heads; h++)
+            scale[h] = scale[0];
+        n = heads;
+    } else if (n > 1) { /* of the layer, the largest one loses nothing */
+        for (int64_t h = 1; h < n; h++)
+            scale[0] = fmaxf(scale[0], scale[h]);
+        n = 1;
+    }
+    out->scale = scale;
+    out->scales = n;
+    return LM_OK;
+}
+
+static lm_code give_side(const calibration *k, int64_t layer, int side, lm_err *e)
+{
+    const lm_layer *y = &k->w->config.layer[layer];
+    const taken *t = &k->side[2 * layer + side];
+    lm_kv_numbers *out = &k->d->side[2 * layer + side];
+    int64_t width = width_of(k, layer), n = k->o->windows * k->o->seq;
+    float *table, *lower, *upper, *error;
+
+    if (lm_arena_alloc(k->d->arena, &table, (size_t)1 << k->o->levels.bits, sizeof *table, e) ||
+        lm_arena_alloc(k->d->arena, &lower, (size_t)width, sizeof *lower, e) ||
+        lm_arena_alloc(k->d->arena, &upper, (size_t)width, sizeof *upper, e) ||
+        lm_arena_alloc(k->d->arena, &error, LM_KV_MAX_CANDIDATES, sizeof *error, e) ||
+        give_scales(k, layer, side, out, e))
+        return e->code;
+    lm_code rc = side == LM_KV_K
+                     ? lm_kvquant_keys(&k->o->levels, t->x, t->w, n, width, lower, upper, table, e)
+                     : lm_kvquant_values(&k->o->levels, t->x, t->w, n, width, table, e);
+    if (rc) {
+        lm_err_in(e, "layer %" PRId64, layer);
+        return rc;
+    }
+    for (int i = 0; i < k->candidates; i++)
+        error[i] = (float)t->error[i];
+    out->kv_heads = y->kv_heads;
+    out->head_dim = y->head_dim;
+    out->lower = side == LM_KV_K ? lower : NULL;
+    out->upper = side == LM_KV_K ? upper : NULL;
+    out->table = table;
+    out->bits = k->o->levels.bits;
+    out->errors = k->candidates ? error : NULL;
+    out->candidates = k->candidates;
+    return LM_OK;
+}
+
+static lm_code put_text(const calibration *k, const char *text, const char **out, lm_err *e)
+{
+    char *own;
+
+    if (lm_arena_strdup(k->d->arena, &own, text, strlen(text), e))
+        return e->code;
+    *out = own;
+    return LM_OK;
+}
+
+static lm_code give(calibration *k, const char *path, lm_err *e)
+{
+    uint8_t digest[16];
+    char text[33] = "";
+
+    if (lm_kv_data_new(k->w->config.layers, path, &k->d, e))
+        return e->code;
+    for (int64_t i = 0; i < 2 * k->w->config.layers; i++)
+        if (give_side(k, i / 2, (int)(i % 2), e))
+            return e->code;
+    k->d->outliers = k->o->levels.outliers;
+    if (k->w->src && lm_model_source_weights_digest(k->w->src, digest, e))
+        return e->code;
+    for (int i = 0; i < 16 && k->w->src; i++)
+        snprintf(text + 2 * i, 3, "%02x", digest[i]);
+    return put_text(k, text, &k->d->weights, e) ||
+                   put_text(k, k->candidates ? k->o->candidates : "", &k->d->candidates, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* ---- life ---- */
+
+static int count_candidates(const char *candidates)
+{
+    int n = candidates && *candidates ? 1 : 0;
+
+    for (const char *at = candidates; n && *at; at++)
+        n += *at == ';' && at[1];
+    return n;
+}
+
+static lm_code begin(calibration *k, lm_backend *b, lm_err *e)
+{
+    const lm_kv_calibrate_opts *o = k->o;
+    size_t layers = (size_t)k->w->config.layers;
+
+    k->candidates = count_candidates(o->candidates);
+    if (k->candidates > LM_KV_MAX_CANDIDATES)
+        return lm_fail(e, LM_EUSAGE, "candidates", NULL, "%d, more than %d", k->candidates,
+                       LM_KV_MAX_CANDIDATES);
+    if (k->candidates)
+        k->error_windows = o->error_tokens > o->seq ? o->error_tokens / o->seq : 1;
+    if (lm_alloc_n(&k->side, layers, 2 * sizeof *k->side, "layers", e) ||
+        lm_alloc_n(&k->failed, layers, sizeof *k->failed, "layers", e))
+        return e->code;
+    for (size_t i = 0; i < 2 * layers; i++) {
+        taken *t = &k->side[i];
+        size_t n = (size_t)(o->windows * o->seq * width_of(k, (int64_t)i / 2));
+        if (lm_alloc_n(&t->x, n, sizeof *t->x, "keys and values", e) ||
+            lm_alloc_n(&t->w, n, sizeof *t->w, "keys and values", e) ||
+            lm_alloc_n(&t->most, (size_t)k->w->config.layer[i / 2].kv_heads, sizeof *t->most,
+                       "keys and values", e) ||
+            lm_alloc_n(&t->error, LM_KV_MAX_CANDIDATES, sizeof *t->error, "errors", e))
+            return e->code;
+    }
+    return lm_kv_capture_new(k->w, o->seq, true, b, &k->c, e);
+}
+
+static void finish(calibration *k)
+{
+    for (int64_t i = 0; k->side && i < 2 * k->w->config.layers; i++) {
+        lm_free(k->side[i].x);
+        lm_free(k->side[i].w);
+        lm_free(k->side[i].most);
+        lm_free(k->side[i].error);
+    }
+    lm_free(k->side);
+    lm_free(k->failed);
+    lm_kv_capture_free(k->c);
+}
+
+lm_code lm_kv_calibrate(lm_loaded *w, const lm_kv_calibrate_opts *o, const char *path,
+                        lm_backend *b, double *nll, lm_kv_data **out, lm_err *e)
+{
+    calibration k = { .o = o, .w = w };
+
+    *out = NULL;
+    if (o->windows < 1 || o->levels.bits < 1 || o->levels.bits > 5)
+        return lm_fail(e, LM_EUSAGE, "calibration", NULL,
+                       "%" PRId64 " windows, %d bits: at least one window, 1 to 5 bits", o->windows,
+                       o->levels.bits);
+    lm_code rc = begin(&k, b, e);
+    if (!rc)
+        rc = run_windows(&k, nll, e);
+    if (!rc && !lm_stopping())
+        rc = give(&k, path, e);
+    finish(&k);
+    if (rc || lm_stopping())
+        lm_kv_data_free(k.d);
+    else
+        *out = k.d;
+    return rc;
+}
