@@ -68,7 +68,7 @@ static lm_code add_errors(calibration *k, int64_t layer, const float *q, float *
     float error[2][LM_KV_MAX_CANDIDATES];
     int m;
 
-    at.layer = 0; /* candidates are alike for all layers: none is left alone */
+    at.layer = 0; /* candidates are alike for all layers: all are coded */
     at.layers = 1;
     if (lm_kv_sensitivity(k->o->candidates, &at, &a, k->o->seq, q, stored[0], stored[1], error, &m,
                           e))

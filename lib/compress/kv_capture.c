@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "model/rotary.h"
-#include "numeric/format.h"
+#include "numeric/code_rows.h"
 #include "op/ops.h"
 #include "train/batch.h"
 

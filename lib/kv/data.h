@@ -8,8 +8,7 @@
  *   layers.N.k.scale, layers.N.v.scale [1] or [K]    of FP8, of the layer or of each head
  *   layers.N.k.errors, layers.N.v.errors [candidates]    error of the attention's output with each candidate, to be
  *                                                        added over layers and sides (method auto)
- * and in __metadata__ candidates: their specifications, "int8;int4", each one method.
- * Private to lib/kv. */
+ * and in __metadata__ candidates: their specifications, "int8;int4", each one method. */
 #ifndef LM_KV_DATA_H
 #define LM_KV_DATA_H
 

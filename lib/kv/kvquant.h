@@ -7,7 +7,7 @@
  * outside are outliers, and the 2^bits levels of a layer are the weighted k-means of all others.
  *
  * Differences to the published code: exact k-means over 4,096 cells instead of 50 rounds from random starts; with the
- * correction of moments, codes are those of the nearest corrected level.  Private to lib/kv. */
+ * correction of moments, codes are those of the nearest corrected level. */
 #ifndef LM_KV_KVQUANT_H
 #define LM_KV_KVQUANT_H
 

@@ -3,8 +3,7 @@
  *
  * A method is one file, lib/kv/methods/NAME.c: a table of hyper-parameters, and a function that
  * returns the form of keys or values of one layer.  Everything else is common: the grammar of
- * specifications (spec.h), layers that are left alone, pages, kernels, files.
- * Private to lib/kv. */
+ * specifications (spec.h), layers that are left alone, pages, kernels, files. */
 #ifndef LM_KV_METHOD_H
 #define LM_KV_METHOD_H
 

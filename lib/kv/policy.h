@@ -14,8 +14,7 @@
  *   random     as h2o with random numbers for masses: the control for both
  *   merge      no token is dropped, neighbours with similar keys are merged after the prompt (merge.h); of the
  *              functions here those that do not select hold for it
- * Among equal scores the lower position stays; NaN is the lowest.
- * Private to lib/kv. */
+ * Among equal scores the lower position stays; NaN is the lowest. */
 #ifndef LM_KV_POLICY_H
 #define LM_KV_POLICY_H
 

@@ -15,8 +15,7 @@
  * without layers, which may be anywhere in the text; otherwise they are plain ("auto").
  * Methods that need a calibration have the key "file", a path without ',' and ';'.
  * Each specification has one canonical text: names and keys as in the tables, without keys that have the value they
- * would have if they were not given.
- * Private to lib/kv. */
+ * would have if they were not given. */
 #ifndef LM_KV_SPEC_H
 #define LM_KV_SPEC_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store.h -- what a cache returns for what was stored, and the error of attention that this makes: the plain definition, for
- * calibrations, reports and tests.  Private to lib/kv. */
+ * calibrations, reports and tests. */
 #ifndef LM_KV_STORE_H
 #define LM_KV_STORE_H
 

@@ -252,7 +252,7 @@ static void errors_of_candidates_add_up(void **state)
     lm_kv_data_free(two);
 }
 
-/* With a scale for each head the largest is that of the layer; all of it comes back from a file, and its methods
+/* With a scale for each head the largest is that of the layer; all of it is read from a file again, and its methods
  * bind. */
 static void methods_bind_to_a_file(void **state)
 {
