@@ -23,7 +23,8 @@
  *               sequence up to itself as they are in qkv (kernels/attention.h: heads, window, scale, soft_cap).  So it
  *               runs before the new rows are put into the cache.  Rows that are not fresh give zeros, lse -inf.
  * kv_write      (no gradient)
- *               in  qkv, used, fresh, first (optional), table, slot (optional) as kv_attention
+ *               in  qkv, used, fresh, first (optional), table, slot (optional) as kv_attention, row [N,K] I32
+ *                   (optional)
  *               out keys, values, ktail, vtail as kv_attention, in place
  *               Appends the new rows, behind kv_attention of the same rows; used is the same, the next call's is
  *               used + fresh.  A plain side takes copies of the rows.  Of a coded side, tokens that are then counted by lm_kv_coded, and were not, are encoded as
@@ -31,7 +32,12 @@
  *               first `sinks` tokens, and the newest `residual` of the others.  So the bits of pages and tails do
  *               not depend on the cuts between calls.  The first token that is encoded into a page clears its
  *               outliers.  A page that is written belongs to one sequence; used + fresh is at most P T.
- *               Formats with outliers have fixed ranges of channels (`lower`).
+ *               Formats with outliers have fixed ranges of channels (`lower`), or the values token_range: then the
+ *               range of lm_kv_encode is that of all K heads of the token, without the share `outliers` of numbers
+ *               (lm_kv_token_range).
+ *               With `row` new rows replace tokens instead: qkv's row n becomes token row[n,kv] of its sequence in
+ *               head kv, whatever `used` is; of equal ones the last counts.  All other tokens keep their bits.
+ *               Sides are then plain, or of a format of single tokens without tails and outliers.
  * head_rotate   in  x [N,(H+2K)D] act
  *               out y [N,(H+2K)D] act: the query, key and value heads of the flags q, k and v times the orthonormal
  *                   Hadamard matrix in blocks of B, the largest power of two that divides D (Sylvester's order:
@@ -49,6 +55,9 @@ typedef struct {
     /* Of keys [0] and of values [1], multiples of lm_kv_step; 0 of a plain side: */
     int64_t residual[2]; /* newest tokens that are not coded: at most so many */
     int64_t sinks[2];    /* first tokens that are not coded */
+    bool
+        token_range; /* of kv_write: the codes of values (LM_KV_TOKEN with `zero`) share a token's range, */
+    double outliers; /* which is without this share of its numbers */
 } lm_kv_attr;
 
 typedef struct {

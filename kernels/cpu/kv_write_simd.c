@@ -286,9 +286,23 @@ static int64_t padded_dim(const lm_call *c)
     return (c->out[KVW_KEYS].dim[3] + 15) / 16 * 16;
 }
 
-static size_t room_of(const lm_call *c)
+/* Floats of a worker: a page of one head, or a token of all. */
+static int64_t room_of(const lm_call *c)
 {
-    return (size_t)(c->out[KVW_KEYS].dim[2] * padded_dim(c)) * sizeof(float);
+    int64_t page = c->out[KVW_KEYS].dim[2] * padded_dim(c);
+    int64_t token = 2 * c->out[KVW_KEYS].dim[1] * c->out[KVW_KEYS].dim[3];
+    return page > token ? page : (token + 15) / 16 * 16;
+}
+
+static rows worker_rows(const lm_call *c, int worker)
+{
+    return (rows){ (float *)c->work + worker * room_of(c), padded_dim(c) };
+}
+
+/* The ranges of values lie behind all workers' room. */
+static float *ranges_of(const lm_call *c)
+{
+    return (float *)c->work + lm_par_threads(c->par) * room_of(c);
 }
 
 typedef struct {
@@ -314,10 +328,12 @@ static void encode_pages(void *ctx, int64_t begin, int64_t end, int worker)
     const writing *x = ctx;
     const lm_call *c = x->c;
     int64_t K = ((const lm_kv_attr *)c->attr)->attention.kv_heads;
-    rows r = { (float *)(void *)((char *)c->work + (size_t)worker * room_of(c)), padded_dim(c) };
+    rows r = worker_rows(c, worker);
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / (2 * x->pages);
         kvw_side w = kvw_side_of(c, bk / K, bk % K, u / x->pages % 2);
+        if (w.f && w.f->values && kvw_has_ranges(c))
+            kvw_use_ranges(&w, ranges_of(c));
         int64_t from = kvw_coded_end(&w, w.used), to = kvw_coded_end(&w, w.end);
         int64_t page = (from / w.T + u % x->pages) * w.T;
         from = from > page ? from : page;
@@ -325,6 +341,31 @@ static void encode_pages(void *ctx, int64_t begin, int64_t end, int worker)
         if (from < to)
             encode_rows(&w, from, to, &r);
     }
+}
+
+/* Unit u is keys or values of a head, whose tokens are replaced. */
+static void replace_tokens(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    int64_t K = ((const lm_kv_attr *)c->attr)->attention.kv_heads;
+    rows r = worker_rows(c, worker);
+    for (int64_t u = begin; u < end; u++) {
+        kvw_side w = kvw_side_of(c, u / 2 / K, u / 2 % K, u % 2);
+        if (u % 2 && kvw_has_ranges(c))
+            kvw_use_ranges(&w, ranges_of(c));
+        for (int64_t i = 0; i < w.end - w.used; i++) {
+            kvw_side one = kvw_one_row(c, &w, i);
+            encode_rows(&one, one.used, one.end, &r);
+        }
+    }
+}
+
+static void find_ranges(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    rows r = worker_rows(c, worker);
+    for (int64_t n = begin; n < end; n++)
+        kvw_range_at(c, n, r.x, ranges_of(c));
 }
 
 static void keep_tails(void *ctx, int64_t begin, int64_t end, int worker)
@@ -351,6 +392,12 @@ static void kv_write(const lm_call *c)
     writing x = { c, most_pages(c) };
     if (x.pages == 0)
         return;
+    if (kvw_has_ranges(c))
+        lm_par_for(c->par, c->in[KVW_QKV].dim[0], 8, find_ranges, (void *)(uintptr_t)c);
+    if (kvw_has_rows(c)) {
+        lm_par_for(c->par, heads * 2, 1, replace_tokens, (void *)(uintptr_t)c);
+        return;
+    }
     lm_par_for(c->par, heads * 2 * x.pages, 1, encode_pages, &x);
     if (has_tail(a, 0) || has_tail(a, 1))
         lm_par_for(c->par, heads * 2, 8, keep_tails, (void *)(uintptr_t)c);
@@ -358,7 +405,8 @@ static void kv_write(const lm_call *c)
 
 static size_t kv_write_work(const lm_call *c, int threads)
 {
-    return (size_t)threads * room_of(c);
+    int64_t ranges = kvw_has_ranges(c) ? 2 * c->in[KVW_QKV].dim[0] : 0;
+    return (size_t)(threads * room_of(c) + ranges) * sizeof(float);
 }
 
 const lm_kernel LM_TABLE_NAME(kv_write, LM_SIMD)[] = {

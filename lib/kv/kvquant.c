@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "kv/kmeans.h"
+#include "numeric/kv_format.h"
 
 static int by_value(const void *a, const void *b)
 {
@@ -22,31 +23,6 @@ static double quantile(const float *sorted, int64_t n, double q)
     int64_t i = (int64_t)at;
     double low = (double)sorted[i], high = (double)sorted[i + 1 < n ? i + 1 : i];
     return low + (high - low) * (at - (double)i);
-}
-
-void lm_kvquant_range(double outliers, const float *x, int64_t C, float range[2], float *work)
-{
-    int64_t n = 0, first = 0, last;
-    for (int64_t i = 0; i < C; i++)
-        if (isfinite(x[i]))
-            work[n++] = x[i];
-    if (!n) {
-        range[0] = range[1] = 0;
-        return;
-    }
-    qsort(work, (size_t)n, sizeof *work, by_value);
-    last = n - 1;
-    if (outliers > 0) {
-        double high = quantile(work, n, 1 - outliers / 2), low = quantile(work, n, outliers / 2);
-        while (first < n && (double)work[first] <= low)
-            first++;
-        while (last >= 0 && (double)work[last] >= high)
-            last--;
-        if (first > last) /* all are outliers, and the published code puts the median for them */
-            first = last = (n - 1) / 2;
-    }
-    range[0] = work[first];
-    range[1] = work[last];
 }
 
 /* ---- levels ---- */
@@ -101,7 +77,7 @@ static void add_numbers(const numbers *m, statistics *s)
         const float *row = m->x + t * m->C;
         float range[2] = { 0, 0 };
         if (!m->lower)
-            lm_kvquant_range(m->outliers, row, m->C, range, m->work);
+            lm_kv_token_range(m->outliers, row, m->C, range, m->work);
         for (int64_t c = 0; c < m->C; c++)
             add_number(s, (double)row[c], (double)(m->lower ? m->lower[c] : range[0]),
                        (double)(m->upper ? m->upper[c] : range[1]),

@@ -31,7 +31,4 @@ lm_code lm_kvquant_keys(const lm_kvquant_opts *o, const float *x, const float *w
 lm_code lm_kvquant_values(const lm_kvquant_opts *o, const float *x, const float *w, int64_t n,
                           int64_t C, float *table, lm_err *e);
 
-/* The range of one token's values, C numbers of all heads; work [C].  Numbers that are not finite are ignored. */
-void lm_kvquant_range(double outliers, const float *x, int64_t C, float range[2], float *work);
-
 #endif

@@ -40,7 +40,7 @@ typedef struct {
      * ones, with others the last n mod residual of n. */
     int64_t residual;
     int64_t sinks; /* first tokens that stay plain */
-    /* The range of a token's codes is that of all its heads without this share of outliers (lm_kvquant_range);
+    /* The range of a token's codes is that of all its heads without this share of outliers (lm_kv_token_range);
      * negative: each group has its own. */
     double outliers;
 } lm_kv_side;

@@ -59,7 +59,7 @@ static void set_ranges(const storing *st, const float *x, float *work)
 {
     int64_t C = st->heads * st->D;
     for (int64_t i = 0; i < st->n; i++)
-        lm_kvquant_range(st->s->outliers, x + i * C, C, st->range + 2 * i, work);
+        lm_kv_token_range(st->s->outliers, x + i * C, C, st->range + 2 * i, work);
 }
 
 static void round_plain(lm_dtype d, const float *x, int64_t n, float *y)

@@ -113,6 +113,10 @@ void lm_kv_encode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const
                   int64_t pitch, int64_t at, int64_t n, const float *range, void *page);
 void lm_kv_decode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const void *page,
                   int64_t at, int64_t n, float *y, int64_t pitch);
+/* Least and most of the numbers of one token, x [n], that lie strictly within the quantiles outliers / 2 and
+ * 1 - outliers / 2 (linear interpolation): the range of a token's values of all heads in KVQuant (arXiv:2401.18079).  Work
+ * [n].  Numbers that are not finite are ignored. */
+void lm_kv_token_range(double outliers, const float *x, int64_t n, float range[2], float *work);
 /* The largest error of a number in a group of n numbers in [lo, hi], without second scales and outliers; for
  * iq4_nl, whose scale is searched for, that of the search's first try. */
 double lm_kv_bound(const lm_kv_format *f, int64_t n, double lo, double hi);

@@ -13,15 +13,30 @@ static const lm_field write_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.bat
                                          { LM_ATTR_INT(lm_kv_attr, residual[1], 0) },
                                          { LM_ATTR_INT(lm_kv_attr, sinks[0], 0) },
                                          { LM_ATTR_INT(lm_kv_attr, sinks[1], 0) },
+                                         { LM_ATTR_FLAG(lm_kv_attr, token_range) },
+                                         { LM_ATTR_REAL(lm_kv_attr, outliers) },
                                          { 0 } };
 
-enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, N_IN };
+enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, ROW, N_IN };
 enum { KEYS, VALUES, KTAIL, VTAIL };
 
-/* Outliers are found by fixed ranges. */
-static bool has_ranges(const lm_tensor *t)
+/* Outliers are found by ranges. */
+static bool has_ranges(const lm_kv_attr *a, const lm_tensor *t)
 {
-    return !t->kv || t->kv->outliers == 0 || t->kv->lower;
+    return !t->kv || t->kv->outliers == 0 || t->kv->lower || (t->kv->values && a->token_range);
+}
+
+/* Values can take a range of their token. */
+static bool takes_ranges(const lm_tensor *t)
+{
+    return t->kv && t->kv->axis == LM_KV_TOKEN && t->kv->levels == LM_KV_TABLE && t->kv->zero;
+}
+
+/* A token can be replaced alone. */
+static bool is_single(const lm_kv_attr *a, int side, const lm_tensor *t)
+{
+    return !t->kv || (a->residual[side] + a->sinks[side] == 0 && t->kv->outliers == 0 &&
+                      lm_kv_step(t->kv, t->dim[2]) == 1);
 }
 
 static lm_code write_shape(lm_call *c, unsigned want, lm_err *e)
@@ -33,8 +48,14 @@ static lm_code write_shape(lm_call *c, unsigned want, lm_err *e)
     (void)want;
     if (lm_expect(ragged == (x->seq == 0) && (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_write", e, "rows are B times seq, or have first") ||
-        lm_expect(has_ranges(&out[KEYS]) && has_ranges(&out[VALUES]), "kv_write", e,
-                  "a format with outliers has no ranges of channels"))
+        lm_expect(has_ranges(a, &out[KEYS]) && has_ranges(a, &out[VALUES]), "kv_write", e,
+                  "a format with outliers has no ranges of channels or tokens") ||
+        lm_expect(!a->token_range ||
+                      (takes_ranges(&out[VALUES]) && a->outliers >= 0 && a->outliers < 1),
+                  "kv_write", e, "the values have no range of tokens") ||
+        lm_expect(
+            lm_absent(&in[ROW]) || (is_single(a, 0, &out[KEYS]) && is_single(a, 1, &out[VALUES])),
+            "kv_write", e, "tokens of groups, with tails or with outliers cannot be replaced"))
         return e->code;
     return lm_kv_check_sides("kv_write", a, (const lm_tensor *[]){ &out[KEYS], &out[VALUES] },
                              (const lm_tensor *[]){ &out[KTAIL], &out[VTAIL] }, &in[SLOT], e);
@@ -65,9 +86,15 @@ static void write_example(lm_rng r, int i, lm_example *x)
     int64_t P = (t + T - 1) / T + (int64_t)lm_example_draw(r, i, 7, 3);
     lm_kv_attr a = { .attention = { .batch = b, .heads = h, .kv_heads = kv, .head_dim = d } };
     bool ragged = lm_example_draw(r, i, 8, 2);
-    for (int side = 0; side < 2; side++)
-        lm_kv_example_side(&a, side, f[side], T, lm_example_draw(r, i, 9, 4) >> side,
-                           lm_example_draw(r, i, 10, 4) >> side);
+    bool replaces = lm_example_draw(r, i, 11, 4) == 0;
+    for (int side = 0; side < 2; side++) {
+        bool steps = f[side] && lm_kv_step(f[side], T) > 1;
+        if (replaces)
+            f[side] = steps ? NULL : f[side];
+        else
+            lm_kv_example_side(&a, side, f[side], T, lm_example_draw(r, i, 9, 4) >> side,
+                               lm_example_draw(r, i, 10, 4) >> side);
+    }
     a.attention.seq = ragged ? 0 : t;
     *x = (lm_example){ .n_in = N_IN, .want = 3 };
     x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), (h + 2 * kv) * d);
@@ -75,6 +102,8 @@ static void write_example(lm_rng r, int i, lm_example *x)
     if (ragged)
         x->in[FIRST] = lm_shape1(LM_DTYPE_I32, b + 1);
     x->in[TABLE] = lm_shape2(LM_DTYPE_I32, b, P);
+    if (replaces)
+        x->in[ROW] = lm_shape2(LM_DTYPE_I32, x->in[QKV].dim[0], kv);
     for (int side = 0; side < 2; side++) {
         int64_t rows = a.residual[side] + a.sinks[side];
         x->out[side] = (lm_tensor){
@@ -110,6 +139,9 @@ static void write_fill(lm_rng r, const lm_call *c)
         for (int64_t p = 0; p < P; p++) /* each page once */
             table[b * P + p] = (int32_t)(B * P - b * P - p);
     }
+    int32_t *row = c->in[ROW].data;
+    for (int64_t i = 0; row && i < lm_tensor_count(&c->in[ROW]); i++)
+        row[i] = (int32_t)lm_rng_below(r, 1000 + (uint64_t)i, (uint64_t)room);
     lm_kv_example_pages(r, &c->out[KEYS]);
     lm_kv_example_pages(r, &c->out[VALUES]);
 }
@@ -122,7 +154,8 @@ const lm_op lm_op_kv_write = {
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
             { "table", "B,P", LM_IDS },
-            { "slot", "B", LM_IDS | LM_OPTIONAL } },
+            { "slot", "B", LM_IDS | LM_OPTIONAL },
+            { "row", "N,K", LM_IDS | LM_OPTIONAL } },
     .out = { { "keys", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
              { "values", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
              { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },

@@ -16,7 +16,7 @@
 #include "kernels/kv.h"
 #include "numeric/code_rows.h"
 
-enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, N_IN };
+enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, ROW, N_IN };
 enum { KEYS, VALUES, KTAIL, VTAIL, N_OUT };
 enum { CUTS = 1000, MOST_HEADS = 2, MOST_D = 64 };
 
@@ -85,6 +85,13 @@ static lm_kv_format formats[] = {
       .second = true },
     FIXED(LM_KV_SYM, 4, 0),
     FIXED(LM_KV_TABLE, 3, 7),
+    { .name = "nuq", .bits = 2, .levels = LM_KV_TABLE, .zero = true, .scale = LM_DTYPE_F16 },
+    { .name = "nuq with outliers",
+      .bits = 3,
+      .levels = LM_KV_TABLE,
+      .zero = true,
+      .scale = LM_DTYPE_F16,
+      .outliers = 60 },
     { .name = "plain" },
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
@@ -149,6 +156,10 @@ static void open_trial(trial *t, lm_rng r, int i)
     t->f[0] = formats[i % N_FORMATS];
     t->f[1] = formats[DRAW(1, N_FORMATS)];
     t->f[1].values = true;
+    if (t->f[0].outliers && !t->f[0].lower) /* values alone have ranges of tokens */
+        t->f[0] = formats[DRAW(15, 4)];
+    t->attr.token_range = t->f[1].zero && !t->f[1].lower && (t->f[1].outliers || DRAW(16, 2));
+    t->attr.outliers = t->attr.token_range ? (double)DRAW(17, 3) * 0.1 : 0;
     t->K = 1 + DRAW(2, MOST_HEADS);
     t->H = t->K * (1 + DRAW(3, 2));
     t->D = dims[DRAW(4, 4)];
@@ -235,6 +246,15 @@ static double number(const trial *t, int b, int side, int64_t kv, int64_t j, int
     return lm_get(t->act, t->rows[b], j * t->width + (t->H + side * t->K + kv) * t->D + d);
 }
 
+/* The range of the values of token j, of all heads. */
+static void range_of(const trial *t, int b, int64_t j, float range[2])
+{
+    float x[2 * MOST_HEADS * MOST_D];
+    for (int64_t i = 0; i < t->K * t->D; i++)
+        x[i] = (float)number(t, b, 1, i / t->D, j, i % t->D);
+    lm_kv_token_range(t->attr.outliers, x, t->K * t->D, range, x + t->K * t->D);
+}
+
 /* Rows of a plain side's pages. */
 static void expect_rows(trial *t, int side)
 {
@@ -261,6 +281,9 @@ static void expect_pages(trial *t, int side)
             int64_t sinks = t->attr.sinks[side], from = p * t->T > sinks ? p * t->T : sinks;
             int64_t to = end < (p + 1) * t->T ? end : (p + 1) * t->T;
             int64_t page = ((int32_t *)t->in[TABLE].data)[b * t->P + p] * t->K;
+            float range[2 * 128];
+            for (int64_t j = from; t->attr.token_range && side && j < to; j++)
+                range_of(t, b, j, range + 2 * (j - from));
             for (int64_t kv = 0; kv < t->K && from < to; kv++) {
                 char *want = (char *)t->pages[side] + (size_t)(page + kv) * bytes;
                 for (int64_t j = from; j < to; j++)
@@ -268,7 +291,8 @@ static void expect_pages(trial *t, int side)
                         x[(j - from) * t->D + d] = (float)number(t, b, side, kv, j, d);
                 if (f->outliers)
                     memset(want + at.outliers, 0, 2);
-                lm_kv_encode(f, t->T, t->D, kv, x, t->D, from - p * t->T, to - from, NULL, want);
+                lm_kv_encode(f, t->T, t->D, kv, x, t->D, from - p * t->T, to - from,
+                             t->attr.token_range && side ? range : NULL, want);
             }
         }
 }
@@ -355,6 +379,90 @@ static void test_cuts(void **state)
         }
 }
 
+/* ---- rows in the place of others ---- */
+
+/* Formats whose tokens can be replaced. */
+static bool is_single(const lm_kv_format *f)
+{
+    return f->bits == 0 || (lm_kv_step(f, 16) == 1 && !f->outliers);
+}
+
+/* Put row n of sequence b into the expected pages as token `at` of head kv. */
+static void expect_row(trial *t, int b, int side, int64_t kv, int64_t n, int64_t at)
+{
+    int64_t page = ((int32_t *)t->in[TABLE].data)[b * t->P + at / t->T] * t->K + kv;
+    float x[MOST_D], range[2];
+    for (int64_t d = 0; d < t->D; d++) {
+        x[d] = (float)number(t, b, side, kv, n, d);
+        if (is_plain(t, side))
+            lm_set(t->act, t->pages[side], (page * t->T + at % t->T) * t->D + d, (double)x[d]);
+    }
+    if (is_plain(t, side))
+        return;
+    range_of(t, b, n, range);
+    lm_kv_encode(&t->f[side], t->T, t->D, kv, x, t->D, at % t->T, 1,
+                 t->attr.token_range && side ? range : NULL,
+                 (char *)t->pages[side] + (size_t)page * lm_kv_page_bytes(&t->f[side], t->T, t->D));
+}
+
+static void replace_rows(trial *t, const lm_kernel *k, lm_rng r, const int64_t n[2])
+{
+    int64_t from[2] = { t->used[0], t->used[1] }, row = 1;
+    t->in[ROW] = made(LM_DTYPE_I32, 2, (int64_t[]){ n[0] + n[1] + 2, t->K }, NULL);
+    int32_t *to = t->in[ROW].data;
+    memset(to, 0xff, lm_stored_bytes(&t->in[ROW]));
+    for (int b = 0; b < 2; b++)
+        for (int64_t i = 0; i < n[b]; i++, row++)
+            for (int64_t kv = 0; kv < t->K; kv++) {
+                int64_t at = row * t->K + kv;
+                to[at] = (int32_t)lm_rng_below(r, 1000 + (uint64_t)at, (uint64_t)t->most);
+                expect_row(t, b, 0, kv, from[b] + i, to[at]);
+                expect_row(t, b, 1, kv, from[b] + i, to[at]);
+            }
+    write_rows(t, k, n);
+    for (int s = 0; s < 2; s++)
+        if (memcmp(t->pages[s], t->out[KEYS + s].data, lm_stored_bytes(&t->out[KEYS + s])))
+            fail_msg("%s: other bits than the rows that were replaced", t->f[s].name);
+    lm_free(t->in[ROW].data);
+    t->in[ROW] = (lm_tensor){ 0 };
+}
+
+static void drop_tails(trial *t)
+{
+    for (int s = 0; s < 2; s++) {
+        t->attr.residual[s] = t->attr.sinks[s] = 0;
+        lm_free(t->out[KTAIL + s].data);
+        t->out[KTAIL + s] = (lm_tensor){ 0 };
+    }
+    lm_free(t->in[SLOT].data);
+    t->in[SLOT] = (lm_tensor){ 0 };
+}
+
+static void test_rows(void **state)
+{
+    const lm_kernel *k;
+    int runs_of_all = 0;
+    (void)state;
+    for (int level = 0; (k = lm_cpu_kernel_at(level)); level++)
+        for (int i = 0; i < CUTS / 4 && !strcmp(k->op, "kv_write"); i++) {
+            lm_rng r = lm_rng_make(5, "kv rows to replace", (uint64_t)i);
+            trial t;
+            open_trial(&t, r, i);
+            bool runs = k->level <= (int)lm_cpu_detect() &&
+                        (k->act == t.act || k->act == LM_DTYPE_NONE) && is_single(&t.f[0]) &&
+                        is_single(&t.f[1]);
+            drop_tails(&t);
+            runs_of_all += runs;
+            for (int64_t cut = 0; runs && cut < 3; cut++) {
+                int64_t n[2] = { 1 + cut * 4, cut };
+                if (t.used[0] + n[0] <= t.most && t.used[1] + n[1] <= t.most)
+                    replace_rows(&t, k, lm_rng_make(6, "rows", (uint64_t)(i * 3 + cut)), n);
+            }
+            close_trial(&t);
+        }
+    assert_true(runs_of_all > 100);
+}
+
 /* KIVI: keys wait until `residual` are there and leave together; values leave one by one. */
 static void test_counts(void **state)
 {
@@ -373,6 +481,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_rows),
         cmocka_unit_test(test_counts),
     };
     lm_err e = { 0 };
@@ -385,7 +494,7 @@ int main(void)
             lm_kv_format *f = &formats[i];
             lm_kv_normal_table(f->bits, f->table);
             f->n_table = 1 << f->bits;
-            f->zero = f->lower != NULL; /* levels in [-1, 1] */
+            f->zero = f->zero || f->lower; /* levels in [-1, 1] */
             for (int l = 0; l < f->n_table && f->zero; l++)
                 f->table[l] /= 2.2f;
         }

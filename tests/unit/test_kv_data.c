@@ -558,7 +558,7 @@ static void calibrate_and_decode(void **state)
             double error = 0, all = 0;
             const lm_kv_format *f = p->side[k].format;
             for (int t = 0; t < 64; t++)
-                lm_kvquant_range(d->outliers, x + t * C, C, range + 2 * t, work);
+                lm_kv_token_range(d->outliers, x + t * C, C, range + 2 * t, work);
             memset(page, 0, sizeof page);
             assert_true(lm_kv_page_bytes(f, 64, D) <= sizeof page);
             lm_kv_encode(f, 64, D, h, x + h * D, C, 0, 64, k ? range : NULL, page);

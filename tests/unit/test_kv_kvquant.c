@@ -228,7 +228,7 @@ static void values(void **state)
             assert_int_equal(lm_kvquant_values(&o, x, weight, N, C, table, &e), LM_OK);
             normalise_values(1 - shares[s], low, high);
             for (int64_t t = 0; t < N; t++) {
-                lm_kvquant_range(shares[s], x + t * C, C, range + 2 * t, work);
+                lm_kv_token_range(shares[s], x + t * C, C, range + 2 * t, work);
                 assert_true((double)range[2 * t] == low[t]);
                 assert_true((double)range[2 * t + 1] == high[t]);
             }
@@ -308,17 +308,17 @@ static void edges(void **state)
     float table[32], range[2], work[8], row[8] = { 5, 5, 5, 5, 5, 5, 5, 5 };
     lm_err e = { 0 };
     (void)state;
-    lm_kvquant_range(0.1, row, 8, range, work); /* equal numbers */
+    lm_kv_token_range(0.1, row, 8, range, work); /* equal numbers */
     assert_true(range[0] == 5 && range[1] == 5);
     /* Numbers at the thresholds, here 0 and 9, are outliers. */
     static const float ties[8] = { 9, 0, 1, 0, 3, 2, 0, 9 };
-    lm_kvquant_range(0.1, ties, 8, range, work);
+    lm_kv_token_range(0.1, ties, 8, range, work);
     assert_true(range[0] == 1 && range[1] == 3);
     row[3] = NAN;
     row[0] = INFINITY;
-    lm_kvquant_range(0, row, 8, range, work);
+    lm_kv_token_range(0, row, 8, range, work);
     assert_true(range[0] == 5 && range[1] == 5);
-    lm_kvquant_range(0.1, row, 1, range, work);
+    lm_kv_token_range(0.1, row, 1, range, work);
     assert_true(range[0] == 0 && range[1] == 0);
 
     draw_numbers(5);

@@ -172,7 +172,7 @@ static void ranges_of_tokens(void **state)
     assert_true(lm_kv_page_bytes(v->format, p->page, D) <= sizeof page);
     for (int64_t t = 1; t < N; t++)
         for (int64_t h = 0; h < HEADS; h++) {
-            lm_kvquant_range(0.02, x + t * C, C, range, work);
+            lm_kv_token_range(0.02, x + t * C, C, range, work);
             memset(page, 0, sizeof page);
             lm_kv_encode(v->format, p->page, D, h, x + t * C + h * D, C, 0, 1, range, page);
             lm_kv_decode(v->format, p->page, D, h, page, 0, 1, one, D);

@@ -15,7 +15,7 @@ static const lm_hyper hyper[] = {
 };
 
 /* Room for 1.5 times the mean: outliers are not spread evenly over pages and heads.  Of the C values of a token at
- * least one on each side is an outlier (lm_kvquant_range). */
+ * least one on each side is an outlier (lm_kv_token_range). */
 static int outliers_of(const lm_kv_ask *q)
 {
     double n = (double)(q->page * q->site->head_dim), share = q->data->outliers;
