@@ -450,7 +450,9 @@ static void run_job(const attn_job *job, void *scratch)
     int64_t keys = job->mask.keys, padded = blocks_of(keys, BK) * BK;
     uint16_t *kp = (uint16_t *)(w + 1), *vp = kp + padded * job->D;
     tiles_begin();
-    if (job->pages)
+    if (job->pack)
+        job->pack(job, attn_start(&job->mask, 0), kp, vp);
+    else if (job->pages)
         pack_pages(job, keys, kp, vp);
     else
         pack_keys(job, keys, kp, vp);
@@ -466,6 +468,16 @@ static void run_job(const attn_job *job, void *scratch)
 static bool fits(const lm_attention_attr *a)
 {
     return a->head_dim % 32 == 0 && a->head_dim <= 16 * MAX_TILES_D;
+}
+
+size_t lm_attention_packed_bytes_amx(const lm_attention_attr *a, int64_t keys)
+{
+    return fits(a) ? scratch_bytes(a, keys) : 0;
+}
+
+void lm_attention_packed_amx(const attn_job *job, void *scratch)
+{
+    run_job(job, scratch);
 }
 
 static void attention(const lm_call *c)

@@ -13,11 +13,16 @@
 #include "kernels/cpu/attention_pages.h"
 #include "kernels/cpu/tables.h"
 
-typedef struct {
+typedef struct attn_job attn_job;
+struct attn_job {
     const void *q, *k, *v; /* query 0 of head 0, key 0 and value 0 of the key/value head; with pages
                               row 0 of the caches */
-    void *o;               /* output row 0 of head 0 */
-    float *lse;            /* row 0 of head 0 of this sequence, or NULL */
+    /* Not NULL: puts keys and values from key `lo` on into the form that the kernel multiplies from, instead of k and
+     * v. */
+    void (*pack)(const attn_job *job, int64_t lo, void *keys, void *values);
+    void *cache;                                /* for it */
+    void *o;                                    /* output row 0 of head 0 */
+    float *lse;                                 /* row 0 of head 0 of this sequence, or NULL */
     int64_t lse_head, lse_row;                  /* elements between heads and between rows of lse */
     const attn_seqs *pages;                     /* NULL: keys and values are in one piece */
     int64_t q_pitch, k_pitch, v_pitch, o_pitch; /* elements between rows */
@@ -26,7 +31,7 @@ typedef struct {
     float scale, soft_cap;
     attn_mask mask;
     const attn_drop *drop;
-} attn_job;
+};
 
 typedef void (*attn_job_fn)(const attn_job *job, void *scratch);
 
@@ -343,6 +348,18 @@ static inline void attn_dx_run(const lm_call *c, attn_dx_fn fn, size_t scratch)
 void lm_attention_decode_avx2(const lm_call *c), lm_attention_decode_avx512(const lm_call *c);
 size_t lm_attention_decode_work_avx2(const lm_call *c, int threads),
     lm_attention_decode_work_avx512(const lm_call *c, int threads);
+
+/* Jobs with `pack`, whose kernel wants
+ *   vectors  keys [n/64][D][64], values [n][D rounded up to 2 vectors], floats, n = number of keys rounded up to 64
+ *   AMX      column tiles and pair tiles (attention_amx.h), [n/16][D/32] and [n/32][D/32][2]
+ * with zeros in rows of values behind the last key.  Keys and values before the multiple of 64 at or below `lo` are
+ * not read.  Bytes of scratch for so many keys; 0: tiles do not serve this head size. */
+size_t lm_attention_packed_bytes_avx2(const lm_attention_attr *a, int64_t keys),
+    lm_attention_packed_bytes_avx512(const lm_attention_attr *a, int64_t keys),
+    lm_attention_packed_bytes_amx(const lm_attention_attr *a, int64_t keys);
+void lm_attention_packed_avx2(lm_dtype act, const attn_job *job, void *scratch),
+    lm_attention_packed_avx512(lm_dtype act, const attn_job *job, void *scratch),
+    lm_attention_packed_amx(const attn_job *job, void *scratch);
 
 /* The AVX-512 kernel of an operator, for head sizes that tiles do not serve. */
 static inline const lm_kernel *attn_fallback(const char *op)

@@ -128,9 +128,13 @@ LM_INLINE void run_job(lm_dtype t, const attn_job *job, void *scratch)
     w->o = w->q + BR * w->ld;
     w->v = w->o + BR * w->ld;
     w->kt = w->v + n * w->ld;
-    pack_side(t, w->v, w->ld, n, job, job->k, job->k_pitch);
-    pack_turned(w->kt, n, w->v, w->ld, D);
-    pack_side(t, w->v, w->ld, n, job, job->v, job->v_pitch);
+    if (job->pack) {
+        job->pack(job, attn_start(&job->mask, 0), w->kt, w->v);
+    } else {
+        pack_side(t, w->v, w->ld, n, job, job->k, job->k_pitch);
+        pack_turned(w->kt, n, w->v, w->ld, D);
+        pack_side(t, w->v, w->ld, n, job, job->v, job->v_pitch);
+    }
     for (int64_t h = job->h0; h < job->h1; h++) {
         for (int64_t i0 = BR * job->part; i0 < job->queries; i0 += BR * job->parts) {
             int64_t rows = job->queries - i0 < BR ? job->queries - i0 : BR;
@@ -184,6 +188,19 @@ static size_t attention_cached_work(const lm_call *c, int threads)
     size_t few = k.tokens ? attention_decode_bytes(c, threads) : 0;
     size_t many = k.prompts ? attn_run_work(threads, scratch_bytes(c->attr, attn_room(&s))) : 0;
     return attn_more(few, many);
+}
+
+size_t LM_ATTN_NAME(attention_packed_bytes, LM_SIMD)(const lm_attention_attr *a, int64_t keys)
+{
+    return scratch_bytes(a, keys);
+}
+
+void LM_ATTN_NAME(attention_packed, LM_SIMD)(lm_dtype act, const attn_job *job, void *scratch)
+{
+    if (act == LM_DTYPE_BF16)
+        job_bf16(job, scratch);
+    else
+        job_f32(job, scratch);
 }
 
 #define KERNELS_OF(type)                                                                 \

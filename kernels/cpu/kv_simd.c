@@ -3,9 +3,8 @@
  * (kv_wide.h), and multiplied with rows of queries; the softmax goes by 256.
  *
  * New tokens have few rows and many keys: a unit is 512 keys for all query heads that share them, and the partial results
- * are merged in the order of the keys.  Rows of prompts are units of 64 rows, which go through all of their
- * keys.  Blocks and units lie at multiples of 64, 256 and 512 positions, so the bits of a row depend neither on threads nor on the rows
- * beside it. */
+ * are merged in the order of the keys.  Blocks and units lie at multiples of 64, 256 and 512 positions, so the bits of a
+ * row depend neither on threads nor on the rows beside it.  Rows of prompts: kv_prompt.h. */
 #include "kernels/kv.h"
 
 #include "kernels/cpu/attention_simd.h"
@@ -17,7 +16,7 @@
 enum {
     KV_BLOCK = 256, /* keys of a block */
     KV_UNIT = 512,  /* keys of a unit of new tokens */
-    KV_ROWS = 64,   /* rows of a unit of a prompt */
+    KV_ROWS = 64,   /* rows that go through a unit together */
 };
 
 typedef struct {
@@ -30,7 +29,8 @@ typedef struct {
     const lm_attention_attr *a;
     const kv_prepared *prep;
     int64_t group, ld, room, units, few,
-        most; /* few, most: rows of new tokens, of a prompt, of a sequence */
+        most;            /* few, most: rows of new tokens, of a prompt, of a sequence */
+    int64_t keys, parts; /* of a prompt: most of a sequence; jobs of a key/value head */
     bool key_tiles, value_tiles, key_pairs,
         value_pairs; /* codes can be operands of tiles (kv_amx.c) */
     float *partial;  /* [B*K][units][few*group][ld + PAD]: maximum, sum; values */
@@ -57,6 +57,8 @@ static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w);
 static size_t pairs_scratch_of(const kv_call *k, char *at, kv_scratch *w);
 static bool kv_has_pairs(const lm_kv_format *f, int64_t T, int64_t D);
 #endif
+
+static size_t prompt_bytes(const kv_call *k);
 
 static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
 {
@@ -110,7 +112,9 @@ static kv_call kv_call_of(const lm_call *c)
     k.key_pairs = kv_has_pairs(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
     k.value_pairs = kv_has_pairs(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
 #endif
-    k.scratch_bytes = scratch_of(&k, NULL, &w);
+    k.keys = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.most;
+    k.scratch_bytes =
+        attn_more(k.few ? scratch_of(&k, NULL, &w) : 0, k.most ? prompt_bytes(&k) : 0);
     if (c->work) {
         k.partial = (float *)(void *)((char *)c->work + prepared_bytes(c));
         k.scratch =
@@ -377,33 +381,7 @@ static void store_lse(const kv_call *k, int64_t at, float m, float l)
         ((float *)k->c->out[1].data)[at] = l > 0 ? m + logf(l) : -INFINITY;
 }
 
-/* ---- prompts ---- */
-
-LM_INLINE void prompt_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
-{
-    const kv_call *k = ctx;
-    int64_t parts = (k->most * k->group + KV_ROWS - 1) / KV_ROWS, D = k->a->head_dim;
-    kv_scratch w = worker_scratch(k, worker);
-    for (int64_t u = begin; u < end; u++) {
-        int64_t bk = u / parts, r0 = u % parts * KV_ROWS, b = bk / k->a->kv_heads;
-        int64_t rows = attn_i32(k->c, KV_FRESH)[b] * k->group;
-        if (!kv_is_prompt(k->c, b) || r0 >= rows)
-            continue;
-        kv_seq s = kv_seq_of(k->c, b, bk % k->a->kv_heads);
-        int64_t n = rows - r0 < KV_ROWS ? rows - r0 : KV_ROWS;
-        attend_rows(t, k, &s, r0, n, 0, s.used + s.fresh, &w);
-        for (int64_t r = 0; r < n; r++) {
-            int64_t head = s.kv * k->group + (r0 + r) % k->group;
-            int64_t at = (s.row + (r0 + r) / k->group) * k->a->heads + head;
-            vf over = vf_set(1 / w.l[r]);
-            store_lse(k, at, w.m[r], w.l[r]);
-            VF_FOR(d, live, D, {
-                vf_put_any(t, k->c->out[0].data, at * D + d, vf_load(w.acc + r * k->ld + d) * over,
-                           live);
-            });
-        }
-    }
-}
+#include "kernels/cpu/kv_prompt.h"
 
 /* ---- new tokens ---- */
 
@@ -479,7 +457,6 @@ VF_TYPED(merge_rows)
     {                                                                          \
         name(LM_DTYPE_BF16, ctx, begin, end, worker);                          \
     }
-KV_UNITS(prompt_units)
 KV_UNITS(token_units)
 
 static void kv_attention(const lm_call *c)
@@ -497,9 +474,13 @@ static void kv_attention(const lm_call *c)
         lm_par_for(c->par, heads * k.units, grain, VF_PICK(token_units, t), &k);
         lm_par_for(c->par, heads * k.few * k.group, 8, VF_PICK(merge_rows, t), &k);
     }
-    if (k.most)
-        lm_par_for(c->par, heads * ((k.most * k.group + KV_ROWS - 1) / KV_ROWS), 1,
-                   VF_PICK(prompt_units, t), &k);
+    if (k.most) {
+        int64_t prompts = 0;
+        for (int64_t b = 0; b < k.a->batch; b++)
+            prompts += kv_is_prompt(c, b);
+        k.parts = attn_parts(prompts * k.a->kv_heads, (k.most + 31) / 32, lm_par_threads(c->par));
+        lm_par_for(c->par, heads * k.parts, 1, prompt_units, &k);
+    }
 }
 
 static size_t kv_attention_work(const lm_call *c, int threads)

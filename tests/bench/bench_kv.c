@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_kv.c -- the attention part of decoding over coded caches, beside a plain cache of BF16 in the same run: one
- * token of one sequence with 16,384 tokens in the cache, all layers one after another, so that no cache of the processor
- * holds what is read.
+/* bench_kv.c -- the attention part of decoding over coded caches, beside a plain cache in the same run: one token (or
+ * the rows of a prompt) of one sequence with 16,384 tokens, all layers one after another, so that no cache of the
+ * processor holds what is read.
  *
- * usage: bench_kv [--quick] [--threads N] [--level avx2|avx512|amx] [NAME]     (only shapes NAME*)
+ * usage: bench_kv [--quick] [--threads N] [--level avx2|avx512|amx] [--rows N] [--f32] [--only FORMAT] [NAME]
+ *        (only shapes NAME*, formats FORMAT*; --rows 5 or more: a part of a prompt behind 16,384 - N tokens)
  *
  * Figures are medians; bytes are those of keys, values and their scales. */
 #include <math.h>
@@ -41,6 +42,13 @@ static const lm_kv_format formats[] = {
     GRID("int2", 2, LM_KV_TOKEN, LM_KV_ASYM, 0),
     GRID("int4 ch.", 4, LM_KV_CHANNEL, LM_KV_ASYM, 128),
     GRID("kivi keys", 2, LM_KV_CHANNEL, LM_KV_ASYM, 32),
+    { .name = "k4v2", /* keys; values have 2 bits by token */
+      .bits = 4,
+      .axis = LM_KV_CHANNEL,
+      .levels = LM_KV_ASYM,
+      .group = 128,
+      .second = true,
+      .scale = LM_DTYPE_F16 },
     { .name = "fp8",
       .bits = 8,
       .levels = LM_KV_FLOAT8,
@@ -56,11 +64,22 @@ static const lm_kv_format formats[] = {
       .n_table = 16,
       .table = { -2.73f, -2.07f, -1.62f, -1.26f, -0.94f, -0.66f, -0.39f, -0.13f, 0.13f, 0.39f,
                  0.66f, 0.94f, 1.26f, 1.62f, 2.07f, 2.73f } },
+    { .name = "iq4_nl",
+      .bits = 4,
+      .levels = LM_KV_TABLE,
+      .group = 32,
+      .ggml = true,
+      .scale = LM_DTYPE_F16,
+      .n_table = 16,
+      .table = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 } },
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
 static lm_par *par;
 static bool quick;
+static int64_t rows = 1;
+static lm_dtype act = LM_DTYPE_BF16;
+static const char *only_format = "";
 static lm_cpu_level level;
 
 static void die(const lm_err *e)
@@ -83,9 +102,9 @@ static void drop(lm_tensor *t)
     lm_block_free(t->data, lm_stored_bytes(t));
 }
 
-/* Seconds for all layers: the caches are operands `first` and `first` + 1 of `where`. */
+/* Seconds for all layers: keys and values, `bytes` of each a layer, are where[0] and where[1]. */
 static double seconds(const lm_kernel *k, lm_call *c, lm_tensor *where, int64_t layers,
-                      size_t bytes)
+                      const size_t bytes[2])
 {
     double t[ROUNDS];
     int rounds = quick ? 3 : ROUNDS;
@@ -97,8 +116,8 @@ static double seconds(const lm_kernel *k, lm_call *c, lm_tensor *where, int64_t 
     for (int i = 0; i < rounds; i++) {
         double from = lm_now();
         for (int64_t l = 0; l < layers; l++) {
-            where[0].data = data[0] + (size_t)l * bytes;
-            where[1].data = data[1] + (size_t)l * bytes;
+            where[0].data = data[0] + (size_t)l * bytes[0];
+            where[1].data = data[1] + (size_t)l * bytes[1];
             k->run(c);
         }
         t[i] = lm_now() - from;
@@ -125,23 +144,28 @@ static void fill_pages(const lm_tensor *t)
 static double measure_plain(const shape *s, const lm_attention_attr *a, lm_tensor qkv)
 {
     lm_tensor in[3] = { qkv, made(lm_shape1(LM_DTYPE_I32, 1)), made(lm_shape1(LM_DTYPE_I32, 1)) };
-    lm_tensor out[3] = { made(lm_shape2(LM_DTYPE_BF16, 1, s->H * s->D)) };
+    lm_tensor out[3] = { made(lm_shape2(act, rows, s->H * s->D)) };
+    size_t size = lm_dtype_size(act);
     for (int i = 1; i < 3; i++) {
-        out[i] = made((lm_tensor){
-            .dtype = LM_DTYPE_BF16, .ndim = 4, .dim = { s->layers, s->K, TOKENS, s->D } });
-        uint16_t *x = out[i].data;
+        out[i] =
+            made((lm_tensor){ .dtype = act, .ndim = 4, .dim = { s->layers, s->K, TOKENS, s->D } });
+        char *x = out[i].data;
         lm_rng r = lm_rng_make(2, "bench kv", (uint64_t)i);
-        for (int64_t k = 0; k < lm_tensor_count(&out[i]); k++)
-            x[k] = k < 65521 ? lm_f32_to_bf16((float)lm_rng_normal(r, (uint64_t)k)) : x[k - 65521];
+        for (int64_t k = 0; k < 65521; k++)
+            lm_set(act, x, k, lm_rng_normal(r, (uint64_t)k));
+        for (int64_t k = 65521, n = lm_tensor_count(&out[i]); k < n; k += 65521)
+            memcpy(x + (size_t)k * size, x, (size_t)(n - k < 65521 ? n - k : 65521) * size);
         out[i].dim[0] = 1;
     }
-    *(int32_t *)in[1].data = TOKENS - 1;
-    *(int32_t *)in[2].data = 1;
+    *(int32_t *)in[1].data = (int32_t)(TOKENS - rows);
+    *(int32_t *)in[2].data = (int32_t)rows;
     lm_call c = { .attr = a, .in = in, .n_in = 3, .out = out, .n_out = 3, .par = par };
-    double t = seconds(lm_cpu_kernel("attention_cached", LM_DTYPE_BF16, level), &c, out + 1,
-                       s->layers, (size_t)(s->K * TOKENS * s->D) * 2);
-    double bytes = 4 * (double)(s->layers * s->K * TOKENS * s->D);
-    printf("%-9s %-10s %9.2f ms %6.1f GB/s\n", s->name, "bf16", t * 1e3, bytes / t * 1e-9);
+    size_t of = (size_t)(s->K * TOKENS * s->D) * size;
+    double t = seconds(lm_cpu_kernel("attention_cached", act, level), &c, out + 1, s->layers,
+                       (const size_t[]){ of, of });
+    double bytes = 2 * (double)of * (double)s->layers;
+    printf("%-9s %-10s %9.2f ms %6.1f GB/s\n", s->name, lm_dtype_name(act), t * 1e3,
+           bytes / t * 1e-9);
     for (int i = 1; i < 3; i++) {
         drop(&in[i]);
         out[i].dim[0] = s->layers;
@@ -160,28 +184,36 @@ static void measure_coded(const shape *s, const lm_attention_attr *a, lm_tensor 
         qkv,   made(lm_shape1(LM_DTYPE_I32, 1)),       made(lm_shape1(LM_DTYPE_I32, 1)), { 0 },
         { 0 }, made(lm_shape2(LM_DTYPE_I32, 1, PAGES))
     };
-    lm_tensor out[1] = { made(lm_shape2(LM_DTYPE_BF16, 1, s->H * s->D)) };
+    lm_tensor out[1] = { made(lm_shape2(act, rows, s->H * s->D)) };
     vf.values = true;
     if (!strcmp(f->name, "kivi keys")) /* with values by token */
         vf.axis = LM_KV_TOKEN;
+    if (!strcmp(f->name, "k4v2")) {
+        vf.axis = LM_KV_TOKEN;
+        vf.bits = 2;
+        vf.group = 0;
+        vf.span = 128;
+    }
     for (int i = 0; i < 2; i++) {
-        in[6 + i] = made((lm_tensor){ .dtype = LM_DTYPE_BF16,
+        in[6 + i] = made((lm_tensor){ .dtype = act,
                                       .ndim = 4,
                                       .dim = { s->layers * PAGES, s->K, PAGE, s->D },
                                       .kv = i ? &vf : &kf });
         fill_pages(&in[6 + i]);
     }
-    *(int32_t *)in[1].data = TOKENS;
-    *(int32_t *)in[2].data = 1;
+    *(int32_t *)in[1].data = (int32_t)(rows > 1 ? TOKENS - rows : TOKENS);
+    *(int32_t *)in[2].data = (int32_t)rows;
     for (int i = 0; i < PAGES; i++)
         ((int32_t *)in[5].data)[i] = i;
     lm_call c = { .attr = &attr, .in = in, .n_in = 8, .out = out, .n_out = 1, .par = par };
-    size_t bytes = lm_stored_bytes(&in[6]) / (size_t)s->layers;
+    size_t bytes[2];
+    for (int i = 0; i < 2; i++)
+        bytes[i] = lm_stored_bytes(&in[6 + i]) / (size_t)s->layers;
     in[6].dim[0] = in[7].dim[0] = PAGES;
-    double t =
-        seconds(lm_cpu_kernel("kv_attention", LM_DTYPE_BF16, level), &c, in + 6, s->layers, bytes);
-    printf("%-9s %-10s %9.2f ms %6.1f GB/s %6.2f times bf16\n", s->name, f->name, t * 1e3,
-           2 * (double)bytes * (double)s->layers / t * 1e-9, plain / t);
+    double t = seconds(lm_cpu_kernel("kv_attention", act, level), &c, in + 6, s->layers, bytes);
+    printf("%-9s %-10s %9.2f ms %6.1f GB/s %6.2f times %s\n", s->name, f->name, t * 1e3,
+           (double)(bytes[0] + bytes[1]) * (double)s->layers / t * 1e-9, plain / t,
+           lm_dtype_name(act));
     for (int i = 0; i < 2; i++) {
         in[6 + i].dim[0] = s->layers * PAGES;
         drop(&in[6 + i]);
@@ -195,18 +227,19 @@ static void measure_coded(const shape *s, const lm_attention_attr *a, lm_tensor 
 static void measure(const shape *s)
 {
     lm_attention_attr a = { .batch = 1,
-                            .seq = 1,
+                            .seq = rows,
                             .heads = s->H,
                             .kv_heads = s->K,
                             .head_dim = s->D,
                             .causal = true,
                             .scale = 1 / sqrt((double)s->D) };
-    lm_tensor qkv = made(lm_shape2(LM_DTYPE_BF16, 1, (s->H + 2 * s->K) * s->D));
+    lm_tensor qkv = made(lm_shape2(act, rows, (s->H + 2 * s->K) * s->D));
     for (int64_t i = 0; i < lm_tensor_count(&qkv); i++)
-        lm_set(LM_DTYPE_BF16, qkv.data, i, lm_rng_normal(lm_rng_make(3, "q", 0), (uint64_t)i));
+        lm_set(act, qkv.data, i, lm_rng_normal(lm_rng_make(3, "q", 0), (uint64_t)i));
     double plain = measure_plain(s, &a, qkv);
     for (int i = 0; i < N_FORMATS; i++)
-        measure_coded(s, &a, qkv, &formats[i], plain);
+        if (!strncmp(formats[i].name, only_format, strlen(only_format)))
+            measure_coded(s, &a, qkv, &formats[i], plain);
     drop(&qkv);
 }
 
@@ -231,6 +264,12 @@ int main(int argc, char **argv)
             threads = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--level") && i + 1 < argc)
             level = level_of(argv[++i]);
+        else if (!strcmp(argv[i], "--rows") && i + 1 < argc)
+            rows = atoll(argv[++i]);
+        else if (!strcmp(argv[i], "--only") && i + 1 < argc)
+            only_format = argv[++i];
+        else if (!strcmp(argv[i], "--f32"))
+            act = LM_DTYPE_F32;
         else
             only = argv[i];
     }

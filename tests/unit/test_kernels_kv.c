@@ -397,7 +397,66 @@ static void test_formats(void **state)
     }
 }
 
-/* ---- the definition against plain attention ---- */
+/* ---- coded caches against plain ones that hold the same numbers ---- */
+
+/* Row j of a side: plain from its pages or its tail, or decoded from its page. */
+static void cached_row(const trial *t, const shape *s, int64_t b, int64_t kv, int side, int64_t j,
+                       float *to)
+{
+    const lm_tensor *pages = &t->in[KEYS + side], *tail = &t->in[KTAIL + side];
+    const lm_kv_format *f = pages->kv;
+    int64_t sinks = s->sinks[side], residual = s->residual[side], T = s->T;
+    int64_t page = ((int32_t *)t->in[TABLE].data)[b * s->P + j / T] * s->K + kv;
+    bool in_pages = !f || (j >= sinks && j < lm_kv_coded(f, T, residual, s->used[b]));
+    int64_t row = j < sinks || residual == 0 ? j : sinks + j % residual;
+    int64_t at = ((s->B - 1 - b) * s->K + kv) * (sinks + residual) + row;
+    if (f && in_pages)
+        lm_kv_decode(f, T, s->D, kv,
+                     (const char *)pages->data + (size_t)page * lm_kv_page_bytes(f, T, s->D), j % T,
+                     1, to, s->D);
+    for (int64_t d = 0; d < s->D && !(f && in_pages); d++)
+        to[d] = (float)(in_pages ? lm_get(pages->dtype, pages->data, (page * T + j % T) * s->D + d)
+                                 : lm_get(tail->dtype, tail->data, at * s->D + d));
+}
+
+/* The rows of sequence b over a plain cache. */
+static lm_tensor plain_output(const trial *t, const shape *s, int64_t b, lm_cpu_level level)
+{
+    lm_attention_attr a = t->attr.attention;
+    lm_dtype act = t->in[QKV].dtype;
+    const lm_kernel *k = lm_cpu_kernel("attention_cached", act, level);
+    int32_t used = (int32_t)s->used[b], fresh = (int32_t)s->fresh[b];
+    int64_t width = (s->H + 2 * s->K) * s->D, room = used + fresh;
+    float x[256];
+    lm_tensor in[3] = { t->in[QKV], made(LM_DTYPE_I32, 1, (int64_t[]){ 1 }, NULL),
+                        made(LM_DTYPE_I32, 1, (int64_t[]){ 1 }, NULL) };
+    lm_tensor out[3] = { made(act, 2, (int64_t[]){ fresh, s->H * s->D }, NULL) };
+    in[0].data = (char *)in[0].data +
+                 (size_t)(((int32_t *)t->in[FIRST].data)[b] * width) * lm_dtype_size(act);
+    in[0].dim[0] = fresh;
+    memcpy(in[1].data, &used, 4);
+    memcpy(in[2].data, &fresh, 4);
+    a.batch = 1;
+    a.seq = fresh;
+    for (int i = 0; i < 2; i++) {
+        out[1 + i] = made(act, 4, (int64_t[]){ 1, s->K, room, s->D }, NULL);
+        for (int64_t kv = 0; kv < s->K; kv++)
+            for (int64_t j = 0; j < used; j++) {
+                cached_row(t, s, b, kv, i, j, x);
+                for (int64_t d = 0; d < s->D; d++)
+                    lm_set(act, out[1 + i].data, (kv * room + j) * s->D + d, x[d]);
+            }
+    }
+    lm_call c = { .attr = &a, .in = in, .n_in = 3, .out = out, .n_out = 3, .par = pool[1] };
+    c.work = take(k->work(&c, 1));
+    k->run(&c);
+    lm_free(c.work);
+    for (int i = 1; i < 3; i++) {
+        lm_free(out[i].data);
+        lm_free(in[i].data);
+    }
+    return out[0];
+}
 
 static void test_plain(void **state)
 {
@@ -421,48 +480,62 @@ static void test_plain(void **state)
     open_trial(&t, &s, LM_DTYPE_F32, &f, &f);
     run(&t, level_kernel(LM_DTYPE_F32, LM_CPU_REF), 1);
     for (int64_t b = 0; b < 2; b++) { /* each sequence alone, in a plain cache */
-        lm_attention_attr a = t.attr.attention;
-        int64_t at = ((int32_t *)t.in[FIRST].data)[b], width = (s.H + 2 * s.K) * s.D;
-        int32_t used = (int32_t)s.used[b], fresh = (int32_t)s.fresh[b];
-        lm_tensor in[3] = { t.in[QKV], made(LM_DTYPE_I32, 1, (int64_t[]){ 1 }, NULL),
-                            made(LM_DTYPE_I32, 1, (int64_t[]){ 1 }, NULL) };
-        lm_tensor out[3] = { made(LM_DTYPE_F32, 2, (int64_t[]){ fresh, s.H * s.D }, NULL) };
-        in[0].data = (float *)t.in[QKV].data + at * width;
-        in[0].dim[0] = fresh;
-        memcpy(in[1].data, &used, 4);
-        memcpy(in[2].data, &fresh, 4);
-        a.batch = 1;
-        a.seq = fresh;
-        for (int i = 0; i < 2; i++) {
-            out[1 + i] = made(LM_DTYPE_F32, 4, (int64_t[]){ 1, s.K, 64, s.D }, NULL);
-            for (int64_t kv = 0; kv < s.K; kv++)
-                for (int64_t j = 0; j < used; j++) {
-                    float *to = (float *)out[1 + i].data + (kv * 64 + j) * s.D;
-                    const float *tail =
-                        (const float *)t.in[KTAIL + i].data + ((s.B - 1 - b) * s.K + kv) * 9 * s.D;
-                    int64_t page = ((int32_t *)t.in[TABLE].data)[b * s.P + j / 16];
-                    const char *from =
-                        (const char *)t.in[KEYS + i].data +
-                        (size_t)(page * s.K + kv) * lm_kv_page_bytes(&t.format[i], 16, s.D);
-                    if (j < 3 || j >= used - 6)
-                        memcpy(to, tail + (j < 3 ? j : 3 + j % 6) * s.D, (size_t)s.D * sizeof *to);
-                    else
-                        lm_kv_decode(&t.format[i], 16, s.D, kv, from, j % 16, 1, to, s.D);
-                }
-        }
-        lm_call c = { .attr = &a, .in = in, .n_in = 3, .out = out, .n_out = 3 };
-        const lm_kernel *k = lm_cpu_kernel("attention_cached", LM_DTYPE_F32, LM_CPU_REF);
-        c.work = take(k->work(&c, 1));
-        c.par = pool[1];
-        k->run(&c);
-        assert_true(distance(&out[0], (float *)t.out[0].data + at * s.H * s.D) < 1e-6);
-        lm_free(c.work);
-        for (int i = 0; i < 3; i++)
-            lm_free(out[i].data);
-        lm_free(in[1].data);
-        lm_free(in[2].data);
+        int64_t at = ((int32_t *)t.in[FIRST].data)[b];
+        lm_tensor o = plain_output(&t, &s, b, LM_CPU_REF);
+        assert_true(distance(&o, (float *)t.out[0].data + at * s.H * s.D) < 1e-6);
+        lm_free(o.data);
     }
     close_trial(&t);
+}
+
+/* Rows of a prompt have the bits of those behind a plain cache with the same numbers, in F32 and where tiles round
+ * the numbers to BF16. */
+static void test_prompt(void **state)
+{
+    static const char *const names[] = { "int8", "int6",         "int4",  "kivi", "channel 4",
+                                         "e5m2", "int8 channel", "heads", "plain" };
+    (void)state;
+    for (int i = 0; i < 2 * N_FORMATS; i++) {
+        const lm_kv_format *f = &formats[i / 2];
+        lm_dtype act = i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        bool named = false;
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+            named |= !strcmp(names[n], f->name);
+        shape s = { .B = 2,
+                    .H = 6,
+                    .K = 2,
+                    .D = i / 2 % 2 ? 64 : 96,
+                    .T = 64,
+                    .P = 6,
+                    .used = { 299, 70 },
+                    .fresh = { 40, 9 },
+                    .residual = { 64, 64 },
+                    .sinks = { i / 2 % 3 ? 0 : 64, i / 2 % 3 ? 0 : 64 },
+                    .window = i / 2 % 4 == 2 ? 100 : 0,
+                    .soft_cap = i / 2 % 4 == 3 ? 3 : 0 };
+        trial t;
+        if (!named)
+            continue;
+        if (is_plain(f))
+            memset(s.residual, 0, sizeof s.residual);
+        if (is_plain(f))
+            memset(s.sinks, 0, sizeof s.sinks);
+        open_trial(&t, &s, act, f, f);
+        for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
+            if (act == LM_DTYPE_BF16 && level < LM_CPU_AMX)
+                continue;
+            run(&t, level_kernel(act, (lm_cpu_level)level), 1);
+            for (int64_t b = 0; b < 2; b++) {
+                lm_tensor o = plain_output(&t, &s, b, (lm_cpu_level)level);
+                size_t row = (size_t)(s.H * s.D) * lm_dtype_size(act);
+                assert_memory_equal((char *)t.out[0].data +
+                                        (size_t)((int32_t *)t.in[FIRST].data)[b] * row,
+                                    o.data, lm_stored_bytes(&o));
+                lm_free(o.data);
+            }
+        }
+        close_trial(&t);
+    }
 }
 
 /* ---- half of the weight on one key, the rest spread over all others ---- */
@@ -562,6 +635,11 @@ static void test_alone(void **state)
             fresh[0] = fresh[2] = 0;
             run(&t, k, 3);
             assert_memory_equal(all + 40 * row, (char *)t.out[0].data + 40 * row, row);
+            for (int32_t n = 3; n < 40; n += 16) { /* fewer rows of the prompt */
+                fresh[0] = n;
+                run(&t, k, 1);
+                assert_memory_equal(all, t.out[0].data, (size_t)n * row);
+            }
             close_trial(&t);
             lm_free(all);
         }
@@ -571,10 +649,8 @@ static void test_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_sharp),
-        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_plain), cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_sharp),   cmocka_unit_test(test_alone),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     for (int i = 0; i < 4; i++)
