@@ -38,7 +38,8 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
     int64_t all = opt.prompt.n * opt.samples, batch = !w->in && all < opt.batch ? all : opt.batch;
     if (opt.serve.batch)
         return generate_open_served(w, type, e);
-    return lm_generator_new(&w->model, type, batch, w->context, w->backend, &w->gen, e);
+    return lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, NULL },
+                            w->backend, &w->gen, e);
 }
 
 static lm_code open_caches(generate_work *w, lm_err *e)

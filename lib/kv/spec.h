@@ -36,14 +36,15 @@ const char *lm_kv_spec_text(const lm_kv_spec *s);
 const char *lm_kv_spec_file(const lm_kv_spec *s, int i);
 
 /* The cache of a model: one form for each layer and side, and one length of pages for all. */
-typedef struct {
+typedef struct lm_kv_plan lm_kv_plan;
+struct lm_kv_plan {
     int64_t layers;
     int64_t page;               /* tokens: a multiple of 64, and of all that are coded together */
     const lm_kv_side *side;     /* [layers][2]: LM_KV_K, LM_KV_V */
     const char *text;           /* the canonical text; of auto with the methods that were chosen */
     const lm_kv_policy *policy; /* of all layers; NULL: all tokens stay */
     lm_arena *arena;            /* holds all of it */
-} lm_kv_plan;
+};
 
 /* Bind to the layers of a model.  data[i] is what lm_kv_spec_file(s, i) holds; it may be NULL if there are no files, and
  * is borrowed as long as the plan.  The caller frees *out with lm_kv_plan_free.  Fails: LM_EUSAGE when an item

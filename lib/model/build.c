@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/embed.h"
 #include "kernels/head.h"
@@ -85,8 +84,7 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
         s->dim[1] = rows;
 }
 
-/* Append a node of which one output is used. */
-static lm_vid append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in)
+lm_vid lm_b_append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in)
 {
     lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) || lm_graph_append(b->m->graph, op, attr, in, out, b->e))
@@ -99,7 +97,7 @@ lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe)
     double scale = b->m->config.embed_scale;
     lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST, scale };
     lm_vid in[4] = { b->m->tokens, wte, wpe >= 0 ? b->m->pos : LM_NONE, wpe };
-    return append(b, &lm_op_embed, &attr, in);
+    return lm_b_append(b, &lm_op_embed, &attr, in);
 }
 
 lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s)
@@ -115,14 +113,14 @@ lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vi
 
 lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y)
 {
-    return append(b, &lm_op_add, NULL, (lm_vid[]){ x, y });
+    return lm_b_append(b, &lm_op_add, NULL, (lm_vid[]){ x, y });
 }
 
 lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias)
 {
     lm_linear_attr attr = { LM_ACC_FIRST };
     lm_vid in[3] = { x, w, bias };
-    return append(b, &lm_op_linear, &attr, in);
+    return lm_b_append(b, &lm_op_linear, &attr, in);
 }
 
 lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk)
@@ -133,8 +131,8 @@ lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vi
     lm_head_norm_attr head = { y->heads,    y->kv_heads,  y->head_dim,
                                c->norm_eps, LM_ACC_FIRST, c->norm_plus_one };
     lm_vid in[3] = { qkv, wq, wk };
-    return y->qk_norm == LM_QK_NORM_ROW ? append(b, &lm_op_qk_norm, &row, in)
-                                        : append(b, &lm_op_head_norm, &head, in);
+    return y->qk_norm == LM_QK_NORM_ROW ? lm_b_append(b, &lm_op_qk_norm, &row, in)
+                                        : lm_b_append(b, &lm_op_head_norm, &head, in);
 }
 
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)
@@ -145,44 +143,7 @@ lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)
         return qkv;
     lm_rope_attr attr = { y->heads, y->kv_heads, y->head_dim, c->rope[y->rope].dim, false };
     lm_vid in[3] = { qkv, b->m->pos, b->m->rope[y->rope] };
-    return append(b, &lm_op_rope, &attr, in);
-}
-
-/* Declare the cache `word` of a layer; LM_NONE after a failure. */
-static lm_vid cache_of(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
-                       lm_tensor shape)
-{
-    lm_model *m = b->m;
-    lm_cache_state made = { .value = LM_NONE, .kind = kind, .layer = layer, .paged = true };
-    char name[64];
-    snprintf(name, sizeof name, "layers.%d.%s", (int)layer, word);
-    if (!lm_b_ok(b) ||
-        lm_grow(&m->cache, &b->cap_caches, (size_t)m->n_caches + 1, sizeof *m->cache, "caches",
-                b->e) ||
-        lm_graph_value(m->graph, LM_ROLE_STATE, shape, name, &made.value, b->e))
-        return LM_NONE;
-    m->cache[m->n_caches++] = made;
-    return made.value;
-}
-
-static lm_vid cached_attention(lm_builder *b, lm_vid qkv, int64_t layer,
-                               const lm_attention_attr *attr)
-{
-    lm_model *m = b->m;
-    lm_tensor shape = { .dtype = LM_DTYPE_F32,
-                        .ndim = 4,
-                        .dim = { attr->batch, attr->kv_heads, m->build.cache, attr->head_dim } };
-    if (m->build.rows) {
-        shape.dim[0] = m->build.pages;
-        shape.dim[2] = m->build.page;
-    }
-    lm_vid keys = cache_of(b, layer, LM_CACHE_KEYS, "keys", shape);
-    lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", shape);
-    lm_vid in[6] = { qkv, m->used, m->fresh, m->first, m->kind, m->table };
-    lm_vid out[4] = { LM_NONE, keys, values, LM_SKIP };
-    if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
-        return LM_NONE;
-    return out[0];
+    return lm_b_append(b, &lm_op_rope, &attr, in);
 }
 
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
@@ -200,11 +161,11 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
                                .site = layer,
                                .soft_cap = y->soft_cap };
     if (m->build.mode == LM_MODE_GENERATE)
-        return cached_attention(b, qkv, layer, &attr);
+        return lm_b_cached_attention(b, layer, qkv, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
     lm_vid in[2] = { qkv, m->lo };
-    return append(b, &lm_op_attention, &attr, in);
+    return lm_b_append(b, &lm_op_attention, &attr, in);
 }
 
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p)
@@ -212,15 +173,15 @@ lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p)
     lm_dropout_attr attr = { p, b->site++ };
     if (p <= 0 || b->m->build.mode != LM_MODE_TRAIN || !b->m->build.dropout)
         return x;
-    return append(b, &lm_op_dropout, &attr, &x);
+    return lm_b_append(b, &lm_op_dropout, &attr, &x);
 }
 
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x)
 {
     lm_gelu_attr exact = { mlp == LM_MLP_GELU_EXACT };
     if (lm_mlp_gated(mlp))
-        return append(b, mlp == LM_MLP_GEGLU ? &lm_op_geglu : &lm_op_swiglu, NULL, &x);
-    return append(b, &lm_op_gelu, &exact, &x);
+        return lm_b_append(b, mlp == LM_MLP_GEGLU ? &lm_op_geglu : &lm_op_swiglu, NULL, &x);
+    return lm_b_append(b, &lm_op_gelu, &exact, &x);
 }
 
 /* Logits in F32 for any type of the model. */
@@ -231,7 +192,7 @@ static void logits(lm_builder *b, lm_vid x, lm_vid w)
     lm_soft_cap_attr cap = { m->config.logit_cap };
     lm_vid in[2] = { x, m->rows }, wide = LM_NONE, capped = LM_NONE;
     if (m->build.rows || m->build.seq > 1) /* otherwise row i is that of sequence i */
-        x = append(b, &lm_op_rows, NULL, in);
+        x = lm_b_append(b, &lm_op_rows, NULL, in);
     x = lm_b_linear(b, x, w, LM_NONE);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
         lm_graph_append(m->graph, &lm_op_cast, NULL, &x, &wide, b->e))

@@ -3,6 +3,7 @@
 #ifndef LM_MODEL_BUILD_H
 #define LM_MODEL_BUILD_H
 
+#include "kernels/attention.h"
 #include "model/model.h"
 
 /* A builder: *e keeps the first failure and every later call does nothing, so that a decoder reads
@@ -34,11 +35,24 @@ lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
 lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk);
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
+/* Append a node of which the first output is used. */
+lm_vid lm_b_append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
+
+/* ---- build_cache.c ---- */
+
+/* True if caches of a layer are coded, or tails of one are there (build.kv). */
+bool lm_b_coded(const lm_build *b, int64_t layer);
+bool lm_b_tailed(const lm_build *b, int64_t layers);
+/* Fails: LM_EUSAGE for caches that this builder, or the backend, cannot make. */
+lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e);
+/* Attention of a layer through its caches, which are declared. */
+lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+                             const lm_attention_attr *attr);
 
 /* After all parameters are declared: set their offsets in the master copy, and build the index of
  * names. */

@@ -37,6 +37,7 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                              .seq = seq,
                              .cache = g->context,
                              .precision = { .low = dtype },
+                             .kv = g->kv,
                              .backend = g->b,
                              .codes = w->src,
                              .codes_space = w->codes_space };
@@ -60,6 +61,14 @@ static void bind_caches(const lm_generator *g, const row_graph *s, int64_t slot)
         const slot_cache *y = &g->caches[i];
         lm_exec_bind(s->x, s->m->cache[i].value, g->cache + y->at + (size_t)slot * y->slot_bytes);
     }
+}
+
+static void bind_numbers(const lm_generator *g, const row_graph *s)
+{
+    if (s->m->table >= 0)
+        lm_exec_bind(s->x, s->m->table, g->numbers.dev);
+    if (s->m->slot >= 0)
+        lm_exec_bind(s->x, s->m->slot, g->numbers.dev);
 }
 
 /* Detect a device too small for weights and caches by their sizes, before anything is loaded. */
@@ -87,24 +96,51 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
                    lm_show_bytes((double)all, t));
 }
 
+/* How the cache of a slot is divided, for shapes [B, heads, context, width], [B P, heads, page, width] in
+ * codes, and tails [B, heads, rows, width]. */
+static slot_cache divide_cache(const lm_generator *g, const lm_cache_state *c, size_t bytes)
+{
+    const lm_tensor *t = &generator_model(g)->graph->value[c->value].t;
+    slot_cache y = { .slot_bytes = bytes, .heads = t->dim[1], .pieces = 1 };
+    if (t->kv) {
+        y.pieces = t->dim[0] / g->batch;
+        y.page = t->dim[2];
+        y.row_bytes = (double)lm_kv_page_bytes(t->kv, t->dim[2], t->dim[3]) / (double)t->dim[2];
+    } else {
+        y.pieces = c->paged ? t->dim[1] : 1;
+        y.row_bytes = (double)lm_plain_bytes(t->dtype, t->dim[3]);
+    }
+    y.piece_bytes = bytes / (size_t)y.pieces;
+    return y;
+}
+
 /* Count the cache of all slots from *at on. */
 static lm_code place_cache(const lm_generator *g, const lm_cache_state *c, slot_cache *y,
                            size_t *at, lm_err *e)
 {
-    const lm_tensor *t =
-        &generator_model(g)->graph->value[c->value].t; /* [B, heads, context, width] */
-    lm_tensor_size slot;
-    size_t all;
+    size_t all = lm_stored_bytes(&generator_model(g)->graph->value[c->value].t);
 
-    if (lm_tensor_bytes(lm_format_of_dtype(t->dtype), t->ndim - 1, t->dim + 1, &slot, e))
-        return e->code;
-    *y = (slot_cache){ .at = *at,
-                       .slot_bytes = slot.all,
-                       .row_bytes = (size_t)t->dim[3] * lm_dtype_size(t->dtype),
-                       .heads = t->dim[1] };
-    if (!lm_mul_ok(slot.all, (size_t)g->batch, &all) || __builtin_add_overflow(*at, all, at))
+    if (all == SIZE_MAX || *at > SIZE_MAX - all - 63)
         return lm_fail(e, LM_ELIMIT, "caches", NULL, "their size cannot be counted");
+    *y = divide_cache(g, c, all / (size_t)g->batch);
+    y->at = *at;
+    *at += (all + 63) / 64 * 64;
     return LM_OK;
+}
+
+/* The table of slot b names pages b P to b P + P - 1, its tail is b: both are a beginning of 0, 1, 2, ...  A graph
+ * is bound to the caches of its first slot, so that all graphs have the same tables. */
+static lm_code make_numbers(lm_generator *g, lm_err *e)
+{
+    const lm_model *m = generator_model(g);
+    if (m->table < 0)
+        return LM_OK;
+    int64_t n = lm_tensor_count(&m->graph->value[m->table].t);
+    if (lm_mirror_new(g->b, (size_t)n * sizeof(int32_t), "tables of pages", &g->numbers, e))
+        return e->code;
+    for (int64_t i = 0; i < n; i++)
+        ((int32_t *)g->numbers.host)[i] = (int32_t)i;
+    return lm_mirror_push(&g->numbers, g->numbers.bytes, NULL, e);
 }
 
 static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
@@ -115,9 +151,10 @@ static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
     for (int i = 0; i < m->n_caches; i++)
         if (place_cache(g, &m->cache[i], &g->caches[i], &g->cache_bytes, e))
             return e->code;
-    if (check_room(g, loaded, e))
+    if (check_room(g, loaded, e) ||
+        g->b->alloc(g->b, g->cache_bytes, "key/value caches", (void **)&g->cache, e))
         return e->code;
-    return g->b->alloc(g->b, g->cache_bytes, "key/value caches", (void **)&g->cache, e);
+    return make_numbers(g, e);
 }
 
 /* ---- life ---- */
@@ -156,24 +193,26 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
         const row_graph *s = i < CHUNKS ? &g->prefill[i] : &g->decode[i - CHUNKS].s;
         lm_store_bind(w->store, s->m, s->x);
         lm_rotary_bind(&g->rope, s->m, s->x);
+        bind_numbers(g, s);
         if (i >= CHUNKS)
             bind_caches(g, s, 0);
     }
     return LM_OK;
 }
 
-lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t context,
-                         lm_backend *b, lm_generator **out, lm_err *e)
+lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b,
+                         lm_generator **out, lm_err *e)
 {
     lm_generator *g = NULL;
     *out = NULL;
-    if (lm_config_check_context(&w->config, context, e) ||
+    if (lm_config_check_context(&w->config, o->context, e) ||
         lm_alloc_n(&g, 1, sizeof *g, "a generator", e))
         return e->code;
     g->b = b;
-    g->batch = batch;
-    g->context = context;
-    if (open_all(g, w, dtype, e)) {
+    g->batch = o->batch;
+    g->context = o->context;
+    g->kv = o->kv;
+    if (open_all(g, w, o->dtype, e)) {
         lm_generator_free(g);
         return e->code;
     }
@@ -195,6 +234,7 @@ void lm_generator_free(lm_generator *g)
     if (g->cache)
         g->b->free(g->b, g->cache, g->cache_bytes);
     generator_drop_chooser(g);
+    lm_mirror_fini(&g->numbers);
     lm_free(g->caches);
     lm_free(g->used);
     lm_rotary_fini(&g->rope);
@@ -284,15 +324,17 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot)
     return g->used[slot];
 }
 
-/* Of a sequence of n tokens in cache i: the rows within the window of its layer. */
+/* Of a sequence of n tokens in cache i: the rows within the window of its layer; of a tail at most its own. */
 static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
 {
     const lm_model *m = generator_model(g);
-    int64_t window = m->config.layer[m->cache[i].layer].window;
+    const lm_cache_state *c = &m->cache[i];
+    int64_t window = m->config.layer[c->layer].window;
+    int64_t most = c->paged ? n : m->graph->value[c->value].t.dim[2];
     const slot_cache *y = &g->caches[i];
 
-    return (double)y->row_bytes * (double)y->heads *
-           (double)(window > 0 && window < n ? window : n);
+    n = n < most ? n : most;
+    return y->row_bytes * (double)y->heads * (double)(window > 0 && window < n ? window : n);
 }
 
 double lm_generator_step_bytes(const lm_generator *g)
@@ -326,6 +368,24 @@ const lm_recording *lm_generator_recorded(const lm_generator *g)
 size_t lm_generator_cache_bytes(const lm_generator *g)
 {
     return g->cache_bytes;
+}
+
+double lm_generator_token_bytes(const lm_generator *g)
+{
+    double sum = 0;
+    for (int i = 0; i < generator_model(g)->n_caches; i++)
+        if (generator_model(g)->cache[i].paged)
+            sum += g->caches[i].row_bytes * (double)g->caches[i].heads;
+    return sum;
+}
+
+size_t lm_generator_tail_bytes(const lm_generator *g)
+{
+    size_t sum = 0;
+    for (int i = 0; i < generator_model(g)->n_caches; i++)
+        if (!generator_model(g)->cache[i].paged)
+            sum += g->caches[i].slot_bytes;
+    return sum;
 }
 
 lm_exec *lm_generator_exec(lm_generator *g)

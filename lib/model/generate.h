@@ -14,11 +14,16 @@
 
 typedef struct lm_generator lm_generator;
 
-/* Build for `w` in `dtype` (F32, BF16) with B = batch and S = context, and load its weights if it
- * has none yet.  w and b are borrowed.  Fails: LM_EUSAGE when S exceeds the positions of the model;
- * as lm_loaded_weights. */
-lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t context,
-                         lm_backend *b, lm_generator **out, lm_err *e);
+typedef struct {
+    lm_dtype dtype;              /* F32, BF16 */
+    int64_t batch, context;      /* B, S */
+    const struct lm_kv_plan *kv; /* how caches are stored (lm_build.kv), borrowed; NULL: plain */
+} lm_generator_opts;
+
+/* Build for `w`, and load its weights if it has none yet.  w and b are borrowed.  Fails: LM_EUSAGE when
+ * S exceeds the positions of the model, or caches cannot be stored so; as lm_loaded_weights. */
+lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b,
+                         lm_generator **out, lm_err *e);
 void lm_generator_free(lm_generator *g);
 
 /* Restart slot `slot` with ids[0..n), 1 <= n <= S.  *logits [V] (may be NULL) is borrowed until the
@@ -51,7 +56,7 @@ int64_t lm_generator_context(const lm_generator *g);
 int64_t lm_generator_vocab(const lm_generator *g);
 int64_t lm_generator_used(const lm_generator *g, int64_t slot);
 /* Bytes that one decoding step reads: every weight of a matrix product and norm once, and the
- * filled part of the caches, in layers with a window at most as many rows as that. */
+ * filled part of the caches, as stored, in layers with a window at most as many rows as that. */
 double lm_generator_step_bytes(const lm_generator *g);
 /* Why lm_generator_next starts each kernel separately although the backend has recordings: the
  * reason of its refusal; NULL otherwise.  Valid as long as g. */
@@ -59,6 +64,9 @@ const char *lm_generator_unrecorded(const lm_generator *g);
 /* The recording that the last step replayed; NULL: kernels were started separately. */
 const lm_recording *lm_generator_recorded(const lm_generator *g);
 size_t lm_generator_cache_bytes(const lm_generator *g);
+/* Bytes of the caches that grow with the sequence, for each position, and all others of a slot. */
+double lm_generator_token_bytes(const lm_generator *g);
+size_t lm_generator_tail_bytes(const lm_generator *g);
 /* Seconds of decoding by operator, see lm_exec_times; on a device call lm_exec_timing before the
  * first step. */
 lm_exec *lm_generator_exec(lm_generator *g);

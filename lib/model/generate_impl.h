@@ -6,6 +6,7 @@
 #define LM_MODEL_GENERATE_IMPL_H
 
 #include "graph/mirror.h"
+#include "kv/spec.h"
 #include "model/generate.h"
 #include "model/rotary.h"
 
@@ -46,14 +47,18 @@ typedef struct {
 
 /* A cache of the model in the generator's memory: those of all slots. */
 typedef struct {
-    size_t at;                    /* offset of the first slot */
-    size_t slot_bytes, row_bytes; /* of a slot; of a head's row */
-    int64_t heads;
+    size_t at;         /* offset of the first slot */
+    size_t slot_bytes; /* of a slot: a number of pieces, one for each head or page; a tail is one */
+    size_t piece_bytes;
+    int64_t pieces, heads;
+    int64_t page;     /* pages: positions of one.  0: otherwise */
+    double row_bytes; /* of a head's row */
 } slot_cache;
 
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
+    const lm_kv_plan *kv;             /* NULL: plain */
     row_graph prefill[CHUNKS];        /* a chunk as long as the context replaces longer ones */
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
     int n_decode;
@@ -61,6 +66,7 @@ struct lm_generator {
     char *cache;
     size_t cache_bytes;
     slot_cache *caches; /* as lm_model.cache */
+    lm_mirror numbers;  /* 0, 1, 2, ...: the pages and tails of slots, which own them for good */
     lm_rotary rope;
     chooser choice;
     lm_choice chosen;

@@ -144,13 +144,18 @@ lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_
 
 /* ---- slots ---- */
 
-/* Copy the filled rows of each head. */
-static lm_code copy_slot(const lm_generator *g, const slot_cache *y, int64_t from, int64_t to,
-                         lm_err *e)
+/* Copy the filled rows of each head, the pages that have some, or the tail. */
+static lm_code copy_slot(const lm_generator *g, const lm_cache_state *c, const slot_cache *y,
+                         int64_t from, int64_t to, lm_err *e)
 {
-    size_t head = (size_t)g->context * y->row_bytes, bytes = (size_t)g->used[from] * y->row_bytes;
-    for (int64_t h = 0; bytes && h < y->heads; h++) {
-        char *at = g->cache + y->at + (size_t)h * head;
+    size_t bytes = y->piece_bytes;
+    int64_t n = y->pieces;
+    if (y->page)
+        n = (g->used[from] + y->page - 1) / y->page;
+    else if (c->paged)
+        bytes = bytes / (size_t)g->context * (size_t)g->used[from];
+    for (int64_t i = 0; bytes && i < n; i++) {
+        char *at = g->cache + y->at + (size_t)i * y->piece_bytes;
         if (g->b->copy(g->b, at + (size_t)to * y->slot_bytes, at + (size_t)from * y->slot_bytes,
                        bytes, g->b->main, e))
             return e->code;
@@ -166,7 +171,7 @@ lm_code lm_generator_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
     if (generator_wait_for_last(g, e))
         return e->code;
     for (int i = 0; i < generator_model(g)->n_caches; i++)
-        if (copy_slot(g, &g->caches[i], from, to, e))
+        if (copy_slot(g, &generator_model(g)->cache[i], &g->caches[i], from, to, e))
             return e->code;
     memcpy(seen + to * g->context, seen + from * g->context, (size_t)g->used[from] * sizeof *seen);
     g->used[to] = g->used[from];

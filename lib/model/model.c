@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "kv/spec.h"
 #include "model/arch.h"
 #include "model/build.h"
 #include "op/fuse.h"
@@ -28,22 +29,38 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "sequence length", "use a shorter one",
                        "%" PRId64 " position%s, but the model has learned %" PRId64, positions,
                        lm_plural(positions), c->max_positions);
-    return LM_OK;
+    return b->mode == LM_MODE_GENERATE ? lm_b_check_cache(c, b, e) : LM_OK;
 }
 
-/* Which rows are those of a sequence, what they are, and the pages of its caches. */
+/* With ragged rows, which are those of a sequence, and what they are. */
+static lm_code make_row_inputs(lm_model *m, lm_err *e)
+{
+    lm_graph *g = m->graph;
+    int64_t n = m->build.batch;
+    return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n + 1), "first", &m->first,
+                          e) ||
+                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n), "kind", &m->kind, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* The pages and tails of a sequence. */
 static lm_code make_page_inputs(lm_model *m, lm_err *e)
 {
     lm_graph *g = m->graph;
     const lm_build *b = &m->build;
-    int64_t width = (b->cache + b->page - 1) / b->page;
-    if (lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch + 1), "first", &m->first,
-                       e) ||
-        lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "kind", &m->kind, e) ||
-        lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, b->batch, width), "table",
+    bool coded = false;
+    for (int64_t l = 0; l < m->config.layers; l++)
+        coded |= lm_b_coded(b, l);
+    if (!b->rows && !coded)
+        return LM_OK;
+    int64_t page = b->rows ? b->page : b->kv->page, width = (b->cache + page - 1) / page;
+    if (lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, b->batch, width), "table",
                        &m->table, e))
         return e->code;
-    return LM_OK;
+    if (!lm_b_tailed(b, m->config.layers))
+        return LM_OK;
+    return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "slot", &m->slot, e);
 }
 
 static lm_code make_inputs(lm_model *m, lm_err *e)
@@ -62,7 +79,7 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
         if (lm_graph_value(g, LM_ROLE_CONST, table, i ? "rope.1" : "rope", &m->rope[i], e))
             return e->code;
     }
-    if (m->build.rows && make_page_inputs(m, e))
+    if ((m->build.rows && make_row_inputs(m, e)) || (generate && make_page_inputs(m, e)))
         return e->code;
     if (generate)
         return lm_graph_value(g, LM_ROLE_INPUT, per_seq, "used", &m->used, e) ||
@@ -205,9 +222,10 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
-    lm_vid *const none[] = { &m->tokens,  &m->targets, &m->pos,   &m->lo,   &m->scale,
-                             &m->used,    &m->fresh,   &m->rows,  &m->loss, &m->logits,
-                             &m->rope[0], &m->rope[1], &m->first, &m->kind, &m->table };
+    lm_vid *const none[] = { &m->tokens, &m->targets, &m->pos,     &m->lo,
+                             &m->scale,  &m->used,    &m->fresh,   &m->rows,
+                             &m->loss,   &m->logits,  &m->rope[0], &m->rope[1],
+                             &m->first,  &m->kind,    &m->table,   &m->slot };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {

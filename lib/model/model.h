@@ -58,6 +58,14 @@ typedef struct {
     /* GENERATE with pages: `rows` ragged rows of `batch` sequences (kernels/attention.h), and caches of `pages` pages of
      * `page` positions; seq is 0.  rows 0: none of this. */
     int64_t rows, pages, page;
+    /* GENERATE: how caches are stored (kv/spec.h), bound to this config in the type of activations; it must outlive the
+     * model.  NULL: plain.  Layers that are plain on both sides have caches as without it.  The others have coded
+     * pages (kernels/kv.h) of kv->page positions, which `page` then is, too.  Without `rows` each sequence has as many pages
+     * of its own as `cache` positions need.  Tails are there for `slots` sequences (`batch` without rows).
+     * Prompts must be cut at multiples of LM_KV_CHUNK positions: a row sees rows of its own cut as they were,
+     * and those before as they are stored. */
+    const struct lm_kv_plan *kv;
+    int64_t slots;
     lm_precision precision;
     bool documents; /* inputs `lo` and restarted positions: attention is limited to documents */
     bool dropout;   /* TRAIN: the config's rates apply */
@@ -79,7 +87,11 @@ typedef struct {
 typedef enum {
     LM_CACHE_KEYS,   /* a row of D numbers for each position and head */
     LM_CACHE_VALUES, /* the same */
+    LM_CACHE_KEY_TAIL, /* the first and the newest of them as numbers, beside coded ones (kernels/kv.h) */
+    LM_CACHE_VALUE_TAIL, /* the same */
 } lm_cache_kind;
+
+enum { LM_KV_CHUNK = 256 }; /* positions of a prompt that are run before they are coded */
 
 /* A STATE value that the tokens of a sequence fill. */
 typedef struct {
@@ -87,7 +99,8 @@ typedef struct {
     lm_cache_kind kind;
     int64_t layer;
     bool
-        paged; /* a row for each position: [B,K,S,D], or pages of S positions [G,K,S,D]; false: a fixed size, [B,...] */
+        paged; /* a row for each position: [B,K,S,D], or pages of S positions [G,K,S,D], coded if t.kv is set;
+                * false: a fixed size for each sequence, [B,...] or [slots,...] */
 } lm_cache_state;
 
 typedef struct {
@@ -109,8 +122,10 @@ typedef struct {
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */
-    lm_vid first, kind,
-        table; /* with pages: I32 [B+1], [B], [B,P]; `rows` then counts from the first row of all */
+    lm_vid first,
+        kind;     /* ragged rows: I32 [B+1], [B]; `rows` then counts from the first row of all */
+    lm_vid table; /* with pages, coded ones too: I32 [B,P] */
+    lm_vid slot;  /* with tails: I32 [B] */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
     lm_cache_state *cache; /* GENERATE: in the order of layers */

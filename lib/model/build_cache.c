@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* build_cache.c -- attention through caches: plain ones, or coded pages with plain tails. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "kernels/kv.h"
+#include "kv/spec.h"
+#include "model/build.h"
+#include "op/ops.h"
+
+static const char where[] = "kv cache";
+static const char *const side_name[2] = { "keys", "values" };
+
+/* ---- what a plan asks ---- */
+
+bool lm_b_coded(const lm_build *b, int64_t layer)
+{
+    const lm_kv_side *s = b->kv ? &b->kv->side[2 * layer] : NULL;
+    return s && (s[LM_KV_K].format || s[LM_KV_V].format);
+}
+
+bool lm_b_tailed(const lm_build *b, int64_t layers)
+{
+    for (int64_t i = 0; b->kv && i < 2 * layers; i++)
+        if (b->kv->side[i].format && b->kv->side[i].residual + b->kv->side[i].sinks > 0)
+            return true;
+    return false;
+}
+
+static lm_code refuse(int64_t layer, int side, const char *todo, const char *what, lm_err *e)
+{
+    lm_fail(e, LM_EUSAGE, where, todo, "%s of layer %" PRId64 ": %s", side_name[side], layer, what);
+    return e->code;
+}
+
+static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
+{
+    const lm_kv_side *s = &b->kv->side[2 * layer + side];
+    if (!s->format && s->plain != b->precision.low)
+        return lm_fail(e, LM_EUSAGE, where, "choose that type by --dtype, or give auto",
+                       "%s of layer %" PRId64 " would be %s, but activations are %s",
+                       side_name[side], layer, lm_dtype_name(s->plain),
+                       lm_dtype_name(b->precision.low));
+    if (s->pre_rope)
+        return refuse(layer, side, "choose another method",
+                      "no kernel reads keys that are stored before their rotation", e);
+    if (s->format && s->outliers >= 0)
+        return refuse(layer, side, "choose another method",
+                      "no kernel finds the range of all heads of a token", e);
+    return LM_OK;
+}
+
+static lm_code check_layer(const lm_build *b, int64_t layer, lm_err *e)
+{
+    const lm_kv_side *k = &b->kv->side[2 * layer], *v = k + 1;
+    if (check_side(b, layer, LM_KV_K, e) || check_side(b, layer, LM_KV_V, e) ||
+        !lm_b_coded(b, layer))
+        return e->code;
+    if (!k->format || !v->format)
+        return refuse(layer, k->format ? LM_KV_V : LM_KV_K, "give both sides a method",
+                      "no kernel reads one side as codes and the other as numbers", e);
+    if (k->residual != v->residual || k->sinks != v->sinks)
+        return refuse(layer, LM_KV_K, "give both sides the same residual and sinks",
+                      "other tokens stay plain than of the values", e);
+    return LM_OK;
+}
+
+lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
+{
+    bool coded = false;
+    if (!b->kv)
+        return LM_OK;
+    if (b->kv->layers != c->layers)
+        return lm_fail(e, LM_EBUG, where, NULL, "is for %" PRId64 " layers, not %" PRId64,
+                       b->kv->layers, c->layers);
+    if (b->kv->policy)
+        return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
+                       "no graph drops tokens from a cache");
+    for (int64_t l = 0; l < c->layers; l++) {
+        if (check_layer(b, l, e))
+            return e->code;
+        coded |= lm_b_coded(b, l);
+    }
+    if (coded && b->rows && b->page != b->kv->page)
+        return lm_fail(e, LM_EBUG, where, NULL, "has pages of %" PRId64 " tokens, not %" PRId64,
+                       b->kv->page, b->page);
+    if (coded && b->backend && !b->backend->kernel(b->backend, "kv_attention", b->precision.low))
+        return lm_fail(e, LM_EUSAGE, where, "use plain caches, or another device",
+                       "%s has no kernels for coded caches", b->backend->name);
+    return LM_OK;
+}
+
+/* ---- caches ---- */
+
+/* Declare the cache `word` of a layer; LM_NONE after a failure. */
+static lm_vid cache_of(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
+                       lm_tensor shape)
+{
+    lm_model *m = b->m;
+    lm_cache_state made = { .value = LM_NONE,
+                            .kind = kind,
+                            .layer = layer,
+                            .paged = kind == LM_CACHE_KEYS || kind == LM_CACHE_VALUES };
+    char name[64];
+    snprintf(name, sizeof name, "layers.%d.%s", (int)layer, word);
+    if (!lm_b_ok(b) ||
+        lm_grow(&m->cache, &b->cap_caches, (size_t)m->n_caches + 1, sizeof *m->cache, "caches",
+                b->e) ||
+        lm_graph_value(m->graph, LM_ROLE_STATE, shape, name, &made.value, b->e))
+        return LM_NONE;
+    m->cache[m->n_caches++] = made;
+    return made.value;
+}
+
+static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+                              const lm_attention_attr *attr)
+{
+    lm_model *m = b->m;
+    lm_tensor shape = { .dtype = LM_DTYPE_F32,
+                        .ndim = 4,
+                        .dim = { attr->batch, attr->kv_heads, m->build.cache, attr->head_dim } };
+    if (m->build.rows) {
+        shape.dim[0] = m->build.pages;
+        shape.dim[2] = m->build.page;
+    }
+    lm_vid keys = cache_of(b, layer, LM_CACHE_KEYS, "keys", shape);
+    lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", shape);
+    lm_vid table = m->build.rows ? m->table : LM_NONE;
+    lm_vid in[6] = { qkv, m->used, m->fresh, m->first, m->kind, table };
+    lm_vid out[4] = { LM_NONE, keys, values, LM_SKIP };
+    if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
+        return LM_NONE;
+    return out[0];
+}
+
+/* Coded pages and tails of a layer. */
+typedef struct {
+    lm_vid pages[2], tail[2]; /* of keys, of values */
+} coded_cache;
+
+static void make_coded(lm_builder *b, int64_t layer, const lm_kv_attr *a, coded_cache *out)
+{
+    static const char *const tail_name[2] = { "key_tail", "value_tail" };
+    const lm_build *o = &b->m->build;
+    const lm_attention_attr *x = &a->attention;
+    int64_t own = x->batch * ((o->cache + o->kv->page - 1) / o->kv->page);
+    lm_tensor pages = { .dtype = LM_DTYPE_F32,
+                        .ndim = 4,
+                        .dim = { o->rows ? o->pages : own, x->kv_heads, o->kv->page,
+                                 x->head_dim } };
+    lm_tensor tail = pages;
+    tail.dim[0] = o->rows ? o->slots : x->batch;
+    tail.dim[2] = a->sinks + a->residual;
+    for (int side = 0; side < 2; side++) {
+        pages.kv = o->kv->side[2 * layer + side].format;
+        out->pages[side] =
+            cache_of(b, layer, side ? LM_CACHE_VALUES : LM_CACHE_KEYS, side_name[side], pages);
+        out->tail[side] = LM_NONE;
+    }
+    for (int side = 0; side < 2 && tail.dim[2] > 0; side++)
+        out->tail[side] = cache_of(b, layer, side ? LM_CACHE_VALUE_TAIL : LM_CACHE_KEY_TAIL,
+                                   tail_name[side], tail);
+}
+
+/* Heads of x, rotated as the sides of a layer are stored. */
+static lm_vid rotate(lm_builder *b, const lm_head_rotate_attr *a, lm_vid x)
+{
+    return a->q || a->k || a->v ? lm_b_append(b, &lm_op_head_rotate, a, &x) : x;
+}
+
+/* New rows are read as they are, then stored; what was rotated when it was stored is rotated back behind the
+ * sum, as queries are rotated as keys are. */
+static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+                              const lm_attention_attr *attr)
+{
+    lm_model *m = b->m;
+    const lm_kv_side *side = &m->build.kv->side[2 * layer];
+    const lm_kv_attr a = { .attention = *attr,
+                           .residual = side[LM_KV_K].residual,
+                           .sinks = side[LM_KV_K].sinks };
+    const bool keys = side[LM_KV_K].rotate, values = side[LM_KV_V].rotate;
+    const lm_head_rotate_attr into = { attr->heads, attr->kv_heads, attr->head_dim,
+                                       keys,        keys,           values };
+    const lm_head_rotate_attr back = { attr->heads, 0, attr->head_dim, values, false, false };
+    coded_cache c;
+    lm_vid o[2] = { LM_NONE, LM_SKIP };
+    make_coded(b, layer, &a, &c);
+    lm_vid slot = c.tail[0] >= 0 ? m->slot : LM_NONE;
+    qkv = rotate(b, &into, qkv);
+    lm_vid in[] = { qkv,        m->used,    m->fresh, m->first,  m->kind,  m->table,
+                    c.pages[0], c.pages[1], slot,     c.tail[0], c.tail[1] };
+    lm_vid write[] = { qkv, m->used, m->fresh, m->first, m->table, slot };
+    lm_vid stored[] = { c.pages[0], c.pages[1], c.tail[0] >= 0 ? c.tail[0] : LM_SKIP,
+                        c.tail[1] >= 0 ? c.tail[1] : LM_SKIP };
+    if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, o, b->e) ||
+        lm_graph_append(m->graph, &lm_op_kv_write, &a, write, stored, b->e))
+        return LM_NONE;
+    return rotate(b, &back, o[0]);
+}
+
+lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+                             const lm_attention_attr *attr)
+{
+    return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, attr)
+                                           : plain_attention(b, layer, qkv, attr);
+}
