@@ -50,21 +50,6 @@ static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
     return LM_OK;
 }
 
-static lm_code check_layer(const lm_build *b, int64_t layer, lm_err *e)
-{
-    const lm_kv_side *k = &b->kv->side[2 * layer], *v = k + 1;
-    if (check_side(b, layer, LM_KV_K, e) || check_side(b, layer, LM_KV_V, e) ||
-        !lm_b_coded(b, layer))
-        return e->code;
-    if (!k->format || !v->format)
-        return refuse(layer, k->format ? LM_KV_V : LM_KV_K, "give both sides a method",
-                      "no kernel reads one side as codes and the other as numbers", e);
-    if (k->residual != v->residual || k->sinks != v->sinks)
-        return refuse(layer, LM_KV_K, "give both sides the same residual and sinks",
-                      "other tokens stay plain than of the values", e);
-    return LM_OK;
-}
-
 lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
 {
     bool coded = false;
@@ -77,7 +62,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
                        "no graph drops tokens from a cache");
     for (int64_t l = 0; l < c->layers; l++) {
-        if (check_layer(b, l, e))
+        if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e))
             return e->code;
         coded |= lm_b_coded(b, l);
     }
@@ -133,33 +118,34 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     return out[0];
 }
 
-/* Coded pages and tails of a layer. */
+/* Pages and tails of a layer. */
 typedef struct {
-    lm_vid pages[2], tail[2]; /* of keys, of values */
+    lm_vid pages[2], tail[2]; /* of keys, of values; LM_NONE: no tail */
 } coded_cache;
 
 static void make_coded(lm_builder *b, int64_t layer, const lm_kv_attr *a, coded_cache *out)
 {
-    static const char *const tail_name[2] = { "key_tail", "value_tail" };
+    static const lm_cache_kind pages_of[2] = { LM_CACHE_KEYS, LM_CACHE_VALUES };
+    static const lm_cache_kind tail_of[2] = { LM_CACHE_KEY_TAIL, LM_CACHE_VALUE_TAIL };
+    static const char *const tail_name[2] = { "keys.tail", "values.tail" };
     const lm_build *o = &b->m->build;
     const lm_attention_attr *x = &a->attention;
     int64_t own = x->batch * ((o->cache + o->kv->page - 1) / o->kv->page);
-    lm_tensor pages = { .dtype = LM_DTYPE_F32,
-                        .ndim = 4,
-                        .dim = { o->rows ? o->pages : own, x->kv_heads, o->kv->page,
-                                 x->head_dim } };
-    lm_tensor tail = pages;
-    tail.dim[0] = o->rows ? o->slots : x->batch;
-    tail.dim[2] = a->sinks + a->residual;
     for (int side = 0; side < 2; side++) {
-        pages.kv = o->kv->side[2 * layer + side].format;
-        out->pages[side] =
-            cache_of(b, layer, side ? LM_CACHE_VALUES : LM_CACHE_KEYS, side_name[side], pages);
-        out->tail[side] = LM_NONE;
+        lm_tensor pages = {
+            .dtype = LM_DTYPE_F32,
+            .ndim = 4,
+            .dim = { o->rows ? o->pages : own, x->kv_heads, o->kv->page, x->head_dim },
+            .kv = o->kv->side[2 * layer + side].format,
+        };
+        lm_tensor tail = { .dtype = LM_DTYPE_F32,
+                           .ndim = 4,
+                           .dim = { o->rows ? o->slots : x->batch, x->kv_heads,
+                                    a->residual[side] + a->sinks[side], x->head_dim } };
+        out->pages[side] = cache_of(b, layer, pages_of[side], side_name[side], pages);
+        out->tail[side] =
+            tail.dim[2] ? cache_of(b, layer, tail_of[side], tail_name[side], tail) : LM_NONE;
     }
-    for (int side = 0; side < 2 && tail.dim[2] > 0; side++)
-        out->tail[side] = cache_of(b, layer, side ? LM_CACHE_VALUE_TAIL : LM_CACHE_KEY_TAIL,
-                                   tail_name[side], tail);
 }
 
 /* Heads of x, rotated as the sides of a layer are stored. */
@@ -175,17 +161,20 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
 {
     lm_model *m = b->m;
     const lm_kv_side *side = &m->build.kv->side[2 * layer];
-    const lm_kv_attr a = { .attention = *attr,
-                           .residual = side[LM_KV_K].residual,
-                           .sinks = side[LM_KV_K].sinks };
+    lm_kv_attr a = { .attention = *attr };
     const bool keys = side[LM_KV_K].rotate, values = side[LM_KV_V].rotate;
     const lm_head_rotate_attr into = { attr->heads, attr->kv_heads, attr->head_dim,
                                        keys,        keys,           values };
     const lm_head_rotate_attr back = { attr->heads, 0, attr->head_dim, values, false, false };
     coded_cache c;
     lm_vid o[2] = { LM_NONE, LM_SKIP };
+    for (int i = 0; i < 2; i++)
+        if (side[i].format) {
+            a.residual[i] = side[i].residual;
+            a.sinks[i] = side[i].sinks;
+        }
     make_coded(b, layer, &a, &c);
-    lm_vid slot = c.tail[0] >= 0 ? m->slot : LM_NONE;
+    lm_vid slot = c.tail[0] >= 0 || c.tail[1] >= 0 ? m->slot : LM_NONE;
     qkv = rotate(b, &into, qkv);
     lm_vid in[] = { qkv,        m->used,    m->fresh, m->first,  m->kind,  m->table,
                     c.pages[0], c.pages[1], slot,     c.tail[0], c.tail[1] };

@@ -8,9 +8,10 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/build.h"
 #include "numeric/code_rows.h"
 
-static const int64_t chunk_rows[CHUNKS] = { 256, 64, 8 };
+static const int64_t chunk_rows[CHUNKS] = { LM_KV_CHUNK, 64, 8 };
 
 static lm_code make_inputs(row_graph *s, lm_backend *backend, size_t n, size_t b, lm_err *e)
 {
@@ -96,20 +97,20 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
                    lm_show_bytes((double)all, t));
 }
 
-/* How the cache of a slot is divided, for shapes [B, heads, context, width], [B P, heads, page, width] in
- * codes, and tails [B, heads, rows, width]. */
+/* How the cache of a slot is divided: [B, heads, context, width], or beside codes [B P, heads, page, width] and tails
+ * [B, heads, rows, width]. */
 static slot_cache divide_cache(const lm_generator *g, const lm_cache_state *c, size_t bytes)
 {
     const lm_tensor *t = &generator_model(g)->graph->value[c->value].t;
     slot_cache y = { .slot_bytes = bytes, .heads = t->dim[1], .pieces = 1 };
-    if (t->kv) {
+    if (c->paged && lm_b_coded(&generator_model(g)->build, c->layer)) {
         y.pieces = t->dim[0] / g->batch;
         y.page = t->dim[2];
-        y.row_bytes = (double)lm_kv_page_bytes(t->kv, t->dim[2], t->dim[3]) / (double)t->dim[2];
-    } else {
-        y.pieces = c->paged ? t->dim[1] : 1;
-        y.row_bytes = (double)lm_plain_bytes(t->dtype, t->dim[3]);
+    } else if (c->paged) {
+        y.pieces = t->dim[1];
     }
+    y.row_bytes = t->kv ? (double)lm_kv_page_bytes(t->kv, t->dim[2], t->dim[3]) / (double)t->dim[2]
+                        : (double)lm_plain_bytes(t->dtype, t->dim[3]);
     y.piece_bytes = bytes / (size_t)y.pieces;
     return y;
 }
@@ -280,21 +281,22 @@ static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint
     return rc;
 }
 
-lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
+lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
                             const float **logits, lm_err *e)
 {
     row_graph *s = NULL;
-    if (n < 1 || n > g->context)
+    if (n < 1 || n > g->context - g->used[slot])
         return lm_fail(e, LM_EUSAGE, "prompt", "shorten it",
-                       "%" PRId64 " token%s, the context holds %" PRId64, n, lm_plural(n),
-                       g->context);
-    g->used[slot] = g->choice.sent[slot] = 0;
+                       "%" PRId64 " token%s, the context holds %" PRId64, g->used[slot] + n,
+                       lm_plural(g->used[slot] + n), g->context);
     for (int64_t at = 0, take; at < n; at += take) {
+        int64_t cut = LM_KV_CHUNK - g->used[slot] % LM_KV_CHUNK;
         int i = CHUNKS - 1; /* the smallest that is enough for the rest, otherwise the largest */
-        while (i > 0 && g->prefill[i].m->build.seq < n - at)
+        take = n - at < cut ? n - at : cut;
+        while (i > 0 && g->prefill[i].m->build.seq < take)
             i--;
         s = &g->prefill[i];
-        take = n - at < s->m->build.seq ? n - at : s->m->build.seq;
+        take = take < s->m->build.seq ? take : s->m->build.seq;
         bind_caches(g, s, slot);
         if (run_chunk(g, s, slot, ids + at, take, e))
             return e->code;
@@ -302,6 +304,13 @@ lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, 
     if (logits)
         *logits = lm_exec_data(s->x, s->m->logits);
     return LM_OK;
+}
+
+lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
+                            const float **logits, lm_err *e)
+{
+    g->used[slot] = g->choice.sent[slot] = 0;
+    return lm_generator_extend(g, slot, ids, n, logits, e);
 }
 
 int64_t lm_generator_batch(const lm_generator *g)

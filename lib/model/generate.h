@@ -30,6 +30,10 @@ void lm_generator_free(lm_generator *g);
  * next call, in the backend's memory, and valid after a sync. */
 lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
                             const float **logits, lm_err *e);
+/* Append ids[0..n) to the sequence of the slot, n >= 1, used + n <= S; otherwise as lm_generator_prompt.  Chunks end
+ * at multiples of LM_KV_CHUNK positions, so a prompt in parts that do so, too, gives the same bits at once. */
+lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
+                            const float **logits, lm_err *e);
 /* Append a token to each slot: next[slot], negative for idle slots.  The cost is that of rows up to
  * the last active slot (rounded up above 8), so callers keep these in the first slots.  *logits
  * [rows,V] as above; rows of idle slots are undefined.  Fails: LM_EUSAGE when a slot is full. */

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cache_plan.c -- a specification of caches, and the model for which it is. */
+#include "model/cache_plan.h"
+
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+
+lm_kv_site lm_cache_site(const lm_config *c, lm_dtype act, int64_t l)
+{
+    const lm_layer *y = &c->layer[l];
+    return (lm_kv_site){ .layer = l,
+                         .layers = c->layers,
+                         .kv_heads = y->kv_heads,
+                         .head_dim = y->head_dim,
+                         .window = y->window,
+                         .max_positions = c->max_positions,
+                         .act = act,
+                         .rope = y->rope >= 0 };
+}
+
+lm_code lm_cache_sites(const lm_config *c, lm_dtype act, lm_kv_site **out, lm_err *e)
+{
+    *out = NULL;
+    if (lm_alloc_n(out, (size_t)c->layers, sizeof **out, "layers of a cache", e))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++)
+        (*out)[l] = lm_cache_site(c, act, l);
+    return LM_OK;
+}
+
+/* A calibration of other weights suits neither their ranges nor their errors. */
+static lm_code check_weights(const lm_kv_data *d, lm_model_source *src, lm_err *e)
+{
+    uint8_t digest[16];
+    char hex[33];
+    if (!src || !d->weights || !*d->weights)
+        return LM_OK;
+    if (lm_model_source_weights_digest(src, digest, e))
+        return e->code;
+    lm_hash128_hex(digest, hex);
+    if (!strcmp(hex, d->weights))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, d->path, "use the calibration of this model",
+                   "was measured with other weights");
+}
+
+static lm_code read_data(const lm_kv_spec *s, lm_model_source *src, lm_cache_plan *p, lm_err *e)
+{
+    for (int i = 0; lm_kv_spec_file(s, i); i++)
+        if (lm_kv_data_read(lm_kv_spec_file(s, i), &p->data[i], e) ||
+            check_weights(p->data[i], src, e))
+            return e->code;
+    return LM_OK;
+}
+
+lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, lm_model_source *src,
+                           lm_cache_plan *out, lm_err *e)
+{
+    lm_kv_spec *s = NULL;
+    *out = (lm_cache_plan){ 0 };
+    lm_code rc = lm_kv_spec_parse(spec, &s, e);
+    rc = rc ? rc : read_data(s, src, out, e);
+    rc = rc ? rc : lm_cache_sites(c, act, &out->site, e);
+    rc = rc ? rc
+            : lm_kv_spec_bind(s, out->site, c->layers, (const lm_kv_data *const *)out->data,
+                              &out->plan, e);
+    lm_kv_spec_free(s);
+    return rc;
+}
+
+void lm_cache_plan_fini(lm_cache_plan *p)
+{
+    lm_kv_plan_free(p->plan);
+    lm_free(p->site);
+    for (int i = 0; i < LM_KV_FILES; i++)
+        lm_kv_data_free(p->data[i]);
+    *p = (lm_cache_plan){ 0 };
+}

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_generate_kv.c -- generation over coded caches, for each architecture and many methods: logits are those of plain
+ * caches in which keys and values are replaced by what the cache returns for them (kv/store.h); they do not depend on the
+ * slot, the batch, the parts of a prompt or a copy; methods of 8 bits are close to plain caches. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "kv/store.h"
+#include "loaded_case.h"
+#include "model/cache_plan.h"
+#include "model/generate_impl.h"
+
+enum { V = 96, S = 430, PROMPT = 290, STEPS = 40 };
+
+#define SIZES "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":600,"
+#define LAYERS                                           \
+    SIZES "\"hidden_size\":64,\"intermediate_size\":96," \
+          "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
+static const char *const configs[] = {
+    "{\"model_type\":\"gpt2\"," SIZES
+    "\"n_embd\":64,\"n_layer\":2,\"n_head\":2,\"n_positions\":600}",
+    "{\"model_type\":\"llama\"," LAYERS "\"num_hidden_layers\":3}",
+    "{\"model_type\":\"mistral\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":150}",
+    "{\"model_type\":\"qwen2\"," SIZES
+    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
+    "\"num_key_value_heads\":1,\"num_hidden_layers\":2,\"tie_word_embeddings\":true}",
+    "{\"model_type\":\"qwen3\"," LAYERS "\"num_hidden_layers\":2}",
+    "{\"model_type\":\"gemma2\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
+    "\"query_pre_attn_scalar\":32}",
+    "{\"model_type\":\"gemma3_text\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
+    "\"sliding_window_pattern\":2,\"query_pre_attn_scalar\":32}",
+    "{\"model_type\":\"olmo2\"," SIZES
+    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
+    "\"num_key_value_heads\":2,\"num_hidden_layers\":2}",
+    "{\"model_type\":\"olmo3\"," SIZES
+    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
+    "\"num_key_value_heads\":2,\"num_hidden_layers\":2,\"sliding_window\":150}",
+};
+enum { N_CONFIGS = sizeof configs / sizeof *configs };
+
+/* most: of the relative difference of logits from those of plain caches. */
+static const struct {
+    const char *text;
+    double most;
+} specs[] = {
+    { "int8", 0.03 },
+    { "int4", 1 },
+    { "int4:rotate=off", 1 },
+    { "int2", 2 },
+    { "int3:axis=channel,group=16", 2 },
+    { "int8:sinks=4,residual=7", 0.03 },
+    { "fp8", 0.2 },
+    { "fp8_e5m2:scale=token", 0.3 },
+    { "q8_0", 0.03 },
+    { "q4_0", 1 },
+    { "kivi", 2 },
+    { "kivi:bits=8,group=16,residual=64", 0.03 },
+    { "k4v4", 1 },
+    { "k3v3", 2 },
+    { "k4v2", 2 },
+    { "k=q8_0,v=int8:residual=20", 0.03 },
+    { "k=auto,v=int4", 1 },
+    { "k=kivi,v=auto", 2 },
+    { "layers.0=auto;*=int4", 1 },
+    { "layers.-1=kivi:bits=4;*=k8v4", 1 },
+};
+enum { N_SPECS = sizeof specs / sizeof *specs };
+
+static lm_err err;
+static lm_par *par;
+static lm_backend *backend;
+static uint32_t ids[S];
+
+static void ok(lm_code rc)
+{
+    if (rc)
+        fail_msg("%s: %s", err.where, err.what);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    for (int i = 0; i < S; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(7, "test", 0), (uint64_t)i, V);
+    return lm_par_new(&par, 2, &err) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &err);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lm_backend_close(backend);
+    lm_par_free(par);
+    return 0;
+}
+
+static void open_plan(const lm_loaded *w, lm_dtype type, const char *text, lm_cache_plan *p)
+{
+    ok(lm_cache_plan_open(text, &w->config, type, NULL, p, &err));
+}
+
+static lm_generator *open_gen(lm_loaded *w, lm_dtype type, int64_t batch, const lm_cache_plan *p)
+{
+    lm_generator *g;
+    ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, S, p ? p->plan : NULL }, backend, &g,
+                        &err));
+    return g;
+}
+
+/* Relative L2 difference. */
+static double apart(const float *x, const float *y)
+{
+    double d = 0, n = 0;
+    for (int i = 0; i < V; i++) {
+        d += (double)(x[i] - y[i]) * (double)(x[i] - y[i]);
+        n += (double)y[i] * (double)y[i];
+    }
+    return sqrt(d / n);
+}
+
+/* ---- the definition ---- */
+
+/* A generator with plain caches, and the keys and values as they were put there: [cache][token][heads, width]. */
+typedef struct {
+    lm_generator *g;
+    float *kept[8];
+    int64_t rows; /* kept so far */
+} definition;
+
+static void open_definition(lm_loaded *w, definition *d)
+{
+    *d = (definition){ .g = open_gen(w, LM_DTYPE_F32, 1, NULL) };
+    for (int i = 0; i < generator_model(d->g)->n_caches; i++)
+        ok(lm_alloc_n(&d->kept[i], S * 256, sizeof(float), "rows", &err));
+}
+
+static void close_definition(definition *d)
+{
+    for (int i = 0; i < 8; i++)
+        lm_free(d->kept[i]);
+    lm_generator_free(d->g);
+}
+
+static float *row_of(const definition *d, int cache, int64_t head, int64_t token)
+{
+    const slot_cache *y = &d->g->caches[cache];
+    int64_t width = (int64_t)(y->row_bytes / sizeof(float));
+    return (float *)(void *)(d->g->cache + y->at) + (head * S + token) * width;
+}
+
+/* Keep the new rows, and replace all rows by what the cache returns. */
+static void store_rows(definition *d, const lm_cache_plan *p)
+{
+    static float y[S * 256];
+    int64_t n = lm_generator_used(d->g, 0);
+    for (int i = 0; i < generator_model(d->g)->n_caches; i++) {
+        const lm_kv_site *at = &p->site[generator_model(d->g)->cache[i].layer];
+        int64_t K = at->kv_heads, D = at->head_dim;
+        for (int64_t t = d->rows; t < n; t++)
+            for (int64_t h = 0; h < K; h++)
+                memcpy(d->kept[i] + (t * K + h) * D, row_of(d, i, h, t), (size_t)D * sizeof(float));
+        ok(lm_kv_store(&p->plan->side[i], p->plan->page, K, D, d->kept[i], n, y, &err));
+        for (int64_t t = 0; t < n; t++)
+            for (int64_t h = 0; h < K; h++)
+                memcpy(row_of(d, i, h, t), y + (t * K + h) * D, (size_t)D * sizeof(float));
+    }
+    d->rows = n;
+}
+
+static const float *define_prompt(definition *d, const lm_cache_plan *p, int64_t n)
+{
+    const float *logits = NULL;
+    d->g->used[0] = d->rows = 0;
+    for (int64_t at = 0; at < n; at += LM_KV_CHUNK) {
+        ok(lm_generator_extend(d->g, 0, ids + at, n - at < LM_KV_CHUNK ? n - at : LM_KV_CHUNK,
+                               &logits, &err));
+        store_rows(d, p);
+    }
+    return logits;
+}
+
+/* The largest difference from the definition, over a prompt and the steps behind it. */
+static double difference(definition *d, lm_loaded *w, const char *spec)
+{
+    lm_cache_plan p;
+    open_plan(w, LM_DTYPE_F32, spec, &p);
+    lm_generator *g = open_gen(w, LM_DTYPE_F32, 1, &p);
+    const float *got, *want = define_prompt(d, &p, PROMPT);
+    ok(lm_generator_prompt(g, 0, ids, PROMPT, &got, &err));
+    double worst = apart(got, want);
+    for (int i = PROMPT; i < PROMPT + STEPS; i++) {
+        int32_t next = (int32_t)ids[i];
+        ok(lm_generator_decode(d->g, &next, &want, &err));
+        store_rows(d, &p);
+        ok(lm_generator_decode(g, &next, &got, &err));
+        worst = fmax(worst, apart(got, want));
+    }
+    lm_generator_free(g);
+    lm_cache_plan_fini(&p);
+    return worst;
+}
+
+/* A number that lies almost between two codes may get the other one, as sums and rotations are rounded otherwise:
+ * this is rare, and changes logits by a part of what codes change them. */
+static void logits_are_those_of_the_definition(void **state)
+{
+    int equal = 0;
+    (void)state;
+    for (int k = 0; k < N_CONFIGS; k++) {
+        lm_loaded w;
+        definition d;
+        loaded_of(configs[k], LM_DTYPE_F32, par, backend, &w);
+        open_definition(&w, &d);
+        for (int s = 0; s < N_SPECS; s++) {
+            double worst = difference(&d, &w, specs[s].text);
+            if (!(worst < 0.05))
+                fail_msg("config %d, %s: %g from the definition", k, specs[s].text, worst);
+            equal += worst < 1e-3;
+        }
+        close_definition(&d);
+        lm_loaded_fini(&w);
+    }
+    assert_true(equal > N_CONFIGS * N_SPECS * 3 / 4);
+}
+
+/* ---- the same bits ---- */
+
+/* The logits of slot `at`, of g as it is, after the steps in which it gets ids[from] and on. */
+static void run_steps(lm_generator *g, int64_t at, int from, int n, float *out)
+{
+    int32_t next[12];
+    const float *logits = NULL;
+    for (int i = from; i < from + n; i++) {
+        for (int64_t s = 0; s < lm_generator_batch(g); s++)
+            next[s] = s == at ? (int32_t)ids[i] : lm_generator_used(g, s) > 0 ? (int32_t)s : -1;
+        ok(lm_generator_decode(g, next, &logits, &err));
+    }
+    memcpy(out, logits + at * V, V * sizeof *out);
+}
+
+/* A sequence in slot 3 of 5, another one in slot 0, and copies of it; prompts in parts; against it alone. */
+static void bits_depend_on_the_sequence_alone(void **state)
+{
+    static const lm_dtype types[] = { LM_DTYPE_F32, LM_DTYPE_BF16 };
+    (void)state;
+    for (int k = 0; k < 2 * N_SPECS; k++) {
+        lm_dtype type = types[k % 2];
+        lm_loaded w;
+        lm_cache_plan p;
+        float one[V], other[V];
+        loaded_of(configs[k % N_CONFIGS], type, par, backend, &w);
+        open_plan(&w, type, specs[k / 2].text, &p);
+        lm_generator *alone = open_gen(&w, type, 5, &p), *g = open_gen(&w, type, 5, &p);
+        ok(lm_generator_prompt(alone, 0, ids, PROMPT, NULL, &err));
+        run_steps(alone, 0, PROMPT, STEPS, one);
+        ok(lm_generator_prompt(g, 0, ids + 9, 77, NULL, &err));
+        ok(lm_generator_prompt(g, 3, ids + 3, 300, NULL, &err)); /* used before */
+        ok(lm_generator_prompt(g, 3, ids, LM_KV_CHUNK, NULL, &err));
+        ok(lm_generator_extend(g, 3, ids + LM_KV_CHUNK, PROMPT - LM_KV_CHUNK, NULL, &err));
+        run_steps(g, 3, PROMPT, STEPS / 2, other);
+        ok(lm_generator_copy(g, 3, 1, &err));
+        ok(lm_generator_prompt(g, 3, ids + 20, 3, NULL, &err));
+        run_steps(g, 1, PROMPT + STEPS / 2, STEPS / 2, other);
+        assert_memory_equal(one, other, sizeof one);
+        lm_generator_free(alone);
+        lm_generator_free(g);
+        lm_cache_plan_fini(&p);
+        lm_loaded_fini(&w);
+    }
+}
+
+/* Logits stay near those of plain caches, by what the format keeps; plain methods are those of plain caches to the bit. */
+static void logits_are_near_those_of_plain_caches(void **state)
+{
+    static const lm_dtype types[] = { LM_DTYPE_F32, LM_DTYPE_BF16 };
+    (void)state;
+    for (int k = 0; k < 2 * N_CONFIGS; k++) {
+        lm_dtype type = types[k % 2];
+        lm_loaded w;
+        lm_cache_plan p;
+        float plain[V], got[V];
+        loaded_of(configs[k / 2], type, par, backend, &w);
+        lm_generator *g = open_gen(&w, type, 2, NULL);
+        ok(lm_generator_prompt(g, 0, ids, PROMPT, NULL, &err));
+        run_steps(g, 0, PROMPT, STEPS, plain);
+        lm_generator_free(g);
+        for (int s = -1; s < N_SPECS; s++) {
+            open_plan(&w, type, s < 0 ? "auto" : specs[s].text, &p);
+            g = open_gen(&w, type, 2, &p);
+            ok(lm_generator_prompt(g, 0, ids, PROMPT, NULL, &err));
+            run_steps(g, 0, PROMPT, STEPS, got);
+            if (s < 0)
+                assert_memory_equal(got, plain, sizeof got);
+            else
+                print_message("%d %s %g\n", k, specs[s].text, apart(got, plain));
+            lm_generator_free(g);
+            lm_cache_plan_fini(&p);
+        }
+        lm_loaded_fini(&w);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_are_those_of_the_definition),
+        cmocka_unit_test(bits_depend_on_the_sequence_alone),
+        cmocka_unit_test(logits_are_near_those_of_plain_caches),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
