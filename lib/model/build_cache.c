@@ -27,26 +27,19 @@ bool lm_b_tailed(const lm_build *b, int64_t layers)
     return false;
 }
 
-static lm_code refuse(int64_t layer, int side, const char *todo, const char *what, lm_err *e)
-{
-    lm_fail(e, LM_EUSAGE, where, todo, "%s of layer %" PRId64 ": %s", side_name[side], layer, what);
-    return e->code;
-}
-
 static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
 {
     const lm_kv_side *s = &b->kv->side[2 * layer + side];
     if (!s->format && s->plain != b->precision.low)
-        return lm_fail(e, LM_EUSAGE, where, "choose that type by --dtype, or give auto",
+        return lm_fail(e, LM_EUSAGE, where, "give auto, or compute in that type",
                        "%s of layer %" PRId64 " would be %s, but activations are %s",
                        side_name[side], layer, lm_dtype_name(s->plain),
                        lm_dtype_name(b->precision.low));
     if (s->pre_rope)
-        return refuse(layer, side, "choose another method",
-                      "no kernel reads keys that are stored before their rotation", e);
-    if (s->format && s->outliers >= 0)
-        return refuse(layer, side, "choose another method",
-                      "no kernel finds the range of all heads of a token", e);
+        return lm_fail(e, LM_EUSAGE, where, "choose another method",
+                       "%s of layer %" PRId64
+                       ": no kernel reads keys that are stored before their rotation",
+                       side_name[side], layer);
     return LM_OK;
 }
 
@@ -173,12 +166,14 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
             a.residual[i] = side[i].residual;
             a.sinks[i] = side[i].sinks;
         }
+    a.token_range = side[LM_KV_V].format && side[LM_KV_V].outliers >= 0;
+    a.outliers = a.token_range ? side[LM_KV_V].outliers : 0;
     make_coded(b, layer, &a, &c);
     lm_vid slot = c.tail[0] >= 0 || c.tail[1] >= 0 ? m->slot : LM_NONE;
     qkv = rotate(b, &into, qkv);
     lm_vid in[] = { qkv,        m->used,    m->fresh, m->first,  m->kind,  m->table,
                     c.pages[0], c.pages[1], slot,     c.tail[0], c.tail[1] };
-    lm_vid write[] = { qkv, m->used, m->fresh, m->first, m->table, slot };
+    lm_vid write[] = { qkv, m->used, m->fresh, m->first, m->table, slot, LM_NONE };
     lm_vid stored[] = { c.pages[0], c.pages[1], c.tail[0] >= 0 ? c.tail[0] : LM_SKIP,
                         c.tail[1] >= 0 ? c.tail[1] : LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, o, b->e) ||
