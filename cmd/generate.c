@@ -38,7 +38,7 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
     int64_t all = opt.prompt.n * opt.samples, batch = !w->in && all < opt.batch ? all : opt.batch;
     if (opt.serve.batch)
         return generate_open_served(w, type, e);
-    return lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, NULL },
+    return lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, NULL, 0 },
                             w->backend, &w->gen, e);
 }
 

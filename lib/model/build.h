@@ -3,7 +3,7 @@
 #ifndef LM_MODEL_BUILD_H
 #define LM_MODEL_BUILD_H
 
-#include "kernels/attention.h"
+#include "kernels/kv_keep.h"
 #include "model/model.h"
 
 /* A builder: *e keeps the first failure and every later call does nothing, so that a decoder reads
@@ -53,6 +53,24 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e);
 /* Attention of a layer through its caches, which are declared. */
 lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
                              const lm_attention_attr *attr);
+
+/* Sides of a layer that is coded, as operators of coded caches have them. */
+lm_kv_attr lm_b_kv_attr(const lm_build *b, int64_t layer, const lm_attention_attr *attr);
+
+/* ---- build_kept.c ---- */
+
+/* True if the policy drops tokens of the layer. */
+bool lm_b_kept(const lm_build *b, int64_t layer);
+/* True if masses of tokens are added up. */
+bool lm_b_weighs(const lm_build *b);
+/* Of such a layer: pages of a sequence, and masses of a head. */
+int64_t lm_b_kept_pages(const lm_build *b, int64_t layer);
+int64_t lm_b_masses(const lm_build *b, int64_t layer);
+/* Declare what these layers read. */
+lm_code lm_b_make_kept(lm_model *m, lm_err *e);
+/* Add the probabilities of the rows of qkv to the masses of the layer. */
+lm_vid lm_b_add_masses(lm_builder *b, int64_t layer, const lm_kv_mass_attr *a, lm_vid qkv,
+                       lm_vid lse, lm_vid keys, lm_vid ktail);
 
 /* After all parameters are declared: set their offsets in the master copy, and build the index of
  * names. */

@@ -16,6 +16,8 @@ static const char *const side_name[2] = { "keys", "values" };
 bool lm_b_coded(const lm_build *b, int64_t layer)
 {
     const lm_kv_side *s = b->kv ? &b->kv->side[2 * layer] : NULL;
+    if (lm_b_kept(b, layer))
+        return !b->whole;
     return s && (s[LM_KV_K].format || s[LM_KV_V].format);
 }
 
@@ -51,7 +53,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
     if (b->kv->layers != c->layers)
         return lm_fail(e, LM_EBUG, where, NULL, "is for %" PRId64 " layers, not %" PRId64,
                        b->kv->layers, c->layers);
-    if (b->kv->policy)
+    if (b->kv->policy && !b->kept)
         return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
                        "no graph drops tokens from a cache");
     for (int64_t l = 0; l < c->layers; l++) {
@@ -105,8 +107,12 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", shape);
     lm_vid table = m->build.rows ? m->table : LM_NONE;
     lm_vid in[6] = { qkv, m->used, m->fresh, m->first, m->kind, table };
-    lm_vid out[4] = { LM_NONE, keys, values, LM_SKIP };
+    bool weighs = m->kept && m->kept[layer].mass >= 0;
+    lm_vid out[4] = { LM_NONE, keys, values, weighs ? LM_NONE : LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
+        return LM_NONE;
+    lm_kv_mass_attr mass = { .attention = *attr };
+    if (weighs && lm_b_add_masses(b, layer, &mass, qkv, out[3], keys, LM_NONE) < 0)
         return LM_NONE;
     return out[0];
 }
@@ -123,7 +129,9 @@ static void make_coded(lm_builder *b, int64_t layer, const lm_kv_attr *a, coded_
     static const char *const tail_name[2] = { "keys.tail", "values.tail" };
     const lm_build *o = &b->m->build;
     const lm_attention_attr *x = &a->attention;
-    int64_t own = x->batch * ((o->cache + o->kv->page - 1) / o->kv->page);
+    bool kept = lm_b_kept(o, layer);
+    int64_t own =
+        x->batch * (kept ? lm_b_kept_pages(o, layer) : (o->cache + o->kv->page - 1) / o->kv->page);
     for (int side = 0; side < 2; side++) {
         lm_tensor pages = {
             .dtype = LM_DTYPE_F32,
@@ -141,6 +149,20 @@ static void make_coded(lm_builder *b, int64_t layer, const lm_kv_attr *a, coded_
     }
 }
 
+lm_kv_attr lm_b_kv_attr(const lm_build *b, int64_t layer, const lm_attention_attr *attr)
+{
+    lm_kv_attr a = { .attention = *attr };
+    for (int i = 0; i < 2; i++) {
+        const lm_kv_side *side = &b->kv->side[2 * layer + i];
+        a.residual[i] = side->format ? side->residual : 0;
+        a.sinks[i] = side->format ? side->sinks : 0;
+    }
+    const lm_kv_side *values = &b->kv->side[2 * layer + LM_KV_V];
+    a.token_range = values->format && values->outliers >= 0;
+    a.outliers = a.token_range ? values->outliers : 0;
+    return a;
+}
+
 /* Heads of x, rotated as the sides of a layer are stored. */
 static lm_vid rotate(lm_builder *b, const lm_head_rotate_attr *a, lm_vid x)
 {
@@ -154,29 +176,29 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
 {
     lm_model *m = b->m;
     const lm_kv_side *side = &m->build.kv->side[2 * layer];
-    lm_kv_attr a = { .attention = *attr };
+    const lm_kv_attr a = lm_b_kv_attr(&m->build, layer, attr);
     const bool keys = side[LM_KV_K].rotate, values = side[LM_KV_V].rotate;
     const lm_head_rotate_attr into = { attr->heads, attr->kv_heads, attr->head_dim,
                                        keys,        keys,           values };
     const lm_head_rotate_attr back = { attr->heads, 0, attr->head_dim, values, false, false };
+    const bool kept = lm_b_kept(&m->build, layer), weighs = kept && m->kept[layer].mass >= 0;
+    const lm_vid used = kept ? m->kept[layer].used : m->used;
+    const lm_vid table = kept ? m->kept[layer].table : m->table;
     coded_cache c;
-    lm_vid o[2] = { LM_NONE, LM_SKIP };
-    for (int i = 0; i < 2; i++)
-        if (side[i].format) {
-            a.residual[i] = side[i].residual;
-            a.sinks[i] = side[i].sinks;
-        }
-    a.token_range = side[LM_KV_V].format && side[LM_KV_V].outliers >= 0;
-    a.outliers = a.token_range ? side[LM_KV_V].outliers : 0;
+    lm_vid o[2] = { LM_NONE, weighs ? LM_NONE : LM_SKIP };
     make_coded(b, layer, &a, &c);
     lm_vid slot = c.tail[0] >= 0 || c.tail[1] >= 0 ? m->slot : LM_NONE;
     qkv = rotate(b, &into, qkv);
-    lm_vid in[] = { qkv,        m->used,    m->fresh, m->first,  m->kind,  m->table,
+    lm_vid in[] = { qkv,        used,       m->fresh, m->first,  m->kind,  table,
                     c.pages[0], c.pages[1], slot,     c.tail[0], c.tail[1] };
-    lm_vid write[] = { qkv, m->used, m->fresh, m->first, m->table, slot, LM_NONE };
+    lm_vid write[] = {
+        qkv, used, m->fresh, m->first, table, slot, kept ? m->kept[layer].row : LM_NONE
+    };
     lm_vid stored[] = { c.pages[0], c.pages[1], c.tail[0] >= 0 ? c.tail[0] : LM_SKIP,
                         c.tail[1] >= 0 ? c.tail[1] : LM_SKIP };
+    const lm_kv_mass_attr mass = { *attr, a.residual[LM_KV_K], a.sinks[LM_KV_K] };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, o, b->e) ||
+        (weighs && lm_b_add_masses(b, layer, &mass, qkv, o[1], c.pages[0], c.tail[0]) < 0) ||
         lm_graph_append(m->graph, &lm_op_kv_write, &a, write, stored, b->e))
         return LM_NONE;
     return rotate(b, &back, o[0]);

@@ -31,7 +31,7 @@ static lm_code make_inputs(row_graph *s, lm_backend *backend, size_t n, size_t b
 }
 
 static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
-                          int64_t seq, lm_exec *share, row_graph *s, lm_err *e)
+                          int64_t seq, bool prompt, lm_exec *share, row_graph *s, lm_err *e)
 {
     const lm_build build = { .mode = LM_MODE_GENERATE,
                              .batch = batch,
@@ -39,6 +39,8 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                              .cache = g->context,
                              .precision = { .low = dtype },
                              .kv = g->kv,
+                             .kept = generator_kept(g->keep),
+                             .whole = g->keep && prompt,
                              .backend = g->b,
                              .codes = w->src,
                              .codes_space = w->codes_space };
@@ -53,11 +55,16 @@ static void close_graph(row_graph *s)
     lm_exec_free(s->x);
     lm_model_free(s->m);
     lm_mirror_fini(&s->inputs);
+    generator_keep_inputs_fini(&s->keep);
 }
 
 /* Bind the caches from `slot` on to the graph. */
 static void bind_caches(const lm_generator *g, const row_graph *s, int64_t slot)
 {
+    if (s->m->build.whole) {
+        generator_keep_bind(g, s->m, s->x, slot);
+        return;
+    }
     for (int i = 0; i < s->m->n_caches; i++) {
         const slot_cache *y = &g->caches[i];
         lm_exec_bind(s->x, s->m->cache[i].value, g->cache + y->at + (size_t)slot * y->slot_bytes);
@@ -134,9 +141,12 @@ static lm_code place_cache(const lm_generator *g, const lm_cache_state *c, slot_
 static lm_code make_numbers(lm_generator *g, lm_err *e)
 {
     const lm_model *m = generator_model(g);
-    if (m->table < 0)
+    int64_t n = m->table < 0 ? 0 : lm_tensor_count(&m->graph->value[m->table].t);
+    for (int64_t l = 0; m->kept && l < m->config.layers; l++)
+        if (lm_b_kept(&m->build, l) && g->batch * lm_b_kept_pages(&m->build, l) > n)
+            n = g->batch * lm_b_kept_pages(&m->build, l);
+    if (!n)
         return LM_OK;
-    int64_t n = lm_tensor_count(&m->graph->value[m->table].t);
     if (lm_mirror_new(g->b, (size_t)n * sizeof(int32_t), "tables of pages", &g->numbers, e))
         return e->code;
     for (int64_t i = 0; i < n; i++)
@@ -170,7 +180,7 @@ static lm_code open_widths(lm_generator *g, const lm_loaded *w, lm_dtype dtype, 
     for (int i = n - 1; i >= 0; i--) {
         decode_width *d = &g->decode[i];
         d->rows = width[i];
-        if (open_graph(g, w, dtype, d->rows, 1, share, &d->s, e))
+        if (open_graph(g, w, dtype, d->rows, 1, false, share, &d->s, e))
             return e->code;
         share = i == n - 1 ? d->s.x : share;
     }
@@ -182,10 +192,11 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
     /* the largest arena first: the others share it */
     for (int i = 0; i < CHUNKS; i++) {
         int64_t rows = chunk_rows[i] < g->context ? chunk_rows[i] : g->context;
-        if (open_graph(g, w, dtype, 1, rows, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
+        if (open_graph(g, w, dtype, 1, rows, true, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
             return e->code;
     }
     if (open_widths(g, w, dtype, e) || make_caches(g, w->store != NULL, e) ||
+        (g->keep && generator_keep_open(g, e)) ||
         (!w->store && lm_loaded_weights(w, generator_model(g), g->b, e)) ||
         lm_alloc_n(&g->used, (size_t)g->batch, sizeof *g->used, "slots", e) ||
         lm_rotary_new(generator_model(g), g->b, &g->rope, e) || generator_make_chooser(g, e))
@@ -197,6 +208,9 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
         bind_numbers(g, s);
         if (i >= CHUNKS)
             bind_caches(g, s, 0);
+        if (i >= CHUNKS && g->keep &&
+            generator_keep_inputs(g, s->m, s->x, &g->decode[i - CHUNKS].s.keep, e))
+            return e->code;
     }
     return LM_OK;
 }
@@ -213,7 +227,7 @@ lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b
     g->batch = o->batch;
     g->context = o->context;
     g->kv = o->kv;
-    if (open_all(g, w, o->dtype, e)) {
+    if (generator_keep_new(o, &w->config, &g->keep, e) || open_all(g, w, o->dtype, e)) {
         lm_generator_free(g);
         return e->code;
     }
@@ -234,6 +248,7 @@ void lm_generator_free(lm_generator *g)
         close_graph(&g->prefill[i]);
     if (g->cache)
         g->b->free(g->b, g->cache, g->cache_bytes);
+    generator_keep_free(g);
     generator_drop_chooser(g);
     lm_mirror_fini(&g->numbers);
     lm_free(g->caches);
@@ -252,8 +267,10 @@ lm_code generator_wait_for_last(lm_generator *g, lm_err *e)
 lm_code generator_put_graph(row_graph *s, lm_err *e)
 {
     const lm_step step = { 0 };
-    return lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) ? e->code
-                                                                : lm_exec_run(s->x, &step, e);
+    if (lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) ||
+        (s->keep.inputs.bytes && lm_mirror_push(&s->keep.inputs, s->keep.inputs.bytes, NULL, e)))
+        return e->code;
+    return lm_exec_run(s->x, &step, e);
 }
 
 /* The next rows of a prompt, `n` of them real, through a graph of that size. */
@@ -289,6 +306,11 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
         return lm_fail(e, LM_EUSAGE, "prompt", "shorten it",
                        "%" PRId64 " token%s, the context holds %" PRId64, g->used[slot] + n,
                        lm_plural(g->used[slot] + n), g->context);
+    if (g->keep && g->used[slot])
+        return lm_fail(e, LM_EUSAGE, "prompt", "give all of it at once",
+                       "cannot be appended to caches that dropped tokens");
+    if (g->keep && generator_keep_begin(g, slot, n, e))
+        return e->code;
     for (int64_t at = 0, take; at < n; at += take) {
         int64_t cut = LM_KV_CHUNK - g->used[slot] % LM_KV_CHUNK;
         int i = CHUNKS - 1; /* the smallest that is enough for the rest, otherwise the largest */
@@ -301,6 +323,8 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
         if (run_chunk(g, s, slot, ids + at, take, e))
             return e->code;
     }
+    if (g->keep && generator_keep_prompt(g, slot, e))
+        return e->code;
     if (logits)
         *logits = lm_exec_data(s->x, s->m->logits);
     return LM_OK;
@@ -360,7 +384,8 @@ double lm_generator_step_bytes(const lm_generator *g)
     bytes -= whole * (double)looked_up / (double)c->vocab;
     for (int k = 0; k < m->n_caches; k++)
         for (int64_t i = 0; i < g->batch; i++)
-            bytes += cache_bytes_read(g, k, g->used[i]);
+            bytes += cache_bytes_read(
+                g, k, g->keep ? generator_keep_used(g, i, m->cache[k].layer) : g->used[i]);
     return bytes;
 }
 
@@ -376,7 +401,7 @@ const lm_recording *lm_generator_recorded(const lm_generator *g)
 
 size_t lm_generator_cache_bytes(const lm_generator *g)
 {
-    return g->cache_bytes;
+    return g->cache_bytes + generator_keep_bytes(g->keep);
 }
 
 double lm_generator_token_bytes(const lm_generator *g)

@@ -18,6 +18,9 @@ typedef struct {
     lm_dtype dtype;              /* F32, BF16 */
     int64_t batch, context;      /* B, S */
     const struct lm_kv_plan *kv; /* how caches are stored (lm_build.kv), borrowed; NULL: plain */
+    /* With a policy in kv: the most tokens that follow a prompt, for which caches of the tokens that stay have
+     * room; 0: the rest of the context. */
+    int64_t most_new;
 } lm_generator_opts;
 
 /* Build for `w`, and load its weights if it has none yet.  w and b are borrowed.  Fails: LM_EUSAGE when

@@ -8,6 +8,7 @@
 #include "graph/mirror.h"
 #include "kv/spec.h"
 #include "model/generate.h"
+#include "model/generate_policy.h"
 #include "model/rotary.h"
 
 /* The graph for one number of rows, and its inputs: mirrors whose host side is written. */
@@ -16,6 +17,7 @@ typedef struct {
     lm_exec *x;
     lm_mirror inputs;
     int32_t *tokens, *pos, *used, *fresh, *rows;
+    keep_inputs keep; /* of decoding with a policy */
 } row_graph;
 
 /* The choice of tokens: inputs and results of the kernel for each slot. */
@@ -59,6 +61,7 @@ struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
     const lm_kv_plan *kv;             /* NULL: plain */
+    generator_keep *keep;             /* NULL: all tokens stay */
     row_graph prefill[CHUNKS];        /* a chunk as long as the context replaces longer ones */
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
     int n_decode;

@@ -91,11 +91,14 @@ static lm_code set_step(lm_generator *g, const int32_t *next, decode_width **out
     row_graph *s = &d->s;
     if (generator_wait_for_last(g, e))
         return e->code;
-    for (int64_t i = 0; i < d->rows; i++) {
-        bool on = next[i] >= 0;
-        if (on && g->used[i] >= g->context)
+    for (int64_t i = 0; i < d->rows; i++)
+        if (next[i] >= 0 && g->used[i] >= g->context)
             return lm_fail(e, LM_EUSAGE, "context", "give a longer one",
                            "%" PRId64 " tokens are its capacity", g->context);
+    if (g->keep && generator_keep_step(g, &s->keep, next, d->rows, e))
+        return e->code;
+    for (int64_t i = 0; i < d->rows; i++) {
+        bool on = next[i] >= 0;
         s->tokens[i] = on ? next[i] : 0;
         s->pos[i] = on ? (int32_t)g->used[i] : 0;
         s->used[i] = on ? (int32_t)g->used[i] : 0;
@@ -151,7 +154,8 @@ static lm_code copy_slot(const lm_generator *g, const lm_cache_state *c, const s
     size_t bytes = y->piece_bytes;
     int64_t n = y->pieces;
     if (y->page)
-        n = (g->used[from] + y->page - 1) / y->page;
+        n = ((g->keep ? generator_keep_used(g, from, c->layer) : g->used[from]) + y->page - 1) /
+            y->page;
     else if (c->paged)
         bytes = bytes / (size_t)g->context * (size_t)g->used[from];
     for (int64_t i = 0; bytes && i < n; i++) {
@@ -173,6 +177,8 @@ lm_code lm_generator_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
     for (int i = 0; i < generator_model(g)->n_caches; i++)
         if (copy_slot(g, &generator_model(g)->cache[i], &g->caches[i], from, to, e))
             return e->code;
+    if (g->keep && generator_keep_copy(g, from, to, e))
+        return e->code;
     memcpy(seen + to * g->context, seen + from * g->context, (size_t)g->used[from] * sizeof *seen);
     g->used[to] = g->used[from];
     g->choice.sent[to] = 0;

@@ -51,14 +51,16 @@ static lm_code make_page_inputs(lm_model *m, lm_err *e)
     const lm_build *b = &m->build;
     bool coded = false;
     for (int64_t l = 0; l < m->config.layers; l++)
-        coded |= lm_b_coded(b, l);
+        coded |= lm_b_coded(b, l) && !lm_b_kept(b, l);
+    if (b->kept && lm_b_make_kept(m, e))
+        return e->code;
     if (!b->rows && !coded)
         return LM_OK;
     int64_t page = b->rows ? b->page : b->kv->page, width = (b->cache + page - 1) / page;
     if (lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, b->batch, width), "table",
                        &m->table, e))
         return e->code;
-    if (!lm_b_tailed(b, m->config.layers))
+    if (!lm_b_tailed(b, m->config.layers) || b->kept)
         return LM_OK;
     return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "slot", &m->slot, e);
 }
@@ -222,10 +224,10 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
-    lm_vid *const none[] = { &m->tokens, &m->targets, &m->pos,     &m->lo,
-                             &m->scale,  &m->used,    &m->fresh,   &m->rows,
-                             &m->loss,   &m->logits,  &m->rope[0], &m->rope[1],
-                             &m->first,  &m->kind,    &m->table,   &m->slot };
+    lm_vid *const none[] = { &m->tokens,  &m->targets, &m->pos,   &m->lo,   &m->scale,
+                             &m->used,    &m->fresh,   &m->rows,  &m->loss, &m->logits,
+                             &m->rope[0], &m->rope[1], &m->first, &m->kind, &m->table,
+                             &m->slot,    &m->from };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {
@@ -250,6 +252,7 @@ void lm_model_free(lm_model *m)
     lm_free(m->slice);
     lm_free(m->index);
     lm_free(m->cache);
+    lm_free(m->kept);
     lm_free(m->grad);
     lm_free(m);
 }

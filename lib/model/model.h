@@ -66,6 +66,11 @@ typedef struct {
      * and those before as they are stored. */
     const struct lm_kv_plan *kv;
     int64_t slots;
+    /* With a policy in kv, without `rows`: the tokens of each layer that the caches of a sequence have room for, in pages; 0:
+     * the policy leaves the layer alone.  In a graph of prompts (`whole`) these layers have plain caches of all
+     * positions instead, and masses of the tokens if the policy reads them. */
+    const int64_t *kept;
+    bool whole;
     lm_precision precision;
     bool documents; /* inputs `lo` and restarted positions: attention is limited to documents */
     bool dropout;   /* TRAIN: the config's rates apply */
@@ -103,6 +108,13 @@ typedef struct {
                 * false: a fixed size for each sequence, [B,...] or [slots,...] */
 } lm_cache_state;
 
+/* A layer whose caches keep some tokens (lm_build.kept); each LM_NONE if the layer does not have it. */
+typedef struct {
+    lm_vid used, table; /* I32 [B], [B,P]: in place of those of all layers */
+    lm_vid row;         /* I32 [B,K]: the token that the new one replaces, or the first free row */
+    lm_vid mass; /* STATE F32 [B,K,M] (kernels/kv_keep.h), M rows and one for the new token */
+} lm_kept_layer;
+
 typedef struct {
     lm_graph *graph;
     lm_config config; /* borrowed pointers inside */
@@ -126,6 +138,8 @@ typedef struct {
         kind;     /* ragged rows: I32 [B+1], [B]; `rows` then counts from the first row of all */
     lm_vid table; /* with pages, coded ones too: I32 [B,P] */
     lm_vid slot;  /* with tails: I32 [B] */
+    lm_vid from;  /* of prompts with masses: I32 [B], the first position whose queries count */
+    lm_kept_layer *kept;        /* with build.kept, of each layer */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
     lm_cache_state *cache; /* GENERATE: in the order of layers */

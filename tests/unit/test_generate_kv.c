@@ -109,8 +109,8 @@ static void open_plan(const lm_loaded *w, lm_dtype type, const char *text, lm_ca
 static lm_generator *open_gen(lm_loaded *w, lm_dtype type, int64_t batch, const lm_cache_plan *p)
 {
     lm_generator *g;
-    ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, S, p ? p->plan : NULL }, backend, &g,
-                        &err));
+    ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, S, p ? p->plan : NULL, 0 }, backend,
+                        &g, &err));
     return g;
 }
 

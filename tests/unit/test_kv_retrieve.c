@@ -35,7 +35,7 @@ static void ok(lm_code rc)
 static lm_generator *open_slots(int64_t batch)
 {
     lm_generator *g;
-    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, batch, MOST, NULL }, backend, &g,
+    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, batch, MOST, NULL, 0 }, backend, &g,
                         &err));
     return g;
 }

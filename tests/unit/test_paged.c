@@ -130,7 +130,7 @@ static void check_generator(lm_loaded *w, lm_dtype type, lm_backend *b, const re
     lm_generator *g = NULL;
     const float *logits;
     static float want[V];
-    ok(lm_generator_new(w, &(lm_generator_opts){ type, 1, CONTEXT, NULL }, b, &g, &err));
+    ok(lm_generator_new(w, &(lm_generator_opts){ type, 1, CONTEXT, NULL, 0 }, b, &g, &err));
     for (int64_t s = 0; s < SEQS; s++) {
         uint32_t ids[CONTEXT];
         for (int64_t i = 0; i < length[s]; i++)
