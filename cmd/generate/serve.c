@@ -59,8 +59,8 @@ static void say_sizes(const generate_work *w)
            "%" PRId64 " texts at a time, %" PRId64 " pages of %" PRId64
            " tokens (%s each, %s in all), %" PRId64 " of the host, %" PRId64 " of the disk",
            r->pages.sequences, r->pages.pages, r->pages.page,
-           lm_show_bytes((double)r->page_bytes, one),
-           lm_show_bytes((double)r->pages.pages * (double)r->page_bytes, pages), r->tiers.host,
+           lm_show_bytes((double)r->size.page, one),
+           lm_show_bytes((double)r->pages.pages * (double)r->size.page, pages), r->tiers.host,
            r->tiers.disk);
 }
 

@@ -279,7 +279,7 @@ static lm_code check_opts(const lm_sched_opts *o, lm_err *e)
     if (o->page < 1 || o->rows < 1 || o->sequences < 1 || o->context < 1 || o->chunk < 1 ||
         o->page > most || o->rows > most || o->sequences > most || o->context > most)
         return lm_fail(e, LM_EUSAGE, "scheduler", NULL, "a size is not between 1 and 2^31 - 1");
-    if (o->chunk > o->rows || (o->chunk > 1 && o->chunk % o->page))
+    if (o->chunk > o->rows || (o->share && o->chunk > 1 && o->chunk % o->page))
         return lm_fail(e, LM_EUSAGE, "scheduler", NULL,
                        "chunks of %lld rows do not fit pages of %lld and steps of %lld",
                        (long long)o->chunk, (long long)o->page, (long long)o->rows);

@@ -32,8 +32,8 @@ typedef struct {
     int64_t sequences; /* that run at the same time */
     int64_t slots;     /* states of sequences; 0: as many as sequences */
     int64_t context;   /* rows of a sequence, at most */
-    /* 1: prompts are cut anywhere.  More, for coded caches, a multiple of page: prompts are cut at
-     * multiples of this position only. */
+    /* 1: prompts are cut anywhere.  More, for coded caches: prompts are cut at multiples of this position
+     * only; with `share` it is a multiple of page. */
     int64_t chunk;
     bool state; /* a slot has rows of its sequence, which forks copy and paused sequences keep */
     bool share; /* prompts with the same beginning share its pages; not with state */

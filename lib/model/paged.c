@@ -7,18 +7,20 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "kv/spec.h"
+#include "model/build.h"
 #include "numeric/code_rows.h"
 
 /* ---- graphs ---- */
 
 static lm_code make_inputs(const lm_paged *g, bucket *s, lm_err *e)
 {
-    const size_t n = (size_t)s->rows, b = (size_t)g->sequences;
-    const size_t count[INPUTS] = { n, n, b, b, b + 1, b, b * (size_t)g->width, b };
-    const lm_vid value[INPUTS] = { s->m->tokens, s->m->pos,  s->m->used,  s->m->fresh,
-                                   s->m->first,  s->m->kind, s->m->table, s->m->rows };
-    int32_t **host[INPUTS] = { &s->tokens, &s->pos,  &s->used,  &s->fresh,
-                               &s->first,  &s->kind, &s->table, &s->last };
+    const size_t n = (size_t)s->rows, b = (size_t)s->m->build.batch;
+    const size_t count[INPUTS] = { n, n, b, b, b + 1, b, b * (size_t)g->width, b, b };
+    const lm_vid value[INPUTS] = { s->m->tokens, s->m->pos,   s->m->used, s->m->fresh, s->m->first,
+                                   s->m->kind,   s->m->table, s->m->rows, s->m->slot };
+    int32_t **host[INPUTS] = { &s->tokens, &s->pos,   &s->used, &s->fresh, &s->first,
+                               &s->kind,   &s->table, &s->last, &s->slot };
     size_t at[INPUTS], bytes = 0;
     for (int i = 0; i < INPUTS; i++) {
         at[i] = bytes;
@@ -29,7 +31,8 @@ static lm_code make_inputs(const lm_paged *g, bucket *s, lm_err *e)
     memset(s->inputs.host, 0, bytes);
     for (int i = 0; i < INPUTS; i++) {
         *host[i] = (int32_t *)(void *)((char *)s->inputs.host + at[i]);
-        lm_exec_bind(s->x, value[i], (char *)s->inputs.dev + at[i]);
+        if (value[i] >= 0) /* no slots without tails */
+            lm_exec_bind(s->x, value[i], (char *)s->inputs.dev + at[i]);
     }
     return LM_OK;
 }
@@ -44,6 +47,8 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
                              .rows = rows,
                              .pages = o->pages,
                              .page = o->page,
+                             .kv = o->kv,
+                             .slots = o->slots ? o->slots : o->sequences,
                              .precision = { .low = dtype },
                              .backend = b,
                              .codes = w->src,
@@ -54,7 +59,9 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
 static lm_code open_bucket(lm_paged *g, const lm_loaded *w, lm_dtype dtype, lm_exec *share,
                            bucket *s, lm_err *e)
 {
-    if (build_model(w, dtype, &g->o, g->sequences, s->rows, g->b, &s->m, e) ||
+    /* of few rows, fewer logits */
+    int64_t sequences = g->sequences < s->rows ? g->sequences : s->rows;
+    if (build_model(w, dtype, &g->o, sequences, s->rows, g->b, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;
     return make_inputs(g, s, e);
@@ -75,9 +82,15 @@ static lm_code open_buckets(lm_paged *g, const lm_loaded *w, lm_dtype dtype, lm_
     return LM_OK;
 }
 
-static size_t cache_bytes(const lm_paged *g, int i)
+/* Bytes of cache i, and of a page or a tail of it. */
+static size_t cache_bytes(const lm_model *m, int i)
 {
-    return lm_stored_bytes(&paged_model(g)->graph->value[paged_model(g)->cache[i].value].t);
+    return lm_stored_bytes(&m->graph->value[m->cache[i].value].t);
+}
+
+static size_t piece_bytes(const lm_model *m, int i)
+{
+    return cache_bytes(m, i) / (size_t)m->graph->value[m->cache[i].value].t.dim[0];
 }
 
 static lm_code make_pages(lm_paged *g, lm_err *e)
@@ -87,7 +100,7 @@ static lm_code make_pages(lm_paged *g, lm_err *e)
         return e->code;
     for (int i = 0; i < m->n_caches; i++) {
         g->at[i] = g->bytes;
-        if (__builtin_add_overflow(g->bytes, (cache_bytes(g, i) + 63) / 64 * 64, &g->bytes))
+        if (__builtin_add_overflow(g->bytes, (cache_bytes(m, i) + 63) / 64 * 64, &g->bytes))
             return lm_fail(e, LM_ELIMIT, "pages", NULL, "their size cannot be counted");
     }
     return g->b->alloc(g->b, g->bytes, "pages of caches", (void **)&g->pages, e);
@@ -116,25 +129,30 @@ static lm_code check_opts(const lm_loaded *w, const lm_paged_opts *o, lm_err *e)
                        o->page, LM_PAGE_UNIT);
     if (o->pages < 1 || o->rows < 1 || o->sequences < 1 || o->context < 1)
         return lm_fail(e, LM_EUSAGE, "pages", NULL, "there is no room for a sequence");
+    if (o->kv && o->kv->policy)
+        return lm_fail(e, LM_EUSAGE, "kv cache", "leave the policy out, or the pages",
+                       "tokens cannot be dropped from pages that texts share");
     return lm_config_check_context(&w->config, o->context, e);
 }
 
-static size_t page_bytes_of(const lm_model *m)
+/* Of all caches that are paged, or not. */
+static size_t sum_of_pieces(const lm_model *m, bool paged)
 {
     size_t all = 0;
     for (int i = 0; i < m->n_caches; i++)
-        all += lm_stored_bytes(&m->graph->value[m->cache[i].value].t) / (size_t)m->build.pages;
+        all += m->cache[i].paged == paged ? piece_bytes(m, i) : 0;
     return all;
 }
 
 lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
-                         size_t *page, size_t *weights, lm_err *e)
+                         lm_paged_sizes *out, lm_err *e)
 {
     lm_model *m = NULL;
     if (check_opts(w, o, e) || build_model(w, dtype, o, FEWEST, FEWEST, b, &m, e))
         return e->code;
-    *page = page_bytes_of(m);
-    *weights = w->store ? 0 : lm_loaded_bytes(m);
+    out->page = sum_of_pieces(m, true);
+    out->tail = sum_of_pieces(m, false);
+    out->weights = w->store ? 0 : lm_loaded_bytes(m);
     lm_model_free(m);
     return LM_OK;
 }
@@ -192,18 +210,20 @@ static void put_part(const lm_paged *g, bucket *s, const lm_paged_part *p, int64
     s->kind[i] = (int32_t)p->kind;
     s->first[i] = (int32_t)row;
     s->last[i] = (int32_t)(row + p->n - 1);
+    s->slot[i] = (int32_t)p->slot;
     memcpy(s->table + i * g->width, p->table, (size_t)pages * sizeof *s->table);
 }
 
 /* Write the rows that belong to no sequence, and the sequences without rows. */
-static void put_rest(const lm_paged *g, bucket *s, int64_t n, int64_t row)
+static void put_rest(bucket *s, int64_t n, int64_t row)
 {
+    int64_t sequences = s->m->build.batch;
     for (int64_t k = row; k < s->rows; k++)
         s->tokens[k] = s->pos[k] = 0;
-    for (int64_t i = n; i <= g->sequences; i++)
+    for (int64_t i = n; i <= sequences; i++)
         s->first[i] = (int32_t)row;
-    for (int64_t i = n; i < g->sequences; i++)
-        s->used[i] = s->fresh[i] = s->last[i] = s->kind[i] = 0;
+    for (int64_t i = n; i < sequences; i++)
+        s->used[i] = s->fresh[i] = s->last[i] = s->kind[i] = s->slot[i] = 0;
 }
 
 static lm_code check_parts(const lm_paged *g, const lm_paged_part *part, int64_t n, int64_t *rows,
@@ -240,7 +260,7 @@ lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const f
         return e->code;
     for (int64_t i = 0; i < n; row += part[i++].n)
         put_part(g, s, &part[i], i, row);
-    put_rest(g, s, n, row);
+    put_rest(s, n, row);
     if (lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) || lm_exec_run(s->x, &step, e))
         return e->code;
     g->logits = lm_exec_data(s->x, s->m->logits);
@@ -250,14 +270,39 @@ lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const f
     return LM_OK;
 }
 
+lm_code lm_paged_copy_tail(lm_paged *g, int64_t from, int64_t to, lm_err *e)
+{
+    const lm_model *m = paged_model(g);
+    for (int i = 0; i < m->n_caches; i++) {
+        size_t n = piece_bytes(m, i);
+        char *x = g->pages + g->at[i];
+        if (!m->cache[i].paged &&
+            g->b->copy(g->b, x + (size_t)to * n, x + (size_t)from * n, n, g->b->main, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
 int lm_paged_pieces(const lm_paged *g, int64_t at, struct iovec *out)
 {
-    const int n = paged_model(g)->n_caches;
-    for (int i = 0; out && i < n; i++) {
-        size_t page = cache_bytes(g, i) / (size_t)g->o.pages;
-        out[i] = (struct iovec){ g->pages + g->at[i] + (size_t)at * page, page };
+    const lm_model *m = paged_model(g);
+    int n = 0;
+    for (int i = 0; i < m->n_caches; i++) {
+        size_t bytes = piece_bytes(m, i);
+        if (m->cache[i].paged && out)
+            out[n] = (struct iovec){ g->pages + g->at[i] + (size_t)at * bytes, bytes };
+        n += m->cache[i].paged;
     }
     return n;
+}
+
+bool lm_paged_coded(const lm_paged *g)
+{
+    const lm_model *m = paged_model(g);
+    for (int64_t l = 0; l < m->config.layers; l++)
+        if (lm_b_coded(&m->build, l))
+            return true;
+    return false;
 }
 
 lm_backend *lm_paged_backend(const lm_paged *g)
@@ -277,7 +322,12 @@ int64_t lm_paged_vocab(const lm_paged *g)
 
 size_t lm_paged_page_bytes(const lm_paged *g)
 {
-    return page_bytes_of(paged_model(g));
+    return sum_of_pieces(paged_model(g), true);
+}
+
+size_t lm_paged_tail_bytes(const lm_paged *g)
+{
+    return sum_of_pieces(paged_model(g), false);
 }
 
 size_t lm_paged_bytes(const lm_paged *g)

@@ -5,8 +5,8 @@
  * numbers of rows (buckets: 16, 32, ... and the most), which share weights, pages and one arena; a step runs in the
  * smallest that is enough.  Nothing is allocated after lm_paged_new.
  *
- * With plain caches the bits of a sequence's logits depend on its tokens alone, and on which of them were rows of
- * prompts: not on other sequences, the order of parts, the cuts of prompts, the pages, or the number of sequences.
+ * The bits of a sequence's logits depend on its tokens alone, and on which of them were rows of prompts: not on other
+ * sequences, the order of parts, the pages, the number of sequences, or with plain caches the cuts of prompts.
  * Every product has more rows than LM_GEMM_SMALL_M, so that a row always has the same sums (kernels/linear.h); on the
  * tensor-core path of CUDA these follow the choices of cuBLASLt. */
 #ifndef LM_MODEL_PAGED_H
@@ -23,6 +23,10 @@ typedef struct {
     int64_t sequences;   /* parts of a step, at most */
     int64_t context;     /* tokens of a sequence, at most */
     int64_t page, pages; /* tokens of a page, a multiple of LM_PAGE_UNIT; pages of all sequences */
+    /* How caches are stored (lm_build.kv), borrowed; NULL: plain.  page is then kv->page, and parts of prompts end at
+     * multiples of LM_KV_CHUNK positions, or with the prompt. */
+    const struct lm_kv_plan *kv;
+    int64_t slots; /* tails of sequences; 0: as many as sequences */
 } lm_paged_opts;
 
 /* The next n tokens of a sequence that has `used` in its pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages of
@@ -32,6 +36,7 @@ typedef struct {
     int64_t n, used;
     lm_rows_kind kind;
     const int32_t *table;
+    int64_t slot; /* its tail; with caches that have tails */
 } lm_paged_part;
 
 typedef struct lm_paged lm_paged;
@@ -42,9 +47,12 @@ typedef struct lm_paged lm_paged;
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
                      lm_paged **out, lm_err *e);
 void lm_paged_free(lm_paged *g);
-/* Bytes of a page and of the weights that are not loaded yet, without building all of it. */
+/* Bytes of a page, of a tail, and of the weights that are not loaded yet, without building all of it. */
+typedef struct {
+    size_t page, tail, weights;
+} lm_paged_sizes;
 lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
-                         size_t *page, size_t *weights, lm_err *e);
+                         lm_paged_sizes *out, lm_err *e);
 
 /* Run a step of n parts.  Row i of *logits [n,V] (may be NULL) is that after the last token of part i; borrowed until the next
  * call, in the backend's memory, and valid after a sync. */
@@ -64,14 +72,19 @@ typedef struct {
  * backend; both are borrowed until the next call. */
 lm_code lm_paged_choose(lm_paged *g, const lm_sample_attr *o, const lm_paged_draw *draw,
                         const int32_t **ids, const double **logprob, lm_err *e);
-/* The memory of page `at`: one piece for each cache of the model, in the backend's memory.  Returns their number;
+/* Copy the tail of slot `from` to slot `to`, behind the steps so far. */
+lm_code lm_paged_copy_tail(lm_paged *g, int64_t from, int64_t to, lm_err *e);
+/* The memory of page `at`: one piece for each paged cache of the model, in the backend's memory.  Returns their number;
  * out may be NULL. */
 int lm_paged_pieces(const lm_paged *g, int64_t at, struct iovec *out);
 
 int64_t lm_paged_vocab(const lm_paged *g);
+/* True if caches of a layer are coded, or have tails. */
+bool lm_paged_coded(const lm_paged *g);
 lm_backend *lm_paged_backend(const lm_paged *g);
-/* Bytes of a page in all layers, and of all pages; the options, with the number of pages. */
-size_t lm_paged_page_bytes(const lm_paged *g), lm_paged_bytes(const lm_paged *g);
+/* Bytes of a page in all layers, of a tail, and of all pages and tails; the options. */
+size_t lm_paged_page_bytes(const lm_paged *g), lm_paged_tail_bytes(const lm_paged *g),
+    lm_paged_bytes(const lm_paged *g);
 const lm_paged_opts *lm_paged_options(const lm_paged *g);
 
 #endif

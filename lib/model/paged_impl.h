@@ -12,7 +12,7 @@
 enum {
     FEWEST = 16, /* rows of a graph, and sequences: more than LM_GEMM_SMALL_M */
     MOST_BUCKETS = 32,
-    INPUTS = 8
+    INPUTS = 9
 };
 _Static_assert(FEWEST > LM_GEMM_SMALL_M, "a product of a graph has no few rows");
 
@@ -22,7 +22,7 @@ typedef struct {
     lm_model *m;
     lm_exec *x;
     lm_mirror inputs;
-    int32_t *tokens, *pos, *used, *fresh, *first, *kind, *table, *last;
+    int32_t *tokens, *pos, *used, *fresh, *first, *kind, *table, *last, *slot;
 } bucket;
 
 /* The choice of tokens: inputs and results of the kernel for each part. */

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "model/complete_queue.h"
+#include "model/model.h"
 
 /* A request of the scheduler generates text number `text` of the queue.  `more` texts behind it, samples of the same
  * prompt, are forked from it when its first token is chosen. */
@@ -101,15 +102,19 @@ static lm_code take_token(run *r, int64_t request, int64_t k, int32_t id, const 
 {
     lm_completion *c = text_of(r, request, k);
     int64_t to = request;
+    double start = lm_now();
     if (k && (lm_sched_fork(r->sched, request, most_new(c), &to, e) ||
               set_owner(r, to, r->of[request].text + k, 0, e)))
         return e->code;
+    r->kv.pages_seconds += lm_now() - start;
     if (lm_completion_take(&r->q.rules, c, id, logprob, e))
         return e->code;
     r->st->new_tokens++;
     if (!k)
         r->of[request].more = 0;
+    start = lm_now();
     lm_sched_token(r->sched, to, (uint32_t)id, c->finish != NULL);
+    r->kv.pages_seconds += lm_now() - start;
     return LM_OK;
 }
 
@@ -132,12 +137,10 @@ static lm_code take_tokens(run *r, const lm_sched_step *s, lm_err *e)
         if (lm_paged_choose(r->g, &r->how->sample, r->draw, &ids,
                             r->how->logprobs ? &logprob : NULL, e))
             return e->code;
-        double start = lm_now();
         for (int64_t i = 0; i < s->n; i++)
             if (r->draw[i].on &&
                 take_token(r, s->part[i].request, k, ids[i], logprob ? &logprob[i] : NULL, e))
                 return e->code;
-        r->kv.pages_seconds += lm_now() - start;
     }
     return LM_OK;
 }
@@ -173,10 +176,16 @@ static lm_code make_step(run *r, const lm_sched_step *s, lm_err *e)
     double start = lm_now();
     for (int64_t i = 0; i < s->n; i++) {
         const lm_sched_part *p = &s->part[i];
-        r->part[i] = (lm_paged_part){
-            .ids = p->ids, .n = p->n, .used = p->used, .kind = p->kind, .table = p->table
-        };
+        r->part[i] = (lm_paged_part){ .ids = p->ids,
+                                      .n = p->n,
+                                      .used = p->used,
+                                      .kind = p->kind,
+                                      .table = p->table,
+                                      .slot = p->slot };
     }
+    for (int64_t i = 0; i < s->copies; i++)
+        if (lm_paged_copy_tail(r->g, s->copy[i].from, s->copy[i].to, e))
+            return e->code;
     if (lm_tiers_begin(r->tiers, s->move, s->moves, s->urgent, e) ||
         (s->n && lm_paged_step(r->g, r->part, s->n, NULL, e)) ||
         lm_tiers_work(r->tiers, s->n > 0, e) || (s->n && take_tokens(r, s, e)))
@@ -251,12 +260,15 @@ static lm_code loop(run *r, lm_err *e)
 
 static lm_code open_run(run *r, lm_err *e)
 {
+    const bool coded = lm_paged_coded(r->g), tails = lm_paged_tail_bytes(r->g) > 0;
     const lm_sched_opts opts = { .page = r->o->page,
                                  .rows = r->o->rows - r->o->sequences,
                                  .sequences = r->o->sequences,
+                                 .slots = tails ? r->o->slots : 0,
                                  .context = r->o->context,
-                                 .chunk = 1,
-                                 .share = true,
+                                 .chunk = coded ? LM_KV_CHUNK : 1,
+                                 .state = tails,
+                                 .share = !tails && (!coded || LM_KV_CHUNK % r->o->page == 0),
                                  .page_bytes = lm_paged_page_bytes(r->g) };
     const int64_t pages[LM_TIERS] = { r->o->pages, r->serve->tiers.host, r->serve->tiers.disk };
     size_t n = (size_t)r->o->sequences;

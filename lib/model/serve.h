@@ -28,13 +28,14 @@ typedef struct {
     bool shorter;               /* the context may be shortened to what the memory holds */
     size_t memory;     /* bytes of pages of the device; 0: for all sequences, or what is free */
     size_t host, disk; /* bytes; 0: no such tier */
+    const struct lm_kv_plan *kv; /* how caches are stored; NULL: plain */
 } lm_serve_sizes;
 
 /* What there is room for; tiers.dir is left to the caller. */
 typedef struct {
     lm_paged_opts pages;
     lm_tiers_opts tiers;
-    size_t page_bytes, weight_bytes; /* of the weights that are not loaded yet */
+    lm_paged_sizes size;
 } lm_serve_room;
 
 /* Choose sizes for a model whose weights need not be loaded yet.  Fails: LM_EUSAGE for memory that holds no text of

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/text.h"
+#include "kv/spec.h"
 #include "model/serve.h"
 
 enum {
@@ -18,6 +19,13 @@ static int64_t pages_in(size_t bytes, size_t page)
     return n < MOST ? (int64_t)n : MOST;
 }
 
+/* What tails leave of the memory. */
+static size_t without_tails(const lm_serve_room *r, size_t memory)
+{
+    size_t tails = r->size.tail * (size_t)r->pages.slots;
+    return tails < memory ? memory - tails : 0;
+}
+
 /* Pages for all sequences, or as many as fit into the memory that is free beside the weights. */
 static lm_code default_pages(const lm_serve_room *r, lm_backend *b, int64_t all, int64_t *pages,
                              lm_err *e)
@@ -25,8 +33,8 @@ static lm_code default_pages(const lm_serve_room *r, lm_backend *b, int64_t all,
     size_t left, total;
     if (b->memory(b, &left, &total, e))
         return e->code;
-    left = r->weight_bytes < left ? (left - r->weight_bytes) / RESERVE * (RESERVE - 1) : 0;
-    int64_t fit = pages_in(left, r->page_bytes);
+    left = r->size.weights < left ? (left - r->size.weights) / RESERVE * (RESERVE - 1) : 0;
+    int64_t fit = pages_in(without_tails(r, left), r->size.page);
     *pages = fit < all ? fit : all;
     return LM_OK;
 }
@@ -64,20 +72,24 @@ lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
                         const lm_serve_sizes *ask, lm_serve_room *r, lm_err *e)
 {
     lm_paged_opts *o = &r->pages;
+    const int64_t page = ask->kv ? ask->kv->page : PAGE;
     *r = (lm_serve_room){ .pages = { .rows = ROWS + ask->sequences,
                                      .sequences = ask->sequences,
                                      .context = ask->context,
-                                     .page = PAGE,
-                                     .pages = 1 } };
-    if (lm_paged_measure(w, dtype, o, b, &r->page_bytes, &r->weight_bytes, e))
+                                     .page = page,
+                                     .pages = 1,
+                                     .kv = ask->kv } };
+    if (lm_paged_measure(w, dtype, o, b, &r->size, e))
         return e->code;
-    int64_t all = MOST, each = (ask->context + PAGE - 1) / PAGE;
+    if (r->size.tail) /* sequences that make room keep their tails */
+        o->slots = ask->sequences + (ask->host || ask->disk ? ask->sequences / 2 + 1 : 0);
+    int64_t all = MOST, each = (ask->context + page - 1) / page;
     if (each < MOST / ask->sequences)
         all = each * ask->sequences;
-    o->pages = pages_in(ask->memory, r->page_bytes);
+    o->pages = pages_in(without_tails(r, ask->memory), r->size.page);
     if ((!ask->memory && default_pages(r, b, all, &o->pages, e)) ||
-        choose_context(ask, r->page_bytes, o, e) ||
-        lower_tier("pages of the host", ask->host, r->page_bytes, &r->tiers.host, e))
+        choose_context(ask, r->size.page, o, e) ||
+        lower_tier("pages of the host", ask->host, r->size.page, &r->tiers.host, e))
         return e->code;
-    return lower_tier("pages of the disk", ask->disk, r->page_bytes, &r->tiers.disk, e);
+    return lower_tier("pages of the disk", ask->disk, r->size.page, &r->tiers.disk, e);
 }

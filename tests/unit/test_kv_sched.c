@@ -271,6 +271,8 @@ static void configure(world *w)
                             .page_bytes = 100 };
     w->o.state = !draw(w, 4);
     w->o.share = !w->o.state && draw(w, 4);
+    if (!w->o.share && w->o.chunk > 1)
+        w->o.chunk = 2 + draw(w, 15);
     w->o.rate[LM_TIER_HOST] = rates[draw(w, 4)];
     w->o.rate[LM_TIER_DISK] = rates[draw(w, 4)];
     assert_int_equal(lm_sched_new(&w->o, pages, &w->s, &e), LM_OK);

@@ -54,7 +54,7 @@ static void fetch_rows(lm_backend *b, float *to, const float *from, int64_t rows
 static void run_steps(lm_loaded *w, lm_dtype type, lm_backend *b, unsigned which, int64_t most,
                       uint64_t seed, record *out)
 {
-    const lm_paged_opts o = { ROWS, most, CONTEXT, PAGE, PAGES };
+    const lm_paged_opts o = { ROWS, most, CONTEXT, PAGE, PAGES, NULL, 0 };
     static float logits[SEQS][V];
     int32_t table[SEQS][CONTEXT / PAGE + 1];
     int64_t used[SEQS] = { 0 }, pages = 0;
@@ -211,7 +211,7 @@ static void copy_page(lm_paged *g, int64_t from, int64_t to)
 /* A sequence continues in two ways: whole pages are shared, the last one is copied. */
 static void forks(void **state)
 {
-    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES };
+    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0 };
     const int32_t first[3] = { 5, 9, 2 }, second[3] = { 5, 9, 7 };
     static float one[V], two[V];
     uint32_t ids[60];
@@ -223,15 +223,16 @@ static void forks(void **state)
     ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, host, &g, &err));
     for (int i = 0; i < 60; i++)
         ids[i] = token_at(0, i);
-    ok(lm_paged_step(g, &(lm_paged_part){ ids, 40, 0, LM_ROWS_PROMPT, first }, 1, &x, &err));
+    ok(lm_paged_step(g, &(lm_paged_part){ ids, 40, 0, LM_ROWS_PROMPT, first, 0 }, 1, &x, &err));
     copy_page(g, 2, 7);
     uint32_t other[1] = { (ids[40] + 1) % V };
     ok(lm_paged_step(g,
-                     (lm_paged_part[]){ { other, 1, 40, LM_ROWS_TOKEN, second },
-                                        { ids + 40, 1, 40, LM_ROWS_TOKEN, first } },
+                     (lm_paged_part[]){ { other, 1, 40, LM_ROWS_TOKEN, second, 0 },
+                                        { ids + 40, 1, 40, LM_ROWS_TOKEN, first, 0 } },
                      2, &x, &err));
     memcpy(one, x + V, sizeof one);
-    ok(lm_paged_step(g, &(lm_paged_part){ ids + 40, 1, 40, LM_ROWS_TOKEN, second }, 1, &x, &err));
+    ok(lm_paged_step(g, &(lm_paged_part){ ids + 40, 1, 40, LM_ROWS_TOKEN, second, 0 }, 1, &x,
+                     &err));
     memcpy(two, x, sizeof two);
     assert_memory_equal(one, two, sizeof one);
     assert_int_equal(lm_paged_bytes(g), PAGES * lm_paged_page_bytes(g));
@@ -241,8 +242,8 @@ static void forks(void **state)
 
 static void refusals(void **state)
 {
-    const lm_paged_opts bad = { ROWS, 4, CONTEXT, 24, PAGES },
-                        o = { ROWS, 4, CONTEXT, PAGE, PAGES };
+    const lm_paged_opts bad = { ROWS, 4, CONTEXT, 24, PAGES, NULL, 0 },
+                        o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0 };
     const int32_t table[13] = { 0 };
     uint32_t ids[ROWS + 1] = { 0 };
     const float *x;
@@ -255,9 +256,9 @@ static void refusals(void **state)
     err = (lm_err){ 0 };
     ok(lm_paged_new(&w, LM_DTYPE_F32, &o, host, &g, &err));
     const lm_paged_part parts[] = {
-        { ids, ROWS + 1, 0, LM_ROWS_PROMPT, table }, /* more rows than a step has */
-        { ids, 2, 0, LM_ROWS_TOKEN, table },         /* new tokens come one at a time */
-        { ids, 1, CONTEXT, LM_ROWS_TOKEN, table },
+        { ids, ROWS + 1, 0, LM_ROWS_PROMPT, table, 0 }, /* more rows than a step has */
+        { ids, 2, 0, LM_ROWS_TOKEN, table, 0 },         /* new tokens come one at a time */
+        { ids, 1, CONTEXT, LM_ROWS_TOKEN, table, 0 },
     };
     for (int i = 0; i < 3; i++)
         assert_int_equal(lm_paged_step(g, &parts[i], 1, &x, &err), LM_EUSAGE);

@@ -13,17 +13,19 @@
 #include <cmocka.h>
 
 #include "generate_case.h"
+#include "model/cache_plan.h"
+#include "model/paged.h"
 #include "model/serve.h"
 
-enum { V = 96, CONTEXT = 200, PAGE = 16, PROMPTS = 24, SAMPLES = 3 };
+enum { V = 96, CONTEXT = 200, LONG = 700, PAGE = 16, PROMPTS = 24, SAMPLES = 3 };
 
 static const char *const configs[] = {
     "{\"model_type\":\"llama\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
+    "\"max_position_embeddings\":700,\"initializer_range\":0.2}",
     "{\"model_type\":\"mistral\",\"vocab_size\":96,\"hidden_size\":128,\"intermediate_size\":96,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
-    "\"max_position_embeddings\":400,\"sliding_window\":21,\"initializer_range\":0.2}",
+    "\"max_position_embeddings\":700,\"sliding_window\":21,\"initializer_range\":0.2}",
 };
 
 /* ---- the disk ---- */
@@ -62,15 +64,17 @@ typedef struct {
     int64_t asked, done, samples, late; /* late: answers that came after one of a later prompt */
     int64_t last;
     bool any_order;
-    uint32_t ids[PROMPTS][SAMPLES][CONTEXT];
-    float logprob[PROMPTS][SAMPLES][CONTEXT];
+    uint32_t ids[PROMPTS][SAMPLES][LONG];
+    float logprob[PROMPTS][SAMPLES][LONG];
     size_t n[PROMPTS][SAMPLES];
     const char *finish[PROMPTS][SAMPLES];
 } answers;
 
+static int64_t stretch = 1; /* of prompts, and of what some share */
+
 static int64_t prompt_length(int64_t i)
 {
-    return 1 + (i * 37) % 90;
+    return 1 + (i * 37) % 90 * stretch;
 }
 
 /* Prompts of many lengths, the later ones with a beginning that some share. */
@@ -85,7 +89,7 @@ static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
     if (lm_grow(&c->ids.v, &c->ids.cap, (size_t)n, sizeof *c->ids.v, "tokens", e))
         return e->code;
     for (int64_t k = 0; k < n; k++)
-        c->ids.v[k] = token_at(i % 3 && k < 50 ? 100 : i, k);
+        c->ids.v[k] = token_at(i % 3 && k < 50 * stretch ? 100 : i, k);
     c->ids.n = (size_t)n;
     c->max_new = i % 5 ? 1 + (i * 29) % 90 : 500;
     return LM_OK;
@@ -189,17 +193,63 @@ static void check_same(const answers *got, const answers *want)
 
 /* Memory for all; for a half and a quarter of it, without and with lower tiers; a single sequence. */
 static const setting settings[] = {
-    { { 64 + 12, 12, CONTEXT, PAGE, 80 }, 0, 0, false },
-    { { 30 + 3, 3, CONTEXT, PAGE, 60 }, 0, 0, true },
-    { { 100 + 12, 12, CONTEXT, PAGE, 40 }, 0, 0, false },
-    { { 100 + 12, 12, CONTEXT, PAGE, 20 }, 0, 0, false },
-    { { 17, 1, CONTEXT, 64, 5 }, 0, 0, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 200, 0, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 0, 200, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 10, 90, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14 }, 5, 5, true },
+    { { 64 + 12, 12, CONTEXT, PAGE, 80, NULL, 0 }, 0, 0, false },
+    { { 30 + 3, 3, CONTEXT, PAGE, 60, NULL, 0 }, 0, 0, true },
+    { { 100 + 12, 12, CONTEXT, PAGE, 40, NULL, 0 }, 0, 0, false },
+    { { 100 + 12, 12, CONTEXT, PAGE, 20, NULL, 0 }, 0, 0, false },
+    { { 17, 1, CONTEXT, 64, 5, NULL, 0 }, 0, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0 }, 200, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0 }, 0, 200, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0 }, 10, 90, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0 }, 5, 5, true },
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
+
+/* Coded caches: prompts are cut at multiples of 256 positions, whatever their company; with tails nothing is
+ * shared, and forks copy them. */
+static void coded(void **state)
+{
+    static const char *const spec[] = { "bf16",        "int8", "int4", "k=q8_0,v=int4:rotate=0",
+                                        "kivi:bits=2", "k4v2", "fp8",  "layers.0=int4;*=bf16" };
+    static const setting sizes[] = {
+        { { 256 + 12, 12, LONG, 64, 160, NULL, 0 }, 0, 0, false },
+        { { 256 + 3, 3, LONG, 64, 60, NULL, 0 }, 0, 0, true },
+        { { 256 + 12, 12, LONG, 64, 26, NULL, 0 }, 0, 0, false },
+        { { 256 + 12, 12, LONG, 64, 20, NULL, 0 }, 20, 60, false },
+    };
+    static answers want, got;
+    (void)state;
+    stretch = 6;
+    for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
+        lm_loaded w;
+        lm_cache_plan plan;
+        lm_sched_stats sum = { 0 };
+        int64_t moved = 0;
+        bool tails = !strncmp(spec[i], "ki", 2) || !strncmp(spec[i], "k4", 2);
+        loaded_of(configs[1], LM_DTYPE_BF16, par, host, &w);
+        ok(lm_cache_plan_open(spec[i], &w.config, LM_DTYPE_BF16, NULL, &plan, &err));
+        for (int k = 0; k < 4; k++) {
+            setting o = sizes[k];
+            lm_serve_stats kv;
+            o.pages.kv = plan.plan;
+            o.pages.pages = o.pages.pages * 64 / plan.plan->page + (plan.plan->page > 64) * 4;
+            o.pages.page = plan.plan->page;
+            o.pages.slots = k == 3 ? 20 : 0;
+            serve(&w, LM_DTYPE_BF16, host, &o, i % 2 ? 1 : SAMPLES, k ? &got : &want, &kv);
+            if (k)
+                check_same(&got, &want);
+            sum.dropped += kv.sched.dropped;
+            sum.hits += kv.sched.hits;
+            moved += kv.tiers.up + kv.tiers.in;
+        }
+        if (!sum.dropped || !moved || !tails != (sum.hits > 0))
+            fail_msg("%s: dropped %d, moved %d, hits %d", spec[i], (int)sum.dropped, (int)moved,
+                     (int)sum.hits);
+        lm_cache_plan_fini(&plan);
+        lm_loaded_fini(&w);
+    }
+    stretch = 1;
+}
 
 static void any_memory(void **state)
 {
@@ -362,8 +412,9 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_memory),    cmocka_unit_test(one_thread), cmocka_unit_test(on_device),
-        cmocka_unit_test(samples_share), cmocka_unit_test(bad_disk),   cmocka_unit_test(no_folder),
+        cmocka_unit_test(coded),     cmocka_unit_test(any_memory),    cmocka_unit_test(one_thread),
+        cmocka_unit_test(on_device), cmocka_unit_test(samples_share), cmocka_unit_test(bad_disk),
+        cmocka_unit_test(no_folder),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
