@@ -140,7 +140,8 @@ static void slots(bench *t, const char *name, int64_t each)
     lm_complete_stats st = { 0 };
     prompts p = { 0 };
     const lm_complete_hooks h = { next_prompt, NULL, answered, &p };
-    check(lm_generator_new(&t->w, LM_DTYPE_BF16, 8, CONTEXT, t->b, &g, &e), &e);
+    const lm_generator_opts o = { .dtype = LM_DTYPE_BF16, .batch = 8, .context = CONTEXT };
+    check(lm_generator_new(&t->w, &o, t->b, &g, &e), &e);
     double start = lm_now();
     for (p.end = each; p.end <= t->texts; p.end += each)
         check(lm_complete_run(g, t->tok, &greedy, &h, &st, &e), &e);
