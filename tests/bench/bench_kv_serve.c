@@ -2,10 +2,10 @@
 /* bench_kv_serve.c -- continuous batching beside static batches of the same prompts, and the time to the first token of
  * prompts that begin alike.
  *
- * usage: bench_kv_serve [--quick] [--threads N]
+ * usage: bench_kv_serve [--quick] [--long] [--threads N]
  *
- * The model is a random Llama of 42 M parameters in BF16 (d 512, 8 layers, vocabulary 32000).  64 prompts of 32 to
- * 1,024 tokens get 16 to 256 new ones:
+ * The model is a random Llama of 40 M parameters in BF16 (d 512, 8 layers, 2 of 8 heads for keys and values, vocabulary
+ * 32000).  64 prompts of 32 to 512 tokens, with --long 32 to 1,024, get 16 to 256 new ones:
  *   static     batches of 8, in order; each waits for its slowest text
  *   refilled   8 slots, of which a free one gets the next prompt (generate without --serve-batch)
  *   served     64 sequences over pages; with memory for all, or a quarter of what they use, and the host or the disk
@@ -26,9 +26,11 @@
 
 enum { VOCAB = 32000, MOST = 64, COMMON = 2000, OWN = 20, ALIKE = 32, CONTEXT = 2048 };
 
+static int64_t spread = 481; /* of the lengths of prompts */
+
 static const char config_text[] =
     "{\"model_type\":\"llama\",\"vocab_size\":32000,\"hidden_size\":512,\"intermediate_size\":1376,"
-    "\"num_hidden_layers\":8,\"num_attention_heads\":8,\"num_key_value_heads\":4,"
+    "\"num_hidden_layers\":8,\"num_attention_heads\":8,\"num_key_value_heads\":2,"
     "\"max_position_embeddings\":4096,\"tie_word_embeddings\":true}";
 
 static void check(lm_code rc, const lm_err *e)
@@ -87,7 +89,7 @@ typedef struct {
 static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
 {
     prompts *p = ctx;
-    int64_t i = p->next, n = p->alike ? COMMON + OWN : 32 + i * 389 % 993;
+    int64_t i = p->next, n = p->alike ? COMMON + OWN : 32 + i * 389 % spread;
     *got = i < p->end;
     if (!*got)
         return LM_OK;
@@ -209,13 +211,16 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--quick"))
             t.texts = 16;
+        else if (!strcmp(argv[i], "--long"))
+            spread = 993;
         else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
             threads = atoi(argv[++i]);
     check(lm_par_new(&par, threads, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), par, &t.b, &e), &e);
     fill(&t.w, t.b);
     t.tok = words();
-    printf("llama 42M bf16, %lld prompts, %s\n", (long long)t.texts, t.b->detail);
+    printf("llama 40M bf16, %lld prompts of 32 to %lld tokens, %s\n", (long long)t.texts,
+           (long long)spread + 31, t.b->detail);
     slots(&t, "static batches of 8", 8);
     slots(&t, "8 slots, refilled", t.texts);
     size_t peak = served(&t, "served, 64 sequences", 0, 0, 0);
