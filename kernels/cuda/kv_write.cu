@@ -454,7 +454,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (from >= to)
             continue;
         c.base = j / f.T * f.T;
-        c.page = kv_page_at(f, w.r.table[b * w.r.width + j / f.T], kv);
+        c.page = kv_page_of(w.r, f, b, kv, j);
         code_cell(f, c, kv, from - c.base, to - c.base, slab, codes,
                   work ? work + blockIdx.x * w.balance : nullptr);
     }
@@ -468,16 +468,16 @@ static __global__ void kv_place_kernel(const __grid_constant__ kv_writing w, con
 #pragma unroll 1
     for (int64_t i = global_thread(); i < all; i += global_threads()) {
         const int64_t d = i % D, x = i / D % heads, row = i / D / heads, kv = x % w.r.kv_heads;
-        const int64_t b = kv_sequence_of(w.r, row);
+        const int64_t b = sequence_of<true>(w.r, row);
         const int side = x >= w.r.kv_heads;
         const kv_side &f = w.side[side];
-        if (b == w.r.batch || row - kv_first_of(w.r, b) >= w.r.fresh[b])
+        if (b == w.r.batch || row - first_of<true>(w.r, b) >= w.r.fresh[b])
             continue;
         const int used = w.r.used[b], end = used + w.r.fresh[b],
-                  j = used + (int)(row - kv_first_of(w.r, b));
+                  j = used + (int)(row - first_of<true>(w.r, b));
         const T v = qkv[(row * (w.r.heads + heads) + w.r.heads + x) * D + d];
         if (f.plain)
-            ((T *)kv_page_at(f, w.r.table[b * w.r.width + j / f.T], kv))[j % f.T * D + d] = v;
+            ((T *)kv_page_of(w.r, f, b, kv, j))[j % f.T * D + d] = v;
         else if (j < f.sinks || j >= end - f.residual)
             ((T *)
                  f.tail)[((w.r.slot[b] * w.r.kv_heads + kv) * f.rows + kv_tail_row(f, j)) * D + d] =
@@ -640,7 +640,7 @@ static __global__ void __launch_bounds__(32)
                   to = c.base + f.T < end ? c.base + f.T : end;
         if (from >= to)
             continue;
-        c.page = kv_page_at(f, w.r.table[b * w.r.width + c.base / f.T], kv);
+        c.page = kv_page_of(w.r, f, b, kv, c.base);
         list_outliers(f, c, kv, from - c.base, to - c.base,
                       from == (c.base > f.sinks ? c.base : f.sinks));
     }
@@ -666,11 +666,13 @@ static int cell_of(const kv_side &f)
 
 static kv_writing writing_of(const lm_call *call)
 {
+    const lm_kv_attr *a = (const lm_kv_attr *)call->attr;
     kv_writing w = {};
-    w.r = kv_rows_of_write(call);
+    w.r = kv_rows_of(call, &call->out[0], 3, -1, 4, 5);
     for (int x = 0; x < 2; x++) {
         kv_side &f = w.side[x];
-        f = kv_write_side(call, x);
+        f = kv_side_of(&call->out[x], call->n_out > 2 + x ? &call->out[2 + x] : nullptr,
+                       a->residual[x], a->sinks[x]);
         const bool channels = f.axis == LM_KV_CHANNEL && !f.fixed, slabs = channels && !f.second;
         w.cell[x] = cell_of(f);
         w.slabs[x] = slabs ? (f.D + SLAB - 1) / SLAB : 1;

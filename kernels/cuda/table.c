@@ -5,13 +5,14 @@
 #include "kernels/cuda/stream.h"
 
 static const lm_kernel *const tables[] = {
-    lm_linear_cuda_kernels,  lm_attention_cuda_kernels,     lm_attention_cached_cuda_kernels,
-    lm_norm_cuda_kernels,    lm_norm_backward_cuda_kernels, lm_head_norm_cuda_kernels,
-    lm_rope_cuda_kernels,    lm_elementwise_cuda_kernels,   lm_embed_cuda_kernels,
-    lm_head_cuda_kernels,    lm_optim_cuda_kernels,         lm_sample_cuda_kernels,
-    lm_grouped_cuda_kernels, lm_norm_linear_cuda_kernels,   lm_map_cuda_kernels,
-    lm_codes_cuda_kernels,   lm_qk_norm_cuda_kernels,       lm_householder_cuda_kernels,
-    lm_jacobi_cuda_kernels,  lm_head_rotate_cuda_kernels,   lm_kv_write_cuda_kernels,
+    lm_linear_cuda_kernels,       lm_attention_cuda_kernels,     lm_attention_cached_cuda_kernels,
+    lm_norm_cuda_kernels,         lm_norm_backward_cuda_kernels, lm_head_norm_cuda_kernels,
+    lm_rope_cuda_kernels,         lm_elementwise_cuda_kernels,   lm_embed_cuda_kernels,
+    lm_head_cuda_kernels,         lm_optim_cuda_kernels,         lm_sample_cuda_kernels,
+    lm_grouped_cuda_kernels,      lm_norm_linear_cuda_kernels,   lm_map_cuda_kernels,
+    lm_codes_cuda_kernels,        lm_qk_norm_cuda_kernels,       lm_householder_cuda_kernels,
+    lm_jacobi_cuda_kernels,       lm_head_rotate_cuda_kernels,   lm_kv_write_cuda_kernels,
+    lm_kv_attention_cuda_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 
