@@ -365,7 +365,7 @@ static void run(const lm_call *call, const kv_attending &a)
         (size_t)(kv_shared<D, Q, KEYS>::TABLE + a.tables[0] + a.tables[1]) * sizeof(float);
     const T *qkv = in_ptr<const T>(call, QKV);
     T *o = out_ptr<T>(call, 0);
-    if (PROMPTS) {
+    if constexpr (PROMPTS) {
         const int64_t items = a.r.heads * tiles_of_rows(a.r, Q);
         LM_ALLOW_SHARED((kv_attend_tiles<T, D, Q, KEYS>), (int)s->shared_max);
         LM_LAUNCH((kv_attend_tiles<T, D, Q, KEYS>), grid_for(items, 1, s), THREADS, bytes, s, a,
@@ -382,18 +382,14 @@ static void run(const lm_call *call, const kv_attending &a)
 /* Queries of a block: 16 rows of prompts, 4 or 8 heads of a row; large heads have room for 4. */
 template <class T, bool PROMPTS> static void run_dim(const lm_call *call, const kv_attending &a)
 {
-    const bool few = !PROMPTS && a.r.group <= 4;
-    const int Q = PROMPTS ? 16 : 8;
-    if (a.r.dim > 512)
+    if (a.r.dim > 256)
         run<T, 1024, 4, 16, PROMPTS>(call, a);
-    else if (a.r.dim > 256)
-        run<T, 512, 4, 32, PROMPTS>(call, a);
-    else if (a.r.dim > 128)
-        few ? run<T, 256, 4, 32, PROMPTS>(call, a) : run<T, 256, Q, 16, PROMPTS>(call, a);
-    else if (a.r.dim > 64)
-        few ? run<T, 128, 4, 32, PROMPTS>(call, a) : run<T, 128, Q, 32, PROMPTS>(call, a);
+    else if constexpr (PROMPTS)
+        a.r.dim > 128 ? run<T, 256, 16, 16, true>(call, a) : run<T, 128, 16, 32, true>(call, a);
+    else if (a.r.group <= 4)
+        a.r.dim > 128 ? run<T, 256, 4, 32, false>(call, a) : run<T, 128, 4, 32, false>(call, a);
     else
-        few ? run<T, 64, 4, 32, PROMPTS>(call, a) : run<T, 64, Q, 32, PROMPTS>(call, a);
+        a.r.dim > 128 ? run<T, 256, 8, 16, false>(call, a) : run<T, 128, 8, 32, false>(call, a);
 }
 
 template <class T> static void kv_attention(const lm_call *call)

@@ -214,11 +214,13 @@ __device__ inline void kv_copy_plain(const kv_rows &r, const kv_side &f, const k
     }
 }
 
-/* Tokens [j0, j0 + n) as they are seen: those beyond the new rows are left out.  All threads call it, between barriers; j0 and
+/* Tokens [j0, j0 + n) as they are seen: those beyond the new rows are left out.  A function of its own: a call costs little
+ * beside a tile, and every kernel with a copy of it would take minutes to compile.  All threads call it, between barriers; j0 and
  * n are multiples of 16.  packed: rows of plain numbers allow reads of 16 bytes. */
 template <class T, int THREADS>
-__device__ inline void kv_load_tile(const kv_rows &r, const kv_side &f, const kv_reading<T> &x,
-                                    int j0, int n, float *to, int ld, bool packed)
+static __device__ __noinline__ void kv_load_tile(const kv_rows &r, const kv_side &f,
+                                                 const kv_reading<T> &x, int j0, int n, float *to,
+                                                 int ld, bool packed)
 {
     const bool coded = !f.plain && j0 < x.coded && j0 + n > f.sinks;
     if (coded && f.values)

@@ -21,9 +21,16 @@ template <class T> struct kv_cell {
     /* balanced formats: scales of rows and columns of the tile of tokens [tile, ...), else null */
     const double *row, *col;
     int tile;
+    const float
+        *range; /* least and most of tokens from `ranges` on; null: each group has its own */
+    int ranges;
     __device__ inline float plain(int t, int d) const
     {
         return to_float(from.row(base + t)[d]);
+    }
+    __device__ inline const float *range_of(int t) const
+    {
+        return range + 2 * (base + t - ranges);
     }
     /* The number of token t, channel d, in the units of the group's scale. */
     __device__ inline double number(const kv_side &f, int t, int d) const
@@ -127,6 +134,10 @@ static __device__ inline void code_token_group(const kv_side &f, const kv_cell<T
         kv_extent r = { 0, 0, 0, true };
         if (f.scale != LM_DTYPE_NONE)
             r = extent_of(f, c, t, d0, n);
+        if (c.range) {
+            r.least = (double)c.range_of(t)[0];
+            r.most = (double)c.range_of(t)[1];
+        }
         if (f.second)
             by = kv_balanced_scale(f, r);
         else if (f.scale != LM_DTYPE_NONE)
@@ -401,6 +412,9 @@ struct kv_writing {
     int cell[2], slabs[2]; /* tokens of a cell; parts of it along the channels */
     int64_t items[2];      /* blocks' work of a sequence and head */
     int64_t balance;       /* numbers of scratch of a block */
+    float *range;          /* of values, by row of qkv; null: none */
+    double share;          /* of a token's numbers that its range is without */
+    const int32_t *row;    /* tokens that new rows replace, by row of qkv and head; null: none */
 };
 
 /* Tokens [t0, t1) of the page of c are encoded: whole steps. */
@@ -431,6 +445,18 @@ static __device__ inline void code_cell(const kv_side &f, kv_cell<T> &c, int64_t
     }
 }
 
+/* The cell without its place; it is at the first of the tokens [begin, end) that are encoded. */
+template <class T>
+static __device__ inline kv_cell<T> cell_at(const kv_writing &w, const T *qkv, int64_t b,
+                                            int64_t kv, int side, int begin)
+{
+    kv_cell<T> c = {};
+    c.from = kv_source_of(w.r, w.side[side], qkv, b, kv, side);
+    c.range = side && w.range ? w.range + 2 * first_of<true>(w.r, b) : nullptr;
+    c.ranges = begin;
+    return c;
+}
+
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     kv_encode_kernel(const __grid_constant__ kv_writing w, const T *qkv, double *work)
@@ -445,9 +471,9 @@ static __global__ void __launch_bounds__(THREADS)
         const kv_side &f = w.side[side];
         i -= side ? w.items[0] : 0;
         const int slab = (int)(i % w.slabs[side]), cell = (int)(i / w.slabs[side]) * w.cell[side];
-        kv_cell<T> c = {};
-        c.from = kv_source_of(w.r, f, qkv, b, kv, side);
-        const int begin = kv_coded_end(f, c.from.used), end = kv_coded_end(f, c.from.end);
+        const int begin = kv_coded_end(f, w.r.used[b]),
+                  end = kv_coded_end(f, w.r.used[b] + w.r.fresh[b]);
+        kv_cell<T> c = cell_at(w, qkv, b, kv, side, begin);
         const int j = begin / w.cell[side] * w.cell[side] + cell;
         const int from = j > begin ? j : begin,
                   to = j + w.cell[side] < end ? j + w.cell[side] : end;
@@ -458,6 +484,46 @@ static __global__ void __launch_bounds__(THREADS)
         code_cell(f, c, kv, from - c.base, to - c.base, slab, codes,
                   work ? work + blockIdx.x * w.balance : nullptr);
     }
+}
+
+/* New rows in the place of tokens: a block has a side of a head of a sequence, its rows one behind the other. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    kv_replace_kernel(const __grid_constant__ kv_writing w, const T *qkv)
+{
+    LM_DYNAMIC_SHARED(uint8_t, codes);
+#pragma unroll 1
+    for (int64_t item = blockIdx.x; item < 2 * w.r.batch * w.r.kv_heads; item += gridDim.x) {
+        const int side = (int)(item % 2);
+        const int64_t kv = item / 2 % w.r.kv_heads, b = item / 2 / w.r.kv_heads,
+                      first = first_of<true>(w.r, b);
+        const kv_side &f = w.side[side];
+        if (f.plain)
+            continue;
+#pragma unroll 1
+        for (int i = 0; i < w.r.fresh[b]; i++) {
+            const int j = w.row[(first + i) * w.r.kv_heads + kv];
+            kv_cell<T> c = cell_at(w, qkv, b, kv, side, j - i);
+            c.from.used = j;
+            c.from.fresh += i * c.from.pitch;
+            c.base = j / f.T * f.T;
+            c.page = kv_page_of(w.r, f, b, kv, j);
+            code_tokens(f, c, kv, j - c.base, j - c.base + 1, codes);
+        }
+    }
+}
+
+/* The token at which a new row is put: of rows that replace the same token the last counts; -1: the others. */
+static __device__ inline int place_of(const kv_writing &w, int64_t b, int64_t kv, int64_t row)
+{
+    const int64_t i = row - first_of<true>(w.r, b);
+    if (!w.row)
+        return w.r.used[b] + (int)i;
+    const int j = w.row[row * w.r.kv_heads + kv];
+    for (int64_t other = 1; i + other < w.r.fresh[b]; other++)
+        if (w.row[(row + other) * w.r.kv_heads + kv] == j)
+            return -1;
+    return j;
 }
 
 /* Rows of plain sides into pages, and the newest and first ones into tails. */
@@ -473,12 +539,11 @@ static __global__ void kv_place_kernel(const __grid_constant__ kv_writing w, con
         const kv_side &f = w.side[side];
         if (b == w.r.batch || row - first_of<true>(w.r, b) >= w.r.fresh[b])
             continue;
-        const int used = w.r.used[b], end = used + w.r.fresh[b],
-                  j = used + (int)(row - first_of<true>(w.r, b));
+        const int end = w.r.used[b] + w.r.fresh[b], j = place_of(w, b, kv, row);
         const T v = qkv[(row * (w.r.heads + heads) + w.r.heads + x) * D + d];
-        if (f.plain)
+        if (f.plain && j >= 0)
             ((T *)kv_page_of(w.r, f, b, kv, j))[j % f.T * D + d] = v;
-        else if (j < f.sinks || j >= end - f.residual)
+        else if (f.rows && (j < f.sinks || j >= end - f.residual))
             ((T *)
                  f.tail)[((w.r.slot[b] * w.r.kv_heads + kv) * f.rows + kv_tail_row(f, j)) * D + d] =
                 v;
@@ -490,12 +555,20 @@ static __global__ void kv_place_kernel(const __grid_constant__ kv_writing w, con
 struct kv_list {
     uint16_t *count, *index, *value;
     int n, most;
+    const char *page;
 };
 
-/* How far beyond the range of its channel a number of the list is. */
-static __device__ inline double excess(const kv_side &f, int64_t kv, uint32_t index, uint16_t value)
+/* How far beyond the range of its channel or group a number of the list is. */
+static __device__ inline double excess(const kv_side &f, int64_t kv, const kv_list &o,
+                                       uint32_t index, uint16_t value)
 {
-    const kv_scale by = kv_fixed_scale(f, kv, (int)index % f.D);
+    const int t = (int)index / f.D, d = (int)index % f.D, at = kv_scale_at(f, t, d);
+    kv_scale by;
+    if (f.fixed)
+        by = kv_fixed_scale(f, kv, d);
+    else
+        by = { (double)kv_get_scale(f.scale, o.page + f.at_scale, at),
+               (double)kv_get_scale(f.scale, o.page + f.at_min, at) };
     const double x = (double)to_float(f16{ value });
     return by.s > 0 ? fabs((x - by.m) / by.s) : fabs(x - by.m) > 0 ? (double)INFINITY : 0;
 }
@@ -565,7 +638,7 @@ static __device__ inline void add_entry(const kv_side &f, int64_t kv, kv_list &o
         int at = -1;
 #pragma unroll 1
         for (int i = (int)threadIdx.x % 32; i < o.n; i += 32) {
-            const double x = excess(f, kv, o.index[i], o.value[i]);
+            const double x = excess(f, kv, o, o.index[i], o.value[i]);
             if (at < 0 || x <= least) {
                 least = x;
                 at = i;
@@ -580,7 +653,7 @@ static __device__ inline void add_entry(const kv_side &f, int64_t kv, kv_list &o
                 at = i;
             }
         }
-        const double mine = excess(f, kv, index, value);
+        const double mine = excess(f, kv, o, index, value);
         if (mine < least || (mine == least && index > o.index[at]))
             return;
         __syncwarp();
@@ -595,7 +668,7 @@ static __device__ inline void list_outliers(const kv_side &f, const kv_cell<T> &
                                             int t0, int t1, bool begins)
 {
     uint16_t *at = (uint16_t *)(c.page + f.at_outliers);
-    kv_list o = { at, at + 1, at + 1 + f.outliers, begins ? 0 : *at, f.outliers };
+    kv_list o = { at, at + 1, at + 1 + f.outliers, begins ? 0 : *at, f.outliers, c.page };
     const int lane = (int)threadIdx.x % 32, before = entries_before(o, (uint32_t)(t0 * f.D));
     __syncwarp();
     drop_entries(o, before, entries_before(o, (uint32_t)(t1 * f.D)) - before);
@@ -606,7 +679,9 @@ static __device__ inline void list_outliers(const kv_side &f, const kv_cell<T> &
         bool out = false;
         if (t < t1) {
             x = c.plain(t, d);
-            out = x < f.lower[kv * f.D + d] || x > f.upper[kv * f.D + d];
+            const float lo = c.range ? c.range_of(t)[0] : f.lower[kv * f.D + d];
+            const float hi = c.range ? c.range_of(t)[1] : f.upper[kv * f.D + d];
+            out = x < lo || x > hi;
         }
         const uint16_t value =
             (uint16_t)kv_encode_float(kv_limited((double)x, -65504, 65504), 5, 10, 0x7bff, true);
@@ -632,9 +707,9 @@ static __global__ void __launch_bounds__(32)
         const kv_side &f = w.side[side];
         if (!f.outliers)
             continue;
-        kv_cell<T> c = {};
-        c.from = kv_source_of(w.r, f, qkv, b, kv, side);
-        const int begin = kv_coded_end(f, c.from.used), end = kv_coded_end(f, c.from.end);
+        const int begin = kv_coded_end(f, w.r.used[b]),
+                  end = kv_coded_end(f, w.r.used[b] + w.r.fresh[b]);
+        kv_cell<T> c = cell_at(w, qkv, b, kv, side, begin);
         c.base = (begin / f.T + (int)(item % pages)) * f.T;
         const int from = c.base > begin ? c.base : begin,
                   to = c.base + f.T < end ? c.base + f.T : end;
@@ -643,6 +718,122 @@ static __global__ void __launch_bounds__(32)
         c.page = kv_page_of(w.r, f, b, kv, c.base);
         list_outliers(f, c, kv, from - c.base, to - c.base,
                       from == (c.base > f.sinks ? c.base : f.sinks));
+    }
+}
+
+/* ---- ranges of tokens (numeric/kv_range.c): a block has a new row of values ---- */
+
+/* Numbers in the order of floats, zeros apart. */
+static __device__ inline uint32_t rank_key(float x)
+{
+    const uint32_t bits = __float_as_uint(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+/* The numbers of a token of all heads, 0 to n. */
+template <class T> struct kv_token_numbers {
+    const T *from;
+    int64_t step; /* from head to head */
+    int dim, n;
+    __device__ inline float at(int i) const
+    {
+        return to_float(from[i / dim * step + i % dim]);
+    }
+};
+
+/* The number that sorting puts at k among the finite ones: a byte of its key is found at a time, by counts. */
+template <class T> static __device__ inline float number_at(const kv_token_numbers<T> &x, int k)
+{
+    __shared__ unsigned count[256];
+    __shared__ unsigned chosen[2];
+    uint32_t key = 0;
+#pragma unroll 1
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        __syncthreads();
+        count[threadIdx.x] = 0;
+        __syncthreads();
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < x.n; i += THREADS) {
+            const float v = x.at(i);
+            const uint32_t own = rank_key(v);
+            if (isfinite(v) && (shift == 24 || own >> (shift + 8) == key >> (shift + 8)))
+                atomicAdd(&count[own >> shift & 255], 1u);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            unsigned before = 0, i = 0;
+            while (i < 255 && before + count[i] <= (unsigned)k)
+                before += count[i++];
+            chosen[0] = i;
+            chosen[1] = before;
+        }
+        __syncthreads();
+        key |= chosen[0] << shift;
+        k -= (int)chosen[1];
+    }
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+template <class T>
+static __device__ inline double quantile(const kv_token_numbers<T> &x, int m, double q)
+{
+    const double at = __dmul_rn(q, (double)(m - 1));
+    const int i = (int)at;
+    const double low = (double)number_at(x, i),
+                 high = i + 1 < m ? (double)number_at(x, i + 1) : low;
+    return __dadd_rn(low, __dmul_rn(high - low, at - (double)i));
+}
+
+template <class T>
+static __device__ inline void token_range(const kv_token_numbers<T> &x, double share, float *range)
+{
+    double finite = 0, low = -INFINITY, high = INFINITY;
+    float least = INFINITY, most = -INFINITY;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < x.n; i += THREADS)
+        finite += isfinite(x.at(i));
+    const int m = (int)block_sum(finite);
+    if (m && share > 0) {
+        high = quantile(x, m, 1 - share / 2);
+        low = quantile(x, m, share / 2);
+    }
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < x.n; i += THREADS) {
+        const float v = x.at(i);
+        if (isfinite(v) && (double)v > low && (double)v < high) {
+            least = fminf(least, v);
+            most = fmaxf(most, v);
+        }
+    }
+    least = -block_max(-least);
+    most = block_max(most);
+    if (m && least > most) /* all are outliers */
+        least = most = number_at(x, (m - 1) / 2);
+    if (threadIdx.x == 0) {
+        range[0] = m ? least : 0;
+        range[1] = m ? most : 0;
+    }
+}
+
+/* The range of the i-th value that is encoded lies at the number of the sequence's row i in qkv. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    kv_range_kernel(const __grid_constant__ kv_writing w, const T *qkv)
+{
+    const kv_side &f = w.side[1];
+#pragma unroll 1
+    for (int64_t row = blockIdx.x; row < w.r.rows; row += gridDim.x) {
+        const int64_t b = sequence_of<true>(w.r, row),
+                      i = b < w.r.batch ? row - first_of<true>(w.r, b) : 0;
+        if (b == w.r.batch || i >= w.r.fresh[b])
+            continue;
+        const kv_source<T> from = kv_source_of(w.r, f, qkv, b, 0, 1);
+        const int j = kv_coded_end(f, from.used) + (int)i;
+        if (j >= kv_coded_end(f, from.end))
+            continue;
+        const kv_token_numbers<T> x = { from.row(j), j < from.used ? (int64_t)f.rows * f.D : f.D,
+                                        f.D, (int)(w.r.kv_heads * f.D) };
+        token_range(x, w.share, w.range + 2 * row);
     }
 }
 
@@ -664,11 +855,18 @@ static int cell_of(const kv_side &f)
     return cell;
 }
 
+static bool has_ranges(const lm_call *call)
+{
+    return ((const lm_kv_attr *)call->attr)->token_range && call->out[1].kv;
+}
+
 static kv_writing writing_of(const lm_call *call)
 {
     const lm_kv_attr *a = (const lm_kv_attr *)call->attr;
     kv_writing w = {};
     w.r = kv_rows_of(call, &call->out[0], 3, -1, 4, 5);
+    w.row = in_ptr<const int32_t>(call, 6);
+    w.share = a->outliers;
     for (int x = 0; x < 2; x++) {
         kv_side &f = w.side[x];
         f = kv_side_of(&call->out[x], call->n_out > 2 + x ? &call->out[2 + x] : nullptr,
@@ -681,7 +879,15 @@ static kv_writing writing_of(const lm_call *call)
                 cells_of(w.r.most_rows + (f.step > 1 ? f.residual : 0), w.cell[x]) * w.slabs[x];
         w.balance = balance_numbers(f) > w.balance ? balance_numbers(f) : w.balance;
     }
+    if (has_ranges(call))
+        w.range = (float *)call->work;
     return w;
+}
+
+/* Ranges, a multiple of 16 bytes; then the scratch of blocks with balanced tiles. */
+static size_t range_bytes(const lm_call *call)
+{
+    return has_ranges(call) ? ((size_t)call->in[0].dim[0] * 2 * sizeof(float) + 15) / 16 * 16 : 0;
 }
 
 static int64_t items_of(const kv_writing &w)
@@ -698,7 +904,8 @@ static int64_t balance_blocks(const kv_writing &w, int64_t sms)
 static size_t work(const lm_call *call, int sms)
 {
     const kv_writing w = writing_of(call);
-    return (size_t)(w.balance ? w.balance * balance_blocks(w, sms) : 0) * sizeof(double);
+    return range_bytes(call) +
+           (size_t)(w.balance ? w.balance * balance_blocks(w, sms) : 0) * sizeof(double);
 }
 
 template <class T> static void kv_write(const lm_call *call)
@@ -707,12 +914,17 @@ template <class T> static void kv_write(const lm_call *call)
     const kv_writing w = writing_of(call);
     const T *qkv = in_ptr<const T>(call, 0);
     const int D = w.side[0].D;
-    if (items_of(w) > 0) {
-        const size_t codes = (size_t)CHUNK * (size_t)(D > SLAB ? D : SLAB);
+    const size_t codes = (size_t)CHUNK * (size_t)(D > SLAB ? D : SLAB);
+    if (w.range)
+        LM_LAUNCH((kv_range_kernel<T>), grid_for(w.r.rows, 1, s), THREADS, 0, s, w, qkv);
+    if (items_of(w) > 0 && w.row) {
+        LM_LAUNCH((kv_replace_kernel<T>), grid_for(2 * w.r.batch * w.r.kv_heads, 1, s), THREADS,
+                  codes, s, w, qkv);
+    } else if (items_of(w) > 0) {
         const unsigned grid =
             w.balance ? (unsigned)balance_blocks(w, s->sms) : grid_for(items_of(w), 1, s);
-        LM_LAUNCH((kv_encode_kernel<T>), grid, THREADS, codes, s, w, qkv,
-                  (double *)(w.balance ? call->work : nullptr));
+        double *scratch = w.balance ? (double *)((char *)call->work + range_bytes(call)) : nullptr;
+        LM_LAUNCH((kv_encode_kernel<T>), grid, THREADS, codes, s, w, qkv, scratch);
     }
     if (w.side[0].outliers || w.side[1].outliers) {
         const int64_t pages = cells_of(w.r.most_rows, w.side[0].T);

@@ -7,7 +7,7 @@
 #include "kernels/kv.h"
 #include "numeric/code_rows.h"
 
-enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, N_IN };
+enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, ROW, N_IN };
 enum { KEYS, VALUES, KTAIL, VTAIL, N_OUT };
 enum { TRIALS = 400, CALLS = 4, HEADS = 2, MOST_D = 160, MOST_T = 192, BATCH = 2 };
 
@@ -91,6 +91,8 @@ static lm_kv_format formats[] = {
     FIXED("fixed ranges", 4, LM_KV_ASYM, .outliers = 0),
     FIXED("outliers", 3, LM_KV_TABLE, .outliers = 7, .n_table = 8, .zero = true),
     FIXED("many outliers", 2, LM_KV_TABLE, .outliers = 900, .n_table = 4),
+    TABLE_OF("ranges of tokens", 2, .scale = LM_DTYPE_F16, .group = 32, .zero = true,
+             .outliers = 40),
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
@@ -120,7 +122,7 @@ typedef struct {
     lm_dtype act;
     int64_t H, K, D, T, P, seq, rows;
     int number;
-    bool plain[2];
+    bool plain[2], replaces;
     lm_tensor in[N_IN], host[N_OUT], device[N_OUT];
     float *ranges; /* on the device: lower, upper, head */
 } trial;
@@ -174,8 +176,12 @@ static void draw_sizes(trial *t, lm_rng r)
                          tokens[] = { 16, 32, 64, 128, 192 };
     static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
     t->act = acts[DRAW(0, 3)];
-    t->f[0] = formats[t->number % N_FORMATS];
-    t->f[1] = formats[DRAW(1, N_FORMATS)];
+    for (int s = 0; s < 2; s++)
+        t->f[s] = formats[s ? DRAW(1, N_FORMATS) : t->number % N_FORMATS];
+    if (t->f[0].outliers && !t->f[0].lower) { /* for values alone */
+        t->f[1] = t->f[0];
+        t->f[0] = formats[0];
+    }
     t->f[1].values = true;
     t->K = 1 + DRAW(2, HEADS);
     t->H = t->K * (1 + DRAW(3, 2));
@@ -193,15 +199,23 @@ static void draw_sizes(trial *t, lm_rng r)
                                              .kv_heads = t->K,
                                              .head_dim = t->D,
                                              .causal = true };
+    bool replaces = DRAW(50, 3) == 0;
+    for (int s = 0; s < 2; s++)
+        replaces &= lm_kv_step(&t->f[s], t->T) == 1 && t->f[s].outliers == 0;
     for (int s = 0; s < 2; s++) {
         const bool steps = lm_kv_step(&t->f[s], t->T) > 1;
         t->plain[s] = DRAW(13 + s, 8) == 0;
-        if (t->plain[s])
+        if (t->plain[s] || replaces)
             continue;
         t->attr.residual[s] = steps ? t->T * (1 + DRAW(9 + 20 * s, 2))
                                     : DRAW(9 + 20 * s, 2) * (1 + DRAW(10 + 20 * s, 40));
         t->attr.sinks[s] = DRAW(11 + 20 * s, 2) ? (steps ? t->T : 1 + DRAW(12 + 20 * s, 20)) : 0;
     }
+    if (t->f[1].levels == LM_KV_TABLE && t->f[1].zero && !t->f[1].lower && !t->plain[1]) {
+        t->attr.token_range = t->f[1].outliers || DRAW(51, 2);
+        t->attr.outliers = DRAW(52, 3) ? 0.05 : 0;
+    }
+    t->replaces = replaces;
 }
 
 static void open_trial(trial *t, int i)
@@ -215,6 +229,8 @@ static void open_trial(trial *t, int i)
     t->in[FRESH] = made(LM_DTYPE_I32, 1, (int64_t[]){ BATCH }, NULL);
     if (!t->seq)
         t->in[FIRST] = made(LM_DTYPE_I32, 1, (int64_t[]){ BATCH + 1 }, NULL);
+    if (t->replaces)
+        t->in[ROW] = made(LM_DTYPE_I32, 2, (int64_t[]){ t->rows, t->K }, NULL);
     t->in[TABLE] = made(LM_DTYPE_I32, 2, (int64_t[]){ BATCH, t->P }, NULL);
     for (int64_t p = 0; p < BATCH * t->P; p++)
         ((int32_t *)t->in[TABLE].data)[p] = (int32_t)(BATCH * t->P - 1 - p);
@@ -277,6 +293,9 @@ static void draw_rows(trial *t, int call)
             first[b + 1] = first[b] + fresh[b];
         }
     }
+    for (int64_t i = 0; t->replaces && i < t->rows * t->K; i++)
+        ((int32_t *)t->in[ROW].data)[i] =
+            (int32_t)DRAW(1000 + i, t->P * t->T < 40 ? 9 : t->P * t->T);
     for (int64_t i = 0; i < lm_tensor_count(&t->in[QKV]); i++)
         lm_set(t->act, t->in[QKV].data, i, lm_rng_normal(r, (uint64_t)(100 + i)));
     /* A number that is not finite; in balanced tiles it makes many scales NaN, of either sign. */
