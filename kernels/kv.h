@@ -14,10 +14,16 @@
  * Their rows lie in the tail of the side (ktail, vtail) at slot[b]: token j at row j if j < sinks, else at
  * row sinks + j % residual.  residual and sinks are those of the side; a side with neither has no tail.
  *
+ * With a rope table (kernels/rope.h) the keys of the cache, in pages and tails, are stored without rotary embedding:
+ * kv_attention rotates cached key j of sequence b, decoded, by the table's row place[b,j], or row j without `place`.
+ * New rows have their rotated queries and keys in the qkv of kv_attention; kv_write takes the qkv from before the
+ * rotation.  So positions can change while tokens stay: `place` may be the rank of a token among those that are kept.
+ *
  * kv_attention  (no gradient)
  *               in  qkv [N,(H+2K)D] act, used [B] I32, fresh [B] I32, first [B+1] I32, kind [B] I32 (optional, both
  *                   or neither), table [B,P] I32, keys, values [pages,K,T,D] act, slot [B] I32 (if a side has a
- *                   tail), ktail, vtail [slots,K,sinks+residual,D] act (each if its side has a tail)
+ *                   tail), ktail, vtail [slots,K,sinks+residual,D] act (each if its side has a tail),
+ *                   rope [X,R] F32 (optional), place [B,M] I32 (optional, with rope; entries below used[b] are read)
  *               out o [N,HD] act, lse [N,H] F32 (optional)
  *               Each new row attends to the cached tokens as they are stored, and to the new rows of its
  *               sequence up to itself as they are in qkv (kernels/attention.h: heads, window, scale, soft_cap).  So it

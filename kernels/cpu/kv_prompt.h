@@ -20,7 +20,7 @@ LM_INLINE void pack_floats(lm_dtype t, const attn_job *job, int64_t lo, void *ke
     for (int64_t j0 = lo / KV_SUB * KV_SUB; j0 < hi; j0 += KV_SUB) {
         p->w.kt = (float *)keys + j0 * job->D;
         p->w.v = (float *)values + j0 * p->k->ld;
-        load_keys(t, p->k, &p->s, j0, hi, &p->w);
+        load_keys(t, p->k, &p->s, j0, lo, hi, &p->w);
         load_values(t, p->k, &p->s, j0, lo, hi, &p->w);
     }
 }
@@ -44,7 +44,7 @@ LM_INLINE void pack_tiles(lm_dtype t, const attn_job *job, int64_t lo, void *key
     int64_t hi = job->mask.keys, D = job->D;
     for (int64_t j0 = lo / KV_SUB * KV_SUB; j0 < hi; j0 += KV_SUB) {
         uint16_t *to = (uint16_t *)keys + j0 * D;
-        load_keys(t, p->k, &p->s, j0, hi, &p->w);
+        load_keys(t, p->k, &p->s, j0, lo, hi, &p->w);
         load_values(t, p->k, &p->s, j0, lo, hi, &p->w);
         for (int64_t x = 0; x < KV_SUB; x += LM_KV_TILE)
             for (int64_t d = 0; d < D; d += 2, to += 32)

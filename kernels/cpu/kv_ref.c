@@ -19,6 +19,18 @@ static void take_row(const kv_seq *s, const kv_side *x, lm_dtype act, int64_t j,
         to[d] = plain ? lm_get(act, plain, d) : (double)y[d];
 }
 
+/* Rotate cached key j (kernels/rope.h). */
+static void rotate(const lm_call *c, const kv_seq *s, int64_t j, double *k)
+{
+    const lm_tensor *rope = &c->in[KV_ROPE];
+    int64_t R = rope->dim[1], half = R / 2, row = (s->place ? s->place[j] : j) * R;
+    for (int64_t d = 0; d < half; d++) {
+        double cs = get(rope, row + d), sn = get(rope, row + half + d), u = k[d], v = k[half + d];
+        k[d] = u * cs - v * sn;
+        k[half + d] = v * cs + u * sn;
+    }
+}
+
 static double score(const lm_attention_attr *a, const double *q, const double *k)
 {
     double s = 0;
@@ -65,6 +77,8 @@ static void kv_attention(const lm_call *c)
         kv_seq s = kv_seq_of(c, bk / a->kv_heads, bk % a->kv_heads);
         for (int64_t j = 0; s.fresh > 0 && j < s.used + s.fresh; j++) {
             take_row(&s, &s.k, act, j, k + j * D);
+            if (kv_has_rope(c) && j < s.used)
+                rotate(c, &s, j, k + j * D);
             take_row(&s, &s.v, act, j, v + j * D);
         }
         for (int64_t h = s.kv * group; h < (s.kv + 1) * group; h++)

@@ -18,7 +18,9 @@ enum {
     KV_VALUES,
     KV_SLOT,
     KV_KTAIL,
-    KV_VTAIL
+    KV_VTAIL,
+    KV_ROPE,
+    KV_PLACE
 };
 
 /* Keys or values. */
@@ -37,8 +39,8 @@ typedef struct {
 typedef struct {
     int64_t b, kv, row, used, fresh; /* row: the first in qkv */
     int64_t T, D;
-    size_t row_bytes; /* of a plain row */
-    const int32_t *table;
+    size_t row_bytes;             /* of a plain row */
+    const int32_t *table, *place; /* place: NULL: the rows of rope are those of tokens */
     attn_mask mask;
     kv_side k, v;
 } kv_seq;
@@ -95,6 +97,8 @@ static inline kv_seq kv_seq_of(const lm_call *c, int64_t b, int64_t kv)
                  .D = a->attention.head_dim,
                  .table = attn_i32(c, KV_TABLE) + b * c->in[KV_TABLE].dim[1] };
     s.row_bytes = (size_t)s.D * lm_dtype_size(c->in[KV_QKV].dtype);
+    if (attn_i32(c, KV_PLACE))
+        s.place = attn_i32(c, KV_PLACE) + b * c->in[KV_PLACE].dim[1];
     s.mask = attn_cached_mask(&a->attention, s.used, s.fresh);
     s.k = kv_side_of(c, &s, false);
     s.v = kv_side_of(c, &s, true);
@@ -119,6 +123,12 @@ static inline const void *kv_plain(const kv_seq *s, const kv_side *x, int64_t j)
     if (j >= x->coded)
         return x->tail + (size_t)(x->sinks + j % x->residual) * s->row_bytes;
     return NULL;
+}
+
+/* Cached keys are to be rotated. */
+static inline bool kv_has_rope(const lm_call *c)
+{
+    return c->n_in > KV_ROPE && c->in[KV_ROPE].ndim > 0;
 }
 
 /* Rows that are not fresh: zeros, and lse -inf. */

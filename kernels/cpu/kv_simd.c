@@ -107,9 +107,10 @@ static kv_call kv_call_of(const lm_call *c)
     k.room = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.few;
     k.units = (k.room + KV_UNIT - 1) / KV_UNIT;
 #ifdef KV_TILES
-    k.key_tiles = kv_has_tiles(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
+    bool ready = !kv_has_rope(c); /* keys are multiplied as they are stored */
+    k.key_tiles = ready && kv_has_tiles(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
     k.value_tiles = kv_has_tiles(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
-    k.key_pairs = kv_has_pairs(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
+    k.key_pairs = ready && kv_has_pairs(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
     k.value_pairs = kv_has_pairs(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
 #endif
     k.keys = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.most;
@@ -162,9 +163,9 @@ LM_INLINE bool has_codes(const kv_side *x, int64_t j)
     return from < to;
 }
 
-/* Keys [j0, j0 + 64) below hi, turned. */
-LM_INLINE void load_keys(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t hi,
-                         const kv_scratch *w)
+/* Keys [j0, j0 + 64) below hi, turned; those before lo are any. */
+LM_INLINE void load_keys(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
+                         int64_t hi, const kv_scratch *w)
 {
     for (int64_t j = j0; j < hi && j < j0 + KV_SUB; j += LM_KV_TILE) {
         if (has_codes(&s->k, j))
@@ -176,6 +177,10 @@ LM_INLINE void load_keys(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
                                                  ? lm_bf16_to_f32(((const uint16_t *)plain)[d])
                                                  : ((const float *)plain)[d];
         }
+    }
+    if (kv_has_rope(k->c)) {
+        int64_t end = hi < s->used ? hi : s->used;
+        rotate_keys(k->c, s, j0, lo > j0 ? lo : j0, end < j0 + KV_SUB ? end : j0 + KV_SUB, w->kt);
     }
 }
 
@@ -247,8 +252,7 @@ LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
         return;
     }
 #endif
-    (void)lo;
-    load_keys(t, k, s, j0, hi, w);
+    load_keys(t, k, s, j0, lo, hi, w);
     mm(&(mm_args){ .m = n,
                    .n = KV_SUB,
                    .k = s->D,

@@ -259,6 +259,34 @@ static inline void patch_outliers(const kv_seq *s, const kv_side *x, const char 
     }
 }
 
+LM_INLINE vf gather_floats(const float *p, const int32_t *at)
+{
+#ifdef __AVX512F__
+    return _mm512_i32gather_ps(_mm512_loadu_si512(at), p, 4);
+#else
+    return _mm256_i32gather_ps(p, _mm256_loadu_si256((const __m256i *)(const void *)at), 4);
+#endif
+}
+
+/* Rotate cached keys [from, to) of kt, whose first column is token j0. */
+static inline void rotate_keys(const lm_call *c, const kv_seq *s, int64_t j0, int64_t from,
+                               int64_t to, float *kt)
+{
+    const float *rope = c->in[KV_ROPE].data;
+    int64_t R = c->in[KV_ROPE].dim[1], half = R / 2;
+    int32_t at[KV_SUB] = { 0 };
+    for (int64_t j = from; j < to; j++)
+        at[j - j0] = (int32_t)((s->place ? s->place[j] : j) * R);
+    for (int64_t d = 0; d < half; d++)
+        for (int64_t h = 0; h < KV_SUB; h += VF_LANES) {
+            float *p = kt + d * KV_SUB + h, *q = p + half * KV_SUB;
+            vf u = vf_load(p), v = vf_load(q);
+            vf cs = gather_floats(rope + d, at + h), sn = gather_floats(rope + half + d, at + h);
+            vf_store(p, keep_range(u * cs - v * sn, h, from - j0, to - j0, u));
+            vf_store(q, keep_range(v * cs + u * sn, h, from - j0, to - j0, v));
+        }
+}
+
 /* Decode the 16 tokens from j on (a multiple of 16, in a page): keys to kt[D][KV_SUB]. */
 static inline void wide_keys(const kv_seq *s, const kv_levels *l, int64_t j, kv_tile_scratch *w,
                              float *kt)

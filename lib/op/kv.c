@@ -20,7 +20,7 @@ static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch,
                                       { LM_ATTR_INT(lm_kv_attr, sinks[1], 0) },
                                       { 0 } };
 
-enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, N_IN };
+enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE, N_IN };
 
 /* Plain tokens leave the groups of the format whole; a plain side has no tail. */
 static bool keeps_groups(int64_t residual, int64_t sinks, const lm_tensor *t)
@@ -76,7 +76,11 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(x->causal && x->dropout == 0, "kv_attention", e, "is causal, without dropout") ||
         lm_expect(ragged == !lm_absent(&in[KIND]) && ragged == (x->seq == 0) &&
                       (ragged || in[QKV].dim[0] == x->batch * x->seq),
-                  "kv_attention", e, "rows are B times seq, or have first and kind"))
+                  "kv_attention", e, "rows are B times seq, or have first and kind") ||
+        lm_expect(lm_absent(&in[ROPE]) ? lm_absent(&in[PLACE])
+                                       : in[ROPE].dim[1] % 2 == 0 && in[ROPE].dim[1] <= x->head_dim,
+                  "kv_attention", e,
+                  "R of the rope table is not even, or above D, or place has none"))
         return e->code;
     return lm_kv_check_sides("kv_attention", a, (const lm_tensor *[]){ &in[KEYS], &in[VALUES] },
                              (const lm_tensor *[]){ &in[KTAIL], &in[VTAIL] }, &in[SLOT], e);
@@ -189,6 +193,12 @@ static void kv_example(lm_rng r, int i, lm_example *x)
             x->in[KTAIL + side] = cache(NULL, b + 1, kv, rows, d);
         }
     }
+    if (lm_example_draw(r, i, 14, 3) == 0) {
+        x->in[ROPE] =
+            lm_shape2(LM_DTYPE_F32, P * T + 1, lm_example_draw(r, i, 15, 2) ? d : d / 4 * 2);
+        if (i % 2)
+            x->in[PLACE] = lm_shape2(LM_DTYPE_I32, b, P * T);
+    }
     lm_example_attr(x, &a);
 }
 
@@ -232,6 +242,12 @@ static void kv_fill(lm_rng r, const lm_call *c)
              p++) /* 7 permutes: B P + 1 pages, of which 0 is left out if it divides */
             table[b * P + p] = (int32_t)((b * P + p) * 7 % (B * P + 1));
     }
+    int32_t *place = c->in[PLACE].data;
+    for (int64_t i = 0; place && i < lm_tensor_count(&c->in[PLACE]); i++)
+        place[i] = (int32_t)lm_rng_below(r, 1000 + (uint64_t)i, (uint64_t)c->in[ROPE].dim[0]);
+    for (int64_t i = 0; c->in[ROPE].data && i < lm_tensor_count(&c->in[ROPE]); i++)
+        lm_set(c->in[ROPE].dtype, c->in[ROPE].data, i,
+               lm_rng_uniform(r, 5000 + (uint64_t)i) * 2 - 1);
     lm_kv_example_pages(r, &c->in[KEYS]);
     lm_kv_example_pages(r, &c->in[VALUES]);
 }
@@ -249,7 +265,9 @@ const lm_op lm_op_kv_attention = {
             { "values", "G,K,T,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
             { "slot", "B", LM_IDS | LM_OPTIONAL },
             { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
-            { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL } },
+            { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
+            { "rope", "X,Y", LM_FIXED | LM_OPTIONAL },
+            { "place", "B,M", LM_IDS | LM_OPTIONAL } },
     .out = { { "o", "N,HD", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
     .prec = LM_PREC_ALLOW,

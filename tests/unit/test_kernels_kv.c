@@ -15,9 +15,10 @@
 #include "base/par.h"
 #include "base/rng.h"
 #include "kernels/kv.h"
+#include "kernels/rope.h"
 #include "numeric/code_rows.h"
 
-enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, N_IN };
+enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE, N_IN };
 
 /* A call with memory of its own. */
 typedef struct {
@@ -82,6 +83,7 @@ typedef struct {
     int64_t B, H, K, D, T, P, window, sinks[2], residual[2];
     int64_t used[4], fresh[4], kind[4];
     double soft_cap;
+    int64_t rotary; /* keys are stored before their rotation; 0: behind it */
 } shape;
 
 static int64_t rows_of(const shape *s)
@@ -112,6 +114,24 @@ static void set_ints(trial *t, const shape *s)
 static bool is_plain(const lm_kv_format *f)
 {
     return f->bits == 0;
+}
+
+/* Cosines and sines of numbers with a factor, and any places. */
+static void set_rope(trial *t, const shape *s)
+{
+    int64_t half = s->rotary / 2, rows = s->P * s->T + 5;
+    t->in[ROPE] = made(LM_DTYPE_F32, 2, (int64_t[]){ rows, s->rotary }, NULL);
+    t->in[PLACE] = made(LM_DTYPE_I32, 2, (int64_t[]){ s->B, s->P * s->T }, NULL);
+    float *rope = t->in[ROPE].data;
+    int32_t *place = t->in[PLACE].data;
+    for (int64_t i = 0; i < rows * half; i++) {
+        double angle = (double)(i / half) * pow(500, -(double)(i % half) / (double)half);
+        rope[i / half * s->rotary + i % half] = (float)(1.1 * cos(angle));
+        rope[i / half * s->rotary + half + i % half] = (float)(1.1 * sin(angle));
+    }
+    for (int64_t i = 0; i < s->B * s->P * s->T; i++)
+        place[i] =
+            i % (s->P * s->T) < s->used[i / (s->P * s->T)] ? (int32_t)(i * 7 % rows) : -1000000;
 }
 
 static void open_trial(trial *t, const shape *s, lm_dtype act, const lm_kv_format *k,
@@ -152,6 +172,8 @@ static void open_trial(trial *t, const shape *s, lm_dtype act, const lm_kv_forma
         if (!t->in[SLOT].data)
             t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
     }
+    if (s->rotary)
+        set_rope(t, s);
     fill(&t->in[QKV], 3, 1.5);
     set_ints(t, s);
     t->out[0] = made(act, 2, (int64_t[]){ n, s->H * s->D }, NULL);
@@ -384,6 +406,7 @@ static void test_formats(void **state)
                     .fresh = { 20, 1, 3 - 2 * (i % 2) },
                     .kind = { 0, 1, i % 2 },
                     .window = i % 5 == 3 ? 150 : 0,
+                    .rotary = i % 3 == 1 ? dims[(i + i / N_FORMATS) % 5] / (1 + i / 3 % 2) : 0,
                     .soft_cap = i % 7 == 2 ? 3 : 0 };
         s.H = s.K * (1 + i % 6);
         for (int side = 0; side < 2; side++) {
@@ -538,6 +561,67 @@ static void test_prompt(void **state)
     }
 }
 
+/* ---- keys that are stored before their rotation ---- */
+
+/* The cached keys of a plain side, rotated by the operator rope. */
+static void rotate_cache(trial *t, const shape *s)
+{
+    lm_rope_attr attr = { 0, s->K, s->D, s->rotary, false };
+    int32_t *table = t->in[TABLE].data, *place = t->in[PLACE].data, pos;
+    lm_tensor x = made(LM_DTYPE_F32, 2, (int64_t[]){ 1, 2 * s->D }, NULL);
+    lm_tensor in[3] = { x,
+                        { .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { 1 }, .data = &pos },
+                        t->in[ROPE] };
+    lm_call c = { .attr = &attr, .in = in, .n_in = 3, .out = &x, .n_out = 1, .par = pool[1] };
+    attr.kv_heads = 1;
+    for (int64_t b = 0; b < s->B; b++)
+        for (int64_t i = 0; i < s->used[b] * s->K; i++) {
+            int64_t j = i / s->K, page = table[b * s->P + j / s->T] * s->K + i % s->K;
+            float *row = (float *)t->in[KEYS].data + (page * s->T + j % s->T) * s->D;
+            pos = place[b * s->P * s->T + j];
+            memcpy(x.data, row, (size_t)s->D * sizeof *row);
+            lm_cpu_kernel("rope", LM_DTYPE_F32, LM_CPU_REF)->run(&c);
+            memcpy(row, x.data, (size_t)s->D * sizeof *row);
+        }
+    lm_free(x.data);
+}
+
+static void test_rotation(void **state)
+{
+    static const int64_t rotary[] = { 64, 32, 16, 2 };
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        shape s = { .B = 2,
+                    .H = 4,
+                    .K = 2,
+                    .D = 64,
+                    .T = 16,
+                    .P = 12,
+                    .used = { 170, 40 },
+                    .fresh = { 1, 9 },
+                    .kind = { 1, 0 },
+                    .window = i % 2 ? 100 : 0,
+                    .rotary = rotary[i / 2] };
+        lm_kv_format plain = { .name = "plain" };
+        for (int level = LM_CPU_REF; level <= (int)lm_cpu_detect(); level++) {
+            trial t;
+            open_trial(&t, &s, LM_DTYPE_F32, &plain, &plain);
+            run(&t, level_kernel(LM_DTYPE_F32, (lm_cpu_level)level), 1);
+            float *o = results(&t.out[0]);
+            rotate_cache(&t, &s);
+            lm_free(t.in[ROPE].data);
+            lm_free(t.in[PLACE].data);
+            t.in[ROPE] = t.in[PLACE] = (lm_tensor){ 0 };
+            run(&t, level_kernel(LM_DTYPE_F32, (lm_cpu_level)level), 1);
+            double d = distance(&t.out[0], o);
+            if (!(d <= 1e-6))
+                fail_msg("%s R %d: %g", lm_cpu_level_name(level), (int)s.rotary, d);
+            lm_free(o);
+            close_trial(&t);
+        }
+    }
+}
+
 /* ---- half of the weight on one key, the rest spread over all others ---- */
 
 static void test_sharp(void **state)
@@ -649,7 +733,8 @@ static void test_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_plain), cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_prompt),  cmocka_unit_test(test_rotation),
         cmocka_unit_test(test_sharp),   cmocka_unit_test(test_alone),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
