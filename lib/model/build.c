@@ -160,6 +160,8 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
                                .scale = y->scale,
                                .site = layer,
                                .soft_cap = y->soft_cap };
+    if (!lm_b_rotates_late(&m->build, layer))
+        qkv = lm_b_rope(b, layer, qkv);
     if (m->build.mode == LM_MODE_GENERATE)
         return lm_b_cached_attention(b, layer, qkv, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)

@@ -31,7 +31,8 @@ lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe);
 lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s);
 lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y);
 lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
-/* Norm of queries and keys, rotation and attention of a layer, the latter through the cache in GENERATE. */
+/* Norm of queries and keys, rotation, and attention of a layer: of rows that are not rotated, in GENERATE through the
+ * cache. */
 lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk);
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
@@ -48,9 +49,11 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
 /* True if caches of a layer are coded, or tails of one are there (build.kv). */
 bool lm_b_coded(const lm_build *b, int64_t layer);
 bool lm_b_tailed(const lm_build *b, int64_t layers);
+/* True if keys are stored before their rotation. */
+bool lm_b_rotates_late(const lm_build *b, int64_t layer);
 /* Fails: LM_EUSAGE for caches that this builder, or the backend, cannot make. */
 lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e);
-/* Attention of a layer through its caches, which are declared. */
+/* Attention of a layer through its caches, which are declared; rows are rotated, unless the layer rotates late. */
 lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
                              const lm_attention_attr *attr);
 

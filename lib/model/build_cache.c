@@ -29,6 +29,12 @@ bool lm_b_tailed(const lm_build *b, int64_t layers)
     return false;
 }
 
+bool lm_b_rotates_late(const lm_build *b, int64_t layer)
+{
+    return b->mode == LM_MODE_GENERATE && lm_b_coded(b, layer) &&
+           b->kv->side[2 * layer + LM_KV_K].pre_rope;
+}
+
 static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
 {
     const lm_kv_side *s = &b->kv->side[2 * layer + side];
@@ -37,10 +43,10 @@ static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
                        "%s of layer %" PRId64 " would be %s, but activations are %s",
                        side_name[side], layer, lm_dtype_name(s->plain),
                        lm_dtype_name(b->precision.low));
-    if (s->pre_rope)
-        return lm_fail(e, LM_EUSAGE, where, "choose another method",
+    if (s->pre_rope && b->kv->policy)
+        return lm_fail(e, LM_EUSAGE, where, "leave the policy out, or choose another method",
                        "%s of layer %" PRId64
-                       ": no kernel reads keys that are stored before their rotation",
+                       ": a policy has no place for keys that are stored before their rotation",
                        side_name[side], layer);
     return LM_OK;
 }
@@ -169,8 +175,8 @@ static lm_vid rotate(lm_builder *b, const lm_head_rotate_attr *a, lm_vid x)
     return a->q || a->k || a->v ? lm_b_append(b, &lm_op_head_rotate, a, &x) : x;
 }
 
-/* New rows are read as they are, then stored; what was rotated when it was stored is rotated back behind the
- * sum, as queries are rotated as keys are. */
+/* New rows are read as they are, then stored, from before their rotation by positions if it comes late; heads that
+ * were rotated when they were stored are rotated back behind the sum, and queries are rotated as keys are. */
 static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
                               const lm_attention_attr *attr)
 {
@@ -188,11 +194,14 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     lm_vid o[2] = { LM_NONE, weighs ? LM_NONE : LM_SKIP };
     make_coded(b, layer, &a, &c);
     lm_vid slot = c.tail[0] >= 0 || c.tail[1] >= 0 ? m->slot : LM_NONE;
-    qkv = rotate(b, &into, qkv);
-    lm_vid in[] = { qkv,        used,       m->fresh, m->first,  m->kind,  table,
-                    c.pages[0], c.pages[1], slot,     c.tail[0], c.tail[1] };
+    const lm_vid rows = rotate(b, &into, qkv);
+    const bool late = lm_b_rotates_late(&m->build, layer);
+    const lm_vid rope = late ? m->rope[m->config.layer[layer].rope] : LM_NONE;
+    qkv = late ? lm_b_rope(b, layer, rows) : rows;
+    lm_vid in[] = { qkv,        used, m->fresh,  m->first,  m->kind, table,  c.pages[0],
+                    c.pages[1], slot, c.tail[0], c.tail[1], rope,    LM_NONE };
     lm_vid write[] = {
-        qkv, used, m->fresh, m->first, table, slot, kept ? m->kept[layer].row : LM_NONE
+        rows, used, m->fresh, m->first, table, slot, kept ? m->kept[layer].row : LM_NONE
     };
     lm_vid stored[] = { c.pages[0], c.pages[1], c.tail[0] >= 0 ? c.tail[0] : LM_SKIP,
                         c.tail[1] >= 0 ? c.tail[1] : LM_SKIP };

@@ -119,7 +119,7 @@ static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
         lm_vid wq = one(b, LM_PART_Q_NORM, l).w;
         h = lm_b_head_norm(b, l, h, wq, one(b, LM_PART_K_NORM, l).w);
     }
-    h = lm_b_attention(b, l, lm_b_rope(b, l, h));
+    h = lm_b_attention(b, l, h);
     pair out = one(b, LM_PART_ATTN_OUT, l);
     return lm_b_linear(b, h, out.w, out.b);
 }

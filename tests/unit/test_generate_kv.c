@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_generate_kv.c -- generation over coded caches, for each architecture and many methods: logits are those of plain
  * caches in which keys and values are replaced by what the cache returns for them (kv/store.h); they do not depend on the
- * slot, the batch, the parts of a prompt or a copy; methods of 8 bits are close to plain caches. */
+ * slot, the batch, the parts of a prompt or a copy; keys may be stored before their rotation; methods of 8 bits are close to plain caches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -307,12 +307,60 @@ static void logits_are_near_those_of_plain_caches(void **state)
     }
 }
 
+/* ---- keys that are stored before their rotation ---- */
+
+/* Keep keys before their rotation where layers have one; returns how many layers have. */
+static int rotate_late(lm_cache_plan *p)
+{
+    lm_kv_side *side = (lm_kv_side *)(uintptr_t)p->plan->side;
+    int n = 0;
+    for (int64_t l = 0; l < p->plan->layers; l++) {
+        side[2 * l + LM_KV_K].pre_rope = p->site[l].rope;
+        n += p->site[l].rope;
+    }
+    return n;
+}
+
+static void rotation_can_be_late(void **state)
+{
+    int layers = 0;
+    (void)state;
+    for (int c = 0; c < N_CONFIGS; c++) {
+        lm_loaded w;
+        lm_cache_plan p[2];
+        lm_generator *g[2];
+        const float *y[2];
+        loaded_of(configs[c], LM_DTYPE_F32, par, backend, &w);
+        for (int i = 0; i < 2; i++) {
+            open_plan(&w, LM_DTYPE_F32, "k=auto,v=int8", &p[i]);
+            layers += i ? rotate_late(&p[i]) : 0;
+            g[i] = open_gen(&w, LM_DTYPE_F32, 1, &p[i]);
+            ok(lm_generator_prompt(g[i], 0, ids, PROMPT, &y[i], &err));
+        }
+        for (int i = PROMPT; i < PROMPT + 12; i++) {
+            int32_t next = (int32_t)ids[i];
+            double d = apart(y[1], y[0]);
+            if (!(d < 5e-3)) /* codes of values can differ by one */
+                fail_msg("%s: token %d: %g", configs[c], i, d);
+            ok(lm_generator_decode(g[0], &next, &y[0], &err));
+            ok(lm_generator_decode(g[1], &next, &y[1], &err));
+        }
+        for (int i = 0; i < 2; i++) {
+            lm_generator_free(g[i]);
+            lm_cache_plan_fini(&p[i]);
+        }
+        lm_loaded_fini(&w);
+    }
+    assert_true(layers > 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_the_definition),
         cmocka_unit_test(bits_depend_on_the_sequence_alone),
         cmocka_unit_test(logits_are_near_those_of_plain_caches),
+        cmocka_unit_test(rotation_can_be_late),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
