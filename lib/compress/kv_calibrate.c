@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "compress/kv_capture.h"
 #include "model/arch.h"
+#include "model/cache_plan.h"
 
 /* What is kept of one side of a layer. */
 typedef struct {
@@ -63,7 +64,7 @@ static void add_most(const calibration *k, int64_t layer, const float *x, float 
 static lm_code add_errors(calibration *k, int64_t layer, const float *q, float *const stored[2],
                           lm_err *e)
 {
-    lm_kv_site at = lm_kv_site_of(&k->w->config, layer, LM_DTYPE_F32);
+    lm_kv_site at = lm_cache_site(&k->w->config, LM_DTYPE_F32, layer);
     const lm_kv_attention a = lm_kv_attention_of(&k->w->config, layer);
     float error[2][LM_KV_MAX_CANDIDATES];
     int m;

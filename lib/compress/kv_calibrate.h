@@ -9,7 +9,7 @@
  * errors           of the candidates for `auto`, over the first windows
  * weights          the digest of the model's weights, if the model has a source
  *
- * Memory: four numbers for each number of the keys and values of all tokens.  Private to lib/compress. */
+ * Memory: four numbers for each number of the keys and values of all tokens. */
 #ifndef LM_COMPRESS_KV_CALIBRATE_H
 #define LM_COMPRESS_KV_CALIBRATE_H
 

@@ -246,20 +246,6 @@ void lm_kv_capture_rotate(const lm_kv_capture *c, int64_t layer, int64_t n, floa
 
 /* ---- layers ---- */
 
-lm_kv_site lm_kv_site_of(const lm_config *config, int64_t layer, lm_dtype act)
-{
-    const lm_layer *y = &config->layer[layer];
-
-    return (lm_kv_site){ .layer = layer,
-                         .layers = config->layers,
-                         .kv_heads = y->kv_heads,
-                         .head_dim = y->head_dim,
-                         .window = y->window,
-                         .max_positions = config->max_positions,
-                         .act = act,
-                         .rope = y->rope >= 0 };
-}
-
 lm_kv_attention lm_kv_attention_of(const lm_config *config, int64_t layer)
 {
     const lm_layer *y = &config->layer[layer];

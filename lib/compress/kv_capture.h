@@ -6,7 +6,6 @@
 #ifndef LM_COMPRESS_KV_CAPTURE_H
 #define LM_COMPRESS_KV_CAPTURE_H
 
-#include "kv/method.h"
 #include "kv/store.h"
 #include "model/loaded.h"
 
@@ -36,8 +35,7 @@ void lm_kv_columns(const float *rows, int64_t row_width, int64_t from, int64_t w
 /* Rotate keys k [n, K*D] of a layer, whose positions are 0 to n - 1, as the model does. */
 void lm_kv_capture_rotate(const lm_kv_capture *c, int64_t layer, int64_t n, float *k);
 
-/* The attention of a layer, as methods and the definition of attention see it. */
-lm_kv_site lm_kv_site_of(const lm_config *config, int64_t layer, lm_dtype act);
+/* The attention of a layer, as its definition sees it. */
 lm_kv_attention lm_kv_attention_of(const lm_config *config, int64_t layer);
 
 #endif

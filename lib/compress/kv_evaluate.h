@@ -5,7 +5,7 @@
  * Each window of tokens is decoded one token at a time, so that every prediction reads the cache as
  * it is stored, from the first token on.  All generators go in step: the logits of the first one, the
  * reference, are compared with those of the others and then forgotten.  So any number of candidates
- * shares one run of the reference, and no logits are stored.  Private to lib/compress. */
+ * shares one run of the reference, and no logits are stored. */
 #ifndef LM_COMPRESS_KV_EVALUATE_H
 #define LM_COMPRESS_KV_EVALUATE_H
 

@@ -3,7 +3,7 @@
  * pieces of other text, and a question for one of them.
  *
  * The text is that of share/recipes/kv-text, on which the recipe's model is trained; models that
- * were trained on much text answer it as well.  Private to lib/compress. */
+ * were trained on much text answer it as well. */
 #ifndef LM_COMPRESS_KV_PASSKEY_H
 #define LM_COMPRESS_KV_PASSKEY_H
 

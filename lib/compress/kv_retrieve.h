@@ -5,7 +5,7 @@
  * context runs as a prompt, the question is decoded one token at a time, so that the answer can only
  * come from the cache as it is stored.  The task is solved when each token of the answer is the
  * likeliest one.  Tasks are counted by cell, of a map over length and depth.
- * Private to lib/compress. */
+ */
 #ifndef LM_COMPRESS_KV_RETRIEVE_H
 #define LM_COMPRESS_KV_RETRIEVE_H
 

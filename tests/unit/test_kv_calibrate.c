@@ -17,6 +17,7 @@
 #include "compress/kv_capture.h"
 #include "kv/spec.h"
 #include "loaded_case.h"
+#include "model/cache_plan.h"
 
 enum { V = 96, T = 24, WINDOWS = 3, LAYERS = 2, H = 4, K = 2, D = 16, WIDTH = K * D };
 enum { ALL = (H + 2 * K) * D };
@@ -277,7 +278,7 @@ static void methods_bind_to_a_file(void **state)
         same("level", back->side[i].table, d->side[i].table, 8);
     }
     for (int l = 0; l < LAYERS; l++)
-        site[l] = lm_kv_site_of(&model.config, l, LM_DTYPE_F32);
+        site[l] = lm_cache_site(&model.config, LM_DTYPE_F32, l);
     for (int i = 0; i < 3; i++) {
         snprintf(text, sizeof text, "%s,file=%s",
                  ((const char *[]){ "kvquant:sinks=1", "fp8:scale=head", "auto:bits=6" })[i], path);

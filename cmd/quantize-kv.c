@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* quantize-kv -- caches of keys and values.  See man/man1/quantize-kv.1. */
+#include <string.h>
+
+#include "compress/kv_passkey.h"
+#include "quantize-kv/model.h"
+
+static bool calibrate, evaluate;
+static kv_model_options model = KV_MODEL_OPTIONS;
+static const char *const dtypes[] = { "f32", "bf16", NULL };
+
+static const lm_opt options[] = {
+    LM_GROUP("With a model (MODEL DATA: token shards, or text)"),
+    LM_FLAG(0, "calibrate", &calibrate, "make a calibration for --kv METHOD:file=FILE"),
+    LM_FLAG(0, "evaluate", &evaluate, "measure methods beside each other"),
+    LM_STR('m', "method", &model.method, "METHOD", "--calibrate: kvquant:bits=3,outliers=0.01"),
+    LM_STR(0, "methods", &model.methods, "LIST", "--evaluate: specifications of --kv"),
+    LM_FLAG(0, "table", &model.table, "--evaluate: a table [yes, unless --json]"),
+    LM_STR(0, "candidates", &model.candidates, "LIST",
+           "--calibrate: methods for auto, separated by ;"),
+    LM_COUNT(0, "windows", &model.windows, "N", 1, 1e6, "windows of the data [8]"),
+    LM_COUNT(0, "seq-len", &model.seq, "N", 8, 1e9,
+             "tokens in a window [that of its training; unknown: 1024]"),
+    LM_STR(0, "lengths", &model.lengths, "LIST",
+           "tokens of passkeys' texts [128,256,... to --seq-len]"),
+    LM_COUNT(0, "depths", &model.depths, "N", 1, 1000, "places of a passkey in its text [5]"),
+    LM_COUNT(0, "repeats", &model.repeats, "N", 0, 1e6,
+             "passkeys of each length and depth; 0: none [10]"),
+    LM_COUNT(0, "records", &model.records, "N", 1, LM_KV_PASSKEY_NAMES,
+             "passkeys in a text, one of them asked for [8]"),
+    LM_STR(0, "text", &model.text, "DATA", "text between passkeys [DATA]"),
+    LM_COUNT(0, "steps", &model.steps, "N", 0, 1e6,
+             "tokens of each measurement of time; 0: none [32]"),
+    LM_STR(0, "tokenizer", &model.tokenizer, "PATH",
+           "tokenizer.json or its folder [the model's own]"),
+    LM_FLAG(0, "check-tokenizer", &model.check_tokenizer,
+            "refuse a tokenizer or shards of another model [yes]"),
+    LM_CHOICE(0, "dtype", &model.dtype, "TYPE", dtypes,
+              "--evaluate: compute in f32 or bf16 [bf16]"),
+    LM_END
+};
+
+static const char *const examples[] = {
+    "quantize-kv --calibrate m/ data/val --method kvquant:bits=3 -o kvq.safetensors",
+    "quantize-kv --evaluate m/ data/val --methods fp8,int4,kivi:bits=2 --table", NULL
+};
+
+static lm_tool tool = {
+    .name = "quantize-kv",
+    .args = "MODEL DATA",
+    .brief = "calibrate and measure ways to store caches of keys and values",
+    .opts = options,
+    .makes = LM_MAKES_OTHER,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE | LM_USE_JSON | LM_USE_SEED,
+    .min_args = 2,
+    .max_args = 2,
+    .examples = examples,
+};
+
+/* Refuse options of the other way to work. */
+static void refuse_others(const char *const *names, const char *way)
+{
+    for (int i = 0; names[i]; i++)
+        if (lm_given(&tool, names[i]))
+            lm_misuse(&tool, names[i], "leave it out", "it has no effect on %s", way);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const of_report[] = { "methods", "table",  "lengths", "depths", "repeats",
+                                             "records", "text",   "steps",   "dtype",  "seed",
+                                             "json",    "device", NULL };
+    static const char *const of_calibration[] = { "method", "candidates", NULL };
+
+    lm_begin(&tool, argc, argv);
+    if (calibrate == evaluate)
+        lm_misuse(&tool, "--calibrate, --evaluate", NULL, "give one of them");
+    refuse_others(calibrate ? of_report : of_calibration, calibrate ? "--calibrate" : "--evaluate");
+    if (calibrate && (!tool.output || !model.method))
+        lm_misuse(&tool, model.method ? "-o" : "--method",
+                  "give --method kvquant:bits=3 and -o FILE", "it is missing");
+    if (evaluate && model.table && tool.json)
+        lm_misuse(&tool, "--table", "leave one of them out", "--json prints no table");
+    lm_refuse_twice(&tool, (const char *[]){ model.tokenizer, model.text }, 2);
+    lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    lm_refuse_text(&tool, tool.output, tool.argv[1]);
+    if (calibrate)
+        kv_calibrate(&tool, &model);
+    else
+        kv_evaluate(&tool, &model);
+    return lm_end(&tool);
+}

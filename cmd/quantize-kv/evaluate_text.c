@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* evaluate_text.c -- a report as a table, as JSON and as a picture. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "format/chart.h"
+#include "quantize-kv/evaluate.h"
+
+static int64_t layers_of(const kv_report *k)
+{
+    return k->work.model.config.layers;
+}
+
+static double per_token(const lm_kv_row *r, double sum)
+{
+    return r->sum.tokens ? sum / (double)r->sum.tokens : -1;
+}
+
+/* ---- the table ---- */
+
+enum { COLUMNS = 11, CELL = 16 };
+static const char *const head[COLUMNS] = { "bits",       "bytes/token", "memory",     "tokens/s",
+                                           "32 at once", "first token", "perplexity", "KL",
+                                           "top-1",      "passkeys",    "attention" };
+
+/* A number with that many digits behind the point; "-" if it was not measured. */
+static void show(double x, int digits, char out[CELL])
+{
+    if (x < 0)
+        snprintf(out, CELL, "-");
+    else
+        snprintf(out, CELL, "%.*f", digits, x);
+}
+
+static void fill_cells(const kv_report *k, const lm_kv_row *r, char cell[COLUMNS][CELL])
+{
+    char bytes[32];
+    double act = 8.0 * (double)lm_dtype_size(k->report.dtype);
+
+    show(act * r->token_bytes / r->plain_bytes, 2, cell[0]);
+    show(r->token_bytes, 0, cell[1]);
+    snprintf(cell[2], CELL, "%s", r->memory < 0 ? "-" : lm_show_bytes(r->memory, bytes));
+    show(r->rate[0], 0, cell[3]);
+    show(r->rate[1], 0, cell[4]);
+    if (r->first < 0)
+        show(-1, 0, cell[5]);
+    else
+        snprintf(cell[5], CELL, "%.4g ms", 1e3 * r->first);
+    show(r->sum.tokens ? exp(per_token(r, r->sum.nll)) : -1, 4, cell[6]);
+    snprintf(cell[7], CELL, r->sum.tokens ? "%.3g" : "-", per_token(r, r->sum.kl));
+    show(per_token(r, (double)r->sum.top1), 4, cell[8]);
+    show(lm_kv_row_solved(r, k->report.cells, k->passkeys.n), 3, cell[9]);
+    show(r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)), 4, cell[10]);
+}
+
+lm_code kv_report_table(const kv_report *k, lm_buf *out, lm_err *e)
+{
+    char cell[1 + KV_MOST_METHODS][COLUMNS][CELL];
+    int wide[COLUMNS], name = 6;
+
+    for (int c = 0; c < COLUMNS; c++)
+        wide[c] = (int)strlen(head[c]);
+    for (int i = 0; i < k->rows; i++) {
+        const lm_kv_row *r = &k->row[i];
+        name = (int)strlen(r->name) > name ? (int)strlen(r->name) : name;
+        if (!r->ran)
+            continue;
+        fill_cells(k, r, cell[i]);
+        for (int c = 0; c < COLUMNS; c++)
+            wide[c] = (int)strlen(cell[i][c]) > wide[c] ? (int)strlen(cell[i][c]) : wide[c];
+    }
+    lm_buf_addf(out, e, "%-*s", name, "method");
+    for (int c = 0; c < COLUMNS && !e->code; c++)
+        lm_buf_addf(out, e, "  %*s", wide[c], head[c]);
+    for (int i = 0; i < k->rows && !e->code; i++) {
+        const lm_kv_row *r = &k->row[i];
+        lm_buf_addf(out, e, "\n%-*s", name, r->name);
+        for (int c = 0; c < COLUMNS && r->ran && !e->code; c++)
+            lm_buf_addf(out, e, "  %*s", wide[c], cell[i][c]);
+        if (!r->ran && !e->code)
+            lm_buf_addf(out, e, "  %s: %s%s%s", r->why.where, r->why.what, *r->why.todo ? ": " : "",
+                        r->why.todo);
+    }
+    return e->code ? e->code : lm_buf_add(out, "\n", 1, e);
+}
+
+/* ---- JSON ---- */
+
+static void put_number(lm_jw *j, const char *key, double x)
+{
+    lm_jw_f64(j, key, x < 0 ? (double)NAN : x);
+}
+
+static void put_map(const kv_report *k, const lm_kv_row *r, lm_jw *j)
+{
+    lm_jw_arr(j, "passkey_map");
+    for (int64_t d = 0; r->solved && d < k->depths; d++) {
+        lm_jw_arr(j, NULL);
+        for (int64_t l = 0; l < k->lengths; l++)
+            lm_jw_f64(j, NULL, (double)r->solved[d * k->lengths + l] / (double)k->repeats);
+        lm_jw_close_arr(j);
+    }
+    lm_jw_close_arr(j);
+}
+
+static void put_row(const kv_report *k, const lm_kv_row *r, lm_jw *j)
+{
+    lm_jw_obj(j, NULL);
+    lm_jw_str(j, "method", r->name);
+    lm_jw_str(j, "spec", r->plan.plan ? r->plan.plan->text : "auto");
+    if (!r->ran) {
+        lm_jw_str(j, "error", r->why.what);
+        lm_jw_close_obj(j);
+        return;
+    }
+    lm_jw_f64(j, "bytes_per_token", r->token_bytes);
+    lm_jw_f64(j, "ratio", r->plain_bytes / r->token_bytes);
+    put_number(j, "memory", r->memory);
+    put_number(j, "tokens_per_second", r->rate[0]);
+    put_number(j, "tokens_per_second_32", r->rate[1]);
+    put_number(j, "first_token_seconds", r->first);
+    lm_jw_int(j, "tokens", r->sum.tokens);
+    put_number(j, "loss", per_token(r, r->sum.nll));
+    put_number(j, "perplexity", r->sum.tokens ? exp(per_token(r, r->sum.nll)) : -1);
+    put_number(j, "kl", per_token(r, r->sum.kl));
+    put_number(j, "kl_most", r->sum.tokens ? r->sum.kl_most : -1);
+    put_number(j, "top1", per_token(r, (double)r->sum.top1));
+    put_number(j, "passkeys", lm_kv_row_solved(r, k->report.cells, k->passkeys.n));
+    put_map(k, r, j);
+    put_number(j, "attention_error", r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)));
+    lm_jw_arr(j, "attention_error_by_layer");
+    for (int64_t l = 0; r->error && l < layers_of(k); l++)
+        lm_jw_f64(j, NULL, r->error[l]);
+    lm_jw_close_arr(j);
+    lm_jw_close_obj(j);
+}
+
+lm_code kv_report_json(const kv_report *k, lm_buf *out, lm_err *e)
+{
+    lm_jw j;
+
+    lm_jw_begin(&j, out, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "model", k->work.path);
+    lm_jw_str(&j, "data", k->work.data);
+    lm_jw_str(&j, "dtype", k->work.o->dtype);
+    lm_jw_str(&j, "device", k->b->name);
+    lm_jw_int(&j, "windows", k->report.windows);
+    lm_jw_int(&j, "seq_len", k->report.length);
+    lm_jw_int(&j, "prompt_tokens", k->report.speed_prompt);
+    lm_jw_arr(&j, "passkey_lengths");
+    for (int64_t i = 0; i < k->lengths; i++)
+        lm_jw_int(&j, NULL, k->length[i]);
+    lm_jw_close_arr(&j);
+    lm_jw_int(&j, "passkey_depths", k->depths);
+    lm_jw_int(&j, "passkeys_each", k->passkeys.n ? k->repeats : 0);
+    lm_jw_arr(&j, "methods");
+    for (int i = 0; i < k->rows; i++)
+        put_row(k, &k->row[i], &j);
+    lm_jw_close_arr(&j);
+    lm_jw_close_obj(&j);
+    return lm_jw_end(&j) ? e->code : lm_buf_add(out, "\n", 1, e);
+}
+
+/* ---- the picture ---- */
+
+typedef struct {
+    lm_chart_map_panel panel[1 + KV_MOST_METHODS];
+    double *value; /* of all panels */
+    char x[KV_MOST_LENGTHS][24];
+    char (*y)[24];
+    const char *x_name[KV_MOST_LENGTHS];
+    const char **y_name;
+} drawing;
+
+static lm_code fill_map(const kv_report *k, drawing *d, lm_chart_map *m, lm_err *e)
+{
+    size_t cells = (size_t)(k->lengths * k->depths);
+
+    if (lm_alloc_n(&d->value, cells * (size_t)k->rows, sizeof *d->value, "a map", e) ||
+        lm_alloc_n(&d->y, (size_t)k->depths, sizeof *d->y, "a map", e) ||
+        lm_alloc_n((void *)&d->y_name, (size_t)k->depths, sizeof *d->y_name, "a map", e))
+        return e->code;
+    for (int64_t i = 0; i < k->lengths; i++) {
+        snprintf(d->x[i], sizeof d->x[i], "%" PRId64, k->length[i]);
+        d->x_name[i] = d->x[i];
+    }
+    for (int64_t i = 0; i < k->depths; i++) {
+        double at = k->depths > 1 ? 100.0 * (double)i / (double)(k->depths - 1) : 50;
+        snprintf(d->y[i], sizeof d->y[i], "%.0f %%", at);
+        d->y_name[i] = d->y[i];
+    }
+    for (int i = 0; i < k->rows; i++) {
+        double *v = d->value + (size_t)i * cells;
+        if (!k->row[i].solved)
+            continue;
+        for (size_t c = 0; c < cells; c++)
+            v[c] = (double)k->row[i].solved[c] / (double)k->repeats;
+        d->panel[m->n++] = (lm_chart_map_panel){ k->row[i].name, v };
+    }
+    return LM_OK;
+}
+
+lm_code kv_report_picture(const kv_report *k, const char *path, lm_buf *out, lm_err *e)
+{
+    drawing d = { .value = NULL };
+    lm_chart_map m = { .title = k->work.path,
+                       .quantity = "share of passkeys that are found",
+                       .x_label = "tokens",
+                       .y_label = "depth",
+                       .x = d.x_name,
+                       .cols = (size_t)k->lengths,
+                       .rows = (size_t)k->depths,
+                       .lo = 0,
+                       .hi = 1,
+                       .panel = d.panel };
+
+    if (!k->passkeys.n)
+        return lm_fail(e, LM_EUSAGE, path, "leave -o out, or ask for passkeys",
+                       "there are no passkeys to draw");
+    lm_code rc = fill_map(k, &d, &m, e);
+    m.y = d.y_name;
+    if (!rc)
+        rc = lm_text_ends(path, ".png")   ? lm_chart_map_png(&m, 960, 540, out, e)
+             : lm_text_ends(path, ".txt") ? lm_chart_map_text(&m, 100, false, out, e)
+                                          : lm_chart_map_svg(&m, 960, 540, out, e);
+    lm_free(d.value);
+    lm_free(d.y);
+    lm_free((void *)d.y_name);
+    return rc;
+}

@@ -1,0 +1,122 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# quantize-kv: calibrations and reports through a model, refusals.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/quantize-kv.sh"
+}
+
+calibrate() { quantize-kv -q --calibrate --method "$1" --seq-len 64 --windows 2 -f -o "$2" run/ data/val; }
+report() { quantize-kv -q --evaluate --seq-len 128 --windows 2 --records 1 --steps 0 --repeats 0 "$@" run/ data/val; }
+tensors() { inspect-model --json "$1" | grep -o '"name":"[^"]*"' | cut -d'"' -f4; }
+
+@test "quantize-kv: a calibration has ranges, levels, scales and errors of each layer, and binds" {
+    calibrate kvquant:bits=3,outliers=0.02 k.safetensors
+    head -c 4000 k.safetensors > head
+    grep -q '"format":"kv-calibration"' head
+    grep -q '"candidates":"bf16;int8;int4;int2;q8_0;q4_0;fp8"' head
+    grep -qE '"weights":"[0-9a-f]{32}"' head
+    for t in k.lower k.upper k.table v.table k.scale v.scale k.errors v.errors; do grep -q "layers.1.$t" head; done
+    calibrate kvquant:bits=3,outliers=0.02 again.safetensors
+    cmp k.safetensors again.safetensors
+    report --methods "auto:bits=6,file=k.safetensors fp8:scale=layer,file=k.safetensors" --json > a
+    [ "$(grep -o '"kl":[0-9]' a | wc -l)" -eq 3 ]
+}
+
+@test "quantize-kv: a calibration of another model is a row that says so" {
+    calibrate kvquant:bits=2 k.safetensors
+    init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=64 --seed 9 --tokenizer tok/tokenizer.json -f -o run/
+    run -3 --separate-stderr report --methods "int8 fp8:scale=layer,file=k.safetensors"
+    [[ $output == *"fp8:scale=layer,file=k.safetensors  k.safetensors: "* ]]
+    [ "$(grep -c '^int8 .*1.0000$\|^int8  ' <<< "$output")" -eq 1 ]
+}
+
+@test "quantize-kv: FP8 scales of the checkpoint are taken" {
+    python3 - << 'EOF' || skip "no python3"
+import json, struct
+f = open('run/model.safetensors', 'rb').read()
+n = struct.unpack('<Q', f[:8])[0]
+h, data = json.loads(f[8:8 + n]), f[8 + n:]
+for name, x in (('k', 0.5), ('v', 0.25)):
+    h['model.layers.1.self_attn.%s_scale' % name] = {'dtype': 'F32', 'shape': [], 'data_offsets': [len(data), len(data) + 4]}
+    data += struct.pack('<f', x)
+j = json.dumps(h).encode()
+j += b' ' * (-len(j) % 8)
+open('run/model.safetensors', 'wb').write(struct.pack('<Q', len(j)) + j + data)
+EOF
+    calibrate kvquant k.safetensors
+    calibrate kvquant:scale=head h.safetensors
+    inspect-model -q run/ > /dev/null
+    python3 - << 'EOF'
+import json, struct
+def read(path, name):
+    f = open(path, 'rb').read()
+    n = struct.unpack('<Q', f[:8])[0]
+    t = json.loads(f[8:8 + n])[name]
+    a, b = t['data_offsets']
+    return list(struct.unpack('<%df' % ((b - a) // 4), f[8 + n + a:8 + n + b]))
+assert read('k.safetensors', 'layers.1.k.scale') == [0.5]
+assert read('k.safetensors', 'layers.1.v.scale') == [0.25]
+assert read('k.safetensors', 'layers.0.k.scale')[0] not in (0.5, 0.25)
+assert set(read('h.safetensors', 'layers.1.v.scale')) == {0.25}
+EOF
+}
+
+@test "quantize-kv: a table of methods, the plain cache first; order and company change nothing" {
+    report --methods int8,int4:group=16,k=int8,v=int4 --json > a || true
+    report --methods "int8,int4:group=16 k=int8,v=int4" --json > b
+    report --methods "k=int8,v=int4 int8" --json > c
+    [ "$(grep -o '"method":"[^"]*"' b | tr '\n' ' ')" = '"method":"plain" "method":"int8" "method":"int4:group=16" "method":"k=int8,v=int4" ' ]
+    of() { tr '{' '\n' < "$2" | grep "\"method\":\"$1\"" | grep -o '"kl":[^,]*\|"top1":[^,]*' | tr '\n' ' '; }
+    [ "$(of int8 b)" = "$(of int8 c)" ]
+    [ "$(of k=int8,v=int4 b)" = "$(of k=int8,v=int4 c)" ]
+    [ "$(of plain b)" = '"kl":0 "top1":1 ' ]
+    [ "$(of int8 b)" != "$(of int4:group=16 b)" ]
+    report --methods int8 --table > t
+    [ "$(head -n 1 t | tr -s ' ' | cut -d' ' -f1-3)" = "method bits bytes/token" ]
+    [ "$(sed -n '2p' t | cut -d' ' -f1)" = plain ]
+    [ "$(wc -l < t)" -eq 3 ]
+}
+
+@test "quantize-kv: passkeys have a map and a picture; times are measured" {
+    quantize-kv -q --evaluate --seq-len 128 --windows 1 --records 1 --lengths 64,100 --depths 3 --repeats 2 --steps 3 \
+        --methods int8 --json -o map.svg run/ data/val > a
+    grep -q '"passkey_lengths":\[64,100\],"passkey_depths":3,"passkeys_each":2' a
+    [ "$(grep -oE '"passkey_map":\[\[[0-9.]+,[0-9.]+\],\[[0-9.]+,[0-9.]+\],\[[0-9.]+,[0-9.]+\]\]' a | wc -l)" -eq 2 ]
+    ! grep -q '"tokens_per_second":null' a
+    grep -q '<svg' map.svg
+    grep -q '50 %' map.svg
+}
+
+@test "quantize-kv: methods that cannot run are rows, status 3" {
+    run -3 --separate-stderr report --methods "int8 layers.9=int4 kvquant:bits=2,sinks=2"
+    [[ $output == *$'\nlayers.9=int4 '*"has 2"* ]]
+    [[ $output == *$'\nint8 '* ]]
+    [ "$(wc -l <<< "$output")" -eq 5 ]
+}
+
+@test "quantize-kv: refusals" {
+    refuse() { run -2 --separate-stderr quantize-kv "$@"; [ "$(wc -l <<< "$stderr")" -eq 1 ]; }
+    refuse run/ data/val
+    refuse --calibrate --evaluate run/ data/val
+    refuse --calibrate --method kvquant run/ data/val
+    refuse --calibrate -o k run/ data/val
+    refuse --calibrate --method int4 -o k run/ data/val
+    refuse --calibrate --method kvquant:bits=9 -o k run/ data/val
+    refuse --calibrate --method kvquant:size=9 -o k run/ data/val
+    refuse --calibrate --method kvquant --methods int4 -o k run/ data/val
+    refuse --evaluate --candidates int4 run/ data/val
+    refuse --evaluate --table --json run/ data/val
+    refuse --evaluate --methods " " run/ data/val
+    refuse --evaluate --methods int8,int9 run/ data/val
+    refuse --evaluate --methods kvquant:bits=3,size=2 run/ data/val
+    refuse --evaluate --seq-len 128 --lengths 12,x run/ data/val
+    refuse --evaluate --seq-len 128 --lengths 20 run/ data/val
+    refuse --evaluate --seq-len 128 --repeats 0 --steps 0 --methods int8 -o map.svg run/ data/val
+    [ ! -e k ] && [ ! -e map.svg ]
+    run -1 --separate-stderr quantize-kv --evaluate none/ data/val
+    run -1 --separate-stderr quantize-kv --evaluate run/ data/none
+}
