@@ -13,6 +13,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "kv/merge.h"
 #include "loaded_case.h"
 #include "model/cache_plan.h"
 #include "model/generate_keep.h"
@@ -410,10 +411,249 @@ static void policies(void **state)
     }
 }
 
+/* ---- merging ---- */
+
+/* Merge the tokens of all heads, by the functions of kv/merge.h; positions are those of pivots. */
+static void merge(simulation *s)
+{
+    static float key[S * 64], mass[S], row[64];
+    static int32_t run[HEADS_MOST][S];
+    static bool mark[S];
+    static double work[2 * S], weight[S];
+    static lm_kv_joint joint[S];
+    int64_t n = s->n, D = s->m->config.layer[0].head_dim, left = 0;
+    for (int64_t l = 0; l < s->m->config.layers; l++) {
+        lm_kv_policy p = *s->p;
+        for (int pass = 0; pass < 2; pass++) { /* all heads keep as many */
+            for (int64_t h = 0; h < s->m->config.layer[l].kv_heads; h++) {
+                for (int64_t i = 0; i < n; i++)
+                    mass[i] = (float)s->mass[l][h][i];
+                memcpy(key, row_of(s, l, 0, h, 0), (size_t)(n * D) * sizeof *key);
+                int64_t runs = lm_kv_merge_runs(&p, n, D, key, D, mass, run[h], joint, mark, work);
+                left = pass == 0 && h == 0 ? runs : runs > left ? runs : left;
+            }
+            p.keep = ((double)left + 0.5) / (double)n;
+        }
+        for (int64_t h = 0; h < s->m->config.layer[l].kv_heads; h++)
+            for (int64_t i = 0, end, to = 0; i < n; i = end, to++) {
+                for (end = i + 1; end < n && run[h][end] == i; end++)
+                    ;
+                for (int64_t j = i; j < end; j++)
+                    mass[j] = (float)s->mass[l][h][j];
+                int64_t pivot = lm_kv_merge_weights(s->p, end - i, D, row_of(s, l, 0, h, i), D,
+                                                    mass + i, weight);
+                for (int side = 0; side < 2; side++) {
+                    lm_kv_merge_rows(end - i, D, row_of(s, l, side, h, i), D, weight, row);
+                    memcpy(row_of(s, l, side, h, to), row, (size_t)D * sizeof *row);
+                }
+                s->at[l][h][to] = (int32_t)(i + pivot);
+            }
+    }
+    s->n = left;
+}
+
+/* Layers merge differently many, so the model has one. */
+static void merging(void **state)
+{
+    static const char config[] = "{\"model_type\":\"llama\"," LAYERS "\"num_hidden_layers\":1}";
+    static const char *const specs[] = { "kvmerge:keep=0.6,threshold=0",
+                                         "kvmerge:keep=0.1,threshold=-0.2,rule=pivot" };
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        lm_loaded w;
+        keeper k;
+        simulation *s;
+        loaded_of(config, LM_DTYPE_F32, par, backend, &w);
+        open_keeper(&k, &w, LM_DTYPE_F32, 1, specs[i]);
+        ok(lm_alloc_n(&s, 1, sizeof *s, "a simulation", &err));
+        open_simulation(s, &w, k.plan.plan->policy);
+        const float *want, *got = prompt(&k, 0, PROMPT);
+        for (int64_t j = 0; j < PROMPT; j++)
+            simulate(s, ids[j], j, true);
+        merge(s);
+        assert_true(s->n < PROMPT - 20);
+        same_tokens(&k, s, specs[i], -1);
+        for (int64_t j = PROMPT; j < PROMPT + 20; j++) {
+            got = step(&k, ids[j]);
+            want = simulate(s, ids[j], j, false);
+            if (apart(got, want) > 2e-4)
+                fail_msg("%s: logits are apart by %g", specs[i], apart(got, want));
+        }
+        close_simulation(s);
+        lm_free(s);
+        close_keeper(&k);
+        lm_loaded_fini(&w);
+    }
+}
+
+/* ---- what must not matter ---- */
+
+/* The largest difference from plain caches over a prompt and steps behind it. */
+static double apart_from_plain(lm_loaded *w, lm_dtype type, const char *spec, int64_t steps)
+{
+    keeper plain, k;
+    open_keeper(&plain, w, type, 1, NULL);
+    open_keeper(&k, w, type, 1, spec);
+    double worst = apart(prompt(&k, 0, PROMPT), prompt(&plain, 0, PROMPT));
+    for (int64_t i = PROMPT; i < PROMPT + steps; i++) {
+        double d = apart(step(&k, ids[i]), step(&plain, ids[i]));
+        worst = d > worst ? d : worst;
+    }
+    close_keeper(&k);
+    close_keeper(&plain);
+    return worst;
+}
+
+/* With room for all tokens logits are those of plain caches but for rounding: other kernels sum in another order. */
+static void room_for_all(void **state)
+{
+    static const char *const specs[] = { "snapkv:capacity=500", "streaming:sinks=4,window=500",
+                                         "snapkv:capacity=400,budget=pyramid",
+                                         "kvmerge:threshold=1,keep=0.9" };
+    (void)state;
+    for (size_t c = 0; c < N_CONFIGS; c++) {
+        lm_loaded w;
+        loaded_of(configs[c], LM_DTYPE_F32, par, backend, &w);
+        for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+            double d = apart_from_plain(&w, LM_DTYPE_F32, specs[i], 40);
+            if (d > 1e-4)
+                fail_msg("config %zu, %s: apart by %g", c, specs[i], d);
+        }
+        lm_loaded_fini(&w);
+    }
+}
+
+/* Beside codes the same tokens stay: the error is that of the codes.  In BF16 policies run. */
+static void other_forms(void **state)
+{
+    static const struct {
+        const char *spec, *alike;
+        lm_dtype type;
+        double most;
+    } forms[] = {
+        { "snapkv:capacity=80,window=16+int8", "snapkv:capacity=80,window=16", LM_DTYPE_F32, 0.12 },
+        { "snapkv:capacity=80,window=16+kivi:bits=8,residual=64,group=16",
+          "snapkv:capacity=80,window=16", LM_DTYPE_F32, 0.12 },
+        { "streaming:window=60+int6", "streaming:window=60", LM_DTYPE_F32, 0.4 },
+        { "streaming:window=60+q8_0", "streaming:window=60", LM_DTYPE_F32, 0.12 },
+        { "streaming:window=60+k=auto,v=int8", "streaming:window=60", LM_DTYPE_F32, 0.12 },
+        { "h2o:keep=0.4,protect=prompt+int8", "h2o:keep=0.4,protect=prompt", LM_DTYPE_F32, 0.3 },
+        { "random:keep=0.4,budget=pyramid+int8", "random:keep=0.4,budget=pyramid", LM_DTYPE_F32,
+          0.12 },
+        { "h2o:keep=0.4,budget=pyramid", NULL, LM_DTYPE_BF16, 2 },
+        { "kvmerge:threshold=0.2+int8", "kvmerge:threshold=0.2", LM_DTYPE_F32, 0.12 },
+    };
+    (void)state;
+    for (size_t c = 0; c < N_CONFIGS; c++)
+        for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+            lm_loaded w;
+            keeper a, b;
+            double mean = 0;
+            loaded_of(configs[c], forms[i].type, par, backend, &w);
+            open_keeper(&a, &w, forms[i].type, 1, forms[i].spec);
+            open_keeper(&b, &w, forms[i].type, 1, forms[i].alike);
+            prompt(&a, 0, PROMPT);
+            prompt(&b, 0, PROMPT);
+            for (int64_t j = PROMPT; j < PROMPT + 30; j++)
+                mean += apart(step(&a, ids[j]), step(&b, ids[j])) / 30;
+            if (mean > forms[i].most)
+                fail_msg("config %zu, %s: apart by %g", c, forms[i].spec, mean);
+            close_keeper(&a);
+            close_keeper(&b);
+            lm_loaded_fini(&w);
+        }
+}
+
+/* Slots side by side, prompts of other lengths, copies within a sequence: each continues as one alone. */
+static void slots_alone(void **state)
+{
+    static const char *const specs[] = { "h2o:keep=0.3", "snapkv:capacity=80,window=16+int8",
+                                         "streaming:window=50", "random:keep=0.2",
+                                         "kvmerge:threshold=0.2" };
+    static const int64_t length[3] = { 300, 40, 171 };
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        lm_loaded w;
+        keeper all, one;
+        float want[3][40][V];
+        loaded_of(configs[i % 2 ? 6 : 0], LM_DTYPE_F32, par, backend, &w);
+        open_keeper(&all, &w, LM_DTYPE_F32, 4, specs[i]);
+        open_keeper(&one, &w, LM_DTYPE_F32, 1, specs[i]);
+        for (int s = 0; s < 3; s++) {
+            prompt(&one, 0, length[s]);
+            for (int64_t j = 0; j < 40; j++)
+                memcpy(want[s][j], step(&one, ids[length[s] + j]), sizeof want[s][j]);
+        }
+        for (int s = 0; s < 3; s++)
+            prompt(&all, s + 1, length[s]);
+        for (int64_t j = 0; j < 40; j++) {
+            const float *logits;
+            int32_t next[4] = { -1 };
+            if (j == 7) { /* the last moves to the gap */
+                ok(lm_generator_copy(all.g, 3, 0, &err));
+                prompt(&all, 3, 33);
+            }
+            for (int s = 0; s < 3; s++) {
+                int slot = s == 2 && j >= 7 ? 0 : s + 1;
+                next[slot] = (int32_t)ids[length[s] + j];
+            }
+            if (j >= 7)
+                next[3] = -1;
+            ok(lm_generator_decode(all.g, next, &logits, &err));
+            for (int s = 0; s < 3; s++) {
+                int slot = s == 2 && j >= 7 ? 0 : s + 1;
+                double d = apart(logits + slot * V, want[s][j]);
+                if (d > 1e-4)
+                    fail_msg("%s: sequence %d, step %d: apart by %g", specs[i], s, (int)j, d);
+            }
+        }
+        close_keeper(&all);
+        close_keeper(&one);
+        lm_loaded_fini(&w);
+    }
+}
+
+/* Slots have room for the tokens that stay and new ones, and prompts for one context. */
+static void room(void **state)
+{
+    lm_loaded w;
+    keeper plain, k;
+    const float *logits;
+    int32_t next[8] = { 0, -1, -1, -1, -1, -1, -1, -1 };
+    (void)state;
+    loaded_of(configs[0], LM_DTYPE_F32, par, backend, &w);
+    open_keeper(&plain, &w, LM_DTYPE_F32, 8, NULL);
+    open_keeper(&k, &w, LM_DTYPE_F32, 8, "streaming:sinks=4,window=60");
+    size_t whole = lm_generator_cache_bytes(plain.g), one = whole / 8;
+    assert_int_equal(lm_generator_cache_bytes(k.g), one + 8 * (one / S * 64));
+    prompt(&k, 0, PROMPT);
+    assert_int_equal(generator_keep_used(k.g, 0, 1), 64);
+    assert_int_equal(lm_generator_extend(k.g, 0, ids, 3, NULL, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "dropped tokens"));
+    err = (lm_err){ 0 };
+    for (int64_t i = 0; i < 100; i++)
+        ok(lm_generator_decode(k.g, next, &logits, &err));
+    int64_t n, sinks = 0, newest = 0;
+    const int32_t *at = generator_keep_positions(k.g, 0, 2, 1, &n);
+    for (int64_t i = 0; i < n; i++) {
+        sinks += at[i] < 4;
+        newest +=
+            at[i] >= PROMPT + 99 - 60; /* of the last token the row is chosen, but not counted */
+    }
+    assert_int_equal(n, 64);
+    assert_int_equal(sinks, 4);
+    assert_int_equal(newest, 60);
+    close_keeper(&k);
+    close_keeper(&plain);
+    lm_loaded_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies),
+        cmocka_unit_test(policies),     cmocka_unit_test(merging),
+        cmocka_unit_test(room_for_all), cmocka_unit_test(other_forms),
+        cmocka_unit_test(slots_alone),  cmocka_unit_test(room),
     };
     return cmocka_run_group_tests_name("generate_policy", tests, setup, teardown);
 }
