@@ -42,6 +42,23 @@ setup() {
     [[ "$output" == *"bf16 on cuda:0"* ]]
 }
 
+@test "generate --device cuda --serve-batch: the texts of the cpu, for any memory, host and disk" {
+    mkdir -p "$out/cache"
+    for i in $(seq 12); do printf '{"prompt": "%s"}\n' "$(head -n $((i % 5 + 1)) corpus.txt | tr '\n' ' ')"; done > "$out/p.jsonl"
+    set -- -q run/ -n 50 -T 0 --ignore-eos --dtype f32 --context 512 --serve-batch 12
+    generate "$@" "$out/p.jsonl" > "$out/a"
+    generate "$@" --device cuda "$out/p.jsonl" > "$out/b"
+    [ "$(wc -l < "$out/b")" -eq 12 ]
+    cmp "$out/a" "$out/b"
+    for tier in '"up" --kv-host 2M' "\"in\" --kv-disk $out/cache:2M"; do
+        # shellcheck disable=SC2086 # an option and its value
+        generate "$@" --device cuda --kv-memory 700k ${tier#* } "$out/p.jsonl" --json > "$out/c"
+        tail -n 1 "$out/c" | grep -q "${tier%% *}:[1-9]"
+        sed -e '$d' -e 's/,"first_token_seconds":[0-9.e-]*//' "$out/c" > "$out/d"
+        cmp "$out/a" "$out/d"
+    done
+}
+
 @test "eval-model --device cuda: the loss of the cpu" {
     loss() { grep -o '"loss":[-0-9.e+]*' "$1" | cut -d: -f2; }
     for m in run gpt; do
