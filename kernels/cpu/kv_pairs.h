@@ -7,7 +7,7 @@
 #ifndef LM_KERNELS_CPU_KV_PAIRS_H
 #define LM_KERNELS_CPU_KV_PAIRS_H
 
-#include "kernels/cpu/kv_tile_blocks.h"
+#include "kernels/cpu/kv_blocks.h"
 
 enum { KV_PAIR_TILE = 512 /* numbers: 16 rows of 32 */ };
 
@@ -18,21 +18,43 @@ static bool kv_has_pairs(const lm_kv_format *f, int64_t T, int64_t D)
            (!f->values || T >= KV_SUB);
 }
 
+/* Rows of pairs of a line whose numbers have these low and high bytes. */
+LM_INLINE void store_line(uint16_t *to, __m512i lo, __m512i hi)
+{
+    __m512 p = _mm512_castsi512_ps(_mm512_unpacklo_epi8(lo, hi));
+    __m512 q = _mm512_castsi512_ps(_mm512_unpackhi_epi8(lo, hi));
+    _mm512_store_ps(to, _mm512_shuffle_ps(p, q, 0x88));
+    _mm512_store_ps(to + 32, _mm512_shuffle_ps(p, q, 0xdd));
+}
+
+/* n lines of codes of at most 4 bits at b as 2 n rows of pairs. */
+static void pairs_of_sixteen(const kv_levels *l, const uint8_t *b, int64_t n, uint16_t *to)
+{
+    const __m512i low =
+        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)l->low));
+    const __m512i high =
+        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)l->high));
+    for (int64_t i = 0; i < n; i++, to += 64) {
+        __m512i x = _mm512_loadu_si512(b + i * LM_KV_LINE);
+        store_line(to, _mm512_shuffle_epi8(low, x), _mm512_shuffle_epi8(high, x));
+    }
+}
+
 /* n lines of codes at b as 2 n rows of pairs. */
 static void pairs_of(const kv_levels *l, const uint8_t *b, int64_t n, uint16_t *to)
 {
     const __m512i lo0 = _mm512_loadu_si512(l->low), lo1 = _mm512_loadu_si512(l->low + 64);
     const __m512i hi0 = _mm512_loadu_si512(l->high), hi1 = _mm512_loadu_si512(l->high + 64);
     const __m512i sign = _mm512_set1_epi8(l->kind == KV_FLOAT ? -128 : 0);
+    if (l->kind == KV_LOOK_UP && l->sixteen) {
+        pairs_of_sixteen(l, b, n, to);
+        return;
+    }
     for (int64_t i = 0; i < n; i++, to += 64) {
         __m512i x = _mm512_loadu_si512(b + i * LM_KV_LINE);
         __m512i lo = _mm512_permutex2var_epi8(lo0, x, lo1);
         __m512i hi = _mm512_permutex2var_epi8(hi0, x, hi1);
-        hi = _mm512_or_si512(hi, _mm512_and_si512(x, sign));
-        __m512 p = _mm512_castsi512_ps(_mm512_unpacklo_epi8(lo, hi));
-        __m512 q = _mm512_castsi512_ps(_mm512_unpackhi_epi8(lo, hi));
-        _mm512_store_ps(to, _mm512_shuffle_ps(p, q, 0x88));
-        _mm512_store_ps(to + 32, _mm512_shuffle_ps(p, q, 0xdd));
+        store_line(to, lo, _mm512_or_si512(hi, _mm512_and_si512(x, sign)));
     }
 }
 
@@ -61,8 +83,8 @@ static void clear_rows_after(const kv_rows *p, int64_t n, int64_t blocks)
         _tile_zero(to);                            \
         for (int64_t i_ = 0; i_ < (n); i_++) {     \
             _tile_loadd(4, (a) + i_ * (size), 64); \
-            _tile_loadd(5, (b) + i_ * (step), 64); \
-            _tile_dpbf16ps(to, 4, 5);              \
+            _tile_loadd(2, (b) + i_ * (step), 64); \
+            _tile_dpbf16ps(to, 4, 2);              \
         }                                          \
     } while (0)
 
@@ -94,7 +116,7 @@ static void score_pairs(const kv_call *k, const kv_seq *s, int64_t j0, int64_t l
     int64_t size = p->chunk * 32;
     const uint8_t *b[4];
     float *c = (float *)(void *)w->product;
-    keys_of_block(s, j0, lo, hi, w, b);
+    keys_of_tiles(s, j0, 0, 4, lo, hi, w, b);
     scales_of_tokens(s, &s->k, groups, j0, j0 + KV_SUB, lo, hi, w);
     for (int64_t x = 0; x < 4; x++) {
         pairs_of(&k->prep->k, b[x], s->D / 4, w->pairs);
@@ -112,6 +134,7 @@ static void score_pairs(const kv_call *k, const kv_seq *s, int64_t j0, int64_t l
                 for (int64_t r = 0; r < rows; r++) {
                     float *to = out + (r0 + r) * KV_BLOCK + x * LM_KV_TILE;
                     __m512 v = by * _mm512_load_ps(c + r * 16);
+                    fetch_some(w->ahead);
                     if (f->zero)
                         v = _mm512_fmadd_ps(least, _mm512_set1_ps(p->sum[(r0 + r) * groups + g]),
                                             v);
@@ -164,13 +187,14 @@ static void weigh_pairs(const kv_call *k, const kv_seq *s, int64_t block, int64_
             _tile_zero(0);
             for (int64_t x = c0 / 32; x < c1 / 32; x++) {
                 _tile_loadd(4, a + (8 * g + x) * size, 64);
-                _tile_loadd(5, w->pairs + x / 2 * lines * 64 + (d / 16 * 2 + x % 2) * KV_PAIR_TILE,
+                _tile_loadd(2, w->pairs + x / 2 * lines * 64 + (d / 16 * 2 + x % 2) * KV_PAIR_TILE,
                             64);
-                _tile_dpbf16ps(0, 4, 5);
+                _tile_dpbf16ps(0, 4, 2);
             }
             _tile_stored(0, c, 64);
             for (int64_t r = 0; r < rows; r++) {
                 float *to = w->acc + (r0 + r) * k->ld + d;
+                fetch_some(w->ahead);
                 float sum = f->zero ? p->sum[(r0 + r) * groups + g] : 0;
                 _mm512_storeu_ps(to, _mm512_loadu_ps(to) +
                                          (_mm512_load_ps(c + r * 16) + _mm512_set1_ps(sum)));

@@ -2,22 +2,22 @@
 /* kv_simd.c -- attention over coded caches: 64 tokens at a time are decoded into the first-level cache as floats
  * (kv_wide.h), and multiplied with rows of queries; the softmax goes by 256.
  *
- * New tokens have few rows and many keys: a unit is 512 keys for all query heads that share them, and the partial results
- * are merged in the order of the keys.  Blocks and units lie at multiples of 64, 256 and 512 positions, so the bits of a
+ * New tokens have few rows and many keys: a unit is 1024 keys for all query heads that share them, and the partial results
+ * are merged in the order of the keys.  Blocks and units lie at multiples of 64, 256 and 1024 positions, so the bits of a
  * row depend neither on threads nor on the rows beside it.  Rows of prompts: kv_prompt.h. */
 #include "kernels/kv.h"
 
 #include "kernels/cpu/attention_simd.h"
 #include "kernels/cpu/kv_wide.h"
+enum {
+    KV_BLOCK = 256, /* keys of a block */
+    KV_UNIT = 1024, /* keys of a unit of new tokens */
+    KV_ROWS = 64,   /* rows that go through a unit together */
+};
+
 #ifdef KV_TILES
 #include "kernels/cpu/kv_tiles.h"
 #endif
-
-enum {
-    KV_BLOCK = 256, /* keys of a block */
-    KV_UNIT = 512,  /* keys of a unit of new tokens */
-    KV_ROWS = 64,   /* rows that go through a unit together */
-};
 
 typedef struct {
     kv_levels k, v;
@@ -46,11 +46,19 @@ typedef struct {
     kv_planes keys, values;
     kv_rows key_rows, value_rows;
     uint16_t *pairs;
-    kv_part *key_part, *value_part;
-    float *of_token; /* scales and minima of 64 tokens by group, and a row of numbers */
+    kv_part *key_part;
+    kv_ahead *ahead;
+    const uint8_t *table[2]; /* of keys, of values: what takes the place of codes; NULL: nothing */
+    float *of_token;         /* scales and minima of 64 tokens by group, and a row of numbers */
     int32_t *product;
 #endif
 } kv_scratch;
+
+/* True if the codes of a side are operands of tiles, and are prefetched on the way. */
+static bool has_ahead(const kv_call *k, bool values)
+{
+    return values ? k->value_tiles || k->value_pairs : k->key_tiles || k->key_pairs;
+}
 
 #ifdef KV_TILES
 static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w);
@@ -110,8 +118,10 @@ static kv_call kv_call_of(const lm_call *c)
     bool ready = !kv_has_rope(c); /* keys are multiplied as they are stored */
     k.key_tiles = ready && kv_has_tiles(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
     k.value_tiles = kv_has_tiles(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
-    k.key_pairs = ready && kv_has_pairs(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
-    k.value_pairs = kv_has_pairs(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
+    k.key_pairs = ready && !k.key_tiles &&
+                  kv_has_pairs(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
+    k.value_pairs =
+        !k.value_tiles && kv_has_pairs(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
 #endif
     k.keys = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.most;
     k.scratch_bytes =
@@ -139,6 +149,8 @@ static char *prepare_side(const lm_tensor *t, kv_levels *l, char *room)
                       .bias = e4m3 ? 127 - 7 : 127 - 15,
                       .sixteen = t->kv->bits <= 4 };
     lm_kv_level_numbers(t->kv, l->level);
+    for (int i = 0; i < 16 && levels == LM_KV_TABLE; i++)
+        l->whole[i] = (uint8_t)(fmaxf(fminf(l->level[i], 127), -128) + 128);
     for (int i = 0; i < 128; i++) {
         uint16_t bits = lm_f32_to_bf16(l->level[i]);
         l->low[i] = (uint8_t)bits;
@@ -238,15 +250,40 @@ LM_INLINE void softmax_part(const lm_attention_attr *a, float *s, int64_t c0, in
         vf_store(acc + d, vf_load(acc + d) * vf_set(factor));
 }
 
+#ifdef KV_TILES
+/* The same where all columns are visible and there is no cap; exponentials as those of plain prompts (attention_amx.h). */
+LM_INLINE void softmax_of_all(float *s, int64_t c0, int64_t c1, float *m, float *l, float *acc,
+                              int64_t ld, kv_ahead *ahead)
+{
+    const __m512 log2e = _mm512_set1_ps(1.44269504088896341f);
+    __m512 top[2] = { _mm512_set1_ps(-INFINITY), _mm512_set1_ps(-INFINITY) };
+    __m512 sum[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
+    for (int64_t x = c0; x < c1; x += 32)
+        for (int i = 0; i < 2; i++)
+            top[i] = _mm512_max_ps(_mm512_loadu_ps(s + x + 16 * i), top[i]);
+    float most = _mm512_reduce_max_ps(_mm512_max_ps(top[0], top[1]));
+    float now = fmaxf(*m, most), factor = now == *m ? 1 : expf(*m - now);
+    const __m512 less = _mm512_set1_ps(now) * log2e;
+    stay_awake();
+    for (int64_t x = c0; x < c1; x += 32)
+        for (int i = 0; i < 2; i++) {
+            fetch_some(ahead);
+            __m512 p = fast_exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + x + 16 * i), log2e, less));
+            _mm512_storeu_ps(s + x + 16 * i, p);
+            sum[i] = _mm512_add_ps(sum[i], p);
+        }
+    *m = now;
+    *l = *l * factor + _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
+    for (int64_t d = 0; factor != 1 && d < ld; d += 16)
+        _mm512_storeu_ps(acc + d, _mm512_mul_ps(_mm512_loadu_ps(acc + d), _mm512_set1_ps(factor)));
+}
+#endif
+
 /* Scores of n rows with the tokens [j0, j0 + 64) below hi: columns of `out`, rows KV_BLOCK apart. */
 LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
                          int64_t hi, int64_t n, const kv_scratch *w, float *out)
 {
 #ifdef KV_TILES
-    if (k->key_tiles && all_coded(&s->k, j0, j0 + KV_SUB, lo, hi)) {
-        score_tiles(k, s, j0, lo, hi, n, w, out);
-        return;
-    }
     if (k->key_pairs && all_coded(&s->k, j0, j0 + KV_SUB, lo, hi)) {
         score_pairs(k, s, j0, lo, hi, n, w, out);
         return;
@@ -269,13 +306,6 @@ LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
 LM_INLINE void weigh_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
                          int64_t hi, int64_t n, const kv_scratch *w, const float *p)
 {
-#ifdef KV_TILES
-    if (k->value_tiles && s->v.f->axis == LM_KV_CHANNEL &&
-        all_coded(&s->v, j0, j0 + KV_SUB, lo, hi)) {
-        weigh_by_channel(k, s, j0, lo, hi, n, w, p);
-        return;
-    }
-#endif
     load_values(t, k, s, j0, lo, hi, w);
     mm(&(mm_args){ .m = n,
                    .n = k->ld,
@@ -320,29 +350,45 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
 {
     int64_t c0 = lo > block ? (lo - block) / KV_SUB * KV_SUB : 0;
     int64_t c1 = hi - block < KV_BLOCK ? padded(hi - block, KV_SUB) : KV_BLOCK;
-    fetch_block(s, &s->v, block);
+    int64_t x0 = c1, x1 = c1; /* columns of codes that are operands of tiles */
+    if (!has_ahead(k, true))
+        fetch_block(s, &s->v, block);
+#ifdef KV_TILES
+    if (has_ahead(k, false) || has_ahead(k, true))
+        look_ahead(k, s, block + KV_BLOCK, n, w->ahead);
+    if (k->key_tiles && coded_columns(&s->k, block, c0, c1, lo, hi, &x0, &x1))
+        score_codes(k, s, block, x0, x1, lo, hi, n, w);
+#endif
     for (int64_t c = c0; c < c1; c += KV_SUB)
-        score_sub(t, k, s, block + c, lo, hi, n, w, w->s + c);
+        if (c < x0 || c >= x1)
+            score_sub(t, k, s, block + c, lo, hi, n, w, w->s + c);
     for (int64_t r = 0; r < n; r++) {
         int64_t i = (r0 + r) / k->group;
         int64_t f = attn_start(&s->mask, i) - block, e = attn_end(&s->mask, i) - block;
+#ifdef KV_TILES
+        if (f <= c0 && e >= c1 && k->a->soft_cap == 0 && has_ahead(k, false)) {
+            softmax_of_all(w->s + r * KV_BLOCK, c0, c1, &w->m[r], &w->l[r], w->acc + r * k->ld,
+                           k->ld, w->ahead);
+            continue;
+        }
+#endif
         softmax_part(k->a, w->s + r * KV_BLOCK, c0, c1, f < c0 ? c0 : f, e < c1 ? e : c1, &w->m[r],
                      &w->l[r], w->acc + r * k->ld, k->ld);
     }
-    fetch_block(s, &s->k, block + KV_BLOCK);
+    x0 = x1 = c1;
+    if (!has_ahead(k, false))
+        fetch_block(s, &s->k, block + KV_BLOCK);
 #ifdef KV_TILES
-    if (k->value_tiles && s->v.f->axis == LM_KV_TOKEN &&
-        all_coded(&s->v, block, block + KV_BLOCK, lo, hi)) {
-        weigh_by_token(k, s, block, c0, c1, lo, hi, n, w);
-        return;
-    }
+    if (k->value_tiles && coded_columns(&s->v, block, c0, c1, lo, hi, &x0, &x1))
+        weigh_codes(k, s, block, x0, x1, lo, hi, n, w);
     if (k->value_pairs && all_coded(&s->v, block, block + KV_BLOCK, lo, hi)) {
         weigh_pairs(k, s, block, c0, c1, lo, hi, n, w);
         return;
     }
 #endif
     for (int64_t c = c0; c < c1; c += KV_SUB)
-        weigh_sub(t, k, s, block + c, lo, hi, n, w, w->s + c);
+        if (c < x0 || c >= x1)
+            weigh_sub(t, k, s, block + c, lo, hi, n, w, w->s + c);
 }
 
 /* Rows [r0, r0 + n) of a sequence, row r being query head r % group of new row r / group, over the keys in [from, to)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_tile_blocks.h -- scores of 64 tokens and weighted values of 256 by tiles; included by kv_pairs.h. */
+/* kv_tile_blocks.h -- what both kinds of tiles need of a block: scratch, rows as whole numbers, scales, codes; included
+ * by kv_pairs.h. */
 #ifndef LM_KERNELS_CPU_KV_TILE_BLOCKS_H
 #define LM_KERNELS_CPU_KV_TILE_BLOCKS_H
 
@@ -7,7 +8,9 @@
 enum {
     KV_MOST_GROUPS = KV_TILE_DIM / 16,
     KV_MOST_PARTS = KV_MOST_GROUPS + KV_TILE_DIM / 64,
-    KV_MOST_VALUE_PARTS = 4 * KV_MOST_GROUPS,
+    KV_BLOCK_TILES = KV_BLOCK / LM_KV_TILE,
+    KV_BLOCK_SUBS = KV_BLOCK / KV_SUB,
+    KV_STEPS = 3 * KV_BLOCK_TILES, /* of a row and block at which lines are prefetched */
 };
 
 static int64_t in_sixteens(int64_t n)
@@ -22,13 +25,13 @@ static void lay_planes(kv_planes *p, int64_t parts, char *at, size_t *bytes)
     *bytes += (size_t)(KV_ROWS / 8 * parts) * KV_A;
     p->unit = (float *)(void *)(at + *bytes);
     p->sum = (float *)(void *)(at + *bytes + of_rows);
-    p->whole = (int32_t *)(void *)(at + *bytes + 2 * of_rows);
-    *bytes += 3 * of_rows;
+    p->whole = (int32_t *)(void *)(at + *bytes + 5 * of_rows);
+    *bytes += 9 * of_rows;
 }
 
 static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w)
 {
-    size_t bytes = 0, parts = attn_round64(KV_MOST_VALUE_PARTS * sizeof(kv_part));
+    size_t bytes = 0, parts = attn_round64(KV_MOST_PARTS * sizeof(kv_part));
     const lm_kv_format *values = k->c->in[KV_VALUES].kv;
     if (!k->key_tiles && !k->value_tiles && !k->key_pairs && !k->value_pairs)
         return 0;
@@ -36,11 +39,12 @@ static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w)
     if (values)
         lay_planes(&w->values, 4 * lm_kv_groups(values, k->a->head_dim), at, &bytes);
     w->key_part = (kv_part *)(void *)(at + bytes);
-    w->value_part = (kv_part *)(void *)(at + bytes + parts);
-    w->of_token = (float *)(void *)(at + bytes + 2 * parts);
-    bytes += 2 * parts + (2 * KV_MOST_GROUPS * KV_BLOCK + KV_TILE_DIM) * sizeof(float);
+    w->of_token = (float *)(void *)(at + bytes + parts);
+    bytes += parts + (2 * KV_MOST_GROUPS * KV_BLOCK + KV_TILE_DIM) * sizeof(float);
+    w->ahead = (kv_ahead *)(void *)(at + bytes);
+    bytes += attn_round64(sizeof *w->ahead);
     w->product = (int32_t *)(void *)(at + bytes);
-    return bytes + 4 * KV_A;
+    return bytes + KV_BLOCK_TILES * KV_A;
 }
 
 /* True if all tokens of [from, to) in [lo, hi) are coded. */
@@ -51,31 +55,30 @@ static bool all_coded(const kv_side *x, int64_t from, int64_t to, int64_t lo, in
     return from >= x->sinks && to <= x->coded;
 }
 
+/* The columns [*x0, *x1) of [c0, c1), in steps of 64, whose tokens in [lo, hi) are coded; false: none. */
+static bool coded_columns(const kv_side *side, int64_t block, int64_t c0, int64_t c1, int64_t lo,
+                          int64_t hi, int64_t *x0, int64_t *x1)
+{
+    int64_t c = c0;
+    while (c < c1 && !all_coded(side, block + c, block + c + KV_SUB, lo, hi))
+        c += KV_SUB;
+    *x0 = c;
+    while (c < c1 && all_coded(side, block + c, block + c + KV_SUB, lo, hi))
+        c += KV_SUB;
+    *x1 = c;
+    return *x0 < c;
+}
+
 /* ---- keys ---- */
 
-/* Query rows as whole numbers; by_channel: times the scales of the channels in w->tile, and with their minima. */
-static void plane_queries(const kv_call *k, const kv_seq *s, bool by_channel, int64_t n,
-                          const kv_scratch *w)
+/* Query rows as whole numbers, for scales of tokens. */
+static void plane_queries(const kv_call *k, int64_t n, const kv_scratch *w)
 {
     const kv_planes *p = &w->keys;
-    float *x = w->of_token + 2 * KV_MOST_GROUPS * KV_BLOCK;
-    int64_t D = in_sixteens(s->D);
-    for (int64_t r = 0; r < n; r++) {
-        const float *q = w->q + r * k->ld;
-        __m512 least = _mm512_setzero_ps();
-        for (int64_t d = 0; by_channel && d < D; d += 16) {
-            __mmask16 live = vf_lanes(s->D - d < 16 ? s->D - d : 16);
-            __m512 v = _mm512_loadu_ps(q + d);
-            _mm512_storeu_ps(x + d, _mm512_maskz_mul_ps(live, v, _mm512_loadu_ps(w->tile->cs + d)));
-            least = _mm512_mask3_fmadd_ps(v, _mm512_loadu_ps(w->tile->cm + d), least, live);
-        }
+    for (int64_t r = 0; r < n; r++)
         for (int64_t i = 0; i < p->parts; i++)
             if (i == 0 || w->key_part[i].g != w->key_part[i - 1].g)
-                put_group(p, r, w->key_part, p->parts, i, by_channel ? x : q);
-        if (by_channel)
-            p->sum[r] = _mm512_reduce_add_ps(least);
-    }
-    clear_rows_from(p, n);
+                put_group(p, r, w->key_part, p->parts, i, w->q + r * k->ld);
 }
 
 /* Set up planes and tiles for n rows, which are in w->q. */
@@ -83,6 +86,8 @@ static void start_tiles(const kv_call *k, const kv_seq *s, int64_t n, kv_scratch
 {
     const lm_kv_format *f = s->k.f, *g = s->v.f;
     int64_t D = in_sixteens(s->D);
+    w->table[0] = k->key_tiles && f->levels == LM_KV_TABLE ? k->prep->k.whole : NULL;
+    w->table[1] = k->value_tiles && g->levels == LM_KV_TABLE ? k->prep->v.whole : NULL;
     if (!k->key_tiles && !k->value_tiles)
         return;
     _tile_loadconfig(&kv_tile_config[n > 4]);
@@ -92,20 +97,12 @@ static void start_tiles(const kv_call *k, const kv_seq *s, int64_t n, kv_scratch
         w->keys.parts = kv_parts_of(D, !by_channel && f->group ? f->group : D, w->key_part);
         w->keys.groups = by_channel ? 1 : lm_kv_groups(f, s->D);
         if (!by_channel)
-            plane_queries(k, s, false, n, w);
+            plane_queries(k, n, w);
     }
     if (!k->value_tiles)
         return;
-    if (g->axis == LM_KV_CHANNEL) {
-        w->values.parts =
-            kv_parts_of(KV_SUB, g->group && g->group < KV_SUB ? g->group : KV_SUB, w->value_part);
-        w->values.groups = w->values.parts;
-        return;
-    }
-    w->values.groups = lm_kv_groups(g, s->D);
-    w->values.parts = 4 * w->values.groups;
-    for (int64_t i = 0; i < w->values.parts; i++)
-        w->value_part[i] = (kv_part){ i / 4, i % 4 * KV_SUB, i % 4 * KV_SUB + KV_SUB };
+    w->values.groups = g->axis == LM_KV_CHANNEL ? 1 : lm_kv_groups(g, s->D);
+    w->values.parts = KV_BLOCK_SUBS * w->values.groups;
 }
 
 /* Sixteen stored scales. */
@@ -136,6 +133,18 @@ LM_INLINE void take_scales(lm_dtype t, const kv_seq *s, const kv_side *x, size_t
     }
 }
 
+static void take_scales_of(lm_dtype t, const kv_seq *s, const kv_side *x, size_t section,
+                           int64_t groups, int64_t j0, int64_t end, int64_t lo, int64_t hi,
+                           float *to)
+{
+    if (t == LM_DTYPE_F16)
+        take_scales(LM_DTYPE_F16, s, x, section, groups, j0, end, lo, hi, to);
+    else if (t == LM_DTYPE_BF16)
+        take_scales(LM_DTYPE_BF16, s, x, section, groups, j0, end, lo, hi, to);
+    else
+        take_scales(LM_DTYPE_F32, s, x, section, groups, j0, end, lo, hi, to);
+}
+
 /* The same number for all of them. */
 static void same_for_all(float v, int64_t groups, int64_t n, float *to)
 {
@@ -156,118 +165,132 @@ static void scales_of_tokens(const kv_seq *s, const kv_side *x, int64_t groups, 
             same_for_all(0, groups, end - j0, to);
         else if (f->scale == LM_DTYPE_NONE)
             same_for_all(f->head ? f->head[s->kv] : (float)f->constant, groups, end - j0, to);
-        else if (f->scale == LM_DTYPE_F16)
-            take_scales(LM_DTYPE_F16, s, x, at, groups, j0, end, lo, hi, to);
-        else if (f->scale == LM_DTYPE_BF16)
-            take_scales(LM_DTYPE_BF16, s, x, at, groups, j0, end, lo, hi, to);
         else
-            take_scales(LM_DTYPE_F32, s, x, at, groups, j0, end, lo, hi, to);
+            take_scales_of(f->scale, s, x, at, groups, j0, end, lo, hi, to);
     }
 }
 
-/* Rows [r0, r0 + half) of group g over `tiles` tiles of codes at b, whose products are in w->product: add scores to
- * columns of `out` from x tiles on. */
-static void add_scores(const kv_seq *s, int64_t r0, int64_t n, int64_t g, int64_t x, int64_t tiles,
-                       bool add, const kv_scratch *w, float *out)
+static void look_up_bytes(const uint8_t *from, int64_t lines, const uint8_t *table, uint8_t *to)
 {
-    const lm_kv_format *f = s->k.f;
-    const kv_planes *p = &w->keys;
-    bool by_channel = f->axis == LM_KV_CHANNEL, minima = lm_kv_has_min(f);
-    const float *scale = w->of_token + g * KV_BLOCK, *least = scale + KV_MOST_GROUPS * KV_BLOCK;
-    int64_t rows = n - r0 < p->half ? n - r0 : p->half;
-    int32_t offset = code_offset(f);
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t at = (r0 + r) * p->groups + g;
-        for (int64_t i = 0; i < tiles; i++) {
-            float *to = out + (r0 + r) * KV_BLOCK + (x + i) * LM_KV_TILE;
-            __m512 v = product_row(w->product + i * (KV_A / 4), r, p->half, offset, p->whole[at],
-                                   p->unit[at]);
-            __m512 before = add ? _mm512_loadu_ps(to) : _mm512_setzero_ps();
-            if (!by_channel)
-                v = v * _mm512_loadu_ps(scale + (x + i) * LM_KV_TILE);
-            if (minima)
-                v = _mm512_fmadd_ps(by_channel ? _mm512_set1_ps(1)
-                                               : _mm512_loadu_ps(least + (x + i) * LM_KV_TILE),
-                                    _mm512_set1_ps(p->sum[at]), v);
-            _mm512_storeu_ps(to, before + v);
-        }
-    }
+    __m512i levels = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table));
+    for (int64_t i = 0; i < lines * LM_KV_LINE; i += LM_KV_LINE)
+        _mm512_storeu_si512(to + i, _mm512_shuffle_epi8(levels, _mm512_loadu_si512(from + i)));
 }
 
-/* Scores of tiles [x, x + tiles) of the block, whose codes begin at b[x]. */
-static void score_run(const kv_seq *s, const uint8_t *const *b, int64_t x, int64_t tiles, int64_t n,
-                      const kv_scratch *w, float *out)
+/* Codes of 4 bits, or what `table` has in their place. */
+LM_INLINE void spread_fours(const char *tile, const char *end, bool look_up, const uint8_t *table,
+                            uint8_t *to)
 {
-    const kv_planes *p = &w->keys;
-    const kv_part *part = w->key_part;
-    for (int64_t r0 = 0; r0 < n; r0 += p->half) {
-        const int8_t *a = p->plane + r0 / p->half * p->parts * KV_A;
-        for (int64_t first = 0, last; first < p->parts; first = last) {
-            int64_t g = part[first].g;
-            for (last = first + 1; last < p->parts && part[last].g == g;)
-                last++;
-            KV_MULTIPLY(0, a, part, first, last, b[x]);
-            if (tiles > 1)
-                KV_MULTIPLY(1, a, part, first, last, b[x + 1]);
-            if (tiles > 2)
-                KV_MULTIPLY(2, a, part, first, last, b[x + 2]);
-            if (tiles > 3)
-                KV_MULTIPLY(3, a, part, first, last, b[x + 3]);
-            _tile_stored(0, w->product, 64);
-            _tile_stored(1, w->product + KV_A / 4, 64);
-            _tile_stored(2, w->product + KV_A / 2, 64);
-            _tile_stored(3, w->product + KV_A / 4 * 3, 64);
-            add_scores(s, r0, n, g, x, tiles, first > 0, w, out);
-        }
+    const __m512i four = _mm512_set1_epi8(15);
+    __m512i levels =
+        look_up ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table))
+                : four;
+    for (; tile < end; tile += LM_KV_LINE, to += 2 * LM_KV_LINE) {
+        __m512i x = _mm512_loadu_si512(tile);
+        __m512i a = _mm512_and_si512(x, four);
+        __m512i b = _mm512_and_si512(_mm512_srli_epi16(x, 4), four);
+        _mm512_storeu_si512(to, look_up ? _mm512_shuffle_epi8(levels, a) : a);
+        _mm512_storeu_si512(to + LM_KV_LINE, look_up ? _mm512_shuffle_epi8(levels, b) : b);
     }
 }
 
-/* The codes of the tiles of the block within [lo, hi), a byte each; others are those of one that is. */
-static void keys_of_block(const kv_seq *s, int64_t j0, int64_t lo, int64_t hi, const kv_scratch *w,
-                          const uint8_t *b[4])
+static void spread_twos(const char *tile, const char *end, uint8_t *to)
+{
+    const __m512i two = _mm512_set1_epi8(3);
+    for (; tile < end; tile += LM_KV_LINE, to += 4 * LM_KV_LINE) {
+        __m512i x = _mm512_loadu_si512(tile);
+        _mm512_storeu_si512(to, _mm512_and_si512(x, two));
+        _mm512_storeu_si512(to + LM_KV_LINE, _mm512_and_si512(_mm512_srli_epi16(x, 2), two));
+        _mm512_storeu_si512(to + 2 * LM_KV_LINE, _mm512_and_si512(_mm512_srli_epi16(x, 4), two));
+        _mm512_storeu_si512(to + 3 * LM_KV_LINE, _mm512_and_si512(_mm512_srli_epi16(x, 6), two));
+    }
+}
+
+/* The codes of a tile, a byte each: in place, or at `to`; table (NULL: none): what takes the place of a code. */
+static const uint8_t *codes_of_tile(const lm_kv_format *f, const char *tile, int64_t lines,
+                                    const uint8_t *table, uint8_t *to)
+{
+    const char *end = tile + lm_kv_plane_bytes(f->bits, lines);
+    if (f->bits == 4 && table)
+        spread_fours(tile, end, true, table, to);
+    else if (f->bits == 4)
+        spread_fours(tile, end, false, NULL, to);
+    else if (f->bits == 2 && !table)
+        spread_twos(tile, end, to);
+    else if (table)
+        look_up_bytes(tile_bytes(f, tile, lines, to), lines, table, to);
+    else
+        return tile_bytes(f, tile, lines, to);
+    return to;
+}
+
+static int64_t add_stretch(kv_ahead *a, const char *from, int64_t bytes)
+{
+    int64_t lines = (bytes + LM_KV_LINE - 1) / LM_KV_LINE;
+    a->part[a->parts].at = from;
+    a->part[a->parts].lines = lines;
+    a->parts += lines > 0;
+    return lines;
+}
+
+/* Add what the coded tokens from j on, a block of them, have of a side; returns how many lines. */
+static int64_t add_side(kv_ahead *a, const kv_seq *s, const kv_side *x, int64_t j)
+{
+    const lm_kv_format *f = x->f;
+    int64_t n = s->T < KV_BLOCK ? s->T : KV_BLOCK, end = j + KV_BLOCK, lines = 0;
+    int64_t size = f->scale == LM_DTYPE_NONE ? 0 : (int64_t)lm_dtype_size(f->scale);
+    int64_t tokens = lm_kv_tile_tokens(f->values, s->T), group = f->group ? f->group : s->T;
+    int64_t tile = (int64_t)lm_kv_tile_bytes(f, s->T, s->D);
+    int64_t scales = f->axis == LM_KV_TOKEN ? n * lm_kv_groups(f, s->D)
+                                            : (n + group - 1) / group * in_sixteens(s->D);
+    for (; j < end && j < x->coded; j += n) {
+        const char *page = kv_page(s, x, j);
+        int64_t t = j % s->T, at = lm_kv_scale_at(f, s->T, s->D, t, 0) * size;
+        lines += add_stretch(a, page + x->at.scale + at, scales * size);
+        if (lm_kv_has_min(f))
+            lines += add_stretch(a, page + x->at.min + at, scales * size);
+        if (f->second)
+            lines +=
+                add_stretch(a, page + x->at.second + lm_kv_second_at(f, s->T, s->D, t, 0) * size,
+                            (f->axis == LM_KV_TOKEN ? s->D : n) * size);
+        lines += add_stretch(a, page + t / tokens * tile, n / tokens * tile);
+    }
+    return lines;
+}
+
+/* Plan what the block at j reads, for n rows. */
+static void look_ahead(const kv_call *k, const kv_seq *s, int64_t j, int64_t n, kv_ahead *a)
+{
+    int64_t lines = 0;
+    a->parts = a->part_now = a->line = a->due = 0;
+    if (has_ahead(k, false))
+        lines += add_side(a, s, &s->k, j);
+    if (has_ahead(k, true))
+        lines += add_side(a, s, &s->v, j);
+    a->rate = lines * 256 / (KV_STEPS * n) + 1;
+}
+
+/* The codes of tiles [x0, x1) from token j0 on that lie within [lo, hi), a byte each; others are those of one that does. */
+static void keys_of_tiles(const kv_seq *s, int64_t j0, int64_t x0, int64_t x1, int64_t lo,
+                          int64_t hi, const kv_scratch *w, const uint8_t **b)
 {
     const lm_kv_format *f = s->k.f;
     int64_t lines = lm_kv_tile_lines(false, s->T, s->D), some = -1;
     size_t bytes = lm_kv_tile_bytes(f, s->T, s->D);
-    for (int64_t x = 0; x < 4; x++) {
+    for (int64_t x = x0; x < x1; x++) {
         int64_t j = j0 + x * LM_KV_TILE;
         uint8_t *to = w->tile->bytes + x * lines * LM_KV_LINE;
         b[x] = NULL;
         if (j >= hi || j + LM_KV_TILE <= lo)
             continue;
         const char *tile = kv_page(s, &s->k, j) + (size_t)(j % s->T / LM_KV_TILE) * bytes;
-        fetch_bytes(tile + KV_AHEAD, (int64_t)bytes);
-        b[x] = tile_bytes(f, tile, lines, to);
+        b[x] = codes_of_tile(f, tile, lines, w->table[0], to);
         if (f->bits == 8 && lines % 16) /* a tile reads behind the last line: memory of ours */
             b[x] = memcpy(to, b[x], (size_t)lines * LM_KV_LINE);
         some = x;
     }
-    for (int64_t x = 0; x < 4; x++)
+    for (int64_t x = x0; x < x1; x++)
         b[x] = b[x] ? b[x] : b[some];
-}
-
-static void score_tiles(const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo, int64_t hi,
-                        int64_t n, const kv_scratch *w, float *out)
-{
-    const kv_side *x = &s->k;
-    const lm_kv_format *f = x->f;
-    const uint8_t *b[4];
-    keys_of_block(s, j0, lo, hi, w, b);
-    if (f->axis == LM_KV_TOKEN) {
-        scales_of_tokens(s, x, w->keys.groups, j0, j0 + KV_SUB, lo, hi, w);
-        score_run(s, b, 0, 4, n, w, out);
-        return;
-    }
-    int64_t of = f->group ? f->group : s->T, run = of < KV_SUB ? of / LM_KV_TILE : 4;
-    for (int64_t i = 0; i < 4; i += run) { /* tokens that share the scales of channels */
-        int64_t j = j0 + i * LM_KV_TILE;
-        if (j >= hi || j + run * LM_KV_TILE <= lo)
-            continue;
-        j = j > lo ? j : lo;
-        prepare_scales(s, x, &k->prep->k, kv_page(s, x, j), j % s->T, w->tile);
-        plane_queries(k, s, true, n, w);
-        score_run(s, b, i, run, n, w, out);
-    }
 }
 
 /* ---- values ---- */
@@ -289,133 +312,13 @@ LM_INLINE float scaled_numerators(const kv_scratch *w, int64_t r, int64_t c0, in
     return _mm512_reduce_add_ps(sum);
 }
 
-/* Scaled numerators in columns [c0, c1) as whole numbers. */
-static void plane_numerators(const kv_scratch *w, int64_t n, int64_t c0, int64_t c1, int64_t g)
-{
-    const kv_planes *p = &w->values;
-    float x[KV_BLOCK];
-    if (c1 - c0 < KV_BLOCK)
-        memset(x, 0, sizeof x);
-    for (int64_t r = 0; r < n; r++) {
-        float minima = scaled_numerators(w, r, c0, c1, g, x);
-        put_group(p, r, w->value_part, p->parts, 4 * g, x);
-        p->sum[r * p->groups + g] = minima; /* in place of the sum of x */
-    }
-}
-
-/* acc += the products in w->product of `tiles` times 16 channels from d on with the rows from r0 on, tile i of them of
- * group[i]; by_channel: times the channels' scales. */
-static void add_values(const kv_call *c, const kv_seq *s, int64_t r0, int64_t n, int64_t d,
-                       int64_t tiles, const int64_t *group, const kv_scratch *w)
-{
-    const lm_kv_format *f = s->v.f;
-    const kv_planes *p = &w->values;
-    bool by_channel = f->axis == LM_KV_CHANNEL, minima = lm_kv_has_min(f);
-    int64_t rows = n - r0 < p->half ? n - r0 : p->half;
-    int32_t offset = code_offset(f);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < tiles; i++) {
-            int64_t at = (r0 + r) * p->groups + group[i];
-            float *to = w->acc + (r0 + r) * c->ld + d + 16 * i;
-            __m512 v = product_row(w->product + i * (KV_A / 4), r, p->half, offset, p->whole[at],
-                                   p->unit[at]);
-            __m512 sum = _mm512_set1_ps(minima ? p->sum[at] : 0);
-            if (by_channel) {
-                v = v * _mm512_loadu_ps(w->tile->cs + d + 16 * i);
-                sum = sum * _mm512_loadu_ps(w->tile->cm + d + 16 * i);
-            }
-            _mm512_storeu_ps(to, _mm512_loadu_ps(to) + (v + sum));
-        }
-}
-
-/* Tile `to` = the sum over 64 tokens each, number x in [x0, x1), of rows at a + x KV_A times codes at b[x] + at. */
-#define KV_WEIGH(to, a, b, at, x0, x1)           \
-    do {                                         \
-        _tile_zero(to);                          \
-        for (int64_t x_ = x0; x_ < (x1); x_++) { \
-            _tile_loadd(4, (a) + x_ * KV_A, 64); \
-            _tile_loadd(5, (b)[x_] + (at), 64);  \
-            _tile_dpbsud(to, 4, 5);              \
-        }                                        \
-    } while (0)
-
-/* All rows times all channels: the codes of 64 tokens at each of b[x0] .. b[x1 - 1]; 16 channels from d on are multiplied
- * with the `each` parts of group first + d / channels. */
-static void weigh_run(const kv_call *c, const kv_seq *s, const uint8_t *const *b, int64_t x0,
-                      int64_t x1, int64_t n, int64_t first, int64_t channels, int64_t each,
-                      const kv_scratch *w)
-{
-    const kv_planes *p = &w->values;
-    int64_t D = in_sixteens(s->D);
-    for (int64_t r0 = 0; r0 < n; r0 += p->half) {
-        const int8_t *a = p->plane + r0 / p->half * p->parts * KV_A;
-        for (int64_t d = 0; d < D; d += 64) {
-            int64_t tiles = D - d < 64 ? (D - d) / 16 : 4, g[4], at = d / 16 * KV_A;
-            for (int64_t i = 0; i < 4; i++)
-                g[i] = first + (i < tiles ? (d + 16 * i) / channels : 0);
-            KV_WEIGH(0, a + g[0] * each * KV_A, b, at, x0, x1);
-            if (tiles > 1)
-                KV_WEIGH(1, a + g[1] * each * KV_A, b, at + KV_A, x0, x1);
-            if (tiles > 2)
-                KV_WEIGH(2, a + g[2] * each * KV_A, b, at + 2 * KV_A, x0, x1);
-            if (tiles > 3)
-                KV_WEIGH(3, a + g[3] * each * KV_A, b, at + 3 * KV_A, x0, x1);
-            _tile_stored(0, w->product, 64);
-            _tile_stored(1, w->product + KV_A / 4, 64);
-            _tile_stored(2, w->product + KV_A / 2, 64);
-            _tile_stored(3, w->product + KV_A / 4 * 3, 64);
-            add_values(c, s, r0, n, d, tiles, g, w);
-        }
-    }
-}
-
 /* The codes of values of the 64 tokens around token j, a byte each; number x of a block. */
 static const uint8_t *values_of_block(const kv_seq *s, int64_t j, int64_t x, const kv_scratch *w)
 {
     int64_t lines = lm_kv_tile_lines(true, s->T, s->D);
     size_t bytes = lm_kv_tile_bytes(s->v.f, s->T, s->D);
     const char *tile = kv_page(s, &s->v, j) + (size_t)(j % s->T / KV_SUB) * bytes;
-    fetch_bytes(tile + KV_AHEAD, (int64_t)bytes);
-    return tile_bytes(s->v.f, tile, lines, w->tile->bytes + x * lines * LM_KV_LINE);
-}
-
-/* w->acc += numerators in columns [c0, c1) of the block of 256 times values with scales of tokens. */
-static void weigh_by_token(const kv_call *k, const kv_seq *s, int64_t block, int64_t c0, int64_t c1,
-                           int64_t lo, int64_t hi, int64_t n, const kv_scratch *w)
-{
-    const lm_kv_format *f = s->v.f;
-    const kv_planes *p = &w->values;
-    const uint8_t *b[4] = { NULL };
-    scales_of_tokens(s, &s->v, p->groups, block + c0, block + c1, lo, hi, w);
-    for (int64_t g = 0; g < p->groups; g++)
-        plane_numerators(w, n, c0, c1, g);
-    clear_rows_from(p, n);
-    for (int64_t x = c0 / KV_SUB; x < c1 / KV_SUB; x++) {
-        int64_t j = block + x * KV_SUB;
-        b[x] = values_of_block(s, j > lo ? j : lo, x, w);
-    }
-    weigh_run(k, s, b, c0 / KV_SUB, c1 / KV_SUB, n, 0, f->group ? f->group : in_sixteens(s->D), 4,
-              w);
-}
-
-/* w->acc += numerators of the 64 tokens from j0 on, in columns of `from`, times values with scales of channels. */
-static void weigh_by_channel(const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo, int64_t hi,
-                             int64_t n, const kv_scratch *w, const float *from)
-{
-    const kv_planes *p = &w->values;
-    int64_t first = j0 > lo ? j0 : lo, t = first % s->T / KV_SUB * KV_SUB;
-    const uint8_t *b = values_of_block(s, first, 0, w);
-    for (int64_t r = 0; r < n; r++)
-        for (int64_t i = 0; i < p->parts; i++)
-            put_group(p, r, w->value_part, p->parts, i, from + r * KV_BLOCK);
-    clear_rows_from(p, n);
-    for (int64_t i = 0; i < p->parts; i++) { /* the scales of a group of tokens at a time */
-        if (j0 + w->value_part[i].from >= hi || j0 + w->value_part[i].to <= lo)
-            continue;
-        prepare_scales(s, &s->v, &k->prep->v, kv_page(s, &s->v, first), t + w->value_part[i].from,
-                       w->tile);
-        weigh_run(k, s, &b, 0, 1, n, i, in_sixteens(s->D), 1, w);
-    }
+    return codes_of_tile(s->v.f, tile, lines, w->table[1], w->tile->bytes + x * lines * LM_KV_LINE);
 }
 
 #endif

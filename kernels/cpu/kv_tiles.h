@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_tiles.h -- scores and weighted values of 64 tokens by tiles of 8-bit integers (kv_amx.c). */
+/* kv_tiles.h -- rows as whole numbers, and tiles of 8-bit integers (kv_amx.c). */
 #ifndef LM_KERNELS_CPU_KV_TILES_H
 #define LM_KERNELS_CPU_KV_TILES_H
 
@@ -17,7 +17,7 @@ enum {
 typedef struct {
     int8_t *plane; /* [(rows / half)][parts][KV_A] */
     float *unit, *sum;
-    int32_t *whole;        /* [rows][groups] each */
+    int32_t *whole;        /* [rows][groups] each; of values sum and whole [rows][groups][4 runs] */
     int64_t parts, groups; /* a part is a group within 64 numbers */
     int64_t half;          /* rows of an A operand, 4 or 8: of hi, and as many of lo */
 } kv_planes;
@@ -28,6 +28,35 @@ typedef struct {
     float *sum;    /* [rows][groups] of floats, for minima */
     int64_t chunk; /* rows of a tile: 8 or 16 */
 } kv_rows;
+
+/* What the next block reads: stretches of lines, which are prefetched into the second level a few at a time, all over the
+ * work on this one. */
+typedef struct {
+    struct {
+        const char *at;
+        int64_t lines;
+    } part[8 * (KV_BLOCK / LM_KV_TILE)];
+    int64_t parts, part_now, line;
+    int64_t due, rate; /* 256ths of lines: due now, more with each step */
+} kv_ahead;
+
+LM_INLINE void fetch_some(kv_ahead *a)
+{
+    for (a->due += a->rate; a->due >= 256 && a->part_now < a->parts; a->due -= 256) {
+        _mm_prefetch(a->part[a->part_now].at + a->line * LM_KV_LINE, _MM_HINT_T1);
+        if (++a->line < a->part[a->part_now].lines)
+            continue;
+        a->part_now++;
+        a->line = 0;
+    }
+}
+
+/* The unit of tiles sleeps after a pause of some 300 ns, and its next product then takes as long again: between the
+ * products of a block it is kept awake by some whose results are not used (tile 1). */
+LM_INLINE void stay_awake(void)
+{
+    _tile_dpbsud(1, 7, 3);
+}
 
 /* A part of an A operand: numbers [from, to) of the row, all of group g, within a tile's 64. */
 typedef struct {
@@ -48,12 +77,34 @@ static inline int64_t kv_parts_of(int64_t n, int64_t group, kv_part *out)
     return parts;
 }
 
-/* True if the codes of a side can be multiplied as they are. */
+/* Tokens that are multiplied with the same scales, or second scales, of channels; 0: no tokens are. */
+static inline int64_t kv_run_of(const lm_kv_format *f, int64_t T)
+{
+    if (f->axis == LM_KV_CHANNEL)
+        return f->group ? f->group : T;
+    return !f->second ? 0 : f->span ? f->span : T;
+}
+
+/* True if the levels of a table are whole numbers of 8 bits: 128 more are put in the place of the codes. */
+static inline bool kv_is_whole(const lm_kv_format *f)
+{
+    bool whole = f->levels == LM_KV_TABLE && f->bits <= 4 && !f->zero;
+    for (int i = 0; whole && i < f->n_table; i++)
+        whole = f->table[i] >= -128 && f->table[i] <= 127 && f->table[i] == rintf(f->table[i]);
+    return whole;
+}
+
+/* True if codes, or levels in their place, can be multiplied as they are. */
 static inline bool kv_has_tiles(const lm_kv_format *f, int64_t T, int64_t D)
 {
-    return f && (f->levels == LM_KV_SYM || f->levels == LM_KV_ASYM) && !f->second && !f->outliers &&
-           D <= KV_TILE_DIM && (!f->values || T >= 64) &&
-           (f->axis == LM_KV_TOKEN || !f->group || f->group % 64 == 0 || 64 % f->group == 0);
+    if (!f || f->outliers || D > KV_TILE_DIM ||
+        (f->levels != LM_KV_SYM && f->levels != LM_KV_ASYM && !kv_is_whole(f)))
+        return false;
+    int64_t run = kv_run_of(f, T), unit = f->values ? 64 : LM_KV_TILE;
+    return T % unit == 0 && run % unit == 0 &&
+           (run == 0 || KV_BLOCK % run == 0 || run % KV_BLOCK == 0) &&
+           (!f->second || f->values == (f->axis == LM_KV_TOKEN)) &&
+           (f->axis == LM_KV_CHANNEL || !f->group || f->group % 64 == 0 || 64 % f->group == 0);
 }
 
 /* x[0..n), n <= 64 and a multiple of 16, over `inverse` as two planes; returns the sum of the whole numbers. */
@@ -101,53 +152,30 @@ static inline void put_group(const kv_planes *p, int64_t r, const kv_part *part,
     p->sum[r * p->groups + g] = sum;
 }
 
-/* Rows without numbers: the rest of eight. */
-static inline void clear_rows_from(const kv_planes *p, int64_t n)
-{
-    for (int64_t r = n; r % p->half; r++)
-        for (int64_t k = 0; k < p->parts; k++) {
-            int8_t *tile = p->plane + (r / p->half * p->parts + k) * KV_A + r % p->half * 64;
-            memset(tile, 0, 64);
-            memset(tile + p->half * 64, 0, 64);
-        }
-}
-
-/* Row r of the products: (128 hi + lo - offset * whole) * unit. */
-LM_INLINE __m512 product_row(const int32_t *c, int64_t r, int64_t half, int32_t offset,
-                             int32_t whole, float unit)
-{
-    __m512i hi = _mm512_load_si512(c + r * 16), lo = _mm512_load_si512(c + (r + half) * 16);
-    __m512i v = _mm512_add_epi32(_mm512_slli_epi32(hi, 7), lo);
-    v = _mm512_sub_epi32(v, _mm512_set1_epi32(offset * whole));
-    return _mm512_cvtepi32_ps(v) * _mm512_set1_ps(unit);
-}
-
+/* What codes are raised by. */
 static inline int32_t code_offset(const lm_kv_format *f)
 {
-    return f->levels == LM_KV_SYM ? 1 << (f->bits - 1) : 0;
+    return f->levels == LM_KV_SYM ? 1 << (f->bits - 1) : f->levels == LM_KV_TABLE ? 128 : 0;
 }
 
-/* Tiles 0 to 4, of results and of rows, have 8 or 16 rows; tile 5 is that of the codes. */
-#define KV_CONFIG(n)                                                                     \
-    {                                                                                    \
-        .palette = 1, .bytes = { 64, 64, 64, 64, 64, 64 }, .rows = { n, n, n, n, n, 16 } \
+/* Tiles 0, 1 (results) and 4 to 7 (rows) have 8 or 16 rows; 2 and 3 are those of codes. */
+#define KV_CONFIG(n)                                                         \
+    {                                                                        \
+        .palette = 1, .bytes = { 64, 64, 64, 64, 64, 64, 64, 64 }, .rows = { \
+            n,                                                               \
+            n,                                                               \
+            16,                                                              \
+            16,                                                              \
+            n,                                                               \
+            n,                                                               \
+            n,                                                               \
+            n                                                                \
+        }                                                                    \
     }
 static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
 } kv_tile_config[2] __attribute__((aligned(64))) = { KV_CONFIG(8), KV_CONFIG(16) };
-
-/* Tile `to` = the sum over parts [first, last) of rows a times codes; part k multiplies the tile of codes at b + the 64
- * of its numbers.  A macro: numbers of tiles are constants. */
-#define KV_MULTIPLY(to, a, part, first, last, b)                   \
-    do {                                                           \
-        _tile_zero(to);                                            \
-        for (int64_t k_ = first; k_ < (last); k_++) {              \
-            _tile_loadd(4, (a) + k_ * KV_A, 64);                   \
-            _tile_loadd(5, (b) + (part)[k_].from / 64 * KV_A, 64); \
-            _tile_dpbsud(to, 4, 5);                                \
-        }                                                          \
-    } while (0)
 
 #endif

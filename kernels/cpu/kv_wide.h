@@ -26,6 +26,7 @@ typedef struct {
     float least;                 /* and the number of code 1 */
     int bias;                    /* difference of exponents to those of F32 */
     bool sixteen;                /* KV_LOOK_UP: at most 16 levels */
+    uint8_t whole[16];           /* KV_LOOK_UP: levels that are whole numbers, 128 more */
     uint8_t low[128], high[128]; /* bytes of the levels as BF16, without the sign of KV_FLOAT */
 } kv_levels;
 

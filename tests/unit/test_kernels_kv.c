@@ -313,6 +313,7 @@ static const lm_kv_format formats[] = {
       .float8 = LM_DTYPE_F8E5M2,
       .scale = LM_DTYPE_F16 },
     { .name = "q8_0", .bits = 8, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
+    { .name = "q4_0", .bits = 4, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
     { .name = "q5_1",
       .bits = 5,
       .levels = LM_KV_ASYM,
