@@ -195,3 +195,33 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [ "$(t odd.jsonl)" = "$(printf 'yes\t\303\251\360\237\230\200\357\277\275\\\n')" ]
     [ "$(t odd.jsonl | wc -l)" -eq 2 ]
 }
+
+@test "kv.mk: trains in three stages, and measures; another model; the same text gives the same bytes" {
+    tiny > 'my text/tiny one.txt'
+    small=(CORPUS='my text/tiny one.txt' SIZE=0.02 STEPS='2 2 2' STEP=256 SEQ=256 VOCAB=700 WINDOWS=1)
+    make -f 'my recipes/kv.mk' WORK='my work' "${small[@]}" METHODS='int8 h2o:keep=0.2' > log 2>&1 || { cat log; false; }
+    grep -q '^plain  *16.00 ' 'my work/table.txt'
+    grep -q '^int8 ' 'my work/table.txt'
+    grep -q '<svg' 'my work/map.svg'
+    [ -s 'my work/long/model.safetensors' ]
+    perl 'my recipes/kv-text' short 20000 3 < 'my work/train.jsonl' > a
+    perl 'my recipes/kv-text' short 20000 3 < 'my work/train.jsonl' > b
+    perl 'my recipes/kv-text' short 20000 4 < 'my work/train.jsonl' > c
+    cmp a b
+    ! cmp -s a c
+    make -f 'my recipes/kv.mk' WORK='other work' MODEL='my work/short' "${small[@]}" METHODS=int8 > log 2>&1 || { cat log; false; }
+    grep -q '^int8 ' 'other work/table.txt'
+    [ ! -e 'other work/m0' ]
+    make -f 'my recipes/kv.mk' WORK='my work' clean
+    [ ! -e 'my work' ]
+}
+
+@test "kv-text: its names and numbers are those of quantize-kv's passkeys" {
+    perl -0 -ne '/names\[LM_KV_PASSKEY_NAMES\] = \{(.*?)\};/s and print join "\n", $1 =~ /"(\w+)"/g' "$ROOT/lib/compress/kv_passkey.c" > of-tool
+    perl -0 -ne '/my \@name = qw\((.*?)\)/s and print join "\n", split " ", $1' 'my recipes/kv-text' > of-recipe
+    [ "$(wc -w < of-tool)" -eq 64 ]
+    cmp of-tool of-recipe
+    grep -q '101 + 14 \* value' "$ROOT/lib/compress/kv_passkey.c"
+    grep -q '101 + 14 \* \$_ } 0 .. 63' 'my recipes/kv-text'
+    grep -q 'LM_KV_PASSKEY_VALUES = 64' "$ROOT/lib/compress/kv_passkey.h"
+}
