@@ -7,8 +7,7 @@
  * stay alone.  A run of joined tokens becomes one at the position of its pivot, the token of the largest mass: keys
  * and values are sums with weights
  *   rule=kernel  g_i / sum g, g_i = exp(-|k_i - k_p|^2 / (2 s^2)), s the mean distance of the others to the pivot p
- *   rule=pivot   the mean of the pivot and of the halves of each other token and the pivot (LOOK-M, arXiv:2406.18139)
- * Private to lib/kv. */
+ *   rule=pivot   the mean of the pivot and of the halves of each other token and the pivot (LOOK-M, arXiv:2406.18139) */
 #ifndef LM_KV_MERGE_H
 #define LM_KV_MERGE_H
 

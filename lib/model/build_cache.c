@@ -61,7 +61,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
                        b->kv->layers, c->layers);
     if (b->kv->policy && !b->kept)
         return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
-                       "no graph drops tokens from a cache");
+                       "tokens are dropped from caches of one text alone");
     for (int64_t l = 0; l < c->layers; l++) {
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e))
             return e->code;
@@ -213,9 +213,34 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     return rotate(b, &back, o[0]);
 }
 
+/* Numbers of tokens that stay: attention appends the new ones, which are then put where the policy wants them. */
+static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+                             const lm_attention_attr *attr)
+{
+    lm_model *m = b->m;
+    const lm_kept_layer *k = &m->kept[layer];
+    const lm_kv_attr a = { .attention = *attr };
+    const lm_kv_mass_attr mass = { .attention = *attr };
+    coded_cache c;
+    make_coded(b, layer, &a, &c);
+    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table };
+    lm_vid out[] = { LM_NONE, c.pages[0], c.pages[1], k->mass >= 0 ? LM_NONE : LM_SKIP };
+    lm_vid write[] = { qkv, k->used, m->fresh, LM_NONE, k->table, LM_NONE, k->row };
+    lm_vid stored[] = { c.pages[0], c.pages[1], LM_SKIP, LM_SKIP };
+    if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e) ||
+        (k->mass >= 0 && lm_b_add_masses(b, layer, &mass, qkv, out[3], c.pages[0], LM_NONE) < 0) ||
+        (k->row >= 0 && lm_graph_append(m->graph, &lm_op_kv_write, &a, write, stored, b->e)))
+        return LM_NONE;
+    return out[0];
+}
+
 lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
                              const lm_attention_attr *attr)
 {
+    const lm_build *o = &b->m->build;
+    const lm_kv_side *side = o->kv ? &o->kv->side[2 * layer] : NULL;
+    if (lm_b_kept(o, layer) && !o->whole && !side[LM_KV_K].format && !side[LM_KV_V].format)
+        return kept_attention(b, layer, qkv, attr);
     return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, attr)
                                            : plain_attention(b, layer, qkv, attr);
 }

@@ -83,14 +83,14 @@ static void bind_numbers(const lm_generator *g, const row_graph *s)
 static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
 {
     size_t left, all, weights = loaded ? 0 : lm_loaded_bytes(generator_model(g));
-    size_t a_position = g->cache_bytes / (size_t)g->context;
+    size_t caches = lm_generator_cache_bytes(g), a_position = caches / (size_t)g->context;
     char w[32], c[32], l[32], t[32], todo[80] = "use a smaller model or another device";
     if (g->b->host_memory)
         return LM_OK;
     if (g->b->memory(g->b, &left, &all, e))
         return e->code;
     size_t usable = left - left / 64; /* kernels allocate code and stacks at their first run */
-    if (weights < usable && g->cache_bytes <= usable - weights)
+    if (weights < usable && caches <= usable - weights)
         return LM_OK;
     size_t for_caches = weights < usable ? (usable - weights) / 16 * 15 : 0; /* and a reserve */
     if (for_caches >= 64 * a_position)
@@ -100,7 +100,7 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
                    "weights take %s, caches of %" PRId64 " times %" PRId64
                    " token%s %s; %s of %s are free",
                    lm_show_bytes((double)weights, w), g->batch, g->context, lm_plural(g->context),
-                   lm_show_bytes((double)g->cache_bytes, c), lm_show_bytes((double)left, l),
+                   lm_show_bytes((double)caches, c), lm_show_bytes((double)left, l),
                    lm_show_bytes((double)all, t));
 }
 
@@ -162,7 +162,7 @@ static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
     for (int i = 0; i < m->n_caches; i++)
         if (place_cache(g, &m->cache[i], &g->caches[i], &g->cache_bytes, e))
             return e->code;
-    if (check_room(g, loaded, e) ||
+    if ((g->keep && generator_keep_count(g, e)) || check_room(g, loaded, e) ||
         g->b->alloc(g->b, g->cache_bytes, "key/value caches", (void **)&g->cache, e))
         return e->code;
     return make_numbers(g, e);

@@ -74,6 +74,9 @@ size_t lm_generator_cache_bytes(const lm_generator *g);
 /* Bytes of the caches that grow with the sequence, for each position, and all others of a slot. */
 double lm_generator_token_bytes(const lm_generator *g);
 size_t lm_generator_tail_bytes(const lm_generator *g);
+/* The most tokens of a text that a layer keeps, without those with a window, and in *bytes those of the cache that
+ * prompts share; 0 without a policy. */
+int64_t lm_generator_kept(const lm_generator *g, size_t *bytes);
 /* Seconds of decoding by operator, see lm_exec_times; on a device call lm_exec_timing before the
  * first step. */
 lm_exec *lm_generator_exec(lm_generator *g);

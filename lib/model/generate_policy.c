@@ -31,7 +31,8 @@ static int64_t room_of(const generator_keep *k, int64_t layer)
         int64_t rows = most_rows(k, layer, n);
         room = rows > room ? rows : room;
     }
-    return room;
+    return room + lm_kv_policy_replaces(
+                      k->p); /* a row for the new token beside the one that it replaces */
 }
 
 lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, generator_keep **out,
@@ -77,6 +78,15 @@ size_t generator_keep_bytes(const generator_keep *k)
     return k ? k->cache_bytes : 0;
 }
 
+int64_t lm_generator_kept(const lm_generator *g, size_t *bytes)
+{
+    int64_t most = 0;
+    for (int64_t l = 0; g->keep && l < g->keep->layers; l++)
+        most = g->keep->rows[l] > most ? g->keep->rows[l] : most;
+    *bytes = generator_keep_bytes(g->keep);
+    return most;
+}
+
 /* ---- allocation ---- */
 
 static lm_code open_layer(lm_generator *g, int64_t l, size_t *mass, size_t *prompt, lm_err *e)
@@ -98,8 +108,7 @@ static lm_code open_layer(lm_generator *g, int64_t l, size_t *mass, size_t *prom
                : LM_OK;
 }
 
-/* The caches of prompts of the layers that keep some tokens. */
-static lm_code open_cache(lm_generator *g, lm_err *e)
+lm_code generator_keep_count(lm_generator *g, lm_err *e)
 {
     generator_keep *k = g->keep;
     const lm_model *m = g->prefill[0].m;
@@ -109,9 +118,7 @@ static lm_code open_cache(lm_generator *g, lm_err *e)
         if (k->rows[m->cache[i].layer])
             k->cache_at[i] = generator_share(
                 &k->cache_bytes, lm_stored_bytes(&m->graph->value[m->cache[i].value].t), 1);
-    return k->cache_bytes
-               ? g->b->alloc(g->b, k->cache_bytes, "the cache of prompts", (void **)&k->cache, e)
-               : LM_OK;
+    return LM_OK;
 }
 
 lm_code generator_keep_open(lm_generator *g, lm_err *e)
@@ -122,7 +129,9 @@ lm_code generator_keep_open(lm_generator *g, lm_err *e)
         if (open_layer(g, l, &mass, &prompt, e))
             return e->code;
     bool masses = k->p->kind == LM_KV_H2O || k->p->kind == LM_KV_RANDOM;
-    if (open_cache(g, e) || (masses && mass && lm_mirror_new(g->b, mass, "masses", &k->mass, e)) ||
+    if ((k->cache_bytes &&
+         g->b->alloc(g->b, k->cache_bytes, "the cache of prompts", (void **)&k->cache, e)) ||
+        (masses && mass && lm_mirror_new(g->b, mass, "masses", &k->mass, e)) ||
         (lm_kv_policy_weighs(k->p) && prompt &&
          lm_mirror_new(g->b, prompt, "masses of a prompt", &k->prompt, e)) ||
         lm_mirror_new(g->b, sizeof(int32_t), "a position", &k->from, e) ||

@@ -29,6 +29,8 @@ lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, gener
 void generator_keep_free(lm_generator *g);
 /* lm_build.kept; NULL without a policy. */
 const int64_t *generator_kept(const generator_keep *k);
+/* Count the cache of prompts; graphs are there. */
+lm_code generator_keep_count(lm_generator *g, lm_err *e);
 /* Allocate the cache of prompts and what selections need; graphs and caches of slots are there. */
 lm_code generator_keep_open(lm_generator *g, lm_err *e);
 /* Bytes of the cache of prompts. */
