@@ -8,8 +8,9 @@
 #   make -f kv.mk METHODS='int4 kivi:bits=2'    other methods
 #   make -f kv.mk CORPUS=text.txt               between the records: your own text
 #
-# It makes lists/, short/ and long/, the model after each stage of its training, table.txt and map.svg: what
-# `quantize-kv --evaluate` measures, and the passkeys found by length and depth.
+# It makes lists/, short/ and long/, the model after each stage of its training, outliers/, the last of them with larger
+# channels of keys and the same function, table.txt and map.svg: what `quantize-kv --evaluate` measures, and the
+# passkeys found by length and depth.
 #
 # The tools must be on PATH.  Everything is made in the folder WORK; existing results are not made again.
 # `make -f kv.mk clean` removes the folder.
@@ -18,7 +19,7 @@ WORK    ?= kv
 CORPUS  ?= #             plain text or JSONL; empty: that of fetch-corpus
 SPLIT   ?= blank#        plain text is split into documents at empty lines; file: a document per file
 MODEL   ?= #             a model folder with a tokenizer; empty: one is trained
-METHODS ?= fp8 int8 int4 int4:rotate=off q4_0 k4v4 k4v2 kivi:bits=2 kvquant:bits=3 h2o:keep=0.2 snapkv:capacity=256 streaming:window=256
+METHODS ?= fp8 int8 int4 int4:rotate=off q4_0 q4_0:rotate=off k4v4 k4v2 kivi:bits=4 kivi:bits=2 kvquant:bits=3 h2o:keep=0.2 snapkv:capacity=256 streaming:window=256
 WINDOWS ?= 8#            of 1,024 tokens, on which methods are compared
 VOCAB   ?= 1024
 SIZE    ?= 1#            of the texts: 1 is 6, 10 and 24 megabytes
@@ -26,6 +27,7 @@ STEPS   ?= 600 600 1500# of the three stages
 STEP    ?= 2048#         tokens of a step
 SEQ     ?= 1024#         of the last stage; the first two have 64 and 128
 LR      ?= 6e-3 6e-3 3e-3# of the stages: that of hidden matrices, the rest has a tenth
+OUTLIERS ?= 8#           factor of some channels of keys, as large models have them; 1: as they were learnt
 SEED    ?= 1
 
 # Few layers with large heads: two layers are the least that can look back by content, and heads of 128 are those of
@@ -101,10 +103,17 @@ short.done: lists.done data/short/train.bin
 long.done: short.done data/long/train.bin
 	$(call run,3,long,short/,$(strip $(SEQ)))
 
+# Channels of keys as large models have them.  Without these, coding with and without rotation differ less.
+outliers.done: long.done
+	rm -rf outliers
+	cp -r long outliers
+	perl "$$RECIPE_HOME/kv-outliers" outliers $(strip $(OUTLIERS))
+	@touch $@
+
 # 4. Its caches, on the documents that are held out.
-model.done: $(if $(RECIPE_FROM),,long.done)
+model.done: $(if $(RECIPE_FROM),,outliers.done)
 	rm -f model
-	ln -s "$${RECIPE_FROM:-long}" model
+	ln -s "$${RECIPE_FROM:-outliers}" model
 	@touch $@
 table.txt: test.jsonl model.done
 	quantize-kv --evaluate --methods '$(METHODS)' --windows $(strip $(WINDOWS)) --seq-len $(strip $(SEQ)) \

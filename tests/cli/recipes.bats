@@ -203,7 +203,12 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     grep -q '^plain  *16.00 ' 'my work/table.txt'
     grep -q '^int8 ' 'my work/table.txt'
     grep -q '<svg' 'my work/map.svg'
-    [ -s 'my work/long/model.safetensors' ]
+    # larger channels of keys, and the same function
+    cd 'my work'
+    ! cmp -s long/model.safetensors outliers/model.safetensors
+    eval-model -q --seq-len 64 long/ held-out.jsonl | grep -o '"loss":[^,]*' > loss
+    eval-model -q --seq-len 64 outliers/ held-out.jsonl | grep -o '"loss":[^,]*' | cmp - loss
+    cd ..
     perl 'my recipes/kv-text' short 20000 3 < 'my work/train.jsonl' > a
     perl 'my recipes/kv-text' short 20000 3 < 'my work/train.jsonl' > b
     perl 'my recipes/kv-text' short 20000 4 < 'my work/train.jsonl' > c
