@@ -17,8 +17,11 @@ void kv_tensor_name(const kv_tensor *t, char name[KV_NAME])
         snprintf(name, KV_NAME, "positions");
         break;
     case KV_ROWS:
-        snprintf(name, KV_NAME, "layers.%lld.%c", (long long)(t->part / 2),
-                 t->part % 2 ? 'v' : 'k');
+        snprintf(name, KV_NAME, "layers.%lld.%c%s", (long long)(t->part / 2),
+                 t->part % 2 ? 'v' : 'k', lm_kv_section_suffix(t->section));
+        break;
+    case KV_AT:
+        snprintf(name, KV_NAME, "layers.%lld.positions", (long long)(t->part / 2));
         break;
     case KV_TABLES:
         snprintf(name, KV_NAME, "tables.level.%d", t->level);
@@ -60,8 +63,11 @@ kv_tensor kv_tensor_of(const char *name)
     } else if (!strcmp(name, "positions")) {
         t.kind = KV_POSITIONS;
     } else if (skip(&p, "layers.") && read_number(&p, &layer) && *p++ == '.') {
-        t.kind = KV_ROWS;
+        t.kind = *p == 'p' ? KV_AT : KV_ROWS;
         t.part = 2 * layer + (*p == 'v');
+        for (int i = 0; i < LM_KV_SECTIONS && *p; i++)
+            if (!strcmp(p + 1, lm_kv_section_suffix((lm_kv_section)i)))
+                t.section = (lm_kv_section)i;
     } else if (skip(&p, "tables.level.") && read_number(&p, &level)) {
         t.kind = KV_TABLES;
         t.level = (int)level;
@@ -95,8 +101,30 @@ lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm
                 e, code, where, NULL,
                 "layer %lld has %lld heads of %lld numbers, together 1 to %d are possible",
                 (long long)i, (long long)heads, (long long)dim, LM_CACHEGEN_CHANNELS);
+        if (a->rows && (a->rows[i] < 1 || a->rows[i] > a->tokens))
+            return lm_fail(e, code, where, NULL, "layer %lld has %lld of %lld tokens", (long long)i,
+                           (long long)a->rows[i], (long long)a->tokens);
+    }
+    for (int64_t i = 0; i < kv_parts(a) && a->form; i++) {
+        lm_kv_shape s = lm_kv_about_shape(a, i);
+        if (lm_kv_shape_check(&s, e)) {
+            e->code = code;
+            lm_err_in(e, "%s%sforms", where, *where ? ": " : "");
+            return code;
+        }
     }
     return LM_OK;
+}
+
+lm_kv_shape lm_kv_about_shape(const lm_kv_about *a, int64_t part)
+{
+    static const lm_kv_side plain;
+    return (lm_kv_shape){ .form = a->form ? &a->form[part] : &plain,
+                          .act = a->act,
+                          .page = a->form && a->form[part].format ? a->page : 0,
+                          .kv_heads = a->kv_heads[part / 2],
+                          .head_dim = a->head_dim[part / 2],
+                          .n = lm_kv_about_rows(a, part / 2) };
 }
 
 void kv_level_parts(const lm_kv_about *a, int level, lm_cachegen_part *part)

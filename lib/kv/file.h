@@ -2,15 +2,20 @@
 /* file.h -- kv-cache(5): the cache of a prompt in a safetensors file.
  *
  * __metadata__, all strings:
- *   format "kv-cache"; version "1"; coding "plain" or "cachegen"
+ *   format "kv-cache"; version "1"; coding "plain", "coded" or "cachegen"
  *   model_type; weights: lm_model_source_weights_digest, 32 hexadecimal digits
- *   rope: the rotary settings as JSON text, compared as text; k_state "post_rope" (keys are rotated)
- *   layers; kv_heads and head_dim: JSON lists, a number for each layer; tokens; act: the type of the numbers
- *   xxh3: a JSON object, for each tensor the XXH3-64 of its bytes, 16 hexadecimal digits
+ *   rope: the rotary settings as JSON text, compared as text
+ *   k_state "post_rope" (keys are rotated by their positions), "pre_rope" (those of some layers are not)
+ *   layers; kv_heads and head_dim: JSON lists, a number for each layer; tokens; act: the type of plain numbers
+ *   rows: a JSON list, the tokens that each layer still has; absent: all
+ *   forms (coded): {"spec": text (kv/spec.h), "page": tokens, "forms": [FORM ...], "parts": [index or null ...]}, for
+ *   part 2 N (keys of layer N) and 2 N + 1 (values) a form, or null for plain numbers; see file_form.c
+ *   xxh3: a JSON object, for each tensor, and for forms, the XXH3-64 of its bytes, 16 hexadecimal digits
  *   lmutils.history (format/provenance.h), if there is one
  * Tensors, in this order (another one is read from a file, on a stream `tables` must precede chunks):
- *   token_ids I32 [tokens], positions I32 [tokens], rising
- *   plain:    layers.N.k, layers.N.v  act [kv_heads, tokens, head_dim]
+ *   token_ids I32 [tokens]
+ *   positions I32 [tokens], rising; with rows: layers.N.positions I32 [kv_heads, rows of the layer], rising in each head
+ *   plain, coded: layers.N.k and its sections, layers.N.v and its sections (part.h)
  *   cachegen: for each level L: tables.level.L U8; then for each chunk C and level: chunk.C.level.L U8
  *             (cachegen.h; part 2 N is the keys of layer N, 2 N + 1 its values)
  *
@@ -28,6 +33,7 @@
 #include "base/par.h"
 #include "format/safetensors.h"
 #include "kv/cachegen.h"
+#include "kv/part.h"
 #include "kv/stream.h"
 
 enum {
@@ -44,21 +50,35 @@ typedef struct {
     const int64_t *kv_heads, *head_dim; /* [layers] */
     lm_dtype act;                       /* F32, F16, BF16 */
     const char *history;                /* NULL: none */
+    const int64_t *rows;                /* [layers]: tokens that a layer has; NULL: all */
+    /* Of a coded cache; NULL, 0: plain. */
+    const lm_kv_side *form; /* [2 layers]; without a format: plain numbers of `act` */
+    int64_t page;
+    const char *spec;
 } lm_kv_about;
 
-/* Numbers of row `2 N + side`, [kv_heads][tokens][head_dim]; side 0: keys, 1: values. */
+static inline int64_t lm_kv_about_rows(const lm_kv_about *a, int64_t layer)
+{
+    return a->rows ? a->rows[layer] : a->tokens;
+}
+/* Bytes of the rows [kv_heads][rows][head_dim] of the keys, or of the values, of a layer in the type `act`. */
 static inline size_t lm_kv_about_bytes(const lm_kv_about *a, int64_t layer)
 {
-    return (size_t)(a->kv_heads[layer] * a->tokens * a->head_dim[layer]) * lm_dtype_size(a->act);
+    return (size_t)(a->kv_heads[layer] * lm_kv_about_rows(a, layer) * a->head_dim[layer]) *
+           lm_dtype_size(a->act);
 }
+/* The shape of part 2 N + side; side 0: keys, 1: values. */
+lm_kv_shape lm_kv_about_shape(const lm_kv_about *a, int64_t part);
+
+/* The tokens and rows of a cache, in memory of the caller. */
+typedef struct {
+    int32_t *ids;       /* [tokens] */
+    int32_t *positions; /* [tokens]; NULL with rows: */
+    int32_t **at;       /* [layers][kv_heads, rows] */
+    lm_kv_part *part;   /* [2 layers] */
+} lm_kv_content;
 
 /* ---- Writing ---- */
-
-typedef struct {
-    const int32_t *ids, *positions; /* [tokens] */
-    void *const *data;              /* [2 layers], see lm_kv_about_bytes */
-    unsigned levels;                /* bit L: cachegen's level L; 0: plain */
-} lm_kv_content;
 
 /* Write to `path` (lm_st_create), or with path NULL to `write` (lm_st_create_on with `where`).
  * Fails: LM_EUSAGE for shapes or levels that do not exist; LM_ENUMERIC naming a tensor for NaN and
@@ -70,8 +90,9 @@ typedef struct {
     void *ctx;
     const char *where;
 } lm_kv_out;
+/* levels: bit L for cachegen's level L, of a plain cache with all its tokens; 0: as it is. */
 lm_code lm_kv_file_write(const lm_kv_out *to, const lm_kv_about *a, const lm_kv_content *c,
-                         lm_cpu_level cpu, lm_par *par, lm_err *e);
+                         unsigned levels, lm_cpu_level cpu, lm_par *par, lm_err *e);
 
 /* ---- Reading ---- */
 
@@ -84,12 +105,12 @@ lm_code lm_kv_file_open_on(lm_read_fn read, void *ctx, const char *where, lm_kv_
                            lm_err *e);
 void lm_kv_file_close(lm_kv_file *f);
 const lm_kv_about *lm_kv_file_about(const lm_kv_file *f);
-unsigned lm_kv_file_levels(const lm_kv_file *f); /* as lm_kv_content */
+unsigned lm_kv_file_levels(const lm_kv_file *f); /* as lm_kv_file_write; 0: not cachegen */
 /* Bytes of chunk c at a level that is present. */
 uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level);
 
 /* LM_EFORMAT unless the file has the cache of this model: the same type, weights, rotary settings and
- * shapes, at most `context` tokens.  `a`: tokens, act and history are not compared. */
+ * shapes, at most `context` tokens.  `a`: tokens, act, history and forms are not compared. */
 lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t context, lm_err *e);
 
 typedef struct {
@@ -101,17 +122,17 @@ typedef struct {
     double begin;       /* lm_now() */
     double row_seconds; /* of computing a row, */
     int64_t rows_behind;
-    /* and how: rows first .. first + n - 1 to `data`, from the ids and the rows before; NULL: cannot. */
+    /* and how: plain rows first .. first + n - 1, from the ids and the rows before; NULL: cannot. */
     lm_code (*compute)(void *ctx, int64_t first, int64_t n, lm_err *e);
     void *ctx;
     int *
         chosen; /* [lm_cachegen_chunks(tokens)]: the level of each chunk or LM_KV_COMPUTE; NULL: unwanted */
 } lm_kv_reading;
 
-/* Read all.  Fails: LM_EUSAGE for a level that the file lacks; LM_EFORMAT naming the tensor for a wrong
+/* Read all to *c, which has room for it (image.h).  Fails: LM_EUSAGE for a level that the file lacks; LM_EFORMAT naming the tensor for a wrong
  * checksum, an early end, ids and positions out of range, NaN and infinities; LM_EIO, LM_ELIMIT.  Once
  * per file that was opened on a stream. */
-lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, int32_t *ids, int32_t *positions,
-                        void *const *data, lm_cpu_level cpu, lm_par *par, lm_err *e);
+lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, const lm_kv_content *c,
+                        lm_cpu_level cpu, lm_par *par, lm_err *e);
 
 #endif

@@ -6,13 +6,22 @@
 #include "base/json.h"
 #include "kv/file.h"
 
-typedef enum { KV_IDS, KV_POSITIONS, KV_ROWS, KV_TABLES, KV_CHUNK, KV_UNKNOWN } kv_tensor_kind;
+typedef enum {
+    KV_IDS,
+    KV_POSITIONS, /* of all layers; */
+    KV_AT,        /* of one */
+    KV_ROWS,
+    KV_TABLES,
+    KV_CHUNK,
+    KV_UNKNOWN
+} kv_tensor_kind;
 
 /* A tensor of a file by its name. */
 typedef struct {
     kv_tensor_kind kind;
-    int64_t part, chunk; /* KV_ROWS; KV_CHUNK */
-    int level;           /* KV_TABLES, KV_CHUNK */
+    int64_t part, chunk;   /* KV_ROWS, KV_AT (2 N); KV_CHUNK */
+    lm_kv_section section; /* KV_ROWS */
+    int level;             /* KV_TABLES, KV_CHUNK */
 } kv_tensor;
 
 enum { KV_NAME = 64 }; /* bytes of a name */
@@ -23,7 +32,8 @@ struct lm_kv_file {
     lm_st_stream *stream;
     bool passed; /* the stream was read */
     lm_kv_about about;
-    int64_t *kv_heads, *head_dim;
+    int64_t *kv_heads, *head_dim, *rows;
+    lm_arena *arena; /* of forms */
     json_t *hashes;
     unsigned levels;
 };
@@ -37,6 +47,10 @@ void kv_tensor_name(const kv_tensor *t, char name[KV_NAME]);
 kv_tensor kv_tensor_of(const char *name);
 /* Shapes, types and limits of a cache; `code` is that of the failure. */
 lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm_err *e);
+/* The forms of a cache as JSON text, and back: sets form, page and spec of f->about, whose numbers lie in f->arena.
+ * Fails: LM_EFORMAT. */
+lm_code kv_forms_write(const lm_kv_about *a, lm_buf *out, lm_err *e);
+lm_code kv_forms_read(lm_kv_file *f, const char *text, lm_err *e);
 /* The parts of a cache at a level; [kv_parts]. */
 void kv_level_parts(const lm_kv_about *a, int level, lm_cachegen_part *part);
 /* True if n numbers are finite. */

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file_open.c -- opens kv-cache(5) and checks everything that its header says. */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/provenance.h"
@@ -39,17 +42,21 @@ static lm_code need(const lm_kv_file *f, const char *key, const char **value, lm
     return lm_fail(e, LM_EFORMAT, f->where, NULL, "__metadata__ has no '%s'", key);
 }
 
-/* `key` must be one of two texts. */
+/* `key` must be one of the texts a, b and c; NULL: fewer. */
 static lm_code need_word(const lm_kv_file *f, const char *key, const char *a, const char *b,
-                         lm_err *e)
+                         const char *c, lm_err *e)
 {
     const char *value;
     char show[LM_ST_SHOWN];
     lm_code rc = need(f, key, &value, e);
-    if (rc || !strcmp(value, a) || (b && !strcmp(value, b)))
+    if (rc || !strcmp(value, a) || (b && !strcmp(value, b)) || (c && !strcmp(value, c)))
         return rc;
-    return lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is '%s', this version reads %s%s%s", key,
-                   lm_st_show(value, show), a, b ? " and " : "", b ? b : "");
+    return lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is '%s', this version reads %s%s%s%s%s", key,
+                   lm_st_show(value, show), a,
+                   c   ? ", "
+                   : b ? " and "
+                       : "",
+                   b ? b : "", c ? " and " : "", c ? c : "");
 }
 
 static lm_code need_count(const lm_kv_file *f, const char *key, int64_t *out, lm_err *e)
@@ -96,11 +103,18 @@ static lm_code need_list(lm_kv_file *f, const char *key, int64_t **out, lm_err *
 static lm_code read_hashes(lm_kv_file *f, lm_err *e)
 {
     const char *text;
-    char show[LM_ST_SHOWN];
     lm_code rc = need(f, "xxh3", &text, e);
     rc = rc ? rc : lm_json_parse(text, strlen(text), f->where, &f->hashes, e);
     if (!rc && !json_is_object(f->hashes))
         rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "xxh3 is not a JSON object");
+    return rc;
+}
+
+/* Each tensor has a checksum. */
+static lm_code check_hashes(const lm_kv_file *f, lm_err *e)
+{
+    char show[LM_ST_SHOWN];
+    lm_code rc = LM_OK;
     for (size_t i = 0; i < count(f) && !rc; i++) {
         const char *hex = json_string_value(json_object_get(f->hashes, at(f, i)->name));
         if (!hex || !is_hex(hex, 16))
@@ -110,6 +124,39 @@ static lm_code read_hashes(lm_kv_file *f, lm_err *e)
     return rc;
 }
 
+/* The forms, against their checksum and the other keys. */
+static lm_code read_forms(lm_kv_file *f, const char *text, lm_err *e)
+{
+    const char *want = json_string_value(json_object_get(f->hashes, "forms"));
+    char hex[17];
+    snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(text, strlen(text), 0));
+    if (!want || strcmp(want, hex))
+        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                       "the checksum of forms is wrong");
+    return kv_forms_read(f, text, e);
+}
+
+/* What is stored: the rows of layers, and their forms. */
+static lm_code read_form_of(lm_kv_file *f, lm_err *e)
+{
+    lm_kv_about *a = &f->about;
+    const char *text = NULL;
+    bool coded = !strcmp(meta(f, "coding"), "coded"), pre_rope = false;
+    bool chunks = !strcmp(meta(f, "coding"), "cachegen");
+    if (meta(f, "rows") && chunks)
+        return lm_fail(e, LM_EFORMAT, f->where, NULL, "a cache in chunks has all its tokens");
+    if (meta(f, "rows") && need_list(f, "rows", &f->rows, e))
+        return e->code;
+    a->rows = f->rows;
+    if (coded && (need(f, "forms", &text, e) || read_forms(f, text, e)))
+        return e->code;
+    for (int64_t i = 0; i < kv_parts(a) && a->form; i++)
+        pre_rope = pre_rope || a->form[i].pre_rope;
+    if (pre_rope != !strcmp(meta(f, "k_state"), "pre_rope"))
+        return lm_fail(e, LM_EFORMAT, f->where, NULL, "k_state and forms differ");
+    return LM_OK;
+}
+
 static lm_code read_meta(lm_kv_file *f, lm_err *e)
 {
     lm_kv_about *a = &f->about;
@@ -117,9 +164,10 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
     if (!format || strcmp(format, "kv-cache"))
         return lm_fail(e, LM_EFORMAT, f->where, NULL,
                        "it is not a cache: __metadata__ lacks format 'kv-cache'");
-    lm_code rc = need_word(f, "version", "1", NULL, e);
-    rc = rc ? rc : need_word(f, "coding", "plain", "cachegen", e);
-    rc = rc ? rc : need_word(f, "k_state", "post_rope", NULL, e);
+    lm_code rc = need_word(f, "version", "1", NULL, NULL, e);
+    rc = rc ? rc : need_word(f, "coding", "plain", "coded", "cachegen", e);
+    rc = rc ? rc : need_word(f, "k_state", "post_rope", "pre_rope", NULL, e);
+    rc = rc ? rc : read_hashes(f, e);
     rc = rc ? rc : need(f, "model_type", &a->model_type, e);
     rc = rc ? rc : need(f, "weights", &a->weights, e);
     rc = rc ? rc : need(f, "rope", &a->rope, e);
@@ -139,6 +187,8 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
     a->kv_heads = f->kv_heads, a->head_dim = f->head_dim;
     a->act = lm_dtype_parse(act);
     a->history = meta(f, LM_HISTORY_KEY);
+    if (kv_check_about(a, f->where, LM_EFORMAT, e) || read_form_of(f, e))
+        return e->code;
     return kv_check_about(a, f->where, LM_EFORMAT, e);
 }
 
@@ -166,21 +216,39 @@ static bool size_possible(const lm_kv_file *f, const kv_tensor *what, const lm_s
     return t->dtype == LM_DTYPE_U8 && t->ndim == 1 && t->bytes <= most;
 }
 
+static bool is_chunked(const lm_kv_file *f)
+{
+    return !strcmp(meta(f, "coding"), "cachegen");
+}
+
+/* A section of a part.  Of outliers there may be fewer than possible. */
+static bool section_possible(const lm_kv_file *f, const kv_tensor *what, const lm_st_tensor *t)
+{
+    const lm_kv_shape s = lm_kv_about_shape(&f->about, what->part);
+    lm_kv_section_size z;
+    if (lm_kv_section_size_of(&s, what->section, &z, NULL) || !z.bytes)
+        return false;
+    if (what->section == LM_KV_SP_INDEX || what->section == LM_KV_SP_VALUE)
+        return t->dtype == z.dtype && t->ndim == 1 && t->dim[0] <= z.dim[0];
+    return shape_is(t, z.dtype, z.ndim, z.dim);
+}
+
 static lm_code check_tensor(const lm_kv_file *f, const lm_st_tensor *t, lm_err *e)
 {
     const lm_kv_about *a = &f->about;
     kv_tensor what = kv_tensor_of(t->name);
     int64_t layer = what.part / 2;
     char show[LM_ST_SHOWN];
-    bool good = false, plain = !strcmp(meta(f, "coding"), "plain");
-    if (what.kind == KV_IDS || what.kind == KV_POSITIONS)
+    bool good = false, chunked = is_chunked(f);
+    if (what.kind == KV_IDS || (what.kind == KV_POSITIONS && !a->rows))
         good = shape_is(t, LM_DTYPE_I32, 1, &a->tokens);
+    else if (what.kind == KV_AT && a->rows)
+        good = layer < a->layers &&
+               shape_is(t, LM_DTYPE_I32, 2, (int64_t[]){ a->kv_heads[layer], a->rows[layer] });
     else if (what.kind == KV_ROWS)
-        good = plain && layer < a->layers &&
-               shape_is(t, a->act, 3,
-                        (int64_t[]){ a->kv_heads[layer], a->tokens, a->head_dim[layer] });
+        good = !chunked && layer < a->layers && section_possible(f, &what, t);
     else if (what.kind == KV_TABLES || what.kind == KV_CHUNK)
-        good = !plain && what.level < LM_CACHEGEN_LEVELS &&
+        good = chunked && what.level < LM_CACHEGEN_LEVELS &&
                what.chunk < lm_cachegen_chunks(a->tokens) && size_possible(f, &what, t);
     if (good)
         return LM_OK;
@@ -200,9 +268,36 @@ static lm_code need_tensor(const lm_kv_file *f, kv_tensor what, lm_err *e)
     return lm_fail(e, LM_EFORMAT, f->where, NULL, "tensor '%s' is missing", name);
 }
 
+/* Every section of all parts. */
+static lm_code need_parts(const lm_kv_file *f, lm_err *e)
+{
+    const lm_kv_about *a = &f->about;
+    lm_code rc = LM_OK;
+    for (int64_t i = 0; i < kv_parts(a) * LM_KV_SECTIONS && !rc; i++) {
+        kv_tensor what = { .kind = KV_ROWS, .part = i / LM_KV_SECTIONS };
+        what.section = (lm_kv_section)(i % LM_KV_SECTIONS);
+        const lm_kv_shape s = lm_kv_about_shape(a, what.part);
+        lm_kv_section_size z;
+        rc = lm_kv_section_size_of(&s, what.section, &z, e);
+        if (!rc && z.bytes)
+            rc = need_tensor(f, what, e);
+    }
+    return rc;
+}
+
+static lm_code need_positions(const lm_kv_file *f, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    if (!f->about.rows)
+        return need_tensor(f, (kv_tensor){ .kind = KV_POSITIONS }, e);
+    for (int64_t i = 0; i < f->about.layers && !rc; i++)
+        rc = need_tensor(f, (kv_tensor){ .kind = KV_AT, .part = 2 * i }, e);
+    return rc;
+}
+
 static lm_code check_tensors(lm_kv_file *f, lm_err *e)
 {
-    bool plain = !strcmp(meta(f, "coding"), "plain");
+    bool chunked = is_chunked(f);
     lm_code rc = LM_OK;
     for (size_t i = 0; i < count(f) && !rc; i++) {
         kv_tensor what = kv_tensor_of(at(f, i)->name);
@@ -211,10 +306,10 @@ static lm_code check_tensors(lm_kv_file *f, lm_err *e)
             f->levels |= 1u << what.level;
     }
     rc = rc ? rc : need_tensor(f, (kv_tensor){ .kind = KV_IDS }, e);
-    rc = rc ? rc : need_tensor(f, (kv_tensor){ .kind = KV_POSITIONS }, e);
-    for (int64_t i = 0; i < kv_parts(&f->about) && plain && !rc; i++)
-        rc = need_tensor(f, (kv_tensor){ .kind = KV_ROWS, .part = i }, e);
-    if (!rc && !plain && !f->levels)
+    rc = rc ? rc : need_positions(f, e);
+    if (!rc && !chunked)
+        rc = need_parts(f, e);
+    if (!rc && chunked && !f->levels)
         rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "it has no level");
     for (int l = 0; l < LM_CACHEGEN_LEVELS && !rc; l++) {
         if (!(f->levels >> l & 1))
@@ -231,7 +326,7 @@ static lm_code check_tensors(lm_kv_file *f, lm_err *e)
 static lm_code check(lm_kv_file *f, lm_err *e)
 {
     lm_code rc = read_meta(f, e);
-    rc = rc ? rc : read_hashes(f, e);
+    rc = rc ? rc : check_hashes(f, e);
     return rc ? rc : check_tensors(f, e);
 }
 
@@ -275,6 +370,8 @@ void lm_kv_file_close(lm_kv_file *f)
     json_decref(f->hashes);
     lm_free(f->kv_heads);
     lm_free(f->head_dim);
+    lm_free(f->rows);
+    lm_arena_free(f->arena);
     lm_free(f->where);
     lm_free(f);
 }

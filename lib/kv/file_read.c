@@ -14,8 +14,8 @@
 typedef struct {
     lm_kv_file *f;
     const lm_kv_reading *r;
-    int32_t *ids, *positions;
-    lm_cachegen_rows rows;
+    const lm_kv_content *c;
+    lm_cachegen_rows rows; /* of a cache in chunks */
     lm_cpu_level cpu;
     lm_par *par;
     uint8_t *room; /* a coded tensor */
@@ -48,30 +48,73 @@ static lm_code read_bytes(const reader *d, const lm_st_tensor *t, void *dst, lm_
 
 static lm_code read_ids(const reader *d, const lm_st_tensor *t, lm_err *e)
 {
-    lm_code rc = read_bytes(d, t, d->ids, e);
-    for (int64_t i = 0; i < d->rows.tokens && !rc; i++)
-        if (d->ids[i] < 0 || d->ids[i] >= d->r->vocab)
+    const int32_t *ids = d->c->ids;
+    lm_code rc = read_bytes(d, t, d->c->ids, e);
+    for (int64_t i = 0; i < d->f->about.tokens && !rc; i++)
+        if (ids[i] < 0 || ids[i] >= d->r->vocab)
             rc = wrong(d, t->name, "an id is not in the vocabulary", e);
     return rc;
 }
 
-static lm_code read_positions(const reader *d, const lm_st_tensor *t, lm_err *e)
+/* n positions of each head. */
+static lm_code read_positions(const reader *d, const lm_st_tensor *t, int32_t *p, int64_t heads,
+                              int64_t n, lm_err *e)
 {
-    const int32_t *p = d->positions;
-    lm_code rc = read_bytes(d, t, d->positions, e);
-    for (int64_t i = 0; i < d->rows.tokens && !rc; i++)
-        if (p[i] < 0 || p[i] >= d->r->context || (i && p[i] <= p[i - 1]))
+    lm_code rc = read_bytes(d, t, p, e);
+    for (int64_t i = 0; i < heads * n && !rc; i++)
+        if (p[i] < 0 || p[i] >= d->r->context || (i % n && p[i] <= p[i - 1]))
             rc = wrong(d, t->name, "positions do not rise below the end of the context", e);
     return rc;
 }
 
-static lm_code read_rows(const reader *d, const lm_st_tensor *t, int64_t part, lm_err *e)
+static lm_code read_section(const reader *d, const lm_st_tensor *t, const kv_tensor *what,
+                            lm_err *e)
 {
-    void *dst = d->rows.data[part];
-    lm_code rc = read_bytes(d, t, dst, e);
-    if (!rc && !kv_all_finite(d->rows.dtype, dst, (size_t)t->count))
+    const lm_kv_shape s = lm_kv_about_shape(&d->f->about, what->part);
+    void *dst = d->c->part[what->part].data[what->section];
+    lm_kv_section_size z;
+    lm_code rc = lm_kv_section_size_of(&s, what->section, &z, e);
+    rc = rc ? rc : read_bytes(d, t, dst, e);
+    if (!rc && lm_kv_section_is_float(what->section) &&
+        !kv_all_finite(z.dtype, dst, (size_t)t->count))
         rc = wrong(d, t->name, "it has NaN or infinite numbers", e);
     return rc;
+}
+
+/* A tensor that is not of a chunk. */
+static lm_code read_whole(const reader *d, const lm_st_tensor *t, lm_err *e)
+{
+    const lm_kv_about *a = &d->f->about;
+    kv_tensor what = kv_tensor_of(t->name);
+    int64_t layer = what.part / 2;
+    if (what.kind == KV_IDS)
+        return read_ids(d, t, e);
+    if (what.kind == KV_POSITIONS)
+        return read_positions(d, t, d->c->positions, 1, a->tokens, e);
+    if (what.kind == KV_AT)
+        return read_positions(d, t, d->c->at[layer], a->kv_heads[layer], a->rows[layer], e);
+    return read_section(d, t, &what, e);
+}
+
+/* The sections of a part against each other. */
+static lm_code check_part(const reader *d, int64_t part, lm_err *e)
+{
+    const lm_kv_shape s = lm_kv_about_shape(&d->f->about, part);
+    const lm_kv_part *p = &d->c->part[part];
+    const char *bad = lm_kv_part_wrong(&s, p);
+    char name[KV_NAME];
+    kv_tensor what = { .kind = KV_ROWS, .part = part };
+    kv_tensor_name(&what, name);
+    for (int i = LM_KV_SP_INDEX; i <= LM_KV_SP_VALUE && p->data[i] && !bad; i++) {
+        char section[KV_NAME];
+        what.section = (lm_kv_section)i;
+        kv_tensor_name(&what, section);
+        const lm_st_tensor *t =
+            d->f->st ? lm_st_find(d->f->st, section) : lm_st_stream_find(d->f->stream, section);
+        if (t->dim[0] != lm_kv_part_outliers(&s, p))
+            bad = "it has another number of outliers than its heads";
+    }
+    return bad ? wrong(d, name, bad, e) : LM_OK;
 }
 
 /* A coded tensor to d->room. */
@@ -129,12 +172,8 @@ static lm_code read_stream(reader *d, int level, lm_err *e)
     lm_code rc;
     while (!(rc = lm_st_stream_next(d->f->stream, &t, e)) && t) {
         kv_tensor what = kv_tensor_of(t->name);
-        if (what.kind == KV_IDS)
-            rc = read_ids(d, t, e);
-        else if (what.kind == KV_POSITIONS)
-            rc = read_positions(d, t, e);
-        else if (what.kind == KV_ROWS)
-            rc = read_rows(d, t, what.part, e);
+        if (what.kind != KV_TABLES && what.kind != KV_CHUNK)
+            rc = read_whole(d, t, e);
         else if (what.level == level && what.kind == KV_TABLES)
             rc = read_tables(d, t, level, e);
         else if (what.level == level)
@@ -223,10 +262,14 @@ static lm_code read_chunks(reader *d, lm_err *e)
 
 static lm_code read_file(reader *d, lm_err *e)
 {
-    lm_code rc = read_ids(d, named(d, (kv_tensor){ .kind = KV_IDS }), e);
-    rc = rc ? rc : read_positions(d, named(d, (kv_tensor){ .kind = KV_POSITIONS }), e);
-    for (int64_t i = 0; i < kv_parts(&d->f->about) && !d->f->levels && !rc; i++)
-        rc = read_rows(d, named(d, (kv_tensor){ .kind = KV_ROWS, .part = i }), i, e);
+    const lm_st *st = d->f->st;
+    lm_code rc = LM_OK;
+    for (size_t i = 0; i < lm_st_count(st) && !rc; i++) {
+        const lm_st_tensor *t = lm_st_at(st, i);
+        kv_tensor_kind kind = kv_tensor_of(t->name).kind;
+        if (kind != KV_TABLES && kind != KV_CHUNK)
+            rc = read_whole(d, t, e);
+    }
     return rc || !d->f->levels ? rc : read_chunks(d, e);
 }
 
@@ -247,30 +290,39 @@ static lm_code check_level(const lm_kv_file *f, const lm_kv_reading *r, lm_err *
                    list);
 }
 
-lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, int32_t *ids, int32_t *positions,
-                        void *const *data, lm_cpu_level cpu, lm_par *par, lm_err *e)
+/* What chunks are decoded to. */
+static lm_code make_rows(reader *d, lm_err *e)
 {
-    reader d = { .f = f,
-                 .r = r,
-                 .ids = ids,
-                 .positions = positions,
-                 .rows = { f->about.act, f->about.tokens, data },
-                 .cpu = cpu,
-                 .par = par };
+    int64_t parts = kv_parts(&d->f->about);
+    void **data;
+    if (lm_alloc_n(&d->part, (size_t)parts, sizeof *d->part, "parts of a cache", e) ||
+        lm_alloc_n(&data, (size_t)parts, sizeof *data, "parts of a cache", e))
+        return e->code;
+    for (int64_t i = 0; i < parts; i++)
+        data[i] = d->c->part[i].data[LM_KV_PLAIN];
+    d->rows = (lm_cachegen_rows){ d->f->about.act, d->f->about.tokens, data };
+    return LM_OK;
+}
+
+lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, const lm_kv_content *c,
+                        lm_cpu_level cpu, lm_par *par, lm_err *e)
+{
+    reader d = { .f = f, .r = r, .c = c, .cpu = cpu, .par = par };
     lm_code rc = check_level(f, r, e);
     if (!rc && f->passed)
         rc = lm_fail(e, LM_EUSAGE, f->where, NULL, "the stream was read already");
-    rc = rc ? rc
-            : lm_alloc_n(&d.part, (size_t)kv_parts(&f->about), sizeof *d.part, "parts of a cache",
-                         e);
+    rc = rc ? rc : make_rows(&d, e);
     if (!rc && f->stream) {
         f->passed = true;
         rc = read_stream(&d, r->level < 0 ? best_level(f->levels) : r->level, e);
     } else if (!rc) {
         rc = read_file(&d, e);
     }
+    for (int64_t i = 0; i < kv_parts(&f->about) && !rc; i++)
+        rc = check_part(&d, i, e);
     for (int l = 0; l < LM_CACHEGEN_LEVELS; l++)
         lm_cachegen_free(d.tables[l]);
+    lm_free((void *)(uintptr_t)d.rows.data);
     lm_free(d.part);
     lm_free(d.room);
     return rc;

@@ -46,27 +46,53 @@ static void free_pieces(pieces *s)
 
 /* ---- What is written ---- */
 
-static lm_code add_rows(pieces *s, lm_err *e)
+static lm_code add_section(pieces *s, int64_t part, lm_kv_section i, lm_err *e)
+{
+    const lm_kv_shape shape = lm_kv_about_shape(s->a, part);
+    const lm_kv_part *p = &s->c->part[part];
+    kv_tensor what = { .kind = KV_ROWS, .part = part, .section = i };
+    lm_kv_section_size z;
+    char name[KV_NAME];
+    if (lm_kv_section_size_of(&shape, i, &z, e) || !z.bytes)
+        return e->code;
+    size_t bytes = z.bytes;
+    if (i == LM_KV_SP_INDEX || i == LM_KV_SP_VALUE)
+        bytes = 2 * (size_t)lm_kv_part_outliers(&shape, p);
+    kv_tensor_name(&what, name);
+    if (lm_kv_section_is_float(i) &&
+        !kv_all_finite(z.dtype, p->data[i], bytes / lm_dtype_size(z.dtype)))
+        return lm_fail(e, LM_ENUMERIC, name, NULL, "it has NaN or infinite numbers");
+    return add_piece(s, what, p->data[i], bytes, e);
+}
+
+static lm_code add_parts(pieces *s, lm_err *e)
 {
     lm_code rc = LM_OK;
-    for (int64_t i = 0; i < kv_parts(s->a) && !rc; i++) {
-        size_t bytes = lm_kv_about_bytes(s->a, i / 2);
-        kv_tensor what = { .kind = KV_ROWS, .part = i };
-        char name[KV_NAME];
-        kv_tensor_name(&what, name);
-        if (!kv_all_finite(s->a->act, s->c->data[i], bytes / lm_dtype_size(s->a->act)))
-            return lm_fail(e, LM_ENUMERIC, name, NULL, "it has NaN or infinite numbers");
-        rc = add_piece(s, what, s->c->data[i], bytes, e);
-    }
+    for (int64_t i = 0; i < kv_parts(s->a) * LM_KV_SECTIONS && !rc; i++)
+        rc = add_section(s, i / LM_KV_SECTIONS, (lm_kv_section)(i % LM_KV_SECTIONS), e);
+    return rc;
+}
+
+static lm_code add_positions(pieces *s, lm_err *e)
+{
+    const lm_kv_about *a = s->a;
+    lm_code rc = LM_OK;
+    if (!a->rows)
+        return add_piece(s, (kv_tensor){ .kind = KV_POSITIONS }, s->c->positions,
+                         4 * (size_t)a->tokens, e);
+    for (int64_t i = 0; i < a->layers && !rc; i++)
+        rc = add_piece(s, (kv_tensor){ .kind = KV_AT, .part = 2 * i }, s->c->at[i],
+                       4 * (size_t)(a->kv_heads[i] * a->rows[i]), e);
     return rc;
 }
 
 /* The tables and chunks of a level. */
-static lm_code code_level(pieces *s, int level, lm_cpu_level cpu, lm_par *par, lm_err *e)
+static lm_code code_level(pieces *s, void *const *data, int level, lm_cpu_level cpu, lm_par *par,
+                          lm_err *e)
 {
     lm_cachegen_part *part = NULL;
     lm_cachegen *g = NULL;
-    const lm_cachegen_rows rows = { s->a->act, s->a->tokens, s->c->data };
+    const lm_cachegen_rows rows = { s->a->act, s->a->tokens, data };
     lm_code rc = lm_alloc_n(&part, (size_t)kv_parts(s->a), sizeof *part, "coding a cache", e);
     if (rc)
         return rc;
@@ -101,22 +127,36 @@ static lm_code order_levels(pieces *s, size_t first, int levels, lm_err *e)
     return LM_OK;
 }
 
-static lm_code code_levels(pieces *s, lm_cpu_level cpu, lm_par *par, lm_err *e)
+static lm_code check_levels(const lm_kv_about *a, unsigned levels, lm_err *e)
 {
-    size_t first = s->n;
-    int levels = 0;
-    lm_code rc = LM_OK;
-    if (s->c->levels >> LM_CACHEGEN_LEVELS)
+    if (levels >> LM_CACHEGEN_LEVELS)
         return lm_fail(e, LM_EUSAGE, "", NULL, "levels 0 to %d are possible",
                        LM_CACHEGEN_LEVELS - 1);
+    if (a->form || a->rows)
+        return lm_fail(e, LM_EUSAGE, "", "decode it first",
+                       "a cache with %s cannot be coded in levels",
+                       a->form ? "codes" : "dropped tokens");
+    return LM_OK;
+}
+
+static lm_code code_levels(pieces *s, unsigned levels, lm_cpu_level cpu, lm_par *par, lm_err *e)
+{
+    size_t first = s->n;
+    int n = 0;
+    void **data = NULL;
+    lm_code rc = check_levels(s->a, levels, e);
+    rc = rc ? rc : lm_alloc_n(&data, (size_t)kv_parts(s->a), sizeof *data, "coding a cache", e);
+    for (int64_t i = 0; i < kv_parts(s->a) && !rc; i++)
+        data[i] = s->c->part[i].data[LM_KV_PLAIN];
     for (int l = 0; l < LM_CACHEGEN_LEVELS && !rc; l++)
-        if (s->c->levels >> l & 1) {
-            rc = code_level(s, l, cpu, par, e);
-            levels++;
+        if (levels >> l & 1) {
+            rc = code_level(s, data, l, cpu, par, e);
+            n++;
         }
     for (size_t i = first; i < s->n; i++)
         s->v[i].bytes = s->v[i].coded.len;
-    return rc ? rc : order_levels(s, first, levels, e);
+    lm_free(data);
+    return rc ? rc : order_levels(s, first, n, e);
 }
 
 /* ---- The header ---- */
@@ -143,12 +183,17 @@ static lm_code meta_list(lm_st_plan *p, const char *key, const int64_t *v, int64
     return rc;
 }
 
-static lm_code meta_hashes(lm_st_plan *p, const pieces *s, lm_err *e)
+static lm_code meta_hashes(lm_st_plan *p, const pieces *s, const lm_buf *forms, lm_err *e)
 {
     lm_buf text = { 0 };
     lm_jw w;
     lm_jw_begin(&w, &text, 0, e);
     lm_jw_obj(&w, NULL);
+    if (forms->len) {
+        char hex[17];
+        snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(forms->data, forms->len, 0));
+        lm_jw_str(&w, "forms", hex);
+    }
     for (size_t i = 0; i < s->n; i++) {
         char name[KV_NAME], hex[17];
         kv_tensor_name(&s->v[i].what, name);
@@ -162,36 +207,65 @@ static lm_code meta_hashes(lm_st_plan *p, const pieces *s, lm_err *e)
     return rc;
 }
 
-static lm_code make_meta(lm_st_plan *p, const pieces *s, lm_err *e)
+static bool has_pre_rope(const lm_kv_about *a)
+{
+    bool any = false;
+    for (int64_t i = 0; i < kv_parts(a) && a->form; i++)
+        any = any || a->form[i].pre_rope;
+    return any;
+}
+
+static lm_code make_meta(lm_st_plan *p, const pieces *s, unsigned levels, lm_err *e)
 {
     const lm_kv_about *a = s->a;
+    lm_buf forms = { 0 };
     lm_code rc = lm_st_plan_meta(p, "format", "kv-cache", e);
     rc = rc ? rc : lm_st_plan_meta(p, "version", "1", e);
-    rc = rc ? rc : lm_st_plan_meta(p, "coding", s->c->levels ? "cachegen" : "plain", e);
+    rc = rc ? rc
+            : lm_st_plan_meta(p, "coding",
+                              levels    ? "cachegen"
+                              : a->form ? "coded"
+                                        : "plain",
+                              e);
     rc = rc ? rc : lm_st_plan_meta(p, "model_type", a->model_type, e);
     rc = rc ? rc : lm_st_plan_meta(p, "weights", a->weights, e);
     rc = rc ? rc : lm_st_plan_meta(p, "rope", a->rope, e);
-    rc = rc ? rc : lm_st_plan_meta(p, "k_state", "post_rope", e);
+    rc = rc ? rc : lm_st_plan_meta(p, "k_state", has_pre_rope(a) ? "pre_rope" : "post_rope", e);
     rc = rc ? rc : meta_number(p, "layers", a->layers, e);
     rc = rc ? rc : meta_list(p, "kv_heads", a->kv_heads, a->layers, e);
     rc = rc ? rc : meta_list(p, "head_dim", a->head_dim, a->layers, e);
     rc = rc ? rc : meta_number(p, "tokens", a->tokens, e);
     rc = rc ? rc : lm_st_plan_meta(p, "act", lm_dtype_name(a->act), e);
-    rc = rc ? rc : meta_hashes(p, s, e);
+    if (!rc && a->rows)
+        rc = meta_list(p, "rows", a->rows, a->layers, e);
+    if (!rc && a->form)
+        rc = kv_forms_write(a, &forms, e);
+    if (!rc && a->form)
+        rc = lm_st_plan_meta(p, "forms", forms.data, e);
+    rc = rc ? rc : meta_hashes(p, s, &forms, e);
+    lm_buf_fini(&forms);
     return rc || !a->history ? rc : lm_st_plan_meta(p, LM_HISTORY_KEY, a->history, e);
 }
 
 static lm_code plan_piece(lm_st_plan *p, const lm_kv_about *a, const piece *q, lm_err *e)
 {
     int64_t bytes = (int64_t)q->bytes, layer = q->what.part / 2;
+    lm_kv_section_size z;
     char name[KV_NAME];
     kv_tensor_name(&q->what, name);
     if (q->what.kind == KV_IDS || q->what.kind == KV_POSITIONS)
         return lm_st_plan_add(p, name, LM_DTYPE_I32, 1, &a->tokens, e);
+    if (q->what.kind == KV_AT)
+        return lm_st_plan_add(p, name, LM_DTYPE_I32, 2,
+                              (int64_t[]){ a->kv_heads[layer], a->rows[layer] }, e);
     if (q->what.kind != KV_ROWS)
         return lm_st_plan_add(p, name, LM_DTYPE_U8, 1, &bytes, e);
-    int64_t dim[] = { a->kv_heads[layer], a->tokens, a->head_dim[layer] };
-    return lm_st_plan_add(p, name, a->act, 3, dim, e);
+    const lm_kv_shape s = lm_kv_about_shape(a, q->what.part);
+    if (lm_kv_section_size_of(&s, q->what.section, &z, e))
+        return e->code;
+    if (q->what.section == LM_KV_SP_INDEX || q->what.section == LM_KV_SP_VALUE)
+        z.dim[0] = bytes / 2;
+    return lm_st_plan_add(p, name, z.dtype, z.ndim, z.dim, e);
 }
 
 static lm_code write_pieces(const lm_kv_out *to, const pieces *s, const lm_st_plan *p, lm_err *e)
@@ -208,20 +282,19 @@ static lm_code write_pieces(const lm_kv_out *to, const pieces *s, const lm_st_pl
 }
 
 lm_code lm_kv_file_write(const lm_kv_out *to, const lm_kv_about *a, const lm_kv_content *c,
-                         lm_cpu_level cpu, lm_par *par, lm_err *e)
+                         unsigned levels, lm_cpu_level cpu, lm_par *par, lm_err *e)
 {
     pieces s = { .a = a, .c = c };
     lm_st_plan *p = NULL;
-    size_t ids = 4 * (size_t)a->tokens;
     lm_code rc = kv_check_about(a, "", LM_EUSAGE, e);
-    rc = rc ? rc : add_piece(&s, (kv_tensor){ .kind = KV_IDS }, c->ids, ids, e);
-    rc = rc ? rc : add_piece(&s, (kv_tensor){ .kind = KV_POSITIONS }, c->positions, ids, e);
+    rc = rc ? rc : add_piece(&s, (kv_tensor){ .kind = KV_IDS }, c->ids, 4 * (size_t)a->tokens, e);
+    rc = rc ? rc : add_positions(&s, e);
     if (!rc)
-        rc = c->levels ? code_levels(&s, cpu, par, e) : add_rows(&s, e);
+        rc = levels ? code_levels(&s, levels, cpu, par, e) : add_parts(&s, e);
     rc = rc ? rc : lm_st_plan_new(&p, e);
     for (size_t i = 0; i < s.n && !rc; i++)
         rc = plan_piece(p, a, &s.v[i], e);
-    rc = rc ? rc : make_meta(p, &s, e);
+    rc = rc ? rc : make_meta(p, &s, levels, e);
     rc = rc ? rc : write_pieces(to, &s, p, e);
     lm_st_plan_free(p);
     free_pieces(&s);

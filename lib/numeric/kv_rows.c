@@ -12,10 +12,10 @@
 /* What all functions need to know; view.data is set for each page. */
 typedef struct {
     lm_kv_view view;
-    int64_t n, groups;
-    int64_t group, span; /* tokens; 1 where a token has its own */
-    size_t row;          /* bytes of a row of codes */
-    size_t each;         /* bytes of a scale */
+    int64_t from, n, groups; /* tokens from .. n - 1 */
+    int64_t group, span;     /* tokens; 1 where a token has its own */
+    size_t row;              /* bytes of a row of codes */
+    size_t each;             /* bytes of a scale */
 } shape;
 
 static int64_t groups_of(int64_t n, int64_t each)
@@ -23,44 +23,55 @@ static int64_t groups_of(int64_t n, int64_t each)
     return (n + each - 1) / each;
 }
 
-static lm_code shape_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t n, shape *s, lm_err *e)
+static lm_code shape_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, int64_t n,
+                        shape *s, lm_err *e)
 {
     bool channel = f->axis == LM_KV_CHANNEL;
-    *s = (shape){ .view = { .f = f, .T = T, .D = D }, .n = n };
+    *s = (shape){ .view = { .f = f, .T = T, .D = D }, .from = from, .n = n };
     lm_code rc = lm_kv_page(f, T, D, &s->view.at, e);
     s->group = !channel ? 1 : f->group ? f->group : T;
     s->span = channel ? 1 : f->span ? f->span : T;
     s->groups = channel ? D : lm_kv_groups(f, D);
-    s->row = (size_t)((channel ? n : D) * f->bits + 7) / 8;
+    s->row = (size_t)((channel ? n - from : D) * f->bits + 7) / 8;
     s->each = f->scale == LM_DTYPE_NONE ? 0 : lm_dtype_size(f->scale);
     return rc;
 }
 
+/* Pages with tokens. */
 static int64_t pages_of(const shape *s)
 {
-    return groups_of(s->n, s->view.T);
+    return s->n > s->from ? groups_of(s->n, s->view.T) - s->from / s->view.T : 0;
 }
 
-lm_code lm_kv_rows_size_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t n,
+static bool are_tokens(const lm_kv_format *f, int64_t T, int64_t from, int64_t n)
+{
+    int64_t step = lm_kv_step(f, T);
+    return from >= 0 && from <= n && n <= INT32_MAX && from % step == 0 && n % step == 0;
+}
+
+lm_code lm_kv_rows_size_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, int64_t n,
                            lm_kv_rows_size *out, lm_err *e)
 {
     shape s;
     *out = (lm_kv_rows_size){ 0 };
-    if (n < 0 || n > INT32_MAX || lm_kv_page_bytes(f, T, D) == SIZE_MAX || n % lm_kv_step(f, T)) {
-        lm_code rc = shape_of(f, T, D, 0, &s, e);
+    if (lm_kv_page_bytes(f, T, D) == SIZE_MAX || !are_tokens(f, T, from, n)) {
+        lm_code rc = shape_of(f, T, D, 0, 0, &s, e);
         return rc ? rc
                   : lm_fail(e, LM_EUSAGE, f->name, NULL,
-                            "%" PRId64 " tokens, not a multiple of %" PRId64, n, lm_kv_step(f, T));
+                            "tokens %" PRId64 " to %" PRId64 ", not multiples of %" PRId64, from, n,
+                            lm_kv_step(f, T));
     }
-    lm_code rc = shape_of(f, T, D, n, &s, e);
+    lm_code rc = shape_of(f, T, D, from, n, &s, e);
     if (rc)
         return rc;
-    size_t scales = (size_t)(groups_of(n, s.group) * s.groups) * s.each;
-    out->codes = (size_t)(f->axis == LM_KV_CHANNEL ? D : n) * s.row;
+    bool channel = f->axis == LM_KV_CHANNEL;
+    int64_t count = n - from;
+    size_t scales = (size_t)(groups_of(count, s.group) * s.groups) * s.each;
+    out->codes = (size_t)(channel ? D : count) * s.row;
     out->scale = scales;
     out->min = lm_kv_has_min(f) ? scales : 0;
     if (f->second)
-        out->second = s.each * (size_t)(f->axis == LM_KV_CHANNEL ? n : groups_of(n, s.span) * D);
+        out->second = s.each * (size_t)(channel ? count : groups_of(count, s.span) * D);
     out->pages = pages_of(&s);
     out->outliers = out->pages * f->outliers;
     return LM_OK;
@@ -71,9 +82,9 @@ lm_code lm_kv_rows_size_of(const lm_kv_format *f, int64_t T, int64_t D, int64_t 
 /* Where the code of token t of all begins. */
 static size_t bit_of(const shape *s, int64_t t, int64_t d)
 {
-    int64_t row = t, i = d;
+    int64_t row = t - s->from, i = d;
     if (s->view.f->axis == LM_KV_CHANNEL)
-        row = d, i = t;
+        row = d, i = t - s->from;
     return (size_t)row * s->row * 8 + (size_t)(i * s->view.f->bits);
 }
 
@@ -108,25 +119,26 @@ static void to_page(void *page, void *row, size_t bytes)
     memcpy(page, row, bytes);
 }
 
-/* The scales of the tokens first .. first + n - 1 of all, which a page holds. */
-static void copy_scales(const shape *s, int64_t first, int64_t n, const lm_kv_rows *r, copy_fn copy)
+/* The scales of the tokens first + begin .. first + end - 1, of a page whose first token is `first`. */
+static void copy_scales(const shape *s, int64_t first, int64_t begin, int64_t end,
+                        const lm_kv_rows *r, copy_fn copy)
 {
     const lm_kv_view *v = &s->view;
     const lm_kv_format *f = v->f;
-    for (int64_t t = 0; t < n && s->each; t += s->group)
+    for (int64_t t = begin; t < end && s->each; t += s->group)
         for (int64_t g = 0; g < s->groups; g++) {
             int64_t d = f->axis == LM_KV_CHANNEL ? g : g * f->group;
             size_t at = (size_t)lm_kv_scale_at(f, v->T, v->D, t, d) * s->each;
-            size_t row = (size_t)((first + t) / s->group * s->groups + g) * s->each;
+            size_t row = (size_t)((first + t - s->from) / s->group * s->groups + g) * s->each;
             copy(v->data + v->at.scale + at, (char *)r->scale + row, s->each);
             if (lm_kv_has_min(f))
                 copy(v->data + v->at.min + at, (char *)r->min + row, s->each);
         }
     int64_t across = f->axis == LM_KV_CHANNEL ? 1 : v->D;
-    for (int64_t t = 0; t < n && f->second; t += s->span)
+    for (int64_t t = begin; t < end && f->second; t += s->span)
         for (int64_t d = 0; d < across; d++) {
             size_t at = (size_t)lm_kv_second_at(f, v->T, v->D, t, d) * s->each;
-            size_t row = (size_t)((first + t) / s->span * across + d) * s->each;
+            size_t row = (size_t)((first + t - s->from) / s->span * across + d) * s->each;
             copy(v->data + v->at.second + at, (char *)r->second + row, s->each);
         }
 }
@@ -159,44 +171,53 @@ static void put_outliers(const shape *s, int64_t page, const lm_kv_rows *r)
 
 /* ---- Pages ---- */
 
-void lm_kv_rows_get(const lm_kv_format *f, int64_t T, int64_t D, int64_t n, const void *const *page,
-                    const lm_kv_rows *out)
+/* Tokens of the page from token `first` on that are rows: *begin .. *end - 1 of the page. */
+static void tokens_of_page(const shape *s, int64_t first, int64_t *begin, int64_t *end)
+{
+    *begin = s->from > first ? s->from - first : 0;
+    *end = s->n - first < s->view.T ? s->n - first : s->view.T;
+}
+
+void lm_kv_rows_get(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, int64_t n,
+                    const void *const *page, const lm_kv_rows *out)
 {
     lm_kv_rows_size size;
+    int64_t begin, end;
     shape s;
-    lm_kv_rows_size_of(f, T, D, n, &size, NULL);
-    shape_of(f, T, D, n, &s, NULL);
+    lm_kv_rows_size_of(f, T, D, from, n, &size, NULL);
+    shape_of(f, T, D, from, n, &s, NULL);
     memset(out->codes, 0, size.codes);
     if (f->outliers)
         out->begin[0] = 0;
-    for (int64_t first = 0; first < n; first += T) {
-        int64_t held = n - first < T ? n - first : T;
+    for (int64_t first = from / T * T; first < n; first += T) {
         s.view.data = (char *)(uintptr_t)page[first / T];
-        for (int64_t t = 0; t < held; t++)
+        tokens_of_page(&s, first, &begin, &end);
+        for (int64_t t = begin; t < end; t++)
             for (int64_t d = 0; d < D; d++)
                 or_bits(out->codes, bit_of(&s, first + t, d), lm_kv_get_code(&s.view, t, d),
                         f->bits);
-        copy_scales(&s, first, held, out, to_row);
+        copy_scales(&s, first, begin, end, out, to_row);
         if (f->outliers)
-            get_outliers(&s, first / T, out);
+            get_outliers(&s, first / T - from / T, out);
     }
 }
 
-void lm_kv_rows_put(const lm_kv_format *f, int64_t T, int64_t D, int64_t n, const lm_kv_rows *rows,
-                    void *const *page)
+void lm_kv_rows_put(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, int64_t n,
+                    const lm_kv_rows *rows, void *const *page)
 {
+    int64_t begin, end;
     shape s;
-    shape_of(f, T, D, n, &s, NULL);
-    for (int64_t first = 0; first < n; first += T) {
-        int64_t held = n - first < T ? n - first : T;
+    shape_of(f, T, D, from, n, &s, NULL);
+    for (int64_t first = from / T * T; first < n; first += T) {
         s.view.data = page[first / T];
-        for (int64_t t = 0; t < held; t++)
+        tokens_of_page(&s, first, &begin, &end);
+        for (int64_t t = begin; t < end; t++)
             for (int64_t d = 0; d < D; d++)
                 lm_kv_put_code(&s.view, t, d,
                                bits_at(rows->codes, bit_of(&s, first + t, d), f->bits));
-        copy_scales(&s, first, held, rows, to_page);
+        copy_scales(&s, first, begin, end, rows, to_page);
         if (f->outliers)
-            put_outliers(&s, first / T, rows);
+            put_outliers(&s, first / T - from / T, rows);
     }
 }
 
@@ -213,7 +234,7 @@ static bool all_finite(lm_dtype d, const void *x, size_t bytes)
 /* Bits behind the codes of a row. */
 static bool clean_ends(const shape *s, const uint8_t *codes, size_t bytes)
 {
-    int64_t in_row = s->view.f->axis == LM_KV_CHANNEL ? s->n : s->view.D;
+    int64_t in_row = s->view.f->axis == LM_KV_CHANNEL ? s->n - s->from : s->view.D;
     int used = (int)(in_row * s->view.f->bits % 8);
     for (size_t end = s->row; used && end <= bytes; end += s->row)
         if (codes[end - 1] >> used)
@@ -226,24 +247,26 @@ static bool good_outliers(const shape *s, const lm_kv_rows *r)
     int64_t most = s->view.f->outliers;
     bool good = r->begin[0] == 0;
     for (int64_t p = 0; p < pages_of(s) && good; p++) {
-        int64_t left = s->n - p * s->view.T, tokens = left < s->view.T ? left : s->view.T;
+        int64_t begin, end;
+        tokens_of_page(s, (s->from / s->view.T + p) * s->view.T, &begin, &end);
         uint32_t a = r->begin[p], b = r->begin[p + 1];
         good = a <= b && b - a <= most;
         for (uint32_t i = a; i < b && good; i++)
-            good = r->index[i] < tokens * s->view.D && (i == a || r->index[i] > r->index[i - 1]) &&
+            good = r->index[i] >= begin * s->view.D && r->index[i] < end * s->view.D &&
+                   (i == a || r->index[i] > r->index[i - 1]) &&
                    isfinite(lm_f16_to_f32(r->value[i]));
     }
     return good;
 }
 
-const char *lm_kv_rows_wrong(const lm_kv_format *f, int64_t T, int64_t D, int64_t n,
+const char *lm_kv_rows_wrong(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, int64_t n,
                              const lm_kv_rows *rows)
 {
     lm_kv_rows_size size;
     shape s;
-    if (lm_kv_rows_size_of(f, T, D, n, &size, NULL))
+    if (lm_kv_rows_size_of(f, T, D, from, n, &size, NULL))
         return "such rows do not exist";
-    shape_of(f, T, D, n, &s, NULL);
+    shape_of(f, T, D, from, n, &s, NULL);
     if (s.each && !all_finite(f->scale, rows->scale, size.scale))
         return "a scale is NaN or infinite";
     if (size.min && !all_finite(f->scale, rows->min, size.min))

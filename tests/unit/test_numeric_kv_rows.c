@@ -140,22 +140,72 @@ static void check(const lm_kv_format *f, int64_t D, int64_t n)
     static void *const to[MOST_PAGES] = { again[0], again[1], again[2] };
     lm_kv_rows_size s;
     lm_err e = { 0 };
-    if (lm_kv_rows_size_of(f, T, D, n, &s, &e))
+    if (lm_kv_rows_size_of(f, T, D, 0, n, &s, &e))
         fail_msg("%s: %s", e.where, e.what);
     encode(f, D, n);
     lm_kv_rows r = rows_for(&s);
-    lm_kv_rows_get(f, T, D, n, pages(), &r);
+    lm_kv_rows_get(f, T, D, 0, n, pages(), &r);
     for (int64_t t = 0; t < n; t++)
         for (int64_t d = 0; d < D; d++)
             if (number(f, D, n, &r, t, d) != y[t * D + d])
                 fail_msg("%s, D %d, %d tokens: token %d channel %d: %g, not %g", f->name, (int)D,
                          (int)n, (int)t, (int)d, (double)number(f, D, n, &r, t, d),
                          (double)y[t * D + d]);
-    assert_null(lm_kv_rows_wrong(f, T, D, n, &r));
+    assert_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
     memset(again, 0, sizeof again);
-    lm_kv_rows_put(f, T, D, n, &r, to);
+    lm_kv_rows_put(f, T, D, 0, n, &r, to);
     assert_memory_equal(again, page, sizeof page);
     drop(&r);
+}
+
+/* Without the first tokens: rows of their own, which restore the others alone. */
+static void check_end(const lm_kv_format *f, int64_t D, int64_t from, int64_t n)
+{
+    static void *const to[MOST_PAGES] = { again[0], again[1], again[2] };
+    float z[MOST_D];
+    lm_kv_rows_size s;
+    lm_err e = { 0 };
+    if (lm_kv_rows_size_of(f, T, D, from, n, &s, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    assert_int_equal(s.pages, (n + T - 1) / T - from / T);
+    encode(f, D, n);
+    for (int64_t p = 0; p < MOST_PAGES && f->outliers;
+         p++) /* of the first page those that are rows */
+        if (p < from / T || p == from / T) {
+            lm_kv_sections at;
+            assert_int_equal(lm_kv_page(f, T, D, &at, &e), 0);
+            memset(page[p] + at.outliers, 0, 2);
+        }
+    lm_kv_rows r = rows_for(&s);
+    lm_kv_rows_get(f, T, D, from, n, pages(), &r);
+    assert_null(lm_kv_rows_wrong(f, T, D, from, n, &r));
+    memset(again, 0, sizeof again);
+    lm_kv_rows_put(f, T, D, from, n, &r, to);
+    for (int64_t t = 0; t < n; t++) {
+        lm_kv_decode(f, T, D, 0, page[t / T], t % T / lm_kv_step(f, T) * lm_kv_step(f, T),
+                     lm_kv_step(f, T), y, D);
+        memcpy(z, y + t % T % lm_kv_step(f, T) * D, (size_t)D * sizeof *z);
+        lm_kv_decode(f, T, D, 0, again[t / T], t % T / lm_kv_step(f, T) * lm_kv_step(f, T),
+                     lm_kv_step(f, T), y, D);
+        if (t >= from)
+            assert_memory_equal(z, y + t % T % lm_kv_step(f, T) * D, (size_t)D * sizeof *z);
+    }
+    lm_kv_rows_size all;
+    assert_int_equal(lm_kv_rows_size_of(f, T, D, 0, n, &all, &e), 0);
+    assert_true(s.codes < all.codes);
+    drop(&r);
+}
+
+static void test_without_the_first(void **state)
+{
+    (void)state;
+    for (int i = 0; i < FORMATS; i++) {
+        int64_t step = lm_kv_step(&formats[i], T);
+        int64_t from = step > 1 ? step : 5;
+        check_end(&formats[i], 20, from, from + step);
+        check_end(&formats[i], 20, from, 2 * T);
+        check_end(&formats[i], 20, T + (step < T ? from : 0), 3 * T);
+    }
 }
 
 static void test_both_ways(void **state)
@@ -178,20 +228,21 @@ static void test_sizes(void **state)
     lm_kv_rows_size s;
     lm_err e = { 0 };
     (void)state;
-    assert_int_equal(lm_kv_rows_size_of(&formats[3], T, 80, 70, &s, &e),
+    assert_int_equal(lm_kv_rows_size_of(&formats[3], T, 80, 0, 70, &s, &e),
                      0); /* 4 bits, groups of 32 */
     assert_int_equal(s.codes, 70 * 40);
     assert_int_equal(s.scale, 70 * 3 * 2);
     assert_int_equal(s.min, 70 * 3 * 2);
     assert_int_equal(s.second + (size_t)s.outliers, 0);
-    assert_int_equal(lm_kv_rows_size_of(&formats[5], T, 20, 48, &s, &e), 0); /* 3 bits by channel */
+    assert_int_equal(lm_kv_rows_size_of(&formats[5], T, 20, 0, 48, &s, &e),
+                     0); /* 3 bits by channel */
     assert_int_equal(s.codes, 20 * 18);
     assert_int_equal(s.scale, 3 * 20 * 2);
     assert_int_equal(s.min, 0);
-    assert_int_equal(lm_kv_rows_size_of(&formats[5], T, 20, 49, &s, &e), LM_EUSAGE);
-    assert_non_null(strstr(e.what, "49 tokens"));
+    assert_int_equal(lm_kv_rows_size_of(&formats[5], T, 20, 0, 49, &s, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "tokens 0 to 49"));
     e = (lm_err){ 0 };
-    assert_int_equal(lm_kv_rows_size_of(&formats[5], 63, 20, 48, &s, &e), LM_EUSAGE);
+    assert_int_equal(lm_kv_rows_size_of(&formats[5], 63, 20, 0, 48, &s, &e), LM_EUSAGE);
 }
 
 /* What a hostile file may have in these sections. */
@@ -202,33 +253,33 @@ static void test_wrong(void **state)
     for (int i = 0; i < FORMATS; i++) {
         const lm_kv_format *f = &formats[i];
         int64_t D = 20, n = 128;
-        assert_int_equal(lm_kv_rows_size_of(f, T, D, n, &s, NULL), 0);
+        assert_int_equal(lm_kv_rows_size_of(f, T, D, 0, n, &s, NULL), 0);
         encode(f, D, n);
         lm_kv_rows r = rows_for(&s);
-        lm_kv_rows_get(f, T, D, n, pages(), &r);
+        lm_kv_rows_get(f, T, D, 0, n, pages(), &r);
         if (s.scale) {
             double old = lm_get(f->scale, r.scale, 3);
             lm_set(f->scale, r.scale, 3, NAN);
-            assert_non_null(lm_kv_rows_wrong(f, T, D, n, &r));
+            assert_non_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
             lm_set(f->scale, r.scale, 3, old);
         }
         if (s.min) {
             double old = lm_get(f->scale, r.min, 1);
             lm_set(f->scale, r.min, 1, INFINITY);
-            assert_non_null(lm_kv_rows_wrong(f, T, D, n, &r));
+            assert_non_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
             lm_set(f->scale, r.min, 1, old);
         }
         if (s.second) {
             lm_set(f->scale, r.second, 0, NAN);
-            assert_non_null(lm_kv_rows_wrong(f, T, D, n, &r));
+            assert_non_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
             lm_set(f->scale, r.second, 0, 1);
         }
         if (f->axis == LM_KV_TOKEN && D * f->bits % 8) {
             r.codes[(size_t)(D * f->bits + 7) / 8 - 1] ^= 0x80;
-            assert_non_null(lm_kv_rows_wrong(f, T, D, n, &r));
+            assert_non_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
             r.codes[(size_t)(D * f->bits + 7) / 8 - 1] ^= 0x80;
         }
-        assert_null(lm_kv_rows_wrong(f, T, D, n, &r));
+        assert_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
         drop(&r);
     }
 }
@@ -239,11 +290,11 @@ static void test_wrong_outliers(void **state)
     lm_kv_rows_size s;
     int64_t D = 20, n = 128;
     (void)state;
-    assert_int_equal(lm_kv_rows_size_of(f, T, D, n, &s, NULL), 0);
+    assert_int_equal(lm_kv_rows_size_of(f, T, D, 0, n, &s, NULL), 0);
     assert_int_equal(s.outliers, 80);
     encode(f, D, n);
     lm_kv_rows r = rows_for(&s);
-    lm_kv_rows_get(f, T, D, n, pages(), &r);
+    lm_kv_rows_get(f, T, D, 0, n, pages(), &r);
     assert_int_equal(r.begin[0], 0);
     assert_true(r.begin[1] > 2 && r.begin[2] > r.begin[1]);
     for (int i = 0; i < 6; i++) {
@@ -262,10 +313,10 @@ static void test_wrong_outliers(void **state)
             r.begin[2] = r.begin[1] - 1;
         else
             r.begin[1] = 41;
-        assert_non_null(lm_kv_rows_wrong(f, T, D, n, &r));
+        assert_non_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
         memcpy(r.begin, begin, sizeof begin);
         r.index[1] = index, r.value[0] = value;
-        assert_null(lm_kv_rows_wrong(f, T, D, n, &r));
+        assert_null(lm_kv_rows_wrong(f, T, D, 0, n, &r));
     }
     drop(&r);
 }
@@ -273,9 +324,8 @@ static void test_wrong_outliers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_ways),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_both_ways),      cmocka_unit_test(test_without_the_first),
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_wrong),
         cmocka_unit_test(test_wrong_outliers),
     };
     return cmocka_run_group_tests_name("numeric_kv_rows", tests, NULL, NULL);

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* part_code.c -- rows to codes and back, by the definition of formats. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "kv/kvquant.h"
+#include "kv/part.h"
+#include "kv/store.h"
+
+/* A pass over all heads and pages of a part; `rows` has all tokens. */
+typedef struct {
+    const lm_kv_shape *s;
+    char *rows, *pages;
+    int64_t from, to, per_head; /* coded tokens; pages of a head */
+    size_t page_bytes;
+    float *range; /* [n,2], or NULL */
+    float *work;  /* [threads][page, D] */
+} pass;
+
+static char *row_of(const pass *p, int64_t h, int64_t t)
+{
+    return p->rows + (size_t)((h * p->s->n + t) * p->s->head_dim) * lm_dtype_size(p->s->act);
+}
+
+/* Rotate n rows, and round them as the cache's rows are. */
+static void rotate(const lm_kv_shape *s, float *x, int64_t n)
+{
+    int64_t D = s->head_dim;
+    for (int64_t t = 0; t < n && s->form->rotate; t++) {
+        lm_kv_rotate(D, x + t * D);
+        for (int64_t d = 0; d < D && s->act != LM_DTYPE_F32; d++) {
+            uint16_t half = s->act == LM_DTYPE_BF16 ? lm_f32_to_bf16(x[t * D + d])
+                                                    : lm_f32_to_f16(x[t * D + d]);
+            x[t * D + d] = s->act == LM_DTYPE_BF16 ? lm_bf16_to_f32(half) : lm_f16_to_f32(half);
+        }
+    }
+}
+
+/* Coded tokens of page i: *first .. *first + n - 1. */
+static int64_t tokens_of_page(const pass *p, int64_t i, int64_t *first)
+{
+    int64_t T = p->s->page, begin = i * T > p->from ? i * T : p->from;
+    int64_t end = (i + 1) * T < p->to ? (i + 1) * T : p->to;
+    *first = begin;
+    return end - begin;
+}
+
+static void encode_pages(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const pass *p = ctx;
+    const lm_kv_shape *s = p->s;
+    int64_t T = s->page, D = s->head_dim, first;
+    float *x = p->work + (int64_t)worker * T * D;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t h = u / p->per_head, i = u % p->per_head, n = tokens_of_page(p, i, &first);
+        if (n <= 0)
+            continue;
+        lm_convert(s->act, row_of(p, h, first), LM_DTYPE_F32, x, n * D);
+        rotate(s, x, n);
+        lm_kv_encode(s->form->format, T, D, h, x, D, first - i * T, n,
+                     p->range ? p->range + 2 * first : NULL,
+                     p->pages + (size_t)(i * s->kv_heads + h) * p->page_bytes);
+    }
+}
+
+static void decode_pages(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const pass *p = ctx;
+    const lm_kv_shape *s = p->s;
+    int64_t T = s->page, D = s->head_dim, first;
+    float *x = p->work + (int64_t)worker * T * D;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t h = u / p->per_head, i = u % p->per_head, n = tokens_of_page(p, i, &first);
+        if (n <= 0)
+            continue;
+        lm_kv_decode(s->form->format, T, D, h,
+                     p->pages + (size_t)(i * s->kv_heads + h) * p->page_bytes, first - i * T, n, x,
+                     D);
+        rotate(s, x, n);
+        lm_convert(LM_DTYPE_F32, x, s->act, row_of(p, h, first), n * D);
+    }
+}
+
+/* The ranges of tokens over all heads (lm_kvquant_range). */
+static lm_code set_ranges(pass *p, lm_err *e)
+{
+    const lm_kv_shape *s = p->s;
+    int64_t C = s->kv_heads * s->head_dim;
+    float *x = NULL;
+    lm_code rc = lm_alloc_n(&p->range, 2 * (size_t)s->n, sizeof *p->range, "ranges", e);
+    rc = rc ? rc : lm_alloc_n(&x, 2 * (size_t)C, sizeof *x, "a token", e);
+    for (int64_t t = p->from; t < p->to && !rc; t++) {
+        for (int64_t h = 0; h < s->kv_heads; h++)
+            lm_convert(s->act, row_of(p, h, t), LM_DTYPE_F32, x + h * s->head_dim, s->head_dim);
+        lm_kvquant_range(s->form->outliers, x, C, p->range + 2 * t, x + C);
+    }
+    lm_free(x);
+    return rc;
+}
+
+static lm_code begin_pass(const lm_kv_shape *s, const void *rows, lm_par *par, pass *p, lm_err *e)
+{
+    size_t each = (size_t)(s->page * s->head_dim), bytes;
+    *p = (pass){ .s = s, .rows = (char *)(uintptr_t)rows };
+    lm_kv_part_range(s, &p->from, &p->to);
+    p->per_head = (p->to + s->page - 1) / s->page;
+    p->page_bytes = lm_kv_page_bytes(s->form->format, s->page, s->head_dim);
+    if (!lm_mul_ok((size_t)(p->per_head * s->kv_heads), p->page_bytes, &bytes))
+        return lm_fail(e, LM_ELIMIT, "", NULL, "the size of a cache cannot be counted");
+    if (lm_alloc_n(&p->pages, bytes, 1, "pages of a cache", e) ||
+        lm_alloc_n(&p->work, (size_t)lm_par_threads(par) * each, sizeof *p->work, "a page", e))
+        return e->code;
+    return LM_OK;
+}
+
+static void end_pass(pass *p)
+{
+    lm_free(p->pages);
+    lm_free(p->work);
+    lm_free(p->range);
+}
+
+/* Plain tokens first .. first + n - 1, to a section or back. */
+static void copy_plain(const pass *p, void *section, int64_t first, int64_t n, bool back)
+{
+    const lm_kv_shape *s = p->s;
+    size_t bytes = (size_t)(n * s->head_dim) * lm_dtype_size(s->act);
+    int64_t D = s->head_dim;
+    float x[LM_KV_MAX_DIM];
+    for (int64_t h = 0; h < s->kv_heads && n > 0; h++) {
+        char *a = row_of(p, h, first), *b = (char *)section + (size_t)h * bytes;
+        if (back)
+            memcpy(a, b, bytes);
+        else
+            memcpy(b, a, bytes);
+        for (int64_t t = 0; t < n && s->form->rotate; t++) {
+            char *row = (back ? a : b) + (size_t)(t * D) * lm_dtype_size(s->act);
+            lm_convert(s->act, row, LM_DTYPE_F32, x, D);
+            rotate(s, x, 1);
+            lm_convert(LM_DTYPE_F32, x, s->act, row, D);
+        }
+    }
+}
+
+lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *out, lm_par *par,
+                          lm_err *e)
+{
+    pass p;
+    if (!s->form->format) {
+        memcpy(out->data[LM_KV_PLAIN], rows,
+               (size_t)(s->kv_heads * s->n * s->head_dim) * lm_dtype_size(s->act));
+        return LM_OK;
+    }
+    lm_code rc = begin_pass(s, rows, par, &p, e);
+    if (!rc && s->form->outliers >= 0)
+        rc = set_ranges(&p, e);
+    if (!rc) {
+        const lm_kv_memory m = { .pages = p.pages };
+        lm_par_for(par, p.per_head * s->kv_heads, 1, encode_pages, &p);
+        rc = lm_kv_part_get(s, &m, out, par, e);
+        copy_plain(&p, out->data[LM_KV_FIRST], 0, p.from, false);
+        copy_plain(&p, out->data[LM_KV_TAIL], p.to, s->n - p.to, false);
+    }
+    end_pass(&p);
+    return rc;
+}
+
+lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *in, void *rows, lm_par *par,
+                          lm_err *e)
+{
+    pass p;
+    if (!s->form->format) {
+        memcpy(rows, in->data[LM_KV_PLAIN],
+               (size_t)(s->kv_heads * s->n * s->head_dim) * lm_dtype_size(s->act));
+        return LM_OK;
+    }
+    lm_code rc = begin_pass(s, rows, par, &p, e);
+    if (!rc) {
+        const lm_kv_memory m = { .pages = p.pages };
+        rc = lm_kv_part_put(s, in, &m, par, e);
+        lm_par_for(par, p.per_head * s->kv_heads, 1, decode_pages, &p);
+        copy_plain(&p, in->data[LM_KV_FIRST], 0, p.from, true);
+        copy_plain(&p, in->data[LM_KV_TAIL], p.to, s->n - p.to, true);
+    }
+    end_pass(&p);
+    return rc;
+}
