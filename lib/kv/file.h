@@ -8,9 +8,10 @@
  *   k_state "post_rope" (keys are rotated by their positions), "pre_rope" (those of some layers are not)
  *   layers; kv_heads and head_dim: JSON lists, a number for each layer; tokens; act: the type of plain numbers
  *   rows: a JSON list, the tokens that each layer still has; absent: all
+ *   next: the id of the token that follows, which was chosen and has no rows; absent: the cache ends with a prompt
  *   forms (coded): {"spec": text (kv/spec.h), "page": tokens, "forms": [FORM ...], "parts": [index or null ...]}, for
  *   part 2 N (keys of layer N) and 2 N + 1 (values) a form, or null for plain numbers; see file_form.c
- *   xxh3: a JSON object, for each tensor, and for forms, the XXH3-64 of its bytes, 16 hexadecimal digits
+ *   xxh3: a JSON object, for each tensor, and for forms and next, the XXH3-64 of its bytes, 16 hexadecimal digits
  *   lmutils.history (format/provenance.h), if there is one
  * Tensors, in this order (another one is read from a file, on a stream `tables` must precede chunks):
  *   token_ids I32 [tokens]
@@ -51,6 +52,8 @@ typedef struct {
     lm_dtype act;                       /* F32, F16, BF16 */
     const char *history;                /* NULL: none */
     const int64_t *rows;                /* [layers]: tokens that a layer has; NULL: all */
+    bool has_next;
+    int32_t next; /* the token that follows: chosen, and without rows */
     /* Of a coded cache; NULL, 0: plain. */
     const lm_kv_side *form; /* [2 layers]; without a format: plain numbers of `act` */
     int64_t page;

@@ -74,6 +74,37 @@ static lm_code need_count(const lm_kv_file *f, const char *key, int64_t *out, lm
                    lm_st_show(text, show));
 }
 
+/* The text of a key against its checksum. */
+static lm_code check_text(const lm_kv_file *f, const char *key, const char *text, lm_err *e)
+{
+    const char *want = json_string_value(json_object_get(f->hashes, key));
+    char hex[17];
+    snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(text, strlen(text), 0));
+    if (want && !strcmp(want, hex))
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                   "the checksum of %s is wrong", key);
+}
+
+/* The token that follows, if there is one. */
+static lm_code read_next(lm_kv_file *f, lm_err *e)
+{
+    const char *text = meta(f, "next");
+    char *end, show[LM_ST_SHOWN];
+    if (!text)
+        return LM_OK;
+    bool digits = *text >= '0' && *text <= '9' && strlen(text) <= 10;
+    int64_t id = digits ? strtoll(text, &end, 10) : 0;
+    if (!digits || *end || id > INT32_MAX)
+        return lm_fail(e, LM_EFORMAT, f->where, NULL, "next is '%s', not an id",
+                       lm_st_show(text, show));
+    if (check_text(f, "next", text, e))
+        return e->code;
+    f->about.has_next = true;
+    f->about.next = (int32_t)id;
+    return LM_OK;
+}
+
 static bool is_hex(const char *s, size_t digits)
 {
     return strlen(s) == digits && strspn(s, "0123456789abcdef") == digits;
@@ -124,18 +155,6 @@ static lm_code check_hashes(const lm_kv_file *f, lm_err *e)
     return rc;
 }
 
-/* The forms, against their checksum and the other keys. */
-static lm_code read_forms(lm_kv_file *f, const char *text, lm_err *e)
-{
-    const char *want = json_string_value(json_object_get(f->hashes, "forms"));
-    char hex[17];
-    snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(text, strlen(text), 0));
-    if (!want || strcmp(want, hex))
-        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
-                       "the checksum of forms is wrong");
-    return kv_forms_read(f, text, e);
-}
-
 /* What is stored: the rows of layers, and their forms. */
 static lm_code read_form_of(lm_kv_file *f, lm_err *e)
 {
@@ -148,7 +167,8 @@ static lm_code read_form_of(lm_kv_file *f, lm_err *e)
     if (meta(f, "rows") && need_list(f, "rows", &f->rows, e))
         return e->code;
     a->rows = f->rows;
-    if (coded && (need(f, "forms", &text, e) || read_forms(f, text, e)))
+    if (coded && (need(f, "forms", &text, e) || check_text(f, "forms", text, e) ||
+                  kv_forms_read(f, text, e)))
         return e->code;
     for (int64_t i = 0; i < kv_parts(a) && a->form; i++)
         pre_rope = pre_rope || a->form[i].pre_rope;
@@ -174,6 +194,7 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
     rc = rc ? rc : need(f, "act", &act, e);
     rc = rc ? rc : need_count(f, "layers", &a->layers, e);
     rc = rc ? rc : need_count(f, "tokens", &a->tokens, e);
+    rc = rc ? rc : read_next(f, e);
     if (!rc && !is_hex(a->weights, 32))
         rc = lm_fail(e, LM_EFORMAT, f->where, NULL,
                      "weights is not a digest of 32 hexadecimal digits");

@@ -53,6 +53,8 @@ static lm_code read_ids(const reader *d, const lm_st_tensor *t, lm_err *e)
     for (int64_t i = 0; i < d->f->about.tokens && !rc; i++)
         if (ids[i] < 0 || ids[i] >= d->r->vocab)
             rc = wrong(d, t->name, "an id is not in the vocabulary", e);
+    if (!rc && d->f->about.has_next && d->f->about.next >= d->r->vocab)
+        rc = wrong(d, "next", "an id is not in the vocabulary", e);
     return rc;
 }
 

@@ -183,22 +183,30 @@ static lm_code meta_list(lm_st_plan *p, const char *key, const int64_t *v, int64
     return rc;
 }
 
+static void add_hash(lm_jw *w, const char *name, const void *data, size_t bytes)
+{
+    char hex[17];
+    snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(data, bytes, 0));
+    lm_jw_str(w, name, hex);
+}
+
 static lm_code meta_hashes(lm_st_plan *p, const pieces *s, const lm_buf *forms, lm_err *e)
 {
     lm_buf text = { 0 };
     lm_jw w;
     lm_jw_begin(&w, &text, 0, e);
     lm_jw_obj(&w, NULL);
-    if (forms->len) {
-        char hex[17];
-        snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(forms->data, forms->len, 0));
-        lm_jw_str(&w, "forms", hex);
+    if (forms->len)
+        add_hash(&w, "forms", forms->data, forms->len);
+    if (s->a->has_next) {
+        char next[32];
+        int n = snprintf(next, sizeof next, "%" PRId32, s->a->next);
+        add_hash(&w, "next", next, (size_t)n);
     }
     for (size_t i = 0; i < s->n; i++) {
-        char name[KV_NAME], hex[17];
+        char name[KV_NAME];
         kv_tensor_name(&s->v[i].what, name);
-        snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(piece_data(&s->v[i]), s->v[i].bytes, 0));
-        lm_jw_str(&w, name, hex);
+        add_hash(&w, name, piece_data(&s->v[i]), s->v[i].bytes);
     }
     lm_jw_close_obj(&w);
     lm_code rc = lm_jw_end(&w);
@@ -236,6 +244,8 @@ static lm_code make_meta(lm_st_plan *p, const pieces *s, unsigned levels, lm_err
     rc = rc ? rc : meta_list(p, "head_dim", a->head_dim, a->layers, e);
     rc = rc ? rc : meta_number(p, "tokens", a->tokens, e);
     rc = rc ? rc : lm_st_plan_meta(p, "act", lm_dtype_name(a->act), e);
+    if (!rc && a->has_next)
+        rc = meta_number(p, "next", a->next, e);
     if (!rc && a->rows)
         rc = meta_list(p, "rows", a->rows, a->layers, e);
     if (!rc && a->form)

@@ -47,7 +47,7 @@ typedef struct {
 
 static inline void lm_kv_part_range(const lm_kv_shape *s, int64_t *from, int64_t *to)
 {
-    int64_t coded = lm_kv_coded(s->form, s->n);
+    int64_t coded = lm_kv_side_coded(s->form, s->n);
     *from = s->form->format && s->form->sinks < s->n ? s->form->sinks : s->form->format ? s->n : 0;
     *to = coded > *from ? coded : *from;
 }

@@ -81,7 +81,7 @@ static void decode_pages(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* The ranges of tokens over all heads (lm_kvquant_range). */
+/* The ranges of tokens over all heads (lm_kv_token_range). */
 static lm_code set_ranges(pass *p, lm_err *e)
 {
     const lm_kv_shape *s = p->s;
@@ -92,7 +92,7 @@ static lm_code set_ranges(pass *p, lm_err *e)
     for (int64_t t = p->from; t < p->to && !rc; t++) {
         for (int64_t h = 0; h < s->kv_heads; h++)
             lm_convert(s->act, row_of(p, h, t), LM_DTYPE_F32, x + h * s->head_dim, s->head_dim);
-        lm_kvquant_range(s->form->outliers, x, C, p->range + 2 * t, x + C);
+        lm_kv_token_range(s->form->outliers, x, C, p->range + 2 * t, x + C);
     }
     lm_free(x);
     return rc;

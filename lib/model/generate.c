@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "kernels/linear.h"
 #include "model/build.h"
 #include "numeric/code_rows.h"
 
@@ -312,10 +313,13 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
     if (g->keep && generator_keep_begin(g, slot, n, e))
         return e->code;
     for (int64_t at = 0, take; at < n; at += take) {
-        int64_t cut = LM_KV_CHUNK - g->used[slot] % LM_KV_CHUNK;
+        int64_t begun = g->used[slot] % LM_KV_CHUNK, cut = LM_KV_CHUNK - begun;
         int i = CHUNKS - 1; /* the smallest that is enough for the rest, otherwise the largest */
         take = n - at < cut ? n - at : cut;
-        while (i > 0 && g->prefill[i].m->build.seq < take)
+        /* a part of a chunk as the whole chunk runs: products of few rows have other bits */
+        while (i > 0 && (g->prefill[i].m->build.seq < take ||
+                         (g->prefill[i].m->build.seq <= LM_GEMM_SMALL_M &&
+                          begun + take > LM_GEMM_SMALL_M)))
             i--;
         s = &g->prefill[i];
         take = take < s->m->build.seq ? take : s->m->build.seq;

@@ -82,8 +82,10 @@ static void bind(const char *text, lm_dtype act, lm_kv_plan **out)
     (*out)->text = "ranged";
 }
 
-static cache *coded(const cache *plain, const char *text)
+static cache *coded(cache *plain, const char *text)
 {
+    plain->about.has_next = true; /* the token that follows is kept, too */
+    plain->about.next = 47;
     lm_kv_plan *plan;
     cache *c;
     lm_err e = { 0 };
@@ -125,6 +127,7 @@ static void test_files(void **state)
                 fail_msg("%s: %s: %s", specs[i % SPECS], e.where, e.what);
             lm_kv_file_close(f);
             assert_true(same(c, out));
+            assert_true(out->about.has_next && out->about.next == 47);
             for (int p = 0; p < PARTS && c->about.form; p++)
                 assert_true(lm_kv_same_form(&c->about.form[p], &out->about.form[p], heads[p / 2],
                                             width[p / 2]));
@@ -293,7 +296,7 @@ static void check_flips(const char *text, bool stream)
         e = (lm_err){ 0 };
         if (!lm_kv_file_open_on(read_span, &s, "m", &f, &e) &&
             (lm_kv_file_about(f)->tokens != 70 || lm_kv_file_about(f)->layers != LAYERS ||
-             !lm_kv_file_about(f)->form))
+             !lm_kv_file_about(f)->form || lm_kv_file_about(f)->next != 47))
             fail_msg("bit %zu of byte %zu: another cache", i % 8, i / 8);
         for (int p = 0; p < PARTS && f; p++)
             if (!lm_kv_same_form(&lm_kv_file_about(f)->form[p], &c->about.form[p], heads[p / 2],

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generate_cache.c -- copies between the slots of a generator and images. */
+#include "model/generate_cache.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/linear.h"
+#include "model/generate_impl.h"
+
+/* ---- The memory of a slot ---- */
+
+/* A cache of a slot on the host: the backend's own memory, or a copy. */
+typedef struct {
+    char *host, *dev;
+    size_t bytes;
+} slot_memory;
+
+static lm_code open_memory(lm_generator *g, int i, int64_t slot, bool read, slot_memory *out,
+                           lm_err *e)
+{
+    const slot_cache *y = &g->caches[i];
+    *out = (slot_memory){ .dev = g->cache + y->at + (size_t)slot * y->slot_bytes,
+                          .bytes = y->slot_bytes };
+    if (g->b->host_memory) {
+        out->host = out->dev;
+        return LM_OK;
+    }
+    if (lm_alloc_n(&out->host, out->bytes, 1, "a copy of a cache", e))
+        return e->code;
+    if (!read)
+        return LM_OK;
+    return g->b->copy(g->b, out->host, out->dev, out->bytes, g->b->main, e)
+               ? e->code
+               : g->b->sync(g->b, g->b->main, e);
+}
+
+static lm_code close_memory(lm_generator *g, slot_memory *m, bool written, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    if (m->host == m->dev)
+        return LM_OK;
+    if (written) {
+        rc = g->b->copy(g->b, m->dev, m->host, m->bytes, g->b->main, e);
+        rc = rc ? rc : g->b->sync(g->b, g->b->main, e);
+    }
+    lm_free(m->host);
+    return rc;
+}
+
+/* The cache of a kind of a layer; -1: the layer has none. */
+static int find_cache(const lm_generator *g, int64_t layer, lm_cache_kind kind)
+{
+    const lm_model *m = generator_model(g);
+    for (int i = 0; i < m->n_caches; i++)
+        if (m->cache[i].layer == layer && m->cache[i].kind == kind)
+            return i;
+    return -1;
+}
+
+/* Copy part `part` of an image to or from a slot. */
+static lm_code copy_part(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t part,
+                         bool put, lm_par *par, lm_err *e)
+{
+    bool values = part % 2;
+    int pages = find_cache(g, part / 2, values ? LM_CACHE_VALUES : LM_CACHE_KEYS);
+    int tail = find_cache(g, part / 2, values ? LM_CACHE_VALUE_TAIL : LM_CACHE_KEY_TAIL);
+    lm_kv_shape s = lm_kv_about_shape(&m->about, part);
+    slot_memory a = { 0 }, b = { 0 };
+    lm_code rc = open_memory(g, pages, slot, true, &a, e);
+    if (!rc && tail >= 0)
+        rc = open_memory(g, tail, slot, true, &b, e);
+    if (!rc) {
+        const lm_kv_memory memory = { .pages = a.host, .tail = b.host, .room = g->context };
+        s.page = g->caches[pages].page;
+        rc = put ? lm_kv_part_put(&s, &m->content.part[part], &memory, par, e)
+                 : lm_kv_part_get(&s, &memory, &m->content.part[part], par, e);
+    }
+    lm_err ignored = { 0 };
+    lm_code end = close_memory(g, &a, put && !rc, rc ? &ignored : e);
+    rc = rc ? rc : end;
+    end = close_memory(g, &b, put && !rc, rc ? &ignored : e);
+    return rc ? rc : end;
+}
+
+/* ---- Saving ---- */
+
+static void fill_tokens(const lm_generator *g, int64_t slot, lm_kv_image *m)
+{
+    memcpy(m->content.ids, (int32_t *)g->choice.seen.host + slot * g->context,
+           (size_t)m->about.tokens * sizeof(int32_t));
+    for (int64_t i = 0; i < m->about.tokens; i++)
+        m->content.positions[i] = (int32_t)i;
+}
+
+lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *about, lm_par *par,
+                          lm_kv_image **out, lm_err *e)
+{
+    lm_kv_about a = *about;
+    *out = NULL;
+    a.tokens = g->used[slot];
+    a.form = g->kv ? g->kv->side : NULL;
+    a.page = g->kv ? g->kv->page : 0;
+    a.spec = g->kv ? g->kv->text : NULL;
+    if (generator_wait_for_last(g, e) || lm_kv_image_new(&a, out, e))
+        return e->code;
+    fill_tokens(g, slot, *out);
+    for (int64_t i = 0; i < 2 * a.layers; i++)
+        if (copy_part(g, slot, *out, i, false, par, e)) {
+            lm_kv_image_free(*out);
+            *out = NULL;
+            return e->code;
+        }
+    return LM_OK;
+}
+
+/* ---- Continuing ---- */
+
+static lm_code check_image(const lm_generator *g, const lm_kv_image *m, int64_t n, lm_err *e)
+{
+    static const lm_kv_side plain;
+    const lm_config *c = &generator_model(g)->config;
+    const lm_kv_about *a = &m->about;
+    bool same = a->layers == c->layers, at = !a->rows;
+    for (int64_t i = 0; i < 2 * a->layers && same; i++) {
+        const lm_layer *y = &c->layer[i / 2];
+        same = a->kv_heads[i / 2] == y->kv_heads && a->head_dim[i / 2] == y->head_dim &&
+               lm_kv_same_form(a->form ? &a->form[i] : &plain, g->kv ? &g->kv->side[i] : &plain,
+                               y->kv_heads, y->head_dim);
+    }
+    for (int64_t i = 0; i < a->tokens && at; i++)
+        at = m->content.positions[i] == i;
+    if (!same)
+        return lm_fail(e, LM_EUSAGE, "cache", NULL, "it has other layers or forms than the model");
+    if (!at)
+        return lm_fail(e, LM_EUSAGE, "cache", NULL,
+                       "tokens were dropped from it, so it cannot be continued");
+    if (a->tokens + n > g->context)
+        return lm_fail(e, LM_EUSAGE, "cache", "give a larger context",
+                       "it has %lld tokens, and %lld follow; the context holds %lld",
+                       (long long)a->tokens, (long long)n, (long long)g->context);
+    return LM_OK;
+}
+
+static bool has_tails(const lm_generator *g)
+{
+    bool any = false;
+    for (int64_t i = 0; i < 2 * (g->kv ? g->kv->layers : 0); i++)
+        any = any || (g->kv->side[i].format && g->kv->side[i].residual);
+    return any;
+}
+
+static bool is_coded(const lm_generator *g)
+{
+    bool any = false;
+    for (int64_t i = 0; i < 2 * (g->kv ? g->kv->layers : 0); i++)
+        any = any || g->kv->side[i].format;
+    return any;
+}
+
+/* The least multiple of LM_KV_CHUNK that ends a page. */
+static int64_t cut_of(const lm_generator *g)
+{
+    int64_t cut = LM_KV_CHUNK;
+    while (g->kv && cut % g->kv->page)
+        cut += LM_KV_CHUNK;
+    return cut;
+}
+
+/* The rows of an image that stay when n tokens follow.  A row of a prompt depends on the other rows of its chunk
+ * where these are few (kernels/linear.h), and where rows of other chunks are read as codes. */
+static int64_t rows_kept(const lm_generator *g, const lm_kv_about *a, int64_t n)
+{
+    int64_t cut = is_coded(g) ? cut_of(g) : LM_KV_CHUNK, over = a->tokens % cut;
+    if (a->has_next || has_tails(g))
+        return a->tokens;
+    if (is_coded(g))
+        return a->tokens - (over || n ? over : cut);
+    return a->tokens - (over && over <= LM_GEMM_SMALL_M ? over : !n);
+}
+
+/* Run the token that an image names as the next one. */
+static lm_code decode_next(lm_generator *g, int64_t slot, int32_t id, lm_err *e)
+{
+    int32_t *next;
+    if (lm_alloc_n(&next, (size_t)g->batch, sizeof *next, "slots", e))
+        return e->code;
+    for (int64_t i = 0; i < g->batch; i++)
+        next[i] = i == slot ? id : -1;
+    lm_code rc = lm_generator_decode(g, next, NULL, e);
+    lm_free(next);
+    return rc;
+}
+
+/* Run the tokens of m from row `kept` on, and ids behind them. */
+static lm_code run_rest(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t kept,
+                        const uint32_t *ids, int64_t n, lm_err *e)
+{
+    const lm_kv_about *a = &m->about;
+    uint32_t *all;
+    int64_t k = 0;
+    if (lm_alloc_n(&all, (size_t)(a->tokens - kept + 1 + n), sizeof *all, "tokens", e))
+        return e->code;
+    for (int64_t i = kept; i < a->tokens; i++)
+        all[k++] = (uint32_t)m->content.ids[i];
+    if (a->has_next)
+        all[k++] = (uint32_t)a->next;
+    for (int64_t i = 0; i < n; i++)
+        all[k++] = ids[i];
+    lm_code rc = lm_generator_extend(g, slot, all, k, NULL, e);
+    lm_free(all);
+    return rc;
+}
+
+lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
+                            const uint32_t *ids, int64_t n, lm_par *par, lm_err *e)
+{
+    const lm_kv_about *a = &m->about;
+    int64_t kept = rows_kept(g, a, n);
+    if (check_image(g, m, n + a->has_next, e) || generator_wait_for_last(g, e))
+        return e->code;
+    if (!n && !a->has_next && kept == a->tokens)
+        return lm_fail(e, LM_EUSAGE, "cache", "give a prompt to append",
+                       "it ends with a prompt, and its newest rows cannot be computed again");
+    for (int64_t i = 0; i < 2 * a->layers && kept; i++)
+        if (copy_part(g, slot, m, i, true, par, e))
+            return e->code;
+    memcpy((int32_t *)g->choice.seen.host + slot * g->context, m->content.ids,
+           (size_t)kept * sizeof(int32_t));
+    g->choice.sent[slot] = 0;
+    g->used[slot] = kept;
+    return !n && a->has_next ? decode_next(g, slot, a->next, e)
+                             : run_rest(g, slot, m, kept, ids, n, e);
+}

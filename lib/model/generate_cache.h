@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generate_cache.h -- caches of a generator's slots as images (kv/image.h): to a file, and to continue from it. */
+#ifndef LM_MODEL_GENERATE_CACHE_H
+#define LM_MODEL_GENERATE_CACHE_H
+
+#include "kv/image.h"
+#include "model/generate.h"
+
+/* Copy the sequence of a slot to a new image.  `about` describes the model (lm_cache_about_model), and the token that
+ * follows, if it was chosen.  Fails: LM_ELIMIT; as the backend. */
+lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *about, lm_par *par,
+                          lm_kv_image **out, lm_err *e);
+
+/* Restart a slot with the cache of an image, whose forms are those of the generator's caches
+ * (lm_kv_image_convert), and run ids[0..n) behind it as a prompt; with n = 0 the next token of the image, or its last
+ * one again.  Some of the image's rows may be computed again from its ids, so that the whole has the bits that it would
+ * have in one run:
+ *   n = 0 with a next token: the run that chose it
+ *   plain caches, and coded ones without plain newest tokens: a prompt, for any cut
+ *   others: a prompt, for a cut at a multiple of LM_KV_CHUNK
+ * Fails: LM_EUSAGE for other forms or shapes, dropped tokens, more tokens than the context, and n = 0 for a prompt's
+ * cache with plain newest tokens; as lm_generator_extend. */
+lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
+                            const uint32_t *ids, int64_t n, lm_par *par, lm_err *e);
+
+#endif
