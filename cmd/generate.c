@@ -12,6 +12,7 @@
 #include "common/device.h"
 #include "common/model.h"
 #include "format/source.h"
+#include "generate/cache.h"
 #include "generate/serve.h"
 #include "text/tokenizer_source.h"
 
@@ -30,6 +31,8 @@ static lm_dtype choose_dtype(const generate_work *w)
 {
     if (opt.dtype[0] != 'a')
         return opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+    if (generate_cache_type(w) == LM_DTYPE_F32 || generate_cache_type(w) == LM_DTYPE_BF16)
+        return generate_cache_type(w);
     return !w->backend->host_memory || tool.cpu >= LM_CPU_AVX512 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
 }
 
@@ -38,13 +41,19 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
     int64_t all = opt.prompt.n * opt.samples, batch = !w->in && all < opt.batch ? all : opt.batch;
     if (opt.serve.batch)
         return generate_open_served(w, type, e);
-    return lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, NULL, 0 },
-                            w->backend, &w->gen, e);
+    const lm_kv_plan *kv = NULL;
+    w->type = type;
+    if (generate_match_cache(w, type, &kv, e) ||
+        lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, kv, 0 },
+                         w->backend, &w->gen, e))
+        return e->code;
+    return generate_read_cache(w, kv, e);
 }
 
 static lm_code open_caches(generate_work *w, lm_err *e)
 {
-    if (generate_choose_context(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
+    if (generate_open_cache(w, e) || generate_choose_context(w, e) ||
+        lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
     if (lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e) ||
@@ -76,10 +85,14 @@ static lm_code complete(generate_work *w, lm_err *e)
                                  .logprobs = opt.logprobs,
                                  .any_order = opt.any_order,
                                  .skip_special = opt.skip_special };
-    const lm_complete_hooks h = { generate_next, w->text ? generate_show : NULL, generate_finish,
-                                  w };
-    lm_code rc = w->paged ? generate_serve(w, &o, &h, e)
-                          : lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+    const lm_complete_hooks h = { .next = generate_next,
+                                  .text = w->text ? generate_show : NULL,
+                                  .done = generate_finish,
+                                  .ctx = w,
+                                  .begin = w->image ? generate_begin : NULL };
+    lm_code rc = w->paged       ? generate_serve(w, &o, &h, e)
+                 : !opt.max_new ? generate_only_prompt(w, e)
+                                : lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
     if (rc == LM_ENUMERIC) {
         lm_err_in(e, "%s", tool.argv[0]);
         snprintf(e->todo, sizeof e->todo, "%s", lm_advise_finite(tool.argv[0]));
@@ -113,6 +126,8 @@ static lm_code run(generate_work *w, lm_err *e)
     w->live =
         isatty(lm_out_fd(w->out)) || !w->text; /* a reader of JSONL gets each answer at once */
     rc = complete(w, e);
+    if (!rc && !lm_stopping())
+        rc = generate_save_cache(w, e);
     if (!rc && w->paged && tool.json)
         rc = generate_serve_record(w, e);
     if (!rc && !lm_stopping()) {
@@ -154,6 +169,10 @@ static void check_options(void)
     for (int i = 0; i < opt.stop.n; i++)
         if (!*opt.stop.v[i])
             lm_misuse(&tool, "--stop", "leave it out", "an empty string occurs everywhere");
+    if (opt.cache.load)
+        lm_refuse_twice(
+            &tool, (const char *[]){ opt.cache.load, prompts_in ? "-" : NULL, opt.tokenizer }, 3);
+    generate_check_cache();
     generate_check_serve();
 }
 
@@ -168,6 +187,7 @@ int main(int argc, char **argv)
         lm_complain(&tool, &err);
     lm_out_drop(w.out);
     lm_generator_free(w.gen);
+    generate_close_cache(&w);
     lm_paged_free(w.paged);
     lm_loaded_fini(&w.model);
     lm_close_backend(&tool, w.backend);

@@ -51,6 +51,8 @@ lm_code generate_finish(void *ctx, lm_completion *c, lm_err *e)
     generate_work *w = ctx;
     lm_code rc;
     w->full += !strcmp(c->finish, "context");
+    w->tokens = (int64_t)c->ids.n;
+    w->last = c->ids.n ? c->ids.v[c->ids.n - 1] : 0;
     if (w->text) {
         rc = generate_write(w, "\n", 1, e);
         w->shown = 0;

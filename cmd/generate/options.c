@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* options.c -- the options of generate and their defaults.  See man/man1/generate.1. */
 #include "common/model.h"
+#include "generate/cache.h"
 #include "generate/serve.h"
 
 generate_options opt = { .dtype = "auto",
@@ -40,7 +41,7 @@ static const lm_opt options[] = {
     LM_REAL(0, "repetition-penalty", &opt.penalty, "X", 0.01, 100, "1: none [1]"),
     LM_ALSO("repeat-penalty"),
     LM_GROUP("End"),
-    LM_COUNT('n', "max-new-tokens", &opt.max_new, "N", 1, 1e9, "stop after N tokens [128]"),
+    LM_COUNT('n', "max-new-tokens", &opt.max_new, "N", 0, 1e9, "stop after N tokens [128]"),
     LM_ALSO("max-tokens n-predict num-tokens"),
     LM_INSTEAD("max-length", "give --max-new-tokens N: the length without the prompt"),
     LM_LIST('s', "stop", &opt.stop, "TEXT", "stop where TEXT occurs (may be repeated)"),
@@ -61,6 +62,7 @@ static const lm_opt options[] = {
     LM_ALSO("ctx-size context-length max-model-len block-size seq-len"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "texts at a time [8]"),
     GENERATE_SERVE_OPTIONS(opt.serve),
+    GENERATE_CACHE_OPTIONS(opt.cache),
     LM_GROUP("Output"),
     LM_FLAG(0, "skip-special", &opt.skip_special, "leave special tokens out of the text [yes]"),
     LM_FLAG(0, "logprobs", &opt.logprobs, "JSON: ids and log-probabilities of the new tokens"),

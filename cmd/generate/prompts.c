@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "generate/work.h"
+#include "generate/cache.h"
 #include "model/answer.h"
 
 static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *ids, lm_err *e)
@@ -14,9 +14,10 @@ static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *id
     const lm_config *c = &w->model.config;
     int64_t eos = lm_config_eos(c);
     int64_t first = c->bos >= 0 ? c->bos : eos >= 0 ? eos : lm_tokenizer_eos(w->tok);
-    if (lm_tokenizer_encode(w->tok, w->scratch, text, len, opt.special, ids, e))
+    bool special = opt.special && (!w->cache || lm_given(&tool, "add-special"));
+    if (lm_tokenizer_encode(w->tok, w->scratch, text, len, special, ids, e))
         return e->code;
-    if (ids->n)
+    if (ids->n || w->cache) /* nothing may follow a cache */
         return LM_OK;
     if (first < 0)
         return lm_fail(e, LM_EUSAGE, "prompt", "give some text",
@@ -67,6 +68,7 @@ lm_code generate_choose_context(generate_work *w, lm_err *e)
         if ((int64_t)w->ids.n + opt.max_new > need)
             need = (int64_t)w->ids.n + opt.max_new;
     }
+    need += generate_cache_tokens(w);
     if (opt.context > most)
         return lm_fail(e, LM_EUSAGE, "--context", "give at most as much",
                        "%lld, but the model was made for %lld position%s", (long long)opt.context,
@@ -88,7 +90,7 @@ static lm_code next_line(generate_work *w, lm_completion *c, bool *got, lm_err *
     w->text_of.len = 0;
     if (lm_answer_prompt(raw->data, raw->len, where, &w->text_of, &object, &bad) ||
         encode(w, w->text_of.data ? w->text_of.data : "", w->text_of.len, &c->ids, &bad) ||
-        fits(w, c, where, &bad))
+        generate_add_cache(w, &c->ids, &bad) || fits(w, c, where, &bad))
         return generate_refuse_line(w, c, object, &bad, e);
     return lm_buf_add(&c->prompt, raw->data, raw->len, e);
 }
@@ -102,7 +104,8 @@ lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e)
         if (!*got)
             return LM_OK;
         const char *text = opt.prompt.v[w->at++];
-        if (encode(w, text, strlen(text), &c->ids, e) || fits(w, c, "-p", e))
+        if (encode(w, text, strlen(text), &c->ids, e) || generate_add_cache(w, &c->ids, e) ||
+            fits(w, c, "-p", e))
             return e->code;
         return lm_buf_add(&c->prompt, text, strlen(text), e);
     }

@@ -8,6 +8,7 @@
 
 #include "common/tool.h"
 #include "format/input.h"
+#include "kv/image.h"
 #include "model/complete.h"
 #include "model/generation.h"
 #include "model/paged.h"
@@ -21,6 +22,12 @@ typedef struct {
     int64_t disk_bytes;
 } generate_serve_options;
 
+/* Of caches in files; NULL, 0: not given. */
+typedef struct {
+    const char *save, *load;
+    double deadline; /* seconds */
+} generate_cache_options;
+
 typedef struct {
     lm_strs prompt, stop;
     const char *tokenizer, *dtype, *weights_in;
@@ -29,6 +36,7 @@ typedef struct {
     bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
     bool any_order;
     generate_serve_options serve;
+    generate_cache_options cache;
 } generate_options;
 
 extern lm_tool tool;
@@ -58,6 +66,13 @@ typedef struct {
     lm_generation generation;
     int64_t context, full;
     lm_complete_stats st;
+    lm_kv_file *cache;  /* NULL: none is loaded */
+    lm_kv_image *image; /* what it holds */
+    lm_kv_plan plan;    /* its forms */
+    double begin;       /* lm_now() when it was opened */
+    lm_dtype type;      /* of activations */
+    uint32_t last;      /* the last token of the text, */
+    int64_t tokens;     /* and how many it has */
 } generate_work;
 
 /* ---- defaults.c ---- */

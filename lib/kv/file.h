@@ -106,6 +106,8 @@ typedef struct lm_kv_file lm_kv_file;
 lm_code lm_kv_file_open(const char *path, lm_kv_file **out, lm_err *e);
 lm_code lm_kv_file_open_on(lm_read_fn read, void *ctx, const char *where, lm_kv_file **out,
                            lm_err *e);
+/* One of them: a stream if the path is one ("-", a pipe). */
+lm_code lm_kv_file_open_input(const char *path, lm_kv_file **out, lm_err *e);
 void lm_kv_file_close(lm_kv_file *f);
 const lm_kv_about *lm_kv_file_about(const lm_kv_file *f);
 unsigned lm_kv_file_levels(const lm_kv_file *f); /* as lm_kv_file_write; 0: not cachegen */

@@ -31,6 +31,7 @@ struct lm_kv_file {
     lm_st *st; /* or */
     lm_st_stream *stream;
     bool passed; /* the stream was read */
+    int fd;      /* of lm_kv_file_open_input; -1: none */
     lm_kv_about about;
     int64_t *kv_heads, *head_dim, *rows;
     lm_arena *arena; /* of forms */
@@ -47,6 +48,8 @@ void kv_tensor_name(const kv_tensor *t, char name[KV_NAME]);
 kv_tensor kv_tensor_of(const char *name);
 /* Shapes, types and limits of a cache; `code` is that of the failure. */
 lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm_err *e);
+/* Bytes of a tensor of a file; 0: it is absent. */
+uint64_t kv_tensor_bytes(const lm_kv_file *f, kv_tensor what);
 /* The forms of a cache as JSON text, and back: sets form, page and spec of f->about, whose numbers lie in f->arena.
  * Fails: LM_EFORMAT. */
 lm_code kv_forms_write(const lm_kv_about *a, lm_buf *out, lm_err *e);

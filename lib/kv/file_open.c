@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file_open.c -- opens kv-cache(5) and checks everything that its header says. */
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "format/provenance.h"
 #include "format/safetensors_table.h"
@@ -351,18 +356,36 @@ static lm_code check(lm_kv_file *f, lm_err *e)
     return rc ? rc : check_tensors(f, e);
 }
 
-static lm_code open_any(const char *path, lm_read_fn read, void *ctx, const char *where,
+/* An lm_read_fn of a descriptor. */
+static lm_code read_fd(void *ctx, void *dst, size_t cap, size_t *got, lm_err *e)
+{
+    const lm_kv_file *f = ctx;
+    ssize_t n;
+    do
+        n = read(f->fd, dst, cap);
+    while (n < 0 && errno == EINTR);
+    *got = n > 0 ? (size_t)n : 0;
+    return n < 0 ? lm_fail(e, LM_EIO, f->where, NULL, "cannot read") : LM_OK;
+}
+
+/* From a file, from `read`, or with neither from the descriptor `fd`, which it owns. */
+static lm_code open_any(const char *path, int fd, lm_read_fn reader, void *ctx, const char *where,
                         lm_kv_file **out, lm_err *e)
 {
     lm_kv_file *f = NULL;
     lm_code rc = lm_alloc_n(&f, 1, sizeof *f, "a cache", e);
     *out = NULL;
-    if (rc)
+    if (rc) {
+        if (fd >= 0)
+            close(fd);
         return rc;
+    }
+    f->fd = fd;
     rc = lm_strdup(&f->where, where, e);
     if (!rc)
-        rc =
-            path ? lm_st_open(path, &f->st, e) : lm_st_stream_open(read, ctx, where, &f->stream, e);
+        rc = path ? lm_st_open(path, &f->st, e)
+                  : lm_st_stream_open(reader ? reader : read_fd, reader ? ctx : f, where,
+                                      &f->stream, e);
     rc = rc ? rc : check(f, e);
     if (rc)
         lm_kv_file_close(f);
@@ -373,13 +396,26 @@ static lm_code open_any(const char *path, lm_read_fn read, void *ctx, const char
 
 lm_code lm_kv_file_open(const char *path, lm_kv_file **out, lm_err *e)
 {
-    return open_any(path, NULL, NULL, path, out, e);
+    return open_any(path, -1, NULL, NULL, path, out, e);
+}
+
+lm_code lm_kv_file_open_input(const char *path, lm_kv_file **out, lm_err *e)
+{
+    const char *where = lm_path_shown(path);
+    *out = NULL;
+    if (!lm_stream_is(path))
+        return lm_kv_file_open(path, out, e);
+    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC)
+                               : fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return lm_fail(e, LM_EIO, where, NULL, "cannot open");
+    return open_any(NULL, fd, NULL, NULL, where, out, e);
 }
 
 lm_code lm_kv_file_open_on(lm_read_fn read, void *ctx, const char *where, lm_kv_file **out,
                            lm_err *e)
 {
-    return open_any(NULL, read, ctx, where, out, e);
+    return open_any(NULL, -1, read, ctx, where, out, e);
 }
 
 void lm_kv_file_close(lm_kv_file *f)
@@ -388,6 +424,8 @@ void lm_kv_file_close(lm_kv_file *f)
         return;
     lm_st_close(f->st);
     lm_st_stream_close(f->stream);
+    if (f->fd >= 0)
+        close(f->fd);
     json_decref(f->hashes);
     lm_free(f->kv_heads);
     lm_free(f->head_dim);
@@ -407,11 +445,17 @@ unsigned lm_kv_file_levels(const lm_kv_file *f)
     return f->levels;
 }
 
-uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level)
+uint64_t kv_tensor_bytes(const lm_kv_file *f, kv_tensor what)
 {
     char name[KV_NAME];
-    kv_tensor_name(&(kv_tensor){ .kind = KV_CHUNK, .chunk = c, .level = level }, name);
-    return find(f, name)->bytes;
+    kv_tensor_name(&what, name);
+    const lm_st_tensor *t = find(f, name);
+    return t ? t->bytes : 0;
+}
+
+uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level)
+{
+    return kv_tensor_bytes(f, (kv_tensor){ .kind = KV_CHUNK, .chunk = c, .level = level });
 }
 
 /* ---- The model ---- */

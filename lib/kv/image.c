@@ -177,6 +177,22 @@ void lm_kv_image_plan(const lm_kv_image *m, lm_kv_plan *out)
 
 /* ---- Conversion ---- */
 
+/* The plain type of all sides is that of the cache, and tokens are not dropped. */
+static lm_code check_plan(const lm_kv_about *a, const lm_kv_plan *p, lm_err *e)
+{
+    if (p && p->layers != a->layers)
+        return lm_fail(e, LM_EUSAGE, "", NULL, "a cache of %lld layers, and forms of %lld",
+                       (long long)a->layers, (long long)p->layers);
+    if (p && p->policy)
+        return lm_fail(e, LM_EUSAGE, p->text, "choose it when a text is generated",
+                       "tokens are dropped while a model runs");
+    for (int64_t i = 0; i < 2 * a->layers && p; i++)
+        if (!p->side[i].format && p->side[i].plain != a->act)
+            return lm_fail(e, LM_EUSAGE, p->text, "choose auto, which is the type it has",
+                           "the cache has numbers of %s", lm_dtype_name(a->act));
+    return LM_OK;
+}
+
 /* A part to another form, through plain rows if its own differs. */
 static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i, lm_par *par,
                             lm_err *e)
@@ -235,9 +251,8 @@ lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_par
     lm_kv_about a = m->about;
     bool plain = !plan || all_plain(plan);
     *out = NULL;
-    if (plan && plan->layers != a.layers)
-        return lm_fail(e, LM_EUSAGE, "", NULL, "a cache of %lld layers, and forms of %lld",
-                       (long long)a.layers, (long long)plan->layers);
+    if (check_plan(&a, plan, e))
+        return e->code;
     a.form = plain ? NULL : plan->side;
     a.page = plain ? 0 : plan->page;
     a.spec = plain ? NULL : plan->text;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* list.h -- lists of the methods and policies with their keys.  Private to lib/kv. */
+/* list.h -- lists of the methods and policies with their keys. */
 #ifndef LM_KV_LIST_H
 #define LM_KV_LIST_H
 

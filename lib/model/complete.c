@@ -38,6 +38,14 @@ static int64_t free_slot(const run *r)
     return s < lm_generator_batch(r->g) ? s : -1;
 }
 
+static lm_code run_prompt(const run *r, int64_t slot, lm_err *e)
+{
+    const lm_ids *ids = &r->q.asked.ids;
+    const lm_complete_hooks *h = r->q.h;
+    return h->begin ? h->begin(h->ctx, r->g, slot, ids->v, (int64_t)ids->n, e)
+                    : lm_generator_prompt(r->g, slot, ids->v, (int64_t)ids->n, NULL, e);
+}
+
 static bool may_begin(const run *r)
 {
     return lm_complete_queue_may_begin(&r->q) && free_slot(r) >= 0;
@@ -49,7 +57,7 @@ static lm_code begin_samples(run *r, lm_err *e)
 {
     double start = lm_now();
     int64_t at = free_slot(r);
-    if (lm_generator_prompt(r->g, at, r->q.asked.ids.v, (int64_t)r->q.asked.ids.n, NULL, e))
+    if (run_prompt(r, at, e))
         return e->code;
     r->st->prompt_tokens += (int64_t)r->q.asked.ids.n;
     for (bool first = true; r->q.left && may_begin(r); first = false) {

@@ -58,6 +58,9 @@ typedef struct {
     lm_code (*text)(void *ctx, lm_completion *c, lm_err *e);
     lm_code (*done)(void *ctx, lm_completion *c, lm_err *e);
     void *ctx;
+    /* NULL, or instead of lm_generator_prompt: run the prompt ids[0..n) in a slot (lm_complete_run only). */
+    lm_code (*begin)(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
+                     lm_err *e);
 } lm_complete_hooks;
 
 typedef struct {

@@ -98,6 +98,9 @@ lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *abou
 {
     lm_kv_about a = *about;
     *out = NULL;
+    if (g->kv && g->kv->policy)
+        return lm_fail(e, LM_EUSAGE, "cache", "save it without a policy",
+                       "caches that drop tokens are not saved");
     a.tokens = g->used[slot];
     a.form = g->kv ? g->kv->side : NULL;
     a.page = g->kv ? g->kv->page : 0;

@@ -7,7 +7,7 @@
 #include "model/generate.h"
 
 /* Copy the sequence of a slot to a new image.  `about` describes the model (lm_cache_about_model), and the token that
- * follows, if it was chosen.  Fails: LM_ELIMIT; as the backend. */
+ * follows, if it was chosen.  Fails: LM_EUSAGE for caches with a policy, LM_ELIMIT; as the backend. */
 lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *about, lm_par *par,
                           lm_kv_image **out, lm_err *e);
 

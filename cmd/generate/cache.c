@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cache.c -- generate --save-cache, --load-cache, --deadline. */
+#include "generate/cache.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/stream.h"
+#include "base/text.h"
+#include "model/cache_about.h"
+#include "model/generate_cache.h"
+
+/* ---- options ---- */
+
+static void check_save(void)
+{
+    const char *to = opt.cache.save;
+    bool one = opt.prompt.n == 1 && opt.samples == 1;
+    if (!one)
+        lm_misuse(&tool, "--save-cache", "give one -p, and --n 1",
+                  "the cache of one text is saved");
+    if (!strcmp(to, "-") && opt.max_new != 0)
+        lm_misuse(&tool, "--save-cache", "add -n 0", "standard output is for the text");
+    if (!strcmp(to, "-") && tool.output)
+        lm_misuse(&tool, "-o", "leave it out", "cannot be combined with --save-cache -");
+    if (!strcmp(to, "-") && isatty(STDOUT_FILENO) && !tool.force)
+        lm_misuse(&tool, "standard output", "name a file, or give -f", "is a terminal");
+    if (strcmp(to, "-")) {
+        lm_refuse_same(&tool, to, tool.argv[0]);
+        if (opt.cache.load)
+            lm_refuse_same(&tool, to, opt.cache.load);
+        if (tool.output)
+            lm_refuse_same(&tool, to, tool.output);
+    }
+}
+
+void generate_check_cache(void)
+{
+    const generate_cache_options *o = &opt.cache;
+    if ((o->save || o->load) && opt.serve.batch)
+        lm_misuse(&tool, o->save ? "--save-cache" : "--load-cache", "leave one out",
+                  "cannot be combined with --serve-batch");
+    if (opt.max_new == 0 && !o->save)
+        lm_misuse(&tool, "--max-new-tokens", "give 1 or more, or --save-cache",
+                  "0 tokens are of use only to save a cache");
+    if (o->deadline > 0 && !o->load)
+        lm_misuse(&tool, "--deadline", "add --load-cache", "no cache is loaded");
+    if (o->save)
+        check_save();
+    if (o->load && tool.output)
+        lm_refuse_same(&tool, tool.output, o->load);
+}
+
+/* ---- loading ---- */
+
+lm_code generate_open_cache(generate_work *w, lm_err *e)
+{
+    w->begin = lm_now();
+    return opt.cache.load ? lm_kv_file_open_input(opt.cache.load, &w->cache, e) : LM_OK;
+}
+
+int64_t generate_cache_tokens(const generate_work *w)
+{
+    const lm_kv_about *a = w->cache ? lm_kv_file_about(w->cache) : NULL;
+    return a ? a->tokens + a->has_next : 0;
+}
+
+lm_dtype generate_cache_type(const generate_work *w)
+{
+    return w->cache ? lm_kv_file_about(w->cache)->act : LM_DTYPE_NONE;
+}
+
+static lm_code describe(generate_work *w, lm_dtype type, lm_cache_about *out, lm_err *e)
+{
+    uint8_t digest[16];
+    *out = (lm_cache_about){ 0 };
+    if (lm_model_source_weights_digest(w->model.src, digest, e))
+        return e->code;
+    return lm_cache_about_model(&w->model.config, digest, w->context, type, out, e);
+}
+
+lm_code generate_match_cache(generate_work *w, lm_dtype type, const lm_kv_plan **plan, lm_err *e)
+{
+    lm_cache_about a;
+    if (!w->cache)
+        return LM_OK;
+    const lm_kv_about *f = lm_kv_file_about(w->cache);
+    lm_code rc = describe(w, type, &a, e);
+    rc = rc ? rc : lm_kv_file_match(w->cache, &a.about, w->context, e);
+    lm_cache_about_fini(&a);
+    if (!rc && f->act != type)
+        rc = lm_fail(e, LM_EUSAGE, opt.cache.load, "give --dtype as the cache has it",
+                     "it has numbers of %s, the model runs in %s", lm_dtype_name(f->act),
+                     lm_dtype_name(type));
+    if (!rc && f->rows)
+        rc = lm_fail(e, LM_EUSAGE, opt.cache.load, NULL,
+                     "tokens were dropped from it, so it cannot be continued");
+    if (rc || *plan || !f->form)
+        return rc;
+    w->plan =
+        (lm_kv_plan){ .layers = f->layers, .page = f->page, .side = f->form, .text = f->spec };
+    *plan = &w->plan;
+    return LM_OK;
+}
+
+/* A cache in other forms than those of the generator. */
+static lm_code convert(generate_work *w, const lm_kv_plan *plan, lm_err *e)
+{
+    lm_kv_image *other;
+    if (lm_kv_image_convert(w->image, plan, w->par, &other, e)) {
+        lm_err_in(e, "%s", opt.cache.load);
+        return e->code;
+    }
+    lm_kv_image_free(w->image);
+    w->image = other;
+    return LM_OK;
+}
+
+static void say_levels(const generate_work *w, const int *chosen)
+{
+    int64_t n = lm_cachegen_chunks(w->image->about.tokens);
+    char text[200] = "";
+    if (!lm_kv_file_levels(w->cache))
+        return;
+    for (int64_t i = 0; i < n && strlen(text) < sizeof text - 8; i++)
+        snprintf(text + strlen(text), 8, "%s%d", i ? " " : "", chosen[i]);
+    lm_say(&tool, LM_LOG_INFO, "levels of its chunks: %s%s", text,
+           strlen(text) < sizeof text - 8 ? "" : " ...");
+}
+
+lm_code generate_read_cache(generate_work *w, const lm_kv_plan *plan, lm_err *e)
+{
+    int *chosen;
+    char bytes[32];
+    if (!w->cache)
+        return LM_OK;
+    int64_t tokens = lm_kv_file_about(w->cache)->tokens;
+    if (lm_alloc_n(&chosen, (size_t)lm_cachegen_chunks(tokens), sizeof *chosen, "chunks", e))
+        return e->code;
+    const lm_kv_reading r = { .vocab = w->model.config.vocab,
+                              .context = w->context,
+                              .level = LM_KV_FILE_BEST,
+                              .deadline = opt.cache.deadline,
+                              .begin = w->begin,
+                              .chosen = chosen };
+    lm_code rc = lm_kv_image_read(w->cache, &r, tool.cpu, w->par, &w->image, e);
+    if (!rc) {
+        lm_say(&tool, LM_LOG_INFO, "%s: %lld tokens, %s, after %.3f s", opt.cache.load,
+               (long long)tokens, lm_show_bytes((double)lm_kv_image_bytes(w->image), bytes),
+               lm_now() - w->begin);
+        say_levels(w, chosen);
+        rc = convert(w, plan, e);
+    }
+    lm_free(chosen);
+    return rc;
+}
+
+/* ---- running ---- */
+
+lm_code generate_add_cache(const generate_work *w, lm_ids *ids, lm_err *e)
+{
+    size_t n = (size_t)generate_cache_tokens(w);
+    if (!n)
+        return LM_OK;
+    if (lm_grow(&ids->v, &ids->cap, ids->n + n, sizeof *ids->v, "tokens", e))
+        return e->code;
+    memmove(ids->v + n, ids->v, ids->n * sizeof *ids->v);
+    for (int64_t i = 0; i < w->image->about.tokens; i++)
+        ids->v[i] = (uint32_t)w->image->content.ids[i];
+    if (w->image->about.has_next)
+        ids->v[n - 1] = (uint32_t)w->image->about.next;
+    ids->n += n;
+    return LM_OK;
+}
+
+lm_code generate_begin(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
+                       lm_err *e)
+{
+    generate_work *w = ctx;
+    int64_t before = generate_cache_tokens(w);
+    w->last = ids[n - 1];
+    if (!w->image)
+        return lm_generator_prompt(g, slot, ids, n, NULL, e);
+    w->st.prompt_tokens -= before;
+    lm_code rc = lm_generator_resume(g, slot, w->image, ids + before, n - before, w->par, e);
+    if (rc)
+        lm_err_in(e, "%s", opt.cache.load);
+    return rc;
+}
+
+lm_code generate_only_prompt(generate_work *w, lm_err *e)
+{
+    lm_completion c = { 0 };
+    double start = lm_now();
+    bool got;
+    lm_code rc = generate_next(w, &c, &got, e);
+    if (!rc && (!w->image || (int64_t)c.ids.n > generate_cache_tokens(w)))
+        rc = generate_begin(w, w->gen, 0, c.ids.v, (int64_t)c.ids.n, e);
+    w->st.prompts = 1;
+    w->st.prompt_tokens += (int64_t)c.ids.n;
+    w->st.prompt_seconds = lm_now() - start;
+    lm_ids_fini(&c.ids);
+    lm_buf_fini(&c.prompt);
+    return rc ? rc : w->backend->sync(w->backend, w->backend->main, e);
+}
+
+/* ---- saving ---- */
+
+/* The slot's cache and the token that follows; with nothing run, the cache that was loaded. */
+static lm_code make_image(generate_work *w, lm_kv_image **out, lm_err *e)
+{
+    lm_cache_about a;
+    int64_t used = lm_generator_used(w->gen, 0);
+    lm_code rc = describe(w, w->type, &a, e);
+    a.about.has_next = w->tokens > used;
+    a.about.next = (int32_t)w->last;
+    rc = rc ? rc : lm_generator_save(w->gen, 0, &a.about, w->par, out, e);
+    lm_cache_about_fini(&a);
+    return rc;
+}
+
+lm_code generate_save_cache(generate_work *w, lm_err *e)
+{
+    const lm_kv_out to = { .path = opt.cache.save, .force = tool.force };
+    lm_kv_image *m = NULL;
+    if (!opt.cache.save)
+        return LM_OK;
+    lm_code rc = lm_generator_used(w->gen, 0) ? make_image(w, &m, e) : LM_OK;
+    const lm_kv_image *from = m ? m : w->image;
+    rc = rc ? rc : lm_kv_file_write(&to, &from->about, &from->content, 0, tool.cpu, w->par, e);
+    lm_kv_image_free(m);
+    return rc;
+}
+
+void generate_close_cache(generate_work *w)
+{
+    lm_kv_image_free(w->image);
+    lm_kv_file_close(w->cache);
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file_report.c -- lists of what cache files hold. */
+#include "kv/file_report.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "kv/file_impl.h"
+
+/* Bytes of a part, and its numbers. */
+static uint64_t part_bytes(const lm_kv_file *f, int64_t part)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < LM_KV_SECTIONS; i++)
+        sum += kv_tensor_bytes(
+            f, (kv_tensor){ .kind = KV_ROWS, .part = part, .section = (lm_kv_section)i });
+    return sum;
+}
+
+static double part_numbers(const lm_kv_about *a, int64_t part)
+{
+    return (double)a->kv_heads[part / 2] * (double)a->head_dim[part / 2] *
+           (double)lm_kv_about_rows(a, part / 2);
+}
+
+static uint64_t level_bytes(const lm_kv_file *f, int level)
+{
+    uint64_t sum = kv_tensor_bytes(f, (kv_tensor){ .kind = KV_TABLES, .level = level });
+    for (int64_t c = 0; c < lm_cachegen_chunks(f->about.tokens); c++)
+        sum += lm_kv_file_chunk_bytes(f, c, level);
+    return sum;
+}
+
+static const char *form_name(const lm_kv_about *a, int64_t part)
+{
+    const lm_kv_side *s = a->form ? &a->form[part] : NULL;
+    return s && s->format ? s->format->name : lm_dtype_name(a->act);
+}
+
+static double all_numbers(const lm_kv_about *a)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < kv_parts(a); i++)
+        sum += part_numbers(a, i);
+    return sum;
+}
+
+static uint64_t all_parts(const lm_kv_file *f)
+{
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < kv_parts(&f->about); i++)
+        sum += part_bytes(f, i);
+    return sum;
+}
+
+/* ---- JSON ---- */
+
+static void write_parts(lm_jw *w, const lm_kv_file *f)
+{
+    lm_jw_arr(w, "parts");
+    for (int64_t i = 0; i < kv_parts(&f->about); i++) {
+        uint64_t bytes = part_bytes(f, i);
+        lm_jw_obj(w, NULL);
+        lm_jw_int(w, "layer", i / 2);
+        lm_jw_str(w, "side", i % 2 ? "v" : "k");
+        lm_jw_str(w, "form", form_name(&f->about, i));
+        lm_jw_int(w, "tokens", lm_kv_about_rows(&f->about, i / 2));
+        lm_jw_int(w, "bytes", (int64_t)bytes);
+        lm_jw_f64(w, "bits", 8 * (double)bytes / part_numbers(&f->about, i));
+        lm_jw_close_obj(w);
+    }
+    lm_jw_close_arr(w);
+}
+
+static void write_levels(lm_jw *w, const lm_kv_file *f)
+{
+    lm_jw_arr(w, "levels");
+    for (int l = 0; l < LM_CACHEGEN_LEVELS; l++) {
+        if (!(f->levels >> l & 1))
+            continue;
+        uint64_t bytes = level_bytes(f, l);
+        lm_jw_obj(w, NULL);
+        lm_jw_int(w, "level", l);
+        lm_jw_int(w, "bytes", (int64_t)bytes);
+        lm_jw_f64(w, "bits", 8 * (double)bytes / all_numbers(&f->about));
+        lm_jw_close_obj(w);
+    }
+    lm_jw_close_arr(w);
+}
+
+static lm_code report_json(const lm_kv_file *f, lm_buf *out, lm_err *e)
+{
+    const lm_kv_about *a = &f->about;
+    lm_jw w;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "file", f->where);
+    lm_jw_str(&w, "coding", f->levels ? "cachegen" : a->form ? "coded" : "plain");
+    if (a->spec)
+        lm_jw_str(&w, "method", a->spec);
+    lm_jw_str(&w, "model_type", a->model_type);
+    lm_jw_str(&w, "weights", a->weights);
+    lm_jw_str(&w, "act", lm_dtype_name(a->act));
+    lm_jw_int(&w, "layers", a->layers);
+    lm_jw_int(&w, "tokens", a->tokens);
+    if (a->has_next)
+        lm_jw_int(&w, "next", a->next);
+    if (f->levels) {
+        write_levels(&w, f);
+    } else {
+        lm_jw_int(&w, "bytes", (int64_t)all_parts(f));
+        lm_jw_f64(&w, "bits", 8 * (double)all_parts(f) / all_numbers(a));
+        write_parts(&w, f);
+    }
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w) ? e->code : lm_buf_add(out, "\n", 1, e);
+}
+
+/* ---- Text ---- */
+
+static lm_code add_part(const lm_kv_file *f, int64_t i, lm_buf *out, lm_err *e)
+{
+    uint64_t bytes = part_bytes(f, i);
+    char shown[32];
+    return lm_buf_addf(out, e, "layers.%" PRId64 ".%c\t%" PRId64 " tokens\t%s\t%.2f bits\t%s\n",
+                       i / 2, i % 2 ? 'v' : 'k', lm_kv_about_rows(&f->about, i / 2),
+                       lm_show_bytes((double)bytes, shown),
+                       8 * (double)bytes / part_numbers(&f->about, i), form_name(&f->about, i));
+}
+
+static lm_code add_level(const lm_kv_file *f, int level, lm_buf *out, lm_err *e)
+{
+    uint64_t bytes = level_bytes(f, level);
+    char shown[32];
+    return lm_buf_addf(out, e, "level %d\t%" PRId64 " chunks\t%s\t%.2f bits\n", level,
+                       lm_cachegen_chunks(f->about.tokens), lm_show_bytes((double)bytes, shown),
+                       8 * (double)bytes / all_numbers(&f->about));
+}
+
+static lm_code report_text(const lm_kv_file *f, lm_buf *out, lm_err *e)
+{
+    const lm_kv_about *a = &f->about;
+    char shown[32];
+    lm_code rc = lm_buf_addf(out, e, "%s: %s, %" PRId64 " layers, %" PRId64 " tokens, %s", f->where,
+                             a->model_type, a->layers, a->tokens,
+                             f->levels ? "cachegen"
+                             : a->form ? a->spec
+                                       : lm_dtype_name(a->act));
+    if (!rc && !f->levels)
+        rc = lm_buf_addf(out, e, ", %s, %.2f bits a number",
+                         lm_show_bytes((double)all_parts(f), shown),
+                         8 * (double)all_parts(f) / all_numbers(a));
+    rc = rc ? rc : lm_buf_add(out, "\n", 1, e);
+    for (int64_t i = 0; i < kv_parts(a) && !f->levels && !rc; i++)
+        rc = add_part(f, i, out, e);
+    for (int l = 0; l < LM_CACHEGEN_LEVELS && !rc; l++)
+        if (f->levels >> l & 1)
+            rc = add_level(f, l, out, e);
+    return rc;
+}
+
+lm_code lm_kv_file_report(const lm_kv_file *f, bool json, lm_buf *out, lm_err *e)
+{
+    return json ? report_json(f, out, e) : report_text(f, out, e);
+}

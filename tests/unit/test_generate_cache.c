@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_generate_cache.c -- caches of slots as images: a run that is saved to a file and continued from it, in another slot of
+ * another generator, has the bits of the run that was not interrupted. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "loaded_case.h"
+#include "model/cache_about.h"
+#include "model/cache_plan.h"
+#include "model/generate_cache.h"
+#include "tests/unit/span_reader.h"
+
+enum { V = 96, S = 600, STEPS = 6 };
+
+#define SIZES "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":700,"
+#define LAYERS                                           \
+    SIZES "\"hidden_size\":64,\"intermediate_size\":96," \
+          "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
+static const char *const configs[] = {
+    "{\"model_type\":\"gpt2\"," SIZES
+    "\"n_embd\":64,\"n_layer\":2,\"n_head\":2,\"n_positions\":700}",
+    "{\"model_type\":\"llama\"," LAYERS "\"num_hidden_layers\":3}",
+    "{\"model_type\":\"gemma2\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
+    "\"query_pre_attn_scalar\":32}",
+};
+
+static const struct {
+    const char *text; /* NULL: plain, without a plan */
+    bool tail;
+} specs[] = {
+    { NULL, false },
+    { "auto", false },
+    { "int8", false },
+    { "int4", false },
+    { "fp8", false },
+    { "k=auto,v=int4", false },
+    { "layers.0=auto;*=int4", false },
+    { "int2", true },
+    { "kivi", true },
+    { "int8:sinks=4,residual=7", true },
+};
+enum { CONFIGS = sizeof configs / sizeof *configs, SPECS = sizeof specs / sizeof *specs };
+
+static lm_err err;
+static lm_par *par;
+static lm_backend *backend;
+static uint32_t ids[S];
+
+static void ok(lm_code rc)
+{
+    if (rc)
+        fail_msg("%s: %s", err.where, err.what);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    for (int i = 0; i < S; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(7, "test", 0), (uint64_t)i, V);
+    return lm_par_new(&par, 2, &err) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &err);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lm_backend_close(backend);
+    lm_par_free(par);
+    return 0;
+}
+
+/* A model, and one generator whose runs are not interrupted, another that continues. */
+typedef struct {
+    lm_loaded w;
+    lm_cache_plan p;
+    lm_generator *whole, *other;
+    lm_dtype type;
+} pair;
+
+static void open_pair(int config, lm_dtype type, const char *spec, pair *x)
+{
+    loaded_of(configs[config], type, par, backend, &x->w);
+    x->p = (lm_cache_plan){ 0 };
+    x->type = type;
+    if (spec)
+        ok(lm_cache_plan_open(spec, &x->w.config, type, NULL, &x->p, &err));
+    ok(lm_generator_new(
+        &x->w, &(lm_generator_opts){ .dtype = type, .batch = 1, .context = S, .kv = x->p.plan },
+        backend, &x->whole, &err));
+    ok(lm_generator_new(
+        &x->w, &(lm_generator_opts){ .dtype = type, .batch = 3, .context = S, .kv = x->p.plan },
+        backend, &x->other, &err));
+}
+
+static void close_pair(pair *x)
+{
+    lm_generator_free(x->whole);
+    lm_generator_free(x->other);
+    lm_cache_plan_fini(&x->p);
+    lm_loaded_fini(&x->w);
+}
+
+static lm_code add_bytes(void *ctx, const void *data, size_t bytes, lm_err *e)
+{
+    return lm_buf_add(ctx, data, bytes, e);
+}
+
+/* The cache of slot 0 through a file; next: the token that follows, negative: none. */
+static lm_kv_image *through_file(const pair *x, lm_generator *g, int32_t next)
+{
+    static const uint8_t digest[16] = { 1, 2, 3 };
+    const lm_kv_reading r = { .vocab = V, .context = S, .level = LM_KV_FILE_BEST };
+    lm_cache_about a;
+    lm_kv_image *m;
+    lm_kv_file *f;
+    lm_buf b = { 0 };
+    ok(lm_cache_about_model(&x->w.config, digest, S, x->type, &a, &err));
+    a.about.has_next = next >= 0;
+    a.about.next = next;
+    ok(lm_generator_save(g, 0, &a.about, par, &m, &err));
+    const lm_kv_out to = { .write = add_bytes, .ctx = &b, .where = "memory" };
+    ok(lm_kv_file_write(&to, &m->about, &m->content, 0, lm_cpu_detect(), par, &err));
+    lm_kv_image_free(m);
+    span s = { b.data, b.len };
+    ok(lm_kv_file_open_on(read_span, &s, "memory", &f, &err));
+    ok(lm_kv_file_match(f, &a.about, S, &err));
+    ok(lm_kv_image_read(f, &r, lm_cpu_detect(), par, &m, &err));
+    lm_kv_file_close(f);
+    lm_buf_fini(&b);
+    lm_cache_about_fini(&a);
+    return m;
+}
+
+/* The logits of a slot after steps with ids[from] and on. */
+static void run_steps(lm_generator *g, int64_t slot, int from, int n, float *out)
+{
+    int32_t next[3] = { -1, -1, -1 };
+    const float *logits = NULL;
+    for (int i = from; i < from + n; i++) {
+        next[slot] = (int32_t)ids[i];
+        ok(lm_generator_decode(g, next, &logits, &err));
+    }
+    memcpy(out, logits + slot * V, V * sizeof *out);
+}
+
+/* A prompt of n tokens in one run, and cut behind `cut`; both continue with the same tokens. */
+static void check_cut(pair *x, int n, int cut, const char *name)
+{
+    float a[V], b[V];
+    ok(lm_generator_prompt(x->other, 2, ids + 40, 500, NULL, &err)); /* used before */
+    ok(lm_generator_prompt(x->whole, 0, ids, cut, NULL, &err));
+    lm_kv_image *m = through_file(x, x->whole, -1);
+    ok(lm_generator_prompt(x->whole, 0, ids, n, NULL, &err));
+    run_steps(x->whole, 0, n, STEPS, a);
+    ok(lm_generator_resume(x->other, 2, m, ids + cut, n - cut, par, &err));
+    assert_int_equal(lm_generator_used(x->other, 2), n);
+    run_steps(x->other, 2, n, STEPS, b);
+    if (memcmp(a, b, sizeof a))
+        fail_msg("%s: %d tokens cut at %d: other bits", name, n, cut);
+    lm_kv_image_free(m);
+}
+
+static void prompts_continue(void **state)
+{
+    static const int cuts[][2] = { { 300, 256 }, { 300, 300 }, { 512, 512 }, { 300, 260 },
+                                   { 264, 259 }, { 520, 100 }, { 77, 5 },    { 9, 8 },
+                                   { 258, 256 }, { 270, 257 }, { 7, 7 } };
+    (void)state;
+    for (int k = 0; k < 2 * SPECS; k++) {
+        pair x;
+        open_pair(k % CONFIGS, k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32, specs[k / 2].text, &x);
+        for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++)
+            if (!specs[k / 2].tail || (cuts[i][1] % 256 == 0 && cuts[i][0] > cuts[i][1]))
+                check_cut(&x, cuts[i][0], cuts[i][1], specs[k / 2].text ? specs[k / 2].text : "");
+        close_pair(&x);
+    }
+}
+
+/* Decoding stops behind a token that was chosen and not run, and goes on elsewhere. */
+static void decoding_continues(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2 * SPECS; k++) {
+        float a[V], b[V];
+        pair x;
+        open_pair(k % CONFIGS, k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32, specs[k / 2].text, &x);
+        ok(lm_generator_prompt(x.whole, 0, ids, 150, NULL, &err));
+        run_steps(x.whole, 0, 150, 120, a);
+        lm_kv_image *m = through_file(&x, x.whole, (int32_t)ids[270]);
+        run_steps(x.whole, 0, 270, STEPS, a);
+        ok(lm_generator_resume(x.other, 1, m, NULL, 0, par, &err));
+        run_steps(x.other, 1, 271, STEPS - 1, b);
+        assert_memory_equal(a, b, sizeof a);
+        ok(lm_generator_resume(x.other, 1, m, ids + 271, 4, par, &err)); /* a prompt behind it */
+        assert_int_equal(lm_generator_used(x.other, 1), 275);
+        lm_kv_image_free(m);
+        close_pair(&x);
+    }
+}
+
+static void images_that_do_not_fit(void **state)
+{
+    pair x, y;
+    (void)state;
+    open_pair(1, LM_DTYPE_F32, "kivi", &x);
+    open_pair(1, LM_DTYPE_F32, "int4", &y);
+    ok(lm_generator_prompt(x.whole, 0, ids, 300, NULL, &err));
+    lm_kv_image *m = through_file(&x, x.whole, -1);
+    assert_int_equal(lm_generator_resume(y.other, 0, m, ids, 4, par, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "forms"));
+    err = (lm_err){ 0 };
+    assert_int_equal(lm_generator_resume(x.other, 0, m, NULL, 0, par, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "newest rows"));
+    err = (lm_err){ 0 };
+    assert_int_equal(lm_generator_resume(x.other, 0, m, ids, 301, par, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "the context holds 600"));
+    err = (lm_err){ 0 };
+    m->content.positions[7] = 9;
+    assert_int_equal(lm_generator_resume(x.other, 0, m, ids, 4, par, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "dropped"));
+    err = (lm_err){ 0 };
+    lm_kv_image_free(m);
+    close_pair(&x), close_pair(&y);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_continue),
+        cmocka_unit_test(decoding_continues),
+        cmocka_unit_test(images_that_do_not_fit),
+    };
+    return cmocka_run_group_tests_name("generate_cache", tests, setup, teardown);
+}
