@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize-kv -- caches of keys and values.  See man/man1/quantize-kv.1. */
+/* quantize-kv -- caches of keys and values: their files, calibrations and reports.  See man/man1/quantize-kv.1. */
 #include <string.h>
 
 #include "compress/kv_passkey.h"
+#include "quantize-kv/files.h"
 #include "quantize-kv/model.h"
 
 static bool calibrate, evaluate;
 static kv_model_options model = KV_MODEL_OPTIONS;
+static kv_file_options files = KV_FILE_OPTIONS;
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
+    LM_GROUP("Cache files (FILE)"),
+    LM_STR('m', "method", &model.method, "METHOD", "code with METHOD: int4, kivi, cachegen"),
+    KV_FILE_ROWS(files),
     LM_GROUP("With a model (MODEL DATA: token shards, or text)"),
-    LM_FLAG(0, "calibrate", &calibrate, "make a calibration for --kv METHOD:file=FILE"),
+    LM_FLAG(0, "calibrate", &calibrate, "make a calibration for METHOD, such as kvquant:bits=3"),
     LM_FLAG(0, "evaluate", &evaluate, "measure methods beside each other"),
-    LM_STR('m', "method", &model.method, "METHOD", "--calibrate: kvquant:bits=3,outliers=0.01"),
     LM_STR(0, "methods", &model.methods, "LIST", "--evaluate: specifications of --kv"),
     LM_FLAG(0, "table", &model.table, "--evaluate: a table [yes, unless --json]"),
     LM_STR(0, "candidates", &model.candidates, "LIST",
@@ -41,19 +45,20 @@ static const lm_opt options[] = {
 };
 
 static const char *const examples[] = {
-    "quantize-kv --calibrate m/ data/val --method kvquant:bits=3 -o kvq.safetensors",
+    "quantize-kv doc.kv --method kivi --bits 2 -o doc2.kv",
     "quantize-kv --evaluate m/ data/val --methods fp8,int4,kivi:bits=2 --table", NULL
 };
 
 static lm_tool tool = {
     .name = "quantize-kv",
-    .args = "MODEL DATA",
-    .brief = "calibrate and measure ways to store caches of keys and values",
+    .args = "[FILE | MODEL DATA]",
+    .brief = "code, decode, list, calibrate and measure caches of keys and values",
     .opts = options,
     .makes = LM_MAKES_OTHER,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE | LM_USE_JSON | LM_USE_SEED,
-    .min_args = 2,
+    .use =
+        LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE | LM_USE_JSON | LM_USE_SEED | LM_USE_HISTORY,
     .max_args = 2,
+    .filter = true,
     .examples = examples,
 };
 
@@ -65,17 +70,22 @@ static void refuse_others(const char *const *names, const char *way)
             lm_misuse(&tool, names[i], "leave it out", "it has no effect on %s", way);
 }
 
-int main(int argc, char **argv)
-{
-    static const char *const of_report[] = { "methods", "table",  "lengths", "depths", "repeats",
-                                             "records", "text",   "steps",   "dtype",  "seed",
-                                             "json",    "device", NULL };
-    static const char *const of_calibration[] = { "method", "candidates", NULL };
+static const char *const of_report[] = { "methods", "table",  "lengths", "depths", "repeats",
+                                         "records", "text",   "steps",   "dtype",  "seed",
+                                         "json",    "device", NULL };
+static const char *const of_calibration[] = { "method", "candidates", NULL };
+static const char *const of_both[] = { "windows", "seq-len", "tokenizer", "check-tokenizer", NULL };
+static const char *const of_files[] = { "decode", "list",     "verify", "list-methods", "bits",
+                                        "group",  "residual", "level",  "history",      NULL };
 
-    lm_begin(&tool, argc, argv);
-    if (calibrate == evaluate)
+static void check_model(void)
+{
+    if (calibrate && evaluate)
         lm_misuse(&tool, "--calibrate, --evaluate", NULL, "give one of them");
+    refuse_others(of_files, calibrate ? "--calibrate" : "--evaluate");
     refuse_others(calibrate ? of_report : of_calibration, calibrate ? "--calibrate" : "--evaluate");
+    if (tool.argc != 2)
+        lm_misuse(&tool, "command line", "give a model and data", "%d operands", tool.argc);
     if (calibrate && (!tool.output || !model.method))
         lm_misuse(&tool, model.method ? "-o" : "--method",
                   "give --method kvquant:bits=3 and -o FILE", "it is missing");
@@ -84,9 +94,34 @@ int main(int argc, char **argv)
     lm_refuse_twice(&tool, (const char *[]){ model.tokenizer, model.text }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     lm_refuse_text(&tool, tool.output, tool.argv[1]);
+}
+
+static void check_files(void)
+{
+    static const char way[] = "cache files";
+    files.method = model.method;
+    for (int i = 0; of_report[i]; i++)
+        if (strcmp(of_report[i], "json"))
+            refuse_others((const char *[]){ of_report[i], NULL }, way);
+    refuse_others((const char *[]){ "candidates", NULL }, way);
+    refuse_others(of_both, way);
+    kv_files_check(&tool, &files);
+    if (tool.argc > 1)
+        lm_misuse(&tool, tool.argv[1], "give one file", "is a second operand");
+}
+
+int main(int argc, char **argv)
+{
+    lm_begin(&tool, argc, argv);
+    if (calibrate || evaluate)
+        check_model();
+    else
+        check_files();
     if (calibrate)
         kv_calibrate(&tool, &model);
-    else
+    else if (evaluate)
         kv_evaluate(&tool, &model);
+    else
+        kv_files(&tool, &files);
     return lm_end(&tool);
 }

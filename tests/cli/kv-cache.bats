@@ -1,0 +1,146 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Caches in files: generate saves and loads them, quantize-kv codes them.
+
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export made=$BATS_FILE_TMPDIR
+    cd "$made"
+    sh "$root/tests/cli/examples/quantize-kv.sh"
+    generate -q run/ --save-cache short.kv -p 'The system reads' -n 0 --dtype bf16
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    ln -s "$made"/* .
+}
+
+# FILE FROM TO: an equal number of bytes replaced in a copy called bad.kv
+damage() { LC_ALL=C sed "s/$2/$3/" "$1" > bad.kv; }
+
+@test "a prompt behind a saved cache has the tokens and log-probabilities of one run" {
+    text=$(head -c 300 corpus.txt)
+    for type in f32 bf16; do
+        generate -q run/ -p "$text one" -n 8 -T 0 --json --logprobs --dtype $type > whole
+        generate -q run/ --save-cache a.kv -p "$text" -n 0 --dtype $type -f > nothing
+        [ ! -s nothing ]
+        generate -q run/ --load-cache a.kv -p ' one' -n 8 -T 0 --json --logprobs > loaded
+        generate -q run/ --load-cache - -p ' one' -n 8 -T 0 --json --logprobs < a.kv > piped
+        [ "$(grep -o '"token_ids".*' whole)" = "$(grep -o '"token_ids".*' loaded)" ]
+        cmp loaded piped
+        grep -q '"prompt":" one"' loaded
+    done
+}
+
+@test "an answer goes on behind its cache, which many prompts can follow" {
+    generate -q run/ -p 'The system' -n 12 -T 0 --ignore-eos --json --logprobs > whole
+    generate -q run/ -p 'The system' -n 5 -T 0 --ignore-eos --json --logprobs --save-cache a.kv > begin
+    generate -q run/ --load-cache a.kv -p '' -n 7 -T 0 --ignore-eos --json --logprobs > end
+    ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'; }
+    logs() { grep -o '"logprobs":\[[-0-9.,e]*\]' "$1" | grep -o '[-0-9.,e]*' | tail -n 1 | tr ',' '\n'; }
+    [ "$(ids whole)" = "$(ids begin; ids end)" ]
+    [ "$(logs whole)" = "$(logs begin; logs end)" ]
+    quantize-kv -l --json a.kv | grep -q '"next":'
+    echo '{"prompt": " and"}
+{"prompt": ""}' | generate -q run/ --load-cache a.kv -n 3 -T 0 > answers
+    [ "$(wc -l < answers)" -eq 2 ]
+}
+
+@test "coded caches: used as they are, with other methods, through pipes" {
+    for m in int8 int4 kivi k=int8,v=auto 'layers.0=auto;int4' fp8; do
+        quantize-kv doc.kv -m "$m" -o c.kv -f -q
+        quantize-kv --verify c.kv
+        generate -q run/ --load-cache c.kv -p ' one' -n 4 -T 0 > a
+        quantize-kv -q doc.kv -m "$m" | generate -q run/ --load-cache - -p ' one' -n 4 -T 0 > b
+        [ -s a ]
+        cmp a b
+    done
+    quantize-kv -q doc.kv -m int4 -o four.kv
+    quantize-kv -q four.kv -m int4 -o again.kv --no-history
+    quantize-kv -q -d four.kv -o back.kv
+    quantize-kv -l back.kv | grep -q '16.00 bits a number'
+    quantize-kv -l four.kv | grep -q '^layers.1.v.*bits.int4$'
+    [ "$(quantize-kv -l four.kv --json | grep -o '"bits":[0-9.]*' | head -n 1 | cut -d: -f2 | cut -c1)" -lt 8 ]
+    quantize-kv -q doc.kv -m int4 --no-history > new.kv
+    quantize-kv -q -m int4 -j 1 --no-history < doc.kv | cmp - new.kv
+    quantize-kv doc.kv --method kivi --bits 4 --group 64 --residual 64 -v -o k.kv 2> said
+    quantize-kv -l k.kv | grep -q 'kivi:bits=4,group=64,residual=64'
+    [ "$(grep -c 'relative error 0\.0' said)" -eq 4 ]
+}
+
+@test "cachegen: levels beside each other, chosen by the deadline, absent ones refused" {
+    quantize-kv doc.kv -m cachegen --level 0 --level 2 -v -o l.kv 2> said
+    grep -q 'level 2:' said
+    quantize-kv -l l.kv | grep -q '^level 2'
+    run -0 --separate-stderr generate -v run/ --load-cache l.kv -p ' one' -n 4 -T 0
+    [[ "$stderr" =~ 'levels of its chunks: 0 ' ]]
+    run -0 --separate-stderr generate -v run/ --load-cache l.kv -p ' one' -n 4 -T 0 --deadline 0.000001
+    [[ "$stderr" =~ 'levels of its chunks: 2 2' ]]
+    quantize-kv -q doc.kv -m cachegen | generate -q run/ --load-cache - -p ' one' -n 2
+    quantize-kv -q l.kv -m int8 -o from-levels.kv
+    run -2 quantize-kv doc.kv -m cachegen --level 4 -o x.kv
+    run -2 quantize-kv doc.kv -m int8 --level 1 -o x.kv
+    [ ! -e x.kv ]
+}
+
+@test "damaged files and those of others: one line, status 1, no token" {
+    quantize-kv -q doc.kv -m int4 -o four.kv
+    for file in doc.kv four.kv; do
+        size=$(stat -L -c %s $file)
+        for at in 20 200 $((size / 3)) $((size / 2)) $((size - 9)); do
+            cp -L $file bad.kv
+            printf '\125' | dd of=bad.kv bs=1 seek="$at" conv=notrunc status=none
+            cmp -s bad.kv $file && continue
+            run -1 --separate-stderr generate -q run/ --load-cache bad.kv -p ' one' -n 4
+            [ -z "$output" ]
+            [ "$(wc -l <<< "$stderr")" -eq 1 ]
+            [ "$at" -lt 3000 ] || run -1 quantize-kv -q --verify bad.kv
+        done
+        head -c $((size - 100)) $file > bad.kv
+        run -1 --separate-stderr generate -q run/ --load-cache bad.kv -p ' one' -n 4
+        [ -z "$output" ]
+        run -1 --separate-stderr generate -q run/ --load-cache - -p ' one' -n 4 < bad.kv
+        [ -z "$output" ]
+    done
+    damage doc.kv '"theta\\":10000' '"theta\\":20000'
+    run -1 generate -q run/ --load-cache bad.kv -p ' one' -n 4
+    [[ "$output" =~ 'rotated with other settings' ]]
+    damage doc.kv '"model_type":"llama"' '"model_type":"qwen2"'
+    run -1 generate -q run/ --load-cache bad.kv -p ' one' -n 4
+    [[ "$output" =~ "type 'qwen2', not 'llama'" ]]
+    init-model -q --config run/config.json --tokenizer tok -o other 2> /dev/null ||
+        init-model -q llama-1m --tokenizer tok/tokenizer.json -o other
+    run -1 generate -q other --load-cache doc.kv -p ' one' -n 4
+    [[ "$output" =~ 'cache of another model' ]]
+}
+
+@test "options of caches that do not fit together" {
+    run -2 generate -q run/ -n 0 -p a
+    run -2 generate -q run/ --save-cache x.kv -p a -p b
+    run -2 generate -q run/ --save-cache x.kv -p a --n 2
+    run -2 generate -q run/ --save-cache - -p a -n 3
+    run -2 generate -q run/ --deadline 1 -p a
+    run -2 generate -q run/ --load-cache doc.kv --serve-batch 2 -p a
+    run -2 generate -q run/ --load-cache short.kv -p a --dtype f32
+    [[ "$output" =~ 'it has numbers of bf16' ]]
+    run -1 generate -q run/ --load-cache doc.kv --context 20 -p a
+    run -2 generate -q run/ --load-cache - < doc.kv
+    run -2 quantize-kv doc.kv
+    run -2 quantize-kv doc.kv -d -l
+    run -2 quantize-kv doc.kv -m nothing -o x.kv
+    run -2 quantize-kv doc.kv -m int4 -o doc.kv -f
+    run -2 quantize-kv doc.kv -m h2o -o x.kv
+    [[ "$output" =~ 'tokens are dropped while a model runs' ]]
+    run -2 quantize-kv doc.kv -m f16 -o x.kv
+    run -2 quantize-kv doc.kv -m k=int4,v=int8 --bits 2 -o x.kv
+    run -2 quantize-kv doc.kv -m int4 -o doc2.kv --json
+    [ ! -e x.kv ]
+    quantize-kv --list-methods | grep -q '^kivi'
+    quantize-kv --list-methods --json | grep -q '"kivi"'
+    generate -q run/ --save-cache - -p 'The system reads' -n 0 --dtype bf16 | cmp - short.kv
+    generate -q run/ --load-cache short.kv --save-cache longer.kv -p ' one' -n 0
+    [ "$(quantize-kv -l longer.kv --json | grep -o '"tokens":[0-9]*' | head -n 1 | cut -d: -f2)" -gt \
+      "$(quantize-kv -l short.kv --json | grep -o '"tokens":[0-9]*' | head -n 1 | cut -d: -f2)" ]
+}
