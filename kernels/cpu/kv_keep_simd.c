@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/attention_simd.h"
 #include "kernels/cpu/kv_mass.h"
+#include "kernels/cpu/kv_wide.h"
 #include "kernels/cpu/tables.h"
 
 enum {
@@ -15,12 +16,13 @@ enum {
 
 typedef struct {
     const lm_call *c;
-    int64_t ld, units; /* units: of a head */
-    size_t scratch;    /* bytes of a worker */
+    int64_t ld, units;        /* units: of a head */
+    size_t scratch, prepared; /* bytes of a worker; of all workers, before these: of coded keys */
 } mass_call;
 
 typedef struct {
-    float *keys; /* [64][ld], and turned [ld][64] */
+    kv_tile_scratch *tile; /* of coded keys */
+    float *keys;           /* [64][ld], and turned [ld][64] */
     float *turned, *q, *s;
 } mass_scratch;
 
@@ -29,7 +31,12 @@ static mass_call mass_call_of(const lm_call *c)
     const lm_kv_mass_attr *a = c->attr;
     mass_call m = { .c = c, .ld = padded(a->attention.head_dim, PAD) };
     m.units = (c->out[0].dim[2] + MASS_KEYS_AT_ONCE - 1) / MASS_KEYS_AT_ONCE;
-    m.scratch =
+    const lm_tensor *keys = &c->in[MASS_KEYS];
+    if (keys->kv) {
+        m.prepared = attn_round64(sizeof(kv_levels)) + fixed_bytes(keys);
+        m.scratch = attn_round64(sizeof(kv_tile_scratch));
+    }
+    m.scratch +=
         (size_t)(2 * MASS_KEYS_AT_ONCE * m.ld + MASS_ROWS * m.ld + MASS_ROWS * MASS_KEYS_AT_ONCE) *
         sizeof(float);
     return m;
@@ -37,28 +44,48 @@ static mass_call mass_call_of(const lm_call *c)
 
 static mass_scratch scratch_of(const mass_call *m, int worker)
 {
-    float *at = (float *)(void *)((char *)m->c->work + (size_t)worker * m->scratch);
-    mass_scratch w = { .keys = at };
+    char *at = (char *)m->c->work + m->prepared + (size_t)worker * m->scratch;
+    mass_scratch w = { .tile = (kv_tile_scratch *)(void *)at };
+    w.keys = (float *)(void *)(at + (m->prepared ? attn_round64(sizeof *w.tile) : 0));
     w.turned = w.keys + MASS_KEYS_AT_ONCE * m->ld;
     w.q = w.turned + MASS_KEYS_AT_ONCE * m->ld;
     w.s = w.q + MASS_ROWS * m->ld;
     return w;
 }
 
-/* Keys [j0, j1) as floats; what lies behind them is not a number of a key, but finite. */
+/* Keys [j0, j1), none of them coded, as floats; zeros behind them. */
 LM_INLINE void load_keys(lm_dtype t, const mass_seq *s, int64_t j0, int64_t j1, int64_t ld,
                          float *to)
 {
     int64_t D = s->a->attention.head_dim;
-    for (int64_t j = j0; j < j1; j++) {
-        const void *plain = mass_plain(s, j);
-        float coded[LM_KV_MAX_DIM];
-        if (!plain)
-            mass_coded(s, j, 1, coded);
-        pack_rows(plain ? t : LM_DTYPE_F32, to + (j - j0) * ld, ld, 1, plain ? plain : coded, D, 1,
-                  D, 1);
-    }
+    for (int64_t j = j0; j < j1; j++)
+        pack_rows(t, to + (j - j0) * ld, ld, 1, mass_plain(s, j), D, 1, D, 1);
     memset(to + (j1 - j0) * ld, 0, (size_t)((j0 + MASS_KEYS_AT_ONCE - j1) * ld) * sizeof *to);
+}
+
+/* Keys [j0, j1), turned, of which some are coded. */
+LM_INLINE void turn_coded(lm_dtype t, const mass_call *m, const mass_seq *s, int64_t j0, int64_t j1,
+                          const mass_scratch *w)
+{
+    const lm_tensor *keys = &m->c->in[MASS_KEYS];
+    int64_t D = s->a->attention.head_dim, sinks = s->a->sinks;
+    kv_seq q = { .kv = s->kv, .T = s->page, .D = D, .table = s->pages, .k.f = keys->kv };
+    lm_kv_page(keys->kv, s->page, D, &q.k.at, NULL);
+    q.k.step = (size_t)keys->dim[1] * q.k.at.all;
+    q.k.pages = (const char *)keys->data + (size_t)s->kv * q.k.at.all;
+    memset(w->turned, 0, (size_t)(D * MASS_KEYS_AT_ONCE) * sizeof(float));
+    for (int64_t j = j0; j < j1; j += LM_KV_TILE) {
+        int64_t end = j + LM_KV_TILE < j1 ? j + LM_KV_TILE : j1;
+        if (j < s->coded && end > sinks)
+            wide_keys(&q, m->c->work, j, w->tile, w->turned + (j - j0));
+        for (int64_t i = j; i < end; i++) {
+            const void *plain = mass_plain(s, i);
+            for (int64_t d = 0; plain && d < D; d++)
+                w->turned[d * MASS_KEYS_AT_ONCE + i - j0] =
+                    t == LM_DTYPE_BF16 ? lm_bf16_to_f32(((const uint16_t *)plain)[d])
+                                       : ((const float *)plain)[d];
+        }
+    }
 }
 
 /* Scores of n rows with the keys: rows of 64. */
@@ -105,12 +132,15 @@ LM_INLINE void weigh_keys(lm_dtype t, const mass_call *m, const mass_seq *s, int
     const lm_attention_attr *a = &s->a->attention;
     const float *lse = m->c->in[MASS_LSE].data;
     int64_t group = a->heads / a->kv_heads, D = a->head_dim, rows = (s->fresh - first) * group;
-    bool few = rows <= MASS_FEW;
+    bool coded = m->prepared > 0, few = rows <= MASS_FEW && !coded;
     vf sum[MASS_KEYS_AT_ONCE / VF_LANES];
     for (int i = 0; i < MASS_KEYS_AT_ONCE / VF_LANES; i++)
         sum[i] = vf_zero();
-    load_keys(t, s, j0, j1, m->ld, w->keys);
-    if (!few)
+    if (coded)
+        turn_coded(t, m, s, j0, j1, w);
+    else
+        load_keys(t, s, j0, j1, m->ld, w->keys);
+    if (!few && !coded)
         pack_turned(w->turned, MASS_KEYS_AT_ONCE, w->keys, m->ld, D);
     for (int64_t r0 = 0; r0 < rows; r0 += MASS_ROWS) {
         int64_t n = rows - r0 < MASS_ROWS ? rows - r0 : MASS_ROWS;
@@ -168,13 +198,16 @@ static void kv_mass(const lm_call *c)
 {
     const lm_kv_mass_attr *a = c->attr;
     mass_call m = mass_call_of(c);
+    if (m.prepared)
+        prepare_side(&c->in[MASS_KEYS], c->work, (char *)c->work + attn_round64(sizeof(kv_levels)));
     lm_par_for(c->par, a->attention.batch * a->attention.kv_heads * m.units, 1,
                c->in[MASS_QKV].dtype == LM_DTYPE_BF16 ? mass_units_bf16 : mass_units_f32, &m);
 }
 
 static size_t kv_mass_work(const lm_call *c, int threads)
 {
-    return mass_call_of(c).scratch * (size_t)threads;
+    mass_call m = mass_call_of(c);
+    return m.prepared + m.scratch * (size_t)threads;
 }
 
 /* ---- rows that stay ---- */

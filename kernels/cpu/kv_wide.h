@@ -5,6 +5,9 @@
 #ifndef LM_KERNELS_CPU_KV_WIDE_H
 #define LM_KERNELS_CPU_KV_WIDE_H
 
+#include <math.h>
+
+#include "kernels/cpu/attention_jobs.h"
 #include "kernels/cpu/kv_seq.h"
 #include "kernels/cpu/simd.h"
 
@@ -37,6 +40,46 @@ typedef struct {
     float cs[LM_KV_MAX_DIM], cm[LM_KV_MAX_DIM];               /* of channels */
     float second[LM_KV_MAX_DIM]; /* of channels, or of the tile's tokens */
 } kv_tile_scratch;
+
+/* Bytes of the prepared scales of a side, beside its kv_levels. */
+static inline size_t fixed_bytes(const lm_tensor *t)
+{
+    return t->kv && t->kv->lower
+               ? attn_round64(2 * (size_t)(t->dim[1] * t->dim[3] + 16) * sizeof(float))
+               : 0;
+}
+
+/* Prepare a side; `room` is for its scales.  Returns the end of what was used. */
+static inline char *prepare_side(const lm_tensor *t, kv_levels *l, char *room)
+{
+    int64_t n = t->dim[1] * t->dim[3];
+    if (!t->kv)
+        return room;
+    lm_kv_levels levels = t->kv->levels;
+    bool e4m3 = t->kv->float8 == LM_DTYPE_F8E4M3;
+    *l = (kv_levels){ .kind = levels == LM_KV_TABLE    ? KV_LOOK_UP
+                              : levels == LM_KV_FLOAT8 ? KV_FLOAT
+                                                       : KV_LINEAR,
+                      .mantissa = e4m3 ? 3 : 2,
+                      .least = e4m3 ? 0x1p-9f : 0x1p-16f,
+                      .bias = e4m3 ? 127 - 7 : 127 - 15,
+                      .sixteen = t->kv->bits <= 4 };
+    lm_kv_level_numbers(t->kv, l->level);
+    for (int i = 0; i < 16 && levels == LM_KV_TABLE; i++)
+        l->whole[i] = (uint8_t)(fmaxf(fminf(l->level[i], 127), -128) + 128);
+    for (int i = 0; i < 128; i++) {
+        uint16_t bits = lm_f32_to_bf16(l->level[i]);
+        l->low[i] = (uint8_t)bits;
+        l->high[i] = (uint8_t)(bits >> 8);
+    }
+    if (!t->kv->lower)
+        return room;
+    float *s = (float *)(void *)room, *m = s + n + 16;
+    lm_kv_fixed_scales(t->kv, n, s, m);
+    l->s = s;
+    l->m = m;
+    return room + fixed_bytes(t);
+}
 
 /* Into the second level. */
 LM_INLINE void fetch_bytes(const char *p, int64_t bytes)

@@ -169,14 +169,14 @@ static void run_prompt(prompt *p)
         run_rows(p, at, N - at < p->w->cut ? N - at : p->w->cut);
 }
 
-/* Masses of all levels against the definition, which knows no soft cap and no codes. */
+/* Masses of all levels against the definition, which knows no codes. */
 static void as_defined(void **state)
 {
     static const way ways[] = {
         { .act = LM_DTYPE_F32, .cut = N },
         { .act = LM_DTYPE_F32, .cut = 32, .from = N - 7 },
         { .act = LM_DTYPE_F32, .cut = 7, .from = 20, .window = 37, .paged = true },
-        { .act = LM_DTYPE_F32, .cut = 1, .paged = true },
+        { .act = LM_DTYPE_F32, .cut = 1, .paged = true, .soft_cap = 2 },
         { .act = LM_DTYPE_BF16, .cut = 64, .from = N - 32 },
     };
     float q[N * H * D], k[N * K * D], want[K * N];
@@ -196,7 +196,7 @@ static void as_defined(void **state)
                 for (int64_t x = 0; x < K * D; x++)
                     k[t * K * D + x] = (float)lm_get(w.act, p.rows.data, t * WIDTH + H * D + x);
             }
-            lm_kv_attention a = { H, K, D, w.window, p.a.scale };
+            lm_kv_attention a = { H, K, D, w.window, p.a.scale, w.soft_cap };
             assert_int_equal(lm_kv_masses(&a, N, w.from, q, k, want, &e), LM_OK);
             for (int64_t h = 0; h < K; h++)
                 for (int64_t j = 0; j < N; j++) {
