@@ -106,7 +106,8 @@ long.done: short.done data/long/train.bin
 # Channels of keys as large models have them.  Without these, coding with and without rotation differ less.
 outliers.done: long.done
 	rm -rf outliers
-	cp -r long outliers
+	mkdir outliers # without the checkpoints of the run, which tools prefer
+	cp long/*.json long/model.safetensors outliers/
 	perl "$$RECIPE_HOME/kv-outliers" outliers $(strip $(OUTLIERS))
 	@touch $@
 
