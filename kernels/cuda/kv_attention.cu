@@ -17,7 +17,11 @@ struct kv_attending {
     kv_side side[2];
     int64_t parts, seq;     /* of new tokens: parts of the room, rows of a sequence */
     float *out, *max, *sum; /* partial results by row of new tokens, head and part */
-    int tables[2];          /* numbers of shared memory */
+    /* cached keys are rotated by rows of `rope` (R numbers): those of `place` [B,places], or of tokens */
+    const float *rope;
+    const int32_t *place;
+    int rotary, places;
+    int tables[2]; /* numbers of shared memory */
     bool packed;
 };
 
@@ -54,6 +58,23 @@ template <int D, int Q, int KEYS> struct kv_shared {
         TABLE = (WEIGHT + Q * (KEYS + 1) + 3) / 4 * 4
     };
 };
+
+/* Rotate the cached keys among tokens [j0, j0 + n) of a tile; behind a barrier. */
+static __device__ inline void rotate_keys(const kv_attending &a, int64_t b, int j0, int n,
+                                          float *keys, int ld)
+{
+    const int half = a.rotary / 2, used = a.r.used[b], end = used - j0 < n ? used - j0 : n;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < end * half; i += THREADS) {
+        const int row = i / half, d = i % half, j = j0 + row;
+        const int64_t at = a.place ? a.place[b * a.places + j] : j;
+        const float c = a.rope[at * a.rotary + d], s = a.rope[at * a.rotary + half + d];
+        float *x = keys + row * ld + d;
+        const float u = x[0], v = x[half];
+        x[0] = u * c - v * s;
+        x[half] = v * c + u * s;
+    }
+}
 
 /* The queries of tokens [lo, hi). */
 template <class T, int D, int Q, int KEYS>
@@ -101,6 +122,10 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
         __syncthreads();
         kv_load_tile<T, THREADS>(r, a.side[0], keys, j0, KEYS, side, LD, a.packed);
         __syncthreads();
+        if (a.rope) {
+            rotate_keys(a, x.b, j0, KEYS, side, LD);
+            __syncthreads();
+        }
 #pragma unroll
         for (int k = 0; k < EACH; k++)
             s[k] = 0;
@@ -317,7 +342,7 @@ static __global__ void kv_clear_rows(const __grid_constant__ kv_attending a, T *
 
 /* ---- launchers ---- */
 
-enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL };
+enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE };
 
 static bool has_tokens(const kv_attending &a)
 {
@@ -340,6 +365,10 @@ static kv_attending attending_of(const lm_call *call)
                        attr->residual[x], attr->sinks[x]);
         a.tables[x] = kv_table_numbers(a.side[x]);
     }
+    a.rope = in_ptr<const float>(call, ROPE);
+    a.place = in_ptr<const int32_t>(call, PLACE);
+    a.rotary = a.rope ? (int)call->in[ROPE].dim[1] : 0;
+    a.places = a.place ? (int)call->in[PLACE].dim[1] : 0;
     a.seq = a.r.seq > 0 ? a.r.seq : 1;
     a.parts = (a.r.room + a.r.most_rows + PART - 1) / PART;
     const int64_t n = has_tokens(a) ? a.r.batch * a.seq * a.r.heads * a.parts : 0;

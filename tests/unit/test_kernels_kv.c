@@ -1,193 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention over coded caches: every format at every level against the definition, the definition against plain
  * attention over the same numbers, and bits that must not depend on the rows beside a row. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "base/mem.h"
 #include "base/par.h"
-#include "base/rng.h"
-#include "kernels/kv.h"
-#include "kernels/rope.h"
-#include "numeric/code_rows.h"
 
-enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE, N_IN };
-
-/* A call with memory of its own. */
-typedef struct {
-    lm_kv_attr attr;
-    lm_kv_format format[2];
-    lm_tensor in[N_IN], out[2];
-    lm_call call;
-} trial;
+#include "kv_attention_case.h"
 
 static lm_par *pool[4];
-
-static void *take(size_t bytes)
-{
-    lm_err e = { 0 };
-    void *p = NULL;
-    assert_int_equal(lm_alloc_n(&p, bytes, 1, "a test operand", &e), LM_OK);
-    memset(p, 0, bytes);
-    return p;
-}
-
-static lm_tensor made(lm_dtype d, int ndim, const int64_t *dim, const lm_kv_format *f)
-{
-    lm_tensor t = { .dtype = d, .ndim = ndim, .kv = f };
-    memcpy(t.dim, dim, (size_t)ndim * sizeof *dim);
-    t.data = take(lm_stored_bytes(&t) + 64);
-    return t;
-}
-
-static void fill(lm_tensor *t, uint64_t seed, double size)
-{
-    lm_rng r = lm_rng_make(7, "kv kernel", seed);
-    for (int64_t i = 0; i < lm_tensor_count(t); i++)
-        lm_set(t->dtype, t->data, i, size * lm_rng_normal(r, (uint64_t)i));
-}
-
-/* Numbers of the channels of a cache: sizes and offsets differ. */
-static float number(lm_rng r, int64_t i, int64_t d)
-{
-    return (float)(lm_rng_normal(r, (uint64_t)i) * (d % 5 == 2 ? 2 : 0.7) + (d % 9 == 4 ? 1.5 : 0));
-}
-
-static void encode(lm_tensor *t, uint64_t seed)
-{
-    int64_t T = t->dim[2], D = t->dim[3];
-    size_t bytes = lm_kv_page_bytes(t->kv, T, D);
-    float *x = take((size_t)(T * D) * sizeof *x), range[2 * 256];
-    for (int64_t i = 0; i < T; i++) {
-        range[2 * i] = -2;
-        range[2 * i + 1] = 2.5f;
-    }
-    for (int64_t p = 0; p < t->dim[0] * t->dim[1]; p++) {
-        lm_rng r = lm_rng_make(8, "kv page", seed + (uint64_t)p);
-        for (int64_t i = 0; i < T * D; i++)
-            x[i] = number(r, i, i % D);
-        lm_kv_encode(t->kv, T, D, p % t->dim[1], x, D, 0, T, range,
-                     (char *)t->data + (size_t)p * bytes);
-    }
-    lm_free(x);
-}
-
-typedef struct {
-    int64_t B, H, K, D, T, P, window, sinks[2], residual[2];
-    int64_t used[4], fresh[4], kind[4];
-    double soft_cap;
-    int64_t rotary; /* keys are stored before their rotation; 0: behind it */
-} shape;
-
-static int64_t rows_of(const shape *s)
-{
-    int64_t n = 2;
-    for (int64_t b = 0; b < s->B; b++)
-        n += s->fresh[b] + (b == 1); /* a gap of a row behind the second */
-    return n;
-}
-
-static void set_ints(trial *t, const shape *s)
-{
-    int32_t *used = t->in[USED].data, *fresh = t->in[FRESH].data, *first = t->in[FIRST].data;
-    int32_t *kind = t->in[KIND].data, *table = t->in[TABLE].data, *slot = t->in[SLOT].data;
-    for (int64_t b = 0; b < s->B; b++) {
-        used[b] = (int32_t)s->used[b];
-        fresh[b] = (int32_t)s->fresh[b];
-        kind[b] = (int32_t)s->kind[b];
-        first[b + 1] = first[b] + fresh[b] + (b == 1);
-        if (slot)
-            slot[b] = (int32_t)(s->B - 1 - b);
-        for (int64_t p = 0; p < s->P; p++) /* from behind; what is not used is no page */
-            table[b * s->P + p] =
-                p * s->T < s->used[b] ? (int32_t)(s->B * s->P - 1 - b * s->P - p) : -1000;
-    }
-}
-
-static bool is_plain(const lm_kv_format *f)
-{
-    return f->bits == 0;
-}
-
-/* Cosines and sines of numbers with a factor, and any places. */
-static void set_rope(trial *t, const shape *s)
-{
-    int64_t half = s->rotary / 2, rows = s->P * s->T + 5;
-    t->in[ROPE] = made(LM_DTYPE_F32, 2, (int64_t[]){ rows, s->rotary }, NULL);
-    t->in[PLACE] = made(LM_DTYPE_I32, 2, (int64_t[]){ s->B, s->P * s->T }, NULL);
-    float *rope = t->in[ROPE].data;
-    int32_t *place = t->in[PLACE].data;
-    for (int64_t i = 0; i < rows * half; i++) {
-        double angle = (double)(i / half) * pow(500, -(double)(i % half) / (double)half);
-        rope[i / half * s->rotary + i % half] = (float)(1.1 * cos(angle));
-        rope[i / half * s->rotary + half + i % half] = (float)(1.1 * sin(angle));
-    }
-    for (int64_t i = 0; i < s->B * s->P * s->T; i++)
-        place[i] =
-            i % (s->P * s->T) < s->used[i / (s->P * s->T)] ? (int32_t)(i * 7 % rows) : -1000000;
-}
-
-static void open_trial(trial *t, const shape *s, lm_dtype act, const lm_kv_format *k,
-                       const lm_kv_format *v)
-{
-    int64_t n = rows_of(s);
-    *t = (trial){ .format = { *k, *v } };
-    t->format[0].values = false;
-    t->format[1].values = true;
-    t->attr = (lm_kv_attr){ .attention = { .batch = s->B,
-                                           .heads = s->H,
-                                           .kv_heads = s->K,
-                                           .head_dim = s->D,
-                                           .window = s->window,
-                                           .causal = true,
-                                           .scale = 1 / sqrt((double)s->D),
-                                           .soft_cap = s->soft_cap },
-                            .residual = { s->residual[0], s->residual[1] },
-                            .sinks = { s->sinks[0], s->sinks[1] } };
-    t->in[QKV] = made(act, 2, (int64_t[]){ n, (s->H + 2 * s->K) * s->D }, NULL);
-    t->in[USED] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
-    t->in[FRESH] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
-    t->in[FIRST] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B + 1 }, NULL);
-    t->in[KIND] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
-    t->in[TABLE] = made(LM_DTYPE_I32, 2, (int64_t[]){ s->B, s->P }, NULL);
-    for (int i = 0; i < 2; i++) {
-        const lm_kv_format *f = is_plain(&t->format[i]) ? NULL : &t->format[i];
-        int64_t R = s->sinks[i] + s->residual[i];
-        t->in[KEYS + i] = made(act, 4, (int64_t[]){ s->B * s->P, s->K, s->T, s->D }, f);
-        if (f)
-            encode(&t->in[KEYS + i], (uint64_t)i * 1000);
-        else
-            fill(&t->in[KEYS + i], 40 + (uint64_t)i, 1);
-        if (R == 0)
-            continue;
-        t->in[KTAIL + i] = made(act, 4, (int64_t[]){ s->B, s->K, R, s->D }, NULL);
-        fill(&t->in[KTAIL + i], 20 + (uint64_t)i, 1);
-        if (!t->in[SLOT].data)
-            t->in[SLOT] = made(LM_DTYPE_I32, 1, (int64_t[]){ s->B }, NULL);
-    }
-    if (s->rotary)
-        set_rope(t, s);
-    fill(&t->in[QKV], 3, 1.5);
-    set_ints(t, s);
-    t->out[0] = made(act, 2, (int64_t[]){ n, s->H * s->D }, NULL);
-    t->out[1] = made(LM_DTYPE_F32, 2, (int64_t[]){ n, s->H }, NULL);
-    t->call = (lm_call){ .attr = &t->attr, .in = t->in, .n_in = N_IN, .out = t->out, .n_out = 2 };
-}
-
-static void close_trial(trial *t)
-{
-    for (int i = 0; i < N_IN; i++)
-        lm_free(t->in[i].data);
-    lm_free(t->out[0].data);
-    lm_free(t->out[1].data);
-}
 
 static void run(trial *t, const lm_kernel *k, int threads)
 {
@@ -209,29 +27,6 @@ static void run(trial *t, const lm_kernel *k, int threads)
 static const lm_kernel *level_kernel(lm_dtype act, lm_cpu_level level)
 {
     return lm_cpu_kernel("kv_attention", act, level);
-}
-
-/* The outputs' distance from those of the definition, relative. */
-static double distance(const lm_tensor *t, const float *want)
-{
-    double error = 0, all = 1e-12;
-    for (int64_t i = 0; i < lm_tensor_count(t); i++) {
-        double a = lm_get(t->dtype, t->data, i), b = (double)want[i];
-        if (a == b)
-            continue;
-        if (!isfinite(a) || !isfinite(b))
-            return INFINITY;
-        error += (a - b) * (a - b);
-        all += b * b;
-    }
-    return sqrt(error / all);
-}
-
-static float *results(const lm_tensor *t)
-{
-    float *y = take((size_t)lm_tensor_count(t) * sizeof *y);
-    lm_convert(t->dtype, t->data, LM_DTYPE_F32, y, lm_tensor_count(t));
-    return y;
 }
 
 static void check(const shape *s, const lm_kv_format *k, const lm_kv_format *v)
@@ -265,159 +60,13 @@ static void check(const shape *s, const lm_kv_format *k, const lm_kv_format *v)
     }
 }
 
-/* ---- formats ---- */
-
-static float low[4 * 256], high[4 * 256], head_scale[4] = { 0.02f, 0.03f, 0.01f, 0.025f };
-
-static const lm_kv_format formats[] = {
-    { .name = "int8", .bits = 8, .scale = LM_DTYPE_F16 },
-    { .name = "int8 asym", .bits = 8, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F32 },
-    { .name = "int8 channel",
-      .bits = 8,
-      .axis = LM_KV_CHANNEL,
-      .group = 32,
-      .scale = LM_DTYPE_BF16 },
-    { .name = "int6", .bits = 6, .levels = LM_KV_ASYM, .group = 16, .scale = LM_DTYPE_F16 },
-    { .name = "int5",
-      .bits = 5,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .group = 16,
-      .scale = LM_DTYPE_F16 },
-    { .name = "int4", .bits = 4, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F16 },
-    { .name = "int4 head", .bits = 4, .levels = LM_KV_ASYM, .scale = LM_DTYPE_F16 },
-    { .name = "int4 sym 64", .bits = 4, .group = 64, .scale = LM_DTYPE_BF16 },
-    { .name = "int3", .bits = 3, .group = 48, .scale = LM_DTYPE_F16 },
-    { .name = "int2", .bits = 2, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F16 },
-    { .name = "kivi",
-      .bits = 2,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .group = 32,
-      .scale = LM_DTYPE_F16 },
-    { .name = "channel 4",
-      .bits = 4,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .scale = LM_DTYPE_F16 },
-    { .name = "int1", .bits = 1, .levels = LM_KV_ASYM, .group = 16, .scale = LM_DTYPE_F16 },
-    { .name = "fp8",
-      .bits = 8,
-      .levels = LM_KV_FLOAT8,
-      .float8 = LM_DTYPE_F8E4M3,
-      .scale = LM_DTYPE_NONE,
-      .constant = 0.01 },
-    { .name = "e5m2",
-      .bits = 8,
-      .levels = LM_KV_FLOAT8,
-      .float8 = LM_DTYPE_F8E5M2,
-      .scale = LM_DTYPE_F16 },
-    { .name = "q8_0", .bits = 8, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
-    { .name = "q4_0", .bits = 4, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
-    { .name = "q5_1",
-      .bits = 5,
-      .levels = LM_KV_ASYM,
-      .group = 32,
-      .ggml = true,
-      .scale = LM_DTYPE_F16 },
-    { .name = "k4 balanced",
-      .bits = 4,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .group = 16,
-      .second = true,
-      .scale = LM_DTYPE_F16 },
-    { .name = "v2 balanced",
-      .bits = 2,
-      .levels = LM_KV_ASYM,
-      .second = true,
-      .span = 16,
-      .scale = LM_DTYPE_F16 },
-    { .name = "nuq outliers",
-      .bits = 2,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_TABLE,
-      .zero = true,
-      .scale = LM_DTYPE_NONE,
-      .lower = low,
-      .upper = high,
-      .outliers = 50,
-      .n_table = 4,
-      .table = { -0.8f, -0.2f, 0.3f, 0.9f } },
-    { .name = "nuq tokens",
-      .bits = 3,
-      .levels = LM_KV_TABLE,
-      .zero = true,
-      .scale = LM_DTYPE_F16,
-      .outliers = 40,
-      .n_table = 8,
-      .table = { -0.9f, -0.6f, -0.3f, -0.1f, 0.1f, 0.3f, 0.6f, 0.9f } },
-    { .name = "codebook",
-      .bits = 3,
-      .levels = LM_KV_TABLE,
-      .norm = true,
-      .renorm = true,
-      .scale = LM_DTYPE_F16,
-      .n_table = 8,
-      .table = { -2.15f, -1.34f, -0.76f, -0.25f, 0.25f, 0.76f, 1.34f, 2.15f } },
-    { .name = "iq4_nl",
-      .bits = 4,
-      .levels = LM_KV_TABLE,
-      .group = 32,
-      .ggml = true,
-      .scale = LM_DTYPE_F16,
-      .n_table = 16,
-      .table = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 } },
-    { .name = "nuq groups",
-      .bits = 2,
-      .levels = LM_KV_TABLE,
-      .group = 64,
-      .zero = true,
-      .scale = LM_DTYPE_F32,
-      .n_table = 4,
-      .table = { -0.9f, -0.3f, 0.2f, 0.8f } },
-    { .name = "heads", .bits = 8, .scale = LM_DTYPE_NONE, .head = head_scale },
-    { .name = "plain" },
-};
-enum { N_FORMATS = sizeof formats / sizeof *formats };
-
 static void test_formats(void **state)
 {
-    static const int64_t dims[] = { 64, 128, 20, 80, 256 };
     (void)state;
-    for (int i = 0; i < 4 * 256; i++) {
-        low[i] = -2 - (float)(i % 3);
-        high[i] = 2 + (float)(i % 4) / 2;
-    }
-    for (int i = 0; i <= 2 * N_FORMATS; i++) { /* the last: both plain */
-        const lm_kv_format *k = &formats[i == 2 * N_FORMATS ? N_FORMATS - 1 : i % N_FORMATS];
-        const lm_kv_format *v =
-            &formats[i == 2 * N_FORMATS ? N_FORMATS - 1 : (i * 7 + 7) % N_FORMATS];
-        const lm_kv_format *f[2] = { k, v };
-        int64_t T = i % 4 == 0 ? 64 : i % 4 == 1 ? 128 : i % 4 == 2 ? 32 : 16;
-        if ((k->group > T && k->axis == LM_KV_CHANNEL) ||
-            (v->group > T && v->axis == LM_KV_CHANNEL))
-            T = 64;
-        shape s = { .B = 3,
-                    .K = 1 + i % 2,
-                    .D = dims[(i + i / N_FORMATS) % 5],
-                    .T = T,
-                    .P = 512 / T,
-                    .used = { 77, 300, 420 },
-                    .fresh = { 20, 1, 3 - 2 * (i % 2) },
-                    .kind = { 0, 1, i % 2 },
-                    .window = i % 5 == 3 ? 150 : 0,
-                    .rotary = i % 3 == 1 ? dims[(i + i / N_FORMATS) % 5] / (1 + i / 3 % 2) : 0,
-                    .soft_cap = i % 7 == 2 ? 3 : 0 };
-        s.H = s.K * (1 + i % 6);
-        for (int side = 0; side < 2; side++) {
-            bool steps = !is_plain(f[side]) && lm_kv_step(f[side], T) > 1;
-            if (is_plain(f[side]))
-                continue;
-            s.residual[side] = steps || (i + side) % 3 == 0 ? T : 0;
-            s.sinks[side] = (i / 2 + side) % 4 == 1 ? (steps ? T : 3) : 0;
-        }
-        check(&s, k, v);
+    for (int i = 0; i < CALLS; i++) {
+        const lm_kv_format *f[2];
+        shape s = format_shape(i, f);
+        check(&s, f[0], f[1]);
     }
 }
 
@@ -738,6 +387,7 @@ int main(void)
         cmocka_unit_test(test_prompt),  cmocka_unit_test(test_rotation),
         cmocka_unit_test(test_sharp),   cmocka_unit_test(test_alone),
     };
+    fill_ranges();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     for (int i = 0; i < 4; i++)
         lm_par_free(pool[i]);
