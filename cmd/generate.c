@@ -41,10 +41,11 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
     int64_t all = opt.prompt.n * opt.samples, batch = !w->in && all < opt.batch ? all : opt.batch;
     if (opt.serve.batch)
         return generate_open_served(w, type, e);
-    const lm_kv_plan *kv = NULL;
+    const lm_kv_plan *kv = w->caches.plan;
     w->type = type;
     if (generate_match_cache(w, type, &kv, e) ||
-        lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, kv, 0 },
+        lm_generator_new(&w->model,
+                         &(lm_generator_opts){ type, batch, w->context, kv, opt.max_new },
                          w->backend, &w->gen, e))
         return e->code;
     return generate_read_cache(w, kv, e);
@@ -56,7 +57,8 @@ static lm_code open_caches(generate_work *w, lm_err *e)
         lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
-    if (lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e) ||
+    if (generate_open_kv(w, type, e) ||
+        lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e) ||
         open_generator(w, type, e))
         return e->code;
     char cache[32];
@@ -64,6 +66,7 @@ static lm_code open_caches(generate_work *w, lm_err *e)
     lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, seed %lld, context %lld, caches %s", tool.name,
            LM_VERSION, type == LM_DTYPE_BF16 ? "bf16" : "f32", w->backend->name,
            (long long)tool.seed, (long long)w->context, lm_show_bytes((double)bytes, cache));
+    generate_say_kv(w);
     lm_say_weights(&tool, &w->model);
     return LM_OK;
 }
@@ -150,6 +153,9 @@ static void refuse_text(const char *prompts)
 static void check_options(void)
 {
     bool prompts_in = !opt.prompt.n && tool.argc == 1;
+    if (!tool.argc)
+        lm_misuse(&tool, "operands", "usage: generate [OPTION ...] MODEL [FILE ...]",
+                  "0 given, 1 needed");
     if (prompts_in && lm_stream_same(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "give prompts by -p or in files",
                   "the model is read from it, so the prompts cannot be");
@@ -174,6 +180,7 @@ static void check_options(void)
             &tool, (const char *[]){ opt.cache.load, prompts_in ? "-" : NULL, opt.tokenizer }, 3);
     generate_check_cache();
     generate_check_serve();
+    generate_check_kv();
 }
 
 int main(int argc, char **argv)
@@ -182,13 +189,15 @@ int main(int argc, char **argv)
     generate_work w = { 0 };
 
     lm_begin(&tool, argc, argv);
-    check_options();
-    if (run(&w, &err))
+    if (!opt.list_kv)
+        check_options();
+    if (opt.list_kv ? generate_list_kv(&err) : run(&w, &err))
         lm_complain(&tool, &err);
     lm_out_drop(w.out);
     lm_generator_free(w.gen);
     generate_close_cache(&w);
     lm_paged_free(w.paged);
+    lm_cache_plan_fini(&w.caches);
     lm_loaded_fini(&w.model);
     lm_close_backend(&tool, w.backend);
     lm_tok_scratch_free(w.scratch);

@@ -30,6 +30,7 @@ static const struct {
     { "salvage", "salvage" },
     { "validation", "eval-every" },
     { "optimizer", "optimizer" },
+    { "kv cache", "kv" },
 };
 
 /* Parts of advice and warnings.  A phrase that contains another one comes before it. */
@@ -107,11 +108,14 @@ static bool has(const char *option)
 
 const char *lm_place_shown(const char *where, char *out, size_t size)
 {
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        if (!strcmp(where, places[i].words) && has(places[i].option)) {
-            snprintf(out, size, "--%s", places[i].option);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        size_t n = strlen(places[i].words); /* more places may follow */
+        if (!strncmp(where, places[i].words, n) && (!where[n] || where[n] == ':') &&
+            has(places[i].option)) {
+            snprintf(out, size, "--%s%s", places[i].option, where + n);
             return out;
         }
+    }
     return where;
 }
 

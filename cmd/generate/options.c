@@ -3,6 +3,7 @@
 #include "common/model.h"
 #include "generate/cache.h"
 #include "generate/serve.h"
+#include "kv/list.h"
 
 generate_options opt = { .dtype = "auto",
                          .weights_in = "auto",
@@ -61,6 +62,12 @@ static const lm_opt options[] = {
              "capacity in tokens, prompt and new [-p: enough; else 2048]"),
     LM_ALSO("ctx-size context-length max-model-len block-size seq-len"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "texts at a time [8]"),
+    LM_GROUP("Keys and values"),
+    LM_STR_OF(0, "kv", &opt.kv, "SPEC", lm_kv_names,
+              "how they are stored: int8, k=int8,v=int4 ..."),
+    LM_ALSO("kv-cache-dtype cache-type"),
+    LM_INSTEAD("cache-type-k cache-type-v", "give --kv k=TYPE,v=TYPE"),
+    LM_FLAG(0, "list-kv", &opt.list_kv, "print the methods with their keys and stop"),
     GENERATE_SERVE_OPTIONS(opt.serve),
     GENERATE_CACHE_OPTIONS(opt.cache),
     LM_GROUP("Output"),
@@ -81,7 +88,7 @@ lm_tool tool = {
     .brief = "continue prompts with a model",
     .opts = options,
     .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE,
-    .min_args = 1,
+    .min_args = 0, /* --list-kv */
     .max_args = -1,
     .examples = examples,
 };

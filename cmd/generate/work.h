@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* work.h -- generate: its options, and what its parts share.
  *
- * Each part has one subject and one file: the options, defaults from the model's files (defaults.c), what is read
- * (prompts.c), what is written (answers.c); generate.c has the order of the work. */
+ * Each part has one subject and one file: the options, defaults from the model's files (defaults.c), --kv
+ * (kv.c), what is read (prompts.c), what is written (answers.c); generate.c has the order of the work. */
 #ifndef LM_CMD_GENERATE_WORK_H
 #define LM_CMD_GENERATE_WORK_H
 
 #include "common/tool.h"
 #include "format/input.h"
 #include "kv/image.h"
+#include "model/cache_plan.h"
 #include "model/complete.h"
 #include "model/generation.h"
 #include "model/paged.h"
@@ -35,6 +36,8 @@ typedef struct {
     double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
     bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
     bool any_order;
+    const char *kv; /* NULL: plain */
+    bool list_kv;
     generate_serve_options serve;
     generate_cache_options cache;
 } generate_options;
@@ -49,7 +52,8 @@ typedef struct {
     lm_tok_scratch *scratch;
     lm_par *par;
     lm_backend *backend;
-    lm_generator *gen; /* NULL with --serve-batch: */
+    lm_cache_plan caches; /* of --kv */
+    lm_generator *gen;    /* NULL with --serve-batch: */
     lm_paged *paged;
     lm_serve_room room;
     lm_serve_stats kv;
@@ -79,6 +83,16 @@ typedef struct {
 
 /* Set options that were not given from the model's files, otherwise to our own defaults. */
 lm_code generate_defaults(generate_work *w, lm_err *e);
+
+/* ---- kv.c ---- */
+
+/* --list-kv. */
+lm_code generate_list_kv(lm_err *e);
+/* Refuse what is no specification, before anything is read. */
+void generate_check_kv(void);
+/* Bind --kv to the model that computes in `type`. */
+lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e);
+void generate_say_kv(const generate_work *w);
 
 /* ---- prompts.c ---- */
 

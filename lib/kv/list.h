@@ -5,6 +5,9 @@
 
 #include "base/buf.h"
 
+/* Names of all methods and policies, then second names; NULL-terminated. */
+extern const char *const lm_kv_names[];
+
 /* As text, one line for a method and one for each of its keys; then the second names. */
 lm_code lm_kv_methods_table(lm_buf *out, lm_err *e);
 /* {"methods": {NAME: {"about", "file", "hyper"}}, "policies": the same, "names": {SECOND NAME: "METHOD:KEYS"}} */

@@ -3,33 +3,40 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "kv/list.h"
 #include "kv/methods/methods.h"
 
 #define POINTER(name) &lm_kv_##name,
 
 static const lm_kv_method *const methods[] = { LM_KV_METHODS(POINTER) };
 
-/* Second names, and the methods with keys that they stand for. */
+/* Second names, and the methods with keys that they stand for; the last ones as vLLM has them. */
+#define ALIASES(X)                                                  \
+    X(fp8, "fp8_e4m3")                                              \
+    X(k8v4, "turboquant:kbits=8")                                   \
+    X(k4v4, "turboquant")                                           \
+    X(k4v3, "turboquant:vbits=3")                                   \
+    X(k3v4, "turboquant:kbits=3")                                   \
+    X(k3v3, "turboquant:kbits=3,vbits=3")                           \
+    X(k4v2, "kvarn")                                                \
+    X(turboquant_k8v4, "turboquant:kbits=8,rotate=keys")            \
+    X(turboquant_4bit_nc, "turboquant:rotate=keys")                 \
+    X(turboquant_k3v4_nc, "turboquant:kbits=3,rotate=keys")         \
+    X(turboquant_3bit_nc, "turboquant:kbits=3,vbits=3,rotate=keys") \
+    X(kvarn_k4v2_g128, "kvarn")                                     \
+    X(kvarn_k4v2_g64, "kvarn:group=64")                             \
+    X(kvarn_k4v4_g128, "kvarn:vbits=4")                             \
+    X(kvarn_k4v4_g64, "kvarn:vbits=4,group=64")
+
+#define ALIAS(name, text)      { #name, text },
+#define METHOD_NAME(name)      #name,
+#define ALIAS_NAME(name, text) #name,
+
 static const struct {
     const char *name, *text;
-} aliases[] = {
-    { "fp8", "fp8_e4m3" },
-    { "k8v4", "turboquant:kbits=8" },
-    { "k4v4", "turboquant" },
-    { "k4v3", "turboquant:vbits=3" },
-    { "k3v4", "turboquant:kbits=3" },
-    { "k3v3", "turboquant:kbits=3,vbits=3" },
-    { "k4v2", "kvarn" },
-    /* as vLLM has them */
-    { "turboquant_k8v4", "turboquant:kbits=8,rotate=keys" },
-    { "turboquant_4bit_nc", "turboquant:rotate=keys" },
-    { "turboquant_k3v4_nc", "turboquant:kbits=3,rotate=keys" },
-    { "turboquant_3bit_nc", "turboquant:kbits=3,vbits=3,rotate=keys" },
-    { "kvarn_k4v2_g128", "kvarn" },
-    { "kvarn_k4v2_g64", "kvarn:group=64" },
-    { "kvarn_k4v4_g128", "kvarn:vbits=4" },
-    { "kvarn_k4v4_g64", "kvarn:vbits=4,group=64" },
-};
+} aliases[] = { ALIASES(ALIAS) };
+
+const char *const lm_kv_names[] = { LM_KV_METHODS(METHOD_NAME) ALIASES(ALIAS_NAME) NULL };
 
 const lm_kv_method *lm_kv_method_at(int i)
 {

@@ -18,7 +18,7 @@
 #include "model/cache_plan.h"
 #include "model/generate_impl.h"
 
-enum { V = 96, S = 430, PROMPT = 290, STEPS = 40 };
+enum { V = 96, S = 430, PROMPT = 290, STEPS = 36 };
 
 #define SIZES "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":600,"
 #define LAYERS                                           \
@@ -51,22 +51,22 @@ static const struct {
     const char *text;
     double most;
 } specs[] = {
-    { "int8", 0.03 },
+    { "int8", 0.08 },
     { "int4", 1 },
     { "int4:rotate=off", 1 },
     { "int2", 2 },
     { "int3:axis=channel,group=16", 2 },
-    { "int8:sinks=4,residual=7", 0.03 },
-    { "fp8", 0.2 },
-    { "fp8_e5m2:scale=token", 0.3 },
-    { "q8_0", 0.03 },
+    { "int8:sinks=4,residual=7", 0.08 },
+    { "fp8", 0.6 },
+    { "fp8_e5m2:scale=token", 0.6 },
+    { "q8_0", 0.08 },
     { "q4_0", 1 },
     { "kivi", 2 },
-    { "kivi:bits=8,group=16,residual=64", 0.03 },
+    { "kivi:bits=8,group=16,residual=64", 0.08 },
     { "k4v4", 1 },
     { "k3v3", 2 },
     { "k4v2", 2 },
-    { "k=q8_0,v=int8:residual=20", 0.03 },
+    { "k=q8_0,v=int8:residual=20", 0.08 },
     { "k=auto,v=int4", 1 },
     { "k=kivi,v=auto", 2 },
     { "layers.0=auto;*=int4", 1 },
@@ -219,6 +219,8 @@ static void logits_are_those_of_the_definition(void **state)
         loaded_of(configs[k], LM_DTYPE_F32, par, backend, &w);
         open_definition(&w, &d);
         for (int s = 0; s < N_SPECS; s++) {
+            if ((s + k) % 2) /* half of the combinations */
+                continue;
             double worst = difference(&d, &w, specs[s].text);
             if (!(worst < 0.05))
                 fail_msg("config %d, %s: %g from the definition", k, specs[s].text, worst);
@@ -227,7 +229,7 @@ static void logits_are_those_of_the_definition(void **state)
         close_definition(&d);
         lm_loaded_fini(&w);
     }
-    assert_true(equal > N_CONFIGS * N_SPECS * 3 / 4);
+    assert_true(equal > N_CONFIGS * N_SPECS * 3 / 8);
 }
 
 /* ---- the same bits ---- */
@@ -250,13 +252,13 @@ static void bits_depend_on_the_sequence_alone(void **state)
 {
     static const lm_dtype types[] = { LM_DTYPE_F32, LM_DTYPE_BF16 };
     (void)state;
-    for (int k = 0; k < 2 * N_SPECS; k++) {
-        lm_dtype type = types[k % 2];
+    for (int k = 0; k < N_SPECS; k++) {
+        lm_dtype type = types[k / N_CONFIGS % 2];
         lm_loaded w;
         lm_cache_plan p;
         float one[V], other[V];
         loaded_of(configs[k % N_CONFIGS], type, par, backend, &w);
-        open_plan(&w, type, specs[k / 2].text, &p);
+        open_plan(&w, type, specs[k].text, &p);
         lm_generator *alone = open_gen(&w, type, 5, &p), *g = open_gen(&w, type, 5, &p);
         ok(lm_generator_prompt(alone, 0, ids, PROMPT, NULL, &err));
         run_steps(alone, 0, PROMPT, STEPS, one);
@@ -276,30 +278,29 @@ static void bits_depend_on_the_sequence_alone(void **state)
     }
 }
 
-/* Logits stay near those of plain caches, by what the format keeps; plain methods are those of plain caches to the bit. */
+/* Logits stay near those of plain caches, by what the format keeps; plain methods have those of plain caches to the
+ * bit. */
 static void logits_are_near_those_of_plain_caches(void **state)
 {
-    static const lm_dtype types[] = { LM_DTYPE_F32, LM_DTYPE_BF16 };
     (void)state;
-    for (int k = 0; k < 2 * N_CONFIGS; k++) {
-        lm_dtype type = types[k % 2];
+    for (int k = 0; k < N_CONFIGS; k++) {
+        const lm_dtype type = k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
         lm_loaded w;
         lm_cache_plan p;
         float plain[V], got[V];
-        loaded_of(configs[k / 2], type, par, backend, &w);
-        lm_generator *g = open_gen(&w, type, 2, NULL);
-        ok(lm_generator_prompt(g, 0, ids, PROMPT, NULL, &err));
-        run_steps(g, 0, PROMPT, STEPS, plain);
-        lm_generator_free(g);
-        for (int s = -1; s < N_SPECS; s++) {
+        loaded_of(configs[k], type, par, backend, &w);
+        for (int s = -2; s < N_SPECS; s++) {
+            if (s >= 0 && (s + k) % 2 == 0) /* the other half */
+                continue;
             open_plan(&w, type, s < 0 ? "auto" : specs[s].text, &p);
-            g = open_gen(&w, type, 2, &p);
+            lm_generator *g = open_gen(&w, type, 2, s == -2 ? NULL : &p);
             ok(lm_generator_prompt(g, 0, ids, PROMPT, NULL, &err));
-            run_steps(g, 0, PROMPT, STEPS, got);
-            if (s < 0)
+            run_steps(g, 0, PROMPT, 4, s == -2 ? plain : got);
+            if (s == -1)
                 assert_memory_equal(got, plain, sizeof got);
-            else
-                print_message("%d %s %g\n", k, specs[s].text, apart(got, plain));
+            if (s >= 0 && !(apart(got, plain) < specs[s].most))
+                fail_msg("config %d, %s: %g from plain caches", k, specs[s].text,
+                         apart(got, plain));
             lm_generator_free(g);
             lm_cache_plan_fini(&p);
         }
@@ -354,6 +355,65 @@ static void rotation_can_be_late(void **state)
     assert_true(layers > 10);
 }
 
+/* Pages and tails are counted, and what a step reads of them. */
+static void caches_are_counted_as_stored(void **state)
+{
+    lm_loaded w;
+    lm_cache_plan p;
+    (void)state;
+    loaded_of(configs[1], LM_DTYPE_F32, par, backend, &w); /* 3 layers of 2 heads of 32 numbers */
+    open_plan(&w, LM_DTYPE_F32, "layers.0=auto;*=k=int4:rotate=off,v=int8:sinks=4,residual=7", &p);
+    lm_generator *g = open_gen(&w, LM_DTYPE_F32, 3, &p);
+    const double token = 2 * 32 * 4 * 2 + 2 * 2 * (16 + 4 + 32 + 2);
+    assert_true(lm_generator_token_bytes(g) == token);
+    assert_true(lm_kv_plan_bytes(p.plan, p.site) == token);
+    assert_int_equal(lm_generator_tail_bytes(g), 2 * 2 * 11 * 32 * 4);
+    /* 430 positions are 7 pages of 64 */
+    assert_int_equal(lm_generator_cache_bytes(g),
+                     3 * (430 * 512 + 7 * 64 * 216 + 2 * 2 * 11 * 32 * 4));
+    double weights = lm_generator_step_bytes(g);
+    ok(lm_generator_prompt(g, 1, ids, 100, NULL, &err));
+    assert_true(lm_generator_step_bytes(g) - weights == 100 * token + 2 * 2 * 11 * 32 * 4);
+    lm_generator_free(g);
+    lm_cache_plan_fini(&p);
+    lm_loaded_fini(&w);
+}
+
+/* The text of an error of a plan or a generator with it. */
+static void refuse(lm_loaded *w, lm_dtype type, const char *spec, const char *want)
+{
+    lm_cache_plan p;
+    lm_generator *g = NULL;
+    lm_code rc = lm_cache_plan_open(spec, &w->config, type, NULL, &p, &err);
+    if (!rc)
+        rc = lm_generator_new(w, &(lm_generator_opts){ type, 1, S, p.plan, 0 }, backend, &g, &err);
+    assert_int_equal(rc, LM_EUSAGE);
+    if (!strstr(err.what, want))
+        fail_msg("%s: '%s', not '%s'", spec, err.what, want);
+    assert_memory_equal(err.where, "kv cache", 8);
+    err = (lm_err){ 0 };
+    lm_cache_plan_fini(&p);
+}
+
+static void what_no_kernel_has_is_refused(void **state)
+{
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[2], LM_DTYPE_F32, par, backend, &w); /* a window of 150 tokens */
+    refuse(&w, LM_DTYPE_F32, "v=f16", "values of layer 0 would be f16, but activations are f32");
+    refuse(&w, LM_DTYPE_F32, "kivi:group=256,residual=256",
+           "a query sees 150 tokens, and groups of 256 are coded");
+    lm_loaded_fini(&w);
+    loaded_of(configs[5], LM_DTYPE_F32, par, backend, &w); /* layer 0 has a window */
+    lm_cache_plan p;
+    open_plan(&w, LM_DTYPE_F32, "kivi:group=256,residual=256,skip=window", &p);
+    assert_null(p.plan->side[0].format);
+    assert_non_null(p.plan->side[2].format);
+    lm_generator_free(open_gen(&w, LM_DTYPE_F32, 1, &p));
+    lm_cache_plan_fini(&p);
+    lm_loaded_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -361,6 +421,8 @@ int main(void)
         cmocka_unit_test(bits_depend_on_the_sequence_alone),
         cmocka_unit_test(logits_are_near_those_of_plain_caches),
         cmocka_unit_test(rotation_can_be_late),
+        cmocka_unit_test(caches_are_counted_as_stored),
+        cmocka_unit_test(what_no_kernel_has_is_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv.c -- generate --kv and --list-kv. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/text.h"
+#include "format/source.h"
+#include "generate/work.h"
+#include "kv/list.h"
+
+lm_code generate_list_kv(lm_err *e)
+{
+    lm_buf text = { 0 };
+    if (!(tool.json ? lm_kv_methods_json : lm_kv_methods_table)(&text, e))
+        printf("%s", text.data);
+    lm_buf_fini(&text);
+    return e->code;
+}
+
+void generate_check_kv(void)
+{
+    lm_kv_spec *s = NULL;
+    lm_err e = { 0 };
+    if (opt.kv && opt.serve.batch)
+        lm_misuse(&tool, "--kv", "leave one of them out", "cannot be combined with --serve-batch");
+    lm_code rc = opt.kv ? lm_kv_spec_parse(opt.kv, &s, &e) : LM_OK;
+    for (int i = 0; !rc && s && lm_kv_spec_file(s, i); i++)
+        rc = lm_source_there((const char *[]){ lm_kv_spec_file(s, i) }, 1, &e);
+    lm_kv_spec_free(s);
+    if (rc) {
+        lm_complain(&tool, &e);
+        exit(lm_end(&tool));
+    }
+}
+
+lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
+{
+    return opt.kv ? lm_cache_plan_open(opt.kv, &w->model.config, type, w->model.src, &w->caches, e)
+                  : LM_OK;
+}
+
+void generate_say_kv(const generate_work *w)
+{
+    const lm_kv_plan *p = w->caches.plan;
+    char token[32], tail[32];
+    double numbers = 0, bytes;
+    if (!p)
+        return;
+    for (int64_t l = 0; l < p->layers; l++)
+        numbers += 2 * (double)(w->caches.site[l].kv_heads * w->caches.site[l].head_dim);
+    bytes = lm_kv_plan_bytes(p, w->caches.site);
+    lm_say(&tool, LM_LOG_INFO,
+           "--kv %s: %s a token, %.2f bits a number; pages of %" PRId64 " tokens; %s of plain "
+           "tokens a text",
+           p->text, lm_show_bytes(bytes, token), bytes * 8 / numbers, p->page,
+           lm_show_bytes(w->gen ? (double)lm_generator_tail_bytes(w->gen) : 0, tail));
+}

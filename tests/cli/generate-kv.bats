@@ -1,0 +1,96 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# generate --kv: keys and values in fewer bits.
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/generate.sh"
+}
+
+# refused PATTERN OPTION ...: one line that fits the pattern, status 2, nothing on standard output
+refused() {
+    local pattern=$1
+    shift
+    run --separate-stderr generate run/ -p 'The system' -n 4 "$@"
+    [ "$status" -eq 2 ] || { echo "$*: status $status: $stderr"; return 1; }
+    [ -z "$output" ]
+    [ "$(wc -l <<< "$stderr")" -eq 1 ]
+    # shellcheck disable=SC2053
+    [[ $stderr == $pattern ]] || { echo "$*: $stderr"; return 1; }
+}
+
+@test "generate --kv: auto is the plain cache, and other methods change logits by what they keep" {
+    generate -q run/ -p 'The system reads' -n 40 -T 0 --json --logprobs > plain
+    generate -q run/ -p 'The system reads' -n 40 -T 0 --json --logprobs --kv auto > auto
+    generate -q run/ -p 'The system reads' -n 40 -T 0 --json --logprobs --kv int8 > int8
+    generate -q run/ -p 'The system reads' -n 40 -T 0 --json --logprobs --kv int2:residual=0 > int2
+    cmp plain auto
+    run ! cmp -s plain int8
+    python3 - <<'END'
+import json
+def read(name):
+    return json.load(open(name))
+p = read("plain")
+for name, most in (("int8", 0.05), ("int2", 3)):
+    q = read(name)
+    n = next((i for i, (a, b) in enumerate(zip(p["token_ids"], q["token_ids"])) if a != b), len(p["token_ids"]))
+    d = max(abs(a - b) for a, b in zip(p["logprobs"][:n], q["logprobs"][:n]))
+    assert n > 2 and 0 < d < most, (name, n, d)
+END
+}
+
+@test "generate --kv: answers are the same for any batch and -j" {
+    for i in $(seq 6 20); do echo "{\"text\": \"line $i of the system\"}"; done >> prompts.jsonl
+    for kv in int4 kivi:residual=32 k=int8,v=auto k4v2; do
+        generate -q run/ -n 50 --seed 3 --kv "$kv" --dtype f32 -b 1 -j 1 < prompts.jsonl > a
+        generate -q run/ -n 50 --seed 3 --kv "$kv" --dtype f32 -b 7 -j 2 < prompts.jsonl > b
+        cmp a b
+        generate -q run/ -p 'The system' --n 5 -n 20 --seed 3 --kv "$kv" --json > c
+        [ "$(wc -l < c)" -eq 5 ]
+    done
+}
+
+@test "generate --kv: -v says what is stored" {
+    run --separate-stderr generate -v run/ -p 'The system' -n 4 --kv 'K4V2'
+    [[ $stderr == *$'\n'"generate: --kv kvarn: "*" a token, "*" bits a number; pages of 128 tokens; "*" of plain tokens a text"$'\n'* ]]
+    run --separate-stderr generate -v run/ -p 'The system' -n 4 --kv 'layers.0=int8:group=16,rotate=off;*=auto'
+    [[ $stderr == *$'\n'"generate: --kv layers.0=int8:group=16: "* ]]
+}
+
+@test "generate --kv: what cannot be is refused in one line, before the work" {
+    refused "generate: --kv: there is no method 'int99': choose one of: auto *" --kv int99
+    refused "generate: --kv: int8 has no 'foo': its keys are: *" --kv int8:foo=1
+    refused "generate: --kv: there is no layer 9: *" --kv layers.9=int8
+    refused "generate: --kv: keys of layer 0 would be f32, but activations are bf16: *" --dtype bf16 --kv f32
+    refused "generate: --kv: keys of layer 0: q8_0: heads of 16 numbers are not blocks of 32: *" --kv q8_0
+    refused "generate: --kv: auto with bits needs a calibration: *" --kv auto:bits=3
+    refused "generate: --kv: keys of layer 0: kvquant: a calibration is needed: *" --kv kvquant
+    run --separate-stderr generate no-model -p x --kv kvquant:file=none.safetensors
+    [ "$status" -eq 1 ]
+    [[ $stderr == "generate: none.safetensors: cannot open: "* ]]
+    run --separate-stderr generate
+    [ "$status" -eq 2 ]
+    [[ $stderr == "generate: operands: 0 given, 1 needed: usage: generate [OPTION ...] MODEL [FILE ...]" ]]
+}
+
+@test "generate --list-kv: the methods, as a table and as JSON; each is in the manual" {
+    generate --list-kv > list
+    grep -qE '^  residual +newest tokens kept plain +0 to 4096 \[32\]$' list # of int2
+    grep -qE '^k4v2 += kvarn$' list
+    generate --list-kv --json | python3 -c '
+import json, sys
+o = json.load(sys.stdin)
+assert o["methods"]["kivi"]["hyper"]["residual"]["value"] == 128, o
+assert o["names"]["fp8"] == "fp8_e4m3"'
+    sed -n '/^\.Sh KEYS AND VALUES/,/^\.Sh BATCHES/p' "$root/man/man1/generate.1" > page
+    generate --list-kv --json | python3 -c '
+import json, sys
+print("\n".join(json.load(sys.stdin)["methods"]))' > names
+    [ "$(wc -l < names)" -gt 20 ]
+    while read -r n; do
+        grep -qE "^\.It ([a-z0-9_ ,]*[ ,])?$n( |$)" page || { echo "$n"; false; }
+    done < names
+}
