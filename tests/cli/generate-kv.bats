@@ -53,6 +53,15 @@ END
     done
 }
 
+@test "generate --kv: policies keep some tokens, and answers are the same for any batch" {
+    for i in $(seq 6 20); do echo "{\"text\": \"line $i of the system, which is read word by word\"}"; done >> prompts.jsonl
+    for kv in h2o:keep=0.5 snapkv:capacity=8,window=4+int8 streaming:sinks=2,window=6+int4; do
+        generate -q run/ -n 30 --seed 3 --kv "$kv" --dtype f32 -b 1 -j 1 < prompts.jsonl > a
+        generate -q run/ -n 30 --seed 3 --kv "$kv" --dtype f32 -b 7 -j 2 < prompts.jsonl > b
+        cmp a b
+    done
+}
+
 @test "generate --kv: -v says what is stored" {
     run --separate-stderr generate -v run/ -p 'The system' -n 4 --kv 'K4V2'
     [[ $stderr == *$'\n'"generate: --kv kvarn: "*" a token, "*" bits a number; pages of 128 tokens; "*" of plain tokens a text"$'\n'* ]]
@@ -88,7 +97,8 @@ assert o["names"]["fp8"] == "fp8_e4m3"'
     sed -n '/^\.Sh KEYS AND VALUES/,/^\.Sh BATCHES/p' "$root/man/man1/generate.1" > page
     generate --list-kv --json | python3 -c '
 import json, sys
-print("\n".join(json.load(sys.stdin)["methods"]))' > names
+o = json.load(sys.stdin)
+print("\n".join([*o["methods"], *o["policies"]]))' > names
     [ "$(wc -l < names)" -gt 20 ]
     while read -r n; do
         grep -qE "^\.It ([a-z0-9_ ,]*[ ,])?$n( |$)" page || { echo "$n"; false; }
