@@ -31,13 +31,12 @@ typedef enum {
 
 typedef struct lm_kv_policy {
     lm_kv_policy_kind kind;
-    int64_t sinks;        /* streaming: first tokens that stay */
-    int64_t window;       /* streaming, snapkv: newest tokens that stay */
-    bool cache_positions; /* streaming: positions are counted within the cache */
-    double keep;          /* h2o, random: the budget as a share of the prompt */
-    bool protect;         /* h2o, random: the prompt stays, and the budget is of generated tokens */
-    int64_t capacity;     /* snapkv: the budget */
-    int64_t kernel;       /* snapkv: odd */
+    int64_t sinks;    /* streaming: first tokens that stay */
+    int64_t window;   /* streaming, snapkv: newest tokens that stay */
+    double keep;      /* h2o, random: the budget as a share of the prompt */
+    bool protect;     /* h2o, random: the prompt stays, and the budget is of generated tokens */
+    int64_t capacity; /* snapkv: the budget */
+    int64_t kernel;   /* snapkv: odd */
     /* Budgets that fall from layer to layer (PyramidKV, arXiv:2406.02069): the last layer has 1 / beta of the mean
      * without the newest tokens; 0: the same for all. */
     int64_t beta;

@@ -271,13 +271,6 @@ static lm_code bind_policy(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_pl
                 lm_fail(e, LM_EUSAGE, where, "set residual=0 and sinks=0, or choose another method",
                         "%s replaces single tokens, and %s keeps some plain beside its codes",
                         name.data, f->name);
-        if (!rc && f && p->side[i].pre_rope)
-            rc = lm_fail(e, LM_EUSAGE, where, "choose another method",
-                         "%s selects keys behind their rotation, and %s stores them before it",
-                         name.data, f->name);
-        if (!rc && policy->cache_positions && f && p->side[i].rotate && i % 2 == LM_KV_K)
-            rc = lm_fail(e, LM_EUSAGE, where, "set rotate=off",
-                         "with positions in the cache, keys of %s cannot be rotated", f->name);
     }
     lm_buf_fini(&name);
     return rc;

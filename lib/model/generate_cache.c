@@ -125,6 +125,9 @@ static lm_code check_image(const lm_generator *g, const lm_kv_image *m, int64_t 
     const lm_config *c = &generator_model(g)->config;
     const lm_kv_about *a = &m->about;
     bool same = a->layers == c->layers, at = !a->rows;
+    if (g->keep)
+        return lm_fail(e, LM_EUSAGE, "cache", "continue it without a policy",
+                       "caches that drop tokens cannot take it");
     for (int64_t i = 0; i < 2 * a->layers && same; i++) {
         const lm_layer *y = &c->layer[i / 2];
         same = a->kv_heads[i / 2] == y->kv_heads && a->head_dim[i / 2] == y->head_dim &&

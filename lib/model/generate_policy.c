@@ -42,9 +42,6 @@ lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, gener
     *out = NULL;
     if (!o->kv || !o->kv->policy)
         return LM_OK;
-    if (o->kv->policy->cache_positions)
-        return lm_fail(e, LM_EUSAGE, where, "use positions=text",
-                       "no kernel moves keys to positions in the cache");
     if (lm_alloc_n(&k, 1, sizeof *k, "a policy", e))
         return e->code;
     *out = k;

@@ -16,6 +16,7 @@
 #include "kv/merge.h"
 #include "loaded_case.h"
 #include "model/cache_plan.h"
+#include "model/generate_cache.h"
 #include "model/generate_keep.h"
 
 enum { V = 96, S = 520, PROMPT = 300, STEPS = 200 };
@@ -630,6 +631,10 @@ static void room(void **state)
     assert_int_equal(generator_keep_used(k.g, 0, 1), 63);
     assert_int_equal(lm_generator_extend(k.g, 0, ids, 3, NULL, &err), LM_EUSAGE);
     assert_non_null(strstr(err.what, "dropped tokens"));
+    err = (lm_err){ 0 };
+    const lm_kv_image image = { 0 };
+    assert_int_equal(lm_generator_resume(k.g, 0, &image, ids, 3, par, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "drop tokens"));
     err = (lm_err){ 0 };
     for (int64_t i = 0; i < 100; i++)
         ok(lm_generator_decode(k.g, next, &logits, &err));

@@ -14,19 +14,15 @@
 static const lm_hyper streaming_hyper[] = {
     { "sinks", 4, 0, 1e6, "first tokens that stay", LM_WHOLE },
     { "window", 512, 1, 1e9, "newest tokens that stay", LM_WHOLE },
-    { "positions", 0, 0, 1, "positions of keys, in the text or the cache", "text cache" },
     { 0 },
 };
 
 static lm_code make_streaming(const lm_kv_ask *q, lm_kv_policy *out, lm_err *e)
 {
+    (void)e;
     *out = (lm_kv_policy){ .kind = LM_KV_STREAMING,
                            .sinks = (int64_t)q->h[0],
-                           .window = (int64_t)q->h[1],
-                           .cache_positions = q->h[2] != 0 };
-    if (out->cache_positions && !q->site->rope)
-        return lm_fail(e, LM_EUSAGE, q->name, "use positions=text",
-                       "this model adds positions to tokens: they cannot be moved in the cache");
+                           .window = (int64_t)q->h[1] };
     return LM_OK;
 }
 
