@@ -175,6 +175,8 @@ static lm_code measure(kv_report *k, lm_err *e)
         lm_err_in(e, "%s", k->row[i].name);
         return e->code;
     }
+    if (lm_alloc_n(&k->outliers, (size_t)w->model.config.layers, sizeof *k->outliers, "layers", e))
+        return e->code;
     if (prompt + steps + 2 > w->seq)
         steps = w->seq - prompt - 2;
     k->report = (lm_kv_report){ .w = &w->model,
@@ -192,6 +194,7 @@ static lm_code measure(kv_report *k, lm_err *e)
                                 .host_w = &k->host_model,
                                 .host = k->host,
                                 .error_tokens = w->seq < 256 ? w->seq : 256,
+                                .outliers = k->outliers,
                                 .sink = &w->tool->sink };
     return lm_kv_report_run(&k->report, k->row, k->rows, e);
 }
@@ -265,6 +268,7 @@ void kv_evaluate(lm_tool *t, const kv_model_options *o)
         lm_free(k.spec[i]);
     }
     lm_free(k.list);
+    lm_free(k.outliers);
     lm_kv_passkeys_fini(&k.passkeys);
     lm_ids_fini(&k.filler);
     lm_loaded_fini(&k.host_model);

@@ -158,6 +158,10 @@ lm_code kv_report_json(const kv_report *k, lm_buf *out, lm_err *e)
     lm_jw_close_arr(&j);
     lm_jw_int(&j, "passkey_depths", k->depths);
     lm_jw_int(&j, "passkeys_each", k->passkeys.n ? k->repeats : 0);
+    lm_jw_arr(&j, "key_outliers");
+    for (int64_t l = 0; l < layers_of(k); l++)
+        lm_jw_f64(&j, NULL, k->outliers[l]);
+    lm_jw_close_arr(&j);
     lm_jw_arr(&j, "methods");
     for (int i = 0; i < k->rows; i++)
         put_row(k, &k->row[i], &j);

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "model/rotary.h"
@@ -245,6 +246,38 @@ void lm_kv_capture_rotate(const lm_kv_capture *c, int64_t layer, int64_t n, floa
 }
 
 /* ---- layers ---- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+lm_code lm_kv_capture_outliers(const lm_kv_capture *c, int64_t layer, double *out, lm_err *e)
+{
+    const lm_layer *y = &c->w->config.layer[layer];
+    int64_t D = y->head_dim, all = (y->heads + 2 * y->kv_heads) * D;
+    const float *rows = lm_kv_capture_layer(c, layer).rotated;
+    double *sum;
+
+    if (lm_alloc_n(&sum, (size_t)D, sizeof *sum, "channels", e))
+        return e->code;
+    *out = 0;
+    for (int64_t h = 0; h < y->kv_heads; h++) {
+        for (int64_t d = 0; d < D; d++) {
+            sum[d] = 0;
+            for (int64_t t = 0; t < c->seq; t++) {
+                double x = (double)rows[t * all + (y->heads + h) * D + d];
+                sum[d] += x * x;
+            }
+        }
+        qsort(sum, (size_t)D, sizeof *sum, by_value);
+        *out = fmax(*out, sqrt(sum[D - 1] / sum[D / 2]));
+    }
+    lm_free(sum);
+    return LM_OK;
+}
 
 lm_kv_attention lm_kv_attention_of(const lm_config *config, int64_t layer)
 {

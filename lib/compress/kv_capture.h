@@ -35,6 +35,11 @@ void lm_kv_columns(const float *rows, int64_t row_width, int64_t from, int64_t w
 /* Rotate keys k [n, K*D] of a layer, whose positions are 0 to n - 1, as the model does. */
 void lm_kv_capture_rotate(const lm_kv_capture *c, int64_t layer, int64_t n, float *k);
 
+/* How far channels of the layer's keys, as attention reads them, exceed the others in the last window: the largest of
+ * the root mean squares of a head's channels over their median, of the head where this is largest.  *out is infinite
+ * when a median is 0. */
+lm_code lm_kv_capture_outliers(const lm_kv_capture *c, int64_t layer, double *out, lm_err *e);
+
 /* The attention of a layer, as its definition sees it. */
 lm_kv_attention lm_kv_attention_of(const lm_config *config, int64_t layer);
 

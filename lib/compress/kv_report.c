@@ -259,6 +259,8 @@ static lm_code measure_errors(const report *t, lm_err *e)
     if (lm_kv_capture_new(t->r->host_w, t->r->error_tokens, false, t->r->host, &c, e))
         return e->code;
     rc = lm_kv_capture_run(c, t->r->ids, NULL, e);
+    for (int64_t l = 0; l < t->layers && t->r->outliers && !rc; l++)
+        rc = lm_kv_capture_outliers(c, l, &t->r->outliers[l], e);
     for (int i = 0; i < t->n && !rc && !lm_stopping(); i++) {
         if (t->row[i].ran)
             rc = measure_row(t, c, &t->row[i], e);

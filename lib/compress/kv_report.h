@@ -45,6 +45,7 @@ typedef struct {
     lm_loaded *host_w;
     lm_backend *host;
     int64_t error_tokens; /* of one window */
+    double *outliers;     /* [layers], receives lm_kv_capture_outliers of it; may be NULL */
     lm_sink *sink;        /* may be NULL */
 } lm_kv_report;
 

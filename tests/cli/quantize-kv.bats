@@ -87,6 +87,7 @@ EOF
     grep -q '"passkey_lengths":\[64,100\],"passkey_depths":3,"passkeys_each":2' a
     [ "$(grep -oE '"passkey_map":\[\[[0-9.]+,[0-9.]+\],\[[0-9.]+,[0-9.]+\],\[[0-9.]+,[0-9.]+\]\]' a | wc -l)" -eq 2 ]
     ! grep -q '"tokens_per_second":null' a
+    grep -qE '"key_outliers":\[[1-9][0-9.]*,[1-9][0-9.]*\]' a
     grep -q '<svg' map.svg
     grep -q '50 %' map.svg
 }

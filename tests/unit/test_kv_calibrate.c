@@ -108,6 +108,40 @@ static void keys_are_those_before_and_after_the_rotation(void **state)
     lm_kv_capture_free(c);
 }
 
+static double rms(const float *rows, int column)
+{
+    double sum = 0;
+    for (int t = 0; t < T; t++)
+        sum += (double)rows[t * ALL + column] * (double)rows[t * ALL + column];
+    return sqrt(sum / T);
+}
+
+/* Of a head's channels one half is not above the median, and the largest is the ratio above it; heads by themselves. */
+static void outliers_are_those_of_the_worst_head(void **state)
+{
+    lm_kv_capture *c = open_capture(false);
+    double want = 0, got;
+    (void)state;
+    ok(lm_kv_capture_run(c, ids, NULL, &err));
+    const float *rows = lm_kv_capture_layer(c, 1).rotated;
+    for (int h = 0; h < K; h++)
+        for (int i = 0; i < D; i++) {
+            double median = rms(rows, (H + h) * D + i), most = 0;
+            int below = 0;
+            for (int d = 0; d < D; d++) {
+                double x = rms(rows, (H + h) * D + d);
+                below += x < median;
+                most = fmax(most, x);
+            }
+            if (below == D / 2)
+                want = fmax(want, most / median);
+        }
+    ok(lm_kv_capture_outliers(c, 1, &got, &err));
+    if (!(want > 1 && fabs(got - want) <= 1e-9 * want))
+        fail_msg("%.17g, not %.17g", got, want);
+    lm_kv_capture_free(c);
+}
+
 static double loss_with(lm_kv_capture *c, int slice, float *bias, int at, float x)
 {
     double nll = 0;
@@ -348,6 +382,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_are_those_before_and_after_the_rotation),
+        cmocka_unit_test(outliers_are_those_of_the_worst_head),
         cmocka_unit_test(gradients_equal_differences),
         cmocka_unit_test(calibrations_are_of_the_captured_numbers),
         cmocka_unit_test(errors_of_candidates_add_up),
