@@ -48,6 +48,8 @@ void generate_check_cache(void)
                   "0 tokens are of use only to save a cache");
     if (o->deadline > 0 && !o->load)
         lm_misuse(&tool, "--deadline", "add --load-cache", "no cache is loaded");
+    if (o->unverified && (!o->load || lm_stream_is(o->load)))
+        lm_misuse(&tool, "--unverified", "give --load-cache FILE", "a file is needed");
     if (o->save)
         check_save();
     if (o->load && tool.output)
@@ -58,13 +60,23 @@ void generate_check_cache(void)
 
 lm_code generate_open_cache(generate_work *w, lm_err *e)
 {
+    const char *path = opt.cache.load;
     w->begin = lm_now();
-    return opt.cache.load ? lm_kv_file_open_input(opt.cache.load, &w->cache, e) : LM_OK;
+    if (!path)
+        return LM_OK;
+    if (opt.cache.unverified)
+        return lm_kv_llama_open(path, &w->state, e);
+    if (!lm_stream_is(path) && lm_kv_llama_is(path))
+        return lm_fail(e, LM_EUSAGE, path, "add --unverified if it is of this model",
+                       "it is a state of llama.cpp, which does not name its model");
+    return lm_kv_file_open_input(path, &w->cache, e);
 }
 
 int64_t generate_cache_tokens(const generate_work *w)
 {
     const lm_kv_about *a = w->cache ? lm_kv_file_about(w->cache) : NULL;
+    if (w->state)
+        return lm_kv_llama_tokens(w->state) + lm_kv_llama_has_next(w->state);
     return a ? a->tokens + a->has_next : 0;
 }
 
@@ -82,11 +94,26 @@ static lm_code describe(generate_work *w, lm_dtype type, lm_cache_about *out, lm
     return lm_cache_about_model(&w->model.config, digest, w->context, type, out, e);
 }
 
+/* Layers with a window are stored apart there. */
+static lm_code check_state(const generate_work *w, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    int64_t n = generate_cache_tokens(w);
+    for (int64_t i = 0; i < c->layers && w->state; i++)
+        if (c->layer[i].window)
+            return lm_fail(e, LM_EUSAGE, opt.cache.load, NULL,
+                           "states of models with sliding windows are not read");
+    if (w->state && n > w->context)
+        return lm_fail(e, LM_EFORMAT, opt.cache.load, "give a larger context",
+                       "it has %lld tokens, the context %lld", (long long)n, (long long)w->context);
+    return LM_OK;
+}
+
 lm_code generate_match_cache(generate_work *w, lm_dtype type, const lm_kv_plan **plan, lm_err *e)
 {
     lm_cache_about a;
     if (!w->cache)
-        return LM_OK;
+        return check_state(w, e);
     const lm_kv_about *f = lm_kv_file_about(w->cache);
     lm_code rc = describe(w, type, &a, e);
     rc = rc ? rc : lm_kv_file_match(w->cache, &a.about, w->context, e);
@@ -131,12 +158,25 @@ static void say_levels(const generate_work *w, const int *chosen)
            strlen(text) < sizeof text - 8 ? "" : " ...");
 }
 
+/* The state of llama.cpp; its weights of these two types have their rows in another order. */
+static lm_code read_state(generate_work *w, const lm_kv_plan *plan, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    const char *type = lm_arch_name(c->arch);
+    bool pairs = !strcmp(type, "llama") || !strcmp(type, "mistral");
+    lm_cache_about a;
+    lm_code rc = describe(w, w->type, &a, e);
+    rc = rc ? rc : lm_kv_llama_read(w->state, &a.about, pairs, c->vocab, &w->image, e);
+    lm_cache_about_fini(&a);
+    return rc ? rc : convert(w, plan, e);
+}
+
 lm_code generate_read_cache(generate_work *w, const lm_kv_plan *plan, lm_err *e)
 {
     int *chosen;
     char bytes[32];
     if (!w->cache)
-        return LM_OK;
+        return w->state ? read_state(w, plan, e) : LM_OK;
     int64_t tokens = lm_kv_file_about(w->cache)->tokens;
     if (lm_alloc_n(&chosen, (size_t)lm_cachegen_chunks(tokens), sizeof *chosen, "chunks", e))
         return e->code;
@@ -239,4 +279,5 @@ void generate_close_cache(generate_work *w)
 {
     lm_kv_image_free(w->image);
     lm_kv_file_close(w->cache);
+    lm_kv_llama_close(w->state);
 }

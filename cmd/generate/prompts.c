@@ -14,10 +14,10 @@ static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *id
     const lm_config *c = &w->model.config;
     int64_t eos = lm_config_eos(c);
     int64_t first = c->bos >= 0 ? c->bos : eos >= 0 ? eos : lm_tokenizer_eos(w->tok);
-    bool special = opt.special && (!w->cache || lm_given(&tool, "add-special"));
+    bool special = opt.special && (!opt.cache.load || lm_given(&tool, "add-special"));
     if (lm_tokenizer_encode(w->tok, w->scratch, text, len, special, ids, e))
         return e->code;
-    if (ids->n || w->cache) /* nothing may follow a cache */
+    if (ids->n || opt.cache.load) /* nothing may follow a cache */
         return LM_OK;
     if (first < 0)
         return lm_fail(e, LM_EUSAGE, "prompt", "give some text",

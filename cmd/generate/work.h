@@ -8,7 +8,7 @@
 
 #include "common/tool.h"
 #include "format/input.h"
-#include "kv/image.h"
+#include "kv/file_llama.h"
 #include "model/cache_plan.h"
 #include "model/complete.h"
 #include "model/generation.h"
@@ -26,6 +26,7 @@ typedef struct {
 /* Of caches in files; NULL, 0: not given. */
 typedef struct {
     const char *save, *load;
+    bool unverified;
     double deadline; /* seconds */
 } generate_cache_options;
 
@@ -70,7 +71,8 @@ typedef struct {
     lm_generation generation;
     int64_t context, full;
     lm_complete_stats st;
-    lm_kv_file *cache;  /* NULL: none is loaded */
+    lm_kv_file *cache; /* of --load-cache, NULL: not given; or, with --unverified: */
+    lm_kv_llama *state;
     lm_kv_image *image; /* what it holds */
     lm_kv_plan plan;    /* its forms */
     double begin;       /* lm_now() when it was opened */

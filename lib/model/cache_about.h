@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cache_about.h -- what a cache file (kv/file.h) says about the model whose cache it holds.
- * Private to lib/model. */
+/* cache_about.h -- what a cache file (kv/file.h) says about the model whose cache it holds. */
 #ifndef LM_MODEL_CACHE_ABOUT_H
 #define LM_MODEL_CACHE_ABOUT_H
 

@@ -317,9 +317,9 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
         int i = CHUNKS - 1; /* the smallest that is enough for the rest, otherwise the largest */
         take = n - at < cut ? n - at : cut;
         /* a part of a chunk as the whole chunk runs: products of few rows have other bits */
-        while (i > 0 && (g->prefill[i].m->build.seq < take ||
-                         (g->prefill[i].m->build.seq <= LM_GEMM_SMALL_M &&
-                          begun + take > LM_GEMM_SMALL_M)))
+        while (i > 0 &&
+               (g->prefill[i].m->build.seq < take ||
+                (g->prefill[i].m->build.seq <= LM_GEMM_SMALL_M && begun + take > LM_GEMM_SMALL_M)))
             i--;
         s = &g->prefill[i];
         take = take < s->m->build.seq ? take : s->m->build.seq;

@@ -9,8 +9,7 @@
  *   second scales   LM_KV_TOKEN [ceil(n / span)][D], LM_KV_CHANNEL [n]
  *   outliers        begin U32 [pages + 1], of the pages with tokens; index U16 and value F16 [begin[pages]] of one
  *                   page after another, in a page t * D + d, rising
- * A group or span of 0 is a page.  Groups of tokens do not cross pages.
- * Private to lib/numeric. */
+ * A group or span of 0 is a page.  Groups of tokens do not cross pages. */
 #ifndef LM_NUMERIC_KV_ROWS_H
 #define LM_NUMERIC_KV_ROWS_H
 

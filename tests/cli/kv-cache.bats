@@ -144,3 +144,64 @@ damage() { LC_ALL=C sed "s/$2/$3/" "$1" > bad.kv; }
     [ "$(quantize-kv -l longer.kv --json | grep -o '"tokens":[0-9]*' | head -n 1 | cut -d: -f2)" -gt \
       "$(quantize-kv -l short.kv --json | grep -o '"tokens":[0-9]*' | head -n 1 | cut -d: -f2)" ]
 }
+
+@test "the state of a sequence of llama.cpp continues as our own file, with --unverified" {
+    python3 - << 'PY' || skip "no python3"
+import json, struct
+f = open('short.kv', 'rb').read()
+n = struct.unpack('<Q', f[:8])[0]
+h, data = json.loads(f[8:8 + n]), f[8 + n:]
+def tensor(name):
+    a, b = h[name]['data_offsets']
+    return h[name]['shape'], data[a:b]
+T = h['token_ids']['shape'][0]
+out = struct.pack('<III', 0x67677371, 3, T) + tensor('token_ids')[1] + struct.pack('<II', 1, T)
+for i in range(T):
+    out += struct.pack('<iIi', i, 1, 0)
+layers = int(h['__metadata__']['layers'])
+out += struct.pack('<II', 0, layers)
+for side in 'kv':
+    for l in range(layers):
+        (K, T, D), x = tensor('layers.%d.%s' % (l, side))
+        out += struct.pack('<iQ', 30, 2 * K * D)
+        for t in range(T):
+            for k in range(K):
+                for d in range(D):
+                    # adjacent numbers are rotated together there, those half a head apart here
+                    i = d if side == 'v' else d % 2 * (D // 2) + d // 2
+                    at = 2 * ((k * T + t) * D + i)
+                    out += x[at:at + 2]
+open('state.bin', 'wb').write(out)
+open('quantised.bin', 'wb').write(out.replace(struct.pack('<iQ', 30, 2 * K * D), struct.pack('<iQ', 8, 2 * K * D)))
+PY
+    generate -q run/ --load-cache short.kv -p ' and' -n 6 -T 0 --json --logprobs --dtype bf16 > a
+    generate -q run/ --load-cache state.bin --unverified -p ' and' -n 6 -T 0 --json --logprobs --dtype bf16 > b
+    cmp a b
+    generate -q run/ --load-cache state.bin --unverified -p '' -n 0 --save-cache s.kv --dtype bf16 2> said ||
+        grep -q 'give a prompt' said
+    run -2 generate -q run/ --load-cache state.bin -p ' and' -n 6
+    [[ "$output" =~ 'add --unverified' ]]
+    run -2 generate -q run/ --load-cache - --unverified -p ' and' -n 6 < state.bin
+    run -1 generate -q run/ --load-cache quantised.bin --unverified -p ' and' -n 6
+    [[ "$output" =~ 'blocks of q8_0' ]]
+    run -1 generate -q run/ --load-cache short.kv --unverified -p ' and' -n 6
+    head -c 900 state.bin > cut.bin
+    run -1 generate -q run/ --load-cache cut.bin --unverified -p ' and' -n 6
+}
+
+@test "--kv and a loaded cache: the file is converted, and saved caches are coded" {
+    generate -q run/ --load-cache doc.kv --kv int8 -p ' one' -n 4 -T 0 > a
+    quantize-kv -q doc.kv -m int8 -o eight.kv
+    generate -q run/ --load-cache eight.kv -p ' one' -n 4 -T 0 > b
+    cmp a b
+    generate -q run/ --load-cache eight.kv --kv auto -p ' one' -n 4 -T 0 > c
+    [ -s c ]
+    generate -q run/ --kv int4 --save-cache made.kv -p "$(head -c 900 corpus.txt)" -n 0
+    quantize-kv -l made.kv | grep -q '^layers.0.k.*int4$'
+    quantize-kv --verify made.kv
+    generate -q run/ --kv int4 -p "$(head -c 900 corpus.txt) one" -n 4 -T 0 --json --logprobs > whole
+    generate -q run/ --load-cache made.kv -p ' one' -n 4 -T 0 --json --logprobs > loaded
+    [ "$(grep -o '"token_ids".*' whole)" = "$(grep -o '"token_ids".*' loaded)" ]
+    run -2 generate -q run/ --kv h2o --load-cache doc.kv -p ' one'
+    run -2 generate -q run/ --kv h2o --save-cache x.kv -p ' one'
+}
