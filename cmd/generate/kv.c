@@ -55,4 +55,10 @@ void generate_say_kv(const generate_work *w)
            "tokens a text",
            p->text, lm_show_bytes(bytes, token), bytes * 8 / numbers, p->page,
            lm_show_bytes(w->gen ? (double)lm_generator_tail_bytes(w->gen) : 0, tail));
+    size_t prompts = 0;
+    int64_t kept = w->gen ? lm_generator_kept(w->gen, &prompts) : 0;
+    if (p->policy)
+        lm_say(&tool, LM_LOG_INFO,
+               "--kv: room for %" PRId64 " token%s of a text; prompts share a cache of %s", kept,
+               lm_plural(kept), lm_show_bytes((double)prompts, token));
 }

@@ -1,0 +1,67 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# generate --kv with a policy: caches that keep some tokens of a text.
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/generate.sh"
+    for i in $(seq 1 9); do
+        printf '{"text": "%s"}\n' "$(head -c $((i * 60)) corpus.txt | tr -cd 'a-zA-Z .')"
+    done > long.jsonl
+}
+
+@test "generate --kv POLICY: with room for all tokens, answers are those of plain caches" {
+    generate -q run/ -n 30 -T 0 --dtype f32 < long.jsonl > plain
+    for kv in snapkv:capacity=900 streaming:window=900 kvmerge:threshold=1,keep=0.9 \
+        snapkv:capacity=700,budget=pyramid; do
+        generate -q run/ -n 30 -T 0 --dtype f32 --kv "$kv" < long.jsonl > kept
+        cmp plain kept
+    done
+}
+
+@test "generate --kv POLICY: answers are the same for any batch, -j and number of samples" {
+    for kv in h2o:keep=0.3 snapkv:capacity=40,window=8+int8:group=16 streaming:window=20 random:keep=0.3 kvmerge:threshold=0; do
+        generate -q run/ -n 40 --seed 3 --kv "$kv" --dtype f32 -b 1 -j 1 < long.jsonl > a
+        generate -q run/ -n 40 --seed 3 --kv "$kv" --dtype f32 -b 5 -j 2 < long.jsonl > b
+        cmp a b
+        generate -q run/ -n 40 --seed 3 --kv "$kv" --dtype f32 -b 1 --n 3 < long.jsonl > c
+        generate -q run/ -n 40 --seed 3 --kv "$kv" --dtype f32 -b 4 --n 3 < long.jsonl > d
+        cmp c d
+    done
+    generate -q run/ -n 40 --seed 3 --dtype f32 < long.jsonl > plain
+    generate -q run/ -n 40 --seed 3 --dtype f32 --kv streaming:window=20 < long.jsonl > kept
+    run ! cmp -s plain kept
+}
+
+@test "generate --kv POLICY: a long context takes the memory of one text; -v tells it" {
+    caches() { # of 8 texts in a context of 1,024, in KiB
+        generate -v run/ -n 16 --context 1024 -b 8 "$@" < long.jsonl 2>&1 > answers |
+            sed -n 's/.*, caches \([0-9.]*\) \([KM]\)iB.*/\1 \2/p' | awk '{ print $1 * ($2 == "M" ? 1024 : 1) }'
+    }
+    one=512 # KiB: 1,024 tokens of 2 layers, keys and values, 64 numbers of 2 bytes
+    [ "$(caches)" = $((8 * one)) ]
+    [ "$(caches --kv snapkv:capacity=48,window=8)" = $((one + 8 * one / 16)) ]
+    [ "$(caches --kv streaming:window=59)" = $((one + 8 * one / 16)) ]
+    [ "$(caches --kv kvmerge)" = $((one + 8 * one)) ]
+    run --separate-stderr generate -v run/ -n 16 -p 'The system' --context 512 --kv snapkv:capacity=48,window=8
+    [[ $stderr == *$'\n'"generate: --kv: room for 64 tokens of a text; prompts share a cache of 256 KiB"$'\n'* ]]
+}
+
+@test "generate --kv POLICY: what cannot be is refused in one line" {
+    refused() {
+        local pattern=$1
+        shift
+        run --separate-stderr generate run/ -p 'The system' -n 4 "$@"
+        [ "$status" -eq 2 ] || { echo "$*: status $status: $stderr"; return 1; }
+        [ "$(wc -l <<< "$stderr")" -eq 1 ]
+        # shellcheck disable=SC2053
+        [[ $stderr == $pattern ]] || { echo "$*: $stderr"; return 1; }
+    }
+    refused "generate: --kv: h2o replaces single tokens, and kivi:*codes groups of them: *" --kv h2o+kivi:group=16,residual=16
+    refused "generate: --kv: snapkv:capacity=8: a capacity of 8 has no room beside a window of 32: *" --kv snapkv:capacity=8
+    refused "generate: --kv: streaming replaces single tokens, and int8:*keeps some plain beside its codes: *" --kv streaming+int8:group=16,residual=16
+    refused "generate: *--serve-batch*" --kv h2o --serve-batch 4
+}
