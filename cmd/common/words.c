@@ -98,6 +98,8 @@ static const struct {
     { "find the weights that are not finite", NULL,
       "inspect-model --stats shows which weights are not finite" },
     { "name validation data", "val", "give --val SHARD" },
+    { "measure a calibration, and set file", NULL,
+      "make one with quantize-kv --calibrate, and set file=FILE" },
     { "choose one of the presets", NULL, "init-model --list shows the presets" },
 };
 

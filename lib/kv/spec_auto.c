@@ -100,7 +100,8 @@ static lm_code choose_group(lm_kv_binding *b, int64_t first, lm_err *e)
     int m;
     group g = { .n = 0 };
     if (!d)
-        return lm_fail(e, LM_EUSAGE, where, "set file", "auto with bits needs a calibration");
+        return lm_fail(e, LM_EUSAGE, where, "measure a calibration, and set file",
+                       "auto with bits needs a calibration");
     if (lm_arena_alloc(b->p->arena, &candidate, LM_KV_MAX_CANDIDATES, sizeof *candidate, e) ||
         read_candidates(d->candidates, d->path, candidate, &m, e) ||
         lm_arena_alloc(b->p->arena, &g.index, sides, sizeof *g.index, e) ||

@@ -75,7 +75,7 @@ END
     refused "generate: --kv: there is no layer 9: *" --kv layers.9=int8
     refused "generate: --kv: keys of layer 0 would be f32, but activations are bf16: *" --dtype bf16 --kv f32
     refused "generate: --kv: keys of layer 0: q8_0: heads of 16 numbers are not blocks of 32: *" --kv q8_0
-    refused "generate: --kv: auto with bits needs a calibration: *" --kv auto:bits=3
+    refused "generate: --kv: auto with bits needs a calibration: make one with quantize-kv --calibrate, and set file=FILE" --kv auto:bits=3
     refused "generate: --kv: keys of layer 0: kvquant: a calibration is needed: *" --kv kvquant
     run --separate-stderr generate no-model -p x --kv kvquant:file=none.safetensors
     [ "$status" -eq 1 ]
@@ -83,6 +83,21 @@ END
     run --separate-stderr generate
     [ "$status" -eq 2 ]
     [[ $stderr == "generate: operands: 0 given, 1 needed: usage: generate [OPTION ...] MODEL [FILE ...]" ]]
+}
+
+@test "generate --kv: with a calibration" {
+    quantize-kv -q --calibrate --method kvquant:bits=3,outliers=0.01 --seq-len 64 --windows 4 run/ data/val -o kvq.safetensors
+    for kv in kvquant: auto:bits=5, fp8:scale=layer,; do
+        run --separate-stderr generate -v run/ -p 'The system' -n 20 --kv "${kv}file=kvq.safetensors"
+        [ "$status" -eq 0 ] || { echo "$kv: $stderr"; false; }
+        [[ $stderr == *"generate: --kv "*" a token, "* ]]
+    done
+    [[ $output == "The system"* ]]
+    init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=64 --set num_attention_heads=4 \
+        --set num_key_value_heads=4 --tokenizer tok/tokenizer.json --seed 9 -o other/
+    run --separate-stderr generate other/ -p 'The system' -n 4 --kv kvquant:file=kvq.safetensors
+    [ "$status" -eq 2 ]
+    [[ $stderr == "generate: kvq.safetensors: was measured with other weights: use the calibration of this model" ]]
 }
 
 @test "generate --list-kv: the methods, as a table and as JSON; each is in the manual" {

@@ -22,7 +22,7 @@ static lm_code put_scales(const lm_kv_ask *q, lm_kv_format *f, lm_err *e)
     bool head = q->h[SCALE] == HEAD;
     int64_t layer = q->site->layer, need = head ? q->site->kv_heads : 1;
     if (!q->data)
-        return lm_fail(e, LM_EUSAGE, q->name, "set file",
+        return lm_fail(e, LM_EUSAGE, q->name, "measure a calibration, and set file",
                        "scales of layers and heads need a "
                        "calibration");
     int64_t have = layer < q->data->layers ? q->data->side[2 * layer + q->side].scales : 0;

@@ -30,7 +30,8 @@ static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
     const lm_kv_site *at = q->site;
     bool keys = q->side == LM_KV_K;
     if (!q->data)
-        return lm_fail(e, LM_EUSAGE, q->name, "set file", "a calibration is needed");
+        return lm_fail(e, LM_EUSAGE, q->name, "measure a calibration, and set file",
+                       "a calibration is needed");
     if (at->layer >= q->data->layers || !q->data->side[2 * at->layer + q->side].table)
         return lm_fail(e, LM_EUSAGE, q->name, NULL, "%s has no levels for this layer",
                        q->data->path);
