@@ -51,6 +51,11 @@ static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
     return LM_OK;
 }
 
+static bool has_kernel(const lm_build *b, const char *op)
+{
+    return !b->backend || b->backend->kernel(b->backend, op, b->precision.low);
+}
+
 lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
 {
     bool coded = false;
@@ -70,9 +75,12 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
     if (coded && b->rows && b->page != b->kv->page)
         return lm_fail(e, LM_EBUG, where, NULL, "has pages of %" PRId64 " tokens, not %" PRId64,
                        b->kv->page, b->page);
-    if (coded && b->backend && !b->backend->kernel(b->backend, "kv_attention", b->precision.low))
+    if (coded && !has_kernel(b, "kv_attention"))
         return lm_fail(e, LM_EUSAGE, where, "use plain caches, or another device",
                        "%s has no kernels for coded caches", b->backend->name);
+    if (b->kv->policy && !(has_kernel(b, "kv_mass") && has_kernel(b, "kv_gather")))
+        return lm_fail(e, LM_EUSAGE, where, "leave the policy out, or use another device",
+                       "%s has no kernels for policies", b->backend->name);
     return LM_OK;
 }
 

@@ -42,6 +42,17 @@ setup() {
     [[ "$output" == *"bf16 on cuda:0"* ]]
 }
 
+@test "generate --device cuda --kv: the texts of the cpu, behind a prompt of several pieces" {
+    printf '{"prompt": "%s"}\n{"prompt": "The system"}\n' "$(head -c 1700 corpus.txt | tr '\n' ' ')" > "$out/p.jsonl"
+    for kv in int8 k=auto,v=int4 kivi:residual=32 k4v2 turboquant:kbits=3; do
+        set -- -q run/ -n 12 -T 0 --dtype f32 --kv "$kv" "$out/p.jsonl"
+        generate "$@" > "$out/a"
+        generate "$@" --device cuda > "$out/b"
+        [ "$(wc -l < "$out/b")" -eq 2 ]
+        cmp "$out/a" "$out/b"
+    done
+}
+
 @test "generate --device cuda --serve-batch: the texts of the cpu, for any memory, host and disk" {
     mkdir -p "$out/cache"
     for i in $(seq 12); do printf '{"prompt": "%s"}\n' "$(head -n $((i % 5 + 1)) corpus.txt | tr '\n' ' ')"; done > "$out/p.jsonl"
