@@ -36,8 +36,12 @@ void generate_check_kv(void)
 
 lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
 {
-    return opt.kv ? lm_cache_plan_open(opt.kv, &w->model.config, type, w->model.src, &w->caches, e)
-                  : LM_OK;
+    if (opt.kv && lm_cache_plan_open(opt.kv, &w->model.config, type, w->model.src, &w->caches, e))
+        return e->code;
+    if (opt.kv && opt.cache.save && w->caches.plan->policy)
+        return lm_fail(e, LM_EUSAGE, "--save-cache", "leave the policy out",
+                       "caches that drop tokens are not saved");
+    return LM_OK;
 }
 
 void generate_say_kv(const generate_work *w)

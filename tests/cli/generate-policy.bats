@@ -63,5 +63,9 @@ setup() {
     refused "generate: --kv: h2o replaces single tokens, and kivi:*codes groups of them: *" --kv h2o+kivi:group=16,residual=16
     refused "generate: --kv: snapkv:capacity=8: a capacity of 8 has no room beside a window of 32: *" --kv snapkv:capacity=8
     refused "generate: --kv: streaming replaces single tokens, and int8:*keeps some plain beside its codes: *" --kv streaming+int8:group=16,residual=16
+    refused "generate: --save-cache: caches that drop tokens are not saved: *" --kv snapkv:capacity=40 --save-cache x.kv
+    [ ! -e x.kv ]
+    generate -q run/ -p 'The system' -n 4 --save-cache y.kv > /dev/null
+    refused "generate: y.kv: snapkv:capacity=40: tokens are dropped while a model runs: *" --kv snapkv:capacity=40 --load-cache y.kv
     refused "generate: *--serve-batch*" --kv h2o --serve-batch 4
 }
