@@ -57,6 +57,28 @@ setup() {
     cmp a b
 }
 
+@test "generate --serve-batch --kv: coded caches, for any memory; the answers of one prompt at a time" {
+    for kv in int8 'k=int8,v=int4' 'layers.0=auto;*=kivi'; do
+        opts="-q run/ -n 60 -T 0 --ignore-eos --dtype f32 --context 512 --kv $kv"
+        generate $opts --serve-batch 40 < many.jsonl > whole
+        [ "$(wc -l < whole)" -eq 40 ]
+        generate $opts --serve-batch 5 -j 1 --kv-memory 400k < many.jsonl > few
+        cmp whole few
+        generate $opts --serve-batch 40 --kv-memory 700k --kv-host 200k --kv-disk cache:8M < many.jsonl > disk
+        cmp whole disk
+        generate $opts < many.jsonl > plain # rounding may change a text
+        [ "$(comm -12 <(sort whole) <(sort plain) | wc -l)" -ge 36 ]
+    done
+    generate -q run/ -n 60 --ignore-eos --context 512 --serve-batch 40 --kv int4 --json < many.jsonl | tail -n 1 > int4
+    generate -q run/ -n 60 --ignore-eos --context 512 --serve-batch 40 --json < many.jsonl | tail -n 1 > bf16
+    bytes() { grep -o '"bytes_per_token":[0-9]*' "$1" | cut -d: -f2; }
+    [ "$(bytes int4)" -le $(($(bytes bf16) / 2)) ]
+    grep -q '"hits":[1-9]' int4
+    run -2 generate run/ -p a --serve-batch 2 --kv snapkv:capacity=64
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"tokens cannot be dropped from pages that texts share: leave the policy out, or the pages" ]]
+}
+
 @test "generate --serve-batch: samples share their prompt, for any memory" {
     opts="-q run/ -n 60 --n 5 --seed 3 --context 512 --ignore-eos"
     generate $opts --serve-batch 32 < many.jsonl > whole
