@@ -22,8 +22,6 @@ void generate_check_kv(void)
 {
     lm_kv_spec *s = NULL;
     lm_err e = { 0 };
-    if (opt.kv && opt.serve.batch)
-        lm_misuse(&tool, "--kv", "leave one of them out", "cannot be combined with --serve-batch");
     lm_code rc = opt.kv ? lm_kv_spec_parse(opt.kv, &s, &e) : LM_OK;
     for (int i = 0; !rc && s && lm_kv_spec_file(s, i); i++)
         rc = lm_source_there((const char *[]){ lm_kv_spec_file(s, i) }, 1, &e);
@@ -58,7 +56,9 @@ void generate_say_kv(const generate_work *w)
            "--kv %s: %s a token, %.2f bits a number; pages of %" PRId64 " tokens; %s of plain "
            "tokens a text",
            p->text, lm_show_bytes(bytes, token), bytes * 8 / numbers, p->page,
-           lm_show_bytes(w->gen ? (double)lm_generator_tail_bytes(w->gen) : 0, tail));
+           lm_show_bytes(w->gen ? (double)lm_generator_tail_bytes(w->gen)
+                                : (double)lm_paged_tail_bytes(w->paged),
+                         tail));
     size_t prompts = 0;
     int64_t kept = w->gen ? lm_generator_kept(w->gen, &prompts) : 0;
     if (p->policy)

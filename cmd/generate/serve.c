@@ -72,7 +72,8 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
                                  .shorter = w->in && !opt.context,
                                  .memory = (size_t)opt.serve.memory,
                                  .host = (size_t)opt.serve.host,
-                                 .disk = (size_t)opt.serve.disk_bytes };
+                                 .disk = (size_t)opt.serve.disk_bytes,
+                                 .kv = w->caches.plan };
     if (lm_serve_choose(&w->model, type, w->backend, &ask, &w->room, e)) {
         lm_err_in(e, "--serve-batch");
         return e->code;

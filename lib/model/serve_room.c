@@ -39,23 +39,22 @@ static lm_code default_pages(const lm_serve_room *r, lm_backend *b, int64_t all,
     return LM_OK;
 }
 
-static lm_code choose_context(const lm_serve_sizes *ask, size_t page_bytes, lm_paged_opts *o,
+static lm_code choose_context(const lm_serve_sizes *ask, const lm_serve_room *r, lm_paged_opts *o,
                               lm_err *e)
 {
-    char one[32], need[32];
+    char one[32], need[32], tails[32], beside[80] = "";
     int64_t most = o->pages * o->page, least = ask->shorter ? o->page : ask->context;
-    o->context = ask->context;
-    if (most < least) {
-        double bytes = (double)((least + o->page - 1) / o->page) * (double)page_bytes;
-        return lm_fail(
-            e, LM_EUSAGE, "pages", NULL,
-            "their memory holds %lld token%s, and a text of %lld needs %s, in pages of %s",
-            (long long)most, lm_plural((uint64_t)most), (long long)least,
-            lm_show_bytes(bytes, need), lm_show_bytes((double)page_bytes, one));
-    }
-    if (o->context > most)
-        o->context = most;
-    return LM_OK;
+    o->context = ask->context < most ? ask->context : most;
+    if (most >= least)
+        return LM_OK;
+    double bytes = (double)((least + o->page - 1) / o->page) * (double)r->size.page;
+    if (r->size.tail)
+        snprintf(beside, sizeof beside, ", beside %s of plain tokens",
+                 lm_show_bytes((double)r->size.tail * (double)o->slots, tails));
+    return lm_fail(e, LM_EUSAGE, "pages", NULL,
+                   "their memory holds %lld token%s, and a text of %lld needs %s, in pages of %s%s",
+                   (long long)most, lm_plural((uint64_t)most), (long long)least,
+                   lm_show_bytes(bytes, need), lm_show_bytes((double)r->size.page, one), beside);
 }
 
 static lm_code lower_tier(const char *name, size_t bytes, size_t page, int64_t *pages, lm_err *e)
@@ -87,8 +86,7 @@ lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
     if (each < MOST / ask->sequences)
         all = each * ask->sequences;
     o->pages = pages_in(without_tails(r, ask->memory), r->size.page);
-    if ((!ask->memory && default_pages(r, b, all, &o->pages, e)) ||
-        choose_context(ask, r->size.page, o, e) ||
+    if ((!ask->memory && default_pages(r, b, all, &o->pages, e)) || choose_context(ask, r, o, e) ||
         lower_tier("pages of the host", ask->host, r->size.page, &r->tiers.host, e))
         return e->code;
     return lower_tier("pages of the disk", ask->disk, r->size.page, &r->tiers.disk, e);

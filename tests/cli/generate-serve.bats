@@ -58,13 +58,14 @@ setup() {
 }
 
 @test "generate --serve-batch --kv: coded caches, for any memory; the answers of one prompt at a time" {
-    for kv in int8 'k=int8,v=int4' 'layers.0=auto;*=kivi'; do
+    for case in '400k int8' '300k k=int8,v=int4' '1200k layers.0=auto;*=kivi'; do
+        kv=${case#* } memory=${case%% *}
         opts="-q run/ -n 60 -T 0 --ignore-eos --dtype f32 --context 512 --kv $kv"
         generate $opts --serve-batch 40 < many.jsonl > whole
         [ "$(wc -l < whole)" -eq 40 ]
-        generate $opts --serve-batch 5 -j 1 --kv-memory 400k < many.jsonl > few
+        generate $opts --serve-batch 5 -j 1 --kv-memory $memory < many.jsonl > few
         cmp whole few
-        generate $opts --serve-batch 40 --kv-memory 700k --kv-host 200k --kv-disk cache:8M < many.jsonl > disk
+        generate $opts --serve-batch 12 --kv-memory $memory --kv-host 200k --kv-disk cache:8M < many.jsonl > disk
         cmp whole disk
         generate $opts < many.jsonl > plain # rounding may change a text
         [ "$(comm -12 <(sort whole) <(sort plain) | wc -l)" -ge 36 ]
@@ -74,6 +75,8 @@ setup() {
     bytes() { grep -o '"bytes_per_token":[0-9]*' "$1" | cut -d: -f2; }
     [ "$(bytes int4)" -le $(($(bytes bf16) / 2)) ]
     grep -q '"hits":[1-9]' int4
+    run -2 generate run/ -n 60 --serve-batch 40 --kv-memory 700k --kv kivi many.jsonl
+    [[ "$output" == *"their memory holds 0 tokens, and a text of 64 needs "*", beside 2.50 MiB of plain tokens" ]]
     run -2 generate run/ -p a --serve-batch 2 --kv snapkv:capacity=64
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" == *"tokens cannot be dropped from pages that texts share: leave the policy out, or the pages" ]]
