@@ -16,6 +16,7 @@
 
 enum { TILE = 512 /* uint16_t in a bf16 tile */, CTILE = 256 /* floats in an f32 tile */ };
 
+#ifdef __AMX_TILE__
 /* A static object: GCC 12 tells the optimiser about the first 8 bytes of the operand only. */
 static const struct {
     uint8_t palette, start_row, reserved[14];
@@ -36,6 +37,7 @@ static inline void tiles_end(void)
 {
     _tile_release();
 }
+#endif
 
 /* Transpose 16 vectors of 16 32-bit elements in place. */
 static inline __attribute__((always_inline)) void transpose16(__m512i v[16])

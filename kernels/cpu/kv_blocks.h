@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_blocks.h -- scores and weighted values of up to 256 tokens by tiles of 8-bit integers; included by kv_pairs.h.
+/* kv_blocks.h -- scores and weighted values of up to 256 tokens by products of rows with codes as 8-bit integers
+ * (kv_products.h); included by kv_simd.c.
  *
- * Tiles 0 and 1 are results, 2 and 3 codes, 4 to 7 rows.  A run is tokens whose codes are multiplied with the same rows:
+ * A run is tokens whose codes are multiplied with the same rows:
  * of keys those that share the scales of channels, of values those that share scales, or second scales, of channels. */
 #ifndef LM_KERNELS_CPU_KV_BLOCKS_H
 #define LM_KERNELS_CPU_KV_BLOCKS_H
 
+#include "kernels/cpu/kv_products.h"
 #include "kernels/cpu/kv_tile_blocks.h"
 
 /* 64 numbers, of up to 16,256, times `inverse` as two planes; the sum of the whole numbers is added to *whole. */
@@ -62,42 +64,6 @@ static void plane_queries_by_channel(const kv_call *k, const kv_seq *s, int64_t 
     }
 }
 
-/* Products of `parts` A operands with tiles [x0, x1) of codes: part i multiplies the tile at b[x] + from[i]. */
-LM_INLINE void key_products(int parts, const int8_t *a, const uint8_t *const *b,
-                            const int64_t *from, int64_t x0, int64_t x1, int32_t *c)
-{
-    _tile_loadd(4, a, 64);
-    if (parts > 1)
-        _tile_loadd(5, a + KV_A, 64);
-    if (parts > 2)
-        _tile_loadd(6, a + 2 * KV_A, 64);
-    if (parts > 3)
-        _tile_loadd(7, a + 3 * KV_A, 64);
-#define KV_PRODUCT(to, in, x)                \
-    _tile_zero(to);                          \
-    _tile_loadd(in, b[x] + from[0], 64);     \
-    _tile_dpbsud(to, 4, in);                 \
-    if (parts > 1) {                         \
-        _tile_loadd(in, b[x] + from[1], 64); \
-        _tile_dpbsud(to, 5, in);             \
-    }                                        \
-    if (parts > 2) {                         \
-        _tile_loadd(in, b[x] + from[2], 64); \
-        _tile_dpbsud(to, 6, in);             \
-    }                                        \
-    if (parts > 3) {                         \
-        _tile_loadd(in, b[x] + from[3], 64); \
-        _tile_dpbsud(to, 7, in);             \
-    }                                        \
-    _tile_stored(to, c + (x) * (KV_A / 4), 64)
-    for (int64_t x = x0; x < x1; x += 2) {
-        KV_PRODUCT(0, 2, x);
-        if (x + 1 < x1) {
-            KV_PRODUCT(1, 3, x + 1);
-        }
-    }
-}
-
 /* Scores of row r0 + r: products of group g of tiles [x0, x1) times units, with minima; `second`: times the second
  * scales of tokens. */
 LM_INLINE void scores_of_row(const kv_seq *s, bool by_channel, int64_t r0, int64_t r, int64_t g,
@@ -147,13 +113,13 @@ static void score_run(const kv_seq *s, const uint8_t *const *b, int64_t x0, int6
             for (last = first; last < p->parts && part[last].g == g; last++)
                 from[last - first] = part[last].from / 64 * KV_A;
             if (last - first == 1)
-                key_products(1, a, b, from, x0, x1, w->product);
+                key_products(1, a, b, from, x0, x1, p->half, rows, w->product);
             else if (last - first == 2)
-                key_products(2, a, b, from, x0, x1, w->product);
+                key_products(2, a, b, from, x0, x1, p->half, rows, w->product);
             else if (last - first == 3)
-                key_products(3, a, b, from, x0, x1, w->product);
+                key_products(3, a, b, from, x0, x1, p->half, rows, w->product);
             else
-                key_products(4, a, b, from, x0, x1, w->product);
+                key_products(4, a, b, from, x0, x1, p->half, rows, w->product);
             for (int64_t r = 0; r < rows; r++) {
                 if (by_channel)
                     scores_of_row(s, true, r0, r, g, x0, x1, w, out);
@@ -239,37 +205,6 @@ LM_INLINE void plane_numerators(bool by_channel, const kv_seq *s, int64_t r, int
     }
 }
 
-/* Products of rows with codes of 16 channels each, at b[x] + [from, to) KV_A; x counts 64 tokens in [x0, x1). */
-LM_INLINE void value_products(int parts, const int8_t *a, const uint8_t *const *b, int64_t from,
-                              int64_t to, int32_t *c)
-{
-    _tile_loadd(4, a, 64);
-    if (parts > 1)
-        _tile_loadd(5, a + KV_A, 64);
-    if (parts > 2)
-        _tile_loadd(6, a + 2 * KV_A, 64);
-    if (parts > 3)
-        _tile_loadd(7, a + 3 * KV_A, 64);
-    for (int64_t i = from; i < to; i++) {
-        _tile_zero(0);
-        _tile_loadd(2, b[0] + i * KV_A, 64);
-        _tile_dpbsud(0, 4, 2);
-        if (parts > 1) {
-            _tile_loadd(3, b[1] + i * KV_A, 64);
-            _tile_dpbsud(0, 5, 3);
-        }
-        if (parts > 2) {
-            _tile_loadd(2, b[2] + i * KV_A, 64);
-            _tile_dpbsud(0, 6, 2);
-        }
-        if (parts > 3) {
-            _tile_loadd(3, b[3] + i * KV_A, 64);
-            _tile_dpbsud(0, 7, 3);
-        }
-        _tile_stored(0, c + i * (KV_A / 4), 64);
-    }
-}
-
 /* acc of row r0 + r += the products of a run. */
 LM_INLINE void add_values(const kv_call *k, const kv_seq *s, int64_t r0, int64_t r, int64_t run,
                           int64_t channels, const kv_scratch *w)
@@ -340,16 +275,17 @@ static void weigh_codes(const kv_call *k, const kv_seq *s, int64_t block, int64_
         for (int64_t r0 = 0; r0 < n; r0 += p->half) {
             for (int64_t g = 0; g < p->groups; g++) {
                 const int8_t *a = p->plane + (r0 / p->half * p->parts + 4 * g + x) * KV_A;
+                int64_t rows = n - r0 < p->half ? n - r0 : p->half;
                 int64_t d = g * channels / 16,
                         e = d + channels / 16 < D / 16 ? d + channels / 16 : D / 16;
                 if (parts == 4)
-                    value_products(4, a, b, d, e, w->product);
+                    value_products(4, a, b, d, e, p->half, rows, w->product);
                 else if (parts == 3)
-                    value_products(3, a, b + x, d, e, w->product);
+                    value_products(3, a, b + x, d, e, p->half, rows, w->product);
                 else if (parts == 2)
-                    value_products(2, a, b + x, d, e, w->product);
+                    value_products(2, a, b + x, d, e, p->half, rows, w->product);
                 else
-                    value_products(1, a, b + x, d, e, w->product);
+                    value_products(1, a, b + x, d, e, p->half, rows, w->product);
             }
             for (int64_t r = 0; r < p->half && r0 + r < n; r++)
                 add_values(k, s, r0, r, c / run, channels, w);

@@ -7,8 +7,6 @@
 #ifndef LM_KERNELS_CPU_KV_PAIRS_H
 #define LM_KERNELS_CPU_KV_PAIRS_H
 
-#include "kernels/cpu/kv_blocks.h"
-
 enum { KV_PAIR_TILE = 512 /* numbers: 16 rows of 32 */ };
 
 static bool kv_has_pairs(const lm_kv_format *f, int64_t T, int64_t D)

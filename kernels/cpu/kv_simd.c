@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_simd.c -- attention over coded caches: 64 tokens at a time are decoded into the first-level cache as floats
- * (kv_wide.h), and multiplied with rows of queries; the softmax goes by 256.
+ * (kv_wide.h), and multiplied with rows of queries; the softmax goes by 256.  In BF16 on AVX512-VNNI and AMX most codes are
+ * multiplied as they are (kv_blocks.h).
  *
  * New tokens have few rows and many keys: a unit is 1024 keys for all query heads that share them, and the partial results
  * are merged in the order of the keys.  Blocks and units lie at multiples of 64, 256 and 1024 positions, so the bits of a
  * row depend neither on threads nor on the rows beside it.  Rows of prompts: kv_prompt.h. */
 #include "kernels/kv.h"
 
+#include "base/cpu.h"
 #include "kernels/cpu/attention_simd.h"
 #include "kernels/cpu/kv_wide.h"
+
 enum {
     KV_BLOCK = 256, /* keys of a block */
     KV_UNIT = 1024, /* keys of a unit of new tokens */
     KV_ROWS = 64,   /* rows that go through a unit together */
 };
 
-#ifdef KV_TILES
+#ifdef __AVX512F__
+#define KV_CODES /* products with codes as they are */
 #include "kernels/cpu/kv_tiles.h"
 #endif
 
@@ -32,7 +36,7 @@ typedef struct {
         most;            /* few, most: rows of new tokens, of a prompt, of a sequence */
     int64_t keys, parts; /* of a prompt: most of a sequence; jobs of a key/value head */
     bool key_tiles, value_tiles, key_pairs,
-        value_pairs; /* codes can be operands of tiles (kv_amx.c) */
+        value_pairs; /* codes can be operands as they are, or as BF16 (kv_amx.c) */
     float *partial;  /* [B*K][units][few*group][ld + PAD]: maximum, sum; values */
     char *scratch;
     size_t scratch_bytes;
@@ -42,7 +46,7 @@ typedef struct {
 typedef struct {
     kv_tile_scratch *tile;
     float *kt, *v, *q, *s, *acc, *m, *l;
-#ifdef KV_TILES
+#ifdef KV_CODES
     kv_planes keys, values;
     kv_rows key_rows, value_rows;
     uint16_t *pairs;
@@ -60,8 +64,10 @@ static bool has_ahead(const kv_call *k, bool values)
     return values ? k->value_tiles || k->value_pairs : k->key_tiles || k->key_pairs;
 }
 
-#ifdef KV_TILES
+#ifdef KV_CODES
 static size_t tiles_scratch_of(const kv_call *k, char *at, kv_scratch *w);
+#endif
+#ifdef KV_TILES
 static size_t pairs_scratch_of(const kv_call *k, char *at, kv_scratch *w);
 static bool kv_has_pairs(const lm_kv_format *f, int64_t T, int64_t D);
 #endif
@@ -80,8 +86,10 @@ static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
         *to[i] = (float *)(void *)(at + bytes);
         bytes += attn_round64((size_t)floats[i] * sizeof(float));
     }
-#ifdef KV_TILES
+#ifdef KV_CODES
     bytes += tiles_scratch_of(k, at + bytes, w);
+#endif
+#ifdef KV_TILES
     bytes += pairs_scratch_of(k, at + bytes, w);
 #endif
     return bytes;
@@ -107,14 +115,16 @@ static kv_call kv_call_of(const lm_call *c)
     k.most = ragged ? c->in[KV_QKV].dim[0] : a->seq > ATTN_FEW_ROWS ? a->seq : 0;
     k.room = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.few;
     k.units = (k.room + KV_UNIT - 1) / KV_UNIT;
-#ifdef KV_TILES
+#ifdef KV_CODES
+    const lm_tensor *x = &c->in[KV_KEYS], *y = &c->in[KV_VALUES];
+    bool low = c->in[KV_QKV].dtype == LM_DTYPE_BF16 && lm_cpu_has_vnni();
     bool ready = !kv_has_rope(c); /* keys are multiplied as they are stored */
-    k.key_tiles = ready && kv_has_tiles(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
-    k.value_tiles = kv_has_tiles(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
-    k.key_pairs = ready && !k.key_tiles &&
-                  kv_has_pairs(c->in[KV_KEYS].kv, c->in[KV_KEYS].dim[2], a->head_dim);
-    k.value_pairs =
-        !k.value_tiles && kv_has_pairs(c->in[KV_VALUES].kv, c->in[KV_VALUES].dim[2], a->head_dim);
+    k.key_tiles = low && ready && kv_has_tiles(x->kv, x->dim[2], a->head_dim);
+    k.value_tiles = low && kv_has_tiles(y->kv, y->dim[2], a->head_dim);
+#endif
+#ifdef KV_TILES
+    k.key_pairs = ready && !k.key_tiles && kv_has_pairs(x->kv, x->dim[2], a->head_dim);
+    k.value_pairs = !k.value_tiles && kv_has_pairs(y->kv, y->dim[2], a->head_dim);
 #endif
     k.keys = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.most;
     k.scratch_bytes =
@@ -180,6 +190,9 @@ LM_INLINE void load_values(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
     }
 }
 
+#ifdef KV_CODES
+#include "kernels/cpu/kv_blocks.h"
+#endif
 #ifdef KV_TILES
 #include "kernels/cpu/kv_pairs.h"
 #endif
@@ -212,7 +225,7 @@ LM_INLINE void softmax_part(const lm_attention_attr *a, float *s, int64_t c0, in
         vf_store(acc + d, vf_load(acc + d) * vf_set(factor));
 }
 
-#ifdef KV_TILES
+#ifdef KV_CODES
 /* The same where all columns are visible and there is no cap; exponentials as those of plain prompts (attention_amx.h). */
 LM_INLINE void softmax_of_all(float *s, int64_t c0, int64_t c1, float *m, float *l, float *acc,
                               int64_t ld, kv_ahead *ahead)
@@ -315,7 +328,7 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
     int64_t x0 = c1, x1 = c1; /* columns of codes that are operands of tiles */
     if (!has_ahead(k, true))
         fetch_block(s, &s->v, block);
-#ifdef KV_TILES
+#ifdef KV_CODES
     if (has_ahead(k, false) || has_ahead(k, true))
         look_ahead(k, s, block + KV_BLOCK, n, w->ahead);
     if (k->key_tiles && coded_columns(&s->k, block, c0, c1, lo, hi, &x0, &x1))
@@ -327,8 +340,8 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
     for (int64_t r = 0; r < n; r++) {
         int64_t i = (r0 + r) / k->group;
         int64_t f = attn_start(&s->mask, i) - block, e = attn_end(&s->mask, i) - block;
-#ifdef KV_TILES
-        if (f <= c0 && e >= c1 && k->a->soft_cap == 0 && has_ahead(k, false)) {
+#ifdef KV_CODES
+        if (f <= 0 && e >= KV_BLOCK && k->a->soft_cap == 0 && has_ahead(k, false)) {
             softmax_of_all(w->s + r * KV_BLOCK, c0, c1, &w->m[r], &w->l[r], w->acc + r * k->ld,
                            k->ld, w->ahead);
             continue;
@@ -340,9 +353,11 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
     x0 = x1 = c1;
     if (!has_ahead(k, false))
         fetch_block(s, &s->k, block + KV_BLOCK);
-#ifdef KV_TILES
+#ifdef KV_CODES
     if (k->value_tiles && coded_columns(&s->v, block, c0, c1, lo, hi, &x0, &x1))
         weigh_codes(k, s, block, x0, x1, lo, hi, n, w);
+#endif
+#ifdef KV_TILES
     if (k->value_pairs && all_coded(&s->v, block, block + KV_BLOCK, lo, hi)) {
         weigh_pairs(k, s, block, c0, c1, lo, hi, n, w);
         return;
@@ -372,8 +387,10 @@ LM_INLINE void attend_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
         w->l[r] = 0;
     }
     memset(w->acc, 0, (size_t)(n * k->ld) * sizeof *w->acc);
-#ifdef KV_TILES
+#ifdef KV_CODES
     start_tiles(k, s, n, w);
+#endif
+#ifdef KV_TILES
     start_pairs(k, s, n, w);
 #endif
     for (int64_t block = lo / KV_BLOCK * KV_BLOCK; block < hi; block += KV_BLOCK)

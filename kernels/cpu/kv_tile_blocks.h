@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_tile_blocks.h -- what both kinds of tiles need of a block: scratch, rows as whole numbers, scales, codes; included
- * by kv_pairs.h. */
+ * by kv_blocks.h. */
 #ifndef LM_KERNELS_CPU_KV_TILE_BLOCKS_H
 #define LM_KERNELS_CPU_KV_TILE_BLOCKS_H
 
@@ -90,7 +90,9 @@ static void start_tiles(const kv_call *k, const kv_seq *s, int64_t n, kv_scratch
     w->table[1] = k->value_tiles && g->levels == LM_KV_TABLE ? k->prep->v.whole : NULL;
     if (!k->key_tiles && !k->value_tiles)
         return;
+#ifdef KV_TILES
     _tile_loadconfig(&kv_tile_config[n > 4]);
+#endif
     w->keys.half = w->values.half = n > 4 ? 8 : 4;
     if (k->key_tiles) {
         bool by_channel = f->axis == LM_KV_CHANNEL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_tiles.h -- rows as whole numbers, and tiles of 8-bit integers (kv_amx.c). */
+/* kv_tiles.h -- rows as whole numbers in two planes of 8 bits, for products with codes (kv_amx.c). */
 #ifndef LM_KERNELS_CPU_KV_TILES_H
 #define LM_KERNELS_CPU_KV_TILES_H
 
@@ -55,7 +55,9 @@ LM_INLINE void fetch_some(kv_ahead *a)
  * products of a block it is kept awake by some whose results are not used (tile 1). */
 LM_INLINE void stay_awake(void)
 {
+#ifdef KV_TILES
     _tile_dpbsud(1, 7, 3);
+#endif
 }
 
 /* A part of an A operand: numbers [from, to) of the row, all of group g, within a tile's 64. */
@@ -158,6 +160,7 @@ static inline int32_t code_offset(const lm_kv_format *f)
     return f->levels == LM_KV_SYM ? 1 << (f->bits - 1) : f->levels == LM_KV_TABLE ? 128 : 0;
 }
 
+#ifdef KV_TILES
 /* Tiles 0, 1 (results) and 4 to 7 (rows) have 8 or 16 rows; 2 and 3 are those of codes. */
 #define KV_CONFIG(n)                                                         \
     {                                                                        \
@@ -177,5 +180,6 @@ static const struct {
     uint16_t bytes[16];
     uint8_t rows[16];
 } kv_tile_config[2] __attribute__((aligned(64))) = { KV_CONFIG(8), KV_CONFIG(16) };
+#endif
 
 #endif

@@ -51,6 +51,12 @@ static lm_cpu_level detect(void)
     return LM_CPU_AMX;
 }
 
+static bool detect_vnni(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && has(c, 11);
+}
+
 static void read_model(char out[49])
 {
     unsigned r[12];
@@ -67,6 +73,11 @@ static lm_cpu_level detect(void)
     return LM_CPU_REF;
 }
 
+static bool detect_vnni(void)
+{
+    return false;
+}
+
 static void read_model(char out[49])
 {
     (void)out;
@@ -75,6 +86,7 @@ static void read_model(char out[49])
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static lm_cpu_level level;
+static bool vnni;
 static char model[49];
 static const char *const names[] = { "ref", "avx2", "avx512", "amx", NULL };
 
@@ -84,6 +96,7 @@ static void detect_once(void)
     size_t n = 0;
 
     level = detect();
+    vnni = level >= LM_CPU_AVX512 && detect_vnni();
     read_model(text);
     for (const char *s = text; *s; s++) { /* the brand string is padded with spaces */
         if (*s != ' ' || (n && model[n - 1] != ' '))
@@ -100,6 +113,12 @@ lm_cpu_level lm_cpu_detect(void)
 {
     pthread_once(&once, detect_once);
     return level;
+}
+
+bool lm_cpu_has_vnni(void)
+{
+    pthread_once(&once, detect_once);
+    return vnni;
 }
 
 const char *lm_cpu_level_name(lm_cpu_level l)

@@ -3,6 +3,8 @@
 #ifndef LM_BASE_CPU_H
 #define LM_BASE_CPU_H
 
+#include <stdbool.h>
+
 #include "base/err.h"
 
 /* Each level includes those before it. */
@@ -17,6 +19,8 @@ typedef enum {
  * here, once in the process, before any worker thread starts, because threads inherit the
  * permission. */
 lm_cpu_level lm_cpu_detect(void);
+/* Of a machine of LM_CPU_AVX512 or more: AVX512-VNNI (dot products of bytes). */
+bool lm_cpu_has_vnni(void);
 const char *lm_cpu_level_name(lm_cpu_level l); /* "ref", "avx2", "avx512", "amx" */
 /* Parse a name (LM_CPU=...) and bound it by lm_cpu_detect: asking for more is LM_EUSAGE. */
 lm_code lm_cpu_level_parse(const char *name, lm_cpu_level *out, lm_err *e);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention over coded caches: every format at every level against the definition, the definition against plain
  * attention over the same numbers, and bits that must not depend on the rows beside a row. */
+#include "base/cpu.h"
 #include "base/par.h"
 
 #include "kv_attention_case.h"
@@ -322,6 +323,49 @@ static void test_sharp(void **state)
     }
 }
 
+/* ---- sums of whole numbers are exact: with dot products of bytes and with tiles the bits are the same ---- */
+
+static void test_whole(void **state)
+{
+    static const char *const names[] = {
+        "int8", "int8 asym", "int4",   "int4 head",   "int3",
+        "int2", "kivi",      "iq4_nl", "k4 balanced", "channel 4"
+    };
+    (void)state;
+    if (lm_cpu_detect() < LM_CPU_AMX || !lm_cpu_has_vnni())
+        skip();
+    for (int i = 0; i < N_FORMATS; i++) {
+        const lm_kv_format *f = &formats[i];
+        bool named = false;
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+            named |= !strcmp(names[n], f->name);
+        for (int64_t rows = 1; named && rows < 13; rows += rows < 3 ? 1 : 3) {
+            shape s = { .B = 2,
+                        .K = 2,
+                        .D = i % 2 ? 64 : 80,
+                        .H = 2 * rows,
+                        .T = 64,
+                        .P = 9,
+                        .used = { 576, 200 },
+                        .fresh = { 1, 1 },
+                        .kind = { 1, 1 },
+                        .window = i % 3 ? 0 : 300 };
+            trial t;
+            for (int side = 0; side < 2; side++)
+                s.residual[side] = lm_kv_step(f, s.T) > 1 ? 64 : 0;
+            open_trial(&t, &s, LM_DTYPE_BF16, f, f);
+            run(&t, level_kernel(LM_DTYPE_BF16, LM_CPU_AVX512), 1);
+            size_t bytes = lm_stored_bytes(&t.out[0]);
+            char *o = take(bytes);
+            memcpy(o, t.out[0].data, bytes);
+            run(&t, level_kernel(LM_DTYPE_BF16, LM_CPU_AMX), 1);
+            assert_memory_equal(o, t.out[0].data, bytes);
+            lm_free(o);
+            close_trial(&t);
+        }
+    }
+}
+
 /* ---- rows do not depend on the rows beside them, or on tokens that are not theirs ---- */
 
 static void test_alone(void **state)
@@ -385,7 +429,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats), cmocka_unit_test(test_plain),
         cmocka_unit_test(test_prompt),  cmocka_unit_test(test_rotation),
-        cmocka_unit_test(test_sharp),   cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_sharp),   cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_alone),
     };
     fill_ranges();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
