@@ -170,10 +170,11 @@ static lm_code measure(kv_report *k, lm_err *e)
     int64_t steps = w->o->steps, prompt = w->seq / 2;
 
     for (int i = 1; i < k->rows; i++) {
-        if (!calibrate_row(k, i, e))
-            continue;
-        lm_err_in(e, "%s", k->row[i].name);
-        return e->code;
+        lm_code rc = calibrate_row(k, i, e);
+        if (rc)
+            lm_err_in(e, "%s", k->row[i].name);
+        if (rc || lm_stopping())
+            return rc;
     }
     if (lm_alloc_n(&k->outliers, (size_t)w->model.config.layers, sizeof *k->outliers, "layers", e))
         return e->code;
