@@ -7,6 +7,7 @@
  * channels of keys are a word, sixteen of values a byte of each word of a line. */
 #include <math.h>
 
+#include "kernels/cpu/kv_codes.h"
 #include "kernels/cpu/kv_write.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
@@ -41,6 +42,12 @@ static bool is_fast(const lm_kv_format *f)
 {
     return (f->levels == LM_KV_SYM || f->levels == LM_KV_ASYM) && !f->ggml && !f->second &&
            !f->outliers && f->scale != LM_DTYPE_NONE;
+}
+
+/* Other formats with scales of tokens. */
+static bool is_by_token(const lm_kv_format *f)
+{
+    return f->axis == LM_KV_TOKEN && !f->second && !f->outliers;
 }
 
 /* ---- scales ---- */
@@ -122,6 +129,76 @@ static void scale_channels(const kvw_side *w, char *page, int64_t t, int64_t n, 
     }
 }
 
+/* ---- other levels, by token ---- */
+
+/* Put scale and minimum of the group of token t and channel d into the page. */
+static void put_scale(const kvw_side *w, char *page, int64_t t, int64_t d, lm_kv_scale by)
+{
+    int64_t at = lm_kv_scale_at(w->f, w->T, w->D, t, d);
+    lm_set(w->f->scale, page + w->at.scale, at, by.s);
+    if (lm_kv_has_min(w->f))
+        lm_set(w->f->scale, page + w->at.min, at, by.m);
+}
+
+/* The number at `v`, whose last digits are wrong, as the definition stores it; false if they could matter. */
+static bool store_near(lm_dtype t, double v, double *out)
+{
+    *out = lm_kv_stored(t, v);
+    return isfinite(v) && *out == lm_kv_stored(t, v * (1 - 1e-12)) &&
+           *out == lm_kv_stored(t, v * (1 + 1e-12));
+}
+
+/* The sum of squares of n numbers, in another order than that of the definition. */
+static double sum_squares(const float *x, int64_t n)
+{
+    vd sum = vf_low_f64(vf_zero());
+    VF_FOR(i, live, n, {
+        vf v = vf_get_any(LM_DTYPE_F32, x, i, live);
+        vd a = vf_low_f64(v), b = vf_high_f64(v);
+        sum = vd_fma(a, a, vd_fma(b, b, sum));
+    });
+    return vd_sum(sum);
+}
+
+/* The stored scale and minimum of a group over numbers in [least, most] (lm_kv_code_group). */
+static lm_kv_scale scale_over(const lm_kv_format *f, double least, double most)
+{
+    double largest = fmax(fabs(least), fabs(most));
+    lm_kv_scale by = { largest, 0 };
+    if (f->levels == LM_KV_FLOAT8)
+        by.s = largest / (f->float8 == LM_DTYPE_F8E5M2 ? 57344.0 : 448.0);
+    else if (f->zero)
+        by = (lm_kv_scale){ (most - least) / 2, (most + least) / 2 };
+    by.s = lm_kv_stored(f->scale, by.s);
+    by.m = by.m != 0 ? lm_kv_stored(f->scale, by.m) : 0;
+    return by;
+}
+
+/* Scale of the n numbers of a group; false if the definition has to find it. */
+static bool find_scale(const lm_kv_format *f, const float *x, int64_t n, const float *range,
+                       lm_kv_scale *by)
+{
+    float least, most;
+    if (!find_extent(x, n, &least, &most))
+        return false;
+    *by = (lm_kv_scale){ 0, 0 };
+    if (f->levels == LM_KV_TABLE && f->norm)
+        return store_near(f->scale, sqrt(sum_squares(x, n) / (double)n), &by->s);
+    *by = scale_over(f, (double)(range ? range[0] : least), (double)(range ? range[1] : most));
+    return true;
+}
+
+/* The scale that gives the decoded group the norm of its numbers. */
+static bool renorm(const lm_kv_format *f, const float *x, int64_t n, const uint32_t *code,
+                   lm_kv_scale *by)
+{
+    float level[LM_KV_MAX_DIM];
+    for (int64_t i = 0; i < n; i++)
+        level[i] = f->table[code[i]];
+    double sum = sum_squares(level, n);
+    return sum > 0 && store_near(f->scale, sqrt(sum_squares(x, n) / sum), &by->s);
+}
+
 /* ---- codes ---- */
 
 /* Codes of half a vector of numbers; quotients that are NaN have the code 0. */
@@ -180,6 +257,60 @@ static void find_codes(const kvw_side *w, const float *x, const scales *by, uint
         put_codes(code + d + VF_LANES / 2, vf_high_f64(v), by->s + d + VF_LANES / 2,
                   by->m + d + VF_LANES / 2, least, most);
     }
+    for (int64_t d = w->D; d % 16; d++)
+        code[d] = 0;
+}
+
+/* Codes and scale of the group of n numbers at x by the definition. */
+static void code_plainly(const kvw_side *w, char *page, int64_t t, int64_t d, int64_t n,
+                         const float *range, const float *x, uint32_t *code)
+{
+    double v[LM_KV_MAX_DIM];
+    for (int64_t i = 0; i < n; i++)
+        v[i] = (double)x[d + i];
+    put_scale(w, page, t, d, lm_kv_code_group(w->f, v, n, range, code + d));
+}
+
+/* Token t in FP8 or levels of a table. */
+static void code_levels(const kvw_side *w, char *page, int64_t t, const float *range,
+                        const float *x, scales *by, uint32_t *code)
+{
+    const lm_kv_format *f = w->f;
+    int64_t group = f->group ? f->group : w->D;
+    double fixed = f->scale != LM_DTYPE_NONE ? 0 : f->head ? (double)f->head[w->kv] : f->constant;
+    bool plain[LM_KV_MAX_DIM / 16 + 1];
+    for (int64_t d = 0; d < w->D; d += group) {
+        int64_t n = d + group < w->D ? group : w->D - d;
+        lm_kv_scale one = { fixed, 0 };
+        plain[d / group] = f->scale != LM_DTYPE_NONE && !find_scale(f, x + d, n, range, &one);
+        if (f->scale != LM_DTYPE_NONE && !plain[d / group])
+            put_scale(w, page, t, d, one);
+        for (int64_t i = d; i < d + n; i++) {
+            by->s[i] = one.s;
+            by->m[i] = one.m;
+        }
+    }
+    if (f->levels == LM_KV_FLOAT8)
+        codes_of_levels(true, f, w->D, x, by->s, by->m, code);
+    else
+        codes_of_levels(false, f, w->D, x, by->s, by->m, code);
+    for (int64_t d = 0; d < w->D; d += group) {
+        int64_t n = d + group < w->D ? group : w->D - d;
+        lm_kv_scale one = { by->s[d], by->m[d] };
+        if (!plain[d / group] && f->renorm) {
+            plain[d / group] = !renorm(f, x + d, n, code + d, &one);
+            put_scale(w, page, t, d, one);
+        }
+        if (plain[d / group])
+            code_plainly(w, page, t, d, n, range, x, code);
+    }
+}
+
+/* Token t in a format of ggml's. */
+static void code_blocks(const kvw_side *w, char *page, int64_t t, const float *x, uint32_t *code)
+{
+    for (int64_t d = 0; d < w->D; d += w->f->group)
+        code_plainly(w, page, t, d, d + w->f->group < w->D ? w->f->group : w->D - d, NULL, x, code);
     for (int64_t d = w->D; d % 16; d++)
         code[d] = 0;
 }
@@ -271,12 +402,33 @@ static void encode_fast(const kvw_side *w, int64_t from, int64_t to, const rows 
     }
 }
 
+/* The same of formats with scales of tokens that are not linear, or not stored. */
+static void encode_by_token(const kvw_side *w, int64_t from, int64_t to, const rows *r)
+{
+    const lm_kv_format *f = w->f;
+    char *page = kvw_page(w, from);
+    scales by;
+    uint32_t code[LM_KV_MAX_DIM + 16];
+    set_channels(&by, w->D, -w->D & 15, 1, 0);
+    for (int64_t j = from; j < to; j++) {
+        load_row(w, j, r->x);
+        if (f->ggml)
+            code_blocks(w, page, j % w->T, r->x, code);
+        else
+            code_levels(w, page, j % w->T, w->range ? w->range + 2 * (j - w->ranges) : NULL, r->x,
+                        &by, code);
+        put_token(w, page, j % w->T, code);
+    }
+}
+
 static void encode_rows(const kvw_side *w, int64_t from, int64_t to, const rows *r)
 {
     if (!w->f)
         kvw_copy(w, from, to);
     else if (is_fast(w->f))
         encode_fast(w, from, to, r);
+    else if (is_by_token(w->f))
+        encode_by_token(w, from, to, r);
     else
         kvw_encode(w, from, to, r->x);
 }

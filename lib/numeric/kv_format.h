@@ -134,6 +134,21 @@ void lm_kv_normal_table(int bits, float *table);
 /* The 16 values of iq4_nl. */
 void lm_kv_iq4_table(float table[16]);
 
+/* ---- parts of the definition, for kernels ---- */
+
+/* The scale and minimum of a group, as stored. */
+typedef struct {
+    double s, m;
+} lm_kv_scale;
+
+/* The code of (x - m) / s; 0 for a scale or a quotient that is not finite. */
+unsigned lm_kv_code_of(const lm_kv_format *f, lm_kv_scale by, double x);
+/* v rounded to the type of the scales; the largest number of F16 for larger ones. */
+double lm_kv_stored(lm_dtype scale, double v);
+/* Scale and codes of the n numbers of a group; range (least and most) instead of that of the numbers, or NULL. */
+lm_kv_scale lm_kv_code_group(const lm_kv_format *f, const double *x, int64_t n, const float *range,
+                             unsigned *code);
+
 /* ---- the order of memory, for kernels ---- */
 
 static inline int64_t lm_kv_tile_tokens(bool values, int64_t T)

@@ -17,11 +17,6 @@ typedef struct {
 unsigned lm_kv_get_code(const lm_kv_view *p, int64_t t, int64_t d);
 void lm_kv_put_code(const lm_kv_view *p, int64_t t, int64_t d, unsigned code);
 
-/* The scale and minimum of a group, as stored. */
-typedef struct {
-    double s, m;
-} lm_kv_scale;
-
 static inline double lm_kv_limited(double v, double least, double most)
 {
     return v < least ? least : v > most ? most : v;
@@ -29,13 +24,6 @@ static inline double lm_kv_limited(double v, double least, double most)
 
 /* kv_levels.c */
 double lm_kv_level(const lm_kv_format *f, unsigned code);
-/* The code of (x - m) / s. */
-unsigned lm_kv_code_of(const lm_kv_format *f, lm_kv_scale by, double x);
-/* v rounded to the type of the scales; the largest number of F16 for larger ones. */
-double lm_kv_stored(lm_dtype scale, double v);
-/* Scale and codes of the n numbers of a group; range (least and most) instead of that of the numbers, or NULL. */
-lm_kv_scale lm_kv_code_group(const lm_kv_format *f, const double *x, int64_t n, const float *range,
-                             unsigned *code);
 /* The scale and minimum of a channel with fixed ranges. */
 lm_kv_scale lm_kv_fixed(const lm_kv_format *f, int64_t kv, int64_t D, int64_t d);
 

@@ -3,8 +3,9 @@
  * the rows of a prompt) of one sequence with 16,384 tokens, all layers one after another, so that no cache of the
  * processor holds what is read.
  *
- * usage: bench_kv [--quick] [--threads N] [--level avx2|avx512|amx] [--rows N] [--f32] [--only FORMAT] [NAME]
- *        (only shapes NAME*, formats FORMAT*; --rows 5 or more: a part of a prompt behind 16,384 - N tokens)
+ * usage: bench_kv [--quick] [--threads N] [--level avx2|avx512|amx] [--rows N] [--f32] [--only FORMAT] [--write] [NAME]
+ *        (only shapes NAME*, formats FORMAT*; --rows 5 or more: a part of a prompt behind 16,384 - N tokens; --write:
+ *        writes of so many rows, 1,024 if 1, per second and thread)
  *
  * Figures are medians; bytes are those of keys, values and their scales. */
 #include <math.h>
@@ -64,6 +65,8 @@ static const lm_kv_format formats[] = {
       .n_table = 16,
       .table = { -2.73f, -2.07f, -1.62f, -1.26f, -0.94f, -0.66f, -0.39f, -0.13f, 0.13f, 0.39f,
                  0.66f, 0.94f, 1.26f, 1.62f, 2.07f, 2.73f } },
+    { .name = "q8_0", .bits = 8, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
+    { .name = "q4_0", .bits = 4, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
     { .name = "iq4_nl",
       .bits = 4,
       .levels = LM_KV_TABLE,
@@ -76,7 +79,7 @@ static const lm_kv_format formats[] = {
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
 static lm_par *par;
-static bool quick;
+static bool quick, writes;
 static int64_t rows = 1;
 static lm_dtype act = LM_DTYPE_BF16;
 static const char *only_format = "";
@@ -175,30 +178,84 @@ static double measure_plain(const shape *s, const lm_attention_attr *a, lm_tenso
     return t;
 }
 
+/* The formats of keys and of values of an entry of `formats`. */
+static void sides_of(const lm_kv_format *f, lm_kv_format side[2])
+{
+    side[0] = side[1] = *f;
+    side[1].values = true;
+    if (!strcmp(f->name, "kivi keys")) /* with values by token */
+        side[1].axis = LM_KV_TOKEN;
+    if (!strcmp(f->name, "k4v2")) {
+        side[1].axis = LM_KV_TOKEN;
+        side[1].bits = 2;
+        side[1].group = 0;
+        side[1].span = 128;
+    }
+}
+
+/* Rows of a prompt into empty pages. */
+static void measure_write(const shape *s, const lm_kv_format *f)
+{
+    int64_t n = rows > 1 ? rows : 1024, pages = (n + PAGE - 1) / PAGE;
+    lm_kv_format side[2];
+    lm_kv_attr attr = { .attention = { .batch = 1,
+                                       .seq = n,
+                                       .heads = s->H,
+                                       .kv_heads = s->K,
+                                       .head_dim = s->D,
+                                       .causal = true } };
+    lm_tensor in[5] = { made(lm_shape2(act, n, (s->H + 2 * s->K) * s->D)),
+                        made(lm_shape1(LM_DTYPE_I32, 1)),
+                        made(lm_shape1(LM_DTYPE_I32, 1)),
+                        { 0 },
+                        made(lm_shape2(LM_DTYPE_I32, 1, pages)) };
+    lm_tensor out[4] = { { 0 } };
+    sides_of(f, side);
+    for (int i = 0; i < 2; i++) {
+        bool steps = lm_kv_step(&side[i], PAGE) > 1;
+        attr.residual[i] = steps ? PAGE : 0; /* all rows leave it, but the last ones of a page */
+        out[i] = made((lm_tensor){
+            .dtype = act, .ndim = 4, .dim = { pages, s->K, PAGE, s->D }, .kv = &side[i] });
+        if (steps)
+            out[2 + i] =
+                made((lm_tensor){ .dtype = act, .ndim = 4, .dim = { 1, s->K, PAGE, s->D } });
+    }
+    lm_tensor slot = made(lm_shape1(LM_DTYPE_I32, 1));
+    lm_tensor all[6] = { in[0], in[1], in[2], in[3], in[4], slot };
+    for (int64_t i = 0; i < lm_tensor_count(&in[0]); i++)
+        lm_set(act, in[0].data, i, lm_rng_normal(lm_rng_make(3, "rows", 0), (uint64_t)i));
+    *(int32_t *)in[2].data = (int32_t)n;
+    for (int i = 0; i < pages; i++)
+        ((int32_t *)in[4].data)[i] = i;
+    lm_call c = { .attr = &attr, .in = all, .n_in = 6, .out = out, .n_out = 4, .par = par };
+    double t = seconds(lm_cpu_kernel("kv_write", act, level), &c, out, 1, (const size_t[]){ 0, 0 });
+    double bytes = 2 * (double)(n * s->K * s->D) * (double)lm_dtype_size(act);
+    printf("%-9s %-10s %9.2f ms %6.2f GB/s of rows a thread\n", s->name, f->name, t * 1e3,
+           bytes / t * 1e-9 / lm_par_threads(par));
+    for (int i = 0; i < 4; i++)
+        if (out[i].data)
+            drop(&out[i]);
+    for (int i = 0; i < 6; i++)
+        if (all[i].data)
+            drop(&all[i]);
+}
+
 static void measure_coded(const shape *s, const lm_attention_attr *a, lm_tensor qkv,
                           const lm_kv_format *f, double plain)
 {
-    lm_kv_format kf = *f, vf = *f;
+    lm_kv_format side[2];
     lm_kv_attr attr = { .attention = *a };
     lm_tensor in[8] = {
         qkv,   made(lm_shape1(LM_DTYPE_I32, 1)),       made(lm_shape1(LM_DTYPE_I32, 1)), { 0 },
         { 0 }, made(lm_shape2(LM_DTYPE_I32, 1, PAGES))
     };
     lm_tensor out[1] = { made(lm_shape2(act, rows, s->H * s->D)) };
-    vf.values = true;
-    if (!strcmp(f->name, "kivi keys")) /* with values by token */
-        vf.axis = LM_KV_TOKEN;
-    if (!strcmp(f->name, "k4v2")) {
-        vf.axis = LM_KV_TOKEN;
-        vf.bits = 2;
-        vf.group = 0;
-        vf.span = 128;
-    }
+    sides_of(f, side);
     for (int i = 0; i < 2; i++) {
         in[6 + i] = made((lm_tensor){ .dtype = act,
                                       .ndim = 4,
                                       .dim = { s->layers * PAGES, s->K, PAGE, s->D },
-                                      .kv = i ? &vf : &kf });
+                                      .kv = &side[i] });
         fill_pages(&in[6 + i]);
     }
     *(int32_t *)in[1].data = (int32_t)(rows > 1 ? TOKENS - rows : TOKENS);
@@ -222,6 +279,13 @@ static void measure_coded(const shape *s, const lm_attention_attr *a, lm_tensor 
     drop(&in[2]);
     drop(&in[5]);
     drop(&out[0]);
+}
+
+static void measure_writes(const shape *s)
+{
+    for (int i = 0; i < N_FORMATS; i++)
+        if (!strncmp(formats[i].name, only_format, strlen(only_format)))
+            measure_write(s, &formats[i]);
 }
 
 static void measure(const shape *s)
@@ -268,6 +332,8 @@ int main(int argc, char **argv)
             rows = atoll(argv[++i]);
         else if (!strcmp(argv[i], "--only") && i + 1 < argc)
             only_format = argv[++i];
+        else if (!strcmp(argv[i], "--write"))
+            writes = true;
         else if (!strcmp(argv[i], "--f32"))
             act = LM_DTYPE_F32;
         else
@@ -278,7 +344,7 @@ int main(int argc, char **argv)
     printf("%s, %d threads, %s\n", lm_cpu_model(), lm_par_threads(par), lm_cpu_level_name(level));
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         if (!strncmp(shapes[i].name, only, strlen(only)))
-            measure(&shapes[i]);
+            (writes ? measure_writes : measure)(&shapes[i]);
     lm_par_free(par);
     return 0;
 }
