@@ -16,6 +16,9 @@ typedef struct {
 /* A code of a page (kv_tile.c). */
 unsigned lm_kv_get_code(const lm_kv_view *p, int64_t t, int64_t d);
 void lm_kv_put_code(const lm_kv_view *p, int64_t t, int64_t d, unsigned code);
+/* All codes of a token, [D]. */
+void lm_kv_get_token(const lm_kv_view *p, int64_t t, uint8_t *code);
+void lm_kv_put_token(const lm_kv_view *p, int64_t t, const uint8_t *code);
 
 static inline double lm_kv_limited(double v, double least, double most)
 {

@@ -105,6 +105,54 @@ static unsigned bits_at(const uint8_t *p, size_t bit, int bits)
     return v >> bit % 8 & ((1u << bits) - 1);
 }
 
+/* The codes of a token one behind another to its row. */
+static void pack_row(const uint8_t *code, int64_t D, int bits, uint8_t *row)
+{
+    uint64_t held = 0;
+    int n = 0;
+    for (int64_t d = 0; d < D; d++) {
+        held |= (uint64_t)code[d] << n;
+        for (n += bits; n >= 8; n -= 8, held >>= 8)
+            *row++ = (uint8_t)held;
+    }
+    if (n)
+        *row = (uint8_t)held;
+}
+
+static void unpack_row(const uint8_t *row, int64_t D, int bits, uint8_t *code)
+{
+    uint64_t held = 0;
+    int n = 0;
+    for (int64_t d = 0; d < D; d++, held >>= bits, n -= bits) {
+        for (; n < bits; n += 8)
+            held |= (uint64_t)*row++ << n;
+        code[d] = (uint8_t)(held & ((1u << bits) - 1));
+    }
+}
+
+/* The codes of token t of all, which `code` has, to rows that are cleared; and back. */
+static void put_row(const shape *s, int64_t t, const uint8_t *code, uint8_t *rows)
+{
+    const lm_kv_format *f = s->view.f;
+    if (f->axis == LM_KV_TOKEN) {
+        pack_row(code, s->view.D, f->bits, rows + bit_of(s, t, 0) / 8);
+        return;
+    }
+    for (int64_t d = 0; d < s->view.D; d++)
+        or_bits(rows, bit_of(s, t, d), code[d], f->bits);
+}
+
+static void get_row(const shape *s, int64_t t, const uint8_t *rows, uint8_t *code)
+{
+    const lm_kv_format *f = s->view.f;
+    if (f->axis == LM_KV_TOKEN) {
+        unpack_row(rows + bit_of(s, t, 0) / 8, s->view.D, f->bits, code);
+        return;
+    }
+    for (int64_t d = 0; d < s->view.D; d++)
+        code[d] = (uint8_t)bits_at(rows, bit_of(s, t, d), f->bits);
+}
+
 /* ---- Scales: copies between two places ---- */
 
 typedef void (*copy_fn)(void *page, void *row, size_t bytes);
@@ -181,6 +229,7 @@ static void tokens_of_page(const shape *s, int64_t first, int64_t *begin, int64_
 void lm_kv_rows_get(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, int64_t n,
                     const void *const *page, const lm_kv_rows *out)
 {
+    uint8_t code[LM_KV_MAX_DIM];
     lm_kv_rows_size size;
     int64_t begin, end;
     shape s;
@@ -192,10 +241,10 @@ void lm_kv_rows_get(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, i
     for (int64_t first = from / T * T; first < n; first += T) {
         s.view.data = (char *)(uintptr_t)page[first / T];
         tokens_of_page(&s, first, &begin, &end);
-        for (int64_t t = begin; t < end; t++)
-            for (int64_t d = 0; d < D; d++)
-                or_bits(out->codes, bit_of(&s, first + t, d), lm_kv_get_code(&s.view, t, d),
-                        f->bits);
+        for (int64_t t = begin; t < end; t++) {
+            lm_kv_get_token(&s.view, t, code);
+            put_row(&s, first + t, code, out->codes);
+        }
         copy_scales(&s, first, begin, end, out, to_row);
         if (f->outliers)
             get_outliers(&s, first / T - from / T, out);
@@ -205,16 +254,17 @@ void lm_kv_rows_get(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, i
 void lm_kv_rows_put(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, int64_t n,
                     const lm_kv_rows *rows, void *const *page)
 {
+    uint8_t code[LM_KV_MAX_DIM];
     int64_t begin, end;
     shape s;
     shape_of(f, T, D, from, n, &s, NULL);
     for (int64_t first = from / T * T; first < n; first += T) {
         s.view.data = page[first / T];
         tokens_of_page(&s, first, &begin, &end);
-        for (int64_t t = begin; t < end; t++)
-            for (int64_t d = 0; d < D; d++)
-                lm_kv_put_code(&s.view, t, d,
-                               bits_at(rows->codes, bit_of(&s, first + t, d), f->bits));
+        for (int64_t t = begin; t < end; t++) {
+            get_row(&s, first + t, rows->codes, code);
+            lm_kv_put_token(&s.view, t, code);
+        }
         copy_scales(&s, first, begin, end, rows, to_page);
         if (f->outliers)
             put_outliers(&s, first / T - from / T, rows);
