@@ -120,16 +120,18 @@ static void encode_token(const lm_kv_view *p, const float *x, const float *range
     int64_t group = f->axis == LM_KV_TOKEN && f->group ? f->group : p->D;
     double v[LM_KV_MAX_DIM];
     unsigned code[LM_KV_MAX_DIM];
+    uint8_t all[LM_KV_MAX_DIM];
     for (int64_t d = 0; d < p->D; d++)
         v[d] = (double)x[d];
     for (int64_t d = 0; d < p->D && f->scale == LM_DTYPE_NONE; d++)
-        lm_kv_put_code(p, t, d, lm_kv_code_of(f, scale_of(p, t, d), v[d]));
+        all[d] = (uint8_t)lm_kv_code_of(f, scale_of(p, t, d), v[d]);
     for (int64_t d = 0; d < p->D && f->scale != LM_DTYPE_NONE; d += group) {
         int64_t n = d + group < p->D ? group : p->D - d;
         put_scale(p, t, d, lm_kv_code_group(f, v + d, n, range, code));
         for (int64_t i = 0; i < n; i++)
-            lm_kv_put_code(p, t, d + i, code[i]);
+            all[d + i] = (uint8_t)code[i];
     }
+    lm_kv_put_token(p, t, all);
 }
 
 static void encode_channels(const lm_kv_view *p, const float *x, int64_t pitch, int64_t at,
@@ -166,18 +168,37 @@ void lm_kv_encode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const
     }
 }
 
+/* The scales of the channels of token t, as far as they are not those of the token before; `first`: of a call. */
+static void load_scales(const lm_kv_view *p, int64_t t, bool first, lm_kv_scale *by)
+{
+    const lm_kv_format *f = p->f;
+    int64_t each = f->axis == LM_KV_CHANNEL ? 1 : f->group ? f->group : p->D;
+    int64_t tokens = f->axis == LM_KV_TOKEN ? 1 : f->group ? f->group : p->T;
+    if (!first && (t % tokens || f->lower))
+        return;
+    for (int64_t d = 0; d < p->D; d++)
+        by[d] = d % each ? by[d - 1] : scale_of(p, t, d);
+}
+
 void lm_kv_decode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const void *page,
                   int64_t at, int64_t n, float *y, int64_t pitch)
 {
     lm_kv_view p = view_of(f, T, D, kv, (void *)(uintptr_t)page);
-    for (int64_t i = 0; i < n; i++)
+    lm_kv_scale by[LM_KV_MAX_DIM];
+    uint8_t code[LM_KV_MAX_DIM];
+    double level[256];
+    for (unsigned c = 0; c < 1u << f->bits; c++)
+        level[c] = lm_kv_level(f, c);
+    for (int64_t i = 0; i < n; i++) {
+        load_scales(&p, at + i, i == 0, by);
+        lm_kv_get_token(&p, at + i, code);
         for (int64_t d = 0; d < D; d++) {
-            lm_kv_scale by = scale_of(&p, at + i, d);
-            double v = by.s * lm_kv_level(f, lm_kv_get_code(&p, at + i, d)) + by.m;
+            double v = by[d].s * level[code[d]] + by[d].m;
             if (f->second)
                 v *= lm_get(f->scale, p.data + p.at.second, lm_kv_second_at(f, T, D, at + i, d));
             y[i * pitch + d] = (float)v;
         }
+    }
     if (!f->outliers)
         return;
     outliers o = outliers_of(&p);
