@@ -27,7 +27,7 @@ STEPS   ?= 600 600 1500# of the three stages
 STEP    ?= 2048#         tokens of a step
 SEQ     ?= 1024#         of the last stage; the first two have 64 and 128
 LR      ?= 6e-3 6e-3 3e-3# of the stages: that of hidden matrices, the rest has a tenth
-OUTLIERS ?= 8#           factor of some channels of keys, as large models have them; 1: as they were learnt
+OUTLIERS ?= 16#          factor of some channels of keys, as large models have them; 1: as they were learnt
 SEED    ?= 1
 
 # Few layers with large heads: two layers are the least that can look back by content, and heads of 128 are those of
