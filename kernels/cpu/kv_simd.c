@@ -147,11 +147,36 @@ LM_INLINE bool has_codes(const kv_side *x, int64_t j)
     return from < to;
 }
 
+#ifdef KV_CODES
+/* The 16 keys from j on, turned; false: some are coded. */
+LM_INLINE bool turn_plain(lm_dtype t, const kv_seq *s, int64_t j, float *kt)
+{
+    const void *row[LM_KV_TILE];
+    __m512i v[LM_KV_TILE];
+    for (int64_t i = 0; i < LM_KV_TILE; i++)
+        if (!(row[i] = kv_plain(s, &s->k, j + i)))
+            return false;
+    for (int64_t d = 0; d < s->D; d += 16) {
+        int64_t live = s->D - d < 16 ? s->D - d : 16;
+        for (int64_t i = 0; i < LM_KV_TILE; i++)
+            v[i] = _mm512_castps_si512(vf_get_any(t, row[i], d, live));
+        transpose16(v);
+        for (int64_t i = 0; i < live; i++)
+            _mm512_storeu_si512(kt + (d + i) * KV_SUB, v[i]);
+    }
+    return true;
+}
+#endif
+
 /* Keys [j0, j0 + 64) below hi, turned; those before lo are any. */
 LM_INLINE void load_keys(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
                          int64_t hi, const kv_scratch *w)
 {
     for (int64_t j = j0; j < hi && j < j0 + KV_SUB; j += LM_KV_TILE) {
+#ifdef KV_CODES
+        if (j + LM_KV_TILE <= hi && turn_plain(t, s, j, w->kt + (j - j0)))
+            continue;
+#endif
         if (has_codes(&s->k, j))
             wide_keys(s, &k->prep->k, j, w->tile, w->kt + (j - j0));
         for (int64_t i = j; i < j + LM_KV_TILE && i < hi; i++) {

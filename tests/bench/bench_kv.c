@@ -39,6 +39,7 @@ static const lm_kv_format formats[] = {
     GRID("int8", 8, LM_KV_TOKEN, LM_KV_SYM, 0),
     GRID("int4 32", 4, LM_KV_TOKEN, LM_KV_ASYM, 32),
     GRID("int4", 4, LM_KV_TOKEN, LM_KV_ASYM, 0),
+    GRID("values 4", 4, LM_KV_TOKEN, LM_KV_ASYM, 0), /* plain keys */
     GRID("int2 32", 2, LM_KV_TOKEN, LM_KV_ASYM, 32),
     GRID("int2", 2, LM_KV_TOKEN, LM_KV_ASYM, 0),
     GRID("int4 ch.", 4, LM_KV_CHANNEL, LM_KV_ASYM, 128),
@@ -244,6 +245,7 @@ static void measure_coded(const shape *s, const lm_attention_attr *a, lm_tensor 
                           const lm_kv_format *f, double plain)
 {
     lm_kv_format side[2];
+    bool plain_keys = !strcmp(f->name, "values 4");
     lm_kv_attr attr = { .attention = *a };
     lm_tensor in[8] = {
         qkv,   made(lm_shape1(LM_DTYPE_I32, 1)),       made(lm_shape1(LM_DTYPE_I32, 1)), { 0 },
@@ -255,8 +257,9 @@ static void measure_coded(const shape *s, const lm_attention_attr *a, lm_tensor 
         in[6 + i] = made((lm_tensor){ .dtype = act,
                                       .ndim = 4,
                                       .dim = { s->layers * PAGES, s->K, PAGE, s->D },
-                                      .kv = &side[i] });
-        fill_pages(&in[6 + i]);
+                                      .kv = plain_keys && i == 0 ? NULL : &side[i] });
+        if (in[6 + i].kv)
+            fill_pages(&in[6 + i]);
     }
     *(int32_t *)in[1].data = (int32_t)(rows > 1 ? TOKENS - rows : TOKENS);
     *(int32_t *)in[2].data = (int32_t)rows;
