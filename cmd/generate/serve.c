@@ -117,6 +117,8 @@ lm_code generate_serve_record(generate_work *w, lm_err *e)
     lm_jw_begin(&j, &w->line, 0, e);
     lm_jw_obj(&j, NULL);
     lm_jw_obj(&j, "kv");
+    if (w->caches.plan)
+        lm_jw_str(&j, "spec", w->caches.plan->text);
     lm_jw_f64(&j, "bytes_per_token", (double)k->page_bytes / (double)w->room.pages.page);
     lm_jw_int(&j, "pages", w->room.pages.pages);
     lm_jw_int(&j, "hits", k->sched.hits);

@@ -69,6 +69,11 @@ END
     [[ $stderr == *$'\n'"generate: --kv layers.0=int8:group=16: "* ]]
 }
 
+@test "generate --kv --serve-batch --json: the report has the specification" {
+    generate -q run/ -n 8 --kv INT4:group=32 --serve-batch 4 --json < prompts.jsonl > out
+    tail -n 1 out | grep -q '^{"kv":{"spec":"int4","bytes_per_token":192'
+}
+
 @test "generate --kv: what cannot be is refused in one line, before the work" {
     refused "generate: --kv: there is no method 'int99': choose one of: auto *" --kv int99
     refused "generate: --kv: int8 has no 'foo': its keys are: *" --kv int8:foo=1
