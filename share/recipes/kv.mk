@@ -92,7 +92,7 @@ m0/config.json: tok/tokenizer.json
 define run # number of the stage, name, model, tokens of a sequence
 	rm -rf $2 $2.log.jsonl
 	train $3 data/$2/ -o $2/ --steps $(word $1,$(STEPS)) --warmup $$(($(word $1,$(STEPS)) / 20 + 1)) \
-	    --decay-steps $$(($(word $1,$(STEPS)) / 5 + 1)) --seq-len $4 --batch-size $$((($(STEP) + $4 - 1) / $4)) \
+	    --decay-steps $$(($(word $1,$(STEPS)) / $(word $1,10 10 3) + 1)) --seq-len $4 --batch-size $$((($(STEP) + $4 - 1) / $4)) \
 	    --lr $(word $1,$(LR)) $(TRAIN) --eval-every 0 --save-every 0 --metrics $2.log.jsonl
 	@touch $@
 endef
