@@ -52,13 +52,31 @@ static bool is_by_token(const lm_kv_format *f)
 
 /* ---- scales ---- */
 
-/* v as a number of the type of the scales, stored. */
+/* lm_kv_stored; F16 by the processor, unless the number is small, or F32 could round it to the middle of two. */
+LM_INLINE double stored(lm_dtype t, double v)
+{
+    float f = (float)(v < -65504 ? -65504 : v > 65504 ? 65504 : v);
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if (t != LM_DTYPE_F16 || !(fabsf(f) >= 0x1p-14f) || (bits & 0x1fff) == 0x1000)
+        return lm_kv_stored(t, v);
+    return (double)_cvtsh_ss(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT));
+}
+
+/* Put v, which has the type of the scales. */
+LM_INLINE void put_stored(lm_dtype t, char *section, int64_t at, double v)
+{
+    if (t == LM_DTYPE_F16 && isfinite(v))
+        ((uint16_t *)(void *)section)[at] = _cvtss_sh((float)v, _MM_FROUND_TO_NEAREST_INT);
+    else
+        lm_set(t, section, at, v);
+}
+
 static double store_scale(lm_dtype t, char *section, int64_t at, double v)
 {
-    if (t == LM_DTYPE_F16 && !isnan(v))
-        v = v < -65504 ? -65504 : v > 65504 ? 65504 : v;
-    lm_set(t, section, at, v);
-    return lm_get(t, section, at);
+    v = stored(t, v);
+    put_stored(t, section, at, v);
+    return v;
 }
 
 /* The scale of a group of numbers in [least, most], from token t and channel d on, for channels [d, d + n). */
@@ -135,17 +153,16 @@ static void scale_channels(const kvw_side *w, char *page, int64_t t, int64_t n, 
 static void put_scale(const kvw_side *w, char *page, int64_t t, int64_t d, lm_kv_scale by)
 {
     int64_t at = lm_kv_scale_at(w->f, w->T, w->D, t, d);
-    lm_set(w->f->scale, page + w->at.scale, at, by.s);
+    put_stored(w->f->scale, page + w->at.scale, at, by.s);
     if (lm_kv_has_min(w->f))
-        lm_set(w->f->scale, page + w->at.min, at, by.m);
+        put_stored(w->f->scale, page + w->at.min, at, by.m);
 }
 
 /* The number at `v`, whose last digits are wrong, as the definition stores it; false if they could matter. */
 static bool store_near(lm_dtype t, double v, double *out)
 {
-    *out = lm_kv_stored(t, v);
-    return isfinite(v) && *out == lm_kv_stored(t, v * (1 - 1e-12)) &&
-           *out == lm_kv_stored(t, v * (1 + 1e-12));
+    *out = stored(t, v);
+    return isfinite(v) && *out == stored(t, v * (1 - 1e-12)) && *out == stored(t, v * (1 + 1e-12));
 }
 
 /* The sum of squares of n numbers, in another order than that of the definition. */
@@ -169,8 +186,8 @@ static lm_kv_scale scale_over(const lm_kv_format *f, double least, double most)
         by.s = largest / (f->float8 == LM_DTYPE_F8E5M2 ? 57344.0 : 448.0);
     else if (f->zero)
         by = (lm_kv_scale){ (most - least) / 2, (most + least) / 2 };
-    by.s = lm_kv_stored(f->scale, by.s);
-    by.m = by.m != 0 ? lm_kv_stored(f->scale, by.m) : 0;
+    by.s = stored(f->scale, by.s);
+    by.m = by.m != 0 ? stored(f->scale, by.m) : 0;
     return by;
 }
 
@@ -325,8 +342,13 @@ LM_INLINE void put_bits(const kvw_side *w, uint8_t *plane, int64_t t, const uint
         int64_t line = d / 16 * quads + t / 4;
         int shift = (int)(t % 4 * 8 + line % each * bits);
         uint32_t *to = (uint32_t *)(void *)(plane + line / each * LM_KV_LINE);
-        for (int i = 0; i < 16; i++)
-            to[i] = (to[i] & ~(mask << shift)) | (code[d + i] >> skip & mask) << shift;
+        for (int i = 0; i < 16; i += VF_LANES) {
+            vu old, c;
+            memcpy(&old, to + i, sizeof old);
+            memcpy(&c, code + d + i, sizeof c);
+            old = (old & ~(mask << shift)) | (c >> skip & mask) << shift;
+            memcpy(to + i, &old, sizeof old);
+        }
     }
     for (int64_t d = 0; !w->f->values && d < w->D; d += 4) {
         int64_t line = d / 4;
