@@ -357,7 +357,7 @@ static kv_attending attending_of(const lm_call *call)
 {
     const lm_kv_attr *attr = (const lm_kv_attr *)call->attr;
     kv_attending a = {};
-    a.r = kv_rows_of(call, &call->in[KEYS], FIRST, KIND, TABLE, SLOT);
+    a.r = kv_rows_of(call, &attr->attention, &call->in[KEYS], FIRST, KIND, TABLE, SLOT);
     a.r.lse = out_ptr<float>(call, 1);
     for (int x = 0; x < 2; x++) {
         a.side[x] =

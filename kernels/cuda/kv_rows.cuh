@@ -12,11 +12,10 @@ struct kv_rows : cached {
     const int32_t *slot;
 };
 
-/* Operands by their numbers; -1: none. */
-inline kv_rows kv_rows_of(const lm_call *call, const lm_tensor *keys, int first, int kind,
-                          int table, int slot)
+/* Operands by their numbers; -1: none.  Without a table sequence b has the page b. */
+inline kv_rows kv_rows_of(const lm_call *call, const lm_attention_attr *a, const lm_tensor *keys,
+                          int first, int kind, int table, int slot)
 {
-    const lm_attention_attr *a = &((const lm_kv_attr *)call->attr)->attention;
     kv_rows r = {};
     r.batch = a->batch;
     r.seq = a->seq;
@@ -36,7 +35,7 @@ inline kv_rows kv_rows_of(const lm_call *call, const lm_tensor *keys, int first,
     r.slot = in_ptr<const int32_t>(call, slot);
     r.rows = call->in[0].dim[0];
     r.page = (int)keys->dim[2];
-    r.width = (int)call->in[table].dim[1];
+    r.width = call->in[table].ndim ? (int)call->in[table].dim[1] : 1;
     r.room = r.page * (int64_t)r.width;
     r.most_rows = a->seq > 0 ? a->seq : r.rows;
     return r;
@@ -52,7 +51,7 @@ __device__ inline int kv_coded_end(const kv_side &s, int n)
 /* The page of a key/value head of sequence b that has token j. */
 __device__ inline char *kv_page_of(const kv_rows &r, const kv_side &s, int64_t b, int64_t kv, int j)
 {
-    return kv_page_at(s, r.table[b * r.width + j / s.T], kv);
+    return kv_page_at(s, r.table ? r.table[b * r.width + j / s.T] : (int32_t)b, kv);
 }
 
 /* The plain tokens of a key/value head of a sequence: its tail, and its new rows. */

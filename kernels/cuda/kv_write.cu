@@ -864,7 +864,7 @@ static kv_writing writing_of(const lm_call *call)
 {
     const lm_kv_attr *a = (const lm_kv_attr *)call->attr;
     kv_writing w = {};
-    w.r = kv_rows_of(call, &call->out[0], 3, -1, 4, 5);
+    w.r = kv_rows_of(call, &a->attention, &call->out[0], 3, -1, 4, 5);
     w.row = in_ptr<const int32_t>(call, 6);
     w.share = a->outliers;
     for (int x = 0; x < 2; x++) {
