@@ -39,7 +39,7 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                              .seq = seq,
                              .cache = g->context,
                              .precision = { .low = dtype },
-                             .kv = g->kv,
+                             .kv = g->formats.plan,
                              .kept = generator_kept(g->keep),
                              .whole = g->keep && prompt,
                              .backend = g->b,
@@ -228,7 +228,8 @@ lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b
     g->batch = o->batch;
     g->context = o->context;
     g->kv = o->kv;
-    if (generator_keep_new(o, &w->config, &g->keep, e) || open_all(g, w, o->dtype, e)) {
+    if (lm_cache_formats_on(o->kv, &w->config, b, &g->formats, e) ||
+        generator_keep_new(o, &w->config, &g->keep, e) || open_all(g, w, o->dtype, e)) {
         lm_generator_free(g);
         return e->code;
     }
@@ -255,6 +256,7 @@ void lm_generator_free(lm_generator *g)
     lm_free(g->caches);
     lm_free(g->used);
     lm_rotary_fini(&g->rope);
+    lm_cache_formats_fini(&g->formats);
     lm_free(g);
 }
 

@@ -7,6 +7,7 @@
 
 #include "graph/mirror.h"
 #include "kv/spec.h"
+#include "model/cache_device.h"
 #include "model/generate.h"
 #include "model/generate_policy.h"
 #include "model/rotary.h"
@@ -61,6 +62,7 @@ struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
     const lm_kv_plan *kv;             /* NULL: plain */
+    lm_cache_formats formats;         /* those of kv, for the graphs */
     generator_keep *keep;             /* NULL: all tokens stay */
     row_graph prefill[CHUNKS];        /* a chunk as long as the context replaces longer ones */
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */

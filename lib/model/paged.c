@@ -168,6 +168,11 @@ lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_ba
     g->o = *o;
     g->sequences = o->sequences > FEWEST ? o->sequences : FEWEST;
     g->width = (o->context + o->page - 1) / o->page;
+    if (lm_cache_formats_on(o->kv, &w->config, b, &g->formats, e)) {
+        lm_paged_free(g);
+        return e->code;
+    }
+    g->o.kv = g->formats.plan;
     if (open_all(g, w, dtype, e)) {
         lm_paged_free(g);
         return e->code;
@@ -191,6 +196,7 @@ void lm_paged_free(lm_paged *g)
         g->b->free(g->b, g->pages, g->bytes);
     paged_drop_chooser(g);
     lm_rotary_fini(&g->rope);
+    lm_cache_formats_fini(&g->formats);
     lm_free(g->at);
     lm_free(g);
 }

@@ -6,6 +6,7 @@
 
 #include "graph/mirror.h"
 #include "kernels/linear.h"
+#include "model/cache_device.h"
 #include "model/paged.h"
 #include "model/rotary.h"
 
@@ -37,7 +38,8 @@ typedef struct {
 
 struct lm_paged {
     lm_backend *b;
-    lm_paged_opts o;
+    lm_paged_opts o; /* kv: formats.plan */
+    lm_cache_formats formats;
     int64_t sequences, width;    /* of the graphs; pages of a sequence */
     bucket bucket[MOST_BUCKETS]; /* the smallest first */
     int n_buckets;

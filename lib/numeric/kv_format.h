@@ -77,7 +77,7 @@ struct lm_kv_format {
     int n_table;                  /* 2^bits */
     float table[LM_KV_MAX_TABLE]; /* LM_KV_TABLE: levels, rising */
     /* scale NONE: s and m follow from fixed ranges [K,D] of channels (LM_KV_CHANNEL; borrowed), or s is that of
-     * the head in `head` [K] (borrowed), or `constant`. */
+     * the head in `head` [K] (borrowed), or `constant`.  Of a cache in memory of a device these arrays are there, too. */
     const float *lower, *upper, *head;
     double constant;
 };

@@ -14,6 +14,7 @@
  * device. */
 #include "kernels/cuda/blaslt.h"
 #include "kernels/linear.h"
+#include "numeric/code_rows.h"
 #include "op/ops.h"
 #include "tests/bench/cuda_bench.h"
 #include "tests/bench/cuda_cases.h"
@@ -42,7 +43,7 @@ static lm_backend *device(void)
 
 static size_t tensor_bytes(const lm_tensor *t)
 {
-    return t->ndim ? (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype) : 0;
+    return t->ndim ? lm_stored_bytes(t) : 0;
 }
 
 static size_t in_units(size_t bytes)
@@ -55,6 +56,8 @@ static lm_tensor shape_of(const operand *o)
     lm_tensor t = { .dtype = o->ndim ? o->dtype : LM_DTYPE_NONE, .ndim = o->ndim };
     for (int i = 0; i < o->ndim; i++)
         t.dim[i] = o->dim[i];
+    if (o->fill == CODED)
+        t.kv = cuda_cache_format((int)o->x);
     return t;
 }
 
@@ -120,7 +123,7 @@ static const lm_tensor *place(const operand *o, size_t set, lm_tensor *t, char *
     if (!bytes)
         return t;
     t->data = *at;
-    if (set == 0 && o->fill != NOTHING)
+    if (set == 0 && o->fill != NOTHING && o->fill != CODED)
         fill(o, *at);
     *at += bytes;
     return t;

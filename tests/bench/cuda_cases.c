@@ -10,6 +10,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embed.h"
 #include "kernels/head.h"
+#include "kernels/kv.h"
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/optim.h"
@@ -354,6 +355,62 @@ static void step_cases(const dims *m, int64_t batch, int64_t room, lm_dtype act,
     measure(&step);
 }
 
+#define CACHE_FORMATS(side)                                                           \
+    { .name = "int8", .values = side, .bits = 8, .scale = LM_DTYPE_F16 },             \
+        { .name = "int4",                                                             \
+          .values = side,                                                             \
+          .bits = 4,                                                                  \
+          .levels = LM_KV_ASYM,                                                       \
+          .group = 32,                                                                \
+          .scale = LM_DTYPE_F16 },                                                    \
+    {                                                                                 \
+        .name = "int2", .values = side, .bits = 2, .levels = LM_KV_ASYM, .group = 32, \
+        .scale = LM_DTYPE_F16                                                         \
+    }
+
+const lm_kv_format *cuda_cache_format(int i)
+{
+    static const lm_kv_format formats[] = { CACHE_FORMATS(false), CACHE_FORMATS(true) };
+    return &formats[i];
+}
+
+/* A new token over a coded cache in one page after another, and its row into the cache. */
+static void kv_cases(const dims *m, int64_t batch, int64_t room, lm_dtype act,
+                     cuda_measure *measure)
+{
+    const int64_t T = 64, P = (room + T - 1) / T;
+    const lm_kv_attr attr = { .attention = attention_of(m, batch, 1) };
+    for (int i = 0; i < 3; i++) {
+        const operand keys = { act, 4, { batch * P, m->kv, T, m->d }, CODED, i };
+        bench_case c = begin("kv_attention", act, &attr, sizeof attr);
+        snprintf(c.shape, sizeof c.shape, "%s B=%lld H=%lld/%lld S=%lld D=%lld",
+                 cuda_cache_format(i)->name, (long long)batch, (long long)m->h, (long long)m->kv,
+                 (long long)room, (long long)m->d);
+        c.in[0] = cuda_matrix(act, batch, (m->h + 2 * m->kv) * m->d);
+        c.in[1] = integers(batch, VALUE, room - 1);
+        c.in[2] = integers(batch, VALUE, 1);
+        c.in[5] = (operand){ LM_DTYPE_I32, 2, { batch, P }, POSITIONS, (double)(batch * P) };
+        c.in[6] = c.in[7] = keys;
+        c.in[7].x = 3 + i;
+        c.out[0] = result(cuda_matrix(act, batch, m->h * m->d));
+        measure(&c);
+        bench_case write = begin("kv_write", act, &attr, sizeof attr);
+        memcpy(write.shape, c.shape, sizeof c.shape);
+        memcpy(write.in, c.in, 3 * sizeof *c.in);
+        write.in[4] = c.in[5];
+        write.out[0] = c.in[6];
+        write.out[1] = c.in[7];
+        measure(&write);
+    }
+    const lm_head_rotate_attr rotate = { m->h, m->kv, m->d, true, true, true };
+    bench_case c = begin("head_rotate", act, &rotate, sizeof rotate);
+    snprintf(c.shape, sizeof c.shape, "B=%lld H=%lld/%lld D=%lld", (long long)batch,
+             (long long)m->h, (long long)m->kv, (long long)m->d);
+    c.in[0] = cuda_matrix(act, batch, (m->h + 2 * m->kv) * m->d);
+    c.out[0] = result(c.in[0]);
+    measure(&c);
+}
+
 static void model_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 {
     int64_t qkv = (m->h + 2 * m->kv) * m->d;
@@ -405,8 +462,10 @@ void cuda_decoding_cases(bool toy, cuda_measure *measure)
     for (int i = 0; i < (toy ? 2 : 4); i++) {
         bench_case norm = norm_case("norm", m, rows[i], act);
         bench_case swiglu = activation_case(m, false, rows[i], act);
-        if (toy || rows[i] == 1 || rows[i] == 64)
+        if (toy || rows[i] == 1 || rows[i] == 64) {
             step_cases(m, rows[i], rows[i] == 64 ? room / 4 : room, act, measure);
+            kv_cases(m, rows[i], rows[i] == 64 ? room / 4 : room, act, measure);
+        }
         measure(&norm);
         measure(&swiglu);
         norm_linear_cases(m, linear_case("linear", rows[i], m->c, (m->h + 2 * m->kv) * m->d, act),

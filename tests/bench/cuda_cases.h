@@ -5,7 +5,8 @@
 
 #include "graph/op.h"
 
-enum fill { NOTHING, NORMAL, POSITIVE, IDS, VALUE, POSITIONS };
+/* CODED: a coded cache of zeros, in the format cuda_cache_format(x). */
+enum fill { NOTHING, NORMAL, POSITIVE, IDS, VALUE, POSITIONS, CODED };
 
 typedef struct {
     lm_dtype dtype;
@@ -27,7 +28,7 @@ typedef struct {
     const char *op;
     char shape[64];
     lm_dtype act;
-    _Alignas(16) char attr[128];
+    _Alignas(16) char attr[192];
     operand in[LM_MAX_IN], out[LM_MAX_OUT];
     double bytes, flops;     /* for kernels that are not operators of graphs */
     const lm_kernel *kernel; /* a kernel that is in no table: on every path */
@@ -45,6 +46,9 @@ void cuda_training_cases(bool quick, bool toy, void (*begin_model)(const char *n
 void cuda_decoding_cases(bool toy, cuda_measure *measure);
 void cuda_sampling_cases(bool toy, cuda_measure *measure);
 void cuda_optimiser_cases(bool toy, cuda_measure *measure);
+
+/* Keys (0, 1, 2) and values (3, 4, 5) in 8, 4 and 2 bits. */
+const struct lm_kv_format *cuda_cache_format(int i);
 
 /* A matrix of normal numbers. */
 static inline operand cuda_matrix(lm_dtype d, int64_t rows, int64_t cols)

@@ -53,6 +53,17 @@ setup() {
     done
 }
 
+@test "generate --device cuda --kv: policies keep the tokens that the cpu keeps" {
+    printf '{"prompt": "%s"}\n{"prompt": "The system"}\n' "$(head -c 1700 corpus.txt | tr '\n' ' ')" > "$out/p.jsonl"
+    for kv in snapkv:capacity=64+int8 h2o:keep=0.5 streaming:window=60 kvmerge:keep=0.5+int8; do
+        set -- -q run/ -n 12 -T 0 --dtype f32 --kv "$kv" "$out/p.jsonl"
+        generate "$@" > "$out/a"
+        generate "$@" --device cuda > "$out/b"
+        [ "$(wc -l < "$out/b")" -eq 2 ]
+        cmp "$out/a" "$out/b"
+    done
+}
+
 @test "generate --device cuda --serve-batch: the texts of the cpu, for any memory, host and disk" {
     mkdir -p "$out/cache"
     for i in $(seq 12); do printf '{"prompt": "%s"}\n' "$(head -n $((i % 5 + 1)) corpus.txt | tr '\n' ' ')"; done > "$out/p.jsonl"

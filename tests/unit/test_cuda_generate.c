@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "generate_case.h"
 #include "kernels/attention.h"
+#include "model/cache_device.h"
 #include "model/store.h"
 #include "train/score.h"
 
@@ -417,6 +418,42 @@ static void weights_are_loaded(void **state)
     ok(lm_rm_rf(dir, &err));
 }
 
+/* ---- formats of caches ---- */
+
+/* The arrays of formats are copied to the device; plans without any are taken as they are. */
+static void arrays_of_formats(void **state)
+{
+    float lower[8] = { -1, -2, -3, -4, -5, -6, -7, -8 }, upper[8] = { 1, 2, 3, 4, 5, 6, 7, 8 },
+          head[2] = { 0.5f, 2 };
+    float got[8];
+    lm_kv_format keys = { .name = "ranges", .lower = lower, .upper = upper },
+                 values = { .name = "heads", .head = head };
+    lm_kv_side side[4] = {
+        { .format = &keys, .residual = 64 }, { 0 }, { 0 }, { .format = &values }
+    };
+    const lm_kv_plan p = { .layers = 2, .page = 64, .side = side };
+    lm_layer layer[2] = { { .kv_heads = 2, .head_dim = 4 }, { .kv_heads = 2, .head_dim = 4 } };
+    const lm_config c = { .layers = 2, .layer = layer };
+    lm_cache_formats f;
+    (void)state;
+    ok(lm_cache_formats_on(&p, &c, plain, &f, &err));
+    const lm_kv_format *k = f.plan->side[0].format, *v = f.plan->side[3].format;
+    assert_true(f.plan != &p && k != &keys && k->lower != lower && k->upper != upper &&
+                v->head != head);
+    assert_true(f.plan->page == 64 && f.plan->side[0].residual == 64 && !f.plan->side[1].format);
+    move(got, k->lower, sizeof lower);
+    assert_memory_equal(got, lower, sizeof lower);
+    move(got, k->upper, sizeof upper);
+    assert_memory_equal(got, upper, sizeof upper);
+    move(got, v->head, sizeof head);
+    assert_memory_equal(got, head, sizeof head);
+    lm_cache_formats_fini(&f);
+    side[0].format = side[3].format = NULL;
+    ok(lm_cache_formats_on(&p, &c, plain, &f, &err));
+    assert_ptr_equal(f.plan, &p);
+    lm_cache_formats_fini(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -426,6 +463,7 @@ int main(void)
         cmocka_unit_test(drawn_tokens_are_the_same),
         cmocka_unit_test(losses_are_the_same),
         cmocka_unit_test(weights_are_loaded),
+        cmocka_unit_test(arrays_of_formats),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
