@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_keep_simd.c -- masses of tokens on vectors: 64 keys of a head against all rows of queries, so that each sum has one
- * owner and one order.  Few rows (new tokens) are multiplied with keys as they lie, more with keys that are turned once. */
+ * owner and one order.  Few rows (new tokens) are multiplied with keys as they lie, more with keys that are turned once;
+ * of BF16 by tiles (kv_keep_amx.c). */
 #include <math.h>
 
 #include "kernels/cpu/attention_simd.h"
@@ -113,10 +114,71 @@ static void score_rows(const mass_call *m, const mass_scratch *w, int64_t D, int
         }
 }
 
-/* Add the probabilities of a row of scores, of which [from, to) are visible. */
-LM_INLINE void add_row(const lm_attention_attr *a, float *s, int64_t from, int64_t to, float lse,
-                       vf sum[MASS_KEYS_AT_ONCE / VF_LANES])
+/* Query heads of n rows, which begin with row r0 of those from `first` on: numbers times the scale, or as they are. */
+LM_INLINE void load_queries(lm_dtype t, const mass_call *m, const mass_seq *s, int64_t first,
+                            int64_t r0, int64_t n, bool tiles, const mass_scratch *w)
 {
+    const lm_attention_attr *a = &s->a->attention;
+    int64_t group = a->heads / a->kv_heads, D = a->head_dim;
+    for (int64_t r = 0; r < n; r++) {
+        int64_t i = first + (r0 + r) / group, h = s->kv * group + (r0 + r) % group;
+        int64_t at = ((s->row + i) * (a->heads + 2 * a->kv_heads) + h) * D;
+        const void *q = attn_at(m->c->in[MASS_QKV].data, at, lm_dtype_size(t));
+        if (tiles)
+            memcpy((uint16_t *)(void *)w->q + r * D, q, (size_t)D * sizeof(uint16_t));
+        else
+            pack_rows(t, w->q + r * m->ld, m->ld, 1, q, D, 1, D, (float)a->scale);
+    }
+}
+
+#ifdef MASS_TILES
+/* Keys [j0, j1) as columns of tiles: [D / 32][4] of them, zeros behind. */
+static void load_key_tiles(const mass_seq *s, int64_t j0, int64_t j1, const mass_scratch *w)
+{
+    int64_t D = s->a->attention.head_dim;
+    uint16_t *rows = (uint16_t *)(void *)w->keys, *to = (uint16_t *)(void *)w->turned;
+    for (int64_t j = j0; j < j1; j++)
+        memcpy(rows + (j - j0) * D, mass_plain(s, j), (size_t)D * sizeof *rows);
+    for (int64_t d = 0; d < D; d += 32)
+        for (int64_t k = 0; k < MASS_KEYS_AT_ONCE; k += 16, to += TILE)
+            pack_columns(to, rows + k * D, D, d, j1 - j0 - k);
+}
+
+static void score_tiles(const mass_scratch *w, int64_t D, int64_t n)
+{
+    for (int64_t r = 0; r < n; r += 16) {
+        const uint16_t *q = (const uint16_t *)(const void *)w->q + r * D;
+        const uint16_t *k = (const uint16_t *)(const void *)w->turned;
+        float *to = w->s + r * MASS_KEYS_AT_ONCE;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t d = 0; d < D; d += 32, k += 4 * TILE) {
+            _tile_loadd(4, q + d, D * 2);
+            _tile_loadd(5, k, 64);
+            _tile_dpbf16ps(0, 4, 5);
+            _tile_loadd(6, k + TILE, 64);
+            _tile_dpbf16ps(1, 4, 6);
+            _tile_loadd(7, k + 2 * TILE, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_loadd(5, k + 3 * TILE, 64);
+            _tile_dpbf16ps(3, 4, 5);
+        }
+        _tile_stored(0, to, MASS_KEYS_AT_ONCE * 4);
+        _tile_stored(1, to + 16, MASS_KEYS_AT_ONCE * 4);
+        _tile_stored(2, to + 32, MASS_KEYS_AT_ONCE * 4);
+        _tile_stored(3, to + 48, MASS_KEYS_AT_ONCE * 4);
+    }
+}
+#endif
+
+/* Add the probabilities of a row of scores, of which [from, to) are visible. */
+LM_INLINE void add_row(const lm_attention_attr *a, float *s, float scale, int64_t from, int64_t to,
+                       float lse, vf sum[MASS_KEYS_AT_ONCE / VF_LANES])
+{
+    for (int64_t x = 0; x < MASS_KEYS_AT_ONCE && scale != 1; x += VF_LANES)
+        vf_store(s + x, vf_load(s + x) * vf_set(scale));
     if (a->soft_cap > 0)
         cap_scores(s, MASS_KEYS_AT_ONCE, (float)a->soft_cap);
     for (int64_t x = 0; x < MASS_KEYS_AT_ONCE; x += VF_LANES) {
@@ -132,31 +194,35 @@ LM_INLINE void weigh_keys(lm_dtype t, const mass_call *m, const mass_seq *s, int
     const lm_attention_attr *a = &s->a->attention;
     const float *lse = m->c->in[MASS_LSE].data;
     int64_t group = a->heads / a->kv_heads, D = a->head_dim, rows = (s->fresh - first) * group;
-    bool coded = m->prepared > 0, few = rows <= MASS_FEW && !coded;
+    bool coded = m->prepared > 0, few = rows <= MASS_FEW && !coded, tiles = false;
     vf sum[MASS_KEYS_AT_ONCE / VF_LANES];
+#ifdef MASS_TILES
+    tiles = t == LM_DTYPE_BF16 && !few && !coded && D % 32 == 0;
+    if (tiles)
+        load_key_tiles(s, j0, j1, w);
+#endif
     for (int i = 0; i < MASS_KEYS_AT_ONCE / VF_LANES; i++)
         sum[i] = vf_zero();
     if (coded)
         turn_coded(t, m, s, j0, j1, w);
-    else
+    else if (!tiles)
         load_keys(t, s, j0, j1, m->ld, w->keys);
-    if (!few && !coded)
+    if (!few && !coded && !tiles)
         pack_turned(w->turned, MASS_KEYS_AT_ONCE, w->keys, m->ld, D);
     for (int64_t r0 = 0; r0 < rows; r0 += MASS_ROWS) {
         int64_t n = rows - r0 < MASS_ROWS ? rows - r0 : MASS_ROWS;
-        for (int64_t r = 0; r < n; r++) {
-            int64_t i = first + (r0 + r) / group, h = s->kv * group + (r0 + r) % group;
-            int64_t at = ((s->row + i) * (a->heads + 2 * a->kv_heads) + h) * D;
-            pack_rows(t, w->q + r * m->ld, m->ld, 1,
-                      attn_at(m->c->in[MASS_QKV].data, at, lm_dtype_size(t)), D, 1, D,
-                      (float)a->scale);
-        }
-        score_rows(m, w, D, n, few);
+        load_queries(t, m, s, first, r0, n, tiles, w);
+#ifdef MASS_TILES
+        if (tiles)
+            score_tiles(w, D, n);
+#endif
+        if (!tiles)
+            score_rows(m, w, D, n, few);
         for (int64_t r = 0; r < n; r++) {
             int64_t i = first + (r0 + r) / group, h = s->kv * group + (r0 + r) % group, from, to;
             visible(&s->mask, i, j0, &from, &to);
-            add_row(a, w->s + r * MASS_KEYS_AT_ONCE, from, to, lse[(s->row + i) * a->heads + h],
-                    sum);
+            add_row(a, w->s + r * MASS_KEYS_AT_ONCE, tiles ? (float)a->scale : 1, from, to,
+                    lse[(s->row + i) * a->heads + h], sum);
         }
     }
     for (int64_t x = 0; x < j1 - j0; x += VF_LANES) {
@@ -171,6 +237,9 @@ LM_INLINE void mass_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int
     const mass_call *m = ctx;
     const lm_attention_attr *a = &((const lm_kv_mass_attr *)m->c->attr)->attention;
     mass_scratch w = scratch_of(m, worker);
+#ifdef MASS_TILES
+    tiles_begin();
+#endif
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / m->units, j0 = u % m->units * MASS_KEYS_AT_ONCE;
         mass_seq s = mass_seq_of(m->c, bk / a->kv_heads, bk % a->kv_heads);
@@ -182,6 +251,9 @@ LM_INLINE void mass_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int
         j1 = j1 < j0 + MASS_KEYS_AT_ONCE ? j1 : j0 + MASS_KEYS_AT_ONCE;
         weigh_keys(t, m, &s, j0, j1, first, &w);
     }
+#ifdef MASS_TILES
+    tiles_end();
+#endif
 }
 
 static void mass_units_f32(void *ctx, int64_t begin, int64_t end, int worker)

@@ -60,6 +60,7 @@ static const lm_kernel *const tables[] = {
     lm_kv_keep_ref_kernels,
     lm_kv_keep_avx2_kernels,
     lm_kv_keep_avx512_kernels,
+    lm_kv_keep_amx_kernels,
     lm_head_rotate_ref_kernels,
     lm_head_rotate_avx2_kernels,
     lm_head_rotate_avx512_kernels,

@@ -15,7 +15,7 @@ extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
 extern const lm_kernel lm_kv_ref_kernels[], lm_kv_avx2_kernels[], lm_kv_avx512_kernels[],
     lm_kv_amx_kernels[];
 extern const lm_kernel lm_kv_keep_ref_kernels[], lm_kv_keep_avx2_kernels[],
-    lm_kv_keep_avx512_kernels[];
+    lm_kv_keep_avx512_kernels[], lm_kv_keep_amx_kernels[];
 extern const lm_kernel lm_kv_write_ref_kernels[], lm_kv_write_avx2_kernels[],
     lm_kv_write_avx512_kernels[], lm_head_rotate_ref_kernels[], lm_head_rotate_avx2_kernels[],
     lm_head_rotate_avx512_kernels[];

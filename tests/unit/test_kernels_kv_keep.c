@@ -16,7 +16,7 @@
 #include "kv/store.h"
 #include "numeric/code_rows.h"
 
-enum { H = 6, K = 2, D = 40, N = 150, WIDTH = (H + 2 * K) * D, PAGE = 16, PAGES = 10 };
+enum { H = 6, K = 2, D = 64, N = 150, WIDTH = (H + 2 * K) * D, PAGE = 16, PAGES = 10 };
 enum { ROOM = PAGE * PAGES };
 
 static const lm_kv_format int8_keys = { .name = "int8", .bits = 8, .scale = LM_DTYPE_F16 };
