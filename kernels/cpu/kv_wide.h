@@ -88,21 +88,32 @@ LM_INLINE void fetch_bytes(const char *p, int64_t bytes)
         _mm_prefetch(p + i, _MM_HINT_T1);
 }
 
+/* Eight stored scales. */
+LM_INLINE __m256 eight_scales(lm_dtype t, const char *from)
+{
+    if (t == LM_DTYPE_F32)
+        return _mm256_loadu_ps((const float *)(const void *)from);
+    __m128i half = _mm_loadu_si128((const __m128i *)(const void *)from);
+    if (t == LM_DTYPE_F16)
+        return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+LM_INLINE void load_scales_of(lm_dtype t, const char *p, int64_t n, float *to)
+{
+    for (int64_t i = 0; i < n; i += 8)
+        _mm256_storeu_ps(to + i, eight_scales(t, p + (t == LM_DTYPE_F32 ? 4 : 2) * i));
+}
+
 /* n stored scales from number `at` on; whole vectors may be read and written. */
 LM_INLINE void load_scales(lm_dtype t, const char *p, int64_t at, int64_t n, float *to)
 {
-    for (int64_t i = 0; i < n; i += 8) {
-        const char *from = p + (size_t)(at + i) * lm_dtype_size(t);
-        __m256 v;
-        if (t == LM_DTYPE_F32)
-            v = _mm256_loadu_ps((const float *)(const void *)from);
-        else if (t == LM_DTYPE_F16)
-            v = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
-        else
-            v = _mm256_castsi256_ps(_mm256_slli_epi32(
-                _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)from)), 16));
-        _mm256_storeu_ps(to + i, v);
-    }
+    if (t == LM_DTYPE_F32)
+        load_scales_of(LM_DTYPE_F32, p + 4 * at, n, to);
+    else if (t == LM_DTYPE_F16)
+        load_scales_of(LM_DTYPE_F16, p + 2 * at, n, to);
+    else
+        load_scales_of(LM_DTYPE_BF16, p + 2 * at, n, to);
 }
 
 LM_INLINE void same_scales(float v, float to[LM_KV_TILE])
