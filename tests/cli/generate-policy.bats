@@ -67,5 +67,5 @@ setup() {
     [ ! -e x.kv ]
     generate -q run/ -p 'The system' -n 4 --save-cache y.kv > /dev/null
     refused "generate: y.kv: snapkv:capacity=40: tokens are dropped while a model runs: *" --kv snapkv:capacity=40 --load-cache y.kv
-    refused "generate: *--serve-batch*" --kv h2o --serve-batch 4
+    refused "generate: *tokens cannot be dropped from pages that texts share: *" --kv h2o --serve-batch 4
 }
