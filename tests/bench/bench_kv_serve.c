@@ -141,7 +141,7 @@ static void slots(bench *t, const char *name, int64_t each)
     lm_generator *g = NULL;
     lm_complete_stats st = { 0 };
     prompts p = { 0 };
-    const lm_complete_hooks h = { next_prompt, NULL, answered, &p };
+    const lm_complete_hooks h = { .next = next_prompt, .done = answered, .ctx = &p };
     const lm_generator_opts o = { .dtype = LM_DTYPE_BF16, .batch = 8, .context = CONTEXT };
     check(lm_generator_new(&t->w, &o, t->b, &g, &e), &e);
     double start = lm_now();
@@ -161,7 +161,7 @@ static size_t served(bench *t, const char *name, size_t memory, size_t host, siz
     lm_serve_room room;
     prompts p = { .end = t->texts };
     const char *dir = getenv("TMPDIR");
-    const lm_complete_hooks h = { next_prompt, NULL, answered, &p };
+    const lm_complete_hooks h = { .next = next_prompt, .done = answered, .ctx = &p };
     const lm_serve_sizes ask = {
         .sequences = 64, .context = CONTEXT, .memory = memory, .host = host, .disk = disk
     };
@@ -188,7 +188,7 @@ static void prefix(bench *t)
     lm_paged *g = NULL;
     lm_complete_stats st = { 0 };
     prompts p = { .end = ALIKE, .alike = true };
-    const lm_complete_hooks h = { next_prompt, NULL, answered, &p };
+    const lm_complete_hooks h = { .next = next_prompt, .done = answered, .ctx = &p };
     double rest[ALIKE];
     check(lm_paged_new(&t->w, LM_DTYPE_BF16, &o, t->b, &g, &e), &e);
     double start = lm_now();

@@ -173,7 +173,7 @@ static void serve(lm_loaded *w, lm_dtype type, lm_backend *b, const setting *o, 
     const char *dir = getenv("TMPDIR");
     const lm_serve_opts s = { .tiers = { o->host, o->disk, dir ? dir : "/tmp" },
                               .warn = take_warning };
-    const lm_complete_hooks h = { next_prompt, NULL, take_answer, out };
+    const lm_complete_hooks h = { .next = next_prompt, .done = take_answer, .ctx = out };
     lm_complete_stats st = { 0 };
     lm_paged *g = NULL;
     *out = (answers){ .samples = samples, .last = -1, .any_order = o->any_order };
