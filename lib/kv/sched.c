@@ -285,6 +285,9 @@ static lm_code check_opts(const lm_sched_opts *o, lm_err *e)
                        (long long)o->chunk, (long long)o->page, (long long)o->rows);
     if (o->slots > most || (o->slots && o->slots < o->sequences))
         return lm_fail(e, LM_EUSAGE, "scheduler", NULL, "has fewer slots than sequences");
+    if (o->lag < 0 || (o->lag && !o->state))
+        return lm_fail(e, LM_EUSAGE, "scheduler", NULL,
+                       "only a state has rows that are coded later");
     if (o->state && o->share)
         return lm_fail(e, LM_EUSAGE, "scheduler", NULL,
                        "sequences with a state of their own cannot share pages of prompts");

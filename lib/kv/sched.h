@@ -35,6 +35,9 @@ typedef struct {
     /* 1: prompts are cut anywhere.  More, for coded caches: prompts are cut at multiples of this position
      * only; with `share` it is a multiple of page. */
     int64_t chunk;
+    /* Rows before the new ones whose pages are written with them, too: those of a tail that are coded later.
+     * Only with state. */
+    int64_t lag;
     bool state; /* a slot has rows of its sequence, which forks copy and paused sequences keep */
     bool share; /* prompts with the same beginning share its pages; not with state */
     /* Estimates for the choice between moving and computing; 0: unknown, pages are moved. */

@@ -49,23 +49,22 @@ static bool make_room(lm_sched *s, lm_seq *q)
     return false;
 }
 
-/* Pages for all known rows, and the page of the next row for this sequence alone. */
+/* Pages for all known rows, and those that the next row is written with for this sequence alone. */
 static bool prepare(lm_sched *s, lm_seq *q)
 {
-    int64_t need = sched_pages_of(s, q->known), at = q->used / s->o.page;
-    bool part = q->used % s->o.page;
-    while (q->pages < need || part) {
-        bool own = part;
+    int64_t need = sched_pages_of(s, q->known), written = sched_pages_of(s, q->used);
+    int64_t at = (q->used > s->o.lag ? q->used - s->o.lag : 0) / s->o.page;
+    while (at < written || q->pages < need) {
+        bool own = at < written;
         int32_t page = own ? lm_pool_own(s->pool, q->page[at]) : lm_pool_take(s->pool);
         if (page < 0) {
             if (!make_room(s, q))
                 return false;
             continue;
         }
-        int64_t i = own ? at : q->pages++;
+        int64_t i = own ? at++ : q->pages++;
         q->page[i] = page;
         q->place[i] = lm_pool_place(s->pool, page);
-        part = part && !own;
     }
     return true;
 }

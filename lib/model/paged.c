@@ -311,6 +311,17 @@ bool lm_paged_coded(const lm_paged *g)
     return false;
 }
 
+int64_t lm_paged_lag(const lm_paged *g)
+{
+    int64_t most = 0;
+    for (int64_t i = 0; g->o.kv && i < 2 * g->o.kv->layers; i++) {
+        const lm_kv_side *s = &g->o.kv->side[i];
+        if (s->format && s->residual > most)
+            most = s->residual;
+    }
+    return most;
+}
+
 lm_backend *lm_paged_backend(const lm_paged *g)
 {
     return g->b;

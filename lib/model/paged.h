@@ -81,6 +81,8 @@ int lm_paged_pieces(const lm_paged *g, int64_t at, struct iovec *out);
 int64_t lm_paged_vocab(const lm_paged *g);
 /* True if caches of a layer are coded, or have tails. */
 bool lm_paged_coded(const lm_paged *g);
+/* Rows in a tail that are coded later, at most: a step writes the pages of as many rows before its own. */
+int64_t lm_paged_lag(const lm_paged *g);
 lm_backend *lm_paged_backend(const lm_paged *g);
 /* Bytes of a page in all layers, of a tail, and of all pages and tails; the options. */
 size_t lm_paged_page_bytes(const lm_paged *g), lm_paged_tail_bytes(const lm_paged *g),

@@ -267,6 +267,7 @@ static lm_code open_run(run *r, lm_err *e)
                                  .slots = tails ? r->o->slots : 0,
                                  .context = r->o->context,
                                  .chunk = coded ? LM_KV_CHUNK : 1,
+                                 .lag = tails ? lm_paged_lag(r->g) : 0,
                                  .state = tails,
                                  .share = !tails && (!coded || LM_KV_CHUNK % r->o->page == 0),
                                  .page_bytes = lm_paged_page_bytes(r->g) };

@@ -139,11 +139,13 @@ static void compute(world *w, const lm_sched_part *p, const request *r)
             wrong(w, "a row is not what was computed", p->request, i);
             return;
         }
-    for (int64_t i = p->used; i < p->used + p->n; i++) {
+    for (int64_t i = p->used > w->o.lag ? p->used - w->o.lag : 0; i < p->used + p->n; i++) {
         int64_t *written = &w->written[p->table[i / T]][i % T];
         if (*written == now)
             wrong(w, "two sequences write a row", p->request, i);
         *written = now;
+    }
+    for (int64_t i = p->used; i < p->used + p->n; i++) {
         uint64_t x = i ? w->content[LM_TIER_DEVICE][p->table[(i - 1) / T]][(i - 1) % T] : 1;
         w->content[LM_TIER_DEVICE][p->table[i / T]][i % T] = mix(x, p->ids[i - p->used], p->kind);
     }
@@ -270,6 +272,7 @@ static void configure(world *w)
                             .step_seconds = rates[draw(w, 3)],
                             .page_bytes = 100 };
     w->o.state = !draw(w, 4);
+    w->o.lag = w->o.state ? draw(w, 8) : 0;
     w->o.share = !w->o.state && draw(w, 4);
     if (!w->o.share && w->o.chunk > 1)
         w->o.chunk = 2 + draw(w, 15);
