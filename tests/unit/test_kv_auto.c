@@ -200,9 +200,10 @@ static void budgets(void **state)
     assert_int_equal(bind_text("auto:bits=5,file=s.safetensors", &d, &p, &e), LM_OK);
     assert_string_equal(p->text, "layers.0=k=int8,v=int4;layers.1-2=k=int4,v=int2;layers.3=int4");
     lm_kv_plan_free(p);
-    assert_int_equal(bind_text("h2o+k=int8,v=auto:bits=3,file=s.safetensors", &d, &p, &e), LM_OK);
-    assert_string_equal(p->text, "layers.0-3=k=int8,v=int2;h2o");
-    assert_int_equal(p->policy->kind, LM_KV_H2O);
+    assert_int_equal(bind_text("snapkv+k=int8,v=auto:bits=3,file=s.safetensors", &d, &p, &e),
+                     LM_OK);
+    assert_string_equal(p->text, "layers.0-3=k=int8,v=int2;snapkv");
+    assert_int_equal(p->policy->kind, LM_KV_SNAPKV);
     lm_kv_plan_free(p);
     assert_int_equal(bind_text("auto:bits=3,file=s.safetensors", &d, &p, &e), LM_OK);
     assert_string_equal(p->text, "layers.0-3=k=kivi,v=int2");
