@@ -213,6 +213,8 @@ static lm_code read_rows(const reading *r, cursor *c, int64_t part)
     if (read_type(c, &type))
         return c->rc;
     uint64_t bytes = read_number(c, 8);
+    if (!c->rc && bytes % lm_dtype_size(type))
+        c->rc = wrong(r->f, "its rows are not whole numbers", c->e);
     if (check_width(r, c, part, bytes / lm_dtype_size(type)))
         return c->rc;
     for (int64_t i = 0; i < r->f->cells; i++) {

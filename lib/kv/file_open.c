@@ -146,11 +146,16 @@ static lm_code read_hashes(lm_kv_file *f, lm_err *e)
     return rc;
 }
 
-/* Each tensor has a checksum. */
+/* Each tensor and each of these texts has a checksum, and each checksum is of one of them, so that none can be lost by
+ * another name. */
 static lm_code check_hashes(const lm_kv_file *f, lm_err *e)
 {
     char show[LM_ST_SHOWN];
     lm_code rc = LM_OK;
+    size_t all = count(f) + (meta(f, "next") != NULL) + (meta(f, "forms") != NULL);
+    if (json_object_size(f->hashes) > all)
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                     "xxh3 has the checksum of something that is not there");
     for (size_t i = 0; i < count(f) && !rc; i++) {
         const char *hex = json_string_value(json_object_get(f->hashes, at(f, i)->name));
         if (!hex || !is_hex(hex, 16))

@@ -332,10 +332,13 @@ static void test_bad_headers(void **state)
         { "\"xxh3\"", "\"xxh4\"", "no 'xxh3'" },
         { "\"layers.0.k\":{\"dtype\"", "\"layers.0.q\":{\"dtype\"", "checksum" },
         { "\\\"layers.0.k\\\":", "\\\"layers.0.q\\\":", "checksum of tensor 'layers.0.k'" },
+        { "\"next\"", "\"nexu\"", "not there" },
     };
     cache *c = make(LM_DTYPE_BF16, 12, true), *out = make(LM_DTYPE_BF16, 12, false);
     lm_kv_reading r = reading(LM_KV_FILE_BEST);
     (void)state;
+    c->about.has_next = true;
+    c->about.next = 7;
     for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
         const char *from = cases[i / 2].from, *to = cases[i / 2].to;
         lm_buf b = write_cache(c, 0);

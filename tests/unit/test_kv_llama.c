@@ -148,6 +148,7 @@ static void test_refused(void **state)
         { 12 + 4 * TOKENS + 12 + 12 * TOKENS + 8, 2, "blocks of q4_0" },
         { 12 + 4 * TOKENS + 12 + 12 * TOKENS + 8, 99, "an unknown type" },
         { 12 + 4 * TOKENS + 12 + 12 * TOKENS + 12, 34, "rows of 17 numbers" },
+        { 12 + 4 * TOKENS + 12 + 12 * TOKENS + 12, 33, "whole numbers" },
         { 12 + 4 * TOKENS + 12 + 12 * TOKENS + 20, 0x7c00, "NaN" },
     };
     cache *c = make(LM_DTYPE_F16, TOKENS, true), *out;
