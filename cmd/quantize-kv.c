@@ -21,7 +21,7 @@ static const lm_opt options[] = {
     LM_STR(0, "methods", &model.methods, "LIST", "--evaluate: specifications of --kv"),
     LM_FLAG(0, "table", &model.table, "--evaluate: a table [yes, unless --json]"),
     LM_STR(0, "candidates", &model.candidates, "LIST",
-           "--calibrate: methods for auto, separated by ;"),
+           "--calibrate: methods for auto, separated by ;, or none"),
     LM_COUNT(0, "windows", &model.windows, "N", 1, 1e6, "windows of the data [8]"),
     LM_COUNT(0, "seq-len", &model.seq, "N", 8, 1e9,
              "tokens in a window [that of its training; unknown: 1024]"),

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stream.h"
 #include "base/text.h"
@@ -61,6 +62,8 @@ void generate_check_cache(void)
 lm_code generate_open_cache(generate_work *w, lm_err *e)
 {
     const char *path = opt.cache.load;
+    if (opt.cache.save && lm_out_try(opt.cache.save, tool.force, e))
+        return e->code;
     w->begin = lm_now();
     if (!path)
         return LM_OK;

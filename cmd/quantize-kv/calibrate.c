@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/file.h"
 #include "base/hyper.h"
 #include "base/mem.h"
 #include "base/stop.h"
@@ -55,13 +56,14 @@ lm_code kv_calibration_parse(const char *text, lm_kv_calibrate_opts *o, char **r
 static lm_code run(kv_work *w, lm_err *e)
 {
     lm_tool *t = w->tool;
-    lm_kv_calibrate_opts o = { .candidates = *w->o->candidates ? w->o->candidates : NULL };
+    lm_kv_calibrate_opts o = { .candidates =
+                                   strcmp(w->o->candidates, "none") ? w->o->candidates : NULL };
     lm_backend *b = NULL;
     lm_kv_data *d = NULL;
     double nll;
 
-    if (kv_calibration_parse(w->o->method, &o, NULL, e) || kv_work_open(w, w->o->windows, e) ||
-        lm_stopping())
+    if (kv_calibration_parse(w->o->method, &o, NULL, e) || lm_out_try(t->output, t->force, e) ||
+        kv_work_open(w, w->o->windows, e) || lm_stopping())
         return e->code;
     o.ids = w->ids.v;
     o.windows = w->windows;
@@ -75,8 +77,8 @@ static lm_code run(kv_work *w, lm_err *e)
     if (!rc && d)
         rc = lm_kv_data_write(d, t->output, t->force, e);
     if (!rc && d)
-        lm_say(t, LM_LOG_NOTICE, "%s: %lld windows of %lld tokens, loss %.4f", t->output,
-               (long long)w->windows, (long long)w->seq, nll);
+        lm_say(t, LM_LOG_NOTICE, "%s: %lld window%s of %lld tokens, loss %.4f", t->output,
+               (long long)w->windows, lm_plural(w->windows), (long long)w->seq, nll);
     lm_kv_data_free(d);
     lm_loaded_fini(&w->model);
     if (b)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -70,7 +71,7 @@ static lm_code split_methods(kv_report *k, const char *methods, lm_err *e)
         at = end + more;
     }
     if (k->rows < 2)
-        return lm_fail(e, LM_EUSAGE, "--methods", NULL, "there are none");
+        return lm_fail(e, LM_EUSAGE, "--methods", "name some", "no method is named");
     return LM_OK;
 }
 
@@ -242,6 +243,8 @@ static lm_code run(kv_report *k, lm_err *e)
 
     for (int i = 1; i < k->rows; i++) /* calibrations read other tokens */
         windows = is_calibrated_here(k->row[i].name) ? 2 * k->work.o->windows : windows;
+    if (!rc && k->work.tool->output)
+        rc = lm_out_try(k->work.tool->output, k->work.tool->force, e);
     if (!rc)
         rc = kv_work_open(&k->work, windows, e);
     if (!rc && !lm_stopping())

@@ -46,6 +46,8 @@ typedef struct lm_out lm_out;
 /* Open an output file; a name of standard output is written in place.  Fails at once (missing
  * folder, not writable, exists and !force). */
 lm_code lm_out_open(const char *path, bool force, lm_out **out, lm_err *e);
+/* Fails as lm_out_open would now, and leaves nothing: for outputs that are written behind long work. */
+lm_code lm_out_try(const char *path, bool force, lm_err *e);
 FILE *lm_out_file(lm_out *o); /* buffered stream on it; borrowed */
 int lm_out_fd(lm_out *o);
 const char *lm_out_path(const lm_out *o); /* the final path, for messages */

@@ -139,3 +139,11 @@ void lm_out_drop(lm_out *o)
     lm_free(o->name);
     lm_free(o);
 }
+
+lm_code lm_out_try(const char *path, bool force, lm_err *e)
+{
+    lm_out *o = NULL;
+    if (!lm_out_open(path, force, &o, e))
+        lm_out_drop(o);
+    return e->code;
+}

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "format/safetensors_table.h"
 #include "kv/file_impl.h"
 
 /* Bytes of a part, and its numbers. */
@@ -122,11 +123,11 @@ static lm_code report_json(const lm_kv_file *f, lm_buf *out, lm_err *e)
 static lm_code add_part(const lm_kv_file *f, int64_t i, lm_buf *out, lm_err *e)
 {
     uint64_t bytes = part_bytes(f, i);
-    char shown[32];
-    return lm_buf_addf(out, e, "layers.%" PRId64 ".%c\t%" PRId64 " tokens\t%s\t%.2f bits\t%s\n",
-                       i / 2, i % 2 ? 'v' : 'k', lm_kv_about_rows(&f->about, i / 2),
-                       lm_show_bytes((double)bytes, shown),
-                       8 * (double)bytes / part_numbers(&f->about, i), form_name(&f->about, i));
+    char shown[32], form[LM_ST_SHOWN];
+    return lm_buf_addf(
+        out, e, "layers.%" PRId64 ".%c\t%" PRId64 " tokens\t%s\t%.2f bits\t%s\n", i / 2,
+        i % 2 ? 'v' : 'k', lm_kv_about_rows(&f->about, i / 2), lm_show_bytes((double)bytes, shown),
+        8 * (double)bytes / part_numbers(&f->about, i), lm_st_show(form_name(&f->about, i), form));
 }
 
 static lm_code add_level(const lm_kv_file *f, int level, lm_buf *out, lm_err *e)
@@ -141,11 +142,11 @@ static lm_code add_level(const lm_kv_file *f, int level, lm_buf *out, lm_err *e)
 static lm_code report_text(const lm_kv_file *f, lm_buf *out, lm_err *e)
 {
     const lm_kv_about *a = &f->about;
-    char shown[32];
+    char shown[32], model[LM_ST_SHOWN], method[LM_ST_SHOWN];
     lm_code rc = lm_buf_addf(out, e, "%s: %s, %" PRId64 " layers, %" PRId64 " tokens, %s", f->where,
-                             a->model_type, a->layers, a->tokens,
+                             lm_st_show(a->model_type, model), a->layers, a->tokens,
                              f->levels ? "cachegen"
-                             : a->form ? a->spec
+                             : a->form ? lm_st_show(a->spec, method)
                                        : lm_dtype_name(a->act));
     if (!rc && !f->levels)
         rc = lm_buf_addf(out, e, ", %s, %.2f bits a number",

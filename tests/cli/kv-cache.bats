@@ -205,3 +205,21 @@ PY
     run -2 generate -q run/ --kv h2o --load-cache doc.kv -p ' one'
     run -2 generate -q run/ --kv h2o --save-cache x.kv -p ' one'
 }
+
+@test "an output that cannot be written is refused before the work" {
+    : > there.kv
+    for to in there.kv none/a.kv run; do
+        ! generate -q run/ -p 'The system' -n 4 --save-cache $to > text 2> why || false
+        [ ! -s text ]
+        [ "$(wc -l < why)" -eq 1 ]
+    done
+    [ ! -s there.kv ]
+}
+
+@test "names of a file are listed without what controls a terminal" {
+    perl -0777 -pe '$n = unpack "Q<"; $h = substr $_, 8, $n; $h =~ s/"model_type":"llama"/"model_type":"\\u001b[1mm"/;
+        $h .= " " x (-length($h) % 8); $_ = pack("Q<", length $h) . $h . substr $_, 8 + $n' short.kv > bad.kv
+    quantize-kv -l bad.kv > list
+    grep -q '\[1mm' list
+    ! grep -q $'\e' list
+}

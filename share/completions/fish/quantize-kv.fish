@@ -12,7 +12,7 @@ complete -c quantize-kv -l calibrate -d 'make a calibration for METHOD, such as 
 complete -c quantize-kv -l evaluate -d 'measure methods beside each other'
 complete -c quantize-kv -l methods -r -d '--evaluate: specifications of --kv'
 complete -c quantize-kv -l table -d '--evaluate: a table [yes, unless --json]'
-complete -c quantize-kv -l candidates -r -d '--calibrate: methods for auto, separated by ;'
+complete -c quantize-kv -l candidates -r -d '--calibrate: methods for auto, separated by ;, or none'
 complete -c quantize-kv -l windows -r -d 'windows of the data [8]'
 complete -c quantize-kv -l seq-len -r -d 'tokens in a window [that of its training; unknown: 1024]'
 complete -c quantize-kv -l lengths -r -d 'tokens of passkeys\' texts [128,256,... to --seq-len]'
