@@ -10,20 +10,20 @@
 #include "model/loaded.h"
 
 /* Draw the weights of w->config. */
-static inline void loaded_draw(lm_loaded *w, lm_dtype type, lm_par *par, lm_backend *b)
+static inline void loaded_draw(lm_loaded *w, lm_dtype type, lm_par *threads, lm_backend *b)
 {
     const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
     lm_err e = { 0 };
     lm_model *m = NULL;
     if (!lm_model_build(&w->config, &build, &m, &e) &&
-        !lm_store_new(m, b, &(lm_store_opts){ .par = par }, &w->store, &e))
+        !lm_store_new(m, b, &(lm_store_opts){ .par = threads }, &w->store, &e))
         lm_store_draw(w->store, 5, &e);
     if (e.code)
         fail_msg("%s: %s", e.where, e.what);
     lm_model_free(m);
 }
 
-static inline void loaded_of(const char *text, lm_dtype type, lm_par *par, lm_backend *b,
+static inline void loaded_of(const char *text, lm_dtype type, lm_par *threads, lm_backend *b,
                              lm_loaded *w)
 {
     lm_err e = { 0 };
@@ -33,7 +33,7 @@ static inline void loaded_of(const char *text, lm_dtype type, lm_par *par, lm_ba
         lm_config_read(o, "config", &w->config, &e))
         fail_msg("%s: %s", e.where, e.what);
     json_decref(o);
-    loaded_draw(w, type, par, b);
+    loaded_draw(w, type, threads, b);
 }
 
 #endif

@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "cpu_case.h"
 #include "loaded_case.h"
 #include "model/complete.h"
 #include "model/preset.h"
@@ -41,30 +42,6 @@ static const char *const configs[] = {
     "", /* layers of different sizes */
 };
 enum { N_CONFIGS = sizeof configs / sizeof *configs };
-
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
-
-static int setup(void **state)
-{
-    (void)state;
-    return lm_par_new(&par, 2, &err) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &err);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
-}
-
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
 
 /* configs[1] with another number and width of heads, a rotary table and a window of its own in
  * layer 1. */
@@ -433,5 +410,5 @@ int main(void)
         cmocka_unit_test(a_folder_has_the_weights_of_a_store),
         cmocka_unit_test(set_knows_the_keys),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }

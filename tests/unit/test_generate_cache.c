@@ -10,27 +10,15 @@
 
 #include <cmocka.h>
 
-#include "base/rng.h"
-#include "loaded_case.h"
+#include "cached_case.h"
 #include "model/cache_about.h"
 #include "model/cache_plan.h"
 #include "model/generate_cache.h"
 #include "tests/unit/span_reader.h"
 
-enum { V = 96, S = 600, STEPS = 6 };
+enum { S = 600, STEPS = 6 };
 
-#define SIZES "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":700,"
-#define LAYERS                                           \
-    SIZES "\"hidden_size\":64,\"intermediate_size\":96," \
-          "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
-static const char *const configs[] = {
-    "{\"model_type\":\"gpt2\"," SIZES
-    "\"n_embd\":64,\"n_layer\":2,\"n_head\":2,\"n_positions\":700}",
-    "{\"model_type\":\"llama\"," LAYERS "\"num_hidden_layers\":3}",
-    "{\"model_type\":\"gemma2\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
-    "\"query_pre_attn_scalar\":32}",
-};
-
+static const int tried[] = { GPT2, LLAMA, GEMMA2 };
 static const struct {
     const char *text; /* NULL: plain, without a plan */
     bool tail;
@@ -46,34 +34,7 @@ static const struct {
     { "kivi", true },
     { "int8:sinks=4,residual=7", true },
 };
-enum { CONFIGS = sizeof configs / sizeof *configs, SPECS = sizeof specs / sizeof *specs };
-
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
-static uint32_t ids[S];
-
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    for (int i = 0; i < S; i++)
-        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(7, "test", 0), (uint64_t)i, V);
-    return lm_par_new(&par, 2, &err) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &err);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
-}
+enum { TRIED = sizeof tried / sizeof *tried, SPECS = sizeof specs / sizeof *specs };
 
 /* A model, and one generator whose runs are not interrupted, another that continues. */
 typedef struct {
@@ -174,7 +135,7 @@ static void prompts_continue(void **state)
     (void)state;
     for (int k = 0; k < 2 * SPECS; k++) {
         pair x;
-        open_pair(k % CONFIGS, k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32, specs[k / 2].text, &x);
+        open_pair(tried[k % TRIED], k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32, specs[k / 2].text, &x);
         for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++)
             if (!specs[k / 2].tail || (cuts[i][1] % 256 == 0 && cuts[i][0] > cuts[i][1]))
                 check_cut(&x, cuts[i][0], cuts[i][1], specs[k / 2].text ? specs[k / 2].text : "");
@@ -189,7 +150,7 @@ static void decoding_continues(void **state)
     for (int k = 0; k < 2 * SPECS; k++) {
         float a[V], b[V];
         pair x;
-        open_pair(k % CONFIGS, k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32, specs[k / 2].text, &x);
+        open_pair(tried[k % TRIED], k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32, specs[k / 2].text, &x);
         ok(lm_generator_prompt(x.whole, 0, ids, 150, NULL, &err));
         run_steps(x.whole, 0, 150, 120, a);
         lm_kv_image *m = through_file(&x, x.whole, (int32_t)ids[270]);
@@ -208,8 +169,8 @@ static void images_that_do_not_fit(void **state)
 {
     pair x, y;
     (void)state;
-    open_pair(1, LM_DTYPE_F32, "kivi", &x);
-    open_pair(1, LM_DTYPE_F32, "int4", &y);
+    open_pair(LLAMA, LM_DTYPE_F32, "kivi", &x);
+    open_pair(LLAMA, LM_DTYPE_F32, "int4", &y);
     ok(lm_generator_prompt(x.whole, 0, ids, 300, NULL, &err));
     lm_kv_image *m = through_file(&x, x.whole, -1);
     assert_int_equal(lm_generator_resume(y.other, 0, m, ids, 4, par, &err), LM_EUSAGE);
@@ -236,5 +197,5 @@ int main(void)
         cmocka_unit_test(decoding_continues),
         cmocka_unit_test(images_that_do_not_fit),
     };
-    return cmocka_run_group_tests_name("generate_cache", tests, setup, teardown);
+    return cmocka_run_group_tests_name("generate_cache", tests, open_cached, close_cpu);
 }

@@ -12,39 +12,12 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
+#include "cached_case.h"
 #include "kv/store.h"
-#include "loaded_case.h"
 #include "model/cache_plan.h"
 #include "model/generate_impl.h"
 
-enum { V = 96, S = 430, PROMPT = 290, STEPS = 36 };
-
-#define SIZES "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":600,"
-#define LAYERS                                           \
-    SIZES "\"hidden_size\":64,\"intermediate_size\":96," \
-          "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
-static const char *const configs[] = {
-    "{\"model_type\":\"gpt2\"," SIZES
-    "\"n_embd\":64,\"n_layer\":2,\"n_head\":2,\"n_positions\":600}",
-    "{\"model_type\":\"llama\"," LAYERS "\"num_hidden_layers\":3}",
-    "{\"model_type\":\"mistral\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":150}",
-    "{\"model_type\":\"qwen2\"," SIZES
-    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
-    "\"num_key_value_heads\":1,\"num_hidden_layers\":2,\"tie_word_embeddings\":true}",
-    "{\"model_type\":\"qwen3\"," LAYERS "\"num_hidden_layers\":2}",
-    "{\"model_type\":\"gemma2\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
-    "\"query_pre_attn_scalar\":32}",
-    "{\"model_type\":\"gemma3_text\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
-    "\"sliding_window_pattern\":2,\"query_pre_attn_scalar\":32}",
-    "{\"model_type\":\"olmo2\"," SIZES
-    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
-    "\"num_key_value_heads\":2,\"num_hidden_layers\":2}",
-    "{\"model_type\":\"olmo3\"," SIZES
-    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
-    "\"num_key_value_heads\":2,\"num_hidden_layers\":2,\"sliding_window\":150}",
-};
-enum { N_CONFIGS = sizeof configs / sizeof *configs };
+enum { S = 430, PROMPT = 290, STEPS = 36 };
 
 /* most: of the relative difference of logits from those of plain caches. */
 static const struct {
@@ -74,33 +47,6 @@ static const struct {
 };
 enum { N_SPECS = sizeof specs / sizeof *specs };
 
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
-static uint32_t ids[S];
-
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    for (int i = 0; i < S; i++)
-        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(7, "test", 0), (uint64_t)i, V);
-    return lm_par_new(&par, 2, &err) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &err);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
-}
-
 static void open_plan(const lm_loaded *w, lm_dtype type, const char *text, lm_cache_plan *p)
 {
     ok(lm_cache_plan_open(text, &w->config, type, NULL, p, &err));
@@ -112,17 +58,6 @@ static lm_generator *open_gen(lm_loaded *w, lm_dtype type, int64_t batch, const 
     ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, S, p ? p->plan : NULL, 0 }, backend,
                         &g, &err));
     return g;
-}
-
-/* Relative L2 difference. */
-static double apart(const float *x, const float *y)
-{
-    double d = 0, n = 0;
-    for (int i = 0; i < V; i++) {
-        d += (double)(x[i] - y[i]) * (double)(x[i] - y[i]);
-        n += (double)y[i] * (double)y[i];
-    }
-    return sqrt(d / n);
 }
 
 /* ---- the definition ---- */
@@ -213,7 +148,7 @@ static void logits_are_those_of_the_definition(void **state)
 {
     int equal = 0;
     (void)state;
-    for (int k = 0; k < N_CONFIGS; k++) {
+    for (int k = 0; k < MODELS; k++) {
         lm_loaded w;
         definition d;
         loaded_of(configs[k], LM_DTYPE_F32, par, backend, &w);
@@ -229,7 +164,7 @@ static void logits_are_those_of_the_definition(void **state)
         close_definition(&d);
         lm_loaded_fini(&w);
     }
-    assert_true(equal > N_CONFIGS * N_SPECS * 3 / 8);
+    assert_true(equal > MODELS * N_SPECS * 3 / 8);
 }
 
 /* ---- the same bits ---- */
@@ -253,11 +188,11 @@ static void bits_depend_on_the_sequence_alone(void **state)
     static const lm_dtype types[] = { LM_DTYPE_F32, LM_DTYPE_BF16 };
     (void)state;
     for (int k = 0; k < N_SPECS; k++) {
-        lm_dtype type = types[k / N_CONFIGS % 2];
+        lm_dtype type = types[k / MODELS % 2];
         lm_loaded w;
         lm_cache_plan p;
         float one[V], other[V];
-        loaded_of(configs[k % N_CONFIGS], type, par, backend, &w);
+        loaded_of(configs[k % MODELS], type, par, backend, &w);
         open_plan(&w, type, specs[k].text, &p);
         lm_generator *alone = open_gen(&w, type, 5, &p), *g = open_gen(&w, type, 5, &p);
         ok(lm_generator_prompt(alone, 0, ids, PROMPT, NULL, &err));
@@ -283,7 +218,7 @@ static void bits_depend_on_the_sequence_alone(void **state)
 static void logits_are_near_those_of_plain_caches(void **state)
 {
     (void)state;
-    for (int k = 0; k < N_CONFIGS; k++) {
+    for (int k = 0; k < MODELS; k++) {
         const lm_dtype type = k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
         lm_loaded w;
         lm_cache_plan p;
@@ -326,7 +261,7 @@ static void rotation_can_be_late(void **state)
 {
     int layers = 0;
     (void)state;
-    for (int c = 0; c < N_CONFIGS; c++) {
+    for (int c = 0; c < MODELS; c++) {
         lm_loaded w;
         lm_cache_plan p[2];
         lm_generator *g[2];
@@ -361,7 +296,8 @@ static void caches_are_counted_as_stored(void **state)
     lm_loaded w;
     lm_cache_plan p;
     (void)state;
-    loaded_of(configs[1], LM_DTYPE_F32, par, backend, &w); /* 3 layers of 2 heads of 32 numbers */
+    loaded_of(configs[LLAMA], LM_DTYPE_F32, par, backend,
+              &w); /* 3 layers of 2 heads of 32 numbers */
     open_plan(&w, LM_DTYPE_F32, "layers.0=auto;*=k=int4:rotate=off,v=int8:sinks=4,residual=7", &p);
     lm_generator *g = open_gen(&w, LM_DTYPE_F32, 3, &p);
     const double token = 2 * 32 * 4 * 2 + 2 * 2 * (16 + 4 + 32 + 2);
@@ -399,12 +335,12 @@ static void what_no_kernel_has_is_refused(void **state)
 {
     lm_loaded w;
     (void)state;
-    loaded_of(configs[2], LM_DTYPE_F32, par, backend, &w); /* a window of 150 tokens */
+    loaded_of(configs[MISTRAL], LM_DTYPE_F32, par, backend, &w); /* a window of 150 tokens */
     refuse(&w, LM_DTYPE_F32, "v=f16", "values of layer 0 would be f16, but activations are f32");
     refuse(&w, LM_DTYPE_F32, "kivi:group=256,residual=256",
            "a query sees 150 tokens, and groups of 256 are coded");
     lm_loaded_fini(&w);
-    loaded_of(configs[5], LM_DTYPE_F32, par, backend, &w); /* layer 0 has a window */
+    loaded_of(configs[GEMMA2], LM_DTYPE_F32, par, backend, &w); /* layer 0 has a window */
     lm_cache_plan p;
     open_plan(&w, LM_DTYPE_F32, "kivi:group=256,residual=256,skip=window", &p);
     assert_null(p.plan->side[0].format);
@@ -424,5 +360,5 @@ int main(void)
         cmocka_unit_test(caches_are_counted_as_stored),
         cmocka_unit_test(what_no_kernel_has_is_refused),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, open_cached, close_cpu);
 }

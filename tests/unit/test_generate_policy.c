@@ -12,77 +12,13 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
+#include "cached_case.h"
 #include "kv/merge.h"
-#include "loaded_case.h"
 #include "model/cache_plan.h"
 #include "model/generate_cache.h"
 #include "model/generate_keep.h"
 
-enum { V = 96, S = 520, PROMPT = 300, STEPS = 200 };
-
-#define SIZES "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":600,"
-#define LAYERS                                           \
-    SIZES "\"hidden_size\":64,\"intermediate_size\":96," \
-          "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
-static const char *const configs[] = {
-    "{\"model_type\":\"llama\"," LAYERS "\"num_hidden_layers\":3}",
-    "{\"model_type\":\"gpt2\"," SIZES
-    "\"n_embd\":64,\"n_layer\":2,\"n_head\":2,\"n_positions\":600}",
-    "{\"model_type\":\"mistral\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":150}",
-    "{\"model_type\":\"qwen2\"," SIZES
-    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
-    "\"num_key_value_heads\":1,\"num_hidden_layers\":2,\"tie_word_embeddings\":true}",
-    "{\"model_type\":\"qwen3\"," LAYERS "\"num_hidden_layers\":2}",
-    "{\"model_type\":\"gemma2\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
-    "\"query_pre_attn_scalar\":32}",
-    "{\"model_type\":\"gemma3_text\"," LAYERS "\"num_hidden_layers\":2,\"sliding_window\":140,"
-    "\"sliding_window_pattern\":2,\"query_pre_attn_scalar\":32}",
-    "{\"model_type\":\"olmo2\"," SIZES
-    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
-    "\"num_key_value_heads\":2,\"num_hidden_layers\":2}",
-    "{\"model_type\":\"olmo3\"," SIZES
-    "\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":2,"
-    "\"num_key_value_heads\":2,\"num_hidden_layers\":2,\"sliding_window\":150}",
-};
-enum { N_CONFIGS = sizeof configs / sizeof *configs };
-
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
-static uint32_t ids[S];
-
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    for (int i = 0; i < S; i++)
-        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(7, "test", 0), (uint64_t)i, V);
-    return lm_par_new(&par, 2, &err) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &err);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
-}
-
-static double apart(const float *x, const float *y)
-{
-    double d = 0, n = 0;
-    for (int i = 0; i < V; i++) {
-        d += (double)(x[i] - y[i]) * (double)(x[i] - y[i]);
-        n += (double)y[i] * (double)y[i];
-    }
-    return sqrt(d / n);
-}
+enum { S = 520, PROMPT = 300, STEPS = 200 };
 
 /* A generator with a specification of caches; NULL: plain. */
 typedef struct {
@@ -407,8 +343,8 @@ static void policies(void **state)
                                          "random:keep=0.4,seed=3", "snapkv:capacity=80,window=16" };
     (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
-        as_simulated(configs[0], specs[i]);
-        as_simulated(configs[1], specs[i]);
+        as_simulated(configs[LLAMA], specs[i]);
+        as_simulated(configs[GPT2], specs[i]);
     }
 }
 
@@ -456,7 +392,8 @@ static void merge(simulation *s)
 /* Layers merge differently many, so the model has one. */
 static void merging(void **state)
 {
-    static const char config[] = "{\"model_type\":\"llama\"," LAYERS "\"num_hidden_layers\":1}";
+    static const char config[] =
+        "{\"model_type\":\"llama\"," CACHED_LAYERS "\"num_hidden_layers\":1}";
     static const char *const specs[] = { "kvmerge:keep=0.6,threshold=0",
                                          "kvmerge:keep=0.1,threshold=-0.2,rule=pivot" };
     (void)state;
@@ -512,7 +449,7 @@ static void room_for_all(void **state)
                                          "snapkv:capacity=400,budget=pyramid",
                                          "kvmerge:threshold=1,keep=0.9" };
     (void)state;
-    for (size_t c = 0; c < N_CONFIGS; c++) {
+    for (size_t c = 0; c < MODELS; c++) {
         lm_loaded w;
         loaded_of(configs[c], LM_DTYPE_F32, par, backend, &w);
         for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
@@ -545,7 +482,7 @@ static void other_forms(void **state)
         { "kvmerge:threshold=0.2+int8", "kvmerge:threshold=0.2", LM_DTYPE_F32, 0.12 },
     };
     (void)state;
-    for (size_t c = 0; c < N_CONFIGS; c++)
+    for (size_t c = 0; c < MODELS; c++)
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
             lm_loaded w;
             keeper a, b;
@@ -577,7 +514,7 @@ static void slots_alone(void **state)
         lm_loaded w;
         keeper all, one;
         float want[3][40][V];
-        loaded_of(configs[i % 2 ? 6 : 0], LM_DTYPE_F32, par, backend, &w);
+        loaded_of(configs[i % 2 ? GEMMA3 : LLAMA], LM_DTYPE_F32, par, backend, &w);
         open_keeper(&all, &w, LM_DTYPE_F32, 4, specs[i]);
         open_keeper(&one, &w, LM_DTYPE_F32, 1, specs[i]);
         for (int s = 0; s < 3; s++) {
@@ -622,7 +559,7 @@ static void room(void **state)
     const float *logits;
     int32_t next[8] = { 0, -1, -1, -1, -1, -1, -1, -1 };
     (void)state;
-    loaded_of(configs[0], LM_DTYPE_F32, par, backend, &w);
+    loaded_of(configs[LLAMA], LM_DTYPE_F32, par, backend, &w);
     open_keeper(&plain, &w, LM_DTYPE_F32, 8, NULL);
     open_keeper(&k, &w, LM_DTYPE_F32, 8, "streaming:sinks=4,window=59");
     size_t whole = lm_generator_cache_bytes(plain.g), one = whole / 8;
@@ -660,5 +597,5 @@ int main(void)
         cmocka_unit_test(room_for_all), cmocka_unit_test(other_forms),
         cmocka_unit_test(slots_alone),  cmocka_unit_test(room),
     };
-    return cmocka_run_group_tests_name("generate_policy", tests, setup, teardown);
+    return cmocka_run_group_tests_name("generate_policy", tests, open_cached, close_cpu);
 }
