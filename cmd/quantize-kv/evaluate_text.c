@@ -15,17 +15,28 @@ static int64_t layers_of(const kv_report *k)
     return k->work.model.config.layers;
 }
 
-static double per_token(const lm_kv_row *r, double sum)
+static double per_token(const lm_kv_sums *s, double sum)
 {
-    return r->sum.tokens ? sum / (double)r->sum.tokens : -1;
+    return s->tokens ? sum / (double)s->tokens : -1;
+}
+
+static double perplexity(const lm_kv_sums *s)
+{
+    return s->tokens ? exp(s->nll / (double)s->tokens) : -1;
+}
+
+static bool drops_tokens(const lm_kv_row *r)
+{
+    return r->plan.plan && r->plan.plan->policy;
 }
 
 /* ---- the table ---- */
 
-enum { COLUMNS = 11, CELL = 16 };
-static const char *const head[COLUMNS] = { "bits",       "bytes/token", "memory",     "tokens/s",
-                                           "32 at once", "first token", "perplexity", "KL",
-                                           "top-1",      "passkeys",    "attention" };
+enum { COLUMNS = 13, CELL = 16 };
+static const char *const head[COLUMNS] = { "bits",     "bytes/token", "coded",       "memory",
+                                           "tokens/s", "32 at once",  "first token", "perplexity",
+                                           "plain's",  "KL",          "top-1",       "passkeys",
+                                           "attention" };
 
 /* A number with that many digits behind the point; "-" if it was not measured. */
 static void show(double x, int digits, char out[CELL])
@@ -43,18 +54,20 @@ static void fill_cells(const kv_report *k, const lm_kv_row *r, char cell[COLUMNS
 
     show(act * r->token_bytes / r->plain_bytes, 2, cell[0]);
     show(r->token_bytes, 0, cell[1]);
-    snprintf(cell[2], CELL, "%s", r->memory < 0 ? "-" : lm_show_bytes(r->memory, bytes));
-    show(r->rate[0], 0, cell[3]);
-    show(r->rate[1], 0, cell[4]);
+    show(r->coded_bytes, 0, cell[2]);
+    snprintf(cell[3], CELL, "%s", r->memory < 0 ? "-" : lm_show_bytes(r->memory, bytes));
+    show(r->rate[0], 0, cell[4]);
+    show(r->rate[1], 0, cell[5]);
     if (r->first < 0)
-        show(-1, 0, cell[5]);
+        show(-1, 0, cell[6]);
     else
-        snprintf(cell[5], CELL, "%.4g ms", 1e3 * r->first);
-    show(r->sum.tokens ? exp(per_token(r, r->sum.nll)) : -1, 4, cell[6]);
-    snprintf(cell[7], CELL, r->sum.tokens ? "%.3g" : "-", per_token(r, r->sum.kl));
-    show(per_token(r, (double)r->sum.top1), 4, cell[8]);
-    show(lm_kv_row_solved(r, k->report.cells, k->passkeys.n), 3, cell[9]);
-    show(r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)), 4, cell[10]);
+        snprintf(cell[6], CELL, "%.4g ms", 1e3 * r->first);
+    show(perplexity(&r->sum), 4, cell[7]);
+    show(perplexity(&r->reference), 4, cell[8]);
+    snprintf(cell[9], CELL, r->sum.tokens ? "%.3g" : "-", per_token(&r->sum, r->sum.kl));
+    show(per_token(&r->sum, (double)r->sum.top1), 4, cell[10]);
+    show(lm_kv_row_solved(r, k->report.cells, k->passkeys.n), 3, cell[11]);
+    show(r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)), 4, cell[12]);
 }
 
 lm_code kv_report_table(const kv_report *k, lm_buf *out, lm_err *e)
@@ -118,18 +131,21 @@ static void put_row(const kv_report *k, const lm_kv_row *r, lm_jw *j)
         return;
     }
     lm_jw_f64(j, "bytes_per_token", r->token_bytes);
+    lm_jw_f64(j, "bytes_per_coded_token", r->coded_bytes);
     lm_jw_f64(j, "ratio", r->plain_bytes / r->token_bytes);
     put_number(j, "memory", r->memory);
     put_number(j, "tokens_per_second", r->rate[0]);
     put_number(j, "tokens_per_second_32", r->rate[1]);
     put_number(j, "first_token_seconds", r->first);
     lm_jw_int(j, "tokens", r->sum.tokens);
-    put_number(j, "loss", per_token(r, r->sum.nll));
-    put_number(j, "perplexity", r->sum.tokens ? exp(per_token(r, r->sum.nll)) : -1);
-    put_number(j, "kl", per_token(r, r->sum.kl));
+    put_number(j, "loss", per_token(&r->sum, r->sum.nll));
+    put_number(j, "perplexity", perplexity(&r->sum));
+    put_number(j, "perplexity_reference", perplexity(&r->reference));
+    put_number(j, "kl", per_token(&r->sum, r->sum.kl));
     put_number(j, "kl_most", r->sum.tokens ? r->sum.kl_most : -1);
-    put_number(j, "top1", per_token(r, (double)r->sum.top1));
+    put_number(j, "top1", per_token(&r->sum, (double)r->sum.top1));
     put_number(j, "passkeys", lm_kv_row_solved(r, k->report.cells, k->passkeys.n));
+    lm_jw_str(j, "passkey_question", drops_tokens(r) ? "prompt" : "decoded");
     put_map(k, r, j);
     put_number(j, "attention_error", r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)));
     lm_jw_arr(j, "attention_error_by_layer");

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kv_report.c -- rows of measures of caches: sizes, times, retrieval, errors of attention, and the comparison with the
+ * plain cache, which all rows that run share. */
 #include "compress/kv_report.h"
 
 #include <inttypes.h>
@@ -61,7 +63,7 @@ static lm_code bind_row(const report *t, lm_kv_row *row, lm_err *e)
     for (int64_t l = 0; l < t->layers; l++)
         row->plain_bytes += 2 * (double)lm_dtype_size(t->r->dtype) *
                             (double)(t->site[l].kv_heads * t->site[l].head_dim);
-    row->token_bytes = row->plain_bytes;
+    row->token_bytes = row->coded_bytes = row->plain_bytes;
     row->ran = true;
     if (!row->spec)
         return LM_OK;
@@ -70,7 +72,7 @@ static lm_code bind_row(const report *t, lm_kv_row *row, lm_err *e)
                                                 t->r->w->src, &row->plan, e);
     if (rc)
         return is_of_row(row, rc, e) ? LM_OK : rc;
-    row->token_bytes = lm_kv_plan_bytes(row->plan.plan, row->plan.site);
+    row->coded_bytes = lm_kv_plan_bytes(row->plan.plan, row->plan.site);
     return LM_OK;
 }
 
@@ -82,6 +84,42 @@ static lm_code open_generator(const report *t, const lm_kv_row *row, int64_t bat
     };
 
     return lm_generator_new(t->r->w, &o, t->r->b, out, e);
+}
+
+/* ---- bytes ---- */
+
+/* Tokens that each layer holds of a prompt of a whole window: all, or those that a policy leaves. */
+static lm_code count_rows(const report *t, const lm_kv_row *row, int64_t *rows, lm_err *e)
+{
+    lm_generator *g;
+
+    for (int64_t l = 0; l < t->layers; l++)
+        rows[l] = t->r->length;
+    if (!has_policy(row))
+        return LM_OK;
+    if (open_generator(t, row, 1, t->r->length, &g, e))
+        return e->code;
+    lm_code rc = lm_generator_prompt(g, 0, t->r->ids, t->r->length, NULL, e);
+    for (int64_t l = 0; l < t->layers && !rc; l++)
+        rows[l] = lm_generator_held(g, 0, l);
+    lm_generator_free(g);
+    return rc;
+}
+
+static lm_code size_row(const report *t, lm_kv_row *row, lm_err *e)
+{
+    int64_t *rows;
+
+    if (!row->plan.plan)
+        return LM_OK;
+    if (lm_alloc_n(&rows, (size_t)t->layers, sizeof *rows, "layers", e))
+        return e->code;
+    lm_code rc = count_rows(t, row, rows, e);
+    if (!rc)
+        row->token_bytes =
+            lm_kv_plan_text_bytes(row->plan.plan, row->plan.site, rows) / (double)t->r->length;
+    lm_free(rows);
+    return rc;
 }
 
 /* ---- times ---- */
@@ -155,16 +193,35 @@ static lm_code time_row(const report *t, lm_kv_row *row, lm_err *e)
 
 /* ---- retrieval ---- */
 
+/* Tasks whose prompt has the question, too, without its last token: methods that choose tokens of a prompt observe
+ * what is asked for. */
+static lm_code ask_in_prompts(const lm_kv_passkeys *p, lm_kv_task **out, lm_err *e)
+{
+    if (lm_alloc_n(out, (size_t)p->n, sizeof **out, "passkeys", e))
+        return e->code;
+    for (int64_t i = 0; i < p->n; i++) {
+        lm_kv_task task = p->task[i];
+        task.context += task.question - 1;
+        task.question = 1;
+        (*out)[i] = task;
+    }
+    return LM_OK;
+}
+
 static lm_code ask_row(const report *t, lm_kv_row *row, lm_err *e)
 {
     const lm_kv_passkeys *p = t->r->passkeys;
+    lm_kv_task *own = NULL;
     lm_generator *g;
 
     if (lm_alloc_n(&row->solved, (size_t)t->r->cells, sizeof *row->solved, "a map", e) ||
         open_generator(t, row, 8, p->longest, &g, e))
         return e->code;
-    lm_code rc = lm_kv_retrieve(g, p->task, p->n, row->solved, NULL, e);
+    lm_code rc = has_policy(row) ? ask_in_prompts(p, &own, e) : LM_OK;
+    if (!rc)
+        rc = lm_kv_retrieve(g, own ? own : p->task, p->n, row->solved, NULL, e);
     lm_generator_free(g);
+    lm_free(own);
     return rc;
 }
 
@@ -318,8 +375,10 @@ static lm_code compare_rows(report *t, bool policy, lm_err *e)
     if (!rc)
         rc = lm_kv_compare(c, n, &text, sum, e);
     for (int k = 0; k < n; k++) {
-        if (k || !policy) /* the reference is compared with itself from the first token on */
+        if (k || !policy) { /* the reference is compared with itself from the first token on */
             t->row[at[k]].sum = sum[k];
+            t->row[at[k]].reference = sum[0];
+        }
         lm_generator_free(c[k].g);
     }
     lm_free(c);
@@ -352,6 +411,8 @@ lm_code lm_kv_report_run(const lm_kv_report *r, lm_kv_row *row, int n, lm_err *e
 
     for (int i = 0; i < n && !rc; i++)
         rc = bind_row(&t, &row[i], e);
+    if (!rc && !lm_stopping())
+        rc = each(&t, "sizes", size_row, e);
     if (!rc && r->host_w && !lm_stopping())
         rc = measure_errors(&t, e);
     if (!rc && r->speed_steps && !lm_stopping())

@@ -19,15 +19,18 @@ typedef struct {
     /* a calibration in memory, in place of the file that spec names; borrowed; NULL: there is none */
     const lm_kv_data *data;
     bool ran;
-    lm_err why;                      /* if it did not run */
-    lm_cache_plan plan;              /* plan.plan NULL: plain */
-    double token_bytes, plain_bytes; /* of a token in all layers, coded and plain */
-    double memory;                   /* bytes of the caches of the largest batch */
-    double first;                    /* seconds to the first token behind `prompt` tokens */
-    double rate[2];                  /* tokens/s at batch[0], batch[1] */
-    lm_kv_sums sum;  /* from the first token on; with a policy, behind a prompt of half a window */
-    int64_t *solved; /* [depths, lengths] tasks, of `repeats` */
-    double *error;   /* [layers]: relative error of the attention's output */
+    lm_err why;         /* if it did not run */
+    lm_cache_plan plan; /* plan.plan NULL: plain */
+    /* Of a token in all layers: the mean of a text of `length` tokens, those that stay plain and those that are dropped
+     * included; of one that is coded; of the plain cache. */
+    double token_bytes, coded_bytes, plain_bytes;
+    double memory;  /* bytes of the caches of the largest batch */
+    double first;   /* seconds to the first token behind `prompt` tokens */
+    double rate[2]; /* tokens/s at batch[0], batch[1] */
+    lm_kv_sums sum; /* from the first token on; with a policy, behind a prompt of half a window */
+    lm_kv_sums reference; /* the plain cache's on the same tokens */
+    int64_t *solved;      /* [depths, lengths] tasks, of `repeats` */
+    double *error;        /* [layers]: relative error of the attention's output */
 } lm_kv_row;
 
 typedef struct {

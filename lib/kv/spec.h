@@ -55,5 +55,8 @@ void lm_kv_plan_free(lm_kv_plan *p);
 
 /* Bytes of a token in the pages of all layers, with scales. */
 double lm_kv_plan_bytes(const lm_kv_plan *p, const lm_kv_site *site);
+/* Bytes of a text of which layer l holds rows[l] tokens: of those that are coded, and of those that the methods keep
+ * plain. */
+double lm_kv_plan_text_bytes(const lm_kv_plan *p, const lm_kv_site *site, const int64_t *rows);
 
 #endif

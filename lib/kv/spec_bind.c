@@ -301,16 +301,36 @@ void lm_kv_plan_free(lm_kv_plan *p)
     lm_free(p);
 }
 
+/* Of a token of one side in a page. */
+static double side_bytes(const lm_kv_plan *p, const lm_kv_site *at, const lm_kv_side *s)
+{
+    double head = s->format
+                      ? (double)lm_kv_page_bytes(s->format, p->page, at->head_dim) / (double)p->page
+                      : (double)lm_plain_bytes(s->plain, at->head_dim);
+    return head * (double)at->kv_heads;
+}
+
 double lm_kv_plan_bytes(const lm_kv_plan *p, const lm_kv_site *site)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < 2 * p->layers; i++)
+        sum += side_bytes(p, &site[i / 2], &p->side[i]);
+    return sum;
+}
+
+double lm_kv_plan_text_bytes(const lm_kv_plan *p, const lm_kv_site *site, const int64_t *rows)
 {
     double sum = 0;
     for (int64_t i = 0; i < 2 * p->layers; i++) {
         const lm_kv_site *at = &site[i / 2];
         const lm_kv_side *s = &p->side[i];
-        double head =
-            s->format ? (double)lm_kv_page_bytes(s->format, p->page, at->head_dim) / (double)p->page
-                      : (double)lm_plain_bytes(s->plain, at->head_dim);
-        sum += head * (double)at->kv_heads;
+        int64_t n = rows[i / 2], coded = n;
+        if (s->format)
+            coded = lm_kv_side_coded(s, n) - s->sinks;
+        coded = coded > 0 ? coded : 0;
+        sum += (double)coded * side_bytes(p, at, s) +
+               (double)(n - coded) *
+                   (double)(lm_plain_bytes(at->act, at->head_dim) * (size_t)at->kv_heads);
     }
     return sum;
 }

@@ -363,6 +363,11 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot)
     return g->used[slot];
 }
 
+int64_t lm_generator_held(const lm_generator *g, int64_t slot, int64_t layer)
+{
+    return g->keep ? generator_keep_used(g, slot, layer) : g->used[slot];
+}
+
 /* Of a sequence of n tokens in cache i: the rows within the window of its layer; of a tail at most its own. */
 static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
 {
@@ -390,8 +395,7 @@ double lm_generator_step_bytes(const lm_generator *g)
     bytes -= whole * (double)looked_up / (double)c->vocab;
     for (int k = 0; k < m->n_caches; k++)
         for (int64_t i = 0; i < g->batch; i++)
-            bytes += cache_bytes_read(
-                g, k, g->keep ? generator_keep_used(g, i, m->cache[k].layer) : g->used[i]);
+            bytes += cache_bytes_read(g, k, lm_generator_held(g, i, m->cache[k].layer));
     return bytes;
 }
 

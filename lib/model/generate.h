@@ -62,6 +62,8 @@ int64_t lm_generator_batch(const lm_generator *g);
 int64_t lm_generator_context(const lm_generator *g);
 int64_t lm_generator_vocab(const lm_generator *g);
 int64_t lm_generator_used(const lm_generator *g, int64_t slot);
+/* Of these the tokens that the caches of a layer hold: with a policy, those that stay. */
+int64_t lm_generator_held(const lm_generator *g, int64_t slot, int64_t layer);
 /* Bytes that one decoding step reads: every weight of a matrix product and norm once, and the
  * filled part of the caches, as stored, in layers with a window at most as many rows as that. */
 double lm_generator_step_bytes(const lm_generator *g);

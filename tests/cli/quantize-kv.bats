@@ -92,6 +92,18 @@ EOF
     grep -q '50 %' map.svg
 }
 
+@test "quantize-kv: methods that drop tokens: bytes of those that stay, the plain perplexity of the same tokens, questions in prompts" {
+    quantize-kv -q --evaluate --seq-len 128 --windows 2 --records 1 --steps 0 --repeats 1 --depths 1 --lengths 100 \
+        --methods "int4:sinks=64,residual=64 streaming:sinks=4,window=60" --json run/ data/val > a
+    of() { tr '{' '\n' < a | grep "\"method\":\"$1" | grep -oE "\"$2\":[^,]*" | cut -d: -f2; }
+    plain=$(of plain bytes_per_token)
+    [ "$(of int4 bytes_per_token)" = "$plain" ] && [ "$(of int4 bytes_per_coded_token)" -lt "$((plain / 2))" ]
+    [ "$(of streaming bytes_per_token)" -eq "$((plain / 2))" ] && [ "$(of streaming bytes_per_coded_token)" = "$plain" ]
+    [ "$(of int4 perplexity_reference)" = "$(of plain perplexity)" ]
+    [ "$(of streaming perplexity_reference)" != "$(of plain perplexity)" ]
+    [ "$(of int4 passkey_question) $(of streaming passkey_question)" = '"decoded" "prompt"' ]
+}
+
 @test "quantize-kv: methods that cannot run are rows, status 3" {
     run -3 --separate-stderr report --methods "int8 layers.9=int4 kvquant:bits=2,sinks=2"
     [[ $output == *$'\nlayers.9=int4 '*"has 2"* ]]

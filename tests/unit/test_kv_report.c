@@ -210,6 +210,126 @@ static void errors_of_attention_are_those_of_the_definition(void **state)
     lm_kv_data_free(d[1]);
 }
 
+/* Bytes of a text count tokens that stay plain, and only those that a policy leaves. */
+static void bytes_are_those_of_a_text(void **state)
+{
+    static const struct {
+        const char *spec;
+        int plain, held; /* tokens of T; 0: a text of one window */
+    } want[] = {
+        { "int8", 0, T },
+        { "int4:sinks=3,residual=4,group=16", 7, T },
+        /* T - 32 of the keys, 32 of the values */
+        { "kivi:bits=2,group=32,residual=32", T / 2, T },
+        { "streaming:sinks=2,window=10", 12, 12 },
+        { "h2o:keep=0.5+int8", 0, T / 2 },
+        { "snapkv:capacity=16,window=4+int4:residual=5", 5, 16 },
+    };
+    enum { N = sizeof want / sizeof *want };
+    lm_kv_report r = settings();
+    lm_kv_row row[1 + N] = { { .name = "plain" } };
+    (void)state;
+    r.speed_steps = 0;
+    r.host_w = NULL;
+    for (int i = 0; i < N; i++)
+        row[1 + i] = (lm_kv_row){ .name = want[i].spec, .spec = want[i].spec };
+    ok(lm_kv_report_run(&r, row, 1 + N, &err));
+    assert_true(row[0].coded_bytes == row[0].token_bytes);
+    for (int i = 0; i < N; i++) {
+        const lm_kv_row *x = &row[1 + i];
+        double coded = want[i].held - want[i].plain;
+        double bytes = (coded * x->coded_bytes + want[i].plain * x->plain_bytes) / T;
+        if (!x->ran || !(fabs(x->token_bytes - bytes) <= 1e-9 * bytes))
+            fail_msg("%s: %g bytes, not %g (%s)", want[i].spec, x->token_bytes, bytes, x->why.what);
+    }
+    free_rows(row, 1 + N);
+}
+
+/* Each row has the sums of the plain cache on its own tokens: those of a policy lie behind half a window. */
+static void references_are_of_the_same_tokens(void **state)
+{
+    lm_kv_report r = settings();
+    lm_kv_row row[4] = { { .name = "plain" },
+                         { .name = "int4", .spec = "int4" },
+                         { .name = "all", .spec = "snapkv:capacity=64" },
+                         { .name = "few", .spec = "streaming:sinks=1,window=4" } };
+    (void)state;
+    r.speed_steps = 0;
+    r.host_w = NULL;
+    ok(lm_kv_report_run(&r, row, 4, &err));
+    same_sums(&row[0].reference, &row[0].sum);
+    same_sums(&row[1].reference, &row[0].sum);
+    for (int i = 2; i < 4; i++) {
+        assert_int_equal(row[i].sum.tokens, WINDOWS * (T - T / 2));
+        assert_int_equal(row[i].reference.tokens, row[i].sum.tokens);
+        assert_true(row[i].reference.nll == row[2].reference.nll && row[i].reference.kl == 0);
+    }
+    assert_true(row[2].reference.nll < row[0].reference.nll);
+    assert_true(row[2].sum.kl < 1e-3 && row[3].sum.kl > 0.1);
+    free_rows(row, 4);
+}
+
+enum { TASKS = 8, CONTEXT = 30, QUESTION = 4 };
+
+/* The likeliest token behind a context that runs as a prompt and a question, the last `decoded` tokens of which are
+ * decoded. */
+static uint32_t answer_of(const lm_kv_plan *p, const uint32_t *text, int decoded)
+{
+    static const lm_sample_attr greedy = { 0, 0, 1, 0, 1 };
+    const lm_generator_opts o = { .dtype = LM_DTYPE_BF16, .batch = 1, .context = 64, .kv = p };
+    const double u = 0;
+    const int32_t *id;
+    lm_generator *g;
+    int64_t at = CONTEXT + QUESTION - decoded;
+    ok(lm_generator_new(&model, &o, backend, &g, &err));
+    ok(lm_generator_prompt(g, 0, text, at, NULL, &err));
+    for (; at < CONTEXT + QUESTION; at++) {
+        int32_t next = (int32_t)text[at];
+        ok(lm_generator_next(g, &next, &greedy, &u, &id, NULL, &err));
+    }
+    uint32_t answer = (uint32_t)*id;
+    lm_generator_free(g);
+    return answer;
+}
+
+/* With a policy the prompt has the question but its last token, without one the question is decoded. */
+static void policies_observe_the_question(void **state)
+{
+    static const char spec[] = "snapkv:capacity=8,window=4,kernel=1";
+    static uint32_t text[TASKS][CONTEXT + QUESTION + 1];
+    lm_kv_task task[TASKS];
+    const lm_kv_passkeys passkeys = { task, TASKS, CONTEXT + QUESTION + 1, NULL };
+    lm_kv_report r = settings();
+    lm_cache_plan plan;
+    int differ = 0;
+    (void)state;
+    r.speed_steps = 0;
+    r.host_w = NULL;
+    r.passkeys = &passkeys;
+    r.cells = 1;
+    ok(lm_cache_plan_open(spec, &model.config, LM_DTYPE_BF16, NULL, &plan, &err));
+    for (int i = 0; i < TASKS; i++) {
+        for (int k = 0; k < CONTEXT + QUESTION; k++)
+            text[i][k] =
+                (uint32_t)lm_rng_below(lm_rng_make(8, "task", (uint64_t)i), (uint64_t)k, V);
+        task[i] = (lm_kv_task){ text[i], CONTEXT, QUESTION, 1, 0 };
+        text[i][CONTEXT + QUESTION] = answer_of(plan.plan, text[i], 1);
+        differ += text[i][CONTEXT + QUESTION] != answer_of(plan.plan, text[i], QUESTION);
+    }
+    assert_true(differ > 0);
+    lm_kv_row row[2] = { { .name = "plain" }, { .name = "snapkv", .spec = spec } };
+    ok(lm_kv_report_run(&r, row, 2, &err));
+    assert_int_equal(row[1].solved[0], TASKS);
+    free_rows(row, 2);
+    for (int i = 0; i < TASKS; i++)
+        text[i][CONTEXT + QUESTION] = answer_of(NULL, text[i], QUESTION);
+    row[0] = (lm_kv_row){ .name = "plain" };
+    ok(lm_kv_report_run(&r, row, 1, &err));
+    assert_int_equal(row[0].solved[0], TASKS);
+    free_rows(row, 1);
+    lm_cache_plan_fini(&plan);
+}
+
 /* A specification that is none, or that this model cannot use: the row says why, and the others are measured. */
 static void a_row_says_why_it_cannot_run(void **state)
 {
@@ -235,6 +355,9 @@ int main(void)
         cmocka_unit_test(rows_are_independent),
         cmocka_unit_test(sums_are_those_of_a_comparison),
         cmocka_unit_test(errors_of_attention_are_those_of_the_definition),
+        cmocka_unit_test(bytes_are_those_of_a_text),
+        cmocka_unit_test(references_are_of_the_same_tokens),
+        cmocka_unit_test(policies_observe_the_question),
         cmocka_unit_test(a_row_says_why_it_cannot_run),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
