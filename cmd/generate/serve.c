@@ -64,6 +64,19 @@ static void say_sizes(const generate_work *w)
            r->tiers.disk);
 }
 
+/* Texts that wait because of the plain tokens of those at work. */
+static void say_fewer(const generate_work *w, int64_t asked)
+{
+    char tail[32];
+    const lm_serve_room *r = &w->room;
+    if (r->pages.sequences < asked)
+        lm_say(&tool, LM_LOG_NOTICE,
+               "%s: the memory holds %" PRId64 " of %" PRId64
+               " texts at a time, each with %s of plain tokens; the others wait",
+               opt.serve.memory ? "--kv-memory" : "--serve-batch", r->pages.sequences, asked,
+               lm_show_bytes((double)r->size.tail, tail));
+}
+
 lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
 {
     int64_t all = opt.prompt.n * opt.samples, batch = opt.serve.batch;
@@ -73,15 +86,19 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
                                  .memory = (size_t)opt.serve.memory,
                                  .host = (size_t)opt.serve.host,
                                  .disk = (size_t)opt.serve.disk_bytes,
-                                 .kv = w->caches.plan };
-    if (lm_serve_choose(&w->model, type, w->backend, &ask, &w->room, e)) {
-        lm_err_in(e, "--serve-batch");
+                                 .kv = w->caches.plan,
+                                 .name = { opt.serve.memory ? "--kv-memory" : "--serve-batch",
+                                           "--kv-host", "--kv-disk" } };
+    if (w->caches.plan && w->caches.plan->policy)
+        return lm_fail(e, LM_EUSAGE, "--kv", "leave the policy, or --serve-batch, out",
+                       "tokens cannot be dropped from pages that texts share");
+    if (lm_serve_choose(&w->model, type, w->backend, &ask, &w->room, e))
         return e->code;
-    }
     w->room.tiers.dir = opt.serve.dir;
     w->context = w->room.pages.context;
     if (lm_paged_new(&w->model, type, &w->room.pages, w->backend, &w->paged, e))
         return e->code;
+    say_fewer(w, ask.sequences);
     say_sizes(w);
     return LM_OK;
 }

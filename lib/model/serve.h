@@ -29,6 +29,7 @@ typedef struct {
     size_t memory;     /* bytes of pages of the device; 0: for all sequences, or what is free */
     size_t host, disk; /* bytes; 0: no such tier */
     const struct lm_kv_plan *kv; /* how caches are stored; NULL: plain */
+    const char *name[LM_TIERS];  /* of the three sizes in messages */
 } lm_serve_sizes;
 
 /* What there is room for; tiers.dir is left to the caller. */
@@ -38,8 +39,9 @@ typedef struct {
     lm_paged_sizes size;
 } lm_serve_room;
 
-/* Choose sizes for a model whose weights need not be loaded yet.  Fails: LM_EUSAGE for memory that holds no text of
- * the context, or no page. */
+/* Choose sizes for a model whose weights need not be loaded yet.  Of caches with tails (lm_paged_sizes), as many texts at a
+ * time as there is room for with their tails, at least one: pages.sequences may be less than asked for.  Fails: LM_EUSAGE
+ * for memory that holds no text of the context, or no page. */
 lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
                         const lm_serve_sizes *ask, lm_serve_room *r, lm_err *e);
 

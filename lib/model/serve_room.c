@@ -26,35 +26,78 @@ static size_t without_tails(const lm_serve_room *r, size_t memory)
     return tails < memory ? memory - tails : 0;
 }
 
-/* Pages for all sequences, or as many as fit into the memory that is free beside the weights. */
-static lm_code default_pages(const lm_serve_room *r, lm_backend *b, int64_t all, int64_t *pages,
-                             lm_err *e)
+static int64_t pages_of(const lm_serve_room *r, int64_t tokens)
+{
+    return (tokens + r->pages.page - 1) / r->pages.page;
+}
+
+/* The bytes that are asked for, or what is free beside the weights. */
+static lm_code choose_memory(const lm_serve_sizes *ask, const lm_serve_room *r, lm_backend *b,
+                             size_t *memory, lm_err *e)
 {
     size_t left, total;
+    *memory = ask->memory;
+    if (ask->memory)
+        return LM_OK;
     if (b->memory(b, &left, &total, e))
         return e->code;
-    left = r->size.weights < left ? (left - r->size.weights) / RESERVE * (RESERVE - 1) : 0;
-    int64_t fit = pages_in(without_tails(r, left), r->size.page);
-    *pages = fit < all ? fit : all;
+    *memory = r->size.weights < left ? (left - r->size.weights) / RESERVE * (RESERVE - 1) : 0;
     return LM_OK;
 }
 
-static lm_code choose_context(const lm_serve_sizes *ask, const lm_serve_room *r, lm_paged_opts *o,
-                              lm_err *e)
+/* As many texts as the memory has room for with their tails, if each of them but one takes a quarter of the context; at
+ * least one.  Those that make room keep their tails where there is memory for it. */
+static void choose_texts(const lm_serve_sizes *ask, size_t memory, lm_serve_room *r)
 {
-    char one[32], need[32], tails[32], beside[80] = "";
-    int64_t most = o->pages * o->page, least = ask->shorter ? o->page : ask->context;
-    o->context = ask->context < most ? ask->context : most;
-    if (most >= least)
-        return LM_OK;
-    double bytes = (double)((least + o->page - 1) / o->page) * (double)r->size.page;
+    const bool lower = ask->host || ask->disk;
+    const size_t whole = (size_t)pages_of(r, ask->context) * r->size.page,
+                 part = (size_t)pages_of(r, (ask->context + 3) / 4) * r->size.page;
+    int64_t n = ask->sequences;
+    for (; n > 1; n--) {
+        r->pages.slots = n + (lower ? n / 2 + 1 : 0);
+        if (without_tails(r, memory) >= whole + (size_t)(n - 1) * part)
+            break;
+    }
+    r->pages.slots = n + (lower ? n / 2 + 1 : 0);
+    if (n == 1 && without_tails(r, memory) < whole)
+        r->pages.slots = 1;
+    r->pages.sequences = n;
+    r->pages.rows = ROWS + n;
+}
+
+static lm_code no_room(const lm_serve_sizes *ask, const lm_serve_room *r, size_t memory,
+                       int64_t least, lm_err *e)
+{
+    char all[32], one[32], tail[32], need[32], beside[80] = "";
+    const int64_t holds = r->pages.pages * r->pages.page;
+    const double bytes = (double)pages_of(r, least) * (double)r->size.page + (double)r->size.tail;
     if (r->size.tail)
-        snprintf(beside, sizeof beside, ", beside %s of plain tokens",
-                 lm_show_bytes((double)r->size.tail * (double)o->slots, tails));
-    return lm_fail(e, LM_EUSAGE, "pages", NULL,
-                   "their memory holds %lld token%s, and a text of %lld needs %s, in pages of %s%s",
-                   (long long)most, lm_plural((uint64_t)most), (long long)least,
-                   lm_show_bytes(bytes, need), lm_show_bytes((double)r->size.page, one), beside);
+        snprintf(beside, sizeof beside, " and %s of plain tokens",
+                 lm_show_bytes((double)r->size.tail, tail));
+    return lm_fail(e, LM_EUSAGE, ask->name[LM_TIER_DEVICE],
+                   ask->memory ? "give more, or a shorter context"
+                               : "free memory, or give a shorter context",
+                   "%s hold %lld token%s, and a text of %lld needs %s, in pages of %s%s",
+                   lm_show_bytes((double)memory, all), (long long)holds, lm_plural((uint64_t)holds),
+                   (long long)least, lm_show_bytes(bytes, need),
+                   lm_show_bytes((double)r->size.page, one), beside);
+}
+
+static lm_code choose_pages(const lm_serve_sizes *ask, lm_backend *b, lm_serve_room *r, lm_err *e)
+{
+    lm_paged_opts *o = &r->pages;
+    const int64_t each = pages_of(r, ask->context), least = ask->shorter ? o->page : ask->context;
+    size_t memory;
+    if (choose_memory(ask, r, b, &memory, e))
+        return e->code;
+    if (r->size.tail)
+        choose_texts(ask, memory, r);
+    o->pages = pages_in(without_tails(r, memory), r->size.page);
+    if (!ask->memory && each < MOST / o->sequences && each * o->sequences < o->pages)
+        o->pages = each * o->sequences;
+    const int64_t most = o->pages * o->page;
+    o->context = ask->context < most ? ask->context : most;
+    return most < least ? no_room(ask, r, memory, least, e) : LM_OK;
 }
 
 static lm_code lower_tier(const char *name, size_t bytes, size_t page, int64_t *pages, lm_err *e)
@@ -62,7 +105,7 @@ static lm_code lower_tier(const char *name, size_t bytes, size_t page, int64_t *
     char all[32], one[32];
     *pages = pages_in(bytes, page);
     if (bytes && !*pages)
-        return lm_fail(e, LM_EUSAGE, name, NULL, "%s hold no page of %s",
+        return lm_fail(e, LM_EUSAGE, name, "give more", "%s hold no page of %s",
                        lm_show_bytes((double)bytes, all), lm_show_bytes((double)page, one));
     return LM_OK;
 }
@@ -70,24 +113,14 @@ static lm_code lower_tier(const char *name, size_t bytes, size_t page, int64_t *
 lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
                         const lm_serve_sizes *ask, lm_serve_room *r, lm_err *e)
 {
-    lm_paged_opts *o = &r->pages;
-    const int64_t page = ask->kv ? ask->kv->page : PAGE;
     *r = (lm_serve_room){ .pages = { .rows = ROWS + ask->sequences,
                                      .sequences = ask->sequences,
                                      .context = ask->context,
-                                     .page = page,
+                                     .page = ask->kv ? ask->kv->page : PAGE,
                                      .pages = 1,
                                      .kv = ask->kv } };
-    if (lm_paged_measure(w, dtype, o, b, &r->size, e))
+    if (lm_paged_measure(w, dtype, &r->pages, b, &r->size, e) || choose_pages(ask, b, r, e) ||
+        lower_tier(ask->name[LM_TIER_HOST], ask->host, r->size.page, &r->tiers.host, e))
         return e->code;
-    if (r->size.tail) /* sequences that make room keep their tails */
-        o->slots = ask->sequences + (ask->host || ask->disk ? ask->sequences / 2 + 1 : 0);
-    int64_t all = MOST, each = (ask->context + page - 1) / page;
-    if (each < MOST / ask->sequences)
-        all = each * ask->sequences;
-    o->pages = pages_in(without_tails(r, ask->memory), r->size.page);
-    if ((!ask->memory && default_pages(r, b, all, &o->pages, e)) || choose_context(ask, r, o, e) ||
-        lower_tier("pages of the host", ask->host, r->size.page, &r->tiers.host, e))
-        return e->code;
-    return lower_tier("pages of the disk", ask->disk, r->size.page, &r->tiers.disk, e);
+    return lower_tier(ask->name[LM_TIER_DISK], ask->disk, r->size.page, &r->tiers.disk, e);
 }

@@ -163,7 +163,12 @@ static size_t served(bench *t, const char *name, size_t memory, size_t host, siz
     const char *dir = getenv("TMPDIR");
     const lm_complete_hooks h = { .next = next_prompt, .done = answered, .ctx = &p };
     const lm_serve_sizes ask = {
-        .sequences = 64, .context = CONTEXT, .memory = memory, .host = host, .disk = disk
+        .sequences = 64,
+        .context = CONTEXT,
+        .memory = memory,
+        .host = host,
+        .disk = disk,
+        .name = { "device", "host", "disk" },
     };
     check(lm_serve_choose(&t->w, LM_DTYPE_BF16, t->b, &ask, &room, &e), &e);
     room.tiers.dir = dir ? dir : "/tmp";

@@ -74,11 +74,20 @@ setup() {
     generate -q run/ -n 60 --ignore-eos --context 512 --serve-batch 40 --json < many.jsonl | tail -n 1 > bf16
     bytes() { grep -o '"bytes_per_token":[0-9]*' "$1" | cut -d: -f2; }
     [ "$(bytes int4)" -le $(($(bytes bf16) / 2)) ]
-    run -2 generate run/ -n 60 --serve-batch 40 --kv-memory 700k --kv kivi many.jsonl
-    [[ "$output" == *"their memory holds 0 tokens, and a text of 64 needs "*", beside 2.50 MiB of plain tokens" ]]
+    # less memory than the plain tokens of 40 texts take: some wait
+    opts="run/ -n 30 -T 0 --ignore-eos --context 512 --kv kivi"
+    generate $opts -q --serve-batch 40 < many.jsonl > whole
+    for more in '' '--kv-host 200k'; do
+        generate $opts --serve-batch 40 --kv-memory 700k $more < many.jsonl > waits 2> log
+        cmp whole waits
+        [ "$(grep -c '^generate: --kv-memory: the memory holds [1-9][0-9]* of 40 texts at a time, each with 64.0 KiB of plain tokens; the others wait$' log)" -eq 1 ]
+    done
+    run -2 generate run/ -n 60 --serve-batch 40 --kv-memory 70k --kv kivi many.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == "generate: --kv-memory: 70.0 KiB hold 0 tokens, and a text of 64 needs "*", in pages of "*" and 64.0 KiB of plain tokens: give more, or a shorter context" ]]
     run -2 generate run/ -p a --serve-batch 2 --kv snapkv:capacity=64
     [ "${#lines[@]}" -eq 1 ]
-    [[ "$output" == *"tokens cannot be dropped from pages that texts share: leave the policy out, or the pages" ]]
+    [[ "$output" == "generate: --kv: tokens cannot be dropped from pages that texts share: leave the policy, or --serve-batch, out" ]]
 }
 
 @test "generate --serve-batch: samples share their prompt, for any memory" {
@@ -116,7 +125,7 @@ setup() {
     grep -q '"id": 2,"prompt_index":1,"error"' out
     run -2 generate run/ -p 'The system' -n 300 --serve-batch 4 --kv-memory 64k
     [ "${#lines[@]}" -eq 1 ]
-    [[ "$output" == "generate: --serve-batch: pages: their memory holds 128 tokens, and a text of 3"*" needs "*" KiB, in pages of 32.0 KiB" ]]
+    [[ "$output" == "generate: --kv-memory: 64.0 KiB hold 128 tokens, and a text of 3"*" needs "*" KiB, in pages of 32.0 KiB: give more, or a shorter context" ]]
 }
 
 @test "generate --serve-batch: what it refuses" {
@@ -137,10 +146,10 @@ setup() {
     one 2 '"cache:x" is not DIR:SIZE' --serve-batch 4 --kv-disk cache:x
     one 2 "--kv-disk: nowhere is not a folder: make it, or name another" --serve-batch 4 --kv-disk nowhere:1M
     one 2 "--kv-disk: many.jsonl is not a folder" --serve-batch 4 --kv-disk many.jsonl:1M
-    one 2 "pages: their memory holds 0 tokens" --serve-batch 4 --kv-memory 20k
-    one 2 "pages: their memory holds 64 tokens, and a text of 200 needs 128 KiB" --serve-batch 4 --kv-memory 50k --context 200
-    one 2 "pages of the host: 20.0 KiB hold no page of 32.0 KiB" --serve-batch 4 --kv-host 20k
-    one 2 "pages of the disk: 20.0 KiB hold no page of 32.0 KiB" --serve-batch 4 --kv-disk cache:20k
+    one 2 "--kv-memory: 20.0 KiB hold 0 tokens" --serve-batch 4 --kv-memory 20k
+    one 2 "--kv-memory: 50.0 KiB hold 64 tokens, and a text of 200 needs 128 KiB" --serve-batch 4 --kv-memory 50k --context 200
+    one 2 "generate: --kv-host: 20.0 KiB hold no page of 32.0 KiB" --serve-batch 4 --kv-host 20k
+    one 2 "generate: --kv-disk: 20.0 KiB hold no page of 32.0 KiB" --serve-batch 4 --kv-disk cache:20k
     run -2 generate run/ -p a --as-they-come
     [[ "$output" == "generate: --as-they-come: plain text has no numbers of prompts: add --json" ]]
 }
