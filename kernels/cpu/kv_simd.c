@@ -333,6 +333,8 @@ LM_INLINE void fetch_block(const kv_seq *s, const kv_side *x, int64_t j)
     int64_t scales = f->axis == LM_KV_TOKEN ? n * lm_kv_groups(f, s->D)
                                             : (n + group - 1) / group * padded(s->D, 16);
     for (; j < end; j += n) {
+        if (j + n <= x->sinks)
+            continue;
         const char *page = kv_page(s, x, j);
         int64_t t = j % s->T, at = lm_kv_scale_at(f, s->T, s->D, t, 0) * size;
         fetch_bytes(page + x->at.scale + at, scales * size);

@@ -119,14 +119,14 @@ LM_INLINE __m512 sixteen_scales(lm_dtype t, const char *p)
 }
 
 /* Scales (or minima), in the section at byte `section` of pages, of the tokens [j0, to) by group: to[g][KV_BLOCK]; 0 of
- * tiles outside [lo, hi). */
+ * tiles outside [lo, hi), or without codes: their tokens may have no page. */
 LM_INLINE void take_scales(lm_dtype t, const kv_seq *s, const kv_side *x, size_t section,
                            int64_t groups, int64_t j0, int64_t end, int64_t lo, int64_t hi,
                            float *to)
 {
     int64_t size = t == LM_DTYPE_F32 ? 4 : 2;
     for (int64_t j = j0; j < end; j += LM_KV_TILE) {
-        bool seen = j < hi && j + LM_KV_TILE > lo;
+        bool seen = j < hi && j + LM_KV_TILE > lo && has_codes(x, j);
         const char *p = seen ? kv_page(s, x, j) + section + j % s->T * groups * size : NULL;
         for (int64_t g = 0; g < groups; g++)
             _mm512_storeu_ps(to + g * KV_BLOCK + j - j0,
@@ -246,6 +246,8 @@ static int64_t add_side(kv_ahead *a, const kv_seq *s, const kv_side *x, int64_t 
     int64_t scales = f->axis == LM_KV_TOKEN ? n * lm_kv_groups(f, s->D)
                                             : (n + group - 1) / group * in_sixteens(s->D);
     for (; j < end && j < x->coded; j += n) {
+        if (j + n <= x->sinks)
+            continue;
         const char *page = kv_page(s, x, j);
         int64_t t = j % s->T, at = lm_kv_scale_at(f, s->T, s->D, t, 0) * size;
         lines += add_stretch(a, page + x->at.scale + at, scales * size);

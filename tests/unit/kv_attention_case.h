@@ -93,6 +93,20 @@ static inline int64_t rows_of(const shape *s)
     return n;
 }
 
+/* True if a side has tokens of sequence b in its page p: plain ones, or codes. */
+static inline bool is_page(const trial *t, const shape *s, int64_t b, int64_t p)
+{
+    bool some = false;
+    for (int i = 0; i < 2; i++) {
+        const lm_kv_format *f = t->in[KEYS + i].kv;
+        int64_t from = f ? s->sinks[i] : 0, to = s->used[b];
+        to = f ? lm_kv_coded(f, s->T, s->residual[i], to) : to;
+        from = from > p * s->T ? from : p * s->T;
+        some = some || from < (to < (p + 1) * s->T ? to : (p + 1) * s->T);
+    }
+    return some;
+}
+
 static inline void set_ints(trial *t, const shape *s)
 {
     int32_t *used = t->in[USED].data, *fresh = t->in[FRESH].data, *first = t->in[FIRST].data;
@@ -106,7 +120,7 @@ static inline void set_ints(trial *t, const shape *s)
             slot[b] = (int32_t)(s->B - 1 - b);
         for (int64_t p = 0; p < s->P; p++) /* from behind; what is not used is no page */
             table[b * s->P + p] =
-                p * s->T < s->used[b] ? (int32_t)(s->B * s->P - 1 - b * s->P - p) : -1000;
+                is_page(t, s, b, p) ? (int32_t)(s->B * s->P - 1 - b * s->P - p) : -1000000;
     }
 }
 
