@@ -81,16 +81,6 @@ static __device__ inline void load_tile(const cached &c, float *to, const LINES 
     }
 }
 
-typedef pack<float, 4> four;
-
-static __device__ inline float dot(four a, four b, float sum)
-{
-#pragma unroll
-    for (int e = 0; e < 4; e++)
-        sum = fmaf(a.v[e], b.v[e], sum);
-    return sum;
-}
-
 /* A tile of queries of head h: rows i0.. of sequence b, `rows` of which are real; the results of `all` are stored.
  * Eight threads share a query.  Thread c of them has the scores of keys c, c + 8, ... of a tile, and columns 4c .. 4c+3
  * of every 32. */

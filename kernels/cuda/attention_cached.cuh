@@ -215,6 +215,17 @@ template <class T, int N> __device__ inline void store(T *p, const pack<T, N> &v
     *reinterpret_cast<pack<T, N> *>(p) = v;
 }
 
+/* Four numbers of a row in shared memory, and their part of a product of rows. */
+typedef pack<float, 4> four;
+
+__device__ inline float dot(four a, four b, float sum)
+{
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        sum = fmaf(a.v[e], b.v[e], sum);
+    return sum;
+}
+
 /* A softmax whose scores so far are all -inf counts from 0: exp gives zeros, not NaN. */
 __device__ inline float base_of(float max)
 {

@@ -31,16 +31,6 @@ struct kv_queries {
     int i0, n, heads;
 };
 
-typedef pack<float, 4> four;
-
-static __device__ inline float dot(four a, four b, float sum)
-{
-#pragma unroll
-    for (int e = 0; e < 4; e++)
-        sum = fmaf(a.v[e], b.v[e], sum);
-    return sum;
-}
-
 /* Results of a thread: of query threadIdx / (THREADS / Q), the columns 4 (lane + lanes x) .. + 3. */
 template <int D, int Q> struct kv_result {
     enum { LANES = THREADS / Q, COLUMNS = D / 4 > LANES ? D / 4 / LANES : 1 };
@@ -48,9 +38,11 @@ template <int D, int Q> struct kv_result {
     float max, all;
 };
 
-/* Shared memory of a block, in floats: queries, a tile, weights, tables. */
+/* Shared memory of a block, in floats: queries, a tile, weights, tables.  EACH: keys of a tile for a thread. */
 template <int D, int Q, int KEYS> struct kv_shared {
     enum {
+        LANES = THREADS / Q,
+        EACH = KEYS > LANES ? KEYS / LANES : 1,
         LD = D + 4,
         QUERY = 0,
         SIDE = Q * LD,
@@ -76,6 +68,76 @@ static __device__ inline void rotate_keys(const kv_attending &a, int64_t b, int 
     }
 }
 
+/* Products of the thread's query with its keys of a tile. */
+template <int D, int Q, int KEYS>
+static __device__ inline void tile_scores(const float *query, const float *side, int dim4, float *s)
+{
+    const int LD = kv_shared<D, Q, KEYS>::LD, LANES = kv_result<D, Q>::LANES,
+              EACH = kv_shared<D, Q, KEYS>::EACH, lane = (int)threadIdx.x % LANES;
+#pragma unroll
+    for (int k = 0; k < EACH; k++)
+        s[k] = 0;
+#pragma unroll 2
+    for (int d = 0; d < dim4; d++) {
+        const four v = *(const four *)(query + 4 * d);
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            if (lane + LANES * k < KEYS)
+                s[k] = dot(v, *(const four *)(side + (lane + LANES * k) * LD + 4 * d), s[k]);
+    }
+}
+
+/* Scores to weights of the thread's query, with `top` at least the largest score of the thread; sums so far shrink. */
+template <int D, int Q, int KEYS>
+static __device__ inline void tile_weights(const float *s, float top, float *weight,
+                                           kv_result<D, Q> &y)
+{
+    const int LANES = kv_result<D, Q>::LANES, lane = (int)threadIdx.x % LANES;
+#pragma unroll
+    for (int o = 1; o < LANES; o *= 2)
+        top = fmaxf(top, __shfl_xor_sync(every_lane, top, o));
+    const float shrink = expf(y.max - base_of(top));
+    float fresh = 0;
+#pragma unroll
+    for (int k = 0; k < kv_shared<D, Q, KEYS>::EACH; k++) {
+        const float p = expf(s[k] - base_of(top));
+        fresh += p;
+        if (lane + LANES * k < KEYS)
+            weight[lane + LANES * k] = p;
+    }
+#pragma unroll
+    for (int o = 1; o < LANES; o *= 2)
+        fresh += __shfl_xor_sync(every_lane, fresh, o);
+    y.max = top;
+    y.all = fmaf(y.all, shrink, fresh);
+#pragma unroll
+    for (int c = 0; c < kv_result<D, Q>::COLUMNS; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            y.sum[c].v[e] *= shrink;
+}
+
+/* Add the thread's columns of `there` values with the weights of its query. */
+template <int D, int Q, int KEYS>
+static __device__ inline void tile_values(const float *weight, const float *side, int dim4,
+                                          int there, kv_result<D, Q> &y)
+{
+    const int LD = kv_shared<D, Q, KEYS>::LD, LANES = kv_result<D, Q>::LANES,
+              lane = (int)threadIdx.x % LANES;
+#pragma unroll 4
+    for (int k = 0; k < there; k++) {
+        const float w = weight[k];
+#pragma unroll
+        for (int c = 0; c < kv_result<D, Q>::COLUMNS; c++)
+            if (lane + LANES * c < dim4) {
+                const four v = *(const four *)(side + k * LD + 4 * (lane + LANES * c));
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    y.sum[c].v[e] = fmaf(w, v.v[e], y.sum[c].v[e]);
+            }
+    }
+}
+
 /* The queries of tokens [lo, hi). */
 template <class T, int D, int Q, int KEYS>
 static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *qkv,
@@ -83,26 +145,17 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
                                                 float *shared)
 {
     typedef kv_shared<D, Q, KEYS> at;
-    typedef kv_result<D, Q> result;
-    const int LD = at::LD, LANES = result::LANES, COLUMNS = result::COLUMNS,
-              EACH = KEYS > LANES ? KEYS / LANES : 1;
+    const int LD = at::LD, LANES = kv_result<D, Q>::LANES;
     const kv_rows &r = a.r;
-    float *query = shared + at::QUERY, *side = shared + at::SIDE, *weight = shared + at::WEIGHT;
-    float *table[2] = { shared + at::TABLE, shared + at::TABLE + a.tables[0] };
     const int q = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, dim4 = (r.dim + 3) / 4;
+    float *query = shared + at::QUERY, *side = shared + at::SIDE,
+          *weight = shared + at::WEIGHT + q * (KEYS + 1);
+    float *table[2] = { shared + at::TABLE, shared + at::TABLE + a.tables[0] };
     const int64_t kv = x.h / r.group;
     __syncthreads(); /* shared memory may still be read for other queries */
     for (int s = 0; s < 2; s++)
         kv_fill_tables(a.side[s], kv, table[s]);
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < Q * 4 * dim4; i += THREADS) {
-        const int k = i / (4 * dim4), d = i % (4 * dim4);
-        float v = 0;
-        if (k < x.n && d < r.dim)
-            v = to_float(
-                qkv[(x.row + k / x.heads) * qkv_pitch(r) + (x.h + k % x.heads) * r.dim + d]);
-        query[k * LD + d] = v;
-    }
+    kv_load_queries<T, THREADS>(r, qkv, x.row, x.h, x.heads, 0, x.n, Q, query, LD);
     __syncthreads();
     const kv_reading<T> keys = kv_reading_of(r, a.side[0], qkv, x.b, kv, 0, table[0]);
     const kv_reading<T> values = kv_reading_of(r, a.side[1], qkv, x.b, kv, 1, table[1]);
@@ -113,12 +166,12 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
     const int end = (int)(last.end < hi ? last.end : hi);
     int start = (int)(first.start > lo ? first.start : lo);
     start -= start % KEYS;
-    result y = {};
+    kv_result<D, Q> y = {};
     y.max = -INFINITY;
 #pragma unroll 1
     for (int j0 = start; x.n > 0 && j0 < end; j0 += KEYS) {
         const int there = end - j0 < KEYS ? end - j0 : KEYS;
-        float s[EACH], top = y.max;
+        float s[at::EACH], top = y.max;
         __syncthreads();
         kv_load_tile<T, THREADS>(r, a.side[0], keys, j0, KEYS, side, LD, a.packed);
         __syncthreads();
@@ -126,62 +179,19 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
             rotate_keys(a, x.b, j0, KEYS, side, LD);
             __syncthreads();
         }
+        tile_scores<D, Q, KEYS>(query + q * LD, side, dim4, s);
 #pragma unroll
-        for (int k = 0; k < EACH; k++)
-            s[k] = 0;
-#pragma unroll 2
-        for (int d = 0; d < dim4; d++) {
-            const four v = *(const four *)(query + q * LD + 4 * d);
-#pragma unroll
-            for (int k = 0; k < EACH; k++)
-                if (lane + LANES * k < KEYS)
-                    s[k] = dot(v, *(const four *)(side + (lane + LANES * k) * LD + 4 * d), s[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            const int j = j0 + lane + LANES * k;
-            const bool seen_here =
-                lane + LANES * k < there && j >= seen.start && j < seen.end && j >= lo;
+        for (int k = 0; k < at::EACH; k++) {
+            const int i = lane + LANES * k, j = j0 + i;
+            const bool seen_here = i < there && j >= seen.start && j < seen.end && j >= lo;
             s[k] = seen_here ? capped(r, s[k] * r.scale) : -INFINITY;
             top = fmaxf(top, s[k]);
         }
-#pragma unroll
-        for (int o = 1; o < LANES; o *= 2)
-            top = fmaxf(top, __shfl_xor_sync(every_lane, top, o));
-        const float shrink = expf(y.max - base_of(top));
-        float fresh = 0;
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            const float p = expf(s[k] - base_of(top));
-            fresh += p;
-            if (lane + LANES * k < KEYS)
-                weight[q * (KEYS + 1) + lane + LANES * k] = p;
-        }
-#pragma unroll
-        for (int o = 1; o < LANES; o *= 2)
-            fresh += __shfl_xor_sync(every_lane, fresh, o);
-        y.max = top;
-        y.all = fmaf(y.all, shrink, fresh);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                y.sum[c].v[e] *= shrink;
+        tile_weights<D, Q, KEYS>(s, top, weight, y);
         __syncthreads();
         kv_load_tile<T, THREADS>(r, a.side[1], values, j0, KEYS, side, LD, a.packed);
         __syncthreads();
-#pragma unroll 4
-        for (int k = 0; k < there; k++) {
-            const float w = weight[q * (KEYS + 1) + k];
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++)
-                if (lane + LANES * c < dim4) {
-                    const four v = *(const four *)(side + k * LD + 4 * (lane + LANES * c));
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        y.sum[c].v[e] = fmaf(w, v.v[e], y.sum[c].v[e]);
-                }
-        }
+        tile_values<D, Q, KEYS>(weight, side, dim4, there, y);
     }
     return y;
 }

@@ -22,14 +22,24 @@ struct kv_weighing {
     bool packed;
 };
 
-typedef pack<float, 4> four;
-
-static __device__ inline float dot(four a, four b, float sum)
+/* Add the sums of a tile from token j0 on, a thread's EACH tokens of a query, to the masses of tokens below `end`. */
+template <int Q, int KEYS>
+static __device__ inline void add_mass(const kv_weighing &a, int64_t bk, int j0, int end,
+                                       const float *sum, float *weight)
 {
+    const int LANES = THREADS / Q, q = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
 #pragma unroll
-    for (int e = 0; e < 4; e++)
-        sum = fmaf(a.v[e], b.v[e], sum);
-    return sum;
+    for (int k = 0; k < (KEYS > LANES ? KEYS / LANES : 1); k++)
+        if (lane + LANES * k < KEYS)
+            weight[q * (KEYS + 1) + lane + LANES * k] = sum[k];
+    __syncthreads();
+    if (threadIdx.x >= KEYS || j0 + (int)threadIdx.x >= end)
+        return;
+    float all = 0;
+    for (int k = 0; k < Q; k++)
+        all += weight[k * (KEYS + 1) + threadIdx.x];
+    const int64_t b = bk / a.r.kv_heads, kv = bk % a.r.kv_heads;
+    a.mass[(a.r.slot[b] * a.r.kv_heads + kv) * a.room + j0 + threadIdx.x] += all;
 }
 
 template <class T, int Q, int KEYS>
@@ -61,15 +71,8 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll 1
         for (int q0 = 0; q0 < n; q0 += Q) {
             __syncthreads();
-#pragma unroll 1
-            for (int i = (int)threadIdx.x; i < Q * 4 * dim4; i += THREADS) {
-                const int k = i / (4 * dim4), d = i % (4 * dim4), x = q0 + k;
-                float v = 0;
-                if (x < n && d < r.dim)
-                    v = to_float(qkv[(row + seen + x / r.group) * qkv_pitch(r) +
-                                     (kv * r.group + x % r.group) * r.dim + d]);
-                query[k * ld + d] = v;
-            }
+            kv_load_queries<T, THREADS>(r, qkv, row + seen, kv * r.group, r.group, q0, n, Q, query,
+                                        ld);
             __syncthreads();
             const int x = q0 + q, i = seen + x / r.group;
             span of = { 0, 0 };
@@ -91,17 +94,7 @@ static __global__ void __launch_bounds__(THREADS)
                 sum[k] += expf(capped(r, s * r.scale) - lse);
             }
         }
-#pragma unroll
-        for (int k = 0; k < EACH; k++)
-            if (lane + LANES * k < KEYS)
-                weight[q * (KEYS + 1) + lane + LANES * k] = sum[k];
-        __syncthreads();
-        if (threadIdx.x < KEYS && j0 + (int)threadIdx.x < used + fresh) {
-            float all = 0;
-            for (int k = 0; k < Q; k++)
-                all += weight[k * (KEYS + 1) + threadIdx.x];
-            a.mass[(r.slot[b] * r.kv_heads + kv) * a.room + j0 + threadIdx.x] += all;
-        }
+        add_mass<Q, KEYS>(a, bk, j0, used + fresh, sum, weight);
     }
 }
 

@@ -214,6 +214,23 @@ __device__ inline void kv_copy_plain(const kv_rows &r, const kv_side &f, const k
     }
 }
 
+/* Queries [k0, k0 + count) of n as floats, in rows of `ld` numbers; zeros beyond them and, to a multiple of four, beyond the
+ * head.  Query k is row row + k / heads of qkv, head h + k % heads. */
+template <class T, int THREADS>
+__device__ inline void kv_load_queries(const kv_rows &r, const T *qkv, int64_t row, int64_t h,
+                                       int heads, int k0, int n, int count, float *to, int ld)
+{
+    const int width = (r.dim + 3) / 4 * 4;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < count * width; i += THREADS) {
+        const int at = i / width, d = i % width, k = k0 + at;
+        float v = 0;
+        if (k < n && d < r.dim)
+            v = to_float(qkv[(row + k / heads) * qkv_pitch(r) + (h + k % heads) * r.dim + d]);
+        to[at * ld + d] = v;
+    }
+}
+
 /* Tokens [j0, j0 + n) as they are seen: those beyond the new rows are left out.  A function of its own: a call costs little
  * beside a tile, and every kernel with a copy of it would take minutes to compile.  All threads call it, between barriers; j0 and
  * n are multiples of 16.  packed: rows of plain numbers allow reads of 16 bytes. */
