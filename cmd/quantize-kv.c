@@ -23,8 +23,9 @@ static const lm_opt options[] = {
     LM_STR(0, "candidates", &model.candidates, "LIST",
            "--calibrate: methods for auto, separated by ;, or none"),
     LM_COUNT(0, "windows", &model.windows, "N", 1, 1e6, "windows of the data [8]"),
-    LM_COUNT(0, "seq-len", &model.seq, "N", 8, 1e9,
+    LM_COUNT(0, "seq-len", &model.seq, "N", KV_LEAST_WINDOW, 1e9,
              "tokens in a window [that of its training; unknown: 1024]"),
+    LM_FLAG(0, "documents", &model.documents, "no window runs across documents [yes]"),
     LM_STR(0, "lengths", &model.lengths, "LIST",
            "tokens of passkeys' texts [128,256,... to --seq-len]"),
     LM_COUNT(0, "depths", &model.depths, "N", 1, 1000, "places of a passkey in its text [5]"),
@@ -74,7 +75,8 @@ static const char *const of_report[] = { "methods", "table",  "lengths", "depths
                                          "records", "text",   "steps",   "dtype",  "seed",
                                          "json",    "device", NULL };
 static const char *const of_calibration[] = { "method", "candidates", NULL };
-static const char *const of_both[] = { "windows", "seq-len", "tokenizer", "check-tokenizer", NULL };
+static const char *const of_both[] = { "windows",   "seq-len",         "documents",
+                                       "tokenizer", "check-tokenizer", NULL };
 static const char *const of_files[] = { "decode", "list",     "verify", "list-methods", "bits",
                                         "group",  "residual", "level",  "history",      NULL };
 

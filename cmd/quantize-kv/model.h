@@ -15,14 +15,14 @@ typedef struct {
     const char *methods; /* of a report */
     const char *lengths, *text, *tokenizer, *dtype, *candidates;
     int64_t windows, seq, depths, repeats, records, steps;
-    bool table, check_tokenizer;
+    bool table, check_tokenizer, documents;
 } kv_model_options;
 
 #define KV_MODEL_OPTIONS                                                                           \
     {                                                                                              \
         .methods = "fp8 int8 int4 int4:rotate=off kivi:bits=2 k4v2",                               \
         .candidates = LM_KV_CANDIDATES, .dtype = "bf16", .windows = 8, .depths = 5, .repeats = 10, \
-        .records = 8, .steps = 32, .check_tokenizer = true                                         \
+        .records = 8, .steps = 32, .check_tokenizer = true, .documents = true                      \
     }
 
 /* A model, its tokenizer (NULL: it has none), and windows of tokens. */
@@ -37,8 +37,10 @@ typedef struct {
     lm_ids ids;
 } kv_work;
 
+enum { KV_LEAST_WINDOW = 8 }; /* tokens */
+
 /* Open the model and the first tokens of the data: `windows` windows, of o->seq tokens or as long as its training's; fewer
- * windows if there is less data. */
+ * windows if there is less data.  With o->documents each window is a part of one document. */
 lm_code kv_work_open(kv_work *w, int64_t windows, lm_err *e);
 /* At most `most` tokens of a dataset, text or JSONL. */
 lm_code kv_read_tokens(const kv_work *w, const char *path, size_t most, lm_ids *out, lm_err *e);

@@ -65,14 +65,16 @@ text.jsonl: $(RAW)
 train.jsonl: text.jsonl
 	perl "$$RECIPE_HOME/hold-out" $< $@ held-out.jsonl > held-out.how
 held-out.jsonl: train.jsonl ;
+# windows are parts of one document
+TOKENS := $$(($(strip $(SEQ)) > 1024 ? 2 * $(strip $(SEQ)) : 2000))
 bytes = $$(awk 'BEGIN { printf "%d", $(SIZE) * $1 * 1000000 }')
 lists.jsonl: MILLIONS := 6
 short.jsonl: MILLIONS := 10
 long.jsonl: MILLIONS := 24
 lists.jsonl short.jsonl long.jsonl: %.jsonl: train.jsonl
-	perl "$$RECIPE_HOME/kv-text" $* $(call bytes,$(MILLIONS)) $(strip $(SEED)) < $< > $@
+	perl "$$RECIPE_HOME/kv-text" $* $(call bytes,$(MILLIONS)) $(strip $(SEED)) $(if $(filter long,$*),$(TOKENS)) < $< > $@
 test.jsonl: train.jsonl held-out.jsonl
-	perl "$$RECIPE_HOME/kv-text" long 200000 $(strip $(SEED)) < held-out.jsonl > $@
+	perl "$$RECIPE_HOME/kv-text" long 200000 $(strip $(SEED)) $(TOKENS) < held-out.jsonl > $@
 
 # 2. A tokenizer in which each name and number of the records is one token; shards.
 tok/tokenizer.json: lists.jsonl long.jsonl train.jsonl

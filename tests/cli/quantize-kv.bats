@@ -104,6 +104,31 @@ EOF
     [ "$(of int4 passkey_question) $(of streaming passkey_question)" = '"decoded" "prompt"' ]
 }
 
+@test "quantize-kv: windows are parts of one document, of text and of shards" {
+    text() { head -c "$2" corpus.txt | tail -c "$1" | tr -c 'a-z' ' '; }
+    long1=$(text 1400 1400) long2=$(text 900 5000) short=$(text 60 3000)
+    printf '{"text":"%s"}\n' "$short" "$long1" "$short" "$long2" > mixed.jsonl
+    printf '{"text":"%s"}\n' "$long1" "$long2" > long.jsonl
+    shard-data -q --tokenizer tok/ --val-fraction 0 --no-shuffle -f -o shards mixed.jsonl
+    measure() { quantize-kv -q --evaluate --seq-len 64 --windows 200 --steps 0 --repeats 0 --methods int4 --json "${@:3}" run/ "$2" | sed 's/"data":"[^"]*",//' > "$1"; }
+    measure a mixed.jsonl
+    measure b long.jsonl
+    cmp a b
+    measure c mixed.jsonl --no-documents
+    measure d long.jsonl --no-documents
+    ! cmp -s c d
+    measure e shards/train
+    of() { grep -o "\"$1\":[0-9.]*" "$2" | head -n 1 | cut -d: -f2; }
+    [ "$(of windows a)" -ge 6 ] && [ "$(of windows c)" -gt "$(of windows a)" ]
+    [ "$(of windows e)" -ge "$(of windows a)" ] && [ "$(of windows e)" -lt "$(of windows c)" ]
+    quantize-kv -q --calibrate --method kvquant --candidates none --seq-len 64 --windows 200 -o a.kv run/ mixed.jsonl
+    quantize-kv -q --calibrate --method kvquant --candidates none --seq-len 64 --windows 200 -o b.kv run/ long.jsonl
+    cmp a.kv b.kv
+    run --separate-stderr quantize-kv --evaluate --seq-len 128 --windows 1 --steps 0 --repeats 0 --methods int8 run/ data/val
+    [ "$status" -eq 0 ]
+    [[ $stderr == *"data/val: no document has 128 tokens, the longest "*": windows run across documents"* ]]
+}
+
 @test "quantize-kv: methods that cannot run are rows, status 3" {
     run -3 --separate-stderr report --methods "int8 layers.9=int4 kvquant:bits=2,sinks=2"
     [[ $output == *$'\nlayers.9=int4 '*"has 2"* ]]
@@ -112,7 +137,7 @@ EOF
 }
 
 @test "quantize-kv: refusals" {
-    refuse() { run -2 --separate-stderr quantize-kv "$@"; [ "$(wc -l <<< "$stderr")" -eq 1 ]; }
+    refuse() { run -2 --separate-stderr quantize-kv -q "$@"; [ "$(wc -l <<< "$stderr")" -eq 1 ]; }
     refuse run/ data/val
     refuse --calibrate --evaluate run/ data/val
     refuse --calibrate --method kvquant run/ data/val
@@ -127,6 +152,9 @@ EOF
     refuse --evaluate --methods int8,int9 run/ data/val
     refuse --evaluate --methods kvquant:bits=3,size=2 run/ data/val
     refuse --evaluate --seq-len 128 --lengths 12,x run/ data/val
+    refuse --evaluate --seq-len 128 --documents --methods int8 run/ data/val
+    [[ $stderr == *"no document has 128 tokens, the longest "*": give a smaller --seq-len, or --no-documents" ]]
+    refuse --documents doc.kv -l
     refuse --evaluate --seq-len 128 --lengths 20 run/ data/val
     refuse --evaluate --seq-len 128 --repeats 0 --steps 0 --methods int8 -o map.svg run/ data/val
     [ ! -e k ] && [ ! -e map.svg ]
