@@ -15,8 +15,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "model/generate.h"
-#include "model/store.h"
 #include "tests/bench/ceilings.h"
+#include "tests/bench/random_model.h"
 
 static const char config_text[] =
     "{\"model_type\":\"llama\",\"vocab_size\":32000,\"hidden_size\":768,\"intermediate_size\":2048,"
@@ -28,23 +28,6 @@ static void check(lm_code rc, const lm_err *e)
         return;
     fprintf(stderr, "bench_decode: %s: %s\n", e->where, e->what);
     exit(1);
-}
-
-static void fill(lm_loaded *w, lm_backend *b)
-{
-    const lm_build build = {
-        .mode = LM_MODE_GENERATE, .batch = 1, .seq = 1, .cache = 1, .precision = { LM_DTYPE_BF16 }
-    };
-    lm_err e = { 0 };
-    lm_model *m = NULL;
-    json_t *o = NULL;
-    check(lm_json_parse(config_text, strlen(config_text), "config", &o, &e), &e);
-    check(lm_config_read(o, "config", &w->config, &e), &e);
-    check(lm_model_build(&w->config, &build, &m, &e), &e);
-    check(lm_store_new(m, b, &(lm_store_opts){ 0 }, &w->store, &e), &e);
-    check(lm_store_draw(w->store, 1, &e), &e);
-    lm_model_free(m);
-    json_decref(o);
 }
 
 /* Median seconds of a step after a prompt of `n` tokens; *bytes: bytes that the middle step
@@ -98,7 +81,7 @@ int main(int argc, char **argv)
     check(lm_par_new(&par, threads, &e), &e);
     check(lm_ceilings_new(&c, par, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), par, &b, &e), &e);
-    fill(&w, b);
+    check(random_model(config_text, b, &w, &e), &e);
     check(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_BF16, 1, 2048, NULL, 0 }, b, &g, &e),
           &e);
     printf("llama 134M bf16, batch 1, %s\n", b->detail);

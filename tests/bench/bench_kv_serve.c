@@ -18,11 +18,11 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "model/paged.h"
 #include "model/serve.h"
 #include "tests/bench/ceilings.h"
+#include "tests/bench/random_model.h"
 
 enum { VOCAB = 32000, MOST = 64, COMMON = 2000, OWN = 20, ALIKE = 32, CONTEXT = 2048 };
 
@@ -39,23 +39,6 @@ static void check(lm_code rc, const lm_err *e)
         return;
     fprintf(stderr, "bench_kv_serve: %s: %s\n", e->where, e->what);
     exit(1);
-}
-
-static void fill(lm_loaded *w, lm_backend *b)
-{
-    const lm_build build = {
-        .mode = LM_MODE_GENERATE, .batch = 1, .seq = 1, .cache = 1, .precision = { LM_DTYPE_BF16 }
-    };
-    lm_err e = { 0 };
-    lm_model *m = NULL;
-    json_t *o = NULL;
-    check(lm_json_parse(config_text, strlen(config_text), "config", &o, &e), &e);
-    check(lm_config_read(o, "config", &w->config, &e), &e);
-    check(lm_model_build(&w->config, &build, &m, &e), &e);
-    check(lm_store_new(m, b, &(lm_store_opts){ 0 }, &w->store, &e), &e);
-    check(lm_store_draw(w->store, 1, &e), &e);
-    lm_model_free(m);
-    json_decref(o);
 }
 
 static lm_tokenizer *words(void)
@@ -222,7 +205,7 @@ int main(int argc, char **argv)
             threads = atoi(argv[++i]);
     check(lm_par_new(&par, threads, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), par, &t.b, &e), &e);
-    fill(&t.w, t.b);
+    check(random_model(config_text, t.b, &t.w, &e), &e);
     t.tok = words();
     printf("llama 40M bf16, %lld prompts of 32 to %lld tokens, %s\n", (long long)t.texts,
            (long long)spread + 31, t.b->detail);
