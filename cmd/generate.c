@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/stop.h"
 #include "base/stream.h"
 #include "base/text.h"
@@ -186,7 +187,7 @@ static void check_options(void)
 int main(int argc, char **argv)
 {
     lm_err err = { 0 };
-    generate_work w = { 0 };
+    generate_work w = { .begin = lm_now() };
 
     lm_begin(&tool, argc, argv);
     if (!opt.list_kv)

@@ -18,6 +18,8 @@
 
 static void check_save(void)
 {
+    if (lm_path_is_stdout(opt.cache.save))
+        opt.cache.save = "-";
     const char *to = opt.cache.save;
     bool one = opt.prompt.n == 1 && opt.samples == 1;
     if (!one)
@@ -64,7 +66,6 @@ lm_code generate_open_cache(generate_work *w, lm_err *e)
     const char *path = opt.cache.load;
     if (opt.cache.save && lm_out_try(opt.cache.save, tool.force, e))
         return e->code;
-    w->begin = lm_now();
     if (!path)
         return LM_OK;
     if (opt.cache.unverified)
@@ -156,7 +157,10 @@ static void say_levels(const generate_work *w, const int *chosen)
     if (!lm_kv_file_levels(w->cache))
         return;
     for (int64_t i = 0; i < n && strlen(text) < sizeof text - 8; i++)
-        snprintf(text + strlen(text), 8, "%s%d", i ? " " : "", chosen[i]);
+        if (chosen[i] == LM_KV_COMPUTE)
+            snprintf(text + strlen(text), 8, "%s-", i ? " " : "");
+        else
+            snprintf(text + strlen(text), 8, "%s%d", i ? " " : "", chosen[i]);
     lm_say(&tool, LM_LOG_INFO, "levels of its chunks: %s%s", text,
            strlen(text) < sizeof text - 8 ? "" : " ...");
 }
@@ -174,6 +178,25 @@ static lm_code read_state(generate_work *w, const lm_kv_plan *plan, lm_err *e)
     return rc ? rc : convert(w, plan, e);
 }
 
+static lm_code compute(void *ctx, int64_t first, int64_t n, lm_err *e)
+{
+    generate_work *w = ctx;
+    return lm_generator_compute(w->gen, 0, w->image, first, n, e);
+}
+
+/* What a deadline depends on: how many rows follow the cache, the time of a row, and whether rows can be computed.  The
+ * time is measured within a tenth of what is left. */
+static lm_code plan_deadline(generate_work *w, lm_kv_reading *r, lm_err *e)
+{
+    double left = r->deadline - (lm_now() - w->begin);
+    if (!(r->deadline > 0) || !lm_kv_file_levels(w->cache) || left <= 0)
+        return LM_OK;
+    r->rows_behind = lm_generator_rows_behind(w->gen, lm_kv_file_about(w->cache), w->first_tokens);
+    r->compute = lm_generator_computes(w->gen) ? compute : NULL;
+    r->ctx = w;
+    return lm_generator_row_seconds(w->gen, 0, left / 10, &r->row_seconds, e);
+}
+
 lm_code generate_read_cache(generate_work *w, const lm_kv_plan *plan, lm_err *e)
 {
     int *chosen;
@@ -183,15 +206,17 @@ lm_code generate_read_cache(generate_work *w, const lm_kv_plan *plan, lm_err *e)
     int64_t tokens = lm_kv_file_about(w->cache)->tokens;
     if (lm_alloc_n(&chosen, (size_t)lm_cachegen_chunks(tokens), sizeof *chosen, "chunks", e))
         return e->code;
-    const lm_kv_reading r = { .vocab = w->model.config.vocab,
-                              .context = w->context,
-                              .level = LM_KV_FILE_BEST,
-                              .deadline = opt.cache.deadline,
-                              .begin = w->begin,
-                              .chosen = chosen };
-    lm_code rc = lm_kv_image_read(w->cache, &r, tool.cpu, w->par, &w->image, e);
+    lm_kv_reading r = { .vocab = w->model.config.vocab,
+                        .context = w->context,
+                        .level = LM_KV_FILE_BEST,
+                        .deadline = opt.cache.deadline,
+                        .begin = w->begin,
+                        .chosen = chosen };
+    lm_code rc = plan_deadline(w, &r, e);
+    rc = rc ? rc : lm_kv_image_read(w->cache, &r, tool.cpu, w->par, &w->image, e);
     if (!rc) {
-        lm_say(&tool, LM_LOG_INFO, "%s: %lld tokens, %s, after %.3f s", opt.cache.load,
+        lm_say(&tool, LM_LOG_INFO, "%s: %lld tokens, %s, after %.3f s",
+               lm_stream_same(opt.cache.load, "-") ? "standard input" : opt.cache.load,
                (long long)tokens, lm_show_bytes((double)lm_kv_image_bytes(w->image), bytes),
                lm_now() - w->begin);
         say_levels(w, chosen);
@@ -219,6 +244,20 @@ lm_code generate_add_cache(const generate_work *w, lm_ids *ids, lm_err *e)
     return LM_OK;
 }
 
+/* The logits of the first new token are there. */
+static lm_code say_ready(generate_work *w, lm_err *e)
+{
+    if (w->backend->sync(w->backend, w->backend->main, e))
+        return e->code;
+    w->ready = lm_now() - w->begin;
+    if (opt.cache.deadline > 0 && w->ready > opt.cache.deadline)
+        lm_say(&tool, LM_LOG_WARN, "--deadline: the first token came after %.3g s, not %.3g s",
+               w->ready, opt.cache.deadline);
+    else
+        lm_say(&tool, LM_LOG_INFO, "first token after %.3f s", w->ready);
+    return LM_OK;
+}
+
 lm_code generate_begin(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
                        lm_err *e)
 {
@@ -231,7 +270,7 @@ lm_code generate_begin(void *ctx, lm_generator *g, int64_t slot, const uint32_t 
     lm_code rc = lm_generator_resume(g, slot, w->image, ids + before, n - before, w->par, e);
     if (rc)
         lm_err_in(e, "%s", opt.cache.load);
-    return rc;
+    return rc || w->ready > 0 ? rc : say_ready(w, e);
 }
 
 lm_code generate_only_prompt(generate_work *w, lm_err *e)

@@ -6,12 +6,13 @@
 #include "generate/work.h"
 
 /* Rows of the option table. */
-#define GENERATE_CACHE_OPTIONS(a)                                                                  \
-    LM_GROUP("Caches in files"),                                                                   \
-        LM_STR(0, "save-cache", &(a).save, "FILE", "write the cache of the text; with -n 0 only"), \
-        LM_STR(0, "load-cache", &(a).load, "FILE", "prompts follow the text of this cache"),       \
-        LM_TIME(0, "deadline", &(a).deadline, "TIME", 1e-6, 1e9,                                   \
-                "levels of the cache for a first token by then [best]"),                           \
+#define GENERATE_CACHE_OPTIONS(a)                                                            \
+    LM_GROUP("Caches in files"),                                                             \
+        LM_STR(0, "save-cache", &(a).save, "FILE",                                           \
+               "write the cache of the text; with -n 0: of the prompt"),                     \
+        LM_STR(0, "load-cache", &(a).load, "FILE", "prompts follow the text of this cache"), \
+        LM_TIME(0, "deadline", &(a).deadline, "TIME", 1e-6, 1e9,                             \
+                "levels of the cache for a first token by then [best]"),                     \
         LM_FLAG(0, "unverified", &(a).unverified, "load the state of a sequence of llama.cpp")
 
 /* Refuse options that do not fit together, before anything is read. */

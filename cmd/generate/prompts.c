@@ -65,6 +65,8 @@ lm_code generate_choose_context(generate_work *w, lm_err *e)
             lm_err_in(e, "-p");
             return e->code;
         }
+        if (!i)
+            w->first_tokens = (int64_t)w->ids.n;
         if ((int64_t)w->ids.n + opt.max_new > need)
             need = (int64_t)w->ids.n + opt.max_new;
     }

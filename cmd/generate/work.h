@@ -73,12 +73,13 @@ typedef struct {
     lm_complete_stats st;
     lm_kv_file *cache; /* of --load-cache, NULL: not given; or, with --unverified: */
     lm_kv_llama *state;
-    lm_kv_image *image; /* what it holds */
-    lm_kv_plan plan;    /* its forms */
-    double begin;       /* lm_now() when it was opened */
-    lm_dtype type;      /* of activations */
-    uint32_t last;      /* the last token of the text, */
-    int64_t tokens;     /* and how many it has */
+    lm_kv_image *image;   /* what it holds */
+    lm_kv_plan plan;      /* its forms */
+    double begin, ready;  /* lm_now() at the start; seconds until the first token; 0: not yet */
+    int64_t first_tokens; /* of the first -p */
+    lm_dtype type;        /* of activations */
+    uint32_t last;        /* the last token of the text, */
+    int64_t tokens;       /* and how many it has */
 } generate_work;
 
 /* ---- defaults.c ---- */

@@ -121,11 +121,12 @@ lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t cont
 typedef struct {
     int64_t vocab, context; /* ids and positions are below these */
     int level;              /* LM_KV_FILE_BEST, or the only one that is read */
-    /* With LM_KV_FILE_BEST and a deadline, levels are chosen by the measured bandwidth (stream.h).  A
-     * stream passes all levels, so the best one is decoded there. */
+    /* With LM_KV_FILE_BEST and a deadline, levels are chosen by the measured bandwidth (stream.h), or rows are
+     * computed.  A stream passes all levels, so the best one is decoded there; if the rest would come too late, and
+     * computing it takes less time, it is computed, and the stream is not read further. */
     double deadline;    /* seconds from `begin`; 0 or INFINITY: none */
     double begin;       /* lm_now() */
-    double row_seconds; /* of computing a row, */
+    double row_seconds; /* of computing a row, until one was computed; */
     int64_t rows_behind;
     /* and how: plain rows first .. first + n - 1, from the ids and the rows before; NULL: cannot. */
     lm_code (*compute)(void *ctx, int64_t first, int64_t n, lm_err *e);

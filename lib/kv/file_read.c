@@ -152,6 +152,83 @@ static lm_code read_chunk(reader *d, const lm_st_tensor *t, int64_t chunk, int l
     return rc;
 }
 
+/* ---- How fast chunks come ---- */
+
+typedef struct {
+    lm_kv_offer o;
+    uint64_t *bytes;
+    int64_t *rows;
+    lm_kv_transfer *done; /* what precedes chunks, and chunks */
+    int64_t n;
+    double mark; /* lm_now() at the end of the last one */
+} pace;
+
+static void close_pace(pace *p)
+{
+    lm_free(p->bytes);
+    lm_free(p->rows);
+    lm_free(p->done);
+}
+
+/* What each chunk is offered in; on a stream with all its levels, which pass, in the place of `level`. */
+static lm_code open_pace(const reader *d, int level, pace *p, lm_err *e)
+{
+    const lm_kv_reading *r = d->r;
+    int64_t chunks = lm_cachegen_chunks(d->rows.tokens);
+    unsigned levels = r->level < 0 ? d->f->levels : 1u << r->level;
+    size_t n = (size_t)chunks * LM_CACHEGEN_LEVELS;
+    *p = (pace){ .mark = lm_now() };
+    if (lm_alloc_n(&p->bytes, n, sizeof *p->bytes, "chunks of a cache", e) ||
+        lm_alloc_n(&p->rows, (size_t)chunks, sizeof *p->rows, "chunks of a cache", e) ||
+        lm_alloc_n(&p->done, (size_t)chunks + 1, sizeof *p->done, "chunks of a cache", e))
+        return e->code;
+    for (size_t i = 0; i < n; i++) {
+        int64_t c = (int64_t)(i / LM_CACHEGEN_LEVELS);
+        int l = (int)(i % LM_CACHEGEN_LEVELS);
+        uint64_t bytes = d->f->levels >> l & 1 ? lm_kv_file_chunk_bytes(d->f, c, l) : 0;
+        if (d->f->stream)
+            p->bytes[c * LM_CACHEGEN_LEVELS + level] += bytes;
+        else if (levels >> l & 1)
+            p->bytes[i] = bytes;
+        p->rows[c] = lm_cachegen_chunk_tokens(d->rows.tokens, c);
+    }
+    bool none = r->level >= 0 || !(r->deadline > 0);
+    p->o = (lm_kv_offer){ .chunks = chunks,
+                          .levels = LM_CACHEGEN_LEVELS,
+                          .bytes = p->bytes,
+                          .rows = p->rows,
+                          .compute = r->compute && r->level < 0,
+                          .row_seconds = r->row_seconds,
+                          .rows_behind = r->rows_behind,
+                          .deadline = none ? INFINITY : r->deadline };
+    return LM_OK;
+}
+
+/* `bytes` have come since the last transfer. */
+static void count(pace *p, double bytes)
+{
+    double now = lm_now();
+    p->done[p->n++] = (lm_kv_transfer){ bytes, now - p->mark };
+    p->mark = now;
+}
+
+static void choose(const lm_kv_reading *r, int64_t chunk, int how)
+{
+    if (r->chosen)
+        r->chosen[chunk] = how;
+}
+
+static lm_code compute_chunk(const reader *d, pace *p, int64_t chunk, lm_err *e)
+{
+    double begin = lm_now();
+    int64_t rows = p->o.rows[chunk];
+    lm_code rc = d->r->compute(d->r->ctx, chunk * LM_CACHEGEN_CHUNK, rows, e);
+    p->mark = lm_now();
+    p->o.row_seconds = (p->mark - begin) / (double)rows;
+    choose(d->r, chunk, LM_KV_COMPUTE);
+    return rc;
+}
+
 /* ---- A stream: all levels pass ---- */
 
 static int best_level(unsigned levels)
@@ -162,29 +239,64 @@ static int best_level(unsigned levels)
     return l;
 }
 
-static void choose(const lm_kv_reading *r, int64_t chunk, int how)
+/* True if the rest of the stream would come too late, and computing it takes less time. */
+static bool is_late(const reader *d, const pace *p, int64_t chunk, int level)
 {
-    if (r->chosen)
-        r->chosen[chunk] = how;
+    double rate = lm_kv_stream_rate(p->done, p->n);
+    double wait = lm_kv_stream_seconds(&p->o, chunk, level, rate);
+    return p->o.compute && wait > p->o.deadline - (lm_now() - d->r->begin) &&
+           lm_kv_stream_seconds(&p->o, chunk, LM_KV_COMPUTE, rate) < wait;
 }
 
-static lm_code read_stream(reader *d, int level, lm_err *e)
+static lm_code compute_rest(const reader *d, pace *p, int64_t chunk, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (; chunk < p->o.chunks && !rc; chunk++)
+        rc = compute_chunk(d, p, chunk, e);
+    return rc;
+}
+
+/* All but the chunks of other levels; ids, positions and the chunks before one may come behind it, and then it cannot be
+ * computed. */
+static lm_code read_passing(reader *d, int level, pace *p, lm_err *e)
 {
     const lm_st_tensor *t;
+    double bytes = 0;
+    int64_t next = 0;
+    int texts = 0;
     lm_code rc;
     while (!(rc = lm_st_stream_next(d->f->stream, &t, e)) && t) {
         kv_tensor what = kv_tensor_of(t->name);
+        bool chunk = what.kind == KV_CHUNK && what.level == level;
+        if (chunk && !next && !p->n)
+            count(p, bytes);
+        if (chunk && texts == 2 && what.chunk == next && is_late(d, p, next, level))
+            return compute_rest(d, p, next, e);
         if (what.kind != KV_TABLES && what.kind != KV_CHUNK)
             rc = read_whole(d, t, e);
         else if (what.level == level && what.kind == KV_TABLES)
             rc = read_tables(d, t, level, e);
-        else if (what.level == level)
+        else if (chunk)
             rc = read_chunk(d, t, what.chunk, level, e);
         if (rc)
             return rc;
-        if (what.kind == KV_CHUNK && what.level == level)
+        texts += what.kind == KV_IDS || what.kind == KV_POSITIONS;
+        bytes += (double)t->bytes;
+        if (chunk) {
             choose(d->r, what.chunk, level);
+            count(p, (double)p->bytes[what.chunk * LM_CACHEGEN_LEVELS + level]);
+            next += what.chunk == next;
+        }
     }
+    return rc;
+}
+
+static lm_code read_stream(reader *d, int level, lm_err *e)
+{
+    pace p = { 0 };
+    lm_code rc = open_pace(d, level, &p, e);
+    rc = rc ? rc : read_passing(d, level, &p, e);
+    close_pace(&p);
     return rc;
 }
 
@@ -197,82 +309,53 @@ static const lm_st_tensor *named(const reader *d, kv_tensor what)
     return lm_st_find(d->f->st, name);
 }
 
-static lm_code load_chunk(reader *d, int64_t chunk, int level, lm_kv_transfer *done, lm_err *e)
+static lm_code load_chunk(reader *d, pace *p, int64_t chunk, int level, lm_err *e)
 {
     const lm_st_tensor *t = named(d, (kv_tensor){ .kind = KV_TABLES, .level = level });
-    double begin = lm_now();
     lm_code rc = LM_OK;
-    done->bytes = 0;
+    double bytes = 0;
+    p->mark = lm_now();
     if (!d->tables[level]) {
         rc = read_tables(d, t, level, e);
-        done->bytes += (double)t->bytes;
+        bytes += (double)t->bytes;
     }
     t = named(d, (kv_tensor){ .kind = KV_CHUNK, .chunk = chunk, .level = level });
     rc = rc ? rc : read_chunk(d, t, chunk, level, e);
-    done->bytes += (double)t->bytes;
-    done->seconds = lm_now() - begin;
+    count(p, bytes + (double)t->bytes);
+    choose(d->r, chunk, level);
     return rc;
 }
 
-/* What each chunk is offered in. */
-static lm_code make_offer(const reader *d, lm_kv_offer *o, uint64_t **bytes, int64_t **rows,
-                          lm_err *e)
+static lm_code read_chunks(reader *d, pace *p, lm_err *e)
 {
-    const lm_kv_reading *r = d->r;
-    int64_t chunks = lm_cachegen_chunks(d->rows.tokens);
-    unsigned levels = r->level < 0 ? d->f->levels : 1u << r->level;
-    size_t n = (size_t)chunks * LM_CACHEGEN_LEVELS;
-    lm_code rc = lm_alloc_n(bytes, n, sizeof **bytes, "chunks of a cache", e);
-    rc = rc ? rc : lm_alloc_n(rows, (size_t)chunks, sizeof **rows, "chunks of a cache", e);
-    for (size_t i = 0; i < n && !rc; i++) {
-        int64_t c = (int64_t)(i / LM_CACHEGEN_LEVELS);
-        int l = (int)(i % LM_CACHEGEN_LEVELS);
-        (*bytes)[i] = levels >> l & 1 ? lm_kv_file_chunk_bytes(d->f, c, l) : 0;
-        (*rows)[c] = lm_cachegen_chunk_tokens(d->rows.tokens, c);
+    lm_code rc = LM_OK;
+    for (int64_t c = 0; c < p->o.chunks && !rc; c++) {
+        int how = lm_kv_stream_choose(&p->o, c, lm_now() - d->r->begin, p->done, p->n);
+        rc = how == LM_KV_COMPUTE ? compute_chunk(d, p, c, e) : load_chunk(d, p, c, how, e);
     }
-    bool none = r->level >= 0 || !(r->deadline > 0);
-    *o = (lm_kv_offer){ .chunks = chunks,
-                        .levels = LM_CACHEGEN_LEVELS,
-                        .bytes = *bytes,
-                        .rows = *rows,
-                        .compute = r->compute && r->level < 0,
-                        .row_seconds = r->row_seconds,
-                        .rows_behind = r->rows_behind,
-                        .deadline = none ? INFINITY : r->deadline };
-    return rc;
-}
-
-static lm_code read_chunks(reader *d, lm_err *e)
-{
-    lm_kv_offer o = { 0 };
-    lm_kv_transfer *done = NULL;
-    uint64_t *bytes = NULL;
-    int64_t *rows = NULL, n = 0;
-    lm_code rc = make_offer(d, &o, &bytes, &rows, e);
-    rc = rc ? rc : lm_alloc_n(&done, (size_t)o.chunks, sizeof *done, "chunks of a cache", e);
-    for (int64_t c = 0; c < o.chunks && !rc; c++) {
-        int how = lm_kv_stream_choose(&o, c, lm_now() - d->r->begin, done, n);
-        rc = how == LM_KV_COMPUTE ? d->r->compute(d->r->ctx, c * LM_CACHEGEN_CHUNK, o.rows[c], e)
-                                  : load_chunk(d, c, how, &done[n++], e);
-        choose(d->r, c, how);
-    }
-    lm_free(bytes);
-    lm_free(rows);
-    lm_free(done);
     return rc;
 }
 
 static lm_code read_file(reader *d, lm_err *e)
 {
     const lm_st *st = d->f->st;
-    lm_code rc = LM_OK;
+    pace p = { 0 };
+    double bytes = 0;
+    lm_code rc = d->f->levels ? open_pace(d, 0, &p, e) : LM_OK;
     for (size_t i = 0; i < lm_st_count(st) && !rc; i++) {
         const lm_st_tensor *t = lm_st_at(st, i);
         kv_tensor_kind kind = kv_tensor_of(t->name).kind;
-        if (kind != KV_TABLES && kind != KV_CHUNK)
-            rc = read_whole(d, t, e);
+        if (kind == KV_TABLES || kind == KV_CHUNK)
+            continue;
+        rc = read_whole(d, t, e);
+        bytes += (double)t->bytes;
     }
-    return rc || !d->f->levels ? rc : read_chunks(d, e);
+    if (!rc && d->f->levels) {
+        count(&p, bytes);
+        rc = read_chunks(d, &p, e);
+    }
+    close_pace(&p);
+    return rc;
 }
 
 /* ---- All ---- */

@@ -5,6 +5,7 @@
 #include <math.h>
 
 enum { RECENT = 4 };
+static const double floor_rate = 1e7; /* bytes a second, until one is measured */
 
 double lm_kv_stream_rate(const lm_kv_transfer *done, int64_t n)
 {
@@ -52,6 +53,7 @@ int lm_kv_stream_choose(const lm_kv_offer *o, int64_t next, double elapsed,
                         const lm_kv_transfer *done, int64_t n)
 {
     double rate = lm_kv_stream_rate(done, n), left = o->deadline - elapsed, least = INFINITY;
+    bool measured = !isnan(rate);
     int levels, best = level_at(o, next, 0, &levels), fastest = best;
     if (isinf(o->deadline) || !levels)
         return best;
@@ -61,13 +63,12 @@ int lm_kv_stream_choose(const lm_kv_offer *o, int64_t next, double elapsed,
         if (least <= left)
             return LM_KV_COMPUTE;
     }
-    if (isnan(rate))
-        return level_at(o, next, levels / 2, &levels);
+    int middle = level_at(o, next, (levels - 1) / 2, &levels);
     for (int l = 0; l < o->levels; l++) {
-        double seconds = lm_kv_stream_seconds(o, next, l, rate);
+        double seconds = lm_kv_stream_seconds(o, next, l, measured ? rate : floor_rate);
         if (!has_level(o, next, l))
             continue;
-        if (seconds <= left)
+        if (seconds <= left || (!measured && l == middle))
             return l;
         if (seconds < least)
             least = seconds, fastest = l;

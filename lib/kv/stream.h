@@ -43,7 +43,8 @@ double lm_kv_stream_rate(const lm_kv_transfer *done, int64_t n);
  *
  * Without a deadline: the best level.  With one: computing if it is feasible, else the best feasible
  * level, else whatever is expected to be ready first.  While the rate is unknown (before the first
- * transfer): computing if feasible, else the middle one of the levels. */
+ * transfer): computing if feasible, else the best level that needs at most 10 MB/s, but no worse one than the middle
+ * one of the levels, the better one of two. */
 int lm_kv_stream_choose(const lm_kv_offer *o, int64_t next, double elapsed,
                         const lm_kv_transfer *done, int64_t n);
 

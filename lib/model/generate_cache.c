@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "kernels/linear.h"
 #include "model/generate_impl.h"
@@ -16,25 +17,29 @@ typedef struct {
     size_t bytes;
 } slot_memory;
 
-static lm_code open_memory(lm_generator *g, int i, int64_t slot, bool read, slot_memory *out,
-                           lm_err *e)
+/* The memory of `tokens` tokens of cache i; put: it will be overwritten. */
+static lm_code open_memory(lm_generator *g, int i, int64_t slot, int64_t tokens, bool put,
+                           slot_memory *out, lm_err *e)
 {
     const slot_cache *y = &g->caches[i];
     *out = (slot_memory){ .dev = g->cache + y->at + (size_t)slot * y->slot_bytes,
                           .bytes = y->slot_bytes };
+    if (y->page)
+        out->bytes = (size_t)((tokens + y->page - 1) / y->page) * y->piece_bytes;
     if (g->b->host_memory) {
         out->host = out->dev;
         return LM_OK;
     }
     if (lm_alloc_n(&out->host, out->bytes, 1, "a copy of a cache", e))
         return e->code;
-    if (!read)
+    if (put)
         return LM_OK;
     return g->b->copy(g->b, out->host, out->dev, out->bytes, g->b->main, e)
                ? e->code
                : g->b->sync(g->b, g->b->main, e);
 }
 
+/* written: to the backend. */
 static lm_code close_memory(lm_generator *g, slot_memory *m, bool written, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -48,28 +53,39 @@ static lm_code close_memory(lm_generator *g, slot_memory *m, bool written, lm_er
     return rc;
 }
 
-/* The cache of a kind of a layer; -1: the layer has none. */
-static int find_cache(const lm_generator *g, int64_t layer, lm_cache_kind kind)
+/* Copy rows [first, first + n) of a plain part of an image to or from a slot. */
+static lm_code copy_rows(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t part,
+                         int64_t first, int64_t n, bool put, lm_err *e)
 {
-    const lm_model *m = generator_model(g);
-    for (int i = 0; i < m->n_caches; i++)
-        if (m->cache[i].layer == layer && m->cache[i].kind == kind)
-            return i;
-    return -1;
+    lm_cache_kind kind = part % 2 ? LM_CACHE_VALUES : LM_CACHE_KEYS;
+    const slot_cache *y = &g->caches[lm_model_cache(generator_model(g), part / 2, kind)];
+    size_t row = y->piece_bytes / (size_t)g->context;
+    char *dev = g->cache + y->at + (size_t)slot * y->slot_bytes + (size_t)first * row;
+    char *host = (char *)m->content.part[part].data[LM_KV_PLAIN] + (size_t)first * row;
+    for (int64_t h = 0; h < y->heads && n; h++) {
+        char *a = dev + (size_t)h * y->piece_bytes, *b = host + (size_t)(h * m->about.tokens) * row;
+        if (g->b->copy(g->b, put ? a : b, put ? b : a, (size_t)n * row, g->b->main, e))
+            return e->code;
+    }
+    return LM_OK;
 }
 
 /* Copy part `part` of an image to or from a slot. */
 static lm_code copy_part(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t part,
                          bool put, lm_par *par, lm_err *e)
 {
+    const lm_model *of = generator_model(g);
     bool values = part % 2;
-    int pages = find_cache(g, part / 2, values ? LM_CACHE_VALUES : LM_CACHE_KEYS);
-    int tail = find_cache(g, part / 2, values ? LM_CACHE_VALUE_TAIL : LM_CACHE_KEY_TAIL);
+    int pages = lm_model_cache(of, part / 2, values ? LM_CACHE_VALUES : LM_CACHE_KEYS);
+    int tail = lm_model_cache(of, part / 2, values ? LM_CACHE_VALUE_TAIL : LM_CACHE_KEY_TAIL);
     lm_kv_shape s = lm_kv_about_shape(&m->about, part);
     slot_memory a = { 0 }, b = { 0 };
-    lm_code rc = open_memory(g, pages, slot, true, &a, e);
+    if (!g->b->host_memory && !g->caches[pages].page)
+        return copy_rows(g, slot, m, part, 0, s.n, put, e) ? e->code
+                                                           : g->b->sync(g->b, g->b->main, e);
+    lm_code rc = open_memory(g, pages, slot, s.n, put, &a, e);
     if (!rc && tail >= 0)
-        rc = open_memory(g, tail, slot, true, &b, e);
+        rc = open_memory(g, tail, slot, s.n, put, &b, e);
     if (!rc) {
         const lm_kv_memory memory = { .pages = a.host, .tail = b.host, .room = g->context };
         s.page = g->caches[pages].page;
@@ -184,6 +200,61 @@ static int64_t rows_kept(const lm_generator *g, const lm_kv_about *a, int64_t n)
         return a->tokens - (over || n ? over : cut);
     return a->tokens - (over && over <= LM_GEMM_SMALL_M ? over : !n);
 }
+
+int64_t lm_generator_rows_behind(const lm_generator *g, const lm_kv_about *a, int64_t n)
+{
+    int64_t rows = a->tokens - rows_kept(g, a, n) + a->has_next + n;
+    return (rows + 7) / 8 * 8;
+}
+
+/* ---- Computing instead of loading ---- */
+
+bool lm_generator_computes(const lm_generator *g)
+{
+    return !g->keep && !is_coded(g);
+}
+
+lm_code lm_generator_row_seconds(lm_generator *g, int64_t slot, double most, double *seconds,
+                                 lm_err *e)
+{
+    static const int64_t count[2] = { 8, 64 };
+    uint32_t ids[64];
+    int64_t vocab = lm_generator_vocab(g);
+    lm_code rc = LM_OK;
+    *seconds = 0;
+    for (int64_t i = 0; i < 64; i++)
+        ids[i] = (uint32_t)(i % vocab);
+    for (int i = 0; i < 2 && !rc; i++) {
+        int64_t n = count[i] < g->context ? count[i] : g->context;
+        if (i && (double)n * *seconds > most)
+            break;
+        double begin = lm_now();
+        rc = lm_generator_prompt(g, slot, ids, n, NULL, e);
+        rc = rc ? rc : generator_wait_for_last(g, e);
+        *seconds = (lm_now() - begin) / (double)n;
+    }
+    g->used[slot] = 0;
+    return rc;
+}
+
+lm_code lm_generator_compute(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t first,
+                             int64_t n, lm_err *e)
+{
+    int64_t have = g->used[slot] <= first ? g->used[slot] : 0, parts = 2 * m->about.layers;
+    lm_code rc = generator_wait_for_last(g, e);
+    for (int64_t i = 0; i < parts && !rc; i++)
+        rc = copy_rows(g, slot, m, i, have, first - have, true, e);
+    if (rc)
+        return rc;
+    g->used[slot] = first;
+    g->choice.sent[slot] = 0;
+    rc = lm_generator_extend(g, slot, (const uint32_t *)m->content.ids + first, n, NULL, e);
+    for (int64_t i = 0; i < parts && !rc; i++)
+        rc = copy_rows(g, slot, m, i, first, n, false, e);
+    return rc ? rc : generator_wait_for_last(g, e);
+}
+
+/* ---- Running ---- */
 
 /* Run the token that an image names as the next one. */
 static lm_code decode_next(lm_generator *g, int64_t slot, int32_t id, lm_err *e)

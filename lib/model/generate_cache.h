@@ -23,4 +23,20 @@ lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *abou
 lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
                             const uint32_t *ids, int64_t n, lm_par *par, lm_err *e);
 
+/* Rows that lm_generator_resume computes for such an image and n tokens behind it, as eights. */
+int64_t lm_generator_rows_behind(const lm_generator *g, const lm_kv_about *a, int64_t n);
+
+/* ---- Computing rows of an image instead of loading them (kv/stream.h) ---- */
+
+/* True for plain caches that keep all tokens: others have no place for numbers of an image. */
+bool lm_generator_computes(const lm_generator *g);
+/* The seconds that a row of a prompt takes, by running 8 of them, and then 64 if these are expected to take at most
+ * `most` seconds.  The slot is empty then. */
+lm_code lm_generator_row_seconds(lm_generator *g, int64_t slot, double most, double *seconds,
+                                 lm_err *e);
+/* Compute rows [first, first + n) of a plain image, first a multiple of LM_KV_CHUNK, n at most that, from its ids and
+ * its rows before them.  The first lm_generator_used of the slot are those of the image already. */
+lm_code lm_generator_compute(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t first,
+                             int64_t n, lm_err *e);
+
 #endif

@@ -26,20 +26,12 @@ static lm_tensor value_of(const lm_model *m, int cache, void *data)
     return t;
 }
 
-static int find_cache(const lm_model *m, int64_t layer, lm_cache_kind kind)
-{
-    for (int i = 0; i < m->n_caches; i++)
-        if (m->cache[i].layer == layer && m->cache[i].kind == kind)
-            return i;
-    return -1;
-}
-
 /* A cache of the slot, as that of one sequence. */
 static lm_tensor cache_of_slot(const lm_generator *g, int64_t slot, int64_t layer,
                                lm_cache_kind kind)
 {
     const lm_model *m = generator_model(g);
-    int i = find_cache(m, layer, kind);
+    int i = lm_model_cache(m, layer, kind);
     if (i < 0)
         return (lm_tensor){ 0 };
     const slot_cache *y = &g->caches[i];
@@ -51,7 +43,7 @@ static lm_tensor cache_of_slot(const lm_generator *g, int64_t slot, int64_t laye
 static lm_tensor cache_of_prompt(const lm_generator *g, int64_t layer, lm_cache_kind kind)
 {
     const lm_model *m = g->prefill[0].m;
-    int i = find_cache(m, layer, kind);
+    int i = lm_model_cache(m, layer, kind);
     return value_of(m, i, g->keep->cache + g->keep->cache_at[i]);
 }
 

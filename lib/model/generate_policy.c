@@ -210,22 +210,12 @@ void generator_keep_inputs_fini(keep_inputs *in)
     lm_free(in->row);
 }
 
-/* The cache of the decoding graphs that is of the same kind and layer. */
-static int same_cache(const lm_generator *g, const lm_cache_state *c)
-{
-    const lm_model *m = generator_model(g);
-    int i = 0;
-    while (m->cache[i].layer != c->layer || m->cache[i].kind != c->kind)
-        i++;
-    return i;
-}
-
 void generator_keep_bind(const lm_generator *g, lm_model *m, lm_exec *x, int64_t slot)
 {
     const generator_keep *k = g->keep;
     for (int i = 0; i < m->n_caches; i++) {
         const lm_cache_state *c = &m->cache[i];
-        const slot_cache *y = &g->caches[same_cache(g, c)];
+        const slot_cache *y = &g->caches[lm_model_cache(generator_model(g), c->layer, c->kind)];
         lm_exec_bind(x, c->value,
                      k->rows[c->layer] ? k->cache + k->cache_at[i]
                                        : g->cache + y->at + (size_t)slot * y->slot_bytes);

@@ -257,6 +257,14 @@ void lm_model_free(lm_model *m)
     lm_free(m);
 }
 
+int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind)
+{
+    for (int i = 0; i < m->n_caches; i++)
+        if (m->cache[i].layer == layer && m->cache[i].kind == kind)
+            return i;
+    return -1;
+}
+
 int lm_model_slice(const lm_model *m, const char *name)
 {
     return (int)m->index[cell_of(m, bare(m, name))] - 1;

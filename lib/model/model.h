@@ -154,6 +154,9 @@ typedef struct {
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
 
+/* Index of the cache of a kind of a layer; -1: the layer has none. */
+int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind);
+
 /* Index of the slice of that name, -1 if none.  For GPT-2 the prefix "transformer." is optional. */
 int lm_model_slice(const lm_model *m, const char *name);
 /* True for tensors that checkpoints may hold but that are not parameters here (rotary inv_freq,

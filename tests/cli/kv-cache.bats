@@ -78,6 +78,16 @@ damage() { LC_ALL=C sed "s/$2/$3/" "$1" > bad.kv; }
     [[ "$stderr" =~ 'levels of its chunks: 0 ' ]]
     run -0 --separate-stderr generate -v run/ --load-cache l.kv -p ' one' -n 4 -T 0 --deadline 0.000001
     [[ "$stderr" =~ 'levels of its chunks: 2 2' ]]
+    # with enough time the text is computed, and has the bits of the run itself; codes have no place for that
+    generate -q run/ --load-cache doc.kv -p ' one' -n 4 -T 0 --json --logprobs > whole.jsonl
+    run -0 --separate-stderr generate -v run/ --load-cache l.kv -p ' one' -n 4 -T 0 --json --logprobs --deadline 1h
+    [[ "$stderr" =~ 'levels of its chunks: - -' ]]
+    [[ "$stderr" =~ 'first token after' ]]
+    [ "$output" = "$(cat whole.jsonl)" ]
+    run -0 --separate-stderr generate -v run/ --load-cache l.kv -p ' one' -n 4 -T 0 --kv int8 --deadline 1h
+    [[ "$stderr" =~ 'levels of its chunks: 0 0' ]]
+    run -0 generate run/ --load-cache l.kv -p ' one' -n 4 -T 0 --deadline 0.001
+    [[ "$output" =~ '--deadline: the first token came after '[0-9.]+' s, not 0.001 s' ]]
     quantize-kv -q doc.kv -m cachegen | generate -q run/ --load-cache - -p ' one' -n 2
     quantize-kv -q l.kv -m int8 -o from-levels.kv
     run -2 quantize-kv doc.kv -m cachegen --level 4 -o x.kv
@@ -121,6 +131,8 @@ damage() { LC_ALL=C sed "s/$2/$3/" "$1" > bad.kv; }
     run -2 generate -q run/ --save-cache x.kv -p a -p b
     run -2 generate -q run/ --save-cache x.kv -p a --n 2
     run -2 generate -q run/ --save-cache - -p a -n 3
+    run -2 bash -c 'generate -q run/ --save-cache /dev/stdout -p a -n 3 | cat; exit "${PIPESTATUS[0]}"'
+    [[ "$output" =~ 'standard output is for the text' ]]
     run -2 generate -q run/ --deadline 1 -p a
     run -2 generate -q run/ --load-cache doc.kv --serve-batch 2 -p a
     run -2 generate -q run/ --load-cache short.kv -p a --dtype f32

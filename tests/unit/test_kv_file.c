@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -119,14 +120,15 @@ static void test_choice(void **state)
     assert_int_equal(load(b.data, b.len, false, &c->about, &r, out, &e), 0);
     for (int i = 0; i < 3; i++)
         assert_int_equal(chosen[i], 0);
-    r.deadline = 1e-9, r.begin = lm_now(); /* too late: the fastest, after one to measure by */
+    r.deadline = 1e-9, r.begin = lm_now(); /* too late: the fastest, by what precedes chunks */
     assert_int_equal(load(b.data, b.len, false, &c->about, &r, out, &e), 0);
-    assert_int_equal(chosen[0], 2);
+    assert_int_equal(chosen[0], 3);
     assert_int_equal(chosen[1], 3);
     assert_int_equal(chosen[2], 3);
     r.deadline = 1000;
     assert_int_equal(load(b.data, b.len, false, &c->about, &r, out, &e), 0);
-    assert_int_equal(chosen[2], 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(chosen[i], 0);
     r.compute = compute, r.ctx = &rows, r.row_seconds = 1e-6;
     assert_int_equal(load(b.data, b.len, false, &c->about, &r, out, &e), 0);
     assert_int_equal(rows, 700);
@@ -134,6 +136,50 @@ static void test_choice(void **state)
     memset(chosen, 9, sizeof chosen);
     assert_int_equal(load(b.data, b.len, true, &c->about, &r, out, &e), 0);
     assert_int_equal(chosen[2], 0); /* a stream: the best one passes anyway */
+    lm_buf_fini(&b), drop(c), drop(out);
+}
+
+/* A stream that becomes slow behind its first chunk: 1000 bytes in 40 ms. */
+typedef struct {
+    span s;
+    size_t slow; /* bytes that are left then */
+} slowing;
+
+static lm_code read_slowing(void *ctx, void *dst, size_t cap, size_t *got, lm_err *e)
+{
+    const struct timespec pause = { 0, 40 * 1000 * 1000 };
+    slowing *x = ctx;
+    if (x->s.len < x->slow)
+        nanosleep(&pause, NULL);
+    return read_span(&x->s, dst, cap, got, e);
+}
+
+/* The second chunk takes most of the time, so the third is computed; without that it is awaited. */
+static void test_slow_stream(void **state)
+{
+    cache *c = make(LM_DTYPE_BF16, 700, true), *out = make(LM_DTYPE_BF16, 700, false);
+    lm_buf b = write_cache(c, 1);
+    lm_err e = { 0 };
+    (void)state;
+    for (int possible = 0; possible < 2; possible++) {
+        int chosen[3] = { 9, 9, 9 };
+        int64_t rows = 512;
+        lm_kv_file *f;
+        lm_kv_reading r = reading(LM_KV_FILE_BEST);
+        r.chosen = chosen, r.begin = lm_now(), r.deadline = 1;
+        r.compute = possible ? compute : NULL, r.ctx = &rows, r.row_seconds = 1e-6;
+        slowing x = { { b.data, b.len }, 0 };
+        assert_int_equal(lm_kv_file_open_on(read_slowing, &x, "slow", &f, &e), 0);
+        x.slow = (size_t)(lm_kv_file_chunk_bytes(f, 1, 0) + lm_kv_file_chunk_bytes(f, 2, 0));
+        assert_true(x.slow > 20000);
+        if (lm_kv_file_read(f, &r, &out->content, lm_cpu_detect(), NULL, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        assert_int_equal(chosen[0], 0);
+        assert_int_equal(chosen[1], 0);
+        assert_int_equal(chosen[2], possible ? LM_KV_COMPUTE : 0);
+        assert_int_equal(rows, possible ? 700 : 512);
+        lm_kv_file_close(f);
+    }
     lm_buf_fini(&b), drop(c), drop(out);
 }
 
@@ -397,7 +443,7 @@ int main(void)
         cmocka_unit_test(test_other_models), cmocka_unit_test(test_flips),
         cmocka_unit_test(test_cuts),         cmocka_unit_test(test_bad_numbers),
         cmocka_unit_test(test_bad_chunks),   cmocka_unit_test(test_bad_headers),
-        cmocka_unit_test(test_bad_tensors),
+        cmocka_unit_test(test_bad_tensors),  cmocka_unit_test(test_slow_stream),
     };
     return cmocka_run_group_tests_name("kv_file", tests, make_path, drop_path);
 }

@@ -160,7 +160,7 @@ static void test_compute(void **state)
     assert_true(r.seconds <= 2);
     o.rows_behind = 1000; /* 0.19 s more: too late */
     r = simulate(&o, steady, 1e9);
-    assert_true(r.how[0] == LEVELS / 2 && r.how[1] == 0);
+    assert_true(r.how[0] == (LEVELS - 1) / 2 && r.how[1] == 0);
     assert_true(r.seconds <= 2);
     o.row_seconds = 1e-3, o.rows_behind = 0; /* 10 s: faster than 20 MB at 1 MB/s, though late */
     r = simulate(&o, steady, 1e6);
@@ -178,6 +178,22 @@ static void test_no_deadline(void **state)
     outcome r = simulate(&o, steady, 1e3);
     for (int c = 0; c < CHUNKS; c++)
         assert_int_equal(r.how[c], 0);
+}
+
+/* Before the first transfer: the best level if there is time for it, of two the better one if there is little. */
+static void test_unknown(void **state)
+{
+    lm_kv_offer o = offer(10);
+    (void)state;
+    assert_int_equal(lm_kv_stream_choose(&o, 0, 0, NULL, 0), 0); /* 100 MB at 10 MB/s */
+    assert_int_equal(lm_kv_stream_choose(&o, 0, 3, NULL, 0), 1);
+    assert_int_equal(lm_kv_stream_choose(&o, 0, 9.9, NULL, 0), 1);
+    for (int i = 0; i < CHUNKS; i++)
+        bytes[i * LEVELS] = bytes[i * LEVELS + 2] = 0; /* levels 1 and 3 are left */
+    assert_int_equal(lm_kv_stream_choose(&o, 0, 9.9, NULL, 0), 1);
+    for (int i = 0; i < CHUNKS; i++)
+        bytes[i * LEVELS + 1] = 0;
+    assert_int_equal(lm_kv_stream_choose(&o, 0, 9.9, NULL, 0), 3);
 }
 
 static void test_rate(void **state)
@@ -250,6 +266,7 @@ int main(void)
         cmocka_unit_test(test_rise),    cmocka_unit_test(test_noise),
         cmocka_unit_test(test_compute), cmocka_unit_test(test_no_deadline),
         cmocka_unit_test(test_rate),    cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_unknown),
     };
     return cmocka_run_group_tests_name("kv_stream", tests, NULL, NULL);
 }

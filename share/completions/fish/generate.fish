@@ -24,7 +24,7 @@ complete -c generate -l serve-batch -r -d 'texts at a time, each begins when the
 complete -c generate -l kv-memory -r -d 'for their caches [what fits]'
 complete -c generate -l kv-host -r -d 'host memory for those that wait [0]'
 complete -c generate -l kv-disk -r -d 'disk for those that wait [none]'
-complete -c generate -l save-cache -r -d 'write the cache of the text; with -n 0 only'
+complete -c generate -l save-cache -r -d 'write the cache of the text; with -n 0: of the prompt'
 complete -c generate -l load-cache -r -d 'prompts follow the text of this cache'
 complete -c generate -l deadline -r -d 'levels of the cache for a first token by then [best]'
 complete -c generate -l unverified -d 'load the state of a sequence of llama.cpp'
