@@ -56,6 +56,19 @@ int64_t lm_prefix_find(lm_prefix *x, const uint32_t *ids, int64_t n, int32_t *pa
     return k;
 }
 
+lm_prefix_entry lm_prefix_of(const lm_prefix *x, int32_t page)
+{
+    return (lm_prefix_entry){ page, x->entry[page].serial };
+}
+
+lm_prefix_entry lm_prefix_after(const lm_prefix *x, lm_prefix_entry at, const uint32_t *ids)
+{
+    int32_t page = -1;
+    if (at.page < 0 || x->entry[at.page].serial == at.serial)
+        page = find_child(x, at.page, hash_of(x, at.page, ids), ids);
+    return page < 0 ? LM_PREFIX_ROOT : lm_prefix_of(x, page);
+}
+
 bool lm_prefix_add(lm_prefix *x, const uint32_t *ids, int32_t page, lm_prefix_entry *last)
 {
     int32_t parent = last->page;

@@ -31,6 +31,9 @@ void lm_prefix_free(lm_prefix *x); /* before the pool; NULL is fine */
  * n / tokens); each gets a reference.  *last is the entry of the last one. */
 int64_t lm_prefix_find(lm_prefix *x, const uint32_t *ids, int64_t n, int32_t *pages,
                        lm_prefix_entry *last);
+/* The entry of a page; of the page of tokens after `at`, or with page -1 if it is unknown. */
+lm_prefix_entry lm_prefix_of(const lm_prefix *x, int32_t page);
+lm_prefix_entry lm_prefix_after(const lm_prefix *x, lm_prefix_entry at, const uint32_t *ids);
 /* Add a page that holds one page of tokens after *last, and set *last to its entry.  If these tokens
  * are known with another page, that one stays.  False if *last no longer exists. */
 bool lm_prefix_add(lm_prefix *x, const uint32_t *ids, int32_t page, lm_prefix_entry *last);

@@ -62,6 +62,7 @@ void sched_drop(lm_sched *s, lm_seq *q)
         unpin(s, q);
     if (q->status == PARKED && q->slot >= 0)
         s->kept--;
+    sched_forget_states(s, q);
     while (q->pages > 0)
         lm_pool_drop(s->pool, q->page[--q->pages]);
     free_slot(s, q);
@@ -160,6 +161,14 @@ lm_code lm_sched_add(lm_sched *s, const uint32_t *ids, int64_t n, int64_t most_n
     return LM_OK;
 }
 
+void sched_copy(lm_sched *s, int64_t from, int64_t to)
+{
+    if (s->copied)
+        s->copies = 0;
+    s->copied = false;
+    s->copy[s->copies++] = (lm_sched_copy){ from, to };
+}
+
 /* The fork has the parent's rows: their pages, and the state of its slot. */
 static void share_rows(lm_sched *s, const lm_seq *p, lm_seq *q)
 {
@@ -186,10 +195,7 @@ static void share_rows(lm_sched *s, const lm_seq *p, lm_seq *q)
         q->slot = s->slot[--s->slots];
     if (s->o.state) {
         s->kept += !run;
-        if (s->copied)
-            s->copies = 0;
-        s->copied = false;
-        s->copy[s->copies++] = (lm_sched_copy){ p->slot, q->slot };
+        sched_copy(s, p->slot, q->slot);
     }
 }
 
@@ -197,8 +203,8 @@ lm_code lm_sched_fork(lm_sched *s, int64_t parent, int64_t most_new, int64_t *re
 {
     const lm_seq *p = &s->seq[parent];
     int32_t i;
-    if (s->o.state &&
-        lm_grow(&s->copy, &s->copy_cap, (size_t)s->copies + 1, sizeof *s->copy, "forks", e))
+    size_t copies = (size_t)s->copies + 1 + 4 * (size_t)s->o.sequences; /* those of a step, too */
+    if (s->o.state && lm_grow(&s->copy, &s->copy_cap, copies, sizeof *s->copy, "forks", e))
         return e->code;
     if (new_seq(s, p->ids, p->known, p->prompt, most_new, (int32_t)parent, &i, e))
         return e->code;
@@ -209,10 +215,14 @@ lm_code lm_sched_fork(lm_sched *s, int64_t parent, int64_t most_new, int64_t *re
 
 void sched_index(lm_sched *s, lm_seq *q)
 {
-    int64_t rows = q->used < q->prompt ? q->used : q->prompt;
-    for (; q->index && (q->indexed + 1) * s->o.page <= rows; q->indexed++)
+    int64_t written = q->used - s->o.lag, rows = written < q->prompt ? written : q->prompt;
+    while (q->index && (q->indexed + 1) * s->o.page <= rows) {
         q->index = lm_prefix_add(s->prefix, q->ids + q->indexed * s->o.page, q->page[q->indexed],
                                  &q->last);
+        q->indexed++;
+        if (q->index)
+            sched_place_state(s, q);
+    }
 }
 
 void lm_sched_end(lm_sched *s, int64_t request)
@@ -288,9 +298,11 @@ static lm_code check_opts(const lm_sched_opts *o, lm_err *e)
     if (o->lag < 0 || (o->lag && !o->state))
         return lm_fail(e, LM_EUSAGE, "scheduler", NULL,
                        "only a state has rows that are coded later");
-    if (o->state && o->share)
+    if (o->snapshots < 0 || o->snapshots > most || (o->state && o->share) != (o->snapshots > 0) ||
+        (o->snapshots && o->chunk % o->page))
         return lm_fail(e, LM_EUSAGE, "scheduler", NULL,
-                       "sequences with a state of their own cannot share pages of prompts");
+                       "sequences with a state share prompts by states that are kept after chunks "
+                       "of whole pages");
     return LM_OK;
 }
 
@@ -308,7 +320,8 @@ lm_code lm_sched_new(const lm_sched_opts *o, const int64_t pages[LM_TIERS], lm_s
     if (lm_pool_new(pages, &s->pool, e) ||
         (o->share && lm_prefix_new(s->pool, o->page, &s->prefix, e)) ||
         lm_alloc_n(&s->part, (size_t)o->sequences, sizeof *s->part, "scheduler", e) ||
-        lm_alloc_n(&s->slot, (size_t)s->o.slots, sizeof *s->slot, "scheduler", e)) {
+        lm_alloc_n(&s->slot, (size_t)s->o.slots, sizeof *s->slot, "scheduler", e) ||
+        sched_open_states(s, e)) {
         lm_sched_free(s);
         return e->code;
     }
@@ -329,6 +342,8 @@ void lm_sched_free(lm_sched *s)
     lm_free(s->seq);
     lm_free(s->part);
     lm_free(s->copy);
+    lm_free(s->snapshot);
+    lm_free(s->snapshot_at);
     lm_free(s->slot);
     lm_prefix_free(s->prefix);
     lm_pool_free(s->pool);

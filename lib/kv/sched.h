@@ -39,7 +39,10 @@ typedef struct {
      * Only with state. */
     int64_t lag;
     bool state; /* a slot has rows of its sequence, which forks copy and paused sequences keep */
-    bool share; /* prompts with the same beginning share its pages; not with state */
+    bool share; /* prompts with the same beginning share its pages; with state only together with */
+    /* so many slots behind the others, which keep the states of prompts after chunks: a prompt that begins alike
+     * continues from the last of them. */
+    int64_t snapshots;
     /* Estimates for the choice between moving and computing; 0: unknown, pages are moved. */
     double row_seconds, step_seconds; /* a row of a prompt; a step */
     double rate[LM_TIERS];            /* bytes per second between the device and a lower tier */
@@ -61,7 +64,7 @@ typedef struct {
     int64_t from, to; /* slots */
 } lm_sched_copy;
 
-/* To do in this order: copies of slots, the first `urgent` moves, the rows.  The other moves touch
+/* To do in this order: copies of slots, one after the other, the first `urgent` moves, the rows.  The other moves touch
  * no page of these rows: they may be done at the same time, and must be done before the next step. */
 typedef struct {
     const lm_sched_part *part;

@@ -38,6 +38,20 @@ static lm_code check_seq(const lm_sched *s, int32_t i, census *c, lm_err *e)
     return LM_OK;
 }
 
+/* A state has its pages in the index, or a request that will add them. */
+static lm_code check_states(const lm_sched *s, lm_err *e)
+{
+    for (int64_t i = 0; i < s->o.snapshots; i++) {
+        const lm_snapshot *x = &s->snapshot[i];
+        const lm_seq *q = x->request < 0 ? NULL : &s->seq[x->request];
+        if (x->used && (x->rows < 1 || x->rows % s->o.chunk || (!q && x->at.page < 0) ||
+                        (q && (q->status == WAITING || q->used < x->rows))))
+            return lm_fail(e, LM_EBUG, "scheduler", NULL, "state %lld belongs to no rows",
+                           (long long)i);
+    }
+    return LM_OK;
+}
+
 static lm_code check_all(const lm_sched *s, census *c, lm_err *e)
 {
     for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger)
@@ -53,7 +67,7 @@ static lm_code check_all(const lm_sched *s, census *c, lm_err *e)
         if (c->refs[i] != lm_pool_refs(s->pool, i) || c->pins[i] != lm_pool_pins(s->pool, i))
             return lm_fail(e, LM_EBUG, "scheduler", NULL, "references of page %d are wrong",
                            (int)i);
-    return lm_pool_check(s->pool, e);
+    return check_states(s, e) ? e->code : lm_pool_check(s->pool, e);
 }
 
 lm_code lm_sched_check(const lm_sched *s, lm_err *e)

@@ -24,6 +24,15 @@ typedef struct {
     int32_t older, younger; /* older also links unused sequences */
 } lm_seq;
 
+/* The state after `rows` of a prompt, in slot o.slots + its number.  First its pages are not in the index yet, because
+ * rows of a tail are written later. */
+typedef struct {
+    uint64_t used;      /* when it was last used; 0: no state */
+    int32_t request;    /* whose pages are not in the index; -1: */
+    lm_prefix_entry at; /* the last page of these rows */
+    int64_t rows;
+} lm_snapshot;
+
 struct lm_sched {
     lm_sched_opts o;
     lm_pool *pool;
@@ -37,7 +46,10 @@ struct lm_sched {
     lm_sched_copy *copy;
     int64_t copies;
     size_t copy_cap;
-    bool copied; /* the copies were returned */
+    lm_snapshot *snapshot; /* [o.snapshots] */
+    int32_t *snapshot_at;  /* of each page of the index, -1: none; may be out of date */
+    uint64_t clock;        /* of uses */
+    bool copied;           /* the copies were returned */
     lm_sched_stats count;
 };
 
@@ -55,11 +67,27 @@ static inline int64_t sched_pages_of(const lm_sched *s, int64_t rows)
 bool sched_enter(lm_sched *s, lm_seq *q, int64_t more);
 /* Add pages of its prompt that were computed to the index of prefixes. */
 void sched_index(lm_sched *s, lm_seq *q);
+/* Append a copy of slots to the next step's. */
+void sched_copy(lm_sched *s, int64_t from, int64_t to);
 /* Free a slot, unpin: from active to PARKED. */
 void sched_park(lm_sched *s, lm_seq *q);
 /* From any status to WAITING, without pages and rows. */
 void sched_drop(lm_sched *s, lm_seq *q);
 /* Park or drop, by the estimates. */
 void sched_pause(lm_sched *s, lm_seq *q);
+
+/* ---- sched_state.c: states of prompts that others continue from ---- */
+
+lm_code sched_open_states(lm_sched *s, lm_err *e);
+/* The rows of q are computed, the last of them in this step: keep its state if it ends a chunk of its prompt. */
+void sched_keep_state(lm_sched *s, lm_seq *q);
+/* Page q->indexed - 1 was added to the index. */
+void sched_place_state(lm_sched *s, const lm_seq *q);
+/* States of q whose pages are not in the index will not get there. */
+void sched_forget_states(lm_sched *s, const lm_seq *q);
+/* Of the first `rows` in q's pages of the index, those up to the last state that is kept. */
+int64_t sched_state_rows(const lm_sched *s, const lm_seq *q, int64_t rows);
+/* Give the state after q's rows, which sched_state_rows has returned, to its slot. */
+void sched_take_state(lm_sched *s, const lm_seq *q);
 
 #endif

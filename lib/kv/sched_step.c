@@ -79,7 +79,7 @@ static void find_pages(lm_sched *s, lm_seq *q, int64_t rows)
     q->used = q->pages * s->o.page;
 }
 
-/* Rows that are worth fetching: whole chunks, and no page that is computed faster than moved. */
+/* Rows that are worth fetching: whole chunks up to a state, and no page that is computed faster than moved. */
 static int64_t good_rows(const lm_sched *s, const lm_seq *q)
 {
     const lm_sched_opts *o = &s->o;
@@ -91,12 +91,14 @@ static int64_t good_rows(const lm_sched *s, const lm_seq *q)
             (double)o->page_bytes / rate > (double)o->page * o->row_seconds)
             break;
     }
-    return n * o->page / o->chunk * o->chunk;
+    return sched_state_rows(s, q, n * o->page / o->chunk * o->chunk);
 }
 
 static void find_beginning(lm_sched *s, lm_seq *q)
 {
     int64_t rows = q->prompt < q->known - 1 ? q->prompt : q->known - 1;
+    if (s->o.lag && sched_pages_of(s, q->known) >= lm_pool_size(s->pool, LM_TIER_DEVICE))
+        return; /* no page for a copy of one that is written again */
     find_pages(s, q, rows);
     int64_t good = good_rows(s, q);
     if (good == q->used)
@@ -104,6 +106,13 @@ static void find_beginning(lm_sched *s, lm_seq *q)
     while (q->pages > 0)
         lm_pool_drop(s->pool, q->page[--q->pages]);
     find_pages(s, q, good);
+}
+
+/* Of n rows that prompts share with r, those that they can share when r's prompt is computed. */
+static int64_t sharable(const lm_sched *s, const lm_seq *r, int64_t n)
+{
+    int64_t written = r->prompt - s->o.lag;
+    return (n < written ? n : written) / s->o.chunk * s->o.chunk;
 }
 
 /* True if a sequence is computing pages now that this one could share after it. */
@@ -117,7 +126,8 @@ static bool comes_soon(const lm_sched *s, const lm_seq *q)
         int64_t most = rows < r->prompt ? rows : r->prompt, n = 0;
         while (n + T <= most && !memcmp(q->ids + n, r->ids + n, (size_t)T * sizeof *q->ids))
             n += T;
-        if (n / s->o.chunk * s->o.chunk > q->used && n > r->used)
+        n = s->o.state ? sharable(s, r, n) : n;
+        if (n / s->o.chunk * s->o.chunk > q->used && n > r->used - s->o.lag)
             return true;
     }
     return false;
@@ -162,7 +172,9 @@ static bool try_enter(lm_sched *s, lm_seq *q, int64_t urgent)
     if (fresh && s->prefix)
         find_beginning(s, q);
     hits = q->pages;
-    if ((fresh && s->prefix && comes_soon(s, q)) || !sched_enter(s, q, reserve(s))) {
+    bool written =
+        hits && fresh && s->o.lag; /* pages of the tail will be written again, into copies */
+    if ((fresh && s->prefix && comes_soon(s, q)) || !sched_enter(s, q, reserve(s) + written)) {
         if (fresh)
             sched_drop(s, q);
         return false;
@@ -170,9 +182,11 @@ static bool try_enter(lm_sched *s, lm_seq *q, int64_t urgent)
     if (fresh) {
         s->count.pages += sched_pages_of(s, q->prompt);
         s->count.hits += hits;
+        if (hits && s->o.state)
+            sched_take_state(s, q);
     }
     int64_t now = lm_pool_pending(s->pool);
-    q->status = !fresh || now > moves || (hits && now > urgent) ? LOADING : RUNNING;
+    q->status = !fresh || now > moves || (hits && now > urgent) || written ? LOADING : RUNNING;
     return true;
 }
 
@@ -259,11 +273,13 @@ static void settle_last(lm_sched *s)
 {
     for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
         lm_seq *q = &s->seq[i];
-        q->stepped = false;
+        if (sched_active(q)) {
+            sched_keep_state(s, q);
+            sched_index(s, q);
+        }
         if (q->status == LOADING)
             q->status = RUNNING;
-        if (sched_active(q))
-            sched_index(s, q);
+        q->stepped = false;
     }
 }
 
@@ -283,11 +299,11 @@ static void plan(lm_sched *s, lm_sched_step *step)
 bool lm_sched_next(lm_sched *s, lm_sched_step *out)
 {
     *out = (lm_sched_step){ .part = s->part, .copy = s->copy };
-    out->copies = s->copied ? 0 : s->copies;
-    s->copied = true;
     plan(s, out);
     if (!out->rows && !lm_pool_pending(s->pool) && s->active) /* those that came in now */
         plan(s, out);
+    out->copies = s->copied ? 0 : s->copies;
+    s->copied = true;
     out->moves = lm_pool_moves(s->pool, &out->move);
     if (!out->rows && !out->moves)
         return false;

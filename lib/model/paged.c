@@ -48,7 +48,7 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
                              .pages = o->pages,
                              .page = o->page,
                              .kv = o->kv,
-                             .slots = o->slots ? o->slots : o->sequences,
+                             .slots = (o->slots ? o->slots : o->sequences) + o->snapshots,
                              .precision = { .low = dtype },
                              .backend = b,
                              .codes = w->src,

@@ -26,7 +26,8 @@ typedef struct {
     /* How caches are stored (lm_build.kv), borrowed; NULL: plain.  page is then kv->page, and parts of prompts end at
      * multiples of LM_KV_CHUNK positions, or with the prompt. */
     const struct lm_kv_plan *kv;
-    int64_t slots; /* tails of sequences; 0: as many as sequences */
+    int64_t slots;     /* tails of sequences; 0: as many as sequences */
+    int64_t snapshots; /* tails behind these, of beginnings of prompts that others share */
 } lm_paged_opts;
 
 /* The next n tokens of a sequence that has `used` in its pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages of

@@ -260,7 +260,8 @@ static lm_code loop(run *r, lm_err *e)
 
 static lm_code open_run(run *r, lm_err *e)
 {
-    const bool coded = lm_paged_coded(r->g), tails = lm_paged_tail_bytes(r->g) > 0;
+    const bool coded = lm_paged_coded(r->g), tails = lm_paged_tail_bytes(r->g) > 0,
+               whole = !coded || LM_KV_CHUNK % r->o->page == 0;
     const lm_sched_opts opts = { .page = r->o->page,
                                  .rows = r->o->rows - r->o->sequences,
                                  .sequences = r->o->sequences,
@@ -269,7 +270,8 @@ static lm_code open_run(run *r, lm_err *e)
                                  .chunk = coded ? LM_KV_CHUNK : 1,
                                  .lag = tails ? lm_paged_lag(r->g) : 0,
                                  .state = tails,
-                                 .share = !tails && (!coded || LM_KV_CHUNK % r->o->page == 0),
+                                 .share = whole && (!tails || r->o->snapshots),
+                                 .snapshots = tails && whole ? r->o->snapshots : 0,
                                  .page_bytes = lm_paged_page_bytes(r->g) };
     const int64_t pages[LM_TIERS] = { r->o->pages, r->serve->tiers.host, r->serve->tiers.disk };
     size_t n = (size_t)r->o->sequences;

@@ -22,7 +22,7 @@ static int64_t pages_in(size_t bytes, size_t page)
 /* What tails leave of the memory. */
 static size_t without_tails(const lm_serve_room *r, size_t memory)
 {
-    size_t tails = r->size.tail * (size_t)r->pages.slots;
+    size_t tails = r->size.tail * (size_t)(r->pages.slots + r->pages.snapshots);
     return tails < memory ? memory - tails : 0;
 }
 
@@ -83,6 +83,25 @@ static lm_code no_room(const lm_serve_sizes *ask, const lm_serve_room *r, size_t
                    lm_show_bytes((double)r->size.page, one), beside);
 }
 
+/* Tails of beginnings of prompts: a fifth of what texts leave, and at most as many as there are chunks in all pages. */
+static void choose_snapshots(const lm_serve_sizes *ask, size_t memory, lm_serve_room *r)
+{
+    lm_paged_opts *o = &r->pages;
+    const int64_t whole = pages_of(r, ask->context);
+    if (!r->size.tail || LM_KV_CHUNK % o->page)
+        return;
+    const size_t left = (size_t)o->pages * r->size.page / 5;
+    const int64_t most = o->pages * o->page / LM_KV_CHUNK;
+    o->snapshots = pages_in(left, r->size.tail);
+    if (o->snapshots > most)
+        o->snapshots = most;
+    int64_t fit = pages_in(without_tails(r, memory), r->size.page);
+    if (fit < whole)
+        o->snapshots = 0;
+    else if (fit < o->pages)
+        o->pages = fit;
+}
+
 static lm_code choose_pages(const lm_serve_sizes *ask, lm_backend *b, lm_serve_room *r, lm_err *e)
 {
     lm_paged_opts *o = &r->pages;
@@ -95,6 +114,7 @@ static lm_code choose_pages(const lm_serve_sizes *ask, lm_backend *b, lm_serve_r
     o->pages = pages_in(without_tails(r, memory), r->size.page);
     if (!ask->memory && each < MOST / o->sequences && each * o->sequences < o->pages)
         o->pages = each * o->sequences;
+    choose_snapshots(ask, memory, r);
     const int64_t most = o->pages * o->page;
     o->context = ask->context < most ? ask->context : most;
     return most < least ? no_room(ask, r, memory, least, e) : LM_OK;

@@ -3,7 +3,8 @@
  * that each request would get alone; 64 requests of mixed lengths; sizes that are refused.
  *
  * The model of a graph: a row is a number made of the row before it, its token and its kind, stored
- * in the page that the table names; a token is drawn from the last row. */
+ * in the page that the table names; a token is drawn from the last row.  With a lag there is a second copy of a row, which
+ * is written so many rows later. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +17,7 @@
 #include "base/mem.h"
 #include "kv/sched.h"
 
-enum { PLACES = 64, MOST_T = 4, ROWS = 72, REQUESTS = 24, SLOTS = 16, RUNS = 10000 };
+enum { PLACES = 64, MOST_T = 4, ROWS = 72, REQUESTS = 24, SLOTS = 20, RUNS = 10000 };
 
 typedef struct {
     bool live;
@@ -32,7 +33,7 @@ typedef struct {
     lm_sched *s;
     request r[REQUESTS];
     int n;
-    uint64_t content[LM_TIERS][PLACES][MOST_T], state[SLOTS];
+    uint64_t content[LM_TIERS][PLACES][2 * MOST_T], state[SLOTS]; /* rows, and their late copies */
     bool disk_full, on_disk[PLACES];
     int32_t failed[1000];
     int64_t n_failed;
@@ -135,7 +136,9 @@ static void compute(world *w, const lm_sched_part *p, const request *r)
 {
     int64_t T = w->o.page, now = lm_sched_count(w->s).steps;
     for (int64_t i = 0; i < p->used; i++)
-        if (w->content[LM_TIER_DEVICE][p->table[i / T]][i % T] != row_of(r, i)) {
+        if (w->content[LM_TIER_DEVICE][p->table[i / T]][i % T] != row_of(r, i) ||
+            (i < p->used - w->o.lag &&
+             w->content[LM_TIER_DEVICE][p->table[i / T]][MOST_T + i % T] != row_of(r, i))) {
             wrong(w, "a row is not what was computed", p->request, i);
             return;
         }
@@ -149,6 +152,9 @@ static void compute(world *w, const lm_sched_part *p, const request *r)
         uint64_t x = i ? w->content[LM_TIER_DEVICE][p->table[(i - 1) / T]][(i - 1) % T] : 1;
         w->content[LM_TIER_DEVICE][p->table[i / T]][i % T] = mix(x, p->ids[i - p->used], p->kind);
     }
+    for (int64_t i = p->used > w->o.lag ? p->used - w->o.lag : 0; i < p->used + p->n - w->o.lag;
+         i++)
+        w->content[LM_TIER_DEVICE][p->table[i / T]][MOST_T + i % T] = row_of(r, i);
     w->state[p->slot] = row_of(r, p->used + p->n - 1);
 }
 
@@ -273,7 +279,10 @@ static void configure(world *w)
                             .page_bytes = 100 };
     w->o.state = !draw(w, 4);
     w->o.lag = w->o.state ? draw(w, 8) : 0;
-    w->o.share = !w->o.state && draw(w, 4);
+    w->o.share = draw(w, 4);
+    w->o.snapshots = w->o.state && w->o.share ? 1 + draw(w, 6) : 0;
+    if (w->o.snapshots)
+        w->o.chunk = T * (1 + draw(w, 3));
     if (!w->o.share && w->o.chunk > 1)
         w->o.chunk = 2 + draw(w, 15);
     w->o.rate[LM_TIER_HOST] = rates[draw(w, 4)];
@@ -329,7 +338,7 @@ static void random_runs(void **state)
     (void)state;
     static world w;
     lm_sched_stats sum = { 0 };
-    int64_t ended = 0, forks = 0, lost = 0;
+    int64_t ended = 0, forks = 0, lost = 0, states = 0;
     const char *one = getenv("LM_TEST_SEED");
     int step;
     for (uint64_t i = 0; i < (one ? 1 : RUNS); i++) {
@@ -338,6 +347,7 @@ static void random_runs(void **state)
             fail_msg("LM_TEST_SEED=%llu, step %d: %s", (unsigned long long)seed, step, w.error);
         lm_sched_stats c = lm_sched_count(w.s);
         sum.hits += c.hits;
+        states += w.o.state ? c.hits : 0;
         sum.paused += c.paused;
         sum.dropped += c.dropped;
         sum.waits += c.waits;
@@ -346,12 +356,13 @@ static void random_runs(void **state)
         lost += w.lost;
         lm_sched_free(w.s);
     }
-    print_message(
-        "ended %lld, forks %lld, hits %lld, waits %lld, paused %lld, dropped %lld, lost %lld\n",
-        (long long)ended, (long long)forks, (long long)sum.hits, (long long)sum.waits,
-        (long long)sum.paused, (long long)sum.dropped, (long long)lost);
-    assert_true(one || (sum.hits > RUNS && sum.paused > RUNS / 2 && sum.dropped > RUNS / 2 &&
-                        forks > RUNS));
+    print_message("ended %lld, forks %lld, hits %lld (%lld with states), waits %lld, paused %lld, "
+                  "dropped %lld, lost %lld\n",
+                  (long long)ended, (long long)forks, (long long)sum.hits, (long long)states,
+                  (long long)sum.waits, (long long)sum.paused, (long long)sum.dropped,
+                  (long long)lost);
+    assert_true(one || (sum.hits > RUNS && states > RUNS / 4 && sum.paused > RUNS / 2 &&
+                        sum.dropped > RUNS / 2 && forks > RUNS));
 }
 
 /* --- runs with known results; a request generates `most` tokens --- */
@@ -463,6 +474,45 @@ static void prompts_share(void **state)
     assert_int_equal(lm_sched_count(s).hits, 7 * 25);
     assert_int_equal(lm_sched_count(s).pages, 8 * 30);
     lm_sched_free(s);
+}
+
+/* With a state, prompts continue from those that are kept after chunks of 64 rows, if there is a slot for them; the rows
+ * of a tail are written later. */
+static void prompts_share_states(void **state)
+{
+    static const struct {
+        int64_t snapshots, same, rows, copies;
+    } cases[] = { { 1, 200, 250 + 7 * (250 - 192), 3 + 7 },
+                  { 3, 200, 250 + 7 * (250 - 192), 3 + 7 },
+                  { 1, 100, 8 * 250, 8 * 3 },
+                  { 3, 100, 250 + 7 * (250 - 64), 8 * 2 + 1 + 7 } };
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        lm_sched_opts o = usual;
+        lm_sched_step step;
+        lm_err e = { 0 };
+        int64_t rows = 0, copies = 0;
+        o.state = true;
+        o.lag = 30;
+        o.chunk = 64;
+        o.snapshots = cases[k].snapshots;
+        lm_sched *s = sched_of(&o, 400, 0);
+        for (uint32_t i = 0; i < 8; i++)
+            add_text(s, i + 1, 250, cases[k].same, 1);
+        while (lm_sched_next(s, &step)) {
+            copies += step.copies;
+            for (int64_t i = 0; i < step.n; i++) {
+                rows += step.part[i].n;
+                if (step.part[i].last)
+                    assert_false(lm_sched_token(s, step.part[i].request, 1, false));
+            }
+        }
+        assert_int_equal(rows, cases[k].rows);
+        assert_int_equal(copies, cases[k].copies);
+        assert_int_equal(lm_sched_count(s).hits * o.page, 8 * 250 - rows);
+        assert_int_equal(lm_sched_check(s, &e), LM_OK);
+        lm_sched_free(s);
+    }
 }
 
 /* A prompt that is known entirely has one row to compute: its logits are wanted. */
@@ -630,8 +680,8 @@ static void refused(void **state)
     assert_int_equal(lm_sched_fork(s, number, 16, &number, &e), LM_ELIMIT);
     lm_sched_free(s);
 
-    lm_sched_opts bad[6];
-    for (size_t i = 0; i < 6; i++)
+    lm_sched_opts bad[8];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         bad[i] = usual;
     bad[0].page = 0;
     bad[1].chunk = 24;
@@ -639,7 +689,10 @@ static void refused(void **state)
     bad[3].slots = 3;
     bad[4].state = true;
     bad[5].rows = (int64_t)1 << 40;
-    for (size_t i = 0; i < 6; i++) {
+    bad[6].snapshots = 2;
+    bad[7].state = true;
+    bad[7].snapshots = 2;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         e = (lm_err){ 0 };
         assert_int_equal(lm_sched_new(&bad[i], (int64_t[]){ 4, 0, 0 }, &s, &e), LM_EUSAGE);
         assert_null(s);
@@ -651,6 +704,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refused),
         cmocka_unit_test(prompts_share),
+        cmocka_unit_test(prompts_share_states),
         cmocka_unit_test(whole_prompt_known),
         cmocka_unit_test(forks_are_as_old_as_their_parent),
         cmocka_unit_test(pages_stay_for_growth),
