@@ -83,23 +83,21 @@ static lm_code no_room(const lm_serve_sizes *ask, const lm_serve_room *r, size_t
                    lm_show_bytes((double)r->size.page, one), beside);
 }
 
-/* Tails of beginnings of prompts: a fifth of what texts leave, and at most as many as there are chunks in all pages. */
-static void choose_snapshots(const lm_serve_sizes *ask, size_t memory, lm_serve_room *r)
+/* Tails of beginnings of prompts: a fifth of the memory, and at most as many as there are chunks in all pages; where the
+ * memory is not limited, at least those of one text. */
+static int64_t choose_snapshots(const lm_serve_sizes *ask, size_t memory, const lm_serve_room *r)
 {
-    lm_paged_opts *o = &r->pages;
-    const int64_t whole = pages_of(r, ask->context);
-    if (!r->size.tail || LM_KV_CHUNK % o->page)
-        return;
-    const size_t left = (size_t)o->pages * r->size.page / 5;
-    const int64_t most = o->pages * o->page / LM_KV_CHUNK;
-    o->snapshots = pages_in(left, r->size.tail);
-    if (o->snapshots > most)
-        o->snapshots = most;
-    int64_t fit = pages_in(without_tails(r, memory), r->size.page);
-    if (fit < whole)
-        o->snapshots = 0;
-    else if (fit < o->pages)
-        o->pages = fit;
+    const double page = (double)r->size.page, tail = (double)r->size.tail,
+                 need = (double)ask->sequences * ((double)pages_of(r, ask->context) * page + tail);
+    const bool all = !ask->memory && need < (double)memory;
+    const double bytes = all ? need : (double)memory;
+    const int64_t most = pages_in((size_t)bytes, r->size.page) * r->pages.page / LM_KV_CHUNK,
+                  one = ask->context / LM_KV_CHUNK;
+    int64_t n = pages_in((size_t)bytes / 5, r->size.tail);
+    if (LM_KV_CHUNK % r->pages.page)
+        return 0;
+    n = n < most ? n : most;
+    return all && n < one ? one : n;
 }
 
 static lm_code choose_pages(const lm_serve_sizes *ask, lm_backend *b, lm_serve_room *r, lm_err *e)
@@ -109,12 +107,17 @@ static lm_code choose_pages(const lm_serve_sizes *ask, lm_backend *b, lm_serve_r
     size_t memory;
     if (choose_memory(ask, r, b, &memory, e))
         return e->code;
-    if (r->size.tail)
+    if (r->size.tail) {
+        o->snapshots = choose_snapshots(ask, memory, r);
         choose_texts(ask, memory, r);
+        if (without_tails(r, memory) < (size_t)each * r->size.page) {
+            o->snapshots = 0;
+            choose_texts(ask, memory, r);
+        }
+    }
     o->pages = pages_in(without_tails(r, memory), r->size.page);
     if (!ask->memory && each < MOST / o->sequences && each * o->sequences < o->pages)
         o->pages = each * o->sequences;
-    choose_snapshots(ask, memory, r);
     const int64_t most = o->pages * o->page;
     o->context = ask->context < most ? ask->context : most;
     return most < least ? no_room(ask, r, memory, least, e) : LM_OK;
