@@ -147,7 +147,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     echo junk > junk.json
     echo '{"x":1}' > other.json
     sed 's/"type": *"BPE"/"type":"Odd"/' model/tokenizer.json > odd.json
-    ! cmp -s odd.json model/tokenizer.json
+    run ! cmp -s odd.json model/tokenizer.json
     mkdir dir && cp junk.json dir/tokenizer.json
     for to in out.gguf out; do
         for t in "junk.json|junk.json: not valid JSON" "other.json|other.json: is not a tokenizer: " "dir|dir/tokenizer.json: not valid JSON"; do

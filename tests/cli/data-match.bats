@@ -157,7 +157,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     "${T[@]/-q/-v}" data -o a --eval-every 1 --val data/train 2> err
     grep -q "data/train: the validation data are the training data" err
     "${T[@]/-q/-v}" data -o b --eval-every 1 2> err
-    ! grep -q "are the training data" err
+    run ! grep -q "are the training data" err
 }
 
 @test "data: another tokenizer of as many ids is refused, with both names; --no-check-tokenizer goes on" {

@@ -14,10 +14,10 @@ setup() {
 }
 
 @test "generate --kv POLICY: with room for all tokens, answers are those of plain caches" {
-    generate -q run/ -n 30 -T 0 --dtype f32 < long.jsonl > plain
+    generate -q run/ -n 30 -T 0 --dtype f32 --logprobs < long.jsonl > plain
     for kv in snapkv:capacity=900 streaming:window=900 kvmerge:threshold=1,keep=0.9 \
         snapkv:capacity=700,budget=pyramid; do
-        generate -q run/ -n 30 -T 0 --dtype f32 --kv "$kv" < long.jsonl > kept
+        generate -q run/ -n 30 -T 0 --dtype f32 --logprobs --kv "$kv" < long.jsonl > kept
         cmp plain kept
     done
 }
@@ -67,5 +67,5 @@ setup() {
     [ ! -e x.kv ]
     generate -q run/ -p 'The system' -n 4 --save-cache y.kv > /dev/null
     refused "generate: y.kv: snapkv:capacity=40: tokens are dropped while a model runs: *" --kv snapkv:capacity=40 --load-cache y.kv
-    refused "generate: *tokens cannot be dropped from pages that texts share: *" --kv h2o --serve-batch 4
+    refused "generate: --kv: tokens cannot be dropped from pages that texts share: leave the policy, or --serve-batch, out" --kv h2o --serve-batch 4
 }

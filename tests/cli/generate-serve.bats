@@ -39,7 +39,7 @@ setup() {
         generate $opts --serve-batch 40 --kv-memory 1M --kv-disk cache/:8M -j 1 < many.jsonl > disk1
         cmp whole disk1
         generate $opts --serve-batch 16 --kv-memory 2M --as-they-come < many.jsonl > any
-        ! cmp -s whole any
+        run ! cmp -s whole any
         sed 's/.*"prompt_index":\([0-9]*\),.*/\1 &/; s/"prompt_index":[0-9]*,//' any | sort -n | cut -d' ' -f2- > sorted
         cmp whole sorted
         tac many.jsonl > backward

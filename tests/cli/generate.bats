@@ -41,7 +41,7 @@ setup() {
     sed -n 1p o1 | grep -q '"prompt":"The system reads word1"'
     sed -n 40p o1 | grep -q '"prompt":"line 40"'
     generate -q run/ -n 9 --seed 4 --top-p 0.9 --dtype f32 prompts.jsonl > other
-    ! cmp -s o1 other
+    run ! cmp -s o1 other
 }
 
 @test "generate: the seed decides, and each prompt draws for itself" {
@@ -58,7 +58,7 @@ setup() {
     generate -q run/ -p 'The' -n 30 --seed 2 --no-echo > whole
     stop=$(head -c 12 whole | tail -c 2)
     generate -q run/ -p 'The' -n 30 --seed 2 --no-echo --stop "$stop" --stop 'never there' > cut
-    ! grep -qF -- "$stop" cut
+    run ! grep -qF -- "$stop" cut
     n=$(($(wc -c < cut) - 1))
     cmp -n $n whole cut
     [ "$(head -c $((n + 2)) whole | tail -c 2)" = "$stop" ]
@@ -113,7 +113,7 @@ setup() {
     generate -q run/ -n 2 -T 0 --ignore-eos p.jsonl > o
     grep -qF '{"prompt":"a","id": 12345678901234567890,"x": 0.10,"meta": {"k": ["\u00e9", null]},"text":' o
     grep -q '"tokens":2,' o
-    ! grep -q 'mine\|error' o
+    run ! grep -q 'mine\|error' o
     echo '{"text": "not this", "prompt": "a\tb"}' | generate -q run/ -n 1 | grep -q '^{"prompt":"a\\tb","text":"'
 }
 

@@ -233,5 +233,5 @@ PY
         $h .= " " x (-length($h) % 8); $_ = pack("Q<", length $h) . $h . substr $_, 8 + $n' short.kv > bad.kv
     quantize-kv -l bad.kv > list
     grep -q '\[1mm' list
-    ! grep -q $'\e' list
+    run ! grep -q $'\e' list
 }

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # merge-models --search: candidates in memory, their losses, the lines about them, resumption, the best merged.
 
+bats_require_minimum_version 1.5.0
+
 # One base, two models tuned on other texts, and a part of each text held out.
 setup_file() {
     cd "$BATS_FILE_TMPDIR"
@@ -183,7 +185,7 @@ refuses() { # TEXT ARGUMENT ...
         [[ "$output" == *"nothing"* ]]
     done
     merge-models $dem --search grid --val sums-data/val --dry-run > "$out/plan"
-    ! grep -q candidate "$out/plan"
+    run ! grep -q candidate "$out/plan"
     # the lines of two searches in one file could not be told apart
     search --search grid --grid 0,1 -o "$out/y" > "$out/c"
     run bash -c "merge-models $dem --search grid --grid 0,1 --val words-data/val --val sums-data/val $short --resume '$out/c' 2>&1 >> '$out/c'"

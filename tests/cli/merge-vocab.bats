@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # merge-models: models whose tokenizers differ.
 
+bats_require_minimum_version 1.5.0
+
 # a/ and b/: the same architecture, tokenizers learned from different texts; a2/ has the tokenizer of a/.
 setup_file() {
     cd "$BATS_FILE_TMPDIR"
@@ -123,7 +125,7 @@ END
         grep -q "\"text_config\":{.*\"vocab_size\":$rows[,}]" "$out/c"
         [ "$(grep -o '"vocab_size"' "$out/c" | wc -l)" -eq 1 ]
         grep -q '^{"model_type":"duo","dtype":"float32","torch_dtype":"float32","text_config":{.*"dtype":"float32"' "$out/c"
-        ! grep -q bfloat16 "$out/c"
+        run ! grep -q bfloat16 "$out/c"
     done
     [ "$rows" -gt 300 ]
     # the special tokens of another model's tokenizer, in its part of the config

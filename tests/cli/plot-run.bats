@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # plot-run: pictures, growing files, refusals.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     cd "$BATS_TEST_TMPDIR"
@@ -38,7 +40,7 @@ setup() {
     cmp a.svg b.svg
     points=$(grep -o 'stroke="#2563eb" .*points="[^"]*"' a.svg | grep -o '[0-9.]*,[0-9.]*' | wc -l)
     [ "$points" -eq 300 ]
-    ! grep -q '<circle' a.svg
+    run ! grep -q '<circle' a.svg
 }
 
 @test "plot-run: evaluations are marks" {
@@ -75,7 +77,7 @@ setup() {
     plot-run -s 0.9 -o a.svg run.jsonl
     grep -q 'stroke-opacity="0.28"' a.svg
     plot-run -s 0.9 -k lr -o b.svg run.jsonl
-    ! grep -q 'stroke-opacity="0.28"' b.svg
+    run ! grep -q 'stroke-opacity="0.28"' b.svg
 }
 
 @test "plot-run: tokens and seconds along x" {
@@ -131,7 +133,7 @@ setup() {
     cp a.svg first.svg
     sed -n 51,100p run.jsonl >> grow.jsonl
     for _ in $(seq 100); do cmp -s a.svg first.svg || break; sleep 0.05; done
-    ! cmp -s a.svg first.svg
+    run ! cmp -s a.svg first.svg
     kill -TERM $pid
     status=0
     wait $pid || status=$?

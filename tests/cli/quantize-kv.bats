@@ -86,7 +86,7 @@ EOF
         --methods int8 --json -o map.svg run/ data/val > a
     grep -q '"passkey_lengths":\[64,100\],"passkey_depths":3,"passkeys_each":2' a
     [ "$(grep -oE '"passkey_map":\[\[[0-9.]+,[0-9.]+\],\[[0-9.]+,[0-9.]+\],\[[0-9.]+,[0-9.]+\]\]' a | wc -l)" -eq 2 ]
-    ! grep -q '"tokens_per_second":null' a
+    run ! grep -q '"tokens_per_second":null' a
     grep -qE '"key_outliers":\[[1-9][0-9.]*,[1-9][0-9.]*\]' a
     grep -q '<svg' map.svg
     grep -q '50 %' map.svg
@@ -116,7 +116,7 @@ EOF
     cmp a b
     measure c mixed.jsonl --no-documents
     measure d long.jsonl --no-documents
-    ! cmp -s c d
+    run ! cmp -s c d
     measure e shards/train
     of() { grep -o "\"$1\":[0-9.]*" "$2" | head -n 1 | cut -d: -f2; }
     [ "$(of windows a)" -ge 6 ] && [ "$(of windows c)" -gt "$(of windows a)" ]

@@ -36,12 +36,12 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     cd ..
     # a second call makes nothing, another text makes everything again
     make -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > again 2>&1
-    ! grep -q clean-data again
+    run ! grep -q clean-data again
     # -n and -q make nothing, not even the links in WORK
     all_of() { find 'my work' -printf '%p %T@ %l\n' | sort; }
     all_of > before
     make -n -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > same 2>&1
-    ! grep -q clean-data same
+    run ! grep -q clean-data same
     make -n -f 'my recipes/first-light.mk' WORK='my work' CORPUS="'my text/tiny one.txt' my/own" "${SMALL[@]}" > other 2>&1
     grep -q '^clean-data .*corpus/0001-tiny_one.txt corpus/0002-own' other
     run make -q -f 'my recipes/first-light.mk' WORK='my work' CORPUS=my/own "${SMALL[@]}"
@@ -143,7 +143,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     cd ..
     # a second call trains nothing; with one more optimiser, it trains that one only
     compare OPTIMIZERS='muon lion adam sgd momentum' > again 2>&1
-    ! grep -q optimizers-try again
+    run ! grep -q optimizers-try again
     compare OPTIMIZERS='muon lion adam sgd momentum nesterov' -n > more 2>&1
     [ "$(grep -c 'optimizers-try.*runs/' more)" -eq 1 ]
     compare -n > all 2>&1
@@ -205,7 +205,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     grep -q '<svg' 'my work/map.svg'
     # larger channels of keys, and the same function
     cd 'my work'
-    ! cmp -s long/model.safetensors outliers/model.safetensors
+    run ! cmp -s long/model.safetensors outliers/model.safetensors
     eval-model -q --seq-len 64 long/ held-out.jsonl | grep -o '"loss":[^,]*' > loss
     eval-model -q --seq-len 64 outliers/ held-out.jsonl | grep -o '"loss":[^,]*' | cmp - loss
     cd ..
@@ -213,7 +213,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     perl 'my recipes/kv-text' short 20000 3 < 'my work/train.jsonl' > b
     perl 'my recipes/kv-text' short 20000 4 < 'my work/train.jsonl' > c
     cmp a b
-    ! cmp -s a c
+    run ! cmp -s a c
     make -f 'my recipes/kv.mk' WORK='other work' MODEL='my work/short' "${small[@]}" METHODS=int8 > log 2>&1 || { cat log; false; }
     grep -q '^int8 ' 'other work/table.txt'
     [ ! -e 'other work/m0' ]

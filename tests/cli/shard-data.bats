@@ -42,7 +42,7 @@ numbers() {
     [ "$n" -ge 20 ] && [ "$n" -le 60 ]
     [ "$(numbers documents data/meta.json | sed -n 1,2p | xargs)" = "$((400 - n)) $n" ]
     # shuffled: not the input order
-    ! cmp -s <(documents data/train.bin) <(documents all/train.bin | grep -Fxf <(documents data/train.bin))
+    run ! cmp -s <(documents data/train.bin) <(documents all/train.bin | grep -Fxf <(documents data/train.bin))
 }
 
 @test "shard-data: the same bytes for any -j and the same seed, others for another" {
@@ -52,7 +52,7 @@ numbers() {
         cmp j1/$f j5/$f
     done
     shard-data $T --seed 7 --val-fraction 0.2 -o s7 clean.jsonl
-    ! cmp -s j1/train.bin s7/train.bin
+    run ! cmp -s j1/train.bin s7/train.bin
     cmp <(documents j1/val.bin | sort) <(documents s7/val.bin | sort)
 }
 

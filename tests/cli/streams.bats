@@ -3,6 +3,8 @@
 # Models as streams: every tool reads and writes every form, in memory bounded by the largest tensor; inputs may
 # be hostile, outputs are complete or absent.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     cd "$BATS_TEST_TMPDIR"
     export SOURCE_DATE_EPOCH=0
@@ -183,7 +185,7 @@ EOF
     [ "$(peak < log)" -le 64 ]
     tar -cf - -C m config.json model.safetensors | inspect-model -v --stats - 2> log > /dev/null
     [ "$(peak < log)" -le $((64 + 30)) ]
-    ! grep -q spooled log
+    run ! grep -q spooled log
     inspect-model -v --stats m/ 2> log > /dev/null
     [ "$(peak < log)" -le 64 ]
 }

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # train-tokenizer: merges, outputs, refusals.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     cd "$BATS_TEST_TMPDIR"
@@ -104,7 +106,8 @@ setup() {
     grep -qF '[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*' b.json
     # aB is two words for GPT-4o only
     printf 'xaB xaB' | train-tokenizer -qq -V 300 -p gpt4 | grep -q '"aB": '
-    ! printf 'xaB xaB' | train-tokenizer -qq -V 300 -p o200k | grep -q '"aB": '
+    printf 'xaB xaB' | train-tokenizer -qq -V 300 -p o200k > split.json
+    run ! grep -q '"aB": ' split.json
 }
 
 @test "train-tokenizer: limits of frequency and length" {
@@ -113,7 +116,7 @@ setup() {
     [ "$output" -eq 0 ]
     printf 'ab ab ab cd cd' | train-tokenizer -qq -V 400 --min-frequency 3 > t.json
     grep -q '"ab": ' t.json
-    ! grep -q '"cd": ' t.json
+    run ! grep -q '"cd": ' t.json
 }
 
 @test "train-tokenizer: a text that is too small gives a warning and status 0" {

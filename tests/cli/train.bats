@@ -699,7 +699,7 @@ lowest() {
     fast_clock 100 train --resume begun --steps 3602 --dry-run --measure | grep -q 's; 3600 steps that are left take '
     train --resume begun --dry-run > done
     grep -q '^no step is left: no checkpoint (of [0-9.]* MiB) would be written$' done
-    ! grep -q 'at once' done
+    run ! grep -q 'at once' done
     train --resume begun --steps 3 --dry-run | grep -q 'on disk, at most 1 at once$'
     run train m0 data -o run --measure
     [ "$status" -eq 2 ]
