@@ -54,11 +54,10 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
 
 static lm_code open_caches(generate_work *w, lm_err *e)
 {
-    if (generate_open_cache(w, e) || generate_choose_context(w, e) ||
-        lm_open_backend(&tool, w->par, true, &w->backend, e))
+    if (generate_open_cache(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
-    if (generate_open_kv(w, type, e) ||
+    if (generate_open_kv(w, type, e) || generate_choose_context(w, e) ||
         lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e) ||
         open_generator(w, type, e))
         return e->code;

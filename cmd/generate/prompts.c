@@ -32,10 +32,11 @@ static lm_code fits(const generate_work *w, const lm_completion *c, const char *
 {
     if ((int64_t)c->ids.n <= w->context)
         return LM_OK;
+    bool ranked = w->caches.plan && w->caches.plan->policy && w->caches.plan->policy->ranked;
     const char *option = w->room.pages.context && !opt.context ? "shorten it, or raise --kv-memory"
                                                                : "shorten it, or raise --context";
     return lm_fail(e, LM_EUSAGE, where,
-                   w->context < w->model.config.max_positions ? option : "shorten it",
+                   ranked || w->context < w->model.config.max_positions ? option : "shorten it",
                    "the prompt has %zu token%s, the context holds %lld", c->ids.n,
                    lm_plural(c->ids.n), (long long)w->context);
 }
@@ -58,7 +59,9 @@ lm_code generate_open_prompts(generate_work *w, lm_err *e)
 
 lm_code generate_choose_context(generate_work *w, lm_err *e)
 {
-    int64_t most = w->model.config.max_positions, need = w->in ? 2048 : 0;
+    const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
+    int64_t need = w->in ? 2048 : 0;
+    int64_t most = p && p->ranked ? INT32_MAX : w->model.config.max_positions;
     for (int i = 0; i < opt.prompt.n && !w->in; i++) {
         w->ids.n = 0;
         if (encode(w, opt.prompt.v[i], strlen(opt.prompt.v[i]), &w->ids, e)) {

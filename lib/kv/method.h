@@ -71,7 +71,7 @@ struct lm_kv_method {
     /* The form of a side; *out holds the plain form of the layer.  Fails: LM_EUSAGE when the method cannot store
      * this side or layer. */
     lm_code (*form)(const lm_kv_ask *q, lm_kv_side *out, lm_err *e);
-    /* A policy's instead: what it keeps of a layer. */
+    /* A policy's instead: what it keeps of the layers, of which q->site is the first. */
     lm_code (*policy)(const lm_kv_ask *q, lm_kv_policy *out, lm_err *e);
     lm_kv_format base; /* for `form`: what distinguishes the methods of a file */
     lm_dtype plain;

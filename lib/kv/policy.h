@@ -6,7 +6,8 @@
  * names, so that the budget stays; SnapKV adds them instead.  Each key/value head selects for itself; its
  * scores are those of its query heads, added.
  *
- *   streaming  the first `sinks` tokens and the last `window` ones (arXiv:2309.17453)
+ *   streaming  the first `sinks` tokens and the last `window` ones, at positions inside the cache (arXiv:2309.17453,
+ *              section 3.2), which a new token reads beside itself; or at those of the text
  *   h2o        half of the budget are the newest tokens, the other half those of the largest mass: the sum of
  *              the probabilities that all queries gave the token (arXiv:2306.14048)
  *   snapkv     the last `window` tokens of the prompt, and those of the largest mass from the queries of these,
@@ -31,8 +32,11 @@ typedef enum {
 
 typedef struct lm_kv_policy {
     lm_kv_policy_kind kind;
-    int64_t sinks;    /* streaming: first tokens that stay */
-    int64_t window;   /* streaming, snapkv: newest tokens that stay */
+    int64_t sinks;  /* streaming: first tokens that stay */
+    int64_t window; /* streaming, snapkv: newest tokens that stay */
+    /* streaming: the position of a token is its rank among those that stay when it is read; keys are stored before their
+     * rotation.  Otherwise tokens keep their positions in the text. */
+    bool ranked;
     double keep;      /* h2o, random: the budget as a share of the prompt */
     bool protect;     /* h2o, random: the prompt stays, and the budget is of generated tokens */
     int64_t capacity; /* snapkv: the budget */

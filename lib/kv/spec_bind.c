@@ -259,6 +259,11 @@ static lm_code bind_policy(const lm_kv_spec *s, const lm_kv_site *site, lm_kv_pl
     lm_kv_ask q = { .method = s->policy.method, .h = s->policy.h, .site = site, .name = name.data };
     if (!rc && (rc = q.method->policy(&q, policy, e)))
         lm_err_in(e, "%s", where);
+    for (int64_t i = 0; i < p->layers && !rc && policy->ranked; i++) {
+        lm_kv_side *keys = (lm_kv_side *)(uintptr_t)&p->side[2 * i + LM_KV_K];
+        keys->pre_rope = true;
+        keys->rotate = false; /* the matrix does not commute with the rotation by positions */
+    }
     for (int64_t i = 0; i < 2 * p->layers && !rc; i++) {
         const lm_kv_format *f = p->side[i].format;
         if (f && lm_kv_policy_replaces(policy) && lm_kv_step(f, LEAST_PAGE) > 1)

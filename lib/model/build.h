@@ -64,6 +64,8 @@ lm_kv_attr lm_b_kv_attr(const lm_build *b, int64_t layer, const lm_attention_att
 
 /* True if the policy drops tokens of the layer. */
 bool lm_b_kept(const lm_build *b, int64_t layer);
+/* True if tokens of such a layer are read at their ranks: keys are stored before the rotation, of prompts too. */
+bool lm_b_ranked(const lm_build *b, int64_t layer);
 /* True if masses of tokens are added up. */
 bool lm_b_weighs(const lm_build *b);
 /* Of such a layer: pages of a sequence, and masses of a head. */

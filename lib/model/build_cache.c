@@ -31,8 +31,9 @@ bool lm_b_tailed(const lm_build *b, int64_t layers)
 
 bool lm_b_rotates_late(const lm_build *b, int64_t layer)
 {
-    return b->mode == LM_MODE_GENERATE && lm_b_coded(b, layer) &&
-           b->kv->side[2 * layer + LM_KV_K].pre_rope;
+    return b->mode == LM_MODE_GENERATE &&
+           (lm_b_ranked(b, layer) ||
+            (lm_b_coded(b, layer) && b->kv->side[2 * layer + LM_KV_K].pre_rope));
 }
 
 static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
@@ -43,7 +44,7 @@ static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
                        "%s of layer %" PRId64 " would be %s, but activations are %s",
                        side_name[side], layer, lm_dtype_name(s->plain),
                        lm_dtype_name(b->precision.low));
-    if (s->pre_rope && b->kv->policy)
+    if (s->pre_rope && b->kv->policy && !b->kv->policy->ranked)
         return lm_fail(e, LM_EUSAGE, where, "leave the policy out, or choose another method",
                        "%s of layer %" PRId64
                        ": a policy has no place for keys that are stored before their rotation",
@@ -205,9 +206,10 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     const lm_vid rows = rotate(b, &into, qkv);
     const bool late = lm_b_rotates_late(&m->build, layer);
     const lm_vid rope = late ? m->rope[m->config.layer[layer].rope] : LM_NONE;
+    const lm_vid ranks = lm_b_ranked(&m->build, layer) ? m->ranks : LM_NONE;
     qkv = late ? lm_b_rope(b, layer, rows) : rows;
-    lm_vid in[] = { qkv,        used, m->fresh,  m->first,  m->kind, table,  c.pages[0],
-                    c.pages[1], slot, c.tail[0], c.tail[1], rope,    LM_NONE };
+    lm_vid in[] = { qkv,        used, m->fresh,  m->first,  m->kind, table, c.pages[0],
+                    c.pages[1], slot, c.tail[0], c.tail[1], rope,    ranks };
     lm_vid write[] = {
         rows, used, m->fresh, m->first, table, slot, kept ? m->kept[layer].row : LM_NONE
     };
@@ -242,11 +244,49 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     return out[0];
 }
 
+/* A prompt whose tokens will be read at other positions: numbers in one page, keys from before their rotation, and token
+ * j at position j. */
+static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows,
+                               const lm_attention_attr *attr)
+{
+    lm_model *m = b->m;
+    const lm_kv_attr a = { .attention = *attr };
+    const lm_vid table = m->kept[layer].table, rope = m->rope[m->config.layer[layer].rope];
+    lm_tensor page = { .dtype = LM_DTYPE_F32,
+                       .ndim = 4,
+                       .dim = { attr->batch, attr->kv_heads, (m->build.cache + 63) / 64 * 64,
+                                attr->head_dim } };
+    lm_vid keys = cache_of(b, layer, LM_CACHE_KEYS, "keys", page);
+    lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", page);
+    lm_vid in[] = { lm_b_rope(b, layer, rows),
+                    m->used,
+                    m->fresh,
+                    LM_NONE,
+                    LM_NONE,
+                    table,
+                    keys,
+                    values,
+                    LM_NONE,
+                    LM_NONE,
+                    LM_NONE,
+                    rope,
+                    LM_NONE };
+    lm_vid write[] = { rows, m->used, m->fresh, LM_NONE, table, LM_NONE, LM_NONE };
+    lm_vid out[] = { LM_NONE, LM_SKIP }, stored[] = { keys, values, LM_SKIP, LM_SKIP };
+    if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, out, b->e) ||
+        lm_graph_append(m->graph, &lm_op_kv_write, &a, write, stored, b->e))
+        return LM_NONE;
+    return out[0];
+}
+
 lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
                              const lm_attention_attr *attr)
 {
     const lm_build *o = &b->m->build;
     const lm_kv_side *side = o->kv ? &o->kv->side[2 * layer] : NULL;
+    if (lm_b_ranked(o, layer))
+        return o->whole ? ranked_attention(b, layer, qkv, attr)
+                        : coded_attention(b, layer, qkv, attr);
     if (lm_b_kept(o, layer) && !o->whole && !side[LM_KV_K].format && !side[LM_KV_V].format)
         return kept_attention(b, layer, qkv, attr);
     return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, attr)

@@ -14,6 +14,11 @@ bool lm_b_kept(const lm_build *b, int64_t layer)
     return b->kept && b->kept[layer] > 0;
 }
 
+bool lm_b_ranked(const lm_build *b, int64_t layer)
+{
+    return lm_b_kept(b, layer) && b->kv->policy->ranked;
+}
+
 bool lm_b_weighs(const lm_build *b)
 {
     const lm_kv_policy *p = b->kv->policy;
@@ -49,11 +54,14 @@ static lm_code make_layer(lm_model *m, int64_t layer, lm_err *e)
     lm_tensor mass = { .dtype = LM_DTYPE_F32, .ndim = 3, .dim = { B, K, lm_b_masses(b, layer) } };
     if (lm_b_weighs(b) && make_value(m, LM_ROLE_STATE, mass, layer, "mass", &k->mass, e))
         return e->code;
+    int64_t pages = b->whole ? 1 : lm_b_kept_pages(b, layer);
+    if ((!b->whole || lm_b_ranked(b, layer)) &&
+        make_value(m, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, B, pages), layer, "table", &k->table,
+                   e))
+        return e->code;
     if (b->whole)
         return LM_OK;
-    if (make_value(m, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, B), layer, "used", &k->used, e) ||
-        make_value(m, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, B, lm_b_kept_pages(b, layer)), layer,
-                   "table", &k->table, e))
+    if (make_value(m, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, B), layer, "used", &k->used, e))
         return e->code;
     if (!lm_kv_policy_replaces(b->kv->policy))
         return LM_OK;
@@ -65,9 +73,16 @@ lm_code lm_b_make_kept(lm_model *m, lm_err *e)
     const lm_build *b = &m->build;
     if (lm_alloc_n(&m->kept, (size_t)m->config.layers, sizeof *m->kept, "layers of a policy", e))
         return e->code;
-    for (int64_t l = 0; l < m->config.layers; l++)
+    int64_t ranks = 0; /* of the layers that are read at ranks, which all keep the same tokens */
+    for (int64_t l = 0; l < m->config.layers; l++) {
         if (make_layer(m, l, e))
             return e->code;
+        if (lm_b_ranked(b, l) && !b->whole)
+            ranks = lm_b_kept_pages(b, l) * b->kv->page;
+    }
+    if (ranks && lm_graph_value(m->graph, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, b->batch, ranks),
+                                "ranks", &m->ranks, e))
+        return e->code;
     if (b->whole && lm_b_weighs(b) &&
         lm_graph_value(m->graph, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "from", &m->from,
                        e))

@@ -37,7 +37,7 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
     const lm_build build = { .mode = LM_MODE_GENERATE,
                              .batch = batch,
                              .seq = seq,
-                             .cache = g->context,
+                             .cache = g->positions,
                              .precision = { .low = dtype },
                              .kv = g->formats.plan,
                              .kept = generator_kept(g->keep),
@@ -221,13 +221,16 @@ lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b
 {
     lm_generator *g = NULL;
     *out = NULL;
-    if (lm_config_check_context(&w->config, o->context, e) ||
+    bool ranked = o->kv && o->kv->policy && o->kv->policy->ranked;
+    if ((!ranked && lm_config_check_context(&w->config, o->context, e)) ||
         lm_alloc_n(&g, 1, sizeof *g, "a generator", e))
         return e->code;
     g->b = b;
     g->batch = o->batch;
-    g->context = o->context;
+    g->context = g->positions = o->context;
     g->kv = o->kv;
+    if (ranked && g->positions > w->config.max_positions)
+        g->positions = w->config.max_positions;
     if (lm_cache_formats_on(o->kv, &w->config, b, &g->formats, e) ||
         generator_keep_new(o, &w->config, &g->keep, e) || open_all(g, w, o->dtype, e)) {
         lm_generator_free(g);
@@ -281,15 +284,16 @@ static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint
                          int64_t n, lm_err *e)
 {
     int32_t *seen = (int32_t *)g->choice.seen.host + slot * g->context + g->used[slot];
+    int64_t row = g->used[slot] - (g->keep ? generator_keep_dropped(g->keep) : 0);
     if (generator_wait_for_last(g, e))
         return e->code;
     for (int64_t i = 0; i < s->m->build.seq; i++) {
         s->tokens[i] = i < n ? (int32_t)ids[i] : 0;
-        s->pos[i] = i < n ? (int32_t)(g->used[slot] + i) : 0;
+        s->pos[i] = i < n ? (int32_t)(row + i) : 0;
     }
     for (int64_t i = 0; i < n; i++)
         seen[i] = (int32_t)ids[i];
-    s->used[0] = (int32_t)g->used[slot];
+    s->used[0] = (int32_t)row;
     s->fresh[0] = (int32_t)n;
     s->rows[0] = (int32_t)(n - 1);
     g->used[slot] += n;
@@ -317,6 +321,8 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
     for (int64_t at = 0, take; at < n; at += take) {
         int64_t begun = g->used[slot] % LM_KV_CHUNK, cut = LM_KV_CHUNK - begun;
         int i = CHUNKS - 1; /* the smallest that is enough for the rest, otherwise the largest */
+        if (g->keep && generator_keep_room(g, slot, &cut, e))
+            return e->code;
         take = n - at < cut ? n - at : cut;
         /* a part of a chunk as the whole chunk runs: products of few rows have other bits */
         while (i > 0 &&

@@ -259,9 +259,12 @@ lm_code generator_encode_rows(lm_generator *g, int64_t slot, int64_t layer, int6
     describe(g, slot, layer, false, &x);
     for (int64_t from = 0; from < n; from += ROWS) {
         int64_t rows = n - from < ROWS ? n - from : ROWS;
-        for (int64_t h = 0; h < heads; h++)
-            memcpy(c->at + h * ROWS, generator_keep_positions(g, slot, layer, h, &ignored) + from,
-                   (size_t)rows * sizeof *c->at);
+        for (int64_t h = 0; h < heads; h++) {
+            const int32_t *at = generator_keep_positions(g, slot, layer, h, &ignored) + from;
+            for (int64_t i = 0; i < rows; i++)
+                c->at[h * ROWS + i] =
+                    at[i] - (at[i] < g->keep->p->sinks ? 0 : (int32_t)g->keep->dropped);
+        }
         if (put_rows(g, &x, from, rows, e))
             return e->code;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* generate_impl.h -- shared by the generator's files: generate.c builds the graphs and runs
- * prompts, generate_step.c decodes, generate_choose.c chooses tokens from logits.
+ * prompts, generate_step.c decodes, generate_choose.c chooses tokens from logits, generate_cache.c copies caches to
+ * images and back, generate_policy.c and generate_encode.c keep some tokens of a text (generate_keep.h).
  * Private to lib/model. */
 #ifndef LM_MODEL_GENERATE_IMPL_H
 #define LM_MODEL_GENERATE_IMPL_H
@@ -61,6 +62,8 @@ typedef struct {
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
+    int64_t
+        positions; /* that tokens are read at: as many as the context, with ranks at most those of the model */
     const lm_kv_plan *kv;             /* NULL: plain */
     lm_cache_formats formats;         /* those of kv, for the graphs */
     generator_keep *keep;             /* NULL: all tokens stay */

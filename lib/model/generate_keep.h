@@ -41,7 +41,9 @@ struct generator_keep {
     int64_t layers, batch, context, most_new, most_heads;
     int64_t *rows; /* of each layer: lm_build.kept */
     kept_layer *layer;
-    int64_t *n;    /* of each slot: tokens of its prompt */
+    int64_t *n; /* of each slot: tokens of its prompt */
+    int64_t
+        dropped; /* of the prompt that runs: tokens behind the first ones that left the cache of prompts */
     bool *pending; /* the last step's token is not among those of the layers yet */
     char *cache;   /* of prompts */
     size_t cache_bytes;

@@ -42,6 +42,11 @@ lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, gener
     *out = NULL;
     if (!o->kv || !o->kv->policy)
         return LM_OK;
+    const lm_kv_policy *p = o->kv->policy;
+    if (p->ranked && o->context > c->max_positions && p->sinks + p->window >= c->max_positions)
+        return lm_fail(e, LM_EUSAGE, o->kv->text, "choose a smaller window",
+                       "%" PRId64 " tokens stay, and the model has %" PRId64 " positions",
+                       p->sinks + p->window, c->max_positions);
     if (lm_alloc_n(&k, 1, sizeof *k, "a policy", e))
         return e->code;
     *out = k;
@@ -182,8 +187,14 @@ lm_code generator_keep_inputs(const lm_generator *g, lm_model *m, lm_exec *x, ke
         generator_share(&bytes, (size_t)rows, sizeof(int32_t));
         generator_share(&bytes, (size_t)(rows * k->layer[l].heads), sizeof(int32_t));
     }
+    out->n_ranks = m->ranks >= 0 ? m->graph->value[m->ranks].t.dim[1] : 0;
+    size_t ranks = generator_share(&bytes, (size_t)(rows * out->n_ranks), sizeof(int32_t));
     if (lm_mirror_new(g->b, bytes, "rows of caches", &out->inputs, e))
         return e->code;
+    if (out->n_ranks) {
+        out->ranks = generator_room(out->inputs.host, ranks);
+        lm_exec_bind(x, m->ranks, generator_room(out->inputs.dev, ranks));
+    }
     bytes = 0;
     for (int64_t l = 0; l < k->layers; l++) {
         const lm_kept_layer *y = &m->kept[l];
@@ -220,9 +231,12 @@ void generator_keep_bind(const lm_generator *g, lm_model *m, lm_exec *x, int64_t
                      k->rows[c->layer] ? k->cache + k->cache_at[i]
                                        : g->cache + y->at + (size_t)slot * y->slot_bytes);
     }
-    for (int64_t l = 0; l < k->layers; l++)
+    for (int64_t l = 0; l < k->layers; l++) {
         if (m->kept[l].mass >= 0)
             lm_exec_bind(x, m->kept[l].mass, generator_room(k->prompt.dev, k->layer[l].prompt));
+        if (m->kept[l].table >= 0)
+            lm_exec_bind(x, m->kept[l].table, g->numbers.dev);
+    }
     if (m->from >= 0)
         lm_exec_bind(x, m->from, k->from.dev);
 }
@@ -234,6 +248,7 @@ lm_code generator_keep_begin(lm_generator *g, int64_t slot, int64_t n, lm_err *e
     generator_keep *k = g->keep;
     bool newest = k->p->kind == LM_KV_SNAPKV && n > k->p->window;
     k->n[slot] = n;
+    k->dropped = 0;
     k->pending[slot] = false;
     if (!k->prompt.bytes)
         return LM_OK;
@@ -245,6 +260,53 @@ lm_code generator_keep_begin(lm_generator *g, int64_t slot, int64_t n, lm_err *e
                    lm_mirror_push(&k->from, k->from.bytes, NULL, e)
                ? e->code
                : LM_OK;
+}
+
+int64_t generator_keep_dropped(const generator_keep *k)
+{
+    return k->dropped;
+}
+
+/* Rows [from, to) of each head of the cache of prompts to rows at and on. */
+static lm_code move_rows(lm_generator *g, int64_t from, int64_t to, int64_t at, lm_err *e)
+{
+    const lm_model *m = g->prefill[0].m;
+    for (int i = 0; i < m->n_caches; i++) {
+        const lm_tensor *t = &m->graph->value[m->cache[i].value].t;
+        size_t row = lm_plain_bytes(t->dtype, t->dim[3]);
+        for (int64_t h = 0; h < t->dim[1]; h++) {
+            char *head = g->keep->cache + g->keep->cache_at[i] + (size_t)(h * t->dim[2]) * row;
+            if (g->b->copy(g->b, head + (size_t)at * row, head + (size_t)from * row,
+                           (size_t)(to - from) * row, g->b->main, e))
+                return e->code;
+        }
+    }
+    return LM_OK;
+}
+
+lm_code generator_keep_room(lm_generator *g, int64_t slot, int64_t *rows, lm_err *e)
+{
+    generator_keep *k = g->keep;
+    int64_t held = g->used[slot] - k->dropped, first = k->p->sinks, last = k->p->window;
+    if (k->p->ranked && held == g->positions) {
+        /* in pieces that do not overlap */
+        int64_t drop = held - first - last;
+        for (int64_t at = first; at < first + last; at += drop) {
+            int64_t n = least(drop, first + last - at);
+            if (move_rows(g, at + drop, at + drop + n, at, e))
+                return e->code;
+        }
+        k->dropped += drop;
+        held -= drop;
+    }
+    *rows = least(*rows, g->positions - held);
+    return LM_OK;
+}
+
+int64_t generator_keep_rank(const lm_generator *g, int64_t slot)
+{
+    const generator_keep *k = g->keep;
+    return k->p->ranked ? k->layer[0].used[slot] : g->used[slot];
 }
 
 float *generator_prompt_mass(const generator_keep *k, int64_t layer, int64_t head)
@@ -360,6 +422,16 @@ static lm_code choose_rows(generator_keep *k, int64_t layer, int64_t slot, int64
     return LM_OK;
 }
 
+/* The rank of each row of a slot: the first tokens, and as many as follow up to the newest. */
+static void write_ranks(const lm_generator *g, int64_t slot, int32_t *rank)
+{
+    const generator_keep *k = g->keep;
+    int64_t rows = k->layer[0].used[slot], gone = g->used[slot] - rows;
+    const int32_t *at = positions_of(&k->layer[0], slot, 0);
+    for (int64_t i = 0; i < rows; i++)
+        rank[i] = (int32_t)(at[i] < k->p->sinks ? at[i] : at[i] - gone);
+}
+
 static lm_code step_slot(lm_generator *g, keep_inputs *in, int64_t slot, bool on, lm_err *e)
 {
     generator_keep *k = g->keep;
@@ -375,6 +447,8 @@ static lm_code step_slot(lm_generator *g, keep_inputs *in, int64_t slot, bool on
         if (on && choose_rows(k, l, slot, position, &in->used[l][slot], row, e))
             return e->code;
     }
+    if (on && in->ranks)
+        write_ranks(g, slot, in->ranks + slot * in->n_ranks);
     if (on)
         k->pending[slot] = true;
     return LM_OK;

@@ -6,6 +6,9 @@
  * pages, which have room for these and for the new tokens.  While tokens are generated, the host chooses the rows that
  * are replaced between steps, by the masses up to the step before.  The host knows the position of each row; rows
  * of a head are in any order.  Layers with a window are left alone.
+ * Ranked tokens (kv/policy.h) are read at their ranks, so that a text can be longer than the model has positions.  A
+ * prompt that is longer runs in parts: of what precedes a part, the tokens that stay are read, at their ranks, and all of
+ * the part.
  * Private to lib/model. */
 #ifndef LM_MODEL_GENERATE_POLICY_H
 #define LM_MODEL_GENERATE_POLICY_H
@@ -21,6 +24,8 @@ typedef struct generator_keep generator_keep;
 typedef struct {
     lm_mirror inputs;
     int32_t **used, **row;
+    int32_t *ranks; /* [rows][n_ranks]; NULL: tokens keep their positions */
+    int64_t n_ranks;
 } keep_inputs;
 
 /* NULL in *out for a plan without a policy. */
@@ -42,6 +47,14 @@ lm_code generator_keep_inputs(const lm_generator *g, lm_model *m, lm_exec *x, ke
 void generator_keep_inputs_fini(keep_inputs *in);
 /* Bind a graph of prompts for slot `slot` to the caches of prompts; layers that are left alone to the slot's. */
 void generator_keep_bind(const lm_generator *g, lm_model *m, lm_exec *x, int64_t slot);
+
+/* Of the prompt that runs, how many of its tokens the cache of prompts does not hold any longer. */
+int64_t generator_keep_dropped(const generator_keep *k);
+/* Limit *rows to the room that the cache of prompts has for the slot's next ones.  If ranked tokens fill it, all but those
+ * that stay are dropped first. */
+lm_code generator_keep_room(lm_generator *g, int64_t slot, int64_t *rows, lm_err *e);
+/* The position of the token that a slot reads next. */
+int64_t generator_keep_rank(const lm_generator *g, int64_t slot);
 
 /* A prompt of n tokens begins; it has run: select and store. */
 lm_code generator_keep_begin(lm_generator *g, int64_t slot, int64_t n, lm_err *e);

@@ -100,7 +100,7 @@ static lm_code set_step(lm_generator *g, const int32_t *next, decode_width **out
     for (int64_t i = 0; i < d->rows; i++) {
         bool on = next[i] >= 0;
         s->tokens[i] = on ? next[i] : 0;
-        s->pos[i] = on ? (int32_t)g->used[i] : 0;
+        s->pos[i] = on ? (int32_t)(g->keep ? generator_keep_rank(g, i) : g->used[i]) : 0;
         s->used[i] = on ? (int32_t)g->used[i] : 0;
         s->fresh[i] = on;
         s->rows[i] = (int32_t)i;

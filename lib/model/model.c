@@ -227,7 +227,7 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
     lm_vid *const none[] = { &m->tokens,  &m->targets, &m->pos,   &m->lo,   &m->scale,
                              &m->used,    &m->fresh,   &m->rows,  &m->loss, &m->logits,
                              &m->rope[0], &m->rope[1], &m->first, &m->kind, &m->table,
-                             &m->slot,    &m->from };
+                             &m->slot,    &m->from,    &m->ranks };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {

@@ -110,8 +110,9 @@ typedef struct {
 
 /* A layer whose caches keep some tokens (lm_build.kept); each LM_NONE if the layer does not have it. */
 typedef struct {
-    lm_vid used, table; /* I32 [B], [B,P]: in place of those of all layers */
-    lm_vid row;         /* I32 [B,K]: the token that the new one replaces, or the first free row */
+    lm_vid used,
+        table; /* I32 [B], [B,P]: in place of those of all layers; of ranked prompts a table of one page */
+    lm_vid row;  /* I32 [B,K]: the token that the new one replaces, or the first free row */
     lm_vid mass; /* STATE F32 [B,K,M] (kernels/kv_keep.h), M rows and one for the new token */
 } lm_kept_layer;
 
@@ -139,6 +140,8 @@ typedef struct {
     lm_vid table; /* with pages, coded ones too: I32 [B,P] */
     lm_vid slot;  /* with tails: I32 [B] */
     lm_vid from;  /* of prompts with masses: I32 [B], the first position whose queries count */
+    lm_vid
+        ranks; /* of a policy that is `ranked`: I32 [B,M], the position of each token in the caches */
     lm_kept_layer *kept;        /* with build.kept, of each layer */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;

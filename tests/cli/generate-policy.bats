@@ -36,6 +36,24 @@ setup() {
     run ! cmp -s plain kept
 }
 
+@test "generate --kv streaming: texts beyond the positions of the model, in constant memory" {
+    max=$(sed 's/.*"max_position_embeddings": *\([0-9]*\).*/\1/;t;d' run/config.json)
+    text=$(for i in 1 2 3 4 5 6 7 8 9; do cat corpus.txt; done | tr -cd 'a-zA-Z .' | head -c $((6 * max)))
+    run -2 generate -q run/ -p "$text" -n $((2 * max)) --kv streaming:window=40,positions=text
+    for b in 1 3; do
+        printf '{"text": "%s"}\n' "$text" "The system" "A $text" |
+            generate -v run/ -n $((max + 50)) -b $b --ignore-eos --context $((9 * max)) --dtype f32 --kv streaming:window=40 > long.$b 2> said.$b
+    done
+    cmp long.1 long.3
+    [ "$(grep -o '"prompt_tokens":[0-9]*' long.1 | head -n 1 | cut -d: -f2)" -gt "$max" ]
+    grep -c "\"tokens\":$((max + 50))," long.1 | grep -qx 3
+    grep -q 'room for 45 tokens of a text' said.1
+    generate -q run/ -p "$text" -n 3 --kv streaming:window=40+int8 > text
+    [ -s text ]
+    run -2 generate -q run/ -p a -n $((2 * max)) --kv streaming:window=$max
+    [[ $output == *"tokens stay, and the model has $max positions: choose a smaller window" ]]
+}
+
 @test "generate --kv POLICY: a long context takes the memory of one text; -v tells it" {
     caches() { # of 8 texts in a context of 1,024, in KiB
         generate -v run/ -n 16 --context 1024 -b 8 "$@" < long.jsonl 2>&1 > answers |

@@ -72,7 +72,8 @@ typedef struct {
     float *cache[2 * LAYERS_MOST];
     double *mass[LAYERS_MOST][HEADS_MOST];
     int32_t at[LAYERS_MOST][HEADS_MOST][S];
-    int64_t n; /* tokens in the caches */
+    int32_t turned[LAYERS_MOST][HEADS_MOST][S]; /* the position by which each key is rotated */
+    int64_t n;                                  /* tokens in the caches */
 } simulation;
 
 static void open_simulation(simulation *s, lm_loaded *w, const lm_kv_policy *p)
@@ -146,18 +147,51 @@ static void weigh(simulation *s, int64_t layer, int64_t h)
         s->mass[layer][kv][j] += p[j] / sum;
 }
 
+/* Rotate a key of plain rotary embedding from its position to another one. */
+static void turn(simulation *s, int64_t layer, int64_t head, int64_t row, int32_t to)
+{
+    const lm_rope_config *r = &s->m->config.rope[0];
+    float *k = row_of(s, layer, 0, head, row);
+    int32_t *from = &s->turned[layer][head][row];
+    for (int64_t j = 0; j < r->dim / 2 && *from != to; j++) {
+        float f = (float)(1.0 / (float)pow(r->theta, 2.0 * (double)j / (double)r->dim));
+        double angle = (double)((float)to * f) - (double)((float)*from * f);
+        double x = (double)k[j], y = (double)k[j + r->dim / 2];
+        k[j] = (float)(x * cos(angle) - y * sin(angle));
+        k[j + r->dim / 2] = (float)(y * cos(angle) + x * sin(angle));
+    }
+    *from = to;
+}
+
+/* Each token to its rank. */
+static void turn_all(simulation *s)
+{
+    for (int64_t l = 0; l < s->m->config.layers; l++)
+        for (int64_t h = 0; h < s->m->config.layer[l].kv_heads; h++)
+            for (int64_t i = 0; i < s->n; i++) {
+                int32_t rank = 0;
+                for (int64_t j = 0; j < s->n; j++)
+                    rank += s->at[l][h][j] < s->at[l][h][i];
+                turn(s, l, h, i, rank);
+            }
+}
+
 /* Run a token at `pos` behind the s->n in the caches. */
 static const float *simulate(simulation *s, uint32_t id, int64_t pos, bool counts)
 {
     const lm_step none = { 0 };
+    if (s->p->ranked)
+        turn_all(s);
     s->token = (int32_t)id;
-    s->pos = (int32_t)pos;
+    s->pos = (int32_t)(s->p->ranked ? s->n : pos);
     s->used = (int32_t)s->n;
     ok(lm_exec_run(s->x, &none, &err));
     for (int64_t l = 0; l < s->m->config.layers; l++) {
         const lm_layer *y = &s->m->config.layer[l];
-        for (int64_t h = 0; h < y->kv_heads; h++)
+        for (int64_t h = 0; h < y->kv_heads; h++) {
             s->at[l][h][s->n] = (int32_t)pos;
+            s->turned[l][h][s->n] = s->pos;
+        }
         for (int64_t h = 0; counts && h < y->heads; h++)
             weigh(s, l, h);
     }
@@ -209,6 +243,7 @@ static void move(simulation *s, int64_t layer, int64_t head, int64_t from, int64
     for (int side = 0; side < 2; side++)
         memmove(row_of(s, layer, side, head, to), row_of(s, layer, side, head, from), row);
     s->at[layer][head][to] = s->at[layer][head][from];
+    s->turned[layer][head][to] = s->turned[layer][head][from];
     s->mass[layer][head][to] = s->mass[layer][head][from];
 }
 
@@ -316,9 +351,13 @@ static void as_simulated(const char *config, const char *spec)
     if (s->p->kind == LM_KV_SNAPKV)
         from = PROMPT - s->p->window;
     const float *want = NULL, *got = prompt(&k, 0, PROMPT);
-    for (int64_t i = 0; i < PROMPT; i++)
+    for (int64_t i = 0; i < PROMPT; i++) {
+        if (s->n == w.config.max_positions) /* the next part of a long prompt */
+            keep(s, s->p->sinks + s->p->window);
         want = simulate(s, ids[i], i, i >= from);
+    }
     double worst = apart(got, want);
+    assert_true(worst < 2e-4);
     keep(s, lm_kv_policy_budget(s->p, PROMPT, 0, 1));
     same_tokens(&k, s, spec, -1);
     for (int64_t i = PROMPT; i < PROMPT + STEPS; i++) {
@@ -340,11 +379,66 @@ static void as_simulated(const char *config, const char *spec)
 static void policies(void **state)
 {
     static const char *const specs[] = { "h2o:keep=0.3", "streaming:sinks=4,window=60",
+                                         "streaming:sinks=4,window=60,positions=text",
                                          "random:keep=0.4,seed=3", "snapkv:capacity=80,window=16" };
     (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         as_simulated(configs[LLAMA], specs[i]);
         as_simulated(configs[GPT2], specs[i]);
+    }
+}
+
+/* Tokens at their ranks: a text of more tokens than the model has positions, of which prompts are read in parts; parts of
+ * as many tokens as stay, of fewer and of more; keys with a norm and without. */
+static void beyond_the_positions(void **state)
+{
+#define LONG(type, positions)                                                   \
+    "{\"model_type\":\"" type "\",\"vocab_size\":96,\"initializer_range\":0.3," \
+    "\"max_position_embeddings\":" positions "," CACHED_WIDTHS                  \
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,\"num_hidden_layers\":2}"
+    lm_loaded w;
+    keeper k = { 0 };
+    (void)state;
+    as_simulated(LONG("llama", "128"), "streaming:sinks=4,window=60");
+    as_simulated(LONG("llama", "120"), "streaming:sinks=3,window=90");
+    as_simulated(LONG("qwen3", "150"), "streaming:sinks=0,window=40");
+    loaded_of(LONG("llama", "128"), LM_DTYPE_F32, par, backend, &w);
+    ok(lm_cache_plan_open("streaming:sinks=4,window=124", &w.config, LM_DTYPE_F32, NULL, &k.plan,
+                          &err));
+    assert_int_equal(lm_generator_new(&w,
+                                      &(lm_generator_opts){ LM_DTYPE_F32, 1, S, k.plan.plan, 0 },
+                                      backend, &k.g, &err),
+                     LM_EUSAGE);
+    assert_non_null(strstr(err.what, "128 tokens stay, and the model has 128 positions"));
+    err = (lm_err){ 0 };
+    close_keeper(&k);
+    lm_loaded_fini(&w);
+}
+
+/* Learned positions and windows cannot change while a token stays. */
+static void positions_of_the_text(void **state)
+{
+    static const int other[] = { GPT2, GEMMA3, MISTRAL };
+    (void)state;
+    for (size_t i = 0; i < 4; i++) {
+        lm_loaded w;
+        lm_cache_plan p;
+        bool last = i == 3;
+        loaded_of(configs[last ? LLAMA : other[i]], LM_DTYPE_F32, par, backend, &w);
+        ok(lm_cache_plan_open("streaming+int4", &w.config, LM_DTYPE_F32, NULL, &p, &err));
+        assert_int_equal(p.plan->policy->ranked, last);
+        assert_int_equal(p.plan->side[LM_KV_K].pre_rope, last);
+        assert_int_equal(p.plan->side[LM_KV_K].rotate, !last);
+        assert_true(p.plan->side[LM_KV_V].rotate);
+        lm_cache_plan_fini(&p);
+        assert_int_equal(lm_cache_plan_open("streaming:positions=cache", &w.config, LM_DTYPE_F32,
+                                            NULL, &p, &err),
+                         last ? LM_OK : LM_EUSAGE);
+        if (!last)
+            assert_string_equal(err.todo, "choose positions=text");
+        err = (lm_err){ 0 };
+        lm_cache_plan_fini(&p);
+        lm_loaded_fini(&w);
     }
 }
 
@@ -561,7 +655,7 @@ static void room(void **state)
     (void)state;
     loaded_of(configs[LLAMA], LM_DTYPE_F32, par, backend, &w);
     open_keeper(&plain, &w, LM_DTYPE_F32, 8, NULL);
-    open_keeper(&k, &w, LM_DTYPE_F32, 8, "streaming:sinks=4,window=59");
+    open_keeper(&k, &w, LM_DTYPE_F32, 8, "streaming:sinks=4,window=59,positions=text");
     size_t whole = lm_generator_cache_bytes(plain.g), one = whole / 8;
     assert_int_equal(lm_generator_cache_bytes(k.g), one + 8 * (one / S * 64));
     prompt(&k, 0, PROMPT);
@@ -593,9 +687,14 @@ static void room(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies),     cmocka_unit_test(merging),
-        cmocka_unit_test(room_for_all), cmocka_unit_test(other_forms),
-        cmocka_unit_test(slots_alone),  cmocka_unit_test(room),
+        cmocka_unit_test(policies),
+        cmocka_unit_test(merging),
+        cmocka_unit_test(room_for_all),
+        cmocka_unit_test(other_forms),
+        cmocka_unit_test(slots_alone),
+        cmocka_unit_test(room),
+        cmocka_unit_test(beyond_the_positions),
+        cmocka_unit_test(positions_of_the_text),
     };
     return cmocka_run_group_tests_name("generate_policy", tests, open_cached, close_cpu);
 }

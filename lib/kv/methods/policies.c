@@ -14,16 +14,33 @@
 static const lm_hyper streaming_hyper[] = {
     { "sinks", 4, 0, 1e6, "first tokens that stay", LM_WHOLE },
     { "window", 512, 1, 1e9, "newest tokens that stay", LM_WHOLE },
+    { "positions", 0, 0, 2, "ranks (auto: where possible), or the text's", "auto cache text" },
     { 0 },
 };
 
+enum { AUTO, CACHE };
+
+/* NULL if all layers can read tokens at their ranks, otherwise the reason. */
+static const char *not_ranked(const lm_kv_site *site)
+{
+    for (int64_t l = 0; l < site->layers; l++) {
+        if (!site[l].rope)
+            return "the model has learned positions, which do not change while a token stays";
+        if (site[l].window)
+            return "layers with a sliding window keep the positions of the text";
+    }
+    return NULL;
+}
+
 static lm_code make_streaming(const lm_kv_ask *q, lm_kv_policy *out, lm_err *e)
 {
-    (void)e;
+    const char *why = not_ranked(q->site);
     *out = (lm_kv_policy){ .kind = LM_KV_STREAMING,
                            .sinks = (int64_t)q->h[0],
-                           .window = (int64_t)q->h[1] };
-    return LM_OK;
+                           .window = (int64_t)q->h[1],
+                           .ranked = (int)q->h[2] == CACHE || ((int)q->h[2] == AUTO && !why) };
+    return out->ranked && why ? lm_fail(e, LM_EUSAGE, q->name, "choose positions=text", "%s", why)
+                              : LM_OK;
 }
 
 const lm_kv_method lm_kv_streaming = {
