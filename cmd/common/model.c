@@ -24,8 +24,10 @@ lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_pa
     else if (!(rc = lm_model_source_open(path, &how, &src, e)) &&
              (rc = lm_coded_source_over(&src, e)))
         lm_model_source_close(src);
-    if (!rc)
+    if (!rc) {
+        lm_model_source_set_par(src, par);
         rc = lm_loaded_take(src, out, e);
+    }
     out->par = par;
     return rc;
 }

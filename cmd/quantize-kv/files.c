@@ -66,11 +66,9 @@ static lm_code bind_method(work *w, lm_err *e)
         lm_alloc_n(&w->site, (size_t)a->layers, sizeof *w->site, "layers", e))
         return e->code;
     for (int i = 0; lm_kv_spec_file(w->spec, i); i++) {
-        if (lm_kv_data_read(lm_kv_spec_file(w->spec, i), &w->data[i], e))
+        if (lm_kv_data_read(lm_kv_spec_file(w->spec, i), &w->data[i], e) ||
+            lm_kv_data_check(w->data[i], a->weights, a->config, e))
             return e->code;
-        if (*w->data[i]->weights && strcmp(w->data[i]->weights, a->weights))
-            return lm_fail(e, LM_EUSAGE, w->data[i]->path, "use the calibration of this model",
-                           "was measured with other weights");
     }
     for (int64_t i = 0; i < a->layers; i++)
         w->site[i] = (lm_kv_site){ .layer = i,

@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "compress/kv_capture.h"
 #include "model/arch.h"
+#include "model/cache_about.h"
 #include "model/cache_plan.h"
 
 /* What is kept of one side of a layer. */
@@ -261,7 +263,7 @@ static lm_code put_text(const calibration *k, const char *text, const char **out
 static lm_code give(calibration *k, const char *path, lm_err *e)
 {
     uint8_t digest[16];
-    char text[33] = "";
+    char text[33] = "", config[33];
 
     if (lm_kv_data_new(k->w->config.layers, path, &k->d, e))
         return e->code;
@@ -271,9 +273,10 @@ static lm_code give(calibration *k, const char *path, lm_err *e)
     k->d->outliers = k->o->levels.outliers;
     if (k->w->src && lm_model_source_weights_digest(k->w->src, digest, e))
         return e->code;
-    for (int i = 0; i < 16 && k->w->src; i++)
-        snprintf(text + 2 * i, 3, "%02x", digest[i]);
-    return put_text(k, text, &k->d->weights, e) ||
+    if (k->w->src)
+        lm_hash128_hex(digest, text);
+    return lm_config_digest(&k->w->config, config, e) || put_text(k, text, &k->d->weights, e) ||
+                   put_text(k, config, &k->d->config, e) ||
                    put_text(k, k->candidates ? k->o->candidates : "", &k->d->candidates, e)
                ? e->code
                : LM_OK;

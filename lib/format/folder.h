@@ -85,12 +85,13 @@ lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out,
 /* Digest of the input for its product's history (provenance.h); 0 for a stream, which is not read
  * twice. */
 lm_code lm_model_source_digest(const lm_model_source *m, uint64_t *out, lm_err *e);
-/* XXH3-128 of the weights alone: of each tensor, in the order of names, its name, shape, type and 18
- * pieces of 4 KiB from its beginning to its end (all bytes of a tensor that has no more).  The same for
- * a folder, shards, a tar and an .lmz of it; another one for a GGUF file, of which codes are read.
- * Identifies what a model computes (a cache's model), not every byte.  A stream of which tensors are left
- * is spooled to disk; afterwards its tensors can be read in any order. */
+/* XXH3-128 of all weights: of each tensor, in the order of names, its name, type and shape and the XXH3-128 of each 4 MiB
+ * of its bytes.  The same for a folder, shards, a tar and an .lmz of it; another one for a GGUF file, of which codes
+ * are read.  Computed once for each source, on the threads of lm_model_source_set_par.  A stream of which tensors are
+ * left is spooled to disk; afterwards its tensors can be read in any order. */
 lm_code lm_model_source_weights_digest(lm_model_source *m, uint8_t digest[16], lm_err *e);
+/* Threads for digests; borrowed until the source is closed.  NULL, as it begins: the calling one. */
+void lm_model_source_set_par(lm_model_source *m, lm_par *par);
 
 /* Tensors in order: shards in the order of their names, each in the order of its data. */
 size_t lm_model_source_count(const lm_model_source *m);

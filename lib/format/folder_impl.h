@@ -43,6 +43,10 @@ struct lm_model_source {
     const lm_st_tensor *held; /* the tensor whose bytes are in `window` */
     uint8_t *window;
     size_t window_bytes;
+
+    lm_par *par;        /* of digests */
+    uint8_t digest[16]; /* of the weights, once it is computed */
+    bool has_digest;
 };
 
 /* The file of t, which points into its table.  NULL: t belongs to a stream, or to another model. */

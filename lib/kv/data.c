@@ -20,7 +20,7 @@ lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_er
     if (lm_alloc_n(&d, 1, sizeof *d, "calibration", e))
         return e->code;
     d->layers = layers;
-    d->weights = d->candidates = "";
+    d->weights = d->config = d->candidates = "";
     if (lm_arena_new(&d->arena, 1 << 16, e) ||
         lm_arena_alloc(d->arena, &d->side, (size_t)layers, 2 * sizeof *d->side, e) ||
         lm_arena_strdup(d->arena, &own, path, strlen(path), e)) {
@@ -146,24 +146,34 @@ static lm_code check_ranges(const lm_kv_data *d, lm_err *e)
     return LM_OK;
 }
 
+/* "" for a text that is not there. */
+static lm_code copy_meta(lm_kv_data *d, const char *text, const char **out, lm_err *e)
+{
+    char *own = NULL;
+    *out = "";
+    if (!text)
+        return LM_OK;
+    if (lm_arena_strdup(d->arena, &own, text, strlen(text), e))
+        return e->code;
+    *out = own;
+    return LM_OK;
+}
+
 static lm_code read_meta(const lm_st *s, lm_kv_data *d, lm_err *e)
 {
     const char *format = lm_st_meta(s, "format"), *version = lm_st_meta(s, "version");
     const char *outliers = lm_st_meta(s, "outliers"), *weights = lm_st_meta(s, "weights");
-    const char *candidates = lm_st_meta(s, "candidates");
-    char *own, *list;
+    const char *candidates = lm_st_meta(s, "candidates"), *config = lm_st_meta(s, "config");
     if (!format || strcmp(format, "kv-calibration") || !version || strcmp(version, "1"))
-        return lm_fail(e, LM_EFORMAT, d->path, NULL, "not a calibration of version 1");
+        return lm_fail(e, LM_EFORMAT, d->path, "write it with quantize-kv --calibrate",
+                       "it is not a calibration of version 1");
     if (outliers &&
         (!lm_parse_double(outliers, &d->outliers) || !(d->outliers >= 0 && d->outliers < 1)))
         return lm_fail(e, LM_EFORMAT, d->path, NULL,
                        "outliers are a share from 0 to 1, not '%.40s'", outliers);
-    if (weights && lm_arena_strdup(d->arena, &own, weights, strlen(weights), e))
+    if (copy_meta(d, weights, &d->weights, e) || copy_meta(d, config, &d->config, e) ||
+        copy_meta(d, candidates, &d->candidates, e))
         return e->code;
-    if (candidates && lm_arena_strdup(d->arena, &list, candidates, strlen(candidates), e))
-        return e->code;
-    d->weights = weights ? own : "";
-    d->candidates = candidates ? list : "";
     return LM_OK;
 }
 
@@ -194,6 +204,16 @@ lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e)
     return rc;
 }
 
+lm_code lm_kv_data_check(const lm_kv_data *d, const char *weights, const char *config, lm_err *e)
+{
+    bool other = *d->weights && strcmp(d->weights, weights);
+    if (!other && !(*d->config && strcmp(d->config, config)))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, d->path, "use the calibration of this model",
+                   "it was measured with other %s",
+                   other ? "weights" : "settings of the model's config.json");
+}
+
 /* ---- writing ---- */
 
 /* The numbers of a kind, and their shape; NULL: there are no such numbers. */
@@ -218,7 +238,7 @@ static lm_code plan_file(const lm_kv_data *d, lm_st_plan *p, lm_err *e)
     snprintf(text, sizeof text, "%.17g", d->outliers);
     if (lm_st_plan_meta(p, "format", "kv-calibration", e) ||
         lm_st_plan_meta(p, "version", "1", e) || lm_st_plan_meta(p, "weights", d->weights, e) ||
-        lm_st_plan_meta(p, "outliers", text, e) ||
+        lm_st_plan_meta(p, "config", d->config, e) || lm_st_plan_meta(p, "outliers", text, e) ||
         lm_st_plan_meta(p, "candidates", d->candidates, e))
         return e->code;
     for (int64_t i = 0; i < 2 * d->layers; i++)

@@ -4,6 +4,7 @@
  * __metadata__, all strings:
  *   format "kv-cache"; version "1"; coding "plain", "coded" or "cachegen"
  *   model_type; weights: lm_model_source_weights_digest, 32 hexadecimal digits
+ *   config: lm_config_digest, what the model computes besides; 32 hexadecimal digits
  *   rope: the rotary settings as JSON text, compared as text
  *   k_state "post_rope" (keys are rotated by their positions), "pre_rope" (those of some layers are not)
  *   layers; kv_heads and head_dim: JSON lists, a number for each layer; tokens; act: the type of plain numbers
@@ -11,7 +12,8 @@
  *   next: the id of the token that follows, which was chosen and has no rows; absent: the cache ends with a prompt
  *   forms (coded): {"spec": text (kv/spec.h), "page": tokens, "forms": [FORM ...], "parts": [index or null ...]}, for
  *   part 2 N (keys of layer N) and 2 N + 1 (values) a form, or null for plain numbers; see file_form.c
- *   xxh3: a JSON object, for each tensor, and for forms and next, the XXH3-64 of its bytes, 16 hexadecimal digits
+ *   xxh3: a JSON object, for each tensor the XXH3-64 of its bytes, 16 hexadecimal digits
+ *   header: XXH3-128 of all other pairs and of the table of tensors (file_header.c), 32 hexadecimal digits
  *   lmutils.history (format/provenance.h), if there is one
  * Tensors, in this order (another one is read from a file, on a stream `tables` must precede chunks):
  *   token_ids I32 [tokens]
@@ -45,7 +47,7 @@ enum {
 /* What a cache is of.  Of an open file: borrowed from it. */
 typedef struct {
     const char *model_type;
-    const char *weights; /* 32 hexadecimal digits */
+    const char *weights, *config; /* 32 hexadecimal digits each */
     const char *rope;
     int64_t layers, tokens;
     const int64_t *kv_heads, *head_dim; /* [layers] */
@@ -114,8 +116,8 @@ unsigned lm_kv_file_levels(const lm_kv_file *f); /* as lm_kv_file_write; 0: not 
 /* Bytes of chunk c at a level that is present. */
 uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level);
 
-/* LM_EFORMAT unless the file has the cache of this model: the same type, weights, rotary settings and
- * shapes, at most `context` tokens.  `a`: tokens, act, history and forms are not compared. */
+/* LM_EFORMAT unless the file has the cache of this model: the same type, weights, rotary and other
+ * settings and shapes, at most `context` tokens.  `a`: tokens, act, history and forms are not compared. */
 lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t context, lm_err *e);
 
 typedef struct {

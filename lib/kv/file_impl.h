@@ -54,6 +54,16 @@ uint64_t kv_tensor_bytes(const lm_kv_file *f, kv_tensor what);
  * Fails: LM_EFORMAT. */
 lm_code kv_forms_write(const lm_kv_about *a, lm_buf *out, lm_err *e);
 lm_code kv_forms_read(lm_kv_file *f, const char *text, lm_err *e);
+/* What a header says: that of an open file, or of one that will be written. */
+typedef struct {
+    const void *of;
+    bool (*meta_at)(const void *of, size_t i, const char **key, const char **value);
+    const lm_st_tensor *(*tensor_at)(const void *of, size_t i);
+    size_t tensors;
+} kv_header;
+#define KV_HEADER_KEY "header"
+/* The checksum of a header, 32 hexadecimal digits (file_header.c).  Fails: LM_ELIMIT. */
+lm_code kv_header_digest(const kv_header *from, char hex[33], lm_err *e);
 /* The parts of a cache at a level; [kv_parts]. */
 void kv_level_parts(const lm_kv_about *a, int level, lm_cachegen_part *part);
 /* True if n numbers are finite. */

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,18 +80,6 @@ static lm_code need_count(const lm_kv_file *f, const char *key, int64_t *out, lm
                    lm_st_show(text, show));
 }
 
-/* The text of a key against its checksum. */
-static lm_code check_text(const lm_kv_file *f, const char *key, const char *text, lm_err *e)
-{
-    const char *want = json_string_value(json_object_get(f->hashes, key));
-    char hex[17];
-    snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(text, strlen(text), 0));
-    if (want && !strcmp(want, hex))
-        return LM_OK;
-    return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
-                   "the checksum of %s is wrong", key);
-}
-
 /* The token that follows, if there is one. */
 static lm_code read_next(lm_kv_file *f, lm_err *e)
 {
@@ -103,8 +92,6 @@ static lm_code read_next(lm_kv_file *f, lm_err *e)
     if (!digits || *end || id > INT32_MAX)
         return lm_fail(e, LM_EFORMAT, f->where, NULL, "next is '%s', not an id",
                        lm_st_show(text, show));
-    if (check_text(f, "next", text, e))
-        return e->code;
     f->about.has_next = true;
     f->about.next = (int32_t)id;
     return LM_OK;
@@ -146,23 +133,47 @@ static lm_code read_hashes(lm_kv_file *f, lm_err *e)
     return rc;
 }
 
-/* Each tensor and each of these texts has a checksum, and each checksum is of one of them, so that none can be lost by
- * another name. */
+/* Each tensor has a checksum, and each checksum is of a tensor. */
 static lm_code check_hashes(const lm_kv_file *f, lm_err *e)
 {
     char show[LM_ST_SHOWN];
     lm_code rc = LM_OK;
-    size_t all = count(f) + (meta(f, "next") != NULL) + (meta(f, "forms") != NULL);
-    if (json_object_size(f->hashes) > all)
+    if (json_object_size(f->hashes) > count(f))
         rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
-                     "xxh3 has the checksum of something that is not there");
+                     "xxh3 has the checksum of a tensor that is not there");
     for (size_t i = 0; i < count(f) && !rc; i++) {
         const char *hex = json_string_value(json_object_get(f->hashes, at(f, i)->name));
         if (!hex || !is_hex(hex, 16))
-            rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "xxh3 has no checksum of tensor '%s'",
-                         lm_st_show(at(f, i)->name, show));
+            rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                         "xxh3 has no checksum of tensor '%s'", lm_st_show(at(f, i)->name, show));
     }
     return rc;
+}
+
+static bool file_meta_at(const void *of, size_t i, const char **key, const char **value)
+{
+    const lm_kv_file *f = of;
+    return f->st ? lm_st_meta_at(f->st, i, key, value)
+                 : lm_st_stream_meta_at(f->stream, i, key, value);
+}
+
+static const lm_st_tensor *file_tensor_at(const void *of, size_t i)
+{
+    return at(of, i);
+}
+
+/* All that the header says, against its checksum; nothing else of it is read before. */
+static lm_code check_header(const lm_kv_file *f, lm_err *e)
+{
+    const kv_header h = { f, file_meta_at, file_tensor_at, count(f) };
+    const char *want;
+    char hex[33];
+    lm_code rc = need(f, KV_HEADER_KEY, &want, e);
+    rc = rc ? rc : kv_header_digest(&h, hex, e);
+    if (rc || !strcmp(hex, want))
+        return rc;
+    return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                   "the checksum of its header is wrong");
 }
 
 /* What is stored: the rows of layers, and their forms. */
@@ -177,8 +188,7 @@ static lm_code read_form_of(lm_kv_file *f, lm_err *e)
     if (meta(f, "rows") && need_list(f, "rows", &f->rows, e))
         return e->code;
     a->rows = f->rows;
-    if (coded && (need(f, "forms", &text, e) || check_text(f, "forms", text, e) ||
-                  kv_forms_read(f, text, e)))
+    if (coded && (need(f, "forms", &text, e) || kv_forms_read(f, text, e)))
         return e->code;
     for (int64_t i = 0; i < kv_parts(a) && a->form; i++)
         pre_rope = pre_rope || a->form[i].pre_rope;
@@ -195,19 +205,21 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
         return lm_fail(e, LM_EFORMAT, f->where, NULL,
                        "it is not a cache: __metadata__ lacks format 'kv-cache'");
     lm_code rc = need_word(f, "version", "1", NULL, NULL, e);
+    rc = rc ? rc : check_header(f, e);
     rc = rc ? rc : need_word(f, "coding", "plain", "coded", "cachegen", e);
     rc = rc ? rc : need_word(f, "k_state", "post_rope", "pre_rope", NULL, e);
     rc = rc ? rc : read_hashes(f, e);
     rc = rc ? rc : need(f, "model_type", &a->model_type, e);
     rc = rc ? rc : need(f, "weights", &a->weights, e);
+    rc = rc ? rc : need(f, "config", &a->config, e);
     rc = rc ? rc : need(f, "rope", &a->rope, e);
     rc = rc ? rc : need(f, "act", &act, e);
     rc = rc ? rc : need_count(f, "layers", &a->layers, e);
     rc = rc ? rc : need_count(f, "tokens", &a->tokens, e);
     rc = rc ? rc : read_next(f, e);
-    if (!rc && !is_hex(a->weights, 32))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL,
-                     "weights is not a digest of 32 hexadecimal digits");
+    if (!rc && !(is_hex(a->weights, 32) && is_hex(a->config, 32)))
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is not a digest of 32 hexadecimal digits",
+                     is_hex(a->weights, 32) ? "config" : "weights");
     if (!rc && a->layers > LM_KV_FILE_LAYERS)
         rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%lld layers, %d are possible",
                      (long long)a->layers, LM_KV_FILE_LAYERS);
@@ -465,28 +477,41 @@ uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level)
 
 /* ---- The model ---- */
 
+/* A cache of another model, from which nothing follows for this one. */
+static lm_code other_model(const lm_kv_file *f, lm_err *e, const char *what, ...) LM_PRINTF(3, 4);
+static lm_code other_model(const lm_kv_file *f, lm_err *e, const char *what, ...)
+{
+    char text[200];
+    va_list ap;
+    va_start(ap, what);
+    vsnprintf(text, sizeof text, what, ap);
+    va_end(ap);
+    return lm_fail(e, LM_EFORMAT, f->where,
+                   "give the model that wrote it, or compute the text again", "%s", text);
+}
+
 lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t context, lm_err *e)
 {
     const lm_kv_about *b = &f->about;
     char show[LM_ST_SHOWN];
     if (strcmp(a->model_type, b->model_type))
-        return lm_fail(e, LM_EFORMAT, f->where, NULL,
-                       "it is the cache of a model of type '%s', not '%s'",
-                       lm_st_show(b->model_type, show), a->model_type);
+        return other_model(f, e, "it is the cache of a model of type '%s', not '%s'",
+                           lm_st_show(b->model_type, show), a->model_type);
     bool same = a->layers == b->layers;
     for (int64_t i = 0; i < a->layers && same; i++)
         same = a->kv_heads[i] == b->kv_heads[i] && a->head_dim[i] == b->head_dim[i];
     if (!same)
-        return lm_fail(e, LM_EFORMAT, f->where, NULL,
-                       "it is the cache of another model: layers and heads differ");
+        return other_model(f, e, "it is the cache of another model: layers and heads differ");
     if (strcmp(a->weights, b->weights))
-        return lm_fail(e, LM_EFORMAT, f->where, NULL,
-                       "it is the cache of another model: of weights %s, not %s", b->weights,
-                       a->weights);
+        return other_model(f, e, "it is the cache of another model: of weights %s, not %s",
+                           b->weights, a->weights);
     if (strcmp(a->rope, b->rope))
-        return lm_fail(e, LM_EFORMAT, f->where, NULL,
+        return lm_fail(e, LM_EFORMAT, f->where, "give the config.json of that model",
                        "its keys were rotated with other settings: %s, the model has %s",
                        lm_st_show(b->rope, show), a->rope);
+    if (strcmp(a->config, b->config))
+        return lm_fail(e, LM_EFORMAT, f->where, "give the config.json of that model",
+                       "it was computed with other settings of norms, attention or scales");
     if (b->tokens > context)
         return lm_fail(e, LM_EFORMAT, f->where, "give a larger context",
                        "it has %lld tokens, the context %lld", (long long)b->tokens,

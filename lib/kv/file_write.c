@@ -190,19 +190,12 @@ static void add_hash(lm_jw *w, const char *name, const void *data, size_t bytes)
     lm_jw_str(w, name, hex);
 }
 
-static lm_code meta_hashes(lm_st_plan *p, const pieces *s, const lm_buf *forms, lm_err *e)
+static lm_code meta_hashes(lm_st_plan *p, const pieces *s, lm_err *e)
 {
     lm_buf text = { 0 };
     lm_jw w;
     lm_jw_begin(&w, &text, 0, e);
     lm_jw_obj(&w, NULL);
-    if (forms->len)
-        add_hash(&w, "forms", forms->data, forms->len);
-    if (s->a->has_next) {
-        char next[32];
-        int n = snprintf(next, sizeof next, "%" PRId32, s->a->next);
-        add_hash(&w, "next", next, (size_t)n);
-    }
     for (size_t i = 0; i < s->n; i++) {
         char name[KV_NAME];
         kv_tensor_name(&s->v[i].what, name);
@@ -213,6 +206,25 @@ static lm_code meta_hashes(lm_st_plan *p, const pieces *s, const lm_buf *forms, 
     rc = rc ? rc : lm_st_plan_meta(p, "xxh3", text.data, e);
     lm_buf_fini(&text);
     return rc;
+}
+
+static bool plan_meta_at(const void *of, size_t i, const char **key, const char **value)
+{
+    return lm_st_plan_meta_at(of, i, key, value);
+}
+
+static const lm_st_tensor *plan_tensor_at(const void *of, size_t i)
+{
+    return lm_st_plan_at(of, i);
+}
+
+/* The checksum of the header, when all else is in it. */
+static lm_code meta_header(lm_st_plan *p, lm_err *e)
+{
+    const kv_header h = { p, plan_meta_at, plan_tensor_at, lm_st_plan_count(p) };
+    char hex[33];
+    lm_code rc = kv_header_digest(&h, hex, e);
+    return rc ? rc : lm_st_plan_meta(p, KV_HEADER_KEY, hex, e);
 }
 
 static bool has_pre_rope(const lm_kv_about *a)
@@ -237,6 +249,7 @@ static lm_code make_meta(lm_st_plan *p, const pieces *s, unsigned levels, lm_err
                               e);
     rc = rc ? rc : lm_st_plan_meta(p, "model_type", a->model_type, e);
     rc = rc ? rc : lm_st_plan_meta(p, "weights", a->weights, e);
+    rc = rc ? rc : lm_st_plan_meta(p, "config", a->config, e);
     rc = rc ? rc : lm_st_plan_meta(p, "rope", a->rope, e);
     rc = rc ? rc : lm_st_plan_meta(p, "k_state", has_pre_rope(a) ? "pre_rope" : "post_rope", e);
     rc = rc ? rc : meta_number(p, "layers", a->layers, e);
@@ -252,9 +265,11 @@ static lm_code make_meta(lm_st_plan *p, const pieces *s, unsigned levels, lm_err
         rc = kv_forms_write(a, &forms, e);
     if (!rc && a->form)
         rc = lm_st_plan_meta(p, "forms", forms.data, e);
-    rc = rc ? rc : meta_hashes(p, s, &forms, e);
+    rc = rc ? rc : meta_hashes(p, s, e);
     lm_buf_fini(&forms);
-    return rc || !a->history ? rc : lm_st_plan_meta(p, LM_HISTORY_KEY, a->history, e);
+    if (!rc && a->history)
+        rc = lm_st_plan_meta(p, LM_HISTORY_KEY, a->history, e);
+    return rc ? rc : meta_header(p, e);
 }
 
 static lm_code plan_piece(lm_st_plan *p, const lm_kv_about *a, const piece *q, lm_err *e)

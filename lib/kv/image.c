@@ -54,7 +54,8 @@ static lm_code copy_about(lm_arena *a, const lm_kv_about *from, lm_kv_about *to,
     lm_kv_side *form = NULL;
     *to = *from;
     if (copy_text(a, &to->model_type, e) || copy_text(a, &to->weights, e) ||
-        copy_text(a, &to->rope, e) || copy_text(a, &to->history, e) || copy_text(a, &to->spec, e) ||
+        copy_text(a, &to->config, e) || copy_text(a, &to->rope, e) ||
+        copy_text(a, &to->history, e) || copy_text(a, &to->spec, e) ||
         copy_bytes(a, from->kv_heads, L, sizeof *to->kv_heads, &to->kv_heads, e) ||
         copy_bytes(a, from->head_dim, L, sizeof *to->head_dim, &to->head_dim, e) ||
         copy_bytes(a, from->rows, L, sizeof *to->rows, &to->rows, e) ||

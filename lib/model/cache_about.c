@@ -59,6 +59,70 @@ lm_code lm_rope_text(const lm_config *c, int64_t positions, lm_buf *out, lm_err 
     return lm_jw_end(&w);
 }
 
+/* ---- Other settings ---- */
+
+static void write_layer(lm_jw *w, const lm_layer *y)
+{
+    lm_jw_obj(w, NULL);
+    lm_jw_int(w, "heads", y->heads);
+    lm_jw_int(w, "kv_heads", y->kv_heads);
+    lm_jw_int(w, "head_dim", y->head_dim);
+    lm_jw_int(w, "window", y->window);
+    lm_jw_f64(w, "scale", y->scale);
+    lm_jw_f64(w, "soft_cap", y->soft_cap);
+    lm_jw_int(w, "rope", y->rope);
+    lm_jw_int(w, "qk_norm", y->qk_norm);
+    lm_jw_bool(w, "qkv_bias", y->qkv_bias);
+    lm_jw_bool(w, "out_bias", y->out_bias);
+    lm_jw_int(w, "mlp", y->mlp);
+    lm_jw_int(w, "ffn", y->ffn);
+    lm_jw_bool(w, "mlp_bias", y->mlp_bias);
+    lm_jw_bool(w, "norm_before", y->norm_before);
+    lm_jw_bool(w, "norm_after", y->norm_after);
+    lm_jw_close_obj(w);
+}
+
+static lm_code write_config(const lm_config *c, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "model_type", lm_arch_name(c->arch));
+    lm_jw_int(&w, "vocab", c->vocab);
+    lm_jw_int(&w, "width", c->width);
+    lm_jw_int(&w, "norm", c->norm);
+    lm_jw_f64(&w, "norm_eps", c->norm_eps);
+    lm_jw_bool(&w, "norm_plus_one", c->norm_plus_one);
+    lm_jw_f64(&w, "embed_scale", c->embed_scale);
+    lm_jw_f64(&w, "logit_cap", c->logit_cap);
+    lm_jw_bool(&w, "tied", c->tied);
+    lm_jw_arr(&w, "layers");
+    for (int64_t i = 0; i < c->layers; i++)
+        write_layer(&w, &c->layer[i]);
+    lm_jw_close_arr(&w);
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w);
+}
+
+lm_code lm_config_digest(const lm_config *c, char hex[33], lm_err *e)
+{
+    lm_buf text = { 0 };
+    uint8_t digest[16];
+    lm_hash128 h;
+    lm_code rc = lm_rope_text(c, c->max_positions, &text, e);
+    rc = rc ? rc : write_config(c, &text, e);
+    if (!rc) {
+        lm_hash128_init(&h);
+        lm_hash128_add(&h, text.data, text.len);
+        lm_hash128_end(&h, digest);
+        lm_hash128_hex(digest, hex);
+    }
+    lm_buf_fini(&text);
+    return rc;
+}
+
+/* ---- The description ---- */
+
 lm_code lm_cache_about_model(const lm_config *c, const uint8_t weights[16], int64_t positions,
                              lm_dtype act, lm_cache_about *out, lm_err *e)
 {
@@ -68,6 +132,7 @@ lm_code lm_cache_about_model(const lm_config *c, const uint8_t weights[16], int6
     rc = lm_alloc_n(&out->kv_heads, n, sizeof *out->kv_heads, "layers of a cache", e);
     rc = rc ? rc : lm_alloc_n(&out->head_dim, n, sizeof *out->head_dim, "layers of a cache", e);
     rc = rc ? rc : lm_rope_text(c, positions, &out->rope, e);
+    rc = rc ? rc : lm_config_digest(c, out->config, e);
     if (rc)
         return rc;
     for (int64_t i = 0; i < c->layers; i++) {
@@ -77,6 +142,7 @@ lm_code lm_cache_about_model(const lm_config *c, const uint8_t weights[16], int6
     lm_hash128_hex(weights, out->weights);
     out->about.model_type = lm_arch_name(c->arch);
     out->about.weights = out->weights;
+    out->about.config = out->config;
     out->about.rope = out->rope.data;
     out->about.kv_heads = out->kv_heads;
     out->about.head_dim = out->head_dim;

@@ -10,7 +10,7 @@
 /* Owns what `about` points to; `tokens` and `history` are the caller's. */
 typedef struct {
     lm_kv_about about;
-    char weights[33];
+    char weights[33], config[33];
     lm_buf rope;
     int64_t *kv_heads, *head_dim;
 } lm_cache_about;
@@ -25,5 +25,10 @@ void lm_cache_about_fini(lm_cache_about *a);
  * with every number that determines the angles, and no other.  Equal texts: equal keys.  Tables of the
  * dynamic type depend on the number of positions beyond the trained ones.  Learned positions: "{}". */
 lm_code lm_rope_text(const lm_config *c, int64_t positions, lm_buf *out, lm_err *e);
+
+/* XXH3-128, 32 hexadecimal digits, of all numbers of a configuration that determine what a model computes from its weights:
+ * norms, heads, windows, scales, caps, MLPs and the rotary tables within the trained positions.  Without the
+ * number of positions (unless angles depend on it), ids of special tokens, dropout and the type of weights. */
+lm_code lm_config_digest(const lm_config *c, char hex[33], lm_err *e);
 
 #endif

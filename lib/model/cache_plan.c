@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "model/cache_about.h"
 
 lm_kv_site lm_cache_site(const lm_config *c, lm_dtype act, int64_t l)
 {
@@ -30,27 +31,25 @@ lm_code lm_cache_sites(const lm_config *c, lm_dtype act, lm_kv_site **out, lm_er
     return LM_OK;
 }
 
-/* A calibration of other weights suits neither their ranges nor their errors. */
-static lm_code check_weights(const lm_kv_data *d, lm_model_source *src, lm_err *e)
+/* A calibration of another model suits neither its ranges nor its errors. */
+static lm_code check_model(const lm_kv_data *d, const lm_config *c, lm_model_source *src, lm_err *e)
 {
     uint8_t digest[16];
-    char hex[33];
-    if (!src || !d->weights || !*d->weights)
+    char hex[33] = "", config[33];
+    if (!src || !*d->weights)
         return LM_OK;
-    if (lm_model_source_weights_digest(src, digest, e))
+    if (lm_config_digest(c, config, e) || lm_model_source_weights_digest(src, digest, e))
         return e->code;
     lm_hash128_hex(digest, hex);
-    if (!strcmp(hex, d->weights))
-        return LM_OK;
-    return lm_fail(e, LM_EUSAGE, d->path, "use the calibration of this model",
-                   "was measured with other weights");
+    return lm_kv_data_check(d, hex, config, e);
 }
 
-static lm_code read_data(const lm_kv_spec *s, lm_model_source *src, lm_cache_plan *p, lm_err *e)
+static lm_code read_data(const lm_kv_spec *s, const lm_config *c, lm_model_source *src,
+                         lm_cache_plan *p, lm_err *e)
 {
     for (int i = 0; lm_kv_spec_file(s, i); i++)
         if (lm_kv_data_read(lm_kv_spec_file(s, i), &p->data[i], e) ||
-            check_weights(p->data[i], src, e))
+            check_model(p->data[i], c, src, e))
             return e->code;
     return LM_OK;
 }
@@ -61,7 +60,7 @@ lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, l
     lm_kv_spec *s = NULL;
     *out = (lm_cache_plan){ 0 };
     lm_code rc = lm_kv_spec_parse(spec, &s, e);
-    rc = rc ? rc : read_data(s, src, out, e);
+    rc = rc ? rc : read_data(s, c, src, out, e);
     rc = rc ? rc : lm_cache_sites(c, act, &out->site, e);
     rc = rc ? rc
             : lm_kv_spec_bind(s, out->site, c->layers, (const lm_kv_data *const *)out->data,

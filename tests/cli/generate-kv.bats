@@ -102,7 +102,12 @@ END
         --set num_key_value_heads=4 --tokenizer tok/tokenizer.json --seed 9 -o other/
     run --separate-stderr generate other/ -p 'The system' -n 4 --kv kvquant:file=kvq.safetensors
     [ "$status" -eq 2 ]
-    [[ $stderr == "generate: kvq.safetensors: was measured with other weights: use the calibration of this model" ]]
+    [[ $stderr == "generate: kvq.safetensors: it was measured with other weights: use the calibration of this model" ]]
+    cp -RL run changed
+    sed -i 's/"rope_theta": *[0-9.]*/"rope_theta": 77.0/' changed/config.json
+    run --separate-stderr generate changed/ -p 'The system' -n 4 --kv kvquant:file=kvq.safetensors
+    [ "$status" -eq 2 ]
+    [[ $stderr == "generate: kvq.safetensors: it was measured with other settings of the model's config.json: "* ]]
 }
 
 @test "generate --list-kv: the methods, as a table and as JSON; each is in the manual" {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_kv_cache.c -- cache files (kv-cache(5)), and the tables and chunks of streamed caches.
  *
- * Byte 0: even, the rest is a file, which is read as a stream and through its path with the same
- * outcome; odd, bytes 1 and 2 are the length of tables, which follow with a chunk behind them: numbers
+ * Byte 0: even, the rest is a file, which is read as it is, and with a corrected checksum of its header, as a
+ * stream and through its path with the same outcome; odd, bytes 1 and 2 are the length of tables, which follow with a chunk behind them: numbers
  * that are decoded are finite. */
 #include <math.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "kv/image.h"
-#include "tests/unit/span_reader.h"
+#include "tests/unit/kv_header.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -104,9 +104,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 3)
         return 0;
-    if (data[0] % 2)
+    if (data[0] % 2) {
         coded(data + 1, size - 1);
-    else
-        file(data + 1, size - 1);
+        return 0;
+    }
+    char *copy = malloc(size);
+    memcpy(copy, data + 1, size - 1);
+    file(data + 1, size - 1);
+    reseal(copy, size - 1);
+    file((const uint8_t *)copy, size - 1);
+    free(copy);
     return 0;
 }

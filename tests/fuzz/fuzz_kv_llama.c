@@ -31,6 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static int fd = -1;
     const lm_kv_about a = { .model_type = "llama",
                             .weights = "",
+                            .config = "",
                             .rope = "{}",
                             .layers = 2,
                             .kv_heads = heads,

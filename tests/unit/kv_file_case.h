@@ -13,7 +13,7 @@
 #include "base/hash.h"
 #include "base/rng.h"
 #include "kv/image.h"
-#include "tests/unit/span_reader.h"
+#include "tests/unit/kv_header.h"
 
 enum { LAYERS = 3, PARTS = 2 * LAYERS, VOCAB = 500, CONTEXT = 4096 };
 
@@ -29,6 +29,7 @@ typedef lm_kv_image cache;
 
 static const lm_kv_about about_all = { .model_type = "llama",
                                        .weights = "0123456789abcdef0123456789abcdef",
+                                       .config = "fedcba9876543210fedcba9876543210",
                                        .rope = "{\"theta\":1e4}",
                                        .layers = LAYERS,
                                        .kv_heads = heads,
@@ -159,7 +160,7 @@ static inline bool same(const cache *a, const cache *b)
     return good;
 }
 
-/* Change `n` bytes of a tensor and its checksum with them. */
+/* Change `n` bytes of a tensor, and its checksum and that of the header with them. */
 static inline void patch(lm_buf *b, const char *tensor, size_t at, const void *bytes, size_t n)
 {
     lm_st *st;
@@ -178,6 +179,57 @@ static inline void patch(lm_buf *b, const char *tensor, size_t at, const void *b
     assert_non_null(where);
     memcpy(where, new, 16);
     lm_st_close(st);
+    reseal(b->data, b->len);
+}
+
+static inline bool same_text(const char *a, const char *b)
+{
+    return !a == !b && (!a || !strcmp(a, b));
+}
+
+/* True if two descriptions say the same in all that they have. */
+static inline bool same_about(const lm_kv_about *a, const lm_kv_about *b)
+{
+    size_t n = sizeof(int64_t) * LAYERS;
+    bool good = a->layers == LAYERS && b->layers == LAYERS && a->tokens == b->tokens &&
+                a->act == b->act && a->has_next == b->has_next && a->page == b->page &&
+                (!a->has_next || a->next == b->next) && same_text(a->model_type, b->model_type) &&
+                same_text(a->weights, b->weights) && same_text(a->config, b->config) &&
+                same_text(a->rope, b->rope) && same_text(a->history, b->history) &&
+                same_text(a->spec, b->spec) && !memcmp(a->kv_heads, b->kv_heads, n) &&
+                !memcmp(a->head_dim, b->head_dim, n) && !a->rows == !b->rows &&
+                (!a->rows || !memcmp(a->rows, b->rows, n)) && !a->form == !b->form;
+    for (int i = 0; i < PARTS && good && a->form; i++)
+        good = lm_kv_same_form(&a->form[i], &b->form[i], heads[i / 2], width[i / 2]);
+    return good;
+}
+
+/* Every bit of a header flipped, in a stream and a file: refused with a message. */
+static inline void check_header_flips(const cache *c)
+{
+    lm_buf b = write_cache(c, 0);
+    uint64_t header;
+    memcpy(&header, b.data, 8);
+    for (size_t i = 0; i < 8 * (8 + header); i++) {
+        lm_kv_file *f = NULL;
+        span s = { b.data, b.len };
+        lm_err e = { 0 };
+        b.data[i / 8] ^= (char)(1 << i % 8);
+        if (i % 64 == 0)
+            put_file(b.data, b.len);
+        lm_code rc = i % 64 == 0 ? lm_kv_file_open(path, &f, &e)
+                                 : lm_kv_file_open_on(read_span, &s, "m", &f, &e);
+        if (!rc || !e.what[0])
+            fail_msg("bit %zu of byte %zu is accepted, or has no message", i % 8, i / 8);
+        b.data[i / 8] ^= (char)(1 << i % 8);
+    }
+    lm_kv_file *f;
+    span s = { b.data, b.len };
+    lm_err e = { 0 };
+    assert_int_equal(lm_kv_file_open_on(read_span, &s, "m", &f, &e), 0);
+    assert_true(same_about(&c->about, lm_kv_file_about(f)));
+    lm_kv_file_close(f);
+    lm_buf_fini(&b);
 }
 
 static inline int make_path(void **state)

@@ -124,6 +124,7 @@ static lm_kv_data sensitivities(void)
     return (lm_kv_data){ .layers = LAYERS,
                          .side = numbers,
                          .weights = "",
+                         .config = "",
                          .candidates = candidates,
                          .path = "s.safetensors" };
 }

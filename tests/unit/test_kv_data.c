@@ -63,6 +63,7 @@ static lm_kv_data *example(void)
     }
     d->outliers = 0.01;
     d->weights = "0123456789abcdef0123456789abcdef";
+    d->config = "fedcba9876543210fedcba9876543210";
     d->candidates = "int8;int4:group=16";
     for (int l = 0; l < LAYERS - 1; l++) { /* the last has keys only */
         d->side[2 * l + 1] = (lm_kv_numbers){
@@ -98,9 +99,18 @@ static void round_trip(void **state)
 {
     (void)state;
     lm_kv_data *d = write_and_read(example());
+    lm_err e = { 0 };
     assert_int_equal(d->layers, LAYERS);
     assert_true(d->outliers == 0.01);
     assert_string_equal(d->weights, "0123456789abcdef0123456789abcdef");
+    assert_string_equal(d->config, "fedcba9876543210fedcba9876543210");
+    assert_int_equal(lm_kv_data_check(d, d->weights, d->config, &e), LM_OK);
+    assert_int_equal(lm_kv_data_check(d, d->weights, d->weights, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "config.json"));
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_kv_data_check(d, d->config, d->config, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "weights"));
+    e = (lm_err){ 0 };
     assert_string_equal(d->candidates, "int8;int4:group=16");
     assert_string_equal(d->path, path);
     for (int l = 0; l < LAYERS; l++) {
@@ -166,7 +176,7 @@ static void bad_files(void **state)
           1,
           { 4 },
           up,
-          "not a calibration of version 1" },
+          "it is not a calibration of version 1" },
         { "kv-calibration",
           "1",
           "layers.0.k.table",

@@ -126,12 +126,63 @@ static void test_about(void **state)
     lm_config_fini(&c);
 }
 
+/* Each setting that determines what is computed changes the digest; the others do not. */
+static void test_config_digest(void **state)
+{
+    char digest[24][33];
+    int n = 0;
+    lm_config c;
+    lm_err e = { 0 };
+    (void)state;
+    read_config("gemma2", ",\"head_dim\":16", &c);
+    assert_int_equal(lm_config_digest(&c, digest[n++], &e), 0);
+#define CHANGED(member, value)                                          \
+    do {                                                                \
+        const lm_config kept = c;                                       \
+        const lm_layer layer = c.layer[1];                              \
+        c.member = (value);                                             \
+        assert_int_equal(lm_config_digest(&c, digest[n++], &e), LM_OK); \
+        c = kept, c.layer[1] = layer;                                   \
+    } while (0)
+    CHANGED(norm_eps, 0.5);
+    CHANGED(norm_plus_one, !c.norm_plus_one);
+    CHANGED(norm, (lm_norm_kind)!c.norm);
+    CHANGED(vocab, 101);
+    CHANGED(width, 128);
+    CHANGED(embed_scale, 3);
+    CHANGED(logit_cap, 10);
+    CHANGED(rope[0].theta, 5e5);
+    CHANGED(rope[0].dim, 8);
+    CHANGED(layer[1].heads, 8);
+    CHANGED(layer[1].kv_heads, 1);
+    CHANGED(layer[1].head_dim, 32);
+    CHANGED(layer[1].window, 32);
+    CHANGED(layer[1].scale, 0.25);
+    CHANGED(layer[1].soft_cap, 20);
+    CHANGED(layer[1].rope, -1);
+    CHANGED(layer[1].qk_norm, LM_QK_NORM_HEAD);
+    CHANGED(layer[1].qkv_bias, true);
+    CHANGED(layer[1].mlp, LM_MLP_SWIGLU);
+    CHANGED(layer[1].norm_after, !c.layer[1].norm_after);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < i; j++)
+            if (!strcmp(digest[i], digest[j]))
+                fail_msg("changes %d and %d have one digest", i, j);
+    CHANGED(max_positions, 9000);
+    CHANGED(bos, 3);
+    CHANGED(init_std, 1);
+    for (int i = n - 3; i < n; i++)
+        assert_string_equal(digest[0], digest[i]);
+    lm_config_fini(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rope_text),
         cmocka_unit_test(test_dynamic),
         cmocka_unit_test(test_about),
+        cmocka_unit_test(test_config_digest),
     };
     return cmocka_run_group_tests_name("model_cache", tests, NULL, NULL);
 }
