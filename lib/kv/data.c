@@ -165,7 +165,7 @@ static lm_code read_meta(const lm_st *s, lm_kv_data *d, lm_err *e)
     const char *outliers = lm_st_meta(s, "outliers"), *weights = lm_st_meta(s, "weights");
     const char *candidates = lm_st_meta(s, "candidates"), *config = lm_st_meta(s, "config");
     if (!format || strcmp(format, "kv-calibration") || !version || strcmp(version, "1"))
-        return lm_fail(e, LM_EFORMAT, d->path, "write it with quantize-kv --calibrate",
+        return lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again",
                        "it is not a calibration of version 1");
     if (outliers &&
         (!lm_parse_double(outliers, &d->outliers) || !(d->outliers >= 0 && d->outliers < 1)))

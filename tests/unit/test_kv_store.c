@@ -56,9 +56,13 @@ static void hadamard(void **state)
 
 static float lower[HEADS * MOST_D], upper[HEADS * MOST_D], tables[2][16];
 static lm_kv_numbers numbers[2];
-static lm_kv_data calibration = {
-    .layers = 1, .side = numbers, .outliers = 0.02, .weights = "", .config = "", .candidates = "", .path = "c"
-};
+static lm_kv_data calibration = { .layers = 1,
+                                  .side = numbers,
+                                  .outliers = 0.02,
+                                  .weights = "",
+                                  .config = "",
+                                  .candidates = "",
+                                  .path = "c" };
 
 static void calibrate(int64_t D)
 {
