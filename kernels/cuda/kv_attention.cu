@@ -7,29 +7,12 @@
  * Tiles begin at multiples of their length, so that bits do not depend on where a prompt is cut into calls.
  *
  * Shared memory decides the blocks of a multiprocessor: (Q + KEYS) rows of D + 4 floats, 25 KiB for 16 queries of 128
- * numbers, 82 KiB for 4 queries of 1024.  Grids depend on shapes only. */
-#include "kernels/cuda/kv_tile.cuh"
+ * numbers, 82 KiB for 4 queries of 1024.  Grids depend on shapes only.
+ *
+ * With LM_CUDA=tensor prompts go to kv_attention_tensor.cu, new tokens over whole codes to kv_attention_integer.cu. */
+#include "kernels/cuda/kv_attention.cuh"
 
-enum { THREADS = 128, PART = 128, FEW_ROWS = 4 };
-
-struct kv_attending {
-    kv_rows r;
-    kv_side side[2];
-    int64_t parts, seq;     /* of new tokens: parts of the room, rows of a sequence */
-    float *out, *max, *sum; /* partial results by row of new tokens, head and part */
-    /* cached keys are rotated by rows of `rope` (R numbers): those of `place` [B,places], or of tokens */
-    const float *rope;
-    const int32_t *place;
-    int rotary, places;
-    int tables[2]; /* numbers of shared memory */
-    bool packed;
-};
-
-/* Some queries of one sequence and key/value head: number q is row i0 + q / heads, head h + q % heads. */
-struct kv_queries {
-    int64_t b, h, row; /* row: of qkv, of query 0 */
-    int i0, n, heads;
-};
+enum { FEW_ROWS = 4 };
 
 /* Results of a thread: of query threadIdx / (THREADS / Q), the columns 4 (lane + lanes x) .. + 3. */
 template <int D, int Q> struct kv_result {
@@ -50,23 +33,6 @@ template <int D, int Q, int KEYS> struct kv_shared {
         TABLE = (WEIGHT + Q * (KEYS + 1) + 3) / 4 * 4
     };
 };
-
-/* Rotate the cached keys among tokens [j0, j0 + n) of a tile; behind a barrier. */
-static __device__ inline void rotate_keys(const kv_attending &a, int64_t b, int j0, int n,
-                                          float *keys, int ld)
-{
-    const int half = a.rotary / 2, used = a.r.used[b], end = used - j0 < n ? used - j0 : n;
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < end * half; i += THREADS) {
-        const int row = i / half, d = i % half, j = j0 + row;
-        const int64_t at = a.place ? a.place[b * a.places + j] : j;
-        const float c = a.rope[at * a.rotary + d], s = a.rope[at * a.rotary + half + d];
-        float *x = keys + row * ld + d;
-        const float u = x[0], v = x[half];
-        x[0] = u * c - v * s;
-        x[half] = v * c + u * s;
-    }
-}
 
 /* Products of the thread's query with its keys of a tile. */
 template <int D, int Q, int KEYS>
@@ -173,7 +139,7 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
         const int there = end - j0 < KEYS ? end - j0 : KEYS;
         float s[at::EACH], top = y.max;
         __syncthreads();
-        kv_load_tile<T, THREADS>(r, a.side[0], keys, j0, KEYS, side, LD, a.packed);
+        kv_load_tile<T, float, THREADS>(r, a.side[0], keys, j0, KEYS, side, LD, a.packed);
         __syncthreads();
         if (a.rope) {
             rotate_keys(a, x.b, j0, KEYS, side, LD);
@@ -189,7 +155,7 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
         }
         tile_weights<D, Q, KEYS>(s, top, weight, y);
         __syncthreads();
-        kv_load_tile<T, THREADS>(r, a.side[1], values, j0, KEYS, side, LD, a.packed);
+        kv_load_tile<T, float, THREADS>(r, a.side[1], values, j0, KEYS, side, LD, a.packed);
         __syncthreads();
         tile_values<D, Q, KEYS>(weight, side, dim4, there, y);
     }
@@ -233,20 +199,6 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* ---- new tokens ---- */
-
-/* Row i of new tokens: its sequence and its place there; a ragged sequence has at most one. */
-struct kv_token {
-    int64_t b, i, row;
-    bool real;
-};
-
-static __device__ inline kv_token token_at(const kv_attending &a, int64_t i)
-{
-    kv_token t = { i / a.seq, i % a.seq, 0, false };
-    t.row = first_of<true>(a.r, t.b) + t.i;
-    t.real = t.i < a.r.fresh[t.b] && (!a.r.first || a.r.kind[t.b] == LM_ROWS_TOKEN);
-    return t;
-}
 
 template <class T, int D, int Q, int KEYS>
 static __global__ void __launch_bounds__(THREADS)
@@ -352,8 +304,6 @@ static __global__ void kv_clear_rows(const __grid_constant__ kv_attending a, T *
 
 /* ---- launchers ---- */
 
-enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE };
-
 static bool has_tokens(const kv_attending &a)
 {
     return a.r.seq <= FEW_ROWS;
@@ -431,7 +381,21 @@ template <class T, bool PROMPTS> static void run_dim(const lm_call *call, const 
         a.r.dim > 128 ? run<T, 256, 8, 16, false>(call, a) : run<T, 128, 8, 32, false>(call, a);
 }
 
-template <class T> static void kv_attention(const lm_call *call)
+/* F32 has the plain kernels alone. */
+template <class T> static bool integer_parts(const lm_call *call, const kv_attending &a)
+{
+    if constexpr (sizeof(T) == 2)
+        return kv_integer_parts<T>(call, a);
+    return false;
+}
+template <class T> static bool tensor_prompts(const lm_call *call, const kv_attending &a)
+{
+    if constexpr (sizeof(T) == 2)
+        return kv_tensor_prompts<T>(call, a);
+    return false;
+}
+
+template <class T, bool TENSOR> static void kv_attention(const lm_call *call)
 {
     lm_stream *s = call->stream;
     kv_attending a = attending_of(call);
@@ -443,14 +407,22 @@ template <class T> static void kv_attention(const lm_call *call)
         LM_LAUNCH((kv_clear_rows<T>), grid_for(a.r.rows * a.r.heads * a.r.dim, 256, s), 256, 0, s,
                   a, o);
     if (has_tokens(a)) {
-        run_dim<T, false>(call, a);
+        if (!TENSOR || !integer_parts<T>(call, a))
+            run_dim<T, false>(call, a);
         LM_LAUNCH((kv_join_parts<T>), grid_for(a.r.batch * a.seq * a.r.heads, 1, s), THREADS, 0, s,
                   a, o);
     }
-    if (has_prompts(a))
+    if (has_prompts(a) && (!TENSOR || !tensor_prompts<T>(call, a)))
         run_dim<T, true>(call, a);
 }
 
+#define ROW(type, dtype, level, tensor)                                \
+    {                                                                  \
+        "kv_attention", dtype, level, kv_attention<type, tensor>, work \
+    }
+
 extern "C" const lm_kernel lm_kv_attention_cuda_kernels[] = {
-    LM_CUDA_ROWS("kv_attention", kv_attention, work), LM_CUDA_END
+    ROW(float, LM_DTYPE_F32, LM_CUDA_PLAIN, false), ROW(bf16, LM_DTYPE_BF16, LM_CUDA_PLAIN, false),
+    ROW(f16, LM_DTYPE_F16, LM_CUDA_PLAIN, false),   ROW(bf16, LM_DTYPE_BF16, LM_CUDA_TENSOR, true),
+    ROW(f16, LM_DTYPE_F16, LM_CUDA_TENSOR, true),   LM_CUDA_END
 };

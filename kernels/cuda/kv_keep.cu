@@ -66,8 +66,8 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         kv_fill_tables(a.side, kv, table);
         __syncthreads();
-        kv_load_tile<T, THREADS>(r, a.side, kv_reading_of(r, a.side, qkv, b, kv, 0, table), j0,
-                                 KEYS, keys, ld, a.packed);
+        kv_load_tile<T, float, THREADS>(r, a.side, kv_reading_of(r, a.side, qkv, b, kv, 0, table),
+                                        j0, KEYS, keys, ld, a.packed);
 #pragma unroll 1
         for (int q0 = 0; q0 < n; q0 += Q) {
             __syncthreads();

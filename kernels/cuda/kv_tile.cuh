@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_tile.cuh -- tokens of a coded cache as floats in shared memory (kernels/kv.h), decoded tile by tile: the cache itself is
- * never expanded.  Tokens that are not in pages come from the tail, or from the new rows.
+/* kv_tile.cuh -- tokens of a coded cache in shared memory (kernels/kv.h), decoded tile by tile as floats, or as numbers S of
+ * 16 bits: the cache itself is never expanded.  Tokens that are not in pages come from the tail, or from the new rows.
  *
  * A word of a line (numeric/kv_format.h) holds four channels of a token of keys, or four tokens of a channel of values.  16
  * threads read a line of 64 bytes. */
@@ -110,9 +110,9 @@ __device__ inline float kv_number(const kv_side &f, const kv_reading<T> &x, cons
 
 /* Tokens [j0, j0 + n) of keys, n a multiple of 16 as is j0, to rows of `ld` numbers; channels beyond the head, to a
  * multiple of four, are zeros. */
-template <class T, int THREADS>
+template <class T, class S, int THREADS>
 __device__ inline void kv_decode_keys(const kv_rows &r, const kv_side &f, const kv_reading<T> &x,
-                                      int j0, int n, float *to, int ld)
+                                      int j0, int n, S *to, int ld)
 {
     const int lines = (f.D + 3) / 4;
 #pragma unroll 1
@@ -125,21 +125,22 @@ __device__ inline void kv_decode_keys(const kv_rows &r, const kv_side &f, const 
         const uint32_t codes =
             kv_four_codes(f, page + t / LM_KV_TILE * f.tile_bytes, line, t % LM_KV_TILE);
         kv_scale32 by = kv_scale_of(f, x, page, t, d);
-        pack<float, 4> v;
+        pack<S, 4> v;
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const bool there = d + e < f.D;
             if (e && there && f.axis == LM_KV_CHANNEL)
                 by = kv_scale_of(f, x, page, t, d + e);
-            v.v[e] = there ? kv_number(f, x, page, by, codes >> (8 * e) & 255, t, d + e) : 0.0f;
+            v.v[e] = from_float<S>(
+                there ? kv_number(f, x, page, by, codes >> (8 * e) & 255, t, d + e) : 0.0f);
         }
-        *(pack<float, 4> *)(to + row * ld + d) = v;
+        *(pack<S, 4> *)(to + row * ld + d) = v;
     }
 }
 
-template <class T, int THREADS>
+template <class T, class S, int THREADS>
 __device__ inline void kv_decode_values(const kv_rows &r, const kv_side &f, const kv_reading<T> &x,
-                                        int j0, int n, float *to, int ld)
+                                        int j0, int n, S *to, int ld)
 {
     const int slabs = (f.D + 15) / 16, of_tile = f.tile / 4;
 #pragma unroll 1
@@ -157,15 +158,15 @@ __device__ inline void kv_decode_values(const kv_rows &r, const kv_side &f, cons
                 by = kv_scale_of(f, x, page, t + e, d);
             if (j + e >= f.sinks && j + e < x.coded)
                 to[(row + e) * ld + d] =
-                    kv_number(f, x, page, by, codes >> (8 * e) & 255, t + e, d);
+                    from_float<S>(kv_number(f, x, page, by, codes >> (8 * e) & 255, t + e, d));
         }
     }
 }
 
 /* Replace the outliers among tokens [j0, j0 + n); behind a barrier. */
-template <class T, int THREADS>
+template <class T, class S, int THREADS>
 __device__ inline void kv_patch_outliers(const kv_rows &r, const kv_side &f, const kv_reading<T> &x,
-                                         int j0, int n, float *to, int ld)
+                                         int j0, int n, S *to, int ld)
 {
 #pragma unroll 1
     for (int j = j0; j < j0 + n; j += 16) {
@@ -186,15 +187,15 @@ __device__ inline void kv_patch_outliers(const kv_rows &r, const kv_side &f, con
         for (lo += (int)threadIdx.x; lo < *list && index[lo] < first + 16 * f.D; lo += THREADS) {
             const int i = index[lo] - first, k = j + i / f.D;
             if (k >= f.sinks && k < x.coded)
-                to[(k - j0) * ld + i % f.D] = to_float(f16{ value[lo] });
+                to[(k - j0) * ld + i % f.D] = from_float<S>(to_float(f16{ value[lo] }));
         }
     }
 }
 
 /* Rows of plain numbers: of plain sides, of the tail, of new rows.  N: numbers of a read. */
-template <class T, int N, int THREADS>
+template <class T, class S, int N, int THREADS>
 __device__ inline void kv_copy_plain(const kv_rows &r, const kv_side &f, const kv_reading<T> &x,
-                                     int j0, int n, float *to, int ld)
+                                     int j0, int n, S *to, int ld)
 {
     const int packs = (f.D + N - 1) / N, all = (f.D + 3) / 4 * 4;
 #pragma unroll 1
@@ -208,9 +209,9 @@ __device__ inline void kv_copy_plain(const kv_rows &r, const kv_side &f, const k
         const pack<T, N> v = *(const pack<T, N> *)(from + d);
 #pragma unroll
         for (int e = 0; e < N; e++)
-            to[row * ld + d + e] = to_float(v.v[e]);
+            to[row * ld + d + e] = from_float<S>(to_float(v.v[e]));
         for (int z = f.D; N == 1 && d == f.D - 1 && z < all; z++) /* behind the last one */
-            to[row * ld + z] = 0;
+            to[row * ld + z] = S{};
     }
 }
 
@@ -234,25 +235,25 @@ __device__ inline void kv_load_queries(const kv_rows &r, const T *qkv, int64_t r
 /* Tokens [j0, j0 + n) as they are seen: those beyond the new rows are left out.  A function of its own: a call costs little
  * beside a tile, and every kernel with a copy of it would take minutes to compile.  All threads call it, between barriers; j0 and
  * n are multiples of 16.  packed: rows of plain numbers allow reads of 16 bytes. */
-template <class T, int THREADS>
+template <class T, class S, int THREADS>
 static __device__ __noinline__ void kv_load_tile(const kv_rows &r, const kv_side &f,
-                                                 const kv_reading<T> &x, int j0, int n, float *to,
+                                                 const kv_reading<T> &x, int j0, int n, S *to,
                                                  int ld, bool packed)
 {
     const bool coded = !f.plain && j0 < x.coded && j0 + n > f.sinks;
     if (coded && f.values)
-        kv_decode_values<T, THREADS>(r, f, x, j0, n, to, ld);
+        kv_decode_values<T, S, THREADS>(r, f, x, j0, n, to, ld);
     else if (coded)
-        kv_decode_keys<T, THREADS>(r, f, x, j0, n, to, ld);
+        kv_decode_keys<T, S, THREADS>(r, f, x, j0, n, to, ld);
     if (f.plain || j0 < f.sinks || j0 + n > x.coded) {
         if (packed)
-            kv_copy_plain<T, wide<T>::n, THREADS>(r, f, x, j0, n, to, ld);
+            kv_copy_plain<T, S, wide<T>::n, THREADS>(r, f, x, j0, n, to, ld);
         else
-            kv_copy_plain<T, 1, THREADS>(r, f, x, j0, n, to, ld);
+            kv_copy_plain<T, S, 1, THREADS>(r, f, x, j0, n, to, ld);
     }
     if (coded && f.outliers) {
         __syncthreads();
-        kv_patch_outliers<T, THREADS>(r, f, x, j0, n, to, ld);
+        kv_patch_outliers<T, S, THREADS>(r, f, x, j0, n, to, ld);
     }
 }
 

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention over coded caches on the CUDA backend: every format against the definition, with the same bits for any order of
- * threads and blocks, for rows with or without others beside them, and for any cut of a prompt over the same cache. */
+/* Attention over coded caches on the CUDA backend, on the plain and on the tensor-core path: every format against the
+ * definition, with the same bits for any order of threads and blocks, for rows with or without others beside them, and for
+ * any cut of a prompt over the same cache. */
 #include "kv_attention_case.h"
 
 #include "cuda_open.h"
+
+/* Paths: `device` is one of them. */
+static lm_backend *plain, *tensor;
 
 static void device_must(lm_code rc, const lm_err *e)
 {
@@ -116,8 +120,8 @@ static void check(const shape *s, lm_dtype act, const lm_kv_format *const f[2], 
         run(&t);
         const double d = distance(&t.out[0], o), dl = distance(&t.out[1], lse);
         if (!(d <= (low ? 1e-2 : 2e-6)) || !(dl <= (low ? 1e-3 : 2e-6)))
-            fail_msg("%d: %s keys %s values %s D %d T %d: %g, lse %g", number, lm_dtype_name(act),
-                     f[0]->name, f[1]->name, (int)s->D, (int)s->T, d, dl);
+            fail_msg("%d: %s %s keys %s values %s D %d T %d: %g, lse %g", number, device->detail,
+                     lm_dtype_name(act), f[0]->name, f[1]->name, (int)s->D, (int)s->T, d, dl);
         if (order)
             assert_memory_equal(bits, t.out[0].data, bytes);
         memcpy(bits, t.out[0].data, bytes);
@@ -137,6 +141,71 @@ static void test_formats(void **state)
         const lm_kv_format *f[2];
         const shape s = format_shape(i, f);
         check(&s, acts[i % 3], f, i);
+    }
+}
+
+/* The same by tensor cores and integers. */
+static void test_formats_tensor(void **state)
+{
+    (void)state;
+    device = tensor;
+    for (int i = 0; i < CALLS; i++) {
+        const lm_kv_format *f[2];
+        const shape s = format_shape(i, f);
+        check(&s, i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F16, f, i);
+    }
+    device = plain;
+}
+
+/* Numbers that are scales times whole codes. */
+static bool is_whole(const lm_kv_format *f)
+{
+    return !is_plain(f) && (f->levels == LM_KV_SYM || f->levels == LM_KV_ASYM) &&
+           f->scale != LM_DTYPE_NONE;
+}
+
+/* New tokens over integers: all pairs of neighbours among such formats, groups of heads, edges of parts, windows; the bits
+ * are not those of the plain path, so that path was not chosen. */
+static void test_integers(void **state)
+{
+    static const int64_t dims[] = { 64, 128, 16, 80, 256 };
+    const lm_kv_format *whole[N_FORMATS];
+    int n = 0;
+    (void)state;
+    for (int i = 0; i < N_FORMATS; i++)
+        if (is_whole(&formats[i]))
+            whole[n++] = &formats[i];
+    for (int i = 0; i < 3 * n; i++) {
+        const lm_kv_format *f[2] = { whole[i % n], whole[(i + i / n) % n] };
+        shape s = { .B = 2,
+                    .K = 1 + i % 2,
+                    .D = dims[i % 5],
+                    .T = i % 3 ? 64 : 192,
+                    .P = i % 3 ? 7 : 3,
+                    .used = { 400 + i % 3, 330 + i % 70 },
+                    .fresh = { 1, 1 },
+                    .kind = { 1, 1 },
+                    .window = i % 4 == 3 ? 300 : 0,
+                    .soft_cap = i % 7 == 2 ? 3 : 0 };
+        s.H = s.K * (i % 3 == 0 ? 1 : i % 3 == 1 ? 3 : 11);
+        for (int side = 0; side < 2; side++) {
+            const bool steps = lm_kv_step(f[side], s.T) > 1;
+            s.residual[side] = steps || (i + side) % 3 == 0 ? s.T : 0;
+            s.sinks[side] = (i / 2 + side) % 4 == 1 ? (steps ? s.T : 3) : 0;
+        }
+        device = tensor;
+        check(&s, i % 2 ? LM_DTYPE_F16 : LM_DTYPE_BF16, f, i);
+        trial t;
+        open_trial(&t, &s, LM_DTYPE_F16, f[0], f[1]);
+        run(&t);
+        const size_t bytes = lm_stored_bytes(&t.out[1]);
+        void *lse = take(bytes);
+        memcpy(lse, t.out[1].data, bytes);
+        device = plain;
+        run(&t);
+        assert_memory_not_equal(lse, t.out[1].data, bytes);
+        lm_free(lse);
+        close_trial(&t);
     }
 }
 
@@ -198,8 +267,9 @@ static void test_even(void **state)
 static void test_alone(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        const lm_kv_format *f = &formats[i == 0 ? 0 : i == 1 ? 5 : i == 2 ? 13 : 9];
+    for (int i = 0; i < 8; i++) {
+        const lm_kv_format *f = &formats[i % 4 == 0 ? 0 : i % 4 == 1 ? 5 : i % 4 == 2 ? 13 : 9];
+        device = i < 4 ? plain : tensor;
         const shape s = { .B = 3,
                           .H = 8,
                           .K = 2,
@@ -210,7 +280,7 @@ static void test_alone(void **state)
                           .fresh = { 40, 1, 1 },
                           .kind = { 0, 1, 1 },
                           .residual = { 64, 64 } };
-        const lm_dtype act = i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        const lm_dtype act = i % 2 || i >= 4 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
         trial t;
         open_trial(&t, &s, act, f, f);
         run(&t);
@@ -225,6 +295,7 @@ static void test_alone(void **state)
         lm_free(all);
         close_trial(&t);
     }
+    device = plain;
 }
 
 static int open_all(void **state)
@@ -232,8 +303,10 @@ static int open_all(void **state)
     const float *const from[3] = { range_low, range_high, head_scale };
     const size_t bytes[3] = { sizeof range_low, sizeof range_high, sizeof head_scale };
     fill_ranges();
-    if (open_device(state))
+    lm_err e = { 0 };
+    if (open_device(state) || cuda_open("tensor", true, &tensor, &e))
         return 1;
+    plain = device;
     for (int i = 0; i < 3; i++) {
         ranges[i] = device_take(bytes[i], 0);
         copy(ranges[i], from[i], bytes[i]);
@@ -246,13 +319,17 @@ static int close_all(void **state)
     device_drop(ranges[0], sizeof range_low);
     device_drop(ranges[1], sizeof range_high);
     device_drop(ranges[2], sizeof head_scale);
+    lm_backend_close(tensor);
+    device = plain;
     return close_device(state);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_formats),
-                                        cmocka_unit_test(test_shapes), cmocka_unit_test(test_even),
-                                        cmocka_unit_test(test_alone) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats),  cmocka_unit_test(test_formats_tensor),
+        cmocka_unit_test(test_integers), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_even),     cmocka_unit_test(test_alone)
+    };
     return cmocka_run_group_tests_name("cuda_kv_attention", tests, open_all, close_all);
 }
