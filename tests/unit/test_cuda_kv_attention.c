@@ -157,6 +157,28 @@ static void test_formats_tensor(void **state)
     device = plain;
 }
 
+/* Prompts that end in the first tile: what lies behind them in shared memory is multiplied by zeros. */
+static void test_short(void **state)
+{
+    static const int64_t dims[] = { 64, 20, 256, 128 };
+    (void)state;
+    device = tensor;
+    for (int i = 0; i < 4; i++) {
+        const lm_kv_format *f[2] = { &formats[i], &formats[(5 * i) % N_FORMATS] };
+        const shape s = { .B = 2,
+                          .H = 4,
+                          .K = 2,
+                          .D = dims[i],
+                          .T = 32,
+                          .P = 2,
+                          .used = { 0, 12 },
+                          .fresh = { 9, 17 },
+                          .residual = { 32, 32 } };
+        check(&s, i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F16, f, i);
+    }
+    device = plain;
+}
+
 /* Numbers that are scales times whole codes. */
 static bool is_whole(const lm_kv_format *f)
 {
@@ -327,9 +349,10 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),  cmocka_unit_test(test_formats_tensor),
-        cmocka_unit_test(test_integers), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_even),     cmocka_unit_test(test_alone)
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_formats_tensor),
+        cmocka_unit_test(test_short),   cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_shapes),  cmocka_unit_test(test_even),
+        cmocka_unit_test(test_alone)
     };
     return cmocka_run_group_tests_name("cuda_kv_attention", tests, open_all, close_all);
 }
