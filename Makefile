@@ -78,7 +78,7 @@ $B/lib/numeric/dtype.o $B/lib/merge/lora.o $B/lib/kv/cachegen_rows.o: private CO
 
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
 FLAGS_bits := -mbmi2 -mlzcnt
-$B/kernels/cpu/expcode_avx2.o $B/kernels/cpu/expcode_avx512.o: private COMPILE += $(FLAGS_bits)
+$(foreach f,expcode kv_code,$B/kernels/cpu/$f_avx2.o $B/kernels/cpu/$f_avx512.o): private COMPILE += $(FLAGS_bits)
 
 # Tiles of 8-bit integers; every processor with tiles has them.
 $B/kernels/cpu/kv_amx.o: private COMPILE += -mamx-int8
@@ -284,8 +284,8 @@ FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/f
                 lib/model/read_rope.c lib/model/tensors.c lib/convert/names.c lib/convert/gguf_config.c lib/convert/gguf_vocab_get.c,$(LIB_SRC)))
 
 # The kernels that formats use, at every level.
-FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref joint_ref rans rans_ref)
-FUZZ_SIMD  := $(foreach f,planes expcode joint rans,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o) \
+FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref joint_ref rans rans_ref kv_code_ref)
+FUZZ_SIMD  := $(foreach f,planes expcode joint rans kv_code,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o) \
               $B/fuzz/kernels/cpu/joint_amx.o
 
 fuzz: $(FUZZ_BIN) ## build the fuzzers (clang); run one as build/fuzz/fuzz_NAME tests/fuzz/corpus/NAME

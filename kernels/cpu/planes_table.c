@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* planes_table.c -- the loops for each processor: byte planes, their entropy coder, BF16's pairs, and
- * the entropy coder of key-value caches. */
+ * the entropy coder and the codes of key-value caches. */
 #include "kernels/expcode.h"
 #include "kernels/joint.h"
+#include "kernels/kv_code.h"
 #include "kernels/planes.h"
 #include "kernels/rans.h"
 
@@ -31,4 +32,11 @@ const lm_rans_kernels *lm_rans_at(lm_cpu_level max)
     return max >= LM_CPU_AVX512 ? &lm_rans_avx512
            : max >= LM_CPU_AVX2 ? &lm_rans_avx2
                                 : &lm_rans_ref;
+}
+
+const lm_kv_code_kernels *lm_kv_code_at(lm_cpu_level max)
+{
+    return max >= LM_CPU_AVX512 ? &lm_kv_code_avx512
+           : max >= LM_CPU_AVX2 ? &lm_kv_code_avx2
+                                : &lm_kv_code_ref;
 }

@@ -4,8 +4,9 @@
 
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/mem.h"
-#include "numeric/kv_rows.h"
+#include "kernels/kv_code.h"
 
 const char *lm_kv_section_suffix(lm_kv_section i)
 {
@@ -210,6 +211,7 @@ const char *lm_kv_part_wrong(const lm_kv_shape *s, const lm_kv_part *p)
 
 typedef struct {
     const lm_kv_shape *s;
+    const lm_kv_code_kernels *k;
     const lm_kv_memory *m;
     const lm_kv_part *p;
     coded_range r;
@@ -270,10 +272,9 @@ static void copy_codes(const copying *c, int64_t h)
             memset(page[i], 0, c->page_bytes);
     }
     if (c->put)
-        lm_kv_rows_put(f, s->page, s->head_dim, c->r.from, c->r.to, &rows, page);
+        c->k->put(f, s->page, s->head_dim, c->r.from, c->r.to, &rows, page);
     else
-        lm_kv_rows_get(f, s->page, s->head_dim, c->r.from, c->r.to, (const void *const *)page,
-                       &rows);
+        c->k->get(f, s->page, s->head_dim, c->r.from, c->r.to, (const void *const *)page, &rows);
 }
 
 static void copy_heads(void *ctx, int64_t begin, int64_t end, int worker)
@@ -333,13 +334,13 @@ static lm_code copy_part(copying *c, lm_par *par, lm_err *e)
 lm_code lm_kv_part_get(const lm_kv_shape *s, const lm_kv_memory *from, const lm_kv_part *to,
                        lm_par *par, lm_err *e)
 {
-    copying c = { .s = s, .m = from, .p = to };
+    copying c = { .s = s, .k = lm_kv_code_at(lm_cpu_detect()), .m = from, .p = to };
     return copy_part(&c, par, e);
 }
 
 lm_code lm_kv_part_put(const lm_kv_shape *s, const lm_kv_part *from, const lm_kv_memory *to,
                        lm_par *par, lm_err *e)
 {
-    copying c = { .s = s, .m = to, .p = from, .put = true };
+    copying c = { .s = s, .k = lm_kv_code_at(lm_cpu_detect()), .m = to, .p = from, .put = true };
     return copy_part(&c, par, e);
 }

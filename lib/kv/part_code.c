@@ -1,39 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* part_code.c -- rows to codes and back, by the definition of formats. */
+/* part_code.c -- rows to codes and back. */
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/mem.h"
-#include "kv/kvquant.h"
+#include "kernels/kv_code.h"
 #include "kv/part.h"
-#include "kv/store.h"
+
+enum { CODED = 64 /* tokens that are coded together, or a step of the format */ };
 
 /* A pass over all heads and pages of a part; `rows` has all tokens. */
 typedef struct {
     const lm_kv_shape *s;
+    const lm_kv_code_kernels *k;
     char *rows, *pages;
     int64_t from, to, per_head; /* coded tokens; pages of a head */
     size_t page_bytes;
     float *range; /* [n,2], or NULL */
     float *work;  /* [threads][page, D] */
+    bool decode;
 } pass;
 
 static char *row_of(const pass *p, int64_t h, int64_t t)
 {
     return p->rows + (size_t)((h * p->s->n + t) * p->s->head_dim) * lm_dtype_size(p->s->act);
-}
-
-/* Rotate n rows, and round them as the cache's rows are. */
-static void rotate(const lm_kv_shape *s, float *x, int64_t n)
-{
-    int64_t D = s->head_dim;
-    for (int64_t t = 0; t < n && s->form->rotate; t++) {
-        lm_kv_rotate(D, x + t * D);
-        for (int64_t d = 0; d < D && s->act != LM_DTYPE_F32; d++) {
-            uint16_t half = s->act == LM_DTYPE_BF16 ? lm_f32_to_bf16(x[t * D + d])
-                                                    : lm_f32_to_f16(x[t * D + d]);
-            x[t * D + d] = s->act == LM_DTYPE_BF16 ? lm_bf16_to_f32(half) : lm_f16_to_f32(half);
-        }
-    }
 }
 
 /* Coded tokens of page i: *first .. *first + n - 1. */
@@ -45,39 +35,37 @@ static int64_t tokens_of_page(const pass *p, int64_t i, int64_t *first)
     return end - begin;
 }
 
-static void encode_pages(void *ctx, int64_t begin, int64_t end, int worker)
+/* Encode or decode the tokens first .. first + n - 1 of head h, which lie in `page`; x: room for them. */
+static void code_tokens(const pass *p, int64_t h, int64_t first, int64_t n, float *x, char *page)
 {
-    const pass *p = ctx;
     const lm_kv_shape *s = p->s;
-    int64_t T = s->page, D = s->head_dim, first;
-    float *x = p->work + (int64_t)worker * T * D;
-    for (int64_t u = begin; u < end; u++) {
-        int64_t h = u / p->per_head, i = u % p->per_head, n = tokens_of_page(p, i, &first);
-        if (n <= 0)
-            continue;
-        lm_convert(s->act, row_of(p, h, first), LM_DTYPE_F32, x, n * D);
-        rotate(s, x, n);
-        lm_kv_encode(s->form->format, T, D, h, x, D, first - i * T, n,
-                     p->range ? p->range + 2 * first : NULL,
-                     p->pages + (size_t)(i * s->kv_heads + h) * p->page_bytes);
+    const lm_kv_side *f = s->form;
+    int64_t T = s->page, D = s->head_dim;
+    if (p->decode) {
+        p->k->decode(f->format, T, D, h, page, first % T, n, x, D);
+        p->k->store(s->act, f->rotate, D, x, n, row_of(p, h, first));
+    } else {
+        p->k->load(s->act, f->rotate, D, row_of(p, h, first), n, x);
+        p->k->encode(f->format, T, D, h, x, D, first % T, n, p->range ? p->range + 2 * first : NULL,
+                     page);
     }
 }
 
-static void decode_pages(void *ctx, int64_t begin, int64_t end, int worker)
+static void code_pages(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const pass *p = ctx;
     const lm_kv_shape *s = p->s;
-    int64_t T = s->page, D = s->head_dim, first;
-    float *x = p->work + (int64_t)worker * T * D;
+    int64_t step = lm_kv_step(s->form->format, s->page), first;
+    int64_t part = (CODED + step - 1) / step * step;
+    float *x = p->work + (int64_t)worker * s->page * s->head_dim;
     for (int64_t u = begin; u < end; u++) {
         int64_t h = u / p->per_head, i = u % p->per_head, n = tokens_of_page(p, i, &first);
-        if (n <= 0)
-            continue;
-        lm_kv_decode(s->form->format, T, D, h,
-                     p->pages + (size_t)(i * s->kv_heads + h) * p->page_bytes, first - i * T, n, x,
-                     D);
-        rotate(s, x, n);
-        lm_convert(LM_DTYPE_F32, x, s->act, row_of(p, h, first), n * D);
+        char *page = p->pages + (size_t)(i * s->kv_heads + h) * p->page_bytes;
+        for (int64_t t = first, some; t < first + n; t += some) {
+            some = part - t % s->page % part;
+            some = some < first + n - t ? some : first + n - t;
+            code_tokens(p, h, t, some, x, page);
+        }
     }
 }
 
@@ -101,7 +89,7 @@ static lm_code set_ranges(pass *p, lm_err *e)
 static lm_code begin_pass(const lm_kv_shape *s, const void *rows, lm_par *par, pass *p, lm_err *e)
 {
     size_t each = (size_t)(s->page * s->head_dim), bytes;
-    *p = (pass){ .s = s, .rows = (char *)(uintptr_t)rows };
+    *p = (pass){ .s = s, .k = lm_kv_code_at(lm_cpu_detect()), .rows = (char *)(uintptr_t)rows };
     lm_kv_part_range(s, &p->from, &p->to);
     p->per_head = (p->to + s->page - 1) / s->page;
     p->page_bytes = lm_kv_page_bytes(s->form->format, s->page, s->head_dim);
@@ -136,8 +124,7 @@ static void copy_plain(const pass *p, void *section, int64_t first, int64_t n, b
         for (int64_t t = 0; t < n && s->form->rotate; t++) {
             char *row = (back ? a : b) + (size_t)(t * D) * lm_dtype_size(s->act);
             lm_convert(s->act, row, LM_DTYPE_F32, x, D);
-            rotate(s, x, 1);
-            lm_convert(LM_DTYPE_F32, x, s->act, row, D);
+            p->k->store(s->act, true, D, x, 1, row);
         }
     }
 }
@@ -156,7 +143,7 @@ lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *ou
         rc = set_ranges(&p, e);
     if (!rc) {
         const lm_kv_memory m = { .pages = p.pages };
-        lm_par_for(par, p.per_head * s->kv_heads, 1, encode_pages, &p);
+        lm_par_for(par, p.per_head * s->kv_heads, 1, code_pages, &p);
         rc = lm_kv_part_get(s, &m, out, par, e);
         copy_plain(&p, out->data[LM_KV_FIRST], 0, p.from, false);
         copy_plain(&p, out->data[LM_KV_TAIL], p.to, s->n - p.to, false);
@@ -178,7 +165,8 @@ lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *in, void *rows
     if (!rc) {
         const lm_kv_memory m = { .pages = p.pages };
         rc = lm_kv_part_put(s, in, &m, par, e);
-        lm_par_for(par, p.per_head * s->kv_heads, 1, decode_pages, &p);
+        p.decode = true;
+        lm_par_for(par, p.per_head * s->kv_heads, 1, code_pages, &p);
         copy_plain(&p, in->data[LM_KV_FIRST], 0, p.from, true);
         copy_plain(&p, in->data[LM_KV_TAIL], p.to, s->n - p.to, true);
     }

@@ -155,21 +155,20 @@ static void get_row(const shape *s, int64_t t, const uint8_t *rows, uint8_t *cod
 
 /* ---- Scales: copies between two places ---- */
 
-typedef void (*copy_fn)(void *page, void *row, size_t bytes);
-
-static void to_row(void *page, void *row, size_t bytes)
+/* A scale of 2 or 4 bytes. */
+static inline void copy_scale(char *page, char *row, size_t bytes, bool to_page)
 {
-    memcpy(row, page, bytes);
-}
-
-static void to_page(void *page, void *row, size_t bytes)
-{
-    memcpy(page, row, bytes);
+    char *to = to_page ? page : row;
+    const char *from = to_page ? row : page;
+    if (bytes == 2)
+        memcpy(to, from, 2);
+    else
+        memcpy(to, from, 4);
 }
 
 /* The scales of the tokens first + begin .. first + end - 1, of a page whose first token is `first`. */
 static void copy_scales(const shape *s, int64_t first, int64_t begin, int64_t end,
-                        const lm_kv_rows *r, copy_fn copy)
+                        const lm_kv_rows *r, bool to_page)
 {
     const lm_kv_view *v = &s->view;
     const lm_kv_format *f = v->f;
@@ -178,16 +177,16 @@ static void copy_scales(const shape *s, int64_t first, int64_t begin, int64_t en
             int64_t d = f->axis == LM_KV_CHANNEL ? g : g * f->group;
             size_t at = (size_t)lm_kv_scale_at(f, v->T, v->D, t, d) * s->each;
             size_t row = (size_t)((first + t - s->from) / s->group * s->groups + g) * s->each;
-            copy(v->data + v->at.scale + at, (char *)r->scale + row, s->each);
+            copy_scale(v->data + v->at.scale + at, (char *)r->scale + row, s->each, to_page);
             if (lm_kv_has_min(f))
-                copy(v->data + v->at.min + at, (char *)r->min + row, s->each);
+                copy_scale(v->data + v->at.min + at, (char *)r->min + row, s->each, to_page);
         }
     int64_t across = f->axis == LM_KV_CHANNEL ? 1 : v->D;
     for (int64_t t = begin; t < end && f->second; t += s->span)
         for (int64_t d = 0; d < across; d++) {
             size_t at = (size_t)lm_kv_second_at(f, v->T, v->D, t, d) * s->each;
             size_t row = (size_t)((first + t - s->from) / s->span * across + d) * s->each;
-            copy(v->data + v->at.second + at, (char *)r->second + row, s->each);
+            copy_scale(v->data + v->at.second + at, (char *)r->second + row, s->each, to_page);
         }
 }
 
@@ -235,17 +234,18 @@ void lm_kv_rows_get(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, i
     shape s;
     lm_kv_rows_size_of(f, T, D, from, n, &size, NULL);
     shape_of(f, T, D, from, n, &s, NULL);
-    memset(out->codes, 0, size.codes);
+    if (out->codes)
+        memset(out->codes, 0, size.codes);
     if (f->outliers)
         out->begin[0] = 0;
     for (int64_t first = from / T * T; first < n; first += T) {
         s.view.data = (char *)(uintptr_t)page[first / T];
         tokens_of_page(&s, first, &begin, &end);
-        for (int64_t t = begin; t < end; t++) {
+        for (int64_t t = begin; t < end && out->codes; t++) {
             lm_kv_get_token(&s.view, t, code);
             put_row(&s, first + t, code, out->codes);
         }
-        copy_scales(&s, first, begin, end, out, to_row);
+        copy_scales(&s, first, begin, end, out, false);
         if (f->outliers)
             get_outliers(&s, first / T - from / T, out);
     }
@@ -261,11 +261,11 @@ void lm_kv_rows_put(const lm_kv_format *f, int64_t T, int64_t D, int64_t from, i
     for (int64_t first = from / T * T; first < n; first += T) {
         s.view.data = page[first / T];
         tokens_of_page(&s, first, &begin, &end);
-        for (int64_t t = begin; t < end; t++) {
+        for (int64_t t = begin; t < end && rows->codes; t++) {
             get_row(&s, first + t, rows->codes, code);
             lm_kv_put_token(&s.view, t, code);
         }
-        copy_scales(&s, first, begin, end, rows, to_page);
+        copy_scales(&s, first, begin, end, rows, true);
         if (f->outliers)
             put_outliers(&s, first / T - from / T, rows);
     }

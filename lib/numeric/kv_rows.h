@@ -15,7 +15,7 @@
 
 #include "numeric/kv_format.h"
 
-/* Sections that a format has not have no bytes, and are not accessed. */
+/* Sections that a format has not have no bytes, and are not accessed.  codes NULL: the other sections alone are copied. */
 typedef struct {
     uint8_t *codes;
     void *scale, *min, *second;
