@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* quantize-kv -- caches of keys and values: their files, calibrations and reports.  See man/man1/quantize-kv.1. */
+#include <stdio.h>
 #include <string.h>
 
 #include "compress/kv_passkey.h"
@@ -66,9 +67,12 @@ static lm_tool tool = {
 /* Refuse options of the other way to work. */
 static void refuse_others(const char *const *names, const char *way)
 {
+    char option[32];
     for (int i = 0; names[i]; i++)
-        if (lm_given(&tool, names[i]))
-            lm_misuse(&tool, names[i], "leave it out", "it has no effect on %s", way);
+        if (lm_given(&tool, names[i])) {
+            snprintf(option, sizeof option, "--%s", names[i]);
+            lm_misuse(&tool, option, "leave it out", "it has no effect on %s", way);
+        }
 }
 
 static const char *const of_report[] = { "methods", "table",  "lengths", "depths", "repeats",

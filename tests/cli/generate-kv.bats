@@ -45,19 +45,22 @@ END
 @test "generate --kv: answers are the same for any batch and -j" {
     for i in $(seq 6 20); do echo "{\"text\": \"line $i of the system\"}"; done >> prompts.jsonl
     for kv in int4 kivi:residual=32 k=int8,v=auto k4v2; do
-        generate -q run/ -n 50 --seed 3 --kv "$kv" --dtype f32 -b 1 -j 1 < prompts.jsonl > a
-        generate -q run/ -n 50 --seed 3 --kv "$kv" --dtype f32 -b 7 -j 2 < prompts.jsonl > b
+        generate -q run/ -n 50 --seed 3 --kv "$kv" --dtype f32 --logprobs -b 1 -j 1 < prompts.jsonl > a
+        generate -q run/ -n 50 --seed 3 --kv "$kv" --dtype f32 --logprobs -b 7 -j 2 < prompts.jsonl > b
         cmp a b
-        generate -q run/ -p 'The system' --n 5 -n 20 --seed 3 --kv "$kv" --json > c
-        [ "$(wc -l < c)" -eq 5 ]
+        # one prompt is copied to the slots of its samples
+        generate -q run/ -n 20 --n 3 --seed 3 --kv "$kv" --dtype f32 --logprobs -b 1 < prompts.jsonl > c
+        generate -q run/ -n 20 --n 3 --seed 3 --kv "$kv" --dtype f32 --logprobs -b 4 < prompts.jsonl > d
+        cmp c d
+        [ "$(wc -l < c)" -eq "$((3 * $(wc -l < a)))" ]
     done
 }
 
 @test "generate --kv: policies keep some tokens, and answers are the same for any batch" {
     for i in $(seq 6 20); do echo "{\"text\": \"line $i of the system, which is read word by word\"}"; done >> prompts.jsonl
     for kv in h2o:keep=0.5 snapkv:capacity=8,window=4+int8 streaming:sinks=2,window=6+int4; do
-        generate -q run/ -n 30 --seed 3 --kv "$kv" --dtype f32 -b 1 -j 1 < prompts.jsonl > a
-        generate -q run/ -n 30 --seed 3 --kv "$kv" --dtype f32 -b 7 -j 2 < prompts.jsonl > b
+        generate -q run/ -n 30 --n 2 --seed 3 --kv "$kv" --dtype f32 --logprobs -b 1 -j 1 < prompts.jsonl > a
+        generate -q run/ -n 30 --n 2 --seed 3 --kv "$kv" --dtype f32 --logprobs -b 7 -j 2 < prompts.jsonl > b
         cmp a b
     done
 }
@@ -118,7 +121,17 @@ END
 import json, sys
 o = json.load(sys.stdin)
 assert o["methods"]["kivi"]["hyper"]["residual"]["value"] == 128, o
-assert o["names"]["fp8"] == "fp8_e4m3"'
+assert o["names"]["fp8"] == "fp8_e4m3"
+table = {}
+for line in open("list"):
+    if line.startswith("  "):
+        table[name].append(line.split()[0])
+    else:
+        name = line.split()[0]
+        table[name] = []
+for group in o["methods"], o["policies"]:
+    for name, m in group.items():
+        assert table[name] == list(m["hyper"]) + ["file"] * m["file"], (name, table[name])'
     sed -n '/^\.Sh KEYS AND VALUES/,/^\.Sh BATCHES/p' "$root/man/man1/generate.1" > page
     generate --list-kv --json | python3 -c '
 import json, sys

@@ -18,6 +18,7 @@ tensors() { inspect-model --json "$1" | grep -o '"name":"[^"]*"' | cut -d'"' -f4
     head -c 4000 k.safetensors > head
     grep -q '"format":"kv-calibration"' head
     grep -q '"candidates":"bf16;int8;int4;int2;q8_0;q4_0;fp8"' head
+    grep -q '"outliers":"0.02"' head
     grep -qE '"weights":"[0-9a-f]{32}"' head
     for t in k.lower k.upper k.table v.table k.scale v.scale k.errors v.errors; do grep -q "layers.1.$t" head; done
     calibrate kvquant:bits=3,outliers=0.02 again.safetensors
@@ -137,27 +138,35 @@ EOF
 }
 
 @test "quantize-kv: refusals" {
-    refuse() { run -2 --separate-stderr quantize-kv -q "$@"; [ "$(wc -l <<< "$stderr")" -eq 1 ]; }
-    refuse run/ data/val
-    refuse --calibrate --evaluate run/ data/val
-    refuse --calibrate --method kvquant run/ data/val
-    refuse --calibrate -o k run/ data/val
-    refuse --calibrate --method int4 -o k run/ data/val
-    refuse --calibrate --method kvquant:bits=9 -o k run/ data/val
-    refuse --calibrate --method kvquant:size=9 -o k run/ data/val
-    refuse --calibrate --method kvquant --methods int4 -o k run/ data/val
-    refuse --evaluate --candidates int4 run/ data/val
-    refuse --evaluate --table --json run/ data/val
-    refuse --evaluate --methods " " run/ data/val
-    refuse --evaluate --methods int8,int9 run/ data/val
-    refuse --evaluate --methods kvquant:bits=3,size=2 run/ data/val
-    refuse --evaluate --seq-len 128 --lengths 12,x run/ data/val
-    refuse --evaluate --seq-len 128 --documents --methods int8 run/ data/val
-    [[ $stderr == *"no document has 128 tokens, the longest "*": give a smaller --seq-len, or --no-documents" ]]
-    refuse --documents doc.kv -l
-    refuse --evaluate --seq-len 128 --lengths 20 run/ data/val
-    refuse --evaluate --seq-len 128 --repeats 0 --steps 0 --methods int8 -o map.svg run/ data/val
+    refuse() { # PATTERN OPTION ...: one line, status 2
+        local pattern=$1
+        shift
+        run -2 --separate-stderr quantize-kv -q "$@"
+        # shellcheck disable=SC2053
+        [[ $stderr == "quantize-kv: "$pattern ]] || { echo "$*: $stderr"; return 1; }
+        [ "$(wc -l <<< "$stderr")" -eq 1 ]
+    }
+    refuse "command line: nothing to do: *" run/ data/val
+    refuse "--calibrate, --evaluate: *" --calibrate --evaluate --method kvquant -o k run/ data/val
+    refuse "-o: it is missing: *" --calibrate --method kvquant run/ data/val
+    refuse "--method: it is missing: *" --calibrate -o k run/ data/val
+    refuse "*'int4' is not a method with a calibration: *" --calibrate --method int4 -o k run/ data/val
+    refuse "*bits of kvquant is a whole number from 1 to 5, not '9'*" --calibrate --method kvquant:bits=9 -o k run/ data/val
+    refuse "*kvquant has no 'size': *" --calibrate --method kvquant:size=9 -o k run/ data/val
+    refuse "--methods: it has no effect on --calibrate: *" --calibrate --method kvquant --methods int4 --seq-len 64 -o k run/ data/val
+    refuse "--candidates: it has no effect on --evaluate: *" --evaluate --candidates int4 --methods int4 --seq-len 64 run/ data/val
+    refuse "--table: --json prints no table: *" --evaluate --table --json --methods int4 --seq-len 64 run/ data/val
+    refuse "--methods: no method is named: *" --evaluate --methods " " --seq-len 64 run/ data/val
+    refuse "*there is no method 'int9': *" --evaluate --methods int8,int9 run/ data/val
+    refuse "*kvquant has no 'size': *" --evaluate --methods kvquant:bits=3,size=2 run/ data/val
+    refuse "--lengths: 'x': *" --evaluate --seq-len 128 --lengths 12,x run/ data/val
+    refuse "data/val: no document has 128 tokens, *" --evaluate --seq-len 128 --documents --methods int8 run/ data/val
+    refuse "--documents: it has no effect on cache files: *" --documents doc.kv -l
+    refuse "passkeys: 20 tokens are too few *" --evaluate --seq-len 128 --lengths 20 run/ data/val
+    refuse "map.svg: there are no passkeys to draw: *" --evaluate --seq-len 128 --repeats 0 --steps 0 --methods int8 -o map.svg run/ data/val
     [ ! -e k ] && [ ! -e map.svg ]
     run -1 --separate-stderr quantize-kv --evaluate none/ data/val
+    [[ $stderr == "quantize-kv: none/: cannot open: "* ]]
     run -1 --separate-stderr quantize-kv --evaluate run/ data/none
+    [[ $stderr == "quantize-kv: data/none: no token dataset: "* ]]
 }
