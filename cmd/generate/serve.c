@@ -6,11 +6,14 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "base/text.h"
 #include "common/model.h"
+#include "kv/tier_file.h"
 #include "model/tiers.h"
 
 /* ---- options ---- */
@@ -31,6 +34,24 @@ static void split_disk(void)
     opt.serve.dir = dir;
 }
 
+/* Sizes that the machine does not have are refused before anything is read. */
+static void check_tiers(void)
+{
+    char need[32], have[32];
+    struct statvfs fs;
+    double memory = (double)lm_mem_available(), host = (double)opt.serve.host;
+    if (memory > 0 && host > memory)
+        lm_misuse(&tool, "--kv-host", "give at most as much", "%s, but %s of memory are free",
+                  lm_show_bytes(host, need), lm_show_bytes(memory, have));
+    if (!opt.serve.disk || statvfs(opt.serve.dir, &fs))
+        return;
+    double room = (double)fs.f_bavail * (double)fs.f_frsize, disk = (double)opt.serve.disk_bytes;
+    if (disk > room)
+        lm_misuse(&tool, "--kv-disk", "give at most as much, or name another folder",
+                  "%s, but %s has %s free", lm_show_bytes(disk, need), opt.serve.dir,
+                  lm_show_bytes(room, have));
+}
+
 void generate_check_serve(void)
 {
     static const char *const only[] = { "kv-memory", "kv-host", "kv-disk" };
@@ -45,6 +66,7 @@ void generate_check_serve(void)
                   "cannot be combined with --serve-batch");
     if (opt.serve.disk)
         split_disk();
+    check_tiers();
     if (opt.any_order && opt.prompt.n && !tool.json)
         lm_misuse(&tool, "--as-they-come", "add --json", "plain text has no numbers of prompts");
 }
@@ -57,11 +79,13 @@ static void say_sizes(const generate_work *w)
     const lm_serve_room *r = &w->room;
     lm_say(&tool, LM_LOG_INFO,
            "%" PRId64 " texts at a time, %" PRId64 " pages of %" PRId64
-           " tokens (%s each, %s in all), %" PRId64 " of the host, %" PRId64 " of the disk",
+           " tokens (%s each, %s in all), %" PRId64 " of the host, %" PRId64
+           " of the disk; bookkeeping: %zu bytes for each in use",
            r->pages.sequences, r->pages.pages, r->pages.page,
            lm_show_bytes((double)r->size.page, one),
            lm_show_bytes((double)r->pages.pages * (double)r->size.page, pages), r->tiers.host,
-           r->tiers.disk);
+           r->tiers.disk,
+           lm_sched_page_cost(r->pages.page) + (r->tiers.disk ? lm_tier_file_page_cost() : 0));
 }
 
 /* Texts that wait because of the plain tokens of those at work. */

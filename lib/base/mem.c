@@ -193,3 +193,26 @@ void lm_block_free(void *p, size_t bytes)
     if (p && round_up(bytes, &whole))
         munmap(p, whole);
 }
+
+lm_code lm_lazy_alloc(void *out_ptr, size_t n, size_t size, const char *purpose, lm_err *e)
+{
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    size_t bytes, whole;
+    void *p;
+
+    if (!lm_mul_ok(n, size, &bytes) || !round_up(bytes, &whole) || whole > PTRDIFF_MAX)
+        return too_many(n, size, purpose, e);
+    count_call();
+    p = mmap(NULL, whole, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (p == MAP_FAILED)
+        return no_memory(bytes, purpose, e);
+    if (whole >= HUGE_PAGE) /* a huge page for each few bytes would be the memory that is saved */
+        madvise(p, whole, MADV_NOHUGEPAGE);
+    store(out_ptr, p);
+    return LM_OK;
+}
+
+void lm_lazy_free(void *p, size_t n, size_t size)
+{
+    lm_block_free(p, n * size);
+}

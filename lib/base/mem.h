@@ -47,7 +47,12 @@ void lm_free(void *p);
 lm_code lm_block_alloc(void **out, size_t bytes, const char *purpose, lm_err *e);
 void lm_block_free(void *p, size_t bytes);
 
-/* Number of calls to lm_alloc_n, lm_realloc_n and lm_block_alloc so far in this process; a training
+/* A table of n objects of `size` bytes, zeroed, for sizes that are rarely needed: memory is taken page by page as it is
+ * written, and only address space for the rest.  Release with lm_lazy_free and the same sizes (NULL is fine). */
+lm_code lm_lazy_alloc(void *out_ptr, size_t n, size_t size, const char *purpose, lm_err *e);
+void lm_lazy_free(void *p, size_t n, size_t size);
+
+/* Number of calls to lm_alloc_n, lm_realloc_n, lm_block_alloc and lm_lazy_alloc so far in this process; a training
  * step must leave it flat. */
 uint64_t lm_alloc_count(void);
 /* Resident set of this process, now and at its peak, in bytes (0 if unknown). */

@@ -42,7 +42,13 @@ static void free_place(lm_pool *p, spot at)
     if (t->closed)
         t->closed++;
     else
-        t->free[t->n_free++] = at.place;
+        t->free[t->n_stack++] = at.place;
+}
+
+/* A free place; the first time in the order of their numbers. */
+static int32_t take_place(tier_state *t)
+{
+    return t->n_stack ? t->free[--t->n_stack] : (int32_t)t->unused++;
 }
 
 static spot spot_of(const page_state *g)
@@ -55,8 +61,8 @@ static void release(lm_pool *p, int32_t page)
 {
     page_state *g = &p->page[page];
     free_place(p, spot_of(g));
-    *g = (page_state){ .status = FREE, .place = -1, .next = p->unused };
-    p->unused = page;
+    *g = (page_state){ .status = FREE, .place = -1, .next = p->reuse };
+    p->reuse = page + 1;
 }
 
 static void discard(lm_pool *p, int32_t page)
@@ -152,8 +158,8 @@ static spot room(lm_pool *p, int tier, bool displace)
         tier_state *t = &p->tier[tier];
         if (t->closed || !t->size)
             continue;
-        if (t->n_free)
-            return (spot){ (lm_tier)tier, t->free[--t->n_free] };
+        if (pool_free(t))
+            return (spot){ (lm_tier)tier, take_place(t) };
         if (t->list[CACHED].n)
             return empty_cached(p, tier);
         if (displace && t->list[PARKED].n) {
@@ -171,7 +177,7 @@ int64_t lm_pool_below(const lm_pool *p)
 {
     int64_t n = 0;
     for (int i = LM_TIER_HOST; i < LM_TIERS; i++)
-        n += p->tier[i].n_free + p->tier[i].list[CACHED].n;
+        n += pool_free(&p->tier[i]) + p->tier[i].list[CACHED].n;
     return n;
 }
 
@@ -180,16 +186,17 @@ static int64_t available(const lm_pool *p, int64_t busy)
 {
     const tier_state *t = &p->tier[LM_TIER_DEVICE];
     int64_t below = lm_pool_below(p), parked = t->list[PARKED].n - busy;
-    return t->n_free + t->list[CACHED].n + (parked < below ? parked : below);
+    return pool_free(t) + t->list[CACHED].n + (parked < below ? parked : below);
 }
 
 /* --- pages --- */
 
 static int32_t new_page(lm_pool *p, spot at)
 {
-    int32_t page = p->unused;
+    int32_t page = p->reuse ? p->reuse - 1 : (int32_t)p->unused++;
     page_state *g = &p->page[page];
-    p->unused = g->next;
+    if (p->reuse)
+        p->reuse = g->next;
     *g = (page_state){ .refs = 1, .pins = 1, .place = at.place, .status = PINNED };
     return page;
 }
@@ -305,8 +312,7 @@ void lm_pool_close(lm_pool *p, lm_tier tier)
     tier_state *t = &p->tier[tier];
     if (tier == LM_TIER_DEVICE || t->closed)
         return;
-    t->closed = 1 + t->n_free;
-    t->n_free = 0;
+    t->closed = 1 + pool_free(t);
     while (t->list[CACHED].n) {
         int32_t page = t->list[CACHED].first;
         unlink_page(p, page);
@@ -345,7 +351,7 @@ int64_t lm_pool_size(const lm_pool *p, lm_tier tier)
 lm_pool_count lm_pool_counts(const lm_pool *p, lm_tier tier)
 {
     const tier_state *t = &p->tier[tier];
-    return (lm_pool_count){ t->n_free, t->list[CACHED].n, t->list[PARKED].n };
+    return (lm_pool_count){ pool_free(t), t->list[CACHED].n, t->list[PARKED].n };
 }
 
 int64_t lm_pool_moves(lm_pool *p, const lm_kv_move **out)
@@ -359,6 +365,17 @@ int64_t lm_pool_moves(lm_pool *p, const lm_kv_move **out)
 int64_t lm_pool_pending(const lm_pool *p)
 {
     return p->read ? 0 : p->n_moves;
+}
+
+/* All pages of the device may be exchanged in a step, and exchanged again. */
+static int64_t most_moves(const int64_t pages[LM_TIERS])
+{
+    return 4 * CHAIN * pages[LM_TIER_DEVICE] + 64;
+}
+
+size_t lm_pool_page_cost(void)
+{
+    return sizeof(page_state) + sizeof(int32_t);
 }
 
 lm_code lm_pool_new(const int64_t pages[LM_TIERS], lm_pool **out, lm_err *e)
@@ -375,20 +392,17 @@ lm_code lm_pool_new(const int64_t pages[LM_TIERS], lm_pool **out, lm_err *e)
     if (lm_alloc_n(&p, 1, sizeof *p, "page pool", e))
         return e->code;
     p->n = n;
-    p->most_moves = 4 * n + 64;
-    if (lm_alloc_n(&p->page, (size_t)n, sizeof *p->page, "page pool", e) ||
-        lm_alloc_n(&p->move, (size_t)p->most_moves, sizeof *p->move, "page pool", e))
+    for (int i = 0; i < LM_TIERS; i++)
+        p->tier[i].size = pages[i];
+    p->most_moves = most_moves(pages);
+    if (lm_lazy_alloc(&p->page, (size_t)n, sizeof *p->page, "page pool", e) ||
+        lm_lazy_alloc(&p->move, (size_t)p->most_moves, sizeof *p->move, "page pool", e))
         goto fail;
-    for (int32_t i = 0; i < n; i++)
-        p->page[i] = (page_state){ .place = -1, .next = i + 1 < n ? i + 1 : -1 };
     for (int i = 0; i < LM_TIERS; i++) {
         tier_state *t = &p->tier[i];
-        t->size = t->n_free = pages[i];
         t->list[CACHED] = t->list[PARKED] = (page_list){ -1, -1, 0 };
-        if (lm_alloc_n(&t->free, (size_t)pages[i], sizeof *t->free, "page pool", e))
+        if (lm_lazy_alloc(&t->free, (size_t)pages[i], sizeof *t->free, "page pool", e))
             goto fail;
-        for (int64_t j = 0; j < pages[i]; j++) /* place 0 is taken first */
-            t->free[j] = (int32_t)(pages[i] - 1 - j);
     }
     *out = p;
     return LM_OK;
@@ -402,8 +416,8 @@ void lm_pool_free(lm_pool *p)
     if (!p)
         return;
     for (int i = 0; i < LM_TIERS; i++)
-        lm_free(p->tier[i].free);
-    lm_free(p->page);
-    lm_free(p->move);
+        lm_lazy_free(p->tier[i].free, (size_t)p->tier[i].size, sizeof(int32_t));
+    lm_lazy_free(p->page, (size_t)p->n, sizeof *p->page);
+    lm_lazy_free(p->move, (size_t)p->most_moves, sizeof *p->move);
     lm_free(p);
 }

@@ -19,6 +19,7 @@
 #define LM_KV_POOL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -35,6 +36,8 @@ typedef struct {
 
 typedef struct lm_pool lm_pool;
 
+/* Bytes of memory that a page in use costs here, in any tier; a place that was never used costs none. */
+size_t lm_pool_page_cost(void);
 /* `pages` places in each tier; only the device must have one.  LM_EUSAGE for counts that are
  * negative or of more than 2^30 in all. */
 lm_code lm_pool_new(const int64_t pages[LM_TIERS], lm_pool **out, lm_err *e);

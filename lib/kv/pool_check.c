@@ -27,7 +27,7 @@ static lm_code check_page(const lm_pool *p, int32_t i, census *c, lm_err *e)
         return bad(e, i, "is parked and in use");
     if (g->status == PINNED && (!g->pins || g->tier != LM_TIER_DEVICE))
         return bad(e, i, "is in no list, and not pinned on the device");
-    if (g->place < 0 || g->place >= p->tier[g->tier].size)
+    if (g->place < 0 || g->place >= p->tier[g->tier].unused)
         return bad(e, i, "has no place");
     if (c->place[g->tier][g->place]++)
         return bad(e, i, "shares its place with another");
@@ -50,11 +50,14 @@ static lm_code check_list(const lm_pool *p, int tier, status s, census *c, lm_er
 static lm_code check_tier(const lm_pool *p, int tier, census *c, lm_err *e)
 {
     const tier_state *t = &p->tier[tier];
-    for (int64_t i = 0; i < t->n_free; i++)
-        if (t->free[i] < 0 || t->free[i] >= t->size || c->place[tier][t->free[i]]++)
+    if (t->unused < 0 || t->unused > t->size)
+        return lm_fail(e, LM_EBUG, "page pool", NULL, "places of tier %d are counted wrongly",
+                       tier);
+    for (int64_t i = 0; i < t->n_stack && !t->closed; i++)
+        if (t->free[i] < 0 || t->free[i] >= t->unused || c->place[tier][t->free[i]]++)
             return lm_fail(e, LM_EBUG, "page pool", NULL, "place %d of tier %d is free and in use",
                            (int)t->free[i], tier);
-    if (t->n_free + c->used[tier] + (t->closed ? t->closed - 1 : 0) != t->size)
+    if (pool_free(t) + c->used[tier] + (t->closed ? t->closed - 1 : 0) != t->size)
         return lm_fail(e, LM_EBUG, "page pool", NULL, "places of tier %d are lost", tier);
     lm_code rc = check_list(p, tier, CACHED, c, e);
     return rc ? rc : check_list(p, tier, PARKED, c, e);
@@ -63,16 +66,16 @@ static lm_code check_tier(const lm_pool *p, int tier, census *c, lm_err *e)
 static lm_code check_all(const lm_pool *p, census *c, lm_err *e)
 {
     int64_t n = 0;
-    for (int32_t i = 0; i < p->n; i++)
+    for (int32_t i = 0; i < p->unused; i++)
         if (check_page(p, i, c, e))
             return e->code;
     for (int i = 0; i < LM_TIERS; i++)
         if (check_tier(p, i, c, e))
             return e->code;
-    for (int32_t i = p->unused; i >= 0 && n <= p->n; i = p->page[i].next, n++)
-        if (p->page[i].status != FREE || c->page[i]++)
-            return bad(e, i, "is in the list of free numbers, and in use");
-    for (int32_t i = 0; i < p->n; i++)
+    for (int32_t i = p->reuse; i > 0 && n <= p->n; i = p->page[i - 1].next, n++)
+        if (p->page[i - 1].status != FREE || c->page[i - 1]++)
+            return bad(e, i - 1, "is in the list of free numbers, and in use");
+    for (int32_t i = 0; i < p->unused; i++)
         if (c->page[i] != (p->page[i].status != PINNED))
             return bad(e, i, "is in no list");
     return LM_OK;

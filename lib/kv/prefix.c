@@ -7,7 +7,10 @@
 #include "base/hash.h"
 #include "base/mem.h"
 
-/* An entry has the number of its page.  Links are pages, -1: none. */
+enum { FEWEST_BUCKETS = 1024 };
+
+/* An entry has the number of its page.  Links are pages, -1: none; chains and buckets 1 + the page, 0: none, so that
+ * the tables, which are lazy, need not be written before they are used. */
 typedef struct {
     uint64_t hash, serial; /* serial 0: no entry */
     int32_t parent, child; /* the first child */
@@ -18,7 +21,8 @@ typedef struct {
 struct lm_prefix {
     lm_pool *pool;
     int64_t tokens, n, count;
-    uint64_t serial, mask;
+    uint64_t serial, mask; /* mask: of the buckets in use, which double as entries are added */
+    uint64_t buckets;      /* at most */
     entry *entry;
     uint32_t *ids; /* [n, tokens] */
     int32_t *bucket;
@@ -31,8 +35,8 @@ static uint64_t hash_of(const lm_prefix *x, int32_t parent, const uint32_t *ids)
 
 static int32_t find_child(const lm_prefix *x, int32_t parent, uint64_t hash, const uint32_t *ids)
 {
-    int32_t i = x->bucket[hash & x->mask];
-    for (; i >= 0; i = x->entry[i].chain)
+    int32_t i = x->bucket[hash & x->mask] - 1;
+    for (; i >= 0; i = x->entry[i].chain - 1)
         if (x->entry[i].hash == hash && x->entry[i].parent == parent &&
             !memcmp(x->ids + i * x->tokens, ids, (size_t)x->tokens * sizeof *ids))
             break;
@@ -69,6 +73,24 @@ lm_prefix_entry lm_prefix_after(const lm_prefix *x, lm_prefix_entry at, const ui
     return page < 0 ? LM_PREFIX_ROOT : lm_prefix_of(x, page);
 }
 
+/* Twice as many buckets: each gives part of its chain to a new one. */
+static void add_buckets(lm_prefix *x)
+{
+    uint64_t n = x->mask + 1;
+    x->mask = 2 * n - 1;
+    for (uint64_t i = 0; i < n; i++) {
+        int32_t page = x->bucket[i], after;
+        x->bucket[i] = 0;
+        for (; page; page = after) {
+            entry *g = &x->entry[page - 1];
+            int32_t *first = &x->bucket[g->hash & x->mask];
+            after = g->chain;
+            g->chain = *first;
+            *first = page;
+        }
+    }
+}
+
 bool lm_prefix_add(lm_prefix *x, const uint32_t *ids, int32_t page, lm_prefix_entry *last)
 {
     int32_t parent = last->page;
@@ -78,10 +100,13 @@ bool lm_prefix_add(lm_prefix *x, const uint32_t *ids, int32_t page, lm_prefix_en
     int32_t known = find_child(x, parent, hash, ids);
     if (known < 0) {
         entry *n = &x->entry[page];
-        int32_t *first = &x->bucket[hash & x->mask];
         lm_prefix_forget(x, page);
+        if ((uint64_t)x->count > x->mask && x->mask + 1 < x->buckets)
+            add_buckets(x);
+        int32_t *first = &x->bucket[hash & x->mask];
         *n = (entry){ hash, ++x->serial, parent, -1, -1, -1, *first };
-        *first = known = page;
+        *first = page + 1;
+        known = page;
         if (parent >= 0) {
             n->after = x->entry[parent].child;
             if (n->after >= 0)
@@ -100,8 +125,8 @@ static void remove_leaf(lm_prefix *x, int32_t page)
 {
     entry *n = &x->entry[page];
     int32_t *at = &x->bucket[n->hash & x->mask];
-    while (*at != page)
-        at = &x->entry[*at].chain;
+    while (*at != page + 1)
+        at = &x->entry[*at - 1].chain;
     *at = n->chain;
     if (n->after >= 0)
         x->entry[n->after].before = n->before;
@@ -131,6 +156,11 @@ static void forget_discarded(void *ctx, int32_t page)
     lm_prefix_forget(ctx, page);
 }
 
+size_t lm_prefix_page_cost(int64_t tokens)
+{
+    return sizeof(entry) + (size_t)tokens * sizeof(uint32_t) + sizeof(int32_t);
+}
+
 int64_t lm_prefix_count(const lm_prefix *x)
 {
     return x->count;
@@ -138,31 +168,27 @@ int64_t lm_prefix_count(const lm_prefix *x)
 
 lm_code lm_prefix_new(lm_pool *p, int64_t tokens, lm_prefix **out, lm_err *e)
 {
-    int64_t n = lm_pool_size(p, LM_TIERS), buckets = 1, ids;
+    int64_t n = lm_pool_size(p, LM_TIERS), ids;
     lm_prefix *x = NULL;
 
     *out = NULL;
-    while (buckets < 2 * n)
-        buckets *= 2;
     if (tokens < 1 || !lm_mul_i64_ok(n, tokens, &ids))
         return lm_fail(e, LM_EUSAGE, "prefix index", NULL, "cannot have %lld tokens in a page",
                        (long long)tokens);
     if (lm_alloc_n(&x, 1, sizeof *x, "prefix index", e))
         return e->code;
-    if (lm_alloc_n(&x->entry, (size_t)n, sizeof *x->entry, "prefix index", e) ||
-        lm_alloc_n(&x->ids, (size_t)ids, sizeof *x->ids, "prefix index", e) ||
-        lm_alloc_n(&x->bucket, (size_t)buckets, sizeof *x->bucket, "prefix index", e)) {
+    x->n = n;
+    x->tokens = tokens;
+    for (x->buckets = FEWEST_BUCKETS; x->buckets < (uint64_t)(2 * n);)
+        x->buckets *= 2;
+    x->mask = FEWEST_BUCKETS - 1;
+    if (lm_lazy_alloc(&x->entry, (size_t)n, sizeof *x->entry, "prefix index", e) ||
+        lm_lazy_alloc(&x->ids, (size_t)ids, sizeof *x->ids, "prefix index", e) ||
+        lm_lazy_alloc(&x->bucket, (size_t)x->buckets, sizeof *x->bucket, "prefix index", e)) {
         lm_prefix_free(x);
         return e->code;
     }
-    for (int64_t i = 0; i < buckets; i++)
-        x->bucket[i] = -1;
-    for (int64_t i = 0; i < n; i++)
-        x->entry[i].child = -1;
     x->pool = p;
-    x->tokens = tokens;
-    x->n = n;
-    x->mask = (uint64_t)buckets - 1;
     lm_pool_on_discard(p, forget_discarded, x);
     *out = x;
     return LM_OK;
@@ -174,8 +200,8 @@ void lm_prefix_free(lm_prefix *x)
         return;
     if (x->pool)
         lm_pool_on_discard(x->pool, NULL, NULL);
-    lm_free(x->entry);
-    lm_free(x->ids);
-    lm_free(x->bucket);
+    lm_lazy_free(x->entry, (size_t)x->n, sizeof *x->entry);
+    lm_lazy_free(x->ids, (size_t)(x->n * x->tokens), sizeof *x->ids);
+    lm_lazy_free(x->bucket, (size_t)x->buckets, sizeof *x->bucket);
     lm_free(x);
 }

@@ -10,6 +10,7 @@
 #ifndef LM_KV_PREFIX_H
 #define LM_KV_PREFIX_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kv/pool.h"
@@ -23,6 +24,8 @@ typedef struct {
 } lm_prefix_entry;
 #define LM_PREFIX_ROOT ((lm_prefix_entry){ -1, 0 })
 
+/* Bytes of memory that a page of `tokens` tokens costs here while it is in use. */
+size_t lm_prefix_page_cost(int64_t tokens);
 /* For pages of `tokens` tokens.  The pool, borrowed, reports discarded pages to this index. */
 lm_code lm_prefix_new(lm_pool *p, int64_t tokens, lm_prefix **out, lm_err *e);
 void lm_prefix_free(lm_prefix *x); /* before the pool; NULL is fine */

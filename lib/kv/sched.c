@@ -306,6 +306,11 @@ static lm_code check_opts(const lm_sched_opts *o, lm_err *e)
     return LM_OK;
 }
 
+size_t lm_sched_page_cost(int64_t tokens)
+{
+    return lm_pool_page_cost() + lm_prefix_page_cost(tokens);
+}
+
 lm_code lm_sched_new(const lm_sched_opts *o, const int64_t pages[LM_TIERS], lm_sched **out,
                      lm_err *e)
 {

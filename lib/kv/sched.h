@@ -85,6 +85,8 @@ typedef struct {
 
 typedef struct lm_sched lm_sched;
 
+/* Bytes of memory that a page of `tokens` tokens costs here while it is in use, in any tier. */
+size_t lm_sched_page_cost(int64_t tokens);
 /* `pages` of the device, the host and the disk. */
 lm_code lm_sched_new(const lm_sched_opts *o, const int64_t pages[LM_TIERS], lm_sched **out,
                      lm_err *e);

@@ -128,6 +128,11 @@ const lm_err *lm_tier_file_closed(const lm_tier_file *t)
     return &t->closed;
 }
 
+size_t lm_tier_file_page_cost(void)
+{
+    return sizeof(slot_state);
+}
+
 lm_code lm_tier_file_new(const char *dir, size_t page_bytes, int64_t pages, lm_tier_file **out,
                          lm_err *e)
 {
@@ -145,7 +150,7 @@ lm_code lm_tier_file_new(const char *dir, size_t page_bytes, int64_t pages, lm_t
     t->bytes = page_bytes;
     t->pages = pages;
     if (lm_strdup(&t->dir, dir, e) ||
-        lm_alloc_n(&t->slot, (size_t)pages, sizeof *t->slot, "the disk tier", e))
+        lm_lazy_alloc(&t->slot, (size_t)pages, sizeof *t->slot, "the disk tier", e))
         goto fail;
     t->fd = lm_file_unnamed(dir);
     if (t->fd < 0) {
@@ -166,6 +171,6 @@ void lm_tier_file_free(lm_tier_file *t)
     if (t->fd >= 0)
         close(t->fd);
     lm_free(t->dir);
-    lm_free(t->slot);
+    lm_lazy_free(t->slot, (size_t)t->pages, sizeof *t->slot);
     lm_free(t);
 }

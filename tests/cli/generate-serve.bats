@@ -117,6 +117,7 @@ setup() {
     [ "$(grep -c '"first_token_seconds":[0-9]' out)" -eq 40 ]
     tail -n 1 out | grep -qE '^\{"kv":\{"bytes_per_token":512(\.0)?,"pages":32,"hits":[1-9][0-9]*,"hit_rate":0\.[0-9]+,"moves":\{"down":[0-9]+,"up":[0-9]+,"out":0,"in":0,"bytes":[0-9]+\},"stalls_seconds":[0-9.e-]+,"waits":[1-9][0-9]*,"recomputed":[0-9]+,"peak_bytes":[1-9][0-9]+\}\}$'
     generate run/ -n 5 --serve-batch 40 -v < many.jsonl 2> log > /dev/null
+    grep -qE ' of the disk; bookkeeping: 3[0-9]{2} bytes for each in use$' log
     grep -q 'caches: .* at most, .* pages found, .* computed again' log
 }
 
@@ -156,6 +157,10 @@ setup() {
     one 2 '"cache:x" is not DIR:SIZE' --serve-batch 4 --kv-disk cache:x
     one 2 "--kv-disk: nowhere is not a folder: make it, or name another" --serve-batch 4 --kv-disk nowhere:1M
     one 2 "--kv-disk: many.jsonl is not a folder" --serve-batch 4 --kv-disk many.jsonl:1M
+    one 2 "--kv-disk: 800 TiB, but cache has " --serve-batch 4 --kv-disk cache:800T
+    one 2 " free: give at most as much, or name another folder" --serve-batch 4 --kv-disk cache:800T
+    one 2 "--kv-host: 800 TiB, but " --serve-batch 4 --kv-host 800T
+    one 2 " of memory are free: give at most as much" --serve-batch 4 --kv-host 800T
     one 2 "--kv-memory: 20.0 KiB hold 0 tokens" --serve-batch 4 --kv-memory 20k
     one 2 "--kv-memory: 50.0 KiB hold 64 tokens, and a text of 200 needs 128 KiB" --serve-batch 4 --kv-memory 50k --context 200
     one 2 "generate: --kv-host: 20.0 KiB hold no page of 32.0 KiB" --serve-batch 4 --kv-host 20k

@@ -143,6 +143,29 @@ static void blocks(void **state)
     assert_true(lm_mem_available() > 0);
 }
 
+/* A table of a TiB costs what is written of it. */
+static void lazy_tables(void **state)
+{
+    const size_t n = (size_t)1 << 37;
+    lm_err e = { 0 };
+    int64_t *v;
+
+    (void)state;
+    size_t before = lm_rss_now();
+    uint64_t calls = lm_alloc_count();
+    assert_int_equal(lm_lazy_alloc(&v, n, sizeof *v, "numbers", &e), LM_OK);
+    assert_int_equal(lm_alloc_count(), calls + 1);
+    for (size_t i = 0; i < n; i += n / 64) {
+        assert_int_equal(v[i], 0);
+        v[i] = 5;
+    }
+    v[n - 1] = 6;
+    assert_true(lm_rss_now() < before + (16 << 20));
+    lm_lazy_free(v, n, sizeof *v);
+    lm_lazy_free(NULL, 5, 5);
+    assert_int_equal(lm_lazy_alloc(&v, SIZE_MAX / 2, sizeof *v, "numbers", &e), LM_ELIMIT);
+}
+
 static void arenas(void **state)
 {
     lm_arena *a;
@@ -245,6 +268,7 @@ int main(void)
         cmocka_unit_test(impossible_allocations),
         cmocka_unit_test(growing),
         cmocka_unit_test(blocks),
+        cmocka_unit_test(lazy_tables),
         cmocka_unit_test(arenas),
         cmocka_unit_test(texts),
         cmocka_unit_test(cpu_levels),

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "kv/pool.h"
 #include "kv/prefix.h"
 
@@ -391,6 +392,37 @@ static void cached_pages_displace_none(void **state)
     lm_pool_free(p);
 }
 
+/* Half a thousand million places cost nothing until they are used; an index of many entries finds each. */
+static void unused_places_cost_nothing(void **state)
+{
+    (void)state;
+    enum { N = 5000, TOKENS = 64 };
+    static uint32_t ids[N][TOKENS];
+    size_t before = lm_rss_now();
+    lm_pool *p = pool_of(N, 1000, (1 << 29));
+    lm_prefix *x = NULL;
+    lm_err e = { 0 };
+    int32_t found[2];
+    lm_prefix_entry last;
+    assert_int_equal(lm_prefix_new(p, TOKENS, &x, &e), LM_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        last = LM_PREFIX_ROOT;
+        ids[i][3] = i;
+        int32_t page = lm_pool_take(p);
+        assert_int_equal(lm_pool_place(p, page), i);
+        assert_true(lm_prefix_add(x, ids[i], page, &last));
+    }
+    for (uint32_t i = 0; i < N; i += 3)
+        lm_prefix_forget(x, (int32_t)i);
+    assert_int_equal(lm_prefix_count(x), N - (N + 2) / 3);
+    for (uint32_t i = 0; i < N; i++)
+        assert_int_equal(lm_prefix_find(x, ids[i], TOKENS, found, &last), i % 3 > 0);
+    assert_true(lm_rss_now() < before + (16 << 20));
+    assert_true(lm_pool_page_cost() + lm_prefix_page_cost(TOKENS) < 400);
+    lm_prefix_free(x);
+    lm_pool_free(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -398,6 +430,7 @@ int main(void)
         cmocka_unit_test(oldest_first),
         cmocka_unit_test(moves_only_what_is_needed),
         cmocka_unit_test(cached_pages_displace_none),
+        cmocka_unit_test(unused_places_cost_nothing),
         cmocka_unit_test(random_schedules),
     };
     return cmocka_run_group_tests_name("kv_pool", tests, NULL, NULL);
