@@ -152,7 +152,7 @@ static lm_code loop(run *r, lm_err *e)
         if (any_busy(r)) {
             if (step(r, e))
                 return e->code;
-        } else if (!lm_complete_queue_has_more(&r->q) && r->q.head == r->q.tail) {
+        } else if (!lm_complete_queue_has_more(&r->q) && !r->q.n) {
             break;
         }
     }

@@ -16,7 +16,7 @@
 #include "model/generate.h"
 #include "text/tokenizer.h"
 
-typedef struct {
+typedef struct lm_completion {
     int64_t index;   /* number of the prompt, from 0 */
     int64_t sample;  /* number of its sample, from 0 */
     lm_ids ids;      /* the prompt, later the new tokens */
@@ -31,7 +31,7 @@ typedef struct {
                            left), "error" (failed); NULL: not yet */
     double first_seconds; /* from the reading of the prompt to the first new token */
     double read_at;       /* lm_now() when the prompt was read */
-    bool handed_back;
+    struct lm_completion *before; /* for the loop: another sample of the prompt */
     size_t cap_logprob;
     lm_tok_stream stream;
     int64_t slot;

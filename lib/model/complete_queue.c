@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* complete_queue.c -- a ring of completions in the order of their prompts. */
+/* complete_queue.c -- completions in the order of their prompts, in places that are used again. */
 #include "model/complete_queue.h"
 
 #include <string.h>
@@ -17,15 +17,21 @@ lm_code lm_complete_queue_init(lm_complete_queue *q, const lm_tokenizer *tok,
 {
     *q = (lm_complete_queue){ .o = o, .h = h, .size = AHEAD * width };
     q->rules = lm_text_rules_of(tok, o, context);
-    return lm_alloc_n(&q->ring, (size_t)q->size, sizeof *q->ring, "completions", e);
+    if (lm_alloc_n(&q->place, (size_t)q->size, sizeof *q->place, "completions", e) ||
+        lm_alloc_n(&q->live, (size_t)q->size, sizeof *q->live, "completions", e))
+        return e->code;
+    for (int64_t i = 0; i < q->size; i++)
+        q->live[i] = &q->place[i];
+    return LM_OK;
 }
 
 void lm_complete_queue_fini(lm_complete_queue *q)
 {
-    for (int64_t i = 0; q->ring && i < q->size; i++)
-        lm_completion_fini(&q->ring[i]);
+    for (int64_t i = 0; q->place && i < q->size; i++)
+        lm_completion_fini(&q->place[i]);
     lm_completion_fini(&q->asked);
-    lm_free(q->ring);
+    lm_free(q->place);
+    lm_free(q->live);
 }
 
 lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
@@ -46,7 +52,7 @@ lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
         q->sample = 0;
         return LM_OK;
     }
-    lm_completion *place = &q->ring[q->tail++ % q->size];
+    lm_completion *place = q->live[q->n++];
     lm_completion_clear(place);
     place->index = c->index;
     place->sample = 0;
@@ -58,7 +64,7 @@ lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
 lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_err *e)
 {
     const lm_completion *a = &q->asked;
-    lm_completion *c = &q->ring[q->tail % q->size];
+    lm_completion *c = q->live[q->n];
     lm_completion_clear(c);
     c->index = a->index;
     c->sample = q->sample;
@@ -71,28 +77,37 @@ lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_er
     c->ids.n = a->ids.n;
     if (lm_completion_reserve(&q->rules, c, e))
         return e->code;
-    q->tail++;
+    q->n++;
     q->sample++;
     q->left--;
     *out = c;
     return LM_OK;
 }
 
+static void exchange(const lm_complete_queue *q, int64_t a, int64_t b)
+{
+    lm_completion *c = q->live[a];
+    q->live[a] = q->live[b];
+    q->live[b] = c;
+}
+
 lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e)
 {
     const bool any = q->o->any_order;
-    for (int64_t i = q->head; i < q->tail; i++) {
-        lm_completion *c = &q->ring[i % q->size];
+    int64_t i = 0, kept = 0;
+    for (; i < q->n; i++) {
+        lm_completion *c = q->live[i];
         if (!any && q->h->text && !c->failed && q->h->text(q->h->ctx, c, e))
             return e->code;
         if (!c->finish && !any)
-            return LM_OK;
-        if (!c->finish)
-            continue;
-        if (!c->handed_back && q->h->done(q->h->ctx, c, e))
+            break;
+        if (c->finish && q->h->done(q->h->ctx, c, e))
             return e->code;
-        c->handed_back = true;
-        q->head += i == q->head;
+        if (!c->finish)
+            exchange(q, i, kept++);
     }
+    for (; i < q->n; i++)
+        exchange(q, i, kept++);
+    q->n = kept;
     return LM_OK;
 }

@@ -11,8 +11,9 @@ typedef struct {
     const lm_complete_opts *o;
     const lm_complete_hooks *h;
     lm_text_rules rules;
-    lm_completion *ring; /* number i lives in ring[i % size] */
-    int64_t size, head, tail;
+    lm_completion *place; /* [size] */
+    lm_completion **live; /* [size]: the n that are not handed back, in the order of the prompts; then free places */
+    int64_t size, n;
     int64_t prompts;      /* number taken so far */
     lm_completion asked;  /* ids, prompt and max_new of the prompt with samples left */
     int64_t sample, left; /* its next sample; samples not begun yet */
@@ -28,7 +29,8 @@ void lm_complete_queue_fini(lm_complete_queue *q);
 /* Read the next prompt to q->asked and set q->left, its samples to begin.  A prompt that failed goes to the
  * queue at once, as its own answer. */
 lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e);
-/* Add the next sample of q->asked to the queue, with memory for its answer. */
+/* Add the next sample of q->asked to the queue, with memory for its answer.  *out stays where it is until it is handed
+ * back. */
 lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_err *e);
 /* Hand back the finished texts: all with any_order, otherwise up to the first one that is not finished. */
 lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e);
@@ -36,7 +38,7 @@ lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e);
 /* True if there is room for a text, and no stop was requested. */
 static inline bool lm_complete_queue_may_begin(const lm_complete_queue *q)
 {
-    return q->tail - q->head < q->size && !lm_stopping();
+    return q->n < q->size && !lm_stopping();
 }
 /* True if samples or prompts may be left. */
 static inline bool lm_complete_queue_has_more(const lm_complete_queue *q)

@@ -21,7 +21,7 @@ void lm_completion_clear(lm_completion *c)
 {
     c->ids.n = c->text.len = c->prompt.len = c->safe = 0;
     c->finish = NULL;
-    c->failed = c->handed_back = false;
+    c->failed = false;
     c->first_seconds = 0;
 }
 

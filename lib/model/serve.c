@@ -7,10 +7,11 @@
 #include "model/complete_queue.h"
 #include "model/model.h"
 
-/* A request of the scheduler generates text number `text` of the queue.  `more` texts behind it, samples of the same
- * prompt, are forked from it when its first token is chosen. */
+/* A request of the scheduler generates `text`.  Until its first token is chosen it stands for `more` other samples of
+ * the prompt, too, which are forked from it then: `text` is the last of them, linked to those before it. */
 typedef struct {
-    int64_t text, more;
+    lm_completion *text;
+    int64_t more;
 } owner;
 
 typedef struct {
@@ -31,12 +32,7 @@ typedef struct {
     bool warned;
 } run;
 
-static lm_completion *text_of(const run *r, int64_t request, int64_t sample)
-{
-    return &r->q.ring[(r->of[request].text + sample) % r->q.size];
-}
-
-static lm_code set_owner(run *r, int64_t request, int64_t text, int64_t more, lm_err *e)
+static lm_code set_owner(run *r, int64_t request, lm_completion *text, int64_t more, lm_err *e)
 {
     if (lm_grow(&r->of, &r->cap_of, (size_t)request + 1, sizeof *r->of, "requests", e))
         return e->code;
@@ -54,19 +50,21 @@ static int64_t most_new(const lm_completion *c)
 /* As many samples of the prompt as there is room for become one request of the scheduler. */
 static lm_code begin_samples(run *r, lm_err *e)
 {
-    const int64_t first = r->q.tail;
-    lm_completion *c = NULL;
+    lm_completion *c = NULL, *before;
     int64_t request = 0, n = 0;
-    for (; r->q.left && lm_complete_queue_may_begin(&r->q); n++)
+    for (; r->q.left && lm_complete_queue_may_begin(&r->q); n++) {
+        before = c;
         if (lm_complete_queue_begin(&r->q, &c, e))
             return e->code;
+        c->before = before;
+    }
     if (!n)
         return LM_OK;
     r->st->prompts += n;
     r->st->prompt_tokens += (int64_t)c->ids.n;
     return lm_sched_add(r->sched, c->ids.v, (int64_t)c->ids.n, most_new(c), &request, e)
                ? e->code
-               : set_owner(r, request, first, n - 1, e);
+               : set_owner(r, request, c, n - 1, e);
 }
 
 static lm_code fill(run *r, lm_err *e)
@@ -82,36 +80,36 @@ static lm_code fill(run *r, lm_err *e)
 
 /* ---- tokens ---- */
 
-/* Whether part i needs a token for the k-th text of its request; its draw. */
+/* Whether part i needs a token for the k-th sample of its request, the last of those left; its draw. */
 static bool ask(run *r, const lm_sched_part *p, int64_t i, int64_t k)
 {
-    bool on = p->last && k <= r->of[p->request].more;
+    bool on = p->last && k == r->of[p->request].more;
     r->draw[i] = (lm_paged_draw){ .on = on };
     if (!on)
         return false;
-    const lm_completion *c = text_of(r, p->request, k);
+    const lm_completion *c = r->of[p->request].text;
     r->draw[i].u = lm_completion_draw(&r->q.rules, c);
     r->draw[i].seen = c->ids.v;
     r->draw[i].n_seen = (int64_t)c->ids.n;
     return true;
 }
 
-/* The token of the k-th text of a request; a fork of the request continues the texts behind the first. */
+/* The token of the k-th sample of a request; a fork of the request continues the samples behind the first. */
 static lm_code take_token(run *r, int64_t request, int64_t k, int32_t id, const double *logprob,
                           lm_err *e)
 {
-    lm_completion *c = text_of(r, request, k);
+    lm_completion *c = r->of[request].text;
     int64_t to = request;
     double start = lm_now();
     if (k && (lm_sched_fork(r->sched, request, most_new(c), &to, e) ||
-              set_owner(r, to, r->of[request].text + k, 0, e)))
+              set_owner(r, to, c, 0, e)))
         return e->code;
+    if (k)
+        r->of[request] = (owner){ c->before, k - 1 };
     r->kv.pages_seconds += lm_now() - start;
     if (lm_completion_take(&r->q.rules, c, id, logprob, e))
         return e->code;
     r->st->new_tokens++;
-    if (!k)
-        r->of[request].more = 0;
     start = lm_now();
     lm_sched_token(r->sched, to, (uint32_t)id, c->finish != NULL);
     r->kv.pages_seconds += lm_now() - start;
@@ -250,7 +248,7 @@ static lm_code loop(run *r, lm_err *e)
         r->kv.seconds += lm_now() - start;
         if (any)
             continue;
-        if (r->q.head < r->q.tail)
+        if (r->q.n)
             return lm_fail(e, LM_EBUG, "serve", NULL, "a text waits for a step that never comes");
         if (!lm_complete_queue_has_more(&r->q))
             break;

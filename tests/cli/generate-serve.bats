@@ -49,6 +49,19 @@ setup() {
     done
 }
 
+@test "generate --as-they-come: short texts do not wait for a long one before them" {
+    echo '{"text": "a"}' > long.jsonl
+    text=$(printf 'The system reads word %s. ' 1 2 3 4 5 6 7 8 9)
+    for i in $(seq 40); do echo "{\"text\": \"$text$text$text$text$text\"}"; done > short.jsonl
+    n=$(head -n 1 short.jsonl | generate -q run/ -n 1 | grep -o '"prompt_tokens":[0-9]*' | cut -d: -f2)
+    for batch in --serve-batch -b; do # the first text fills the context, the others have three tokens left
+        cat long.jsonl short.jsonl |
+            generate -q run/ -n 900 -T 0 --ignore-eos --context $((n + 2)) $batch 2 --as-they-come --json > out
+        [ "$(grep -c '"prompt_index"' out)" -eq 41 ]
+        [ "$(grep -n '"prompt_index":0[,}]' out | cut -d: -f1)" -gt 30 ] # 8 times the batch is 16
+    done
+}
+
 @test "generate --serve-batch: the probabilities are those of the other way, within rounding" {
     generate -q run/ -n 20 -T 0 --dtype f32 --logprobs < many.jsonl > plain
     generate -q run/ -n 20 -T 0 --dtype f32 --logprobs --serve-batch 16 < many.jsonl > served
