@@ -348,7 +348,8 @@ void lm_sched_free(lm_sched *s)
     lm_free(s->part);
     lm_free(s->copy);
     lm_free(s->snapshot);
-    lm_free(s->snapshot_at);
+    if (s->snapshot_at)
+        lm_lazy_free(s->snapshot_at, (size_t)lm_pool_size(s->pool, LM_TIERS), sizeof(int32_t));
     lm_free(s->slot);
     lm_prefix_free(s->prefix);
     lm_pool_free(s->pool);

@@ -47,7 +47,7 @@ struct lm_sched {
     int64_t copies;
     size_t copy_cap;
     lm_snapshot *snapshot; /* [o.snapshots] */
-    int32_t *snapshot_at;  /* of each page of the index, -1: none; may be out of date */
+    int32_t *snapshot_at;  /* of each page of the index; may be out of date */
     uint64_t clock;        /* of uses */
     bool copied;           /* the copies were returned */
     lm_sched_stats count;

@@ -116,9 +116,7 @@ lm_code sched_open_states(lm_sched *s, lm_err *e)
     if (!s->o.snapshots)
         return LM_OK;
     if (lm_alloc_n(&s->snapshot, (size_t)s->o.snapshots, sizeof *s->snapshot, "states", e) ||
-        lm_alloc_n(&s->snapshot_at, (size_t)pages, sizeof *s->snapshot_at, "states", e))
+        lm_lazy_alloc(&s->snapshot_at, (size_t)pages, sizeof *s->snapshot_at, "states", e))
         return e->code;
-    for (int64_t i = 0; i < pages; i++)
-        s->snapshot_at[i] = -1;
     return LM_OK;
 }

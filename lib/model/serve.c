@@ -101,8 +101,7 @@ static lm_code take_token(run *r, int64_t request, int64_t k, int32_t id, const 
     lm_completion *c = r->of[request].text;
     int64_t to = request;
     double start = lm_now();
-    if (k && (lm_sched_fork(r->sched, request, most_new(c), &to, e) ||
-              set_owner(r, to, c, 0, e)))
+    if (k && (lm_sched_fork(r->sched, request, most_new(c), &to, e) || set_owner(r, to, c, 0, e)))
         return e->code;
     if (k)
         r->of[request] = (owner){ c->before, k - 1 };
