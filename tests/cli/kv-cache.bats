@@ -48,17 +48,21 @@ damage() { LC_ALL=C sed "s/$2/$3/" "$1" > bad.kv; }
     [ "$(wc -l < answers)" -eq 2 ]
 }
 
+# the bytes behind the header
+numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
+
 @test "coded caches: used as they are, with other methods, through pipes" {
     for m in int8 int4 kivi k=int8,v=auto 'layers.0=auto;int4' fp8; do
         quantize-kv doc.kv -m "$m" -o c.kv -f -q
         quantize-kv --verify c.kv
+        quantize-kv c.kv -m "$m" -o again.kv -f -q # parts in this form are copied
+        cmp <(numbers c.kv) <(numbers again.kv)
         generate -q run/ --load-cache c.kv -p ' one' -n 4 -T 0 > a
         quantize-kv -q doc.kv -m "$m" | generate -q run/ --load-cache - -p ' one' -n 4 -T 0 > b
         [ -s a ]
         cmp a b
     done
     quantize-kv -q doc.kv -m int4 -o four.kv
-    quantize-kv -q four.kv -m int4 -o again.kv --no-history
     quantize-kv -q -d four.kv -o back.kv
     quantize-kv -l back.kv | grep -q '16.00 bits a number'
     quantize-kv -l four.kv | grep -q '^layers.1.v.*bits.int4$'
@@ -130,10 +134,12 @@ damage() { LC_ALL=C sed "s/$2/$3/" "$1" > bad.kv; }
     sed -i 's/"rope_theta": *[0-9.]*/"rope_theta": 77.0/' changed/config.json
     run -1 generate -q changed --load-cache doc.kv -p ' one' -n 4
     [[ "$output" =~ 'rotated with other settings' ]]
-    init-model -q --config run/config.json --tokenizer tok -o other 2> /dev/null ||
-        init-model -q llama-1m --tokenizer tok/tokenizer.json -o other
+    init-model -q llama-1m --tokenizer tok/tokenizer.json -o other
     run -1 generate -q other --load-cache doc.kv -p ' one' -n 4
-    [[ "$output" =~ 'cache of another model' ]]
+    [[ "$output" =~ 'cache of another model: layers and heads differ' ]]
+    init-model -q run/ --tokenizer tok/tokenizer.json --seed 9 -o alike
+    run -1 generate -q alike --load-cache doc.kv -p ' one' -n 4
+    [[ "$output" =~ 'cache of another model: of weights ' ]]
 }
 
 @test "options of caches that do not fit together" {
