@@ -74,7 +74,7 @@ $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
 $B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B $(BUILD_FOLDER)),-DLM_SHARE='"$(CURDIR)/share"')
 
 # Conversions of whole tensors: loops that -O2 does not vectorise.
-$B/lib/numeric/dtype.o $B/lib/merge/lora.o $B/lib/kv/cachegen_rows.o: private COMPILE += -O3
+$B/lib/numeric/dtype.o $B/lib/merge/lora.o $B/lib/kv/cachegen_rows.o $B/lib/kv/sensitivity.o: private COMPILE += -O3
 
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
 FLAGS_bits := -mbmi2 -mlzcnt

@@ -15,21 +15,6 @@
 
 /* ---- methods ---- */
 
-/* True if what follows a comma, up to the next one, is a key of the method before it: "residual=128". */
-static bool continues(const char *text)
-{
-    size_t n = strcspn(text, ", \t\n"), equals = strcspn(text, "=");
-
-    return equals < n && equals < strcspn(text, ":");
-}
-
-/* kvquant without a file, which is calibrated here. */
-static bool is_calibrated_here(const char *name)
-{
-    return strncmp(name, "kvquant", 7) == 0 && (!name[7] || name[7] == ':') &&
-           !strstr(name, "file=");
-}
-
 /* What is no specification is refused before anything is measured. */
 static lm_code add_row(kv_report *k, const char *name, lm_err *e)
 {
@@ -40,7 +25,7 @@ static lm_code add_row(kv_report *k, const char *name, lm_err *e)
     if (k->rows > KV_MOST_METHODS)
         return lm_fail(e, LM_EUSAGE, "--methods", NULL, "more than %d", KV_MOST_METHODS);
     row->name = row->spec = name;
-    if (is_calibrated_here(name)) {
+    if (kv_calibrated_here(name)) {
         if (kv_calibration_parse(name, &ignored, &k->spec[k->rows], e))
             return e->code;
         row->spec = k->spec[k->rows];
@@ -52,24 +37,17 @@ static lm_code add_row(kv_report *k, const char *name, lm_err *e)
     return LM_OK;
 }
 
-/* Methods are separated by spaces, and by commas where no key follows. */
 static lm_code split_methods(kv_report *k, const char *methods, lm_err *e)
 {
     size_t len = strlen(methods);
+    char *at, *name;
 
     if (lm_alloc_n(&k->list, len + 1, 1, "methods", e))
         return e->code;
     memcpy(k->list, methods, len);
-    for (char *at = k->list; *at;) {
-        char *end = at;
-        while (*end && !strchr(" \t\n", *end) && (*end != ',' || continues(end + 1)))
-            end++;
-        bool more = *end;
-        *end = 0;
-        if (*at && add_row(k, at, e))
+    for (at = k->list; (name = kv_next_method(&at));)
+        if (add_row(k, name, e))
             return e->code;
-        at = end + more;
-    }
     if (k->rows < 2)
         return lm_fail(e, LM_EUSAGE, "--methods", "name some", "no method is named");
     return LM_OK;
@@ -83,7 +61,7 @@ static lm_code calibrate_row(kv_report *k, int i, lm_err *e)
     char *spec;
     lm_kv_calibrate_opts o = { .par = w->par, .sink = &w->tool->sink };
 
-    if (!is_calibrated_here(name))
+    if (!kv_calibrated_here(name))
         return LM_OK;
     if (kv_calibration_parse(name, &o, &spec, e))
         return e->code;
@@ -242,7 +220,7 @@ static lm_code run(kv_report *k, lm_err *e)
     lm_code rc = split_methods(k, k->work.o->methods, e);
 
     for (int i = 1; i < k->rows; i++) /* calibrations read other tokens */
-        windows = is_calibrated_here(k->row[i].name) ? 2 * k->work.o->windows : windows;
+        windows = kv_calibrated_here(k->row[i].name) ? 2 * k->work.o->windows : windows;
     if (!rc && k->work.tool->output)
         rc = lm_out_try(k->work.tool->output, k->work.tool->force, e);
     if (!rc)

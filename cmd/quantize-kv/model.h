@@ -18,11 +18,11 @@ typedef struct {
     bool table, check_tokenizer, documents;
 } kv_model_options;
 
-#define KV_MODEL_OPTIONS                                                                           \
-    {                                                                                              \
-        .methods = "fp8 int8 int4 int4:rotate=off kivi:bits=2 k4v2",                               \
-        .candidates = LM_KV_CANDIDATES, .dtype = "bf16", .windows = 8, .depths = 5, .repeats = 10, \
-        .records = 8, .steps = 32, .check_tokenizer = true, .documents = true                      \
+#define KV_MODEL_OPTIONS                                                              \
+    {                                                                                 \
+        .methods = "fp8 int8 int4 int4:rotate=off kivi:bits=2 k4v2", .dtype = "bf16", \
+        .windows = 8, .depths = 5, .repeats = 10, .records = 8, .steps = 32,          \
+        .check_tokenizer = true, .documents = true                                    \
     }
 
 /* A model, its tokenizer (NULL: it has none), and windows of tokens. */
@@ -46,9 +46,15 @@ lm_code kv_work_open(kv_work *w, int64_t windows, lm_err *e);
 lm_code kv_read_tokens(const kv_work *w, const char *path, size_t most, lm_ids *out, lm_err *e);
 void kv_work_close(kv_work *w);
 
-/* "kvquant:bits=3,outliers=0.01,sinks=1" -> the settings of a calibration, and in *rest (NULL: not allowed) a specification
- * that reads it, "kvquant:file=here,sinks=1", which the caller frees. */
+/* The next method of a list, and NULL behind the last: methods are separated by spaces, and by commas where no key follows.
+ * The text is changed. */
+char *kv_next_method(char **at);
+/* Add what a method needs to the settings of a calibration: "kvquant:bits=3,outliers=0.01", "auto", "fp8:scale=head", "all".
+ * With `rest` the text is a specification of a cache, "kvquant:bits=3,sinks=1", and *rest, which the caller frees, that with
+ * a file: "kvquant:file=calibration,sinks=1". */
 lm_code kv_calibration_parse(const char *text, lm_kv_calibrate_opts *o, char **rest, lm_err *e);
+/* True for a specification that needs a calibration and names no file. */
+bool kv_calibrated_here(const char *name);
 
 /* --calibrate and --evaluate: complain, and return; lm_end has the status. */
 void kv_calibrate(lm_tool *t, const kv_model_options *o);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kv_calibrate.c -- a calibration: windows run through the captured model (kv_capture.h), layers in parallel. */
 #include "compress/kv_calibrate.h"
 
 #include <inttypes.h>
@@ -16,19 +17,22 @@
 
 /* What is kept of one side of a layer. */
 typedef struct {
-    float *x,
-        *w; /* [windows seq, K D]: keys before their rotation or values, and squared gradients */
-    float *most;   /* [K]: the largest magnitude of each head, of keys as they are stored */
-    double *error; /* [candidates] */
+    lm_kvquant_ranges *ranges; /* of keys, of the first run */
+    lm_kvquant_levels *levels;
+    float *lower, *upper; /* [K D] of keys, in the arena of the result */
+    float *most;          /* [K]: the largest magnitude of each head, of keys as they are stored */
+    double *error;        /* [candidates] */
 } taken;
 
 typedef struct {
     const lm_kv_calibrate_opts *o;
     lm_loaded *w;
+    lm_backend *b;
     lm_kv_capture *c;
     taken *side; /* [layers][2] */
-    int64_t window, error_windows;
+    bool second; /* the second run */
     int candidates;
+    double done;    /* tokens, of all runs */
     lm_err *failed; /* [layers] */
     lm_kv_data *d;
 } calibration;
@@ -73,8 +77,8 @@ static lm_code add_errors(calibration *k, int64_t layer, const float *q, float *
 
     at.layer = 0; /* candidates are alike for all layers: all are coded */
     at.layers = 1;
-    if (lm_kv_sensitivity(k->o->candidates, &at, &a, k->o->seq, q, stored[0], stored[1], error, &m,
-                          e))
+    if (lm_kv_sensitivity(k->o->candidates, &at, &a, k->o->seq, LM_KV_ERROR_QUERIES, q, stored[0],
+                          stored[1], error, &m, e))
         return e->code;
     for (int side = 0; side < 2; side++)
         for (int i = 0; i < m; i++)
@@ -82,6 +86,7 @@ static lm_code add_errors(calibration *k, int64_t layer, const float *q, float *
     return LM_OK;
 }
 
+/* The first run: ranges, scales and errors. */
 static lm_code add_layer(calibration *k, int64_t layer, float *work, lm_err *e)
 {
     const lm_layer *y = &k->w->config.layer[layer];
@@ -89,20 +94,38 @@ static lm_code add_layer(calibration *k, int64_t layer, float *work, lm_err *e)
     int64_t n = k->o->seq, width = width_of(k, layer), queries = y->heads * y->head_dim;
     float *q = work, *stored[2] = { q + n * queries, q + n * (queries + width) };
 
-    for (int side = 0; side < 2; side++) {
-        taken *t = &k->side[2 * layer + side];
-        float *w = t->w + k->window * n * width;
-        take_columns(k, layer, side, r.before, t->x + k->window * n * width);
-        take_columns(k, layer, side, r.gradient, w);
-        for (int64_t i = 0; i < n * width; i++)
-            w[i] *= w[i];
-        take_columns(k, layer, side, r.rotated, stored[side]);
-        add_most(k, layer, stored[side], t->most);
+    if (k->o->levels.bits) {
+        take_columns(k, layer, LM_KV_K, r.before, q);
+        if (lm_kvquant_ranges_add(k->side[2 * layer].ranges, q, n, e))
+            return e->code;
     }
-    if (k->window >= k->error_windows)
+    for (int side = 0; side < 2; side++) {
+        take_columns(k, layer, side, r.rotated, stored[side]);
+        add_most(k, layer, stored[side], k->side[2 * layer + side].most);
+    }
+    if (!k->candidates)
         return LM_OK;
     lm_kv_columns(r.rotated, queries + 2 * width, 0, queries, n, q);
     return add_errors(k, layer, q, stored, e);
+}
+
+/* The second run: levels. */
+static lm_code add_levels(calibration *k, int64_t layer, float *work, lm_err *e)
+{
+    const lm_kv_rows r = lm_kv_capture_layer(k->c, layer);
+    int64_t n = k->o->seq, numbers = n * width_of(k, layer);
+    float *x = work, *w = work + numbers;
+
+    for (int side = 0; side < 2; side++) {
+        const taken *t = &k->side[2 * layer + side];
+        take_columns(k, layer, side, r.before, x);
+        take_columns(k, layer, side, r.gradient, w);
+        for (int64_t i = 0; i < numbers; i++)
+            w[i] *= w[i];
+        if (lm_kvquant_levels_add(t->levels, x, w, n, t->lower, t->upper, e))
+            return e->code;
+    }
+    return LM_OK;
 }
 
 static void add_layers(void *ctx, int64_t begin, int64_t end, int worker)
@@ -112,11 +135,14 @@ static void add_layers(void *ctx, int64_t begin, int64_t end, int worker)
     (void)worker;
     for (int64_t l = begin; l < end; l++) {
         const lm_layer *y = &k->w->config.layer[l];
-        size_t numbers = (size_t)(k->o->seq * (y->heads * y->head_dim + 2 * width_of(k, l)));
+        int64_t width = width_of(k, l), queries = y->heads * y->head_dim;
+        size_t columns = (size_t)((queries > width ? queries : width) + 2 * width);
         float *work;
-        if (lm_alloc_n(&work, numbers, sizeof *work, "a window", &k->failed[l]))
+        if (lm_alloc_n(&work, (size_t)k->o->seq * columns, sizeof *work, "a window", &k->failed[l]))
             continue;
-        add_layer(k, l, work, &k->failed[l]);
+        if (k->second ? add_levels(k, l, work, &k->failed[l])
+                      : add_layer(k, l, work, &k->failed[l]))
+            lm_err_in(&k->failed[l], "layer %" PRId64, l);
         lm_free(work);
     }
 }
@@ -134,19 +160,38 @@ static lm_code first_failure(const calibration *k, lm_err *e)
 static lm_code run_windows(calibration *k, double *nll, lm_err *e)
 {
     const lm_kv_calibrate_opts *o = k->o;
-    double sum = 0;
+    double all = (double)(o->windows * o->seq) * (o->levels.bits ? 2 : 1), sum = 0;
+    lm_code rc = lm_kv_capture_new(k->w, o->seq, k->second, k->b, &k->c, e);
 
-    for (k->window = 0; k->window < o->windows && !lm_stopping(); k->window++) {
-        if (lm_kv_capture_run(k->c, o->ids + k->window * o->seq, &sum, e))
-            return e->code;
+    for (int64_t i = 0; i < o->windows && !rc && !lm_stopping(); i++) {
+        rc = lm_kv_capture_run(k->c, o->ids + i * o->seq, &sum, e);
+        if (rc)
+            break;
         lm_par_for(o->par, k->w->config.layers, 1, add_layers, k);
-        if (first_failure(k, e))
-            return e->code;
-        lm_progress(o->sink, "calibrate", (double)((k->window + 1) * o->seq),
-                    (double)(o->windows * o->seq), "tokens", NULL);
+        rc = first_failure(k, e);
+        k->done += (double)o->seq;
+        lm_progress(o->sink, "calibrate", k->done, all, "tokens", NULL);
     }
-    if (nll)
+    lm_kv_capture_free(k->c);
+    k->c = NULL;
+    if (nll && !k->second)
         *nll = sum / (double)(o->windows * (o->seq - 1));
+    return rc;
+}
+
+/* Ranges between the two runs. */
+static lm_code end_ranges(calibration *k, lm_err *e)
+{
+    for (int64_t l = 0; l < k->w->config.layers; l++) {
+        taken *t = &k->side[2 * l];
+        size_t width = (size_t)width_of(k, l);
+        if (lm_arena_alloc(k->d->arena, &t->lower, width, sizeof *t->lower, e) ||
+            lm_arena_alloc(k->d->arena, &t->upper, width, sizeof *t->upper, e) ||
+            lm_kvquant_ranges_end(t->ranges, t->lower, t->upper, e))
+            return e->code;
+        lm_kvquant_ranges_free(t->ranges);
+        t->ranges = NULL;
+    }
     return LM_OK;
 }
 
@@ -221,32 +266,32 @@ static lm_code give_side(const calibration *k, int64_t layer, int side, lm_err *
     const lm_layer *y = &k->w->config.layer[layer];
     const taken *t = &k->side[2 * layer + side];
     lm_kv_numbers *out = &k->d->side[2 * layer + side];
-    int64_t width = width_of(k, layer), n = k->o->windows * k->o->seq;
-    float *table, *lower, *upper, *error;
+    float *table, *error;
 
-    if (lm_arena_alloc(k->d->arena, &table, (size_t)1 << k->o->levels.bits, sizeof *table, e) ||
-        lm_arena_alloc(k->d->arena, &lower, (size_t)width, sizeof *lower, e) ||
-        lm_arena_alloc(k->d->arena, &upper, (size_t)width, sizeof *upper, e) ||
-        lm_arena_alloc(k->d->arena, &error, LM_KV_MAX_CANDIDATES, sizeof *error, e) ||
-        give_scales(k, layer, side, out, e))
+    if (k->o->scales && give_scales(k, layer, side, out, e))
         return e->code;
-    lm_code rc = side == LM_KV_K
-                     ? lm_kvquant_keys(&k->o->levels, t->x, t->w, n, width, lower, upper, table, e)
-                     : lm_kvquant_values(&k->o->levels, t->x, t->w, n, width, table, e);
-    if (rc) {
-        lm_err_in(e, "layer %" PRId64, layer);
-        return rc;
+    if (k->candidates) {
+        if (lm_arena_alloc(k->d->arena, &error, LM_KV_MAX_CANDIDATES, sizeof *error, e))
+            return e->code;
+        for (int i = 0; i < k->candidates; i++)
+            error[i] = (float)t->error[i];
+        out->errors = error;
+        out->candidates = k->candidates;
     }
-    for (int i = 0; i < k->candidates; i++)
-        error[i] = (float)t->error[i];
+    if (!k->o->levels.bits)
+        return LM_OK;
+    if (lm_arena_alloc(k->d->arena, &table, (size_t)1 << k->o->levels.bits, sizeof *table, e))
+        return e->code;
+    if (lm_kvquant_levels_end(t->levels, table, e)) {
+        lm_err_in(e, "layer %" PRId64, layer);
+        return e->code;
+    }
     out->kv_heads = y->kv_heads;
     out->head_dim = y->head_dim;
-    out->lower = side == LM_KV_K ? lower : NULL;
-    out->upper = side == LM_KV_K ? upper : NULL;
+    out->lower = t->lower;
+    out->upper = t->upper;
     out->table = table;
     out->bits = k->o->levels.bits;
-    out->errors = k->candidates ? error : NULL;
-    out->candidates = k->candidates;
     return LM_OK;
 }
 
@@ -260,13 +305,11 @@ static lm_code put_text(const calibration *k, const char *text, const char **out
     return LM_OK;
 }
 
-static lm_code give(calibration *k, const char *path, lm_err *e)
+static lm_code give(calibration *k, lm_err *e)
 {
     uint8_t digest[16];
     char text[33] = "", config[33];
 
-    if (lm_kv_data_new(k->w->config.layers, path, &k->d, e))
-        return e->code;
     for (int64_t i = 0; i < 2 * k->w->config.layers; i++)
         if (give_side(k, i / 2, (int)(i % 2), e))
             return e->code;
@@ -293,7 +336,40 @@ static int count_candidates(const char *candidates)
     return n;
 }
 
-static lm_code begin(calibration *k, lm_backend *b, lm_err *e)
+static lm_code make_side(const calibration *k, int64_t layer, int side, lm_err *e)
+{
+    const lm_kv_calibrate_opts *o = k->o;
+    taken *t = &k->side[2 * layer + side];
+    int64_t width = width_of(k, layer);
+
+    if (lm_alloc_n(&t->most, (size_t)k->w->config.layer[layer].kv_heads, sizeof *t->most,
+                   "keys and values", e) ||
+        lm_alloc_n(&t->error, LM_KV_MAX_CANDIDATES, sizeof *t->error, "errors", e))
+        return e->code;
+    if (o->levels.bits && side == LM_KV_K &&
+        lm_kvquant_ranges_new(o->levels.outliers, o->windows * o->seq, width, &t->ranges, e))
+        return e->code;
+    return o->levels.bits ? lm_kvquant_levels_new(&o->levels, width, &t->levels, e) : LM_OK;
+}
+
+/* The memory that the runs need at most. */
+static lm_code say_memory(const calibration *k, lm_err *e)
+{
+    const lm_kv_calibrate_opts *o = k->o;
+    double weights, window, ranges = 0;
+    char text[3][32];
+
+    if (lm_kv_capture_bytes(k->w, o->seq, o->levels.bits > 0, k->b, &weights, &window, e))
+        return e->code;
+    for (int64_t l = 0; o->levels.bits && l < k->w->config.layers; l++)
+        ranges += lm_kvquant_ranges_bytes(o->levels.outliers, o->windows * o->seq, width_of(k, l));
+    lm_log(o->sink, LM_LOG_INFO, "calibration: weights %s, a window %s, ranges of all windows %s",
+           lm_show_bytes(weights, text[0]), lm_show_bytes(window, text[1]),
+           lm_show_bytes(ranges, text[2]));
+    return LM_OK;
+}
+
+static lm_code begin(calibration *k, const char *path, lm_err *e)
 {
     const lm_kv_calibrate_opts *o = k->o;
     size_t layers = (size_t)k->w->config.layers;
@@ -302,52 +378,48 @@ static lm_code begin(calibration *k, lm_backend *b, lm_err *e)
     if (k->candidates > LM_KV_MAX_CANDIDATES)
         return lm_fail(e, LM_EUSAGE, "candidates", NULL, "%d, more than %d", k->candidates,
                        LM_KV_MAX_CANDIDATES);
-    if (k->candidates)
-        k->error_windows = o->error_tokens > o->seq ? o->error_tokens / o->seq : 1;
-    if (lm_alloc_n(&k->side, layers, 2 * sizeof *k->side, "layers", e) ||
+    if (say_memory(k, e) || lm_kv_data_new(k->w->config.layers, path, &k->d, e) ||
+        lm_alloc_n(&k->side, layers, 2 * sizeof *k->side, "layers", e) ||
         lm_alloc_n(&k->failed, layers, sizeof *k->failed, "layers", e))
         return e->code;
-    for (size_t i = 0; i < 2 * layers; i++) {
-        taken *t = &k->side[i];
-        size_t n = (size_t)(o->windows * o->seq * width_of(k, (int64_t)i / 2));
-        if (lm_alloc_n(&t->x, n, sizeof *t->x, "keys and values", e) ||
-            lm_alloc_n(&t->w, n, sizeof *t->w, "keys and values", e) ||
-            lm_alloc_n(&t->most, (size_t)k->w->config.layer[i / 2].kv_heads, sizeof *t->most,
-                       "keys and values", e) ||
-            lm_alloc_n(&t->error, LM_KV_MAX_CANDIDATES, sizeof *t->error, "errors", e))
+    for (size_t i = 0; i < 2 * layers; i++)
+        if (make_side(k, (int64_t)i / 2, (int)(i % 2), e))
             return e->code;
-    }
-    return lm_kv_capture_new(k->w, o->seq, true, b, &k->c, e);
+    return LM_OK;
 }
 
 static void finish(calibration *k)
 {
     for (int64_t i = 0; k->side && i < 2 * k->w->config.layers; i++) {
-        lm_free(k->side[i].x);
-        lm_free(k->side[i].w);
+        lm_kvquant_ranges_free(k->side[i].ranges);
+        lm_kvquant_levels_free(k->side[i].levels);
         lm_free(k->side[i].most);
         lm_free(k->side[i].error);
     }
     lm_free(k->side);
     lm_free(k->failed);
-    lm_kv_capture_free(k->c);
 }
 
 lm_code lm_kv_calibrate(lm_loaded *w, const lm_kv_calibrate_opts *o, const char *path,
                         lm_backend *b, double *nll, lm_kv_data **out, lm_err *e)
 {
-    calibration k = { .o = o, .w = w };
+    calibration k = { .o = o, .w = w, .b = b };
 
     *out = NULL;
-    if (o->windows < 1 || o->levels.bits < 1 || o->levels.bits > 5)
+    if (o->windows < 1 || o->levels.bits < 0 || o->levels.bits > 5)
         return lm_fail(e, LM_EUSAGE, "calibration", NULL,
                        "%" PRId64 " windows, %d bits: at least one window, 1 to 5 bits", o->windows,
                        o->levels.bits);
-    lm_code rc = begin(&k, b, e);
+    lm_code rc = begin(&k, path, e);
     if (!rc)
         rc = run_windows(&k, nll, e);
+    if (!rc && o->levels.bits && !lm_stopping())
+        rc = end_ranges(&k, e);
+    k.second = true;
+    if (!rc && o->levels.bits && !lm_stopping())
+        rc = run_windows(&k, NULL, e);
     if (!rc && !lm_stopping())
-        rc = give(&k, path, e);
+        rc = give(&k, e);
     finish(&k);
     if (rc || lm_stopping())
         lm_kv_data_free(k.d);

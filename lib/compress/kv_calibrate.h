@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_calibrate.h -- a calibration (kv/data.h) of a model on tokens: windows run through it, one after another, and the
- * keys before their rotation, the values and the squares of the gradients by both are kept.
+/* kv_calibrate.h -- a calibration (kv/data.h) of a model on tokens.
  *
- * ranges, tables   KVQuant (kv/kvquant.h), of all windows
+ * Windows run through the model one after another, and only sums and extremes of their numbers are kept:
+ *
+ * ranges, tables   KVQuant (kv/kvquant.h): of keys before their rotation, and of values.  The windows run twice: for the
+ *                  ranges, and with gradients for the levels
  * scales           of FP8: the largest magnitude of keys as they are stored, and of values, over 448; those of the
  *                  checkpoint instead where it has them ("model.layers.N.self_attn.k_scale", "v_scale", or of k_proj and
  *                  v_proj)
- * errors           of the candidates for `auto`, over the first windows
- * weights          the digest of the model's weights, if the model has a source
- *
- * Memory: four numbers for each number of the keys and values of all tokens. */
+ * errors           of the candidates for `auto`, by some queries of each window
+ * weights          the digest of the model's weights, if the model has a source */
 #ifndef LM_COMPRESS_KV_CALIBRATE_H
 #define LM_COMPRESS_KV_CALIBRATE_H
 
@@ -22,16 +22,17 @@
 #define LM_KV_FP8_MOST   448.0
 #define LM_KV_CANDIDATES "bf16;int8;int4;int2;q8_0;q4_0;fp8"
 
+/* Queries of a window by which the errors of candidates are measured (kv/store.h). */
+enum { LM_KV_ERROR_QUERIES = 64 };
+
 typedef struct {
-    lm_kvquant_opts levels;
-    bool heads;             /* a scale for each head, not for each layer */
+    lm_kvquant_opts levels; /* bits 0: no ranges and tables */
+    bool scales, heads;     /* FP8 scales of each layer, or of each head */
     const char *candidates; /* NULL: no errors */
-    int64_t
-        error_tokens; /* errors are those of the first tokens of this many, in whole windows, of at least one */
-    const uint32_t *ids; /* [windows, seq], borrowed */
+    const uint32_t *ids;    /* [windows, seq], borrowed */
     int64_t windows, seq;
     lm_par *par;   /* threads; NULL: this one */
-    lm_sink *sink; /* progress; may be NULL */
+    lm_sink *sink; /* progress, and the memory that is needed; may be NULL */
 } lm_kv_calibrate_opts;
 
 /* Make the calibration; b has the memory of the host, path is that of lm_kv_data.  *nll (may be NULL): the mean loss on the

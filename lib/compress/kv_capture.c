@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kv_capture.c -- a model's graph whose queries, keys and values are kept: each layer has one node that rotates, or none, and
+ * one of attention, whose inputs these are. */
 #include "compress/kv_capture.h"
 
 #include <inttypes.h>
@@ -6,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/arch.h"
 #include "model/rotary.h"
 #include "numeric/code_rows.h"
 #include "op/ops.h"
@@ -21,6 +24,7 @@ struct lm_kv_capture {
     lm_backend *b;
     int64_t seq;
     lm_model *model;
+    lm_plan plan;
     lm_exec *exec;
     lm_batch batch;
     lm_rotary rope;
@@ -37,8 +41,13 @@ struct lm_kv_capture {
  * reach all layers. */
 static bool is_first_layer(void *ctx, const char *name)
 {
-    (void)ctx;
-    return strstr(name, ".0.") != NULL;
+    const lm_arch *a = ctx;
+    const char *own = a->layers + strlen(a->root);
+    size_t n = strlen(own);
+
+    /* "layers.0.self_attn.q_proj" and "h.0.ln_1" (lm_tensor_stem), and several parts in one */
+    return (strncmp(name, own, n) == 0 && strncmp(name + n, "0.", 2) == 0) ||
+           strncmp(name, "layers.0.", 9) == 0;
 }
 
 /* ---- the values ---- */
@@ -114,19 +123,27 @@ static lm_code bind_gradients(lm_kv_capture *c, lm_err *e)
 }
 
 /* Plain operators without joins, so that the input and the output of each rotation are values. */
-static lm_code open(lm_kv_capture *c, bool gradients, lm_err *e)
+static lm_code make_graph(lm_kv_capture *c, bool gradients, lm_err *e)
 {
     const lm_build build = { .mode = gradients ? LM_MODE_TRAIN : LM_MODE_EVAL,
                              .batch = 1,
                              .seq = c->seq,
                              .precision = { .low = LM_DTYPE_F32 },
-                             .trainable = is_first_layer };
-    lm_code rc = lm_model_build(&c->w->config, &build, &c->model, e);
+                             .trainable = is_first_layer,
+                             .ctx = (void *)c->w->config.arch };
+
+    if (lm_model_build(&c->w->config, &build, &c->model, e) || find_values(c, gradients, e) ||
+        lm_plan_make(c->model->graph, c->b, c->keep, c->n_keep, &c->plan, e))
+        return e->code;
+    return LM_OK;
+}
+
+static lm_code open_graph(lm_kv_capture *c, bool gradients, lm_err *e)
+{
+    lm_code rc = make_graph(c, gradients, e);
 
     if (!rc)
-        rc = find_values(c, gradients, e);
-    if (!rc)
-        rc = lm_exec_new(c->model->graph, c->b, c->keep, c->n_keep, &c->exec, e);
+        rc = lm_exec_new_planned(c->model->graph, c->b, &c->plan, NULL, &c->exec, e);
     if (!rc)
         rc = lm_batch_new(&c->batch, c->b, 1, c->seq, 0, e);
     if (!rc)
@@ -141,11 +158,8 @@ static lm_code open(lm_kv_capture *c, bool gradients, lm_err *e)
     return gradients ? bind_gradients(c, e) : LM_OK;
 }
 
-lm_code lm_kv_capture_new(lm_loaded *w, int64_t seq, bool gradients, lm_backend *b,
-                          lm_kv_capture **out, lm_err *e)
+static lm_code new_capture(lm_loaded *w, int64_t seq, lm_backend *b, lm_kv_capture **out, lm_err *e)
 {
-    lm_kv_capture *c;
-
     *out = NULL;
     if (!b->host_memory)
         return lm_fail(e, LM_EUSAGE, b->name, "use the CPU", "keys and values are read there");
@@ -153,14 +167,46 @@ lm_code lm_kv_capture_new(lm_loaded *w, int64_t seq, bool gradients, lm_backend 
         return lm_fail(e, LM_EUSAGE, "windows", NULL,
                        "%" PRId64 " tokens: at least 2, at most the model's %" PRId64 " positions",
                        seq, w->config.max_positions);
-    if (lm_alloc_n(&c, 1, sizeof *c, "a model", e))
+    if (lm_alloc_n(out, 1, sizeof **out, "a model", e))
         return e->code;
-    *c = (lm_kv_capture){ .w = w, .b = b, .seq = seq };
-    if (open(c, gradients, e))
-        lm_kv_capture_free(c);
-    else
-        *out = c;
+    **out = (lm_kv_capture){ .w = w, .b = b, .seq = seq };
+    return LM_OK;
+}
+
+lm_code lm_kv_capture_new(lm_loaded *w, int64_t seq, bool gradients, lm_backend *b,
+                          lm_kv_capture **out, lm_err *e)
+{
+    if (new_capture(w, seq, b, out, e))
+        return e->code;
+    if (open_graph(*out, gradients, e)) {
+        lm_kv_capture_free(*out);
+        *out = NULL;
+    }
     return e->code;
+}
+
+lm_code lm_kv_capture_bytes(lm_loaded *w, int64_t seq, bool gradients, lm_backend *b,
+                            double *weights, double *window, lm_err *e)
+{
+    size_t bytes[LM_KEPT_ROLES] = { 0 };
+    lm_kv_capture *c;
+
+    if (new_capture(w, seq, b, &c, e))
+        return e->code;
+    lm_code rc = make_graph(c, gradients, e);
+    if (!rc && w->store)
+        lm_store_bytes(w->store, bytes);
+    else if (!rc)
+        rc = lm_store_outlook(c->model, &(lm_store_opts){ 0 }, bytes, e);
+    *weights = 0;
+    for (int i = 0; i < LM_KEPT_ROLES; i++)
+        *weights += (double)bytes[i];
+    *window = (double)c->plan.bytes;
+    for (int i = 0; !rc && gradients && i < c->model->n_params; i++)
+        if (c->model->grad[i] != LM_NONE)
+            *window += (double)lm_stored_bytes(&c->model->graph->value[c->model->grad[i]].t);
+    lm_kv_capture_free(c);
+    return rc;
 }
 
 void lm_kv_capture_free(lm_kv_capture *c)
@@ -172,6 +218,7 @@ void lm_kv_capture_free(lm_kv_capture *c)
             c->b->free(c->b, c->grad[i].data, c->grad[i].bytes);
     lm_free(c->grad);
     lm_exec_free(c->exec);
+    lm_plan_fini(&c->plan);
     lm_model_free(c->model);
     lm_batch_fini(&c->batch);
     lm_rotary_fini(&c->rope);

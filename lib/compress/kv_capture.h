@@ -17,6 +17,9 @@ typedef struct lm_kv_capture lm_kv_capture;
 lm_code lm_kv_capture_new(lm_loaded *w, int64_t seq, bool gradients, lm_backend *b,
                           lm_kv_capture **out, lm_err *e);
 void lm_kv_capture_free(lm_kv_capture *c);
+/* The memory that this needs: of the weights, and of the numbers of a window. */
+lm_code lm_kv_capture_bytes(lm_loaded *w, int64_t seq, bool gradients, lm_backend *b,
+                            double *weights, double *window, lm_err *e);
 
 /* Run a window ids [seq], and add the loss of its tokens behind the first one to *nll (may be NULL).
  * Fails: LM_ENUMERIC when the loss is not a number. */

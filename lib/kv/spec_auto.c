@@ -17,9 +17,8 @@ static bool has_budget(const lm_kv_use *u)
     return u->method == &lm_kv_auto && u->h[BITS] > 0;
 }
 
-/* The candidates of a calibration, "int8;int4": one method each.  from: its place in messages. */
-static lm_code read_candidates(const char *candidates, const char *from, lm_kv_use *out, int *n,
-                               lm_err *e)
+lm_code lm_kv_read_candidates(const char *candidates, const char *from, lm_kv_use *out, int *n,
+                              lm_err *e)
 {
     char text[512];
     lm_kv_spec *s;
@@ -45,7 +44,9 @@ static lm_code read_candidates(const char *candidates, const char *from, lm_kv_u
             return lm_fail(e, LM_EUSAGE, from, NULL, "the candidate '%.80s' is not one method",
                            text);
     }
-    return *n ? LM_OK : lm_fail(e, LM_EUSAGE, from, NULL, "there are no candidates for auto");
+    return *n ? LM_OK
+              : lm_fail(e, LM_EUSAGE, from, "use a calibration for auto",
+                        "there are no candidates for auto");
 }
 
 /* Bytes of a token of a side with a candidate; infinite: the candidate cannot store it. */
@@ -103,7 +104,7 @@ static lm_code choose_group(lm_kv_binding *b, int64_t first, lm_err *e)
         return lm_fail(e, LM_EUSAGE, where, "measure a calibration, and set file",
                        "auto with bits needs a calibration");
     if (lm_arena_alloc(b->p->arena, &candidate, LM_KV_MAX_CANDIDATES, sizeof *candidate, e) ||
-        read_candidates(d->candidates, d->path, candidate, &m, e) ||
+        lm_kv_read_candidates(d->candidates, d->path, candidate, &m, e) ||
         lm_arena_alloc(b->p->arena, &g.index, sides, sizeof *g.index, e) ||
         lm_arena_alloc(b->p->arena, &g.chosen, sides, sizeof *g.chosen, e) ||
         lm_arena_alloc(b->p->arena, &g.offer, sides, (size_t)m * sizeof *g.offer, e))
@@ -130,65 +131,6 @@ lm_code lm_kv_bind_auto(lm_kv_binding *b, bool *any, lm_err *e)
             return e->code;
     }
     return LM_OK;
-}
-
-/* ---- errors to choose by ---- */
-
-/* Store x as side k with a candidate into y; *possible: it can. */
-static lm_code store_side(const lm_kv_binding *b, const lm_kv_use *u, int k, const float *x,
-                          int64_t n, float *y, bool *possible, lm_err *e)
-{
-    const lm_kv_site *at = b->site;
-    lm_kv_side side;
-    lm_kv_sections sections;
-    lm_err ignored = { 0 };
-    *possible = !lm_kv_bind_side(b, u, k, at, &side, &ignored);
-    int64_t page = *possible && side.format ? lm_kv_common_page(b->p->page, side.format) : 0;
-    *possible = *possible &&
-                (!side.format || !lm_kv_page(side.format, page, at->head_dim, &sections, &ignored));
-    return *possible ? lm_kv_store(&side, page, at->kv_heads, at->head_dim, x, n, y, e) : LM_OK;
-}
-
-static lm_code measure(const lm_kv_binding *b, const lm_kv_use *u, const lm_kv_attention *a,
-                       int64_t n, const float *const qkv[3], int side, float *stored, float *error,
-                       lm_err *e)
-{
-    bool possible;
-    double sum, norm;
-    const float *k = side == LM_KV_K ? stored : qkv[1], *v = side == LM_KV_V ? stored : qkv[2];
-    if (store_side(b, u, side, qkv[1 + side], n, stored, &possible, e) ||
-        lm_kv_attention_error(a, n, qkv[0], qkv[1], qkv[2], possible ? k : qkv[1],
-                              possible ? v : qkv[2], &sum, &norm, e))
-        return e->code;
-    *error = (float)(possible ? sum : norm);
-    return LM_OK;
-}
-
-lm_code lm_kv_sensitivity(const char *candidates, const lm_kv_site *at, const lm_kv_attention *a,
-                          int64_t n, const float *q, const float *k, const float *v,
-                          float error[2][LM_KV_MAX_CANDIDATES], int *m, lm_err *e)
-{
-    const float *const qkv[3] = { q, k, v };
-    lm_kv_plan p = { .layers = 1, .page = 64 };
-    lm_kv_binding b = { .site = at, .p = &p };
-    lm_kv_use *use;
-    float *stored = NULL;
-    lm_code rc = lm_alloc_n(&use, LM_KV_MAX_CANDIDATES, sizeof *use, "candidates", e);
-    if (rc)
-        return rc;
-    rc = read_candidates(candidates, where, use, m, e);
-    if (!rc)
-        rc = lm_arena_new(&p.arena, 1 << 14, e);
-    if (!rc)
-        rc = lm_alloc_n(&stored, (size_t)(n * at->kv_heads * at->head_dim), sizeof *stored,
-                        "stored keys", e);
-    for (int i = 0; i < *m && !rc; i++)
-        for (int side = 0; side < 2 && !rc; side++)
-            rc = measure(&b, &use[i], a, n, qkv, side, stored, &error[side][i], e);
-    lm_free(stored);
-    lm_free(use);
-    lm_arena_free(p.arena);
-    return rc;
 }
 
 /* ---- what was chosen, as text ---- */

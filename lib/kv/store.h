@@ -36,12 +36,13 @@ lm_code lm_kv_masses(const lm_kv_attention *a, int64_t n, int64_t from, const fl
                      const float *k, float *mass, lm_err *e);
 
 /* The errors that `auto` chooses by (data.h): of each candidate, "int8;int4", the sum of squares by which the output of
- * attention changes when only keys, or only values, are stored with it.  error [2][m]: keys, values; *m: how many
- * candidates, at most LM_KV_MAX_CANDIDATES.  What a candidate cannot store has the error of an output of 0.
- * Fails: LM_EUSAGE for texts that are not one method each, LM_ELIMIT. */
+ * attention changes when only keys, or only values, are stored with it.  queries: of `queries` tokens evenly over the n
+ * ones, times n / queries; 0: of all.  error [2][m]: keys, values; *m: how many candidates, at most
+ * LM_KV_MAX_CANDIDATES.  What a candidate cannot store has the error of an output of 0.  In float, unlike the
+ * definitions above (sensitivity.c).  Fails: LM_EUSAGE for texts that are not one method each, LM_ELIMIT. */
 enum { LM_KV_MAX_CANDIDATES = 32 };
 lm_code lm_kv_sensitivity(const char *candidates, const lm_kv_site *at, const lm_kv_attention *a,
-                          int64_t n, const float *q, const float *k, const float *v,
-                          float error[2][LM_KV_MAX_CANDIDATES], int *m, lm_err *e);
+                          int64_t n, int64_t queries, const float *q, const float *k,
+                          const float *v, float error[2][LM_KV_MAX_CANDIDATES], int *m, lm_err *e);
 
 #endif

@@ -94,7 +94,7 @@ END
 }
 
 @test "generate --kv: with a calibration" {
-    quantize-kv -q --calibrate --method kvquant:bits=3,outliers=0.01 --seq-len 64 --windows 4 run/ data/val -o kvq.safetensors
+    quantize-kv -q --calibrate --method "kvquant:bits=3,outliers=0.01 auto" --seq-len 64 --windows 4 run/ data/val -o kvq.safetensors
     for kv in kvquant: auto:bits=5, fp8:scale=layer,; do
         run --separate-stderr generate -v run/ -p 'The system' -n 20 --kv "${kv}file=kvq.safetensors"
         [ "$status" -eq 0 ] || { echo "$kv: $stderr"; false; }

@@ -14,17 +14,46 @@ report() { quantize-kv -q --evaluate --seq-len 128 --windows 2 --records 1 --ste
 tensors() { inspect-model --json "$1" | grep -o '"name":"[^"]*"' | cut -d'"' -f4; }
 
 @test "quantize-kv: a calibration has ranges, levels, scales and errors of each layer, and binds" {
-    calibrate kvquant:bits=3,outliers=0.02 k.safetensors
+    calibrate "kvquant:bits=3,outliers=0.02 auto" k.safetensors
     head -c 4000 k.safetensors > head
     grep -q '"format":"kv-calibration"' head
     grep -q '"candidates":"bf16;int8;int4;int2;q8_0;q4_0;fp8"' head
     grep -q '"outliers":"0.02"' head
     grep -qE '"weights":"[0-9a-f]{32}"' head
     for t in k.lower k.upper k.table v.table k.scale v.scale k.errors v.errors; do grep -q "layers.1.$t" head; done
-    calibrate kvquant:bits=3,outliers=0.02 again.safetensors
+    calibrate kvquant:bits=3,outliers=0.02,auto again.safetensors
     cmp k.safetensors again.safetensors
     report --methods "auto:bits=6,file=k.safetensors fp8:scale=layer,file=k.safetensors" --json > a
     [ "$(grep -o '"kl":[0-9]' a | wc -l)" -eq 3 ]
+}
+
+@test "quantize-kv: --method of a calibration: only what is named, together the same numbers; all" {
+    kinds() { inspect-model --json "$1" | grep -o 'layers.1.[kv].[a-z]*' | cut -d. -f3,4 | sort -u | tr '\n' ' '; }
+    calibrate kvquant a
+    [ "$(kinds a)" = "k.lower k.scale k.table k.upper v.scale v.table " ]
+    calibrate auto b
+    [ "$(kinds b)" = "k.errors v.errors " ]
+    calibrate fp8:scale=head c
+    [ "$(kinds c)" = "k.scale v.scale " ]
+    calibrate "auto fp8:scale=head kvquant" d
+    calibrate all:scale=head e
+    cmp d e
+    [ "$(kinds e)" = "k.errors k.lower k.scale k.table k.upper v.errors v.scale v.table " ]
+    quantize-kv -q --calibrate --method kvquant --candidates "int8;int4" --seq-len 64 --windows 2 -f -o f run/ data/val
+    head -c 400 f | grep -q '"candidates":"int8;int4"'
+    report --methods "auto:bits=6,file=b fp8:scale=layer,file=c fp8:scale=head,file=c kvquant:file=e auto:bits=6,file=e" --json > out
+    [ "$(grep -o '"kl":[0-9]' out | wc -l)" -eq 6 ]
+    of() { tr '{' '\n' < out | grep "\"method\":\"$1" | grep -o '"kl":[^,]*'; }
+    [ "$(of auto:bits=6,file=b)" = "$(of auto:bits=6,file=e)" ]
+    quantize-kv -v --calibrate --method all --seq-len 64 --windows 2 -f -o g run/ data/val 2> err
+    grep -qE 'quantize-kv: calibration: weights [0-9.]+ [KM]iB, a window [0-9.]+ [KM]iB, ranges of all windows [0-9.]+ KiB' err
+}
+
+@test "quantize-kv: --evaluate calibrates methods that name no file" {
+    report --methods "auto:bits=6 fp8:scale=layer fp8_e4m3:scale=head kvquant:bits=3,sinks=2 auto" --json > a
+    [ "$(grep -o '"kl":[0-9]' a | wc -l)" -eq 6 ]
+    grep -q '"method":"auto:bits=6","spec":"[^"]*int' a
+    ! grep -q '"error"' a
 }
 
 @test "quantize-kv: a calibration of another model is a row that says so" {
@@ -153,6 +182,10 @@ EOF
     refuse "*'int4' is not a method with a calibration: *" --calibrate --method int4 -o k run/ data/val
     refuse "*bits of kvquant is a whole number from 1 to 5, not '9'*" --calibrate --method kvquant:bits=9 -o k run/ data/val
     refuse "*kvquant has no 'size': *" --calibrate --method kvquant:size=9 -o k run/ data/val
+    refuse "--method: auto has no 'bits': *" --calibrate --method auto:bits=3 -o k run/ data/val
+    refuse "--method: 'int4' is not a method with a calibration: give kvquant:bits=3, auto, fp8 or all" --calibrate --method "auto int4" -o k run/ data/val
+    refuse "--method: no method is named: *" --calibrate --method " " -o k run/ data/val
+    refuse "--candidates: auto chooses between candidates, and there are none: *" --calibrate --method all --candidates none -o k run/ data/val
     refuse "--methods: it has no effect on --calibrate: *" --calibrate --method kvquant --methods int4 --seq-len 64 -o k run/ data/val
     refuse "--candidates: it has no effect on --evaluate: *" --evaluate --candidates int4 --methods int4 --seq-len 64 run/ data/val
     refuse "--table: --json prints no table: *" --evaluate --table --json --methods int4 --seq-len 64 run/ data/val

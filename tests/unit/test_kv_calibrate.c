@@ -16,6 +16,7 @@
 #include "compress/kv_calibrate.h"
 #include "compress/kv_capture.h"
 #include "kv/spec.h"
+#include "kvquant_case.h"
 #include "loaded_case.h"
 #include "model/cache_plan.h"
 
@@ -192,6 +193,7 @@ static void gradients_equal_differences(void **state)
 static lm_kv_calibrate_opts options(void)
 {
     return (lm_kv_calibrate_opts){ .levels = { .bits = 3, .outliers = 0.02, .moments = true },
+                                   .scales = true,
                                    .candidates = "int8;int4",
                                    .ids = ids,
                                    .windows = WINDOWS,
@@ -233,9 +235,9 @@ static void check_side(const lm_kv_data *d, int64_t layer, int side)
     const lm_kv_calibrate_opts o = options();
     collect(layer, side, x, w, stored);
     if (side == LM_KV_K)
-        ok(lm_kvquant_keys(&o.levels, x, w, WINDOWS * T, WIDTH, lower, upper, table, &err));
+        ok(kvquant_keys(&o.levels, x, w, WINDOWS * T, WIDTH, lower, upper, table, &err));
     else
-        ok(lm_kvquant_values(&o.levels, x, w, WINDOWS * T, WIDTH, table, &err));
+        ok(kvquant_values(&o.levels, x, w, WINDOWS * T, WIDTH, table, &err));
     same("level", n->table, table, 8);
     if (side == LM_KV_K) {
         same("lower", n->lower, lower, WIDTH);
@@ -267,14 +269,15 @@ static void calibrations_are_of_the_captured_numbers(void **state)
     lm_kv_data_free(d);
 }
 
-/* Errors are added over the windows asked for, and fewer bits make more of them. */
+/* Errors are added over the windows, and fewer bits make more of them. */
 static void errors_of_candidates_add_up(void **state)
 {
     lm_kv_calibrate_opts o = options();
     lm_kv_data *one, *two;
     (void)state;
+    o.windows = 1;
     ok(lm_kv_calibrate(&model, &o, "one", backend, NULL, &one, &err));
-    o.error_tokens = 2 * T + 1;
+    o.windows = 2;
     ok(lm_kv_calibrate(&model, &o, "two", backend, NULL, &two, &err));
     for (int i = 0; i < 2 * LAYERS; i++) {
         assert_int_equal(one->side[i].candidates, 2);
@@ -285,6 +288,48 @@ static void errors_of_candidates_add_up(void **state)
     }
     lm_kv_data_free(one);
     lm_kv_data_free(two);
+}
+
+/* Only what is asked for is there, and each part has the numbers that it has beside the others. */
+static void parts_of_a_calibration(void **state)
+{
+    lm_kv_calibrate_opts o = options(), part[3];
+    lm_kv_data *all, *d[3];
+    (void)state;
+    ok(lm_kv_calibrate(&model, &o, "all", backend, NULL, &all, &err));
+    for (int i = 0; i < 3; i++) {
+        part[i] = o;
+        if (i != 0)
+            part[i].levels.bits = 0;
+        if (i != 1)
+            part[i].candidates = NULL;
+        part[i].scales = i == 2;
+        ok(lm_kv_calibrate(&model, &part[i], "part", backend, NULL, &d[i], &err));
+        for (int s = 0; s < 2 * LAYERS; s++) {
+            const lm_kv_numbers *x = &d[i]->side[s], *want = &all->side[s];
+            assert_true(!x->table == (i != 0) && !x->lower == (i != 0 || s % 2));
+            assert_true(!x->errors == (i != 1) && !x->scale == (i != 2));
+            if (i == 0)
+                same("level", x->table, want->table, 8);
+            if (i == 1)
+                same("error", x->errors, want->errors, 2);
+            if (i == 2)
+                same("scale", x->scale, want->scale, 1);
+        }
+        lm_kv_data_free(d[i]);
+    }
+    lm_kv_data_free(all);
+}
+
+/* The memory that is reported before the runs: of weights in F32, and with gradients more. */
+static void memory_is_known_before(void **state)
+{
+    double weights, window[2];
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        ok(lm_kv_capture_bytes(&model, T, i, backend, &weights, &window[i], &err));
+    assert_true(weights >= 4.0 * (96 * 64) && weights < 1e6);
+    assert_true(window[0] >= 4.0 * 2 * LAYERS * T * ALL && window[1] > 1.3 * window[0]);
 }
 
 /* With a scale for each head the largest is that of the layer; all of it is read from a file again, and its methods
@@ -313,11 +358,15 @@ static void methods_bind_to_a_file(void **state)
     }
     for (int l = 0; l < LAYERS; l++)
         site[l] = lm_cache_site(&model.config, LM_DTYPE_F32, l);
-    for (int i = 0; i < 3; i++) {
-        snprintf(text, sizeof text, "%s,file=%s",
-                 ((const char *[]){ "kvquant:sinks=1", "fp8:scale=head", "auto:bits=6" })[i], path);
+    for (int i = 0; i < 4; i++) {
+        static const char *const specs[] = { "kvquant:sinks=1", "fp8:scale=head", "auto:bits=6",
+                                             "fp8:scale=layer" };
+        snprintf(text, sizeof text, "%s,file=%s", specs[i], path);
         ok(lm_kv_spec_parse(text, &s, &err));
         ok(lm_kv_spec_bind(s, site, LAYERS, (const lm_kv_data *const[]){ back }, &p, &err));
+        for (int k = 0; k < 2 * LAYERS && i == 3; k++) /* the largest of the heads */
+            assert_true(p->side[k].format->constant ==
+                        (double)fmaxf(d->side[k].scale[0], d->side[k].scale[1]));
         lm_kv_plan_free(p);
         lm_kv_spec_free(s);
     }
@@ -386,6 +435,8 @@ int main(void)
         cmocka_unit_test(gradients_equal_differences),
         cmocka_unit_test(calibrations_are_of_the_captured_numbers),
         cmocka_unit_test(errors_of_candidates_add_up),
+        cmocka_unit_test(parts_of_a_calibration),
+        cmocka_unit_test(memory_is_known_before),
         cmocka_unit_test(methods_bind_to_a_file),
         cmocka_unit_test(models_without_rotation),
         cmocka_unit_test(refusals),

