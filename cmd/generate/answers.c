@@ -86,7 +86,9 @@ static double rate(int64_t n, double seconds)
 void generate_summary(const generate_work *w)
 {
     const lm_complete_stats *s = &w->st;
-    const char *refused = w->gen ? lm_generator_unrecorded(w->gen) : NULL;
+    const char *refused = w->gen     ? lm_generator_unrecorded(w->gen)
+                          : w->paged ? lm_paged_unrecorded(w->paged)
+                                     : NULL;
     if (refused)
         lm_say(&tool, LM_LOG_WARN, "%s: decoding runs without a recording: %s", w->backend->name,
                refused);

@@ -186,7 +186,8 @@ void lm_paged_free(lm_paged *g)
     lm_err ignored = { 0 };
     if (!g)
         return;
-    g->b->sync(g->b, g->b->main, &ignored);  /* after a failure, work may still be queued */
+    g->b->sync(g->b, g->b->main, &ignored); /* after a failure, work may still be queued */
+    paged_forget_recordings(g);
     for (int i = 0; i < g->n_buckets; i++) { /* the largest, whose arena they share, last */
         lm_exec_free(g->bucket[i].x);
         lm_model_free(g->bucket[i].m);
@@ -255,7 +256,6 @@ static lm_code check_parts(const lm_paged *g, const lm_paged_part *part, int64_t
 lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const float **logits,
                       lm_err *e)
 {
-    const lm_step step = { 0 };
     bucket *s = g->bucket;
     int64_t rows, row = 0;
     if (check_parts(g, part, n, &rows, e))
@@ -267,7 +267,7 @@ lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const f
     for (int64_t i = 0; i < n; row += part[i++].n)
         put_part(g, s, &part[i], i, row);
     put_rest(s, n, row);
-    if (lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) || lm_exec_run(s->x, &step, e))
+    if (paged_run(g, s, e))
         return e->code;
     g->logits = lm_exec_data(s->x, s->m->logits);
     g->n_parts = n;

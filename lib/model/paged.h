@@ -59,6 +59,10 @@ lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts
  * call, in the backend's memory, and valid after a sync. */
 lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const float **logits,
                       lm_err *e);
+/* The recording that the last step replayed, for tests; NULL: it had none.  Why steps cannot be recorded; NULL: they can, or
+ * the backend has no recordings. */
+const lm_recording *lm_paged_recorded(const lm_paged *g);
+const char *lm_paged_unrecorded(const lm_paged *g);
 /* The choice of the token after part i of the last step: whether it is wanted, a draw in [0,1), and the tokens of the
  * sequence so far, for the repetition penalty. */
 typedef struct {

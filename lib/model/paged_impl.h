@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* paged_impl.h -- shared by the files of a paged model: paged.c has the graphs and steps, paged_choose.c chooses
- * tokens.  Private to lib/model. */
+/* paged_impl.h -- shared by the files of a paged model: paged.c has the graphs and steps, paged_record.c runs
+ * them, paged_choose.c chooses tokens.  Private to lib/model. */
 #ifndef LM_MODEL_PAGED_IMPL_H
 #define LM_MODEL_PAGED_IMPL_H
 
@@ -24,6 +24,8 @@ typedef struct {
     lm_exec *x;
     lm_mirror inputs;
     int32_t *tokens, *pos, *used, *fresh, *first, *kind, *table, *last, *slot;
+    lm_recording *recorded;
+    bool ran; /* once, without a recording */
 } bucket;
 
 /* The choice of tokens: inputs and results of the kernel for each part. */
@@ -49,6 +51,9 @@ struct lm_paged {
     paged_chooser choice;
     float *logits; /* of the last step, */
     int64_t n_parts;
+    const lm_recording *replayed; /* by it */
+    bool unrecorded;              /* no step is to be recorded */
+    lm_err refused;
 };
 
 static inline const lm_model *paged_model(const lm_paged *g)
@@ -56,6 +61,9 @@ static inline const lm_model *paged_model(const lm_paged *g)
     return g->bucket[g->n_buckets - 1].m;
 }
 
+/* Push the inputs of s and run its graph. */
+lm_code paged_run(lm_paged *g, bucket *s, lm_err *e);
+void paged_forget_recordings(lm_paged *g);
 lm_code paged_make_chooser(lm_paged *g, lm_err *e);
 void paged_drop_chooser(lm_paged *g);
 

@@ -198,6 +198,69 @@ static void on_device(void **state)
     check_model(configs[2], LM_DTYPE_F32, plain);
 }
 
+static int replays;
+static lm_code (*real_replay)(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e);
+static lm_code counted_replay(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e)
+{
+    replays++;
+    return real_replay(b, r, s, e);
+}
+
+static lm_code no_begin(lm_backend *b, lm_stream *s, lm_err *e)
+{
+    (void)b, (void)s;
+    return lm_fail(e, LM_EIO, "spy", NULL, "no recordings today");
+}
+
+/* Steps of a device are recordings, one for each number of rows, made after a first step without: with the bits of steps
+ * that are not recorded, whatever sequences, rows and pages come between. */
+static void steps_are_recordings(void **state)
+{
+    static record recorded, launched;
+    const lm_backend real = *plain;
+    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0 };
+    const int32_t table[3] = { 5, 9, 2 };
+    const uint32_t ids[20] = { 1, 2, 3 };
+    const lm_paged_part part[2] = { { ids, 3, 0, LM_ROWS_PROMPT, table, 0 },
+                                    { ids, 20, 0, LM_ROWS_PROMPT, table, 0 } };
+    const lm_recording *few = NULL;
+    lm_paged *g = NULL;
+    lm_loaded w;
+    (void)state;
+    loaded_of(configs[1], LM_DTYPE_BF16, par, plain, &w);
+    forget(&recorded);
+    forget(&launched);
+    replays = 0;
+    real_replay = real.replay;
+    plain->replay = counted_replay;
+    run_steps(&w, LM_DTYPE_BF16, plain, (1u << SEQS) - 1, SEQS, 3, &recorded);
+    assert_true(replays > 10);
+    plain->record_begin = NULL;
+    replays = 0;
+    run_steps(&w, LM_DTYPE_BF16, plain, (1u << SEQS) - 1, SEQS, 3, &launched);
+    assert_int_equal(replays, 0);
+    for (int64_t s = 0; s < SEQS; s++)
+        assert_true(check_same(&recorded, &launched, s) > 0);
+    *plain = real;
+    ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, plain, &g, &err));
+    for (int i = 0; i < 6; i++) { /* 16 rows and 32 */
+        ok(lm_paged_step(g, &part[i % 2], 1, NULL, &err));
+        assert_true((lm_paged_recorded(g) != NULL) == (i > 1));
+        assert_true(i < 2 || (i == 2 ? (few = lm_paged_recorded(g)) != NULL
+                                     : (lm_paged_recorded(g) == few) == (i % 2 == 0)));
+    }
+    assert_null(lm_paged_unrecorded(g));
+    lm_paged_free(g);
+    plain->record_begin = no_begin;
+    ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, plain, &g, &err));
+    for (int i = 0; i < 3; i++)
+        ok(lm_paged_step(g, part, 1, NULL, &err));
+    assert_string_equal(lm_paged_unrecorded(g), "no recordings today");
+    lm_paged_free(g);
+    *plain = real;
+    lm_loaded_fini(&w);
+}
+
 static void copy_page(lm_paged *g, int64_t from, int64_t to)
 {
     struct iovec a[8], b[8];
@@ -272,6 +335,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_company),
         cmocka_unit_test(on_device),
+        cmocka_unit_test(steps_are_recordings),
         cmocka_unit_test(forks),
         cmocka_unit_test(refusals),
     };
