@@ -44,9 +44,11 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
         return generate_open_served(w, type, e);
     const lm_kv_plan *kv = w->caches.plan;
     w->type = type;
+    /* behind a cache all prompts count, one of which fills the context at most */
+    int64_t before = generate_cache_tokens(w),
+            most_new = before ? w->context - before + 1 : opt.max_new;
     if (generate_match_cache(w, type, &kv, e) ||
-        lm_generator_new(&w->model,
-                         &(lm_generator_opts){ type, batch, w->context, kv, opt.max_new },
+        lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, kv, most_new },
                          w->backend, &w->gen, e))
         return e->code;
     return generate_read_cache(w, kv, e);

@@ -102,14 +102,42 @@ static lm_code describe(generate_work *w, lm_dtype type, lm_cache_about *out, lm
 static lm_code check_state(const generate_work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
-    int64_t n = generate_cache_tokens(w);
     for (int64_t i = 0; i < c->layers && w->state; i++)
         if (c->layer[i].window)
             return lm_fail(e, LM_EUSAGE, opt.cache.load, NULL,
                            "states of models with sliding windows are not read");
-    if (w->state && n > w->context)
-        return lm_fail(e, LM_EFORMAT, opt.cache.load, "give a larger context",
-                       "it has %lld tokens, the context %lld", (long long)n, (long long)w->context);
+    return LM_OK;
+}
+
+/* Without a policy, and with one that drops no generated tokens, what was kept stays, and new tokens are appended. */
+static lm_code keep_rows(generate_work *w, const lm_kv_about *f, const lm_kv_plan **plan, lm_err *e)
+{
+    enum { PLAIN_PAGE = 64 };
+    lm_kv_plan *p = &w->plan;
+    bool ranked = false;
+    if (*plan && (*plan)->policy && lm_kv_policy_replaces((*plan)->policy))
+        return LM_OK;
+    for (int64_t i = 0; i < 2 * f->layers && f->form; i++)
+        ranked = ranked || f->form[i].pre_rope;
+    if (ranked)
+        return lm_fail(e, LM_EUSAGE, opt.cache.load, "add --kv and that policy",
+                       "its tokens have positions inside the cache, of '%s'",
+                       f->policy ? f->policy : "streaming");
+    if (lm_alloc_n(&w->plain, 2 * (size_t)f->layers, sizeof *w->plain, "forms of a cache", e))
+        return e->code;
+    for (int64_t i = 0; i < 2 * f->layers; i++)
+        w->plain[i].plain = f->act;
+    *p = *plan ? **plan
+               : (lm_kv_plan){ .layers = f->layers,
+                               .page = f->form ? f->page : PLAIN_PAGE,
+                               .side = f->form ? f->form : w->plain,
+                               .text = f->spec ? f->spec : "auto" };
+    w->stay = (lm_kv_policy){ .kind = LM_KV_STAY, .window = 1 };
+    for (int64_t l = 0; l < f->layers; l++)
+        if (f->rows[l] > w->stay.capacity)
+            w->stay.capacity = f->rows[l];
+    p->policy = &w->stay;
+    *plan = p;
     return LM_OK;
 }
 
@@ -127,8 +155,7 @@ lm_code generate_match_cache(generate_work *w, lm_dtype type, const lm_kv_plan *
                      "it has numbers of %s, the model runs in %s", lm_dtype_name(f->act),
                      lm_dtype_name(type));
     if (!rc && f->rows)
-        rc = lm_fail(e, LM_EUSAGE, opt.cache.load, NULL,
-                     "tokens were dropped from it, so it cannot be continued");
+        return keep_rows(w, f, plan, e);
     if (rc || *plan || !f->form)
         return rc;
     w->plan =
@@ -141,7 +168,11 @@ lm_code generate_match_cache(generate_work *w, lm_dtype type, const lm_kv_plan *
 static lm_code convert(generate_work *w, const lm_kv_plan *plan, lm_err *e)
 {
     lm_kv_image *other;
-    if (lm_kv_image_convert(w->image, plan, w->par, &other, e)) {
+    lm_kv_plan forms = plan ? *plan : (lm_kv_plan){ 0 };
+    if (plan && plan->policy && plan->policy->kind != LM_KV_STAY)
+        return LM_OK; /* the policy of the cache, with its forms */
+    forms.policy = NULL;
+    if (lm_kv_image_convert(w->image, plan ? &forms : NULL, w->par, &other, e)) {
         lm_err_in(e, "%s", opt.cache.load);
         return e->code;
     }
@@ -322,4 +353,5 @@ void generate_close_cache(generate_work *w)
     lm_kv_image_free(w->image);
     lm_kv_file_close(w->cache);
     lm_kv_llama_close(w->state);
+    lm_free(w->plain);
 }

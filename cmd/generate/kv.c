@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/text.h"
 #include "format/source.h"
@@ -36,9 +37,15 @@ lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
 {
     if (opt.kv && lm_cache_plan_open(opt.kv, &w->model.config, type, w->model.src, &w->caches, e))
         return e->code;
-    if (opt.kv && opt.cache.save && w->caches.plan->policy)
-        return lm_fail(e, LM_EUSAGE, "--save-cache", "leave the policy out",
-                       "caches that drop tokens are not saved");
+    const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
+    const lm_kv_about *a = w->cache ? lm_kv_file_about(w->cache) : NULL;
+    if (p && (w->state || (a && !a->rows)))
+        return lm_fail(e, LM_EUSAGE, "--kv", "leave it or --load-cache out",
+                       "a policy cannot drop tokens of a saved cache");
+    if (p && a && (!a->policy || strcmp(a->policy, w->caches.plan->text)))
+        return lm_fail(e, LM_EUSAGE, "--kv", "give that, or leave the policy out",
+                       "tokens of %s were dropped with '%s', not '%s'", opt.cache.load,
+                       a->policy ? a->policy : "another policy", w->caches.plan->text);
     return LM_OK;
 }
 

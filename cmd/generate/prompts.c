@@ -79,6 +79,11 @@ lm_code generate_choose_context(generate_work *w, lm_err *e)
                        "%lld, but the model was made for %lld position%s", (long long)opt.context,
                        (long long)most, lm_plural(most));
     w->context = opt.context ? opt.context : need < most ? need : most;
+    if (generate_cache_tokens(w) > w->context)
+        return lm_fail(e, LM_EUSAGE, "--context",
+                       w->context < most ? "raise it" : "load a cache of a shorter text",
+                       "%lld, and %s has %lld tokens", (long long)w->context, opt.cache.load,
+                       (long long)generate_cache_tokens(w));
     return LM_OK;
 }
 

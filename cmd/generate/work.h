@@ -74,7 +74,9 @@ typedef struct {
     lm_kv_file *cache; /* of --load-cache, NULL: not given; or, with --unverified: */
     lm_kv_llama *state;
     lm_kv_image *image;   /* what it holds */
-    lm_kv_plan plan;      /* its forms */
+    lm_kv_plan plan;      /* its forms, */
+    lm_kv_side *plain;    /* and those of a cache without; */
+    lm_kv_policy stay;    /* with dropped tokens: this policy */
     double begin, ready;  /* lm_now() at the start; seconds until the first token; 0: not yet */
     int64_t first_tokens; /* of the first -p */
     lm_dtype type;        /* of activations */

@@ -23,6 +23,12 @@ void kv_tensor_name(const kv_tensor *t, char name[KV_NAME])
     case KV_AT:
         snprintf(name, KV_NAME, "layers.%lld.positions", (long long)(t->part / 2));
         break;
+    case KV_ORDER:
+        snprintf(name, KV_NAME, "layers.%lld.order", (long long)(t->part / 2));
+        break;
+    case KV_MASS:
+        snprintf(name, KV_NAME, "layers.%lld.mass", (long long)(t->part / 2));
+        break;
     case KV_TABLES:
         snprintf(name, KV_NAME, "tables.level.%d", t->level);
         break;
@@ -63,7 +69,7 @@ kv_tensor kv_tensor_of(const char *name)
     } else if (!strcmp(name, "positions")) {
         t.kind = KV_POSITIONS;
     } else if (skip(&p, "layers.") && read_number(&p, &layer) && *p++ == '.') {
-        t.kind = *p == 'p' ? KV_AT : KV_ROWS;
+        t.kind = *p == 'p' ? KV_AT : *p == 'o' ? KV_ORDER : *p == 'm' ? KV_MASS : KV_ROWS;
         t.part = 2 * layer + (*p == 'v');
         for (int i = 0; i < LM_KV_SECTIONS && *p; i++)
             if (!strcmp(p + 1, lm_kv_section_suffix((lm_kv_section)i)))
@@ -105,6 +111,10 @@ lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm
             return lm_fail(e, code, where, NULL, "layer %lld has %lld of %lld tokens", (long long)i,
                            (long long)a->rows[i], (long long)a->tokens);
     }
+    if (a->policy ? !a->rows || a->prompt < 1 || a->prompt > a->tokens : a->ordered || a->weighed)
+        return lm_fail(e, code, where, NULL,
+                       "a policy, with a prompt of 1 to %lld tokens, goes with rows that stay",
+                       (long long)a->tokens);
     for (int64_t i = 0; i < kv_parts(a) && a->form; i++) {
         lm_kv_shape s = lm_kv_about_shape(a, i);
         if (lm_kv_shape_check(&s, e)) {

@@ -9,6 +9,8 @@
  *   k_state "post_rope" (keys are rotated by their positions), "pre_rope" (those of some layers are not)
  *   layers; kv_heads and head_dim: JSON lists, a number for each layer; tokens; act: the type of plain numbers
  *   rows: a JSON list, the tokens that each layer still has; absent: all
+ *   policy (with rows): {"spec": text (kv/spec.h), "prompt": tokens of the prompt}, with which tokens were dropped;
+ *   absent: it cannot be continued so that more are dropped
  *   next: the id of the token that follows, which was chosen and has no rows; absent: the cache ends with a prompt
  *   forms (coded): {"spec": text (kv/spec.h), "page": tokens, "forms": [FORM ...], "parts": [index or null ...]}, for
  *   part 2 N (keys of layer N) and 2 N + 1 (values) a form, or null for plain numbers; see file_form.c
@@ -18,6 +20,8 @@
  * Tensors, in this order (another one is read from a file, on a stream `tables` must precede chunks):
  *   token_ids I32 [tokens]
  *   positions I32 [tokens], rising; with rows: layers.N.positions I32 [kv_heads, rows of the layer], rising in each head
+ *   with a policy that replaces tokens: layers.N.order I32 [kv_heads, rows], the place of each row in the cache, and
+ *   if the policy has scores layers.N.mass F32 [kv_heads, rows]
  *   plain, coded: layers.N.k and its sections, layers.N.v and its sections (part.h)
  *   cachegen: for each level L: tables.level.L U8; then for each chunk C and level: chunk.C.level.L U8
  *             (cachegen.h; part 2 N is the keys of layer N, 2 N + 1 its values)
@@ -54,6 +58,10 @@ typedef struct {
     lm_dtype act;                       /* F32, F16, BF16 */
     const char *history;                /* NULL: none */
     const int64_t *rows;                /* [layers]: tokens that a layer has; NULL: all */
+    const char *
+        policy; /* the specification with which tokens were dropped; NULL: more cannot be dropped */
+    int64_t prompt;        /* tokens of its prompt */
+    bool ordered, weighed; /* content.order, content.mass are there */
     bool has_next;
     int32_t next; /* the token that follows: chosen, and without rows */
     /* Of a coded cache; NULL, 0: plain. */
@@ -80,7 +88,10 @@ typedef struct {
     int32_t *ids;       /* [tokens] */
     int32_t *positions; /* [tokens]; NULL with rows: */
     int32_t **at;       /* [layers][kv_heads, rows] */
-    lm_kv_part *part;   /* [2 layers] */
+    int32_t **
+        order; /* [layers][kv_heads, rows]: a permutation of each head's rows; NULL: they are in order */
+    float **mass;     /* [layers][kv_heads, rows]; NULL: none */
+    lm_kv_part *part; /* [2 layers] */
 } lm_kv_content;
 
 /* ---- Writing ---- */

@@ -333,7 +333,7 @@ lm_code kv_forms_read(lm_kv_file *f, const char *text, lm_err *e)
     lm_code rc = lm_json_parse(text, strlen(text), f->where, &root, e);
     if (!rc && !json_is_object(root))
         rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "forms is not a JSON object");
-    rc = rc ? rc : lm_arena_new(&f->arena, 1 << 14, e);
+    rc = rc || f->arena ? rc : lm_arena_new(&f->arena, 1 << 14, e);
     rc = rc ? rc : lm_json_str_or(root, "spec", "", &spec, f->where, e);
     rc = rc ? rc : lm_json_i64(root, "page", 1, LM_KV_MAX_TOKENS, &f->about.page, f->where, e);
     rc = rc ? rc : lm_arena_strdup(f->arena, &own, spec, strlen(spec), e);

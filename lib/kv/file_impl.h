@@ -9,7 +9,9 @@
 typedef enum {
     KV_IDS,
     KV_POSITIONS, /* of all layers; */
-    KV_AT,        /* of one */
+    KV_AT,        /* of one; */
+    KV_ORDER,     /* of one */
+    KV_MASS,
     KV_ROWS,
     KV_TABLES,
     KV_CHUNK,
@@ -19,7 +21,7 @@ typedef enum {
 /* A tensor of a file by its name. */
 typedef struct {
     kv_tensor_kind kind;
-    int64_t part, chunk;   /* KV_ROWS, KV_AT (2 N); KV_CHUNK */
+    int64_t part, chunk;   /* KV_ROWS, KV_AT, KV_ORDER and KV_MASS (2 N); KV_CHUNK */
     lm_kv_section section; /* KV_ROWS */
     int level;             /* KV_TABLES, KV_CHUNK */
 } kv_tensor;

@@ -176,6 +176,29 @@ static lm_code check_header(const lm_kv_file *f, lm_err *e)
                    "the checksum of its header is wrong");
 }
 
+/* With which policy tokens were dropped; its text is kept beside the forms. */
+static lm_code read_policy(lm_kv_file *f, lm_err *e)
+{
+    const char *text = meta(f, "policy"), *spec = NULL;
+    json_t *o = NULL;
+    char *own = NULL;
+    if (!text)
+        return LM_OK;
+    lm_code rc = lm_json_parse(text, strlen(text), f->where, &o, e);
+    if (!rc && (!json_is_object(o) || !f->rows))
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "policy is not an object beside rows");
+    rc = rc ? rc : lm_json_str_or(o, "spec", NULL, &spec, f->where, e);
+    rc = rc ? rc : lm_json_i64(o, "prompt", 1, f->about.tokens, &f->about.prompt, f->where, e);
+    if (!rc && !spec)
+        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "policy has no spec");
+    if (!rc && !f->arena)
+        rc = lm_arena_new(&f->arena, 1 << 12, e);
+    rc = rc ? rc : lm_arena_strdup(f->arena, &own, spec, strlen(spec), e);
+    f->about.policy = own;
+    json_decref(o);
+    return rc;
+}
+
 /* What is stored: the rows of layers, and their forms. */
 static lm_code read_form_of(lm_kv_file *f, lm_err *e)
 {
@@ -188,6 +211,8 @@ static lm_code read_form_of(lm_kv_file *f, lm_err *e)
     if (meta(f, "rows") && need_list(f, "rows", &f->rows, e))
         return e->code;
     a->rows = f->rows;
+    if (read_policy(f, e))
+        return e->code;
     if (coded && (need(f, "forms", &text, e) || kv_forms_read(f, text, e)))
         return e->code;
     for (int64_t i = 0; i < kv_parts(a) && a->form; i++)
@@ -285,9 +310,10 @@ static lm_code check_tensor(const lm_kv_file *f, const lm_st_tensor *t, lm_err *
     bool good = false, chunked = is_chunked(f);
     if (what.kind == KV_IDS || (what.kind == KV_POSITIONS && !a->rows))
         good = shape_is(t, LM_DTYPE_I32, 1, &a->tokens);
-    else if (what.kind == KV_AT && a->rows)
-        good = layer < a->layers &&
-               shape_is(t, LM_DTYPE_I32, 2, (int64_t[]){ a->kv_heads[layer], a->rows[layer] });
+    else if ((what.kind == KV_AT && a->rows) || (what.kind == KV_ORDER && a->policy) ||
+             (what.kind == KV_MASS && a->policy))
+        good = layer < a->layers && shape_is(t, what.kind == KV_MASS ? LM_DTYPE_F32 : LM_DTYPE_I32,
+                                             2, (int64_t[]){ a->kv_heads[layer], a->rows[layer] });
     else if (what.kind == KV_ROWS)
         good = !chunked && layer < a->layers && section_possible(f, &what, t);
     else if (what.kind == KV_TABLES || what.kind == KV_CHUNK)
@@ -335,6 +361,10 @@ static lm_code need_positions(const lm_kv_file *f, lm_err *e)
         return need_tensor(f, (kv_tensor){ .kind = KV_POSITIONS }, e);
     for (int64_t i = 0; i < f->about.layers && !rc; i++)
         rc = need_tensor(f, (kv_tensor){ .kind = KV_AT, .part = 2 * i }, e);
+    for (int64_t i = 0; i < f->about.layers && !rc && f->about.ordered; i++)
+        rc = need_tensor(f, (kv_tensor){ .kind = KV_ORDER, .part = 2 * i }, e);
+    for (int64_t i = 0; i < f->about.layers && !rc && f->about.weighed; i++)
+        rc = need_tensor(f, (kv_tensor){ .kind = KV_MASS, .part = 2 * i }, e);
     return rc;
 }
 
@@ -347,6 +377,8 @@ static lm_code check_tensors(lm_kv_file *f, lm_err *e)
         rc = check_tensor(f, at(f, i), e);
         if (!rc && (what.kind == KV_TABLES || what.kind == KV_CHUNK))
             f->levels |= 1u << what.level;
+        f->about.ordered |= what.kind == KV_ORDER;
+        f->about.weighed |= what.kind == KV_MASS;
     }
     rc = rc ? rc : need_tensor(f, (kv_tensor){ .kind = KV_IDS }, e);
     rc = rc ? rc : need_positions(f, e);

@@ -69,6 +69,35 @@ static lm_code read_positions(const reader *d, const lm_st_tensor *t, int32_t *p
     return rc;
 }
 
+/* The places of a layer's rows in a cache, for each head. */
+static lm_code read_order(const reader *d, const lm_st_tensor *t, int32_t *order, int64_t heads,
+                          int64_t n, lm_err *e)
+{
+    bool *seen;
+    lm_code rc = read_bytes(d, t, order, e);
+    rc = rc ? rc : lm_alloc_n(&seen, (size_t)n, sizeof *seen, "rows of a cache", e);
+    if (rc)
+        return rc;
+    for (int64_t h = 0; h < heads && !rc; h++, order += n) {
+        memset(seen, 0, (size_t)n * sizeof *seen);
+        for (int64_t i = 0; i < n && !rc; i++)
+            if (order[i] < 0 || order[i] >= n || seen[order[i]])
+                rc = wrong(d, t->name, "it is not a permutation of the rows", e);
+            else
+                seen[order[i]] = true;
+    }
+    lm_free(seen);
+    return rc;
+}
+
+static lm_code read_masses(const reader *d, const lm_st_tensor *t, float *mass, lm_err *e)
+{
+    lm_code rc = read_bytes(d, t, mass, e);
+    if (!rc && !kv_all_finite(LM_DTYPE_F32, mass, (size_t)t->count))
+        rc = wrong(d, t->name, "it has NaN or infinite numbers", e);
+    return rc;
+}
+
 static lm_code read_section(const reader *d, const lm_st_tensor *t, const kv_tensor *what,
                             lm_err *e)
 {
@@ -95,6 +124,10 @@ static lm_code read_whole(const reader *d, const lm_st_tensor *t, lm_err *e)
         return read_positions(d, t, d->c->positions, 1, a->tokens, e);
     if (what.kind == KV_AT)
         return read_positions(d, t, d->c->at[layer], a->kv_heads[layer], a->rows[layer], e);
+    if (what.kind == KV_ORDER)
+        return read_order(d, t, d->c->order[layer], a->kv_heads[layer], a->rows[layer], e);
+    if (what.kind == KV_MASS)
+        return read_masses(d, t, d->c->mass[layer], e);
     return read_section(d, t, &what, e);
 }
 

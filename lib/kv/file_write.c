@@ -83,6 +83,12 @@ static lm_code add_positions(pieces *s, lm_err *e)
     for (int64_t i = 0; i < a->layers && !rc; i++)
         rc = add_piece(s, (kv_tensor){ .kind = KV_AT, .part = 2 * i }, s->c->at[i],
                        4 * (size_t)(a->kv_heads[i] * a->rows[i]), e);
+    for (int64_t i = 0; i < a->layers && !rc && a->ordered; i++)
+        rc = add_piece(s, (kv_tensor){ .kind = KV_ORDER, .part = 2 * i }, s->c->order[i],
+                       4 * (size_t)(a->kv_heads[i] * a->rows[i]), e);
+    for (int64_t i = 0; i < a->layers && !rc && a->weighed; i++)
+        rc = add_piece(s, (kv_tensor){ .kind = KV_MASS, .part = 2 * i }, s->c->mass[i],
+                       4 * (size_t)(a->kv_heads[i] * a->rows[i]), e);
     return rc;
 }
 
@@ -227,6 +233,21 @@ static lm_code meta_header(lm_st_plan *p, lm_err *e)
     return rc ? rc : lm_st_plan_meta(p, KV_HEADER_KEY, hex, e);
 }
 
+static lm_code meta_policy(lm_st_plan *p, const lm_kv_about *a, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_jw w;
+    lm_jw_begin(&w, &text, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "spec", a->policy);
+    lm_jw_int(&w, "prompt", a->prompt);
+    lm_jw_close_obj(&w);
+    lm_code rc = lm_jw_end(&w);
+    rc = rc ? rc : lm_st_plan_meta(p, "policy", text.data, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 static bool has_pre_rope(const lm_kv_about *a)
 {
     bool any = false;
@@ -261,6 +282,8 @@ static lm_code make_meta(lm_st_plan *p, const pieces *s, unsigned levels, lm_err
         rc = meta_number(p, "next", a->next, e);
     if (!rc && a->rows)
         rc = meta_list(p, "rows", a->rows, a->layers, e);
+    if (!rc && a->policy)
+        rc = meta_policy(p, a, e);
     if (!rc && a->form)
         rc = kv_forms_write(a, &forms, e);
     if (!rc && a->form)
@@ -280,8 +303,8 @@ static lm_code plan_piece(lm_st_plan *p, const lm_kv_about *a, const piece *q, l
     kv_tensor_name(&q->what, name);
     if (q->what.kind == KV_IDS || q->what.kind == KV_POSITIONS)
         return lm_st_plan_add(p, name, LM_DTYPE_I32, 1, &a->tokens, e);
-    if (q->what.kind == KV_AT)
-        return lm_st_plan_add(p, name, LM_DTYPE_I32, 2,
+    if (q->what.kind == KV_AT || q->what.kind == KV_ORDER || q->what.kind == KV_MASS)
+        return lm_st_plan_add(p, name, q->what.kind == KV_MASS ? LM_DTYPE_F32 : LM_DTYPE_I32, 2,
                               (int64_t[]){ a->kv_heads[layer], a->rows[layer] }, e);
     if (q->what.kind != KV_ROWS)
         return lm_st_plan_add(p, name, LM_DTYPE_U8, 1, &bytes, e);

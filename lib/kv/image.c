@@ -56,6 +56,7 @@ static lm_code copy_about(lm_arena *a, const lm_kv_about *from, lm_kv_about *to,
     if (copy_text(a, &to->model_type, e) || copy_text(a, &to->weights, e) ||
         copy_text(a, &to->config, e) || copy_text(a, &to->rope, e) ||
         copy_text(a, &to->history, e) || copy_text(a, &to->spec, e) ||
+        copy_text(a, &to->policy, e) ||
         copy_bytes(a, from->kv_heads, L, sizeof *to->kv_heads, &to->kv_heads, e) ||
         copy_bytes(a, from->head_dim, L, sizeof *to->head_dim, &to->head_dim, e) ||
         copy_bytes(a, from->rows, L, sizeof *to->rows, &to->rows, e) ||
@@ -78,12 +79,17 @@ static lm_code make_content(lm_kv_image *m, lm_err *e)
     if (lm_arena_alloc(m->arena, &c->ids, T, sizeof *c->ids, e) ||
         (!a->rows && lm_arena_alloc(m->arena, &c->positions, T, sizeof *c->positions, e)) ||
         (a->rows && lm_arena_alloc(m->arena, &c->at, L, sizeof *c->at, e)) ||
+        (a->ordered && lm_arena_alloc(m->arena, &c->order, L, sizeof *c->order, e)) ||
+        (a->weighed && lm_arena_alloc(m->arena, &c->mass, L, sizeof *c->mass, e)) ||
         lm_arena_alloc(m->arena, &c->part, 2 * L, sizeof *c->part, e))
         return e->code;
-    for (size_t i = 0; i < L && a->rows; i++)
-        if (lm_arena_alloc(m->arena, &c->at[i], (size_t)(a->kv_heads[i] * a->rows[i]),
-                           sizeof *c->at[i], e))
+    for (size_t i = 0; i < L && a->rows; i++) {
+        size_t n = (size_t)(a->kv_heads[i] * a->rows[i]);
+        if (lm_arena_alloc(m->arena, &c->at[i], n, sizeof *c->at[i], e) ||
+            (a->ordered && lm_arena_alloc(m->arena, &c->order[i], n, sizeof *c->order[i], e)) ||
+            (a->weighed && lm_arena_alloc(m->arena, &c->mass[i], n, sizeof *c->mass[i], e)))
             return e->code;
+    }
     for (int64_t i = 0; i < 2 * a->layers; i++) {
         const lm_kv_shape s = lm_kv_about_shape(a, i);
         if (lm_kv_part_init(&s, &c->part[i], e))
@@ -257,6 +263,8 @@ lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_par
     a.form = plain ? NULL : plan->side;
     a.page = plain ? 0 : plan->page;
     a.spec = plain ? NULL : plan->text;
+    a.policy = NULL; /* it was that of the other forms */
+    a.ordered = a.weighed = false;
     lm_code rc = lm_kv_image_new(&a, out, e);
     if (!rc)
         copy_tokens(m, *out);

@@ -84,6 +84,12 @@ lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *ou
 lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *p, void *rows, lm_par *par,
                           lm_err *e);
 
+/* Rows of a part of single tokens without plain ones beside its codes, in another order, to another part of the shape:
+ * row i of head h comes from row order[h n + i]; back: it goes there.  Fails: LM_EUSAGE for parts that code several
+ * tokens together. */
+lm_code lm_kv_part_reorder(const lm_kv_shape *s, const lm_kv_part *from, const int32_t *order,
+                           bool back, const lm_kv_part *to, lm_err *e);
+
 /* Between a part and the cache of one sequence as kernels/kv.h has it: pages [ceil(n / page), K] of lm_kv_page_bytes,
  * in the order of their tokens, and the tail [K, sinks + residual, D].  A plain part: pages of rows [page, D]; or with
  * page 0 rows [K, room, D], `room` of them for each head.  tail NULL: codes alone. */

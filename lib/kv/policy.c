@@ -18,7 +18,7 @@ bool lm_kv_policy_weighs(const lm_kv_policy *p)
 
 bool lm_kv_policy_replaces(const lm_kv_policy *p)
 {
-    return p->kind != LM_KV_SNAPKV && p->kind != LM_KV_MERGE;
+    return p->kind != LM_KV_SNAPKV && p->kind != LM_KV_MERGE && p->kind != LM_KV_STAY;
 }
 
 /* ---- budgets ---- */
@@ -55,7 +55,7 @@ int64_t lm_kv_policy_budget(const lm_kv_policy *p, int64_t n, int64_t layer, int
 {
     int64_t recent = lm_kv_policy_recent(p, n);
     int64_t mean = p->kind == LM_KV_STREAMING ? p->sinks + p->window
-                   : p->kind == LM_KV_SNAPKV  ? p->capacity
+                   : p->capacity              ? p->capacity
                                               : 2 * recent;
     if (p->protect || p->kind == LM_KV_MERGE || mean >= n)
         return n;
@@ -69,6 +69,7 @@ int64_t lm_kv_policy_most(const lm_kv_policy *p, int64_t n, int64_t budget)
         return p->sinks + p->window;
     case LM_KV_SNAPKV:
     case LM_KV_MERGE:
+    case LM_KV_STAY:
         return INT64_MAX;
     default:
         return p->protect ? n + 2 * half_of(p, n) : budget;

@@ -27,7 +27,8 @@ typedef enum {
     LM_KV_H2O,
     LM_KV_SNAPKV,
     LM_KV_RANDOM,
-    LM_KV_MERGE
+    LM_KV_MERGE,
+    LM_KV_STAY /* no method: continues a cache from which tokens were dropped, and keeps what is there */
 } lm_kv_policy_kind;
 
 typedef struct lm_kv_policy {
@@ -39,7 +40,7 @@ typedef struct lm_kv_policy {
     bool ranked;
     double keep;      /* h2o, random: the budget as a share of the prompt */
     bool protect;     /* h2o, random: the prompt stays, and the budget is of generated tokens */
-    int64_t capacity; /* snapkv: the budget */
+    int64_t capacity; /* snapkv: the budget; stay: tokens that are there */
     int64_t kernel;   /* snapkv: odd */
     /* Budgets that fall from layer to layer (PyramidKV, arXiv:2406.02069): the last layer has 1 / beta of the mean
      * without the newest tokens; 0: the same for all. */

@@ -80,18 +80,28 @@ static lm_code copy_part(lm_generator *g, int64_t slot, const lm_kv_image *m, in
     int tail = lm_model_cache(of, part / 2, values ? LM_CACHE_VALUE_TAIL : LM_CACHE_KEY_TAIL);
     lm_kv_shape s = lm_kv_about_shape(&m->about, part);
     slot_memory a = { 0 }, b = { 0 };
+    lm_kv_part own = { 0 };
+    const lm_kv_part *p = &m->content.part[part];
+    const int32_t *order = m->about.ordered ? m->content.order[part / 2] : NULL;
     if (!g->b->host_memory && !g->caches[pages].page)
         return copy_rows(g, slot, m, part, 0, s.n, put, e) ? e->code
                                                            : g->b->sync(g->b, g->b->main, e);
     lm_code rc = open_memory(g, pages, slot, s.n, put, &a, e);
     if (!rc && tail >= 0)
         rc = open_memory(g, tail, slot, s.n, put, &b, e);
+    if (!rc && order) {
+        rc = lm_kv_part_init(&s, &own, e);
+        rc = rc || !put ? rc : lm_kv_part_reorder(&s, p, order, true, &own, e);
+    }
     if (!rc) {
         const lm_kv_memory memory = { .pages = a.host, .tail = b.host, .room = g->context };
-        s.page = g->caches[pages].page;
-        rc = put ? lm_kv_part_put(&s, &m->content.part[part], &memory, par, e)
-                 : lm_kv_part_get(&s, &memory, &m->content.part[part], par, e);
+        lm_kv_shape there = s;
+        there.page = g->caches[pages].page;
+        rc = put ? lm_kv_part_put(&there, order ? &own : p, &memory, par, e)
+                 : lm_kv_part_get(&there, &memory, order ? &own : p, par, e);
+        rc = rc || put || !order ? rc : lm_kv_part_reorder(&s, &own, order, false, p, e);
     }
+    lm_kv_part_fini(&own);
     lm_err ignored = { 0 };
     lm_code end = close_memory(g, &a, put && !rc, rc ? &ignored : e);
     rc = rc ? rc : end;
@@ -105,56 +115,84 @@ static void fill_tokens(const lm_generator *g, int64_t slot, lm_kv_image *m)
 {
     memcpy(m->content.ids, (int32_t *)g->choice.seen.host + slot * g->context,
            (size_t)m->about.tokens * sizeof(int32_t));
-    for (int64_t i = 0; i < m->about.tokens; i++)
+    for (int64_t i = 0; i < m->about.tokens && !m->about.rows; i++)
         m->content.positions[i] = (int32_t)i;
+}
+
+/* The tokens that a policy kept, and what it goes by. */
+static lm_code about_kept(lm_generator *g, int64_t slot, lm_kv_about *a, int64_t **rows, lm_err *e)
+{
+    if (!g->keep)
+        return LM_OK;
+    const lm_kv_policy *p = g->kv->policy;
+    if (generator_keep_finish(g, slot, e) ||
+        lm_alloc_n(rows, (size_t)a->layers, sizeof **rows, "layers of a cache", e))
+        return e->code;
+    for (int64_t l = 0; l < a->layers; l++)
+        (*rows)[l] = generator_keep_used(g, slot, l);
+    a->rows = *rows;
+    a->policy = p->kind == LM_KV_STAY ? NULL : g->kv->text;
+    a->prompt = generator_keep_prompt_tokens(g, slot);
+    a->ordered = lm_kv_policy_replaces(p);
+    a->weighed = p->kind == LM_KV_H2O;
+    return LM_OK;
 }
 
 lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *about, lm_par *par,
                           lm_kv_image **out, lm_err *e)
 {
     lm_kv_about a = *about;
+    int64_t *rows = NULL;
     *out = NULL;
-    if (g->kv && g->kv->policy)
-        return lm_fail(e, LM_EUSAGE, "cache", "save it without a policy",
-                       "caches that drop tokens are not saved");
     a.tokens = g->used[slot];
     a.form = g->kv ? g->kv->side : NULL;
     a.page = g->kv ? g->kv->page : 0;
     a.spec = g->kv ? g->kv->text : NULL;
-    if (generator_wait_for_last(g, e) || lm_kv_image_new(&a, out, e))
-        return e->code;
+    lm_code rc = generator_wait_for_last(g, e);
+    rc = rc ? rc : about_kept(g, slot, &a, &rows, e);
+    rc = rc ? rc : lm_kv_image_new(&a, out, e);
+    lm_free(rows);
+    if (rc)
+        return rc;
     fill_tokens(g, slot, *out);
-    for (int64_t i = 0; i < 2 * a.layers; i++)
-        if (copy_part(g, slot, *out, i, false, par, e)) {
-            lm_kv_image_free(*out);
-            *out = NULL;
-            return e->code;
-        }
-    return LM_OK;
+    if (g->keep)
+        rc = generator_keep_describe(g, slot, *out, e);
+    for (int64_t i = 0; i < 2 * a.layers && !rc; i++)
+        rc = copy_part(g, slot, *out, i, false, par, e);
+    if (rc) {
+        lm_kv_image_free(*out);
+        *out = NULL;
+    }
+    return rc;
 }
 
 /* ---- Continuing ---- */
 
-static lm_code check_image(const lm_generator *g, const lm_kv_image *m, int64_t n, lm_err *e)
+static bool has_same_forms(const lm_generator *g, const lm_kv_about *a)
 {
     static const lm_kv_side plain;
     const lm_config *c = &generator_model(g)->config;
-    const lm_kv_about *a = &m->about;
-    bool same = a->layers == c->layers, at = !a->rows;
-    if (g->keep)
-        return lm_fail(e, LM_EUSAGE, "cache", "continue it without a policy",
-                       "caches that drop tokens cannot take it");
+    bool same = a->layers == c->layers;
     for (int64_t i = 0; i < 2 * a->layers && same; i++) {
         const lm_layer *y = &c->layer[i / 2];
         same = a->kv_heads[i / 2] == y->kv_heads && a->head_dim[i / 2] == y->head_dim &&
                lm_kv_same_form(a->form ? &a->form[i] : &plain, g->kv ? &g->kv->side[i] : &plain,
                                y->kv_heads, y->head_dim);
     }
+    return same;
+}
+
+static lm_code check_image(const lm_generator *g, const lm_kv_image *m, int64_t n, lm_err *e)
+{
+    const lm_kv_about *a = &m->about;
+    bool at = !a->rows;
+    if (g->keep && generator_keep_check(g, m, n, e))
+        return e->code;
     for (int64_t i = 0; i < a->tokens && at; i++)
         at = m->content.positions[i] == i;
-    if (!same)
+    if (!has_same_forms(g, a))
         return lm_fail(e, LM_EUSAGE, "cache", NULL, "it has other layers or forms than the model");
-    if (!at)
+    if (!at && !g->keep)
         return lm_fail(e, LM_EUSAGE, "cache", NULL,
                        "tokens were dropped from it, so it cannot be continued");
     if (a->tokens + n > g->context)
@@ -269,6 +307,16 @@ static lm_code decode_next(lm_generator *g, int64_t slot, int32_t id, lm_err *e)
     return rc;
 }
 
+/* Run tokens one by one behind a cache from which tokens were dropped: as tokens that are generated. */
+static lm_code decode_all(lm_generator *g, int64_t slot, const lm_kv_about *a, const uint32_t *ids,
+                          int64_t n, lm_err *e)
+{
+    lm_code rc = a->has_next ? decode_next(g, slot, a->next, e) : LM_OK;
+    for (int64_t i = 0; i < n && !rc; i++)
+        rc = decode_next(g, slot, (int32_t)ids[i], e);
+    return rc;
+}
+
 /* Run the tokens of m from row `kept` on, and ids behind them. */
 static lm_code run_rest(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t kept,
                         const uint32_t *ids, int64_t n, lm_err *e)
@@ -293,7 +341,7 @@ lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
                             const uint32_t *ids, int64_t n, lm_par *par, lm_err *e)
 {
     const lm_kv_about *a = &m->about;
-    int64_t kept = rows_kept(g, a, n);
+    int64_t kept = g->keep ? a->tokens : rows_kept(g, a, n);
     if (check_image(g, m, n + a->has_next, e) || generator_wait_for_last(g, e))
         return e->code;
     if (!n && !a->has_next && kept == a->tokens)
@@ -306,6 +354,8 @@ lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
            (size_t)kept * sizeof(int32_t));
     g->choice.sent[slot] = 0;
     g->used[slot] = kept;
+    if (g->keep)
+        return generator_keep_take(g, slot, m, e) ? e->code : decode_all(g, slot, a, ids, n, e);
     return !n && a->has_next ? decode_next(g, slot, a->next, e)
                              : run_rest(g, slot, m, kept, ids, n, e);
 }

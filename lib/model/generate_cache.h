@@ -7,7 +7,8 @@
 #include "model/generate.h"
 
 /* Copy the sequence of a slot to a new image.  `about` describes the model (lm_cache_about_model), and the token that
- * follows, if it was chosen.  Fails: LM_EUSAGE for caches with a policy, LM_ELIMIT; as the backend. */
+ * follows, if it was chosen.  With a policy, the image has the tokens that stay, with what the policy goes by.  Fails:
+ * LM_ELIMIT; as the backend. */
 lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *about, lm_par *par,
                           lm_kv_image **out, lm_err *e);
 
@@ -18,7 +19,9 @@ lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *abou
  *   n = 0 with a next token: the run that chose it
  *   plain caches, and coded ones without plain newest tokens: a prompt, for any cut
  *   others: a prompt, for a cut at a multiple of LM_KV_CHUNK
- * Fails: LM_EUSAGE for other forms or shapes, dropped tokens, more tokens than the context, and n = 0 for a prompt's
+ * An image from which tokens were dropped needs a generator with the same policy, or one that keeps what is there
+ * (LM_KV_STAY, or a policy that does not replace tokens).  Then ids are run one by one, as tokens that are generated.
+ * Fails: LM_EUSAGE for other forms or shapes, another policy, more tokens than the context, and n = 0 for a prompt's
  * cache with plain newest tokens; as lm_generator_extend. */
 lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
                             const uint32_t *ids, int64_t n, lm_par *par, lm_err *e);

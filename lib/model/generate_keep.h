@@ -58,6 +58,10 @@ struct generator_keep {
 /* Masses [n] of the prompt, on the host after a pull. */
 float *generator_prompt_mass(const generator_keep *k, int64_t layer, int64_t head);
 
+/* Of a head of a slot: the masses [room + 1] of its rows on the host, and their positions [room]. */
+float *generator_kept_mass(const generator_keep *k, int64_t layer, int64_t slot, int64_t head);
+int32_t *generator_kept_positions(const kept_layer *y, int64_t slot, int64_t head);
+
 /* ---- generate_encode.c ---- */
 
 lm_code generator_encode_open(lm_generator *g, lm_err *e);

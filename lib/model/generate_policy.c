@@ -116,7 +116,7 @@ lm_code generator_keep_count(lm_generator *g, lm_err *e)
     const lm_model *m = g->prefill[0].m;
     if (lm_alloc_n(&k->cache_at, (size_t)m->n_caches, sizeof *k->cache_at, "caches", e))
         return e->code;
-    for (int i = 0; i < m->n_caches; i++)
+    for (int i = 0; i < m->n_caches && k->p->kind != LM_KV_STAY; i++)
         if (k->rows[m->cache[i].layer])
             k->cache_at[i] = generator_share(
                 &k->cache_bytes, lm_stored_bytes(&m->graph->value[m->cache[i].value].t), 1);
@@ -247,6 +247,9 @@ lm_code generator_keep_begin(lm_generator *g, int64_t slot, int64_t n, lm_err *e
 {
     generator_keep *k = g->keep;
     bool newest = k->p->kind == LM_KV_SNAPKV && n > k->p->window;
+    if (k->p->kind == LM_KV_STAY)
+        return lm_fail(e, LM_EUSAGE, where, "continue a saved cache",
+                       "it has no place for a prompt of its own");
     k->n[slot] = n;
     k->dropped = 0;
     k->pending[slot] = false;
@@ -314,14 +317,14 @@ float *generator_prompt_mass(const generator_keep *k, int64_t layer, int64_t hea
     return (float *)generator_room(k->prompt.host, k->layer[layer].prompt) + head * k->context;
 }
 
-static float *mass_of(const generator_keep *k, int64_t layer, int64_t slot, int64_t head)
+float *generator_kept_mass(const generator_keep *k, int64_t layer, int64_t slot, int64_t head)
 {
     const kept_layer *y = &k->layer[layer];
     return (float *)generator_room(k->mass.host, y->mass) +
            (slot * y->heads + head) * (y->room + 1);
 }
 
-static int32_t *positions_of(const kept_layer *y, int64_t slot, int64_t head)
+int32_t *generator_kept_positions(const kept_layer *y, int64_t slot, int64_t head)
 {
     return y->at + (slot * y->heads + head) * y->room;
 }
@@ -332,7 +335,7 @@ static void select_head(generator_keep *k, int64_t layer, int64_t slot, int64_t 
 {
     kept_layer *y = &k->layer[layer];
     int64_t n = k->n[slot], i = 0;
-    int32_t *at = positions_of(y, slot, head);
+    int32_t *at = generator_kept_positions(y, slot, head);
     const float *mass = NULL;
     if (k->p->kind == LM_KV_RANDOM) {
         lm_kv_random_masses(k->p->seed, layer, head, 0, n, k->random);
@@ -346,7 +349,7 @@ static void select_head(generator_keep *k, int64_t layer, int64_t slot, int64_t 
             at[i++] = (int32_t)j;
     if (!k->mass.bytes)
         return;
-    float *to = mass_of(k, layer, slot, head);
+    float *to = generator_kept_mass(k, layer, slot, head);
     memset(to, 0, (size_t)(y->room + 1) * sizeof *to);
     for (i = 0; i < budget; i++)
         to[i] = mass[at[i]];
@@ -385,11 +388,11 @@ static void settle(generator_keep *k, int64_t layer, int64_t slot, int64_t posit
     int64_t used = y->used[slot], next = used;
     for (int64_t h = 0; h < y->heads; h++) {
         int64_t row = y->last[slot * y->heads + h];
-        positions_of(y, slot, h)[row] = (int32_t)position;
+        generator_kept_positions(y, slot, h)[row] = (int32_t)position;
         next = row == used ? used + 1 : used;
         if (!k->mass.bytes)
             continue;
-        float *mass = mass_of(k, layer, slot, h), fresh = mass[used];
+        float *mass = generator_kept_mass(k, layer, slot, h), fresh = mass[used];
         if (k->p->kind == LM_KV_RANDOM)
             lm_kv_random_masses(k->p->seed, layer, h, position, 1, &fresh);
         mass[used] = 0;
@@ -412,11 +415,11 @@ static lm_code choose_rows(generator_keep *k, int64_t layer, int64_t slot, int64
     for (int64_t h = 0; h < y->heads; h++) {
         int64_t at = rows;
         if (rows >= most)
-            at = lm_kv_policy_evict(k->p, n, position, rows, positions_of(y, slot, h),
-                                    k->mass.bytes ? mass_of(k, layer, slot, h) : NULL);
+            at = lm_kv_policy_evict(k->p, n, position, rows, generator_kept_positions(y, slot, h),
+                                    k->mass.bytes ? generator_kept_mass(k, layer, slot, h) : NULL);
         if (at < 0)
-            return lm_fail(e, LM_EBUG, where, NULL, "layer %" PRId64 " has no row to replace",
-                           layer);
+            return lm_fail(e, LM_EFORMAT, where, NULL, "layer %" PRId64 " has no row to replace",
+                           layer); /* only in a saved cache that is not what the policy leaves */
         row[h] = y->last[slot * y->heads + h] = (int32_t)at;
     }
     return LM_OK;
@@ -427,7 +430,7 @@ static void write_ranks(const lm_generator *g, int64_t slot, int32_t *rank)
 {
     const generator_keep *k = g->keep;
     int64_t rows = k->layer[0].used[slot], gone = g->used[slot] - rows;
-    const int32_t *at = positions_of(&k->layer[0], slot, 0);
+    const int32_t *at = generator_kept_positions(&k->layer[0], slot, 0);
     for (int64_t i = 0; i < rows; i++)
         rank[i] = (int32_t)(at[i] < k->p->sinks ? at[i] : at[i] - gone);
 }
@@ -468,6 +471,21 @@ lm_code generator_keep_step(lm_generator *g, keep_inputs *in, const int32_t *nex
     return moved ? lm_mirror_push(&k->mass, k->mass.bytes, NULL, e) : LM_OK;
 }
 
+lm_code generator_keep_finish(lm_generator *g, int64_t slot, lm_err *e)
+{
+    generator_keep *k = g->keep;
+    bool moved = k->p->kind == LM_KV_H2O;
+    if (moved && k->mass.dev != k->mass.host && lm_mirror_pull(&k->mass, k->mass.bytes, NULL, e))
+        return e->code;
+    if (generator_wait_for_last(g, e))
+        return e->code;
+    for (int64_t l = 0; l < k->layers && k->pending[slot]; l++)
+        if (k->rows[l])
+            settle(k, l, slot, g->used[slot] - 1);
+    k->pending[slot] = false;
+    return moved ? lm_mirror_push(&k->mass, k->mass.bytes, NULL, e) : LM_OK;
+}
+
 /* ---- slots ---- */
 
 lm_code generator_keep_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
@@ -484,16 +502,21 @@ lm_code generator_keep_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e
         memcpy(y->last + to * y->heads, y->last + from * y->heads,
                (size_t)y->heads * sizeof *y->last);
         for (int64_t h = 0; h < y->heads; h++) {
-            memcpy(positions_of(y, to, h), positions_of(y, from, h),
+            memcpy(generator_kept_positions(y, to, h), generator_kept_positions(y, from, h),
                    (size_t)y->room * sizeof *y->at);
             if (k->mass.bytes)
-                memcpy(mass_of(k, l, to, h), mass_of(k, l, from, h),
+                memcpy(generator_kept_mass(k, l, to, h), generator_kept_mass(k, l, from, h),
                        (size_t)(y->room + 1) * sizeof(float));
         }
     }
     k->n[to] = k->n[from];
     k->pending[to] = k->pending[from];
     return k->p->kind == LM_KV_H2O ? lm_mirror_push(&k->mass, k->mass.bytes, NULL, e) : LM_OK;
+}
+
+int64_t generator_keep_prompt_tokens(const lm_generator *g, int64_t slot)
+{
+    return g->keep->n[slot];
 }
 
 int64_t generator_keep_used(const lm_generator *g, int64_t slot, int64_t layer)
@@ -509,5 +532,5 @@ const int32_t *generator_keep_positions(const lm_generator *g, int64_t slot, int
                                         int64_t head, int64_t *n)
 {
     *n = g->keep->layer[layer].used[slot];
-    return positions_of(&g->keep->layer[layer], slot, head);
+    return generator_kept_positions(&g->keep->layer[layer], slot, head);
 }

@@ -14,7 +14,7 @@
 #define LM_MODEL_GENERATE_POLICY_H
 
 #include "graph/mirror.h"
-#include "kv/spec.h"
+#include "kv/image.h"
 #include "model/generate.h"
 #include "model/model.h"
 
@@ -62,8 +62,18 @@ lm_code generator_keep_prompt(lm_generator *g, int64_t slot, lm_err *e);
 /* Write the inputs of a step in which next[slot] >= 0 is appended to a slot; `used` still counts the tokens before. */
 lm_code generator_keep_step(lm_generator *g, keep_inputs *in, const int32_t *next, int64_t rows,
                             lm_err *e);
+/* Count the last step's token among those of the layers. */
+lm_code generator_keep_finish(lm_generator *g, int64_t slot, lm_err *e);
+/* The slot's tokens as those of an image (kv/image.h), whose shapes are those of the slot: ids are not, and parts have
+ * the order of the cache. */
+lm_code generator_keep_describe(const lm_generator *g, int64_t slot, lm_kv_image *m, lm_err *e);
+/* Check that an image can be continued by n tokens; take what it says of tokens. */
+lm_code generator_keep_check(const lm_generator *g, const lm_kv_image *m, int64_t n, lm_err *e);
+lm_code generator_keep_take(lm_generator *g, int64_t slot, const lm_kv_image *m, lm_err *e);
 /* Copy what the host and the masses know of a slot. */
 lm_code generator_keep_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e);
+/* Tokens of a slot's prompt. */
+int64_t generator_keep_prompt_tokens(const lm_generator *g, int64_t slot);
 /* Tokens of a slot that the caches of a layer hold. */
 int64_t generator_keep_used(const lm_generator *g, int64_t slot, int64_t layer);
 /* The position of each of them in a key/value head, the last step's not included; borrowed. */

@@ -15,7 +15,7 @@ setup() {
 
 @test "generate --kv POLICY: with room for all tokens, answers are those of plain caches" {
     generate -q run/ -n 30 -T 0 --dtype f32 --logprobs < long.jsonl > plain
-    for kv in snapkv:capacity=900 streaming:window=900 kvmerge:threshold=1,keep=0.9 \
+    for kv in snapkv:capacity=900 streaming:window=900,positions=text kvmerge:threshold=1,keep=0.9 \
         snapkv:capacity=700,budget=pyramid; do
         generate -q run/ -n 30 -T 0 --dtype f32 --logprobs --kv "$kv" < long.jsonl > kept
         cmp plain kept
@@ -54,6 +54,33 @@ setup() {
     [[ $output == *"tokens stay, and the model has $max positions: choose a smaller window" ]]
 }
 
+@test "generate --kv POLICY: a saved cache goes on as the run that was not interrupted" {
+    text=$(head -c 500 corpus.txt)
+    ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'; }
+    logs() { grep -o '"logprobs":\[[-0-9.,e]*\]' "$1" | grep -o '[-0-9.,e]*' | tail -n 1 | tr ',' '\n'; }
+    for kv in h2o:keep=0.3+int8:group=16 streaming:window=30 snapkv:capacity=48,window=8; do
+        set -- -q run/ -T 0 --ignore-eos --json --logprobs --kv $kv
+        generate "$@" -n 30 -p "$text" > whole
+        generate "$@" -n 18 -p "$text" --save-cache kept.kv -f > begin
+        quantize-kv --verify kept.kv
+        generate "$@" -n 12 -p '' --load-cache kept.kv > end
+        [ "$(ids whole)" = "$(ids begin; ids end)" ]
+        [ "$(logs whole)" = "$(logs begin; logs end)" ]
+        generate "$@" -n 4 -p ' and' --load-cache kept.kv --n 3 -b 3 > more
+        [ "$(wc -l < more)" -eq 3 ]
+    done
+    generate -q run/ -T 0 -n 12 -p '' --load-cache kept.kv --json --logprobs --ignore-eos > without
+    [ "$(ids whole)" = "$(ids begin; ids without)" ]
+    generate -q run/ -T 0 -n 3 -p '' --load-cache kept.kv --kv int8 > coded
+    [ -s coded ]
+    generate -q run/ -p "$text" -n 0 --save-cache kept.kv -f --kv h2o:keep=0.3
+    quantize-kv -q kept.kv -m int8 -o coded.kv
+    generate -q run/ -n 4 -p ' one' --load-cache coded.kv > more
+    [ -s more ]
+    run -2 generate -q run/ -n 4 -p ' one' --load-cache coded.kv --kv h2o:keep=0.3
+    [[ $output == *"dropped with 'another policy'"* ]]
+}
+
 @test "generate --kv POLICY: a long context takes the memory of one text; -v tells it" {
     caches() { # of 8 texts in a context of 1,024, in KiB
         generate -v run/ -n 16 --context 1024 -b 8 "$@" < long.jsonl 2>&1 > answers |
@@ -81,9 +108,10 @@ setup() {
     refused "generate: --kv: h2o replaces single tokens, and kivi:*codes groups of them: *" --kv h2o+kivi:group=16,residual=16
     refused "generate: --kv: snapkv:capacity=8: a capacity of 8 has no room beside a window of 32: *" --kv snapkv:capacity=8
     refused "generate: --kv: streaming replaces single tokens, and int8:*keeps some plain beside its codes: *" --kv streaming+int8:group=16,residual=16
-    refused "generate: --save-cache: caches that drop tokens are not saved: *" --kv snapkv:capacity=40 --save-cache x.kv
-    [ ! -e x.kv ]
     generate -q run/ -p 'The system' -n 4 --save-cache y.kv > /dev/null
-    refused "generate: y.kv: snapkv:capacity=40: tokens are dropped while a model runs: *" --kv snapkv:capacity=40 --load-cache y.kv
+    refused "generate: --kv: a policy cannot drop tokens of a saved cache: leave it or --load-cache out" --kv snapkv:capacity=40 --load-cache y.kv
+    generate -q run/ -p 'The system' -n 4 --save-cache x.kv --kv streaming:window=4 > /dev/null
+    refused "generate: --kv: tokens of x.kv were dropped with 'streaming:window=4', not 'streaming:window=5': *" --kv streaming:window=5 --load-cache x.kv
+    refused "generate: x.kv: its tokens have positions inside the cache, of 'streaming:window=4': add --kv *" --load-cache x.kv
     refused "generate: --kv: tokens cannot be dropped from pages that texts share: leave the policy, or --serve-batch, out" --kv h2o --serve-batch 4
 }

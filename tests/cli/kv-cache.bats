@@ -153,7 +153,8 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     run -2 generate -q run/ --load-cache doc.kv --serve-batch 2 -p a
     run -2 generate -q run/ --load-cache short.kv -p a --dtype f32
     [[ "$output" =~ 'it has numbers of bf16' ]]
-    run -1 generate -q run/ --load-cache doc.kv --context 20 -p a
+    run -2 generate -q run/ --load-cache doc.kv --context 20 -p a
+    [[ "$output" =~ '--context: 20, and doc.kv has '[0-9]+' tokens: raise it' ]]
     run -2 generate -q run/ --load-cache - < doc.kv
     run -2 quantize-kv doc.kv
     run -2 quantize-kv doc.kv -d -l
@@ -231,7 +232,6 @@ PY
     generate -q run/ --load-cache made.kv -p ' one' -n 4 -T 0 --json --logprobs > loaded
     [ "$(grep -o '"token_ids".*' whole)" = "$(grep -o '"token_ids".*' loaded)" ]
     run -2 generate -q run/ --kv h2o --load-cache doc.kv -p ' one'
-    run -2 generate -q run/ --kv h2o --save-cache x.kv -p ' one'
 }
 
 @test "an output that cannot be written is refused before the work" {

@@ -165,6 +165,118 @@ static void decoding_continues(void **state)
     }
 }
 
+/* ---- with a policy ---- */
+
+static const char *const policies[] = {
+    "h2o:keep=0.4",
+    "h2o:keep=0.3,budget=pyramid+int8",
+    "random:keep=0.3",
+    "streaming:sinks=3,window=50",
+    "streaming:window=40+int8",
+    "streaming:window=60,positions=text+int4:group=16",
+    "snapkv:capacity=60,window=8",
+    "snapkv:capacity=60,window=8+kivi:group=16,residual=32",
+    "kvmerge:threshold=0.1",
+};
+enum { POLICIES = sizeof policies / sizeof *policies };
+
+/* Caches from which tokens were dropped go on elsewhere, with the bits of the run that was not interrupted. */
+static void policies_continue(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2 * POLICIES; k++) {
+        const char *spec = policies[k / 2];
+        float a[V], b[V];
+        pair x;
+        open_pair(tried[k % TRIED], k % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32, spec, &x);
+        ok(lm_generator_prompt(x.other, 1, ids + 40, 400, NULL, &err)); /* used before */
+        ok(lm_generator_prompt(x.whole, 0, ids, 150, NULL, &err));
+        run_steps(x.whole, 0, 150, 120, a);
+        lm_kv_image *m = through_file(&x, x.whole, (int32_t)ids[270]);
+        assert_string_equal(m->about.policy, spec);
+        assert_int_equal(m->about.prompt, 150);
+        run_steps(x.whole, 0, 270, 40, a);
+        ok(lm_generator_resume(x.other, 1, m, ids + 271, 9, par, &err));
+        run_steps(x.other, 1, 280, 30, b);
+        if (memcmp(a, b, sizeof a))
+            fail_msg("%s: other bits", spec);
+        lm_kv_image_free(m);
+        close_pair(&x);
+    }
+}
+
+/* A generator that keeps what is there, and appends. */
+static lm_generator *open_staying(pair *x, const lm_kv_image *m, lm_kv_plan *plan, lm_kv_policy *p)
+{
+    lm_generator *g;
+    *p = (lm_kv_policy){ .kind = LM_KV_STAY, .capacity = m->about.rows[0], .window = 1 };
+    *plan = *x->p.plan;
+    plan->policy = p;
+    ok(lm_generator_new(
+        &x->w,
+        &(lm_generator_opts){
+            .dtype = x->type, .batch = 2, .context = S, .kv = plan, .most_new = 60 },
+        backend, &g, &err));
+    return g;
+}
+
+/* Without the policy nothing more is dropped: the next step reads the same rows, later ones more. */
+static void dropped_rows_stay(void **state)
+{
+    static const char *const tried_specs[] = { "snapkv:capacity=60,window=8+int8", "h2o:keep=0.4" };
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        float a[V], b[V];
+        pair x;
+        lm_kv_plan plan;
+        lm_kv_policy p;
+        open_pair(LLAMA, LM_DTYPE_F32, tried_specs[k], &x);
+        ok(lm_generator_prompt(x.whole, 0, ids, 150, NULL, &err));
+        run_steps(x.whole, 0, 150, 20, a);
+        lm_kv_image *m = through_file(&x, x.whole, -1);
+        lm_generator *g = open_staying(&x, m, &plan, &p);
+        run_steps(x.whole, 0, 170, 1, a);
+        ok(lm_generator_resume(g, 1, m, ids + 170, 1, par, &err));
+        int64_t held = lm_generator_held(g, 1, 0);
+        assert_int_equal(held, m->about.rows[0] + 1);
+        assert_int_equal(lm_generator_prompt(g, 0, ids, 9, NULL, &err), LM_EUSAGE);
+        err = (lm_err){ 0 };
+        run_steps(x.whole, 0, 171, 10, a);
+        run_steps(g, 1, 171, 10, b);
+        assert_int_equal(lm_generator_held(g, 1, 0), held + 10);
+        if (k == 0 ? apart(a, b) > 1e-5 : apart(a, b) < 1e-4) /* h2o has dropped ten */
+            fail_msg("%s: apart by %g", tried_specs[k], apart(a, b));
+        lm_generator_free(g);
+        lm_kv_image_free(m);
+        close_pair(&x);
+    }
+}
+
+/* What a policy cannot have left, and another policy. */
+static void dropped_rows_that_do_not_fit(void **state)
+{
+    pair x, y, z;
+    (void)state;
+    open_pair(LLAMA, LM_DTYPE_F32, "streaming:sinks=3,window=50", &x);
+    open_pair(LLAMA, LM_DTYPE_F32, "streaming:sinks=3,window=49", &y);
+    open_pair(LLAMA, LM_DTYPE_F32, NULL, &z);
+    ok(lm_generator_prompt(x.whole, 0, ids, 150, NULL, &err));
+    lm_kv_image *m = through_file(&x, x.whole, 1);
+    assert_int_equal(lm_generator_resume(y.other, 0, m, NULL, 0, par, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "by another one"));
+    err = (lm_err){ 0 };
+    assert_int_equal(lm_generator_resume(z.other, 0, m, NULL, 0, par, &err), LM_EUSAGE);
+    err = (lm_err){ 0 };
+    m->content.at[1][60]--; /* two tokens at one rank */
+    assert_int_equal(lm_generator_resume(x.other, 0, m, NULL, 0, par, &err), LM_EFORMAT);
+    assert_non_null(strstr(err.what, "layer 1 has tokens that its policy does not leave"));
+    err = (lm_err){ 0 };
+    m->content.at[1][60]++;
+    ok(lm_generator_resume(x.other, 0, m, NULL, 0, par, &err));
+    lm_kv_image_free(m);
+    close_pair(&x), close_pair(&y), close_pair(&z);
+}
+
 static void images_that_do_not_fit(void **state)
 {
     pair x, y;
@@ -193,9 +305,9 @@ static void images_that_do_not_fit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts_continue),
-        cmocka_unit_test(decoding_continues),
-        cmocka_unit_test(images_that_do_not_fit),
+        cmocka_unit_test(prompts_continue),       cmocka_unit_test(decoding_continues),
+        cmocka_unit_test(images_that_do_not_fit), cmocka_unit_test(policies_continue),
+        cmocka_unit_test(dropped_rows_stay),      cmocka_unit_test(dropped_rows_that_do_not_fit),
     };
     return cmocka_run_group_tests_name("generate_cache", tests, open_cached, close_cpu);
 }
