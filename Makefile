@@ -323,6 +323,7 @@ BENCH_SRC := $(sort $(wildcard tests/bench/bench_*.c))
 BENCH_BIN := $(patsubst tests/bench/%.c,$B/bench/%,$(BENCH_SRC))
 BENCH_AID := $(filter-out $(BENCH_SRC),$(sort $(wildcard tests/bench/*.c)))
 LLMC ?=
+PYTHON ?= python3
 
 # A library is usable if a program of three lines compiles and links.
 HASH := \#
@@ -346,10 +347,10 @@ bench-cuda-static: ## access to memory, registers and spills of the CUDA kernels
 bench-cuda-predict: emu $B/bench/bench_cuda_predict ## without a GPU: calls, FLOPs, bytes and least time of a step; T=MODEL
 	$B/bench/bench_cuda_predict $B/emu share/models $T
 
-bench: tools ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
+bench: tools ## measure each hot path next to its ceiling; T=NAME: tests/bench/bench_NAME only; PYTHON= one with llama_cpp
 	scripts/install-deps build bench
 	$(MAKE) $(JOBS) bench-build
-	scripts/run-bench -b $B -l "$(LLMC)" $(if $T,-t $T)
+	scripts/run-bench -b $B -l "$(LLMC)" -p "$(PYTHON)" $(if $T,-t $T)
 
 .PHONY: bench-build
 ifneq ($(filter bench-build,$(MAKECMDGOALS)),)
