@@ -164,6 +164,7 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     [[ "$output" =~ 'tokens are dropped while a model runs' ]]
     run -2 quantize-kv doc.kv -m f16 -o x.kv
     run -2 quantize-kv doc.kv -m k=int4,v=int8 --bits 2 -o x.kv
+    [[ "$output" =~ 'they go with one method by its name' ]]
     run -2 quantize-kv doc.kv -m int4 -o doc2.kv --json
     [ ! -e x.kv ]
     quantize-kv --list-methods | grep -q '^kivi'
@@ -175,9 +176,10 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
 }
 
 @test "the state of a sequence of llama.cpp continues as our own file, with --unverified" {
+    generate -q run/ --save-cache long.kv -p "$(head -c 900 corpus.txt)" -n 0 --dtype bf16
     python3 - << 'PY' || skip "no python3"
 import json, struct
-f = open('short.kv', 'rb').read()
+f = open('long.kv', 'rb').read()
 n = struct.unpack('<Q', f[:8])[0]
 h, data = json.loads(f[8:8 + n]), f[8 + n:]
 def tensor(name):
@@ -203,7 +205,7 @@ for side in 'kv':
 open('state.bin', 'wb').write(out)
 open('quantised.bin', 'wb').write(out.replace(struct.pack('<iQ', 30, 2 * K * D), struct.pack('<iQ', 8, 2 * K * D)))
 PY
-    generate -q run/ --load-cache short.kv -p ' and' -n 6 -T 0 --json --logprobs --dtype bf16 > a
+    generate -q run/ --load-cache long.kv -p ' and' -n 6 -T 0 --json --logprobs --dtype bf16 > a
     generate -q run/ --load-cache state.bin --unverified -p ' and' -n 6 -T 0 --json --logprobs --dtype bf16 > b
     cmp a b
     generate -q run/ --load-cache state.bin --unverified -p '' -n 0 --save-cache s.kv --dtype bf16 2> said ||
@@ -214,7 +216,7 @@ PY
     run -1 generate -q run/ --load-cache quantised.bin --unverified -p ' and' -n 6
     [[ "$output" =~ 'blocks of q8_0' ]]
     run -1 generate -q run/ --load-cache short.kv --unverified -p ' and' -n 6
-    head -c 900 state.bin > cut.bin
+    head -c 9000 state.bin > cut.bin
     run -1 generate -q run/ --load-cache cut.bin --unverified -p ' and' -n 6
 }
 
