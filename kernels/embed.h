@@ -3,7 +3,7 @@
  *
  * embed     in  tok [N] I32, wte [V,C] act, pos [N] I32 (optional), wpe [P,C] act (optional)
  *           out x [N,C] act = scale wte[tok] (+ wpe[pos]), scale rounded to act (as the published
- *               Gemma code has it); wte may be in codes (numeric/code_rows.h)
+ *               Gemma code has it); wte may be in codes (numeric/code_rows.h), or in panels (kernels/panels.h)
  * embed_dw  in  dx [N,C] act, tok [N] I32, pos [N] I32 (optional)
  *           out dwte [V,C] F32 (acc) = scale times the sums of its rows, dwpe [P,C] F32 (optional,
  *           acc).  Rows of one token are summed in row order (tokens are sorted first), so the bits

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
+#include "kernels/panels.h"
 #include "numeric/code_rows.h"
 
 static double scale_of(const lm_call *c)
@@ -26,9 +27,11 @@ static void embed(const lm_call *c)
                                  row.data, (double *)row.data + n_cols);
             t = 0;
         }
-        for (int64_t i = 0; i < n_cols; i++)
+        for (int64_t i = 0; i < n_cols; i++) {
+            int64_t at = wte->panels ? lm_panel_at((int64_t)get(tok, n), i, n_cols) : t + i;
             set(x, n * n_cols + i,
-                scale * get(wte->codes ? &row : wte, t + i) + (wpe ? get(wpe, p + i) : 0));
+                scale * get(wte->codes ? &row : wte, at) + (wpe ? get(wpe, p + i) : 0));
+        }
     }
 }
 

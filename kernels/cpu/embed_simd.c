@@ -6,6 +6,7 @@
 #include "kernels/cpu/code_rows.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
+#include "kernels/panels.h"
 
 /* The scale of a token's row, as activations of type t have it. */
 static float scale_of(const lm_call *c, lm_dtype t)
@@ -22,14 +23,26 @@ static float scale_of(const lm_call *c, lm_dtype t)
 #define CODER lm_code_rows_avx2
 #endif
 
-/* A row of a table in codes as numbers, and what makes it; 0: the table is numbers. */
+/* A row of a table in codes or panels as numbers, and what makes it; 0: the table is rows of numbers. */
 static size_t codes_work(const lm_call *c)
 {
     int64_t n_cols = last_dim(&c->out[0]);
     lm_dtype t = c->in[1].dtype;
+    if (c->in[1].panels)
+        return (size_t)n_cols * sizeof(float);
     if (!c->in[1].codes)
         return 0;
     return ((size_t)n_cols * sizeof(float) + lm_code_rows_scratch(t, n_cols) + 63) / 64 * 64;
+}
+
+/* Row `r` of panels: 16 pairs of each 32 numbers, 32 apart. */
+static void row_of_panels(const uint16_t *panels, int64_t r, int64_t n_cols, uint16_t *out)
+{
+    for (int64_t k = 0; k < n_cols; k += LM_PANEL) {
+        const uint16_t *from = panels + lm_panel_at(r, k, n_cols);
+        for (int i = 0; i < LM_PANEL; i += 2)
+            memcpy(out + k + i, from + i * 16, 2 * sizeof *out);
+    }
 }
 
 LM_INLINE void embed_some(lm_dtype t, const lm_call *c, int64_t begin, int64_t end, void *made)
@@ -41,7 +54,11 @@ LM_INLINE void embed_some(lm_dtype t, const lm_call *c, int64_t begin, int64_t e
     float scale = scale_of(c, t);
     for (int64_t row = begin; row < end; row++) {
         int64_t from = tok[row] * n_cols, to = row * n_cols;
-        if (made) {
+        if (c->in[1].panels) {
+            row_of_panels(c->in[1].data, tok[row], n_cols, made);
+            wte = made;
+            from = 0;
+        } else if (made) {
             lm_code_rows_numbers(c->in[1].codes, tok[row], 1, n_cols, t, &CODER, made,
                                  (float *)made + n_cols);
             wte = made;

@@ -48,13 +48,32 @@ static void penalise(row *r, const int32_t *seen, int64_t n)
     r->logit = r->penalised;
 }
 
+enum { LANES = 16 }; /* numbers at a time, in loops that compilers make vectors of */
+
+/* The first of the greatest numbers. */
 static int64_t likeliest(const float *x, int64_t n)
 {
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (x[i] > x[best])
-            best = i;
-    return best;
+    float most[LANES], top = -INFINITY;
+    int64_t i = 0;
+    for (int k = 0; k < LANES; k++)
+        most[k] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            most[k] = x[i + k] > most[k] ? x[i + k] : most[k];
+    for (int k = 0; k < LANES; k++)
+        top = most[k] > top ? most[k] : top;
+    for (; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    for (i = 0; i + LANES <= n; i += LANES) {
+        int here = 0;
+        for (int k = 0; k < LANES; k++)
+            here |= x[i + k] == top;
+        if (here)
+            break;
+    }
+    while (i < n - 1 && x[i] != top)
+        i++;
+    return i;
 }
 
 static double log_softmax(const float *x, int64_t n, int64_t i)
@@ -157,8 +176,12 @@ static int64_t draw_plain(const row *r, double all, double u)
 /* NaN or +Inf somewhere. */
 static bool unusable(const float *x, int64_t n)
 {
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < n; i++)
+    int64_t i = 0;
+    int bad = 0;
+    for (; i + LANES <= n && !bad; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            bad |= !(x[i + k] < INFINITY);
+    for (; i < n; i++)
         bad |= !(x[i] < INFINITY);
     return bad;
 }

@@ -153,11 +153,11 @@ static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, 
     return false;
 }
 
-/* Products of BF16 on AMX tiles, which pack their weights otherwise. */
+/* Products of BF16 on AMX tiles, which pack their weights otherwise, and lookups in what these share. */
 static bool cpu_panels(lm_backend *b, const char *op, int operand, lm_dtype act)
 {
     return ((cpu_backend *)b)->level == LM_CPU_AMX && act == LM_DTYPE_BF16 && operand == 1 &&
-           (!strcmp(op, "linear") || !strcmp(op, "linear_dx"));
+           (!strcmp(op, "linear") || !strcmp(op, "linear_dx") || !strcmp(op, "embed"));
 }
 
 static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)

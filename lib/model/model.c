@@ -211,7 +211,7 @@ static lm_code build(lm_model *m, lm_err *e)
         return e->code;
     if (m->build.mode != LM_MODE_TRAIN && lm_model_keep_codes(m, e))
         return e->code;
-    if (m->build.mode != LM_MODE_GENERATE)
+    if (m->build.mode != LM_MODE_GENERATE || m->build.panels)
         lm_model_keep_panels(m);
     return LM_OK;
 }

@@ -86,6 +86,9 @@ typedef struct {
     /* LM_SPACE_FILE: in memory of the host, those codes that can be are read in the mapped file, which must
      * outlive the model; otherwise they are copied */
     lm_space codes_space;
+    /* GENERATE, when all products have more than LM_GEMM_SMALL_M rows: weights are kept in panels where products read them so
+     * (lm_tensor.panels), as for TRAIN and EVAL. */
+    bool panels;
 } lm_build;
 
 /* What a cache keeps of the tokens so far.  The kinds behind values are for layers that keep something else. */

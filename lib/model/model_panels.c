@@ -2,8 +2,9 @@
 /* model_panels.c -- selects the weights of a model that are kept in the panels of its products. */
 #include "kernels/panels.h"
 #include "model/build.h"
+#include "op/ops.h"
 
-/* True if all readers of the parameter, at least one, read panels. */
+/* True if all readers of the parameter read panels, and one of them is a product. */
 static bool are_read(const lm_model *m, lm_vid v)
 {
     lm_backend *b = m->build.backend;
@@ -15,7 +16,7 @@ static bool are_read(const lm_model *m, lm_vid v)
                 continue;
             if (!b->panels(b, n->op->name, i, lm_node_act(m->graph, n)))
                 return false;
-            read = true;
+            read |= n->op != &lm_op_embed;
         }
     }
     return read;

@@ -52,7 +52,8 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
                              .precision = { .low = dtype },
                              .backend = b,
                              .codes = w->src,
-                             .codes_space = w->codes_space };
+                             .codes_space = w->codes_space,
+                             .panels = !w->store || w->store->in_panels };
     return lm_model_build(&w->config, &build, out, e);
 }
 

@@ -42,7 +42,8 @@ typedef struct {
 
 typedef struct lm_paged lm_paged;
 
-/* Build for `w` in `dtype` (F32, BF16), and load its weights if it has none yet.  w and b are borrowed.  Fails:
+/* Build for `w` in `dtype` (F32, BF16), and load its weights if it has none yet, in panels where products read them
+ * (kernels/panels.h): then they cannot serve other generators.  w and b are borrowed.  Fails:
  * LM_EUSAGE for a page that is not a multiple of LM_PAGE_UNIT, or a context beyond the positions of the model; as
  * lm_loaded_weights. */
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,

@@ -118,8 +118,10 @@ static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
     if (lm_alloc_n(&s->place, (size_t)s->model->n_slices, sizeof *s->place, "a list of tensors", e))
         return e->code;
     lm_code rc = o->master ? lay_out_master(s, o, e) : lay_out_use(s, e);
-    for (int i = 0; i < s->model->n_slices; i++)
+    for (int i = 0; i < s->model->n_slices; i++) {
         s->place[i].panels = store_panels(s->model, s->model->slice[i].param);
+        s->in_panels |= s->place[i].panels;
+    }
     return rc;
 }
 

@@ -74,6 +74,7 @@ typedef struct {
     lm_store_block block[LM_STORE_BLOCKS];
     int n_blocks;
     bool shown;
+    bool in_panels; /* a place is */
     struct lm_store_place {
         int block;   /* block of the tensor's own numbers or codes; -1: they are read in the file */
         size_t at;   /* bytes before it there */
@@ -126,7 +127,7 @@ lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
  * tensors that are kept in codes. */
 lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);
 /* Fresh weights from (seed, tensor name, element index in the file's order): the same for any number
- * of threads, backend and layout.  Not for tensors whose PARAM is in panels. */
+ * of threads, backend and layout. */
 lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e);
 
 /* ---- output ---- */

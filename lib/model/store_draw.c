@@ -61,7 +61,7 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
         const lm_store_block *k = store_own(s, i);
         draw_job j = job_of(m, i, seed);
         const store_piece p = store_piece_of(s, k, i);
-        j.dst = store_needs_rows(s, k, i, e) ? NULL : store_open(s, k, &p, e);
+        j.dst = store_open(s, k, &p, e);
         if (!j.dst) {
             rc = e->code;
             break;
@@ -69,7 +69,9 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
         j.width = t->transposed ? store_width(m, t) : 0;
         j.format = k->format->element;
         lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);
-        rc = store_close(s, k, &p, j.dst, e);
+        if (store_in_panels(s, k, i))
+            rc = store_pack_in_place(s, &p, j.dst, e);
+        rc = rc ? rc : store_close(s, k, &p, j.dst, e);
     }
     store_end(s);
     return rc;

@@ -205,7 +205,7 @@ static void pack_range(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-static lm_code pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err *e)
+lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err *e)
 {
     size_t panel = (size_t)(LM_PANEL * p->cols) * sizeof(uint16_t);
     if (lm_grow(&s->passage.file, &s->passage.file_room, (size_t)lm_par_threads(s->par) * panel, 1,
@@ -234,7 +234,7 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
         return e->code;
     if (file != to)
         store_transpose(s->par, file, p.cols, p.rows, size, to);
-    if (store_in_panels(s, k, i) && pack_in_place(s, &p, to, e))
+    if (store_in_panels(s, k, i) && store_pack_in_place(s, &p, to, e))
         return e->code;
     return store_close(s, k, &p, to, e);
 }

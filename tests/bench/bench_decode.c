@@ -81,7 +81,7 @@ int main(int argc, char **argv)
     check(lm_par_new(&par, threads, &e), &e);
     check(lm_ceilings_new(&c, par, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), par, &b, &e), &e);
-    check(random_model(config_text, b, &w, &e), &e);
+    check(random_model(config_text, b, false, &w, &e), &e);
     check(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_BF16, 1, 2048, NULL, 0 }, b, &g, &e),
           &e);
     printf("llama 134M bf16, batch 1, %s\n", b->detail);

@@ -237,7 +237,7 @@ int main(int argc, char **argv)
             threads = atoi(argv[++i]);
     check(lm_par_new(&t.par, threads, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), t.par, &t.b, &e), &e);
-    check(random_model(config_text, t.b, &t.w, &e), &e);
+    check(random_model(config_text, t.b, false, &t.w, &e), &e);
     for (int64_t i = 0; i < LONGEST + QUESTION; i++)
         t.ids[i] = (uint32_t)(i * 7919 % VOCAB);
     snprintf(t.path, sizeof t.path, "%s/bench_kv_load.%d.kv", dir ? dir : "/tmp", (int)getpid());

@@ -99,7 +99,7 @@ static lm_code answered(void *ctx, lm_completion *c, lm_err *e)
 /* ---- runs ---- */
 
 typedef struct {
-    lm_loaded w;
+    lm_loaded w, served; /* served: in panels, as a loaded model */
     lm_backend *b;
     lm_tokenizer *tok;
     int64_t texts;
@@ -153,10 +153,10 @@ static size_t served(bench *t, const char *name, size_t memory, size_t host, siz
         .disk = disk,
         .name = { "device", "host", "disk" },
     };
-    check(lm_serve_choose(&t->w, LM_DTYPE_BF16, t->b, &ask, &room, &e), &e);
+    check(lm_serve_choose(&t->served, LM_DTYPE_BF16, t->b, &ask, &room, &e), &e);
     room.tiers.dir = dir ? dir : "/tmp";
     const lm_serve_opts o = { .tiers = room.tiers, .measure = true };
-    check(lm_paged_new(&t->w, LM_DTYPE_BF16, &room.pages, t->b, &g, &e), &e);
+    check(lm_paged_new(&t->served, LM_DTYPE_BF16, &room.pages, t->b, &g, &e), &e);
     double start = lm_now();
     check(lm_serve_run(g, &o, t->tok, &greedy, &h, &st, &kv, &e), &e);
     line(t, name, &st, lm_now() - start);
@@ -178,7 +178,7 @@ static void prefix(bench *t)
     prompts p = { .end = ALIKE, .alike = true };
     const lm_complete_hooks h = { .next = next_prompt, .done = answered, .ctx = &p };
     double rest[ALIKE];
-    check(lm_paged_new(&t->w, LM_DTYPE_BF16, &o, t->b, &g, &e), &e);
+    check(lm_paged_new(&t->served, LM_DTYPE_BF16, &o, t->b, &g, &e), &e);
     double start = lm_now();
     check(lm_serve_run(g, &how, t->tok, &greedy, &h, &st, NULL, &e), &e);
     for (int i = 1; i < ALIKE; i++)
@@ -205,7 +205,8 @@ int main(int argc, char **argv)
             threads = atoi(argv[++i]);
     check(lm_par_new(&par, threads, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), par, &t.b, &e), &e);
-    check(random_model(config_text, t.b, &t.w, &e), &e);
+    check(random_model(config_text, t.b, false, &t.w, &e), &e);
+    check(random_model(config_text, t.b, true, &t.served, &e), &e);
     t.tok = words();
     printf("llama 40M bf16, %lld prompts of 32 to %lld tokens, %s\n", (long long)t.texts,
            (long long)spread + 31, t.b->detail);
@@ -218,6 +219,7 @@ int main(int argc, char **argv)
     prefix(&t);
     lm_tokenizer_free(t.tok);
     lm_loaded_fini(&t.w);
+    lm_loaded_fini(&t.served);
     lm_backend_close(t.b);
     lm_par_free(par);
     return 0;

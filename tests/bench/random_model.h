@@ -8,12 +8,18 @@
 #include "base/json.h"
 #include "model/loaded.h"
 
-/* Fill *w, which the caller has zeroed, and releases with lm_loaded_fini, also after a failure. */
-static inline lm_code random_model(const char *config, lm_backend *b, lm_loaded *w, lm_err *e)
+/* Fill *w, which the caller has zeroed, and releases with lm_loaded_fini, also after a failure.  panels: for model/paged.h
+ * alone. */
+static inline lm_code random_model(const char *config, lm_backend *b, bool panels, lm_loaded *w,
+                                   lm_err *e)
 {
-    const lm_build build = {
-        .mode = LM_MODE_GENERATE, .batch = 1, .seq = 1, .cache = 1, .precision = { LM_DTYPE_BF16 }
-    };
+    const lm_build build = { .mode = LM_MODE_GENERATE,
+                             .batch = 1,
+                             .seq = 1,
+                             .cache = 1,
+                             .precision = { LM_DTYPE_BF16 },
+                             .backend = b,
+                             .panels = panels };
     lm_model *m = NULL;
     json_t *o = NULL;
     lm_code rc = lm_json_parse(config, strlen(config), "config", &o, e);

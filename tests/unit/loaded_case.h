@@ -9,13 +9,13 @@
 #include "base/mem.h"
 #include "model/loaded.h"
 
-/* Draw the weights of w->config. */
-static inline void loaded_draw(lm_loaded *w, lm_dtype type, lm_par *threads, lm_backend *b)
+/* Draw the weights of w->config as a model of `build` keeps them. */
+static inline void loaded_draw_for(lm_loaded *w, const lm_build *build, lm_par *threads,
+                                   lm_backend *b)
 {
-    const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
     lm_err e = { 0 };
     lm_model *m = NULL;
-    if (!lm_model_build(&w->config, &build, &m, &e) &&
+    if (!lm_model_build(&w->config, build, &m, &e) &&
         !lm_store_new(m, b, &(lm_store_opts){ .par = threads }, &w->store, &e))
         lm_store_draw(w->store, 5, &e);
     if (e.code)
@@ -23,8 +23,26 @@ static inline void loaded_draw(lm_loaded *w, lm_dtype type, lm_par *threads, lm_
     lm_model_free(m);
 }
 
-static inline void loaded_of(const char *text, lm_dtype type, lm_par *threads, lm_backend *b,
-                             lm_loaded *w)
+/* In the order of rows; and in panels, for model/paged.h alone. */
+static inline void loaded_draw(lm_loaded *w, lm_dtype type, lm_par *threads, lm_backend *b)
+{
+    const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
+    loaded_draw_for(w, &build, threads, b);
+}
+
+static inline void loaded_draw_panels(lm_loaded *w, lm_dtype type, lm_par *threads, lm_backend *b)
+{
+    const lm_build build = { .mode = LM_MODE_GENERATE,
+                             .batch = 1,
+                             .seq = 1,
+                             .cache = 1,
+                             .precision = { type },
+                             .backend = b,
+                             .panels = true };
+    loaded_draw_for(w, &build, threads, b);
+}
+
+static inline void loaded_config(const char *text, lm_loaded *w)
 {
     lm_err e = { 0 };
     json_t *o = NULL;
@@ -33,6 +51,12 @@ static inline void loaded_of(const char *text, lm_dtype type, lm_par *threads, l
         lm_config_read(o, "config", &w->config, &e))
         fail_msg("%s: %s", e.where, e.what);
     json_decref(o);
+}
+
+static inline void loaded_of(const char *text, lm_dtype type, lm_par *threads, lm_backend *b,
+                             lm_loaded *w)
+{
+    loaded_config(text, w);
     loaded_draw(w, type, threads, b);
 }
 

@@ -3,6 +3,7 @@
 #include "kernel_case.h"
 
 #include "kernels/embed.h"
+#include "kernels/panels.h"
 
 static const int64_t widths[] = { 1, 3, 31, 33, 127, 1025 };
 
@@ -21,6 +22,36 @@ static void lookup(void **state)
             check_case(&k);
         }
     }
+}
+
+/* A table in panels gives the rows of the table in the order of rows. */
+static void lookup_in_panels(void **state)
+{
+    (void)state;
+    enum { V = 64, N = 131 };
+    for (int64_t width = 32; width <= 160; width += 64)
+        for (int level = LM_CPU_REF; level <= (int)lm_cpu_detect(); level++) {
+            lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST, 5.65685 };
+            kernel_case k = { .op = "embed", .attr = &a };
+            k.in[0] = filled(vec(I32, N), IDS, V);
+            k.in[1] = mat(ACT, V, width);
+            k.in[2] = filled(vec(I32, N), IDS, 33);
+            k.in[3] = mat(ACT, 33, width);
+            k.out[0] = mat(ACT, N, width);
+            instance x, y;
+            build(&k, LM_DTYPE_BF16, LM_DTYPE_F32, &x);
+            build(&k, LM_DTYPE_BF16, LM_DTYPE_F32, &y);
+            for (int64_t i = 0; i < V * width; i++)
+                ((uint16_t *)y.in[1].data)[lm_panel_at(i / width, i % width, width)] =
+                    ((uint16_t *)x.in[1].data)[i];
+            y.in[1].panels = true;
+            const lm_kernel *kernel = lm_cpu_kernel("embed", LM_DTYPE_BF16, (lm_cpu_level)level);
+            run(&x, kernel, NULL);
+            run(&y, kernel, NULL);
+            assert_memory_equal(x.out[0].data, y.out[0].data, N * width * 2);
+            drop(&k, &x);
+            drop(&k, &y);
+        }
 }
 
 static kernel_case gradient_case(const lm_embed_attr *a, int64_t n, int64_t vocab, int64_t c)
@@ -82,6 +113,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lookup),
+        cmocka_unit_test(lookup_in_panels),
         cmocka_unit_test(gradient_rows),
         cmocka_unit_test(gradient),
     };

@@ -487,7 +487,6 @@ static void check_refused(lm_store *s, const lm_model *generate)
         assert_int_equal(lm_exec_data(x, v) == NULL, s->place[i].panels);
         lm_free(copy);
     }
-    assert_int_equal(lm_store_draw(s, 1, &e), LM_EBUG);
     lm_exec_free(x);
 }
 

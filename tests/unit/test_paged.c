@@ -11,9 +11,11 @@
 #include <math.h>
 
 #include "generate_case.h"
+#include "kernels/linear.h"
+#include "kernels/panels.h"
 #include "model/paged.h"
 
-enum { V = 96, CONTEXT = 200, SEQS = 5, PAGE = 16, PAGES = 96, ROWS = 150 };
+enum { V = 96, CONTEXT = 200, SEQS = 5, PAGE = 16, PAGES = 96, ROWS = 150, SLOTS = 16 };
 
 static const char *const configs[] = {
     "{\"model_type\":\"gpt2\",\"vocab_size\":96,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,"
@@ -124,6 +126,51 @@ static int check_same(const record *x, const record *y, int64_t s)
     return both;
 }
 
+/* One step of generator g, whose slot k has sequence k % SEQS; logits of the slots below SEQS that have a token. */
+static void decode_all(lm_generator *g, lm_backend *b, int64_t batch, int64_t step,
+                       float want[SEQS][V])
+{
+    static float all[SLOTS][V];
+    int32_t next[SLOTS];
+    const float *logits;
+    for (int64_t k = 0; k < batch; k++) {
+        int64_t s = k % SEQS, i = prompt[s] + step;
+        next[k] = (int32_t)token_at(s, i < length[s] ? i : 0);
+    }
+    ok(lm_generator_decode(g, next, &logits, &err));
+    fetch_rows(b, &all[0][0], logits, batch);
+    memcpy(want, all, SEQS * sizeof *want);
+}
+
+/* A generator of plain contiguous caches whose products have more than LM_GEMM_SMALL_M rows, as those of pages have: the
+ * same bits, behind prompts of more tokens. */
+static void check_contiguous(lm_loaded *w, lm_dtype type, lm_backend *b, const record *x)
+{
+    lm_generator *g = NULL;
+    static float want[SEQS][V];
+    int same = 0;
+    ok(lm_generator_new(w, &(lm_generator_opts){ type, SLOTS, CONTEXT, NULL, 0 }, b, &g, &err));
+    for (int64_t k = 0; k < SLOTS; k++) {
+        uint32_t ids[CONTEXT];
+        for (int64_t i = 0; i < prompt[k % SEQS]; i++)
+            ids[i] = token_at(k % SEQS, i);
+        ok(lm_generator_prompt(g, k, ids, prompt[k % SEQS], NULL, &err));
+    }
+    for (int64_t step = 0; step < 20; step++) {
+        decode_all(g, b, SLOTS, step, want);
+        for (int64_t s = 0; s < SEQS; s++) {
+            int64_t i = prompt[s] + step;
+            if (i >= length[s] || prompt[s] <= LM_GEMM_SMALL_M)
+                continue;
+            if (memcmp(x->at[s][i], want[s], sizeof want[s]))
+                fail_msg("sequence %d has other bits behind token %d", (int)s, (int)i);
+            same++;
+        }
+    }
+    assert_int_equal(same, 10 + 4 + 15);
+    lm_generator_free(g);
+}
+
 /* The generator with a cache for each sequence. */
 static void check_generator(lm_loaded *w, lm_dtype type, lm_backend *b, const record *x)
 {
@@ -162,6 +209,8 @@ static void check_model(const char *config, lm_dtype type, lm_backend *b)
     forget(&plain_order);
     run_steps(&w, type, b, (1u << SEQS) - 1, SEQS, 0, &plain_order);
     check_generator(&w, type, b, &plain_order);
+    if (b->host_memory) /* a device's recorded steps have an attention of their own */
+        check_contiguous(&w, type, b, &plain_order);
     for (uint64_t seed = 1; seed < 4; seed++) {
         forget(&x);
         run_steps(&w, type, b, (1u << SEQS) - 1, seed == 2 ? 2 : 20, seed, &x);
@@ -173,6 +222,15 @@ static void check_model(const char *config, lm_dtype type, lm_backend *b)
         run_steps(&w, type, b, 1u << s, 1, 7, &x);
         assert_true(check_same(&plain_order, &x, s) >= length[s] - prompt[s] + 1);
     }
+    lm_loaded_fini(&w);
+    loaded_config(config, &w); /* the same weights in panels */
+    loaded_draw_panels(&w, type, par, b);
+    bool panels = b->panels && b->panels(b, "linear", 1, type) && w.config.width % LM_PANEL == 0;
+    assert_true(w.store->in_panels == panels);
+    forget(&x);
+    run_steps(&w, type, b, (1u << SEQS) - 1, SEQS, 0, &x);
+    for (int64_t s = 0; s < SEQS; s++)
+        assert_true(check_same(&plain_order, &x, s) >= length[s] - prompt[s] + 1);
     lm_loaded_fini(&w);
 }
 
