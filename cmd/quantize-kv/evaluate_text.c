@@ -70,16 +70,27 @@ static void fill_cells(const kv_report *k, const lm_kv_row *r, char cell[COLUMNS
     show(r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)), 4, cell[12]);
 }
 
-lm_code kv_report_table(const kv_report *k, lm_buf *out, lm_err *e)
+/* The widest name. */
+static int name_width(const kv_report *k)
+{
+    int wide = 6;
+
+    for (int i = 0; i < k->rows; i++) {
+        int n = (int)strlen(k->row[i].name);
+        wide = n > wide ? n : wide;
+    }
+    return wide;
+}
+
+static lm_code put_measures(const kv_report *k, lm_buf *out, lm_err *e)
 {
     char cell[1 + KV_MOST_METHODS][COLUMNS][CELL];
-    int wide[COLUMNS], name = 6;
+    int wide[COLUMNS], name = name_width(k);
 
     for (int c = 0; c < COLUMNS; c++)
         wide[c] = (int)strlen(head[c]);
     for (int i = 0; i < k->rows; i++) {
         const lm_kv_row *r = &k->row[i];
-        name = (int)strlen(r->name) > name ? (int)strlen(r->name) : name;
         if (!r->ran)
             continue;
         fill_cells(k, r, cell[i]);
@@ -99,6 +110,45 @@ lm_code kv_report_table(const kv_report *k, lm_buf *out, lm_err *e)
                         r->why.todo);
     }
     return e->code ? e->code : lm_buf_add(out, "\n", 1, e);
+}
+
+/* Errors of attention in layers [from, to), a line for each method that has them. */
+static lm_code put_layers(const kv_report *k, int64_t from, int64_t to, lm_buf *out, lm_err *e)
+{
+    int name = name_width(k);
+
+    lm_buf_addf(out, e, "\n%-*s", name, "method");
+    for (int64_t l = from; l < to && !e->code; l++)
+        lm_buf_addf(out, e, "  %6" PRId64, l);
+    for (int i = 0; i < k->rows && !e->code; i++) {
+        const lm_kv_row *r = &k->row[i];
+        if (!r->error)
+            continue;
+        lm_buf_addf(out, e, "\n%-*s", name, r->name);
+        for (int64_t l = from; l < to && !e->code; l++)
+            lm_buf_addf(out, e, "  %6.4f", r->error[l]);
+    }
+    return e->code ? e->code : lm_buf_add(out, "\n", 1, e);
+}
+
+lm_code kv_report_table(const kv_report *k, lm_buf *out, lm_err *e)
+{
+    enum { AT_ONCE = 12 }; /* layers beside each other */
+    int64_t layers = layers_of(k);
+    bool any = false;
+
+    lm_code rc = put_measures(k, out, e);
+    for (int i = 0; i < k->rows; i++)
+        any |= k->row[i].error != NULL;
+    if (!rc && any)
+        rc = lm_buf_addf(out, e, "\nerror of attention by layer");
+    for (int64_t l = 0; l < layers && any && !rc; l += AT_ONCE)
+        rc = put_layers(k, l, l + AT_ONCE < layers ? l + AT_ONCE : layers, out, e);
+    if (!rc && k->passkeys.n) {
+        rc = lm_buf_add(out, "\n", 1, e);
+        return rc ? rc : kv_report_picture(k, "table.txt", out, e);
+    }
+    return rc;
 }
 
 /* ---- JSON ---- */
