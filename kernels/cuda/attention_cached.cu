@@ -224,7 +224,7 @@ static size_t work(const lm_call *call, int)
     if (c.seq > 0)
         return in_tiles(c) ? 0 : attend_rows_work(c);
     c.seq = 1; /* the new tokens of ragged rows */
-    return c.dim <= MOST_TILED ? attend_rows_work(c) : SIZE_MAX;
+    return c.dim <= MOST_WIDE ? attend_rows_work(c) : SIZE_MAX;
 }
 
 template <class T, int D, int KEYS>
@@ -296,7 +296,9 @@ template <class T, bool TENSOR> static void attention_served(const lm_call *call
                   out_ptr<T>(call, 0));
     if (c.first || !in_tiles(c))
         attend_served_rows<T>(call, c, packed);
-    if (c.first || in_tiles(c))
+    if (c.first && c.dim > MOST_TILED)
+        attend_wide_prompts<T>(call, c, packed);
+    else if (c.first || in_tiles(c))
         run_prompts<T, TENSOR>(call, c, packed);
 }
 

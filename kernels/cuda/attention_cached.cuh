@@ -10,7 +10,8 @@ extern "C" {
 #include "kernels/attention.h"
 }
 
-enum { MOST_TILED = 256 }; /* larger heads are processed row by row */
+/* Larger heads are processed row by row; prompts among ragged rows by wider tiles, up to MOST_WIDE. */
+enum { MOST_TILED = 256, MOST_WIDE = 1024 };
 
 struct cached {
     int64_t batch, seq, heads, kv_heads, room, window;
@@ -248,6 +249,10 @@ template <class T>
 void attend_rows(const lm_call *call, const cached &c, const row_front &front, bool packed);
 /* The SERVED instance: of ragged rows those of new tokens. */
 template <class T> void attend_served_rows(const lm_call *call, const cached &c, bool packed);
+
+/* kv_attention.cu: prompts among ragged rows whose heads are too wide for tiles, up to MOST_WIDE, after their keys were
+ * appended. */
+template <class T> void attend_wide_prompts(const lm_call *call, const cached &c, bool packed);
 
 /* attention_cached_tensor.cu: prompts by tensor cores, after their keys were appended. */
 template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed);

@@ -416,6 +416,22 @@ template <class T, bool TENSOR> static void kv_attention(const lm_call *call)
         run_dim<T, true>(call, a);
 }
 
+/* Caches of attention_cached are pages of plain numbers, without a tail. */
+template <class T> void attend_wide_prompts(const lm_call *call, const cached &c, bool packed)
+{
+    static_assert((int)MOST_WIDE <= (int)LM_KV_MAX_DIM, "a tile has room for a row");
+    kv_attending a = {};
+    static_cast<cached &>(a.r) = c;
+    for (int x = 0; x < 2; x++)
+        a.side[x] = kv_side_of(&call->out[1 + x], nullptr, 0, 0);
+    a.packed = packed;
+    run<T, 1024, 4, 16, true>(call, a);
+}
+
+template void attend_wide_prompts<float>(const lm_call *call, const cached &c, bool packed);
+template void attend_wide_prompts<bf16>(const lm_call *call, const cached &c, bool packed);
+template void attend_wide_prompts<f16>(const lm_call *call, const cached &c, bool packed);
+
 #define ROW(type, dtype, level, tensor)                                \
     {                                                                  \
         "kv_attention", dtype, level, kv_attention<type, tensor>, work \
