@@ -96,11 +96,13 @@ void generate_summary(const generate_work *w)
         lm_say(&tool, LM_LOG_WARN, "%lld of %lld text%s ended because the context of %lld is full",
                (long long)w->full, (long long)s->prompts, lm_plural((uint64_t)s->prompts),
                (long long)w->context);
+    if (w->paged) {
+        generate_serve_summary(w);
+        return;
+    }
     lm_say(&tool, LM_LOG_NOTICE,
            "prompt %lld token%s, %.1f tokens/s; new %lld token%s, %.1f tokens/s",
            (long long)s->prompt_tokens, lm_plural(s->prompt_tokens),
            rate(s->prompt_tokens, s->prompt_seconds), (long long)s->new_tokens,
            lm_plural(s->new_tokens), rate(s->new_tokens - s->prompts, s->decode_seconds));
-    if (w->paged)
-        generate_serve_summary(w);
 }

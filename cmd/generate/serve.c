@@ -172,6 +172,10 @@ lm_code generate_serve_record(generate_work *w, lm_err *e)
     lm_jw_int(&j, "bytes", (int64_t)k->tiers.bytes);
     lm_jw_close_obj(&j);
     lm_jw_f64(&j, "stalls_seconds", k->tiers.stalls);
+    lm_jw_obj(&j, "copies");
+    lm_jw_int(&j, "pages", k->tiers.copied);
+    lm_jw_f64(&j, "seconds", k->tiers.copy_seconds);
+    lm_jw_close_obj(&j);
     lm_jw_int(&j, "waits", k->sched.waits);
     lm_jw_int(&j, "recomputed", k->sched.dropped_rows);
     lm_jw_int(&j, "peak_bytes", (int64_t)k->peak_bytes);
@@ -185,7 +189,12 @@ lm_code generate_serve_record(generate_work *w, lm_err *e)
 void generate_serve_summary(const generate_work *w)
 {
     const lm_serve_stats *k = &w->kv;
+    const lm_complete_stats *s = &w->st;
     char bytes[32], moved[32];
+    lm_say(&tool, LM_LOG_NOTICE,
+           "prompt %" PRId64 " token%s, new %" PRId64 " token%s; in all %.1f new tokens/s",
+           s->prompt_tokens, lm_plural((uint64_t)s->prompt_tokens), s->new_tokens,
+           lm_plural((uint64_t)s->new_tokens), share((double)s->new_tokens, k->seconds));
     lm_say(&tool, LM_LOG_INFO,
            "caches: %s at most, %.0f %% of prompts' pages found, %s moved, %.2f s of stalls, "
            "%" PRId64 " tokens computed again, pages take %.2f %% of the time",

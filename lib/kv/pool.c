@@ -3,7 +3,8 @@
 #include "base/mem.h"
 #include "kv/pool_impl.h"
 
-enum { MOST_PAGES = 1 << 30, CHAIN = LM_TIERS }; /* CHAIN: moves that one place needs at most */
+enum { MOST_PAGES = 1 << 30, CHAIN = LM_TIERS, LOOK = 8 };
+/* CHAIN: moves that one place needs at most.  LOOK: cached pages among which one that was never hit goes first. */
 
 typedef struct {
     lm_tier tier;
@@ -69,7 +70,7 @@ static void discard(lm_pool *p, int32_t page)
 {
     if (p->forget)
         p->forget(p->ctx, page);
-    p->page[page].keep = false;
+    p->page[page].keep = p->page[page].hit = false;
 }
 
 /* A page without pins goes to the list where it belongs. */
@@ -128,15 +129,25 @@ static spot empty_parked(lm_pool *p, int tier)
     return from;
 }
 
-/* The cached page is discarded where no lower tier has room, and with a page that it follows. */
+/* The cached page that was released first, or one soon after it that need not be moved. */
+static int32_t cheapest(const lm_pool *p, int tier)
+{
+    int32_t first = p->tier[tier].list[CACHED].first, page = first;
+    for (int i = 0; i < LOOK && page >= 0 && !p->tidies; i++, page = p->page[page].next)
+        if (!p->page[page].hit)
+            return page;
+    return first;
+}
+
+/* The cached page is discarded where no lower tier has room, if it was never hit, and with a page that it follows. */
 static spot empty_cached(lm_pool *p, int tier)
 {
-    int32_t page = p->tier[tier].list[CACHED].first;
+    int32_t page = cheapest(p, tier);
     page_state *g = &p->page[page];
     spot from = spot_of(g);
 
     unlink_page(p, page); /* so that the calls below do not release it */
-    spot to = room(p, tier + 1, false);
+    spot to = g->hit || p->tidies ? room(p, tier + 1, false) : NO_ROOM;
     if (to.place < 0)
         discard(p, page);
     if (g->keep) {
@@ -171,6 +182,24 @@ static spot room(lm_pool *p, int tier, bool displace)
             break;
     }
     return NO_ROOM;
+}
+
+void lm_pool_hit(lm_pool *p, int32_t page)
+{
+    p->page[page].hit = true;
+}
+
+void lm_pool_tidy(lm_pool *p, int64_t most)
+{
+    const tier_state *t = &p->tier[LM_TIER_DEVICE];
+    int64_t stop = lm_pool_pending(p) + most;
+    p->tidies = true;
+    while (pool_free(t) <= t->size / 8 && t->list[CACHED].n && lm_pool_below(p) && may_move(p, 1) &&
+           lm_pool_pending(p) + CHAIN - 1 <= stop) {
+        begin_moves(p);
+        free_place(p, empty_cached(p, LM_TIER_DEVICE));
+    }
+    p->tidies = false;
 }
 
 int64_t lm_pool_below(const lm_pool *p)

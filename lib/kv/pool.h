@@ -9,10 +9,11 @@
  * A reference keeps the content of a page.  A pin, of which each reference has at most one, keeps
  * the page on the device: sequences that run pin their pages, sequences that wait do not.  A page
  * with references and no pins is parked, a page that is kept for others after its last reference is
- * cached (prefix.h).  Both stay where they are until a place is needed: then the cached page that
- * was released first goes to the next tier, or is discarded where the next tiers have no room; then
- * the parked page that was released first goes down.  So pages are moved only for a page that needs
- * the place, and a page with references is never discarded.
+ * cached (prefix.h).  Both stay where they are until a place is needed: then a cached page that was
+ * never hit is discarded, so that nothing waits for its move, or the cached page that was released
+ * first goes to the next tier, or is discarded where the next tiers have no room; then the parked page
+ * that was released first goes down.  A page with references is never discarded.  In time that would be
+ * idle, lm_pool_tidy moves cached pages ahead of the need, also those that were never hit.
  *
  * No call allocates memory after lm_pool_new. */
 #ifndef LM_KV_POOL_H
@@ -59,6 +60,10 @@ void lm_pool_unpin(lm_pool *p, int32_t page);
 /* True if these n pages can be pinned and `more` pages be taken then. */
 bool lm_pool_fits(const lm_pool *p, const int32_t *page, int64_t n, int64_t more);
 
+/* A kept page was found by another sequence than the one that computed it: it is worth a move. */
+void lm_pool_hit(lm_pool *p, int32_t page);
+/* Move cached pages from the device to tiers below it, until an eighth of its places is free: at most `most` moves. */
+void lm_pool_tidy(lm_pool *p, int64_t most);
 /* The page is kept after its last reference, or no longer.  `forget` is called for a kept page when
  * its content is discarded; it may call lm_pool_keep(.., false) for other pages. */
 void lm_pool_keep(lm_pool *p, int32_t page, bool keep);

@@ -15,7 +15,7 @@ typedef struct {
     int32_t prev,
         next; /* in the list of its status and tier; free numbers have next, as lm_pool.reuse */
     uint8_t tier, status;
-    bool keep;
+    bool keep, hit;
 } page_state;
 
 typedef struct {
@@ -37,7 +37,8 @@ struct lm_pool {
     int32_t reuse;     /* 1 + the first of the list of free numbers that were; 0: none */
     lm_kv_move *move;
     int64_t n_moves, most_moves;
-    bool read; /* the moves were returned */
+    bool read;   /* the moves were returned */
+    bool tidies; /* in lm_pool_tidy: no page waits for the moves */
     void (*forget)(void *ctx, int32_t page);
     void *ctx;
 };

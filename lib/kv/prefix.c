@@ -54,6 +54,7 @@ int64_t lm_prefix_find(lm_prefix *x, const uint32_t *ids, int64_t n, int32_t *pa
         if (page < 0)
             break;
         lm_pool_ref(x->pool, page);
+        lm_pool_hit(x->pool, page);
         pages[k] = page;
         *last = (lm_prefix_entry){ page, x->entry[page].serial };
     }

@@ -47,6 +47,8 @@ typedef struct {
     double row_seconds, step_seconds; /* a row of a prompt; a step */
     double rate[LM_TIERS];            /* bytes per second between the device and a lower tier */
     size_t page_bytes;
+    /* Moves that no row waits for run beside the rows: pages are moved ahead of the need in a small part of the time. */
+    bool beside;
 } lm_sched_opts;
 
 /* n rows of one sequence, at positions used, used + 1, ...  The pointers are valid until the next

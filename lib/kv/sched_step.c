@@ -5,6 +5,10 @@
 #include "kv/sched_impl.h"
 
 enum { LEAST_PROMPT = 16, LEAST_BUCKET = 16 }; /* rows */
+enum {
+    TIDY = 16,
+    MOST_TIDY = 64
+}; /* a 16th of a step's time is for moves ahead of the need; pages */
 
 /* --- room --- */
 
@@ -296,12 +300,33 @@ static void plan(lm_sched *s, lm_sched_step *step)
     add_prompts(s, step);
 }
 
+/* Moves of cached pages in the shadow of the rows, if no others are there. */
+static void tidy(lm_sched *s, const lm_sched_step *step)
+{
+    const lm_sched_opts *o = &s->o;
+    double rate = 0, seconds = 0, n = 2;
+    if (!o->beside || lm_pool_pending(s->pool) > step->urgent)
+        return;
+    for (int i = LM_TIER_HOST; i < LM_TIERS; i++)
+        if (lm_pool_size(s->pool, (lm_tier)i) && (rate <= 0 || o->rate[i] < rate))
+            rate = o->rate[i];
+    for (int64_t i = 0; i < step->n; i++)
+        seconds += step->part[i].kind == LM_ROWS_PROMPT ? (double)step->part[i].n * o->row_seconds
+                                                        : o->step_seconds / (double)step->n;
+    if (rate > 0 && seconds > 0)
+        n = seconds / TIDY * rate / (double)o->page_bytes;
+    if (n >= 1)
+        lm_pool_tidy(s->pool, n < MOST_TIDY ? (int64_t)n + 1 : MOST_TIDY);
+}
+
 bool lm_sched_next(lm_sched *s, lm_sched_step *out)
 {
     *out = (lm_sched_step){ .part = s->part, .copy = s->copy };
     plan(s, out);
     if (!out->rows && !lm_pool_pending(s->pool) && s->active) /* those that came in now */
         plan(s, out);
+    if (out->rows)
+        tidy(s, out);
     out->copies = s->copied ? 0 : s->copies;
     s->copied = true;
     out->moves = lm_pool_moves(s->pool, &out->move);

@@ -259,17 +259,17 @@ static lm_code open_run(run *r, lm_err *e)
 {
     const bool coded = lm_paged_coded(r->g), tails = lm_paged_tail_bytes(r->g) > 0,
                whole = !coded || LM_KV_CHUNK % r->o->page == 0;
-    const lm_sched_opts opts = { .page = r->o->page,
-                                 .rows = r->o->rows - r->o->sequences,
-                                 .sequences = r->o->sequences,
-                                 .slots = tails ? r->o->slots : 0,
-                                 .context = r->o->context,
-                                 .chunk = coded ? LM_KV_CHUNK : 1,
-                                 .lag = tails ? lm_paged_lag(r->g) : 0,
-                                 .state = tails,
-                                 .share = whole && (!tails || r->o->snapshots),
-                                 .snapshots = tails && whole ? r->o->snapshots : 0,
-                                 .page_bytes = lm_paged_page_bytes(r->g) };
+    lm_sched_opts opts = { .page = r->o->page,
+                           .rows = r->o->rows - r->o->sequences,
+                           .sequences = r->o->sequences,
+                           .slots = tails ? r->o->slots : 0,
+                           .context = r->o->context,
+                           .chunk = coded ? LM_KV_CHUNK : 1,
+                           .lag = tails ? lm_paged_lag(r->g) : 0,
+                           .state = tails,
+                           .share = whole && (!tails || r->o->snapshots),
+                           .snapshots = tails && whole ? r->o->snapshots : 0,
+                           .page_bytes = lm_paged_page_bytes(r->g) };
     const int64_t pages[LM_TIERS] = { r->o->pages, r->serve->tiers.host, r->serve->tiers.disk };
     size_t n = (size_t)r->o->sequences;
     r->kv.page_bytes = opts.page_bytes;
@@ -280,6 +280,7 @@ static lm_code open_run(run *r, lm_err *e)
         lm_alloc_n(&r->draw, n, sizeof *r->draw, "parts of a step", e) ||
         lm_tiers_new(r->g, &r->serve->tiers, &r->tiers, e))
         return e->code;
+    opts.beside = lm_tiers_beside(r->tiers);
     return lm_sched_new(&opts, pages, &r->sched, e);
 }
 

@@ -57,10 +57,10 @@ static int pieces_of(const lm_tiers *t, lm_tier tier, int64_t place, struct iove
 static lm_code settle_copies(lm_tiers *t, lm_err *e)
 {
     double now;
-    if (!t->copied)
-        return LM_OK;
     if (t->stream && t->b->sync(t->b, t->stream, e))
         return e->code;
+    if (!t->copied)
+        return LM_OK;
     now = lm_now();
     t->done[LM_TIER_HOST].bytes += t->copied;
     t->done[LM_TIER_HOST].seconds += now - t->begun;
@@ -68,13 +68,18 @@ static lm_code settle_copies(lm_tiers *t, lm_err *e)
     return LM_OK;
 }
 
+/* A page goes to or comes from the host. */
+static void begin_copy(lm_tiers *t)
+{
+    if (!t->copied)
+        t->begun = lm_now();
+    t->copied += (double)t->page;
+}
+
 /* Between places of device and host; the pieces of one side may be larger than those of the other. */
 static lm_code copy_page(lm_tiers *t, const struct iovec *from, const struct iovec *to, lm_err *e)
 {
     size_t read = 0, written = 0;
-    if (!t->copied)
-        t->begun = lm_now();
-    t->copied += (double)t->page;
     for (size_t done = 0, n; done < t->page; done += n) {
         char *src = (char *)from->iov_base + read, *dst = (char *)to->iov_base + written;
         size_t a = from->iov_len - read, b = to->iov_len - written;
@@ -130,22 +135,33 @@ static lm_code disk_move(lm_tiers *t, const lm_kv_move *m, lm_err *e)
     }
     pieces_of(t, LM_TIER_DEVICE, place, t->to);
     pieces_of(t, LM_TIER_HOST, t->host_pages, t->from);
+    begin_copy(t);
     if ((write && copy_page(t, t->to, t->from, e)) || settle_copies(t, e))
         return e->code;
     if (use_disk(t, m, t->from, 1) || write)
         return LM_OK;
+    begin_copy(t);
     return copy_page(t, t->from, t->to, e) ? e->code : settle_copies(t, e);
+}
+
+/* A shared page is copied to be written. */
+static bool is_copy(const lm_kv_move *m)
+{
+    return m->from == LM_TIER_DEVICE && m->to == LM_TIER_DEVICE;
 }
 
 static void count_move(lm_tiers *t, const lm_kv_move *m)
 {
     lm_tiers_stats *c = &t->count;
+    if (is_copy(m)) {
+        c->copied++;
+        return;
+    }
     c->bytes += (double)t->page;
     *(m->to == LM_TIER_DISK     ? &c->out
       : m->from == LM_TIER_DISK ? &c->in
       : m->to == LM_TIER_HOST   ? &c->down
-      : m->from == LM_TIER_HOST ? &c->up
-                                : &c->copied) += 1;
+                                : &c->up) += 1;
 }
 
 static lm_code perform(lm_tiers *t, const lm_kv_move *m, int64_t n, lm_err *e)
@@ -159,6 +175,8 @@ static lm_code perform(lm_tiers *t, const lm_kv_move *m, int64_t n, lm_err *e)
         }
         pieces_of(t, m->from, m->source, t->from);
         pieces_of(t, m->to, m->target, t->to);
+        if (!is_copy(m))
+            begin_copy(t);
         if (copy_page(t, t->from, t->to, e))
             return e->code;
     }
@@ -195,6 +213,22 @@ static void set_due(lm_tiers *t, bool quit)
     pthread_mutex_unlock(&t->lock);
 }
 
+bool lm_tiers_beside(const lm_tiers *t)
+{
+    return t->running || !t->b->host_memory;
+}
+
+/* The rows waited for the first n moves: for copies by their share. */
+static void count_wait(lm_tiers *t, const lm_kv_move *move, int64_t n, double seconds)
+{
+    int64_t copies = 0;
+    for (int64_t i = 0; i < n; i++)
+        copies += is_copy(&move[i]);
+    double share = n ? (double)copies / (double)n : 0;
+    t->count.copy_seconds += share * seconds;
+    t->count.stalls += n ? (1 - share) * seconds : 0;
+}
+
 lm_code lm_tiers_begin(lm_tiers *t, const lm_kv_move *move, int64_t n, int64_t urgent, lm_err *e)
 {
     double start = lm_now();
@@ -208,8 +242,7 @@ lm_code lm_tiers_begin(lm_tiers *t, const lm_kv_move *move, int64_t n, int64_t u
         return e->code;
     if (perform(t, move, urgent, e))
         return e->code;
-    if (urgent)
-        t->count.stalls += lm_now() - start;
+    count_wait(t, move, urgent, lm_now() - start);
     t->moves = n - urgent;
     if (t->moves)
         memcpy(t->move, move + urgent, (size_t)t->moves * sizeof *move);

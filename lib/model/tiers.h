@@ -20,7 +20,8 @@ typedef struct {
 typedef struct {
     int64_t down, up;      /* pages moved from the device to the host, and back; */
     int64_t out, in;       /* to the disk, and from it; */
-    int64_t copied;        /* within the device, to be written */
+    int64_t copied;        /* within the device, because a shared page is written: no moves; */
+    double copy_seconds;   /* rows wait for them */
     int64_t lost;          /* pages that the disk did not take, or gave back damaged */
     double bytes;          /* of all moves */
     double stalls;         /* seconds in which rows waited for moves */
@@ -33,6 +34,8 @@ typedef struct lm_tiers lm_tiers;
 lm_code lm_tiers_new(lm_paged *g, const lm_tiers_opts *o, lm_tiers **out, lm_err *e);
 void lm_tiers_free(lm_tiers *t); /* before g; NULL is fine */
 
+/* True if the moves that no row waits for take time beside the rows, not between them. */
+bool lm_tiers_beside(const lm_tiers *t);
 /* The moves of a step: the first `urgent` are complete when this returns, and the others begin. */
 lm_code lm_tiers_begin(lm_tiers *t, const lm_kv_move *move, int64_t n, int64_t urgent, lm_err *e);
 /* After the rows were given to the backend, if there are any: perform the other moves if no thread does. */

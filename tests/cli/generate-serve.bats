@@ -128,7 +128,7 @@ setup() {
     generate -q run/ -n 150 --ignore-eos --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M --json < many.jsonl > out
     [ "$(wc -l < out)" -eq 41 ]
     [ "$(grep -c '"first_token_seconds":[0-9]' out)" -eq 40 ]
-    tail -n 1 out | grep -qE '^\{"kv":\{"bytes_per_token":512(\.0)?,"pages":32,"hits":[1-9][0-9]*,"hit_rate":0\.[0-9]+,"moves":\{"down":[0-9]+,"up":[0-9]+,"out":0,"in":0,"bytes":[0-9]+\},"stalls_seconds":[0-9.e-]+,"waits":[1-9][0-9]*,"recomputed":[0-9]+,"peak_bytes":[1-9][0-9]+\}\}$'
+    tail -n 1 out | grep -qE '^\{"kv":\{"bytes_per_token":512(\.0)?,"pages":32,"hits":[1-9][0-9]*,"hit_rate":0\.[0-9]+,"moves":\{"down":[0-9]+,"up":[0-9]+,"out":0,"in":0,"bytes":[0-9]+\},"stalls_seconds":[0-9.e-]+,"copies":\{"pages":0,"seconds":0(\.0)?\},"waits":[1-9][0-9]*,"recomputed":[0-9]+,"peak_bytes":[1-9][0-9]+\}\}$'
     generate run/ -n 5 --serve-batch 40 -v < many.jsonl 2> log > /dev/null
     grep -qE ' of the disk; bookkeeping: 3[0-9]{2} bytes for each in use$' log
     grep -q 'caches: .* at most, .* pages found, .* computed again' log

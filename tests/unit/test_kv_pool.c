@@ -213,6 +213,8 @@ static void operate(world *w)
         fork_of(w, q, r);
     else if (what == 11)
         lm_prefix_forget(w->prefix, (int32_t)draw(w, (uint32_t)lm_pool_size(w->pool, LM_TIERS)));
+    else if (what == 13)
+        lm_pool_tidy(w->pool, 1 + draw(w, 6));
     else if (what == 12 && !draw(w, 20)) {
         lm_pool_close(w->pool, LM_TIER_DISK);
         w->closed = true;
@@ -381,6 +383,7 @@ static void cached_pages_displace_none(void **state)
     lm_pool_unpin(p, waits);
     int32_t kept = lm_pool_take(p);
     lm_pool_keep(p, kept, true);
+    lm_pool_hit(p, kept);
     lm_pool_unpin(p, kept);
     lm_pool_drop(p, kept);
     assert_int_equal(lm_pool_tier(p, waits), LM_TIER_HOST);
@@ -389,6 +392,55 @@ static void cached_pages_displace_none(void **state)
     assert_int_equal(lm_pool_tier(p, waits), LM_TIER_HOST);
     assert_int_equal(lm_pool_tier(p, kept), LM_TIER_DISK);
     assert_int_equal(lm_pool_moves(p, &m), 1);
+    lm_pool_free(p);
+}
+
+/* Kept pages 0.. of the device, free to be moved. */
+static void keep_pages(lm_pool *p, int32_t *page, int n)
+{
+    for (int i = 0; i < n; i++) {
+        page[i] = lm_pool_take(p);
+        lm_pool_keep(p, page[i], true);
+    }
+    for (int i = 0; i < n; i++) {
+        lm_pool_unpin(p, page[i]);
+        lm_pool_drop(p, page[i]);
+    }
+}
+
+/* A page that is needed discards a kept one that was never hit, and moves one that was only if there are no others;
+ * idle time moves both, the disk's last. */
+static void moves_what_was_hit(void **state)
+{
+    (void)state;
+    const lm_kv_move *m;
+    int32_t page[16];
+    lm_pool *p = pool_of(2, 2, 0);
+    keep_pages(p, page, 2);
+    lm_pool_hit(p, page[0]);
+    assert_int_equal(lm_pool_take(p), page[1]);
+    assert_int_equal(lm_pool_moves(p, &m), 0);
+    assert_true(lm_pool_take(p) >= 0);
+    assert_int_equal(lm_pool_moves(p, &m), 1);
+    assert_true(m->page == page[0] && m->to == LM_TIER_HOST);
+    lm_pool_free(p);
+
+    p = pool_of(16, 1, 8);
+    keep_pages(p, page, 16);
+    lm_pool_tidy(p, 3);
+    assert_int_equal(lm_pool_moves(p, &m), 3);
+    assert_true(m[0].page == page[0] && m[0].to == LM_TIER_HOST);
+    assert_true(m[1].page == page[0] && m[1].to == LM_TIER_DISK && m[2].page == page[1]);
+    lm_pool_tidy(p, 100); /* an eighth, and one */
+    assert_int_equal(lm_pool_counts(p, LM_TIER_DEVICE).free, 3);
+    assert_int_equal(lm_pool_counts(p, LM_TIER_DEVICE).cached, 13);
+    assert_int_equal(lm_pool_counts(p, LM_TIER_DISK).cached, 2);
+    lm_pool_free(p);
+
+    p = pool_of(4, 0, 0);
+    keep_pages(p, page, 4);
+    lm_pool_tidy(p, 100); /* nowhere to move them */
+    assert_int_equal(lm_pool_counts(p, LM_TIER_DEVICE).cached, 4);
     lm_pool_free(p);
 }
 
@@ -430,6 +482,7 @@ int main(void)
         cmocka_unit_test(oldest_first),
         cmocka_unit_test(moves_only_what_is_needed),
         cmocka_unit_test(cached_pages_displace_none),
+        cmocka_unit_test(moves_what_was_hit),
         cmocka_unit_test(unused_places_cost_nothing),
         cmocka_unit_test(random_schedules),
     };
