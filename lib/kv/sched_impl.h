@@ -50,6 +50,7 @@ struct lm_sched {
     int32_t *snapshot_at;  /* of each page of the index; may be out of date */
     uint64_t clock;        /* of uses */
     bool copied;           /* the copies were returned */
+    double spare;          /* seconds for moves ahead of the need */
     lm_sched_stats count;
 };
 

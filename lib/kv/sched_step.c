@@ -304,7 +304,7 @@ static void plan(lm_sched *s, lm_sched_step *step)
 static void tidy(lm_sched *s, const lm_sched_step *step)
 {
     const lm_sched_opts *o = &s->o;
-    double rate = 0, seconds = 0, n = 2;
+    double rate = 0, seconds = 0, n = 1;
     if (!o->beside || lm_pool_pending(s->pool) > step->urgent)
         return;
     for (int i = LM_TIER_HOST; i < LM_TIERS; i++)
@@ -313,10 +313,13 @@ static void tidy(lm_sched *s, const lm_sched_step *step)
     for (int64_t i = 0; i < step->n; i++)
         seconds += step->part[i].kind == LM_ROWS_PROMPT ? (double)step->part[i].n * o->row_seconds
                                                         : o->step_seconds / (double)step->n;
+    s->spare += seconds / TIDY;
     if (rate > 0 && seconds > 0)
-        n = seconds / TIDY * rate / (double)o->page_bytes;
-    if (n >= 1)
-        lm_pool_tidy(s->pool, n < MOST_TIDY ? (int64_t)n + 1 : MOST_TIDY);
+        n = s->spare * rate / (double)o->page_bytes;
+    if (n < 1)
+        return;
+    lm_pool_tidy(s->pool, n < MOST_TIDY ? (int64_t)n + 1 : MOST_TIDY);
+    s->spare = 0;
 }
 
 bool lm_sched_next(lm_sched *s, lm_sched_step *out)
