@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kv_evaluate.c -- generators in step, their logits row by row. */
 #include "compress/kv_evaluate.h"
 
 #include <inttypes.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kv_passkey.c -- tasks of retrieval from records and other text, by random numbers of their own for each task. */
 #include "compress/kv_passkey.h"
 
 #include <inttypes.h>

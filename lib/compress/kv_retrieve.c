@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kv_retrieve.c -- tasks in the slots of a generator, until each has its answer or a wrong token. */
 #include "compress/kv_retrieve.h"
 
 #include <inttypes.h>

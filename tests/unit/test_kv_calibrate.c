@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "compress/kv_calibrate.h"
 #include "compress/kv_capture.h"
+#include "cpu_case.h"
 #include "kv/spec.h"
 #include "kvquant_case.h"
 #include "loaded_case.h"
@@ -31,24 +32,13 @@ static const char learned[] =
     "{\"model_type\":\"gpt2\",\"vocab_size\":96,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,"
     "\"n_positions\":64,\"initializer_range\":0.2}";
 
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
 static lm_loaded model;
 static lm_model *names; /* of the tensors in its store */
 static uint32_t ids[WINDOWS * T];
 
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
-
 static int setup(void **state)
 {
-    (void)state;
-    ok(lm_par_new(&par, 2, &err));
-    ok(lm_backend_cpu(lm_cpu_detect(), par, &backend, &err));
+    assert_int_equal(open_cpu(state), 0);
     const lm_build build = {
         .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { LM_DTYPE_F32 }
     };
@@ -62,12 +52,9 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     lm_loaded_fini(&model);
     lm_model_free(names);
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
+    return close_cpu(state);
 }
 
 static lm_kv_capture *open_capture(bool gradients)

@@ -12,6 +12,7 @@
 
 #include "base/rng.h"
 #include "compress/kv_evaluate.h"
+#include "cpu_case.h"
 #include "loaded_case.h"
 
 enum { V = 96, T = 40, WINDOWS = 5 };
@@ -21,23 +22,12 @@ static const char config[] =
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
     "\"max_position_embeddings\":400,\"initializer_range\":0.2}";
 
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
 static lm_loaded full, half; /* the same weights in F32 and in BF16 */
 static uint32_t ids[WINDOWS * T];
 
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
-
 static int setup(void **state)
 {
-    (void)state;
-    ok(lm_par_new(&par, 2, &err));
-    ok(lm_backend_cpu(lm_cpu_detect(), par, &backend, &err));
+    assert_int_equal(open_cpu(state), 0);
     loaded_of(config, LM_DTYPE_F32, par, backend, &full);
     loaded_of(config, LM_DTYPE_BF16, par, backend, &half);
     for (int i = 0; i < WINDOWS * T; i++)
@@ -47,12 +37,9 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     lm_loaded_fini(&full);
     lm_loaded_fini(&half);
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
+    return close_cpu(state);
 }
 
 static lm_generator *open_as(lm_loaded *w, lm_dtype type, int64_t batch, int64_t context)

@@ -14,6 +14,7 @@
 #include "compress/kv_calibrate.h"
 #include "compress/kv_capture.h"
 #include "compress/kv_report.h"
+#include "cpu_case.h"
 #include "loaded_case.h"
 
 enum { V = 96, T = 40, WINDOWS = 3, LAYERS = 2, H = 4, K = 2, D = 32, WIDTH = K * D };
@@ -23,23 +24,12 @@ static const char config[] =
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
     "\"max_position_embeddings\":64,\"initializer_range\":0.2}";
 
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
 static lm_loaded model, host;
 static uint32_t ids[WINDOWS * T];
 
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
-
 static int setup(void **state)
 {
-    (void)state;
-    ok(lm_par_new(&par, 2, &err));
-    ok(lm_backend_cpu(lm_cpu_detect(), par, &backend, &err));
+    assert_int_equal(open_cpu(state), 0);
     loaded_of(config, LM_DTYPE_BF16, par, backend, &model);
     loaded_of(config, LM_DTYPE_F32, par, backend, &host);
     for (int i = 0; i < WINDOWS * T; i++)
@@ -49,12 +39,9 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     lm_loaded_fini(&model);
     lm_loaded_fini(&host);
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
+    return close_cpu(state);
 }
 
 static lm_kv_report settings(void)

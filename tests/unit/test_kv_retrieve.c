@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "compress/kv_retrieve.h"
+#include "cpu_case.h"
 #include "loaded_case.h"
 
 enum { V = 96, TASKS = 11, MOST = 80, CELLS = 3 };
@@ -19,18 +20,9 @@ static const char config[] =
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
     "\"max_position_embeddings\":400,\"initializer_range\":0.2}";
 
-static lm_err err;
-static lm_par *par;
-static lm_backend *backend;
 static lm_loaded w;
 static uint32_t ids[TASKS][MOST];
 static lm_kv_task tasks[TASKS];
-
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
 
 static lm_generator *open_slots(int64_t batch)
 {
@@ -61,9 +53,7 @@ static int setup(void **state)
 {
     lm_generator *g;
 
-    (void)state;
-    ok(lm_par_new(&par, 2, &err));
-    ok(lm_backend_cpu(lm_cpu_detect(), par, &backend, &err));
+    assert_int_equal(open_cpu(state), 0);
     loaded_of(config, LM_DTYPE_F32, par, backend, &w);
     g = open_slots(1);
     for (int i = 0; i < TASKS; i++) {
@@ -78,11 +68,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     lm_loaded_fini(&w);
-    lm_backend_close(backend);
-    lm_par_free(par);
-    return 0;
+    return close_cpu(state);
 }
 
 static void greedy_answers_are_solved(void **state)
