@@ -100,6 +100,8 @@ static const struct {
     { "name validation data", "val", "give --val SHARD" },
     { "measure a calibration, and set file", NULL,
       "make one with quantize-kv --calibrate, and set file=FILE" },
+    { "measure it, or set file", NULL,
+      "make it with quantize-kv --calibrate --method all -o FILE MODEL DATA, or set file=FILE" },
     { "choose one of the presets", NULL, "init-model --list shows the presets" },
 };
 

@@ -66,6 +66,8 @@ struct lm_kv_method {
     const char *name, *about;
     const lm_hyper *hyper;
     bool file; /* has the key "file" besides, the path of a calibration */
+    /* True if one is read with these values; NULL: never. */
+    bool (*calibrated)(const double *h);
     /* Sets values that were not given and depend on others; NULL: there are no such values. */
     void (*complete)(double *h, const bool *given);
     /* The form of a side; *out holds the plain form of the layer.  Fails: LM_EUSAGE when the method cannot store

@@ -293,3 +293,42 @@ const char *lm_kv_spec_file(const lm_kv_spec *s, int i)
 {
     return i >= 0 && i < s->n_files ? s->file[i] : NULL;
 }
+
+/* The i-th method of the text; NULL past the last. */
+static lm_kv_use *use_at(const lm_kv_spec *s, size_t i)
+{
+    lm_kv_spec *own = (lm_kv_spec *)(uintptr_t)s;
+    if (i < 2)
+        return &own->all[i];
+    return i - 2 < 2 * s->n_items ? &own->item[(i - 2) / 2].side[i % 2] : NULL;
+}
+
+static bool is_uncalibrated(const lm_kv_use *u)
+{
+    return u->method && !u->file && u->method->calibrated && u->method->calibrated(u->h);
+}
+
+const char *lm_kv_spec_uncalibrated(const lm_kv_spec *s)
+{
+    const lm_kv_use *u;
+    for (size_t i = 0; (u = use_at(s, i)); i++)
+        if (is_uncalibrated(u))
+            return u->method->name;
+    return NULL;
+}
+
+lm_code lm_kv_spec_default_file(lm_kv_spec *s, const char *path, bool *any, lm_err *e)
+{
+    lm_kv_use *u;
+    *any = lm_kv_spec_uncalibrated(s) != NULL;
+    if (!*any)
+        return LM_OK;
+    int named = s->n_files, file;
+    if (find_file(s, path, strlen(path), &file, e))
+        return e->code;
+    s->silent = s->n_files > named ? file : 0;
+    for (size_t i = 0; (u = use_at(s, i)); i++)
+        if (is_uncalibrated(u))
+            u->file = file;
+    return LM_OK;
+}

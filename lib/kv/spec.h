@@ -29,6 +29,10 @@ typedef struct lm_kv_spec lm_kv_spec;
  * given twice, or not of this form. */
 lm_code lm_kv_spec_parse(const char *text, lm_kv_spec **out, lm_err *e);
 void lm_kv_spec_free(lm_kv_spec *s);
+/* Methods that read a calibration and name no file read `path`; *any: there are some.  The text stays as it is. */
+lm_code lm_kv_spec_default_file(lm_kv_spec *s, const char *path, bool *any, lm_err *e);
+/* The name of the first method that reads a calibration and names no file; NULL: there is none. */
+const char *lm_kv_spec_uncalibrated(const lm_kv_spec *s);
 /* The canonical text, borrowed. */
 const char *lm_kv_spec_text(const lm_kv_spec *s);
 

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "model/cache_about.h"
@@ -54,12 +55,32 @@ static lm_code read_data(const lm_kv_spec *s, const lm_config *c, lm_model_sourc
     return LM_OK;
 }
 
+/* The calibration in the model's folder, for methods that name none. */
+static lm_code add_default(lm_kv_spec *s, lm_model_source *src, lm_err *e)
+{
+    const char *dir = src ? lm_model_source_dir(src) : NULL, *method = lm_kv_spec_uncalibrated(s);
+    char *path;
+    bool any = false;
+    if (!method || !dir)
+        return LM_OK; /* the method says what it needs */
+    if (lm_asprintf(&path, e, "%s%s%s", dir, dir[strlen(dir) - 1] == '/' ? "" : "/",
+                    LM_CACHE_CALIBRATION))
+        return e->code;
+    lm_code rc = lm_path_exists(path) ? lm_kv_spec_default_file(s, path, &any, e) : LM_OK;
+    if (!rc && !any)
+        rc = lm_fail(e, LM_EUSAGE, "kv cache", "measure it, or set file",
+                     "%s reads a calibration, and there is no %s", method, path);
+    lm_free(path);
+    return rc;
+}
+
 lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, lm_model_source *src,
                            lm_cache_plan *out, lm_err *e)
 {
     lm_kv_spec *s = NULL;
     *out = (lm_cache_plan){ 0 };
     lm_code rc = lm_kv_spec_parse(spec, &s, e);
+    rc = rc ? rc : add_default(s, src, e);
     rc = rc ? rc : read_data(s, c, src, out, e);
     rc = rc ? rc : lm_cache_sites(c, act, &out->site, e);
     rc = rc ? rc

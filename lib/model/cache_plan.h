@@ -19,7 +19,10 @@ typedef struct {
     lm_kv_data *data[LM_KV_FILES];
 } lm_cache_plan;
 
-/* Parse `spec`, read the calibrations that it names, and bind it to `c`.  src (may be NULL): the model's weights, of which
+#define LM_CACHE_CALIBRATION "kv-calibration.safetensors"
+
+/* Parse `spec`, read the calibrations that it names, and bind it to `c`.  Methods that read a calibration and name no file
+ * read LM_CACHE_CALIBRATION in the folder of the model.  src (may be NULL): the model's weights, of which
  * a calibration that names its weights must be.  Release with lm_cache_plan_fini, also after a failure.  Fails:
  * LM_EUSAGE as lm_kv_spec_parse and lm_kv_spec_bind, and for a calibration of other weights; as lm_kv_data_read. */
 lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, lm_model_source *src,

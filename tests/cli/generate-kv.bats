@@ -83,8 +83,9 @@ END
     refused "generate: --kv: there is no layer 9: *" --kv layers.9=int8
     refused "generate: --kv: keys of layer 0 would be f32, but activations are bf16: *" --dtype bf16 --kv f32
     refused "generate: --kv: keys of layer 0: q8_0: heads of 16 numbers are not blocks of 32: *" --kv q8_0
-    refused "generate: --kv: auto with bits needs a calibration: make one with quantize-kv --calibrate, and set file=FILE" --kv auto:bits=3
-    refused "generate: --kv: keys of layer 0: kvquant: a calibration is needed: *" --kv kvquant
+    for kv in auto:bits=3 kvquant fp8:scale=head 'layers.0=int8;kvquant:bits=3'; do
+        refused "generate: --kv: *reads a calibration, and there is no run/kv-calibration.safetensors: make it with quantize-kv --calibrate --method all -o FILE MODEL DATA, or set file=FILE" --kv $kv
+    done
     run --separate-stderr generate no-model -p x --kv kvquant:file=none.safetensors
     [ "$status" -eq 1 ]
     [[ $stderr == "generate: none.safetensors: cannot open: "* ]]
@@ -101,11 +102,27 @@ END
         [[ $stderr == *"generate: --kv "*" a token, "* ]]
     done
     [[ $output == "The system"* ]]
+    # that of the model's folder is the default, and no part of the text
+    cp -RL run own
+    quantize-kv -q --calibrate --method "kvquant:bits=3 auto fp8:scale=head" --seq-len 64 --windows 4 own/ data/val -o own/kv-calibration.safetensors
+    for kv in kvquant:bits=3 auto:bits=5 fp8:scale=layer fp8:scale=head; do
+        generate -q own/ -p 'The system' -n 20 -T 0 --kv $kv > a
+        generate -q own/ -p 'The system' -n 20 -T 0 --kv $kv,file=own/kv-calibration.safetensors > b
+        [ -s a ]
+        cmp a b
+    done
+    run --separate-stderr generate -v own/ -p 'The system' -n 2 --kv kvquant:bits=3
+    [[ $stderr == *"generate: --kv kvquant:bits=3: "* ]]
+    run -2 generate own/ -p 'The system' -n 2 --kv kvquant:bits=2
+    [[ $output == *"has levels of 3 bits: measure one of as many bits" ]]
     init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=64 --set num_attention_heads=4 \
         --set num_key_value_heads=4 --tokenizer tok/tokenizer.json --seed 9 -o other/
     run --separate-stderr generate other/ -p 'The system' -n 4 --kv kvquant:file=kvq.safetensors
     [ "$status" -eq 2 ]
     [[ $stderr == "generate: kvq.safetensors: it was measured with other weights: use the calibration of this model" ]]
+    cp own/kv-calibration.safetensors other/
+    run -2 generate other/ -p 'The system' -n 4 --kv auto:bits=5
+    [[ $output == "generate: other/kv-calibration.safetensors: it was measured with other weights: "* ]]
     cp -RL run changed
     sed -i 's/"rope_theta": *[0-9.]*/"rope_theta": 77.0/' changed/config.json
     run --separate-stderr generate changed/ -p 'The system' -n 4 --kv kvquant:file=kvq.safetensors

@@ -20,6 +20,11 @@ static const lm_hyper hyper[] = {
     { 0 },
 };
 
+static bool calibrated(const double *h)
+{
+    return h[SCALE] == LAYER || h[SCALE] == HEAD;
+}
+
 /* Scales of a calibration: one for the layer, or one for each head; the largest of these holds for the layer. */
 static lm_code put_scales(const lm_kv_ask *q, lm_kv_format *f, lm_err *e)
 {
@@ -65,6 +70,7 @@ static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
         .about = text,                \
         .hyper = hyper,               \
         .file = true,                 \
+        .calibrated = calibrated,     \
         .form = form,                 \
         .base = { .float8 = type },   \
     };

@@ -6,13 +6,20 @@
 
 #include "kv/methods/methods.h"
 
-enum { SINKS };
+enum { SINKS, BITS };
 
 static const lm_hyper hyper[] = {
     { "sinks", 1, 0, LM_KV_MAX_TOKENS, "first tokens kept plain", LM_WHOLE },
+    { "bits", 0, 0, 6, "of the calibration's levels (0: any)", LM_WHOLE },
     LM_KV_ALONE(0),
     { 0 },
 };
+
+static bool calibrated(const double *h)
+{
+    (void)h;
+    return true;
+}
 
 /* Room for 1.5 times the mean: outliers are not spread evenly over pages and heads.  Of the C values of a token at
  * least one on each side is an outlier (lm_kv_token_range). */
@@ -41,6 +48,9 @@ static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
                        "%s has ranges of %lld heads of %lld numbers, the layer has %lld of %lld",
                        q->data->path, (long long)n->kv_heads, (long long)n->head_dim,
                        (long long)at->kv_heads, (long long)at->head_dim);
+    if (q->h[BITS] > 0 && (int)q->h[BITS] != n->bits)
+        return lm_fail(e, LM_EUSAGE, q->name, "measure one of as many bits",
+                       "%s has levels of %d bits", q->data->path, n->bits);
     lm_kv_format f = { .bits = n->bits,
                        .axis = keys ? LM_KV_CHANNEL : LM_KV_TOKEN,
                        .levels = LM_KV_TABLE,
@@ -62,5 +72,6 @@ const lm_kv_method lm_kv_kvquant = {
     .about = "levels and ranges of a calibration, outliers apart",
     .hyper = hyper,
     .file = true,
+    .calibrated = calibrated,
     .form = form,
 };

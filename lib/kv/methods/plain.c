@@ -9,6 +9,12 @@ static const lm_hyper auto_hyper[] = {
     { 0 },
 };
 
+/* auto with a budget */
+static bool calibrated(const double *h)
+{
+    return h[0] > 0;
+}
+
 static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
 {
     if (q->data)
@@ -33,6 +39,7 @@ const lm_kv_method lm_kv_auto = {
     .about = "numbers of the type of activations, or methods by a budget of bits",
     .hyper = auto_hyper,
     .file = true,
+    .calibrated = calibrated,
     .form = form,
     .plain = LM_DTYPE_NONE,
 };
