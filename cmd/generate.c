@@ -124,6 +124,8 @@ static lm_code run(generate_work *w, lm_err *e)
     if (!rc)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &w->out, e);
     if (!rc)
+        rc = generate_open_metrics(w, e);
+    if (!rc)
         rc = open_caches(w, e);
     if (rc)
         return rc;
@@ -131,6 +133,8 @@ static lm_code run(generate_work *w, lm_err *e)
     w->live =
         isatty(lm_out_fd(w->out)) || !w->text; /* a reader of JSONL gets each answer at once */
     rc = complete(w, e);
+    if (w->metrics)
+        rc = generate_close_metrics(w, rc, e);
     if (!rc && !lm_stopping())
         rc = generate_save_cache(w, e);
     if (!rc && w->paged && tool.json)
@@ -196,6 +200,7 @@ int main(int argc, char **argv)
     if (opt.list_kv ? generate_list_kv(&err) : run(&w, &err))
         lm_complain(&tool, &err);
     lm_out_drop(w.out);
+    lm_metrics_close(w.metrics, &(lm_err){ 0 });
     lm_generator_free(w.gen);
     generate_close_cache(&w);
     lm_paged_free(w.paged);

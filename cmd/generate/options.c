@@ -87,7 +87,8 @@ lm_tool tool = {
     .args = "MODEL [FILE ...]",
     .brief = "continue prompts with a model",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE,
+    .use =
+        LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE | LM_USE_METRICS,
     .min_args = 0, /* --list-kv */
     .max_args = -1,
     .examples = examples,

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/stop.h"
 #include "base/text.h"
 #include "common/model.h"
 #include "kv/tier_file.h"
@@ -54,9 +55,9 @@ static void check_tiers(void)
 
 void generate_check_serve(void)
 {
-    static const char *const only[] = { "kv-memory", "kv-host", "kv-disk" };
+    static const char *const only[] = { "kv-memory", "kv-host", "kv-disk", "metrics" };
     char option[32];
-    for (int i = 0; i < 3 && !opt.serve.batch; i++)
+    for (int i = 0; i < 4 && !opt.serve.batch; i++)
         if (lm_given(&tool, only[i])) {
             snprintf(option, sizeof option, "--%s", only[i]);
             lm_misuse(&tool, option, "give --serve-batch N, too", "has no effect without it");
@@ -67,6 +68,15 @@ void generate_check_serve(void)
     if (opt.serve.disk)
         split_disk();
     check_tiers();
+    if (tool.metrics && !strcmp(tool.metrics, "-") && (!tool.output || !strcmp(tool.output, "-")))
+        lm_misuse(&tool, "--metrics", "name a file, or give -o",
+                  "the answers are written to standard output");
+    if (tool.metrics) {
+        lm_refuse_same(&tool, tool.metrics, tool.argv[0]);
+        lm_refuse_ending(&tool, tool.metrics, LM_MAKES_TEXT);
+        for (int i = 1; i < tool.argc; i++)
+            lm_refuse_text(&tool, tool.metrics, tool.argv[i]);
+    }
     if (opt.any_order && opt.prompt.n && !tool.json)
         lm_misuse(&tool, "--as-they-come", "add --json", "plain text has no numbers of prompts");
 }
@@ -127,6 +137,47 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
     return LM_OK;
 }
 
+/* ---- metrics ---- */
+
+lm_code generate_open_metrics(generate_work *w, lm_err *e)
+{
+    const lm_metrics_mode mode = tool.force ? LM_METRICS_REPLACE : LM_METRICS_NEW;
+    if (!tool.metrics)
+        return LM_OK;
+    if (tool.output && strcmp(tool.output, "-")) /* the answers do not depend on their reader */
+        lm_outlast_readers(&tool);
+    return lm_metrics_open(tool.metrics, mode, &tool.sink, &w->metrics, e);
+}
+
+static lm_code begin_metrics(const generate_work *w, lm_err *e)
+{
+    lm_metrics_begin_run(w->metrics, tool.name, LM_VERSION, tool.full_argc, tool.full_argv,
+                         tool.seed);
+    lm_metrics_str(w->metrics, "device", w->backend->name);
+    lm_metrics_int(w->metrics, "texts", w->room.pages.sequences);
+    lm_metrics_int(w->metrics, "page_tokens", w->room.pages.page);
+    lm_metrics_int(w->metrics, "page_bytes", (int64_t)w->room.size.page);
+    return lm_metrics_end(w->metrics, e);
+}
+
+lm_code generate_close_metrics(generate_work *w, lm_code rc, lm_err *e)
+{
+    lm_err second = { 0 };
+    lm_metrics *m = w->metrics;
+    w->metrics = NULL;
+    lm_metrics_begin(m, "end");
+    lm_metrics_str(m, "status", rc ? "failed" : lm_stopping() ? "stopped" : "done");
+    lm_metrics_int(m, "step", w->kv.sched.steps);
+    lm_metrics_f64(m, "seconds", w->kv.seconds);
+    lm_metrics_end(m, &second);
+    if (!rc)
+        lm_metrics_settle(m);
+    lm_metrics_close(m, &second);
+    if (second.code && !rc)
+        *e = second;
+    return rc ? rc : second.code;
+}
+
 /* ---- the work ---- */
 
 static void warn(void *ctx, const lm_err *why)
@@ -139,7 +190,11 @@ static void warn(void *ctx, const lm_err *why)
 lm_code generate_serve(generate_work *w, const lm_complete_opts *o, const lm_complete_hooks *h,
                        lm_err *e)
 {
-    const lm_serve_opts how = { .tiers = w->room.tiers, .measure = true, .warn = warn };
+    const lm_serve_opts how = {
+        .tiers = w->room.tiers, .measure = true, .warn = warn, .metrics = w->metrics
+    };
+    if (w->metrics && begin_metrics(w, e))
+        return e->code;
     return lm_serve_run(w->paged, &how, w->tok, o, h, &w->st, &w->kv, e);
 }
 

@@ -19,6 +19,9 @@
 void generate_check_serve(void);
 /* Choose sizes and build; w->context may become shorter. */
 lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e);
+/* --metrics is opened before the work; and its last record. */
+lm_code generate_open_metrics(generate_work *w, lm_err *e);
+lm_code generate_close_metrics(generate_work *w, lm_code rc, lm_err *e);
 lm_code generate_serve(generate_work *w, const lm_complete_opts *o, const lm_complete_hooks *h,
                        lm_err *e);
 /* With --json the last line of the output. */

@@ -58,8 +58,9 @@ typedef struct {
     lm_paged *paged;
     lm_serve_room room;
     lm_serve_stats kv;
-    lm_buf disk;  /* its folder */
-    lm_input *in; /* NULL: -p */
+    lm_metrics *metrics; /* of --serve-batch, NULL: not asked for */
+    lm_buf disk;         /* its folder */
+    lm_input *in;        /* NULL: -p */
     lm_doc doc;
     lm_ids ids;
     int at;               /* next one of -p */

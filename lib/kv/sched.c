@@ -273,7 +273,11 @@ int64_t lm_sched_ids(const lm_sched *s, int64_t request, const uint32_t **ids)
 
 lm_sched_stats lm_sched_count(const lm_sched *s)
 {
-    return s->count;
+    lm_sched_stats c = s->count;
+    c.running = s->active;
+    for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger)
+        c.waiting += !sched_active(&s->seq[i]);
+    return c;
 }
 
 lm_pool *lm_sched_pool(lm_sched *s)

@@ -83,6 +83,7 @@ typedef struct {
     int64_t waits;                /* steps in which the next request had to wait */
     int64_t paused, dropped;      /* sequences: pages kept, pages dropped to be computed again */
     int64_t dropped_rows;
+    int64_t running, waiting; /* requests at the time of the call: in steps; the others */
 } lm_sched_stats;
 
 typedef struct lm_sched lm_sched;

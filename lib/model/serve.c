@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "model/complete_queue.h"
 #include "model/model.h"
+#include "model/serve_metrics.h"
 
 /* A request of the scheduler generates `text`.  Until its first token is chosen it stands for `more` other samples of
  * the prompt, too, which are forked from it then: `text` is the last of them, linked to those before it. */
@@ -30,6 +31,7 @@ typedef struct {
     lm_paged_draw *draw;
     int64_t prompt_rows, token_steps; /* computed so far; steps with new tokens */
     bool warned;
+    lm_serve_meter meter;
 } run;
 
 static lm_code set_owner(run *r, int64_t request, lm_completion *text, int64_t more, lm_err *e)
@@ -219,12 +221,23 @@ static void estimate(const run *r)
             r->token_steps ? r->st->decode_seconds / (double)r->token_steps : 0, t.rate);
 }
 
+/* No moves are under way. */
+static lm_code record(run *r, bool last, lm_err *e)
+{
+    if (!r->serve->metrics)
+        return LM_OK;
+    r->kv.sched = lm_sched_count(r->sched);
+    r->kv.tiers = lm_tiers_count(r->tiers);
+    return lm_serve_meter_step(&r->meter, r->serve->metrics, r->st, &r->kv, lm_sched_pool(r->sched),
+                               last, e);
+}
+
 /* ---- the loop ---- */
 
 /* The next step; *any = false: there is none. */
 static lm_code next_step(run *r, lm_sched_step *s, bool *any, lm_err *e)
 {
-    if (end_moves(r, e))
+    if (end_moves(r, e) || record(r, false, e))
         return e->code;
     double start = lm_now();
     estimate(r);
@@ -284,6 +297,19 @@ static lm_code open_run(run *r, lm_err *e)
     return lm_sched_new(&opts, pages, &r->sched, e);
 }
 
+static lm_code end_run(run *r, lm_serve_stats *kv, lm_err *e)
+{
+    const int32_t *lost;
+    int64_t n;
+    if (lm_tiers_end(r->tiers, &lost, &n, e) || record(r, true, e)) /* a stop leaves moves */
+        return e->code;
+    r->kv.sched = lm_sched_count(r->sched);
+    r->kv.tiers = lm_tiers_count(r->tiers);
+    if (kv)
+        *kv = r->kv;
+    return LM_OK;
+}
+
 lm_code lm_serve_run(lm_paged *g, const lm_serve_opts *o, const lm_tokenizer *tok,
                      const lm_complete_opts *how, const lm_complete_hooks *h, lm_complete_stats *st,
                      lm_serve_stats *kv, lm_err *e)
@@ -294,14 +320,8 @@ lm_code lm_serve_run(lm_paged *g, const lm_serve_opts *o, const lm_tokenizer *to
         rc = open_run(&r, e);
     if (!rc)
         rc = loop(&r, e);
-    if (!rc && kv) {
-        const int32_t *lost;
-        int64_t n;
-        rc = lm_tiers_end(r.tiers, &lost, &n, e); /* a stop leaves moves */
-        r.kv.sched = lm_sched_count(r.sched);
-        r.kv.tiers = lm_tiers_count(r.tiers);
-        *kv = r.kv;
-    }
+    if (!rc)
+        rc = end_run(&r, kv, e);
     lm_complete_queue_fini(&r.q);
     lm_sched_free(r.sched);
     lm_tiers_free(r.tiers);

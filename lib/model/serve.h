@@ -8,6 +8,7 @@
 #ifndef LM_MODEL_SERVE_H
 #define LM_MODEL_SERVE_H
 
+#include "format/metrics.h"
 #include "kv/sched.h"
 #include "model/complete.h"
 #include "model/paged.h"
@@ -20,6 +21,8 @@ typedef struct {
     bool measure;
     void (*warn)(void *ctx, const lm_err *why); /* the disk has failed: at most once; may be NULL */
     void *ctx;
+    lm_metrics *
+        metrics; /* a "step" record (serve_metrics.h) for each second of steps, and the last one; may be NULL */
 } lm_serve_opts;
 
 /* What is asked for. */

@@ -134,6 +134,27 @@ setup() {
     grep -q 'caches: .* at most, .* pages found, .* computed again' log
 }
 
+@test "generate --serve-batch: --metrics shows the work, in records that plot-run draws" {
+    opts="run/ -q -n 150 --ignore-eos --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M -o out.jsonl -f"
+    generate $opts --metrics run.jsonl many.jsonl
+    head -n 1 run.jsonl | grep -q '^{"event":"run","tool":"generate",.*"texts":40,"page_tokens":64,"page_bytes":32768}$'
+    grep '"event":"step"' run.jsonl | tail -n 1 | grep -qE '"tokens":6000,.*"tokens_per_second":[1-9].*"running":0,"waiting":0,.*"hit_rate":0\.[0-9]+,"moves":[1-9][0-9]*,"moved_bytes":[1-9].*"stalls_seconds":[0-9].*"recomputed":[0-9]+}$'
+    tail -n 1 run.jsonl | grep -q '^{"event":"end","status":"done","step":[1-9]'
+    plot-run run.jsonl -k rows_per_step -o rows.svg
+    grep -q '<svg' rows.svg
+    run -2 generate run/ -q --serve-batch 4 --metrics run.jsonl many.jsonl -o other.jsonl
+    [[ "$output" == *"run.jsonl: exists already"* ]]
+    [ ! -e other.jsonl ]
+    generate $opts --metrics run.jsonl many.jsonl
+    [ "$(grep -c '"event":"run"' run.jsonl)" -eq 1 ]
+    run -2 generate run/ -q --serve-batch 4 --metrics - many.jsonl
+    [[ "$output" == "generate: --metrics: the answers are written to standard output: name a file, or give -o" ]]
+    generate $opts --metrics - many.jsonl | grep -c '"event"' > lines
+    [ "$(cat lines)" -ge 3 ]
+    generate $opts --metrics >(head -n 1 > first) many.jsonl # a reader that ends
+    [ "$(wc -l < out.jsonl)" -eq 40 ]
+}
+
 @test "generate --serve-batch: -p prints texts, in order" {
     generate -q run/ -p 'The system' -p 'A word' -n 12 -T 0 > a
     generate -q run/ -p 'The system' -p 'A word' -n 12 -T 0 --serve-batch 2 > b
@@ -164,6 +185,7 @@ setup() {
     one 2 "--kv-memory: has no effect without it: give --serve-batch N, too" --kv-memory 1M
     one 2 "--kv-host: has no effect" --kv-host 1M
     one 2 "--kv-disk: has no effect" --kv-disk cache:1M
+    one 2 "--metrics: has no effect without it: give --serve-batch N, too" --metrics x.jsonl
     one 2 "cannot be combined with --serve-batch" --serve-batch 4 -b 4
     one 2 '"cache" is not DIR:SIZE: give a folder and a size such as cache/:40G' --serve-batch 4 --kv-disk cache
     one 2 '":1M" is not DIR:SIZE' --serve-batch 4 --kv-disk :1M
