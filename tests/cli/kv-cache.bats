@@ -218,6 +218,7 @@ PY
     run -1 generate -q run/ --load-cache short.kv --unverified -p ' and' -n 6
     head -c 9000 state.bin > cut.bin
     run -1 generate -q run/ --load-cache cut.bin --unverified -p ' and' -n 6
+    [[ "$output" =~ 'it ends early' ]]
 }
 
 @test "--kv and a loaded cache: the file is converted, and saved caches are coded" {
@@ -225,8 +226,8 @@ PY
     quantize-kv -q doc.kv -m int8 -o eight.kv
     generate -q run/ --load-cache eight.kv -p ' one' -n 4 -T 0 > b
     cmp a b
-    generate -q run/ --load-cache eight.kv --kv auto -p ' one' -n 4 -T 0 > c
-    [ -s c ]
+    generate -q run/ --load-cache eight.kv --kv int4 -p ' one' -n 0 --save-cache c.kv
+    quantize-kv -l c.kv | grep -q '^layers.0.k.*int4$'
     generate -q run/ --kv int4 --save-cache made.kv -p "$(head -c 900 corpus.txt)" -n 0
     quantize-kv -l made.kv | grep -q '^layers.0.k.*int4$'
     quantize-kv --verify made.kv
