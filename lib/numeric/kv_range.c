@@ -3,40 +3,14 @@
 #include <math.h>
 
 #include "numeric/kv_format.h"
-
-/* Order x[0..n) so that x[k] is the number that sorting puts there, smaller ones in front of it. */
-static float select_number(float *x, int64_t n, int64_t k)
-{
-    for (int64_t lo = 0, hi = n - 1; lo < hi;) {
-        float pivot = x[lo + (hi - lo) / 2];
-        int64_t i = lo, j = hi;
-        while (i <= j) {
-            while (x[i] < pivot)
-                i++;
-            while (x[j] > pivot)
-                j--;
-            if (i <= j) {
-                float swapped = x[i];
-                x[i++] = x[j];
-                x[j--] = swapped;
-            }
-        }
-        if (k <= j)
-            hi = j;
-        else if (k >= i)
-            lo = i;
-        else
-            break;
-    }
-    return x[k];
-}
+#include "numeric/select.h"
 
 /* The quantile q, with linear interpolation. */
 static double quantile(float *x, int64_t n, double q)
 {
     double at = q * (double)(n - 1);
     int64_t i = (int64_t)at;
-    double low = (double)select_number(x, n, i), high = low;
+    double low = (double)lm_select_nth(x, 0, n, i), high = low;
     if (i + 1 < n) {
         high = (double)x[i + 1];
         for (int64_t k = i + 2; k < n; k++)
@@ -63,7 +37,7 @@ void lm_kv_token_range(double outliers, const float *x, int64_t n, float range[2
             most = fmaxf(most, work[i]);
         }
     if (least > most) /* all are outliers, and the published code puts the median for them */
-        least = most = select_number(work, m, (m - 1) / 2);
+        least = most = lm_select_nth(work, 0, m, (m - 1) / 2);
     range[0] = least;
     range[1] = most;
 }

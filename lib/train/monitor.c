@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "graph/mirror.h"
+#include "numeric/select.h"
 
 /* Each costs three cache misses; with this number the 99th percentile is accurate to a few
  * percent. */
@@ -80,35 +81,6 @@ lm_code lm_monitor_after(lm_monitor *m, lm_err *e)
     return lm_mirror_pull(&m->after, m->after.bytes, NULL, e);
 }
 
-/* Element k of x[from, n) as if sorted; elements before it are not larger, those behind it not
- * smaller (C. A. R. Hoare, Algorithm 65: Find). */
-static float select_nth(float *x, int64_t from, int64_t n, int64_t k)
-{
-    int64_t lo = from, hi = n - 1;
-    while (lo < hi) {
-        float pivot = x[lo + (hi - lo) / 2];
-        int64_t i = lo, j = hi;
-        while (i <= j) {
-            while (x[i] < pivot)
-                i++;
-            while (pivot < x[j])
-                j--;
-            if (i > j)
-                break;
-            float t = x[i];
-            x[i++] = x[j];
-            x[j--] = t;
-        }
-        if (k <= j)
-            hi = j;
-        else if (k >= i)
-            lo = i;
-        else
-            break;
-    }
-    return x[k];
-}
-
 void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out)
 {
     const float *before = m->before.host, *after = m->after.host;
@@ -122,9 +94,9 @@ void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out)
     }
     int64_t k50 = (int64_t)(0.50 * last), k90 = (int64_t)(0.90 * last),
             k99 = (int64_t)(0.99 * last), n = m->count;
-    out->p50 = select_nth(grad, 0, n, k50);
-    out->p90 = select_nth(grad, k50, n, k90);
-    out->p99 = select_nth(grad, k90, n, k99);
-    out->max = select_nth(grad, k99, n, n - 1);
+    out->p50 = lm_select_nth(grad, 0, n, k50);
+    out->p90 = lm_select_nth(grad, k50, n, k90);
+    out->p99 = lm_select_nth(grad, k90, n, k99);
+    out->max = lm_select_nth(grad, k99, n, n - 1);
     out->update_ratio = size > 0 ? sqrt(moved / size) : 0;
 }
