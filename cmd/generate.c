@@ -68,6 +68,7 @@ static lm_code open_caches(generate_work *w, lm_err *e)
     lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, seed %lld, context %lld, caches %s", tool.name,
            LM_VERSION, type == LM_DTYPE_BF16 ? "bf16" : "f32", w->backend->name,
            (long long)tool.seed, (long long)w->context, lm_show_bytes((double)bytes, cache));
+    generate_say_memory(w);
     generate_say_kv(w);
     lm_say_weights(&tool, &w->model);
     return LM_OK;

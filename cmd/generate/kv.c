@@ -49,6 +49,16 @@ lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
     return LM_OK;
 }
 
+/* Methods that code, and no layer that they do not leave alone. */
+static bool leaves_all_alone(const lm_kv_plan *p)
+{
+    bool coded = false;
+    for (int64_t i = 0; i < 2 * p->layers; i++)
+        coded = coded || p->side[i].format;
+    return !coded &&
+           (strstr(p->text, "first=") || strstr(p->text, "last=") || strstr(p->text, "skip="));
+}
+
 void generate_say_kv(const generate_work *w)
 {
     const lm_kv_plan *p = w->caches.plan;
@@ -58,6 +68,10 @@ void generate_say_kv(const generate_work *w)
         return;
     for (int64_t l = 0; l < p->layers; l++)
         numbers += 2 * (double)(w->caches.site[l].kv_heads * w->caches.site[l].head_dim);
+    if (leaves_all_alone(p))
+        lm_say(&tool, LM_LOG_WARN,
+               "--kv %s: all %" PRId64 " layers are left alone, so that nothing is coded", p->text,
+               p->layers);
     bytes = lm_kv_plan_bytes(p, w->caches.site);
     lm_say(&tool, LM_LOG_INFO,
            "--kv %s: %s a token, %.2f bits a number; pages of %" PRId64 " tokens; %s of plain "
@@ -72,4 +86,18 @@ void generate_say_kv(const generate_work *w)
         lm_say(&tool, LM_LOG_INFO,
                "--kv: room for %" PRId64 " token%s of a text; prompts share a cache of %s", kept,
                lm_plural(kept), lm_show_bytes((double)prompts, token));
+}
+
+void generate_say_memory(const generate_work *w)
+{
+    lm_generator_memory m;
+    char caches[32], prompts[32], activations[32], policy[32];
+    if (!w->gen)
+        return;
+    lm_generator_plan(w->gen, &m);
+    lm_say(&tool, LM_LOG_INFO,
+           "memory beside the weights: caches %s, that of prompts %s, activations %s, policy %s",
+           lm_show_bytes((double)m.caches, caches), lm_show_bytes((double)m.prompts, prompts),
+           lm_show_bytes((double)m.activations, activations),
+           lm_show_bytes((double)m.policy, policy));
 }

@@ -59,7 +59,6 @@ typedef struct {
     lm_serve_room room;
     lm_serve_stats kv;
     lm_metrics *metrics; /* of --serve-batch, NULL: not asked for */
-    lm_buf disk;         /* its folder */
     lm_input *in;        /* NULL: -p */
     lm_doc doc;
     lm_ids ids;
@@ -99,6 +98,8 @@ void generate_check_kv(void);
 /* Bind --kv to the model that computes in `type`. */
 lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e);
 void generate_say_kv(const generate_work *w);
+/* The memory that was allocated beside the weights. */
+void generate_say_memory(const generate_work *w);
 
 /* ---- prompts.c ---- */
 

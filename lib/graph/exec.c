@@ -126,6 +126,11 @@ lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *pla
     return make_ready(*out, with, e) ? give_up(out, e->code) : LM_OK;
 }
 
+size_t lm_exec_bytes(const lm_exec *x)
+{
+    return x->borrowed ? 0 : x->plan->bytes;
+}
+
 void lm_exec_free(lm_exec *x)
 {
     if (!x)

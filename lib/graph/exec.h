@@ -40,6 +40,8 @@ lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep
 lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *plan, lm_exec *with,
                             lm_exec **out, lm_err *e);
 void lm_exec_free(lm_exec *x);
+/* Bytes of its arena; 0 if it runs in another one's. */
+size_t lm_exec_bytes(const lm_exec *x);
 
 /* Set the memory of a value that is not an activation; each such value that a node uses must be
  * bound before the first run.  A view lies in the memory of its value and is not bound. */

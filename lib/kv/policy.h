@@ -56,7 +56,8 @@ bool lm_kv_policy_weighs(const lm_kv_policy *p);
 /* True if a generated token takes the place of another one, so that single tokens are coded anew. */
 bool lm_kv_policy_replaces(const lm_kv_policy *p);
 
-/* Tokens that a head of a layer keeps of a prompt of n; at most n. */
+/* Tokens that a head of a layer keeps of a prompt of n; at most n.  `layer` counts those that drop tokens, `layers` in
+ * all. */
 int64_t lm_kv_policy_budget(const lm_kv_policy *p, int64_t n, int64_t layer, int64_t layers);
 /* The newest tokens that stay whatever their scores, after a prompt of n. */
 int64_t lm_kv_policy_recent(const lm_kv_policy *p, int64_t n);

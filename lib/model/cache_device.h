@@ -19,11 +19,11 @@ typedef struct {
     struct lm_backend *b;
 } lm_cache_formats;
 
-/* The plan (may be NULL; borrowed, as `b`, until lm_cache_formats_fini) with arrays in memory of b; it is taken as it is
- * where the host's memory is that of b, or there are no arrays.  Fails: LM_ELIMIT. */
+/* The plan with its arrays copied to the memory of b.  out->plan is `plan` itself if b computes in the host's memory, or
+ * the plan has no arrays.  plan (may be NULL) and b are borrowed until lm_cache_formats_fini.  Fails: LM_ELIMIT. */
 lm_code lm_cache_formats_on(const lm_kv_plan *plan, const lm_config *c, struct lm_backend *b,
                             lm_cache_formats *out, lm_err *e);
-/* Behind the last use of the graphs. */
+/* Release it, after the graphs. */
 void lm_cache_formats_fini(lm_cache_formats *f);
 
 #endif

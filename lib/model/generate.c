@@ -420,6 +420,16 @@ size_t lm_generator_cache_bytes(const lm_generator *g)
     return g->cache_bytes + generator_keep_bytes(g->keep);
 }
 
+void lm_generator_plan(const lm_generator *g, lm_generator_memory *out)
+{
+    *out = (lm_generator_memory){ .caches = g->cache_bytes,
+                                  .prompts = generator_keep_bytes(g->keep),
+                                  .activations = g->choice.work_bytes,
+                                  .policy = g->keep ? generator_keep_scratch(g->keep) : 0 };
+    for (int i = 0; i < CHUNKS + g->n_decode; i++)
+        out->activations += lm_exec_bytes(i < CHUNKS ? g->prefill[i].x : g->decode[i - CHUNKS].s.x);
+}
+
 double lm_generator_token_bytes(const lm_generator *g)
 {
     double sum = 0;

@@ -79,6 +79,12 @@ size_t lm_generator_tail_bytes(const lm_generator *g);
 /* The most tokens of a text that a layer keeps, without those with a window, and in *bytes those of the cache that
  * prompts share; 0 without a policy. */
 int64_t lm_generator_kept(const lm_generator *g, size_t *bytes);
+/* Bytes that a generator allocates beside the weights: caches of slots, the cache that prompts share, activations and
+ * scratch of kernels, and what a policy needs besides. */
+typedef struct {
+    size_t caches, prompts, activations, policy;
+} lm_generator_memory;
+void lm_generator_plan(const lm_generator *g, lm_generator_memory *out);
 /* Seconds of decoding by operator, see lm_exec_times; on a device call lm_exec_timing before the
  * first step. */
 lm_exec *lm_generator_exec(lm_generator *g);

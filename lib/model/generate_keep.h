@@ -10,6 +10,7 @@
 
 /* A layer that keeps some tokens. */
 typedef struct {
+    int64_t number;      /* among the layers without a window */
     int64_t heads, room; /* key/value heads; tokens of whole pages of a slot */
     int64_t *used;       /* of each slot: tokens in its caches */
     int32_t *at;         /* [slots][heads][room]: the position of each */
@@ -38,6 +39,7 @@ typedef struct {
 
 struct generator_keep {
     const lm_kv_policy *p;
+    int64_t limited; /* layers without a window */
     int64_t layers, batch, context, most_new, most_heads;
     int64_t *rows; /* of each layer: lm_build.kept */
     kept_layer *layer;

@@ -17,10 +17,16 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Tokens of a prompt of n that a layer keeps.  Layers with a window are not counted, nor limited. */
+static int64_t budget_of(const generator_keep *k, int64_t layer, int64_t n)
+{
+    return lm_kv_policy_budget(k->p, n, k->layer[layer].number, k->limited);
+}
+
 /* Tokens of a head after a prompt of n and its new tokens. */
 static int64_t most_rows(const generator_keep *k, int64_t layer, int64_t n)
 {
-    int64_t budget = lm_kv_policy_budget(k->p, n, layer, k->layers);
+    int64_t budget = budget_of(k, layer, n);
     return least(lm_kv_policy_most(k->p, n, budget), budget + least(k->most_new, k->context - n));
 }
 
@@ -62,6 +68,10 @@ lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, gener
         lm_alloc_n(&k->pending, slots, sizeof *k->pending, "slots", e))
         return e->code;
     for (int64_t l = 0; l < c->layers; l++) {
+        k->layer[l].number = k->limited;
+        k->limited += !c->layer[l].window;
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
         k->rows[l] = c->layer[l].window ? 0 : room_of(k, l);
         k->layer[l].heads = c->layer[l].kv_heads;
         if (c->layer[l].kv_heads > k->most_heads)
@@ -78,6 +88,13 @@ const int64_t *generator_kept(const generator_keep *k)
 size_t generator_keep_bytes(const generator_keep *k)
 {
     return k ? k->cache_bytes : 0;
+}
+
+size_t generator_keep_scratch(const generator_keep *k)
+{
+    const keep_encoder *c = &k->encode;
+    return k->mass.bytes + k->prompt.bytes + c->numbers.bytes + c->weight.bytes + c->row_bytes +
+           c->work_bytes;
 }
 
 int64_t lm_generator_kept(const lm_generator *g, size_t *bytes)
@@ -364,7 +381,7 @@ lm_code generator_keep_prompt(lm_generator *g, int64_t slot, lm_err *e)
     for (int64_t l = 0; l < k->layers; l++) {
         if (!k->rows[l])
             continue;
-        int64_t budget = lm_kv_policy_budget(k->p, k->n[slot], l, k->layers);
+        int64_t budget = budget_of(k, l, k->n[slot]);
         if (k->p->kind == LM_KV_MERGE) {
             if (generator_encode_merged(g, slot, l, &budget, e))
                 return e->code;
@@ -407,7 +424,7 @@ static lm_code choose_rows(generator_keep *k, int64_t layer, int64_t slot, int64
 {
     kept_layer *y = &k->layer[layer];
     int64_t n = k->n[slot], rows = y->used[slot];
-    int64_t most = lm_kv_policy_most(k->p, n, lm_kv_policy_budget(k->p, n, layer, k->layers));
+    int64_t most = lm_kv_policy_most(k->p, n, budget_of(k, layer, n));
     if (rows < most && rows >= y->room)
         return lm_fail(e, LM_EUSAGE, where, "allow more new tokens",
                        "%" PRId64 " tokens are the capacity of layer %" PRId64, y->room, layer);

@@ -34,12 +34,15 @@ lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, gener
 void generator_keep_free(lm_generator *g);
 /* lm_build.kept; NULL without a policy. */
 const int64_t *generator_kept(const generator_keep *k);
-/* Count the cache of prompts; graphs are there. */
+/* Count the bytes of the cache of prompts, when the graphs are built. */
 lm_code generator_keep_count(lm_generator *g, lm_err *e);
-/* Allocate the cache of prompts and what selections need; graphs and caches of slots are there. */
+/* Allocate the cache of prompts, and what selections need, behind the caches of slots. */
 lm_code generator_keep_open(lm_generator *g, lm_err *e);
 /* Bytes of the cache of prompts. */
 size_t generator_keep_bytes(const generator_keep *k);
+
+/* Bytes of masses, and of what selects and stores rows. */
+size_t generator_keep_scratch(const generator_keep *k);
 
 /* Inputs of a decoding graph. */
 lm_code generator_keep_inputs(const lm_generator *g, lm_model *m, lm_exec *x, keep_inputs *out,
@@ -70,7 +73,7 @@ lm_code generator_keep_describe(const lm_generator *g, int64_t slot, lm_kv_image
 /* Check that an image can be continued by n tokens; take what it says of tokens. */
 lm_code generator_keep_check(const lm_generator *g, const lm_kv_image *m, int64_t n, lm_err *e);
 lm_code generator_keep_take(lm_generator *g, int64_t slot, const lm_kv_image *m, lm_err *e);
-/* Copy what the host and the masses know of a slot. */
+/* Copy the positions and masses of a slot's tokens to another slot. */
 lm_code generator_keep_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e);
 /* Tokens of a slot's prompt. */
 int64_t generator_keep_prompt_tokens(const lm_generator *g, int64_t slot);

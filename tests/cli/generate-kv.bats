@@ -86,6 +86,8 @@ END
     for kv in auto:bits=3 kvquant fp8:scale=head 'layers.0=int8;kvquant:bits=3'; do
         refused "generate: --kv: *reads a calibration, and there is no run/kv-calibration.safetensors: make it with quantize-kv --calibrate --method all -o FILE MODEL DATA, or set file=FILE" --kv $kv
     done
+    run --separate-stderr generate run/ -p x -n 2 --kv int4:first=9
+    [[ $stderr == "generate: --kv int4:first=9: all 2 layers are left alone, so that nothing is coded"$'\n'* ]]
     run --separate-stderr generate no-model -p x --kv kvquant:file=none.safetensors
     [ "$status" -eq 1 ]
     [[ $stderr == "generate: none.safetensors: cannot open: "* ]]

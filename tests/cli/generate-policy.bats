@@ -92,6 +92,7 @@ setup() {
     [ "$(caches --kv streaming:window=59)" = $((one + 8 * one / 16)) ]
     [ "$(caches --kv kvmerge)" = $((one + 8 * one)) ]
     run --separate-stderr generate -v run/ -n 16 -p 'The system' --context 512 --kv snapkv:capacity=48,window=8
+    [[ $stderr =~ 'memory beside the weights: caches 32.0 KiB, that of prompts 256 KiB, activations '[0-9.]+' '[KM]'iB, policy '[0-9.]+' KiB' ]]
     [[ $stderr == *$'\n'"generate: --kv: room for 64 tokens of a text; prompts share a cache of 256 KiB"$'\n'* ]]
 }
 

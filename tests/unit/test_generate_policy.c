@@ -645,6 +645,57 @@ static void slots_alone(void **state)
     }
 }
 
+/* Layers with a window keep all tokens, and are none of the pyramid's: the others keep `capacity` on average. */
+static void pyramids_over_layers_that_drop(void **state)
+{
+    static const char config[] = "{\"model_type\":\"gemma3_text\"," CACHED_LAYERS
+                                 "\"num_hidden_layers\":6,\"sliding_window\":140,"
+                                 "\"sliding_window_pattern\":2,\"query_pre_attn_scalar\":32}";
+    lm_loaded w;
+    keeper k;
+    int64_t sum = 0, first = 0, last = 0;
+    (void)state;
+    loaded_of(config, LM_DTYPE_F32, par, backend, &w);
+    open_keeper(&k, &w, LM_DTYPE_F32, 1, "snapkv:capacity=60,window=10,budget=pyramid");
+    prompt(&k, 0, PROMPT);
+    for (int64_t l = 0; l < 6; l++) {
+        int64_t held = lm_generator_held(k.g, 0, l);
+        if (w.config.layer[l].window) {
+            assert_int_equal(held, PROMPT);
+            continue;
+        }
+        first = first ? first : held;
+        last = held;
+        sum += held;
+    }
+    assert_int_equal(sum, 3 * 60);
+    assert_true(first > 100 && last < 20);
+    close_keeper(&k);
+    lm_loaded_fini(&w);
+}
+
+/* A slot has room for as many new tokens as were announced, rounded up to pages; then steps are refused. */
+static void room_for_new_tokens(void **state)
+{
+    lm_loaded w;
+    keeper k = { 0 };
+    int32_t next = 1;
+    (void)state;
+    loaded_of(configs[LLAMA], LM_DTYPE_F32, par, backend, &w);
+    ok(lm_cache_plan_open("snapkv:capacity=60,window=8", &w.config, LM_DTYPE_F32, NULL, &k.plan,
+                          &err));
+    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, 1, S, k.plan.plan, 4 }, backend,
+                        &k.g, &err));
+    prompt(&k, 0, PROMPT);
+    for (int i = 0; i < 4; i++)
+        ok(lm_generator_decode(k.g, &next, NULL, &err));
+    assert_int_equal(lm_generator_decode(k.g, &next, NULL, &err), LM_EUSAGE);
+    assert_string_equal(err.what, "64 tokens are the capacity of layer 0");
+    err = (lm_err){ 0 };
+    close_keeper(&k);
+    lm_loaded_fini(&w);
+}
+
 /* Slots have room for the tokens that stay and new ones, and prompts for one context. */
 static void room(void **state)
 {
@@ -695,6 +746,8 @@ int main(void)
         cmocka_unit_test(room),
         cmocka_unit_test(beyond_the_positions),
         cmocka_unit_test(positions_of_the_text),
+        cmocka_unit_test(pyramids_over_layers_that_drop),
+        cmocka_unit_test(room_for_new_tokens),
     };
     return cmocka_run_group_tests_name("generate_policy", tests, open_cached, close_cpu);
 }
