@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* merge.h -- merging of neighbours with similar keys, as pure functions of one key/value head.
  *
- * After the abstract of KVMerger (arXiv:2407.08454); what it leaves open is chosen here.  After the prompt, neighbours i
- * and i + 1 are joined in falling order of the cosine of their keys, as long as it is at least `threshold` and more
- * tokens than `keep` n are left.  The last `window` tokens, and the share `heavy` of the others with the largest masses,
- * stay alone.  A run of joined tokens becomes one at the position of its pivot, the token of the largest mass: keys
- * and values are sums with weights
- *   rule=kernel  g_i / sum g, g_i = exp(-|k_i - k_p|^2 / (2 s^2)), s the mean distance of the others to the pivot p
- *   rule=pivot   the mean of the pivot and of the halves of each other token and the pivot (LOOK-M, arXiv:2406.18139) */
+ * After KVMerger (arXiv:2407.08454).  As there, sets are runs of neighbours whose keys have a cosine of at least
+ * `threshold`; a run becomes one token at the position of its pivot, the token of the largest mass; keys and values are
+ * sums with the same weights, those of a Gaussian kernel around the pivot's key, normalised to 1; and the last `window`
+ * tokens, and the share `heavy` of the others with the largest masses, stay alone.
+ * Chosen here:
+ *   keep    neighbours are joined in falling order of their cosine only until `keep` n tokens are left; with keep near 0
+ *           all are joined that the threshold allows, which are the sets above
+ *   kernel  its width s is the mean distance of the other keys of the run to the pivot's.  Implementations differ in it:
+ *           the root of the mean square is another choice
+ *   rule=kernel  weights g_i / sum g, g_i = exp(-|k_i - k_p|^2 / (2 s^2)), p the pivot
+ *   rule=pivot   instead, the mean of the pivot and of the halves of each other token and the pivot (LOOK-M,
+ *                arXiv:2406.18139) */
 #ifndef LM_KV_MERGE_H
 #define LM_KV_MERGE_H
 
