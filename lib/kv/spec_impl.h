@@ -35,7 +35,7 @@ struct lm_kv_spec {
     lm_kv_use policy;
     const char *file[LM_KV_FILES];
     int n_files;
-    int silent; /* number of the file that is not part of the text; 0: none */
+    int silent;      /* number of the file that is not part of the text; 0: none */
     lm_arena *arena; /* of their names */
     lm_buf text;
 };

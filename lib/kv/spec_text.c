@@ -30,7 +30,9 @@ lm_code lm_kv_add_use(const lm_kv_spec *s, const lm_kv_use *u, lm_buf *out, lm_e
             return e->code;
         mark = ',';
     }
-    return u->file && u->file != s->silent ? lm_buf_addf(out, e, "%cfile=%s", mark, s->file[u->file - 1]) : LM_OK;
+    return u->file && u->file != s->silent
+               ? lm_buf_addf(out, e, "%cfile=%s", mark, s->file[u->file - 1])
+               : LM_OK;
 }
 
 lm_code lm_kv_add_ranges(const lm_kv_item *it, lm_buf *out, lm_err *e)
