@@ -25,18 +25,13 @@ static double perplexity(const lm_kv_sums *s)
     return s->tokens ? exp(s->nll / (double)s->tokens) : -1;
 }
 
-static bool drops_tokens(const lm_kv_row *r)
-{
-    return r->plan.plan && r->plan.plan->policy;
-}
-
 /* ---- the table ---- */
 
-enum { COLUMNS = 13, CELL = 16 };
+enum { COLUMNS = 14, CELL = 16 };
 static const char *const head[COLUMNS] = { "bits",     "bytes/token", "coded",       "memory",
                                            "tokens/s", "32 at once",  "first token", "perplexity",
                                            "plain's",  "KL",          "top-1",       "passkeys",
-                                           "attention" };
+                                           "observed", "attention" };
 
 /* A number with that many digits behind the point; "-" if it was not measured. */
 static void show(double x, int digits, char out[CELL])
@@ -66,8 +61,9 @@ static void fill_cells(const kv_report *k, const lm_kv_row *r, char cell[COLUMNS
     show(perplexity(&r->reference), 4, cell[8]);
     snprintf(cell[9], CELL, r->sum.tokens ? "%.3g" : "-", per_token(&r->sum, r->sum.kl));
     show(per_token(&r->sum, (double)r->sum.top1), 4, cell[10]);
-    show(lm_kv_row_solved(r, k->report.cells, k->passkeys.n), 3, cell[11]);
-    show(r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)), 4, cell[12]);
+    show(lm_kv_solved(r->solved, k->report.cells, k->passkeys.n), 3, cell[11]);
+    show(lm_kv_solved(r->observed, k->report.cells, k->passkeys.n), 3, cell[12]);
+    show(r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)), 4, cell[13]);
 }
 
 /* The widest name. */
@@ -158,13 +154,13 @@ static void put_number(lm_jw *j, const char *key, double x)
     lm_jw_f64(j, key, x < 0 ? (double)NAN : x);
 }
 
-static void put_map(const kv_report *k, const lm_kv_row *r, lm_jw *j)
+static void put_map(const kv_report *k, const char *key, const int64_t *map, lm_jw *j)
 {
-    lm_jw_arr(j, "passkey_map");
-    for (int64_t d = 0; r->solved && d < k->depths; d++) {
+    lm_jw_arr(j, key);
+    for (int64_t d = 0; map && d < k->depths; d++) {
         lm_jw_arr(j, NULL);
         for (int64_t l = 0; l < k->lengths; l++)
-            lm_jw_f64(j, NULL, (double)r->solved[d * k->lengths + l] / (double)k->repeats);
+            lm_jw_f64(j, NULL, (double)map[d * k->lengths + l] / (double)k->repeats);
         lm_jw_close_arr(j);
     }
     lm_jw_close_arr(j);
@@ -194,9 +190,10 @@ static void put_row(const kv_report *k, const lm_kv_row *r, lm_jw *j)
     put_number(j, "kl", per_token(&r->sum, r->sum.kl));
     put_number(j, "kl_most", r->sum.tokens ? r->sum.kl_most : -1);
     put_number(j, "top1", per_token(&r->sum, (double)r->sum.top1));
-    put_number(j, "passkeys", lm_kv_row_solved(r, k->report.cells, k->passkeys.n));
-    lm_jw_str(j, "passkey_question", drops_tokens(r) ? "prompt" : "decoded");
-    put_map(k, r, j);
+    put_number(j, "passkeys", lm_kv_solved(r->solved, k->report.cells, k->passkeys.n));
+    put_map(k, "passkey_map", r->solved, j);
+    put_number(j, "passkeys_observed", lm_kv_solved(r->observed, k->report.cells, k->passkeys.n));
+    put_map(k, "passkey_map_observed", r->observed, j);
     put_number(j, "attention_error", r == k->row ? 0 : lm_kv_row_error(r, layers_of(k)));
     lm_jw_arr(j, "attention_error_by_layer");
     for (int64_t l = 0; r->error && l < layers_of(k); l++)

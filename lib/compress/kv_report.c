@@ -193,8 +193,7 @@ static lm_code time_row(const report *t, lm_kv_row *row, lm_err *e)
 
 /* ---- retrieval ---- */
 
-/* Tasks whose prompt has the question, too, without its last token: methods that choose tokens of a prompt observe
- * what is asked for. */
+/* Move the question, without its last token, into the prompt of all tasks. */
 static lm_code ask_in_prompts(const lm_kv_passkeys *p, lm_kv_task **out, lm_err *e)
 {
     if (lm_alloc_n(out, (size_t)p->n, sizeof **out, "passkeys", e))
@@ -211,15 +210,20 @@ static lm_code ask_in_prompts(const lm_kv_passkeys *p, lm_kv_task **out, lm_err 
 static lm_code ask_row(const report *t, lm_kv_row *row, lm_err *e)
 {
     const lm_kv_passkeys *p = t->r->passkeys;
+    size_t cells = (size_t)t->r->cells;
     lm_kv_task *own = NULL;
     lm_generator *g;
 
-    if (lm_alloc_n(&row->solved, (size_t)t->r->cells, sizeof *row->solved, "a map", e) ||
+    if (lm_alloc_n(&row->solved, cells, sizeof *row->solved, "a map", e) ||
         open_generator(t, row, 8, p->longest, &g, e))
         return e->code;
-    lm_code rc = has_policy(row) ? ask_in_prompts(p, &own, e) : LM_OK;
-    if (!rc)
-        rc = lm_kv_retrieve(g, own ? own : p->task, p->n, row->solved, NULL, e);
+    lm_code rc = lm_kv_retrieve(g, p->task, p->n, row->solved, NULL, e);
+    if (!rc && has_policy(row))
+        rc = lm_alloc_n(&row->observed, cells, sizeof *row->observed, "a map", e);
+    if (!rc && row->observed)
+        rc = ask_in_prompts(p, &own, e);
+    if (!rc && own)
+        rc = lm_kv_retrieve(g, own, p->n, row->observed, NULL, e);
     lm_generator_free(g);
     lm_free(own);
     return rc;
@@ -434,19 +438,20 @@ void lm_kv_row_fini(lm_kv_row *row)
 {
     lm_cache_plan_fini(&row->plan);
     lm_free(row->solved);
+    lm_free(row->observed);
     lm_free(row->error);
-    row->solved = NULL;
+    row->solved = row->observed = NULL;
     row->error = NULL;
 }
 
-double lm_kv_row_solved(const lm_kv_row *row, int64_t cells, int64_t n)
+double lm_kv_solved(const int64_t *map, int64_t cells, int64_t n)
 {
     int64_t sum = 0;
 
-    if (!row->solved || n < 1)
+    if (!map || n < 1)
         return -1;
     for (int64_t i = 0; i < cells; i++)
-        sum += row->solved[i];
+        sum += map[i];
     return (double)sum / (double)n;
 }
 

@@ -30,7 +30,10 @@ typedef struct {
     lm_kv_sums sum; /* from the first token on; with a policy, behind a prompt of half a window */
     lm_kv_sums reference; /* the plain cache's on the same tokens */
     int64_t *solved;      /* [depths, lengths] tasks, of `repeats` */
-    double *error;        /* [layers]: relative error of the attention's output */
+    /* With a policy: the same when the prompt has the question, too, without its last token, so that it is
+     * observed when tokens are chosen. */
+    int64_t *observed;
+    double *error; /* [layers]: relative error of the attention's output */
 } lm_kv_row;
 
 typedef struct {
@@ -57,8 +60,8 @@ typedef struct {
 lm_code lm_kv_report_run(const lm_kv_report *r, lm_kv_row *row, int n, lm_err *e);
 void lm_kv_row_fini(lm_kv_row *row);
 
-/* Share of all tasks of a row that were solved, of n tasks; negative: there are none. */
-double lm_kv_row_solved(const lm_kv_row *row, int64_t cells, int64_t n);
+/* Share of all tasks of a map [cells] (solved, observed) that were solved, of n tasks; negative: there are none. */
+double lm_kv_solved(const int64_t *map, int64_t cells, int64_t n);
 /* Mean of the relative errors of all layers; negative: not measured. */
 double lm_kv_row_error(const lm_kv_row *row, int64_t layers);
 

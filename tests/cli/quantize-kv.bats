@@ -139,7 +139,7 @@ EOF
     [ "$(of streaming bytes_per_token)" -eq "$((plain / 2))" ] && [ "$(of streaming bytes_per_coded_token)" = "$plain" ]
     [ "$(of int4 perplexity_reference)" = "$(of plain perplexity)" ]
     [ "$(of streaming perplexity_reference)" != "$(of plain perplexity)" ]
-    [ "$(of int4 passkey_question) $(of streaming passkey_question)" = '"decoded" "prompt"' ]
+    [ "$(of int4 passkeys_observed)" = null ] && [[ $(of streaming passkeys) == 0* && $(of streaming passkeys_observed) == 0* ]]
 }
 
 @test "quantize-kv: windows are parts of one document, of text and of shards" {

@@ -110,7 +110,7 @@ static void rows_are_independent(void **state)
     }
     assert_true(lm_kv_row_error(&all[1], LAYERS) >= fmin(all[1].error[0], all[1].error[1]));
     assert_true(lm_kv_row_error(&all[0], LAYERS) < 0);
-    assert_true(lm_kv_row_solved(&all[1], 0, 0) < 0);
+    assert_true(lm_kv_solved(all[1].solved, 0, 0) < 0);
     free_rows(all, 4);
     free_rows(two, 3);
 }
@@ -279,7 +279,7 @@ static uint32_t answer_of(const lm_kv_plan *p, const uint32_t *text, int decoded
     return answer;
 }
 
-/* With a policy the prompt has the question but its last token, without one the question is decoded. */
+/* The question is decoded; with a policy it is also asked in prompts that have it but its last token. */
 static void policies_observe_the_question(void **state)
 {
     static const char spec[] = "snapkv:capacity=8,window=4,kernel=1";
@@ -306,7 +306,10 @@ static void policies_observe_the_question(void **state)
     assert_true(differ > 0);
     lm_kv_row row[2] = { { .name = "plain" }, { .name = "snapkv", .spec = spec } };
     ok(lm_kv_report_run(&r, row, 2, &err));
-    assert_int_equal(row[1].solved[0], TASKS);
+    assert_int_equal(row[1].observed[0], TASKS);
+    assert_int_equal(row[1].solved[0], TASKS - differ);
+    assert_null(row[0].observed);
+    assert_true(lm_kv_solved(row[1].observed, 1, TASKS) == 1);
     free_rows(row, 2);
     for (int i = 0; i < TASKS; i++)
         text[i][CONTEXT + QUESTION] = answer_of(NULL, text[i], QUESTION);
