@@ -206,6 +206,7 @@ int main(int argc, char **argv)
     generate_close_cache(&w);
     lm_paged_free(w.paged);
     lm_cache_plan_fini(&w.caches);
+    lm_cache_plan_fini(&w.down);
     lm_loaded_fini(&w.model);
     lm_close_backend(&tool, w.backend);
     lm_tok_scratch_free(w.scratch);

@@ -19,11 +19,13 @@ lm_code generate_list_kv(lm_err *e)
     return e->code;
 }
 
-void generate_check_kv(void)
+static void check_spec(const char *option, const char *text)
 {
     lm_kv_spec *s = NULL;
     lm_err e = { 0 };
-    lm_code rc = opt.kv ? lm_kv_spec_parse(opt.kv, &s, &e) : LM_OK;
+    lm_code rc = text ? lm_kv_spec_parse(text, &s, &e) : LM_OK;
+    if (rc)
+        snprintf(e.where, sizeof e.where, "%s", option);
     for (int i = 0; !rc && s && lm_kv_spec_file(s, i); i++)
         rc = lm_source_there((const char *[]){ lm_kv_spec_file(s, i) }, 1, &e);
     lm_kv_spec_free(s);
@@ -31,6 +33,12 @@ void generate_check_kv(void)
         lm_complain(&tool, &e);
         exit(lm_end(&tool));
     }
+}
+
+void generate_check_kv(void)
+{
+    check_spec("--kv", opt.kv);
+    check_spec("--kv-down", opt.serve.down);
 }
 
 lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)

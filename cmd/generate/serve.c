@@ -55,9 +55,9 @@ static void check_tiers(void)
 
 void generate_check_serve(void)
 {
-    static const char *const only[] = { "kv-memory", "kv-host", "kv-disk", "metrics" };
+    static const char *const only[] = { "kv-memory", "kv-host", "kv-disk", "kv-down", "metrics" };
     char option[32];
-    for (int i = 0; i < 4 && !opt.serve.batch; i++)
+    for (int i = 0; i < 5 && !opt.serve.batch; i++)
         if (lm_given(&tool, only[i])) {
             snprintf(option, sizeof option, "--%s", only[i]);
             lm_misuse(&tool, option, "give --serve-batch N, too", "has no effect without it");
@@ -65,6 +65,8 @@ void generate_check_serve(void)
     if (opt.serve.batch && lm_given(&tool, "batch-size"))
         lm_misuse(&tool, "--batch-size", "give one of them",
                   "cannot be combined with --serve-batch");
+    if (opt.serve.down && !opt.serve.host && !opt.serve.disk)
+        lm_misuse(&tool, "--kv-down", "give --kv-host or --kv-disk, too", "has no effect without");
     if (opt.serve.disk)
         split_disk();
     check_tiers();
@@ -85,8 +87,12 @@ void generate_check_serve(void)
 
 static void say_sizes(const generate_work *w)
 {
-    char pages[32], one[32];
+    char pages[32], one[32], coded[32];
     const lm_serve_room *r = &w->room;
+    if (w->down.plan)
+        lm_say(&tool, LM_LOG_INFO, "--kv-down %s: a page takes %s in host and disk, %s here",
+               w->down.plan->text, lm_show_bytes((double)r->size.below, coded),
+               lm_show_bytes((double)r->size.page, one));
     lm_say(&tool, LM_LOG_INFO,
            "%" PRId64 " texts at a time, %" PRId64 " pages of %" PRId64
            " tokens (%s each, %s in all), %" PRId64 " of the host, %" PRId64
@@ -111,8 +117,23 @@ static void say_fewer(const generate_work *w, int64_t asked)
                lm_show_bytes((double)r->size.tail, tail));
 }
 
+/* A cache that is coded already in the same way needs no codes on its way down. */
+static lm_code open_down(generate_work *w, lm_dtype type, lm_err *e)
+{
+    lm_code rc = !opt.serve.down ? LM_OK
+                                 : lm_cache_plan_open(opt.serve.down, &w->model.config, type,
+                                                      w->model.src, &w->down, e);
+    if (rc)
+        lm_err_in(e, "--kv-down");
+    else if (w->down.plan && w->caches.plan && !strcmp(w->down.plan->text, w->caches.plan->text))
+        lm_cache_plan_fini(&w->down);
+    return rc;
+}
+
 lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
 {
+    if (open_down(w, type, e))
+        return e->code;
     int64_t all = opt.prompt.n * opt.samples, batch = opt.serve.batch;
     const lm_serve_sizes ask = { .sequences = !w->in && all < batch ? all : batch,
                                  .context = w->context,
@@ -121,13 +142,17 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
                                  .host = (size_t)opt.serve.host,
                                  .disk = (size_t)opt.serve.disk_bytes,
                                  .kv = w->caches.plan,
+                                 .down = w->down.plan,
                                  .name = { opt.serve.memory ? "--kv-memory" : "--serve-batch",
                                            "--kv-host", "--kv-disk" } };
     if (w->caches.plan && w->caches.plan->policy)
         return lm_fail(e, LM_EUSAGE, "--kv", "leave the policy, or --serve-batch, out",
                        "tokens cannot be dropped from pages that texts share");
-    if (lm_serve_choose(&w->model, type, w->backend, &ask, &w->room, e))
+    if (lm_serve_choose(&w->model, type, w->backend, &ask, &w->room, e)) {
+        if (w->down.plan && !strcmp(e->where, w->down.plan->text))
+            lm_err_in(e, "--kv-down");
         return e->code;
+    }
     w->room.tiers.dir = opt.serve.dir;
     w->context = w->room.pages.context;
     if (lm_paged_new(&w->model, type, &w->room.pages, w->backend, &w->paged, e))
@@ -225,6 +250,7 @@ lm_code generate_serve_record(generate_work *w, lm_err *e)
     lm_jw_int(&j, "out", k->tiers.out);
     lm_jw_int(&j, "in", k->tiers.in);
     lm_jw_int(&j, "bytes", (int64_t)k->tiers.bytes);
+    lm_jw_int(&j, "saved_bytes", (int64_t)k->tiers.saved);
     lm_jw_close_obj(&j);
     lm_jw_f64(&j, "stalls_seconds", k->tiers.stalls);
     lm_jw_obj(&j, "copies");

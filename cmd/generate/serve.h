@@ -4,6 +4,7 @@
 #define LM_CMD_GENERATE_SERVE_H
 
 #include "generate/work.h"
+#include "kv/list.h"
 
 /* Rows of the option table. */
 #define GENERATE_SERVE_OPTIONS(a)                                                                  \
@@ -13,7 +14,9 @@
         LM_ALSO("max-num-seqs"),                                                                   \
         LM_BYTES(0, "kv-memory", &(a).memory, "SIZE", 1, 1e15, "for their caches [what fits]"),    \
         LM_BYTES(0, "kv-host", &(a).host, "SIZE", 1, 1e15, "host memory for those that wait [0]"), \
-        LM_STR(0, "kv-disk", &(a).disk, "DIR:SIZE", "disk for those that wait [none]")
+        LM_STR(0, "kv-disk", &(a).disk, "DIR:SIZE", "disk for those that wait [none]"),            \
+        LM_STR_OF(0, "kv-down", &(a).down, "SPEC", lm_kv_names,                                    \
+                  "code what goes to host or disk: int8 ... [as it is]")
 
 /* Refuse options that do not fit together, before anything is read. */
 void generate_check_serve(void);

@@ -20,6 +20,7 @@ typedef struct {
     int64_t batch, memory, host; /* texts; bytes */
     const char *disk;
     const char *dir; /* its parts */
+    const char *down;
     int64_t disk_bytes;
 } generate_serve_options;
 
@@ -54,6 +55,7 @@ typedef struct {
     lm_par *par;
     lm_backend *backend;
     lm_cache_plan caches; /* of --kv */
+    lm_cache_plan down;   /* of --kv-down */
     lm_generator *gen;    /* NULL with --serve-batch: */
     lm_paged *paged;
     lm_serve_room room;

@@ -111,7 +111,8 @@ static lm_code open_all(lm_paged *g, lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
     if (open_buckets(g, w, dtype, e) || make_pages(g, e) ||
         (!w->store && lm_loaded_weights(w, paged_model(g), g->b, e)) ||
-        lm_rotary_new(paged_model(g), g->b, &g->rope, e) || paged_make_chooser(g, e))
+        lm_rotary_new(paged_model(g), g->b, &g->rope, e) || paged_make_chooser(g, e) ||
+        (g->o.down && lm_page_code_new(paged_model(g), g->o.page, g->o.down, &g->code, e)))
         return e->code;
     for (int i = 0; i < g->n_buckets; i++) {
         const bucket *s = &g->bucket[i];
@@ -151,11 +152,15 @@ lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts
     lm_model *m = NULL;
     if (check_opts(w, o, e) || build_model(w, dtype, o, FEWEST, FEWEST, b, &m, e))
         return e->code;
-    out->page = sum_of_pieces(m, true);
+    out->page = out->below = sum_of_pieces(m, true);
     out->tail = sum_of_pieces(m, false);
     out->weights = w->store ? 0 : lm_loaded_bytes(m);
+    lm_page_code *code = NULL;
+    if (o->down && !lm_page_code_new(m, o->page, o->down, &code, e))
+        out->below = lm_page_code_bytes(code);
+    lm_page_code_free(code);
     lm_model_free(m);
-    return LM_OK;
+    return e->code;
 }
 
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
@@ -198,6 +203,7 @@ void lm_paged_free(lm_paged *g)
         g->b->free(g->b, g->pages, g->bytes);
     paged_drop_chooser(g);
     lm_rotary_fini(&g->rope);
+    lm_page_code_free(g->code);
     lm_cache_formats_fini(&g->formats);
     lm_free(g->at);
     lm_free(g);
@@ -326,6 +332,11 @@ int64_t lm_paged_lag(const lm_paged *g)
 lm_backend *lm_paged_backend(const lm_paged *g)
 {
     return g->b;
+}
+
+lm_page_code *lm_paged_code(const lm_paged *g)
+{
+    return g->code;
 }
 
 const lm_paged_opts *lm_paged_options(const lm_paged *g)

@@ -28,6 +28,8 @@ typedef struct {
     const struct lm_kv_plan *kv;
     int64_t slots;     /* tails of sequences; 0: as many as sequences */
     int64_t snapshots; /* tails behind these, of beginnings of prompts that others share */
+    /* How pages are coded below the device (page_code.h), borrowed; NULL: they go as they are. */
+    const struct lm_kv_plan *down;
 } lm_paged_opts;
 
 /* The next n tokens of a sequence that has `used` in its pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages of
@@ -49,9 +51,10 @@ typedef struct lm_paged lm_paged;
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
                      lm_paged **out, lm_err *e);
 void lm_paged_free(lm_paged *g);
-/* Bytes of a page, of a tail, and of the weights that are not loaded yet, without building all of it. */
+/* Bytes of a page, of a page below the device, of a tail, and of the weights that are not loaded yet, without building all
+ * of it.  Fails as lm_page_code_new, too. */
 typedef struct {
-    size_t page, tail, weights;
+    size_t page, below, tail, weights;
 } lm_paged_sizes;
 lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
                          lm_paged_sizes *out, lm_err *e);
@@ -90,6 +93,8 @@ bool lm_paged_coded(const lm_paged *g);
 /* Rows in a tail that are coded later, at most: a step writes the pages of as many rows before its own. */
 int64_t lm_paged_lag(const lm_paged *g);
 lm_backend *lm_paged_backend(const lm_paged *g);
+/* The codes of pages below the device; NULL: pages go as they are. */
+struct lm_page_code *lm_paged_code(const lm_paged *g);
 /* Bytes of a page in all layers, of a tail, and of all pages and tails; the options. */
 size_t lm_paged_page_bytes(const lm_paged *g), lm_paged_tail_bytes(const lm_paged *g),
     lm_paged_bytes(const lm_paged *g);

@@ -7,6 +7,7 @@
 #include "graph/mirror.h"
 #include "kernels/linear.h"
 #include "model/cache_device.h"
+#include "model/page_code.h"
 #include "model/paged.h"
 #include "model/rotary.h"
 
@@ -48,6 +49,7 @@ struct lm_paged {
     char *pages;
     size_t bytes, *at; /* of all pages; where each cache of the model begins */
     lm_rotary rope;
+    lm_page_code *code; /* NULL: none */
     paged_chooser choice;
     float *logits; /* of the last step, */
     int64_t n_parts;

@@ -162,10 +162,10 @@ static void count_time(run *r, const lm_sched_step *s, double seconds)
 static void count_pages(run *r)
 {
     const lm_pool *p = lm_sched_pool(r->sched);
-    int64_t used = 0;
+    size_t bytes = 0;
     for (int i = 0; i < LM_TIERS; i++)
-        used += lm_pool_size(p, (lm_tier)i) - lm_pool_counts(p, (lm_tier)i).free;
-    size_t bytes = (size_t)used * r->kv.page_bytes;
+        bytes += (size_t)(lm_pool_size(p, (lm_tier)i) - lm_pool_counts(p, (lm_tier)i).free) *
+                 (i == LM_TIER_DEVICE ? r->kv.page_bytes : lm_tiers_below(r->tiers));
     if (bytes > r->kv.peak_bytes)
         r->kv.peak_bytes = bytes;
 }

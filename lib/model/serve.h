@@ -32,7 +32,9 @@ typedef struct {
     size_t memory;     /* bytes of pages of the device; 0: for all sequences, or what is free */
     size_t host, disk; /* bytes; 0: no such tier */
     const struct lm_kv_plan *kv; /* how caches are stored; NULL: plain */
-    const char *name[LM_TIERS];  /* of the three sizes in messages */
+    const struct lm_kv_plan
+        *down; /* how pages are coded in host and disk; NULL: they go as they are */
+    const char *name[LM_TIERS]; /* of the three sizes in messages */
 } lm_serve_sizes;
 
 /* What there is room for; tiers.dir is left to the caller. */

@@ -141,9 +141,10 @@ lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
                                      .context = ask->context,
                                      .page = ask->kv ? ask->kv->page : PAGE,
                                      .pages = 1,
-                                     .kv = ask->kv } };
+                                     .kv = ask->kv,
+                                     .down = ask->down } };
     if (lm_paged_measure(w, dtype, &r->pages, b, &r->size, e) || choose_pages(ask, b, r, e) ||
-        lower_tier(ask->name[LM_TIER_HOST], ask->host, r->size.page, &r->tiers.host, e))
+        lower_tier(ask->name[LM_TIER_HOST], ask->host, r->size.below, &r->tiers.host, e))
         return e->code;
-    return lower_tier(ask->name[LM_TIER_DISK], ask->disk, r->size.page, &r->tiers.disk, e);
+    return lower_tier(ask->name[LM_TIER_DISK], ask->disk, r->size.below, &r->tiers.disk, e);
 }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "kv/tier_file.h"
+#include "model/page_code.h"
 
 typedef struct {
     double bytes, seconds;
@@ -17,10 +18,12 @@ typedef struct {
 struct lm_tiers {
     lm_paged *g;
     lm_backend *b;
-    size_t page; /* bytes */
-    int64_t
-        host_pages; /* pages of the host, in `host`; one more with a disk, behind them, for pages of a device */
-    char *host;
+    size_t page, below; /* bytes of a page on the device, and below it */
+    lm_page_code *code; /* NULL: they are the same */
+    char *host;         /* pages of the host; */
+    char
+        *bounce; /* behind them a page of a device that the host cannot read, for disk and codes; */
+    char *coded; /* and one in codes, for the disk */
     size_t host_bytes;
     lm_tier_file *disk;      /* NULL: none */
     lm_stream *stream;       /* of copies to and from a device; NULL on the CPU */
@@ -44,13 +47,19 @@ struct lm_tiers {
 
 /* ---- one move ---- */
 
-/* The pieces of a place; returns their number. */
-static int pieces_of(const lm_tiers *t, lm_tier tier, int64_t place, struct iovec *out)
+/* A place of the host. */
+static char *host_place(const lm_tiers *t, int64_t place)
 {
-    if (tier == LM_TIER_DEVICE)
-        return lm_paged_pieces(t->g, place, out);
-    *out = (struct iovec){ t->host + (size_t)place * t->page, t->page };
-    return 1;
+    return t->host + (size_t)place * t->below;
+}
+
+/* The memory `at` in pieces of the sizes of a page's. */
+static int pieces_at(const lm_tiers *t, char *at, struct iovec *out)
+{
+    int n = lm_paged_pieces(t->g, 0, out);
+    for (int i = 0; i < n; at += out[i++].iov_len)
+        out[i].iov_base = at;
+    return n;
 }
 
 /* Wait for the copies so far, and count their time. */
@@ -76,30 +85,54 @@ static void begin_copy(lm_tiers *t)
     t->copied += (double)t->page;
 }
 
-/* Between places of device and host; the pieces of one side may be larger than those of the other. */
-static lm_code copy_page(lm_tiers *t, const struct iovec *from, const struct iovec *to, lm_err *e)
+/* Between places of the device, or a place and the bounce page. */
+static lm_code copy_pieces(lm_tiers *t, const struct iovec *from, const struct iovec *to, int n,
+                           lm_err *e)
 {
-    size_t read = 0, written = 0;
-    for (size_t done = 0, n; done < t->page; done += n) {
-        char *src = (char *)from->iov_base + read, *dst = (char *)to->iov_base + written;
-        size_t a = from->iov_len - read, b = to->iov_len - written;
-        n = a < b ? a : b;
+    for (int i = 0; i < n; i++) {
         if (t->b->host_memory) /* the backend belongs to another thread */
-            memcpy(dst, src, n);
-        else if (t->b->copy(t->b, dst, src, n, t->stream, e))
+            memcpy(to[i].iov_base, from[i].iov_base, from[i].iov_len);
+        else if (t->b->copy(t->b, to[i].iov_base, from[i].iov_base, from[i].iov_len, t->stream, e))
             return e->code;
-        read += n;
-        written += n;
-        if (read == from->iov_len) {
-            from++;
-            read = 0;
-        }
-        if (written == to->iov_len) {
-            to++;
-            written = 0;
-        }
     }
     return LM_OK;
+}
+
+/* A page of the device where the host can read or write it: in place, or in the bounce page.  Returns the pieces' number. */
+static int readable(const lm_tiers *t, int64_t place, struct iovec *out)
+{
+    return t->b->host_memory ? lm_paged_pieces(t->g, place, out) : pieces_at(t, t->bounce, out);
+}
+
+/* From the device to `to`, a page below it: complete when this returns, unless it goes as it is. */
+static lm_code lower_page(lm_tiers *t, int64_t place, char *to, lm_err *e)
+{
+    int n = lm_paged_pieces(t->g, place, t->from);
+    begin_copy(t);
+    if (!t->code)
+        return copy_pieces(t, t->from, t->to, pieces_at(t, to, t->to), e);
+    if (!t->b->host_memory) {
+        readable(t, place, t->to);
+        if (copy_pieces(t, t->from, t->to, n, e) || t->b->sync(t->b, t->stream, e))
+            return e->code;
+        memcpy(t->from, t->to, (size_t)n * sizeof *t->from);
+    }
+    lm_page_encode(t->code, t->from, to);
+    return LM_OK;
+}
+
+/* And back. */
+static lm_code raise_page(lm_tiers *t, char *from, int64_t place, lm_err *e)
+{
+    int n = lm_paged_pieces(t->g, place, t->to);
+    begin_copy(t);
+    if (!t->code)
+        return copy_pieces(t, t->from, t->to, pieces_at(t, from, t->from), e);
+    readable(t, place, t->from);
+    if (!t->b->host_memory && t->b->sync(t->b, t->stream, e)) /* what the bounce page held last */
+        return e->code;
+    lm_page_decode(t->code, from, t->from);
+    return t->b->host_memory ? LM_OK : copy_pieces(t, t->from, t->to, n, e);
 }
 
 /* A page between the disk and pieces that the host can read. */
@@ -121,27 +154,24 @@ static lm_code use_disk(lm_tiers *t, const lm_kv_move *m, const struct iovec *pi
     return LM_OK;
 }
 
+/* Pages that go as they are pass between pieces and disk without a copy where the host can read them. */
 static lm_code disk_move(lm_tiers *t, const lm_kv_move *m, lm_err *e)
 {
-    bool write = m->to == LM_TIER_DISK;
-    lm_tier other = write ? m->from : m->to;
+    bool write = m->to == LM_TIER_DISK, host = m->from == LM_TIER_HOST;
     int64_t place = write ? m->source : m->target;
-    if (other != LM_TIER_DEVICE || t->b->host_memory) {
-        int n = pieces_of(t, other, place, t->from);
-        if (settle_copies(t, e))
-            return e->code;
-        use_disk(t, m, t->from, n);
+    char *at = host ? host_place(t, place) : t->code ? t->coded : t->bounce;
+    if (settle_copies(t, e))
+        return e->code;
+    if (!host && !t->code && t->b->host_memory) {
+        use_disk(t, m, t->from, lm_paged_pieces(t->g, place, t->from));
         return LM_OK;
     }
-    pieces_of(t, LM_TIER_DEVICE, place, t->to);
-    pieces_of(t, LM_TIER_HOST, t->host_pages, t->from);
-    begin_copy(t);
-    if ((write && copy_page(t, t->to, t->from, e)) || settle_copies(t, e))
+    if (write && !host && (lower_page(t, place, at, e) || settle_copies(t, e)))
         return e->code;
+    t->from[0] = (struct iovec){ at, t->below };
     if (use_disk(t, m, t->from, 1) || write)
         return LM_OK;
-    begin_copy(t);
-    return copy_page(t, t->from, t->to, e) ? e->code : settle_copies(t, e);
+    return raise_page(t, at, place, e) ? e->code : settle_copies(t, e);
 }
 
 /* A shared page is copied to be written. */
@@ -157,27 +187,31 @@ static void count_move(lm_tiers *t, const lm_kv_move *m)
         c->copied++;
         return;
     }
-    c->bytes += (double)t->page;
+    c->bytes += (double)t->below;
+    c->saved += (double)t->page - (double)t->below;
     *(m->to == LM_TIER_DISK     ? &c->out
       : m->from == LM_TIER_DISK ? &c->in
       : m->to == LM_TIER_HOST   ? &c->down
                                 : &c->up) += 1;
 }
 
+static lm_code perform_one(lm_tiers *t, const lm_kv_move *m, lm_err *e)
+{
+    if (m->from == LM_TIER_DISK || m->to == LM_TIER_DISK)
+        return disk_move(t, m, e);
+    if (m->to == LM_TIER_HOST)
+        return lower_page(t, m->source, host_place(t, m->target), e);
+    if (m->from == LM_TIER_HOST)
+        return raise_page(t, host_place(t, m->source), m->target, e);
+    lm_paged_pieces(t->g, m->source, t->from);
+    return copy_pieces(t, t->from, t->to, lm_paged_pieces(t->g, m->target, t->to), e);
+}
+
 static lm_code perform(lm_tiers *t, const lm_kv_move *m, int64_t n, lm_err *e)
 {
     for (; n-- > 0; m++) {
         count_move(t, m);
-        if (m->from == LM_TIER_DISK || m->to == LM_TIER_DISK) {
-            if (disk_move(t, m, e))
-                return e->code;
-            continue;
-        }
-        pieces_of(t, m->from, m->source, t->from);
-        pieces_of(t, m->to, m->target, t->to);
-        if (!is_copy(m))
-            begin_copy(t);
-        if (copy_page(t, t->from, t->to, e))
+        if (perform_one(t, m, e))
             return e->code;
     }
     return settle_copies(t, e);
@@ -211,6 +245,11 @@ static void set_due(lm_tiers *t, bool quit)
     t->quit = quit;
     pthread_cond_broadcast(&t->change);
     pthread_mutex_unlock(&t->lock);
+}
+
+size_t lm_tiers_below(const lm_tiers *t)
+{
+    return t->below;
 }
 
 bool lm_tiers_beside(const lm_tiers *t)
@@ -295,20 +334,28 @@ static lm_code start_thread(lm_tiers *t, lm_err *e)
     return LM_OK;
 }
 
-static lm_code open_all(lm_tiers *t, const lm_tiers_opts *o, lm_err *e)
+/* Memory of the host: its pages, and those in which pages of the device are coded, or wait for the disk. */
+static lm_code open_host(lm_tiers *t, const lm_tiers_opts *o, lm_err *e)
 {
-    size_t n = (size_t)lm_paged_pieces(t->g, 0, NULL);
-    bool bounce = o->disk && !t->b->host_memory;
-    t->host_pages = o->host;
-    if (lm_alloc_n(&t->from, n, sizeof *t->from, "pieces of a page", e) ||
-        lm_alloc_n(&t->to, n, sizeof *t->to, "pieces of a page", e))
-        return e->code;
-    if (!lm_mul_ok((size_t)o->host + bounce, t->page, &t->host_bytes))
+    size_t bounce = !t->b->host_memory && (o->disk || t->code) ? t->page : 0,
+           coded = o->disk && t->code ? t->below : 0, pages;
+    if (!lm_mul_ok((size_t)o->host, t->below, &pages) ||
+        !lm_add_ok(pages, bounce + coded, &t->host_bytes))
         return lm_fail(e, LM_ELIMIT, "pages", NULL, "their size cannot be counted");
     if (t->host_bytes &&
         t->b->host_alloc(t->b, t->host_bytes, "pages of the host", (void **)&t->host, e))
         return e->code;
-    if (o->disk && lm_tier_file_new(o->dir, t->page, o->disk, &t->disk, e))
+    t->bounce = t->host + pages;
+    t->coded = t->bounce + bounce;
+    return LM_OK;
+}
+
+static lm_code open_all(lm_tiers *t, const lm_tiers_opts *o, lm_err *e)
+{
+    size_t n = (size_t)lm_paged_pieces(t->g, 0, NULL);
+    if (lm_alloc_n(&t->from, n, sizeof *t->from, "pieces of a page", e) ||
+        lm_alloc_n(&t->to, n, sizeof *t->to, "pieces of a page", e) || open_host(t, o, e) ||
+        (o->disk && lm_tier_file_new(o->dir, t->below, o->disk, &t->disk, e)))
         return e->code;
     return t->b->stream_new(t->b, &t->stream, e);
 }
@@ -321,7 +368,10 @@ lm_code lm_tiers_new(lm_paged *g, const lm_tiers_opts *o, lm_tiers **out, lm_err
         return e->code;
     t->g = g;
     t->b = lm_paged_backend(g);
-    t->page = lm_paged_page_bytes(g);
+    t->page = t->below = lm_paged_page_bytes(g);
+    t->code = lm_paged_code(g);
+    if (t->code)
+        t->below = lm_page_code_bytes(t->code);
     if (start_thread(t, e) || open_all(t, o, e)) {
         lm_tiers_free(t);
         return e->code;

@@ -2,7 +2,8 @@
 /* tiers.h -- performs the moves of a scheduler's pages (kv/pool.h) between the memory of a backend, the host and the
  * disk.
  *
- * A page of the host is one piece of memory, a page of the disk one place of a file with a checksum
+ * With lm_paged_opts.down, pages are coded on their way down and decoded on their way up.  A page of the host is one
+ * piece of memory, a page of the disk one place of a file with a checksum
  * (kv/tier_file.h).  Moves that no row of the step waits for run beside its rows: on the CPU in a thread of their own,
  * on a device in the caller's while the device computes.  Pages for a sequence that enters are fetched in this way
  * beside a whole step, before its first row. */
@@ -23,7 +24,7 @@ typedef struct {
     int64_t copied;        /* within the device, because a shared page is written: no moves; */
     double copy_seconds;   /* rows wait for them */
     int64_t lost;          /* pages that the disk did not take, or gave back damaged */
-    double bytes;          /* of all moves */
+    double bytes, saved;   /* of all moves; what they would have moved more without codes */
     double stalls;         /* seconds in which rows waited for moves */
     double rate[LM_TIERS]; /* bytes per second to and from a lower tier; 0: unknown */
 } lm_tiers_stats;
@@ -34,6 +35,7 @@ typedef struct lm_tiers lm_tiers;
 lm_code lm_tiers_new(lm_paged *g, const lm_tiers_opts *o, lm_tiers **out, lm_err *e);
 void lm_tiers_free(lm_tiers *t); /* before g; NULL is fine */
 
+size_t lm_tiers_below(const lm_tiers *t); /* bytes of a page below the device */
 /* True if the moves that no row waits for take time beside the rows, not between them. */
 bool lm_tiers_beside(const lm_tiers *t);
 /* The moves of a step: the first `urgent` are complete when this returns, and the others begin. */

@@ -117,6 +117,40 @@ setup() {
     [[ "$output" == "generate: --kv: tokens cannot be dropped from pages that texts share: leave the policy, or --serve-batch, out" ]]
 }
 
+@test "generate --serve-batch --kv-down: what goes to host and disk is coded, and takes less room" {
+    opts="-q run/ -n 60 -T 0 --ignore-eos --dtype f32 --context 512 --serve-batch 40 --kv-memory 600k"
+    generate $opts --kv-host 4M --json < many.jsonl > plain
+    generate $opts --kv-host 4M --json --kv-down int8 < many.jsonl > coded
+    [ "$(wc -l < coded)" -eq 41 ]
+    value() { tail -n 1 "$2" | grep -oE "\"$1\":[0-9]+" | head -n 1 | cut -d: -f2; }
+    [ "$(value saved_bytes plain)" -eq 0 ]
+    [ "$(value up coded)" -gt 0 ]
+    [ "$(value saved_bytes coded)" -gt "$(value bytes coded)" ] # 8 bits and scales of 32
+    texts() { head -n 40 "$1" | sed 's/"first_token_seconds".*//' | sort; }
+    [ "$(comm -12 <(texts plain) <(texts coded) | wc -l)" -ge 20 ] # rounding may change a text
+    for spec in int8 none; do # the same host has room for more pages
+        [ $spec = none ] && down= || down="--kv-down $spec"
+        generate run/ -n 1 --serve-batch 4 --kv-host 1M $down -v < many.jsonl 2> log > /dev/null
+        grep -oE '[0-9]+ of the host' log | cut -d' ' -f1 > host.$spec
+    done
+    [ "$(cat host.int8)" -gt "$(($(cat host.none) * 3 / 2))" ]
+    # coded in the same way already
+    generate $opts --kv-host 4M --kv int8 < many.jsonl > a
+    generate $opts --kv-host 4M --kv int8 --kv-down int8 < many.jsonl > b
+    cmp a b
+    refused() { # TEXT OPTION ...
+        local text=$1
+        shift
+        run -2 generate run/ --serve-batch 4 "$@" many.jsonl
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"$text"* ]]
+    }
+    refused "--kv-down: has no effect without: give --kv-host or --kv-disk, too" --kv-down int8
+    refused "--kv-down: kivi: pages that move are coded by methods that code each token by itself" --kv-host 1M --kv-down kivi
+    refused "--kv-down: int4: codes nothing that is not stored so already: leave it out" --kv-host 1M --kv int8 --kv-down int4
+    refused "--kv-down: there is no method 'int7'" --kv-host 1M --kv-down int7
+}
+
 @test "generate --serve-batch: samples share their prompt, for any memory" {
     opts="-q run/ -n 60 --n 5 --seed 3 --context 512 --ignore-eos"
     generate $opts --serve-batch 32 < many.jsonl > whole
@@ -132,7 +166,7 @@ setup() {
     generate -q run/ -n 150 --ignore-eos --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M --json < many.jsonl > out
     [ "$(wc -l < out)" -eq 41 ]
     [ "$(grep -c '"first_token_seconds":[0-9]' out)" -eq 40 ]
-    tail -n 1 out | grep -qE '^\{"kv":\{"bytes_per_token":512(\.0)?,"pages":32,"hits":[1-9][0-9]*,"hit_rate":0\.[0-9]+,"moves":\{"down":[0-9]+,"up":[0-9]+,"out":0,"in":0,"bytes":[0-9]+\},"stalls_seconds":[0-9.e-]+,"copies":\{"pages":0,"seconds":0(\.0)?\},"waits":[1-9][0-9]*,"recomputed":[0-9]+,"peak_bytes":[1-9][0-9]+\}\}$'
+    tail -n 1 out | grep -qE '^\{"kv":\{"bytes_per_token":512(\.0)?,"pages":32,"hits":[1-9][0-9]*,"hit_rate":0\.[0-9]+,"moves":\{"down":[0-9]+,"up":[0-9]+,"out":0,"in":0,"bytes":[0-9]+,"saved_bytes":0\},"stalls_seconds":[0-9.e-]+,"copies":\{"pages":0,"seconds":0(\.0)?\},"waits":[1-9][0-9]*,"recomputed":[0-9]+,"peak_bytes":[1-9][0-9]+\}\}$'
     generate run/ -n 5 --serve-batch 40 -v < many.jsonl 2> log > /dev/null
     grep -qE ' of the disk; bookkeeping: 3[0-9]{2} bytes for each in use$' log
     grep -q 'caches: .* at most, .* pages found, .* computed again' log

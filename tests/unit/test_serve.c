@@ -3,6 +3,7 @@
  * memory, any number of sequences, any tiers and threads; samples are forked from one prompt; a disk that is full,
  * or changes bytes, costs time only.  pwritev and preadv below replace those of libc. */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -196,15 +197,15 @@ static void check_same(const answers *got, const answers *want)
 
 /* Memory for all; for a half and a quarter of it, without and with lower tiers; a single sequence. */
 static const setting settings[] = {
-    { { 64 + 12, 12, CONTEXT, PAGE, 80, NULL, 0, 0 }, 0, 0, false },
-    { { 30 + 3, 3, CONTEXT, PAGE, 60, NULL, 0, 0 }, 0, 0, true },
-    { { 100 + 12, 12, CONTEXT, PAGE, 40, NULL, 0, 0 }, 0, 0, false },
-    { { 100 + 12, 12, CONTEXT, PAGE, 20, NULL, 0, 0 }, 0, 0, false },
-    { { 17, 1, CONTEXT, 64, 5, NULL, 0, 0 }, 0, 0, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0 }, 200, 0, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0 }, 0, 200, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0 }, 10, 90, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0 }, 5, 5, true },
+    { { 64 + 12, 12, CONTEXT, PAGE, 80, NULL, 0, 0, NULL }, 0, 0, false },
+    { { 30 + 3, 3, CONTEXT, PAGE, 60, NULL, 0, 0, NULL }, 0, 0, true },
+    { { 100 + 12, 12, CONTEXT, PAGE, 40, NULL, 0, 0, NULL }, 0, 0, false },
+    { { 100 + 12, 12, CONTEXT, PAGE, 20, NULL, 0, 0, NULL }, 0, 0, false },
+    { { 17, 1, CONTEXT, 64, 5, NULL, 0, 0, NULL }, 0, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL }, 200, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL }, 0, 200, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL }, 10, 90, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL }, 5, 5, true },
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
@@ -222,10 +223,10 @@ static void coded(void **state)
                                         "layers.0=int4;*=bf16",
                                         "k=int8:residual=64,v=int4:residual=96" };
     static const setting sizes[] = {
-        { { 256 + 12, 12, LONG, 64, 160, NULL, 0, 0 }, 0, 0, false },
-        { { 256 + 3, 3, LONG, 64, 60, NULL, 0, 0 }, 0, 0, true },
-        { { 256 + 12, 12, LONG, 64, 26, NULL, 0, 0 }, 0, 0, false },
-        { { 256 + 12, 12, LONG, 64, 20, NULL, 0, 0 }, 20, 60, false },
+        { { 256 + 12, 12, LONG, 64, 160, NULL, 0, 0, NULL }, 0, 0, false },
+        { { 256 + 3, 3, LONG, 64, 60, NULL, 0, 0, NULL }, 0, 0, true },
+        { { 256 + 12, 12, LONG, 64, 26, NULL, 0, 0, NULL }, 0, 0, false },
+        { { 256 + 12, 12, LONG, 64, 20, NULL, 0, 0, NULL }, 20, 60, false },
     };
     static answers want, got;
     int64_t dropped[2] = { 0 }, moved[2] = { 0 }; /* without and with tails */
@@ -285,8 +286,8 @@ static void any_memory(void **state)
                 assert_true(kv.peak_bytes <=
                             (size_t)(o->pages.pages + o->host + o->disk) * kv.page_bytes);
                 assert_true(o->disk || !t->out);
-                assert_true(t->bytes == (double)(t->down + t->up + t->out + t->in) *
-                                            (double)kv.page_bytes);
+                assert_true(t->bytes ==
+                            (double)(t->down + t->up + t->out + t->in) * (double)kv.page_bytes);
                 sum.sched.dropped += kv.sched.dropped;
                 sum.sched.hits += kv.sched.hits;
                 sum.tiers.down += t->down;
@@ -342,6 +343,68 @@ static void on_device(void **state)
         assert_true(kv.tiers.up + kv.tiers.in > 10);
     }
     lm_loaded_fini(&w);
+}
+
+/* The sum of differences of log-probabilities up to the first token that differs, and how many tokens these are. */
+static double distance(const answers *a, const answers *b, int64_t *n)
+{
+    double sum = 0;
+    for (int i = 0; i < PROMPTS; i++)
+        for (size_t k = 0; k < a->n[i][0] && a->ids[i][0][k] == b->ids[i][0][k]; k++, ++*n)
+            sum += fabs((double)a->logprob[i][0][k] - (double)b->logprob[i][0][k]);
+    return sum;
+}
+
+/* Pages that are coded on the way down: the same room holds more of them, answers differ by the error of the codes. */
+static void coded_below(void **state)
+{
+    static const char *const spec[] = { "int8", "int4:rotate=on", "k=int8", "q8_0" };
+    static answers want, got;
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        lm_backend *b = i < 2 ? host : plain;
+        lm_dtype type = i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        lm_cache_plan plan;
+        lm_loaded w;
+        lm_serve_stats kv;
+        int64_t same = 0, again = 0;
+        setting o = settings[i % 2 ? 6 : 7]; /* the disk; both */
+        loaded_of(configs[2], type, par, b, &w);
+        ok(lm_cache_plan_open(spec[i], &w.config, type, NULL, &plan, &err));
+        serve(&w, type, b, &settings[0], 1, &want, &kv);
+        o.pages.down = plan.plan;
+        serve(&w, type, b, &o, 1, &got, &kv);
+        const lm_tiers_stats *t = &kv.tiers;
+        const double moved = (double)(t->down + t->up + t->out + t->in) * (double)kv.page_bytes;
+        assert_true(t->up + t->in > 10 && t->lost == 0);
+        assert_true(t->bytes + t->saved == moved && t->bytes < (i == 2 ? 0.8 : 0.6) * moved);
+        double far = distance(&got, &want, &same);
+        distance(&want, &want, &again);
+        assert_true(same > again / 4 && far > 0 && far / (double)same < 0.05);
+        lm_cache_plan_fini(&plan);
+        lm_loaded_fini(&w);
+    }
+}
+
+/* Methods that code several tokens together, policies, and what codes nothing. */
+static void refused_below(void **state)
+{
+    static const char *const spec[] = { "kivi:bits=2", "k4v2", "int2", "h2o:keep=0.5", "bf16" };
+    (void)state;
+    for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
+        lm_cache_plan plan;
+        lm_loaded w;
+        lm_paged_sizes sizes;
+        lm_paged_opts o = settings[0].pages;
+        loaded_of(configs[2], LM_DTYPE_BF16, par, host, &w);
+        ok(lm_cache_plan_open(spec[i], &w.config, LM_DTYPE_BF16, NULL, &plan, &err));
+        o.down = plan.plan;
+        assert_int_equal(lm_paged_measure(&w, LM_DTYPE_BF16, &o, host, &sizes, &err), LM_EUSAGE);
+        assert_string_equal(err.where, plan.plan->text);
+        err = (lm_err){ 0 };
+        lm_cache_plan_fini(&plan);
+        lm_loaded_fini(&w);
+    }
 }
 
 /* The prompt of all samples is computed once. */
@@ -424,9 +487,11 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(coded),     cmocka_unit_test(any_memory),    cmocka_unit_test(one_thread),
-        cmocka_unit_test(on_device), cmocka_unit_test(samples_share), cmocka_unit_test(bad_disk),
-        cmocka_unit_test(no_folder),
+        cmocka_unit_test(coded),         cmocka_unit_test(any_memory),
+        cmocka_unit_test(one_thread),    cmocka_unit_test(on_device),
+        cmocka_unit_test(samples_share), cmocka_unit_test(bad_disk),
+        cmocka_unit_test(no_folder),     cmocka_unit_test(coded_below),
+        cmocka_unit_test(refused_below),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -24,6 +24,7 @@ complete -c generate -l serve-batch -r -d 'texts at a time, each begins when the
 complete -c generate -l kv-memory -r -d 'for their caches [what fits]'
 complete -c generate -l kv-host -r -d 'host memory for those that wait [0]'
 complete -c generate -l kv-disk -r -d 'disk for those that wait [none]'
+complete -c generate -l kv-down -x -a 'auto f32 f16 bf16 fp8_e4m3 fp8_e5m2 int8 int6 int5 int4 int3 int2 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl kivi kvquant turboquant kvarn streaming h2o snapkv random kvmerge fp8 k8v4 k4v4 k4v3 k3v4 k3v3 k4v2 turboquant_k8v4 turboquant_4bit_nc turboquant_k3v4_nc turboquant_3bit_nc kvarn_k4v2_g128 kvarn_k4v2_g64 kvarn_k4v4_g128 kvarn_k4v4_g64' -d 'code what goes to host or disk: int8 ... [as it is]'
 complete -c generate -l save-cache -r -d 'write the cache of the text; with -n 0: of the prompt'
 complete -c generate -l load-cache -r -d 'prompts follow the text of this cache'
 complete -c generate -l deadline -r -d 'levels of the cache for a first token by then [best]'
