@@ -334,7 +334,7 @@ static void code_token(const coder *w, int64_t t, const float *x, uint8_t *code)
 static void code_plainly(const coder *w, int64_t t, int64_t d, int64_t n, const float *range,
                          const float *x, uint32_t *code)
 {
-    double v[LM_KV_MAX_DIM];
+    double v[LM_KV_MAX_DIM] = { 0 };
     for (int64_t i = 0; i < n; i++)
         v[i] = (double)x[d + i];
     put_scale(w, t, d, lm_kv_code_group(w->f, v, n, range, code + d));
@@ -375,13 +375,9 @@ static void code_levels(const coder *w, int64_t t, const float *range, const flo
     }
 }
 
-/* Token t in a format of ggml's. */
-static void code_blocks(const coder *w, int64_t t, const float *x, uint32_t *code)
-{
-    for (int64_t d = 0; d < w->D; d += w->f->group)
-        code_plainly(w, t, d, d + w->f->group < w->D ? w->f->group : w->D - d, NULL, x, code);
-}
+#include "kernels/cpu/kv_code_ggml.h"
 
+/* Token t in FP8 or a table, as bytes. */
 static void code_other(const coder *w, int64_t t, const float *range, const float *x, scales *by,
                        uint8_t *code)
 {
@@ -391,10 +387,7 @@ static void code_other(const coder *w, int64_t t, const float *range, const floa
         memset(row + w->D, 0, (size_t)(w->ld - w->D) * sizeof *row);
         x = memcpy(row, x, (size_t)w->D * sizeof *row);
     }
-    if (w->f->ggml)
-        code_blocks(w, t, x, wide);
-    else
-        code_levels(w, t, range, x, by, wide);
+    code_levels(w, t, range, x, by, wide);
     for (int64_t d = 0; d < w->D; d++)
         code[d] = (uint8_t)wide[d];
     memset(code + w->D, 0, (size_t)(w->ld - w->D));
@@ -506,7 +499,9 @@ static void encode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, cons
         some = LM_KV_TILE - t % LM_KV_TILE < n - i ? LM_KV_TILE - t % LM_KV_TILE : n - i;
         if (fast && channel && i % step == 0)
             scale_channels(&w, t, step, x + i * pitch, pitch, &by);
-        for (int64_t k = 0; k < some; k++) {
+        if (f->ggml)
+            code_blocks(&w, t, some, x + i * pitch, pitch, code);
+        for (int64_t k = 0; k < some && !f->ggml; k++) {
             const float *row = x + (i + k) * pitch;
             if (fast && channel)
                 code_channels(&w, row, &by, code + k * w.ld);
