@@ -475,6 +475,8 @@ static void put_tokens(const coder *w, int64_t t, int64_t n, const uint8_t *code
     put_patch(&p, line);
 }
 
+#include "kernels/cpu/kv_code_balance.h"
+
 /* ---- pages ---- */
 
 static void encode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, const float *x,
@@ -485,11 +487,16 @@ static void encode(const lm_kv_format *f, int64_t T, int64_t D, int64_t kv, cons
     coder w = { .f = f, .T = T, .D = D, .ld = (D + 15) / 16 * 16, .kv = kv, .page = page };
     bool fast = is_fast(f), channel = f->axis == LM_KV_CHANNEL;
     int64_t step = lm_kv_step(f, T);
+    lm_kv_page(f, T, D, &w.at, NULL);
+    for (int64_t i = 0; i < n && f->second; i += step)
+        if (!encode_balanced(&w, at + i, step, x + i * pitch, pitch))
+            lm_kv_encode(f, T, D, kv, x + i * pitch, pitch, at + i, step, NULL, page);
+    if (f->second)
+        return;
     if (!fast && !is_by_token(f)) {
         lm_kv_encode(f, T, D, kv, x, pitch, at, n, range, page);
         return;
     }
-    lm_kv_page(f, T, D, &w.at, NULL);
     for (int64_t d = D; d < w.ld; d++) { /* numbers that no code has */
         by.s[d] = by.inverse[d] = 1;
         by.m[d] = by.min[d] = 0;
