@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "kernels/kv.h"
 #include "kv/list.h"
 #include "kv/methods/methods.h"
 
@@ -95,9 +96,5 @@ lm_code lm_kv_put_format(const lm_kv_format *f, const lm_kv_ask *q, lm_kv_side *
 
 int64_t lm_kv_side_coded(const lm_kv_side *s, int64_t n)
 {
-    if (!s->format)
-        return 0;
-    if (lm_kv_step(s->format, LM_KV_MAX_TOKENS) > 1)
-        return n - n % s->residual;
-    return n > s->residual ? n - s->residual : 0;
+    return s->format ? lm_kv_coded(s->format, LM_KV_MAX_TOKENS, s->residual, n) : 0;
 }

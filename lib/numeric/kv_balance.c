@@ -5,8 +5,8 @@
  * Rounds divide columns and then rows by their standard deviations, in the logarithm, so that both come near 1; the round
  * with the least imbalance (largest over least deviation of columns plus that of rows) is kept, the start included.
  * A group of the balanced row is then coded over its range, and stored are row scale * step, row scale * least, column
- * scale.  As in the paper of KVarN (arXiv:2606.03458): 8 rounds, logarithms within [-0.3, 10], sample deviations within
- * [1e-3, 1e3]. */
+ * scale.  After KVarN (arXiv:2606.03458); 8 rounds as vLLM has them (the paper: up to 16), logarithms within [-0.3, 10],
+ * sample deviations within [1e-3, 1e3]. */
 #include <math.h>
 
 #include "base/mem.h"
