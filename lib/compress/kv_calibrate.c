@@ -22,6 +22,7 @@ typedef struct {
     float *lower, *upper; /* [K D] of keys, in the arena of the result */
     float *most;          /* [K]: the largest magnitude of each head, of keys as they are stored */
     double *error;        /* [candidates] */
+    double *outside;      /* [K]: of values, outliers of each head */
 } taken;
 
 typedef struct {
@@ -109,6 +110,21 @@ static lm_code add_layer(calibration *k, int64_t layer, float *work, lm_err *e)
     return add_errors(k, layer, q, stored, e);
 }
 
+/* Count the outliers among values x [n,K D]; work [K D]. */
+static void add_outside(const calibration *k, int64_t layer, const float *x, float *work)
+{
+    const lm_layer *y = &k->w->config.layer[layer];
+    double *outside = k->side[2 * layer + LM_KV_V].outside;
+    int64_t width = width_of(k, layer);
+
+    for (int64_t t = 0; t < k->o->seq; t++, x += width) {
+        float range[2];
+        lm_kv_token_range(k->o->levels.outliers, x, width, range, work);
+        for (int64_t i = 0; i < width; i++)
+            outside[i / y->head_dim] += x[i] < range[0] || x[i] > range[1];
+    }
+}
+
 /* The second run: levels. */
 static lm_code add_levels(calibration *k, int64_t layer, float *work, lm_err *e)
 {
@@ -124,6 +140,8 @@ static lm_code add_levels(calibration *k, int64_t layer, float *work, lm_err *e)
             w[i] *= w[i];
         if (lm_kvquant_levels_add(t->levels, x, w, n, t->lower, t->upper, e))
             return e->code;
+        if (side == LM_KV_V && k->o->levels.outliers > 0)
+            add_outside(k, layer, x, w);
     }
     return LM_OK;
 }
@@ -261,6 +279,22 @@ static lm_code give_scales(const calibration *k, int64_t layer, int side, lm_kv_
     return LM_OK;
 }
 
+/* The share of outliers among the values of each head. */
+static lm_code give_outside(const calibration *k, int64_t layer, lm_kv_numbers *out, lm_err *e)
+{
+    const lm_layer *y = &k->w->config.layer[layer];
+    double numbers = (double)(k->o->windows * k->o->seq * y->head_dim);
+    float *share;
+
+    if (lm_arena_alloc(k->d->arena, &share, (size_t)y->kv_heads, sizeof *share, e))
+        return e->code;
+    for (int64_t h = 0; h < y->kv_heads; h++)
+        share[h] = (float)(k->side[2 * layer + LM_KV_V].outside[h] / numbers);
+    out->outside = share;
+    out->heads = y->kv_heads;
+    return LM_OK;
+}
+
 static lm_code give_side(const calibration *k, int64_t layer, int side, lm_err *e)
 {
     const lm_layer *y = &k->w->config.layer[layer];
@@ -292,7 +326,7 @@ static lm_code give_side(const calibration *k, int64_t layer, int side, lm_err *
     out->upper = t->upper;
     out->table = table;
     out->bits = k->o->levels.bits;
-    return LM_OK;
+    return side == LM_KV_V && k->o->levels.outliers > 0 ? give_outside(k, layer, out, e) : LM_OK;
 }
 
 static lm_code put_text(const calibration *k, const char *text, const char **out, lm_err *e)
@@ -344,6 +378,8 @@ static lm_code make_side(const calibration *k, int64_t layer, int side, lm_err *
 
     if (lm_alloc_n(&t->most, (size_t)k->w->config.layer[layer].kv_heads, sizeof *t->most,
                    "keys and values", e) ||
+        lm_alloc_n(&t->outside, (size_t)k->w->config.layer[layer].kv_heads, sizeof *t->outside,
+                   "outliers", e) ||
         lm_alloc_n(&t->error, LM_KV_MAX_CANDIDATES, sizeof *t->error, "errors", e))
         return e->code;
     if (o->levels.bits && side == LM_KV_K &&
@@ -395,6 +431,7 @@ static void finish(calibration *k)
         lm_kvquant_levels_free(k->side[i].levels);
         lm_free(k->side[i].most);
         lm_free(k->side[i].error);
+        lm_free(k->side[i].outside);
     }
     lm_free(k->side);
     lm_free(k->failed);

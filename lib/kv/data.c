@@ -9,8 +9,9 @@
 #include "base/text.h"
 #include "format/safetensors.h"
 
-enum { LOWER, UPPER, TABLE, SCALE, ERRORS, KINDS };
-static const char *const kind_name[KINDS] = { "lower", "upper", "table", "scale", "errors" };
+enum { LOWER, UPPER, TABLE, SCALE, OUTSIDE, ERRORS, KINDS };
+static const char *const kind_name[KINDS] = { "lower", "upper",    "table",
+                                              "scale", "outliers", "errors" };
 
 lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_err *e)
 {
@@ -92,10 +93,19 @@ static const char *put_tensor(const lm_st_tensor *t, int kind, const float *x, l
     if (t->ndim != 1 || t->count < 1)
         return "the shape is not a list";
     for (int64_t i = 0; i < t->count; i++)
-        if (kind == SCALE ? !(x[i] > 0) : kind == ERRORS ? !(x[i] >= 0) : i && !(x[i] > x[i - 1]))
-            return kind == SCALE    ? "a scale is not above 0"
-                   : kind == ERRORS ? "an error is negative"
-                                    : "the levels do not rise";
+        if (kind == SCALE     ? !(x[i] > 0)
+            : kind == OUTSIDE ? !(x[i] >= 0 && x[i] <= 1)
+            : kind == ERRORS  ? !(x[i] >= 0)
+                              : i && !(x[i] > x[i - 1]))
+            return kind == SCALE     ? "a scale is not above 0"
+                   : kind == OUTSIDE ? "a share is not between 0 and 1"
+                   : kind == ERRORS  ? "an error is negative"
+                                     : "the levels do not rise";
+    if (kind == OUTSIDE) {
+        to->outside = x;
+        to->heads = t->count;
+        return NULL;
+    }
     if (kind == ERRORS) {
         to->errors = x;
         to->candidates = t->count;
@@ -220,16 +230,18 @@ lm_code lm_kv_data_check(const lm_kv_data *d, const char *weights, const char *c
 static const float *numbers_of(const lm_kv_numbers *n, int kind, int64_t dim[2], int *ndim)
 {
     *ndim = kind == LOWER || kind == UPPER ? 2 : 1;
-    dim[0] = *ndim == 2       ? n->kv_heads
-             : kind == TABLE  ? 1 << n->bits
-             : kind == ERRORS ? n->candidates
-                              : n->scales;
+    dim[0] = *ndim == 2        ? n->kv_heads
+             : kind == TABLE   ? 1 << n->bits
+             : kind == ERRORS  ? n->candidates
+             : kind == OUTSIDE ? n->heads
+                               : n->scales;
     dim[1] = n->head_dim;
-    return kind == LOWER    ? n->lower
-           : kind == UPPER  ? n->upper
-           : kind == TABLE  ? n->table
-           : kind == ERRORS ? n->errors
-                            : n->scale;
+    return kind == LOWER     ? n->lower
+           : kind == UPPER   ? n->upper
+           : kind == TABLE   ? n->table
+           : kind == ERRORS  ? n->errors
+           : kind == OUTSIDE ? n->outside
+                             : n->scale;
 }
 
 static lm_code plan_file(const lm_kv_data *d, lm_st_plan *p, lm_err *e)

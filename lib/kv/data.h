@@ -6,6 +6,7 @@
  *   layers.N.k.lower, .upper [K,D]    ranges of channels of keys (KVQuant)
  *   layers.N.k.table, layers.N.v.table [2^bits]    levels, rising
  *   layers.N.k.scale, layers.N.v.scale [1] or [K]    of FP8, of the layer or of each head
+ *   layers.N.v.outliers [K]    share of a head's values outside of the ranges of their tokens (KVQuant)
  *   layers.N.k.errors, layers.N.v.errors [candidates]    error of the attention's output with each candidate, to be
  *                                                        added over layers and sides (method auto)
  * and in __metadata__ candidates: their specifications, "int8;int4", each one method. */
@@ -25,6 +26,8 @@ typedef struct {
     int bits;
     const float *scale; /* [scales] */
     int64_t scales;
+    const float *outside; /* [heads] */
+    int64_t heads;
     const float *errors; /* [candidates] */
     int64_t candidates;
 } lm_kv_numbers;

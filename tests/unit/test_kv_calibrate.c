@@ -214,6 +214,21 @@ static void collect(int64_t layer, int side, float *x, float *w, float *stored)
     lm_kv_capture_free(c);
 }
 
+/* The share of outliers among the values x of each head. */
+static void check_outliers(const lm_kv_numbers *n, double outliers, const float *x)
+{
+    float share[K] = { 0 }, work[WIDTH], range[2];
+    for (int t = 0; t < WINDOWS * T; t++, x += WIDTH) {
+        lm_kv_token_range(outliers, x, WIDTH, range, work);
+        for (int i = 0; i < WIDTH; i++)
+            share[i / D] += x[i] < range[0] || x[i] > range[1] ? 1.0f / (WINDOWS * T * D) : 0;
+    }
+    assert_int_equal(n->heads, K);
+    assert_true(n->outside[0] + n->outside[1] > 0);
+    for (int h = 0; h < K; h++)
+        assert_true(fabsf(n->outside[h] - share[h]) < 1e-5f);
+}
+
 static void check_side(const lm_kv_data *d, int64_t layer, int side)
 {
     static float x[WINDOWS * T * WIDTH], w[WINDOWS * T * WIDTH], stored[WINDOWS * T * WIDTH];
@@ -231,6 +246,7 @@ static void check_side(const lm_kv_data *d, int64_t layer, int side)
         same("upper", n->upper, upper, WIDTH);
     } else {
         assert_null(n->lower);
+        check_outliers(n, o.levels.outliers, x);
     }
     for (int i = 0; i < WINDOWS * T * WIDTH; i++)
         most = fmaxf(most, fabsf(stored[i]));

@@ -299,6 +299,14 @@ static void bad_files(void **state)
           "'layers.0.v.scale': a scale is not above 0" },
         { "kv-calibration",
           "0",
+          "layers.0.v.outliers",
+          LM_DTYPE_F32,
+          1,
+          { 2 },
+          minus,
+          "'layers.0.v.outliers': a share is not between 0 and 1" },
+        { "kv-calibration",
+          "0",
           "layers.0.v.errors",
           LM_DTYPE_F32,
           1,
@@ -475,7 +483,7 @@ static void forms(void **state)
 {
     (void)state;
     lm_kv_data *d = write_and_read(example());
-    const lm_kv_data *const data[2] = { d, d };
+    const lm_kv_data *data[2] = { d, d };
     lm_err e = { 0 };
     lm_kv_plan *p;
     assert_int_equal(bind_text("kvquant:file=x,last=1", data, &p, &e), LM_OK);
@@ -489,6 +497,20 @@ static void forms(void **state)
     assert_int_equal(v->format->outliers, 96); /* 1.5 * 2 / 64 * 64 * 32 */
     assert_null(p->side[4].format);
     lm_kv_plan_free(p);
+    /* Of values the head with most outliers counts. */
+    d->side[3].outside = (const float[]){ 0.01f, 0.25f };
+    d->side[3].heads = HEADS;
+    d = write_and_read(d);
+    const lm_kv_data *const heads[2] = { d, d };
+    assert_int_equal(d->side[3].heads, HEADS);
+    assert_null(d->side[1].outside);
+    assert_int_equal(bind_text("kvquant:file=x,last=1", heads, &p, &e), LM_OK);
+    assert_int_equal(p->side[3].format->outliers, 768); /* 1.5 * 0.25 * 64 * 32 */
+    assert_int_equal(p->side[1].format->outliers, 96);
+    lm_kv_plan_free(p);
+    d->side[3].outside = NULL;
+    d = write_and_read(d);
+    data[0] = data[1] = d;
     /* Longer pages have room for more. */
     assert_int_equal(
         bind_text("k=int4:axis=channel,group=128,v=kvquant:file=x,last=1", data, &p, &e), LM_OK);

@@ -21,14 +21,18 @@ static bool calibrated(const double *h)
     return true;
 }
 
-/* Room for 1.5 times the mean: outliers are not spread evenly over pages and heads.  Of the C values of a token at
+/* Room for 1.5 times the mean of a head, as outliers are not spread evenly over pages.  Those of values are not over heads
+ * either, for the range of a token is that of all of them: then the head with most of them counts.  Of the C values of a token at
  * least one on each side is an outlier (lm_kv_token_range). */
 static int outliers_of(const lm_kv_ask *q)
 {
+    const lm_kv_numbers *m = &q->data->side[2 * q->site->layer + q->side];
     double n = (double)(q->page * q->site->head_dim), share = q->data->outliers;
     double C = (double)(q->site->kv_heads * q->site->head_dim);
     if (share > 0 && q->side == LM_KV_V)
         share = 2 * (floor(share / 2 * (C - 1)) + 1) / C;
+    for (int64_t h = 0; share > 0 && h < m->heads; h++)
+        share = fmax(share, (double)m->outside[h]);
     return (int)fmin(ceil(1.5 * share * n), n);
 }
 
