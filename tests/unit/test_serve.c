@@ -15,10 +15,9 @@
 
 #include "generate_case.h"
 #include "model/cache_plan.h"
-#include "model/paged.h"
-#include "model/serve.h"
+#include "serve_case.h"
 
-enum { V = 96, CONTEXT = 200, LONG = 700, PAGE = 16, PROMPTS = 24, SAMPLES = 3 };
+enum { CONTEXT = 200, PAGE = 16 };
 
 static const char *const configs[] = {
     "{\"model_type\":\"llama\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
@@ -54,145 +53,6 @@ ssize_t preadv(int fd, const struct iovec *v, int n, off_t at)
     if (++disk.reads == disk.damage_at)
         ((char *)v->iov_base)[0] ^= 1;
     return got;
-}
-
-/* ---- prompts and answers ---- */
-
-static uint32_t token_at(int64_t s, int64_t i)
-{
-    return (uint32_t)lm_rng_below(lm_rng_make(4, "tokens", (uint64_t)s), (uint64_t)i, V);
-}
-
-/* What was answered, by prompt and sample. */
-typedef struct {
-    int64_t asked, done, samples, late; /* late: answers that came after one of a later prompt */
-    int64_t last;
-    bool any_order;
-    uint32_t ids[PROMPTS][SAMPLES][LONG];
-    float logprob[PROMPTS][SAMPLES][LONG];
-    size_t n[PROMPTS][SAMPLES];
-    const char *finish[PROMPTS][SAMPLES];
-} answers;
-
-static int64_t stretch = 1; /* of prompts, and of what some share */
-
-static int64_t prompt_length(int64_t i)
-{
-    return 1 + (i * 37) % 90 * stretch;
-}
-
-/* Prompts of many lengths, the later ones with a beginning that some share. */
-static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
-{
-    answers *a = ctx;
-    int64_t i = a->asked++, n = prompt_length(i);
-    *got = i < PROMPTS;
-    if (!*got)
-        return LM_OK;
-    c->failed = i == 7;
-    if (lm_grow(&c->ids.v, &c->ids.cap, (size_t)n, sizeof *c->ids.v, "tokens", e))
-        return e->code;
-    for (int64_t k = 0; k < n; k++)
-        c->ids.v[k] = token_at(i % 3 && k < 50 * stretch ? 100 : i, k);
-    c->ids.n = (size_t)n;
-    c->max_new = i % 5 ? 1 + (i * 29) % 90 : 500;
-    return LM_OK;
-}
-
-static lm_code take_answer(void *ctx, lm_completion *c, lm_err *e)
-{
-    answers *a = ctx;
-    int64_t number = c->index * a->samples + c->sample - (c->index > 7 ? a->samples - 1 : 0);
-    (void)e;
-    if (!a->any_order)
-        assert_int_equal(number, a->done);
-    a->late += number < a->last;
-    a->last = number;
-    a->done++;
-    assert_int_equal(c->failed, c->index == 7);
-    if (c->failed)
-        return LM_OK;
-    assert_true(c->first_seconds > 0 && c->first_seconds < 1000);
-    size_t n = a->n[c->index][c->sample] = c->ids.n - c->n_prompt;
-    memcpy(a->ids[c->index][c->sample], c->ids.v + c->n_prompt, n * sizeof *c->ids.v);
-    memcpy(a->logprob[c->index][c->sample], c->logprob, n * sizeof *c->logprob);
-    a->finish[c->index][c->sample] = c->finish;
-    return LM_OK;
-}
-
-/* A tokenizer with a letter for each id. */
-static lm_tokenizer *letters(void)
-{
-    lm_tokenizer *tok = NULL;
-    lm_buf json = { 0 };
-    char word[64];
-    const char *head = "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{",
-               *tail = "}},\"decoder\":{\"type\":\"ByteLevel\"}}";
-    ok(lm_buf_add(&json, head, strlen(head), &err));
-    for (int i = 0; i < V; i++) {
-        int n = snprintf(word, sizeof word, "%s\"w%d\":%d", i ? "," : "", i, i);
-        ok(lm_buf_add(&json, word, (size_t)n, &err));
-    }
-    ok(lm_buf_add(&json, tail, strlen(tail), &err));
-    ok(lm_tokenizer_from_json(json.data, json.len, NULL, 0, "test", &tok, &err));
-    lm_buf_fini(&json);
-    return tok;
-}
-
-/* ---- runs ---- */
-
-static lm_tokenizer *tok;
-static int warnings;
-
-static void take_warning(void *ctx, const lm_err *why)
-{
-    (void)ctx;
-    assert_true(why->code == LM_EIO || why->code == LM_EFORMAT);
-    warnings++;
-}
-
-typedef struct {
-    lm_paged_opts pages;
-    int64_t host, disk;
-    bool any_order;
-} setting;
-
-static void serve(lm_loaded *w, lm_dtype type, lm_backend *b, const setting *o, int64_t samples,
-                  answers *out, lm_serve_stats *kv)
-{
-    const int64_t eos = 11;
-    const char *stop[] = { "w5w7" };
-    const lm_complete_opts how = { .sample = { 1, 0, 0.9, 0, samples > 1 ? 1.2 : 1 },
-                                   .seed = 3,
-                                   .samples = samples,
-                                   .eos = &eos,
-                                   .n_eos = 1,
-                                   .stop = stop,
-                                   .n_stop = 1,
-                                   .logprobs = true,
-                                   .any_order = o->any_order };
-    const char *dir = getenv("TMPDIR");
-    const lm_serve_opts s = { .tiers = { o->host, o->disk, dir ? dir : "/tmp" },
-                              .warn = take_warning };
-    const lm_complete_hooks h = { .next = next_prompt, .done = take_answer, .ctx = out };
-    lm_complete_stats st = { 0 };
-    lm_paged *g = NULL;
-    *out = (answers){ .samples = samples, .last = -1, .any_order = o->any_order };
-    disk.writes = disk.reads = warnings = 0;
-    ok(lm_paged_new(w, type, &o->pages, b, &g, &err));
-    ok(lm_serve_run(g, &s, tok, &how, &h, &st, kv, &err));
-    lm_paged_free(g);
-    assert_int_equal(out->done, PROMPTS * samples - (samples - 1));
-    assert_int_equal(st.prompts, (PROMPTS - 1) * samples);
-    assert_true(o->any_order == (out->late > 0));
-}
-
-static void check_same(const answers *got, const answers *want)
-{
-    assert_memory_equal(got->ids, want->ids, sizeof want->ids);
-    assert_memory_equal(got->logprob, want->logprob, sizeof want->logprob);
-    assert_memory_equal(got->n, want->n, sizeof want->n);
-    assert_memory_equal(got->finish, want->finish, sizeof want->finish);
 }
 
 /* Memory for all; for a half and a quarter of it, without and with lower tiers; a single sequence. */
@@ -431,6 +291,12 @@ static void samples_share(void **state)
     lm_loaded_fini(&w);
 }
 
+static void serve_disk(lm_loaded *w, const setting *o, answers *out, lm_serve_stats *kv)
+{
+    disk.writes = disk.reads = 0;
+    serve(w, LM_DTYPE_BF16, host, o, 1, out, kv);
+}
+
 /* A disk that is full, or changes bytes, is closed with one warning; what it lost is computed again. */
 static void bad_disk(void **state)
 {
@@ -439,13 +305,13 @@ static void bad_disk(void **state)
     lm_loaded w;
     (void)state;
     loaded_of(configs[0], LM_DTYPE_BF16, par, host, &w);
-    serve(&w, LM_DTYPE_BF16, host, &settings[6], 1, &want, &kv);
+    serve_disk(&w, &settings[6], &want, &kv);
     int writes = disk.writes, reads = disk.reads;
     assert_true(writes > 30 && reads > 10);
     for (int i = 0; i < 8; i++) {
         disk.full_at = i % 2 ? 0 : 1 + i * writes / 10;
         disk.damage_at = i % 2 ? 1 + i * reads / 10 : 0;
-        serve(&w, LM_DTYPE_BF16, host, &settings[i < 4 ? 6 : 7], 1, &got, &kv);
+        serve_disk(&w, &settings[i < 4 ? 6 : 7], &got, &kv);
         check_same(&got, &want);
         if (i < 4)
             assert_true(warnings == 1 && kv.tiers.lost > 0 && kv.sched.dropped > 0);
