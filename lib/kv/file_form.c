@@ -8,6 +8,7 @@
  *   scale ["none"], float8 ["none"]: types; ggml, norm, renorm, zero, second [false]; constant [0]
  *   table: its levels; lower, upper, head: the fixed ranges of channels and scales of heads (numeric/kv_format.h) */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -299,30 +300,71 @@ static lm_code read_form(const lm_kv_file *f, const json_t *from, int64_t part, 
     return r.rc;
 }
 
-/* The form of each part; plain ones that are read alike may be many, formats are read for each part. */
+/* A part that names a form, and all by which its format is read. */
+typedef struct {
+    int64_t form, kv_heads, head_dim, side, part;
+} form_use;
+
+static int by_form(const void *a, const void *b)
+{
+    const int64_t *x = a, *y = b;
+    for (int i = 0; i < 5; i++)
+        if (x[i] != y[i])
+            return x[i] < y[i] ? -1 : 1;
+    return 0;
+}
+
+static bool same_use(const form_use *a, const form_use *b)
+{
+    return a->form == b->form && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
+           a->side == b->side;
+}
+
+/* The parts with forms to use[0 .. *n); sides of the others are plain. */
+static lm_code list_uses(const lm_kv_file *f, const json_t *parts, int64_t forms, lm_kv_side *side,
+                         form_use *use, int64_t *n, lm_err *e)
+{
+    const lm_kv_about *a = &f->about;
+    *n = 0;
+    for (int64_t i = 0; i < kv_parts(a); i++) {
+        const json_t *v = json_array_get(parts, (size_t)i);
+        json_int_t k = json_integer_value(v);
+        side[i] = (lm_kv_side){ .plain = a->act, .outliers = -1 };
+        if (json_is_null(v))
+            continue;
+        if (!json_is_integer(v) || k < 0 || k >= forms)
+            return lm_fail(e, LM_EFORMAT, f->where, NULL, "forms: part %lld has no form",
+                           (long long)i);
+        use[(*n)++] = (form_use){ k, a->kv_heads[i / 2], a->head_dim[i / 2], i % 2, i };
+    }
+    return LM_OK;
+}
+
+/* The form of each part.  A form is read once for all parts of equal shape that name it, so that no header can ask for
+ * much more memory than it has bytes. */
 static lm_code read_parts(lm_kv_file *f, const json_t *forms, const json_t *parts, lm_err *e)
 {
-    int64_t n = kv_parts(&f->about);
+    int64_t n = kv_parts(&f->about), uses;
     lm_kv_side *side;
+    form_use *use;
     if (!json_is_array(forms) || !json_is_array(parts) || (int64_t)json_array_size(parts) != n)
         return lm_fail(e, LM_EFORMAT, f->where, NULL, "forms: parts is not a list of %lld forms",
                        (long long)n);
-    if (lm_arena_alloc(f->arena, &side, (size_t)n, sizeof *side, e))
+    if (lm_arena_alloc(f->arena, &side, (size_t)n, sizeof *side, e) ||
+        lm_alloc_n(&use, (size_t)n, sizeof *use, "forms", e))
         return e->code;
-    for (int64_t i = 0; i < n; i++) {
-        const json_t *v = json_array_get(parts, (size_t)i);
-        json_int_t k = json_integer_value(v);
-        side[i] = (lm_kv_side){ .plain = f->about.act, .outliers = -1 };
-        if (json_is_null(v))
-            continue;
-        if (!json_is_integer(v) || k < 0 || k >= (json_int_t)json_array_size(forms))
-            return lm_fail(e, LM_EFORMAT, f->where, NULL, "forms: part %lld has no form",
-                           (long long)i);
-        if (read_form(f, json_array_get(forms, (size_t)k), i, &side[i], e))
-            return e->code;
-    }
+    lm_code rc = list_uses(f, parts, (int64_t)json_array_size(forms), side, use, &uses, e);
+    if (!rc)
+        qsort(use, (size_t)uses, sizeof *use, by_form);
+    for (int64_t i = 0; i < uses && !rc; i++)
+        if (i && same_use(&use[i], &use[i - 1]))
+            side[use[i].part] = side[use[i - 1].part];
+        else
+            rc = read_form(f, json_array_get(forms, (size_t)use[i].form), use[i].part,
+                           &side[use[i].part], e);
+    lm_free(use);
     f->about.form = side;
-    return LM_OK;
+    return rc;
 }
 
 lm_code kv_forms_read(lm_kv_file *f, const char *text, lm_err *e)

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "kv/file_impl.h"
 #include "numeric/format.h"
 
@@ -17,6 +18,7 @@ struct lm_kv_llama {
     lm_map map;
     size_t ids, meta, data; /* offsets: tokens, cells, the numbers */
     int64_t n_ids, cells;
+    uint64_t behind; /* streams behind the one with cells, which have none */
 };
 
 /* A place in the file; the first failure counts. */
@@ -98,6 +100,7 @@ static void find_stream(lm_kv_llama *f, cursor *c)
         f->meta = c->at;
         take(c, cells, 12);
         f->data = c->at;
+        f->behind = streams - i - 1;
         return;
     }
     if (!c->rc)
@@ -248,6 +251,18 @@ static lm_code read_columns(const reading *r, cursor *c, int64_t part)
     return c->rc;
 }
 
+/* Nothing follows the rows but the streams that have no cells. */
+static lm_code check_end(const lm_kv_llama *f, cursor *c)
+{
+    for (uint64_t i = 0; i < f->behind && !c->rc; i++)
+        if (read_number(c, 4) && !c->rc)
+            c->rc = wrong(f, "it has tokens in several streams", c->e);
+    if (!c->rc && c->at != f->map.size)
+        c->rc = lm_fail(c->e, LM_EFORMAT, f->where, NULL, "it has %zu byte%s behind its rows",
+                        f->map.size - c->at, lm_plural(f->map.size - c->at));
+    return c->rc;
+}
+
 static lm_code read_parts(const reading *r, lm_err *e)
 {
     const lm_kv_about *a = &r->m->about;
@@ -260,6 +275,8 @@ static lm_code read_parts(const reading *r, lm_err *e)
         read_rows(r, &c, 2 * i);
     for (int64_t i = 0; i < a->layers && !c.rc; i++)
         turned ? read_columns(r, &c, 2 * i + 1) : read_rows(r, &c, 2 * i + 1);
+    if (!c.rc)
+        check_end(r->f, &c);
     for (int64_t i = 0; i < 2 * a->layers && !c.rc; i++)
         if (!kv_all_finite(a->act, r->m->content.part[i].data[LM_KV_PLAIN],
                            lm_kv_about_bytes(a, i / 2) / lm_dtype_size(a->act)))

@@ -199,6 +199,17 @@ static lm_code read_policy(lm_kv_file *f, lm_err *e)
     return rc;
 }
 
+/* Each part has a tensor at least, besides ids and positions: before its form is read. */
+static lm_code check_count(const lm_kv_file *f, lm_err *e)
+{
+    int64_t least = kv_parts(&f->about) + 2;
+    if ((int64_t)count(f) >= least)
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                   "it has %zu tensor%s, %lld layers have %lld or more", count(f),
+                   lm_plural(count(f)), (long long)f->about.layers, (long long)least);
+}
+
 /* What is stored: the rows of layers, and their forms. */
 static lm_code read_form_of(lm_kv_file *f, lm_err *e)
 {
@@ -213,12 +224,13 @@ static lm_code read_form_of(lm_kv_file *f, lm_err *e)
     a->rows = f->rows;
     if (read_policy(f, e))
         return e->code;
-    if (coded && (need(f, "forms", &text, e) || kv_forms_read(f, text, e)))
+    if (coded && (need(f, "forms", &text, e) || check_count(f, e) || kv_forms_read(f, text, e)))
         return e->code;
     for (int64_t i = 0; i < kv_parts(a) && a->form; i++)
         pre_rope = pre_rope || a->form[i].pre_rope;
     if (pre_rope != !strcmp(meta(f, "k_state"), "pre_rope"))
-        return lm_fail(e, LM_EFORMAT, f->where, NULL, "k_state and forms differ");
+        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                       "k_state and forms differ");
     return LM_OK;
 }
 

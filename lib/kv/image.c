@@ -48,6 +48,26 @@ static lm_code copy_form(lm_arena *a, int64_t K, int64_t D, lm_kv_side *s, lm_er
     return LM_OK;
 }
 
+/* Forms of layers that share a format share its copy, too; `form` is not copied yet. */
+static lm_code copy_forms(lm_arena *a, const lm_kv_about *from, lm_kv_side *form, lm_err *e)
+{
+    enum { NEAR = 16 };
+    lm_code rc = LM_OK;
+    for (int64_t i = 0; i < kv_parts(from) && !rc; i++) {
+        int64_t k = i;
+        for (int64_t j = i - 2; j >= 0 && j >= i - NEAR && k == i; j -= 2)
+            if (from->form[j].format == from->form[i].format &&
+                from->kv_heads[j / 2] == from->kv_heads[i / 2] &&
+                from->head_dim[j / 2] == from->head_dim[i / 2])
+                k = j;
+        if (k < i)
+            form[i].format = form[k].format;
+        else
+            rc = copy_form(a, from->kv_heads[i / 2], from->head_dim[i / 2], &form[i], e);
+    }
+    return rc;
+}
+
 static lm_code copy_about(lm_arena *a, const lm_kv_about *from, lm_kv_about *to, lm_err *e)
 {
     size_t L = (size_t)from->layers;
@@ -62,11 +82,8 @@ static lm_code copy_about(lm_arena *a, const lm_kv_about *from, lm_kv_about *to,
         copy_bytes(a, from->rows, L, sizeof *to->rows, &to->rows, e) ||
         copy_bytes(a, from->form, 2 * L, sizeof *form, &form, e))
         return e->code;
-    for (size_t i = 0; i < 2 * L && form; i++)
-        if (copy_form(a, to->kv_heads[i / 2], to->head_dim[i / 2], &form[i], e))
-            return e->code;
     to->form = form;
-    return LM_OK;
+    return form ? copy_forms(a, from, form, e) : LM_OK;
 }
 
 /* ---- Life ---- */
@@ -170,8 +187,9 @@ bool lm_kv_same_form(const lm_kv_side *a, const lm_kv_side *b, int64_t kv_heads,
 {
     if (!a->format != !b->format || a->rotate != b->rotate || a->pre_rope != b->pre_rope)
         return false;
-    return !a->format || (a->residual == b->residual && a->sinks == b->sinks &&
-                          same_format(a->format, b->format, kv_heads, head_dim));
+    return !a->format ||
+           (a->residual == b->residual && a->sinks == b->sinks && a->outliers == b->outliers &&
+            same_format(a->format, b->format, kv_heads, head_dim));
 }
 
 void lm_kv_image_plan(const lm_kv_image *m, lm_kv_plan *out)

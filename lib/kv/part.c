@@ -23,6 +23,26 @@ bool lm_kv_section_is_float(lm_kv_section i)
 
 /* ---- Shapes ---- */
 
+/* The ranges of codes: those of channels, of a group, or of all heads of a token without a share of its numbers.  NULL:
+ * they fit the format. */
+static const char *wrong_ranges(const lm_kv_side *s)
+{
+    const lm_kv_format *f = s->format;
+    bool share = s->outliers >= 0;
+    if (!share && s->outliers != -1) /* NaN, too */
+        return "the share of outliers is not a number from 0 to 1";
+    if (share && !(s->outliers < 1))
+        return "the share of outliers is not below 1";
+    if (share && !(f->values && f->axis == LM_KV_TOKEN && f->levels == LM_KV_TABLE && f->zero))
+        return "only values in levels of a table have a share of outliers";
+    if (f->outliers && !f->lower && !share)
+        return "outliers have no ranges of channels or tokens beside them";
+    if (s->pre_rope && (f->values || s->rotate))
+        return f->values ? "values have no rotation by positions"
+                         : "keys before the rotation by positions cannot be rotated by a matrix";
+    return NULL;
+}
+
 lm_code lm_kv_shape_check(const lm_kv_shape *s, lm_err *e)
 {
     const lm_kv_side *f = s->form;
@@ -37,7 +57,8 @@ lm_code lm_kv_shape_check(const lm_kv_shape *s, lm_err *e)
         return lm_fail(e, LM_EUSAGE, f->format->name, NULL,
                        "%lld first and %lld newest tokens are plain, %lld are coded together",
                        (long long)f->sinks, (long long)f->residual, (long long)step);
-    return LM_OK;
+    const char *bad = wrong_ranges(f);
+    return bad ? lm_fail(e, LM_EUSAGE, f->format->name, NULL, "%s", bad) : LM_OK;
 }
 
 static int64_t groups_of(int64_t n, int64_t each)

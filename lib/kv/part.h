@@ -56,8 +56,8 @@ static inline void lm_kv_part_range(const lm_kv_shape *s, int64_t *from, int64_t
  * ".first", ".tail". */
 const char *lm_kv_section_suffix(lm_kv_section i);
 
-/* Check a shape.  Fails: LM_EUSAGE naming the format for what lm_kv_page refuses, and for counts of plain tokens
- * that do not fit its groups. */
+/* Check a shape.  Fails: LM_EUSAGE naming the format for what lm_kv_page refuses, for counts of plain tokens that do
+ * not fit its groups, and for outliers and rotations that kernels do not have. */
 lm_code lm_kv_shape_check(const lm_kv_shape *s, lm_err *e);
 /* The sections of a shape that was checked.  Fails: LM_ELIMIT. */
 lm_code lm_kv_section_size_of(const lm_kv_shape *s, lm_kv_section i, lm_kv_section_size *out,

@@ -5,11 +5,13 @@
  * stream and through its path with the same outcome; odd, bytes 1 and 2 are the length of tables, which follow with a chunk behind them: numbers
  * that are decoded are finite. */
 #include <math.h>
+#include <sanitizer/allocator_interface.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kv/image.h"
@@ -48,6 +50,16 @@ static int read_cache(lm_kv_file *f)
     return !rc;
 }
 
+/* What an open file has allocated is bounded by its bytes, and so is the time of opening it. */
+static void check_cost(size_t size, size_t before, clock_t begin)
+{
+    size_t now = __sanitizer_get_current_allocated_bytes();
+    if (now > before && now - before > 100 * size + (1 << 20))
+        abort();
+    if (clock() - begin > 2 * CLOCKS_PER_SEC)
+        abort();
+}
+
 static int take(lm_code rc, lm_kv_file *f, const lm_err *e)
 {
     if (!rc != (f != NULL) || (rc && !e->what[0]))
@@ -64,7 +76,11 @@ static void file(const uint8_t *data, size_t size)
     span s = { data, size };
     lm_kv_file *f = NULL;
     lm_err e = { 0 };
-    int streamed = take(lm_kv_file_open_on(read_span, &s, "fuzz", &f, &e), f, &e);
+    size_t before = __sanitizer_get_current_allocated_bytes();
+    clock_t begin = clock();
+    lm_code rc = lm_kv_file_open_on(read_span, &s, "fuzz", &f, &e);
+    check_cost(size, before, begin);
+    int streamed = take(rc, f, &e);
     if (fd < 0)
         fd = memfd_create("fuzz", MFD_CLOEXEC);
     if (ftruncate(fd, 0) || pwrite(fd, data, size, 0) != (ssize_t)size)

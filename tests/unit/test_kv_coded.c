@@ -189,6 +189,66 @@ static void test_conversion(void **state)
     drop(plain), drop(a), drop(same_form), drop(b), drop(x), drop(y);
 }
 
+/* A change of any member of a form that determines its bits makes it another one; names do not. */
+static void test_same_form(void **state)
+{
+    static float other[64], head[2] = { 1, 2 }, ahead[2] = { 1, 3 };
+    const lm_kv_format table = ranged;
+    lm_kv_format sym = { .name = "a", .bits = 4, .scale = LM_DTYPE_F16, .group = 32 };
+    (void)state;
+    memcpy(other, lower, sizeof other);
+    other[63] += 1;
+    sym.head = head;
+#define DIFFERS(base, change)                                                 \
+    do {                                                                      \
+        lm_kv_format x = (base), y = x;                                       \
+        lm_kv_side p = { .format = &x }, q = { .format = &y };                \
+        assert_true(lm_kv_same_form(&p, &q, 2, 32));                          \
+        y.change;                                                             \
+        if (lm_kv_same_form(&p, &q, 2, 32) || lm_kv_same_form(&q, &p, 2, 32)) \
+            fail_msg("formats are the same after " #change);                  \
+    } while (0)
+    DIFFERS(sym, values = true);
+    DIFFERS(sym, bits = 3);
+    DIFFERS(sym, axis = LM_KV_CHANNEL);
+    DIFFERS(sym, levels = LM_KV_ASYM);
+    DIFFERS(sym, group = 16);
+    DIFFERS(sym, scale = LM_DTYPE_F32);
+    DIFFERS(sym, ggml = true);
+    DIFFERS(sym, norm = true);
+    DIFFERS(sym, renorm = true);
+    DIFFERS(sym, zero = true);
+    DIFFERS(sym, second = true);
+    DIFFERS(sym, span = 64);
+    DIFFERS(sym, outliers = 3);
+    DIFFERS(sym, head = ahead);
+    DIFFERS(sym, head = NULL);
+    DIFFERS(table, constant = 2);
+    DIFFERS(table, n_table = 4);
+    DIFFERS(table, table[7] = 2);
+    DIFFERS(table, lower = other);
+    DIFFERS(table, upper = other);
+    sym.levels = LM_KV_FLOAT8;
+    DIFFERS(sym, float8 = LM_DTYPE_F8E5M2);
+#define SIDE_DIFFERS(change)                                                  \
+    do {                                                                      \
+        lm_kv_side p = { .format = &sym, .outliers = -1 }, q = p;             \
+        q.change;                                                             \
+        if (lm_kv_same_form(&p, &q, 2, 32) || lm_kv_same_form(&q, &p, 2, 32)) \
+            fail_msg("sides are the same after " #change);                    \
+    } while (0)
+    SIDE_DIFFERS(format = NULL);
+    SIDE_DIFFERS(rotate = true);
+    SIDE_DIFFERS(pre_rope = true);
+    SIDE_DIFFERS(residual = 32);
+    SIDE_DIFFERS(sinks = 4);
+    SIDE_DIFFERS(outliers = 0.01);
+    lm_kv_format named = sym;
+    named.name = "b";
+    lm_kv_side p = { .format = &sym }, q = { .format = &named };
+    assert_true(lm_kv_same_form(&p, &q, 2, 32));
+}
+
 /* To the memory of kernels and back: the same sections; that memory holds what the layouts say. */
 static void test_memory(void **state)
 {
@@ -388,6 +448,40 @@ static void patch_forms(lm_buf *b, const char *from, const char *to)
     reseal(b->data, b->len);
 }
 
+/* Where keys are rotated is what the forms say; tensors have as many outliers as their heads count. */
+static void test_contradictions(void **state)
+{
+    cache *plain = make(LM_DTYPE_BF16, 100, true), *c = coded(plain, "ranged");
+    cache *out = make_of(&c->about, false);
+    lm_kv_reading r = reading(LM_KV_FILE_BEST);
+    const lm_kv_shape shape = lm_kv_about_shape(&c->about, 0);
+    lm_kv_section_size z;
+    lm_err e = { 0 };
+    lm_buf b = write_cache(c, 0);
+    (void)state;
+    char *at = memmem(b.data, b.len, "\"post_rope\"", 11);
+    assert_non_null(at);
+    memcpy(at, "\"pre_rope\" ", 11);
+    reseal(b.data, b.len);
+    assert_int_equal(load(b.data, b.len, false, &c->about, &r, out, &e), LM_EFORMAT);
+    assert_string_equal(e.what, "k_state and forms differ");
+    lm_buf_fini(&b);
+
+    assert_int_equal(lm_kv_section_size_of(&shape, LM_KV_SP_BEGIN, &z, &e), 0);
+    uint32_t last, before;
+    const char *begin = c->content.part[0].data[LM_KV_SP_BEGIN];
+    memcpy(&last, begin + z.bytes - 4, 4), memcpy(&before, begin + z.bytes - 8, 4);
+    assert_true(last > before);
+    last--;
+    b = write_cache(c, 0);
+    patch(&b, "layers.0.k.sp_ptr", z.bytes - 4, &last, 4);
+    e = (lm_err){ 0 };
+    assert_int_equal(load(b.data, b.len, false, &c->about, &r, out, &e), LM_EFORMAT);
+    if (!strstr(e.what, "another number of outliers"))
+        fail_msg("%s: %s", e.where, e.what);
+    lm_buf_fini(&b), drop(plain), drop(c), drop(out);
+}
+
 static void test_bad_forms(void **state)
 {
     static const struct {
@@ -408,6 +502,14 @@ static void test_bad_forms(void **state)
         { "ranged", "\\\"table\\\":[-1,", "\\\"table\\\":[ 2,", "rise" },
         { "ranged", "\\\"table\\\":[-1,", "\\\"tabel\\\":[-1,", "table is not" },
         { "ranged", "\\\"lower\\\"", "\\\"lowet\\\"", "forms" },
+        { "ranged", "\\\"share\\\":0.05", "\\\"share\\\":1.05", "not below 1" },
+        { "ranged", "\\\"share\\\":0.05", "\\\"share\\\":-0.5", "from 0 to 1" },
+        { "ranged", "\\\"share\\\":0.05", "\\\"shara\\\":0.05", "no ranges" },
+        { "int4", "\\\"name\\\":\\\"int4\\\"", "\\\"share\\\":0.50000", "levels of a table" },
+        { "int4", "\\\"rotate\\\":true", "\\\"pre_rope\\\":1 ", "'pre_rope'" },
+        { "ranged", "\\\"sinks\\\":5", "\\\"sinks\\\":6", "does not belong" },
+        { "kvarn:first=0,last=0,group=64,sinks=64", "\\\"sinks\\\":64", "\\\"sinks\\\":65",
+          "coded together" },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -420,18 +522,93 @@ static void test_bad_forms(void **state)
         assert_int_equal(load(b.data, b.len, true, &c->about, &r, out, &e), LM_EFORMAT);
         if (!strstr(e.what, cases[i].want) && !strstr(e.where, cases[i].want))
             fail_msg("%s -> %s: %s: %s", cases[i].from, cases[i].to, e.where, e.what);
+        assert_int_equal(strncmp(e.where, "memory", 6), 0);
         lm_buf_fini(&b), drop(plain), drop(c), drop(out);
     }
+}
+
+/* Parts of one shape that name a form share its numbers. */
+static void test_shared_forms(void **state)
+{
+    cache *plain = make(LM_DTYPE_BF16, 40, true), *c = coded(plain, "ranged");
+    lm_buf b = write_cache(c, 0);
+    lm_kv_reading r = reading(LM_KV_FILE_BEST);
+    span s = { b.data, b.len };
+    lm_kv_file *f;
+    cache *m;
+    lm_err e = { 0 };
+    (void)state;
+    assert_int_equal(lm_kv_file_open_on(read_span, &s, "m", &f, &e), 0);
+    assert_int_equal(lm_kv_image_read(f, &r, lm_cpu_detect(), NULL, &m, &e), 0);
+    for (int i = 0; i < 2; i++) {
+        const lm_kv_side *form = i ? m->about.form : lm_kv_file_about(f)->form;
+        assert_ptr_equal(form[0].format, form[4].format); /* layers 0 and 2 are alike */
+        assert_ptr_equal(form[0].format->lower, form[4].format->lower);
+        assert_ptr_not_equal(form[0].format, form[2].format);
+        assert_ptr_not_equal(form[0].format, form[1].format);
+    }
+    lm_kv_file_close(f);
+    lm_buf_fini(&b), drop(m), drop(plain), drop(c);
+}
+
+/* A form that many parts name is not read for layers that have no tensors. */
+static void test_forms_without_tensors(void **state)
+{
+    lm_buf b = { 0 }, text = { 0 };
+    lm_kv_file *f;
+    lm_err e = { 0 };
+    (void)state;
+    lm_buf_addf(&text, &e,
+                "{\"__metadata__\":{\"format\":\"kv-cache\",\"version\":\"1\",\"coding\":"
+                "\"coded\",\"model_type\":\"m\",\"weights\":\"%s\",\"config\":\"%s\","
+                "\"rope\":\"{}\",\"k_state\":\"post_rope\",\"layers\":\"9000\",\"tokens\":"
+                "\"1\",\"act\":\"bf16\",\"xxh3\":\"{\\\"token_ids\\\":\\\"%016d\\\"}\","
+                "\"header\":\"%032d\",\"forms\":\"{\\\"page\\\":64,\\\"forms\\\":[{}],"
+                "\\\"parts\\\":[0",
+                about_all.weights, about_all.config, 0, 0);
+    for (int i = 1; i < 2 * 9000; i++)
+        lm_buf_add(&text, ",0", 2, &e);
+    lm_buf_addf(&text, &e, "]}\"");
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 9000; i++)
+            lm_buf_addf(&text, &e, "%s%s",
+                        i   ? ""
+                        : k ? ",\"head_dim\":\"["
+                            : ",\"kv_heads\":\"[",
+                        i == 8999 ? "1]\"" : "1,");
+    lm_buf_addf(&text, &e,
+                "},\"token_ids\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":"
+                "[0,4]}}");
+    while (text.len % 8)
+        lm_buf_add(&text, " ", 1, &e);
+    uint64_t header = text.len;
+    lm_buf_add(&b, &header, 8, &e);
+    lm_buf_add(&b, text.data, text.len, &e);
+    lm_buf_add(&b, "\1\0\0\0", 4, &e);
+    reseal(b.data, b.len);
+    span s = { b.data, b.len };
+    assert_int_equal(lm_kv_file_open_on(read_span, &s, "m", &f, &e), LM_EFORMAT);
+    if (!strstr(e.what, "it has 1 tensor, 9000 layers have 18002 or more"))
+        fail_msg("%s: %s", e.where, e.what);
+    lm_buf_fini(&b), lm_buf_fini(&text);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_files),        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_conversion),   cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_dropped),      cmocka_unit_test(test_flips),
-        cmocka_unit_test(test_header_flips), cmocka_unit_test(test_bad_sections),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_conversion),
+        cmocka_unit_test(test_same_form),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_dropped),
+        cmocka_unit_test(test_flips),
+        cmocka_unit_test(test_header_flips),
+        cmocka_unit_test(test_bad_sections),
         cmocka_unit_test(test_bad_forms),
+        cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_shared_forms),
+        cmocka_unit_test(test_forms_without_tensors),
     };
     return cmocka_run_group_tests_name("kv_coded", tests, make_path, drop_path);
 }

@@ -39,16 +39,14 @@ static void add_number(lm_buf *b, lm_dtype d, const cache *c, int64_t part, int6
     add(b, out, lm_dtype_size(d));
 }
 
-/* The cells are in the order 3, 4, .., 8, 0, 1, 2. */
-static lm_buf write_state(const cache *c, lm_dtype d, bool turned, bool pairs, bool next)
+/* The cells are in the order 3, 4, .., 8, 0, 1, 2; `more` tokens than cells. */
+static lm_buf write_state(const cache *c, lm_dtype d, bool turned, bool pairs, int more)
 {
     uint32_t type = d == LM_DTYPE_F32 ? 0 : d == LM_DTYPE_F16 ? 1 : 30;
     lm_buf b = { 0 };
-    add32(&b, 0x67677371), add32(&b, 2), add32(&b, TOKENS + next);
-    for (int i = 0; i < TOKENS; i++)
-        add32(&b, (uint32_t)c->content.ids[i]);
-    if (next)
-        add32(&b, 77);
+    add32(&b, 0x67677371), add32(&b, 2), add32(&b, (uint32_t)(TOKENS + more));
+    for (int i = 0; i < TOKENS + more; i++)
+        add32(&b, i < TOKENS ? (uint32_t)c->content.ids[i] : 77);
     add32(&b, 2), add32(&b, 0), add32(&b, TOKENS);
     for (uint32_t i = 0; i < TOKENS; i++)
         add32(&b, (i + 3) % TOKENS), add32(&b, 1), add32(&b, 5);
@@ -96,7 +94,7 @@ static void test_read(void **state)
         lm_err e = { 0 };
         for (int t = 0; t < TOKENS; t++)
             c->content.positions[t] = t;
-        lm_buf b = write_state(c, d, i & 1, i & 2, i & 4);
+        lm_buf b = write_state(c, d, i & 1, i & 2, !!(i & 4));
         if (read_state(b.data, b.len, d, i & 2, &out, &e))
             fail_msg("%s: %s", e.where, e.what);
         assert_true(same(c, out));
@@ -113,7 +111,7 @@ static void test_damage(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         cache *c = make(LM_DTYPE_F16, TOKENS, true), *out;
-        lm_buf b = write_state(c, LM_DTYPE_F16, i, true, false);
+        lm_buf b = write_state(c, LM_DTYPE_F16, i, true, 0);
         for (size_t len = 0; len < b.len; len += 1 + len / 200) {
             lm_err e = { 0 };
             assert_int_equal(read_state(b.data, len, LM_DTYPE_F16, true, &out, &e), LM_EFORMAT);
@@ -152,7 +150,7 @@ static void test_refused(void **state)
         { 12 + 4 * TOKENS + 12 + 12 * TOKENS + 20, 0x7c00, "NaN" },
     };
     cache *c = make(LM_DTYPE_F16, TOKENS, true), *out;
-    lm_buf b = write_state(c, LM_DTYPE_F16, false, false, false);
+    lm_buf b = write_state(c, LM_DTYPE_F16, false, false, 0);
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t old;
@@ -167,12 +165,48 @@ static void test_refused(void **state)
     lm_buf_fini(&b), drop(c);
 }
 
+static void expect(const lm_buf *b, const char *want)
+{
+    cache *out;
+    lm_err e = { 0 };
+    lm_code rc = read_state(b->data, b->len, LM_DTYPE_F16, false, &out, &e);
+    if (want ? rc != LM_EFORMAT || !strstr(e.what, want) : rc != LM_OK)
+        fail_msg("%s: %s, not %s", e.where, e.what, want ? want : "read");
+    drop(out);
+}
+
+/* As many tokens as cells, or one more; nothing behind the rows but streams without cells. */
+static void test_lengths(void **state)
+{
+    static const char *const want[] = { "it has 8 tokens, and 9 of them stored", NULL, NULL,
+                                        "it has 11 tokens, and 9 of them stored" };
+    cache *c = make(LM_DTYPE_F16, TOKENS, true);
+    (void)state;
+    for (int more = -1; more <= 2; more++) {
+        lm_buf b = write_state(c, LM_DTYPE_F16, false, false, more);
+        expect(&b, want[more + 1]);
+        lm_buf_fini(&b);
+    }
+    lm_buf b = write_state(c, LM_DTYPE_F16, false, false, 0);
+    size_t streams = 12 + 4 * TOKENS;
+    add(&b, "", 1);
+    expect(&b, "1 byte behind its rows");
+    add(&b, "\0\0", 3);
+    expect(&b, "4 bytes behind its rows");
+    b.data[streams] = 3; /* a stream without cells */
+    expect(&b, NULL);
+    b.data[b.len - 4] = 2;
+    expect(&b, "several streams");
+    lm_buf_fini(&b), drop(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_read),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_lengths),
     };
     return cmocka_run_group_tests_name("kv_llama", tests, make_path, drop_path);
 }
