@@ -71,8 +71,8 @@ typedef struct {
  * each.  With m <= LM_GEMM_SMALL_M the plain b is read when given: it is no larger than the packed form.  Where
  * it is not given, AMX unpacks rows (k a multiple of 32), as their sums, and so the bits, have the order of b.
  *
- * Training and evaluation in BF16 on AMX keep weights in the packed form of y = x w^T (kernels/panels.h), in
- * place of the plain one; dx = dy w packs its panels from these (b_turned), in blocks of 2 KiB instead of short
+ * Training, evaluation and batches over pages in BF16 on AMX keep weights in the packed form of y = x w^T
+ * (kernels/panels.h), in place of the plain one; dx = dy w packs its panels from these (b_turned), in blocks of 2 KiB instead of short
  * pieces of rows.  Gains over the plain form (one thread, weights not in the caches; share/doc/benchmarks.md):
  * y = x w^T 24 to 56 % at 64 and 256 rows, 14 to 22 % at 1,024, about none at 8,192; dx 34 to 123 %, 4 to 22 % and
  * 1 to 5 %, of a small matrix (640 x 640) at most 7 %.  Panels of dx as a second copy would gain 36 to 100 points

@@ -102,7 +102,7 @@ lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[L
 /* ---- for graphs ---- */
 
 /* Bind the parameters of `m`, a model of the same config in any mode on the same backend, and its
- * gradients if the store has them.  Weights that one keeps in panels and the other does not (GENERATE) stay
+ * gradients if the store has them.  Weights that one keeps in panels and the other does not (lm_build.panels) stay
  * unbound, and runs of the graph fail. */
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x);
 /* Block number k of a role; NULL if the role has fewer blocks. */
