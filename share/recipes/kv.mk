@@ -19,7 +19,7 @@ WORK    ?= kv
 CORPUS  ?= #             plain text or JSONL; empty: that of fetch-corpus
 SPLIT   ?= blank#        plain text is split into documents at empty lines; file: a document per file
 MODEL   ?= #             a model folder with a tokenizer; empty: one is trained
-METHODS ?= fp8 int8 int4 int4:rotate=off q4_0 q4_0:rotate=off k4v4 k4v2 kivi:bits=4 kivi:bits=2 kvquant:bits=3 h2o:keep=0.2 snapkv:capacity=256 streaming:window=256
+METHODS ?= fp8 int8 int4 int4:rotate=off q4_0 q4_0:rotate=off k4v4 k4v2 kvarn:sinks=0 kivi:bits=4 kivi:bits=2 kvquant:bits=3 h2o:keep=0.2 random:keep=0.2 snapkv:capacity=256 streaming:window=256
 WINDOWS ?= 8#            of 1,024 tokens, on which methods are compared
 VOCAB   ?= 1024
 SIZE    ?= 1#            of the texts: 1 is 6, 10 and 24 megabytes
@@ -105,7 +105,7 @@ short.done: lists.done data/short/train.bin
 long.done: short.done data/long/train.bin
 	$(call run,3,long,short/,$(strip $(SEQ)))
 
-# Channels of keys as large models have them.  Without these, coding with and without rotation differ less.
+# Channels of keys as large models have them.  Without these, coding with and without rotation hardly differ.
 outliers.done: long.done
 	rm -rf outliers
 	mkdir outliers # without the checkpoints of the run, which tools prefer

@@ -53,7 +53,7 @@ tensors() { inspect-model --json "$1" | grep -o '"name":"[^"]*"' | cut -d'"' -f4
     report --methods "auto:bits=6 fp8:scale=layer fp8_e4m3:scale=head kvquant:bits=3,sinks=2 auto" --json > a
     [ "$(grep -o '"kl":[0-9]' a | wc -l)" -eq 6 ]
     grep -q '"method":"auto:bits=6","spec":"[^"]*int' a
-    ! grep -q '"error"' a
+    run ! grep -q '"error"' a
 }
 
 @test "quantize-kv: a calibration of another model is a row that says so" {

@@ -214,6 +214,8 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     perl 'my recipes/kv-text' short 20000 4 < 'my work/train.jsonl' > c
     cmp a b
     run ! cmp -s a c
+    longest() { perl 'my recipes/kv-text' long 60000 3 "$@" < 'my work/train.jsonl' | awk '{ if (length() > n) n = length() } END { print n }'; }
+    [ "$(longest 6000)" -gt "$((2 * $(longest)))" ]
     make -f 'my recipes/kv.mk' WORK='other work' MODEL='my work/short' "${small[@]}" METHODS=int8 > log 2>&1 || { cat log; false; }
     grep -q '^int8 ' 'other work/table.txt'
     [ ! -e 'other work/m0' ]
