@@ -30,7 +30,7 @@ tensors() { inspect-model --json "$1" | grep -o '"name":"[^"]*"' | cut -d'"' -f4
 @test "quantize-kv: --method of a calibration: only what is named, together the same numbers; all" {
     kinds() { inspect-model --json "$1" | grep -o 'layers.1.[kv].[a-z]*' | cut -d. -f3,4 | sort -u | tr '\n' ' '; }
     calibrate kvquant a
-    [ "$(kinds a)" = "k.lower k.scale k.table k.upper v.scale v.table " ]
+    [ "$(kinds a)" = "k.lower k.scale k.table k.upper v.outliers v.scale v.table " ]
     calibrate auto b
     [ "$(kinds b)" = "k.errors v.errors " ]
     calibrate fp8:scale=head c
@@ -38,7 +38,7 @@ tensors() { inspect-model --json "$1" | grep -o '"name":"[^"]*"' | cut -d'"' -f4
     calibrate "auto fp8:scale=head kvquant" d
     calibrate all:scale=head e
     cmp d e
-    [ "$(kinds e)" = "k.errors k.lower k.scale k.table k.upper v.errors v.scale v.table " ]
+    [ "$(kinds e)" = "k.errors k.lower k.scale k.table k.upper v.errors v.outliers v.scale v.table " ]
     quantize-kv -q --calibrate --method kvquant --candidates "int8;int4" --seq-len 64 --windows 2 -f -o f run/ data/val
     head -c 400 f | grep -q '"candidates":"int8;int4"'
     report --methods "auto:bits=6,file=b fp8:scale=layer,file=c fp8:scale=head,file=c kvquant:file=e auto:bits=6,file=e" --json > out
