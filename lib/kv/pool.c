@@ -74,7 +74,7 @@ static void discard(lm_pool *p, int32_t page)
 }
 
 /* A page without pins goes to the list where it belongs. */
-static void settle(lm_pool *p, int32_t page)
+static void list_idle(lm_pool *p, int32_t page)
 {
     page_state *g = &p->page[page];
     if (!g->refs && g->keep && p->tier[g->tier].closed)
@@ -270,14 +270,14 @@ void lm_pool_drop(lm_pool *p, int32_t page)
     page_state *g = &p->page[page];
     if (--g->refs == 0) {
         unlink_page(p, page);
-        settle(p, page);
+        list_idle(p, page);
     }
 }
 
 void lm_pool_unpin(lm_pool *p, int32_t page)
 {
     if (--p->page[page].pins == 0)
-        settle(p, page);
+        list_idle(p, page);
 }
 
 /* Pages of the list that are parked on the device, and pages that are elsewhere. */

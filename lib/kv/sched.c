@@ -265,12 +265,6 @@ void lm_sched_estimate(lm_sched *s, double row_seconds, double step_seconds,
     memcpy(s->o.rate, rate, sizeof s->o.rate);
 }
 
-int64_t lm_sched_ids(const lm_sched *s, int64_t request, const uint32_t **ids)
-{
-    *ids = s->seq[request].ids;
-    return s->seq[request].known;
-}
-
 lm_sched_stats lm_sched_count(const lm_sched *s)
 {
     lm_sched_stats c = s->count;

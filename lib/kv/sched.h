@@ -118,8 +118,6 @@ void lm_sched_lost(lm_sched *s, int32_t page);
 void lm_sched_estimate(lm_sched *s, double row_seconds, double step_seconds,
                        const double rate[LM_TIERS]);
 
-/* The sequence's tokens so far, prompt and new ones. */
-int64_t lm_sched_ids(const lm_sched *s, int64_t request, const uint32_t **ids);
 lm_sched_stats lm_sched_count(const lm_sched *s);
 lm_pool *lm_sched_pool(lm_sched *s); /* for counts, and for lm_pool_close */
 /* Recount of pages and states, for tests: LM_EBUG. */

@@ -273,7 +273,7 @@ static int64_t bucket_of(const lm_sched *s, int64_t rows)
 }
 
 /* The rows of the last step are computed, and pages that were being moved are in place. */
-static void settle_last(lm_sched *s)
+static void end_last_step(lm_sched *s)
 {
     for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
         lm_seq *q = &s->seq[i];
@@ -289,7 +289,7 @@ static void settle_last(lm_sched *s)
 
 static void plan(lm_sched *s, lm_sched_step *step)
 {
-    settle_last(s);
+    end_last_step(s);
     for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
         lm_seq *q = &s->seq[i];
         if (q->status == RUNNING && q->known > q->used && prepare(s, q) && generates(q))
