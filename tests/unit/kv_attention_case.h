@@ -19,6 +19,8 @@
 #include "kernels/rope.h"
 #include "numeric/code_rows.h"
 
+#include "kv_formats_case.h"
+
 enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE, N_IN };
 
 /* A call with memory of its own. */
@@ -124,11 +126,6 @@ static inline void set_ints(trial *t, const shape *s)
     }
 }
 
-static inline bool is_plain(const lm_kv_format *f)
-{
-    return f->bits == 0;
-}
-
 /* Cosines and sines of numbers with a factor, and any places. */
 static inline void set_rope(trial *t, const shape *s)
 {
@@ -225,131 +222,9 @@ static inline float *results(const lm_tensor *t)
     return y;
 }
 
-/* ---- formats ---- */
+/* ---- calls ---- */
 
-static float range_low[4 * 256], range_high[4 * 256],
-    head_scale[4] = { 0.02f, 0.03f, 0.01f, 0.025f };
-
-static const lm_kv_format formats[] = {
-    { .name = "int8", .bits = 8, .scale = LM_DTYPE_F16 },
-    { .name = "int8 asym", .bits = 8, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F32 },
-    { .name = "int8 channel",
-      .bits = 8,
-      .axis = LM_KV_CHANNEL,
-      .group = 32,
-      .scale = LM_DTYPE_BF16 },
-    { .name = "int6", .bits = 6, .levels = LM_KV_ASYM, .group = 16, .scale = LM_DTYPE_F16 },
-    { .name = "int5",
-      .bits = 5,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .group = 16,
-      .scale = LM_DTYPE_F16 },
-    { .name = "int4", .bits = 4, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F16 },
-    { .name = "int4 head", .bits = 4, .levels = LM_KV_ASYM, .scale = LM_DTYPE_F16 },
-    { .name = "int4 sym 64", .bits = 4, .group = 64, .scale = LM_DTYPE_BF16 },
-    { .name = "int3", .bits = 3, .group = 48, .scale = LM_DTYPE_F16 },
-    { .name = "int2", .bits = 2, .levels = LM_KV_ASYM, .group = 32, .scale = LM_DTYPE_F16 },
-    { .name = "kivi",
-      .bits = 2,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .group = 32,
-      .scale = LM_DTYPE_F16 },
-    { .name = "channel 4",
-      .bits = 4,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .scale = LM_DTYPE_F16 },
-    { .name = "int1", .bits = 1, .levels = LM_KV_ASYM, .group = 16, .scale = LM_DTYPE_F16 },
-    { .name = "fp8",
-      .bits = 8,
-      .levels = LM_KV_FLOAT8,
-      .float8 = LM_DTYPE_F8E4M3,
-      .scale = LM_DTYPE_NONE,
-      .constant = 0.01 },
-    { .name = "e5m2",
-      .bits = 8,
-      .levels = LM_KV_FLOAT8,
-      .float8 = LM_DTYPE_F8E5M2,
-      .scale = LM_DTYPE_F16 },
-    { .name = "q8_0", .bits = 8, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
-    { .name = "q4_0", .bits = 4, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 },
-    { .name = "q5_1",
-      .bits = 5,
-      .levels = LM_KV_ASYM,
-      .group = 32,
-      .ggml = true,
-      .scale = LM_DTYPE_F16 },
-    { .name = "k4 balanced",
-      .bits = 4,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .group = 16,
-      .second = true,
-      .scale = LM_DTYPE_F16 },
-    { .name = "v2 balanced",
-      .bits = 2,
-      .levels = LM_KV_ASYM,
-      .second = true,
-      .span = 16,
-      .scale = LM_DTYPE_F16 },
-    { .name = "nuq outliers",
-      .bits = 2,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_TABLE,
-      .zero = true,
-      .scale = LM_DTYPE_NONE,
-      .lower = range_low,
-      .upper = range_high,
-      .outliers = 50,
-      .n_table = 4,
-      .table = { -0.8f, -0.2f, 0.3f, 0.9f } },
-    { .name = "nuq tokens",
-      .bits = 3,
-      .levels = LM_KV_TABLE,
-      .zero = true,
-      .scale = LM_DTYPE_F16,
-      .outliers = 40,
-      .n_table = 8,
-      .table = { -0.9f, -0.6f, -0.3f, -0.1f, 0.1f, 0.3f, 0.6f, 0.9f } },
-    { .name = "codebook",
-      .bits = 3,
-      .levels = LM_KV_TABLE,
-      .norm = true,
-      .renorm = true,
-      .scale = LM_DTYPE_F16,
-      .n_table = 8,
-      .table = { -2.15f, -1.34f, -0.76f, -0.25f, 0.25f, 0.76f, 1.34f, 2.15f } },
-    { .name = "iq4_nl",
-      .bits = 4,
-      .levels = LM_KV_TABLE,
-      .group = 32,
-      .ggml = true,
-      .scale = LM_DTYPE_F16,
-      .n_table = 16,
-      .table = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 } },
-    { .name = "nuq groups",
-      .bits = 2,
-      .levels = LM_KV_TABLE,
-      .group = 64,
-      .zero = true,
-      .scale = LM_DTYPE_F32,
-      .n_table = 4,
-      .table = { -0.9f, -0.3f, 0.2f, 0.8f } },
-    { .name = "heads", .bits = 8, .scale = LM_DTYPE_NONE, .head = head_scale },
-    { .name = "plain" },
-};
-enum { N_FORMATS = sizeof formats / sizeof *formats, CALLS = 2 * N_FORMATS + 1 };
-
-/* Ranges of channels; called once. */
-static inline void fill_ranges(void)
-{
-    for (int i = 0; i < 4 * 256; i++) {
-        range_low[i] = -2 - (float)(i % 3);
-        range_high[i] = 2 + (float)(i % 4) / 2;
-    }
-}
+enum { CALLS = 2 * N_FORMATS + 1 };
 
 /* The i-th of the calls, with the formats of keys and values: the last with plain ones. */
 static inline shape format_shape(int i, const lm_kv_format *f[2])

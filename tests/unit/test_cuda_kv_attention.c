@@ -115,8 +115,8 @@ static void check(const shape *s, lm_dtype act, const lm_kv_format *const f[2], 
     float *o = results(&t.out[0]), *lse = results(&t.out[1]);
     size_t bytes = lm_stored_bytes(&t.out[0]);
     void *bits = take(bytes);
-    for (int order = 0; order < 3; order++) {
-        emu_order(order);
+    for (int order = 0; order < 2; order++) { /* backward or shuffled */
+        emu_order(order ? 1 + number % 2 : 0);
         run(&t);
         const double d = distance(&t.out[0], o), dl = distance(&t.out[1], lse);
         if (!(d <= (low ? 1e-2 : 2e-6)) || !(dl <= (low ? 1e-3 : 2e-6)))

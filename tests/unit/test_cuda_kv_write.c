@@ -7,114 +7,12 @@
 #include "kernels/kv.h"
 #include "numeric/code_rows.h"
 
+#include "kv_formats_case.h"
+
 enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, ROW, N_IN };
 enum { KEYS, VALUES, KTAIL, VTAIL, N_OUT };
 enum { TRIALS = 400, CALLS = 4, HEADS = 2, MOST_D = 160, MOST_T = 192, BATCH = 2 };
-
-static float lower[HEADS * MOST_D], upper[HEADS * MOST_D], head[HEADS] = { 0.03f, 0.7f };
-
-#define GRID(b, x, l, g, t)                                                           \
-    {                                                                                 \
-        .name = #b " bits " #x " " #g, .bits = b, .axis = x, .levels = l, .group = g, \
-        .scale = LM_DTYPE_##t                                                         \
-    }
-#define GGML(text, b, l)                                                                       \
-    {                                                                                          \
-        .name = text, .bits = b, .levels = l, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 \
-    }
-#define FLOAT8(type, s)                                                              \
-    {                                                                                \
-        .name = #type, .bits = 8, .levels = LM_KV_FLOAT8, .float8 = LM_DTYPE_##type, \
-        .scale = LM_DTYPE_##s, .constant = 0.5                                       \
-    }
-#define TABLE_OF(text, b, ...)                                                         \
-    {                                                                                  \
-        .name = text, .bits = b, .levels = LM_KV_TABLE, .n_table = 1 << b, __VA_ARGS__ \
-    }
-#define FIXED(text, b, l, ...)                                                               \
-    {                                                                                        \
-        .name = text, .bits = b, .axis = LM_KV_CHANNEL, .levels = l, .scale = LM_DTYPE_NONE, \
-        .lower = lower, .upper = upper, __VA_ARGS__                                          \
-    }
-static lm_kv_format formats[] = {
-    GRID(8, LM_KV_TOKEN, LM_KV_SYM, 0, F16),
-    GRID(4, LM_KV_TOKEN, LM_KV_ASYM, 32, F16),
-    GRID(2, LM_KV_TOKEN, LM_KV_ASYM, 16, BF16),
-    GRID(5, LM_KV_TOKEN, LM_KV_SYM, 16, F32),
-    GRID(6, LM_KV_TOKEN, LM_KV_ASYM, 0, F16),
-    GRID(1, LM_KV_TOKEN, LM_KV_ASYM, 16, F16),
-    GRID(3, LM_KV_TOKEN, LM_KV_SYM, 0, F16),
-    GRID(2, LM_KV_CHANNEL, LM_KV_ASYM, 16, F16),
-    GRID(1, LM_KV_CHANNEL, LM_KV_ASYM, 16, F32),
-    GRID(5, LM_KV_CHANNEL, LM_KV_SYM, 16, BF16),
-    GRID(3, LM_KV_CHANNEL, LM_KV_SYM, 0, F16),
-    GRID(8, LM_KV_CHANNEL, LM_KV_ASYM, 32, F16),
-    GGML("q8_0", 8, LM_KV_SYM),
-    GGML("q5_0", 5, LM_KV_SYM),
-    GGML("q5_1", 5, LM_KV_ASYM),
-    GGML("q4_0", 4, LM_KV_SYM),
-    GGML("q4_1", 4, LM_KV_ASYM),
-    { .name = "iq4_nl",
-      .bits = 4,
-      .levels = LM_KV_TABLE,
-      .group = 32,
-      .ggml = true,
-      .scale = LM_DTYPE_F16,
-      .n_table = 16 },
-    FLOAT8(F8E4M3, NONE),
-    FLOAT8(F8E5M2, F16),
-    { .name = "by head",
-      .bits = 8,
-      .levels = LM_KV_FLOAT8,
-      .float8 = LM_DTYPE_F8E4M3,
-      .scale = LM_DTYPE_NONE,
-      .head = head },
-    TABLE_OF("norm", 4, .norm = true, .scale = LM_DTYPE_F16),
-    TABLE_OF("renorm", 3, .norm = true, .renorm = true, .scale = LM_DTYPE_F16),
-    TABLE_OF("renorm by channel", 2, .norm = true, .renorm = true, .scale = LM_DTYPE_F16,
-             .axis = LM_KV_CHANNEL, .group = 16),
-    TABLE_OF("table", 5, .scale = LM_DTYPE_BF16, .group = 64),
-    TABLE_OF("table of a range", 3, .scale = LM_DTYPE_F16, .group = 32, .zero = true),
-    { .name = "balanced by token",
-      .bits = 2,
-      .levels = LM_KV_ASYM,
-      .group = 32,
-      .scale = LM_DTYPE_F16,
-      .second = true,
-      .span = 16 },
-    { .name = "balanced by channel",
-      .bits = 4,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .scale = LM_DTYPE_F32,
-      .second = true },
-    FIXED("fixed ranges", 4, LM_KV_ASYM, .outliers = 0),
-    FIXED("outliers", 3, LM_KV_TABLE, .outliers = 7, .n_table = 8, .zero = true),
-    FIXED("many outliers", 2, LM_KV_TABLE, .outliers = 900, .n_table = 4),
-    TABLE_OF("ranges of tokens", 2, .scale = LM_DTYPE_F16, .group = 32, .zero = true,
-             .outliers = 40),
-};
-enum { N_FORMATS = sizeof formats / sizeof *formats };
-
-/* Levels of normally distributed numbers; where they do not belong to a norm, within [-1, 1]. */
-static void fill_tables(void)
-{
-    for (int i = 0; i < HEADS * MOST_D; i++) {
-        lower[i] = -1.5f - (float)(i % 3);
-        upper[i] = 1.0f + (float)(i % 5);
-    }
-    for (int i = 0; i < N_FORMATS; i++) {
-        lm_kv_format *f = &formats[i];
-        if (f->levels != LM_KV_TABLE)
-            continue;
-        if (f->ggml)
-            lm_kv_iq4_table(f->table);
-        else
-            lm_kv_normal_table(f->bits, f->table);
-        for (int l = 0; l < f->n_table && !f->ggml && !f->norm; l++)
-            f->table[l] /= 2.2f;
-    }
-}
+enum { CODED = N_FORMATS - 1 }; /* formats without the plain one */
 
 typedef struct {
     lm_kv_attr attr;
@@ -177,7 +75,7 @@ static void draw_sizes(trial *t, lm_rng r)
     static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
     t->act = acts[DRAW(0, 3)];
     for (int s = 0; s < 2; s++)
-        t->f[s] = formats[s ? DRAW(1, N_FORMATS) : t->number % N_FORMATS];
+        t->f[s] = formats[s ? DRAW(1, CODED) : t->number % CODED];
     if (t->f[0].outliers && !t->f[0].lower) { /* for values alone */
         t->f[1] = t->f[0];
         t->f[0] = formats[0];
@@ -221,7 +119,7 @@ static void draw_sizes(trial *t, lm_rng r)
 static void open_trial(trial *t, int i)
 {
     lm_rng r = lm_rng_make(4, "cuda kv", (uint64_t)i);
-    size_t range = sizeof lower;
+    size_t range = sizeof range_low;
     *t = (trial){ .number = i };
     draw_sizes(t, r);
     t->in[QKV] = made(t->act, 2, (int64_t[]){ t->rows, (t->H + 2 * t->K) * t->D }, NULL);
@@ -234,18 +132,18 @@ static void open_trial(trial *t, int i)
     t->in[TABLE] = made(LM_DTYPE_I32, 2, (int64_t[]){ BATCH, t->P }, NULL);
     for (int64_t p = 0; p < BATCH * t->P; p++)
         ((int32_t *)t->in[TABLE].data)[p] = (int32_t)(BATCH * t->P - 1 - p);
-    t->ranges = device_twin(lower, 2 * range + sizeof head, 0);
-    device_copy((char *)t->ranges + range, upper, range);
-    device_copy((char *)t->ranges + 2 * range, head, sizeof head);
+    t->ranges = device_twin(range_low, 2 * range + sizeof head_scale, 0);
+    device_copy((char *)t->ranges + range, range_high, range);
+    device_copy((char *)t->ranges + 2 * range, head_scale, sizeof head_scale);
     for (int s = 0; s < 2; s++) {
         assert_true(lm_kv_page_bytes(&t->f[s], t->T, t->D) != SIZE_MAX);
         t->on_device[s] = t->f[s]; /* its arrays are where the pages are */
         if (t->f[s].lower) {
             t->on_device[s].lower = t->ranges;
-            t->on_device[s].upper = t->ranges + HEADS * MOST_D;
+            t->on_device[s].upper = t->ranges + CASE_RANGES;
         }
         if (t->f[s].head)
-            t->on_device[s].head = t->ranges + 2 * HEADS * MOST_D;
+            t->on_device[s].head = t->ranges + 2 * CASE_RANGES;
         int64_t R = t->attr.residual[s] + t->attr.sinks[s];
         t->host[s] = made(t->act, 4, (int64_t[]){ BATCH * t->P, t->K, t->T, t->D },
                           t->plain[s] ? NULL : &t->f[s]);
@@ -273,7 +171,7 @@ static void close_trial(trial *t)
         drop_twin(&t->device[i]);
         lm_free(t->host[i].data);
     }
-    device_drop(t->ranges, 2 * sizeof lower + sizeof head, 0);
+    device_drop(t->ranges, 2 * sizeof range_low + sizeof head_scale, 0);
 }
 
 /* The rows of call number `call`: parts of prompts, new tokens, nothing. */
@@ -406,6 +304,6 @@ static void same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits) };
-    fill_tables();
+    fill_ranges();
     return cmocka_run_group_tests_name("cuda_kv_write", tests, open_device, close_device);
 }

@@ -17,85 +17,11 @@
 #include "kernels/kv.h"
 #include "numeric/code_rows.h"
 
+#include "kv_formats_case.h"
+
 enum { QKV, USED, FRESH, FIRST, TABLE, SLOT, ROW, N_IN };
 enum { KEYS, VALUES, KTAIL, VTAIL, N_OUT };
-enum { CUTS = 1000, MOST_HEADS = 2, MOST_D = 64 };
-
-static float lower[MOST_HEADS * MOST_D], upper[MOST_HEADS * MOST_D];
-
-#define TOKEN(b, l, g)                                                             \
-    {                                                                              \
-        .name = "token", .bits = b, .levels = l, .group = g, .scale = LM_DTYPE_F16 \
-    }
-#define CHANNEL(b, l, g)                                                              \
-    {                                                                                 \
-        .name = "channel", .bits = b, .axis = LM_KV_CHANNEL, .levels = l, .group = g, \
-        .scale = LM_DTYPE_F16                                                         \
-    }
-#define GGML(b, l)                                                                               \
-    {                                                                                            \
-        .name = "ggml", .bits = b, .levels = l, .group = 32, .ggml = true, .scale = LM_DTYPE_F16 \
-    }
-#define FIXED(l, b, n)                                                                          \
-    {                                                                                           \
-        .name = "fixed", .bits = b, .axis = LM_KV_CHANNEL, .levels = l, .scale = LM_DTYPE_NONE, \
-        .lower = lower, .upper = upper, .outliers = n                                           \
-    }
-static lm_kv_format formats[] = {
-    TOKEN(8, LM_KV_SYM, 0),
-    TOKEN(4, LM_KV_ASYM, 32),
-    TOKEN(2, LM_KV_ASYM, 16),
-    TOKEN(5, LM_KV_SYM, 16),
-    TOKEN(6, LM_KV_ASYM, 0),
-    TOKEN(1, LM_KV_ASYM, 16),
-    CHANNEL(2, LM_KV_ASYM, 16),
-    CHANNEL(3, LM_KV_SYM, 0),
-    CHANNEL(8, LM_KV_ASYM, 16),
-    GGML(8, LM_KV_SYM),
-    GGML(5, LM_KV_ASYM),
-    GGML(4, LM_KV_SYM),
-    { .name = "fp8",
-      .bits = 8,
-      .levels = LM_KV_FLOAT8,
-      .float8 = LM_DTYPE_F8E4M3,
-      .scale = LM_DTYPE_NONE,
-      .constant = 0.5 },
-    { .name = "fp8 by token",
-      .bits = 8,
-      .levels = LM_KV_FLOAT8,
-      .float8 = LM_DTYPE_F8E5M2,
-      .scale = LM_DTYPE_F16 },
-    { .name = "codebook",
-      .bits = 3,
-      .levels = LM_KV_TABLE,
-      .norm = true,
-      .renorm = true,
-      .scale = LM_DTYPE_F16,
-      .n_table = 8 },
-    { .name = "balanced by token",
-      .bits = 2,
-      .levels = LM_KV_ASYM,
-      .scale = LM_DTYPE_F16,
-      .second = true,
-      .span = 16 },
-    { .name = "balanced by channel",
-      .bits = 4,
-      .axis = LM_KV_CHANNEL,
-      .levels = LM_KV_ASYM,
-      .scale = LM_DTYPE_F16,
-      .second = true },
-    FIXED(LM_KV_SYM, 4, 0),
-    FIXED(LM_KV_TABLE, 3, 7),
-    { .name = "nuq", .bits = 2, .levels = LM_KV_TABLE, .zero = true, .scale = LM_DTYPE_F16 },
-    { .name = "nuq with outliers",
-      .bits = 3,
-      .levels = LM_KV_TABLE,
-      .zero = true,
-      .scale = LM_DTYPE_F16,
-      .outliers = 60 },
-    { .name = "plain" },
-};
-enum { N_FORMATS = sizeof formats / sizeof *formats };
+enum { CUTS = 700, MOST_HEADS = 2, MOST_D = 64 };
 
 static lm_par *pool;
 
@@ -126,11 +52,6 @@ static lm_tensor made(lm_dtype d, int ndim, const int64_t *dim, const lm_kv_form
     memcpy(t.dim, dim, (size_t)ndim * sizeof *dim);
     t.data = take(lm_stored_bytes(&t));
     return t;
-}
-
-static bool is_plain(const trial *t, int side)
-{
-    return t->f[side].bits == 0;
 }
 
 /* Pages of an earlier use: every token has codes, and outliers are full. */
@@ -191,6 +112,9 @@ static void open_trial(trial *t, lm_rng r, int i)
     t->H = t->K * (1 + DRAW(3, 2));
     t->D = dims[DRAW(4, 4)];
     t->T = 16 << DRAW(5, 3);
+    for (int s = 0; s < 2; s++) /* long groups, many outliers */
+        if (!is_plain(&t->f[s]) && lm_kv_page_bytes(&t->f[s], t->T, t->D) == SIZE_MAX)
+            t->T = t->D = 64;
     t->P = 1 + DRAW(6, 3);
     t->width = (t->H + 2 * t->K) * t->D;
     t->most = t->P * t->T;
@@ -204,17 +128,17 @@ static void open_trial(trial *t, lm_rng r, int i)
     for (int64_t p = 0; p < 2 * t->P; p++)
         ((int32_t *)t->in[TABLE].data)[p] = (int32_t)(2 * t->P - 1 - p);
     for (int s = 0; s < 2; s++) {
-        bool steps = !is_plain(t, s) && lm_kv_step(&t->f[s], t->T) > 1;
-        if (!is_plain(t, s)) {
+        bool steps = !is_plain(&t->f[s]) && lm_kv_step(&t->f[s], t->T) > 1;
+        if (!is_plain(&t->f[s])) {
             t->attr.residual[s] = steps ? t->T * (1 + DRAW(7 + s * 4, 2))
                                         : DRAW(7 + s * 4, 2) * (1 + DRAW(8 + s * 4, 40));
             t->attr.sinks[s] = DRAW(9 + s * 4, 2) ? (steps ? t->T : 1 + DRAW(10 + s * 4, 20)) : 0;
         }
         int64_t R = t->attr.residual[s] + t->attr.sinks[s];
-        if (!is_plain(t, s) && lm_kv_page_bytes(&t->f[s], t->T, t->D) == SIZE_MAX)
+        if (!is_plain(&t->f[s]) && lm_kv_page_bytes(&t->f[s], t->T, t->D) == SIZE_MAX)
             fail_msg("%s: no pages of %lld tokens", t->f[s].name, (long long)t->T);
         t->out[KEYS + s] = made(t->act, 4, (int64_t[]){ 2 * t->P, t->K, t->T, t->D },
-                                is_plain(t, s) ? NULL : &t->f[s]);
+                                is_plain(&t->f[s]) ? NULL : &t->f[s]);
         make_dirty(t, s);
         if (R) {
             t->out[KTAIL + s] = made(t->act, 4, (int64_t[]){ 3, t->K, R, t->D }, NULL);
@@ -366,7 +290,7 @@ static void check(trial *t, int i)
 {
     for (int s = 0; s < 2; s++) {
         size_t bytes = lm_stored_bytes(&t->out[KEYS + s]);
-        if (is_plain(t, s))
+        if (is_plain(&t->f[s]))
             expect_rows(t, s);
         else
             expect_pages(t, s);
@@ -423,10 +347,10 @@ static void expect_row(trial *t, int b, int side, int64_t kv, int64_t n, int64_t
     float x[MOST_D], range[2];
     for (int64_t d = 0; d < t->D; d++) {
         x[d] = (float)number(t, b, side, kv, n, d);
-        if (is_plain(t, side))
+        if (is_plain(&t->f[side]))
             lm_set(t->act, t->pages[side], (page * t->T + at % t->T) * t->D + d, (double)x[d]);
     }
-    if (is_plain(t, side))
+    if (is_plain(&t->f[side]))
         return;
     range_of(t, b, n, range);
     lm_kv_encode(&t->f[side], t->T, t->D, kv, x, t->D, at % t->T, 1,
@@ -495,7 +419,8 @@ static void test_rows(void **state)
 /* KIVI: keys wait until `residual` are there and leave together; values leave one by one. */
 static void test_counts(void **state)
 {
-    lm_kv_format keys = CHANNEL(2, LM_KV_ASYM, 32), values = TOKEN(2, LM_KV_ASYM, 32);
+    const lm_kv_format keys = { .bits = 2, .axis = LM_KV_CHANNEL, .group = 32 },
+                       values = { .bits = 2, .group = 32 };
     int64_t plain[2] = { 0, 0 };
     (void)state;
     for (int64_t used = 1; used < 1000; used++) {
@@ -514,19 +439,7 @@ int main(void)
         cmocka_unit_test(test_counts),
     };
     lm_err e = { 0 };
-    for (int i = 0; i < MOST_HEADS * MOST_D; i++) {
-        lower[i] = -1.5f - (float)(i % 3);
-        upper[i] = 1.0f + (float)(i % 5);
-    }
-    for (int i = 0; i < N_FORMATS; i++)
-        if (formats[i].levels == LM_KV_TABLE) {
-            lm_kv_format *f = &formats[i];
-            lm_kv_normal_table(f->bits, f->table);
-            f->n_table = 1 << f->bits;
-            f->zero = f->zero || f->lower; /* levels in [-1, 1] */
-            for (int l = 0; l < f->n_table && f->zero; l++)
-                f->table[l] /= 2.2f;
-        }
+    fill_ranges();
     if (lm_par_new(&pool, 2, &e))
         return 1;
     int rc = cmocka_run_group_tests_name("kernels_kv_write", tests, NULL, NULL);
