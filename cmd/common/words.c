@@ -31,6 +31,8 @@ static const struct {
     { "validation", "eval-every" },
     { "optimizer", "optimizer" },
     { "kv cache", "kv" },
+    { "kv cache", "methods" },
+    { "kv cache", "method" },
 };
 
 /* Parts of advice and warnings.  A phrase that contains another one comes before it. */
@@ -110,17 +112,22 @@ static bool has(const char *option)
     return !option || lm_option_find(option) >= 0;
 }
 
+/* Of several options for one place: the one that was given, else the first that the tool has. */
 const char *lm_place_shown(const char *where, char *out, size_t size)
 {
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    const char *shown = where;
+    bool given = false;
+    for (size_t i = 0; i < sizeof places / sizeof *places && !given; i++) {
         size_t n = strlen(places[i].words); /* more places may follow */
-        if (!strncmp(where, places[i].words, n) && (!where[n] || where[n] == ':') &&
-            has(places[i].option)) {
+        int option = lm_option_find(places[i].option);
+        if (strncmp(where, places[i].words, n) || (where[n] && where[n] != ':') || option < 0)
+            continue;
+        given = lm_the_frame.given[option];
+        if (shown == where || given)
             snprintf(out, size, "--%s%s", places[i].option, where + n);
-            return out;
-        }
+        shown = out;
     }
-    return where;
+    return shown;
 }
 
 const char *lm_advice_shown(const char *text, char *out, size_t size)

@@ -26,6 +26,7 @@ typedef struct {
     lm_kv_data *data[LM_KV_FILES];
     lm_buf text; /* of the specification, the list, the history */
     unsigned levels;
+    uint64_t written; /* bytes of tensors */
 } work;
 
 static bool is_cachegen(void)
@@ -33,9 +34,15 @@ static bool is_cachegen(void)
     return o->method && !strcmp(o->method, "cachegen");
 }
 
+/* cachegen with keys, as other methods have them. */
+static bool has_cachegen_keys(void)
+{
+    return o->method && !strncmp(o->method, "cachegen:", 9);
+}
+
 /* ---- the method ---- */
 
-/* Bits of the levels that were given; 1 without any. */
+/* Bits of the levels that were given; that of level 1 without any. */
 static unsigned levels_of(void)
 {
     unsigned levels = 0;
@@ -135,10 +142,9 @@ static lm_code say_result(work *w, lm_err *e)
 {
     char a[32], b[32];
     bool seen = tool->verbosity >= LM_LOG_INFO;
-    if (!w->levels)
-        lm_say(tool, LM_LOG_NOTICE, "%lld tokens, %s to %s", (long long)w->in->about.tokens,
-               lm_show_bytes((double)lm_kv_image_bytes(w->in), a),
-               lm_show_bytes((double)lm_kv_image_bytes(w->out), b));
+    double out = w->levels ? (double)w->written : (double)lm_kv_image_bytes(w->out);
+    lm_say(tool, LM_LOG_NOTICE, "%lld tokens, %s to %s", (long long)w->in->about.tokens,
+           lm_show_bytes((double)lm_kv_image_bytes(w->in), a), lm_show_bytes(out, b));
     if (seen && w->levels && tool->output && !lm_stream_is(tool->output))
         return say_level_errors(w, e);
     return seen && !w->levels ? say_errors(w, w->out, e) : LM_OK;
@@ -161,20 +167,34 @@ static lm_code write_text(const lm_buf *text, lm_err *e)
 
 static lm_code show_methods(work *w, lm_err *e)
 {
+    static const char cachegen[] = "cachegen         for transport: deltas to anchors, "
+                                   "entropy-coded, in levels (--level 0 to 3)\n";
     lm_code rc = tool->json ? lm_kv_methods_json(&w->text, e) : lm_kv_methods_table(&w->text, e);
+    if (!rc && !tool->json)
+        rc = lm_buf_add(&w->text, cachegen, sizeof cachegen - 1, e);
     return rc ? rc : write_text(&w->text, e);
 }
 
+/* With -d the level that was given, else the best one. */
 static lm_code read_all(work *w, lm_err *e)
 {
-    const lm_kv_reading r = { .vocab = INT32_MAX, .context = INT32_MAX, .level = LM_KV_FILE_BEST };
+    const bool chosen = o->decode && o->level.n;
+    const lm_kv_reading r = { .vocab = INT32_MAX,
+                              .context = INT32_MAX,
+                              .level = chosen ? *o->level.v[0] - '0' : LM_KV_FILE_BEST };
+    unsigned levels = lm_kv_file_levels(w->file);
+    if (w->levels && levels)
+        lm_say(tool, LM_LOG_NOTICE, "its levels are coded anew, from level %d, its best one",
+               __builtin_ctz(levels));
     return lm_kv_image_read(w->file, &r, tool->cpu, w->par, &w->in, e);
 }
 
 static lm_code write_cache(work *w, lm_err *e)
 {
     const lm_kv_image *m = w->out ? w->out : w->in;
-    const lm_kv_out to = { .path = tool->output ? tool->output : "-", .force = tool->force };
+    const lm_kv_out to = { .path = tool->output ? tool->output : "-",
+                           .force = tool->force,
+                           .bytes = &w->written };
     lm_kv_about a = m->about;
     lm_history_step step = lm_tool_step(tool);
     w->text.len = 0;
@@ -223,9 +243,14 @@ void kv_files_check(lm_tool *t, const kv_file_options *options)
     if (keys && (!o->method || is_cachegen() || strpbrk(o->method, ";,=+")))
         lm_misuse(tool, "--bits, --group, --residual", "write keys as --method int4:group=32",
                   "they go with one method by its name");
-    if (o->level.n && !is_cachegen())
-        lm_misuse(tool, "--level", "add --method cachegen", "no other method has levels");
-    if (is_cachegen())
+    if (o->level.n && !is_cachegen() && !o->decode)
+        lm_misuse(tool, "--level", "give it with --method cachegen, or one with -d",
+                  o->method ? "no other method has levels" : "no level is coded or decoded");
+    if (has_cachegen_keys())
+        lm_misuse(tool, "--method", "give its levels with --level", "cachegen has no keys");
+    if (o->level.n > 1 && o->decode)
+        lm_misuse(tool, "--level", "give one", "-d decodes one level");
+    if (is_cachegen() || o->level.n)
         levels_of();
     if (tool->json && !o->list && !o->methods)
         lm_misuse(tool, "--json", "give -l or --list-methods", "nothing is listed");

@@ -26,7 +26,8 @@ typedef struct {
         LM_COUNT(0, "bits", &(a).bits, "N", 1, 8, "key of METHOD: bits of a number"),          \
         LM_COUNT(0, "group", &(a).group, "N", 0, 4096, "key: numbers that share a scale"),     \
         LM_COUNT(0, "residual", &(a).residual, "N", 0, 4096, "key: newest tokens kept plain"), \
-        LM_LIST(0, "level", &(a).level, "N", "cachegen: 0 (finest) to 3; may be repeated [1]")
+        LM_LIST(0, "level", &(a).level, "N",                                                   \
+                "cachegen: 0 (finest) to 3, may be repeated [1]; -d: that one")
 
 /* Refuse options that do not fit together. */
 void kv_files_check(lm_tool *t, const kv_file_options *o);

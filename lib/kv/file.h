@@ -105,6 +105,7 @@ typedef struct {
     lm_write_fn write;
     void *ctx;
     const char *where;
+    uint64_t *bytes; /* those of all tensors are added to it; NULL: unwanted */
 } lm_kv_out;
 /* levels: bit L for cachegen's level L, of a plain cache with all its tokens; 0: as it is. */
 lm_code lm_kv_file_write(const lm_kv_out *to, const lm_kv_about *a, const lm_kv_content *c,

@@ -343,6 +343,8 @@ lm_code lm_kv_file_write(const lm_kv_out *to, const lm_kv_about *a, const lm_kv_
     for (size_t i = 0; i < s.n && !rc; i++)
         rc = plan_piece(p, a, &s.v[i], e);
     rc = rc ? rc : make_meta(p, &s, levels, e);
+    for (size_t i = 0; i < s.n && to->bytes && !rc; i++)
+        *to->bytes += s.v[i].bytes;
     rc = rc ? rc : write_pieces(to, &s, p, e);
     lm_st_plan_free(p);
     free_pieces(&s);

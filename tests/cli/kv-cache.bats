@@ -94,6 +94,26 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     [[ "$output" =~ '--deadline: the first token came after '[0-9.]+' s, not 0.001 s' ]]
     quantize-kv -q doc.kv -m cachegen | generate -q run/ --load-cache - -p ' one' -n 2
     quantize-kv -q l.kv -m int8 -o from-levels.kv
+    grep -q 'tokens, .*iB to .*iB' said
+    quantize-kv -q -d --level 2 l.kv --no-history -o two.kv
+    quantize-kv -q doc.kv -m cachegen --level 2 --no-history | quantize-kv -q -d --no-history -o only-two.kv
+    cmp two.kv only-two.kv
+    quantize-kv -q -d l.kv --no-history -o best.kv
+    ! cmp -s two.kv best.kv || false
+    quantize-kv l.kv -m cachegen --level 3 -o three.kv 2> said
+    grep -q 'coded anew, from level 0' said
+    quantize-kv --list-methods | grep -q '^cachegen .*--level 0 to 3'
+    run -2 --separate-stderr quantize-kv -d --level 1 l.kv -o x.kv
+    [[ "$stderr" =~ 'level 1 is requested, it has 0, 2' ]]
+    run -2 --separate-stderr quantize-kv -l --level 1 l.kv
+    [[ "$stderr" =~ '--level: no level is coded or decoded: give it with --method cachegen, or one with -d' ]]
+    run -2 quantize-kv -d --level 1 --level 2 l.kv -o x.kv
+    run -2 --separate-stderr quantize-kv doc.kv -m cachegen:level=2 -o x.kv
+    [[ "$stderr" =~ '--method: cachegen has no keys: give its levels with --level' ]]
+    run -2 --separate-stderr quantize-kv doc.kv -m int7 -o x.kv
+    [[ "$stderr" == 'quantize-kv: --method: '* ]]
+    run -2 --separate-stderr quantize-kv --evaluate --methods int7 run/ data/val
+    [[ "$stderr" == *'--methods: '* ]]
     run -2 quantize-kv doc.kv -m cachegen --level 4 -o x.kv
     run -2 quantize-kv doc.kv -m int8 --level 1 -o x.kv
     [ ! -e x.kv ]
