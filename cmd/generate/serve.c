@@ -117,7 +117,7 @@ static void say_fewer(const generate_work *w, int64_t asked)
                lm_show_bytes((double)r->size.tail, tail));
 }
 
-/* A cache that is coded already in the same way needs no codes on its way down. */
+/* A cache that is coded already in the same way is not coded again below the device. */
 static lm_code open_down(generate_work *w, lm_dtype type, lm_err *e)
 {
     lm_code rc = !opt.serve.down ? LM_OK

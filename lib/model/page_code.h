@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* page_code.h -- pages of a model's caches in fewer bytes, for the tiers below the device (tiers.h): keys and values that
- * are plain on the device are coded by the forms of a plan, those that are coded already stay as they are.  What comes
- * back differs by the error of the codes.  Private to lib/model. */
+ * are plain on the device are coded by the forms of a plan, those that are coded already stay as they are.  Pages that
+ * are read again differ by the error of the codes.  Private to lib/model. */
 #ifndef LM_MODEL_PAGE_CODE_H
 #define LM_MODEL_PAGE_CODE_H
 
