@@ -92,10 +92,14 @@ lm_dtype generate_cache_type(const generate_work *w)
 static lm_code describe(generate_work *w, lm_dtype type, lm_cache_about *out, lm_err *e)
 {
     uint8_t digest[16];
+    const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
+    int64_t positions = w->context, most = w->model.config.max_positions;
+    if (p && p->ranked && positions > most) /* ranks are below it */
+        positions = most;
     *out = (lm_cache_about){ 0 };
     if (lm_model_source_weights_digest(w->model.src, digest, e))
         return e->code;
-    return lm_cache_about_model(&w->model.config, digest, w->context, type, out, e);
+    return lm_cache_about_model(&w->model.config, digest, positions, type, out, e);
 }
 
 /* Layers with a window are stored apart there. */

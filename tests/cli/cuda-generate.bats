@@ -64,6 +64,27 @@ setup() {
     done
 }
 
+@test "generate --device cuda: saved caches go on, with a policy, in codes, and computed by a deadline" {
+    text=$(head -c 1700 corpus.txt | tr '\n' ' ')
+    ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'; }
+    logs() { grep -o '"logprobs":\[[-0-9.,e]*\]' "$1" | grep -o '[-0-9.,e]*' | tail -n 1 | tr ',' '\n'; }
+    for kv in auto kivi:residual=32 h2o:keep=0.3 h2o:keep=0.3+int8:group=16 streaming:window=50 snapkv:capacity=60,window=8; do
+        set -- -q run/ -T 0 --ignore-eos --json --logprobs --dtype f32 --device cuda --kv "$kv"
+        generate "$@" -n 16 -p "$text" > "$out/whole"
+        generate "$@" -n 9 -p "$text" --save-cache "$out/a.kv" -f > "$out/begin"
+        generate "$@" -n 7 -p '' --load-cache "$out/a.kv" > "$out/end"
+        [ "$(ids "$out/whole")" = "$(ids "$out/begin"; ids "$out/end")" ]
+        [ "$(logs "$out/whole")" = "$(logs "$out/begin"; logs "$out/end")" ]
+    done
+    set -- -T 0 --json --logprobs --dtype f32 --device cuda
+    generate -q run/ "$@" -n 0 -p "$text" --save-cache "$out/b.kv" > /dev/null
+    generate -q run/ "$@" -n 7 -p ' one' --load-cache "$out/b.kv" > "$out/whole"
+    quantize-kv -q "$out/b.kv" -m cachegen --level 0 --level 2 -o "$out/l.kv"
+    run -0 --separate-stderr generate -v run/ "$@" -n 7 -p ' one' --load-cache "$out/l.kv" --deadline 1h
+    [[ "$stderr" == *"levels of its chunks: - -"* ]]
+    [ "$output" = "$(cat "$out/whole")" ]
+}
+
 @test "generate --device cuda --serve-batch: the texts of the cpu, for any memory, host and disk" {
     mkdir -p "$out/cache"
     for i in $(seq 12); do printf '{"prompt": "%s"}\n' "$(head -n $((i % 5 + 1)) corpus.txt | tr '\n' ' ')"; done > "$out/p.jsonl"

@@ -48,6 +48,12 @@ setup() {
     [ "$(grep -o '"prompt_tokens":[0-9]*' long.1 | head -n 1 | cut -d: -f2)" -gt "$max" ]
     grep -c "\"tokens\":$((max + 50))," long.1 | grep -qx 3
     grep -q 'room for 45 tokens of a text' said.1
+    set -- -q run/ -T 0 --ignore-eos --json --logprobs --kv streaming:window=40
+    generate "$@" -p 'The system' -n $((max + 30)) > whole
+    generate "$@" -p 'The system' -n $((max + 20)) --save-cache long.kv > begin
+    generate "$@" -p '' -n 10 --load-cache long.kv > end
+    last() { grep -o '"logprobs":\[[-0-9.,e]*\]' "$1" | grep -o '[-0-9.,e]*' | tail -n 1 | tr ',' '\n' | tail -n 10; }
+    [ "$(last whole)" = "$(last end)" ]
     generate -q run/ -p "$text" -n 3 --kv streaming:window=40+int8 > text
     [ -s text ]
     run -2 generate -q run/ -p a -n $((2 * max)) --kv streaming:window=$max
