@@ -192,14 +192,6 @@ bool lm_kv_same_form(const lm_kv_side *a, const lm_kv_side *b, int64_t kv_heads,
             same_format(a->format, b->format, kv_heads, head_dim));
 }
 
-void lm_kv_image_plan(const lm_kv_image *m, lm_kv_plan *out)
-{
-    *out = (lm_kv_plan){ .layers = m->about.layers,
-                         .page = m->about.page,
-                         .side = m->about.form,
-                         .text = m->about.spec };
-}
-
 /* ---- Conversion ---- */
 
 /* The plain type of all sides is that of the cache, and tokens are not dropped. */
@@ -218,9 +210,30 @@ static lm_code check_plan(const lm_kv_about *a, const lm_kv_plan *p, lm_err *e)
     return LM_OK;
 }
 
+/* Rotate the keys of a layer by their positions, or undo it. */
+static lm_code turn_rows(const lm_kv_image *m, const lm_kv_shape *s, int64_t layer, bool back,
+                         const lm_kv_turn *turn, char *rows, lm_err *e)
+{
+    size_t size = lm_dtype_size(s->act);
+    double *head;
+    if (lm_alloc_n(&head, (size_t)s->head_dim, sizeof *head, "a key", e))
+        return e->code;
+    for (int64_t i = 0; i < s->kv_heads * s->n; i++) {
+        char *row = rows + (size_t)(i * s->head_dim) * size;
+        int32_t at = m->content.at ? m->content.at[layer][i] : m->content.positions[i % s->n];
+        for (int64_t d = 0; d < s->head_dim; d++)
+            head[d] = lm_get(s->act, row, d);
+        turn->turn(turn->ctx, layer, at, back, head);
+        for (int64_t d = 0; d < s->head_dim; d++)
+            lm_set(s->act, row, d, head[d]);
+    }
+    lm_free(head);
+    return LM_OK;
+}
+
 /* A part to another form, through plain rows if its own differs. */
-static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i, lm_par *par,
-                            lm_err *e)
+static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i,
+                            const lm_kv_turn *turn, lm_par *par, lm_err *e)
 {
     const lm_kv_shape a = lm_kv_about_shape(&m->about, i), b = lm_kv_about_shape(&to->about, i);
     const lm_kv_part *from = &m->content.part[i];
@@ -235,7 +248,7 @@ static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i, lm
         }
         return rc;
     }
-    if (a.form->pre_rope != b.form->pre_rope)
+    if (a.form->pre_rope != b.form->pre_rope && !turn)
         return lm_fail(e, LM_EUSAGE, i % 2 ? "values" : "keys",
                        "convert between methods that agree in it",
                        "keys of layer %lld are stored %s the rotation by positions, and requested "
@@ -245,6 +258,8 @@ static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i, lm
     size_t bytes = (size_t)(a.kv_heads * a.n * a.head_dim) * lm_dtype_size(a.act);
     rc = lm_alloc_n(&rows, bytes, 1, "rows of a cache", e);
     rc = rc ? rc : lm_kv_part_decode(&a, from, rows, par, e);
+    if (!rc && a.form->pre_rope != b.form->pre_rope)
+        rc = turn_rows(m, &a, i / 2, b.form->pre_rope, turn, rows, e);
     rc = rc ? rc : lm_kv_part_encode(&b, rows, &to->content.part[i], par, e);
     lm_free(rows);
     return rc;
@@ -273,6 +288,13 @@ static bool all_plain(const lm_kv_plan *p)
 lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_par *par,
                             lm_kv_image **out, lm_err *e)
 {
+    return lm_kv_image_convert_turned(m, plan, NULL, par, out, e);
+}
+
+lm_code lm_kv_image_convert_turned(const lm_kv_image *m, const lm_kv_plan *plan,
+                                   const lm_kv_turn *turn, lm_par *par, lm_kv_image **out,
+                                   lm_err *e)
+{
     lm_kv_about a = m->about;
     bool plain = !plan || all_plain(plan);
     *out = NULL;
@@ -287,7 +309,7 @@ lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_par
     if (!rc)
         copy_tokens(m, *out);
     for (int64_t i = 0; i < 2 * a.layers && !rc; i++)
-        rc = convert_part(m, *out, i, par, e);
+        rc = convert_part(m, *out, i, turn, par, e);
     if (rc) {
         lm_kv_image_free(*out);
         *out = NULL;

@@ -162,6 +162,19 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     [[ "$output" =~ 'cache of another model: of weights ' ]]
 }
 
+@test "keys before their rotation and after it: kvquant of a plain cache, and back" {
+    quantize-kv -q --calibrate --method kvquant:bits=4 --seq-len 64 --windows 2 run/ data/val -o kvq.safetensors
+    quantize-kv doc.kv -m kvquant:bits=4,file=kvq.safetensors -v -o kvq.kv 2> said
+    [ "$(grep -c 'relative error 0\.[01]' said)" -eq 4 ]
+    quantize-kv -q -d kvq.kv -o plain.kv
+    quantize-kv -l plain.kv | grep -q '16.00 bits a number'
+    quantize-kv -q plain.kv -m kvquant:bits=4,file=kvq.safetensors -v -o again.kv 2> said
+    generate -q run/ --load-cache plain.kv -p ' one' -n 4
+    generate -q run/ --load-cache kvq.kv -p ' one' -n 8 -T 0 --json --logprobs > a
+    generate -q run/ --load-cache doc.kv --kv kvquant:bits=4,file=kvq.safetensors -p ' one' -n 8 -T 0 --json --logprobs > b
+    cmp a b
+}
+
 @test "options of caches that do not fit together" {
     run -2 generate -q run/ -n 0 -p a
     run -2 generate -q run/ --save-cache x.kv -p a -p b

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cache files say about a model: rotary settings as text that is equal for equal angles. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 
 #include "base/mem.h"
 #include "model/cache_about.h"
+#include "model/cache_rope.h"
 
 enum { POSITIONS = 3000, MOST = POSITIONS * 16 };
 
@@ -126,6 +128,111 @@ static void test_about(void **state)
     lm_config_fini(&c);
 }
 
+/* Keys of a cache rotated by the settings that it names, against the model's own tables; and back. */
+static void test_rotation(void **state)
+{
+    enum { T = 5, K = 2, D = 16, N = K * T * D };
+    static const int64_t heads[3] = { K, K, K }, width[3] = { D, D, D };
+    static const int32_t at[T] = { 0, 1, 700, 701, 2900 };
+    static float table[MOST];
+    static lm_kv_format code = {
+        .name = "f", .bits = 8, .levels = LM_KV_ASYM, .scale = LM_DTYPE_F32, .group = 16
+    };
+    (void)state;
+    for (int i = 0; i < SETTINGS; i++) {
+        lm_config c;
+        lm_err e = { 0 };
+        lm_kv_image *m, *before, *after;
+        lm_kv_side side[6] = { { .plain = LM_DTYPE_F32, .outliers = -1 } };
+        read_config("llama", settings[i], &c);
+        char *text = text_of(&c, POSITIONS);
+        for (int p = 0; p < 6; p++)
+            side[p] = (lm_kv_side){ .plain = LM_DTYPE_F32, .outliers = -1 };
+        side[2] = (lm_kv_side){ .format = &code, .pre_rope = true, .outliers = -1, .sinks = T };
+        const lm_kv_about a = { .model_type = "llama",
+                                .weights = "",
+                                .config = "",
+                                .rope = text,
+                                .layers = 3,
+                                .tokens = T,
+                                .kv_heads = heads,
+                                .head_dim = width,
+                                .act = LM_DTYPE_F32 };
+        const lm_kv_plan plan = { .layers = 3, .page = 64, .side = side, .text = "f" };
+        assert_int_equal(lm_kv_image_new(&a, &m, &e), LM_OK);
+        memcpy(m->content.positions, at, sizeof at);
+        float *x = m->content.part[2].data[LM_KV_PLAIN];
+        for (int k = 0; k < N; k++)
+            x[k] = (float)((k * 37 + 11) % 101) / 50 - 1;
+        if (lm_cache_convert(m, &plan, NULL, &before, &e) ||
+            lm_cache_convert(before, NULL, NULL, &after, &e))
+            fail_msg("%s: %s: %s", settings[i], e.where, e.what);
+        lm_rope_table(&c, 0, POSITIONS, table);
+        const float *y = before->content.part[2].data[LM_KV_FIRST];
+        const float *z = after->content.part[2].data[LM_KV_PLAIN];
+        for (int k = 0; k < N; k++) { /* the rotation of y is x */
+            const float *row = table + at[k / D % T] * D;
+            int d = k % D, j = d % (D / 2), o = k - d + j;
+            double u = (double)y[o], v = (double)y[o + D / 2], cs = (double)row[j],
+                   sn = (double)row[D / 2 + j];
+            double want = d < D / 2 ? cs * u - sn * v : sn * u + cs * v;
+            assert_true(fabs(want - (double)x[k]) < 1e-6);
+            assert_true(fabs((double)z[k] - (double)x[k]) < 1e-6);
+        }
+        assert_true(memcmp(y, x, N * sizeof *x) != 0);
+        lm_kv_image_free(m), lm_kv_image_free(before), lm_kv_image_free(after);
+        lm_free(text);
+        lm_config_fini(&c);
+    }
+}
+
+/* Settings of a file that cannot be used. */
+static void test_bad_rotation(void **state)
+{
+    static const char *const bad[] = {
+        "[",
+        "{\"tables\":[{}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"default\",\"dim\":32,\"theta\":10}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"default\",\"dim\":8,\"theta\":10}],\"layers\":[1]}",
+        "{\"tables\":[{\"type\":\"default\",\"dim\":8,\"theta\":10}],\"layers\":[]}",
+        "{\"tables\":[{\"type\":\"default\",\"dim\":7,\"theta\":10}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"default\",\"dim\":8,\"theta\":0}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"none\",\"dim\":8,\"theta\":10}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"dynamic\",\"dim\":8,\"theta\":10}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"dynamic\",\"dim\":8,\"theta\":10,\"factor\":2,"
+        "\"max_positions\":4,\"positions\":9}],\"layers\":[0]}",
+    };
+    static const int64_t one[1] = { 1 }, width[1] = { 16 };
+    static lm_kv_format code = {
+        .name = "f", .bits = 8, .levels = LM_KV_ASYM, .scale = LM_DTYPE_F32, .group = 16
+    };
+    static const lm_kv_side side[2] = {
+        { .format = &code, .pre_rope = true, .outliers = -1 },
+        { .plain = LM_DTYPE_F32, .outliers = -1 },
+    };
+    const lm_kv_plan plan = { .layers = 1, .page = 64, .side = side, .text = "f" };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const lm_kv_about a = { .model_type = "llama",
+                                .weights = "",
+                                .config = "",
+                                .rope = bad[i],
+                                .layers = 1,
+                                .tokens = 1,
+                                .kv_heads = one,
+                                .head_dim = width,
+                                .act = LM_DTYPE_F32 };
+        lm_kv_image *m, *out;
+        lm_err e = { 0 };
+        assert_int_equal(lm_kv_image_new(&a, &m, &e), LM_OK);
+        m->content.positions[0] = 10;
+        if (lm_cache_convert(m, &plan, NULL, &out, &e) != LM_EFORMAT)
+            fail_msg("%s: %s", bad[i], e.what);
+        assert_null(out);
+        lm_kv_image_free(m);
+    }
+}
+
 /* Each setting that determines what is computed changes the digest; the others do not. */
 static void test_config_digest(void **state)
 {
@@ -179,10 +286,9 @@ static void test_config_digest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_text),
-        cmocka_unit_test(test_dynamic),
-        cmocka_unit_test(test_about),
-        cmocka_unit_test(test_config_digest),
+        cmocka_unit_test(test_rope_text), cmocka_unit_test(test_dynamic),
+        cmocka_unit_test(test_about),     cmocka_unit_test(test_config_digest),
+        cmocka_unit_test(test_rotation),  cmocka_unit_test(test_bad_rotation),
     };
     return cmocka_run_group_tests_name("model_cache", tests, NULL, NULL);
 }
