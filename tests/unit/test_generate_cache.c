@@ -277,6 +277,42 @@ static void dropped_rows_that_do_not_fit(void **state)
     close_pair(&x), close_pair(&y), close_pair(&z);
 }
 
+/* Orders that are no permutation, and masses that are no numbers, are refused when they are read. */
+static void orders_and_masses_that_are_wrong(void **state)
+{
+    const lm_kv_reading r = { .vocab = V, .context = S, .level = LM_KV_FILE_BEST };
+    pair x;
+    (void)state;
+    open_pair(LLAMA, LM_DTYPE_F32, "h2o:keep=0.4", &x);
+    ok(lm_generator_prompt(x.whole, 0, ids, 150, NULL, &err));
+    for (int k = 0; k < 4; k++) {
+        lm_kv_image *m = through_file(&x, x.whole, 1), *again = NULL;
+        lm_buf b = { 0 };
+        lm_kv_file *f;
+        const lm_kv_out to = { .write = add_bytes, .ctx = &b, .where = "memory" };
+        int64_t n = m->about.rows[1];
+        if (k == 0)
+            m->content.order[1][n] = m->content.order[1][n + 1];
+        else if (k == 1)
+            m->content.order[1][3] = (int32_t)n;
+        else if (k == 2)
+            m->content.order[1][3] = -1;
+        else
+            m->content.mass[2][5] = NAN;
+        ok(lm_kv_file_write(&to, &m->about, &m->content, 0, lm_cpu_detect(), par, &err));
+        span s = { b.data, b.len };
+        ok(lm_kv_file_open_on(read_span, &s, "memory", &f, &err));
+        assert_int_equal(lm_kv_image_read(f, &r, lm_cpu_detect(), par, &again, &err), LM_EFORMAT);
+        assert_non_null(strstr(err.what, k < 3 ? "not a permutation" : "NaN"));
+        assert_non_null(strstr(err.where, k < 3 ? "layers.1.order" : "layers.2.mass"));
+        err = (lm_err){ 0 };
+        lm_kv_file_close(f);
+        lm_kv_image_free(m);
+        lm_buf_fini(&b);
+    }
+    close_pair(&x);
+}
+
 static void images_that_do_not_fit(void **state)
 {
     pair x, y;
@@ -305,9 +341,13 @@ static void images_that_do_not_fit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts_continue),       cmocka_unit_test(decoding_continues),
-        cmocka_unit_test(images_that_do_not_fit), cmocka_unit_test(policies_continue),
-        cmocka_unit_test(dropped_rows_stay),      cmocka_unit_test(dropped_rows_that_do_not_fit),
+        cmocka_unit_test(prompts_continue),
+        cmocka_unit_test(decoding_continues),
+        cmocka_unit_test(images_that_do_not_fit),
+        cmocka_unit_test(policies_continue),
+        cmocka_unit_test(dropped_rows_stay),
+        cmocka_unit_test(dropped_rows_that_do_not_fit),
+        cmocka_unit_test(orders_and_masses_that_are_wrong),
     };
     return cmocka_run_group_tests_name("generate_cache", tests, open_cached, close_cpu);
 }
