@@ -53,6 +53,23 @@ setup() {
     done
 }
 
+@test "generate --device cuda --kv, LM_CUDA=tensor: products of integers give the log-probabilities of the cpu" {
+    emulated # cuBLASLt must be installed elsewhere
+    prompt=$(head -c 1700 corpus.txt | tr '\n' ' ')
+    for kv in int4 kivi:residual=32 k4v2; do
+        set -- -q run/ -n 6 -T 0 --dtype bf16 --json --logprobs --kv "$kv" -p "$prompt"
+        generate "$@" > "$out/a"
+        LM_CUDA=tensor generate "$@" --device cuda > "$out/b"
+        # as far as the tokens are the same, which BF16 may change
+        for f in a b; do
+            paste <(grep -o '"token_ids":\[[0-9,]*\]' "$out/$f" | grep -oE '[0-9]+') \
+                <(grep -o '"logprobs":\[[-0-9.,e]*\]' "$out/$f" | grep -oE -- '-?[0-9][-0-9.e]*') > "$out/$f.txt"
+        done
+        paste "$out/a.txt" "$out/b.txt" |
+            awk '$1 != $3 { exit } { d = $2 - $4; if (d > 0.1 || d < -0.1) bad = 1; n++ } END { exit bad || n < 2 }'
+    done
+}
+
 @test "generate --device cuda --kv: policies keep the tokens that the cpu keeps" {
     printf '{"prompt": "%s"}\n{"prompt": "The system"}\n' "$(head -c 1700 corpus.txt | tr '\n' ' ')" > "$out/p.jsonl"
     for kv in snapkv:capacity=64+int8 h2o:keep=0.5 streaming:window=60 kvmerge:keep=0.5+int8; do
