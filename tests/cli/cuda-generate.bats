@@ -56,7 +56,7 @@ setup() {
 @test "generate --device cuda --kv, LM_CUDA=tensor: products of integers give the log-probabilities of the cpu" {
     emulated # cuBLASLt must be installed elsewhere
     prompt=$(head -c 1700 corpus.txt | tr '\n' ' ')
-    for kv in int4 kivi:residual=32 k4v2; do
+    for kv in int8 kivi:residual=32 k4v2; do
         set -- -q run/ -n 6 -T 0 --dtype bf16 --json --logprobs --kv "$kv" -p "$prompt"
         generate "$@" > "$out/a"
         LM_CUDA=tensor generate "$@" --device cuda > "$out/b"
