@@ -9,7 +9,7 @@
 #include "kernels/kv.h"
 
 #include "base/cpu.h"
-#include "kernels/cpu/attention_simd.h"
+#include "kernels/cpu/attention_few.h"
 #include "kernels/cpu/kv_wide.h"
 
 enum {
@@ -279,6 +279,45 @@ LM_INLINE void softmax_of_all(float *s, int64_t c0, int64_t c1, float *m, float 
 }
 #endif
 
+/* Scores of R rows from row r on with the plain keys [j0, j0 + 64), those from `end` on being any. */
+LM_INLINE void score_plain(lm_dtype t, int R, const kv_call *k, const kv_seq *s, int64_t r,
+                           int64_t j0, int64_t end, const kv_scratch *w, float *out)
+{
+    const int n = VF_LANES / R; /* keys whose sums are made together */
+    const float *q = w->q + r * k->ld;
+    for (int64_t j = j0; j < end; j += n) {
+        vf x[SHARE], all[VF_LANES];
+        float sums[VF_LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < n; i++) {
+            const char *row = kv_plain(s, &s->k, j + i < end ? j + i : end - 1);
+            fetch_bytes(row + KV_AHEAD, (int64_t)s->row_bytes);
+            times_key(t, R, q, k->ld, row, 0, s->D, x);
+#pragma GCC unroll 4
+            for (int i2 = 0; i2 < R; i2++)
+                all[place[i2 * n + i]] = x[i2];
+        }
+        vf_sums(all, sums);
+#pragma GCC unroll 4
+        for (int i = 0; i < R; i++)
+            memcpy(out + (r + i) * KV_BLOCK + j - j0, sums + i * n, (size_t)n * sizeof *sums);
+    }
+}
+
+/* The same of n rows. */
+LM_INLINE void score_plain_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0,
+                                int64_t end, int64_t n, const kv_scratch *w, float *out)
+{
+    int64_t r = 0;
+    end = end < j0 + KV_SUB ? end : j0 + KV_SUB;
+    for (; SHARE == 4 && r + 4 <= n; r += 4)
+        score_plain(t, SHARE, k, s, r, j0, end, w, out);
+    for (; r + 2 <= n; r += 2)
+        score_plain(t, 2, k, s, r, j0, end, w, out);
+    for (; r < n; r++)
+        score_plain(t, 1, k, s, r, j0, end, w, out);
+}
+
 /* Scores of n rows with the tokens [j0, j0 + 64) below hi: columns of `out`, rows KV_BLOCK apart. */
 LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
                          int64_t hi, int64_t n, const kv_scratch *w, float *out)
@@ -289,6 +328,10 @@ LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
         return;
     }
 #endif
+    if (!s->k.f && !kv_has_rope(k->c)) {
+        score_plain_rows(t, k, s, j0, hi, n, w, out);
+        return;
+    }
     load_keys(t, k, s, j0, lo, hi, w);
     mm(&(mm_args){ .m = n,
                    .n = KV_SUB,
