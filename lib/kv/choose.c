@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stddef.h>
 
-static int cheapest(const lm_kv_offer *offer, int m)
+static int cheapest(const lm_kv_choice *offer, int m)
 {
     int best = 0;
     for (int i = 1; i < m; i++)
@@ -16,7 +16,7 @@ static int cheapest(const lm_kv_offer *offer, int m)
 }
 
 /* Error saved per byte by going from one offer to another; 0: nothing is saved, or the bytes do not fit. */
-static double gain_of(const lm_kv_offer *from, const lm_kv_offer *to, double room)
+static double gain_of(const lm_kv_choice *from, const lm_kv_choice *to, double room)
 {
     double bytes = to->bytes - from->bytes, error = from->error - to->error;
     if (!(error > 0) || !(bytes <= room))
@@ -24,7 +24,7 @@ static double gain_of(const lm_kv_offer *from, const lm_kv_offer *to, double roo
     return bytes > 0 ? error / bytes : (double)INFINITY;
 }
 
-lm_code lm_kv_choose(const lm_kv_offer *offer, int64_t n, int m, double limit, int *out, lm_err *e)
+lm_code lm_kv_choose(const lm_kv_choice *offer, int64_t n, int m, double limit, int *out, lm_err *e)
 {
     double used = 0;
     for (int64_t i = 0; i < n; i++) {

@@ -145,13 +145,13 @@ typedef struct {
     /* and how: plain rows first .. first + n - 1, from the ids and the rows before; NULL: cannot. */
     lm_code (*compute)(void *ctx, int64_t first, int64_t n, lm_err *e);
     void *ctx;
-    int *
-        chosen; /* [lm_cachegen_chunks(tokens)]: the level of each chunk or LM_KV_COMPUTE; NULL: unwanted */
+    /* [lm_cachegen_chunks(tokens)]: the level of each chunk or LM_KV_COMPUTE; NULL: unwanted */
+    int *chosen;
 } lm_kv_reading;
 
-/* Read all to *c, which has room for it (image.h).  Fails: LM_EUSAGE for a level that the file lacks; LM_EFORMAT naming the tensor for a wrong
- * checksum, an early end, ids and positions out of range, NaN and infinities; LM_EIO, LM_ELIMIT.  Once
- * per file that was opened on a stream. */
+/* Read all to *c, which has room for it (image.h).  Fails: LM_EUSAGE for a level that the file lacks; LM_EFORMAT naming
+ * the tensor for a wrong checksum, an early end, ids and positions out of range, NaN and infinities; LM_EIO, LM_ELIMIT.
+ * Once per file that was opened on a stream. */
 lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, const lm_kv_content *c,
                         lm_cpu_level cpu, lm_par *par, lm_err *e);
 

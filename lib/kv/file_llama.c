@@ -80,7 +80,8 @@ static void read_head(lm_kv_llama *f, cursor *c)
 {
     uint64_t magic = read_number(c, 4), version = read_number(c, 4);
     if (!c->rc && (magic != MAGIC || version < 1 || version > VERSIONS))
-        c->rc = wrong(f, "it is not the state of a sequence of versions 1 to 4", c->e);
+        c->rc = lm_fail(c->e, LM_EFORMAT, f->where, "write it as a state of one sequence",
+                        "it is not the state of a sequence of versions 1 to 4");
     f->n_ids = (int64_t)read_number(c, 4);
     f->ids = c->at;
     take(c, (uint64_t)f->n_ids, 4);

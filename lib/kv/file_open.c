@@ -45,7 +45,7 @@ static lm_code need(const lm_kv_file *f, const char *key, const char **value, lm
     *value = meta(f, key);
     if (*value)
         return LM_OK;
-    return lm_fail(e, LM_EFORMAT, f->where, NULL, "__metadata__ has no '%s'", key);
+    return lm_fail(e, LM_EFORMAT, f->where, "write it again", "__metadata__ has no '%s'", key);
 }
 
 /* `key` must be one of the texts a, b and c; NULL: fewer. */
@@ -57,8 +57,8 @@ static lm_code need_word(const lm_kv_file *f, const char *key, const char *a, co
     lm_code rc = need(f, key, &value, e);
     if (rc || !strcmp(value, a) || (b && !strcmp(value, b)) || (c && !strcmp(value, c)))
         return rc;
-    return lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is '%s', this version reads %s%s%s%s%s", key,
-                   lm_st_show(value, show), a,
+    return lm_fail(e, LM_EFORMAT, f->where, "write it again with this version",
+                   "%s is '%s', this version reads %s%s%s%s%s", key, lm_st_show(value, show), a,
                    c   ? ", "
                    : b ? " and "
                        : "",
@@ -346,7 +346,8 @@ static lm_code need_tensor(const lm_kv_file *f, kv_tensor what, lm_err *e)
     kv_tensor_name(&what, name);
     if (find(f, name))
         return LM_OK;
-    return lm_fail(e, LM_EFORMAT, f->where, NULL, "tensor '%s' is missing", name);
+    return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again", "tensor '%s' is missing",
+                   name);
 }
 
 /* Every section of all parts. */

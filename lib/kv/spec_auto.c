@@ -69,7 +69,7 @@ static double bytes_of(const lm_kv_binding *b, const lm_kv_use *u, int64_t i)
 /* The sides that have the budget of u: their numbers in index, their offers. */
 typedef struct {
     int64_t *index, n;
-    lm_kv_offer *offer;
+    lm_kv_choice *offer;
     int *chosen;
     double numbers; /* of a token */
 } group;
@@ -85,7 +85,7 @@ static lm_code add_side(const lm_kv_binding *b, const lm_kv_data *d, const lm_kv
                        (long long)(i / 2), m);
     for (int k = 0; k < m; k++)
         g->offer[g->n * m + k] =
-            (lm_kv_offer){ bytes_of(b, &candidate[k], i), (double)have->errors[k] };
+            (lm_kv_choice){ bytes_of(b, &candidate[k], i), (double)have->errors[k] };
     g->numbers += (double)(b->site[i / 2].kv_heads * b->site[i / 2].head_dim);
     g->index[g->n++] = i;
     return LM_OK;

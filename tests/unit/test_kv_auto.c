@@ -19,7 +19,7 @@
 
 /* ---- the choice ---- */
 
-static double sum_of(const lm_kv_offer *o, int n, int m, const int *at, bool bytes)
+static double sum_of(const lm_kv_choice *o, int n, int m, const int *at, bool bytes)
 {
     double sum = 0;
     for (int i = 0; i < n; i++)
@@ -28,7 +28,7 @@ static double sum_of(const lm_kv_offer *o, int n, int m, const int *at, bool byt
 }
 
 /* The least error within the limit, over all choices. */
-static double try_all(const lm_kv_offer *o, int n, int m, double limit)
+static double try_all(const lm_kv_choice *o, int n, int m, double limit)
 {
     double best = INFINITY;
     if (n == 0)
@@ -45,14 +45,14 @@ static void best_of_convex_offers(void **state)
     uint64_t at = 0;
     (void)state;
     for (int trial = 0; trial < 300; trial++) {
-        lm_kv_offer o[5 * 4];
+        lm_kv_choice o[5 * 4];
         int out[5];
         lm_err e = { 0 };
         double limit = 10 + (double)lm_rng_below(r, at++, 16);
         for (int i = 0; i < 5; i++) {
             double step = 8 + lm_rng_uniform(r, at++), error = 40;
             for (int k = 0; k < 4; k++) {
-                o[i * 4 + k] = (lm_kv_offer){ 2 + k, error };
+                o[i * 4 + k] = (lm_kv_choice){ 2 + k, error };
                 error -= step;
                 step *= 0.2 + 0.7 * lm_rng_uniform(r, at++);
             }
@@ -71,14 +71,14 @@ static void no_exchange_is_left(void **state)
     int refused = 0;
     (void)state;
     for (int trial = 0; trial < 2000; trial++) {
-        lm_kv_offer o[6 * 5];
+        lm_kv_choice o[6 * 5];
         int out[6], again[6];
         lm_err e = { 0 };
         double limit = (double)lm_rng_below(r, at++, 60), least = 0;
         for (int i = 0; i < 30; i++)
-            o[i] = (lm_kv_offer){ lm_rng_below(r, at++, 9) ? (double)lm_rng_below(r, at++, 12)
-                                                           : (double)INFINITY,
-                                  (double)lm_rng_below(r, at++, 20) };
+            o[i] = (lm_kv_choice){ lm_rng_below(r, at++, 9) ? (double)lm_rng_below(r, at++, 12)
+                                                            : (double)INFINITY,
+                                   (double)lm_rng_below(r, at++, 20) };
         for (int i = 0; i < 6; i++) {
             double most = INFINITY;
             for (int k = 0; k < 5; k++)
