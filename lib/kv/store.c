@@ -5,24 +5,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "kv/kvquant.h"
+#include "kernels/kv_code.h"
 
 void lm_kv_rotate(int64_t D, float *x)
 {
-    int64_t block = D & -D;
-    float scale = (float)(1 / sqrt((double)block));
-    for (int64_t from = 0; from < D; from += block) {
-        float *b = x + from;
-        for (int64_t half = 1; half < block; half *= 2)
-            for (int64_t i = 0; i < block; i += 2 * half)
-                for (int64_t j = i; j < i + half; j++) {
-                    float low = b[j], high = b[j + half];
-                    b[j] = low + high;
-                    b[j + half] = low - high;
-                }
-        for (int64_t i = 0; i < block; i++)
-            b[i] *= scale;
-    }
+    lm_kv_code_ref.store(LM_DTYPE_F32, true, D, x, 1, x);
 }
 
 /* ---- storing ---- */
