@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "common/device.h"
 #include "common/model.h"
+#include "quantize-kv/text.h"
 
 /* ---- methods ---- */
 
@@ -179,21 +180,6 @@ static lm_code measure(kv_report *k, lm_err *e)
     return lm_kv_report_run(&k->report, k->row, k->rows, e);
 }
 
-static lm_code write_text(const char *path, bool force, const lm_buf *text, lm_err *e)
-{
-    lm_out *out = NULL;
-
-    if (lm_out_open(path, force, &out, e))
-        return e->code;
-    if (fwrite(text->data, 1, text->len, lm_out_file(out)) != text->len)
-        lm_fail(e, LM_EIO, lm_out_path(out), NULL, "cannot write");
-    else
-        lm_out_commit(out, e);
-    if (e->code)
-        lm_out_drop(out);
-    return e->code;
-}
-
 static lm_code answer(kv_report *k, lm_err *e)
 {
     lm_tool *t = k->work.tool;
@@ -203,9 +189,9 @@ static lm_code answer(kv_report *k, lm_err *e)
     if (!rc && t->output)
         rc = kv_report_picture(k, t->output, &picture, e);
     if (!rc && t->output)
-        rc = write_text(t->output, t->force, &picture, e);
+        rc = kv_write_text(t->output, t->force, &picture, e);
     if (!rc)
-        rc = write_text("-", false, &text, e);
+        rc = kv_write_text("-", false, &text, e);
     lm_buf_fini(&text);
     lm_buf_fini(&picture);
     for (int i = 0; i < k->rows; i++)

@@ -13,6 +13,7 @@
 #include "kv/image.h"
 #include "kv/list.h"
 #include "model/cache_rope.h"
+#include "quantize-kv/text.h"
 
 static lm_tool *tool;
 static const kv_file_options *o;
@@ -153,19 +154,6 @@ static lm_code say_result(work *w, lm_err *e)
 
 /* ---- the work ---- */
 
-static lm_code write_text(const lm_buf *text, lm_err *e)
-{
-    lm_out *out;
-    if (lm_out_open(tool->output ? tool->output : "-", tool->force, &out, e))
-        return e->code;
-    if (fwrite(text->data, 1, text->len, lm_out_file(out)) != text->len) {
-        lm_fail_write(lm_out_path(out), e);
-        lm_out_drop(out);
-        return e->code;
-    }
-    return lm_out_commit(out, e);
-}
-
 static lm_code show_methods(work *w, lm_err *e)
 {
     static const char cachegen[] = "cachegen         for transport: deltas to anchors, "
@@ -173,7 +161,7 @@ static lm_code show_methods(work *w, lm_err *e)
     lm_code rc = tool->json ? lm_kv_methods_json(&w->text, e) : lm_kv_methods_table(&w->text, e);
     if (!rc && !tool->json)
         rc = lm_buf_add(&w->text, cachegen, sizeof cachegen - 1, e);
-    return rc ? rc : write_text(&w->text, e);
+    return rc ? rc : kv_write_text(tool->output ? tool->output : "-", tool->force, &w->text, e);
 }
 
 /* With -d the level that was given, else the best one. */
@@ -225,7 +213,7 @@ static lm_code run(work *w, lm_err *e)
         return rc;
     if (o->list) {
         rc = lm_kv_file_report(w->file, tool->json, &w->text, e);
-        return rc ? rc : write_text(&w->text, e);
+        return rc ? rc : kv_write_text(tool->output ? tool->output : "-", tool->force, &w->text, e);
     }
     return o->verify ? read_all(w, e) : convert(w, e);
 }
