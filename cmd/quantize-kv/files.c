@@ -170,11 +170,13 @@ static lm_code read_all(work *w, lm_err *e)
     const bool chosen = o->decode && o->level.n;
     const lm_kv_reading r = { .vocab = INT32_MAX,
                               .context = INT32_MAX,
-                              .level = chosen ? *o->level.v[0] - '0' : LM_KV_FILE_BEST };
-    unsigned levels = lm_kv_file_levels(w->file);
-    if (w->levels && levels)
-        lm_say(tool, LM_LOG_NOTICE, "its levels are coded anew, from level %d, its best one",
-               __builtin_ctz(levels));
+                              .level = chosen ? *o->level.v[0] - '0' : LM_KV_FILE_BEST,
+                              .keep = w->levels };
+    const unsigned levels = lm_kv_file_levels(w->file), lacks = w->levels & ~levels;
+    char list[LM_CACHEGEN_SHOWN];
+    if (levels && lacks)
+        lm_say(tool, LM_LOG_NOTICE, "coded from the numbers of its level %d, for it lacks them: %s",
+               __builtin_ctz(levels), lm_cachegen_show_levels(lacks, list));
     return lm_kv_image_read(w->file, &r, tool->cpu, w->par, &w->in, e);
 }
 
@@ -183,7 +185,8 @@ static lm_code write_cache(work *w, lm_err *e)
     const lm_kv_image *m = w->out ? w->out : w->in;
     const lm_kv_out to = { .path = tool->output ? tool->output : "-",
                            .force = tool->force,
-                           .bytes = &w->written };
+                           .bytes = &w->written,
+                           .from = w->file };
     lm_kv_about a = m->about;
     lm_history_step step = lm_tool_step(tool);
     w->text.len = 0;

@@ -2,6 +2,7 @@
 /* cachegen.c -- tables and chunks of a cache: its parts are learnt, coded and decoded side by side. */
 #include "kv/cachegen.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,6 +22,16 @@ int lm_cachegen_bins(int level, bool values, int64_t layer, int64_t layers)
     };
     int row = values ? 3 + (layer >= (layers + 15) / 16) : (int)(3 * layer / layers);
     return bins[row][level];
+}
+
+const char *lm_cachegen_show_levels(unsigned levels, char text[LM_CACHEGEN_SHOWN])
+{
+    size_t n = 0;
+    *text = 0;
+    for (int l = 0; l < LM_CACHEGEN_LEVELS; l++)
+        if (levels >> l & 1)
+            n += (size_t)snprintf(text + n, LM_CACHEGEN_SHOWN - n, "%s%d", n ? ", " : "", l);
+    return text;
 }
 
 int64_t lm_cachegen_chunks(int64_t tokens)

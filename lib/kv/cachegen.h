@@ -64,6 +64,9 @@ typedef struct {
  *   values, first sixteenth (rounded up) 64  32   16   8
  *   values, the other layers            32   16    8   4 */
 int lm_cachegen_bins(int level, bool values, int64_t layer, int64_t layers);
+/* "0, 2" for levels with bits 0 and 2; returns `text`. */
+enum { LM_CACHEGEN_SHOWN = 4 * LM_CACHEGEN_LEVELS };
+const char *lm_cachegen_show_levels(unsigned levels, char text[LM_CACHEGEN_SHOWN]);
 
 /* The numbers of a cache: data[part] has [heads][tokens][width] in F32, F16 or BF16. */
 typedef struct {

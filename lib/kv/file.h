@@ -96,7 +96,10 @@ typedef struct {
 
 /* ---- Writing ---- */
 
+typedef struct lm_kv_file lm_kv_file;
+
 /* Write to `path` (lm_st_create), or with path NULL to `write` (lm_st_create_on with `where`).
+ * Levels that were kept when the same cache was read from `from` are copied, the others are coded.
  * Fails: LM_EUSAGE for shapes or levels that do not exist; LM_ENUMERIC naming a tensor for NaN and
  * infinities, LM_EIO, LM_ELIMIT. */
 typedef struct {
@@ -105,15 +108,14 @@ typedef struct {
     lm_write_fn write;
     void *ctx;
     const char *where;
-    uint64_t *bytes; /* those of all tensors are added to it; NULL: unwanted */
+    uint64_t *bytes;        /* those of all tensors are added to it; NULL: unwanted */
+    const lm_kv_file *from; /* with levels that lm_kv_reading.keep names; NULL: none */
 } lm_kv_out;
 /* levels: bit L for cachegen's level L, of a plain cache with all its tokens; 0: as it is. */
 lm_code lm_kv_file_write(const lm_kv_out *to, const lm_kv_about *a, const lm_kv_content *c,
                          unsigned levels, lm_cpu_level cpu, lm_par *par, lm_err *e);
 
 /* ---- Reading ---- */
-
-typedef struct lm_kv_file lm_kv_file;
 
 /* Open a file, or a stream (`where` names it), and check its header.  Fails: LM_EIO, LM_ELIMIT,
  * LM_EFORMAT naming the key or tensor. */
@@ -134,7 +136,9 @@ lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t cont
 
 typedef struct {
     int64_t vocab, context; /* ids and positions are below these */
-    int level;              /* LM_KV_FILE_BEST, or the only one that is read */
+    int level;              /* LM_KV_FILE_BEST, or the only one that is decoded */
+    unsigned
+        keep; /* bit L: the bytes of level L, if present, stay with the file (lm_kv_out.from) */
     /* With LM_KV_FILE_BEST and a deadline, levels are chosen by the measured bandwidth (stream.h), or rows are
      * computed.  A stream passes all levels, so the best one is decoded there; if the rest would come too late, and
      * computing it takes less time, it is computed, and the stream is not read further. */

@@ -28,6 +28,12 @@ typedef struct {
 
 enum { KV_NAME = 64 }; /* bytes of a name */
 
+/* The checked bytes of a tensor in levels. */
+typedef struct {
+    void *data; /* NULL: not kept */
+    size_t bytes;
+} kv_kept;
+
 struct lm_kv_file {
     char *where;
     lm_st *st; /* or */
@@ -39,6 +45,7 @@ struct lm_kv_file {
     lm_arena *arena; /* of forms */
     json_t *hashes;
     unsigned levels;
+    kv_kept *kept[LM_CACHEGEN_LEVELS]; /* [1 + chunks]: tables and chunks of a level; NULL: none */
 };
 
 static inline int64_t kv_parts(const lm_kv_about *a)
@@ -52,6 +59,8 @@ kv_tensor kv_tensor_of(const char *name);
 lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm_err *e);
 /* Bytes of a tensor of a file; 0: it is absent. */
 uint64_t kv_tensor_bytes(const lm_kv_file *f, kv_tensor what);
+/* The kept tables (KV_TABLES) or chunk of a level; NULL: the level was not kept. */
+kv_kept *kv_kept_of(const lm_kv_file *f, const kv_tensor *what);
 /* The forms of a cache as JSON text, and back: sets form, page and spec of f->about, whose numbers lie in f->arena.
  * Fails: LM_EFORMAT. */
 lm_code kv_forms_write(const lm_kv_about *a, lm_buf *out, lm_err *e);

@@ -488,6 +488,11 @@ void lm_kv_file_close(lm_kv_file *f)
     lm_st_stream_close(f->stream);
     if (f->fd >= 0)
         close(f->fd);
+    for (int l = 0; l < LM_CACHEGEN_LEVELS; l++) {
+        for (int64_t i = 0; f->kept[l] && i <= lm_cachegen_chunks(f->about.tokens); i++)
+            lm_free(f->kept[l][i].data);
+        lm_free(f->kept[l]);
+    }
     json_decref(f->hashes);
     lm_free(f->kv_heads);
     lm_free(f->head_dim);
@@ -505,6 +510,12 @@ const lm_kv_about *lm_kv_file_about(const lm_kv_file *f)
 unsigned lm_kv_file_levels(const lm_kv_file *f)
 {
     return f->levels;
+}
+
+kv_kept *kv_kept_of(const lm_kv_file *f, const kv_tensor *what)
+{
+    kv_kept *k = f->kept[what->level];
+    return k && what->kind == KV_CHUNK ? &k[1 + what->chunk] : k;
 }
 
 uint64_t kv_tensor_bytes(const lm_kv_file *f, kv_tensor what)

@@ -152,11 +152,19 @@ static lm_code check_part(const reader *d, int64_t part, lm_err *e)
     return bad ? wrong(d, name, bad, e) : LM_OK;
 }
 
-/* A coded tensor to d->room. */
+/* A coded tensor to d->room, and to what is kept. */
 static lm_code read_coded(reader *d, const lm_st_tensor *t, lm_err *e)
 {
+    kv_tensor what = kv_tensor_of(t->name);
+    kv_kept *k = kv_kept_of(d->f, &what);
     lm_code rc = lm_grow(&d->room, &d->cap, (size_t)t->bytes + 1, 1, "a coded cache", e);
-    return rc ? rc : read_bytes(d, t, d->room, e);
+    rc = rc ? rc : read_bytes(d, t, d->room, e);
+    if (rc || !k || k->data)
+        return rc;
+    rc = lm_alloc_n(&k->data, (size_t)t->bytes + 1, 1, "a coded cache", e);
+    if (!rc)
+        memcpy(k->data, d->room, (size_t)t->bytes), k->bytes = (size_t)t->bytes;
+    return rc;
 }
 
 static lm_code read_tables(reader *d, const lm_st_tensor *t, int level, lm_err *e)
@@ -311,6 +319,8 @@ static lm_code read_passing(reader *d, int level, pace *p, lm_err *e)
             rc = read_tables(d, t, level, e);
         else if (chunk)
             rc = read_chunk(d, t, what.chunk, level, e);
+        else if (kv_kept_of(d->f, &what))
+            rc = read_coded(d, t, e);
         if (rc)
             return rc;
         texts += what.kind == KV_IDS || what.kind == KV_POSITIONS;
@@ -369,6 +379,21 @@ static lm_code read_chunks(reader *d, pace *p, lm_err *e)
     return rc;
 }
 
+/* What is kept and was not decoded. */
+static lm_code read_kept(reader *d, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (size_t i = 0; i < lm_st_count(d->f->st) && !rc; i++) {
+        const lm_st_tensor *t = lm_st_at(d->f->st, i);
+        kv_tensor what = kv_tensor_of(t->name);
+        bool coded = what.kind == KV_TABLES || what.kind == KV_CHUNK;
+        const kv_kept *k = coded ? kv_kept_of(d->f, &what) : NULL;
+        if (k && !k->data)
+            rc = read_coded(d, t, e);
+    }
+    return rc;
+}
+
 static lm_code read_file(reader *d, lm_err *e)
 {
     const lm_st *st = d->f->st;
@@ -386,6 +411,7 @@ static lm_code read_file(reader *d, lm_err *e)
     if (!rc && d->f->levels) {
         count(&p, bytes);
         rc = read_chunks(d, &p, e);
+        rc = rc ? rc : read_kept(d, e);
     }
     close_pace(&p);
     return rc;
@@ -395,17 +421,15 @@ static lm_code read_file(reader *d, lm_err *e)
 
 static lm_code check_level(const lm_kv_file *f, const lm_kv_reading *r, lm_err *e)
 {
-    char list[4 * LM_CACHEGEN_LEVELS] = "";
+    char list[LM_CACHEGEN_SHOWN];
     if (r->level < 0 || (r->level < LM_CACHEGEN_LEVELS && f->levels >> r->level & 1))
         return LM_OK;
     if (!f->levels)
         return lm_fail(e, LM_EUSAGE, f->where, "leave the level out",
                        "level %d is requested, but it is not coded in levels", r->level);
-    for (int l = 0; l < LM_CACHEGEN_LEVELS; l++)
-        if (f->levels >> l & 1)
-            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%d", *list ? ", " : "", l);
-    return lm_fail(e, LM_EUSAGE, f->where, NULL, "level %d is requested, it has %s", r->level,
-                   list);
+    return lm_fail(e, LM_EUSAGE, f->where, "choose one that it has",
+                   "level %d is requested, it has %s", r->level,
+                   lm_cachegen_show_levels(f->levels, list));
 }
 
 /* What chunks are decoded to. */
@@ -422,6 +446,17 @@ static lm_code make_rows(reader *d, lm_err *e)
     return LM_OK;
 }
 
+/* Room for the levels that are to be kept. */
+static lm_code make_kept(lm_kv_file *f, unsigned keep, lm_err *e)
+{
+    size_t n = (size_t)lm_cachegen_chunks(f->about.tokens) + 1;
+    lm_code rc = LM_OK;
+    for (int l = 0; l < LM_CACHEGEN_LEVELS && !rc; l++)
+        if ((f->levels & keep) >> l & 1 && !f->kept[l])
+            rc = lm_alloc_n(&f->kept[l], n, sizeof *f->kept[l], "levels of a cache", e);
+    return rc;
+}
+
 lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, const lm_kv_content *c,
                         lm_cpu_level cpu, lm_par *par, lm_err *e)
 {
@@ -429,6 +464,7 @@ lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, const lm_kv_conte
     lm_code rc = check_level(f, r, e);
     if (!rc && f->passed)
         rc = lm_fail(e, LM_EUSAGE, f->where, NULL, "the stream was read already");
+    rc = rc ? rc : make_kept(f, r->keep, e);
     rc = rc ? rc : make_rows(&d, e);
     if (!rc && f->stream) {
         f->passed = true;

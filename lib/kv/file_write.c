@@ -133,6 +133,31 @@ static lm_code order_levels(pieces *s, size_t first, int levels, lm_err *e)
     return LM_OK;
 }
 
+/* The tables and chunks of a level as they are in another file; false: it has not kept them. */
+static bool is_kept(const lm_kv_file *f, int level)
+{
+    const kv_kept *k = f ? f->kept[level] : NULL;
+    bool all = k != NULL;
+    for (int64_t i = 0; all && i <= lm_cachegen_chunks(f->about.tokens); i++)
+        all = k[i].data != NULL;
+    return all;
+}
+
+static lm_code copy_level(pieces *s, const lm_kv_file *f, int level, lm_err *e)
+{
+    int64_t chunks = lm_cachegen_chunks(f->about.tokens);
+    lm_code rc = LM_OK;
+    if (f->about.tokens != s->a->tokens || f->about.layers != s->a->layers)
+        return lm_fail(e, LM_EUSAGE, f->where, NULL, "its levels are those of another cache");
+    for (int64_t i = -1; i < chunks && !rc; i++) {
+        kv_tensor what = { .kind = i < 0 ? KV_TABLES : KV_CHUNK, .level = level };
+        what.chunk = i < 0 ? 0 : i;
+        const kv_kept *k = kv_kept_of(f, &what);
+        rc = add_piece(s, what, k->data, k->bytes, e);
+    }
+    return rc;
+}
+
 static lm_code check_levels(const lm_kv_about *a, unsigned levels, lm_err *e)
 {
     if (levels >> LM_CACHEGEN_LEVELS)
@@ -145,7 +170,8 @@ static lm_code check_levels(const lm_kv_about *a, unsigned levels, lm_err *e)
     return LM_OK;
 }
 
-static lm_code code_levels(pieces *s, unsigned levels, lm_cpu_level cpu, lm_par *par, lm_err *e)
+static lm_code add_levels(pieces *s, unsigned levels, const lm_kv_file *from, lm_cpu_level cpu,
+                          lm_par *par, lm_err *e)
 {
     size_t first = s->n;
     int n = 0;
@@ -156,11 +182,11 @@ static lm_code code_levels(pieces *s, unsigned levels, lm_cpu_level cpu, lm_par 
         data[i] = s->c->part[i].data[LM_KV_PLAIN];
     for (int l = 0; l < LM_CACHEGEN_LEVELS && !rc; l++)
         if (levels >> l & 1) {
-            rc = code_level(s, data, l, cpu, par, e);
+            rc = is_kept(from, l) ? copy_level(s, from, l, e) : code_level(s, data, l, cpu, par, e);
             n++;
         }
     for (size_t i = first; i < s->n; i++)
-        s->v[i].bytes = s->v[i].coded.len;
+        s->v[i].bytes = s->v[i].data ? s->v[i].bytes : s->v[i].coded.len;
     lm_free(data);
     return rc ? rc : order_levels(s, first, n, e);
 }
@@ -338,7 +364,7 @@ lm_code lm_kv_file_write(const lm_kv_out *to, const lm_kv_about *a, const lm_kv_
     rc = rc ? rc : add_piece(&s, (kv_tensor){ .kind = KV_IDS }, c->ids, 4 * (size_t)a->tokens, e);
     rc = rc ? rc : add_positions(&s, e);
     if (!rc)
-        rc = levels ? code_levels(&s, levels, cpu, par, e) : add_parts(&s, e);
+        rc = levels ? add_levels(&s, levels, to->from, cpu, par, e) : add_parts(&s, e);
     rc = rc ? rc : lm_st_plan_new(&p, e);
     for (size_t i = 0; i < s.n && !rc; i++)
         rc = plan_piece(p, a, &s.v[i], e);

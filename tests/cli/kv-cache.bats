@@ -100,8 +100,17 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     cmp two.kv only-two.kv
     quantize-kv -q -d l.kv --no-history -o best.kv
     ! cmp -s two.kv best.kv || false
-    quantize-kv l.kv -m cachegen --level 3 -o three.kv 2> said
-    grep -q 'coded anew, from level 0' said
+    # levels of the file are copied, others are coded from its best one
+    quantize-kv -q doc.kv -m cachegen --level 2 --no-history -o direct.kv
+    quantize-kv l.kv -m cachegen --level 2 --no-history -o copied.kv 2> said
+    ! grep -q 'it lacks' said || false
+    cmp direct.kv copied.kv
+    cat l.kv | quantize-kv -q -m cachegen --level 2 --no-history | cmp - direct.kv
+    quantize-kv l.kv -m cachegen --level 2 --level 3 --no-history -o three.kv 2> said
+    grep -q 'coded from the numbers of its level 0, for it lacks them: 3$' said
+    quantize-kv -q -d --level 2 three.kv --no-history | cmp - two.kv
+    quantize-kv -q -d l.kv --no-history | quantize-kv -q -m cachegen --level 3 --no-history > coded.kv
+    quantize-kv -q three.kv -m cachegen --level 3 --no-history | cmp - coded.kv
     quantize-kv --list-methods | grep -q '^cachegen .*--level 0 to 3'
     run -2 --separate-stderr quantize-kv -d --level 1 l.kv -o x.kv
     [[ "$stderr" =~ 'level 1 is requested, it has 0, 2' ]]
