@@ -91,7 +91,7 @@ static lm_code add_errors(calibration *k, int64_t layer, const float *q, float *
 static lm_code add_layer(calibration *k, int64_t layer, float *work, lm_err *e)
 {
     const lm_layer *y = &k->w->config.layer[layer];
-    const lm_kv_rows r = lm_kv_capture_layer(k->c, layer);
+    const lm_kv_captured r = lm_kv_capture_layer(k->c, layer);
     int64_t n = k->o->seq, width = width_of(k, layer), queries = y->heads * y->head_dim;
     float *q = work, *stored[2] = { q + n * queries, q + n * (queries + width) };
 
@@ -128,7 +128,7 @@ static void add_outside(const calibration *k, int64_t layer, const float *x, flo
 /* The second run: levels. */
 static lm_code add_levels(calibration *k, int64_t layer, float *work, lm_err *e)
 {
-    const lm_kv_rows r = lm_kv_capture_layer(k->c, layer);
+    const lm_kv_captured r = lm_kv_capture_layer(k->c, layer);
     int64_t n = k->o->seq, numbers = n * width_of(k, layer);
     float *x = work, *w = work + numbers;
 

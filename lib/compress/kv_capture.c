@@ -259,12 +259,12 @@ lm_code lm_kv_capture_run(lm_kv_capture *c, const uint32_t *ids, double *nll, lm
     return LM_OK;
 }
 
-lm_kv_rows lm_kv_capture_layer(const lm_kv_capture *c, int64_t layer)
+lm_kv_captured lm_kv_capture_layer(const lm_kv_capture *c, int64_t layer)
 {
     const kept *k = &c->layer[layer];
 
-    return (lm_kv_rows){ lm_exec_data(c->exec, k->before), lm_exec_data(c->exec, k->rotated),
-                         k->gradient == LM_NONE ? NULL : lm_exec_data(c->exec, k->gradient) };
+    return (lm_kv_captured){ lm_exec_data(c->exec, k->before), lm_exec_data(c->exec, k->rotated),
+                             k->gradient == LM_NONE ? NULL : lm_exec_data(c->exec, k->gradient) };
 }
 
 void lm_kv_columns(const float *rows, int64_t row_width, int64_t from, int64_t width, int64_t n,

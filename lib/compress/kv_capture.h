@@ -29,8 +29,8 @@ lm_code lm_kv_capture_run(lm_kv_capture *c, const uint32_t *ids, double *nll, lm
 typedef struct {
     const float *before, *rotated; /* the same where a model does not rotate */
     const float *gradient;         /* of the window's loss, by `before`; NULL: not computed */
-} lm_kv_rows;
-lm_kv_rows lm_kv_capture_layer(const lm_kv_capture *c, int64_t layer);
+} lm_kv_captured;
+lm_kv_captured lm_kv_capture_layer(const lm_kv_capture *c, int64_t layer);
 
 /* Copy n of seq tokens' `width` columns from column `from` of rows. */
 void lm_kv_columns(const float *rows, int64_t row_width, int64_t from, int64_t width, int64_t n,

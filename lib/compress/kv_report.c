@@ -238,7 +238,7 @@ static lm_code store_side(const report *t, const lm_kv_capture *c, const lm_kv_r
 {
     const lm_layer *l = &t->r->w->config.layer[layer];
     const lm_kv_side *s = &row->plan.plan->side[2 * layer + side];
-    const lm_kv_rows r = lm_kv_capture_layer(c, layer);
+    const lm_kv_captured r = lm_kv_capture_layer(c, layer);
     int64_t n = t->r->error_tokens, width = l->kv_heads * l->head_dim;
 
     lm_kv_columns(s->pre_rope ? r.before : r.rotated, (l->heads + 2 * l->kv_heads) * l->head_dim,
@@ -255,7 +255,7 @@ static lm_code measure_layer(const report *t, const lm_kv_capture *c, lm_kv_row 
 {
     const lm_layer *l = &t->r->w->config.layer[layer];
     const lm_kv_attention a = lm_kv_attention_of(&t->r->w->config, layer);
-    const lm_kv_rows r = lm_kv_capture_layer(c, layer);
+    const lm_kv_captured r = lm_kv_capture_layer(c, layer);
     int64_t n = t->r->error_tokens, width = l->kv_heads * l->head_dim;
     int64_t queries = l->heads * l->head_dim, all = queries + 2 * width;
     float *q, *kv[2], *stored[2], *x;

@@ -75,7 +75,7 @@ static void keys_are_those_before_and_after_the_rotation(void **state)
     (void)state;
     ok(lm_kv_capture_run(c, ids, NULL, &err));
     for (int64_t l = 0; l < LAYERS; l++) {
-        lm_kv_rows r = lm_kv_capture_layer(c, l);
+        lm_kv_captured r = lm_kv_capture_layer(c, l);
         double most = 0;
         assert_null(r.gradient);
         lm_kv_columns(r.before, ALL, H * D, WIDTH, T, k);
@@ -219,7 +219,7 @@ static void collect(int64_t layer, int side, float *x, float *w, float *stored)
     int from = (H + side * K) * D;
     for (int i = 0; i < WINDOWS; i++) {
         ok(lm_kv_capture_run(c, ids + i * T, NULL, &err));
-        lm_kv_rows r = lm_kv_capture_layer(c, layer);
+        lm_kv_captured r = lm_kv_capture_layer(c, layer);
         for (int t = 0; t < T; t++)
             for (int j = 0; j < WIDTH; j++) {
                 int at = (i * T + t) * WIDTH + j;
@@ -406,7 +406,7 @@ static void models_without_rotation(void **state)
     loaded_of(learned, LM_DTYPE_F32, par, backend, &other);
     ok(lm_kv_capture_new(&other, T, true, backend, &c, &err));
     ok(lm_kv_capture_run(c, ids, NULL, &err));
-    lm_kv_rows r = lm_kv_capture_layer(c, 1);
+    lm_kv_captured r = lm_kv_capture_layer(c, 1);
     double sum = 0;
     assert_ptr_equal(r.before, r.rotated);
     for (int i = 0; i < T * 3 * 64; i++)

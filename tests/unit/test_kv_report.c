@@ -153,7 +153,7 @@ static double error_of(const lm_kv_plan *p, int64_t layer, int64_t n)
     double error, norm;
     ok(lm_kv_capture_new(&host, n, false, backend, &c, &err));
     ok(lm_kv_capture_run(c, ids, NULL, &err));
-    lm_kv_rows r = lm_kv_capture_layer(c, layer);
+    lm_kv_captured r = lm_kv_capture_layer(c, layer);
     lm_kv_columns(r.rotated, (H + 2 * K) * D, 0, H * D, n, q);
     for (int side = 0; side < 2; side++) {
         const lm_kv_side *s = &p->side[2 * layer + side];
