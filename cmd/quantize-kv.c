@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "compress/kv_passkey.h"
 #include "quantize-kv/files.h"
 #include "quantize-kv/model.h"
@@ -85,6 +86,17 @@ static const char *const of_both[] = { "windows",   "seq-len",         "document
 static const char *const of_files[] = { "decode", "list",     "verify", "list-methods", "bits",
                                         "group",  "residual", "level",  "history",      NULL };
 
+static void check_picture(void)
+{
+    if (!lm_text_ends(tool.output, ".svg") && !lm_text_ends(tool.output, ".png") &&
+        !lm_text_ends(tool.output, ".txt"))
+        lm_misuse(&tool, tool.output, "name it .svg, .png or .txt",
+                  "the name does not determine the format of the picture");
+    if (!model.repeats)
+        lm_misuse(&tool, tool.output, "leave -o or --repeats 0 out",
+                  "there are no passkeys to draw");
+}
+
 static void check_model(void)
 {
     if (calibrate && evaluate)
@@ -98,6 +110,8 @@ static void check_model(void)
                   "give --method kvquant:bits=3 and -o FILE", "it is missing");
     if (evaluate && model.table && tool.json)
         lm_misuse(&tool, "--table", "leave one of them out", "--json prints no table");
+    if (evaluate && tool.output)
+        check_picture();
     lm_refuse_twice(&tool, (const char *[]){ model.tokenizer, model.text }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     lm_refuse_text(&tool, tool.output, tool.argv[1]);

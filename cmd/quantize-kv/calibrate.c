@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "kv/spec.h"
 #include "quantize-kv/model.h"
 
 static const char where[] = "--method";
@@ -138,7 +139,7 @@ static lm_code parse_options(const kv_model_options *k, lm_kv_calibrate_opts *o,
     if (!o->levels.bits && !o->scales && !o->candidates)
         return lm_fail(e, LM_EUSAGE, "--method", "give kvquant:bits=3, auto, fp8 or all",
                        "no method is named");
-    return LM_OK;
+    return o->candidates ? lm_kv_check_candidates(o->candidates, "--candidates", e) : LM_OK;
 }
 
 static lm_code run(kv_work *w, lm_err *e)

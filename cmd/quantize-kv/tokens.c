@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "common/model.h"
 #include "format/input.h"
 #include "quantize-kv/model.h"
@@ -154,6 +155,11 @@ lm_code kv_work_open(kv_work *w, int64_t windows, lm_err *e)
         lm_open_model(w->tool, w->path, o->tokenizer, w->par, &w->model, e) ||
         lm_tokenizer_choose(o->tokenizer, w->model.src, w->model.config.vocab, how, &w->tok, e))
         return e->code;
+    if (o->seq > w->model.config.max_positions)
+        return lm_fail(e, LM_EUSAGE, "--seq-len", "give at most as many",
+                       "%lld, but the model was made for %lld position%s", (long long)o->seq,
+                       (long long)w->model.config.max_positions,
+                       lm_plural(w->model.config.max_positions));
     w->seq = o->seq;
     if (!w->seq && lm_window_default(w->model.src, w->model.config.max_positions, &w->seq, NULL, e))
         return e->code;

@@ -33,6 +33,9 @@ void lm_kv_spec_free(lm_kv_spec *s);
 lm_code lm_kv_spec_default_file(lm_kv_spec *s, const char *path, bool *any, lm_err *e);
 /* The name of the first method that reads a calibration and names no file; NULL: there is none. */
 const char *lm_kv_spec_uncalibrated(const lm_kv_spec *s);
+/* Check the candidates of a calibration, "int8;int4": one method each, without budget and policy.  from: their place in
+ * errors.  Fails: LM_EUSAGE. */
+lm_code lm_kv_check_candidates(const char *candidates, const char *from, lm_err *e);
 /* The canonical text, borrowed. */
 const char *lm_kv_spec_text(const lm_kv_spec *s);
 

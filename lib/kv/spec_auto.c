@@ -41,12 +41,24 @@ lm_code lm_kv_read_candidates(const char *candidates, const char *from, lm_kv_us
         out[(*n)++] = s->all[LM_KV_K];
         lm_kv_spec_free(s);
         if (!single)
-            return lm_fail(e, LM_EUSAGE, from, NULL, "the candidate '%.80s' is not one method",
-                           text);
+            return lm_fail(e, LM_EUSAGE, from, "give methods without policies, as int8;int4",
+                           "the candidate '%.80s' is not one method", text);
     }
     return *n ? LM_OK
               : lm_fail(e, LM_EUSAGE, from, "use a calibration for auto",
                         "there are no candidates for auto");
+}
+
+lm_code lm_kv_check_candidates(const char *candidates, const char *from, lm_err *e)
+{
+    lm_kv_use *use;
+    int n;
+    lm_code rc = lm_alloc_n(&use, LM_KV_MAX_CANDIDATES, sizeof *use, "candidates", e);
+
+    if (!rc)
+        rc = lm_kv_read_candidates(candidates, from, use, &n, e);
+    lm_free(use);
+    return rc;
 }
 
 /* Bytes of a token of a side with a candidate; infinite: the candidate cannot store it. */

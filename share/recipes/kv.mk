@@ -113,13 +113,17 @@ outliers.done: long.done
 	perl "$$RECIPE_HOME/kv-outliers" outliers $(strip $(OUTLIERS))
 	@touch $@
 
-# 4. Its caches, on the documents that are held out.
-model.done: $(if $(RECIPE_FROM),,outliers.done)
-	rm -f model
-	ln -s "$${RECIPE_FROM:-outliers}" model
-	@touch $@
-table.txt: test.jsonl model.done
+# 4. Its caches, on the documents that are held out.  The table is made again when the model, the methods or the windows
+# are others than those of the last one, which measured.txt has.
+export MEASURED = $(strip $(RECIPE_FROM) $(METHODS) windows=$(WINDOWS) seq-len=$(SEQ) seed=$(SEED))
+ifneq ($(shell cat measured.txt 2> /dev/null),$(MEASURED))
+.PHONY: others
+measured.txt: others
+endif
+measured.txt:
+	@printf '%s\n' "$$MEASURED" > $@
+table.txt: test.jsonl measured.txt $(if $(RECIPE_FROM),,outliers.done)
 	quantize-kv --evaluate --methods '$(METHODS)' --windows $(strip $(WINDOWS)) --seq-len $(strip $(SEQ)) \
-	    --text held-out.jsonl --seed $(strip $(SEED)) -f -o map.svg model/ $< > $@ || test $$? -eq 3
+	    --text held-out.jsonl --seed $(strip $(SEED)) -f -o map.svg "$${RECIPE_FROM:-outliers}" $< > $@ || test $$? -eq 3
 
 endif

@@ -204,6 +204,10 @@ EOF
     refuse "data/val: no document has 128 tokens, *" --evaluate --seq-len 128 --documents --methods int8 run/ data/val
     refuse "--documents: it has no effect on cache files: *" --documents doc.kv -l
     refuse "passkeys: 20 tokens are too few *" --evaluate --seq-len 128 --lengths 20 run/ data/val
+    refuse "--seq-len: 5000, but the model was made for * position*: *" --evaluate --seq-len 5000 --methods int8 run/ data/val
+    refuse "--seq-len: 5000, but the model was made for *" --calibrate --method fp8 --seq-len 5000 -o k run/ data/val
+    refuse "--candidates: the candidate 'h2o' is not one method: give *" --calibrate --method auto --candidates 'int4;h2o' -o k none/ data/val
+    refuse "map.pdf: the name does not determine the format of the picture: *" --evaluate -o map.pdf none/ data/val
     refuse "map.svg: there are no passkeys to draw: *" --evaluate --seq-len 128 --repeats 0 --steps 0 --methods int8 -o map.svg run/ data/val
     [ ! -e k ] && [ ! -e map.svg ]
     run -1 --separate-stderr quantize-kv --evaluate none/ data/val

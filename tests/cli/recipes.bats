@@ -219,6 +219,17 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     make -f 'my recipes/kv.mk' WORK='other work' MODEL='my work/short' "${small[@]}" METHODS=int8 > log 2>&1 || { cat log; false; }
     grep -q '^int8 ' 'other work/table.txt'
     [ ! -e 'other work/m0' ]
+    # the table is made again for other methods and for another model, and only then
+    cp 'other work/table.txt' first
+    again() { make -f 'my recipes/kv.mk' WORK='other work' "${small[@]}" "$@" > log 2>&1 || { cat log; false; }; }
+    again MODEL='my work/short' METHODS=int8
+    [ ! 'other work/table.txt' -nt first ]
+    again MODEL='my work/short' METHODS=int4
+    grep -q '^int4 ' 'other work/table.txt'
+    run ! grep -q '^int8 ' 'other work/table.txt'
+    cp 'other work/table.txt' second
+    again MODEL='my work/outliers' METHODS=int4
+    run ! cmp -s second 'other work/table.txt'
     make -f 'my recipes/kv.mk' WORK='my work' clean
     [ ! -e 'my work' ]
 }
