@@ -377,6 +377,12 @@ int64_t lm_pool_size(const lm_pool *p, lm_tier tier)
     return tier == LM_TIERS ? p->n : p->tier[tier].size;
 }
 
+int64_t lm_pool_used(const lm_pool *p, lm_tier tier)
+{
+    const tier_state *t = &p->tier[tier];
+    return t->size - (t->closed ? t->closed - 1 : pool_free(t));
+}
+
 lm_pool_count lm_pool_counts(const lm_pool *p, lm_tier tier)
 {
     const tier_state *t = &p->tier[tier];

@@ -77,6 +77,8 @@ int32_t lm_pool_place(const lm_pool *p, int32_t page);
 int32_t lm_pool_refs(const lm_pool *p, int32_t page);
 int32_t lm_pool_pins(const lm_pool *p, int32_t page);
 int64_t lm_pool_size(const lm_pool *p, lm_tier tier); /* places; LM_TIERS: pages in all */
+int64_t lm_pool_used(const lm_pool *p,
+                     lm_tier tier); /* places that hold a page, also in a closed tier */
 /* Pages of a tier that are free, cached and parked; the others are pinned. */
 typedef struct {
     int64_t free, cached, parked;

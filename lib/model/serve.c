@@ -164,7 +164,7 @@ static void count_pages(run *r)
     const lm_pool *p = lm_sched_pool(r->sched);
     size_t bytes = 0;
     for (int i = 0; i < LM_TIERS; i++)
-        bytes += (size_t)(lm_pool_size(p, (lm_tier)i) - lm_pool_counts(p, (lm_tier)i).free) *
+        bytes += (size_t)lm_pool_used(p, (lm_tier)i) *
                  (i == LM_TIER_DEVICE ? r->kv.page_bytes : lm_tiers_below(r->tiers));
     if (bytes > r->kv.peak_bytes)
         r->kv.peak_bytes = bytes;

@@ -11,7 +11,7 @@ static void put_pages(lm_metrics *m, const lm_pool *p)
 {
     static const char *const key[LM_TIERS] = { "pages_device", "pages_host", "pages_disk" };
     for (int i = 0; i < LM_TIERS; i++)
-        lm_metrics_int(m, key[i], lm_pool_size(p, (lm_tier)i) - lm_pool_counts(p, (lm_tier)i).free);
+        lm_metrics_int(m, key[i], lm_pool_used(p, (lm_tier)i));
 }
 
 lm_code lm_serve_meter_step(lm_serve_meter *x, lm_metrics *m, const lm_complete_stats *st,

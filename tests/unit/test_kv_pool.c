@@ -435,6 +435,10 @@ static void moves_what_was_hit(void **state)
     assert_int_equal(lm_pool_counts(p, LM_TIER_DEVICE).free, 3);
     assert_int_equal(lm_pool_counts(p, LM_TIER_DEVICE).cached, 13);
     assert_int_equal(lm_pool_counts(p, LM_TIER_DISK).cached, 2);
+    assert_int_equal(lm_pool_used(p, LM_TIER_DEVICE), 13);
+    assert_int_equal(lm_pool_used(p, LM_TIER_DISK), 2);
+    lm_pool_close(p, LM_TIER_DISK);
+    assert_int_equal(lm_pool_used(p, LM_TIER_DISK), 0);
     lm_pool_free(p);
 
     p = pool_of(4, 0, 0);
