@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "compress/kv_passkey.h"
+#include "kv/list.h"
 #include "quantize-kv/files.h"
 #include "quantize-kv/model.h"
 
@@ -15,7 +16,8 @@ static const char *const dtypes[] = { "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Cache files (FILE)"),
-    LM_STR('m', "method", &model.method, "METHOD", "code with METHOD: int4, kivi, cachegen"),
+    LM_STR_OF('m', "method", &model.method, "METHOD", lm_kv_file_names,
+              "code with METHOD: int4, kivi, cachegen"),
     KV_FILE_ROWS(files),
     LM_GROUP("With a model (MODEL DATA: token shards, or text)"),
     LM_FLAG(0, "calibrate", &calibrate,

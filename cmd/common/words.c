@@ -104,6 +104,8 @@ static const struct {
       "make one with quantize-kv --calibrate, and set file=FILE" },
     { "measure it, or set file", NULL,
       "make it with quantize-kv --calibrate --method all -o FILE MODEL DATA, or set file=FILE" },
+    { "list the methods to see all", "list-kv", "--list-kv shows all" },
+    { "list the methods to see all", "list-methods", "--list-methods shows all" },
     { "choose one of the presets", NULL, "init-model --list shows the presets" },
 };
 

@@ -13,7 +13,7 @@
 lm_code generate_list_kv(lm_err *e)
 {
     lm_buf text = { 0 };
-    if (!(tool.json ? lm_kv_methods_json : lm_kv_methods_table)(&text, e))
+    if (!(tool.json ? lm_kv_methods_json : lm_kv_methods_table)(false, &text, e))
         printf("%s", text.data);
     lm_buf_fini(&text);
     return e->code;

@@ -33,13 +33,13 @@ typedef struct {
 
 static bool is_cachegen(void)
 {
-    return o->method && !strcmp(o->method, "cachegen");
+    return o->method && !strcmp(o->method, LM_KV_CACHEGEN);
 }
 
 /* cachegen with keys, as other methods have them. */
 static bool has_cachegen_keys(void)
 {
-    return o->method && !strncmp(o->method, "cachegen:", 9);
+    return o->method && !strncmp(o->method, LM_KV_CACHEGEN ":", sizeof LM_KV_CACHEGEN);
 }
 
 /* ---- the method ---- */
@@ -71,7 +71,7 @@ static lm_code bind_method(work *w, lm_err *e)
     if (lm_buf_add(&w->text, o->method, strlen(o->method), e) ||
         add_key(&w->text, "bits", o->bits, e) || add_key(&w->text, "group", o->group, e) ||
         add_key(&w->text, "residual", o->residual, e) ||
-        lm_kv_spec_parse(w->text.data, &w->spec, e) ||
+        lm_kv_spec_parse_of(w->text.data, lm_kv_file_names, &w->spec, e) ||
         lm_alloc_n(&w->site, (size_t)a->layers, sizeof *w->site, "layers", e))
         return e->code;
     for (int i = 0; lm_kv_spec_file(w->spec, i); i++) {
@@ -156,11 +156,8 @@ static lm_code say_result(work *w, lm_err *e)
 
 static lm_code show_methods(work *w, lm_err *e)
 {
-    static const char cachegen[] = "cachegen         for transport: deltas to anchors, "
-                                   "entropy-coded, in levels (--level 0 to 3)\n";
-    lm_code rc = tool->json ? lm_kv_methods_json(&w->text, e) : lm_kv_methods_table(&w->text, e);
-    if (!rc && !tool->json)
-        rc = lm_buf_add(&w->text, cachegen, sizeof cachegen - 1, e);
+    lm_code rc =
+        tool->json ? lm_kv_methods_json(true, &w->text, e) : lm_kv_methods_table(true, &w->text, e);
     return rc ? rc : kv_write_text(tool->output ? tool->output : "-", tool->force, &w->text, e);
 }
 

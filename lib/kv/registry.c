@@ -38,6 +38,8 @@ static const struct {
 } aliases[] = { ALIASES(ALIAS) };
 
 const char *const lm_kv_names[] = { LM_KV_METHODS(METHOD_NAME) ALIASES(ALIAS_NAME) NULL };
+const char *const lm_kv_file_names[] = { LM_KV_CODES(METHOD_NAME) LM_KV_CACHEGEN,
+                                         ALIASES(ALIAS_NAME) NULL };
 
 const lm_kv_method *lm_kv_method_at(int i)
 {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "kv/list.h"
 #include "kv/spec_impl.h"
 
 static const char where[] = LM_KV_WHERE;
@@ -20,13 +21,15 @@ static bool is_side(const char *s)
 
 /* ---- a method ---- */
 
-static lm_code fail_name(const char *name, lm_err *e)
+static lm_code fail_name(const lm_kv_spec *s, const char *name, lm_err *e)
 {
-    char known[512] = "choose one of:";
-    size_t len = strlen(known);
-    for (int i = 0; lm_kv_method_at(i) && len < sizeof known; i++)
-        len += (size_t)snprintf(known + len, sizeof known - len, " %s", lm_kv_method_at(i)->name);
-    return lm_fail(e, LM_EUSAGE, where, known, "there is no method '%.40s'", name);
+    const char *near = lm_nearest(name, s->names);
+    char todo[128] = "list the methods to see all";
+    if (near && !strcmp(near, name)) /* LM_KV_CACHEGEN */
+        return lm_fail(e, LM_EUSAGE, where, "give it alone", "%s codes whole files", name);
+    if (near)
+        snprintf(todo, sizeof todo, "did you mean %s? (list the methods to see all)", near);
+    return lm_fail(e, LM_EUSAGE, where, todo, "there is no method '%.40s'", name);
 }
 
 /* typed: the keys of the text; NULL: the keys of a second name. */
@@ -45,13 +48,13 @@ static lm_code set_key(lm_kv_use *u, const lm_hyper_text *t, bool *typed, lm_err
 }
 
 /* Method `name` with the values of its table, or those that its second name stands for. */
-static lm_code begin_use(const char *name, lm_kv_use *u, lm_err *e)
+static lm_code begin_use(const lm_kv_spec *s, const char *name, lm_kv_use *u, lm_err *e)
 {
     const char *keys;
     lm_hyper_text t;
     *u = (lm_kv_use){ .method = lm_kv_method_find(name, &keys) };
     if (!u->method)
-        return fail_name(name, e);
+        return fail_name(s, name, e);
     for (int i = 0; u->method->hyper[i].name; i++)
         u->h[i] = u->method->hyper[i].value;
     for (; *keys; keys += *keys == ',')
@@ -100,11 +103,11 @@ static lm_code parse_use(lm_kv_spec *s, const char **at, lm_kv_use *u, lm_err *e
     bool typed[LM_KV_HYPERS] = { false };
     lm_hyper_text t;
     if (!lm_text_until(at, ":,;+=", name, sizeof name))
-        return fail_name(name, e);
+        return fail_name(s, name, e);
     if (**at == '=')
         return lm_fail(e, LM_EUSAGE, where, "write k=, v=, *= or layers.N=",
                        "'%.40s=' names neither keys nor values nor layers", name);
-    if (begin_use(name, u, e))
+    if (begin_use(s, name, u, e))
         return e->code;
     for (char next = ':'; **at == next && !is_side(*at + 1); next = ',') {
         ++*at;
@@ -259,11 +262,17 @@ static lm_code parse_item(lm_kv_spec *s, const char **at, lm_err *e)
 
 lm_code lm_kv_spec_parse(const char *text, lm_kv_spec **out, lm_err *e)
 {
+    return lm_kv_spec_parse_of(text, lm_kv_names, out, e);
+}
+
+lm_code lm_kv_spec_parse_of(const char *text, const char *const *names, lm_kv_spec **out, lm_err *e)
+{
     lm_kv_spec *s;
     const char *at = text;
     *out = NULL;
     if (lm_alloc_n(&s, 1, sizeof *s, "kv cache specification", e))
         return e->code;
+    s->names = names;
     lm_code rc = parse_item(s, &at, e);
     while (!rc && *at == ';' && at[1]) { /* a separator at the end is ignored */
         at++;

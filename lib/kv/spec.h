@@ -28,6 +28,9 @@ typedef struct lm_kv_spec lm_kv_spec;
 /* Parse; the caller frees *out with lm_kv_spec_free.  Fails: LM_EUSAGE naming what is unknown, out of range,
  * given twice, or not of this form. */
 lm_code lm_kv_spec_parse(const char *text, lm_kv_spec **out, lm_err *e);
+/* The same; a name that does not exist is compared with `names` (kv/list.h), NULL-terminated. */
+lm_code lm_kv_spec_parse_of(const char *text, const char *const *names, lm_kv_spec **out,
+                            lm_err *e);
 void lm_kv_spec_free(lm_kv_spec *s);
 /* Methods that read a calibration and name no file read `path`; *any: there are some.  The text stays as it is. */
 lm_code lm_kv_spec_default_file(lm_kv_spec *s, const char *path, bool *any, lm_err *e);

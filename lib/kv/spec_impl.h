@@ -29,7 +29,8 @@ typedef struct {
 } lm_kv_item;
 
 struct lm_kv_spec {
-    lm_kv_item *item; /* those with layers, in the order of the text */
+    const char *const *names; /* for messages */
+    lm_kv_item *item;         /* those with layers, in the order of the text */
     size_t n_items, cap_items;
     lm_kv_use all[2]; /* of layers that no item names */
     lm_kv_use policy;

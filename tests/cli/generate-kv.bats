@@ -78,7 +78,10 @@ END
 }
 
 @test "generate --kv: what cannot be is refused in one line, before the work" {
-    refused "generate: --kv: there is no method 'int99': choose one of: auto *" --kv int99
+    refused "generate: --kv: there is no method 'int99': did you mean int8? (--list-kv shows all)" --kv int99
+    refused "generate: --kv: there is no method 'streeming': did you mean streaming? (--list-kv shows all)" --kv streeming
+    refused "generate: --kv: there is no method 'k4v5': did you mean k4v4? (--list-kv shows all)" --kv k4v5
+    refused "generate: --kv: there is no method 'cachegem': --list-kv shows all" --kv cachegem
     refused "generate: --kv: int8 has no 'foo': its keys are: *" --kv int8:foo=1
     refused "generate: --kv: there is no layer 9: *" --kv layers.9=int8
     refused "generate: --kv: keys of layer 0 would be f32, but activations are bf16: *" --dtype bf16 --kv f32

@@ -111,7 +111,7 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     quantize-kv -q -d --level 2 three.kv --no-history | cmp - two.kv
     quantize-kv -q -d l.kv --no-history | quantize-kv -q -m cachegen --level 3 --no-history > coded.kv
     quantize-kv -q three.kv -m cachegen --level 3 --no-history | cmp - coded.kv
-    quantize-kv --list-methods | grep -q '^cachegen .*--level 0 to 3'
+    quantize-kv --list-methods | grep -q '^cachegen .*levels 0 to 3'
     run -2 --separate-stderr quantize-kv -d --level 1 l.kv -o x.kv
     [[ "$stderr" =~ 'level 1 is requested, it has 0, 2' ]]
     run -2 --separate-stderr quantize-kv -l --level 1 l.kv
@@ -211,6 +211,20 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     [ ! -e x.kv ]
     quantize-kv --list-methods | grep -q '^kivi'
     quantize-kv --list-methods --json | grep -q '"kivi"'
+    quantize-kv --list-methods --json | python3 -c '
+import json, sys
+o = json.load(sys.stdin)
+assert o["methods"]["cachegen"]["levels"] == 4, o
+assert "h2o" in o["policies"], o'
+    while IFS='>' read -r m message; do
+        run -2 quantize-kv doc.kv -m "$m" -o x.kv
+        [ "$output" = "quantize-kv: --method: $message" ] || { echo "$output"; false; }
+    done << 'END'
+int7>there is no method 'int7': did you mean int8? (--list-methods shows all)
+cachegem>there is no method 'cachegem': did you mean cachegen? (--list-methods shows all)
+streeming>there is no method 'streeming': --list-methods shows all
+k=cachegen,v=int4>cachegen codes whole files: give it alone
+END
     generate -q run/ --save-cache - -p 'The system reads' -n 0 --dtype bf16 | cmp - short.kv
     generate -q run/ --load-cache short.kv --save-cache longer.kv -p ' one' -n 0
     [ "$(quantize-kv -l longer.kv --json | grep -o '"tokens":[0-9]*' | head -n 1 | cut -d: -f2)" -gt \

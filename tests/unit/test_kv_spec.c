@@ -591,8 +591,8 @@ static void lists(void **state)
     json_t *all;
     const char *stands_for;
     (void)state;
-    assert_int_equal(lm_kv_methods_table(&text, &e), LM_OK);
-    assert_int_equal(lm_kv_methods_json(&json, &e), LM_OK);
+    assert_int_equal(lm_kv_methods_table(false, &text, &e), LM_OK);
+    assert_int_equal(lm_kv_methods_json(false, &json, &e), LM_OK);
     assert_int_equal(lm_json_parse(json.data, json.len, "list", &all, &e), LM_OK);
     const char *at = text.data;
     for (int i = 0; lm_kv_method_at(i); i++) {

@@ -1,5 +1,5 @@
 # fish completion for quantize-kv; generated, do not edit
-complete -c quantize-kv -s m -l method -r -d 'code with METHOD: int4, kivi, cachegen'
+complete -c quantize-kv -s m -l method -x -a 'auto f32 f16 bf16 fp8_e4m3 fp8_e5m2 int8 int6 int5 int4 int3 int2 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl kivi kvquant turboquant kvarn cachegen fp8 k8v4 k4v4 k4v3 k3v4 k3v3 k4v2 turboquant_k8v4 turboquant_4bit_nc turboquant_k3v4_nc turboquant_3bit_nc kvarn_k4v2_g128 kvarn_k4v2_g64 kvarn_k4v4_g128 kvarn_k4v4_g64' -d 'code with METHOD: int4, kivi, cachegen'
 complete -c quantize-kv -s d -l decode -d 'decode to plain numbers'
 complete -c quantize-kv -s l -l list -d 'list what is in the file'
 complete -c quantize-kv -l verify -d 'only check the file'
