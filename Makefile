@@ -263,6 +263,7 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 $B/tests/unit/test_cuda_backend $B/tests/unit/test_cuda_attention_step $B/tests/unit/test_cuda_sample \
 $B/tests/unit/test_cuda_norm_linear $B/tests/unit/test_cuda_norm $B/tests/unit/test_cuda_embed: private DEFS += -Itests/emu
 
+$B/tests/unit/test_kv_code_level: private LDFLAGS += -Wl,--wrap=lm_kv_code_at # it sees which level is asked for
 $B/tests/unit/test_format_input: private LIBS += -larchive # it writes archives itself
 
 # The emulation alone, with its own test kernels.

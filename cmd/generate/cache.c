@@ -177,7 +177,7 @@ static lm_code convert(generate_work *w, const lm_kv_plan *plan, lm_err *e)
     if (plan && plan->policy && plan->policy->kind != LM_KV_STAY)
         return LM_OK; /* the policy of the cache, with its forms */
     forms.policy = NULL;
-    if (lm_cache_convert(w->image, plan ? &forms : NULL, w->par, &other, e)) {
+    if (lm_cache_convert(w->image, plan ? &forms : NULL, tool.cpu, w->par, &other, e)) {
         lm_err_in(e, "%s", opt.cache.load);
         return e->code;
     }

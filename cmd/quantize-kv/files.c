@@ -112,8 +112,8 @@ static void say_part(const work *w, const lm_kv_image *a, const lm_kv_image *b, 
 static lm_code say_errors(work *w, const lm_kv_image *coded, lm_err *e)
 {
     lm_kv_image *a = NULL, *b = NULL;
-    lm_code rc = lm_cache_convert(w->in, NULL, w->par, &a, e);
-    rc = rc ? rc : lm_cache_convert(coded, NULL, w->par, &b, e);
+    lm_code rc = lm_cache_convert(w->in, NULL, tool->cpu, w->par, &a, e);
+    rc = rc ? rc : lm_cache_convert(coded, NULL, tool->cpu, w->par, &b, e);
     for (int64_t i = 0; i < 2 * w->in->about.layers && !rc; i++)
         say_part(w, a, b, i);
     lm_kv_image_free(a);
@@ -198,7 +198,7 @@ static lm_code convert(work *w, lm_err *e)
     w->levels = is_cachegen() ? levels_of() : 0;
     lm_code rc = o->decode || w->levels ? LM_OK : bind_method(w, e);
     rc = rc ? rc : read_all(w, e);
-    rc = rc ? rc : lm_cache_convert(w->in, w->plan, w->par, &w->out, e);
+    rc = rc ? rc : lm_cache_convert(w->in, w->plan, tool->cpu, w->par, &w->out, e);
     rc = rc ? rc : write_cache(w, e);
     return rc ? rc : say_result(w, e);
 }

@@ -38,6 +38,7 @@ struct lm_backend {
     const char *detail; /* the path of its kernels: "amx, 2 threads", "plain": for facts lines */
     lm_par *par;        /* host threads of the CPU's kernels; NULL for a device                */
     int threads;        /* the number that work() of kernels receives                          */
+    lm_cpu_level cpu;   /* the level of kernels on the host, for a device of those beside it   */
     bool host_memory;   /* the host can read and write memory of alloc                         */
     /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some
      * tens of milliseconds on random data, or from a table; 0: unknown. */
@@ -126,7 +127,7 @@ lm_code lm_record(lm_backend *b, lm_code (*run)(void *ctx, lm_err *e), void *ctx
 
 typedef struct {
     const char *device;         /* "cpu", "cuda", "cuda:1" */
-    lm_cpu_level cpu;           /* cpu: see lm_backend_cpu */
+    lm_cpu_level cpu;           /* lm_backend.cpu */
     lm_par *par;                /* cpu: see lm_backend_cpu */
     const char *kernels;        /* cuda: "plain", "tensor", "tf32" (stream.h); NULL: the default */
     bool deterministic;         /* the same bits in each run on the same device */

@@ -11,7 +11,6 @@
 
 typedef struct {
     lm_backend b; /* first, so that the interface can be cast to this struct */
-    lm_cpu_level level;
     char detail[64];
 } cpu_backend;
 
@@ -156,13 +155,13 @@ static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, 
 /* Products of BF16 on AMX tiles, which pack their weights otherwise, and lookups in what these share. */
 static bool cpu_panels(lm_backend *b, const char *op, int operand, lm_dtype act)
 {
-    return ((cpu_backend *)b)->level == LM_CPU_AMX && act == LM_DTYPE_BF16 && operand == 1 &&
+    return b->cpu == LM_CPU_AMX && act == LM_DTYPE_BF16 && operand == 1 &&
            (!strcmp(op, "linear") || !strcmp(op, "linear_dx") || !strcmp(op, "embed"));
 }
 
 static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
 {
-    return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
+    return lm_cpu_kernel(op, act, b->cpu);
 }
 
 /* The reference is never chosen as a faster alternative. */
@@ -174,7 +173,7 @@ static bool cpu_joins(lm_backend *b, const char *op, lm_dtype act, const lm_call
 
 static double cpu_peak_flops(lm_backend *b, lm_dtype act)
 {
-    return lm_cpu_peak(act, ((cpu_backend *)b)->level, b->par);
+    return lm_cpu_peak(act, b->cpu, b->par);
 }
 
 static const char *cpu_shortfall(lm_backend *b)
@@ -200,12 +199,12 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
     *out = NULL;
     if (lm_alloc_n(&c, 1, sizeof *c, "a backend", e))
         return e->code;
-    c->level = level;
     c->b = (lm_backend){ .name = "cpu",
                          .device = lm_cpu_model(),
                          .detail = c->detail,
                          .par = par,
                          .threads = lm_par_threads(par),
+                         .cpu = level,
                          .host_memory = true,
                          .alloc = cpu_alloc,
                          .free = cpu_free,

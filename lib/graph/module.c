@@ -101,5 +101,8 @@ lm_code lm_backend_open(const lm_backend_opts *o, lm_backend **out, lm_err *e)
         return lm_fail(e, LM_EUSAGE, o->device, "choose from cpu, cuda, cuda:0, cuda:1, ...",
                        "no such device");
     rc = find_module(o, &m, e);
-    return rc ? rc : m->open(o, out, e);
+    rc = rc ? rc : m->open(o, out, e);
+    if (!rc)
+        (*out)->cpu = o->cpu;
+    return rc;
 }

@@ -233,7 +233,7 @@ static lm_code turn_rows(const lm_kv_image *m, const lm_kv_shape *s, int64_t lay
 
 /* A part to another form, through plain rows if its own differs. */
 static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i,
-                            const lm_kv_turn *turn, lm_par *par, lm_err *e)
+                            const lm_kv_turn *turn, lm_cpu_level cpu, lm_par *par, lm_err *e)
 {
     const lm_kv_shape a = lm_kv_about_shape(&m->about, i), b = lm_kv_about_shape(&to->about, i);
     const lm_kv_part *from = &m->content.part[i];
@@ -257,10 +257,10 @@ static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i,
                        b.form->pre_rope ? "before" : "after");
     size_t bytes = (size_t)(a.kv_heads * a.n * a.head_dim) * lm_dtype_size(a.act);
     rc = lm_alloc_n(&rows, bytes, 1, "rows of a cache", e);
-    rc = rc ? rc : lm_kv_part_decode(&a, from, rows, par, e);
+    rc = rc ? rc : lm_kv_part_decode(&a, from, rows, cpu, par, e);
     if (!rc && a.form->pre_rope != b.form->pre_rope)
         rc = turn_rows(m, &a, i / 2, b.form->pre_rope, turn, rows, e);
-    rc = rc ? rc : lm_kv_part_encode(&b, rows, &to->content.part[i], par, e);
+    rc = rc ? rc : lm_kv_part_encode(&b, rows, &to->content.part[i], cpu, par, e);
     lm_free(rows);
     return rc;
 }
@@ -285,15 +285,15 @@ static bool all_plain(const lm_kv_plan *p)
     return plain;
 }
 
-lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_par *par,
-                            lm_kv_image **out, lm_err *e)
+lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_cpu_level cpu,
+                            lm_par *par, lm_kv_image **out, lm_err *e)
 {
-    return lm_kv_image_convert_turned(m, plan, NULL, par, out, e);
+    return lm_kv_image_convert_turned(m, plan, NULL, cpu, par, out, e);
 }
 
 lm_code lm_kv_image_convert_turned(const lm_kv_image *m, const lm_kv_plan *plan,
-                                   const lm_kv_turn *turn, lm_par *par, lm_kv_image **out,
-                                   lm_err *e)
+                                   const lm_kv_turn *turn, lm_cpu_level cpu, lm_par *par,
+                                   lm_kv_image **out, lm_err *e)
 {
     lm_kv_about a = m->about;
     bool plain = !plan || all_plain(plan);
@@ -309,7 +309,7 @@ lm_code lm_kv_image_convert_turned(const lm_kv_image *m, const lm_kv_plan *plan,
     if (!rc)
         copy_tokens(m, *out);
     for (int64_t i = 0; i < 2 * a.layers && !rc; i++)
-        rc = convert_part(m, *out, i, turn, par, e);
+        rc = convert_part(m, *out, i, turn, cpu, par, e);
     if (rc) {
         lm_kv_image_free(*out);
         *out = NULL;

@@ -25,17 +25,18 @@ lm_code lm_kv_image_read(lm_kv_file *f, const lm_kv_reading *r, lm_cpu_level cpu
                          lm_kv_image **out, lm_err *e);
 /* The same cache in the forms of a plan (NULL: plain), by decoding what is coded and encoding it anew.  Parts whose
  * form is that of the plan are copied.  Fails: LM_EUSAGE if the layers differ, for keys that would have to be rotated
- * by their positions or back (model/cache_rope.h does that), and for forms that do not fit; LM_ENUMERIC, LM_ELIMIT. */
-lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_par *par,
-                            lm_kv_image **out, lm_err *e);
+ * by their positions or back (model/cache_rope.h does that), and for forms that do not fit; LM_ENUMERIC, LM_ELIMIT.
+ * `cpu`: lm_kv_part_encode. */
+lm_code lm_kv_image_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_cpu_level cpu,
+                            lm_par *par, lm_kv_image **out, lm_err *e);
 /* The same with a function that rotates a key by its position in place, or undoes it, for parts that differ in it. */
 typedef struct {
     void (*turn)(const void *ctx, int64_t layer, int32_t position, bool back, double *head);
     const void *ctx;
 } lm_kv_turn;
 lm_code lm_kv_image_convert_turned(const lm_kv_image *m, const lm_kv_plan *plan,
-                                   const lm_kv_turn *turn, lm_par *par, lm_kv_image **out,
-                                   lm_err *e);
+                                   const lm_kv_turn *turn, lm_cpu_level cpu, lm_par *par,
+                                   lm_kv_image **out, lm_err *e);
 /* True if both forms store the same numbers in the same bytes; formats may have different names. */
 bool lm_kv_same_form(const lm_kv_side *a, const lm_kv_side *b, int64_t kv_heads, int64_t head_dim);
 

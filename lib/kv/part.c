@@ -353,15 +353,15 @@ static lm_code copy_part(copying *c, lm_par *par, lm_err *e)
 }
 
 lm_code lm_kv_part_get(const lm_kv_shape *s, const lm_kv_memory *from, const lm_kv_part *to,
-                       lm_par *par, lm_err *e)
+                       lm_cpu_level cpu, lm_par *par, lm_err *e)
 {
-    copying c = { .s = s, .k = lm_kv_code_at(lm_cpu_detect()), .m = from, .p = to };
+    copying c = { .s = s, .k = lm_kv_code_at(cpu), .m = from, .p = to };
     return copy_part(&c, par, e);
 }
 
 lm_code lm_kv_part_put(const lm_kv_shape *s, const lm_kv_part *from, const lm_kv_memory *to,
-                       lm_par *par, lm_err *e)
+                       lm_cpu_level cpu, lm_par *par, lm_err *e)
 {
-    copying c = { .s = s, .k = lm_kv_code_at(lm_cpu_detect()), .m = to, .p = from, .put = true };
+    copying c = { .s = s, .k = lm_kv_code_at(cpu), .m = to, .p = from, .put = true };
     return copy_part(&c, par, e);
 }

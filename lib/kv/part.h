@@ -8,6 +8,7 @@
 #ifndef LM_KV_PART_H
 #define LM_KV_PART_H
 
+#include "base/cpu.h"
 #include "base/par.h"
 #include "kv/method.h"
 
@@ -77,12 +78,13 @@ bool lm_kv_section_is_float(lm_kv_section i);
 const char *lm_kv_part_wrong(const lm_kv_shape *s, const lm_kv_part *p);
 
 /* Encode rows [K, n, D] in the type of the activations to a form that was allocated; rows of a form with `pre_rope`
- * are keys before the rotation by positions.  Heads run side by side.  Fails: LM_ELIMIT. */
-lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *out, lm_par *par,
-                          lm_err *e);
+ * are keys before the rotation by positions.  Heads run side by side, on the kernels of `cpu` (kernels/kv_code.h), which
+ * gives the same bits at every level.  Fails: LM_ELIMIT. */
+lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *out, lm_cpu_level cpu,
+                          lm_par *par, lm_err *e);
 /* Decode to such rows. */
-lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *p, void *rows, lm_par *par,
-                          lm_err *e);
+lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *p, void *rows, lm_cpu_level cpu,
+                          lm_par *par, lm_err *e);
 
 /* Rows of a part of single tokens without plain ones beside its codes, in another order, to another part of the shape:
  * row i of head h comes from row order[h n + i]; back: it goes there.  Fails: LM_EUSAGE for parts that code several
@@ -98,9 +100,9 @@ typedef struct {
     int64_t room;
 } lm_kv_memory;
 lm_code lm_kv_part_get(const lm_kv_shape *s, const lm_kv_memory *from, const lm_kv_part *to,
-                       lm_par *par, lm_err *e);
+                       lm_cpu_level cpu, lm_par *par, lm_err *e);
 /* Clears the pages that have codes first. */
 lm_code lm_kv_part_put(const lm_kv_shape *s, const lm_kv_part *from, const lm_kv_memory *to,
-                       lm_par *par, lm_err *e);
+                       lm_cpu_level cpu, lm_par *par, lm_err *e);
 
 #endif

@@ -86,10 +86,11 @@ static lm_code set_ranges(pass *p, lm_err *e)
     return rc;
 }
 
-static lm_code begin_pass(const lm_kv_shape *s, const void *rows, lm_par *par, pass *p, lm_err *e)
+static lm_code begin_pass(const lm_kv_shape *s, const void *rows, lm_cpu_level cpu, lm_par *par,
+                          pass *p, lm_err *e)
 {
     size_t each = (size_t)(s->page * s->head_dim), bytes;
-    *p = (pass){ .s = s, .k = lm_kv_code_at(lm_cpu_detect()), .rows = (char *)(uintptr_t)rows };
+    *p = (pass){ .s = s, .k = lm_kv_code_at(cpu), .rows = (char *)(uintptr_t)rows };
     lm_kv_part_range(s, &p->from, &p->to);
     p->per_head = (p->to + s->page - 1) / s->page;
     p->page_bytes = lm_kv_page_bytes(s->form->format, s->page, s->head_dim);
@@ -129,8 +130,8 @@ static void copy_plain(const pass *p, void *section, int64_t first, int64_t n, b
     }
 }
 
-lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *out, lm_par *par,
-                          lm_err *e)
+lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *out, lm_cpu_level cpu,
+                          lm_par *par, lm_err *e)
 {
     pass p;
     if (!s->form->format) {
@@ -138,13 +139,13 @@ lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *ou
                (size_t)(s->kv_heads * s->n * s->head_dim) * lm_dtype_size(s->act));
         return LM_OK;
     }
-    lm_code rc = begin_pass(s, rows, par, &p, e);
+    lm_code rc = begin_pass(s, rows, cpu, par, &p, e);
     if (!rc && s->form->outliers >= 0)
         rc = set_ranges(&p, e);
     if (!rc) {
         const lm_kv_memory m = { .pages = p.pages };
         lm_par_for(par, p.per_head * s->kv_heads, 1, code_pages, &p);
-        rc = lm_kv_part_get(s, &m, out, par, e);
+        rc = lm_kv_part_get(s, &m, out, cpu, par, e);
         copy_plain(&p, out->data[LM_KV_FIRST], 0, p.from, false);
         copy_plain(&p, out->data[LM_KV_TAIL], p.to, s->n - p.to, false);
     }
@@ -152,8 +153,8 @@ lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *ou
     return rc;
 }
 
-lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *in, void *rows, lm_par *par,
-                          lm_err *e)
+lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *in, void *rows, lm_cpu_level cpu,
+                          lm_par *par, lm_err *e)
 {
     pass p;
     if (!s->form->format) {
@@ -161,10 +162,10 @@ lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *in, void *rows
                (size_t)(s->kv_heads * s->n * s->head_dim) * lm_dtype_size(s->act));
         return LM_OK;
     }
-    lm_code rc = begin_pass(s, rows, par, &p, e);
+    lm_code rc = begin_pass(s, rows, cpu, par, &p, e);
     if (!rc) {
         const lm_kv_memory m = { .pages = p.pages };
-        rc = lm_kv_part_put(s, in, &m, par, e);
+        rc = lm_kv_part_put(s, in, &m, cpu, par, e);
         p.decode = true;
         lm_par_for(par, p.per_head * s->kv_heads, 1, code_pages, &p);
         copy_plain(&p, in->data[LM_KV_FIRST], 0, p.from, true);

@@ -161,21 +161,21 @@ static bool rotates(const lm_kv_image *m, const lm_kv_plan *plan)
     return differs;
 }
 
-lm_code lm_cache_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_par *par,
-                         lm_kv_image **out, lm_err *e)
+lm_code lm_cache_convert(const lm_kv_image *m, const lm_kv_plan *plan, lm_cpu_level cpu,
+                         lm_par *par, lm_kv_image **out, lm_err *e)
 {
     key_rotation k = { 0 };
     json_t *root = NULL;
     *out = NULL;
     if (!rotates(m, plan))
-        return lm_kv_image_convert(m, plan, par, out, e);
+        return lm_kv_image_convert(m, plan, cpu, par, out, e);
     lm_code rc = lm_json_parse(m->about.rope, strlen(m->about.rope), where, &root, e);
     rc = rc ? rc
             : lm_alloc_n(&k.layer, (size_t)m->about.layers, sizeof *k.layer, "rotary tables", e);
     rc = rc ? rc : read_settings(&m->about, root, &k, e);
     rc = rc ? rc : make_tables(m, &k, e);
     const lm_kv_turn turn = { turn_key, &k };
-    rc = rc ? rc : lm_kv_image_convert_turned(m, plan, &turn, par, out, e);
+    rc = rc ? rc : lm_kv_image_convert_turned(m, plan, &turn, cpu, par, out, e);
     for (int i = 0; i < LM_MOST_ROPES; i++)
         lm_free(k.table[i]);
     lm_free(k.layer);

@@ -97,8 +97,8 @@ static lm_code copy_part(lm_generator *g, int64_t slot, const lm_kv_image *m, in
         const lm_kv_memory memory = { .pages = a.host, .tail = b.host, .room = g->context };
         lm_kv_shape there = s;
         there.page = g->caches[pages].page;
-        rc = put ? lm_kv_part_put(&there, order ? &own : p, &memory, par, e)
-                 : lm_kv_part_get(&there, &memory, order ? &own : p, par, e);
+        rc = put ? lm_kv_part_put(&there, order ? &own : p, &memory, g->b->cpu, par, e)
+                 : lm_kv_part_get(&there, &memory, order ? &own : p, g->b->cpu, par, e);
         rc = rc || put || !order ? rc : lm_kv_part_reorder(&s, &own, order, false, p, e);
     }
     lm_kv_part_fini(&own);

@@ -79,14 +79,14 @@ static lm_code open_forms(lm_page_code *c, const lm_model *m, const lm_kv_plan *
     return lm_alloc_n(&c->work, (size_t)(c->page * most), sizeof *c->work, "a page", e);
 }
 
-lm_code lm_page_code_new(const lm_model *m, int64_t page, const lm_kv_plan *plan,
+lm_code lm_page_code_new(const lm_model *m, int64_t page, const lm_kv_plan *plan, lm_cpu_level cpu,
                          lm_page_code **out, lm_err *e)
 {
     lm_page_code *c = NULL;
     *out = NULL;
     if (lm_alloc_n(&c, 1, sizeof *c, "forms of pages", e))
         return e->code;
-    c->k = lm_kv_code_at(lm_cpu_detect());
+    c->k = lm_kv_code_at(cpu);
     c->page = page;
     if (open_forms(c, m, plan, e)) {
         lm_page_code_free(c);

@@ -13,10 +13,11 @@
 /* A type of paged.h's, too. */
 typedef struct lm_page_code lm_page_code;
 
-/* For pages of `page` tokens of m, whose caches are pages.  The plan is borrowed, its forms are in the host's memory.
- * Fails: LM_EUSAGE for a policy, for methods that code other than single tokens (those with plain tokens, groups along
- * tokens, outliers, keys before the rotation), and if no side is coded that is plain on the device. */
-lm_code lm_page_code_new(const lm_model *m, int64_t page, const lm_kv_plan *plan,
+/* For pages of `page` tokens of m, whose caches are pages.  The plan is borrowed, its forms are in the host's memory.  `cpu`
+ * selects the kernels (kernels/kv_code.h).  Fails: LM_EUSAGE for a policy, for methods that code other than single tokens
+ * (those with plain tokens, groups along tokens, outliers, keys before the rotation), and if no side is coded that is
+ * plain on the device. */
+lm_code lm_page_code_new(const lm_model *m, int64_t page, const lm_kv_plan *plan, lm_cpu_level cpu,
                          lm_page_code **out, lm_err *e);
 void lm_page_code_free(lm_page_code *c); /* NULL is fine */
 /* Of a page; a multiple of 64. */

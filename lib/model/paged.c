@@ -112,7 +112,8 @@ static lm_code open_all(lm_paged *g, lm_loaded *w, lm_dtype dtype, lm_err *e)
     if (open_buckets(g, w, dtype, e) || make_pages(g, e) ||
         (!w->store && lm_loaded_weights(w, paged_model(g), g->b, e)) ||
         lm_rotary_new(paged_model(g), g->b, &g->rope, e) || paged_make_chooser(g, e) ||
-        (g->o.down && lm_page_code_new(paged_model(g), g->o.page, g->o.down, &g->code, e)))
+        (g->o.down &&
+         lm_page_code_new(paged_model(g), g->o.page, g->o.down, g->b->cpu, &g->code, e)))
         return e->code;
     for (int i = 0; i < g->n_buckets; i++) {
         const bucket *s = &g->bucket[i];
@@ -156,7 +157,7 @@ lm_code lm_paged_measure(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts
     out->tail = sum_of_pieces(m, false);
     out->weights = w->store ? 0 : lm_loaded_bytes(m);
     lm_page_code *code = NULL;
-    if (o->down && !lm_page_code_new(m, o->page, o->down, &code, e))
+    if (o->down && !lm_page_code_new(m, o->page, o->down, b->cpu, &code, e))
         out->below = lm_page_code_bytes(code);
     lm_page_code_free(code);
     lm_model_free(m);

@@ -80,16 +80,16 @@ static void measure_part(const lm_kv_shape *s, const void *rows, void *back, fig
     must(lm_kv_part_bytes(s, &bytes, &e), &e);
     for (int i = 0; i < rounds; i++) {
         double t = lm_now();
-        must(lm_kv_part_encode(s, rows, &p, NULL, &e), &e);
+        must(lm_kv_part_encode(s, rows, &p, lm_cpu_detect(), NULL, &e), &e);
         best(&f.encode, t);
         t = lm_now();
-        must(lm_kv_part_decode(s, &p, back, NULL, &e), &e);
+        must(lm_kv_part_decode(s, &p, back, lm_cpu_detect(), NULL, &e), &e);
         best(&f.decode, t);
         t = lm_now();
-        must(lm_kv_part_put(s, &p, &m, NULL, &e), &e);
+        must(lm_kv_part_put(s, &p, &m, lm_cpu_detect(), NULL, &e), &e);
         best(&f.put, t);
         t = lm_now();
-        must(lm_kv_part_get(s, &m, &p, NULL, &e), &e);
+        must(lm_kv_part_get(s, &m, &p, lm_cpu_detect(), NULL, &e), &e);
         best(&f.get, t);
     }
     all->encode += f.encode, all->decode += f.decode, all->get += f.get, all->put += f.put;

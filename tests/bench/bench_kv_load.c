@@ -163,7 +163,7 @@ static double save(bench *t, const lm_kv_image *plain, int form)
     unsigned levels = forms[form].level < 0 ? 0 : 1u << forms[form].level;
     if (forms[form].spec)
         check(lm_cache_plan_open(forms[form].spec, &t->w.config, LM_DTYPE_BF16, NULL, &p, &e), &e);
-    check(lm_kv_image_convert(plain, p.plan, t->par, &m, &e), &e);
+    check(lm_kv_image_convert(plain, p.plan, lm_cpu_detect(), t->par, &m, &e), &e);
     check(lm_kv_file_write(&to, &m->about, &m->content, levels, lm_cpu_detect(), t->par, &e), &e);
     lm_kv_image_free(m);
     lm_cache_plan_fini(&p);

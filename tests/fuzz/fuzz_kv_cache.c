@@ -39,8 +39,8 @@ static int read_cache(lm_kv_file *f)
     lm_code rc = lm_kv_image_read(f, &r, lm_cpu_detect(), NULL, &m, &e);
     if (rc && !e.what[0])
         abort();
-    if (!rc &&
-        lm_kv_image_convert(m, NULL, NULL, &plain, &e)) { /* keys before their rotation only */
+    if (!rc && lm_kv_image_convert(m, NULL, lm_cpu_detect(), NULL, &plain,
+                                   &e)) { /* keys before their rotation only */
         if (e.code != LM_EUSAGE)
             abort();
     } else if (!rc) {

@@ -33,6 +33,7 @@ static inline const char *const *cuda_modules(void)
 static inline lm_code cuda_open(const char *kernels, bool deterministic, lm_backend **b, lm_err *e)
 {
     const lm_backend_opts o = { .device = "cuda",
+                                .cpu = lm_cpu_detect(),
                                 .kernels = kernels,
                                 .deterministic = deterministic,
                                 .modules = cuda_modules() };

@@ -109,6 +109,7 @@ static void test_facts(void **state)
     assert_null(p->b->par);
     assert_non_null(p->b->main);
     assert_int_equal(p->b->threads, p->b->main->sms);
+    assert_int_equal(p->b->cpu, lm_cpu_detect());
     assert_true(p->b->main->deterministic);
     assert_true(p->b->peak_flops(p->b, LM_DTYPE_BF16) >= 0);
     assert_non_null(p->b->kernel(p->b, "linear", LM_DTYPE_BF16));

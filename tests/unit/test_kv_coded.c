@@ -90,7 +90,7 @@ static cache *coded(cache *plain, const char *text)
     cache *c;
     lm_err e = { 0 };
     bind(text, plain->about.act, &plan);
-    if (lm_kv_image_convert(plain, plan, NULL, &c, &e))
+    if (lm_kv_image_convert(plain, plan, lm_cpu_detect(), NULL, &c, &e))
         fail_msg("%s: %s: %s", text, e.where, e.what);
     lm_kv_plan_free(plan);
     return c;
@@ -100,7 +100,7 @@ static cache *decoded(const cache *c)
 {
     cache *out;
     lm_err e = { 0 };
-    if (lm_kv_image_convert(c, NULL, NULL, &out, &e))
+    if (lm_kv_image_convert(c, NULL, lm_cpu_detect(), NULL, &out, &e))
         fail_msg("%s: %s", e.where, e.what);
     return out;
 }
@@ -267,9 +267,10 @@ static void test_memory(void **state)
             lm_kv_memory m = { calloc(pages * (size_t)s.kv_heads, bytes),
                                calloc((size_t)s.kv_heads * rows + 1, row), 0 };
             memset(m.pages, 0xa5, pages * (size_t)s.kv_heads * bytes); /* of another sequence */
-            assert_int_equal(lm_kv_part_put(&s, &c->content.part[p], &m, NULL, &e), 0);
+            assert_int_equal(lm_kv_part_put(&s, &c->content.part[p], &m, lm_cpu_detect(), NULL, &e),
+                             0);
             assert_int_equal(lm_kv_part_init(&s, &back, &e), 0);
-            assert_int_equal(lm_kv_part_get(&s, &m, &back, NULL, &e), 0);
+            assert_int_equal(lm_kv_part_get(&s, &m, &back, lm_cpu_detect(), NULL, &e), 0);
             for (int k = 0; k < LM_KV_SECTIONS; k++) {
                 lm_kv_section_size z;
                 assert_int_equal(lm_kv_section_size_of(&s, (lm_kv_section)k, &z, &e), 0);

@@ -164,8 +164,8 @@ static void test_rotation(void **state)
         float *x = m->content.part[2].data[LM_KV_PLAIN];
         for (int k = 0; k < N; k++)
             x[k] = (float)((k * 37 + 11) % 101) / 50 - 1;
-        if (lm_cache_convert(m, &plan, NULL, &before, &e) ||
-            lm_cache_convert(before, NULL, NULL, &after, &e))
+        if (lm_cache_convert(m, &plan, lm_cpu_detect(), NULL, &before, &e) ||
+            lm_cache_convert(before, NULL, lm_cpu_detect(), NULL, &after, &e))
             fail_msg("%s: %s: %s", settings[i], e.where, e.what);
         lm_rope_table(&c, 0, POSITIONS, table);
         const float *y = before->content.part[2].data[LM_KV_FIRST];
@@ -226,7 +226,7 @@ static void test_bad_rotation(void **state)
         lm_err e = { 0 };
         assert_int_equal(lm_kv_image_new(&a, &m, &e), LM_OK);
         m->content.positions[0] = 10;
-        if (lm_cache_convert(m, &plan, NULL, &out, &e) != LM_EFORMAT)
+        if (lm_cache_convert(m, &plan, lm_cpu_detect(), NULL, &out, &e) != LM_EFORMAT)
             fail_msg("%s: %s", bad[i], e.what);
         assert_null(out);
         lm_kv_image_free(m);
