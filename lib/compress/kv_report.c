@@ -106,6 +106,22 @@ static lm_code count_rows(const report *t, const lm_kv_row *row, int64_t *rows, 
     return rc;
 }
 
+/* Bytes of a token: the mean over the lengths of the last page, because the newest tokens are plain until a block is full.
+ * Policies leave what they leave of a whole window. */
+static double mean_bytes(const report *t, const lm_kv_row *row, int64_t *rows)
+{
+    int64_t length = t->r->length, page = row->plan.plan->page;
+    int64_t lengths = has_policy(row) ? 1 : page < length / 2 ? page : (length + 1) / 2;
+    double sum = 0;
+
+    for (int64_t i = 0; i < lengths; i++) {
+        sum += lm_kv_plan_text_bytes(row->plan.plan, row->plan.site, rows) / (double)(length - i);
+        for (int64_t l = 0; l < t->layers; l++)
+            rows[l]--;
+    }
+    return sum / (double)lengths;
+}
+
 static lm_code size_row(const report *t, lm_kv_row *row, lm_err *e)
 {
     int64_t *rows;
@@ -116,8 +132,7 @@ static lm_code size_row(const report *t, lm_kv_row *row, lm_err *e)
         return e->code;
     lm_code rc = count_rows(t, row, rows, e);
     if (!rc)
-        row->token_bytes =
-            lm_kv_plan_text_bytes(row->plan.plan, row->plan.site, rows) / (double)t->r->length;
+        row->token_bytes = mean_bytes(t, row, rows);
     lm_free(rows);
     return rc;
 }

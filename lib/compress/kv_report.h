@@ -22,7 +22,7 @@ typedef struct {
     lm_err why;         /* if it did not run */
     lm_cache_plan plan; /* plan.plan NULL: plain */
     /* Of a token in all layers: the mean of a text of `length` tokens, those that stay plain and those that are dropped
-     * included; of one that is coded; of the plain cache. */
+     * included, and over the lengths of the last page; of one that is coded; of the plain cache. */
     double token_bytes, coded_bytes, plain_bytes;
     double memory;  /* bytes of the caches of the largest batch */
     double first;   /* seconds to the first token behind `prompt` tokens */
