@@ -145,7 +145,8 @@ static lm_code say_result(work *w, lm_err *e)
     char a[32], b[32];
     bool seen = tool->verbosity >= LM_LOG_INFO;
     double out = w->levels ? (double)w->written : (double)lm_kv_image_bytes(w->out);
-    lm_say(tool, LM_LOG_NOTICE, "%lld tokens, %s to %s", (long long)w->in->about.tokens,
+    lm_say(tool, LM_LOG_NOTICE, "%lld token%s, %s to %s", (long long)w->in->about.tokens,
+           lm_plural((uint64_t)w->in->about.tokens),
            lm_show_bytes((double)lm_kv_image_bytes(w->in), a), lm_show_bytes(out, b));
     if (seen && w->levels && tool->output && !lm_stream_is(tool->output))
         return say_level_errors(w, e);

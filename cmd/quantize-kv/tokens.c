@@ -142,7 +142,8 @@ static lm_code read_windows(kv_work *w, int64_t windows, lm_err *e)
     w->windows = (int64_t)w->ids.n / w->seq;
     if (!rc && !w->windows && !lm_stopping())
         return lm_fail(e, LM_EUSAGE, w->data, "give more, or a smaller --seq-len",
-                       "%zu tokens, fewer than a window of %lld", w->ids.n, (long long)w->seq);
+                       "%zu token%s, fewer than a window of %lld", w->ids.n, lm_plural(w->ids.n),
+                       (long long)w->seq);
     return rc;
 }
 

@@ -232,8 +232,10 @@ static lm_code read_scales(const calibration *k, int64_t layer, int side, float 
         for (int d = 0; d < t->ndim; d++)
             *n *= t->dim[d];
         if (*n != 1 && *n != heads)
-            return lm_fail(e, LM_EFORMAT, t->name, NULL,
-                           "%" PRId64 " scales for a layer of %" PRId64 " heads", *n, heads);
+            return lm_fail(e, LM_EFORMAT, t->name,
+                           "give a model with one scale, or one for each head",
+                           "%" PRId64 " scale%s for a layer of %" PRId64 " head%s", *n,
+                           lm_plural((uint64_t)*n), heads, lm_plural((uint64_t)heads));
         if (lm_model_source_load(src, t, LM_DTYPE_F32, scale, e))
             return e->code;
         for (int64_t h = 0; h < *n; h++)

@@ -303,8 +303,8 @@ lm_code lm_cachegen_read(const lm_cachegen_part *part, int64_t parts, const void
     uint32_t head = 0;
     lm_code rc = make(part, parts, out, e);
     if (!rc && (!pieces_fit(list, len, parts, &head) || head != parts))
-        rc = lm_fail(e, LM_EFORMAT, "", NULL, "damaged tables: they are not those of %lld parts",
-                     (long long)parts);
+        rc = lm_fail(e, LM_EFORMAT, "", "fetch or write it again",
+                     "damaged tables: they are not those of %lld parts", (long long)parts);
     if (!rc)
         p = list + 4 + 4 * parts;
     for (int64_t i = 0; i < parts && !rc; i++) {
@@ -396,7 +396,7 @@ static lm_code decode_part(job *j, cachegen_work *w, int64_t i, lm_err *e)
     }
     lm_rans_shape f = shape_of(t, w, j->n);
     if (!good || !j->kernels->get(&f, p, j->bytes[i] - scales, w->code))
-        return lm_fail(e, LM_EFORMAT, "", NULL, "a damaged chunk");
+        return lm_fail(e, LM_EFORMAT, "", "fetch or write it again", "a damaged chunk");
     cachegen_from_symbols(t, w->code, j->n);
     cachegen_decode_rows(w, &t->part, j->rows, j->rows->data[i], j->first, j->n);
     return LM_OK;
@@ -413,7 +413,7 @@ lm_code lm_cachegen_decode(const lm_cachegen *g, const void *bytes, size_t len,
     j.first = c * LM_CACHEGEN_CHUNK;
     j.n = lm_cachegen_chunk_tokens(rows->tokens, c);
     if (!rc && (!pieces_fit(list, len, g->parts, &head) || head != j.n))
-        rc = lm_fail(e, LM_EFORMAT, "", NULL,
+        rc = lm_fail(e, LM_EFORMAT, "", "fetch or write it again",
                      "a damaged chunk: it has not %lld tokens of %lld parts", (long long)j.n,
                      (long long)g->parts);
     if (!rc)

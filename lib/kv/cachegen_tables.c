@@ -288,7 +288,7 @@ static unsigned get16(const uint8_t *p)
 
 static lm_code bad(const char *what, lm_err *e)
 {
-    return lm_fail(e, LM_EFORMAT, "", NULL, "damaged tables: %s", what);
+    return lm_fail(e, LM_EFORMAT, "", "fetch or write it again", "damaged tables: %s", what);
 }
 
 /* The table of each channel; *p moves behind. */
@@ -327,7 +327,7 @@ lm_code cachegen_tables_read(cachegen_tables *t, const uint8_t *p, size_t len, l
         return bad("they are cut", e);
     if ((get16(p) | (int64_t)get16(p + 2) << 16) != channels ||
         get16(p + 4) != (unsigned)t->part.bins)
-        return lm_fail(e, LM_EFORMAT, "", NULL,
+        return lm_fail(e, LM_EFORMAT, "", "fetch or write it again",
                        "tables of %lld channels and %u bins, not of %lld and %d",
                        (long long)(get16(p) | (int64_t)get16(p + 2) << 16), get16(p + 4),
                        (long long)channels, t->part.bins);

@@ -127,16 +127,18 @@ static lm_code read_tensor(const lm_st *s, const lm_st_tensor *t, lm_kv_data *d,
     place at;
     float *x;
     if (!parse_name(t->name, &at) || t->dtype != LM_DTYPE_F32)
-        return lm_fail(e, LM_EFORMAT, d->path, NULL, "'%.80s' of %s is no part of a calibration",
-                       t->name, t->dtype_name);
+        return lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again",
+                       "'%.80s' of %s is no part of a calibration", t->name, t->dtype_name);
     if (t->count > (int64_t)1 << 24)
-        return lm_fail(e, LM_EFORMAT, d->path, NULL, "'%.80s' has %lld numbers", t->name,
-                       (long long)t->count);
+        return lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again",
+                       "'%.80s' has %lld numbers", t->name, (long long)t->count);
     if (lm_arena_alloc(d->arena, &x, (size_t)t->count, sizeof *x, e) ||
         lm_st_load(s, t, LM_DTYPE_F32, x, e))
         return e->code;
     const char *wrong = put_tensor(t, at.kind, x, &d->side[2 * at.layer + at.side]);
-    return wrong ? lm_fail(e, LM_EFORMAT, d->path, NULL, "'%.80s': %s", t->name, wrong) : LM_OK;
+    return wrong ? lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again", "'%.80s': %s",
+                           t->name, wrong)
+                 : LM_OK;
 }
 
 /* Ranges have two ends, in order. */
@@ -145,11 +147,11 @@ static lm_code check_ranges(const lm_kv_data *d, lm_err *e)
     for (int64_t i = 0; i < 2 * d->layers; i++) {
         const lm_kv_numbers *n = &d->side[i];
         if (!n->lower != !n->upper)
-            return lm_fail(e, LM_EFORMAT, d->path, NULL, "layer %lld has one end of its ranges",
-                           (long long)(i / 2));
+            return lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again",
+                           "layer %lld has one end of its ranges", (long long)(i / 2));
         for (int64_t k = 0; n->lower && k < n->kv_heads * n->head_dim; k++)
             if (n->lower[k] > n->upper[k])
-                return lm_fail(e, LM_EFORMAT, d->path, NULL,
+                return lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again",
                                "layer %lld: the range of channel %lld ends before it begins",
                                (long long)(i / 2), (long long)k);
     }
@@ -179,7 +181,7 @@ static lm_code read_meta(const lm_st *s, lm_kv_data *d, lm_err *e)
                        "it is not a calibration of version 1");
     if (outliers &&
         (!lm_parse_double(outliers, &d->outliers) || !(d->outliers >= 0 && d->outliers < 1)))
-        return lm_fail(e, LM_EFORMAT, d->path, NULL,
+        return lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again",
                        "outliers are a share from 0 to 1, not '%.40s'", outliers);
     if (copy_meta(d, weights, &d->weights, e) || copy_meta(d, config, &d->config, e) ||
         copy_meta(d, candidates, &d->candidates, e))

@@ -206,8 +206,8 @@ static int read_word(form_reader *r, const char *key, const char *const *list, i
         if (word && !strcmp(word, list[i]))
             return i;
     if (!r->rc)
-        r->rc = lm_fail(r->e, LM_EFORMAT, r->f->where, NULL, "forms: %s is '%s'", key,
-                        word ? lm_st_show(word, show) : "");
+        r->rc = lm_fail(r->e, LM_EFORMAT, r->f->where, "fetch or write it again",
+                        "forms: %s is '%s'", key, word ? lm_st_show(word, show) : "");
     return 0;
 }
 
@@ -229,7 +229,7 @@ static void read_floats(form_reader *r, const char *key, int64_t n, float *x)
         good = json_is_number(v) && isfinite(x[i]);
     }
     if (!good && !r->rc)
-        r->rc = lm_fail(r->e, LM_EFORMAT, r->f->where, NULL,
+        r->rc = lm_fail(r->e, LM_EFORMAT, r->f->where, "fetch or write it again",
                         "forms: %s is not a list of %lld numbers", key, (long long)n);
 }
 
@@ -282,7 +282,8 @@ static lm_code read_form(const lm_kv_file *f, const json_t *from, int64_t part, 
     char *own;
     *out = (lm_kv_side){ .plain = f->about.act, .outliers = -1 };
     if (!json_is_object(from))
-        return lm_fail(e, LM_EFORMAT, f->where, NULL, "forms: one of them is not an object");
+        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                       "forms: one of them is not an object");
     out->rotate = read_flag(&r, "rotate");
     out->pre_rope = read_flag(&r, "pre_rope");
     out->residual = read_count(&r, "residual");
@@ -333,8 +334,8 @@ static lm_code list_uses(const lm_kv_file *f, const json_t *parts, int64_t forms
         if (json_is_null(v))
             continue;
         if (!json_is_integer(v) || k < 0 || k >= forms)
-            return lm_fail(e, LM_EFORMAT, f->where, NULL, "forms: part %lld has no form",
-                           (long long)i);
+            return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                           "forms: part %lld has no form", (long long)i);
         use[(*n)++] = (form_use){ k, a->kv_heads[i / 2], a->head_dim[i / 2], i % 2, i };
     }
     return LM_OK;
@@ -348,8 +349,8 @@ static lm_code read_parts(lm_kv_file *f, const json_t *forms, const json_t *part
     lm_kv_side *side;
     form_use *use;
     if (!json_is_array(forms) || !json_is_array(parts) || (int64_t)json_array_size(parts) != n)
-        return lm_fail(e, LM_EFORMAT, f->where, NULL, "forms: parts is not a list of %lld forms",
-                       (long long)n);
+        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                       "forms: parts is not a list of %lld forms", (long long)n);
     if (lm_arena_alloc(f->arena, &side, (size_t)n, sizeof *side, e) ||
         lm_alloc_n(&use, (size_t)n, sizeof *use, "forms", e))
         return e->code;
@@ -374,7 +375,8 @@ lm_code kv_forms_read(lm_kv_file *f, const char *text, lm_err *e)
     char *own;
     lm_code rc = lm_json_parse(text, strlen(text), f->where, &root, e);
     if (!rc && !json_is_object(root))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "forms is not a JSON object");
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                     "forms is not a JSON object");
     rc = rc || f->arena ? rc : lm_arena_new(&f->arena, 1 << 14, e);
     rc = rc ? rc : lm_json_str_or(root, "spec", "", &spec, f->where, e);
     rc = rc ? rc : lm_json_i64(root, "page", 1, LM_KV_MAX_TOKENS, &f->about.page, f->where, e);

@@ -31,7 +31,7 @@ typedef struct {
 
 static lm_code wrong(const lm_kv_llama *f, const char *what, lm_err *e)
 {
-    return lm_fail(e, LM_EFORMAT, f->where, NULL, "%s", what);
+    return lm_fail(e, LM_EFORMAT, f->where, "save the state again, of one sequence", "%s", what);
 }
 
 /* n objects of `size` bytes, and behind them; NULL if the file ends before. */
@@ -117,8 +117,9 @@ static lm_code check(lm_kv_llama *f, lm_err *e)
         if (number_at(f, f->meta + 12 * (size_t)i + 4) != 1)
             c.rc = wrong(f, "a cell is of several sequences, or has more than a position", e);
     if (!c.rc && (f->n_ids < f->cells || f->n_ids > f->cells + 1))
-        c.rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "it has %lld tokens, and %lld of them stored",
-                       (long long)f->n_ids, (long long)f->cells);
+        c.rc = lm_fail(e, LM_EFORMAT, f->where, "save the state again, of one sequence",
+                       "it has %lld tokens, and %lld of them stored", (long long)f->n_ids,
+                       (long long)f->cells);
     return c.rc;
 }
 
@@ -199,7 +200,7 @@ static lm_code check_width(const reading *r, cursor *c, int64_t part, uint64_t w
     const lm_kv_about *a = &r->m->about;
     int64_t want = a->kv_heads[part / 2] * a->head_dim[part / 2];
     if (!c->rc && width != (uint64_t)want)
-        c->rc = lm_fail(c->e, LM_EFORMAT, r->f->where, NULL,
+        c->rc = lm_fail(c->e, LM_EFORMAT, r->f->where, "give the model that wrote it",
                         "layer %lld has rows of %llu numbers, that of the model has %lld",
                         (long long)(part / 2), (unsigned long long)width, (long long)want);
     return c->rc;
@@ -259,8 +260,9 @@ static lm_code check_end(const lm_kv_llama *f, cursor *c)
         if (read_number(c, 4) && !c->rc)
             c->rc = wrong(f, "it has tokens in several streams", c->e);
     if (!c->rc && c->at != f->map.size)
-        c->rc = lm_fail(c->e, LM_EFORMAT, f->where, NULL, "it has %zu byte%s behind its rows",
-                        f->map.size - c->at, lm_plural(f->map.size - c->at));
+        c->rc = lm_fail(c->e, LM_EFORMAT, f->where, "save the state again, of one sequence",
+                        "it has %zu byte%s behind its rows", f->map.size - c->at,
+                        lm_plural(f->map.size - c->at));
     return c->rc;
 }
 
@@ -270,8 +272,9 @@ static lm_code read_parts(const reading *r, lm_err *e)
     cursor c = { .f = r->f, .at = r->f->data, .e = e };
     uint64_t turned = read_number(&c, 4), layers = read_number(&c, 4);
     if (!c.rc && (turned > 1 || layers != (uint64_t)a->layers))
-        c.rc = lm_fail(e, LM_EFORMAT, r->f->where, NULL, "it has %llu layers, the model %lld",
-                       (unsigned long long)layers, (long long)a->layers);
+        c.rc = lm_fail(e, LM_EFORMAT, r->f->where, "give the model that wrote it",
+                       "it has %llu layers, the model %lld", (unsigned long long)layers,
+                       (long long)a->layers);
     for (int64_t i = 0; i < a->layers && !c.rc; i++)
         read_rows(r, &c, 2 * i);
     for (int64_t i = 0; i < a->layers && !c.rc; i++)

@@ -76,8 +76,8 @@ static lm_code need_count(const lm_kv_file *f, const char *key, int64_t *out, lm
     *out = digits ? strtoll(text, &end, 10) : 0;
     if (digits && !*end)
         return LM_OK;
-    return lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is '%s', not a number from 1 on", key,
-                   lm_st_show(text, show));
+    return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                   "%s is '%s', not a number from 1 on", key, lm_st_show(text, show));
 }
 
 /* The token that follows, if there is one. */
@@ -90,8 +90,8 @@ static lm_code read_next(lm_kv_file *f, lm_err *e)
     bool digits = *text >= '0' && *text <= '9' && strlen(text) <= 10;
     int64_t id = digits ? strtoll(text, &end, 10) : 0;
     if (!digits || *end || id > INT32_MAX)
-        return lm_fail(e, LM_EFORMAT, f->where, NULL, "next is '%s', not an id",
-                       lm_st_show(text, show));
+        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                       "next is '%s', not an id", lm_st_show(text, show));
     f->about.has_next = true;
     f->about.next = (int32_t)id;
     return LM_OK;
@@ -109,15 +109,15 @@ static lm_code need_list(lm_kv_file *f, const char *key, int64_t **out, lm_err *
     lm_code rc = need(f, key, &text, e);
     rc = rc ? rc : lm_json_parse(text, strlen(text), f->where, &list, e);
     if (!rc && (!json_is_array(list) || json_array_size(list) != (size_t)f->about.layers))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is not a list of %lld numbers", key,
-                     (long long)f->about.layers);
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                     "%s is not a list of %lld numbers", key, (long long)f->about.layers);
     rc = rc ? rc : lm_alloc_n(out, (size_t)f->about.layers, sizeof **out, "layers of a cache", e);
     for (int64_t i = 0; i < f->about.layers && !rc; i++) {
         const json_t *v = json_array_get(list, (size_t)i);
         (*out)[i] = json_integer_value(v);
         if (!json_is_integer(v))
-            rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is not a list of %lld numbers", key,
-                         (long long)f->about.layers);
+            rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                         "%s is not a list of %lld numbers", key, (long long)f->about.layers);
     }
     json_decref(list);
     return rc;
@@ -129,7 +129,8 @@ static lm_code read_hashes(lm_kv_file *f, lm_err *e)
     lm_code rc = need(f, "xxh3", &text, e);
     rc = rc ? rc : lm_json_parse(text, strlen(text), f->where, &f->hashes, e);
     if (!rc && !json_is_object(f->hashes))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "xxh3 is not a JSON object");
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                     "xxh3 is not a JSON object");
     return rc;
 }
 
@@ -186,11 +187,12 @@ static lm_code read_policy(lm_kv_file *f, lm_err *e)
         return LM_OK;
     lm_code rc = lm_json_parse(text, strlen(text), f->where, &o, e);
     if (!rc && (!json_is_object(o) || !f->rows))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "policy is not an object beside rows");
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                     "policy is not an object beside rows");
     rc = rc ? rc : lm_json_str_or(o, "spec", NULL, &spec, f->where, e);
     rc = rc ? rc : lm_json_i64(o, "prompt", 1, f->about.tokens, &f->about.prompt, f->where, e);
     if (!rc && !spec)
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "policy has no spec");
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again", "policy has no spec");
     if (!rc && !f->arena)
         rc = lm_arena_new(&f->arena, 1 << 12, e);
     rc = rc ? rc : lm_arena_strdup(f->arena, &own, spec, strlen(spec), e);
@@ -218,7 +220,8 @@ static lm_code read_form_of(lm_kv_file *f, lm_err *e)
     bool coded = !strcmp(meta(f, "coding"), "coded"), pre_rope = false;
     bool chunks = !strcmp(meta(f, "coding"), "cachegen");
     if (meta(f, "rows") && chunks)
-        return lm_fail(e, LM_EFORMAT, f->where, NULL, "a cache in chunks has all its tokens");
+        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                       "a cache in chunks has all its tokens");
     if (meta(f, "rows") && need_list(f, "rows", &f->rows, e))
         return e->code;
     a->rows = f->rows;
@@ -239,7 +242,7 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
     lm_kv_about *a = &f->about;
     const char *act = NULL, *format = meta(f, "format");
     if (!format || strcmp(format, "kv-cache"))
-        return lm_fail(e, LM_EFORMAT, f->where, NULL,
+        return lm_fail(e, LM_EFORMAT, f->where, "give a saved cache",
                        "it is not a cache: __metadata__ lacks format 'kv-cache'");
     lm_code rc = need_word(f, "version", "1", NULL, NULL, e);
     rc = rc ? rc : check_header(f, e);
@@ -255,11 +258,12 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
     rc = rc ? rc : need_count(f, "tokens", &a->tokens, e);
     rc = rc ? rc : read_next(f, e);
     if (!rc && !(is_hex(a->weights, 32) && is_hex(a->config, 32)))
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%s is not a digest of 32 hexadecimal digits",
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                     "%s is not a digest of 32 hexadecimal digits",
                      is_hex(a->weights, 32) ? "config" : "weights");
     if (!rc && a->layers > LM_KV_FILE_LAYERS)
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "%lld layers, %d are possible",
-                     (long long)a->layers, LM_KV_FILE_LAYERS);
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                     "%lld layers, %d are possible", (long long)a->layers, LM_KV_FILE_LAYERS);
     rc = rc ? rc : need_list(f, "kv_heads", &f->kv_heads, e);
     rc = rc ? rc : need_list(f, "head_dim", &f->head_dim, e);
     if (rc)
@@ -334,7 +338,7 @@ static lm_code check_tensor(const lm_kv_file *f, const lm_st_tensor *t, lm_err *
     if (good)
         return LM_OK;
     return lm_fail(
-        e, LM_EFORMAT, f->where, NULL,
+        e, LM_EFORMAT, f->where, "fetch or write it again",
         "tensor '%s' does not belong to a cache of %lld layers and %lld tokens, or has a "
         "wrong type or shape",
         lm_st_show(t->name, show), (long long)a->layers, (long long)a->tokens);
@@ -398,7 +402,7 @@ static lm_code check_tensors(lm_kv_file *f, lm_err *e)
     if (!rc && !chunked)
         rc = need_parts(f, e);
     if (!rc && chunked && !f->levels)
-        rc = lm_fail(e, LM_EFORMAT, f->where, NULL, "it has no level");
+        rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again", "it has no level");
     for (int l = 0; l < LM_CACHEGEN_LEVELS && !rc; l++) {
         if (!(f->levels >> l & 1))
             continue;

@@ -123,10 +123,11 @@ static lm_code report_json(const lm_kv_file *f, lm_buf *out, lm_err *e)
 static lm_code add_part(const lm_kv_file *f, int64_t i, lm_buf *out, lm_err *e)
 {
     uint64_t bytes = part_bytes(f, i);
+    const int64_t rows = lm_kv_about_rows(&f->about, i / 2);
     char shown[32], form[LM_ST_SHOWN];
     return lm_buf_addf(
-        out, e, "layers.%" PRId64 ".%c\t%" PRId64 " tokens\t%s\t%.2f bits\t%s\n", i / 2,
-        i % 2 ? 'v' : 'k', lm_kv_about_rows(&f->about, i / 2), lm_show_bytes((double)bytes, shown),
+        out, e, "layers.%" PRId64 ".%c\t%" PRId64 " token%s\t%s\t%.2f bits\t%s\n", i / 2,
+        i % 2 ? 'v' : 'k', rows, lm_plural((uint64_t)rows), lm_show_bytes((double)bytes, shown),
         8 * (double)bytes / part_numbers(&f->about, i), lm_st_show(form_name(&f->about, i), form));
 }
 
@@ -143,11 +144,13 @@ static lm_code report_text(const lm_kv_file *f, lm_buf *out, lm_err *e)
 {
     const lm_kv_about *a = &f->about;
     char shown[32], model[LM_ST_SHOWN], method[LM_ST_SHOWN];
-    lm_code rc = lm_buf_addf(out, e, "%s: %s, %" PRId64 " layers, %" PRId64 " tokens, %s", f->where,
-                             lm_st_show(a->model_type, model), a->layers, a->tokens,
-                             f->levels ? "cachegen"
-                             : a->form ? lm_st_show(a->spec, method)
-                                       : lm_dtype_name(a->act));
+    lm_code rc =
+        lm_buf_addf(out, e, "%s: %s, %" PRId64 " layer%s, %" PRId64 " token%s, %s", f->where,
+                    lm_st_show(a->model_type, model), a->layers, lm_plural((uint64_t)a->layers),
+                    a->tokens, lm_plural((uint64_t)a->tokens),
+                    f->levels ? "cachegen"
+                    : a->form ? lm_st_show(a->spec, method)
+                              : lm_dtype_name(a->act));
     if (!rc && !f->levels)
         rc = lm_buf_addf(out, e, ", %s, %.2f bits a number",
                          lm_show_bytes((double)all_parts(f), shown),

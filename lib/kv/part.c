@@ -54,11 +54,11 @@ lm_code lm_kv_shape_check(const lm_kv_shape *s, lm_err *e)
     int64_t step = lm_kv_step(f->format, s->page);
     if (f->residual < 0 || f->sinks < 0 || (step > 1 && f->residual < step) || f->residual % step ||
         f->sinks % step)
-        return lm_fail(e, LM_EUSAGE, f->format->name, NULL,
+        return lm_fail(e, LM_EUSAGE, f->format->name, "choose multiples of that",
                        "%lld first and %lld newest tokens are plain, %lld are coded together",
                        (long long)f->sinks, (long long)f->residual, (long long)step);
     const char *bad = wrong_ranges(f);
-    return bad ? lm_fail(e, LM_EUSAGE, f->format->name, NULL, "%s", bad) : LM_OK;
+    return bad ? lm_fail(e, LM_EUSAGE, f->format->name, "choose other values", "%s", bad) : LM_OK;
 }
 
 static int64_t groups_of(int64_t n, int64_t each)

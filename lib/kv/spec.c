@@ -40,7 +40,8 @@ static lm_code set_key(lm_kv_use *u, const lm_hyper_text *t, bool *typed, lm_err
     if (i < 0)
         return lm_hyper_fail(m->hyper, where, m->name, m->file ? " file" : "", t->key, e);
     if (typed && typed[i])
-        return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s is given twice", t->key, m->name);
+        return lm_fail(e, LM_EUSAGE, where, "write it once", "%s of %s is given twice", t->key,
+                       m->name);
     if (typed)
         typed[i] = true;
     u->given[i] = true;
@@ -73,7 +74,8 @@ static lm_code find_file(lm_kv_spec *s, const char *path, size_t len, int *out, 
             return LM_OK;
         }
     if (s->n_files == LM_KV_FILES)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d files", LM_KV_FILES);
+        return lm_fail(e, LM_EUSAGE, where, "write one calibration for several methods",
+                       "more than %d files", LM_KV_FILES);
     if ((!s->arena && lm_arena_new(&s->arena, 4096, e)) ||
         lm_arena_strdup(s->arena, &own, path, len, e))
         return e->code;
@@ -89,10 +91,11 @@ static lm_code set_file(lm_kv_spec *s, const char **at, lm_kv_use *u, lm_err *e)
     size_t len = strcspn(path, ",;");
     *at = path + len;
     if (u->file)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "file of %s is given twice", u->method->name);
+        return lm_fail(e, LM_EUSAGE, where, "write it once", "file of %s is given twice",
+                       u->method->name);
     if (!len || len > MOST_PATH)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "file of %s is a path of 1 to %d characters",
-                       u->method->name, MOST_PATH);
+        return lm_fail(e, LM_EUSAGE, where, "write file=PATH",
+                       "file of %s is a path of 1 to %d characters", u->method->name, MOST_PATH);
     return find_file(s, path, len, &u->file, e);
 }
 
@@ -144,7 +147,7 @@ static lm_code parse_sides(lm_kv_spec *s, const char **at, lm_kv_use side[2], lm
             return lm_fail(e, LM_EUSAGE, where, "write it once, in front: POLICY+METHOD",
                            "%s is of keys and values of all layers", u.method->name);
         if (side[k].method || (both && side[LM_KV_V].method))
-            return lm_fail(e, LM_EUSAGE, where, NULL, "the method of %s is given twice",
+            return lm_fail(e, LM_EUSAGE, where, "write it once", "the method of %s is given twice",
                            k == LM_KV_K && side[k].method ? "keys" : "values");
         side[k] = u;
         if (both)
@@ -178,8 +181,9 @@ static lm_code parse_policy(lm_kv_spec *s, const char **at, bool layers, lm_err 
         return lm_fail(e, LM_EUSAGE, where, "write it in front of the method of all layers",
                        "%s is of keys and values of all layers", u.method->name);
     if (s->policy.method)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "%s follows %s: one policy is possible",
-                       u.method->name, s->policy.method->name);
+        return lm_fail(e, LM_EUSAGE, where, "leave one out",
+                       "%s follows %s: one policy is possible", u.method->name,
+                       s->policy.method->name);
     if (**at == ',')
         return lm_fail(e, LM_EUSAGE, where, "write POLICY+k=METHOD,v=METHOD",
                        "'%.2s' follows the policy %s", *at + 1, u.method->name);
@@ -214,8 +218,8 @@ static lm_code parse_ranges(const char **at, lm_kv_item *it, lm_err *e)
         if (!strncmp(*at, "layers.", 7))
             *at += 7;
         if (it->n_ranges == LM_KV_RANGES)
-            return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d ranges of layers in an item",
-                           LM_KV_RANGES);
+            return lm_fail(e, LM_EUSAGE, where, "write several items",
+                           "more than %d ranges of layers in an item", LM_KV_RANGES);
         lm_kv_range *r = &it->range[it->n_ranges++];
         bool good = parse_number(at, &r->from);
         r->to = r->from;
@@ -227,8 +231,8 @@ static lm_code parse_ranges(const char **at, lm_kv_item *it, lm_err *e)
             return lm_fail(e, LM_EUSAGE, where, "write layers.0-3|-1=METHOD",
                            "'%.40s' does not name layers", start);
         if ((r->from < 0) == (r->to < 0) && r->from > r->to)
-            return lm_fail(e, LM_EUSAGE, where, NULL, "layers %d-%d: the first is above the last",
-                           r->from, r->to);
+            return lm_fail(e, LM_EUSAGE, where, "write the smaller one first",
+                           "layers %d-%d: the first is above the last", r->from, r->to);
     } while (**at == '|');
     ++*at;
     return LM_OK;
@@ -252,7 +256,8 @@ static lm_code parse_item(lm_kv_spec *s, const char **at, lm_err *e)
     if (!layers)
         return parse_sides(s, at, s->all, e);
     if (s->n_items == LM_KV_ITEMS)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d items with layers", LM_KV_ITEMS);
+        return lm_fail(e, LM_EUSAGE, where, "join layers of one method by |",
+                       "more than %d items with layers", LM_KV_ITEMS);
     if (parse_sides(s, at, it.side, e) ||
         lm_grow(&s->item, &s->cap_items, s->n_items + 1, sizeof *s->item, "kv cache items", e))
         return e->code;

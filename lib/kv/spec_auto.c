@@ -26,8 +26,8 @@ lm_code lm_kv_read_candidates(const char *candidates, const char *from, lm_kv_us
     for (const char *at = candidates; *at; at += *at == ';') {
         size_t len = strcspn(at, ";");
         if (len >= sizeof text || *n == LM_KV_MAX_CANDIDATES)
-            return lm_fail(e, LM_EUSAGE, from, NULL, "more than %d candidates, or a long one",
-                           LM_KV_MAX_CANDIDATES);
+            return lm_fail(e, LM_EUSAGE, from, "give fewer",
+                           "more than %d candidates, or a long one", LM_KV_MAX_CANDIDATES);
         memcpy(text, at, len);
         text[len] = 0;
         at += len;

@@ -21,12 +21,12 @@ static lm_code check_ranges(const lm_kv_item *it, int64_t layers, lm_err *e)
         from += from < 0 ? layers : 0;
         to += to < 0 ? layers : 0;
         if (from < 0 || from >= layers || to < 0 || to >= layers)
-            return lm_fail(e, LM_EUSAGE, where, NULL,
+            return lm_fail(e, LM_EUSAGE, where, "write one of its layers, or -1 for the last",
                            "there is no layer %d: the model has %lld, from 0",
                            from < 0 || from >= layers ? it->range[i].from : it->range[i].to,
                            (long long)layers);
         if (from > to)
-            return lm_fail(e, LM_EUSAGE, where, NULL,
+            return lm_fail(e, LM_EUSAGE, where, "write the smaller one first",
                            "layers %d-%d of %lld: the first is above the last", it->range[i].from,
                            it->range[i].to, (long long)layers);
     }

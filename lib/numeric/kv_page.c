@@ -104,7 +104,7 @@ lm_code lm_kv_page(const lm_kv_format *f, int64_t T, int64_t D, lm_kv_sections *
     wrong = wrong ? wrong : wrong_scales(f, T);
     *out = (lm_kv_sections){ 0 };
     if (wrong)
-        return lm_fail(e, LM_EUSAGE, f->name, NULL,
+        return lm_fail(e, LM_EUSAGE, f->name, "choose values that this allows",
                        "pages of %" PRId64 " tokens and heads of %" PRId64 " numbers: %s", T, D,
                        wrong);
     size_t each = f->scale == LM_DTYPE_NONE ? 0 : lm_dtype_size(f->scale), at = 0;

@@ -338,6 +338,7 @@ static void bad_files(void **state)
                      cases[i].ndim, cases[i].dim, cases[i].x);
         assert_int_equal(lm_kv_data_read(path, &d, &e), LM_EFORMAT);
         assert_string_equal(e.what, cases[i].what);
+        assert_true(*e.todo);
         assert_string_equal(e.where, path);
         assert_null(d);
     }

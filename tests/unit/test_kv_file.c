@@ -250,7 +250,7 @@ static void test_other_models(void **state)
         else
             a.config = "fedcba9876543210fedcba9876543211";
         assert_int_equal(load(b.data, b.len, i % 2, &a, &r, out, &e), LM_EFORMAT);
-        if (!strstr(e.what, want[i]))
+        if (!strstr(e.what, want[i]) || !*e.todo)
             fail_msg("%s", e.what);
     }
     lm_err e = { 0 };

@@ -44,8 +44,8 @@ static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
         return lm_fail(e, LM_EUSAGE, q->name, "measure a calibration, and set file",
                        "a calibration is needed");
     if (at->layer >= q->data->layers || !q->data->side[2 * at->layer + q->side].table)
-        return lm_fail(e, LM_EUSAGE, q->name, NULL, "%s has no levels for this layer",
-                       q->data->path);
+        return lm_fail(e, LM_EUSAGE, q->name, "measure a calibration of this model",
+                       "%s has no levels for this layer", q->data->path);
     const lm_kv_numbers *n = &q->data->side[2 * at->layer + q->side];
     if (keys && (n->kv_heads != at->kv_heads || n->head_dim != at->head_dim))
         return lm_fail(e, LM_EUSAGE, q->name, "use the calibration of this model",
