@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_code.h -- codes of caches for programs outside of a model: encoding, decoding, the order of files, the rotation of
- * heads.  Every level gives the bits of the definition (numeric/kv_format.h, numeric/kv_rows.h). */
+/* kv_code.h -- codes of caches outside of a model's graph, for files, conversions and pages below the device: encoding,
+ * decoding, the order of files, the rotation of heads.
+ *
+ * The level is selected by the caller, as for a backend.  Every level gives the bits of the definition
+ * (numeric/kv_format.h, numeric/kv_rows.h), so it decides about time alone.  Functions have no state: they may run in
+ * several threads on different pages. */
 #ifndef LM_KERNELS_KV_CODE_H
 #define LM_KERNELS_KV_CODE_H
 

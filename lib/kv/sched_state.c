@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sched_state.c -- states of sequences at the ends of chunks of prompts, for other prompts that begin alike.
  *
- * A state after p rows goes with the pages of these rows.  They are in the index only when all of their rows are written,
- * o.lag rows later; until then the state belongs to the request that computed it.  When all slots are in use, the
+ * A state after p rows goes with the pages of these rows.  The index has these pages only when all of their rows are
+ * written, o.lag rows later; until then the state belongs to the request that computed it.  When all slots are in use, the
  * state that was not used for the longest time makes room. */
 #include "base/mem.h"
 #include "kv/sched_impl.h"

@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* paged_record.c -- the work of a step: its inputs and its graph, as one recording for each number of rows where the backend
- * has recordings.  Only numbers in memory change between steps: which sequences there are, their rows and pages. */
+ * has recordings.
+ *
+ * A replay repeats the same copies and launches with the same addresses.  That is enough, because steps of one number of
+ * rows differ only in numbers of the inputs' memory: which sequences there are, their rows and pages.  So the copy of the
+ * inputs to the device is part of the recording.
+ *
+ * The first step of a number of rows is launched, as kernels must have run once before they are recorded.  The second
+ * one is recorded and replayed.  Steps are launched throughout if the backend refuses a recording
+ * (lm_paged_unrecorded has the reason) or while nodes are timed. */
 #include "model/paged_impl.h"
-
-typedef struct {
-    lm_paged *g;
-    bucket *s;
-} step_of;
 
 static lm_code put_step(void *ctx, lm_err *e)
 {
-    const step_of *x = ctx;
+    bucket *s = ctx;
     const lm_step step = { 0 };
-    return lm_mirror_push(&x->s->inputs, x->s->inputs.bytes, NULL, e) ||
-                   lm_exec_run(x->s->x, &step, e)
+    return lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) || lm_exec_run(s->x, &step, e)
                ? e->code
                : LM_OK;
 }
 
 lm_code paged_run(lm_paged *g, bucket *s, lm_err *e)
 {
-    step_of x = { g, s };
     lm_exec_span timed;
-    /* A recording is made after the kernels have run once, and not of steps whose nodes are timed. */
     if (s->ran && !s->recorded && !g->unrecorded)
         g->unrecorded = !g->b->record_begin || lm_exec_span_at(s->x, 0, &timed) ||
-                        lm_record(g->b, put_step, &x, &s->recorded, &g->refused);
+                        lm_record(g->b, put_step, s, &s->recorded, &g->refused);
     s->ran = true;
     g->replayed = s->recorded;
-    return s->recorded ? g->b->replay(g->b, s->recorded, g->b->main, e) : put_step(&x, e);
+    return s->recorded ? g->b->replay(g->b, s->recorded, g->b->main, e) : put_step(s, e);
 }
 
 void paged_forget_recordings(lm_paged *g)
