@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_calibrate.h -- a calibration (kv/data.h) of a model on tokens.
  *
- * Windows run through the model one after another, and only sums and extremes of their numbers are kept:
+ * Windows run through the model one after another, and only sums and extremes of their numbers are
+ * kept:
  *
  * ranges, tables   KVQuant (kv/kvquant.h): of keys before their rotation, and of values.  The windows run twice: for the
  *                  ranges, and with gradients for the levels
@@ -35,9 +36,10 @@ typedef struct {
     lm_sink *sink; /* progress, and the memory that is needed; may be NULL */
 } lm_kv_calibrate_opts;
 
-/* Make the calibration; b has the memory of the host, path is that of lm_kv_data.  *nll (may be NULL): the mean loss on the
- * windows.  The caller frees *out with lm_kv_data_free; NULL without failure when lm_stopping().
- * Fails: LM_EUSAGE for candidates that are not one method each, LM_ENUMERIC for numbers that are not finite. */
+/* Make the calibration; b has the memory of the host, path is that of lm_kv_data.  *nll (may be
+ * NULL): the mean loss on the windows.  The caller frees *out with lm_kv_data_free; NULL without
+ * failure when lm_stopping().  Fails: LM_EUSAGE for candidates that are not one method each,
+ * LM_ENUMERIC for numbers that are not finite. */
 lm_code lm_kv_calibrate(lm_loaded *w, const lm_kv_calibrate_opts *o, const char *path,
                         lm_backend *b, double *nll, lm_kv_data **out, lm_err *e);
 

@@ -3,9 +3,9 @@
  * store keys and values, decode the same tokens.
  *
  * Each window of tokens is decoded one token at a time, so that every prediction reads the cache as
- * it is stored, from the first token on.  All generators go in step: the logits of the first one, the
- * reference, are compared with those of the others and then forgotten.  So any number of candidates
- * shares one run of the reference, and no logits are stored. */
+ * it is stored, from the first token on.  All generators go in step: the logits of the first one,
+ * the reference, are compared with those of the others and then forgotten.  So any number of
+ * candidates shares one run of the reference, and no logits are stored. */
 #ifndef LM_COMPRESS_KV_EVALUATE_H
 #define LM_COMPRESS_KV_EVALUATE_H
 
@@ -16,7 +16,8 @@ typedef struct {
     lm_generator *g;
 } lm_kv_candidate;
 
-/* Sums over positions, natural logarithms, in double; they do not depend on the number of threads. */
+/* Sums over positions, natural logarithms, in double; they do not depend on the number of
+ * threads. */
 typedef struct {
     int64_t tokens; /* positions compared */
     double nll;     /* -log p of the token that follows */
@@ -37,8 +38,8 @@ typedef struct {
 
 /* Decode t->ids with all candidates, of which c[0] is the reference, and add to sum[0..n): in each
  * window the positions prompt - 1 to length - 2, whose next tokens are in the window.  The sums of
- * the reference are its nll, 0, 0 and all positions.  Windows run in as many slots as all generators
- * have.  Ends early when lm_stopping().
+ * the reference are its nll, 0, 0 and all positions.  Windows run in as many slots as all
+ * generators have.  Ends early when lm_stopping().
  *
  * Fails: LM_EUSAGE when the generators differ in vocabulary or have a shorter context than
  * `length`; LM_ENUMERIC for logits that are not numbers, naming the candidate and the position. */

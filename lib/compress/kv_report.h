@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_report.h -- ways to store a cache beside each other, on one model and the same tokens: a row of measures for each.
+/* kv_report.h -- ways to store a cache beside each other, on one model and the same tokens: a row
+ * of measures for each.
  *
- * The first row is the reference, the plain cache.  Rows are independent of each other: the sums of the comparison
- * do not depend on which others are compared.  A way that this model, or a generator, cannot use is a row that
- * says why. */
+ * The first row is the reference, the plain cache.  Rows are independent of each other: the sums of
+ * the comparison do not depend on which others are compared.  A way that this model, or a
+ * generator, cannot use is a row that says why. */
 #ifndef LM_COMPRESS_KV_REPORT_H
 #define LM_COMPRESS_KV_REPORT_H
 
@@ -55,12 +56,14 @@ typedef struct {
     lm_sink *sink;        /* may be NULL */
 } lm_kv_report;
 
-/* Measure all rows, row[0] being the reference.  What rows hold is freed by lm_kv_row_fini.  Ends early when lm_stopping().
- * Fails where the reference fails; other rows keep their failure in `why`, except LM_ELIMIT and LM_EIO. */
+/* Measure all rows, row[0] being the reference.  What rows hold is freed by lm_kv_row_fini.  Ends
+ * early when lm_stopping().  Fails where the reference fails; other rows keep their failure in
+ * `why`, except LM_ELIMIT and LM_EIO. */
 lm_code lm_kv_report_run(const lm_kv_report *r, lm_kv_row *row, int n, lm_err *e);
 void lm_kv_row_fini(lm_kv_row *row);
 
-/* Share of all tasks of a map [cells] (solved, observed) that were solved, of n tasks; negative: there are none. */
+/* Share of all tasks of a map [cells] (solved, observed) that were solved, of n tasks; negative:
+ * there are none. */
 double lm_kv_solved(const int64_t *map, int64_t cells, int64_t n);
 /* Mean of the relative errors of all layers; negative: not measured. */
 double lm_kv_row_error(const lm_kv_row *row, int64_t layers);

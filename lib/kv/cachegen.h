@@ -12,12 +12,14 @@
  *   code        q = round(d (half / s)) to nearest, ties to even: -half .. half; 0 for s = 0
  *   decoded     y = q (s / half), plus y(anchor) for a difference, rounded to the cache's type
  * so |x - y| <= s / (2 half), besides the roundings of F32 and of the type.  Other implementations:
- * the published code has no differences and one scale for each token; its bins are those of level 1.
+ * the published code has no differences and one scale for each token; its bins are those of level
+ * 1.
  *
- * Codes are entropy-coded (kernels/rans.h) with the distributions of the whole cache at that level, of
- * anchors and of differences apart.  Each channel has its own distribution, or shares one with
- * channels of about the same entropy: as many are kept as make the whole smallest.  Anchors are coded
- * relative to the channel's mean code, modulo 255, so that channels with different means can share.
+ * Codes are entropy-coded (kernels/rans.h) with the distributions of the whole cache at that level,
+ * of anchors and of differences apart.  Each channel has its own distribution, or shares one with
+ * channels of about the same entropy: as many are kept as make the whole smallest.  Anchors are
+ * coded relative to the channel's mean code, modulo 255, so that channels with different means can
+ * share.
  *
  * Tables, all numbers little-endian:
  *   1. u32 parts, then u32 bytes of each part's tables
@@ -93,12 +95,13 @@ lm_code lm_cachegen_read(const lm_cachegen_part *part, int64_t parts, const void
 /* Chunks of a cache of `tokens` tokens, and the tokens of chunk c. */
 int64_t lm_cachegen_chunks(int64_t tokens);
 int64_t lm_cachegen_chunk_tokens(int64_t tokens, int64_t c);
-/* Append chunk c of the rows that g was made for to `out`.  Fails: as lm_cachegen_learn; LM_EUSAGE if
- * the tables lack a code that occurs. */
+/* Append chunk c of the rows that g was made for to `out`.  Fails: as lm_cachegen_learn; LM_EUSAGE
+ * if the tables lack a code that occurs. */
 lm_code lm_cachegen_encode(const lm_cachegen *g, const lm_cachegen_rows *rows, int64_t c,
                            lm_cpu_level cpu, lm_par *par, lm_buf *out, lm_err *e);
-/* Decode exactly `len` bytes of any content to chunk c of rows->data; nothing else is written there.
- * Numbers beyond the largest of the type become the largest.  Fails: LM_EFORMAT, LM_ELIMIT. */
+/* Decode exactly `len` bytes of any content to chunk c of rows->data; nothing else is written
+ * there.  Numbers beyond the largest of the type become the largest.  Fails: LM_EFORMAT,
+ * LM_ELIMIT. */
 lm_code lm_cachegen_decode(const lm_cachegen *g, const void *bytes, size_t len,
                            const lm_cachegen_rows *rows, int64_t c, lm_cpu_level cpu, lm_par *par,
                            lm_err *e);

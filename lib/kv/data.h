@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data.h -- files of calibrations: what a method measured on text of its domain, by layer and side.
  *
- * A safetensors file.  __metadata__: format "kv-calibration", version "1", weights and config (digests of the model's weights
- * and settings, as in kv/file.h; "": unknown), outliers (their share), candidates.  Tensors, F32, N counts layers from 0, all optional:
+ * A safetensors file.  __metadata__: format "kv-calibration", version "1", weights and config
+ * (digests of the model's weights and settings, as in kv/file.h; "": unknown), outliers (their
+ * share), candidates.  Tensors, F32, N counts layers from 0, all optional:
  *   layers.N.k.lower, .upper [K,D]    ranges of channels of keys (KVQuant)
  *   layers.N.k.table, layers.N.v.table [2^bits]    levels, rising
  *   layers.N.k.scale, layers.N.v.scale [1] or [K]    of FP8, of the layer or of each head
@@ -47,7 +48,8 @@ enum { LM_KV_MAX_LAYERS = 100000 };
 /* An object to fill, for a number of layers.  The caller frees *out with lm_kv_data_free. */
 lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_err *e);
 void lm_kv_data_free(lm_kv_data *d);
-/* Fails: LM_EIO, LM_EFORMAT naming the tensor that is unknown, has a wrong shape or numbers that do not fit. */
+/* Fails: LM_EIO, LM_EFORMAT naming the tensor that is unknown, has a wrong shape or numbers that do
+ * not fit. */
 lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e);
 /* LM_EUSAGE if it was measured on another model than that of these digests. */
 lm_code lm_kv_data_check(const lm_kv_data *d, const char *weights, const char *config, lm_err *e);

@@ -17,7 +17,8 @@
  *   xxh3: a JSON object, for each tensor the XXH3-64 of its bytes, 16 hexadecimal digits
  *   header: XXH3-128 of all other pairs and of the table of tensors (file_header.c), 32 hexadecimal digits
  *   lmutils.history (format/provenance.h), if there is one
- * Tensors, in this order (another one is read from a file, on a stream `tables` must precede chunks):
+ * Tensors, in this order (another one is read from a file, on a stream `tables` must precede
+ * chunks):
  *   token_ids I32 [tokens]
  *   positions I32 [tokens], rising; with rows: layers.N.positions I32 [kv_heads, rows of the layer], rising in each head
  *   with a policy that replaces tokens: layers.N.order I32 [kv_heads, rows], the place of each row in the cache, and
@@ -26,9 +27,9 @@
  *   cachegen: for each level L: tables.level.L U8; then for each chunk C and level: chunk.C.level.L U8
  *             (cachegen.h; part 2 N is the keys of layer N, 2 N + 1 its values)
  *
- * Every byte of a file that is used has been checked: headers when it is opened, before memory for rows is
- * allocated; checksums, ids, positions and numbers when they are read.  Rows are whole only after
- * lm_kv_file_read has succeeded. */
+ * Every byte of a file that is used has been checked: headers when it is opened, before memory for
+ * rows is allocated; checksums, ids, positions and numbers when they are read.  Rows are whole only
+ * after lm_kv_file_read has succeeded. */
 #ifndef LM_KV_FILE_H
 #define LM_KV_FILE_H
 
@@ -74,7 +75,8 @@ static inline int64_t lm_kv_about_rows(const lm_kv_about *a, int64_t layer)
 {
     return a->rows ? a->rows[layer] : a->tokens;
 }
-/* Bytes of the rows [kv_heads][rows][head_dim] of the keys, or of the values, of a layer in the type `act`. */
+/* Bytes of the rows [kv_heads][rows][head_dim] of the keys, or of the values, of a layer in the
+ * type `act`. */
 static inline size_t lm_kv_about_bytes(const lm_kv_about *a, int64_t layer)
 {
     return (size_t)(a->kv_heads[layer] * lm_kv_about_rows(a, layer) * a->head_dim[layer]) *
@@ -131,7 +133,8 @@ unsigned lm_kv_file_levels(const lm_kv_file *f); /* as lm_kv_file_write; 0: not 
 uint64_t lm_kv_file_chunk_bytes(const lm_kv_file *f, int64_t c, int level);
 
 /* LM_EFORMAT unless the file has the cache of this model: the same type, weights, rotary and other
- * settings and shapes, at most `context` tokens.  `a`: tokens, act, history and forms are not compared. */
+ * settings and shapes, at most `context` tokens.  `a`: tokens, act, history and forms are not
+ * compared. */
 lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t context, lm_err *e);
 
 typedef struct {
@@ -153,9 +156,9 @@ typedef struct {
     int *chosen;
 } lm_kv_reading;
 
-/* Read all to *c, which has room for it (image.h).  Fails: LM_EUSAGE for a level that the file lacks; LM_EFORMAT naming
- * the tensor for a wrong checksum, an early end, ids and positions out of range, NaN and infinities; LM_EIO, LM_ELIMIT.
- * Once per file that was opened on a stream. */
+/* Read all to *c, which has room for it (image.h).  Fails: LM_EUSAGE for a level that the file
+ * lacks; LM_EFORMAT naming the tensor for a wrong checksum, an early end, ids and positions out of
+ * range, NaN and infinities; LM_EIO, LM_ELIMIT.  Once per file that was opened on a stream. */
 lm_code lm_kv_file_read(lm_kv_file *f, const lm_kv_reading *r, const lm_kv_content *c,
                         lm_cpu_level cpu, lm_par *par, lm_err *e);
 

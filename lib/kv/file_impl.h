@@ -61,8 +61,8 @@ lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm
 uint64_t kv_tensor_bytes(const lm_kv_file *f, kv_tensor what);
 /* The kept tables (KV_TABLES) or chunk of a level; NULL: the level was not kept. */
 kv_kept *kv_kept_of(const lm_kv_file *f, const kv_tensor *what);
-/* The forms of a cache as JSON text, and back: sets form, page and spec of f->about, whose numbers lie in f->arena.
- * Fails: LM_EFORMAT. */
+/* The forms of a cache as JSON text, and back: sets form, page and spec of f->about, whose numbers
+ * lie in f->arena.  Fails: LM_EFORMAT. */
 lm_code kv_forms_write(const lm_kv_about *a, lm_buf *out, lm_err *e);
 lm_code kv_forms_read(lm_kv_file *f, const char *text, lm_err *e);
 /* What a header says: that of an open file, or of one that will be written. */

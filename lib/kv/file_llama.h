@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* file_llama.h -- the state of a sequence as llama.cpp writes it (llama_state_seq_save_file, slots of llama-server).
+/* file_llama.h -- the state of a sequence as llama.cpp writes it (llama_state_seq_save_file, slots
+ * of llama-server).
  *
  * All numbers little-endian:
  *   1. u32 "ggsq" 0x67677371, u32 version 1 to 4, u32 n, then n i32: the tokens
@@ -9,11 +10,11 @@
  *   4. u32 transposed, u32 layers; keys of each layer: i32 type, u64 bytes of a row, rows of all heads by cell
  *   5. values of each layer: as keys; transposed: i32 type, u32 bytes of a number, u32 numbers of a row, then
  *      for each of these the numbers of all cells
- * Types: F32, F16, BF16.  Block types are refused, because newer versions rotate what they store in them, and the file
- * does not say so.
+ * Types: F32, F16, BF16.  Block types are refused, because newer versions rotate what they store in
+ * them, and the file does not say so.
  *
- * Such a file names neither model nor weights and has no checksums: what is read from it may be that of any model of
- * these shapes. */
+ * Such a file names neither model nor weights and has no checksums: what is read from it may be
+ * that of any model of these shapes. */
 #ifndef LM_KV_FILE_LLAMA_H
 #define LM_KV_FILE_LLAMA_H
 
@@ -31,9 +32,10 @@ bool lm_kv_llama_is(const char *path);
 int64_t lm_kv_llama_tokens(const lm_kv_llama *f);
 bool lm_kv_llama_has_next(const lm_kv_llama *f);
 
-/* Read it as the cache of a model, whose description is *a (tokens are not read), plain, in the type a->act.
- * `pairs`: the rotary embedding rotates adjacent numbers there (weights of Llama and Mistral are permuted so).  Fails:
- * LM_EFORMAT for other shapes, ids from `vocab` on, block types, and numbers that are not finite; LM_ELIMIT. */
+/* Read it as the cache of a model, whose description is *a (tokens are not read), plain, in the
+ * type a->act.  `pairs`: the rotary embedding rotates adjacent numbers there (weights of Llama and
+ * Mistral are permuted so).  Fails: LM_EFORMAT for other shapes, ids from `vocab` on, block types,
+ * and numbers that are not finite; LM_ELIMIT. */
 lm_code lm_kv_llama_read(const lm_kv_llama *f, const lm_kv_about *a, bool pairs, int64_t vocab,
                          lm_kv_image **out, lm_err *e);
 

@@ -79,8 +79,8 @@ struct lm_kv_method {
     lm_dtype plain;
 };
 
-/* Keys of each method that codes: layers that are left alone.  first, last: their number; -1: 2, but at most
- * a quarter of the layers. */
+/* Keys of each method that codes: layers that are left alone.  first, last: their number; -1: 2,
+ * but at most a quarter of the layers. */
 #define LM_KV_ALONE(n)                                                                    \
     { "first", n, -1, 1000, "first layers left alone (-1: 2, at most L/4)", LM_WHOLE },   \
         { "last", n, -1, 1000, "last layers left alone (-1: 2, at most L/4)", LM_WHOLE }, \
@@ -90,8 +90,9 @@ struct lm_kv_method {
 
 /* The i-th method, NULL past the last. */
 const lm_kv_method *lm_kv_method_at(int i);
-/* By name, in any case, '-' is read as '_'; NULL if unknown.  A second name of a method ("fp8") may stand for
- * values too, which *keys then holds as text ("kbits=4,vbits=4"); otherwise *keys is "". */
+/* By name, in any case, '-' is read as '_'; NULL if unknown.  A second name of a method ("fp8") may
+ * stand for values too, which *keys then holds as text ("kbits=4,vbits=4"); otherwise *keys is
+ * "". */
 const lm_kv_method *lm_kv_method_find(const char *name, const char **keys);
 /* The i-th second name, NULL past the last; *text: what it stands for, "fp8_e4m3". */
 const char *lm_kv_alias_at(int i, const char **text);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* part.h -- the keys, or the values, of a layer outside of a model: in host memory, in the order of files.
+/* part.h -- the keys, or the values, of a layer outside of a model: in host memory, in the order of
+ * files.
  *
- * A part holds n tokens of K key/value heads of D numbers in a form (method.h).  Without a format it is plain: one
- * section, [K, n, D] in the type of the activations.  With a format the tokens from .. to - 1 (lm_kv_part_range) are
- * coded, in the order of numeric/kv_rows.h, one head behind another; those before and after them are plain rows.
- * All rows are as they are in a cache: of a form with `rotate`, plain rows are rotated too. */
+ * A part holds n tokens of K key/value heads of D numbers in a form (method.h).  Without a format
+ * it is plain: one section, [K, n, D] in the type of the activations.  With a format the tokens
+ * from .. to - 1 (lm_kv_part_range) are coded, in the order of numeric/kv_rows.h, one head behind
+ * another; those before and after them are plain rows.  All rows are as they are in a cache: of a
+ * form with `rotate`, plain rows are rotated too. */
 #ifndef LM_KV_PART_H
 #define LM_KV_PART_H
 
@@ -53,12 +55,13 @@ static inline void lm_kv_part_range(const lm_kv_shape *s, int64_t *from, int64_t
     *to = coded > *from ? coded : *from;
 }
 
-/* What a name of a tensor ends with: "", ".q", ".scale", ".min", ".scale2", ".sp_ptr", ".sp_idx", ".sp_val",
- * ".first", ".tail". */
+/* What a name of a tensor ends with: "", ".q", ".scale", ".min", ".scale2", ".sp_ptr", ".sp_idx",
+ * ".sp_val", ".first", ".tail". */
 const char *lm_kv_section_suffix(lm_kv_section i);
 
-/* Check a shape.  Fails: LM_EUSAGE naming the format for what lm_kv_page refuses, for counts of plain tokens that do
- * not fit its groups, and for outliers and rotations that kernels do not have. */
+/* Check a shape.  Fails: LM_EUSAGE naming the format for what lm_kv_page refuses, for counts of
+ * plain tokens that do not fit its groups, and for outliers and rotations that kernels do not
+ * have. */
 lm_code lm_kv_shape_check(const lm_kv_shape *s, lm_err *e);
 /* The sections of a shape that was checked.  Fails: LM_ELIMIT. */
 lm_code lm_kv_section_size_of(const lm_kv_shape *s, lm_kv_section i, lm_kv_section_size *out,
@@ -77,24 +80,26 @@ bool lm_kv_section_is_float(lm_kv_section i);
 /* NULL, or what is wrong with sections of any content, all numbers of which are finite. */
 const char *lm_kv_part_wrong(const lm_kv_shape *s, const lm_kv_part *p);
 
-/* Encode rows [K, n, D] in the type of the activations to a form that was allocated; rows of a form with `pre_rope`
- * are keys before the rotation by positions.  Heads run side by side, on the kernels of `cpu` (kernels/kv_code.h), which
- * gives the same bits at every level.  Fails: LM_ELIMIT. */
+/* Encode rows [K, n, D] in the type of the activations to a form that was allocated; rows of a form
+ * with `pre_rope` are keys before the rotation by positions.  Heads run side by side, on the
+ * kernels of `cpu` (kernels/kv_code.h), which gives the same bits at every level.  Fails:
+ * LM_ELIMIT. */
 lm_code lm_kv_part_encode(const lm_kv_shape *s, const void *rows, lm_kv_part *out, lm_cpu_level cpu,
                           lm_par *par, lm_err *e);
 /* Decode to such rows. */
 lm_code lm_kv_part_decode(const lm_kv_shape *s, const lm_kv_part *p, void *rows, lm_cpu_level cpu,
                           lm_par *par, lm_err *e);
 
-/* Rows of a part of single tokens without plain ones beside its codes, in another order, to another part of the shape:
- * row i of head h comes from row order[h n + i]; back: it goes there.  Fails: LM_EUSAGE for parts that code several
- * tokens together. */
+/* Rows of a part of single tokens without plain ones beside its codes, in another order, to another
+ * part of the shape: row i of head h comes from row order[h n + i]; back: it goes there.  Fails:
+ * LM_EUSAGE for parts that code several tokens together. */
 lm_code lm_kv_part_reorder(const lm_kv_shape *s, const lm_kv_part *from, const int32_t *order,
                            bool back, const lm_kv_part *to, lm_err *e);
 
-/* Between a part and the cache of one sequence as kernels/kv.h has it: pages [ceil(n / page), K] of lm_kv_page_bytes,
- * in the order of their tokens, and the tail [K, sinks + residual, D].  A plain part: pages of rows [page, D]; or with
- * page 0 rows [K, room, D], `room` of them for each head.  tail NULL: codes alone. */
+/* Between a part and the cache of one sequence as kernels/kv.h has it: pages [ceil(n / page), K] of
+ * lm_kv_page_bytes, in the order of their tokens, and the tail [K, sinks + residual, D].  A plain
+ * part: pages of rows [page, D]; or with page 0 rows [K, room, D], `room` of them for each head.
+ * tail NULL: codes alone. */
 typedef struct {
     void *pages, *tail;
     int64_t room;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* policy.h -- which tokens of a cache stay, as pure functions of scores.
  *
- * A head keeps all tokens of a prompt while it is processed, then lm_kv_policy_budget of them: those that
- * lm_kv_policy_select marks.  Of generated tokens each takes the place of the one that lm_kv_policy_evict
- * names, so that the budget stays; SnapKV adds them instead.  Each key/value head selects for itself; its
- * scores are those of its query heads, added.
+ * A head keeps all tokens of a prompt while it is processed, then lm_kv_policy_budget of them:
+ * those that lm_kv_policy_select marks.  Of generated tokens each takes the place of the one that
+ * lm_kv_policy_evict names, so that the budget stays; SnapKV adds them instead.  Each key/value
+ * head selects for itself; its scores are those of its query heads, added.
  *
  *   streaming  the first `sinks` tokens and the last `window` ones, at positions inside the cache (arXiv:2309.17453,
  *              section 3.2), which a new token reads beside itself; or at those of the text
@@ -53,24 +53,26 @@ typedef struct lm_kv_policy {
 
 /* True if the policy reads the masses of tokens. */
 bool lm_kv_policy_weighs(const lm_kv_policy *p);
-/* True if a generated token takes the place of another one, so that single tokens are coded anew. */
+/* True if a generated token takes the place of another one, so that single tokens are coded
+ * anew. */
 bool lm_kv_policy_replaces(const lm_kv_policy *p);
 
-/* Tokens that a head of a layer keeps of a prompt of n; at most n.  `layer` counts those that drop tokens, `layers` in
- * all. */
+/* Tokens that a head of a layer keeps of a prompt of n; at most n.  `layer` counts those that drop
+ * tokens, `layers` in all. */
 int64_t lm_kv_policy_budget(const lm_kv_policy *p, int64_t n, int64_t layer, int64_t layers);
 /* The newest tokens that stay whatever their scores, after a prompt of n. */
 int64_t lm_kv_policy_recent(const lm_kv_policy *p, int64_t n);
-/* Tokens that a head holds at most later, when a prompt of n had this budget; INT64_MAX: no limit. */
+/* Tokens that a head holds at most later, when a prompt of n had this budget; INT64_MAX: no
+ * limit. */
 int64_t lm_kv_policy_most(const lm_kv_policy *p, int64_t n, int64_t budget);
 
-/* Marks the `budget` tokens of a prompt of n that stay.  mass [n], read if lm_kv_policy_weighs and for random, where
- * they are lm_kv_random_masses; work [n + budget]. */
+/* Marks the `budget` tokens of a prompt of n that stay.  mass [n], read if lm_kv_policy_weighs and
+ * for random, where they are lm_kv_random_masses; work [n + budget]. */
 void lm_kv_policy_select(const lm_kv_policy *p, int64_t budget, int64_t n, const float *mass,
                          bool *keep, double *work);
 /* The row that a new token at position `next` replaces, of the `rows` that a head holds, as many as
- * lm_kv_policy_most.  Row i has position at[i] (any order) and mass[i], as above; the prompt had n tokens.
- * -1: no row may be replaced. */
+ * lm_kv_policy_most.  Row i has position at[i] (any order) and mass[i], as above; the prompt had n
+ * tokens.  -1: no row may be replaced. */
 int64_t lm_kv_policy_evict(const lm_kv_policy *p, int64_t n, int64_t next, int64_t rows,
                            const int32_t *at, const float *mass);
 

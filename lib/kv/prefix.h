@@ -37,8 +37,8 @@ int64_t lm_prefix_find(lm_prefix *x, const uint32_t *ids, int64_t n, int32_t *pa
 /* The entry of a page; of the page of tokens after `at`, or with page -1 if it is unknown. */
 lm_prefix_entry lm_prefix_of(const lm_prefix *x, int32_t page);
 lm_prefix_entry lm_prefix_after(const lm_prefix *x, lm_prefix_entry at, const uint32_t *ids);
-/* Add a page that holds one page of tokens after *last, and set *last to its entry.  If these tokens
- * are known with another page, that one stays.  False if *last no longer exists. */
+/* Add a page that holds one page of tokens after *last, and set *last to its entry.  If these
+ * tokens are known with another page, that one stays.  False if *last no longer exists. */
 bool lm_prefix_add(lm_prefix *x, const uint32_t *ids, int32_t page, lm_prefix_entry *last);
 /* Remove the entry of a page, if it has one, and all that follow it. */
 void lm_prefix_forget(lm_prefix *x, int32_t page);

@@ -9,12 +9,12 @@
  * sequence never waits for a younger one, so each request ends, and no request fails for lack of
  * memory: a request that is larger than the device's pages is refused when it is added.
  *
- * Every row of a sequence is computed by the same kind of rows (kernels/attention.h) however often it
- * is paused: rows of the prompt as LM_ROWS_PROMPT, each generated token as one row LM_ROWS_TOKEN, also
- * when it is computed again.  Only pages of prompts are shared.
+ * Every row of a sequence is computed by the same kind of rows (kernels/attention.h) however often
+ * it is paused: rows of the prompt as LM_ROWS_PROMPT, each generated token as one row
+ * LM_ROWS_TOKEN, also when it is computed again.  Only pages of prompts are shared.
  *
- * Pure logic: no backend, no tensors, no clock; times and rates are numbers of the caller.  Steps do
- * not allocate memory. */
+ * Pure logic: no backend, no tensors, no clock; times and rates are numbers of the caller.  Steps
+ * do not allocate memory. */
 #ifndef LM_KV_SCHED_H
 #define LM_KV_SCHED_H
 
@@ -66,8 +66,9 @@ typedef struct {
     int64_t from, to; /* slots */
 } lm_sched_copy;
 
-/* To do in this order: copies of slots, one after the other, the first `urgent` moves, the rows.  The other moves touch
- * no page of these rows: they may be done at the same time, and must be done before the next step. */
+/* To do in this order: copies of slots, one after the other, the first `urgent` moves, the rows.
+ * The other moves touch no page of these rows: they may be done at the same time, and must be done
+ * before the next step. */
 typedef struct {
     const lm_sched_part *part;
     int64_t n, rows, bucket; /* bucket: rows rounded up to one of few sizes */

@@ -6,8 +6,8 @@
 #include "kv/prefix.h"
 #include "kv/sched.h"
 
-/* WAITING: without pages.  PARKED: with pages, none pinned.  LOADING: pages are pinned, and in place
- * from the next step on. */
+/* WAITING: without pages.  PARKED: with pages, none pinned.  LOADING: pages are pinned, and in
+ * place from the next step on. */
 typedef enum { UNUSED, WAITING, PARKED, LOADING, RUNNING } seq_status;
 
 typedef struct {
@@ -24,8 +24,8 @@ typedef struct {
     int32_t older, younger; /* older also links unused sequences */
 } lm_seq;
 
-/* The state after `rows` of a prompt, in slot o.slots + its number.  First its pages are not in the index yet, because
- * rows of a tail are written later. */
+/* The state after `rows` of a prompt, in slot o.slots + its number.  First its pages are not in the
+ * index yet, because rows of a tail are written later. */
 typedef struct {
     uint64_t used;      /* when it was last used; 0: no state */
     int32_t request;    /* whose pages are not in the index; -1: */
@@ -80,7 +80,8 @@ void sched_pause(lm_sched *s, lm_seq *q);
 /* ---- sched_state.c: states of prompts that others continue from ---- */
 
 lm_code sched_open_states(lm_sched *s, lm_err *e);
-/* The rows of q are computed, the last of them in this step: keep its state if it ends a chunk of its prompt. */
+/* The rows of q are computed, the last of them in this step: keep its state if it ends a chunk of
+ * its prompt. */
 void sched_keep_state(lm_sched *s, lm_seq *q);
 /* Page q->indexed - 1 was added to the index. */
 void sched_place_state(lm_sched *s, const lm_seq *q);

@@ -58,8 +58,8 @@ lm_code lm_kv_bind_side(const lm_kv_binding *b, const lm_kv_use *u, int side, co
 int64_t lm_kv_common_page(int64_t page, const lm_kv_format *f);
 /* Put methods in the place of auto with a budget of bits (spec_auto.c); *any: there are some. */
 lm_code lm_kv_bind_auto(lm_kv_binding *b, bool *any, lm_err *e);
-/* The candidates of a calibration, "int8;int4": one method each, at most LM_KV_MAX_CANDIDATES.  from: its place in
- * messages. */
+/* The candidates of a calibration, "int8;int4": one method each, at most LM_KV_MAX_CANDIDATES.
+ * from: its place in messages. */
 lm_code lm_kv_read_candidates(const char *candidates, const char *from, lm_kv_use *out, int *n,
                               lm_err *e);
 /* The canonical text of what is bound, layer by layer, into p->text. */

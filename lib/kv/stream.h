@@ -2,11 +2,12 @@
 /* stream.h -- how a reader receives a cache that is stored at several levels (cachegen.h), so that
  * the first token comes by a deadline.
  *
- * Chunks are taken in order, and before each one the reader asks here how to take it: at a level, or
- * by computing its rows from the prompt's tokens, which is exact.  As in CacheGen (arXiv:2310.07240,
- * section 5.3) a choice is feasible if all chunks that are left, taken alike, arrive in the time that is
- * left at the bandwidth measured last; the first feasible one in the order of quality is chosen.  The
- * choice is made again for every chunk, so a change of bandwidth is answered within one chunk. */
+ * Chunks are taken in order, and before each one the reader asks here how to take it: at a level,
+ * or by computing its rows from the prompt's tokens, which is exact.  As in CacheGen
+ * (arXiv:2310.07240, section 5.3) a choice is feasible if all chunks that are left, taken alike,
+ * arrive in the time that is left at the bandwidth measured last; the first feasible one in the
+ * order of quality is chosen.  The choice is made again for every chunk, so a change of bandwidth
+ * is answered within one chunk. */
 #ifndef LM_KV_STREAM_H
 #define LM_KV_STREAM_H
 
@@ -29,22 +30,23 @@ typedef struct {
     double deadline;       /* seconds from the start to the first token; INFINITY: none */
 } lm_kv_offer;
 
-/* A transfer that is complete: the time from asking for its first byte until its last was decoded. */
+/* A transfer that is complete: the time from asking for its first byte until its last was
+ * decoded. */
 typedef struct {
     double bytes, seconds;
 } lm_kv_transfer;
 
-/* Bytes per second to expect after n transfers: the lower of the rates of the last one and of the last
- * four together; NAN before the first.  Transfers without bytes or time do not count. */
+/* Bytes per second to expect after n transfers: the lower of the rates of the last one and of the
+ * last four together; NAN before the first.  Transfers without bytes or time do not count. */
 double lm_kv_stream_rate(const lm_kv_transfer *done, int64_t n);
 
-/* How to take chunk `next` at `elapsed` seconds: a level that is present, or LM_KV_COMPUTE if rows can
- * be computed.  There must be one way.
+/* How to take chunk `next` at `elapsed` seconds: a level that is present, or LM_KV_COMPUTE if rows
+ * can be computed.  There must be one way.
  *
- * Without a deadline: the best level.  With one: computing if it is feasible, else the best feasible
- * level, else whatever is expected to be ready first.  While the rate is unknown (before the first
- * transfer): computing if feasible, else the best level that needs at most 10 MB/s, but no worse one than the middle
- * one of the levels, the better one of two. */
+ * Without a deadline: the best level.  With one: computing if it is feasible, else the best
+ * feasible level, else whatever is expected to be ready first.  While the rate is unknown (before
+ * the first transfer): computing if feasible, else the best level that needs at most 10 MB/s, but
+ * no worse one than the middle one of the levels, the better one of two. */
 int lm_kv_stream_choose(const lm_kv_offer *o, int64_t next, double elapsed,
                         const lm_kv_transfer *done, int64_t n);
 

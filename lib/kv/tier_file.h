@@ -20,16 +20,16 @@ typedef struct lm_tier_file lm_tier_file;
 
 /* Bytes of memory that a place costs once it was used. */
 size_t lm_tier_file_page_cost(void);
-/* `pages` places of page_bytes in a file in the folder `dir`, which ends with the process.  The file
- * grows as places are used. */
+/* `pages` places of page_bytes in a file in the folder `dir`, which ends with the process.  The
+ * file grows as places are used. */
 lm_code lm_tier_file_new(const char *dir, size_t page_bytes, int64_t pages, lm_tier_file **out,
                          lm_err *e);
 void lm_tier_file_free(lm_tier_file *t); /* NULL is fine */
 
-/* Copy a page to or from its place.  In memory it has n pieces of page_bytes in all.  LM_EIO: the system
- * failed; LM_ELIMIT: a write to a closed tier; LM_EFORMAT: the place holds no page, or other bytes than
- * were written.  After a failure the content of a written place, or of the pieces read, is undefined, and
- * the place holds no page. */
+/* Copy a page to or from its place.  In memory it has n pieces of page_bytes in all.  LM_EIO: the
+ * system failed; LM_ELIMIT: a write to a closed tier; LM_EFORMAT: the place holds no page, or other
+ * bytes than were written.  After a failure the content of a written place, or of the pieces read,
+ * is undefined, and the place holds no page. */
 lm_code lm_tier_file_write(lm_tier_file *t, int64_t place, const struct iovec *piece, int n,
                            lm_err *e);
 lm_code lm_tier_file_read(lm_tier_file *t, int64_t place, const struct iovec *piece, int n,
