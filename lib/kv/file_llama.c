@@ -29,7 +29,7 @@ typedef struct {
     lm_code rc;
 } cursor;
 
-static lm_code wrong(const lm_kv_llama *f, const char *what, lm_err *e)
+static lm_code wrong_state(const lm_kv_llama *f, const char *what, lm_err *e)
 {
     return lm_fail(e, LM_EFORMAT, f->where, "save the state again, of one sequence", "%s", what);
 }
@@ -41,7 +41,7 @@ static const uint8_t *take(cursor *c, uint64_t n, size_t size)
     if (c->rc)
         return NULL;
     if (size && n > (c->f->map.size - c->at) / size) {
-        c->rc = wrong(c->f, "it ends early", c->e);
+        c->rc = wrong_state(c->f, "it ends early", c->e);
         return NULL;
     }
     c->at += (size_t)n * size;
@@ -92,7 +92,7 @@ static void find_stream(lm_kv_llama *f, cursor *c)
 {
     uint64_t streams = read_number(c, 4);
     if (!c->rc && streams > STREAMS)
-        c->rc = wrong(f, "it has no number of streams", c->e);
+        c->rc = wrong_state(f, "it has no number of streams", c->e);
     for (uint64_t i = 0; i < streams && !c->rc; i++) {
         uint64_t cells = read_number(c, 4);
         if (!cells || c->rc)
@@ -105,17 +105,17 @@ static void find_stream(lm_kv_llama *f, cursor *c)
         return;
     }
     if (!c->rc)
-        c->rc = wrong(f, "it has no tokens", c->e);
+        c->rc = wrong_state(f, "it has no tokens", c->e);
 }
 
-static lm_code check(lm_kv_llama *f, lm_err *e)
+static lm_code check_state(lm_kv_llama *f, lm_err *e)
 {
     cursor c = { .f = f, .e = e };
     read_head(f, &c);
     find_stream(f, &c);
     for (int64_t i = 0; i < f->cells && !c.rc; i++)
         if (number_at(f, f->meta + 12 * (size_t)i + 4) != 1)
-            c.rc = wrong(f, "a cell is of several sequences, or has more than a position", e);
+            c.rc = wrong_state(f, "a cell is of several sequences, or has more than a position", e);
     if (!c.rc && (f->n_ids < f->cells || f->n_ids > f->cells + 1))
         c.rc = lm_fail(e, LM_EFORMAT, f->where, "save the state again, of one sequence",
                        "it has %lld tokens, and %lld of them stored", (long long)f->n_ids,
@@ -130,7 +130,7 @@ lm_code lm_kv_llama_open(const char *path, lm_kv_llama **out, lm_err *e)
     if (lm_alloc_n(&f, 1, sizeof *f, "a cache", e))
         return e->code;
     f->map.fd = -1;
-    if (lm_strdup(&f->where, path, e) || lm_map_open(path, &f->map, e) || check(f, e)) {
+    if (lm_strdup(&f->where, path, e) || lm_map_open(path, &f->map, e) || check_state(f, e)) {
         lm_kv_llama_close(f);
         return e->code;
     }
@@ -219,7 +219,7 @@ static lm_code read_rows(const reading *r, cursor *c, int64_t part)
         return c->rc;
     uint64_t bytes = read_number(c, 8);
     if (!c->rc && bytes % lm_dtype_size(type))
-        c->rc = wrong(r->f, "its rows are not whole numbers", c->e);
+        c->rc = wrong_state(r->f, "its rows are not whole numbers", c->e);
     if (check_width(r, c, part, bytes / lm_dtype_size(type)))
         return c->rc;
     for (int64_t i = 0; i < r->f->cells; i++) {
@@ -241,7 +241,7 @@ static lm_code read_columns(const reading *r, cursor *c, int64_t part)
         return c->rc;
     uint64_t size = read_number(c, 4), width = read_number(c, 4);
     if (!c->rc && size != lm_dtype_size(type))
-        c->rc = wrong(r->f, "the size of its numbers is not that of their type", c->e);
+        c->rc = wrong_state(r->f, "the size of its numbers is not that of their type", c->e);
     if (check_width(r, c, part, width))
         return c->rc;
     const uint8_t *p = take(c, width * (uint64_t)r->f->cells, (size_t)size);
@@ -258,7 +258,7 @@ static lm_code check_end(const lm_kv_llama *f, cursor *c)
 {
     for (uint64_t i = 0; i < f->behind && !c->rc; i++)
         if (read_number(c, 4) && !c->rc)
-            c->rc = wrong(f, "it has tokens in several streams", c->e);
+            c->rc = wrong_state(f, "it has tokens in several streams", c->e);
     if (!c->rc && c->at != f->map.size)
         c->rc = lm_fail(c->e, LM_EFORMAT, f->where, "save the state again, of one sequence",
                         "it has %zu byte%s behind its rows", f->map.size - c->at,
@@ -284,7 +284,7 @@ static lm_code read_parts(const reading *r, lm_err *e)
     for (int64_t i = 0; i < 2 * a->layers && !c.rc; i++)
         if (!kv_all_finite(a->act, r->m->content.part[i].data[LM_KV_PLAIN],
                            lm_kv_about_bytes(a, i / 2) / lm_dtype_size(a->act)))
-            c.rc = wrong(r->f, "it has NaN or infinite numbers", e);
+            c.rc = wrong_state(r->f, "it has NaN or infinite numbers", e);
     return c.rc;
 }
 
@@ -298,7 +298,7 @@ static lm_code read_tokens(const reading *r, int64_t vocab, lm_err *e)
     for (int64_t i = 0; i < f->n_ids; i++) {
         int32_t id = number_at(f, f->ids + 4 * (size_t)i);
         if (id < 0 || id >= vocab)
-            return wrong(f, "an id is not in the vocabulary", e);
+            return wrong_state(f, "an id is not in the vocabulary", e);
         if (i < f->cells)
             t->ids[i] = id;
         else
@@ -309,7 +309,7 @@ static lm_code read_tokens(const reading *r, int64_t vocab, lm_err *e)
     for (int64_t i = 0; i < f->cells; i++) {
         int64_t p = position(f, i);
         if (p < 0 || p >= f->cells || t->positions[p] >= 0)
-            return wrong(f, "its positions are not 0, 1, 2, ...", e);
+            return wrong_state(f, "its positions are not 0, 1, 2, ...", e);
         t->positions[p] = (int32_t)p;
     }
     return LM_OK;

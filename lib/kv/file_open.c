@@ -23,17 +23,17 @@ static const char *meta(const lm_kv_file *f, const char *key)
     return f->st ? lm_st_meta(f->st, key) : lm_st_stream_meta(f->stream, key);
 }
 
-static const lm_st_tensor *find(const lm_kv_file *f, const char *name)
+static const lm_st_tensor *find_tensor(const lm_kv_file *f, const char *name)
 {
     return f->st ? lm_st_find(f->st, name) : lm_st_stream_find(f->stream, name);
 }
 
-static size_t count(const lm_kv_file *f)
+static size_t count_tensors(const lm_kv_file *f)
 {
     return f->st ? lm_st_count(f->st) : lm_st_stream_count(f->stream);
 }
 
-static const lm_st_tensor *at(const lm_kv_file *f, size_t i)
+static const lm_st_tensor *tensor_at(const lm_kv_file *f, size_t i)
 {
     return f->st ? lm_st_at(f->st, i) : lm_st_stream_at(f->stream, i);
 }
@@ -139,14 +139,15 @@ static lm_code check_hashes(const lm_kv_file *f, lm_err *e)
 {
     char show[LM_ST_SHOWN];
     lm_code rc = LM_OK;
-    if (json_object_size(f->hashes) > count(f))
+    if (json_object_size(f->hashes) > count_tensors(f))
         rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
                      "xxh3 has the checksum of a tensor that is not there");
-    for (size_t i = 0; i < count(f) && !rc; i++) {
-        const char *hex = json_string_value(json_object_get(f->hashes, at(f, i)->name));
+    for (size_t i = 0; i < count_tensors(f) && !rc; i++) {
+        const char *hex = json_string_value(json_object_get(f->hashes, tensor_at(f, i)->name));
         if (!hex || !is_hex(hex, 16))
             rc = lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
-                         "xxh3 has no checksum of tensor '%s'", lm_st_show(at(f, i)->name, show));
+                         "xxh3 has no checksum of tensor '%s'",
+                         lm_st_show(tensor_at(f, i)->name, show));
     }
     return rc;
 }
@@ -160,13 +161,13 @@ static bool file_meta_at(const void *of, size_t i, const char **key, const char 
 
 static const lm_st_tensor *file_tensor_at(const void *of, size_t i)
 {
-    return at(of, i);
+    return tensor_at(of, i);
 }
 
 /* All that the header says, against its checksum; nothing else of it is read before. */
 static lm_code check_header(const lm_kv_file *f, lm_err *e)
 {
-    const kv_header h = { f, file_meta_at, file_tensor_at, count(f) };
+    const kv_header h = { f, file_meta_at, file_tensor_at, count_tensors(f) };
     const char *want;
     char hex[33];
     lm_code rc = need(f, KV_HEADER_KEY, &want, e);
@@ -205,11 +206,11 @@ static lm_code read_policy(lm_kv_file *f, lm_err *e)
 static lm_code check_count(const lm_kv_file *f, lm_err *e)
 {
     int64_t least = kv_parts(&f->about) + 2;
-    if ((int64_t)count(f) >= least)
+    if ((int64_t)count_tensors(f) >= least)
         return LM_OK;
     return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
-                   "it has %zu tensor%s, %lld layers have %lld or more", count(f),
-                   lm_plural(count(f)), (long long)f->about.layers, (long long)least);
+                   "it has %zu tensor%s, %lld layers have %lld or more", count_tensors(f),
+                   lm_plural(count_tensors(f)), (long long)f->about.layers, (long long)least);
 }
 
 /* What is stored: the rows of layers, and their forms. */
@@ -348,7 +349,7 @@ static lm_code need_tensor(const lm_kv_file *f, kv_tensor what, lm_err *e)
 {
     char name[KV_NAME];
     kv_tensor_name(&what, name);
-    if (find(f, name))
+    if (find_tensor(f, name))
         return LM_OK;
     return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again", "tensor '%s' is missing",
                    name);
@@ -389,9 +390,9 @@ static lm_code check_tensors(lm_kv_file *f, lm_err *e)
 {
     bool chunked = is_chunked(f);
     lm_code rc = LM_OK;
-    for (size_t i = 0; i < count(f) && !rc; i++) {
-        kv_tensor what = kv_tensor_of(at(f, i)->name);
-        rc = check_tensor(f, at(f, i), e);
+    for (size_t i = 0; i < count_tensors(f) && !rc; i++) {
+        kv_tensor what = kv_tensor_of(tensor_at(f, i)->name);
+        rc = check_tensor(f, tensor_at(f, i), e);
         if (!rc && (what.kind == KV_TABLES || what.kind == KV_CHUNK))
             f->levels |= 1u << what.level;
         f->about.ordered |= what.kind == KV_ORDER;
@@ -415,7 +416,7 @@ static lm_code check_tensors(lm_kv_file *f, lm_err *e)
 
 /* ---- Opening ---- */
 
-static lm_code check(lm_kv_file *f, lm_err *e)
+static lm_code check_file(lm_kv_file *f, lm_err *e)
 {
     lm_code rc = read_meta(f, e);
     rc = rc ? rc : check_hashes(f, e);
@@ -452,7 +453,7 @@ static lm_code open_any(const char *path, int fd, lm_read_fn reader, void *ctx, 
         rc = path ? lm_st_open(path, &f->st, e)
                   : lm_st_stream_open(reader ? reader : read_fd, reader ? ctx : f, where,
                                       &f->stream, e);
-    rc = rc ? rc : check(f, e);
+    rc = rc ? rc : check_file(f, e);
     if (rc)
         lm_kv_file_close(f);
     else
@@ -526,7 +527,7 @@ uint64_t kv_tensor_bytes(const lm_kv_file *f, kv_tensor what)
 {
     char name[KV_NAME];
     kv_tensor_name(&what, name);
-    const lm_st_tensor *t = find(f, name);
+    const lm_st_tensor *t = find_tensor(f, name);
     return t ? t->bytes : 0;
 }
 

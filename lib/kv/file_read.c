@@ -26,7 +26,7 @@ typedef struct {
 
 /* ---- A tensor ---- */
 
-static lm_code wrong(const reader *d, const char *name, const char *what, lm_err *e)
+static lm_code wrong_tensor(const reader *d, const char *name, const char *what, lm_err *e)
 {
     lm_fail(e, LM_EFORMAT, name, "fetch or write it again", "%s", what);
     lm_err_in(e, "%s", d->f->where);
@@ -43,7 +43,7 @@ static lm_code read_bytes(const reader *d, const lm_st_tensor *t, void *dst, lm_
     if (rc)
         return rc;
     snprintf(hex, sizeof hex, "%016" PRIx64, lm_hash64(dst, (size_t)t->bytes, 0));
-    return strcmp(hex, want) ? wrong(d, t->name, "its checksum is wrong", e) : LM_OK;
+    return strcmp(hex, want) ? wrong_tensor(d, t->name, "its checksum is wrong", e) : LM_OK;
 }
 
 static lm_code read_ids(const reader *d, const lm_st_tensor *t, lm_err *e)
@@ -52,9 +52,9 @@ static lm_code read_ids(const reader *d, const lm_st_tensor *t, lm_err *e)
     lm_code rc = read_bytes(d, t, d->c->ids, e);
     for (int64_t i = 0; i < d->f->about.tokens && !rc; i++)
         if (ids[i] < 0 || ids[i] >= d->r->vocab)
-            rc = wrong(d, t->name, "an id is not in the vocabulary", e);
+            rc = wrong_tensor(d, t->name, "an id is not in the vocabulary", e);
     if (!rc && d->f->about.has_next && d->f->about.next >= d->r->vocab)
-        rc = wrong(d, "next", "an id is not in the vocabulary", e);
+        rc = wrong_tensor(d, "next", "an id is not in the vocabulary", e);
     return rc;
 }
 
@@ -65,7 +65,7 @@ static lm_code read_positions(const reader *d, const lm_st_tensor *t, int32_t *p
     lm_code rc = read_bytes(d, t, p, e);
     for (int64_t i = 0; i < heads * n && !rc; i++)
         if (p[i] < 0 || p[i] >= d->r->context || (i % n && p[i] <= p[i - 1]))
-            rc = wrong(d, t->name, "positions do not rise below the end of the context", e);
+            rc = wrong_tensor(d, t->name, "positions do not rise below the end of the context", e);
     return rc;
 }
 
@@ -82,7 +82,7 @@ static lm_code read_order(const reader *d, const lm_st_tensor *t, int32_t *order
         memset(seen, 0, (size_t)n * sizeof *seen);
         for (int64_t i = 0; i < n && !rc; i++)
             if (order[i] < 0 || order[i] >= n || seen[order[i]])
-                rc = wrong(d, t->name, "it is not a permutation of the rows", e);
+                rc = wrong_tensor(d, t->name, "it is not a permutation of the rows", e);
             else
                 seen[order[i]] = true;
     }
@@ -94,7 +94,7 @@ static lm_code read_masses(const reader *d, const lm_st_tensor *t, float *mass, 
 {
     lm_code rc = read_bytes(d, t, mass, e);
     if (!rc && !kv_all_finite(LM_DTYPE_F32, mass, (size_t)t->count))
-        rc = wrong(d, t->name, "it has NaN or infinite numbers", e);
+        rc = wrong_tensor(d, t->name, "it has NaN or infinite numbers", e);
     return rc;
 }
 
@@ -108,7 +108,7 @@ static lm_code read_section(const reader *d, const lm_st_tensor *t, const kv_ten
     rc = rc ? rc : read_bytes(d, t, dst, e);
     if (!rc && lm_kv_section_is_float(what->section) &&
         !kv_all_finite(z.dtype, dst, (size_t)t->count))
-        rc = wrong(d, t->name, "it has NaN or infinite numbers", e);
+        rc = wrong_tensor(d, t->name, "it has NaN or infinite numbers", e);
     return rc;
 }
 
@@ -149,7 +149,7 @@ static lm_code check_part(const reader *d, int64_t part, lm_err *e)
         if (t->dim[0] != lm_kv_part_outliers(&s, p))
             bad = "it has another number of outliers than its heads";
     }
-    return bad ? wrong(d, name, bad, e) : LM_OK;
+    return bad ? wrong_tensor(d, name, bad, e) : LM_OK;
 }
 
 /* A coded tensor to d->room, and to what is kept. */
@@ -184,7 +184,7 @@ static lm_code read_chunk(reader *d, const lm_st_tensor *t, int64_t chunk, int l
 {
     lm_code rc = read_coded(d, t, e);
     if (!rc && !d->tables[level])
-        return wrong(d, t->name, "it precedes the tables of its level", e);
+        return wrong_tensor(d, t->name, "it precedes the tables of its level", e);
     rc = rc ? rc
             : lm_cachegen_decode(d->tables[level], d->room, (size_t)t->bytes, &d->rows, chunk,
                                  d->cpu, d->par, e);
@@ -246,7 +246,7 @@ static lm_code open_pace(const reader *d, int level, pace *p, lm_err *e)
 }
 
 /* `bytes` have come since the last transfer. */
-static void count(pace *p, double bytes)
+static void count_transfer(pace *p, double bytes)
 {
     double now = lm_now();
     p->done[p->n++] = (lm_kv_transfer){ bytes, now - p->mark };
@@ -310,7 +310,7 @@ static lm_code read_passing(reader *d, int level, pace *p, lm_err *e)
         kv_tensor what = kv_tensor_of(t->name);
         bool chunk = what.kind == KV_CHUNK && what.level == level;
         if (chunk && !next && !p->n)
-            count(p, bytes);
+            count_transfer(p, bytes);
         if (chunk && texts == 2 && what.chunk == next && is_late(d, p, next, level))
             return compute_rest(d, p, next, e);
         if (what.kind != KV_TABLES && what.kind != KV_CHUNK)
@@ -327,7 +327,7 @@ static lm_code read_passing(reader *d, int level, pace *p, lm_err *e)
         bytes += (double)t->bytes;
         if (chunk) {
             choose(d->r, what.chunk, level);
-            count(p, (double)p->bytes[what.chunk * LM_CACHEGEN_LEVELS + level]);
+            count_transfer(p, (double)p->bytes[what.chunk * LM_CACHEGEN_LEVELS + level]);
             next += what.chunk == next;
         }
     }
@@ -364,7 +364,7 @@ static lm_code load_chunk(reader *d, pace *p, int64_t chunk, int level, lm_err *
     }
     t = named(d, (kv_tensor){ .kind = KV_CHUNK, .chunk = chunk, .level = level });
     rc = rc ? rc : read_chunk(d, t, chunk, level, e);
-    count(p, bytes + (double)t->bytes);
+    count_transfer(p, bytes + (double)t->bytes);
     choose(d->r, chunk, level);
     return rc;
 }
@@ -409,7 +409,7 @@ static lm_code read_file(reader *d, lm_err *e)
         bytes += (double)t->bytes;
     }
     if (!rc && d->f->levels) {
-        count(&p, bytes);
+        count_transfer(&p, bytes);
         rc = read_chunks(d, &p, e);
         rc = rc ? rc : read_kept(d, e);
     }
