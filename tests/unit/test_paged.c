@@ -270,6 +270,30 @@ static lm_code no_begin(lm_backend *b, lm_stream *s, lm_err *e)
     return lm_fail(e, LM_EIO, "spy", NULL, "no recordings today");
 }
 
+enum { STEPS = 6 };
+
+/* Steps of 3 and of 20 tokens by turns, which have 16 rows and 32, each of another text: on a backend with recordings each
+ * number of rows has its own from its second step on. */
+static void run_alternately(lm_paged *g, float logits[STEPS][V])
+{
+    const int32_t table[3] = { 5, 9, 2 };
+    const lm_recording *few = NULL;
+    const bool records = plain->record_begin != NULL;
+    for (int i = 0; i < STEPS; i++) {
+        uint32_t ids[20];
+        const float *x;
+        for (int k = 0; k < 20; k++)
+            ids[k] = token_at(i, k);
+        ok(lm_paged_step(g, &(lm_paged_part){ ids, i % 2 ? 20 : 3, 0, LM_ROWS_PROMPT, table, 0 }, 1,
+                         &x, &err));
+        fetch_rows(plain, logits[i], x, 1);
+        assert_true((lm_paged_recorded(g) != NULL) == (records && i > 1));
+        if (i == 2)
+            few = lm_paged_recorded(g);
+        assert_true(!records || i < 2 || (lm_paged_recorded(g) == few) == (i % 2 == 0));
+    }
+}
+
 /* Steps of a device are recordings, one for each number of rows, made after a first step without: with the bits of steps
  * that are not recorded, whatever sequences, rows and pages come between. */
 static void steps_are_recordings(void **state)
@@ -277,11 +301,9 @@ static void steps_are_recordings(void **state)
     static record recorded, launched;
     const lm_backend real = *plain;
     const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL };
-    const int32_t table[3] = { 5, 9, 2 };
-    const uint32_t ids[20] = { 1, 2, 3 };
-    const lm_paged_part part[2] = { { ids, 3, 0, LM_ROWS_PROMPT, table, 0 },
-                                    { ids, 20, 0, LM_ROWS_PROMPT, table, 0 } };
-    const lm_recording *few = NULL;
+    const int32_t table[1] = { 5 };
+    const uint32_t ids[3] = { 1, 2, 3 };
+    static float logits[2][STEPS][V];
     lm_paged *g = NULL;
     lm_loaded w;
     (void)state;
@@ -301,18 +323,19 @@ static void steps_are_recordings(void **state)
         assert_true(check_same(&recorded, &launched, s) > 0);
     *plain = real;
     ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, plain, &g, &err));
-    for (int i = 0; i < 6; i++) { /* 16 rows and 32 */
-        ok(lm_paged_step(g, &part[i % 2], 1, NULL, &err));
-        assert_true((lm_paged_recorded(g) != NULL) == (i > 1));
-        assert_true(i < 2 || (i == 2 ? (few = lm_paged_recorded(g)) != NULL
-                                     : (lm_paged_recorded(g) == few) == (i % 2 == 0)));
-    }
+    run_alternately(g, logits[0]);
     assert_null(lm_paged_unrecorded(g));
     lm_paged_free(g);
+    plain->record_begin = NULL;
+    ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, plain, &g, &err));
+    run_alternately(g, logits[1]);
+    lm_paged_free(g);
+    assert_memory_equal(logits[0], logits[1], sizeof logits[0]);
     plain->record_begin = no_begin;
     ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, plain, &g, &err));
     for (int i = 0; i < 3; i++)
-        ok(lm_paged_step(g, part, 1, NULL, &err));
+        ok(lm_paged_step(g, &(lm_paged_part){ ids, 3, 0, LM_ROWS_PROMPT, table, 0 }, 1, NULL,
+                         &err));
     assert_string_equal(lm_paged_unrecorded(g), "no recordings today");
     lm_paged_free(g);
     *plain = real;
