@@ -277,6 +277,36 @@ static void dropped_rows_that_do_not_fit(void **state)
     close_pair(&x), close_pair(&y), close_pair(&z);
 }
 
+/* Layers with a window keep all tokens beside a policy: one with fewer, or one twice, is refused. */
+static void windows_that_lack_tokens(void **state)
+{
+    int64_t rows[8], layer = 0;
+    pair x;
+    (void)state;
+    open_pair(GEMMA2, LM_DTYPE_F32, "snapkv:capacity=60,window=8", &x);
+    ok(lm_generator_prompt(x.whole, 0, ids, 150, NULL, &err));
+    lm_kv_image *m = through_file(&x, x.whole, 1);
+    while (layer < m->about.layers && !x.w.config.layer[layer].window)
+        layer++;
+    assert_true(m->about.layers <= 8 && layer < m->about.layers);
+    assert_int_equal(m->about.rows[layer], 150);
+    for (int k = 0; k < 2; k++) {
+        const int64_t *kept = m->about.rows;
+        memcpy(rows, kept, sizeof *rows * (size_t)m->about.layers);
+        rows[layer] -= k;
+        m->about.rows = rows;
+        m->content.at[layer][70] -= 1 - k;
+        assert_int_equal(lm_generator_resume(x.other, 0, m, NULL, 0, par, &err), LM_EFORMAT);
+        assert_non_null(strstr(err.what, "lacks tokens of its window"));
+        err = (lm_err){ 0 };
+        m->content.at[layer][70] += 1 - k;
+        m->about.rows = kept;
+    }
+    ok(lm_generator_resume(x.other, 0, m, NULL, 0, par, &err));
+    lm_kv_image_free(m);
+    close_pair(&x);
+}
+
 /* Orders that are no permutation, and masses that are no numbers, are refused when they are read. */
 static void orders_and_masses_that_are_wrong(void **state)
 {
@@ -347,6 +377,7 @@ int main(void)
         cmocka_unit_test(policies_continue),
         cmocka_unit_test(dropped_rows_stay),
         cmocka_unit_test(dropped_rows_that_do_not_fit),
+        cmocka_unit_test(windows_that_lack_tokens),
         cmocka_unit_test(orders_and_masses_that_are_wrong),
     };
     return cmocka_run_group_tests_name("generate_cache", tests, open_cached, close_cpu);
