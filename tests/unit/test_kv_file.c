@@ -483,6 +483,37 @@ static void test_bad_tensors(void **state)
     drop(c), drop(out);
 }
 
+/* The checksum of one tensor more than the file has; the header is right otherwise. */
+static void test_bad_hashes(void **state)
+{
+    static const char next[] = "\\\"layers.0.k\\\":",
+                      more[] = "\\\"layers.7.k\\\":\\\"0123456789abcdef\\\",    ";
+    enum { MORE = sizeof more - 1 };
+    cache *c = make(LM_DTYPE_BF16, 12, true), *out = make(LM_DTYPE_BF16, 12, false);
+    lm_kv_reading r = reading(LM_KV_FILE_BEST);
+    lm_buf b = write_cache(c, 0);
+    char *file = malloc(b.len + MORE), *at = memmem(b.data, b.len, next, strlen(next));
+    uint64_t header;
+    (void)state;
+    assert_non_null(at);
+    memcpy(&header, b.data, 8);
+    header += MORE; /* safetensors: of 8 bytes each */
+    assert_int_equal(header % 8, 0);
+    size_t before = (size_t)(at - b.data);
+    memcpy(file, b.data, before);
+    memcpy(file, &header, 8);
+    memcpy(file + before, more, MORE);
+    memcpy(file + before + MORE, at, b.len - before);
+    reseal(file, b.len + MORE);
+    for (int i = 0; i < 2; i++) {
+        lm_err e = { 0 };
+        assert_int_equal(load(file, b.len + MORE, i % 2, &c->about, &r, out, &e), LM_EFORMAT);
+        assert_string_equal(e.what, "xxh3 has the checksum of a tensor that is not there");
+    }
+    free(file);
+    lm_buf_fini(&b), drop(c), drop(out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -494,6 +525,7 @@ int main(void)
         cmocka_unit_test(test_cuts),         cmocka_unit_test(test_bad_numbers),
         cmocka_unit_test(test_bad_chunks),   cmocka_unit_test(test_bad_headers),
         cmocka_unit_test(test_bad_tensors),  cmocka_unit_test(test_slow_stream),
+        cmocka_unit_test(test_bad_hashes),
     };
     return cmocka_run_group_tests_name("kv_file", tests, make_path, drop_path);
 }
