@@ -399,7 +399,7 @@ lm_code generator_keep_prompt(lm_generator *g, int64_t slot, lm_err *e)
 /* ---- steps ---- */
 
 /* The token of the last step takes the place that was chosen for it; its mass came behind those of all rows. */
-static void settle(generator_keep *k, int64_t layer, int64_t slot, int64_t position)
+static void place_last_token(generator_keep *k, int64_t layer, int64_t slot, int64_t position)
 {
     kept_layer *y = &k->layer[layer];
     int64_t used = y->used[slot], next = used;
@@ -463,7 +463,7 @@ static lm_code step_slot(lm_generator *g, keep_inputs *in, int64_t slot, bool on
         in->used[l][slot] = 0;
         memset(row, 0, (size_t)k->layer[l].heads * sizeof *row);
         if (on && k->pending[slot])
-            settle(k, l, slot, position - 1);
+            place_last_token(k, l, slot, position - 1);
         if (on && choose_rows(k, l, slot, position, &in->used[l][slot], row, e))
             return e->code;
     }
@@ -498,7 +498,7 @@ lm_code generator_keep_finish(lm_generator *g, int64_t slot, lm_err *e)
         return e->code;
     for (int64_t l = 0; l < k->layers && k->pending[slot]; l++)
         if (k->rows[l])
-            settle(k, l, slot, g->used[slot] - 1);
+            place_last_token(k, l, slot, g->used[slot] - 1);
     k->pending[slot] = false;
     return moved ? lm_mirror_push(&k->mass, k->mass.bytes, NULL, e) : LM_OK;
 }

@@ -63,7 +63,7 @@ static int pieces_at(const lm_tiers *t, char *at, struct iovec *out)
 }
 
 /* Wait for the copies so far, and count their time. */
-static lm_code settle_copies(lm_tiers *t, lm_err *e)
+static lm_code wait_for_copies(lm_tiers *t, lm_err *e)
 {
     double now;
     if (t->stream && t->b->sync(t->b, t->stream, e))
@@ -160,18 +160,18 @@ static lm_code disk_move(lm_tiers *t, const lm_kv_move *m, lm_err *e)
     bool write = m->to == LM_TIER_DISK, host = m->from == LM_TIER_HOST;
     int64_t place = write ? m->source : m->target;
     char *at = host ? host_place(t, place) : t->code ? t->coded : t->bounce;
-    if (settle_copies(t, e))
+    if (wait_for_copies(t, e))
         return e->code;
     if (!host && !t->code && t->b->host_memory) {
         use_disk(t, m, t->from, lm_paged_pieces(t->g, place, t->from));
         return LM_OK;
     }
-    if (write && !host && (lower_page(t, place, at, e) || settle_copies(t, e)))
+    if (write && !host && (lower_page(t, place, at, e) || wait_for_copies(t, e)))
         return e->code;
     t->from[0] = (struct iovec){ at, t->below };
     if (use_disk(t, m, t->from, 1) || write)
         return LM_OK;
-    return raise_page(t, at, place, e) ? e->code : settle_copies(t, e);
+    return raise_page(t, at, place, e) ? e->code : wait_for_copies(t, e);
 }
 
 /* A shared page is copied to be written. */
@@ -214,7 +214,7 @@ static lm_code perform(lm_tiers *t, const lm_kv_move *m, int64_t n, lm_err *e)
         if (perform_one(t, m, e))
             return e->code;
     }
-    return settle_copies(t, e);
+    return wait_for_copies(t, e);
 }
 
 /* ---- beside the rows ---- */
