@@ -25,7 +25,8 @@ typedef struct {
     lm_kv_passkeys passkeys;
 } kv_report;
 
-/* Append the table; an object of JSON; the maps of retrieval as SVG, PNG or text, by the ending of `path`. */
+/* Append the table; an object of JSON; the maps of retrieval as SVG, PNG or text, by the ending
+ * of `path`. */
 lm_code kv_report_table(const kv_report *k, lm_buf *out, lm_err *e);
 lm_code kv_report_json(const kv_report *k, lm_buf *out, lm_err *e);
 lm_code kv_report_picture(const kv_report *k, const char *path, lm_buf *out, lm_err *e);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.h -- the parts of quantize-kv that run a model: calibrations (calibrate.c) and reports (evaluate.c), and the tokens that
- * both read (tokens.c). */
+/* model.h -- the parts of quantize-kv that run a model: calibrations (calibrate.c) and reports
+ * (evaluate.c), and the tokens that both read (tokens.c). */
 #ifndef LM_CMD_QUANTIZE_KV_MODEL_H
 #define LM_CMD_QUANTIZE_KV_MODEL_H
 
@@ -39,19 +39,21 @@ typedef struct {
 
 enum { KV_LEAST_WINDOW = 8 }; /* tokens */
 
-/* Open the model and the first tokens of the data: `windows` windows, of o->seq tokens or as long as its training's; fewer
- * windows if there is less data.  With o->documents each window is a part of one document. */
+/* Open the model and the first tokens of the data: `windows` windows, of o->seq tokens or as
+ * long as its training's; fewer windows if there is less data.  With o->documents each window is
+ * a part of one document. */
 lm_code kv_work_open(kv_work *w, int64_t windows, lm_err *e);
 /* At most `most` tokens of a dataset, text or JSONL. */
 lm_code kv_read_tokens(const kv_work *w, const char *path, size_t most, lm_ids *out, lm_err *e);
 void kv_work_close(kv_work *w);
 
-/* The next method of a list, and NULL behind the last: methods are separated by spaces, and by commas where no key follows.
- * The text is changed. */
+/* The next method of a list, and NULL behind the last: methods are separated by spaces, and by
+ * commas where no key follows.  The text is changed. */
 char *kv_next_method(char **at);
-/* Add what a method needs to the settings of a calibration: "kvquant:bits=3,outliers=0.01", "auto", "fp8:scale=head", "all".
- * With `rest` the text is a specification of a cache, "kvquant:bits=3,sinks=1", and *rest, which the caller frees, that with
- * a file: "kvquant:file=calibration,sinks=1". */
+/* Add what a method needs to the settings of a calibration: "kvquant:bits=3,outliers=0.01",
+ * "auto", "fp8:scale=head", "all".  With `rest` the text is a specification of a cache,
+ * "kvquant:bits=3,sinks=1", and *rest, which the caller frees, that with a file:
+ * "kvquant:file=calibration,sinks=1". */
 lm_code kv_calibration_parse(const char *text, lm_kv_calibrate_opts *o, char **rest, lm_err *e);
 /* True for a specification that needs a calibration and names no file. */
 bool kv_calibrated_here(const char *name);

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_code_balance.h -- codes with scales along both axes (numeric/kv_balance.c), on vectors; included by kv_code_simd.c.
+/* kv_code_balance.h -- codes with scales along both axes (numeric/kv_balance.c), on vectors;
+ * included by kv_code_simd.c.
  *
- * The standard deviations of rows and columns follow from sums of x and x^2 times the factors of the other axis, so a
- * round reads the tile twice and divides nothing.  The factors differ from the definition's in their last digits: a tile
- * in which these could choose another round, stored scale or code is left to the definition, so the bits are the same.
- * A line is a token, a lane a channel: of keys rows are lanes, of values rows are lines. */
+ * The standard deviations of rows and columns follow from sums of x and x^2 times the factors of
+ * the other axis, so a round reads the tile twice and divides nothing.  The factors differ from
+ * the definition's in their last digits: a tile in which these could choose another round,
+ * stored scale or code is left to the definition, so the bits are the same.  A line is a token,
+ * a lane a channel: of keys rows are lanes, of values rows are lines. */
 #ifndef LM_KERNELS_CPU_KV_CODE_BALANCE_H
 #define LM_KERNELS_CPU_KV_CODE_BALANCE_H
 
 enum { BALANCE_ROUNDS = 8, BALANCE_LINES = 256 /* most lines of a tile */ };
 
-/* How far factors may be from the definition's, of their size: each of 16 deviations is wrong by less than 256 roundings
- * of 2^-53 times x^2 over the variance. */
+/* How far factors may be from the definition's, of their size: each of 16 deviations is wrong by
+ * less than 256 roundings of 2^-53 times x^2 over the variance. */
 #define BALANCE_NEAR 1e-12
 #define BALANCE_MOST 1e-8 /* above it the definition is asked */
 
@@ -151,8 +153,9 @@ static void next_round(balance *b, bool by_channel)
     }
 }
 
-/* Set the factors to those of the best round, and b->near; rounds that are as good as the best, but for b->near, may be
- * the definition's choice: then their factors have to be near, too.  False: the definition has to find it. */
+/* Set the factors to those of the best round, and b->near; rounds that are as good as the best,
+ * but for b->near, may be the definition's choice: then their factors have to be near, too.
+ * False: the definition has to find it. */
 static bool find_balance(balance *b, bool by_channel)
 {
     double line[BALANCE_LINES], lane[LM_KV_MAX_DIM], best = (double)INFINITY, apart = 0;
@@ -182,7 +185,8 @@ static bool find_balance(balance *b, bool by_channel)
     return b->near < BALANCE_MOST;
 }
 
-/* Store v, which is right but for `near` of it; false if the definition's could be another number. */
+/* Store v, which is right but for `near` of it; false if the definition's could be another
+ * number. */
 static bool store_about(lm_dtype t, char *section, int64_t at, double v, double near)
 {
     double now = stored(t, v);
@@ -190,7 +194,8 @@ static bool store_about(lm_dtype t, char *section, int64_t at, double v, double 
     return isfinite(v) && now == stored(t, v * (1 - near)) && now == stored(t, v * (1 + near));
 }
 
-/* Scale and minimum of balanced numbers in [least, most], whose rows are `by` times as large; false: not sure. */
+/* Scale and minimum of balanced numbers in [least, most], whose rows are `by` times as large;
+ * false: not sure. */
 static bool store_part(const coder *w, const balance *b, int64_t t, int64_t d, double least,
                        double most, double by, lm_kv_scale *out)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_code_ggml.h -- codes of ggml's formats in groups of 32 (numeric/ggml_simple.c, numeric/ggml_iq4.c), in the same steps
- * of F32; included by kv_code_simd.c.  Zeros whose sign would depend on the order, short groups, and groups of iq4_nl whose
- * sums could overflow are left to the definition. */
+/* kv_code_ggml.h -- codes of ggml's formats in groups of 32 (numeric/ggml_simple.c,
+ * numeric/ggml_iq4.c), in the same steps of F32; included by kv_code_simd.c.  Zeros whose sign
+ * would depend on the order, short groups, and groups of iq4_nl whose sums could overflow are
+ * left to the definition. */
 #ifndef LM_KERNELS_CPU_KV_CODE_GGML_H
 #define LM_KERNELS_CPU_KV_CODE_GGML_H
 
@@ -182,8 +183,8 @@ LM_INLINE bool iq4_scales(const vf x[BLOCK], vf *out)
     return true;
 }
 
-/* Whole groups [g, g + n) of the tokens from t on, n at most VF_LANES, `groups` a token; rows x are `pitch` apart.  False:
- * the definition has to code them. */
+/* Whole groups [g, g + n) of the tokens from t on, n at most VF_LANES, `groups` a token; rows x
+ * are `pitch` apart.  False: the definition has to code them. */
 static bool code_iq4(const coder *w, int64_t t, int64_t g, int64_t n, int64_t groups,
                      const float *x, int64_t pitch, uint8_t *code)
 {

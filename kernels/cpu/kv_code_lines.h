@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_code_lines.h -- the codes of 16 tokens: as lines of tiles (numeric/kv_format.h), as rows of bytes of tokens or of
- * channels, and as the bits of rows (numeric/kv_rows.h).
+/* kv_code_lines.h -- the codes of 16 tokens: as lines of tiles (numeric/kv_format.h), as rows of
+ * bytes of tokens or of channels, and as the bits of rows (numeric/kv_rows.h).
  *
- * Lines of keys are those of a tile, for each four channels; of values four for each 16 channels.  `ld` is the head's
- * width up to a multiple of 16. */
+ * Lines of keys are those of a tile, for each four channels; of values four for each 16
+ * channels.  `ld` is the head's width up to a multiple of 16. */
 #ifndef LM_KERNELS_CPU_KV_CODE_LINES_H
 #define LM_KERNELS_CPU_KV_CODE_LINES_H
 
@@ -232,7 +232,8 @@ static inline void put_patch(const kv_patch *p, uint8_t *line)
 
 /* ---- bits ---- */
 
-/* n codes one behind another, of `bits` bits, a constant, the lowest first; bits behind them are 0. */
+/* n codes one behind another, of `bits` bits, a constant, the lowest first; bits behind them are
+ * 0. */
 LM_INLINE void pack_of(int bits, const uint8_t *code, int64_t n, uint8_t *to)
 {
     const uint64_t mask = 0x0101010101010101u * ((1u << bits) - 1);

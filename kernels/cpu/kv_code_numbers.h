@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_code_numbers.h -- codes back to numbers, and rows from and to the type of activations; included by kv_code_simd.c.
+/* kv_code_numbers.h -- codes back to numbers, and rows from and to the type of activations;
+ * included by kv_code_simd.c.
  *
- * Where the definition's number in double is exact before its last rounding, it is found in F32: scale times level
- * without a minimum, and with one of F16 (both are multiples of 2^-24 and below 2^25). */
+ * Where the definition's number in double is exact before its last rounding, it is found in F32:
+ * scale times level without a minimum, and with one of F16 (both are multiples of 2^-24 and
+ * below 2^25). */
 #ifndef LM_KERNELS_CPU_KV_CODE_NUMBERS_H
 #define LM_KERNELS_CPU_KV_CODE_NUMBERS_H
 

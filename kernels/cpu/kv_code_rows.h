@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_code_rows.h -- codes between pages and the order of files (numeric/kv_rows.h), 16 tokens at a time; scales and outliers
- * are copied by the definition's own loops. */
+/* kv_code_rows.h -- codes between pages and the order of files (numeric/kv_rows.h), 16 tokens at
+ * a time; scales and outliers are copied by the definition's own loops. */
 #ifndef LM_KERNELS_CPU_KV_CODE_ROWS_H
 #define LM_KERNELS_CPU_KV_CODE_ROWS_H
 
@@ -15,7 +15,8 @@ typedef struct {
     uint8_t *codes;
 } kv_moving;
 
-/* Tokens [first, last) of the 16 from token t on, rows of tokens, to the rows of files or from there. */
+/* Tokens [first, last) of the 16 from token t on, rows of tokens, to the rows of files or from
+ * there. */
 LM_INLINE void move_tokens(const kv_moving *m, bool pack, int64_t t, int64_t first, int64_t last,
                            uint8_t *line, uint8_t *code)
 {
