@@ -331,10 +331,13 @@ lm_code generate_only_prompt(generate_work *w, lm_err *e)
 static lm_code make_image(generate_work *w, lm_kv_image **out, lm_err *e)
 {
     lm_cache_about a;
+    const lm_kv_about *f = w->cache ? lm_kv_file_about(w->cache) : NULL;
     int64_t used = lm_generator_used(w->gen, 0);
     lm_code rc = describe(w, w->type, &a, e);
     a.about.has_next = w->tokens > used;
     a.about.next = (int32_t)w->last;
+    if (f && f->policy && !f->ordered && !strcmp(w->plan.text, f->policy))
+        a.about.policy = f->policy; /* it dropped tokens of the prompt only, and is done */
     rc = rc ? rc : lm_generator_save(w->gen, 0, &a.about, w->par, out, e);
     lm_cache_about_fini(&a);
     return rc;

@@ -50,10 +50,14 @@ lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
     if (p && (w->state || (a && !a->rows)))
         return lm_fail(e, LM_EUSAGE, "--kv", "leave it or --load-cache out",
                        "a policy cannot drop tokens of a saved cache");
-    if (p && a && (!a->policy || strcmp(a->policy, w->caches.plan->text)))
+    if (p && a && !a->policy)
+        return lm_fail(e, LM_EUSAGE, "--kv", "leave the policy out",
+                       "tokens of %s were dropped, and it does not name the policy",
+                       opt.cache.load);
+    if (p && a && strcmp(a->policy, w->caches.plan->text))
         return lm_fail(e, LM_EUSAGE, "--kv", "give that, or leave the policy out",
-                       "tokens of %s were dropped with '%s', not '%s'", opt.cache.load,
-                       a->policy ? a->policy : "another policy", w->caches.plan->text);
+                       "tokens of %s were dropped with '%s', not '%s'", opt.cache.load, a->policy,
+                       w->caches.plan->text);
     return LM_OK;
 }
 

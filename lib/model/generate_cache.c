@@ -131,7 +131,8 @@ static lm_code about_kept(lm_generator *g, int64_t slot, lm_kv_about *a, int64_t
     for (int64_t l = 0; l < a->layers; l++)
         (*rows)[l] = generator_keep_used(g, slot, l);
     a->rows = *rows;
-    a->policy = p->kind == LM_KV_STAY ? NULL : g->kv->text;
+    if (p->kind != LM_KV_STAY)
+        a->policy = g->kv->text;
     a->prompt = generator_keep_prompt_tokens(g, slot);
     a->ordered = lm_kv_policy_replaces(p);
     a->weighed = p->kind == LM_KV_H2O;

@@ -7,8 +7,8 @@
 #include "model/generate.h"
 
 /* Copy the sequence of a slot to a new image.  `about` describes the model (lm_cache_about_model), and the token that
- * follows, if it was chosen.  With a policy, the image has the tokens that stay, with what the policy goes by.  Fails:
- * LM_ELIMIT; as the backend. */
+ * follows, if it was chosen.  With a policy, the image has the tokens that stay, with what the policy goes by; about->policy is
+ * read for LM_KV_STAY only.  Fails: LM_ELIMIT; as the backend. */
 lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *about, lm_par *par,
                           lm_kv_image **out, lm_err *e);
 

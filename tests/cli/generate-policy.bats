@@ -64,7 +64,7 @@ setup() {
     text=$(head -c 500 corpus.txt)
     ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'; }
     logs() { grep -o '"logprobs":\[[-0-9.,e]*\]' "$1" | grep -o '[-0-9.,e]*' | tail -n 1 | tr ',' '\n'; }
-    for kv in h2o:keep=0.3+int8:group=16 streaming:window=30 snapkv:capacity=48,window=8; do
+    for kv in h2o:keep=0.3+int8:group=16 streaming:window=30 kvmerge:threshold=0.5 snapkv:capacity=48,window=8; do
         set -- -q run/ -T 0 --ignore-eos --json --logprobs --kv $kv
         generate "$@" -n 30 -p "$text" > whole
         generate "$@" -n 18 -p "$text" --save-cache kept.kv -f > begin
@@ -72,6 +72,11 @@ setup() {
         generate "$@" -n 12 -p '' --load-cache kept.kv > end
         [ "$(ids whole)" = "$(ids begin; ids end)" ]
         [ "$(logs whole)" = "$(logs begin; logs end)" ]
+        generate "$@" -n 5 -p '' --load-cache kept.kv --save-cache again.kv -f > middle
+        quantize-kv --verify again.kv
+        generate "$@" -n 7 -p '' --load-cache again.kv > end
+        [ "$(ids whole)" = "$(ids begin; ids middle; ids end)" ]
+        [ "$(logs whole)" = "$(logs begin; logs middle; logs end)" ]
         generate "$@" -n 4 -p ' and' --load-cache kept.kv --n 3 -b 3 > more
         [ "$(wc -l < more)" -eq 3 ]
     done
@@ -84,7 +89,7 @@ setup() {
     generate -q run/ -n 4 -p ' one' --load-cache coded.kv > more
     [ -s more ]
     run -2 generate -q run/ -n 4 -p ' one' --load-cache coded.kv --kv h2o:keep=0.3
-    [[ $output == *"dropped with 'another policy'"* ]]
+    [[ $output == *"coded.kv were dropped, and it does not name the policy: leave the policy out" ]]
 }
 
 @test "generate --kv POLICY: a long context takes the memory of one text; -v tells it" {
