@@ -66,7 +66,8 @@ void generate_check_serve(void)
         lm_misuse(&tool, "--batch-size", "give one of them",
                   "cannot be combined with --serve-batch");
     if (opt.serve.down && !opt.serve.host && !opt.serve.disk)
-        lm_misuse(&tool, "--kv-down", "give --kv-host or --kv-disk, too", "has no effect without");
+        lm_misuse(&tool, "--kv-down", "give --kv-host or --kv-disk, too",
+                  "has no effect without a further place for pages");
     if (opt.serve.disk)
         split_disk();
     check_tiers();
