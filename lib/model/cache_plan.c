@@ -55,22 +55,25 @@ static lm_code read_data(const lm_kv_spec *s, const lm_config *c, lm_model_sourc
     return LM_OK;
 }
 
-/* The calibration in the model's folder, for methods that name none. */
+/* The calibration in the folder that was named (that of a training run has its models in folders inside), or else in the
+ * model's own, for methods that name none. */
 static lm_code add_default(lm_kv_spec *s, lm_model_source *src, lm_err *e)
 {
     const char *dir = src ? lm_model_source_dir(src) : NULL, *method = lm_kv_spec_uncalibrated(s);
-    char *path;
+    char *path[2] = { 0 };
     bool any = false;
     if (!method || !dir)
         return LM_OK; /* the method says what it needs */
-    if (lm_asprintf(&path, e, "%s%s%s", dir, dir[strlen(dir) - 1] == '/' ? "" : "/",
-                    LM_CACHE_CALIBRATION))
-        return e->code;
-    lm_code rc = lm_path_exists(path) ? lm_kv_spec_default_file(s, path, &any, e) : LM_OK;
+    lm_code rc = lm_path_join(&path[0], lm_model_source_path(src), LM_CACHE_CALIBRATION, e);
+    rc = rc ? rc : lm_path_join(&path[1], dir, LM_CACHE_CALIBRATION, e);
+    for (int i = 0; i < 2 && !rc && !any; i++)
+        if (lm_path_exists(path[i]))
+            rc = lm_kv_spec_default_file(s, path[i], &any, e);
     if (!rc && !any)
         rc = lm_fail(e, LM_EUSAGE, "kv cache", "measure it, or set file",
-                     "%s reads a calibration, and there is no %s", method, path);
-    lm_free(path);
+                     "%s reads a calibration, and there is no %s", method, path[0]);
+    lm_free(path[0]);
+    lm_free(path[1]);
     return rc;
 }
 

@@ -116,6 +116,20 @@ END
         [ -s a ]
         cmp a b
     done
+    # of a training run: in its folder first, then in that of its model
+    mkdir train
+    cp -R own train/step-000003
+    echo '{}' > train/step-000003/state.json
+    ln -s step-000003 train/latest
+    mv train/step-000003/kv-calibration.safetensors train/
+    generate -q train/ -p 'The system' -n 20 -T 0 --kv fp8:scale=head > c
+    cmp a c
+    mv train/kv-calibration.safetensors train/step-000003/
+    generate -q train/ -p 'The system' -n 20 -T 0 --kv fp8:scale=head > c
+    cmp a c
+    rm train/step-000003/kv-calibration.safetensors
+    run -2 generate -q train/ -p 'The system' -n 20 -T 0 --kv fp8:scale=head
+    [[ $output == *"there is no train/kv-calibration.safetensors: "* ]]
     run --separate-stderr generate -v own/ -p 'The system' -n 2 --kv kvquant:bits=3
     [[ $stderr == *"generate: --kv kvquant:bits=3: "* ]]
     run -2 generate own/ -p 'The system' -n 2 --kv kvquant:bits=2
