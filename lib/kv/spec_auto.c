@@ -103,6 +103,23 @@ static lm_code add_side(const lm_kv_binding *b, const lm_kv_data *d, const lm_kv
     return LM_OK;
 }
 
+/* The cheapest forms must fit. */
+static lm_code check_bits(const group *g, int m, double bits, lm_err *e)
+{
+    double least = 0;
+    for (int64_t i = 0; i < g->n; i++) {
+        double one = INFINITY;
+        for (int k = 0; k < m; k++)
+            one = fmin(one, g->offer[i * m + k].bytes);
+        least += one;
+    }
+    double need = ceil(least * 8 / g->numbers * 100) / 100;
+    if (!isfinite(least) || least <= bits / 8 * g->numbers)
+        return LM_OK; /* as lm_kv_choose */
+    return lm_fail(e, LM_EUSAGE, where, "allow as many bits",
+                   "the cheapest forms have %.4g bits a number, not %.4g", need, bits);
+}
+
 /* Choose for all sides with the budget of side `first`. */
 static lm_code choose_group(lm_kv_binding *b, int64_t first, lm_err *e)
 {
@@ -125,7 +142,8 @@ static lm_code choose_group(lm_kv_binding *b, int64_t first, lm_err *e)
         if (has_budget(b->use[i]) && lm_kv_use_is_same(b->use[i], u) &&
             add_side(b, d, candidate, m, i, &g, e))
             return e->code;
-    if (lm_kv_choose(g.offer, g.n, m, u->h[BITS] / 8 * g.numbers, g.chosen, e))
+    if (check_bits(&g, m, u->h[BITS], e) ||
+        lm_kv_choose(g.offer, g.n, m, u->h[BITS] / 8 * g.numbers, g.chosen, e))
         return e->code;
     for (int64_t i = 0; i < g.n; i++)
         b->use[g.index[i]] = &candidate[g.chosen[i]];

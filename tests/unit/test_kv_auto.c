@@ -227,7 +227,7 @@ static void refusals(void **state)
         { "auto:bits=3", NULL, "auto with bits needs a calibration", true, false },
         { "auto:bits=3,file=s", NULL, "auto with bits needs a calibration", true, false },
         { "auto:file=s", NULL, "no calibration is read", false, false },
-        { "auto:bits=2,file=s", NULL, "the cheapest forms have 384 bytes a token, not 256", false,
+        { "auto:bits=2,file=s", NULL, "the cheapest forms have 3 bits a number, not 2", false,
           false },
         { "auto:bits=3,file=s", "", "there are no candidates for auto", false, false },
         { "auto:bits=3,file=s", "int9", "there is no method 'int9'", false, false },
