@@ -131,9 +131,21 @@ static lm_code open_down(generate_work *w, lm_dtype type, lm_err *e)
     return rc;
 }
 
+/* Pages on the host; those of a device are in its memory. */
+static lm_code check_memory(const generate_work *w, lm_err *e)
+{
+    char need[32], have[32];
+    double memory = (double)lm_mem_available(), asked = (double)opt.serve.memory;
+    if (!w->backend->host_memory || !(memory > 0) || asked <= memory)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, "--kv-memory", "give at most as much",
+                   "%s, but %s of memory are free", lm_show_bytes(asked, need),
+                   lm_show_bytes(memory, have));
+}
+
 lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
 {
-    if (open_down(w, type, e))
+    if (open_down(w, type, e) || check_memory(w, e))
         return e->code;
     int64_t all = opt.prompt.n * opt.samples, batch = opt.serve.batch;
     const lm_serve_sizes ask = { .sequences = !w->in && all < batch ? all : batch,

@@ -145,6 +145,7 @@ setup() {
         [ "${#lines[@]}" -eq 1 ]
         [[ "$output" == *"$text"* ]]
     }
+    refused " of memory are free: give at most as much" --serve-batch 4 --kv-memory 900T
     refused "--kv-down: has no effect without a further place for pages: give --kv-host or --kv-disk, too" --kv-down int8
     refused "--kv-down: kivi: pages that move are coded by methods that code each token by itself" --kv-host 1M --kv-down kivi
     refused "--kv-down: int4: codes nothing that is not stored so already: leave it out" --kv-host 1M --kv int8 --kv-down int4
