@@ -199,7 +199,8 @@ static lm_code convert(work *w, lm_err *e)
     w->levels = is_cachegen() ? levels_of() : 0;
     lm_code rc = o->decode || w->levels ? LM_OK : bind_method(w, e);
     rc = rc ? rc : read_all(w, e);
-    rc = rc ? rc : lm_cache_convert(w->in, w->plan, tool->cpu, w->par, &w->out, e);
+    if (!rc && (rc = lm_cache_convert(w->in, w->plan, tool->cpu, w->par, &w->out, e)))
+        lm_err_in(e, "%s", lm_stream_is(tool->argv[0]) ? "standard input" : tool->argv[0]);
     rc = rc ? rc : write_cache(w, e);
     return rc ? rc : say_result(w, e);
 }

@@ -40,12 +40,12 @@ static lm_code read_type(const json_t *o, lm_rope_type *out, lm_err *e)
 }
 
 /* The members that lm_rope_text writes. */
-static lm_code read_table(const json_t *o, int i, key_rotation *k, lm_err *e)
+static lm_code read_table(const json_t *o, int i, int64_t widest, key_rotation *k, lm_err *e)
 {
     lm_rope_config *r = &k->config.rope[i];
     int64_t trained = 0;
     lm_code rc = read_type(o, &r->type, e);
-    rc = rc ? rc : lm_json_i64(o, "dim", 2, 1 << 16, &r->dim, where, e);
+    rc = rc ? rc : lm_json_i64(o, "dim", 2, widest, &r->dim, where, e);
     const struct {
         const char *key;
         double *to;
@@ -64,6 +64,8 @@ static lm_code read_table(const json_t *o, int i, key_rotation *k, lm_err *e)
     rc = rc ? rc : lm_json_i64_or(o, "original", 0, 0, INT32_MAX, &r->original, where, e);
     rc = rc ? rc : lm_json_i64_or(o, "max_positions", 0, 0, MOST_POSITIONS, &trained, where, e);
     rc = rc ? rc : lm_json_i64_or(o, "positions", 0, 0, MOST_POSITIONS, &k->rows[i], where, e);
+    if (!rc && r->type != LM_ROPE_DEFAULT && !(r->factor > 0))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "a table has no factor above 0");
     if (!rc && (r->dim % 2 || !(r->theta > 0) || (r->type == LM_ROPE_DYNAMIC && !trained)))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "a table has no width, base or positions");
     if (trained)
@@ -76,10 +78,14 @@ static lm_code read_settings(const lm_kv_about *a, const json_t *root, key_rotat
     const json_t *tables = json_object_get(root, "tables");
     const json_t *layers = json_object_get(root, "layers");
     size_t n = json_array_size(tables);
-    if (n > LM_MOST_ROPES || (n && json_array_size(layers) != (size_t)a->layers))
+    int64_t widest = 0;
+    for (int64_t l = 0; l < a->layers; l++)
+        widest = a->head_dim[l] > widest ? a->head_dim[l] : widest;
+    if (!json_is_object(root) || n > LM_MOST_ROPES ||
+        (n && json_array_size(layers) != (size_t)a->layers))
         return lm_fail(e, LM_EFORMAT, where, NULL, "it has no table for each layer");
     for (size_t i = 0; i < n; i++)
-        if (read_table(json_array_get(tables, i), (int)i, k, e))
+        if (read_table(json_array_get(tables, i), (int)i, widest, k, e))
             return e->code;
     k->config.ropes = (int)n;
     for (int64_t l = 0; l < a->layers; l++) {
@@ -107,23 +113,49 @@ static int64_t last_position(const lm_kv_image *m)
     return last;
 }
 
-/* Tables of the dynamic type have the rows of the context that they were made for. */
+static bool is_used(const key_rotation *k, int64_t layers, int table)
+{
+    for (int64_t l = 0; l < layers; l++)
+        if (k->layer[l] == table)
+            return true;
+    return false;
+}
+
+/* Pairs that keys can be rotated by, and back. */
+static bool can_turn(const float *table, int64_t rows, int64_t dim)
+{
+    for (int64_t p = 0; p < rows; p++, table += dim)
+        for (int64_t j = 0; j < dim / 2; j++) {
+            double c = (double)table[j], s = (double)table[dim / 2 + j], norm = c * c + s * s;
+            if (!isfinite(norm) || !(norm > 0))
+                return false;
+        }
+    return true;
+}
+
+/* The rows that the cache needs.  Tables of the dynamic type are those of the context that they were made for. */
+static lm_code make_table(key_rotation *k, int i, int64_t need, lm_err *e)
+{
+    int64_t context = k->rows[i] ? k->rows[i] : need, dim = k->config.rope[i].dim;
+    if (need > context || need > MOST_POSITIONS)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "a position is %lld, tables have %lld at most",
+                       (long long)(need - 1),
+                       (long long)(need > context ? context : MOST_POSITIONS));
+    if (lm_alloc_n(&k->table[i], (size_t)(need * dim), sizeof(float), "a rotary table", e))
+        return e->code;
+    lm_rope_rows(&k->config, i, context, need, k->table[i]);
+    return can_turn(k->table[i], need, dim)
+               ? LM_OK
+               : lm_fail(e, LM_EFORMAT, where, NULL, "a table has numbers that rotate no key");
+}
+
+/* The tables that layers have. */
 static lm_code make_tables(const lm_kv_image *m, key_rotation *k, lm_err *e)
 {
     int64_t need = last_position(m) + 1;
-    for (int i = 0; i < k->config.ropes; i++) {
-        int64_t *rows = &k->rows[i];
-        if (!*rows)
-            *rows = need;
-        if (need > *rows || *rows > MOST_POSITIONS)
-            return lm_fail(e, LM_EFORMAT, where, NULL,
-                           "a position is %lld, tables have %lld at most", (long long)(need - 1),
-                           (long long)(need > *rows ? *rows : MOST_POSITIONS));
-        if (lm_alloc_n(&k->table[i], (size_t)(*rows * k->config.rope[i].dim), sizeof(float),
-                       "a rotary table", e))
+    for (int i = 0; i < k->config.ropes; i++)
+        if (is_used(k, m->about.layers, i) && make_table(k, i, need, e))
             return e->code;
-        lm_rope_table(&k->config, i, *rows, k->table[i]);
-    }
     return LM_OK;
 }
 

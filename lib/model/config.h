@@ -116,4 +116,7 @@ double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, dou
 /* Rows 0..positions-1 of rotary table `table` in the form of kernels/rope.h, [positions, dim]. */
 void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out);
 
+/* The first `rows` rows of that table. */
+void lm_rope_rows(const lm_config *c, int table, int64_t positions, int64_t rows, float *out);
+
 #endif

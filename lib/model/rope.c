@@ -40,6 +40,11 @@ static double llama3_scale(const lm_rope_config *r, double f)
 
 void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out)
 {
+    lm_rope_rows(c, table, positions, positions, out);
+}
+
+void lm_rope_rows(const lm_config *c, int table, int64_t positions, int64_t rows, float *out)
+{
     const lm_rope_config *r = &c->rope[table];
     int64_t half = r->dim / 2;
     double d = (double)r->dim, theta = r->theta, attention = 1, lo = 0, hi = 0;
@@ -74,7 +79,7 @@ void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out)
             f = f / r->factor * ramp + f * (1 - ramp);
         }
         float f32 = (float)f;
-        for (int64_t p = 0; p < positions; p++) {
+        for (int64_t p = 0; p < rows; p++) {
             float angle = (float)p * f32;
             out[p * r->dim + j] = (float)(cos((double)angle) * attention);
             out[p * r->dim + half + j] = (float)(sin((double)angle) * attention);

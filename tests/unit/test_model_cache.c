@@ -201,6 +201,14 @@ static void test_bad_rotation(void **state)
         "{\"tables\":[{\"type\":\"dynamic\",\"dim\":8,\"theta\":10}],\"layers\":[0]}",
         "{\"tables\":[{\"type\":\"dynamic\",\"dim\":8,\"theta\":10,\"factor\":2,"
         "\"max_positions\":4,\"positions\":9}],\"layers\":[0]}",
+        "[]", /* these have rows for all positions */
+        "{\"tables\":[{\"type\":\"default\",\"dim\":8,\"theta\":1e-300}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"linear\",\"dim\":8,\"theta\":10,\"factor\":0}],\"layers\":[0]}",
+        "{\"tables\":[{\"type\":\"yarn\",\"dim\":8,\"theta\":10,\"factor\":2,\"original\":4,"
+        "\"beta_fast\":32,\"beta_slow\":1,\"attention\":1e-300}],\"layers\":[0]}",
+        /* A table that no layer has is not wider than heads. */
+        "{\"tables\":[{\"type\":\"default\",\"dim\":8,\"theta\":10},"
+        "{\"type\":\"default\",\"dim\":18,\"theta\":10}],\"layers\":[0]}",
     };
     static const int64_t one[1] = { 1 }, width[1] = { 16 };
     static lm_kv_format code = {
