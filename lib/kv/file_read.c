@@ -185,10 +185,11 @@ static lm_code read_chunk(reader *d, const lm_st_tensor *t, int64_t chunk, int l
     lm_code rc = read_coded(d, t, e);
     if (!rc && !d->tables[level])
         return wrong_tensor(d, t->name, "it precedes the tables of its level", e);
-    rc = rc ? rc
-            : lm_cachegen_decode(d->tables[level], d->room, (size_t)t->bytes, &d->rows, chunk,
-                                 d->cpu, d->par, e);
-    if (rc == LM_EFORMAT && d->tables[level])
+    if (rc) /* it has its place */
+        return rc;
+    rc = lm_cachegen_decode(d->tables[level], d->room, (size_t)t->bytes, &d->rows, chunk, d->cpu,
+                            d->par, e);
+    if (rc == LM_EFORMAT)
         lm_err_in(e, "%s: %s", d->f->where, t->name);
     return rc;
 }
