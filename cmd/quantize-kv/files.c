@@ -166,11 +166,12 @@ static lm_code show_methods(work *w, lm_err *e)
 static lm_code read_all(work *w, lm_err *e)
 {
     const bool chosen = o->decode && o->level.n;
+    const unsigned levels = lm_kv_file_levels(w->file);
     const lm_kv_reading r = { .vocab = INT32_MAX,
                               .context = INT32_MAX,
                               .level = chosen ? *o->level.v[0] - '0' : LM_KV_FILE_BEST,
-                              .keep = w->levels };
-    const unsigned levels = lm_kv_file_levels(w->file), lacks = w->levels & ~levels;
+                              .keep = o->verify ? levels : w->levels }; /* kept bytes are checked */
+    const unsigned lacks = w->levels & ~levels;
     char list[LM_CACHEGEN_SHOWN];
     if (levels && lacks)
         lm_say(tool, LM_LOG_NOTICE, "coded from the numbers of its level %d, for it lacks them: %s",

@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/text.h"
 #include "format/safetensors.h"
+#include "kv/file_impl.h"
 
 enum { LOWER, UPPER, TABLE, SCALE, OUTSIDE, ERRORS, KINDS };
 static const char *const kind_name[KINDS] = { "lower", "upper",    "table",
@@ -122,7 +124,8 @@ static const char *put_tensor(const lm_st_tensor *t, int kind, const float *x, l
     return 1 << to->bits == t->count ? NULL : "a table has 2, 4, 8, 16 or 32 levels";
 }
 
-static lm_code read_tensor(const lm_st *s, const lm_st_tensor *t, lm_kv_data *d, lm_err *e)
+static lm_code read_tensor(const lm_st *s, const lm_st_tensor *t, lm_kv_data *d, lm_hash128 *sum,
+                           lm_err *e)
 {
     place at;
     float *x;
@@ -135,6 +138,7 @@ static lm_code read_tensor(const lm_st *s, const lm_st_tensor *t, lm_kv_data *d,
     if (lm_arena_alloc(d->arena, &x, (size_t)t->count, sizeof *x, e) ||
         lm_st_load(s, t, LM_DTYPE_F32, x, e))
         return e->code;
+    lm_hash128_add(sum, x, (size_t)t->bytes);
     const char *wrong = put_tensor(t, at.kind, x, &d->side[2 * at.layer + at.side]);
     return wrong ? lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again", "'%.80s': %s",
                            t->name, wrong)
@@ -189,8 +193,43 @@ static lm_code read_meta(const lm_st *s, lm_kv_data *d, lm_err *e)
     return LM_OK;
 }
 
+static bool file_meta_at(const void *of, size_t i, const char **key, const char **value)
+{
+    return lm_st_meta_at(of, i, key, value);
+}
+
+static const lm_st_tensor *file_tensor_at(const void *of, size_t i)
+{
+    return lm_st_at(of, i);
+}
+
+static void end_hex(const lm_hash128 *sum, char hex[33])
+{
+    uint8_t digest[16];
+    lm_hash128_end(sum, digest);
+    lm_hash128_hex(digest, hex);
+}
+
+/* The checksums of the header and of the numbers. */
+static lm_code check_sums(const lm_st *s, const lm_kv_data *d, const lm_hash128 *sum, lm_err *e)
+{
+    const kv_header h = { s, file_meta_at, file_tensor_at, lm_st_count(s) };
+    const char *want[2] = { lm_st_meta(s, KV_HEADER_KEY), lm_st_meta(s, KV_DATA_KEY) };
+    char hex[2][33];
+    if (kv_header_digest(&h, hex[0], e))
+        return e->code;
+    end_hex(sum, hex[1]);
+    for (int i = 0; i < 2; i++)
+        if (!want[i] || strcmp(want[i], hex[i]))
+            return lm_fail(e, LM_EFORMAT, d->path, "measure the calibration again",
+                           "the checksum of its %s is %s", i ? "numbers" : "header",
+                           want[i] ? "wrong" : "missing");
+    return LM_OK;
+}
+
 lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e)
 {
+    lm_hash128 sum;
     lm_st *s;
     lm_kv_data *d = NULL;
     place at;
@@ -204,10 +243,13 @@ lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e)
     lm_code rc = lm_kv_data_new(layers, path, &d, e);
     if (!rc)
         rc = read_meta(s, d, e);
+    lm_hash128_init(&sum);
     for (size_t i = 0; i < lm_st_count(s) && !rc; i++)
-        rc = read_tensor(s, lm_st_at(s, i), d, e);
+        rc = read_tensor(s, lm_st_at(s, i), d, &sum, e);
     if (!rc)
         rc = check_ranges(d, e);
+    if (!rc)
+        rc = check_sums(s, d, &sum, e);
     lm_st_close(s);
     if (rc)
         lm_kv_data_free(d);
@@ -268,6 +310,38 @@ static lm_code plan_file(const lm_kv_data *d, lm_st_plan *p, lm_err *e)
     return LM_OK;
 }
 
+static bool plan_meta_at(const void *of, size_t i, const char **key, const char **value)
+{
+    return lm_st_plan_meta_at(of, i, key, value);
+}
+
+static const lm_st_tensor *plan_tensor_at(const void *of, size_t i)
+{
+    return lm_st_plan_at(of, i);
+}
+
+/* The checksums, when all else is planned. */
+static lm_code plan_sums(const lm_kv_data *d, lm_st_plan *p, lm_err *e)
+{
+    const kv_header h = { p, plan_meta_at, plan_tensor_at, lm_st_plan_count(p) };
+    size_t next = 0;
+    char hex[33];
+    lm_hash128 sum;
+    lm_hash128_init(&sum);
+    for (int64_t i = 0; i < 2 * d->layers; i++)
+        for (int kind = 0; kind < KINDS; kind++) {
+            int64_t dim[2];
+            int ndim;
+            const float *x = numbers_of(&d->side[i], kind, dim, &ndim);
+            if (x)
+                lm_hash128_add(&sum, x, (size_t)lm_st_plan_at(p, next++)->bytes);
+        }
+    end_hex(&sum, hex);
+    if (lm_st_plan_meta(p, KV_DATA_KEY, hex, e) || kv_header_digest(&h, hex, e))
+        return e->code;
+    return lm_st_plan_meta(p, KV_HEADER_KEY, hex, e);
+}
+
 static lm_code write_numbers(const lm_kv_data *d, lm_st_writer *w, lm_err *e)
 {
     for (int64_t i = 0; i < 2 * d->layers; i++)
@@ -288,6 +362,8 @@ lm_code lm_kv_data_write(const lm_kv_data *d, const char *path, bool force, lm_e
     if (lm_st_plan_new(&p, e))
         return e->code;
     lm_code rc = plan_file(d, p, e);
+    if (!rc)
+        rc = plan_sums(d, p, e);
     if (!rc)
         rc = lm_st_create(path, force, p, &w, e);
     if (!rc && (rc = write_numbers(d, w, e)))

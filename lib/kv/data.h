@@ -10,7 +10,8 @@
  *   layers.N.v.outliers [K]    share of a head's values outside of the ranges of their tokens (KVQuant)
  *   layers.N.k.errors, layers.N.v.errors [candidates]    error of the attention's output with each candidate, to be
  *                                                        added over layers and sides (method auto)
- * and in __metadata__ candidates: their specifications, "int8;int4", each one method. */
+ * and in __metadata__ candidates: their specifications, "int8;int4", each one method; data: XXH3-128 of the bytes of all
+ * tensors in their order; header: XXH3-128 of all else that the header says, as in kv-cache(5). */
 #ifndef LM_KV_DATA_H
 #define LM_KV_DATA_H
 
@@ -49,7 +50,7 @@ enum { LM_KV_MAX_LAYERS = 100000 };
 lm_code lm_kv_data_new(int64_t layers, const char *path, lm_kv_data **out, lm_err *e);
 void lm_kv_data_free(lm_kv_data *d);
 /* Fails: LM_EIO, LM_EFORMAT naming the tensor that is unknown, has a wrong shape or numbers that do
- * not fit. */
+ * not fit, and for a wrong checksum. */
 lm_code lm_kv_data_read(const char *path, lm_kv_data **out, lm_err *e);
 /* LM_EUSAGE if it was measured on another model than that of these digests. */
 lm_code lm_kv_data_check(const lm_kv_data *d, const char *weights, const char *config, lm_err *e);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* file_impl.h -- names and limits of the tensors of kv-cache(5).  Private to lib/kv. */
+/* file_impl.h -- names and limits of the tensors of kv-cache(5), checksums of headers.  Private to lib/kv. */
 #ifndef LM_KV_FILE_IMPL_H
 #define LM_KV_FILE_IMPL_H
 
@@ -73,6 +73,7 @@ typedef struct {
     size_t tensors;
 } kv_header;
 #define KV_HEADER_KEY "header"
+#define KV_DATA_KEY   "data" /* of calibrations: the checksum of all numbers */
 /* The checksum of a header, 32 hexadecimal digits (file_header.c).  Fails: LM_ELIMIT. */
 lm_code kv_header_digest(const kv_header *from, char hex[33], lm_err *e);
 /* The parts of a cache at a level; [kv_parts]. */

@@ -293,6 +293,22 @@ PY
     run -2 generate -q run/ --kv h2o --load-cache doc.kv -p ' one'
 }
 
+@test "quantize-kv --verify checks all levels and their tables" {
+    quantize-kv -q doc.kv -m cachegen --level 0 --level 1 --level 3 -o lv.kv
+    quantize-kv --verify lv.kv
+    data=$(($(od -An -tu8 -N8 lv.kv) + 8))
+    head -c $data lv.kv | tail -c +9 | grep -o '"[a-z0-9.]*level[a-z0-9.]*":{[^}]*"data_offsets":\[[0-9]*' | sed 's/^"\([^"]*\)".*\[/\1 /' > levels
+    [ "$(grep -c tables levels)" -eq 3 ]
+    while read -r name at; do
+        cp lv.kv bad.kv
+        printf '\377\377' | dd of=bad.kv bs=1 seek=$((data + at + 5)) conv=notrunc status=none
+        run -1 quantize-kv --verify bad.kv
+        [[ $output == "quantize-kv: bad.kv: $name: its checksum is wrong: "* ]]
+        run -1 quantize-kv --verify - < bad.kv
+        [[ $output == *"$name: its checksum is wrong: "* ]]
+    done < levels
+}
+
 @test "an output that cannot be written is refused before the work" {
     : > there.kv
     for to in there.kv none/a.kv run; do
