@@ -49,8 +49,11 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
             most_new = before ? w->context - before + 1 : opt.max_new;
     if (generate_match_cache(w, type, &kv, e) ||
         lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, kv, most_new },
-                         w->backend, &w->gen, e))
+                         w->backend, &w->gen, e)) {
+        if (kv && !strcmp(e->where, kv->text))
+            lm_err_in(e, "--kv");
         return e->code;
+    }
     return generate_read_cache(w, kv, e);
 }
 

@@ -130,7 +130,7 @@ lm_code lm_st_create(const char *path, bool force, const lm_st_plan *plan, lm_st
     if ((rc = lm_out_open(path, force, &w->out, e)))
         w->out = NULL;
     if (!rc)
-        rc = start(w, path, plan, e);
+        rc = start(w, lm_out_path(w->out), plan, e);
     if (!rc)
         rc = check_room(w, lm_st_plan_data_bytes(plan), e);
     if (rc) {

@@ -57,7 +57,7 @@ setup() {
     generate -q run/ -p "$text" -n 3 --kv streaming:window=40+int8 > text
     [ -s text ]
     run -2 generate -q run/ -p a -n $((2 * max)) --kv streaming:window=$max
-    [[ $output == *"tokens stay, and the model has $max positions: choose a smaller window" ]]
+    [[ $output == "generate: --kv: streaming:window=$max: "*" tokens stay, and the model has $max positions: choose a smaller window" ]]
 }
 
 @test "generate --kv POLICY: a saved cache goes on as the run that was not interrupted" {

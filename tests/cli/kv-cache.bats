@@ -189,6 +189,8 @@ numbers() { tail -c +$((9 + $(od -An -N 8 -t u8 "$1"))) "$1"; }
     run -2 generate -q run/ --save-cache x.kv -p a -p b
     run -2 generate -q run/ --save-cache x.kv -p a --n 2
     run -2 generate -q run/ --save-cache - -p a -n 3
+    run --separate-stderr bash -c "generate -q run/ --save-cache - -p 'The system reads' -n 0 > /dev/full"
+    [[ $stderr == "generate: standard output: cannot write: "* ]]
     run -2 bash -c 'generate -q run/ --save-cache /dev/stdout -p a -n 3 | cat; exit "${PIPESTATUS[0]}"'
     [[ "$output" =~ 'standard output is for the text' ]]
     run -2 generate -q run/ --deadline 1 -p a
