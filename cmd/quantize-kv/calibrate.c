@@ -133,7 +133,7 @@ static lm_code parse_options(const kv_model_options *k, lm_kv_calibrate_opts *o,
         return rc;
     if (k->candidates && o->candidates && !strcmp(k->candidates, "none"))
         return lm_fail(e, LM_EUSAGE, "--candidates", "leave auto out, or name some",
-                       "auto chooses between candidates, and there are none");
+                       "auto needs candidates to choose from");
     if (k->candidates)
         o->candidates = strcmp(k->candidates, "none") ? k->candidates : NULL;
     if (!o->levels.bits && !o->scales && !o->candidates)

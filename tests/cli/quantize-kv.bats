@@ -193,7 +193,7 @@ EOF
     refuse "--method: auto has no 'bits': *" --calibrate --method auto:bits=3 -o k run/ data/val
     refuse "--method: 'int4' is not a method with a calibration: give kvquant:bits=3, auto, fp8 or all" --calibrate --method "auto int4" -o k run/ data/val
     refuse "--method: no method is named: *" --calibrate --method " " -o k run/ data/val
-    refuse "--candidates: auto chooses between candidates, and there are none: *" --calibrate --method all --candidates none -o k run/ data/val
+    refuse "--candidates: auto needs candidates to choose from: *" --calibrate --method all --candidates none -o k run/ data/val
     refuse "--methods: it has no effect on --calibrate: *" --calibrate --method kvquant --methods int4 --seq-len 64 -o k run/ data/val
     refuse "--candidates: it has no effect on --evaluate: *" --evaluate --candidates int4 --methods int4 --seq-len 64 run/ data/val
     refuse "--table: --json prints no table: *" --evaluate --table --json --methods int4 --seq-len 64 run/ data/val
