@@ -5,7 +5,8 @@
  * head_stats  in  x [N,C] act, w [V,C] act, target [N] I32 (negative: ignored)
  *             out loss [N] F32 = lse(x w^T) - logit[target], of the sums in double, rounded once;
  *                 lse [N] F32 (optional): log of the sum of exp(logit); logit [N] F32 (optional): that
- *                 of the target.  All are 0 where the row is ignored.
+ *                 of the target; entropy [N] F32 (optional): -sum p log p of the row's distribution, in
+ *                 nats.  All are 0 where the row is ignored.
  * head_grad   in  x, w, target, lse [N] F32, scale [N] F32 (gradients of the losses)
  *             out dx [N,C] act (optional), dw [V,C] F32 (optional, acc): of the sum of scale * loss
  *                 over the rows; dlogits = scale * (exp(logit - lse) - onehot), rounded to act

@@ -5,7 +5,7 @@
  * linear     in  x [N,K] act, w [M,K] act, b [M] F32 (optional)
  *            out y [N,M] act or F32                          y = x w^T + b, sums in F32
  *            w may be in codes, or in panels
- * linear_dx  in  dy [N,M] act, w [M,K] act (also in panels)
+ * linear_dx  in  dy [N,M] act, w [M,K] act (also in codes, or in panels)
  *            out dx [N,K] act                                dx = dy w
  * linear_dw  in  dy [N,M] act, x [N,K] act
  *            out dw [M,K] F32 (acc), db [M] F32 (optional, acc)   dw (+)= dy^T x; db (+)= column sums of dy
@@ -90,7 +90,8 @@ typedef struct {
     /* AMX, not tb: the packed form of B's transpose, whose depth is n, from which panels of B are packed; ldb is
      * that depth rounded up to a multiple of 32.  NULL: b is read. */
     const void *b_turned;
-    /* Rows of B [n,k] as codes (numeric/code_rows.h), which are read as ab; NULL: b.  tb, not packed. */
+    /* Rows of B as codes (numeric/code_rows.h), which are read as ab, with the bits of a B of these numbers that is read;
+     * NULL: b.  Not packed, and on a level with vectors. */
     const struct lm_code_rows *b_codes;
     float *a_sum; /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */
     bool a_sum_add;

@@ -8,6 +8,7 @@
  *         A program: first steps over single numbers (constants, `numbers`, operands of one number), in
  *         double, once a call; then steps over the elements, in F32 (reference: in double), each rounded.
  *         All x are read before a y is written at that place.  gate NaN: nothing is written.
+ *         Differentiable in the x (lib/op/formula_gradient.c).
  *         min and max take the second number when one is NaN; a NaN is not less, nor different from 0.
  *
  * reduce  in  x [N,C] (or, over all, of any shape) of any float dtype
@@ -49,6 +50,12 @@ typedef enum {
     LM_MAP_MAX,
     LM_MAP_LESS,  /* a < b: 1, else 0 */
     LM_MAP_WHERE, /* |a| > 0: b, else c */
+    LM_MAP_EXP,   /* natural */
+    LM_MAP_LOG,
+    LM_MAP_SIN, /* of radians */
+    LM_MAP_COS,
+    LM_MAP_TANH,
+    LM_MAP_ERF, /* 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to a */
 } lm_map_code;
 
 typedef struct {

@@ -6,6 +6,8 @@
 
 #include <pthread.h>
 
+#include "numeric/format_normal.h"
+
 #ifdef __AVX512F__
 #include "kernels/cpu/code_rows_512.h"
 #else
@@ -110,6 +112,59 @@ static void dynamic8(const void *const *plane, int64_t rows, int64_t cols, float
         }
 }
 
+/* ---- NF4 ---- */
+
+/* The values of 8 or 16 codes of 4 bits each in `bytes`, times a scale. */
+LM_INLINE void normal_vector(const uint8_t *bytes, vf scale, float *y)
+{
+#ifdef __AVX512F__
+    __m128i b = _mm_loadl_epi64((const __m128i *)bytes);
+    __m128i both = _mm_unpacklo_epi8(b, _mm_srli_epi16(b, 4));
+    __m512i code = _mm512_cvtepu8_epi32(_mm_and_si128(both, _mm_set1_epi8(15)));
+    vf_store(y, _mm512_permutexvar_ps(code, vf_load(lm_normal_values)) * scale);
+#else
+    int32_t word;
+    memcpy(&word, bytes, sizeof word);
+    __m128i b = _mm_cvtsi32_si128(word);
+    __m128i both = _mm_unpacklo_epi8(b, _mm_srli_epi16(b, 4));
+    __m256i code = _mm256_cvtepu8_epi32(_mm_and_si128(both, _mm_set1_epi8(15)));
+    __m256 low = _mm256_permutevar8x32_ps(vf_load(lm_normal_values), code);
+    __m256 high = _mm256_permutevar8x32_ps(vf_load(lm_normal_values + 8), code);
+    __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)); /* bit 3 decides */
+    vf_store(y, _mm256_blendv_ps(low, high, upper) * scale);
+#endif
+}
+
+/* A row of whole blocks. */
+static void normal_row(const uint8_t *code, const float *scale, int64_t cols, float *y)
+{
+    for (int64_t j = 0; j < cols; j += LM_NORMAL_BLOCK) {
+        vf by = vf_set(scale[j / LM_NORMAL_BLOCK]);
+        for (int64_t i = j; i < j + LM_NORMAL_BLOCK; i += VF_LANES)
+            normal_vector(code + i / 2, by, y + i);
+    }
+}
+
+/* Rows of nf4 and nf4_dq; false: they end in a short block, or are longer than one group. */
+static bool normal(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
+                   float *y)
+{
+    const uint8_t *code = plane[0], *scale = plane[1], *second = plane[2], *mean = plane[3];
+    int64_t blocks = cols / LM_NORMAL_BLOCK, four = (int64_t)sizeof(float);
+    float of_row[LM_NORMAL_SCALES];
+    if (f->decode != lm_normal_decode || cols % LM_NORMAL_BLOCK || cols > LM_NORMAL_GROUP)
+        return false;
+    for (int64_t r = 0; r < rows; r++) {
+        if (f->n_planes > 2)
+            lm_normal_scales(scale + r * blocks, second + r * four, mean + r * four, blocks,
+                             of_row);
+        else
+            memcpy(of_row, scale + r * blocks * four, (size_t)(blocks * four));
+        normal_row(code + r * (cols / 2), of_row, cols, y + r * cols);
+    }
+    return true;
+}
+
 static bool decode(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
                    float *y)
 {
@@ -118,6 +173,8 @@ static bool decode(const lm_format *f, const void *const *plane, int64_t rows, i
         run_rows(by->f32, f, plane[0], rows, cols, y, sizeof(float));
         return true;
     }
+    if (normal(f, plane, rows, cols, y))
+        return true;
     if (!strcmp(f->name, "dynamic8")) {
         pthread_once(&dynamic_made, make_dynamic);
         dynamic8(plane, rows, cols, y);

@@ -22,6 +22,11 @@ static void embed(const lm_call *c)
     lm_tensor row = { .data = c->work, .dtype = wte->dtype };
     for (int64_t n = 0; n < rows_of(x); n++) {
         int64_t t = (int64_t)get(tok, n) * n_cols, p = wpe ? (int64_t)get(pos, n) * n_cols : 0;
+        if ((int64_t)get(tok, n) >= wte->dim[0]) {
+            for (int64_t i = 0; i < n_cols; i++)
+                set(x, n * n_cols + i, wpe ? get(wpe, p + i) : 0);
+            continue;
+        }
         if (wte->codes) {
             lm_code_rows_numbers(wte->codes, (int64_t)get(tok, n), 1, n_cols, wte->dtype, NULL,
                                  row.data, (double *)row.data + n_cols);

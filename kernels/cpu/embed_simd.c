@@ -54,6 +54,15 @@ LM_INLINE void embed_some(lm_dtype t, const lm_call *c, int64_t begin, int64_t e
     float scale = scale_of(c, t);
     for (int64_t row = begin; row < end; row++) {
         int64_t from = tok[row] * n_cols, to = row * n_cols;
+        if (tok[row] >= c->in[1].dim[0]) { /* virtual */
+            size_t bytes = (size_t)n_cols * lm_dtype_size(t);
+            if (wpe)
+                memcpy((char *)x + (size_t)row * bytes,
+                       (const char *)wpe + (size_t)pos[row] * bytes, bytes);
+            else
+                memset((char *)x + (size_t)row * bytes, 0, bytes);
+            continue;
+        }
         if (c->in[1].panels) {
             row_of_panels(c->in[1].data, tok[row], n_cols, made);
             wte = made;

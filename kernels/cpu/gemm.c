@@ -77,6 +77,13 @@ static int64_t cut(int64_t n, int64_t parts, int64_t i)
     return n / parts * i + min64(i, n % parts);
 }
 
+/* True for B [k,n] in codes: whole rows become numbers, of which each panel takes a part, so that all panels are
+ * packed together. */
+static bool is_deep(const lm_gemm *g)
+{
+    return g->b_codes && !g->tb;
+}
+
 /* True if each worker should pack the columns of B that it multiplies.  A panel then stays in its L2
  * between packing and use, where the shared panels of all columns are written to memory and read
  * back; but every worker packs all of A, which pays only for half as many panels of A as it has of
@@ -86,8 +93,8 @@ static bool owns(const lm_gemm *g, const lm_gemm_impl *im, int64_t fit, int thre
     int64_t rows = lm_ceil_div(g->m, im->mr), columns = lm_ceil_div(g->n, im->nr);
     int64_t each = lm_ceil_div(columns, threads), uneven = each * threads - columns;
 
-    return im->own_panels && !g->ta && !g->b_packed && rows <= fit && rows <= 2 * each &&
-           8 * uneven <= columns;
+    return im->own_panels && !g->ta && !g->b_packed && !is_deep(g) && rows <= fit &&
+           rows <= 2 * each && 8 * uneven <= columns;
 }
 
 static void plan_grid(plan *p, int threads)
@@ -102,7 +109,7 @@ static void plan_grid(plan *p, int threads)
     bool single = p->g->tb || p->g->b_turned || !im->own_panels || (p->mb == 1 && p->n_sup > 1);
     if (owns(p->g, im, fit, threads))
         p->mb = 1;
-    if (p->mb == 1 && !p->g->b_packed)
+    if (p->mb == 1 && !p->g->b_packed && !is_deep(p->g))
         p->own = single ? 1 : im->own_panels;
     p->nb = p->mb < threads ? lm_ceil_div(threads, p->mb) : 1;
     p->nb = min64(p->nb, lm_ceil_div(p->g->n, im->nr));
@@ -141,7 +148,7 @@ static plan plan_make(const lm_gemm *g, const lm_gemm_impl *im, int threads)
     return p;
 }
 
-/* ---- B in codes: rows of op(B) become numbers in the scratch of a worker, and are read as ever (products
+/* ---- B in codes: rows of B become numbers in the scratch of a worker, and are read as ever (products
  * of few rows: small_sums) ---- */
 
 static int64_t code_rows(const lm_gemm_impl *im)
@@ -149,9 +156,14 @@ static int64_t code_rows(const lm_gemm_impl *im)
     return max64(im->nr, SMALL_ROWS);
 }
 
+static int64_t row_of_b(const lm_gemm *g)
+{
+    return g->tb ? g->k : g->n;
+}
+
 static size_t rows_bytes(const lm_gemm *g, int64_t rows)
 {
-    return (size_t)lm_round_up(rows * g->k * (int64_t)lm_dtype_size(g->ab), 64);
+    return (size_t)lm_round_up(rows * row_of_b(g) * (int64_t)lm_dtype_size(g->ab), 64);
 }
 
 /* Rows that a product of few rows makes numbers of at a time: they stay in the first-level cache. */
@@ -166,8 +178,8 @@ static size_t codes_bytes(const lm_gemm *g, const lm_gemm_impl *im)
 {
     if (!g->b_codes)
         return 0;
-    return rows_bytes(g, code_rows(im)) +
-           (size_t)lm_round_up((int64_t)lm_code_rows_scratch(g->ab, g->k), 64);
+    return rows_bytes(g, is_deep(g) ? CHUNK_DOWN : code_rows(im)) +
+           (size_t)lm_round_up((int64_t)lm_code_rows_scratch(g->ab, row_of_b(g)), 64);
 }
 
 /* The product of columns [j, j + n) alone. */
@@ -222,7 +234,7 @@ size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads)
 typedef struct {
     const lm_gemm *g;
     const lm_gemm_impl *im;
-    int64_t kp, j0;
+    int64_t kp, j0, panels;
     char *dst;
     char *codes; /* scratch of the workers */
 } pack_job;
@@ -254,12 +266,37 @@ static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker)
                        j->dst + (i * j->kp + k) * im->nr * im->esize);
 }
 
+/* Of B [k,n] in codes: pieces of depth [begin, end) of all panels. */
+static void pack_depth(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const pack_job *j = ctx;
+    const lm_gemm_impl *im = j->im;
+    char *rows = j->codes + (size_t)worker * codes_bytes(j->g, im);
+    lm_gemm part = *j->g;
+
+    part.b = rows;
+    part.ldb = j->g->n;
+    part.b_codes = NULL;
+    for (int64_t piece = begin; piece < end; piece++) {
+        int64_t k = piece * CHUNK_DOWN, kn = min64(CHUNK_DOWN, j->g->k - k);
+        lm_code_rows_numbers(j->g->b_codes, k, kn, j->g->n, j->g->ab, im->coder, rows,
+                             rows + rows_bytes(j->g, CHUNK_DOWN));
+        for (int64_t i = 0; i < j->panels; i++)
+            im->pack_b(&part, j->j0 + i * im->nr, 0, kn,
+                       j->dst + (i * j->kp + k) * im->nr * im->esize);
+    }
+}
+
 static void pack_columns(const lm_gemm *g, const lm_gemm_impl *im, int64_t j0, int64_t j1,
                          lm_par *par, void *dst, char *codes)
 {
-    pack_job job = { g, im, lm_round_up(g->k, im->kr), j0, dst, codes };
     int64_t panels = lm_ceil_div(j1 - j0, im->nr);
+    pack_job job = { g, im, lm_round_up(g->k, im->kr), j0, panels, dst, codes };
 
+    if (is_deep(g)) {
+        lm_par_for(par, lm_ceil_div(g->k, CHUNK_DOWN), 1, pack_depth, &job);
+        return;
+    }
     lm_par_for(par, panels, min64(PACK_GROUP, lm_ceil_div(panels, 4 * lm_par_threads(par))),
                pack_panels, &job);
 }

@@ -43,13 +43,22 @@ static lm_tensor row_of(const lm_call *c, int64_t v, double *scratch, int64_t *a
 /* What a form of the head reads and writes beside x, w and target; NULL: it does not. */
 typedef struct {
     const lm_tensor *lse_in, *scale;
-    lm_tensor *loss, *lse, *logit, *dx, *dw;
+    lm_tensor *loss, *lse, *logit, *entropy, *dx, *dw;
 } head;
 
 static void put(lm_tensor *t, int64_t n, double v)
 {
     if (t)
         set(t, n, v);
+}
+
+/* Of logits, whose exp(z - top) add up to sum. */
+static double entropy_of(const double *z, int64_t vocab, double top, double sum)
+{
+    double below = 0;
+    for (int64_t v = 0; v < vocab; v++)
+        below += isinf(z[v]) ? 0 : exp(z[v] - top) * (z[v] - top);
+    return log(sum) - below / sum;
 }
 
 /* logits of row n -> its numbers, and the gradient of the logits in place. */
@@ -65,6 +74,7 @@ static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab
     put(h->loss, n, target < 0 ? 0 : top + log(sum) - z[target]);
     put(h->lse, n, target < 0 ? 0 : top + log(sum));
     put(h->logit, n, target < 0 ? 0 : z[target]);
+    put(h->entropy, n, target < 0 ? 0 : entropy_of(z, vocab, top, sum));
     for (int64_t v = 0; v < vocab; v++) {
         double p = h->lse_in ? exp(z[v] - get(h->lse_in, n)) : exp(z[v] - top) / sum;
         double t = cap > 0 ? z[v] / cap : 0, d = scale * (p - (v == target ? 1 : 0)) * (1 - t * t);
@@ -116,7 +126,10 @@ static void run_head(const lm_call *c, const head *h)
 
 static void head_stats(const lm_call *c)
 {
-    run_head(c, &(head){ .loss = &c->out[0], .lse = opt_out(c, 1), .logit = opt_out(c, 2) });
+    run_head(c, &(head){ .loss = &c->out[0],
+                         .lse = opt_out(c, 1),
+                         .logit = opt_out(c, 2),
+                         .entropy = opt_out(c, 3) });
 }
 
 static void head_grad(const lm_call *c)

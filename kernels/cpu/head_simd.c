@@ -16,9 +16,9 @@
 
 typedef struct {
     const int32_t *target;
-    const float *lse_in, *scale; /* of the gradient; lse_in NULL: of the row's own sum */
-    float *loss, *lse, *logit;   /* NULL: not wanted */
-    float *z;                    /* rows of logits, `pitch` floats apart */
+    const float *lse_in, *scale;         /* of the gradient; lse_in NULL: of the row's own sum */
+    float *loss, *lse, *logit, *entropy; /* NULL: not wanted */
+    float *z;                            /* rows of logits, `pitch` floats apart */
     int64_t pitch, vocab;
     bool grad;
     float cap; /* soft cap of the logits; 0: none */
@@ -26,11 +26,11 @@ typedef struct {
 
 /* The forms of the head differ in the places of their operands; -1: none. */
 typedef struct {
-    int lse_in, scale, loss, lse, logit, dx, dw;
+    int lse_in, scale, loss, lse, logit, entropy, dx, dw;
 } head_form;
-static const head_form stats_form = { -1, -1, 0, 1, 2, -1, -1 };
-static const head_form grad_form = { 3, 4, -1, -1, -1, 0, 1 };
-static const head_form loss_form = { -1, 3, 0, -1, -1, 1, 2 };
+static const head_form stats_form = { -1, -1, 0, 1, 2, 3, -1, -1 };
+static const head_form grad_form = { 3, 4, -1, -1, -1, -1, 0, 1 };
+static const head_form loss_form = { -1, 3, 0, -1, -1, -1, 1, 2 };
 
 static float *output(const lm_call *c, int i)
 {
@@ -98,6 +98,28 @@ LM_INLINE float exp_row(float *z, int64_t vocab, float *top)
     return vf_sum(s0 + s1);
 }
 
+/* Of exponentials e = exp(logit - top) that add up to sum: log(sum) - (sum of e log e) / sum. */
+static double entropy_row(const float *e, int64_t vocab, float sum)
+{
+    vf below = vf_zero(), zero = vf_zero();
+    VF_FOR(i, n, vocab, {
+        vf v = vf_get_any(LM_DTYPE_F32, e, i, n);
+        below += vf_if_lt(zero, v, v * vf_log(vf_max(vf_set(1e-30f), v)), zero);
+    });
+    return log((double)sum) - (double)vf_sum(below) / (double)sum;
+}
+
+/* The same of the logits themselves. */
+static double entropy_below(const float *z, int64_t vocab, float top, float sum)
+{
+    vf below = vf_zero(), m = vf_set(top), least = vf_set(-64);
+    VF_FOR(i, n, vocab, {
+        vf d = vf_get_any(LM_DTYPE_F32, z, i, n) - m, b = exp_below(d) * vf_max(least, d);
+        below += n < VF_LANES ? vf_keep_n(b, n, vf_zero()) : b;
+    });
+    return log((double)sum) - (double)vf_sum(below) / (double)sum;
+}
+
 LM_INLINE void put_number(float *to, int64_t row, double v)
 {
     if (to)
@@ -150,6 +172,8 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, int64_t row)
         put_number(j->loss, row, lse - (double)picked);
         put_number(j->lse, row, lse);
         put_number(j->logit, row, (double)picked);
+        if (j->entropy)
+            put_number(j->entropy, row, entropy_below(z, j->vocab, top, sum));
         at_target = (expf(picked - top) - sum) / sum;
         factor = 1 / sum;
     }
@@ -173,6 +197,7 @@ LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
         put_number(j->loss, row, 0);
         put_number(j->lse, row, 0);
         put_number(j->logit, row, 0);
+        put_number(j->entropy, row, 0);
         if (j->grad)
             memset(z, 0, (size_t)j->vocab * lm_dtype_size(t));
         return;
@@ -190,6 +215,8 @@ LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
     put_number(j->loss, row, lse - (double)picked);
     put_number(j->lse, row, lse);
     put_number(j->logit, row, (double)picked);
+    if (j->entropy)
+        put_number(j->entropy, row, entropy_row(z, j->vocab, sum));
     if (!j->grad)
         return;
     /* onehot inside the float: e/sum - 1, so that a confident row keeps its small gradient */
@@ -342,6 +369,7 @@ static void run_head(const lm_call *c, const head_form *f)
                           .loss = from(output(c, f->loss), first),
                           .lse = from(output(c, f->lse), first),
                           .logit = from(output(c, f->logit), first),
+                          .entropy = from(output(c, f->entropy), first),
                           .z = c->work,
                           .pitch = pitch_of(a->vocab),
                           .vocab = a->vocab,

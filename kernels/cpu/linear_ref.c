@@ -82,8 +82,37 @@ static void dx_rows(void *ctx, int64_t begin, int64_t end, int worker)
         }
 }
 
+/* All of w as numbers, and what makes them. */
+static size_t dx_work(const lm_call *c, int threads)
+{
+    const lm_tensor *w = &c->in[1];
+
+    (void)threads;
+    return w->codes ? (size_t)lm_tensor_count(w) * sizeof(double) +
+                          lm_code_rows_scratch(w->dtype, w->dim[1])
+                    : 0;
+}
+
+static void dx_codes(const lm_call *c)
+{
+    const lm_tensor *w = &c->in[1];
+    lm_tensor in[2] = { c->in[0], *w };
+    lm_call plain = *c;
+
+    lm_code_rows_numbers(w->codes, 0, w->dim[0], w->dim[1], w->dtype, NULL, c->work,
+                         (char *)c->work + (size_t)lm_tensor_count(w) * sizeof(double));
+    in[1].codes = NULL;
+    in[1].data = c->work;
+    plain.in = in;
+    lm_par_for(c->par, c->in[0].dim[0], 1, dx_rows, &plain);
+}
+
 static void linear_dx(const lm_call *c)
 {
+    if (c->in[1].codes) {
+        dx_codes(c);
+        return;
+    }
     lm_par_for(c->par, c->in[0].dim[0], 1, dx_rows, (void *)c);
 }
 
@@ -119,7 +148,7 @@ static void linear_dw(const lm_call *c)
 
 const lm_kernel lm_linear_ref_kernels[] = {
     { "linear", LM_DTYPE_NONE, LM_CPU_REF, linear, linear_work },
-    { "linear_dx", LM_DTYPE_NONE, LM_CPU_REF, linear_dx, NULL },
+    { "linear_dx", LM_DTYPE_NONE, LM_CPU_REF, linear_dx, dx_work },
     { "linear_dw", LM_DTYPE_NONE, LM_CPU_REF, linear_dw, NULL },
     { .op = NULL },
 };

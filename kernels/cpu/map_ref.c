@@ -43,6 +43,18 @@ static double step_value(lm_map_code code, double a, double b, double c)
         return a > b ? a : b;
     case LM_MAP_LESS:
         return a < b;
+    case LM_MAP_EXP:
+        return exp(a);
+    case LM_MAP_LOG:
+        return log(a);
+    case LM_MAP_SIN:
+        return sin(a);
+    case LM_MAP_COS:
+        return cos(a);
+    case LM_MAP_TANH:
+        return tanh(a);
+    case LM_MAP_ERF:
+        return erf(a);
     case LM_MAP_WHERE:
         break;
     }

@@ -107,6 +107,16 @@ static void store(lm_tensor *y, int64_t from, int64_t count, map_operand v)
 
 /* ---- steps ---- */
 
+/* Of angles and the like, which are few. */
+LM_INLINE vf by_lane(float (*f)(float), vf a)
+{
+    float v[VF_LANES];
+    vf_store(v, a);
+    for (int i = 0; i < VF_LANES; i++)
+        v[i] = f(v[i]);
+    return vf_load(v);
+}
+
 LM_INLINE vf value_of(lm_map_code code, vf a, vf b, vf c)
 {
     vf zero = vf_zero(), one = vf_set(1);
@@ -135,6 +145,18 @@ LM_INLINE vf value_of(lm_map_code code, vf a, vf b, vf c)
         return vf_if_lt(a, b, one, zero);
     case LM_MAP_WHERE:
         return vf_if_lt(zero, vf_abs(a), b, c);
+    case LM_MAP_EXP:
+        return vf_exp(a);
+    case LM_MAP_LOG:
+        return vf_log(a);
+    case LM_MAP_TANH:
+        return vf_tanh(a);
+    case LM_MAP_SIN:
+        return by_lane(sinf, a);
+    case LM_MAP_COS:
+        return by_lane(cosf, a);
+    case LM_MAP_ERF:
+        return by_lane(erff, a);
     default:
         return a;
     }
@@ -191,6 +213,24 @@ static void run_step(lm_map_code code, const map_operand *v, float *to, int64_t 
         break;
     case LM_MAP_ROUND:
         one_operand(LM_MAP_ROUND, v, to, count);
+        break;
+    case LM_MAP_EXP:
+        one_operand(LM_MAP_EXP, v, to, count);
+        break;
+    case LM_MAP_LOG:
+        one_operand(LM_MAP_LOG, v, to, count);
+        break;
+    case LM_MAP_TANH:
+        one_operand(LM_MAP_TANH, v, to, count);
+        break;
+    case LM_MAP_SIN:
+        one_operand(LM_MAP_SIN, v, to, count);
+        break;
+    case LM_MAP_COS:
+        one_operand(LM_MAP_COS, v, to, count);
+        break;
+    case LM_MAP_ERF:
+        one_operand(LM_MAP_ERF, v, to, count);
         break;
     case LM_MAP_ADD:
         two_operands(LM_MAP_ADD, v, to, count);

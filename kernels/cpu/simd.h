@@ -107,6 +107,10 @@ LM_INLINE vf vf_tanh(vf v)
 {
     return lm_tanh16(v);
 }
+LM_INLINE vf vf_log(vf v)
+{
+    return lm_log16(v);
+}
 /* Lanes whose draw (an unsigned word) is at least `least`, times `scale`; the others 0. */
 LM_INLINE vf vf_keep_drawn(vf v, __m512i draws, uint32_t least, vf scale)
 {
@@ -280,6 +284,10 @@ LM_INLINE vf vf_sigmoid(vf v)
 LM_INLINE vf vf_tanh(vf v)
 {
     return lm_tanh8(v);
+}
+LM_INLINE vf vf_log(vf v)
+{
+    return lm_log8(v);
 }
 LM_INLINE vf vf_keep_drawn(vf v, __m256i draws, uint32_t least, vf scale)
 {

@@ -8,6 +8,10 @@
 
 extern const lm_kernel lm_linear_ref_kernels[], lm_linear_avx2_kernels[],
     lm_linear_avx512_kernels[], lm_linear_amx_kernels[];
+extern const lm_kernel lm_lora_ref_kernels[], lm_lora_avx2_kernels[], lm_lora_avx512_kernels[],
+    lm_lora_amx_kernels[];
+extern const lm_kernel lm_virtual_ref_kernels[], lm_virtual_avx2_kernels[],
+    lm_virtual_avx512_kernels[];
 extern const lm_kernel lm_grouped_ref_kernels[], lm_grouped_avx2_kernels[],
     lm_grouped_avx512_kernels[], lm_grouped_amx_kernels[];
 extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
@@ -31,6 +35,11 @@ extern const lm_kernel lm_head_ref_kernels[], lm_head_avx2_kernels[], lm_head_av
 extern const lm_kernel lm_optim_ref_kernels[], lm_optim_avx2_kernels[], lm_optim_avx512_kernels[];
 extern const lm_kernel lm_factor_ref_kernels[], lm_map_ref_kernels[], lm_map_avx2_kernels[],
     lm_map_avx512_kernels[];
+extern const lm_kernel lm_divergence_ref_kernels[], lm_divergence_avx2_kernels[],
+    lm_divergence_avx512_kernels[], lm_divergence_amx_kernels[];
+extern const lm_kernel lm_arrange_ref_kernels[], lm_arrange_avx2_kernels[],
+    lm_arrange_avx512_kernels[], lm_matmul_ref_kernels[], lm_matmul_avx2_kernels[],
+    lm_matmul_avx512_kernels[];
 extern const lm_kernel lm_codes_ref_kernels[], lm_codes_avx2_kernels[], lm_codes_avx512_kernels[];
 extern const lm_kernel lm_panels_ref_kernels[], lm_panels_amx_kernels[];
 extern const lm_kernel lm_sample_ref_kernels[], lm_joined_ref_kernels[];

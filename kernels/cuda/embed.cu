@@ -23,21 +23,24 @@ static float scale_of(const lm_call *c, lm_dtype act)
 }
 
 template <class T, int N>
-__global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, const T *wte,
-                             const int32_t *pos, const T *wpe, float scale, T *x)
+__global__ void embed_kernel(int64_t rows, int64_t width, int64_t ids, const int32_t *tok,
+                             const T *wte, const int32_t *pos, const T *wpe, float scale, T *x)
 {
     typedef pack<T, N> part;
     int64_t r = grid2d_row(), id = r < rows ? tok[r] : 0, at = wpe && r < rows ? pos[r] : 0;
 #pragma unroll 1
     for (; r < rows; r += grid2d_rows()) {
-        const T *from = wte + id * width, *place = wpe ? wpe + at * width : nullptr;
+        bool known = id < ids; /* or virtual */
+        const T *from = wte + (known ? id : 0) * width, *place = wpe ? wpe + at * width : nullptr;
         if (r + grid2d_rows() < rows) { /* read ahead for the next row */
             id = tok[r + grid2d_rows()];
             at = wpe ? pos[r + grid2d_rows()] : 0;
         }
 #pragma unroll 1
         for (int64_t i = grid2d_col() * N; i < width; i += grid2d_cols() * N) {
-            part v = *(const part *)(from + i);
+            part v = {};
+            if (known)
+                v = *(const part *)(from + i);
             if (place || scale != 1) {
                 part w = {};
                 if (place)
@@ -54,7 +57,7 @@ __global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, co
 template <class T> static void embed(const lm_call *c)
 {
     const int n = wide<T>::n;
-    int64_t rows = rows_of(&c->out[0]), width = width_of(&c->out[0]);
+    int64_t rows = rows_of(&c->out[0]), width = width_of(&c->out[0]), ids = c->in[1].dim[0];
     const int32_t *tok = in_ptr<const int32_t>(c, 0), *pos = in_ptr<const int32_t>(c, 2);
     const T *wte = in_ptr<const T>(c, 1), *wpe = in_ptr<const T>(c, 3);
     T *x = out_ptr<T>(c, 0);
@@ -62,11 +65,11 @@ template <class T> static void embed(const lm_call *c)
     bool packed = packs<T>(n, width, wte, wpe, x);
     grid2d over = grid2d_for(rows, packed ? width / n : width, c->stream);
     if (packed)
-        LM_LAUNCH((embed_kernel<T, n>), over.grid, over.block, 0, c->stream, rows, width, tok, wte,
-                  pos, wpe, scale, x);
+        LM_LAUNCH((embed_kernel<T, n>), over.grid, over.block, 0, c->stream, rows, width, ids, tok,
+                  wte, pos, wpe, scale, x);
     else
-        LM_LAUNCH((embed_kernel<T, 1>), over.grid, over.block, 0, c->stream, rows, width, tok, wte,
-                  pos, wpe, scale, x);
+        LM_LAUNCH((embed_kernel<T, 1>), over.grid, over.block, 0, c->stream, rows, width, ids, tok,
+                  wte, pos, wpe, scale, x);
 }
 
 /* ---- sorting rows by id ---- */

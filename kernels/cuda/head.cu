@@ -43,19 +43,19 @@ struct row_args {
     int64_t pitch, vocab, rows;
     int64_t kept; /* columns in shared memory: a multiple of 4 */
     const int32_t *target;
-    const float *lse_in, *scale; /* of the gradient; lse_in null: of the row's own sum */
-    float *loss, *lse, *logit;   /* null: not wanted */
+    const float *lse_in, *scale;         /* of the gradient; lse_in null: of the row's own sum */
+    float *loss, *lse, *logit, *entropy; /* null: not wanted */
     bool grad;
     float cap; /* of the logits, which cap_rows has put on them; 0: none */
 };
 
 /* The forms of the head differ in the places of their operands; -1: none. */
 struct head_form {
-    int lse_in, scale, loss, lse, logit, dx, dw;
+    int lse_in, scale, loss, lse, logit, entropy, dx, dw;
 };
-static const head_form stats_form = { -1, -1, 0, 1, 2, -1, -1 };
-static const head_form grad_form = { 3, 4, -1, -1, -1, 0, 1 };
-static const head_form loss_form = { -1, 3, 0, -1, -1, 1, 2 };
+static const head_form stats_form = { -1, -1, 0, 1, 2, 3, -1, -1 };
+static const head_form grad_form = { 3, 4, -1, -1, -1, -1, 0, 1 };
+static const head_form loss_form = { -1, 3, 0, -1, -1, -1, 1, 2 };
 
 static const float *input(const lm_call *c, int i, int64_t first)
 {
@@ -140,6 +140,24 @@ static __device__ inline void top_and_sum(const row_args &a, const float *row, f
     *sum = block_sum(m == *top ? s : s * expf(m - *top));
 }
 
+/* log(sum) - (sum of exp(logit - top) (logit - top)) / sum, on a way through the row of its own. */
+static __device__ inline float entropy_of(const row_args &a, const float *row, const float *kept,
+                                          float top, float sum)
+{
+    float below = 0;
+    for (int64_t base = 0; base < a.vocab; base += stretch()) {
+        four z[at_once] = {};
+        load_stretch(z, a, row, kept, base);
+#pragma unroll
+        for (int u = 0; u < at_once; u++)
+            for (int j = 0; j < 4; j++) {
+                float e = expf(z[u].v[j] - top);
+                below += e > 0 ? e * (z[u].v[j] - top) : e;
+            }
+    }
+    return logf(sum) - block_sum(below) / sum;
+}
+
 static __device__ inline void put4(float *to, const float *x)
 {
     *reinterpret_cast<four *>(to) = four{ { x[0], x[1], x[2], x[3] } };
@@ -205,6 +223,7 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
             put_number(a.loss, n, 0);
             put_number(a.lse, n, 0);
             put_number(a.logit, n, 0);
+            put_number(a.entropy, n, 0);
             if (a.grad)
                 no_gradient(a, grad);
             continue;
@@ -218,6 +237,8 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
         put_number(a.loss, n, top - chosen + logf(sum));
         put_number(a.lse, n, top + logf(sum));
         put_number(a.logit, n, chosen);
+        if (a.entropy)
+            put_number(a.entropy, n, entropy_of(a, row, kept, top, sum));
         if (a.grad)
             gradient(a, row, kept, grad, top, 1 / sum, a.scale[n], t);
     }
@@ -367,6 +388,7 @@ template <class T> static void run_head(const lm_call *c, const head_form *f)
         r.loss = output_from(c, f->loss, first);
         r.lse = output_from(c, f->lse, first);
         r.logit = output_from(c, f->logit, first);
+        r.entropy = output_from(c, f->entropy, first);
         r.grad = want_dx || want_dw;
         r.cap = (float)a->soft_cap;
         gemm_run(&p.logits, c->stream);

@@ -70,6 +70,18 @@ template <class F> __device__ inline F step_value(int code, F a, F b, F c)
         return a < b ? F(1) : F(0);
     case LM_MAP_WHERE:
         return fabs(a) > 0 ? b : c;
+    case LM_MAP_EXP:
+        return exp(a);
+    case LM_MAP_LOG:
+        return log(a);
+    case LM_MAP_SIN:
+        return sin(a);
+    case LM_MAP_COS:
+        return cos(a);
+    case LM_MAP_TANH:
+        return tanh(a);
+    case LM_MAP_ERF:
+        return erf(a);
     default:
         return a;
     }

@@ -12,7 +12,9 @@ static const lm_kernel *const tables[] = {
     lm_grouped_cuda_kernels,      lm_norm_linear_cuda_kernels,   lm_map_cuda_kernels,
     lm_codes_cuda_kernels,        lm_qk_norm_cuda_kernels,       lm_householder_cuda_kernels,
     lm_jacobi_cuda_kernels,       lm_head_rotate_cuda_kernels,   lm_kv_write_cuda_kernels,
-    lm_kv_attention_cuda_kernels, lm_kv_keep_cuda_kernels,
+    lm_kv_attention_cuda_kernels, lm_kv_keep_cuda_kernels,       lm_lora_cuda_kernels,
+    lm_virtual_cuda_kernels,      lm_arrange_cuda_kernels,       lm_matmul_cuda_kernels,
+    lm_divergence_cuda_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

@@ -144,11 +144,16 @@ static void cpu_range(lm_backend *b, const char *name)
  * lookups. */
 static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, const lm_format *f)
 {
-    static const char *const ops[] = { "linear", "embed", "head_stats" };
+    static const struct {
+        const char *op;
+        int operand;
+    } table[] = { { "linear", 1 },         { "linear_dx", 1 }, { "embed", 1 },
+                  { "head_stats", 1 },     { "widen", 0 },     { "divergence", 3 },
+                  { "divergence_grad", 3 } };
     (void)b, (void)act;
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
-        if (!strcmp(op, ops[i]))
-            return operand == 1 && f->decode != NULL;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(op, table[i].op) && operand == table[i].operand)
+            return f->decode != NULL;
     return false;
 }
 

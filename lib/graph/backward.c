@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "graph/passes.h"
+#include "kernels/arrange.h"
 
 struct lm_grad {
     lm_graph *g;
@@ -37,21 +38,6 @@ lm_vid lm_grad_take(lm_grad *s, lm_vid v)
     return d;
 }
 
-lm_code lm_grad_give(lm_grad *s, lm_vid v, lm_vid d, lm_err *e)
-{
-    if (!lm_grad_wants(s, v))
-        return LM_OK;
-    if (s->grad[v] == LM_NONE) {
-        s->grad[v] = d;
-        return LM_OK;
-    }
-    lm_vid in[2] = { s->grad[v], d }, out = LM_NONE;
-    if (lm_graph_append(s->g, &lm_op_add, NULL, in, &out, e))
-        return e->code;
-    s->grad[v] = out;
-    return LM_OK;
-}
-
 lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
 {
     *out = LM_SKIP;
@@ -77,6 +63,43 @@ lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
     return LM_OK;
 }
 
+/* A gradient that is a value of its own: by one more node to where the parameter's gradients are summed. */
+static lm_code add_to_param(lm_grad *s, lm_vid v, lm_vid d, lm_err *e)
+{
+    lm_accumulate_attr attr = { LM_ACC_ADD };
+    lm_phase phase = s->g->phase;
+    lm_vid out;
+    if (lm_grad_param(s, v, &out, &attr.acc, e))
+        return e->code;
+    s->g->phase = LM_PHASE_BACKWARD_WEIGHT;
+    lm_graph_append(s->g, &lm_op_accumulate, &attr, &d, &out, e);
+    s->g->phase = phase;
+    return e->code;
+}
+
+lm_code lm_grad_give(lm_grad *s, lm_vid v, lm_vid d, lm_err *e)
+{
+    if (!lm_grad_wants(s, v))
+        return LM_OK;
+    if (s->g->value[v].role == LM_ROLE_PARAM)
+        return add_to_param(s, v, d, e);
+    if (s->grad[v] == LM_NONE) {
+        s->grad[v] = d;
+        return LM_OK;
+    }
+    lm_vid in[2] = { s->grad[v], d }, out = LM_NONE;
+    if (lm_graph_append(s->g, &lm_op_add, NULL, in, &out, e))
+        return e->code;
+    s->grad[v] = out;
+    return LM_OK;
+}
+
+/* Whether input i of a node is a value that needs a gradient and passes one on. */
+static bool is_wanted(const lm_grad *s, const lm_node *n, int i)
+{
+    return !(n->op->in[i].is & LM_FIXED) && lm_grad_wants(s, n->in[i]);
+}
+
 /* A value needs a gradient if it is a trainable parameter, is in `wrt`, or is computed from a value
  * that needs one. */
 static void mark_wants(lm_grad *s)
@@ -91,7 +114,7 @@ static void mark_wants(lm_grad *s)
         const lm_node *n = &s->g->node[k];
         bool any = false;
         for (int i = 0; i < n->n_in; i++)
-            any |= n->in[i] >= 0 && s->wants[n->in[i]];
+            any |= is_wanted(s, n, i);
         for (int i = 0; any && i < n->n_out; i++)
             if (n->out[i] >= 0)
                 s->wants[n->out[i]] = true;
@@ -110,7 +133,7 @@ static lm_code run(lm_grad *s, lm_err *e)
         for (int i = 0; i < n.n_out; i++)
             reached |= lm_grad_of(s, n.out[i]) != LM_NONE;
         for (int i = 0; i < n.n_in; i++)
-            wanted |= lm_grad_wants(s, n.in[i]);
+            wanted |= is_wanted(s, &n, i);
         if (!reached || !wanted)
             continue;
         if (!n.op->grad)

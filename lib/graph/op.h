@@ -26,7 +26,7 @@ enum {
     LM_WEIGHT = LM_ACT_TYPE | LM_LOW_PARAM,
     LM_OPTIONAL = 4,
     LM_IDS = 8,     /* an input of I32: tokens, positions, rows */
-    LM_FIXED = 16,  /* a float input that never gets a gradient (tables, scales) */
+    LM_FIXED = 16,  /* a float input through which no gradient flows (tables, scales) */
     LM_SAVED = 32,  /* an output for the backward only (statistics): no gradient flows into it */
     LM_OVER = 64,   /* the outputs so marked may share memory with the inputs so marked */
     LM_GIVEN = 128, /* an output that the caller gives: its shape is an operand of the rule, too */
@@ -127,8 +127,8 @@ typedef struct lm_op {
     void (*fill)(lm_rng r, const lm_call *c);
 } lm_op;
 
-/* The two operators that passes insert (lib/op/elementwise.c). */
-extern const lm_op lm_op_add, lm_op_cast;
+/* The operators that passes insert (lib/op/elementwise.c, values.c). */
+extern const lm_op lm_op_add, lm_op_cast, lm_op_accumulate;
 
 /* For rules. */
 static inline lm_dtype lm_wide(lm_dtype act) /* the type of statistics and gradients of weights */

@@ -62,7 +62,7 @@ lm_vid lm_grad_of(const lm_grad *g, lm_vid v);
 /* The same, and reset it: the rule includes it in the gradient that it gives next (dres of
  * norm_dx). */
 lm_vid lm_grad_take(lm_grad *g, lm_vid v);
-/* Add d to the gradient of v. */
+/* Add d to the gradient of v; of a parameter, to its GRAD value by a node `accumulate`. */
 lm_code lm_grad_give(lm_grad *g, lm_vid v, lm_vid d, lm_err *e);
 /* The GRAD value of parameter v, created at its first use, and whether this node overwrites or adds
  * to it.  When v needs no gradient (frozen) or is absent: *out = LM_SKIP and *acc is not changed; a

@@ -92,8 +92,11 @@ static lm_code retype_node(pass *s, lm_node n, lm_err *e)
     lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
     lm_call c = lm_node_call(s->g, &n, in, out);
     unsigned want = 0;
-    for (int i = 0; i < n.n_out; i++)
+    for (int i = 0; i < n.n_out; i++) {
         want |= (unsigned)(n.out[i] >= 0) << i;
+        if (d == LM_DTYPE_F64 && n.op != &lm_op_cast && lm_dtype_is_float(out[i].dtype))
+            out[i].dtype = d; /* where the caller chose it */
+    }
     if (lm_op_shape(n.op, &c, want, e))
         return e->code;
     for (int i = 0; i < n.n_out; i++)

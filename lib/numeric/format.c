@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "numeric/format_dynamic.h"
+#include "numeric/format_normal.h"
 #include "numeric/format_rows.h"
 #include "numeric/ggml_blocks.h"
 
@@ -49,6 +50,14 @@
             NULL, NULL, lm_##t##_decode                                        \
         }                                                                      \
     }
+/* Behind the plane of codes those of scales. */
+#define NORMAL(name_, also_, about_, planes_, bound_, ...)                                      \
+    {                                                                                           \
+        .name = name_, .also = also_, .about = about_, .n_planes = planes_,                     \
+        .plane = { { LM_PLANE_CODES, LM_DTYPE_NONE, 4, 1, 1 }, __VA_ARGS__ },                   \
+        .element = LM_DTYPE_NONE, .gguf = LM_NO_GGUF, .err_abs = 0x1p-149, .err_block = bound_, \
+        .encode = lm_normal_encode, .decode = lm_normal_decode                                  \
+    }
 /* Types of safetensors files whose tensors are copied, not decoded. */
 #define FOREIGN(name_, about_, bits_)                                                          \
     {                                                                                          \
@@ -84,6 +93,12 @@ static const lm_format formats[] = {
       .err_block = LM_DYNAMIC_BOUND,
       .encode = lm_dynamic_encode,
       .decode = lm_dynamic_decode },
+    NORMAL("nf4", NULL, "quantiles of the normal distribution, blocks of 64: frozen weights", 2,
+           LM_NORMAL_BOUND, { LM_PLANE_SCALE, LM_DTYPE_F32, 32, 1, LM_NORMAL_BLOCK }),
+    NORMAL("nf4_dq", "nf4_double", "NF4 with scales in 8 bits (double quantisation)", 4,
+           LM_NORMAL_DOUBLE_BOUND, { LM_PLANE_SCALE, LM_DTYPE_U8, 8, 1, LM_NORMAL_BLOCK },
+           { LM_PLANE_SCALE, LM_DTYPE_F32, 32, 1, LM_NORMAL_GROUP },
+           { LM_PLANE_SCALE, LM_DTYPE_F32, 32, 1, LM_NORMAL_GROUP }),
     CODED(q4_0, lm_q4_0_weigh, "4 bits, blocks of 32", 2, 32, 18, 0.1),
     CODED(q4_1, lm_q4_1_weigh, "4 bits and an offset, blocks of 32", 3, 32, 20, 0.1),
     CODED(q5_0, lm_q5_0_weigh, "5 bits, blocks of 32", 6, 32, 22, 0.05),

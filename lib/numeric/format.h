@@ -7,7 +7,7 @@
  * short.  The numbers of a row of blocks are `bits` bits each, the first in the least significant
  * bits of the first byte; each row of blocks begins on a whole byte.
  *   plain element types (bf16)         one plane of codes of an lm_dtype
- *   planar formats (dynamic8)          codes, and a plane of scales: value(code) * scale
+ *   planar formats (dynamic8, nf4)     codes, and a plane of scales: value(code) * scale; nf4_dq has scales in codes
  *   interleaved formats (q4_k)         one plane of blocks, which hold codes and scales side by
  *                                      side; a row is a sequence of whole blocks
  *

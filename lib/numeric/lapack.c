@@ -46,7 +46,9 @@ _Static_assert(sizeof(lapack_int) == sizeof(int) && sizeof(CBLAS_ORDER) == sizeo
                    __builtin_types_compatible_p(__typeof__(LAPACKE_dlarfb_work) *,
                                                 __typeof__(loaded.table.dlarfb)) &&
                    __builtin_types_compatible_p(__typeof__(LAPACKE_dsyevd_work) *,
-                                                __typeof__(loaded.table.dsyevd)),
+                                                __typeof__(loaded.table.dsyevd)) &&
+                   __builtin_types_compatible_p(__typeof__(LAPACKE_dgesdd_work) *,
+                                                __typeof__(loaded.table.dgesdd)),
                "the calls of lapack.h are those of the library");
 
 static void load(void)
@@ -61,6 +63,7 @@ static void load(void)
     find(lapack, "LAPACKE_dlarft_work", &loaded.table.dlarft);
     find(lapack, "LAPACKE_dlarfb_work", &loaded.table.dlarfb);
     find(lapack, "LAPACKE_dsyevd_work", &loaded.table.dsyevd);
+    find(lapack, "LAPACKE_dgesdd_work", &loaded.table.dgesdd);
     if (set_threads)
         set_threads(1);
 }

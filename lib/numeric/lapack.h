@@ -34,6 +34,9 @@ typedef struct {
     /* Eigenvalues w [n], rising, of a symmetric matrix, and (job 'V') eigenvectors in its place. */
     int (*dsyevd)(int order, char job, char triangle, int n, double *a, int lda, double *w,
                   double *work, int room, int *iwork, int iroom);
+    /* A [m, n] = U diag(s) V': the lesser side of columns of U and rows of V' with job 'S'; iwork: 8 times that. */
+    int (*dgesdd)(int order, char job, int m, int n, double *a, int lda, double *s, double *u,
+                  int ldu, double *vt, int ldvt, double *work, int room, int *iwork);
 } lm_lapack;
 
 /* Load it, once for the process.  Fails: LM_EIO naming the library that is missing. */

@@ -15,40 +15,40 @@ formula_value formula_fail(formula_compiler *c, const char *what)
 
 /* ---- values ---- */
 
-static formula_value new_single(formula_compiler *c, formula_single s)
+formula_value formula_new_single(formula_compiler *c, formula_single s)
 {
     for (int i = 0; s.kind != A_STEP && i < c->n_single; i++)
         if (c->single[i].kind == s.kind && c->single[i].at == s.at &&
             c->single[i].constant == s.constant)
             return (formula_value){ true, i };
-    if (c->n_single == LM_MAP_SINGLES)
+    if (c->n_single == FORMULA_SINGLES)
         return formula_fail(c, "too many numbers");
     c->single[c->n_single] = s;
     return (formula_value){ true, c->n_single++ };
 }
 
-static formula_value constant(formula_compiler *c, double x)
+formula_value formula_constant(formula_compiler *c, double x)
 {
-    return new_single(c, (formula_single){ A_CONSTANT, x, 0 });
+    return formula_new_single(c, (formula_single){ A_CONSTANT, x, 0 });
 }
 
-static formula_value emit(formula_compiler *c, lm_map_code code, formula_value a, formula_value b,
-                          formula_value d)
+formula_value formula_emit(formula_compiler *c, lm_map_code code, formula_value a, formula_value b,
+                           formula_value d)
 {
     bool all = code != LM_MAP_LOAD && a.single && b.single && d.single;
-    if (c->n_steps == 2 * LM_MAP_STEPS)
+    if (c->n_steps == FORMULA_STEPS)
         return formula_fail(c, "too many steps");
     c->step[c->n_steps] = (formula_step){ code, { a, b, d }, all };
     formula_value made = { false, c->n_steps };
     if (all)
-        made = new_single(c, (formula_single){ A_STEP, 0, c->n_steps });
+        made = formula_new_single(c, (formula_single){ A_STEP, 0, c->n_steps });
     c->n_steps++;
     return made;
 }
 
 static formula_value binary(formula_compiler *c, lm_map_code code, formula_value a, formula_value b)
 {
-    return emit(c, code, a, b, b);
+    return formula_emit(c, code, a, b, b);
 }
 
 static void bind(formula_compiler *c, const char *name, formula_value v)
@@ -68,9 +68,9 @@ static void bind(formula_compiler *c, const char *name, formula_value v)
 static formula_value operand_value(formula_compiler *c, const lm_formula_operand *o)
 {
     if (lm_tensor_count(o->shape) == 1)
-        return new_single(c, (formula_single){ AN_OPERAND, 0, o->x });
+        return formula_new_single(c, (formula_single){ AN_OPERAND, 0, o->x });
     formula_value x = { true, o->x }; /* of a load: the operand's number */
-    return emit(c, LM_MAP_LOAD, x, x, x);
+    return formula_emit(c, LM_MAP_LOAD, x, x, x);
 }
 
 static formula_value look_up(formula_compiler *c, const char *name)
@@ -87,10 +87,10 @@ static formula_value look_up(formula_compiler *c, const char *name)
         }
     for (int i = 0; i < f->n_numbers; i++)
         if (!strcmp(f->number[i], name))
-            return new_single(c, (formula_single){ A_NUMBER, 0, i });
+            return formula_new_single(c, (formula_single){ A_NUMBER, 0, i });
     for (int i = 0; i < f->n_constants; i++)
         if (!strcmp(f->constant[i].name, name))
-            return constant(c, f->constant[i].value);
+            return formula_constant(c, f->constant[i].value);
     return formula_fail(c, "an unknown name");
 }
 
@@ -151,11 +151,14 @@ static formula_value call(formula_compiler *c, const char *name)
         int n;
     } table[] = { { "sqrt", LM_MAP_SQRT, 1 },   { "abs", LM_MAP_ABS, 1 },
                   { "round", LM_MAP_ROUND, 1 }, { "min", LM_MAP_MIN, 2 },
-                  { "max", LM_MAP_MAX, 2 },     { "where", LM_MAP_WHERE, 3 } };
+                  { "max", LM_MAP_MAX, 2 },     { "where", LM_MAP_WHERE, 3 },
+                  { "exp", LM_MAP_EXP, 1 },     { "log", LM_MAP_LOG, 1 },
+                  { "sin", LM_MAP_SIN, 1 },     { "cos", LM_MAP_COS, 1 },
+                  { "tanh", LM_MAP_TANH, 1 },   { "erf", LM_MAP_ERF, 1 } };
     formula_value v[3] = { { true, 0 }, { true, 0 }, { true, 0 } };
     if (!strcmp(name, "sign")) {
         arguments(c, 1, v);
-        formula_value zero = constant(c, 0), above = binary(c, LM_MAP_LESS, zero, v[0]);
+        formula_value zero = formula_constant(c, 0), above = binary(c, LM_MAP_LESS, zero, v[0]);
         return binary(c, LM_MAP_SUB, above, binary(c, LM_MAP_LESS, v[0], zero));
     }
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
@@ -165,7 +168,7 @@ static formula_value call(formula_compiler *c, const char *name)
                 v[1] = v[0];
             if (table[i].n < 3)
                 v[2] = v[1];
-            return emit(c, table[i].code, v[0], v[1], v[2]);
+            return formula_emit(c, table[i].code, v[0], v[1], v[2]);
         }
     return formula_fail(c, "an unknown function");
 }
@@ -179,7 +182,7 @@ static formula_value primary(formula_compiler *c)
     }
     if (skip_mark(c, '-')) {
         formula_value v = primary(c);
-        return emit(c, LM_MAP_NEG, v, v, v);
+        return formula_emit(c, LM_MAP_NEG, v, v, v);
     }
     if (take_word(c, word))
         return *c->at == '(' ? call(c, word) : look_up(c, word);
@@ -187,7 +190,7 @@ static formula_value primary(formula_compiler *c)
     if (end == c->at)
         return formula_fail(c, "no value");
     c->at = end;
-    return constant(c, x);
+    return formula_constant(c, x);
 }
 
 /* By a single number: times its reciprocal, which is made once a call. */
@@ -195,7 +198,7 @@ static formula_value quotient(formula_compiler *c, formula_value a, formula_valu
 {
     if (a.single || !b.single)
         return binary(c, LM_MAP_DIV, a, b);
-    return binary(c, LM_MAP_MUL, a, binary(c, LM_MAP_DIV, constant(c, 1), b));
+    return binary(c, LM_MAP_MUL, a, binary(c, LM_MAP_DIV, formula_constant(c, 1), b));
 }
 
 static formula_value product(formula_compiler *c)
@@ -275,7 +278,7 @@ lm_code lm_formula_compile(const lm_formula *f, lm_map_attr *out, lm_err *e)
         formula_value v = look_up(&c, f->result[i]);
         bool loaded = !v.single && c.step[v.at].code == LM_MAP_LOAD;
         /* An operand's own elements, which another result may be written over. */
-        result[i] = loaded ? emit(&c, LM_MAP_MOVE, v, v, v) : v;
+        result[i] = loaded ? formula_emit(&c, LM_MAP_MOVE, v, v, v) : v;
     }
     if (!e->code)
         formula_program(&c, result, &out->program);

@@ -8,7 +8,7 @@
  * Statements end with `;` or the end of the text.  A statement gives a name a value: a tensor that is an
  * operand of the formula (it is written; from there on the name is the new value), a new tensor that
  * the caller asks for, or a name of the formula's own.  Operators: + - * / < (1 or 0), signs and brackets;
- * functions sqrt, abs, sign, round, min, max, where(condition, then, else).  Names: operands (in the shape
+ * functions sqrt, abs, sign, round, min, max, exp, log, sin, cos, tanh, erf, where(condition, then, else).  Names: operands (in the shape
  * of the result, rows [R,1] or columns [1,C] of it, or one number), constants, numbers of the step.
  *
  * What depends on single numbers alone is computed once a call, in double; so (1 - beta2) is exact
@@ -45,6 +45,15 @@ typedef struct {
 /* The attributes of a `map` node for the formula; operands without a place in the text are left alone.
  * Fails: LM_EBUG naming the place in the text (formulas are part of the program, not input). */
 lm_code lm_formula_compile(const lm_formula *f, lm_map_attr *out, lm_err *e);
+
+/* The formula of the gradients of another's results, by the rules of differentiation; of sign, round and comparisons
+ * it is 0, of min, max and abs at a tie that of the second number, or 0.  p: the program; seeds: bit k where the gradient of
+ * y_k is given; x[i], i < n: the operands whose gradients become y0, y1, ... of the result, each with as many elements
+ * as a result of p has, so that one of fewer is their sum over where it repeats.
+ * source[i]: what operand x_i of the new program is: operand source[i] of p, or LM_MAP_X + k for the gradient of y_k; -1
+ * past the last.  Fails: LM_EBUG when the result is too long for a program. */
+lm_code lm_formula_gradient(const lm_map_program *p, unsigned seeds, const int *x, int n,
+                            lm_map_attr *out, int source[LM_MAP_X], lm_err *e);
 
 /* Whether the text has the name: 0 no, 1 in expressions, 2 a statement gives it a value. */
 int lm_formula_mentions(const char *text, const char *name);

@@ -6,7 +6,7 @@
 #include "op/formula_impl.h"
 
 /* Where single number i of the compiler lies: constants, then what is fetched, then results of steps. */
-static void place_singles(const formula_compiler *c, lm_map_program *p, int place[LM_MAP_SINGLES])
+static void place_singles(const formula_compiler *c, lm_map_program *p, int place[FORMULA_SINGLES])
 {
     int n = 0;
     for (int kind = A_CONSTANT; kind <= A_STEP; kind++)
@@ -26,9 +26,9 @@ static void place_singles(const formula_compiler *c, lm_map_program *p, int plac
 
 typedef struct {
     const int *place;
-    int last[2 * LM_MAP_STEPS];     /* the last step that reads the value of this one */
-    uint8_t tile[2 * LM_MAP_STEPS]; /* its register */
-    int index[2 * LM_MAP_STEPS];    /* its number in the program */
+    int last[FORMULA_STEPS];     /* the last step that reads the value of this one */
+    uint8_t tile[FORMULA_STEPS]; /* its register */
+    int index[FORMULA_STEPS];    /* its number in the program */
     int used_until[LM_MAP_TILES];
 } allocator;
 
@@ -93,8 +93,12 @@ static bool is_read_by(const formula_compiler *c, const allocator *a, const char
 
 void formula_program(formula_compiler *c, const formula_value *result, lm_map_program *p)
 {
-    int place[LM_MAP_SINGLES] = { 0 };
+    int place[FORMULA_SINGLES] = { 0 };
     allocator a = { .place = place };
+    if (c->n_single > LM_MAP_SINGLES) {
+        formula_fail(c, "too many numbers");
+        return;
+    }
     place_singles(c, p, place);
     if (p->n_constants > LM_MAP_CONSTANTS)
         formula_fail(c, "too many constants");

@@ -73,6 +73,7 @@ static void stats_example(lm_rng r, int i, lm_example *x)
     if (lm_example_draw(r, i, 4, 3) == 0)
         attr.chunk_rows = 1 + n / 3;
     *x = (lm_example){ .n_in = 3, .want = lm_example_draw(r, i, 5, 2) ? 7 : 3 };
+    x->want |= i % 2 ? 8 : 0;
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
     x->in[2] = lm_shape1(LM_DTYPE_I32, n);
@@ -103,7 +104,8 @@ const lm_op lm_op_head_stats = {
     .in = { { "x", "N,C", LM_ACT_TYPE }, { "w", "V,C", LM_WEIGHT }, { "target", "N", LM_IDS } },
     .out = { { "loss", "N", 0 },
              { "lse", "N", LM_SAVED | LM_OPTIONAL },
-             { "logit", "N", LM_SAVED | LM_OPTIONAL } },
+             { "logit", "N", LM_SAVED | LM_OPTIONAL },
+             { "entropy", "N", LM_SAVED | LM_OPTIONAL } },
     .fields = stats_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },

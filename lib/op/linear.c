@@ -3,22 +3,40 @@
 #include "kernels/linear.h"
 
 #include "graph/passes.h"
+#include "kernels/matmul.h"
 #include "op/example.h"
 #include "op/ops.h"
 
 static const lm_field dw_fields[] = { { LM_ATTR_WORD(lm_linear_attr, acc, lm_acc_words) }, { 0 } };
+
+/* The gradient of a weight that is computed (adapters) is a value of each run, in the type of the weight. */
+static lm_code computed_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_graph *g = lm_grad_graph(s);
+    lm_matmul_attr attr = { .turn_a = true };
+    lm_vid in[2] = { lm_grad_of(s, n->out[0]), n->in[0] }, dw = LM_NONE;
+    if (!lm_grad_wants(s, n->in[1]))
+        return LM_OK;
+    if (lm_graph_append(g, &lm_op_matmul, &attr, in, &dw, e))
+        return e->code;
+    return lm_grad_give(s, n->in[1], dw, e);
+}
 
 static lm_code linear_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
     lm_vid x = n->in[0], w = n->in[1], b = n->in[2], dy = lm_grad_of(s, n->out[0]);
     lm_linear_attr attr = { LM_ACC_ADD };
+    bool computed = g->value[w].role != LM_ROLE_PARAM;
 
-    if (lm_grad_wants(s, w) || lm_grad_wants(s, b)) {
+    if (computed && computed_grad(s, n, e))
+        return e->code;
+    if ((lm_grad_wants(s, w) && !computed) || lm_grad_wants(s, b)) {
         lm_vid in[2] = { dy, x }, out[2];
         lm_acc bias_acc = LM_ACC_ADD;
         g->phase = LM_PHASE_BACKWARD_WEIGHT;
-        if (lm_grad_param(s, w, &out[0], &attr.acc, e) ||
+        out[0] = LM_SKIP;
+        if ((!computed && lm_grad_param(s, w, &out[0], &attr.acc, e)) ||
             lm_grad_param(s, b, &out[1], &bias_acc, e))
             return e->code;
         if (out[0] == LM_SKIP) {

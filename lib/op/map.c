@@ -2,7 +2,7 @@
 /* map.c -- formulas over the elements of tensors, and sums and maxima of their parts. */
 #include "kernels/map.h"
 
-#include "graph/passes.h"
+#include "op/append.h"
 #include "op/example.h"
 #include "op/formula.h"
 #include "op/ops.h"
@@ -57,20 +57,37 @@ static void map_cost(const lm_call *c, lm_cost *out)
     out->bytes = lm_call_bytes(c);
 }
 
-/* What operands and formulas of examples are made of. */
-static const char *const example_texts[] = {
-    "y = a + b",
-    "y = b1*a + (1 - b1)*b; z = y / (sqrt(y*y / n1) + 1e-8)",
-    "k = max(-0.5, min(0.5, n0*b)); y = a*(1 - 0.1*b1) - k",
-    "y = where(a < b, sign(a), abs(b)) * c; z = round(-a*4)",
-    "t = 2 - s; y = t*a + s*b - n1/n0; z = c",
+/* What operands and formulas of examples are made of.  The first SMOOTH have a derivative almost everywhere; those
+ * of the others are 0 between jumps. */
+enum { SMOOTH = 9, TEXTS = 15 };
+static const struct {
+    const char *text;
+    int results;
+} examples[TEXTS] = {
+    { "y = a + b", 1 },
+    { "y = b1*a + (1 - b1)*b; z = y / (sqrt(y*y + n1*n1) + 1e-8)", 2 },
+    { "k = max(-0.5, min(0.5, n0*b)); y = a*(1 - 0.1*b1) - k", 1 },
+    { "y = where(a < b, -a, abs(b)) * c; z = b/(2 + a*a)", 2 },
+    { "t = 2 - s; y = t*a + s*b - n1/n0; z = c", 2 },
+    { "y = exp(-a*a)*c + s*s; z = log(1 + b*b)", 2 },
+    { "y = a*cos(b) - c*sin(b); z = a*sin(b) + c*cos(b)", 2 },
+    { "y = tanh(a*c) + erf(b*s)", 1 },
+    { "y = a/(1 + exp(-a)) - c*b; z = exp(0.1*s)*b*b", 2 },
+    { "y = b1*a + (1 - b1)*b; z = y / (sqrt(y*y / n1) + 1e-8)", 2 },
+    { "y = a + b", 1 },
+    { "k = max(-0.5, min(0.5, n0*b)); y = a*(1 - 0.1*b1) - k", 1 },
+    { "y = where(a < b, sign(a), abs(b)) * c; z = round(-a*4)", 2 },
+    { "y = a - c*erf(b); z = sin(8*a) + tanh(c)", 2 },
+    { "t = 2 - s; y = t*a + s*b - n1/n0; z = c", 2 },
 };
 
 /* Operands: a as y is, b repeated (or not), c, s one number each. */
 static void map_example(lm_rng r, int i, lm_example *x)
 {
-    int64_t rows = lm_example_size(r, i, 0, 40), cols = lm_example_size(r, i, 1, 700);
-    if (i % 5 == 0)
+    /* Few numbers where derivatives are compared with differences: none is close to a kink. */
+    int64_t rows = lm_example_size(r, i, 0, i < SMOOTH ? 5 : 40);
+    int64_t cols = lm_example_size(r, i, 1, i < SMOOTH ? 40 : 700);
+    if (i % TEXTS >= SMOOTH && i % 5 == 0)
         cols += 2000;
     lm_tensor whole = lm_shape2(LM_DTYPE_F32, rows, cols);
     lm_tensor spread[] = { whole, lm_shape2(LM_DTYPE_F32, 1, cols),
@@ -80,7 +97,7 @@ static void map_example(lm_rng r, int i, lm_example *x)
                                    { "b", 1, &spread[lm_example_draw(r, i, 2, 4)] },
                                    { "c", 2, &spread[lm_example_draw(r, i, 3, 4)] },
                                    { "s", 3, &spread[3] } };
-    const lm_formula f = { .text = example_texts[i % 5],
+    const lm_formula f = { .text = examples[i % TEXTS].text,
                            .operand = names,
                            .n_operands = 4,
                            .constant = (const lm_formula_constant[]){ { "b1", 0.9 } },
@@ -88,7 +105,7 @@ static void map_example(lm_rng r, int i, lm_example *x)
                            .number = (const char *const[]){ "n0", "n1" },
                            .n_numbers = 2,
                            .result = (const char *const[]){ "y", "z" },
-                           .n_results = i % 5 == 0 || i % 5 == 2 ? 1 : 2 };
+                           .n_results = examples[i % TEXTS].results };
     lm_map_attr attr;
     lm_err e = { 0 };
     *x = (lm_example){ .n_in = LM_MAP_FIRST_X + 4, .want = f.n_results == 2 ? 3 : 1 };
@@ -110,9 +127,9 @@ static void map_example(lm_rng r, int i, lm_example *x)
         x->out[1] = (lm_tensor){ 0 };
 }
 
-#define X(name)                                         \
-    {                                                   \
-        name, "~", LM_ANY_TYPE | LM_OPTIONAL | LM_FIXED \
+#define X(name)                              \
+    {                                        \
+        name, "~", LM_ANY_TYPE | LM_OPTIONAL \
     }
 #define Y(name)                              \
     {                                        \
@@ -140,6 +157,7 @@ const lm_op lm_op_map = {
     .flat = true,
     .prec = LM_PREC_DENY,
     .shape = map_shape,
+    .grad = lm_map_grad,
     .cost = map_cost,
     .example = map_example,
 };
@@ -160,9 +178,10 @@ static lm_code reduce_shape(lm_call *c, unsigned want, lm_err *e)
                          "the rows of x are not a whole number of blocks of %lld",
                          (long long)a->rows);
     int64_t parts = lm_reduce_sizes_of(a, x).parts;
-    c->out[0] = a->over == LM_OVER_ALL      ? lm_shape1(LM_DTYPE_F32, 1)
-                : a->over == LM_OVER_COLUMN ? lm_shape2(LM_DTYPE_F32, 1, parts)
-                                            : lm_shape2(LM_DTYPE_F32, parts, 1);
+    lm_dtype wide = lm_wide(x->dtype);
+    c->out[0] = a->over == LM_OVER_ALL      ? lm_shape1(wide, 1)
+                : a->over == LM_OVER_COLUMN ? lm_shape2(wide, 1, parts)
+                                            : lm_shape2(wide, parts, 1);
     return LM_OK;
 }
 
@@ -191,11 +210,12 @@ static void reduce_example(lm_rng r, int i, lm_example *x)
 const lm_op lm_op_reduce = {
     .name = "reduce",
     .attr_size = sizeof(lm_reduce_attr),
-    .in = { { "x", "*", LM_ANY_TYPE | LM_FIXED } },
+    .in = { { "x", "*", LM_ANY_TYPE } },
     .out = { { "y", "*", 0 } },
     .fields = reduce_fields,
     .prec = LM_PREC_DENY,
     .shape = reduce_shape,
+    .grad = lm_reduce_grad,
     .cost = reduce_cost,
     .example = reduce_example,
 };

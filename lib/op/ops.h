@@ -8,6 +8,11 @@
 
 /* linear.c */
 extern const lm_op lm_op_linear, lm_op_linear_dx, lm_op_linear_dw;
+/* lora.c */
+extern const lm_op lm_op_lora_down, lm_op_lora_down_dx, lm_op_lora_up, lm_op_lora_up_dx,
+    lm_op_lora_up_dw;
+/* virtual.c */
+extern const lm_op lm_op_virtual_rows, lm_op_virtual_rows_dx, lm_op_virtual_rows_dw;
 /* joined.c: inserted by fuse.h */
 extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_op_norm_dx_dw,
     lm_op_attention_step, lm_op_head_loss;
@@ -36,14 +41,20 @@ extern const lm_op lm_op_gelu, lm_op_gelu_dx, lm_op_swiglu, lm_op_swiglu_dx, lm_
 extern const lm_op lm_op_embed, lm_op_embed_dw;
 /* map.c */
 extern const lm_op lm_op_map, lm_op_reduce;
+/* permute.c: other shapes and orders, parts, and side by side; gather.c; values.c (and lm_op_accumulate of
+ * graph/op.h) */
+extern const lm_op lm_op_permute, lm_op_window, lm_op_join, lm_op_gather, lm_op_scatter,
+    lm_op_widen, lm_op_stop;
+/* matmul.c */
+extern const lm_op lm_op_matmul, lm_op_inverse;
 /* panels.c */
 extern const lm_op lm_op_panels;
 /* codes.c */
 extern const lm_op lm_op_encode, lm_op_decode;
 /* factor.c: on the host alone */
 extern const lm_op lm_op_qr, lm_op_eigh, lm_op_eigh_next, lm_op_svd;
-/* head.c */
-extern const lm_op lm_op_head_stats, lm_op_head_grad;
+/* head.c, divergence.c */
+extern const lm_op lm_op_head_stats, lm_op_head_grad, lm_op_divergence, lm_op_divergence_grad;
 
 /* optim.c */
 extern const lm_op lm_op_adamw, lm_op_sgd, lm_op_sumsq, lm_op_total, lm_op_clip, lm_op_strided;

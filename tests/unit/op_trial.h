@@ -130,12 +130,14 @@ static inline lm_vid plus(trial *t, lm_vid a, lm_vid b)
     return out;
 }
 
-/* The sum of all outputs into which gradients flow: one value to differentiate. */
+/* The sum of all outputs into which gradients flow, and which are of the type of the first: one value to
+ * differentiate. */
 static inline lm_vid gathered(trial *t, const lm_vid *out)
 {
     lm_vid root = out[0];
     for (int i = 1; i < lm_op_outs(t->op); i++)
-        if (out[i] >= 0 && !(t->op->out[i].is & LM_SAVED))
+        if (out[i] >= 0 && !(t->op->out[i].is & LM_SAVED) &&
+            t->g->value[out[i]].t.dtype == t->g->value[out[0]].t.dtype)
             root = plus(t, root, out[i]);
     return root;
 }

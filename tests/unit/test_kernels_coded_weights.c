@@ -174,6 +174,19 @@ static void check_linear(const coded *c, lm_dtype act, int level, int64_t rows, 
     lm_free(in[0].data);
 }
 
+static void check_dx(const coded *c, lm_dtype act, int level, int64_t rows, int threads)
+{
+    lm_tensor in[2] = { { .dtype = act, .ndim = 2, .dim = { rows, M } },
+                        { .dtype = act, .ndim = 2, .dim = { M, K } } };
+    lm_tensor out = { .dtype = act, .ndim = 2, .dim = { rows, K } };
+    in[0].data = take((size_t)(rows * M) * lm_dtype_size(act));
+    for (int64_t i = 0; i < rows * M; i++)
+        lm_set(act, in[0].data, i, number_of_x(i / M, i));
+    check_call(lm_cpu_kernel("linear_dx", act, (lm_cpu_level)level),
+               (lm_call){ .in = in, .n_in = 2, .out = &out, .n_out = 1 }, in, 1, c, threads);
+    lm_free(in[0].data);
+}
+
 static void check_embed(const coded *c, lm_dtype act, int level, int threads)
 {
     enum { N = 40 };
@@ -217,8 +230,10 @@ static void check_format(const lm_format *f, const lm_format *last)
         coded c = make_coded(f, last, act, false);
         for (int level = 0; level <= (int)lm_cpu_detect(); level++)
             for (int threads = 1; threads <= 3; threads += 2) {
-                for (int i = 0; i < 8; i++)
+                for (int i = 0; i < 8; i++) {
                     check_linear(&c, act, level, rows[i], threads);
+                    check_dx(&c, act, level, rows[i], threads);
+                }
                 check_embed(&c, act, level, threads);
                 check_head(&c, act, level, threads);
             }
