@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "text/chat.h"
 
 enum { MAX_TEMPLATE = 1 << 20 };
 
@@ -113,7 +114,7 @@ lm_code lm_merge_chat(const lm_merge_plan *p, lm_buf *out, bool *found, lm_err *
         return LM_OK;
     if (!strcmp(want, "auto"))
         return automatic(p, out, found, e);
-    text = lm_merge_chat_named(want);
+    text = lm_chat_named(want);
     text = text ? text : want;
     *found = true;
     return lm_buf_add(out, text, strlen(text), e);

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Examples of records: which ids train, what begins and ends them, truncation, virtual tokens; many of them read in order
+ * by any number of threads; packed windows as batches. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "text/examples.h"
+#include "train/packed.h"
+
+/* A tokenizer of bytes: letters and some signs are ids, "<s>" begins a text, "</s>" ends one. */
+static const char json[] =
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true,\"single_word\":false,"
+    "\"lstrip\":false,\"rstrip\":false,\"normalized\":false},{\"id\":1,\"content\":\"</s>\","
+    "\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false}"
+    "],"
+    "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+    "\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":{\"type\":\"TemplateProcessing\","
+    "\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\","
+    "\"type_id\":0}}],\"pair\":[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},{\"Sequence\":{\"id\":"
+    "\"B\",\"type_id\":1}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[0],\"tokens\":[\"<"
+    "s>\""
+    "]}}},\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,"
+    "\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
+    "\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,"
+    "\"byte_fallback\":false,\"vocab\":{\"<s>\":0,\"</s>\":1,%s},\"merges\":[]}}";
+static const char config[] = "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}";
+/* Turns as "U:text|" and "A:text|", behind <s>. */
+static const char template[] =
+    "<s>{% for m in messages %}{{ m.role[0] | upper }}:{{ m.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}A:{% endif %}";
+
+static lm_tokenizer *tok;
+static lm_chat *chat;
+
+static int begin(void **state)
+{
+    lm_buf vocab = { 0 }, text = { 0 };
+    lm_err e = { 0 };
+    int id = 2;
+    (void)state;
+    for (const char *c = "abcdefghijklmnopqrstuvwxyzUASN0123456789:|."; *c; c++, id++)
+        lm_buf_addf(&vocab, &e, "%s\"%c\":%d", id > 2 ? "," : "", *c, id);
+    lm_buf_addf(&vocab, &e, ",\"\xc4\xa0\":%d,\"\xc4\x8a\":%d", id, id + 1); /* space, newline */
+    lm_buf_addf(&text, &e, json, vocab.data);
+    int bad = lm_tokenizer_from_json(text.data, text.len, config, strlen(config), "t", &tok, &e) ||
+              lm_chat_new(template, strlen(template), "t", NULL, &chat, &e);
+    if (bad)
+        fprintf(stderr, "%s: %s\n", e.where, e.what);
+    lm_buf_fini(&vocab);
+    lm_buf_fini(&text);
+    return bad;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    lm_chat_free(chat);
+    lm_tokenizer_free(tok);
+    return 0;
+}
+
+/* The text of the ids, and below each character of ids that train '^' (of special ids under their '<'). */
+static void show(const lm_text_example *x, char *text, char *marks)
+{
+    lm_err e = { 0 };
+    *text = *marks = 0;
+    for (size_t i = 0; i < x->ids.n; i++) {
+        lm_buf one = { 0 };
+        if (x->ids.v[i] >= 1000)
+            lm_buf_addf(&one, &e, "@");
+        else
+            assert_int_equal(lm_tokenizer_decode(tok, &x->ids.v[i], 1, false, &one, &e), LM_OK);
+        strcat(text, one.data);
+        for (size_t k = 0; k < one.len; k++)
+            strcat(marks, x->trains[i] ? "^" : " ");
+        lm_buf_fini(&one);
+    }
+}
+
+static lm_text_example_maker maker(void)
+{
+    return (lm_text_example_maker){ .tok = tok, .chat = chat, .eos = 1 };
+}
+
+static void assert_example(const lm_text_example_maker *m, const char *line, const char *text,
+                           const char *marks)
+{
+    lm_err e = { 0 };
+    lm_text_record r;
+    lm_text_example x = { 0 };
+    lm_text_example_scratch *s = NULL;
+    char got[512], which[512];
+    if (lm_text_record_read(line, strlen(line), NULL, "f:1", &r, &e) ||
+        lm_text_example_scratch_new(m, &s, &e) || lm_text_example_make(m, s, &r, &x, &e))
+        fail_msg("%s: %s: %s", line, e.where, e.what);
+    show(&x, got, which);
+    assert_string_equal(got, text);
+    assert_string_equal(which, marks);
+    lm_text_example_fini(&x);
+    lm_text_example_scratch_free(s);
+    lm_text_record_fini(&r);
+}
+
+#define TURNS                                                                                    \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":" \
+    "\"yo\"},{\"role\":\"user\",\"content\":\"so\"},{\"role\":\"assistant\",\"content\":\"no\"}]}"
+
+static void texts_and_completions(void **state)
+{
+    lm_text_example_maker m = maker();
+    (void)state;
+    assert_example(&m, "{\"text\":\"ab c\"}", "<s>ab c</s>", "^^^^^^^^^^^");
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\" c\"}", "<s>ab c</s>", "     ^^^^^^");
+    m.eos = -1;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\" c\"}", "<s>ab c", "     ^^");
+    m.loss_on = LM_LOSS_ALL;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\" c\"}", "<s>ab c", "^^^^^^^");
+}
+
+static void turns_of_the_assistant(void **state)
+{
+    lm_text_example_maker m = maker();
+    (void)state;
+    /* One <s>: the template's; the mark of a turn's end trains. */
+    assert_example(&m, TURNS, "<s>U:hi|A:yo|U:so|A:no|", "          ^^^       ^^^");
+    m.loss_on = LM_LOSS_LAST;
+    assert_example(&m, TURNS, "<s>U:hi|A:yo|U:so|A:no|", "                    ^^^");
+    m.loss_on = LM_LOSS_ALL;
+    assert_example(&m, TURNS, "<s>U:hi|A:yo|U:so|A:no|", "^^^^^^^^^^^^^^^^^^^^^^^");
+    m.loss_on = LM_LOSS_AUTO;
+    assert_example(&m,
+                   "{\"prompt\":[{\"role\":\"user\",\"content\":\"q\"}],\"completion\":[{\"role\":"
+                   "\"assistant\",\"content\":\"a\"}]}",
+                   "<s>U:q|A:a|", "         ^^");
+    m.wrap = true;
+    assert_example(&m, "{\"prompt\":\"q\",\"completion\":\"a\"}", "<s>U:q|A:a|", "         ^^");
+}
+
+static void longer_examples_are_cut(void **state)
+{
+    lm_text_example_maker m = maker();
+    (void)state;
+    m.most = 5;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"cdef\"}", "<s>abcd", "     ^^");
+    m.cut = LM_CUT_END;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"cdef\"}", "cdef</s>", "^^^^^^^^");
+    m.cut = LM_CUT_DROP;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"cdef\"}", "", "");
+    m.virtual_first = 1000;
+    m.virtuals = 2;
+    m.cut = LM_CUT_END;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"cdef\"}", "@@ef</s>", "  ^^^^^^");
+    m.most = 0;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"c\"}", "@@<s>abc</s>", "       ^^^^^");
+}
+
+static void prompts_end_with_the_header_of_an_answer(void **state)
+{
+    lm_text_example_maker m = maker();
+    lm_err e = { 0 };
+    lm_text_record r;
+    lm_text_example x = { 0 };
+    lm_text_example_scratch *s = NULL;
+    char text[200], marks[200];
+    (void)state;
+    assert_int_equal(lm_text_example_scratch_new(&m, &s, &e), LM_OK);
+    assert_int_equal(lm_text_record_read(TURNS, strlen(TURNS), NULL, "f:1", &r, &e), LM_OK);
+    assert_int_equal(lm_text_example_prompt(&m, s, &r, &x, &e), LM_OK);
+    show(&x, text, marks);
+    assert_string_equal(text, "<s>U:hi|A:yo|U:so|A:");
+    assert_int_equal(x.trained, 0);
+    lm_text_record_fini(&r);
+    lm_text_example_fini(&x);
+    lm_text_example_scratch_free(s);
+}
+
+static void refusals(void **state)
+{
+    static const char text[] = "{\"text\":\"a\"}", *const none[] = { "{\"prompt\":\"a\"}", TURNS };
+    lm_text_example_maker m = maker();
+    lm_text_example x = { 0 };
+    lm_text_example_scratch *s = NULL;
+    lm_text_record r;
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        lm_err e = { 0 };
+        m.chat = NULL;
+        m.loss_on = i == 2 ? LM_LOSS_ASSISTANT : LM_LOSS_AUTO;
+        const char *line = i == 2 ? text : none[i];
+        assert_int_equal(lm_text_example_scratch_new(&m, &s, &e), LM_OK);
+        assert_int_equal(lm_text_record_read(line, strlen(line), NULL, "f:1", &r, &e), LM_OK);
+        assert_int_equal(lm_text_example_make(&m, s, &r, &x, &e), LM_EUSAGE);
+        lm_text_record_fini(&r);
+        lm_text_example_scratch_free(s);
+    }
+    lm_text_example_fini(&x);
+}
+
+/* ---- many ---- */
+
+static void write_records(const char *path, int n)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int i = 0; i < n; i++) {
+        fprintf(f, "{\"prompt\":\"");
+        for (int k = 0; k <= i % 7; k++)
+            fprintf(f, "%c", 'a' + (i + k) % 26);
+        fprintf(f, "\",\"completion\":\"%d\"}\n", i);
+    }
+    fclose(f);
+}
+
+static void windows_hold_each_example_once(void **state)
+{
+    enum { N = 500, T = 32 };
+    char path[] = "/tmp/test_text_example.XXXXXX";
+    const char *name = path;
+    lm_err e = { 0 };
+    uint64_t digest[2];
+    int32_t token[T], target[T], pos[T], lo[T], again[T];
+    int64_t valid, trained = 0, marked;
+    (void)state;
+    close(mkstemp(path));
+    write_records(path, N);
+    for (int threads = 1; threads <= 3; threads += 2) {
+        lm_par *par = NULL;
+        lm_packed_set p;
+        lm_feed *f = NULL;
+        const lm_text_examples_opts o = {
+            .path = &name, .n = 1, .maker = maker(), .tmp = threads > 1 ? "/tmp" : NULL
+        };
+        const lm_feed_opts fo = { .seq = T, .documents = true, .shuffle = true, .vocab = 100 };
+        assert_int_equal(lm_par_new(&par, threads, &e), LM_OK);
+        if (lm_packed_read(&o, T, true, par, &p, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        digest[threads > 1] = lm_text_examples_digest(p.examples);
+        assert_int_equal(lm_text_examples_count(p.examples), N);
+        assert_int_equal(lm_feed_new_packed(&p.data, &fo, &f, &e), LM_OK);
+        trained = 0;
+        for (int64_t w = 0; w < lm_feed_windows(f); w++) {
+            assert_int_equal(lm_feed_window(f, w, token, target, pos, lo, &valid, &e), LM_OK);
+            trained += valid;
+            for (int i = 0; i < T; i++) {
+                assert_true(lo[i] <= i && pos[i] == i - lo[i]);
+                if (target[i] < 0)
+                    continue;
+                /* inside an example: the next row continues it */
+                assert_true(i + 1 < T && lo[i + 1] == lo[i]);
+                assert_int_equal(target[i], token[i + 1]);
+            }
+            lm_feed_marks(f, w, again, pos, lo, &marked);
+            assert_int_equal(marked, valid);
+            for (int i = 0; i < T; i++)
+                assert_int_equal(again[i] < 0, target[i] < 0);
+        }
+        assert_int_equal(trained, lm_text_examples_stat(p.examples)->trained);
+        assert_true((double)p.pack.used > 0.95 * (double)(p.pack.windows * T));
+        lm_feed_free(f);
+        lm_packed_fini(&p);
+        lm_par_free(par);
+    }
+    assert_true(digest[0] == digest[1]);
+    unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_and_completions),
+        cmocka_unit_test(turns_of_the_assistant),
+        cmocka_unit_test(longer_examples_are_cut),
+        cmocka_unit_test(prompts_end_with_the_header_of_an_answer),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(windows_hold_each_example_once),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
