@@ -18,11 +18,13 @@ static struct {
     lm_input_args in;
     const char *tokenizer, *format, *eos_token;
     lm_strs weight;
-    bool eos, special, shuffle, check_tokenizer;
+    const char *chat_template, *loss_on, *map;
+    bool chat, eos, special, shuffle, check_tokenizer;
     double val_fraction, max_epochs;
     int64_t tokens, shard_tokens, eos_id, vocab;
 } opt = { .in = LM_INPUT_ARGS_DEFAULT,
           .format = "megatron",
+          .loss_on = "auto",
           .eos = true,
           .shuffle = true,
           .check_tokenizer = true,
@@ -47,6 +49,13 @@ static const lm_opt options[] = {
             "apply the tokenizer's post-processor to each text [no]"),
     LM_COUNT(0, "vocab-size", &opt.vocab, "N", 1, 2e9,
              "ids are below N [the tokenizer's; of shards the largest id + 1]"),
+    LM_GROUP("Records (messages, prompt and completion, ...)"),
+    LM_FLAG(0, "chat", &opt.chat, "read records; write loss marks beside the ids [no]"),
+    LM_STR(0, "chat-template", &opt.chat_template, "NAME|FILE",
+           "Jinja, or alpaca chatml exaone llama3 mistral [the tokenizer's]"),
+    LM_CHOICE(0, "loss-on", &opt.loss_on, "WHAT", lm_loss_on_names,
+              "all; assistant: its turns; last; completion; auto [auto]"),
+    LM_STR(0, "map", &opt.map, "KEY=COLUMN", "names of columns: prompt=question,completion=answer"),
     LM_GROUP("Selection"),
     LM_REAL(0, "val-fraction", &opt.val_fraction, "X", 0, 0.999,
             "share of the documents that is held out as 'val' [0]"),
@@ -72,7 +81,7 @@ static const lm_opt options[] = {
 
 static const char *const examples[] = {
     "shard-data -t tok/tokenizer.json --val-fraction 0.01 -o data/ clean.jsonl",
-    "shard-data --format llmc --eos-id 50256 -o llmc/ data/train", NULL
+    "shard-data --chat -t m/ -o data/ chat.jsonl", NULL
 };
 
 static lm_tool tool = {
@@ -139,8 +148,13 @@ static lm_code read_operands(lm_err *e)
     return LM_OK;
 }
 
+static lm_text_record_map map;
+
 static lm_shard_opts request(void)
 {
+    int loss_on = 0;
+    while (strcmp(lm_loss_on_names[loss_on], opt.loss_on) != 0)
+        loss_on++;
     return (lm_shard_opts){
         .path = (const char *const *)path,
         .weight = weight,
@@ -153,6 +167,10 @@ static lm_shard_opts request(void)
         .eos_token = opt.eos_token,
         .eos_id = opt.eos_id,
         .add_special = opt.special,
+        .records = opt.chat,
+        .chat_template = opt.chat_template,
+        .loss_on = (lm_loss_on)loss_on,
+        .map = map.n ? &map : NULL,
         .vocab = opt.vocab,
         .val_fraction = opt.val_fraction,
         .contiguous = strcmp(opt.in.split, "contiguous") == 0,
@@ -181,6 +199,13 @@ static void say_summary(const lm_shard_set *s, double seconds)
     if (s->read.skipped)
         lm_say(&tool, LM_LOG_WARN, "%lld document%s skipped for invalid UTF-8",
                (long long)s->read.skipped, lm_plural(s->read.skipped));
+    if (opt.chat)
+        lm_say(&tool, LM_LOG_NOTICE, "%.1f %% of the tokens train",
+               100 * (double)s->read.trained / (double)(s->tokens[0] + s->tokens[1]));
+    if (s->read.silent)
+        lm_say(&tool, LM_LOG_WARN, "%lld record%s left out: no token of %s trains",
+               (long long)s->read.silent, lm_plural((uint64_t)s->read.silent),
+               s->read.silent == 1 ? "it" : "them");
     if (opt.val_fraction > 0 && !s->docs[LM_SPLIT_VAL])
         lm_say(&tool, LM_LOG_WARN,
                "none of %lld document%s is in the validation split: 'val' is not written",
@@ -219,13 +244,15 @@ static lm_code shard(lm_err *e)
     lm_shard_set set;
     double start = lm_now();
     lm_code rc = read_operands(e);
-    const lm_shard_opts o = request();
     if (!rc)
         rc = check_streams(e);
     for (int i = 0; i < tool.argc && !rc; i++) /* lm_shard_set_make checks the folder */
         refuse_text(path[i]);
     if (opt.tokenizer)
         lm_refuse_same(&tool, "-", opt.tokenizer);
+    if (!rc && opt.map)
+        rc = lm_text_record_map_add(&map, opt.map, e);
+    const lm_shard_opts o = request();
     if (!rc)
         rc = lm_par_new(&par, tool.threads, e);
     if (!rc)
@@ -256,6 +283,21 @@ static void refuse_idle(void)
     if (!opt.tokenizer && (opt.eos_token || opt.special))
         lm_misuse(&tool, opt.special ? "--add-special" : "--eos-token",
                   opt.special ? "leave it out" : "give --eos-id", "there is no --tokenizer");
+    if (opt.chat && !opt.tokenizer)
+        lm_misuse(&tool, "--chat", "give --tokenizer", "records need a tokenizer");
+    if (opt.chat && (opt.in.field.n || opt.special || strcmp(opt.in.split, "file")))
+        lm_misuse(&tool,
+                  opt.in.field.n ? "--field"
+                  : opt.special  ? "--add-special"
+                                 : "--split",
+                  opt.in.field.n ? "rename columns with --map" : "leave it out",
+                  "serves plain texts, not --chat");
+    if (!opt.chat && (opt.chat_template || opt.map || strcmp(opt.loss_on, "auto")))
+        lm_misuse(&tool,
+                  opt.chat_template ? "--chat-template"
+                  : opt.map         ? "--map"
+                                    : "--loss-on",
+                  "add --chat", "serves records only");
     if (!opt.tokens && opt.max_epochs != MAX_EPOCHS)
         lm_misuse(&tool, "--max-epochs", "add --tokens", "without it no input is used twice");
     if (opt.shard_tokens && lm_tokens_kind_find(opt.format) == LM_TOKENS_MEGATRON)
@@ -283,5 +325,6 @@ int main(int argc, char **argv)
         lm_free(path[i]);
     lm_free(path);
     lm_free(weight);
+    lm_text_record_map_fini(&map);
     return lm_end(&tool);
 }

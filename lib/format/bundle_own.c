@@ -43,5 +43,6 @@ bool lm_bundle_own_checkpoint(const void *none, const char *name)
 {
     (void)none;
     return lm_bundle_own(name) || !strcmp(name, "optimizer.safetensors") ||
-           !strcmp(name, "state.json");
+           !strcmp(name, "state.json") || !strcmp(name, "objective.json") ||
+           !strcmp(name, "adapter_config.json") || !strcmp(name, "adapter_model.safetensors");
 }

@@ -161,6 +161,7 @@ typedef struct {
     /* 0: LM_MAX_SHARD_BYTES in a folder, one file elsewhere; a larger tensor gets a shard of its
      * own */
     uint64_t max_shard_bytes;
+    const char *weights; /* name of the one file of tensors; NULL: model.safetensors, or shards */
     bool keep_order; /* files keep the plan's order; otherwise each is sorted by lm_st_plan_sort */
 } lm_folder_spec;
 

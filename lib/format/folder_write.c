@@ -44,6 +44,7 @@ struct lm_folder {
     lm_st_writer *writer; /* writer of shard `cur`; NULL: not begun, or all are complete */
     bool failed;          /* after a failure: only drop is allowed */
     bool whole;           /* weights stay one file unless shards are requested */
+    const char *weights;  /* its name; NULL: model.safetensors */
     lm_model_source *tokenizer_from;
     late_file *late;
     size_t n_late, cap_late;
@@ -85,9 +86,9 @@ static lm_code add_shard(lm_folder *f, const lm_st_plan *whole, lm_err *e)
 /* Fill shards greedily in the order of the plan, as huggingface_hub does, then sort each. */
 static lm_code plan_shards(lm_folder *f, const lm_folder_spec *spec, lm_err *e)
 {
-    uint64_t limit = spec->max_shard_bytes ? spec->max_shard_bytes
-                     : f->whole            ? UINT64_MAX
-                                           : LM_MAX_SHARD_BYTES;
+    uint64_t limit = spec->max_shard_bytes && !f->weights ? spec->max_shard_bytes
+                     : f->whole || f->weights             ? UINT64_MAX
+                                                          : LM_MAX_SHARD_BYTES;
     lm_code rc = add_shard(f, spec->plan, e);
 
     for (size_t i = 0; !rc && i < lm_st_plan_count(spec->plan); i++) {
@@ -261,7 +262,8 @@ static lm_code open_shard(lm_folder *f, lm_err *e)
     char name[64];
 
     shard_name(name, f->cur, f->n_shards);
-    return lm_bundle_st_create(f->b, name, f->plan[f->cur], &f->writer, e);
+    return lm_bundle_st_create(f->b, f->weights ? f->weights : name, f->plan[f->cur], &f->writer,
+                               e);
 }
 
 /* Begin the weights if necessary, close complete shards and begin the next. */
@@ -317,6 +319,7 @@ lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
     if (!rc) {
         f->whole = lm_bundle_out_kind(f->b) != LM_BUNDLE_FOLDER;
         f->tokenizer_from = spec->tokenizer_from;
+        f->weights = spec->weights;
         rc = plan_shards(f, spec, e);
     }
     if (!rc && f->n_shards > 1 && lm_bundle_out_kind(f->b) == LM_BUNDLE_FILE)

@@ -154,6 +154,30 @@ lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, int64_t vocab,
     return check_ids(t, at, n, dst, vocab, e);
 }
 
+bool lm_tokens_masked(const lm_tokens *t)
+{
+    return t->mask.data != NULL;
+}
+
+lm_code lm_tokens_read_mask(const lm_tokens *t, int64_t at, int64_t n, uint8_t *dst, lm_err *e)
+{
+    if (at < 0 || n < 0 || at > t->count || n > t->count - at)
+        return lm_fail(e, LM_EUSAGE, t->path, NULL,
+                       "%lld loss mark%s from position %lld on are requested, it holds %lld",
+                       (long long)n, lm_plural((uint64_t)n), (long long)at, (long long)t->count);
+    if (!t->mask.data) {
+        memset(dst, 1, (size_t)n);
+        return LM_OK;
+    }
+    memcpy(dst, (const uint8_t *)t->mask.data + at, (size_t)n);
+    for (int64_t i = 0; i < n; i++)
+        if (dst[i] > 1)
+            return lm_fail(e, LM_EFORMAT, t->path, "shard the data again",
+                           "the loss mark of id %lld is %u, expected 0 or 1", (long long)(at + i),
+                           dst[i]);
+    return LM_OK;
+}
+
 /* ---- documents ---- */
 
 /* llm.c documents begin with the end-of-text id, nanoGPT documents end with it. */

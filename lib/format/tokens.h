@@ -86,6 +86,16 @@ int64_t lm_tokens_count(const lm_tokens *t); /* number of ids */
 lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, int64_t vocab, uint32_t *dst,
                        lm_err *e);
 
+/* Loss marks: NAME.mask beside NAME.bin has one byte for each id, 1 if the id is trained to be
+ * predicted, otherwise 0, as shard-data --chat writes.  Where ids and marks travel together, the mark
+ * is the highest bit of the id.  lm_tokens_open checks the size of the file. */
+#define LM_TOKENS_TRAINS 0x80000000u
+#define LM_TOKENS_ID     0x7fffffffu
+bool lm_tokens_masked(const lm_tokens *t);
+/* The marks of ids [at, at + n), 1 or 0; all 1 for a dataset without marks.  Fails: LM_EUSAGE if the
+ * range leaves the dataset; LM_EFORMAT for other bytes. */
+lm_code lm_tokens_read_mask(const lm_tokens *t, int64_t at, int64_t n, uint8_t *dst, lm_err *e);
+
 /* Find the documents: at no cost for Megatron; by one parallel pass over the ids, made once, for
  * llm.c and nanoGPT.  Must be called before the three functions below.  p may be NULL. */
 lm_code lm_tokens_index(lm_tokens *t, lm_par *p, lm_err *e);
@@ -111,6 +121,8 @@ typedef struct {
      * NAME.bin */
     int64_t shard_tokens;
     bool force; /* replace existing files */
+    /* write loss marks too: ids have LM_TOKENS_TRAINS set or not.  One file only (no shard_tokens) */
+    bool mask;
 } lm_tokens_writer_opts;
 
 /* Start writing the dataset `prefix` ('data/train').  Nothing appears under its name before commit.

@@ -49,7 +49,8 @@ struct lm_tokens {
     lm_tokens_part *parts;
     size_t n_parts, cap_parts;
 
-    lm_map idx; /* Megatron */
+    lm_map idx;  /* Megatron */
+    lm_map mask; /* the same; no data: there are no loss marks */
     int64_t sequences;
     const uint8_t *offsets, *doc_seqs; /* unaligned i64 arrays in idx */
 

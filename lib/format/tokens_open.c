@@ -143,6 +143,23 @@ static lm_code open_megatron(lm_tokens *t, const char *base, lm_err *e)
     return rc;
 }
 
+/* Map base.mask, if it is there: one byte for each id. */
+static lm_code open_mask(lm_tokens *t, const char *base, lm_err *e)
+{
+    lm_buf name = { 0 };
+    if (!lm_tokens_is_file(base, ".mask"))
+        return LM_OK;
+    lm_code rc = lm_buf_addf(&name, e, "%s.mask", base);
+    if (!rc)
+        rc = lm_map_open(name.data, &t->mask, e);
+    if (!rc && t->mask.size != (uint64_t)t->count)
+        rc = lm_fail(e, LM_EFORMAT, name.data, "copy it again with its .bin, or remove it",
+                     "%llu loss mark%s for %lld id%s", (unsigned long long)t->mask.size,
+                     lm_plural(t->mask.size), (long long)t->count, lm_plural((uint64_t)t->count));
+    lm_buf_fini(&name);
+    return rc;
+}
+
 /* ---- choosing the files ---- */
 
 /* Compare with the count in meta.json: missing shards at the end are not detected otherwise. */
@@ -216,6 +233,8 @@ static lm_code open_any(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_
     if (!rc)
         rc = kind == LM_TOKENS_MEGATRON ? open_megatron(t, base, e)
                                         : lm_tokens_open_flat(t, kind, path, base, e);
+    if (!rc && kind == LM_TOKENS_MEGATRON)
+        rc = open_mask(t, base, e);
     lm_free(base);
     return rc ? rc : check_meta(t, e);
 }
@@ -247,6 +266,8 @@ void lm_tokens_close(lm_tokens *t)
         lm_map_close(&t->parts[i].map);
     if (t->idx.data)
         lm_map_close(&t->idx);
+    if (t->mask.data)
+        lm_map_close(&t->mask);
     lm_free(t->parts);
     lm_free(t->starts);
     lm_free(t->path);

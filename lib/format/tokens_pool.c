@@ -37,7 +37,8 @@ struct lm_tokens_pool {
     int n_sources, last;
     int64_t vocab, docs, tokens;
     int id_bytes;
-    spool ids, ends; /* ends: u64, where each document ends, in ids */
+    uint32_t id_mask; /* without the loss mark, if ids have one */
+    spool ids, ends;  /* ends: u64, where each document ends, in ids */
     source *source;
 };
 
@@ -85,8 +86,8 @@ static void close_spool(spool *s)
         fclose(s->file);
 }
 
-lm_code lm_tokens_pool_new(const char *dir, int sources, int64_t vocab, lm_tokens_pool **out,
-                           lm_err *e)
+lm_code lm_tokens_pool_new(const char *dir, int sources, int64_t vocab, bool marked,
+                           lm_tokens_pool **out, lm_err *e)
 {
     lm_tokens_pool *p;
     lm_code rc = lm_alloc_n(&p, 1, sizeof *p, "a token pool", e);
@@ -94,7 +95,8 @@ lm_code lm_tokens_pool_new(const char *dir, int sources, int64_t vocab, lm_token
         return rc;
     p->n_sources = sources;
     p->vocab = vocab;
-    p->id_bytes = vocab <= 65536 ? 2 : 4;
+    p->id_mask = marked ? LM_TOKENS_ID : UINT32_MAX;
+    p->id_bytes = vocab <= 65536 && !marked ? 2 : 4;
     rc = lm_strdup(&p->dir, dir, e);
     if (!rc)
         rc = lm_alloc_n(&p->source, (size_t)sources, sizeof *p->source, "sources", e);
@@ -129,10 +131,11 @@ lm_code lm_tokens_pool_add(lm_tokens_pool *p, int src, const uint32_t *ids, int6
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t k = n - at < BLOCK ? n - at : BLOCK;
         for (int64_t i = 0; i < k; i++) {
-            if ((int64_t)ids[at + i] >= p->vocab)
-                return lm_fail(
-                    e, LM_EFORMAT, "token ids", "use the tokenizer that the ids were made with",
-                    "id %u does not fit a vocabulary of %lld", ids[at + i], (long long)p->vocab);
+            if ((int64_t)(ids[at + i] & p->id_mask) >= p->vocab)
+                return lm_fail(e, LM_EFORMAT, "token ids",
+                               "use the tokenizer that the ids were made with",
+                               "id %u does not fit a vocabulary of %lld", ids[at + i] & p->id_mask,
+                               (long long)p->vocab);
             narrow[i] = (uint16_t)ids[at + i];
         }
         lm_code rc = p->id_bytes == 2 ? write_spool(p, &p->ids, narrow, 2 * (size_t)k, e)

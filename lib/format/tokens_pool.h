@@ -15,9 +15,10 @@
 
 typedef struct lm_tokens_pool lm_tokens_pool;
 
-/* Temporaries go to folder `dir`.  Documents come from `sources` sources, one after the other. */
-lm_code lm_tokens_pool_new(const char *dir, int sources, int64_t vocab, lm_tokens_pool **out,
-                           lm_err *e);
+/* Temporaries go to folder `dir`.  Documents come from `sources` sources, one after the other.  marked: ids have
+ * LM_TOKENS_TRAINS set or not, for a writer with loss marks. */
+lm_code lm_tokens_pool_new(const char *dir, int sources, int64_t vocab, bool marked,
+                           lm_tokens_pool **out, lm_err *e);
 void lm_tokens_pool_free(lm_tokens_pool *p);
 /* Sources in rising order only.  LM_EFORMAT for an id that is not below vocab. */
 lm_code lm_tokens_pool_add(lm_tokens_pool *p, int source, const uint32_t *ids, int64_t n,

@@ -25,8 +25,8 @@ struct lm_tokens_writer {
     char *prefix;
     lm_out **bins; /* the shards; Megatron: one */
     size_t n_bins, cap_bins;
-    int64_t in_shard; /* ids in the last one */
-    lm_out *idx;
+    int64_t in_shard;                          /* ids in the last one */
+    lm_out *idx, *mask;                        /* mask NULL: no loss marks */
     int64_t total, sequences, docs, open_seqs; /* open_seqs: since the last lm_tokens_end_doc */
     uint8_t *ends;                             /* bit s: sequence s is the last of its document */
     size_t cap_ends;
@@ -48,7 +48,7 @@ bool lm_tokens_own(const char *base, const char *name)
     if (strncmp(name, base, n) != 0)
         return false;
     name += n;
-    if (strcmp(name, ".bin") == 0 || strcmp(name, ".idx") == 0)
+    if (strcmp(name, ".bin") == 0 || strcmp(name, ".idx") == 0 || strcmp(name, ".mask") == 0)
         return true;
     return name[0] == '_' && strspn(name + 1, "0123456789") == 6 && strcmp(name + 7, ".bin") == 0;
 }
@@ -175,6 +175,10 @@ lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_
         if (!rc)
             rc = put_bytes(w->idx, header, sizeof header, e);
     }
+    if (!rc && o->mask)
+        rc = w->idx ? open_target(prefix, ".mask", w->force, &w->mask, e)
+                    : lm_fail(e, LM_EUSAGE, prefix, "write Megatron shards",
+                              "%s shards have no loss marks", lm_tokens_kind_name(w->kind));
     if (rc) {
         lm_tokens_drop(w);
         return rc;
@@ -186,12 +190,13 @@ lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_
 /* Append ids to the current shard, checked and narrowed. */
 static lm_code put_ids(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_err *e)
 {
-    uint8_t buf[BLOCK * 4];
+    uint8_t buf[BLOCK * 4], marks[BLOCK];
     lm_code rc = LM_OK;
     for (int64_t at = 0; at < n && !rc; at += BLOCK) {
         int64_t k = n - at < BLOCK ? n - at : BLOCK;
         for (int64_t i = 0; i < k; i++) {
-            uint32_t id = ids[at + i];
+            uint32_t id = ids[at + i] & (w->mask ? LM_TOKENS_ID : UINT32_MAX);
+            marks[i] = (uint8_t)(ids[at + i] >> 31);
             if ((int64_t)id >= w->vocab)
                 return lm_fail(e, LM_EFORMAT, w->prefix,
                                "use the tokenizer that the ids were made with",
@@ -204,6 +209,8 @@ static lm_code put_ids(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_e
             }
         }
         rc = put_bytes(w->bins[w->n_bins - 1], buf, (size_t)k * (size_t)w->id_bytes, e);
+        if (!rc && w->mask)
+            rc = put_bytes(w->mask, marks, (size_t)k, e);
     }
     w->in_shard += n;
     w->total += n;
@@ -351,6 +358,8 @@ lm_code lm_tokens_finish(lm_tokens_writer *w, lm_err *e)
         rc = lm_out_finish(w->bins[i], e);
     if (!rc && w->idx)
         rc = lm_out_finish(w->idx, e);
+    if (!rc && w->mask)
+        rc = lm_out_finish(w->mask, e);
     w->finished = !rc;
     return rc;
 }
@@ -369,6 +378,8 @@ lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e)
     lm_code rc = lm_tokens_finish(w, e);
     if (!rc && w->force)
         rc = clear_old(w->prefix, true, e);
+    if (!rc && w->mask)
+        rc = publish(&w->mask, e);
     if (!rc && w->idx)
         rc = publish(&w->idx, e);
     for (size_t i = w->n_bins; i-- > 0 && !rc;)
@@ -386,6 +397,8 @@ void lm_tokens_drop(lm_tokens_writer *w)
             lm_out_drop(w->bins[i]);
     if (w->idx)
         lm_out_drop(w->idx);
+    if (w->mask)
+        lm_out_drop(w->mask);
     lm_free(w->bins);
     lm_free(w->ends);
     lm_free(w->prefix);

@@ -17,6 +17,9 @@ typedef struct {
     size_t mid[LM_BATCH_DOCS], end[LM_BATCH_DOCS];
     bool there[LM_BATCH_DOCS][LM_SPLITS];
     lm_ids ids;
+    lm_text_example example; /* of a record */
+    size_t trained[LM_BATCH_DOCS];
+    bool dropped[LM_BATCH_DOCS];
 } batch;
 
 typedef struct {
@@ -24,7 +27,8 @@ typedef struct {
     lm_input *in;
     const lm_input_opts *in_opts;
     const lm_tokenizer *tok;
-    lm_tok_scratch **scratch; /* by worker */
+    lm_tok_scratch **scratch;         /* by worker */
+    lm_text_example_scratch **making; /* the same; NULL without records */
     lm_shard_stats *st;
     lm_doc_pool pool;
 } run;
@@ -56,6 +60,7 @@ static size_t training_bytes(const char *text, size_t len, double fraction)
 static void fini_batch(void *item)
 {
     lm_ids_fini(&((batch *)item)->ids);
+    lm_text_example_fini(&((batch *)item)->example);
 }
 
 static lm_code read_batch(void *ctx, void **item, lm_err *e)
@@ -114,6 +119,44 @@ static lm_code work_doc(run *r, batch *b, int i, int worker, lm_err *e)
     return rc;
 }
 
+/* Append the ids of an example with their marks.  The first id follows nothing: it is never predicted. */
+static lm_code add_example(batch *b, int i, lm_err *e)
+{
+    const lm_text_example *x = &b->example;
+    if (lm_grow(&b->ids.v, &b->ids.cap, b->ids.n + x->ids.n, sizeof *b->ids.v, "token ids", e))
+        return e->code;
+    for (size_t k = 0; k < x->ids.n; k++) {
+        bool trains = k && x->trains[k];
+        b->ids.v[b->ids.n++] = x->ids.v[k] | (trains ? LM_TOKENS_TRAINS : 0);
+        b->trained[i] += trains;
+    }
+    return LM_OK;
+}
+
+/* A record belongs to one split as a whole; one without an id that trains to neither. */
+static lm_code work_record(run *r, batch *b, int i, int worker, lm_err *e)
+{
+    const lm_doc *d = &b->docs.doc[i];
+    lm_text_record rec = { 0 };
+    size_t from = b->ids.n;
+    bool val = is_val(d->raw.data, d->raw.len, r->job->val_fraction);
+    if (lm_text_record_of_doc(d, r->job->map, &rec, e))
+        return e->code;
+    lm_code rc = lm_text_example_make(r->job->maker, r->making[worker], &rec, &b->example, e);
+    if (rc)
+        lm_err_in(e, "%s:%lld", d->source, (long long)d->line);
+    b->trained[i] = 0;
+    b->dropped[i] = b->example.dropped;
+    rc = rc ? rc : add_example(b, i, e);
+    if (!rc && !b->trained[i])
+        b->ids.n = from;
+    b->there[i][LM_SPLIT_TRAIN] = b->trained[i] && !val;
+    b->there[i][LM_SPLIT_VAL] = b->trained[i] && val;
+    b->mid[i] = val ? from : b->ids.n;
+    lm_text_record_fini(&rec);
+    return rc;
+}
+
 static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
 {
     run *r = ctx;
@@ -122,8 +165,11 @@ static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
     b->ids.n = 0;
     for (int i = 0; i < b->docs.n && !rc; i++) {
         lm_doc *d = &b->docs.doc[i];
-        rc = lm_doc_decode(r->in_opts, d, e);
-        if (!rc && !d->skip)
+        if (r->job->maker)
+            rc = work_record(r, b, i, worker, e);
+        else
+            rc = lm_doc_decode(r->in_opts, d, e);
+        if (!r->job->maker && !rc && !d->skip)
             rc = work_doc(r, b, i, worker, e);
         b->end[i] = b->ids.n;
     }
@@ -156,8 +202,13 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
             continue;
         }
         r->st->documents++;
-        r->st->bytes += (int64_t)d->len;
+        r->st->bytes += (int64_t)(r->job->maker ? d->raw.len : d->len);
         r->st->replaced += d->bad;
+        if (r->job->maker) {
+            r->st->trained += (int64_t)b->trained[i];
+            r->st->dropped += b->dropped[i];
+            r->st->silent += !b->trained[i] && !b->dropped[i];
+        }
         rc = add_parts(r, b, i, e);
     }
     lm_doc_pool_give(&r->pool, b);
@@ -183,10 +234,17 @@ lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts
     lm_code rc = lm_alloc_n(&r.scratch, (size_t)n, sizeof *r.scratch, "scratch", e);
     for (int i = 0; i < n && !rc; i++)
         rc = lm_tok_scratch_new(tok, &r.scratch[i], e);
+    if (!rc && job->maker)
+        rc = lm_alloc_n(&r.making, (size_t)n, sizeof *r.making, "scratch", e);
+    for (int i = 0; i < n && !rc && job->maker; i++)
+        rc = lm_text_example_scratch_new(job->maker, &r.making[i], e);
     if (!rc)
         rc = lm_par_pipe(par, &ops, e);
     for (int i = 0; i < n && r.scratch; i++)
         lm_tok_scratch_free(r.scratch[i]);
+    for (int i = 0; i < n && r.making; i++)
+        lm_text_example_scratch_free(r.making[i]);
+    lm_free(r.making);
     lm_doc_pool_fini(&r.pool);
     lm_free(r.scratch);
     return rc;
@@ -218,16 +276,19 @@ static lm_code add_ids(const lm_shard_job *job, int split, int source, uint32_t 
     if (job->eos_first)
         first = eos = ids - 1;
     uint32_t lent = *eos;
-    *eos = (uint32_t)job->eos;
+    *eos = (uint32_t)job->eos | (job->masked && n ? ids[n - 1] & LM_TOKENS_TRAINS : 0);
     lm_code rc = lm_tokens_pool_add(job->pool[split], source, first, n + 1, e);
     *eos = lent;
     return rc;
 }
 
+/* marks: of the ids; NULL: there are none. */
 static lm_code add_document(const lm_shard_job *job, int source, uint32_t *ids, int64_t n,
-                            lm_err *e)
+                            const uint8_t *marks, lm_err *e)
 {
     bool val = !job->contiguous && is_val(ids, (size_t)n * sizeof *ids, job->val_fraction);
+    for (int64_t i = 0; marks && i < n; i++)
+        ids[i] |= marks[i] ? LM_TOKENS_TRAINS : 0;
     int64_t cut = job->contiguous ? (int64_t)((double)n * (1 - job->val_fraction)) : val ? 0 : n;
     lm_code rc = LM_OK;
     if (!val && (cut > 0 || !n))
@@ -241,6 +302,8 @@ lm_code lm_shard_tokens(const lm_shard_job *job, const lm_tokens *t, int source,
                         lm_err *e)
 {
     lm_ids doc = { 0 };
+    uint8_t *marks = NULL;
+    size_t cap = 0;
     int64_t docs = lm_tokens_docs(t);
     lm_code rc = LM_OK;
     for (int64_t d = 0; d < docs && !rc && !lm_stopping(); d++) {
@@ -248,16 +311,22 @@ lm_code lm_shard_tokens(const lm_shard_job *job, const lm_tokens *t, int source,
         rc = lm_grow(&doc.v, &doc.cap, (size_t)n + 2, sizeof *doc.v, "ids of a document", e);
         if (!rc)
             rc = lm_tokens_read(t, from, n, LM_ANY_ID, doc.v + 1, e);
+        if (!rc && job->masked)
+            rc = lm_grow(&marks, &cap, (size_t)n + 1, 1, "loss marks", e);
+        if (!rc && job->masked)
+            rc = lm_tokens_read_mask(t, from, n, marks, e);
         if (rc)
             break;
         const uint32_t *ids = doc.v + 1;
         strip_eos(t, job->eos, &ids, &n);
-        rc = add_document(job, source, doc.v + (ids - doc.v), n, e);
+        int64_t skipped = ids - (doc.v + 1);
+        rc = add_document(job, source, doc.v + (ids - doc.v), n, marks ? marks + skipped : NULL, e);
         st->documents++;
         if (d % 1024 == 0)
             lm_progress(job->sink, "reading", (double)from, (double)lm_tokens_count(t), "tokens",
                         NULL);
     }
     lm_ids_fini(&doc);
+    lm_free(marks);
     return rc;
 }

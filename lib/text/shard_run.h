@@ -15,6 +15,7 @@
 #include "format/input.h"
 #include "format/tokens.h"
 #include "format/tokens_pool.h"
+#include "text/example.h"
 #include "text/tokenizer.h"
 
 enum { LM_SPLIT_TRAIN, LM_SPLIT_VAL, LM_SPLITS };
@@ -25,7 +26,11 @@ typedef struct {
     int64_t eos; /* -1: no id is added or removed */
     /* llm.c: documents begin with it; otherwise they end with it */
     bool eos_first;
-    bool add_special;                /* apply the tokenizer's post-processor */
+    bool add_special; /* apply the tokenizer's post-processor */
+    /* Records as examples instead of plain texts (example.h); NULL: texts.  Pools are then marked. */
+    const lm_text_example_maker *maker;
+    const lm_text_record_map *map;   /* may be NULL */
+    bool masked;                     /* of token datasets: loss marks are copied to marked pools */
     lm_tokens_pool *pool[LM_SPLITS]; /* pool[LM_SPLIT_VAL] NULL when val_fraction is 0 */
     lm_sink *sink;
 } lm_shard_job;
@@ -33,6 +38,8 @@ typedef struct {
 typedef struct {
     int64_t documents, bytes;  /* of text */
     int64_t skipped, replaced; /* invalid UTF-8 */
+    int64_t trained;           /* records: ids that train */
+    int64_t silent, dropped;   /* records left out: without such an id, and too long */
 } lm_shard_stats;
 
 /* Text.  Fails: as lm_input_next, lm_doc_decode, lm_tokenizer_encode, lm_tokens_pool_add. */

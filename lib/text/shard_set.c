@@ -16,6 +16,7 @@
 #include "base/stop.h"
 #include "base/stream.h"
 #include "base/text.h"
+#include "format/folder.h"
 #include "format/tokens_meta.h"
 #include "text/tokenizer_match.h"
 
@@ -24,6 +25,8 @@ typedef struct {
     lm_shard_set *set;
     lm_par *par;
     lm_tokenizer *tok;
+    lm_chat *chat; /* of records */
+    lm_text_example_maker maker;
     lm_input *in;
     lm_tokens **shards; /* inputs that are token datasets */
     lm_outdir *dir;     /* the folder is replaced by one rename; NULL: file by file */
@@ -55,11 +58,61 @@ static lm_code find_eos(work *w, lm_err *e)
                    "the tokenizer has no end-of-text token");
 }
 
+/* The template that is asked for, or that of the folder which holds the tokenizer: chat_template.jinja, or that
+ * of a model.  w->chat stays NULL when there is none. */
+static lm_code open_template(work *w, lm_err *e)
+{
+    const char *folder = w->o->tokenizer;
+    lm_model_source *m = NULL;
+    lm_err none = { 0 };
+    char *path = NULL;
+    if (w->o->chat_template)
+        return lm_chat_open(NULL, w->tok, w->o->chat_template, &w->chat, e);
+    if (!lm_path_is_dir(folder))
+        return LM_OK;
+    lm_code rc = lm_path_join(&path, folder, "chat_template.jinja", e);
+    if (!rc && lm_path_exists(path)) {
+        rc = lm_chat_open(NULL, w->tok, path, &w->chat, e);
+    } else if (!rc && !lm_model_source_open(folder, NULL, &m, &none)) {
+        rc = lm_chat_open(m, w->tok, NULL, &w->chat, &none);
+        if (rc == LM_EUSAGE) /* the model has none */
+            rc = LM_OK;
+        else if (rc)
+            *e = none;
+    }
+    lm_model_source_close(m);
+    lm_free(path);
+    return rc;
+}
+
+/* How records become examples. */
+static lm_code open_records(work *w, lm_err *e)
+{
+    if (!w->o->records)
+        return LM_OK;
+    if (w->o->kind != LM_TOKENS_MEGATRON && w->o->kind != LM_TOKENS_AUTO)
+        return lm_fail(e, LM_EUSAGE, "shard format", "choose megatron",
+                       "%s shards have no loss marks", lm_tokens_kind_name(w->o->kind));
+    if (open_template(w, e))
+        return e->code;
+    w->maker = (lm_text_example_maker){ .tok = w->tok,
+                                        .chat = w->chat,
+                                        .wrap = w->o->chat_template != NULL,
+                                        .loss_on = w->o->loss_on,
+                                        .eos = w->set->eos };
+    w->job.maker = &w->maker;
+    w->job.map = w->o->map;
+    w->set->masked = true;
+    return LM_OK;
+}
+
 static lm_code open_text(work *w, lm_err *e)
 {
     lm_code rc = lm_tokenizer_load(w->o->tokenizer, &w->tok, e);
     if (!rc)
         rc = find_eos(w, e);
+    if (!rc)
+        rc = open_records(w, e);
     if (!rc)
         rc = lm_input_open(&w->o->in, w->o->path, w->o->n, &w->in, e);
     if (rc)
@@ -91,6 +144,7 @@ static lm_code open_dataset(work *w, int i, lm_err *e)
     if (w->o->vocab)
         rc = lm_tokens_check(*t, w->o->vocab, w->par, e);
     w->set->vocab = top > w->set->vocab ? top : w->set->vocab;
+    w->set->masked |= lm_tokens_masked(*t);
     if (w->o->eos && w->set->eos < 0)
         w->set->eos = lm_tokens_eot(*t);
     return rc;
@@ -133,6 +187,11 @@ static lm_code open_shards(work *w, lm_err *e)
                        lm_tokens_kind_name(w->o->kind));
     if (w->set->eos >= w->set->vocab)
         w->set->vocab = w->set->eos + 1;
+    w->job.masked = w->set->masked;
+    if (w->set->masked && w->o->kind != LM_TOKENS_MEGATRON && w->o->kind != LM_TOKENS_AUTO)
+        return lm_fail(e, LM_EUSAGE, "shard format", "choose megatron",
+                       "an input has loss marks, which %s shards do not hold",
+                       lm_tokens_kind_name(w->o->kind));
     return LM_OK;
 }
 
@@ -203,9 +262,11 @@ static bool is_written(const work *w, const char *name)
         size_t n = strlen(split_names[s]);
         if (strncmp(name, split_names[s], n) != 0 || (s == LM_SPLIT_VAL && w->o->val_fraction <= 0))
             continue;
-        if (w->o->shard_tokens ? name[n] == '_'
-                               : !strcmp(name + n, ".bin") || (w->o->kind == LM_TOKENS_MEGATRON &&
-                                                               !strcmp(name + n, ".idx")))
+        if (w->o->shard_tokens
+                ? name[n] == '_'
+                : !strcmp(name + n, ".bin") || (w->o->kind == LM_TOKENS_MEGATRON &&
+                                                (!strcmp(name + n, ".idx") ||
+                                                 (w->set->masked && !strcmp(name + n, ".mask")))))
             return true;
     }
     return false;
@@ -297,7 +358,8 @@ static lm_code open_outputs(work *w, lm_err *e)
         rc = lm_out_open(path.data, w->o->force, &w->meta, e);
     for (int s = 0; s < LM_SPLITS && !rc; s++)
         if (s == LM_SPLIT_TRAIN || w->o->val_fraction > 0)
-            rc = lm_tokens_pool_new(w->where, w->o->n, w->set->vocab, &w->job.pool[s], e);
+            rc = lm_tokens_pool_new(w->where, w->o->n, w->set->vocab, w->set->masked,
+                                    &w->job.pool[s], e);
     lm_buf_fini(&path);
     return rc;
 }
@@ -308,6 +370,7 @@ static lm_code write_split(work *w, int s, lm_tokens_writer **out, lm_err *e)
     const lm_tokens_writer_opts o = { .kind = w->o->kind,
                                       .vocab = w->set->vocab,
                                       .shard_tokens = w->o->shard_tokens,
+                                      .mask = w->set->masked,
                                       .force = w->o->force };
     bool train = s == LM_SPLIT_TRAIN;
     const lm_tokens_mix mix = { .shuffle = w->o->shuffle,
@@ -413,6 +476,8 @@ static lm_code make_meta(const work *w, int indent, lm_buf *out, lm_err *e)
     lm_jw_int(&j, "seed", (int64_t)w->o->seed);
     lm_jw_int(&j, "bytes", w->set->read.bytes);
     lm_jw_int(&j, "skipped", w->set->read.skipped);
+    if (w->set->masked)
+        lm_jw_bool(&j, "loss_marks", true);
     put_sources(w, &j);
     lm_code rc = put_history(w, &j, e);
     lm_jw_close_obj(&j);
@@ -537,6 +602,7 @@ static void close_work(work *w)
     lm_free(w->shards);
     lm_input_close(w->in);
     lm_tokenizer_free(w->tok);
+    lm_chat_free(w->chat);
     lm_free(w->taken);
 }
 

@@ -27,6 +27,11 @@ typedef struct {
     const char *eos_token;
     int64_t eos_id;
     bool add_special; /* apply the tokenizer's post-processor */
+    /* Records (records.h) instead of texts: examples with loss marks (example.h), a Megatron dataset with NAME.mask. */
+    bool records;
+    const char *chat_template; /* lm_chat_open's `want`; NULL: the tokenizer's own, if it has one */
+    lm_loss_on loss_on;
+    const lm_text_record_map *map; /* may be NULL */
     /* ids are below it; 0: the tokenizer's size, for datasets that of meta.json or the largest id +
      * 1 */
     int64_t vocab;
@@ -48,6 +53,7 @@ typedef struct {
     lm_shard_stats read;
     int64_t vocab, eos; /* eos -1: none */
     lm_tokens_tokenizer tokenizer;
+    bool masked; /* with loss marks */
     int64_t docs[LM_SPLITS], tokens[LM_SPLITS];
 } lm_shard_set;
 
