@@ -42,12 +42,9 @@ struct lm_kv_capture {
 static bool is_first_layer(void *ctx, const char *name)
 {
     const lm_arch *a = ctx;
-    const char *own = a->layers + strlen(a->root);
-    size_t n = strlen(own);
+    size_t n = strlen(a->layers);
 
-    /* "layers.0.self_attn.q_proj" and "h.0.ln_1" (lm_tensor_stem), and several parts in one */
-    return (strncmp(name, own, n) == 0 && strncmp(name + n, "0.", 2) == 0) ||
-           strncmp(name, "layers.0.", 9) == 0;
+    return strncmp(name, a->layers, n) == 0 && strncmp(name + n, "0.", 2) == 0;
 }
 
 /* ---- the values ---- */

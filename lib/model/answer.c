@@ -28,7 +28,7 @@ static lm_code fail_absent(const char *line, size_t len, const char *where, lm_e
     lm_code rc = lm_jsonl_names(line, len, &names, e);
     if (!rc)
         rc = lm_fail(e, LM_EFORMAT, where, "write {\"prompt\": \"...\"}",
-                     "there is neither \"prompt\" nor \"text\"; it has %s",
+                     "there is neither \"prompt\" nor \"text\" nor \"messages\"; it has %s",
                      names.len ? names.data : "no fields");
     lm_buf_fini(&names);
     return rc;
@@ -55,6 +55,17 @@ lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf
                    fault.at + 1, fault.what);
 }
 
+bool lm_answer_has_messages(const char *line, size_t len)
+{
+    size_t begin, end;
+    lm_jsonl_fault fault = lm_jsonl_find(line, len, "prompt", &begin, &end);
+
+    if (!fault.what || fault.kind != LM_JSONL_ABSENT)
+        return false;
+    fault = lm_jsonl_find(line, len, "messages", &begin, &end);
+    return fault.what && fault.kind == LM_JSONL_NO_STRING;
+}
+
 /* Names of the answer's own fields, including the prompt; for a record without a prompt only the
  * first.  Those of two options are ours only with them. */
 static bool is_ours(const char *key, size_t len, bool asked, const lm_answer_opts *o)
@@ -78,8 +89,9 @@ static void put_record(lm_jw *j, const char *line, size_t len, const lm_answer_o
     size_t begin, end, at = 0;
     lm_jsonl_fault fault;
     lm_jsonl_member m;
-    bool asked = find_prompt(line, len, &begin, &end, &fault);
-    if (asked) {
+    bool chat = lm_answer_has_messages(line, len);
+    bool asked = chat || find_prompt(line, len, &begin, &end, &fault);
+    if (asked && !chat) {
         lm_buf member = { 0 };
         lm_code rc = lm_buf_add(&member, key, sizeof key - 1, j->err);
         rc = rc ? rc : lm_buf_add(&member, line + begin, end - begin, j->err);

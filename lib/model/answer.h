@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* answer.h -- prompts and answers as lines of JSON.
  *
- * The prompt of a record is under "prompt", or under "text" when it has no "prompt".  Its answer is
+ * The prompt of a record is under "prompt", or under "text" when it has no "prompt".  A record without "prompt" may have
+ * "messages" instead, which a chat template turns into the prompt (text/chat.h).  The answer is
  * an object with the prompt, every other field of the record unchanged, and then our own fields:
  *
  *   text, tokens, finish_reason, prompt_tokens; on request: sample; prompt_index; first_token_seconds;
@@ -19,6 +20,9 @@
  * or without a prompt.  Fails: LM_EFORMAT. */
 lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf *text,
                          bool *object, lm_err *e);
+
+/* True if the line is a JSON object without "prompt" whose "messages" are not text. */
+bool lm_answer_has_messages(const char *line, size_t len);
 
 typedef struct {
     bool record;  /* c->prompt is the record; otherwise the prompt itself */

@@ -74,7 +74,9 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
                      .ndim = t->ndim,
                      .transposed = transposed && t->ndim == 2,
                      .init = init,
-                     .std = std };
+                     .std = std,
+                     .of_adapter = b->adapting,
+                     .trains = true };
     /* Rows of a parameter are in the order of its declared slices. */
     if (m->n_slices > 1 && s[-1].param == p)
         s->row = s[-1].row + s[-1].rows;
@@ -162,6 +164,8 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
                                .soft_cap = y->soft_cap };
     if (!lm_b_rotates_late(&m->build, layer))
         qkv = lm_b_rope(b, layer, qkv);
+    qkv = lm_b_adapt_heads(
+        b, &(lm_adapt_heads){ layer, m->tokens, qkv, lm_b_rotates_late(&m->build, layer) });
     if (m->build.mode == LM_MODE_GENERATE)
         return lm_b_cached_attention(b, layer, qkv, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
@@ -217,7 +221,30 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
     }
     lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, m->config.logit_cap };
     lm_vid lse = m->build.mode == LM_MODE_TRAIN ? LM_NONE : LM_SKIP; /* of the gradient */
-    lm_vid in[3] = { x, w, m->targets }, out[3] = { LM_NONE, lse, LM_SKIP };
-    if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_stats, &attr, in, out, b->e))
+    lm_vid in[3] = { x, w, m->targets };
+    lm_vid out[4] = { LM_NONE, lse, LM_SKIP, m->build.entropy ? LM_NONE : LM_SKIP };
+    if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_stats, &attr, in, out, b->e)) {
         m->loss = out[0];
+        m->entropy = out[3];
+    }
+}
+
+void lm_b_scores(lm_builder *b, lm_vid x)
+{
+    lm_model *m = b->m;
+    int64_t n = m->build.batch * m->build.seq, width = m->config.width;
+    lm_vid wide = LM_NONE;
+    lm_vid w = lm_b_param(b, 2, (int64_t[]){ m->config.scores, width }, "score");
+    /* OpenRLHF's deviation, openrlhf/models/model.py */
+    lm_b_slice(b, m->config.scores, false, LM_INIT_NORMAL, 1 / (double)(width + 1), "score.weight");
+    if (!lm_b_ok(b))
+        return;
+    m->slice[m->n_slices - 1].may_lack = true;
+    x = lm_b_linear(b, x, w, LM_NONE);
+    if (!lm_b_ok(b) ||
+        lm_graph_value(m->graph, LM_ROLE_ACT, lm_shape2(LM_DTYPE_F32, n, m->config.scores),
+                       "scores", &wide, b->e) ||
+        lm_graph_append(m->graph, &lm_op_cast, NULL, &x, &wide, b->e))
+        return;
+    m->loss = wide;
 }

@@ -4,45 +4,47 @@
 #define LM_MODEL_BUILD_H
 
 #include "kernels/kv_keep.h"
-#include "model/model.h"
+#include "model/adapt.h"
 
 /* A builder: *e keeps the first failure and every later call does nothing, so that a decoder reads
  * as a list of layers. */
-typedef struct {
+struct lm_builder {
     lm_model *m;
     lm_arena *arena; /* owned by the model */
     lm_err *e;
-    size_t cap_params, cap_slices, cap_caches;
-    int64_t site; /* counts dropout sites */
-} lm_builder;
-
-bool lm_b_ok(const lm_builder *b);
-
-/* Declare a parameter of any rank, which consists of the slices declared next; `fmt` names it. */
-lm_vid lm_b_param(lm_builder *b, int ndim, const int64_t *dim, const char *fmt, ...)
-    LM_PRINTF(4, 5);
-/* The next `rows` entries of dimension 0 of the latest parameter are the checkpoint's tensor `fmt`;
- * transposed: a matrix that the checkpoint stores as [in, out]. */
-void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, double std,
-                const char *fmt, ...) LM_PRINTF(6, 7);
+    size_t cap_params, cap_slices, cap_caches, cap_constants;
+    int64_t site;         /* counts dropout sites, */
+    int64_t adapter_site; /* and those of the adapter */
+    bool adapting;        /* a function of the adapter runs: parameters are its own */
+};
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe);
 /* y = norm(x [+ r]) with the norm of the config; *s receives x + r (x when r is LM_NONE). */
 lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s);
-lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y);
-lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
 /* Norm of queries and keys, rotation, and attention of a layer: of rows that are not rotated, in GENERATE through the
  * cache. */
 lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk);
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
-/* Append a node of which the first output is used. */
-lm_vid lm_b_append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
+/* The score of each row of final states x [N,C]: w is the checkpoint's score.weight [1,C]. */
+void lm_b_scores(lm_builder *b, lm_vid x);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
+
+/* ---- build_adapt.c: calls of the adapter's functions (adapt.h), each LM_NONE where there is none ---- */
+
+/* True if each module of the place has a parameter and a product of its own. */
+bool lm_b_apart(lm_builder *b, const lm_adapt_linear *place);
+/* The product of a place, with what the adapter adds. */
+lm_vid lm_b_product(lm_builder *b, const lm_adapt_linear *place);
+/* The value that goes on in place of that of the place. */
+lm_vid lm_b_adapt_embed(lm_builder *b, const lm_adapt_embed *place);
+lm_vid lm_b_adapt_branch(lm_builder *b, const lm_adapt_branch *place);
+lm_vid lm_b_adapt_heads(lm_builder *b, const lm_adapt_heads *place);
+lm_vid lm_b_adapt_head(lm_builder *b, const lm_adapt_linear *place);
 
 /* ---- build_cache.c ---- */
 
@@ -81,8 +83,10 @@ lm_vid lm_b_add_masses(lm_builder *b, int64_t layer, const lm_kv_mass_attr *a, l
  * names. */
 lm_code lm_b_place(lm_builder *b);
 
-/* Mark the parameters that are kept in codes (build.codes). */
+/* Mark the parameters that are kept in codes (build.codes, build.frozen_format). */
 lm_code lm_model_keep_codes(lm_model *m, lm_err *e);
+/* Mark the parameters that are kept in codes or panels in `like`.  Fails: LM_EBUG if it has other parameters. */
+lm_code lm_model_keep_like(lm_model *m, const lm_model *like, lm_err *e);
 /* Mark the other parameters whose readers all read panels (lm_tensor.panels). */
 void lm_model_keep_panels(lm_model *m);
 

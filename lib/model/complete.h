@@ -40,7 +40,8 @@ typedef struct lm_completion {
 typedef struct {
     lm_sample_attr sample;
     uint64_t seed;
-    int64_t samples;    /* of each prompt, at least 1 */
+    int64_t first;   /* the number of the first prompt: 0, or that of an earlier call's next one */
+    int64_t samples; /* of each prompt, at least 1 */
     const int64_t *eos; /* n_eos ids, each of which ends a text */
     int n_eos;
     const char *const *stop;

@@ -40,7 +40,7 @@ lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e)
     bool got = true;
     lm_completion_clear(c);
     c->read_at = lm_now();
-    c->index = q->prompts;
+    c->index = q->o->first + q->prompts;
     if (q->h->next(q->h->ctx, c, &got, e))
         return e->code;
     q->ended = !got;

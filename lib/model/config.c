@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -186,6 +187,52 @@ static lm_code size_tables(lm_config *c, const char *where, lm_err *e)
     return LM_OK;
 }
 
+/* ---- Scores ---- */
+
+static const char scores_class[] = "ForSequenceClassification";
+
+/* Labels of a ...ForSequenceClassification; 0: another class. */
+static int64_t count_scores(const json_t *o)
+{
+    const char *name = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
+    const json_t *labels = json_object_get(o, "num_labels"), *ids = json_object_get(o, "id2label");
+    size_t n = name ? strlen(name) : 0, k = sizeof scores_class - 1;
+    if (n < k || strcmp(name + n - k, scores_class) != 0)
+        return 0;
+    if (json_is_integer(labels) && json_integer_value(labels) > 0)
+        return json_integer_value(labels);
+    return json_object_size(ids) ? (int64_t)json_object_size(ids) : 2; /* transformers' default */
+}
+
+/* "LlamaForCausalLM" -> "Llama", "GPT2LMHeadModel" -> "GPT2" */
+static int family_length(const char *class_name)
+{
+    const char *end = strstr(class_name, "ForCausalLM");
+    end = end ? end : strstr(class_name, "LMHeadModel");
+    return end ? (int)(end - class_name) : (int)strlen(class_name);
+}
+
+lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e)
+{
+    char name[128];
+    int64_t pad = c->pad >= 0 ? c->pad : lm_config_eos(c) >= 0 ? lm_config_eos(c) : 0;
+    if (c->scores)
+        return LM_OK;
+    snprintf(name, sizeof name, "%.*s%s", family_length(c->arch->class_name), c->arch->class_name,
+             scores_class);
+    if (json_object_set_new(o, "architectures", json_pack("[s]", name)) ||
+        json_object_set_new(o, "num_labels", json_integer(1)) ||
+        json_object_set_new(o, "id2label", json_pack("{s:s}", "0", "LABEL_0")) ||
+        json_object_set_new(o, "label2id", json_pack("{s:i}", "LABEL_0", 0)) ||
+        json_object_set_new(o, "pad_token_id", json_integer(pad)))
+        return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory");
+    c->pad = pad;
+    c->scores = 1;
+    return LM_OK;
+}
+
+/* ---- The whole, read ---- */
+
 lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const char *type = NULL;
@@ -208,5 +255,6 @@ lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err 
         lm_config_fini(c);
         return e->code;
     }
+    c->scores = count_scores(o);
     return LM_OK;
 }

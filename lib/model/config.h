@@ -79,6 +79,8 @@ typedef struct {
     double embed_scale; /* factor of embeddings, rounded to their type; 1: none */
     double logit_cap;   /* soft cap of the logits, cap * tanh(logit / cap); 0: none */
     bool tied;          /* lm_head shares the embedding */
+    int64_t
+        scores; /* numbers that the head gives a text (...ForSequenceClassification); 0: a language model */
     double drop_embed, drop_resid, drop_attn;
     int64_t bos, pad; /* -1: none */
     int64_t *eos;     /* in the order of the config, each once and below the vocabulary */
@@ -90,6 +92,9 @@ typedef struct {
 
 lm_code lm_config_read(const json_t *obj, const char *where, lm_config *out, lm_err *e);
 void lm_config_fini(lm_config *c);
+/* Change a language model's config, read and as JSON, to that of a model with one score, as Hugging Face writes it: its
+ * class, num_labels, and a pad_token_id.  Nothing if it has scores already.  Fails: LM_ELIMIT. */
+lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e);
 /* The first eos id, -1 if there is none. */
 int64_t lm_config_eos(const lm_config *c);
 /* The widest window of any layer, 0 if no layer has a window. */

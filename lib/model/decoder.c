@@ -7,9 +7,12 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "kernels/arrange.h"
 #include "model/arch.h"
 #include "model/build.h"
+#include "op/ops.h"
 
 typedef struct {
     lm_vid w, b;
@@ -75,6 +78,52 @@ static pair one(lm_builder *b, lm_part part, int64_t l)
     return params(b, &part, 1, NULL, l);
 }
 
+/* The modules of a place: the parts, one below another. */
+static lm_adapt_linear place_of(lm_builder *b, const lm_part *parts, int n, int64_t l)
+{
+    const lm_config *c = &b->m->config;
+    lm_adapt_linear place = { LM_NONE, LM_NONE, LM_NONE, .n_modules = n };
+    int64_t row = 0, dim[2];
+    for (int i = 0; i < n; i++) {
+        lm_adapt_module *m = &place.module[i];
+        lm_part_shape(c, parts[i], l, dim);
+        *m = (lm_adapt_module){ .part = parts[i],
+                                .layer = l,
+                                .row = row,
+                                .rows = dim[0],
+                                .in = dim[1],
+                                .turned = c->arch->conv1d && l >= 0 };
+        lm_tensor_hf_name(c->arch, parts[i], l, false, m->name);
+        m->name[strlen(m->name) - strlen(".weight")] = 0;
+        row += dim[0];
+    }
+    return place;
+}
+
+/* The linear layers of `parts` on x, side by side. */
+static lm_vid product(lm_builder *b, const lm_part *parts, int n, const char *packed, int64_t l,
+                      lm_vid x)
+{
+    lm_adapt_linear place = place_of(b, parts, n, l);
+    if (lm_b_apart(b, &place)) {
+        lm_join_attr attr = { .rows = false };
+        lm_vid y[LM_JOIN_PARTS];
+        for (int i = 0; i < LM_JOIN_PARTS; i++)
+            y[i] = i < n ? product(b, &parts[i], 1, NULL, l, x) : LM_NONE;
+        return lm_b_append(b, &lm_op_join, &attr, y);
+    }
+    pair p = params(b, parts, n, packed, l);
+    place.x = x;
+    place.w = p.w;
+    place.bias = p.b;
+    return lm_b_product(b, &place);
+}
+
+static lm_vid product1(lm_builder *b, lm_part part, int64_t l, lm_vid x)
+{
+    return product(b, &part, 1, NULL, l, x);
+}
+
 static lm_vid norm(lm_builder *b, lm_part part, int64_t l, lm_vid x, lm_vid r, lm_vid *sum)
 {
     pair p = one(b, part, l);
@@ -100,12 +149,13 @@ static lm_vid enter(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid br
 }
 
 /* The result of a branch that is added to the residual stream. */
-static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid h)
+static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid x, lm_vid h)
 {
     lm_vid same;
     if (b->m->config.layer[l].norm_after)
         h = norm(b, part, l, h, LM_NONE, &same);
-    return drop(b, h, b->m->config.drop_resid);
+    h = drop(b, h, b->m->config.drop_resid);
+    return lm_b_adapt_branch(b, &(lm_adapt_branch){ l, part == LM_PART_MLP_POST_NORM, x, h });
 }
 
 static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
@@ -113,25 +163,20 @@ static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
     static const lm_part apart[3] = { LM_PART_Q, LM_PART_K, LM_PART_V };
     const lm_config *c = &b->m->config;
     bool joined = lm_arch_part(c->arch, LM_PART_QKV);
-    pair qkv = joined ? one(b, LM_PART_QKV, l) : params(b, apart, 3, "qkv", l);
-    h = lm_b_linear(b, h, qkv.w, qkv.b);
+    h = joined ? product1(b, LM_PART_QKV, l, h) : product(b, apart, 3, "qkv", l, h);
     if (c->layer[l].qk_norm != LM_QK_PLAIN) {
         lm_vid wq = one(b, LM_PART_Q_NORM, l).w;
         h = lm_b_head_norm(b, l, h, wq, one(b, LM_PART_K_NORM, l).w);
     }
-    h = lm_b_attention(b, l, h);
-    pair out = one(b, LM_PART_ATTN_OUT, l);
-    return lm_b_linear(b, h, out.w, out.b);
+    return product1(b, LM_PART_ATTN_OUT, l, lm_b_attention(b, l, h));
 }
 
 static lm_vid mlp(lm_builder *b, int64_t l, lm_vid h)
 {
     static const lm_part both[2] = { LM_PART_GATE, LM_PART_UP };
     lm_mlp kind = b->m->config.layer[l].mlp;
-    pair up = lm_mlp_gated(kind) ? params(b, both, 2, "gate_up", l) : one(b, LM_PART_UP, l);
-    h = lm_b_mlp(b, kind, lm_b_linear(b, h, up.w, up.b));
-    pair down = one(b, LM_PART_DOWN, l);
-    return lm_b_linear(b, h, down.w, down.b);
+    h = lm_mlp_gated(kind) ? product(b, both, 2, "gate_up", l, h) : product1(b, LM_PART_UP, l, h);
+    return product1(b, LM_PART_DOWN, l, lm_b_mlp(b, kind, h));
 }
 
 void lm_build_decoder(lm_builder *b)
@@ -139,16 +184,25 @@ void lm_build_decoder(lm_builder *b)
     const lm_config *c = &b->m->config;
     lm_vid embed = one(b, LM_PART_EMBED, -1).w;
     lm_vid positions = c->ropes ? LM_NONE : one(b, LM_PART_POSITION, -1).w;
-    lm_vid x = drop(b, lm_b_embed(b, embed, positions), c->drop_embed), branch = LM_NONE;
+    lm_adapt_embed start = { b->m->tokens, embed, lm_b_embed(b, embed, positions), c->embed_scale,
+                             place_of(b, (lm_part[]){ LM_PART_EMBED }, 1, -1).module[0] };
+    lm_vid x = drop(b, lm_b_adapt_embed(b, &start), c->drop_embed), branch = LM_NONE;
 
     for (int64_t l = 0; l < c->layers; l++) {
         b->m->graph->layer = (int)l;
         lm_vid h = enter(b, LM_PART_ATTN_NORM, l, &x, branch);
-        branch = leave(b, LM_PART_ATTN_POST_NORM, l, attention(b, l, h));
+        branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, attention(b, l, h));
         h = enter(b, LM_PART_MLP_NORM, l, &x, branch);
-        branch = leave(b, LM_PART_MLP_POST_NORM, l, mlp(b, l, h));
+        branch = leave(b, LM_PART_MLP_POST_NORM, l, x, mlp(b, l, h));
     }
     b->m->graph->layer = (int)c->layers;
     lm_vid h = norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);
-    lm_b_head(b, h, c->tied ? embed : one(b, LM_PART_OUTPUT, -1).w);
+    if (c->scores) {
+        lm_b_scores(b, h);
+        return;
+    }
+    lm_adapt_linear head = place_of(b, (lm_part[]){ LM_PART_OUTPUT }, 1, -1);
+    head.x = h;
+    head.w = c->tied ? embed : one(b, LM_PART_OUTPUT, -1).w;
+    lm_b_head(b, h, lm_b_adapt_head(b, &head));
 }

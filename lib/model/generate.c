@@ -34,17 +34,16 @@ static lm_code make_inputs(row_graph *s, lm_backend *backend, size_t n, size_t b
 static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
                           int64_t seq, bool prompt, lm_exec *share, row_graph *s, lm_err *e)
 {
-    const lm_build build = { .mode = LM_MODE_GENERATE,
-                             .batch = batch,
-                             .seq = seq,
-                             .cache = g->positions,
-                             .precision = { .low = dtype },
-                             .kv = g->formats.plan,
-                             .kept = generator_kept(g->keep),
-                             .whole = g->keep && prompt,
-                             .backend = g->b,
-                             .codes = w->src,
-                             .codes_space = w->codes_space };
+    lm_build build = { .mode = LM_MODE_GENERATE,
+                       .batch = batch,
+                       .seq = seq,
+                       .cache = g->positions,
+                       .precision = { .low = dtype },
+                       .kv = g->formats.plan,
+                       .kept = generator_kept(g->keep),
+                       .whole = g->keep && prompt,
+                       .backend = g->b };
+    lm_loaded_build(w, &build);
     if (lm_model_build(&w->config, &build, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;

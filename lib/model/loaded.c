@@ -70,10 +70,28 @@ lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const 
 
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e)
 {
-    const lm_store_opts o = { .par = l->par };
+    const lm_store_opts o = { .par = l->par, .base = l->base };
     if (lm_model_check(m, l->src, e) || lm_store_new(m, b, &o, &l->store, e))
         return e->code;
-    return lm_store_load(l->store, l->src, e);
+    if (l->base && !lm_store_borrows(l->store)) { /* of its own, then: all of them */
+        lm_store_free(l->store);
+        if (lm_store_new(m, b, &(lm_store_opts){ .par = l->par }, &l->store, e))
+            return e->code;
+    }
+    if (!lm_store_borrows(l->store) && lm_store_load(l->store, l->src, e))
+        return e->code;
+    return l->adapter ? lm_store_load_adapter(l->store, l->adapter->tensors, e) : LM_OK;
+}
+
+void lm_loaded_build(const lm_loaded *l, lm_build *b)
+{
+    b->codes = l->src;
+    b->codes_space = l->codes_space;
+    if (!l->adapter)
+        return;
+    b->adapt = l->adapter->adapt;
+    b->trainable = l->adapter->replaces;
+    b->ctx = l->adapter->ctx;
 }
 
 /* True if tensor i is stored in more bytes than the source has it in, because it was decoded. */

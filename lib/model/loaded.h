@@ -4,14 +4,30 @@
 #ifndef LM_MODEL_LOADED_H
 #define LM_MODEL_LOADED_H
 
+#include "model/adapt.h"
 #include "model/store.h"
+
+/* An adapter that is attached to the graphs of a model (model/adapt.h).  All borrowed, for the model's life. */
+typedef struct {
+    const lm_adapt *adapt;
+    bool (*replaces)(void *ctx,
+                     const char *tensor); /* tensors of the checkpoint that it brings its own of */
+    void *ctx;
+    const lm_st *tensors;
+    int64_t
+        virtual_tokens; /* that stand in front of each text: ids from the size of the vocabulary on */
+} lm_loaded_adapter;
 
 typedef struct {
     lm_model_source *src; /* NULL: the weights come from elsewhere */
     lm_config config;
     lm_par *par;          /* threads of the host that load (borrowed); NULL: the backend's */
     lm_space codes_space; /* for lm_build; set by lm_loaded_place */
-    lm_store *store;      /* NULL: not loaded yet */
+    const lm_loaded_adapter *adapter; /* NULL: none */
+    /* A store of the same model without adapter, whose weights are read where this model reads them likewise; it must
+     * live longer.  NULL: none. */
+    const lm_store *base;
+    lm_store *store; /* NULL: not loaded yet */
 } lm_loaded;
 
 /* Open a model (folder.h; `o` may be NULL) and read its config; no weights yet.  Fails: LM_EIO,
@@ -27,6 +43,8 @@ lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);
 typedef enum { LM_PLACE_AUTO, LM_PLACE_MEMORY, LM_PLACE_FILE } lm_place;
 lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const lm_backend *b,
                         size_t available, bool *moved, lm_err *e);
+/* What the weights mean for a graph of this model: codes, codes_space, adapt, trainable and ctx of *b. */
+void lm_loaded_build(const lm_loaded *l, lm_build *b);
 /* Load the weights for `m`, a model of this config in any mode, whose precision determines the
  * formats, to memory of `b`, which must outlive them; a stream is read to its end.  Fails as
  * lm_store_load does. */

@@ -3,6 +3,7 @@
 #include "model/model.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -12,6 +13,7 @@
 #include "model/arch.h"
 #include "model/build.h"
 #include "op/fuse.h"
+#include "op/ops.h"
 
 static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
 {
@@ -29,6 +31,10 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "sequence length", "use a shorter one",
                        "%" PRId64 " position%s, but the model has learned %" PRId64, positions,
                        lm_plural(positions), c->max_positions);
+    if (c->scores > 1 || (c->scores && b->mode == LM_MODE_GENERATE))
+        return lm_fail(e, LM_EUSAGE, "model", "use a language model",
+                       "its head gives a text %" PRId64 " score%s, not the next token", c->scores,
+                       lm_plural((uint64_t)c->scores));
     return b->mode == LM_MODE_GENERATE ? lm_b_check_cache(c, b, e) : LM_OK;
 }
 
@@ -95,7 +101,8 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
         m->build.mode != LM_MODE_TRAIN)
         return e->code;
     lm_dtype wide = lm_wide(m->build.precision.low);
-    return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(wide, n), "scale", &m->scale, e);
+    lm_tensor scale = m->config.scores ? lm_shape2(wide, n, m->config.scores) : lm_shape1(wide, n);
+    return lm_graph_value(g, LM_ROLE_INPUT, scale, "scale", &m->scale, e);
 }
 
 /* ---- names ---- */
@@ -134,18 +141,36 @@ static lm_code make_index(lm_model *m, lm_err *e)
 
 /* ---- passes ---- */
 
+/* The norm of the gradients and the update cover whole parameters. */
+static lm_code mark_trained(lm_model *m, lm_err *e)
+{
+    for (int i = 0; i < m->n_slices; i++) {
+        lm_slice *s = &m->slice[i];
+        bool *trains = &m->param[s->param].trains;
+        if (!s->of_adapter && m->build.trainable)
+            s->trains = m->build.trainable(m->build.ctx, s->name);
+        if (s->row && s->trains != *trains)
+            return lm_fail(e, LM_EBUG, s->name, NULL, "trains apart from its parameter");
+        *trains = s->trains;
+    }
+    return LM_OK;
+}
+
 static bool is_trainable(void *ctx, lm_vid v)
 {
     const lm_model *m = ctx;
-    return !m->build.trainable || m->build.trainable(m->build.ctx, m->graph->value[v].name);
+    for (int i = 0; i < m->n_params; i++)
+        if (m->param[i].value == v)
+            return m->param[i].trains;
+    return true;
 }
 
 /* Trainable parameters first, among them matrices first, so that gradients, states and weight decay
  * each cover one run of the block. */
 static lm_code lay_out(lm_model *m, lm_err *e)
 {
-    for (int i = 0; i < m->n_params; i++)
-        m->param[i].trains = m->build.mode != LM_MODE_TRAIN || is_trainable(m, m->param[i].value);
+    if (mark_trained(m, e))
+        return e->code;
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < m->n_params; i++) {
             lm_param *p = &m->param[i];
@@ -165,9 +190,23 @@ static lm_code lay_out(lm_model *m, lm_err *e)
     return LM_OK;
 }
 
+/* What trains beside an adapter may have names of its own in its file. */
+static void name_saved(lm_builder *b)
+{
+    const lm_adapt *a = b->m->build.adapt;
+    for (int i = 0; a && a->saved && i < b->m->n_slices; i++) {
+        lm_slice *s = &b->m->slice[i];
+        if (s->trains && !s->of_adapter)
+            s->saved = a->saved(a->ctx, b, s->name);
+    }
+}
+
 lm_code lm_b_place(lm_builder *b)
 {
-    return make_index(b->m, b->e) || lay_out(b->m, b->e) ? b->e->code : LM_OK;
+    if (make_index(b->m, b->e) || lay_out(b->m, b->e))
+        return b->e->code;
+    name_saved(b);
+    return b->e->code;
 }
 
 static lm_code make_backward(lm_model *m, lm_err *e)
@@ -175,10 +214,8 @@ static lm_code make_backward(lm_model *m, lm_err *e)
     lm_vid *grads = NULL;
     size_t n = m->graph->n_values;
     lm_backward b = { .root = m->loss, .seed = m->scale };
-    if (m->build.trainable) {
-        b.trainable = is_trainable;
-        b.ctx = m;
-    }
+    b.trainable = is_trainable;
+    b.ctx = m;
     if (lm_alloc_n(&grads, n, sizeof *grads, "gradients", e))
         return e->code;
     b.grads = grads;
@@ -191,10 +228,32 @@ static lm_code make_backward(lm_model *m, lm_err *e)
     return rc;
 }
 
+/* The log of the sum of each row's exponentials, which the loss's gradient reads. */
+static lm_vid lse_of(const lm_model *m)
+{
+    for (size_t k = 0; k < m->graph->n_nodes; k++)
+        if (m->graph->node[k].op == &lm_op_head_stats)
+            return m->graph->node[k].out[1];
+    return LM_NONE;
+}
+
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
-    lm_vid result = m->build.mode == LM_MODE_GENERATE ? m->logits : m->loss;
-    return lm_fuse(m->graph, m->build.backend, &result, 1, e);
+    lm_vid keep[3] = { m->build.mode == LM_MODE_GENERATE ? m->logits : m->loss };
+    int n = 1;
+    if (m->entropy >= 0)
+        keep[n++] = m->entropy;
+    if (m->build.mode == LM_MODE_TRAIN && m->build.halves && lse_of(m) >= 0)
+        keep[n++] = lse_of(m);
+    return lm_fuse(m->graph, m->build.backend, keep, n, e);
+}
+
+static size_t first_backward(const lm_model *m)
+{
+    size_t k = 0;
+    while (k < m->graph->n_nodes && m->graph->node[k].phase == LM_PHASE_FORWARD)
+        k++;
+    return k;
 }
 
 static lm_code build(lm_model *m, lm_err *e)
@@ -209,7 +268,10 @@ static lm_code build(lm_model *m, lm_err *e)
         return e->code;
     if (m->build.backend && join_operators(m, e))
         return e->code;
-    if (m->build.mode != LM_MODE_TRAIN && lm_model_keep_codes(m, e))
+    m->backward = first_backward(m);
+    if (m->build.like)
+        return lm_model_keep_like(m, m->build.like, e);
+    if (lm_model_keep_codes(m, e))
         return e->code;
     if (m->build.mode != LM_MODE_GENERATE || m->build.panels)
         lm_model_keep_panels(m);
@@ -224,10 +286,10 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
-    lm_vid *const none[] = { &m->tokens,  &m->targets, &m->pos,   &m->lo,   &m->scale,
-                             &m->used,    &m->fresh,   &m->rows,  &m->loss, &m->logits,
-                             &m->rope[0], &m->rope[1], &m->first, &m->kind, &m->table,
-                             &m->slot,    &m->from,    &m->ranks };
+    lm_vid *const none[] = { &m->tokens,  &m->targets, &m->pos,   &m->lo,     &m->scale,
+                             &m->used,    &m->fresh,   &m->rows,  &m->loss,   &m->logits,
+                             &m->rope[0], &m->rope[1], &m->first, &m->kind,   &m->table,
+                             &m->slot,    &m->from,    &m->ranks, &m->entropy };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {
@@ -253,6 +315,7 @@ void lm_model_free(lm_model *m)
     lm_free(m->index);
     lm_free(m->cache);
     lm_free(m->kept);
+    lm_free(m->constant);
     lm_free(m->grad);
     lm_free(m);
 }
@@ -270,10 +333,26 @@ int lm_model_slice(const lm_model *m, const char *name)
     return (int)m->index[cell_of(m, bare(m, name))] - 1;
 }
 
+const char *lm_model_saved(const lm_model *m, int i, char out[512])
+{
+    const lm_slice *s = &m->slice[i];
+    if (s->saved || s->of_adapter)
+        return s->saved ? s->saved : s->name;
+    snprintf(out, 512, "base_model.model.%s", s->name);
+    return out;
+}
+
+/* The head of the language model from which a model of scores was made. */
+static bool is_head(const lm_config *c, const char *name)
+{
+    char head[LM_TENSOR_NAME];
+    return !strcmp(name, lm_arch_head(c->arch, head));
+}
+
 bool lm_model_ignores(const lm_model *m, const char *name)
 {
     const lm_config *c = &m->config;
     int64_t layer;
     return lm_arch_is_buffer(c->arch, name) || lm_config_ties(c, name) ||
-           lm_arch_kv_scale(name, &layer);
+           lm_arch_kv_scale(name, &layer) || (c->scores && is_head(c, name));
 }

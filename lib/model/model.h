@@ -13,8 +13,10 @@
 #include "graph/graph.h"
 #include "graph/passes.h"
 #include "model/config.h"
+#include "numeric/format.h"
 
-typedef enum { LM_INIT_NORMAL, LM_INIT_ZEROS, LM_INIT_ONES } lm_init;
+/* Fresh numbers, by lm_slice.std: of that deviation; 0; 1; within -std and std; std itself. */
+typedef enum { LM_INIT_NORMAL, LM_INIT_ZEROS, LM_INIT_ONES, LM_INIT_UNIFORM, LM_INIT_FULL } lm_init;
 
 /* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
 typedef struct {
@@ -26,7 +28,27 @@ typedef struct {
     bool transposed; /* a matrix that the file stores as [in, out] */
     lm_init init;
     double std;
+    bool may_lack;   /* a head that a training begins: drawn when the checkpoint lacks it */
+    bool of_adapter; /* a tensor of the adapter (lm_build.adapt), not of the checkpoint */
+    bool
+        trains; /* an update changes it.  Of adapters: as declared; of the checkpoint: lm_build.trainable */
+    const char *saved; /* its name in an adapter's file; NULL: by rule (lm_model_saved) */
 } lm_slice;
+
+/* A choice of the tensors of a model.  What an adapter's file holds: its own tensors, and those of the checkpoint
+ * that train beside them. */
+typedef enum {
+    LM_TENSORS_ALL,
+    LM_TENSORS_BASE,
+    LM_TENSORS_ADAPTER,
+    LM_TENSORS_NEW, /* those that may_lack */
+} lm_tensors;
+
+static inline bool lm_slice_is(const lm_slice *s, lm_tensors which)
+{
+    return which == LM_TENSORS_ALL ||
+           (which == LM_TENSORS_BASE ? !s->of_adapter : s->of_adapter || s->trains);
+}
 
 static inline int64_t lm_slice_count(const lm_slice *s)
 {
@@ -41,7 +63,7 @@ typedef struct {
     int64_t count,
         offset;  /* elements; offset in the master copy (store.h), a multiple of 64 elements */
     bool decay;  /* weight decay applies: matrices yes, vectors no */
-    bool trains; /* false: not trainable, and without gradient */
+    bool trains; /* its tensors do; false: no gradient, and stored once */
 } lm_param;
 
 typedef enum {
@@ -74,14 +96,20 @@ typedef struct {
     lm_precision precision;
     bool documents; /* inputs `lo` and restarted positions: attention is limited to documents */
     bool dropout;   /* TRAIN: the config's rates apply */
+    /* TRAIN: forward and backward are run apart, with seeds that depend on the losses: no operator of one is joined
+     * with one of the other */
+    bool halves;
+    bool entropy; /* TRAIN, EVAL: the entropy of each row's distribution, too */
     /* the backend on which it runs: operators are joined if it has kernels for that (op/fuse.h);
      * NULL: not joined */
     lm_backend *backend;
-    bool (*trainable)(void *ctx, const char *param_name);
+    /* True for tensors of the checkpoint, by published name, that train.  NULL: all. */
+    bool (*trainable)(void *ctx, const char *tensor);
     void *ctx;
-    /* EVAL, GENERATE: matrices that this source has in fewer bytes than numbers of the precision take
+    /* Matrices that do not train and that this source has in fewer bytes than numbers of the precision take
      * (codes, or F16 and BF16 for F32) are kept so if kernels of the backend read them
-     * (lm_tensor.codes), and decoded otherwise.  NULL: all are decoded. */
+     * (lm_tensor.codes), and decoded otherwise.  NULL: all are decoded.  Without `trainable`, all matrices of EVAL and
+     * GENERATE. */
     const lm_model_source *codes;
     /* LM_SPACE_FILE: in memory of the host, those codes that can be are read in the mapped file, which must
      * outlive the model; otherwise they are copied */
@@ -89,7 +117,23 @@ typedef struct {
     /* GENERATE, when all products have more than LM_GEMM_SMALL_M rows: weights are kept in panels where products read them so
      * (lm_tensor.panels), as for TRAIN and EVAL. */
     bool panels;
+    /* Functions that append an adapter (model/adapt.h); they must outlive the call.  NULL: none. */
+    const struct lm_adapt *adapt;
+    /* Linear weights of layers that do not train, and that the source has in no codes, are encoded to this format when
+     * they are loaded, if that is fewer bytes and kernels of the backend read them.  NULL: they are not. */
+    const lm_format *frozen_format;
+    /* A model of the same config, adapter and backend whose codes and panels this one has, so that both read one
+     * store.  NULL: chosen for this graph. */
+    const struct lm_model *like;
 } lm_build;
+
+/* Numbers of a CONST value, which an adapter made; those of one kind are NULL. */
+typedef struct {
+    lm_vid value;
+    const double *number;
+    const int32_t *id;
+    int64_t count;
+} lm_model_const;
 
 /* What a cache keeps of the tokens so far.  The kinds behind values are for layers that keep something else. */
 typedef enum {
@@ -119,7 +163,7 @@ typedef struct {
     lm_vid mass; /* STATE F32 [B,K,M] (kernels/kv_keep.h), M rows and one for the new token */
 } lm_kept_layer;
 
-typedef struct {
+typedef struct lm_model {
     lm_graph *graph;
     lm_config config; /* borrowed pointers inside */
     lm_build build;
@@ -129,9 +173,9 @@ typedef struct {
     int n_slices;
     uint32_t *index;   /* of the slices' names: a hash table of 1 + slice, 0: free */
     size_t n_index;    /* a power of two */
-    int64_t block;     /* elements of the master copy of all parameters, padding included: */
+    int64_t block;     /* elements of all parameters, padding included: */
     int64_t decay_end; /* those that train, with weight decay first, then */
-    int64_t train_end; /* without it, then those that do not train */
+    int64_t train_end; /* without it: the master copy; then those that do not train */
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
     lm_vid scale;                    /* TRAIN: F32 [N], the gradients of the losses */
@@ -148,11 +192,15 @@ typedef struct {
     lm_kept_layer *kept;        /* with build.kept, of each layer */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
+    lm_model_const *constant; /* of the adapter */
+    int n_constants;
     lm_cache_state *cache; /* GENERATE: in the order of layers */
     int n_caches;
-    lm_vid loss;   /* F32 [N] */
-    lm_vid logits; /* GENERATE: F32 [B,V] */
-    lm_vid *grad;  /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
+    lm_vid loss;     /* F32 [N] */
+    lm_vid entropy;  /* F32 [N], in nats, if lm_build.entropy asks for it */
+    size_t backward; /* TRAIN: the first node of the backward half */
+    lm_vid logits;   /* GENERATE: F32 [B,V] */
+    lm_vid *grad;    /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
 } lm_model;
 
 /* Build the graph of `c`: including all passes that the options require.  The config must outlive
@@ -162,6 +210,10 @@ void lm_model_free(lm_model *m);
 
 /* Index of the cache of a kind of a layer; -1: the layer has none. */
 int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind);
+
+/* Name of tensor i in an adapter's file: that of an adapter's tensor itself, "base_model.model." and the
+ * published name for others, unless `saved` is set. */
+const char *lm_model_saved(const lm_model *m, int i, char out[512]);
 
 /* Index of the slice of that name, -1 if none.  For GPT-2 the prefix "transformer." is optional. */
 int lm_model_slice(const lm_model *m, const char *name);

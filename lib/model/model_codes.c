@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_codes.c -- selects the weights of a model that are kept in the codes of their source. */
+/* model_codes.c -- selects the weights of a model that are kept in the codes of their source, or are encoded
+ * when they are loaded. */
 #include "base/mem.h"
 #include "model/build.h"
 #include "numeric/code_rows.h"
+#include "op/ops.h"
 
 /* True if the backend has kernels for this format for all readers of the parameter. */
 static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
@@ -17,9 +19,42 @@ static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
     return true;
 }
 
-/* The codes of all slices of parameter p, in order, of the source's tensors; n 0: it must be
- * decoded, because a reader has no kernel for them or because its numbers take no more bytes: then
- * decoding in every product would gain nothing.  A slice in plain numbers may be combined with
+/* The format that the source has slice i in; NULL: numbers, or codes that cannot be kept as they are. */
+static const lm_format *source_format(const lm_model *m, int i, const lm_st_tensor *st,
+                                      bool *turned)
+{
+    const lm_slice *s = &m->slice[i];
+    *turned = false;
+    const lm_format *f = st ? lm_model_source_format(m->build.codes, st, turned) : NULL;
+    /* plain elements can be transposed when they are loaded */
+    return f && (*turned == s->transposed || f->element == st->dtype) ? f : NULL;
+}
+
+/* True if build.frozen_format applies to parameter p: it is a linear weight of a layer of the checkpoint. */
+static bool is_encoded(const lm_model *m, int p)
+{
+    const lm_vid v = m->param[p].value;
+    bool read = false;
+    if (!m->build.frozen_format || !m->build.frozen_format->encode)
+        return false;
+    for (int i = 0; i < m->n_slices; i++)
+        if (m->slice[i].param == p && m->slice[i].of_adapter)
+            return false;
+    for (size_t k = 0; k < m->graph->n_nodes; k++) {
+        const lm_node *n = &m->graph->node[k];
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] == v && n->op == &lm_op_linear && n->layer >= 0 &&
+                n->layer < m->config.layers)
+                read = true;
+            else if (n->in[i] == v && n->op != &lm_op_linear && n->op != &lm_op_linear_dx)
+                return false;
+    }
+    return read;
+}
+
+/* The codes of all slices of parameter p, in order: those of the source's tensors, otherwise those in which they are
+ * encoded; n 0: it must be decoded, because a reader has no kernel for them or because its numbers take no more bytes:
+ * then decoding in every product would gain nothing.  A slice in plain numbers may be combined with
  * others in codes. */
 static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const *tensor)
 {
@@ -27,20 +62,21 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
     const lm_tensor *t = &m->graph->value[param->value].t;
     lm_tensor stored = *t;
     lm_code_rows c = { 0 };
+    bool encoded = is_encoded(m, p);
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *s = &m->slice[i];
-        bool turned = false;
+        bool turned;
         if (s->param != p)
             continue;
         const lm_st_tensor *st = tensor[i];
-        const lm_format *f = st ? lm_model_source_format(m->build.codes, st, &turned) : NULL;
-        /* plain elements can be transposed when they are loaded */
-        bool fits = f && (turned == s->transposed || f->element == st->dtype);
-        if (t->ndim != 2 || !fits || !lm_format_codes(f, t->dim[1]) || c.n == LM_MAX_CODE_RUNS ||
+        const lm_format *f = source_format(m, i, st, &turned);
+        bool made = encoded && (!f || f->element != LM_DTYPE_NONE);
+        f = made ? m->build.frozen_format : f;
+        if (t->ndim != 2 || !f || !lm_format_codes(f, t->dim[1]) || c.n == LM_MAX_CODE_RUNS ||
             !are_read(m, param->value, f))
             return (lm_code_rows){ 0 };
         const void *file = m->build.codes_space == LM_SPACE_FILE && m->build.backend->host_memory &&
-                                   turned == s->transposed
+                                   turned == s->transposed && !made
                                ? lm_model_source_codes_in_file(m->build.codes, st)
                                : NULL;
         c.run[c.n++] = (struct lm_code_run){
@@ -65,27 +101,36 @@ static lm_code find_tensors(const lm_model *m, const lm_st_tensor ***out, lm_err
     const lm_model_source *src = m->build.codes;
     if (lm_alloc_n(out, (size_t)m->n_slices, sizeof **out, "a list of tensors", e))
         return e->code;
-    for (size_t k = 0; k < lm_model_source_count(src); k++) {
+    for (size_t k = 0; src && k < lm_model_source_count(src); k++) {
         int i = lm_model_slice(m, lm_model_source_at(src, k)->name);
-        if (i >= 0)
+        if (i >= 0 && !m->slice[i].of_adapter)
             (*out)[i] = lm_model_source_at(src, k);
     }
     return LM_OK;
 }
 
+static lm_code set_codes(lm_model *m, int p, const lm_code_rows *codes, lm_err *e)
+{
+    lm_code_rows *c = NULL;
+    if (lm_arena_alloc(m->graph->arena, (void **)&c, 1, sizeof *c, e))
+        return e->code;
+    *c = *codes;
+    lm_value *v = &m->graph->value[m->param[p].value];
+    v->t.codes = c;
+    if (is_in_file(c))
+        v->space = LM_SPACE_FILE;
+    return LM_OK;
+}
+
 static lm_code keep(lm_model *m, const lm_st_tensor *const *tensor, lm_err *e)
 {
+    bool train = m->build.mode == LM_MODE_TRAIN || m->build.trainable;
     for (int p = 0; p < m->n_params; p++) {
-        lm_code_rows found = codes_of(m, p, tensor), *c = NULL;
-        if (!found.n)
-            continue;
-        if (lm_arena_alloc(m->graph->arena, (void **)&c, 1, sizeof *c, e))
+        lm_code_rows found = { 0 };
+        if (!(train && m->param[p].trains))
+            found = codes_of(m, p, tensor);
+        if (found.n && set_codes(m, p, &found, e))
             return e->code;
-        *c = found;
-        lm_value *v = &m->graph->value[m->param[p].value];
-        v->t.codes = c;
-        if (is_in_file(c))
-            v->space = LM_SPACE_FILE;
     }
     return LM_OK;
 }
@@ -94,10 +139,24 @@ lm_code lm_model_keep_codes(lm_model *m, lm_err *e)
 {
     const lm_st_tensor **tensor = NULL;
     lm_backend *b = m->build.backend;
-    if (!m->build.codes || !b || !b->codes)
+    if (!(m->build.codes || m->build.frozen_format) || !b || !b->codes)
         return LM_OK;
     lm_code rc = find_tensors(m, &tensor, e);
     rc = rc ? rc : keep(m, tensor, e);
     lm_free(tensor);
     return rc;
+}
+
+lm_code lm_model_keep_like(lm_model *m, const lm_model *like, lm_err *e)
+{
+    if (m->n_params != like->n_params)
+        return lm_fail(e, LM_EBUG, "model", NULL, "has %d parameters, the one like it %d",
+                       m->n_params, like->n_params);
+    for (int p = 0; p < m->n_params; p++) {
+        const lm_tensor *t = &like->graph->value[like->param[p].value].t;
+        m->graph->value[m->param[p].value].t.panels = t->panels;
+        if (t->codes && set_codes(m, p, t->codes, e))
+            return e->code;
+    }
+    return LM_OK;
 }

@@ -41,19 +41,22 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
                            int64_t sequences, int64_t rows, lm_backend *b, lm_model **out,
                            lm_err *e)
 {
-    const lm_build build = { .mode = LM_MODE_GENERATE,
-                             .batch = sequences,
-                             .cache = o->context,
-                             .rows = rows,
-                             .pages = o->pages,
-                             .page = o->page,
-                             .kv = o->kv,
-                             .slots = (o->slots ? o->slots : o->sequences) + o->snapshots,
-                             .precision = { .low = dtype },
-                             .backend = b,
-                             .codes = w->src,
-                             .codes_space = w->codes_space,
-                             .panels = !w->store || w->store->in_panels };
+    lm_build build = o->like ? o->like->build : (lm_build){ .precision = { .low = dtype } };
+    build.mode = LM_MODE_GENERATE;
+    build.batch = sequences;
+    build.seq = 0;
+    build.cache = o->context;
+    build.rows = rows;
+    build.pages = o->pages;
+    build.page = o->page;
+    build.kv = o->kv;
+    build.slots = (o->slots ? o->slots : o->sequences) + o->snapshots;
+    build.documents = build.dropout = build.halves = build.entropy = false;
+    build.like = o->like;
+    build.backend = b;
+    build.panels = !w->store || w->store->in_panels;
+    if (!o->like)
+        lm_loaded_build(w, &build);
     return lm_model_build(&w->config, &build, out, e);
 }
 
@@ -330,6 +333,23 @@ int64_t lm_paged_lag(const lm_paged *g)
     return most;
 }
 
+lm_code lm_paged_outlook(const lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
+                         size_t *bytes, lm_err *e)
+{
+    const int64_t rows = o->rows > FEWEST ? o->rows : FEWEST,
+                  sequences = o->sequences > FEWEST ? o->sequences : FEWEST;
+    lm_model *m = NULL;
+    lm_plan plan = { 0 };
+    if (check_opts(w, o, e) || build_model(w, dtype, o, sequences, rows, b, &m, e))
+        return e->code;
+    if (!lm_plan_make(m->graph, b, &m->logits, 1, &plan, e))
+        *bytes = plan.bytes + sum_of_pieces(m, true) * (size_t)o->pages +
+                 sum_of_pieces(m, false) * (size_t)m->build.slots;
+    lm_plan_fini(&plan);
+    lm_model_free(m);
+    return e->code;
+}
+
 lm_backend *lm_paged_backend(const lm_paged *g)
 {
     return g->b;
@@ -363,4 +383,12 @@ size_t lm_paged_tail_bytes(const lm_paged *g)
 size_t lm_paged_bytes(const lm_paged *g)
 {
     return g->bytes;
+}
+
+size_t lm_paged_arena(const lm_paged *g)
+{
+    size_t sum = 0;
+    for (int i = 0; i < g->n_buckets; i++)
+        sum += lm_exec_bytes(g->bucket[i].x);
+    return sum;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rotary.c -- rotary tables, computed once. */
+/* rotary.c -- rotary tables and constants of an adapter, computed once. */
 #include "model/rotary.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 
-size_t lm_rotary_bytes(const lm_model *m)
+static size_t table_bytes(const lm_model *m)
 {
     int64_t n = 0;
     for (int i = 0; i < m->config.ropes; i++)
@@ -14,18 +14,52 @@ size_t lm_rotary_bytes(const lm_model *m)
     return lm_plain_bytes(LM_DTYPE_F32, n);
 }
 
-static void fill(const lm_model *m, float *to)
+static lm_dtype type_of(const lm_model *m, const lm_model_const *c)
 {
+    return m->graph->value[c->value].t.dtype;
+}
+
+/* Each constant begins at a multiple of 64 bytes. */
+static size_t const_bytes(const lm_model *m, const lm_model_const *c)
+{
+    return (lm_plain_bytes(type_of(m, c), c->count) + 63) / 64 * 64;
+}
+
+static size_t table_room(const lm_model *m)
+{
+    return m->n_constants ? (table_bytes(m) + 63) / 64 * 64 : table_bytes(m);
+}
+
+size_t lm_rotary_bytes(const lm_model *m)
+{
+    size_t bytes = table_room(m);
+    for (int i = 0; i < m->n_constants; i++)
+        bytes += const_bytes(m, &m->constant[i]);
+    return bytes;
+}
+
+static void fill(const lm_model *m, uint8_t *to)
+{
+    float *table = (void *)to;
     for (int i = 0; i < m->config.ropes; i++) {
-        lm_rope_table(&m->config, i, m->rope_rows, to);
-        to += m->rope_rows * m->config.rope[i].dim;
+        lm_rope_table(&m->config, i, m->rope_rows, table);
+        table += m->rope_rows * m->config.rope[i].dim;
+    }
+    to += table_room(m);
+    for (int i = 0; i < m->n_constants; i++) {
+        const lm_model_const *c = &m->constant[i];
+        if (c->id)
+            memcpy(to, c->id, (size_t)c->count * sizeof *c->id);
+        else
+            lm_convert(LM_DTYPE_F64, c->number, type_of(m, c), to, c->count);
+        to += const_bytes(m, c);
     }
 }
 
 lm_code lm_rotary_new(const lm_model *m, lm_backend *b, lm_rotary *r, lm_err *e)
 {
     *r = (lm_rotary){ .b = b };
-    float *host = NULL;
+    uint8_t *host = NULL;
     size_t bytes = lm_rotary_bytes(m);
     if (!bytes)
         return LM_OK;
@@ -36,7 +70,7 @@ lm_code lm_rotary_new(const lm_model *m, lm_backend *b, lm_rotary *r, lm_err *e)
         fill(m, r->data);
         return LM_OK;
     }
-    lm_code rc = lm_alloc_n(&host, bytes / sizeof *host, sizeof *host, "a rotary table", e);
+    lm_code rc = lm_alloc_n(&host, bytes, 1, "a rotary table", e);
     if (!rc) {
         fill(m, host);
         rc = b->copy(b, r->data, host, bytes, b->main, e);
@@ -51,10 +85,16 @@ lm_code lm_rotary_new(const lm_model *m, lm_backend *b, lm_rotary *r, lm_err *e)
 
 void lm_rotary_bind(const lm_rotary *r, const lm_model *m, lm_exec *x)
 {
-    float *at = r->data;
+    float *table = (void *)r->data;
+    uint8_t *at = r->data;
     for (int i = 0; i < m->config.ropes; i++) {
-        lm_exec_bind(x, m->rope[i], at);
-        at += m->rope_rows * m->config.rope[i].dim;
+        lm_exec_bind(x, m->rope[i], table);
+        table += m->rope_rows * m->config.rope[i].dim;
+    }
+    at += m->n_constants ? table_room(m) : 0;
+    for (int i = 0; i < m->n_constants; i++) {
+        lm_exec_bind(x, m->constant[i].value, at);
+        at += const_bytes(m, &m->constant[i]);
     }
 }
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rotary.h -- the rotary tables of a model in memory of a backend. */
+/* rotary.h -- the rotary tables of a model, and the constants of its adapter, in memory of a backend. */
 #ifndef LM_MODEL_ROTARY_H
 #define LM_MODEL_ROTARY_H
 
 #include "graph/exec.h"
 #include "model/model.h"
 
-/* Filled on the host and copied to the backend once, one table behind the other; data is NULL for a
- * model without tables. */
+/* Filled on the host and copied to the backend once, one table behind the other, then the constants; data is NULL
+ * for a model without any. */
 typedef struct {
     lm_backend *b; /* borrowed */
-    float *data;
+    uint8_t *data;
     size_t bytes;
 } lm_rotary;
 

@@ -33,7 +33,8 @@ typedef struct {
     size_t host, disk; /* bytes; 0: no such tier */
     const struct lm_kv_plan *kv; /* how caches are stored; NULL: plain */
     const struct lm_kv_plan
-        *down; /* how pages are coded in host and disk; NULL: they go as they are */
+        *down;            /* how pages are coded in host and disk; NULL: they go as they are */
+    const lm_model *like; /* lm_paged_opts.like */
     const char *name[LM_TIERS]; /* of the three sizes in messages */
 } lm_serve_sizes;
 

@@ -142,7 +142,8 @@ lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
                                      .page = ask->kv ? ask->kv->page : PAGE,
                                      .pages = 1,
                                      .kv = ask->kv,
-                                     .down = ask->down } };
+                                     .down = ask->down,
+                                     .like = ask->like } };
     if (lm_paged_measure(w, dtype, &r->pages, b, &r->size, e) || choose_pages(ask, b, r, e) ||
         lower_tier(ask->name[LM_TIER_HOST], ask->host, r->size.below, &r->tiers.host, e))
         return e->code;

@@ -2,8 +2,13 @@
 /* store.c -- the blocks of a store: their layout, memory and bindings. */
 #include "model/store.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "model/store_impl.h"
 #include "numeric/format.h"
@@ -34,6 +39,13 @@ static lm_dtype format_of(const lm_model *m, int param)
     return m->graph->value[m->param[param].value].t.dtype;
 }
 
+/* The format in which graphs of `m` read tensor i. */
+static const lm_format *stored_format(const lm_model *m, int i)
+{
+    const struct lm_code_run *r = store_run(m, i);
+    return r ? r->format : lm_format_of_dtype(format_of(m, m->slice[i].param));
+}
+
 /* Kernels run over PARAM, DERIVED, GRAD and OPT together, so an element has the same offset in
  * all. */
 static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
@@ -46,6 +58,8 @@ static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
         s->place[i] = (struct lm_store_place){ .at = (size_t)before * sizeof(float) };
     }
     for (int i = 0; i < m->n_params; i++) {
+        if (!m->param[i].trains)
+            continue;
         low = low || format_of(m, i) == LM_DTYPE_BF16;
         if (format_of(m, i) != LM_DTYPE_F32 && format_of(m, i) != LM_DTYPE_BF16)
             return lm_fail(e, LM_EUSAGE, m->graph->value[m->param[i].value].name, NULL,
@@ -54,9 +68,9 @@ static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
     if (o->n_states > LM_STORE_STATES)
         return lm_fail(e, LM_ELIMIT, "optimiser", "use fewer optimisers side by side",
                        "%d states, %d are supported", o->n_states, LM_STORE_STATES);
-    add_plain(s, LM_KEPT_PARAM, LM_DTYPE_F32, m->block);
+    add_plain(s, LM_KEPT_PARAM, LM_DTYPE_F32, m->train_end);
     if (low)
-        add_plain(s, LM_KEPT_DERIVED, LM_DTYPE_BF16, m->block);
+        add_plain(s, LM_KEPT_DERIVED, LM_DTYPE_BF16, m->train_end);
     if (o->grads)
         add_plain(s, LM_KEPT_GRAD, LM_DTYPE_F32, m->train_end);
     for (int k = 0; k < o->n_states; k++)
@@ -64,19 +78,20 @@ static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
     return LM_OK;
 }
 
-/* Append a [rows, cols] matrix in format f to the block of that format. */
-static lm_code append(lm_store *s, const lm_format *f, int64_t rows, int64_t cols,
+/* Append a [rows, cols] matrix in format f to the block of that role and format. */
+static lm_code append(lm_store *s, lm_kept role, const lm_format *f, int64_t rows, int64_t cols,
                       struct lm_store_place *out, lm_err *e)
 {
     lm_tensor_size size;
     int k = 0;
-    while (k < s->n_blocks && s->block[k].format != f)
+    while (k < s->n_blocks &&
+           (s->block[k].borrowed || s->block[k].role != role || s->block[k].format != f))
         k++;
     if (k == LM_STORE_BLOCKS)
         return lm_fail(e, LM_EBUG, "store", NULL, "more formats than %d", LM_STORE_BLOCKS);
     if (lm_tensor_bytes(f, 2, (int64_t[]){ rows, cols }, &size, e))
         return e->code;
-    lm_store_block *b = k == s->n_blocks ? add_block(s, LM_KEPT_PARAM, f) : &s->block[k];
+    lm_store_block *b = k == s->n_blocks ? add_block(s, role, f) : &s->block[k];
     bool plain = f->element != LM_DTYPE_NONE;
     size_t unit = ALIGN * (plain ? store_element(b) : 1), room = 0;
     *out = (struct lm_store_place){ .block = k, .at = b->bytes };
@@ -89,27 +104,80 @@ static lm_code append(lm_store *s, const lm_format *f, int64_t rows, int64_t col
 
 /* Tensors of a parameter in codes each in the format of their file; otherwise the parameter as a
  * whole, and its tensors in it. */
-static lm_code lay_out_use(lm_store *s, lm_err *e)
+static lm_code lay_out_param(lm_store *s, lm_kept role, int p, lm_err *e)
 {
     const lm_model *m = s->model;
     struct lm_store_place whole = { 0 }, in_file = { .block = -1 };
-    for (int p = 0; p < m->n_params; p++) {
-        const lm_format *f = lm_format_of_dtype(format_of(m, p));
-        if (!store_codes(m, p) && append(s, f, 1, m->param[p].count, &whole, e))
+    const lm_format *f = lm_format_of_dtype(format_of(m, p));
+    if (!store_codes(m, p) && append(s, role, f, 1, m->param[p].count, &whole, e))
+        return e->code;
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        const struct lm_code_run *r = store_run(m, i);
+        int64_t width = store_width(m, t);
+        if (t->param != p)
+            continue;
+        s->place[i] = r ? in_file : whole;
+        if (!r)
+            s->place[i].at += (size_t)(t->row * width) * lm_dtype_size(f->element);
+        else if (!r->in_file && append(s, role, r->format, t->rows, width, &s->place[i], e))
             return e->code;
-        for (int i = 0; i < m->n_slices; i++) {
-            const lm_slice *t = &m->slice[i];
-            const struct lm_code_run *r = store_run(m, i);
-            int64_t width = store_width(m, t);
-            if (t->param != p)
-                continue;
-            s->place[i] = r ? in_file : whole;
-            if (!r)
-                s->place[i].at += (size_t)(t->row * width) * lm_dtype_size(f->element);
-            else if (!r->in_file && append(s, r->format, t->rows, width, &s->place[i], e))
-                return e->code;
-        }
     }
+    return LM_OK;
+}
+
+/* True if tensor i is the checkpoint's own: not of an adapter, nor brought by one. */
+static bool is_base(const lm_model *m, int i)
+{
+    return !m->slice[i].of_adapter && !(m->build.trainable && m->slice[i].trains);
+}
+
+/* The numbers or codes of parameter p in the base, if they are there one behind another and as this model reads
+ * them. */
+static bool borrow_param(lm_store *s, const lm_store *base, int p)
+{
+    const lm_model *m = s->model;
+    size_t next = 0;
+    int block = -1;
+    bool numbers = !store_codes(m, p);
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        int k = t->param == p && is_base(m, i) ? lm_model_slice(base->model, t->name) : -1;
+        if (t->param != p)
+            continue;
+        if (k < 0 || !store_own(base, k) || store_own(base, k)->format != stored_format(m, i) ||
+            base->place[k].panels != store_panels(m, p))
+            return false;
+        const struct lm_store_place *at = &base->place[k];
+        if (numbers && t->row == 0 && at->at % ALIGN)
+            return false;
+        if (numbers && t->row > 0 && (at->block != block || at->at != next))
+            return false;
+        block = at->block;
+        next =
+            at->at + (size_t)lm_slice_count(t) * (numbers ? store_element(&base->block[block]) : 0);
+        s->place[i] = *at;
+    }
+    return true;
+}
+
+static void borrow_blocks(lm_store *s, const lm_store *base)
+{
+    for (int k = 0; base && k < base->n_blocks; k++) {
+        s->block[s->n_blocks] = base->block[k];
+        s->block[s->n_blocks++].borrowed = true;
+    }
+}
+
+/* For training the parameters that do not train, for use all of them. */
+static lm_code lay_out_use(lm_store *s, const lm_store_opts *o, lm_err *e)
+{
+    const lm_model *m = s->model;
+    borrow_blocks(s, o->base);
+    for (int p = 0; p < m->n_params; p++)
+        if (!(o->master && m->param[p].trains) && !(o->base && borrow_param(s, o->base, p)) &&
+            lay_out_param(s, o->master ? LM_KEPT_FROZEN : LM_KEPT_PARAM, p, e))
+            return e->code;
     return LM_OK;
 }
 
@@ -117,7 +185,8 @@ static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
 {
     if (lm_alloc_n(&s->place, (size_t)s->model->n_slices, sizeof *s->place, "a list of tensors", e))
         return e->code;
-    lm_code rc = o->master ? lay_out_master(s, o, e) : lay_out_use(s, e);
+    lm_code rc = o->master ? lay_out_master(s, o, e) : LM_OK;
+    rc = rc ? rc : lay_out_use(s, o, e);
     for (int i = 0; i < s->model->n_slices; i++) {
         s->place[i].panels = store_panels(s->model, s->model->slice[i].param);
         s->in_panels |= s->place[i].panels;
@@ -127,11 +196,57 @@ static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
 
 /* ---- life ---- */
 
+/* The bytes are reserved, so that no write finds the disk full. */
+static lm_code map_file(lm_store_block *k, const char *dir, lm_err *e)
+{
+    size_t bytes = k->bytes + !k->bytes;
+    int fd = lm_file_unnamed(dir);
+    if (fd < 0)
+        return lm_fail(e, LM_EIO, dir, NULL, "cannot hold a file of optimiser states");
+    int bad = posix_fallocate(fd, 0, (off_t)bytes);
+    void *at = bad ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    errno = bad ? bad : errno;
+    if (at == MAP_FAILED)
+        return lm_fail(e, LM_EIO, dir, "keep the states in memory, or free some disk",
+                       "no room for %zu bytes of optimiser states", bytes);
+    k->data = at;
+    return LM_OK;
+}
+
+static lm_code take_block(lm_store *s, lm_store_block *k, const lm_store_opts *o, lm_err *e)
+{
+    static const char *const purpose[] = { "weights", "BF16 weights", "gradients",
+                                           "optimiser states", "frozen weights" };
+    lm_backend *b = s->backend;
+    if (k->role == LM_KEPT_OPT && o->states_in == LM_STATES_FILE) {
+        if (!b->host_memory)
+            return lm_fail(e, LM_EUSAGE, b->name, "page them to memory of the host",
+                           "optimiser states of a device are not paged to a file");
+        k->space = LM_SPACE_FILE;
+        return map_file(k, o->states_dir, e);
+    }
+    if (k->role == LM_KEPT_OPT && o->states_in == LM_STATES_HOST && !b->host_memory) {
+        k->space = LM_SPACE_HOST;
+        return b->host_alloc(b, k->bytes, purpose[k->role], &k->data, e);
+    }
+    return b->alloc(b, k->bytes, purpose[k->role], &k->data, e);
+}
+
+static void drop_block(lm_store *s, lm_store_block *k)
+{
+    lm_backend *b = s->backend;
+    if (k->borrowed)
+        return;
+    if (k->data && k->space == LM_SPACE_FILE)
+        munmap(k->data, k->bytes + !k->bytes);
+    else if (k->data)
+        (k->space == LM_SPACE_HOST ? b->host_free : b->free)(b, k->data, k->bytes);
+}
+
 lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, lm_store **out,
                      lm_err *e)
 {
-    static const char *const purpose[] = { "weights", "BF16 weights", "gradients",
-                                           "optimiser states" };
     lm_store *s = NULL;
     *out = NULL;
     if (lm_alloc_n(&s, 1, sizeof *s, "a store", e))
@@ -139,7 +254,7 @@ lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, l
     *s = (lm_store){ .model = m, .backend = b, .par = o->par ? o->par : b->par, .shown = o->shown };
     lm_code rc = lay_out(s, o, e);
     for (int k = 0; !rc && k < s->n_blocks; k++)
-        rc = b->alloc(b, s->block[k].bytes, purpose[s->block[k].role], &s->block[k].data, e);
+        rc = s->block[k].borrowed ? LM_OK : take_block(s, &s->block[k], o, e);
     if (rc) {
         lm_store_free(s);
         return rc;
@@ -154,8 +269,7 @@ void lm_store_free(lm_store *s)
         return;
     store_end(s);
     for (int k = 0; k < s->n_blocks; k++)
-        if (s->block[k].data)
-            s->backend->free(s->backend, s->block[k].data, s->block[k].bytes);
+        drop_block(s, &s->block[k]);
     lm_free(s->place);
     lm_free(s);
 }
@@ -176,6 +290,31 @@ lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[L
     lm_store_bytes(&s, out);
     lm_free(s.place);
     return rc;
+}
+
+int lm_store_frozen(const lm_model *m, lm_store_part out[LM_STORE_FORMATS])
+{
+    const lm_store_opts o = { .master = true };
+    lm_backend nowhere = { 0 };
+    lm_store s = { .model = m, .backend = &nowhere };
+    lm_err unseen = { 0 };
+    int n = 0;
+    lay_out(&s, &o, &unseen);
+    for (int k = 0; k < s.n_blocks && n < LM_STORE_FORMATS; k++)
+        if (s.block[k].role == LM_KEPT_FROZEN)
+            out[n++] = (lm_store_part){ s.block[k].format, s.block[k].bytes };
+    lm_free(s.place);
+    return n;
+}
+
+bool lm_store_borrows(const lm_store *s)
+{
+    for (int i = 0; i < s->model->n_slices; i++) {
+        const lm_store_block *k = store_own(s, i);
+        if (is_base(s->model, i) && !(k && k->borrowed))
+            return false;
+    }
+    return true;
 }
 
 /* ---- for graphs ---- */
@@ -205,7 +344,15 @@ static const uint8_t *own_address(const lm_store *s, int i)
     return (const uint8_t *)store_own(s, i)->data + s->place[i].at;
 }
 
-/* Parameters where their first tensor is; each tensor in codes is a run of its own. */
+/* True if tensor i is in the master copy, of which a parameter's BF16 is derived. */
+static bool is_mastered(const lm_store *s, int i)
+{
+    const lm_store_block *derived = lm_store_find(s, LM_KEPT_DERIVED, 0);
+    return derived && store_own(s, i) == lm_store_find(s, LM_KEPT_PARAM, 0);
+}
+
+/* Parameters where their first tensor is; each tensor in codes is a run of its own.  Offsets are those of the store's
+ * own model: others may train something else. */
 static void bind_own(const lm_store *s, const lm_model *m, lm_exec *x)
 {
     const lm_store_block *derived = lm_store_find(s, LM_KEPT_DERIVED, 0);
@@ -216,11 +363,13 @@ static void bind_own(const lm_store *s, const lm_model *m, lm_exec *x)
         const uint8_t *at = in_file ? r->data : own_address(s, i);
         if (r)
             r->data = at;
-        const lm_param *p = &m->param[t->param];
         if (t->row != 0 || store_panels(m, t->param) != s->place[i].panels)
             continue;
-        bool low = derived && format_of(m, t->param) == derived->format->element;
-        lm_exec_bind(x, p->value, low ? address(derived, p) : (void *)(uintptr_t)at);
+        bool low = is_mastered(s, i) && format_of(m, t->param) == derived->format->element;
+        if (!low && !in_file && store_own(s, i)->format != stored_format(m, i))
+            continue;
+        lm_exec_bind(x, m->param[t->param].value,
+                     low ? address(derived, &s->model->param[t->param]) : (void *)(uintptr_t)at);
     }
 }
 
@@ -228,11 +377,9 @@ void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x)
 {
     const lm_store_block *grad = lm_store_find(s, LM_KEPT_GRAD, 0);
     bind_own(s, m, x);
-    for (int i = 0; i < m->n_params; i++) {
-        const lm_param *p = &m->param[i];
+    for (int i = 0; i < m->n_params; i++)
         if (grad && m->grad && m->grad[i] != LM_NONE)
-            lm_exec_bind(x, m->grad[i], address(grad, p));
-    }
+            lm_exec_bind(x, m->grad[i], address(grad, &s->model->param[i]));
 }
 
 /* ---- derived values ---- */
@@ -275,7 +422,7 @@ static void derive_panels(const lm_store *s, const lm_store_block *from, const l
     for (int i = 0; i < s->model->n_params; i++) {
         const lm_param *p = &s->model->param[i];
         const lm_tensor *t = &s->model->graph->value[p->value].t;
-        if (t->panels)
+        if (t->panels && p->trains)
             store_pack(s, LM_DTYPE_F32, address(from, p), t->dim[0], t->dim[1], address(to, p));
     }
 }

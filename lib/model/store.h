@@ -5,11 +5,12 @@
  * or device), and contains many parameters, each at its offset, a multiple of 64 elements (of 64
  * bytes in formats without elements of their own).
  *
- *   for training   PARAM    every parameter in F32 (the master copy), at lm_param.offset
+ *   for training   PARAM    the parameters that train, [0, train_end), in F32 (the master copy), at lm_param.offset
  *                  DERIVED the same in BF16, if the model reads BF16: updated by lm_store_derive, or by the optimiser when it writes PARAM;
  *                           weights that only products read may be in panels (lm_tensor.panels), at the same place
- *                  GRAD     gradients: only [0, train_end), the trainable parameters
+ *                  GRAD     their gradients
  *                  OPT      a block for each state of the optimiser, in its layout
+ *                  FROZEN   the other parameters, as for use
  *   for use        PARAM    each parameter once, in the format that the model reads, or each tensor of
  *                           it in that of its file (lm_build.codes): a block for each format;
  *                           those that are read in the file are in no block
@@ -41,7 +42,14 @@ typedef struct {
     int n_parts;
 } lm_store_state;
 
-typedef enum { LM_KEPT_PARAM, LM_KEPT_DERIVED, LM_KEPT_GRAD, LM_KEPT_OPT, LM_KEPT_ROLES } lm_kept;
+typedef enum {
+    LM_KEPT_PARAM,
+    LM_KEPT_DERIVED,
+    LM_KEPT_GRAD,
+    LM_KEPT_OPT,
+    LM_KEPT_FROZEN,
+    LM_KEPT_ROLES
+} lm_kept;
 
 typedef struct {
     lm_kept role;
@@ -51,15 +59,27 @@ typedef struct {
     int64_t count; /* numbers; padding included if the format is plain */
     size_t bytes;  /* padding included */
     void *data;    /* in memory of the store's backend; initially zero */
+    bool borrowed; /* a block of lm_store_opts.base */
 } lm_store_block;
 
-enum { LM_STORE_STATES = 32, LM_STORE_BLOCKS = 3 + LM_STORE_STATES };
+enum { LM_STORE_STATES = 32, LM_STORE_FORMATS = 16 };
+enum { LM_STORE_BLOCKS = 3 + LM_STORE_STATES + LM_STORE_FORMATS };
+
+/* Where the states of an optimiser are: in memory of the backend; in memory of the host, which kernels of a device reach
+ * through the bus; in a file without a name in a folder, mapped, whose pages the system writes out when it needs
+ * their memory.  Bits are the same. */
+typedef enum { LM_STATES_NEAR, LM_STATES_HOST, LM_STATES_FILE } lm_states_in;
 
 typedef struct {
-    bool master;                 /* for training: F32, and BF16 derived from it; false: for use */
-    bool grads;                  /* with `master` only, like the states */
+    bool master; /* for training: what trains in F32, and BF16 derived from it; false: for use */
+    bool grads;  /* with `master` only, like the states */
     const lm_store_state *state; /* borrowed for the store's life */
     int n_states;
+    lm_states_in states_in;
+    const char *states_dir; /* LM_STATES_FILE, on the host alone: the folder (borrowed) */
+    /* Not `master`: weights of the checkpoint that this store keeps in the same way are read there.  It must live longer.
+     * NULL: none. */
+    const struct lm_store *base;
     /* PARAM may hold shown values instead of the parameters, which are then in GRAD: checkpoints
      * have both (lm_store_write_states) */
     bool shown;
@@ -67,7 +87,7 @@ typedef struct {
     lm_par *par;
 } lm_store_opts;
 
-typedef struct {
+typedef struct lm_store {
     const lm_model *model; /* borrowed.  lm_store_bind, _flat, _bytes and _free do not need it. */
     lm_backend *backend;
     lm_par *par;
@@ -98,6 +118,13 @@ void lm_store_free(lm_store *s); /* before the backend is closed */
 void lm_store_bytes(const lm_store *s, size_t out[LM_KEPT_ROLES]);
 lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[LM_KEPT_ROLES],
                          lm_err *e);
+/* The formats of the weights that do not train beside a master copy of the others, and their bytes; returns their number.
+ * What is read in a file takes none. */
+typedef struct {
+    const lm_format *format;
+    size_t bytes;
+} lm_store_part;
+int lm_store_frozen(const lm_model *m, lm_store_part out[LM_STORE_FORMATS]);
 
 /* ---- for graphs ---- */
 
@@ -114,33 +141,45 @@ void lm_store_derive(const lm_store *s);
 
 /* ---- input ---- */
 
-/* Check that the source holds exactly the tensors of the model, in their shapes.  Fails: LM_EFORMAT
- * when one is missing, has another shape, is unknown to the architecture, or occurs under two names
+/* Check that the source holds exactly the tensors of the model, in their shapes, except those of an adapter.  Fails:
+ * LM_EFORMAT when one is missing, has another shape, is unknown to the architecture, or occurs under two names
  * (named). */
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
 /* Load all tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
+/* True if all tensors of the checkpoint are those of lm_store_opts.base: none has to be loaded. */
+bool lm_store_borrows(const lm_store *s);
+/* Load LM_TENSORS_ADAPTER from the file of an adapter, in which they have the names of lm_model_saved; tensors of the
+ * checkpoint that train may be missing there, and keep their values.  Fails: LM_EFORMAT when another one is missing,
+ * has another shape, or belongs to no tensor of the model. */
+lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e);
 /* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; and the parameters
  * "param.<tensor>" where the file has them or PARAM may be shown otherwise.  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
-/* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape.  Not for
- * tensors that are kept in codes. */
+/* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape; they are encoded if the
+ * store keeps it in codes.  Fails: LM_EBUG for codes that can only be read. */
 lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);
 /* Fresh weights from (seed, tensor name, element index in the file's order): the same for any number
- * of threads, backend and layout. */
-lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e);
+ * of threads, backend and layout.  Of an adapter: only those that it declared. */
+lm_code lm_store_draw(lm_store *s, lm_tensors which, uint64_t seed, lm_err *e);
 
 /* ---- output ---- */
 
-/* Number of tensors of a block: those of the model, or those that have the state. */
+/* Number of tensors of a block: those of the model, or those that have the state; and false for tensors of the model
+ * that are in another block. */
 int lm_store_tensors(const lm_store *s, const lm_store_block *k);
+bool lm_store_has(const lm_store *s, const lm_store_block *k, int i);
+/* True if tensor i is in panels there, as only products read it. */
+bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i);
 /* Elements of tensor i; and copy them, in the block's format and the file's shape, to memory of the
  * host.  Not for tensors that are in panels there. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
-/* Add all tensors of the model to a plan, in `dtype`. */
-lm_code lm_model_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e);
-/* Write the parameters to a folder of that plan, in the folder's order; and the states as
+/* Add tensors of the model to a plan, in `dtype`; those of an adapter by the names of lm_model_saved. */
+lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st_plan *plan,
+                      lm_err *e);
+/* Write the parameters to a folder of that plan (an adapter's: lm_folder_spec.weights), in the folder's order; and the
+ * states as
  * optimizer.safetensors, with GRAD as "param.<tensor>" if PARAM holds shown values.  For blocks in
  * memory of the host. */
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);

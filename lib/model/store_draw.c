@@ -23,6 +23,24 @@ static int64_t index_of(const draw_job *j, int64_t i)
     return j->width ? i % j->width * j->s->rows + i / j->width : i;
 }
 
+static double number_at(const draw_job *j, int64_t i)
+{
+    uint64_t at = (uint64_t)index_of(j, i);
+    switch (j->s->init) {
+    case LM_INIT_NORMAL:
+        return j->s->std * lm_rng_normal(j->rng, at);
+    case LM_INIT_UNIFORM:
+        return j->s->std * (2 * lm_rng_uniform(j->rng, at) - 1);
+    case LM_INIT_FULL:
+        return j->s->std;
+    case LM_INIT_ONES:
+        return 1;
+    case LM_INIT_ZEROS:
+        return 0;
+    }
+    return 0;
+}
+
 static void draw_range(void *ctx, int64_t begin, int64_t end, int worker)
 {
     enum { PIECE = 1024 };
@@ -32,11 +50,7 @@ static void draw_range(void *ctx, int64_t begin, int64_t end, int worker)
     for (int64_t at = begin, n; at < end; at += n) {
         n = end - at < PIECE ? end - at : PIECE;
         for (int64_t i = 0; i < n; i++)
-            if (j->s->init == LM_INIT_NORMAL)
-                piece[i] = (float)(j->s->std *
-                                   lm_rng_normal(j->rng, (uint64_t)index_of(j, j->from + at + i)));
-            else
-                piece[i] = j->s->init == LM_INIT_ONES ? 1.0f : 0.0f;
+            piece[i] = (float)number_at(j, j->from + at + i);
         lm_convert(LM_DTYPE_F32, piece, j->format, j->dst + (size_t)at * lm_dtype_size(j->format),
                    n);
     }
@@ -52,13 +66,40 @@ static draw_job job_of(const lm_model *m, int i, uint64_t seed)
 
 enum { GRAIN = 1 << 14 };
 
-lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
+/* Fresh numbers that are kept as codes. */
+static lm_code draw_codes(lm_store *s, int i, uint64_t seed, lm_err *e)
+{
+    int64_t count = lm_slice_count(&s->model->slice[i]);
+    float *x = NULL;
+    if (lm_alloc_n(&x, (size_t)count, sizeof *x, "fresh weights", e))
+        return e->code;
+    lm_slice_draw(s->model, i, seed, s->par, 0, count, x);
+    lm_code rc = lm_store_put(s, i, LM_DTYPE_F32, x, e);
+    lm_free(x);
+    return rc;
+}
+
+/* True if fresh numbers of the tensor are asked for: those of an adapter are what it declared. */
+static bool is_drawn(const lm_slice *s, lm_tensors which)
+{
+    return which == LM_TENSORS_NEW       ? s->may_lack
+           : which == LM_TENSORS_ADAPTER ? s->of_adapter
+                                         : lm_slice_is(s, which);
+}
+
+lm_code lm_store_draw(lm_store *s, lm_tensors which, uint64_t seed, lm_err *e)
 {
     const lm_model *m = s->model;
     lm_code rc = LM_OK;
     for (int i = 0; !rc && i < m->n_slices; i++) {
         const lm_slice *t = &m->slice[i];
         const lm_store_block *k = store_own(s, i);
+        if (!is_drawn(t, which))
+            continue;
+        if (store_codes(m, t->param)) {
+            rc = draw_codes(s, i, seed, e);
+            continue;
+        }
         draw_job j = job_of(m, i, seed);
         const store_piece p = store_piece_of(s, k, i);
         j.dst = store_open(s, k, &p, e);
@@ -69,7 +110,7 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
         j.width = t->transposed ? store_width(m, t) : 0;
         j.format = k->format->element;
         lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);
-        if (store_in_panels(s, k, i))
+        if (lm_store_in_panels(s, k, i))
             rc = store_pack_in_place(s, &p, j.dst, e);
         rc = rc ? rc : store_close(s, k, &p, j.dst, e);
     }

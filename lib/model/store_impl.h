@@ -78,18 +78,10 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
     return (store_piece){ i, at, t->rows, width, t->transposed };
 }
 
-/* True if tensor i of the model is in panels in block k. */
-static inline bool store_in_panels(const lm_store *s, const lm_store_block *k, int i)
-{
-    return k->format->element == LM_DTYPE_BF16 &&
-           (k->role == LM_KEPT_PARAM || k->role == LM_KEPT_DERIVED) &&
-           store_panels(s->model, s->model->slice[i].param);
-}
-
 /* Fails: LM_EBUG if the tensor is in panels there, which only products read. */
 static inline lm_code store_needs_rows(const lm_store *s, const lm_store_block *k, int i, lm_err *e)
 {
-    return store_in_panels(s, k, i)
+    return lm_store_in_panels(s, k, i)
                ? lm_fail(e, LM_EBUG, s->model->slice[i].name, NULL, "is kept in panels")
                : LM_OK;
 }

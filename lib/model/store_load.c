@@ -143,7 +143,7 @@ static size_t passage_bytes(const lm_store *s)
 void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_err *e)
 {
     lm_backend *b = s->backend;
-    if (k->space == LM_SPACE_HOST)
+    if (k->space != LM_SPACE_DEVICE)
         return store_at(k, p);
     if (s->passage.data)
         return s->passage.data;
@@ -216,6 +216,47 @@ lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err 
     return LM_OK;
 }
 
+/* Rows of numbers that become codes. */
+typedef struct {
+    const lm_format *format;
+    const float *rows;
+    int64_t count, cols;
+    uint8_t *at; /* the planes one behind another */
+} encode_job;
+
+static void encode_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const encode_job *j = ctx;
+    void *plane[LM_MAX_PLANES] = { NULL };
+    uint8_t *at = j->at;
+    (void)worker;
+    for (int p = 0; p < j->format->n_planes; p++) {
+        size_t bytes = lm_plane_bytes(&j->format->plane[p], 1, j->cols);
+        plane[p] = at + (size_t)begin * bytes;
+        at += (size_t)j->count * bytes;
+    }
+    j->format->encode(j->format, j->rows + begin * j->cols, end - begin, j->cols, j->cols, plane,
+                      NULL);
+}
+
+/* The numbers of a tensor in the file's shape, in F32, as codes of block k. */
+static lm_code bring_encoded(lm_store *s, const lm_store_block *k, const store_piece *p,
+                             const origin *o, void *to, lm_err *e)
+{
+    size_t count = (size_t)(p->rows * p->cols), bytes = count * sizeof(float);
+    if (lm_grow(&s->passage.file, &s->passage.file_room, p->turned ? 2 * bytes : bytes, 1,
+                "a tensor", e))
+        return e->code;
+    float *file = (float *)s->passage.file, *rows = p->turned ? file + count : file;
+    if (fetch_all(s->par, o, LM_DTYPE_F32, file, e))
+        return e->code;
+    if (p->turned)
+        store_transpose(s->par, file, p->cols, p->rows, sizeof(float), rows);
+    encode_job j = { k->format, rows, p->rows, p->cols, to };
+    lm_par_for(s->par, p->rows, 16, encode_range, &j);
+    return LM_OK;
+}
+
 /* The only input of numbers. */
 static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
 {
@@ -224,6 +265,8 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
     void *to = store_open(s, k, &p, e), *file = to;
     if (!to)
         return e->code;
+    if (!size)
+        return bring_encoded(s, k, &p, o, to, e) ? e->code : store_close(s, k, &p, to, e);
     if (p.turned) {
         if (lm_grow(&s->passage.file, &s->passage.file_room, (size_t)o->count * size, 1, "a tensor",
                     e))
@@ -234,7 +277,7 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
         return e->code;
     if (file != to)
         store_transpose(s->par, file, p.cols, p.rows, size, to);
-    if (store_in_panels(s, k, i) && store_pack_in_place(s, &p, to, e))
+    if (lm_store_in_panels(s, k, i) && store_pack_in_place(s, &p, to, e))
         return e->code;
     return store_close(s, k, &p, to, e);
 }
@@ -270,6 +313,13 @@ static lm_code twice(const lm_slice *s, const char *file, lm_err *e)
                    "tensor \"%s\" occurs twice, with and without its prefix", s->name);
 }
 
+/* The tensor of the checkpoint with that name; -1: none. */
+static int base_slice(const lm_model *m, const char *name)
+{
+    int i = lm_model_slice(m, name);
+    return i >= 0 && lm_slice_is(&m->slice[i], LM_TENSORS_BASE) ? i : -1;
+}
+
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
 {
     bool *seen = NULL;
@@ -279,7 +329,7 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
     for (size_t k = 0; !rc && k < lm_model_source_count(src); k++) {
         const lm_st_tensor *t = lm_model_source_at(src, k);
         const char *file = lm_model_source_file_of(src, t);
-        int i = lm_model_slice(m, t->name);
+        int i = base_slice(m, t->name);
         if (i < 0) {
             if (!lm_model_ignores(m, t->name))
                 rc = lm_fail(e, LM_EFORMAT, file, NULL,
@@ -292,7 +342,8 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
     }
     lm_err_in(e, "%s", lm_model_source_path(src));
     for (int i = 0; !rc && i < m->n_slices; i++)
-        if (!seen[i])
+        if (!seen[i] && lm_slice_is(&m->slice[i], LM_TENSORS_BASE) &&
+            !(m->slice[i].may_lack && m->build.mode == LM_MODE_TRAIN))
             rc = lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",
                          m->slice[i].name);
     lm_free(seen);
@@ -305,6 +356,15 @@ static lm_code read_source(const void *ctx, const lm_st_tensor *t, uint64_t from
     return lm_model_source_read(ctx, t, from, dst, bytes, e);
 }
 
+/* True if a tensor of the source becomes codes here that it is not in. */
+static bool is_encoded(const lm_model *m, const lm_store_block *k, const lm_model_source *src,
+                       const lm_st_tensor *t)
+{
+    bool turned;
+    return k->format == m->build.frozen_format &&
+           lm_model_source_format(src, t, &turned) != k->format;
+}
+
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
 {
     const lm_model *m = s->model;
@@ -313,7 +373,7 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
     if (!rc)
         rc = lm_model_source_rewind(src, e);
     while (!rc && !(rc = lm_model_source_next(src, &t, e)) && t) {
-        int i = lm_model_slice(m, t->name);
+        int i = base_slice(m, t->name);
         const origin o = { .dtype = t->dtype,
                            .count = t->count,
                            .read = read_source,
@@ -325,7 +385,8 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
         const lm_store_block *k = store_own(s, i);
         if (!k) /* in the file */
             continue;
-        if (store_codes(m, m->slice[i].param) && k->format->element != t->dtype)
+        if (store_codes(m, m->slice[i].param) && k->format->element != t->dtype &&
+            !is_encoded(m, k, src, t))
             rc = bring_codes(s, k, i, src, t, e);
         else
             rc = bring(s, k, i, &o, e);
@@ -338,12 +399,13 @@ lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_er
 {
     const lm_slice *t = &s->model->slice[i];
     const origin o = { .dtype = dtype, .count = lm_slice_count(t), .data = data };
-    if (store_codes(s->model, t->param))
+    const lm_store_block *k = store_own(s, i);
+    if (!k || (!store_element(k) && !k->format->encode))
         return lm_fail(e, LM_EBUG, t->name, NULL, "is kept in codes");
-    return bring(s, store_own(s, i), i, &o, e);
+    return bring(s, k, i, &o, e);
 }
 
-/* ---- states ---- */
+/* ---- states and adapters ---- */
 
 static lm_code read_st(const void *ctx, const lm_st_tensor *t, uint64_t from, void *dst,
                        size_t bytes, lm_err *e)
@@ -356,6 +418,16 @@ static bool fits(lm_dtype state, lm_dtype file)
 {
     return lm_dtype_is_float(state) ? file != LM_DTYPE_NONE && lm_dtype_is_float(file)
                                     : file == state;
+}
+
+static origin origin_of(const lm_st *st, const lm_st_tensor *t)
+{
+    return (origin){ .dtype = t->dtype,
+                     .count = t->count,
+                     .read = read_st,
+                     .ctx = st,
+                     .t = t,
+                     .whole = !lm_st_data(st, t) };
 }
 
 /* Number i of block k, in files `prefix`.TENSOR. */
@@ -377,12 +449,7 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, const char *pref
         return lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL,
                        "tensor \"%s\" has dtype %s, which is not that of its state", name,
                        t->dtype_name);
-    const origin o = { .dtype = t->dtype,
-                       .count = t->count,
-                       .read = read_st,
-                       .ctx = st,
-                       .t = t,
-                       .whole = !lm_st_data(st, t) };
+    const origin o = origin_of(st, t);
     return bring(s, k, i, &o, e);
 }
 
@@ -408,8 +475,49 @@ lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
         for (int i = 0; !rc && i < lm_store_tensors(s, k); i++)
             rc = load_state(s, k, k->state->name, i, st, e);
     for (int i = 0; !rc && owns && i < s->model->n_slices; i++)
-        if (s->model->param[s->model->slice[i].param].trains)
+        if (s->model->slice[i].trains)
             rc = load_state(s, own, STORE_OWN_NAME, i, st, e);
     store_end(s);
     return rc;
+}
+
+/* The tensor of an adapter's file that belongs to no tensor of the model. */
+static lm_code fail_unknown(const lm_model *m, const lm_st *st, lm_err *e)
+{
+    char name[512];
+    for (size_t k = 0; k < lm_st_count(st); k++) {
+        const lm_st_tensor *t = lm_st_at(st, k);
+        bool known = false;
+        for (int i = 0; !known && i < m->n_slices; i++)
+            known = lm_slice_is(&m->slice[i], LM_TENSORS_ADAPTER) &&
+                    !strcmp(t->name, lm_model_saved(m, i, name));
+        if (!known)
+            return lm_fail(e, LM_EFORMAT, lm_st_path(st), "use the base that it was trained on",
+                           "tensor \"%s\" has no place in the model", t->name);
+    }
+    return LM_OK;
+}
+
+lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e)
+{
+    const lm_model *m = s->model;
+    lm_code rc = LM_OK;
+    char name[512];
+    size_t used = 0;
+    for (int i = 0; !rc && i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        if (!lm_slice_is(t, LM_TENSORS_ADAPTER))
+            continue;
+        const lm_st_tensor *found = lm_st_find(st, lm_model_saved(m, i, name));
+        if (!found && t->of_adapter)
+            rc = lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL, "tensor \"%s\" is missing", t->name);
+        if (!found)
+            continue;
+        const origin o = origin_of(st, found);
+        rc = check_tensor(t, found, lm_st_path(st), e);
+        rc = rc ? rc : bring(s, store_own(s, i), i, &o, e);
+        used++;
+    }
+    store_end(s);
+    return rc || used == lm_st_count(st) ? rc : fail_unknown(m, st, e);
 }

@@ -29,6 +29,21 @@ int lm_store_tensors(const lm_store *s, const lm_store_block *k)
     return k->state ? k->state->n_parts : s->model->n_slices;
 }
 
+bool lm_store_has(const lm_store *s, const lm_store_block *k, int i)
+{
+    if (k->state)
+        return true;
+    return k->role == LM_KEPT_PARAM || k->role == LM_KEPT_FROZEN
+               ? store_own(s, i) == k
+               : s->model->param[s->model->slice[i].param].trains;
+}
+
+bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i)
+{
+    return k->format->element == LM_DTYPE_BF16 && k->role != LM_KEPT_GRAD &&
+           k->role != LM_KEPT_OPT && store_panels(s->model, s->model->slice[i].param);
+}
+
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i)
 {
     const store_piece p = store_piece_of(s, k, i);
@@ -60,12 +75,43 @@ lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *ds
     return rc;
 }
 
-lm_code lm_model_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e)
+lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st_plan *plan,
+                      lm_err *e)
 {
-    for (int i = 0; i < m->n_slices; i++)
-        if (lm_st_plan_add(plan, m->slice[i].name, dtype, m->slice[i].ndim, m->slice[i].dim, e))
+    char saved[512];
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *s = &m->slice[i];
+        const char *name = which == LM_TENSORS_ADAPTER ? lm_model_saved(m, i, saved) : s->name;
+        if (lm_slice_is(s, which) && lm_st_plan_add(plan, name, dtype, s->ndim, s->dim, e))
             return e->code;
+    }
     return LM_OK;
+}
+
+/* A tensor as files have it; *tmp: memory for one that is transposed, reused. */
+static lm_code own_in_file_shape(const lm_store *s, int i, uint8_t **tmp, size_t *room,
+                                 const void **data, lm_err *e)
+{
+    const lm_store_block *k = store_own(s, i);
+    if (!k || !store_element(k))
+        return lm_fail(e, LM_EBUG, s->model->slice[i].name, NULL, "is kept in codes");
+    return in_file_shape(s, k, i, tmp, room, data, e);
+}
+
+/* The tensor that has this name in a model's file, or in an adapter's; -1: none.  *at: the start of the search, as both
+ * lists have mostly one order. */
+static int named_slice(const lm_model *m, const char *name, int *at)
+{
+    char saved[512];
+    int named = lm_model_slice(m, name);
+    for (int n = 0; named < 0 && n < m->n_slices; n++) {
+        int i = (*at + n) % m->n_slices;
+        if (lm_slice_is(&m->slice[i], LM_TENSORS_ADAPTER) &&
+            !strcmp(name, lm_model_saved(m, i, saved)))
+            named = i;
+    }
+    *at = named + 1;
+    return named;
 }
 
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
@@ -73,17 +119,17 @@ lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
     uint8_t *tmp = NULL;
     size_t room = 0;
     lm_code rc = LM_OK;
+    int at = 0;
     for (const lm_st_tensor *t; !rc && (t = lm_folder_next(f));) {
         const void *data;
-        int i = lm_model_slice(s->model, t->name);
+        int i = named_slice(s->model, t->name, &at);
         if (i < 0) {
             rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");
             break;
         }
-        const lm_store_block *k = store_own(s, i);
-        rc = in_file_shape(s, k, i, &tmp, &room, &data, e);
+        rc = own_in_file_shape(s, i, &tmp, &room, &data, e);
         if (!rc)
-            rc = lm_folder_write_as(f, k->format->element, data, t->count, e);
+            rc = lm_folder_write_as(f, store_own(s, i)->format->element, data, t->count, e);
     }
     lm_free(tmp);
     return rc;
@@ -103,8 +149,7 @@ static lm_code each_state(const lm_store *s, state_work *work, void *ctx, lm_err
             if (work(s, k, k->state->name, i, ctx, e))
                 return e->code;
     for (int i = 0; s->shown && i < s->model->n_slices; i++)
-        if (s->model->param[s->model->slice[i].param].trains &&
-            work(s, own, STORE_OWN_NAME, i, ctx, e))
+        if (s->model->slice[i].trains && work(s, own, STORE_OWN_NAME, i, ctx, e))
             return e->code;
     return LM_OK;
 }

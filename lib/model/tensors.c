@@ -50,7 +50,7 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_POSITION:
         return shape(dim, !c->ropes, c->max_positions, c->width);
     case LM_PART_OUTPUT:
-        return shape(dim, !c->tied, c->vocab, c->width);
+        return shape(dim, !c->tied && !c->scores, c->vocab, c->width);
     case LM_PART_OUTPUT_NORM:
         return shape(dim, true, c->width, 0);
     case LM_PART_ATTN_NORM:

@@ -156,6 +156,10 @@ static bool is_replacing(const lm_ckpt *c)
     return c->o.replace && !c->last;
 }
 
+static const char states_file[] = "optimizer.safetensors";
+static const char objective_file[] = "objective.json";
+static const char adapter_file[] = "adapter_model.safetensors";
+
 /* `path` ends in .lmz or names a folder: its files are the same. */
 static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
 {
@@ -165,7 +169,8 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
     lm_buf json = { 0 };
     lm_code rc = lm_st_plan_new(&plan, e);
     if (!rc)
-        rc = lm_model_plan(c->s.model, LM_DTYPE_F32, plan, e);
+        rc = lm_model_plan(c->s.model, c->o.adapter_config ? LM_TENSORS_ADAPTER : LM_TENSORS_ALL,
+                           LM_DTYPE_F32, plan, e);
     if (!rc && c->o.history)
         rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
     if (!rc)
@@ -174,8 +179,15 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
                             .generation_config = c->o.generation_config,
                             .files = c->o.files,
                             .plan = plan };
+    if (c->o.adapter_config)
+        spec = (lm_folder_spec){ .files = c->o.files, .plan = plan, .weights = adapter_file };
     if (!rc)
         rc = lm_folder_create(path, is_replacing(c), &opts, &spec, &f, e);
+    if (!rc && c->o.adapter_config)
+        rc = lm_folder_put(f, "adapter_config.json", c->o.adapter_config,
+                           strlen(c->o.adapter_config), e);
+    if (!rc && c->o.fold)
+        rc = c->o.fold(c->o.fold_ctx, c->s.store, e);
     if (!rc)
         rc = lm_store_write(c->s.store, f, e);
     if (!rc && has_states(c->s.store))
@@ -183,6 +195,8 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
     say_copied(c);
     if (!rc)
         rc = state_json(c, &json, e);
+    if (!rc && c->s.objective.len)
+        rc = lm_folder_put(f, objective_file, c->s.objective.data, c->s.objective.len, e);
     if (!rc)
         rc = lm_folder_put(f, "state.json", json.data, json.len, e);
     if (!rc)
@@ -346,8 +360,6 @@ void lm_ckpt_free(lm_ckpt *c)
 
 /* ---- reading ---- */
 
-static const char states_file[] = "optimizer.safetensors";
-
 enum { CHECK_PIECE = 1 << 22 };
 
 /* 32-bit floats, and the lowest index at which a thread has met one that is not finite. */
@@ -415,14 +427,15 @@ static lm_code check_finite(const lm_st *st, lm_par *par, lm_err *e)
     return rc;
 }
 
-static lm_code load_states(lm_bundle *b, lm_train_state *s, lm_err *e)
+static lm_code load_file(lm_bundle *b, const char *file, lm_train_state *s,
+                         lm_code (*load)(lm_store *, const lm_st *, lm_err *), lm_err *e)
 {
     lm_st *st = NULL;
-    lm_code rc = lm_bundle_st(b, states_file, &st, e);
+    lm_code rc = lm_bundle_st(b, file, &st, e);
     if (!rc)
         rc = check_finite(st, s->store->par, e);
     if (!rc)
-        rc = lm_store_load_states(s->store, st, e);
+        rc = load(s->store, st, e);
     lm_st_close(st);
     return rc;
 }
@@ -469,6 +482,20 @@ static lm_code open_checkpoint(const char *path, lm_bundle **b, json_t **state, 
     return rc;
 }
 
+/* What an objective left there. */
+static lm_code load_objective(lm_bundle *b, lm_train_state *s, lm_err *e)
+{
+    lm_buf text = { 0 };
+    json_decref(s->resumed);
+    s->resumed = NULL;
+    if (!lm_bundle_find(b, objective_file))
+        return LM_OK;
+    if (!lm_bundle_load(b, objective_file, (size_t)4 << 30, &text, e))
+        lm_json_parse(text.data, text.len, objective_file, &s->resumed, e);
+    lm_buf_fini(&text);
+    return e->code;
+}
+
 lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
 {
     char where[256];
@@ -477,8 +504,12 @@ lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
     lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc)
         rc = load_numbers(o, where, s, e);
+    if (!rc && lm_bundle_find(b, adapter_file))
+        rc = load_file(b, adapter_file, s, lm_store_load_adapter, e);
     if (!rc && (has_states(s->store) || lm_bundle_find(b, states_file)))
-        rc = load_states(b, s, e);
+        rc = load_file(b, states_file, s, lm_store_load_states, e);
+    if (!rc)
+        rc = load_objective(b, s, e);
     json_decref(o);
     lm_bundle_close(b);
     return rc;

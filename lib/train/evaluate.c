@@ -91,6 +91,9 @@ lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *
     lm_build own = *build;
     *v = (lm_evaluator){ .b = b, .own = true };
     own.mode = LM_MODE_EVAL;
+    if (c->scores)
+        return lm_fail(e, LM_EUSAGE, "model", "use a language model",
+                       "it gives scores to texts, no probabilities to tokens");
     own.backend = b;
     if (lm_model_build(c, &own, &v->model, e) || (!b->host_memory && check_room(v, c, &own, e)) ||
         lm_exec_new(v->model->graph, b, &v->model->loss, 1, &v->exec, e)) {

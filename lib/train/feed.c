@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* feed.c -- windows of a token stream in a counted order. */
+/* feed.c -- windows of a token stream, or of packed examples, in a counted order. */
 #include "train/feed.h"
 
 #include <inttypes.h>
@@ -11,9 +11,12 @@ enum { MADE_UP = 1 << 16 }; /* windows of random ids */
 
 struct lm_feed {
     const lm_tokens *t;
+    const lm_text_examples *x; /* packed: the examples of the windows in p */
+    const lm_packing *p;
     lm_feed_opts o;
     int64_t windows;
-    uint32_t *ids; /* T+1 */
+    uint32_t *ids; /* T+1; without examples */
+    uint8_t *mask; /* T+1, of a dataset with loss marks; NULL: everything trains */
 };
 
 lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e)
@@ -30,17 +33,28 @@ lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm
 {
     lm_feed *f = NULL;
     int64_t have = t ? lm_tokens_count(t) : o->seq * MADE_UP + 1;
+    size_t n = (size_t)o->seq + 1;
     *out = NULL;
     if (t && lm_feed_enough(t, o->seq, e))
         return e->code;
     if (lm_alloc_n(&f, 1, sizeof *f, "a data feed", e))
         return e->code;
     *f = (lm_feed){ .t = t, .o = *o, .windows = (have - 1) / o->seq };
-    if (lm_alloc_n(&f->ids, (size_t)o->seq + 1, sizeof *f->ids, "a data feed", e)) {
-        lm_free(f);
+    if (lm_alloc_n(&f->ids, n, sizeof *f->ids, "a data feed", e) ||
+        (t && lm_tokens_masked(t) && lm_alloc_n(&f->mask, n, 1, "a data feed", e))) {
+        lm_feed_free(f);
         return e->code;
     }
     *out = f;
+    return LM_OK;
+}
+
+lm_code lm_feed_new_packed(const lm_packed *p, const lm_feed_opts *o, lm_feed **out, lm_err *e)
+{
+    *out = NULL;
+    if (lm_alloc_n(out, 1, sizeof **out, "a data feed", e))
+        return e->code;
+    **out = (lm_feed){ .x = p->examples, .p = p->pack, .o = *o, .windows = p->pack->windows };
     return LM_OK;
 }
 
@@ -49,6 +63,7 @@ void lm_feed_free(lm_feed *f)
     if (!f)
         return;
     lm_free(f->ids);
+    lm_free(f->mask);
     lm_free(f);
 }
 
@@ -97,6 +112,17 @@ static int64_t window_of(const lm_feed *f, int64_t index)
                                    (uint64_t)f->windows);
 }
 
+/* Remove the targets that the dataset's loss marks exclude.  Marks that are not 0 or 1 fail in
+ * lm_feed_window. */
+static void apply_mask(const lm_feed *f, int64_t at, int32_t *targets)
+{
+    lm_err unseen = { 0 };
+    lm_tokens_read_mask(f->t, at, f->o.seq + 1, f->mask, &unseen);
+    for (int64_t i = 0; i < f->o.seq; i++)
+        if (!f->mask[i + 1])
+            targets[i] = -1;
+}
+
 static void mark(const lm_feed *f, int64_t w, int32_t *targets, int32_t *pos, int32_t *lo,
                  int64_t *valid)
 {
@@ -107,16 +133,65 @@ static void mark(const lm_feed *f, int64_t w, int32_t *targets, int32_t *pos, in
     }
     if (f->t && f->o.documents)
         mark_documents(f, w * f->o.seq, targets, pos, lo);
+    if (f->mask)
+        apply_mask(f, w * f->o.seq, targets);
     *valid = 0;
     for (int64_t i = 0; i < f->o.seq; i++)
         *valid += targets[i] >= 0;
+}
+
+/* One row of a packed window, which predicts `next` (with its mark) or nothing. */
+static void fill_row(const lm_feed *f, int64_t i, int64_t start, int64_t *valid, uint32_t next,
+                     int32_t *targets, int32_t *pos, int32_t *lo)
+{
+    bool trains = next & LM_TOKENS_TRAINS;
+    targets[i] = trains ? (int32_t)(next & LM_TOKENS_ID) : -1;
+    pos[i] = (int32_t)(i - start);
+    *valid += trains;
+    if (lo)
+        lo[i] = f->o.documents ? (int32_t)start : 0;
+}
+
+/* Window w of the packed ones.  tokens NULL: only marks. */
+static lm_code fill_packed(const lm_feed *f, int64_t w, int32_t *tokens, int32_t *targets,
+                           int32_t *pos, int32_t *lo, int64_t *valid, lm_err *e)
+{
+    int64_t at = 0;
+    *valid = 0;
+    for (int64_t k = f->p->start[w]; k < f->p->start[w + 1]; k++) {
+        int64_t n = lm_text_examples_length(f->x, f->p->item[k]), start = at;
+        const uint32_t *ids = lm_text_examples_ids(f->x, f->p->item[k]);
+        for (int64_t i = 0; i < n; i++, at++) {
+            if ((ids[i] & LM_TOKENS_ID) >= f->o.vocab)
+                return lm_fail(e, LM_EFORMAT, "examples", "use the model's own tokenizer",
+                               "id %u is not below the model's vocabulary of %" PRId64,
+                               ids[i] & LM_TOKENS_ID, f->o.vocab);
+            if (tokens)
+                tokens[at] = (int32_t)(ids[i] & LM_TOKENS_ID);
+            fill_row(f, at, start, valid, i + 1 < n ? ids[i + 1] : 0, targets, pos, lo);
+        }
+    }
+    for (; at < f->o.seq; at++) {
+        if (tokens)
+            tokens[at] = 0;
+        fill_row(f, at, at, valid, 0, targets, pos, lo);
+    }
+    return LM_OK;
+}
+
+/* The dataset's loss marks of a window are 0 or 1. */
+static lm_code check_mask(const lm_feed *f, int64_t w, lm_err *e)
+{
+    return f->mask ? lm_tokens_read_mask(f->t, w * f->o.seq, f->o.seq + 1, f->mask, e) : LM_OK;
 }
 
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int64_t *valid, lm_err *e)
 {
     int64_t w = window_of(f, index);
-    if (read_ids(f, w, e))
+    if (f->x)
+        return fill_packed(f, w, tokens, targets, pos, lo, valid, e);
+    if (read_ids(f, w, e) || check_mask(f, w, e))
         return e->code;
     for (int64_t i = 0; i < f->o.seq; i++) {
         tokens[i] = (int32_t)f->ids[i];
@@ -129,6 +204,13 @@ lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targ
 void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
                    int64_t *valid)
 {
+    lm_err unseen = { 0 }; /* lm_feed_window reports it */
+    if (f->x) {
+        fill_packed(f, window_of(f, index), NULL, targets, pos, lo, valid, &unseen);
+        for (int64_t i = 0; i < f->o.seq; i++)
+            targets[i] = targets[i] < 0 ? -1 : 0;
+        return;
+    }
     for (int64_t i = 0; i < f->o.seq; i++)
         targets[i] = 0;
     mark(f, window_of(f, index), targets, pos, lo, valid);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* feed.h -- token datasets as training batches.
+/* feed.h -- token datasets and examples as training batches.
  *
- * The dataset is one stream of ids cut into windows of T+1 (stride T); window w of epoch e is drawn
- * in the order of a counted permutation (seed, "shuffle", e), so any position is reached without
- * reading earlier ones, and a run resumes exactly.  With documents on, positions restart at each
- * document, `lo` holds each row's first visible key, and the token before a boundary predicts
- * nothing (target -1), because the next token belongs to another text. */
+ * A dataset is one stream of ids cut into windows of T+1 (stride T); packed examples (pack.h) fill
+ * windows of T whole.  Window w of epoch e is drawn in the order of a counted permutation (seed,
+ * "shuffle", e), so any position is reached without reading earlier ones, and a run resumes exactly.
+ * With documents on, positions restart at each document or example, `lo` holds each row's first
+ * visible key, and the token before a boundary predicts nothing (target -1), because the next token
+ * belongs to another text.  Targets that the loss marks of a dataset or example exclude are -1 too.
+ * Rows behind the last example of a window see only themselves and predict nothing. */
 #ifndef LM_TRAIN_FEED_H
 #define LM_TRAIN_FEED_H
 
@@ -14,6 +16,8 @@
 
 #include "base/rng.h"
 #include "format/tokens.h"
+#include "text/examples.h"
+#include "train/pack.h"
 
 typedef struct lm_feed lm_feed;
 
@@ -30,6 +34,14 @@ lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e);
 /* The dataset is borrowed and already indexed (lm_tokens_index); NULL: random ids, one document per
  * window, for measurements.  Fails as lm_feed_enough. */
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e);
+/* Examples and their windows, borrowed. */
+typedef struct {
+    const lm_text_examples *examples;
+    const lm_packing *pack;
+} lm_packed;
+/* Windows of T = o->seq packed with examples.  Without `documents` each window must hold one example
+ * (lm_pack_make without joining). */
+lm_code lm_feed_new_packed(const lm_packed *p, const lm_feed_opts *o, lm_feed **out, lm_err *e);
 void lm_feed_free(lm_feed *f);
 int64_t lm_feed_windows(const lm_feed *f); /* windows in one epoch */
 
@@ -38,7 +50,8 @@ int64_t lm_feed_windows(const lm_feed *f); /* windows in one epoch */
  * Fails: LM_EFORMAT when an id of the dataset is not below `vocab`. */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int64_t *valid, lm_err *e);
-/* The same from the borders of documents, without reading ids: targets 0 or -1, pos, lo, *valid. */
+/* The same from the borders of documents and the marks, without checking ids: targets 0 or -1, pos,
+ * lo, *valid. */
 void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
                    int64_t *valid);
 

@@ -187,24 +187,24 @@ static bool is_norm(lm_part p)
 }
 
 /* Words for parts, which have other names in each family. */
-static bool is_word_of(const char *word, const lm_update_tensor *t)
+static bool is_word_of(const char *word, lm_part part, bool bias)
 {
-    return !strcasecmp(word, "embed")  ? t->part == LM_PART_EMBED || t->part == LM_PART_POSITION
-           : !strcasecmp(word, "head") ? t->part == LM_PART_OUTPUT
-           : !strcasecmp(word, "norm") ? is_norm(t->part)
-           : !strcasecmp(word, "bias") ? t->bias && !is_norm(t->part)
+    return !strcasecmp(word, "embed")  ? part == LM_PART_EMBED || part == LM_PART_POSITION
+           : !strcasecmp(word, "head") ? part == LM_PART_OUTPUT
+           : !strcasecmp(word, "norm") ? is_norm(part)
+           : !strcasecmp(word, "bias") ? bias && !is_norm(part)
                                        : false;
 }
 
-static bool matches(const char *patterns, const lm_update_tensor *t)
+bool lm_groups_match(const char *patterns, const char *name, lm_part part, bool bias)
 {
     char bare[512], one[256];
     const char *at = patterns;
-    strip(t->name, bare);
+    strip(name, bare);
     for (;; at++) {
         lm_text_until(&at, "|", one, sizeof one);
-        if (is_word_of(one, t) || !fnmatch(one, bare, FNM_CASEFOLD) ||
-            !fnmatch(one, t->name, FNM_CASEFOLD))
+        if (is_word_of(one, part, bias) || !fnmatch(one, bare, FNM_CASEFOLD) ||
+            !fnmatch(one, name, FNM_CASEFOLD))
             return true;
         if (!*at)
             return false;
@@ -215,7 +215,7 @@ static bool matches(const char *patterns, const lm_update_tensor *t)
 static int group_of(const lm_groups *g, const lm_update_tensor *t)
 {
     for (int i = 1; i < g->n; i++)
-        if (matches(g->pattern[i], t))
+        if (lm_groups_match(g->pattern[i], t->name, t->part, t->bias))
             return i;
     return 0;
 }
@@ -260,7 +260,7 @@ static lm_code place(const lm_groups *g, lm_update_tensor *t, int n, lm_err *e)
 static bool has_low(const lm_model *m)
 {
     for (int i = 0; i < m->n_params; i++)
-        if (m->graph->value[m->param[i].value].t.dtype == LM_DTYPE_BF16)
+        if (m->param[i].trains && m->graph->value[m->param[i].value].t.dtype == LM_DTYPE_BF16)
             return true;
     return false;
 }
@@ -274,7 +274,7 @@ lm_code lm_groups_update(const lm_groups *g, const lm_model *m, const lm_update_
     *out = NULL;
     o.use = g->use;
     o.n_use = g->n;
-    o.block = m->block;
+    o.block = m->train_end;
     o.trained = m->train_end;
     o.low = has_low(m);
     lm_code rc = lm_update_tensors(m, &t, &n, e);

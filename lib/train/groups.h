@@ -41,6 +41,8 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
                         lm_err *e);
 /* One optimiser for everything. */
 lm_groups lm_groups_of(lm_optim_use use);
+/* True if one of the patterns, separated by '|', matches a tensor of a model: its published name, or a word for its part. */
+bool lm_groups_match(const char *patterns, const char *name, lm_part part, bool bias);
 /* True if two texts have the same optimisers for the same patterns, in any case and with any
  * hyper-parameters. */
 bool lm_groups_same(const char *a, const char *b);

@@ -2,6 +2,7 @@
 /* memory.c -- the memory plan of a training run. */
 #include "train/memory.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "model/rotary.h"
@@ -10,11 +11,18 @@
 #include "train/monitor.h"
 #include "train/state.h"
 
+static void add_row(lm_memory_plan *p, const char *name, double bytes, bool device)
+{
+    lm_memory_row *r = &p->row[p->n_rows++];
+    *r = (lm_memory_row){ .bytes = bytes, .device = device };
+    snprintf(r->name, sizeof r->name, "%s", name);
+}
+
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device)
 {
     if (bytes <= 0)
         return;
-    p->row[p->n_rows++] = (lm_memory_row){ name, bytes, device };
+    add_row(p, name, bytes, device);
     *(device ? &p->device : &p->total) += bytes;
 }
 
@@ -35,14 +43,24 @@ static void add_twin(lm_memory_plan *p, const char *name, const char *host_name,
 /* The program itself: code, libraries, graph, buffers of files.  Measured on small models. */
 static const double process_bytes = 14.0 * (1 << 20);
 
+/* What a checkpoint holds: beside frozen weights only what an adapter's file does. */
+static lm_tensors saved_of(const lm_model *m)
+{
+    bool frozen = false;
+    for (int i = 0; i < m->n_slices; i++)
+        frozen |= !m->slice[i].trains;
+    return frozen ? LM_TENSORS_ADAPTER : LM_TENSORS_ALL;
+}
+
 /* A checkpoint is written directly from the blocks, or their snapshot, except tensors that are
  * stored transposed, which pass through a buffer. */
 static double checkpoint_bytes(const lm_model *m)
 {
+    lm_tensors saved = saved_of(m);
     int64_t most = 0;
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *s = &m->slice[i];
-        int64_t n = s->transposed ? lm_slice_count(s) : 0;
+        int64_t n = s->transposed && lm_slice_is(s, saved) ? lm_slice_count(s) : 0;
         most = n > most ? n : most;
     }
     return (double)lm_plain_bytes(LM_DTYPE_F32, most);
@@ -92,8 +110,18 @@ static double states_size(const lm_program *p)
             sum +=
                 (double)lm_plain_bytes(state[k].format, lm_tensor_count(&state[k].part[i].shape));
     for (int i = 0; lm_update_shows(p->update) && i < m->n_slices; i++)
-        if (m->param[m->slice[i].param].trains)
+        if (m->slice[i].trains)
             sum += (double)lm_plain_bytes(LM_DTYPE_F32, lm_slice_count(&m->slice[i]));
+    return sum;
+}
+
+/* Elements of the tensors that a checkpoint holds. */
+static int64_t saved_count(const lm_model *m)
+{
+    lm_tensors saved = saved_of(m);
+    int64_t sum = 0;
+    for (int i = 0; i < m->n_slices; i++)
+        sum += lm_slice_is(&m->slice[i], saved) ? lm_slice_count(&m->slice[i]) : 0;
     return sum;
 }
 
@@ -101,14 +129,36 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
 {
     const lm_model *m = p->train;
     lm_graph_cost_sum cost;
+    double flops = 0;
     out->params = lm_config_params(&m->config);
-    out->checkpoint = (double)lm_plain_bytes(LM_DTYPE_F32, out->params) + states_size(p);
+    out->checkpoint = (double)lm_plain_bytes(LM_DTYPE_F32, saved_count(m)) + states_size(p);
     out->matmul_params = lm_config_matmul_params(&m->config);
     out->flops_per_token = lm_config_train_flops(&m->config, m->build.seq);
     out->tokens_per_step = m->build.batch * m->build.seq * accumulate;
+    for (int i = 0; i < m->n_slices; i++)
+        out->trained += m->slice[i].trains ? lm_slice_count(&m->slice[i]) : 0;
     lm_graph_cost(m->graph, &cost);
     for (int i = 0; i < LM_PHASE_UPDATE; i++)
-        out->graph_flops[i] = cost.phase[i].flops;
+        flops += out->graph_flops[i] = cost.phase[i].flops;
+    if (saved_of(m) != LM_TENSORS_ALL)
+        out->flops_per_token = flops / (double)(m->build.batch * m->build.seq);
+}
+
+/* Each format of the frozen weights, then what trains. */
+static void add_weights(const lm_program *p, const size_t kept[LM_KEPT_ROLES], bool device,
+                        lm_memory_plan *out)
+{
+    lm_store_part part[LM_STORE_FORMATS];
+    char name[40];
+    int n = lm_store_frozen(p->train, part);
+    for (int i = 0; i < n; i++) {
+        snprintf(name, sizeof name, "frozen (%s)", lm_format_show(part[i].format));
+        lm_memory_add(out, name, (double)part[i].bytes, device);
+    }
+    lm_memory_add(out, n ? "trained (f32 master)" : "weights (f32 master)",
+                  (double)kept[LM_KEPT_PARAM], device);
+    lm_memory_add(out, n ? "trained (bf16)" : "weights (bf16)", (double)kept[LM_KEPT_DERIVED],
+                  device);
 }
 
 void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
@@ -128,23 +178,29 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     memset(out, 0, sizeof *out);
     out->arena = (double)p->train_plan.bytes;
     out->lower_bound = (double)p->train_plan.lower_bound;
-    lm_memory_add(out, "weights (f32 master)", (double)kept[LM_KEPT_PARAM], device);
-    lm_memory_add(out, "weights (bf16)", (double)kept[LM_KEPT_DERIVED], device);
+    add_weights(p, kept, device, out);
     lm_memory_add(out, "gradients (f32)", (double)kept[LM_KEPT_GRAD], device);
-    lm_memory_add(out, "optimiser states", (double)kept[LM_KEPT_OPT], device);
+    if (p->o.states_in == LM_STATES_FILE) /* the system takes these pages back when it needs them */
+        add_row(out, "states in a file (beside)", (double)kept[LM_KEPT_OPT], device);
+    else
+        lm_memory_add(out, "optimiser states", (double)kept[LM_KEPT_OPT],
+                      device && p->o.states_in == LM_STATES_NEAR);
     lm_memory_add(out, "activations and scratch", out->arena, device);
     if (eval)
         lm_memory_add(out, "validation", beyond(p, &p->eval_plan), device);
     lm_memory_add(out, "update", beyond(p, &p->update_plan), device);
     add_twin(out, "batches", "batches (host)",
-             (double)batch * (double)(device ? 2 * accumulate : 1) +
+             (double)batch * (double)(device && !p->o.halves ? 2 * accumulate : 1) +
                  (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0) : 0),
              device);
     if (device)
         lm_memory_add(out, "batch under way", (double)batch, true);
     lm_memory_add(out, "rotary table", (double)lm_rotary_bytes(train) * (eval ? 2 : 1), device);
-    if (eval && device)
-        lm_memory_add(out, "losses (host)", (double)rows * sizeof(float), false);
+    if ((eval || p->o.halves) && device)
+        lm_memory_add(out, "losses (host)",
+                      (double)rows * sizeof(float) *
+                          ((eval != NULL) + p->o.halves + (p->o.halves && p->o.entropy)),
+                      false);
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->train_end), device);
     lm_memory_add(out, "checkpoint snapshot (host)",

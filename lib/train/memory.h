@@ -8,12 +8,12 @@
 #include "train/program.h"
 
 typedef struct {
-    const char *name;
+    char name[40]; /* "activations and scratch", "frozen (nf4_dq)" */
     double bytes;
     bool device; /* in the device's memory, not the host's */
 } lm_memory_row;
 
-enum { LM_MEMORY_ROWS = 24 };
+enum { LM_MEMORY_ROWS = 24 + LM_STORE_FORMATS };
 
 typedef struct {
     lm_memory_row row[LM_MEMORY_ROWS];
@@ -22,7 +22,8 @@ typedef struct {
     double arena, lower_bound; /* bytes of the activations: planned, and the lower bound */
     double checkpoint;         /* bytes of weights and states in files */
     int64_t params, matmul_params;
-    double flops_per_token; /* 6 N + 12 L H D T                                        */
+    int64_t trained;        /* elements that train, an adapter's included */
+    double flops_per_token; /* 6 N + 12 L H D T; beside frozen weights those of the graph */
     double graph_flops[LM_PHASE_COUNT]; /* FLOPs of one micro-batch by the operators' cost rules  */
     int64_t tokens_per_step;
 } lm_memory_plan;

@@ -18,7 +18,16 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .precision = o->precision,
                            .documents = o->documents,
                            .dropout = o->dropout,
-                           .backend = p->backend };
+                           .halves = o->halves,
+                           .entropy = o->entropy && mode == LM_MODE_TRAIN,
+                           .backend = p->backend,
+                           .trainable = o->build.trainable,
+                           .ctx = o->build.ctx,
+                           .adapt = o->build.adapt,
+                           .codes = o->build.codes,
+                           .codes_space = o->build.codes_space,
+                           .frozen_format = o->build.frozen_format,
+                           .like = mode == LM_MODE_TRAIN ? NULL : p->train };
     return lm_model_build(p->config, &how, out, e);
 }
 
@@ -69,8 +78,10 @@ static lm_code check_bases(const lm_program *p, lm_err *e)
 static lm_code make_plans(lm_program *p, lm_err *e)
 {
     const lm_graph *update = lm_update_graph(p->update);
+    const lm_vid read[2] = { p->train->loss, p->train->entropy }; /* between the halves */
+    const int n = p->o.halves ? 1 + p->o.entropy : 0;
     if (check_bases(p, e) ||
-        lm_plan_make(p->train->graph, p->backend, NULL, 0, &p->train_plan, e) ||
+        lm_plan_make(p->train->graph, p->backend, read, n, &p->train_plan, e) ||
         lm_plan_make(update, p->backend, NULL, 0, &p->update_plan, e))
         return e->code;
     return p->eval ? lm_plan_make(p->eval->graph, p->backend, &p->eval->loss, 1, &p->eval_plan, e)

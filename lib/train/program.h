@@ -3,6 +3,7 @@
  * sections of their lists in the order of execution.
  *
  *   first, other   forward and backward of a micro-batch, whose losses are added up (`train`)
+ *   forward        with `halves`: the forward of a micro-batch; first and other are then its backward
  *   start .. check the parts of the update (update.h), on the same arena
  *   (eval)         the forward of an evaluation, which evaluate.h runs
  *
@@ -20,14 +21,22 @@ typedef struct {
     int64_t batch, seq;
     lm_precision precision;
     bool documents, dropout;
+    bool halves;  /* lm_build.halves: section `forward` */
+    bool entropy; /* lm_build.entropy of the training's graph */
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
+    /* What trains, and how the rest is kept: trainable, ctx, adapt, codes, codes_space and frozen_format are read; the
+     * model of an evaluation is like that which trains. */
+    lm_build build;
+    lm_states_in states_in; /* of the optimiser */
+    const char *states_dir; /* LM_STATES_FILE; borrowed */
 } lm_program_opts;
 
 /* The update's in the order of lm_update_part. */
 typedef enum {
-    LM_SECTION_FIRST, /* the first micro-batch: gradients and losses are replaced */
-    LM_SECTION_OTHER, /* any other: they are added to */
+    LM_SECTION_FORWARD, /* empty without halves */
+    LM_SECTION_FIRST,   /* the first micro-batch: gradients and losses are replaced */
+    LM_SECTION_OTHER,   /* any other: they are added to */
     LM_SECTION_UPDATE,
     LM_SECTION_START = LM_SECTION_UPDATE + LM_UPDATE_START,
     LM_SECTION_NORM = LM_SECTION_UPDATE + LM_UPDATE_NORM,

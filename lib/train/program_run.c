@@ -10,11 +10,11 @@
 /* ---- executors ---- */
 
 static const char *const names[LM_SECTIONS] = {
-    [LM_SECTION_FIRST] = "first micro-batch", [LM_SECTION_OTHER] = "micro-batch",
-    [LM_SECTION_START] = "first states",      [LM_SECTION_NORM] = "gradient norm",
-    [LM_SECTION_BEFORE] = "samples before",   [LM_SECTION_STEP] = "optimizer",
-    [LM_SECTION_AFTER] = "samples after",     [LM_SECTION_SHOW] = "averages",
-    [LM_SECTION_CHECK] = "norm of weights",
+    [LM_SECTION_FORWARD] = "forward",    [LM_SECTION_FIRST] = "first micro-batch",
+    [LM_SECTION_OTHER] = "micro-batch",  [LM_SECTION_START] = "first states",
+    [LM_SECTION_NORM] = "gradient norm", [LM_SECTION_BEFORE] = "samples before",
+    [LM_SECTION_STEP] = "optimizer",     [LM_SECTION_AFTER] = "samples after",
+    [LM_SECTION_SHOW] = "averages",      [LM_SECTION_CHECK] = "norm of weights",
 };
 
 static void lay_out(lm_program *p)
@@ -28,9 +28,11 @@ static void lay_out(lm_program *p)
                            .numbered = micro,
                            .recordable = micro || s == LM_SECTION_NORM ||
                                          (s == LM_SECTION_STEP && lm_update_is_steady(p->update)) };
-        if (micro)
-            x->last = x->graph->n_nodes;
-        else
+        if (micro) {
+            size_t half = p->o.halves ? p->train->backward : 0;
+            x->first = s == LM_SECTION_FORWARD ? 0 : half;
+            x->last = s == LM_SECTION_FORWARD ? half : x->graph->n_nodes;
+        } else
             lm_update_part_at(p->update, (lm_update_part)(s - LM_SECTION_UPDATE), &x->first,
                               &x->last);
     }

@@ -36,6 +36,8 @@ static bool is_our_link(const char *path, const char *name)
 static bool is_wanted(const char *name)
 {
     size_t n = strlen(name);
+    if (!strcmp(name, LM_RUN_REFERENCE))
+        return false;
     if (!strcmp(name, "latest") || !strcmp(name, "best") || !strcmp(name, "config.json") ||
         !strcmp(name, "generation_config.json") || lm_run_step_of(name) >= 0 ||
         (n > 12 && !strcmp(name + n - 12, ".safetensors")))

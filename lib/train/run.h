@@ -15,6 +15,10 @@
 #include "base/progress.h"
 #include "train/schedule.h"
 
+/* A file of the run itself, which no checkpoint has: log-probabilities of a reference model
+ * (tune/align/reference.h). */
+#define LM_RUN_REFERENCE "reference.safetensors"
+
 /* Create the folder `run` if necessary, lock it, and check that a training that continues
  * checkpoint `from` of the same folder (-1: from elsewhere) may write its checkpoints there.
  * `force`: checkpoints after `from` may be lost.  The lock is kept until the training has ended; a

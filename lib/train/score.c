@@ -19,6 +19,7 @@ struct lm_scorer {
     int64_t stride, seq, rows;
     const uint32_t *id_bytes;
     uint32_t *ids; /* a window read from a dataset, T+1 */
+    uint8_t *mask; /* its loss marks */
     int64_t used;  /* used rows of the batch */
     piece *pieces;
     size_t n_pieces, cap_pieces;
@@ -36,7 +37,8 @@ lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes,
                       .seq = v->batch.seq,
                       .rows = v->batch.seq * v->batch.batch,
                       .id_bytes = id_bytes };
-    if (lm_alloc_n(&s->ids, (size_t)s->seq + 1, sizeof *s->ids, "a window", e)) {
+    if (lm_alloc_n(&s->ids, (size_t)s->seq + 1, sizeof *s->ids, "a window", e) ||
+        lm_alloc_n(&s->mask, (size_t)s->seq + 1, 1, "a window", e)) {
         lm_scorer_free(s);
         return e->code;
     }
@@ -49,6 +51,7 @@ void lm_scorer_free(lm_scorer *s)
     if (!s)
         return;
     lm_free(s->ids);
+    lm_free(s->mask);
     lm_free(s->pieces);
     lm_free(s);
 }
@@ -80,6 +83,8 @@ lm_code lm_scorer_flush(lm_scorer *s, lm_err *e)
     for (size_t i = 0; i < s->n_pieces; i++) {
         const piece *p = &s->pieces[i];
         for (int64_t r = p->row + p->skip; r < p->row + p->n; r++) {
+            if (targets[r] < 0) /* by a loss mark */
+                continue;
             p->to->nll += loss[r];
             p->to->tokens++;
             if (s->id_bytes)
@@ -91,9 +96,9 @@ lm_code lm_scorer_flush(lm_scorer *s, lm_err *e)
     return LM_OK;
 }
 
-/* One window: ids[0..n] into n rows. */
-static lm_code add_window(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t skip, lm_score *to,
-                          lm_err *e)
+/* One window: ids[0..n] into n rows, of which those are scored whose id the mask names (NULL: all). */
+static lm_code add_window(lm_scorer *s, const uint32_t *ids, const uint8_t *mask, int64_t n,
+                          int64_t skip, lm_score *to, lm_err *e)
 {
     lm_batch *b = &s->v->batch;
     int64_t vocab = s->v->model->config.vocab;
@@ -113,7 +118,7 @@ static lm_code add_window(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t 
     int32_t lo = (int32_t)(s->used % s->seq);
     for (int64_t i = 0; i < n; i++, s->used++) {
         b->tokens[s->used] = (int32_t)ids[i];
-        b->targets[s->used] = i < skip ? -1 : (int32_t)ids[i + 1];
+        b->targets[s->used] = i < skip || (mask && !mask[i + 1]) ? -1 : (int32_t)ids[i + 1];
         b->pos[s->used] = (int32_t)i;
         b->lo[s->used] = lo;
     }
@@ -140,7 +145,7 @@ lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from
     for (int64_t k = 0; window_at(s, n, k, &begin, &rows, &skip); k++) {
         if (begin + skip + 1 < from) /* row r scores id begin + r + 1 */
             skip = from - 1 - begin;
-        if (skip < rows && add_window(s, ids + begin, rows, skip, to, e))
+        if (skip < rows && add_window(s, ids + begin, NULL, rows, skip, to, e))
             return e->code;
     }
     return LM_OK;
@@ -152,7 +157,8 @@ lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64
     int64_t begin, rows, skip;
     for (int64_t k = 0; window_at(s, n, k, &begin, &rows, &skip); k++)
         if (lm_tokens_read(t, at + begin, rows + 1, s->v->model->config.vocab, s->ids, e) ||
-            add_window(s, s->ids, rows, skip, to, e))
+            lm_tokens_read_mask(t, at + begin, rows + 1, s->mask, e) ||
+            add_window(s, s->ids, s->mask, rows, skip, to, e))
             return e->code;
     return LM_OK;
 }

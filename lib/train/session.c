@@ -102,6 +102,22 @@ lm_code lm_session_open_val(lm_session *s, lm_err *e)
     return LM_OK;
 }
 
+lm_code lm_session_use_examples(lm_session *s, const lm_packed *train, const lm_packed *val,
+                                int64_t ids, const char *name, lm_err *e)
+{
+    s->packed = train;
+    s->val_packed = val;
+    s->ids = ids;
+    if (!s->train_path && lm_strdup(&s->train_path, name, e))
+        return e->code;
+    if (s->o.eval_every <= 0)
+        return LM_OK;
+    if (!val)
+        return lm_fail(e, LM_EUSAGE, "validation", "name validation data",
+                       "no validation data are given");
+    return lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e);
+}
+
 /* ---- the run ---- */
 
 /* The files that go with the model into each checkpoint; kept in memory, for where they came from may
@@ -170,10 +186,19 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
                          .weights = s->source,
                          .par = s->par,
                          .resume = a->resume,
+                         .objective = a->objective,
                          .train = s->train,
                          .val = s->val,
+                         .packed = s->packed,
+                         .val_packed = s->val_packed,
+                         .ids = s->ids,
+                         .adapt = s->adapter.start,
+                         .adapt_ctx = s->adapter.ctx,
                          .checkpoint = { .run_dir = a->run,
                                          .config = s->config_json,
+                                         .adapter_config = s->adapter.config,
+                                         .fold = s->adapter.fold,
+                                         .fold_ctx = s->adapter.ctx,
                                          .generation_config = s->generation,
                                          .files = &s->files,
                                          .options = s->options.data,

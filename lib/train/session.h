@@ -28,12 +28,13 @@ typedef struct {
     bool lmz;   /* checkpoints are .lmz */
     int keep;   /* checkpoints kept; 0: all */
     const char *metrics, *tensorboard, *trace;
-    double (*wall_clock)(void); /* seconds since 1970 */
-    const char *note;           /* a notice before the first step; "": none */
-    const lm_buf *options;      /* those of the tool, a JSON object (lm_run_options) */
-    lm_history_step history;    /* without inputs */
-    lm_bundle_opts how;         /* to open the model */
-    const char *tool;           /* for the first record: its name, arguments and seed */
+    double (*wall_clock)(void);    /* seconds since 1970 */
+    const char *note;              /* a notice before the first step; "": none */
+    const lm_buf *options;         /* those of the tool, a JSON object (lm_run_options) */
+    lm_history_step history;       /* without inputs */
+    lm_bundle_opts how;            /* to open the model */
+    const lm_objective *objective; /* the loss and its data; NULL: the datasets */
+    const char *tool;              /* for the first record: its name, arguments and seed */
     int argc;
     char **argv;
     int64_t seed;
@@ -54,6 +55,15 @@ typedef struct {
     lm_tokens *train, *val;
     lm_metrics *metrics;
     lm_trainer *trainer;
+    /* Of an adapter, set by the caller before lm_session_open_run; borrowed.  All zero: there is none. */
+    struct {
+        const char *config; /* text of adapter_config.json: checkpoints are its folders */
+        lm_code (*start)(void *ctx, lm_store *s, lm_err *e); /* lm_trainer_io.adapt */
+        lm_code (*fold)(void *ctx, lm_store *s, lm_err *e);  /* lm_ckpt_opts.fold */
+        void *ctx;
+    } adapter;
+    const lm_packed *packed, *val_packed; /* lm_session_use_examples */
+    int64_t ids;
 
     json_t *generation;
     lm_folder_files files; /* the tokenizer's */
@@ -76,6 +86,10 @@ lm_code lm_session_find_data(lm_session *s, lm_err *e);
  * Fails: LM_EUSAGE without validation data; as lm_data_open. */
 lm_code lm_session_open_train(lm_session *s, lm_err *e);
 lm_code lm_session_open_val(lm_session *s, lm_err *e);
+/* Instead of the former: train on examples in windows, borrowed; val NULL: there are no validation data.  Their ids are below `ids`; name:
+ * of the data, for records.  Fails: LM_EUSAGE when there are evaluations and no validation data. */
+lm_code lm_session_use_examples(lm_session *s, const lm_packed *train, const lm_packed *val,
+                                int64_t ids, const char *name, lm_err *e);
 /* Read the files that every checkpoint holds, lock the run folder, and begin the records.  Fails as lm_run_open; LM_EIO
  * for records. */
 lm_code lm_session_open_run(lm_session *s, lm_err *e);

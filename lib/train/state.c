@@ -11,6 +11,8 @@ static lm_store_opts store_opts(const lm_program *p)
     const lm_vid *value;
     lm_store_opts o = { .master = true, .grads = true, .shown = lm_update_shows(p->update) };
     o.n_states = lm_update_states(p->update, &o.state, &value);
+    o.states_in = p->o.states_in;
+    o.states_dir = p->o.states_dir;
     return o;
 }
 
@@ -28,5 +30,7 @@ lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, 
 void lm_train_state_fini(lm_train_state *s)
 {
     lm_store_free(s->store);
+    lm_buf_fini(&s->objective);
+    json_decref(s->resumed);
     memset(s, 0, sizeof *s);
 }

@@ -2,8 +2,8 @@
 /* state.h -- the state of a training run that outlives the process, the store and a few numbers;
  * and its checkpoints.
  *
- * A checkpoint is a folder run/step-NNNNNN (folder_run.h): the model in F32 (the master weights),
- * the optimiser's states by tensor name in optimizer.safetensors, and state.json.  A thread writes
+ * A checkpoint is a folder run/step-NNNNNN (folder_run.h): the model in F32 (the master weights), or the adapter in a
+ * folder as PEFT's, the optimiser's states by tensor name in optimizer.safetensors, and state.json.  A thread writes
  * it.  In the host's memory it writes directly from the live blocks, without a copy: forward and
  * backward only read them, and the next optimiser step waits until the bytes are written.  On a
  * device the blocks are first copied to pinned memory of the host, on a separate stream; the next
@@ -32,6 +32,8 @@ typedef struct {
     double best_val;   /* the lowest of validation whose checkpoint is in the run; INFINITY: none */
     int64_t best_step; /* its step, which the run's `best` names; -1: none */
     int64_t evaluated; /* step of the last complete evaluation; -1: none */
+    lm_buf objective; /* JSON text of an objective (objective.h), for objective.json; empty: none */
+    json_t *resumed;  /* the same of the checkpoint that was loaded; NULL: it has none */
 } lm_train_state;
 
 /* par: threads of the host that load and draw; NULL: the backend's. */
@@ -41,7 +43,13 @@ void lm_train_state_fini(lm_train_state *s);
 /* The parts that are the same in all checkpoints.  All borrowed. */
 typedef struct {
     const char *run_dir;
-    const json_t *config;            /* config.json as read */
+    const json_t *config; /* config.json as read */
+    /* Text of adapter_config.json: a checkpoint is the folder of the adapter (LM_TENSORS_ADAPTER), without config.json, instead of
+     * the whole model; NULL: it is not */
+    const char *adapter_config;
+    /* Computes tensors of the store that follow from others, before it is written; NULL: there are none */
+    lm_code (*fold)(void *ctx, lm_store *s, lm_err *e);
+    void *fold_ctx;
     const json_t *generation_config; /* generation_config.json; NULL: none */
     const lm_folder_files *files;    /* the tokenizer's; NULL: none */
     const char *options; /* JSON text of the tool's options, kept in state.json for --resume */
@@ -77,8 +85,8 @@ bool lm_ckpt_busy(const lm_ckpt *c);
 const char *lm_ckpt_last(const lm_ckpt *c);
 void lm_ckpt_free(lm_ckpt *c); /* waits */
 
-/* Read optimizer.safetensors and state.json of a checkpoint, a folder or an .lmz, into s (the
- * model's weights are loaded separately). Fails: LM_EFORMAT when optimiser, tensors or shapes
+/* Read optimizer.safetensors and state.json of a checkpoint, a folder or an .lmz, into s, and the adapter if it is one of an
+ * adapter (a model's weights are loaded separately). Fails: LM_EFORMAT when optimiser, tensors or shapes
  * differ. */
 lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e);
 /* state.json alone: the options of the run, and the steps done.  The caller frees *out

@@ -14,17 +14,30 @@
 #include "format/folder_run.h"
 #include "train/trainer_impl.h"
 
+static lm_code make_feed(const lm_packed *packed, const lm_tokens *tokens, const lm_feed_opts *o,
+                         lm_feed **out, lm_err *e)
+{
+    return packed ? lm_feed_new_packed(packed, o, out, e) : lm_feed_new(tokens, o, out, e);
+}
+
+static bool has_val(const lm_trainer *t)
+{
+    return (t->io.val || t->io.val_packed) && t->o.eval_every;
+}
+
 static lm_code make_feeds(lm_trainer *t, lm_err *e)
 {
+    if (t->io.objective)
+        return LM_OK;
     lm_feed_opts fo = { .seq = t->o.seq,
                         .documents = t->o.documents,
                         .shuffle = true,
                         .seed = t->o.seed,
-                        .vocab = t->io.config->vocab };
-    if (lm_feed_new(t->io.train, &fo, &t->train_feed, e))
+                        .vocab = t->io.ids ? t->io.ids : t->io.config->vocab };
+    if (make_feed(t->io.packed, t->io.train, &fo, &t->train_feed, e))
         return e->code;
     fo.shuffle = false;
-    if (t->io.val && t->o.eval_every && lm_feed_new(t->io.val, &fo, &t->val_feed, e))
+    if (has_val(t) && make_feed(t->io.val_packed, t->io.val, &fo, &t->val_feed, e))
         return e->code;
     return LM_OK;
 }
@@ -36,7 +49,7 @@ static int64_t n_batches(const lm_trainer *t)
 
 static lm_code take_program(lm_trainer *t, lm_err *e)
 {
-    bool validation = t->io.val && t->o.eval_every;
+    bool validation = has_val(t) || (t->io.objective && t->o.eval_every);
     t->program = t->io.program;
     t->own_program = !t->program;
     return t->program ? LM_OK
@@ -51,7 +64,7 @@ static size_t batch_bytes(const lm_trainer *t)
 static lm_code make_batches(lm_trainer *t, lm_err *e)
 {
     int n_now = lm_update_n_numbers(t->program->update);
-    t->sets = t->b->host_memory ? 1 : 2;
+    t->sets = trainer_has_one_batch(t) ? 1 : 2;
     if (t->b->stream_new(t->b, &t->copies, e) ||
         lm_alloc_n(&t->batch, (size_t)n_batches(t), sizeof *t->batch, "batches", e))
         return e->code;
@@ -62,13 +75,19 @@ static lm_code make_batches(lm_trainer *t, lm_err *e)
                              : t->b->alloc(t->b, batch_bytes(t), "a micro-batch", &t->input, e);
 }
 
+/* There are evaluations in which the model runs. */
+static bool validates(const lm_trainer *t)
+{
+    return t->io.objective ? t->program->eval != NULL : t->val_feed != NULL;
+}
+
 static lm_code make_graphs(lm_trainer *t, lm_err *e)
 {
     lm_program *p = t->program;
     if (lm_program_ready(p, t->o.timed, t->io.sink, e) ||
         lm_train_state_new(p, t->io.par, &t->s, e) || lm_rotary_new(p->train, t->b, &t->rope, e) ||
         lm_mirror_new(t->b, sizeof(step_numbers), "a step's numbers", &t->numbers, e) ||
-        (t->val_feed && lm_evaluator_of(p->eval, &p->eval_plan, t->b, p->exec, &t->eval, e)))
+        (validates(t) && lm_evaluator_of(p->eval, &p->eval_plan, t->b, p->exec, &t->eval, e)))
         return e->code;
     return trainer_marks(t, e) || lm_monitor_new(t->b, p->train->train_end, &t->monitor, e)
                ? e->code
@@ -105,15 +124,21 @@ static lm_code load(lm_trainer *t, lm_err *e)
     lm_model *m = t->program->train;
     lm_exec *x = t->program->exec;
     lm_store *s = t->s.store;
-    if ((t->io.weights ? lm_store_load(s, t->io.weights, e) : lm_store_draw(s, t->o.seed, e)))
-        return e->code;
+    lm_code rc = lm_store_draw(s, t->io.weights ? LM_TENSORS_NEW : LM_TENSORS_BASE, t->o.seed, e);
+    if (!rc && t->io.weights)
+        rc = lm_store_load(s, t->io.weights, e);
+    if (!rc)
+        rc = t->io.adapt ? t->io.adapt(t->io.adapt_ctx, s, e)
+                         : lm_store_draw(s, LM_TENSORS_ADAPTER, t->o.seed, e);
+    if (rc)
+        return rc;
     if (t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e))
         return trainer_numeric_loaded(t, e);
     lm_store_derive(s);
     lm_store_bind(s, m, x);
     lm_rotary_bind(&t->rope, m, x);
     lm_batch_bind_at(t->batch, t->input ? t->input : t->batch->rooms.dev, m, x);
-    if (t->val_feed)
+    if (validates(t))
         lm_store_bind(s, t->eval.model, t->eval.exec);
     bind_update(t);
     return t->io.resume ? LM_OK : trainer_update(t, LM_SECTION_START, 0, e);
@@ -160,6 +185,7 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->r.timed = b->host_memory || o->timed;
     if (take_program(t, e) || check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) ||
         make_batches(t, e) || make_graphs(t, e) || load(t, e) ||
+        (io->objective && trainer_objective_ready(t, e)) ||
         (io->checkpoint.run_dir && lm_ckpt_new(&io->checkpoint, &t->s, &t->ckpt, e))) {
         lm_trainer_free(t);
         return e->code;
@@ -180,6 +206,7 @@ void lm_trainer_free(lm_trainer *t)
     for (int64_t i = 0; t->batch && i < n_batches(t); i++)
         lm_batch_fini(&t->batch[i]);
     lm_free(t->batch);
+    trainer_objective_fini(t);
     lm_evaluator_fini(&t->eval);
     if (t->program)
         lm_program_rest(t->program);
@@ -225,8 +252,7 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
     return LM_OK;
 }
 
-/* The only place where signals and clocks affect a run; the rest depends only on `asked`. */
-static void ask(lm_trainer *t)
+void trainer_ask(lm_trainer *t)
 {
     double now = lm_now();
     t->asked.stop |= lm_stopping();
@@ -240,7 +266,7 @@ static void ask(lm_trainer *t)
 static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_err *e)
 {
     lm_evaluator *v = &t->eval;
-    for (int64_t i = 0; i < windows && !t->asked.stop; i += v->batch.batch, ask(t))
+    for (int64_t i = 0; i < windows && !t->asked.stop; i += v->batch.batch, trainer_ask(t))
         if (lm_batch_fill(&v->batch, t->val_feed, i, windows, e) ||
             lm_evaluator_run(v, sum, NULL, e))
             return e->code;
@@ -263,20 +289,33 @@ static void judge(lm_trainer *t, double loss, bool *best)
     }
 }
 
-static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
+/* *any: there are targets. */
+static lm_code evaluate(lm_trainer *t, double *loss, bool *any, lm_err *e)
 {
     lm_eval_sum sum = { 0 };
-    double began = lm_now();
     int64_t windows = lm_feed_windows(t->val_feed), most = t->o.eval_batches * t->o.batch;
     if (t->o.eval_batches && windows > most)
         windows = most;
-    if (measure_bytes(t, windows, e) || trainer_show(t, e) || run_windows(t, windows, &sum, e) ||
+    if (measure_bytes(t, windows, e) || run_windows(t, windows, &sum, e))
+        return e->code;
+    *any = sum.tokens > 0;
+    *loss = *any ? sum.nll / (double)sum.tokens : 0;
+    return LM_OK;
+}
+
+static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
+{
+    double began = lm_now(), loss;
+    bool any;
+    if (trainer_show(t, e) ||
+        (t->io.objective ? trainer_objective_validate(t, &loss, &any, e)
+                         : evaluate(t, &loss, &any, e)) ||
         trainer_hide(t, e))
         return e->code;
     t->r.seconds_eval += lm_now() - began;
-    if (!sum.tokens || t->asked.stop)
+    if (!any || t->asked.stop)
         return LM_OK;
-    double loss = t->r.val_loss = sum.nll / (double)sum.tokens;
+    t->r.val_loss = loss;
     t->s.evaluated = t->s.step;
     if (trainer_report_eval(t, loss, e))
         return e->code;
@@ -321,8 +360,8 @@ static lm_code save(lm_trainer *t, lm_err *e)
         return e->code;
     if (!isfinite(norm))
         return trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
-    if (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e) || trainer_show(t, e) ||
-        lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
+    if (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e) || trainer_objective_save(t, e) ||
+        trainer_show(t, e) || lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
         return e->code;
     t->saving = t->saved = t->s.step;
     t->last_save = lm_now();
@@ -356,14 +395,14 @@ static bool time_to_save(const lm_trainer *t)
 
 static bool time_to_validate(const lm_trainer *t)
 {
-    return t->val_feed && t->s.evaluated != t->s.step &&
+    return validates(t) && t->s.evaluated != t->s.step &&
            (t->s.step % t->o.eval_every == 0 || t->s.step == t->o.steps);
 }
 
 static lm_code loop(lm_trainer *t, lm_err *e)
 {
     bool stop = false, best = false;
-    ask(t);
+    trainer_ask(t);
     /* A signal may have interrupted the last evaluation before the resume. */
     if (t->io.resume && time_to_validate(t) && validate(t, &stop, &best, e))
         return e->code;
@@ -371,11 +410,16 @@ static lm_code loop(lm_trainer *t, lm_err *e)
         return e->code;
     while (t->s.step < t->o.steps && !t->asked.stop && !stop && !t->asked.enough) {
         step_info i = { 0 };
-        if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e) ||
-            trainer_report_step(t, &i, e) || report_saved(t, e))
+        if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e))
+            return e->code;
+        if (i.given_up) {
+            trainer_ask(t);
+            break;
+        }
+        if (trainer_report_step(t, &i, e) || report_saved(t, e))
             return e->code;
         best = false;
-        ask(t);
+        trainer_ask(t);
         if (time_to_validate(t) && validate(t, &stop, &best, e))
             return e->code;
         if ((time_to_save(t) || best) && save(t, e))

@@ -17,6 +17,7 @@
 #include "format/tensorboard.h"
 #include "train/evaluate.h"
 #include "train/memory.h"
+#include "train/objective.h"
 #include "train/schedule.h"
 #include "train/state.h"
 
@@ -24,6 +25,8 @@ typedef struct {
     int64_t batch, seq, accumulate, steps;
     lm_precision precision;
     bool documents, dropout;
+    bool objective; /* lm_trainer_io.objective is there */
+    bool entropy;   /* and gets lm_row_results.entropy */
     uint64_t seed;
     lm_groups groups; /* optimisers */
     lm_schedule schedule;
@@ -37,7 +40,10 @@ typedef struct {
     double peak_flops; /* for MFU; 0: unknown */
     /* end after this time, but not before some steps (measure.h); 0: no limit */
     double most_seconds;
-    bool timed; /* time operators even if that slows the steps down */
+    bool timed;             /* time operators even if that slows the steps down */
+    lm_build build;         /* what trains, and how the rest is kept (lm_program_opts) */
+    lm_states_in states_in; /* of the optimiser: likewise */
+    const char *states_dir;
 } lm_trainer_opts;
 
 /* Its inputs and outputs.  All borrowed; NULL if absent. */
@@ -46,11 +52,21 @@ typedef struct {
     /* for the same options, config and backend, not used by another trainer; NULL: built here */
     lm_program *program;
     lm_model_source *weights; /* weights of a model or a checkpoint; NULL: fresh ones */
+    /* Sets the adapter's tensors of a store that holds the base, before those of `resume` are loaded; NULL: they are
+     * drawn. */
+    lm_code (*adapt)(void *ctx, lm_store *s, lm_err *e);
+    void *adapt_ctx;
     /* threads of the host that load; NULL: the backend's, which a device does not have */
     lm_par *par;
-    const char *resume;      /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
-    lm_tokens *train, *val;  /* checked and indexed by the caller; val may be NULL; train NULL:
+    const char *resume; /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
+    /* the loss, and the data of it, in place of those below; NULL: -log p of the targets */
+    const lm_objective *objective;
+    lm_tokens *train, *val; /* checked and indexed by the caller; val may be NULL; train NULL:
                                 random ids */
+    /* Examples in windows, in place of `train` and `val`; NULL: none.  Their ids are below `ids` (0: the vocabulary's
+     * size), which counts virtual tokens. */
+    const lm_packed *packed, *val_packed;
+    int64_t ids;
     lm_ckpt_opts checkpoint; /* run_dir NULL: no checkpoints */
     lm_metrics *metrics;
     lm_tb *tensorboard;

@@ -15,9 +15,14 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
                                 .precision = o->precision,
                                 .documents = o->documents,
                                 .dropout = o->dropout,
+                                .halves = o->objective,
+                                .entropy = o->entropy,
                                 .groups = o->groups,
                                 .clip_norm = o->clip_norm,
-                                .clip_value = o->clip_value };
+                                .clip_value = o->clip_value,
+                                .build = o->build,
+                                .states_in = o->states_in,
+                                .states_dir = o->states_dir };
     return lm_program_new(&p, c, validation, b, like, out, e);
 }
 

@@ -29,6 +29,7 @@ typedef struct {
     double loss, norm, lr, seconds, flops;
     int64_t tokens;
     bool logged;
+    bool given_up; /* a stop was requested before it had begun: nothing has changed */
     lm_monitor_reading reading;
 } step_info;
 
@@ -50,6 +51,7 @@ struct lm_trainer {
     int64_t valid[2];
     double flops[2]; /* FLOPs of the step, with visible pairs of attention (lm_config_pair_flops) */
     lm_stream *copies;
+    float *rows;       /* objective, on a device: the losses of a micro-batch, on the host */
     void *input;       /* on a device: the memory from which each micro-batch is read */
     lm_mirror numbers; /* step_numbers */
     lm_marks *marks;   /* around the parts of an optimiser step */
@@ -78,7 +80,20 @@ struct lm_trainer {
 
 static inline bool trainer_has_one_batch(const lm_trainer *t)
 {
-    return t->b->host_memory;
+    return t->b->host_memory || t->io.objective;
+}
+
+/* ---- trainer.c ---- */
+
+/* The only place where signals and clocks affect a run; the rest depends only on `asked`. */
+void trainer_ask(lm_trainer *t);
+
+/* FLOPs of n tokens with so many visible pairs: beside frozen weights the share of the graph's. */
+static inline double trainer_flops(const lm_trainer *t, double n, double pairs, double near)
+{
+    const lm_config *c = t->io.config;
+    return lm_config_pair_flops(c, n, pairs, near) * t->plan.flops_per_token /
+           lm_config_train_flops(c, t->o.seq);
 }
 
 /* ---- trainer_step.c ---- */
@@ -91,6 +106,20 @@ lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e);
 /* Exchange the parameters for the shown values, and back; does nothing if they are the same. */
 lm_code trainer_show(lm_trainer *t, lm_err *e);
 lm_code trainer_hide(lm_trainer *t, lm_err *e);
+
+/* ---- trainer_objective.c ---- */
+
+/* Once: memory for the rows of a micro-batch, and the objective's own preparation. */
+lm_code trainer_objective_ready(lm_trainer *t, lm_err *e);
+void trainer_objective_fini(lm_trainer *t);
+/* Forward and backward of all micro-batches of the step; *i receives its loss, tokens and FLOPs. */
+lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e);
+/* *loss of the validation data; *any: it has some. */
+lm_code trainer_objective_validate(lm_trainer *t, double *loss, bool *any, lm_err *e);
+/* Keep what the objective needs for the next steps in t->s. */
+lm_code trainer_objective_save(lm_trainer *t, lm_err *e);
+/* Add the objective's fields to a record. */
+void trainer_objective_report(lm_trainer *t, bool val);
 
 /* ---- trainer_numeric.c ---- */
 

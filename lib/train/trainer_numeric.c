@@ -15,16 +15,23 @@
 
 /* ---- the tensor ---- */
 
-/* The first element of tensor i of a block that is not finite, otherwise 0. */
+/* The first element of tensor i of a block that is not finite, otherwise 0.  Codes are always finite. */
 static lm_code scan_tensor(const lm_store *s, const lm_store_block *k, int i, float **tmp,
                            size_t *room, float *found, lm_err *e)
 {
-    size_t n = (size_t)lm_store_count(s, k, i);
+    lm_dtype type = k->format->element;
     *found = 0;
-    if (k->format->element != LM_DTYPE_F32)
+    if (!lm_store_has(s, k, i) || type == LM_DTYPE_NONE || !lm_dtype_is_float(type) ||
+        lm_store_in_panels(s, k, i))
         return LM_OK;
-    if (lm_grow(tmp, room, n, sizeof **tmp, "a tensor", e) || lm_store_get(s, k, i, *tmp, e))
+    size_t n = (size_t)lm_store_count(s, k, i), bytes = n * (sizeof(float) + lm_dtype_size(type));
+    if (lm_grow(tmp, room, bytes, 1, "a tensor", e))
         return e->code;
+    void *raw = type == LM_DTYPE_F32 ? *tmp : *tmp + n;
+    if (lm_store_get(s, k, i, raw, e))
+        return e->code;
+    if (raw != *tmp)
+        lm_convert(type, raw, LM_DTYPE_F32, *tmp, (int64_t)n);
     for (size_t j = 0; j < n && *found == 0; j++)
         if (!isfinite((*tmp)[j]))
             *found = (*tmp)[j];
@@ -48,12 +55,15 @@ static lm_code scan_block(const lm_store *s, const lm_store_block *k, int *tenso
     return rc;
 }
 
-/* NULL: all weights are finite. */
+/* NULL: all weights are finite, those that train and the others. */
 static lm_code find_tensor(const lm_trainer *t, const char **name, float *value, lm_err *e)
 {
     const lm_store *s = t->s.store;
-    int i;
-    lm_code rc = scan_block(s, lm_store_find(s, LM_KEPT_PARAM, 0), &i, value, e);
+    lm_code rc = LM_OK;
+    int i = -1;
+    for (int k = 0; !rc && i < 0 && k < s->n_blocks; k++)
+        if (s->block[k].role == LM_KEPT_PARAM || s->block[k].role == LM_KEPT_FROZEN)
+            rc = scan_block(s, &s->block[k], &i, value, e);
     *name = rc || i < 0 ? NULL : t->program->train->slice[i].name;
     return rc;
 }
@@ -73,8 +83,10 @@ static bool is_clean(lm_trainer *t, const char *path)
 {
     lm_model_source *src = NULL;
     lm_err unseen = { 0 };
-    bool clean = !lm_model_source_open(path, NULL, &src, &unseen) &&
-                 !lm_store_load(t->s.store, src, &unseen) && !lm_ckpt_load(path, &t->s, &unseen);
+    bool adapter = t->io.checkpoint.adapter_config; /* which lm_ckpt_load loads */
+    bool clean = (adapter || (!lm_model_source_open(path, NULL, &src, &unseen) &&
+                              !lm_store_load(t->s.store, src, &unseen))) &&
+                 !lm_ckpt_load(path, &t->s, &unseen);
     for (int k = 0; clean && k < t->s.store->n_blocks; k++) {
         const lm_store_block *b = &t->s.store->block[k];
         clean =

@@ -69,6 +69,7 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
     lm_metrics_int(m, "tokens", t->s.tokens);
     lm_metrics_f32(m, "seconds", t->s.seconds);
     lm_metrics_f64(m, "loss", i->loss);
+    trainer_objective_report(t, false);
     lm_metrics_f64(m, "lr", i->lr);
     lm_metrics_f64(m, "grad_norm", i->norm);
     if (sampled) {
@@ -117,7 +118,10 @@ lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e)
     lm_metrics_int(m, "tokens", t->s.tokens);
     lm_metrics_f32(m, "seconds", t->s.seconds);
     lm_metrics_f64(m, "loss", loss);
-    lm_metrics_f64(m, "perplexity", exp(loss));
+    if (t->io.objective)
+        trainer_objective_report(t, true);
+    else
+        lm_metrics_f64(m, "perplexity", exp(loss));
     if (t->val_bytes_per_token > 0)
         lm_metrics_f64(m, "bits_per_byte", loss / M_LN2 / t->val_bytes_per_token);
     if (lm_metrics_end(m, e))

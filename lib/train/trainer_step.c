@@ -70,7 +70,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
             return e->code;
     }
     t->valid[set] = valid;
-    t->flops[set] = lm_config_pair_flops(c, (double)t->plan.tokens_per_step, pairs, near);
+    t->flops[set] = trainer_flops(t, (double)t->plan.tokens_per_step, pairs, near);
     count_data(t, began);
     return LM_OK;
 }
@@ -247,9 +247,14 @@ static lm_code end_trace(lm_trainer *t, lm_err *e)
 static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
 {
     const step_numbers *n = t->numbers.host;
-    i->loss = i->tokens ? n->loss / (double)i->tokens : 0;
+    if (!t->io.objective)
+        i->loss = i->tokens ? n->loss / (double)i->tokens : NAN;
     i->norm = sqrt(n->sumsq);
-    if (!isfinite(i->loss))
+    bool idle = !t->io.objective && !i->tokens; /* it has no loss, and changes nothing */
+    if (idle)
+        lm_log(t->io.sink, LM_LOG_WARN, "step %" PRId64 " has no token that trains: it is skipped",
+               t->s.step + 1);
+    if (!idle && !isfinite(i->loss))
         return trainer_numeric_stop(t, t->s.step + 1, "loss", i->loss, e);
     if (!isfinite(i->norm))
         return trainer_numeric_stop(t, t->s.step + 1, "gradient norm", i->norm, e);
@@ -261,15 +266,17 @@ static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
 lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
 {
     double began = lm_now(), updating;
-    if (begin_trace(t, e) || take_batches(t, e))
+    if (begin_trace(t, e) || (!t->io.objective && take_batches(t, e)))
         return e->code;
     i->tokens = t->valid[t->set];
     i->lr = lm_schedule_lr(&t->o.schedule, t->s.step) * t->o.groups.use[0].rate;
     i->flops = t->flops[t->set];
     i->logged =
         t->o.log_every && ((t->s.step + 1) % t->o.log_every == 0 || t->s.step + 1 == t->o.steps);
-    if (forward_backward(t, e))
+    if (t->io.objective ? trainer_objective_step(t, i, e) : forward_backward(t, e))
         return e->code;
+    if (i->given_up)
+        return end_trace(t, e);
     updating = lm_now();
     if (update(t, i, e) || draw_ahead(t, e) || t->b->sync(t->b, t->b->main, e) ||
         check_numbers(t, i, e) || take_times(t, updating, e) || end_trace(t, e))

@@ -647,7 +647,7 @@ lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, lm_
         return e->code;
     lm_code rc = lm_alloc_n(&t, (size_t)m->n_slices + 1, sizeof *t, "a list of tensors", e);
     for (int i = 0; !rc && i < m->n_slices; i++) {
-        if (!m->param[m->slice[i].param].trains)
+        if (!m->slice[i].trains)
             continue;
         describe(m, i, &t[*n]);
         name_part(&m->config, known, n_known, &at, &t[(*n)++]);

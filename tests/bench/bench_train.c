@@ -104,7 +104,7 @@ static void prepare(run *r, const setup *c, lm_err *e)
     if (lm_program_ready(r->program, false, NULL, e) ||
         lm_train_state_new(r->program, NULL, &r->s, e) ||
         lm_batch_new(&r->batch, r->backend, c->batch, c->seq, 0, e) ||
-        lm_store_draw(r->s.store, 1, e))
+        lm_store_draw(r->s.store, LM_TENSORS_ALL, 1, e))
         die(e);
     r->exec = r->program->exec;
     lm_store_derive(r->s.store);

@@ -17,7 +17,7 @@ static inline void loaded_draw_for(lm_loaded *w, const lm_build *build, lm_par *
     lm_model *m = NULL;
     if (!lm_model_build(&w->config, build, &m, &e) &&
         !lm_store_new(m, b, &(lm_store_opts){ .par = threads }, &w->store, &e))
-        lm_store_draw(w->store, 5, &e);
+        lm_store_draw(w->store, LM_TENSORS_ALL, 5, &e);
     if (e.code)
         fail_msg("%s: %s", e.where, e.what);
     lm_model_free(m);

@@ -58,6 +58,8 @@ static inline void bind_double(runner *r, const float *block)
     for (int i = 0; i < m->n_params; i++) {
         const lm_param *p = &m->param[i];
         double *to = r->mem[p->value];
+        if (m->graph->value[p->value].t.dtype != LM_DTYPE_F64)
+            continue; /* nothing reads it */
         for (int64_t k = 0; k < p->count; k++)
             to[k] = (double)block[p->offset + k];
         lm_exec_bind(r->exec, p->value, to);

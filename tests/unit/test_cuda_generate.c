@@ -284,7 +284,7 @@ static void draw_folder(const char *text, lm_dtype type, const char *path)
     ok(lm_config_read(o, "config", &c, &err));
     ok(lm_model_build(&c, &build, &m, &err));
     ok(lm_st_plan_new(&plan, &err));
-    ok(lm_model_plan(m, LM_DTYPE_F32, plan, &err));
+    ok(lm_model_plan(m, LM_TENSORS_ALL, LM_DTYPE_F32, plan, &err));
     const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 9000 };
     ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
     ok(lm_model_draw(m, 5, par, f, NULL, &err));
@@ -389,12 +389,12 @@ static void weights_are_loaded(void **state)
             lm_free(one);
         }
         same_store(put, here.store);
-        ok(lm_store_draw(drawn, 5, &err));
+        ok(lm_store_draw(drawn, LM_TENSORS_ALL, 5, &err));
         same_store(drawn, here.store);
 
         lm_store *master = store_of(m, plain, true), *mine = store_of(m, host, true);
         ok(lm_store_load(master, there.src, &err));
-        ok(lm_store_draw(mine, 5, &err));
+        ok(lm_store_draw(mine, LM_TENSORS_ALL, 5, &err));
         lm_store_derive(master);
         lm_store_derive(mine);
         same_store(master, mine);

@@ -146,8 +146,8 @@ static void initial_weights_equal_the_cpus(void **state)
         ok(lm_program_new(&o, &models[i].config, false, gpu, NULL, &on_gpu, &e), &e);
         ok(lm_train_state_new(on_cpu, par, &here, &e), &e);
         ok(lm_train_state_new(on_gpu, par, &there, &e), &e);
-        ok(lm_store_draw(here.store, 7, &e), &e);
-        ok(lm_store_draw(there.store, 7, &e), &e);
+        ok(lm_store_draw(here.store, LM_TENSORS_ALL, 7, &e), &e);
+        ok(lm_store_draw(there.store, LM_TENSORS_ALL, 7, &e), &e);
         float *x = fetched(&there, LM_KEPT_PARAM, 0);
         assert_memory_equal(x, here.store->block[0].data, bytes_of(&here.store->block[0]));
         assert_true(x[0] != 0);

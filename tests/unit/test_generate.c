@@ -351,7 +351,7 @@ static void a_folder_has_the_weights_of_a_store(void **state)
             ok(lm_model_build(&made.config, &build, &m, &err));
             ok(lm_json_parse(configs[k], strlen(configs[k]), "config", &o, &err));
             ok(lm_st_plan_new(&plan, &err));
-            ok(lm_model_plan(m, LM_DTYPE_F32, plan, &err));
+            ok(lm_model_plan(m, LM_TENSORS_ALL, LM_DTYPE_F32, plan, &err));
             const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 50000 };
             ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
             ok(lm_model_draw(m, 5, par, f, NULL, &err));

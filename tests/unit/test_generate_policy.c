@@ -29,6 +29,10 @@ typedef struct {
 static void open_keeper(keeper *k, lm_loaded *w, lm_dtype type, int64_t batch, const char *spec)
 {
     *k = (keeper){ 0 };
+    if (lm_store_find(w->store, LM_KEPT_PARAM, 0)->format->element != type) { /* of another test */
+        lm_store_free(w->store);
+        loaded_draw(w, type, par, backend);
+    }
     if (spec)
         ok(lm_cache_plan_open(spec, &w->config, type, NULL, &k->plan, &err));
     ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, S, k->plan.plan, STEPS }, backend,

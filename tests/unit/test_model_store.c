@@ -67,7 +67,7 @@ static void open_fixture(fixture *f, int i)
     must(lm_config_read(f->json, "config", &f->config, &e), &e);
     f->model = build(&f->config, LM_MODE_EVAL, LM_DTYPE_F32, NULL);
     f->store = make(f->model, 0, &master);
-    must(lm_store_draw(f->store, 3, &e), &e);
+    must(lm_store_draw(f->store, LM_TENSORS_ALL, 3, &e), &e);
 }
 
 static void close_fixture(fixture *f)
@@ -123,9 +123,9 @@ static void test_draw(void **state)
         lm_err e = { 0 };
         open_fixture(&f, i);
         lm_store *again = make(f.model, 1, &master);
-        must(lm_store_draw(again, 3, &e), &e); /* for any number of threads */
+        must(lm_store_draw(again, LM_TENSORS_ALL, 3, &e), &e); /* for any number of threads */
         assert_true(same(f.store, again, LM_KEPT_PARAM));
-        must(lm_store_draw(again, 4, &e), &e);
+        must(lm_store_draw(again, LM_TENSORS_ALL, 4, &e), &e);
         assert_false(same(f.store, again, LM_KEPT_PARAM));
         for (int s = 0; s < f.model->n_slices; s++) {
             float *x = tensor_of(f.store, &f.store->block[0], s);
@@ -506,7 +506,7 @@ static void test_panels(void **state)
     must(lm_config_read(f.json, "config", &f.config, &e), &e);
     f.model = build(&f.config, LM_MODE_EVAL, LM_DTYPE_F32, NULL);
     f.store = make(f.model, 0, &master);
-    must(lm_store_draw(f.store, 3, &e), &e);
+    must(lm_store_draw(f.store, LM_TENSORS_ALL, 3, &e), &e);
     snprintf(path, sizeof path, "%s/square", folder);
     write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL, NULL);
     lm_store *plain = loaded(&f.config, LM_MODE_EVAL, NULL, &use, path, &rows);
@@ -621,7 +621,16 @@ static void test_frozen(void **state)
         assert_int_equal(m->train_end, trained);
         assert_int_equal(kept[LM_KEPT_GRAD], trained * 4);
         assert_int_equal(kept[LM_KEPT_OPT], trained * 8);
-        assert_true(kept[LM_KEPT_PARAM] > kept[LM_KEPT_GRAD]);
+        assert_int_equal(kept[LM_KEPT_PARAM], kept[LM_KEPT_GRAD]);
+        for (int t = 0; t < m->n_slices; t++) { /* each once */
+            bool trains = m->slice[t].trains;
+            assert_true(trains == m->param[m->slice[t].param].trains);
+            assert_true(trains == lm_store_has(s, lm_store_find(s, LM_KEPT_PARAM, 0), t));
+            bool frozen = false;
+            for (int k = 0; lm_store_find(s, LM_KEPT_FROZEN, k); k++)
+                frozen |= lm_store_has(s, lm_store_find(s, LM_KEPT_FROZEN, k), t);
+            assert_true(frozen != trains);
+        }
         must(lm_exec_new(m->graph, backend[0], &m->loss, 1, &x, &e), &e);
         lm_store_bind(s, m, x);
         const float *grad = lm_store_flat(s, LM_KEPT_GRAD, 0);
@@ -633,7 +642,7 @@ static void test_frozen(void **state)
         fill(s, LM_KEPT_OPT, 1);
         snprintf(path, sizeof path, "%s/frozen%d", folder, i);
         must(lm_st_plan_new(&plan, &e), &e);
-        must(lm_model_plan(m, LM_DTYPE_F32, plan, &e), &e);
+        must(lm_model_plan(m, LM_TENSORS_ALL, LM_DTYPE_F32, plan, &e), &e);
         lm_folder_spec spec = { .config = f.json, .plan = plan };
         must(lm_folder_create(path, false, NULL, &spec, &out, &e), &e);
         must(lm_store_write(s, out, &e), &e);
@@ -723,13 +732,48 @@ static int end(void **state)
     return lm_rm_rf(folder, &e);
 }
 
+/* A store on another one has no memory of its own for what both keep likewise, and the same numbers are bound. */
+static void test_base(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        fixture f;
+        lm_err e = { 0 };
+        lm_exec *x, *y;
+        open_fixture(&f, i);
+        lm_model *other = build(&f.config, LM_MODE_EVAL, LM_DTYPE_BF16, NULL);
+        lm_store *base = make(f.model, 0, &use);
+        lm_store *on = make(f.model, 0, &(lm_store_opts){ .base = base });
+        lm_store *low = make(other, 0, &(lm_store_opts){ .base = base });
+        assert_true(lm_store_borrows(on));
+        assert_false(lm_store_borrows(base));
+        assert_false(lm_store_borrows(low)); /* matrices are in BF16 there */
+        assert_int_equal(on->n_blocks, base->n_blocks);
+        must(lm_exec_new(f.model->graph, backend[0], &f.model->loss, 1, &x, &e), &e);
+        must(lm_exec_new(f.model->graph, backend[0], &f.model->loss, 1, &y, &e), &e);
+        lm_store_bind(base, f.model, x);
+        lm_store_bind(on, f.model, y);
+        for (int p = 0; p < f.model->n_params; p++)
+            assert_ptr_equal(lm_exec_data(x, f.model->param[p].value),
+                             lm_exec_data(y, f.model->param[p].value));
+        lm_exec_free(x);
+        lm_exec_free(y);
+        lm_store_free(on);
+        lm_store_free(low);
+        lm_store_free(base);
+        lm_model_free(other);
+        close_fixture(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_draw),          cmocka_unit_test(test_codes),
         cmocka_unit_test(test_codes_in_file), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_load),          cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_rank),          cmocka_unit_test(test_panels),
+        cmocka_unit_test(test_base),          cmocka_unit_test(test_rank),
+        cmocka_unit_test(test_panels),
     };
     return cmocka_run_group_tests_name("model_store", tests, begin, end);
 }

@@ -67,7 +67,7 @@ static inline void tiny_model_make(tiny_model *t, const char *config_text, const
     ok(lm_config_read(t->json, "config", &t->config, &e), &e);
     ok(lm_model_build(&t->config, &b, &m, &e), &e);
     ok(lm_st_plan_new(&plan, &e), &e);
-    ok(lm_model_plan(m, LM_DTYPE_F32, plan, &e), &e);
+    ok(lm_model_plan(m, LM_TENSORS_ALL, LM_DTYPE_F32, plan, &e), &e);
     lm_folder_spec spec = { .config = t->json, .plan = plan };
     ok(lm_folder_create(path, false, NULL, &spec, &f, &e), &e);
     ok(lm_model_draw(m, 1, par, f, NULL, &e), &e);
