@@ -1,130 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora.c -- PEFT adapters: their files, their configuration, and their tensors bound to those of the
  * base. */
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include <math.h>
-#include <pcre2.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/safetensors_table.h"
 #include "merge/lora_impl.h"
 #include "model/arch.h"
 
-enum { MAX_CONFIG = 16 << 20, FIRST_FILES = 64 };
-
-static const char config_name[] = "adapter_config.json",
-                  weights_name[] = "adapter_model.safetensors";
-
-/* ---- Files ---- */
-
-/* For an archive that is read forward: an adapter's small files come first; a model has its
- * configuration, or a large file, before any file of an adapter. */
-static bool begins_as_adapter(lm_bundle *b, lm_err *e)
-{
-    const lm_bundle_file *f = NULL;
-
-    for (int i = 0; i < FIRST_FILES && !lm_bundle_next(b, &f, e) && f; i++) {
-        if (!strcmp(f->name, config_name) || !strcmp(f->name, weights_name))
-            return true;
-        if (!strcmp(f->name, "config.json") || f->bytes > MAX_CONFIG)
-            return false;
-    }
-    return false;
-}
-
 bool lm_lora_is(const char *path, const lm_bundle_opts *o)
 {
-    lm_err ignored = { 0 };
-    lm_bundle *b = NULL;
-    char *file = NULL;
-    struct stat st;
-    bool there;
-
-    if (lm_path_is_dir(path)) {
-        there = !lm_path_join(&file, path, config_name, &ignored) && lm_path_exists(file);
-        lm_free(file);
-        return there;
-    }
-    if (stat(path, &st) || !S_ISREG(st.st_mode) || lm_bundle_open(path, o, &b, &ignored))
-        return false;
-    there = lm_bundle_random(b) ? lm_bundle_find(b, config_name) != NULL
-                                : begins_as_adapter(b, &ignored);
-    lm_bundle_close(b);
-    return there;
-}
-
-/* adapter_config.json and the header of the weights. */
-static lm_code open_files(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
-{
-    lm_buf text = { 0 };
-    char where[256];
-    lm_code rc = lm_bundle_open(l->path, o, &l->files, e);
-
-    if (!rc)
-        rc = lm_bundle_spool(l->files, e);
-    if (!rc && !lm_bundle_find(l->files, config_name))
-        return lm_fail(e, LM_EUSAGE, l->path, "write MODEL+ADAPTER, with an adapter saved by PEFT",
-                       "it has no %s", config_name);
-    if (!rc)
-        rc = lm_bundle_load(l->files, config_name, MAX_CONFIG, &text, e);
-    if (!rc)
-        lm_bundle_where(l->files, lm_bundle_find(l->files, config_name), where);
-    if (!rc)
-        rc = lm_json_parse(text.data ? text.data : "", text.len, where, &l->config, e);
-    if (!rc && !json_is_object(l->config))
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "it is not a JSON object");
-    lm_buf_fini(&text);
-    if (rc)
-        return rc;
-    if (!lm_bundle_find(l->files, weights_name))
-        return lm_bundle_find(l->files, "adapter_model.bin")
-                   ? lm_fail(e, LM_EUSAGE, l->path,
-                             "save it with PEFT's save_pretrained(..., safe_serialization=True)",
-                             "adapter_model.bin is a pickle of Python, which is not read")
-                   : lm_fail(e, LM_EFORMAT, l->path, "copy all files of the adapter",
-                             "it has no %s", weights_name);
-    return lm_bundle_st(l->files, weights_name, &l->st, e);
+    return lm_tune_folder_is(path, o);
 }
 
 /* ---- Configuration ---- */
 
-/* Present, and not null, false, or empty. */
-static bool is_set(const json_t *c, const char *key)
+/* Starts whose change of W is made again (lib/tune/methods/lora.c). */
+static bool starts_from_base(const lm_lora *l)
 {
-    const json_t *v = json_object_get(c, key);
+    const char *init = json_string_value(json_object_get(l->config, "init_lora_weights"));
 
-    return v && !json_is_null(v) && !json_is_false(v) &&
-           !(json_is_object(v) && !json_object_size(v)) &&
-           !(json_is_array(v) && !json_array_size(v));
+    return init && (!strcmp(init, "pissa") || !strcmp(init, "olora"));
 }
 
-/* Kinds whose effect is not W + s B A on the unchanged base. */
-static lm_code check_kind(const lm_lora *l, lm_err *e)
+/* Starts of LoRA after which W is not that of the base. */
+static lm_code check_start(const lm_lora *l, lm_err *e)
 {
-    static const char *const others[] = { "use_qalora", "layer_replication", "target_parameters",
-                                          "alora_invocation_tokens", "megatron_config" };
-    const char *type = NULL, *init;
-    lm_code rc = lm_json_str_or(l->config, "peft_type", "", &type, l->path, e);
+    const char *init = json_string_value(json_object_get(l->config, "init_lora_weights"));
 
-    if (rc)
-        return rc;
-    if (strcmp(type, "LORA") != 0)
-        return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
-                       "adapters of type '%.40s' cannot be merged, only LORA", type);
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (is_set(l->config, others[i]))
-            return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
-                           "adapters with %s cannot be merged", others[i]);
-    init = json_string_value(json_object_get(l->config, "init_lora_weights"));
     if (init && strcmp(init, "gaussian") != 0 && strcmp(init, "eva") != 0 &&
         strcmp(init, "orthogonal") != 0)
         return lm_fail(e, LM_EUSAGE, l->path, "convert it to a plain LoRA first",
                        "init_lora_weights '%.40s' changes the base", init);
+    if (json_object_size(json_object_get(l->config, "target_parameters")) ||
+        json_array_size(json_object_get(l->config, "target_parameters")))
+        return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
+                       "adapters with target_parameters cannot be merged");
     return LM_OK;
 }
 
@@ -153,42 +67,6 @@ static lm_code check_pattern(const lm_lora *l, const char *map, bool whole, lm_e
     return LM_OK;
 }
 
-/* The entry of a pattern map whose key, a regular expression, matches the end of the module's
- * name. */
-static lm_code pattern(const lm_lora *l, const char *map, const char *module, double *out,
-                       lm_err *e)
-{
-    const char *key;
-    json_t *v;
-
-    json_object_foreach(json_object_get(l->config, map), key, v)
-    {
-        PCRE2_SIZE at;
-        int code, hit;
-        char *text = NULL;
-        pcre2_code *re;
-        pcre2_match_data *md;
-        lm_code rc = lm_asprintf(&text, e, "^(?:.*\\.)?(?:%s)$", key);
-
-        if (rc)
-            return rc;
-        re = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, 0, &code, &at, NULL);
-        lm_free(text);
-        if (!re)
-            return lm_fail(e, LM_EFORMAT, l->path, NULL,
-                           "%s: '%.60s' is not a valid regular expression", map, key);
-        md = pcre2_match_data_create_from_pattern(re, NULL);
-        hit = md ? pcre2_match(re, (PCRE2_SPTR)module, strlen(module), 0, 0, md, NULL) : -1;
-        pcre2_match_data_free(md);
-        pcre2_code_free(re);
-        if (hit < 0)
-            continue;
-        *out = json_number_value(v);
-        return LM_OK;
-    }
-    return LM_OK;
-}
-
 /* s of a module whose A has `rank` rows. */
 static lm_code find_scale(const lm_lora *l, const char *module, int64_t rank, double *out,
                           lm_err *e)
@@ -199,8 +77,11 @@ static lm_code find_scale(const lm_lora *l, const char *module, int64_t rank, do
 
     rc = rc ? rc : lm_json_f64_or(l->config, "lora_alpha", 8, &alpha, l->path, e);
     rc = rc ? rc : lm_json_bool_or(l->config, "use_rslora", false, &root, l->path, e);
-    rc = rc ? rc : pattern(l, "rank_pattern", module, &r, e);
-    rc = rc ? rc : pattern(l, "alpha_pattern", module, &alpha, e);
+    rc = rc ? rc
+            : lm_tune_pattern(json_object_get(l->config, "rank_pattern"), module, &r, l->path, e);
+    rc = rc ? rc
+            : lm_tune_pattern(json_object_get(l->config, "alpha_pattern"), module, &alpha, l->path,
+                              e);
     if (!rc && r != (double)rank)
         rc = lm_fail(e, LM_EFORMAT, l->path, NULL,
                      "module '%.100s' has rank %lld, adapter_config.json says %g", module,
@@ -211,8 +92,8 @@ static lm_code find_scale(const lm_lora *l, const char *module, int64_t rank, do
 
 /* ---- Tensors of the adapter ---- */
 
-static lm_code change_of(lm_lora *l, const char *name, size_t len, const char *suffix,
-                         lm_lora_change **out, lm_err *e)
+lm_code lm_lora_change_of(lm_lora *l, const char *name, size_t len, const char *suffix,
+                          lm_lora_change **out, lm_err *e)
 {
     char *full = NULL;
     lm_code rc = lm_asprintf(&full, e, "%.*s%s", (int)len, name, suffix);
@@ -259,7 +140,7 @@ static lm_code set_part(const lm_lora *l, const lm_st_tensor **place, const lm_s
 }
 
 /* "lm_head.modules_to_save.weight" -> "lm_head.weight" */
-static lm_code replaced(lm_lora *l, const char *name, const lm_st_tensor *t, lm_err *e)
+lm_code lm_lora_replace(lm_lora *l, const char *name, const lm_st_tensor *t, lm_err *e)
 {
     static const char *const inner[] = { ".modules_to_save.", ".base_layer.", ".original_module." };
     size_t len = strlen(name);
@@ -275,7 +156,7 @@ static lm_code replaced(lm_lora *l, const char *name, const lm_st_tensor *t, lm_
             rest = at + strlen(inner[i]) - 1;
         }
     }
-    rc = change_of(l, name, len, rest, &c, e);
+    rc = lm_lora_change_of(l, name, len, rest, &c, e);
     return rc ? rc : set_part(l, &c->whole, t, e);
 }
 
@@ -296,28 +177,28 @@ static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
         return lm_fail(e, LM_EFORMAT, l->path, NULL, "tensor '%s' is %s", lm_st_show(name, show),
                        t->dtype_name);
     if (cut(name, ".lora_A.weight", &len) || cut(name, ".lora_embedding_A", &len)) {
-        rc = change_of(l, name, len, ".weight", &c, e);
+        rc = lm_lora_change_of(l, name, len, ".weight", &c, e);
         if (!rc)
             c->embedding = name[len + 6] == 'e';
         return rc ? rc : set_part(l, &c->a, t, e);
     }
     if (cut(name, ".lora_B.weight", &len) || cut(name, ".lora_embedding_B", &len)) {
-        rc = change_of(l, name, len, ".weight", &c, e);
+        rc = lm_lora_change_of(l, name, len, ".weight", &c, e);
         return rc ? rc : set_part(l, &c->b, t, e);
     }
     if (cut(name, ".lora_magnitude_vector", &len) ||
         cut(name, ".lora_magnitude_vector.weight", &len)) {
-        rc = change_of(l, name, len, ".weight", &c, e);
+        rc = lm_lora_change_of(l, name, len, ".weight", &c, e);
         return rc ? rc : set_part(l, &c->magnitude, t, e);
     }
     if (cut(name, ".lora_B.bias", &len)) {
-        rc = change_of(l, name, len, ".bias", &c, e);
+        rc = lm_lora_change_of(l, name, len, ".bias", &c, e);
         return rc ? rc : set_part(l, &c->bias, t, e);
     }
     if (strstr(name, ".lora_"))
         return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
                        "tensor '%s' does not belong to a plain LoRA", lm_st_show(name, show));
-    return replaced(l, name, t, e);
+    return lm_lora_replace(l, name, t, e);
 }
 
 /* A module's bias has the scale of its weight. */
@@ -379,8 +260,7 @@ static lm_code check_pair(lm_lora *l, lm_lora_change *c, lm_err *e)
 
 static lm_code read_config(lm_lora *l, lm_err *e)
 {
-    const char *base = NULL;
-    lm_code rc = check_kind(l, e);
+    lm_code rc = check_start(l, e);
 
     if (!rc)
         rc = lm_json_bool_or(l->config, "fan_in_fan_out", false, &l->transposed, l->path, e);
@@ -390,13 +270,11 @@ static lm_code read_config(lm_lora *l, lm_err *e)
         rc = check_pattern(l, "rank_pattern", true, e);
     if (!rc)
         rc = check_pattern(l, "alpha_pattern", false, e);
-    if (!rc)
-        rc = lm_json_str_or(l->config, "base_model_name_or_path", NULL, &base, l->path, e);
-    return !rc && base ? lm_strdup(&l->base, base, e) : rc;
+    return rc;
 }
 
 /* Read tensors that replace the base's: those of an .lmz are not mapped. */
-static lm_code hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e)
+lm_code lm_lora_hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e)
 {
     lm_code rc;
 
@@ -414,19 +292,30 @@ static lm_code hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e)
 
 static lm_code read_all(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
 {
-    lm_code rc = open_files(l, o, e);
+    const char *base = NULL;
+    const json_t *tokens;
+    lm_code rc = lm_tune_folder_open(l->path, o, &l->folder, e);
 
-    if (!rc)
-        rc = read_config(l, e);
+    if (rc)
+        return rc;
+    l->config = lm_tune_folder_config(l->folder);
+    l->files = lm_tune_folder_files(l->folder);
+    l->st = lm_tune_folder_tensors(l->folder);
+    tokens = json_object_get(l->config, "trainable_token_indices");
+    l->tuned = strcmp(lm_tune_folder_method(l->folder)->peft_type, "LORA") != 0 ||
+               starts_from_base(l) || json_array_size(tokens) || json_object_size(tokens);
+    rc = lm_json_str_or(l->config, "base_model_name_or_path", NULL, &base, l->path, e);
+    if (!rc && base)
+        rc = lm_strdup(&l->base, base, e);
+    if (rc || l->tuned)
+        return rc;
+    rc = read_config(l, e);
     for (size_t i = 0; !rc && i < lm_st_count(l->st); i++)
         rc = sort_tensor(l, lm_st_at(l->st, i), e);
     for (size_t i = 0; !rc && i < l->n; i++)
         rc = check_pair(l, &l->change[i], e);
     for (size_t i = 0; !rc && i < l->n; i++)
-        rc = hold_whole(l, &l->change[i], e);
-    if (!rc && !l->n)
-        rc = lm_fail(e, LM_EFORMAT, l->path, "save the adapter again", "%s holds no tensors",
-                     weights_name);
+        rc = lm_lora_hold_whole(l, &l->change[i], e);
     return rc;
 }
 
@@ -457,9 +346,8 @@ void lm_lora_close(lm_lora *l)
         lm_free(l->change[i].kept);
     }
     lm_free(l->change);
-    lm_st_close(l->st);
-    lm_bundle_close(l->files);
-    json_decref(l->config);
+    lm_tune_folder_close(l->folder);
+    lm_tune_bases_fini(&l->bases);
     lm_free(l->base);
     lm_free(l->path);
     lm_free(l);
@@ -509,6 +397,8 @@ static bool fits(const lm_lora_change *c)
     const lm_st_tensor *t = c->base;
     bool turned = c->turned;
 
+    if (c->part && !c->whole) /* lm_tune_folder_bind has checked it */
+        return true;
     if (!lm_dtype_is_float(t->dtype))
         return false;
     if (c->bias)
@@ -516,10 +406,10 @@ static bool fits(const lm_lora_change *c)
     if (c->whole) { /* rows may have been added, unless there is a sum as well */
         bool same = c->whole->ndim == t->ndim;
 
-        for (int i = c->a ? 0 : 1; same && i < t->ndim; i++)
+        for (int i = lm_lora_adds(c) ? 0 : 1; same && i < t->ndim; i++)
             same = c->whole->dim[i] == t->dim[i];
         if (!same || !c->a)
-            return same;
+            return same; /* of a part the rest is checked */
     }
     return t->ndim == 2 && t->dim[turned ? 1 : 0] == c->b->dim[0] &&
            t->dim[turned ? 0 : 1] == c->a->dim[1];
@@ -527,8 +417,10 @@ static bool fits(const lm_lora_change *c)
 
 lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e)
 {
-    lm_code rc = tied ? lm_lora_untie(l, base, tied, e) : LM_OK;
+    lm_code rc = l->tuned ? lm_lora_bind_parts(l, base, e) : LM_OK;
 
+    if (!rc && tied)
+        rc = lm_lora_untie(l, base, tied, e);
     if (rc)
         return rc;
     for (size_t i = 0; i < l->n; i++) {
@@ -563,7 +455,7 @@ lm_lora_effect lm_lora_effect_on(const lm_lora *l, const lm_st_tensor *t)
 {
     const lm_lora_change *c = lm_lora_change_on(l, t);
 
-    return !c ? LM_LORA_UNTOUCHED : c->whole && !c->a ? LM_LORA_REPLACED : LM_LORA_ADDED;
+    return !c ? LM_LORA_UNTOUCHED : c->whole && !lm_lora_adds(c) ? LM_LORA_REPLACED : LM_LORA_ADDED;
 }
 
 const lm_st_tensor *lm_lora_replacement(const lm_lora *l, const lm_st_tensor *t, const void **data)

@@ -5,12 +5,15 @@
 
 #include "base/json.h"
 #include "merge/lora.h"
+#include "tune/apply.h"
 
 /* The change of one tensor of the base. */
 typedef struct {
     const lm_st_tensor *base; /* set by bind */
     const lm_st_tensor *a, *b, *bias, *whole;
     const lm_st_tensor *magnitude; /* DoRA; NULL: plain */
+    const lm_tune_part *part;      /* of a method other than LoRA: its module; else NULL */
+    bool of_bias;                  /* of a part: its bias */
     const void *whole_data;        /* mapped, or in `kept` */
     char *kept;
     char *name; /* shape of the base's tensor, in the adapter */
@@ -21,20 +24,39 @@ typedef struct {
     bool skipped;    /* equal to the embedding, to which it remains tied */
 } lm_lora_change;
 
+/* Whether something is added to the tensor, or makes another of it. */
+static inline bool lm_lora_adds(const lm_lora_change *c)
+{
+    return c->a || c->part;
+}
+
 struct lm_lora {
     char *path, *base;
-    json_t *config;
+    lm_tune_folder *folder;
+    const json_t *config; /* these three are the folder's */
     lm_bundle *files;
-    lm_st *st;
+    const lm_st *st;
+    lm_tune_bases bases;          /* of methods other than LoRA, after bind */
+    const lm_model_source *model; /* the base, for those that read two of its tensors at once */
     lm_lora_change *change;
     size_t n, cap;
-    bool transposed, dora, untied;
+    bool transposed, dora, untied, tuned;
 };
 
 const lm_lora_change *lm_lora_change_on(const lm_lora *l, const lm_st_tensor *t);
 
 /* The base's tensor; names in files may lack the first part, or have one more. */
 const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name);
+/* lora_tuned.c: methods other than LoRA. */
+lm_code lm_lora_bind_parts(lm_lora *l, const lm_model_source *base, lm_err *e);
+lm_code lm_lora_add_part(const lm_lora *l, const lm_lora_change *c, const lm_st_tensor *t,
+                         const void *w, void *out, lm_par *par, lm_err *e);
+/* Read a tensor that replaces the base's. */
+lm_code lm_lora_hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e);
+/* The change of that tensor of the base, made at first. */
+lm_code lm_lora_change_of(lm_lora *l, const char *name, size_t len, const char *suffix,
+                          lm_lora_change **out, lm_err *e);
+lm_code lm_lora_replace(lm_lora *l, const char *name, const lm_st_tensor *t, lm_err *e);
 /* lora_tied.c: which changes concern the embedding `tied` or the head, and which of them apply. */
 lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e);
 

@@ -28,31 +28,9 @@ typedef struct {
     bool by_column;
 } sum;
 
-/* Round to F32 so that a later rounding to fewer bits still knows on which side of a tie the sum
- * was: an inexact result gets an odd last bit (Boldo and Melquiond, "Emulation of FMA and correctly
- * rounded sums", 2008). */
-static float round_odd(double d)
-{
-    float f = (float)d;
-    uint32_t u;
-
-    if (isnan(d) || (double)f == d)
-        return f;
-    memcpy(&u, &f, 4);
-    return u & 1 ? f : nextafterf(f, (double)f < d ? INFINITY : -INFINITY);
-}
-
 static void store(const sum *s, int64_t at, int64_t n, const double *v)
 {
-    double *d = (double *)(void *)s->out + at;
-    float *f = (float *)(void *)s->out + at;
-
-    for (int64_t j = 0; j < n; j++) {
-        if (s->into == LM_DTYPE_F64)
-            d[j] = v[j];
-        else
-            f[j] = s->into == LM_DTYPE_F32 ? (float)v[j] : round_odd(v[j]);
-    }
+    lm_tune_round(v, s->into, s->out + (size_t)at * (s->into == LM_DTYPE_F64 ? 8 : 4), n);
 }
 
 /* Elements j .. j + n - 1 of row i of W + s L R. */
@@ -184,6 +162,10 @@ uint64_t lm_lora_bytes(const lm_lora *l, const lm_st_tensor *t)
 
     if (lm_lora_effect_on(l, t) != LM_LORA_ADDED)
         return 0;
+    if (c->part)
+        return lm_plain_bytes(lm_lora_dtype(t->dtype), t->count) +
+               (c->of_bias ? 3 * 8 * (uint64_t)t->count
+                           : 2 * 8 * (uint64_t)t->count + lm_tune_apply_bytes(&c->part->module));
     parts = c->bias ? (uint64_t)c->bias->count : (uint64_t)c->a->count + (uint64_t)c->b->count;
     return lm_plain_bytes(lm_lora_dtype(t->dtype), t->count) + 2 * 8 * parts;
 }
@@ -210,6 +192,9 @@ lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void
     columns by_column = { &s, 0 };
     int64_t n, step;
     lm_code rc;
+
+    if (c->part)
+        return lm_lora_add_part(l, c, t, w, out, par, e);
 
     if (c->whole) { /* peft saves the embedding that it adapts */
         s.w = c->whole_data;

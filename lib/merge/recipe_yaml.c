@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "merge/chat.h"
 #include "merge/recipe_impl.h"
+#include "text/chat.h"
 
 enum { MAX_GRADIENT = 4096 };
 
@@ -522,6 +522,12 @@ static lm_code read_dtype(const reader *x, const lm_yaml *root, const char *key,
     return LM_OK;
 }
 
+/* "auto", a name, or Jinja text (which has a brace). */
+static bool is_template(const char *want)
+{
+    return strchr(want, '{') || !strcmp(want, "auto") || lm_chat_named(want);
+}
+
 static lm_code read_template(const reader *x, const lm_yaml *root)
 {
     const char **want = &x->r->chat_template;
@@ -531,11 +537,11 @@ static lm_code read_template(const reader *x, const lm_yaml *root)
 
     if (!rc && *want && !**want)
         *want = NULL;
-    if (rc || !*want || lm_merge_chat_known(*want))
+    if (rc || !*want || is_template(*want))
         return rc;
-    for (int i = 0; lm_merge_chat_names[i] && used < sizeof todo; i++)
+    for (int i = 0; lm_chat_names[i] && used < sizeof todo; i++)
         used += (size_t)snprintf(todo + used, sizeof todo - used, "%s %s", i ? "," : "",
-                                 lm_merge_chat_names[i]);
+                                 lm_chat_names[i]);
     return lm_fail(x->err, LM_EUSAGE, x->where, todo,
                    "line %d: chat_template: no template is named '%.40s'",
                    lm_yaml_get(root, "chat_template")->line, *want);

@@ -455,10 +455,11 @@ static void bad_loras(void **state)
 
     (void)state;
     mm_model("b", 1, NULL);
-    no_lora("{\"peft_type\": \"IA3\"}", up, "adapters of type 'IA3' cannot be merged");
+    no_lora("{\"peft_type\": \"XLORA\"}", up, "'XLORA' are not changes of weights");
+    no_lora("{\"peft_type\": \"NEW\"}", up, "'NEW' are not known");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"use_dora\": true}", up, "use_dora");
-    no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"init_lora_weights\": \"pissa\"}", up,
-            "'pissa' changes the base");
+    no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"init_lora_weights\": \"corda\"}", up,
+            "'corda' changes the base");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 4}", up, "has rank 2, adapter_config.json says 4");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2}", "model.layers.7.mlp.up_proj",
             "b has no tensor 'model.layers.7.mlp.up_proj.weight'");

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attach_impl.h -- an adapter while it is attached.  Private to lib/tune. */
+#ifndef LM_TUNE_ATTACH_IMPL_H
+#define LM_TUNE_ATTACH_IMPL_H
+
+#include "tune/attach.h"
+#include "tune/rule.h"
+
+/* A module that is changed. */
+typedef struct {
+    const lm_tune_base *base;
+    lm_tune_module module;
+    double *hyper;
+} attach_module;
+
+/* Functions of bottlenecks. */
+enum { NECK_RELU, NECK_GELU, NECK_GELU_TANH, NECK_SWISH, NECK_FUNCTIONS };
+
+/* A tensor that all modules share, in the graph that is being built. */
+typedef struct {
+    char suffix[LM_TUNE_SUFFIX];
+    lm_vid value;
+} attach_shared;
+
+typedef struct attach_kind attach_kind;
+
+struct lm_attach {
+    lm_adapt adapt;
+    const lm_tune_bases *bases;
+    const lm_config *config;
+    const json_t *adapter;
+    const lm_tune_method *method; /* NULL: a kind without modules */
+    attach_module *module;        /* in the order of the base */
+    size_t n_modules;
+    struct { /* virtual tokens */
+        int64_t tokens, hidden, layers;
+        bool prefix, encoder;
+        lm_vid table; /* of the graph that is being built */
+    } rows;
+    struct { /* bottlenecks */
+        int64_t width;
+        bool attention, mlp;
+        bool with_stream; /* reads what the branch gives and the residual stream */
+        double scale;
+        int act;
+    } neck;
+    attach_shared shared[LM_TUNE_TENSORS];
+    int n_shared;
+    const lm_model *building; /* that the shared values belong to */
+};
+
+/* The module of that name, NULL: not changed. */
+const attach_module *lm_attach_find(const lm_attach *a, const char *name);
+/* Forget what belongs to another graph than the builder's. */
+void lm_attach_begin(lm_attach *a, lm_builder *b);
+/* Declare the tensors of a module: p[i] of tensor i, LM_NONE for one that is off. */
+void lm_attach_declare(lm_attach *a, lm_builder *b, const lm_tune_module *m, lm_vid *p);
+
+/* ---- attach_lora.c ---- */
+
+/* True if the module runs as a low-rank path. */
+bool lm_attach_is_lora(const lm_attach *a, const attach_module *m);
+/* The product of the place, with the paths of its modules. */
+lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
+lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,
+                            const attach_module *m);
+
+/* ---- attach_rule.c ---- */
+
+/* The product of a place by the rules of the method. */
+lm_vid lm_attach_rules(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
+/* True if a method changes only results, so that modules can stay one product. */
+bool lm_attach_only_output(const lm_attach *a);
+
+/* ---- attach_virtual.c, attach_bottleneck.c: true if the configuration is of that kind ---- */
+
+bool lm_attach_virtual_is(const char *peft_type);
+lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e);
+bool lm_attach_bottleneck_is(const json_t *adapter);
+lm_code lm_attach_bottleneck_set(lm_attach *a, const char *where, lm_err *e);
+
+#endif

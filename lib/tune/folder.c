@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* folder.c -- an adapter's files, and its tensors bound to the modules of a base (folder_bind.c).
+ * */
+#include "tune/folder.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/text.h"
+#include "format/safetensors_table.h"
+#include "tune/folder_impl.h"
+
+enum { MAX_CONFIG = 16 << 20, FIRST_FILES = 64 };
+
+const char lm_tune_config_file[] = "adapter_config.json",
+           lm_tune_weights_file[] = "adapter_model.safetensors";
+
+/* For an archive that is read forward: an adapter's small files come first; a model has its
+ * configuration, or a large file, before any file of an adapter. */
+static bool begins_as_adapter(lm_bundle *b, lm_err *e)
+{
+    const lm_bundle_file *f = NULL;
+
+    for (int i = 0; i < FIRST_FILES && !lm_bundle_next(b, &f, e) && f; i++) {
+        if (!strcmp(f->name, lm_tune_config_file) || !strcmp(f->name, lm_tune_weights_file))
+            return true;
+        if (!strcmp(f->name, "config.json") || f->bytes > MAX_CONFIG)
+            return false;
+    }
+    return false;
+}
+
+bool lm_tune_folder_is(const char *path, const lm_bundle_opts *o)
+{
+    lm_err ignored = { 0 };
+    lm_bundle *b = NULL;
+    char *file = NULL;
+    struct stat st;
+    bool there;
+
+    if (lm_path_is_dir(path)) {
+        there = !lm_path_join(&file, path, lm_tune_config_file, &ignored) && lm_path_exists(file);
+        lm_free(file);
+        return there;
+    }
+    if (stat(path, &st) || !S_ISREG(st.st_mode) || lm_bundle_open(path, o, &b, &ignored))
+        return false;
+    there = lm_bundle_random(b) ? lm_bundle_find(b, lm_tune_config_file) != NULL
+                                : begins_as_adapter(b, &ignored);
+    lm_bundle_close(b);
+    return there;
+}
+
+/* adapter_config.json. */
+static lm_code read_config(lm_tune_folder *f, const lm_bundle_opts *o, lm_err *e)
+{
+    lm_buf text = { 0 };
+    char where[256];
+    lm_code rc = lm_bundle_open(f->path, o, &f->files, e);
+
+    if (!rc)
+        rc = lm_bundle_spool(f->files, e);
+    if (!rc && !lm_bundle_find(f->files, lm_tune_config_file))
+        return lm_fail(e, LM_EUSAGE, f->path, "give a folder that PEFT or peft-tune saved",
+                       "it has no %s", lm_tune_config_file);
+    if (!rc)
+        rc = lm_bundle_load(f->files, lm_tune_config_file, MAX_CONFIG, &text, e);
+    if (!rc)
+        lm_bundle_where(f->files, lm_bundle_find(f->files, lm_tune_config_file), where);
+    if (!rc)
+        rc = lm_json_parse(text.data ? text.data : "", text.len, where, &f->config, e);
+    if (!rc && !json_is_object(f->config))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "it is not a JSON object");
+    lm_buf_fini(&text);
+    return rc;
+}
+
+/* The header of the weights. */
+static lm_code read_weights(lm_tune_folder *f, lm_err *e)
+{
+    if (lm_bundle_find(f->files, lm_tune_weights_file))
+        return lm_bundle_st(f->files, lm_tune_weights_file, &f->st, e);
+    return lm_bundle_find(f->files, "adapter_model.bin")
+               ? lm_fail(e, LM_EUSAGE, f->path,
+                         "save it with PEFT's save_pretrained(..., safe_serialization=True)",
+                         "adapter_model.bin is a pickle of Python, which is not read")
+               : lm_fail(e, LM_EFORMAT, f->path, "copy all files of the adapter", "it has no %s",
+                         lm_tune_weights_file);
+}
+
+/* Kinds that depend on the input, or that are not layers: they run beside the base, and have no
+ * other form. */
+static bool stands_apart(const char *type)
+{
+    static const char *const kinds[] = {
+        "LILY",
+        "POLY",
+        "XLORA",
+        "SHADOW",
+        "ADAPTION_PROMPT",
+        "PREFIX_TUNING",
+        "CARTRIDGE",
+        "PROMPT_TUNING",
+        "P_TUNING",
+        "CPT",
+        "MULTITASK_PROMPT_TUNING",
+    };
+
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(kinds[i], type))
+            return true;
+    return false;
+}
+
+/* Kinds of which a part is neither in the file nor follows from the base: singular vectors up to
+ * signs that depend on the machine (PSOFT), clusters that scikit-learn draws (ADAMSS). */
+static bool lacks_a_part(const char *type)
+{
+    return !strcmp(type, "PSOFT") || !strcmp(type, "ADAMSS");
+}
+
+static lm_code read_method(lm_tune_folder *f, lm_err *e)
+{
+    const char *type = NULL;
+    double values[64];
+    lm_code rc = lm_json_str_or(f->config, "peft_type", "", &type, f->path, e);
+
+    if (rc)
+        return rc;
+    f->method = lm_tune_method_of(type);
+    if (!f->method)
+        return lm_fail(
+            e, LM_EUSAGE, f->path, "use the program that made it",
+            lacks_a_part(type)
+                ? "a part of adapters of type '%.40s' is not in their files, and not reproduced"
+            : stands_apart(type) ? "adapters of type '%.40s' are not changes of weights"
+                                 : "adapters of type '%.40s' are not known",
+            type);
+    rc = lm_tune_check_config(f->method, f->config, f->path, e);
+    return rc ? rc : lm_tune_read_hyper(f->method, f->config, NULL, f->path, values, e);
+}
+
+/* True for a kind of the registry. */
+static bool has_method(const lm_tune_folder *f)
+{
+    const char *type = json_string_value(json_object_get(f->config, "peft_type"));
+    return type && lm_tune_method_of(type);
+}
+
+/* any: kinds without a method too. */
+static lm_code open_folder(const char *path, const lm_bundle_opts *o, bool any,
+                           lm_tune_folder **out, lm_err *e)
+{
+    lm_tune_folder *f = NULL;
+    lm_code rc = lm_alloc_n(&f, 1, sizeof *f, "adapter", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    rc = lm_strdup(&f->path, path, e);
+    rc = rc ? rc : lm_arena_new(&f->arena, 1 << 16, e);
+    rc = rc ? rc : read_config(f, o, e);
+    if (!rc && (!any || has_method(f)))
+        rc = read_method(f, e);
+    rc = rc ? rc : read_weights(f, e);
+    if (!rc && !lm_st_count(f->st))
+        rc = lm_fail(e, LM_EFORMAT, path, "save the adapter again", "%s holds no tensors",
+                     lm_tune_weights_file);
+    if (rc)
+        lm_tune_folder_close(f);
+    else
+        *out = f;
+    return rc;
+}
+
+lm_code lm_tune_folder_open(const char *path, const lm_bundle_opts *o, lm_tune_folder **out,
+                            lm_err *e)
+{
+    return open_folder(path, o, false, out, e);
+}
+
+lm_code lm_tune_folder_open_any(const char *path, const lm_bundle_opts *o, lm_tune_folder **out,
+                                lm_err *e)
+{
+    return open_folder(path, o, true, out, e);
+}
+
+void lm_tune_folder_close(lm_tune_folder *f)
+{
+    if (!f)
+        return;
+    for (size_t i = 0; i < f->n_parts; i++) {
+        lm_free(f->part[i].tensor);
+        lm_free(f->part[i].file);
+    }
+    lm_free(f->part);
+    lm_free(f->whole);
+    lm_st_close(f->st);
+    lm_bundle_close(f->files);
+    json_decref(f->config);
+    json_decref(f->tokens);
+    lm_arena_free(f->arena);
+    lm_free(f->path);
+    lm_free(f);
+}
+
+const char *lm_tune_folder_path(const lm_tune_folder *f)
+{
+    return f->path;
+}
+
+const lm_tune_method *lm_tune_folder_method(const lm_tune_folder *f)
+{
+    return f->method;
+}
+
+const json_t *lm_tune_folder_config(const lm_tune_folder *f)
+{
+    return f->config;
+}
+
+const lm_st *lm_tune_folder_tensors(const lm_tune_folder *f)
+{
+    return f->st;
+}
+
+lm_bundle *lm_tune_folder_files(const lm_tune_folder *f)
+{
+    return f->files;
+}
+
+size_t lm_tune_folder_parts(const lm_tune_folder *f)
+{
+    return f->n_parts;
+}
+
+const lm_tune_part *lm_tune_folder_part(const lm_tune_folder *f, size_t i)
+{
+    return &f->part[i];
+}
+
+size_t lm_tune_folder_wholes(const lm_tune_folder *f)
+{
+    return f->n_wholes;
+}
+
+const lm_tune_whole *lm_tune_folder_whole(const lm_tune_folder *f, size_t i)
+{
+    return &f->whole[i];
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* folder.h -- adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors in a
+ * folder, a tar or an .lmz, of any method.
+ *
+ * Reading: open, bind to the modules of a base, then parts by number.  Every tensor of the file
+ * must belong to a module of the base and have the shape that the method's values demand, and
+ * every tensor of a module that is there must be in the file. */
+#ifndef LM_TUNE_FOLDER_H
+#define LM_TUNE_FOLDER_H
+
+#include "format/bundle.h"
+#include "format/safetensors.h"
+#include "tune/modules.h"
+
+typedef struct lm_tune_folder lm_tune_folder;
+
+/* A module that the adapter changes.  file[i]: the adapter's tensor for tensor[i]; NULL: off, or
+ * drawn. */
+typedef struct {
+    const lm_tune_base *base;
+    const lm_tune_method
+        *method; /* the folder's, or that of tokens (trainable_token_indices of LoRA) */
+    lm_tune_module module;
+    lm_tune_tensor *tensor;
+    const lm_st_tensor **file;
+    int n;
+} lm_tune_part;
+
+/* A tensor of the base that the adapter replaces: modules_to_save, trained biases, saved
+ * embeddings. */
+typedef struct {
+    const char *name; /* in the base's terms: "lm_head.weight" */
+    const lm_st_tensor *file;
+} lm_tune_whole;
+
+/* Read configuration and headers; `o` may be NULL.  Fails: LM_EUSAGE for kinds that are not served
+ * (they are named), LM_EFORMAT, LM_EIO. */
+lm_code lm_tune_folder_open(const char *path, const lm_bundle_opts *o, lm_tune_folder **out,
+                            lm_err *e);
+/* The same for adapters that are attached (attach.h): also those whose kind has no method, which
+ * is then NULL; these cannot be bound. */
+lm_code lm_tune_folder_open_any(const char *path, const lm_bundle_opts *o, lm_tune_folder **out,
+                                lm_err *e);
+void lm_tune_folder_close(lm_tune_folder *f);
+const char *lm_tune_folder_path(const lm_tune_folder *f);
+const lm_tune_method *lm_tune_folder_method(const lm_tune_folder *f);
+const json_t *lm_tune_folder_config(const lm_tune_folder *f); /* adapter_config.json */
+const lm_st *lm_tune_folder_tensors(const lm_tune_folder *f);
+lm_bundle *lm_tune_folder_files(const lm_tune_folder *f);
+
+/* True if `path` is a folder or an archive with adapter_config.json; false for streams. */
+bool lm_tune_folder_is(const char *path, const lm_bundle_opts *o);
+
+/* Find the modules that the adapter changes and check every shape; `bases` must outlive the
+ * folder.  Fails: LM_EUSAGE for a module or a shape that the base does not have; LM_EFORMAT. */
+lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_err *e);
+size_t lm_tune_folder_parts(const lm_tune_folder *f);
+const lm_tune_part *lm_tune_folder_part(const lm_tune_folder *f, size_t i);
+size_t lm_tune_folder_wholes(const lm_tune_folder *f);
+const lm_tune_whole *lm_tune_folder_whole(const lm_tune_folder *f, size_t i);
+/* The numbers of tensor i of a part, in double: dim product of tensor[i]; of an absent one as the
+ * method draws it. */
+lm_code lm_tune_folder_load(const lm_tune_folder *f, const lm_tune_part *p, int i, double *out,
+                            lm_err *e);
+
+/* ---- Writing ---- */
+
+/* A tensor to write, with its whole name. */
+typedef struct {
+    const char *name;
+    lm_dtype dtype;
+    int ndim;
+    int64_t dim[LM_MAX_DIMS];
+    const void *data;
+} lm_tune_saved;
+
+/* "base_model.model.MODULE.SUFFIX", or of a shared tensor "base_model.SUFFIX". */
+lm_code lm_tune_tensor_name(const lm_tune_module *m, const lm_tune_tensor *t, char **out,
+                            lm_err *e);
+/* As Python's json.dumps(config, indent=2, sort_keys=True) writes it. */
+lm_code lm_tune_config_text(const json_t *config, lm_buf *out, lm_err *e);
+/* The keys that PEFT writes for every method, and the method's at their defaults; the caller
+ * changes what differs and releases it.  base: base_model_name_or_path, may be NULL. */
+lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, json_t **out, lm_err *e);
+/* Write both files into the folder `dir`, which exists. */
+lm_code lm_tune_folder_write(const char *dir, const json_t *config, const lm_tune_saved *t,
+                             size_t n, lm_err *e);
+
+#endif

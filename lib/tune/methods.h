@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* methods.h -- the methods by variable, and what several of them use.  Private to lib/tune. */
+#ifndef LM_TUNE_METHODS_H
+#define LM_TUNE_METHODS_H
+
+#include "tune/method.h"
+#include "tune/svd.h"
+
+extern const lm_tune_method lm_tune_lora, lm_tune_adalora, lm_tune_loha, lm_tune_lokr, lm_tune_vera,
+    lm_tune_pvera, lm_tune_randlora, lm_tune_vblora, lm_tune_unilora, lm_tune_tinylora,
+    lm_tune_gralora, lm_tune_hira, lm_tune_delora, lm_tune_miss, lm_tune_c3a, lm_tune_fourierft,
+    lm_tune_waveft, lm_tune_shira, lm_tune_supertuning, lm_tune_ia3, lm_tune_road, lm_tune_oft,
+    lm_tune_boft, lm_tune_hra, lm_tune_deft, lm_tune_glora, lm_tune_peanut, lm_tune_beft,
+    lm_tune_ln_tuning, lm_tune_tokens, lm_tune_osf, lm_tune_frod;
+
+/* The value of a map {regular expression: number} of the configuration for the module; false:
+ * there is none. */
+bool lm_tune_pattern_value(const lm_tune_module *m, const char *map, double *out);
+/* LoRA's A [r,in] and B [out,r] by init_lora_weights, which keep what they have where it is true;
+ * w may change (lora_start.c). s: the scale of B A. */
+lm_code lm_tune_lora_start(const lm_tune_module *m, int64_t r, double s, double *w, bool *changed,
+                           double *a, double *b, lm_rng rng, lm_err *e);
+/* alpha / r of a module of LoRA, or alpha / sqrt(r). */
+double lm_tune_lora_scale(const lm_tune_module *m);
+/* Whether a regular expression matches the whole text. */
+lm_code lm_tune_matches(const char *pattern, const char *text, bool *hit, lm_err *e);
+
+#endif

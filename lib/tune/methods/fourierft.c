@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fourierft.c -- some coefficients of the change's spectrum train: W' = W + scaling Re ifft2(S), S
+ * zero but for n_frequency places that torch draws from random_loc_seed, so with c_k at (u_k, v_k):
+ * W'[o,i] = W[o,i] + scaling / (out in) sum over k of c_k cos(2 pi (u_k o / out + v_k i / in)).
+ * Sources: arXiv:2405.03003; huggingface/peft tuners/fourierft. */
+#include <math.h>
+
+#include "tune/methods.h"
+#include "tune/torch_rng.h"
+
+static const lm_hyper hyper[] = {
+    { "n_frequency", 1000, 1, 1e9, "coefficients", LM_WHOLE },
+    { "scaling", 150, -1e12, 1e12, "scale", NULL },
+    { "random_loc_seed", 777, 0, 9e15, "seed of their places", LM_WHOLE },
+    { 0 },
+};
+enum { COUNT, SCALE, SEED };
+
+static int64_t count_of(const lm_tune_module *m)
+{
+    double n = m->hyper[COUNT];
+
+    lm_tune_pattern_value(m, "n_frequency_pattern", &n);
+    return (int64_t)n;
+}
+
+static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
+{
+    int64_t count = count_of(m);
+
+    *n = 0;
+    if (count < 1 || count > m->in * m->out)
+        return lm_fail(e, LM_EUSAGE, m->name, "use a smaller n_frequency",
+                       "it has no %lld frequencies", (long long)count);
+    lm_tune_tensor_add(out, n, "fourierft_spectrum", count, 0, LM_TUNE_NORMAL, 1);
+    return LM_OK;
+}
+
+/* cos or sin of 2 pi u_k o / size, as [size,n]. */
+static lm_vid waves(lm_rule *r, const int64_t *u, int64_t n, int64_t size, bool sine)
+{
+    double *t = NULL;
+
+    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &t, (size_t)(size * n), sizeof *t, r->e))
+        return LM_NONE;
+    for (int64_t o = 0; o < size; o++)
+        for (int64_t k = 0; k < n; k++) {
+            double angle = 2 * acos(-1) * (double)(u[k] * o % size) / (double)size;
+
+            t[o * n + k] = sine ? sin(angle) : cos(angle);
+        }
+    return lm_r_const(r, LM_DIMS(size, n), t);
+}
+
+static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+{
+    int64_t n = count_of(m), *u = NULL, *v = NULL;
+
+    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &u, (size_t)n, sizeof *u, r->e) ||
+        lm_arena_alloc(r->arena, &v, (size_t)n, sizeof *v, r->e) ||
+        lm_torch_choose((uint64_t)m->hyper[SEED], m->in * m->out, n, u, r->e))
+        return LM_NONE;
+    for (int64_t k = 0; k < n; k++) {
+        v[k] = u[k] % m->in;
+        u[k] /= m->in;
+    }
+    /* cos(a + b) = cos a cos b - sin a sin b */
+    for (int sine = 0; sine < 2; sine++) {
+        lm_vid left = LM_R_MAP(r, "y = t * c", LM_IS("t", waves(r, u, n, m->out, sine)),
+                               LM_IS("c", lm_r_shape2(r, p[0], 1, n)));
+
+        w = lm_r_add(r, w, (sine ? -1 : 1) * m->hyper[SCALE] / ((double)m->out * (double)m->in),
+                     lm_r_matmul(r, left, false, waves(r, v, n, m->in, sine), true));
+    }
+    return w;
+}
+
+const lm_tune_method lm_tune_fourierft = {
+    .peft_type = "FOURIERFT",
+    .name = "fourierft",
+    .about = "some coefficients of the change's spectrum",
+    .prefix = "fourierft_",
+    .is = LM_TUNE_LINEAR | LM_TUNE_SEEDED,
+    .hyper = hyper,
+    .extra = "{\"n_frequency_pattern\": {}, \"fan_in_fan_out\": false}",
+    .tensors = tensors,
+    .weight = weight,
+};

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* vera.c -- low-rank adaptation through two frozen random matrices that all modules share:
+ * W' = W + diag(b) B diag(d) A, d [r] and b [out] trained, A [r,in], B [out,r] the first columns
+ * and rows of matrices that are as wide as the widest module.
+ *
+ * A file without A and B (save_projection false) has those that torch draws from
+ * projection_prng_key: uniform within sqrt(6 / columns).  Sources: arXiv:2310.11454;
+ * huggingface/peft tuners/vera. */
+#include <math.h>
+
+#include "tune/methods.h"
+#include "tune/torch_rng.h"
+
+static const lm_hyper hyper[] = {
+    { "r", 256, 1, 1e6, "rank", LM_WHOLE },
+    { "d_initial", 0.1, -1e9, 1e9, "value of d at the beginning", NULL },
+    { "projection_prng_key", 0, 0, 9e15, "seed of A and B", LM_WHOLE },
+    { "vera_dropout", 0, 0, 1, "share of inputs dropped in training", NULL },
+    { 0 },
+};
+enum { R, INITIAL, KEY };
+enum { A, B, SCALE_D, SCALE_B };
+enum { PARTS = 1 }; /* of A and d */
+
+static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
+{
+    int64_t r = (int64_t)m->hyper[R];
+
+    (void)e;
+    *n = 0;
+    for (int i = 0; i < 2; i++) {
+        lm_tune_tensor *t =
+            i ? lm_tune_tensor_add(out, n, "vera_B", m->most_out, r, LM_TUNE_BASE, 0)
+              : lm_tune_tensor_add(out, n, "vera_A", PARTS * r, m->most_in, LM_TUNE_BASE, 0);
+        t->shared = t->frozen = t->absent = true;
+    }
+    lm_tune_tensor_add(out, n, "vera_lambda_d", PARTS * r, 0, LM_TUNE_FULL, m->hyper[INITIAL]);
+    lm_tune_tensor_add(out, n, "vera_lambda_b", m->out, 0, LM_TUNE_ZEROS, 0);
+    return LM_OK;
+}
+
+/* B is drawn behind A from one generator. */
+static lm_code draw(const lm_tune_module *m, int i, double *out, lm_err *e)
+{
+    int64_t r = (int64_t)m->hyper[R], a = PARTS * r * m->most_in;
+    lm_torch_rng g;
+
+    (void)e;
+    lm_torch_rng_seed(&g, (uint64_t)m->hyper[KEY]);
+    if (i == B)
+        for (int64_t k = 0; k < a; k++)
+            lm_torch_rng_u32(&g);
+    lm_torch_uniform(&g, sqrt(6 / (double)(i == B ? r : m->most_in)), i == B ? m->most_out * r : a,
+                     out);
+    return LM_OK;
+}
+
+static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *const *v,
+                     lm_rng rng, lm_err *e)
+{
+    lm_code rc = draw(m, A, v[A], e);
+
+    (void)w, (void)changed, (void)rng;
+    return rc ? rc : draw(m, B, v[B], e);
+}
+
+static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+{
+    int64_t n = (int64_t)m->hyper[R];
+    lm_vid d = lm_r_part(r, lm_r_shape2(r, p[SCALE_D], PARTS * n, 1), 0, n, 0, 1);
+    lm_vid right =
+        LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[A], 0, n, 0, m->in)), LM_IS("d", d));
+    lm_vid left = LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[B], 0, m->out, 0, n)),
+                           LM_IS("d", lm_r_shape2(r, p[SCALE_B], m->out, 1)));
+
+    return lm_r_add(r, w, 1, lm_r_matmul(r, left, false, right, false));
+}
+
+const lm_tune_method lm_tune_vera = {
+    .peft_type = "VERA",
+    .name = "vera",
+    .about = "scales between frozen random matrices",
+    .prefix = "vera_",
+    .is = LM_TUNE_LINEAR | LM_TUNE_SEEDED,
+    .hyper = hyper,
+    .tensors = tensors,
+    .weight = weight,
+    .start = start,
+    .draw = draw,
+};

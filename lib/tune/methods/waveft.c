@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* waveft.c -- some wavelet coefficients of the change train: W' = W + scaling T, T the inverse of
+ * one level of the Haar transform (db1) of a matrix that is zero but for n_frequency places, which
+ * torch draws from random_loc_seed.
+ *
+ * The matrix has sides rounded up to even numbers, and W' takes its middle.  Its quarters a, h, v,
+ * d give T[2i + x, 2j + z] = (a + (-1)^x h + (-1)^z v + (-1)^(x+z) d)[i,j] / 2.  use_idwt false:
+ * the matrix itself. Sources: arXiv:2505.12532; huggingface/peft tuners/waveft. */
+#include "tune/methods.h"
+#include "tune/torch_rng.h"
+
+static const lm_hyper hyper[] = {
+    { "n_frequency", 2592, 1, 1e9, "coefficients", LM_WHOLE },
+    { "scaling", 25, -1e12, 1e12, "scale", NULL },
+    { "random_loc_seed", 777, 0, 9e15, "seed of their places", LM_WHOLE },
+    { "use_idwt", 1, 0, 1, "the inverse transform applies", "false true" },
+    { "wavelet_family", 0, 0, 0, "wavelet", "db1" },
+    { 0 },
+};
+enum { COUNT, SCALE, SEED, INVERSE };
+
+static const char *const refused[] = { "proportional_parameters", NULL };
+
+static int64_t count_of(const lm_tune_module *m)
+{
+    double n = m->hyper[COUNT];
+
+    lm_tune_pattern_value(m, "n_frequency_pattern", &n);
+    return (int64_t)n;
+}
+
+static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
+{
+    int64_t count = count_of(m);
+
+    *n = 0;
+    if (count < 1 || count > m->in * m->out)
+        return lm_fail(e, LM_EUSAGE, m->name, "use a smaller n_frequency",
+                       "it has no %lld coefficients", (long long)count);
+    lm_tune_tensor_add(out, n, "waveft_spectrum", count, 0, LM_TUNE_ZEROS, 0);
+    return LM_OK;
+}
+
+/* Where the padded matrix begins: half of what is added to an odd side, which is none. */
+typedef struct {
+    int64_t rows, cols;
+} sides;
+
+/* Quarter (right, low) spread to [out,in]: element (o,i) is the quarter's at (o/2, i/2). */
+static lm_vid quarter(lm_rule *r, const lm_tune_module *m, lm_vid c, const int32_t *at, sides s,
+                      int low, int right)
+{
+    int32_t *ids = NULL;
+    int64_t rows = s.rows / 2, cols = s.cols / 2;
+
+    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &ids, (size_t)(m->out * m->in), sizeof *ids, r->e))
+        return LM_NONE;
+    for (int64_t o = 0; o < m->out; o++)
+        for (int64_t i = 0; i < m->in; i++)
+            ids[o * m->in + i] = at[(low * rows + o / 2) * s.cols + right * cols + i / 2];
+    return lm_r_gather(r, c, ids, LM_DIMS(m->out, m->in));
+}
+
+/* 1, -1, 1 ... */
+static lm_vid signs(lm_rule *r, int64_t rows, int64_t cols)
+{
+    double *t = NULL;
+
+    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &t, (size_t)(rows * cols), sizeof *t, r->e))
+        return LM_NONE;
+    for (int64_t i = 0; i < rows * cols; i++)
+        t[i] = i % 2 ? -1 : 1;
+    return lm_r_const(r, LM_DIMS(rows, cols), t);
+}
+
+/* The number of the coefficient at each place of the padded matrix; -1: none. */
+static int32_t *places(lm_rule *r, const lm_tune_module *m, sides s)
+{
+    int64_t n = count_of(m), *u = NULL;
+    int32_t *at = NULL;
+
+    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &u, (size_t)n, sizeof *u, r->e) ||
+        lm_arena_alloc(r->arena, &at, (size_t)(s.rows * s.cols), sizeof *at, r->e) ||
+        lm_torch_choose((uint64_t)m->hyper[SEED], m->in * m->out, n, u, r->e))
+        return NULL;
+    for (int64_t i = 0; i < s.rows * s.cols; i++)
+        at[i] = -1;
+    for (int64_t k = 0; k < n; k++)
+        at[u[k] / m->in * s.cols + u[k] % m->in] = (int32_t)k;
+    return at;
+}
+
+static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+{
+    bool plain = m->hyper[INVERSE] <= 0;
+    sides s = { plain ? m->out : (m->out + 1) / 2 * 2, plain ? m->in : (m->in + 1) / 2 * 2 };
+    int32_t *at = places(r, m, s);
+
+    if (!at)
+        return LM_NONE;
+    if (plain)
+        return lm_r_add(r, w, m->hyper[SCALE], lm_r_gather(r, p[0], at, LM_DIMS(m->out, m->in)));
+    return LM_R_MAP(r, "y = w + 0.5 * k * (a + x * h + u * (v + x * d))", LM_IS("w", w),
+                    LM_CONSTANT("k", m->hyper[SCALE]), LM_IS("a", quarter(r, m, p[0], at, s, 0, 0)),
+                    LM_IS("h", quarter(r, m, p[0], at, s, 0, 1)),
+                    LM_IS("v", quarter(r, m, p[0], at, s, 1, 0)),
+                    LM_IS("d", quarter(r, m, p[0], at, s, 1, 1)), LM_IS("x", signs(r, m->out, 1)),
+                    LM_IS("u", signs(r, 1, m->in)));
+}
+
+const lm_tune_method lm_tune_waveft = {
+    .peft_type = "WAVEFT",
+    .name = "waveft",
+    .about = "some wavelet coefficients of the change",
+    .prefix = "waveft_",
+    .is = LM_TUNE_LINEAR | LM_TUNE_SEEDED,
+    .hyper = hyper,
+    .refused = refused,
+    .extra = "{\"n_frequency_pattern\": {}, \"fan_in_fan_out\": false}",
+    .tensors = tensors,
+    .weight = weight,
+};

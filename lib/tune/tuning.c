@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tuning.c -- an adapter that trains: attached to its base, with the numbers that it starts with. */
+#include "tune/tuning.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "model/arch.h"
+#include "tune/folder_impl.h"
+
+lm_code lm_tuning_new(json_t *config, const char *where, const lm_model_source *base,
+                      const lm_config *c, lm_tuning *out, lm_err *e)
+{
+    *out = (lm_tuning){ .config = config };
+    lm_code rc = lm_tune_config_text(config, &out->text, e);
+    rc = rc ? rc : lm_tune_bases_read(base, false, &out->bases, e);
+    rc = rc ? rc : lm_attach_new(&out->bases, c, config, where, &out->attach, e);
+    if (rc)
+        lm_tuning_fini(out);
+    return rc;
+}
+
+static lm_code open_parts(lm_bundle *b, const char *path, lm_st **tensors, json_t **config,
+                          lm_err *e)
+{
+    enum { MOST = 16 << 20 };
+    lm_buf text = { 0 };
+    if (lm_bundle_spool(b, e))
+        return e->code;
+    if (!lm_bundle_find(b, lm_tune_config_file) || !lm_bundle_find(b, lm_tune_weights_file))
+        return lm_fail(e, LM_EUSAGE, path, "name a folder that PEFT or peft-tune saved",
+                       "it has no %s and %s", lm_tune_config_file, lm_tune_weights_file);
+    lm_code rc = lm_bundle_load(b, lm_tune_config_file, MOST, &text, e);
+    rc = rc ? rc
+            : lm_json_parse(text.data ? text.data : "", text.len, lm_tune_config_file, config, e);
+    if (!rc && !json_is_object(*config))
+        rc = lm_fail(e, LM_EFORMAT, lm_tune_config_file, NULL, "it is not a JSON object");
+    lm_buf_fini(&text);
+    if (rc)
+        lm_err_in(e, "%s", path);
+    return rc ? rc : lm_bundle_st(b, lm_tune_weights_file, tensors, e);
+}
+
+lm_code lm_tuning_open(const char *path, const lm_bundle_opts *o, lm_bundle **files,
+                       lm_st **tensors, json_t **config, lm_err *e)
+{
+    *files = NULL;
+    *tensors = NULL;
+    *config = NULL;
+    lm_code rc = lm_bundle_open(path, o, files, e);
+    rc = rc ? rc : open_parts(*files, path, tensors, config, e);
+    if (!rc)
+        return LM_OK;
+    json_decref(*config);
+    lm_st_close(*tensors);
+    lm_bundle_close(*files);
+    *config = NULL;
+    *tensors = NULL;
+    *files = NULL;
+    return rc;
+}
+
+void lm_tuning_fini(lm_tuning *t)
+{
+    lm_attach_free(t->attach);
+    lm_tune_bases_fini(&t->bases);
+    lm_buf_fini(&t->text);
+    json_decref(t->config);
+    *t = (lm_tuning){ 0 };
+}
+
+void lm_tuning_build(lm_tuning *t, lm_build *b)
+{
+    b->adapt = lm_attach_adapt(t->attach);
+    b->trainable = lm_attach_trains;
+    b->ctx = t->attach;
+}
+
+/* ---- the first numbers ---- */
+
+/* What start() needs of one module: W [out,in] in double, and the tensors' numbers. */
+typedef struct {
+    lm_tuning *t;
+    lm_store *s;
+    const lm_tune_module *m;
+    lm_tune_tensor tensor[LM_TUNE_TENSORS];
+    double *v[LM_TUNE_TENSORS];
+    int n;
+} first;
+
+static int64_t numbers_of(const lm_tune_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++)
+        n *= t->dim[i];
+    return n;
+}
+
+/* The slice of the model with that name; -1: none. */
+static int slice_of(const lm_model *m, const char *name)
+{
+    for (int i = 0; i < m->n_slices; i++)
+        if (!strcmp(lm_arch_rootless(m->slice[i].name), lm_arch_rootless(name)))
+            return i;
+    return -1;
+}
+
+static void turn(const double *in, int64_t rows, int64_t cols, double *out)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++)
+            out[j * rows + i] = in[i * cols + j];
+}
+
+/* The base's weight of the module, [out,in]. */
+static lm_code load_weight(const first *f, double **out, lm_err *e)
+{
+    const lm_tune_base *b = lm_tune_base_find(&f->t->bases, f->m->name, strlen(f->m->name));
+    const lm_st_tensor *st = b ? lm_model_source_find(f->t->base, b->weight) : NULL;
+    size_t n = (size_t)(f->m->out * f->m->in);
+    double *file = NULL;
+    if (!st)
+        return lm_fail(e, LM_EBUG, f->m->name, NULL, "the base has no such weight");
+    if (lm_alloc_n(out, n, sizeof **out, "a weight", e) ||
+        lm_alloc_n(&file, f->m->turned ? n : 1, sizeof *file, "a weight", e) ||
+        lm_model_source_load(f->t->base, st, LM_DTYPE_F64, f->m->turned ? file : *out, e)) {
+        lm_free(file);
+        return e->code;
+    }
+    if (f->m->turned)
+        turn(file, f->m->in, f->m->out, *out);
+    lm_free(file);
+    return LM_OK;
+}
+
+static lm_code put(const first *f, int slice, const double *v, int64_t n, lm_err *e)
+{
+    float *low = NULL;
+    if (lm_alloc_n(&low, (size_t)n, sizeof *low, "a tensor", e))
+        return e->code;
+    for (int64_t i = 0; i < n; i++)
+        low[i] = (float)v[i];
+    lm_code rc = lm_store_put(f->s, slice, LM_DTYPE_F32, low, e);
+    lm_free(low);
+    return rc;
+}
+
+static lm_code put_weight(const first *f, double *w, lm_err *e)
+{
+    const lm_tune_base *b = lm_tune_base_find(&f->t->bases, f->m->name, strlen(f->m->name));
+    size_t n = (size_t)(f->m->out * f->m->in);
+    double *file = NULL;
+    int slice = slice_of(f->s->model, b->weight);
+    if (slice < 0)
+        return lm_fail(e, LM_EBUG, b->weight, NULL, "is not a tensor of the model");
+    if (!f->m->turned)
+        return put(f, slice, w, (int64_t)n, e);
+    if (lm_alloc_n(&file, n, sizeof *file, "a weight", e))
+        return e->code;
+    turn(w, f->m->out, f->m->in, file);
+    lm_code rc = put(f, slice, file, (int64_t)n, e);
+    lm_free(file);
+    return rc;
+}
+
+static lm_code put_tensors(const first *f, lm_err *e)
+{
+    char *name = NULL;
+    lm_code rc = LM_OK;
+    for (int i = 0; i < f->n && !rc; i++) {
+        if (!f->v[i])
+            continue;
+        rc = lm_tune_tensor_name(f->m, &f->tensor[i], &name, e);
+        int slice = rc ? -1 : slice_of(f->s->model, name);
+        if (!rc && slice >= 0)
+            rc = put(f, slice, f->v[i], numbers_of(&f->tensor[i]), e);
+        lm_free(name);
+        name = NULL;
+    }
+    return rc;
+}
+
+/* Tensors that start from the base. */
+static lm_code start_module(first *f, const lm_tune_method *method, lm_err *e)
+{
+    double *w = NULL;
+    bool changed = false, any = false;
+    lm_code rc = method->tensors(f->m, f->tensor, &f->n, e);
+    for (int i = 0; i < f->n && !rc; i++)
+        any = any || (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE);
+    if (rc || !any)
+        return rc;
+    for (int i = 0; i < f->n && !rc; i++)
+        if (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE)
+            rc = lm_alloc_n(&f->v[i], (size_t)numbers_of(&f->tensor[i]), sizeof *f->v[i],
+                            "a tensor", e);
+    rc = rc ? rc : load_weight(f, &w, e);
+    rc = rc ? rc
+            : method->start(f->m, w, &changed, f->v,
+                            lm_rng_make(f->t->seed, "adapter", (uint64_t)f->m->place), e);
+    rc = rc ? rc : put_tensors(f, e);
+    if (!rc && changed)
+        rc = put_weight(f, w, e);
+    for (int i = 0; i < f->n; i++)
+        lm_free(f->v[i]);
+    lm_free(w);
+    return rc;
+}
+
+lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
+{
+    lm_tuning *t = ctx;
+    const lm_tune_method *method = lm_attach_method(t->attach);
+    if (lm_store_draw(s, LM_TENSORS_ADAPTER, t->seed, e))
+        return e->code;
+    for (size_t i = 0; method && method->start && i < lm_attach_modules(t->attach); i++) {
+        first f = { .t = t, .s = s, .m = lm_attach_module(t->attach, i) };
+        if (start_module(&f, method, e))
+            return e->code;
+    }
+    return t->first ? lm_store_load_adapter(s, t->first, e) : LM_OK;
+}
+
+lm_code lm_tuning_fold(void *ctx, lm_store *s, lm_err *e)
+{
+    return lm_attach_fold(((lm_tuning *)ctx)->attach, s, e);
+}
+
+/* ---- for people ---- */
+
+static const char *last_name(const char *module)
+{
+    const char *dot = strrchr(module, '.');
+    return dot ? dot + 1 : module;
+}
+
+lm_code lm_tuning_line(const lm_tuning *t, lm_buf *out, lm_err *e)
+{
+    const char *type = json_string_value(json_object_get(t->config, "peft_type"));
+    size_t n = lm_attach_modules(t->attach);
+    int64_t rows = lm_attach_virtual(t->attach);
+    int shown = 0;
+    lm_code rc = lm_buf_addf(out, e, "%s", type ? type : "bottleneck adapters");
+    if (!rc && rows)
+        rc = lm_buf_addf(out, e, " of %lld virtual tokens", (long long)rows);
+    if (!rc && n)
+        rc = lm_buf_addf(out, e, " on %zu module%s:", n, lm_plural(n));
+    for (size_t i = 0; !rc && i < n; i++) {
+        const char *name = last_name(lm_attach_module(t->attach, i)->name);
+        bool seen = false;
+        for (size_t k = 0; k < i && !seen; k++)
+            seen = !strcmp(last_name(lm_attach_module(t->attach, k)->name), name);
+        if (!seen)
+            rc = lm_buf_addf(out, e, "%s %s", shown++ ? "," : "", name);
+    }
+    return rc;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tuning.h -- a new adapter for a base model: its configuration from a few words, the modules that it changes, and the
+ * numbers with which it starts.
+ *
+ * A recipe is a name that users of the field know: a method of the registry, or one with certain keys set ("rslora" is lora
+ * with use_rslora), with the learning rate that suits it.  Keys are those of PEFT's adapter_config.json. */
+#ifndef LM_TUNE_TUNING_H
+#define LM_TUNE_TUNING_H
+
+#include "base/par.h"
+#include "model/store.h"
+#include "tune/attach.h"
+#include "tune/folder.h"
+
+typedef struct {
+    const char *name;   /* "qlora" */
+    const char *method; /* of the registry; NULL: see `config` */
+    const char *keys;   /* "use_rslora=true"; "": none */
+    const char
+        *format; /* of the frozen weights, a name of the registry of formats; NULL: as they are */
+    const char *train; /* patterns of tensors of the model that train; NULL: none */
+    double rate;       /* peak learning rate */
+    double plus;       /* LoRA+: the rate of B over that of A; 0: the same */
+    const char *about;
+    /* JSON of a configuration whose kind the registry does not have (attach.h): prompts, prefixes, bottlenecks; NULL, and
+     * no method: no adapter, tensors of the model train */
+    const char *config;
+} lm_tuning_recipe;
+
+static inline bool lm_tuning_recipe_adapts(const lm_tuning_recipe *r)
+{
+    return r->method || r->config;
+}
+
+/* A recipe by name, with every method of the registry under its own; false: unknown. */
+bool lm_tuning_recipe_find(const char *name, lm_tuning_recipe *out);
+/* All of them as a table, or as one JSON array, appended to `out`. */
+lm_code lm_tuning_recipes_table(lm_buf *out, lm_err *e);
+lm_code lm_tuning_recipes_json(lm_buf *out, lm_err *e);
+/* Its names, NULL-terminated, for completion; made once. */
+const char *const *lm_tuning_recipe_names(void);
+
+/* What is asked for.  All borrowed; NULL: not given. */
+typedef struct {
+    lm_tuning_recipe recipe;
+    const char *base;       /* base_model_name_or_path */
+    const lm_config *model; /* its shape */
+    /* negative: not given.  The rank of lora is then 16, alpha twice the rank */
+    double rank, alpha, dropout;
+    const char *target;
+    /* NULL: all linear layers, or those that suit the method */ /* "all-linear", names with commas, or a regular expression */
+    const char *exclude, *layers, *save; /* names; numbers "0-3,7"; modules_to_save */
+    const char *const *set;              /* KEY=VALUE of adapter_config.json */
+    int n_set;
+} lm_tuning_ask;
+
+/* The configuration: the method's defaults, the recipe's keys, then what is asked for, `set` last.  The caller releases it.
+ * Fails: LM_EUSAGE for an option that the method has no key for, an unknown key (the nearest is named), and values of another
+ * type. */
+lm_code lm_tuning_config(const lm_tuning_ask *ask, json_t **out, lm_err *e);
+
+/* An adapter that trains on a base.  `first`, `base` and `seed` are set by the caller before lm_tuning_start. */
+typedef struct {
+    json_t *config; /* adapter_config.json */
+    lm_buf text;    /* the same as PEFT writes it */
+    lm_tune_bases bases;
+    lm_attach *attach;
+    const lm_model_source *base; /* borrowed */
+    uint64_t seed;
+    lm_st *first; /* tensors of an adapter that it starts with; borrowed; NULL: none */
+} lm_tuning;
+
+/* The configuration of a saved adapter of any kind, a folder, a tar or an .lmz, and its tensors; for the caller to release in
+ * this order: json_decref, lm_st_close, lm_bundle_close.  Fails: LM_EUSAGE for what is not an adapter; LM_EFORMAT, LM_EIO. */
+lm_code lm_tuning_open(const char *path, const lm_bundle_opts *o, lm_bundle **files,
+                       lm_st **tensors, json_t **config, lm_err *e);
+
+/* config: taken, also after a failure.  where: names it in messages.  `c` is borrowed for the life of *out.  Fails as
+ * lm_attach_new. */
+lm_code lm_tuning_new(json_t *config, const char *where, const lm_model_source *base,
+                      const lm_config *c, lm_tuning *out, lm_err *e);
+void lm_tuning_fini(lm_tuning *t);
+/* Set what a build of the model needs: the adapter, and what of the base trains. */
+void lm_tuning_build(lm_tuning *t, lm_build *b);
+/* For lm_trainer_io.adapt, ctx the lm_tuning: draws the adapter's tensors, or computes them from the base as the method
+ * says (which may change the base: PiSSA), or takes those of `first`. */
+lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e);
+
+/* For lm_ckpt_opts.fold, ctx the lm_tuning: lm_attach_fold. */
+lm_code lm_tuning_fold(void *ctx, lm_store *s, lm_err *e);
+
+/* "LORA on 28 modules: q_proj, k_proj, ..."; appended to `out`. */
+lm_code lm_tuning_line(const lm_tuning *t, lm_buf *out, lm_err *e);
+
+#endif

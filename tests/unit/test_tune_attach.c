@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Adapters in the graph: every method's gradients against finite differences, and its loss against that of the base
+ * with the adapter merged; virtual tokens against rows that are written by hand. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/json.h"
+#include "base/rng.h"
+#include "model/arch.h"
+#include "model_run.h"
+#include "tune/apply.h"
+#include "tune/attach.h"
+
+static const char *const models[] = {
+    "{\"model_type\":\"gpt2\",\"vocab_size\":23,\"n_embd\":16,\"n_layer\":2,\"n_head\":4,"
+    "\"n_positions\":16}",
+    "{\"model_type\":\"llama\",\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":24,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"max_position_embeddings\":32,"
+    "\"num_key_value_heads\":2}",
+};
+enum { N_MODELS = 2, BATCH = 2, SEQ = 6 };
+
+/* ---- the base ---- */
+
+typedef struct {
+    lm_config config;
+    lm_tune_base base[64];
+    char name[64][LM_TENSOR_NAME];
+    lm_tune_bases bases;
+    json_t *json;
+} tiny;
+
+static lm_code see(void *ctx, const lm_model_tensor *t)
+{
+    tiny *y = ctx;
+    lm_tune_base *b = &y->base[y->bases.n];
+    char *name = y->name[y->bases.n];
+    bool turned = t->order == LM_ORDER_CONV1D;
+    if (t->bias) {
+        b[-1].bias = "bias";
+        return LM_OK;
+    }
+    memcpy(name, t->hf, sizeof y->name[0]);
+    name[strlen(name) - strlen(".weight")] = 0;
+    *b = (lm_tune_base){ .name = name,
+                         .weight = name,
+                         .kind = t->ndim == 1 ? LM_TUNE_NORM
+                                 : t->part == LM_PART_EMBED || t->part == LM_PART_POSITION
+                                     ? LM_TUNE_EMBEDDING
+                                     : LM_TUNE_LINEAR_LAYER,
+                         .head = t->part == LM_PART_OUTPUT,
+                         .turned = turned,
+                         .out = t->dim[turned],
+                         .in = t->ndim == 1 ? 0 : t->dim[!turned],
+                         .layer = t->layer };
+    if (b->kind == LM_TUNE_EMBEDDING) {
+        b->out = t->dim[1];
+        b->in = t->dim[0];
+    }
+    y->bases.n++;
+    return LM_OK;
+}
+
+static void tiny_begin(tiny *t, int i)
+{
+    lm_err e = { 0 };
+    memset(t, 0, sizeof *t);
+    must(lm_json_parse(models[i], strlen(models[i]), "config", &t->json, &e), &e);
+    must(lm_config_read(t->json, "config", &t->config, &e), &e);
+    t->bases = (lm_tune_bases){ .at = t->base, .config = t->json, .path = "m" };
+    must(lm_model_tensors_walk(&t->config, see, t), &e);
+}
+
+static void tiny_end(tiny *t)
+{
+    lm_config_fini(&t->config);
+    json_decref(t->json);
+}
+
+/* ---- runs ---- */
+
+/* Random numbers everywhere, which depend on the name of the tensor's parameter alone. */
+static float *random_block(const lm_model *m)
+{
+    float *block = room((size_t)m->block, sizeof *block);
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *s = &m->slice[i];
+        const lm_param *p = &m->param[s->param];
+        int64_t row = p->count / m->graph->value[p->value].t.dim[0];
+        lm_rng r = lm_rng_make(9, s->name, 0);
+        for (int64_t k = 0; k < s->rows * row; k++)
+            block[p->offset + s->row * row + k] = (float)(0.3 * lm_rng_normal(r, (uint64_t)k));
+    }
+    return block;
+}
+
+static void feed(runner *r, int64_t virtual)
+{
+    const lm_model *m = r->model;
+    lm_rng rng = lm_rng_make(4, "tokens", 0);
+    for (int64_t i = 0; i < BATCH * SEQ; i++) {
+        bool is_virtual = i % SEQ < virtual;
+        ids_of(r, m->tokens)[i] =
+            is_virtual ? (int32_t)(23 + i % SEQ) : (int32_t)lm_rng_below(rng, (uint64_t)i * 2, 23);
+        if (m->targets != LM_NONE)
+            ids_of(r, m->targets)[i] =
+                is_virtual || i % 5 == 3 ? -1 : (int32_t)lm_rng_below(rng, (uint64_t)i * 2 + 1, 23);
+    }
+}
+
+static void fill_constants(runner *r)
+{
+    const lm_model *m = r->model;
+    for (int i = 0; i < m->n_constants; i++) {
+        const lm_model_const *c = &m->constant[i];
+        if (c->id)
+            memcpy(r->mem[c->value], c->id, (size_t)c->count * sizeof *c->id);
+        else
+            memcpy(r->mem[c->value], c->number, (size_t)c->count * sizeof *c->number);
+        lm_exec_bind(r->exec, c->value, r->mem[c->value]);
+    }
+}
+
+static lm_build build_of(lm_mode mode, lm_attach *a)
+{
+    return (lm_build){ .mode = mode,
+                       .batch = BATCH,
+                       .seq = SEQ,
+                       .cache = SEQ,
+                       .precision = { .low = LM_DTYPE_F64 },
+                       .adapt = a ? lm_attach_adapt(a) : NULL,
+                       .trainable = a ? lm_attach_trains : NULL,
+                       .ctx = a };
+}
+
+static double loss_at(runner *r, double *w, const double *kept, const double *d, int64_t n,
+                      double h)
+{
+    for (int64_t i = 0; i < n; i++)
+        w[i] = kept[i] + h * d[i];
+    runner_run(r);
+    return loss_sum(r);
+}
+
+static void check_param(runner *r, int p, const char *what)
+{
+    const lm_param *param = &r->model->param[p];
+    int64_t n = param->count;
+    double *w = r->mem[param->value], *kept = room((size_t)n, sizeof *w),
+           *d = room((size_t)n, sizeof *d);
+    double got = 0, norm = 0, h = 1e-5;
+    lm_rng rng = lm_rng_make(2, "direction", (uint64_t)p);
+    runner_run(r);
+    for (int64_t i = 0; i < n; i++) {
+        kept[i] = w[i];
+        d[i] = lm_rng_normal(rng, (uint64_t)i);
+        got += grad_at(r, p, i) * d[i];
+        norm += grad_at(r, p, i) * grad_at(r, p, i);
+    }
+    double want = (8 * (loss_at(r, w, kept, d, n, h) - loss_at(r, w, kept, d, n, -h)) -
+                   (loss_at(r, w, kept, d, n, 2 * h) - loss_at(r, w, kept, d, n, -2 * h))) /
+                  (12 * h);
+    loss_at(r, w, kept, d, n, 0);
+    if (!(fabs(got - want) <= 1e-5 * (fabs(want) + sqrt(norm)) + 1e-8))
+        fail_msg("%s, %s: gradient %.12g, finite differences %.12g", what,
+                 r->model->graph->value[param->value].name, got, want);
+    lm_free(kept);
+    lm_free(d);
+}
+
+/* Gradients of all that trains; the number of those parameters. */
+static int check_gradients(runner *r, const char *what)
+{
+    int n = 0;
+    for (int p = 0; p < r->model->n_params; p++) {
+        const char *name = r->model->graph->value[r->model->param[p].value].name;
+        if (!r->model->param[p].trains)
+            continue;
+        /* Through the lengths of DoRA's rows no gradient flows. */
+        if (strstr(what, "use_dora") && !strstr(name, "magnitude"))
+            continue;
+        check_param(r, p, what);
+        n++;
+    }
+    return n;
+}
+
+/* ---- merged ---- */
+
+/* Numbers of the slice `name` as doubles; NULL: there is none. */
+static double *numbers_of(const lm_model *m, const float *block, const char *name)
+{
+    int i = lm_model_slice(m, name);
+    if (i < 0)
+        return NULL;
+    const lm_slice *s = &m->slice[i];
+    const lm_param *p = &m->param[s->param];
+    int64_t row = p->count / m->graph->value[p->value].t.dim[0];
+    double *out = room((size_t)(s->rows * row) + 1, sizeof *out);
+    for (int64_t k = 0; k < s->rows * row; k++)
+        out[k] = (double)block[p->offset + s->row * row + k];
+    return out;
+}
+
+static void put_numbers(const lm_model *m, float *block, const char *name, const double *v)
+{
+    const lm_slice *s = &m->slice[lm_model_slice(m, name)];
+    const lm_param *p = &m->param[s->param];
+    int64_t row = p->count / m->graph->value[p->value].t.dim[0];
+    for (int64_t k = 0; k < s->rows * row; k++)
+        block[p->offset + s->row * row + k] = (float)v[k];
+}
+
+/* False: it would need a bias that the base does not have. */
+static bool merge_module(const lm_attach *a, const lm_tune_module *t, const lm_model *m,
+                         const float *block, const lm_model *plain, float *merged)
+{
+    static lm_tune_tensor tensor[LM_TUNE_TENSORS];
+    lm_err e = { 0 };
+    lm_tune_loaded l = { .method = lm_attach_method(a), .m = *t, .tensor = tensor };
+    char name[300], bias[300];
+    bool any = false;
+    must(l.method->tensors(t, tensor, &l.n, &e), &e);
+    for (int i = 0; i < l.n; i++) {
+        snprintf(name, sizeof name, tensor[i].shared ? "base_model.%s%s" : "base_model.model.%s.%s",
+                 tensor[i].shared ? "" : t->name, tensor[i].suffix);
+        l.v[i] = tensor[i].off ? NULL : numbers_of(m, block, name);
+    }
+    snprintf(name, sizeof name, "%s.weight", t->name);
+    snprintf(bias, sizeof bias, "%s.bias", t->name);
+    double *w = numbers_of(plain, merged, name), *b = numbers_of(plain, merged, bias);
+    double *changed = room((size_t)t->out, sizeof *changed);
+    if (l.method->bias) {
+        must(lm_tune_bias(&l, w, b, changed, &any, NULL, &e), &e);
+        if (b)
+            put_numbers(plain, merged, bias, changed);
+    }
+    bool fits = b || !any;
+    must(lm_tune_weight(&l, w, w, NULL, &e), &e);
+    put_numbers(plain, merged, name, w);
+    for (int i = 0; i < l.n; i++)
+        lm_free(l.v[i]);
+    lm_free(w);
+    lm_free(b);
+    lm_free(changed);
+    return fits;
+}
+
+/* NAN: it does not fit. */
+static double merged_loss(const tiny *t, const lm_attach *a, const lm_model *m, const float *block)
+{
+    runner r;
+    lm_build b = build_of(LM_MODE_EVAL, NULL);
+    runner_new(&r, &t->config, &b, LM_CPU_REF, 1);
+    float *merged = random_block(r.model);
+    bool fits = true;
+    for (size_t i = 0; i < lm_attach_modules(a); i++)
+        fits &= merge_module(a, lm_attach_module(a, i), m, block, r.model, merged);
+    runner_weights(&r, merged);
+    feed(&r, 0);
+    runner_run(&r);
+    double loss = fits ? loss_sum(&r) : (double)NAN;
+    lm_free(merged);
+    runner_free(&r);
+    return loss;
+}
+
+/* ---- tests ---- */
+
+static json_t *adapter_of(const char *text)
+{
+    lm_err e = { 0 };
+    json_t *o = NULL;
+    must(lm_json_parse(text, strlen(text), "adapter", &o, &e), &e);
+    return o;
+}
+
+/* Trains, runs as merged, and has other gradients where the adapter sits. */
+static void check_adapter(int model, const char *text, bool merges)
+{
+    lm_err e = { 0 };
+    tiny t;
+    runner r;
+    lm_attach *a = NULL;
+    json_t *o = adapter_of(text);
+    tiny_begin(&t, model);
+    must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+    lm_build b = build_of(LM_MODE_TRAIN, a);
+    runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
+    float *block = random_block(r.model);
+    runner_weights(&r, block);
+    fill_constants(&r);
+    feed(&r, lm_attach_virtual(a));
+    assert_true(check_gradients(&r, text) > 0);
+    if (merges) {
+        runner_run(&r);
+        double got = loss_sum(&r), want = merged_loss(&t, a, r.model, block);
+        if (!isnan(want) && !(fabs(got - want) <= 2e-6 * fabs(want)))
+            fail_msg("%s, model %d: loss %.12g, merged %.12g", text, model, got, want);
+    }
+    lm_free(block);
+    runner_free(&r);
+    lm_attach_free(a);
+    json_decref(o);
+    tiny_end(&t);
+}
+
+#define ALL "\"target_modules\":\"all-linear\","
+static const char *const methods[] = {
+    "{\"peft_type\":\"LORA\"," ALL "\"r\":3,\"lora_alpha\":5}",
+    "{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\",\"v_proj\",\"c_attn\",\"down_proj\"],"
+    "\"r\":3,\"lora_alpha\":5,\"use_rslora\":true,\"rank_pattern\":{\"v_proj\":2}}",
+    "{\"peft_type\":\"LORA\"," ALL "\"r\":3,\"lora_alpha\":5,\"use_dora\":true}",
+    "{\"peft_type\":\"IA3\",\"target_modules\":[\"k_proj\",\"v_proj\",\"down_proj\",\"c_attn\","
+    "\"mlp.c_proj\"],\"feedforward_modules\":[\"down_proj\",\"mlp.c_proj\"]}",
+    "{\"peft_type\":\"ADALORA\"," ALL "\"init_r\":3,\"r\":3,\"lora_alpha\":5}",
+    "{\"peft_type\":\"LOHA\"," ALL "\"r\":3,\"alpha\":5}",
+    "{\"peft_type\":\"LOKR\"," ALL "\"r\":3,\"alpha\":5}",
+    "{\"peft_type\":\"OFT\"," ALL "\"r\":0,\"oft_block_size\":4}",
+    "{\"peft_type\":\"BOFT\"," ALL "\"boft_block_size\":4,\"boft_n_butterfly_factor\":1}",
+    "{\"peft_type\":\"HRA\"," ALL "\"r\":4}",
+    "{\"peft_type\":\"ROAD\"," ALL "\"group_size\":8}",
+    "{\"peft_type\":\"DELORA\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"GRALORA\"," ALL "\"r\":4,\"gralora_k\":2}",
+    "{\"peft_type\":\"GLORA\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"HIRA\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"MISS\"," ALL "\"r\":4}",
+    "{\"peft_type\":\"PEANUT\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"VERA\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"RANDLORA\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"TINYLORA\"," ALL "\"r\":2}",
+    "{\"peft_type\":\"C3A\"," ALL "\"block_size\":4}",
+    "{\"peft_type\":\"DEFT\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"PVERA\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"BEFT\"," ALL "\"r\":3}",
+    "{\"peft_type\":\"FOURIERFT\"," ALL "\"n_frequency\":20}",
+    "{\"peft_type\":\"WAVEFT\"," ALL "\"n_frequency\":20}",
+    "{\"peft_type\":\"VBLORA\"," ALL "\"r\":2,\"num_vectors\":5,\"vector_length\":4,\"topk\":2}",
+};
+
+static void test_methods(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
+        for (int model = 0; model < N_MODELS; model++)
+            check_adapter(model, methods[i], true);
+}
+
+/* An embedding has an adapter of its own; tensors of the base train beside. */
+static void test_beside(void **state)
+{
+    (void)state;
+    check_adapter(0,
+                  "{\"peft_type\":\"LORA\",\"target_modules\":[\"wte\",\"c_fc\"],\"r\":2,"
+                  "\"bias\":\"all\",\"modules_to_save\":[\"ln_f\"]}",
+                  false);
+    check_adapter(1,
+                  "{\"peft_type\":\"LORA\",\"target_modules\":[\"embed_tokens\",\"o_proj\"],"
+                  "\"r\":2,\"modules_to_save\":[\"lm_head\"]}",
+                  false);
+    check_adapter(1,
+                  "{\"peft_type\":\"LN_TUNING\",\"target_modules\":[\"input_layernorm\",\"norm\"]}",
+                  false);
+}
+
+static void test_virtual_gradients(void **state)
+{
+    (void)state;
+    for (int model = 0; model < N_MODELS; model++) {
+        check_adapter(model, "{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2}", false);
+        check_adapter(model,
+                      "{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":3,"
+                      "\"encoder_hidden_size\":5}",
+                      false);
+        check_adapter(model, "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":2}", false);
+        check_adapter(model,
+                      "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":2,"
+                      "\"prefix_projection\":true,\"encoder_hidden_size\":5}",
+                      false);
+    }
+}
+
+static void test_bottleneck_gradients(void **state)
+{
+    static const char *const functions[] = { "relu", "gelu", "gelu_new", "swish" };
+    char text[300];
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        snprintf(text, sizeof text,
+                 "{\"name\":\"a\",\"config\":{\"mh_adapter\":%s,\"output_adapter\":true,"
+                 "\"reduction_factor\":4,\"non_linearity\":\"%s\",\"original_ln_before\":%s,"
+                 "\"scaling\":%s}}",
+                 i % 2 ? "true" : "false", functions[i], i < 2 ? "true" : "false",
+                 i ? "1.0" : "0.5");
+        check_adapter(i % 2, text, false);
+    }
+}
+
+/* Virtual tokens with the embeddings of real ones change nothing. */
+static void test_prompt_is_rows(void **state)
+{
+    lm_err e = { 0 };
+    tiny t;
+    (void)state;
+    for (int model = 0; model < N_MODELS; model++) {
+        runner r, plain;
+        lm_attach *a = NULL;
+        json_t *o = adapter_of("{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2}");
+        tiny_begin(&t, model);
+        must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+        lm_build b = build_of(LM_MODE_EVAL, a), without = build_of(LM_MODE_EVAL, NULL);
+        runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
+        runner_new(&plain, &t.config, &without, LM_CPU_REF, 1);
+        float *block = random_block(r.model), *base = random_block(plain.model);
+        const char *table = model ? "model.embed_tokens.weight" : "transformer.wte.weight";
+        double *rows = numbers_of(plain.model, base, table);
+        put_numbers(r.model, block, "prompt_embeddings", rows + 7 * 16); /* of tokens 7 and 8 */
+        lm_free(rows);
+        runner_weights(&r, block);
+        runner_weights(&plain, base);
+        feed(&r, 2);
+        feed(&plain, 2);
+        for (int i = 0; i < BATCH * SEQ; i++)
+            if (ids_of(&plain, plain.model->tokens)[i] >= 23)
+                ids_of(&plain, plain.model->tokens)[i] += 7 - 23;
+        runner_run(&r);
+        runner_run(&plain);
+        assert_true(fabs(loss_sum(&r) - loss_sum(&plain)) < 1e-12);
+        lm_free(block);
+        lm_free(base);
+        runner_free(&r);
+        runner_free(&plain);
+        lm_attach_free(a);
+        json_decref(o);
+        tiny_end(&t);
+    }
+}
+
+static void check_refused(const char *text, const char *part)
+{
+    lm_err e = { 0 };
+    tiny t;
+    lm_attach *a = NULL;
+    json_t *o = adapter_of(text);
+    tiny_begin(&t, 1);
+    assert_int_not_equal(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), LM_OK);
+    if (!strstr(e.what, part))
+        fail_msg("'%s' is not in '%s'", part, e.what);
+    assert_null(a);
+    json_decref(o);
+    tiny_end(&t);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    check_refused("{\"peft_type\":\"NONE\"}", "not known");
+    check_refused("{}", "peft_type");
+    check_refused("{\"peft_type\":\"SHIRA\",\"r\":2,\"target_modules\":\"all-linear\"}", "indices");
+    check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"lm_head\"]}", "lm_head");
+    check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"q_prj\"]}", "q_prj");
+    check_refused("{\"peft_type\":\"PROMPT_TUNING\"}", "num_virtual_tokens");
+    check_refused("{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2,\"token_dim\":8}",
+                  "token_dim");
+    check_refused("{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":2,"
+                  "\"encoder_reparameterization_type\":\"LSTM\"}",
+                  "LSTM");
+    check_refused("{\"name\":\"a\",\"config\":{\"mh_adapter\":true,\"reduction_factor\":4,"
+                  "\"non_linearity\":\"sine\"}}",
+                  "sine");
+}
+
+/* A dropout that would not be is refused where it would be. */
+static void test_dropout(void **state)
+{
+    lm_err e = { 0 };
+    tiny t;
+    lm_attach *a = NULL;
+    lm_model *m = NULL;
+    json_t *o = adapter_of("{\"peft_type\":\"LORA\",\"target_modules\":\"all-linear\","
+                           "\"use_dora\":true,\"lora_dropout\":0.1}");
+    (void)state;
+    tiny_begin(&t, 1);
+    must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+    lm_build b = build_of(LM_MODE_TRAIN, a);
+    b.dropout = true;
+    assert_int_equal(lm_model_build(&t.config, &b, &m, &e), LM_EUSAGE);
+    assert_string_equal(e.where, "lora_dropout");
+    e = (lm_err){ 0 };
+    b.mode = LM_MODE_EVAL;
+    must(lm_model_build(&t.config, &b, &m, &e), &e);
+    lm_model_free(m);
+    lm_attach_free(a);
+    json_decref(o);
+    tiny_end(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_methods),           cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_virtual_gradients), cmocka_unit_test(test_bottleneck_gradients),
+        cmocka_unit_test(test_prompt_is_rows),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dropout),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

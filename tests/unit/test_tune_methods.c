@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_tune_methods.c -- rules of adaptation on small matrices, their starts, choices of modules, and adapters' folders. */
+#include <sys/stat.h>
+
+#include "merge_model.h"
+#include "tune/apply.h"
+#include "tune/convert.h"
+#include "tune/methods.h"
+#include "tune/torch_rng.h"
+
+enum { OUT = 16, IN = 24, MOST = 1 << 16 };
+
+/* A module with the numbers of its tensors, and a base. */
+typedef struct {
+    lm_tune_loaded l;
+    lm_tune_tensor tensor[LM_TUNE_TENSORS];
+    double hyper[64], w[OUT * IN];
+    json_t *config;
+    double *room[LM_TUNE_TENSORS];
+    int64_t *ids[LM_TUNE_TENSORS];
+} trial;
+
+static int64_t count_of(const lm_tune_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++)
+        n *= t->dim[i];
+    return n;
+}
+
+static double normal(uint64_t seed, int64_t i)
+{
+    return lm_rng_normal(lm_rng_make(seed, "trial", 0), (uint64_t)i);
+}
+
+/* The tensors as they begin; W may change. */
+static void begin(trial *t, const lm_tune_method *m, const char *config)
+{
+    lm_err e = { 0 };
+    bool changed = false;
+
+    memset(t, 0, sizeof *t);
+    t->config = json_loads(config, 0, NULL);
+    assert_non_null(t->config);
+    t->l.method = m;
+    t->l.tensor = t->tensor;
+    if (lm_tune_read_hyper(m, t->config, "model.layers.0.mlp.down_proj", "config", t->hyper, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    t->l.m = (lm_tune_module){ .name = "model.layers.0.mlp.down_proj",
+                               .out = OUT,
+                               .in = m->is & LM_TUNE_VECTORS ? 0 : IN,
+                               .hyper = t->hyper,
+                               .config = t->config,
+                               .most_out = OUT,
+                               .most_in = IN,
+                               .places = 1 };
+    if (m->tensors(&t->l.m, t->tensor, &t->l.n, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    for (int64_t i = 0; i < OUT * IN; i++)
+        t->w[i] = normal(1, i);
+    for (int i = 0; i < t->l.n; i++) {
+        const lm_tune_tensor *x = &t->tensor[i];
+
+        if (x->off)
+            continue;
+        t->l.v[i] = t->room[i] = calloc((size_t)count_of(x), sizeof(double));
+        t->l.given[i] = true;
+        for (int64_t k = 0; k < count_of(x); k++)
+            t->room[i][k] = x->init == LM_TUNE_ONES   ? 1
+                            : x->init == LM_TUNE_FULL ? x->scale
+                            : x->init == LM_TUNE_UNIFORM
+                                ? x->scale * tanh(normal(2 + (uint64_t)i, k))
+                            : x->init == LM_TUNE_NORMAL ? x->scale * normal(2 + (uint64_t)i, k)
+                                                        : 0;
+    }
+    if (m->start && m->start(&t->l.m, t->w, &changed, t->l.v, lm_rng_make(3, "start", 0), &e))
+        fail_msg("%s: %s", e.where, e.what);
+    for (int i = 0; i < t->l.n; i++)
+        if (t->room[i] && t->tensor[i].ids) {
+            t->ids[i] = calloc((size_t)count_of(&t->tensor[i]), sizeof(int64_t));
+            for (int64_t k = 0; k < count_of(&t->tensor[i]); k++)
+                t->ids[i][k] = (int64_t)t->room[i][k];
+            t->l.ids[i] = t->ids[i];
+        }
+}
+
+static void end(trial *t)
+{
+    for (int i = 0; i < LM_TUNE_TENSORS; i++) {
+        free(t->room[i]);
+        free(t->ids[i]);
+    }
+    json_decref(t->config);
+}
+
+static double distance(const double *a, const double *b, int64_t n)
+{
+    double d = 0, all = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        d += (a[i] - b[i]) * (a[i] - b[i]);
+        all += b[i] * b[i];
+    }
+    return sqrt(d / all);
+}
+
+/* Values that suit the small module. */
+static const char small[] =
+    "{\"r\": 4, \"init_r\": 4, \"gralora_k\": 2, \"block_size\": 8, \"oft_block_size\": 8, "
+    "\"num_vectors\": 9,"
+    " \"vector_length\": 8, \"n_frequency\": 20, \"group_size\": 8, \"sparsity\": 0.9, "
+    "\"theta_d_length\": 12,"
+    " \"u\": 3, \"token_indices\": [2, 5], \"effective_rank\": 6}";
+
+static bool named(const char *list, const char *name)
+{
+    char word[40];
+
+    snprintf(word, sizeof word, " %s ", name);
+    return strstr(list, word) != NULL;
+}
+
+/* Every method's rule runs on what it begins with, and begins at the base unless PEFT's does not either. */
+static void starts_at_base(void **state)
+{
+    static const char elsewhere[] = " VBLORA UNILORA C3A FOURIERFT FROD ";
+    const lm_tune_method *m;
+    double out[OUT * IN];
+    int n = 0;
+
+    (void)state;
+    for (int i = 0; (m = lm_tune_method_at(i)); i++) {
+        trial t;
+        lm_err e = { 0 };
+
+        if (!strcmp(m->peft_type, "FROD") || (m->is & LM_TUNE_VECTORS) || !m->weight)
+            continue;
+        begin(&t, m, !strcmp(m->peft_type, "OFT") ? "{\"oft_block_size\": 8}" : small);
+        if (t.l.m.in != IN)
+            continue;
+        double base[OUT * IN];
+        for (int64_t k = 0; k < OUT * IN; k++)
+            base[k] = normal(1, k);
+        if (!strcmp(m->peft_type, "TRAINABLE_TOKENS"))
+            t.l.m.embedding = true;
+        if (lm_tune_weight(&t.l, t.w, out, NULL, &e))
+            fail_msg("%s: %s: %s", m->name, e.where, e.what);
+        for (int64_t k = 0; k < OUT * IN; k++)
+            assert_true(isfinite(out[k]));
+        if (!named(elsewhere, m->peft_type) && distance(out, base, OUT * IN) > 1e-6)
+            fail_msg("%s begins %g away from its base", m->name, distance(out, base, OUT * IN));
+        end(&t);
+        n++;
+    }
+    assert_true(n > 25);
+}
+
+static void lora_start_keeps_base(void **state)
+{
+    static const char *const kinds[] = { "pissa", "olora", "gaussian", "orthogonal" };
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        trial t;
+        lm_err e = { 0 };
+        char config[160];
+        double out[OUT * IN], base[OUT * IN];
+
+        snprintf(config, sizeof config,
+                 "{\"r\": 4, \"lora_alpha\": 6, \"init_lora_weights\": \"%s\"}", kinds[i]);
+        begin(&t, lm_tune_method_of("LORA"), config);
+        for (int64_t k = 0; k < OUT * IN; k++)
+            base[k] = normal(1, k);
+        if (i < 2)
+            assert_true(distance(t.w, base, OUT * IN) > 0.1);
+        /* applied to the base: the rule takes the start out of it again */
+        assert_int_equal(lm_tune_weight(&t.l, base, out, NULL, &e), LM_OK);
+        assert_true(distance(out, base, OUT * IN) < 1e-12);
+        end(&t);
+    }
+}
+
+/* W + s B A by hand, and the exact factors. */
+static void lora_by_hand(void **state)
+{
+    trial t;
+    lm_err e = { 0 };
+    double out[OUT * IN], left[OUT * 4], right[4 * IN];
+    int64_t rank = 0;
+
+    (void)state;
+    begin(&t, lm_tune_method_of("LORA"), "{\"r\": 4, \"lora_alpha\": 6, \"use_rslora\": true}");
+    for (int64_t i = 0; i < OUT * 4; i++)
+        t.l.v[1][i] = normal(9, i);
+    assert_int_equal(lm_tune_weight(&t.l, t.w, out, NULL, &e), LM_OK);
+    assert_int_equal(t.l.method->low_rank(&t.l.m, t.l.v, &rank, left, right, &e), LM_OK);
+    assert_int_equal(rank, 4);
+    for (int64_t i = 0; i < OUT; i++)
+        for (int64_t j = 0; j < IN; j++) {
+            double d = 0, f = 0;
+
+            for (int64_t k = 0; k < 4; k++) {
+                d += 3 * t.l.v[1][i * 4 + k] * t.l.v[0][k * IN + j];
+                f += left[i * 4 + k] * right[k * IN + j];
+            }
+            assert_true(fabs(out[i * IN + j] - t.w[i * IN + j] - d) < 1e-12);
+            assert_true(fabs(f - d) < 1e-12);
+        }
+    end(&t);
+}
+
+/* C3A's first block: W'[i,k] - W[i,k] = K[(k - i) mod b] / in. */
+static void c3a_by_hand(void **state)
+{
+    trial t;
+    lm_err e = { 0 };
+    double out[OUT * IN];
+
+    (void)state;
+    begin(&t, lm_tune_method_of("C3A"), "{\"block_size\": 8}");
+    assert_int_equal(lm_tune_weight(&t.l, t.w, out, NULL, &e), LM_OK);
+    for (int64_t i = 0; i < 8; i++)
+        for (int64_t k = 0; k < 8; k++)
+            assert_true(fabs(out[i * IN + k] - t.w[i * IN + k] - t.l.v[0][(k - i + 8) % 8] / IN) <
+                        1e-12);
+    end(&t);
+}
+
+/* A rotation of the inputs keeps the length of every row. */
+static void rotations_keep_lengths(void **state)
+{
+    static const char *const types[] = { "OFT", "BOFT", "HRA" };
+    static const char *const config[] = {
+        "{\"oft_block_size\": 8, \"use_cayley_neumann\": false}",
+        "{\"boft_block_size\": 6, \"boft_n_butterfly_factor\": 3}", "{\"r\": 4}"
+    };
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        trial t;
+        lm_err e = { 0 };
+        double out[OUT * IN];
+
+        begin(&t, lm_tune_method_of(types[i]), config[i]);
+        for (int64_t k = 0; k < count_of(&t.tensor[0]); k++)
+            t.l.v[0][k] = normal(5, k);
+        assert_int_equal(lm_tune_weight(&t.l, t.w, out, NULL, &e), LM_OK);
+        assert_true(distance(out, t.w, OUT * IN) > 0.1);
+        for (int64_t row = 0; row < OUT; row++) {
+            double a = 0, b = 0;
+
+            for (int64_t k = 0; k < IN; k++) {
+                a += t.w[row * IN + k] * t.w[row * IN + k];
+                b += out[row * IN + k] * out[row * IN + k];
+            }
+            assert_true(fabs(a - b) < 1e-9 * a);
+        }
+        end(&t);
+    }
+}
+
+/* PyTorch's numbers (torch 2.x, CPU): empty(5).uniform_(-b, b) of seed 0, and randperm of seed 777. */
+static void torch_draws(void **state)
+{
+    static const float uniform[] = { -0.00264699059F, 0.189661443F, -0.290990382F, -0.260193735F,
+                                     -0.136172622F };
+    static const int64_t small_ones[] = { 5, 9, 0, 3, 1, 7 },
+                         large[] = { 1374311, 8240085, 6766295, 6474818, 14786199, 14783200 };
+    lm_torch_rng g;
+    double v[5];
+    int64_t p[6];
+    lm_err e = { 0 };
+
+    (void)state;
+    lm_torch_rng_seed(&g, 0);
+    lm_torch_uniform(&g, sqrt(6 / 48.0), 5, v);
+    for (int i = 0; i < 5; i++)
+        assert_true((float)v[i] == uniform[i]);
+    assert_int_equal(lm_torch_choose(777, 10, 6, p, &e), LM_OK);
+    assert_memory_equal(p, small_ones, sizeof p);
+    assert_int_equal(lm_torch_choose(777, 16777216, 6, p, &e), LM_OK);
+    assert_memory_equal(p, large, sizeof p);
+    assert_int_equal(lm_torch_choose(777, LM_TORCH_MOST, 6, p, &e), LM_EUSAGE);
+}
+
+/* ---- Modules ---- */
+
+static size_t chosen(const lm_tune_bases *b, const char *config, const char *fails)
+{
+    json_t *c = json_loads(config, 0, NULL);
+    bool *is = calloc(b->n, 1);
+    lm_err e = { 0 };
+    size_t n = 0;
+    lm_code rc = lm_tune_choose(b, lm_tune_method_of("LORA"), c, "config", is, &e);
+
+    if (!fails != !rc)
+        fail_msg("%s: %d %s: %s", config, rc, e.what, e.todo);
+    if (fails && !strstr(e.what, fails) && !strstr(e.todo, fails))
+        fail_msg("'%s' is neither in '%s' nor in '%s'", fails, e.what, e.todo);
+    for (size_t i = 0; i < b->n; i++)
+        n += is[i];
+    free(is);
+    json_decref(c);
+    return n;
+}
+
+static void choices(void **state)
+{
+    lm_model_source *s = NULL;
+    lm_tune_bases b;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("m", 1, NULL);
+    assert_int_equal(lm_model_source_open("m", NULL, &s, &e), LM_OK);
+    assert_int_equal(lm_tune_bases_read(s, false, &b, &e), LM_OK);
+    assert_int_equal(chosen(&b, "{\"target_modules\": [\"up_proj\"]}", NULL), 3);
+    assert_int_equal(chosen(&b, "{\"target_modules\": \"all-linear\"}", NULL), 3);
+    assert_int_equal(chosen(&b, "{\"target_modules\": \".*layers\\\\.[01]\\\\..*proj\"}", NULL), 2);
+    assert_int_equal(
+        chosen(&b, "{\"target_modules\": [\"up_proj\"], \"layers_to_transform\": [1]}", NULL), 1);
+    assert_int_equal(
+        chosen(
+            &b,
+            "{\"target_modules\": [\"up_proj\"], \"exclude_modules\": [\"layers.2.mlp.up_proj\"]}",
+            NULL),
+        2);
+    assert_int_equal(chosen(&b,
+                            "{\"target_modules\": [\"up_proj\", \"embed_tokens\"],"
+                            " \"modules_to_save\": [\"embed_tokens\"]}",
+                            NULL),
+                     3);
+    chosen(&b, "{\"target_modules\": [\"up_prj\"]}", "up_proj");
+    chosen(&b, "{\"target_modules\": \"(\"}", "regular expression");
+    chosen(&b, "{\"target_modules\": 3}", "neither a list nor a string");
+    lm_tune_bases_fini(&b);
+    lm_model_source_close(s);
+}
+
+/* ---- Folders ---- */
+
+static void config_text(void **state)
+{
+    json_t *c = json_loads(
+        "{\"r\": 4, \"b\": {}, \"a\": [1, 0.5, \"\\u00e9\"], \"n\": null, \"t\": true}", 0, NULL);
+    lm_buf text = { 0 };
+    lm_err e = { 0 };
+
+    (void)state;
+    assert_int_equal(lm_tune_config_text(c, &text, &e), LM_OK);
+    assert_string_equal(text.data,
+                        "{\n  \"a\": [\n    1,\n    0.5,\n    \"\\u00E9\"\n  ],\n  \"b\": {},\n"
+                        "  \"n\": null,\n  \"r\": 4,\n  \"t\": true\n}");
+    lm_buf_fini(&text);
+    json_decref(c);
+}
+
+/* A folder of VeRA-like or LoRA tensors, written, read and bound. */
+static lm_code bind(const char *config, const char *const *names, const int64_t (*dim)[2], size_t n,
+                    lm_err *e)
+{
+    static const float zeros[MOST];
+    lm_tune_saved t[8];
+    json_t *c = json_loads(config, 0, NULL);
+    lm_model_source *s = NULL;
+    lm_tune_bases b = { 0 };
+    lm_tune_folder *f = NULL;
+    lm_code rc;
+
+    for (size_t i = 0; i < n; i++)
+        t[i] = (lm_tune_saved){
+            names[i], LM_DTYPE_F32, dim[i][1] ? 2 : 1, { dim[i][0], dim[i][1] }, zeros
+        };
+    mkdir("a", 0777);
+    assert_int_equal(lm_tune_folder_write("a", c, t, n, e), LM_OK);
+    assert_int_equal(lm_model_source_open("m", NULL, &s, e), LM_OK);
+    assert_int_equal(lm_tune_bases_read(s, false, &b, e), LM_OK);
+    rc = lm_tune_folder_open("a", NULL, &f, e);
+    rc = rc ? rc : lm_tune_folder_bind(f, &b, e);
+    if (!rc)
+        assert_int_equal(lm_tune_folder_parts(f), 1);
+    lm_tune_folder_close(f);
+    lm_tune_bases_fini(&b);
+    lm_model_source_close(s);
+    json_decref(c);
+    return rc;
+}
+
+#define UP "base_model.model.model.layers.1.mlp.up_proj."
+
+static void folders(void **state)
+{
+    const char *loha[] = { UP "hada_w1_a", UP "hada_w1_b", UP "hada_w2_a", UP "hada_w2_b",
+                           UP "hada_w3" };
+    const int64_t dim[][2] = { { ROWS, 2 }, { 2, COLS }, { ROWS, 2 }, { 2, COLS }, { 2, COLS } };
+    const int64_t wrong[][2] = { { ROWS, 2 }, { 2, COLS }, { ROWS, 2 }, { 2, COLS + 1 } };
+    const char *other[] = { "base_model.model.model.layers.9.mlp.up_proj.hada_w1_a" };
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("m", 1, NULL);
+    assert_int_equal(bind("{\"peft_type\": \"LOHA\", \"r\": 2}", loha, dim, 4, &e), LM_OK);
+    assert_int_equal(bind("{\"peft_type\": \"LOHA\", \"r\": 2}", loha, dim, 3, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "has no hada_w2_b"));
+    e = (lm_err){ 0 };
+    assert_int_equal(bind("{\"peft_type\": \"LOHA\", \"r\": 2}", loha, dim, 5, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "is not one of LOHA"));
+    e = (lm_err){ 0 };
+    assert_int_equal(bind("{\"peft_type\": \"LOHA\", \"r\": 2}", loha, wrong, 4, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "[2,9], where the base and adapter_config.json have [2,8]"));
+    e = (lm_err){ 0 };
+    assert_int_equal(bind("{\"peft_type\": \"LOHA\", \"r\": 2}", other, dim, 1, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "has no module"));
+    e = (lm_err){ 0 };
+    assert_int_equal(bind("{\"peft_type\": \"LOHA\", \"r\": 1.5}", loha, dim, 4, &e), LM_EFORMAT);
+    e = (lm_err){ 0 };
+    assert_int_equal(bind("{\"peft_type\": \"PROMPT_TUNING\"}", loha, dim, 4, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "are not changes of weights"));
+}
+
+/* Files with bytes changed at random are read, or refused with one line. */
+static void damaged_folders(void **state)
+{
+    static const char config[] =
+        "{\"peft_type\": \"LOKR\", \"r\": 2, \"alpha\": 3, \"rank_pattern\": {\"up_proj\": 2},"
+        " \"target_modules\": [\"up_proj\"], \"decompose_factor\": 2}";
+    const char *names[] = { UP "lokr_w1", UP "lokr_w2_a", UP "lokr_w2_b" };
+    const int64_t dim[][2] = { { 2, 2 }, { 6, 2 }, { 2, 4 } };
+    lm_rng rng = lm_rng_make(1, "damage", 0);
+    lm_model_source *s = NULL;
+    lm_tune_bases b = { 0 };
+    lm_err e = { 0 };
+    int read = 0, refused = 0;
+
+    (void)state;
+    mm_model("m", 1, NULL);
+    bind(config, names, dim, 3, &e);
+    assert_int_equal(lm_model_source_open("m", NULL, &s, &e), LM_OK);
+    assert_int_equal(lm_tune_bases_read(s, false, &b, &e), LM_OK);
+    for (uint64_t i = 0; i < 600; i++) {
+        const char *path = i % 2 ? "a/adapter_config.json" : "a/adapter_model.safetensors";
+        lm_tune_folder *f = NULL;
+        char old[4096], now[4096];
+        FILE *file = fopen(path, "r+b");
+        size_t n = fread(old, 1, sizeof old, file), most = n < 300 ? n : 300;
+
+        memcpy(now, old, n);
+        for (uint64_t k = 0; k < 1 + i % 3; k++)
+            now[lm_rng_below(rng, 8 * i + k, most)] =
+                (char)(lm_rng_u32(rng, 8 * i + 4 + k) % 96 + 32);
+        rewind(file);
+        fwrite(now, 1, n, file);
+        fclose(file);
+        e = (lm_err){ 0 };
+        lm_code rc = lm_tune_folder_open("a", NULL, &f, &e);
+        rc = rc ? rc : lm_tune_folder_bind(f, &b, &e);
+        read += !rc;
+        refused += rc != LM_OK;
+        assert_true(!rc == !e.what[0]);
+        lm_tune_folder_close(f);
+        file = fopen(path, "r+b");
+        fwrite(old, 1, n, file);
+        fclose(file);
+    }
+    assert_true(read > 10 && refused > 10);
+    lm_tune_bases_fini(&b);
+    lm_model_source_close(s);
+}
+
+/* ---- Conversion ---- */
+
+/* A LoHa of rank 2, whose change has rank 4, as LoRA: exactly with rank 4, with a loss of less. */
+static void converts(void **state)
+{
+    const char *names[] = { UP "hada_w1_a", UP "hada_w1_b", UP "hada_w2_a", UP "hada_w2_b" };
+    const int64_t dim[][2] = { { ROWS, 2 }, { 2, COLS }, { ROWS, 2 }, { 2, COLS } };
+    static float v[4][64];
+    lm_tune_lora_opts o = { .rank = 4 };
+    lm_tune_lora_report r;
+    lm_tune_saved t[4];
+    lm_model_source *s = NULL;
+    lm_tune_bases b = { 0 };
+    lm_tune_folder *f = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("m", 1, NULL);
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < 64; k++)
+            v[i][k] = (float)normal((uint64_t)i, k);
+        t[i] = (lm_tune_saved){ names[i], LM_DTYPE_F32, 2, { dim[i][0], dim[i][1] }, v[i] };
+    }
+    json_t *c = json_loads("{\"peft_type\": \"LOHA\", \"r\": 2}", 0, NULL);
+    mkdir("a", 0777);
+    mkdir("l", 0777);
+    assert_int_equal(lm_tune_folder_write("a", c, t, 4, &e), LM_OK);
+    assert_int_equal(lm_model_source_open("m", NULL, &s, &e), LM_OK);
+    assert_int_equal(lm_tune_bases_read(s, false, &b, &e), LM_OK);
+    assert_int_equal(lm_tune_folder_open("a", NULL, &f, &e), LM_OK);
+    assert_int_equal(lm_tune_folder_bind(f, &b, &e), LM_OK);
+    assert_int_equal(lm_tune_to_lora(f, s, &o, "l", &r, &e), LM_OK);
+    assert_int_equal(r.modules, 1);
+    assert_int_equal(r.most, 4);
+    assert_true(r.lost < 1e-6);
+    o.rank = 2;
+    assert_int_equal(lm_tune_to_lora(f, s, &o, "l", &r, &e), LM_OK);
+    assert_true(r.lost > 1e-3 && r.lost < 1);
+    lm_tune_folder_close(f);
+    lm_tune_bases_fini(&b);
+    lm_model_source_close(s);
+    json_decref(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(starts_at_base),
+        cmocka_unit_test(lora_start_keeps_base),
+        cmocka_unit_test(lora_by_hand),
+        cmocka_unit_test(c3a_by_hand),
+        cmocka_unit_test(rotations_keep_lengths),
+        cmocka_unit_test(torch_draws),
+        cmocka_unit_test_setup_teardown(choices, mm_enter, mm_leave),
+        cmocka_unit_test(config_text),
+        cmocka_unit_test_setup_teardown(folders, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(damaged_folders, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(converts, mm_enter, mm_leave),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
