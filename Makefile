@@ -27,7 +27,7 @@ COMPILE   = $(CC) $(WARN) $(DEFS) -pthread -fno-math-errno -ffp-contract=off $(C
 LIBS     := -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread
 LINK      = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
-LIB_SRC := $(sort $(wildcard lib/*/*.c lib/kv/methods/*.c lib/train/optim/*.c))
+LIB_SRC := $(sort $(wildcard lib/*/*.c lib/kv/methods/*.c lib/train/optim/*.c lib/tune/*/*.c))
 KER_SRC := $(sort $(wildcard kernels/cpu/*.c))
 CMN_SRC := $(sort $(wildcard cmd/common/*.c))
 # cmd/TOOL.c, and cmd/TOOL/*.c where a tool has parts.
@@ -281,7 +281,7 @@ $(INJECT): tests/inject/inject.c $B/.flags
 FUZZ_CC    := clang
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/% lib/merge/recipe% lib/merge/yaml.c \
-                lib/merge/chat_named.c lib/kv/% lib/model/config.c lib/model/arch% \
+                lib/kv/% lib/tune/align/reward% lib/model/config.c lib/model/arch% \
                 lib/model/read_rope.c lib/model/tensors.c lib/convert/names.c lib/convert/gguf_config.c lib/convert/gguf_vocab_get.c,$(LIB_SRC)))
 
 # The kernels that formats use, at every level.

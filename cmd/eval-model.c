@@ -9,6 +9,7 @@
 #include "base/stop.h"
 #include "base/stream.h"
 #include "base/text.h"
+#include "common/adapter.h"
 #include "common/device.h"
 #include "common/input_opts.h"
 #include "common/model.h"
@@ -24,7 +25,7 @@
 
 static struct {
     lm_input_args in;
-    const char *task, *tokenizer, *dtype, *weights_in, *format;
+    const char *task, *tokenizer, *dtype, *weights_in, *format, *adapter;
     bool documents, special, check_tokenizer;
     int64_t seq, stride, batch;
     double max_loss, max_perplexity, min_accuracy;
@@ -55,6 +56,7 @@ static const lm_opt options[] = {
     LM_FLAG(0, "add-special", &opt.special,
             "text: add what the tokenizer's post-processor adds [yes]"),
     LM_GROUP("Model"),
+    LM_ADAPTER(&opt.adapter),
     LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
            "tokenizer.json or its folder [the model's own]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
@@ -98,6 +100,7 @@ static lm_tool tool = {
 typedef struct {
     const char *data;
     lm_loaded model;
+    lm_tune_use adapter;
     lm_tokenizer *tok; /* NULL: shards, for a model without tokenizer */
     uint32_t *id_bytes;
     lm_par *par;
@@ -174,12 +177,10 @@ static lm_code open_model(work *w, lm_err *e)
     if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
         lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e))
         return e->code;
-    const lm_build build = { .batch = opt.batch,
-                             .seq = w->seq,
-                             .documents = true,
-                             .precision = { .low = type },
-                             .codes = w->model.src,
-                             .codes_space = w->model.codes_space };
+    lm_build build = {
+        .batch = opt.batch, .seq = w->seq, .documents = true, .precision = { .low = type }
+    };
+    lm_loaded_build(&w->model, &build);
     if (lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
@@ -343,6 +344,16 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     return rc;
 }
 
+static lm_code open_adapter(work *w, lm_err *e)
+{
+    if (lm_open_adapter(&tool, opt.adapter, w->par, &w->model, &w->adapter, e))
+        return e->code;
+    if (w->model.adapter && w->model.adapter->virtual_tokens)
+        return lm_fail(e, LM_EUSAGE, opt.adapter, "measure it with generate --logprobs",
+                       "has virtual tokens, which windows of text have no place for");
+    return LM_OK;
+}
+
 static lm_code run(work *w, lm_err *e)
 {
     lm_out *out = NULL;
@@ -353,6 +364,8 @@ static lm_code run(work *w, lm_err *e)
         rc = lm_par_new(&w->par, tool.threads, e);
     if (!rc)
         rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
+    if (!rc)
+        rc = open_adapter(w, e);
     if (!rc)
         rc = open_data(w, e);
     if (!rc)
@@ -393,11 +406,14 @@ int main(int argc, char **argv)
     lm_refuse_text(&tool, tool.output, w.data);
     if (opt.tokenizer)
         lm_refuse_same(&tool, tool.output, opt.tokenizer);
+    if (opt.adapter)
+        lm_refuse_same(&tool, tool.output, opt.adapter);
     if (run(&w, &err))
         lm_complain(&tool, &err);
     lm_scorer_free(w.scorer);
     lm_evaluator_fini(&w.eval);
     lm_loaded_fini(&w.model);
+    lm_tune_use_fini(&w.adapter);
     lm_close_backend(&tool, w.backend);
     lm_tokens_close(w.shards);
     lm_input_close(w.in);

@@ -14,6 +14,7 @@
 #include "common/model.h"
 #include "format/source.h"
 #include "generate/cache.h"
+#include "generate/chat.h"
 #include "generate/serve.h"
 #include "text/tokenizer_source.h"
 
@@ -37,9 +38,16 @@ static lm_dtype choose_dtype(const generate_work *w)
     return !w->backend->host_memory || tool.cpu >= LM_CPU_AVX512 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
 }
 
+lm_code generate_new_generator(generate_work *w, lm_loaded *model, lm_generator **out, lm_err *e)
+{
+    const lm_generator_opts o = { w->type, opt.batch, w->context, w->caches.plan, opt.max_new };
+    return lm_generator_new(model, &o, w->backend, out, e);
+}
+
 static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
 {
-    int64_t all = opt.prompt.n * opt.samples, batch = !w->in && all < opt.batch ? all : opt.batch;
+    int64_t all = opt.chat.talk ? 1 : opt.prompt.n * opt.samples,
+            batch = !w->in && all < opt.batch ? all : opt.batch;
     if (opt.serve.batch)
         return generate_open_served(w, type, e);
     const lm_kv_plan *kv = w->caches.plan;
@@ -81,27 +89,37 @@ static lm_code complete(generate_work *w, lm_err *e)
 {
     const lm_generation *g = &w->generation;
     const int64_t own = lm_tokenizer_eos(w->tok);
-    const lm_complete_opts o = { .sample = { opt.temperature, opt.top_k, opt.top_p, opt.min_p,
-                                             opt.penalty },
-                                 .seed = (uint64_t)tool.seed,
-                                 .samples = opt.samples,
-                                 .eos = g->n_eos ? g->eos : &own,
-                                 .n_eos = opt.ignore_eos ? 0
-                                          : g->n_eos     ? g->n_eos
-                                                         : own >= 0,
-                                 .stop = opt.stop.v,
-                                 .n_stop = opt.stop.n,
-                                 .logprobs = opt.logprobs,
-                                 .any_order = opt.any_order,
-                                 .skip_special = opt.skip_special };
+    const int64_t *ends = g->n_eos ? g->eos : &own;
+    int n_ends = g->n_eos ? g->n_eos : own >= 0;
+    if (w->chat && generate_chat_ends(w, &ends, &n_ends, e))
+        return e->code;
+    lm_complete_opts o = { .sample = { opt.temperature, opt.top_k, opt.top_p, opt.min_p,
+                                       opt.penalty },
+                           .seed = (uint64_t)tool.seed,
+                           .samples = opt.samples,
+                           .eos = ends,
+                           .n_eos = opt.ignore_eos ? 0 : n_ends,
+                           .stop = opt.stop.v,
+                           .n_stop = opt.stop.n,
+                           .logprobs = opt.logprobs,
+                           .any_order = opt.any_order,
+                           .skip_special = opt.skip_special };
     const lm_complete_hooks h = { .next = generate_next,
                                   .text = w->text ? generate_show : NULL,
                                   .done = generate_finish,
                                   .ctx = w,
-                                  .begin = w->image ? generate_begin : NULL };
-    lm_code rc = w->paged       ? generate_serve(w, &o, &h, e)
-                 : !opt.max_new ? generate_only_prompt(w, e)
-                                : lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+                                  .begin = opt.chat.talk ? generate_chat_begin
+                                           : w->image    ? generate_begin
+                                                         : NULL };
+    lm_code rc = w->paged        ? generate_serve(w, &o, &h, e)
+                 : opt.chat.talk ? generate_talk(w, &o, &h, e)
+                 : !opt.max_new  ? generate_only_prompt(w, e)
+                                 : lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+    while (!rc && w->held && !lm_stopping()) { /* prompts of another adapter */
+        o.first = w->asked;
+        rc = generate_turn_to(w, e);
+        rc = rc ? rc : lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+    }
     if (rc == LM_ENUMERIC) {
         lm_err_in(e, "%s", tool.argv[0]);
         snprintf(e->todo, sizeof e->todo, "%s", lm_advise_finite(tool.argv[0]));
@@ -118,13 +136,17 @@ static lm_code run(generate_work *w, lm_err *e)
         rc = lm_source_there(files, n, e);
     if (!rc)
         rc = lm_par_new(&w->par, tool.threads, e);
-    w->text = opt.prompt.n && !tool.json;
+    w->text = (opt.prompt.n || opt.chat.talk) && !tool.json;
     if (!rc)
         rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
+    if (!rc)
+        rc = generate_open_adapters(w, e);
     if (!rc)
         rc = open_model(w, e);
     if (!rc)
         rc = generate_open_prompts(w, e);
+    if (!rc)
+        rc = generate_open_chat(w, e);
     if (!rc)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &w->out, e);
     if (!rc)
@@ -134,8 +156,8 @@ static lm_code run(generate_work *w, lm_err *e)
     if (rc)
         return rc;
     w->to = lm_out_file(w->out);
-    w->live =
-        isatty(lm_out_fd(w->out)) || !w->text; /* a reader of JSONL gets each answer at once */
+    w->live = isatty(lm_out_fd(w->out)) || !w->text ||
+              opt.chat.talk; /* a reader of JSONL gets each answer at once */
     rc = complete(w, e);
     if (w->metrics)
         rc = generate_close_metrics(w, rc, e);
@@ -162,7 +184,7 @@ static void refuse_text(const char *prompts)
 
 static void check_options(void)
 {
-    bool prompts_in = !opt.prompt.n && tool.argc == 1;
+    bool prompts_in = !opt.prompt.n && tool.argc == 1; /* or typed in a chat */
     if (!tool.argc)
         lm_misuse(&tool, "operands", "usage: generate [OPTION ...] MODEL [FILE ...]",
                   "0 given, 1 needed");
@@ -188,8 +210,10 @@ static void check_options(void)
     if (opt.cache.load)
         lm_refuse_twice(
             &tool, (const char *[]){ opt.cache.load, prompts_in ? "-" : NULL, opt.tokenizer }, 3);
+    generate_check_adapters();
     generate_check_cache();
     generate_check_serve();
+    generate_check_chat();
     generate_check_kv();
 }
 
@@ -205,12 +229,15 @@ int main(int argc, char **argv)
         lm_complain(&tool, &err);
     lm_out_drop(w.out);
     lm_metrics_close(w.metrics, &(lm_err){ 0 });
+    generate_close_adapters(&w);
     lm_generator_free(w.gen);
     generate_close_cache(&w);
+    generate_close_chat(&w);
     lm_paged_free(w.paged);
     lm_cache_plan_fini(&w.caches);
     lm_cache_plan_fini(&w.down);
     lm_loaded_fini(&w.model);
+    lm_tune_use_fini(&w.adapter);
     lm_close_backend(&tool, w.backend);
     lm_tok_scratch_free(w.scratch);
     lm_tokenizer_free(w.tok);

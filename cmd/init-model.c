@@ -281,8 +281,8 @@ static lm_code make_plan(work *w, lm_err *e)
     if (!rc)
         rc = lm_st_plan_new(&w->plan, e);
     if (!rc)
-        rc =
-            lm_model_plan(w->model, opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan, e);
+        rc = lm_model_plan(w->model, LM_TENSORS_ALL,
+                           opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan, e);
     step.inputs = inputs;
     step.n_inputs = opt.tokenizer ? 2 : 1;
     if (!rc)

@@ -58,7 +58,8 @@ static lm_code read_config(lm_session *t, lm_err *e)
 /* Records and reports overwrite no input. */
 static void refuse_inputs(const lm_session *t)
 {
-    const char *const outputs[] = { tool.metrics ? tool.metrics : "-", opt.tensorboard, opt.trace };
+    const char *const outputs[] = { tool.metrics ? tool.metrics : "-", opt.loop.tensorboard,
+                                    opt.loop.trace };
     const char *const inputs[] = { t->ask.model, t->train_path, t->val_path, opt.resume };
     for (size_t o = 0; o < sizeof outputs / sizeof *outputs; o++) {
         for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
@@ -90,7 +91,7 @@ static lm_code print_text(lm_code rc, lm_buf *text, const char *end)
 /* --dry-run: the memory of the run, whether it fits here, and with --measure its time. */
 static lm_code print_outlook(lm_session *t, const lm_memory_plan *plan, lm_err *e)
 {
-    const lm_outlook_ask ask = { t->ask.lmz, opt.measure, t->ask.step, opt.keep };
+    const lm_outlook_ask ask = { t->ask.lmz, opt.measure, t->ask.step, opt.loop.keep };
     lm_outlook o;
     lm_buf text = { 0 };
     char cure[sizeof o.verdict.cure];
@@ -122,7 +123,7 @@ static void say_result(lm_session *t, const lm_train_result *r, const char *stat
     lm_buf text = { 0 };
     say_lines(lm_train_result_line(r, status, &text, &unseen), &text);
     const lm_exec_time *line;
-    size_t n = opt.stats ? lm_trainer_times(t->trainer, &line) : 0;
+    size_t n = opt.loop.stats ? lm_trainer_times(t->trainer, &line) : 0;
     if (n)
         say_lines(lm_train_times_table(line, n, &text, &unseen), &text);
 }
@@ -153,7 +154,7 @@ static lm_code check_data_exists(const char *data, lm_err *e)
 {
     if (data && !lm_path_is_dir(data) && lm_data_there(data, e))
         return e->code;
-    return opt.val && opt.eval_every > 0 ? lm_data_there(opt.val, e) : LM_OK;
+    return opt.val && opt.loop.eval_every > 0 ? lm_data_there(opt.val, e) : LM_OK;
 }
 
 static lm_code prepare(train_session *s, lm_err *e)
@@ -212,9 +213,9 @@ int main(int argc, char **argv)
     lm_err e = { 0 };
     lm_begin(&tool, argc, argv);
     if (!train_plan_only() &&
-        !opt.list_optimizers) /* the run is the product, not standard output */
+        !opt.loop.list_optimizers) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
-    if (opt.list_optimizers)
+    if (opt.loop.list_optimizers)
         list_optimizers(&e);
     else
         work(&s, &e);

@@ -41,6 +41,11 @@ static const struct {
     const char *option; /* NULL: for all tools */
     const char *text;
 } advice[] = {
+    { "choose a chat template", "chat-template", "give --chat-template NAME|FILE" },
+    { "train on all of it", "loss-on", "leave --loss-on out" },
+    { "give the prompt under", "map", "rename columns with --map, or give the prompt under" },
+    { "or rename keys", "map", "or rename columns with --map" },
+    { "or rename its keys", "map", "or rename columns with --map" },
     { "name an end-of-text token, or use none", "eos-token",
       "name one with --eos-token, or give --no-eos" },
     { "give the id, or use none", "eos", "give the id, or --no-eos" },

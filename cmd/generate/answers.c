@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "generate/chat.h"
 #include "generate/serve.h"
 #include "model/answer.h"
 
@@ -59,7 +60,7 @@ lm_code generate_finish(void *ctx, lm_completion *c, lm_err *e)
     } else {
         rc = put_json(w, c, e);
     }
-    return rc;
+    return rc || !opt.chat.talk ? rc : generate_chat_keep(w, c, e);
 }
 
 lm_code generate_refuse_line(generate_work *w, lm_completion *c, bool object, lm_err *why,

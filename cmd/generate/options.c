@@ -2,6 +2,7 @@
 /* options.c -- the options of generate and their defaults.  See man/man1/generate.1. */
 #include "common/model.h"
 #include "generate/cache.h"
+#include "generate/chat.h"
 #include "generate/serve.h"
 #include "kv/list.h"
 
@@ -49,6 +50,7 @@ static const lm_opt options[] = {
     LM_ALSO("stop-strings stop-sequences"),
     LM_FLAG(0, "ignore-eos", &opt.ignore_eos, "continue after the end-of-text token"),
     LM_GROUP("Model"),
+    LM_ADAPTERS(&opt.adapter),
     LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
            "tokenizer.json or its folder [the model's own]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
@@ -68,6 +70,7 @@ static const lm_opt options[] = {
     LM_ALSO("kv-cache-dtype cache-type"),
     LM_INSTEAD("cache-type-k cache-type-v", "give --kv k=TYPE,v=TYPE"),
     LM_FLAG(0, "list-kv", &opt.list_kv, "print the methods with their keys and stop"),
+    GENERATE_CHAT_OPTIONS(opt.chat),
     GENERATE_SERVE_OPTIONS(opt.serve),
     GENERATE_CACHE_OPTIONS(opt.cache),
     LM_GROUP("Output"),
@@ -79,7 +82,8 @@ static const lm_opt options[] = {
 
 static const char *const examples[] = {
     "generate run/ -p 'The system' -n 64 --temperature 0",
-    "generate run/ --top-p 0.95 < prompts.jsonl > answers.jsonl", NULL
+    "generate run/ --top-p 0.95 < prompts.jsonl > answers.jsonl",
+    "generate model/ --chat --system 'Be brief.'", NULL
 };
 
 lm_tool tool = {

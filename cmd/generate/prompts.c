@@ -7,7 +7,19 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "generate/cache.h"
+#include "generate/chat.h"
 #include "model/answer.h"
+
+/* The virtual tokens of the adapter, in front of a prompt. */
+static lm_code add_virtual(const generate_work *w, lm_ids *ids, lm_err *e)
+{
+    int64_t n = w->now->adapter ? w->now->adapter->virtual_tokens : 0;
+    if (lm_grow(&ids->v, &ids->cap, ids->n + (size_t)n, sizeof *ids->v, "tokens", e))
+        return e->code;
+    for (int64_t i = 0; i < n; i++)
+        ids->v[ids->n++] = (uint32_t)(w->model.config.vocab + i);
+    return LM_OK;
+}
 
 static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *ids, lm_err *e)
 {
@@ -15,9 +27,12 @@ static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *id
     int64_t eos = lm_config_eos(c);
     int64_t first = c->bos >= 0 ? c->bos : eos >= 0 ? eos : lm_tokenizer_eos(w->tok);
     bool special = opt.special && (!opt.cache.load || lm_given(&tool, "add-special"));
+    if (add_virtual(w, ids, e))
+        return e->code;
+    size_t before = ids->n;
     if (lm_tokenizer_encode(w->tok, w->scratch, text, len, special, ids, e))
         return e->code;
-    if (ids->n || opt.cache.load) /* nothing may follow a cache */
+    if (ids->n > before || opt.cache.load) /* nothing may follow a cache */
         return LM_OK;
     if (first < 0)
         return lm_fail(e, LM_EUSAGE, "prompt", "give some text",
@@ -45,7 +60,7 @@ const char *const *generate_files(int *n)
 {
     static const char *const standard_input[] = { "-" };
     bool files = tool.argc > 1;
-    *n = opt.prompt.n ? 0 : files ? tool.argc - 1 : 1;
+    *n = opt.prompt.n || opt.chat.talk ? 0 : files ? tool.argc - 1 : 1;
     return files ? (const char *const *)tool.argv + 1 : standard_input;
 }
 
@@ -60,7 +75,7 @@ lm_code generate_open_prompts(generate_work *w, lm_err *e)
 lm_code generate_choose_context(generate_work *w, lm_err *e)
 {
     const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
-    int64_t need = w->in ? 2048 : 0;
+    int64_t need = opt.chat.talk ? GENERATE_CHAT_CONTEXT : w->in ? 2048 : 0;
     int64_t most = p && p->ranked ? INT32_MAX : w->model.config.max_positions;
     for (int i = 0; i < opt.prompt.n && !w->in; i++) {
         w->ids.n = 0;
@@ -79,6 +94,8 @@ lm_code generate_choose_context(generate_work *w, lm_err *e)
                        "%lld, but the model was made for %lld position%s", (long long)opt.context,
                        (long long)most, lm_plural(most));
     w->context = opt.context ? opt.context : need < most ? need : most;
+    if (opt.chat.talk && !lm_given(&tool, "max-new-tokens") && w->generation.max_new < 0)
+        opt.max_new = w->context; /* to the end of the answer */
     if (generate_cache_tokens(w) > w->context)
         return lm_fail(e, LM_EUSAGE, "--context",
                        w->context < most ? "raise it" : "load a cache of a shorter text",
@@ -93,11 +110,27 @@ static lm_code next_line(generate_work *w, lm_completion *c, bool *got, lm_err *
     char where[300];
     bool object = false;
     lm_err bad = { 0 };
-    if (lm_input_next(w->in, &w->doc, got, e) || !*got)
+    if (!w->held && (lm_input_next(w->in, &w->doc, got, e) || !*got))
         return e->code;
     const lm_buf *raw = &w->doc.raw;
+    w->held = false;
+    if (generate_asks_adapter(w, raw->data, raw->len, &bad))
+        return generate_refuse_line(w, c, true, &bad, e);
+    if (generate_is_other(w)) { /* after those that run */
+        w->held = true;
+        *got = false;
+        return LM_OK;
+    }
     snprintf(where, sizeof where, "%.250s:%lld", w->doc.source, (long long)w->doc.line);
     w->text_of.len = 0;
+    if (lm_answer_has_messages(raw->data, raw->len)) {
+        object = true;
+        if (add_virtual(w, &c->ids, &bad) ||
+            generate_chat_record(w, raw->data, raw->len, where, &c->ids, &bad) ||
+            generate_add_cache(w, &c->ids, &bad) || fits(w, c, where, &bad))
+            return generate_refuse_line(w, c, object, &bad, e);
+        return lm_buf_add(&c->prompt, raw->data, raw->len, e);
+    }
     if (lm_answer_prompt(raw->data, raw->len, where, &w->text_of, &object, &bad) ||
         encode(w, w->text_of.data ? w->text_of.data : "", w->text_of.len, &c->ids, &bad) ||
         generate_add_cache(w, &c->ids, &bad) || fits(w, c, where, &bad))
@@ -109,6 +142,8 @@ lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e)
 {
     generate_work *w = ctx;
     c->max_new = opt.max_new;
+    if (opt.chat.talk)
+        return generate_chat_next(w, c, got, e);
     if (!w->in) {
         *got = w->at < opt.prompt.n;
         if (!*got)
@@ -120,5 +155,8 @@ lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e)
         return lm_buf_add(&c->prompt, text, strlen(text), e);
     }
     *got = !lm_stopping();
-    return *got ? next_line(w, c, got, e) : LM_OK;
+    if (!*got || next_line(w, c, got, e))
+        return e->code;
+    w->asked += *got;
+    return LM_OK;
 }

@@ -6,6 +6,7 @@
 #ifndef LM_CMD_GENERATE_WORK_H
 #define LM_CMD_GENERATE_WORK_H
 
+#include "common/adapter.h"
 #include "common/tool.h"
 #include "format/input.h"
 #include "kv/file_llama.h"
@@ -24,6 +25,12 @@ typedef struct {
     int64_t disk_bytes;
 } generate_serve_options;
 
+/* Of chats; NULL: not given. */
+typedef struct {
+    bool talk;
+    const char *template, *vars, *system;
+} generate_chat_options;
+
 /* Of caches in files; NULL, 0: not given. */
 typedef struct {
     const char *save, *load;
@@ -32,7 +39,7 @@ typedef struct {
 } generate_cache_options;
 
 typedef struct {
-    lm_strs prompt, stop;
+    lm_strs prompt, stop, adapter;
     const char *tokenizer, *dtype, *weights_in;
     int64_t max_new, top_k, context, batch, samples;
     double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
@@ -42,14 +49,34 @@ typedef struct {
     bool list_kv;
     generate_serve_options serve;
     generate_cache_options cache;
+    generate_chat_options chat;
 } generate_options;
+
+typedef struct generate_chat generate_chat;
 
 extern lm_tool tool;
 extern generate_options opt;
 
+/* An adapter with a name, and the model with it. */
+typedef struct {
+    const char *name; /* as given, in front of '=' */
+    size_t name_len;
+    lm_tune_use use;
+    lm_loaded model;   /* borrows all but its store */
+    lm_generator *gen; /* NULL: no prompt asked for it yet */
+} generate_adapter;
+
 /* Everything that main owns. */
 typedef struct {
     lm_loaded model;
+    lm_tune_use adapter;     /* without a name */
+    generate_adapter *named; /* others, */
+    int n_named;
+    generate_adapter *wanted; /* that of the prompt that was read; NULL: the model alone */
+    const lm_loaded *now;     /* with which `gen` generates */
+    lm_generator *base_gen;   /* of the model alone; NULL: `gen` is */
+    int64_t asked;            /* prompts that were read */
+    bool held;                /* the prompt that was read waits for its adapter */
     lm_tokenizer *tok;
     lm_tok_scratch *scratch;
     lm_par *par;
@@ -72,6 +99,7 @@ typedef struct {
     size_t shown;
     lm_generation generation;
     int64_t context, full;
+    generate_chat *chat; /* the template and what was said; NULL: -p */
     lm_complete_stats st;
     lm_kv_file *cache; /* of --load-cache, NULL: not given; or, with --unverified: */
     lm_kv_llama *state;
@@ -90,6 +118,22 @@ typedef struct {
 
 /* Set options that were not given from the model's files, otherwise to our own defaults. */
 lm_code generate_defaults(generate_work *w, lm_err *e);
+
+/* ---- adapters.c ---- */
+
+/* Refuse what cannot be combined. */
+void generate_check_adapters(void);
+/* True if prompts choose among adapters with names. */
+bool generate_has_names(void);
+lm_code generate_open_adapters(generate_work *w, lm_err *e);
+/* Set `wanted` to the adapter that a record names.  Fails: LM_EUSAGE for a name that was not given. */
+lm_code generate_asks_adapter(generate_work *w, const char *line, size_t len, lm_err *e);
+/* True if it is another one than generates now; and let it generate. */
+bool generate_is_other(const generate_work *w);
+lm_code generate_turn_to(generate_work *w, lm_err *e);
+void generate_close_adapters(generate_work *w);
+/* generate.c: a generator like the first. */
+lm_code generate_new_generator(generate_work *w, lm_loaded *model, lm_generator **out, lm_err *e);
 
 /* ---- kv.c ---- */
 

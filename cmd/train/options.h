@@ -3,23 +3,17 @@
 #ifndef LM_CMD_TRAIN_OPTIONS_H
 #define LM_CMD_TRAIN_OPTIONS_H
 
-#include "common/tool.h"
-#include "train/session.h"
+#include "common/loop.h"
 
 typedef struct {
-    const char *resume, *resume_schedule, *val, *tensorboard, *trace;
-    int64_t steps, batch, seq, accumulate, warmup, decay_steps, step_size, cycles;
-    double lr, min_lr_ratio, gamma;
-    const char *schedule, *optimizer, *dtype;
-    double beta1, beta2, eps, weight_decay, momentum, dampening;
-    bool nesterov;
-    double max_grad_norm, clip_value, dropout;
+    lm_loop_args loop;
+    const char *resume, *resume_schedule, *val;
+    int64_t steps, batch, seq, accumulate;
+    const char *dtype;
+    double dropout;
     bool documents, check_tokenizer;
     const char *format;
-    int64_t eval_every, eval_batches, log_every, keep, patience;
-    double min_delta, peak_tflops;
-    const char *save_every, *checkpoint_format;
-    bool dump_graph, list_optimizers, measure, stats, deterministic;
+    bool dump_graph, measure, deterministic;
 } train_options;
 
 extern lm_tool tool;

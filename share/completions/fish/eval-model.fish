@@ -4,6 +4,7 @@ complete -c eval-model -l seq-len -r -d 'tokens in a window [that of its trainin
 complete -c eval-model -l stride -r -d 'step from window to window [seq-len / 2]'
 complete -c eval-model -l documents -d 'no context from another document [yes]'
 complete -c eval-model -l add-special -d 'text: add what the tokenizer\'s post-processor adds [yes]'
+complete -c eval-model -l adapter -r -d 'a PEFT adapter of the model, which is attached to it'
 complete -c eval-model -l tokenizer -r -d 'tokenizer.json or its folder [the model\'s own]'
 complete -c eval-model -l check-tokenizer -d 'refuse a tokenizer or shards of another model [yes]'
 complete -c eval-model -l dtype -x -a 'f32 bf16' -d 'compute in f32 or bf16 [f32]'

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.h -- the command line of peft-tune: its options, and what is asked for by them. */
+#ifndef LM_CMD_PEFT_TUNE_OPTIONS_H
+#define LM_CMD_PEFT_TUNE_OPTIONS_H
+
+#include "common/loop.h"
+#include "train/packed.h"
+#include "tune/partial.h"
+#include "tune/tuning.h"
+
+typedef struct {
+    lm_loop_args loop;
+    const char *resume, *resume_schedule;
+    int64_t steps, batch, seq, accumulate;
+    double epochs;
+    const char *dtype;
+    bool deterministic, measure, dump_graph;
+
+    const char *method, *train, *target, *exclude, *layers, *save, *init_adapter, *base_format,
+        *states_in;
+    double rank, alpha, adapter_dropout, plus;
+    lm_strs set;
+    bool list_methods, unmerge, to_lora;
+    const char *combine;
+    double share;
+
+    const char *chat_template, *loss_on, *truncate, *map, *val;
+    bool packing;
+    int64_t max_examples;
+} tune_options;
+
+extern lm_tool tool;
+extern tune_options opt; /* the present values */
+
+/* Everything that main owns. */
+typedef struct {
+    lm_session t;
+    char *step_dir, *own_run; /* the checkpoint and the run of --resume */
+    json_t *saved;            /* options of that run, from which `opt` borrows */
+    lm_buf options;           /* those of this run */
+    lm_buf groups;            /* of the optimiser, for LoRA+ */
+    char note[256];           /* a change of the learning rate by --resume; "": none */
+    lm_text_example_maker maker;
+    lm_text_record_map map;
+    lm_packed_set data, val;
+    lm_tuning_recipe recipe;
+    lm_tune_partial part; /* of a recipe without adapter */
+    lm_tuning tuning;     /* of the others */
+    json_t *config;       /* of a saved adapter, until lm_tuning_new has it */
+    lm_bundle *files;     /* of --init-adapter */
+    lm_st *first;
+} tune_session;
+
+/* True if nothing is trained or written. */
+bool tune_plan_only(void);
+/* Set what is asked of the library from options and operands, with --resume also from the options of the run.  Misuse of
+ * operands ends the program.  Fails: LM_EUSAGE, and what reading a run fails with. */
+lm_code tune_ask(tune_session *s, lm_err *e);
+/* When the model is open: what trains, and how the rest is kept.  Fails: LM_EUSAGE. */
+lm_code tune_choose(tune_session *s, lm_err *e);
+/* When the model is open: the shape of a step. */
+void tune_ask_shape(tune_session *s);
+/* When the data are read: the number of steps, optimisers and schedule. */
+lm_code tune_ask_steps(tune_session *s, lm_err *e);
+/* LM_EUSAGE if the data of a resumed run have changed, unless they were named again. */
+lm_code tune_check_data(const tune_session *s, lm_err *e);
+/* Fill `options` with what a resume needs: all options, the model's path, a digest of the data. */
+lm_code tune_keep(tune_session *s, lm_err *e);
+
+/* ---- derive.c ---- */
+
+extern const char *const tune_combinations[];
+/* True if an adapter is made without training. */
+bool tune_derives(void);
+lm_code tune_derive(lm_err *e);
+
+#endif

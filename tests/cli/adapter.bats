@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Adapters beside models that are used, and the memory that is stated before an adapter is trained.
+
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR" || exit 1
+    seq 300 | awk '{ print "{\"text\": \"The river number " $1 " walks under the old bridge of stones.\"}" }' > text.jsonl
+    train-tokenizer -q -V 320 -o tok/tokenizer.json text.jsonl
+    cat > config.json <<END
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320, "hidden_size": 64,
+ "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "hidden_act": "silu", "max_position_embeddings": 128, "initializer_range": 0.02, "rms_norm_eps": 1e-05,
+ "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": 0}
+END
+    init-model -q config.json --tokenizer tok/tokenizer.json -o m
+    peft-tune -q m text.jsonl -o a --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 20
+    merge-models -q --method passthrough m+a -o merged
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR" || exit 1
+}
+
+# Log-probabilities of the new tokens, one a line.
+chances() { # generate's arguments
+    generate -q "$@" -p 'The river number' -n 6 -T 0 --ignore-eos --dtype f32 --json --logprobs |
+        sed 's/.*"logprobs":\[\([^]]*\)\].*/\1/' | tr ',' '\n'
+}
+
+@test "adapter: generate with it says what the merged model says, and the base something else" {
+    chances m --adapter a > with
+    chances merged > one
+    chances m > base
+    [ "$(wc -l < with)" -eq 6 ]
+    paste with one | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 }'
+    run ! cmp -s with base
+    chances m --adapter a --serve-batch 4 > served
+    paste with served | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 }'
+}
+
+@test "adapter: several with names, chosen by prompts, answer as each alone, in order" {
+    peft-tune -q m text.jsonl -o b --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 10 --rank 4 --target q_proj,v_proj --seed 5
+    for i in 1 2; do
+        echo '{"prompt": "The river number", "adapter": "one"}'
+        echo '{"prompt": "The river number", "adapter": "two"}'
+        echo '{"prompt": "The river number"}'
+    done > ask.jsonl
+    echo '{"prompt": "The river number", "adapter": "three"}' >> ask.jsonl
+    how=(-n 6 -T 0 --ignore-eos --dtype f32 --logprobs)
+    run -1 generate -q m --adapter one=a --adapter two=b "${how[@]}" -o got ask.jsonl
+    [[ $output == *"adapter: there is no adapter 'three': give it by --adapter NAME=PATH"* ]]
+    [ "$(wc -l < got)" -eq 7 ]
+    for x in a b ""; do
+        echo '{"prompt": "The river number"}' | generate -q m ${x:+--adapter "$x"} "${how[@]}"
+    done | sed 's/.*\("token_ids".*\)/\1/' > want
+    sed 's/.*\("token_ids".*\)/\1/' got | head -n 3 | cmp - want
+    sed 's/.*\("token_ids".*\)/\1/' got | sed -n 4,6p | cmp - want
+    [ "$(sort -u want | wc -l)" -eq 3 ]
+    run -2 generate m --adapter one=a --adapter b -p x
+    [[ $output == *"'b' has no name by which prompts choose it"* ]]
+    run -2 generate m --adapter one=a -p x
+    [[ $output == *"are chosen by the key"* ]]
+}
+
+@test "adapter: eval-model measures it as the merged model" {
+    loss() { eval-model -q "$@" text.jsonl --seq-len 64 --json | sed 's/.*"loss":\([0-9.]*\).*/\1/'; }
+    loss m --adapter a > with
+    loss merged > one
+    loss m > base
+    paste with one base | awk '{ exit !($1 - $2 < 1e-4 && $2 - $1 < 1e-4 && $1 < $3 - 0.5) }'
+}
+
+@test "adapter: what cannot be attached is refused" {
+    sed 's/"hidden_size": 64/"hidden_size": 32/' config.json > small.json
+    init-model -q small.json --tokenizer tok/tokenizer.json -o small
+    run -2 generate small --adapter a -p x
+    [ "$(wc -l <<< "$output")" -eq 1 ]
+    [[ $output == "generate: a: "*lora_B.weight*"use the model on which it was trained" ]]
+    run -2 generate m --adapter a -p x --save-cache c
+    [[ $output == "generate: --adapter: caches in files are those of the model alone: leave out --save-cache and --load-cache"* ]]
+    run generate m --adapter nowhere -p x
+    [ "$status" -ne 0 ]
+    [[ $output == *nowhere* ]]
+    run -2 generate m --adapter m -p x
+    [[ $output == *adapter_config.json* ]]
+}
+
+@test "adapter: memory is stated by part and kept to within 5 %" {
+    init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=512 -s intermediate_size=1536 \
+        -s num_hidden_layers=6 -o wide
+    for method in lora qlora; do
+        how=(wide text.jsonl -o "$method" --method "$method" --seq-len 128 --batch-size 8 --dtype f32 --steps 3)
+        peft-tune -q "${how[@]}" --dry-run --json > plan
+        peft-tune -q "${how[@]}" --json > done
+        planned=$(grep -o '"memory_total": *[0-9]*' plan | grep -o '[0-9]*$')
+        used=$(grep -o '"peak_memory_bytes": *[0-9]*' done | grep -o '[0-9]*$')
+        awk -v p="$planned" -v u="$used" 'BEGIN { printf "planned %.1f MiB, used %.1f MiB\n", p / 2^20, u / 2^20; exit !(u < 1.05 * p && u > 0.85 * p) }'
+    done
+    grep -q '"frozen (nf4_dq)"' plan
+}

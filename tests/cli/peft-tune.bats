@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# peft-tune: adapters and parts of a model, resumes, adapters without training, and what is refused; loss marks of shards.
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR" || exit 1
+    seq 300 | awk '{ print "{\"text\": \"The river number " $1 " walks under the old bridge of stones.\"}" }' > text.jsonl
+    seq 60 | awk '{ print "{\"prompt\": \"The river number " $1 "\", \"completion\": \" walks under the bridge.\"}" }' > qa.jsonl
+    seq 60 | awk '{ print "{\"messages\": [{\"role\": \"user\", \"content\": \"river " $1 "\"}, {\"role\": \"assistant\", \"content\": \"bridge\"}]}" }' > chat.jsonl
+    train-tokenizer -q -V 320 -o tok/tokenizer.json text.jsonl
+    cat > config.json <<END
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320, "hidden_size": 64,
+ "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "hidden_act": "silu", "max_position_embeddings": 128, "initializer_range": 0.02, "rms_norm_eps": 1e-05,
+ "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": 0}
+END
+    init-model -q config.json --tokenizer tok/tokenizer.json -o m
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR" || exit 1
+    how=(--seq-len 64 --batch-size 4 --dtype f32 --lr 1e-3)
+}
+
+# The numbers of a file of tensors, without its header.
+numbers() { # FILE
+    local n
+    n=$(od -An -tu8 -N8 "$1")
+    tail -c +$((n + 9)) "$1" | cksum
+}
+
+loss_of() { # head or tail: of the first or the last step
+    grep '"event":"step"' a.jsonl | "$1" -n 1 | sed 's/.*"loss":\([0-9.]*\).*/\1/'
+}
+
+@test "peft-tune: an adapter learns, is a folder of PEFT, and merges" {
+    peft-tune -q m qa.jsonl -o a "${how[@]}" --rank 4 --epochs 8 --metrics a.jsonl
+    grep -q '"r": 4' a/adapter_config.json
+    grep -q '"lora_alpha": 8' a/adapter_config.json
+    grep -q '"peft_type": "LORA"' a/adapter_config.json
+    [ -s a/adapter_model.safetensors ]
+    [ ! -e a/config.json ]
+    awk -v first="$(loss_of head)" -v last="$(loss_of tail)" 'BEGIN { exit !(last > 0 && last < first - 0.1) }'
+    merge-models -q --method passthrough m+a -o merged
+    run cmp m/model.safetensors merged/model.safetensors
+    [ "$status" -ne 0 ]
+}
+
+@test "peft-tune: a run that is killed and resumed has the same bits" {
+    peft-tune -q m qa.jsonl -o whole "${how[@]}" --epochs 12 --save-every 5 --adapter-dropout 0.1
+    (exec peft-tune -q m qa.jsonl -o part "${how[@]}" --epochs 12 --save-every 5 --adapter-dropout 0.1) 3>&- &
+    p=$!
+    for _ in $(seq 600); do
+        [ -e part/step-000010 ] && break
+        sleep 0.02
+    done
+    kill -9 $p || true
+    wait $p || true
+    [ -e part/step-000010 ]
+    peft-tune -q --resume part
+    for f in adapter_model.safetensors optimizer.safetensors; do
+        [ "$(numbers whole/latest/$f)" = "$(numbers part/latest/$f)" ]
+    done
+}
+
+@test "peft-tune: changed data end a resume, unless they are named" {
+    cp qa.jsonl moving.jsonl
+    peft-tune -q m moving.jsonl -o moved "${how[@]}" --epochs 1
+    sed -i 1d moving.jsonl
+    run peft-tune --resume moved --epochs 2
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"are no longer those of the run"* ]]
+    peft-tune -q --resume moved --epochs 2 moving.jsonl
+}
+
+@test "peft-tune: conversations need a template, and train the assistant's turns" {
+    run peft-tune m chat.jsonl -o c "${how[@]}"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"chat.jsonl:1"*"--chat-template"* ]]
+    [ ! -e c ]
+    run peft-tune m chat.jsonl -o c "${how[@]}" --chat-template chatml --steps 1
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"60 records (messages): 60 examples"* ]]
+    assistant=$(sed -n 's/.* \([0-9.]*\) % of .* tokens train.*/\1/p' <<< "$output")
+    run peft-tune m chat.jsonl -o c -f "${how[@]}" --chat-template chatml --steps 1 --loss-on all
+    all=$(sed -n 's/.* \([0-9.]*\) % of .* tokens train.*/\1/p' <<< "$output")
+    awk -v a="$assistant" -v b="$all" 'BEGIN { exit !(a > 0 && a < 70 && b > 95) }'
+}
+
+@test "peft-tune: several methods train and go on from a saved adapter" {
+    for method in qlora rslora dora loraplus ia3 ln_tuning; do
+        peft-tune -q m qa.jsonl -o "by-$method" "${how[@]}" --method $method --steps 2
+        [ -s "by-$method/adapter_model.safetensors" ]
+    done
+    peft-tune -q m qa.jsonl -o again "${how[@]}" --init-adapter by-rslora --steps 1 --lr 0
+    cmp by-rslora/adapter_config.json again/adapter_config.json
+    [ "$(numbers by-rslora/adapter_model.safetensors)" = "$(numbers again/adapter_model.safetensors)" ]
+}
+
+@test "peft-tune: a part of the model trains alone, and what changed becomes an adapter" {
+    peft-tune -q m qa.jsonl -o part-of "${how[@]}" --method full --train '*mlp*' --steps 3
+    inspect-model --diff m part-of 2> /dev/null > diff || true
+    peft-tune -q --unmerge m part-of --rank 2 -o small
+    grep -q '"r": 2' small/adapter_config.json
+    grep -q 'down_proj' small/adapter_config.json
+    run grep -q 'q_proj' small/adapter_config.json
+    [ "$status" -ne 0 ]
+    peft-tune -q m qa.jsonl -o one "${how[@]}" --steps 2 --rank 2
+    peft-tune -q --combine cat m one small:0.5 -o two
+    grep -q 'down_proj": 4' two/adapter_config.json
+    peft-tune -q --to-lora m one --rank 1 -o less
+    grep -q '"r": 1' less/adapter_config.json
+}
+
+@test "peft-tune: the plan has frozen and trained weights, and nothing is written" {
+    peft-tune -q m qa.jsonl --dry-run "${how[@]}" > plan
+    grep -q '^frozen' plan
+    grep -q '^trained' plan
+    [ ! -e plan-run ]
+    peft-tune --list-methods | grep -q '^qlora '
+    peft-tune --list-methods --json | grep -q '"peft_type":"LORA"'
+}
+
+@test "peft-tune: bad input is one line" {
+    bad() { # WORDS ARGUMENT...
+        local words=$1
+        shift
+        run peft-tune "$@" -o no
+        [ "$status" -eq 2 ] || [ "$status" -eq 1 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"$words"* ]]
+        [ ! -e no ]
+    }
+    bad "did you mean 'lora'" m qa.jsonl --method loora
+    bad "q_projj" m qa.jsonl --target q_projj
+    bad "is no key" m qa.jsonl --set lora_aplha=3
+    bad "has no adapter" m qa.jsonl --method full --rank 4
+    bad "no tensor of the model matches" m qa.jsonl --method full --train '*moe*'
+    bad "serves --unmerge" m qa.jsonl --share 0.5
+    bad "give --val FILE too" m qa.jsonl --eval-every 3
+    bad "no column" m qa.jsonl --map text=body
+    bad "plain text" m text.jsonl --loss-on assistant
+    echo '{"prompt": "a", "completion": 3}' > broken.jsonl
+    bad "broken.jsonl:1" m broken.jsonl
+}
+
+@test "shard-data: loss marks of records go to train, eval-model and new shards" {
+    shard-data -q --chat -t tok -o marked qa.jsonl
+    [ "$(stat -c %s marked/train.mask)" -eq "$(($(stat -c %s marked/train.bin) / 2))" ]
+    some=$(eval-model -q m marked/train | sed 's/.*"tokens":\([0-9]*\).*/\1/')
+    marks=$(tr -d '\0' < marked/train.mask | wc -c)
+    [ "$some" -eq "$marks" ]
+    shard-data -q -o again marked/train
+    [ "$(tr -d '\0' < again/train.mask | wc -c)" -eq "$marks" ]
+    train -q m marked -o t --steps 2 --seq-len 32 --batch-size 2
+    run train m marked -o t -f --steps 16 --seq-len 2 --batch-size 1 --metrics t.jsonl
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"has no token that trains: it is skipped"* ]]
+    grep -q '"event":"step".*"loss":null' t.jsonl
+    run shard-data --chat -t tok --format nanogpt -o none qa.jsonl
+    [ "$status" -eq 2 ]
+    truncate -s -1 marked/train.mask
+    run eval-model m marked/train
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"train.mask"*"loss marks"* ]]
+}

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""peft-tune against PEFT: the same base, records and initial adapter, ten steps of AdamW in F32; losses agree to 1e-5 and
+tensors to 1e-4, and PEFT loads what the tool wrote; speaks TAP.
+
+Environment: LM_TEST_BUILD, a build folder with bin/peft-tune, bin/train-tokenizer and bin/init-model."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+warnings.filterwarnings("ignore")
+import peft
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin")
+STEPS, RATE = 10, 1e-3
+WORDS = "river old bridge stones market silver window morning evening garden".split()
+count = failed = 0
+
+
+def check(ok, name):
+    global count, failed
+    count += 1
+    failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
+
+
+def tool(name, *args):
+    return subprocess.run([os.path.join(BIN, name), "-q", *args], check=True)
+
+
+def prepare(tmp):
+    """Texts, a tokenizer, two bases and eight records."""
+    texts, records = os.path.join(tmp, "text.jsonl"), os.path.join(tmp, "qa.jsonl")
+    with open(texts, "w") as f:
+        for i in range(200):
+            f.write(json.dumps({"text": " ".join(WORDS[(i * k + k) % 10] for k in range(12))}) + "\n")
+    with open(records, "w") as f:
+        for i in range(8):
+            f.write(json.dumps({"prompt": f"{WORDS[i]} and {WORDS[i + 1]}:",
+                                "completion": f" {WORDS[9 - i]} {WORDS[(3 * i) % 10]}" * (1 + i % 3)}) + "\n")
+    tool("train-tokenizer", "-V", "300", "-o", os.path.join(tmp, "tok.json"), texts)
+    shapes = {"llama": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+                        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+                        "tie_word_embeddings": True},
+              "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
+                       "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}}
+    for kind, shape in shapes.items():
+        with open(os.path.join(tmp, kind + ".json"), "w") as f:
+            json.dump(shape, f)
+        tool("init-model", os.path.join(tmp, kind + ".json"), "-t", os.path.join(tmp, "tok.json"), "-o",
+             os.path.join(tmp, kind))
+    return records
+
+
+def batch(base, records):
+    """All records as one batch: the completion and the end of the text train."""
+    tok = AutoTokenizer.from_pretrained(base)
+    rows = []
+    with open(records) as f:
+        for r in map(json.loads, f):
+            n = len(tok(r["prompt"], add_special_tokens=False).input_ids)
+            ids = tok(r["prompt"] + r["completion"], add_special_tokens=False).input_ids + [tok.eos_token_id]
+            rows.append((ids, [-100] * n + ids[n:]))
+    most = max(len(i) for i, _ in rows)
+    fill = lambda v, x: v + [x] * (most - len(v))
+    return {"input_ids": torch.tensor([fill(i, 0) for i, _ in rows]),
+            "labels": torch.tensor([fill(l, -100) for _, l in rows]),
+            "attention_mask": torch.tensor([fill([1] * len(i), 0) for i, _ in rows])}
+
+
+def theirs(base, config, data, start):
+    """Losses of the steps, and the tensors afterwards; the adapter before the first step goes to `start`."""
+    torch.manual_seed(1)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    model.eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p) * 0.02)
+    model.save_pretrained(start)
+    step = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0)
+    losses = []
+    for _ in range(STEPS):
+        loss = model(**data).loss
+        step.zero_grad()
+        loss.backward()
+        step.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def case(tmp, kind, name, method, config, records):
+    base, start, out, metrics = (os.path.join(tmp, n) for n in (kind, f"{kind}-{name}-0", f"{kind}-{name}", "m.jsonl"))
+    data = batch(base, records)
+    losses, model = theirs(base, config, data, start)
+    tool("peft-tune", base, records, "-o", out, "--init-adapter", start, "--method", method, "--steps", str(STEPS),
+         "--batch-size", "8", "--no-packing", "--seq-len", "96", "--lr", str(RATE), "--lr-schedule", "constant",
+         "--max-grad-norm", "0", "--dtype", "f32", "--metrics", metrics, "-f")
+    with open(metrics) as f:
+        ours = [r["loss"] for r in map(json.loads, f) if r.get("event") == "step"]
+    far = max(abs(a - b) for a, b in zip(ours, losses))
+    check(len(ours) == STEPS and far < 1e-5 and losses[-1] < losses[0], f"{kind} {name}: losses of {STEPS} steps ({far:.1e})")
+    end = os.path.join(tmp, "end")
+    model.save_pretrained(end)
+    a, b = (load_file(os.path.join(d, "adapter_model.safetensors")) for d in (out, end))
+    far = max(((a[k].float() - b[k].float()).norm() / b[k].float().norm()).item() for k in b if k in a)
+    check(set(a) == set(b) and far < 1e-4, f"{kind} {name}: tensors ({far:.1e})")
+    with torch.no_grad():
+        again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), out)
+        far = (again.eval()(**data).logits - model(**data).logits).abs().max().item()
+    check(far < 1e-4, f"{kind} {name}: PEFT loads the folder ({far:.1e})")
+
+
+def cases(kind):
+    names = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_fc"]}[kind]
+    to = dict(task_type="CAUSAL_LM", target_modules=names, fan_in_fan_out=kind == "gpt2")
+    plain = dict(task_type="CAUSAL_LM", target_modules=names)
+    yield "lora", "lora", peft.LoraConfig(r=4, lora_alpha=8, **to)
+    yield "rslora", "rslora", peft.LoraConfig(r=4, lora_alpha=8, use_rslora=True, **to)
+    yield "dora", "dora", peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, **to)
+    yield "saved", "lora", peft.LoraConfig(r=4, modules_to_save=["ln_f" if kind == "gpt2" else "norm"], **to)
+    yield "prompt", "prompt", peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    yield "prefix", "prefix", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    if kind == "llama":
+        yield "ia3", "ia3", peft.IA3Config(feedforward_modules=["down_proj"], **plain)
+        yield "loha", "loha", peft.LoHaConfig(r=4, alpha=8, **plain)
+        yield "lokr", "lokr", peft.LoKrConfig(r=4, alpha=8, **plain)
+        yield "oft", "oft", peft.OFTConfig(oft_block_size=8, **plain)
+        yield "boft", "boft", peft.BOFTConfig(boft_block_size=8, boft_n_butterfly_factor=1, **plain)
+        yield "hra", "hra", peft.HRAConfig(r=4, **plain)
+        yield "ln", "ln_tuning", peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["input_layernorm"])
+
+
+def main():
+    only = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as tmp:
+        records = prepare(tmp)
+        for kind in ("llama", "gpt2"):
+            for name, method, config in cases(kind):
+                if only and name not in only:
+                    continue
+                try:
+                    case(tmp, kind, name, method, config, records)
+                except Exception as e:
+                    check(False, f"{kind} {name}: {type(e).__name__}: {str(e)[:200]}")
+    print(f"1..{count}")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
