@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.h -- the command line of align-model: its options, and what is asked for by them. */
+#ifndef LM_CMD_ALIGN_MODEL_OPTIONS_H
+#define LM_CMD_ALIGN_MODEL_OPTIONS_H
+
+#include "common/loop.h"
+#include "model/generation.h"
+#include "text/tokenizer.h"
+#include "tune/align/offline.h"
+#include "tune/align/prompts.h"
+#include "tune/tuning.h"
+
+typedef struct {
+    lm_loop_args loop;
+    const char *resume, *resume_schedule, *loss, *val, *dtype;
+    const char *beta, *smoothing, *average, *f_divergence, *f_alpha, *ld_alpha, *gamma, *cpo_alpha,
+        *alpha, *desirable, *undesirable; /* hyper-parameters; NULL: not given */
+    int64_t steps, batch, micro, length, seq, limit;
+    double epochs;
+    const char *template, *truncation, *map;
+    bool deterministic, list_losses;
+    /* of an adapter */
+    const char *method, *target, *save, *init_adapter, *base_format;
+    double rank, lora_alpha, adapter_dropout;
+    lm_strs set;
+    /* of sampled completions */
+    lm_strs reward, command, stop;
+    const char *weights, *advantage, *scale, *correct, *reference;
+    int64_t group, updates, iterations, most_prompt, most_new, top_k, sequences, memory, shown;
+    double temperature, top_p, min_p, kl, correct_most, missing_eos, clip_reward, timeout;
+    bool each, normalise, mask_truncated, list_rewards;
+} align_options;
+
+extern lm_tool tool;
+extern align_options opt;
+
+/* Everything that main owns. */
+typedef struct {
+    lm_session t;
+    lm_align_spec spec;
+    char *step_dir, *own_run; /* the checkpoint and the run of --resume */
+    char *reference,
+        *kept;      /* files of the reference's log-probabilities: of this run, of that one */
+    json_t *saved;  /* options of that run, from which `opt` borrows */
+    lm_buf options; /* those of this run */
+    char note[256]; /* a change of the learning rate by --resume; "": none */
+    lm_tokenizer *tok;
+    lm_chat *chat;
+    lm_text_record_map map;
+    lm_text_answers *train, *val;
+    lm_offline *offline;
+    lm_tuning_recipe recipe;
+    lm_tuning tuning; /* of a recipe with an adapter */
+    lm_bundle *files; /* of --init-adapter */
+    lm_st *first;
+    /* of sampled completions: */
+    bool samples; /* the loss is one of policies, or rewards are given */
+    lm_prompts prompts, val_prompts;
+    lm_generation generation; /* ids that end a completion */
+    lm_reward_set *reward;
+    lm_on_policy *policy;
+    lm_metrics *completions;
+    char *model; /* absolute path of the reference */
+} align_session;
+
+/* ---- ask.c ---- */
+
+/* Set what is asked of the library from operands and options, except what depends on the data; with --resume also from
+ * the options of the run.  Misuse of operands ends the program.  Fails: LM_EUSAGE, and what reading a run fails
+ * with. */
+lm_code align_ask(align_session *s, lm_err *e);
+/* Set the number of steps and the learning rate, when the number of records is known (0: it is not). */
+lm_code align_schedule(align_session *s, int64_t records, lm_err *e);
+
+/* ---- answers.c ---- */
+
+/* The most tokens of a text for this model. */
+int64_t align_length(const align_session *s);
+/* Read the answers, and choose windows and micro-batches that were not given; without data as for the longest texts. */
+lm_code align_open_answers(align_session *s, lm_err *e);
+/* The tokenizer and the chat template of the model. */
+lm_code align_open_text(align_session *s, lm_err *e);
+/* The objective of these answers. */
+lm_code align_make_objective(align_session *s, lm_err *e);
+void align_close_answers(align_session *s);
+
+/* ---- adapter.c ---- */
+
+/* Check --method and its options; the model of a resumed run is the base of its adapter. */
+lm_code align_ask_adapter(align_session *s, lm_err *e);
+/* When the model is open: what trains, and how the rest is kept. */
+lm_code align_choose_adapter(align_session *s, lm_err *e);
+void align_say_adapter(const align_session *s);
+/* Add the path of the base to the options that are kept. */
+lm_code align_keep_base(align_session *s, lm_err *e);
+/* The learning rate by default: of an adapter ten times the loss's, as TRL's guides advise. */
+double align_rate(const align_session *s);
+void align_close_adapter(align_session *s);
+
+/* ---- rollouts.c ---- */
+
+/* True if rewards are given. */
+bool align_has_rewards(void);
+/* Check the options of completions against the loss. */
+lm_code align_ask_rollouts(align_session *s, lm_err *e);
+/* Read the prompts, and choose windows. */
+lm_code align_open_prompts(align_session *s, lm_err *e);
+/* Start the rewards' commands, and make the objective. */
+lm_code align_make_policy(align_session *s, lm_err *e);
+/* Add what rollouts and the reference take. */
+lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e);
+/* The log of completions, in the folder of the run, which exists. */
+lm_code align_open_log(align_session *s, lm_err *e);
+void align_close_rollouts(align_session *s);
+
+#endif

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rollouts.c -- the part of align-model that samples: options, prompts, rewards, and the objective. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "align-model/options.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+
+enum { USUAL_ROWS = 2048, MOST_REWARDS = 16 };
+
+static const char log_name[] = "completions.jsonl";
+
+/* ---- options ---- */
+
+static int count_rewards(void)
+{
+    return opt.reward.n + opt.command.n;
+}
+
+bool align_has_rewards(void)
+{
+    return count_rewards() > 0;
+}
+
+static double kl_in_loss(const align_session *s)
+{
+    return lm_align_hyper(&s->spec, "beta", -1);
+}
+
+/* --kl is the loss's beta, or a penalty in the rewards where the loss has none. */
+static lm_code take_kl(align_session *s, lm_err *e)
+{
+    char text[40];
+    if (opt.kl <= 0 || s->spec.n < 1 || kl_in_loss(s) < 0)
+        return LM_OK;
+    snprintf(text, sizeof text, "%.17g", opt.kl);
+    return lm_align_set(&s->spec, "beta", text, e);
+}
+
+static bool compares(const align_session *s)
+{
+    return lm_align_reads_ref(&s->spec) || opt.kl > 0;
+}
+
+/* The reference is the model before the first step, also for a resumed run, so its absolute path is an option. */
+static lm_code find_reference(align_session *s, lm_err *e)
+{
+    if (!compares(s)) {
+        opt.reference = NULL;
+        return LM_OK;
+    }
+    if (opt.reference && *opt.reference == '/')
+        return LM_OK;
+    const char *path = opt.reference ? opt.reference : s->t.ask.model;
+    s->model = realpath(path, NULL);
+    if (!s->model)
+        return lm_fail(e, opt.reference ? LM_EIO : LM_EUSAGE, path,
+                       "name the model that is compared with: --reference MODEL",
+                       "cannot be read again later");
+    opt.reference = s->model;
+    return LM_OK;
+}
+
+lm_code align_ask_rollouts(align_session *s, lm_err *e)
+{
+    const lm_align_kind kind = lm_align_kind_of(&s->spec);
+    s->samples = kind == LM_ALIGN_POLICY || align_has_rewards();
+    if (!s->samples)
+        return LM_OK;
+    if (!align_has_rewards())
+        return lm_fail(e, LM_EUSAGE, "--reward",
+                       "name one: --reward gsm8k; --list-rewards shows all",
+                       "%s learns from rewards, and there are none", s->spec.use[0].loss->name);
+    if (kind != LM_ALIGN_POLICY && kind != LM_ALIGN_PAIRS)
+        return lm_fail(e, LM_EUSAGE, "--reward", "use a loss of policies (grpo), or of pairs (dpo)",
+                       "%s is not for sampled completions", s->spec.use[0].loss->name);
+    return take_kl(s, e) ? e->code : find_reference(s, e);
+}
+
+/* ---- prompts ---- */
+
+static void say_prompts(const char *path, const lm_prompts *p)
+{
+    lm_say(&tool, LM_LOG_INFO, "%s: %" PRId64 " prompts (%s), the longest has %" PRId64 " tokens",
+           path, p->n, p->form, p->longest);
+    if (p->dropped)
+        lm_say(&tool, LM_LOG_WARN,
+               "%s: %" PRId64 " of %" PRId64 " prompts are left out: longer than %" PRId64
+               " tokens",
+               path, p->dropped, p->records, opt.most_prompt);
+}
+
+static lm_code read_prompts(align_session *s, const char *path, lm_prompts *out, lm_err *e)
+{
+    const lm_prompts_opts o = {
+        .path = &path,
+        .n = 1,
+        .map = &s->map,
+        .maker = { .tok = s->tok, .chat = s->chat, .eos = lm_config_eos(&s->t.config) },
+        .most = opt.most_prompt,
+        .limit = opt.limit
+    };
+    if (lm_prompts_read(&o, out, e))
+        return e->code;
+    if (out->n)
+        say_prompts(path, out);
+    return LM_OK;
+}
+
+/* Windows hold the longest text, or a pair of them. */
+static lm_code choose_windows(align_session *s, lm_err *e)
+{
+    lm_trainer_opts *o = &s->t.o;
+    const int64_t unit = lm_align_kind_of(&s->spec) == LM_ALIGN_PAIRS ? 2 : 1;
+    int64_t prompt = s->prompts.n ? s->prompts.longest : opt.most_prompt,
+            need = unit * (prompt + opt.most_new - 1);
+    if (opt.seq && opt.seq < need)
+        return lm_fail(e, LM_EUSAGE, "--seq-len", "use longer windows, or shorter completions",
+                       "prompt and completion need %" PRId64 " tokens", need);
+    o->seq = opt.seq ? opt.seq : need;
+    o->batch = opt.micro ? opt.micro : USUAL_ROWS / o->seq;
+    o->batch = o->batch < 1 ? 1 : o->batch;
+    /* What a step takes at most, for plans. */
+    int64_t rows = opt.batch * (unit == 2 ? 1 : opt.group) * need;
+    o->accumulate = (rows + o->seq * o->batch - 1) / (o->seq * o->batch);
+    return LM_OK;
+}
+
+/* The ids that end a completion: those of the model, or of its tokenizer. */
+static lm_code read_ends(align_session *s, lm_err *e)
+{
+    json_t *o = NULL;
+    if (lm_model_source_json(s->t.source, "generation_config.json", &o, e))
+        return e->code;
+    lm_generation_read(&s->t.config, o, s->t.ask.model, &s->generation, e);
+    json_decref(o);
+    if (!e->code && !s->generation.n_eos && lm_tokenizer_eos(s->tok) < 0 && !opt.stop.n)
+        lm_say(&tool, LM_LOG_WARN,
+               "%s: no token ends a text: every completion has %" PRId64 " tokens", s->t.ask.model,
+               opt.most_new);
+    return e->code;
+}
+
+lm_code align_open_prompts(align_session *s, lm_err *e)
+{
+    lm_session_ask *a = &s->t.ask;
+    if (!a->data)
+        return choose_windows(s, e);
+    if (align_open_text(s, e) || read_ends(s, e) || read_prompts(s, a->data, &s->prompts, e) ||
+        (opt.val && read_prompts(s, opt.val, &s->val_prompts, e)))
+        return e->code;
+    return lm_strdup(&s->t.train_path, a->data, e) || lm_stopping() ? e->code
+                                                                    : choose_windows(s, e);
+}
+
+/* ---- the objective ---- */
+
+static lm_code read_weights(double *out, lm_err *e)
+{
+    int n = 0;
+    for (int i = 0; i < MOST_REWARDS; i++)
+        out[i] = 1;
+    if (!opt.weights)
+        return LM_OK;
+    if (lm_parse_list(opt.weights, out, MOST_REWARDS, &n) && n == count_rewards())
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, "--reward-weights", "give one for each: --reward-weights 1,0.5",
+                   "'%.40s' are not the weights of %d rewards", opt.weights, count_rewards());
+}
+
+static lm_code open_rewards(align_session *s, lm_err *e)
+{
+    const lm_reward_opts o = { .most_new = opt.most_new, .timeout = opt.timeout };
+    const char *spec[MOST_REWARDS];
+    char *owned[MOST_REWARDS] = { NULL };
+    double weight[MOST_REWARDS];
+    if (count_rewards() > MOST_REWARDS)
+        return lm_fail(e, LM_EUSAGE, "--reward", NULL, "there are more than %d", MOST_REWARDS);
+    for (int i = 0; i < opt.reward.n; i++)
+        spec[i] = opt.reward.v[i];
+    for (int i = 0; i < opt.command.n && !e->code; i++) {
+        lm_asprintf(&owned[i], e, "command:%s", opt.command.v[i]);
+        spec[opt.reward.n + i] = owned[i];
+    }
+    if (!e->code && !read_weights(weight, e))
+        lm_reward_open(spec, weight, count_rewards(), &o, &s->reward, e);
+    for (int i = 0; i < opt.command.n; i++)
+        lm_free(owned[i]);
+    return e->code;
+}
+
+/* The number of a word in a list that holds it. */
+static int word_of(const char *const *list, const char *word)
+{
+    int i = 0;
+    while (list[i] && strcmp(list[i], word) != 0)
+        i++;
+    return i;
+}
+
+static lm_advantage_opts advantage_of(const align_session *s)
+{
+    static const char *const kinds[] = { "group", "rloo", "batch", "global", NULL },
+                             *const scales[] = { "group", "batch", "none", NULL };
+    const char *loss = s->spec.use[0].loss->name,
+               *kind = opt.advantage           ? opt.advantage
+                       : !strcmp(loss, "rloo") ? "rloo"
+                                               : "group",
+               *scale = opt.scale                  ? opt.scale
+                        : !strcmp(loss, "dr_grpo") ? "none"
+                                                   : "group";
+    return (lm_advantage_opts){ .kind = (lm_advantage_kind)word_of(kinds, kind),
+                                .scale = (lm_advantage_scale)word_of(scales, scale),
+                                .normalise = opt.normalise,
+                                .eps = 1e-4 };
+}
+
+static lm_rollout_opts rollout_of(align_session *s)
+{
+    static int64_t own;
+    own = lm_tokenizer_eos(s->tok);
+    const lm_generation *g = &s->generation;
+    return (lm_rollout_opts){ .most_prompt = s->prompts.longest > s->val_prompts.longest
+                                                 ? s->prompts.longest
+                                                 : s->val_prompts.longest,
+                              .most_new = opt.most_new,
+                              .sequences = opt.sequences,
+                              .memory = (size_t)opt.memory,
+                              .sample = { opt.temperature, opt.top_k, opt.top_p, opt.min_p, 1 },
+                              .eos = g->n_eos ? g->eos : &own,
+                              .n_eos = g->n_eos ? g->n_eos : own >= 0,
+                              .stop = opt.stop.v,
+                              .n_stop = opt.stop.n,
+                              .seed = (uint64_t)tool.seed };
+}
+
+lm_code align_make_policy(align_session *s, lm_err *e)
+{
+    static const char *const corrections[] = { "none",          "token-truncate",
+                                               "token-mask",    "sequence-truncate",
+                                               "sequence-mask", NULL };
+    if (open_rewards(s, e))
+        return e->code;
+    const lm_on_policy_opts o = {
+        .loss = &s->spec,
+        .reward = s->reward,
+        .prompt = s->prompts.v,
+        .val = s->val_prompts.v,
+        .n_prompts = s->prompts.n,
+        .n_val = s->val_prompts.n,
+        .prompts = opt.batch * opt.updates,
+        .group = opt.group,
+        .updates = opt.updates,
+        .iterations = opt.iterations,
+        .advantage = advantage_of(s),
+        .each = opt.each,
+        .correct = (lm_correct)word_of(corrections, opt.correct),
+        .correct_most = opt.correct_most,
+        .kl_reward = kl_in_loss(s) < 0 ? opt.kl : 0,
+        .missing_eos = opt.missing_eos,
+        .clip_reward = opt.clip_reward,
+        .mask_truncated = opt.mask_truncated,
+        .rollout = rollout_of(s),
+        .tokenizer = s->tok,
+        .reference_model = opt.reference,
+        .log_prompts = opt.shown,
+        .seed = (uint64_t)tool.seed,
+    };
+    if (lm_on_policy_new(&o, &s->policy, e))
+        return e->code;
+    s->t.ask.objective = lm_on_policy_objective(s->policy);
+    s->t.o.entropy = true;
+    return LM_OK;
+}
+
+lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
+{
+    const bool device = !s->t.backend->host_memory;
+    const lm_rollout_site site = { .backend = s->t.backend,
+                                   .par = s->t.par,
+                                   .config = &s->t.config,
+                                   .model = s->t.program->train };
+    lm_rollout_opts o = { .most_prompt = s->prompts.n ? s->prompts.longest : opt.most_prompt,
+                          .most_new = opt.most_new,
+                          .sequences = opt.sequences,
+                          .memory = (size_t)opt.memory };
+    size_t bytes = 0;
+    if (!s->samples)
+        return LM_OK;
+    if (lm_rollout_outlook(&site, &o, &bytes, e))
+        return e->code;
+    lm_memory_add(plan, "rollouts", (double)bytes, device);
+    if (compares(s))
+        lm_memory_add(plan, "reference",
+                      (double)plan->params * (s->t.o.precision.low == LM_DTYPE_BF16 ? 2 : 4),
+                      device);
+    return LM_OK;
+}
+
+/* ---- the log ---- */
+
+lm_code align_open_log(align_session *s, lm_err *e)
+{
+    const lm_session_ask *a = &s->t.ask;
+    char *path = NULL;
+    if (!s->policy || !opt.shown)
+        return LM_OK;
+    if (!lm_path_join(&path, a->run, log_name, e) &&
+        !lm_metrics_open(path, a->from >= 0 ? LM_METRICS_APPEND : LM_METRICS_REPLACE, a->sink,
+                         &s->completions, e))
+        lm_on_policy_log(s->policy, s->completions);
+    lm_free(path);
+    return e->code;
+}
+
+void align_close_rollouts(align_session *s)
+{
+    lm_err unseen = { 0 };
+    lm_on_policy_free(s->policy);
+    lm_reward_close(s->reward);
+    lm_metrics_settle(s->completions);
+    lm_metrics_close(s->completions, &unseen);
+    lm_prompts_fini(&s->prompts);
+    lm_prompts_fini(&s->val_prompts);
+    lm_generation_fini(&s->generation);
+    free(s->model);
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* on_policy.c -- the steps of a generation as an objective of the trainer. */
+#include "tune/align/on_policy.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tune/align/on_policy_impl.h"
+
+/* ---- life ---- */
+
+static bool reads_reference(const lm_on_policy_opts *o)
+{
+    return lm_align_reads_ref(o->loss) || o->kl_reward > 0;
+}
+
+static lm_code check_opts(const lm_on_policy_opts *o, lm_err *e)
+{
+    const bool pairs = lm_align_kind_of(o->loss) == LM_ALIGN_PAIRS;
+    if (!pairs && lm_align_kind_of(o->loss) != LM_ALIGN_POLICY)
+        return lm_fail(e, LM_EUSAGE, "loss", "use a loss of policies, or of pairs",
+                       "%s is not for sampled completions", o->loss->use[0].loss->name);
+    if (o->group < 1 || (o->group < 2 && (pairs || o->advantage.kind != LM_ADVANTAGE_GLOBAL)))
+        return lm_fail(e, LM_EUSAGE, "group", "sample at least two completions of a prompt",
+                       "%" PRId64 " completion%s a prompt has nothing to be compared with",
+                       o->group, o->group == 1 ? "" : "s");
+    if (o->n_prompts < 1)
+        return lm_fail(e, LM_EUSAGE, "data", NULL, "there are no prompts");
+    if (o->updates < 1 || o->iterations < 1 || o->prompts < 1 || o->prompts % o->updates)
+        return lm_fail(e, LM_EUSAGE, "updates", "choose a divisor",
+                       "%" PRId64 " prompts of a rollout cannot be cut into %" PRId64 " steps",
+                       o->prompts, o->updates);
+    if (reads_reference(o) && !o->reference && !o->reference_model)
+        return lm_fail(e, LM_EUSAGE, "loss", NULL,
+                       "it compares with a reference, and there is none");
+    if (lm_reward_count(o->reward) > ON_POLICY_REWARDS)
+        return lm_fail(e, LM_EUSAGE, "reward", NULL, "there are more than %d", ON_POLICY_REWARDS);
+    return LM_OK;
+}
+
+static void name_rewards(lm_on_policy *p)
+{
+    for (int k = 0; k < lm_reward_count(p->o.reward); k++) {
+        const char *name = lm_reward_name(p->o.reward, k);
+        snprintf(p->name[2 * k], ON_POLICY_NAME, "rewards/%s/mean", name);
+        snprintf(p->name[2 * k + 1], ON_POLICY_NAME, "rewards/%s/std", name);
+    }
+}
+
+/* ---- a step ---- */
+
+/* The completions with the best and the worst reward of a prompt; false: all are equal. */
+static bool find_pair(const lm_on_policy *p, int64_t prompt, int64_t *best, int64_t *worst)
+{
+    *best = *worst = -1;
+    for (int64_t i = prompt * p->o.group; i < (prompt + 1) * p->o.group; i++) {
+        const double r = p->made[i].reward;
+        if (isnan(r) || (p->o.mask_truncated && p->made[i].truncated))
+            continue;
+        *best = *best < 0 || r > p->made[*best].reward ? i : *best;
+        *worst = *worst < 0 || r < p->made[*worst].reward ? i : *worst;
+    }
+    return *best >= 0 && p->made[*best].reward > p->made[*worst].reward;
+}
+
+/* Choose the sequences of step k of the generation. */
+static void choose_members(lm_on_policy *p, int64_t k)
+{
+    const int64_t each = p->o.prompts / p->o.updates, first = k % p->o.updates * each;
+    p->n_members = 0;
+    for (int64_t q = first; q < first + each; q++) {
+        int64_t *to = &p->member[p->n_members];
+        if (p->pairs)
+            p->n_members += find_pair(p, q, &to[0], &to[1]) ? 2 : 0;
+        for (int64_t i = 0; !p->pairs && i < p->o.group; i++)
+            p->member[p->n_members++] = q * p->o.group + i;
+    }
+    for (int64_t i = 0; i < p->n_members; i++)
+        p->text[i] = p->made[p->member[i]].text;
+}
+
+static const uint8_t *mask_of(const lm_on_policy *p, const sampled *s)
+{
+    return p->o.mask_truncated && s->truncated ? p->none : NULL;
+}
+
+static void count_members(lm_on_policy *p)
+{
+    p->counts = (lm_align_counts){ 0 };
+    for (int64_t i = 0; i < p->n_members; i += p->pairs ? 2 : 1) {
+        lm_align_seq q[2] = { { 0 } };
+        const int n = p->pairs ? 2 : 1;
+        for (int k = 0; k < n; k++) {
+            const sampled *s = &p->made[p->member[i + k]];
+            q[k] = (lm_align_seq){ .n = s->n, .mask = mask_of(p, s) };
+        }
+        lm_align_count(q, n, &p->counts);
+    }
+}
+
+/* An evaluation is a micro-batch without targets: its loss is made of rewards alone. */
+static lm_code evaluate(lm_on_policy *p, int64_t *micros, lm_err *e)
+{
+    bool whole = false;
+    if (!p->o.n_val || on_policy_evaluate(p, &whole, e) || !whole)
+        return e->code;
+    *micros = 1;
+    return lm_texts_place(NULL, 0, 1, p->site.seq, &p->places, e);
+}
+
+static lm_code begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
+{
+    lm_on_policy *p = ctx;
+    const int64_t all = steps_of_generation(p), g = r->step / all;
+    bool whole = true;
+    *micros = 0;
+    p->step = r->step;
+    if (r->val)
+        return evaluate(p, micros, e);
+    if (p->generation != g && on_policy_sample(p, g, &whole, e))
+        return e->code;
+    if (!whole) {
+        *micros = -1;
+        return LM_OK;
+    }
+    p->metrics.n = 0;
+    p->loss = 0;
+    choose_members(p, r->step % all);
+    count_members(p);
+    if (lm_texts_place(p->text, p->n_members, p->pairs ? 2 : 1, p->site.seq, &p->places, e))
+        return e->code;
+    *micros = (p->places.windows + p->site.batch - 1) / p->site.batch;
+    return LM_OK;
+}
+
+static lm_code fill(void *ctx, const lm_round *r, int64_t micro, lm_batch *b, lm_err *e)
+{
+    lm_on_policy *p = ctx;
+    (void)r;
+    return lm_texts_fill(&p->places, p->text, micro * p->site.batch, p->site.config->vocab, b, e);
+}
+
+/* ---- derivatives ---- */
+
+/* The ratios of a sequence between the training's numbers and the sampler's. */
+static void correct_sequence(lm_on_policy *p, const sampled *s, const double *logp, double *out)
+{
+    const bool by_token = p->o.correct <= LM_CORRECT_TOKEN_MASK,
+               drop = p->o.correct == LM_CORRECT_TOKEN_MASK ||
+                      p->o.correct == LM_CORRECT_SEQUENCE_MASK;
+    const double *old = s->old ? s->old : logp;
+    double all = 0;
+    for (int64_t t = 0; t < s->n; t++)
+        all += old[t] - s->sampled[t];
+    for (int64_t t = 0; t < s->n; t++) {
+        double x = old[t] - s->sampled[t], ratio = exp(by_token ? x : all);
+        out[t] = ratio <= p->o.correct_most ? ratio : drop ? 0 : p->o.correct_most;
+        lm_align_note(&p->metrics, "sampling/sampling_logp_difference/mean", fabs(x), 1,
+                      LM_ALIGN_MEAN);
+        lm_align_note(&p->metrics, "sampling/sampling_logp_difference/max", fabs(x), 1,
+                      LM_ALIGN_MOST);
+        lm_align_note(&p->metrics, "sampling/importance_sampling_ratio/mean", out[t], 1,
+                      LM_ALIGN_MEAN);
+        lm_align_note(&p->metrics, "sampling/importance_sampling_ratio/min", out[t], 1,
+                      LM_ALIGN_LEAST);
+        lm_align_note(&p->metrics, "sampling/importance_sampling_ratio/max", out[t], 1,
+                      LM_ALIGN_MOST);
+    }
+}
+
+/* Sequence i of the step, whose first row in the micro-batch is `at`. */
+static void make_sequence(lm_on_policy *p, int64_t i, int64_t at, const lm_row_results *rows,
+                          lm_align_seq *out)
+{
+    const sampled *s = &p->made[p->member[i]];
+    for (int64_t t = 0; rows->entropy && t < s->n; t++)
+        p->entropy[at + t] = (double)rows->entropy[at + t];
+    for (int64_t t = 0; t < s->n; t++) {
+        p->logp[at + t] = -(double)rows->nll[at + t];
+        p->dlogp[at + t] = 0;
+    }
+    if (p->o.correct)
+        correct_sequence(p, s, p->logp + at, p->correct + at);
+    *out = (lm_align_seq){ .n = s->n,
+                           .logp = p->logp + at,
+                           .ref = s->ref,
+                           .old = s->old,
+                           .sampled = s->sampled,
+                           .correct = p->o.correct ? p->correct + at : NULL,
+                           .mask = mask_of(p, s),
+                           .entropy = rows->entropy ? p->entropy + at : NULL,
+                           .advantage = s->advantage,
+                           .dlogp = p->dlogp + at };
+}
+
+static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
+                     const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
+{
+    lm_on_policy *p = ctx;
+    const int64_t w = micro * p->site.batch,
+                  end = w + b->batch < p->places.windows ? w + b->batch : p->places.windows;
+    lm_align_batch run = { .counts = &p->counts, .seq = p->seq, .metrics = &p->metrics };
+    (void)dvalue;
+    if (r->val)
+        return LM_OK;
+    for (int64_t j = p->places.first[w]; j < p->places.first[end]; j++) {
+        const int64_t i = p->places.order[j];
+        make_sequence(p, i, lm_texts_row(&p->places, p->text, i, w, b->batch), rows,
+                      &p->seq[run.n++]);
+    }
+    if (lm_align_run(p->o.loss, &run, e))
+        return e->code;
+    for (int64_t k = 0; scale && k < run.n; k++) {
+        const int64_t at = run.seq[k].dlogp - p->dlogp;
+        for (int64_t t = 0; t < run.seq[k].n; t++)
+            scale[at + t] = (float)-run.seq[k].dlogp[t];
+    }
+    p->loss += run.loss;
+    return LM_OK;
+}
+
+static lm_code finish(void *ctx, const lm_round *r, double *loss, lm_err *e)
+{
+    const lm_on_policy *p = ctx;
+    (void)e;
+    *loss = r->val ? -p->val_reward : p->loss;
+    return LM_OK;
+}
+
+/* ---- life ---- */
+
+static lm_code make_arrays(lm_on_policy *p, lm_err *e)
+{
+    const size_t rows = (size_t)(p->site.batch * p->site.seq),
+                 all = (size_t)(p->o.prompts * p->o.group);
+    if (lm_alloc_n(&p->made, all, sizeof *p->made, "completions", e) ||
+        lm_alloc_n(&p->member, all + 2, sizeof *p->member, "completions", e) ||
+        lm_alloc_n(&p->text, all + 2, sizeof *p->text, "completions", e) ||
+        lm_alloc_n(&p->seq, rows, sizeof *p->seq, "sequences", e) ||
+        lm_alloc_n(&p->logp, rows, sizeof *p->logp, "log-probabilities", e) ||
+        lm_alloc_n(&p->dlogp, rows, sizeof *p->dlogp, "log-probabilities", e) ||
+        lm_alloc_n(&p->entropy, rows, sizeof *p->entropy, "entropies", e) ||
+        lm_alloc_n(&p->correct, rows, sizeof *p->correct, "log-probabilities", e))
+        return e->code;
+    return lm_alloc_n(&p->none, (size_t)p->o.rollout.most_new, sizeof *p->none, "a mask", e);
+}
+
+static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
+{
+    lm_on_policy *p = ctx;
+    const lm_rollout_site at = { .backend = site->backend,
+                                 .par = site->par,
+                                 .config = site->config,
+                                 .store = site->store,
+                                 .model = site->model,
+                                 .tokenizer = p->o.tokenizer };
+    p->site = *site;
+    if (make_arrays(p, e) || lm_rollout_new(&at, &p->o.rollout, &p->rollout, e))
+        return e->code;
+    p->scores = steps_of_generation(p) > 1;
+    p->compares = reads_reference(&p->o);
+    if (p->scores && lm_scorer_open(&p->own, site, e))
+        return e->code;
+    return p->compares && !p->o.reference
+               ? lm_reference_model_open(&p->reference, p->o.reference_model, site, e)
+               : LM_OK;
+}
+
+lm_code lm_on_policy_new(const lm_on_policy_opts *o, lm_on_policy **out, lm_err *e)
+{
+    lm_on_policy *p = NULL;
+    *out = NULL;
+    if (check_opts(o, e) || lm_alloc_n(&p, 1, sizeof *p, "training on completions", e))
+        return e->code;
+    p->o = *o;
+    p->pairs = lm_align_kind_of(o->loss) == LM_ALIGN_PAIRS;
+    p->generation = -1;
+    name_rewards(p);
+    p->objective = (lm_objective){ .ctx = p,
+                                   .ready = ready,
+                                   .begin = begin,
+                                   .fill = fill,
+                                   .grade = grade,
+                                   .finish = finish,
+                                   .report = on_policy_report,
+                                   .save = on_policy_save,
+                                   .load = on_policy_load };
+    *out = p;
+    return LM_OK;
+}
+
+void lm_on_policy_free(lm_on_policy *p)
+{
+    if (!p)
+        return;
+    lm_rollout_free(p->rollout);
+    lm_scorer_close(&p->own);
+    lm_reference_model_close(&p->reference);
+    lm_arena_free(p->arena);
+    json_decref(p->kept);
+    lm_texts_fini(&p->places);
+    lm_free(p->made);
+    lm_free(p->member);
+    lm_free(p->text);
+    lm_free(p->seq);
+    lm_free(p->logp);
+    lm_free(p->dlogp);
+    lm_free(p->correct);
+    lm_free(p->entropy);
+    lm_free(p->none);
+    lm_free(p);
+}
+
+void lm_on_policy_log(lm_on_policy *p, lm_metrics *m)
+{
+    p->log = m;
+}
+
+const lm_objective *lm_on_policy_objective(lm_on_policy *p)
+{
+    return &p->objective;
+}
+
+size_t lm_on_policy_bytes(const lm_on_policy *p)
+{
+    return (p->rollout ? lm_rollout_bytes(p->rollout) : 0) +
+           lm_reference_model_bytes(&p->reference);
+}

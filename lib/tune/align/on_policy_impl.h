@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* on_policy_impl.h -- shared by the files of training on sampled completions: on_policy.c has the steps,
+ * on_policy_sample.c makes a generation, on_policy_report.c its metrics.  Private to lib/tune. */
+#ifndef LM_TUNE_ALIGN_ON_POLICY_IMPL_H
+#define LM_TUNE_ALIGN_ON_POLICY_IMPL_H
+
+#include "base/mem.h"
+#include "tune/align/on_policy.h"
+#include "tune/align/reference_model.h"
+
+/* A completion of a generation, in its arena. */
+typedef struct {
+    lm_align_text text;          /* with its prompt; from: the first new token */
+    int64_t n;                   /* new tokens; arrays are [n] */
+    double *sampled, *old, *ref; /* old, ref: NULL if they are not needed */
+    double reward, advantage;
+    const double *each; /* [rewards] */
+    int64_t prompt;     /* index of the prompt */
+    const char *completion;
+    size_t len;
+    bool truncated;
+} sampled;
+
+enum { ON_POLICY_REWARDS = 16, ON_POLICY_NAME = 64 };
+
+struct lm_on_policy {
+    lm_on_policy_opts o;
+    lm_objective objective;
+    lm_objective_site site;
+    lm_rollout *rollout;
+    bool scores; /* `old` is computed when a generation is made */
+    lm_scorer own;
+    lm_reference_model reference; /* with o.reference_model */
+    bool compares;                /* `ref` is computed */
+    lm_metrics *log;
+    bool pairs; /* of the loss */
+
+    /* The generation. */
+    int64_t generation; /* -1: none */
+    lm_arena *arena;
+    sampled *made; /* [prompts * group] */
+    lm_align_metrics of_generation;
+    json_t *kept; /* of a checkpoint: names of metrics point into it */
+    char name[2 * ON_POLICY_REWARDS][ON_POLICY_NAME]; /* of metrics of rewards */
+
+    /* The step. */
+    int64_t step;
+    int64_t *member; /* [n_members] of `made`: the sequences of the step, pairs behind each other */
+    int64_t n_members;
+    lm_align_text *text; /* theirs */
+    lm_texts places;
+    lm_align_counts counts;
+    lm_align_metrics metrics;
+    double loss;
+    double val_reward; /* of the last evaluation */
+
+    /* Scratch of a micro-batch: sequences, and an entry for each row. */
+    lm_align_seq *seq;
+    double *logp, *dlogp, *correct, *entropy;
+    uint8_t *none; /* a mask of zeros */
+};
+
+static inline int64_t steps_of_generation(const lm_on_policy *p)
+{
+    return p->o.updates * p->o.iterations;
+}
+
+/* ---- on_policy_sample.c ---- */
+
+/* Make generation `g`; *whole false: lm_stopping(). */
+lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e);
+/* Sample and reward the validation prompts. */
+lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e);
+
+/* ---- on_policy_keep.c ---- */
+
+/* lm_objective.save and load. */
+lm_code on_policy_save(void *ctx, int64_t step, lm_buf *out, lm_err *e);
+lm_code on_policy_load(void *ctx, int64_t step, const json_t *o, lm_err *e);
+
+/* ---- on_policy_report.c ---- */
+
+void on_policy_measure(lm_on_policy *p, const lm_advantage_stats *rewards, const double *each,
+                       const lm_rollout_stats *rollout);
+lm_code on_policy_log(lm_on_policy *p, lm_err *e);
+void on_policy_report(void *ctx, const lm_round *r, lm_metrics *m);
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* reference_model.h -- a model that stays as it is beside the one that trains, to score what the latter
+ * samples.
+ *
+ * Its weights are its own, in the format of its file where the backend reads that; its activations lie in the
+ * arena of the training.  Compare reference.h, for answers that are known before the first step. */
+#ifndef LM_TUNE_ALIGN_REFERENCE_MODEL_H
+#define LM_TUNE_ALIGN_REFERENCE_MODEL_H
+
+#include "model/loaded.h"
+#include "tune/align/scorer.h"
+
+typedef struct {
+    lm_loaded weights;
+    lm_scorer scorer; /* lm_texts_score(&r->scorer.eval, ...) */
+} lm_reference_model;
+
+/* Open the model at `path`, in windows of the site's shape.  Zero-initialise *r.  Fails: as lm_loaded_open
+ * and lm_loaded_weights; LM_EUSAGE for another vocabulary. */
+lm_code lm_reference_model_open(lm_reference_model *r, const char *path,
+                                const lm_objective_site *site, lm_err *e);
+void lm_reference_model_close(lm_reference_model *r);
+/* Bytes of its weights. */
+size_t lm_reference_model_bytes(const lm_reference_model *r);
+
+#endif

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scorer.c -- an evaluation graph beside the one that trains. */
+#include "tune/align/scorer.h"
+
+#include <string.h>
+
+lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e)
+{
+    lm_build how = site->model->build;
+    how.mode = LM_MODE_EVAL;
+    how.halves = how.dropout = how.entropy = false;
+    how.documents = true;
+    how.like = site->model;
+    if (lm_model_build(site->config, &how, &s->model, e) ||
+        lm_plan_make(s->model->graph, site->backend, &s->model->loss, 1, &s->plan, e) ||
+        lm_evaluator_of(s->model, &s->plan, site->backend, site->exec, &s->eval, e)) {
+        lm_scorer_close(s);
+        return e->code;
+    }
+    s->made = true;
+    lm_store_bind(site->store, s->model, s->eval.exec);
+    return LM_OK;
+}
+
+void lm_scorer_close(lm_scorer *s)
+{
+    if (s->made)
+        lm_evaluator_fini(&s->eval);
+    lm_plan_fini(&s->plan);
+    lm_model_free(s->model);
+    memset(s, 0, sizeof *s);
+}

@@ -1,0 +1,140 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# align-model: preferences from pairs and judged answers, resumes to the bit, reward models, adapters, refusals.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export root
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/train.sh"
+    for i in 1 2 3 4 5 6 7 8; do
+        printf '{"prompt":"The cat number %s met a dog. ","chosen":"It was good and kind %s","rejected":"It was bad to %s"}\n' $i $i $i
+    done > pairs.jsonl
+    for i in 1 2 3 4 5 6 7 8; do
+        printf '{"prompt":"The bird number %s met a cow. ","completion":"It was %s %s","label":%s}\n' $i \
+            $([[ $((i % 2)) == 0 ]] && echo good || echo bad) $i $([[ $((i % 2)) == 0 ]] && echo true || echo false)
+    done > judged.jsonl
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    ln -s "$BATS_FILE_TMPDIR/m0" "$BATS_FILE_TMPDIR/pairs.jsonl" "$BATS_FILE_TMPDIR/judged.jsonl" .
+}
+
+A=(align-model -q --batch-size 4 --lr 3e-3 --steps 6 --peak-tflops 0)
+
+# tensors FILE -> the data of a safetensors file, without the header and its history
+tensors() {
+    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
+}
+
+# field FILE EVENT KEY -> the values of a key, a line each
+field() {
+    sed -nE "/^\{\"event\":\"$2\"/s|.*\"$3\":([^,}]*).*|\1|p" "$1"
+}
+
+rises() { # rises FILE EVENT KEY: the last value is above the first
+    field "$1" "$2" "$3" | awk 'NR == 1 { a = $1 } { b = $1 } END { exit !(NR > 1 && b > a) }'
+}
+
+@test "pairs: margins rise from 0, the loss falls from log 2, and the run is a model" {
+    "${A[@]}" m0 pairs.jsonl -o run --metrics m.jsonl
+    [[ $(field m.jsonl step loss | head -1) == 0.6931* ]]
+    rises m.jsonl step rewards/margins
+    [[ $(field m.jsonl step rewards/accuracies | tail -1) == 1 ]]
+    [[ -f run/reference.safetensors ]]
+    generate -q run --max-new-tokens 2 --prompt "The cat" > /dev/null
+}
+
+@test "a resumed run has the bits of one that was not interrupted, with the same reference" {
+    "${A[@]}" m0 pairs.jsonl -o a --save-every 2 --keep 0 --val pairs.jsonl --eval-every 3
+    cp -r a b
+    rm -r b/step-000004 b/step-000006 b/latest
+    align-model -q --resume b
+    cmp <(tensors a/latest/model.safetensors) <(tensors b/latest/model.safetensors)
+    cmp a/latest/optimizer.safetensors b/latest/optimizer.safetensors
+    align-model -q --resume a/step-000002 -o c
+    cmp <(tensors a/latest/model.safetensors) <(tensors c/latest/model.safetensors)
+    cmp a/reference.safetensors c/reference.safetensors
+}
+
+@test "threads and micro-batches do not change what is learned from pairs" {
+    "${A[@]}" m0 pairs.jsonl -o one -j 1
+    "${A[@]}" m0 pairs.jsonl -o two -j 2
+    cmp <(tensors one/model.safetensors) <(tensors two/model.safetensors)
+    "${A[@]}" m0 pairs.jsonl -o x --micro-batch-size 1 --metrics x.jsonl
+    "${A[@]}" m0 pairs.jsonl -o y --micro-batch-size 4 --metrics y.jsonl
+    paste <(field x.jsonl step loss) <(field y.jsonl step loss) | awk '($1 - $2) ^ 2 > 1e-8 { exit 1 }'
+}
+
+@test "judged answers: kto, also from pairs" {
+    "${A[@]}" m0 judged.jsonl -o run --loss kto --metrics m.jsonl
+    [[ $(field m.jsonl step loss | head -1) == 0.* ]]
+    [[ $(field m.jsonl step kl | wc -l) == 6 ]]
+    rises m.jsonl step rewards/chosen
+    "${A[@]}" m0 pairs.jsonl -o both --loss kto
+}
+
+@test "every loss of pairs takes steps" {
+    for loss in dpo robust:label_smoothing=0.1 hinge ipo exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down \
+        discopop sigmoid_norm sft orpo cpo cpo_hinge cpo_ipo simpo cdpo 0.5*dpo+sft; do
+        "${A[@]}" m0 pairs.jsonl -o run -f --loss "$loss" --steps 2 --lr 1e-4
+    done
+}
+
+@test "losses without reference keep none" {
+    "${A[@]}" m0 pairs.jsonl -o run --loss simpo
+    [[ ! -e run/reference.safetensors ]]
+}
+
+@test "a reward model: margins rise, its class is Hugging Face's, and only it is trained further as one" {
+    "${A[@]}" m0 pairs.jsonl -o r --loss reward --metrics m.jsonl
+    rises m.jsonl step margin
+    grep -q '"LlamaForSequenceClassification"' r/config.json
+    inspect-model r | grep -q 'score.weight'
+    "${A[@]}" r pairs.jsonl -o r2 --loss reward --steps 1 --metrics m2.jsonl
+    awk -v a="$(field m2.jsonl step margin)" 'BEGIN { exit !(a > 0.01) }'
+    run -2 --separate-stderr "${A[@]}" r pairs.jsonl -o x
+    [[ $stderr == "align-model: r: gives scores to texts: it is no language model: use --loss reward" ]]
+    run --separate-stderr generate -q r --prompt "The"
+    [[ $status != 0 && $stderr == *"its head gives a text 1 score"* ]]
+}
+
+@test "an adapter: a PEFT folder, its base unchanged, resumed to the bit" {
+    "${A[@]}" m0 pairs.jsonl -o a --method lora --rank 4 --save-every 2 --keep 0 --metrics m.jsonl
+    [[ $(field m.jsonl step loss | head -1) == 0.6931* ]]
+    rises m.jsonl step rewards/margins
+    grep -q '"LORA"' a/latest/adapter_config.json
+    [[ -f a/latest/adapter_model.safetensors && ! -e a/latest/model.safetensors ]]
+    cp -r a b
+    rm -r b/step-000004 b/step-000006 b/latest
+    align-model -q --resume b
+    cmp <(tensors a/latest/adapter_model.safetensors) <(tensors b/latest/adapter_model.safetensors)
+}
+
+@test "refusals: one line each, nothing written" {
+    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --loss dpoo
+    [[ $stderr == "align-model: loss: unknown loss 'dpoo': did you mean dpo" ]]
+    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --simpo-gamma 1
+    [[ $stderr == *"dpo has no 'simpo_gamma'"* ]]
+    run -1 --separate-stderr "${A[@]}" m0 judged.jsonl -o x
+    [[ $stderr == *"judged.jsonl:1"*"give prompt, chosen and rejected" ]]
+    printf '{"prompt":"a","chosen":"b","rejected":"b"}\n' > same.jsonl
+    run -1 --separate-stderr "${A[@]}" m0 same.jsonl -o x
+    [[ $stderr == *"same.jsonl"*"1"* ]]
+    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --rank 4
+    [[ $stderr == *"--rank: method 'full' has no adapter: give --method lora too" ]]
+    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --max-length 64 --seq-len 20
+    [[ $stderr == *"--seq-len"* || $stderr == *"tokens"* ]]
+    : > none.jsonl
+    run -2 --separate-stderr "${A[@]}" m0 none.jsonl -o x
+    [[ ! -e x ]]
+}
+
+@test "a reference of other answers is refused" {
+    "${A[@]}" m0 pairs.jsonl -o a --save-every 2 --keep 0
+    head -4 pairs.jsonl > four.jsonl
+    run -2 --separate-stderr align-model -q --resume a four.jsonl --steps 8
+    [[ $stderr == *"reference.safetensors: is of other answers ('train')"* ]]
+}

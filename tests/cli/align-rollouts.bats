@@ -1,0 +1,88 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# align-model with rewards: completions that the model samples, commands that judge them, stops and resumes.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    printf '%s\n' '{"text":"1+1=2"}' '{"text":"2+2=4"}' > text.jsonl
+    train-tokenizer -q -V 257 -o tok.json text.jsonl
+    echo '{"model_type":"llama","hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
+        "num_attention_heads":2,"num_key_value_heads":1,"max_position_embeddings":64,"tie_word_embeddings":true}' > c.json
+    init-model -q -t tok.json -o m c.json
+    for i in 1 2 3 4 5 6 7 8; do echo "{\"prompt\":\"$i+$i=\",\"answer\":$((i + i))}"; done > p.jsonl
+    how=(--loss dapo --reward 'regex:[0-9a-f]' --batch-size 8 --group 6 --max-new-tokens 4 --lr 1e-2 --no-history)
+}
+
+value() { grep -o "\"$1\":[-0-9.e+]*" | cut -d: -f2; }
+
+@test "align-model: rewards rise, and metrics and completions are there" {
+    align-model -q m p.jsonl -o run "${how[@]}" --steps 25 --val p.jsonl --eval-every 25 --metrics a.jsonl
+    first=$(grep '"step":1,' a.jsonl | value reward)
+    last=$(grep '"event":"eval"' a.jsonl | value reward)
+    awk -v a="$first" -v b="$last" 'BEGIN { exit !(a < 0.6 && b > 0.8) }'
+    for key in reward_std rewards/regex/mean frac_reward_zero_std completions/mean_length completions/clipped_ratio \
+        sampling/importance_sampling_ratio/mean clip_ratio/region_mean entropy; do
+        grep '"step":1,' a.jsonl | grep -qF "\"$key\":"
+    done
+    [ "$(grep -c '"event":"completion","step":1,' run/completions.jsonl)" -eq 6 ]
+    grep -q '"prompt":".+.=","completion":' run/completions.jsonl
+}
+
+@test "align-model: a reward command that dies ends the run, which is resumed to the same bits" {
+    judge='case $x in *"completion\":\""[a-m]*) echo 1;; *) echo 0;; esac'
+    how=(--loss grpo --batch-size 8 --group 6 --max-new-tokens 4 --lr 1e-2 --steps 4 --save-every 1 --no-history -q)
+    align-model m p.jsonl -o whole "${how[@]}" --reward-command "while read x; do $judge; done"
+    run align-model m p.jsonl -o part "${how[@]}" \
+        --reward-command "i=0; while read x; do i=\$((i+1)); [ \$i -gt 100 ] && exit 7; $judge; done"
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == *"reward command: '"*"ended with status 7 after 4 of 48 answers: it must write a line"* ]]
+    [ -d part/step-000002 ]
+    align-model -q --resume part --reward-command "while read x; do $judge; done"
+    cmp whole/step-000004/model.safetensors part/step-000004/model.safetensors
+}
+
+@test "align-model: generations of several steps are killed and resumed to the same bits" {
+    how+=(--updates 2 --iterations 2 --batch-size 4 --steps 12 --kl 0.01 -q --save-every 1)
+    align-model m p.jsonl -o whole "${how[@]}"
+    align-model m p.jsonl -o part "${how[@]}" &
+    while [ ! -d part/step-000003 ]; do sleep 0.02; done
+    kill -9 $!
+    wait $! || true
+    align-model -q --resume part
+    cmp whole/step-000012/model.safetensors part/step-000012/model.safetensors
+}
+
+@test "align-model: pairs of completions, several rewards with weights" {
+    align-model m p.jsonl -o run -q --loss dpo --reward "regex:[a-m]" --reward length:target=1 --reward-weights 1,0.5 \
+        --batch-size 8 --group 4 --max-new-tokens 4 --steps 3 --lr 1e-3 --metrics a.jsonl
+    grep '"step":3,' a.jsonl | grep -qF '"rewards/length/mean":'
+    grep '"step":3,' a.jsonl | grep -qF '"rewards/accuracies":'
+}
+
+refuses() { # STATUS TEXT OPTION ...
+    local want=$1 text=$2
+    shift 2
+    run align-model m p.jsonl -o no "$@"
+    [ "$status" -eq "$want" ]
+    [[ $output == *"$text"* ]] || { echo "$output"; false; }
+    [ "${#lines[@]}" -eq 1 ]
+    [ ! -e no ]
+}
+
+@test "align-model: what rewards and rollouts cannot do is refused in one line" {
+    refuses 2 "--reward: grpo learns from rewards, and there are none" --loss grpo
+    refuses 2 "there is no 'gsm8': 'gsm8k', or one of:" --loss grpo --reward gsm8
+    refuses 2 "has nothing to be compared with" --loss grpo --reward gsm8k --group 1
+    refuses 2 "--reward-weights: '1,2' are not the weights of 1 rewards" --loss grpo --reward gsm8k --reward-weights 1,2
+    refuses 2 "kto is not for sampled completions" --loss kto --reward gsm8k
+    refuses 2 "cost of length is a number from 0" --loss grpo --reward length:cost=x
+    refuses 2 "64" --loss grpo --reward gsm8k --max-new-tokens 100
+}
+
+@test "align-model: the memory of rollouts is in the plan" {
+    align-model m p.jsonl --dry-run --loss grpo --beta 0.04 --reward gsm8k --max-new-tokens 8 > plan
+    grep -q rollouts plan
+    grep -q reference plan
+    align-model --list-rewards | grep -q overlong
+}

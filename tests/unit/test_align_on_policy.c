@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_align_on_policy.c -- training on sampled completions: rewards rise with losses of policies and of pairs; a resumed
+ * run has the same bits, also within a generation; a stop or a failing reward leaves a run that can be resumed. */
+#include <math.h>
+#include <stdio.h>
+
+#include "train_case.h"
+
+#include "base/stop.h"
+#include "train/trainer_impl.h"
+#include "tune/align/on_policy.h"
+
+enum { PROMPTS = 12, GROUP = 6, NEW = 6 };
+
+static lm_backend *backend;
+static tiny_model tiny;
+static lm_tokenizer *tok;
+
+/* A word for each id: "w5 " and so on. */
+static lm_tokenizer *letters(void)
+{
+    lm_err e = { 0 };
+    lm_tokenizer *out = NULL;
+    lm_buf json = { 0 };
+    const char *head = "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{",
+               *tail = "}},\"decoder\":{\"type\":\"ByteLevel\"}}";
+    ok(lm_buf_add(&json, head, strlen(head), &e), &e);
+    for (int i = 0; i < VOCAB; i++)
+        ok(lm_buf_addf(&json, &e, "%s\"w%d.\":%d", i ? "," : "", i, i), &e);
+    ok(lm_buf_add(&json, tail, strlen(tail), &e), &e);
+    ok(lm_tokenizer_from_json(json.data, json.len, NULL, 0, "test", &out, &e), &e);
+    lm_buf_fini(&json);
+    return out;
+}
+
+static uint32_t ids[PROMPTS][3];
+static lm_on_policy_prompt prompts[PROMPTS];
+
+static int begin(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    train_begin();
+    ok(lm_backend_cpu(lm_cpu_detect(), par, &backend, &e), &e);
+    tiny_model_make(&tiny, llama_text, "m0");
+    tok = letters();
+    for (uint32_t i = 0; i < PROMPTS; i++) {
+        ids[i][0] = 1 + i % 3;
+        ids[i][1] = i;
+        ids[i][2] = 40 + i;
+        prompts[i] = (lm_on_policy_prompt){ ids[i], 2 + i % 2, "prompt", 6, NULL };
+    }
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    tiny_model_fini(&tiny);
+    lm_tokenizer_free(tok);
+    lm_backend_close(backend);
+    return train_end();
+}
+
+/* ---- runs ---- */
+
+typedef struct {
+    const char *loss, *reward;
+    int64_t steps, updates, iterations;
+    double rate;
+    lm_correct correct;
+    lm_advantage_opts advantage;
+    bool val, reference, mask;
+    const char *run, *resume; /* folders */
+    double kl_reward;
+    int64_t stop_at; /* a stop is requested in the beginning of this step, from 1 */
+} ask;
+
+typedef struct {
+    float *weights;
+    int64_t n;
+    lm_train_result r;
+    lm_code rc;
+    lm_err e;
+    double first, last; /* rewards of the first and the last evaluation */
+    int64_t batches;    /* graded */
+} outcome;
+
+/* The objective between the trainer and this test. */
+typedef struct {
+    const lm_objective *inner;
+    outcome *out;
+    int evals;
+    int64_t stop_at;
+    lm_on_policy *p;
+} between;
+
+static lm_code pass_ready(void *ctx, const lm_objective_site *s, lm_err *e)
+{
+    const lm_objective *x = ((between *)ctx)->inner;
+    return x->ready(x->ctx, s, e);
+}
+
+static lm_code pass_begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
+{
+    between *t = ctx;
+    const lm_objective *x = t->inner;
+    if (r->step + 1 == t->stop_at)
+        lm_stop_request(2);
+    return x->begin(x->ctx, r, micros, e);
+}
+
+static lm_code pass_fill(void *ctx, const lm_round *r, int64_t micro, lm_batch *b, lm_err *e)
+{
+    const lm_objective *x = ((between *)ctx)->inner;
+    return x->fill(x->ctx, r, micro, b, e);
+}
+
+static lm_code pass_grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
+                          const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
+{
+    between *t = ctx;
+    const lm_objective *x = t->inner;
+    lm_code rc = x->grade(x->ctx, r, micro, b, rows, scale, dvalue, e);
+    assert_int_equal(rows->entropy == NULL, r->val);
+    for (int64_t i = 0; rows->entropy && i < b->batch * b->seq; i++)
+        assert_true(b->targets[i] < 0 || /* at most that of the uniform distribution */
+                    (rows->entropy[i] >= 0 && rows->entropy[i] < 1e-4 + log(VOCAB)));
+    for (int64_t i = 0; scale && !rc && i < b->batch * b->seq; i++)
+        assert_true(scale[i] == 0 || b->targets[i] >= 0);
+    t->out->batches += scale != NULL;
+    return rc;
+}
+
+static lm_code pass_finish(void *ctx, const lm_round *r, double *loss, lm_err *e)
+{
+    between *t = ctx;
+    lm_code rc = t->inner->finish(t->inner->ctx, r, loss, e);
+    if (r->val) {
+        t->out->first = t->evals++ ? t->out->first : -*loss;
+        t->out->last = -*loss;
+    }
+    return rc;
+}
+
+static lm_code pass_save(void *ctx, int64_t step, lm_buf *out, lm_err *e)
+{
+    const lm_objective *x = ((between *)ctx)->inner;
+    return x->save(x->ctx, step, out, e);
+}
+
+static lm_code pass_load(void *ctx, int64_t step, const json_t *o, lm_err *e)
+{
+    const lm_objective *x = ((between *)ctx)->inner;
+    return x->load(x->ctx, step, o, e);
+}
+
+/* Every token of the reference has the log-probability -4. */
+static lm_code flat_reference(void *ctx, const lm_align_text *text, int64_t n, double *const *logp,
+                              lm_err *e)
+{
+    (void)ctx, (void)e;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < text[i].n - text[i].from; k++)
+            logp[i][k] = -4;
+    return LM_OK;
+}
+
+static const int64_t eos = 63;
+
+static lm_on_policy_opts opts_of(const ask *a, const lm_align_spec *spec, lm_reward_set *reward)
+{
+    return (lm_on_policy_opts){ .loss = spec,
+                                .reward = reward,
+                                .prompt = prompts,
+                                .val = a->val ? prompts : NULL,
+                                .n_prompts = PROMPTS,
+                                .n_val = a->val ? PROMPTS : 0,
+                                .prompts = 8,
+                                .group = GROUP,
+                                .updates = a->updates ? a->updates : 1,
+                                .iterations = a->iterations ? a->iterations : 1,
+                                .advantage = a->advantage,
+                                .correct = a->correct,
+                                .correct_most = 3,
+                                .kl_reward = a->kl_reward,
+                                .mask_truncated = a->mask,
+                                .rollout = { .most_prompt = 3,
+                                             .most_new = NEW,
+                                             .sample = { 1, 0, 1, 0, 1 },
+                                             .eos = &eos,
+                                             .n_eos = 1,
+                                             .seed = 2 },
+                                .tokenizer = tok,
+                                .reference = a->reference ? flat_reference : NULL,
+                                .seed = 2 };
+}
+
+static outcome train(const ask *a)
+{
+    outcome out = { .first = NAN };
+    lm_err e = { 0 };
+    lm_align_spec spec;
+    lm_reward_set *reward = NULL;
+    lm_model_source *from = NULL;
+    if (a->run)
+        ok(lm_mkdir_p(a->run, &e), &e);
+    if (a->resume)
+        ok(lm_model_source_open(a->resume, NULL, &from, &e), &e);
+    between t = { .out = &out, .stop_at = a->stop_at };
+    ok(lm_align_parse(a->loss, &spec, &e), &e);
+    ok(lm_reward_open(&a->reward, NULL, 1, &(lm_reward_opts){ .most_new = NEW, .timeout = 5 },
+                      &reward, &e),
+       &e);
+    const lm_on_policy_opts how = opts_of(a, &spec, reward);
+    ok(lm_on_policy_new(&how, &t.p, &e), &e);
+    t.inner = lm_on_policy_objective(t.p);
+    const lm_objective x = { &t,          pass_ready, pass_begin, pass_fill, pass_grade,
+                             pass_finish, NULL,       pass_save,  pass_load };
+    const lm_trainer_opts o = { .batch = 2,
+                                .seq = T,
+                                .accumulate = 1,
+                                .steps = a->steps,
+                                .precision = { .low = LM_DTYPE_F32 },
+                                .documents = true,
+                                .seed = 1,
+                                .objective = true,
+                                .entropy = true,
+                                .groups = lm_groups_of(lm_optim_default(lm_optim_find("adamw"))),
+                                .schedule = { .kind = LM_SCHED_CONSTANT, .lr = a->rate },
+                                .clip_norm = 1,
+                                .eval_every = a->val ? 5 : 0,
+                                .save_every = a->run && strstr(a->run, "failed") ? 1 : 0,
+                                .log_every = 1 };
+    const lm_trainer_io io = { .config = &tiny.config,
+                               .weights = from ? from : tiny.source,
+                               .resume = a->resume,
+                               .checkpoint = { .run_dir = a->run, .config = tiny.json },
+                               .objective = &x };
+    lm_trainer *trainer = NULL;
+    out.rc = lm_trainer_new(&o, &io, backend, &trainer, &out.e);
+    if (!out.rc)
+        out.rc = lm_trainer_run(trainer, &out.r, &out.e);
+    if (trainer) {
+        out.n = trainer->s.model->block;
+        out.weights = malloc((size_t)out.n * sizeof(float));
+        memcpy(out.weights, lm_store_flat(trainer->s.store, LM_KEPT_PARAM, 0),
+               (size_t)out.n * sizeof(float));
+    }
+    lm_trainer_free(trainer);
+    lm_on_policy_free(t.p);
+    lm_reward_close(reward);
+    lm_model_source_close(from);
+    return out;
+}
+
+/* ---- rewards rise ---- */
+
+static void expect_rise(ask a, double from, double to)
+{
+    a.val = true;
+    outcome x = train(&a);
+    if (x.rc)
+        fail_msg("%s: %s: %s", a.loss, x.e.where, x.e.what);
+    if (!(x.first < from && x.last > to))
+        fail_msg("%s: the reward went from %g to %g", a.loss, x.first, x.last);
+    free(x.weights);
+}
+
+static void rewards_rise(void **state)
+{
+    const lm_advantage_opts group = { .eps = 1e-4 },
+                            rloo = { .kind = LM_ADVANTAGE_LEAVE_ONE_OUT, .eps = 1e-4 };
+    const ask a = { .reward = "regex:w(5|6|7|8|9|10|11|12)\\.", .steps = 60, .rate = 3e-3 };
+    ask b = a;
+    (void)state;
+    b.loss = "dapo";
+    b.advantage = group;
+    b.correct = LM_CORRECT_TOKEN_TRUNCATE;
+    expect_rise(b, 0.9, 0.99);
+    b.loss = "grpo:beta=0.01";
+    b.reference = true;
+    b.updates = 2;
+    b.iterations = 2;
+    b.correct = LM_CORRECT_SEQUENCE_MASK;
+    expect_rise(b, 0.9, 0.99);
+    b.loss = "rloo";
+    b.kl_reward = 0.001;
+    b.advantage = rloo;
+    b.updates = b.iterations = 1;
+    expect_rise(b, 0.9, 0.99);
+    b = a;
+    b.loss = "dpo:beta=0.5";
+    b.reference = true;
+    expect_rise(b, 0.9, 0.99);
+}
+
+/* ---- resume ---- */
+
+static void expect_same(const outcome *a, const outcome *b)
+{
+    assert_int_equal(a->rc, LM_OK);
+    assert_int_equal(b->rc, LM_OK);
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->weights, b->weights, (size_t)a->n * sizeof(float));
+}
+
+/* 7 steps at once, and 4 and 3 of them: within a generation if it has more than one. */
+static void resumed_runs_repeat(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        char first[32], second[32];
+        ask a = { .loss = k == 2 ? "dpo" : "dapo:beta=0.01",
+                  .reward = "regex:w[0-9]\\.",
+                  .steps = 7,
+                  .rate = 1e-2,
+                  .reference = true,
+                  .advantage = { .eps = 1e-4 },
+                  .correct = LM_CORRECT_TOKEN_TRUNCATE,
+                  .updates = k ? 2 : 1,
+                  .iterations = k ? 3 : 1 };
+        outcome whole = train(&a), part, rest;
+        snprintf(first, sizeof first, "first%d", k);
+        snprintf(second, sizeof second, "second%d", k);
+        char *one = path_of(first), *two = path_of(second), *from = NULL;
+        lm_err e = { 0 };
+        a.steps = 4;
+        a.run = one;
+        part = train(&a);
+        assert_int_equal(part.rc, LM_OK);
+        ok(lm_path_join(&from, one, "step-000004", &e), &e);
+        a.steps = 7;
+        a.run = two;
+        a.resume = from;
+        rest = train(&a);
+        if (rest.rc)
+            fail_msg("%s: %s", rest.e.where, rest.e.what);
+        expect_same(&whole, &rest);
+        if (k) { /* other numbers of steps do not fit */
+            a.updates = 4;
+            outcome other = train(&a);
+            assert_int_equal(other.rc, LM_EUSAGE);
+            free(other.weights);
+        }
+        free(whole.weights);
+        free(part.weights);
+        free(rest.weights);
+        lm_free(one);
+        lm_free(two);
+        lm_free(from);
+    }
+}
+
+/* ---- stops and failures ---- */
+
+#define JUDGE "case $x in *w[0-9].*) echo 1;; *) echo 0;; esac; done"
+
+/* Go on from the checkpoint after `step` steps of the run; the end is that of `whole`. */
+static void expect_resume(ask a, int64_t step, const outcome *whole)
+{
+    char *from = NULL, name[32];
+    lm_err e = { 0 };
+    snprintf(name, sizeof name, "step-%06d", (int)step);
+    ok(lm_path_join(&from, a.run, name, &e), &e);
+    a.resume = from;
+    a.stop_at = 0;
+    a.reward = "command:while read x; do " JUDGE;
+    outcome rest = train(&a);
+    expect_same(whole, &rest);
+    free(rest.weights);
+    lm_free(from);
+}
+
+static void stops_and_failures_can_be_resumed(void **state)
+{
+    ask a = { .loss = "dapo",
+              .reward = "command:while read x; do " JUDGE,
+              .steps = 4,
+              .rate = 1e-2,
+              .advantage = { .eps = 1e-4 } };
+    outcome whole = train(&a), part;
+    (void)state;
+    ok(whole.rc, &whole.e);
+    ask b = a;
+    b.run = path_of("stopped");
+    b.stop_at = 3;
+    part = train(&b);
+    lm_stop_request(0);
+    assert_int_equal(part.rc, LM_OK);
+    assert_int_equal(part.r.end, LM_TRAIN_STOPPED);
+    assert_int_equal(part.r.step, 2);
+    expect_resume(b, 2, &whole);
+    free(part.weights);
+    lm_free((char *)(uintptr_t)b.run);
+    /* it ends in the rewards of the third step */
+    b = a;
+    b.run = path_of("failed");
+    b.reward = "command:i=0; while read x; do i=$((i+1)); [ $i -gt 100 ] && exit 7; " JUDGE;
+    part = train(&b);
+    assert_int_equal(part.rc, LM_EIO);
+    assert_non_null(strstr(part.e.what, "status 7 after 4 of 48"));
+    expect_resume(b, 2, &whole);
+    free(part.weights);
+    lm_free((char *)(uintptr_t)b.run);
+    free(whole.weights);
+}
+
+/* ---- refusals ---- */
+
+static void refused(void **state)
+{
+    const char *reward = "think";
+    lm_err e = { 0 };
+    lm_reward_set *set = NULL;
+    lm_on_policy *p = NULL;
+    lm_align_spec spec;
+    const ask a = { .loss = "dapo" };
+    (void)state;
+    ok(lm_reward_open(&reward, NULL, 1, &(lm_reward_opts){ .most_new = 1 }, &set, &e), &e);
+    for (int k = 0; k < 6; k++) {
+        ok(lm_align_parse(k == 5 ? "kto" : k == 4 ? "dpo" : "dapo", &spec, &e), &e);
+        lm_on_policy_opts o = opts_of(&a, &spec, set);
+        o.group = k == 0 ? 1 : o.group;
+        o.updates = k == 1 ? 3 : 1;
+        o.n_prompts = k == 2 ? 0 : o.n_prompts;
+        o.kl_reward = k == 3 ? 0.1 : 0;
+        assert_int_equal(lm_on_policy_new(&o, &p, &e), LM_EUSAGE);
+        assert_null(p);
+        e = (lm_err){ 0 };
+    }
+    lm_reward_close(set);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rewards_rise),
+        cmocka_unit_test(resumed_runs_repeat),
+        cmocka_unit_test(stops_and_failures_can_be_resumed),
+        cmocka_unit_test(refused),
+    };
+    return cmocka_run_group_tests_name("align_on_policy", tests, begin, end);
+}
