@@ -547,7 +547,7 @@ same() { # same A B: the same files, names and bytes
     for format in nf3 q4_0 i8 fp64; do # unknown, interleaved, of integers, too wide
         run compress-ckpt m0 --weights $format -o x.lmz
         [ "$status" -eq 2 ]
-        [[ "$output" == *"there are fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, dynamic8" ]]
+        [[ "$output" == *"there are fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, dynamic8, nf4, nf4_dq" ]]
         [ ! -e x.lmz ]
     done
 }

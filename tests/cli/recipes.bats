@@ -234,6 +234,20 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [ ! -e 'my work' ]
 }
 
+@test "align.mk: a base, rewards and pairs are trained and measured" {
+    make -f 'my recipes/align.mk' WORK='my work' LINES=3000 LIMIT=15 BASE=3 STEPS=2 PROMPTS=4 GROUP=2 EPOCHS=1 > log 2>&1 || { cat log; false; }
+    for name in base grpo dpo; do
+        grep -qE "^$name  *[01]\.[0-9]+  *[0-9]+\.[0-9]+ " 'my work/table.txt'
+    done
+    grep -q '<svg' 'my work/reward.svg'
+    cd 'my work/problems'
+    [ "$(wc -l < held.jsonl)" -eq 200 ]
+    [ "$(cat held.jsonl train.jsonl | sort -u | wc -l)" -eq 225 ]
+    # one answer in nine is right, and never a rejected one
+    perl -ne '/"(\d+)\+(\d+)=(\d+)"/ and $n++, $r += $1 + $2 == $3; END { exit !(abs($r / $n - 1 / 9) < 0.03) }' text.jsonl
+    perl -ne '/"(\d+)\+(\d+)=","chosen":"(\d+)","rejected":"(\d+)"/ or die; die if $3 != $1 + $2 || $4 == $3' pairs.jsonl val.jsonl
+}
+
 @test "kv-text: its names and numbers are those of quantize-kv's passkeys" {
     perl -0 -ne '/names\[LM_KV_PASSKEY_NAMES\] = \{(.*?)\};/s and print join "\n", $1 =~ /"(\w+)"/g' "$ROOT/lib/compress/kv_passkey.c" > of-tool
     perl -0 -ne '/my \@name = qw\((.*?)\)/s and print join "\n", split " ", $1' 'my recipes/kv-text' > of-recipe
@@ -242,4 +256,19 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     grep -q '101 + 14 \* value' "$ROOT/lib/compress/kv_passkey.c"
     grep -q '101 + 14 \* \$_ } 0 .. 63' 'my recipes/kv-text'
     grep -q 'LM_KV_PASSKEY_VALUES = 64' "$ROOT/lib/compress/kv_passkey.h"
+}
+
+@test "tune.mk: methods on text of one's own, a table and a picture" {
+    for t in old new; do
+        seq 60 | awk -v t=$t '{ print "{\"text\": \"The " t " river number " $1 " walks under the bridge " $1 * 7 % 11 ".\"}" }' > "my text/$t.jsonl"
+    done
+    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora ia3' VOCAB=300 SEQ=32 BATCH=2 \
+        BASE=4 STEPS=2 RANK=2 > log 2>&1 || { cat log; false; }
+    [ "$(wc -l < 'my work/table.txt')" -eq 5 ]
+    grep -qE '^lora +[0-9.]+ k +[0-9.]+ +[0-9.]+ +[0-9]+ +[0-9.]+ +[0-9.]+$' 'my work/table.txt'
+    grep -q '<svg' 'my work/loss.svg'
+    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora ia3' > again 2>&1
+    run ! grep -q peft-tune again
+    make -f 'my recipes/tune.mk' WORK='my work' clean
+    [ ! -e 'my work' ]
 }

@@ -201,7 +201,7 @@ static void copy_model(const lm_config *c, lm_model_source *src, const char *out
     must(lm_backend_cpu(lm_cpu_detect(), NULL, &b, &e), &e);
     lm_store *weights = load(m, src, b);
     must(lm_st_plan_new(&plan, &e), &e);
-    must(lm_model_plan(m, LM_DTYPE_F32, plan, &e), &e);
+    must(lm_model_plan(m, LM_TENSORS_ALL, LM_DTYPE_F32, plan, &e), &e);
     lm_folder_spec spec = { .config = lm_model_source_config(src), .plan = plan };
     must(lm_folder_create(out, true, NULL, &spec, &f, &e), &e);
     must(lm_store_write(weights, f, &e), &e);

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# tune.mk -- one base, adapted to other text by many methods.  Meant to be read, copied, changed.
+#
+#   make -f tune.mk                             some minutes on two cores
+#   make -f tune.mk METHODS='full lora qlora'   peft-tune --list-methods names them
+#   make -f tune.mk FROM='my text' OLD=news NEW=law     text of your own: my text/news.jsonl, my text/law.jsonl
+#
+# A small model is trained on OLD, English prose, and then adapted to NEW, C headers, by each method with the same data and
+# the same number of steps.
+#
+# It makes table.txt: parameters that train, peak memory, seconds, bytes of the result, and the loss on held-out text
+# of both kinds; and loss.svg, the loss of the methods by step.
+#
+# The tools must be on PATH.  Everything is made in the folder WORK; existing results are not made again.
+# `make -f tune.mk clean` removes the folder.
+
+WORK    ?= tune
+FROM    ?= #             folder with OLD.jsonl and NEW.jsonl; empty: dem-corpus makes them
+OLD     ?= bible
+NEW     ?= code
+SIZE    ?= 1#            megabytes of text of each kind
+METHODS ?= full lora rslora loraplus pissa olora qlora ia3 ln_tuning houlsby pfeiffer
+PRESET  ?= llama-1m#     see share/models
+VOCAB   ?= 2048
+SEQ     ?= 256#          tokens in a window
+BATCH   ?= 8#            windows in a step
+BASE    ?= 400#          steps of the base
+STEPS   ?= 100#          steps of each method
+RANK    ?= 16#           of LoRA's kind
+RATE    ?= 3e-3#         learning rate of adapters,
+RATE_full ?= 1e-3#       and of all weights
+SEED    ?= 1
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: all clean
+
+ifndef RECIPE_HOME # called by the user: make the same goals in WORK
+GOALS := $(filter-out clean,$(or $(MAKECMDGOALS),all))
+.PHONY: $(GOALS)
+export WORK FROM
+export RECIPE := $(MAKEFILE_LIST)
+$(GOALS):
+	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
+# a separate rule without $(MAKE): make runs lines with $(MAKE), like the one above, also with -n and -t
+clean:
+	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
+else
+
+OLD := $(strip $(OLD))
+NEW := $(strip $(NEW))
+
+all: table.txt loss.svg
+	@cat table.txt
+
+# 1. Text of both kinds, of which every tenth document is held out.
+text/done:
+	@mkdir -p $(@D)
+ifeq ($(strip $(FROM)),)
+	bash "$$RECIPE_HOME/dem-corpus" text $(strip $(SIZE))
+else
+	cp "$$RECIPE_FROM/$(OLD).jsonl" "$$RECIPE_FROM/$(NEW).jsonl" $(@D)
+endif
+	for t in $(OLD) $(NEW); do \
+	    awk 'NR % 10' text/$$t.jsonl > text/$$t.train.jsonl && awk 'NR % 10 == 0' text/$$t.jsonl > text/$$t.held.jsonl; \
+	done
+	touch $@
+
+# 2. A base that knows OLD.
+tok/tokenizer.json: text/done
+	@mkdir -p $(@D)
+	train-tokenizer -q --vocab-size $(strip $(VOCAB)) -f -o $@ text/$(OLD).train.jsonl text/$(NEW).train.jsonl
+data/train.bin: tok/tokenizer.json
+	shard-data -q --tokenizer $< --seed $(strip $(SEED)) -f -o $(@D) text/$(OLD).train.jsonl
+m0/config.json: tok/tokenizer.json
+	init-model -q $(strip $(PRESET)) --tokenizer $< --seed $(strip $(SEED)) -f -o $(@D)
+base/config.json: m0/config.json data/train.bin
+	train -q m0/ data/ --steps $(strip $(BASE)) --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --lr 3e-3 \
+	    --warmup 20 --seed $(strip $(SEED)) -f -o $(@D)
+
+# 3. Each method on NEW.  What trains whole, and has no rank, takes none.
+rank = $(if $(filter lora rslora loraplus pissa olora qlora dora,$1),--rank $(strip $(RANK)))
+rate = $(strip $(or $(RATE_$1),$(RATE)))
+runs/%/done: base/config.json
+	@mkdir -p $(@D)
+	peft-tune base/ text/$(NEW).train.jsonl --method $* $(call rank,$*) --lr $(call rate,$*) --steps $(strip $(STEPS)) \
+	    --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --seed $(strip $(SEED)) --warmup 5 --json \
+	    --metrics runs/$*/metrics.jsonl -f -o runs/$*/adapter > runs/$*/result.json 2> runs/$*/log || { cat runs/$*/log >&2; false; }
+	touch $@
+
+# 4. What became of it.
+loss/base: base/config.json
+	@mkdir -p $(@D)
+	bash "$$RECIPE_HOME/tune-report" loss base/ '' text/$(OLD).held.jsonl text/$(NEW).held.jsonl > $@
+loss/%: runs/%/done
+	@mkdir -p $(@D)
+	bash "$$RECIPE_HOME/tune-report" loss base/ runs/$*/adapter text/$(OLD).held.jsonl text/$(NEW).held.jsonl > $@
+table.txt: loss/base $(METHODS:%=loss/%)
+	bash "$$RECIPE_HOME/tune-report" table $(METHODS) > $@
+loss.svg: $(METHODS:%=runs/%/done)
+	plot-run -q -f -o $@ $(METHODS:%=runs/%/metrics.jsonl)
+
+endif
