@@ -98,7 +98,7 @@ extern const char *const lm_loop_formats[]; /* of checkpoints */
         LM_FLAG(0, "stats", &(a).stats, "at the end, the time of each operator")
 
 /* Set the optimisers and all numbers of `o` that these options give, for a training of `steps` steps; fallback: the
- * peak rate when none is given; negative: the optimiser's.  Fails: LM_EUSAGE for a hyper-parameter that the optimiser does
+ * peak rate when the options give no rate; negative: the optimiser's.  Fails: LM_EUSAGE for a hyper-parameter that the optimiser does
  * not have, an option that the schedule does not read, and the like. */
 lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, int64_t steps,
                     lm_trainer_opts *o, lm_err *e);

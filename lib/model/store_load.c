@@ -247,7 +247,7 @@ static lm_code bring_encoded(lm_store *s, const lm_store_block *k, const store_p
     if (lm_grow(&s->passage.file, &s->passage.file_room, p->turned ? 2 * bytes : bytes, 1,
                 "a tensor", e))
         return e->code;
-    float *file = (float *)s->passage.file, *rows = p->turned ? file + count : file;
+    float *file = (float *)(void *)s->passage.file, *rows = p->turned ? file + count : file;
     if (fetch_all(s->par, o, LM_DTYPE_F32, file, e))
         return e->code;
     if (p->turned)

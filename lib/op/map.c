@@ -84,7 +84,7 @@ static const struct {
 /* Operands: a as y is, b repeated (or not), c, s one number each. */
 static void map_example(lm_rng r, int i, lm_example *x)
 {
-    /* Few numbers where derivatives are compared with differences: none is close to a kink. */
+    /* Few numbers where derivatives are compared with differences: kinks are far from all of them. */
     int64_t rows = lm_example_size(r, i, 0, i < SMOOTH ? 5 : 40);
     int64_t cols = lm_example_size(r, i, 1, i < SMOOTH ? 40 : 700);
     if (i % TEXTS >= SMOOTH && i % 5 == 0)

@@ -40,8 +40,8 @@ typedef struct {
     const char *form; /* of the first record */
 } lm_text_answers_stats;
 
-/* Read everything.  Fails: LM_EFORMAT as lm_text_record_read, and for a record of another kind or a margin that is no
- * number, with source and line; LM_EUSAGE when nothing is left; as lm_text_example_make. */
+/* Read everything.  Fails: LM_EFORMAT as lm_text_record_read, and for a record of another kind or a margin that is not
+ * a number, with source and line; LM_EUSAGE when nothing is left; as lm_text_example_make. */
 lm_code lm_text_answers_read(const lm_text_answers_opts *o, lm_par *par, lm_text_answers **out,
                              lm_err *e);
 void lm_text_answers_free(lm_text_answers *a);

@@ -73,7 +73,7 @@ LM_JFILTER(do_title)
 
 LM_JFILTER(do_trim)
 {
-    const lm_jstr *s, *chars;
+    const lm_jstr *s, *chars = NULL;
     const char *p;
     size_t n;
     lm_code rc = lm_jv_to_str(r, v, &s);

@@ -142,7 +142,7 @@ LM_JFILTER(do_groupby)
     if (!rc)
         rc = lm_jv_seq(r, LM_JV_LIST, 0, out);
     for (size_t i = 0; !rc && i < all.n; i++) {
-        lm_jval key, pair;
+        lm_jval key = { 0 }, pair = { 0 };
 
         if (i)
             rc = lm_jv_equal(r, &list[i].key, &list[i - 1].key, &same);

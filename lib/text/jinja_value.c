@@ -282,7 +282,7 @@ static lm_code loop_elements(lm_jrun *r, struct lm_jloop *l, lm_jseq *out)
     lm_code rc = LM_OK;
 
     while (!rc && more) {
-        lm_jval one, pair;
+        lm_jval one, pair = { 0 };
 
         rc = lm_jloop_pull(l, &one, &more);
         if (!rc && more)

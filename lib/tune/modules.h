@@ -60,8 +60,8 @@ lm_code lm_tune_read_hyper(const lm_tune_method *t, const json_t *config, const 
                            const char *where, double *out, lm_err *e);
 lm_code lm_tune_check_config(const lm_tune_method *t, const json_t *config, const char *where,
                              lm_err *e);
-/* The method's usual modules of a type of model (PEFT's table): a NULL-terminated list; NULL: none
- * are known. */
+/* The method's usual modules of a type of model (PEFT's table): a NULL-terminated list; NULL: the
+ * table has no entry. */
 const char *const *lm_tune_usual_modules(const lm_tune_method *t, const char *model_type);
 
 #endif

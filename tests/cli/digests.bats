@@ -31,7 +31,7 @@ compare() {
 # A level that this processor lacks is skipped.
 level() {
     LM_CPU=$1 init-model -q --dry-run llama-1m -o x > /dev/null 2> refusal || true
-    if grep -q "this processor has" refusal; then skip "$(cat refusal)"; fi
+    if grep -q "this processor supports" refusal; then skip "$(cat refusal)"; fi
     compare "$@"
 }
 

@@ -35,7 +35,7 @@ function strip(s) {
 # A string of the library that holds an option: its messages name quantities, cmd/common/words.c has the options.
 # Options of other programs are no exceptions of that rule: no table of ours has them.
 function check_option(text) {
-    if (FILENAME !~ /^(lib|kernels)\//)
+    if (FILENAME !~ /^(lib|kernels)\// || text ~ /^[a-z][a-z0-9]* = /) # formulas have minus signs
         return
     text = " " text " "
     gsub(/ (tar|iconv|jq) -[a-z] /, " ", text)

@@ -143,8 +143,8 @@ static void test_dynamic_is_the_format(void **state)
     assert_int_equal(lm_format_find("dynamic8", NULL, &f, &e), LM_OK);
     f->encode(f, x, 1, COUNT, COUNT, (void *[]){ want.code, want.scale }, NULL);
     f->decode(f, (const void *[]){ want.code, want.scale }, 1, COUNT, want_y, COUNT);
-    run("encode", LM_CPU_AMX, &a, 0, x, &got, NULL);
-    run("decode", LM_CPU_AMX, &a, 0, y, &got, NULL);
+    run("encode", lm_cpu_detect(), &a, 0, x, &got, NULL);
+    run("decode", lm_cpu_detect(), &a, 0, y, &got, NULL);
     assert_memory_equal(got.code, want.code, COUNT);
     for (int i = 0; i < COUNT; i++) {
         assert_true(y[i] == want_y[i] || (isnan(y[i]) && isnan(want_y[i])));
@@ -162,8 +162,8 @@ static void test_affine_bounds(void **state)
         for (int chance = 0; chance < 2; chance++) {
             lm_codes_attr a = { (lm_codes_format)f, chance, 5 };
             coded k;
-            run("encode", LM_CPU_AMX, &a, 0, x, &k, NULL);
-            run("decode", LM_CPU_AMX, &a, 0, y, &k, NULL);
+            run("encode", lm_cpu_detect(), &a, 0, x, &k, NULL);
+            run("decode", lm_cpu_detect(), &a, 0, y, &k, NULL);
             for (int i = 0; i < COUNT;
                  i++) /* the ends of a range are moved by its zero's rounding */
                 if (i / 256 == 0 || i / 256 == 2 || i / 256 == 4)
@@ -180,15 +180,16 @@ static void test_chance(void **state)
     draw(x);
     memset(sum, 0, sizeof sum);
     for (int t = 0; t < 400; t++) {
-        run("encode", LM_CPU_AMX, &a, t, x, &k, NULL);
-        run("decode", LM_CPU_AMX, &a, t, y, &k, NULL);
+        run("encode", lm_cpu_detect(), &a, t, x, &k, NULL);
+        run("decode", lm_cpu_detect(), &a, t, y, &k, NULL);
         for (int i = 0; i < 256; i++)
             sum[i] += y[i] - x[i];
     }
     for (int i = 0; i < 256; i++) /* four deviations of the mean of 400, except at the ends */
         if (fabsf(x[i]) < 2)
             assert_true(fabsf(sum[i] / 400) < k.scale[0] * 0.5f / 20 * 4);
-    run("encode", LM_CPU_AMX, &(lm_codes_attr){ LM_CODES_AFFINE8, true, 6 }, 399, x, &other, NULL);
+    run("encode", lm_cpu_detect(), &(lm_codes_attr){ LM_CODES_AFFINE8, true, 6 }, 399, x, &other,
+        NULL);
     assert_memory_not_equal(k.code, other.code, 256); /* another stream */
 }
 

@@ -26,7 +26,9 @@ static void run(const char *kv, const char *down, int64_t samples, bool same)
     lm_cache_plan stored = { 0 }, below = { 0 };
     lm_serve_stats stats;
     lm_loaded w;
-    setting o = { { 64 + 12, 12, CONTEXT, PAGE, 80, NULL, 0, 0, NULL }, 0, 0, false };
+    setting o = {
+        .pages = { .rows = 64 + 12, .sequences = 12, .context = CONTEXT, .page = PAGE, .pages = 80 }
+    };
     loaded_of(config, LM_DTYPE_BF16, par, host, &w);
     if (kv) {
         ok(lm_cache_plan_open(kv, &w.config, LM_DTYPE_BF16, NULL, &stored, &err));

@@ -78,7 +78,7 @@ const lm_align_loss *lm_align_find(const char *name)
 static lm_code fail_name(const char *name, lm_err *e)
 {
     const char *names[LOSSES + ALIASES + 1] = { NULL };
-    char todo[96] = "--list-losses shows all";
+    char todo[96] = "use one of the list of losses";
     for (int i = 0; i < LOSSES; i++)
         names[i] = table[i]->name;
     for (int i = 0; i < ALIASES; i++)
@@ -86,8 +86,6 @@ static lm_code fail_name(const char *name, lm_err *e)
     const char *near = lm_nearest(name, names);
     if (near)
         snprintf(todo, sizeof todo, "did you mean %s", near);
-    else
-        snprintf(todo, sizeof todo, "use one of the list of losses");
     return lm_fail(e, LM_EUSAGE, "loss", todo, "unknown loss '%s'", name);
 }
 

@@ -64,8 +64,8 @@ static double token_share(const policy *p, const lm_align_seq *q, int64_t micro_
     }
 }
 
-/* DeepSeek-V3.2's mask (arXiv:2512.02556): sequences with a negative advantage that the policy has left count no
- * more.  0: off. */
+/* DeepSeek-V3.2's mask (arXiv:2512.02556): sequences with a negative advantage that the policy has left no longer
+ * count.  0: off. */
 static bool keeps_sequence(const policy *p, const lm_align_seq *q, int64_t t)
 {
     double kl = 0;

@@ -2,8 +2,8 @@
 /* pvera.c -- VeRA whose inner scales have a mean and a variance:
  * W' = W + diag(b) B diag(d) A, d [r] and b [out] trained, A [r,in], B [out,r] the first columns
  * and rows of matrices that are as wide as the widest module.
- * lambda_d and A are of 2r: the first half is the mean, which is what applies after training, the
- * second half gives the logarithm of the variance, of which training draws.
+ * lambda_d and A are of 2r: the first half is the mean, which applies after training, the second
+ * half gives the logarithm of the variance, of which training draws.
  *
  * A file without A and B (save_projection false) has those that torch draws from
  * projection_prng_key: uniform within sqrt(6 / columns).  Sources: arXiv:2512.07703;
