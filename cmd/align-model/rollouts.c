@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "tune/align/reference_model.h"
 
 enum { USUAL_ROWS = 2048, MOST_REWARDS = 16 };
 
@@ -38,6 +39,13 @@ static lm_code take_kl(align_session *s, lm_err *e)
         return LM_OK;
     snprintf(text, sizeof text, "%.17g", opt.kl);
     return lm_align_set(&s->spec, "beta", text, e);
+}
+
+/* With an adapter the reference is the model with the adapter off, if it is that model. */
+static bool is_base(const align_session *s)
+{
+    return s->tuning.attach && lm_tuning_keeps_base(&s->tuning) && opt.reference &&
+           lm_path_same(opt.reference, s->t.ask.model);
 }
 
 static bool compares(const align_session *s)
@@ -266,6 +274,7 @@ lm_code align_make_policy(align_session *s, lm_err *e)
         .rollout = rollout_of(s),
         .tokenizer = s->tok,
         .reference_model = opt.reference,
+        .reference_shares = is_base(s),
         .log_prompts = opt.shown,
         .seed = (uint64_t)tool.seed,
     };
@@ -273,6 +282,19 @@ lm_code align_make_policy(align_session *s, lm_err *e)
         return e->code;
     s->t.ask.objective = lm_on_policy_objective(s->policy);
     s->t.o.entropy = true;
+    return LM_OK;
+}
+
+/* The reference's weights, as far as the training does not have them. */
+static lm_code add_reference(const align_session *s, lm_memory_plan *plan, lm_err *e)
+{
+    const lm_session *t = &s->t;
+    const bool same = opt.reference && lm_path_same(opt.reference, t->ask.model);
+    size_t bytes = 0;
+    if (lm_reference_model_outlook(&t->config, t->program->train, same ? t->source : NULL,
+                                   is_base(s), &bytes, e))
+        return e->code;
+    lm_memory_add(plan, "reference", (double)bytes, !t->backend->host_memory);
     return LM_OK;
 }
 
@@ -293,11 +315,7 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
     if (lm_rollout_outlook(&site, &o, &bytes, e))
         return e->code;
     lm_memory_add(plan, "rollouts", (double)bytes, device);
-    if (compares(s))
-        lm_memory_add(plan, "reference",
-                      (double)plan->params * (s->t.o.precision.low == LM_DTYPE_BF16 ? 2 : 4),
-                      device);
-    return LM_OK;
+    return compares(s) ? add_reference(s, plan, e) : LM_OK;
 }
 
 /* ---- the log ---- */

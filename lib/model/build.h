@@ -85,7 +85,7 @@ lm_code lm_b_place(lm_builder *b);
 
 /* Mark the parameters that are kept in codes (build.codes, build.frozen_format). */
 lm_code lm_model_keep_codes(lm_model *m, lm_err *e);
-/* Mark the parameters that are kept in codes or panels in `like`.  Fails: LM_EBUG if it has other parameters. */
+/* Mark the parameters that are kept in codes or panels in `like`, where both have the same ones. */
 lm_code lm_model_keep_like(lm_model *m, const lm_model *like, lm_err *e);
 /* Mark the other parameters whose readers all read panels (lm_tensor.panels). */
 void lm_model_keep_panels(lm_model *m);

@@ -147,13 +147,26 @@ lm_code lm_model_keep_codes(lm_model *m, lm_err *e)
     return rc;
 }
 
+/* The parameter of `like` with the same first tensor and shape; -1: none, as where an adapter has modules apart. */
+static int same_param(const lm_model *m, int p, const lm_model *like)
+{
+    int i = 0;
+    while (m->slice[i].param != p)
+        i++;
+    const int k = lm_model_slice(like, m->slice[i].name);
+    return k >= 0 && like->slice[k].row == 0 &&
+                   like->param[like->slice[k].param].count == m->param[p].count
+               ? like->slice[k].param
+               : -1;
+}
+
 lm_code lm_model_keep_like(lm_model *m, const lm_model *like, lm_err *e)
 {
-    if (m->n_params != like->n_params)
-        return lm_fail(e, LM_EBUG, "model", NULL, "has %d parameters, the one like it %d",
-                       m->n_params, like->n_params);
     for (int p = 0; p < m->n_params; p++) {
-        const lm_tensor *t = &like->graph->value[like->param[p].value].t;
+        const int q = same_param(m, p, like);
+        if (q < 0)
+            continue;
+        const lm_tensor *t = &like->graph->value[like->param[q].value].t;
         m->graph->value[m->param[p].value].t.panels = t->panels;
         if (t->codes && set_codes(m, p, t->codes, e))
             return e->code;

@@ -132,6 +132,13 @@ static bool is_base(const lm_model *m, int i)
     return !m->slice[i].of_adapter && !(m->build.trainable && m->slice[i].trains);
 }
 
+/* True if tensor k of the base stays as it is: beside a master copy, what trains does not. */
+static bool is_still(const lm_store *base, int k)
+{
+    const lm_store_block *own = store_own(base, k);
+    return own && !(own->role == LM_KEPT_PARAM && lm_store_find(base, LM_KEPT_GRAD, 0));
+}
+
 /* The numbers or codes of parameter p in the base, if they are there one behind another and as this model reads
  * them. */
 static bool borrow_param(lm_store *s, const lm_store *base, int p)
@@ -145,7 +152,7 @@ static bool borrow_param(lm_store *s, const lm_store *base, int p)
         int k = t->param == p && is_base(m, i) ? lm_model_slice(base->model, t->name) : -1;
         if (t->param != p)
             continue;
-        if (k < 0 || !store_own(base, k) || store_own(base, k)->format != stored_format(m, i) ||
+        if (k < 0 || !is_still(base, k) || store_own(base, k)->format != stored_format(m, i) ||
             base->place[k].panels != store_panels(m, p))
             return false;
         const struct lm_store_place *at = &base->place[k];

@@ -77,8 +77,8 @@ typedef struct {
     int n_states;
     lm_states_in states_in;
     const char *states_dir; /* LM_STATES_FILE, on the host alone: the folder (borrowed) */
-    /* Not `master`: weights of the checkpoint that this store keeps in the same way are read there.  It must live longer.
-     * NULL: none. */
+    /* Not `master`: weights of the checkpoint that this store keeps in the same way are read there, unless they train
+     * there.  It must live longer.  NULL: none. */
     const struct lm_store *base;
     /* PARAM may hold shown values instead of the parameters, which are then in GRAD: checkpoints
      * have both (lm_store_write_states) */

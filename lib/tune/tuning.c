@@ -208,6 +208,13 @@ static lm_code start_module(first *f, const lm_tune_method *method, lm_err *e)
     return rc;
 }
 
+/* What lora's `start` takes out of the weights, or rounds. */
+bool lm_tuning_keeps_base(const lm_tuning *t)
+{
+    const char *kind = json_string_value(json_object_get(t->config, "init_lora_weights"));
+    return !kind || !strcmp(kind, "gaussian") || !strcmp(kind, "orthogonal");
+}
+
 lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
 {
     lm_tuning *t = ctx;

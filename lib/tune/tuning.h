@@ -82,6 +82,8 @@ lm_code lm_tuning_new(json_t *config, const char *where, const lm_model_source *
 void lm_tuning_fini(lm_tuning *t);
 /* Set what a build of the model needs: the adapter, and what of the base trains. */
 void lm_tuning_build(lm_tuning *t, lm_build *b);
+/* True if its beginning leaves the frozen weights as they are: with the adapter off, the model is the base. */
+bool lm_tuning_keeps_base(const lm_tuning *t);
 /* For lm_trainer_io.adapt, ctx the lm_tuning: draws the adapter's tensors, or computes them from the base as the method
  * says (which may change the base: PiSSA), or takes those of `first`. */
 lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e);

@@ -86,3 +86,30 @@ refuses() { # STATUS TEXT OPTION ...
     grep -q reference plan
     align-model --list-rewards | grep -q overlong
 }
+
+@test "align-model: beside an adapter the reference is the model with it off, without a copy, to the bit" {
+    how+=(-q --method lora --rank 4 --kl 0.1 --steps 4 --metrics)
+    cp -r m copy
+    for base in full nf4 bf16; do
+        more=()
+        [ $base = nf4 ] && more=(--base-format nf4)
+        [ $base = bf16 ] && more=(--dtype bf16)
+        align-model m p.jsonl -o shared-$base "${how[@]}" s-$base.jsonl "${more[@]}"
+        value kl < s-$base.jsonl | head -1 | awk '{ exit !($1 ^ 2 < 1e-12) }'
+    done
+    for base in full bf16; do
+        more=()
+        [ $base = bf16 ] && more=(--dtype bf16)
+        align-model m p.jsonl -o apart-$base "${how[@]}" a-$base.jsonl --reference copy "${more[@]}"
+        cmp shared-$base/step-000004/adapter_model.safetensors apart-$base/step-000004/adapter_model.safetensors
+        diff <(value kl < s-$base.jsonl) <(value kl < a-$base.jsonl)
+    done
+    value kl < s-full.jsonl | tail -1 | awk '{ exit !($1 > 0) }'
+    how=(--loss grpo --beta 0.1 --reward gsm8k --max-new-tokens 8 --method lora)
+    align-model m p.jsonl --dry-run "${how[@]}" > plan
+    ! grep -q '^ *reference' plan
+    align-model m p.jsonl --dry-run "${how[@]}" --reference copy > plan
+    grep -q reference plan
+    align-model m p.jsonl --dry-run "${how[@]}" --set init_lora_weights=pissa > plan # the frozen weights change
+    grep -q reference plan
+}

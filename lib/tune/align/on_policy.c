@@ -261,6 +261,7 @@ static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
         return e->code;
     p->scores = steps_of_generation(p) > 1;
     p->compares = reads_reference(&p->o);
+    p->reference.shares = p->o.reference_shares;
     if (p->scores && lm_scorer_open(&p->own, site, e))
         return e->code;
     return p->compares && !p->o.reference

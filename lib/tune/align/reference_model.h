@@ -2,8 +2,8 @@
 /* reference_model.h -- a model that stays as it is beside the one that trains, to score what the latter
  * samples.
  *
- * Its weights are its own, in the format of its file where the backend reads that; its activations lie in the
- * arena of the training.  Compare reference.h, for answers that are known before the first step. */
+ * Its weights are its own, in the format of its file where the backend reads that; beside an adapter they are the frozen
+ * ones of the training, with the adapter off.  Its activations lie in the arena of the training.  Compare reference.h, for answers that are known before the first step. */
 #ifndef LM_TUNE_ALIGN_REFERENCE_MODEL_H
 #define LM_TUNE_ALIGN_REFERENCE_MODEL_H
 
@@ -11,16 +11,23 @@
 #include "tune/align/scorer.h"
 
 typedef struct {
+    /* Set by the caller: the file is that from which the weights that train came, and those that an adapter leaves frozen
+     * are still its own: they are read where the training has them. */
+    bool shares;
     lm_loaded weights;
     lm_scorer scorer; /* lm_texts_score(&r->scorer.eval, ...) */
 } lm_reference_model;
 
-/* Open the model at `path`, in windows of the site's shape.  Zero-initialise *r.  Fails: as lm_loaded_open
+/* Open the model at `path`, in windows of the site's shape.  Zero-initialise *r but `shares`.  Fails: as lm_loaded_open
  * and lm_loaded_weights; LM_EUSAGE for another vocabulary. */
 lm_code lm_reference_model_open(lm_reference_model *r, const char *path,
                                 const lm_objective_site *site, lm_err *e);
 void lm_reference_model_close(lm_reference_model *r);
-/* Bytes of its weights. */
+/* Bytes of its weights, without those of the training. */
 size_t lm_reference_model_bytes(const lm_reference_model *r);
+/* The same before anything is loaded: of a model of that config beside the one that trains.  src: its file; NULL: not known. */
+lm_code lm_reference_model_outlook(const lm_config *c, const lm_model *train,
+                                   const lm_model_source *src, bool shares, size_t *bytes,
+                                   lm_err *e);
 
 #endif
