@@ -131,13 +131,18 @@ static lm_code prepare(align_session *s, lm_err *e)
 
 static lm_code open_data(align_session *s, lm_err *e)
 {
-    if (s->samples ? align_open_prompts(s, e) : align_open_answers(s, e))
+    if ((s->samples ? align_open_prompts(s, e) : align_open_answers(s, e)) ||
+        align_open_teacher(s, e))
         return e->code;
     if (s->t.ask.data && !lm_stopping() &&
-        (s->samples ? align_make_policy(s, e) : align_make_objective(s, e)))
+        (s->samples         ? align_make_policy(s, e)
+         : align_distils(s) ? align_make_distilling(s, e)
+                            : align_make_objective(s, e)))
         return e->code;
     if (s->samples)
         return align_schedule(s, s->prompts.n * opt.iterations, e);
+    if (s->gkd)
+        return align_schedule(s, lm_text_answers_count(s->train), e);
     return align_schedule(s, s->offline ? lm_offline_records(s->offline) : 0, e);
 }
 
@@ -147,7 +152,7 @@ static lm_code work(align_session *s, lm_err *e)
     lm_memory_plan plan;
     lm_train_result r = { .loss = NAN, .val_loss = NAN, .best_val_loss = NAN, .best_step = -1 };
     if (prepare(s, e) || open_data(s, e) || lm_session_program(t, &plan, e) ||
-        align_add_memory(s, &plan, e))
+        align_add_memory(s, &plan, e) || align_add_teacher(s, &plan, e))
         return e->code;
     align_say_adapter(s);
     lm_train_advise(&t->o, &t->config, &tool.sink);
@@ -175,6 +180,7 @@ static void close_all(align_session *s, lm_err *e)
 {
     lm_session_close(&s->t, e);
     align_close_rollouts(s);
+    align_close_teacher(s);
     align_close_answers(s);
     align_close_adapter(s);
     lm_close_backend(&tool, s->t.backend);

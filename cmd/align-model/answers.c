@@ -70,7 +70,9 @@ static lm_code read_answers(align_session *s, const char *path, lm_text_answers 
                                                 .most = align_length(s),
                                                 .cut = LM_CUT_START,
                                                 .eos = lm_config_eos(&s->t.config) },
-                                     .pairs = lm_align_kind_of(&s->spec) != LM_ALIGN_UNPAIRED,
+                                     .pairs = lm_align_kind_of(&s->spec) != LM_ALIGN_UNPAIRED &&
+                                              !align_distils(s),
+                                     .given = align_distils(s),
                                      .limit = opt.limit,
                                      .sink = &tool.sink };
     lm_text_answers_opts own = o;
@@ -102,6 +104,8 @@ static lm_code choose_windows(align_session *s, lm_err *e)
     int64_t longest = s->train ? lm_text_answers_stat(s->train)->longest : align_length(s);
     if (s->val && lm_text_answers_stat(s->val)->longest > longest)
         longest = lm_text_answers_stat(s->val)->longest;
+    if (align_longest_own(s) > longest)
+        longest = align_longest_own(s);
     int64_t need = lm_offline_rows(&s->spec, longest);
     if (opt.seq && opt.seq < need)
         return lm_fail(e, LM_EUSAGE, "--seq-len", "use longer windows, or a smaller --max-length",
@@ -116,8 +120,8 @@ lm_code align_open_answers(align_session *s, lm_err *e)
     lm_session_ask *a = &s->t.ask;
     if (!a->data)
         return choose_windows(s, e);
-    if (align_open_text(s, e) || read_answers(s, a->data, &s->train, e) ||
-        (opt.val && read_answers(s, opt.val, &s->val, e)))
+    if (align_open_text(s, e) || (align_longest_own(s) && align_read_ends(s, e)) ||
+        read_answers(s, a->data, &s->train, e) || (opt.val && read_answers(s, opt.val, &s->val, e)))
         return e->code;
     return lm_strdup(&s->t.train_path, a->data, e) || lm_stopping() ? e->code
                                                                     : choose_windows(s, e);

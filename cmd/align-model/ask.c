@@ -89,8 +89,10 @@ static lm_code read_loss(align_session *s, lm_err *e)
         { "alpha", opt.alpha },
         { "desirable_weight", opt.desirable },
         { "undesirable_weight", opt.undesirable },
+        { "lambda", opt.lambda },
+        { "temperature", opt.distill_temperature },
     };
-    if (lm_align_parse(opt.loss, &s->spec, e))
+    if (lm_align_parse(opt.loss, &s->spec, e) || align_ask_teacher(s, e))
         return e->code;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (given[i].value && lm_align_set(&s->spec, given[i].key, given[i].value, e))

@@ -6,6 +6,7 @@
 #include "common/loop.h"
 #include "model/generation.h"
 #include "text/tokenizer.h"
+#include "tune/align/gkd.h"
 #include "tune/align/offline.h"
 #include "tune/align/prompts.h"
 #include "tune/tuning.h"
@@ -14,7 +15,8 @@ typedef struct {
     lm_loop_args loop;
     const char *resume, *resume_schedule, *loss, *val, *dtype;
     const char *beta, *smoothing, *average, *f_divergence, *f_alpha, *ld_alpha, *gamma, *cpo_alpha,
-        *alpha, *desirable, *undesirable; /* hyper-parameters; NULL: not given */
+        *alpha, *desirable, *undesirable, *lambda,
+        *distill_temperature; /* hyper-parameters; NULL: not given */
     int64_t steps, batch, micro, length, seq, limit;
     double epochs;
     const char *template, *truncation, *map;
@@ -25,7 +27,7 @@ typedef struct {
     lm_strs set;
     /* of sampled completions */
     lm_strs reward, command, stop;
-    const char *weights, *advantage, *scale, *correct, *reference;
+    const char *weights, *advantage, *scale, *correct, *reference, *teacher;
     int64_t group, updates, iterations, most_prompt, most_new, top_k, sequences, memory, shown;
     double temperature, top_p, min_p, kl, correct_most, missing_eos, clip_reward, timeout;
     bool each, normalise, mask_truncated, list_rewards;
@@ -61,6 +63,10 @@ typedef struct {
     lm_on_policy *policy;
     lm_metrics *completions;
     char *model; /* absolute path of the reference */
+    /* of distillation: */
+    char *teacher_path; /* absolute */
+    lm_teacher teacher;
+    lm_gkd *gkd;
 } align_session;
 
 /* ---- ask.c ---- */
@@ -109,8 +115,30 @@ lm_code align_open_prompts(align_session *s, lm_err *e);
 lm_code align_make_policy(align_session *s, lm_err *e);
 /* Add what rollouts and the reference take. */
 lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e);
+/* What is sampled after prompts of at most so many tokens; it borrows from s. */
+lm_rollout_opts align_rollout(align_session *s, int64_t most_prompt);
+lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan *plan, lm_err *e);
+/* The ids that end a completion. */
+lm_code align_read_ends(align_session *s, lm_err *e);
 /* The log of completions, in the folder of the run, which exists. */
 lm_code align_open_log(align_session *s, lm_err *e);
 void align_close_rollouts(align_session *s);
+
+/* ---- distil.c ---- */
+
+/* True if the loss learns from a teacher. */
+bool align_distils(const align_session *s);
+/* Check the options of teachers against the loss. */
+lm_code align_ask_teacher(align_session *s, lm_err *e);
+/* Tokens of the longest prompt with a completion of the model's own; 0: it samples none. */
+int64_t align_longest_own(const align_session *s);
+/* When windows are chosen: open the teacher, and make it part of the model's loss. */
+lm_code align_open_teacher(align_session *s, lm_err *e);
+/* The objective, when the answers are read. */
+lm_code align_make_distilling(align_session *s, lm_err *e);
+/* Add what the teacher and the model's own completions take. */
+lm_code align_add_teacher(align_session *s, lm_memory_plan *plan, lm_err *e);
+/* When the training is closed. */
+void align_close_teacher(align_session *s);
 
 #endif

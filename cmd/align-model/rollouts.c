@@ -138,7 +138,7 @@ static lm_code choose_windows(align_session *s, lm_err *e)
 }
 
 /* The ids that end a completion: those of the model, or of its tokenizer. */
-static lm_code read_ends(align_session *s, lm_err *e)
+lm_code align_read_ends(align_session *s, lm_err *e)
 {
     json_t *o = NULL;
     if (lm_model_source_json(s->t.source, "generation_config.json", &o, e))
@@ -157,7 +157,8 @@ lm_code align_open_prompts(align_session *s, lm_err *e)
     lm_session_ask *a = &s->t.ask;
     if (!a->data)
         return choose_windows(s, e);
-    if (align_open_text(s, e) || read_ends(s, e) || read_prompts(s, a->data, &s->prompts, e) ||
+    if (align_open_text(s, e) || align_read_ends(s, e) ||
+        read_prompts(s, a->data, &s->prompts, e) ||
         (opt.val && read_prompts(s, opt.val, &s->val_prompts, e)))
         return e->code;
     return lm_strdup(&s->t.train_path, a->data, e) || lm_stopping() ? e->code
@@ -226,14 +227,12 @@ static lm_advantage_opts advantage_of(const align_session *s)
                                 .eps = 1e-4 };
 }
 
-static lm_rollout_opts rollout_of(align_session *s)
+lm_rollout_opts align_rollout(align_session *s, int64_t most_prompt)
 {
     static int64_t own;
     own = lm_tokenizer_eos(s->tok);
     const lm_generation *g = &s->generation;
-    return (lm_rollout_opts){ .most_prompt = s->prompts.longest > s->val_prompts.longest
-                                                 ? s->prompts.longest
-                                                 : s->val_prompts.longest,
+    return (lm_rollout_opts){ .most_prompt = most_prompt,
                               .most_new = opt.most_new,
                               .sequences = opt.sequences,
                               .memory = (size_t)opt.memory,
@@ -271,7 +270,9 @@ lm_code align_make_policy(align_session *s, lm_err *e)
         .missing_eos = opt.missing_eos,
         .clip_reward = opt.clip_reward,
         .mask_truncated = opt.mask_truncated,
-        .rollout = rollout_of(s),
+        .rollout =
+            align_rollout(s, s->prompts.longest > s->val_prompts.longest ? s->prompts.longest
+                                                                         : s->val_prompts.longest),
         .tokenizer = s->tok,
         .reference_model = opt.reference,
         .reference_shares = is_base(s),
@@ -298,23 +299,29 @@ static lm_code add_reference(const align_session *s, lm_memory_plan *plan, lm_er
     return LM_OK;
 }
 
-lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
+lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan *plan, lm_err *e)
 {
-    const bool device = !s->t.backend->host_memory;
     const lm_rollout_site site = { .backend = s->t.backend,
                                    .par = s->t.par,
                                    .config = &s->t.config,
                                    .model = s->t.program->train };
-    lm_rollout_opts o = { .most_prompt = s->prompts.n ? s->prompts.longest : opt.most_prompt,
+    lm_rollout_opts o = { .most_prompt = most_prompt,
                           .most_new = opt.most_new,
                           .sequences = opt.sequences,
                           .memory = (size_t)opt.memory };
     size_t bytes = 0;
-    if (!s->samples)
-        return LM_OK;
     if (lm_rollout_outlook(&site, &o, &bytes, e))
         return e->code;
-    lm_memory_add(plan, "rollouts", (double)bytes, device);
+    lm_memory_add(plan, "rollouts", (double)bytes, !s->t.backend->host_memory);
+    return LM_OK;
+}
+
+lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
+{
+    if (!s->samples)
+        return LM_OK;
+    if (align_add_rollouts(s, s->prompts.n ? s->prompts.longest : opt.most_prompt, plan, e))
+        return e->code;
     return compares(s) ? add_reference(s, plan, e) : LM_OK;
 }
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/divergence.h"
 #include "kernels/elementwise.h"
 #include "kernels/embed.h"
 #include "kernels/head.h"
@@ -212,11 +213,44 @@ static void logits(lm_builder *b, lm_vid x, lm_vid w)
     m->logits = capped;
 }
 
+/* The loss of a student. */
+static void diverge(lm_builder *b, lm_vid x, lm_vid w)
+{
+    lm_model *m = b->m;
+    const lm_model_teacher *t = m->build.teacher;
+    const lm_config *c = &t->model->config;
+    const int64_t n = m->build.batch * m->build.seq,
+                  words = t->model->graph->value[t->model->head].t.dim[0];
+    const lm_divergence_attr attr = { .vocab = m->config.vocab,
+                                      .acc = LM_ACC_FIRST,
+                                      .beta = t->beta,
+                                      .temperature = t->temperature,
+                                      .soft_cap = m->config.logit_cap,
+                                      .teacher_cap = c->logit_cap };
+    if (!lm_b_ok(b) ||
+        lm_graph_value(m->graph, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, n, c->width),
+                       "teacher states", &m->taught_states, b->e) ||
+        lm_graph_value(m->graph, LM_ROLE_CONST, lm_shape2(LM_DTYPE_F32, words, c->width),
+                       "teacher head", &m->taught_head, b->e))
+        return;
+    const lm_vid in[5] = { x, w, m->taught_states, m->taught_head, m->targets };
+    m->loss = lm_b_append(b, &lm_op_divergence, &attr, in);
+}
+
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
 {
     lm_model *m = b->m;
     if (m->build.mode == LM_MODE_GENERATE) {
         logits(b, x, w);
+        return;
+    }
+    if (m->build.states) {
+        m->states = x;
+        m->head = w;
+        return;
+    }
+    if (m->build.teacher) {
+        diverge(b, x, w);
         return;
     }
     lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, m->config.logit_cap };

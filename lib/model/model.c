@@ -239,13 +239,29 @@ static lm_vid lse_of(const lm_model *m)
 
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
-    lm_vid keep[3] = { m->build.mode == LM_MODE_GENERATE ? m->logits : m->loss };
+    lm_vid keep[3] = { m->build.mode == LM_MODE_GENERATE ? m->logits
+                       : m->build.states                 ? m->states
+                                                         : m->loss };
     int n = 1;
     if (m->entropy >= 0)
         keep[n++] = m->entropy;
     if (m->build.mode == LM_MODE_TRAIN && m->build.halves && lse_of(m) >= 0)
         keep[n++] = lse_of(m);
     return lm_fuse(m->graph, m->build.backend, keep, n, e);
+}
+
+/* A teacher's head is read as its own store keeps it. */
+static lm_code take_head(lm_model *m, lm_err *e)
+{
+    const lm_model *t = m->build.teacher->model;
+    const lm_value *own = &t->graph->value[t->head];
+    lm_value *v = &m->graph->value[m->taught_head];
+    if (own->t.dtype != v->t.dtype || own->t.panels)
+        return lm_fail(e, LM_EBUG, "teacher", NULL,
+                       "its head is not as the student's loss reads it");
+    v->t.codes = own->t.codes;
+    v->space = own->space;
+    return LM_OK;
 }
 
 static size_t first_backward(const lm_model *m)
@@ -264,11 +280,15 @@ static lm_code build(lm_model *m, lm_err *e)
     lm_build_decoder(&b);
     if (!lm_b_ok(&b) || lm_b_place(&b) || lm_pass_precision(m->graph, &m->build.precision, e))
         return e->code;
+    if (m->head >= 0 && !m->config.tied) /* no node chose its type */
+        m->graph->value[m->head].t.dtype = m->build.precision.low;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
         return e->code;
     if (m->build.backend && join_operators(m, e))
         return e->code;
     m->backward = first_backward(m);
+    if (m->taught_head >= 0 && take_head(m, e))
+        return e->code;
     if (m->build.like)
         return lm_model_keep_like(m, m->build.like, e);
     if (lm_model_keep_codes(m, e))
@@ -286,10 +306,12 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
-    lm_vid *const none[] = { &m->tokens,  &m->targets, &m->pos,   &m->lo,     &m->scale,
-                             &m->used,    &m->fresh,   &m->rows,  &m->loss,   &m->logits,
-                             &m->rope[0], &m->rope[1], &m->first, &m->kind,   &m->table,
-                             &m->slot,    &m->from,    &m->ranks, &m->entropy };
+    lm_vid *const none[] = { &m->tokens, &m->targets,       &m->pos,        &m->lo,
+                             &m->scale,  &m->used,          &m->fresh,      &m->rows,
+                             &m->loss,   &m->logits,        &m->rope[0],    &m->rope[1],
+                             &m->first,  &m->kind,          &m->table,      &m->slot,
+                             &m->from,   &m->ranks,         &m->entropy,    &m->states,
+                             &m->head,   &m->taught_states, &m->taught_head };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {

@@ -73,6 +73,12 @@ typedef enum {
                          decodes */
 } lm_mode;
 
+/* A model with whose distributions a student's are compared (lm_build.teacher). */
+typedef struct {
+    const struct lm_model *model; /* built with `states`; it must outlive the student */
+    double beta, temperature;     /* of kernels/divergence.h */
+} lm_model_teacher;
+
 typedef struct {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
@@ -100,6 +106,11 @@ typedef struct {
      * with one of the other */
     bool halves;
     bool entropy; /* TRAIN, EVAL: the entropy of each row's distribution, too */
+    /* EVAL: the last states of the rows, which a head would read, in place of losses: for a teacher */
+    bool states;
+    /* TRAIN, EVAL: the loss of a row is its divergence from this model's distribution, not -log p; rows whose target is
+     * negative have none.  The caller binds taught_states and taught_head.  NULL: none. */
+    const lm_model_teacher *teacher;
     /* the backend on which it runs: operators are joined if it has kernels for that (op/fuse.h);
      * NULL: not joined */
     lm_backend *backend;
@@ -196,8 +207,12 @@ typedef struct lm_model {
     int n_constants;
     lm_cache_state *cache; /* GENERATE: in the order of layers */
     int n_caches;
-    lm_vid loss;     /* F32 [N] */
-    lm_vid entropy;  /* F32 [N], in nats, if lm_build.entropy asks for it */
+    lm_vid loss;    /* F32 [N] */
+    lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for it */
+    lm_vid states;  /* act [N,C], with lm_build.states; */
+    lm_vid head;    /* and the matrix [V,C] of the head, which no node reads */
+    lm_vid taught_states,
+        taught_head; /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
     size_t backward; /* TRAIN: the first node of the backward half */
     lm_vid logits;   /* GENERATE: F32 [B,V] */
     lm_vid *grad;    /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */

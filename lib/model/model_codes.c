@@ -6,7 +6,8 @@
 #include "numeric/code_rows.h"
 #include "op/ops.h"
 
-/* True if the backend has kernels for this format for all readers of the parameter. */
+/* True if the backend has kernels for this format for all readers of the parameter; a teacher's head is read by its
+ * student. */
 static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
 {
     lm_backend *b = m->build.backend;
@@ -16,7 +17,8 @@ static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
             if (n->in[i] == v && !b->codes(b, n->op->name, i, lm_node_act(m->graph, n), f))
                 return false;
     }
-    return true;
+    return v != m->head || (b->codes(b, lm_op_divergence.name, 3, m->build.precision.low, f) &&
+                            b->codes(b, lm_op_divergence_grad.name, 3, m->build.precision.low, f));
 }
 
 /* The format that the source has slice i in; NULL: numbers, or codes that cannot be kept as they are. */

@@ -95,9 +95,50 @@ static lm_code read_margin(const lm_text_record *rec, made *m, lm_err *e)
                : lm_fail(e, LM_EFORMAT, "margin", NULL, "is not a number");
 }
 
-static lm_code add_record(run *r, batch *b, made *m, const lm_text_record *rec, int worker,
-                          lm_err *e)
+/* Messages as a prompt and the assistant's last turn. */
+static lm_code split_messages(lm_text_record *rec, lm_err *e)
 {
+    size_t last = json_array_size(rec->messages);
+    const char *role = NULL;
+    while (last-- > 0) {
+        role = json_string_value(json_object_get(json_array_get(rec->messages, last), "role"));
+        if (role && !strcmp(role, "assistant"))
+            break;
+        role = NULL;
+    }
+    if (!role || last == 0)
+        return lm_fail(e, LM_EFORMAT, "messages", NULL, "%s",
+                       role ? "nothing is before the assistant's turn"
+                            : "have no turn of the assistant");
+    rec->prompt = json_array();
+    rec->completion = json_array();
+    for (size_t i = 0; i <= last; i++)
+        json_array_append(i < last ? rec->prompt : rec->completion,
+                          json_array_get(rec->messages, i));
+    rec->kind = LM_RECORD_COMPLETION;
+    return json_array_size(rec->prompt) == last && json_array_size(rec->completion) == 1
+               ? LM_OK
+               : lm_fail(e, LM_ELIMIT, "messages", NULL, "no memory for them");
+}
+
+/* The one answer of a record that is taken as it is. */
+static lm_code add_given(run *r, batch *b, made *m, lm_text_record *rec, int worker, lm_err *e)
+{
+    if (rec->kind == LM_RECORD_MESSAGES && split_messages(rec, e))
+        return e->code;
+    const json_t *answer = rec->kind == LM_RECORD_PREFERENCE ? rec->chosen
+                           : rec->kind == LM_RECORD_UNPAIRED || rec->kind == LM_RECORD_COMPLETION
+                               ? rec->completion
+                               : NULL;
+    return answer ? add_answer(r, b, m, rec, answer, true, worker, e)
+                  : lm_fail(e, LM_EFORMAT, "record", "give prompt and completion, or messages",
+                            "is of the kind '%s'", lm_text_record_kind_name(rec->kind));
+}
+
+static lm_code add_record(run *r, batch *b, made *m, lm_text_record *rec, int worker, lm_err *e)
+{
+    if (r->o->given)
+        return add_given(r, b, m, rec, worker, e);
     if (rec->kind == LM_RECORD_PREFERENCE)
         return read_margin(rec, m, e) || add_answer(r, b, m, rec, rec->chosen, true, worker, e) ||
                        add_answer(r, b, m, rec, rec->rejected, false, worker, e)

@@ -26,7 +26,10 @@ typedef struct {
     const lm_text_record_map *map; /* may be NULL */
     lm_text_example_maker maker;   /* loss_on is not read: answers train */
     bool pairs;                    /* false: judged answers */
-    int64_t limit;                 /* most records; 0: all */
+    /* Not `pairs`: every answer is a good one, with or without label; of messages the assistant's last turn, of pairs the
+     * chosen one */
+    bool given;
+    int64_t limit; /* most records; 0: all */
     lm_sink *sink;
 } lm_text_answers_opts;
 

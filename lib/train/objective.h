@@ -31,6 +31,8 @@ typedef struct {
     const lm_model *model; /* the one that trains */
     const lm_store *store; /* its weights: those of the step that begins */
     lm_exec *exec;         /* the one that trains: between its runs another may use its arena */
+    const lm_model *eval;  /* of evaluations, and */
+    lm_exec *eval_exec;    /* its executor; NULL: there are none */
     lm_precision precision;
     uint64_t seed;
     int64_t batch, seq; /* windows of a micro-batch, and their length */

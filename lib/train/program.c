@@ -24,6 +24,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .trainable = o->build.trainable,
                            .ctx = o->build.ctx,
                            .adapt = o->build.adapt,
+                           .teacher = o->build.teacher,
                            .codes = o->build.codes,
                            .codes_space = o->build.codes_space,
                            .frozen_format = o->build.frozen_format,

@@ -25,7 +25,7 @@ typedef struct {
     bool entropy; /* lm_build.entropy of the training's graph */
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
-    /* What trains, and how the rest is kept: trainable, ctx, adapt, codes, codes_space and frozen_format are read; the
+    /* What trains, and how the rest is kept: trainable, ctx, adapt, teacher, codes, codes_space and frozen_format are read; the
      * model of an evaluation is like that which trains. */
     lm_build build;
     lm_states_in states_in; /* of the optimiser */

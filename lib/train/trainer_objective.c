@@ -30,6 +30,8 @@ lm_code trainer_objective_ready(lm_trainer *t, lm_err *e)
                                      .model = t->program->train,
                                      .store = t->s.store,
                                      .exec = t->program->exec,
+                                     .eval = t->eval.model,
+                                     .eval_exec = t->eval.exec,
                                      .precision = t->o.precision,
                                      .seed = t->o.seed,
                                      .batch = t->o.batch,

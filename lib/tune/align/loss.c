@@ -26,6 +26,7 @@ static const lm_align_loss *const table[] = {
     &lm_loss_cispo,    &lm_loss_sapo,
     &lm_loss_vespo,    &lm_loss_gmpo,
     &lm_loss_rloo,     &lm_loss_ppo,
+    &lm_loss_gkd,
 };
 enum { LOSSES = sizeof table / sizeof *table };
 

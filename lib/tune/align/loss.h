@@ -130,6 +130,7 @@ typedef enum {
     LM_ALIGN_UNPAIRED, /* with `good` */
     LM_ALIGN_SCORES,   /* pairs with `score`, from a reward head */
     LM_ALIGN_POLICY,   /* sampled, with advantages */
+    LM_ALIGN_TEACHER, /* logp is the negative divergence of a token from a teacher's distribution */
 } lm_align_kind;
 
 typedef struct {

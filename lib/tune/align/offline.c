@@ -56,7 +56,9 @@ struct lm_offline {
 
 int64_t lm_offline_unit(const lm_align_spec *s)
 {
-    return lm_align_kind_of(s) == LM_ALIGN_UNPAIRED && !lm_align_mismatches(s) ? 1 : 2;
+    const lm_align_kind kind = lm_align_kind_of(s);
+    return kind == LM_ALIGN_TEACHER || (kind == LM_ALIGN_UNPAIRED && !lm_align_mismatches(s)) ? 1
+                                                                                              : 2;
 }
 
 static bool is_scored(const lm_align_spec *s)

@@ -10,6 +10,7 @@ lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e)
     how.mode = LM_MODE_EVAL;
     how.halves = how.dropout = how.entropy = false;
     how.documents = true;
+    how.teacher = NULL;
     how.like = site->model;
     if (lm_model_build(site->config, &how, &s->model, e) ||
         lm_plan_make(s->model->graph, site->backend, &s->model->loss, 1, &s->plan, e) ||
