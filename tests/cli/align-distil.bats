@@ -80,7 +80,7 @@ value() { grep '"event":"'"$2"'"' "$1" | grep -o "\"$3\":[-0-9.e+]*" | cut -d: -
     grep -q '^rollouts ' plan
     align-model m --dry-run --loss gkd:lambda=0 --teacher teacher > plan
     grep -q '^teacher ' plan
-    ! grep -q '^rollouts ' plan
+    run ! grep -q '^rollouts ' plan
 }
 
 refuses() { # TEXT OPTION ...

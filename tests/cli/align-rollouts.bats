@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # align-model with rewards: completions that the model samples, commands that judge them, stops and resumes.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     cd "$BATS_TEST_TMPDIR"
     printf '%s\n' '{"text":"1+1=2"}' '{"text":"2+2=4"}' > text.jsonl
@@ -83,23 +85,28 @@ refuses() { # STATUS TEXT OPTION ...
 @test "align-model: the memory of rollouts is in the plan" {
     align-model m p.jsonl --dry-run --loss grpo --beta 0.04 --reward gsm8k --max-new-tokens 8 > plan
     grep -q rollouts plan
-    grep -q reference plan
+    grep -q ^reference plan
     align-model --list-rewards | grep -q overlong
 }
 
 @test "align-model: beside an adapter the reference is the model with it off, without a copy, to the bit" {
     how+=(-q --method lora --rank 4 --kl 0.1 --steps 4 --metrics)
     cp -r m copy
-    for base in full nf4 bf16; do
+    choose() { # choose BASE -> more
         more=()
-        [ $base = nf4 ] && more=(--base-format nf4)
-        [ $base = bf16 ] && more=(--dtype bf16)
+        case $1 in
+        nf4) more=(--base-format nf4) ;;
+        bf16) more=(--dtype bf16) ;;
+        norms) more=(--modules-to-save norm) ;; # tensors of the model that train too
+        esac
+    }
+    for base in full nf4 bf16 norms; do
+        choose $base
         align-model m p.jsonl -o shared-$base "${how[@]}" s-$base.jsonl "${more[@]}"
         value kl < s-$base.jsonl | head -1 | awk '{ exit !($1 ^ 2 < 1e-12) }'
     done
-    for base in full bf16; do
-        more=()
-        [ $base = bf16 ] && more=(--dtype bf16)
+    for base in full bf16 norms; do
+        choose $base
         align-model m p.jsonl -o apart-$base "${how[@]}" a-$base.jsonl --reference copy "${more[@]}"
         cmp shared-$base/step-000004/adapter_model.safetensors apart-$base/step-000004/adapter_model.safetensors
         diff <(value kl < s-$base.jsonl) <(value kl < a-$base.jsonl)
@@ -107,9 +114,9 @@ refuses() { # STATUS TEXT OPTION ...
     value kl < s-full.jsonl | tail -1 | awk '{ exit !($1 > 0) }'
     how=(--loss grpo --beta 0.1 --reward gsm8k --max-new-tokens 8 --method lora)
     align-model m p.jsonl --dry-run "${how[@]}" > plan
-    ! grep -q '^ *reference' plan
+    run ! grep -q '^reference' plan
     align-model m p.jsonl --dry-run "${how[@]}" --reference copy > plan
-    grep -q reference plan
+    grep -q ^reference plan
     align-model m p.jsonl --dry-run "${how[@]}" --set init_lora_weights=pissa > plan # the frozen weights change
-    grep -q reference plan
+    grep -q ^reference plan
 }

@@ -25,7 +25,7 @@ static const lm_hyper hyper_gkd[] = {
 };
 
 const lm_align_loss lm_loss_gkd = { .name = "gkd",
-                                    .about = "generalised knowledge distillation, with --teacher",
+                                    .about = "generalised knowledge distillation, from a teacher",
                                     .paper = "arXiv:2306.13649",
                                     .kind = LM_ALIGN_TEACHER,
                                     .rate = 2e-5,
