@@ -62,6 +62,8 @@ static const lm_kernel *const tables[] = {
     lm_matmul_ref_kernels,
     lm_matmul_avx2_kernels,
     lm_matmul_avx512_kernels,
+    lm_double_avx2_kernels,
+    lm_double_avx512_kernels,
     lm_codes_ref_kernels,
     lm_codes_avx2_kernels,
     lm_codes_avx512_kernels,

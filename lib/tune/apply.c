@@ -131,7 +131,7 @@ static lm_code run(trial *t, const lm_tune_loaded *l, lm_vid result, const doubl
     const lm_step step = { 0 };
     lm_code rc = lm_pass_precision(t->g, &exact, e);
 
-    rc = rc ? rc : lm_backend_cpu(LM_CPU_REF, par, &t->b, e);
+    rc = rc ? rc : lm_backend_cpu(lm_cpu_detect(), par, &t->b, e);
     rc = rc ? rc : lm_exec_new(t->g, t->b, &result, 1, &t->x, e);
     if (rc)
         return rc;
@@ -253,7 +253,9 @@ static float round_odd(double d)
     if (isnan(d) || (double)f == d)
         return f;
     memcpy(&u, &f, 4);
-    return u & 1 ? f : nextafterf(f, (double)f < d ? INFINITY : -INFINITY);
+    u = u & 1 ? u : fabs((double)f) < fabs(d) ? u + 1 : u - 1; /* its neighbour on d's side */
+    memcpy(&f, &u, 4);
+    return f;
 }
 
 void lm_tune_round(const double *v, lm_dtype into, void *out, int64_t n)

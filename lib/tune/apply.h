@@ -2,8 +2,9 @@
 /* apply.h -- a method's rule run once on the numbers of one module, in double: what merging,
  * conversion and tests do with it.
  *
- * The rule appends to a small graph, which runs in F64 on the reference kernels, so the result is
- * that of the definition with one rounding at the end. */
+ * The rule appends to a small graph, which runs in F64 on the reference kernels and those that give
+ * their bits (kernels/cpu/double_simd.c), so the result is that of the definition with one rounding
+ * at the end. */
 #ifndef LM_TUNE_APPLY_H
 #define LM_TUNE_APPLY_H
 

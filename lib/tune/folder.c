@@ -113,11 +113,23 @@ static bool stands_apart(const char *type)
     return false;
 }
 
-/* Kinds of which a part is neither in the file nor follows from the base: singular vectors up to
- * signs that depend on the machine (PSOFT), clusters that scikit-learn draws (ADAMSS). */
-static bool lacks_a_part(const char *type)
+/* Why adapters of a kind that has no method are refused; NULL: the kind is not known. */
+static const char *why_refused(const char *type)
 {
-    return !strcmp(type, "PSOFT") || !strcmp(type, "ADAMSS");
+    static const struct {
+        const char *type, *why;
+    } kinds[] = {
+        /* Between them stands a rotation, which flipped signs of a pair of vectors change; LAPACK's
+         * implementations, types and devices differ in signs. */
+        { "PSOFT", "turns singular vectors of the base that are not in its file, and whose signs "
+                   "are those of the library and the device that computed them" },
+        { "ADAMSS", "adds to clusters of rows that are not in its file" },
+    };
+
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(kinds[i].type, type))
+            return kinds[i].why;
+    return stands_apart(type) ? "is not a change of weights" : NULL;
 }
 
 static lm_code read_method(lm_tune_folder *f, lm_err *e)
@@ -130,13 +142,10 @@ static lm_code read_method(lm_tune_folder *f, lm_err *e)
         return rc;
     f->method = lm_tune_method_of(type);
     if (!f->method)
-        return lm_fail(
-            e, LM_EUSAGE, f->path, "use the program that made it",
-            lacks_a_part(type)
-                ? "a part of adapters of type '%.40s' is not in their files, and not reproduced"
-            : stands_apart(type) ? "adapters of type '%.40s' are not changes of weights"
-                                 : "adapters of type '%.40s' are not known",
-            type);
+        return why_refused(type) ? lm_fail(e, LM_EUSAGE, f->path, "use the program that made it",
+                                           "an adapter of type '%.40s' %s", type, why_refused(type))
+                                 : lm_fail(e, LM_EUSAGE, f->path, "use the program that made it",
+                                           "adapters of type '%.40s' are not known", type);
     rc = lm_tune_check_config(f->method, f->config, f->path, e);
     return rc ? rc : lm_tune_read_hyper(f->method, f->config, NULL, f->path, values, e);
 }

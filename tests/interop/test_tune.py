@@ -85,6 +85,8 @@ CASES = {
     "hra orthonormal": ("HRAConfig", "llama", dict(target_modules=L, r=4, apply_GS=True)),
     "psoft": ("PsoftConfig", "llama", dict(target_modules=L, r=4)),
     "deft": ("DeftConfig", "llama", dict(target_modules=L, r=4)),
+    "deft qr": ("DeftConfig", "llama", dict(target_modules=L, r=4, decomposition_method="qr", alpha=6)),
+    "deft qr para": ("DeftConfig", "llama", dict(target_modules=L, r=4, decomposition_method="qr", para=True)),
     "frod": ("FrodConfig", "llama", dict(target_modules=L)),
     "glora": ("GloraConfig", "llama", dict(target_modules=L, r=4)),
     "glora vectors": ("GloraConfig", "llama", dict(target_modules=L, r=4, config_A_B="vector", config_C="lora",
@@ -215,6 +217,8 @@ def starts(tmp, base, tool):
         v = numpy.fromfile(out)
         na, nb = a.numel(), b.numel()
         got = [torch.tensor(x).reshape(y.shape) for x, y in ((v[:na], a), (v[na:na + nb], b), (v[na + nb:], w))]
+        sign = (got[0] * a).sum(1).sign()  # of a pair of singular vectors: the library's choice
+        got[0], got[1] = got[0] * sign[:, None], got[1] * sign
         check(all(float((x - y).norm() / y.norm()) < 2e-5 for x, y in zip(got, (a, b, w))), f"start by {kind}")
 
 

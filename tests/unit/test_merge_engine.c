@@ -455,7 +455,7 @@ static void bad_loras(void **state)
 
     (void)state;
     mm_model("b", 1, NULL);
-    no_lora("{\"peft_type\": \"XLORA\"}", up, "'XLORA' are not changes of weights");
+    no_lora("{\"peft_type\": \"XLORA\"}", up, "'XLORA' is not a change of weights");
     no_lora("{\"peft_type\": \"NEW\"}", up, "'NEW' are not known");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"use_dora\": true}", up, "use_dora");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"init_lora_weights\": \"corda\"}", up,

@@ -61,15 +61,26 @@ static void check_node(trial *t, const lm_node *n)
     drop_operands(&alike);
 }
 
+/* True if more than the reference runs in F64. */
+static bool has_double(const char *op)
+{
+    const lm_kernel *k;
+    for (int j = 0; (k = lm_cpu_kernel_at(j)); j++)
+        if (k->act == LM_DTYPE_F64 && !strcmp(k->op, op))
+            return true;
+    return false;
+}
+
 static void test_kernels(void **state)
 {
     (void)state;
     const lm_op *op;
     for (int j = 0; (op = lm_op_at(j)); j++)
         for (int i = 0; op->example && i < 15; i++)
-            for (int bf16 = 0; bf16 < 2; bf16++) {
+            for (int type = 0; type < 2 + has_double(op->name); type++) {
+                static const lm_dtype types[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F64 };
                 trial t;
-                open_trial(&t, op, i, bf16 ? LM_DTYPE_BF16 : LM_DTYPE_F32);
+                open_trial(&t, op, i, types[type]);
                 for (int more = 0; more < 2; more++) {
                     t.step.more = more; /* weight gradients: replaced, then added to */
                     for (size_t k = 0; k < t.g->n_nodes; k++)

@@ -415,7 +415,7 @@ static void folders(void **state)
     assert_int_equal(bind("{\"peft_type\": \"LOHA\", \"r\": 1.5}", loha, dim, 4, &e), LM_EFORMAT);
     e = (lm_err){ 0 };
     assert_int_equal(bind("{\"peft_type\": \"PROMPT_TUNING\"}", loha, dim, 4, &e), LM_EUSAGE);
-    assert_non_null(strstr(e.what, "are not changes of weights"));
+    assert_non_null(strstr(e.what, "is not a change of weights"));
 }
 
 /* Files with bytes changed at random are read, or refused with one line. */
