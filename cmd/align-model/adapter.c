@@ -95,6 +95,8 @@ static lm_code make_adapter(align_session *s, lm_err *e)
     s->tuning.base = t->source;
     s->tuning.seed = (uint64_t)tool.seed;
     s->tuning.first = t->ask.resume ? NULL : s->first;
+    if (lm_tuning_ids(&s->tuning, s->first, e))
+        return e->code;
     lm_tuning_build(&s->tuning, &t->o.build);
     t->adapter.config = s->tuning.text.data;
     t->adapter.start = lm_tuning_start;

@@ -108,6 +108,10 @@ lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y);
  * backend in the value's type. */
 void lm_b_const(lm_builder *b, lm_vid value, const double *number, const int32_t *id,
                 int64_t count);
+/* A tensor of the adapter's file that no value of the graph holds: whole numbers, I32 or I64 in the file, which must outlive
+ * the model (indices, which are constants of the graph). */
+void lm_b_aside(lm_builder *b, lm_dtype dtype, int ndim, const int64_t *dim, const int64_t *number,
+                const char *fmt, ...) LM_PRINTF(6, 7);
 /* x with elements dropped at rate p, counted by a site of its own; x itself where the mode does not train. */
 lm_vid lm_b_adapter_dropout(lm_builder *b, lm_vid x, double p);
 

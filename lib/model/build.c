@@ -87,6 +87,27 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
         s->dim[1] = rows;
 }
 
+void lm_b_aside(lm_builder *b, lm_dtype dtype, int ndim, const int64_t *dim, const int64_t *number,
+                const char *fmt, ...)
+{
+    lm_model *m = b->m;
+    va_list ap;
+    if (!lm_b_ok(b))
+        return;
+    va_start(ap, fmt);
+    char *name = format(b, fmt, ap);
+    va_end(ap);
+    if (!lm_b_ok(b) || lm_grow(&m->aside, &b->cap_aside, (size_t)m->n_aside + 1, sizeof *m->aside,
+                               "tensors", b->e))
+        return;
+    lm_model_aside *t = &m->aside[m->n_aside++];
+    *t = (lm_model_aside){
+        .name = name, .dtype = dtype, .ndim = ndim, .count = 1, .number = number
+    };
+    for (int i = 0; i < ndim; i++)
+        t->count *= t->dim[i] = dim[i];
+}
+
 lm_vid lm_b_append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in)
 {
     lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };

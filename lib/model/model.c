@@ -338,8 +338,17 @@ void lm_model_free(lm_model *m)
     lm_free(m->cache);
     lm_free(m->kept);
     lm_free(m->constant);
+    lm_free(m->aside);
     lm_free(m->grad);
     lm_free(m);
+}
+
+const lm_model_aside *lm_model_aside_find(const lm_model *m, const char *name)
+{
+    for (int i = 0; i < m->n_aside; i++)
+        if (!strcmp(m->aside[i].name, name))
+            return &m->aside[i];
+    return NULL;
 }
 
 int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind)

@@ -146,6 +146,15 @@ typedef struct {
     int64_t count;
 } lm_model_const;
 
+/* A tensor of whole numbers in an adapter's file that no value of the graph holds (lm_b_aside). */
+typedef struct {
+    const char *name;
+    lm_dtype dtype; /* in the file: I32 or I64 */
+    int ndim;
+    int64_t dim[LM_MAX_DIMS], count;
+    const int64_t *number;
+} lm_model_aside;
+
 /* What a cache keeps of the tokens so far.  The kinds behind values are for layers that keep something else. */
 typedef enum {
     LM_CACHE_KEYS,   /* a row of D numbers for each position and head */
@@ -205,6 +214,8 @@ typedef struct lm_model {
     int64_t rope_rows;
     lm_model_const *constant; /* of the adapter */
     int n_constants;
+    lm_model_aside *aside; /* likewise */
+    int n_aside;
     lm_cache_state *cache; /* GENERATE: in the order of layers */
     int n_caches;
     lm_vid loss;    /* F32 [N] */
@@ -230,6 +241,8 @@ int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind);
  * published name for others, unless `saved` is set. */
 const char *lm_model_saved(const lm_model *m, int i, char out[512]);
 
+/* The tensor of that name that only an adapter's file holds; NULL: there is none. */
+const lm_model_aside *lm_model_aside_find(const lm_model *m, const char *name);
 /* Index of the slice of that name, -1 if none.  For GPT-2 the prefix "transformer." is optional. */
 int lm_model_slice(const lm_model *m, const char *name);
 /* True for tensors that checkpoints may hold but that are not parameters here (rotary inv_freq,

@@ -487,7 +487,7 @@ static lm_code fail_unknown(const lm_model *m, const lm_st *st, lm_err *e)
     char name[512];
     for (size_t k = 0; k < lm_st_count(st); k++) {
         const lm_st_tensor *t = lm_st_at(st, k);
-        bool known = false;
+        bool known = lm_model_aside_find(m, t->name) != NULL;
         for (int i = 0; !known && i < m->n_slices; i++)
             known = lm_slice_is(&m->slice[i], LM_TENSORS_ADAPTER) &&
                     !strcmp(t->name, lm_model_saved(m, i, name));
@@ -504,6 +504,8 @@ lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e)
     lm_code rc = LM_OK;
     char name[512];
     size_t used = 0;
+    for (int i = 0; i < m->n_aside; i++)
+        used += lm_st_find(st, m->aside[i].name) != NULL;
     for (int i = 0; !rc && i < m->n_slices; i++) {
         const lm_slice *t = &m->slice[i];
         if (!lm_slice_is(t, LM_TENSORS_ADAPTER))

@@ -85,6 +85,11 @@ lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st
         if (lm_slice_is(s, which) && lm_st_plan_add(plan, name, dtype, s->ndim, s->dim, e))
             return e->code;
     }
+    for (int i = 0; which == LM_TENSORS_ADAPTER && i < m->n_aside; i++) {
+        const lm_model_aside *t = &m->aside[i];
+        if (lm_st_plan_add(plan, t->name, t->dtype, t->ndim, t->dim, e))
+            return e->code;
+    }
     return LM_OK;
 }
 
@@ -114,6 +119,23 @@ static int named_slice(const lm_model *m, const char *name, int *at)
     return named;
 }
 
+/* Whole numbers in the type of the file; tmp as above. */
+static lm_code write_aside(const lm_model_aside *t, lm_folder *f, uint8_t **tmp, size_t *room,
+                           lm_err *e)
+{
+    size_t n = (size_t)t->count, bytes = n * lm_dtype_size(t->dtype);
+    if (lm_grow(tmp, room, bytes, 1, "a tensor", e))
+        return e->code;
+    for (size_t k = 0; k < n; k++) {
+        int32_t low = (int32_t)t->number[k];
+        if (t->dtype == LM_DTYPE_I32)
+            memcpy(*tmp + 4 * k, &low, 4);
+        else
+            memcpy(*tmp + 8 * k, &t->number[k], 8);
+    }
+    return lm_folder_write(f, *tmp, bytes, e);
+}
+
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
 {
     uint8_t *tmp = NULL;
@@ -122,7 +144,12 @@ lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
     int at = 0;
     for (const lm_st_tensor *t; !rc && (t = lm_folder_next(f));) {
         const void *data;
-        int i = named_slice(s->model, t->name, &at);
+        const lm_model_aside *aside = lm_model_aside_find(s->model, t->name);
+        int i = aside ? -1 : named_slice(s->model, t->name, &at);
+        if (aside) {
+            rc = write_aside(aside, f, &tmp, &room, e);
+            continue;
+        }
         if (i < 0) {
             rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");
             break;

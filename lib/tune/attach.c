@@ -85,6 +85,10 @@ void lm_attach_declare(lm_attach *a, lm_builder *b, const lm_tune_module *m, lm_
             lm_vid *at = t[i].shared ? shared_at(a, t[i].suffix) : NULL;
             if (t[i].off)
                 continue;
+            if (t[i].ids) {
+                lm_attach_declare_ids(b, lm_attach_find(a, m->name), &t[i], i);
+                continue;
+            }
             p[i] = at && *at >= 0 ? *at : declare_one(b, m, &t[i]);
             if (at)
                 *at = p[i];
@@ -113,10 +117,22 @@ static bool all_lora(const lm_attach *a, const lm_adapt_linear *place)
     return true;
 }
 
+static bool any_lengths(const lm_attach *a, const lm_adapt_linear *place)
+{
+    bool any = false;
+    for (int i = 0; i < place->n_modules; i++) {
+        const attach_module *m = lm_attach_find(a, place->module[i].name);
+        any = any || (m && lm_attach_has_lengths(a, m));
+    }
+    return any;
+}
+
 static bool apart(void *ctx, const lm_adapt_linear *place)
 {
     const lm_attach *a = ctx;
-    return chosen_of(a, place) && !all_lora(a, place) && !lm_attach_only_output(a);
+    if (!chosen_of(a, place))
+        return false;
+    return all_lora(a, place) ? any_lengths(a, place) : !lm_attach_only_output(a);
 }
 
 static lm_vid linear(void *ctx, lm_builder *b, const lm_adapt_linear *place)
@@ -145,7 +161,7 @@ static lm_code check_module(const lm_attach *a, const attach_module *m, const ch
         return lm_fail(e, LM_EUSAGE, where,
                        "take it from the targets, or put it into modules_to_save",
                        "the head '%s' cannot have an adapter in training", m->base->name);
-    if (m->module.embedding && !lm_attach_is_lora(a, m))
+    if (m->module.embedding && !lm_attach_embeds(a, m))
         return lm_fail(e, LM_EUSAGE, where, "take it from the targets",
                        "%s does not train the embedding '%s'", a->method->name, m->base->name);
     return LM_OK;
@@ -199,18 +215,14 @@ static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
     return rc;
 }
 
-/* Every module's tensors have a form in a graph. */
-static lm_code check_tensors(const lm_attach *a, const char *where, lm_err *e)
+/* Every module's values are good for its shape. */
+static lm_code check_tensors(const lm_attach *a, lm_err *e)
 {
     lm_tune_tensor *t = NULL;
     lm_code rc = lm_alloc_n(&t, LM_TUNE_TENSORS, sizeof *t, "tensors of a module", e);
     for (size_t i = 0; !rc && i < a->n_modules; i++) {
         int n = 0;
         rc = a->method->tensors(&a->module[i].module, t, &n, e);
-        for (int k = 0; !rc && k < n; k++)
-            if (t[k].ids && !t[k].off)
-                rc = lm_fail(e, LM_EUSAGE, where, "merge it into the base, or train another method",
-                             "%s has indices, which graphs of models do not read", a->method->name);
     }
     lm_free(t);
     return rc;
@@ -222,7 +234,7 @@ static lm_code set_method(lm_attach *a, const char *type, const char *where, lm_
     if (!a->method)
         return lm_fail(e, LM_EUSAGE, where, NULL, "adapters of the kind %.40s are not known", type);
     if (lm_tune_check_config(a->method, a->adapter, where, e) || add_modules(a, where, e) ||
-        check_tensors(a, where, e))
+        check_tensors(a, e))
         return e->code;
     a->adapt.linear = linear;
     a->adapt.apart = apart;
@@ -262,8 +274,11 @@ void lm_attach_free(lm_attach *a)
 {
     if (!a)
         return;
-    for (size_t i = 0; i < a->n_modules; i++)
+    for (size_t i = 0; i < a->n_modules; i++) {
         lm_free(a->module[i].hyper);
+        for (int k = 0; k < LM_TUNE_TENSORS; k++)
+            lm_free(a->module[i].ids[k]);
+    }
     lm_free(a->module);
     lm_free(a);
 }

@@ -23,7 +23,7 @@ typedef struct lm_attach lm_attach;
 
 /* `config` of the model, `adapter` and `bases` are borrowed.  `where` names the configuration in messages.  Fails: LM_EUSAGE for a
  * method that is not known, modules that are not there, values that do not fit a module, and what has no
- * form in a graph (adapted heads, indices); LM_EFORMAT. */
+ * form in a graph (adapted heads); LM_EFORMAT. */
 lm_code lm_attach_new(const lm_tune_bases *bases, const lm_config *config, const json_t *adapter,
                       const char *where, lm_attach **out, lm_err *e);
 void lm_attach_free(lm_attach *a);
@@ -38,6 +38,13 @@ int64_t lm_attach_virtual(const lm_attach *a);
 /* Modules that are changed: their number, and each as its method sees it. */
 size_t lm_attach_modules(const lm_attach *a);
 const lm_tune_module *lm_attach_module(const lm_attach *a, size_t i);
+
+/* Indices (lm_tune_tensor.ids) are constants of graphs, and must be set before one is built.  True if the adapter has some;
+ * their numbers from the tensors of a saved adapter; and room for those of tensor k of module i, to be filled.  read fails:
+ * LM_EFORMAT for a tensor that is missing or not of whole numbers; LM_EUSAGE for one of another shape. */
+bool lm_attach_has_ids(const lm_attach *a);
+lm_code lm_attach_read_ids(lm_attach *a, const lm_st *st, lm_err *e);
+lm_code lm_attach_make_ids(lm_attach *a, size_t i, int k, int64_t count, int64_t **out, lm_err *e);
 
 /* For lm_build.trainable, with ctx = the lm_attach: true for tensors of the base that train beside the adapter:
  * modules_to_save, biases by `bias`, norms of LN_TUNING. */

@@ -11,6 +11,7 @@ typedef struct {
     const lm_tune_base *base;
     lm_tune_module module;
     double *hyper;
+    int64_t *ids[LM_TUNE_TENSORS]; /* numbers of tensors of indices; module.ids */
 } attach_module;
 
 /* Functions of bottlenecks. */
@@ -56,10 +57,18 @@ void lm_attach_begin(lm_attach *a, lm_builder *b);
 /* Declare the tensors of a module: p[i] of tensor i, LM_NONE for one that is off. */
 void lm_attach_declare(lm_attach *a, lm_builder *b, const lm_tune_module *m, lm_vid *p);
 
+/* ---- attach_ids.c ---- */
+
+/* The tensor `t`, number k of the module, which holds indices: the file has it, and rules have its numbers. */
+void lm_attach_declare_ids(lm_builder *b, const attach_module *m, const lm_tune_tensor *t, int k);
+
 /* ---- attach_lora.c ---- */
 
-/* True if the module runs as a low-rank path. */
+/* True if the module runs as a low-rank path; if its rows have lengths that train (DoRA), which then is a product of its
+ * own; if an embedding may have such a path. */
 bool lm_attach_is_lora(const lm_attach *a, const attach_module *m);
+bool lm_attach_has_lengths(const lm_attach *a, const attach_module *m);
+bool lm_attach_embeds(const lm_attach *a, const attach_module *m);
 /* The product of the place, with the paths of its modules. */
 lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
 lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,

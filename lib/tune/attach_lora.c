@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attach_lora.c -- LoRA as low-rank paths: y += s (x A^T) B^T, with the A of neighbouring modules packed into one parameter, and
- * their B likewise, as long as they have one rank.  With lora_dropout each module drops inputs of its own. */
+/* attach_lora.c -- low-rank paths: y += s (x A^T) B^T, with the A of neighbouring modules packed into one parameter, and
+ * their B likewise, as long as they have one rank.  With lora_dropout each module of LoRA drops inputs of its own.
+ *
+ * AdaLoRA scales the columns of x A^T by E.  DoRA scales the rows of the changed weight, which are columns of the result:
+ * y = c (x W^T + s (x A^T) B^T) + bias, c = m / |W + s B A| of each row.  As no gradient flows through the lengths,
+ * neither W + s B A nor a gradient of its size outlives their computation. */
 #include <math.h>
 #include <string.h>
 
@@ -10,68 +14,113 @@
 #include "tune/attach_impl.h"
 #include "tune/methods.h"
 
-static double value_of(const attach_module *m, const char *key)
+static double value_of(const lm_attach *a, const attach_module *m, const char *key)
 {
-    return lm_tune_value(&lm_tune_lora, &m->module, key);
+    return lm_tune_value(a->method, &m->module, key);
 }
 
-static double scale_of(const attach_module *m)
+static bool has_singular(const lm_attach *a)
 {
-    double r = value_of(m, "r");
-    return value_of(m, "lora_alpha") / (value_of(m, "use_rslora") > 0 ? sqrt(r) : r);
+    return a->method == &lm_tune_adalora;
+}
+
+static int64_t rank_of(const lm_attach *a, const attach_module *m)
+{
+    return has_singular(a) ? lm_tune_adalora_rank(&m->module) : (int64_t)value_of(a, m, "r");
+}
+
+static double scale_of(const lm_attach *a, const attach_module *m)
+{
+    return has_singular(a) ? lm_tune_adalora_scale(&m->module) : lm_tune_lora_scale(&m->module);
 }
 
 bool lm_attach_is_lora(const lm_attach *a, const attach_module *m)
 {
-    return a->method == &lm_tune_lora && !(value_of(m, "use_dora") > 0) &&
-           !(value_of(m, "lora_bias") > 0);
+    return has_singular(a) || (a->method == &lm_tune_lora && !(value_of(a, m, "lora_bias") > 0));
 }
+
+bool lm_attach_has_lengths(const lm_attach *a, const attach_module *m)
+{
+    return a->method == &lm_tune_lora && value_of(a, m, "use_dora") > 0;
+}
+
+bool lm_attach_embeds(const lm_attach *a, const attach_module *m)
+{
+    return a->method == &lm_tune_lora && lm_attach_is_lora(a, m) && !lm_attach_has_lengths(a, m);
+}
+
+/* ---- one path ---- */
 
 /* Modules of one path. */
 typedef struct {
     const attach_module *m[LM_LORA_BLOCKS];
     int64_t at[LM_LORA_BLOCKS]; /* columns of y before it */
     int n;
+    int64_t rank;
+    lm_vid a, b, h;
 } path;
 
-static lm_vid declare_a(lm_builder *b, const path *p, int64_t rank)
+static lm_vid declare_a(const lm_attach *a, lm_builder *b, const path *p)
 {
     const lm_tune_module *first = &p->m[0]->module;
-    lm_vid v = lm_b_param(b, 2, (int64_t[]){ p->n * rank, first->in }, "%s.lora_A", first->name);
+    bool singular = has_singular(a);
+    lm_vid v = lm_b_param(b, 2, (int64_t[]){ p->n * p->rank, first->in }, "%s.lora_A", first->name);
     for (int i = 0; i < p->n; i++)
-        lm_b_slice(b, rank, false, LM_INIT_UNIFORM, 1 / sqrt((double)first->in),
-                   "base_model.model.%s.lora_A.weight", p->m[i]->module.name);
+        lm_b_slice(b, p->rank, false, singular ? LM_INIT_NORMAL : LM_INIT_UNIFORM,
+                   singular ? LM_TUNE_ADALORA_STD : 1 / sqrt((double)first->in),
+                   "base_model.model.%s.lora_A%s", p->m[i]->module.name, singular ? "" : ".weight");
     return v;
 }
 
-static lm_vid declare_b(lm_builder *b, const path *p, int64_t rank)
+static lm_vid declare_e(lm_builder *b, const path *p)
+{
+    lm_vid v =
+        lm_b_param(b, 2, (int64_t[]){ p->n * p->rank, 1 }, "%s.lora_E", p->m[0]->module.name);
+    for (int i = 0; i < p->n; i++)
+        lm_b_slice(b, p->rank, false, LM_INIT_ZEROS, 0, "base_model.model.%s.lora_E",
+                   p->m[i]->module.name);
+    return v;
+}
+
+static lm_vid declare_b(const lm_attach *a, lm_builder *b, const path *p)
 {
     int64_t rows = 0;
+    bool singular = has_singular(a);
     for (int i = 0; i < p->n; i++)
         rows += p->m[i]->module.out;
-    lm_vid v = lm_b_param(b, 2, (int64_t[]){ rows, rank }, "%s.lora_B", p->m[0]->module.name);
+    lm_vid v = lm_b_param(b, 2, (int64_t[]){ rows, p->rank }, "%s.lora_B", p->m[0]->module.name);
     for (int i = 0; i < p->n; i++)
-        lm_b_slice(b, p->m[i]->module.out, false, LM_INIT_ZEROS, 0,
-                   "base_model.model.%s.lora_B.weight", p->m[i]->module.name);
+        lm_b_slice(b, p->m[i]->module.out, false, singular ? LM_INIT_NORMAL : LM_INIT_ZEROS,
+                   singular ? LM_TUNE_ADALORA_STD : 0, "base_model.model.%s.lora_B%s",
+                   p->m[i]->module.name, singular ? "" : ".weight");
     return v;
 }
 
 /* h of the path: its node stands before the product, so that its gradient is added to the product's, in place. */
-static lm_vid append_down(lm_builder *b, const path *p, lm_vid x)
+static void append_down(const lm_attach *a, lm_builder *b, path *p, lm_vid x)
 {
-    lm_vid a = declare_a(b, p, (int64_t)value_of(p->m[0], "r"));
-    x = lm_b_adapter_dropout(b, x, value_of(p->m[0], "lora_dropout"));
-    return lm_b_append(b, &lm_op_lora_down, NULL, (lm_vid[]){ x, a });
+    lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
+    p->a = declare_a(a, b, p);
+    p->h = lm_b_append(b, &lm_op_lora_down, NULL, (lm_vid[]){ x, p->a });
+    if (!has_singular(a))
+        return;
+    lm_vid e = declare_e(b, p);
+    if (lm_b_ok(b))
+        p->h = LM_R_MAP(&r, "y = h * e", LM_IS("h", p->h),
+                        LM_IS("e", lm_r_shape2(&r, e, 1, p->n * p->rank)));
+    lm_rule_fini(&r);
 }
 
-static lm_vid append_up(lm_builder *b, const path *p, lm_vid y, lm_vid h)
+static lm_vid append_up(const lm_attach *a, lm_builder *b, path *p, lm_vid y)
 {
     lm_lora_attr attr = { .blocks = p->n };
     for (int i = 0; i < p->n; i++)
-        attr.block[i] = (lm_lora_block){ p->at[i], p->m[i]->module.out, scale_of(p->m[i]) };
-    lm_vid up = declare_b(b, p, (int64_t)value_of(p->m[0], "r"));
-    return lm_b_append(b, &lm_op_lora_up, &attr, (lm_vid[]){ y, h, up });
+        attr.block[i] = (lm_lora_block){ p->at[i], p->m[i]->module.out, scale_of(a, p->m[i]) };
+    p->b = declare_b(a, b, p);
+    return lm_b_append(b, &lm_op_lora_up, &attr, (lm_vid[]){ y, p->h, p->b });
 }
+
+/* ---- all of a place ---- */
 
 /* The paths of a place: a new one where the rank changes, or each module drops inputs of its own. */
 static int list_paths(const lm_attach *a, const lm_adapt_linear *place, path *p)
@@ -81,9 +130,8 @@ static int list_paths(const lm_attach *a, const lm_adapt_linear *place, path *p)
         const attach_module *m = lm_attach_find(a, place->module[i].name);
         if (!m)
             continue;
-        if (!n || value_of(m, "r") != value_of(p[n - 1].m[0], "r") ||
-            value_of(m, "lora_dropout") > 0)
-            p[n++].n = 0;
+        if (!n || rank_of(a, m) != p[n - 1].rank || value_of(a, m, "lora_dropout") > 0)
+            p[n++] = (path){ .rank = rank_of(a, m) };
         path *to = &p[n - 1];
         to->m[to->n] = m;
         to->at[to->n++] = place->module[i].row;
@@ -91,16 +139,61 @@ static int list_paths(const lm_attach *a, const lm_adapt_linear *place, path *p)
     return n;
 }
 
+/* c of the rows of W + s B A [1,out]; a row without length has no direction, and remains zero. */
+static lm_vid lengths(const lm_attach *a, lm_builder *b, lm_rule *r, const lm_adapt_linear *place,
+                      const path *p)
+{
+    const lm_tune_module *m = &p->m[0]->module;
+    lm_vid magnitude = lm_b_param(b, 1, &m->out, "%s.lora_magnitude_vector", m->name);
+    lm_b_slice(b, m->out, false, LM_INIT_ZEROS, 0, "base_model.model.%s.lora_magnitude_vector",
+               m->name); /* the method's start has the numbers */
+    lm_vid w = lm_b_append(b, &lm_op_widen, NULL, &place->w);
+    if (!lm_b_ok(b))
+        return LM_NONE;
+    w = lm_r_add(r, w, scale_of(a, p->m[0]), lm_r_matmul(r, p->b, false, p->a, false));
+    return LM_R_MAP(
+        r, "y = where(q, m / sqrt(max(q, 1e-37)), 0)",
+        LM_IS("m", lm_r_shape2(r, magnitude, 1, m->out)),
+        LM_IS("q", lm_r_shape2(r, lm_r_stop(r, lm_r_sum(r, w, true, false)), 1, m->out)));
+}
+
+/* A place of one module.  Where inputs of the path are dropped, W x of them is scaled, too, but W x stays whole beside
+ * it. */
+static lm_vid with_lengths(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place, path *p)
+{
+    lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
+    lm_vid x = lm_b_adapter_dropout(b, place->x, value_of(a, p->m[0], "lora_dropout"));
+    append_down(a, b, p, x);
+    lm_vid product = lm_b_linear(b, x, place->w, LM_NONE), y;
+    lm_vid both = append_up(a, b, p, product);
+    lm_vid c = lengths(a, b, &r, place, p);
+    if (!lm_b_ok(b))
+        y = LM_NONE;
+    else if (x != place->x)
+        y = LM_R_MAP(&r, "y = w + c * z - p",
+                     LM_IS("w", lm_b_linear(b, place->x, place->w, place->bias)), LM_IS("c", c),
+                     LM_IS("z", both), LM_IS("p", product));
+    else if (place->bias < 0)
+        y = LM_R_MAP(&r, "y = c * z", LM_IS("c", c), LM_IS("z", both));
+    else
+        y = LM_R_MAP(&r, "y = c * z + b", LM_IS("c", c), LM_IS("z", both),
+                     LM_IS("b", lm_r_shape2(&r, place->bias, 1, p->m[0]->module.out)));
+    lm_rule_fini(&r);
+    return y;
+}
+
 lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
 {
     path p[LM_ADAPT_MODULES];
-    lm_vid h[LM_ADAPT_MODULES];
     int n = list_paths(a, place, p);
+    if (place->n_modules == 1 && lm_attach_has_lengths(a, p[0].m[0]))
+        return with_lengths(a, b, place, &p[0]);
     for (int i = 0; i < n; i++)
-        h[i] = append_down(b, &p[i], place->x);
+        append_down(a, b, &p[i],
+                    lm_b_adapter_dropout(b, place->x, value_of(a, p[i].m[0], "lora_dropout")));
     lm_vid y = lm_b_linear(b, place->x, place->w, place->bias);
     for (int i = 0; i < n; i++)
-        y = append_up(b, &p[i], y, h[i]);
+        y = append_up(a, b, &p[i], y);
     return y;
 }
 
@@ -108,11 +201,10 @@ lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
 lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,
                             const attach_module *m)
 {
-    int64_t rank = (int64_t)value_of(m, "r"), tokens = m->module.in, width = m->module.out;
+    int64_t rank = rank_of(a, m), tokens = m->module.in, width = m->module.out;
     lm_embed_attr embed = { .scale = 0 };
-    lm_lora_attr attr = { .blocks = 1, .block = { { 0, width, scale_of(m) } } };
+    lm_lora_attr attr = { .blocks = 1, .block = { { 0, width, scale_of(a, m) } } };
     const char *name = m->module.name;
-    (void)a;
     lm_vid down = lm_b_param(b, 2, (int64_t[]){ tokens, rank }, "%s.lora_embedding_A", name);
     lm_b_slice(b, tokens, true, LM_INIT_ZEROS, 0, "base_model.model.%s.lora_embedding_A", name);
     lm_vid up = lm_b_param(b, 2, (int64_t[]){ width, rank }, "%s.lora_embedding_B", name);

@@ -59,6 +59,7 @@ typedef struct {
     bool
         absent; /* of a file: may be missing, and then is as `init` or `draw` makes it; those of `start` may not */
     bool ids;    /* I32 or I64 in the file: indices; frozen */
+    bool wide;   /* I64 in files that are written */
     bool matrix; /* takes weight decay */
     bool second; /* LoRA+: of the group with the larger learning rate (lora_B) */
 } lm_tune_tensor;

@@ -22,6 +22,11 @@ lm_code lm_tune_lora_start(const lm_tune_module *m, int64_t r, double s, double 
                            double *a, double *b, lm_rng rng, lm_err *e);
 /* alpha / r of a module of LoRA, or alpha / sqrt(r). */
 double lm_tune_lora_scale(const lm_tune_module *m);
+/* Of a module of AdaLoRA: its rank, that of rank_pattern where it has the module; the scale of B diag(E) A; and the deviation
+ * with which A and B begin. */
+int64_t lm_tune_adalora_rank(const lm_tune_module *m);
+double lm_tune_adalora_scale(const lm_tune_module *m);
+#define LM_TUNE_ADALORA_STD 0.02
 /* Whether a regular expression matches the whole text. */
 lm_code lm_tune_matches(const char *pattern, const char *text, bool *hit, lm_err *e);
 

@@ -181,30 +181,43 @@ static lm_code put_tensors(const first *f, lm_err *e)
     return rc;
 }
 
-/* Tensors that start from the base. */
+/* The tensors of a module that start from the base, in double, for method->start. */
+static lm_code run_start(first *f, const lm_tune_method *method, double **w, bool *changed,
+                         lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (int i = 0; i < f->n && !rc; i++)
+        if (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE)
+            rc = lm_alloc_n(&f->v[i], (size_t)numbers_of(&f->tensor[i]), sizeof *f->v[i],
+                            "a tensor", e);
+    rc = rc ? rc : load_weight(f, w, e);
+    return rc ? rc
+              : method->start(f->m, *w, changed, f->v,
+                              lm_rng_make(f->t->seed, "adapter", (uint64_t)f->m->place), e);
+}
+
+static void end_start(first *f, double *w)
+{
+    for (int i = 0; i < f->n; i++)
+        lm_free(f->v[i]);
+    lm_free(w);
+}
+
+/* Tensors that start from the base, beside indices, which are known. */
 static lm_code start_module(first *f, const lm_tune_method *method, lm_err *e)
 {
     double *w = NULL;
     bool changed = false, any = false;
     lm_code rc = method->tensors(f->m, f->tensor, &f->n, e);
     for (int i = 0; i < f->n && !rc; i++)
-        any = any || (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE);
+        any = any || (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE && !f->tensor[i].ids);
     if (rc || !any)
         return rc;
-    for (int i = 0; i < f->n && !rc; i++)
-        if (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE)
-            rc = lm_alloc_n(&f->v[i], (size_t)numbers_of(&f->tensor[i]), sizeof *f->v[i],
-                            "a tensor", e);
-    rc = rc ? rc : load_weight(f, &w, e);
-    rc = rc ? rc
-            : method->start(f->m, w, &changed, f->v,
-                            lm_rng_make(f->t->seed, "adapter", (uint64_t)f->m->place), e);
+    rc = run_start(f, method, &w, &changed, e);
     rc = rc ? rc : put_tensors(f, e);
     if (!rc && changed)
         rc = put_weight(f, w, e);
-    for (int i = 0; i < f->n; i++)
-        lm_free(f->v[i]);
-    lm_free(w);
+    end_start(f, w);
     return rc;
 }
 
@@ -213,6 +226,40 @@ bool lm_tuning_keeps_base(const lm_tuning *t)
 {
     const char *kind = json_string_value(json_object_get(t->config, "init_lora_weights"));
     return !kind || !strcmp(kind, "gaussian") || !strcmp(kind, "orthogonal");
+}
+
+static lm_code start_ids(first *f, size_t i, lm_err *e)
+{
+    const lm_tune_method *method = lm_attach_method(f->t->attach);
+    double *w = NULL;
+    bool changed = false;
+    int64_t *out;
+    lm_code rc = method->tensors(f->m, f->tensor, &f->n, e);
+    rc = rc ? rc : run_start(f, method, &w, &changed, e);
+    for (int k = 0; !rc && k < f->n; k++) {
+        int64_t count = numbers_of(&f->tensor[k]);
+        if (f->tensor[k].off || !f->tensor[k].ids)
+            continue;
+        rc = lm_attach_make_ids(f->t->attach, i, k, count, &out, e);
+        for (int64_t n = 0; !rc && n < count; n++)
+            out[n] = (int64_t)f->v[k][n];
+    }
+    end_start(f, w);
+    return rc;
+}
+
+lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e)
+{
+    if (!lm_attach_has_ids(t->attach))
+        return LM_OK;
+    if (saved)
+        return lm_attach_read_ids(t->attach, saved, e);
+    for (size_t i = 0; i < lm_attach_modules(t->attach); i++) {
+        first f = { .t = t, .m = lm_attach_module(t->attach, i) };
+        if (start_ids(&f, i, e))
+            return e->code;
+    }
+    return LM_OK;
 }
 
 lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)

@@ -80,6 +80,9 @@ lm_code lm_tuning_open(const char *path, const lm_bundle_opts *o, lm_bundle **fi
 lm_code lm_tuning_new(json_t *config, const char *where, const lm_model_source *base,
                       const lm_config *c, lm_tuning *out, lm_err *e);
 void lm_tuning_fini(lm_tuning *t);
+/* Before a model is built, with `base` and `seed` set: find the indices of the adapter, if it has some, among the tensors
+ * of a saved one, or (NULL) as the method begins.  Fails as lm_attach_read_ids; for the base's weights. */
+lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e);
 /* Set what a build of the model needs: the adapter, and what of the base trains. */
 void lm_tuning_build(lm_tuning *t, lm_build *b);
 /* True if its beginning leaves the frozen weights as they are: with the adapter off, the model is the base. */

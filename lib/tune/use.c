@@ -13,7 +13,8 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
     bool turned = json_is_true(json_object_get(config, "fan_in_fan_out"));
     if (lm_tune_bases_read(l->src, turned, &u->bases, e) ||
         (lm_tune_folder_method(u->folder) && lm_tune_folder_bind(u->folder, &u->bases, e)) ||
-        lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e))
+        lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e) ||
+        lm_attach_read_ids(u->attach, lm_tune_folder_tensors(u->folder), e))
         return e->code;
     u->adapter = (lm_loaded_adapter){ .adapt = lm_attach_adapt(u->attach),
                                       .replaces = lm_attach_trains,

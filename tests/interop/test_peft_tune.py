@@ -133,12 +133,16 @@ def cases(kind):
     yield "prompt", "prompt", peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     yield "prefix", "prefix", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     if kind == "llama":
+        yield "doradrop", "dora", peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, lora_dropout=1e-9, **plain)
         yield "ia3", "ia3", peft.IA3Config(feedforward_modules=["down_proj"], **plain)
         yield "loha", "loha", peft.LoHaConfig(r=4, alpha=8, **plain)
         yield "lokr", "lokr", peft.LoKrConfig(r=4, alpha=8, **plain)
         yield "oft", "oft", peft.OFTConfig(oft_block_size=8, **plain)
         yield "boft", "boft", peft.BOFTConfig(boft_block_size=8, boft_n_butterfly_factor=1, **plain)
         yield "hra", "hra", peft.HRAConfig(r=4, **plain)
+        yield "shira", "shira", peft.ShiraConfig(r=2, random_seed=3, **plain)
+        yield "supertuning", "supertuning", peft.SupertuningConfig(sparsity=0.9, r=2, lora_alpha=3, **plain)
+        yield "unilora", "unilora", peft.UniLoraConfig(r=2, theta_d_length=60, save_indices=True, **plain)
         yield "ln", "ln_tuning", peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["input_layernorm"])
 
 

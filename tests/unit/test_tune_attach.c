@@ -226,6 +226,9 @@ static bool merge_module(const lm_attach *a, const lm_tune_module *t, const lm_m
     bool any = false;
     must(l.method->tensors(t, tensor, &l.n, &e), &e);
     for (int i = 0; i < l.n; i++) {
+        l.ids[i] = t->ids ? (int64_t *)(uintptr_t)t->ids[i] : NULL;
+        if (tensor[i].ids)
+            continue;
         snprintf(name, sizeof name, tensor[i].shared ? "base_model.%s%s" : "base_model.model.%s.%s",
                  tensor[i].shared ? "" : t->name, tensor[i].suffix);
         l.v[i] = tensor[i].off ? NULL : numbers_of(m, block, name);
@@ -279,9 +282,37 @@ static json_t *adapter_of(const char *text)
     return o;
 }
 
+/* Indices, none twice: of SHIRA rows, then columns; of UNILORA numbers of theta; of SUPERTUNING places. */
+static void make_ids(lm_attach *a)
+{
+    static lm_tune_tensor tensor[LM_TUNE_TENSORS];
+    lm_err e = { 0 };
+    for (size_t i = 0; lm_attach_has_ids(a) && i < lm_attach_modules(a); i++) {
+        const lm_tune_module *m = lm_attach_module(a, i);
+        int n = 0;
+        must(lm_attach_method(a)->tensors(m, tensor, &n, &e), &e);
+        for (int k = 0; k < n; k++) {
+            int64_t *out, count = tensor[k].dim[0] * (tensor[k].ndim > 1 ? tensor[k].dim[1] : 1);
+            if (!tensor[k].ids)
+                continue;
+            must(lm_attach_make_ids(a, i, k, count, &out, &e), &e);
+            for (int64_t j = 0; j < count; j++) {
+                int64_t at = j % (count / 2 + 1) * 7 % (m->in * m->out);
+                out[j] = !strcmp(lm_attach_method(a)->name, "unilora")       ? j * 5 % 12
+                         : !strcmp(lm_attach_method(a)->name, "supertuning") ? j * 3
+                         : j < count / 2                                     ? at / m->in
+                                                                             : -1;
+                if (out[j] < 0)
+                    out[j] = (j - count / 2) * 7 % (m->in * m->out) % m->in;
+            }
+        }
+    }
+}
+
 /* Trains, runs as merged, and has other gradients where the adapter sits. */
 static void check_adapter(int model, const char *text, bool merges)
 {
+    bool drops = strstr(text, "_dropout") != NULL;
     lm_err e = { 0 };
     tiny t;
     runner r;
@@ -289,7 +320,9 @@ static void check_adapter(int model, const char *text, bool merges)
     json_t *o = adapter_of(text);
     tiny_begin(&t, model);
     must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+    make_ids(a);
     lm_build b = build_of(LM_MODE_TRAIN, a);
+    b.dropout = drops;
     runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
     float *block = random_block(r.model);
     runner_weights(&r, block);
@@ -339,6 +372,9 @@ static const char *const methods[] = {
     "{\"peft_type\":\"BEFT\"," ALL "\"r\":3}",
     "{\"peft_type\":\"FOURIERFT\"," ALL "\"n_frequency\":20}",
     "{\"peft_type\":\"WAVEFT\"," ALL "\"n_frequency\":20}",
+    "{\"peft_type\":\"SHIRA\"," ALL "\"r\":2}",
+    "{\"peft_type\":\"SUPERTUNING\"," ALL "\"sparsity\":0.9,\"r\":2,\"lora_alpha\":3}",
+    "{\"peft_type\":\"UNILORA\"," ALL "\"r\":2,\"theta_d_length\":12}",
     "{\"peft_type\":\"VBLORA\"," ALL "\"r\":2,\"num_vectors\":5,\"vector_length\":4,\"topk\":2}",
 };
 
@@ -348,6 +384,56 @@ static void test_methods(void **state)
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         for (int model = 0; model < N_MODELS; model++)
             check_adapter(model, methods[i], true);
+}
+
+/* Inputs of paths are dropped: those of AdaLoRA and of DoRA, whose product is scaled beside. */
+static void test_dropped(void **state)
+{
+    (void)state;
+    for (int model = 0; model < N_MODELS; model++) {
+        check_adapter(model, "{\"peft_type\":\"ADALORA\"," ALL "\"init_r\":3,\"lora_dropout\":0.4}",
+                      false);
+        check_adapter(
+            model, "{\"peft_type\":\"LORA\"," ALL "\"r\":3,\"use_dora\":true,\"lora_dropout\":0.4}",
+            false);
+    }
+}
+
+/* A row of W + s B A without length: DoRA's numbers and gradients are finite. */
+static void test_zero_row(void **state)
+{
+    lm_err e = { 0 };
+    tiny t;
+    runner r;
+    lm_attach *a = NULL;
+    json_t *o = adapter_of("{\"peft_type\":\"LORA\",\"target_modules\":[\"o_proj\"],\"r\":3,"
+                           "\"use_dora\":true}");
+    (void)state;
+    tiny_begin(&t, 1);
+    must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+    lm_build b = build_of(LM_MODE_TRAIN, a);
+    runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
+    float *block = random_block(r.model);
+    for (int i = 0; i < r.model->n_slices; i++) {
+        const lm_slice *s = &r.model->slice[i];
+        const lm_param *p = &r.model->param[s->param];
+        bool is = strstr(s->name, "o_proj.weight") || strstr(s->name, "o_proj.lora_B");
+        for (int64_t k = 0; is && k < p->count / s->rows; k++)
+            block[p->offset + k] = 0; /* row 0 */
+    }
+    runner_weights(&r, block);
+    fill_constants(&r);
+    feed(&r, 0);
+    runner_run(&r);
+    assert_true(isfinite(loss_sum(&r)));
+    for (int p = 0; p < r.model->n_params; p++)
+        for (int64_t k = 0; r.model->param[p].trains && k < r.model->param[p].count; k++)
+            assert_true(isfinite(grad_at(&r, p, k)));
+    lm_free(block);
+    runner_free(&r);
+    lm_attach_free(a);
+    json_decref(o);
+    tiny_end(&t);
 }
 
 /* An embedding has an adapter of its own; tensors of the base train beside. */
@@ -460,7 +546,6 @@ static void test_refusals(void **state)
     (void)state;
     check_refused("{\"peft_type\":\"NONE\"}", "not known");
     check_refused("{}", "peft_type");
-    check_refused("{\"peft_type\":\"SHIRA\",\"r\":2,\"target_modules\":\"all-linear\"}", "indices");
     check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"lm_head\"]}", "lm_head");
     check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"q_prj\"]}", "q_prj");
     check_refused("{\"peft_type\":\"PROMPT_TUNING\"}", "num_virtual_tokens");
@@ -481,15 +566,15 @@ static void test_dropout(void **state)
     tiny t;
     lm_attach *a = NULL;
     lm_model *m = NULL;
-    json_t *o = adapter_of("{\"peft_type\":\"LORA\",\"target_modules\":\"all-linear\","
-                           "\"use_dora\":true,\"lora_dropout\":0.1}");
+    json_t *o = adapter_of("{\"peft_type\":\"VERA\",\"target_modules\":\"all-linear\","
+                           "\"r\":2,\"vera_dropout\":0.1}");
     (void)state;
     tiny_begin(&t, 1);
     must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
     lm_build b = build_of(LM_MODE_TRAIN, a);
     b.dropout = true;
     assert_int_equal(lm_model_build(&t.config, &b, &m, &e), LM_EUSAGE);
-    assert_string_equal(e.where, "lora_dropout");
+    assert_string_equal(e.where, "vera_dropout");
     e = (lm_err){ 0 };
     b.mode = LM_MODE_EVAL;
     must(lm_model_build(&t.config, &b, &m, &e), &e);
@@ -505,7 +590,8 @@ int main(void)
         cmocka_unit_test(test_methods),           cmocka_unit_test(test_beside),
         cmocka_unit_test(test_virtual_gradients), cmocka_unit_test(test_bottleneck_gradients),
         cmocka_unit_test(test_prompt_is_rows),    cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_dropout),           cmocka_unit_test(test_dropped),
+        cmocka_unit_test(test_zero_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

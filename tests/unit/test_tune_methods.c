@@ -209,6 +209,39 @@ static void lora_by_hand(void **state)
     end(&t);
 }
 
+/* With DoRA the rows of W' have the lengths m; a row of zeros has no direction, and remains zero. */
+static void dora_by_hand(void **state)
+{
+    trial t;
+    lm_err e = { 0 };
+    double out[OUT * IN];
+
+    (void)state;
+    begin(&t, lm_tune_method_of("LORA"), "{\"r\": 4, \"lora_alpha\": 6, \"use_dora\": true}");
+    for (int64_t i = 0; i < OUT * 4; i++) /* row 3 of B, and below of W, is zero */
+        t.l.v[1][i] = i / 4 == 3 ? 0 : normal(9, i);
+    memset(t.w + 3 * IN, 0, IN * sizeof *t.w);
+    for (int64_t i = 0; i < OUT; i++)
+        t.l.v[3][i] = 1 + 0.1 * (double)i;
+    assert_int_equal(lm_tune_weight(&t.l, t.w, out, NULL, &e), LM_OK);
+    for (int64_t i = 0; i < OUT; i++) {
+        double row[IN], squares = 0;
+
+        for (int64_t j = 0; j < IN; j++) {
+            row[j] = t.w[i * IN + j];
+            for (int64_t k = 0; k < 4; k++)
+                row[j] += 1.5 * t.l.v[1][i * 4 + k] * t.l.v[0][k * IN + j];
+            squares += row[j] * row[j];
+        }
+        for (int64_t j = 0; j < IN; j++) {
+            double want = i == 3 ? 0 : t.l.v[3][i] * row[j] / sqrt(squares);
+
+            assert_true(fabs(out[i * IN + j] - want) < 1e-12);
+        }
+    }
+    end(&t);
+}
+
 /* C3A's first block: W'[i,k] - W[i,k] = K[(k - i) mod b] / in. */
 static void c3a_by_hand(void **state)
 {
@@ -517,6 +550,7 @@ int main(void)
         cmocka_unit_test(starts_at_base),
         cmocka_unit_test(lora_start_keeps_base),
         cmocka_unit_test(lora_by_hand),
+        cmocka_unit_test(dora_by_hand),
         cmocka_unit_test(c3a_by_hand),
         cmocka_unit_test(rotations_keep_lengths),
         cmocka_unit_test(torch_draws),

@@ -3,7 +3,7 @@
  * beside them: W' = W + v at the places indices (counted over all of W), + (lora_alpha / r) B A.
  * Sources: arXiv:2607.09287; huggingface/peft tuners/supertuning. */
 #include <math.h>
-#include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "tune/methods.h"
@@ -48,35 +48,64 @@ static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid
                                lm_r_matmul(r, p[B], false, p[A], false));
 }
 
-typedef struct {
-    double size;
-    int64_t at;
-} entry;
-
-/* The largest first, of equal ones the first. */
-static int by_size(const void *a, const void *b)
+/* Numbers whose order is that of the entries' sizes as floats, the wanted ones highest. */
+static uint32_t key_of(double w, bool top)
 {
-    const entry *x = a, *y = b;
+    float size = (float)fabs(w);
+    uint32_t bits;
 
-    return x->size != y->size ? (x->size < y->size ? 1 : -1) : (x->at > y->at) - (x->at < y->at);
+    memcpy(&bits, &size, sizeof bits);
+    return top ? bits : ~bits;
+}
+
+/* The highest number such that at least `count` of the uses lie at or above it; *above: those that
+ * lie above. */
+static uint32_t highest(const int64_t *uses, uint32_t n, int64_t count, int64_t *above)
+{
+    uint32_t at = n - 1;
+
+    for (*above = 0; at > 0 && *above + uses[at] < count; at--)
+        *above += uses[at];
+    return at;
+}
+
+/* The `count` largest entries, of equal ones the first, in the order of their places: by the upper
+ * half of the key of the last one, then by its lower half. */
+static lm_code choose(const double *w, int64_t n, bool top, int64_t count, double *places,
+                      lm_err *e)
+{
+    enum { HALF = 1 << 16 };
+    int64_t *uses = NULL, above, more, at = 0;
+    uint32_t upper, least;
+
+    if (lm_alloc_n(&uses, HALF, sizeof *uses, "sizes of weights", e))
+        return e->code;
+    for (int64_t i = 0; i < n; i++)
+        uses[key_of(w[i], top) >> 16]++;
+    upper = highest(uses, HALF, count, &above);
+    memset(uses, 0, HALF * sizeof *uses);
+    for (int64_t i = 0; i < n; i++)
+        if (key_of(w[i], top) >> 16 == upper)
+            uses[key_of(w[i], top) & (HALF - 1)]++;
+    least = upper << 16 | highest(uses, HALF, count - above, &more);
+    more = count - above - more; /* of those that equal the last one */
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t key = key_of(w[i], top);
+
+        if (key > least || (key == least && more-- > 0))
+            places[at++] = (double)i;
+    }
+    lm_free(uses);
+    return LM_OK;
 }
 
 static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *const *v,
                      lm_rng rng, lm_err *e)
 {
     int64_t n = m->in * m->out, count = (int64_t)((double)n * (1 - m->hyper[SPARSITY]));
-    entry *all = NULL;
-    lm_code rc = lm_alloc_n(&all, (size_t)n, sizeof *all, "sizes of weights", e);
 
     (void)changed, (void)rng;
-    for (int64_t i = 0; !rc && i < n; i++)
-        all[i] = (entry){ m->hyper[TOP] > 0 ? fabs(w[i]) : -fabs(w[i]), i };
-    if (!rc)
-        qsort(all, (size_t)n, sizeof *all, by_size);
-    for (int64_t i = 0; !rc && i < count; i++)
-        v[PLACES][i] = (double)all[i].at;
-    lm_free(all);
-    return rc;
+    return choose(w, n, m->hyper[TOP] > 0, count, v[PLACES], e);
 }
 
 const lm_tune_method lm_tune_supertuning = {

@@ -34,7 +34,7 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 
         t = lm_tune_tensor_add(out, n, names[i], i % 2 ? m->out : r, i % 2 ? r : m->in,
                                LM_TUNE_BASE, 0);
-        t->ids = i < 2;
+        t->ids = t->wide = i < 2;
         t->frozen = true;
     }
     return LM_OK;
@@ -104,6 +104,7 @@ const lm_tune_method lm_tune_unilora = {
     .prefix = "unilora_",
     .is = LM_TUNE_LINEAR,
     .hyper = hyper,
+    .extra = "{\"save_indices\": true}",
     .tensors = tensors,
     .weight = weight,
     .start = start,
