@@ -86,8 +86,11 @@ static lm_code make_adapter(align_session *s, lm_err *e)
                         : opt.init_adapter ? opt.init_adapter
                                            : "adapter";
     json_t *config = NULL;
-    if (read_config(s, &config, e) ||
-        lm_tuning_new(config, where, t->source, &t->config, &s->tuning, e))
+    if (read_config(s, &config, e))
+        return e->code;
+    if (t->ask.resume)
+        lm_tuning_resume(config, s->first);
+    if (lm_tuning_new(config, where, t->source, &t->config, &s->tuning, e))
         return e->code;
     if (lm_attach_virtual(s->tuning.attach))
         return lm_fail(e, LM_EUSAGE, "--method", "use peft-tune for it, or another method here",

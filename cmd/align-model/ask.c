@@ -164,7 +164,8 @@ lm_code align_schedule(align_session *s, int64_t records, lm_err *e)
         steps = (int64_t)ceil(opt.epochs * (double)records / (double)opt.batch - 1e-9);
     if (steps < 1)
         steps = 1;
-    if (lm_loop_ask(&tool, &opt.loop, align_rate(s), steps, o, e))
+    if (lm_loop_ask(&tool, &opt.loop, align_rate(s), steps, o, e) ||
+        lm_tuning_schedule(&s->tuning, &s->t, e))
         return e->code;
     if (!s->saved)
         return LM_OK;

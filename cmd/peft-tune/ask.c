@@ -196,6 +196,8 @@ static lm_code choose_adapter(tune_session *s, lm_err *e)
                                            : "adapter";
     if (read_config(s, e))
         return e->code;
+    if (t->ask.resume)
+        lm_tuning_resume(s->config, s->first);
     json_t *config = s->config;
     s->config = NULL;
     if (lm_tuning_new(config, where, t->source, &t->config, &s->tuning, e))
@@ -305,6 +307,8 @@ lm_code tune_ask_steps(tune_session *s, lm_err *e)
     if (lm_loop_ask(&tool, &a, rate, steps, &shape, e))
         return e->code;
     t->o = shape;
+    if (lm_tuning_schedule(&s->tuning, t, e))
+        return e->code;
     if (!s->saved)
         return LM_OK;
     const lm_resume_ask ask = { .how = opt.resume_schedule,

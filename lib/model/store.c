@@ -258,7 +258,11 @@ lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, l
     *out = NULL;
     if (lm_alloc_n(&s, 1, sizeof *s, "a store", e))
         return e->code;
-    *s = (lm_store){ .model = m, .backend = b, .par = o->par ? o->par : b->par, .shown = o->shown };
+    *s = (lm_store){ .model = m,
+                     .backend = b,
+                     .par = o->par ? o->par : b->par,
+                     .shown = o->shown,
+                     .twice = o->twice };
     lm_code rc = lay_out(s, o, e);
     for (int k = 0; !rc && k < s->n_blocks; k++)
         rc = s->block[k].borrowed ? LM_OK : take_block(s, &s->block[k], o, e);

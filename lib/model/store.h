@@ -83,6 +83,7 @@ typedef struct {
     /* PARAM may hold shown values instead of the parameters, which are then in GRAD: checkpoints
      * have both (lm_store_write_states) */
     bool shown;
+    bool twice; /* PARAM is among the states of checkpoints, too: an adapter's file has less */
     /* of the host, for conversions; NULL: the backend's, which a device does not have */
     lm_par *par;
 } lm_store_opts;
@@ -93,7 +94,7 @@ typedef struct lm_store {
     lm_par *par;
     lm_store_block block[LM_STORE_BLOCKS];
     int n_blocks;
-    bool shown;
+    bool shown, twice;
     bool in_panels; /* a place is */
     struct lm_store_place {
         int block;   /* block of the tensor's own numbers or codes; -1: they are read in the file */
@@ -154,7 +155,7 @@ bool lm_store_borrows(const lm_store *s);
  * has another shape, or belongs to no tensor of the model. */
 lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e);
 /* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; and the parameters
- * "param.<tensor>" where the file has them or PARAM may be shown otherwise.  Fails: LM_EFORMAT. */
+ * "param.<tensor>" where the file has them or a store of this kind writes them.  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
 /* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape; they are encoded if the
  * store keeps it in codes.  Fails: LM_EBUG for codes that can only be read. */
@@ -180,7 +181,8 @@ lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st
                       lm_err *e);
 /* Write the parameters to a folder of that plan (an adapter's: lm_folder_spec.weights), in the folder's order; and the
  * states as
- * optimizer.safetensors, with GRAD as "param.<tensor>" if PARAM holds shown values.  For blocks in
+ * optimizer.safetensors, with the parameters as "param.<tensor>" if PARAM holds shown values (they are then in GRAD), or
+ * with `twice`.  For blocks in
  * memory of the host. */
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);

@@ -463,7 +463,7 @@ static bool has_own(const lm_store *s, const lm_st *st)
         if (lm_st_find(st, name))
             return true;
     }
-    return s->shown;
+    return s->shown || s->twice;
 }
 
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
@@ -487,7 +487,7 @@ static lm_code fail_unknown(const lm_model *m, const lm_st *st, lm_err *e)
     char name[512];
     for (size_t k = 0; k < lm_st_count(st); k++) {
         const lm_st_tensor *t = lm_st_at(st, k);
-        bool known = lm_model_aside_find(m, t->name) != NULL;
+        bool known = !t->count || lm_model_aside_find(m, t->name);
         for (int i = 0; !known && i < m->n_slices; i++)
             known = lm_slice_is(&m->slice[i], LM_TENSORS_ADAPTER) &&
                     !strcmp(t->name, lm_model_saved(m, i, name));

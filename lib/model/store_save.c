@@ -170,12 +170,12 @@ typedef lm_code state_work(const lm_store *s, const lm_store_block *k, const cha
 /* Everything of optimizer.safetensors, in its order. */
 static lm_code each_state(const lm_store *s, state_work *work, void *ctx, lm_err *e)
 {
-    const lm_store_block *k, *own = lm_store_find(s, LM_KEPT_GRAD, 0);
+    const lm_store_block *k, *own = lm_store_find(s, s->shown ? LM_KEPT_GRAD : LM_KEPT_PARAM, 0);
     for (int n = 0; (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
         for (int i = 0; i < lm_store_tensors(s, k); i++)
             if (work(s, k, k->state->name, i, ctx, e))
                 return e->code;
-    for (int i = 0; s->shown && i < s->model->n_slices; i++)
+    for (int i = 0; (s->shown || s->twice) && i < s->model->n_slices; i++)
         if (s->model->slice[i].trains && work(s, own, STORE_OWN_NAME, i, ctx, e))
             return e->code;
     return LM_OK;

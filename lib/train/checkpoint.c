@@ -63,7 +63,7 @@ static bool is_saved(const lm_store *s, const lm_store_block *k)
 
 static bool has_states(const lm_store *s)
 {
-    return s->shown || lm_store_find(s, LM_KEPT_OPT, 0);
+    return s->shown || s->twice || lm_store_find(s, LM_KEPT_OPT, 0);
 }
 
 size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown)
@@ -160,6 +160,29 @@ static const char states_file[] = "optimizer.safetensors";
 static const char objective_file[] = "objective.json";
 static const char adapter_file[] = "adapter_model.safetensors";
 
+static lm_code plan_tensors(const lm_ckpt *c, lm_st_plan *plan, lm_err *e)
+{
+    const lm_ckpt_form *form = c->o.form;
+    if (form)
+        return form->plan(form->ctx, c->s.store, plan, e);
+    return lm_model_plan(c->s.model, c->o.adapter_config ? LM_TENSORS_ADAPTER : LM_TENSORS_ALL,
+                         LM_DTYPE_F32, plan, e);
+}
+
+static lm_code put_config(const lm_ckpt *c, lm_folder *f, lm_err *e)
+{
+    const lm_ckpt_form *form = c->o.form;
+    lm_buf text = { 0 };
+    const char *own = c->o.adapter_config;
+    if (!own)
+        return LM_OK;
+    lm_code rc = form ? form->config(form->ctx, c->s.store, &text, e) : LM_OK;
+    own = form ? text.data : own;
+    rc = rc ? rc : lm_folder_put(f, "adapter_config.json", own, strlen(own), e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 /* `path` ends in .lmz or names a folder: its files are the same. */
 static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
 {
@@ -169,8 +192,7 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
     lm_buf json = { 0 };
     lm_code rc = lm_st_plan_new(&plan, e);
     if (!rc)
-        rc = lm_model_plan(c->s.model, c->o.adapter_config ? LM_TENSORS_ADAPTER : LM_TENSORS_ALL,
-                           LM_DTYPE_F32, plan, e);
+        rc = plan_tensors(c, plan, e);
     if (!rc && c->o.history)
         rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
     if (!rc)
@@ -183,13 +205,13 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
         spec = (lm_folder_spec){ .files = c->o.files, .plan = plan, .weights = adapter_file };
     if (!rc)
         rc = lm_folder_create(path, is_replacing(c), &opts, &spec, &f, e);
-    if (!rc && c->o.adapter_config)
-        rc = lm_folder_put(f, "adapter_config.json", c->o.adapter_config,
-                           strlen(c->o.adapter_config), e);
+    if (!rc)
+        rc = put_config(c, f, e);
     if (!rc && c->o.fold)
         rc = c->o.fold(c->o.fold_ctx, c->s.store, e);
     if (!rc)
-        rc = lm_store_write(c->s.store, f, e);
+        rc = c->o.form ? c->o.form->write(c->o.form->ctx, c->s.store, f, e)
+                       : lm_store_write(c->s.store, f, e);
     if (!rc && has_states(c->s.store))
         rc = lm_store_write_states(c->s.store, f, e);
     say_copied(c);
@@ -504,7 +526,7 @@ lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
     lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc)
         rc = load_numbers(o, where, s, e);
-    if (!rc && lm_bundle_find(b, adapter_file))
+    if (!rc && lm_bundle_find(b, adapter_file) && !s->store->twice)
         rc = load_file(b, adapter_file, s, lm_store_load_adapter, e);
     if (!rc && (has_states(s->store) || lm_bundle_find(b, states_file)))
         rc = load_file(b, states_file, s, lm_store_load_states, e);

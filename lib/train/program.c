@@ -51,6 +51,7 @@ static bool has_same_update(const lm_program *p, const lm_program *like)
 static lm_code make_update(lm_program *p, const lm_program *like, lm_err *e)
 {
     const lm_update_opts u = { .clip_norm = p->o.clip_norm,
+                               .beside = p->o.beside,
                                .clip_value = p->o.clip_value,
                                .space = p->train->graph->space,
                                .sample_stride = lm_monitor_stride(p->train->train_end),

@@ -28,8 +28,9 @@ typedef struct {
     /* What trains, and how the rest is kept: trainable, ctx, adapt, teacher, codes, codes_space and frozen_format are read; the
      * model of an evaluation is like that which trains. */
     lm_build build;
-    lm_states_in states_in; /* of the optimiser */
-    const char *states_dir; /* LM_STATES_FILE; borrowed */
+    lm_states_in states_in;         /* of the optimiser */
+    const char *states_dir;         /* LM_STATES_FILE; borrowed */
+    const lm_update_beside *beside; /* of an adapter; borrowed; NULL: none */
 } lm_program_opts;
 
 /* The update's in the order of lm_update_part. */
@@ -39,6 +40,7 @@ typedef enum {
     LM_SECTION_OTHER,   /* any other: they are added to */
     LM_SECTION_UPDATE,
     LM_SECTION_START = LM_SECTION_UPDATE + LM_UPDATE_START,
+    LM_SECTION_PENALTY = LM_SECTION_UPDATE + LM_UPDATE_PENALTY,
     LM_SECTION_NORM = LM_SECTION_UPDATE + LM_UPDATE_NORM,
     LM_SECTION_BEFORE = LM_SECTION_UPDATE + LM_UPDATE_BEFORE,
     LM_SECTION_STEP = LM_SECTION_UPDATE + LM_UPDATE_STEP,

@@ -10,11 +10,12 @@
 /* ---- executors ---- */
 
 static const char *const names[LM_SECTIONS] = {
-    [LM_SECTION_FORWARD] = "forward",    [LM_SECTION_FIRST] = "first micro-batch",
-    [LM_SECTION_OTHER] = "micro-batch",  [LM_SECTION_START] = "first states",
-    [LM_SECTION_NORM] = "gradient norm", [LM_SECTION_BEFORE] = "samples before",
-    [LM_SECTION_STEP] = "optimizer",     [LM_SECTION_AFTER] = "samples after",
-    [LM_SECTION_SHOW] = "averages",      [LM_SECTION_CHECK] = "norm of weights",
+    [LM_SECTION_FORWARD] = "forward",       [LM_SECTION_FIRST] = "first micro-batch",
+    [LM_SECTION_OTHER] = "micro-batch",     [LM_SECTION_START] = "first states",
+    [LM_SECTION_PENALTY] = "penalties",     [LM_SECTION_NORM] = "gradient norm",
+    [LM_SECTION_BEFORE] = "samples before", [LM_SECTION_STEP] = "optimizer",
+    [LM_SECTION_AFTER] = "samples after",   [LM_SECTION_SHOW] = "averages",
+    [LM_SECTION_CHECK] = "norm of weights",
 };
 
 static void lay_out(lm_program *p)
@@ -26,7 +27,7 @@ static void lay_out(lm_program *p)
                            .graph = micro ? p->train->graph : lm_update_graph(p->update),
                            .exec = micro ? p->exec : p->updating,
                            .numbered = micro,
-                           .recordable = micro || s == LM_SECTION_NORM ||
+                           .recordable = micro || s == LM_SECTION_PENALTY || s == LM_SECTION_NORM ||
                                          (s == LM_SECTION_STEP && lm_update_is_steady(p->update)) };
         if (micro) {
             size_t half = p->o.halves ? p->train->backward : 0;

@@ -60,6 +60,9 @@ typedef struct {
         const char *config; /* text of adapter_config.json: checkpoints are its folders */
         lm_code (*start)(void *ctx, lm_store *s, lm_err *e); /* lm_trainer_io.adapt */
         lm_code (*fold)(void *ctx, lm_store *s, lm_err *e);  /* lm_ckpt_opts.fold */
+        /* lm_trainer_io.after */
+        lm_code (*after)(void *ctx, lm_store *s, int64_t updates, double *loss, lm_err *e);
+        const lm_ckpt_form *form; /* lm_ckpt_opts.form */
         void *ctx;
     } adapter;
     const lm_packed *packed, *val_packed; /* lm_session_use_examples */

@@ -40,6 +40,15 @@ typedef struct {
 lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
 
+/* An adapter whose file depends on the states: its configuration, the plan of its tensors, and their numbers, of the store as it is
+ * written.  The parameters are then among the states, too (lm_store_opts.twice), and are resumed from there. */
+typedef struct {
+    void *ctx;
+    lm_code (*config)(void *ctx, const lm_store *s, lm_buf *out, lm_err *e);
+    lm_code (*plan)(void *ctx, const lm_store *s, lm_st_plan *plan, lm_err *e);
+    lm_code (*write)(void *ctx, const lm_store *s, lm_folder *f, lm_err *e);
+} lm_ckpt_form;
+
 /* The parts that are the same in all checkpoints.  All borrowed. */
 typedef struct {
     const char *run_dir;
@@ -50,6 +59,7 @@ typedef struct {
     /* Computes tensors of the store that follow from others, before it is written; NULL: there are none */
     lm_code (*fold)(void *ctx, lm_store *s, lm_err *e);
     void *fold_ctx;
+    const lm_ckpt_form *form; /* with adapter_config; NULL: the file has the tensors as they are */
     const json_t *generation_config; /* generation_config.json; NULL: none */
     const lm_folder_files *files;    /* the tokenizer's; NULL: none */
     const char *options; /* JSON text of the tool's options, kept in state.json for --resume */

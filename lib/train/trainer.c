@@ -94,6 +94,27 @@ static lm_code make_graphs(lm_trainer *t, lm_err *e)
                : LM_OK;
 }
 
+/* The constants of the update, one behind another, each at a multiple of 64 bytes. */
+static lm_code make_constants(lm_trainer *t, lm_err *e)
+{
+    const lm_update_constant *c;
+    int n = lm_update_constants(t->program->update, &c);
+    size_t at = 0;
+    for (int i = 0; i < n; i++)
+        t->constants_bytes += ((size_t)c[i].count * sizeof *c->number + 63) / 64 * 64;
+    if (!n || t->b->alloc(t->b, t->constants_bytes, "constants", &t->constants, e))
+        return e->code;
+    for (int i = 0; i < n; i++) {
+        size_t bytes = (size_t)c[i].count * sizeof *c->number;
+        char *to = (char *)t->constants + at;
+        if (t->b->copy(t->b, to, c[i].number, bytes, t->b->main, e))
+            return e->code;
+        lm_exec_bind(t->program->updating, c[i].value, to);
+        at += (bytes + 63) / 64 * 64;
+    }
+    return t->b->sync(t->b, t->b->main, e);
+}
+
 /* The memory of the update's values. */
 static void bind_update(lm_trainer *t)
 {
@@ -141,6 +162,8 @@ static lm_code load(lm_trainer *t, lm_err *e)
     if (validates(t))
         lm_store_bind(s, t->eval.model, t->eval.exec);
     bind_update(t);
+    if (make_constants(t, e))
+        return e->code;
     return t->io.resume ? LM_OK : trainer_update(t, LM_SECTION_START, 0, e);
 }
 
@@ -203,6 +226,8 @@ void lm_trainer_free(lm_trainer *t)
     t->b->sync(t->b, NULL, &ignored); /* after a failure, work may still be queued */
     if (t->input)
         t->b->free(t->b, t->input, batch_bytes(t));
+    if (t->constants)
+        t->b->free(t->b, t->constants, t->constants_bytes);
     for (int64_t i = 0; t->batch && i < n_batches(t); i++)
         lm_batch_fini(&t->batch[i]);
     lm_free(t->batch);

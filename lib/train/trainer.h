@@ -44,6 +44,7 @@ typedef struct {
     lm_build build;         /* what trains, and how the rest is kept (lm_program_opts) */
     lm_states_in states_in; /* of the optimiser: likewise */
     const char *states_dir;
+    const lm_update_beside *beside; /* of an adapter; borrowed; NULL: none */
 } lm_trainer_opts;
 
 /* Its inputs and outputs.  All borrowed; NULL if absent. */
@@ -56,6 +57,9 @@ typedef struct {
      * drawn. */
     lm_code (*adapt)(void *ctx, lm_store *s, lm_err *e);
     void *adapt_ctx;
+    /* After a step that changed parameters, the number `updates` of these, from 1: may change them in the store; what the
+     * penalties of lm_trainer_opts.beside were is added to *loss.  ctx: adapt_ctx.  NULL: nothing. */
+    lm_code (*after)(void *ctx, lm_store *s, int64_t updates, double *loss, lm_err *e);
     /* threads of the host that load; NULL: the backend's, which a device does not have */
     lm_par *par;
     const char *resume; /* checkpoint folder with optimiser and numbers; NULL: a fresh start */

@@ -22,7 +22,8 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
                                 .clip_value = o->clip_value,
                                 .build = o->build,
                                 .states_in = o->states_in,
-                                .states_dir = o->states_dir };
+                                .states_dir = o->states_dir,
+                                .beside = o->beside };
     return lm_program_new(&p, c, validation, b, like, out, e);
 }
 

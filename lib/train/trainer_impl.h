@@ -51,7 +51,9 @@ struct lm_trainer {
     int64_t valid[2];
     double flops[2]; /* FLOPs of the step, with visible pairs of attention (lm_config_pair_flops) */
     lm_stream *copies;
-    float *rows;       /* objective, on a device: the losses of a micro-batch, on the host */
+    float *rows;     /* objective, on a device: the losses of a micro-batch, on the host */
+    void *constants; /* of the update's graph, in memory of the backend */
+    size_t constants_bytes;
     void *input;       /* on a device: the memory from which each micro-batch is read */
     lm_mirror numbers; /* step_numbers */
     lm_marks *marks;   /* around the parts of an optimiser step */

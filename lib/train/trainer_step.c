@@ -193,6 +193,8 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 {
     double began;
     mark(t, MARK_BEGIN);
+    if (i->tokens && trainer_update(t, LM_SECTION_PENALTY, t->s.step, e))
+        return e->code;
     if (trainer_update(t, LM_SECTION_NORM, t->s.step, e))
         return e->code;
     mark(t, MARK_NORM);
@@ -280,6 +282,9 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     updating = lm_now();
     if (update(t, i, e) || draw_ahead(t, e) || t->b->sync(t->b, t->b->main, e) ||
         check_numbers(t, i, e) || take_times(t, updating, e) || end_trace(t, e))
+        return e->code;
+    if (t->io.after && i->tokens &&
+        t->io.after(t->io.adapt_ctx, t->s.store, t->s.updates + 1, &i->loss, e))
         return e->code;
     t->s.step++;
     t->s.sample += windows_a_step(t);

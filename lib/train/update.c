@@ -24,6 +24,9 @@ struct lm_update {
     lm_graph *g;
     lm_optim_use *use;
     lm_vid *numbers, *keeps; /* of each use: its views */
+    lm_vid beside;           /* the view of lm_update_beside's */
+    lm_update_constant *constant;
+    size_t n_constants, cap_constants;
     int n_numbers;
     lm_update_tensor *t;
     int n_tensors;
@@ -68,6 +71,33 @@ lm_vid lm_update_numbers(const lm_update *u)
 lm_vid lm_update_average_keeps(const lm_update *u)
 {
     return u->keeps[u->at_work - u->use];
+}
+
+lm_vid lm_update_beside_numbers(const lm_update *u)
+{
+    return u->beside;
+}
+
+lm_code lm_update_const(lm_update *u, lm_tensor shape, const float *number, lm_vid *out, lm_err *e)
+{
+    size_t n = (size_t)lm_tensor_count(&shape);
+    for (size_t i = 0; i < u->n_constants; i++)
+        if (lm_same_shape(&u->g->value[u->constant[i].value].t, &shape) &&
+            !memcmp(u->constant[i].number, number, n * sizeof *number)) {
+            *out = u->constant[i].value;
+            return LM_OK;
+        }
+    if (lm_grow(&u->constant, &u->cap_constants, u->n_constants + 1, sizeof *u->constant,
+                "constants", e) ||
+        lm_graph_value(u->g, LM_ROLE_CONST, shape, NULL, out, e))
+        return e->code;
+    lm_update_constant *c = &u->constant[u->n_constants];
+    *c = (lm_update_constant){ .value = *out, .count = (int64_t)n };
+    if (lm_alloc_n(&c->number, n, sizeof *c->number, "constants", e))
+        return e->code;
+    memcpy(c->number, number, n * sizeof *number);
+    u->n_constants++;
+    return LM_OK;
 }
 
 lm_vid lm_update_sumsq(const lm_update *u)
@@ -119,6 +149,11 @@ void lm_update_at_start(lm_update *u)
 void lm_update_to_show(lm_update *u)
 {
     u->g->when = LM_UPDATE_SHOW;
+}
+
+void lm_update_to_penalise(lm_update *u)
+{
+    u->g->when = LM_UPDATE_PENALTY;
 }
 
 void lm_update_always(lm_update *u)
@@ -280,6 +315,11 @@ static lm_code make_views(lm_update *u, lm_err *e)
             return e->code;
         at += numbers_of(&u->use[i]);
     }
+    int own = u->o.beside ? u->o.beside->n_numbers : 0;
+    u->beside = LM_NONE;
+    if (own && lm_graph_view(u->g, u->v.numbers, u->n_numbers - own, lm_shape1(LM_DTYPE_F64, own),
+                             NULL, &u->beside, e))
+        return e->code;
     for (int i = 0; i < u->n_tensors; i++) {
         lm_update_tensor *t = &u->t[i];
         t->low = t->packed = LM_NONE;
@@ -350,6 +390,9 @@ static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned cha
         lm_err_in(e, "%s of %s", u->at_work->optim->name, t->name);
         return e->code;
     }
+    lm_update_always(u);
+    if (u->o.beside && u->o.beside->tensor(u->o.beside->ctx, u, t, e))
+        return e->code;
     *left = look_at(u, from, t);
     return LM_OK;
 }
@@ -487,6 +530,7 @@ static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_ten
         if (optim->check && optim->check(u->use[i].hyper, e))
             return e->code;
     }
+    u->n_numbers += o->beside ? o->beside->n_numbers : 0;
     return LM_OK;
 }
 
@@ -515,6 +559,9 @@ void lm_update_free(lm_update *u)
         return;
     for (size_t k = 0; k < u->n_states; k++)
         lm_free(u->state[k].part);
+    for (size_t i = 0; i < u->n_constants; i++)
+        lm_free(u->constant[i].number);
+    lm_free(u->constant);
     lm_free(u->state);
     lm_free(u->state_value);
     lm_free(u->cap_parts);
@@ -548,6 +595,12 @@ int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_
     return (int)u->n_states;
 }
 
+int lm_update_constants(const lm_update *u, const lm_update_constant **out)
+{
+    *out = u->constant;
+    return (int)u->n_constants;
+}
+
 int lm_update_n_numbers(const lm_update *u)
 {
     return u->n_numbers;
@@ -565,6 +618,8 @@ void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out)
         if (use->ema > 0)
             *out++ = lm_rule_average_keeps(use->ema, t);
     }
+    if (u->o.beside && u->o.beside->n_numbers)
+        u->o.beside->numbers(u->o.beside->ctx, t, out);
 }
 
 const bool *lm_update_due(lm_update *u, int64_t t)

@@ -111,6 +111,10 @@ double lm_update_hyper(const lm_update *u, const char *name);
 lm_vid lm_update_numbers(const lm_update *u);
 /* The decay of its average at the step, F64 [1]. */
 lm_vid lm_update_average_keeps(const lm_update *u);
+/* The step's numbers of lm_update_beside, F64 [n_numbers]. */
+lm_vid lm_update_beside_numbers(const lm_update *u);
+/* F32 numbers that stay, in memory of the trainer; they are copied.  Equal ones become one value. */
+lm_code lm_update_const(lm_update *u, lm_tensor shape, const float *number, lm_vid *out, lm_err *e);
 
 /* An OPT value that is kept between steps and in checkpoints, there as NAME.TENSOR.  Initially
  * zero.  A state of t's shape is stored in files in t's orientation there; others unchanged.
@@ -142,30 +146,49 @@ void lm_update_at_start(lm_update *u);
  * and published instead (an average).  The trainer restores the parameter afterwards, to the bit,
  * and checkpoints hold it too, as "param.TENSOR". */
 void lm_update_to_show(lm_update *u);
+/* Before the gradients are summed, at steps that have tokens: these nodes may add to t->grad. */
+void lm_update_to_penalise(lm_update *u);
 void lm_update_always(lm_update *u);
+
+/* ---- beside the optimisers ---- */
+
+/* Nodes that the training of an adapter adds to an update: terms of the loss that depend on parameters alone, and what it
+ * keeps about them. */
+typedef struct {
+    void *ctx;
+    int n_numbers;
+    /* The numbers of step t, from 0. */
+    void (*numbers)(void *ctx, int64_t t, double *out);
+    /* Append nodes, behind the step of *t. */
+    lm_code (*tensor)(void *ctx, lm_update *u, const lm_update_tensor *t, lm_err *e);
+    /* Checkpoints have the parameters among the states too, because the adapter's file has less */
+    bool twice;
+} lm_update_beside;
 
 /* ---- building the graph of an update ---- */
 
 typedef struct {
     const lm_optim_use *use;
     int n_use;
-    double clip_norm, clip_value; /* 0: none */
-    int64_t block, trained;       /* elements of the block of parameters; of those of gradients */
-    bool low;                     /* there is a block of copies in BF16 */
-    lm_space space;               /* of all values */
+    double clip_norm, clip_value;   /* 0: none */
+    int64_t block, trained;         /* elements of the block of parameters; of those of gradients */
+    bool low;                       /* there is a block of copies in BF16 */
+    lm_space space;                 /* of all values */
+    const lm_update_beside *beside; /* borrowed; NULL: none */
     int64_t sample_stride,
         samples; /* elements 0, stride, ... of parameters and gradients; 0: none */
 } lm_update_opts;
 
 /* Parts of the list, in this order. */
 typedef enum {
-    LM_UPDATE_START,  /* lm_update_at_start */
-    LM_UPDATE_NORM,   /* sumsq of the gradients, and other nodes that only read */
-    LM_UPDATE_BEFORE, /* samples of parameters and gradients */
-    LM_UPDATE_STEP,   /* the rules' nodes */
-    LM_UPDATE_AFTER,  /* samples of parameters */
-    LM_UPDATE_SHOW,   /* lm_update_to_show, and copies in BF16 of what it made */
-    LM_UPDATE_CHECK,  /* sum of squares of the parameters */
+    LM_UPDATE_START,   /* lm_update_at_start */
+    LM_UPDATE_PENALTY, /* lm_update_to_penalise */
+    LM_UPDATE_NORM,    /* sumsq of the gradients, and other nodes that only read */
+    LM_UPDATE_BEFORE,  /* samples of parameters and gradients */
+    LM_UPDATE_STEP,    /* the rules' nodes */
+    LM_UPDATE_AFTER,   /* samples of parameters */
+    LM_UPDATE_SHOW,    /* lm_update_to_show, and copies in BF16 of what it made */
+    LM_UPDATE_CHECK,   /* sum of squares of the parameters */
     LM_UPDATE_PARTS,
 } lm_update_part;
 
@@ -189,6 +212,13 @@ void lm_update_part_at(const lm_update *u, lm_update_part p, size_t *first, size
 const lm_update_values *lm_update_value(const lm_update *u);
 /* The states, as the store keeps them: block k is value state[k]. */
 int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_vid **value);
+/* Constants: number[i] are those of value[i]. */
+typedef struct {
+    lm_vid value;
+    float *number;
+    int64_t count;
+} lm_update_constant;
+int lm_update_constants(const lm_update *u, const lm_update_constant **out);
 /* The count of a step's numbers, and the numbers. */
 int lm_update_n_numbers(const lm_update *u);
 void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out);

@@ -203,6 +203,10 @@ static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
         if (!chosen[i])
             continue;
         rc = add_module(a, base, hypers, where, e);
+        if (!rc && !lm_attach_has_rank(a, &a->module[a->n_modules - 1])) {
+            lm_free(a->module[--a->n_modules].hyper);
+            continue;
+        }
         most_out = base->out > most_out ? base->out : most_out;
         most_in = base->in > most_in ? base->in : most_in;
     }

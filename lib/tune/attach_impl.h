@@ -69,6 +69,8 @@ void lm_attach_declare_ids(lm_builder *b, const attach_module *m, const lm_tune_
 bool lm_attach_is_lora(const lm_attach *a, const attach_module *m);
 bool lm_attach_has_lengths(const lm_attach *a, const attach_module *m);
 bool lm_attach_embeds(const lm_attach *a, const attach_module *m);
+/* False for a module of which AdaLoRA took all ranks away: it has no tensors, and stays as it is. */
+bool lm_attach_has_rank(const lm_attach *a, const attach_module *m);
 /* The product of the place, with the paths of its modules. */
 lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
 lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,

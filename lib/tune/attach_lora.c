@@ -49,6 +49,11 @@ bool lm_attach_embeds(const lm_attach *a, const attach_module *m)
     return a->method == &lm_tune_lora && lm_attach_is_lora(a, m) && !lm_attach_has_lengths(a, m);
 }
 
+bool lm_attach_has_rank(const lm_attach *a, const attach_module *m)
+{
+    return !has_singular(a) || rank_of(a, m) > 0;
+}
+
 /* ---- one path ---- */
 
 /* Modules of one path. */

@@ -131,6 +131,8 @@ static lm_code sort_tensor(lm_tune_folder *f, size_t k, lm_err *e)
     const lm_tune_base *b;
     lm_tune_part *p;
 
+    if (!t->count) /* PEFT's, of a module that has no rank left */
+        return LM_OK;
     if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
         /* shared by all modules: looked up by name */
         if (!strncmp(name, all_prefix, sizeof all_prefix - 1) &&
@@ -302,7 +304,7 @@ lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_er
             if (lm_st_at(f->st, k) == f->whole[i].file)
                 used[k] = true;
     for (size_t k = 0; !rc && k < n; k++)
-        if (!used[k])
+        if (!used[k] && lm_st_at(f->st, k)->count)
             rc = lm_fail(e, LM_EFORMAT, f->path, "use the program that made it",
                          "tensor '%s' is not one of %s", lm_st_show(lm_st_at(f->st, k)->name, show),
                          f->method->peft_type);

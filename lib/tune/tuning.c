@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "model/arch.h"
+#include "tune/ada.h"
 #include "tune/folder_impl.h"
 
 lm_code lm_tuning_new(json_t *config, const char *where, const lm_model_source *base,
@@ -63,6 +64,7 @@ lm_code lm_tuning_open(const char *path, const lm_bundle_opts *o, lm_bundle **fi
 
 void lm_tuning_fini(lm_tuning *t)
 {
+    lm_ada_free(t->ada);
     lm_attach_free(t->attach);
     lm_tune_bases_fini(&t->bases);
     lm_buf_fini(&t->text);
@@ -279,6 +281,30 @@ lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
 lm_code lm_tuning_fold(void *ctx, lm_store *s, lm_err *e)
 {
     return lm_attach_fold(((lm_tuning *)ctx)->attach, s, e);
+}
+
+/* ---- beside the optimiser ---- */
+
+void lm_tuning_resume(json_t *config, const lm_st *saved)
+{
+    lm_ada_resume(config, saved);
+}
+
+static lm_code after(void *ctx, lm_store *s, int64_t updates, double *loss, lm_err *e)
+{
+    return lm_ada_after(((lm_tuning *)ctx)->ada, s, updates, loss, e);
+}
+
+lm_code lm_tuning_schedule(lm_tuning *t, lm_session *s, lm_err *e)
+{
+    if (!t->attach || !lm_ada_is(t->attach))
+        return LM_OK;
+    if (lm_ada_new(t->attach, t->config, s->o.steps, &t->ada, e))
+        return e->code;
+    s->o.beside = lm_ada_beside(t->ada);
+    s->adapter.form = lm_ada_form(t->ada);
+    s->adapter.after = after;
+    return LM_OK;
 }
 
 /* ---- for people ---- */

@@ -9,6 +9,7 @@
 
 #include "base/par.h"
 #include "model/store.h"
+#include "train/session.h"
 #include "tune/attach.h"
 #include "tune/folder.h"
 
@@ -67,7 +68,8 @@ typedef struct {
     lm_attach *attach;
     const lm_model_source *base; /* borrowed */
     uint64_t seed;
-    lm_st *first; /* tensors of an adapter that it starts with; borrowed; NULL: none */
+    struct lm_ada *ada; /* the schedule of AdaLoRA (ada.h); NULL: none */
+    lm_st *first;       /* tensors of an adapter that it starts with; borrowed; NULL: none */
 } lm_tuning;
 
 /* The configuration of a saved adapter of any kind, a folder, a tar or an .lmz, and its tensors; for the caller to release in
@@ -90,6 +92,12 @@ bool lm_tuning_keeps_base(const lm_tuning *t);
 /* For lm_trainer_io.adapt, ctx the lm_tuning: draws the adapter's tensors, or computes them from the base as the method
  * says (which may change the base: PiSSA), or takes those of `first`. */
 lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e);
+
+/* Of a run that is resumed: the configuration without what its checkpoint says about the file alone; `saved`: its tensors. */
+void lm_tuning_resume(json_t *config, const lm_st *saved);
+/* Before a program is made: set in *s what the method does beside the steps of the optimiser, in a training of s->o.steps
+ * steps.  Fails as lm_ada_new. */
+lm_code lm_tuning_schedule(lm_tuning *t, lm_session *s, lm_err *e);
 
 /* For lm_ckpt_opts.fold, ctx the lm_tuning: lm_attach_fold. */
 lm_code lm_tuning_fold(void *ctx, lm_store *s, lm_err *e);

@@ -62,6 +62,46 @@ loss_of() { # head or tail: of the first or the last step
     done
 }
 
+# The same run, and from its checkpoint of step 5 on again.
+same_from_5() { # NAME OPTION...
+    local name=$1
+    shift
+    peft-tune -q m qa.jsonl -o "$name" "${how[@]}" --steps 12 --save-every 5 --keep 0 "$@"
+    peft-tune -q --resume "$name/step-000005" -o "$name-again"
+    for f in adapter_model.safetensors optimizer.safetensors; do
+        [ "$(numbers "$name/latest/$f")" = "$(numbers "$name-again/latest/$f")" ]
+    done
+    cmp "$name/adapter_config.json" "$name-again/adapter_config.json"
+}
+
+@test "peft-tune: adalora distributes its ranks, and files have those that are left" {
+    local ranks=(--set target_r=2 --set tinit=1 --set tfinal=2 --set lora_dropout=0.1)
+    same_from_5 ada --method adalora --rank 6 "${ranks[@]}"
+    grep -q '"total_step": 12' ada/adapter_config.json
+    [ "$(grep -c '^      true' ada/adapter_config.json)" -eq 28 ] # of 14 modules
+    [ "$(grep -c '^      false' ada/adapter_config.json)" -eq 56 ]
+    loss() { eval-model -q "$@" text.jsonl --seq-len 64 --json | sed 's/.*"loss":\([0-9.]*\).*/\1/'; }
+    merge-models -q --method passthrough m+ada -o ada-merged
+    paste <(loss m --adapter ada) <(loss ada-merged) <(loss m) > losses
+    awk '{ exit !($1 > 0 && $1 - $2 < 1e-5 && $2 - $1 < 1e-5 && $1 != $3) }' losses
+    peft-tune -q m qa.jsonl -o ada-on "${how[@]}" --init-adapter ada --method adalora --steps 2
+    [ "$(grep -c '^      true' ada-on/adapter_config.json)" -eq 28 ]
+    run peft-tune -q m qa.jsonl -o no "${how[@]}" --method adalora --steps 3 --set tinit=3
+    [ "$status" -eq 2 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"none of 3 steps to distribute ranks in"* ]]
+}
+
+@test "peft-tune: adapters of indices train, and resume with them" {
+    same_from_5 places --method shira --rank 2
+    same_from_5 largest --method supertuning --set sparsity=0.9
+    same_from_5 shared --method unilora --rank 2
+    eval-model -q m --adapter places text.jsonl --seq-len 64 > measured
+    merge-models -q --method passthrough m+shared -o shared-merged
+    peft-tune -q m qa.jsonl -o places-on "${how[@]}" --init-adapter places --method shira --steps 1 --lr 0
+    [ "$(numbers places/adapter_model.safetensors)" = "$(numbers places-on/adapter_model.safetensors)" ]
+}
+
 @test "peft-tune: changed data end a resume, unless they are named" {
     cp qa.jsonl moving.jsonl
     peft-tune -q m moving.jsonl -o moved "${how[@]}" --epochs 1

@@ -91,12 +91,14 @@ def theirs(base, config, data, start):
     model.save_pretrained(start)
     step = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0)
     losses = []
-    for _ in range(STEPS):
+    for i in range(STEPS):
         loss = model(**data).loss
         step.zero_grad()
         loss.backward()
         step.step()
         losses.append(loss.item())
+        if config.peft_type == peft.PeftType.ADALORA:
+            model.base_model.update_and_allocate(i + 1)
     return losses, model
 
 
@@ -117,7 +119,8 @@ def case(tmp, kind, name, method, config, records):
     far = max(((a[k].float() - b[k].float()).norm() / b[k].float().norm()).item() for k in b if k in a)
     check(set(a) == set(b) and far < 1e-4, f"{kind} {name}: tensors ({far:.1e})")
     with torch.no_grad():
-        again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), out)
+        again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), out,
+                                               is_trainable=method == "adalora")
         far = (again.eval()(**data).logits - model(**data).logits).abs().max().item()
     check(far < 1e-4, f"{kind} {name}: PEFT loads the folder ({far:.1e})")
 
@@ -134,6 +137,9 @@ def cases(kind):
     yield "prefix", "prefix", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     if kind == "llama":
         yield "doradrop", "dora", peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, lora_dropout=1e-9, **plain)
+        ranks = dict(init_r=6, target_r=2, lora_alpha=8, total_step=STEPS, orth_reg_weight=0.1, **plain)
+        yield "adalora", "adalora", peft.AdaLoraConfig(tinit=1, tfinal=3, deltaT=1, **ranks)
+        yield "adalora2", "adalora", peft.AdaLoraConfig(tinit=2, tfinal=2, deltaT=3, beta1=0.7, beta2=0.9, **ranks)
         yield "ia3", "ia3", peft.IA3Config(feedforward_modules=["down_proj"], **plain)
         yield "loha", "loha", peft.LoHaConfig(r=4, alpha=8, **plain)
         yield "lokr", "lokr", peft.LoKrConfig(r=4, alpha=8, **plain)

@@ -42,6 +42,9 @@ CASES = {
     "lora with tokens": ("LoraConfig", "llama", dict(target_modules=["q_proj"], r=4, trainable_token_indices=[3, 5, 17])),
     "lora by pissa": ("LoraConfig", "llama", dict(target_modules=["q_proj"], r=4, init_lora_weights="pissa")),
     "lora gpt2": ("LoraConfig", "gpt2", dict(target_modules=["c_attn", "c_proj"], r=4)),
+    "adalora ranks": ("AdaLoraConfig", "llama", dict(target_modules=L, init_r=3, target_r=2, total_step=10, rank_pattern={
+        f"model.layers.{i}.{m}.lora_E": [i == 0, m != "mlp.down_proj", i == 0 and m == "self_attn.q_proj"]
+        for i in range(2) for m in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")})),
     "adalora": ("AdaLoraConfig", "llama", dict(target_modules=L, init_r=6, target_r=4, total_step=10)),
     "loha": ("LoHaConfig", "llama", dict(target_modules=L, r=4, alpha=6)),
     "lokr": ("LoKrConfig", "llama", dict(target_modules=L, r=4, alpha=6)),
@@ -151,6 +154,8 @@ def make(tmp, name, cls, kind, keys):
     for p in tuned.parameters():
         if p.requires_grad:
             p.data = p.data + torch.randn_like(p) * 0.1
+    if keys.get("rank_pattern"):
+        tuned.base_model.rankallocator.mask_using_rank_pattern(tuned.base_model.model, keys["rank_pattern"])
     tuned.eval()(torch.zeros(1, 4, dtype=torch.long))
     tuned.save_pretrained(folder)
     plain = {k: v.clone() for k, v in model(kind).state_dict().items()}

@@ -13,11 +13,12 @@
 
 enum { NAMES_AT_MOST = 40, TEXT = 1024 };
 
-/* Nodes before the first step and those that show an average run without gradients. */
+/* Nodes before the first step and those that show an average run without gradients, and penalties before their norm is
+ * known. */
 static bool is_gated(const lm_update *u)
 {
     int when = lm_update_graph(u)->when;
-    return when != LM_UPDATE_START && when != LM_UPDATE_SHOW;
+    return when != LM_UPDATE_START && when != LM_UPDATE_SHOW && when != LM_UPDATE_PENALTY;
 }
 
 /* Clip the gradients that the text reads, and write copies of the parameters that it writes. */

@@ -51,10 +51,10 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 {
     int64_t r = lm_tune_adalora_rank(m);
 
-    if (r < 1)
-        return lm_fail(e, LM_EUSAGE, m->name, "train it without this module",
-                       "its rank is 0, of which no tensor can be kept");
+    (void)e;
     *n = 0;
+    if (r < 1) /* all were taken away: the module is that of the base */
+        return LM_OK;
     lm_tune_tensor_add(out, n, "lora_A", r, m->in, LM_TUNE_NORMAL, LM_TUNE_ADALORA_STD);
     lm_tune_tensor_add(out, n, "lora_E", r, 1, LM_TUNE_ZEROS, 0);
     lm_tune_tensor_add(out, n, "lora_B", m->out, r, LM_TUNE_NORMAL, LM_TUNE_ADALORA_STD);
@@ -95,7 +95,7 @@ const lm_tune_method lm_tune_adalora = {
     .prefix = "lora_",
     .hyper = hyper,
     .refused = refused,
-    .extra = "{\"total_step\": 1}",
+    .extra = "{\"total_step\": null, \"rank_pattern\": null}",
     .tensors = tensors,
     .weight = weight,
     .low_rank = low_rank,
