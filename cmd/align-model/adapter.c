@@ -79,6 +79,27 @@ static lm_code read_config(align_session *s, json_t **out, lm_err *e)
                  : lm_tuning_config(&ask, out, e);
 }
 
+/* A reward model's adapter, as PEFT has it: the head trains beside it and lies in its file. */
+static lm_code save_head(json_t *config, lm_err *e)
+{
+    static const char head[] = "score";
+    json_t *saved = json_object_get(config, "modules_to_save");
+    size_t i;
+    json_t *v;
+    bool there = false;
+    if (!json_is_array(saved))
+        saved = json_array();
+    else
+        json_incref(saved);
+    json_array_foreach(saved, i, v) there |=
+        json_is_string(v) && !strcmp(json_string_value(v), head);
+    if (!there)
+        json_array_append_new(saved, json_string(head));
+    bool bad = json_object_set_new(config, "modules_to_save", saved);
+    bad |= json_object_set_new(config, "task_type", json_string("SEQ_CLS"));
+    return bad ? lm_fail(e, LM_ELIMIT, "adapter_config.json", NULL, "no memory") : LM_OK;
+}
+
 static lm_code make_adapter(align_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
@@ -90,6 +111,10 @@ static lm_code make_adapter(align_session *s, lm_err *e)
         return e->code;
     if (t->ask.resume)
         lm_tuning_resume(config, s->first);
+    if (t->config.scores && save_head(config, e)) {
+        json_decref(config);
+        return e->code;
+    }
     if (lm_tuning_new(config, where, t->source, &t->config, &s->tuning, e))
         return e->code;
     if (lm_attach_virtual(s->tuning.attach))
@@ -113,8 +138,6 @@ lm_code align_choose_adapter(align_session *s, lm_err *e)
     if (!s->recipe.method)
         return LM_OK;
     const char *format = strcmp(opt.base_format, "auto") != 0 ? opt.base_format : s->recipe.format;
-    if (s->t.config.scores)
-        return lm_fail(e, LM_EUSAGE, "--method", "leave it out", "reward models are trained whole");
     b->codes = s->t.source;
     if (format && lm_format_find(format, NULL, &b->frozen_format, e)) {
         lm_err_in(e, "--base-format");

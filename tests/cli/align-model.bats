@@ -113,6 +113,19 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     cmp <(tensors a/latest/adapter_model.safetensors) <(tensors b/latest/adapter_model.safetensors)
 }
 
+@test "a reward model as an adapter: its head is in the PEFT folder, resumed to the bit, and trained further" {
+    "${A[@]}" m0 pairs.jsonl -o a --loss reward --method lora --rank 4 --save-every 2 --keep 0 --metrics m.jsonl
+    rises m.jsonl step margin
+    grep -q '"task_type": "SEQ_CLS"' a/latest/adapter_config.json
+    head -c 8000 a/latest/adapter_model.safetensors | grep -aq '"base_model.model.score.weight"'
+    cp -r a b
+    rm -r b/step-000004 b/step-000006 b/latest
+    align-model -q --resume b
+    cmp <(tensors a/latest/adapter_model.safetensors) <(tensors b/latest/adapter_model.safetensors)
+    "${A[@]}" m0 pairs.jsonl -o c --loss reward --method lora --init-adapter a/latest --steps 1 --metrics c.jsonl
+    awk -v a="$(field m.jsonl step margin | tail -1)" -v b="$(field c.jsonl step margin)" 'BEGIN { exit !(b > 0.7 * a) }'
+}
+
 @test "refusals: one line each, nothing written" {
     run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --loss dpoo
     [[ $stderr == "align-model: loss: unknown loss 'dpoo': did you mean dpo" ]]

@@ -365,6 +365,26 @@ def reward_model(tmp, records):
     check(abs(step["margin"] - margin) < 1e-5 and margin > 0.1, "the margin has grown", step["margin"], margin)
 
 
+def reward_adapter(tmp, records):
+    """An adapter of a reward model gives the same scores in PEFT, with its head."""
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    tool("align-model", "-q", tmp + "/m0", tmp + "/pairs.jsonl", "-o", tmp + "/ra", "--loss", "reward", "--method", "lora",
+         "--rank", "4", "--steps", "5", "--lr", "1e-2")
+    tool("align-model", "-q", tmp + "/m0", tmp + "/pairs.jsonl", "-o", tmp + "/ra2", "--loss", "reward", "--method", "lora",
+         "--init-adapter", tmp + "/ra/latest", "--steps", "1", "--lr", "0", "--batch-size", "3", "--metrics", tmp + "/ra.jsonl")
+    with open(tmp + "/ra.jsonl") as f:
+        step = next(r for r in map(json.loads, f) if r["event"] == "step")
+    base = AutoModelForSequenceClassification.from_pretrained(tmp + "/m0", dtype=torch.float32, num_labels=1)
+    base.config.pad_token_id = 0  # a model without padding is padded with its end of text
+    model = PeftModel.from_pretrained(base, tmp + "/ra/latest")
+    words = AutoTokenizer.from_pretrained(tmp + "/m0")
+    scores = [torch.stack([model(torch.tensor([words(r["prompt"] + r[key]).input_ids + [0]])).logits[0, 0] for r in records])
+              for key in ("chosen", "rejected")]
+    margin = (scores[0] - scores[1]).mean().item()
+    check(abs(step["margin"] - margin) < 1e-4 and margin > 0.1, "PEFT gives the same margin", step["margin"], margin)
+
+
 def distilled(tmp, records):
     """One step of SGD at rate 1 on given answers: the loss of TRL's definition, and its gradient by autograd."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -423,6 +443,7 @@ def main():
         records = make_base(tmp)
         trained(tmp, records)
         reward_model(tmp, records)
+        reward_adapter(tmp, records)
         distilled(tmp, records)
     print(f"1..{count}")
     sys.exit(failed > 0)
