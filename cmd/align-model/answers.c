@@ -129,8 +129,21 @@ lm_code align_open_answers(align_session *s, lm_err *e)
 
 /* ---- the objective ---- */
 
+/* The weights from which a reference is computed: of a resumed run only an adapter's base still is that model. */
+static lm_code digest_weights(align_session *s, const uint8_t **out, lm_err *e)
+{
+    if (!lm_align_reads_ref(&s->spec) || (s->t.ask.resume && !s->tuning.attach))
+        return LM_OK;
+    lm_model_source_set_par(s->t.source, s->t.par);
+    *out = s->weights;
+    return lm_model_source_weights_digest(s->t.source, s->weights, e);
+}
+
 lm_code align_make_objective(align_session *s, lm_err *e)
 {
+    const uint8_t *weights = NULL;
+    if (digest_weights(s, &weights, e))
+        return e->code;
     const lm_offline_opts o = { .spec = &s->spec,
                                 .train = s->train,
                                 .val = s->val,
@@ -142,6 +155,7 @@ lm_code align_make_objective(align_session *s, lm_err *e)
                                 .check = opt.loop.eval_batches,
                                 .reference = s->reference,
                                 .kept = s->kept,
+                                .weights = weights,
                                 .sink = &tool.sink };
     if (lm_offline_new(&o, &s->offline, e))
         return e->code;

@@ -42,10 +42,11 @@ typedef struct {
     lm_align_spec spec;
     char *step_dir, *own_run; /* the checkpoint and the run of --resume */
     char *reference,
-        *kept;      /* files of the reference's log-probabilities: of this run, of that one */
-    json_t *saved;  /* options of that run, from which `opt` borrows */
-    lm_buf options; /* those of this run */
-    char note[256]; /* a change of the learning rate by --resume; "": none */
+        *kept;           /* files of the reference's log-probabilities: of this run, of that one */
+    uint8_t weights[16]; /* digest of the reference's */
+    json_t *saved;       /* options of that run, from which `opt` borrows */
+    lm_buf options;      /* those of this run */
+    char note[256];      /* a change of the learning rate by --resume; "": none */
     lm_tokenizer *tok;
     lm_chat *chat;
     lm_text_record_map map;

@@ -151,3 +151,22 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     run -2 --separate-stderr align-model -q --resume a four.jsonl --steps 8
     [[ $stderr == *"reference.safetensors: is of other answers ('train')"* ]]
 }
+
+@test "a reference of another model is refused, of a whole model and of an adapter" {
+    "${A[@]}" m0 pairs.jsonl -o a --save-every 2 --keep 0
+    init-model -q --seed 7 "$BATS_FILE_TMPDIR/config.json" --tokenizer "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o other
+    "${A[@]}" other pairs.jsonl -o b --save-every 2 --keep 0
+    cp b/reference.safetensors a/reference.safetensors
+    run -2 --separate-stderr align-model -q --resume a --steps 8
+    [[ $stderr == *"a/reference.safetensors: is of another model: resume with the model of the run, or begin another" ]] || { echo "$stderr"; false; }
+    cp -rL m0 base
+    "${A[@]}" base pairs.jsonl -o c --method lora --save-every 2 --keep 0
+    rm -r base
+    cp -r other base
+    run -2 --separate-stderr align-model -q --resume c --steps 8
+    [[ $stderr == *"c/reference.safetensors: is of another model: resume with the model of the run, or begin another" ]] || { echo "$stderr"; false; }
+    rm -r base
+    cp -rL m0 base
+    echo more > base/notes.txt # beside the weights
+    align-model -q --resume c --steps 8
+}

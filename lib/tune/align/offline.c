@@ -47,6 +47,7 @@ struct lm_offline {
     lm_objective_site site;
     int64_t unit;
     bool reads_ref, whole;
+    char model[LM_REFERENCE_MODEL]; /* of the reference */
     set train, val;
     lot step, check; /* of a step; of an evaluation */
     work work;
@@ -227,17 +228,37 @@ static lot *lot_of(lm_offline *x, const lm_round *r)
     return r->val ? &x->check : &x->step;
 }
 
+static lm_code fail_model(const char *path, lm_err *e)
+{
+    return lm_fail(e, LM_EUSAGE, path, "resume with the model of the run, or begin another",
+                   "is of another model");
+}
+
+static lm_code load_reference(lm_offline *x, lm_reference_set *both, int n, lm_err *e)
+{
+    char own[LM_REFERENCE_MODEL];
+    if (lm_reference_load(both, n, own, x->o.kept, e))
+        return e->code;
+    if (*x->model && strcmp(x->model, own) != 0)
+        return fail_model(x->o.kept, e);
+    memcpy(x->model, own, sizeof own);
+    return LM_OK;
+}
+
 static lm_code find_reference(lm_offline *x, lm_err *e)
 {
     lm_reference_set both[2] = { x->train.ref, x->val.ref };
     int n = x->o.val ? 2 : 1;
     bool whole;
     const char *to = x->o.reference, *from = x->o.kept;
-    if (from && lm_reference_load(both, n, from, e))
+    if (x->o.weights)
+        lm_reference_model_text(x->o.weights, x->model);
+    if (from && load_reference(x, both, n, e))
         return e->code;
     if (!from && (lm_reference_make(both, n, &x->site, x->o.sink, &whole, e) || !whole))
         return e->code;
-    return to && !(from && lm_path_same(to, from)) ? lm_reference_save(both, n, to, e) : LM_OK;
+    return to && !(from && lm_path_same(to, from)) ? lm_reference_save(both, n, x->model, to, e)
+                                                   : LM_OK;
 }
 
 /* A micro-batch has at most as many numbers, and texts, as rows. */
@@ -365,6 +386,31 @@ static void offline_report(void *ctx, const lm_round *r, lm_metrics *m)
         lm_metrics_f32(m, l->metrics.item[i].name, lm_align_value(&l->metrics.item[i]));
 }
 
+/* ---- checkpoints ---- */
+
+static lm_code offline_save(void *ctx, int64_t step, lm_buf *out, lm_err *e)
+{
+    const lm_offline *x = ctx;
+    lm_jw w;
+    (void)step;
+    if (!x->reads_ref || !*x->model)
+        return LM_OK;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "reference", x->model);
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w);
+}
+
+/* The kept reference must be that with which the checkpoint was trained. */
+static lm_code offline_load(void *ctx, int64_t step, const json_t *o, lm_err *e)
+{
+    const lm_offline *x = ctx;
+    const char *model = json_string_value(json_object_get(o, "reference"));
+    (void)step;
+    return model && x->reads_ref && strcmp(model, x->model) != 0 ? fail_model(x->o.kept, e) : LM_OK;
+}
+
 /* ---- life ---- */
 
 static lm_code make_lots(lm_offline *x, lm_err *e)
@@ -397,7 +443,9 @@ lm_code lm_offline_new(const lm_offline_opts *o, lm_offline **out, lm_err *e)
                                    .fill = offline_fill,
                                    .grade = offline_grade,
                                    .finish = offline_finish,
-                                   .report = offline_report };
+                                   .report = offline_report,
+                                   .save = offline_save,
+                                   .load = offline_load };
     if (make_set(x, o->train, "train", &x->train, e) ||
         (o->val && make_set(x, o->val, "val", &x->val, e)) || make_lots(x, e)) {
         lm_offline_free(x);

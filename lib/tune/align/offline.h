@@ -26,6 +26,9 @@ typedef struct {
     /* Files of the reference's log-probabilities.  kept: to be read; NULL: they are computed.  reference: to be written,
      * unless it is the same; NULL: none. */
     const char *reference, *kept;
+    /* Digest [16] of the weights from which the reference is computed (lm_model_source_weights_digest), which a kept one
+     * must be of; NULL: not known here, as to a run that trains all weights and is resumed. */
+    const uint8_t *weights;
     lm_sink *sink;
 } lm_offline_opts;
 

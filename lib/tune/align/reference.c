@@ -93,9 +93,21 @@ static void show_digest(const lm_reference_set *s, char key[64], char value[32])
     snprintf(value, 32, "xxh3:%016" PRIx64, s->digest);
 }
 
-static lm_code plan_file(const lm_reference_set *set, int n, lm_st_plan *plan, lm_err *e)
+static const char model_key[] = "model";
+
+void lm_reference_model_text(const uint8_t digest[16], char out[LM_REFERENCE_MODEL])
+{
+    size_t at = (size_t)snprintf(out, LM_REFERENCE_MODEL, "xxh3-128:");
+    for (int i = 0; i < 16; i++)
+        at += (size_t)snprintf(out + at, LM_REFERENCE_MODEL - at, "%02x", digest[i]);
+}
+
+static lm_code plan_file(const lm_reference_set *set, int n, const char *model, lm_st_plan *plan,
+                         lm_err *e)
 {
     char key[64], value[32];
+    if (*model && lm_st_plan_meta(plan, model_key, model, e))
+        return e->code;
     for (int k = 0; k < n; k++) {
         show_digest(&set[k], key, value);
         if (lm_st_plan_add(plan, set[k].name, LM_DTYPE_F32, 1, &set[k].at[set[k].n], e) ||
@@ -105,11 +117,12 @@ static lm_code plan_file(const lm_reference_set *set, int n, lm_st_plan *plan, l
     return LM_OK;
 }
 
-lm_code lm_reference_save(const lm_reference_set *set, int n, const char *path, lm_err *e)
+lm_code lm_reference_save(const lm_reference_set *set, int n, const char *model, const char *path,
+                          lm_err *e)
 {
     lm_st_plan *plan = NULL;
     lm_st_writer *w = NULL;
-    if (!lm_st_plan_new(&plan, e) && !plan_file(set, n, plan, e) &&
+    if (!lm_st_plan_new(&plan, e) && !plan_file(set, n, model, plan, e) &&
         !lm_st_create(path, true, plan, &w, e)) {
         for (int k = 0; k < n && !e->code; k++)
             lm_st_write(w, set[k].logp, (size_t)set[k].at[set[k].n] * sizeof *set[k].logp, e);
@@ -141,11 +154,14 @@ static lm_code load_set(lm_reference_set *s, const lm_st *st, lm_err *e)
     return lm_st_load(st, t, LM_DTYPE_F32, s->logp, e);
 }
 
-lm_code lm_reference_load(lm_reference_set *set, int n, const char *path, lm_err *e)
+lm_code lm_reference_load(lm_reference_set *set, int n, char model[LM_REFERENCE_MODEL],
+                          const char *path, lm_err *e)
 {
     lm_st *st = NULL;
     if (lm_st_open(path, &st, e))
         return e->code;
+    const char *kept = lm_st_meta(st, model_key);
+    snprintf(model, LM_REFERENCE_MODEL, "%s", kept ? kept : "");
     for (int k = 0; k < n && !e->code; k++)
         load_set(&set[k], st, e);
     lm_st_close(st);
