@@ -116,15 +116,6 @@ static lm_unpack_opts unpack_opts(lm_par *par)
 
 /* ---- compressing ---- */
 
-/* Print a text that the library made. */
-static lm_code print_text(lm_code rc, lm_buf *text)
-{
-    if (!rc)
-        fwrite(text->data, 1, text->len, stdout);
-    lm_buf_fini(text);
-    return rc;
-}
-
 /* Print a line for each tensor coded with loss: to standard output, unless the product goes
  * there. */
 static void print_losses(const lm_pack_report *r, bool apart)
@@ -148,7 +139,7 @@ static lm_code report_packed(const char *input, const char *output, const lm_pac
     bool apart = strcmp(output, "-") != 0;
     if (tool.json) {
         lm_buf text = { 0 };
-        if (print_text(lm_pack_report_json(r, input, output, &text, e), &text))
+        if (lm_print_text(lm_pack_report_json(r, input, output, &text, e), &text, ""))
             return e->code;
     } else {
         print_losses(r, apart);
@@ -255,8 +246,9 @@ static lm_code report_expanded(const char *input, const char *output, const lm_u
            strcmp(output, "-") ? output : "standard output", r->files,
            r->files == 1 ? "file" : "files", lm_show_bytes((double)r->bytes, bytes),
            lost ? ", incomplete" : "");
-    return tool.json ? print_text(lm_unpack_report_json(r, input, output, lost, &text, e), &text)
-                     : LM_OK;
+    return tool.json
+               ? lm_print_text(lm_unpack_report_json(r, input, output, lost, &text, e), &text, "")
+               : LM_OK;
 }
 
 static lm_code expand_file(const char *input, const char *output, lm_par *par, lm_err *e)
@@ -325,7 +317,7 @@ static lm_code test(const char *path, lm_par *par, lm_err *e)
         lm_answer_no(&tool);
     else
         lm_say(&tool, LM_LOG_NOTICE, "%s: no fault", lm_path_shown(path));
-    return tool.json ? print_text(LM_OK, &text) : LM_OK;
+    return tool.json ? lm_print_text(LM_OK, &text, "") : LM_OK;
 }
 
 static lm_code list(const char *path, lm_err *e)
@@ -343,7 +335,7 @@ static lm_code list(const char *path, lm_err *e)
     if (!rc)
         rc = lm_lmz_table(z, path, &o, &text, e);
     lm_lmz_free(z);
-    return print_text(rc, &text);
+    return lm_print_text(rc, &text, "");
 }
 
 /* ---- the command line ---- */

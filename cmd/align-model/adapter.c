@@ -4,14 +4,8 @@
 
 #include "align-model/options.h"
 #include "base/text.h"
+#include "common/training.h"
 #include "numeric/format.h"
-#include "train/run.h"
-
-/* The string of the saved options, NULL if there is none. */
-static const char *saved_text(const align_session *s, const char *key)
-{
-    return json_string_value(json_object_get(s->saved, key));
-}
 
 /* ---- options ---- */
 
@@ -32,7 +26,7 @@ static lm_code refuse_alone(const align_session *s, lm_err *e)
         if (given && !s->recipe.method)
             return lm_fail(e, LM_EUSAGE, where, "give --method lora too",
                            "method '%s' has no adapter", opt.method);
-        if (given && of_adapters[i].saved && (opt.init_adapter || opt.resume))
+        if (given && of_adapters[i].saved && (opt.init_adapter || opt.loop.resume))
             return lm_fail(e, LM_EUSAGE, where, "leave it out",
                            "the saved adapter's configuration says it");
     }
@@ -50,12 +44,8 @@ lm_code align_ask_adapter(align_session *s, lm_err *e)
     if (!s->recipe.method && strcmp(s->recipe.name, "full") != 0)
         return lm_fail(e, LM_EUSAGE, "--method", "use full, or a method that has an adapter",
                        "'%s' trains a part of the model", opt.method);
-    if (opt.resume && s->recipe.method) {
-        s->t.ask.model = saved_text(s, "base");
-        if (!s->t.ask.model)
-            return lm_fail(e, LM_EFORMAT, s->step_dir, "begin the run again",
-                           "does not say which model its adapter belongs to");
-    }
+    if (opt.loop.resume && s->recipe.method && lm_training_find_base(&s->t, &s->run, e))
+        return e->code;
     return refuse_alone(s, e);
 }
 
@@ -153,22 +143,6 @@ void align_say_adapter(const align_session *s)
     if (s->tuning.attach && !lm_tuning_line(&s->tuning, &line, &unseen))
         lm_say(&tool, LM_LOG_NOTICE, "%s", line.data);
     lm_buf_fini(&line);
-}
-
-lm_code align_keep_base(align_session *s, lm_err *e)
-{
-    json_t *o = NULL;
-    lm_jw w;
-    if (!s->recipe.method)
-        return LM_OK;
-    if (lm_json_parse(s->options.data, s->options.len, "options", &o, e))
-        return e->code;
-    lm_code rc = lm_run_keep_path(o, "base", s->t.ask.model, e);
-    s->options.len = 0;
-    lm_jw_begin(&w, &s->options, 0, e);
-    lm_jw_json(&w, NULL, o);
-    json_decref(o);
-    return rc ? rc : lm_jw_end(&w);
 }
 
 double align_rate(const align_session *s)

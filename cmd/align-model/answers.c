@@ -121,7 +121,8 @@ lm_code align_open_answers(align_session *s, lm_err *e)
     if (!a->data)
         return choose_windows(s, e);
     if (align_open_text(s, e) || (align_longest_own(s) && align_read_ends(s, e)) ||
-        read_answers(s, a->data, &s->train, e) || (opt.val && read_answers(s, opt.val, &s->val, e)))
+        read_answers(s, a->data, &s->train, e) ||
+        (opt.loop.val && read_answers(s, opt.loop.val, &s->val, e)))
         return e->code;
     return lm_strdup(&s->t.train_path, a->data, e) || lm_stopping() ? e->code
                                                                     : choose_windows(s, e);

@@ -49,9 +49,9 @@ lm_code align_ask_teacher(align_session *s, lm_err *e)
     if (!opt.teacher)
         return lm_fail(e, LM_EUSAGE, "--teacher", "name a model: --teacher MODEL",
                        "gkd learns from a teacher, and there is none");
-    if (!opt.resume && !lm_given(&tool, "temperature")) /* those of TRL's GKD */
+    if (!opt.loop.resume && !lm_given(&tool, "temperature")) /* those of TRL's GKD */
         opt.temperature = 0.9;
-    if (!opt.resume && !lm_given(&tool, "max-new-tokens"))
+    if (!opt.loop.resume && !lm_given(&tool, "max-new-tokens"))
         opt.most_new = 128;
     return find_teacher(s, e);
 }

@@ -2,8 +2,6 @@
 /* options.c -- the options of align-model and their defaults.  See man/man1/align-model.1. */
 #include "align-model/options.h"
 
-#include "train/resume.h"
-
 align_options opt = { .loop = LM_LOOP_DEFAULT,
                       .loss = "dpo",
                       .dtype = "f32",
@@ -39,10 +37,7 @@ static const char *const base_formats[] = { "auto", "nf4", "nf4_dq", "q8_0", "q4
 
 static const lm_opt options[] = {
     LM_GROUP("Run"),
-    LM_STR(0, "resume", &opt.resume, "RUN", "go on with a run at its newest checkpoint"),
-    LM_ALSO("resume-from-checkpoint"),
-    LM_CHOICE(0, "resume-schedule", &opt.resume_schedule, "HOW", lm_resume_names,
-              "of the rate, with other steps: keep extend rewarm [extend]"),
+    LM_LOOP_RESUME(opt.loop, "of the rate, with other steps: keep extend rewarm [extend]"),
     LM_REAL(0, "epochs", &opt.epochs, "X", 0, 1e6, "passes over DATA [1]"),
     LM_ALSO("num-train-epochs num-epochs max-epochs"),
     LM_COUNT(0, "steps", &opt.steps, "N", 0, 1e15, "optimiser steps; 0: as --epochs says [0]"),
@@ -55,11 +50,8 @@ static const lm_opt options[] = {
                "give --batch-size N: the records in a step"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 0, 1e9,
              "tokens in a window, which holds whole records; 0: of the longest [0]"),
-    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, or bf16 with f32 master weights [f32]"),
-    LM_ALSO("torch-dtype precision"),
-    LM_ALSO_AS("bf16", "bf16"),
-    LM_ALSO_AS("fp32", "f32"),
-    LM_FLAG(0, "deterministic", &opt.deterministic, "the same bits again, also on a GPU"),
+    LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, or bf16 with f32 master weights [f32]"),
+    LM_LOOP_DETERMINISTIC(opt.loop),
     LM_GROUP("What trains"),
     LM_STR(0, "method", &opt.method, "NAME", "full, or lora, qlora, dora, ... of peft-tune [full]"),
     LM_ALSO("finetuning-type peft-type"),
@@ -165,7 +157,7 @@ static const lm_opt options[] = {
              "prompts of a rollout in completions.jsonl [1]"),
     LM_ALSO("num-completions-to-print"),
     LM_GROUP("Data"),
-    LM_STR(0, "val", &opt.val, "FILE", "records of the evaluations"),
+    LM_STR(0, "val", &opt.loop.val, "FILE", "records of the evaluations"),
     LM_ALSO("eval-dataset"),
     LM_COUNT(0, "max-length", &opt.length, "N", 0, 1e9,
              "tokens of prompt and answer; 0: 1024, or what the model allows [0]"),
@@ -190,16 +182,13 @@ static const char *const examples[] = {
     "align-model m/ gsm8k.jsonl -o run/ --loss grpo --reward gsm8k", NULL
 };
 
-static const char *const side[] = { "tensorboard", "trace", NULL };
-
 lm_tool tool = { .name = "align-model",
                  .args = "MODEL DATA | --resume RUN [DATA] | --dry-run MODEL",
                  .brief = "train a language model on preferences",
                  .opts = options,
-                 .side = side,
+                 .side = lm_loop_side,
                  .makes = LM_MAKES_FOLDER,
-                 .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE |
-                        LM_USE_DRY_RUN | LM_USE_METRICS | LM_USE_HISTORY,
+                 .use = LM_LOOP_USE,
                  .min_args = 0,
                  .max_args = 2,
                  .examples = examples };

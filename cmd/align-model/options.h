@@ -13,14 +13,14 @@
 
 typedef struct {
     lm_loop_args loop;
-    const char *resume, *resume_schedule, *loss, *val, *dtype;
+    const char *loss, *dtype;
     const char *beta, *smoothing, *average, *f_divergence, *f_alpha, *ld_alpha, *gamma, *cpo_alpha,
         *alpha, *desirable, *undesirable, *lambda,
         *distill_temperature; /* hyper-parameters; NULL: not given */
     int64_t steps, batch, micro, length, seq, limit;
     double epochs;
     const char *template, *truncation, *map;
-    bool deterministic, list_losses;
+    bool list_losses;
     /* of an adapter */
     const char *method, *target, *save, *init_adapter, *base_format;
     double rank, lora_alpha, adapter_dropout;
@@ -40,13 +40,10 @@ extern align_options opt;
 typedef struct {
     lm_session t;
     lm_align_spec spec;
-    char *step_dir, *own_run; /* the checkpoint and the run of --resume */
-    char *reference,
-        *kept;           /* files of the reference's log-probabilities: of this run, of that one */
+    lm_loop_run run;
+    /* files of the reference's log-probabilities: of this run, of the one that is resumed */
+    char *reference, *kept;
     uint8_t weights[16]; /* digest of the reference's */
-    json_t *saved;       /* options of that run, from which `opt` borrows */
-    lm_buf options;      /* those of this run */
-    char note[256];      /* a change of the learning rate by --resume; "": none */
     lm_tokenizer *tok;
     lm_chat *chat;
     lm_text_record_map map;
@@ -98,8 +95,6 @@ lm_code align_ask_adapter(align_session *s, lm_err *e);
 /* When the model is open: what trains, and how the rest is kept. */
 lm_code align_choose_adapter(align_session *s, lm_err *e);
 void align_say_adapter(const align_session *s);
-/* Add the path of the base to the options that are kept. */
-lm_code align_keep_base(align_session *s, lm_err *e);
 /* The learning rate by default: of an adapter ten times the loss's, as TRL's guides advise. */
 double align_rate(const align_session *s);
 void align_close_adapter(align_session *s);

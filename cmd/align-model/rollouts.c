@@ -159,7 +159,7 @@ lm_code align_open_prompts(align_session *s, lm_err *e)
         return choose_windows(s, e);
     if (align_open_text(s, e) || align_read_ends(s, e) ||
         read_prompts(s, a->data, &s->prompts, e) ||
-        (opt.val && read_prompts(s, opt.val, &s->val_prompts, e)))
+        (opt.loop.val && read_prompts(s, opt.loop.val, &s->val_prompts, e)))
         return e->code;
     return lm_strdup(&s->t.train_path, a->data, e) || lm_stopping() ? e->code
                                                                     : choose_windows(s, e);

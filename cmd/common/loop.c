@@ -9,6 +9,7 @@
 #include "base/text.h"
 
 const char *const lm_loop_formats[] = { "safetensors", "lmz", NULL };
+const char *const lm_loop_side[] = { "tensorboard", "trace", NULL };
 static const lm_loop_args built_in = LM_LOOP_DEFAULT;
 
 static lm_code parse_save_every(const lm_loop_args *a, lm_trainer_opts *o, lm_err *e)
@@ -116,8 +117,11 @@ static double wall_clock(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-void lm_loop_session(lm_tool *t, const lm_loop_args *a, lm_session_ask *ask)
+void lm_loop_session(lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm_session_ask *ask)
 {
+    ask->val = a->val;
+    ask->note = r->note;
+    ask->options = &r->options;
     ask->peak_flops = a->peak_tflops * 1e12;
     ask->force = t->force;
     ask->lmz = !strcmp(a->checkpoint_format, "lmz");
@@ -134,8 +138,21 @@ void lm_loop_session(lm_tool *t, const lm_loop_args *a, lm_session_ask *ask)
     ask->sink = &t->sink;
 }
 
+/* The schedule of a resumed run. */
+static lm_code place_schedule(const lm_tool *t, const lm_loop_args *a, double fallback,
+                              lm_loop_run *r, lm_trainer_opts *o, lm_err *e)
+{
+    const lm_resume_ask ask = { .how = a->resume_schedule,
+                                .step = r->step,
+                                .steps = o->steps,
+                                .warmup_given = lm_given(t, "warmup"),
+                                .decay = a->decay_steps,
+                                .lr = fallback >= 0 ? fallback : o->groups.use[0].optim->rate };
+    return lm_resume_schedule(r->saved, r->step_dir, &ask, &o->schedule, r->note, e);
+}
+
 lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, int64_t steps,
-                    lm_trainer_opts *o, lm_err *e)
+                    lm_loop_run *r, lm_trainer_opts *o, lm_err *e)
 {
     o->steps = steps;
     o->seed = (uint64_t)t->seed;
@@ -160,5 +177,7 @@ lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, in
     if (a->patience && !a->eval_every)
         return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",
                        "nothing is evaluated during the run");
-    return parse_save_every(a, o, e);
+    if (parse_save_every(a, o, e))
+        return e->code;
+    return r->saved ? place_schedule(t, a, fallback, r, o, e) : LM_OK;
 }

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loop.h -- the options of tools that train: optimiser, learning-rate schedule, checkpoints, validation and
- * reports; train, peft-tune and align-model. */
+/* loop.h -- the options of tools that train: resuming, optimiser, learning-rate schedule,
+ * checkpoints, validation and reports; train, peft-tune and align-model.  What these tools do with
+ * them: training.h. */
 #ifndef LM_CMD_LOOP_H
 #define LM_CMD_LOOP_H
 
 #include "common/tool.h"
+#include "train/resume.h"
 #include "train/session.h"
 
 typedef struct {
+    const char *resume, *resume_schedule, *val;
+    bool deterministic;
     const char *schedule, *optimizer;
     double lr, min_lr_ratio, gamma;
     int64_t warmup, decay_steps, step_size, cycles;
@@ -31,8 +35,29 @@ typedef struct {
     }
 
 extern const char *const lm_loop_formats[]; /* of checkpoints */
+extern const char *const lm_loop_side[];    /* for lm_tool.side */
+
+/* For lm_tool.use. */
+#define LM_LOOP_USE                                                                                \
+    (LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE | LM_USE_DRY_RUN | \
+     LM_USE_METRICS | LM_USE_HISTORY)
 
 /* Rows of an option table; `a` is an lm_loop_args. */
+#define LM_LOOP_RESUME(a, schedule_help)                                                  \
+    LM_STR(0, "resume", &(a).resume, "RUN", "go on with a run at its newest checkpoint"), \
+        LM_ALSO("resume-from-checkpoint"),                                                \
+        LM_CHOICE(0, "resume-schedule", &(a).resume_schedule, "HOW", lm_resume_names,     \
+                  schedule_help)
+
+/* The type of the computation; `p` is a const char *. */
+#define LM_LOOP_DTYPE(p, types, help)                                                \
+    LM_CHOICE(0, "dtype", p, "TYPE", types, help), LM_ALSO("torch-dtype precision"), \
+        LM_ALSO_AS("bf16", "bf16"), LM_ALSO_AS("fp32", "f32"),                       \
+        LM_INSTEAD("fp16", "give --dtype bf16: it needs no loss scaling")
+
+#define LM_LOOP_DETERMINISTIC(a) \
+    LM_FLAG(0, "deterministic", &(a).deterministic, "the same bits again, also on a GPU")
+
 #define LM_LOOP_OPTIMIZER(a, lr_help)                                                             \
     LM_STR_OF(0, "optimizer", &(a).optimizer, "NAMES", lm_optim_names,                            \
               "NAME[:key=value,...][;PATTERN=NAME...]... [adamw]"),                               \
@@ -97,12 +122,23 @@ extern const char *const lm_loop_formats[]; /* of checkpoints */
         LM_STR(0, "trace", &(a).trace, "FILE", "time line of step 3, for chrome://tracing"),     \
         LM_FLAG(0, "stats", &(a).stats, "at the end, the time of each operator")
 
-/* Set the optimisers and all numbers of `o` that these options give, for a training of `steps` steps; fallback: the
- * peak rate when the options give no rate; negative: the optimiser's.  Fails: LM_EUSAGE for a hyper-parameter that the optimiser does
- * not have, an option that the schedule does not read, and the like. */
+/* What a tool owns of a run besides its session. */
+typedef struct {
+    char *step_dir, *own_run; /* the checkpoint and the run of --resume; NULL without */
+    int64_t step;             /* done in it */
+    json_t *saved;            /* options of that run, from which those of this one borrow */
+    char note[256];           /* a change of the learning rate by --resume; "": none */
+    lm_buf options;           /* of this run, as its checkpoints keep them */
+} lm_loop_run;
+
+/* Set the optimisers and all numbers of `o` that these options give, for a training of `steps`
+ * steps, and the position of the schedule of a resumed run; fallback: the peak rate when the
+ * options give no rate; negative: the optimiser's.  Fails: LM_EUSAGE for a hyper-parameter that the
+ * optimiser does not have, an option that the schedule does not read, and the like; as
+ * lm_resume_schedule. */
 lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, int64_t steps,
-                    lm_trainer_opts *o, lm_err *e);
+                    lm_loop_run *r, lm_trainer_opts *o, lm_err *e);
 /* What the session needs of these options and of the tool itself; seconds since 1970 included. */
-void lm_loop_session(lm_tool *t, const lm_loop_args *a, lm_session_ask *ask);
+void lm_loop_session(lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm_session_ask *ask);
 
 #endif

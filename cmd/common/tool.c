@@ -86,6 +86,16 @@ lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par)
     return (lm_bundle_opts){ .tmpdir = t->tmpdir, .par = par, .sink = &t->sink };
 }
 
+lm_code lm_print_text(lm_code rc, lm_buf *text, const char *end)
+{
+    if (!rc) {
+        fwrite(text->data, 1, text->len, stdout);
+        fputs(end, stdout);
+    }
+    lm_buf_fini(text);
+    return rc;
+}
+
 void lm_answer_no(lm_tool *t)
 {
     remember(t, 3);

@@ -235,6 +235,9 @@ lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par);
  * Returns `out`, which is another place than `text`. */
 const char *lm_advice_shown(const char *text, char *out, size_t size);
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...) LM_PRINTF(3, 4);
+/* Print the text that a library call with the result rc made, and after it `end`; nothing after a
+ * failure.  Frees the text and returns rc. */
+lm_code lm_print_text(lm_code rc, lm_buf *text, const char *end);
 /* Status 3, "the answer is no". */
 void lm_answer_no(lm_tool *t);
 /* Flush and check stdout, remove temporaries, re-raise a pending signal, return the exit code. */

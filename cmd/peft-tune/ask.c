@@ -6,96 +6,26 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "format/folder_run.h"
+#include "common/training.h"
 #include "peft-tune/options.h"
-#include "train/resume.h"
-#include "train/run.h"
 
 bool tune_plan_only(void)
 {
     return tool.dry_run || opt.dump_graph;
 }
 
-/* The string of the saved options, NULL if there is none. */
-static const char *saved_text(const tune_session *s, const char *key)
-{
-    return json_string_value(json_object_get(s->saved, key));
-}
-
-/* With --resume: find the checkpoint, and set all options that were not given from those of the run. */
-static lm_code resume_run(tune_session *s, lm_err *e)
-{
-    lm_session_ask *a = &s->t.ask;
-    /* The last two belong to the old run when -o begins another. */
-    static const char *const not_kept[] = {
-        "resume",       "resume-schedule", "dry-run",     "json",    "print-config",
-        "force",        "threads",         "output",      "measure", "dump-graph",
-        "stats",        "device",          "progress",    "trace",   "list-optimizers",
-        "list-methods", "metrics",         "tensorboard", NULL
-    };
-    static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
-    if (!tune_plan_only() && lm_run_check_idle(opt.resume, tool.output, e))
-        return e->code;
-    if (lm_run_find(opt.resume, tool.output, &s->step_dir, &s->own_run, e) ||
-        lm_ckpt_options(s->step_dir, &s->saved, &a->step, e))
-        return e->code;
-    a->run = s->own_run;
-    if (tool.output && !lm_path_same(tool.output, a->run))
-        a->run = tool.output;
-    else
-        a->from = lm_run_step_of(lm_path_base(s->step_dir));
-    memcpy(not_kept_here, not_kept, sizeof not_kept_here - sizeof *not_kept);
-    if (lm_options_resume(s->saved, a->from < 0 ? not_kept : not_kept_here, s->step_dir, e))
-        return e->code;
-    a->resume = s->step_dir;
-    if (!lm_tuning_recipe_find(opt.method, &s->recipe))
-        return lm_fail(e, LM_EFORMAT, s->step_dir, NULL, "was made by an unknown method '%s'",
-                       opt.method);
-    a->model = lm_tuning_recipe_adapts(&s->recipe) ? saved_text(s, "base") : s->step_dir;
-    a->data = tool.argc > 0 ? tool.argv[0] : saved_text(s, "data");
-    if (!a->model || !a->data)
-        return lm_fail(e, LM_EUSAGE, s->step_dir, "name a run of peft-tune",
-                       "does not say which model was tuned on which data");
-    return LM_OK;
-}
-
 static lm_code find_operands(tune_session *s, lm_err *e)
 {
-    lm_session_ask *a = &s->t.ask;
-    if (!opt.resume && tool.argc > 2)
-        lm_misuse(&tool, tool.argv[2], "give one MODEL and one DATA", "one operand too many");
     if (opt.share > 0)
         lm_misuse(&tool, "--share", "leave it out", "serves --unmerge, --to-lora and --combine");
-    if (opt.resume && tool.argc > 1)
-        lm_misuse(&tool, tool.argv[1], "with --resume only DATA may be named",
-                  "one operand too many");
-    if (opt.resume)
-        return resume_run(s, e);
-    if (tool.argc < 1 || (tool.argc < 2 && !tune_plan_only()))
-        lm_misuse(&tool, "operands", "give MODEL and DATA, or --resume RUN", "%d given", tool.argc);
-    a->model = tool.argv[0];
-    a->data = tool.argc > 1 ? tool.argv[1] : NULL;
-    a->run = tool.output;
-    if (!a->run && !tune_plan_only())
-        lm_misuse(&tool, "--output", "name the folder of the adapter with -o FOLDER", "is missing");
-    if (tool.output && !strcmp(tool.output, "-"))
-        lm_misuse(&tool, "--output", "name the folder of the adapter with -o FOLDER",
-                  "a run is a folder, not a stream");
-    return LM_OK;
-}
-
-/* Options without effect because another one is missing. */
-static lm_code refuse_alone(lm_err *e)
-{
-    if (opt.resume_schedule && !opt.resume)
-        return lm_fail(e, LM_EUSAGE, "--resume-schedule", "leave it out", "serves --resume only");
-    if (opt.val && !opt.loop.eval_every && !opt.resume)
-        return lm_fail(e, LM_EUSAGE, "--val", "give --eval-every too",
-                       "nothing is evaluated during the run");
-    if (opt.loop.eval_every && !opt.val)
-        return lm_fail(e, LM_EUSAGE, "--eval-every", "give --val FILE too",
-                       "there are no validation data");
-    return LM_OK;
+    if (lm_training_operands(&tool, &opt.loop, tune_plan_only(), "the adapter with -o FOLDER",
+                             &s->t, &s->run, e) ||
+        !opt.loop.resume)
+        return e->code;
+    if (!lm_tuning_recipe_find(opt.method, &s->recipe))
+        return lm_fail(e, LM_EFORMAT, s->run.step_dir, NULL, "was made by an unknown method '%s'",
+                       opt.method);
+    return lm_tuning_recipe_adapts(&s->recipe) ? lm_training_find_base(&s->t, &s->run, e) : LM_OK;
 }
 
 static lm_code find_recipe(tune_session *s, lm_err *e)
@@ -125,7 +55,7 @@ static lm_code find_recipe(tune_session *s, lm_err *e)
         if (given && !lm_tuning_recipe_adapts(&s->recipe))
             return lm_fail(e, LM_EUSAGE, where, "leave it out", "method '%s' has no adapter",
                            opt.method);
-        if (given && of_adapters[i].saved && (opt.init_adapter || opt.resume))
+        if (given && of_adapters[i].saved && (opt.init_adapter || opt.loop.resume))
             return lm_fail(e, LM_EUSAGE, where, "leave it out",
                            "the saved adapter's configuration says it");
     }
@@ -140,17 +70,13 @@ lm_code tune_ask(tune_session *s, lm_err *e)
     lm_session_ask *a = &s->t.ask;
     if (find_operands(s, e))
         return e->code;
-    lm_refuse_twice(&tool, (const char *[]){ opt.val, opt.resume }, 2);
-    a->val = opt.val;
     a->dropout = -1;
-    a->note = s->note;
-    a->options = &s->options;
-    lm_loop_session(&tool, &opt.loop, a);
+    lm_loop_session(&tool, &opt.loop, &s->run, a);
     if (tune_plan_only()) /* nothing is measured; the model is opened for its modules */
         a->peak_flops = 0;
     if (opt.map && lm_text_record_map_add(&s->map, opt.map, e))
         return e->code;
-    return refuse_alone(e) || find_recipe(s, e) ? e->code : LM_OK;
+    return lm_training_refuse_alone(&opt.loop, false, e) || find_recipe(s, e) ? e->code : LM_OK;
 }
 
 /* Without adapter: the tensors that match. */
@@ -252,7 +178,7 @@ void tune_ask_shape(tune_session *s)
     lm_trainer_opts *o = &t->o;
     o->batch = opt.batch;
     o->seq = opt.seq;
-    if (!lm_given(&tool, "seq-len") && !opt.resume && t->config.max_positions > 0 &&
+    if (!lm_given(&tool, "seq-len") && !opt.loop.resume && t->config.max_positions > 0 &&
         t->config.max_positions < o->seq)
         o->seq = opt.seq = t->config.max_positions;
     o->accumulate = opt.accumulate;
@@ -301,60 +227,21 @@ lm_code tune_ask_steps(tune_session *s, lm_err *e)
     double windows = s->data.examples ? (double)s->data.pack.windows : 0,
            a_step = (double)(opt.batch * opt.accumulate);
     int64_t steps = opt.steps > 0 ? opt.steps : (int64_t)ceil(opt.epochs * windows / a_step);
-    lm_trainer_opts shape = t->o;
-    if (steps < 1)
-        steps = 1;
-    if (lm_loop_ask(&tool, &a, rate, steps, &shape, e))
-        return e->code;
-    t->o = shape;
-    if (lm_tuning_schedule(&s->tuning, t, e))
-        return e->code;
-    if (!s->saved)
-        return LM_OK;
-    const lm_resume_ask ask = { .how = opt.resume_schedule,
-                                .step = t->ask.step,
-                                .steps = steps,
-                                .warmup_given = lm_given(&tool, "warmup"),
-                                .decay = a.decay_steps,
-                                .lr = rate };
-    return lm_resume_schedule(s->saved, s->step_dir, &ask, &t->o.schedule, s->note, e);
+    return lm_loop_ask(&tool, &a, rate, steps < 1 ? 1 : steps, &s->run, &t->o, e)
+               ? e->code
+               : lm_tuning_schedule(&s->tuning, t, e);
 }
 
-/* ---- what checkpoints keep besides the options ---- */
+/* ---- the data of a resumed run ---- */
 
-static void show_digest(const tune_session *s, char out[24])
+lm_code tune_check_data(tune_session *s, lm_err *e)
 {
-    snprintf(out, 24, "%016" PRIx64, lm_text_examples_digest(s->data.examples));
-}
-
-lm_code tune_check_data(const tune_session *s, lm_err *e)
-{
-    char now[24];
-    const char *was = saved_text(s, "data_digest");
-    if (!was)
-        return LM_OK;
-    show_digest(s, now);
-    if (!strcmp(was, now) || tool.argc > 0)
+    const char *was = lm_training_saved(&s->run, "data_digest");
+    snprintf(s->digest, sizeof s->digest, "%016" PRIx64, lm_text_examples_digest(s->data.examples));
+    s->t.ask.data_digest = s->digest;
+    if (!was || !strcmp(was, s->digest) || tool.argc > 0)
         return LM_OK;
     return lm_fail(e, LM_EUSAGE, s->t.ask.data,
                    "restore them, or name the data to go on with: peft-tune --resume RUN DATA",
                    "the data are no longer those of the run");
-}
-
-lm_code tune_keep(tune_session *s, lm_err *e)
-{
-    json_t *o = NULL;
-    char digest[24];
-    lm_jw w;
-    if (lm_options_save(&s->options, e) ||
-        lm_json_parse(s->options.data, s->options.len, "options", &o, e))
-        return e->code;
-    show_digest(s, digest);
-    json_object_set_new(o, "data_digest", json_string(digest));
-    lm_code rc = lm_run_keep_path(o, "base", s->t.ask.model, e);
-    s->options.len = 0;
-    lm_jw_begin(&w, &s->options, 0, e);
-    lm_jw_json(&w, NULL, o);
-    json_decref(o);
-    return rc ? rc : lm_jw_end(&w);
 }

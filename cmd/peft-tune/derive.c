@@ -41,7 +41,7 @@ static void check_operands(void)
     if (modes > 1)
         lm_misuse(&tool, "--unmerge, --to-lora, --combine", "give one of them",
                   "they exclude each other");
-    if (opt.resume)
+    if (opt.loop.resume)
         lm_misuse(&tool, "--resume", "leave it out", "nothing is trained");
     if (!tool.output || !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--output", "name the folder of the adapter with -o FOLDER", "is missing");

@@ -2,8 +2,6 @@
 /* options.c -- the options of peft-tune and their defaults.  See man/man1/peft-tune.1. */
 #include "peft-tune/options.h"
 
-#include "train/resume.h"
-
 /* -1: not given. */
 tune_options opt = {
     .loop = LM_LOOP_DEFAULT,
@@ -31,10 +29,7 @@ static const char *const dtypes[] = { "auto", "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Run"),
-    LM_STR(0, "resume", &opt.resume, "RUN", "go on with a run at its newest checkpoint"),
-    LM_ALSO("resume-from-checkpoint"),
-    LM_CHOICE(0, "resume-schedule", &opt.resume_schedule, "HOW", lm_resume_names,
-              "of the rate, with other --epochs: keep extend rewarm [extend]"),
+    LM_LOOP_RESUME(opt.loop, "of the rate, with other --epochs: keep extend rewarm [extend]"),
     LM_REAL(0, "epochs", &opt.epochs, "X", 1e-6, 1e9, "passes over the data [3]"),
     LM_ALSO("num-epochs num-train-epochs max-epochs"),
     LM_COUNT(0, "steps", &opt.steps, "N", 1, 1e15, "optimiser steps, instead of --epochs"),
@@ -48,13 +43,9 @@ static const lm_opt options[] = {
     LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 65535,
              "micro-batches in a step [1]"),
     LM_ALSO("grad-accum-steps"),
-    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes,
-              "of the computation: f32, bf16; auto: bf16 if the model's is [auto]"),
-    LM_ALSO("torch-dtype precision"),
-    LM_ALSO_AS("bf16", "bf16"),
-    LM_ALSO_AS("fp32", "f32"),
-    LM_INSTEAD("fp16", "give --dtype bf16: it needs no loss scaling"),
-    LM_FLAG(0, "deterministic", &opt.deterministic, "the same bits again, also on a GPU"),
+    LM_LOOP_DTYPE(&opt.dtype, dtypes,
+                  "of the computation: f32, bf16; auto: bf16 if the model's is [auto]"),
+    LM_LOOP_DETERMINISTIC(opt.loop),
     LM_GROUP("What trains"),
     LM_STR(0, "method", &opt.method, "NAME", "lora, qlora, dora, ...: see --list-methods [lora]"),
     LM_ALSO("adapter finetuning-type peft-type"),
@@ -115,7 +106,7 @@ static const lm_opt options[] = {
     LM_STR(0, "map", &opt.map, "KEY=COLUMN", "names of columns: prompt=question,completion=answer"),
     LM_COUNT(0, "max-examples", &opt.max_examples, "N", 1, 1e15, "most records of DATA [all]"),
     LM_ALSO("max-samples"),
-    LM_STR(0, "val", &opt.val, "FILE", "validation records, in the forms of DATA"),
+    LM_STR(0, "val", &opt.loop.val, "FILE", "validation records, in the forms of DATA"),
     LM_ALSO("eval-dataset val-data"),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the method: see peft-tune(1)]"),
@@ -130,16 +121,13 @@ static const char *const examples[] = {
     "peft-tune --resume adapter/ --epochs 5", NULL
 };
 
-static const char *const side[] = { "tensorboard", "trace", NULL };
-
 lm_tool tool = { .name = "peft-tune",
                  .args = "MODEL DATA | --resume RUN [DATA] | --unmerge BASE TUNED",
                  .brief = "train an adapter of a model, or a part of the model",
                  .opts = options,
-                 .side = side,
+                 .side = lm_loop_side,
                  .makes = LM_MAKES_OTHER, /* a folder, or with --to-lora a GGUF: peft-tune.c */
-                 .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE |
-                        LM_USE_DRY_RUN | LM_USE_METRICS | LM_USE_HISTORY,
+                 .use = LM_LOOP_USE,
                  .min_args = 0,
                  .max_args = -1,
                  .examples = examples };

@@ -10,11 +10,10 @@
 
 typedef struct {
     lm_loop_args loop;
-    const char *resume, *resume_schedule;
     int64_t steps, batch, seq, accumulate;
     double epochs;
     const char *dtype;
-    bool deterministic, measure, dump_graph;
+    bool dump_graph;
 
     const char *method, *train, *target, *exclude, *layers, *save, *init_adapter, *base_format,
         *states_in;
@@ -24,7 +23,7 @@ typedef struct {
     const char *combine;
     double share;
 
-    const char *chat_template, *loss_on, *truncate, *map, *val;
+    const char *chat_template, *loss_on, *truncate, *map;
     bool packing;
     int64_t max_examples;
 } tune_options;
@@ -35,11 +34,9 @@ extern tune_options opt; /* the present values */
 /* Everything that main owns. */
 typedef struct {
     lm_session t;
-    char *step_dir, *own_run; /* the checkpoint and the run of --resume */
-    json_t *saved;            /* options of that run, from which `opt` borrows */
-    lm_buf options;           /* those of this run */
-    lm_buf groups;            /* of the optimiser, for LoRA+ */
-    char note[256];           /* a change of the learning rate by --resume; "": none */
+    lm_loop_run run;
+    lm_buf groups;   /* of the optimiser, for LoRA+ */
+    char digest[24]; /* of the data */
     lm_text_example_maker maker;
     lm_text_record_map map;
     lm_packed_set data, val;
@@ -63,9 +60,7 @@ void tune_ask_shape(tune_session *s);
 /* When the data are read: the number of steps, optimisers and schedule. */
 lm_code tune_ask_steps(tune_session *s, lm_err *e);
 /* LM_EUSAGE if the data of a resumed run have changed, unless they were named again. */
-lm_code tune_check_data(const tune_session *s, lm_err *e);
-/* Fill `options` with what a resume needs: all options, the model's path, a digest of the data. */
-lm_code tune_keep(tune_session *s, lm_err *e);
+lm_code tune_check_data(tune_session *s, lm_err *e);
 
 /* ---- derive.c ---- */
 

@@ -2,8 +2,6 @@
 /* options.c -- the options of train and their defaults.  See man/man1/train.1. */
 #include "train/options.h"
 
-#include "train/resume.h"
-
 /* -1: not given. */
 #define DEFAULTS                                                                         \
     {                                                                                    \
@@ -20,10 +18,7 @@ static const char *const dtypes[] = { "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Run"),
-    LM_STR(0, "resume", &opt.resume, "RUN", "go on with a run at its newest checkpoint"),
-    LM_ALSO("resume-from-checkpoint"),
-    LM_CHOICE(0, "resume-schedule", &opt.resume_schedule, "HOW", lm_resume_names,
-              "of the rate, with other --steps: keep extend rewarm [extend]"),
+    LM_LOOP_RESUME(opt.loop, "of the rate, with other --steps: keep extend rewarm [extend]"),
     LM_COUNT(0, "steps", &opt.steps, "N", 1, 1e15, "optimiser steps in all [1000]"),
     LM_ALSO("max-steps max-iters train-iters max-train-steps"),
     LM_INSTEAD("epochs num-epochs num-train-epochs max-epochs",
@@ -37,19 +32,15 @@ static const lm_opt options[] = {
     LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 65535,
              "micro-batches in a step [1]"),
     LM_ALSO("grad-accum-steps"),
-    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, or bf16 with f32 master weights [f32]"),
-    LM_ALSO("torch-dtype precision"),
-    LM_ALSO_AS("bf16", "bf16"),
-    LM_ALSO_AS("fp32", "f32"),
-    LM_INSTEAD("fp16", "give --dtype bf16: it needs no loss scaling"),
+    LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, or bf16 with f32 master weights [f32]"),
     LM_REAL(0, "dropout", &opt.dropout, "P", 0, 0.999, "all rates [those of config.json]"),
     LM_FLAG(0, "document-mask", &opt.documents, "attend inside documents only [on]"),
     LM_CHOICE(0, "format", &opt.format, "FORMAT", formats,
               "of DATA: auto, megatron, llmc or nanogpt [auto]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
             "refuse data of another tokenizer than the model's [on]"),
-    LM_STR(0, "val", &opt.val, "SHARD", "validation tokens [DATA/val]"),
-    LM_FLAG(0, "deterministic", &opt.deterministic, "the same bits again, also on a GPU"),
+    LM_STR(0, "val", &opt.loop.val, "SHARD", "validation tokens [DATA/val]"),
+    LM_LOOP_DETERMINISTIC(opt.loop),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the optimiser]"),
     LM_GROUP("Checkpoints, validation, reports"),
@@ -64,16 +55,13 @@ static const char *const examples[] = {
     "train --resume run/ --steps 600", NULL
 };
 
-static const char *const side[] = { "tensorboard", "trace", NULL };
-
 lm_tool tool = { .name = "train",
                  .args = "MODEL DATA | --resume RUN [DATA] | --dry-run PRESET",
                  .brief = "train a language model on token shards",
                  .opts = options,
-                 .side = side,
+                 .side = lm_loop_side,
                  .makes = LM_MAKES_FOLDER,
-                 .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE |
-                        LM_USE_DRY_RUN | LM_USE_METRICS | LM_USE_HISTORY,
+                 .use = LM_LOOP_USE,
                  .min_args = 0,
                  .max_args = 2,
                  .examples = examples };

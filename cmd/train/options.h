@@ -7,13 +7,12 @@
 
 typedef struct {
     lm_loop_args loop;
-    const char *resume, *resume_schedule, *val;
     int64_t steps, batch, seq, accumulate;
     const char *dtype;
     double dropout;
     bool documents, check_tokenizer;
     const char *format;
-    bool dump_graph, measure, deterministic;
+    bool dump_graph, measure;
 } train_options;
 
 extern lm_tool tool;
@@ -23,10 +22,7 @@ extern const train_options built_in; /* the defaults */
 /* Everything that main owns. */
 typedef struct {
     lm_session t;
-    char *step_dir, *own_run; /* the checkpoint and the run of --resume */
-    json_t *saved;            /* options of that run, from which `opt` borrows */
-    lm_buf options;           /* those of this run */
-    char note[256];           /* a change of the learning rate by --resume; "": none */
+    lm_loop_run run;
 } train_session;
 
 /* True if nothing is trained or written. */

@@ -40,9 +40,9 @@ lm_code lm_run_newest(const char *run, char **out, lm_err *e);
  * has no `output`. */
 lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e);
 
-/* LM_EUSAGE, as lm_run_open, if a training uses the run of `name` (a run, or one of its checkpoints)
- * and `output` (NULL: none) is not another folder.  Before lm_run_find: such a training removes
- * checkpoints while they are read. */
+/* LM_EUSAGE, as lm_run_open, if a training uses the run of `name` (a run, or one of its
+ * checkpoints) and `output` (NULL: none) is not another folder.  Before lm_run_find: such a
+ * training removes checkpoints while they are read. */
 lm_code lm_run_check_idle(const char *name, const char *output, lm_err *e);
 
 /* LM_EUSAGE if replacing `run` would remove the model from which the training starts. */
@@ -51,9 +51,10 @@ lm_code lm_run_apart(const char *run, const char *model, lm_err *e);
 /* Set o[key] to an absolute path; nothing for NULL. */
 lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e);
 
-/* The files that a run reads and writes outside its folder; NULL: none. */
+/* The files that a run reads and writes outside its folder; base: the model of an adapter.
+ * data_digest: of the data, a text.  NULL: none. */
 typedef struct {
-    const char *data, *val, *tensorboard, *metrics;
+    const char *data, *data_digest, *val, *base, *tensorboard, *metrics;
 } lm_run_paths;
 
 /* The options that checkpoints keep, JSON text appended to `out`: all of the tool's (a JSON

@@ -8,8 +8,11 @@
 static lm_code add_paths(json_t *o, const lm_run_paths *p, lm_err *e)
 {
     if (lm_run_keep_path(o, "data", p->data, e) || lm_run_keep_path(o, "val", p->val, e) ||
+        lm_run_keep_path(o, "base", p->base, e) ||
         lm_run_keep_path(o, "tensorboard", p->tensorboard, e))
         return e->code;
+    if (p->data_digest)
+        json_object_set_new(o, "data_digest", json_string(p->data_digest));
     if (p->metrics && !strncmp(p->metrics, "fd:", 3))
         json_object_set_new(o, "metrics", json_null()); /* open in this process only */
     else if (p->metrics && strcmp(p->metrics, "-"))

@@ -130,7 +130,12 @@ static lm_code read_files(lm_session *s, lm_err *e)
 
 static lm_code keep_options(lm_session *s, lm_err *e)
 {
-    const lm_run_paths paths = { s->ask.data, s->ask.val, s->ask.tensorboard, s->ask.metrics };
+    const lm_run_paths paths = { .data = s->ask.data,
+                                 .data_digest = s->ask.data_digest,
+                                 .val = s->ask.val,
+                                 .base = s->adapter.config ? s->ask.model : NULL,
+                                 .tensorboard = s->ask.tensorboard,
+                                 .metrics = s->ask.metrics };
     return lm_run_options(s->ask.options, &paths, &s->o.schedule, &s->options, e);
 }
 

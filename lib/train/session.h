@@ -31,6 +31,7 @@ typedef struct {
     double (*wall_clock)(void);    /* seconds since 1970 */
     const char *note;              /* a notice before the first step; "": none */
     const lm_buf *options;         /* those of the tool, a JSON object (lm_run_options) */
+    const char *data_digest;       /* kept with them */
     lm_history_step history;       /* without inputs */
     lm_bundle_opts how;            /* to open the model */
     const lm_objective *objective; /* the loss and its data; NULL: the datasets */

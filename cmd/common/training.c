@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* training.c -- inputs of tools that train: operands, the run that is resumed, the device. */
+#include "common/training.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "common/device.h"
+#include "format/folder_run.h"
+#include "train/run.h"
+
+/* ---- operands ---- */
+
+const char *lm_training_saved(const lm_loop_run *r, const char *key)
+{
+    return json_string_value(json_object_get(r->saved, key));
+}
+
+/* Options that a resumed run does not take from the former one, those of any of these tools.  The
+ * last two belong to the former run when -o begins another. */
+static const char *const not_kept[] = {
+    "resume",   "resume-schedule", "dry-run",     "json",         "print-config", "force",
+    "threads",  "output",          "measure",     "dump-graph",   "stats",        "device",
+    "progress", "trace",           "list-losses", "list-methods", "list-rewards", "list-optimizers",
+    "metrics",  "tensorboard",     NULL
+};
+enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
+
+/* With --resume: find the checkpoint, and set all options that were not given from those of the
+ * run. */
+static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_session_ask *ask,
+                          lm_loop_run *r, lm_err *e)
+{
+    const char *not_kept_here[NOT_KEPT - 2] = { NULL };
+    char todo[80];
+    if (!plan && lm_run_check_idle(a->resume, t->output, e))
+        return e->code;
+    if (lm_run_find(a->resume, t->output, &r->step_dir, &r->own_run, e) ||
+        lm_ckpt_options(r->step_dir, &r->saved, &r->step, e))
+        return e->code;
+    ask->step = r->step;
+    ask->run = r->own_run;
+    if (t->output && !lm_path_same(t->output, ask->run))
+        ask->run = t->output;
+    else
+        ask->from = lm_run_step_of(lm_path_base(r->step_dir));
+    memcpy(not_kept_here, not_kept, sizeof not_kept_here - sizeof *not_kept);
+    if (lm_options_resume(r->saved, ask->from < 0 ? not_kept : not_kept_here, r->step_dir, e))
+        return e->code;
+    ask->model = ask->resume = r->step_dir;
+    ask->data = t->argc > 0 ? t->argv[0] : lm_training_saved(r, "data");
+    if (ask->data)
+        return LM_OK;
+    snprintf(todo, sizeof todo, "name the data: %s --resume RUN DATA", t->name);
+    return lm_fail(e, LM_EUSAGE, r->step_dir, todo, "does not say which data it was trained on");
+}
+
+/* The operands of a new run. */
+static void begin_run(lm_tool *t, bool plan, const char *product, lm_session_ask *ask)
+{
+    char todo[80];
+    snprintf(todo, sizeof todo, "name the folder of %s", product);
+    if (t->argc > 2) /* where the table allows more, for other work of the tool */
+        lm_misuse(t, t->argv[2], "give one MODEL and one DATA", "one operand too many");
+    if (t->argc < 1 || (t->argc < 2 && !plan))
+        lm_misuse(t, "operands", "give MODEL and DATA, or --resume RUN", "%d given", t->argc);
+    ask->model = t->argv[0];
+    ask->data = t->argc > 1 ? t->argv[1] : NULL;
+    ask->run = t->output;
+    if (!ask->run && !plan)
+        lm_misuse(t, "--output", todo, "is missing");
+    if (t->output && !strcmp(t->output, "-"))
+        lm_misuse(t, "--output", todo, "a run is a folder, not a stream");
+}
+
+lm_code lm_training_operands(lm_tool *t, const lm_loop_args *a, bool plan, const char *product,
+                             lm_session *s, lm_loop_run *r, lm_err *e)
+{
+    if (a->resume && t->argc > 1)
+        lm_misuse(t, t->argv[1], "with --resume only DATA may be named", "one operand too many");
+    if (!a->resume)
+        begin_run(t, plan, product, &s->ask);
+    else if (resume_run(t, a, plan, &s->ask, r, e))
+        return e->code;
+    lm_refuse_twice(t, (const char *[]){ a->val, a->resume }, 2);
+    return LM_OK;
+}
+
+lm_code lm_training_find_base(lm_session *s, const lm_loop_run *r, lm_err *e)
+{
+    s->ask.model = lm_training_saved(r, "base");
+    return s->ask.model ? LM_OK
+                        : lm_fail(e, LM_EFORMAT, r->step_dir, "begin the run again",
+                                  "does not say which model its adapter belongs to");
+}
+
+/* ---- checks ---- */
+
+lm_code lm_training_refuse_alone(const lm_loop_args *a, bool finds_val, lm_err *e)
+{
+    if (a->resume_schedule && !a->resume)
+        return lm_fail(e, LM_EUSAGE, "--resume-schedule", "leave it out", "serves --resume only");
+    if (a->val && !a->eval_every && !a->resume) /* a resumed run may have it from before */
+        return lm_fail(e, LM_EUSAGE, "--val", "give --eval-every too",
+                       "nothing is evaluated during the run");
+    if (a->eval_every && !a->val && !finds_val)
+        return lm_fail(e, LM_EUSAGE, "--eval-every", "give --val FILE too",
+                       "there are no validation data");
+    return LM_OK;
+}
+
+void lm_training_refuse_inputs(lm_tool *t, const lm_loop_args *a, const lm_session *s)
+{
+    const char *const outputs[] = { t->metrics ? t->metrics : "-", a->tensorboard, a->trace };
+    const char *const inputs[] = { s->ask.model, s->train_path ? s->train_path : s->ask.data,
+                                   s->val_path ? s->val_path : a->val, a->resume };
+    for (size_t o = 0; o < sizeof outputs / sizeof *outputs; o++) {
+        for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+            if (outputs[o] && inputs[i])
+                lm_refuse_same(t, outputs[o], inputs[i]);
+        lm_refuse_ending(t, outputs[o], LM_MAKES_TEXT);
+    }
+}
+
+/* ---- threads and device ---- */
+
+lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_err *e)
+{
+    if (lm_par_new(&s->par, t->threads, e) ||
+        lm_open_backend(t, s->par, a->deterministic, &s->backend, e))
+        return e->code;
+    s->ask.how = lm_tool_bundle(t, s->par);
+    return LM_OK;
+}
+
+void lm_training_close(lm_tool *t, lm_session *s)
+{
+    lm_close_backend(t, s->backend);
+    lm_par_free(s->par);
+}
+
+void lm_loop_run_fini(lm_loop_run *r)
+{
+    lm_free(r->step_dir);
+    lm_free(r->own_run);
+    json_decref(r->saved);
+    lm_buf_fini(&r->options);
+}
+
+void lm_training_say_slow(lm_tool *t, const lm_session *s)
+{
+    if (s->backend->host_memory && s->o.precision.low == LM_DTYPE_BF16 && t->cpu < LM_CPU_AMX)
+        lm_say(t, LM_LOG_WARN, "no AMX here: bf16 saves memory, but its products run in f32");
+}
