@@ -110,7 +110,7 @@ typedef struct {
     lm_tokens *shards;
     lm_input_opts in_opts;
     lm_input *in;
-    int64_t seq, stride, documents;
+    int64_t seq, room, stride, documents; /* room: seq without virtual tokens */
     lm_score score;
     lm_mcq_sum mcq;
     double seconds;
@@ -162,6 +162,17 @@ static lm_code open_data(work *w, lm_err *e)
     return rc;
 }
 
+static int64_t virtual_tokens(const work *w)
+{
+    return w->model.adapter ? w->model.adapter->virtual_tokens : 0;
+}
+
+/* True if the first id of a document is scored, behind virtual tokens. */
+static bool scores_first(const work *w)
+{
+    return w->model.adapter && w->model.adapter->predicts;
+}
+
 static lm_code open_model(work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
@@ -169,11 +180,17 @@ static lm_code open_model(work *w, lm_err *e)
     w->seq = opt.seq;
     if (!w->seq && lm_window_default(w->model.src, c->max_positions, &w->seq, NULL, e))
         return e->code;
-    w->stride = opt.stride ? opt.stride : (w->seq + 1) / 2;
-    if (w->stride > w->seq)
+    w->room = w->seq - virtual_tokens(w);
+    if (w->room < 1)
+        return lm_fail(e, LM_EUSAGE, opt.adapter, "raise --seq-len",
+                       "has %lld virtual tokens, which leave no room in windows of %lld",
+                       (long long)virtual_tokens(w), (long long)w->seq);
+    w->stride = opt.stride ? opt.stride : (w->room + 1) / 2;
+    if (w->stride > w->room)
         return lm_fail(e, LM_EUSAGE, "--stride", "give at most the window's length",
-                       "%lld is more than --seq-len, %lld", (long long)w->stride,
-                       (long long)w->seq);
+                       "%lld is more than %s, %lld", (long long)w->stride,
+                       w->room < w->seq ? "--seq-len without virtual tokens" : "--seq-len",
+                       (long long)w->room);
     if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
         lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e))
         return e->code;
@@ -207,15 +224,15 @@ static lm_code score_text(work *w, lm_err *e)
         rc = lm_tokenizer_encode(w->tok, scratch, doc.text, doc.len, opt.special, &ids, e);
         w->documents++;
         w->score.bytes += (int64_t)doc.len;
-        if (!rc && !before && ids.n) /* the first id has no context: its text is not scored */
+        if (!rc && !before && ids.n && !scores_first(w)) /* no context: its text is not scored */
             w->score.bytes -= w->id_bytes[ids.v[0]];
         if (!rc && opt.documents)
-            rc = lm_scorer_add(w->scorer, ids.v, (int64_t)ids.n, 1, &w->score, e);
+            rc = lm_scorer_add(w->scorer, ids.v, (int64_t)ids.n, 0, &w->score, e);
         lm_input_stats st = lm_input_stat(w->in);
         lm_progress(&tool.sink, "evaluate", (double)st.bytes, (double)st.total, "bytes", NULL);
     }
     if (!rc && !opt.documents)
-        rc = lm_scorer_add(w->scorer, ids.v, (int64_t)ids.n, 1, &w->score, e);
+        rc = lm_scorer_add(w->scorer, ids.v, (int64_t)ids.n, 0, &w->score, e);
     lm_doc_fini(&doc);
     lm_ids_fini(&ids);
     lm_tok_scratch_free(scratch);
@@ -241,8 +258,10 @@ static lm_code measure(work *w, lm_err *e)
 {
     double start = lm_now();
     lm_code rc = lm_scorer_new(&w->eval, w->stride, w->shards ? w->id_bytes : NULL, &w->scorer, e);
+    if (!rc)
+        rc = lm_scorer_virtual(w->scorer, virtual_tokens(w), scores_first(w), e);
     if (!rc && opt.task[0] == 'm') {
-        rc = lm_mcq_run(w->in, w->tok, w->scorer, w->seq, &tool.sink, &w->mcq, e);
+        rc = lm_mcq_run(w->in, w->tok, w->scorer, w->room, &tool.sink, &w->mcq, e);
         w->score.nll = w->mcq.nll;
         w->score.tokens = w->mcq.tokens;
     } else if (!rc) {
@@ -326,6 +345,8 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     lm_jw_f64(&j, "seconds", w->seconds);
     lm_jw_f64(&j, "tokens_per_second", (double)w->score.tokens / w->seconds);
     lm_jw_int(&j, "seq_len", w->seq);
+    if (virtual_tokens(w))
+        lm_jw_int(&j, "virtual_tokens", virtual_tokens(w));
     lm_jw_int(&j, "stride", w->stride);
     lm_jw_str(&j, "dtype", opt.dtype);
     lm_jw_str(&j, "device", w->backend->name);
@@ -344,16 +365,6 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     return rc;
 }
 
-static lm_code open_adapter(work *w, lm_err *e)
-{
-    if (lm_open_adapter(&tool, opt.adapter, w->par, &w->model, &w->adapter, e))
-        return e->code;
-    if (w->model.adapter && w->model.adapter->virtual_tokens)
-        return lm_fail(e, LM_EUSAGE, opt.adapter, "measure it with generate --logprobs",
-                       "has virtual tokens, which windows of text have no place for");
-    return LM_OK;
-}
-
 static lm_code run(work *w, lm_err *e)
 {
     lm_out *out = NULL;
@@ -365,7 +376,7 @@ static lm_code run(work *w, lm_err *e)
     if (!rc)
         rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
     if (!rc)
-        rc = open_adapter(w, e);
+        rc = lm_open_adapter(&tool, opt.adapter, w->par, &w->model, &w->adapter, e);
     if (!rc)
         rc = open_data(w, e);
     if (!rc)

@@ -16,6 +16,7 @@ typedef struct {
     const lm_st *tensors;
     int64_t
         virtual_tokens; /* that stand in front of each text: ids from the size of the vocabulary on */
+    bool predicts; /* the last of them has a state, which predicts the first token of the text */
 } lm_loaded_adapter;
 
 typedef struct {

@@ -7,8 +7,8 @@
 
 #include "base/mem.h"
 
-/* Rows [row, row + n) of the batch belong to one window; the targets of rows from `row` + skip on
- * are added to `to`. */
+/* Rows [row, row + n) of the batch belong to one window, virtual tokens included; the targets of rows from `row` + skip
+ * on are added to `to`. */
 typedef struct {
     lm_score *to;
     int64_t row, n, skip;
@@ -17,6 +17,9 @@ typedef struct {
 struct lm_scorer {
     lm_evaluator *v;
     int64_t stride, seq, rows;
+    int64_t virtuals; /* tokens that begin each window, */
+    bool first;       /* and predict the first id of a sequence */
+    int64_t room;     /* seq without them */
     const uint32_t *id_bytes;
     uint32_t *ids; /* a window read from a dataset, T+1 */
     uint8_t *mask; /* its loss marks */
@@ -35,6 +38,7 @@ lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes,
     *s = (lm_scorer){ .v = v,
                       .stride = stride,
                       .seq = v->batch.seq,
+                      .room = v->batch.seq,
                       .rows = v->batch.seq * v->batch.batch,
                       .id_bytes = id_bytes };
     if (lm_alloc_n(&s->ids, (size_t)s->seq + 1, sizeof *s->ids, "a window", e) ||
@@ -54,6 +58,19 @@ void lm_scorer_free(lm_scorer *s)
     lm_free(s->mask);
     lm_free(s->pieces);
     lm_free(s);
+}
+
+lm_code lm_scorer_virtual(lm_scorer *s, int64_t n, bool first, lm_err *e)
+{
+    if (n < 0 || n > s->seq - s->stride)
+        return lm_fail(e, LM_EUSAGE, "virtual tokens", "use longer windows, or a smaller stride",
+                       "%" PRId64 " and a stride of %" PRId64 " are more than the windows' %" PRId64
+                       " tokens",
+                       n, s->stride, s->seq);
+    s->virtuals = n;
+    s->first = first && n;
+    s->room = s->seq - n;
+    return LM_OK;
 }
 
 /* Rows without work: one document of padding that reaches to the end of its sequence. */
@@ -96,56 +113,78 @@ lm_code lm_scorer_flush(lm_scorer *s, lm_err *e)
     return LM_OK;
 }
 
-/* One window: ids[0..n] into n rows, of which those are scored whose id the mask names (NULL: all). */
-static lm_code add_window(lm_scorer *s, const uint32_t *ids, const uint8_t *mask, int64_t n,
-                          int64_t skip, lm_score *to, lm_err *e)
+/* Append a row of the window whose first row is `start`. */
+static void add_row(lm_scorer *s, int64_t start, uint32_t id, int32_t target)
 {
     lm_batch *b = &s->v->batch;
-    int64_t vocab = s->v->model->config.vocab;
-    int64_t left = s->seq - s->used % s->seq;
-    for (int64_t i = 0; i <= n; i++)
-        if (ids[i] >= vocab)
+    b->tokens[s->used] = (int32_t)id;
+    b->targets[s->used] = target;
+    b->pos[s->used] = (int32_t)(s->used - start);
+    b->lo[s->used] = (int32_t)(start % s->seq);
+    s->used++;
+}
+
+/* The ids of a window, of which those are scored that the mask names (NULL: all). */
+typedef struct {
+    const uint32_t *ids;
+    const uint8_t *mask;
+    int64_t n,
+        skip; /* n rows, and the id that the last one predicts; the first `skip` rows are not scored */
+    bool first; /* ids[0] is scored, too */
+} window;
+
+static lm_code add_window(lm_scorer *s, const window *w, lm_score *to, lm_err *e)
+{
+    int64_t vocab = s->v->model->config.vocab, rows = s->virtuals + w->n;
+    int64_t left = s->seq - s->used % s->seq, skip = s->virtuals + w->skip;
+    for (int64_t i = 0; i <= w->n; i++)
+        if (w->ids[i] >= vocab)
             return lm_fail(
                 e, LM_EFORMAT, "tokens", "use the tokenizer that the model was trained with",
-                "id %" PRIu32 " is not below the model's vocabulary of %" PRId64, ids[i], vocab);
-    if (n > left)
+                "id %" PRIu32 " is not below the model's vocabulary of %" PRId64, w->ids[i], vocab);
+    if (rows > left)
         pad_until(s, s->used + left);
     if (s->used == s->rows && lm_scorer_flush(s, e))
         return e->code;
     if (lm_grow(&s->pieces, &s->cap_pieces, s->n_pieces + 1, sizeof *s->pieces, "windows", e))
         return e->code;
-    s->pieces[s->n_pieces++] = (piece){ to, s->used, n, skip };
-    int32_t lo = (int32_t)(s->used % s->seq);
-    for (int64_t i = 0; i < n; i++, s->used++) {
-        b->tokens[s->used] = (int32_t)ids[i];
-        b->targets[s->used] = i < skip || (mask && !mask[i + 1]) ? -1 : (int32_t)ids[i + 1];
-        b->pos[s->used] = (int32_t)i;
-        b->lo[s->used] = lo;
+    s->pieces[s->n_pieces++] = (piece){ to, s->used, rows, w->first ? s->virtuals - 1 : skip };
+    int64_t start = s->used;
+    for (int64_t i = 0; i < s->virtuals; i++) {
+        bool scored = w->first && i == s->virtuals - 1 && (!w->mask || w->mask[0]);
+        add_row(s, start, (uint32_t)(vocab + i), scored ? (int32_t)w->ids[0] : -1);
+    }
+    for (int64_t i = 0; i < w->n; i++) {
+        bool scored = i >= w->skip && (!w->mask || w->mask[i + 1]);
+        add_row(s, start, w->ids[i], scored ? (int32_t)w->ids[i + 1] : -1);
     }
     return s->used == s->rows ? lm_scorer_flush(s, e) : LM_OK;
 }
 
-/* Window k of a sequence of n ids: rows [*begin, *begin + *rows), of which the first *skip have
- * been scored.  False past the last. */
-static bool window_at(const lm_scorer *s, int64_t n, int64_t k, int64_t *begin, int64_t *rows,
-                      int64_t *skip)
+/* Window k of a sequence of n ids: rows [begin, begin + n), of which the first `skip` have been scored.  False past the
+ * last. */
+static bool window_at(const lm_scorer *s, int64_t n, int64_t k, int64_t *begin, window *w)
 {
     *begin = k * s->stride;
-    *skip = k ? s->seq - s->stride : 0;
-    if (*begin + *skip >= n - 1)
+    w->first = s->first && !k;
+    w->skip = k ? s->room - s->stride : 0;
+    if (*begin + w->skip >= n - !w->first)
         return false;
-    *rows = n - 1 - *begin < s->seq ? n - 1 - *begin : s->seq;
+    w->n = n - 1 - *begin < s->room ? n - 1 - *begin : s->room;
     return true;
 }
 
 lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from, lm_score *to,
                       lm_err *e)
 {
-    int64_t begin, rows, skip;
-    for (int64_t k = 0; window_at(s, n, k, &begin, &rows, &skip); k++) {
-        if (begin + skip + 1 < from) /* row r scores id begin + r + 1 */
-            skip = from - 1 - begin;
-        if (skip < rows && add_window(s, ids + begin, NULL, rows, skip, to, e))
+    int64_t begin;
+    window w = { 0 };
+    for (int64_t k = 0; window_at(s, n, k, &begin, &w); k++) {
+        w.ids = ids + begin;
+        w.first = w.first && !from;
+        if (begin + w.skip + 1 < from) /* row r scores id begin + r + 1 */
+            w.skip = from - 1 - begin;
+        if ((w.first || w.skip < w.n) && add_window(s, &w, to, e))
             return e->code;
     }
     return LM_OK;
@@ -154,11 +193,11 @@ lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from
 lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64_t n, lm_score *to,
                              lm_err *e)
 {
-    int64_t begin, rows, skip;
-    for (int64_t k = 0; window_at(s, n, k, &begin, &rows, &skip); k++)
-        if (lm_tokens_read(t, at + begin, rows + 1, s->v->model->config.vocab, s->ids, e) ||
-            lm_tokens_read_mask(t, at + begin, rows + 1, s->mask, e) ||
-            add_window(s, s->ids, s->mask, rows, skip, to, e))
+    int64_t begin;
+    window w = { .ids = s->ids, .mask = s->mask };
+    for (int64_t k = 0; window_at(s, n, k, &begin, &w); k++)
+        if (lm_tokens_read(t, at + begin, w.n + 1, s->v->model->config.vocab, s->ids, e) ||
+            lm_tokens_read_mask(t, at + begin, w.n + 1, s->mask, e) || add_window(s, &w, to, e))
             return e->code;
     return LM_OK;
 }

@@ -6,7 +6,11 @@
  * evaluation of huggingface.co/docs/transformers/perplexity): the first scores all its targets,
  * each later one those that no earlier window has scored, so that every target except the first T
  * has at least T - stride + 1 ids of context.  Windows of many sequences share a row of the batch,
- * separated by `lo`; a batch runs when it is full. */
+ * separated by `lo`; a batch runs when it is full.
+ *
+ * With an adapter of V virtual tokens (lm_scorer_virtual), each window begins with them and has T - V positions for
+ * ids.  Virtual tokens are never targets, as in PEFT, whose labels are -100 there; behind prompts, the first id of a
+ * sequence is one, because the state of the last virtual token predicts it. */
 #ifndef LM_TRAIN_SCORE_H
 #define LM_TRAIN_SCORE_H
 
@@ -25,8 +29,11 @@ typedef struct lm_scorer lm_scorer;
 lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
                       lm_err *e);
 void lm_scorer_free(lm_scorer *s);
+/* Before the first sequence: `n` virtual tokens, ids from the vocabulary on, begin each window; `first`: they predict the first
+ * id of a sequence.  Fails: LM_EUSAGE unless n + stride <= T. */
+lm_code lm_scorer_virtual(lm_scorer *s, int64_t n, bool first, lm_err *e);
 
-/* Score the targets ids[from..n), from >= 1 (0 is taken as 1: the first id has no context).  Their
+/* Score the targets ids[from..n), from >= 1 (0 is taken as 1, unless virtual tokens predict the first id).  Their
  * results are in *to after lm_scorer_flush at the latest; *to must remain valid until then.  Ids
  * are below the vocabulary: LM_EFORMAT. */
 lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from, lm_score *to,

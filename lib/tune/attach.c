@@ -302,6 +302,11 @@ int64_t lm_attach_virtual(const lm_attach *a)
     return a->rows.tokens;
 }
 
+bool lm_attach_predicts(const lm_attach *a)
+{
+    return a->rows.tokens > 0 && !a->rows.prefix;
+}
+
 size_t lm_attach_modules(const lm_attach *a)
 {
     return a->n_modules;

@@ -34,6 +34,8 @@ const lm_adapt *lm_attach_adapt(const lm_attach *a);
 const lm_tune_method *lm_attach_method(const lm_attach *a);
 /* The number of virtual tokens; 0: none. */
 int64_t lm_attach_virtual(const lm_attach *a);
+/* True if their last state predicts the token after them: prompts and P-tuning.  A prefix has keys and values alone. */
+bool lm_attach_predicts(const lm_attach *a);
 
 /* Modules that are changed: their number, and each as its method sees it. */
 size_t lm_attach_modules(const lm_attach *a);

@@ -20,7 +20,8 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
                                       .replaces = lm_attach_trains,
                                       .ctx = u->attach,
                                       .tensors = lm_tune_folder_tensors(u->folder),
-                                      .virtual_tokens = lm_attach_virtual(u->attach) };
+                                      .virtual_tokens = lm_attach_virtual(u->attach),
+                                      .predicts = lm_attach_predicts(u->attach) };
     return LM_OK;
 }
 

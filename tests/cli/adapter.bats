@@ -71,6 +71,33 @@ chances() { # generate's arguments
     paste with one base | awk '{ exit !($1 - $2 < 1e-4 && $2 - $1 < 1e-4 && $1 < $3 - 0.5) }'
 }
 
+@test "adapter: eval-model measures virtual tokens" {
+    loss() { eval-model -q m "$@" one.jsonl --json | sed 's/.*"loss":\([0-9.]*\),.*"tokens":\([0-9]*\).*/\1 \2/'; }
+    sed -n 7p text.jsonl > one.jsonl
+    for method in prompt prefix; do
+        peft-tune -q m text.jsonl -o "$method" --method "$method" --set num_virtual_tokens=5 --seq-len 64 --batch-size 4 \
+            --dtype f32 --lr 5e-2 --steps 10
+        eval-model -q m --adapter "$method" --seq-len 64 one.jsonl > whole
+        grep -q '"virtual_tokens":5' whole
+    done
+    [ "$(loss --seq-len 64 | cut -d ' ' -f 2)" -eq "$(loss --adapter prefix --seq-len 64 | cut -d ' ' -f 2)" ]
+    [ "$(($(loss --seq-len 64 | cut -d ' ' -f 2) + 1))" -eq "$(loss --adapter prompt --seq-len 64 | cut -d ' ' -f 2)" ]
+    # windows with room for all or few of the tokens, and one with none
+    for method in prompt prefix; do
+        loss --adapter "$method" --seq-len 64 > v.a
+        loss --adapter "$method" --seq-len 64 --batch-size 1 --stride 3 > v.b
+        paste v.a v.b | awk '{ exit !($1 - $3 < 1e-4 && $3 - $1 < 1e-4 && $2 == $4) }'
+        loss --seq-len 64 > v.base
+        paste v.a v.base | awk '{ exit !($1 < $3) }'
+        loss --adapter "$method" --seq-len 9 --stride 2 > v.c
+        paste v.a v.c | awk '{ exit !($2 == $4 && $1 != $3) }'
+    done
+    run -2 eval-model m --adapter prompt --seq-len 5 one.jsonl
+    [[ $output == "eval-model: prompt: has 5 virtual tokens, which leave no room in windows of 5: raise --seq-len" ]]
+    run -2 eval-model m --adapter prompt --seq-len 16 --stride 12 one.jsonl
+    [[ $output == *"--stride: 12 is more than --seq-len without virtual tokens, 11"* ]]
+}
+
 @test "adapter: what cannot be attached is refused" {
     sed 's/"hidden_size": 64/"hidden_size": 32/' config.json > small.json
     init-model -q small.json --tokenizer tok/tokenizer.json -o small

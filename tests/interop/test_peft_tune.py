@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """peft-tune against PEFT: the same base, records and initial adapter, ten steps of AdamW in F32; losses agree to 1e-5 and
-tensors to 1e-4, and PEFT loads what the tool wrote; speaks TAP.
+tensors to 1e-4, PEFT loads what the tool wrote, and eval-model finds PEFT's loss of whole texts; speaks TAP.
 
-Environment: LM_TEST_BUILD, a build folder with bin/peft-tune, bin/train-tokenizer and bin/init-model."""
+Environment: LM_TEST_BUILD, a build folder with bin/peft-tune, bin/eval-model, bin/train-tokenizer and bin/init-model."""
 import json
 import os
 import subprocess
@@ -102,6 +102,25 @@ def theirs(base, config, data, start):
     return losses, model
 
 
+def losses_of_texts(tmp, base, adapter, model):
+    """The mean loss of some texts by eval-model and by PEFT, which adds the labels of virtual tokens."""
+    path, tok = os.path.join(tmp, "held.jsonl"), AutoTokenizer.from_pretrained(base)
+    texts = [" ".join(WORDS[(i * k + 3) % 10] for k in range(4 + 3 * i)) for i in range(6)]
+    with open(path, "w") as f:
+        f.writelines(json.dumps({"text": t}) + "\n" for t in texts)
+    out = subprocess.run([os.path.join(BIN, "eval-model"), "-q", base, path, "--adapter", adapter, "--seq-len", "96"],
+                         check=True, capture_output=True, text=True)
+    first = model.peft_config["default"].peft_type in ("PROMPT_TUNING", "P_TUNING")
+    total = count = 0
+    with torch.no_grad():
+        for t in texts:
+            ids = tok(t, return_tensors="pt").input_ids
+            n = ids.shape[1] - (not first)
+            total, count = total + n * model(input_ids=ids, labels=ids).loss.item(), count + n
+    report = json.loads(out.stdout)
+    return report["loss"] if report["tokens"] == count else float("nan"), total / count
+
+
 def case(tmp, kind, name, method, config, records):
     base, start, out, metrics = (os.path.join(tmp, n) for n in (kind, f"{kind}-{name}-0", f"{kind}-{name}", "m.jsonl"))
     data = batch(base, records)
@@ -123,6 +142,8 @@ def case(tmp, kind, name, method, config, records):
                                                is_trainable=method == "adalora")
         far = (again.eval()(**data).logits - model(**data).logits).abs().max().item()
     check(far < 1e-4, f"{kind} {name}: PEFT loads the folder ({far:.1e})")
+    got, want = losses_of_texts(tmp, base, out, again)
+    check(abs(got - want) < 1e-5 * want, f"{kind} {name}: eval-model's loss of texts ({got:.6f}, {want:.6f})")
 
 
 def cases(kind):

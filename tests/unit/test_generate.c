@@ -329,6 +329,63 @@ static void strides_score_each_target_once(void **state)
     lm_loaded_fini(&w);
 }
 
+/* Virtual tokens begin each window and are never scored; behind prompts, the first id of a sequence is. */
+static void virtual_tokens_begin_each_window(void **state)
+{
+    enum { N = 40, T = 16, P = 3, STRIDE = 5, ROOM = T - P };
+    uint32_t ids[N];
+    lm_loaded w;
+    lm_evaluator one, v;
+    lm_scorer *s;
+    double first_loss = 0, rest = 0;
+    const float *loss;
+    (void)state;
+    for (int i = 0; i < N; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(4, "test", 0), (uint64_t)i, V);
+    make(configs[1], LM_DTYPE_F32, &w);
+    open_eval(&w, LM_DTYPE_F32, 1, T, &one);
+    for (int64_t begin = 0, done = 0; done + 1 < N; begin += STRIDE) { /* one run per window */
+        lm_eval_sum sum = { 0 };
+        int64_t end = begin + ROOM < N - 1 ? begin + ROOM : N - 1;
+        for (int64_t r = 0; r < T; r++) {
+            int64_t at = begin + r - P; /* of the row's id */
+            bool in = r >= P && at < end;
+            one.batch.tokens[r] = r < P ? V + (int32_t)r : in ? (int32_t)ids[at] : 0;
+            one.batch.targets[r] = r == P - 1 && !begin ? (int32_t)ids[0]
+                                   : in && at >= done   ? (int32_t)ids[at + 1]
+                                                        : -1;
+            one.batch.pos[r] = (int32_t)r;
+            one.batch.lo[r] = 0;
+        }
+        ok(lm_evaluator_run(&one, &sum, &loss, &err));
+        if (!begin)
+            first_loss = (double)loss[P - 1];
+        rest += sum.nll - (begin ? 0 : first_loss);
+        done = end;
+    }
+    open_eval(&w, LM_DTYPE_F32, 2, T, &v);
+    for (int first = 0; first < 2; first++) {
+        lm_score got = { 0 }, single = { 0 }, tail = { 0 };
+        ok(lm_scorer_new(&v, STRIDE, NULL, &s, &err));
+        assert_int_equal(lm_scorer_virtual(s, T - STRIDE + 1, first, &err), LM_EUSAGE);
+        err = (lm_err){ 0 };
+        ok(lm_scorer_virtual(s, P, first, &err));
+        ok(lm_scorer_add(s, ids, 1, 0, &single, &err));
+        ok(lm_scorer_add(s, ids, N, 0, &got, &err));
+        ok(lm_scorer_add(s, ids, 9, 6, &tail, &err));
+        ok(lm_scorer_flush(s, &err));
+        assert_int_equal(got.tokens, N - 1 + first);
+        assert_int_equal(single.tokens, first);
+        assert_int_equal(tail.tokens, 3);
+        assert_true(fabs(got.nll - rest - (first ? first_loss : 0)) < 1e-3);
+        assert_true(fabs(single.nll - (first ? first_loss : 0)) < 1e-3);
+        lm_scorer_free(s);
+    }
+    lm_evaluator_fini(&one);
+    lm_evaluator_fini(&v);
+    lm_loaded_fini(&w);
+}
+
 /* A folder that is written in chunks has the weights that a store draws, in either type. */
 static void a_folder_has_the_weights_of_a_store(void **state)
 {
@@ -407,6 +464,7 @@ int main(void)
         cmocka_unit_test(decoding_allocates_nothing),
         cmocka_unit_test(rows_are_those_in_use),
         cmocka_unit_test(strides_score_each_target_once),
+        cmocka_unit_test(virtual_tokens_begin_each_window),
         cmocka_unit_test(a_folder_has_the_weights_of_a_store),
         cmocka_unit_test(set_knows_the_keys),
     };
