@@ -40,14 +40,14 @@ static lm_dtype choose_dtype(const generate_work *w)
 
 lm_code generate_new_generator(generate_work *w, lm_loaded *model, lm_generator **out, lm_err *e)
 {
-    const lm_generator_opts o = { w->type, opt.batch, w->context, w->caches.plan, opt.max_new };
+    const lm_generator_opts o = { w->type, w->batch, w->context, w->caches.plan, opt.max_new };
     return lm_generator_new(model, &o, w->backend, out, e);
 }
 
 static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
 {
-    int64_t all = opt.chat.talk ? 1 : opt.prompt.n * opt.samples,
-            batch = !w->in && all < opt.batch ? all : opt.batch;
+    int64_t all = opt.chat.talk ? 1 : opt.prompt.n * opt.samples;
+    w->batch = !w->in && all < opt.batch ? all : opt.batch;
     if (opt.serve.batch)
         return generate_open_served(w, type, e);
     const lm_kv_plan *kv = w->caches.plan;
@@ -56,7 +56,8 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
     int64_t before = generate_cache_tokens(w),
             most_new = before ? w->context - before + 1 : opt.max_new;
     if (generate_match_cache(w, type, &kv, e) ||
-        lm_generator_new(&w->model, &(lm_generator_opts){ type, batch, w->context, kv, most_new },
+        lm_generator_new(&w->model,
+                         &(lm_generator_opts){ type, w->batch, w->context, kv, most_new },
                          w->backend, &w->gen, e)) {
         if (kv && !strcmp(e->where, kv->text))
             lm_err_in(e, "--kv");
@@ -111,6 +112,8 @@ static lm_code complete(generate_work *w, lm_err *e)
                                   .begin = opt.chat.talk ? generate_chat_begin
                                            : w->image    ? generate_begin
                                                          : NULL };
+    if (generate_is_other(w) && generate_turn_to(w, e)) /* --use-adapter */
+        return e->code;
     lm_code rc = w->paged        ? generate_serve(w, &o, &h, e)
                  : opt.chat.talk ? generate_talk(w, &o, &h, e)
                  : !opt.max_new  ? generate_only_prompt(w, e)
@@ -229,11 +232,11 @@ int main(int argc, char **argv)
         lm_complain(&tool, &err);
     lm_out_drop(w.out);
     lm_metrics_close(w.metrics, &(lm_err){ 0 });
+    lm_paged_free(w.paged);
     generate_close_adapters(&w);
     lm_generator_free(w.gen);
     generate_close_cache(&w);
     generate_close_chat(&w);
-    lm_paged_free(w.paged);
     lm_cache_plan_fini(&w.caches);
     lm_cache_plan_fini(&w.down);
     lm_loaded_fini(&w.model);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapters.c -- several adapters on one base: each has a graph and caches of its own, and reads the base's weights.
+/* adapters.c -- several adapters on one base: each has graphs of its own, which read the base's weights.
  *
- * Prompts are answered in their order.  When a prompt asks for another adapter than the ones before it, these are
- * completed first; prompts of one adapter that stand together run together. */
+ * With --serve-batch prompts of all adapters are in one batch, with pages of one cache.  Otherwise each adapter has caches of
+ * its own: when a prompt asks for another adapter than the ones before it, these are completed first; prompts of one
+ * adapter that stand together run together. */
 #include <stdio.h>
 #include <string.h>
 
@@ -40,10 +41,13 @@ void generate_check_adapters(void)
     if (opt.adapter.n && (opt.cache.save || opt.cache.load))
         lm_misuse(&tool, "--adapter", "leave out --save-cache and --load-cache",
                   "caches in files are those of the model alone");
-    if (generate_has_names() && (opt.prompt.n || opt.chat.talk || opt.serve.batch || !opt.max_new))
-        lm_misuse(&tool, "--adapter", "give prompts as JSONL, or a path without a name",
-                  "adapters with names are chosen by the key \"adapter\" of prompts, %s",
-                  opt.serve.batch ? "and not with --serve-batch" : "which these have not");
+    if (opt.use_adapter && !generate_has_names())
+        lm_misuse(&tool, "--use-adapter", "give --adapter NAME=PATH, too",
+                  "chooses one of several adapters by its name");
+    if (generate_has_names() && opt.prompt.n && !opt.use_adapter)
+        lm_misuse(
+            &tool, "--adapter", "choose one by --use-adapter NAME, or give prompts as JSONL",
+            "adapters with names are chosen by the key \"adapter\" of prompts, which -p has not");
 }
 
 static lm_code open_named(generate_work *w, generate_adapter *a, const char *given, lm_err *e)
@@ -69,6 +73,46 @@ lm_code generate_open_adapters(generate_work *w, lm_err *e)
     for (int i = 0; i < opt.adapter.n; i++, w->n_named++)
         if (open_named(w, &w->named[i], opt.adapter.v[i], e))
             return e->code;
+    if (opt.use_adapter && generate_want_adapter(w, opt.use_adapter, strlen(opt.use_adapter), e)) {
+        lm_err_in(e, "--use-adapter");
+        return e->code;
+    }
+    w->usual = w->wanted;
+    return LM_OK;
+}
+
+/* What the adapter's model shares with the model alone, whose weights are loaded. */
+static void share_base(const generate_work *w, generate_adapter *a)
+{
+    a->model.codes_space = w->model.codes_space;
+    a->model.base = w->model.store;
+}
+
+lm_code generate_serve_adapters(generate_work *w, lm_err *e)
+{
+    for (int i = 0; i < w->n_named; i++) {
+        share_base(w, &w->named[i]);
+        if (lm_paged_add(w->paged, &w->named[i].model, &w->named[i].number, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+const lm_loaded *generate_model(const generate_work *w)
+{
+    return w->wanted ? &w->wanted->model : &w->model;
+}
+
+lm_code generate_want_adapter(generate_work *w, const char *name, size_t len, lm_err *e)
+{
+    generate_adapter *found = NULL;
+    for (int i = 0; !found && i < w->n_named; i++)
+        if (w->named[i].name_len == len && !memcmp(w->named[i].name, name, len))
+            found = &w->named[i];
+    if (len && !found)
+        return lm_fail(e, LM_EUSAGE, "adapter", "give it by --adapter NAME=PATH",
+                       "there is no adapter '%.*s'", (int)(len < 60 ? len : 60), name);
+    w->wanted = found;
     return LM_OK;
 }
 
@@ -77,7 +121,7 @@ lm_code generate_asks_adapter(generate_work *w, const char *line, size_t len, lm
     lm_buf name = { 0 };
     size_t begin, end;
     int64_t lone = 0;
-    w->wanted = NULL;
+    w->wanted = w->usual;
     if (!w->n_named)
         return LM_OK;
     lm_jsonl_fault fault = lm_jsonl_find(line, len, "adapter", &begin, &end);
@@ -85,21 +129,17 @@ lm_code generate_asks_adapter(generate_work *w, const char *line, size_t len, lm
         return lm_fail(e, LM_EFORMAT, "adapter", "write {\"adapter\": \"NAME\"}",
                        "is not a string");
     if (fault.what)
-        return LM_OK; /* the model alone */
+        return LM_OK;
     lm_code rc = lm_jsonl_unescape(line + begin, end - begin, &name, &lone, e);
-    for (int i = 0; !rc && !w->wanted && i < w->n_named; i++)
-        if (w->named[i].name_len == name.len && !memcmp(w->named[i].name, name.data, name.len))
-            w->wanted = &w->named[i];
-    if (!rc && !w->wanted)
-        rc = lm_fail(e, LM_EUSAGE, "adapter", "give it by --adapter NAME=PATH",
-                     "there is no adapter '%.60s'", name.data ? name.data : "");
+    if (!rc)
+        rc = generate_want_adapter(w, name.data ? name.data : "", name.len, e);
     lm_buf_fini(&name);
     return rc;
 }
 
 bool generate_is_other(const generate_work *w)
 {
-    return (w->wanted ? &w->wanted->model : &w->model) != w->now;
+    return !w->paged && generate_model(w) != w->now;
 }
 
 lm_code generate_turn_to(generate_work *w, lm_err *e)
@@ -108,13 +148,12 @@ lm_code generate_turn_to(generate_work *w, lm_err *e)
     if (!w->base_gen)
         w->base_gen = w->gen;
     if (a && !a->gen) {
-        a->model.codes_space = w->model.codes_space;
-        a->model.base = w->model.store;
+        share_base(w, a);
         if (generate_new_generator(w, &a->model, &a->gen, e))
             return e->code;
     }
     w->gen = a ? a->gen : w->base_gen;
-    w->now = a ? &a->model : &w->model;
+    w->now = generate_model(w);
     return LM_OK;
 }
 

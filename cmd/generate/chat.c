@@ -167,13 +167,17 @@ lm_code generate_chat_ends(generate_work *w, const int64_t **ids, int *n, lm_err
 lm_code generate_chat_encode(generate_work *w, const lm_chat_request *q, lm_ids *ids, lm_err *e)
 {
     lm_buf text = { 0 };
-    lm_code rc = lm_chat_render(w->chat->form, q, &text, e);
+    size_t before;
+    lm_code rc = generate_add_virtual(w, ids, e);
 
+    before = ids->n;
+    if (!rc)
+        rc = lm_chat_render(w->chat->form, q, &text, e);
     if (!rc)
         rc = lm_tokenizer_encode(w->tok, w->scratch, text.data ? text.data : "", text.len, false,
                                  ids, e);
     lm_buf_fini(&text);
-    if (!rc && !ids->n)
+    if (!rc && ids->n == before)
         rc = lm_fail(e, LM_EFORMAT, "chat template", NULL, "the template made an empty prompt");
     return rc;
 }

@@ -20,7 +20,7 @@ struct generate_chat {
 
 /* --chat: the first messages. */
 lm_code generate_begin_talk(generate_work *w, lm_err *e);
-/* Render a request and append its ids. */
+/* Render a request and append its ids, behind the virtual tokens of the adapter. */
 lm_code generate_chat_encode(generate_work *w, const lm_chat_request *q, lm_ids *ids, lm_err *e);
 
 #endif

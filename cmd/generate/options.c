@@ -51,6 +51,8 @@ static const lm_opt options[] = {
     LM_FLAG(0, "ignore-eos", &opt.ignore_eos, "continue after the end-of-text token"),
     LM_GROUP("Model"),
     LM_ADAPTERS(&opt.adapter),
+    LM_STR(0, "use-adapter", &opt.use_adapter, "NAME",
+           "of -p, --chat and records without \"adapter\" [the model alone]"),
     LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
            "tokenizer.json or its folder [the model's own]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,

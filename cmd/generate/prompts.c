@@ -10,10 +10,10 @@
 #include "generate/chat.h"
 #include "model/answer.h"
 
-/* The virtual tokens of the adapter, in front of a prompt. */
-static lm_code add_virtual(const generate_work *w, lm_ids *ids, lm_err *e)
+lm_code generate_add_virtual(const generate_work *w, lm_ids *ids, lm_err *e)
 {
-    int64_t n = w->now->adapter ? w->now->adapter->virtual_tokens : 0;
+    const lm_loaded_adapter *a = generate_model(w)->adapter;
+    int64_t n = a ? a->virtual_tokens : 0;
     if (lm_grow(&ids->v, &ids->cap, ids->n + (size_t)n, sizeof *ids->v, "tokens", e))
         return e->code;
     for (int64_t i = 0; i < n; i++)
@@ -27,7 +27,7 @@ static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *id
     int64_t eos = lm_config_eos(c);
     int64_t first = c->bos >= 0 ? c->bos : eos >= 0 ? eos : lm_tokenizer_eos(w->tok);
     bool special = opt.special && (!opt.cache.load || lm_given(&tool, "add-special"));
-    if (add_virtual(w, ids, e))
+    if (generate_add_virtual(w, ids, e))
         return e->code;
     size_t before = ids->n;
     if (lm_tokenizer_encode(w->tok, w->scratch, text, len, special, ids, e))
@@ -116,6 +116,7 @@ static lm_code next_line(generate_work *w, lm_completion *c, bool *got, lm_err *
     w->held = false;
     if (generate_asks_adapter(w, raw->data, raw->len, &bad))
         return generate_refuse_line(w, c, true, &bad, e);
+    c->model = w->wanted ? w->wanted->number : 0;
     if (generate_is_other(w)) { /* after those that run */
         w->held = true;
         *got = false;
@@ -125,8 +126,7 @@ static lm_code next_line(generate_work *w, lm_completion *c, bool *got, lm_err *
     w->text_of.len = 0;
     if (lm_answer_has_messages(raw->data, raw->len)) {
         object = true;
-        if (add_virtual(w, &c->ids, &bad) ||
-            generate_chat_record(w, raw->data, raw->len, where, &c->ids, &bad) ||
+        if (generate_chat_record(w, raw->data, raw->len, where, &c->ids, &bad) ||
             generate_add_cache(w, &c->ids, &bad) || fits(w, c, where, &bad))
             return generate_refuse_line(w, c, object, &bad, e);
         return lm_buf_add(&c->prompt, raw->data, raw->len, e);
@@ -149,6 +149,7 @@ lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e)
         if (!*got)
             return LM_OK;
         const char *text = opt.prompt.v[w->at++];
+        c->model = w->wanted ? w->wanted->number : 0;
         if (encode(w, text, strlen(text), &c->ids, e) || generate_add_cache(w, &c->ids, e) ||
             fits(w, c, "-p", e))
             return e->code;

@@ -168,7 +168,8 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
     }
     w->room.tiers.dir = opt.serve.dir;
     w->context = w->room.pages.context;
-    if (lm_paged_new(&w->model, type, &w->room.pages, w->backend, &w->paged, e))
+    if (lm_paged_new(&w->model, type, &w->room.pages, w->backend, &w->paged, e) ||
+        generate_serve_adapters(w, e))
         return e->code;
     say_fewer(w, ask.sequences);
     say_sizes(w);

@@ -95,9 +95,23 @@ static bool is_command(const lm_buf *line, const char *name, const char **rest)
     return true;
 }
 
-/* Obey a line that begins with "/"; *done: it was one. */
-static lm_code obey(generate_chat *chat, bool *done, lm_err *e)
+/* The talk goes on with the adapter of that name; without a name, with the model alone. */
+static lm_code change_adapter(generate_work *w, const char *name, lm_err *e)
 {
+    lm_err bad = { 0 };
+
+    if (generate_want_adapter(w, name, strlen(name), &bad)) {
+        lm_say(&tool, LM_LOG_WARN, "/adapter: %s: %s", bad.what, bad.todo);
+        return LM_OK;
+    }
+    w->chat->held.n = 0; /* the caches of the other generator have older text */
+    return generate_is_other(w) ? generate_turn_to(w, e) : LM_OK;
+}
+
+/* Obey a line that begins with "/"; *done: it was one. */
+static lm_code obey(generate_work *w, bool *done, lm_err *e)
+{
+    generate_chat *chat = w->chat;
     static char *system; /* of /system, until the next one */
     const char *rest;
 
@@ -115,11 +129,14 @@ static lm_code obey(generate_chat *chat, bool *done, lm_err *e)
         system = text;
         return restart(chat, e);
     }
+    if (is_command(&chat->line, "/adapter", &rest))
+        return change_adapter(w, rest, e);
     *done = chat->line.data[0] == '/' && chat->line.len > 1 && chat->line.data[1] != '/';
     if (*done)
         lm_say(&tool, LM_LOG_WARN,
-               "%.40s: the commands are /reset and /system TEXT; begin with // for a text that "
-               "begins with /",
+               "%.40s: the commands are /reset, /system TEXT and /adapter NAME; begin with // for "
+               "a text "
+               "that begins with /",
                chat->line.data);
     return LM_OK;
 }
@@ -214,7 +231,7 @@ lm_code generate_talk(generate_work *w, const lm_complete_opts *o, const lm_comp
             lm_say(&tool, LM_LOG_WARN, "the line is not UTF-8, and was skipped");
             continue;
         }
-        rc = obey(w->chat, &command, e);
+        rc = obey(w, &command, e);
         if (!rc && !command)
             rc = answer(w, &turn, h, e);
         turn.seed++; /* the same question draws another answer */

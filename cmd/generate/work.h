@@ -40,6 +40,7 @@ typedef struct {
 
 typedef struct {
     lm_strs prompt, stop, adapter;
+    const char *use_adapter; /* NULL: the model alone */
     const char *tokenizer, *dtype, *weights_in;
     int64_t max_new, top_k, context, batch, samples;
     double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
@@ -64,6 +65,7 @@ typedef struct {
     lm_tune_use use;
     lm_loaded model;   /* borrows all but its store */
     lm_generator *gen; /* NULL: no prompt asked for it yet */
+    int64_t number;    /* of its graphs with --serve-batch */
 } generate_adapter;
 
 /* Everything that main owns. */
@@ -72,6 +74,7 @@ typedef struct {
     lm_tune_use adapter;     /* without a name */
     generate_adapter *named; /* others, */
     int n_named;
+    generate_adapter *usual;  /* of --use-adapter; NULL: the model alone */
     generate_adapter *wanted; /* that of the prompt that was read; NULL: the model alone */
     const lm_loaded *now;     /* with which `gen` generates */
     lm_generator *base_gen;   /* of the model alone; NULL: `gen` is */
@@ -98,8 +101,8 @@ typedef struct {
     bool text, live; /* plain text; to a terminal */
     size_t shown;
     lm_generation generation;
-    int64_t context, full;
-    generate_chat *chat; /* the template and what was said; NULL: -p */
+    int64_t context, full, batch; /* batch: slots of a generator */
+    generate_chat *chat;          /* the template and what was said; NULL: -p */
     lm_complete_stats st;
     lm_kv_file *cache; /* of --load-cache, NULL: not given; or, with --unverified: */
     lm_kv_llama *state;
@@ -126,9 +129,15 @@ void generate_check_adapters(void);
 /* True if prompts choose among adapters with names. */
 bool generate_has_names(void);
 lm_code generate_open_adapters(generate_work *w, lm_err *e);
-/* Set `wanted` to the adapter that a record names.  Fails: LM_EUSAGE for a name that was not given. */
+/* With --serve-batch: graphs for each adapter. */
+lm_code generate_serve_adapters(generate_work *w, lm_err *e);
+/* The model with the adapter of the prompt that was read. */
+const lm_loaded *generate_model(const generate_work *w);
+/* Set `wanted` to the adapter of that name; "": to the model alone.  Fails: LM_EUSAGE for a name that was not given. */
+lm_code generate_want_adapter(generate_work *w, const char *name, size_t len, lm_err *e);
+/* The same for the adapter that a record names, or the usual one. */
 lm_code generate_asks_adapter(generate_work *w, const char *line, size_t len, lm_err *e);
-/* True if it is another one than generates now; and let it generate. */
+/* True if it is another one than generates now, and has to wait for its turn; and let it generate. */
 bool generate_is_other(const generate_work *w);
 lm_code generate_turn_to(generate_work *w, lm_err *e);
 void generate_close_adapters(generate_work *w);
@@ -154,6 +163,8 @@ const char *const *generate_files(int *n);
 lm_code generate_open_prompts(generate_work *w, lm_err *e);
 /* The capacity needed: known for -p, otherwise 2048 tokens. */
 lm_code generate_choose_context(generate_work *w, lm_err *e);
+/* Append the virtual tokens of the adapter, which stand in front of a prompt. */
+lm_code generate_add_virtual(const generate_work *w, lm_ids *ids, lm_err *e);
 /* The hook of lm_complete_run: ctx is the work. */
 lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e);
 

@@ -13,7 +13,7 @@ enum { FEWEST_BUCKETS = 1024 };
  * the tables, which are lazy, need not be written before they are used. */
 typedef struct {
     uint64_t hash, serial; /* serial 0: no entry */
-    int32_t parent, child; /* the first child */
+    int32_t parent, child; /* the first child; parent below 0: that root */
     int32_t before, after; /* siblings */
     int32_t chain;         /* the next entry in the same bucket */
 } entry;
@@ -30,7 +30,8 @@ struct lm_prefix {
 
 static uint64_t hash_of(const lm_prefix *x, int32_t parent, const uint32_t *ids)
 {
-    return lm_hash64(ids, (size_t)x->tokens * sizeof *ids, parent < 0 ? 0 : x->entry[parent].hash);
+    uint64_t seed = parent < 0 ? (uint64_t)(-1 - (int64_t)parent) : x->entry[parent].hash;
+    return lm_hash64(ids, (size_t)x->tokens * sizeof *ids, seed);
 }
 
 static int32_t find_child(const lm_prefix *x, int32_t parent, uint64_t hash, const uint32_t *ids)
@@ -47,7 +48,6 @@ int64_t lm_prefix_find(lm_prefix *x, const uint32_t *ids, int64_t n, int32_t *pa
                        lm_prefix_entry *last)
 {
     int64_t k = 0;
-    *last = LM_PREFIX_ROOT;
     for (; (k + 1) * x->tokens <= n; k++) {
         const uint32_t *at = ids + k * x->tokens;
         int32_t page = find_child(x, last->page, hash_of(x, last->page, at), at);

@@ -5,8 +5,9 @@
  * Entries are found by a hash (XXH3) of the tokens, seeded by the hash of the entry before; a hit
  * needs equal tokens and the same entry before, so no result depends on the hash alone.  An entry
  * keeps its page in the pool after the last reference; when the pool discards a page, its entry and
- * all that follow it are removed.  All pages of one index belong to one model, one format of the
- * cache and one pool.  Private to lib/kv. */
+ * all that follow it are removed.  All pages of one index belong to one format of the cache and one
+ * pool.  Groups, which are numbers from 0 on, share no pages: each has a root of its own.  Private to
+ * lib/kv. */
 #ifndef LM_KV_PREFIX_H
 #define LM_KV_PREFIX_H
 
@@ -23,6 +24,11 @@ typedef struct {
     uint64_t serial; /* a page is used again, an entry is not */
 } lm_prefix_entry;
 #define LM_PREFIX_ROOT ((lm_prefix_entry){ -1, 0 })
+/* Before the first page of a group; LM_PREFIX_ROOT is that of group 0. */
+static inline lm_prefix_entry lm_prefix_root(int32_t group)
+{
+    return (lm_prefix_entry){ -1 - group, 0 };
+}
 
 /* Bytes of memory that a page of `tokens` tokens costs here while it is in use. */
 size_t lm_prefix_page_cost(int64_t tokens);
@@ -30,8 +36,8 @@ size_t lm_prefix_page_cost(int64_t tokens);
 lm_code lm_prefix_new(lm_pool *p, int64_t tokens, lm_prefix **out, lm_err *e);
 void lm_prefix_free(lm_prefix *x); /* before the pool; NULL is fine */
 
-/* The pages of the longest known beginning of n tokens, whole pages only, into `pages` (room for
- * n / tokens); each gets a reference.  *last is the entry of the last one. */
+/* The pages of the longest known beginning of n tokens behind *last, a root, whole pages only, into `pages` (room for
+ * n / tokens); each gets a reference.  *last becomes the entry of the last one. */
 int64_t lm_prefix_find(lm_prefix *x, const uint32_t *ids, int64_t n, int32_t *pages,
                        lm_prefix_entry *last);
 /* The entry of a page; of the page of tokens after `at`, or with page -1 if it is unknown. */

@@ -68,7 +68,7 @@ void sched_drop(lm_sched *s, lm_seq *q)
     free_slot(s, q);
     q->status = WAITING;
     q->used = q->indexed = 0;
-    q->last = LM_PREFIX_ROOT;
+    q->last = lm_prefix_root(q->group);
     q->index = s->prefix;
 }
 
@@ -119,15 +119,15 @@ static lm_code check_size(const lm_sched *s, int64_t prompt, int64_t most_new, l
 }
 
 static lm_code new_seq(lm_sched *s, const uint32_t *ids, int64_t known, int64_t prompt,
-                       int64_t most_new, int32_t after, int32_t *out, lm_err *e)
+                       int64_t most_new, int32_t group, int32_t after, int32_t *out, lm_err *e)
 {
     if (check_size(s, prompt, most_new, e))
         return e->code;
     int64_t left = s->o.context - prompt + 1;
-    lm_seq q = { .status = WAITING, .known = known, .prompt = prompt, .slot = -1 };
+    lm_seq q = { .status = WAITING, .group = group, .known = known, .prompt = prompt, .slot = -1 };
     q.most = prompt + (most_new < left ? most_new : left);
     q.index = s->prefix;
-    q.last = LM_PREFIX_ROOT;
+    q.last = lm_prefix_root(group);
     if (q.most < known)
         return lm_fail(e, LM_EUSAGE, "request", NULL, "has more tokens than it may have");
     size_t pages = (size_t)sched_pages_of(s, q.most);
@@ -151,11 +151,11 @@ static lm_code new_seq(lm_sched *s, const uint32_t *ids, int64_t known, int64_t 
     return LM_OK;
 }
 
-lm_code lm_sched_add(lm_sched *s, const uint32_t *ids, int64_t n, int64_t most_new,
+lm_code lm_sched_add(lm_sched *s, const uint32_t *ids, int64_t n, int64_t most_new, int32_t group,
                      int64_t *request, lm_err *e)
 {
     int32_t i;
-    if (new_seq(s, ids, n, n, most_new, -1, &i, e))
+    if (new_seq(s, ids, n, n, most_new, group, -1, &i, e))
         return e->code;
     *request = i;
     return LM_OK;
@@ -206,7 +206,7 @@ lm_code lm_sched_fork(lm_sched *s, int64_t parent, int64_t most_new, int64_t *re
     size_t copies = (size_t)s->copies + 1 + 4 * (size_t)s->o.sequences; /* those of a step, too */
     if (s->o.state && lm_grow(&s->copy, &s->copy_cap, copies, sizeof *s->copy, "forks", e))
         return e->code;
-    if (new_seq(s, p->ids, p->known, p->prompt, most_new, (int32_t)parent, &i, e))
+    if (new_seq(s, p->ids, p->known, p->prompt, most_new, p->group, (int32_t)parent, &i, e))
         return e->code;
     share_rows(s, &s->seq[parent], &s->seq[i]);
     *request = i;

@@ -96,10 +96,11 @@ lm_code lm_sched_new(const lm_sched_opts *o, const int64_t pages[LM_TIERS], lm_s
                      lm_err *e);
 void lm_sched_free(lm_sched *s); /* NULL is fine */
 
-/* A prompt of n tokens, copied, and at most most_new tokens after it, fewer where the context ends.
+/* A prompt of n tokens, copied, and at most most_new tokens after it, fewer where the context ends.  Only requests of one
+ * `group`, a number from 0 on, share pages: those whose rows are computed by the same model.
  * *request is its number, used again after its end.  LM_ELIMIT if the device has too few pages for
  * it alone. */
-lm_code lm_sched_add(lm_sched *s, const uint32_t *ids, int64_t n, int64_t most_new,
+lm_code lm_sched_add(lm_sched *s, const uint32_t *ids, int64_t n, int64_t most_new, int32_t group,
                      int64_t *request, lm_err *e);
 /* A sequence in the same state as `parent`, with the same tokens so far: if the parent's next token
  * is wanted, the fork's is, too.  most_new counts from the end of the prompt.  Pages are shared

@@ -14,6 +14,7 @@ typedef struct {
     seq_status status;
     bool index;   /* its pages are added to the index of prefixes */
     bool stepped; /* has a part in this step */
+    int32_t group;
     uint32_t *ids;
     int64_t known, prompt, most; /* tokens so far, of the prompt, at most */
     int64_t used;                /* rows computed */

@@ -78,6 +78,7 @@ static bool prepare(lm_sched *s, lm_seq *q)
 /* Rows of prompt pages that others have computed, at most `rows`; their pages are referenced. */
 static void find_pages(lm_sched *s, lm_seq *q, int64_t rows)
 {
+    q->last = lm_prefix_root(q->group);
     q->pages = lm_prefix_find(s->prefix, q->ids, rows, q->page, &q->last);
     q->indexed = q->pages;
     q->used = q->pages * s->o.page;
@@ -125,7 +126,7 @@ static bool comes_soon(const lm_sched *s, const lm_seq *q)
     int64_t T = s->o.page, rows = q->prompt < q->known - 1 ? q->prompt : q->known - 1;
     for (int32_t i = s->oldest; i >= 0; i = s->seq[i].younger) {
         const lm_seq *r = &s->seq[i];
-        if (!sched_active(r) || r->used >= r->prompt || !r->index)
+        if (!sched_active(r) || r->group != q->group || r->used >= r->prompt || !r->index)
             continue;
         int64_t most = rows < r->prompt ? rows : r->prompt, n = 0;
         while (n + T <= most && !memcmp(q->ids + n, r->ids + n, (size_t)T * sizeof *q->ids))

@@ -22,6 +22,7 @@ typedef struct lm_completion {
     lm_ids ids;      /* the prompt, later the new tokens */
     size_t n_prompt; /* set by lm_complete_run */
     int64_t max_new; /* most new tokens */
+    int64_t model;   /* that answers it, of those of a paged generator (lm_paged_part) */
     lm_buf prompt;   /* for the caller: its text, or its record */
     bool failed;     /* set by `next`: not completed; `done` is called in order */
     float *logprob;  /* of each new token: natural log of its probability; NULL unless requested */
@@ -50,8 +51,8 @@ typedef struct {
     bool any_order; /* answers are handed back when they end */
 } lm_complete_opts;
 
-/* Each may be called repeatedly; ctx belongs to the caller.  next: fill c->ids, c->prompt and
- * c->max_new (all are empty then, and c->index is set), or c->prompt and c->failed; *got = false: at the end.  text:
+/* Each may be called repeatedly; ctx belongs to the caller.  next: fill c->ids, c->prompt,
+ * c->max_new and c->model (all are empty then, and c->index is set), or c->prompt and c->failed; *got = false: at the end.  text:
  * c->text has grown (only for the completion that done will be called for next; not with any_order;
  * may be NULL).  done: in the order of the prompts, and of their samples. */
 typedef struct {

@@ -69,6 +69,7 @@ lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_er
     c->index = a->index;
     c->sample = q->sample;
     c->max_new = a->max_new;
+    c->model = a->model;
     c->read_at = a->read_at;
     if (lm_grow(&c->ids.v, &c->ids.cap, a->ids.n, sizeof *c->ids.v, "tokens", e) ||
         lm_buf_add(&c->prompt, a->prompt.data ? a->prompt.data : "", a->prompt.len, e))

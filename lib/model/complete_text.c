@@ -22,6 +22,7 @@ void lm_completion_clear(lm_completion *c)
     c->ids.n = c->text.len = c->prompt.len = c->safe = 0;
     c->finish = NULL;
     c->failed = false;
+    c->model = 0;
     c->first_seconds = 0;
 }
 

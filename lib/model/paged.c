@@ -60,29 +60,41 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
     return lm_model_build(&w->config, &build, out, e);
 }
 
-static lm_code open_bucket(lm_paged *g, const lm_loaded *w, lm_dtype dtype, lm_exec *share,
-                           bucket *s, lm_err *e)
+static lm_code open_bucket(lm_paged *g, const lm_loaded *w, lm_exec *share, bucket *s, lm_err *e)
 {
     /* of few rows, fewer logits */
     int64_t sequences = g->sequences < s->rows ? g->sequences : s->rows;
-    if (build_model(w, dtype, &g->o, sequences, s->rows, g->b, &s->m, e) ||
+    if (build_model(w, g->dtype, &g->o, sequences, s->rows, g->b, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;
     return make_inputs(g, s, e);
 }
 
-/* 16, 32, ... and the most rows; the largest first, whose arena the others share. */
-static lm_code open_buckets(lm_paged *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
+/* 16, 32, ... and the most rows; the largest first, whose arena the others share, or with `share` that one. */
+static lm_code open_buckets(lm_paged *g, const lm_loaded *w, lm_exec *share, paged_graphs *all,
+                            lm_err *e)
 {
     int64_t most = g->o.rows > FEWEST ? g->o.rows : FEWEST;
     int n = 0;
     for (int64_t rows = FEWEST; rows < most && n < MOST_BUCKETS - 1; rows *= 2)
-        g->bucket[n++].rows = rows;
-    g->bucket[n++].rows = most;
+        all->bucket[n++].rows = rows;
+    all->bucket[n++].rows = most;
     g->n_buckets = n;
-    for (int i = n - 1; i >= 0; i--)
-        if (open_bucket(g, w, dtype, i < n - 1 ? g->bucket[n - 1].x : NULL, &g->bucket[i], e))
+    for (int i = n - 1; i >= 0; i--) {
+        lm_exec *with = i < n - 1 && !share ? all->bucket[n - 1].x : share;
+        if (open_bucket(g, w, with, &all->bucket[i], e))
             return e->code;
+    }
+    return LM_OK;
+}
+
+/* An entry for the graphs of another model. */
+static lm_code new_graphs(lm_paged *g, paged_graphs **out, lm_err *e)
+{
+    if (lm_grow(&g->of, &g->cap_models, (size_t)g->n_models + 1, sizeof *g->of, "models", e) ||
+        lm_alloc_n(out, 1, sizeof **out, "graphs of a model", e))
+        return e->code;
+    g->of[g->n_models++] = *out;
     return LM_OK;
 }
 
@@ -110,22 +122,51 @@ static lm_code make_pages(lm_paged *g, lm_err *e)
     return g->b->alloc(g->b, g->bytes, "pages of caches", (void **)&g->pages, e);
 }
 
-static lm_code open_all(lm_paged *g, lm_loaded *w, lm_dtype dtype, lm_err *e)
+/* The weights, tables and caches that the graphs read. */
+static lm_code bind_graphs(lm_paged *g, lm_loaded *w, paged_graphs *all, lm_err *e)
 {
-    if (open_buckets(g, w, dtype, e) || make_pages(g, e) ||
-        (!w->store && lm_loaded_weights(w, paged_model(g), g->b, e)) ||
-        lm_rotary_new(paged_model(g), g->b, &g->rope, e) || paged_make_chooser(g, e) ||
-        (g->o.down &&
-         lm_page_code_new(paged_model(g), g->o.page, g->o.down, g->b->cpu, &g->code, e)))
+    const lm_model *m = all->bucket[g->n_buckets - 1].m;
+    if ((!w->store && lm_loaded_weights(w, m, g->b, e)) || lm_rotary_new(m, g->b, &all->rope, e))
         return e->code;
     for (int i = 0; i < g->n_buckets; i++) {
-        const bucket *s = &g->bucket[i];
+        const bucket *s = &all->bucket[i];
         lm_store_bind(w->store, s->m, s->x);
-        lm_rotary_bind(&g->rope, s->m, s->x);
+        lm_rotary_bind(&all->rope, s->m, s->x);
         for (int k = 0; k < s->m->n_caches; k++)
             lm_exec_bind(s->x, s->m->cache[k].value, g->pages + g->at[k]);
     }
     return LM_OK;
+}
+
+static lm_code open_all(lm_paged *g, lm_loaded *w, lm_err *e)
+{
+    paged_graphs *all;
+    if (new_graphs(g, &all, e) || open_buckets(g, w, NULL, all, e) || make_pages(g, e) ||
+        bind_graphs(g, w, all, e) || paged_make_chooser(g, e))
+        return e->code;
+    return g->o.down
+               ? lm_page_code_new(paged_model(g), g->o.page, g->o.down, g->b->cpu, &g->code, e)
+               : LM_OK;
+}
+
+static size_t joined_bytes(const lm_paged *g)
+{
+    return (size_t)g->sequences * (size_t)lm_paged_vocab(g) * sizeof(float);
+}
+
+lm_code lm_paged_add(lm_paged *g, lm_loaded *w, int64_t *number, lm_err *e)
+{
+    paged_graphs *all;
+    if ((!g->group &&
+         lm_alloc_n(&g->group, (size_t)g->sequences, sizeof *g->group, "parts of a step", e)) ||
+        (!g->joined && g->b->alloc(g->b, joined_bytes(g), "logits", (void **)&g->joined, e)) ||
+        new_graphs(g, &all, e))
+        return e->code;
+    *number = g->n_models - 1;
+    return open_buckets(g, w, g->of[0]->bucket[g->n_buckets - 1].x, all, e) ||
+                   bind_graphs(g, w, all, e)
+               ? e->code
+               : LM_OK;
 }
 
 static lm_code check_opts(const lm_loaded *w, const lm_paged_opts *o, lm_err *e)
@@ -175,6 +216,7 @@ lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_ba
     if (check_opts(w, o, e) || lm_alloc_n(&g, 1, sizeof *g, "a generator", e))
         return e->code;
     g->b = b;
+    g->dtype = dtype;
     g->o = *o;
     g->sequences = o->sequences > FEWEST ? o->sequences : FEWEST;
     g->width = (o->context + o->page - 1) / o->page;
@@ -183,12 +225,23 @@ lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_ba
         return e->code;
     }
     g->o.kv = g->formats.plan;
-    if (open_all(g, w, dtype, e)) {
+    if (open_all(g, w, e)) {
         lm_paged_free(g);
         return e->code;
     }
     *out = g;
     return LM_OK;
+}
+
+static void free_graphs(const lm_paged *g, paged_graphs *all)
+{
+    for (int i = 0; i < g->n_buckets; i++) {
+        lm_exec_free(all->bucket[i].x);
+        lm_model_free(all->bucket[i].m);
+        lm_mirror_fini(&all->bucket[i].inputs);
+    }
+    lm_rotary_fini(&all->rope);
+    lm_free(all);
 }
 
 void lm_paged_free(lm_paged *g)
@@ -198,15 +251,16 @@ void lm_paged_free(lm_paged *g)
         return;
     g->b->sync(g->b, g->b->main, &ignored); /* after a failure, work may still be queued */
     paged_forget_recordings(g);
-    for (int i = 0; i < g->n_buckets; i++) { /* the largest, whose arena they share, last */
-        lm_exec_free(g->bucket[i].x);
-        lm_model_free(g->bucket[i].m);
-        lm_mirror_fini(&g->bucket[i].inputs);
-    }
+    if (g->joined)
+        g->b->free(g->b, g->joined, joined_bytes(g));
+    for (int64_t k = g->n_models;
+         k-- > 0;) /* the largest of the first, whose arena they share, last */
+        free_graphs(g, g->of[k]);
     if (g->pages)
         g->b->free(g->b, g->pages, g->bytes);
     paged_drop_chooser(g);
-    lm_rotary_fini(&g->rope);
+    lm_free(g->of);
+    lm_free(g->group);
     lm_page_code_free(g->code);
     lm_cache_formats_fini(&g->formats);
     lm_free(g->at);
@@ -247,40 +301,90 @@ static void put_rest(bucket *s, int64_t n, int64_t row)
 static lm_code check_parts(const lm_paged *g, const lm_paged_part *part, int64_t n, int64_t *rows,
                            lm_err *e)
 {
+    const int64_t most = g->of[0]->bucket[g->n_buckets - 1].rows;
     *rows = 0;
     for (int64_t i = 0; i < n; i++) {
         *rows += part[i].n;
+        if (part[i].model < 0 || part[i].model >= g->n_models)
+            return lm_fail(e, LM_EUSAGE, "step", NULL, "there is no model %" PRId64, part[i].model);
         if (part[i].n < 1 || (part[i].kind == LM_ROWS_TOKEN && part[i].n > 1) || part[i].used < 0 ||
             part[i].n > g->o.context || part[i].used > g->o.context - part[i].n)
             return lm_fail(e, LM_EUSAGE, "step", NULL,
                            "%" PRId64 " row%s behind %" PRId64 " of a context of %" PRId64,
                            part[i].n, lm_plural(part[i].n), part[i].used, g->o.context);
     }
-    if (n < 1 || n > g->sequences || *rows > g->bucket[g->n_buckets - 1].rows)
+    if (n < 1 || n > g->sequences || *rows > most)
         return lm_fail(e, LM_EUSAGE, "step", NULL,
                        "%" PRId64 " part%s of %" PRId64 " rows; there is room for %" PRId64
                        " of %" PRId64,
-                       n, lm_plural(n), *rows, g->sequences, g->bucket[g->n_buckets - 1].rows);
+                       n, lm_plural(n), *rows, g->sequences, most);
+    return LM_OK;
+}
+
+/* Run parts of one model; row i of *logits is that of part i. */
+static lm_code run_parts(lm_paged *g, const lm_paged_part *part, int64_t n, int64_t rows,
+                         float **logits, lm_err *e)
+{
+    bucket *s = g->of[part->model]->bucket;
+    int64_t row = 0;
+    while (s->rows < rows)
+        s++;
+    for (int64_t i = 0; i < n; row += part[i++].n)
+        put_part(g, s, &part[i], i, row);
+    put_rest(s, n, row);
+    if (paged_run(g, s, e))
+        return e->code;
+    *logits = lm_exec_data(s->x, s->m->logits);
+    return LM_OK;
+}
+
+/* The logits of a group's parts, those of `model`, to the rows of the step: neighbours at once. */
+static lm_code join_logits(lm_paged *g, const lm_paged_part *part, int64_t model, int64_t n_parts,
+                           const float *logits, lm_err *e)
+{
+    const int64_t vocab = lm_paged_vocab(g);
+    for (int64_t i = 0, row = 0, n; i < n_parts; i += n) {
+        for (n = 0; i + n < n_parts && part[i + n].model == model; n++)
+            ;
+        if (n && g->b->copy(g->b, g->joined + i * vocab, logits + row * vocab,
+                            (size_t)(n * vocab) * sizeof *logits, g->b->main, e))
+            return e->code;
+        row += n;
+        n += !n;
+    }
+    return LM_OK;
+}
+
+/* Parts of several models: those of each one together. */
+static lm_code run_groups(lm_paged *g, const lm_paged_part *part, int64_t n, lm_err *e)
+{
+    for (int64_t model = 0; model < g->n_models; model++) {
+        int64_t count = 0, rows = 0;
+        float *logits;
+        for (int64_t i = 0; i < n; i++)
+            if (part[i].model == model) {
+                g->group[count++] = part[i];
+                rows += part[i].n;
+            }
+        if (count && (run_parts(g, g->group, count, rows, &logits, e) ||
+                      join_logits(g, part, model, n, logits, e)))
+            return e->code;
+    }
+    g->logits = g->joined;
     return LM_OK;
 }
 
 lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const float **logits,
                       lm_err *e)
 {
-    bucket *s = g->bucket;
-    int64_t rows, row = 0;
+    int64_t rows, same = 1;
     if (check_parts(g, part, n, &rows, e))
         return e->code;
-    while (s->rows < rows)
-        s++;
-    if (g->b->sync(g->b, g->b->main, e)) /* it has read the inputs of the last step */
+    while (same < n && part[same].model == part->model)
+        same++;
+    if (g->b->sync(g->b, g->b->main, e) || /* it has read the inputs of the last step */
+        (same == n ? run_parts(g, part, n, rows, &g->logits, e) : run_groups(g, part, n, e)))
         return e->code;
-    for (int64_t i = 0; i < n; row += part[i++].n)
-        put_part(g, s, &part[i], i, row);
-    put_rest(s, n, row);
-    if (paged_run(g, s, e))
-        return e->code;
-    g->logits = lm_exec_data(s->x, s->m->logits);
     g->n_parts = n;
     if (logits)
         *logits = g->logits;
@@ -388,7 +492,8 @@ size_t lm_paged_bytes(const lm_paged *g)
 size_t lm_paged_arena(const lm_paged *g)
 {
     size_t sum = 0;
-    for (int i = 0; i < g->n_buckets; i++)
-        sum += lm_exec_bytes(g->bucket[i].x);
+    for (int64_t k = 0; k < g->n_models; k++)
+        for (int i = 0; i < g->n_buckets; i++)
+            sum += lm_exec_bytes(g->of[k]->bucket[i].x);
     return sum;
 }

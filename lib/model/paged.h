@@ -37,14 +37,15 @@ typedef struct {
     const lm_model *like;
 } lm_paged_opts;
 
-/* The next n tokens of a sequence that has `used` in its pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages
+/* The next n tokens of a sequence of model `model` (lm_paged_add; 0: the one that g was made for) that has `used` in its pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages
  * of positions 0 to used + n. */
 typedef struct {
     const uint32_t *ids;
     int64_t n, used;
     lm_rows_kind kind;
     const int32_t *table;
-    int64_t slot; /* its tail; with caches that have tails */
+    int64_t slot;  /* its tail; with caches that have tails */
+    int64_t model; /* its number */
 } lm_paged_part;
 
 typedef struct lm_paged lm_paged;
@@ -56,6 +57,10 @@ typedef struct lm_paged lm_paged;
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
                      lm_paged **out, lm_err *e);
 void lm_paged_free(lm_paged *g);
+/* Add a model of the same base with another adapter, *number from 1 on: graphs of its own, in the same pages and arena.
+ * w->base is the store of the first, whose weights it reads.  w is borrowed.  The parts of a step run model by model, so a step
+ * reads the weights of the base once for each model that has parts in it. */
+lm_code lm_paged_add(lm_paged *g, lm_loaded *w, int64_t *number, lm_err *e);
 /* Bytes of a page, of a page below the device, of a tail, and of the weights that are not loaded yet, without
  * building all of it.  Fails as lm_page_code_new, too. */
 typedef struct {

@@ -29,6 +29,12 @@ typedef struct {
     bool ran; /* once, without a recording */
 } bucket;
 
+/* The graphs of a model. */
+typedef struct {
+    bucket bucket[MOST_BUCKETS]; /* the smallest first */
+    lm_rotary rope;
+} paged_graphs;
+
 /* The choice of tokens: inputs and results of the kernel for each part. */
 typedef struct {
     lm_mirror ask, answer, seen;
@@ -43,15 +49,19 @@ struct lm_paged {
     lm_backend *b;
     lm_paged_opts o; /* kv: formats.plan */
     lm_cache_formats formats;
-    int64_t sequences, width;    /* of the graphs; pages of a sequence */
-    bucket bucket[MOST_BUCKETS]; /* the smallest first */
-    int n_buckets;
+    lm_dtype dtype;
+    int64_t sequences, width; /* of the graphs; pages of a sequence */
+    paged_graphs **of;        /* each model's */
+    int64_t n_models;
+    size_t cap_models;
+    int n_buckets; /* of each */
     char *pages;
-    size_t bytes, *at; /* of all pages; where each cache of the model begins */
-    lm_rotary rope;
+    size_t bytes, *at;  /* of all pages; where each cache of the model begins */
     lm_page_code *code; /* NULL: none */
     paged_chooser choice;
-    float *logits; /* of the last step, */
+    float *joined; /* [sequences,V]: logits of a step of several models; NULL: there is one */
+    lm_paged_part *group; /* [sequences]: parts of a step that are of one model */
+    float *logits;        /* of the last step, */
     int64_t n_parts;
     const lm_recording *replayed; /* by it */
     bool unrecorded;              /* no step is to be recorded */
@@ -60,7 +70,7 @@ struct lm_paged {
 
 static inline const lm_model *paged_model(const lm_paged *g)
 {
-    return g->bucket[g->n_buckets - 1].m;
+    return g->of[0]->bucket[g->n_buckets - 1].m;
 }
 
 /* Push the inputs of s and run its graph. */

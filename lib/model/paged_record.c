@@ -33,9 +33,10 @@ lm_code paged_run(lm_paged *g, bucket *s, lm_err *e)
 
 void paged_forget_recordings(lm_paged *g)
 {
-    for (int i = 0; i < g->n_buckets; i++)
-        if (g->bucket[i].recorded)
-            g->b->recording_free(g->b, g->bucket[i].recorded);
+    for (int64_t k = 0; k < g->n_models; k++)
+        for (int i = 0; i < g->n_buckets; i++)
+            if (g->of[k]->bucket[i].recorded)
+                g->b->recording_free(g->b, g->of[k]->bucket[i].recorded);
 }
 
 const lm_recording *lm_paged_recorded(const lm_paged *g)

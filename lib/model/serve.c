@@ -64,7 +64,8 @@ static lm_code begin_samples(run *r, lm_err *e)
         return LM_OK;
     r->st->prompts += n;
     r->st->prompt_tokens += (int64_t)c->ids.n;
-    return lm_sched_add(r->sched, c->ids.v, (int64_t)c->ids.n, most_new(c), &request, e)
+    return lm_sched_add(r->sched, c->ids.v, (int64_t)c->ids.n, most_new(c), (int32_t)c->model,
+                        &request, e)
                ? e->code
                : set_owner(r, request, c, n - 1, e);
 }
@@ -180,7 +181,8 @@ static lm_code make_step(run *r, const lm_sched_step *s, lm_err *e)
                                       .used = p->used,
                                       .kind = p->kind,
                                       .table = p->table,
-                                      .slot = p->slot };
+                                      .slot = p->slot,
+                                      .model = r->of[p->request].text->model };
     }
     for (int64_t i = 0; i < s->copies; i++)
         if (lm_paged_copy_tail(r->g, s->copy[i].from, s->copy[i].to, e))

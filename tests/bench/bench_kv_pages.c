@@ -55,7 +55,7 @@ static int64_t add(lm_sched *s, uint32_t text, int64_t n, int64_t most)
     lm_err e = { 0 };
     for (int64_t i = 0; i < n; i++)
         ids[i] = text * 100000 + (uint32_t)i;
-    must(lm_sched_add(s, ids, n, most, &number, &e), &e);
+    must(lm_sched_add(s, ids, n, most, 0, &number, &e), &e);
     return number;
 }
 

@@ -6,6 +6,7 @@ bats_require_minimum_version 1.5.0
 setup_file() {
     cd "$BATS_FILE_TMPDIR" || exit 1
     seq 300 | awk '{ print "{\"text\": \"The river number " $1 " walks under the old bridge of stones.\"}" }' > text.jsonl
+    seq 60 | awk '{ print "{\"messages\": [{\"role\": \"user\", \"content\": \"The river number " $1 "\"}, {\"role\": \"assistant\", \"content\": \"stones under the bridge\"}]}" }' > chat.jsonl
     train-tokenizer -q -V 320 -o tok/tokenizer.json text.jsonl
     cat > config.json <<END
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320, "hidden_size": 64,
@@ -61,6 +62,79 @@ chances() { # generate's arguments
     [[ $output == *"'b' has no name by which prompts choose it"* ]]
     run -2 generate m --adapter one=a -p x
     [[ $output == *"are chosen by the key"* ]]
+    # the record's own choice goes before that of the option
+    head -n 2 ask.jsonl > two.jsonl
+    echo '{"prompt": "The river number", "adapter": ""}' >> two.jsonl
+    echo '{"prompt": "The river number"}' >> two.jsonl
+    for more in "" "--serve-batch 2"; do
+        # shellcheck disable=SC2086
+        generate -q m --adapter one=a --adapter two=b --use-adapter two "${how[@]}" $more two.jsonl | grep -o '"token_ids":[^]]*' > got
+        sed 's/\].*//' want | sed -n '1p;2p;3p;2p' | cmp - got
+    done
+    run -2 generate m --adapter one=a --use-adapter two -p x
+    [[ $output == "generate: --use-adapter: adapter: there is no adapter 'two': give it by --adapter NAME=PATH" ]]
+    run -2 generate m --adapter a --use-adapter a -p x
+    [[ $output == *"--use-adapter: chooses one of several adapters by its name: give --adapter NAME=PATH, too" ]]
+}
+
+@test "adapter: --use-adapter is for -p, and a talk changes it" {
+    same() { # ADAPTER [OPTION ...]: with a name as without
+        local path=$1
+        shift
+        chances m --adapter "$path" "$@" > v.alone
+        chances m --adapter one="$path" --adapter two=a --use-adapter one "$@" > v.named
+        cmp v.alone v.named
+    }
+    same b
+    same b --serve-batch 4
+    peft-tune -q m chat.jsonl -o soft --method prompt --set num_virtual_tokens=5 --seq-len 64 --batch-size 4 --dtype f32 \
+        --lr 0.3 --steps 20 --chat-template chatml
+    same soft
+    same soft --serve-batch 4
+    how=(-q --chat --chat-template chatml -n 40 -T 2 --dtype f32 --ignore-eos)
+    talk() { echo 'The river number' | generate m "$@" "${how[@]}"; }
+    talk --seed 7 > v.base
+    talk --seed 7 --adapter soft > v.soft
+    run ! cmp -s v.base v.soft
+    { talk --seed 4 --adapter a && cat v.soft && talk --seed 10; } > v.want
+    # each line of a talk has the seed after the one before
+    printf '%s\n' 'The river number' /reset '/adapter two' 'The river number' /reset /adapter 'The river number' |
+        generate m --adapter one=a --adapter two=soft --use-adapter one "${how[@]}" --seed 4 | cmp - v.want
+    # as a record with messages says
+    echo '{"messages": [{"role": "user", "content": "The river number"}]}' |
+        generate -q m --adapter soft --chat-template chatml "${how[@]:4}" --seed 7 | sed 's/.*"text":"\(.*\)","tokens":.*/\1/' > v.one
+    printf '%b\n' "$(cat v.one)" | cmp - v.soft
+    run generate m --adapter one=a "${how[@]}" <<< '/adapter three'
+    [ "$status" -eq 0 ]
+    run --separate-stderr generate m --adapter one=a "${how[@]:1}" <<< '/adapter three'
+    [[ $stderr == *"/adapter: there is no adapter 'three': give it by --adapter NAME=PATH"* ]]
+}
+
+@test "adapter: a batch of prompts of several adapters answers as each alone, and they share no pages" {
+    long=$(seq 12 | awk '{ printf "The river number %d walks. ", $1 }')
+    peft-tune -q m text.jsonl -o neck --method houlsby --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-2 --steps 10
+    peft-tune -q m text.jsonl -o pre --method prefix --set num_virtual_tokens=3 --seq-len 64 --batch-size 4 --dtype f32 \
+        --lr 5e-2 --steps 10
+    names=(a neck pre) all=()
+    for x in "${names[@]}"; do
+        all+=(--adapter "$x=$x")
+    done
+    for i in 1 2; do
+        for x in "${names[@]}" ""; do
+            echo "{\"prompt\": \"$long\", \"adapter\": \"$x\"}"
+        done
+    done > mixed.jsonl
+    how=(-n 6 -T 0 --ignore-eos --dtype f32 --logprobs --serve-batch 8)
+    generate -q m "${all[@]}" "${how[@]}" mixed.jsonl | sed 's/.*"text"/"text"/' > got
+    for x in "${names[@]}" ""; do
+        echo "{\"prompt\": \"$long\"}" | generate -q m ${x:+--adapter "$x"} "${how[@]}"
+    done | sed 's/.*"text"/"text"/' > want
+    grep -q '"prompt_tokens":\(6[4-9]\|[7-9][0-9]\)' want # more than a page
+    cat want want | cmp - got
+    [ "$(sort -u want | wc -l)" -eq 4 ]
+    # beginnings of prompts are shared by those of one adapter
+    generate m "${all[@]}" "${how[@]}" --json mixed.jsonl 2> /dev/null | tail -n 1 > kv
+    grep -q '"hits":[1-9]' kv
 }
 
 @test "adapter: eval-model measures it as the merged model" {

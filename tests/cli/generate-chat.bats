@@ -115,7 +115,7 @@ END
     printf '{"messages": [{"role": "user", "content": "The\\nsystem"}]}\n' | generate -q run/ --chat-template chatml -n 6 -T 0 | field text > e
     printf '%b\n' "$(cat e)" | cmp d -
     printf '/what\n' | generate run/ --chat --chat-template chatml 2> err
-    grep -q '/reset and /system' err
+    grep -q '/reset, /system TEXT and /adapter NAME' err
 }
 
 @test "chat: a text ends at the token that closes an answer" {

@@ -145,6 +145,7 @@ static void start(world *w, sequence *q)
     *q = (sequence){ .live = true, .shares = draw(w, 4) > 0 };
     for (int i = 0; i < ROWS; i++)
         q->id[i] = i < same ? text * 100 + (uint32_t)i / 5 : draw(w, 4);
+    q->last = LM_PREFIX_ROOT;
     q->n = (int)lm_prefix_find(w->prefix, q->id, draw(w, ROWS), q->page, &q->last);
     q->rows = q->n * T;
     q->known = q->n;
@@ -337,6 +338,7 @@ static void oldest_first(void **state)
     }
     for (int i = 3; i > 0; i--) {
         assert_int_equal(lm_pool_take(p), page[i]);
+        last = LM_PREFIX_ROOT;
         assert_int_equal(lm_prefix_find(x, ids, 4, found, &last), i);
         for (int j = i; j-- > 0;)
             lm_pool_drop(p, found[j]);
@@ -471,8 +473,10 @@ static void unused_places_cost_nothing(void **state)
     for (uint32_t i = 0; i < N; i += 3)
         lm_prefix_forget(x, (int32_t)i);
     assert_int_equal(lm_prefix_count(x), N - (N + 2) / 3);
-    for (uint32_t i = 0; i < N; i++)
+    for (uint32_t i = 0; i < N; i++) {
+        last = LM_PREFIX_ROOT;
         assert_int_equal(lm_prefix_find(x, ids[i], TOKENS, found, &last), i % 3 > 0);
+    }
     assert_true(lm_rss_now() < before + (16 << 20));
     assert_true(lm_pool_page_cost() + lm_prefix_page_cost(TOKENS) < 400);
     lm_prefix_free(x);

@@ -75,7 +75,7 @@ static void check_find(world *w)
 {
     uint32_t ids[DEPTH * T];
     int32_t page[DEPTH];
-    lm_prefix_entry last;
+    lm_prefix_entry last = LM_PREFIX_ROOT;
     int rows = (int)draw(w, DEPTH * T + 1), k = 0;
     draw_ids(w, ids);
     int64_t n = lm_prefix_find(w->prefix, ids, rows, page, &last);
@@ -161,6 +161,45 @@ static void random_entries(void **state)
     }
 }
 
+/* Groups have entries of their own for the same tokens. */
+static void groups_share_no_pages(void **state)
+{
+    enum { GROUPS = 3 };
+    const uint32_t ids[2 * T] = { 7 };
+    lm_pool *p = NULL;
+    lm_prefix *x = NULL;
+    lm_err e = { 0 };
+    int32_t page[GROUPS][2], found[2];
+    lm_prefix_entry last;
+    (void)state;
+    assert_int_equal(lm_pool_new((int64_t[]){ 2 * GROUPS, 0, 0 }, &p, &e), LM_OK);
+    assert_int_equal(lm_prefix_new(p, T, &x, &e), LM_OK);
+    for (int g = 0; g < GROUPS; g++) {
+        last = lm_prefix_root(g);
+        assert_int_equal(lm_prefix_find(x, ids, 2L * T, found, &last), 0);
+        for (int i = 0; i < 2; i++) {
+            page[g][i] = lm_pool_take(p);
+            assert_true(lm_prefix_add(x, ids + i * T, page[g][i], &last));
+            assert_int_equal(last.page, page[g][i]);
+        }
+    }
+    for (int pass = 0; pass < 2; pass++) /* the second: without the first group */
+        for (int g = pass; g < GROUPS; g++) {
+            last = lm_prefix_root(g);
+            assert_int_equal(lm_prefix_find(x, ids, 2L * T, found, &last), 2);
+            assert_memory_equal(found, page[g], sizeof found);
+            for (int i = 0; i < 2; i++)
+                lm_pool_drop(p, found[i]);
+            if (!pass && !g)
+                lm_prefix_forget(x, page[0][0]);
+            last = lm_prefix_root(0);
+            assert_int_equal(lm_prefix_find(x, ids, 2L * T, found, &last), 0);
+        }
+    assert_int_equal(lm_prefix_count(x), 2 * (GROUPS - 1));
+    lm_prefix_free(x);
+    lm_pool_free(p);
+}
+
 static void refused_pages(void **state)
 {
     (void)state;
@@ -180,6 +219,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refused_pages),
         cmocka_unit_test(random_entries),
+        cmocka_unit_test(groups_share_no_pages),
     };
     return cmocka_run_group_tests_name("kv_prefix", tests, NULL, NULL);
 }

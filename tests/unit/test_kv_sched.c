@@ -200,7 +200,7 @@ static void add(world *w)
     for (uint32_t i = 0; i < r->prompt; i++)
         r->ids[i] = i < same ? text * 10 + i / 6 : draw(w, 3);
     int64_t need = (r->most - 1 + w->o.page - 1) / w->o.page;
-    lm_code rc = lm_sched_add(w->s, r->ids, r->prompt, r->most - r->prompt, &r->number, &e);
+    lm_code rc = lm_sched_add(w->s, r->ids, r->prompt, r->most - r->prompt, 0, &r->number, &e);
     if ((rc == LM_ELIMIT) != (need > lm_pool_size(lm_sched_pool(w->s), LM_TIER_DEVICE)))
         wrong(w, "a request is refused, or accepted, wrongly", need, rc);
     r->live = !rc;
@@ -392,7 +392,7 @@ static int64_t add_text(lm_sched *s, uint32_t text, int64_t n, int64_t same, int
     lm_err e = { 0 };
     for (int64_t i = 0; i < n; i++)
         ids[i] = i < same ? (uint32_t)i : text * 5000 + (uint32_t)i;
-    assert_int_equal(lm_sched_add(s, ids, n, most, &number, &e), LM_OK);
+    assert_int_equal(lm_sched_add(s, ids, n, most, 0, &number, &e), LM_OK);
     return number;
 }
 
@@ -669,16 +669,16 @@ static void refused(void **state)
     static const uint32_t ids[5000] = { 0 };
     int64_t number;
     lm_err e = { 0 };
-    assert_int_equal(lm_sched_add(s, ids, 50, 16, &number, &e), LM_ELIMIT);
+    assert_int_equal(lm_sched_add(s, ids, 50, 16, 0, &number, &e), LM_ELIMIT);
     assert_string_equal(e.what, "needs 5 pages of the cache, which has 4");
     e = (lm_err){ 0 };
-    assert_int_equal(lm_sched_add(s, ids, 5000, 1, &number, &e), LM_EUSAGE);
+    assert_int_equal(lm_sched_add(s, ids, 5000, 1, 0, &number, &e), LM_EUSAGE);
     e = (lm_err){ 0 };
-    assert_int_equal(lm_sched_add(s, ids, 0, 1, &number, &e), LM_EUSAGE);
+    assert_int_equal(lm_sched_add(s, ids, 0, 1, 0, &number, &e), LM_EUSAGE);
     e = (lm_err){ 0 };
-    assert_int_equal(lm_sched_add(s, ids, 1, 0, &number, &e), LM_EUSAGE);
+    assert_int_equal(lm_sched_add(s, ids, 1, 0, 0, &number, &e), LM_EUSAGE);
     e = (lm_err){ 0 };
-    assert_int_equal(lm_sched_add(s, ids, 50, 15, &number, &e), LM_OK);
+    assert_int_equal(lm_sched_add(s, ids, 50, 15, 0, &number, &e), LM_OK);
     assert_int_equal(lm_sched_fork(s, number, 16, &number, &e), LM_ELIMIT);
     lm_sched_free(s);
 

@@ -284,8 +284,8 @@ static void run_alternately(lm_paged *g, float logits[STEPS][V])
         const float *x;
         for (int k = 0; k < 20; k++)
             ids[k] = token_at(i, k);
-        ok(lm_paged_step(g, &(lm_paged_part){ ids, i % 2 ? 20 : 3, 0, LM_ROWS_PROMPT, table, 0 }, 1,
-                         &x, &err));
+        ok(lm_paged_step(g, &(lm_paged_part){ ids, i % 2 ? 20 : 3, 0, LM_ROWS_PROMPT, table, 0, 0 },
+                         1, &x, &err));
         fetch_rows(plain, logits[i], x, 1);
         assert_true((lm_paged_recorded(g) != NULL) == (records && i > 1));
         if (i == 2)
@@ -334,7 +334,7 @@ static void steps_are_recordings(void **state)
     plain->record_begin = no_begin;
     ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, plain, &g, &err));
     for (int i = 0; i < 3; i++)
-        ok(lm_paged_step(g, &(lm_paged_part){ ids, 3, 0, LM_ROWS_PROMPT, table, 0 }, 1, NULL,
+        ok(lm_paged_step(g, &(lm_paged_part){ ids, 3, 0, LM_ROWS_PROMPT, table, 0, 0 }, 1, NULL,
                          &err));
     assert_string_equal(lm_paged_unrecorded(g), "no recordings today");
     lm_paged_free(g);
@@ -367,15 +367,15 @@ static void forks(void **state)
     ok(lm_paged_new(&w, LM_DTYPE_BF16, &o, host, &g, &err));
     for (int i = 0; i < 60; i++)
         ids[i] = token_at(0, i);
-    ok(lm_paged_step(g, &(lm_paged_part){ ids, 40, 0, LM_ROWS_PROMPT, first, 0 }, 1, &x, &err));
+    ok(lm_paged_step(g, &(lm_paged_part){ ids, 40, 0, LM_ROWS_PROMPT, first, 0, 0 }, 1, &x, &err));
     copy_page(g, 2, 7);
     uint32_t other[1] = { (ids[40] + 1) % V };
     ok(lm_paged_step(g,
-                     (lm_paged_part[]){ { other, 1, 40, LM_ROWS_TOKEN, second, 0 },
-                                        { ids + 40, 1, 40, LM_ROWS_TOKEN, first, 0 } },
+                     (lm_paged_part[]){ { other, 1, 40, LM_ROWS_TOKEN, second, 0, 0 },
+                                        { ids + 40, 1, 40, LM_ROWS_TOKEN, first, 0, 0 } },
                      2, &x, &err));
     memcpy(one, x + V, sizeof one);
-    ok(lm_paged_step(g, &(lm_paged_part){ ids + 40, 1, 40, LM_ROWS_TOKEN, second, 0 }, 1, &x,
+    ok(lm_paged_step(g, &(lm_paged_part){ ids + 40, 1, 40, LM_ROWS_TOKEN, second, 0, 0 }, 1, &x,
                      &err));
     memcpy(two, x, sizeof two);
     assert_memory_equal(one, two, sizeof one);
@@ -400,9 +400,9 @@ static void refusals(void **state)
     err = (lm_err){ 0 };
     ok(lm_paged_new(&w, LM_DTYPE_F32, &o, host, &g, &err));
     const lm_paged_part parts[] = {
-        { ids, ROWS + 1, 0, LM_ROWS_PROMPT, table, 0 }, /* more rows than a step has */
-        { ids, 2, 0, LM_ROWS_TOKEN, table, 0 },         /* new tokens come one at a time */
-        { ids, 1, CONTEXT, LM_ROWS_TOKEN, table, 0 },
+        { ids, ROWS + 1, 0, LM_ROWS_PROMPT, table, 0, 0 }, /* more rows than a step has */
+        { ids, 2, 0, LM_ROWS_TOKEN, table, 0, 0 },         /* new tokens come one at a time */
+        { ids, 1, CONTEXT, LM_ROWS_TOKEN, table, 0, 0 },
     };
     for (int i = 0; i < 3; i++)
         assert_int_equal(lm_paged_step(g, &parts[i], 1, &x, &err), LM_EUSAGE);
