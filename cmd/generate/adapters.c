@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* adapters.c -- several adapters on one base: each has graphs of its own, which read the base's weights.
  *
- * With --serve-batch prompts of all adapters are in one batch, with pages of one cache.  Otherwise each adapter has caches of
- * its own: when a prompt asks for another adapter than the ones before it, these are completed first; prompts of one
- * adapter that stand together run together. */
+ * With --serve-batch prompts of all adapters are in one batch, with pages of one cache; LoRA adapters share graphs, too.
+ * Otherwise each adapter has caches of its own: when a prompt asks for another adapter than the ones before it, these are
+ * completed first; prompts of one adapter that stand together run together. */
 #include <stdio.h>
 #include <string.h>
 
@@ -61,6 +61,32 @@ static lm_code open_named(generate_work *w, generate_adapter *a, const char *giv
     return lm_open_adapter(&tool, given + n + 1, w->par, &a->model, &a->use, e);
 }
 
+/* With --serve-batch: LoRA adapters become low-rank paths in the graphs of the model alone, whose rows choose among
+ * them. */
+static lm_code join_named(generate_work *w, lm_err *e)
+{
+    lm_attach **of = NULL;
+    const lm_st **tensors = NULL;
+    int n = 0;
+    lm_code rc = lm_alloc_n(&of, (size_t)w->n_named, sizeof *of, "adapters", e);
+    rc = rc ? rc : lm_alloc_n(&tensors, (size_t)w->n_named, sizeof *tensors, "adapters", e);
+    for (int i = 0; !rc && i < w->n_named; i++) {
+        lm_tune_use *u = &w->named[i].use;
+        if (!lm_join_takes(u->attach))
+            continue;
+        of[n] = u->attach;
+        tensors[n] = u->adapter.tensors;
+        w->named[i].number = ++n;
+    }
+    if (!rc && n)
+        rc = lm_join_new(of, tensors, n, &w->join, e);
+    if (w->join)
+        w->model.adapter = lm_join_adapter(w->join);
+    lm_free(of);
+    lm_free(tensors);
+    return rc;
+}
+
 lm_code generate_open_adapters(generate_work *w, lm_err *e)
 {
     w->now = &w->model;
@@ -78,7 +104,7 @@ lm_code generate_open_adapters(generate_work *w, lm_err *e)
         return e->code;
     }
     w->usual = w->wanted;
-    return LM_OK;
+    return opt.serve.batch ? join_named(w, e) : LM_OK;
 }
 
 /* What the adapter's model shares with the model alone, whose weights are loaded. */
@@ -91,6 +117,8 @@ static void share_base(const generate_work *w, generate_adapter *a)
 lm_code generate_serve_adapters(generate_work *w, lm_err *e)
 {
     for (int i = 0; i < w->n_named; i++) {
+        if (w->named[i].number)
+            continue;
         share_base(w, &w->named[i]);
         if (lm_paged_add(w->paged, &w->named[i].model, &w->named[i].number, e))
             return e->code;
@@ -168,4 +196,5 @@ void generate_close_adapters(generate_work *w)
         lm_tune_use_fini(&a->use);
     }
     lm_free(w->named);
+    lm_join_free(w->join);
 }

@@ -15,6 +15,7 @@
 #include "model/generation.h"
 #include "model/paged.h"
 #include "model/serve.h"
+#include "tune/join.h"
 
 /* Of --serve-batch; 0, NULL: not given. */
 typedef struct {
@@ -73,6 +74,7 @@ typedef struct {
     lm_loaded model;
     lm_tune_use adapter;     /* without a name */
     generate_adapter *named; /* others, */
+    lm_join *join;           /* those of them that share graphs; NULL: none */
     int n_named;
     generate_adapter *usual;  /* of --use-adapter; NULL: the model alone */
     generate_adapter *wanted; /* that of the prompt that was read; NULL: the model alone */

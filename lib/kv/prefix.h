@@ -6,8 +6,8 @@
  * needs equal tokens and the same entry before, so no result depends on the hash alone.  An entry
  * keeps its page in the pool after the last reference; when the pool discards a page, its entry and
  * all that follow it are removed.  All pages of one index belong to one format of the cache and one
- * pool.  Groups, which are numbers from 0 on, share no pages: each has a root of its own.  Private to
- * lib/kv. */
+ * pool.  Groups, which are numbers from 0 on, share no pages: each has a root of its own.
+ * Private to lib/kv. */
 #ifndef LM_KV_PREFIX_H
 #define LM_KV_PREFIX_H
 

@@ -80,7 +80,12 @@ lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err
     }
     if (!lm_store_borrows(l->store) && lm_store_load(l->store, l->src, e))
         return e->code;
-    return l->adapter ? lm_store_load_adapter(l->store, l->adapter->tensors, e) : LM_OK;
+    for (int k = 0; l->adapter && k < l->adapter->joined; k++)
+        if (lm_store_load_joined(l->store, k + 1, l->adapter->each[k], e))
+            return e->code;
+    return l->adapter && !l->adapter->joined
+               ? lm_store_load_adapter(l->store, l->adapter->tensors, e)
+               : LM_OK;
 }
 
 void lm_loaded_build(const lm_loaded *l, lm_build *b)
@@ -92,6 +97,7 @@ void lm_loaded_build(const lm_loaded *l, lm_build *b)
     b->adapt = l->adapter->adapt;
     b->trainable = l->adapter->replaces;
     b->ctx = l->adapter->ctx;
+    b->chosen = l->adapter->joined > 0;
 }
 
 /* True if tensor i is stored in more bytes than the source has it in, because it was decoded. */

@@ -17,6 +17,10 @@ typedef struct {
     int64_t
         virtual_tokens; /* that stand in front of each text: ids from the size of the vocabulary on */
     bool predicts; /* the last of them has a state, which predicts the first token of the text */
+    /* Several adapters of which each row chooses one (lm_build.chosen): their number, and in place of `tensors` those of each,
+     * which have the names "k:NAME" in the model, k from 1 on. */
+    int joined;
+    const lm_st *const *each;
 } lm_loaded_adapter;
 
 typedef struct {

@@ -79,7 +79,8 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
     bool generate = m->build.mode == LM_MODE_GENERATE;
 
     if (lm_graph_value(g, LM_ROLE_INPUT, ids, "tokens", &m->tokens, e) ||
-        lm_graph_value(g, LM_ROLE_INPUT, ids, "positions", &m->pos, e))
+        lm_graph_value(g, LM_ROLE_INPUT, ids, "positions", &m->pos, e) ||
+        (m->build.chosen && lm_graph_value(g, LM_ROLE_INPUT, ids, "chosen", &m->chosen, e)))
         return e->code;
     m->rope_rows = m->config.ropes ? generate ? m->build.cache : m->build.seq : 0;
     for (int i = 0; i < m->config.ropes; i++) {
@@ -306,12 +307,12 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
-    lm_vid *const none[] = { &m->tokens, &m->targets,       &m->pos,        &m->lo,
-                             &m->scale,  &m->used,          &m->fresh,      &m->rows,
-                             &m->loss,   &m->logits,        &m->rope[0],    &m->rope[1],
-                             &m->first,  &m->kind,          &m->table,      &m->slot,
-                             &m->from,   &m->ranks,         &m->entropy,    &m->states,
-                             &m->head,   &m->taught_states, &m->taught_head };
+    lm_vid *const none[] = { &m->tokens, &m->targets,       &m->pos,         &m->lo,
+                             &m->scale,  &m->used,          &m->fresh,       &m->rows,
+                             &m->loss,   &m->logits,        &m->rope[0],     &m->rope[1],
+                             &m->first,  &m->kind,          &m->table,       &m->slot,
+                             &m->from,   &m->ranks,         &m->entropy,     &m->states,
+                             &m->head,   &m->taught_states, &m->taught_head, &m->chosen };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {

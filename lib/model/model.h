@@ -111,6 +111,7 @@ typedef struct {
     /* TRAIN, EVAL: the loss of a row is its divergence from this model's distribution, not -log p; rows whose target is
      * negative have none.  The caller binds taught_states and taught_head.  NULL: none. */
     const lm_model_teacher *teacher;
+    bool chosen; /* GENERATE: rows choose among adapters (lm_model.chosen) */
     /* the backend on which it runs: operators are joined if it has kernels for that (op/fuse.h);
      * NULL: not joined */
     lm_backend *backend;
@@ -198,7 +199,8 @@ typedef struct lm_model {
     int64_t train_end; /* without it: the master copy; then those that do not train */
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
-    lm_vid scale;                    /* TRAIN: F32 [N], the gradients of the losses */
+    lm_vid chosen; /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
+    lm_vid scale;  /* TRAIN: F32 [N], the gradients of the losses */
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */

@@ -16,11 +16,13 @@
 static lm_code make_inputs(const lm_paged *g, bucket *s, lm_err *e)
 {
     const size_t n = (size_t)s->rows, b = (size_t)s->m->build.batch;
-    const size_t count[INPUTS] = { n, n, b, b, b + 1, b, b * (size_t)g->width, b, b };
-    const lm_vid value[INPUTS] = { s->m->tokens, s->m->pos,   s->m->used, s->m->fresh, s->m->first,
-                                   s->m->kind,   s->m->table, s->m->rows, s->m->slot };
+    const size_t count[INPUTS] = { n, n, b, b, b + 1, b, b * (size_t)g->width, b, b, n };
+    const lm_vid value[INPUTS] = {
+        s->m->tokens, s->m->pos,   s->m->used, s->m->fresh, s->m->first,
+        s->m->kind,   s->m->table, s->m->rows, s->m->slot,  s->m->chosen
+    };
     int32_t **host[INPUTS] = { &s->tokens, &s->pos,   &s->used, &s->fresh, &s->first,
-                               &s->kind,   &s->table, &s->last, &s->slot };
+                               &s->kind,   &s->table, &s->last, &s->slot,  &s->chosen };
     size_t at[INPUTS], bytes = 0;
     for (int i = 0; i < INPUTS; i++) {
         at[i] = bytes;
@@ -31,7 +33,7 @@ static lm_code make_inputs(const lm_paged *g, bucket *s, lm_err *e)
     memset(s->inputs.host, 0, bytes);
     for (int i = 0; i < INPUTS; i++) {
         *host[i] = (int32_t *)(void *)((char *)s->inputs.host + at[i]);
-        if (value[i] >= 0) /* no slots without tails */
+        if (value[i] >= 0) /* no slots without tails, no choice without adapters */
             lm_exec_bind(s->x, value[i], (char *)s->inputs.dev + at[i]);
     }
     return LM_OK;
@@ -98,6 +100,15 @@ static lm_code new_graphs(lm_paged *g, paged_graphs **out, lm_err *e)
     return LM_OK;
 }
 
+/* The next number is that of the newest graphs, in which its rows choose `chosen`. */
+static lm_code add_number(lm_paged *g, int32_t chosen, lm_err *e)
+{
+    if (lm_grow(&g->number, &g->cap_numbers, g->n_numbers + 1, sizeof *g->number, "models", e))
+        return e->code;
+    g->number[g->n_numbers++] = (paged_number){ g->n_models - 1, chosen };
+    return LM_OK;
+}
+
 /* Bytes of cache i, and of a page or a tail of it. */
 static size_t cache_bytes(const lm_model *m, int i)
 {
@@ -144,6 +155,9 @@ static lm_code open_all(lm_paged *g, lm_loaded *w, lm_err *e)
     if (new_graphs(g, &all, e) || open_buckets(g, w, NULL, all, e) || make_pages(g, e) ||
         bind_graphs(g, w, all, e) || paged_make_chooser(g, e))
         return e->code;
+    for (int k = 0; k <= (w->adapter ? w->adapter->joined : 0); k++)
+        if (add_number(g, k, e))
+            return e->code;
     return g->o.down
                ? lm_page_code_new(paged_model(g), g->o.page, g->o.down, g->b->cpu, &g->code, e)
                : LM_OK;
@@ -160,9 +174,9 @@ lm_code lm_paged_add(lm_paged *g, lm_loaded *w, int64_t *number, lm_err *e)
     if ((!g->group &&
          lm_alloc_n(&g->group, (size_t)g->sequences, sizeof *g->group, "parts of a step", e)) ||
         (!g->joined && g->b->alloc(g->b, joined_bytes(g), "logits", (void **)&g->joined, e)) ||
-        new_graphs(g, &all, e))
+        new_graphs(g, &all, e) || add_number(g, 0, e))
         return e->code;
-    *number = g->n_models - 1;
+    *number = (int64_t)g->n_numbers - 1;
     return open_buckets(g, w, g->of[0]->bucket[g->n_buckets - 1].x, all, e) ||
                    bind_graphs(g, w, all, e)
                ? e->code
@@ -260,6 +274,7 @@ void lm_paged_free(lm_paged *g)
         g->b->free(g->b, g->pages, g->bytes);
     paged_drop_chooser(g);
     lm_free(g->of);
+    lm_free(g->number);
     lm_free(g->group);
     lm_page_code_free(g->code);
     lm_cache_formats_fini(&g->formats);
@@ -276,6 +291,7 @@ static void put_part(const lm_paged *g, bucket *s, const lm_paged_part *p, int64
     for (int64_t k = 0; k < p->n; k++) {
         s->tokens[row + k] = (int32_t)p->ids[k];
         s->pos[row + k] = (int32_t)(p->used + k);
+        s->chosen[row + k] = g->number[p->model].chosen;
     }
     s->used[i] = (int32_t)p->used;
     s->fresh[i] = (int32_t)p->n;
@@ -291,7 +307,7 @@ static void put_rest(bucket *s, int64_t n, int64_t row)
 {
     int64_t sequences = s->m->build.batch;
     for (int64_t k = row; k < s->rows; k++)
-        s->tokens[k] = s->pos[k] = 0;
+        s->tokens[k] = s->pos[k] = s->chosen[k] = 0;
     for (int64_t i = n; i <= sequences; i++)
         s->first[i] = (int32_t)row;
     for (int64_t i = n; i < sequences; i++)
@@ -305,7 +321,7 @@ static lm_code check_parts(const lm_paged *g, const lm_paged_part *part, int64_t
     *rows = 0;
     for (int64_t i = 0; i < n; i++) {
         *rows += part[i].n;
-        if (part[i].model < 0 || part[i].model >= g->n_models)
+        if (part[i].model < 0 || part[i].model >= (int64_t)g->n_numbers)
             return lm_fail(e, LM_EUSAGE, "step", NULL, "there is no model %" PRId64, part[i].model);
         if (part[i].n < 1 || (part[i].kind == LM_ROWS_TOKEN && part[i].n > 1) || part[i].used < 0 ||
             part[i].n > g->o.context || part[i].used > g->o.context - part[i].n)
@@ -321,11 +337,16 @@ static lm_code check_parts(const lm_paged *g, const lm_paged_part *part, int64_t
     return LM_OK;
 }
 
-/* Run parts of one model; row i of *logits is that of part i. */
+static int64_t graphs_of(const lm_paged *g, const lm_paged_part *p)
+{
+    return g->number[p->model].graphs;
+}
+
+/* Run parts of the same graphs; row i of *logits is that of part i. */
 static lm_code run_parts(lm_paged *g, const lm_paged_part *part, int64_t n, int64_t rows,
                          float **logits, lm_err *e)
 {
-    bucket *s = g->of[part->model]->bucket;
+    bucket *s = g->of[graphs_of(g, part)]->bucket;
     int64_t row = 0;
     while (s->rows < rows)
         s++;
@@ -338,13 +359,13 @@ static lm_code run_parts(lm_paged *g, const lm_paged_part *part, int64_t n, int6
     return LM_OK;
 }
 
-/* The logits of a group's parts, those of `model`, to the rows of the step: neighbours at once. */
-static lm_code join_logits(lm_paged *g, const lm_paged_part *part, int64_t model, int64_t n_parts,
+/* The logits of a group's parts, those of `graphs`, to the rows of the step: neighbours at once. */
+static lm_code join_logits(lm_paged *g, const lm_paged_part *part, int64_t graphs, int64_t n_parts,
                            const float *logits, lm_err *e)
 {
     const int64_t vocab = lm_paged_vocab(g);
     for (int64_t i = 0, row = 0, n; i < n_parts; i += n) {
-        for (n = 0; i + n < n_parts && part[i + n].model == model; n++)
+        for (n = 0; i + n < n_parts && graphs_of(g, &part[i + n]) == graphs; n++)
             ;
         if (n && g->b->copy(g->b, g->joined + i * vocab, logits + row * vocab,
                             (size_t)(n * vocab) * sizeof *logits, g->b->main, e))
@@ -355,19 +376,19 @@ static lm_code join_logits(lm_paged *g, const lm_paged_part *part, int64_t model
     return LM_OK;
 }
 
-/* Parts of several models: those of each one together. */
+/* Parts of several graphs: those of each one together. */
 static lm_code run_groups(lm_paged *g, const lm_paged_part *part, int64_t n, lm_err *e)
 {
-    for (int64_t model = 0; model < g->n_models; model++) {
+    for (int64_t k = 0; k < g->n_models; k++) {
         int64_t count = 0, rows = 0;
         float *logits;
         for (int64_t i = 0; i < n; i++)
-            if (part[i].model == model) {
+            if (graphs_of(g, &part[i]) == k) {
                 g->group[count++] = part[i];
                 rows += part[i].n;
             }
         if (count && (run_parts(g, g->group, count, rows, &logits, e) ||
-                      join_logits(g, part, model, n, logits, e)))
+                      join_logits(g, part, k, n, logits, e)))
             return e->code;
     }
     g->logits = g->joined;
@@ -380,7 +401,7 @@ lm_code lm_paged_step(lm_paged *g, const lm_paged_part *part, int64_t n, const f
     int64_t rows, same = 1;
     if (check_parts(g, part, n, &rows, e))
         return e->code;
-    while (same < n && part[same].model == part->model)
+    while (same < n && graphs_of(g, &part[same]) == graphs_of(g, part))
         same++;
     if (g->b->sync(g->b, g->b->main, e) || /* it has read the inputs of the last step */
         (same == n ? run_parts(g, part, n, rows, &g->logits, e) : run_groups(g, part, n, e)))

@@ -57,9 +57,10 @@ typedef struct lm_paged lm_paged;
 lm_code lm_paged_new(lm_loaded *w, lm_dtype dtype, const lm_paged_opts *o, lm_backend *b,
                      lm_paged **out, lm_err *e);
 void lm_paged_free(lm_paged *g);
-/* Add a model of the same base with another adapter, *number from 1 on: graphs of its own, in the same pages and arena.
- * w->base is the store of the first, whose weights it reads.  w is borrowed.  The parts of a step run model by model, so a step
- * reads the weights of the base once for each model that has parts in it. */
+/* Models have numbers: 0 is that of lm_paged_new, and where it joins adapters (lm_loaded_adapter), k is adapter k, whose rows
+ * are in the same graphs.  Add a model of the same base with another adapter, *number: graphs of its own, in the same pages
+ * and arena.  w->base is the store of the first, whose weights it reads.  w is borrowed.  The parts of a step run graphs by
+ * graphs, so a step reads the weights of the base once for each model with its own that has parts in it. */
 lm_code lm_paged_add(lm_paged *g, lm_loaded *w, int64_t *number, lm_err *e);
 /* Bytes of a page, of a page below the device, of a tail, and of the weights that are not loaded yet, without
  * building all of it.  Fails as lm_page_code_new, too. */

@@ -14,7 +14,7 @@
 enum {
     FEWEST = 16, /* rows of a graph, and sequences: more than LM_GEMM_SMALL_M */
     MOST_BUCKETS = 32,
-    INPUTS = 9
+    INPUTS = 10
 };
 _Static_assert(FEWEST > LM_GEMM_SMALL_M, "a product of a graph has no few rows");
 
@@ -24,10 +24,16 @@ typedef struct {
     lm_model *m;
     lm_exec *x;
     lm_mirror inputs;
-    int32_t *tokens, *pos, *used, *fresh, *first, *kind, *table, *last, *slot;
+    int32_t *tokens, *pos, *used, *fresh, *first, *kind, *table, *last, *slot, *chosen;
     lm_recording *recorded;
     bool ran; /* once, without a recording */
 } bucket;
+
+/* A model by its number: its graphs, and what its rows choose in them. */
+typedef struct {
+    int64_t graphs;
+    int32_t chosen;
+} paged_number;
 
 /* The graphs of a model. */
 typedef struct {
@@ -51,9 +57,11 @@ struct lm_paged {
     lm_cache_formats formats;
     lm_dtype dtype;
     int64_t sequences, width; /* of the graphs; pages of a sequence */
-    paged_graphs **of;        /* each model's */
-    int64_t n_models;
+    paged_graphs **of;
+    int64_t n_models; /* with graphs of their own */
     size_t cap_models;
+    paged_number *number; /* of each model */
+    size_t n_numbers, cap_numbers;
     int n_buckets; /* of each */
     char *pages;
     size_t bytes, *at;  /* of all pages; where each cache of the model begins */

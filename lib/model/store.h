@@ -154,6 +154,8 @@ bool lm_store_borrows(const lm_store *s);
  * checkpoint that train may be missing there, and keep their values.  Fails: LM_EFORMAT when another one is missing,
  * has another shape, or belongs to no tensor of the model. */
 lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e);
+/* The same for the tensors "k:NAME" of the model, of adapter k of several in one graph. */
+lm_code lm_store_load_joined(lm_store *s, int k, const lm_st *st, lm_err *e);
 /* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; and the parameters
  * "param.<tensor>" where the file has them or a store of this kind writes them.  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);

@@ -481,16 +481,29 @@ lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
     return rc;
 }
 
-/* The tensor of an adapter's file that belongs to no tensor of the model. */
-static lm_code fail_unknown(const lm_model *m, const lm_st *st, lm_err *e)
+/* The name of tensor i in the file of the adapter whose tensors have `prefix` in front in the model; NULL: it is of another
+ * one. */
+static const char *name_in_file(const lm_model *m, int i, const char *prefix, char out[512])
 {
-    char name[512];
+    size_t n = strlen(prefix);
+    const char *name;
+    if (!lm_slice_is(&m->slice[i], LM_TENSORS_ADAPTER))
+        return NULL;
+    name = lm_model_saved(m, i, out);
+    return strncmp(name, prefix, n) ? NULL : name + n;
+}
+
+/* The tensor of an adapter's file that belongs to no tensor of the model. */
+static lm_code fail_unknown(const lm_model *m, const char *prefix, const lm_st *st, lm_err *e)
+{
+    char text[512];
     for (size_t k = 0; k < lm_st_count(st); k++) {
         const lm_st_tensor *t = lm_st_at(st, k);
         bool known = !t->count || lm_model_aside_find(m, t->name);
-        for (int i = 0; !known && i < m->n_slices; i++)
-            known = lm_slice_is(&m->slice[i], LM_TENSORS_ADAPTER) &&
-                    !strcmp(t->name, lm_model_saved(m, i, name));
+        for (int i = 0; !known && i < m->n_slices; i++) {
+            const char *name = name_in_file(m, i, prefix, text);
+            known = name && !strcmp(t->name, name);
+        }
         if (!known)
             return lm_fail(e, LM_EFORMAT, lm_st_path(st), "use the base that it was trained on",
                            "tensor \"%s\" has no place in the model", t->name);
@@ -498,21 +511,22 @@ static lm_code fail_unknown(const lm_model *m, const lm_st *st, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e)
+static lm_code load_adapter(lm_store *s, const char *prefix, const lm_st *st, lm_err *e)
 {
     const lm_model *m = s->model;
     lm_code rc = LM_OK;
-    char name[512];
+    char text[512];
     size_t used = 0;
     for (int i = 0; i < m->n_aside; i++)
         used += lm_st_find(st, m->aside[i].name) != NULL;
     for (int i = 0; !rc && i < m->n_slices; i++) {
         const lm_slice *t = &m->slice[i];
-        if (!lm_slice_is(t, LM_TENSORS_ADAPTER))
+        const char *name = name_in_file(m, i, prefix, text);
+        if (!name)
             continue;
-        const lm_st_tensor *found = lm_st_find(st, lm_model_saved(m, i, name));
+        const lm_st_tensor *found = lm_st_find(st, name);
         if (!found && t->of_adapter)
-            rc = lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL, "tensor \"%s\" is missing", t->name);
+            rc = lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL, "tensor \"%s\" is missing", name);
         if (!found)
             continue;
         const origin o = origin_of(st, found);
@@ -521,5 +535,17 @@ lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e)
         used++;
     }
     store_end(s);
-    return rc || used == lm_st_count(st) ? rc : fail_unknown(m, st, e);
+    return rc || used == lm_st_count(st) ? rc : fail_unknown(m, prefix, st, e);
+}
+
+lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e)
+{
+    return load_adapter(s, "", st, e);
+}
+
+lm_code lm_store_load_joined(lm_store *s, int k, const lm_st *st, lm_err *e)
+{
+    char prefix[16];
+    snprintf(prefix, sizeof prefix, "%d:", k);
+    return load_adapter(s, prefix, st, e);
 }

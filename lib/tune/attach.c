@@ -262,7 +262,8 @@ lm_code lm_attach_new(const lm_tune_bases *bases, const lm_config *config, const
                       .bases = bases,
                       .config = config,
                       .adapter = adapter,
-                      .rows = { .table = LM_NONE } };
+                      .rows = { .table = LM_NONE },
+                      .mask = LM_NONE };
     lm_code rc = !type                        ? lm_attach_bottleneck_set(a, where, e)
                  : lm_attach_virtual_is(type) ? lm_attach_virtual_set(a, where, e)
                                               : set_method(a, type, where, e);

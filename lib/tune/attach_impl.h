@@ -45,6 +45,10 @@ struct lm_attach {
         double scale;
         int act;
     } neck;
+    /* Of several adapters in one graph (join.h): what names of tensors begin with, and [N,1], one in the rows of this adapter;
+     * "" and LM_NONE: it is alone. */
+    char prefix[16];
+    lm_vid mask;
     attach_shared shared[LM_TUNE_TENSORS];
     int n_shared;
     const lm_model *building; /* that the shared values belong to */
@@ -73,6 +77,11 @@ bool lm_attach_embeds(const lm_attach *a, const attach_module *m);
 bool lm_attach_has_rank(const lm_attach *a, const attach_module *m);
 /* The product of the place, with the paths of its modules. */
 lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
+/* Its parts: h of each path, before the product, and their number; and y of the product with what the paths add. */
+int lm_attach_lora_down(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
+                        lm_vid h[LM_ADAPT_MODULES]);
+lm_vid lm_attach_lora_up(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
+                         const lm_vid h[LM_ADAPT_MODULES], lm_vid y);
 lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,
                             const attach_module *m);
 

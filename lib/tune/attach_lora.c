@@ -69,11 +69,13 @@ static lm_vid declare_a(const lm_attach *a, lm_builder *b, const path *p)
 {
     const lm_tune_module *first = &p->m[0]->module;
     bool singular = has_singular(a);
-    lm_vid v = lm_b_param(b, 2, (int64_t[]){ p->n * p->rank, first->in }, "%s.lora_A", first->name);
+    lm_vid v = lm_b_param(b, 2, (int64_t[]){ p->n * p->rank, first->in }, "%s%s.lora_A", a->prefix,
+                          first->name);
     for (int i = 0; i < p->n; i++)
         lm_b_slice(b, p->rank, false, singular ? LM_INIT_NORMAL : LM_INIT_UNIFORM,
                    singular ? LM_TUNE_ADALORA_STD : 1 / sqrt((double)first->in),
-                   "base_model.model.%s.lora_A%s", p->m[i]->module.name, singular ? "" : ".weight");
+                   "%sbase_model.model.%s.lora_A%s", a->prefix, p->m[i]->module.name,
+                   singular ? "" : ".weight");
     return v;
 }
 
@@ -93,12 +95,24 @@ static lm_vid declare_b(const lm_attach *a, lm_builder *b, const path *p)
     bool singular = has_singular(a);
     for (int i = 0; i < p->n; i++)
         rows += p->m[i]->module.out;
-    lm_vid v = lm_b_param(b, 2, (int64_t[]){ rows, p->rank }, "%s.lora_B", p->m[0]->module.name);
+    lm_vid v = lm_b_param(b, 2, (int64_t[]){ rows, p->rank }, "%s%s.lora_B", a->prefix,
+                          p->m[0]->module.name);
     for (int i = 0; i < p->n; i++)
         lm_b_slice(b, p->m[i]->module.out, false, singular ? LM_INIT_NORMAL : LM_INIT_ZEROS,
-                   singular ? LM_TUNE_ADALORA_STD : 0, "base_model.model.%s.lora_B%s",
+                   singular ? LM_TUNE_ADALORA_STD : 0, "%sbase_model.model.%s.lora_B%s", a->prefix,
                    p->m[i]->module.name, singular ? "" : ".weight");
     return v;
+}
+
+/* h in the rows of the adapter, zeros in others. */
+static lm_vid own_rows(const lm_attach *a, lm_builder *b, lm_vid h)
+{
+    if (a->mask < 0 || !lm_b_ok(b))
+        return h;
+    lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
+    h = LM_R_MAP(&r, "y = where(m, h, 0)", LM_IS("m", a->mask), LM_IS("h", h));
+    lm_rule_fini(&r);
+    return h;
 }
 
 /* h of the path: its node stands before the product, so that its gradient is added to the product's, in place. */
@@ -187,19 +201,40 @@ static lm_vid with_lengths(const lm_attach *a, lm_builder *b, const lm_adapt_lin
     return y;
 }
 
-lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
+int lm_attach_lora_down(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
+                        lm_vid h[LM_ADAPT_MODULES])
 {
     path p[LM_ADAPT_MODULES];
     int n = list_paths(a, place, p);
-    if (place->n_modules == 1 && lm_attach_has_lengths(a, p[0].m[0]))
-        return with_lengths(a, b, place, &p[0]);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         append_down(a, b, &p[i],
                     lm_b_adapter_dropout(b, place->x, value_of(a, p[i].m[0], "lora_dropout")));
-    lm_vid y = lm_b_linear(b, place->x, place->w, place->bias);
-    for (int i = 0; i < n; i++)
+        h[i] = own_rows(a, b, p[i].h);
+    }
+    return n;
+}
+
+lm_vid lm_attach_lora_up(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
+                         const lm_vid h[LM_ADAPT_MODULES], lm_vid y)
+{
+    path p[LM_ADAPT_MODULES];
+    int n = list_paths(a, place, p);
+    for (int i = 0; i < n; i++) {
+        p[i].h = h[i];
         y = append_up(a, b, &p[i], y);
+    }
     return y;
+}
+
+lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
+{
+    path p[LM_ADAPT_MODULES];
+    list_paths(a, place, p);
+    if (place->n_modules == 1 && lm_attach_has_lengths(a, p[0].m[0]))
+        return with_lengths(a, b, place, &p[0]);
+    lm_vid h[LM_ADAPT_MODULES];
+    lm_attach_lora_down(a, b, place, h);
+    return lm_attach_lora_up(a, b, place, h, lm_b_linear(b, place->x, place->w, place->bias));
 }
 
 /* Rows of A^T are looked up like those of the table. */
@@ -210,11 +245,16 @@ lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *p
     lm_embed_attr embed = { .scale = 0 };
     lm_lora_attr attr = { .blocks = 1, .block = { { 0, width, scale_of(a, m) } } };
     const char *name = m->module.name;
-    lm_vid down = lm_b_param(b, 2, (int64_t[]){ tokens, rank }, "%s.lora_embedding_A", name);
-    lm_b_slice(b, tokens, true, LM_INIT_ZEROS, 0, "base_model.model.%s.lora_embedding_A", name);
-    lm_vid up = lm_b_param(b, 2, (int64_t[]){ width, rank }, "%s.lora_embedding_B", name);
-    lm_b_slice(b, width, false, LM_INIT_NORMAL, 1, "base_model.model.%s.lora_embedding_B", name);
+    lm_vid down =
+        lm_b_param(b, 2, (int64_t[]){ tokens, rank }, "%s%s.lora_embedding_A", a->prefix, name);
+    lm_b_slice(b, tokens, true, LM_INIT_ZEROS, 0, "%sbase_model.model.%s.lora_embedding_A",
+               a->prefix, name);
+    lm_vid up =
+        lm_b_param(b, 2, (int64_t[]){ width, rank }, "%s%s.lora_embedding_B", a->prefix, name);
+    lm_b_slice(b, width, false, LM_INIT_NORMAL, 1, "%sbase_model.model.%s.lora_embedding_B",
+               a->prefix, name);
     lm_vid h =
         lm_b_append(b, &lm_op_embed, &embed, (lm_vid[]){ place->tokens, down, LM_NONE, LM_NONE });
+    h = own_rows(a, b, h);
     return lm_b_append(b, &lm_op_lora_up, &attr, (lm_vid[]){ place->x, h, up });
 }

@@ -16,6 +16,7 @@ setup_file() {
 END
     init-model -q config.json --tokenizer tok/tokenizer.json -o m
     peft-tune -q m text.jsonl -o a --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 20
+    peft-tune -q m text.jsonl -o b --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 10 --rank 4 --target q_proj,v_proj --seed 5
     merge-models -q --method passthrough m+a -o merged
 }
 
@@ -41,7 +42,6 @@ chances() { # generate's arguments
 }
 
 @test "adapter: several with names, chosen by prompts, answer as each alone, in order" {
-    peft-tune -q m text.jsonl -o b --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 10 --rank 4 --target q_proj,v_proj --seed 5
     for i in 1 2; do
         echo '{"prompt": "The river number", "adapter": "one"}'
         echo '{"prompt": "The river number", "adapter": "two"}'
@@ -115,7 +115,7 @@ chances() { # generate's arguments
     peft-tune -q m text.jsonl -o neck --method houlsby --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-2 --steps 10
     peft-tune -q m text.jsonl -o pre --method prefix --set num_virtual_tokens=3 --seq-len 64 --batch-size 4 --dtype f32 \
         --lr 5e-2 --steps 10
-    names=(a neck pre) all=()
+    names=(a neck b pre) all=()
     for x in "${names[@]}"; do
         all+=(--adapter "$x=$x")
     done
@@ -131,7 +131,14 @@ chances() { # generate's arguments
     done | sed 's/.*"text"/"text"/' > want
     grep -q '"prompt_tokens":\(6[4-9]\|[7-9][0-9]\)' want # more than a page
     cat want want | cmp - got
-    [ "$(sort -u want | wc -l)" -eq 4 ]
+    [ "$(sort -u want | wc -l)" -eq 5 ]
+    # in BF16, too, where sums are rounded
+    for x in a b ""; do
+        echo "{\"prompt\": \"$long\"}" | generate -q m ${x:+--adapter "$x"} "${how[@]}" --dtype bf16
+    done | sed 's/.*"text"/"text"/' > want
+    for x in a b ""; do
+        echo "{\"prompt\": \"$long\", \"adapter\": \"$x\"}"
+    done | generate -q m "${all[@]}" "${how[@]}" --dtype bf16 | sed 's/.*"text"/"text"/' | cmp - want
     # beginnings of prompts are shared by those of one adapter
     generate m "${all[@]}" "${how[@]}" --json mixed.jsonl 2> /dev/null | tail -n 1 > kv
     grep -q '"hits":[1-9]' kv
