@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* answers.c -- makes answers of records on all threads, in the order of the records. */
+/* answers.c -- makes answers of records. */
 #include "text/answers.h"
 
 #include <inttypes.h>
@@ -9,8 +9,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/stop.h"
-#include "base/text.h"
-#include "text/doc_batch.h"
+#include "text/record_pipe.h"
 
 struct lm_text_answers {
     lm_ids ids;
@@ -23,66 +22,48 @@ struct lm_text_answers {
 
 /* The two or fewer answers of a record. */
 typedef struct {
-    size_t end[2]; /* in ids */
+    size_t end[2]; /* in the record's ids */
     int64_t prompt[2];
     bool good[2];
     double margin;
     int n, cut;
     bool dropped;
-    const char *form;
 } made;
 
+/* A record at work. */
 typedef struct {
-    lm_doc_batch docs; /* first, for the pool */
-    lm_ids ids;
-    made of[LM_BATCH_DOCS];
-    lm_text_example x;
-} batch;
+    const lm_text_answers_opts *o;
+    record_maker *maker;
+    size_t from; /* its ids in maker->ids */
+    made *m;
+} work;
 
 typedef struct {
     const lm_text_answers_opts *o;
-    lm_input *in;
     lm_text_answers *a;
-    lm_text_example_scratch **scratch; /* by worker */
-    lm_doc_pool pool;
 } run;
-
-static void fini_batch(void *item)
-{
-    lm_ids_fini(&((batch *)item)->ids);
-    lm_text_example_fini(&((batch *)item)->x);
-}
-
-static lm_code read_batch(void *ctx, void **item, lm_err *e)
-{
-    run *r = ctx;
-    return lm_doc_pool_read(&r->pool, r->in, item, e);
-}
-
-static void drop_batch(void *ctx, void *item)
-{
-    lm_doc_pool_give(&((run *)ctx)->pool, item);
-}
 
 /* ---- one record ---- */
 
-static lm_code add_answer(run *r, batch *b, made *m, const lm_text_record *rec,
-                          const json_t *answer, bool good, int worker, lm_err *e)
+static lm_code add_answer(const work *w, const lm_text_record *rec, const json_t *answer, bool good,
+                          lm_err *e)
 {
-    lm_text_example *x = &b->x;
-    if (lm_text_example_answer(&r->o->maker, r->scratch[worker], rec, answer, x, e))
+    lm_text_example *x = &w->maker->x;
+    lm_ids *ids = &w->maker->ids;
+    made *m = w->m;
+    if (lm_text_example_answer(&w->o->maker, w->maker->scratch, rec, answer, x, e))
         return e->code;
     m->dropped |= x->dropped || x->prompt >= x->ids.n || x->ids.n < 2;
     m->cut += x->cut > 0;
     if (m->dropped)
         return LM_OK;
-    if (lm_grow(&b->ids.v, &b->ids.cap, b->ids.n + x->ids.n, sizeof *b->ids.v, "token ids", e))
+    if (lm_grow(&ids->v, &ids->cap, ids->n + x->ids.n, sizeof *ids->v, "token ids", e))
         return e->code;
-    memcpy(b->ids.v + b->ids.n, x->ids.v, x->ids.n * sizeof *x->ids.v);
-    b->ids.n += x->ids.n;
+    memcpy(ids->v + ids->n, x->ids.v, x->ids.n * sizeof *x->ids.v);
+    ids->n += x->ids.n;
     m->good[m->n] = good;
     m->prompt[m->n] = x->prompt > 1 ? (int64_t)x->prompt : 1;
-    m->end[m->n++] = b->ids.n;
+    m->end[m->n++] = ids->n - w->from;
     return LM_OK;
 }
 
@@ -122,7 +103,7 @@ static lm_code split_messages(lm_text_record *rec, lm_err *e)
 }
 
 /* The one answer of a record that is taken as it is. */
-static lm_code add_given(run *r, batch *b, made *m, lm_text_record *rec, int worker, lm_err *e)
+static lm_code add_given(const work *w, lm_text_record *rec, lm_err *e)
 {
     if (rec->kind == LM_RECORD_MESSAGES && split_messages(rec, e))
         return e->code;
@@ -130,66 +111,48 @@ static lm_code add_given(run *r, batch *b, made *m, lm_text_record *rec, int wor
                            : rec->kind == LM_RECORD_UNPAIRED || rec->kind == LM_RECORD_COMPLETION
                                ? rec->completion
                                : NULL;
-    return answer ? add_answer(r, b, m, rec, answer, true, worker, e)
+    return answer ? add_answer(w, rec, answer, true, e)
                   : lm_fail(e, LM_EFORMAT, "record", "give prompt and completion, or messages",
                             "is of the kind '%s'", lm_text_record_kind_name(rec->kind));
 }
 
-static lm_code add_record(run *r, batch *b, made *m, lm_text_record *rec, int worker, lm_err *e)
+static lm_code add_record(const work *w, lm_text_record *rec, lm_err *e)
 {
-    if (r->o->given)
-        return add_given(r, b, m, rec, worker, e);
+    if (w->o->given)
+        return add_given(w, rec, e);
     if (rec->kind == LM_RECORD_PREFERENCE)
-        return read_margin(rec, m, e) || add_answer(r, b, m, rec, rec->chosen, true, worker, e) ||
-                       add_answer(r, b, m, rec, rec->rejected, false, worker, e)
+        return read_margin(rec, w->m, e) || add_answer(w, rec, rec->chosen, true, e) ||
+                       add_answer(w, rec, rec->rejected, false, e)
                    ? e->code
                    : LM_OK;
-    if (rec->kind == LM_RECORD_UNPAIRED && !r->o->pairs)
-        return add_answer(r, b, m, rec, rec->completion, rec->good, worker, e);
+    if (rec->kind == LM_RECORD_UNPAIRED && !w->o->pairs)
+        return add_answer(w, rec, rec->completion, rec->good, e);
     return lm_fail(e, LM_EFORMAT, "record",
-                   r->o->pairs ? "give prompt, chosen and rejected"
+                   w->o->pairs ? "give prompt, chosen and rejected"
                                : "give prompt, completion and label, or pairs",
                    "is of the kind '%s'", lm_text_record_kind_name(rec->kind));
 }
 
 /* True if the answers of a pair are the same ids: a cut may have made them so. */
-static bool are_equal(const batch *b, const made *m, size_t from)
+static bool are_equal(const made *m, const uint32_t *ids)
 {
-    size_t n = m->end[0] - from;
-    return m->n == 2 && m->end[1] - m->end[0] == n &&
-           !memcmp(b->ids.v + from, b->ids.v + m->end[0], n * sizeof *b->ids.v);
+    size_t n = m->end[0];
+    return m->n == 2 && m->end[1] - n == n && !memcmp(ids, ids + n, n * sizeof *ids);
 }
 
-static lm_code work_doc(run *r, batch *b, int i, int worker, lm_err *e)
+/* A record_pipe's make. */
+static lm_code make(void *ctx, record_maker *maker, lm_text_record *rec, void *result, lm_err *e)
 {
-    const lm_doc *d = &b->docs.doc[i];
-    lm_text_record rec = { 0 };
-    made *m = &b->of[i];
-    size_t from = b->ids.n;
-    *m = (made){ .n = 0 };
-    if (lm_text_record_of_doc(d, r->o->map, &rec, e))
+    lm_ids *ids = &maker->ids;
+    made *m = result;
+    const work w = { ((const run *)ctx)->o, maker, ids->n, m };
+    if (add_record(&w, rec, e))
         return e->code;
-    m->form = rec.form;
-    lm_code rc = add_record(r, b, m, &rec, worker, e);
-    if (rc)
-        lm_err_in(e, "%s:%lld", d->source, (long long)d->line);
-    else
-        m->dropped |= are_equal(b, m, from);
-    if (m->dropped) {
-        b->ids.n = from;
+    if (m->dropped || are_equal(m, ids->v + w.from)) {
+        ids->n = w.from;
+        m->dropped = true;
         m->n = 0;
     }
-    lm_text_record_fini(&rec);
-    return rc;
-}
-
-static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
-{
-    batch *b = item;
-    b->ids.n = 0;
-    for (int i = 0; i < b->docs.n; i++)
-        if (work_doc(ctx, b, i, worker, e))
-            return e->code;
     return LM_OK;
 }
 
@@ -212,17 +175,21 @@ static lm_code keep_answer(lm_text_answers *a, const uint32_t *ids, size_t n, co
     return LM_OK;
 }
 
-static lm_code keep_record(lm_text_answers *a, const batch *b, const made *m, size_t from,
-                           lm_err *e)
+/* A record_pipe's take. */
+static lm_code take(void *ctx, const uint32_t *ids, size_t n, const void *result, const char *form,
+                    lm_err *e)
 {
+    lm_text_answers *a = ((run *)ctx)->a;
     lm_text_answers_stats *st = &a->st;
+    const made *m = result;
+    (void)n;
     if (!st->records++)
-        st->form = m->form;
+        st->form = form;
     st->cut += m->cut;
     st->dropped += m->dropped;
     for (int k = 0; k < m->n; k++) {
-        size_t begin = k ? m->end[k - 1] : from;
-        if (keep_answer(a, b->ids.v + begin, m->end[k] - begin, m, k, e))
+        size_t begin = k ? m->end[k - 1] : 0;
+        if (keep_answer(a, ids + begin, m->end[k] - begin, m, k, e))
             return e->code;
         st->good += m->good[k];
         st->bad += !m->good[k];
@@ -231,55 +198,11 @@ static lm_code keep_record(lm_text_answers *a, const batch *b, const made *m, si
     return LM_OK;
 }
 
-static lm_code write_batch(void *ctx, void *item, lm_err *e)
-{
-    run *r = ctx;
-    batch *b = item;
-    size_t from = 0;
-    char note[48];
-    lm_code rc = LM_OK;
-    for (int i = 0; i < b->docs.n && !rc; i++) {
-        const made *m = &b->of[i];
-        if (!r->o->limit || r->a->st.records < r->o->limit)
-            rc = keep_record(r->a, b, m, from, e);
-        from = m->n ? m->end[m->n - 1] : from;
-    }
-    lm_doc_pool_give(&r->pool, b);
-    lm_input_stats in = lm_input_stat(r->in);
-    snprintf(note, sizeof note, "%" PRId64 " records", r->a->st.records);
-    lm_progress(r->o->sink, "reading", (double)in.bytes, (double)in.total, "bytes", note);
-    return rc;
-}
-
-static lm_code run_pipe(run *r, lm_par *par, lm_err *e)
-{
-    int n = lm_par_threads(par);
-    lm_pipe_ops ops = { .read = read_batch,
-                        .work = work_batch,
-                        .write = write_batch,
-                        .drop = drop_batch,
-                        .ctx = r,
-                        .depth = 2 * n + 2 };
-    lm_doc_pool_init(&r->pool, sizeof(batch), fini_batch);
-    lm_code rc = lm_alloc_n(&r->scratch, (size_t)n, sizeof *r->scratch, "scratch", e);
-    for (int i = 0; i < n && !rc; i++)
-        rc = lm_text_example_scratch_new(&r->o->maker, &r->scratch[i], e);
-    if (!rc)
-        rc = lm_par_pipe(par, &ops, e);
-    for (int i = 0; i < n && r->scratch; i++)
-        lm_text_example_scratch_free(r->scratch[i]);
-    lm_doc_pool_fini(&r->pool);
-    lm_free(r->scratch);
-    return rc;
-}
-
 static lm_code check_some(const lm_text_answers_opts *o, const lm_text_answers *a, lm_err *e)
 {
     const char *name = o->n ? o->path[0] : "standard input";
     if (a->n || lm_stopping())
         return LM_OK;
-    if (!a->st.records)
-        return lm_fail(e, LM_EUSAGE, name, "give at least one", "holds no record");
     return lm_fail(e, LM_EUSAGE, name, "allow longer texts",
                    "no record is left: %" PRId64 " are longer than %" PRId64
                    " tokens, or have no answer",
@@ -304,23 +227,26 @@ static void finish(lm_text_answers *a)
 lm_code lm_text_answers_read(const lm_text_answers_opts *o, lm_par *par, lm_text_answers **out,
                              lm_err *e)
 {
-    const lm_input_opts in = { .kind = LM_INPUT_AUTO };
-    lm_text_answers *a = NULL;
     run r = { .o = o };
+    const record_pipe pipe = { .path = o->path,
+                               .n = o->n,
+                               .map = o->map,
+                               .maker = &o->maker,
+                               .limit = o->limit,
+                               .sink = o->sink,
+                               .result = sizeof(made),
+                               .make = make,
+                               .take = take,
+                               .ctx = &r };
     *out = NULL;
-    if (lm_alloc_n(&a, 1, sizeof *a, "answers", e))
+    if (lm_alloc_n(&r.a, 1, sizeof *r.a, "answers", e))
         return e->code;
-    r.a = a;
-    lm_code rc = lm_input_open(&in, o->path, o->n, &r.in, e);
-    rc = rc ? rc : run_pipe(&r, par, e);
-    lm_input_close(r.in);
-    rc = rc ? rc : check_some(o, a, e);
-    if (rc) {
-        lm_text_answers_free(a);
-        return rc;
+    if (record_pipe_run(&pipe, par, e) || check_some(o, r.a, e)) {
+        lm_text_answers_free(r.a);
+        return e->code;
     }
-    finish(a);
-    *out = a;
+    finish(r.a);
+    *out = r.a;
     return LM_OK;
 }
 

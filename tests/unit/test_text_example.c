@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "text/answers.h"
 #include "text/examples.h"
 #include "train/packed.h"
 
@@ -274,6 +275,45 @@ static void windows_hold_each_example_once(void **state)
     unlink(path);
 }
 
+/* Records after the limit are not looked at, with any number of threads; a bad one within it is named. */
+static void reading_stops_at_the_limit(void **state)
+{
+    enum { GOOD = 200 };
+    char path[] = "/tmp/lm-limit-XXXXXX";
+    const char *name = path;
+    int fd = mkstemp(path);
+    FILE *f = fdopen(fd, "w");
+    (void)state;
+    assert_non_null(f);
+    for (int i = 0; i < GOOD; i++)
+        fprintf(f, "{\"prompt\": \"a\", \"chosen\": \"b%d\", \"rejected\": \"c\"}\n", i);
+    fputs("{ broken\n", f);
+    fclose(f);
+    for (int threads = 1; threads <= 5; threads += 2) {
+        lm_err e = { 0 };
+        lm_par *par;
+        lm_text_answers *a;
+        lm_text_answers_opts o = {
+            .path = &name, .n = 1, .maker = { .tok = tok, .eos = 1 }, .pairs = true, .limit = GOOD
+        };
+        assert_int_equal(lm_par_new(&par, threads, &e), LM_OK);
+        assert_int_equal(lm_text_answers_read(&o, par, &a, &e), LM_OK);
+        assert_int_equal(lm_text_answers_stat(a)->records, GOOD);
+        assert_int_equal(lm_text_answers_count(a), 2 * GOOD);
+        lm_text_answers_free(a);
+        o.limit = 3;
+        assert_int_equal(lm_text_answers_read(&o, par, &a, &e), LM_OK);
+        assert_int_equal(lm_text_answers_stat(a)->records, 3);
+        lm_text_answers_free(a);
+        o.limit = GOOD + 1;
+        assert_int_equal(lm_text_answers_read(&o, par, &a, &e), LM_EFORMAT);
+        assert_non_null(strstr(e.where, ":201"));
+        assert_null(a);
+        lm_par_free(par);
+    }
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +323,7 @@ int main(void)
         cmocka_unit_test(prompts_end_with_the_header_of_an_answer),
         cmocka_unit_test(refusals),
         cmocka_unit_test(windows_hold_each_example_once),
+        cmocka_unit_test(reading_stops_at_the_limit),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
