@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "common/device.h"
 #include "common/tool.h"
+#include "compress/pack.h"
 #include "merge/engine.h"
 #include "merge/plan.h"
 #include "merge/recipe.h"
@@ -30,6 +31,7 @@ static struct {
     bool normalize, nuslerp_flatten, nuslerp_row_wise, normalize_weights, filter_wise, clamp_t;
     int64_t shard;
     bool list, print_plan, digest;
+    const char *delta;
     /* different tokenizers */
     const char *tokenizer;
     int64_t pad_to;
@@ -116,6 +118,8 @@ static const lm_opt options[] = {
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
              "begin another file at this size [5 GB]"),
     LM_ALSO("out-shard-size"),
+    LM_STR(0, "keep-delta", &opt.delta, "FILE.lmz",
+           "also write the base as a delta against the result"),
     LM_FLAG(0, "digest", &opt.digest, "digests of all input bytes in the history"),
     LM_FLAG(0, "print-plan", &opt.print_plan, "print the plan for each tensor and exit"),
     LM_END
@@ -346,6 +350,51 @@ static lm_code report(const lm_merge_plan *p, double seconds, lm_err *e)
     return rc;
 }
 
+/* The input that --keep-delta restores: the base, or the only model. */
+static int kept_input(const lm_merge_recipe *r)
+{
+    return r->base >= 0 ? r->base : r->n_inputs == 1 ? 0 : -1;
+}
+
+/* What can be found wrong with --keep-delta before the merge. */
+static lm_code check_delta(const lm_merge_plan *p, lm_err *e)
+{
+    int i = kept_input(p->recipe);
+
+    if (i < 0)
+        return lm_fail(e, LM_EUSAGE, "--keep-delta", "name the base with --base",
+                       "none of the models is the one to restore");
+    for (int k = 0; k < p->recipe->n_inputs; k++)
+        lm_refuse_same(&tool, opt.delta, p->path[k]);
+    if (lm_stream_is(p->path[i]))
+        return lm_fail(e, LM_EUSAGE, "--keep-delta", "give a folder or a file",
+                       "the model is a stream, which cannot be read again");
+    if (!tool.force && lm_path_exists(opt.delta))
+        return lm_fail(e, LM_EUSAGE, opt.delta, "give another name, or -f to replace it", "exists");
+    return LM_OK;
+}
+
+/* The input as it was, as a delta against the result; it is read back before it is there. */
+static lm_code keep_delta(const lm_merge_plan *p, lm_par *par, lm_err *e)
+{
+    lm_pack_opts o = { .base = tool.output,
+                       .force = tool.force,
+                       .verify = true,
+                       .par = par,
+                       .sink = &tool.sink,
+                       .tmpdir = tool.tmpdir };
+    lm_pack_report r = { 0 };
+    char raw[32], coded[32];
+    lm_code rc = lm_pack(p->path[kept_input(p->recipe)], opt.delta, &o, &r, e);
+
+    if (!rc && !lm_stopping())
+        lm_say(&tool, LM_LOG_NOTICE, "%s: %s to %s (%.1f %%)", opt.delta,
+               lm_show_bytes((double)r.raw, raw), lm_show_bytes((double)r.coded, coded),
+               r.raw ? 100 * (double)r.coded / (double)r.raw : 100);
+    lm_pack_report_fini(&r);
+    return rc;
+}
+
 static lm_code merge(const lm_merge_plan *p, const lm_bundle_opts *bundle, lm_par *par, lm_err *e)
 {
     lm_history_step step = lm_tool_step(&tool);
@@ -362,6 +411,8 @@ static lm_code merge(const lm_merge_plan *p, const lm_bundle_opts *bundle, lm_pa
     if (!rc)
         rc = lm_merge_write(g, &how, e);
     lm_merge_engine_free(g);
+    if (!rc && opt.delta && !lm_stopping())
+        rc = keep_delta(p, par, e);
     if (!rc && tool.json && !lm_stopping())
         rc = report(p, lm_now() - begin, e);
     return rc;
@@ -526,6 +577,24 @@ static void refuse_inputs(const lm_merge_recipe *r)
         lm_refuse_text(&tool, tool.output, opt.val.v[i]);
 }
 
+/* The result is read again, by places. */
+static void check_delta_names(void)
+{
+    if (!lm_text_ends(opt.delta, ".lmz"))
+        lm_misuse(&tool, "--keep-delta", "write FILE.lmz", "'%s' has another ending", opt.delta);
+    if (tool.output && (to_stdout(tool.output) || strstr(tool.output, ".tar")))
+        lm_misuse(&tool, "--keep-delta", "write the model to a folder",
+                  "a tar or a stream cannot be the base of a delta");
+    if (!tool.output)
+        return;
+    size_t n = strlen(tool.output);
+    while (n && tool.output[n - 1] == '/')
+        n--;
+    if (!strncmp(opt.delta, tool.output, n) && (!opt.delta[n] || opt.delta[n] == '/'))
+        lm_misuse(&tool, "--keep-delta", "name a file beside it", "'%s' is in the output",
+                  opt.delta);
+}
+
 static lm_code run(lm_err *e)
 {
     lm_merge_recipe *r = NULL;
@@ -549,6 +618,8 @@ static lm_code run(lm_err *e)
         rc = lm_merge_plan_new(r, &how, &p, e);
     for (int i = 0; !rc && i < r->n_inputs; i++) /* the base that an adapter names */
         refuse(p->path[i]);
+    if (!rc && opt.delta)
+        rc = check_delta(p, e);
     if (!rc && opt.search && !opt.print_plan) {
         rc = tool.dry_run ? LM_OK : try_output(&bundle, e);
         rc = rc ? rc : search(r, p, par, e);
@@ -616,6 +687,8 @@ int main(int argc, char **argv)
         lm_outlast_readers(&tool);
     if (tool.json && to_stdout(tool.output))
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
+    if (opt.delta)
+        check_delta_names();
     if (run(&e))
         lm_complain(&tool, &e);
     return lm_end(&tool);

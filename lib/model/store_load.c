@@ -493,22 +493,70 @@ static const char *name_in_file(const lm_model *m, int i, const char *prefix, ch
     return strncmp(name, prefix, n) ? NULL : name + n;
 }
 
-/* The tensor of an adapter's file that belongs to no tensor of the model. */
-static lm_code fail_unknown(const lm_model *m, const char *prefix, const lm_st *st, lm_err *e)
+/* True for a tensor that load_adapter has taken, or that has a place elsewhere. */
+static bool is_known(const lm_model *m, const char *prefix, const lm_st_tensor *t)
 {
     char text[512];
-    for (size_t k = 0; k < lm_st_count(st); k++) {
-        const lm_st_tensor *t = lm_st_at(st, k);
-        bool known = !t->count || lm_model_aside_find(m, t->name);
-        for (int i = 0; !known && i < m->n_slices; i++) {
-            const char *name = name_in_file(m, i, prefix, text);
-            known = name && !strcmp(t->name, name);
-        }
-        if (!known)
-            return lm_fail(e, LM_EFORMAT, lm_st_path(st), "use the base that it was trained on",
-                           "tensor \"%s\" has no place in the model", t->name);
+    for (int i = 0; i < m->n_slices; i++) {
+        const char *name = name_in_file(m, i, prefix, text);
+        if (name && !strcmp(t->name, name))
+            return true;
     }
-    return LM_OK;
+    return !t->count || lm_model_aside_find(m, t->name);
+}
+
+/* name = before + mark + rest, without the mark; false: it has none. */
+static bool without(const char *name, const char *mark, char out[512])
+{
+    const char *at = strstr(name, mark);
+    if (at)
+        snprintf(out, 512, "%.*s.%s", (int)(at - name), name, at + strlen(mark));
+    return at != NULL;
+}
+
+/* What PEFT saves beside a module that trains as a whole, where all biases are saved: the bias that it had, which is not
+ * used, and its own under another name. */
+static bool is_copy(const lm_st *st, const char *name)
+{
+    char plain[512];
+    return strstr(name, ".original_module.") ||
+           (without(name, ".modules_to_save.", plain) && lm_st_find(st, plain));
+}
+
+/* A weight of the base below an adapter, which PEFT saves of embeddings and heads: "MODULE.base_layer.weight".  shared: by
+ * several adapters, which may differ in it. */
+static lm_code load_below(lm_store *s, bool shared, const lm_st *st, const lm_st_tensor *t,
+                          lm_err *e)
+{
+    static const char prefix[] = "base_model.model.";
+    char name[512];
+    bool below = !strncmp(t->name, prefix, sizeof prefix - 1) &&
+                 without(t->name + sizeof prefix - 1, ".base_layer.", name);
+    int i = below ? lm_model_slice(s->model, name) : -1;
+    if (i < 0)
+        return lm_fail(e, LM_EFORMAT, lm_st_path(st), "use the base that it was trained on",
+                       "tensor \"%s\" has no place in the model", t->name);
+    const lm_store_block *k = store_own(s, i);
+    const origin o = origin_of(st, t);
+    if (shared || !k || !store_element(k))
+        return lm_fail(e, LM_EUSAGE, lm_st_path(st), "merge it into its base first",
+                       "tensor \"%s\" replaces a weight that is %s", t->name,
+                       shared ? "other adapters' too" : "kept in codes");
+    return check_tensor(&s->model->slice[i], t, lm_st_path(st), e) ? e->code
+                                                                   : bring(s, k, i, &o, e);
+}
+
+/* Tensors of an adapter's file that are not the adapter's; own: its prefix. */
+static lm_code load_others(lm_store *s, const char *own, const lm_st *st, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (size_t k = 0; !rc && k < lm_st_count(st); k++) {
+        const lm_st_tensor *t = lm_st_at(st, k);
+        if (!is_known(s->model, own, t) && !is_copy(st, t->name))
+            rc = load_below(s, *own, st, t, e);
+    }
+    store_end(s);
+    return rc;
 }
 
 static lm_code load_adapter(lm_store *s, const char *prefix, const lm_st *st, lm_err *e)
@@ -535,7 +583,7 @@ static lm_code load_adapter(lm_store *s, const char *prefix, const lm_st *st, lm
         used++;
     }
     store_end(s);
-    return rc || used == lm_st_count(st) ? rc : fail_unknown(m, prefix, st, e);
+    return rc || used == lm_st_count(st) ? rc : load_others(s, prefix, st, e);
 }
 
 lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e)

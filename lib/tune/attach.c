@@ -188,6 +188,26 @@ static lm_code add_module(lm_attach *a, const lm_tune_base *base, size_t hypers,
     return check_module(a, m, where, e);
 }
 
+/* A tied head is not a module of its own, and would be left out of the targets. */
+static lm_code check_tied(const lm_attach *a, const char *where, lm_err *e)
+{
+    const json_t *targets = json_object_get(a->adapter, "target_modules"), *v;
+    char name[LM_TENSOR_NAME];
+    size_t i, n = strlen(lm_arch_head(a->config->arch, name));
+    bool named = json_is_string(targets) && !strncmp(name, json_string_value(targets), n - 7);
+
+    json_array_foreach((json_t *)(uintptr_t)targets, i, v)
+    {
+        const char *target = json_string_value(v);
+        named |= target && strlen(target) == n - 7 && !strncmp(name, target, n - 7);
+    }
+    return named && a->config->tied
+               ? lm_fail(e, LM_EUSAGE, where, "take it from the targets",
+                         "the head '%.*s' is the embedding, and cannot have an adapter of its own",
+                         (int)(n - 7), name)
+               : LM_OK;
+}
+
 static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
 {
     bool *chosen = NULL;
@@ -237,8 +257,8 @@ static lm_code set_method(lm_attach *a, const char *type, const char *where, lm_
     a->method = lm_tune_method_of(type);
     if (!a->method)
         return lm_fail(e, LM_EUSAGE, where, NULL, "adapters of the kind %.40s are not known", type);
-    if (lm_tune_check_config(a->method, a->adapter, where, e) || add_modules(a, where, e) ||
-        check_tensors(a, e))
+    if (lm_tune_check_config(a->method, a->adapter, where, e) || check_tied(a, where, e) ||
+        add_modules(a, where, e) || check_tensors(a, e))
         return e->code;
     a->adapt.linear = linear;
     a->adapt.apart = apart;

@@ -264,6 +264,54 @@ lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e)
     return LM_OK;
 }
 
+/* The number v in `type`, as a base that was loaded in it has it. */
+static double rounded(lm_dtype type, double v)
+{
+    double cell = 0;
+    lm_convert(LM_DTYPE_F64, &v, type, &cell, 1);
+    lm_convert(type, &cell, LM_DTYPE_F64, &v, 1);
+    return v;
+}
+
+/* Whether the file's tensor, a weight of the base below an adapter, is that of the base: what is trained is saved without it. */
+static lm_code check_below(const lm_tuning *t, const lm_st_tensor *below, lm_err *e)
+{
+    static const char mark[] = ".base_layer.weight", prefix[] = "base_model.model.";
+    size_t len = strlen(below->name), ends = sizeof mark + sizeof prefix - 2;
+    bool named = len > ends && !strncmp(below->name, prefix, sizeof prefix - 1);
+    const lm_tune_base *b =
+        named ? lm_tune_base_find(&t->bases, below->name + sizeof prefix - 1, len - ends) : NULL;
+    const lm_st_tensor *own = b ? lm_model_source_find(t->base, b->weight) : NULL;
+    double *x = NULL, *y = NULL;
+    bool same = own && own->count == below->count;
+    lm_code rc = LM_OK;
+    if (same) {
+        rc = lm_alloc_n(&x, (size_t)own->count, sizeof *x, "a weight", e);
+        rc = rc ? rc : lm_alloc_n(&y, (size_t)own->count, sizeof *y, "a weight", e);
+        rc = rc ? rc : lm_st_load(t->first, below, LM_DTYPE_F64, x, e);
+        rc = rc ? rc : lm_model_source_load(t->base, own, LM_DTYPE_F64, y, e);
+    }
+    for (int64_t i = 0; !rc && same && i < own->count; i++)
+        same = x[i] == y[i] || x[i] == rounded(below->dtype, y[i]);
+    lm_free(x);
+    lm_free(y);
+    if (rc || same)
+        return rc;
+    return lm_fail(e, LM_EUSAGE, lm_st_path(t->first), "merge it into its base first",
+                   "\"%s\" is not the weight of the base", below->name);
+}
+
+static lm_code check_all_below(const lm_tuning *t, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (size_t i = 0; !rc && i < lm_st_count(t->first); i++) {
+        const lm_st_tensor *st = lm_st_at(t->first, i);
+        if (lm_text_ends(st->name, ".base_layer.weight"))
+            rc = check_below(t, st, e);
+    }
+    return rc;
+}
+
 lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
 {
     lm_tuning *t = ctx;
@@ -275,7 +323,9 @@ lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
         if (start_module(&f, method, e))
             return e->code;
     }
-    return t->first ? lm_store_load_adapter(s, t->first, e) : LM_OK;
+    if (!t->first || check_all_below(t, e))
+        return e->code;
+    return lm_store_load_adapter(s, t->first, e);
 }
 
 lm_code lm_tuning_fold(void *ctx, lm_store *s, lm_err *e)

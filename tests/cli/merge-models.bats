@@ -123,6 +123,43 @@ YAML
         merge-models -m passthrough base/+adapter/ -o bad
 }
 
+@test "merge-models --keep-delta: the base again, to the bit" {
+    for type in bf16 f16 f32; do
+        merge-models -q -f -m passthrough base/ --dtype $type -o b-$type/
+        merge-models -q -f -m passthrough b-$type/+adapter/ -o t-$type/ --keep-delta $type.lmz
+        ! same b-$type/ t-$type/
+        compress-ckpt -q -d $type.lmz -o again-$type/
+        diff -r b-$type/ again-$type/
+        same b-$type/ $type.lmz # a model like any other
+        [ $(stat -c %s $type.lmz) -lt $(stat -c %s b-$type/model.safetensors) ]
+    done
+    peft-tune -q --unmerge bf16.lmz t-bf16/ --rank 1 -o extracted/
+    merge-models -q -m passthrough b-bf16/+extracted/ -o u/
+    # of a weighted merge its base
+    merge-models -q -m dem -b base/ math/:0.5 code/:0.5 -o m/ --keep-delta m.lmz
+    compress-ckpt -q -d m.lmz -o base-again/
+    diff -r base/ base-again/
+    # a result that is another one, or a damaged delta
+    cp -r t-bf16 kept && merge-models -q -f -m passthrough base/ -o t-bf16/
+    run compress-ckpt -q -d bf16.lmz -o bad
+    [ "$status" -eq 2 ] && [[ "$output" == *"it is a delta against content"* ]] && [ ! -e bad ]
+    compress-ckpt -q -d bf16.lmz --base kept -o again/
+    diff -r b-bf16/ again/
+    printf X | dd of=bf16.lmz bs=1 seek=4000 conv=notrunc status=none
+    run compress-ckpt -q -d bf16.lmz --base kept -o bad
+    [ "$status" -ne 0 ] && [ "${#lines[@]}" -eq 1 ] && [ ! -e bad ]
+}
+
+@test "merge-models --keep-delta: what it refuses" {
+    refused 2 "--keep-delta: 'x' has another ending: write FILE.lmz" merge-models -m passthrough base/+adapter/ -o bad --keep-delta x
+    refused 2 "cannot be the base of a delta: write the model to a folder" merge-models -m passthrough base/+adapter/ -o bad.tar --keep-delta x.lmz
+    refused 2 "none of the models is the one to restore: name the base with --base" merge-models -m linear math/:1 code/:1 -o bad --keep-delta x.lmz
+    : > x.lmz
+    refused 2 "x.lmz: exists: give another name, or -f to replace it" merge-models -m passthrough base/+adapter/ -o bad --keep-delta x.lmz
+    refused 2 "give a folder or a file" merge-models -m passthrough -+adapter/ -o bad --keep-delta y.lmz < <(tar -C base -cf - .)
+    refused 2 "'bad/x.lmz' is in the output: name a file beside it" merge-models -m passthrough base/+adapter/ -o bad --keep-delta bad/x.lmz
+}
+
 @test "merge-models: an adapter in a tar, compressed or not, in an .lmz and on standard input" {
     merge-models -q -m passthrough base/+adapter -o want/
     tar -cf a.tar adapter

@@ -172,6 +172,7 @@ same_from_5() { # NAME OPTION...
     }
     bad "did you mean 'lora'" m qa.jsonl --method loora
     bad "q_projj" m qa.jsonl --target q_projj
+    bad "'lm_head' is the embedding" m qa.jsonl --target q_proj,lm_head
     bad "is no key" m qa.jsonl --set lora_aplha=3
     bad "has no adapter" m qa.jsonl --method full --rank 4
     bad "no tensor of the model matches" m qa.jsonl --method full --train '*moe*'

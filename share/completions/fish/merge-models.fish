@@ -42,6 +42,7 @@ complete -c merge-models -l popsize -r -d 'cma-es: points of a generation [4 + 3
 complete -c merge-models -l resume -r -d 'continue with the candidates of an earlier search'
 complete -c merge-models -l dtype -x -a 'f64 f32 f16 bf16' -d 'type of the result [that of the base]'
 complete -c merge-models -l max-shard-size -r -d 'begin another file at this size [5 GB]'
+complete -c merge-models -l keep-delta -r -d 'also write the base as a delta against the result'
 complete -c merge-models -l digest -d 'digests of all input bytes in the history'
 complete -c merge-models -l print-plan -d 'print the plan for each tensor and exit'
 complete -c merge-models -s o -l output -r -d 'output'
