@@ -28,10 +28,17 @@ typedef struct {
     /* of sampled completions */
     lm_strs reward, command, stop;
     const char *weights, *advantage, *scale, *correct, *reference, *teacher;
+    double kl_target, kl_horizon, discount, gae_lambda, least;
+    const char *samples;
+    int64_t best, tries;
+    bool whiten;
     int64_t group, updates, iterations, most_prompt, most_new, top_k, sequences, memory, shown;
     double temperature, top_p, min_p, kl, correct_most, missing_eos, clip_reward, timeout;
     bool each, normalise, mask_truncated, list_rewards;
 } align_options;
+
+/* --min-reward that was not given. */
+#define ANY_REWARD (-1e30)
 
 extern lm_tool tool;
 extern align_options opt;
@@ -60,6 +67,7 @@ typedef struct {
     lm_reward_set *reward;
     lm_on_policy *policy;
     lm_metrics *completions;
+    lm_samples *kept_samples;
     char *model; /* absolute path of the reference */
     /* of distillation: */
     char *teacher_path; /* absolute */

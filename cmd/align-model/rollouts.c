@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rollouts.c -- the part of align-model that samples: options, prompts, rewards, and the objective. */
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,6 +74,49 @@ static lm_code find_reference(align_session *s, lm_err *e)
     return LM_OK;
 }
 
+/* Options that this loss does not read. */
+static lm_code refuse_without_effect(const align_session *s, lm_err *e)
+{
+    enum { PPO = 1, REJECT = 2, OTHERS = 4 };
+    static const struct {
+        const char *name;
+        int of;
+    } reads[] = { { "advantage", OTHERS },
+                  { "scale-rewards", OTHERS },
+                  { "normalize-advantages", OTHERS },
+                  { "normalize-each", OTHERS },
+                  { "kl", PPO | OTHERS },
+                  { "kl-target", PPO | OTHERS },
+                  { "kl-horizon", PPO | OTHERS },
+                  { "correct", PPO | OTHERS },
+                  { "correct-most", PPO | OTHERS },
+                  { "discount", PPO },
+                  { "gae-lambda", PPO },
+                  { "whiten-rewards", PPO },
+                  { "best", REJECT },
+                  { "min-reward", REJECT },
+                  { "write-samples", REJECT } };
+    const int is = lm_align_values(&s->spec) ? PPO : lm_align_keeps(&s->spec) ? REJECT : OTHERS;
+    char where[40];
+    for (size_t i = 0; i < sizeof reads / sizeof *reads; i++) {
+        snprintf(where, sizeof where, "--%s", reads[i].name);
+        if (lm_given(&tool, reads[i].name) && !(reads[i].of & is))
+            return lm_fail(e, LM_EUSAGE, where, "leave it out", "%s does not read it",
+                           s->spec.use[0].loss->name);
+    }
+    return LM_OK;
+}
+
+/* What was not given, and depends on the loss: TRL's defaults. */
+static void choose_defaults(align_session *s)
+{
+    const bool values = lm_align_values(&s->spec);
+    opt.group = opt.group ? opt.group : values ? 1 : 8;
+    opt.iterations = opt.iterations ? opt.iterations : values ? 4 : 1;
+    opt.kl = opt.kl >= 0 ? opt.kl : values ? 0.05 : 0;
+    s->t.o.value = values;
+}
+
 lm_code align_ask_rollouts(align_session *s, lm_err *e)
 {
     const lm_align_kind kind = lm_align_kind_of(&s->spec);
@@ -85,6 +130,22 @@ lm_code align_ask_rollouts(align_session *s, lm_err *e)
     if (kind != LM_ALIGN_POLICY && kind != LM_ALIGN_PAIRS)
         return lm_fail(e, LM_EUSAGE, "--reward", "use a loss of policies (grpo), or of pairs (dpo)",
                        "%s is not for sampled completions", s->spec.use[0].loss->name);
+    if (refuse_without_effect(s, e))
+        return e->code;
+    choose_defaults(s);
+    if (opt.kl_target > 0 && (opt.kl <= 0 || kl_in_loss(s) >= 0))
+        return lm_fail(e, LM_EUSAGE, "--kl-target",
+                       kl_in_loss(s) < 0 ? "begin with a weight: --kl 0.05" : "leave it out",
+                       kl_in_loss(s) < 0 ? "the rewards of %s have no KL"
+                                         : "the KL of %s is in the loss, with a fixed weight",
+                       s->spec.use[0].loss->name);
+    if (opt.samples) {
+        lm_refuse_same(&tool, opt.samples, s->t.ask.model);
+        if (s->t.ask.data)
+            lm_refuse_same(&tool, opt.samples, s->t.ask.data);
+    }
+    if (opt.samples && !opt.loop.resume && lm_out_try(opt.samples, tool.force, e))
+        return e->code;
     return take_kl(s, e) ? e->code : find_reference(s, e);
 }
 
@@ -267,6 +328,14 @@ lm_code align_make_policy(align_session *s, lm_err *e)
         .correct = (lm_correct)word_of(corrections, opt.correct),
         .correct_most = opt.correct_most,
         .kl_reward = kl_in_loss(s) < 0 ? opt.kl : 0,
+        .kl_target = opt.kl_target,
+        .kl_horizon = opt.kl_horizon,
+        .gamma = opt.discount,
+        .lambda = opt.gae_lambda,
+        .whiten_rewards = opt.whiten,
+        .best = opt.best,
+        .least = opt.least > ANY_REWARD ? opt.least : -INFINITY,
+        .tries = opt.tries,
         .missing_eos = opt.missing_eos,
         .clip_reward = opt.clip_reward,
         .mask_truncated = opt.mask_truncated,
@@ -331,6 +400,11 @@ lm_code align_open_log(align_session *s, lm_err *e)
 {
     const lm_session_ask *a = &s->t.ask;
     char *path = NULL;
+    if (s->policy && opt.samples) {
+        if (lm_samples_open(opt.samples, a->from, tool.force, &s->kept_samples, e))
+            return e->code;
+        lm_on_policy_samples(s->policy, s->kept_samples);
+    }
     if (!s->policy || !opt.shown)
         return LM_OK;
     if (!lm_path_join(&path, a->run, log_name, e) &&
@@ -348,6 +422,7 @@ void align_close_rollouts(align_session *s)
     lm_reward_close(s->reward);
     lm_metrics_settle(s->completions);
     lm_metrics_close(s->completions, &unseen);
+    lm_samples_close(s->kept_samples);
     lm_prompts_fini(&s->prompts);
     lm_prompts_fini(&s->val_prompts);
     lm_generation_fini(&s->generation);

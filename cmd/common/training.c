@@ -18,13 +18,18 @@ const char *lm_training_saved(const lm_loop_run *r, const char *key)
 }
 
 /* Options that a resumed run does not take from the former one, those of any of these tools.  The
- * last two belong to the former run when -o begins another. */
-static const char *const not_kept[] = {
-    "resume",   "resume-schedule", "dry-run",     "json",         "print-config", "force",
-    "threads",  "output",          "measure",     "dump-graph",   "stats",        "device",
-    "progress", "trace",           "list-losses", "list-methods", "list-rewards", "list-optimizers",
-    "metrics",  "tensorboard",     NULL
-};
+ * last three belong to the former run when -o begins another. */
+static const char *const not_kept[] = { "resume",        "resume-schedule",
+                                        "dry-run",       "json",
+                                        "print-config",  "force",
+                                        "threads",       "output",
+                                        "measure",       "dump-graph",
+                                        "stats",         "device",
+                                        "progress",      "trace",
+                                        "list-losses",   "list-methods",
+                                        "list-rewards",  "list-optimizers",
+                                        "metrics",       "tensorboard",
+                                        "write-samples", NULL };
 enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
 
 /* With --resume: find the checkpoint, and set all options that were not given from those of the
@@ -32,7 +37,7 @@ enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
 static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_session_ask *ask,
                           lm_loop_run *r, lm_err *e)
 {
-    const char *not_kept_here[NOT_KEPT - 2] = { NULL };
+    const char *not_kept_here[NOT_KEPT - 3] = { NULL };
     char todo[80];
     if (!plan && lm_run_check_idle(a->resume, t->output, e))
         return e->code;

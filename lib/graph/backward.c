@@ -127,6 +127,8 @@ static lm_code run(lm_grad *s, lm_err *e)
     size_t n_nodes = g->n_nodes;
     mark_wants(s);
     s->grad[s->b->root] = s->b->seed;
+    for (int i = 0; i < s->b->n_more; i++)
+        s->grad[s->b->more[i]] = s->b->more_seed[i];
     for (size_t k = n_nodes; k-- > 0;) {
         lm_node n = g->node[k];
         bool reached = false, wanted = false;

@@ -51,6 +51,9 @@ typedef struct {
     const lm_vid *wrt;
     int n_wrt;
     lm_vid *grads;
+    /* Further roots, each with the value of its gradient. */
+    const lm_vid *more, *more_seed;
+    int n_more;
 } lm_backward;
 lm_code lm_pass_backward(lm_graph *g, const lm_backward *b, lm_err *e);
 

@@ -303,3 +303,34 @@ void lm_b_scores(lm_builder *b, lm_vid x)
         return;
     m->loss = wide;
 }
+
+/* A tensor of the training alone. */
+static void of_training(lm_builder *b)
+{
+    if (!lm_b_ok(b))
+        return;
+    lm_slice *s = &b->m->slice[b->m->n_slices - 1];
+    s->of_training = s->may_lack = true;
+}
+
+void lm_b_value(lm_builder *b, lm_vid x)
+{
+    lm_model *m = b->m;
+    int64_t n = m->build.batch * m->build.seq, width = m->config.width;
+    lm_vid wide = LM_NONE;
+    lm_vid w = lm_b_param(b, 2, (int64_t[]){ 1, width }, "value head");
+    lm_b_slice(b, 1, false, LM_INIT_NORMAL, 1 / (double)(width + 1), "v_head.summary.weight");
+    of_training(b);
+    lm_vid bias = lm_b_param(b, 1, (int64_t[]){ 1 }, "value head bias");
+    lm_b_slice(b, 1, false, LM_INIT_ZEROS, 0, "v_head.summary.bias");
+    of_training(b);
+    if (m->build.mode == LM_MODE_GENERATE)
+        return;
+    x = lm_b_linear(b, x, w, bias);
+    if (!lm_b_ok(b) ||
+        lm_graph_value(m->graph, LM_ROLE_ACT, lm_shape2(lm_wide(m->build.precision.low), n, 1),
+                       "values", &wide, b->e) ||
+        lm_graph_append(m->graph, &lm_op_cast, NULL, &x, &wide, b->e))
+        return;
+    m->value = wide;
+}

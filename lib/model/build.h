@@ -31,6 +31,8 @@ lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
 /* The score of each row of final states x [N,C]: w is the checkpoint's score.weight [1,C]. */
 void lm_b_scores(lm_builder *b, lm_vid x);
+/* The value head of a training; graphs that generate have its parameters alone, so that they read the same store. */
+void lm_b_value(lm_builder *b, lm_vid x);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
 

@@ -201,6 +201,8 @@ void lm_build_decoder(lm_builder *b)
         lm_b_scores(b, h);
         return;
     }
+    if (b->m->build.value)
+        lm_b_value(b, h);
     lm_adapt_linear head = place_of(b, (lm_part[]){ LM_PART_OUTPUT }, 1, -1);
     head.x = h;
     head.w = c->tied ? embed : one(b, LM_PART_OUTPUT, -1).w;

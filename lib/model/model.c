@@ -103,6 +103,9 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
         return e->code;
     lm_dtype wide = lm_wide(m->build.precision.low);
     lm_tensor scale = m->config.scores ? lm_shape2(wide, n, m->config.scores) : lm_shape1(wide, n);
+    if (m->build.value &&
+        lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(wide, n, 1), "dvalue", &m->dvalue, e))
+        return e->code;
     return lm_graph_value(g, LM_ROLE_INPUT, scale, "scale", &m->scale, e);
 }
 
@@ -148,7 +151,7 @@ static lm_code mark_trained(lm_model *m, lm_err *e)
     for (int i = 0; i < m->n_slices; i++) {
         lm_slice *s = &m->slice[i];
         bool *trains = &m->param[s->param].trains;
-        if (!s->of_adapter && m->build.trainable)
+        if (!s->of_adapter && !s->of_training && m->build.trainable)
             s->trains = m->build.trainable(m->build.ctx, s->name);
         if (s->row && s->trains != *trains)
             return lm_fail(e, LM_EBUG, s->name, NULL, "trains apart from its parameter");
@@ -197,7 +200,7 @@ static void name_saved(lm_builder *b)
     const lm_adapt *a = b->m->build.adapt;
     for (int i = 0; a && a->saved && i < b->m->n_slices; i++) {
         lm_slice *s = &b->m->slice[i];
-        if (s->trains && !s->of_adapter)
+        if (s->trains && !s->of_adapter && !s->of_training)
             s->saved = a->saved(a->ctx, b, s->name);
     }
 }
@@ -214,7 +217,11 @@ static lm_code make_backward(lm_model *m, lm_err *e)
 {
     lm_vid *grads = NULL;
     size_t n = m->graph->n_values;
-    lm_backward b = { .root = m->loss, .seed = m->scale };
+    lm_backward b = { .root = m->loss,
+                      .seed = m->scale,
+                      .more = &m->value,
+                      .more_seed = &m->dvalue,
+                      .n_more = m->value >= 0 };
     b.trainable = is_trainable;
     b.ctx = m;
     if (lm_alloc_n(&grads, n, sizeof *grads, "gradients", e))
@@ -238,14 +245,20 @@ static lm_vid lse_of(const lm_model *m)
     return LM_NONE;
 }
 
+int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS])
+{
+    const lm_vid all[LM_MODEL_ROWS] = { m->loss, m->entropy, m->value };
+    int n = 0;
+    for (int i = 0; i < LM_MODEL_ROWS; i++)
+        if (all[i] >= 0)
+            out[n++] = all[i];
+    return n;
+}
+
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
-    lm_vid keep[3] = { m->build.mode == LM_MODE_GENERATE ? m->logits
-                       : m->build.states                 ? m->states
-                                                         : m->loss };
-    int n = 1;
-    if (m->entropy >= 0)
-        keep[n++] = m->entropy;
+    lm_vid keep[LM_MODEL_ROWS + 1] = { m->build.states ? m->states : m->logits };
+    int n = m->build.mode == LM_MODE_GENERATE || m->build.states ? 1 : lm_model_rows(m, keep);
     if (m->build.mode == LM_MODE_TRAIN && m->build.halves && lse_of(m) >= 0)
         keep[n++] = lse_of(m);
     return lm_fuse(m->graph, m->build.backend, keep, n, e);
@@ -312,7 +325,8 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->loss,   &m->logits,        &m->rope[0],     &m->rope[1],
                              &m->first,  &m->kind,          &m->table,       &m->slot,
                              &m->from,   &m->ranks,         &m->entropy,     &m->states,
-                             &m->head,   &m->taught_states, &m->taught_head, &m->chosen };
+                             &m->head,   &m->taught_states, &m->taught_head, &m->chosen,
+                             &m->value,  &m->dvalue };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {

@@ -30,13 +30,16 @@ typedef struct {
     double std;
     bool may_lack;   /* a head that a training begins: drawn when the checkpoint lacks it */
     bool of_adapter; /* a tensor of the adapter (lm_build.adapt), not of the checkpoint */
+    /* a tensor of the training alone (lm_build.value): it is in no file of the model or the adapter, but beside the
+     * optimiser's states */
+    bool of_training;
     bool
         trains; /* an update changes it.  Of adapters: as declared; of the checkpoint: lm_build.trainable */
     const char *saved; /* its name in an adapter's file; NULL: by rule (lm_model_saved) */
 } lm_slice;
 
-/* A choice of the tensors of a model.  What an adapter's file holds: its own tensors, and those of the checkpoint
- * that train beside them. */
+/* A choice of the tensors of a model; those of the training belong to none but NEW.  What an adapter's file holds: its
+ * own tensors, and those of the checkpoint that train beside them. */
 typedef enum {
     LM_TENSORS_ALL,
     LM_TENSORS_BASE,
@@ -46,8 +49,9 @@ typedef enum {
 
 static inline bool lm_slice_is(const lm_slice *s, lm_tensors which)
 {
-    return which == LM_TENSORS_ALL ||
-           (which == LM_TENSORS_BASE ? !s->of_adapter : s->of_adapter || s->trains);
+    return !s->of_training &&
+           (which == LM_TENSORS_ALL ||
+            (which == LM_TENSORS_BASE ? !s->of_adapter : s->of_adapter || s->trains));
 }
 
 static inline int64_t lm_slice_count(const lm_slice *s)
@@ -112,6 +116,8 @@ typedef struct {
      * negative have none.  The caller binds taught_states and taught_head.  NULL: none. */
     const lm_model_teacher *teacher;
     bool chosen; /* GENERATE: rows choose among adapters (lm_model.chosen) */
+    bool
+        value; /* TRAIN, EVAL: a number for each row, by a linear head on what the output head reads */
     /* the backend on which it runs: operators are joined if it has kernels for that (op/fuse.h);
      * NULL: not joined */
     lm_backend *backend;
@@ -201,6 +207,7 @@ typedef struct lm_model {
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
     lm_vid chosen; /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
     lm_vid scale;  /* TRAIN: F32 [N], the gradients of the losses */
+    lm_vid dvalue; /* TRAIN: F32 [N,1], those of the values */
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */
@@ -222,6 +229,7 @@ typedef struct lm_model {
     int n_caches;
     lm_vid loss;    /* F32 [N] */
     lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for it */
+    lm_vid value;   /* F32 [N,1], if lm_build.value does */
     lm_vid states;  /* act [N,C], with lm_build.states; */
     lm_vid head;    /* and the matrix [V,C] of the head, which no node reads */
     lm_vid taught_states,
@@ -235,6 +243,11 @@ typedef struct lm_model {
  * the model. Fails: LM_EUSAGE for a batch or length that the config does not allow. */
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
+
+/* What a forward pass leaves for each row: the values of loss, entropy and value head that the graph has, in
+ * `out`.  Returns their number. */
+enum { LM_MODEL_ROWS = 3 };
+int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS]);
 
 /* Index of the cache of a kind of a layer; -1: the layer has none. */
 int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind);

@@ -156,8 +156,9 @@ bool lm_store_borrows(const lm_store *s);
 lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e);
 /* The same for the tensors "k:NAME" of the model, of adapter k of several in one graph. */
 lm_code lm_store_load_joined(lm_store *s, int k, const lm_st *st, lm_err *e);
-/* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; and the parameters
- * "param.<tensor>" where the file has them or a store of this kind writes them.  Fails: LM_EFORMAT. */
+/* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; the parameters
+ * "param.<tensor>" where the file has them or a store of this kind writes them; and those of the training alone,
+ * "head.<tensor>".  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
 /* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape; they are encoded if the
  * store keeps it in codes.  Fails: LM_EBUG for codes that can only be read. */
@@ -184,10 +185,11 @@ lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st
 /* Write the parameters to a folder of that plan (an adapter's: lm_folder_spec.weights), in the folder's order; and the
  * states as
  * optimizer.safetensors, with the parameters as "param.<tensor>" if PARAM holds shown values (they are then in GRAD), or
- * with `twice`.  For blocks in
- * memory of the host. */
+ * with `twice`, and "head.<tensor>" of the training.  For blocks in memory of the host. */
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);
+/* False: there is nothing to write. */
+bool lm_store_has_states(const lm_store *s);
 
 /* ---- fresh weights without a store ---- */
 

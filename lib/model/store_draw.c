@@ -84,7 +84,7 @@ static bool is_drawn(const lm_slice *s, lm_tensors which)
 {
     return which == LM_TENSORS_NEW       ? s->may_lack
            : which == LM_TENSORS_ADAPTER ? s->of_adapter
-                                         : lm_slice_is(s, which);
+                                         : lm_slice_is(s, which) || s->of_training;
 }
 
 lm_code lm_store_draw(lm_store *s, lm_tensors which, uint64_t seed, lm_err *e)

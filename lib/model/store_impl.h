@@ -10,6 +10,8 @@
 
 /* In optimizer.safetensors: a parameter of which another value is shown. */
 #define STORE_OWN_NAME "param"
+/* There too: a parameter of the training alone (lm_slice.of_training). */
+#define STORE_HEAD_NAME "head"
 enum { STORE_TILE = 64 }; /* of a transposition: 64 x 64 elements stay in the first-level cache */
 
 /* Elements of a row of the parameter that the tensor is part of. */

@@ -477,6 +477,9 @@ lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
     for (int i = 0; !rc && owns && i < s->model->n_slices; i++)
         if (s->model->slice[i].trains)
             rc = load_state(s, own, STORE_OWN_NAME, i, st, e);
+    for (int i = 0; !rc && i < s->model->n_slices; i++)
+        if (s->model->slice[i].of_training && !owns)
+            rc = load_state(s, own, STORE_HEAD_NAME, i, st, e);
     store_end(s);
     return rc;
 }

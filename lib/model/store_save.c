@@ -170,7 +170,8 @@ typedef lm_code state_work(const lm_store *s, const lm_store_block *k, const cha
 /* Everything of optimizer.safetensors, in its order. */
 static lm_code each_state(const lm_store *s, state_work *work, void *ctx, lm_err *e)
 {
-    const lm_store_block *k, *own = lm_store_find(s, s->shown ? LM_KEPT_GRAD : LM_KEPT_PARAM, 0);
+    const lm_store_block *k, *own = lm_store_find(s, s->shown ? LM_KEPT_GRAD : LM_KEPT_PARAM, 0),
+                             *shown = lm_store_find(s, LM_KEPT_PARAM, 0);
     for (int n = 0; (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
         for (int i = 0; i < lm_store_tensors(s, k); i++)
             if (work(s, k, k->state->name, i, ctx, e))
@@ -178,7 +179,18 @@ static lm_code each_state(const lm_store *s, state_work *work, void *ctx, lm_err
     for (int i = 0; (s->shown || s->twice) && i < s->model->n_slices; i++)
         if (s->model->slice[i].trains && work(s, own, STORE_OWN_NAME, i, ctx, e))
             return e->code;
+    for (int i = 0; i < s->model->n_slices; i++)
+        if (s->model->slice[i].of_training && work(s, shown, STORE_HEAD_NAME, i, ctx, e))
+            return e->code;
     return LM_OK;
+}
+
+bool lm_store_has_states(const lm_store *s)
+{
+    bool any = s->shown || s->twice || lm_store_find(s, LM_KEPT_OPT, 0);
+    for (int i = 0; !any && i < s->model->n_slices; i++)
+        any = s->model->slice[i].of_training;
+    return any;
 }
 
 static lm_code plan_state(const lm_store *s, const lm_store_block *k, const char *prefix, int i,

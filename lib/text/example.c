@@ -376,16 +376,21 @@ static lm_code before_last(const json_t *messages, json_t **out, lm_err *e)
                        "no message before the assistant's");
 }
 
+lm_code lm_text_example_asked(const lm_text_record *r, json_t **out, lm_err *e)
+{
+    *out = NULL;
+    if (r->messages)
+        return before_last(r->messages, out, e);
+    *out = json_incref(r->kind == LM_RECORD_TEXT ? r->text : r->prompt);
+    return LM_OK;
+}
+
 lm_code lm_text_example_prompt(const lm_text_example_maker *m, lm_text_example_scratch *s,
                                const lm_text_record *r, lm_text_example *out, lm_err *e)
 {
     json_t *prompt = NULL;
-    lm_code rc;
-    if (r->kind == LM_RECORD_TEXT)
-        prompt = json_incref(r->text);
-    rc = r->messages ? before_last(r->messages, &prompt, e)
-         : prompt    ? LM_OK
-                     : wrap(m, "user", r->prompt, &prompt, e);
+    lm_code rc = r->messages || r->kind == LM_RECORD_TEXT ? lm_text_example_asked(r, &prompt, e)
+                                                          : wrap(m, "user", r->prompt, &prompt, e);
     if (!rc && json_is_string(prompt)) {
         rc = make_plain(m, s, prompt, NULL, out, e);
     } else if (!rc) {

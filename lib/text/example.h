@@ -73,6 +73,9 @@ lm_code lm_text_example_make(const lm_text_example_maker *m, lm_text_example_scr
 lm_code lm_text_example_answer(const lm_text_example_maker *m, lm_text_example_scratch *s,
                                const lm_text_record *r, const json_t *answer, lm_text_example *out,
                                lm_err *e);
+/* The prompt as the record has it: a string, or messages, those of MESSAGES before the assistant's last turn.  *out is
+ * the caller's.  Fails: LM_EFORMAT for messages that begin with the assistant's. */
+lm_code lm_text_example_asked(const lm_text_record *r, json_t **out, lm_err *e);
 /* The prompt alone, with the template's beginning of an answer: input of generation.  Of MESSAGES, those
  * before the assistant's last turn; nothing trains.  Fails as lm_text_example_make. */
 lm_code lm_text_example_prompt(const lm_text_example_maker *m, lm_text_example_scratch *s,

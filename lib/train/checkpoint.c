@@ -61,11 +61,6 @@ static bool is_saved(const lm_store *s, const lm_store_block *k)
            (s->shown && k->role == LM_KEPT_GRAD);
 }
 
-static bool has_states(const lm_store *s)
-{
-    return s->shown || s->twice || lm_store_find(s, LM_KEPT_OPT, 0);
-}
-
 size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown)
 {
     return b->host_memory
@@ -212,7 +207,7 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
     if (!rc)
         rc = c->o.form ? c->o.form->write(c->o.form->ctx, c->s.store, f, e)
                        : lm_store_write(c->s.store, f, e);
-    if (!rc && has_states(c->s.store))
+    if (!rc && lm_store_has_states(c->s.store))
         rc = lm_store_write_states(c->s.store, f, e);
     say_copied(c);
     if (!rc)
@@ -528,7 +523,7 @@ lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
         rc = load_numbers(o, where, s, e);
     if (!rc && lm_bundle_find(b, adapter_file) && !s->store->twice)
         rc = load_file(b, adapter_file, s, lm_store_load_adapter, e);
-    if (!rc && (has_states(s->store) || lm_bundle_find(b, states_file)))
+    if (!rc && (lm_store_has_states(s->store) || lm_bundle_find(b, states_file)))
         rc = load_file(b, states_file, s, lm_store_load_states, e);
     if (!rc)
         rc = load_objective(b, s, e);

@@ -11,9 +11,14 @@
 #include "model/loaded.h"
 #include "train/memory.h"
 
-static size_t rows_bytes(const lm_evaluator *v)
+static size_t part_bytes(const lm_evaluator *v)
 {
     return (size_t)(v->batch.batch * v->batch.seq) * sizeof(float);
+}
+
+static size_t rows_bytes(const lm_evaluator *v)
+{
+    return part_bytes(v) * (v->model->build.value ? 2 : 1);
 }
 
 /* ---- memory ---- */
@@ -113,10 +118,10 @@ lm_code lm_evaluator_of(lm_model *m, const lm_plan *plan, lm_backend *b, lm_exec
 void lm_evaluator_fini(lm_evaluator *v)
 {
     lm_exec_free(v->exec);
-    if (v->own)
-        lm_model_free(v->model);
     if (v->rows)
         v->b->host_free(v->b, v->rows, rows_bytes(v));
+    if (v->own)
+        lm_model_free(v->model);
     lm_batch_fini(&v->batch);
     lm_rotary_fini(&v->rope);
     memset(v, 0, sizeof *v);
@@ -133,7 +138,7 @@ lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, 
         return e->code;
     loss = lm_exec_data(v->exec, v->model->loss);
     if (v->rows) {
-        if (b->copy(b, v->rows, loss, rows_bytes(v), b->main, e) || b->sync(b, b->main, e))
+        if (b->copy(b, v->rows, loss, part_bytes(v), b->main, e) || b->sync(b, b->main, e))
             return e->code;
         loss = v->rows;
     }
@@ -145,4 +150,17 @@ lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, 
     if (rows)
         *rows = loss;
     return LM_OK;
+}
+
+lm_code lm_evaluator_values(lm_evaluator *v, const float **values, lm_err *e)
+{
+    const float *from = lm_exec_data(v->exec, v->model->value);
+    lm_backend *b = v->b;
+    *values = v->rows ? v->rows + v->batch.batch * v->batch.seq : from;
+    if (!v->rows)
+        return LM_OK;
+    return b->copy(b, v->rows + v->batch.batch * v->batch.seq, from, part_bytes(v), b->main, e) ||
+                   b->sync(b, b->main, e)
+               ? e->code
+               : LM_OK;
 }

@@ -14,8 +14,9 @@ typedef struct {
     lm_backend *b;
     lm_batch batch;
     lm_rotary rope;
-    bool own;    /* the model is freed with it */
-    float *rows; /* the losses on the host, where the backend's memory is not the host's */
+    bool own; /* the model is freed with it */
+    float *
+        rows; /* the losses, and the values, on the host where the backend's memory is not the host's */
 } lm_evaluator;
 
 /* Build for `c` with sequences of T, `batch` at a time.  Weights are bound by lm_store_bind
@@ -37,5 +38,7 @@ typedef struct {
 /* Run the batch, wait for it and add its loss to *sum; `rows` (may be NULL) receives the losses of
  * the B*T rows, valid until the next run. */
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e);
+/* The values of these rows (lm_build.value), valid as long. */
+lm_code lm_evaluator_values(lm_evaluator *v, const float **values, lm_err *e);
 
 #endif

@@ -199,7 +199,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     if ((eval || p->o.halves) && device)
         lm_memory_add(out, "losses (host)",
                       (double)rows * sizeof(float) *
-                          ((eval != NULL) + p->o.halves + (p->o.halves && p->o.entropy)),
+                          ((eval != NULL) + (p->o.halves ? 1 + p->o.entropy + p->o.value : 0)),
                       false);
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->train_end), device);

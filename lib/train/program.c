@@ -20,6 +20,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .dropout = o->dropout,
                            .halves = o->halves,
                            .entropy = o->entropy && mode == LM_MODE_TRAIN,
+                           .value = o->value,
                            .backend = p->backend,
                            .trainable = o->build.trainable,
                            .ctx = o->build.ctx,
@@ -80,8 +81,8 @@ static lm_code check_bases(const lm_program *p, lm_err *e)
 static lm_code make_plans(lm_program *p, lm_err *e)
 {
     const lm_graph *update = lm_update_graph(p->update);
-    const lm_vid read[2] = { p->train->loss, p->train->entropy }; /* between the halves */
-    const int n = p->o.halves ? 1 + p->o.entropy : 0;
+    lm_vid read[LM_MODEL_ROWS]; /* between the halves */
+    const int n = p->o.halves ? lm_model_rows(p->train, read) : 0;
     if (check_bases(p, e) ||
         lm_plan_make(p->train->graph, p->backend, read, n, &p->train_plan, e) ||
         lm_plan_make(update, p->backend, NULL, 0, &p->update_plan, e))

@@ -23,6 +23,7 @@ typedef struct {
     bool documents, dropout;
     bool halves;  /* lm_build.halves: section `forward` */
     bool entropy; /* lm_build.entropy of the training's graph */
+    bool value;   /* lm_build.value of both graphs */
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* What trains, and how the rest is kept: trainable, ctx, adapt, teacher, codes, codes_space and frozen_format are read; the

@@ -27,6 +27,7 @@ typedef struct {
     bool documents, dropout;
     bool objective; /* lm_trainer_io.objective is there */
     bool entropy;   /* and gets lm_row_results.entropy */
+    bool value;     /* and .value, of a value head that trains with the model */
     uint64_t seed;
     lm_groups groups; /* optimisers */
     lm_schedule schedule;

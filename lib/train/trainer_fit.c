@@ -17,6 +17,7 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
                                 .dropout = o->dropout,
                                 .halves = o->objective,
                                 .entropy = o->entropy,
+                                .value = o->value,
                                 .groups = o->groups,
                                 .clip_norm = o->clip_norm,
                                 .clip_value = o->clip_value,

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "train/trainer_impl.h"
 
-/* Of the losses of a micro-batch; its entropies, if they are asked for, are behind them. */
+/* Of the losses of a micro-batch; its entropies and values, if they are asked for, are behind them. */
 static size_t part_bytes(const lm_trainer *t)
 {
     return (size_t)(t->o.batch * t->o.seq) * sizeof(float);
@@ -18,7 +18,7 @@ static size_t part_bytes(const lm_trainer *t)
 
 static size_t rows_bytes(const lm_trainer *t)
 {
-    return part_bytes(t) * (t->o.entropy ? 2 : 1);
+    return part_bytes(t) * (1 + t->o.entropy + t->o.value);
 }
 
 lm_code trainer_objective_ready(lm_trainer *t, lm_err *e)
@@ -79,10 +79,11 @@ static lm_code send(lm_trainer *t, lm_err *e)
                     : LM_OK;
 }
 
-/* A value of the forward half on the host: in its own memory, or copied to `to`. */
-static lm_code take_part(lm_trainer *t, lm_vid value, float *to, const float **out, lm_err *e)
+/* A value of the forward half on the host: in its own memory, or copied to part i of `rows`. */
+static lm_code take_part(lm_trainer *t, lm_vid value, int i, const float **out, lm_err *e)
 {
     const float *from = lm_exec_data(t->program->exec, value);
+    float *to = t->rows ? t->rows + i * t->o.batch * t->o.seq : NULL;
     *out = t->rows ? to : from;
     return t->rows ? t->b->copy(t->b, to, from, part_bytes(t), t->b->main, e) : LM_OK;
 }
@@ -90,9 +91,9 @@ static lm_code take_part(lm_trainer *t, lm_vid value, float *to, const float **o
 static lm_code take_rows(lm_trainer *t, lm_row_results *out, lm_err *e)
 {
     const lm_model *m = t->program->train;
-    float *behind = t->rows ? t->rows + t->o.batch * t->o.seq : NULL;
-    if (take_part(t, m->loss, t->rows, &out->nll, e) ||
-        (t->o.entropy && take_part(t, m->entropy, behind, &out->entropy, e)))
+    if (take_part(t, m->loss, 0, &out->nll, e) ||
+        (t->o.entropy && take_part(t, m->entropy, 1, &out->entropy, e)) ||
+        (t->o.value && take_part(t, m->value, 1 + t->o.entropy, &out->value, e)))
         return e->code;
     return t->b->sync(t->b, t->b->main, e);
 }
@@ -104,12 +105,17 @@ static lm_code grade(lm_trainer *t, const lm_round *r, int64_t micro, lm_err *e)
     lm_row_results rows = { NULL };
     if (take_rows(t, &rows, e))
         return e->code;
-    for (int64_t i = 0; i < b->batch * b->seq; i++)
+    for (int64_t i = 0; i < b->batch * b->seq; i++) {
         if (b->targets[i] >= 0 && !isfinite(rows.nll[i]))
             return trainer_numeric_stop(t, t->s.step + 1, "log-probability of a token",
                                         -(double)rows.nll[i], e);
+        if (b->targets[i] >= 0 && rows.value && !isfinite(rows.value[i]))
+            return trainer_numeric_stop(t, t->s.step + 1, "value of a token", (double)rows.value[i],
+                                        e);
+    }
     lm_batch_scale(b, 0);
-    return x->grade(x->ctx, r, micro, b, &rows, b->scale, NULL, e);
+    memset(b->dvalue, 0, part_bytes(t));
+    return x->grade(x->ctx, r, micro, b, &rows, b->scale, rows.value ? b->dvalue : NULL, e);
 }
 
 static lm_code run_micro(lm_trainer *t, const lm_round *r, int64_t micro, lm_err *e)

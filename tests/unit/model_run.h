@@ -111,8 +111,9 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     r->backend->panels = NULL; /* weights are bound as they are */
     build.backend = r->backend;
     must(lm_model_build(c, &build, &r->model, &e), &e);
-    lm_vid keep = b->mode == LM_MODE_GENERATE ? r->model->logits : r->model->loss;
-    must(lm_exec_new(r->model->graph, r->backend, &keep, 1, &r->exec, &e), &e);
+    lm_vid keep[LM_MODEL_ROWS] = { r->model->logits };
+    int kept = b->mode == LM_MODE_GENERATE ? 1 : lm_model_rows(r->model, keep);
+    must(lm_exec_new(r->model->graph, r->backend, keep, kept, &r->exec, &e), &e);
     const lm_graph *g = r->model->graph;
     r->n_mem = g->n_values;
     r->mem = room(g->n_values, sizeof *r->mem);

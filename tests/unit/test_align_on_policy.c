@@ -8,7 +8,7 @@
 
 #include "base/stop.h"
 #include "train/trainer_impl.h"
-#include "tune/align/on_policy.h"
+#include "tune/align/on_policy_impl.h"
 
 enum { PROMPTS = 12, GROUP = 6, NEW = 6 };
 
@@ -48,7 +48,7 @@ static int begin(void **state)
         ids[i][0] = 1 + i % 3;
         ids[i][1] = i;
         ids[i][2] = 40 + i;
-        prompts[i] = (lm_on_policy_prompt){ ids[i], 2 + i % 2, "prompt", 6, NULL };
+        prompts[i] = (lm_on_policy_prompt){ ids[i], 2 + i % 2, "prompt", 6, NULL, NULL };
     }
     return 0;
 }
@@ -72,7 +72,8 @@ typedef struct {
     lm_advantage_opts advantage;
     bool val, reference, mask;
     const char *run, *resume; /* folders */
-    double kl_reward;
+    double kl_reward, kl_target;
+    int64_t tries;
     int64_t stop_at; /* a stop is requested in the beginning of this step, from 1 */
 } ask;
 
@@ -84,6 +85,7 @@ typedef struct {
     lm_err e;
     double first, last; /* rewards of the first and the last evaluation */
     int64_t batches;    /* graded */
+    double replaced;
 } outcome;
 
 /* The objective between the trainer and this test. */
@@ -116,6 +118,76 @@ static lm_code pass_fill(void *ctx, const lm_round *r, int64_t micro, lm_batch *
     return x->fill(x->ctx, r, micro, b, e);
 }
 
+/* The coefficient of the KL of the generation. */
+static double kl_of(const lm_on_policy *p)
+{
+    for (int i = 0; i < p->of_generation.n; i++)
+        if (!strcmp(p->of_generation.item[i].name, "objective/kl_coef"))
+            return lm_align_value(&p->of_generation.item[i]);
+    return 0;
+}
+
+/* A generation of PPO: advantages as sums over the tokens behind each one, whitened; those of the micro-batch train. */
+static void check_tokens(const lm_on_policy *p, const lm_batch *b, const lm_row_results *rows,
+                         const float *dvalue)
+{
+    const int64_t n = p->o.prompts * p->o.group;
+    double sum = 0, square = 0, count = 0, any = 0;
+    for (int pass = 0; pass < 3; pass++)
+        for (int64_t i = 0; i < n; i++) {
+            const sampled *s = &p->made[i];
+            for (int64_t t = 0; t < s->n; t++) {
+                double a = 0, w = 1;
+                for (int64_t k = t; k < s->n; k++, w *= p->o.gamma * p->o.lambda) {
+                    double next = k + 1 < s->n ? s->value[k + 1] : s->reward / p->o.gamma;
+                    double kl = s->ref ? kl_of(p) * (s->old[k] - s->ref[k]) : 0;
+                    a += w * (p->o.gamma * next - s->value[k] - kl);
+                }
+                if (pass == 0) {
+                    sum += a;
+                    count++;
+                    assert_true(fabs(s->returns[t] - a - s->value[t]) < 1e-9);
+                } else if (pass == 1)
+                    square += pow(a - sum / count, 2);
+                else {
+                    a = (a - sum / count) / sqrt(square / (count - 1) + 1e-8);
+                    assert_true(fabs(s->advantages[t] - a) < 1e-9);
+                }
+            }
+        }
+    assert_non_null(rows->value);
+    for (int64_t i = 0; i < b->batch * b->seq; i++) {
+        assert_true(b->targets[i] >= 0 || dvalue[i] == 0);
+        any += dvalue[i] != 0;
+    }
+    assert_true(any > 0);
+}
+
+/* Groups that teach nothing are fewer than before, if any was replaced. */
+static void check_replaced(const lm_on_policy *p, outcome *out)
+{
+    double tries = 0, replaced = 0, groups = 0, flat = 0;
+    for (int i = 0; i < p->of_generation.n; i++) {
+        const lm_align_metric *m = &p->of_generation.item[i];
+        tries = strcmp(m->name, "resampled/tries") ? tries : lm_align_value(m);
+        replaced = strcmp(m->name, "resampled/replaced") ? replaced : lm_align_value(m);
+        groups = strcmp(m->name, "resampled/groups") ? groups : lm_align_value(m);
+    }
+    for (int64_t q = 0; q < p->o.prompts; q++) {
+        double r[GROUP];
+        for (int i = 0; i < GROUP; i++) {
+            r[i] = p->made[q * GROUP + i].reward;
+            if (p->made[q * GROUP + i].each) /* not of a checkpoint */
+                assert_true(r[i] == *p->made[q * GROUP + i].each);
+            assert_int_equal(p->made[q * GROUP + i].prompt, p->made[q * GROUP].prompt);
+        }
+        flat += lm_advantage_flat(r, GROUP);
+    }
+    assert_true(tries <= (double)p->o.tries && replaced <= groups);
+    assert_true(flat == 0 || tries == (double)p->o.tries);
+    out->replaced += replaced;
+}
+
 static lm_code pass_grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
                           const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
 {
@@ -129,6 +201,10 @@ static lm_code pass_grade(void *ctx, const lm_round *r, int64_t micro, const lm_
     for (int64_t i = 0; scale && !rc && i < b->batch * b->seq; i++)
         assert_true(scale[i] == 0 || b->targets[i] >= 0);
     t->out->batches += scale != NULL;
+    if (t->p->values && !rc && !r->val)
+        check_tokens(t->p, b, rows, dvalue);
+    if (t->p->o.tries && !r->val)
+        check_replaced(t->p, t->out);
     return rc;
 }
 
@@ -184,6 +260,13 @@ static lm_on_policy_opts opts_of(const ask *a, const lm_align_spec *spec, lm_rew
                                 .correct = a->correct,
                                 .correct_most = 3,
                                 .kl_reward = a->kl_reward,
+                                .kl_target = a->kl_target,
+                                .kl_horizon = 100,
+                                .gamma = 0.9,
+                                .lambda = 0.8,
+                                .best = 2,
+                                .least = -INFINITY,
+                                .tries = a->tries,
                                 .mask_truncated = a->mask,
                                 .rollout = { .most_prompt = 3,
                                              .most_new = NEW,
@@ -226,6 +309,7 @@ static outcome train(const ask *a)
                                 .seed = 1,
                                 .objective = true,
                                 .entropy = true,
+                                .value = lm_on_policy_values(t.p),
                                 .groups = lm_groups_of(lm_optim_default(lm_optim_find("adamw"))),
                                 .schedule = { .kind = LM_SCHED_CONSTANT, .lr = a->rate },
                                 .clip_norm = 1,
@@ -290,6 +374,14 @@ static void rewards_rise(void **state)
     b.updates = b.iterations = 1;
     expect_rise(b, 0.9, 0.99);
     b = a;
+    b.loss = "ppo";
+    b.updates = b.iterations = 2;
+    b.correct = LM_CORRECT_TOKEN_TRUNCATE;
+    expect_rise(b, 0.9, 0.99);
+    b = a;
+    b.loss = "reject";
+    expect_rise(b, 0.9, 0.99);
+    b = a;
     b.loss = "dpo:beta=0.5";
     b.reference = true;
     expect_rise(b, 0.9, 0.99);
@@ -308,18 +400,27 @@ static void expect_same(const outcome *a, const outcome *b)
 /* 7 steps at once, and 4 and 3 of them: within a generation if it has more than one. */
 static void resumed_runs_repeat(void **state)
 {
+    double replaced = 0;
     (void)state;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 6; k++) {
         char first[32], second[32];
-        ask a = { .loss = k == 2 ? "dpo" : "dapo:beta=0.01",
-                  .reward = "regex:w[0-9]\\.",
+        static const char *const losses[] = {
+            "dapo:beta=0.01", "dapo:beta=0.01", "dpo", "ppo", "ppo", "reject"
+        };
+        ask a = { .loss = losses[k],
+                  .reward = k % 2 ? "regex:w[56]\\." : "regex:w[0-9]\\.",
                   .steps = 7,
                   .rate = 1e-2,
                   .reference = true,
                   .advantage = { .eps = 1e-4 },
                   .correct = LM_CORRECT_TOKEN_TRUNCATE,
+                  .kl_reward = k == 3 || k == 4 ? 0.05 : 0,
+                  .kl_target = k == 4 ? 0.5 : 0,
+                  .tries = k % 2,
                   .updates = k ? 2 : 1,
-                  .iterations = k ? 3 : 1 };
+                  .iterations = k == 4 ? 1
+                                : k    ? 3
+                                       : 1 };
         outcome whole = train(&a), part, rest;
         snprintf(first, sizeof first, "first%d", k);
         snprintf(second, sizeof second, "second%d", k);
@@ -337,7 +438,8 @@ static void resumed_runs_repeat(void **state)
         if (rest.rc)
             fail_msg("%s: %s", rest.e.where, rest.e.what);
         expect_same(&whole, &rest);
-        if (k) { /* other numbers of steps do not fit */
+        replaced += whole.replaced;
+        if (k && k != 4) { /* other numbers of steps do not fit */
             a.updates = 4;
             outcome other = train(&a);
             assert_int_equal(other.rc, LM_EUSAGE);
@@ -350,6 +452,7 @@ static void resumed_runs_repeat(void **state)
         lm_free(two);
         lm_free(from);
     }
+    assert_true(replaced > 0);
 }
 
 /* ---- stops and failures ---- */

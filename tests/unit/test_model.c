@@ -82,13 +82,27 @@ static lm_build build_of(lm_mode mode, lm_dtype low, int64_t batch, int64_t seq)
 
 /* ---- gradients ---- */
 
+/* The values of a value head, each times its derivative. */
+static double value_sum(const runner *r)
+{
+    const lm_model *m = r->model;
+    double sum = 0;
+    if (m->value == LM_NONE)
+        return 0;
+    const lm_tensor *t = &m->graph->value[m->value].t, *d = &m->graph->value[m->dvalue].t;
+    for (int64_t i = 0; i < t->dim[0]; i++)
+        sum += lm_get(t->dtype, lm_exec_data(r->exec, m->value), i) *
+               lm_get(d->dtype, r->mem[m->dvalue], i);
+    return sum;
+}
+
 static double loss_at(runner *r, double *w, const double *kept, const double *d, int64_t n,
                       double h)
 {
     for (int64_t i = 0; i < n; i++)
         w[i] = kept[i] + h * d[i];
     runner_run(r);
-    return loss_sum(r);
+    return loss_sum(r) + value_sum(r);
 }
 
 static void check_param(runner *r, int p, const char *what)
@@ -126,11 +140,15 @@ static void test_gradients(void **state)
             runner r;
             lm_build b = build_of(LM_MODE_TRAIN, LM_DTYPE_F64, 2, 6);
             b.dropout = dropout;
+            b.value = i % 2;
             read_model(i, &c);
             runner_new(&r, &c, &b, LM_CPU_REF, 1);
+            assert_int_equal(r.model->value != LM_NONE, b.value);
             float *block = random_block(r.model);
             runner_weights(&r, block);
             feed(&r, 4);
+            for (int64_t k = 0; b.value && k < b.batch * b.seq; k++)
+                lm_set(LM_DTYPE_F64, r.mem[r.model->dvalue], k, (double)(k % 5) - 1.5);
             r.step.seed = 77;
             for (int p = 0; p < r.model->n_params; p++)
                 check_param(&r, p, models[i]);

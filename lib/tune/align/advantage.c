@@ -21,8 +21,7 @@ int64_t lm_moments(const double *x, int64_t n, double *mean, double *std)
 
 /* ---- statistics ---- */
 
-/* True if all rewards of a group that are numbers are equal. */
-static bool is_flat(const double *r, int64_t size)
+bool lm_advantage_flat(const double *r, int64_t size)
 {
     double first = NAN;
     for (int64_t i = 0; i < size; i++) {
@@ -40,7 +39,7 @@ static void count_groups(const double *r, int64_t groups, int64_t size, lm_advan
     int64_t flat = 0;
     s->unscored = groups * size - lm_moments(r, groups * size, &s->mean, &s->std);
     for (int64_t g = 0; g < groups; g++)
-        flat += is_flat(r + g * size, size);
+        flat += lm_advantage_flat(r + g * size, size);
     s->zero_std = groups ? (double)flat / (double)groups : 0;
 }
 

@@ -53,6 +53,9 @@ void lm_advantage(const lm_advantage_opts *o, const double *reward, int64_t grou
 void lm_advantage_each(const double *each, const double *weight, int kinds, int64_t groups,
                        int64_t size, double eps, double *out, lm_advantage_stats *stats);
 
+/* True if all rewards of a group that are numbers are equal: it teaches nothing. */
+bool lm_advantage_flat(const double *reward, int64_t size);
+
 /* Mean and sample deviation of the n numbers that are not NAN; NAN where there are too few.  Returns their
  * number. */
 int64_t lm_moments(const double *x, int64_t n, double *mean, double *std);

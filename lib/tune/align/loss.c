@@ -26,7 +26,7 @@ static const lm_align_loss *const table[] = {
     &lm_loss_cispo,    &lm_loss_sapo,
     &lm_loss_vespo,    &lm_loss_gmpo,
     &lm_loss_rloo,     &lm_loss_ppo,
-    &lm_loss_gkd,
+    &lm_loss_reject,   &lm_loss_gkd,
 };
 enum { LOSSES = sizeof table / sizeof *table };
 
@@ -42,6 +42,8 @@ static const struct {
     { "bco", "bco_pair", "" },
     { "sppo", "sppo_hard", "" },
     { "alphapo", "simpo", "alpha=0.25" },
+    { "raft", "reject", "" },
+    { "best_of_n", "reject", "" },
     { "gspo", "grpo", "importance_sampling_level=sequence,epsilon=3e-4,epsilon_high=4e-4" },
 };
 enum { ALIASES = sizeof alias / sizeof *alias };
@@ -261,6 +263,22 @@ bool lm_align_whole(const lm_align_spec *s)
 {
     for (int i = 0; i < s->n; i++)
         if (s->use[i].loss->whole)
+            return true;
+    return false;
+}
+
+bool lm_align_values(const lm_align_spec *s)
+{
+    for (int i = 0; i < s->n; i++)
+        if (s->use[i].loss->values)
+            return true;
+    return false;
+}
+
+bool lm_align_keeps(const lm_align_spec *s)
+{
+    for (int i = 0; i < s->n; i++)
+        if (s->use[i].loss->keeps)
             return true;
     return false;
 }

@@ -50,6 +50,7 @@
  *   rloo       p = -min(W A, clip(W) A); mean over sequences                arXiv:2402.14740
  *   ppo        grpo's p without KL, mean over the tokens of the step, and vf_coef times the mean of
  *              max((v - R)^2, (clip(v, v' -+ cliprange_value) - R)^2) / 2   arXiv:1707.06347
+ *   reject     p = -l of the completions that were kept; mean over the tokens of the step  arXiv:2304.06767
  *
  * KL of a token is k1 = l - l', k2 = (l - l')^2 / 2 or k3 = exp(l' - l) - 1 + l - l', and with
  * use_bias_correction_kl times rho.
@@ -109,7 +110,7 @@ typedef struct {
     lm_align_fold fold;
 } lm_align_metric;
 
-enum { LM_ALIGN_METRICS = 48 };
+enum { LM_ALIGN_METRICS = 64 };
 typedef struct {
     lm_align_metric item[LM_ALIGN_METRICS];
     int n;
@@ -152,7 +153,9 @@ typedef struct lm_align_loss {
     const lm_hyper *hyper;                           /* table that ends with a NULL name */
     bool (*reads_ref)(const struct lm_align_use *u); /* NULL: never */
     bool mismatches;                                 /* reads mismatched sequences too */
-    bool whole;                                      /* reads log-probabilities of prompts */
+    bool values; /* reads value, old_value and returns, and gives dvalue */
+    bool keeps;  /* only some of the completions are its sequences */
+    bool whole;  /* reads log-probabilities of prompts */
     /* LM_EUSAGE for hyper-parameters that do not go together; NULL: none. */
     lm_code (*check)(const struct lm_align_use *u, lm_err *e);
     /* Adds to loss and to the derivatives, which the caller has set to 0.  b->counts is set. */
@@ -193,6 +196,8 @@ lm_align_kind lm_align_kind_of(const lm_align_spec *s);
 bool lm_align_reads_ref(const lm_align_spec *s);
 bool lm_align_mismatches(const lm_align_spec *s);
 bool lm_align_whole(const lm_align_spec *s);
+bool lm_align_values(const lm_align_spec *s);
+bool lm_align_keeps(const lm_align_spec *s);
 
 /* The counts of a step are the sums over its micro-batches. */
 void lm_align_count(const lm_align_seq *seq, int64_t n, lm_align_counts *add);

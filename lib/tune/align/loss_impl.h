@@ -74,6 +74,7 @@ extern const lm_align_loss lm_loss_dpo, lm_loss_robust, lm_loss_hinge, lm_loss_i
     lm_loss_sigmoid_norm, lm_loss_sft, lm_loss_orpo, lm_loss_cpo, lm_loss_cpo_hinge,
     lm_loss_cpo_ipo, lm_loss_simpo, lm_loss_kto, lm_loss_apo_zero_unpaired, lm_loss_reward,
     lm_loss_grpo, lm_loss_bnpo, lm_loss_dapo, lm_loss_dr_grpo, lm_loss_luspo, lm_loss_cispo,
-    lm_loss_sapo, lm_loss_vespo, lm_loss_gmpo, lm_loss_rloo, lm_loss_ppo, lm_loss_gkd;
+    lm_loss_sapo, lm_loss_vespo, lm_loss_gmpo, lm_loss_rloo, lm_loss_ppo, lm_loss_reject,
+    lm_loss_gkd;
 
 #endif

@@ -215,4 +215,5 @@ const lm_align_loss lm_loss_ppo = { .name = "ppo",
                                     .kind = LM_ALIGN_POLICY,
                                     .rate = 3e-6,
                                     .hyper = hyper_ppo,
+                                    .values = true,
                                     .run = run_ppo };

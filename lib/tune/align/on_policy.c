@@ -18,11 +18,13 @@ static bool reads_reference(const lm_on_policy_opts *o)
 
 static lm_code check_opts(const lm_on_policy_opts *o, lm_err *e)
 {
-    const bool pairs = lm_align_kind_of(o->loss) == LM_ALIGN_PAIRS;
+    const bool pairs = lm_align_kind_of(o->loss) == LM_ALIGN_PAIRS,
+               values = lm_align_values(o->loss);
     if (!pairs && lm_align_kind_of(o->loss) != LM_ALIGN_POLICY)
         return lm_fail(e, LM_EUSAGE, "loss", "use a loss of policies, or of pairs",
                        "%s is not for sampled completions", o->loss->use[0].loss->name);
-    if (o->group < 1 || (o->group < 2 && (pairs || o->advantage.kind != LM_ADVANTAGE_GLOBAL)))
+    if (o->group < 1 || (o->group < 2 && (pairs || (o->advantage.kind != LM_ADVANTAGE_GLOBAL &&
+                                                    !values && !lm_align_keeps(o->loss)))))
         return lm_fail(e, LM_EUSAGE, "group", "sample at least two completions of a prompt",
                        "%" PRId64 " completion%s a prompt has nothing to be compared with",
                        o->group, o->group == 1 ? "" : "s");
@@ -35,6 +37,21 @@ static lm_code check_opts(const lm_on_policy_opts *o, lm_err *e)
     if (reads_reference(o) && !o->reference && !o->reference_model)
         return lm_fail(e, LM_EUSAGE, "loss", NULL,
                        "it compares with a reference, and there is none");
+    if (o->loss->n > 1 && (values || lm_align_keeps(o->loss)))
+        return lm_fail(e, LM_EUSAGE, "loss", "train with one of them",
+                       "ppo and reject do not go together with another loss");
+    if (lm_align_keeps(o->loss) && (o->best < 1 || o->best > o->group))
+        return lm_fail(e, LM_EUSAGE, "best", "keep fewer, or sample more",
+                       "%" PRId64 " of %" PRId64 " completions of a prompt cannot be kept", o->best,
+                       o->group);
+    if (o->tries > 0 && (o->group < 2 || o->tries > ON_POLICY_TRIES))
+        return lm_fail(e, LM_EUSAGE, "resample", "sample several completions of a prompt",
+                       "%" PRId64 " tries with groups of %" PRId64
+                       " (at most %d, and groups of two)",
+                       o->tries, o->group, ON_POLICY_TRIES);
+    if (o->kl_target > 0 && (!(o->kl_reward > 0) || !(o->kl_horizon > 0)))
+        return lm_fail(e, LM_EUSAGE, "kl-target", "begin with a coefficient: --kl 0.05",
+                       "a target for the KL needs a penalty in the reward, and a horizon");
     if (lm_reward_count(o->reward) > ON_POLICY_REWARDS)
         return lm_fail(e, LM_EUSAGE, "reward", NULL, "there are more than %d", ON_POLICY_REWARDS);
     return LM_OK;
@@ -51,39 +68,9 @@ static void name_rewards(lm_on_policy *p)
 
 /* ---- a step ---- */
 
-/* The completions with the best and the worst reward of a prompt; false: all are equal. */
-static bool find_pair(const lm_on_policy *p, int64_t prompt, int64_t *best, int64_t *worst)
-{
-    *best = *worst = -1;
-    for (int64_t i = prompt * p->o.group; i < (prompt + 1) * p->o.group; i++) {
-        const double r = p->made[i].reward;
-        if (isnan(r) || (p->o.mask_truncated && p->made[i].truncated))
-            continue;
-        *best = *best < 0 || r > p->made[*best].reward ? i : *best;
-        *worst = *worst < 0 || r < p->made[*worst].reward ? i : *worst;
-    }
-    return *best >= 0 && p->made[*best].reward > p->made[*worst].reward;
-}
-
-/* Choose the sequences of step k of the generation. */
-static void choose_members(lm_on_policy *p, int64_t k)
-{
-    const int64_t each = p->o.prompts / p->o.updates, first = k % p->o.updates * each;
-    p->n_members = 0;
-    for (int64_t q = first; q < first + each; q++) {
-        int64_t *to = &p->member[p->n_members];
-        if (p->pairs)
-            p->n_members += find_pair(p, q, &to[0], &to[1]) ? 2 : 0;
-        for (int64_t i = 0; !p->pairs && i < p->o.group; i++)
-            p->member[p->n_members++] = q * p->o.group + i;
-    }
-    for (int64_t i = 0; i < p->n_members; i++)
-        p->text[i] = p->made[p->member[i]].text;
-}
-
 static const uint8_t *mask_of(const lm_on_policy *p, const sampled *s)
 {
-    return p->o.mask_truncated && s->truncated ? p->none : NULL;
+    return is_silent(p, s) ? p->none : NULL;
 }
 
 static void count_members(lm_on_policy *p)
@@ -127,7 +114,7 @@ static lm_code begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
     }
     p->metrics.n = 0;
     p->loss = 0;
-    choose_members(p, r->step % all);
+    on_policy_choose(p, r->step % all);
     count_members(p);
     if (lm_texts_place(p->text, p->n_members, p->pairs ? 2 : 1, p->site.seq, &p->places, e))
         return e->code;
@@ -181,18 +168,29 @@ static void make_sequence(lm_on_policy *p, int64_t i, int64_t at, const lm_row_r
         p->logp[at + t] = -(double)rows->nll[at + t];
         p->dlogp[at + t] = 0;
     }
-    if (p->o.correct)
+    if (p->o.correct && !p->keeps)
         correct_sequence(p, s, p->logp + at, p->correct + at);
     *out = (lm_align_seq){ .n = s->n,
                            .logp = p->logp + at,
                            .ref = s->ref,
                            .old = s->old,
                            .sampled = s->sampled,
-                           .correct = p->o.correct ? p->correct + at : NULL,
+                           .correct = p->o.correct && !p->keeps ? p->correct + at : NULL,
                            .mask = mask_of(p, s),
                            .entropy = rows->entropy ? p->entropy + at : NULL,
                            .advantage = s->advantage,
+                           .advantages = s->advantages,
+                           .old_value = s->value,
+                           .returns = s->returns,
                            .dlogp = p->dlogp + at };
+    for (int64_t t = 0; p->values && t < s->n; t++) {
+        p->value[at + t] = (double)rows->value[at + t];
+        p->dvalue[at + t] = 0;
+    }
+    if (p->values) {
+        out->value = p->value + at;
+        out->dvalue = p->dvalue + at;
+    }
 }
 
 static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
@@ -202,7 +200,6 @@ static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch
     const int64_t w = micro * p->site.batch,
                   end = w + b->batch < p->places.windows ? w + b->batch : p->places.windows;
     lm_align_batch run = { .counts = &p->counts, .seq = p->seq, .metrics = &p->metrics };
-    (void)dvalue;
     if (r->val)
         return LM_OK;
     for (int64_t j = p->places.first[w]; j < p->places.first[end]; j++) {
@@ -216,6 +213,8 @@ static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch
         const int64_t at = run.seq[k].dlogp - p->dlogp;
         for (int64_t t = 0; t < run.seq[k].n; t++)
             scale[at + t] = (float)-run.seq[k].dlogp[t];
+        for (int64_t t = 0; p->values && t < run.seq[k].n; t++)
+            dvalue[at + t] = (float)run.seq[k].dvalue[t];
     }
     p->loss += run.loss;
     return LM_OK;
@@ -242,6 +241,8 @@ static lm_code make_arrays(lm_on_policy *p, lm_err *e)
         lm_alloc_n(&p->logp, rows, sizeof *p->logp, "log-probabilities", e) ||
         lm_alloc_n(&p->dlogp, rows, sizeof *p->dlogp, "log-probabilities", e) ||
         lm_alloc_n(&p->entropy, rows, sizeof *p->entropy, "entropies", e) ||
+        lm_alloc_n(&p->value, rows, sizeof *p->value, "values", e) ||
+        lm_alloc_n(&p->dvalue, rows, sizeof *p->dvalue, "values", e) ||
         lm_alloc_n(&p->correct, rows, sizeof *p->correct, "log-probabilities", e))
         return e->code;
     return lm_alloc_n(&p->none, (size_t)p->o.rollout.most_new, sizeof *p->none, "a mask", e);
@@ -259,7 +260,9 @@ static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
     p->site = *site;
     if (make_arrays(p, e) || lm_rollout_new(&at, &p->o.rollout, &p->rollout, e))
         return e->code;
-    p->scores = steps_of_generation(p) > 1;
+    if (p->values && !site->model->build.value)
+        return lm_fail(e, LM_EBUG, "model", NULL, "has no value head");
+    p->scores = !p->keeps && (p->values || steps_of_generation(p) > 1);
     p->compares = reads_reference(&p->o);
     p->reference.shares = p->o.reference_shares;
     if (p->scores && lm_scorer_open(&p->own, site, e))
@@ -277,6 +280,9 @@ lm_code lm_on_policy_new(const lm_on_policy_opts *o, lm_on_policy **out, lm_err 
         return e->code;
     p->o = *o;
     p->pairs = lm_align_kind_of(o->loss) == LM_ALIGN_PAIRS;
+    p->values = lm_align_values(o->loss);
+    p->keeps = lm_align_keeps(o->loss);
+    p->kl = o->kl_reward;
     p->generation = -1;
     name_rewards(p);
     p->objective = (lm_objective){ .ctx = p,
@@ -310,6 +316,8 @@ void lm_on_policy_free(lm_on_policy *p)
     lm_free(p->dlogp);
     lm_free(p->correct);
     lm_free(p->entropy);
+    lm_free(p->value);
+    lm_free(p->dvalue);
     lm_free(p->none);
     lm_free(p);
 }
@@ -317,6 +325,16 @@ void lm_on_policy_free(lm_on_policy *p)
 void lm_on_policy_log(lm_on_policy *p, lm_metrics *m)
 {
     p->log = m;
+}
+
+void lm_on_policy_samples(lm_on_policy *p, lm_samples *m)
+{
+    p->samples = m;
+}
+
+bool lm_on_policy_values(const lm_on_policy *p)
+{
+    return p->values;
 }
 
 const lm_objective *lm_on_policy_objective(lm_on_policy *p)

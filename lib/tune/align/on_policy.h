@@ -8,6 +8,11 @@
  * steps_per_generation and num_iterations).
  *
  *   loss of policies   every completion is a sequence with an advantage
+ *   loss of values     (PPO) each token has a reward: -b log(old / ref), and the last one the completion's more; of
+ *                      these and the values of the head, generalised advantages, whitened over the generation, and
+ *                      returns (advantage.h).  Each iteration cuts the completions in another order.
+ *   loss that keeps    (rejection sampling) of each prompt, the `best` completions with the highest rewards, none below
+ *                      `least`, equal ones once, are sequences
  *   loss of pairs      of each prompt, the completions with the best and the worst reward are a pair (online DPO,
  *                      arXiv:2402.04792); a prompt whose rewards are all equal gives none
  *
@@ -15,11 +20,15 @@
  * is one step, whose own they then are.  The sampler's kernels add in another order; the ratio old / sampled,
  * bounded, weights the tokens (`correct`), as TRL corrects other engines.  `ref` are those of the reference.
  *
+ * With `tries`, a prompt whose completions all have one reward, which teaches nothing, is replaced by another one
+ * (dynamic sampling, arXiv:2503.14476), that many times at most.  With `kl_target`, b follows the KL of the
+ * generations (arXiv:1909.08593): b <- b (1 + clip(KL / target - 1, -+0.2) completions / kl_horizon).
+ *
  * The prompts are drawn in a counted order (seed), the completions by (seed, generation, prompt, sample): a
  * resumed run repeats them.
  *
  * Metrics are TRL's: reward, reward_std, rewards/NAME/mean and /std, frac_reward_zero_std, completions/...,
- * sampling/..., beside those of the loss.  Of an evaluation: reward; its loss is the negative mean of
+ * sampling/..., objective/... and val/... of PPO, kept/... and resampled/..., beside those of the loss.  Of an evaluation: reward; its loss is the negative mean of
  * rewards. */
 #ifndef LM_TUNE_ALIGN_ON_POLICY_H
 #define LM_TUNE_ALIGN_ON_POLICY_H
@@ -29,6 +38,7 @@
 #include "tune/align/loss.h"
 #include "tune/align/reward.h"
 #include "tune/align/rollout.h"
+#include "tune/align/samples.h"
 #include "tune/align/texts.h"
 
 /* Borrowed. */
@@ -38,6 +48,7 @@ typedef struct {
     const char *text; /* of it, for rewards and the log */
     size_t len;
     const json_t *record; /* an object: its columns, for rewards */
+    const json_t *asked;  /* the prompt as it was given, a string or messages; NULL: text */
 } lm_on_policy_prompt;
 
 /* Ratios old / sampled, as TRL's vllm_importance_sampling_mode: of tokens or of whole sequences; bounded, or
@@ -61,12 +72,19 @@ typedef struct {
     bool each; /* several rewards are normalised one by one (lm_advantage_each) */
     lm_correct correct;
     double correct_most; /* TRL: 3 */
-    /* beta of a penalty in the reward of a completion, beta times the sum of log(old / ref) over its tokens
-     * (RLOO). */
+    /* b of a penalty in the reward: of a completion, b times the sum of log(old / ref) over its tokens (RLOO), or
+     * that of each token (PPO). */
     double kl_reward;
-    double missing_eos;  /* taken from the reward of a truncated completion */
-    double clip_reward;  /* rewards are cut at +- this; 0: not */
-    bool mask_truncated; /* truncated completions do not train */
+    double kl_target;     /* of the sum of log(old / ref) of a completion; 0: b stays as it is */
+    double kl_horizon;    /* completions */
+    double gamma, lambda; /* of generalised advantages */
+    bool whiten_rewards;  /* of tokens, without their mean */
+    int64_t best;         /* of a loss that keeps */
+    double least;         /* likewise; -INFINITY: any */
+    int64_t tries;        /* 0: prompts are not replaced */
+    double missing_eos;   /* taken from the reward of a truncated completion */
+    double clip_reward;   /* rewards are cut at +- this; 0: not */
+    bool mask_truncated;  /* truncated completions do not train */
     lm_rollout_opts rollout;
     const lm_tokenizer *tokenizer;
     const char *reference_model; /* path of the reference; NULL: none */
@@ -89,6 +107,11 @@ void lm_on_policy_free(lm_on_policy *p);
 /* Write a "completion" record for each completion of the first prompts of a generation to m (borrowed; NULL:
  * none). */
 void lm_on_policy_log(lm_on_policy *p, lm_metrics *m);
+/* Append a record for each completion that was kept, with prompt, completion, reward and step, to the JSONL file m
+ * (borrowed; NULL: none). */
+void lm_on_policy_samples(lm_on_policy *p, lm_samples *m);
+/* True if the trainer must have a value head (lm_trainer_opts.value). */
+bool lm_on_policy_values(const lm_on_policy *p);
 /* For the trainer; valid as long as p. */
 const lm_objective *lm_on_policy_objective(lm_on_policy *p);
 /* Bytes of caches and activations of rollouts, and of the reference's weights, once it is ready. */

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* on_policy_impl.h -- shared by the files of training on sampled completions: on_policy.c has the steps,
- * on_policy_sample.c makes a generation, on_policy_report.c its metrics.  Private to lib/tune. */
+ * on_policy_sample.c makes a generation, on_policy_again.c replaces prompts that teach nothing, on_policy_value.c has
+ * rewards of tokens and values, on_policy_choose.c the sequences of a step, on_policy_report.c the metrics.  Private to lib/tune. */
 #ifndef LM_TUNE_ALIGN_ON_POLICY_IMPL_H
 #define LM_TUNE_ALIGN_ON_POLICY_IMPL_H
+
+#include <math.h>
 
 #include "base/mem.h"
 #include "tune/align/on_policy.h"
@@ -10,9 +13,10 @@
 
 /* A completion of a generation, in its arena. */
 typedef struct {
-    lm_align_text text;          /* with its prompt; from: the first new token */
-    int64_t n;                   /* new tokens; arrays are [n] */
-    double *sampled, *old, *ref; /* old, ref: NULL if they are not needed */
+    lm_align_text text;                   /* with its prompt; from: the first new token */
+    int64_t n;                            /* new tokens; arrays are [n] */
+    double *sampled, *old, *ref;          /* old, ref: NULL if they are not needed */
+    double *value, *advantages, *returns; /* of a loss of values; otherwise NULL */
     double reward, advantage;
     const double *each; /* [rewards] */
     int64_t prompt;     /* index of the prompt */
@@ -21,7 +25,7 @@ typedef struct {
     bool truncated;
 } sampled;
 
-enum { ON_POLICY_REWARDS = 16, ON_POLICY_NAME = 64 };
+enum { ON_POLICY_REWARDS = 16, ON_POLICY_NAME = 64, ON_POLICY_TRIES = 100 };
 
 struct lm_on_policy {
     lm_on_policy_opts o;
@@ -33,7 +37,9 @@ struct lm_on_policy {
     lm_reference_model reference; /* with o.reference_model */
     bool compares;                /* `ref` is computed */
     lm_metrics *log;
-    bool pairs; /* of the loss */
+    bool pairs, values, keeps; /* of the loss */
+    lm_samples *samples;
+    double kl; /* b of the next generation */
 
     /* The generation. */
     int64_t generation; /* -1: none */
@@ -56,9 +62,14 @@ struct lm_on_policy {
 
     /* Scratch of a micro-batch: sequences, and an entry for each row. */
     lm_align_seq *seq;
-    double *logp, *dlogp, *correct, *entropy;
+    double *logp, *dlogp, *correct, *entropy, *value, *dvalue;
     uint8_t *none; /* a mask of zeros */
 };
+
+static inline bool is_silent(const lm_on_policy *p, const sampled *s)
+{
+    return (p->o.mask_truncated && s->truncated) || (p->values && isnan(s->reward));
+}
 
 static inline int64_t steps_of_generation(const lm_on_policy *p)
 {
@@ -72,6 +83,36 @@ lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e);
 /* Sample and reward the validation prompts. */
 lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e);
 
+/* Complete `n` prompts (indices of o.prompt) to out[n * group], and reward them: each [n * group, rewards] and total
+ * [n * group] from the arena.  `draw` numbers the draws. */
+typedef struct {
+    const int64_t *prompt;
+    int64_t n, draw;
+    sampled *out;
+    double *each, *total;
+    lm_rollout_stats rollout;
+} on_policy_batch;
+lm_code on_policy_complete(lm_on_policy *p, on_policy_batch *b, bool *whole, lm_err *e);
+
+/* ---- on_policy_again.c ---- */
+
+/* Replace groups of all[0 .. prompts) whose rewards are all equal, in generation g. */
+lm_code on_policy_again(lm_on_policy *p, int64_t g, on_policy_batch *all, bool *whole, lm_err *e);
+
+/* ---- on_policy_value.c ---- */
+
+/* Advantages and returns of the tokens of the generation. */
+lm_code on_policy_value(lm_on_policy *p, lm_err *e);
+/* Note the KL of the generation, and set b of the next one. */
+void on_policy_control(lm_on_policy *p);
+
+/* ---- on_policy_choose.c ---- */
+
+/* Choose the sequences of step k of the generation. */
+void on_policy_choose(lm_on_policy *p, int64_t k);
+/* The indices in made[] of the completions of a prompt that are kept, in `out` [group]; returns their number. */
+int64_t on_policy_kept(const lm_on_policy *p, int64_t prompt, int64_t *out);
+
 /* ---- on_policy_keep.c ---- */
 
 /* lm_objective.save and load. */
@@ -80,6 +121,8 @@ lm_code on_policy_load(void *ctx, int64_t step, const json_t *o, lm_err *e);
 
 /* ---- on_policy_report.c ---- */
 
+/* Note a number of the generation. */
+void on_policy_note(lm_on_policy *p, const char *name, double x);
 void on_policy_measure(lm_on_policy *p, const lm_advantage_stats *rewards, const double *each,
                        const lm_rollout_stats *rollout);
 lm_code on_policy_log(lm_on_policy *p, lm_err *e);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* on_policy_keep.c -- a generation in checkpoints between its steps.
  *
+ *   kl_coef     b of the next generation, where it follows a target; between generations this is all
  *   generation  its number
  *   metrics     by name
  *   prompt, tokens, truncated   of each completion: index of its prompt, new tokens, 0 or 1
  *   ids         all new tokens, one completion behind the other, base64 of 32 bits each
  *   sampled, old, ref           of them, base64 of F64; the latter two where there are such
+ *   value, advantages, returns  likewise, with a loss of values
  *   reward, advantage           of each completion, likewise
  *
  * Little-endian, as everything that this library writes. */
@@ -61,6 +63,24 @@ static const void *get_ref(const sampled *s, size_t *bytes)
     return s->ref;
 }
 
+static const void *get_value(const sampled *s, size_t *bytes)
+{
+    *bytes = (size_t)s->n * sizeof *s->value;
+    return s->value;
+}
+
+static const void *get_advantages(const sampled *s, size_t *bytes)
+{
+    *bytes = (size_t)s->n * sizeof *s->advantages;
+    return s->advantages;
+}
+
+static const void *get_returns(const sampled *s, size_t *bytes)
+{
+    *bytes = (size_t)s->n * sizeof *s->returns;
+    return s->returns;
+}
+
 static const void *get_reward(const sampled *s, size_t *bytes)
 {
     *bytes = sizeof s->reward;
@@ -103,24 +123,39 @@ static void put_counts(const lm_on_policy *p, lm_jw *w)
     lm_jw_close_arr(w);
 }
 
+static lm_code put_generation(const lm_on_policy *p, lm_jw *w, lm_err *e)
+{
+    lm_jw_int(w, "generation", p->generation);
+    lm_jw_obj(w, "metrics");
+    for (int i = 0; i < p->of_generation.n; i++)
+        lm_jw_f64(w, p->of_generation.item[i].name, lm_align_value(&p->of_generation.item[i]));
+    lm_jw_close_obj(w);
+    put_counts(p, w);
+    if (put_all(p, w, "ids", get_ids, e) || put_all(p, w, "sampled", get_sampled, e) ||
+        (p->made[0].old && put_all(p, w, "old", get_old, e)) ||
+        (p->made[0].ref && put_all(p, w, "ref", get_ref, e)) ||
+        (p->values &&
+         (put_all(p, w, "value", get_value, e) || put_all(p, w, "advantages", get_advantages, e) ||
+          put_all(p, w, "returns", get_returns, e))))
+        return e->code;
+    return put_all(p, w, "reward", get_reward, e) || put_all(p, w, "advantage", get_advantage, e)
+               ? e->code
+               : LM_OK;
+}
+
 lm_code on_policy_save(void *ctx, int64_t step, lm_buf *out, lm_err *e)
 {
     const lm_on_policy *p = ctx;
+    const int64_t all = steps_of_generation(p);
+    const bool within = step % all && p->generation == step / all;
     lm_jw w;
-    if (step % steps_of_generation(p) == 0 || p->generation != step / steps_of_generation(p))
+    if (!within && !(p->o.kl_target > 0))
         return LM_OK;
     lm_jw_begin(&w, out, 0, e);
     lm_jw_obj(&w, NULL);
-    lm_jw_int(&w, "generation", p->generation);
-    lm_jw_obj(&w, "metrics");
-    for (int i = 0; i < p->of_generation.n; i++)
-        lm_jw_f64(&w, p->of_generation.item[i].name, lm_align_value(&p->of_generation.item[i]));
-    lm_jw_close_obj(&w);
-    put_counts(p, &w);
-    if (put_all(p, &w, "ids", get_ids, e) || put_all(p, &w, "sampled", get_sampled, e) ||
-        (p->made[0].old && put_all(p, &w, "old", get_old, e)) ||
-        (p->made[0].ref && put_all(p, &w, "ref", get_ref, e)) ||
-        put_all(p, &w, "reward", get_reward, e) || put_all(p, &w, "advantage", get_advantage, e))
+    if (p->o.kl_target > 0)
+        lm_jw_f64(&w, "kl_coef", p->kl);
+    if (within && put_generation(p, &w, e))
         return e->code;
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
@@ -195,13 +230,17 @@ static lm_code read_numbers(lm_on_policy *p, const json_t *o, lm_err *e)
     const size_t n = (size_t)count(p);
     size_t all = 0;
     uint32_t *ids = NULL;
-    double *sampled_at = NULL, *old = NULL, *ref = NULL, *reward = NULL, *advantage = NULL;
+    double *sampled_at = NULL, *old = NULL, *ref = NULL, *reward = NULL, *advantage = NULL,
+           *value = NULL, *advantages = NULL, *returns = NULL;
     for (size_t i = 0; i < n; i++)
         all += (size_t)p->made[i].n;
     if (get_bytes(p, o, "ids", all * sizeof *ids, &ids, e) ||
         get_bytes(p, o, "sampled", all * sizeof *old, &sampled_at, e) ||
         (p->scores && get_bytes(p, o, "old", all * sizeof *old, &old, e)) ||
         (p->compares && get_bytes(p, o, "ref", all * sizeof *ref, &ref, e)) ||
+        (p->values && (get_bytes(p, o, "value", all * sizeof *old, &value, e) ||
+                       get_bytes(p, o, "advantages", all * sizeof *old, &advantages, e) ||
+                       get_bytes(p, o, "returns", all * sizeof *old, &returns, e))) ||
         get_bytes(p, o, "reward", n * sizeof *reward, &reward, e) ||
         get_bytes(p, o, "advantage", n * sizeof *advantage, &advantage, e))
         return e->code;
@@ -212,6 +251,9 @@ static lm_code read_numbers(lm_on_policy *p, const json_t *o, lm_err *e)
         s->sampled = sampled_at + at;
         s->old = old ? old + at : NULL;
         s->ref = ref ? ref + at : NULL;
+        s->value = value ? value + at : NULL;
+        s->advantages = advantages ? advantages + at : NULL;
+        s->returns = returns ? returns + at : NULL;
         s->reward = reward[i];
         s->advantage = advantage[i];
     }
@@ -237,6 +279,12 @@ lm_code on_policy_load(void *ctx, int64_t step, const json_t *o, lm_err *e)
     lm_on_policy *p = ctx;
     const int64_t g = step / steps_of_generation(p);
     int64_t number;
+    if (p->o.kl_target > 0 && lm_json_f64_or(o, "kl_coef", p->o.kl_reward, &p->kl, where, e))
+        return e->code;
+    if (!(p->kl >= 0))
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"kl_coef\" is no coefficient");
+    if (!json_object_get(o, "generation") && json_object_get(o, "kl_coef"))
+        return LM_OK;
     if (lm_json_i64(o, "generation", 0, INT64_C(1) << 50, &number, where, e))
         return e->code;
     if (number != g || step % steps_of_generation(p) == 0)

@@ -5,7 +5,7 @@
 
 #include "tune/align/on_policy_impl.h"
 
-static void note(lm_on_policy *p, const char *name, double x)
+void on_policy_note(lm_on_policy *p, const char *name, double x)
 {
     lm_align_note(&p->of_generation, name, x, 1, LM_ALIGN_MEAN);
 }
@@ -25,8 +25,8 @@ static void measure_rewards(lm_on_policy *p, const double *each)
             double d = each[i * kinds + k] - sum / count;
             square += isnan(d) ? 0 : d * d;
         }
-        note(p, p->name[2 * k], sum / count);
-        note(p, p->name[2 * k + 1], sqrt(square / (count - 1)));
+        on_policy_note(p, p->name[2 * k], sum / count);
+        on_policy_note(p, p->name[2 * k + 1], sqrt(square / (count - 1)));
     }
 }
 
@@ -42,28 +42,45 @@ static void measure_lengths(lm_on_policy *p)
         least = fmin(least, (double)s->n);
         most = fmax(most, (double)s->n);
     }
-    note(p, "completions/mean_length", sum / (double)n);
-    note(p, "completions/min_length", least);
-    note(p, "completions/max_length", most);
-    note(p, "completions/clipped_ratio", 1 - n_ended / (double)n);
+    on_policy_note(p, "completions/mean_length", sum / (double)n);
+    on_policy_note(p, "completions/min_length", least);
+    on_policy_note(p, "completions/max_length", most);
+    on_policy_note(p, "completions/clipped_ratio", 1 - n_ended / (double)n);
     if (n_ended > 0)
-        note(p, "completions/mean_terminated_length", ended / n_ended);
+        on_policy_note(p, "completions/mean_terminated_length", ended / n_ended);
+}
+
+static void measure_kept(lm_on_policy *p)
+{
+    double n = 0, sum = 0, prompts = 0;
+    for (int64_t q = 0; q < p->o.prompts; q++) {
+        const int64_t kept = on_policy_kept(p, q, p->member); /* free until a step begins */
+        for (int64_t i = 0; i < kept; i++)
+            sum += p->made[p->member[i]].reward;
+        n += (double)kept;
+        prompts += kept > 0;
+    }
+    on_policy_note(p, "kept/ratio", n / (double)(p->o.prompts * p->o.group));
+    on_policy_note(p, "kept/prompts", prompts / (double)p->o.prompts);
+    if (n > 0)
+        on_policy_note(p, "kept/reward", sum / n);
 }
 
 void on_policy_measure(lm_on_policy *p, const lm_advantage_stats *rewards, const double *each,
                        const lm_rollout_stats *rollout)
 {
-    p->of_generation.n = 0;
-    note(p, "reward", rewards->mean);
-    note(p, "reward_std", rewards->std);
-    note(p, "frac_reward_zero_std", rewards->zero_std);
+    on_policy_note(p, "reward", rewards->mean);
+    on_policy_note(p, "reward_std", rewards->std);
+    on_policy_note(p, "frac_reward_zero_std", rewards->zero_std);
     if (rewards->unscored)
-        note(p, "completions/unscored", (double)rewards->unscored);
+        on_policy_note(p, "completions/unscored", (double)rewards->unscored);
     measure_rewards(p, each);
     measure_lengths(p);
-    note(p, "rollout/seconds", rollout->seconds);
+    if (p->keeps)
+        measure_kept(p);
+    on_policy_note(p, "rollout/seconds", rollout->seconds);
     if (rollout->seconds > 0)
-        note(p, "rollout/tokens_per_second", (double)rollout->tokens / rollout->seconds);
+        on_policy_note(p, "rollout/tokens_per_second", (double)rollout->tokens / rollout->seconds);
 }
 
 /* ---- the log ---- */
@@ -109,6 +126,28 @@ static int64_t best_of(const lm_on_policy *p, int64_t prompt)
     return best >= 0 && s[best].reward > worst ? best : -1;
 }
 
+/* The records of --write-samples. */
+static lm_code log_kept(lm_on_policy *p, lm_err *e)
+{
+    for (int64_t q = 0; q < p->o.prompts; q++) {
+        const int64_t kept = on_policy_kept(p, q, p->member);
+        for (int64_t i = 0; i < kept; i++) {
+            const sampled *s = &p->made[p->member[i]];
+            const lm_on_policy_prompt *from = &p->o.prompt[s->prompt];
+            const lm_sample x = { .step = p->step + 1,
+                                  .prompt = from->asked,
+                                  .text = from->text,
+                                  .text_len = from->len,
+                                  .completion = s->completion,
+                                  .len = s->len,
+                                  .reward = s->reward };
+            if (lm_samples_add(p->samples, &x, e))
+                return e->code;
+        }
+    }
+    return lm_samples_flush(p->samples, e);
+}
+
 lm_code on_policy_log(lm_on_policy *p, lm_err *e)
 {
     lm_buf text = { 0 };
@@ -119,7 +158,7 @@ lm_code on_policy_log(lm_on_policy *p, lm_err *e)
             log_one(p, &p->made[i * p->o.group + k], k, k == best, &text, e);
     }
     lm_buf_fini(&text);
-    return e->code;
+    return e->code || !p->samples ? e->code : log_kept(p, e);
 }
 
 void on_policy_report(void *ctx, const lm_round *r, lm_metrics *m)

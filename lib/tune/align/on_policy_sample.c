@@ -31,29 +31,32 @@ static lm_code join_text(lm_on_policy *p, const lm_on_policy_prompt *from, const
         s->sampled[t] = (double)x->logp[t];
     s->text = (lm_align_text){ ids, from->n + x->n, from->n };
     s->n = x->n;
-    s->completion = x->text; /* of the rollout, until its next run: for rewards and the log */
     s->len = x->len;
     s->truncated = x->truncated;
+    char *text; /* the rollout's own is gone when prompts are replaced */
+    if (lm_arena_strdup(p->arena, &text, x->text, x->len, e))
+        return e->code;
+    s->completion = text;
     return LM_OK;
 }
 
-/* Complete prompts `first` to `first` + n of the series. */
-static lm_code complete(lm_on_policy *p, int64_t first, int64_t n, int64_t step, bool *whole,
-                        lm_rollout_stats *stats, lm_err *e)
+/* Without rewards. */
+static lm_code complete(lm_on_policy *p, on_policy_batch *b, bool *whole, lm_err *e)
 {
     const lm_rollout_text *x = NULL;
     lm_rollout_prompt *ask;
-    if (lm_arena_alloc(p->arena, &ask, (size_t)n, sizeof *ask, e))
+    if (lm_arena_alloc(p->arena, &ask, (size_t)b->n, sizeof *ask, e))
         return e->code;
-    for (int64_t i = 0; i < n; i++) {
-        const lm_on_policy_prompt *from = &p->o.prompt[prompt_at(p, first + i)];
+    for (int64_t i = 0; i < b->n; i++) {
+        const lm_on_policy_prompt *from = &p->o.prompt[b->prompt[i]];
         ask[i] = (lm_rollout_prompt){ from->ids, from->n };
     }
-    if (lm_rollout_run(p->rollout, step, ask, n, p->o.group, &x, whole, stats, e) || !*whole)
+    if (lm_rollout_run(p->rollout, b->draw, ask, b->n, p->o.group, &x, whole, &b->rollout, e) ||
+        !*whole)
         return e->code;
-    for (int64_t i = 0; i < n * p->o.group; i++) {
-        p->made[i] = (sampled){ .prompt = prompt_at(p, first + i / p->o.group) };
-        if (join_text(p, &p->o.prompt[p->made[i].prompt], &x[i], &p->made[i], e))
+    for (int64_t i = 0; i < b->n * p->o.group; i++) {
+        b->out[i] = (sampled){ .prompt = b->prompt[i / p->o.group] };
+        if (join_text(p, &p->o.prompt[b->out[i].prompt], &x[i], &b->out[i], e))
             return e->code;
     }
     return LM_OK;
@@ -81,24 +84,28 @@ static double shape_reward(const lm_on_policy *p, double r, bool truncated)
     return r;
 }
 
-/* *each [n, rewards] and *total [n]. */
-static lm_code reward_all(lm_on_policy *p, int64_t n, double **each, double **total, lm_err *e)
+static lm_code reward_all(lm_on_policy *p, on_policy_batch *b, lm_err *e)
 {
-    const size_t kinds = (size_t)lm_reward_count(p->o.reward);
+    const size_t kinds = (size_t)lm_reward_count(p->o.reward), n = (size_t)(b->n * p->o.group);
     lm_reward_item *item;
-    if (lm_arena_alloc(p->arena, &item, (size_t)n, sizeof *item, e) ||
-        lm_arena_alloc(p->arena, each, (size_t)n * kinds, sizeof **each, e) ||
-        lm_arena_alloc(p->arena, total, (size_t)n, sizeof **total, e))
+    if (lm_arena_alloc(p->arena, &item, n, sizeof *item, e) ||
+        lm_arena_alloc(p->arena, &b->each, n * kinds, sizeof *b->each, e) ||
+        lm_arena_alloc(p->arena, &b->total, n, sizeof *b->total, e))
         return e->code;
-    for (int64_t i = 0; i < n; i++)
-        make_item(&p->o.prompt[p->made[i].prompt], &p->made[i], &item[i]);
-    if (lm_reward_score(p->o.reward, item, n, *each, *total, e))
+    for (size_t i = 0; i < n; i++)
+        make_item(&p->o.prompt[b->out[i].prompt], &b->out[i], &item[i]);
+    if (lm_reward_score(p->o.reward, item, (int64_t)n, b->each, b->total, e))
         return e->code;
-    for (int64_t i = 0; i < n; i++) {
-        p->made[i].reward = (*total)[i] = shape_reward(p, (*total)[i], p->made[i].truncated);
-        p->made[i].each = *each + (size_t)i * kinds;
+    for (size_t i = 0; i < n; i++) {
+        b->out[i].reward = b->total[i] = shape_reward(p, b->total[i], b->out[i].truncated);
+        b->out[i].each = b->each + i * kinds;
     }
     return LM_OK;
+}
+
+lm_code on_policy_complete(lm_on_policy *p, on_policy_batch *b, bool *whole, lm_err *e)
+{
+    return complete(p, b, whole, e) || !*whole ? e->code : reward_all(p, b, e);
 }
 
 /* ---- log-probabilities ---- */
@@ -130,10 +137,15 @@ static lm_code score_all(lm_on_policy *p, int64_t n, lm_err *e)
     lm_align_text *text;
     double **logp;
     if (p->scores) {
-        if (make_arrays(p, n, &logp, &text, e) || lm_texts_score(&p->own.eval, text, n, logp, e))
+        double **value = NULL;
+        if (make_arrays(p, n, &logp, &text, e) ||
+            (p->values && make_arrays(p, n, &value, &text, e)) ||
+            lm_texts_value(&p->own.eval, text, n, logp, value, e))
             return e->code;
-        for (int64_t i = 0; i < n; i++)
+        for (int64_t i = 0; i < n; i++) {
             p->made[i].old = logp[i];
+            p->made[i].value = value ? value[i] : NULL;
+        }
     }
     if (p->compares) {
         if (make_arrays(p, n, &logp, &text, e) || score_reference(p, text, n, logp, e))
@@ -147,38 +159,53 @@ static lm_code score_all(lm_on_policy *p, int64_t n, lm_err *e)
 /* The penalty of a completion that is less likely by the reference. */
 static void take_kl(const lm_on_policy *p, int64_t n, double *total)
 {
-    for (int64_t i = 0; i < n && p->o.kl_reward > 0; i++) {
+    for (int64_t i = 0; i < n && p->kl > 0; i++) {
         const sampled *s = &p->made[i];
         double kl = 0;
         for (int64_t t = 0; t < s->n; t++)
             kl += (s->old ? s->old[t] : s->sampled[t]) - s->ref[t];
-        total[i] -= p->o.kl_reward * kl;
+        total[i] -= p->kl * kl;
     }
 }
 
 /* ---- advantages ---- */
 
-static lm_code judge_all(lm_on_policy *p, int64_t n, const double *each, double *total,
-                         const lm_rollout_stats *rollout, lm_err *e)
+/* Of completions, from their rewards. */
+static lm_code judge_groups(lm_on_policy *p, const on_policy_batch *b, double *zero_std, lm_err *e)
 {
+    const int64_t n = b->n * p->o.group;
     const int kinds = lm_reward_count(p->o.reward);
-    lm_advantage_stats stats, shown;
+    lm_advantage_stats stats;
     double *adv, weight[ON_POLICY_REWARDS];
     if (lm_arena_alloc(p->arena, &adv, (size_t)n, sizeof *adv, e))
         return e->code;
-    lm_advantage(&p->o.advantage, total, n / p->o.group, p->o.group, adv, &shown);
-    take_kl(p, n, total);
+    take_kl(p, n, b->total);
     for (int k = 0; k < kinds; k++)
         weight[k] = lm_reward_weight(p->o.reward, k);
     if (p->o.each)
-        lm_advantage_each(each, weight, kinds, n / p->o.group, p->o.group, p->o.advantage.eps, adv,
+        lm_advantage_each(b->each, weight, kinds, b->n, p->o.group, p->o.advantage.eps, adv,
                           &stats);
     else
-        lm_advantage(&p->o.advantage, total, n / p->o.group, p->o.group, adv, &stats);
+        lm_advantage(&p->o.advantage, b->total, b->n, p->o.group, adv, &stats);
     for (int64_t i = 0; i < n; i++)
         p->made[i].advantage = adv[i];
-    shown.zero_std = stats.zero_std;
-    on_policy_measure(p, &shown, each, rollout);
+    *zero_std = stats.zero_std;
+    return LM_OK;
+}
+
+static lm_code judge_all(lm_on_policy *p, const on_policy_batch *b, lm_err *e)
+{
+    lm_advantage_stats shown;
+    double *unused;
+    if (lm_arena_alloc(p->arena, &unused, (size_t)(b->n * p->o.group), sizeof *unused, e))
+        return e->code;
+    lm_advantage(&p->o.advantage, b->total, b->n, p->o.group, unused, &shown);
+    if (p->values ? on_policy_value(p, e) : !p->keeps && judge_groups(p, b, &shown.zero_std, e))
+        return e->code;
+    on_policy_control(p); /* sets the coefficient of the next generation */
+    if (p->o.group == 1)  /* a reward is equal to itself */
+        shown.zero_std = NAN;
+    on_policy_measure(p, &shown, b->each, &b->rollout);
     return LM_OK;
 }
 
@@ -189,20 +216,34 @@ static lm_code begin_arena(lm_on_policy *p, lm_err *e)
     return lm_arena_new(&p->arena, 1 << 20, e);
 }
 
+/* The prompts of generation `g`, completed and rewarded. */
+static lm_code make_generation(lm_on_policy *p, int64_t g, on_policy_batch *b, bool *whole,
+                               lm_err *e)
+{
+    int64_t *prompt;
+    *b = (on_policy_batch){ .n = p->o.prompts, .draw = g, .out = p->made };
+    if (lm_arena_alloc(p->arena, &prompt, (size_t)b->n, sizeof *prompt, e))
+        return e->code;
+    for (int64_t i = 0; i < b->n; i++)
+        prompt[i] = prompt_at(p, g * b->n + i);
+    b->prompt = prompt;
+    if (on_policy_complete(p, b, whole, e) || !*whole)
+        return e->code;
+    return p->o.tries > 0 ? on_policy_again(p, g, b, whole, e) : LM_OK;
+}
+
 lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e)
 {
-    const int64_t n = p->o.prompts * p->o.group;
-    lm_rollout_stats rollout = { 0 };
-    double *each, *total;
+    on_policy_batch b;
     p->generation = -1;
-    if (begin_arena(p, e) || complete(p, g * p->o.prompts, p->o.prompts, g, whole, &rollout, e) ||
-        !*whole || reward_all(p, n, &each, &total, e))
+    p->of_generation.n = 0;
+    if (begin_arena(p, e) || make_generation(p, g, &b, whole, e) || !*whole)
         return e->code;
-    if (lm_stopping() || score_all(p, n, e) || lm_stopping()) {
+    if (lm_stopping() || score_all(p, b.n * p->o.group, e) || lm_stopping()) {
         *whole = false;
         return e->code;
     }
-    if (judge_all(p, n, each, total, &rollout, e) || on_policy_log(p, e))
+    if (judge_all(p, &b, e) || on_policy_log(p, e))
         return e->code;
     p->generation = g;
     return LM_OK;

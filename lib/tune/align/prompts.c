@@ -39,15 +39,18 @@ static lm_code keep_prompt(reading *r, const lm_text_record *rec, lm_err *e)
     uint32_t *ids;
     char *text;
     size_t len;
+    json_t *asked = NULL;
     if (n < 1 || (int64_t)n > r->o->most) {
         p->dropped++;
         return LM_OK;
     }
     if (lm_grow(&p->v, &p->cap, (size_t)p->n + 1, sizeof *p->v, "prompts", e) ||
-        lm_arena_alloc(p->arena, &ids, n, sizeof *ids, e) || show_prompt(r, rec, &text, &len, e))
+        lm_arena_alloc(p->arena, &ids, n, sizeof *ids, e) || show_prompt(r, rec, &text, &len, e) ||
+        lm_text_example_asked(rec, &asked, e))
         return e->code;
     memcpy(ids, r->x.ids.v, n * sizeof *ids);
-    p->v[p->n++] = (lm_on_policy_prompt){ ids, (int64_t)n, text, len, json_incref(rec->line) };
+    p->v[p->n++] =
+        (lm_on_policy_prompt){ ids, (int64_t)n, text, len, json_incref(rec->line), asked };
     p->longest = (int64_t)n > p->longest ? (int64_t)n : p->longest;
     return LM_OK;
 }
@@ -103,8 +106,10 @@ lm_code lm_prompts_read(const lm_prompts_opts *o, lm_prompts *p, lm_err *e)
 
 void lm_prompts_fini(lm_prompts *p)
 {
-    for (int64_t i = 0; i < p->n; i++)
+    for (int64_t i = 0; i < p->n; i++) {
         json_decref((json_t *)(uintptr_t)p->v[i].record);
+        json_decref((json_t *)(uintptr_t)p->v[i].asked);
+    }
     lm_free(p->v);
     lm_arena_free(p->arena);
     *p = (lm_prompts){ 0 };

@@ -12,8 +12,10 @@ lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e)
     how.documents = true;
     how.teacher = NULL;
     how.like = site->model;
+    lm_vid read[LM_MODEL_ROWS];
     if (lm_model_build(site->config, &how, &s->model, e) ||
-        lm_plan_make(s->model->graph, site->backend, &s->model->loss, 1, &s->plan, e) ||
+        lm_plan_make(s->model->graph, site->backend, read, lm_model_rows(s->model, read), &s->plan,
+                     e) ||
         lm_evaluator_of(s->model, &s->plan, site->backend, site->exec, &s->eval, e)) {
         lm_scorer_close(s);
         return e->code;

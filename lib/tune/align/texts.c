@@ -195,20 +195,26 @@ int64_t lm_texts_row(const lm_texts *t, const lm_align_text *text, int64_t i, in
 
 /* ---- log-probabilities ---- */
 
-/* Those of the windows [window, window + batch) from the losses of the batch. */
+/* Numbers of the windows [window, window + batch) from the rows of the batch, times `sign`. */
 static void take_rows(const lm_texts *t, const lm_align_text *text, int64_t window, int64_t batch,
-                      const float *rows, double *const *logp)
+                      const float *rows, double sign, double *const *out)
 {
     const int64_t end = window + batch < t->windows ? window + batch : t->windows;
     for (int64_t j = t->first[window]; j < t->first[end]; j++) {
         const int64_t i = t->order[j], at = lm_texts_row(t, text, i, window, batch);
         for (int64_t k = 0; k < text[i].n - text[i].from; k++)
-            logp[i][k] = -(double)rows[at + k];
+            out[i][k] = sign * (double)rows[at + k];
     }
 }
 
 lm_code lm_texts_score(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
                        lm_err *e)
+{
+    return lm_texts_value(v, text, n, logp, NULL, e);
+}
+
+lm_code lm_texts_value(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
+                       double *const *value, lm_err *e)
 {
     const int64_t batch = v->batch.batch;
     lm_texts t = { 0 };
@@ -216,9 +222,12 @@ lm_code lm_texts_score(lm_evaluator *v, const lm_align_text *text, int64_t n, do
     for (int64_t w = 0; !e->code && w < t.windows && !lm_stopping(); w += batch) {
         lm_eval_sum sum = { 0 };
         const float *rows;
-        if (!lm_texts_fill(&t, text, w, v->model->config.vocab, &v->batch, e) &&
-            !lm_evaluator_run(v, &sum, &rows, e))
-            take_rows(&t, text, w, batch, rows, logp);
+        if (lm_texts_fill(&t, text, w, v->model->config.vocab, &v->batch, e) ||
+            lm_evaluator_run(v, &sum, &rows, e))
+            break;
+        take_rows(&t, text, w, batch, rows, -1, logp);
+        if (value && !lm_evaluator_values(v, &rows, e))
+            take_rows(&t, text, w, batch, rows, 1, value);
     }
     lm_texts_fini(&t);
     return e->code;

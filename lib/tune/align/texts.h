@@ -42,5 +42,8 @@ int64_t lm_texts_row(const lm_texts *t, const lm_align_text *text, int64_t i, in
  * lm_texts_fill. */
 lm_code lm_texts_score(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
                        lm_err *e);
+/* The same, and value[i] [n - from]: what the value head (lm_build.value) gives the rows that predict them. */
+lm_code lm_texts_value(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
+                       double *const *value, lm_err *e);
 
 #endif
