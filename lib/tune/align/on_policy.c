@@ -50,7 +50,7 @@ static lm_code check_opts(const lm_on_policy_opts *o, lm_err *e)
                        " (at most %d, and groups of two)",
                        o->tries, o->group, ON_POLICY_TRIES);
     if (o->kl_target > 0 && (!(o->kl_reward > 0) || !(o->kl_horizon > 0)))
-        return lm_fail(e, LM_EUSAGE, "kl-target", "begin with a coefficient: --kl 0.05",
+        return lm_fail(e, LM_EUSAGE, "kl-target", "begin with a coefficient of the KL",
                        "a target for the KL needs a penalty in the reward, and a horizon");
     if (lm_reward_count(o->reward) > ON_POLICY_REWARDS)
         return lm_fail(e, LM_EUSAGE, "reward", NULL, "there are more than %d", ON_POLICY_REWARDS);

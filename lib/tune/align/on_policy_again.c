@@ -12,7 +12,7 @@ static double *group_of(const on_policy_batch *b, const lm_on_policy *p, int64_t
     return b->total + i * p->o.group;
 }
 
-/* Prompt number i of a series of its own, so that each pass over the data has every prompt all the same. */
+/* Prompt number i of a series of its own: each pass over the data still has every prompt. */
 static int64_t prompt_at(const lm_on_policy *p, int64_t i)
 {
     const uint64_t all = (uint64_t)p->o.n_prompts, pass = (uint64_t)i / all;

@@ -80,7 +80,7 @@ lm_code lm_samples_open(const char *path, int64_t from, bool force, lm_samples *
     if (!lm_strdup(&s->path, path, e)) {
         s->fd = open(path, flags, 0666);
         if (s->fd < 0 && errno == EEXIST)
-            lm_fail(e, LM_EUSAGE, path, "give --force to replace it", "exists");
+            lm_fail(e, LM_EUSAGE, path, "allow replacing it", "exists already");
         else if (s->fd < 0)
             fail_io(path, "cannot be written", e);
     }
