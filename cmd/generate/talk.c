@@ -78,7 +78,7 @@ static lm_code read_line(generate_chat *chat, bool terminal, bool *got, lm_err *
             line[n - 1] = '\n';
         rc = lm_buf_add(&chat->line, line, (size_t)n, e);
     }
-    if (!rc && ferror(stdin))
+    if (!rc && ferror(stdin) && !lm_stopping())
         rc = lm_fail(e, LM_EIO, "standard input", NULL, "cannot read");
     free(line); /* getline's */
     return rc;

@@ -133,6 +133,32 @@ END
     [[ $stderr == *'the context holds 40: write /reset'* ]]
 }
 
+@test "chat: a full device is an error; a reader that leaves and a signal end the talk at once, without words" {
+    how=(-q run/ --chat --chat-template chatml -n 6 -T 0 --dtype f32)
+    # shellcheck disable=SC2016
+    run -1 bash -c 'generate "$@" > /dev/full <<< "The system"' _ "${how[@]}"
+    [[ $output == "generate: standard output: cannot write: No space left on device" ]]
+    mkfifo lines
+    generate "${how[@]}" < lines > out 2> err 3>&- &
+    p=$!
+    exec 4> lines
+    echo 'The system' >&4
+    for _ in $(seq 600); do
+        [ -s out ] && break
+        sleep 0.02
+    done
+    kill -TERM $p # it waits for the next line
+    code=0
+    wait $p || code=$?
+    exec 4>&-
+    [ "$code" -eq 143 ]
+    [ ! -s err ]
+    { for _ in $(seq 50); do printf '/reset\nThe system\n' && sleep 0.05; done; } 2> err |
+        { code=0 && generate "${how[@]}" -n 4 || code=$?; echo $code > status; } 2> err2 | head -c 1 > out
+    [ "$(cat status)" -eq 141 ]
+    [ ! -s err2 ]
+}
+
 @test "chat: options that do not fit together" {
     for o in '-p x' '--json' '--n 2' '--serve-batch 2' 'prompts.jsonl'; do
         # shellcheck disable=SC2086

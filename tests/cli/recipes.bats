@@ -262,12 +262,19 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     for t in old new; do
         seq 60 | awk -v t=$t '{ print "{\"text\": \"The " t " river number " $1 " walks under the bridge " $1 * 7 % 11 ".\"}" }' > "my text/$t.jsonl"
     done
-    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora ia3' VOCAB=300 SEQ=32 BATCH=2 \
-        BASE=4 STEPS=2 RANK=2 > log 2>&1 || { cat log; false; }
+    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' VOCAB=300 SEQ=32 BATCH=2 \
+        BASE=4 STEPS=2 RANK=2 LENGTH=20 > log 2>&1 || { cat log; false; }
     [ "$(wc -l < 'my work/table.txt')" -eq 5 ]
-    grep -qE '^lora +[0-9.]+ k +[0-9.]+ +[0-9.]+ +[0-9]+ +[0-9.]+ +[0-9.]+$' 'my work/table.txt'
+    grep -qE '^lora\+embed +[0-9.]+ k +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9]+ +[0-9.]+ +[0-9.]+ +-?[0-9]+$' 'my work/table.txt'
+    grep -qE '^full .* 100$' 'my work/table.txt'
+    grep -q '"modules_to_save": *\["\?embed_tokens' <(tr -d '\n ' < 'my work/runs/lora+embed/adapter/adapter_config.json')
+    # the pieces are the text, cut
+    [ "$(wc -l < 'my work/text/new.pieces.jsonl')" -gt 60 ]
+    texts() { sed 's/^{"text": *"//; s/"}$//' "$1" | tr -d '\n'; }
+    texts 'my work/text/new.train.jsonl' > whole
+    texts 'my work/text/new.pieces.jsonl' | cmp - whole
     grep -q '<svg' 'my work/loss.svg'
-    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora ia3' > again 2>&1
+    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' > again 2>&1
     run ! grep -q peft-tune again
     make -f 'my recipes/tune.mk' WORK='my work' clean
     [ ! -e 'my work' ]
