@@ -16,7 +16,8 @@
  *  - N = rows (B*T, batch-major), C = width, H query heads, K key/value heads, D head size, V vocabulary.
  *  - An optional operand that is absent has data == NULL and ndim == 0.
  *  - Weight gradients accumulate according to attr.acc (lm_acc): LM_ACC_ADD always adds into the output;
- *    LM_ACC_FIRST adds when step->more, otherwise overwrites it.
+ *    LM_ACC_FIRST adds when step->more, otherwise overwrites it; LM_ACC_FRESH, of a weight that was computed, always
+ *    overwrites it (head_grad, divergence_grad).
  *  - Results must not depend on the number of threads, bit for bit. */
 #ifndef LM_KERNELS_KERNEL_H
 #define LM_KERNELS_KERNEL_H
@@ -29,7 +30,7 @@
 #include "base/par.h"
 #include "numeric/tensor.h"
 
-typedef enum { LM_ACC_FIRST = 0, LM_ACC_ADD = 1 } lm_acc;
+typedef enum { LM_ACC_FIRST = 0, LM_ACC_ADD = 1, LM_ACC_FRESH = 2 } lm_acc;
 
 /* The numbers that change between runs of one graph. */
 typedef struct {

@@ -205,7 +205,7 @@ static lm_gemm dw_of(const lm_call *c, int64_t first, int64_t m, const float *d)
     const lm_divergence_attr *a = c->attr;
     const lm_tensor *x = &c->in[0];
     int64_t cols = x->dim[1], size = (int64_t)lm_dtype_size(x->dtype);
-    bool add = a->acc == LM_ACC_ADD || (c->step && c->step->more);
+    bool add = !c->step || !overwrites(c, a->acc);
     return (lm_gemm){
         .m = a->vocab,
         .n = cols,
@@ -265,7 +265,7 @@ static void divergence_grad(const lm_call *c)
     const lm_tensor *w = &c->in[1];
     float *dw = c->n_out > 1 ? c->out[1].data : NULL;
     run(c, true);
-    if (dw && a->acc == LM_ACC_FIRST && !c->step->more) /* rows of padding */
+    if (dw && overwrites(c, a->acc)) /* rows of padding */
         memset(dw + a->vocab * w->dim[1], 0,
                (size_t)((w->dim[0] - a->vocab) * w->dim[1]) * sizeof *dw);
 }

@@ -63,6 +63,25 @@ lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
     return LM_OK;
 }
 
+static bool is_computed(const lm_grad *s, lm_vid v)
+{
+    return v >= 0 && s->g->value[v].role != LM_ROLE_PARAM && lm_grad_wants(s, v);
+}
+
+lm_code lm_grad_weight(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
+{
+    if (!is_computed(s, v))
+        return lm_grad_param(s, v, out, acc, e);
+    *out = LM_NONE;
+    *acc = LM_ACC_FRESH;
+    return LM_OK;
+}
+
+lm_code lm_grad_weight_give(lm_grad *s, lm_vid v, lm_vid out, lm_err *e)
+{
+    return is_computed(s, v) ? lm_grad_give(s, v, out, e) : LM_OK;
+}
+
 /* A gradient that is a value of its own: by one more node to where the parameter's gradients are summed. */
 static lm_code add_to_param(lm_grad *s, lm_vid v, lm_vid d, lm_err *e)
 {

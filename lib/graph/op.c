@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-const char *const lm_acc_words[] = { "first", "add" };
+const char *const lm_acc_words[] = { "first", "add", "fresh" };
 
 int lm_op_ins(const lm_op *op)
 {

@@ -71,5 +71,9 @@ lm_code lm_grad_give(lm_grad *g, lm_vid v, lm_vid d, lm_err *e);
  * to it.  When v needs no gradient (frozen) or is absent: *out = LM_SKIP and *acc is not changed; a
  * kernel that requires the output then writes to an activation without readers. */
 lm_code lm_grad_param(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
+/* The same of a weight that may be computed: its gradient is then an activation, *out LM_NONE and *acc LM_ACC_FRESH, which the
+ * rule gives with lm_grad_weight_give when the node is appended; that does nothing for parameters. */
+lm_code lm_grad_weight(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
+lm_code lm_grad_weight_give(lm_grad *g, lm_vid v, lm_vid out, lm_err *e);
 
 #endif

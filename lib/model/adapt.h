@@ -112,6 +112,8 @@ void lm_b_const(lm_builder *b, lm_vid value, const double *number, const int32_t
  * the model (indices, which are constants of the graph). */
 void lm_b_aside(lm_builder *b, lm_dtype dtype, int ndim, const int64_t *dim, const int64_t *number,
                 const char *fmt, ...) LM_PRINTF(6, 7);
+/* The file has the latest slice once more, by the name `fmt`, which is not read. */
+void lm_b_again(lm_builder *b, const char *fmt, ...) LM_PRINTF(2, 3);
 /* x with elements dropped at rate p, counted by a site of its own; x itself where the mode does not train. */
 lm_vid lm_b_adapter_dropout(lm_builder *b, lm_vid x, double p);
 

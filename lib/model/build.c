@@ -87,25 +87,51 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
         s->dim[1] = rows;
 }
 
+static lm_model_aside *add_aside(lm_builder *b, char *name)
+{
+    lm_model *m = b->m;
+    if (!lm_b_ok(b) || lm_grow(&m->aside, &b->cap_aside, (size_t)m->n_aside + 1, sizeof *m->aside,
+                               "tensors", b->e))
+        return NULL;
+    lm_model_aside *t = &m->aside[m->n_aside++];
+    *t = (lm_model_aside){ .name = name, .slice = -1, .count = 1 };
+    return t;
+}
+
 void lm_b_aside(lm_builder *b, lm_dtype dtype, int ndim, const int64_t *dim, const int64_t *number,
                 const char *fmt, ...)
 {
-    lm_model *m = b->m;
     va_list ap;
     if (!lm_b_ok(b))
         return;
     va_start(ap, fmt);
-    char *name = format(b, fmt, ap);
+    lm_model_aside *t = add_aside(b, format(b, fmt, ap));
     va_end(ap);
-    if (!lm_b_ok(b) || lm_grow(&m->aside, &b->cap_aside, (size_t)m->n_aside + 1, sizeof *m->aside,
-                               "tensors", b->e))
+    if (!t)
         return;
-    lm_model_aside *t = &m->aside[m->n_aside++];
-    *t = (lm_model_aside){
-        .name = name, .dtype = dtype, .ndim = ndim, .count = 1, .number = number
-    };
+    t->dtype = dtype;
+    t->ndim = ndim;
+    t->number = number;
     for (int i = 0; i < ndim; i++)
         t->count *= t->dim[i] = dim[i];
+}
+
+void lm_b_again(lm_builder *b, const char *fmt, ...)
+{
+    va_list ap;
+    if (!lm_b_ok(b))
+        return;
+    va_start(ap, fmt);
+    lm_model_aside *t = add_aside(b, format(b, fmt, ap));
+    va_end(ap);
+    if (!t)
+        return;
+    const lm_slice *s = &b->m->slice[b->m->n_slices - 1];
+    t->slice = b->m->n_slices - 1;
+    t->dtype = LM_DTYPE_F32;
+    t->ndim = s->ndim;
+    t->count = lm_slice_count(s);
+    memcpy(t->dim, s->dim, sizeof t->dim);
 }
 
 lm_vid lm_b_append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in)

@@ -153,9 +153,11 @@ typedef struct {
     int64_t count;
 } lm_model_const;
 
-/* A tensor of whole numbers in an adapter's file that no value of the graph holds (lm_b_aside). */
+/* A tensor in an adapter's file that no value of the graph holds: whole numbers (lm_b_aside), or those of a slice once more
+ * (lm_b_again). */
 typedef struct {
     const char *name;
+    int slice;      /* -1: whole numbers */
     lm_dtype dtype; /* in the file: I32 or I64 */
     int ndim;
     int64_t dim[LM_MAX_DIMS], count;

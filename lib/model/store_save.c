@@ -145,8 +145,8 @@ lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
     for (const lm_st_tensor *t; !rc && (t = lm_folder_next(f));) {
         const void *data;
         const lm_model_aside *aside = lm_model_aside_find(s->model, t->name);
-        int i = aside ? -1 : named_slice(s->model, t->name, &at);
-        if (aside) {
+        int i = aside ? aside->slice : named_slice(s->model, t->name, &at);
+        if (aside && i < 0) {
             rc = write_aside(aside, f, &tmp, &room, e);
             continue;
         }

@@ -33,10 +33,12 @@ static lm_code divergence_rule(lm_grad *s, const lm_node *n, lm_err *e)
     lm_divergence_attr attr = *(const lm_divergence_attr *)n->attr;
     lm_vid in[6] = { n->in[0], n->in[1], n->in[2], n->in[3], n->in[4], lm_grad_of(s, n->out[0]) };
     lm_vid out[2] = { lm_grad_wants(s, n->in[0]) ? LM_NONE : LM_SKIP, LM_SKIP };
-    if (lm_grad_param(s, n->in[1], &out[1], &attr.acc, e) ||
-        lm_graph_append(g, &lm_op_divergence_grad, &attr, in, out, e))
+    bool wants = out[0] == LM_NONE;
+    if (lm_grad_weight(s, n->in[1], &out[1], &attr.acc, e) ||
+        lm_graph_append(g, &lm_op_divergence_grad, &attr, in, out, e) ||
+        lm_grad_weight_give(s, n->in[1], out[1], e))
         return e->code;
-    return out[0] == LM_NONE ? LM_OK : lm_grad_give(s, n->in[0], out[0], e);
+    return wants ? lm_grad_give(s, n->in[0], out[0], e) : LM_OK;
 }
 
 static double flops_of(const lm_tensor *x, const lm_tensor *w)

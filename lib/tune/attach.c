@@ -149,6 +149,8 @@ static lm_vid embed(void *ctx, lm_builder *b, const lm_adapt_embed *place)
 {
     lm_attach *a = ctx;
     const attach_module *m = lm_attach_find(a, place->module.name);
+    if (a->tokens.base)
+        return lm_attach_tokens_embed(a, b, place, place->x);
     return m ? lm_attach_lora_embed(a, b, place, m) : LM_NONE;
 }
 
@@ -161,7 +163,7 @@ static lm_code check_module(const lm_attach *a, const attach_module *m, const ch
         return lm_fail(e, LM_EUSAGE, where,
                        "take it from the targets, or put it into modules_to_save",
                        "the head '%s' cannot have an adapter in training", m->base->name);
-    if (m->module.embedding && !lm_attach_embeds(a, m))
+    if (m->module.embedding && !lm_attach_embeds(a, m) && a->method != &lm_tune_tokens)
         return lm_fail(e, LM_EUSAGE, where, "take it from the targets",
                        "%s does not train the embedding '%s'", a->method->name, m->base->name);
     return LM_OK;
@@ -258,11 +260,12 @@ static lm_code set_method(lm_attach *a, const char *type, const char *where, lm_
     if (!a->method)
         return lm_fail(e, LM_EUSAGE, where, NULL, "adapters of the kind %.40s are not known", type);
     if (lm_tune_check_config(a->method, a->adapter, where, e) || check_tied(a, where, e) ||
-        add_modules(a, where, e) || check_tensors(a, e))
+        add_modules(a, where, e) || check_tensors(a, e) || lm_attach_tokens_set(a, where, e))
         return e->code;
     a->adapt.linear = linear;
     a->adapt.apart = apart;
     a->adapt.embed = embed;
+    a->adapt.head = a->tokens.base ? lm_attach_tokens_head : NULL;
     if (a->method->is & LM_TUNE_VECTORS) /* tensors of the base that train: lm_attach_trains */
         a->adapt = (lm_adapt){ .ctx = a, .saved = saved_name };
     return LM_OK;

@@ -37,6 +37,15 @@ int64_t lm_attach_virtual(const lm_attach *a);
 /* True if their last state predicts the token after them: prompts and P-tuning.  A prefix has keys and values alone. */
 bool lm_attach_predicts(const lm_attach *a);
 
+/* Rows of the embedding that train (attach_tokens.c); false: there are none. */
+typedef struct {
+    const char *weight; /* of the base: the table [vocab,width] */
+    int64_t vocab, width;
+    const json_t *list;             /* tokens, each in range and once */
+    char name[LM_TENSOR_NAME + 64]; /* of the adapter's tensor */
+} lm_attach_rows;
+bool lm_attach_tokens(const lm_attach *a, lm_attach_rows *out);
+
 /* Modules that are changed: their number, and each as its method sees it. */
 size_t lm_attach_modules(const lm_attach *a);
 const lm_tune_module *lm_attach_module(const lm_attach *a, size_t i);

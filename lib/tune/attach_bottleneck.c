@@ -77,20 +77,38 @@ static bool flag(const json_t *c, const char *key)
     return json_is_true(json_object_get(c, key));
 }
 
+/* Whether the configuration asks for it: not false, null, 0 or an empty list. */
+static bool is_set(const json_t *v)
+{
+    return v && !json_is_false(v) && !json_is_null(v) &&
+           !(json_is_array(v) && !json_array_size(v)) &&
+           !(json_is_number(v) && json_number_value(v) == 0);
+}
+
 lm_code lm_attach_bottleneck_set(lm_attach *a, const char *where, lm_err *e)
 {
     static const char *const names[] = { "relu", "gelu", "gelu_new", "swish" };
-    static const char *const refused[] = { "is_parallel", "cross_adapter", "ln_before",  "ln_after",
-                                           "use_gating",  "phm_layer",     "inv_adapter" };
+    static const char *const refused[] = {
+        "is_parallel", "cross_adapter",    "ln_before",   "ln_after",
+        "use_gating",  "phm_layer",        "inv_adapter", "adapter_residual_before_ln",
+        "dropout",     "stochastic_depth", "leave_out"
+    };
+    static const char *const needed[] = { "residual_before_ln", "original_ln_after" };
     const json_t *c = json_object_get(a->adapter, "config");
     const json_t *factor = json_object_get(c, "reduction_factor");
     const json_t *scaling = json_object_get(c, "scaling");
     const char *function = json_string_value(json_object_get(c, "non_linearity"));
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const json_t *v = json_object_get(c, refused[i]);
-        if (v && !json_is_false(v) && !json_is_null(v))
+        if (is_set(v))
             return lm_fail(e, LM_EUSAGE, where, "use the program that made it",
                            "bottleneck adapters with %s are not served", refused[i]);
+    }
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
+        const json_t *v = json_object_get(c, needed[i]);
+        if (v && !json_is_true(v))
+            return lm_fail(e, LM_EUSAGE, where, "use the program that made it",
+                           "bottleneck adapters are served only with %s", needed[i]);
     }
     if (!json_is_string(json_object_get(a->adapter, "name")) || !json_is_number(factor) ||
         !(json_number_value(factor) > 0 && json_number_value(factor) <= 1e6) ||

@@ -49,6 +49,12 @@ struct lm_attach {
      * "" and LM_NONE: it is alone. */
     char prefix[16];
     lm_vid mask;
+    struct {                      /* rows of the embedding */
+        const lm_tune_base *base; /* NULL: none */
+        const json_t *list;
+        bool beside;                  /* a LoRA's */
+        lm_vid table, places, change; /* of the graph that is being built */
+    } tokens;
     attach_shared shared[LM_TUNE_TENSORS];
     int n_shared;
     const lm_model *building; /* that the shared values belong to */
@@ -91,6 +97,17 @@ lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *p
 lm_vid lm_attach_rules(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
 /* True if a method changes only results, so that modules can stay one product. */
 bool lm_attach_only_output(const lm_attach *a);
+
+/* The rule's constants become the model's; frees what the rule has. */
+void lm_attach_end_rule(lm_builder *b, lm_rule *r);
+
+/* ---- attach_tokens.c ---- */
+
+/* Finds the rows of the embedding that train, if there are some, and checks them. */
+lm_code lm_attach_tokens_set(lm_attach *a, const char *where, lm_err *e);
+/* The embedding's result x with these rows; and what a head that is tied to it reads. */
+lm_vid lm_attach_tokens_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place, lm_vid x);
+lm_vid lm_attach_tokens_head(void *ctx, lm_builder *b, const lm_adapt_linear *place);
 
 /* ---- attach_virtual.c, attach_bottleneck.c: true if the configuration is of that kind ---- */
 

@@ -16,8 +16,7 @@ static lm_rule rule_on(lm_builder *b)
     return (lm_rule){ .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
 }
 
-/* Constants of the rule become the model's. */
-static void end_rule(lm_builder *b, lm_rule *r)
+void lm_attach_end_rule(lm_builder *b, lm_rule *r)
 {
     for (size_t i = 0; i < r->n_made; i++)
         lm_b_const(b, r->made[i].value, r->made[i].number, r->made[i].id, r->made[i].count);
@@ -58,7 +57,7 @@ static lm_vid one_module(lm_attach *a, lm_builder *b, const attach_module *m,
     } else {
         y = by_weight(a, b, &r, &m->module, place, p);
     }
-    end_rule(b, &r);
+    lm_attach_end_rule(b, &r);
     return y;
 }
 
@@ -89,7 +88,7 @@ static lm_vid some_modules(lm_attach *a, lm_builder *b, const lm_adapt_linear *p
         if (lm_b_ok(b))
             part[i] = a->method->output(&r, &m->module, place->x, part[i], p);
     }
-    end_rule(b, &r);
+    lm_attach_end_rule(b, &r);
     return lm_b_append(b, &lm_op_join, &join, part);
 }
 

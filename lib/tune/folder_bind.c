@@ -123,6 +123,13 @@ static lm_code sort_tokens(lm_tune_folder *f, size_t k, const char *name, size_t
     return LM_OK;
 }
 
+/* Of chosen tokens: the same rows once more, as those of a head that is tied to the embedding. */
+static bool is_again(const lm_tune_folder *f, const char *name)
+{
+    return !strcmp(name, "base_model.model.lm_head.trainable_tokens_delta") &&
+           !lm_tune_base_find(f->bases, "lm_head", 7);
+}
+
 static lm_code sort_tensor(lm_tune_folder *f, size_t k, lm_err *e)
 {
     const lm_st_tensor *t = lm_st_at(f->st, k);
@@ -131,7 +138,7 @@ static lm_code sort_tensor(lm_tune_folder *f, size_t k, lm_err *e)
     const lm_tune_base *b;
     lm_tune_part *p;
 
-    if (!t->count) /* PEFT's, of a module that has no rank left */
+    if (!t->count || is_again(f, name)) /* no count: of a module that has no rank left */
         return LM_OK;
     if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
         /* shared by all modules: looked up by name */
@@ -304,7 +311,7 @@ lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_er
             if (lm_st_at(f->st, k) == f->whole[i].file)
                 used[k] = true;
     for (size_t k = 0; !rc && k < n; k++)
-        if (!used[k] && lm_st_at(f->st, k)->count)
+        if (!used[k] && lm_st_at(f->st, k)->count && !is_again(f, lm_st_at(f->st, k)->name))
             rc = lm_fail(e, LM_EFORMAT, f->path, "use the program that made it",
                          "tensor '%s' is not one of %s", lm_st_show(lm_st_at(f->st, k)->name, show),
                          f->method->peft_type);

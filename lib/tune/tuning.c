@@ -312,13 +312,41 @@ static lm_code check_all_below(const lm_tuning *t, lm_err *e)
     return rc;
 }
 
+/* Rows of the embedding begin with those of the base. */
+static lm_code start_rows(const lm_tuning *t, lm_store *s, const lm_attach_rows *rows, lm_err *e)
+{
+    const lm_st_tensor *st = lm_model_source_find(t->base, rows->weight);
+    size_t n = json_array_size(rows->list), width = (size_t)rows->width;
+    int slice = slice_of(s->model, rows->name);
+    float *table = NULL, *v = NULL;
+    if (!st || slice < 0)
+        return lm_fail(e, LM_EBUG, rows->weight, NULL, "is not in the base, or in the model");
+    lm_code rc = lm_alloc_n(&table, (size_t)rows->vocab * width, sizeof *table, "a table", e);
+    rc = rc ? rc : lm_alloc_n(&v, n * width, sizeof *v, "rows of a table", e);
+    rc = rc ? rc : lm_model_source_load(t->base, st, LM_DTYPE_F32, table, e);
+    for (size_t i = 0; !rc && i < n; i++)
+        memcpy(v + i * width,
+               table + (size_t)json_integer_value(json_array_get(rows->list, i)) * width,
+               width * sizeof *v);
+    rc = rc ? rc : lm_store_put(s, slice, LM_DTYPE_F32, v, e);
+    lm_free(table);
+    lm_free(v);
+    return rc;
+}
+
 lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
 {
     lm_tuning *t = ctx;
     const lm_tune_method *method = lm_attach_method(t->attach);
     if (lm_store_draw(s, LM_TENSORS_ADAPTER, t->seed, e))
         return e->code;
+    lm_attach_rows rows;
+    bool any = lm_attach_tokens(t->attach, &rows);
+    if (any && start_rows(t, s, &rows, e))
+        return e->code;
     for (size_t i = 0; method && method->start && i < lm_attach_modules(t->attach); i++) {
+        if (any && lm_attach_module(t->attach, i)->embedding)
+            continue;
         first f = { .t = t, .s = s, .m = lm_attach_module(t->attach, i) };
         if (start_module(&f, method, e))
             return e->code;

@@ -62,6 +62,15 @@ static const row values[] = {
     { 0 },
 };
 
+static const row embeddings[] = {
+    { " llama llama4 mistral mixtral opt gemma gemma2 gemma3_text qwen2 qwen3 olmo2 olmo3 phi ",
+      LIST("embed_tokens") },
+    { " gpt2 gpt_bigcode gpt_neo gptj codegen mpt ", LIST("wte") },
+    { " falcon bloom ", LIST("word_embeddings") },
+    { " gpt_neox ", LIST("embed_in") },
+    { 0 },
+};
+
 static const row all[] = {
     { " llama llama4 mistral mixtral gemma gemma2 gemma3_text qwen2 qwen3 phi ",
       LIST("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj") },
@@ -84,7 +93,7 @@ static const struct {
     { " LN_TUNING ", norms, NULL },
     { " BEFT ", values, NULL },
     { " OSF ", all, NULL },
-    { " TRAINABLE_TOKENS ", NULL, NULL },
+    { " TRAINABLE_TOKENS ", embeddings, NULL },
 };
 
 static bool has_word(const char *words, const char *word)

@@ -102,6 +102,20 @@ same_from_5() { # NAME OPTION...
     [ "$(numbers places/adapter_model.safetensors)" = "$(numbers places-on/adapter_model.safetensors)" ]
 }
 
+@test "peft-tune: rows of the embedding train, alone and beside lora" {
+    same_from_5 rows --method tokens --set 'token_indices=[3,270,300]'
+    same_from_5 beside --rank 2 --set 'trainable_token_indices=[3,270]'
+    loss() { eval-model -q "$@" text.jsonl --seq-len 64 --json | sed 's/.*"loss":\([0-9.]*\).*/\1/'; }
+    for name in rows beside; do
+        merge-models -q --method passthrough m+$name -o $name-merged
+        paste <(loss m --adapter $name) <(loss $name-merged) <(loss m) > losses
+        awk '{ exit !($1 > 0 && $1 - $2 < 1e-5 && $2 - $1 < 1e-5 && $1 != $3) }' losses
+    done
+    run peft-tune -q m qa.jsonl -o no "${how[@]}" --method tokens --set 'token_indices=[320]'
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"not a token of the base"* ]]
+}
+
 @test "peft-tune: changed data end a resume, unless they are named" {
     cp qa.jsonl moving.jsonl
     peft-tune -q m moving.jsonl -o moved "${how[@]}" --epochs 1

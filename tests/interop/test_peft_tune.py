@@ -177,6 +177,9 @@ def cases(kind):
     yield "prefix", "prefix", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     if kind == "gpt2":
         yield "biases", "lora", peft.LoraConfig(r=4, bias="all", modules_to_save=["ln_f"], **to)
+    table = {"llama": "embed_tokens", "gpt2": "wte"}[kind]
+    yield "tokens", "tokens", peft.TrainableTokensConfig(task_type="CAUSAL_LM", token_indices=[260, 5, 299], target_modules=[table])
+    yield "loratokens", "lora", peft.LoraConfig(r=4, lora_alpha=8, trainable_token_indices={table: [260, 299]}, **to)
     if kind == "llama":
         yield "doradrop", "dora", peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, lora_dropout=1e-9, **plain)
         ranks = dict(init_r=6, target_r=2, lora_alpha=8, total_step=STEPS, orth_reg_weight=0.1, **plain)

@@ -448,6 +448,14 @@ static void test_beside(void **state)
                   "{\"peft_type\":\"LORA\",\"target_modules\":[\"embed_tokens\",\"o_proj\"],"
                   "\"r\":2,\"modules_to_save\":[\"lm_head\"]}",
                   false);
+    for (int model = 0; model < N_MODELS; model++) { /* tied, and not */
+        check_adapter(model, "{\"peft_type\":\"TRAINABLE_TOKENS\",\"token_indices\":[3,0,17,8]}",
+                      false);
+        check_adapter(model,
+                      "{\"peft_type\":\"LORA\",\"target_modules\":[\"o_proj\",\"c_fc\"],"
+                      "\"r\":2,\"trainable_token_indices\":[5,7]}",
+                      false);
+    }
     check_adapter(1,
                   "{\"peft_type\":\"LN_TUNING\",\"target_modules\":[\"input_layernorm\",\"norm\"]}",
                   false);
@@ -545,6 +553,15 @@ static void test_refusals(void **state)
 {
     (void)state;
     check_refused("{\"peft_type\":\"NONE\"}", "not known");
+    check_refused("{\"peft_type\":\"TRAINABLE_TOKENS\",\"token_indices\":[3,23]}", "not a token");
+    check_refused("{\"peft_type\":\"TRAINABLE_TOKENS\",\"token_indices\":[3,3]}", "twice");
+    check_refused("{\"peft_type\":\"TRAINABLE_TOKENS\"}", "no tokens");
+    check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\"],"
+                  "\"trainable_token_indices\":{\"lm_head\":[3]}}",
+                  "names 'lm_head'");
+    check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\",\"embed_tokens\"],"
+                  "\"trainable_token_indices\":[3]}",
+                  "rows of its own");
     check_refused("{}", "peft_type");
     check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"lm_head\"]}", "lm_head");
     check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"q_prj\"]}", "q_prj");
@@ -554,6 +571,12 @@ static void test_refusals(void **state)
     check_refused("{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":2,"
                   "\"encoder_reparameterization_type\":\"LSTM\"}",
                   "LSTM");
+    check_refused("{\"name\":\"a\",\"config\":{\"mh_adapter\":true,\"reduction_factor\":4,"
+                  "\"non_linearity\":\"relu\",\"dropout\":0.1}}",
+                  "dropout");
+    check_refused("{\"name\":\"a\",\"config\":{\"mh_adapter\":true,\"reduction_factor\":4,"
+                  "\"non_linearity\":\"relu\",\"residual_before_ln\":\"post_add\"}}",
+                  "residual_before_ln");
     check_refused("{\"name\":\"a\",\"config\":{\"mh_adapter\":true,\"reduction_factor\":4,"
                   "\"non_linearity\":\"sine\"}}",
                   "sine");
