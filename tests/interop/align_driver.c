@@ -2,8 +2,9 @@
 /* align_driver -- one call of a loss of alignment for test_align.py.
  *
  * Standard input: {"loss": TEXT, "seq": [{"logp": [...], "ref": [...], "old": [...], "mask": [...], "correct": [...],
- * "advantage": X, "good": B, "mismatched": B, "margin": X, "score": X}, ...]}; absent arrays are NULL.
- * Standard output: {"loss": X, "dlogp": [[...], ...], "dscore": [...], "metrics": {...}}. */
+ * "advantages": [...], "value": [...], "old_value": [...], "returns": [...], "advantage": X, "good": B, "mismatched": B,
+ * "margin": X, "score": X}, ...]}; absent arrays are NULL.
+ * Standard output: {"loss": X, "dlogp": [[...], ...], "dvalue": [[...], ...], "dscore": [...], "metrics": {...}}. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,22 +44,34 @@ static lm_align_seq read_seq(const json_t *o)
                            .old = numbers(o, "old", n),
                            .correct = numbers(o, "correct", n),
                            .mask = bits(o, "mask", n),
+                           .advantages = numbers(o, "advantages", n),
+                           .value = numbers(o, "value", n),
+                           .old_value = numbers(o, "old_value", n),
+                           .returns = numbers(o, "returns", n),
                            .advantage = number(o, "advantage"),
                            .good = json_is_true(json_object_get(o, "good")),
                            .mismatched = json_is_true(json_object_get(o, "mismatched")),
                            .margin = number(o, "margin"),
                            .score = number(o, "score"),
-                           .dlogp = calloc((size_t)n + 1, sizeof(double)) };
+                           .dlogp = calloc((size_t)n + 1, sizeof(double)),
+                           .dvalue = calloc((size_t)n + 1, sizeof(double)) };
+}
+
+static json_t *list(const double *x, int64_t n)
+{
+    json_t *row = json_array();
+    for (int64_t t = 0; t < n; t++)
+        json_array_append_new(row, json_real(x[t]));
+    return row;
 }
 
 static json_t *result(const lm_align_batch *b)
 {
-    json_t *o = json_object(), *dlogp = json_array(), *dscore = json_array(), *m = json_object();
+    json_t *o = json_object(), *dlogp = json_array(), *dvalue = json_array(),
+           *dscore = json_array(), *m = json_object();
     for (int64_t i = 0; i < b->n; i++) {
-        json_t *row = json_array();
-        for (int64_t t = 0; t < b->seq[i].n; t++)
-            json_array_append_new(row, json_real(b->seq[i].dlogp[t]));
-        json_array_append_new(dlogp, row);
+        json_array_append_new(dlogp, list(b->seq[i].dlogp, b->seq[i].n));
+        json_array_append_new(dvalue, list(b->seq[i].dvalue, b->seq[i].n));
         json_array_append_new(dscore, json_real(b->seq[i].dscore));
     }
     for (int i = 0; i < b->metrics->n; i++)
@@ -66,6 +79,7 @@ static json_t *result(const lm_align_batch *b)
                             json_real(lm_align_value(&b->metrics->item[i])));
     json_object_set_new(o, "loss", json_real(b->loss));
     json_object_set_new(o, "dlogp", dlogp);
+    json_object_set_new(o, "dvalue", dvalue);
     json_object_set_new(o, "dscore", dscore);
     json_object_set_new(o, "metrics", m);
     return o;

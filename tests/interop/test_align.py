@@ -263,6 +263,26 @@ def policy(run, seed, kind, text="", trainer=GRPOTrainer, name=None, correct=Fal
                   got["metrics"][key], theirs)
 
 
+def ppo(run, seed, coef, clip, clip_value):
+    """PPO's clipped loss of policy and values by autograd: current TRL has no trainer for it."""
+    d = draw(seed)
+    g = torch.Generator().manual_seed(seed + 100)
+    old_value, returns, advantages = (2 * torch.rand(B, T, generator=g, dtype=torch.float64) - 1 for _ in range(3))
+    value = (old_value + torch.rand(B, T, generator=g, dtype=torch.float64) - 0.5).requires_grad_()
+    lp = d.lp.clone().requires_grad_()
+    m = d.mask.bool()
+    bounded = torch.clamp(value, old_value - clip_value, old_value + clip_value)
+    of_values = torch.max((value - returns) ** 2, (bounded - returns) ** 2)
+    ratio = torch.exp(lp - d.old)
+    of_policy = torch.max(-advantages * ratio, -advantages * torch.clamp(ratio, 1 - clip, 1 + clip))
+    want = of_policy[m].mean() + coef * 0.5 * of_values[m].mean()
+    got = ours(run, f"ppo:epsilon={clip},vf_coef={coef},cliprange_value={clip_value}", d, value=value, old_value=old_value,
+               returns=returns, advantages=advantages)
+    compare(f"ppo seed {seed}", got, want, lp)
+    off = (torch.tensor(got["dvalue"], dtype=torch.float64) - value.grad).abs().max().item()
+    check(off < 1e-9, f"ppo, derivatives by values, seed {seed}", off)
+
+
 def policies(run):
     for seed in range(3):
         for kind in ("grpo", "bnpo", "dapo"):
@@ -283,6 +303,8 @@ def policies(run):
         policy(run, seed, "vespo")
         policy(run, seed, "vespo", correct=True)
         policy(run, seed, "rloo", "epsilon=0.1", trainer=RLOOTrainer, epsilon_low=0.1, epsilon_high=0.1)
+        ppo(run, seed, 0.1, 0.2, 0.2)
+        ppo(run, seed, 0.7, 0.05, 0.1)
         policy(run, seed, "gmpo", "epsilon=0.2,beta=0.1", trainer=GMPOTrainer, beta=0.1)
 
 
