@@ -65,7 +65,7 @@ static lm_code work(align_session *s, lm_err *e)
     if (prepare(s, e) || open_data(s, e) || lm_session_program(t, &plan, e) ||
         align_add_memory(s, &plan, e) || align_add_teacher(s, &plan, e))
         return e->code;
-    align_say_adapter(s);
+    lm_tuning_say(&tool, &s->tuning);
     lm_train_advise(&t->o, &t->config, &tool.sink);
     if (tool.dry_run)
         return lm_training_outlook(&opt.loop, t, &plan, false, &o, e)

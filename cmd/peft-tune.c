@@ -59,14 +59,10 @@ static lm_code read_data(tune_session *s, lm_err *e)
 static void say_trained(const tune_session *s)
 {
     const lm_session *t = &s->t;
-    lm_buf line = { 0 };
-    lm_err unseen = { 0 };
-    if (s->tuning.attach && !lm_tuning_line(&s->tuning, &line, &unseen))
-        lm_say(&tool, LM_LOG_NOTICE, "%s", line.data);
-    lm_buf_fini(&line);
     const lm_model *m = t->program->train;
     double trained = 0, all = 0;
     char a[32], b[32];
+    lm_tuning_say(&tool, &s->tuning);
     for (int i = 0; i < m->n_params; i++) {
         all += (double)m->param[i].count;
         trained += m->param[i].trains ? (double)m->param[i].count : 0;
@@ -127,7 +123,6 @@ static void close_all(tune_session *s, lm_err *e)
     lm_text_record_map_fini(&s->map);
     lm_tune_partial_fini(&s->part);
     lm_tuning_fini(&s->tuning);
-    json_decref(s->config);
     lm_st_close(s->first);
     lm_bundle_close(s->files);
     lm_buf_fini(&s->groups);

@@ -4,12 +4,12 @@
 #define LM_CMD_ALIGN_MODEL_OPTIONS_H
 
 #include "common/loop.h"
+#include "common/tuning.h"
 #include "model/generation.h"
 #include "text/tokenizer.h"
 #include "tune/align/gkd.h"
 #include "tune/align/offline.h"
 #include "tune/align/prompts.h"
-#include "tune/tuning.h"
 
 typedef struct {
     lm_loop_args loop;
@@ -21,10 +21,7 @@ typedef struct {
     double epochs;
     const char *template, *truncation, *map;
     bool list_losses;
-    /* of an adapter */
-    const char *method, *target, *save, *init_adapter, *base_format;
-    double rank, lora_alpha, adapter_dropout;
-    lm_strs set;
+    lm_tuning_args tuning;
     /* of sampled completions */
     lm_strs reward, command, stop;
     const char *weights, *advantage, *scale, *correct, *reference, *teacher;
@@ -102,7 +99,6 @@ void align_close_answers(align_session *s);
 lm_code align_ask_adapter(align_session *s, lm_err *e);
 /* When the model is open: what trains, and how the rest is kept. */
 lm_code align_choose_adapter(align_session *s, lm_err *e);
-void align_say_adapter(const align_session *s);
 /* The learning rate by default: of an adapter ten times the loss's, as TRL's guides advise. */
 double align_rate(const align_session *s);
 void align_close_adapter(align_session *s);

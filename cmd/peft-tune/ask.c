@@ -22,43 +22,29 @@ static lm_code find_operands(tune_session *s, lm_err *e)
                              &s->t, &s->run, e) ||
         !opt.loop.resume)
         return e->code;
-    if (!lm_tuning_recipe_find(opt.method, &s->recipe))
+    if (!lm_tuning_recipe_find(opt.tuning.method, &s->recipe))
         return lm_fail(e, LM_EFORMAT, s->run.step_dir, NULL, "was made by an unknown method '%s'",
-                       opt.method);
+                       opt.tuning.method);
     return lm_tuning_recipe_adapts(&s->recipe) ? lm_training_find_base(&s->t, &s->run, e) : LM_OK;
 }
 
 static lm_code find_recipe(tune_session *s, lm_err *e)
 {
-    static const struct {
-        const char *name;
-        bool saved; /* also of an adapter that is read */
-    } of_adapters[] = { { "rank", true },
-                        { "alpha", true },
-                        { "adapter-dropout", true },
-                        { "target", true },
-                        { "exclude", true },
-                        { "layers", true },
-                        { "set", true },
-                        { "modules-to-save", true },
-                        { "init-adapter", false },
-                        { "lora-plus-ratio", false } };
-    const char *near = lm_nearest(opt.method, lm_tuning_recipe_names());
-    char todo[80] = "see --list-methods", where[40];
-    if (near)
-        snprintf(todo, sizeof todo, "did you mean '%s'?", near);
-    if (!lm_tuning_recipe_find(opt.method, &s->recipe))
-        return lm_fail(e, LM_EUSAGE, "--method", todo, "no method '%s'", opt.method);
-    for (size_t i = 0; i < sizeof of_adapters / sizeof *of_adapters; i++) {
-        bool given = lm_given(&tool, of_adapters[i].name);
-        snprintf(where, sizeof where, "--%s", of_adapters[i].name);
-        if (given && !lm_tuning_recipe_adapts(&s->recipe))
-            return lm_fail(e, LM_EUSAGE, where, "leave it out", "method '%s' has no adapter",
-                           opt.method);
-        if (given && of_adapters[i].saved && (opt.init_adapter || opt.loop.resume))
-            return lm_fail(e, LM_EUSAGE, where, "leave it out",
-                           "the saved adapter's configuration says it");
-    }
+    static const lm_tuning_option of_adapters[] = { { "rank", true },
+                                                    { "alpha", true },
+                                                    { "adapter-dropout", true },
+                                                    { "target", true },
+                                                    { "exclude", true },
+                                                    { "layers", true },
+                                                    { "set", true },
+                                                    { "modules-to-save", true },
+                                                    { "init-adapter", false },
+                                                    { "lora-plus-ratio", false },
+                                                    { NULL, false } };
+    if (lm_tuning_find(&opt.tuning, "see --list-methods", &s->recipe, e) ||
+        lm_tuning_refuse_alone(&tool, &opt.tuning, of_adapters, lm_tuning_recipe_adapts(&s->recipe),
+                               opt.loop.resume != NULL, "leave it out", e))
+        return e->code;
     if (opt.train && lm_tuning_recipe_adapts(&s->recipe))
         return lm_fail(e, LM_EUSAGE, "--train", "choose --method full, or give --modules-to-save",
                        "serves no adapter");
@@ -93,51 +79,13 @@ static lm_code choose_tensors(tune_session *s, lm_err *e)
     return LM_OK;
 }
 
-/* The configuration: that of a saved adapter, or a new one. */
-static lm_code read_config(tune_session *s, lm_err *e)
-{
-    const lm_session_ask *a = &s->t.ask;
-    const char *saved = a->resume ? a->resume : opt.init_adapter;
-    const lm_tuning_ask ask = { .recipe = s->recipe,
-                                .base = a->model,
-                                .model = &s->t.config,
-                                .rank = opt.rank,
-                                .alpha = opt.alpha,
-                                .dropout = opt.adapter_dropout,
-                                .target = opt.target,
-                                .exclude = opt.exclude,
-                                .layers = opt.layers,
-                                .save = opt.save,
-                                .set = opt.set.v,
-                                .n_set = opt.set.n };
-    return saved ? lm_tuning_open(saved, &a->how, &s->files, &s->first, &s->config, e)
-                 : lm_tuning_config(&ask, &s->config, e);
-}
-
 static lm_code choose_adapter(tune_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
-    const char *where = t->ask.resume      ? t->ask.resume
-                        : opt.init_adapter ? opt.init_adapter
-                                           : "adapter";
-    if (read_config(s, e))
+    json_t *config = NULL;
+    if (lm_tuning_read(&opt.tuning, &s->recipe, t, &s->files, &s->first, &config, e) ||
+        lm_tuning_attach(&tool, &opt.tuning, t, config, s->first, &s->tuning, e))
         return e->code;
-    if (t->ask.resume)
-        lm_tuning_resume(s->config, s->first);
-    json_t *config = s->config;
-    s->config = NULL;
-    if (lm_tuning_new(config, where, t->source, &t->config, &s->tuning, e))
-        return e->code;
-    s->tuning.base = t->source;
-    s->tuning.seed = (uint64_t)tool.seed;
-    s->tuning.first = t->ask.resume ? NULL : s->first;
-    if (lm_tuning_ids(&s->tuning, s->first, e))
-        return e->code;
-    lm_tuning_build(&s->tuning, &t->o.build);
-    t->adapter.config = s->tuning.text.data;
-    t->adapter.start = lm_tuning_start;
-    t->adapter.fold = lm_tuning_fold;
-    t->adapter.ctx = &s->tuning;
     s->maker.virtual_first = t->config.vocab;
     s->maker.virtuals = lm_attach_virtual(s->tuning.attach);
     return LM_OK;
@@ -145,19 +93,14 @@ static lm_code choose_adapter(tune_session *s, lm_err *e)
 
 lm_code tune_choose(tune_session *s, lm_err *e)
 {
-    lm_build *b = &s->t.o.build;
-    const char *format = strcmp(opt.base_format, "auto") != 0 ? opt.base_format : s->recipe.format;
     bool paged =
         opt.states_in[0] == 'h' || (opt.states_in[0] == 'a' && !strcmp(s->recipe.name, "qlora"));
     s->t.o.states_in = opt.states_in[0] == 'f' ? LM_STATES_FILE
                        : paged                 ? LM_STATES_HOST
                                                : LM_STATES_NEAR;
     s->t.o.states_dir = s->t.ask.run;
-    b->codes = s->t.source;
-    if (format && lm_format_find(format, NULL, &b->frozen_format, e)) {
-        lm_err_in(e, "--base-format");
+    if (lm_tuning_encode(&opt.tuning, &s->recipe, &s->t, e))
         return e->code;
-    }
     return lm_tuning_recipe_adapts(&s->recipe) ? choose_adapter(s, e) : choose_tensors(s, e);
 }
 

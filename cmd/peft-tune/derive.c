@@ -97,7 +97,7 @@ static lm_code open_inputs(derivation *d, lm_err *e)
 
 static lm_code make(derivation *d, lm_tune_lora_report *r, lm_err *e)
 {
-    const lm_tune_lora_opts o = { .rank = opt.rank > 0 ? (int64_t)opt.rank : 0,
+    const lm_tune_lora_opts o = { .rank = opt.tuning.rank > 0 ? (int64_t)opt.tuning.rank : 0,
                                   .share = opt.share,
                                   .seed = (uint64_t)tool.seed,
                                   .par = d->par,

@@ -4,9 +4,9 @@
 #define LM_CMD_PEFT_TUNE_OPTIONS_H
 
 #include "common/loop.h"
+#include "common/tuning.h"
 #include "train/packed.h"
 #include "tune/partial.h"
-#include "tune/tuning.h"
 
 typedef struct {
     lm_loop_args loop;
@@ -15,10 +15,9 @@ typedef struct {
     const char *dtype;
     bool dump_graph;
 
-    const char *method, *train, *target, *exclude, *layers, *save, *init_adapter, *base_format,
-        *states_in;
-    double rank, alpha, adapter_dropout, plus;
-    lm_strs set;
+    lm_tuning_args tuning;
+    const char *train, *states_in;
+    double plus;
     bool list_methods, unmerge, to_lora;
     const char *combine;
     double share;
@@ -43,7 +42,6 @@ typedef struct {
     lm_tuning_recipe recipe;
     lm_tune_partial part; /* of a recipe without adapter */
     lm_tuning tuning;     /* of the others */
-    json_t *config;       /* of a saved adapter, until lm_tuning_new has it */
     lm_bundle *files;     /* of --init-adapter */
     lm_st *first;
 } tune_session;

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tuning.c -- see tuning.h. */
+#include "common/tuning.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "numeric/format.h"
+
+const char *const lm_tuning_base_formats[] = { "auto", "nf4", "nf4_dq", "q8_0", "q4_0", NULL };
+
+/* ---- options ---- */
+
+lm_code lm_tuning_find(const lm_tuning_args *a, const char *list, lm_tuning_recipe *out, lm_err *e)
+{
+    const char *near = lm_nearest(a->method, lm_tuning_recipe_names());
+    char todo[80];
+    if (lm_tuning_recipe_find(a->method, out))
+        return LM_OK;
+    if (near)
+        snprintf(todo, sizeof todo, "did you mean '%s'?", near);
+    return lm_fail(e, LM_EUSAGE, "--method", near ? todo : list, "no method '%s'", a->method);
+}
+
+lm_code lm_tuning_refuse_alone(const lm_tool *t, const lm_tuning_args *a,
+                               const lm_tuning_option *list, bool adapts, bool resumed,
+                               const char *todo, lm_err *e)
+{
+    char where[40];
+    for (; list->name; list++) {
+        if (!lm_given(t, list->name))
+            continue;
+        snprintf(where, sizeof where, "--%s", list->name);
+        if (!adapts)
+            return lm_fail(e, LM_EUSAGE, where, todo, "method '%s' has no adapter", a->method);
+        if (list->saved && (a->init_adapter || resumed))
+            return lm_fail(e, LM_EUSAGE, where, "leave it out",
+                           "the saved adapter's configuration says it");
+    }
+    return LM_OK;
+}
+
+/* ---- the adapter ---- */
+
+lm_code lm_tuning_encode(const lm_tuning_args *a, const lm_tuning_recipe *r, lm_session *s,
+                         lm_err *e)
+{
+    const char *format = strcmp(a->base_format, "auto") != 0 ? a->base_format : r->format;
+    lm_build *b = &s->o.build;
+    b->codes = s->source;
+    if (format && lm_format_find(format, NULL, &b->frozen_format, e))
+        lm_err_in(e, "--base-format");
+    return e->code;
+}
+
+lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const lm_session *s,
+                       lm_bundle **files, lm_st **first, json_t **config, lm_err *e)
+{
+    const char *saved = s->ask.resume ? s->ask.resume : a->init_adapter;
+    const lm_tuning_ask ask = { .recipe = *r,
+                                .base = s->ask.model,
+                                .model = &s->config,
+                                .rank = a->rank,
+                                .alpha = a->alpha,
+                                .dropout = a->dropout,
+                                .target = a->target,
+                                .exclude = a->exclude,
+                                .layers = a->layers,
+                                .save = a->save,
+                                .set = a->set.v,
+                                .n_set = a->set.n };
+    if (!saved)
+        return lm_tuning_config(&ask, config, e);
+    if (lm_tuning_open(saved, &s->ask.how, files, first, config, e)) {
+        json_decref(*config);
+        *config = NULL;
+        return e->code;
+    }
+    if (s->ask.resume)
+        lm_tuning_resume(*config, *first);
+    return LM_OK;
+}
+
+lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *s, json_t *config,
+                         lm_st *first, lm_tuning *out, lm_err *e)
+{
+    const char *where = s->ask.resume     ? s->ask.resume
+                        : a->init_adapter ? a->init_adapter
+                                          : "adapter";
+    if (lm_tuning_new(config, where, s->source, &s->config, out, e))
+        return e->code;
+    out->base = s->source;
+    out->seed = (uint64_t)t->seed;
+    out->first = s->ask.resume ? NULL : first;
+    if (lm_tuning_ids(out, first, e))
+        return e->code;
+    lm_tuning_build(out, &s->o.build);
+    s->adapter.config = out->text.data;
+    s->adapter.start = lm_tuning_start;
+    s->adapter.fold = lm_tuning_fold;
+    s->adapter.ctx = out;
+    return LM_OK;
+}
+
+void lm_tuning_say(lm_tool *t, const lm_tuning *tuning)
+{
+    lm_buf line = { 0 };
+    lm_err unseen = { 0 };
+    if (tuning->attach && !lm_tuning_line(tuning, &line, &unseen))
+        lm_say(t, LM_LOG_NOTICE, "%s", line.data);
+    lm_buf_fini(&line);
+}
