@@ -23,7 +23,7 @@ typedef struct {
     bool list_losses;
     lm_tuning_args tuning;
     /* of sampled completions */
-    lm_strs reward, command, stop;
+    lm_strs reward, command, reward_model, stop;
     const char *weights, *advantage, *scale, *correct, *reference, *teacher;
     double kl_target, kl_horizon, discount, gae_lambda, least;
     const char *samples;

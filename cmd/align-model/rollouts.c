@@ -20,7 +20,7 @@ static const char log_name[] = "completions.jsonl";
 
 static int count_rewards(void)
 {
-    return opt.reward.n + opt.command.n;
+    return opt.reward.n + opt.command.n + opt.reward_model.n;
 }
 
 bool align_has_rewards(void)
@@ -243,7 +243,12 @@ static lm_code read_weights(double *out, lm_err *e)
 
 static lm_code open_rewards(align_session *s, lm_err *e)
 {
-    const lm_reward_opts o = { .most_new = opt.most_new, .timeout = opt.timeout };
+    const lm_reward_opts o = { .most_new = opt.most_new,
+                               .tokenizer = s->tok,
+                               .timeout = opt.timeout };
+    const lm_strs *const behind[] = { &opt.command, &opt.reward_model };
+    static const char *const kind[] = { "command", "model" };
+    int n = opt.reward.n;
     const char *spec[MOST_REWARDS];
     char *owned[MOST_REWARDS] = { NULL };
     double weight[MOST_REWARDS];
@@ -251,13 +256,14 @@ static lm_code open_rewards(align_session *s, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--reward", NULL, "there are more than %d", MOST_REWARDS);
     for (int i = 0; i < opt.reward.n; i++)
         spec[i] = opt.reward.v[i];
-    for (int i = 0; i < opt.command.n && !e->code; i++) {
-        lm_asprintf(&owned[i], e, "command:%s", opt.command.v[i]);
-        spec[opt.reward.n + i] = owned[i];
-    }
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < behind[k]->n && !e->code; i++, n++) {
+            lm_asprintf(&owned[n], e, "%s:%s", kind[k], behind[k]->v[i]);
+            spec[n] = owned[n];
+        }
     if (!e->code && !read_weights(weight, e))
         lm_reward_open(spec, weight, count_rewards(), &o, &s->reward, e);
-    for (int i = 0; i < opt.command.n; i++)
+    for (int i = 0; i < MOST_REWARDS; i++)
         lm_free(owned[i]);
     return e->code;
 }
@@ -387,10 +393,14 @@ lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan
 
 lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
 {
+    size_t bytes = 0;
     if (!s->samples)
         return LM_OK;
     if (align_add_rollouts(s, s->prompts.n ? s->prompts.longest : opt.most_prompt, plan, e))
         return e->code;
+    if (s->reward && lm_reward_bytes(s->reward, s->t.program->train, &bytes, e))
+        return e->code;
+    lm_memory_add(plan, "reward model", (double)bytes, !s->t.backend->host_memory);
     return compares(s) ? add_reference(s, plan, e) : LM_OK;
 }
 

@@ -343,7 +343,8 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
     lm_err_in(e, "%s", lm_model_source_path(src));
     for (int i = 0; !rc && i < m->n_slices; i++)
         if (!seen[i] && lm_slice_is(&m->slice[i], LM_TENSORS_BASE) &&
-            !(m->slice[i].may_lack && m->build.mode == LM_MODE_TRAIN))
+            !(m->slice[i].may_lack &&
+              (m->build.mode == LM_MODE_TRAIN || (m->build.trainable && m->slice[i].trains))))
             rc = lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",
                          m->slice[i].name);
     lm_free(seen);

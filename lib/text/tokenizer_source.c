@@ -123,3 +123,18 @@ lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab,
     }
     return rc;
 }
+
+lm_code lm_tokenizer_is_of(lm_model_source *m, const lm_tokenizer *tok, bool *same, lm_err *e)
+{
+    lm_tokenizer *own = NULL;
+    *same = false;
+    if (lm_tokenizer_of(m, &own, e))
+        return e->code;
+    *same = !own;
+    if (own) {
+        const lm_tokens_tokenizer a = lm_tokenizer_identity(own), b = lm_tokenizer_identity(tok);
+        *same = a.ids == b.ids && a.digest == b.digest;
+    }
+    lm_tokenizer_free(own);
+    return LM_OK;
+}

@@ -170,3 +170,28 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     echo more > base/notes.txt # beside the weights
     align-model -q --resume c --steps 8
 }
+
+@test "reward models reward completions, whole or as a base with an adapter" {
+    "${A[@]}" m0 pairs.jsonl -o r --loss reward
+    "${A[@]}" m0 pairs.jsonl -o ra --loss reward --method lora --rank 4 --lr 1e-2
+    B=(align-model -q m0 pairs.jsonl --loss grpo --batch-size 4 --group 4 --max-new-tokens 6 --lr 3e-3 --peak-tflops 0)
+    for judge in r m0+ra/latest; do
+        rm -rf run
+        "${B[@]}" -o run --reward-model $judge --steps 12 --metrics "${judge%%/*}.jsonl" --save-every 6 --keep 0 \
+            --val pairs.jsonl --eval-every 6
+        field "${judge%%/*}.jsonl" step rewards/model/mean | awk 'NR <= 3 { a += $1 } NR >= 10 { b += $1 } END { exit !(b > a) }'
+        [[ $(field "${judge%%/*}.jsonl" eval reward | wc -l) == 2 ]]
+    done
+    cp -r run again
+    rm -r again/step-000012 again/latest
+    align-model -q --resume again
+    cmp <(tensors run/step-000012/model.safetensors) <(tensors again/step-000012/model.safetensors)
+    align-model m0 pairs.jsonl --dry-run --loss grpo --reward-model r --max-new-tokens 6 > plan
+    grep -q '^reward model' plan
+    run -2 --separate-stderr "${B[@]}" -o x --reward-model m0
+    [[ $stderr == "align-model: m0: gives no scores to texts: it is no reward model: train one with the loss reward" ]] || { echo "$stderr"; false; }
+    "${A[@]}" m0 pairs.jsonl -o lm --method lora --rank 4 --steps 1
+    run -2 --separate-stderr "${B[@]}" -o x --reward-model m0+lm/latest
+    [[ $stderr == *"lm/latest: gives no scores to texts"* ]] || { echo "$stderr"; false; }
+    [[ ! -e x ]]
+}

@@ -265,7 +265,7 @@ static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
     p->scores = !p->keeps && (p->values || steps_of_generation(p) > 1);
     p->compares = reads_reference(&p->o);
     p->reference.shares = p->o.reference_shares;
-    if (p->scores && lm_scorer_open(&p->own, site, e))
+    if ((p->scores && lm_scorer_open(&p->own, site, e)) || lm_reward_ready(p->o.reward, site, e))
         return e->code;
     return p->compares && !p->o.reference
                ? lm_reference_model_open(&p->reference, p->o.reference_model, site, e)

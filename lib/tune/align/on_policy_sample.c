@@ -72,6 +72,8 @@ static void make_item(const lm_on_policy_prompt *from, const sampled *s, lm_rewa
                              .text_len = s->len,
                              .ids = s->text.ids + s->text.from,
                              .n = s->n,
+                             .whole = s->text.ids,
+                             .n_whole = s->text.n,
                              .truncated = s->truncated,
                              .record = from->record };
 }
@@ -251,6 +253,35 @@ lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e)
 
 /* ---- evaluations ---- */
 
+/* The validation prompts with their completions x, whose ids are joined in *ids for the caller to free. */
+static lm_code make_items(const lm_on_policy *p, const lm_rollout_text *x, lm_reward_item *item,
+                          uint32_t **ids, lm_err *e)
+{
+    size_t all = 0;
+    for (int64_t i = 0; i < p->o.n_val; i++)
+        all += (size_t)(p->o.val[i].n + x[i].n);
+    if (lm_alloc_n(ids, all + 1, sizeof **ids, "completions", e))
+        return e->code;
+    uint32_t *at = *ids;
+    for (int64_t i = 0; i < p->o.n_val; i++) {
+        const lm_on_policy_prompt *from = &p->o.val[i];
+        memcpy(at, from->ids, (size_t)from->n * sizeof *at);
+        memcpy(at + from->n, x[i].ids, (size_t)x[i].n * sizeof *at);
+        item[i] = (lm_reward_item){ .prompt = from->text,
+                                    .prompt_len = from->len,
+                                    .text = x[i].text,
+                                    .text_len = x[i].len,
+                                    .ids = x[i].ids,
+                                    .n = x[i].n,
+                                    .whole = at,
+                                    .n_whole = from->n + x[i].n,
+                                    .truncated = x[i].truncated,
+                                    .record = from->record };
+        at += item[i].n_whole;
+    }
+    return LM_OK;
+}
+
 lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e)
 {
     enum { STEP = 1 }; /* above the generations: lm_rng_key takes 40 bits */
@@ -258,6 +289,7 @@ lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e)
     const lm_rollout_text *x = NULL;
     lm_rollout_prompt *ask = NULL;
     lm_reward_item *item = NULL;
+    uint32_t *ids = NULL;
     double *total = NULL, std;
     *whole = false;
     if (!lm_alloc_n(&ask, (size_t)n, sizeof *ask, "prompts", e) &&
@@ -266,20 +298,12 @@ lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e)
         for (int64_t i = 0; i < n; i++)
             ask[i] = (lm_rollout_prompt){ p->o.val[i].ids, p->o.val[i].n };
         if (!lm_rollout_run(p->rollout, (int64_t)STEP << 39, ask, n, 1, &x, whole, NULL, e) &&
-            *whole) {
-            for (int64_t i = 0; i < n; i++)
-                item[i] = (lm_reward_item){ .prompt = p->o.val[i].text,
-                                            .prompt_len = p->o.val[i].len,
-                                            .text = x[i].text,
-                                            .text_len = x[i].len,
-                                            .ids = x[i].ids,
-                                            .n = x[i].n,
-                                            .truncated = x[i].truncated,
-                                            .record = p->o.val[i].record };
+            *whole && !make_items(p, x, item, &ids, e)) {
             lm_reward_score(p->o.reward, item, n, NULL, total, e);
             lm_moments(total, n, &p->val_reward, &std);
         }
     }
+    lm_free(ids);
     lm_free(ask);
     lm_free(item);
     lm_free(total);

@@ -11,6 +11,26 @@
 #include "base/text.h"
 #include "tune/align/reward_impl.h"
 
+static lm_code open_command(reward *r, const char *text, const lm_reward_opts *o, lm_err *e)
+{
+    return lm_reward_command_open(text, o->timeout > 0 ? o->timeout : 60, &r->command, e);
+}
+
+static lm_code ask_command(reward *r, const lm_reward_item *item, int64_t n, double *out, lm_err *e)
+{
+    return lm_reward_command_score(r->command, item, n, out, e);
+}
+
+static lm_code open_model(reward *r, const char *text, const lm_reward_opts *o, lm_err *e)
+{
+    return lm_reward_model_open(text, o->tokenizer, &r->model, e);
+}
+
+static lm_code ask_model(reward *r, const lm_reward_item *item, int64_t n, double *out, lm_err *e)
+{
+    return lm_reward_model_score(r->model, item, n, out, e);
+}
+
 static const reward_kind kinds[] = {
     { .name = "gsm8k",
       .about = "the number of the answer is the reference's",
@@ -40,7 +60,16 @@ static const reward_kind kinds[] = {
       .about = "a penalty of repeated n-grams",
       .keys = reward_repetition_keys,
       .score = reward_repetition },
-    { .name = "command", .about = "the answers of the command behind the colon", .text = true },
+    { .name = "command",
+      .about = "the answers of the command behind the colon",
+      .text = true,
+      .open = open_command,
+      .score_all = ask_command },
+    { .name = "model",
+      .about = "the score of a reward model: MODEL or MODEL+ADAPTER behind the colon",
+      .text = true,
+      .open = open_model,
+      .score_all = ask_model },
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
@@ -94,14 +123,14 @@ static lm_code read_keys(reward *r, const char *at, lm_err *e)
     return LM_OK;
 }
 
-/* The pattern or the command behind the colon. */
-static lm_code open_text(reward *r, const char *text, double timeout, lm_err *e)
+/* The pattern, the command or the model behind the colon. */
+static lm_code open_text(reward *r, const char *text, const lm_reward_opts *o, lm_err *e)
 {
     if (!*text)
         return lm_fail(e, LM_EUSAGE, "reward", NULL, "%s needs a text behind a colon",
                        r->kind->name);
-    if (!r->kind->score)
-        return lm_reward_command_open(text, timeout, &r->command, e);
+    if (r->kind->open)
+        return r->kind->open(r, text, o, e);
     if (lm_utf8_valid(text, strlen(text)) != strlen(text))
         return lm_fail(e, LM_EUSAGE, "reward", NULL, "the pattern is not UTF-8");
     if (lm_regex_new(text, strlen(text), false, "reward regex", &r->regex, e)) {
@@ -122,7 +151,7 @@ static lm_code open_one(reward *r, const char *spec, const lm_reward_opts *o, lm
         r->key[i] = r->kind->keys[i].value;
     at += *at == ':';
     if (r->kind->text)
-        return open_text(r, at, o->timeout > 0 ? o->timeout : 60, e);
+        return open_text(r, at, o, e);
     if (read_keys(r, at, e))
         return e->code;
     if (r->kind->keys == reward_overlong_keys && r->key[0] <= 0)
@@ -178,11 +207,31 @@ void lm_reward_close(lm_reward_set *s)
         lm_regex_free(s->r[i].regex);
         lm_regex_match_free(s->r[i].match);
         lm_reward_command_close(s->r[i].command);
+        lm_reward_model_close(s->r[i].model);
         lm_buf_fini(&s->r[i].clean);
     }
     lm_free(s->r);
     lm_free(s->scratch);
     lm_free(s);
+}
+
+lm_code lm_reward_ready(lm_reward_set *s, const lm_objective_site *site, lm_err *e)
+{
+    for (int i = 0; i < s->n && !e->code; i++)
+        if (s->r[i].model)
+            lm_reward_model_load(s->r[i].model, site, e);
+    return e->code;
+}
+
+lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t *bytes, lm_err *e)
+{
+    *bytes = 0;
+    for (int i = 0; i < s->n && !e->code; i++) {
+        size_t own = 0;
+        if (s->r[i].model && !lm_reward_model_bytes(s->r[i].model, train, &own, e))
+            *bytes += own;
+    }
+    return e->code;
 }
 
 int lm_reward_count(const lm_reward_set *s)
@@ -205,8 +254,8 @@ double lm_reward_weight(const lm_reward_set *s, int i)
 /* Of all items by one reward, to out[i]. */
 static lm_code score_one(reward *r, const lm_reward_item *item, int64_t n, double *out, lm_err *e)
 {
-    if (!r->kind->score)
-        return lm_reward_command_score(r->command, item, n, out, e);
+    if (r->kind->score_all)
+        return r->kind->score_all(r, item, n, out, e);
     for (int64_t i = 0; i < n; i++)
         if (r->kind->score(r, &item[i], &out[i], e))
             return e->code;

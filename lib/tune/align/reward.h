@@ -15,6 +15,7 @@
  *   overlong    0 up to most - soft tokens, falling to -1 at `most` and beyond (arXiv:2503.14476 eq. 13)
  *   repetition  penalty times the share of n-grams of tokens that occurred before (arXiv:2502.03373 C.2)
  *   command     "command:PROGRAM": the shell command's answers (reward_command.h)
+ *   model       "model:MODEL" or "model:MODEL+ADAPTER": the score of a reward model (reward_model.h)
  *
  * The number of a text is behind the last "####", else in the last \boxed{}, else in the last <answer>, else
  * the last of the text.  Thousands separators, currency signs and trailing zeros do not count.
@@ -30,6 +31,8 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "text/tokenizer.h"
+#include "train/objective.h"
 
 /* A completion to be rewarded.  All borrowed. */
 typedef struct {
@@ -37,13 +40,16 @@ typedef struct {
     size_t prompt_len, text_len;
     const uint32_t *ids; /* its tokens; for length, overlong and repetition */
     int64_t n;
+    const uint32_t *whole; /* [n_whole] tokens of prompt and completion; for models */
+    int64_t n_whole;
     bool truncated;       /* it did not end by itself */
     const json_t *record; /* object: the columns of the prompt's record; may be NULL */
 } lm_reward_item;
 
 typedef struct {
     int64_t most_new; /* tokens of a completion, at most: the default of overlong's `most` */
-    double timeout;   /* seconds that a command may take for its next answer; 0: 60 */
+    const lm_tokenizer *tokenizer; /* of completions, for models; NULL: there are none */
+    double timeout;                /* seconds that a command may take for its next answer; 0: 60 */
 } lm_reward_opts;
 
 typedef struct lm_reward_set lm_reward_set;
@@ -55,6 +61,11 @@ lm_code lm_reward_open(const char *const *spec, const double *weight, int n,
                        const lm_reward_opts *o, lm_reward_set **out, lm_err *e);
 /* Ends the commands: they see the end of their input, and are killed if they do not end. */
 void lm_reward_close(lm_reward_set *s);
+
+/* Before the first score: load the models, beside the one that trains.  Does nothing without such. */
+lm_code lm_reward_ready(lm_reward_set *s, const lm_objective_site *site, lm_err *e);
+/* What these take beside a training of `train`. */
+lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t *bytes, lm_err *e);
 
 int lm_reward_count(const lm_reward_set *s);
 /* For metrics: "gsm8k"; a second of the same name is "gsm8k_2". */

@@ -8,6 +8,7 @@
 #include "text/pretok_regex.h"
 #include "tune/align/reward.h"
 #include "tune/align/reward_command.h"
+#include "tune/align/reward_model.h"
 
 enum { REWARD_KEYS = 4, REWARD_COLUMN = 64 };
 
@@ -20,6 +21,7 @@ typedef struct reward {
     lm_regex *regex;
     lm_regex_match *match;
     lm_reward_command *command;
+    lm_reward_model *model;
     lm_buf clean; /* scratch: a text without bytes that are not UTF-8 */
 } reward;
 
@@ -28,8 +30,10 @@ typedef struct reward_kind {
     const lm_hyper *keys; /* NULL: none */
     bool column;          /* it reads a column of the record */
     bool text;            /* all behind the colon is one text: a pattern, a command */
-    /* NULL: the command's, which takes all items at once */
     lm_code (*score)(reward *r, const lm_reward_item *item, double *out, lm_err *e);
+    /* Or of all items at once, opened from the text behind the colon. */
+    lm_code (*open)(reward *r, const char *text, const lm_reward_opts *o, lm_err *e);
+    lm_code (*score_all)(reward *r, const lm_reward_item *item, int64_t n, double *out, lm_err *e);
 } reward_kind;
 
 /* ---- reward_number.c ---- */

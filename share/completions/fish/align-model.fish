@@ -35,6 +35,7 @@ complete -c align-model -l lambda -r -d 'gkd: share of steps on the model\'s own
 complete -c align-model -l distill-temperature -r -d 'gkd: of both distributions [1]'
 complete -c align-model -l reward -r -d 'NAME[:key=value,...] of completions; may be repeated'
 complete -c align-model -l reward-command -r -d 'a program that reads JSONL and writes rewards'
+complete -c align-model -l reward-model -r -d 'its scores of completions; may be repeated'
 complete -c align-model -l reward-weights -r -d 'of them, --reward first [1]'
 complete -c align-model -l reward-timeout -r -d 'of a command\'s next answer [60s]'
 complete -c align-model -l list-rewards -d 'print them with their keys and stop'
