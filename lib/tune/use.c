@@ -4,6 +4,17 @@
 
 #include <string.h>
 
+/* PiSSA and OLoRA begin with a part of the weights, which PEFT takes out of the base again when it loads them; graphs read
+ * the base as it is. */
+static lm_code check_start(const json_t *config, const char *path, lm_err *e)
+{
+    const char *kind = json_string_value(json_object_get(config, "init_lora_weights"));
+    if (kind && (!strncmp(kind, "pissa", 5) || !strcmp(kind, "olora") || !strcmp(kind, "corda")))
+        return lm_fail(e, LM_EUSAGE, path, "merge it by merge-models MODEL+ADAPTER",
+                       "init_lora_weights '%.20s' changes the weights of the base", kind);
+    return LM_OK;
+}
+
 static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_tune_use *u,
                       lm_err *e)
 {
@@ -11,7 +22,7 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
         return e->code;
     const json_t *config = lm_tune_folder_config(u->folder);
     bool turned = json_is_true(json_object_get(config, "fan_in_fan_out"));
-    if (lm_tune_bases_read(l->src, turned, &u->bases, e) ||
+    if (check_start(config, path, e) || lm_tune_bases_read(l->src, turned, &u->bases, e) ||
         (lm_tune_folder_method(u->folder) && lm_tune_folder_bind(u->folder, &u->bases, e)) ||
         lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e) ||
         lm_attach_read_ids(u->attach, lm_tune_folder_tensors(u->folder), e))

@@ -17,7 +17,7 @@ typedef struct {
 
 /* Open the adapter at `path` for `l`, whose config must stay where it is, and set l->adapter; `o` may be NULL.  To be called
  * before graphs of the model are built.  Fails: LM_EUSAGE for an adapter of another model, or one that graphs have
- * no place for (merge-models merges more); LM_EFORMAT, LM_EIO. */
+ * no place for, or whose start changed the weights of the base (merge-models merges more); LM_EFORMAT, LM_EIO. */
 lm_code lm_tune_use_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_tune_use *out,
                          lm_err *e);
 /* After the model's graphs are released. */

@@ -185,6 +185,14 @@ chances() { # generate's arguments
     run -2 generate small --adapter a -p x
     [ "$(wc -l <<< "$output")" -eq 1 ]
     [[ $output == "generate: a: "*lora_B.weight*"use the model on which it was trained" ]]
+    for start in pissa olora; do # which took their first B A out of the base
+        peft-tune -q m text.jsonl -o "$start" --method "$start" --seq-len 64 --batch-size 4 --dtype f32 --steps 2
+        for t in "generate m -p x" "eval-model m text.jsonl"; do
+            # shellcheck disable=SC2086
+            run -2 $t --adapter "$start"
+            [[ $output == *": $start: init_lora_weights '$start' changes the weights of the base: merge it by merge-models MODEL+ADAPTER" ]]
+        done
+    done
     run -2 generate m --adapter a -p x --save-cache c
     [[ $output == "generate: --adapter: caches in files are those of the model alone: leave out --save-cache and --load-cache"* ]]
     run generate m --adapter nowhere -p x
