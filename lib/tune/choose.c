@@ -117,19 +117,25 @@ static bool has_number(const json_t *list, int64_t n)
     return false;
 }
 
+static bool has_layers(const json_t *config)
+{
+    const json_t *layers = json_object_get(config, "layers_to_transform");
+
+    return layers && !json_is_null(layers) && !(json_is_array(layers) && !json_array_size(layers));
+}
+
 /* layers_to_transform: of the numbers in a name the first, or that behind a name of
  * layers_pattern. */
 static lm_code is_in_layers(const json_t *config, const char *name, const char *where, bool *hit,
                             lm_err *e)
 {
-    const json_t *layers = json_object_get(config, "layers_to_transform"), *v;
-    const json_t *patterns = json_object_get(config, "layers_pattern");
+    const json_t *patterns = json_object_get(config, "layers_pattern"), *v;
     int64_t n = -1;
     bool any = false;
     size_t i;
     lm_code rc = LM_OK;
 
-    if (!layers || json_is_null(layers) || (json_is_array(layers) && !json_array_size(layers)))
+    if (!has_layers(config))
         return LM_OK;
     if (json_is_string(patterns) && *json_string_value(patterns))
         rc = match("(?:^|.*?\\.)%s\\.(?<idx>\\d+)\\.", json_string_value(patterns), name, where,
@@ -142,7 +148,7 @@ static lm_code is_in_layers(const json_t *config, const char *name, const char *
             rc = match("(?:^|.*?\\.)%s\\.(?<idx>\\d+)\\.", json_string_value(v), name, where, &any,
                        &n, e);
     }
-    *hit = n >= 0 && has_number(layers, n);
+    *hit = n >= 0 && has_number(json_object_get(config, "layers_to_transform"), n);
     return rc;
 }
 
@@ -204,13 +210,19 @@ static void list_modules(const lm_tune_bases *b, const lm_tune_method *t, char *
 }
 
 static lm_code fail_to_match(const lm_tune_bases *b, const lm_tune_method *t, const json_t *targets,
-                             const char *where, lm_err *e)
+                             const json_t *config, const char *where, lm_err *e)
 {
     char all[160], todo[220];
     const json_t *first = json_is_array(targets) ? json_array_get(targets, 0) : targets;
+    int64_t last = -1;
 
+    for (size_t i = 0; i < b->n; i++)
+        last = b->at[i].layer > last ? b->at[i].layer : last;
     list_modules(b, t, all, sizeof all);
-    snprintf(todo, sizeof todo, "it has %s", *all ? all : "none that this method can change");
+    if (has_layers(config) && json_is_array(targets))
+        snprintf(todo, sizeof todo, "its layers are 0 to %lld; it has %s", (long long)last, all);
+    else
+        snprintf(todo, sizeof todo, "it has %s", *all ? all : "none that this method can change");
     return lm_fail(e, LM_EUSAGE, where, todo, "no module of %.100s matches '%.60s'", b->path,
                    json_is_string(first) ? json_string_value(first) : "target_modules");
 }
@@ -252,7 +264,7 @@ lm_code lm_tune_choose(const lm_tune_bases *b, const lm_tune_method *t, const js
         n += chosen[i];
     }
     if (!rc && !n)
-        rc = fail_to_match(b, t, targets, where, e);
+        rc = fail_to_match(b, t, targets, config, where, e);
     json_decref(targets);
     return rc;
 }
@@ -322,6 +334,19 @@ static bool is_set(const json_t *c, const char *key)
            !(json_is_array(v) && !json_array_size(v));
 }
 
+/* "none", "all", or "lora_only" with the method's own word. */
+static lm_code check_bias(const json_t *config, const char *where, lm_err *e)
+{
+    const char *bias = json_string_value(json_object_get(config, "bias"));
+    size_t n = bias ? strlen(bias) : 0;
+
+    if (!bias || !strcmp(bias, "none") || !strcmp(bias, "all") ||
+        (n > 5 && !strcmp(bias + n - 5, "_only")))
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, where, "write none, all or lora_only",
+                   "bias is '%.40s', which names no set of biases", bias);
+}
+
 lm_code lm_tune_check_config(const lm_tune_method *t, const json_t *config, const char *where,
                              lm_err *e)
 {
@@ -329,7 +354,7 @@ lm_code lm_tune_check_config(const lm_tune_method *t, const json_t *config, cons
         if (is_set(config, t->refused[i]))
             return lm_fail(e, LM_EUSAGE, where, "use the program that made it",
                            "adapters with %s are not served", t->refused[i]);
-    return LM_OK;
+    return check_bias(config, where, e);
 }
 
 lm_code lm_tune_read_hyper(const lm_tune_method *t, const json_t *config, const char *module,

@@ -104,13 +104,14 @@ static const char tokens_end[] = ".token_adapter.trainable_tokens_delta";
 static lm_code sort_tokens(lm_tune_folder *f, size_t k, const char *name, size_t len, lm_err *e)
 {
     const lm_tune_base *b = lm_tune_base_find(f->bases, name, len);
-    json_t *config = json_object();
+    json_t *config;
     lm_tune_part *p;
 
-    f->tokens = f->tokens ? f->tokens : json_array();
     if (!b)
         return lm_fail(e, LM_EUSAGE, f->path, "use the model on which it was trained",
                        "%.80s has no module for '%.100s'", f->bases->path, name);
+    config = json_object();
+    f->tokens = f->tokens ? f->tokens : json_array();
     if (!config || !f->tokens || json_array_append_new(f->tokens, config) ||
         json_object_set(config, "token_indices", (json_t *)(uintptr_t)indices_of(f, b->name)))
         return lm_fail(e, LM_EFORMAT, f->path, NULL,

@@ -198,6 +198,8 @@ static lm_code set_list(json_t *c, const char *key, const char *text, lm_err *e)
                : LM_OK;
 }
 
+enum { MOST_LAYER = 100000 };
+
 /* "0-3,7" as a list of numbers. */
 static lm_code set_layers(json_t *c, const char *text, lm_err *e)
 {
@@ -211,7 +213,9 @@ static lm_code set_layers(json_t *c, const char *text, lm_err *e)
         int n = sscanf(one, "%lld-%lld%c", &from, &to, &rest);
         if (n == 1 && strspn(one, "0123456789") == strlen(one))
             to = from;
-        else if (n != 2 || from > to || to > 100000) {
+        else if (n != 2)
+            to = -1;
+        if (n < 1 || from < 0 || from > to || to > MOST_LAYER) {
             json_decref(list);
             return lm_fail(e, LM_EUSAGE, "layers", "write 0-3,7", "'%s' is not a list of layers",
                            text);
@@ -269,6 +273,8 @@ static lm_code set_key(json_t *c, const lm_tune_method *t, const char *text, siz
     key[n] = 0;
     memcpy(value, eq + 1, m);
     value[m] = 0;
+    if (!strcmp(key, "peft_type"))
+        return lm_fail(e, LM_EUSAGE, key, "choose another method", "is that of the method");
     if (json_object_get(json_object_get(c, "config"), key)) /* of bottlenecks */
         c = json_object_get(c, "config");
     if (!json_object_get(c, key) && (!t || lm_hyper_find(t->hyper, key) < 0))
@@ -382,6 +388,9 @@ static lm_code set_asked(const lm_tuning_ask *a, const lm_tune_method *t, json_t
         return e->code;
     if (a->save && set_list(c, "modules_to_save", a->save, e))
         return e->code;
+    if (a->layers && target && is_pattern(target))
+        return lm_fail(e, LM_EUSAGE, "layers", "write the layers into the expression",
+                       "a regular expression matches whole names, with their layers");
     if (a->layers && set_layers(c, a->layers, e))
         return e->code;
     return LM_OK;

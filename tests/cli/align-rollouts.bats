@@ -62,6 +62,36 @@ value() { grep -o "\"$1\":[-0-9.e+]*" | cut -d: -f2; }
     grep '"step":3,' a.jsonl | grep -qF '"rewards/accuracies":'
 }
 
+# judged TEXT COMMAND: the run ends with status 1 and one line, and can begin again at the same place
+judged() {
+    run timeout 60 align-model -q m p.jsonl -o no "${how[@]:0:2}" --batch-size 8 --group 4 --max-new-tokens 4 --steps 1 \
+        --no-history --reward-timeout 5 --reward-command "$2"
+    echo "$2: $output"
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == "align-model: reward command: "*"$1"* ]]
+    [ ! -e no/latest ]
+}
+
+@test "align-model: what a reward command answers is checked" {
+    judged "'nan'" 'while read x; do echo nan; done'
+    judged "'-inf'" 'while read x; do echo -inf; done'
+    judged "'1 2'" 'while read x; do echo 1 2; done'
+    judged "''" 'while read x; do echo; done'
+    judged '{"reward":true}' 'while read x; do echo "{\"reward\":true}"; done'
+    judged '1e999' 'while read x; do echo "{\"reward\":1e999}"; done'
+    judged "'?[31m?'" 'while read x; do printf "\033[31m\007\n"; done'
+    judged "was asked for: it must write one line" 'while read x; do echo 1; echo 1; done'
+    judged "was asked for: it must write one line" 'yes 1'
+    judged "answer 1 of" 'read x; yes | tr -d "\n"'
+    judged "closed its output after 0 of 32" 'exec >&-; sleep 100'
+    judged "ended by signal 9 after 1 of 32" 'read x; echo 1; kill -9 $$'
+    judged "no answer for 5 s, after 3 of 32" 'for i in 1 2 3; do read x; echo 1; done; sleep 100'
+    align-model -q m p.jsonl -o no "${how[@]:0:2}" --batch-size 8 --group 4 --max-new-tokens 4 --steps 1 --no-history \
+        --reward-command 'while read x; do echo null; done'
+    [ -e no/latest ]
+}
+
 refuses() { # STATUS TEXT OPTION ...
     local want=$1 text=$2
     shift 2

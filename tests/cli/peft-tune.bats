@@ -165,6 +165,16 @@ same_from_5() { # NAME OPTION...
     grep -q '"r": 1' less/adapter_config.json
 }
 
+@test "peft-tune: all linear layers of some of the layers are changed, and no others" {
+    peft-tune -q m qa.jsonl -o some "${how[@]}" --steps 1 --layers 1
+    head -c 20000 some/adapter_model.safetensors | grep -aq 'layers\.1\.mlp\.down_proj'
+    run grep -aq 'layers\.0\.' some/adapter_model.safetensors
+    [ "$status" -eq 1 ]
+    run grep -q 'all-linear' some/adapter_config.json # PEFT reads layers only beside names
+    [ "$status" -eq 1 ]
+    grep -q 'gate_proj' some/adapter_config.json
+}
+
 @test "peft-tune: the plan has frozen and trained weights, and nothing is written" {
     peft-tune -q m qa.jsonl --dry-run "${how[@]}" > plan
     grep -q '^frozen' plan
@@ -191,6 +201,16 @@ same_from_5() { # NAME OPTION...
     bad "has no adapter" m qa.jsonl --method full --rank 4
     bad "no tensor of the model matches" m qa.jsonl --method full --train '*moe*'
     bad "serves --unmerge" m qa.jsonl --share 0.5
+    bad "no module of m matches 'nosuch'" m qa.jsonl --modules-to-save nosuch
+    bad "did you mean 'embed_tokens'" m qa.jsonl --modules-to-save embed_tokns
+    bad "no module of m matches 'mlpp'" m qa.jsonl --exclude mlpp
+    bad "its layers are 0 to 1" m qa.jsonl --layers 7
+    bad "is not a list of layers" m qa.jsonl --layers 99999999999999999999
+    bad "is not a list of layers" m qa.jsonl --layers 0-99999999999999999999
+    bad "is not a list of layers" m qa.jsonl --layers 3-1
+    bad "write the layers into the expression" m qa.jsonl --layers 1 --target '.*q_proj'
+    bad "names no set of biases" m qa.jsonl --set bias=most
+    bad "choose another method" m qa.jsonl --set peft_type=OFT
     bad "give --val FILE too" m qa.jsonl --eval-every 3
     bad "no column" m qa.jsonl --map text=body
     bad "plain text" m text.jsonl --loss-on assistant

@@ -194,6 +194,7 @@ static lm_code fail_late(lm_reward_command *c, int64_t got, int64_t n, lm_err *e
 static lm_code fail_surplus(lm_reward_command *c, lm_err *e)
 {
     kill_group(c);
+    errno = 0;
     return lm_fail(e, LM_EIO, "reward command",
                    "it must write one line for each line that it reads",
                    "'%.60s' gave more answers than it was asked for", c->line);
