@@ -107,9 +107,16 @@ static lm_code work(tune_session *s, lm_err *e)
     return lm_training_run(&tool, &opt.loop, t, &plan, e);
 }
 
-static lm_code list_methods(lm_err *e)
+static bool lists(void)
+{
+    return opt.list_methods || opt.loop.list_optimizers;
+}
+
+static lm_code print_lists(lm_err *e)
 {
     lm_buf text = { 0 };
+    if (!opt.list_methods)
+        return lm_training_list_optimizers(&tool, e);
     return tool.json ? lm_print_text(lm_tuning_recipes_json(&text, e), &text, "\n")
                      : lm_print_text(lm_tuning_recipes_table(&text, e), &text, "");
 }
@@ -138,11 +145,11 @@ int main(int argc, char **argv)
                      opt.to_lora && tool.output && lm_text_ends(tool.output, ".gguf")
                          ? LM_MAKES_GGUF
                          : LM_MAKES_FOLDER);
-    if (!tune_plan_only() && !opt.list_methods &&
+    if (!tune_plan_only() && !lists() &&
         !tune_derives()) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
-    if (opt.list_methods)
-        list_methods(&e);
+    if (lists())
+        print_lists(&e);
     else if (tune_derives())
         tune_derive(&e);
     else

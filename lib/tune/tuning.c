@@ -69,7 +69,8 @@ static lm_code check_names(const lm_tune_bases *b, const json_t *config, const c
     return LM_OK;
 }
 
-/* "all-linear" in some layers as a list of names: PEFT reads layers_to_transform only beside a list. */
+/* "all-linear" in some layers as a list of names: PEFT reads layers_to_transform only beside a
+ * list. */
 static lm_code list_linear(const lm_tune_bases *b, json_t *config, lm_err *e)
 {
     const char *all = json_string_value(json_object_get(config, "target_modules"));

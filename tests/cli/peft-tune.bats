@@ -181,6 +181,8 @@ same_from_5() { # NAME OPTION...
     grep -q '^trained' plan
     [ ! -e plan-run ]
     peft-tune --list-methods | grep -q '^qlora '
+    peft-tune --list-optimizers | grep -q '^adamw '
+    peft-tune --list-optimizers --json | grep -q '"adamw": {'
     peft-tune --list-methods --json | grep -q '"peft_type":"LORA"'
 }
 

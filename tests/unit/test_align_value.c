@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_align_value.c -- the value of every loss of alignment on a small case, against its definition in the paper.
+/* test_align_value.c -- the value of every loss of alignment on a small case, against its
+ * definition in the paper.
  *
- * Differences of a loss confirm its derivatives, not that it is the right loss: a wrong constant or sign has the
- * derivatives of the wrong loss. */
+ * Differences of a loss confirm its derivatives, not that it is the right loss: a wrong constant or
+ * sign has the derivatives of the wrong loss. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -115,8 +116,8 @@ static void pairs_without_reference(void **state)
     CHECK(v, q, 2);
 }
 
-/* Margins of the policy 0.4 and 2.8, of the reference -0.7 and -1.5; log-ratios 0.7, 0.8 and -0.4, -3.5: sorted, the
- * first of one meets the second of the other. */
+/* Margins of the policy 0.4 and 2.8, of the reference -0.7 and -1.5; log-ratios 0.7, 0.8 and -0.4,
+ * -3.5: sorted, the first of one meets the second of the other. */
 static void sorted_pairs(void **state)
 {
     static double c2[] = { -4, -0.5, -0.7 }, rc2[] = { -9, -1, -1 };
@@ -220,7 +221,7 @@ static void policies(void **state)
                          completion(n_logp, n_old, n_ref, 2, -2) };
     (void)state;
     CHECK(v, q, 2);
-    /* of the first completion only the second token has a high entropy; the reference counts everywhere */
+    /* one token of the first completion has a low entropy; the reference counts everywhere */
     static uint8_t high[] = { 1, 0, 1 };
     q[0].high = high;
     const value few[] = { { "dapo", (-down + second) / 3 },
@@ -234,7 +235,7 @@ static void policies(void **state)
     CHECK(weighed, q, 2);
 }
 
-/* Values 0.5 and 1, before 0 and 1.1, returns -1 and 2: a clipped value may only make the loss larger. */
+/* Values 0.5 and 1, before 0 and 1.1, returns -1 and 2: the clip only makes the loss larger. */
 static void values(void **state)
 {
     static double now[] = { 0, 0.5, 1 }, old[] = { 0, 0, 1.1 }, returns[] = { 0, -1, 2 },
