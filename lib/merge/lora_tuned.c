@@ -156,10 +156,26 @@ static lm_code add_bias(const lm_lora *l, const lm_lora_change *c, const lm_tune
     return rc;
 }
 
+/* b of the module whose weight changes, likewise. */
+static lm_code bias_beside(const lm_lora *l, const lm_lora_change *c, lm_tune_loaded *loaded,
+                           double **out, lm_err *e)
+{
+    const char *name = c->part->base->bias;
+    const lm_st_tensor *t =
+        name && (loaded->method->is & LM_TUNE_MIXES) ? lm_model_source_find(l->model, name) : NULL;
+    lm_code rc = t ? lm_alloc_n(out, (size_t)t->count, sizeof **out, "a bias", e) : LM_OK;
+
+    if (!rc && t)
+        rc = lm_model_source_load((lm_model_source *)(uintptr_t)l->model, t, LM_DTYPE_F64, *out, e);
+    loaded->m.bias = *out;
+    return rc;
+}
+
 lm_code lm_lora_add_part(const lm_lora *l, const lm_lora_change *c, const lm_st_tensor *t,
                          const void *w, void *out, lm_par *par, lm_err *e)
 {
     lm_dtype type = t->dtype;
+    double *b = NULL;
     lm_tune_loaded loaded;
     lm_code rc = lm_tune_load(l->folder, c->part, &loaded, e);
 
@@ -169,8 +185,11 @@ lm_code lm_lora_add_part(const lm_lora *l, const lm_lora_change *c, const lm_st_
         w = c->whole_data;
         type = c->whole->dtype;
     }
-    rc = c->of_bias ? add_bias(l, c, &loaded, t, w, out, par, e)
-                    : add_weight(c, &loaded, t, w, type, out, par, e);
+    rc = c->of_bias ? LM_OK : bias_beside(l, c, &loaded, &b, e);
+    rc = rc           ? rc
+         : c->of_bias ? add_bias(l, c, &loaded, t, w, out, par, e)
+                      : add_weight(c, &loaded, t, w, type, out, par, e);
+    lm_free(b);
     lm_tune_loaded_fini(&loaded);
     if (rc)
         lm_err_in(e, "%s", l->path);

@@ -175,6 +175,17 @@ static lm_code begin(trial *t, const lm_tune_loaded *l, const double *w, const d
     return e->code;
 }
 
+/* What follows from the base; indices among it also as such. */
+static lm_code derive(const lm_tune_loaded *l, const lm_tune_module *m, double *w, lm_err *e)
+{
+    lm_code rc = l->method->derive(m, w, l->v, l->given, e);
+
+    for (int i = 0; !rc && i < l->n; i++)
+        for (int64_t k = 0; l->ids[i] && !l->given[i] && k < count_of(&l->tensor[i]); k++)
+            ((int64_t *)(uintptr_t)l->ids[i])[k] = (int64_t)l->v[i][k];
+    return rc;
+}
+
 lm_code lm_tune_weight(const lm_tune_loaded *l, const double *w, double *out, lm_par *par,
                        lm_err *e)
 {
@@ -194,7 +205,7 @@ lm_code lm_tune_weight(const lm_tune_loaded *l, const double *w, double *out, lm
         if (out != w)
             memcpy(out, w, (size_t)n * sizeof *out);
         w = out; /* which derive may change */
-        rc = l->method->derive(&m, out, l->v, l->given, e);
+        rc = derive(l, &m, out, e);
     }
     rc = rc ? rc : begin(&t, l, w, NULL, e);
     if (!rc) {
@@ -212,6 +223,7 @@ lm_code lm_tune_bias(const lm_tune_loaded *l, const double *w, const double *b, 
 {
     lm_tune_module m = l->m;
     trial t = { 0 };
+    double *copy = NULL; /* of w, which derive may change */
     lm_code rc = LM_OK;
     lm_vid result = LM_NONE;
 
@@ -222,7 +234,15 @@ lm_code lm_tune_bias(const lm_tune_loaded *l, const double *w, const double *b, 
             memmove(out, b, (size_t)m.out * sizeof *out);
         return LM_OK;
     }
-    rc = begin(&t, l, w, b, e);
+    if (l->method->derive && w) {
+        m.bias = b;
+        rc = lm_alloc_n(&copy, (size_t)(m.out * m.in), sizeof *copy, "a weight", e);
+        if (!rc) {
+            memcpy(copy, w, (size_t)(m.out * m.in) * sizeof *copy);
+            rc = derive(l, &m, copy, e);
+        }
+    }
+    rc = rc ? rc : begin(&t, l, w, b, e);
     if (!rc) {
         result = l->method->bias(&t.r, &m, t.w, t.bias, t.value);
         rc = e->code;
@@ -232,6 +252,7 @@ lm_code lm_tune_bias(const lm_tune_loaded *l, const double *w, const double *b, 
         rc = run(&t, l, result, w, b, out, m.out, par, e);
     if (rc && strcmp(e->where, m.name) != 0)
         lm_err_in(e, "%s", m.name);
+    lm_free(copy);
     end(&t);
     return rc;
 }

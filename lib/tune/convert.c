@@ -59,7 +59,7 @@ static lm_code add_exact(lm_lora_set *s, const lm_tune_loaded *l, bool *done, lm
 static lm_code convert_part(lm_lora_set *s, const lm_tune_folder *f, const lm_tune_part *p,
                             lm_model_source *base, lm_err *e)
 {
-    double *w = NULL, *d = NULL;
+    double *w = NULL, *d = NULL, *b = NULL;
     int64_t n = p->module.out * p->module.in;
     bool done = false;
     lm_tune_loaded l;
@@ -71,6 +71,13 @@ static lm_code convert_part(lm_lora_set *s, const lm_tune_folder *f, const lm_tu
         return rc;
     }
     rc = load_weight(base, p->base, &w, e);
+    if (!rc && p->base->bias && (p->method->is & LM_TUNE_MIXES)) {
+        const lm_st_tensor *t = lm_model_source_find(base, p->base->bias);
+
+        rc = lm_alloc_n(&b, (size_t)t->count, sizeof *b, "a bias", e);
+        rc = rc ? rc : lm_model_source_load(base, t, LM_DTYPE_F64, b, e);
+        l.m.bias = b;
+    }
     rc = rc ? rc : lm_alloc_n(&d, (size_t)n, sizeof *d, "an adapter", e);
     rc = rc ? rc : lm_tune_weight(&l, w, d, s->o->par, e);
     for (int64_t i = 0; !rc && i < n; i++)
@@ -78,6 +85,7 @@ static lm_code convert_part(lm_lora_set *s, const lm_tune_folder *f, const lm_tu
     rc = rc ? rc : lm_lora_set_split(s, &p->module, d, e);
     lm_free(w);
     lm_free(d);
+    lm_free(b);
     lm_tune_loaded_fini(&l);
     return rc;
 }

@@ -123,7 +123,6 @@ static const char *why_refused(const char *type)
          * implementations, types and devices differ in signs. */
         { "PSOFT", "turns singular vectors of the base that are not in its file, and whose signs "
                    "are those of the library and the device that computed them" },
-        { "ADAMSS", "adds to clusters of rows that are not in its file" },
     };
 
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)

@@ -259,6 +259,9 @@ static lm_code bind_part(lm_tune_folder *f, lm_tune_part *p, bool *used, lm_err 
                            p->module.name, t->suffix);
         if (!p->file[i])
             continue;
+        for (int k = 0; k < t->ndim && k < p->file[i]->ndim; k++)
+            if (t->dim[k] == LM_TUNE_ANY)
+                p->tensor[i].dim[k] = p->file[i]->dim[k];
         rc = check_shape(f, t, p->file[i], e);
         for (size_t k = 0; k < lm_st_count(f->st); k++)
             if (lm_st_at(f->st, k) == p->file[i])

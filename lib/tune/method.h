@@ -17,6 +17,7 @@
 #include "tune/rule.h"
 
 enum { LM_TUNE_TENSORS = 80, LM_TUNE_SUFFIX = 64 };
+enum { LM_TUNE_ANY = -1 }; /* a dimension of a tensor that is known from its file alone */
 
 /* A module of the base as a method sees it. */
 typedef struct {
@@ -27,6 +28,7 @@ typedef struct {
     bool embedding;
     bool has_bias;
     const double *hyper;  /* values of the method's table for this module, patterns applied */
+    const double *bias;   /* b [out], for `derive` of methods of LM_TUNE_MIXES; NULL: none */
     const json_t *config; /* adapter_config.json, for keys that are not numbers; NULL: none */
     /* Of all modules of the adapter: the widest, for tensors that they share, and this one's place
      * among them, in the base's order. */

@@ -11,7 +11,7 @@ extern const lm_tune_method lm_tune_lora, lm_tune_adalora, lm_tune_loha, lm_tune
     lm_tune_gralora, lm_tune_hira, lm_tune_delora, lm_tune_miss, lm_tune_c3a, lm_tune_fourierft,
     lm_tune_waveft, lm_tune_shira, lm_tune_supertuning, lm_tune_ia3, lm_tune_road, lm_tune_oft,
     lm_tune_boft, lm_tune_hra, lm_tune_deft, lm_tune_glora, lm_tune_peanut, lm_tune_beft,
-    lm_tune_ln_tuning, lm_tune_tokens, lm_tune_osf, lm_tune_frod;
+    lm_tune_ln_tuning, lm_tune_tokens, lm_tune_osf, lm_tune_frod, lm_tune_adamss;
 
 /* The value of a map {regular expression: number} of the configuration for the module; false:
  * there is none. */

@@ -12,7 +12,7 @@ static const lm_tune_method *const methods[] = {
     &lm_tune_fourierft, &lm_tune_waveft,   &lm_tune_shira,  &lm_tune_supertuning, &lm_tune_ia3,
     &lm_tune_road,      &lm_tune_oft,      &lm_tune_boft,   &lm_tune_hra,         &lm_tune_deft,
     &lm_tune_glora,     &lm_tune_peanut,   &lm_tune_beft,   &lm_tune_ln_tuning,   &lm_tune_tokens,
-    &lm_tune_osf,       &lm_tune_frod,
+    &lm_tune_osf,       &lm_tune_frod,     &lm_tune_adamss,
 };
 
 const lm_tune_method *lm_tune_method_at(int i)

@@ -62,8 +62,7 @@ lm_code lm_tune_svd_of(const double *w, int64_t out, int64_t in, lm_tune_svd *s,
     return rc;
 }
 
-/* The columns of q [rows,k] orthonormal, by Gram and Schmidt twice. */
-static void orthonormalise(double *q, int64_t rows, int64_t k)
+void lm_tune_orthonormalise(double *q, int64_t rows, int64_t k)
 {
     for (int64_t c = 0; c < k; c++) {
         double norm = 0;
@@ -104,12 +103,12 @@ static lm_code project(const double *w, int64_t out, int64_t in, int64_t k, uint
     for (int r = 0; !rc && r <= ROUNDS; r++) {
         la->dgemm(LM_BLAS_ROWS, LM_BLAS_PLAIN, LM_BLAS_PLAIN, (int)out, (int)k, (int)in, 1, w,
                   (int)in, z, (int)k, 0, q, (int)k);
-        orthonormalise(q, out, k);
+        lm_tune_orthonormalise(q, out, k);
         if (r == ROUNDS)
             break;
         la->dgemm(LM_BLAS_ROWS, LM_BLAS_TRANSPOSED, LM_BLAS_PLAIN, (int)in, (int)k, (int)out, 1, w,
                   (int)in, q, (int)k, 0, z, (int)k);
-        orthonormalise(z, in, k);
+        lm_tune_orthonormalise(z, in, k);
     }
     if (!rc) { /* z = Q^T W [k,in] */
         la->dgemm(LM_BLAS_ROWS, LM_BLAS_TRANSPOSED, LM_BLAS_PLAIN, (int)k, (int)in, (int)out, 1, q,

@@ -31,6 +31,9 @@ int64_t lm_tune_svd_rank(const lm_tune_svd *s, int64_t most, double share, doubl
 /* left [out,rank] = U S^(1-share), right [rank,in] = S^share V^T; zeros behind the last value. */
 void lm_tune_svd_factors(const lm_tune_svd *s, int64_t rank, double share, double *left,
                          double *right);
+/* The columns of q [rows,k] orthonormal, by Gram and Schmidt twice; one that depends on those
+ * before it is 0. */
+void lm_tune_orthonormalise(double *q, int64_t rows, int64_t k);
 /* The same of a matrix at once. */
 lm_code lm_tune_largest(const double *w, int64_t out, int64_t in, int64_t r, double share,
                         double *left, double *right, lm_err *e);

@@ -2,6 +2,8 @@
 /* torch_rng.c -- MT19937 as PyTorch uses it. */
 #include "tune/torch_rng.h"
 
+#include <math.h>
+
 #include "base/mem.h"
 
 enum { N = 624, M = 397 };
@@ -45,6 +47,30 @@ void lm_torch_uniform(lm_torch_rng *g, double bound, int64_t n, double *out)
         double x = (lm_torch_rng_u32(g) & 0xffffffu) * 0x1p-24;
 
         out[i] = (float)(x * (double)(to - from) + (double)from);
+    }
+}
+
+/* Two normal numbers of every two uniform ones, 8 places apart (Box and Muller). */
+static void turn_normal(double *x)
+{
+    for (int j = 0; j < 8; j++) {
+        double radius = sqrt(-2 * log(1 - x[j])), angle = 2 * 3.14159265358979323846 * x[j + 8];
+
+        x[j] = radius * cos(angle);
+        x[j + 8] = radius * sin(angle);
+    }
+}
+
+void lm_torch_normal(lm_torch_rng *g, int64_t n, double *out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = (lm_torch_rng_u32(g) & 0xffffffu) * 0x1p-24;
+    for (int64_t i = 0; i + 16 <= n; i += 16)
+        turn_normal(out + i);
+    if (n % 16 && n > 16) { /* the last 16 once more */
+        for (int64_t i = n - 16; i < n; i++)
+            out[i] = (lm_torch_rng_u32(g) & 0xffffffu) * 0x1p-24;
+        turn_normal(out + n - 16);
     }
 }
 

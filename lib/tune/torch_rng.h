@@ -27,6 +27,8 @@ void lm_torch_rng_seed(lm_torch_rng *g, uint64_t seed);
 uint32_t lm_torch_rng_u32(lm_torch_rng *g);
 /* tensor.uniform_(-bound, bound) of n numbers in F32. */
 void lm_torch_uniform(lm_torch_rng *g, double bound, int64_t n, double *out);
+/* torch.randn of n numbers in F32, to their last bits, which depend on the machine; n >= 16. */
+void lm_torch_normal(lm_torch_rng *g, int64_t n, double *out);
 /* randperm(all, generator=manual_seed(seed))[:n].  Fails: LM_EUSAGE for LM_TORCH_MOST and more;
  * for memory, 8 bytes times `all`. */
 lm_code lm_torch_choose(uint64_t seed, int64_t all, int64_t n, int64_t *out, lm_err *e);

@@ -4,6 +4,7 @@
 combined here, loaded by peft.  Speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/merge-models and libcore.a."""
+import importlib.util
 import os
 import subprocess
 import sys
@@ -96,6 +97,9 @@ CASES = {
                                                    config_D_E="constant")),
     "peanut": ("PeanutConfig", "llama", dict(target_modules=L, r=4, depth=1)),
     "osf": ("OSFConfig", "llama", dict(target_modules=L)),
+    "adamss": ("AdamssConfig", "llama", dict(target_modules=L, r=12, num_subspaces=3, subspace_rank=2)),
+    "adamss dynamic": ("AdamssConfig", "llama", dict(target_modules=["k_proj", "up_proj"], r=8, subspace_rank=3,
+                                                     use_dynamic_rank=True, random_seed=5)),
     "beft": ("BeftConfig", "llama", dict(target_modules=["v_proj"])),
     "ln_tuning": ("LNTuningConfig", "llama", dict(target_modules=["input_layernorm", "norm"])),
     "ln_tuning gpt2": ("LNTuningConfig", "gpt2", dict(target_modules=["ln_1", "ln_f"])),
@@ -238,6 +242,8 @@ def main():
             model(k).save_pretrained(base[k])
         for name, (cls, kind, keys) in CASES.items():
             if chosen and name not in chosen:
+                continue
+            if cls == "AdamssConfig" and not importlib.util.find_spec("sklearn"):
                 continue
             folder, want, changed = make(tmp, name, cls, kind, keys)
             got = merged(tmp, base[kind], folder)
