@@ -72,7 +72,7 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 
 /* ---- The clusters ---- */
 
-/* A basis [out,r] of the space of left singular vectors, as torch.svd_lowrank projects x [out,n]. */
+/* A basis [out,r] of the space of left singular vectors, as torch.svd_lowrank projects x. */
 static lm_code left_basis(const lm_tune_module *m, const double *x, double *out, lm_err *e)
 {
     int64_t n = width_of(m), r = rank_of(m), room = (m->out > n ? m->out : n) * r;
