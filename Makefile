@@ -39,7 +39,8 @@ CMD_SRC := $(sort $(wildcard cmd/*.c $(TOOLS:%=cmd/%/*.c)))
 SIMD_SRC := $(filter %_simd.c,$(KER_SRC))
 FLAGS_avx2   := -O3 -mavx2 -mfma -mf16c -DLM_SIMD=avx2
 FLAGS_avx512 := -O3 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512 -DLM_SIMD=avx512
-FLAGS_amx    := $(FLAGS_avx512) -mavx512bf16 -mavx512vbmi -mamx-tile -mamx-bf16
+FLAGS_bf16   := $(FLAGS_avx512) -mavx512bf16
+FLAGS_amx    := $(FLAGS_bf16) -mavx512vbmi -mamx-tile -mamx-bf16
 kernel_flags = $(FLAGS_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 
 KER_OBJ := $(patsubst %.c,$B/%.o,$(filter-out $(SIMD_SRC),$(KER_SRC))) \
@@ -199,7 +200,7 @@ $B/emu/%.c.o: %.c $B/.flags
 	mkdir -p $(@D)
 	$(COMPILE) $(EMU_FLAGS) -MMD -MP -MF $@.d -c -o $@ $<
 
-$B/.flags: export NOW = $(COMPILE) $(FLAGS_avx2) $(FLAGS_avx512) $(FLAGS_amx) $(LDFLAGS)
+$B/.flags: export NOW = $(COMPILE) $(FLAGS_avx2) $(FLAGS_avx512) $(FLAGS_bf16) $(FLAGS_amx) $(LDFLAGS)
 $B/.flags: FORCE
 	mkdir -p $(@D)
 	printf '%s\n' "$$NOW" | cmp -s - $@ || printf '%s\n' "$$NOW" > $@

@@ -8,16 +8,17 @@
 
 #include "kernels/kernel.h"
 
-/* FLOP/s on all threads of `par` for products in `act` at `level`: AMX with one tile load from L1
- * for each tile product (BF16), otherwise F32 fused multiply-adds on the widest vectors.  Takes
- * about 30 ms.  0: no known vector units. */
+/* FLOP/s on all threads of `par` for products in `act` at `level`.  BF16: AMX with one tile load from L1 for each tile
+ * product, or dot products of pairs; otherwise F32 fused multiply-adds on the widest vectors.  Takes about 30 ms.  0: no
+ * known vector units. */
 double lm_cpu_peak(lm_dtype act, lm_cpu_level level, lm_par *par);
 
 /* The loops behind it: `rounds` rounds on the calling thread; returns the FLOPs done.  data:
- * LM_PEAK_DATA random BF16 numbers, 64-byte aligned (the vector loops do not read them). */
+ * LM_PEAK_DATA random BF16 numbers, 64-byte aligned (the loops of F32 do not read them). */
 enum { LM_PEAK_DATA = 8192 };
 double lm_peak_fma_avx2(int64_t rounds, const uint16_t *data);
 double lm_peak_fma_avx512(int64_t rounds, const uint16_t *data);
+double lm_peak_bf16(int64_t rounds, const uint16_t *data);
 double lm_peak_amx(int64_t rounds, const uint16_t *data);
 
 #endif

@@ -167,7 +167,7 @@ void lm_version_print(const lm_tool *t)
     printf("zstd=%s libarchive=%s jansson=%s pcre2=%d.%d cpu=ref", ZSTD_VERSION_STRING,
            ARCHIVE_VERSION_ONLY_STRING, JANSSON_VERSION, PCRE2_MAJOR, PCRE2_MINOR);
 #if defined(__x86_64__)
-    printf(",avx2,avx512,amx");
+    printf(",avx2,avx512,avx512bf16,amx");
 #endif
     printf("\n");
 }

@@ -6,7 +6,7 @@
 
 #include "numeric/code_rows.h"
 
-extern const lm_code_rows_coder lm_code_rows_avx2, lm_code_rows_avx512, lm_code_rows_amx;
+extern const lm_code_rows_coder lm_code_rows_avx2, lm_code_rows_avx512, lm_code_rows_bf16;
 
 enum { LM_CODE_SUMS_X = 4 }; /* rows of x that lm_code_rows_sums takes at most */
 
@@ -18,6 +18,6 @@ enum { LM_CODE_SUMS_X = 4 }; /* rows of x that lm_code_rows_sums takes at most *
 typedef bool (*lm_code_rows_sums)(const lm_format *f, lm_dtype t, const uint8_t *p, int64_t rows,
                                   int64_t cols, const float *x, int m, float *sum);
 extern const lm_code_rows_sums lm_code_rows_sums_avx2, lm_code_rows_sums_avx512,
-    lm_code_rows_sums_amx; /* NULL: none */
+    lm_code_rows_sums_bf16; /* NULL: none */
 
 #endif

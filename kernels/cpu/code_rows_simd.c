@@ -237,8 +237,8 @@ static bool sums(const lm_format *f, lm_dtype t, const uint8_t *p, int64_t rows,
 #endif
 
 #ifdef __AVX512BF16__
-const lm_code_rows_coder lm_code_rows_amx = { decode, to_bf16, decode_bf16 };
-const lm_code_rows_sums lm_code_rows_sums_amx = sums;
+const lm_code_rows_coder lm_code_rows_bf16 = { decode, to_bf16, decode_bf16 };
+const lm_code_rows_sums lm_code_rows_sums_bf16 = sums;
 #elif defined(__AVX512F__)
 const lm_code_rows_coder lm_code_rows_avx512 = { decode, to_bf16, decode_bf16 };
 const lm_code_rows_sums lm_code_rows_sums_avx512 = sums;

@@ -52,6 +52,8 @@ static const lm_gemm_impl *impl_of(lm_cpu_level level, lm_dtype ab)
     switch (level) {
     case LM_CPU_AMX:
         return lm_gemm_impl_amx(ab);
+    case LM_CPU_BF16:
+        return lm_gemm_impl_bf16(ab);
     case LM_CPU_AVX512:
         return lm_gemm_impl_avx512(ab);
     case LM_CPU_AVX2:

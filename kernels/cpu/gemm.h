@@ -69,9 +69,10 @@ typedef struct {
 
 const lm_gemm_impl *lm_gemm_impl_avx2(lm_dtype ab);
 const lm_gemm_impl *lm_gemm_impl_avx512(lm_dtype ab);
+const lm_gemm_impl *lm_gemm_impl_bf16(lm_dtype ab);
 const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab);
 
-/* Shared by the AVX-512 and AMX levels: the store of tiles, and rows of B read in place. */
+/* Shared by the levels from AVX-512 on: the store of tiles, and rows of B read in place. */
 void lm_gemm_finish_avx512(const lm_gemm_tail *t);
 void lm_gemm_small_bf16_avx512(const lm_gemm *g, int64_t j0, int64_t j1);
 

@@ -8,12 +8,11 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/gemm_transpose.h"
+#include "kernels/cpu/gemm_pairs.h"
 #include "kernels/cpu/gemm_vec.h"
-#include "kernels/panels.h"
 
 /* Of a tile pair of op(A) and of a panel of op(B); panels of op(B) stored [n,k] are those of kernels/panels.h. */
-enum { R = LM_PANEL, DEPTH = LM_PANEL, TILE = 1024 };
+enum { R = LM_PANEL, DEPTH = PAIRS_DEPTH, TILE = PAIRS_TILE };
 
 /* A constant object: with GCC 12 the stores into a local one may vanish before _tile_loadconfig. */
 static const struct {
@@ -37,44 +36,6 @@ static void end(void)
 {
     _tile_release();
     _mm_sfence();
-}
-
-static __mmask32 mask32(int64_t n)
-{
-    return n >= 32 ? 0xffffffffu : n <= 0 ? 0 : (1u << n) - 1;
-}
-
-/* Up to 32 numbers. */
-static inline __m512i load_up_to(const uint16_t *p, int64_t n)
-{
-    return n >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(mask32(n), p);
-}
-
-/* Rows k, k+1 of a [depth, .] matrix, 32 columns: pairs of columns c in lo/hi of each 128-bit lane,
- * so that lo holds columns 0-3, 8-11, 16-19, 24-27 and hi the others. */
-static inline void load_pairs(const uint16_t *p, int64_t ld, int64_t k, int64_t kn, int64_t cols,
-                              __m512i *lo, __m512i *hi)
-{
-    __m512i x = _mm512_setzero_si512(), y = x;
-
-    if (k < kn)
-        x = load_up_to(p + k * ld, cols);
-    if (k + 1 < kn)
-        y = load_up_to(p + (k + 1) * ld, cols);
-    *lo = _mm512_unpacklo_epi16(x, y);
-    *hi = _mm512_unpackhi_epi16(x, y);
-}
-
-/* op(A) stored [m,k]: rows are copied. */
-static void pack_rows(const uint16_t *p, int64_t ld, int64_t rows, int64_t kn, char *dst)
-{
-    for (int64_t k = 0; k < kn; k += DEPTH, dst += 2 * TILE)
-        for (int64_t r = 0; r < R; r++) {
-            __m512i v = _mm512_setzero_si512();
-            if (r < rows)
-                v = load_up_to(p + r * ld + k, kn - k);
-            _mm512_store_si512(dst + r * 64, v);
-        }
 }
 
 /* op(A) stored [k,m]: pairs of depth, then a transposition of 32-bit elements. */
@@ -103,41 +64,7 @@ static void pack_a(const lm_gemm *g, int64_t i, int64_t k0, int64_t kn, void *ds
     if (g->ta)
         pack_rows_t(a + k0 * g->lda + i, g->lda, g->m - i, kn, dst);
     else
-        pack_rows(a + i * g->lda + k0, g->lda, g->m - i, kn, dst);
-}
-
-/* op(B) stored [k,n]: pairs of rows, with lanes restored to their order. */
-static void pack_columns(const uint16_t *p, int64_t ld, int64_t cols, int64_t kn, char *dst)
-{
-    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-    const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-
-    for (int64_t k = 0; k < kn; k += DEPTH, dst += 2 * TILE)
-        for (int64_t r = 0; r < 16; r++) {
-            __m512i lo, hi;
-            load_pairs(p, ld, k + 2 * r, kn, cols, &lo, &hi);
-            _mm512_store_si512(dst + r * 64, _mm512_permutex2var_epi64(lo, first, hi));
-            _mm512_store_si512(dst + TILE + r * 64, _mm512_permutex2var_epi64(lo, second, hi));
-        }
-}
-
-/* op(B) stored [n,k]: a transposition of 32-bit elements. */
-static void pack_columns_t(const uint16_t *p, int64_t ld, int64_t cols, int64_t kn, char *dst)
-{
-    for (int64_t k = 0; k < kn; k += DEPTH)
-        for (int64_t h = 0; h < 2; h++, dst += TILE) {
-            __m512i v[16];
-#pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) {
-                v[i] = _mm512_setzero_si512();
-                if (16 * h + i < cols)
-                    v[i] = load_up_to(p + (16 * h + i) * ld + k, kn - k);
-            }
-            transpose_16x16(v);
-#pragma GCC unroll 16
-            for (int i = 0; i < 16; i++)
-                _mm512_store_si512(dst + i * 64, v[i]);
-        }
+        pack_rows(a + i * g->lda + k0, g->lda, g->m - i, R, kn, dst);
 }
 
 /* 8 rows of 8 pairs of dwords, whose 16-bit halves change places as a 2 x 2 matrix: transposed. */
@@ -211,22 +138,8 @@ static void pack_b(const lm_gemm *g, int64_t j, int64_t k0, int64_t kn, void *ds
 
 static void sum_a(const void *panel, int64_t kn, int rows, float *sum)
 {
-    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
-
-    for (int half = 0; half < 2 && half * 16 < rows; half++) {
-        __m512 acc[16];
-#pragma GCC unroll 16
-        for (int r = 0; r < 16; r++)
-            acc[r] = _mm512_setzero_ps();
-        for (int64_t k = 0; k < kn; k += DEPTH) {
-            const char *t = (const char *)panel + k / DEPTH * 2 * TILE + half * TILE;
-#pragma GCC unroll 16
-            for (int r = 0; r < 16; r++)
-                acc[r] = _mm512_dpbf16_ps(acc[r], (__m512bh)_mm512_load_si512(t + r * 64), ones);
-        }
-        for (int r = 0; r < 16 && half * 16 + r < rows; r++)
-            sum[half * 16 + r] += _mm512_reduce_add_ps(acc[r]);
-    }
+    sum_rows(panel, kn, R, 0, rows, sum);
+    sum_rows(panel, kn, R, 16, rows, sum);
 }
 
 /* Row r of an earlier tile, all 32 columns. */
@@ -328,8 +241,8 @@ const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab)
         .finish = lm_gemm_finish_avx512,
         .small_m = lm_gemm_small_bf16_avx512,
         .rows_b = rows_b,
-        .coder = &lm_code_rows_amx,
-        .sums = &lm_code_rows_sums_amx,
+        .coder = &lm_code_rows_bf16,
+        .sums = &lm_code_rows_sums_bf16,
     };
 
     return ab == LM_DTYPE_BF16 ? &impl : lm_gemm_impl_avx512(ab);

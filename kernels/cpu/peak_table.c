@@ -29,7 +29,10 @@ double lm_cpu_peak(lm_dtype act, lm_cpu_level level, lm_par *par)
     if (level >= LM_CPU_AMX && act == LM_DTYPE_BF16) {
         j.loop = lm_peak_amx;
     } else if (level >= LM_CPU_AVX2) {
-        j.loop = level >= LM_CPU_AVX512 ? lm_peak_fma_avx512 : lm_peak_fma_avx2;
+        bool pairs = level >= LM_CPU_BF16 && act == LM_DTYPE_BF16;
+        j.loop = pairs                    ? lm_peak_bf16
+                 : level >= LM_CPU_AVX512 ? lm_peak_fma_avx512
+                                          : lm_peak_fma_avx2;
         j.rounds = 1000000;
     } else {
         return 0;

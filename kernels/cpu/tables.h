@@ -7,13 +7,13 @@
 #include "kernels/kernel.h"
 
 extern const lm_kernel lm_linear_ref_kernels[], lm_linear_avx2_kernels[],
-    lm_linear_avx512_kernels[], lm_linear_amx_kernels[];
+    lm_linear_avx512_kernels[], lm_linear_bf16_kernels[], lm_linear_amx_kernels[];
 extern const lm_kernel lm_lora_ref_kernels[], lm_lora_avx2_kernels[], lm_lora_avx512_kernels[],
-    lm_lora_amx_kernels[];
+    lm_lora_bf16_kernels[], lm_lora_amx_kernels[];
 extern const lm_kernel lm_virtual_ref_kernels[], lm_virtual_avx2_kernels[],
     lm_virtual_avx512_kernels[];
 extern const lm_kernel lm_grouped_ref_kernels[], lm_grouped_avx2_kernels[],
-    lm_grouped_avx512_kernels[], lm_grouped_amx_kernels[];
+    lm_grouped_avx512_kernels[], lm_grouped_bf16_kernels[], lm_grouped_amx_kernels[];
 extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
     lm_attention_avx512_kernels[], lm_attention_amx_kernels[];
 extern const lm_kernel lm_kv_ref_kernels[], lm_kv_avx2_kernels[], lm_kv_avx512_kernels[],
@@ -24,19 +24,19 @@ extern const lm_kernel lm_kv_write_ref_kernels[], lm_kv_write_avx2_kernels[],
     lm_kv_write_avx512_kernels[], lm_head_rotate_ref_kernels[], lm_head_rotate_avx2_kernels[],
     lm_head_rotate_avx512_kernels[];
 extern const lm_kernel lm_norm_ref_kernels[], lm_norm_avx2_kernels[], lm_norm_avx512_kernels[],
-    lm_norm_amx_kernels[];
+    lm_norm_bf16_kernels[];
 extern const lm_kernel lm_rope_ref_kernels[], lm_rope_avx2_kernels[], lm_rope_avx512_kernels[],
-    lm_rope_amx_kernels[];
+    lm_rope_bf16_kernels[];
 extern const lm_kernel lm_elementwise_ref_kernels[], lm_elementwise_avx2_kernels[],
-    lm_elementwise_avx512_kernels[], lm_elementwise_amx_kernels[];
+    lm_elementwise_avx512_kernels[], lm_elementwise_bf16_kernels[];
 extern const lm_kernel lm_embed_ref_kernels[], lm_embed_avx2_kernels[], lm_embed_avx512_kernels[];
 extern const lm_kernel lm_head_ref_kernels[], lm_head_avx2_kernels[], lm_head_avx512_kernels[],
-    lm_head_amx_kernels[];
+    lm_head_bf16_kernels[], lm_head_amx_kernels[];
 extern const lm_kernel lm_optim_ref_kernels[], lm_optim_avx2_kernels[], lm_optim_avx512_kernels[];
 extern const lm_kernel lm_factor_ref_kernels[], lm_map_ref_kernels[], lm_map_avx2_kernels[],
     lm_map_avx512_kernels[];
 extern const lm_kernel lm_divergence_ref_kernels[], lm_divergence_avx2_kernels[],
-    lm_divergence_avx512_kernels[], lm_divergence_amx_kernels[];
+    lm_divergence_avx512_kernels[], lm_divergence_bf16_kernels[], lm_divergence_amx_kernels[];
 extern const lm_kernel lm_arrange_ref_kernels[], lm_arrange_avx2_kernels[],
     lm_arrange_avx512_kernels[], lm_matmul_ref_kernels[], lm_matmul_avx2_kernels[],
     lm_matmul_avx512_kernels[];

@@ -43,11 +43,12 @@ static lm_cpu_level detect(void)
         return LM_CPU_REF;
     if ((state & 0xe6) != 0xe6 || !has(b7, 16) || !has(b7, 17) || !has(b7, 30) || !has(b7, 31))
         return LM_CPU_AVX2; /* AVX512 F DQ BW VL */
-    if ((state & 0x60000) != 0x60000 || !has(d7, 22) || !has(d7, 24) || !has(d7, 25) ||
-        !has(a71, 5) || !has(c7, 1))
-        return LM_CPU_AVX512; /* AMX-BF16 AMX-TILE AMX-INT8 AVX512-BF16 VBMI */
-    if (syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XFEATURE_XTILEDATA))
+    if (!has(a71, 5))
         return LM_CPU_AVX512;
+    if ((state & 0x60000) != 0x60000 || !has(d7, 22) || !has(d7, 24) || !has(d7, 25) || !has(c7, 1))
+        return LM_CPU_BF16; /* AMX-BF16 AMX-TILE AMX-INT8 VBMI */
+    if (syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XFEATURE_XTILEDATA))
+        return LM_CPU_BF16;
     return LM_CPU_AMX;
 }
 
@@ -88,7 +89,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static lm_cpu_level level;
 static bool vnni;
 static char model[49];
-static const char *const names[] = { "ref", "avx2", "avx512", "amx", NULL };
+static const char *const names[] = { "ref", "avx2", "avx512", "avx512bf16", "amx", NULL };
 
 static void detect_once(void)
 {
@@ -140,7 +141,7 @@ lm_code lm_cpu_level_parse(const char *name, lm_cpu_level *out, lm_err *e)
         *out = (lm_cpu_level)i;
         return LM_OK;
     }
-    return lm_fail(e, LM_EUSAGE, "LM_CPU", "choose from ref, avx2, avx512, amx",
+    return lm_fail(e, LM_EUSAGE, "LM_CPU", "choose from ref, avx2, avx512, avx512bf16, amx",
                    "unknown level '%s'", name);
 }
 

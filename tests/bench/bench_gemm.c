@@ -23,6 +23,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/linear.h"
+#include "kernels/peak.h"
 #include "tests/bench/ceilings.h"
 #include "tests/bench/peer_cpuid.h"
 
@@ -277,7 +278,9 @@ static result measure(product *x, int rounds)
     for (int round = 0; round < rounds; round++) {
         double best = 0;
         rest();
-        double top = amx ? lm_ceiling_amx_l1(ceilings) : lm_ceiling_fma_f32(ceilings);
+        double top = amx    ? lm_ceiling_amx_l1(ceilings)
+                     : bf16 ? lm_cpu_peak(x->g.ab, level, par)
+                            : lm_ceiling_fma_f32(ceilings);
         for (int i = 0; i < CONTENDERS; i++) {
             rest();
             double t = lm_now();

@@ -33,9 +33,10 @@ static void every_operator_has_a_reference(void **state)
 static void choice(void **state)
 {
     (void)state;
-    const lm_cpu_level levels[] = { LM_CPU_REF, LM_CPU_AVX2, LM_CPU_AVX512, LM_CPU_AMX };
-    for (int i = 0; i < 4; i++) { /* never above the bound, and the best below it */
-        const lm_kernel *k = lm_cpu_kernel("norm", LM_DTYPE_BF16, levels[i]);
+    const lm_cpu_level levels[] = { LM_CPU_REF, LM_CPU_AVX2, LM_CPU_AVX512, LM_CPU_BF16,
+                                    LM_CPU_AMX };
+    for (int i = 0; i < 5; i++) { /* never above the bound, and the best below it */
+        const lm_kernel *k = lm_cpu_kernel("linear", LM_DTYPE_BF16, levels[i]);
         assert_int_equal(k->level, levels[i]);
         assert_int_equal(k->act, i ? LM_DTYPE_BF16 : LM_DTYPE_NONE);
         assert_int_equal(lm_cpu_kernel("norm", LM_DTYPE_F64, levels[i])->level, LM_CPU_REF);

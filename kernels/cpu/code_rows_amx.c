@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* code_rows_amx.c -- rows of codes as numbers where the processor rounds to BF16 by itself. */
-#define LM_SIMD_LEVEL LM_CPU_AMX
-#include "kernels/cpu/code_rows_simd.c"

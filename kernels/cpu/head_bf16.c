@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* head_bf16.c -- the AVX-512 head with its three products as dot products of pairs of BF16. */
+#undef LM_SIMD
+#define LM_SIMD       bf16
+#define LM_SIMD_LEVEL LM_CPU_BF16
+#include "kernels/cpu/head_simd.c"

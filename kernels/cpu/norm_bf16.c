@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* norm_bf16.c -- the AVX-512 norms with rounding to BF16 in one instruction. */
+#undef LM_SIMD
+#define LM_SIMD       bf16
+#define LM_SIMD_LEVEL LM_CPU_BF16
+#include "kernels/cpu/norm_simd.c"
