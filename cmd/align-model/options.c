@@ -152,7 +152,7 @@ static const lm_opt options[] = {
     LM_FLAG(0, "mask-truncated", &opt.mask_truncated, "cut completions do not train"),
     LM_ALSO("mask-truncated-completions"),
     LM_COUNT(0, "rollout-sequences", &opt.sequences, "N", 0, 1e6,
-             "that are sampled at a time; 0: 64 [0]"),
+             "that are sampled at a time; 0: all, up to 64 [0]"),
     LM_BYTES(0, "rollout-memory", &opt.memory, "BYTES", 0, 1e15,
              "of their caches; 0: as they need [0]"),
     LM_COUNT(0, "log-completions", &opt.shown, "N", 0, 1e9,

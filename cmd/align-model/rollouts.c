@@ -294,6 +294,15 @@ static lm_advantage_opts advantage_of(const align_session *s)
                                 .eps = 1e-4 };
 }
 
+/* Completions that are sampled at a time, where --rollout-sequences says nothing: no more than there ever are. */
+static int64_t at_a_time(const align_session *s)
+{
+    enum { USUAL = 64 };
+    double most = (double)opt.batch * (double)opt.updates * (double)opt.group;
+    most = (double)s->val_prompts.n > most ? (double)s->val_prompts.n : most;
+    return opt.sequences ? opt.sequences : most < USUAL ? (int64_t)most : USUAL;
+}
+
 lm_rollout_opts align_rollout(align_session *s, int64_t most_prompt)
 {
     static int64_t own;
@@ -301,7 +310,7 @@ lm_rollout_opts align_rollout(align_session *s, int64_t most_prompt)
     const lm_generation *g = &s->generation;
     return (lm_rollout_opts){ .most_prompt = most_prompt,
                               .most_new = opt.most_new,
-                              .sequences = opt.sequences,
+                              .sequences = at_a_time(s),
                               .memory = (size_t)opt.memory,
                               .sample = { opt.temperature, opt.top_k, opt.top_p, opt.min_p, 1 },
                               .eos = g->n_eos ? g->eos : &own,
@@ -382,7 +391,7 @@ lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan
                                    .model = s->t.program->train };
     lm_rollout_opts o = { .most_prompt = most_prompt,
                           .most_new = opt.most_new,
-                          .sequences = opt.sequences,
+                          .sequences = at_a_time(s),
                           .memory = (size_t)opt.memory };
     size_t bytes = 0;
     if (lm_rollout_outlook(&site, &o, &bytes, e))
