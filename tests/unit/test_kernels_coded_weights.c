@@ -309,7 +309,7 @@ static void check_coder(const lm_code_rows_coder *by, const lm_format *f, int64_
 static void any_bytes(void **state)
 {
     static const lm_code_rows_coder *const by[] = { NULL, &lm_code_rows_avx2, &lm_code_rows_avx512,
-                                                    &lm_code_rows_bf16 };
+                                                    &lm_code_rows_bf16, &lm_code_rows_bf16 };
     const lm_format *f;
     (void)state;
     for (int level = 1; level <= (int)lm_cpu_detect(); level++)
