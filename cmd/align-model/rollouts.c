@@ -294,7 +294,7 @@ static lm_advantage_opts advantage_of(const align_session *s)
                                 .eps = 1e-4 };
 }
 
-/* Completions that are sampled at a time, where --rollout-sequences says nothing: no more than there ever are. */
+/* Completions that are sampled at a time, where no option says it: no more than there ever are. */
 static int64_t at_a_time(const align_session *s)
 {
     enum { USUAL = 64 };

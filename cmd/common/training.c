@@ -156,5 +156,6 @@ void lm_loop_run_fini(lm_loop_run *r)
 void lm_training_say_slow(lm_tool *t, const lm_session *s)
 {
     if (s->backend->host_memory && s->o.precision.low == LM_DTYPE_BF16 && t->cpu < LM_CPU_BF16)
-        lm_say(t, LM_LOG_WARN, "no AVX512-BF16 here: bf16 saves memory, but its products run in f32");
+        lm_say(t, LM_LOG_WARN,
+               "no AVX512-BF16 here: bf16 saves memory, but its products run in f32");
 }

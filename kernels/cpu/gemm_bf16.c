@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_bf16.c -- BF16 products by dot products of pairs on vectors (AVX512-BF16): twice the products of an FMA in F32.
+/* gemm_bf16.c -- BF16 products by dot products of pairs on vectors (AVX512-BF16): twice the
+ * products of an FMA in F32.
  *
- * 14 x 32 of C in 28 registers; packing and the order of panels are those of AMX (gemm_pairs.h), with 14 rows in a panel of
- * op(A): its pairs are broadcast from their rows. */
+ * 14 x 32 of C in 28 registers; packing and the order of panels are those of AMX (gemm_pairs.h),
+ * with 14 rows in a panel of op(A): its pairs are broadcast from their rows. */
 #include <string.h>
 
 #include "kernels/cpu/gemm_pairs.h"

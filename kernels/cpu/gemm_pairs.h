@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_pairs.h -- packing of BF16 in pairs of depth, for products by tiles (gemm_amx.c) and by dot products of vectors
- * (gemm_bf16.c).
+/* gemm_pairs.h -- packing of BF16 in pairs of depth, for products by tiles (gemm_amx.c) and by dot
+ * products of vectors (gemm_bf16.c).
  *
- * A panel of op(A) is, for each PAIRS_DEPTH of depth, its rows behind each other, 64 bytes of each.  A panel of op(B) has 32
- * columns: for each PAIRS_DEPTH of depth two tiles of 16 pairs of depth x 16 columns, the pair interleaved; those of op(B)
- * stored [n,k] are the panels of kernels/panels.h.  Beyond the ends there are zeros. */
+ * A panel of op(A) is, for each PAIRS_DEPTH of depth, its rows behind each other, 64 bytes of each.
+ * A panel of op(B) has 32 columns: for each PAIRS_DEPTH of depth two tiles of 16 pairs of depth x
+ * 16 columns, the pair interleaved; those of op(B) stored [n,k] are the panels of kernels/panels.h.
+ * Beyond the ends there are zeros. */
 #ifndef LM_KERNELS_CPU_GEMM_PAIRS_H
 #define LM_KERNELS_CPU_GEMM_PAIRS_H
 
@@ -91,7 +92,8 @@ static inline void pack_columns_t(const uint16_t *p, int64_t ld, int64_t cols, i
         }
 }
 
-/* sum[r] += sum of row r < rows of a packed panel of op(A) with `height` rows; `first`: of the group of up to 16 rows. */
+/* sum[r] += sum of row r of a packed panel of op(A) with `height` rows, of which `rows` are valid,
+ * for the up to 16 rows from `first` on. */
 static inline __attribute__((always_inline)) void
 sum_rows(const char *panel, int64_t kn, const int height, int first, int rows, float *sum)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* head_bf16.c -- the AVX-512 head with its three products as dot products of pairs of BF16. */
+/* head_bf16.c -- the AVX-512 head with its products by dot products of pairs. */
 #undef LM_SIMD
 #define LM_SIMD       bf16
 #define LM_SIMD_LEVEL LM_CPU_BF16
