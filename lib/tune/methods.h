@@ -22,11 +22,23 @@ lm_code lm_tune_lora_start(const lm_tune_module *m, int64_t r, double s, double 
                            double *a, double *b, lm_rng rng, lm_err *e);
 /* alpha / r of a module of LoRA, or alpha / sqrt(r). */
 double lm_tune_lora_scale(const lm_tune_module *m);
-/* Of a module of AdaLoRA: its rank, that of rank_pattern where it has the module; the scale of B diag(E) A; and the deviation
- * with which A and B begin. */
+/* Of a module of AdaLoRA: its rank, that of rank_pattern where it has the module; the scale of B
+ * diag(E) A; and the deviation with which A and B begin. */
 int64_t lm_tune_adalora_rank(const lm_tune_module *m);
 double lm_tune_adalora_scale(const lm_tune_module *m);
 #define LM_TUNE_ADALORA_STD 0.02
+/* VeRA's parts, of a method whose first hyper-parameters are VeRA's and whose A and d have `parts`
+ * times the rank, of which the first r rows apply; name: of A, B, d, b (vera.c). */
+lm_code lm_tune_vera_tensors(const lm_tune_module *m, const char *const name[4], int64_t parts,
+                             lm_tune_tensor *out, int *n);
+lm_code lm_tune_vera_draw(const lm_tune_module *m, int64_t parts, int i, double *out);
+lm_vid lm_tune_vera_weight(lm_rule *r, const lm_tune_module *m, int64_t parts, lm_vid w,
+                           const lm_vid *p);
+/* The tensor of a method whose n_frequency coefficients train: n_frequency, the first
+ * hyper-parameter, or the value of n_frequency_pattern; and this number (fourierft.c). */
+lm_code lm_tune_spectrum(const lm_tune_module *m, const char *suffix, lm_tune_init init,
+                         double scale, lm_tune_tensor *out, int *n, lm_err *e);
+int64_t lm_tune_spectrum_count(const lm_tune_module *m);
 /* Whether a regular expression matches the whole text. */
 lm_code lm_tune_matches(const char *pattern, const char *text, bool *hit, lm_err *e);
 

@@ -16,7 +16,7 @@ static const lm_hyper hyper[] = {
 };
 enum { COUNT, SCALE, SEED };
 
-static int64_t count_of(const lm_tune_module *m)
+int64_t lm_tune_spectrum_count(const lm_tune_module *m)
 {
     double n = m->hyper[COUNT];
 
@@ -24,16 +24,22 @@ static int64_t count_of(const lm_tune_module *m)
     return (int64_t)n;
 }
 
-static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
+lm_code lm_tune_spectrum(const lm_tune_module *m, const char *suffix, lm_tune_init init,
+                         double scale, lm_tune_tensor *out, int *n, lm_err *e)
 {
-    int64_t count = count_of(m);
+    int64_t count = lm_tune_spectrum_count(m);
 
     *n = 0;
     if (count < 1 || count > m->in * m->out)
         return lm_fail(e, LM_EUSAGE, m->name, "use a smaller n_frequency",
-                       "it has no %lld frequencies", (long long)count);
-    lm_tune_tensor_add(out, n, "fourierft_spectrum", count, 0, LM_TUNE_NORMAL, 1);
+                       "it has no %lld coefficients", (long long)count);
+    lm_tune_tensor_add(out, n, suffix, count, 0, init, scale);
     return LM_OK;
+}
+
+static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
+{
+    return lm_tune_spectrum(m, "fourierft_spectrum", LM_TUNE_NORMAL, 1, out, n, e);
 }
 
 /* cos or sin of 2 pi u_k o / size, as [size,n]. */
@@ -54,7 +60,7 @@ static lm_vid waves(lm_rule *r, const int64_t *u, int64_t n, int64_t size, bool 
 
 static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
 {
-    int64_t n = count_of(m), *u = NULL, *v = NULL;
+    int64_t n = lm_tune_spectrum_count(m), *u = NULL, *v = NULL;
 
     if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &u, (size_t)n, sizeof *u, r->e) ||
         lm_arena_alloc(r->arena, &v, (size_t)n, sizeof *v, r->e) ||

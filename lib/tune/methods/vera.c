@@ -20,32 +20,30 @@ static const lm_hyper hyper[] = {
 };
 enum { R, INITIAL, KEY };
 enum { A, B, SCALE_D, SCALE_B };
-enum { PARTS = 1 }; /* of A and d */
 
-static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
+lm_code lm_tune_vera_tensors(const lm_tune_module *m, const char *const name[4], int64_t parts,
+                             lm_tune_tensor *out, int *n)
 {
     int64_t r = (int64_t)m->hyper[R];
 
-    (void)e;
     *n = 0;
     for (int i = 0; i < 2; i++) {
         lm_tune_tensor *t =
-            i ? lm_tune_tensor_add(out, n, "vera_B", m->most_out, r, LM_TUNE_BASE, 0)
-              : lm_tune_tensor_add(out, n, "vera_A", PARTS * r, m->most_in, LM_TUNE_BASE, 0);
+            i ? lm_tune_tensor_add(out, n, name[B], m->most_out, r, LM_TUNE_BASE, 0)
+              : lm_tune_tensor_add(out, n, name[A], parts * r, m->most_in, LM_TUNE_BASE, 0);
         t->shared = t->frozen = t->absent = true;
     }
-    lm_tune_tensor_add(out, n, "vera_lambda_d", PARTS * r, 0, LM_TUNE_FULL, m->hyper[INITIAL]);
-    lm_tune_tensor_add(out, n, "vera_lambda_b", m->out, 0, LM_TUNE_ZEROS, 0);
+    lm_tune_tensor_add(out, n, name[SCALE_D], parts * r, 0, LM_TUNE_FULL, m->hyper[INITIAL]);
+    lm_tune_tensor_add(out, n, name[SCALE_B], m->out, 0, LM_TUNE_ZEROS, 0);
     return LM_OK;
 }
 
 /* B is drawn behind A from one generator. */
-static lm_code draw(const lm_tune_module *m, int i, double *out, lm_err *e)
+lm_code lm_tune_vera_draw(const lm_tune_module *m, int64_t parts, int i, double *out)
 {
-    int64_t r = (int64_t)m->hyper[R], a = PARTS * r * m->most_in;
+    int64_t r = (int64_t)m->hyper[R], a = parts * r * m->most_in;
     lm_torch_rng g;
 
-    (void)e;
     lm_torch_rng_seed(&g, (uint64_t)m->hyper[KEY]);
     if (i == B)
         for (int64_t k = 0; k < a; k++)
@@ -55,25 +53,47 @@ static lm_code draw(const lm_tune_module *m, int i, double *out, lm_err *e)
     return LM_OK;
 }
 
-static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *const *v,
-                     lm_rng rng, lm_err *e)
-{
-    lm_code rc = draw(m, A, v[A], e);
-
-    (void)w, (void)changed, (void)rng;
-    return rc ? rc : draw(m, B, v[B], e);
-}
-
-static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+lm_vid lm_tune_vera_weight(lm_rule *r, const lm_tune_module *m, int64_t parts, lm_vid w,
+                           const lm_vid *p)
 {
     int64_t n = (int64_t)m->hyper[R];
-    lm_vid d = lm_r_part(r, lm_r_shape2(r, p[SCALE_D], PARTS * n, 1), 0, n, 0, 1);
+    lm_vid d = lm_r_part(r, lm_r_shape2(r, p[SCALE_D], parts * n, 1), 0, n, 0, 1);
     lm_vid right =
         LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[A], 0, n, 0, m->in)), LM_IS("d", d));
     lm_vid left = LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[B], 0, m->out, 0, n)),
                            LM_IS("d", lm_r_shape2(r, p[SCALE_B], m->out, 1)));
 
     return lm_r_add(r, w, 1, lm_r_matmul(r, left, false, right, false));
+}
+
+enum { PARTS = 1 }; /* of A and d */
+
+static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
+{
+    static const char *const name[] = { "vera_A", "vera_B", "vera_lambda_d", "vera_lambda_b" };
+
+    (void)e;
+    return lm_tune_vera_tensors(m, name, PARTS, out, n);
+}
+
+static lm_code draw(const lm_tune_module *m, int i, double *out, lm_err *e)
+{
+    (void)e;
+    return lm_tune_vera_draw(m, PARTS, i, out);
+}
+
+static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *const *v,
+                     lm_rng rng, lm_err *e)
+{
+    lm_code rc = draw(m, 0, v[0], e);
+
+    (void)w, (void)changed, (void)rng;
+    return rc ? rc : draw(m, 1, v[1], e);
+}
+
+static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+{
+    return lm_tune_vera_weight(r, m, PARTS, w, p);
 }
 
 const lm_tune_method lm_tune_vera = {

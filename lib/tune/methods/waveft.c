@@ -21,24 +21,9 @@ enum { COUNT, SCALE, SEED, INVERSE };
 
 static const char *const refused[] = { "proportional_parameters", NULL };
 
-static int64_t count_of(const lm_tune_module *m)
-{
-    double n = m->hyper[COUNT];
-
-    lm_tune_pattern_value(m, "n_frequency_pattern", &n);
-    return (int64_t)n;
-}
-
 static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
 {
-    int64_t count = count_of(m);
-
-    *n = 0;
-    if (count < 1 || count > m->in * m->out)
-        return lm_fail(e, LM_EUSAGE, m->name, "use a smaller n_frequency",
-                       "it has no %lld coefficients", (long long)count);
-    lm_tune_tensor_add(out, n, "waveft_spectrum", count, 0, LM_TUNE_ZEROS, 0);
-    return LM_OK;
+    return lm_tune_spectrum(m, "waveft_spectrum", LM_TUNE_ZEROS, 0, out, n, e);
 }
 
 /* Where the padded matrix begins: half of what is added to an odd side, which is none. */
@@ -76,7 +61,7 @@ static lm_vid signs(lm_rule *r, int64_t rows, int64_t cols)
 /* The number of the coefficient at each place of the padded matrix; -1: none. */
 static int32_t *places(lm_rule *r, const lm_tune_module *m, sides s)
 {
-    int64_t n = count_of(m), *u = NULL;
+    int64_t n = lm_tune_spectrum_count(m), *u = NULL;
     int32_t *at = NULL;
 
     if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &u, (size_t)n, sizeof *u, r->e) ||
