@@ -77,7 +77,7 @@ static lm_code find_reference(align_session *s, lm_err *e)
 /* Options that this loss does not read. */
 static lm_code refuse_without_effect(const align_session *s, lm_err *e)
 {
-    enum { PPO = 1, REJECT = 2, OTHERS = 4 };
+    enum { PPO = 1, REJECT = 2, OTHERS = 4, PAIRS = 8 };
     static const struct {
         const char *name;
         int of;
@@ -85,9 +85,9 @@ static lm_code refuse_without_effect(const align_session *s, lm_err *e)
                   { "scale-rewards", OTHERS },
                   { "normalize-advantages", OTHERS },
                   { "normalize-each", OTHERS },
-                  { "kl", PPO | OTHERS },
-                  { "kl-target", PPO | OTHERS },
-                  { "kl-horizon", PPO | OTHERS },
+                  { "kl", PPO | OTHERS | PAIRS },
+                  { "kl-target", PPO | OTHERS | PAIRS },
+                  { "kl-horizon", PPO | OTHERS | PAIRS },
                   { "correct", PPO | OTHERS },
                   { "correct-most", PPO | OTHERS },
                   { "discount", PPO },
@@ -96,13 +96,27 @@ static lm_code refuse_without_effect(const align_session *s, lm_err *e)
                   { "best", REJECT },
                   { "min-reward", REJECT },
                   { "write-samples", REJECT } };
-    const int is = lm_align_values(&s->spec) ? PPO : lm_align_keeps(&s->spec) ? REJECT : OTHERS;
+    static const char *const of_sums[] = {
+        "advantage", "scale-rewards",       "normalize-advantages",
+        "kl",        "missing-eos-penalty", "reward-clip"
+    };
+    const int is = lm_align_values(&s->spec)                      ? PPO
+                   : lm_align_keeps(&s->spec)                     ? REJECT
+                   : lm_align_kind_of(&s->spec) == LM_ALIGN_PAIRS ? PAIRS
+                                                                  : OTHERS;
     char where[40];
     for (size_t i = 0; i < sizeof reads / sizeof *reads; i++) {
         snprintf(where, sizeof where, "--%s", reads[i].name);
         if (lm_given(&tool, reads[i].name) && !(reads[i].of & is))
             return lm_fail(e, LM_EUSAGE, where, "leave it out", "%s does not read it",
                            s->spec.use[0].loss->name);
+    }
+    for (size_t i = 0; opt.each && i < sizeof of_sums / sizeof *of_sums; i++) {
+        snprintf(where, sizeof where, "--%s", of_sums[i]);
+        if (lm_given(&tool, of_sums[i]) && (strcmp(of_sums[i], "kl") || kl_in_loss(s) < 0))
+            return lm_fail(e, LM_EUSAGE, where, "leave one of them out",
+                           "rewards that are normalised one by one (--normalize-each) have no sum "
+                           "that it could change");
     }
     return LM_OK;
 }

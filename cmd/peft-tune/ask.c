@@ -88,6 +88,7 @@ static lm_code choose_adapter(tune_session *s, lm_err *e)
         return e->code;
     s->maker.virtual_first = t->config.vocab;
     s->maker.virtuals = lm_attach_virtual(s->tuning.attach);
+    s->maker.unseen = s->maker.virtuals > 0 && !lm_attach_predicts(s->tuning.attach);
     return LM_OK;
 }
 

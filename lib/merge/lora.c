@@ -33,7 +33,9 @@ static lm_code check_start(const lm_lora *l, lm_err *e)
 
     if (init && strcmp(init, "gaussian") != 0 && strcmp(init, "eva") != 0 &&
         strcmp(init, "orthogonal") != 0)
-        return lm_fail(e, LM_EUSAGE, l->path, "convert it to a plain LoRA first",
+        return lm_fail(e, LM_EUSAGE, l->path,
+                       strcmp(init, "loftq") ? "convert it to a plain LoRA first"
+                                             : "use it with the encoded base for which it was made",
                        "init_lora_weights '%.40s' changes the base", init);
     if (json_object_size(json_object_get(l->config, "target_parameters")) ||
         json_array_size(json_object_get(l->config, "target_parameters")))

@@ -120,6 +120,8 @@ static void finish(const lm_text_example_maker *m, lm_text_example *x)
             x->prompt = x->ids.n;
     }
     x->marks.len = x->ids.n;
+    if (m->unseen && x->ids.n > (size_t)m->virtuals)
+        x->marks.data[m->virtuals] = 0;
     x->trains = (const uint8_t *)x->marks.data;
     x->trained = 0;
     for (size_t i = 0; i < x->ids.n; i++)

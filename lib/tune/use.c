@@ -4,13 +4,18 @@
 
 #include <string.h>
 
-/* PiSSA and OLoRA begin with a part of the weights, which PEFT takes out of the base again when it loads them; graphs read
- * the base as it is. */
+/* PiSSA and OLoRA begin with a part of the weights, which PEFT takes out of the base again when it loads them, LoftQ with
+ * what its encoding loses; graphs read the base as it is. */
 static lm_code check_start(const json_t *config, const char *path, lm_err *e)
 {
     const char *kind = json_string_value(json_object_get(config, "init_lora_weights"));
-    if (kind && (!strncmp(kind, "pissa", 5) || !strcmp(kind, "olora") || !strcmp(kind, "corda")))
-        return lm_fail(e, LM_EUSAGE, path, "merge it by merge-models MODEL+ADAPTER",
+    if (kind && (!strncmp(kind, "pissa", 5) || !strcmp(kind, "olora") || !strcmp(kind, "corda") ||
+                 !strcmp(kind, "loftq")))
+        return lm_fail(e, LM_EUSAGE, path,
+                       strcmp(kind, "loftq")
+                           ? "merge it by merge-models MODEL+ADAPTER, or make a plain "
+                             "LoRA of it by peft-tune --to-lora"
+                           : "use it with the encoded base for which it was made",
                        "init_lora_weights '%.20s' changes the weights of the base", kind);
     return LM_OK;
 }

@@ -110,6 +110,8 @@ refuses() { # STATUS TEXT OPTION ...
     refuses 2 "kto is not for sampled completions" --loss kto --reward gsm8k
     refuses 2 "cost of length is a number from 0" --loss grpo --reward length:cost=x
     refuses 2 "64" --loss grpo --reward gsm8k --max-new-tokens 100
+    refuses 2 "--correct: dpo does not read it" --loss dpo --reward gsm8k --correct none
+    refuses 2 "--kl: rewards that are normalised one by one" --loss rloo --reward gsm8k --normalize-each --kl 0.1
 }
 
 @test "align-model: the memory of rollouts is in the plan" {

@@ -253,6 +253,8 @@ def policy(run, seed, kind, text="", trainer=GRPOTrainer, name=None, correct=Fal
         inputs["importance_sampling_ratio"] = torch.where(m > 0, d.correct, 1)
     want = trainer._compute_loss(me, None, inputs)
     name = name or kind
+    if name == "grpo":  # as published; TRL's default, and ours, is dapo's mean
+        text = "mean=sequences" + ("," + text if text else "")
     got = ours(run, name + (":" + text if text else ""), d, correct=d.correct if correct else None)
     room = 1e-6 if kind in ("sapo", "vespo") else 1e-9  # TRL's temperatures and powers are float32
     compare(f"{name}:{text} correct {correct} seed {seed}", got, want, lp, room)

@@ -195,10 +195,13 @@ static void policies(void **state)
                  phi_n = exp(2 - 3 * 0.4 - 2 * exp(-0.4)); /* of vespo */
     const double kl = k3(-0.2) * up + k3(0.5) * down;
     const value v[] = {
-        { "grpo", (first / 2 + second) / 2 },
-        { "grpo:epsilon_high=0.3", (higher / 2 + second) / 2 },
-        { "grpo:importance_sampling_level=sequence", (-1.2 + second) / 2 },
-        { "grpo:importance_sampling_level=sequence,epsilon_high=0.3", (-of_sequence + 1.6) / 2 },
+        { "grpo", (first + second) / 3 },
+        { "grpo:mean=sequences", (first / 2 + second) / 2 },
+        { "grpo:mean=sequences,epsilon_high=0.3", (higher / 2 + second) / 2 },
+        { "grpo:mean=sequences,importance_sampling_level=sequence", (-1.2 + second) / 2 },
+        { "grpo:mean=sequences,importance_sampling_level=sequence,epsilon_high=0.3",
+          (-of_sequence + 1.6) / 2 },
+        { "gspo:epsilon=0.2,epsilon_high=0.3", (-of_sequence + 1.6) / 2 },
         { "bnpo", (first + second) / 3 },
         { "dapo", (first + second) / 3 },
         { "dapo:off_policy_mask_threshold=0.5", (first + second) / 3 },
@@ -231,7 +234,11 @@ static void policies(void **state)
     static double correct[] = { 1, 0.5, 2 };
     q[0].high = NULL;
     q[0].correct = correct;
-    const value weighed[] = { { "dapo", (-0.5 * 1.2 - 2 * down + second) / 3 } };
+    const value weighed[] = {
+        { "dapo", (-0.5 * 1.2 - 2 * down + second) / 3 },
+        { "rloo:epsilon=0.5,epsilon_high=0.4", (-1.4 * 1.25 + 2 * low) / 2 },
+        { "gmpo:epsilon=0.6,epsilon_high=0.6", (-of_sequence * 1.25 + 2 * low) / 2 },
+    };
     CHECK(weighed, q, 2);
 }
 

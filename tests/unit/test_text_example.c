@@ -163,6 +163,9 @@ static void longer_examples_are_cut(void **state)
     assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"cdef\"}", "@@ef</s>", "  ^^^^^^");
     m.most = 0;
     assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"c\"}", "@@<s>abc</s>", "       ^^^^^");
+    assert_example(&m, "{\"text\":\"abc\"}", "@@<s>abc</s>", "  ^^^^^^^^^^");
+    m.unseen = true;
+    assert_example(&m, "{\"text\":\"abc\"}", "@@<s>abc</s>", "     ^^^^^^^");
 }
 
 static void prompts_end_with_the_header_of_an_answer(void **state)

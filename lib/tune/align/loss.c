@@ -44,7 +44,8 @@ static const struct {
     { "alphapo", "simpo", "alpha=0.25" },
     { "raft", "reject", "" },
     { "best_of_n", "reject", "" },
-    { "gspo", "grpo", "importance_sampling_level=sequence,epsilon=3e-4,epsilon_high=4e-4" },
+    { "gspo", "grpo",
+      "mean=sequences,importance_sampling_level=sequence,epsilon=3e-4,epsilon_high=4e-4" },
 };
 enum { ALIASES = sizeof alias / sizeof *alias };
 

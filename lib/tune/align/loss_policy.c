@@ -231,6 +231,8 @@ static void run_sequence(const policy *p, lm_align_seq *q, int64_t micro_tokens)
 static lm_code run_policy(const lm_align_use *u, lm_align_batch *b, term of, mean over)
 {
     double low = lm_align_get(u, "epsilon", 0.2), high = lm_align_get(u, "epsilon_high", 0);
+    if (lm_align_get(u, "mean", 1) == 0)
+        over = MEAN_STEP;
     policy p = { .u = u,
                  .b = b,
                  .term = of,
@@ -285,6 +287,15 @@ static bool reads_ref(const lm_align_use *u)
     }
 
 static const lm_hyper hyper_clip[] = { CLIP, LEVEL, OFF_POLICY, KL, { 0 } };
+static const lm_hyper hyper_grpo[] = {
+    CLIP,
+    LEVEL,
+    { "mean", 0, 0, 1, "over the tokens of the step (dapo), or of each sequence as published",
+      "tokens sequences" },
+    OFF_POLICY,
+    KL,
+    { 0 },
+};
 static const lm_hyper hyper_luspo[] = { CLIP, SEQUENCE_LEVEL, OFF_POLICY, KL, { 0 } };
 static const lm_hyper hyper_length[] = {
     CLIP,
@@ -330,12 +341,11 @@ static const lm_hyper hyper_vespo[] = {
                                            .reads_ref = reads_ref,                 \
                                            .run = run_##loss }
 
-POLICY_LOSS(grpo, "2402.03300", "clipped ratios, mean of each sequence", hyper_clip, TERM_CLIP,
-            MEAN_SEQUENCES);
+POLICY_LOSS(grpo, "2402.03300", "clipped ratios; mean over tokens of the step", hyper_grpo,
+            TERM_CLIP, MEAN_SEQUENCES);
 POLICY_LOSS(bnpo, "2506.02710", "grpo, mean over tokens of the micro-batch", hyper_clip, TERM_CLIP,
             MEAN_MICRO);
-POLICY_LOSS(dapo, "2503.14476", "grpo, mean over tokens of the step", hyper_clip, TERM_CLIP,
-            MEAN_STEP);
+POLICY_LOSS(dapo, "2503.14476", "grpo with mean=tokens", hyper_clip, TERM_CLIP, MEAN_STEP);
 POLICY_LOSS(dr_grpo, "2503.20783", "grpo, divided by a constant length", hyper_length, TERM_CLIP,
             MEAN_LENGTH);
 POLICY_LOSS(luspo, "2602.05261", "sums of sequences, ratios of sequences", hyper_luspo, TERM_CLIP,

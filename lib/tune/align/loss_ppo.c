@@ -37,6 +37,12 @@ static double clipped(double rho, double a, double low, double high, double *d)
 
 /* ---- RLOO ---- */
 
+/* The correction for the sampler's numerics of a loss of whole sequences: the mean of those of tokens. */
+static double correction(const lm_align_seq *q)
+{
+    return q->correct ? lm_align_sum(q, q->correct) / fmax((double)lm_align_length(q), 1) : 1;
+}
+
 static lm_code run_rloo(const lm_align_use *u, lm_align_batch *b, lm_err *e)
 {
     double low, high, d, share = share_of(u, b);
@@ -44,12 +50,12 @@ static lm_code run_rloo(const lm_align_use *u, lm_align_batch *b, lm_err *e)
     clips(u, &low, &high);
     for (int64_t i = 0; i < b->n; i++) {
         lm_align_seq *q = &b->seq[i];
-        double x = 0, a = q->advantage;
+        double x = 0, a = q->advantage, by = share * correction(q);
         for (int64_t t = 0; t < q->n; t++)
             x += lm_align_counts_token(q, t) ? q->logp[t] - old_of(q, t) : 0;
         double rho = exp(x);
-        b->loss += share * clipped(rho, a, low, high, &d);
-        lm_align_spread(q, share * d * rho);
+        b->loss += by * clipped(rho, a, low, high, &d);
+        lm_align_spread(q, by * d * rho);
         note_clips(b, rho < 1 - low && a<0, rho> 1 + high && a > 0, 1);
         lm_align_note(b->metrics, "ratio", rho, 1, LM_ALIGN_MEAN);
     }
@@ -84,8 +90,8 @@ static void run_gmpo_sequence(const lm_align_use *u, lm_align_batch *b, lm_align
             sum += x;
             n++;
         }
-    double w = exp(sum / fmax(n, 1)), back = -share * a * w / fmax(n, 1);
-    b->loss -= share * a * w;
+    double by = share * correction(q), w = exp(sum / fmax(n, 1)), back = -by * a * w / fmax(n, 1);
+    b->loss -= by * a * w;
     for (int64_t t = 0; t < q->n; t++) {
         double x = q->logp[t] - old_of(q, t);
         if (chosen(q, t) && clip_log(&x, a, low, high))

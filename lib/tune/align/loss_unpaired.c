@@ -9,7 +9,7 @@ static double log_ratio(const lm_align_seq *q)
     return lm_align_sum(q, q->logp) - lm_align_sum(q, q->ref);
 }
 
-/* The estimate of KL(policy || reference): over answers to other prompts, and never below 0.  It is a constant of
+/* The estimate of KL(policy || reference): over answers to the prompts of other records, and never below 0.  It is a constant of
  * the derivatives. */
 static double reference_point(const lm_align_batch *b)
 {

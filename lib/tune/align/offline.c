@@ -134,8 +134,9 @@ static lm_code make_set(lm_offline *x, const lm_text_answers *a, const char *nam
     int64_t count = lm_text_answers_count(a), by = is_mixed(x) ? 2 : 1;
     *s = (set){ .answers = a, .n = count * by };
     if (is_mixed(x) && count < 2)
-        return lm_fail(e, LM_EUSAGE, name, "give more of them, or use apo_zero_unpaired",
-                       "kto needs answers to two prompts");
+        return lm_fail(
+            e, LM_EUSAGE, name, "give more of them, or use apo_zero_unpaired",
+            "kto needs two records: each prompt is also judged with the answer of the next");
     if (lm_alloc_n(&s->text, (size_t)s->n, sizeof *s->text, "answers", e))
         return e->code;
     for (int64_t i = 0; i < count; i++) {
