@@ -25,7 +25,9 @@
 
 static struct {
     lm_input_args in;
-    const char *task, *tokenizer, *dtype, *weights_in, *format, *adapter;
+    const char *task, *tokenizer, *dtype, *weights_in, *format;
+    lm_strs adapters;
+    const char *adapter; /* the only one */
     bool documents, special, check_tokenizer;
     int64_t seq, stride, batch;
     double max_loss, max_perplexity, min_accuracy;
@@ -56,7 +58,7 @@ static const lm_opt options[] = {
     LM_FLAG(0, "add-special", &opt.special,
             "text: add what the tokenizer's post-processor adds [yes]"),
     LM_GROUP("Model"),
-    LM_ADAPTER(&opt.adapter),
+    LM_ADAPTER(&opt.adapters),
     LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
            "tokenizer.json or its folder [the model's own]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
@@ -408,6 +410,10 @@ int main(int argc, char **argv)
     if (opt.task[0] == 'm' && opt.in.skip_bad)
         lm_misuse(&tool, "--skip-bad", "leave it out, and correct the questions",
                   "multiple-choice is measured on all questions");
+    if (opt.adapters.n > 1)
+        lm_misuse(&tool, "--adapter", "merge them first, or measure one after the other",
+                  "one adapter is measured, and here are several");
+    opt.adapter = opt.adapters.n ? opt.adapters.v[0] : NULL;
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
     if (tool.argc == 1 && lm_stream_same(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "name the data",

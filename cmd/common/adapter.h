@@ -7,8 +7,8 @@
 #include "tune/use.h"
 
 #define LM_ADAPTER_NAMES LM_ALSO("lora peft lora-path adapter-path lora-modules")
-#define LM_ADAPTER(p)                                                                        \
-    LM_STR(0, "adapter", p, "PATH", "a PEFT adapter of the model, which is attached to it"), \
+#define LM_ADAPTER(p)                                                                         \
+    LM_LIST(0, "adapter", p, "PATH", "a PEFT adapter of the model, which is attached to it"), \
         LM_ADAPTER_NAMES
 #define LM_ADAPTERS(p)                                                           \
     LM_LIST(0, "adapter", p, "PATH",                                             \

@@ -13,8 +13,7 @@ static lm_code check_start(const json_t *config, const char *path, lm_err *e)
                  !strcmp(kind, "loftq")))
         return lm_fail(e, LM_EUSAGE, path,
                        strcmp(kind, "loftq")
-                           ? "merge it by merge-models MODEL+ADAPTER, or make a plain "
-                             "LoRA of it by peft-tune --to-lora"
+                           ? "merge it by merge-models MODEL+ADAPTER, or convert it to a plain LoRA"
                            : "use it with the encoded base for which it was made",
                        "init_lora_weights '%.20s' changes the weights of the base", kind);
     return LM_OK;

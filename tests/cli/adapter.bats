@@ -190,7 +190,7 @@ chances() { # generate's arguments
         for t in "generate m -p x" "eval-model m text.jsonl"; do
             # shellcheck disable=SC2086
             run -2 $t --adapter "$start"
-            [[ $output == *": $start: init_lora_weights '$start' changes the weights of the base: merge it by merge-models MODEL+ADAPTER" ]]
+            [[ $output == *": $start: init_lora_weights '$start' changes the weights of the base: merge it by merge-models MODEL+ADAPTER, or convert it to a plain LoRA" ]]
         done
     done
     run -2 generate m --adapter a -p x --save-cache c
@@ -214,4 +214,9 @@ chances() { # generate's arguments
         awk -v p="$planned" -v u="$used" 'BEGIN { printf "planned %.1f MiB, used %.1f MiB\n", p / 2^20, u / 2^20; exit !(u < 1.05 * p && u > 0.85 * p) }'
     done
     grep -q '"frozen (nf4_dq)"' plan
+}
+
+@test "adapter: eval-model takes one" {
+    run -2 eval-model m text.jsonl --adapter a --adapter b
+    [ "$output" = "eval-model: --adapter: one adapter is measured, and here are several: merge them first, or measure one after the other" ]
 }

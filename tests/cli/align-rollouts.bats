@@ -48,7 +48,7 @@ value() { grep -o "\"$1\":[-0-9.e+]*" | cut -d: -f2; }
     how+=(--updates 2 --iterations 2 --batch-size 4 --steps 12 --kl 0.01 -q --save-every 1)
     align-model m p.jsonl -o whole "${how[@]}"
     align-model m p.jsonl -o part "${how[@]}" &
-    while [ ! -d part/step-000003 ]; do sleep 0.02; done
+    for _ in $(seq 3000); do [ -d part/step-000003 ] && break; sleep 0.02; done
     kill -9 $!
     wait $! || true
     align-model -q --resume part
