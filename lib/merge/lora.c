@@ -23,7 +23,7 @@ static bool starts_from_base(const lm_lora *l)
 {
     const char *init = json_string_value(json_object_get(l->config, "init_lora_weights"));
 
-    return init && (!strcmp(init, "pissa") || !strcmp(init, "olora"));
+    return init && (!strcmp(init, "pissa") || !strcmp(init, "olora") || !strcmp(init, "loftq"));
 }
 
 /* Starts of LoRA after which W is not that of the base. */
@@ -33,9 +33,7 @@ static lm_code check_start(const lm_lora *l, lm_err *e)
 
     if (init && strcmp(init, "gaussian") != 0 && strcmp(init, "eva") != 0 &&
         strcmp(init, "orthogonal") != 0)
-        return lm_fail(e, LM_EUSAGE, l->path,
-                       strcmp(init, "loftq") ? "convert it to a plain LoRA first"
-                                             : "use it with the encoded base for which it was made",
+        return lm_fail(e, LM_EUSAGE, l->path, "convert it to a plain LoRA first",
                        "init_lora_weights '%.40s' changes the base", init);
     if (json_object_size(json_object_get(l->config, "target_parameters")) ||
         json_array_size(json_object_get(l->config, "target_parameters")))

@@ -22,6 +22,8 @@ static const lm_tuning_recipe recipes[] = {
       "lora that starts at principal components (arXiv:2404.02948)", NULL },
     { "olora", "lora", "init_lora_weights=olora", NULL, NULL, 2e-4, 0,
       "lora that starts orthonormal (arXiv:2406.01775)", NULL },
+    { "loftq", "lora", "init_lora_weights=loftq", NULL, NULL, 2e-4, 0,
+      "lora that starts at what NF4 loses of the base (arXiv:2310.08659)", NULL },
     { "full", NULL, "", NULL, "*", 2e-5, 0, "all weights of the model", NULL },
     { "bitfit", NULL, "", NULL, "*bias", 1e-3, 0, "the biases of the model (arXiv:2106.10199)",
       NULL },

@@ -12,9 +12,7 @@ static lm_code check_start(const json_t *config, const char *path, lm_err *e)
     if (kind && (!strncmp(kind, "pissa", 5) || !strcmp(kind, "olora") || !strcmp(kind, "corda") ||
                  !strcmp(kind, "loftq")))
         return lm_fail(e, LM_EUSAGE, path,
-                       strcmp(kind, "loftq")
-                           ? "merge it by merge-models MODEL+ADAPTER, or convert it to a plain LoRA"
-                           : "use it with the encoded base for which it was made",
+                       "merge it by merge-models MODEL+ADAPTER, or convert it to a plain LoRA",
                        "init_lora_weights '%.20s' changes the weights of the base", kind);
     return LM_OK;
 }

@@ -30,6 +30,11 @@ chances() { # generate's arguments
         sed 's/.*"logprobs":\[\([^]]*\)\].*/\1/' | tr ',' '\n'
 }
 
+# The loss of the texts.
+loss() { # MODEL OPTION ...
+    eval-model -q --json --seq-len 64 "$1" text.jsonl "${@:2}" | grep -o '"loss":[0-9.]*' | cut -d : -f 2
+}
+
 @test "adapter: generate with it says what the merged model says, and the base something else" {
     chances m --adapter a > with
     chances merged > one
@@ -185,13 +190,23 @@ chances() { # generate's arguments
     run -2 generate small --adapter a -p x
     [ "$(wc -l <<< "$output")" -eq 1 ]
     [[ $output == "generate: a: "*lora_B.weight*"use the model on which it was trained" ]]
-    for start in pissa olora; do # which took their first B A out of the base
+    for start in pissa olora loftq; do # which took their first B A out of the base
         peft-tune -q m text.jsonl -o "$start" --method "$start" --seq-len 64 --batch-size 4 --dtype f32 --steps 2
         for t in "generate m -p x" "eval-model m text.jsonl"; do
             # shellcheck disable=SC2086
             run -2 $t --adapter "$start"
             [[ $output == *": $start: init_lora_weights '$start' changes the weights of the base: merge it by merge-models MODEL+ADAPTER, or convert it to a plain LoRA" ]]
         done
+        merge-models -q --method passthrough "m+$start" -o "merged-$start"
+        peft-tune -q --to-lora --rank 64 m "$start" -o "plain-$start"
+        cp -r "$start" "naive-$start" # applied to the base as it is
+        sed -i 's/"init_lora_weights": *"[a-z]*"/"init_lora_weights": true/' "naive-$start/adapter_config.json"
+        run -0 loss "merged-$start"
+        merged=$output
+        run -0 loss m --adapter "plain-$start"
+        awk -v a="$merged" -v b="$output" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-4 && d > -1e-4) }'
+        run -0 loss m --adapter "naive-$start"
+        awk -v a="$merged" -v b="$output" 'BEGIN { d = a - b; exit !(d > 1e-4 || d < -1e-4) }'
     done
     run -2 generate m --adapter a -p x --save-cache c
     [[ $output == "generate: --adapter: caches in files are those of the model alone: leave out --save-cache and --load-cache"* ]]

@@ -106,12 +106,13 @@ static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *
     return rc;
 }
 
-/* pissa and olora took the first B A out of W. */
+/* pissa and olora took the first B A out of W, loftq what its encoding lost. */
 static bool changes_base(const lm_tune_module *m)
 {
     const char *kind = json_string_value(json_object_get(m->config, "init_lora_weights"));
 
-    return kind && !m->embedding && (!strcmp(kind, "pissa") || !strcmp(kind, "olora"));
+    return kind && !m->embedding &&
+           (!strcmp(kind, "pissa") || !strcmp(kind, "olora") || !strcmp(kind, "loftq"));
 }
 
 static lm_code derive(const lm_tune_module *m, double *w, double *const *v, const bool *given,
