@@ -8,6 +8,41 @@
 
 #include "base/json.h"
 #include "tune/align/reward.h"
+#include "tune/align/reward_model.h"
+
+/* A reward model needs the whole library, and no input here opens one. */
+lm_code lm_reward_model_open(const char *spec, const lm_tokenizer *tok, lm_reward_model **out,
+                             lm_err *e)
+{
+    (void)tok, (void)out;
+    return lm_fail(e, LM_EUSAGE, spec, NULL, "reward models are not fuzzed");
+}
+
+void lm_reward_model_close(lm_reward_model *r)
+{
+    (void)r;
+}
+
+lm_code lm_reward_model_bytes(const lm_reward_model *r, const lm_model *train, size_t *bytes,
+                              lm_err *e)
+{
+    (void)r, (void)train, (void)e;
+    *bytes = 0;
+    return LM_OK;
+}
+
+lm_code lm_reward_model_load(lm_reward_model *r, const lm_objective_site *site, lm_err *e)
+{
+    (void)r, (void)site, (void)e;
+    return LM_OK;
+}
+
+lm_code lm_reward_model_score(lm_reward_model *r, const lm_reward_item *item, int64_t n,
+                              double *out, lm_err *e)
+{
+    (void)r, (void)item, (void)n, (void)out, (void)e;
+    return LM_OK;
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
