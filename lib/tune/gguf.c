@@ -131,7 +131,7 @@ static lm_code put(void *ctx, const void *data, size_t bytes, lm_err *e)
     lm_out *o = ctx;
 
     if (fwrite(data, 1, bytes, lm_out_file(o)) != bytes)
-        return lm_fail(e, LM_EIO, lm_out_path(o), NULL, "cannot write");
+        return lm_fail_write(lm_out_path(o), e);
     return LM_OK;
 }
 
