@@ -90,6 +90,7 @@ static lm_code print_lists(lm_err *e)
 
 static void close_all(align_session *s, lm_err *e)
 {
+    align_close_log(s);
     lm_session_close(&s->t, e);
     align_close_rollouts(s);
     align_close_teacher(s);

@@ -48,7 +48,7 @@ lm_code align_ask_teacher(align_session *s, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--loss", "name it alone", "gkd is not added to other losses");
     if (!opt.teacher)
         return lm_fail(e, LM_EUSAGE, "--teacher", "name a model: --teacher MODEL",
-                       "gkd learns from a teacher, and there is none");
+                       "gkd learns from a teacher, and no teacher is given");
     if (!opt.loop.resume && !lm_given(&tool, "temperature")) /* those of TRL's GKD */
         opt.temperature = 0.9;
     if (!opt.loop.resume && !lm_given(&tool, "max-new-tokens"))

@@ -64,6 +64,8 @@ typedef struct {
     lm_reward_set *reward;
     lm_on_policy *policy;
     lm_metrics *completions;
+    char *log;          /* path of the former; */
+    int64_t log_before; /* its bytes before the run; -1: it did not exist */
     lm_samples *kept_samples;
     char *model; /* absolute path of the reference */
     /* of distillation: */
@@ -120,9 +122,14 @@ lm_rollout_opts align_rollout(align_session *s, int64_t most_prompt);
 lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan *plan, lm_err *e);
 /* The ids that end a completion. */
 lm_code align_read_ends(align_session *s, lm_err *e);
-/* The log of completions, in the folder of the run, which exists. */
-lm_code align_open_log(align_session *s, lm_err *e);
 void align_close_rollouts(align_session *s);
+
+/* ---- log.c ---- */
+
+/* The log of completions, in the folder of the run, which exists; and the file of those that are kept. */
+lm_code align_open_log(align_session *s, lm_err *e);
+/* Before lm_session_close, which removes the folder of a run that has failed if nothing is in it. */
+void align_close_log(align_session *s);
 
 /* ---- distil.c ---- */
 

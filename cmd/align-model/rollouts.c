@@ -14,8 +14,6 @@
 
 enum { USUAL_ROWS = 2048, MOST_REWARDS = 16 };
 
-static const char log_name[] = "completions.jsonl";
-
 /* ---- options ---- */
 
 static int count_rewards(void)
@@ -140,7 +138,7 @@ lm_code align_ask_rollouts(align_session *s, lm_err *e)
     if (!align_has_rewards())
         return lm_fail(e, LM_EUSAGE, "--reward",
                        "name one: --reward gsm8k; --list-rewards shows all",
-                       "%s learns from rewards, and there are none", s->spec.use[0].loss->name);
+                       "%s learns from rewards, and no reward is given", s->spec.use[0].loss->name);
     if (kind != LM_ALIGN_POLICY && kind != LM_ALIGN_PAIRS)
         return lm_fail(e, LM_EUSAGE, "--reward", "use a loss of policies (grpo), or of pairs (dpo)",
                        "%s is not for sampled completions", s->spec.use[0].loss->name);
@@ -427,35 +425,10 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
     return compares(s) ? add_reference(s, plan, e) : LM_OK;
 }
 
-/* ---- the log ---- */
-
-lm_code align_open_log(align_session *s, lm_err *e)
-{
-    const lm_session_ask *a = &s->t.ask;
-    char *path = NULL;
-    if (s->policy && opt.samples) {
-        if (lm_samples_open(opt.samples, a->from, tool.force, &s->kept_samples, e))
-            return e->code;
-        lm_on_policy_samples(s->policy, s->kept_samples);
-    }
-    if (!s->policy || !opt.shown)
-        return LM_OK;
-    if (!lm_path_join(&path, a->run, log_name, e) &&
-        !lm_metrics_open(path, a->from >= 0 ? LM_METRICS_APPEND : LM_METRICS_REPLACE, a->sink,
-                         &s->completions, e))
-        lm_on_policy_log(s->policy, s->completions);
-    lm_free(path);
-    return e->code;
-}
-
 void align_close_rollouts(align_session *s)
 {
-    lm_err unseen = { 0 };
     lm_on_policy_free(s->policy);
     lm_reward_close(s->reward);
-    lm_metrics_settle(s->completions);
-    lm_metrics_close(s->completions, &unseen);
-    lm_samples_close(s->kept_samples);
     lm_prompts_fini(&s->prompts);
     lm_prompts_fini(&s->val_prompts);
     lm_generation_fini(&s->generation);

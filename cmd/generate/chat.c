@@ -75,7 +75,7 @@ static void find_close(generate_chat *chat, lm_buf *out)
     json_decref(messages);
 }
 
-/* The special token at the beginning of what closes an answer, behind white space; -1: there is none. */
+/* The special token at the beginning of what closes an answer, behind white space; -1 without one. */
 static lm_code find_end(generate_work *w, lm_err *e)
 {
     lm_buf close = { 0 };

@@ -57,7 +57,7 @@ static void check_operands(void)
     }
 }
 
-/* "a/:0.7": the adapter a/ with its weight, 1 if there is none. */
+/* "a/:0.7": the adapter a/ with its weight, 1 by default. */
 static lm_code open_adapter(derivation *d, const char *arg, const lm_bundle_opts *how, lm_err *e)
 {
     char *path = NULL;

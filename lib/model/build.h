@@ -36,7 +36,7 @@ void lm_b_value(lm_builder *b, lm_vid x);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
 
-/* ---- build_adapt.c: calls of the adapter's functions (adapt.h), each LM_NONE where there is none ---- */
+/* ---- build_adapt.c: calls of the adapter's functions (adapt.h), each LM_NONE without an adapter ---- */
 
 /* True if each module of the place has a parameter and a product of its own. */
 bool lm_b_apart(lm_builder *b, const lm_adapt_linear *place);

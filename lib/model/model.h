@@ -258,7 +258,7 @@ int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind);
  * published name for others, unless `saved` is set. */
 const char *lm_model_saved(const lm_model *m, int i, char out[512]);
 
-/* The tensor of that name that only an adapter's file holds; NULL: there is none. */
+/* The tensor of that name that only an adapter's file holds; NULL: not in the file. */
 const lm_model_aside *lm_model_aside_find(const lm_model *m, const char *name);
 /* Index of the slice of that name, -1 if none.  For GPT-2 the prefix "transformer." is optional. */
 int lm_model_slice(const lm_model *m, const char *name);

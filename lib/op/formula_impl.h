@@ -51,7 +51,7 @@ typedef struct {
 
 /* LM_EBUG with the place in the text, in c->e; the value stands for any. */
 formula_value formula_fail(formula_compiler *c, const char *what);
-/* The value of one operation, or of a single number that is none yet. */
+/* The value of one operation, or of a single number that has no value yet. */
 formula_value formula_emit(formula_compiler *c, lm_map_code code, formula_value a, formula_value b,
                            formula_value d);
 formula_value formula_new_single(formula_compiler *c, formula_single s);

@@ -5,7 +5,7 @@
  * "tool_calls", "name", "reasoning_content", ...  Rendering follows apply_chat_template of `transformers` 5.x:
  * keys with null are dropped; "reasoning_content", "thinking" and "reasoning" are one field under three names;
  * the tokenizer's special tokens (bos_token, eos_token, ...) are variables, as are `tools`, `documents` (null
- * when there are none), add_generation_prompt, and those of `vars`, which take precedence over tokens.
+ * without any), add_generation_prompt, and those of `vars`, which take precedence over tokens.
  *
  * The text holds its special tokens: encode it without adding more (lm_chat_encode does). */
 #ifndef LM_TEXT_CHAT_H
@@ -29,7 +29,7 @@
  *            by its text and an empty line; the system's text first.  tatsu-lab/stanford_alpaca
  *   chatml   <|im_start|>ROLE, newline, text, <|im_end|>, newline.  OpenAI's ChatML
  *   exaone   [|ROLE|]text; a user's turn ends with a newline, others with [|endofturn|] before it;
- *            an empty system's turn when there is none.  LGAI-EXAONE/EXAONE-3.0-7.8B-Instruct
+ *            an empty system's turn if the messages have no system's.  LGAI-EXAONE/EXAONE-3.0-7.8B-Instruct
  *   llama3   <|start_header_id|>ROLE<|end_header_id|>, empty line, text, <|eot_id|>; the first turn
  *            behind the token that begins a text.  meta-llama/Meta-Llama-3-8B-Instruct
  *   mistral  the same token, [INST] text [/INST] answer, the token that ends a text; the system's
@@ -70,7 +70,7 @@ typedef struct {
 } lm_chat_request;
 
 /* Append the text of the request to *out.
- * Fails: LM_EUSAGE for messages that are none (no list, no role) and for both ends at once; LM_EFORMAT when the
+ * Fails: LM_EUSAGE for malformed messages (no list, no role) and for both ends at once; LM_EFORMAT when the
  * template refuses them or fails (jinja.h).  Threads: safe. */
 lm_code lm_chat_render(const lm_chat *c, const lm_chat_request *q, lm_buf *out, lm_err *e);
 

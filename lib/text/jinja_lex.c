@@ -237,7 +237,7 @@ static lm_code read_number(lexer *x)
     text[n] = 0;
     if (n + 1 >= sizeof text || !n ||
         (end == at && base == 10 && *text == '0' && strspn(text, "0") < n))
-        return wrong_at(x, from, "a number that is none");
+        return wrong_at(x, from, "a malformed number");
     rc = emit(x, end == at || base != 10 ? LM_JT_INT : LM_JT_FLOAT, from, text, n);
     if (rc)
         return rc;

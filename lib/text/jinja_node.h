@@ -19,7 +19,7 @@ typedef enum {
     LM_JN_DICT,    /* item: key, value, key, value ... */
     LM_JN_ATTR,    /* a.text */
     LM_JN_ITEM,    /* a[b] */
-    LM_JN_SLICE,   /* a[item0:item1:item2], NULL where there is none */
+    LM_JN_SLICE,   /* a[item0:item1:item2], NULL: left out */
     LM_JN_CALL,    /* a(args) */
     LM_JN_FILTER,  /* a|text(args) */
     LM_JN_TEST,    /* a is text(args) */
@@ -98,7 +98,7 @@ struct lm_jnode {
     lm_jnode *star, *star_star; /* *args, **kwargs */
     lm_jnode *body, *other;
     lm_jmacro_node *macro;
-    const void *entry; /* FILTER, TEST: its row, NULL: there is none of that name */
+    const void *entry; /* FILTER, TEST: its row, NULL: unknown name */
 };
 
 struct lm_jinja {

@@ -41,7 +41,8 @@ struct lm_jloop {
     lm_jseq all; /* elements */
     size_t next; /* the next of `all` to test */
     int64_t index0;
-    bool peeked, ended; /* `ahead` holds the element after the current one; there is none */
+    bool peeked; /* `ahead` holds the element after the current one */
+    bool ended;  /* the current one is the last */
     lm_jval before, current, ahead;
     lm_jval changed; /* the last arguments of changed() */
     int64_t length;  /* -1: not counted */
@@ -175,7 +176,7 @@ lm_code lm_jstr_replace(lm_jrun *r, const lm_jstr *s, const lm_jstr *old, const 
 lm_code lm_jstr_escape(lm_jrun *r, const lm_jstr *s, lm_jval *out);
 /* The same text, safe. */
 lm_code lm_jstr_trust(lm_jrun *r, const lm_jstr *s, lm_jval *out);
-/* What a search from the right may cost; the last place of `what`, NULL: there is none. */
+/* What a search from the right may cost; the last place of `what`, NULL: not found. */
 lm_code lm_jstr_work_of_last(lm_jrun *r, const lm_jstr *s, const lm_jstr *what);
 const char *lm_jstr_last(const lm_jstr *s, const lm_jstr *what);
 bool lm_jstr_cased(const lm_jstr *s, bool upper); /* isupper, islower */

@@ -53,6 +53,11 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
     return lm_jw_end(&w);
 }
 
+double lm_train_shown(double loss)
+{
+    return fabs(loss) < 0.00005 ? 0 : loss;
+}
+
 lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e)
 {
     char tokens[32], share[64] = "", memory[32], planned[32], device[96] = "", best[80] = "";
@@ -68,9 +73,10 @@ lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_bu
     return lm_buf_addf(out, e,
                        "%s: step %" PRId64 ", loss %.4f, %s%s tokens in %.1f s, %.0f "
                        "tokens/s%s, peak memory %s%s%s",
-                       status, r->step, r->loss, best, lm_show_count((double)r->tokens, tokens),
-                       r->seconds, r->tokens_per_second, share, device,
-                       lm_show_bytes((double)lm_rss_peak(), memory), *device ? " of the host" : "");
+                       status, r->step, lm_train_shown(r->loss), best,
+                       lm_show_count((double)r->tokens, tokens), r->seconds, r->tokens_per_second,
+                       share, device, lm_show_bytes((double)lm_rss_peak(), memory),
+                       *device ? " of the host" : "");
 }
 
 lm_code lm_train_times_table(const lm_exec_time *line, size_t n, lm_buf *out, lm_err *e)

@@ -11,6 +11,8 @@ void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_
 
 /* "done", "stopped", "converged"; "nan" and "failed" for a failure. */
 const char *lm_train_status(const lm_train_result *r, lm_code rc);
+/* A loss as four decimals show it: no "-0.0000" of a loss that is 0 but for rounding. */
+double lm_train_shown(double loss);
 /* One line of JSON, without the newline. */
 lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e);
 /* The same as a line of text; and the operators' times, one line each. */

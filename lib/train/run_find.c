@@ -18,7 +18,7 @@ typedef struct {
     int checkpoints;
     int64_t newest[3]; /* steps, the last first; -1: fewer */
     char half[40];     /* named like a checkpoint, without being one */
-    bool any, model, data, temporary;
+    bool any, model, data, temporary, begun;
 } folder_content;
 
 static lm_code look_into(const char *path, folder_content *c, lm_err *e)
@@ -34,6 +34,7 @@ static lm_code look_into(const char *path, folder_content *c, lm_err *e)
         c->model |= !strcmp(names[i], "config.json");
         c->data |= !strcmp(names[i], "train.bin") || !strcmp(names[i], "train_000000.bin");
         c->temporary |= !strncmp(names[i], ".step-", 6);
+        c->begun |= !strcmp(names[i], ".train.lock");
         if (step >= 0) {
             c->checkpoints++;
             for (int k = 0; k < 3 && step >= 0; k++)
@@ -60,6 +61,9 @@ static lm_code fail_without(const char *name, lm_err *e)
     if (*c.half)
         return lm_fail(e, LM_EUSAGE, name, "train from the model in it",
                        "holds no checkpoint to resume from: %s has no state.json", c.half);
+    if (c.begun && !c.model && !c.temporary)
+        return lm_fail(e, LM_EUSAGE, name, "begin it again with the command that began it",
+                       "holds no checkpoint to resume from: its run ended before the first one");
     snprintf(todo, sizeof todo, "start a run with train %.100s %.100s in a new folder",
              c.model ? name : "MODEL", c.data ? name : "DATA");
     return lm_fail(e, LM_EUSAGE, name, todo, "holds no checkpoint to resume from: %s",

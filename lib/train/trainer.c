@@ -205,6 +205,7 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->io = *io;
     t->b = b;
     t->r.loss = t->r.val_loss = NAN;
+    t->saved = t->saving = -1;
     t->r.timed = b->host_memory || o->timed;
     if (take_program(t, e) || check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) ||
         make_batches(t, e) || make_graphs(t, e) || load(t, e) ||
@@ -248,6 +249,11 @@ void lm_trainer_free(lm_trainer *t)
     lm_trace_free(t->trace);
     lm_out_drop(t->trace_out);
     lm_free(t);
+}
+
+int64_t lm_trainer_saved(const lm_trainer *t)
+{
+    return t->saved;
 }
 
 size_t lm_trainer_times(lm_trainer *t, const lm_exec_time **out)
@@ -332,10 +338,12 @@ static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
 {
     double began = lm_now(), loss;
     bool any;
-    if (trainer_show(t, e) ||
-        (t->io.objective ? trainer_objective_validate(t, &loss, &any, e)
-                         : evaluate(t, &loss, &any, e)) ||
-        trainer_hide(t, e))
+    lm_err second = { 0 };
+    if (trainer_show(t, e))
+        return e->code;
+    lm_code rc = t->io.objective ? trainer_objective_validate(t, &loss, &any, e)
+                                 : evaluate(t, &loss, &any, e);
+    if (trainer_hide(t, rc ? &second : e) || rc)
         return e->code;
     t->r.seconds_eval += lm_now() - began;
     if (!any || t->asked.stop)
@@ -456,6 +464,15 @@ static lm_code loop(lm_trainer *t, lm_err *e)
     return save(t, e);
 }
 
+/* After a failure of the objective (a reward command that ends): the steps before it are kept, for a resumed run.
+ * That failure is the one that is reported. */
+static void keep_steps(lm_trainer *t)
+{
+    lm_err unseen = { 0 };
+    if (t->refused && t->r.steps_run && t->saved != t->s.step)
+        save(t, &unseen);
+}
+
 /* Link `best` again: a kill may have happened between the checkpoint and its link.  If this run
  * does not hold the best checkpoint of the state, it has no best one yet. */
 static lm_code find_best(lm_trainer *t, lm_err *e)
@@ -479,7 +496,6 @@ static lm_code find_best(lm_trainer *t, lm_err *e)
 static lm_code find_saved(lm_trainer *t, lm_err *e)
 {
     char name[32], *path = NULL;
-    t->saved = t->saving = -1;
     if (!t->io.resume || !t->ckpt)
         return LM_OK;
     if (lm_path_join(&path, t->io.checkpoint.run_dir, lm_run_step_name(t->s.step, name), e))
@@ -528,6 +544,8 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
     lm_code rc = find_saved(t, e);
     if (!rc)
         rc = loop(t, e);
+    if (rc)
+        keep_steps(t);
     if ((!rc || rc == LM_ENUMERIC) && trainer_report_last(t, &second) && !rc) {
         *e = second;
         rc = second.code;

@@ -141,8 +141,11 @@ void lm_trainer_free(lm_trainer *t);
 /* Train until `steps`, a signal (lm_stopping) or early stopping; writes a checkpoint at the end of
  * each, and after each evaluation with the lowest loss so far, which the run's `best` then names.
  * Fails: LM_ENUMERIC on a non-finite loss or gradient (names step and kind; the last checkpoint is
- * kept), errors of I/O. */
+ * kept), errors of I/O, and what an objective fails with: if a round could not begin, the steps before it
+ * are kept in a checkpoint. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
+/* Step of the last checkpoint of the run folder, resumed or written; -1: none. */
+int64_t lm_trainer_saved(const lm_trainer *t);
 
 /* The time of the training graph by operator; as lm_exec_times. */
 size_t lm_trainer_times(lm_trainer *t, const lm_exec_time **out);

@@ -142,16 +142,22 @@ static lm_code finish(lm_trainer *t, const lm_round *r, double *loss, lm_err *e)
     return x->finish(x->ctx, r, loss, e);
 }
 
-lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e)
+static lm_code begin(lm_trainer *t, const lm_round *r, int64_t *micros, lm_err *e)
 {
     const lm_objective *x = t->io.objective;
+    t->refused = x->begin(x->ctx, r, micros, e) != LM_OK;
+    return e->code;
+}
+
+lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e)
+{
     const lm_config *c = t->io.config;
     const lm_round r = { t->s.step, false };
     double pairs = 0, near = 0;
     int64_t micros = 0, window = lm_config_window(c);
     i->tokens = 0;
     i->loss = 0;
-    if (x->begin(x->ctx, &r, &micros, e))
+    if (begin(t, &r, &micros, e))
         return e->code;
     i->given_up = micros < 0;
     for (int64_t k = 0; k < micros; k++) {
@@ -172,7 +178,7 @@ lm_code trainer_objective_validate(lm_trainer *t, double *loss, bool *any, lm_er
     lm_evaluator *v = &t->eval;
     lm_eval_sum unused = { 0 };
     int64_t micros = 0;
-    if (x->begin(x->ctx, &r, &micros, e))
+    if (begin(t, &r, &micros, e))
         return e->code;
     for (int64_t k = 0; k < micros && !t->asked.stop; k++, trainer_ask(t)) {
         lm_row_results rows = { NULL };

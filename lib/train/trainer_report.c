@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "train/report.h"
 #include "train/trainer_impl.h"
 
 double trainer_share(const lm_trainer *t, double flops_per_second)
@@ -36,7 +37,7 @@ static void log_beat(lm_trainer *t, const step_info *i, double rate)
     t->last_line = now;
     lm_log(t->io.sink, LM_LOG_NOTICE,
            "step %" PRId64 " of %" PRId64 ": loss %.4f, %.0f tokens/s, %s left", t->s.step,
-           t->o.steps, i->loss, rate,
+           t->o.steps, lm_train_shown(i->loss), rate,
            lm_show_seconds((now - t->started) / (double)t->r.steps_run *
                                (double)(t->o.steps - t->s.step),
                            left));
@@ -62,8 +63,8 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
     double rate = (double)(t->plan.tokens_per_step) / i->seconds;
 
     lm_log(t->io.sink, LM_LOG_INFO,
-           "step %" PRId64 ": loss %.4f, norm %.3f, lr %.3g, %.0f tokens/s", t->s.step, i->loss,
-           i->norm, i->lr, rate);
+           "step %" PRId64 ": loss %.4f, norm %.3f, lr %.3g, %.0f tokens/s", t->s.step,
+           lm_train_shown(i->loss), i->norm, i->lr, rate);
     lm_metrics_begin(m, "step");
     lm_metrics_int(m, "step", t->s.step);
     lm_metrics_int(m, "tokens", t->s.tokens);

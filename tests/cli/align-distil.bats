@@ -93,7 +93,7 @@ refuses() { # TEXT OPTION ...
 }
 
 @test "align-model: what a teacher cannot do is refused in one line" {
-    refuses "--teacher: gkd learns from a teacher, and there is none: name a model: --teacher MODEL"
+    refuses "--teacher: gkd learns from a teacher, and no teacher is given: name a model: --teacher MODEL"
     refuses "--teacher: dpo learns from no teacher: give --loss gkd too" --loss dpo --teacher teacher
     refuses "gkd is not added to other losses" --loss gkd+gkd --teacher teacher
     refuses "lambda" --teacher teacher --lambda 2

@@ -36,7 +36,7 @@ static lm_code check_opts(const lm_on_policy_opts *o, lm_err *e)
                        o->prompts, o->updates);
     if (reads_reference(o) && !o->reference && !o->reference_model)
         return lm_fail(e, LM_EUSAGE, "loss", NULL,
-                       "it compares with a reference, and there is none");
+                       "it compares with a reference, and no reference is given");
     if (o->loss->n > 1 && (values || lm_align_keeps(o->loss)))
         return lm_fail(e, LM_EUSAGE, "loss", "train with one of them",
                        "ppo and reject do not go together with another loss");

@@ -237,6 +237,7 @@ static lm_code make_generation(lm_on_policy *p, int64_t g, on_policy_batch *b, b
 lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e)
 {
     on_policy_batch b;
+    const double kl = p->kl;
     p->generation = -1;
     p->of_generation.n = 0;
     if (begin_arena(p, e) || make_generation(p, g, &b, whole, e) || !*whole)
@@ -245,8 +246,10 @@ lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e)
         *whole = false;
         return e->code;
     }
-    if (judge_all(p, &b, e) || on_policy_log(p, e))
+    if (judge_all(p, &b, e) || on_policy_log(p, e)) {
+        p->kl = kl; /* of this generation, which a resumed run makes again */
         return e->code;
+    }
     p->generation = g;
     return LM_OK;
 }

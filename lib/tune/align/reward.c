@@ -180,7 +180,7 @@ lm_code lm_reward_open(const char *const *spec, const double *weight, int n,
     lm_reward_set *s = NULL;
     *out = NULL;
     if (n < 1)
-        return lm_fail(e, LM_EUSAGE, "reward", "name at least one", "there is none");
+        return lm_fail(e, LM_EUSAGE, "reward", "name at least one", "no reward is named");
     if (lm_alloc_n(&s, 1, sizeof *s, "rewards", e))
         return e->code;
     if (!lm_alloc_n(&s->r, (size_t)n, sizeof *s->r, "rewards", e))
@@ -262,6 +262,17 @@ static lm_code score_one(reward *r, const lm_reward_item *item, int64_t n, doubl
     return LM_OK;
 }
 
+/* Rewards and their sums stay where means and variances of them are numbers. */
+static lm_code check_size(const char *what, const double *x, int64_t n, lm_err *e)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (fabs(x[i]) > LM_REWARD_MOST)
+            return lm_fail(e, LM_EFORMAT, what, "give smaller rewards, or smaller weights",
+                           "the reward of completion %lld is %g: its magnitude is above %g",
+                           (long long)i + 1, x[i], LM_REWARD_MOST);
+    return LM_OK;
+}
+
 static void add_weighted(double weight, const double *from, int64_t n, double *total)
 {
     for (int64_t i = 0; i < n; i++)
@@ -281,7 +292,8 @@ lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n,
     for (int64_t i = 0; each && i < n * s->n; i++)
         each[i] = NAN;
     for (int k = 0; k < s->n && !lm_stopping(); k++) {
-        if (score_one(&s->r[k], item, n, s->scratch, e)) {
+        if (score_one(&s->r[k], item, n, s->scratch, e) ||
+            check_size(s->r[k].command ? "reward command" : s->r[k].name, s->scratch, n, e)) {
             s->failed = true;
             return e->code;
         }
@@ -289,7 +301,8 @@ lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n,
             each[i * s->n + k] = s->scratch[i];
         add_weighted(s->r[k].weight, s->scratch, n, total);
     }
-    return LM_OK;
+    s->failed = check_size("rewards", total, n, e) != LM_OK;
+    return e->code;
 }
 
 lm_code lm_reward_list(lm_buf *out, lm_err *e)

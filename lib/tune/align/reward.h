@@ -52,6 +52,9 @@ typedef struct {
     double timeout;                /* seconds that a command may take for its next answer; 0: 60 */
 } lm_reward_opts;
 
+/* Squares of such rewards, and sums of these, are far from the end of F64; advantages of them are F32. */
+#define LM_REWARD_MOST 1e30
+
 typedef struct lm_reward_set lm_reward_set;
 
 /* `spec` and `weight`: n texts and numbers; weight NULL: all 1.  Starts the commands.  Fails: LM_EUSAGE for
@@ -75,8 +78,9 @@ double lm_reward_weight(const lm_reward_set *s, int i);
 /* each [n, count] (may be NULL) and total [n] of n items.  Returns early, with what is missing NAN, when
  * lm_stopping().
  * Fails: LM_EFORMAT for a record without the column, or an answer of a command that is not a number, LM_EIO
- * for a command that ends, does not answer in time, or answers too many or too few lines.  A set that failed
- * cannot be used again. */
+ * for a command that ends, does not answer in time, or answers too many or too few lines; LM_EFORMAT for a reward or a
+ * sum above LM_REWARD_MOST in magnitude; LM_ENUMERIC for a model's score that is not a number.  A set that failed cannot
+ * be used again. */
 lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n, double *each,
                         double *total, lm_err *e);
 

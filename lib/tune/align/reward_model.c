@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/stop.h"
 #include "text/tokenizer_source.h"
 #include "tune/align/scorer.h"
 #include "tune/use.h"
@@ -182,6 +183,10 @@ lm_code lm_reward_model_score(lm_reward_model *r, const lm_reward_item *item, in
         lm_texts_score(&r->scorer.eval, text, n, of, e);
         for (int64_t i = 0; i < n; i++)
             out[i] = -*of[i]; /* as losses are read: what a row gives, negated */
+        for (int64_t i = 0; i < n && !e->code && !lm_stopping(); i++)
+            if (!isfinite(out[i]))
+                lm_fail(e, LM_ENUMERIC, r->base, "find its weights that are not finite",
+                        "the reward of completion %lld is %g", (long long)i + 1, out[i]);
     }
     lm_free(ids);
     lm_free(text);

@@ -15,7 +15,9 @@
 struct lm_samples {
     char *path;
     int fd;
-    lm_buf text; /* not written yet */
+    bool made;    /* the file is new, and has no record */
+    bool replace; /* the old records are still there */
+    lm_buf text;  /* not written yet */
 };
 
 static lm_code fail_io(const char *path, const char *what, lm_err *e)
@@ -40,7 +42,7 @@ static lm_code find_end(const char *path, const lm_map *m, int64_t from, size_t 
             lm_json_i64(o, "step", 0, INT64_C(1) << 50, &step, path, e)) {
             json_decref(o);
             return lm_fail(e, LM_EFORMAT, path, "name the file of the run, or another one",
-                           "line %" PRId64 " is no sample", line);
+                           "line %" PRId64 " has no step", line);
         }
         json_decref(o);
         if (step > from)
@@ -49,7 +51,7 @@ static lm_code find_end(const char *path, const lm_map *m, int64_t from, size_t 
     return LM_OK;
 }
 
-static lm_code cut_file(const char *path, int64_t from, lm_err *e)
+lm_code lm_samples_cut(const char *path, int64_t from, lm_err *e)
 {
     lm_map m;
     size_t end = 0;
@@ -68,17 +70,19 @@ static lm_code cut_file(const char *path, int64_t from, lm_err *e)
 
 lm_code lm_samples_open(const char *path, int64_t from, bool force, lm_samples **out, lm_err *e)
 {
-    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC |
-                      (from >= 0 ? 0
-                       : force   ? O_TRUNC
-                                 : O_EXCL);
+    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
     lm_samples *s = NULL;
     *out = NULL;
-    if ((from >= 0 && cut_file(path, from, e)) || lm_alloc_n(&s, 1, sizeof *s, "samples", e))
+    if ((from >= 0 && lm_samples_cut(path, from, e)) || lm_alloc_n(&s, 1, sizeof *s, "samples", e))
         return e->code;
     s->fd = -1;
     if (!lm_strdup(&s->path, path, e)) {
-        s->fd = open(path, flags, 0666);
+        s->fd = open(path, flags | O_EXCL, 0666);
+        s->made = s->fd >= 0;
+        if (s->fd < 0 && errno == EEXIST && (from >= 0 || force)) {
+            s->replace = from < 0;
+            s->fd = open(path, flags, 0666);
+        }
         if (s->fd < 0 && errno == EEXIST)
             lm_fail(e, LM_EUSAGE, path, "allow replacing it", "exists already");
         else if (s->fd < 0)
@@ -98,6 +102,8 @@ void lm_samples_close(lm_samples *s)
         return;
     if (s->fd >= 0)
         close(s->fd);
+    if (s->made)
+        unlink(s->path);
     lm_buf_fini(&s->text);
     lm_free(s->path);
     lm_free(s);
@@ -142,6 +148,11 @@ lm_code lm_samples_add(lm_samples *s, const lm_sample *x, lm_err *e)
 
 lm_code lm_samples_flush(lm_samples *s, lm_err *e)
 {
+    if (!s->text.len)
+        return LM_OK;
+    if (s->replace && ftruncate(s->fd, 0) && errno != EINVAL) /* of a device */
+        return fail_io(s->path, "cannot be cut", e);
+    s->made = s->replace = false;
     for (size_t at = 0; at < s->text.len;) {
         ssize_t n = write(s->fd, s->text.data + at, s->text.len - at);
         if (n < 0 && errno == EINTR)
@@ -151,5 +162,7 @@ lm_code lm_samples_flush(lm_samples *s, lm_err *e)
         at += (size_t)n;
     }
     s->text.len = 0;
+    if (fsync(s->fd) && errno != EINVAL && errno != EROFS) /* of a pipe or a device */
+        return fail_io(s->path, "cannot be written", e);
     return LM_OK;
 }
