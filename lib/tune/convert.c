@@ -132,21 +132,73 @@ static lm_code keep_wholes(lm_lora_set *s, const lm_tune_folder *f, lm_err *e)
     return rc;
 }
 
+static lm_code to_set(const lm_tune_folder *f, lm_model_source *base, lm_lora_set *s, lm_err *e)
+{
+    lm_code rc = check_method(f, e);
+
+    for (size_t i = 0; !rc && i < lm_tune_folder_parts(f); i++)
+        rc = convert_part(s, f, lm_tune_folder_part(f, i), base, e);
+    return rc ? rc : keep_wholes(s, f, e);
+}
+
+static const char *base_name(const lm_tune_folder *f, const lm_tune_lora_opts *o)
+{
+    return o->base ? o->base
+                   : json_string_value(
+                         json_object_get(lm_tune_folder_config(f), "base_model_name_or_path"));
+}
+
 lm_code lm_tune_to_lora(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
                         const char *dir, lm_tune_lora_report *report, lm_err *e)
 {
-    const char *name =
-        json_string_value(json_object_get(lm_tune_folder_config(f), "base_model_name_or_path"));
     lm_lora_set s;
     lm_code rc = lm_lora_set_new(o, report, &s, e);
 
-    rc = rc ? rc : check_method(f, e);
-    for (size_t i = 0; !rc && i < lm_tune_folder_parts(f); i++)
-        rc = convert_part(&s, f, lm_tune_folder_part(f, i), base, e);
-    rc = rc ? rc : keep_wholes(&s, f, e);
-    rc = rc ? rc : lm_lora_set_write(&s, o->base ? o->base : name, dir, e);
+    rc = rc ? rc : to_set(f, base, &s, e);
+    rc = rc ? rc : lm_lora_set_write(&s, base_name(f, o), dir, e);
     lm_lora_set_fini(&s);
     return rc;
+}
+
+/* ---- LoRA that stays in memory ---- */
+
+static lm_code read_bytes(void *ctx, uint64_t from, void *dst, size_t bytes, lm_err *e)
+{
+    const lm_buf *file = ctx;
+
+    (void)e;
+    memcpy(dst, file->data + from, bytes);
+    return LM_OK;
+}
+
+lm_code lm_tune_to_plain(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
+                         lm_tune_plain *out, lm_tune_lora_report *report, lm_err *e)
+{
+    lm_lora_set s;
+    lm_code rc = lm_lora_set_new(o, report, &s, e);
+
+    *out = (lm_tune_plain){ 0 };
+    rc = rc ? rc : to_set(f, base, &s, e);
+    rc = rc ? rc : lm_lora_set_config(&s, base_name(f, o), &out->config, e);
+    rc = rc ? rc : lm_tune_tensors_bytes(s.tensor, s.n, &out->file, e);
+    lm_lora_set_fini(&s);
+    if (!rc) {
+        lm_st_io io = { read_bytes, &out->file, out->file.len, (const uint8_t *)out->file.data };
+
+        rc = lm_st_open_on(&io, lm_tune_folder_path(f), &out->tensors, e);
+    }
+    if (rc)
+        lm_tune_plain_fini(out);
+    return rc;
+}
+
+void lm_tune_plain_fini(lm_tune_plain *l)
+{
+    if (l->tensors)
+        lm_st_close(l->tensors);
+    json_decref(l->config);
+    lm_buf_fini(&l->file);
+    *l = (lm_tune_plain){ 0 };
 }
 
 /* ---- The difference of two models ---- */

@@ -12,6 +12,7 @@
 #ifndef LM_TUNE_CONVERT_H
 #define LM_TUNE_CONVERT_H
 
+#include "base/buf.h"
 #include "base/par.h"
 #include "tune/folder.h"
 
@@ -38,6 +39,16 @@ typedef struct {
  * LM_EUSAGE for changes of biases, norms and embeddings that LoRA has no form for. */
 lm_code lm_tune_to_lora(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
                         const char *dir, lm_tune_lora_report *report, lm_err *e);
+
+/* The same in memory.  `out` stays where it is until its end: the tensors are read from its bytes. */
+typedef struct {
+    json_t *config;
+    lm_st *tensors;
+    lm_buf file; /* adapter_model.safetensors */
+} lm_tune_plain;
+lm_code lm_tune_to_plain(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
+                         lm_tune_plain *out, lm_tune_lora_report *report, lm_err *e);
+void lm_tune_plain_fini(lm_tune_plain *l);
 
 /* The difference of two models of the same shapes: linear layers as factors, their biases as
  * lora_B.bias, other tensors that differ whole, in modules_to_save.  `bases`: modules of `base`. */

@@ -85,5 +85,7 @@ lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, json_t **o
 /* Write both files into the folder `dir`, which exists. */
 lm_code lm_tune_folder_write(const char *dir, const json_t *config, const lm_tune_saved *t,
                              size_t n, lm_err *e);
+/* The tensors as adapter_model.safetensors has them, behind what `out` holds. */
+lm_code lm_tune_tensors_bytes(const lm_tune_saved *t, size_t n, lm_buf *out, lm_err *e);
 
 #endif

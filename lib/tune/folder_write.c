@@ -165,18 +165,23 @@ lm_code lm_tune_tensor_name(const lm_tune_module *m, const lm_tune_tensor *t, ch
                      : lm_asprintf(out, e, "base_model.model.%s.%s", m->name, t->suffix);
 }
 
-static lm_code write_tensors(const char *path, const lm_tune_saved *t, size_t n, lm_err *e)
+static lm_code plan_tensors(const lm_tune_saved *t, size_t n, lm_st_plan **out, lm_err *e)
 {
-    lm_st_plan *plan = NULL;
-    lm_st_writer *w = NULL;
-    lm_code rc = lm_st_plan_new(&plan, e);
+    lm_code rc = lm_st_plan_new(out, e);
 
     for (size_t i = 0; !rc && i < n; i++)
-        rc = lm_st_plan_add(plan, t[i].name, t[i].dtype, t[i].ndim, t[i].dim, e);
-    rc = rc ? rc : lm_st_plan_meta(plan, "format", "pt", e);
+        rc = lm_st_plan_add(*out, t[i].name, t[i].dtype, t[i].ndim, t[i].dim, e);
+    rc = rc ? rc : lm_st_plan_meta(*out, "format", "pt", e);
     if (!rc)
-        lm_st_plan_sort(plan);
-    rc = rc ? rc : lm_st_create(path, true, plan, &w, e);
+        lm_st_plan_sort(*out);
+    return rc;
+}
+
+/* Ends the writer. */
+static lm_code fill(lm_st_writer *w, const lm_tune_saved *t, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
     for (const lm_st_tensor *next; !rc && (next = lm_st_next(w));) {
         size_t i = 0;
 
@@ -187,9 +192,36 @@ static lm_code write_tensors(const char *path, const lm_tune_saved *t, size_t n,
             break;
     }
     if (!rc)
-        rc = lm_st_commit(w, e);
-    else if (w)
-        lm_st_drop(w);
+        return lm_st_commit(w, e);
+    lm_st_drop(w);
+    return rc;
+}
+
+static lm_code write_tensors(const char *path, const lm_tune_saved *t, size_t n, lm_err *e)
+{
+    lm_st_plan *plan = NULL;
+    lm_st_writer *w = NULL;
+    lm_code rc = plan_tensors(t, n, &plan, e);
+
+    rc = rc ? rc : lm_st_create(path, true, plan, &w, e);
+    rc = rc ? rc : fill(w, t, e);
+    lm_st_plan_free(plan);
+    return rc;
+}
+
+static lm_code add_bytes(void *ctx, const void *data, size_t bytes, lm_err *e)
+{
+    return lm_buf_add(ctx, data, bytes, e);
+}
+
+lm_code lm_tune_tensors_bytes(const lm_tune_saved *t, size_t n, lm_buf *out, lm_err *e)
+{
+    lm_st_plan *plan = NULL;
+    lm_st_writer *w = NULL;
+    lm_code rc = plan_tensors(t, n, &plan, e);
+
+    rc = rc ? rc : lm_st_create_on(add_bytes, out, lm_tune_weights_file, plan, &w, e);
+    rc = rc ? rc : fill(w, t, e);
     lm_st_plan_free(plan);
     return rc;
 }

@@ -173,10 +173,10 @@ static json_t *other_ranks(const lm_lora_set *s, int64_t usual)
     return o;
 }
 
-lm_code lm_lora_set_write(lm_lora_set *s, const char *base, const char *dir, lm_err *e)
+lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out, lm_err *e)
 {
     int64_t usual = usual_rank(s);
-    json_t *c = NULL;
+    json_t *c = *out = NULL;
     lm_code rc = lm_tune_config_new(lm_tune_method_of("LORA"), base, &c, e);
 
     if (!rc && !s->report->modules)
@@ -189,6 +189,18 @@ lm_code lm_lora_set_write(lm_lora_set *s, const char *base, const char *dir, lm_
                 json_object_set(c, "target_modules", s->targets) ||
                 (json_array_size(s->saved) && json_object_set(c, "modules_to_save", s->saved))))
         rc = no_memory(e);
+    if (rc)
+        json_decref(c);
+    else
+        *out = c;
+    return rc;
+}
+
+lm_code lm_lora_set_write(const lm_lora_set *s, const char *base, const char *dir, lm_err *e)
+{
+    json_t *c = NULL;
+    lm_code rc = lm_lora_set_config(s, base, &c, e);
+
     rc = rc ? rc : lm_tune_folder_write(dir, c, s->tensor, s->n, e);
     json_decref(c);
     return rc;

@@ -30,7 +30,9 @@ lm_code lm_lora_set_tensor(lm_lora_set *s, const char *name, int ndim, const int
                            const double *v, lm_err *e);
 /* A module in modules_to_save, by the last part of its name. */
 lm_code lm_lora_set_saved(lm_lora_set *s, const char *module, lm_err *e);
+/* Its configuration, which the caller releases. */
+lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out, lm_err *e);
 /* Write the folder. */
-lm_code lm_lora_set_write(lm_lora_set *s, const char *base, const char *dir, lm_err *e);
+lm_code lm_lora_set_write(const lm_lora_set *s, const char *base, const char *dir, lm_err *e);
 
 #endif

@@ -4,17 +4,46 @@
 
 #include <string.h>
 
-/* PiSSA and OLoRA begin with a part of the weights, which PEFT takes out of the base again when it loads them, LoftQ with
- * what its encoding loses; graphs read the base as it is. */
-static lm_code check_start(const json_t *config, const char *path, lm_err *e)
+/* The share of an adapter that may be missed where it is brought into another form. */
+#define LOSS 1e-5
+
+static lm_code refuse_start(const char *kind, const char *path, lm_err *e)
 {
+    return lm_fail(e, LM_EUSAGE, path,
+                   "merge it by merge-models MODEL+ADAPTER, or convert it to a plain LoRA",
+                   "init_lora_weights '%.20s' changes the weights of the base", kind);
+}
+
+/* The largest rank of any module. */
+static int64_t most_rank(const json_t *config)
+{
+    int64_t most = (int64_t)json_integer_value(json_object_get(config, "r"));
+    const char *key;
+    json_t *v;
+
+    json_object_foreach(json_object_get(config, "rank_pattern"), key,
+                        v) if (json_integer_value(v) > most) most = (int64_t)json_integer_value(v);
+    return most;
+}
+
+/* PiSSA and OLoRA begin with a part of the weights, s B0 A0, which is taken out of the base wherever it is loaded.  Graphs
+ * read the base as it is; beside it the adapter is s B A - s B0 A0, a plain LoRA of twice the rank.  (LoftQ begins with what
+ * an encoding of the base loses, which has no such form.) */
+static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err *e)
+{
+    const json_t *config = lm_tune_folder_config(u->folder);
     const char *kind = json_string_value(json_object_get(config, "init_lora_weights"));
-    if (kind && (!strncmp(kind, "pissa", 5) || !strcmp(kind, "olora") || !strcmp(kind, "corda") ||
-                 !strcmp(kind, "loftq")))
-        return lm_fail(e, LM_EUSAGE, path,
-                       "merge it by merge-models MODEL+ADAPTER, or convert it to a plain LoRA",
-                       "init_lora_weights '%.20s' changes the weights of the base", kind);
-    return LM_OK;
+    lm_tune_lora_report report;
+    lm_tune_lora_opts o = { .rank = 2 * most_rank(config) };
+
+    if (!kind || (strncmp(kind, "pissa", 5) && strcmp(kind, "olora") && strcmp(kind, "corda") &&
+                  strcmp(kind, "loftq")))
+        return LM_OK;
+    if (!strcmp(kind, "corda") || !strcmp(kind, "loftq"))
+        return refuse_start(kind, path, e);
+    if (lm_tune_to_plain(u->folder, l->src, &o, &u->plain, &report, e))
+        return e->code;
+    return report.worst > LOSS ? refuse_start(kind, path, e) : LM_OK; /* DoRA's, of full rank */
 }
 
 static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_tune_use *u,
@@ -23,16 +52,23 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
     if (lm_tune_folder_open_any(path, o, &u->folder, e))
         return e->code;
     const json_t *config = lm_tune_folder_config(u->folder);
+    const lm_st *tensors = lm_tune_folder_tensors(u->folder);
     bool turned = json_is_true(json_object_get(config, "fan_in_fan_out"));
-    if (check_start(config, path, e) || lm_tune_bases_read(l->src, turned, &u->bases, e) ||
+    if (lm_tune_bases_read(l->src, turned, &u->bases, e) ||
         (lm_tune_folder_method(u->folder) && lm_tune_folder_bind(u->folder, &u->bases, e)) ||
-        lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e) ||
-        lm_attach_read_ids(u->attach, lm_tune_folder_tensors(u->folder), e))
+        make_plain(path, l, u, e))
+        return e->code;
+    if (u->plain.config) {
+        config = u->plain.config;
+        tensors = u->plain.tensors;
+    }
+    if (lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e) ||
+        lm_attach_read_ids(u->attach, tensors, e))
         return e->code;
     u->adapter = (lm_loaded_adapter){ .adapt = lm_attach_adapt(u->attach),
                                       .replaces = lm_attach_trains,
                                       .ctx = u->attach,
-                                      .tensors = lm_tune_folder_tensors(u->folder),
+                                      .tensors = tensors,
                                       .virtual_tokens = lm_attach_virtual(u->attach),
                                       .predicts = lm_attach_predicts(u->attach) };
     return LM_OK;
@@ -53,6 +89,7 @@ lm_code lm_tune_use_open(const char *path, const lm_bundle_opts *o, lm_loaded *l
 void lm_tune_use_fini(lm_tune_use *u)
 {
     lm_attach_free(u->attach);
+    lm_tune_plain_fini(&u->plain);
     lm_tune_folder_close(u->folder);
     lm_tune_bases_fini(&u->bases);
     memset(u, 0, sizeof *u);
