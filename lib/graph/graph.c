@@ -14,7 +14,8 @@
 
 const char *lm_phase_name(lm_phase p)
 {
-    static const char *const names[LM_PHASE_COUNT] = { "forward", "dinput", "dweight", "update" };
+    static const char *const names[LM_PHASE_COUNT] = { "forward", "recompute", "dinput", "dweight",
+                                                       "update" };
     return names[p];
 }
 

@@ -3,6 +3,7 @@
  *
  * precision.c  choose the types of activations and weights, insert casts
  * backward.c   append the backward of a scalar root by the operators' gradient rules
+ * recompute.c  activations of a layer are computed again before its backward
  * merge.c      calls of one operator on neighbouring pieces of memory become one
  * and in lib/op, because it depends on single operators:
  * fuse.c       join operators that follow each other (op/fuse.h) */
@@ -75,5 +76,13 @@ lm_code lm_grad_param(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
  * rule gives with lm_grad_weight_give when the node is appended; that does nothing for parameters. */
 lm_code lm_grad_weight(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
 lm_code lm_grad_weight_give(lm_grad *g, lm_vid v, lm_vid out, lm_err *e);
+
+/* ---- recomputation ---- */
+
+/* Change a graph with its backward so that fewer activations live from the forward to the backward: what nodes of
+ * layers 0 to layers - 1 make, and only the backward of the same layer reads, is computed again
+ * (LM_PHASE_RECOMPUTE) just before that backward, from what the layer reads of others.  Bits are the
+ * same.  After joins, so that both computations use the same operators. */
+lm_code lm_pass_recompute(lm_graph *g, int64_t layers, lm_err *e);
 
 #endif

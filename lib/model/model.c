@@ -300,6 +300,9 @@ static lm_code build(lm_model *m, lm_err *e)
         return e->code;
     if (m->build.backend && join_operators(m, e))
         return e->code;
+    if (m->build.mode == LM_MODE_TRAIN && m->build.recompute &&
+        lm_pass_recompute(m->graph, m->config.layers, e))
+        return e->code;
     m->backward = first_backward(m);
     if (m->taught_head >= 0 && take_head(m, e))
         return e->code;

@@ -109,6 +109,8 @@ typedef struct {
     /* TRAIN: forward and backward are run apart, with seeds that depend on the losses: no operator of one is joined
      * with one of the other */
     bool halves;
+    /* TRAIN: activations of the layers are computed again in the backward instead of being kept */
+    bool recompute;
     bool entropy; /* TRAIN, EVAL: the entropy of each row's distribution, too */
     /* EVAL: the last states of the rows, which a head would read, in place of losses: for a teacher */
     bool states;

@@ -129,7 +129,7 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
 {
     const lm_model *m = p->train;
     lm_graph_cost_sum cost;
-    double flops = 0;
+    double flops;
     out->params = lm_config_params(&m->config);
     out->checkpoint = (double)lm_plain_bytes(LM_DTYPE_F32, saved_count(m)) + states_size(p);
     out->matmul_params = lm_config_matmul_params(&m->config);
@@ -139,7 +139,8 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
         out->trained += m->slice[i].trains ? lm_slice_count(&m->slice[i]) : 0;
     lm_graph_cost(m->graph, &cost);
     for (int i = 0; i < LM_PHASE_UPDATE; i++)
-        flops += out->graph_flops[i] = cost.phase[i].flops;
+        out->graph_flops[i] = cost.phase[i].flops;
+    flops = cost.all.flops - out->graph_flops[LM_PHASE_RECOMPUTE];
     if (saved_of(m) != LM_TENSORS_ALL)
         out->flops_per_token = flops / (double)(m->build.batch * m->build.seq);
 }

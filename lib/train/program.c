@@ -19,6 +19,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .documents = o->documents,
                            .dropout = o->dropout,
                            .halves = o->halves,
+                           .recompute = o->build.recompute,
                            .entropy = o->entropy && mode == LM_MODE_TRAIN,
                            .value = o->value,
                            .backend = p->backend,

@@ -2,8 +2,7 @@
 /* Whole models with joined operators: the joins that are made, and the same results as without
  * them. */
 #include "fuse_case.h"
-
-#include "base/rng.h"
+#include "mini_models.h"
 
 static const char *refused = ""; /* by only_some */
 
@@ -18,62 +17,6 @@ static bool plain_ones(lm_backend *b, const char *op, lm_dtype act, const lm_cal
     bool more =
         !strcmp(op, "norm_linear") && ((const lm_norm_linear_attr *)c->attr)->act != LM_ACT_NONE;
     return all(b, op, act, c) && !normed && !more;
-}
-
-/* ---- models ---- */
-
-#define ALIKE                                                        \
-    "\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":20," \
-    "\"num_attention_heads\":4,\"num_hidden_layers\":%d,\"max_position_embeddings\":32"
-#define SMALL ALIKE ",\"num_key_value_heads\":2"
-#define GPT2  "\"vocab_size\":23,\"n_embd\":16,\"n_head\":4,\"n_positions\":16,\"n_layer\":%d"
-
-enum { TIED, EXACT, LLAMA, LLAMA_BIAS, MISTRAL, QWEN3, OLMO2, GEMMA2, GEMMA3, N_MODELS };
-static const char *const models[N_MODELS] = {
-    "{\"model_type\":\"gpt2\"," GPT2 "}",
-    "{\"model_type\":\"gpt2\"," GPT2 ",\"tie_word_embeddings\":false,"
-    "\"activation_function\":\"gelu\",\"n_inner\":24}",
-    "{\"model_type\":\"llama\"," SMALL "}",
-    "{\"model_type\":\"llama\"," SMALL ",\"tie_word_embeddings\":true,\"attention_bias\":true,"
-    "\"mlp_bias\":true}",
-    "{\"model_type\":\"mistral\"," SMALL ",\"sliding_window\":3}",
-    "{\"model_type\":\"qwen3\"," SMALL ",\"head_dim\":6,\"tie_word_embeddings\":true}",
-    "{\"model_type\":\"olmo2\"," ALIKE "}",
-    "{\"model_type\":\"gemma2\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
-    "\"attn_logit_softcapping\":2,\"final_logit_softcapping\":3}",
-    "{\"model_type\":\"gemma3_text\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
-    "\"sliding_window_pattern\":2}",
-};
-
-static void read_model(int i, int layers, lm_config *c)
-{
-    lm_err e = { 0 };
-    json_t *o;
-    char text[512];
-    int n = snprintf(text, sizeof text, models[i], layers);
-    must(lm_json_parse(text, (size_t)n, "config", &o, &e), &e);
-    must(lm_config_read(o, "config", c, &e), &e);
-    json_decref(o);
-}
-
-static lm_build build_of(lm_mode mode, lm_dtype low, int64_t batch, int64_t seq)
-{
-    return (lm_build){
-        .mode = mode, .batch = batch, .seq = seq, .cache = 14, .precision = { .low = low }
-    };
-}
-
-/* Random numbers everywhere: norms of 1 and biases of 0, as in a new model, would hide mistakes. */
-static float *random_block(const lm_model *m)
-{
-    float *block = room((size_t)m->block, sizeof *block);
-    for (int i = 0; i < m->n_params; i++) {
-        const lm_param *p = &m->param[i];
-        lm_rng r = lm_rng_make(9, "weights", (uint64_t)i);
-        for (int64_t k = 0; k < p->count; k++)
-            block[p->offset + k] = (float)(0.3 * lm_rng_normal(r, (uint64_t)k));
-    }
-    return block;
 }
 
 /* ---- the lists ---- */
@@ -196,40 +139,6 @@ static double allowed(lm_dtype low)
     return low == LM_DTYPE_BF16 ? 2.5e-2 : low == LM_DTYPE_F32 ? 3e-6 : 1e-12;
 }
 
-static void feed(runner *r)
-{
-    const lm_model *m = r->model;
-    lm_rng rng = lm_rng_make(5, "tokens", 0);
-    for (int64_t i = 0; i < m->build.batch * m->build.seq; i++) {
-        ids_of(r, m->tokens)[i] = (int32_t)lm_rng_below(rng, (uint64_t)i * 2, 23);
-        ids_of(r, m->targets)[i] =
-            i % 5 == 3 ? -1 : (int32_t)lm_rng_below(rng, (uint64_t)i * 2 + 1, 23);
-    }
-}
-
-static bool whole_model(void *ctx, const char *name)
-{
-    (void)ctx, (void)name;
-    return true;
-}
-
-static bool no_vectors(void *ctx, const char *name)
-{
-    (void)ctx;
-    return !strstr(name, "norm") && !strstr(name, "ln_") && !strstr(name, "bias");
-}
-
-static bool no_matrices(void *ctx, const char *name)
-{
-    return !no_vectors(ctx, name);
-}
-
-static bool second_layer(void *ctx, const char *name)
-{
-    (void)ctx;
-    return strstr(name, ".1.") != NULL;
-}
-
 /* Losses and gradients of three micro-batches. */
 static void compare_training(const lm_config *c, const lm_build *b, joins j, const char *what)
 {
@@ -272,18 +181,14 @@ static void compare_training(const lm_config *c, const lm_build *b, joins j, con
     }
 }
 
-static const lm_dtype types[3] = { LM_DTYPE_F64, LM_DTYPE_F32, LM_DTYPE_BF16 };
-
 static void training_is_the_same(void **state)
 {
-    static bool (*const trainable[])(void *, const char *) = { whole_model, no_vectors, no_matrices,
-                                                               second_layer };
     (void)state;
     for (int i = 0; i < N_MODELS; i++) {
         lm_config c;
         read_model(i, 2, &c);
         for (int t = 0; t < 3; t++)
-            for (int k = 0; k < 4; k++) {
+            for (int k = 0; k < N_TRAINABLE; k++) {
                 lm_build b = build_of(LM_MODE_TRAIN, types[t], 2, 6);
                 b.trainable = trainable[k];
                 b.dropout = k == 0;
