@@ -94,7 +94,7 @@ setup() {
 
 @test "generate --kv POLICY: a long context takes the memory of one text; -v tells it" {
     caches() { # of 8 texts in a context of 1,024, in KiB
-        generate -v run/ -n 16 --context 1024 -b 8 "$@" < long.jsonl 2>&1 > answers |
+        generate -v run/ --dtype bf16 -n 16 --context 1024 -b 8 "$@" < long.jsonl 2>&1 > answers |
             sed -n 's/.*, caches \([0-9.]*\) \([KM]\)iB.*/\1 \2/p' | awk '{ print $1 * ($2 == "M" ? 1024 : 1) }'
     }
     one=512 # KiB: 1,024 tokens of 2 layers, keys and values, 64 numbers of 2 bytes
@@ -102,7 +102,7 @@ setup() {
     [ "$(caches --kv snapkv:capacity=48,window=8)" = $((one + 8 * one / 16)) ]
     [ "$(caches --kv streaming:window=59)" = $((one + 8 * one / 16)) ]
     [ "$(caches --kv kvmerge)" = $((one + 8 * one)) ]
-    run --separate-stderr generate -v run/ -n 16 -p 'The system' --context 512 --kv snapkv:capacity=48,window=8
+    run --separate-stderr generate -v run/ --dtype bf16 -n 16 -p 'The system' --context 512 --kv snapkv:capacity=48,window=8
     [[ $stderr =~ 'memory beside the weights: caches 32.0 KiB, that of prompts 256 KiB, activations '[0-9.]+' '[KM]'iB, policy '[0-9.]+' KiB' ]]
     [[ $stderr == *$'\n'"generate: --kv: room for 64 tokens of a text; prompts share a cache of 256 KiB"$'\n'* ]]
 }

@@ -87,14 +87,14 @@ setup() {
         generate $opts < many.jsonl > plain # rounding may change a text
         [ "$(comm -12 <(sort whole) <(sort plain) | wc -l)" -ge 36 ]
     done
-    generate -q run/ -n 60 --ignore-eos --context 512 --serve-batch 40 --kv int4 --json < many.jsonl | tail -n 1 > int4
-    generate -q run/ -n 60 --ignore-eos --context 512 --serve-batch 40 --json < many.jsonl | tail -n 1 > bf16
+    generate -q run/ -n 60 --ignore-eos --context 512 --serve-batch 40 --dtype bf16 --kv int4 --json < many.jsonl | tail -n 1 > int4
+    generate -q run/ -n 60 --ignore-eos --context 512 --serve-batch 40 --dtype bf16 --json < many.jsonl | tail -n 1 > bf16
     bytes() { grep -o '"bytes_per_token":[0-9]*' "$1" | cut -d: -f2; }
     [ "$(bytes int4)" -le $(($(bytes bf16) / 2)) ]
     # beginnings of 256 tokens and more are shared, with plain tokens, too
     same=$(printf 'The system reads word %s of a text. ' $(seq 60))
     for i in $(seq 12); do echo "{\"text\": \"$same and $i\"}"; done > same.jsonl
-    opts="-q run/ -n 20 -T 0 --ignore-eos --context 1024 --kv kivi --serve-batch 6 --logprobs --json"
+    opts="-q run/ -n 20 -T 0 --ignore-eos --dtype bf16 --context 1024 --kv kivi --serve-batch 6 --logprobs --json"
     answers() { grep -v '^{"kv"' "$1" | sed 's/"first_token_seconds":[0-9.e-]*//'; }
     generate $opts < same.jsonl > shared
     tail -n 1 shared | grep -q '"hit_rate":0.[5-9]'
@@ -102,14 +102,14 @@ setup() {
     tail -n 1 alone | grep -q '"hit_rate":0,'
     cmp <(answers shared) <(answers alone)
     # less memory than the plain tokens of 40 texts take: some wait
-    opts="run/ -n 30 -T 0 --ignore-eos --context 512 --kv kivi"
+    opts="run/ -n 30 -T 0 --ignore-eos --dtype bf16 --context 512 --kv kivi"
     generate $opts -q --serve-batch 40 < many.jsonl > whole
     for more in '' '--kv-host 200k'; do
         generate $opts --serve-batch 40 --kv-memory 700k $more < many.jsonl > waits 2> log
         cmp whole waits
         [ "$(grep -c '^generate: --kv-memory: the memory holds [1-9][0-9]* of 40 texts at a time, each with 64.0 KiB of plain tokens; the others wait$' log)" -eq 1 ]
     done
-    run -2 generate run/ -n 60 --serve-batch 40 --kv-memory 70k --kv kivi many.jsonl
+    run -2 generate run/ -n 60 --serve-batch 40 --dtype bf16 --kv-memory 70k --kv kivi many.jsonl
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" == "generate: --kv-memory: 70.0 KiB hold 0 tokens, and a text of 64 needs "*", in pages of "*" and 64.0 KiB of plain tokens: give more, or a shorter context" ]]
     run -2 generate run/ -p a --serve-batch 2 --kv snapkv:capacity=64
@@ -164,7 +164,7 @@ setup() {
 }
 
 @test "generate --serve-batch: --json reports caches, and the time to each first token" {
-    generate -q run/ -n 150 --ignore-eos --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M --json < many.jsonl > out
+    generate -q run/ -n 150 --ignore-eos --dtype bf16 --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M --json < many.jsonl > out
     [ "$(wc -l < out)" -eq 41 ]
     [ "$(grep -c '"first_token_seconds":[0-9]' out)" -eq 40 ]
     tail -n 1 out | grep -qE '^\{"kv":\{"bytes_per_token":512(\.0)?,"pages":32,"hits":[1-9][0-9]*,"hit_rate":0\.[0-9]+,"moves":\{"down":[0-9]+,"up":[0-9]+,"out":0,"in":0,"bytes":[0-9]+,"saved_bytes":0\},"stalls_seconds":[0-9.e-]+,"copies":\{"pages":0,"seconds":0(\.0)?\},"waits":[1-9][0-9]*,"recomputed":[0-9]+,"peak_bytes":[1-9][0-9]+\}\}$'
@@ -174,7 +174,7 @@ setup() {
 }
 
 @test "generate --serve-batch: --metrics shows the work, in records that plot-run draws" {
-    opts="run/ -q -n 150 --ignore-eos --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M -o out.jsonl -f"
+    opts="run/ -q -n 150 --ignore-eos --dtype bf16 --context 512 --serve-batch 40 --kv-memory 1M --kv-host 4M -o out.jsonl -f"
     generate $opts --metrics run.jsonl many.jsonl
     head -n 1 run.jsonl | grep -q '^{"event":"run","tool":"generate",.*"texts":40,"page_tokens":64,"page_bytes":32768}$'
     grep '"event":"step"' run.jsonl | tail -n 1 | grep -qE '"tokens":6000,.*"tokens_per_second":[1-9].*"running":0,"waiting":0,.*"hit_rate":0\.[0-9]+,"moves":[1-9][0-9]*,"moved_bytes":[1-9].*"stalls_seconds":[0-9].*"recomputed":[0-9]+}$'
@@ -203,11 +203,11 @@ setup() {
 }
 
 @test "generate --serve-batch: what does not fit is answered by an error, in its place" {
-    run -1 --separate-stderr bash -c "generate run/ -n 5 --serve-batch 4 --kv-memory 64k --as-they-come < many.jsonl > out"
+    run -1 --separate-stderr bash -c "generate run/ -n 5 --dtype bf16 --serve-batch 4 --kv-memory 64k --as-they-come < many.jsonl > out"
     [ "$(wc -l < out)" -eq 40 ]
     [ "$(grep -c '"error":"the prompt has [0-9]* tokens, the context holds 128: shorten it, or raise --kv-memory"' out)" -eq 10 ]
     grep -q '"id": 2,"prompt_index":1,"error"' out
-    run -2 generate run/ -p 'The system' -n 300 --serve-batch 4 --kv-memory 64k
+    run -2 generate run/ -p 'The system' -n 300 --dtype bf16 --serve-batch 4 --kv-memory 64k
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" == "generate: --kv-memory: 64.0 KiB hold 128 tokens, and a text of 3"*" needs "*" KiB, in pages of 32.0 KiB: give more, or a shorter context" ]]
 }
@@ -216,7 +216,7 @@ setup() {
     one() { # STATUS TEXT OPTION ...
         local status_wanted=$1 text=$2
         shift 2
-        run generate run/ "$@" many.jsonl
+        run generate run/ --dtype bf16 "$@" many.jsonl
         [ "$status" -eq "$status_wanted" ]
         [ "${#lines[@]}" -eq 1 ]
         [[ "$output" == *"$text"* ]]
