@@ -60,7 +60,7 @@ static void check_operands(void)
 /* "a/:0.7": the adapter a/ with its weight, 1 by default. */
 static lm_code open_adapter(derivation *d, const char *arg, const lm_bundle_opts *how, lm_err *e)
 {
-    char *path = NULL;
+    char *path = NULL, line[600];
     double w = 1;
     if (lm_strdup(&path, arg, e))
         return e->code;
@@ -73,6 +73,8 @@ static lm_code open_adapter(derivation *d, const char *arg, const lm_bundle_opts
     lm_code rc = lm_tune_folder_open(path, how, &d->adapter[d->n], e);
     d->n += !rc;
     rc = rc ? rc : lm_tune_folder_bind(d->adapter[d->n - 1], &d->bases, e);
+    if (!rc && lm_tune_folder_params_line(d->adapter[d->n - 1], line, sizeof line))
+        lm_say(&tool, LM_LOG_NOTICE, "%s: %s", path, line);
     lm_free(path);
     return rc;
 }

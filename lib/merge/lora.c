@@ -35,10 +35,6 @@ static lm_code check_start(const lm_lora *l, lm_err *e)
         strcmp(init, "orthogonal") != 0)
         return lm_fail(e, LM_EUSAGE, l->path, "convert it to a plain LoRA first",
                        "init_lora_weights '%.40s' changes the base", init);
-    if (json_object_size(json_object_get(l->config, "target_parameters")) ||
-        json_array_size(json_object_get(l->config, "target_parameters")))
-        return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
-                       "adapters with target_parameters cannot be merged");
     return LM_OK;
 }
 
@@ -293,7 +289,7 @@ lm_code lm_lora_hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e)
 static lm_code read_all(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
 {
     const char *base = NULL;
-    const json_t *tokens;
+    const json_t *tokens, *params;
     lm_code rc = lm_tune_folder_open(l->path, o, &l->folder, e);
 
     if (rc)
@@ -302,8 +298,11 @@ static lm_code read_all(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
     l->files = lm_tune_folder_files(l->folder);
     l->st = lm_tune_folder_tensors(l->folder);
     tokens = json_object_get(l->config, "trainable_token_indices");
-    l->tuned = strcmp(lm_tune_folder_method(l->folder)->peft_type, "LORA") != 0 ||
-               starts_from_base(l) || json_array_size(tokens) || json_object_size(tokens);
+    params = json_object_get(l->config, "target_parameters");
+    l->tuned =
+        strcmp(lm_tune_folder_method(l->folder)->peft_type, "LORA") != 0 || starts_from_base(l) ||
+        json_array_size(tokens) || json_object_size(tokens) ||
+        (params && !json_is_null(params) && !(json_is_array(params) && !json_array_size(params)));
     rc = lm_json_str_or(l->config, "base_model_name_or_path", NULL, &base, l->path, e);
     if (!rc && base)
         rc = lm_strdup(&l->base, base, e);
@@ -367,22 +366,6 @@ const char *lm_lora_base(const lm_lora *l)
 
 /* ---- The base ---- */
 
-const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name)
-{
-    const char *rest = lm_arch_rootless(name);
-    const lm_st_tensor *t = lm_model_source_find(base, name);
-
-    if (!t && rest != name)
-        t = lm_model_source_find(base, rest);
-    for (int i = 0; !t && lm_arch_at(i); i++) {
-        char longer[600];
-        int n = snprintf(longer, sizeof longer, "%s%s", lm_arch_at(i)->root, name);
-        if (n < (int)sizeof longer)
-            t = lm_model_source_find(base, longer);
-    }
-    return t;
-}
-
 /* True if the base's matrix is [in, out].  Where a known architecture has such matrices, it depends
  * on the module, as in PEFT: GPT-2's Conv1D is, its head is not, regardless of fan_in_fan_out. */
 static bool is_turned(const lm_lora *l, const lm_lora_change *c, const lm_model_source *base)
@@ -397,7 +380,7 @@ static bool fits(const lm_lora_change *c)
     const lm_st_tensor *t = c->base;
     bool turned = c->turned;
 
-    if (c->part && !c->whole) /* lm_tune_folder_bind has checked it */
+    if ((c->part || c->param) && !c->whole) /* lm_tune_folder_bind has checked it */
         return true;
     if (!lm_dtype_is_float(t->dtype))
         return false;
@@ -429,7 +412,7 @@ lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor
 
         if (c->own || c->skipped)
             continue;
-        c->base = lm_lora_find(base, c->name);
+        c->base = lm_tune_tensor_find(base, c->name);
         if (!c->base)
             return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model on which it was trained",
                            "%.80s has no tensor '%s'", lm_model_source_path(base),

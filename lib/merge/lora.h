@@ -7,6 +7,7 @@
  * that W is [in,out] (in GPT-2 the module decides), and for embeddings (lora_embedding_A [r,V], _B [H,r], W [V,H]).  A module's
  * bias gets s times lora_B.bias; modules_to_save and trained biases replace the base's tensors; a saved
  * head of a tied base stands beside its embedding (lm_lora_unties).
+ * Parameters of experts, which target_parameters names, are in tune/experts.h.
  * With use_dora (arXiv:2402.09353) each output o of W' is brought to its magnitude: m_o W'_o / |W'_o|,
  * the norm over the inputs (over the tokens in an embedding).  Source: huggingface/peft tuners/lora.
  * Other kinds of adapters and tensors that belong to no module of the base are errors.
@@ -42,6 +43,9 @@ bool lm_lora_unties(const lm_lora *l);
 /* The adapter's separate tensor for `name` of the result, which lm_lora_effect_on reports as
  * REPLACED; NULL: none. */
 const lm_st_tensor *lm_lora_own(const lm_lora *l, const char *name);
+
+/* After bind: how lora_A and lora_B were given to parameters of experts, in a line; false: there are none. */
+bool lm_lora_experts_line(const lm_lora *l, char *out, size_t size);
 
 /* A file beside the adapter, at most `limit` bytes, appended to `out`; *found = false: no such
  * file. */

@@ -14,6 +14,8 @@ typedef struct {
     const lm_st_tensor *magnitude; /* DoRA; NULL: plain */
     const lm_tune_part *part;      /* of a method other than LoRA: its module; else NULL */
     bool of_bias;                  /* of a part: its bias */
+    const lm_tune_param *param;    /* of experts; else NULL */
+    const lm_tune_slice *slice;    /* of the parameter: this tensor */
     const void *whole_data;        /* mapped, or in `kept` */
     char *kept;
     char *name; /* shape of the base's tensor, in the adapter */
@@ -27,7 +29,7 @@ typedef struct {
 /* Whether something is added to the tensor, or makes another of it. */
 static inline bool lm_lora_adds(const lm_lora_change *c)
 {
-    return c->a || c->part;
+    return c->a || c->part || c->param;
 }
 
 struct lm_lora {
@@ -45,12 +47,27 @@ struct lm_lora {
 
 const lm_lora_change *lm_lora_change_on(const lm_lora *l, const lm_st_tensor *t);
 
-/* The base's tensor; names in files may lack the first part, or have one more. */
-const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name);
 /* lora_tuned.c: methods other than LoRA. */
 lm_code lm_lora_bind_parts(lm_lora *l, const lm_model_source *base, lm_err *e);
 lm_code lm_lora_add_part(const lm_lora *l, const lm_lora_change *c, const lm_st_tensor *t,
                          const void *w, void *out, lm_par *par, lm_err *e);
+/* W' [n,m] = W + s L R in double, L [n,r], R [r,m], rounded once. */
+typedef struct {
+    const double *l, *r;
+    int64_t m, rank;
+    double scale;
+    const char *w;
+    lm_dtype from, into; /* of w, of the base's tensor */
+    char *out;           /* of lm_lora_dtype(into) */
+    /* DoRA: m / ||W'||, of each row, or of each column where by_column; NULL: none */
+    double *factor;
+    bool by_column;
+} lm_lora_sum;
+void lm_lora_sum_rows(const lm_lora_sum *s, int64_t n, lm_par *par);
+/* lora_experts.c: parameters of experts. */
+lm_code lm_lora_bind_params(lm_lora *l, lm_err *e);
+lm_code lm_lora_add_param(const lm_lora *l, const lm_lora_change *c, const lm_st_tensor *t,
+                          const void *w, void *out, lm_par *par, lm_err *e);
 /* Read a tensor that replaces the base's. */
 lm_code lm_lora_hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e);
 /* The change of that tensor of the base, made at first. */

@@ -15,26 +15,13 @@ lm_dtype lm_lora_dtype(lm_dtype of)
     return of == LM_DTYPE_F64 ? LM_DTYPE_F64 : LM_DTYPE_F32;
 }
 
-/* W' [n,m] = W + s L R, L [n,r], R [r,m]. */
-typedef struct {
-    const double *l, *r;
-    int64_t m, rank;
-    double scale;
-    const char *w;
-    lm_dtype from, into; /* of w, of the base's tensor */
-    char *out;
-    /* DoRA: m / ||W'||, of each row, or of each column where by_column; NULL: none */
-    double *factor;
-    bool by_column;
-} sum;
-
-static void store(const sum *s, int64_t at, int64_t n, const double *v)
+static void store(const lm_lora_sum *s, int64_t at, int64_t n, const double *v)
 {
     lm_tune_round(v, s->into, s->out + (size_t)at * (s->into == LM_DTYPE_F64 ? 8 : 4), n);
 }
 
 /* Elements j .. j + n - 1 of row i of W + s L R. */
-static void add_span(const sum *s, int64_t i, int64_t j, int64_t n, double *acc)
+static void add_span(const lm_lora_sum *s, int64_t i, int64_t j, int64_t n, double *acc)
 {
     double w[SPAN];
     int64_t at = i * s->m + j;
@@ -52,14 +39,14 @@ static void add_span(const sum *s, int64_t i, int64_t j, int64_t n, double *acc)
         acc[x] = w[x] + s->scale * acc[x];
 }
 
-static int64_t span_of(const sum *s, int64_t j)
+static int64_t span_of(const lm_lora_sum *s, int64_t j)
 {
     return s->m - j < SPAN ? s->m - j : SPAN;
 }
 
 static void rows(void *ctx, int64_t begin, int64_t end, int worker)
 {
-    const sum *s = ctx;
+    const lm_lora_sum *s = ctx;
     double acc[SPAN];
 
     (void)worker;
@@ -75,6 +62,11 @@ static void rows(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
+void lm_lora_sum_rows(const lm_lora_sum *s, int64_t n, lm_par *par)
+{
+    lm_par_for(par, n, s->m < 65536 ? 65536 / s->m : 1, rows, (void *)(uintptr_t)s);
+}
+
 /* ---- DoRA ---- */
 
 /* A vector of length zero has no direction: it remains zero. */
@@ -85,7 +77,7 @@ static double factor_of(double magnitude, double squares)
 
 static void row_factors(void *ctx, int64_t begin, int64_t end, int worker)
 {
-    const sum *s = ctx;
+    const lm_lora_sum *s = ctx;
     double acc[SPAN];
 
     (void)worker;
@@ -104,14 +96,14 @@ static void row_factors(void *ctx, int64_t begin, int64_t end, int worker)
 }
 
 typedef struct {
-    const sum *of;
+    const lm_lora_sum *of;
     int64_t n; /* rows */
 } columns;
 
 static void column_factors(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const columns *c = ctx;
-    const sum *s = c->of;
+    const lm_lora_sum *s = c->of;
     double acc[SPAN], squares[SPAN];
 
     (void)worker;
@@ -166,6 +158,10 @@ uint64_t lm_lora_bytes(const lm_lora *l, const lm_st_tensor *t)
         return lm_plain_bytes(lm_lora_dtype(t->dtype), t->count) +
                (c->of_bias ? 3 * 8 * (uint64_t)t->count
                            : 2 * 8 * (uint64_t)t->count + lm_tune_apply_bytes(&c->part->module));
+    if (c->param)
+        return lm_plain_bytes(lm_lora_dtype(t->dtype), t->count) + c->param->a->bytes +
+               c->param->b->bytes +
+               2 * 8 * (uint64_t)((c->param->stack.out + c->param->stack.in) * c->param->rank);
     parts = c->bias ? (uint64_t)c->bias->count : (uint64_t)c->a->count + (uint64_t)c->b->count;
     return lm_plain_bytes(lm_lora_dtype(t->dtype), t->count) + 2 * 8 * parts;
 }
@@ -188,11 +184,13 @@ lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void
 {
     const lm_lora_change *c = lm_lora_change_on(l, t);
     double *left = NULL, *right = NULL, *magnitude = NULL, one = 1;
-    sum s = { .scale = c->scale, .w = w, .from = t->dtype, .into = t->dtype, .out = out };
+    lm_lora_sum s = { .scale = c->scale, .w = w, .from = t->dtype, .into = t->dtype, .out = out };
     columns by_column = { &s, 0 };
     int64_t n, step;
     lm_code rc;
 
+    if (c->param)
+        return lm_lora_add_param(l, c, t, w, out, par, e);
     if (c->part)
         return lm_lora_add_part(l, c, t, w, out, par, e);
 
@@ -221,7 +219,7 @@ lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void
             lm_par_for(par, s.m, SPAN, column_factors, &by_column);
         else if (s.factor)
             lm_par_for(par, n, step, row_factors, &s);
-        lm_par_for(par, n, step, rows, &s);
+        lm_lora_sum_rows(&s, n, par);
     }
     lm_free(left);
     lm_free(right);

@@ -63,7 +63,7 @@ lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tenso
 {
     lm_lora_change *head = change_to(l, lm_name_is_head);
     lm_lora_change *embed = change_to(l, lm_name_is_embedding);
-    bool stored = head && lm_lora_find(base, head->name);
+    bool stored = head && lm_tune_tensor_find(base, head->name);
     char name[LM_TENSOR_NAME];
     bool own_head = head && head->whole && !lm_lora_adds(head),
          own_embed = embed && embed->whole && !lm_lora_adds(embed);

@@ -72,7 +72,7 @@ lm_code lm_lora_bind_parts(lm_lora *l, const lm_model_source *base, lm_err *e)
         rc = lm_lora_hold_whole(l, &l->change[i], e);
     for (size_t i = 0; !rc && i < lm_tune_folder_parts(l->folder); i++)
         rc = bind_part(l, lm_tune_folder_part(l->folder, i), e);
-    return rc;
+    return rc ? rc : lm_lora_bind_params(l, e);
 }
 
 /* ---- One tensor ---- */

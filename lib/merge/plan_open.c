@@ -135,6 +135,7 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
     const lm_merge_input *in = &p->recipe->input[i];
     lm_merge_model *m = &p->model[i];
     const char *path = in->path, *lora = in->lora;
+    char line[600];
     lm_code rc = LM_OK;
 
     m->name = in->name;
@@ -150,6 +151,8 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
         lm_arch_head(lm_plan_arch(m), m->head);
     if (!rc && m->lora)
         rc = lm_lora_bind(m->lora, m->source, lm_plan_tied_to(m), e);
+    if (!rc && m->lora && lm_lora_experts_line(m->lora, line, sizeof line))
+        lm_log(o->sink, LM_LOG_NOTICE, "%s: %s", m->name, line);
     if (!rc && m->lora)
         rc = lm_plan_adapter_tokens(m, o->sink, e);
     if (!rc)

@@ -161,6 +161,8 @@ lm_code lm_tune_combine(lm_tune_folder *const *f, const double *weight, int n,
             if (!seen)
                 rc = combine_one(&s, f, weight, n, how, p, e);
         }
+    rc = rc ? rc : lm_tune_params_combine(f, weight, n, how, &s, e);
+    rc = rc ? rc : lm_lora_set_nest(&s, e);
     rc = rc ? rc : lm_lora_set_write(&s, o->base ? o->base : base, dir, e);
     lm_lora_set_fini(&s);
     return rc;

@@ -138,6 +138,8 @@ static lm_code to_set(const lm_tune_folder *f, lm_model_source *base, lm_lora_se
 
     for (size_t i = 0; !rc && i < lm_tune_folder_parts(f); i++)
         rc = convert_part(s, f, lm_tune_folder_part(f, i), base, e);
+    rc = rc ? rc : lm_tune_params_convert(f, s, e);
+    rc = rc ? rc : lm_lora_set_nest(s, e);
     return rc ? rc : keep_wholes(s, f, e);
 }
 
@@ -302,13 +304,46 @@ static lm_code extract_linear(lm_lora_set *s, lm_model_source *base, lm_model_so
     return rc;
 }
 
+/* Tensors that no module has: A_log, biases of experts. */
+static lm_code check_others(lm_model_source *base, lm_model_source *tuned,
+                            const lm_tune_bases *bases, lm_err *e)
+{
+    json_t *seen = json_object();
+    lm_code rc = seen ? LM_OK : lm_fail(e, LM_ELIMIT, "an adapter", NULL, "no memory");
+
+    for (size_t i = 0; !rc && i < bases->n; i++) {
+        json_object_set_new(seen, bases->at[i].weight, json_true());
+        if (bases->at[i].bias)
+            json_object_set_new(seen, bases->at[i].bias, json_true());
+    }
+    for (size_t i = 0; !rc && i < lm_model_source_count(base); i++) {
+        const lm_st_tensor *t = lm_model_source_at(base, i);
+        double *now = NULL, *d = NULL;
+        bool any = false;
+
+        if (lm_tune_stack_is(t) || !lm_dtype_is_float(t->dtype) || json_object_get(seen, t->name))
+            continue;
+        rc = difference(base, tuned, t->name, &now, &d, &any, &t, e);
+        lm_free(now);
+        lm_free(d);
+        if (!rc && any)
+            rc = lm_fail(e, LM_EUSAGE, lm_model_source_path(tuned), "use the model as it is",
+                         "'%.150s' differs from the base, for which a LoRA has no place", t->name);
+    }
+    json_decref(seen);
+    return rc;
+}
+
 lm_code lm_tune_extract(lm_model_source *base, lm_model_source *tuned, const lm_tune_bases *bases,
                         const lm_tune_lora_opts *o, const char *dir, lm_tune_lora_report *report,
                         lm_err *e)
 {
+    lm_arena *arena = NULL;
     lm_lora_set s;
     lm_code rc = lm_lora_set_new(o, report, &s, e);
 
+    rc = rc ? rc : lm_arena_new(&arena, 1 << 16, e);
+    rc = rc ? rc : check_others(base, tuned, bases, e);
     for (size_t i = 0; !rc && i < bases->n; i++) {
         const lm_tune_base *b = &bases->at[i];
 
@@ -320,7 +355,10 @@ lm_code lm_tune_extract(lm_model_source *base, lm_model_source *tuned, const lm_
         if (!rc && b->bias)
             rc = extract_whole(&s, base, tuned, b, b->bias, "bias", e);
     }
+    rc = rc ? rc : lm_tune_params_extract(bases, tuned, arena, &s, e);
+    rc = rc ? rc : lm_lora_set_nest(&s, e);
     rc = rc ? rc : lm_lora_set_write(&s, o->base ? o->base : lm_model_source_path(base), dir, e);
     lm_lora_set_fini(&s);
+    lm_arena_free(arena);
     return rc;
 }

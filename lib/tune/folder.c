@@ -204,6 +204,8 @@ void lm_tune_folder_close(lm_tune_folder *f)
     }
     lm_free(f->part);
     lm_free(f->whole);
+    lm_free(f->level);
+    lm_free(f->param);
     lm_st_close(f->st);
     lm_bundle_close(f->files);
     json_decref(f->config);
@@ -256,4 +258,14 @@ size_t lm_tune_folder_wholes(const lm_tune_folder *f)
 const lm_tune_whole *lm_tune_folder_whole(const lm_tune_folder *f, size_t i)
 {
     return &f->whole[i];
+}
+
+size_t lm_tune_folder_params(const lm_tune_folder *f)
+{
+    return f->n_params;
+}
+
+const lm_tune_param *lm_tune_folder_param(const lm_tune_folder *f, size_t i)
+{
+    return &f->param[i];
 }

@@ -10,6 +10,7 @@
 
 #include "format/bundle.h"
 #include "format/safetensors.h"
+#include "tune/experts.h"
 #include "tune/modules.h"
 
 typedef struct lm_tune_folder lm_tune_folder;
@@ -58,6 +59,11 @@ size_t lm_tune_folder_parts(const lm_tune_folder *f);
 const lm_tune_part *lm_tune_folder_part(const lm_tune_folder *f, size_t i);
 size_t lm_tune_folder_wholes(const lm_tune_folder *f);
 const lm_tune_whole *lm_tune_folder_whole(const lm_tune_folder *f, size_t i);
+/* Parameters of experts that it changes (target_parameters): those of a module side by side, the innermost first. */
+size_t lm_tune_folder_params(const lm_tune_folder *f);
+const lm_tune_param *lm_tune_folder_param(const lm_tune_folder *f, size_t i);
+/* How its pairs were given to parameters, in a line; false: it has none. */
+bool lm_tune_folder_params_line(const lm_tune_folder *f, char *out, size_t size);
 /* The numbers of tensor i of a part, in double: dim product of tensor[i]; of an absent one as the
  * method draws it. */
 lm_code lm_tune_folder_load(const lm_tune_folder *f, const lm_tune_part *p, int i, double *out,

@@ -138,6 +138,7 @@ static lm_code sort_tensor(lm_tune_folder *f, size_t k, lm_err *e)
     const char *name = t->name, *own;
     const lm_tune_base *b;
     lm_tune_part *p;
+    bool taken = false;
 
     if (!t->count || is_again(f, name)) /* no count: of a module that has no rank left */
         return LM_OK;
@@ -157,6 +158,10 @@ static lm_code sort_tensor(lm_tune_folder *f, size_t k, lm_err *e)
     if (!own)
         return add_whole(f, name, t, e);
     b = lm_tune_base_find(f->bases, name, (size_t)(own - 1 - name));
+    if (!b && lm_tune_folder_level(f, t, name, (size_t)(own - 1 - name), own, &taken, e))
+        return e->code;
+    if (taken)
+        return LM_OK;
     if (!b)
         return lm_fail(e, LM_EUSAGE, f->path, "use the model on which it was trained",
                        "%.80s has no module for '%s'", f->bases->path, lm_st_show(t->name, show));
@@ -299,9 +304,11 @@ lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_er
     f->bases = bases;
     rc = rc ? rc : lm_arena_alloc(f->arena, &f->of, n, sizeof *f->of, e);
     rc = rc ? rc : lm_arena_alloc(f->arena, &f->own, n, sizeof *f->own, e);
+    rc = rc ? rc : lm_tune_folder_check_targets(f, e);
     for (size_t i = 0; !rc && i < n; i++)
         rc = sort_tensor(f, i, e);
-    if (!rc && !f->n_parts && !f->n_wholes)
+    rc = rc ? rc : lm_tune_folder_bind_params(f, e);
+    if (!rc && !f->n_parts && !f->n_wholes && !f->n_params)
         rc = lm_fail(e, LM_EUSAGE, f->path, "save it again with its indices",
                      "%s holds no tensors of modules: they are drawn from a seed, in a way that is "
                      "not reproduced",
@@ -314,6 +321,8 @@ lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_er
         for (size_t k = 0; k < n; k++)
             if (lm_st_at(f->st, k) == f->whole[i].file)
                 used[k] = true;
+    for (size_t i = 0; !rc && i < f->n_params; i++)
+        used[f->param[i].a - lm_st_at(f->st, 0)] = used[f->param[i].b - lm_st_at(f->st, 0)] = true;
     for (size_t k = 0; !rc && k < n; k++)
         if (!used[k] && lm_st_at(f->st, k)->count && !is_again(f, lm_st_at(f->st, k)->name))
             rc = lm_fail(e, LM_EFORMAT, f->path, "use the program that made it",

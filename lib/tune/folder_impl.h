@@ -5,6 +5,13 @@
 
 #include "tune/folder.h"
 
+/* A pair of lora_A and lora_B on a parameter: of "M.base_layer" the depth is 1, of "M" 0. */
+typedef struct {
+    const char *module; /* M */
+    int depth;
+    const lm_st_tensor *a, *b;
+} lm_tune_level;
+
 struct lm_tune_folder {
     char *path;
     json_t *config;
@@ -21,8 +28,22 @@ struct lm_tune_folder {
     json_t *tokens; /* made configurations of parts of tokens */
     lm_tune_whole *whole;
     size_t n_wholes, cap_wholes;
+    lm_tune_level *level;
+    size_t n_levels, cap_levels;
+    lm_tune_param *param;
+    size_t n_params, cap_params;
 };
 
 extern const char lm_tune_config_file[], lm_tune_weights_file[];
+
+/* ---- folder_experts.c: target_parameters ---- */
+
+lm_code lm_tune_folder_check_targets(const lm_tune_folder *f, lm_err *e);
+/* Take tensor t of the file, whose module name[len] is none of the base, if target_parameters names a parameter of it;
+ * own: "lora_A.weight". */
+lm_code lm_tune_folder_level(lm_tune_folder *f, const lm_st_tensor *t, const char *name, size_t len,
+                             const char *own, bool *taken, lm_err *e);
+/* After all tensors: find the parameter of each pair. */
+lm_code lm_tune_folder_bind_params(lm_tune_folder *f, lm_err *e);
 
 #endif

@@ -169,6 +169,10 @@ lm_code lm_tune_to_gguf(const lm_tune_folder *f, const lm_config *config, const 
     if (!rc && (!config->arch->gguf || !*config->arch->gguf))
         rc = lm_fail(e, LM_EUSAGE, lm_tune_folder_path(f), NULL, "models of type %s have no GGUF",
                      config->arch->name);
+    if (!rc && lm_tune_folder_params(f))
+        rc = lm_fail(e, LM_EUSAGE, lm_tune_folder_path(f), "merge it into its base",
+                     "it changes parameters of experts, '%.100s', which are not written as GGUF",
+                     lm_tune_folder_param(f, 0)->stack.key);
     rc = rc ? rc : lm_model_tensors_make(config, &j.tensor, &j.n, e);
     rc = rc ? rc : make_plan(&j, config, e);
     rc = rc ? rc : write_file(&j, path, force, e);

@@ -23,9 +23,10 @@ lm_code lm_lora_set_new(const lm_tune_lora_opts *o, lm_tune_lora_report *report,
                         .report = report,
                         .targets = json_array(),
                         .ranks = json_object(),
-                        .saved = json_array() };
+                        .saved = json_array(),
+                        .params = json_array() };
     *report = (lm_tune_lora_report){ 0 };
-    return s->targets && s->ranks && s->saved ? LM_OK : no_memory(e);
+    return s->targets && s->ranks && s->saved && s->params ? LM_OK : no_memory(e);
 }
 
 void lm_lora_set_fini(lm_lora_set *s)
@@ -38,6 +39,8 @@ void lm_lora_set_fini(lm_lora_set *s)
     json_decref(s->targets);
     json_decref(s->ranks);
     json_decref(s->saved);
+    json_decref(s->params);
+    lm_free(s->level);
     *s = (lm_lora_set){ 0 };
 }
 
@@ -81,11 +84,31 @@ lm_code lm_lora_set_saved(lm_lora_set *s, const char *module, lm_err *e)
     return json_array_append_new(s->saved, json_string(last)) ? no_memory(e) : LM_OK;
 }
 
-lm_code lm_lora_set_add(lm_lora_set *s, const lm_tune_module *m, int64_t rank, const double *left,
-                        const double *right, double lost, double all, lm_err *e)
+lm_code lm_lora_set_note(lm_lora_set *s, const char *module, json_t *list, int64_t rank,
+                         double lost, double all, lm_err *e)
 {
     lm_tune_lora_report *r = s->report;
     double part = all > 0 ? sqrt(lost / all) : 0;
+
+    if (json_array_append_new(list, json_string(module)) ||
+        json_object_set_new(s->ranks, module, json_integer(rank)))
+        return no_memory(e);
+    r->least = !r->modules || rank < r->least ? rank : r->least;
+    r->most = rank > r->most ? rank : r->most;
+    r->modules++;
+    s->lost += lost;
+    s->all += all;
+    r->lost = s->all > 0 ? sqrt(s->lost / s->all) : 0;
+    if (part > r->worst) {
+        r->worst = part;
+        snprintf(r->where, sizeof r->where, "%s", module);
+    }
+    return LM_OK;
+}
+
+lm_code lm_lora_set_add(lm_lora_set *s, const lm_tune_module *m, int64_t rank, const double *left,
+                        const double *right, double lost, double all, lm_err *e)
+{
     char name[600];
     lm_code rc;
 
@@ -95,20 +118,7 @@ lm_code lm_lora_set_add(lm_lora_set *s, const lm_tune_module *m, int64_t rank, c
     snprintf(name, sizeof name, "%s.%s", m->name,
              m->embedding ? "lora_embedding_B" : "lora_B.weight");
     rc = rc ? rc : lm_lora_set_tensor(s, name, 2, (const int64_t[]){ m->out, rank }, left, e);
-    if (!rc && (json_array_append_new(s->targets, json_string(m->name)) ||
-                json_object_set_new(s->ranks, m->name, json_integer(rank))))
-        rc = no_memory(e);
-    r->least = !r->modules || rank < r->least ? rank : r->least;
-    r->most = rank > r->most ? rank : r->most;
-    r->modules++;
-    s->lost += lost;
-    s->all += all;
-    r->lost = s->all > 0 ? sqrt(s->lost / s->all) : 0;
-    if (part > r->worst) {
-        r->worst = part;
-        snprintf(r->where, sizeof r->where, "%s", m->name);
-    }
-    return rc;
+    return rc ? rc : lm_lora_set_note(s, m->name, s->targets, rank, lost, all, e);
 }
 
 lm_code lm_lora_set_split(lm_lora_set *s, const lm_tune_module *m, const double *d, lm_err *e)
@@ -181,13 +191,15 @@ lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out,
 
     if (!rc && !s->report->modules)
         rc = lm_fail(e, LM_EUSAGE, "an adapter", NULL, "no module changes");
-    if (!rc && (json_object_set_new(c, "r", json_integer(usual)) ||
-                json_object_set_new(c, "lora_alpha", json_integer(usual)) ||
-                json_object_set_new(c, "rank_pattern", other_ranks(s, usual)) ||
-                json_object_set_new(c, "alpha_pattern", other_ranks(s, usual)) ||
-                json_object_set_new(c, "lora_bias", json_boolean(s->bias)) ||
-                json_object_set(c, "target_modules", s->targets) ||
-                (json_array_size(s->saved) && json_object_set(c, "modules_to_save", s->saved))))
+    if (!rc &&
+        (json_object_set_new(c, "r", json_integer(usual)) ||
+         json_object_set_new(c, "lora_alpha", json_integer(usual)) ||
+         json_object_set_new(c, "rank_pattern", other_ranks(s, usual)) ||
+         json_object_set_new(c, "alpha_pattern", other_ranks(s, usual)) ||
+         json_object_set_new(c, "lora_bias", json_boolean(s->bias)) ||
+         json_object_set(c, "target_modules", s->targets) ||
+         (json_array_size(s->params) && json_object_set(c, "target_parameters", s->params)) ||
+         (json_array_size(s->saved) && json_object_set(c, "modules_to_save", s->saved))))
         rc = no_memory(e);
     if (rc)
         json_decref(c);

@@ -2,6 +2,7 @@
 /* modules.c -- the modules of a model, by its tensors' names. */
 #include "tune/modules.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,7 +108,7 @@ lm_code lm_tune_bases_read(const lm_model_source *base, bool turned, lm_tune_bas
     const lm_arch *a = lm_arch_of(lm_model_source_config(base));
     lm_code rc;
 
-    *out = (lm_tune_bases){ .config = lm_model_source_config(base) };
+    *out = (lm_tune_bases){ .config = lm_model_source_config(base), .source = base };
     rc = lm_arena_new(&out->arena, 1 << 16, e);
     rc = rc ? rc : lm_strdup(&out->path, lm_model_source_path(base), e);
     for (size_t i = 0; !rc && i < lm_model_source_count(base); i++)
@@ -141,4 +142,20 @@ const lm_tune_base *lm_tune_base_find(const lm_tune_bases *b, const char *name, 
             return &b->at[i];
     }
     return NULL;
+}
+
+const lm_st_tensor *lm_tune_tensor_find(const lm_model_source *base, const char *name)
+{
+    const char *rest = lm_arch_rootless(name);
+    const lm_st_tensor *t = lm_model_source_find(base, name);
+
+    if (!t && rest != name)
+        t = lm_model_source_find(base, rest);
+    for (int i = 0; !t && lm_arch_at(i); i++) {
+        char longer[600];
+        int n = snprintf(longer, sizeof longer, "%s%s", lm_arch_at(i)->root, name);
+        if (n < (int)sizeof longer)
+            t = lm_model_source_find(base, longer);
+    }
+    return t;
 }

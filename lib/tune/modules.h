@@ -27,7 +27,8 @@ typedef struct {
     lm_tune_base *at;
     size_t n, cap;
     lm_arena *arena;
-    const json_t *config; /* of the model; borrowed */
+    const json_t *config;          /* of the model; borrowed */
+    const lm_model_source *source; /* the model; borrowed */
     char *path;
 } lm_tune_bases;
 
@@ -38,6 +39,10 @@ lm_code lm_tune_bases_read(const lm_model_source *base, bool turned, lm_tune_bas
 void lm_tune_bases_fini(lm_tune_bases *b);
 /* The module of that name, whichever of the two has an architecture's root in front; NULL: none. */
 const lm_tune_base *lm_tune_base_find(const lm_tune_bases *b, const char *name, size_t len);
+
+/* The base's tensor of that name; names in files may lack the architecture's root, or have one more.
+ * NULL: none. */
+const lm_st_tensor *lm_tune_tensor_find(const lm_model_source *base, const char *name);
 
 /* Mark in chosen[n] the modules that the configuration means: target_modules (a list of names or
  * of their ends, a regular expression for the whole name, "all-linear": all linear layers but the

@@ -58,6 +58,10 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
         (lm_tune_folder_method(u->folder) && lm_tune_folder_bind(u->folder, &u->bases, e)) ||
         make_plain(path, l, u, e))
         return e->code;
+    if (lm_tune_folder_params(u->folder))
+        return lm_fail(e, LM_EUSAGE, path, "merge it by merge-models MODEL+ADAPTER",
+                       "it changes parameters of experts, '%.100s', for which graphs have no place",
+                       lm_tune_folder_param(u->folder, 0)->stack.key);
     if (u->plain.config) {
         config = u->plain.config;
         tensors = u->plain.tensors;
