@@ -63,7 +63,8 @@ static lm_code work(align_session *s, lm_err *e)
     lm_memory_plan plan;
     lm_outlook o;
     if (prepare(s, e) || open_data(s, e) || lm_session_program(t, &plan, e) ||
-        align_add_memory(s, &plan, e) || align_add_teacher(s, &plan, e))
+        lm_tuning_check_formats(&opt.tuning, t, e) || align_add_memory(s, &plan, e) ||
+        align_add_teacher(s, &plan, e))
         return e->code;
     lm_tuning_say(&tool, &s->tuning);
     lm_train_advise(&t->o, &t->config, &tool.sink);

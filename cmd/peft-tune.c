@@ -90,7 +90,8 @@ static lm_code work(tune_session *s, lm_err *e)
     lm_memory_plan plan;
     lm_outlook o;
     lm_buf text = { 0 };
-    if (prepare(s, e) || tune_ask_steps(s, e) || lm_session_program(t, &plan, e))
+    if (prepare(s, e) || tune_ask_steps(s, e) || lm_session_program(t, &plan, e) ||
+        lm_tuning_check_formats(&opt.tuning, t, e))
         return e->code;
     if (opt.dump_graph)
         return lm_print_text(lm_program_dump(t->program, &text, e), &text, "");

@@ -14,7 +14,7 @@
  *             in  x, w, target, scale      out loss, dx (optional), dw (optional, acc)
  * With soft_cap c > 0, logits are c tanh(x w^T / c) (Gemma 2, arXiv:2408.00118, section 2), and
  * dlogits take the factor 1 - tanh^2.
- * w of head_stats may be in codes (numeric/code_rows.h).
+ * w may be in codes (numeric/code_rows.h) where dw is not wanted; results are those of their numbers, to the bit.
  * chunk_rows 0: the kernel chooses.  Scratch never holds more than max(512, ceil(N/4)) rows of
  * logits, and beside them w packed for dx when that is no larger.  Columns >= vocab (padding) do
  * not exist for the softmax and get no gradient.

@@ -93,7 +93,8 @@ typedef struct {
     /* Rows of B as codes (numeric/code_rows.h), which are read as ab, with the bits of a B of these numbers that is read;
      * NULL: b.  Not packed, and on a level with vectors. */
     const struct lm_code_rows *b_codes;
-    float *a_sum; /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */
+    int64_t b_from; /* not tb: the row of b_codes that is row 0 of B */
+    float *a_sum;   /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */
     bool a_sum_add;
 } lm_gemm;
 

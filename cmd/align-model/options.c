@@ -49,6 +49,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "seq-len", &opt.seq, "N", 0, 1e9,
              "tokens in a window, which holds whole records; 0: of the longest [0]"),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, or bf16 with f32 master weights [f32]"),
+    LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none; qlora full]"),
     LM_LOOP_DETERMINISTIC(opt.loop),
     LM_GROUP("What trains"),
     LM_STR(0, "method", &opt.tuning.method, "NAME",

@@ -9,6 +9,7 @@
 #include "base/text.h"
 
 const char *const lm_loop_formats[] = { "safetensors", "lmz", NULL };
+const char *const lm_loop_recomputes[] = { "none", "full", NULL };
 const char *const lm_loop_side[] = { "tensorboard", "trace", NULL };
 static const lm_loop_args built_in = LM_LOOP_DEFAULT;
 
@@ -172,6 +173,8 @@ lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, in
     o->patience = a->patience;
     o->min_delta = a->min_delta;
     o->timed = a->stats;
+    if (a->recompute)
+        o->build.recompute = !strcmp(a->recompute, "full");
     if (read_optimizers(t, a, fallback, o, e) || refuse_idle(a, e))
         return e->code;
     if (a->patience && !a->eval_every)

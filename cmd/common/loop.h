@@ -12,6 +12,7 @@
 typedef struct {
     const char *resume, *resume_schedule, *val;
     bool deterministic;
+    const char *recompute; /* NULL: the tool's choice */
     const char *schedule, *optimizer;
     double lr, min_lr_ratio, gamma;
     int64_t warmup, decay_steps, step_size, cycles;
@@ -36,6 +37,7 @@ typedef struct {
 
 extern const char *const lm_loop_formats[]; /* of checkpoints */
 extern const char *const lm_loop_side[];    /* for lm_tool.side */
+extern const char *const lm_loop_recomputes[];
 
 /* For lm_tool.use. */
 #define LM_LOOP_USE                                                                                \
@@ -57,6 +59,13 @@ extern const char *const lm_loop_side[];    /* for lm_tool.side */
 
 #define LM_LOOP_DETERMINISTIC(a) \
     LM_FLAG(0, "deterministic", &(a).deterministic, "the same bits again, also on a GPU")
+
+#define LM_LOOP_RECOMPUTE(a, help)                                               \
+    LM_CHOICE(0, "recompute", &(a).recompute, "WHAT", lm_loop_recomputes, help), \
+        LM_ALSO("recompute-granularity activation-checkpointing"),               \
+        LM_ALSO_AS("gradient-checkpointing", "full"),                            \
+        LM_INSTEAD("recompute-activations selective-activation-checkpointing",   \
+                   "give --recompute full")
 
 #define LM_LOOP_OPTIMIZER(a, lr_help)                                                             \
     LM_STR_OF(0, "optimizer", &(a).optimizer, "NAMES", lm_optim_names,                            \

@@ -46,12 +46,47 @@ lm_code lm_tuning_refuse_alone(const lm_tool *t, const lm_tuning_args *a,
 lm_code lm_tuning_encode(const lm_tuning_args *a, const lm_tuning_recipe *r, lm_session *s,
                          lm_err *e)
 {
-    const char *format = strcmp(a->base_format, "auto") != 0 ? a->base_format : r->format;
+    const char *layers = strcmp(a->base_format, "auto") != 0 ? a->base_format : r->format;
+    /* in 8 bits an embedding loses next to nothing; NF4 would harm the output head */
+    const char *embed = strcmp(a->embed_format, "auto") != 0 ? a->embed_format
+                        : r->format                          ? "q8_0"
+                                                             : NULL;
     lm_build *b = &s->o.build;
     b->codes = s->source;
-    if (format && lm_format_find(format, NULL, &b->frozen_format, e))
+    b->recompute = r->format != NULL;
+    if (layers && lm_format_find(layers, NULL, &b->frozen_format, e))
         lm_err_in(e, "--base-format");
+    else if (embed && lm_format_find(embed, NULL, &b->frozen_embed, e))
+        lm_err_in(e, "--embed-format");
     return e->code;
+}
+
+/* True if a parameter of the model is kept in that format. */
+static bool keeps(const lm_model *m, const lm_format *f)
+{
+    lm_store_part part[LM_STORE_FORMATS];
+    int n = lm_store_frozen(m, part), i = 0;
+    while (i < n && part[i].format != f)
+        i++;
+    return i < n;
+}
+
+lm_code lm_tuning_check_formats(const lm_tuning_args *a, const lm_session *s, lm_err *e)
+{
+    const lm_build *b = &s->o.build;
+    const struct {
+        const char *option, *given;
+        const lm_format *format;
+    } all[] = { { "--base-format", a->base_format, b->frozen_format },
+                { "--embed-format", a->embed_format, b->frozen_embed } };
+    for (int i = 0; i < 2; i++)
+        if (strcmp(all[i].given, "auto") != 0 && !keeps(s->program->train, all[i].format))
+            return lm_fail(
+                e, LM_EUSAGE, all[i].option, "leave it out",
+                "nothing here can be kept in %s: what trains is not frozen, rows may not be "
+                "whole blocks, and %s may have no kernels for it",
+                all[i].given, s->backend->name);
+    return LM_OK;
 }
 
 lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const lm_session *s,

@@ -9,14 +9,16 @@
 #include "tune/tuning.h"
 
 typedef struct {
-    const char *method, *target, *exclude, *layers, *save, *init_adapter, *base_format;
+    const char *method, *target, *exclude, *layers, *save, *init_adapter, *base_format,
+        *embed_format;
     double rank, alpha, dropout; /* -1: not given */
     lm_strs set;
 } lm_tuning_args;
 
-#define LM_TUNING_DEFAULT(name)                                                       \
-    {                                                                                 \
-        .method = name, .base_format = "auto", .rank = -1, .alpha = -1, .dropout = -1 \
+#define LM_TUNING_DEFAULT(name)                                                                 \
+    {                                                                                           \
+        .method = name, .base_format = "auto", .embed_format = "auto", .rank = -1, .alpha = -1, \
+        .dropout = -1                                                                           \
     }
 
 extern const char *const lm_tuning_base_formats[];
@@ -44,6 +46,8 @@ extern const char *const lm_tuning_base_formats[];
         LM_ALSO("adapter-name-or-path"),                                                      \
         LM_STR_OF(0, "base-format", &(a).base_format, "FORMAT", lm_tuning_base_formats,       \
                   "encode the frozen layers: nf4 nf4_dq q8_0 ...; auto: as they are [auto]"), \
+        LM_STR_OF(0, "embed-format", &(a).embed_format, "FORMAT", lm_tuning_base_formats,     \
+                  "the same of embedding and head [auto; qlora q8_0]"),                       \
         LM_INSTEAD("load-in-4bit", "give --base-format nf4, or --method qlora"),              \
         LM_INSTEAD("load-in-8bit", "give --base-format q8_0")
 
@@ -62,9 +66,12 @@ lm_code lm_tuning_find(const lm_tuning_args *a, const char *list, lm_tuning_reci
 lm_code lm_tuning_refuse_alone(const lm_tool *t, const lm_tuning_args *a,
                                const lm_tuning_option *list, bool adapts, bool resumed,
                                const char *todo, lm_err *e);
-/* When the model is open: how frozen weights are kept. */
+/* When the model is open: how frozen weights are kept, and whether activations are computed again where no option says
+ * so: a recipe that encodes the base is for little memory. */
 lm_code lm_tuning_encode(const lm_tuning_args *a, const lm_tuning_recipe *r, lm_session *s,
                          lm_err *e);
+/* When the program is made.  Fails: LM_EUSAGE for a format that was asked for and that no weight is kept in. */
+lm_code lm_tuning_check_formats(const lm_tuning_args *a, const lm_session *s, lm_err *e);
 /* The configuration, that of the resumed run, of --init-adapter, or a new one; the caller releases
  * it, and *first and *files, in the order of lm_tuning_open. */
 lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const lm_session *s,

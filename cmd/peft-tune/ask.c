@@ -94,8 +94,7 @@ static lm_code choose_adapter(tune_session *s, lm_err *e)
 
 lm_code tune_choose(tune_session *s, lm_err *e)
 {
-    bool paged =
-        opt.states_in[0] == 'h' || (opt.states_in[0] == 'a' && !strcmp(s->recipe.name, "qlora"));
+    bool paged = opt.states_in[0] == 'h' || (opt.states_in[0] == 'a' && s->recipe.format);
     s->t.o.states_in = opt.states_in[0] == 'f' ? LM_STATES_FILE
                        : paged                 ? LM_STATES_HOST
                                                : LM_STATES_NEAR;

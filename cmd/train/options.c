@@ -40,6 +40,7 @@ static const lm_opt options[] = {
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
             "refuse data of another tokenizer than the model's [on]"),
     LM_STR(0, "val", &opt.loop.val, "SHARD", "validation tokens [DATA/val]"),
+    LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none]"),
     LM_LOOP_DETERMINISTIC(opt.loop),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the optimiser]"),

@@ -281,8 +281,8 @@ static void pack_depth(void *ctx, int64_t begin, int64_t end, int worker)
     part.b_codes = NULL;
     for (int64_t piece = begin; piece < end; piece++) {
         int64_t k = piece * CHUNK_DOWN, kn = min64(CHUNK_DOWN, j->g->k - k);
-        lm_code_rows_numbers(j->g->b_codes, k, kn, j->g->n, j->g->ab, im->coder, rows,
-                             rows + rows_bytes(j->g, CHUNK_DOWN));
+        lm_code_rows_numbers(j->g->b_codes, j->g->b_from + k, kn, j->g->n, j->g->ab, im->coder,
+                             rows, rows + rows_bytes(j->g, CHUNK_DOWN));
         for (int64_t i = 0; i < j->panels; i++)
             im->pack_b(&part, j->j0 + i * im->nr, 0, kn,
                        j->dst + (i * j->kp + k) * im->nr * im->esize);

@@ -3,6 +3,7 @@
 #include "kernels/head.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
@@ -18,13 +19,14 @@ static int64_t chunk_of(const lm_call *c)
     return chunk < n_rows ? chunk : n_rows;
 }
 
-/* The rows of logits of a chunk, in double. */
+/* In double: rows of logits of a chunk, their dx, and a row of w in codes with scratch for decoding. */
 static size_t head_work(const lm_call *c, int threads)
 {
     const lm_head_attr *a = c->attr;
+    size_t n_cols = (size_t)width(&c->in[1]);
     (void)threads;
-    return (size_t)chunk_of(c) * (size_t)a->vocab * sizeof(double) +
-           (c->in[1].codes ? 2 * (size_t)width(&c->in[1]) * sizeof(double) : 0);
+    return ((size_t)chunk_of(c) * ((size_t)a->vocab + n_cols) + (c->in[1].codes ? 2 * n_cols : 0)) *
+           sizeof(double);
 }
 
 /* Row v of w: its numbers in scratch, where it is in codes, or w from *at on. */
@@ -85,40 +87,41 @@ static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab
 static void run_head(const lm_call *c, const head *h)
 {
     const lm_head_attr *a = c->attr;
-    const lm_tensor *x = &c->in[0], *w = &c->in[1];
+    const lm_tensor *x = &c->in[0];
     lm_tensor *dx = h->dx, *dw = h->dw;
     int64_t n_rows = rows_of(x), n_cols = width(x), vocab = a->vocab, chunk = chunk_of(c);
-    double *z = c->work;
+    double *z = c->work, *sum = z + chunk * vocab, *coded = sum + chunk * n_cols;
     for (int64_t i = 0; dw && overwrites(c, a->acc) && i < lm_tensor_count(dw); i++)
         set(dw, i, 0);
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
         for (int64_t v = 0; v < vocab; v++) {
             int64_t at;
-            lm_tensor row = row_of(c, v, z + chunk * vocab, &at);
+            lm_tensor row = row_of(c, v, coded, &at);
             for (int64_t n = 0; n < m; n++) {
-                double sum = 0;
+                double dot = 0;
                 for (int64_t i = 0; i < n_cols; i++)
-                    sum += get(x, (first + n) * n_cols + i) * get(&row, at + i);
-                z[n * vocab + v] = a->soft_cap > 0 ? a->soft_cap * tanh(sum / a->soft_cap) : sum;
+                    dot += get(x, (first + n) * n_cols + i) * get(&row, at + i);
+                z[n * vocab + v] = a->soft_cap > 0 ? a->soft_cap * tanh(dot / a->soft_cap) : dot;
             }
         }
         for (int64_t n = 0; n < m; n++)
             finish_row(c, h, first + n, vocab, z + n * vocab);
-        for (int64_t n = 0; dx && n < m; n++) {
-            for (int64_t i = 0; i < n_cols; i++) {
-                double sum = 0;
-                for (int64_t v = 0; v < vocab; v++)
-                    sum += z[n * vocab + v] * get(w, v * n_cols + i);
-                set(dx, (first + n) * n_cols + i, sum);
-            }
+        memset(sum, 0, (size_t)(m * n_cols) * sizeof *sum);
+        for (int64_t v = 0; dx && v < vocab; v++) {
+            int64_t at;
+            lm_tensor row = row_of(c, v, coded, &at);
+            for (int64_t i = 0; i < m * n_cols; i++)
+                sum[i] += z[i / n_cols * vocab + v] * get(&row, at + i % n_cols);
         }
+        for (int64_t i = 0; dx && i < m * n_cols; i++)
+            set(dx, first * n_cols + i, sum[i]);
         for (int64_t v = 0; dw && v < vocab; v++) {
             for (int64_t i = 0; i < n_cols; i++) {
-                double sum = 0;
+                double dot = 0;
                 for (int64_t n = 0; n < m; n++)
-                    sum += z[n * vocab + v] * get(x, (first + n) * n_cols + i);
-                set(dw, v * n_cols + i, get(dw, v * n_cols + i) + sum);
+                    dot += z[n * vocab + v] * get(x, (first + n) * n_cols + i);
+                set(dw, v * n_cols + i, get(dw, v * n_cols + i) + dot);
             }
         }
     }

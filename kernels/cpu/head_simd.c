@@ -4,8 +4,8 @@
  * dlogits w and dw (+)= dlogits^T x.
  *
  * dw is read and written once per chunk (154 MB for 50257 x 768) and the logits once per pass, so
- * chunks are as large as the contract allows; one row of logits fits the second-level cache, so of
- * the three passes over a row only the first waits for memory. */
+ * chunks are as large as the contract allows where dw is wanted; one row of logits fits the
+ * second-level cache, so of the three passes over a row only the first waits for memory. */
 #include "kernels/head.h"
 
 #include <math.h>
@@ -13,6 +13,11 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
 #include "kernels/linear.h"
+
+enum {
+    LOGITS_BYTES = 1 << 27, /* of a chunk without dw */
+    DX_ROWS = 8192, /* of w in one product of dx, where w is not packed once for all chunks */
+};
 
 typedef struct {
     const int32_t *target;
@@ -37,11 +42,41 @@ static float *output(const lm_call *c, int i)
     return i < 0 ? NULL : opt_data(c->out, c->n_out, i);
 }
 
-static int64_t chunk_of(const lm_call *c)
+/* Row pitch in floats: whole lines, and an odd number of them so that a column does not fall on few
+ * sets. */
+static int64_t pitch_of(int64_t vocab)
+{
+    return ((vocab + 15) / 16 | 1) * 16;
+}
+
+/* The address of a row; NULL while scratch is being planned. */
+static void *row_at(const lm_tensor *t, int64_t row)
+{
+    return t->data ? (char *)t->data + row * last_dim(t) * (int64_t)lm_dtype_size(t->dtype) : NULL;
+}
+
+static bool wants(const lm_call *c, int output)
+{
+    return output >= 0 && c->n_out > output && c->out[output].ndim;
+}
+
+/* The most rows of logits at a time.  Larger chunks save passes over dw; without it, logits of a
+ * large vocabulary would take more memory than the layers. */
+static int64_t most_rows(const lm_call *c, const head_form *f)
 {
     const lm_head_attr *a = c->attr;
-    int64_t n_rows = row_count(&c->in[0]), quarter = (n_rows + 3) / 4;
-    int64_t chunk = quarter > 512 ? quarter : 512;
+    int64_t quarter = (row_count(&c->in[0]) + 3) / 4, most = quarter > 512 ? quarter : 512;
+    if (wants(c, f->dw))
+        return most;
+    int64_t fit = LOGITS_BYTES / (pitch_of(a->vocab) * (int64_t)sizeof(float));
+    fit = fit < 128 ? 128 : fit;
+    return fit < 512 ? fit : 512;
+}
+
+static int64_t chunk_of(const lm_call *c, const head_form *f)
+{
+    const lm_head_attr *a = c->attr;
+    int64_t n_rows = row_count(&c->in[0]), chunk = most_rows(c, f);
     if (a->chunk_rows > 0 && a->chunk_rows < chunk)
         chunk = a->chunk_rows;
     if (chunk >= n_rows)
@@ -49,13 +84,6 @@ static int64_t chunk_of(const lm_call *c)
     int64_t parts = (n_rows + chunk - 1) / chunk; /* equal chunks, whole tiles of 16 rows */
     int64_t even = ((n_rows + parts - 1) / parts + 15) / 16 * 16;
     return even < chunk ? even : chunk;
-}
-
-/* Row pitch in floats: whole lines, and an odd number of them so that a column does not fall on few
- * sets. */
-static int64_t pitch_of(int64_t vocab)
-{
-    return ((vocab + 15) / 16 | 1) * 16;
 }
 
 /* exp(d) for d <= 0.  Below -64 it is 0: such a term is lost in the sum of a row a billion times
@@ -236,105 +264,169 @@ LM_INLINE void softmax_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 }
 VF_TYPED(softmax_rows)
 
-/* The three products over rows [first, first + m) of a call. */
-typedef struct {
-    lm_gemm logits, dx, dw;
-} products;
+static size_t round_line(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
 
-static products plan(const lm_call *c, const head_form *f, int64_t first, int64_t m)
+/* logits [m,V] = x w^T of rows [first, first + m). */
+static lm_gemm logits_of(const lm_call *c, int64_t first, int64_t m)
 {
     const lm_head_attr *a = c->attr;
-    lm_dtype t = c->in[0].dtype;
-    int64_t n_cols = last_dim(&c->in[0]), pitch = pitch_of(a->vocab);
-    int64_t size = (int64_t)lm_dtype_size(t);
-    const char *x = c->in[0].data;
-    char *dx = (char *)output(c, f->dx);
-    float *z = c->work, *dw = output(c, f->dw);
-    products p = { 0 };
-    x = x ? x + first * n_cols * size : NULL;
-    p.logits = (lm_gemm){ .m = m,
-                          .n = a->vocab,
-                          .k = n_cols,
-                          .ab = t,
-                          .cd = LM_DTYPE_F32,
-                          .tb = true,
-                          .a = x,
-                          .lda = n_cols,
-                          .b = c->in[1].codes ? NULL : c->in[1].data,
-                          .b_codes = c->in[1].codes,
-                          .ldb = n_cols,
-                          .c = z,
-                          .ldc = pitch };
-    p.dx = (lm_gemm){ .m = m,
-                      .n = n_cols,
-                      .k = a->vocab,
-                      .ab = t,
-                      .cd = t,
-                      .a = z,
-                      .lda = pitch * (t == LM_DTYPE_BF16 ? 2 : 1),
-                      .b = c->in[1].data,
+    const lm_tensor *x = &c->in[0], *w = &c->in[1];
+    int64_t n_cols = last_dim(x);
+    return (lm_gemm){ .m = m,
+                      .n = a->vocab,
+                      .k = n_cols,
+                      .ab = x->dtype,
+                      .cd = LM_DTYPE_F32,
+                      .tb = true,
+                      .a = row_at(x, first),
+                      .lda = n_cols,
+                      .b = w->codes ? NULL : w->data,
+                      .b_codes = w->codes,
                       .ldb = n_cols,
-                      .c = dx ? dx + first * n_cols * size : NULL,
+                      .c = c->work,
+                      .ldc = pitch_of(a->vocab) };
+}
+
+/* dx [m,C] (+)= dlogits w over rows [v, v + rows) of w, to `to` of type `type`. */
+static lm_gemm dx_of(const lm_call *c, int64_t m, int64_t v, int64_t rows, void *to, lm_dtype type)
+{
+    const lm_head_attr *a = c->attr;
+    const lm_tensor *w = &c->in[1];
+    lm_dtype t = c->in[0].dtype;
+    int64_t n_cols = last_dim(w);
+    return (lm_gemm){ .m = m,
+                      .n = n_cols,
+                      .k = rows,
+                      .ab = t,
+                      .cd = type,
+                      .accumulate = v > 0,
+                      .a = c->work ? (char *)c->work + v * (int64_t)lm_dtype_size(t) : NULL,
+                      .lda = pitch_of(a->vocab) * (t == LM_DTYPE_BF16 ? 2 : 1),
+                      .b = w->codes ? NULL : row_at(w, v),
+                      .b_codes = w->codes,
+                      .b_from = v,
+                      .ldb = n_cols,
+                      .c = to,
                       .ldc = n_cols };
-    p.dw = (lm_gemm){ .m = a->vocab,
+}
+
+/* dw [V,C] (+)= dlogits^T x of rows [first, first + m). */
+static lm_gemm dw_of(const lm_call *c, const head_form *f, int64_t first, int64_t m)
+{
+    const lm_head_attr *a = c->attr;
+    const lm_tensor *x = &c->in[0];
+    int64_t n_cols = last_dim(x);
+    return (lm_gemm){ .m = a->vocab,
                       .n = n_cols,
                       .k = m,
-                      .ab = t,
+                      .ab = x->dtype,
                       .cd = LM_DTYPE_F32,
                       .ta = true,
                       .accumulate = first > 0 || !c->step || !overwrites(c, a->acc),
-                      .a = z,
-                      .lda = p.dx.lda,
-                      .b = x,
+                      .a = c->work,
+                      .lda = pitch_of(a->vocab) * (x->dtype == LM_DTYPE_BF16 ? 2 : 1),
+                      .b = row_at(x, first),
                       .ldb = n_cols,
-                      .c = dw,
+                      .c = output(c, f->dw),
                       .ldc = n_cols };
-    return p;
 }
 
-static size_t logits_bytes(const lm_call *c)
+/* Scratch: logits of a chunk, then w packed for dx, then dx of a chunk as sums of several products, then that of
+ * the products. */
+typedef struct {
+    int64_t chunk, dx_rows;      /* dx_rows: of w in one product of dx */
+    size_t logits, packed, sums; /* bytes */
+} layout;
+
+/* All of these depend on shapes alone, and so do the bits of dx: sums of w's rows in order, in F32 across products. */
+static layout layout_of(const lm_call *c, const head_form *f)
 {
     const lm_head_attr *a = c->attr;
-    return (size_t)(chunk_of(c) * pitch_of(a->vocab)) * sizeof(float);
-}
-
-/* Bytes for w packed for dx, once for all chunks; 0 when that is larger than the logits (wide
- * models) or when there is no gradient to make. */
-static size_t packed_bytes(const lm_call *c, const head_form *f)
-{
-    products p = plan(c, f, 0, chunk_of(c));
-    size_t bytes = lm_gemm_pack_size(&p.dx, LM_SIMD_LEVEL);
-    bool wanted = f->dx >= 0 && c->n_out > f->dx && c->out[f->dx].ndim && bytes <= logits_bytes(c);
-    return wanted ? (bytes + 63) / 64 * 64 : 0;
+    layout l = { .chunk = chunk_of(c, f), .dx_rows = a->vocab };
+    l.logits = (size_t)(l.chunk * pitch_of(a->vocab)) * sizeof(float);
+    if (!wants(c, f->dx))
+        return l;
+    lm_gemm whole = dx_of(c, l.chunk, 0, a->vocab, NULL, c->in[0].dtype);
+    size_t packed = lm_gemm_pack_size(&whole, LM_SIMD_LEVEL);
+    if (packed > l.logits && a->vocab > DX_ROWS) {
+        l.dx_rows = DX_ROWS;
+        l.sums = c->in[0].dtype == LM_DTYPE_F32
+                     ? 0
+                     : round_line((size_t)(l.chunk * last_dim(&c->in[0])) * sizeof(float));
+    }
+    if (packed <= l.logits && !c->in[1].codes)
+        l.packed = round_line(packed);
+    return l;
 }
 
 /* Scratch of the products over m rows. */
-static size_t products_work(const lm_call *c, const head_form *f, int64_t m, size_t packed,
+static size_t products_work(const lm_call *c, const head_form *f, const layout *l, int64_t m,
                             int threads)
 {
-    products p = plan(c, f, 0, m);
-    p.dx.b_packed = packed ? &p : NULL; /* any address: only its presence counts here */
-    size_t most = lm_gemm_work(&p.logits, LM_SIMD_LEVEL, threads);
-    size_t dx = lm_gemm_work(&p.dx, LM_SIMD_LEVEL, threads);
-    size_t dw = lm_gemm_work(&p.dw, LM_SIMD_LEVEL, threads);
-    most = dx > most ? dx : most;
-    return dw > most ? dw : most;
+    lm_gemm all[] = { logits_of(c, 0, m), dx_of(c, m, 0, l->dx_rows, NULL, c->in[0].dtype),
+                      dw_of(c, f, 0, m) };
+    size_t most = 0;
+    all[1].b_packed = l->packed ? &all : NULL; /* any address: only its presence counts here */
+    for (int i = 0; i < 3; i++) {
+        size_t need = i == 0 || wants(c, i == 1 ? f->dx : f->dw)
+                          ? lm_gemm_work(&all[i], LM_SIMD_LEVEL, threads)
+                          : 0;
+        most = need > most ? need : most;
+    }
+    return most;
 }
 
 static size_t work_of(const lm_call *c, const head_form *f, int threads)
 {
-    int64_t chunk = chunk_of(c), last = row_count(&c->in[0]) % chunk;
-    size_t packed = packed_bytes(c, f), most = products_work(c, f, chunk, packed, threads);
-    size_t rest = last ? products_work(c, f, last, packed, threads) : 0; /* may need more */
-    return logits_bytes(c) + packed + (rest > most ? rest : most);
+    layout l = layout_of(c, f);
+    int64_t last = row_count(&c->in[0]) % l.chunk;
+    size_t most = products_work(c, f, &l, l.chunk, threads);
+    size_t rest = last ? products_work(c, f, &l, last, threads) : 0; /* may need more */
+    return l.logits + l.packed + l.sums + (rest > most ? rest : most);
 }
 
-static void run_product(const lm_call *c, const head_form *f, lm_gemm *g)
+static void run_product(const lm_call *c, const layout *l, lm_gemm g)
 {
-    if (!g->c)
-        return;
-    g->work = (char *)c->work + logits_bytes(c) + packed_bytes(c, f);
-    lm_gemm_run(g, LM_SIMD_LEVEL, c->par);
+    g.work = (char *)c->work + l->logits + l->packed + l->sums;
+    lm_gemm_run(&g, LM_SIMD_LEVEL, c->par);
+}
+
+typedef struct {
+    const float *from;
+    void *to;
+    int64_t cols;
+} rounding;
+
+static void round_rows(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const rounding *r = ctx;
+    (void)worker;
+    for (int64_t i = begin * r->cols; i < end * r->cols;) {
+        int64_t left = end * r->cols - i, n = left < VF_LANES ? left : VF_LANES;
+        vf_put_any(LM_DTYPE_BF16, r->to, i, vf_get_any(LM_DTYPE_F32, r->from, i, n), n);
+        i += n;
+    }
+}
+
+static void run_dx(const lm_call *c, const head_form *f, const layout *l, int64_t first, int64_t m)
+{
+    const lm_head_attr *a = c->attr;
+    lm_dtype t = c->in[0].dtype;
+    char *dx = row_at(&c->out[f->dx], first), *after = (char *)c->work + l->logits;
+    void *sums = l->sums ? after + l->packed : dx;
+    for (int64_t v = 0; v < a->vocab; v += l->dx_rows) {
+        int64_t rows = a->vocab - v < l->dx_rows ? a->vocab - v : l->dx_rows;
+        lm_gemm g = dx_of(c, m, v, rows, sums, l->sums ? LM_DTYPE_F32 : t);
+        g.b_packed = l->packed ? after : NULL;
+        run_product(c, l, g);
+    }
+    if (l->sums) {
+        rounding r = { sums, dx, last_dim(&c->in[0]) };
+        lm_par_for(c->par, m, 16, round_rows, &r);
+    }
 }
 
 static const float *input(const lm_call *c, int i, int64_t first)
@@ -351,18 +443,16 @@ static void run_head(const lm_call *c, const head_form *f)
 {
     const lm_head_attr *a = c->attr;
     lm_dtype t = c->in[0].dtype;
-    int64_t n_rows = row_count(&c->in[0]), chunk = chunk_of(c);
+    const layout l = layout_of(c, f);
+    int64_t n_rows = row_count(&c->in[0]);
     bool grad = output(c, f->dx) || output(c, f->dw);
-    void *packed = packed_bytes(c, f) ? (char *)c->work + logits_bytes(c) : NULL;
-    if (packed) {
-        products p = plan(c, f, 0, chunk);
-        lm_gemm_pack(&p.dx, LM_SIMD_LEVEL, c->par, packed);
+    if (l.packed) {
+        lm_gemm whole = dx_of(c, l.chunk, 0, a->vocab, NULL, t);
+        lm_gemm_pack(&whole, LM_SIMD_LEVEL, c->par, (char *)c->work + l.logits);
     }
-    for (int64_t first = 0; first < n_rows; first += chunk) {
-        int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
-        products p = plan(c, f, first, m);
-        p.dx.b_packed = packed;
-        run_product(c, f, &p.logits);
+    for (int64_t first = 0; first < n_rows; first += l.chunk) {
+        int64_t m = n_rows - first < l.chunk ? n_rows - first : l.chunk;
+        run_product(c, &l, logits_of(c, first, m));
         softmax_job j = { .target = (const int32_t *)c->in[2].data + first,
                           .lse_in = f->lse_in < 0 ? NULL : input(c, f->lse_in, first),
                           .scale = f->scale < 0 ? NULL : input(c, f->scale, first),
@@ -376,8 +466,10 @@ static void run_head(const lm_call *c, const head_form *f)
                           .grad = grad,
                           .cap = (float)a->soft_cap };
         lm_par_for(c->par, m, 4, VF_PICK(softmax_rows, t), &j);
-        run_product(c, f, &p.dx);
-        run_product(c, f, &p.dw);
+        if (output(c, f->dx))
+            run_dx(c, f, &l, first, m);
+        if (output(c, f->dw))
+            run_product(c, &l, dw_of(c, f, first, m));
     }
     const lm_tensor *w = &c->in[1];
     if (output(c, f->dw) && a->vocab < row_count(w) && overwrites(c, a->acc))

@@ -85,7 +85,7 @@ lm_vid lm_b_add_masses(lm_builder *b, int64_t layer, const lm_kv_mass_attr *a, l
  * names. */
 lm_code lm_b_place(lm_builder *b);
 
-/* Mark the parameters that are kept in codes (build.codes, build.frozen_format). */
+/* Mark the parameters that are kept in codes (build.codes, build.frozen_format, build.frozen_embed). */
 lm_code lm_model_keep_codes(lm_model *m, lm_err *e);
 /* Mark the parameters that are kept in codes or panels in `like`, where both have the same ones. */
 lm_code lm_model_keep_like(lm_model *m, const lm_model *like, lm_err *e);

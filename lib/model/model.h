@@ -142,6 +142,8 @@ typedef struct {
     /* Linear weights of layers that do not train, and that the source has in no codes, are encoded to this format when
      * they are loaded, if that is fewer bytes and kernels of the backend read them.  NULL: they are not. */
     const lm_format *frozen_format;
+    /* likewise embedding and output head */
+    const lm_format *frozen_embed;
     /* A model of the same config and backend whose codes and panels this one has, so that both read one store; with the
      * same adapter, or this one without it.  NULL: chosen for this graph. */
     const struct lm_model *like;

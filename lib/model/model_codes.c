@@ -32,26 +32,47 @@ static const lm_format *source_format(const lm_model *m, int i, const lm_st_tens
     return f && (*turned == s->transposed || f->element == st->dtype) ? f : NULL;
 }
 
-/* True if build.frozen_format applies to parameter p: it is a linear weight of a layer of the checkpoint. */
-static bool is_encoded(const lm_model *m, int p)
+/* The readers of a linear weight, and of an embedding or output head. */
+static const lm_op *const linear_readers[] = { &lm_op_linear, &lm_op_linear_dx, NULL };
+static const lm_op *const embed_readers[] = { &lm_op_embed,
+                                              &lm_op_head_stats,
+                                              &lm_op_head_grad,
+                                              &lm_op_head_loss,
+                                              &lm_op_divergence,
+                                              &lm_op_divergence_grad,
+                                              NULL };
+
+/* True if all readers of v are among these operators, inside the layers or outside of them; false without readers. */
+static bool is_read_by(const lm_model *m, lm_vid v, const lm_op *const *ops, bool in_layers)
 {
-    const lm_vid v = m->param[p].value;
     bool read = false;
-    if (!m->build.frozen_format || !m->build.frozen_format->encode)
-        return false;
-    for (int i = 0; i < m->n_slices; i++)
-        if (m->slice[i].param == p && m->slice[i].of_adapter)
-            return false;
     for (size_t k = 0; k < m->graph->n_nodes; k++) {
         const lm_node *n = &m->graph->node[k];
-        for (int i = 0; i < n->n_in; i++)
-            if (n->in[i] == v && n->op == &lm_op_linear && n->layer >= 0 &&
-                n->layer < m->config.layers)
-                read = true;
-            else if (n->in[i] == v && n->op != &lm_op_linear && n->op != &lm_op_linear_dx)
+        for (int i = 0; i < n->n_in; i++) {
+            const lm_op *const *op = ops;
+            if (n->in[i] != v)
+                continue;
+            while (*op && *op != n->op)
+                op++;
+            if (!*op || (n->layer >= 0 && n->layer < m->config.layers) != in_layers)
                 return false;
+            read = true;
+        }
     }
     return read;
+}
+
+/* The format to which parameter p of the checkpoint is encoded; NULL: none. */
+static const lm_format *encoded_format(const lm_model *m, int p)
+{
+    const lm_vid v = m->param[p].value;
+    const lm_format *f = is_read_by(m, v, linear_readers, true)   ? m->build.frozen_format
+                         : is_read_by(m, v, embed_readers, false) ? m->build.frozen_embed
+                                                                  : NULL;
+    for (int i = 0; i < m->n_slices; i++)
+        if (m->slice[i].param == p && m->slice[i].of_adapter)
+            return NULL;
+    return f && f->encode ? f : NULL;
 }
 
 /* The codes of all slices of parameter p, in order: those of the source's tensors, otherwise those in which they are
@@ -64,7 +85,7 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
     const lm_tensor *t = &m->graph->value[param->value].t;
     lm_tensor stored = *t;
     lm_code_rows c = { 0 };
-    bool encoded = is_encoded(m, p);
+    const lm_format *to = encoded_format(m, p);
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *s = &m->slice[i];
         bool turned;
@@ -72,8 +93,8 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
             continue;
         const lm_st_tensor *st = tensor[i];
         const lm_format *f = source_format(m, i, st, &turned);
-        bool made = encoded && (!f || f->element != LM_DTYPE_NONE);
-        f = made ? m->build.frozen_format : f;
+        bool made = to && (!f || f->element != LM_DTYPE_NONE);
+        f = made ? to : f;
         if (t->ndim != 2 || !f || !lm_format_codes(f, t->dim[1]) || c.n == LM_MAX_CODE_RUNS ||
             !are_read(m, param->value, f))
             return (lm_code_rows){ 0 };
@@ -141,7 +162,7 @@ lm_code lm_model_keep_codes(lm_model *m, lm_err *e)
 {
     const lm_st_tensor **tensor = NULL;
     lm_backend *b = m->build.backend;
-    if (!(m->build.codes || m->build.frozen_format) || !b || !b->codes)
+    if (!(m->build.codes || m->build.frozen_format || m->build.frozen_embed) || !b || !b->codes)
         return LM_OK;
     lm_code rc = find_tensors(m, &tensor, e);
     rc = rc ? rc : keep(m, tensor, e);

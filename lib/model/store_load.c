@@ -66,6 +66,7 @@ typedef struct {
 typedef struct {
     const origin *o;
     lm_dtype to;
+    int64_t first; /* element of the tensor that goes to dst */
     uint8_t *dst;
     pthread_mutex_t lock;
     bool failed; /* under lock, with err */
@@ -100,7 +101,8 @@ static void fetch_range(void *ctx, int64_t begin, int64_t end, int worker)
     fetch_job *j = ctx;
     lm_err e = { 0 };
     (void)worker;
-    if (!fetch(j->o, j->to, begin, end - begin, j->dst + (size_t)begin * lm_dtype_size(j->to), &e))
+    if (!fetch(j->o, j->to, j->first + begin, end - begin,
+               j->dst + (size_t)begin * lm_dtype_size(j->to), &e))
         return;
     pthread_mutex_lock(&j->lock);
     if (!j->failed)
@@ -109,17 +111,25 @@ static void fetch_range(void *ctx, int64_t begin, int64_t end, int worker)
     pthread_mutex_unlock(&j->lock);
 }
 
-static lm_code fetch_all(lm_par *par, const origin *o, lm_dtype to, void *dst, lm_err *e)
+/* Elements [first, first + n).  Those of one tensor are asked for in order. */
+static lm_code fetch_part(lm_par *par, const origin *o, lm_dtype to, int64_t first, int64_t n,
+                          void *dst, lm_err *e)
 {
-    fetch_job j = { .o = o, .to = to, .dst = dst };
+    fetch_job j = { .o = o, .to = to, .first = first, .dst = dst };
     if (o->whole && o->dtype == to)
-        return o->read(o->ctx, o->t, 0, dst, lm_plain_bytes(to, o->count), e);
+        return o->read(o->ctx, o->t, (uint64_t)first * lm_dtype_size(to), dst,
+                       lm_plain_bytes(to, n), e);
     pthread_mutex_init(&j.lock, NULL);
-    lm_par_for(o->whole ? NULL : par, o->count, FETCH_GRAIN, fetch_range, &j);
+    lm_par_for(o->whole ? NULL : par, n, FETCH_GRAIN, fetch_range, &j);
     pthread_mutex_destroy(&j.lock);
     if (j.failed)
         *e = j.err;
     return j.failed ? e->code : LM_OK;
+}
+
+static lm_code fetch_all(lm_par *par, const origin *o, lm_dtype to, void *dst, lm_err *e)
+{
+    return fetch_part(par, o, to, 0, o->count, dst, e);
 }
 
 /* ---- one tensor ---- */
@@ -219,9 +229,9 @@ lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err 
 /* Rows of numbers that become codes. */
 typedef struct {
     const lm_format *format;
-    const float *rows;
-    int64_t count, cols;
-    uint8_t *at; /* the planes one behind another */
+    const float *rows;          /* from row `first` of the tensor on */
+    int64_t first, count, cols; /* count: rows of the tensor */
+    uint8_t *at;                /* the planes one behind another */
 } encode_job;
 
 static void encode_range(void *ctx, int64_t begin, int64_t end, int worker)
@@ -232,28 +242,37 @@ static void encode_range(void *ctx, int64_t begin, int64_t end, int worker)
     (void)worker;
     for (int p = 0; p < j->format->n_planes; p++) {
         size_t bytes = lm_plane_bytes(&j->format->plane[p], 1, j->cols);
-        plane[p] = at + (size_t)begin * bytes;
+        plane[p] = at + (size_t)(j->first + begin) * bytes;
         at += (size_t)j->count * bytes;
     }
     j->format->encode(j->format, j->rows + begin * j->cols, end - begin, j->cols, j->cols, plane,
                       NULL);
 }
 
+enum {
+    ENCODE_ELEMENTS = 1 << 22
+}; /* in F32 at a time, where the file has rows as they are wanted */
+
 /* The numbers of a tensor in the file's shape, in F32, as codes of block k. */
 static lm_code bring_encoded(lm_store *s, const lm_store_block *k, const store_piece *p,
                              const origin *o, void *to, lm_err *e)
 {
-    size_t count = (size_t)(p->rows * p->cols), bytes = count * sizeof(float);
+    int64_t some = p->turned ? p->rows : (ENCODE_ELEMENTS + p->cols - 1) / p->cols;
+    some = some < p->rows ? some : p->rows;
+    size_t count = (size_t)(some * p->cols), bytes = count * sizeof(float);
     if (lm_grow(&s->passage.file, &s->passage.file_room, p->turned ? 2 * bytes : bytes, 1,
-                "a tensor", e))
+                "rows of a tensor", e))
         return e->code;
     float *file = (float *)(void *)s->passage.file, *rows = p->turned ? file + count : file;
-    if (fetch_all(s->par, o, LM_DTYPE_F32, file, e))
-        return e->code;
-    if (p->turned)
-        store_transpose(s->par, file, p->cols, p->rows, sizeof(float), rows);
-    encode_job j = { k->format, rows, p->rows, p->cols, to };
-    lm_par_for(s->par, p->rows, 16, encode_range, &j);
+    for (int64_t first = 0, n; first < p->rows; first += n) {
+        n = p->rows - first < some ? p->rows - first : some;
+        if (fetch_part(s->par, o, LM_DTYPE_F32, first * p->cols, n * p->cols, file, e))
+            return e->code;
+        if (p->turned)
+            store_transpose(s->par, file, p->cols, p->rows, sizeof(float), rows);
+        encode_job j = { k->format, rows, first, p->rows, p->cols, to };
+        lm_par_for(s->par, n, 16, encode_range, &j);
+    }
     return LM_OK;
 }
 
@@ -362,7 +381,7 @@ static bool is_encoded(const lm_model *m, const lm_store_block *k, const lm_mode
                        const lm_st_tensor *t)
 {
     bool turned;
-    return k->format == m->build.frozen_format &&
+    return (k->format == m->build.frozen_format || k->format == m->build.frozen_embed) &&
            lm_model_source_format(src, t, &turned) != k->format;
 }
 

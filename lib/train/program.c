@@ -30,6 +30,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .codes = o->build.codes,
                            .codes_space = o->build.codes_space,
                            .frozen_format = o->build.frozen_format,
+                           .frozen_embed = o->build.frozen_embed,
                            .like = mode == LM_MODE_TRAIN ? NULL : p->train };
     return lm_model_build(p->config, &how, out, e);
 }

@@ -26,7 +26,8 @@ typedef struct {
     bool value;   /* lm_build.value of both graphs */
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
-    /* What trains, and how the rest is kept: trainable, ctx, adapt, teacher, recompute, codes, codes_space and frozen_format are read;
+    /* What trains, and how the rest is kept: trainable, ctx, adapt, teacher, recompute, codes, codes_space, frozen_format and frozen_embed are
+     * read;
      * the model of an evaluation is like that which trains. */
     lm_build build;
     lm_states_in states_in;         /* of the optimiser */

@@ -186,6 +186,26 @@ same_from_5() { # NAME OPTION...
     peft-tune --list-methods --json | grep -q '"peft_type":"LORA"'
 }
 
+@test "peft-tune: qlora encodes layers and embedding, and computes activations again; each can be chosen" {
+    plan() { peft-tune --dry-run m "${how[@]}" "$@" 2>/dev/null; }
+    plan --method qlora > q
+    grep -q '^frozen (nf4_dq)' q
+    grep -q '^frozen (q8_0)' q
+    plan --method qlora --embed-format nf4_dq > q4
+    [ "$(grep -c q8_0 q4)" -eq 0 ]
+    plan --method qlora --embed-format f32 | grep -q '^frozen (f32) *8[0-9]\.[0-9] KiB'
+    # the same numbers, whatever is kept of the activations
+    for how_much in none full; do
+        peft-tune -q m qa.jsonl -o $how_much "${how[@]}" --method qlora --steps 3 --recompute $how_much
+    done
+    [ "$(numbers none/adapter_model.safetensors)" = "$(numbers full/adapter_model.safetensors)" ]
+    # an embedding that trains is kept as it is, and is not if that was asked for
+    plan --method qlora --modules-to-save embed_tokens > q
+    [ "$(grep -c q8_0 q)" -eq 0 ]
+    peft-tune --dry-run m "${how[@]}" --modules-to-save embed_tokens --embed-format q8_0 2> err && false
+    grep -q '^peft-tune: --embed-format: nothing here can be kept in q8_0' err
+}
+
 @test "peft-tune: bad input is one line" {
     bad() { # WORDS ARGUMENT...
         local words=$1

@@ -162,6 +162,18 @@ no_temporaries() {
     wait $pid || true
 }
 
+@test "train: --recompute: the same bits in less memory" {
+    "${T[@]}" m0 data -o kept --dtype bf16
+    "${T[@]}" m0 data -o again --dtype bf16 --recompute full
+    same_bits kept again
+    # a run may go on either way
+    "${T[@]}" m0 data -o half --dtype bf16 --recompute full --save-every 4
+    train -q --resume half/step-000004 --recompute none -f -o rest
+    same_bits kept rest
+    bytes() { train llama-5m --dry-run --json "$@" | sed -nE 's/.*"activations and scratch": ([0-9]*).*/\1/p'; }
+    [ "$(bytes --recompute full)" -lt $(($(bytes) / 2)) ]
+}
+
 @test "train: the same bits for any -j" {
     for j in 1 2 3; do "${T[@]}" m0 data -o run$j -j $j --dtype bf16; done
     same_bits run1 run2

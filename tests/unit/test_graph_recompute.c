@@ -121,8 +121,9 @@ static void what_runs_again(void **state)
     check_again(LLAMA, 1, whole_model, "L0 norm linear rope attention linear norm linear swiglu ");
     /* nothing of a layer without backward */
     check_again(LLAMA, 2, second_layer, "L1 norm linear rope attention linear norm linear swiglu ");
-    check_again(GEMMA3, 1, no_vectors,
-                "L0 norm linear head_norm rope attention linear norm norm linear geglu linear norm ");
+    check_again(
+        GEMMA3, 1, no_vectors,
+        "L0 norm linear head_norm rope attention linear norm norm linear geglu linear norm ");
 }
 
 /* Of each layer only its two inputs are kept, the residual stream and the branch to be added to it. */

@@ -15,6 +15,7 @@ enum { K = 512, M = 83 };
 
 /* A matrix in codes: all rows in f, or the last 30 in another format. */
 typedef struct {
+    int64_t rows;
     lm_code_rows codes;
     void *block;
     void *numbers; /* decoded to act */
@@ -79,17 +80,18 @@ static void fill_run(const struct lm_code_run *r)
         to[i] = any_byte((int64_t)(i / row), (int64_t)(i % row), lm_rng_u32(rng, i));
 }
 
-static coded make_coded(const lm_format *f, const lm_format *last, lm_dtype act, bool any)
+static coded make_rows(const lm_format *f, const lm_format *last, int64_t rows, lm_dtype act,
+                       bool any)
 {
-    coded c = { .codes = { .n = 1, .run = { { 0, M, f, NULL } } } };
-    float *x = take(M * K * sizeof *x);
+    coded c = { .rows = rows, .codes = { .n = 1, .run = { { 0, rows, f, NULL } } } };
+    float *x = take((size_t)(rows * K) * sizeof *x);
     lm_rng rng = lm_rng_make(3, "codes", 0);
-    for (uint64_t i = 0; i < M * K; i++)
+    for (uint64_t i = 0; i < (uint64_t)(rows * K); i++)
         x[i] = (float)lm_rng_normal(rng, i);
     if (last) {
         c.codes.n = 2;
-        c.codes.run[0].rows = M - 30;
-        c.codes.run[1] = (struct lm_code_run){ .row = M - 30, .rows = 30, .format = last };
+        c.codes.run[0].rows = rows - 30;
+        c.codes.run[1] = (struct lm_code_run){ .row = rows - 30, .rows = 30, .format = last };
     }
     place_runs(&c);
     for (int i = 0; i < c.codes.n; i++) {
@@ -97,12 +99,17 @@ static coded make_coded(const lm_format *f, const lm_format *last, lm_dtype act,
         if (any)
             fill_run(&c.codes.run[i]);
     }
-    c.numbers = take((size_t)(M * K) * lm_dtype_size(act));
+    c.numbers = take((size_t)(rows * K) * lm_dtype_size(act));
     void *scratch = take(lm_code_rows_scratch(act, K) + 1);
-    lm_code_rows_numbers(&c.codes, 0, M, K, act, NULL, c.numbers, scratch);
+    lm_code_rows_numbers(&c.codes, 0, rows, K, act, NULL, c.numbers, scratch);
     lm_free(scratch);
     lm_free(x);
     return c;
+}
+
+static coded make_coded(const lm_format *f, const lm_format *last, lm_dtype act, bool any)
+{
+    return make_rows(f, last, M, act, any);
 }
 
 static void drop_coded(coded *c)
@@ -122,12 +129,12 @@ static bool equal(lm_dtype t, const void *a, const void *b, int64_t n)
     return true;
 }
 
-/* One call of k with operand `w` in codes, then as numbers: the same bits. */
-static void check_call(const lm_kernel *k, lm_call call, lm_tensor *in, int w, const coded *c,
-                       int threads)
+/* One call of k with operand `w` in codes, then as numbers: the same bits of output y. */
+static void check_output(const lm_kernel *k, lm_call call, lm_tensor *in, int w, int y,
+                         const coded *c, int threads)
 {
     lm_step step = { 0 };
-    size_t bytes = (size_t)lm_tensor_count(&call.out[0]) * lm_dtype_size(call.out[0].dtype);
+    size_t bytes = (size_t)lm_tensor_count(&call.out[y]) * lm_dtype_size(call.out[y].dtype);
     void *got = take(bytes), *want = take(bytes);
     call.par = threads > 1 ? pool_of(threads) : NULL;
     call.step = &step;
@@ -138,15 +145,21 @@ static void check_call(const lm_kernel *k, lm_call call, lm_tensor *in, int w, c
         call.work = take(room + 64);
         void *kept = call.work;
         call.work = (void *)(((uintptr_t)kept + 63) / 64 * 64);
-        call.out[0].data = numbers ? want : got;
+        call.out[y].data = numbers ? want : got;
         k->run(&call);
         lm_free(kept);
     }
-    if (!equal(call.out[0].dtype, got, want, lm_tensor_count(&call.out[0])))
+    if (!equal(call.out[y].dtype, got, want, lm_tensor_count(&call.out[y])))
         fail_msg("%s %s %s of %s, %d threads: other bits", k->op, lm_dtype_name(k->act),
                  lm_cpu_level_name((lm_cpu_level)k->level), c->codes.run[0].format->name, threads);
     lm_free(got);
     lm_free(want);
+}
+
+static void check_call(const lm_kernel *k, lm_call call, lm_tensor *in, int w, const coded *c,
+                       int threads)
+{
+    check_output(k, call, in, w, 0, c, threads);
 }
 
 static double number_of_x(int64_t row, int64_t i)
@@ -202,25 +215,48 @@ static void check_embed(const coded *c, lm_dtype act, int level, int threads)
                threads);
 }
 
-static void check_head(const coded *c, lm_dtype act, int level, int threads)
+/* Of head_stats the losses; of the others the gradients of x. */
+static void check_head(const coded *c, const char *op, lm_dtype act, int level, int threads)
 {
     enum { N = 19 };
-    lm_head_attr attr = { .vocab = M };
+    lm_head_attr attr = { .vocab = c->rows };
     int32_t target[N];
-    lm_tensor in[3] = { { .dtype = act, .ndim = 2, .dim = { N, K } },
-                        { .dtype = act, .ndim = 2, .dim = { M, K } },
-                        { .data = target, .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { N } } };
-    lm_tensor out = { .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { N } };
+    float lse[N], scale[N];
+    lm_tensor in[5] = { { .dtype = act, .ndim = 2, .dim = { N, K } },
+                        { .dtype = act, .ndim = 2, .dim = { c->rows, K } },
+                        { .data = target, .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { N } },
+                        { .data = lse, .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { N } },
+                        { .data = scale, .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { N } } };
+    lm_tensor out[2] = { { .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { N } },
+                         { .dtype = act, .ndim = 2, .dim = { N, K } } };
+    float loss[N];
+    bool grad = !strcmp(op, "head_grad"), both = !strcmp(op, "head_loss");
     in[0].data = take((size_t)(N * K) * lm_dtype_size(act));
     for (int64_t i = 0; i < N * K; i++)
         lm_set(act, in[0].data, i, (double)(i * 7919 % 201 - 100) / 500);
-    for (int i = 0; i < N; i++)
-        target[i] = i * 5 % M;
-    check_call(lm_cpu_kernel("head_stats", act, (lm_cpu_level)level),
-               (lm_call){ .attr = &attr, .in = in, .n_in = 3, .out = &out, .n_out = 1 }, in, 1, c,
-               threads);
+    for (int i = 0; i < N; i++) {
+        target[i] = i * 5 % (int)c->rows;
+        lse[i] = 4;
+        scale[i] = (float)(i + 1) / N;
+    }
+    if (both) {
+        in[3] = in[4];
+        out[0].data = loss;
+    }
+    lm_call call = { .attr = &attr,
+                     .in = in,
+                     .n_in = grad   ? 5
+                             : both ? 4
+                                    : 3,
+                     .out = grad ? &out[1] : out,
+                     .n_out = both ? 2 : 1 };
+    check_output(lm_cpu_kernel(op, act, (lm_cpu_level)level), call, in, 1, both ? 1 : 0, c,
+                 threads);
     lm_free(in[0].data);
 }
+
+static const char *const heads[] = { "head_stats", "head_grad", "head_loss" };
+enum { N_HEADS = sizeof heads / sizeof *heads };
 
 static void check_format(const lm_format *f, const lm_format *last)
 {
@@ -235,7 +271,8 @@ static void check_format(const lm_format *f, const lm_format *last)
                     check_dx(&c, act, level, rows[i], threads);
                 }
                 check_embed(&c, act, level, threads);
-                check_head(&c, act, level, threads);
+                for (int i = 0; i < N_HEADS; i++)
+                    check_head(&c, heads[i], act, level, threads);
             }
         drop_coded(&c);
     }
@@ -335,6 +372,26 @@ static void formats_in_turn(void **state)
     assert_false(lm_format_codes(a, 100)); /* no whole blocks */
 }
 
+/* Gradients of a vocabulary whose products are made in several pieces. */
+static void large_vocabulary(void **state)
+{
+    enum { ROWS = 2 * 8192 + 77 };
+    lm_err e = { 0 };
+    const lm_format *f, *last;
+    (void)state;
+    assert_int_equal(lm_format_find("nf4_dq", NULL, &f, &e), 0);
+    assert_int_equal(lm_format_find("q8_0", NULL, &last, &e), 0);
+    for (int low = 0; low < 2; low++) {
+        lm_dtype act = low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        coded c = make_rows(f, last, ROWS, act, false);
+        for (int level = 1; level <= (int)lm_cpu_detect(); level++)
+            for (int threads = 1; threads <= 3; threads += 2)
+                for (int i = 0; i < N_HEADS; i++)
+                    check_head(&c, heads[i], act, level, threads);
+        drop_coded(&c);
+    }
+}
+
 /* Memory has the size that the formats state. */
 static void sizes(void **state)
 {
@@ -356,8 +413,9 @@ static void sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_format),    cmocka_unit_test(any_bytes), cmocka_unit_test(any_codes),
-        cmocka_unit_test(formats_in_turn), cmocka_unit_test(sizes),
+        cmocka_unit_test(every_format),     cmocka_unit_test(any_bytes),
+        cmocka_unit_test(any_codes),        cmocka_unit_test(formats_in_turn),
+        cmocka_unit_test(large_vocabulary), cmocka_unit_test(sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

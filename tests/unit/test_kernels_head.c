@@ -60,6 +60,18 @@ static void many_chunks(void **state)
     check_case(&k);
 }
 
+/* dx of a large vocabulary is the sum of several products, with dw and without. */
+static void large_vocabulary(void **state)
+{
+    (void)state;
+    lm_head_attr a = { 2 * 8192 + 5, 0, LM_ACC_FIRST, 0 };
+    for (int dw = 0; dw < 2; dw++) {
+        kernel_case k = case_of(&a, 5, 2 * 8192 + 9, 41, true);
+        k.out[2] = mat(dw ? F32 : ABSENT, 2 * 8192 + 9, 41);
+        check_case(&k);
+    }
+}
+
 /* NaN or infinity in one row: its loss is NaN, the losses of the others are unchanged. */
 static void bad_numbers_are_detected(void **state)
 {
@@ -160,7 +172,7 @@ int main(void)
         cmocka_unit_test(all_shapes),   cmocka_unit_test(padding_is_ignored),
         cmocka_unit_test(many_chunks),  cmocka_unit_test(bad_numbers_are_detected),
         cmocka_unit_test(large_logits), cmocka_unit_test(gradients),
-        cmocka_unit_test(halves),
+        cmocka_unit_test(halves),       cmocka_unit_test(large_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

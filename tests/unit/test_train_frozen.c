@@ -42,7 +42,7 @@ static bool is_norm(void *ctx, const char *tensor)
 
 static bool is_coded(const char *tensor)
 {
-    return strstr(tensor, "_proj") != NULL;
+    return strstr(tensor, "_proj") != NULL || strstr(tensor, "embed_tokens") != NULL;
 }
 
 static lm_trainer_opts options(lm_dtype low, const lm_format *f)
@@ -59,10 +59,11 @@ static lm_trainer_opts options(lm_dtype low, const lm_format *f)
                               .eval_every = 2,
                               .eval_batches = 1,
                               .log_every = 1,
-                              .build = { .trainable = is_norm, .frozen_format = f } };
+                              .build = {
+                                  .trainable = is_norm, .frozen_format = f, .frozen_embed = f } };
 }
 
-/* The model whose layers' matrices are the numbers that codes of f stand for. */
+/* The model whose matrices are the numbers that codes of f stand for. */
 static void make_rounded(const lm_format *f, const char *name)
 {
     lm_err e = { 0 };
