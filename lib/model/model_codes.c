@@ -33,7 +33,8 @@ static const lm_format *source_format(const lm_model *m, int i, const lm_st_tens
 }
 
 /* The readers of a linear weight, and of an embedding or output head. */
-static const lm_op *const linear_readers[] = { &lm_op_linear, &lm_op_linear_dx, NULL };
+static const lm_op *const linear_readers[] = { &lm_op_linear, &lm_op_linear_dx, &lm_op_widen,
+                                               NULL };
 static const lm_op *const embed_readers[] = { &lm_op_embed,
                                               &lm_op_head_stats,
                                               &lm_op_head_grad,

@@ -166,10 +166,13 @@ static lm_vid lengths(const lm_attach *a, lm_builder *b, lm_rule *r, const lm_ad
     lm_vid magnitude = lm_b_param(b, 1, &m->out, "%s.lora_magnitude_vector", m->name);
     lm_b_slice(b, m->out, false, LM_INIT_ZEROS, 0, "base_model.model.%s.lora_magnitude_vector",
                m->name); /* the method's start has the numbers */
+    /* in F32, of the numbers that the products read */
     lm_vid w = lm_b_append(b, &lm_op_widen, NULL, &place->w);
+    lm_vid up = lm_b_append(b, &lm_op_widen, NULL, &p->b);
+    lm_vid down = lm_b_append(b, &lm_op_widen, NULL, &p->a);
     if (!lm_b_ok(b))
         return LM_NONE;
-    w = lm_r_add(r, w, scale_of(a, p->m[0]), lm_r_matmul(r, p->b, false, p->a, false));
+    w = lm_r_add(r, w, scale_of(a, p->m[0]), lm_r_matmul(r, up, false, down, false));
     return LM_R_MAP(
         r, "y = where(q, m / sqrt(max(q, 1e-37)), 0)",
         LM_IS("m", lm_r_shape2(r, magnitude, 1, m->out)),
