@@ -3,6 +3,7 @@
  * base. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -88,19 +89,26 @@ static lm_code find_scale(const lm_lora *l, const char *module, int64_t rank, do
 
 /* ---- Tensors of the adapter ---- */
 
+static lm_lora_change *change_named(const lm_lora *l, const char *name)
+{
+    const json_t *at = json_object_get(l->names, name);
+
+    return at ? &l->change[json_integer_value(at)] : NULL;
+}
+
 lm_code lm_lora_change_of(lm_lora *l, const char *name, size_t len, const char *suffix,
                           lm_lora_change **out, lm_err *e)
 {
     char *full = NULL;
     lm_code rc = lm_asprintf(&full, e, "%.*s%s", (int)len, name, suffix);
 
-    for (size_t i = 0; !rc && i < l->n; i++) {
-        if (!strcmp(l->change[i].name, full)) {
-            *out = &l->change[i];
-            lm_free(full);
-            return LM_OK;
-        }
+    l->names = l->names ? l->names : json_object();
+    if (!rc && (*out = change_named(l, full))) {
+        lm_free(full);
+        return LM_OK;
     }
+    if (!rc && (!l->names || json_object_set_new(l->names, full, json_integer((json_int_t)l->n))))
+        rc = lm_fail(e, LM_EFORMAT, l->path, NULL, "a name of a tensor is not UTF-8");
     if (!rc)
         rc = lm_grow(&l->change, &l->cap, l->n + 1, sizeof *l->change, "adapter", e);
     if (rc) {
@@ -204,12 +212,12 @@ static lm_code check_bias(lm_lora *l, lm_lora_change *c, lm_err *e)
     int len = (int)strlen(c->name) - 5;
     bool found = false;
     lm_code rc = lm_asprintf(&weight, e, "%.*s.weight", len, c->name);
+    const lm_lora_change *w = rc ? NULL : change_named(l, weight);
 
-    for (size_t i = 0; !rc && i < l->n && !found; i++) {
-        const lm_lora_change *w = &l->change[i];
+    if (w) {
         char module[512];
 
-        found = w->a && !strcmp(w->name, weight);
+        found = w->a != NULL;
         snprintf(module, sizeof module, "%.*s", len < 511 ? len : 511, c->name);
         if (found)
             rc = find_scale(l, module, w->a->dim[0], &c->scale, e);
@@ -345,6 +353,8 @@ void lm_lora_close(lm_lora *l)
         lm_free(l->change[i].kept);
     }
     lm_free(l->change);
+    lm_free(l->sorted);
+    json_decref(l->names);
     lm_tune_folder_close(l->folder);
     lm_tune_bases_fini(&l->bases);
     lm_free(l->base);
@@ -398,6 +408,37 @@ static bool fits(const lm_lora_change *c)
            t->dim[turned ? 0 : 1] == c->a->dim[1];
 }
 
+static int compare(const void *x, const void *y)
+{
+    return (uintptr_t)x < (uintptr_t)y ? -1 : x != y;
+}
+
+static int by_tensor(const void *x, const void *y)
+{
+    return compare((*(const lm_lora_change *const *)x)->base,
+                   (*(const lm_lora_change *const *)y)->base);
+}
+
+static int to_tensor(const void *t, const void *y)
+{
+    return compare(t, (*(const lm_lora_change *const *)y)->base);
+}
+
+static lm_code sort_changes(lm_lora *l, lm_err *e)
+{
+    lm_code rc = lm_alloc_n(&l->sorted, l->n, sizeof *l->sorted, "adapter", e);
+
+    for (size_t i = 0; !rc && i < l->n; i++)
+        l->sorted[i] = &l->change[i];
+    if (!rc && l->n)
+        qsort(l->sorted, l->n, sizeof *l->sorted, by_tensor);
+    for (size_t i = 1; !rc && i < l->n; i++)
+        if (l->sorted[i]->base && l->sorted[i]->base == l->sorted[i - 1]->base)
+            rc = lm_fail(e, LM_EFORMAT, l->path, NULL, "'%.100s' and '%.100s' are the same tensor",
+                         l->sorted[i - 1]->name, l->sorted[i]->name);
+    return rc;
+}
+
 lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e)
 {
     lm_code rc = l->tuned ? lm_lora_bind_parts(l, base, e) : LM_OK;
@@ -423,15 +464,15 @@ lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor
                            "it does not fit the shape of '%s' in %.80s", lm_st_show(c->name, show),
                            lm_model_source_path(base));
     }
-    return LM_OK;
+    return sort_changes(l, e);
 }
 
 const lm_lora_change *lm_lora_change_on(const lm_lora *l, const lm_st_tensor *t)
 {
-    for (size_t i = 0; i < l->n; i++)
-        if (l->change[i].base == t)
-            return &l->change[i];
-    return NULL;
+    const lm_lora_change **at =
+        l->sorted ? bsearch(t, l->sorted, l->n, sizeof *l->sorted, to_tensor) : NULL;
+
+    return at ? *at : NULL;
 }
 
 lm_lora_effect lm_lora_effect_on(const lm_lora *l, const lm_st_tensor *t)

@@ -42,6 +42,8 @@ struct lm_lora {
     const lm_model_source *model; /* the base, for those that read two of its tensors at once */
     lm_lora_change *change;
     size_t n, cap;
+    json_t *names;                 /* of changes: their numbers */
+    const lm_lora_change **sorted; /* by the address of the base's tensor; made by bind */
     bool transposed, dora, untied, tuned;
 };
 

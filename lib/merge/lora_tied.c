@@ -94,7 +94,7 @@ bool lm_lora_unties(const lm_lora *l)
 
 const lm_st_tensor *lm_lora_own(const lm_lora *l, const char *name)
 {
-    for (size_t i = 0; i < l->n; i++)
+    for (size_t i = 0; l->untied && i < l->n; i++)
         if (l->change[i].own && !strcmp(l->change[i].own, name))
             return l->change[i].whole;
     return NULL;

@@ -15,7 +15,9 @@
 
 const lm_st_tensor *lm_plan_tied_to(const lm_merge_model *m)
 {
-    for (size_t i = 0; lm_plan_says_tied(m) && i < lm_model_source_count(m->source); i++)
+    bool tied = lm_plan_says_tied(m); /* which reads all names */
+
+    for (size_t i = 0; tied && i < lm_model_source_count(m->source); i++)
         if (lm_name_is_embedding(lm_model_source_at(m->source, i)->name))
             return lm_model_source_at(m->source, i);
     return NULL;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c -- which modules a configuration means, and the values that it gives each of them. */
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <ctype.h>
 #include <math.h>
 #include <pcre2.h>
 #include <stdio.h>
@@ -271,6 +272,20 @@ lm_code lm_tune_choose(const lm_tune_bases *b, const lm_tune_method *t, const js
 
 /* ---- Values ---- */
 
+/* A pattern of name characters and dots, which match any: `name` ends with it behind a dot, or is it.  False for others. */
+static bool plain_end(const char *pattern, const char *name, bool *hit)
+{
+    size_t n = strlen(name), k = strlen(pattern);
+
+    for (size_t i = 0; i < k; i++)
+        if (!isalnum((unsigned char)pattern[i]) && !strchr("._-", pattern[i]))
+            return false;
+    *hit = k && k <= n && (k == n || name[n - k - 1] == '.');
+    for (size_t i = 0; *hit && i < k; i++)
+        *hit = pattern[i] == '.' || pattern[i] == name[n - k + i];
+    return k != 0;
+}
+
 lm_code lm_tune_pattern(const json_t *map, const char *module, double *out, const char *where,
                         lm_err *e)
 {
@@ -280,7 +295,9 @@ lm_code lm_tune_pattern(const json_t *map, const char *module, double *out, cons
     json_object_foreach((json_t *)(uintptr_t)map, key, v)
     {
         bool hit = false;
-        lm_code rc = match("(?:.*\\.)?(?:%s)$", key, module, where, &hit, NULL, e);
+        lm_code rc = plain_end(key, module, &hit)
+                         ? LM_OK
+                         : match("(?:.*\\.)?(?:%s)$", key, module, where, &hit, NULL, e);
 
         if (rc)
             return rc;

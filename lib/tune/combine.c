@@ -16,14 +16,6 @@ typedef struct {
     double *left, *right; /* [out,all], [all,in]: w s B, A side by side */
 } stack;
 
-static const lm_tune_part *part_of(const lm_tune_folder *f, const lm_tune_base *b)
-{
-    for (size_t i = 0; i < lm_tune_folder_parts(f); i++)
-        if (!strcmp(lm_tune_folder_part(f, i)->base->name, b->name))
-            return lm_tune_folder_part(f, i);
-    return NULL;
-}
-
 static lm_code rank_of(const lm_tune_folder *f, const lm_tune_part *p, int64_t *rank, lm_err *e)
 {
     const lm_tune_method *t = p->method;
@@ -70,7 +62,7 @@ static lm_code fill(stack *k, lm_tune_folder *const *f, const double *weight, in
     lm_code rc = LM_OK;
 
     for (int i = 0; !rc && i < n; i++) {
-        const lm_tune_part *p = part_of(f[i], b);
+        const lm_tune_part *p = lm_tune_folder_part_of(f[i], b->name);
         int64_t rank = 0;
         double s, root;
 
@@ -115,7 +107,7 @@ static lm_code combine_one(lm_lora_set *s, lm_tune_folder *const *f, const doubl
     lm_code rc = LM_OK;
 
     for (int i = 0; !rc && i < n; i++) {
-        const lm_tune_part *p = part_of(f[i], first->base);
+        const lm_tune_part *p = lm_tune_folder_part_of(f[i], first->base->name);
         int64_t rank = 0;
 
         if (!p)
@@ -157,7 +149,7 @@ lm_code lm_tune_combine(lm_tune_folder *const *f, const double *weight, int n,
             bool seen = false;
 
             for (int j = 0; j < i && !seen; j++)
-                seen = part_of(f[j], p->base) != NULL;
+                seen = lm_tune_folder_part_of(f[j], p->base->name) != NULL;
             if (!seen)
                 rc = combine_one(&s, f, weight, n, how, p, e);
         }

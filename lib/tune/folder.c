@@ -198,10 +198,6 @@ void lm_tune_folder_close(lm_tune_folder *f)
 {
     if (!f)
         return;
-    for (size_t i = 0; i < f->n_parts; i++) {
-        lm_free(f->part[i].tensor);
-        lm_free(f->part[i].file);
-    }
     lm_free(f->part);
     lm_free(f->whole);
     lm_free(f->level);

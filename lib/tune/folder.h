@@ -57,6 +57,8 @@ bool lm_tune_folder_is(const char *path, const lm_bundle_opts *o);
 lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_err *e);
 size_t lm_tune_folder_parts(const lm_tune_folder *f);
 const lm_tune_part *lm_tune_folder_part(const lm_tune_folder *f, size_t i);
+/* The part of the folder's method that changes this module; NULL: none. */
+const lm_tune_part *lm_tune_folder_part_of(const lm_tune_folder *f, const char *module);
 size_t lm_tune_folder_wholes(const lm_tune_folder *f);
 const lm_tune_whole *lm_tune_folder_whole(const lm_tune_folder *f, size_t i);
 /* Parameters of experts that it changes (target_parameters): those of a module side by side, the innermost first. */

@@ -26,20 +26,20 @@ static const char *own_part(const lm_tune_method *t, const char *name)
 static lm_code part_of(lm_tune_folder *f, const lm_tune_base *b, const lm_tune_method *t,
                        lm_tune_part **out, lm_err *e)
 {
+    size_t *at = &f->part_at[t != f->method][b - f->bases->at];
     lm_tune_part *p;
     lm_code rc;
 
-    for (size_t i = 0; i < f->n_parts; i++)
-        if (f->part[i].base == b && f->part[i].method == t) {
-            *out = &f->part[i];
-            return LM_OK;
-        }
+    if (*at) {
+        *out = &f->part[*at - 1];
+        return LM_OK;
+    }
     rc = lm_grow(&f->part, &f->cap_parts, f->n_parts + 1, sizeof *f->part, "adapter", e);
     if (rc)
         return rc;
     p = *out = &f->part[f->n_parts];
     *p = (lm_tune_part){ .base = b, .method = t };
-    f->n_parts++;
+    *at = ++f->n_parts;
     p->module = (lm_tune_module){ .name = b->name,
                                   .out = b->out,
                                   .in = b->in,
@@ -191,10 +191,11 @@ static const lm_st_tensor *tensor_of(const lm_tune_folder *f, const lm_tune_part
         snprintf(name, sizeof name, "%s%s", all_prefix, t->suffix);
         return look_up(f, name);
     }
-    for (size_t k = 0; k < lm_st_count(f->st); k++) {
-        size_t n = strlen(t->suffix);
+    size_t m = (size_t)(p->base - f->bases->at);
+    for (size_t at = f->first[m]; at < f->first[m + 1]; at++) {
+        size_t n = strlen(t->suffix), k = f->order[at];
 
-        if (f->of[k] == p->base && !strncmp(f->own[k], t->suffix, n) &&
+        if (!strncmp(f->own[k], t->suffix, n) &&
             (!f->own[k][n] || !strcmp(f->own[k] + n, ".weight")))
             return lm_st_at(f->st, k);
     }
@@ -237,7 +238,8 @@ static lm_code check_shape(const lm_tune_folder *f, const lm_tune_tensor *t, con
 
 /* Of a part: its values, its tensors, and those of the file; used[k] is set for tensor k of the
  * file. */
-static lm_code bind_part(lm_tune_folder *f, lm_tune_part *p, bool *used, lm_err *e)
+static lm_code bind_part(lm_tune_folder *f, lm_tune_part *p, lm_tune_tensor *room, bool *used,
+                         lm_err *e)
 {
     double *values = NULL;
     int n_values = 0;
@@ -246,12 +248,15 @@ static lm_code bind_part(lm_tune_folder *f, lm_tune_part *p, bool *used, lm_err 
     while (p->method->hyper[n_values].name)
         n_values++;
     rc = lm_arena_alloc(f->arena, &values, (size_t)n_values + 1, sizeof *values, e);
-    rc = rc ? rc : lm_alloc_n(&p->tensor, LM_TUNE_TENSORS, sizeof *p->tensor, "adapter", e);
-    rc = rc ? rc : lm_alloc_n(&p->file, LM_TUNE_TENSORS, sizeof *p->file, "adapter", e);
     rc = rc ? rc
             : lm_tune_read_hyper(p->method, p->module.config, p->module.name, f->path, values, e);
     p->module.hyper = values;
-    rc = rc ? rc : p->method->tensors(&p->module, p->tensor, &p->n, e);
+    memset(room, 0, LM_TUNE_TENSORS * sizeof *room);
+    rc = rc ? rc : p->method->tensors(&p->module, room, &p->n, e);
+    rc = rc ? rc : lm_arena_alloc(f->arena, &p->tensor, (size_t)p->n + 1, sizeof *p->tensor, e);
+    rc = rc ? rc : lm_arena_alloc(f->arena, &p->file, (size_t)p->n + 1, sizeof *p->file, e);
+    if (!rc)
+        memcpy(p->tensor, room, (size_t)p->n * sizeof *room);
     for (int i = 0; !rc && i < p->n; i++) {
         const lm_tune_tensor *t = &p->tensor[i];
 
@@ -268,9 +273,7 @@ static lm_code bind_part(lm_tune_folder *f, lm_tune_part *p, bool *used, lm_err 
             if (t->dim[k] == LM_TUNE_ANY)
                 p->tensor[i].dim[k] = p->file[i]->dim[k];
         rc = check_shape(f, t, p->file[i], e);
-        for (size_t k = 0; k < lm_st_count(f->st); k++)
-            if (lm_st_at(f->st, k) == p->file[i])
-                used[k] = true;
+        used[p->file[i] - lm_st_at(f->st, 0)] = true;
     }
     return rc;
 }
@@ -285,25 +288,60 @@ static void place_parts(lm_tune_folder *f)
         in = f->part[i].module.in > in ? f->part[i].module.in : in;
     }
     for (size_t k = 0; k < f->bases->n; k++)
-        for (size_t i = 0; i < f->n_parts; i++)
-            if (f->part[i].base == &f->bases->at[k]) {
-                f->part[i].module.most_out = out;
-                f->part[i].module.most_in = in;
-                f->part[i].module.place = place++;
-                f->part[i].module.places = (int64_t)f->n_parts;
+        for (int i = 0; i < 2; i++)
+            if (f->part_at[i][k]) {
+                lm_tune_module *m = &f->part[f->part_at[i][k] - 1].module;
+
+                m->most_out = out;
+                m->most_in = in;
+                m->place = place++;
+                m->places = (int64_t)f->n_parts;
             }
+}
+
+/* Tensors by their modules, those of a module in the order of the file. */
+static void order_tensors(lm_tune_folder *f)
+{
+    size_t n = lm_st_count(f->st), m = f->bases->n;
+
+    for (size_t k = 0; k < n; k++)
+        if (f->of[k])
+            f->first[f->of[k] - f->bases->at + 1]++;
+    for (size_t i = 0; i < m; i++)
+        f->first[i + 1] += f->first[i];
+    size_t all = f->first[m];
+    for (size_t k = n; k-- > 0;) /* from its end, each module fills its own */
+        if (f->of[k])
+            f->order[--f->first[f->of[k] - f->bases->at + 1]] = k;
+    for (size_t i = 0; i < m; i++) /* the beginnings are one place too far */
+        f->first[i] = f->first[i + 1];
+    f->first[m] = all;
+}
+
+static lm_code make_room(lm_tune_folder *f, lm_err *e)
+{
+    size_t n = lm_st_count(f->st), m = f->bases->n;
+    lm_code rc = lm_arena_alloc(f->arena, &f->of, n, sizeof *f->of, e);
+
+    rc = rc ? rc : lm_arena_alloc(f->arena, &f->own, n, sizeof *f->own, e);
+    rc = rc ? rc : lm_arena_alloc(f->arena, &f->order, n + 1, sizeof *f->order, e);
+    rc = rc ? rc : lm_arena_alloc(f->arena, &f->first, m + 1, sizeof *f->first, e);
+    for (int i = 0; !rc && i < 2; i++)
+        rc = lm_arena_alloc(f->arena, &f->part_at[i], m + 1, sizeof *f->part_at[i], e);
+    return rc;
 }
 
 lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_err *e)
 {
     size_t n = lm_st_count(f->st);
     bool *used = NULL;
+    lm_tune_tensor *room = NULL;
     char show[LM_ST_SHOWN];
     lm_code rc = lm_alloc_n(&used, n, sizeof *used, "adapter", e);
 
+    rc = rc ? rc : lm_alloc_n(&room, LM_TUNE_TENSORS, sizeof *room, "adapter", e);
     f->bases = bases;
-    rc = rc ? rc : lm_arena_alloc(f->arena, &f->of, n, sizeof *f->of, e);
-    rc = rc ? rc : lm_arena_alloc(f->arena, &f->own, n, sizeof *f->own, e);
+    rc = rc ? rc : make_room(f, e);
     rc = rc ? rc : lm_tune_folder_check_targets(f, e);
     for (size_t i = 0; !rc && i < n; i++)
         rc = sort_tensor(f, i, e);
@@ -313,14 +351,14 @@ lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_er
                      "%s holds no tensors of modules: they are drawn from a seed, in a way that is "
                      "not reproduced",
                      lm_tune_weights_file);
-    if (!rc)
+    if (!rc) {
+        order_tensors(f);
         place_parts(f);
+    }
     for (size_t i = 0; !rc && i < f->n_parts; i++)
-        rc = bind_part(f, &f->part[i], used, e);
+        rc = bind_part(f, &f->part[i], room, used, e);
     for (size_t i = 0; !rc && i < f->n_wholes; i++)
-        for (size_t k = 0; k < n; k++)
-            if (lm_st_at(f->st, k) == f->whole[i].file)
-                used[k] = true;
+        used[f->whole[i].file - lm_st_at(f->st, 0)] = true;
     for (size_t i = 0; !rc && i < f->n_params; i++)
         used[f->param[i].a - lm_st_at(f->st, 0)] = used[f->param[i].b - lm_st_at(f->st, 0)] = true;
     for (size_t k = 0; !rc && k < n; k++)
@@ -329,7 +367,16 @@ lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_er
                          "tensor '%s' is not one of %s", lm_st_show(lm_st_at(f->st, k)->name, show),
                          f->method->peft_type);
     lm_free(used);
+    lm_free(room);
     return rc;
+}
+
+const lm_tune_part *lm_tune_folder_part_of(const lm_tune_folder *f, const char *module)
+{
+    const lm_tune_base *b = lm_tune_base_find(f->bases, module, strlen(module));
+    size_t at = b ? f->part_at[0][b - f->bases->at] : 0;
+
+    return at ? &f->part[at - 1] : NULL;
 }
 
 lm_code lm_tune_folder_load(const lm_tune_folder *f, const lm_tune_part *p, int i, double *out,

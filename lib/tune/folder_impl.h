@@ -23,9 +23,13 @@ struct lm_tune_folder {
     /* Of each tensor of the file: its module, and the method's part of its name; NULL: neither. */
     const lm_tune_base **of;
     const char **own;
+    /* The tensors of module m of the base: those at order[first[m]] to order[first[m + 1] - 1] of the file. */
+    size_t *first, *order;
     lm_tune_part *part;
     size_t n_parts, cap_parts;
-    json_t *tokens; /* made configurations of parts of tokens */
+    size_t
+        *part_at[2]; /* of each module of the base 1 + its part of the method, of tokens; 0: none */
+    json_t *tokens;  /* made configurations of parts of tokens */
     lm_tune_whole *whole;
     size_t n_wholes, cap_wholes;
     lm_tune_level *level;

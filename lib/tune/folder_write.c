@@ -177,20 +177,35 @@ static lm_code plan_tensors(const lm_tune_saved *t, size_t n, lm_st_plan **out, 
     return rc;
 }
 
-/* Ends the writer. */
-static lm_code fill(lm_st_writer *w, const lm_tune_saved *t, lm_err *e)
+static int by_tensor(const void *a, const void *b)
 {
-    lm_code rc = LM_OK;
+    return strcmp((*(const lm_tune_saved *const *)a)->name,
+                  (*(const lm_tune_saved *const *)b)->name);
+}
 
+static int to_tensor(const void *name, const void *b)
+{
+    return strcmp(name, (*(const lm_tune_saved *const *)b)->name);
+}
+
+/* Ends the writer. */
+static lm_code fill(lm_st_writer *w, const lm_tune_saved *t, size_t n, lm_err *e)
+{
+    const lm_tune_saved **sorted = NULL;
+    lm_code rc = lm_alloc_n(&sorted, n, sizeof *sorted, "an adapter", e);
+
+    for (size_t i = 0; !rc && i < n; i++)
+        sorted[i] = &t[i];
+    if (!rc && n)
+        qsort(sorted, n, sizeof *sorted, by_tensor);
     for (const lm_st_tensor *next; !rc && (next = lm_st_next(w));) {
-        size_t i = 0;
+        const lm_tune_saved *const *at = bsearch(next->name, sorted, n, sizeof *sorted, to_tensor);
 
-        while (strcmp(t[i].name, next->name) != 0)
-            i++;
-        rc = lm_st_write(w, t[i].data, (size_t)next->bytes, e);
+        rc = lm_st_write(w, (*at)->data, (size_t)next->bytes, e);
         if (!rc && !next->bytes)
             break;
     }
+    lm_free(sorted);
     if (!rc)
         return lm_st_commit(w, e);
     lm_st_drop(w);
@@ -204,7 +219,7 @@ static lm_code write_tensors(const char *path, const lm_tune_saved *t, size_t n,
     lm_code rc = plan_tensors(t, n, &plan, e);
 
     rc = rc ? rc : lm_st_create(path, true, plan, &w, e);
-    rc = rc ? rc : fill(w, t, e);
+    rc = rc ? rc : fill(w, t, n, e);
     lm_st_plan_free(plan);
     return rc;
 }
@@ -221,7 +236,7 @@ lm_code lm_tune_tensors_bytes(const lm_tune_saved *t, size_t n, lm_buf *out, lm_
     lm_code rc = plan_tensors(t, n, &plan, e);
 
     rc = rc ? rc : lm_st_create_on(add_bytes, out, lm_tune_weights_file, plan, &w, e);
-    rc = rc ? rc : fill(w, t, e);
+    rc = rc ? rc : fill(w, t, n, e);
     lm_st_plan_free(plan);
     return rc;
 }

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -150,26 +151,37 @@ lm_code lm_lora_set_split(lm_lora_set *s, const lm_tune_module *m, const double 
     return rc;
 }
 
-/* The rank that most modules have. */
-static int64_t usual_rank(const lm_lora_set *s)
+static int by_value(const void *x, const void *y)
 {
-    const char *key, *other;
-    json_t *v, *w;
-    int64_t best = 0, most = 0;
+    int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;
 
-    json_object_foreach(s->ranks, key, v)
-    {
-        int64_t n = 0;
+    return a < b ? -1 : a > b;
+}
 
-        if (json_integer_value(v) == best)
-            continue;
-        json_object_foreach(s->ranks, other, w) n += json_integer_value(w) == json_integer_value(v);
-        if (n > most) {
-            most = n;
-            best = json_integer_value(v);
+/* The rank that most modules have. */
+static lm_code usual_rank(const lm_lora_set *s, int64_t *out, lm_err *e)
+{
+    size_t n = 0, most = 0, same = 0;
+    int64_t *rank = NULL;
+    const char *key;
+    json_t *v;
+    lm_code rc = lm_alloc_n(&rank, json_object_size(s->ranks), sizeof *rank, "an adapter", e);
+
+    *out = 1;
+    if (rc)
+        return rc;
+    json_object_foreach(s->ranks, key, v) rank[n++] = json_integer_value(v);
+    if (n)
+        qsort(rank, n, sizeof *rank, by_value);
+    for (size_t i = 0; i < n; i++) {
+        same = i && rank[i] == rank[i - 1] ? same + 1 : 1;
+        if (same > most) {
+            most = same;
+            *out = rank[i];
         }
     }
-    return best ? best : 1;
+    lm_free(rank);
+    return LM_OK;
 }
 
 /* Modules whose rank is another one. */
@@ -185,9 +197,11 @@ static json_t *other_ranks(const lm_lora_set *s, int64_t usual)
 
 lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out, lm_err *e)
 {
-    int64_t usual = usual_rank(s);
+    int64_t usual;
     json_t *c = *out = NULL;
-    lm_code rc = lm_tune_config_new(lm_tune_method_of("LORA"), base, &c, e);
+    lm_code rc = usual_rank(s, &usual, e);
+
+    rc = rc ? rc : lm_tune_config_new(lm_tune_method_of("LORA"), base, &c, e);
 
     if (!rc && !s->report->modules)
         rc = lm_fail(e, LM_EUSAGE, "an adapter", NULL, "no module changes");

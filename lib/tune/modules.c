@@ -103,6 +103,25 @@ static int by_place(const void *x, const void *y)
     return a->part != b->part ? (a->part < b->part ? -1 : 1) : strcmp(a->name, b->name);
 }
 
+static int by_name(const void *x, const void *y)
+{
+    const lm_tune_base *a = *(const lm_tune_base *const *)x, *b = *(const lm_tune_base *const *)y;
+    int c = strcmp(lm_arch_rootless(a->name), lm_arch_rootless(b->name));
+
+    return c ? c : a < b ? -1 : 1;
+}
+
+static lm_code index_names(lm_tune_bases *b, lm_err *e)
+{
+    lm_code rc = lm_alloc_n(&b->by_name, b->n, sizeof *b->by_name, "modules", e);
+
+    for (size_t i = 0; !rc && i < b->n; i++)
+        b->by_name[i] = &b->at[i];
+    if (!rc && b->n)
+        qsort(b->by_name, b->n, sizeof *b->by_name, by_name);
+    return rc;
+}
+
 lm_code lm_tune_bases_read(const lm_model_source *base, bool turned, lm_tune_bases *out, lm_err *e)
 {
     const lm_arch *a = lm_arch_of(lm_model_source_config(base));
@@ -117,6 +136,7 @@ lm_code lm_tune_bases_read(const lm_model_source *base, bool turned, lm_tune_bas
         out->at[i].part = part_of(a, out->at[i].weight);
     if (!rc && a)
         qsort(out->at, out->n, sizeof *out->at, by_place);
+    rc = rc ? rc : index_names(out, e);
     if (rc)
         lm_tune_bases_fini(out);
     return rc;
@@ -125,6 +145,7 @@ lm_code lm_tune_bases_read(const lm_model_source *base, bool turned, lm_tune_bas
 void lm_tune_bases_fini(lm_tune_bases *b)
 {
     lm_free(b->at);
+    lm_free(b->by_name);
     lm_free(b->path);
     lm_arena_free(b->arena);
     *b = (lm_tune_bases){ 0 };
@@ -133,15 +154,20 @@ void lm_tune_bases_fini(lm_tune_bases *b)
 const lm_tune_base *lm_tune_base_find(const lm_tune_bases *b, const char *name, size_t len)
 {
     const char *rest = lm_arch_rootless(name);
-    size_t cut = (size_t)(rest - name), n = len > cut ? len - cut : 0;
+    size_t cut = (size_t)(rest - name), n = len > cut ? len - cut : 0, low = 0, high = b->n;
 
-    for (size_t i = 0; n && i < b->n; i++) {
-        const char *mine = lm_arch_rootless(b->at[i].name);
+    while (n && low < high) { /* the first that is not less */
+        size_t mid = low + (high - low) / 2;
 
-        if (!strncmp(mine, rest, n) && !mine[n])
-            return &b->at[i];
+        if (strncmp(lm_arch_rootless(b->by_name[mid]->name), rest, n) < 0)
+            low = mid + 1;
+        else
+            high = mid;
     }
-    return NULL;
+    if (!n || low == b->n)
+        return NULL;
+    const char *mine = lm_arch_rootless(b->by_name[low]->name);
+    return !strncmp(mine, rest, n) && !mine[n] ? b->by_name[low] : NULL;
 }
 
 const lm_st_tensor *lm_tune_tensor_find(const lm_model_source *base, const char *name)

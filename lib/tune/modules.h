@@ -26,6 +26,7 @@ typedef struct {
 typedef struct {
     lm_tune_base *at;
     size_t n, cap;
+    const lm_tune_base **by_name; /* in the order of their names without the architecture's root */
     lm_arena *arena;
     const json_t *config;          /* of the model; borrowed */
     const lm_model_source *source; /* the model; borrowed */

@@ -461,6 +461,89 @@ static void folders(void **state)
     assert_non_null(strstr(e.what, "is not a change of weights"));
 }
 
+/* Keys of rank_pattern: ends of names behind a dot, or regular expressions, whose dots match anything; the first that fits. */
+static void patterns(void **state)
+{
+    static const struct {
+        const char *map, *module;
+        double want; /* 0: none */
+    } cases[] = {
+        { "{\"q_proj\": 3}", "model.layers.1.self_attn.q_proj", 3 },
+        { "{\"q_proj\": 3}", "q_proj", 3 },
+        { "{\"q_proj\": 3}", "model.xq_proj", 0 },
+        { "{\"q_proj\": 3}", "model.q_proj.x", 0 },
+        { "{\"attn.q_proj\": 3}", "model.self_attn.q_proj", 0 },
+        { "{\"self_attn.q_proj\": 3}", "model.self_attn.q_proj", 3 },
+        { "{\"self.attn.q_proj\": 3}", "model.self_attn.q_proj", 3 },
+        { "{\"layers.1.q_proj\": 3, \"q_proj\": 5}", "layers.11.q_proj", 5 },
+        { "{\"q_proj\": 5, \"layers.1.q_proj\": 3}", "layers.1.q_proj", 5 },
+        { "{\"[qk]_proj\": 3}", "layers.1.k_proj", 3 },
+        { "{\".*layers.1.*q_proj\": 3}", "model.layers.1.self_attn.q_proj", 3 },
+        { "{\"\": 3}", "model.q_proj", 0 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *map = json_loads(cases[i].map, 0, NULL);
+        double got = 0;
+        lm_err e = { 0 };
+        assert_int_equal(lm_tune_pattern(map, cases[i].module, &got, "a", &e), LM_OK);
+        if (got != cases[i].want)
+            fail_msg("%s on %s: %g", cases[i].map, cases[i].module, got);
+        json_decref(map);
+    }
+}
+
+/* Tensors of many modules, in an order of their own in the file, each to its module; names with and without the root. */
+static void binds_many(void **state)
+{
+    enum { LAYERS = 40 };
+    static float v[2 * LAYERS][2 * ROWS];
+    lm_tune_saved t[2 * LAYERS] = { 0 };
+    char name[2 * LAYERS][96];
+    const mm_shape shape = { .layers = LAYERS };
+    lm_model_source *s = NULL;
+    lm_tune_bases b = { 0 };
+    lm_tune_folder *f = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("m", 1, &shape);
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        int layer = i / 2 * 7 % LAYERS;
+        snprintf(name[i], sizeof name[i], "base_model.model.%slayers.%d.mlp.up_proj.lora_%c.weight",
+                 i % 3 ? "model." : "", layer, 'A' + i % 2);
+        t[i] = (lm_tune_saved){
+            name[i], LM_DTYPE_F32, 2, { i % 2 ? ROWS : 2, i % 2 ? 2 : COLS }, v[i]
+        };
+        v[i][0] = (float)(2 * layer + i % 2);
+    }
+    json_t *c = json_loads("{\"peft_type\": \"LORA\", \"r\": 2}", 0, NULL);
+    mkdir("a", 0777);
+    assert_int_equal(lm_tune_folder_write("a", c, t, 2 * LAYERS, &e), LM_OK);
+    assert_int_equal(lm_model_source_open("m", NULL, &s, &e), LM_OK);
+    assert_int_equal(lm_tune_bases_read(s, false, &b, &e), LM_OK);
+    assert_int_equal(lm_tune_folder_open("a", NULL, &f, &e), LM_OK);
+    assert_int_equal(lm_tune_folder_bind(f, &b, &e), LM_OK);
+    assert_int_equal(lm_tune_folder_parts(f), LAYERS);
+    for (int l = 0; l < LAYERS; l++) {
+        double got[2 * ROWS];
+        snprintf(name[0], sizeof name[0], "model.layers.%d.mlp.up_proj", l);
+        const lm_tune_part *p = lm_tune_folder_part_of(f, name[0]);
+        assert_non_null(p);
+        assert_string_equal(p->module.name, name[0]);
+        assert_int_equal(p->module.place, l);
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(lm_tune_folder_load(f, p, k, got, &e), LM_OK);
+            assert_true(got[0] == 2 * l + k);
+        }
+    }
+    lm_tune_folder_close(f);
+    lm_tune_bases_fini(&b);
+    lm_model_source_close(s);
+    json_decref(c);
+}
+
 /* Files with bytes changed at random are read, or refused with one line. */
 static void damaged_folders(void **state)
 {
@@ -567,6 +650,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(choices, mm_enter, mm_leave),
         cmocka_unit_test(config_text),
         cmocka_unit_test_setup_teardown(folders, mm_enter, mm_leave),
+        cmocka_unit_test(patterns),
+        cmocka_unit_test_setup_teardown(binds_many, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(damaged_folders, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(converts, mm_enter, mm_leave),
     };
