@@ -79,6 +79,8 @@ typedef struct lm_adapt {
     lm_vid (*heads)(void *ctx, lm_builder *b, const lm_adapt_heads *place);
     /* The head's matrix, place->w [V,C]: returns the value that takes its place, or LM_NONE. */
     lm_vid (*head)(void *ctx, lm_builder *b, const lm_adapt_linear *place);
+    /* In generation: what goes on in place of y [N,V] F32, the logits of the rows place->x, or LM_NONE. */
+    lm_vid (*logits)(void *ctx, lm_builder *b, const lm_adapt_linear *place, lm_vid y);
     /* The name, in lm_b_arena, of a tensor of the checkpoint that trains beside the adapter in its file; NULL: by the rule of
      * lm_model_saved. */
     const char *(*saved)(void *ctx, lm_builder *b, const char *tensor);

@@ -239,18 +239,20 @@ lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x)
 }
 
 /* Logits in F32 for any type of the model. */
-static void logits(lm_builder *b, lm_vid x, lm_vid w)
+static void logits(lm_builder *b, const lm_adapt_linear *place, lm_vid w)
 {
     lm_model *m = b->m;
     lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
     lm_soft_cap_attr cap = { m->config.logit_cap };
-    lm_vid in[2] = { x, m->rows }, wide = LM_NONE, capped = LM_NONE;
+    lm_adapt_linear at = *place;
+    lm_vid in[2] = { at.x, m->rows }, x, wide = LM_NONE, capped = LM_NONE;
     if (m->build.rows || m->build.seq > 1) /* otherwise row i is that of sequence i */
-        x = lm_b_append(b, &lm_op_rows, NULL, in);
-    x = lm_b_linear(b, x, w, LM_NONE);
+        at.x = lm_b_append(b, &lm_op_rows, NULL, in);
+    x = lm_b_linear(b, at.x, w, LM_NONE);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
         lm_graph_append(m->graph, &lm_op_cast, NULL, &x, &wide, b->e))
         return;
+    wide = lm_b_adapt_logits(b, &at, wide);
     m->logits = wide;
     if (cap.cap <= 0)
         return;
@@ -284,11 +286,12 @@ static void diverge(lm_builder *b, lm_vid x, lm_vid w)
     m->loss = lm_b_append(b, &lm_op_divergence, &attr, in);
 }
 
-void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
+void lm_b_head(lm_builder *b, const lm_adapt_linear *place)
 {
     lm_model *m = b->m;
+    lm_vid x = place->x, w = lm_b_adapt_head(b, place);
     if (m->build.mode == LM_MODE_GENERATE) {
-        logits(b, x, w);
+        logits(b, place, w);
         return;
     }
     if (m->build.states) {

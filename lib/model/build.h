@@ -33,8 +33,8 @@ lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
 void lm_b_scores(lm_builder *b, lm_vid x);
 /* The value head of a training; graphs that generate have its parameters alone, so that they read the same store. */
 void lm_b_value(lm_builder *b, lm_vid x);
-/* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
-void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
+/* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states place->x [N,C]. */
+void lm_b_head(lm_builder *b, const lm_adapt_linear *place);
 
 /* ---- build_adapt.c: calls of the adapter's functions (adapt.h), each LM_NONE without an adapter ---- */
 
@@ -47,6 +47,7 @@ lm_vid lm_b_adapt_embed(lm_builder *b, const lm_adapt_embed *place);
 lm_vid lm_b_adapt_branch(lm_builder *b, const lm_adapt_branch *place);
 lm_vid lm_b_adapt_heads(lm_builder *b, const lm_adapt_heads *place);
 lm_vid lm_b_adapt_head(lm_builder *b, const lm_adapt_linear *place);
+lm_vid lm_b_adapt_logits(lm_builder *b, const lm_adapt_linear *place, lm_vid y);
 
 /* ---- build_cache.c ---- */
 

@@ -118,3 +118,9 @@ lm_vid lm_b_adapt_head(lm_builder *b, const lm_adapt_linear *place)
     const lm_adapt *a = enter(b);
     return leave(b, a && a->head ? a->head(a->ctx, b, place) : LM_NONE, place->w);
 }
+
+lm_vid lm_b_adapt_logits(lm_builder *b, const lm_adapt_linear *place, lm_vid y)
+{
+    const lm_adapt *a = enter(b);
+    return leave(b, a && a->logits ? a->logits(a->ctx, b, place, y) : LM_NONE, y);
+}

@@ -206,5 +206,5 @@ void lm_build_decoder(lm_builder *b)
     lm_adapt_linear head = place_of(b, (lm_part[]){ LM_PART_OUTPUT }, 1, -1);
     head.x = h;
     head.w = c->tied ? embed : one(b, LM_PART_OUTPUT, -1).w;
-    lm_b_head(b, h, lm_b_adapt_head(b, &head));
+    lm_b_head(b, &head);
 }

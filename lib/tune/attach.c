@@ -160,9 +160,7 @@ static lm_code check_module(const lm_attach *a, const attach_module *m, const ch
                             lm_err *e)
 {
     if (m->base->head)
-        return lm_fail(e, LM_EUSAGE, where,
-                       "take it from the targets, or put it into modules_to_save",
-                       "the head '%s' cannot have an adapter in training", m->base->name);
+        return lm_attach_head_check(a, m, where, e);
     if (m->module.embedding && !lm_attach_embeds(a, m) && a->method != &lm_tune_tokens)
         return lm_fail(e, LM_EUSAGE, where, "take it from the targets",
                        "%s does not train the embedding '%s'", a->method->name, m->base->name);
@@ -272,7 +270,7 @@ static lm_code set_method(lm_attach *a, const char *type, const char *where, lm_
     a->adapt.linear = linear;
     a->adapt.apart = apart;
     a->adapt.embed = embed;
-    a->adapt.head = a->tokens.base ? lm_attach_tokens_head : NULL;
+    lm_attach_head_set(a);
     if (a->method->is & LM_TUNE_VECTORS) /* tensors of the base that train: lm_attach_trains */
         a->adapt = (lm_adapt){ .ctx = a, .saved = saved_name };
     return LM_OK;

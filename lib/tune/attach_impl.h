@@ -88,6 +88,9 @@ int lm_attach_lora_down(const lm_attach *a, lm_builder *b, const lm_adapt_linear
                         lm_vid h[LM_ADAPT_MODULES]);
 lm_vid lm_attach_lora_up(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
                          const lm_vid h[LM_ADAPT_MODULES], lm_vid y);
+/* Logits y [N,V] F32 with what the path of the head `m` adds. */
+lm_vid lm_attach_lora_logits(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
+                             const attach_module *m, lm_vid y);
 lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,
                             const attach_module *m);
 
@@ -95,11 +98,20 @@ lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *p
 
 /* The product of a place by the rules of the method. */
 lm_vid lm_attach_rules(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
+/* False, with the failure in the builder, where a module of the place would drop what rules do not drop. */
+bool lm_attach_may_drop(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
 /* True if a method changes only results, so that modules can stay one product. */
 bool lm_attach_only_output(const lm_attach *a);
 
 /* The rule's constants become the model's; frees what the rule has. */
 void lm_attach_end_rule(lm_builder *b, lm_rule *r);
+
+/* ---- attach_head.c ---- */
+
+lm_code lm_attach_head_check(const lm_attach *a, const attach_module *m, const char *where,
+                             lm_err *e);
+/* Sets the functions of the head, if it is changed or trains rows; after modules and tokens are known. */
+void lm_attach_head_set(lm_attach *a);
 
 /* ---- attach_tokens.c ---- */
 

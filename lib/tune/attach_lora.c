@@ -240,6 +240,19 @@ lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
     return lm_attach_lora_up(a, b, place, h, lm_b_linear(b, place->x, place->w, place->bias));
 }
 
+lm_vid lm_attach_lora_logits(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
+                             const attach_module *m, lm_vid y)
+{
+    lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
+    path p = { .m = { m }, .n = 1, .rank = rank_of(a, m) };
+    append_down(a, b, &p, place->x);
+    p.b = declare_b(a, b, &p);
+    lm_vid d = lm_b_linear(b, p.h, p.b, LM_NONE);
+    y = lm_b_ok(b) ? lm_r_add(&r, y, scale_of(a, m), d) : LM_NONE;
+    lm_attach_end_rule(b, &r);
+    return y;
+}
+
 /* Rows of A^T are looked up like those of the table. */
 lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,
                             const attach_module *m)

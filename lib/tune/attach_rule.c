@@ -102,14 +102,16 @@ static const char *dropout_of(const lm_attach *a, const attach_module *m)
 }
 
 /* Rules drop nothing: refused where something would be dropped. */
-static bool may_drop(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
+bool lm_attach_may_drop(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
 {
     const lm_build *o = &lm_b_model(b)->build;
     for (int i = 0; o->mode == LM_MODE_TRAIN && o->dropout && i < place->n_modules; i++) {
         const attach_module *m = lm_attach_find(a, place->module[i].name);
         const char *key = m ? dropout_of(a, m) : NULL;
         if (key) {
-            lm_fail(lm_b_err(b), LM_EUSAGE, key, "set it to 0", "%s trains without dropout",
+            lm_fail(lm_b_err(b), LM_EUSAGE, key, "set it to 0",
+                    m->base->head ? "%s trains the head without dropout"
+                                  : "%s trains without dropout",
                     a->method->name);
             return false;
         }
@@ -119,7 +121,7 @@ static bool may_drop(const lm_attach *a, lm_builder *b, const lm_adapt_linear *p
 
 lm_vid lm_attach_rules(lm_attach *a, lm_builder *b, const lm_adapt_linear *place)
 {
-    if (!may_drop(a, b, place))
+    if (!lm_attach_may_drop(a, b, place))
         return LM_NONE;
     if (place->n_modules > 1)
         return some_modules(a, b, place);

@@ -227,6 +227,31 @@ loss() { # MODEL OPTION ...
     done
 }
 
+@test "adapter: the head of its own is adapted: trained, attached and merged alike" {
+    sed 's/"tie_word_embeddings": true/"tie_word_embeddings": false/' config.json > untied.json
+    init-model -q untied.json --tokenizer tok/tokenizer.json -o u
+    tune=(peft-tune -q -f u text.jsonl --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 10)
+    for how in "--target lm_head" "--target q_proj,lm_head --method dora" "--target lm_head --method loha"; do
+        # shellcheck disable=SC2086
+        "${tune[@]}" -o head $how
+        merge-models -q -f --method passthrough u+head -o merged-head
+        chances u --adapter head > with
+        chances merged-head > one
+        [ "$(wc -l < with)" -eq 6 ]
+        paste with one | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 }'
+        chances u > base
+        run ! cmp -s with base
+        paste <(loss u --adapter head) <(loss merged-head) | awk '{ d = $1 - $2; exit !(d < 1e-4 && d > -1e-4) }'
+        paste <(loss u --adapter head) <(loss u) | awk '{ exit !($1 < $2 - 0.01) }'
+    done
+    chances u --adapter head --serve-batch 4 > served
+    paste with served | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 }'
+    run -2 "${tune[@]}" -o none --target lm_head --set lora_dropout=0.1
+    [[ $output == *"lora_dropout: lora trains the head without dropout: set it to 0"* ]]
+    run -2 "${tune[@]}" -o none --target lm_head --method beft
+    [[ $output == *"beft has no form on the head 'lm_head': take it from the targets"* ]]
+}
+
 @test "adapter: memory is stated by part and kept to within 5 %" {
     init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=512 -s intermediate_size=1536 \
         -s num_hidden_layers=6 -o wide

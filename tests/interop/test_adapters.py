@@ -84,6 +84,11 @@ def configs(kind):
     yield "adalora", peft.AdaLoraConfig(task_type="CAUSAL_LM", target_modules=every, init_r=4, target_r=2, lora_alpha=6,
                                         total_step=1000, tinit=100, tfinal=100, **turned)
     if kind == "llama":  # these do not change Conv1D there, or need layers that are square
+        headed = {"target_modules": every + ["lm_head"]}
+        yield "lora, head", peft.LoraConfig(**{**lora, **headed})
+        yield "lora, head alone", peft.LoraConfig(**{**lora, "target_modules": ["lm_head"]})
+        yield "dora, head", peft.LoraConfig(**{**lora, **headed}, use_dora=True)
+        yield "loha, head", peft.LoHaConfig(**{**some, **headed}, r=3, alpha=5)
         yield "loha", peft.LoHaConfig(**some, r=3, alpha=5)
         yield "lokr", peft.LoKrConfig(**some, r=3, alpha=5)
         yield "oft", peft.OFTConfig(**some, r=0, oft_block_size=4, use_cayley_neumann=False)

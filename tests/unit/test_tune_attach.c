@@ -563,7 +563,8 @@ static void test_refusals(void **state)
                   "\"trainable_token_indices\":[3]}",
                   "rows of its own");
     check_refused("{}", "peft_type");
-    check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"lm_head\"]}", "lm_head");
+    check_refused("{\"peft_type\":\"BEFT\",\"target_modules\":[\"lm_head\"]}",
+                  "no form on the head 'lm_head'");
     check_refused("{\"peft_type\":\"LORA\",\"target_modules\":[\"q_prj\"]}", "q_prj");
     check_refused("{\"peft_type\":\"PROMPT_TUNING\"}", "num_virtual_tokens");
     check_refused("{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2,\"token_dim\":8}",
