@@ -2,7 +2,7 @@
 # tune.mk -- one base, adapted to other text by many methods.  Meant to be read, copied, changed.
 #
 #   make -f tune.mk                             some minutes on two cores
-#   make -f tune.mk METHODS='full lora qlora'   peft-tune --list-methods names them
+#   make -f tune.mk METHODS='full lora qlora'   peft-tune --list-methods names them; METHODS=every: all of these
 #   make -f tune.mk FROM='my text' OLD=news NEW=law     text of your own: my text/news.jsonl, my text/law.jsonl
 #
 # A small model is trained on OLD, English prose, with a little of NEW, C headers, so that it has met every token; then it is
@@ -38,6 +38,13 @@ RATE_ia3       ?= 2e-2
 RATE_ln_tuning ?= 2e-2
 RATE_prefix    ?= 1e-1
 RATE_prompt    ?= 1
+RATE_loraplus  ?= 1e-3
+RATE_fourierft ?= 2e-4
+# keys of methods whose defaults do not divide the layers of PRESET
+SET_c3a    ?= block_size=32
+SET_shira  ?= r=4
+SET_vblora ?= vector_length=32
+SET_waveft ?= n_frequency=512
 SEED    ?= 1
 
 .DELETE_ON_ERROR:
@@ -56,6 +63,9 @@ clean:
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
 
+# Not these: bitfit needs biases, tokens rows to be named, frod an adapter to begin with, loftq the base in NF4 where the
+# loss is measured; adamss does not train.
+override METHODS := $(patsubst every,$(filter-out bitfit tokens frod adamss loftq,$(shell peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p')),$(METHODS))
 OLD := $(strip $(OLD))
 NEW := $(strip $(NEW))
 
@@ -95,7 +105,8 @@ rank   = $(if $(filter lora rslora loraplus pissa olora qlora dora,$(method)),--
 rate   = $(strip $(or $(RATE_$(method)),$(RATE)))
 saved  = $(if $(findstring +embed,$1),--modules-to-save embed_tokens$(,)norm)
 , := ,
-tune   = peft-tune base/ text/$(NEW).pieces.jsonl --method $(method) $(rank) $(saved) --lr $(rate) --steps $(strip $(STEPS)) \
+keys   = $(addprefix --set ,$(SET_$(method)))
+tune   = peft-tune base/ text/$(NEW).pieces.jsonl --method $(method) $(rank) $(saved) $(keys) --lr $(rate) --steps $(strip $(STEPS)) \
     --batch-size 1 --gradient-accumulation-steps $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --seed $(strip $(SEED)) --warmup 5
 runs/%/done: base/config.json
 	@mkdir -p $(@D)

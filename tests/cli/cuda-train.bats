@@ -88,6 +88,8 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     "${T[@]}" m0 data -o a --steps 4 --dtype bf16 --deterministic --device cuda
     "${T[@]}" m0 data -o b --steps 4 --dtype bf16 --deterministic --device cuda -j 1
     same_bits a b
+    "${T[@]}" m0 data -o again --steps 4 --dtype bf16 --deterministic --device cuda --recompute full
+    same_bits a again
     grep -q '"deterministic": true' <(train --resume a --print-config --deterministic)
     if ! real; then
         LM_EMU_ORDER=backward "${T[@]}" m0 data -o c --steps 4 --dtype bf16 --deterministic --device cuda
