@@ -310,9 +310,24 @@ static lm_advantage_opts advantage_of(const align_session *s)
 static int64_t at_a_time(const align_session *s)
 {
     enum { USUAL = 64 };
-    double most = (double)opt.batch * (double)opt.updates * (double)opt.group;
+    double most = (double)opt.batch; /* of a teacher's step; an evaluation samples none */
+    if (!align_distils(s))
+        most *= (double)opt.updates * (double)opt.group;
     most = (double)s->val_prompts.n > most ? (double)s->val_prompts.n : most;
     return opt.sequences ? opt.sequences : most < USUAL ? (int64_t)most : USUAL;
+}
+
+/* What decides on the memory of rollouts.  Completions of a prompt begin together; validation prompts have one each. */
+static lm_rollout_opts size_rollouts(const align_session *s, int64_t most_prompt)
+{
+    const int64_t sequences = at_a_time(s), group = align_distils(s) ? 1 : opt.group,
+                  val = s->val_prompts.n < sequences ? s->val_prompts.n : sequences,
+                  prompts = (sequences + group - 1) / group;
+    return (lm_rollout_opts){ .most_prompt = most_prompt,
+                              .most_new = opt.most_new,
+                              .sequences = sequences,
+                              .prompts = prompts > val ? prompts : val,
+                              .memory = (size_t)opt.memory };
 }
 
 lm_rollout_opts align_rollout(align_session *s, int64_t most_prompt)
@@ -320,16 +335,14 @@ lm_rollout_opts align_rollout(align_session *s, int64_t most_prompt)
     static int64_t own;
     own = lm_tokenizer_eos(s->tok);
     const lm_generation *g = &s->generation;
-    return (lm_rollout_opts){ .most_prompt = most_prompt,
-                              .most_new = opt.most_new,
-                              .sequences = at_a_time(s),
-                              .memory = (size_t)opt.memory,
-                              .sample = { opt.temperature, opt.top_k, opt.top_p, opt.min_p, 1 },
-                              .eos = g->n_eos ? g->eos : &own,
-                              .n_eos = g->n_eos ? g->n_eos : own >= 0,
-                              .stop = opt.stop.v,
-                              .n_stop = opt.stop.n,
-                              .seed = (uint64_t)tool.seed };
+    lm_rollout_opts o = size_rollouts(s, most_prompt);
+    o.sample = (lm_sample_attr){ opt.temperature, opt.top_k, opt.top_p, opt.min_p, 1 };
+    o.eos = g->n_eos ? g->eos : &own;
+    o.n_eos = g->n_eos ? g->n_eos : own >= 0;
+    o.stop = opt.stop.v;
+    o.n_stop = opt.stop.n;
+    o.seed = (uint64_t)tool.seed;
+    return o;
 }
 
 lm_code align_make_policy(align_session *s, lm_err *e)
@@ -387,12 +400,18 @@ static lm_code add_reference(const align_session *s, lm_memory_plan *plan, lm_er
 {
     const lm_session *t = &s->t;
     const bool same = opt.reference && lm_path_same(opt.reference, t->ask.model);
+    lm_loaded other = { 0 };
     size_t bytes = 0;
-    if (lm_reference_model_outlook(&t->config, t->program->train, same ? t->source : NULL,
-                                   is_base(s), &bytes, e))
-        return e->code;
+    if (same)
+        lm_reference_model_outlook(&t->config, t->program->train, t->source, is_base(s),
+                                   (size_t)plan->arena, &bytes, e);
+    else if (!lm_loaded_open(opt.reference, NULL, &other, e) &&
+             !lm_reference_model_check(&other, opt.reference, &t->config, s->tok, e))
+        lm_reference_model_outlook(&other.config, t->program->train, other.src, false,
+                                   (size_t)plan->arena, &bytes, e);
+    lm_loaded_fini(&other);
     lm_memory_add(plan, "reference", (double)bytes, !t->backend->host_memory);
-    return LM_OK;
+    return e->code;
 }
 
 lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan *plan, lm_err *e)
@@ -401,10 +420,7 @@ lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan
                                    .par = s->t.par,
                                    .config = &s->t.config,
                                    .model = s->t.program->train };
-    lm_rollout_opts o = { .most_prompt = most_prompt,
-                          .most_new = opt.most_new,
-                          .sequences = at_a_time(s),
-                          .memory = (size_t)opt.memory };
+    const lm_rollout_opts o = size_rollouts(s, most_prompt);
     size_t bytes = 0;
     if (lm_rollout_outlook(&site, &o, &bytes, e))
         return e->code;
@@ -419,7 +435,8 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
         return LM_OK;
     if (align_add_rollouts(s, s->prompts.n ? s->prompts.longest : opt.most_prompt, plan, e))
         return e->code;
-    if (s->reward && lm_reward_bytes(s->reward, s->t.program->train, &bytes, e))
+    if (s->reward &&
+        lm_reward_bytes(s->reward, s->t.program->train, (size_t)plan->arena, &bytes, e))
         return e->code;
     lm_memory_add(plan, "reward model", (double)bytes, !s->t.backend->host_memory);
     return compares(s) ? add_reference(s, plan, e) : LM_OK;

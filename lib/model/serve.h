@@ -29,6 +29,7 @@ typedef struct {
 typedef struct {
     int64_t sequences, context; /* at the same time; tokens of one, at most */
     bool shorter;               /* the context may be shortened to what the memory holds */
+    int64_t prompts;   /* tokens of prompts that are ever read in one step; 0: any number */
     size_t memory;     /* bytes of pages of the device; 0: for all sequences, or what is free */
     size_t host, disk; /* bytes; 0: no such tier */
     const struct lm_kv_plan *kv; /* how caches are stored; NULL: plain */

@@ -19,6 +19,12 @@ static int64_t pages_in(size_t bytes, size_t page)
     return n < MOST ? (int64_t)n : MOST;
 }
 
+/* Rows of a step with n sequences; more than there are tokens of prompts would only take memory. */
+static int64_t rows_of(const lm_serve_sizes *ask, int64_t n)
+{
+    return n + (ask->prompts && ask->prompts < ROWS ? ask->prompts : ROWS);
+}
+
 /* What tails leave of the memory. */
 static size_t without_tails(const lm_serve_room *r, size_t memory)
 {
@@ -62,7 +68,7 @@ static void choose_texts(const lm_serve_sizes *ask, size_t memory, lm_serve_room
     if (n == 1 && without_tails(r, memory) < whole)
         r->pages.slots = 1;
     r->pages.sequences = n;
-    r->pages.rows = ROWS + n;
+    r->pages.rows = rows_of(ask, n);
 }
 
 static lm_code no_room(const lm_serve_sizes *ask, const lm_serve_room *r, size_t memory,
@@ -136,7 +142,7 @@ static lm_code lower_tier(const char *name, size_t bytes, size_t page, int64_t *
 lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
                         const lm_serve_sizes *ask, lm_serve_room *r, lm_err *e)
 {
-    *r = (lm_serve_room){ .pages = { .rows = ROWS + ask->sequences,
+    *r = (lm_serve_room){ .pages = { .rows = rows_of(ask, ask->sequences),
                                      .sequences = ask->sequences,
                                      .context = ask->context,
                                      .page = ask->kv ? ask->kv->page : PAGE,

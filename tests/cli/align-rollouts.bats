@@ -111,6 +111,13 @@ refuses() { # STATUS TEXT OPTION ...
     refuses 2 "cost of length is a number from 0" --loss grpo --reward length:cost=x
     refuses 2 "64" --loss grpo --reward gsm8k --max-new-tokens 100
     refuses 2 "--correct: dpo does not read it" --loss dpo --reward gsm8k --correct none
+    align-model -q m <(sed 's/"answer":.*/"chosen":"a","rejected":"b"}/' p.jsonl) -o judge --loss reward --steps 1 --batch-size 2 --no-history
+    refuses 2 "judge: gives scores to texts: it is no reference: use a language model" --loss grpo --reward gsm8k \
+        --max-new-tokens 4 --kl 0.1 --reference judge
+    sed 's/"a": 65/"?": 65/; s/"b": 66/"a": 66/; s/"?": 65/"b": 65/' tok.json > other.json
+    init-model -q -t other.json -o other c.json
+    refuses 2 "other: its tokens are not those of the model: use a reference with the same tokenizer" --loss grpo \
+        --reward gsm8k --max-new-tokens 4 --kl 0.1 --reference other
     refuses 2 "--kl: rewards that are normalised one by one" --loss rloo --reward gsm8k --normalize-each --kl 0.1
 }
 

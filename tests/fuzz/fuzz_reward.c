@@ -23,10 +23,10 @@ void lm_reward_model_close(lm_reward_model *r)
     (void)r;
 }
 
-lm_code lm_reward_model_bytes(const lm_reward_model *r, const lm_model *train, size_t *bytes,
-                              lm_err *e)
+lm_code lm_reward_model_bytes(const lm_reward_model *r, const lm_model *train, size_t arena,
+                              size_t *bytes, lm_err *e)
 {
-    (void)r, (void)train, (void)e;
+    (void)r, (void)train, (void)arena, (void)e;
     *bytes = 0;
     return LM_OK;
 }

@@ -115,7 +115,7 @@ static void scores_are_those_of_texts_alone(void **state)
     ok(lm_model_build(&plain.config, &how, &m, &e), &e);
     ok(lm_exec_new(m->graph, backend, &m->loss, 1, &x, &e), &e);
     const lm_objective_site site = { .backend = backend, .par = par, .model = m, .exec = x };
-    ok(lm_reward_model_bytes(r, m, &bytes, &e), &e);
+    ok(lm_reward_model_bytes(r, m, SIZE_MAX, &bytes, &e), &e);
     assert_true(bytes > 0);
     ok(lm_reward_model_load(r, &site, &e), &e);
     ok(lm_reward_model_score(r, item, ITEMS, got, &e), &e);

@@ -4,6 +4,8 @@
 
 #include <inttypes.h>
 
+#include "text/tokenizer_source.h"
+
 /* Without the adapter; weights that are shared are kept as the training keeps them. */
 static lm_build build_of(const lm_model *train, bool shares)
 {
@@ -35,19 +37,31 @@ static lm_code build(lm_reference_model *r, const lm_objective_site *site, lm_er
     return LM_OK;
 }
 
-lm_code lm_reference_model_open(lm_reference_model *r, const char *path,
+lm_code lm_reference_model_check(const lm_loaded *w, const char *path, const lm_config *config,
+                                 const lm_tokenizer *tok, lm_err *e)
+{
+    const lm_config *c = &w->config;
+    bool same = true;
+    if (c->scores)
+        return lm_fail(e, LM_EUSAGE, path, "use a language model",
+                       "gives scores to texts: it is no reference");
+    if (c->vocab != config->vocab)
+        return lm_fail(e, LM_EUSAGE, path, "use a reference with the same tokenizer",
+                       "its vocabulary has %" PRId64 " tokens, that of the model %" PRId64,
+                       c->vocab, config->vocab);
+    if ((tok && lm_tokenizer_is_of(w->src, tok, &same, e)) || same)
+        return e->code;
+    return lm_fail(e, LM_EUSAGE, path, "use a reference with the same tokenizer",
+                   "its tokens are not those of the model");
+}
+
+lm_code lm_reference_model_open(lm_reference_model *r, const char *path, const lm_tokenizer *tok,
                                 const lm_objective_site *site, lm_err *e)
 {
     if (lm_loaded_open(path, NULL, &r->weights, e))
         return e->code;
     r->weights.par = site->par;
-    if (r->weights.config.vocab != site->config->vocab)
-        lm_fail(e, LM_EUSAGE, path, "use a reference with the same tokenizer",
-                "its vocabulary has %" PRId64 " tokens, that of the model %" PRId64,
-                r->weights.config.vocab, site->config->vocab);
-    else
-        build(r, site, e);
-    if (e->code)
+    if (lm_reference_model_check(&r->weights, path, site->config, tok, e) || build(r, site, e))
         lm_reference_model_close(r);
     return e->code;
 }
@@ -85,15 +99,14 @@ static bool has_all(const lm_model *train, const lm_model *m)
 }
 
 lm_code lm_reference_model_outlook(const lm_config *c, const lm_model *train,
-                                   const lm_model_source *src, bool shares, size_t *bytes,
-                                   lm_err *e)
+                                   const lm_model_source *src, bool shares, size_t arena,
+                                   size_t *bytes, lm_err *e)
 {
     lm_build how = build_of(train, shares);
     lm_model *m = NULL;
     how.codes = src;
-    if (lm_model_build(c, &how, &m, e))
-        return e->code;
-    *bytes = shares && has_all(train, m) ? 0 : lm_loaded_bytes(m);
+    if (!lm_model_build(c, &how, &m, e))
+        lm_scorer_beside(m, !(shares && has_all(train, m)), arena, bytes, e);
     lm_model_free(m);
-    return LM_OK;
+    return e->code;
 }

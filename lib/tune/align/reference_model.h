@@ -3,11 +3,13 @@
  * samples.
  *
  * Its weights are its own, in the format of its file where the backend reads that; beside an adapter they are the frozen
- * ones of the training, with the adapter off.  Its activations lie in the arena of the training.  Compare reference.h, for answers that are known before the first step. */
+ * ones of the training, with the adapter off.  Its activations lie in the arena of the training if they have room there.
+ * Compare reference.h, for answers that are known before the first step. */
 #ifndef LM_TUNE_ALIGN_REFERENCE_MODEL_H
 #define LM_TUNE_ALIGN_REFERENCE_MODEL_H
 
 #include "model/loaded.h"
+#include "text/tokenizer.h"
 #include "tune/align/scorer.h"
 
 typedef struct {
@@ -19,15 +21,20 @@ typedef struct {
 } lm_reference_model;
 
 /* Open the model at `path`, in windows of the site's shape.  Zero-initialise *r but `shares`.  Fails: as lm_loaded_open
- * and lm_loaded_weights; LM_EUSAGE for another vocabulary. */
-lm_code lm_reference_model_open(lm_reference_model *r, const char *path,
+ * and lm_loaded_weights; as lm_reference_model_check. */
+lm_code lm_reference_model_open(lm_reference_model *r, const char *path, const lm_tokenizer *tok,
                                 const lm_objective_site *site, lm_err *e);
+/* Fails: LM_EUSAGE for a model that gives no probabilities of tokens, or has another vocabulary than `config` or other tokens
+ * than `tok` (NULL: not compared). */
+lm_code lm_reference_model_check(const lm_loaded *w, const char *path, const lm_config *config,
+                                 const lm_tokenizer *tok, lm_err *e);
 void lm_reference_model_close(lm_reference_model *r);
 /* Bytes of its weights, without those of the training. */
 size_t lm_reference_model_bytes(const lm_reference_model *r);
-/* The same before anything is loaded: of a model of that config beside the one that trains.  src: its file; NULL: not known. */
+/* What it takes, before anything is loaded: a model of that config beside the one that trains, in an arena of `arena`
+ * bytes.  src: its file; NULL: not known. */
 lm_code lm_reference_model_outlook(const lm_config *c, const lm_model *train,
-                                   const lm_model_source *src, bool shares, size_t *bytes,
-                                   lm_err *e);
+                                   const lm_model_source *src, bool shares, size_t arena,
+                                   size_t *bytes, lm_err *e);
 
 #endif

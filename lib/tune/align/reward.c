@@ -223,12 +223,13 @@ lm_code lm_reward_ready(lm_reward_set *s, const lm_objective_site *site, lm_err 
     return e->code;
 }
 
-lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t *bytes, lm_err *e)
+lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t arena, size_t *bytes,
+                        lm_err *e)
 {
     *bytes = 0;
     for (int i = 0; i < s->n && !e->code; i++) {
         size_t own = 0;
-        if (s->r[i].model && !lm_reward_model_bytes(s->r[i].model, train, &own, e))
+        if (s->r[i].model && !lm_reward_model_bytes(s->r[i].model, train, arena, &own, e))
             *bytes += own;
     }
     return e->code;

@@ -67,8 +67,9 @@ void lm_reward_close(lm_reward_set *s);
 
 /* Before the first score: load the models, beside the one that trains.  Does nothing without such. */
 lm_code lm_reward_ready(lm_reward_set *s, const lm_objective_site *site, lm_err *e);
-/* What these take beside a training of `train`. */
-lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t *bytes, lm_err *e);
+/* What these take beside a training of `train` whose arena has `arena` bytes. */
+lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t arena, size_t *bytes,
+                        lm_err *e);
 
 int lm_reward_count(const lm_reward_set *s);
 /* For metrics: "gsm8k"; a second of the same name is "gsm8k_2". */

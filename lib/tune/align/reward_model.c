@@ -122,15 +122,14 @@ static lm_code build(const lm_reward_model *r, const lm_model *train, lm_model *
     return lm_model_build(&r->weights.config, &how, out, e);
 }
 
-lm_code lm_reward_model_bytes(const lm_reward_model *r, const lm_model *train, size_t *bytes,
-                              lm_err *e)
+lm_code lm_reward_model_bytes(const lm_reward_model *r, const lm_model *train, size_t arena,
+                              size_t *bytes, lm_err *e)
 {
     lm_model *m = NULL;
-    if (build(r, train, &m, e))
-        return e->code;
-    *bytes = lm_loaded_bytes(m);
+    if (!build(r, train, &m, e))
+        lm_scorer_beside(m, true, arena, bytes, e);
     lm_model_free(m);
-    return LM_OK;
+    return e->code;
 }
 
 lm_code lm_reward_model_load(lm_reward_model *r, const lm_objective_site *site, lm_err *e)

@@ -18,9 +18,9 @@ typedef struct lm_reward_model lm_reward_model;
 lm_code lm_reward_model_open(const char *spec, const lm_tokenizer *tok, lm_reward_model **out,
                              lm_err *e);
 void lm_reward_model_close(lm_reward_model *r);
-/* Bytes of its weights beside a training of `train`. */
-lm_code lm_reward_model_bytes(const lm_reward_model *r, const lm_model *train, size_t *bytes,
-                              lm_err *e);
+/* Bytes that it takes beside a training of `train` whose arena has `arena` bytes. */
+lm_code lm_reward_model_bytes(const lm_reward_model *r, const lm_model *train, size_t arena,
+                              size_t *bytes, lm_err *e);
 /* Load it, for texts of at most the site's windows and one token more. */
 lm_code lm_reward_model_load(lm_reward_model *r, const lm_objective_site *site, lm_err *e);
 /* out[i] for each item; NAN of those that are missing when lm_stopping(). */

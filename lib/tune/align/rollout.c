@@ -40,9 +40,12 @@ static lm_code choose_room(const lm_rollout_site *s, const lm_rollout_opts *o, l
                            lm_err *e)
 {
     const lm_loaded w = weights_of(s);
-    const int64_t context = o->most_prompt + o->most_new;
-    const lm_serve_sizes ask = { .sequences = o->sequences > 0 ? o->sequences : SEQUENCES,
+    const int64_t context = o->most_prompt + o->most_new,
+                  sequences = o->sequences > 0 ? o->sequences : SEQUENCES,
+                  prompts = o->prompts > 0 ? o->prompts : sequences;
+    const lm_serve_sizes ask = { .sequences = sequences,
                                  .context = context,
+                                 .prompts = prompts * o->most_prompt,
                                  .memory = o->memory,
                                  .like = s->model,
                                  .name = { "rollout memory" } };

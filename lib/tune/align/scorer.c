@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "model/loaded.h"
+
 lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e)
 {
     lm_build how = site->model->build;
@@ -23,6 +25,15 @@ lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e)
     s->made = true;
     lm_store_bind(site->store, s->model, s->eval.exec);
     return LM_OK;
+}
+
+lm_code lm_scorer_beside(const lm_model *m, bool own, size_t arena, size_t *bytes, lm_err *e)
+{
+    lm_plan plan = { 0 };
+    if (!lm_plan_make(m->graph, m->build.backend, &m->loss, 1, &plan, e))
+        *bytes = (own ? lm_loaded_bytes(m) : 0) + (plan.bytes > arena ? plan.bytes : 0);
+    lm_plan_fini(&plan);
+    return e->code;
 }
 
 void lm_scorer_close(lm_scorer *s)

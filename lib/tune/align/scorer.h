@@ -19,5 +19,8 @@ typedef struct {
 /* For lm_texts_score(&s->eval, ...), in windows of the site's shape.  Zero-initialise *s.  Fails: LM_ELIMIT. */
 lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e);
 void lm_scorer_close(lm_scorer *s);
+/* Bytes that an evaluation of a model with weights of its own takes beside a training whose arena has `arena` bytes: the
+ * weights where `own`, and an arena where the training's is smaller. */
+lm_code lm_scorer_beside(const lm_model *m, bool own, size_t arena, size_t *bytes, lm_err *e);
 
 #endif
