@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_align_on_policy.c -- training on sampled completions: rewards rise with losses of policies and of pairs; a resumed
- * run has the same bits, also within a generation; a stop or a failing reward leaves a run that can be resumed. */
+ * run has the same bits, also within a generation; rewards, advantages, corrections and derivatives are those of the
+ * definition; a stop or a failing reward leaves a run that can be resumed. */
 #include <math.h>
 #include <stdio.h>
 
@@ -75,6 +76,8 @@ typedef struct {
     double kl_reward, kl_target;
     int64_t tries;
     int64_t stop_at; /* a stop is requested in the beginning of this step, from 1 */
+    bool check;      /* every step is compared with its definition, and these are read: */
+    double correct_most, missing_eos, clip_reward;
 } ask;
 
 typedef struct {
@@ -86,6 +89,7 @@ typedef struct {
     double first, last; /* rewards of the first and the last evaluation */
     int64_t batches;    /* graded */
     double replaced;
+    int64_t ended, cut, bounded, free; /* completions by their end, ratios by their bound */
 } outcome;
 
 /* The objective between the trainer and this test. */
@@ -93,7 +97,8 @@ typedef struct {
     const lm_objective *inner;
     outcome *out;
     int evals;
-    int64_t stop_at;
+    int64_t stop_at, generation;
+    bool check;
     lm_on_policy *p;
 } between;
 
@@ -103,13 +108,143 @@ static lm_code pass_ready(void *ctx, const lm_objective_site *s, lm_err *e)
     return x->ready(x->ctx, s, e);
 }
 
+/* ---- the definition ---- */
+
+static void close_to(double got, double want, const char *what)
+{
+    if (!(fabs(got - want) <= 1e-9 * (1 + fabs(want))))
+        fail_msg("%s is %.12g, by its definition %.12g", what, got, want);
+}
+
+/* Rewards: those of the command or pattern, less of completions without end, cut.  Advantages: of these, less the KL. */
+static void check_rewards(between *t)
+{
+    const lm_on_policy *p = t->p;
+    const int64_t n = p->o.prompts * p->o.group;
+    double *total = calloc((size_t)n, sizeof *total), *adv = calloc((size_t)n, sizeof *adv);
+    for (int64_t i = 0; i < n; i++) {
+        const sampled *s = &p->made[i];
+        const bool cut = s->text.ids[s->text.n - 1] != 63; /* the end of text */
+        double want = *s->each - (cut ? p->o.missing_eos : 0), most = p->o.clip_reward;
+        assert_int_equal(s->truncated, cut);
+        *(cut ? &t->out->cut : &t->out->ended) += 1;
+        want = most > 0 ? fmax(-most, fmin(most, want)) : want;
+        close_to(s->reward, want, "a reward");
+        total[i] = want;
+        for (int64_t k = 0; p->o.kl_reward > 0 && k < s->n; k++)
+            total[i] -= p->o.kl_reward * ((s->old ? s->old[k] : s->sampled[k]) - s->ref[k]);
+    }
+    lm_advantage(&p->o.advantage, total, p->o.prompts, p->o.group, adv, NULL);
+    for (int64_t i = 0; i < n && !p->pairs; i++)
+        close_to(p->made[i].advantage, adv[i], "an advantage");
+    free(total);
+    free(adv);
+}
+
+/* Of each prompt the completions with the best and the worst reward, in this order, none that is masked. */
+static void check_pairs(const lm_on_policy *p)
+{
+    for (int64_t k = 0; k < p->n_members; k += 2) {
+        const sampled *best = &p->made[p->member[k]], *worst = &p->made[p->member[k + 1]];
+        const int64_t first = p->member[k] / p->o.group * p->o.group;
+        assert_true(best->reward > worst->reward &&
+                    p->member[k + 1] / p->o.group * p->o.group == first);
+        for (int64_t i = first; i < first + p->o.group; i++)
+            if (!p->o.mask_truncated || !p->made[i].truncated)
+                assert_true(p->made[i].reward <= best->reward &&
+                            p->made[i].reward >= worst->reward);
+        assert_false(p->o.mask_truncated && (best->truncated || worst->truncated));
+    }
+}
+
+/* Of a new generation, whose sampler is then moved away from the training's numbers. */
+static void check_begin(between *t)
+{
+    const lm_on_policy *p = t->p;
+    if (t->generation != p->generation) {
+        check_rewards(t);
+        for (int64_t i = 0; i < p->o.prompts * p->o.group; i++)
+            for (int64_t k = 0; k < p->made[i].n; k++)
+                p->made[i].sampled[k] += 0.4 * (double)((i + k) % 5 - 2);
+    }
+    t->generation = p->generation;
+    if (p->pairs)
+        check_pairs(p);
+}
+
+/* pi_old / pi_sampler of a token or of the whole completion, bounded or left out. */
+static double correction_of(between *t, const sampled *s, const double *old, int64_t at)
+{
+    const lm_on_policy_opts *o = &t->p->o;
+    double ratio = 1;
+    for (int64_t k = 0; k < s->n; k++)
+        if (k == at || o->correct >= LM_CORRECT_SEQUENCE_TRUNCATE)
+            ratio *= exp(old[k]) / exp(s->sampled[k]);
+    *(ratio > o->correct_most ? &t->out->bounded : &t->out->free) += 1;
+    if (ratio <= o->correct_most)
+        return ratio;
+    return o->correct == LM_CORRECT_TOKEN_MASK || o->correct == LM_CORRECT_SEQUENCE_MASK
+               ? 0
+               : o->correct_most;
+}
+
+/* The derivatives of a micro-batch are those of its completions' numbers. */
+static void check_grade(between *t, int64_t micro, const lm_batch *b, const lm_row_results *rows,
+                        const float *scale)
+{
+    enum { MOST = 64 };
+    static double logp[MOST][NEW], correct[MOST][NEW], d[MOST][NEW];
+    static const uint8_t none[NEW];
+    lm_on_policy *p = t->p;
+    lm_err e = { 0 };
+    lm_align_seq seq[MOST];
+    int64_t row[MOST];
+    lm_align_batch run = { .counts = &p->counts, .seq = seq };
+    for (int64_t i = 0; i < p->n_members; i++) {
+        const sampled *s = &p->made[p->member[i]];
+        const int64_t at = lm_texts_row(&p->places, p->text, i, micro * b->batch, b->batch),
+                      k = run.n;
+        if (at < 0)
+            continue;
+        row[k] = at;
+        seq[k] = (lm_align_seq){ .n = s->n,
+                                 .logp = logp[k],
+                                 .ref = s->ref,
+                                 .old = s->old,
+                                 .sampled = s->sampled,
+                                 .correct = p->o.correct ? correct[k] : NULL,
+                                 .mask = p->o.mask_truncated && s->truncated ? none : NULL,
+                                 .advantage = s->advantage,
+                                 .dlogp = memset(d[k], 0, sizeof d[k]) };
+        for (int64_t c = 0; c < s->n; c++) {
+            assert_int_equal(b->targets[at + c], s->text.ids[s->text.from + c]);
+            logp[k][c] = -(double)rows->nll[at + c];
+        }
+        for (int64_t c = 0; p->o.correct && c < s->n; c++)
+            correct[k][c] = correction_of(t, s, s->old ? s->old : logp[k], c);
+        run.n++;
+    }
+    ok(lm_align_run(p->o.loss, &run, &e), &e);
+    for (int64_t k = 0; k < run.n; k++)
+        for (int64_t c = 0; c < seq[k].n; c++) {
+            assert_true(!seq[k].mask || scale[row[k] + c] == 0);
+            if (!(fabs((double)scale[row[k] + c] + d[k][c]) <= 1e-6 * fabs(d[k][c])))
+                fail_msg("derivative %.9g, by its definition %.9g", (double)scale[row[k] + c],
+                         -d[k][c]);
+        }
+}
+
 static lm_code pass_begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
 {
     between *t = ctx;
     const lm_objective *x = t->inner;
     if (r->step + 1 == t->stop_at)
         lm_stop_request(2);
-    return x->begin(x->ctx, r, micros, e);
+    if (x->begin(x->ctx, r, micros, e))
+        return e->code;
+    if (t->check && !r->val)
+        check_begin(t);
+    return LM_OK;
 }
 
 static lm_code pass_fill(void *ctx, const lm_round *r, int64_t micro, lm_batch *b, lm_err *e)
@@ -201,6 +336,8 @@ static lm_code pass_grade(void *ctx, const lm_round *r, int64_t micro, const lm_
     for (int64_t i = 0; scale && !rc && i < b->batch * b->seq; i++)
         assert_true(scale[i] == 0 || b->targets[i] >= 0);
     t->out->batches += scale != NULL;
+    if (t->check && !rc && !r->val)
+        check_grade(t, micro, b, rows, scale);
     if (t->p->values && !rc && !r->val)
         check_tokens(t->p, b, rows, dvalue);
     if (t->p->o.tries && !r->val)
@@ -258,7 +395,9 @@ static lm_on_policy_opts opts_of(const ask *a, const lm_align_spec *spec, lm_rew
                                 .iterations = a->iterations ? a->iterations : 1,
                                 .advantage = a->advantage,
                                 .correct = a->correct,
-                                .correct_most = 3,
+                                .correct_most = a->check ? a->correct_most : 3,
+                                .missing_eos = a->missing_eos,
+                                .clip_reward = a->clip_reward,
                                 .kl_reward = a->kl_reward,
                                 .kl_target = a->kl_target,
                                 .kl_horizon = 100,
@@ -290,7 +429,7 @@ static outcome train(const ask *a)
         ok(lm_mkdir_p(a->run, &e), &e);
     if (a->resume)
         ok(lm_model_source_open(a->resume, NULL, &from, &e), &e);
-    between t = { .out = &out, .stop_at = a->stop_at };
+    between t = { .out = &out, .stop_at = a->stop_at, .generation = -1, .check = a->check };
     ok(lm_align_parse(a->loss, &spec, &e), &e);
     ok(lm_reward_open(&a->reward, NULL, 1, &(lm_reward_opts){ .most_new = NEW, .timeout = 5 },
                       &reward, &e),
@@ -385,6 +524,41 @@ static void rewards_rise(void **state)
     b.loss = "dpo:beta=0.5";
     b.reference = true;
     expect_rise(b, 0.9, 0.99);
+}
+
+/* ---- definitions ---- */
+
+static void steps_are_their_definition(void **state)
+{
+    const ask a = { .reward = "regex:w(5|6|7|8|9|10|11|12)\\.",
+                    .steps = 4,
+                    .rate = 1e-2,
+                    .check = true,
+                    .correct_most = 1.5,
+                    .advantage = { .eps = 1e-4 } };
+    (void)state;
+    for (int k = 0; k < 6; k++) {
+        static const char *const losses[] = { "grpo:beta=0.1", "rloo", "dapo",
+                                              "gspo:beta=0.2", "dapo", "dpo:beta=0.5" };
+        static const lm_correct how[] = { LM_CORRECT_TOKEN_TRUNCATE, LM_CORRECT_SEQUENCE_TRUNCATE,
+                                          LM_CORRECT_TOKEN_MASK,     LM_CORRECT_SEQUENCE_MASK,
+                                          LM_CORRECT_NONE,           LM_CORRECT_NONE };
+        ask b = a;
+        b.loss = losses[k];
+        b.correct = how[k];
+        b.reference = k != 2 && k != 4;
+        b.kl_reward = k == 1 ? 0.3 : 0;
+        b.advantage.kind = k == 1 ? LM_ADVANTAGE_LEAVE_ONE_OUT : LM_ADVANTAGE_GROUP;
+        b.updates = b.iterations = k == 0 || k == 3 ? 2 : 1;
+        b.mask = k == 0 || k == 2 || k == 5;
+        b.missing_eos = k == 4 ? 0 : 0.7;
+        b.clip_reward = k == 1 ? 0.4 : 0;
+        outcome x = train(&b);
+        ok(x.rc, &x.e);
+        assert_true(x.ended > 0 && x.cut > 0 && x.batches > 0);
+        assert_true(!b.correct || (x.bounded > 0 && x.free > 0));
+        free(x.weights);
+    }
 }
 
 /* ---- resume ---- */
@@ -539,6 +713,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rewards_rise),
+        cmocka_unit_test(steps_are_their_definition),
         cmocka_unit_test(resumed_runs_repeat),
         cmocka_unit_test(stops_and_failures_can_be_resumed),
         cmocka_unit_test(refused),

@@ -257,6 +257,9 @@ static void windows_hold_each_example_once(void **state)
             trained += valid;
             for (int i = 0; i < T; i++) {
                 assert_true(lo[i] <= i && pos[i] == i - lo[i]);
+                /* letters are of prompts; digits and the end of text train, at the row before each */
+                if (i + 1 < T && lo[i + 1] == lo[i])
+                    assert_int_equal(target[i] < 0, token[i + 1] >= 2 && token[i + 1] < 2 + 26);
                 if (target[i] < 0)
                     continue;
                 /* inside an example: the next row continues it */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows: each once per epoch, in an order given by the seed; documents; batches and their empty
- * rows. */
+/* Windows: each once per epoch, in an order given by the seed; documents; loss marks; batches and
+ * their empty rows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -205,6 +205,51 @@ static void ids_are_checked_as_they_are_read(void **state)
     lm_free(path);
 }
 
+/* A row trains if the id that it predicts is marked, whatever its own mark is. */
+static void marks_are_those_of_the_targets(void **state)
+{
+    (void)state;
+    enum { N = 6 * T + 1 };
+    lm_err e = { 0 };
+    lm_tokens_writer *w = NULL;
+    lm_tokens *t = NULL;
+    lm_feed *f = NULL;
+    char *path = NULL;
+    uint32_t ids[N];
+    int32_t token[T], target[T], pos[T], marked[T];
+    int64_t valid, trained = 0;
+    for (uint32_t i = 0; i < N; i++) /* no period of T, no two neighbours alike throughout */
+        ids[i] = (i + 1) | (i % 5 == 1 || i % 5 == 2 ? LM_TOKENS_TRAINS : 0);
+    const lm_tokens_writer_opts how = { .vocab = 1000, .mask = true };
+    assert_int_equal(lm_path_join(&path, folder, "marked", &e), 0);
+    assert_int_equal(lm_tokens_create(path, &how, &w, &e), 0);
+    assert_int_equal(lm_tokens_put(w, ids, N, &e), 0);
+    assert_int_equal(lm_tokens_end_doc(w, &e), 0);
+    assert_int_equal(lm_tokens_commit(w, &e), 0);
+    const lm_data_opts o = { .vocab = 1000, .eos = -1, .seq = T };
+    assert_int_equal(lm_data_open(path, &o, NULL, &t, &e), 0);
+    assert_int_equal(lm_feed_new(t, &(lm_feed_opts){ .seq = T, .vocab = 1000 }, &f, &e), 0);
+    for (int k = 0; k < 6; k++) {
+        assert_int_equal(lm_feed_window(f, k, token, target, pos, NULL, &valid, &e), LM_OK);
+        for (int i = 0; i < T; i++) {
+            const uint32_t next = ids[k * T + i + 1];
+            assert_int_equal(token[i], ids[k * T + i] & LM_TOKENS_ID);
+            assert_int_equal(target[i],
+                             next & LM_TOKENS_TRAINS ? (int32_t)(next & LM_TOKENS_ID) : -1);
+            valid -= target[i] >= 0;
+            trained += target[i] >= 0;
+        }
+        assert_int_equal(valid, 0);
+        lm_feed_marks(f, k, marked, pos, NULL, &valid);
+        for (int i = 0; i < T; i++)
+            assert_int_equal(marked[i] < 0, target[i] < 0);
+    }
+    assert_true(trained > 6 * T / 3 && trained < 6 * T / 2);
+    lm_feed_free(f);
+    lm_tokens_close(t);
+    lm_free(path);
+}
+
 static void a_batch_beyond_the_end_is_empty(void **state)
 {
     (void)state;
@@ -276,6 +321,7 @@ int main(void)
         cmocka_unit_test(documents_are_kept_apart),
         cmocka_unit_test(too_little_is_refused),
         cmocka_unit_test(ids_are_checked_as_they_are_read),
+        cmocka_unit_test(marks_are_those_of_the_targets),
         cmocka_unit_test(a_batch_beyond_the_end_is_empty),
         cmocka_unit_test(marks_are_those_of_the_windows),
         cmocka_unit_test(pairs_are_those_that_attention_sees),
