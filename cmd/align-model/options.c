@@ -147,6 +147,8 @@ static const lm_opt options[] = {
     LM_ALSO("vllm-importance-sampling-mode"),
     LM_REAL(0, "correct-most", &opt.correct_most, "X", 0, 1e9, "bound of these ratios [3]"),
     LM_ALSO("vllm-importance-sampling-clip-max vllm-importance-sampling-cap"),
+    LM_REAL(0, "correct-least", &opt.correct_least, "X", 0, 1e9, "lower bound of these ratios [0]"),
+    LM_ALSO("vllm-importance-sampling-clip-min"),
     LM_REAL(0, "missing-eos-penalty", &opt.missing_eos, "X", 0, 1e9,
             "taken from rewards of cut completions [0]"),
     LM_REAL(0, "reward-clip", &opt.clip_reward, "X", 0, 1e9, "rewards are cut at +- X; 0: not [0]"),

@@ -30,7 +30,8 @@ typedef struct {
     int64_t best, tries;
     bool whiten;
     int64_t group, updates, iterations, most_prompt, most_new, top_k, sequences, memory, shown;
-    double temperature, top_p, min_p, kl, correct_most, missing_eos, clip_reward, timeout;
+    double temperature, top_p, min_p, kl, correct_most, correct_least, missing_eos, clip_reward,
+        timeout;
     bool each, normalise, mask_truncated, list_rewards;
 } align_options;
 

@@ -2,7 +2,7 @@
 /* align_driver -- one call of a loss of alignment for test_align.py.
  *
  * Standard input: {"loss": TEXT, "seq": [{"logp": [...], "ref": [...], "old": [...], "mask": [...], "correct": [...],
- * "advantages": [...], "value": [...], "old_value": [...], "returns": [...], "advantage": X, "good": B, "mismatched": B,
+ * "advantages": [...], "entropy": [...], "value": [...], "old_value": [...], "returns": [...], "advantage": X, "good": B, "mismatched": B,
  * "margin": X, "score": X}, ...]}; absent arrays are NULL.
  * Standard output: {"loss": X, "dlogp": [[...], ...], "dvalue": [[...], ...], "dscore": [...], "metrics": {...}}. */
 #include <jansson.h>
@@ -45,6 +45,7 @@ static lm_align_seq read_seq(const json_t *o)
                            .correct = numbers(o, "correct", n),
                            .mask = bits(o, "mask", n),
                            .advantages = numbers(o, "advantages", n),
+                           .entropy = numbers(o, "entropy", n),
                            .value = numbers(o, "value", n),
                            .old_value = numbers(o, "old_value", n),
                            .returns = numbers(o, "returns", n),

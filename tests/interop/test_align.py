@@ -55,7 +55,8 @@ def draw(seed):
     for i in range(B):
         mask[i, 1 + i % 3:5 + (i * 5 + seed) % 5] = 1
     return Bag(lp=lp, mask=mask, ref=lp + rand(B, T) - 0.5, old=lp + 0.8 * (rand(B, T) - 0.5),
-               correct=0.5 + rand(B, T), advantage=2 * rand(B) - 1, margin=rand(B // 2), score=4 * rand(B) - 2)
+               correct=0.5 + rand(B, T), advantage=2 * rand(B) - 1, margin=rand(B // 2), score=4 * rand(B) - 2,
+               entropy=(4 * rand(B, T)).float().double())  # TRL's quantiles are float32
 
 
 def ours(run, loss, d, **columns):
@@ -87,8 +88,8 @@ def compare(name, got, want, lp, room=1e-9):
 
 def accelerator():
     same = lambda x, *a, **k: x
-    return Bag(device=torch.device("cpu"), gather=same, gather_for_metrics=same, reduce=same, num_processes=1,
-               sync_gradients=True)
+    return Bag(device=torch.device("cpu"), gather=same, gather_for_metrics=same, pad_across_processes=same, reduce=same,
+               num_processes=1, sync_gradients=True)
 
 
 def common(**more):
@@ -235,15 +236,15 @@ def policy(run, seed, kind, text="", trainer=GRPOTrainer, name=None, correct=Fal
     d = draw(seed)
     lp = d.lp.clone().requires_grad_()
     options = dict(beta=0.0, epsilon_low=0.2, epsilon_high=0.2, importance_sampling_level="token",
-                   off_policy_mask_threshold=None)
+                   off_policy_mask_threshold=None, top_entropy_quantile=1.0)
     args = dict(use_bias_correction_kl=True, delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
                 vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0, steps_per_generation=1)
     for k, v in more.items():
         (args if k in args else options)[k] = v
-    me = common(loss_type=kind, top_entropy_quantile=1.0, use_vllm=correct, vllm_importance_sampling_correction=correct,
+    me = common(loss_type=kind, use_vllm=correct, get_high_entropy_mask=lambda *a: GRPOTrainer.get_high_entropy_mask(me, *a), vllm_importance_sampling_correction=correct,
                 current_gradient_accumulation_steps=1, max_completion_length=64, _entropy_bonus_enabled=False,
                 get_off_policy_mask=GRPOTrainer.get_off_policy_mask, get_gamma_weights=GRPOTrainer.get_gamma_weights,
-                _get_per_token_logps_and_entropies=lambda *a, **k: (lp, torch.zeros(B, T, dtype=torch.float64), None),
+                _get_per_token_logps_and_entropies=lambda *a, **k: (lp, d.entropy, None),
                 args=Bag(**args), **options)
     m = d.mask.double()
     inputs = {"prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": torch.zeros(B, T),
@@ -255,7 +256,7 @@ def policy(run, seed, kind, text="", trainer=GRPOTrainer, name=None, correct=Fal
     name = name or kind
     if name == "grpo":  # as published; TRL's default, and ours, is dapo's mean
         text = "mean=sequences" + ("," + text if text else "")
-    got = ours(run, name + (":" + text if text else ""), d, correct=d.correct if correct else None)
+    got = ours(run, name + (":" + text if text else ""), d, correct=d.correct if correct else None, entropy=d.entropy)
     room = 1e-6 if kind in ("sapo", "vespo") else 1e-9  # TRL's temperatures and powers are float32
     compare(f"{name}:{text} correct {correct} seed {seed}", got, want, lp, room)
     for key in ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio"):
@@ -297,6 +298,9 @@ def policies(run):
         policy(run, seed, "grpo", "importance_sampling_level=sequence,epsilon=3e-4,epsilon_high=4e-4",
                importance_sampling_level="sequence", epsilon_low=3e-4, epsilon_high=4e-4)
         policy(run, seed, "grpo", "off_policy_mask_threshold=0.01", off_policy_mask_threshold=0.01)
+        policy(run, seed, "grpo", "top_entropy_quantile=0.2,beta=0.1", top_entropy_quantile=0.2, beta=0.1)
+        policy(run, seed, "cispo", "top_entropy_quantile=0.55,epsilon_high=1.1", top_entropy_quantile=0.55, epsilon_high=1.1)
+        policy(run, seed, "luspo", "top_entropy_quantile=0.8", importance_sampling_level="sequence", top_entropy_quantile=0.8)
         policy(run, seed, "dapo", correct=True)
         policy(run, seed, "luspo", "beta=0.1", importance_sampling_level="sequence", beta=0.1)
         policy(run, seed, "cispo", "epsilon_high=1.1", epsilon_high=1.1)
@@ -308,6 +312,7 @@ def policies(run):
         ppo(run, seed, 0.1, 0.2, 0.2)
         ppo(run, seed, 0.7, 0.05, 0.1)
         policy(run, seed, "gmpo", "epsilon=0.2,beta=0.1", trainer=GMPOTrainer, beta=0.1)
+        policy(run, seed, "gmpo", "epsilon=0.2,top_entropy_quantile=0.5", trainer=GMPOTrainer, top_entropy_quantile=0.5)
 
 
 # ---- a reward model in transformers ----

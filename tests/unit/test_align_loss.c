@@ -23,7 +23,8 @@ typedef struct {
     double logp[SEQS][MOST], ref[SEQS][MOST], old[SEQS][MOST], correct[SEQS][MOST];
     double value[SEQS][MOST], old_value[SEQS][MOST], returns[SEQS][MOST], advantages[SEQS][MOST];
     double dlogp[SEQS][MOST], dvalue[SEQS][MOST];
-    uint8_t mask[SEQS][MOST], high[SEQS][MOST];
+    double entropy[SEQS][MOST];
+    uint8_t mask[SEQS][MOST];
 } set;
 
 static double draw(lm_rng r, uint64_t *at)
@@ -45,7 +46,7 @@ static void make(set *s, uint64_t seed, const lm_align_spec *spec)
                              .old = s->old[i],
                              .correct = seed % 2 ? s->correct[i] : NULL,
                              .mask = s->mask[i],
-                             .high = seed % 3 ? s->high[i] : NULL,
+                             .entropy = seed % 3 ? s->entropy[i] : NULL,
                              .advantages = seed % 4 == 3 ? s->advantages[i] : NULL,
                              .advantage = draw(r, &at) * 2 - 1,
                              .good = i % 2 == 0,
@@ -63,7 +64,7 @@ static void make(set *s, uint64_t seed, const lm_align_spec *spec)
             s->old[i][t] = s->logp[i][t] + 0.8 * (draw(r, &at) - 0.5);
             s->correct[i][t] = 0.5 + draw(r, &at);
             s->mask[i][t] = t >= 1 + i % 2 && t != 3;
-            s->high[i][t] = draw(r, &at) < 0.8;
+            s->entropy[i][t] = 3 * draw(r, &at);
             s->value[i][t] = draw(r, &at) * 2 - 1;
             s->old_value[i][t] = s->value[i][t] + draw(r, &at) - 0.5;
             s->returns[i][t] = draw(r, &at) * 2 - 1;
@@ -155,6 +156,9 @@ static const char *const variants[] = {
     "grpo:importance_sampling_level=sequence,beta=0.2",
     "grpo:delta=1.1,epsilon=0.05,epsilon_high=0.1",
     "grpo:off_policy_mask_threshold=0.01",
+    "grpo:top_entropy_quantile=0.4,beta=0.1",
+    "luspo:top_entropy_quantile=0.7",
+    "gmpo:top_entropy_quantile=0.5,beta=0.1",
     "sapo:beta=0.1,importance_sampling_level=sequence",
     "gmpo:beta=0.3,epsilon=0.1",
     "ppo:epsilon=0.1,vf_coef=0.7",

@@ -77,7 +77,7 @@ typedef struct {
     int64_t tries;
     int64_t stop_at; /* a stop is requested in the beginning of this step, from 1 */
     bool check;      /* every step is compared with its definition, and these are read: */
-    double correct_most, missing_eos, clip_reward;
+    double correct_least, correct_most, missing_eos, clip_reward;
 } ask;
 
 typedef struct {
@@ -180,12 +180,13 @@ static double correction_of(between *t, const sampled *s, const double *old, int
     for (int64_t k = 0; k < s->n; k++)
         if (k == at || o->correct >= LM_CORRECT_SEQUENCE_TRUNCATE)
             ratio *= exp(old[k]) / exp(s->sampled[k]);
-    *(ratio > o->correct_most ? &t->out->bounded : &t->out->free) += 1;
-    if (ratio <= o->correct_most)
+    const bool above = ratio > o->correct_most, below = ratio < o->correct_least;
+    *(above || below ? &t->out->bounded : &t->out->free) += 1;
+    if (!above && !below)
         return ratio;
-    return o->correct == LM_CORRECT_TOKEN_MASK || o->correct == LM_CORRECT_SEQUENCE_MASK
-               ? 0
-               : o->correct_most;
+    return o->correct == LM_CORRECT_TOKEN_MASK || o->correct == LM_CORRECT_SEQUENCE_MASK ? 0
+           : above ? o->correct_most
+                   : o->correct_least;
 }
 
 /* The derivatives of a micro-batch are those of its completions' numbers. */
@@ -395,6 +396,7 @@ static lm_on_policy_opts opts_of(const ask *a, const lm_align_spec *spec, lm_rew
                                 .iterations = a->iterations ? a->iterations : 1,
                                 .advantage = a->advantage,
                                 .correct = a->correct,
+                                .correct_least = a->correct_least,
                                 .correct_most = a->check ? a->correct_most : 3,
                                 .missing_eos = a->missing_eos,
                                 .clip_reward = a->clip_reward,
@@ -551,6 +553,7 @@ static void steps_are_their_definition(void **state)
         b.advantage.kind = k == 1 ? LM_ADVANTAGE_LEAVE_ONE_OUT : LM_ADVANTAGE_GROUP;
         b.updates = b.iterations = k == 0 || k == 3 ? 2 : 1;
         b.mask = k == 0 || k == 2 || k == 5;
+        b.correct_least = k % 2 ? 0.6 : 0;
         b.missing_eos = k == 4 ? 0 : 0.7;
         b.clip_reward = k == 1 ? 0.4 : 0;
         outcome x = train(&b);
@@ -695,13 +698,15 @@ static void refused(void **state)
     const ask a = { .loss = "dapo" };
     (void)state;
     ok(lm_reward_open(&reward, NULL, 1, &(lm_reward_opts){ .most_new = 1 }, &set, &e), &e);
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 7; k++) {
         ok(lm_align_parse(k == 5 ? "kto" : k == 4 ? "dpo" : "dapo", &spec, &e), &e);
         lm_on_policy_opts o = opts_of(&a, &spec, set);
         o.group = k == 0 ? 1 : o.group;
         o.updates = k == 1 ? 3 : 1;
         o.n_prompts = k == 2 ? 0 : o.n_prompts;
         o.kl_reward = k == 3 ? 0.1 : 0;
+        o.correct = k == 6 ? LM_CORRECT_TOKEN_MASK : LM_CORRECT_NONE;
+        o.correct_least = k == 6 ? o.correct_most : 0;
         assert_int_equal(lm_on_policy_new(&o, &p, &e), LM_EUSAGE);
         assert_null(p);
         e = (lm_err){ 0 };

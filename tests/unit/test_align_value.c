@@ -224,15 +224,25 @@ static void policies(void **state)
                          completion(n_logp, n_old, n_ref, 2, -2) };
     (void)state;
     CHECK(v, q, 2);
-    /* one token of the first completion has a low entropy; the reference counts everywhere */
-    static uint8_t high[] = { 1, 0, 1 };
-    q[0].high = high;
-    const value few[] = { { "dapo", (-down + second) / 3 },
-                          { "dapo:beta=0.1", (-down + second + 0.1 * kl) / 3 } };
+    /* the first token of the first completion has a low entropy; the reference counts everywhere.  Of 0.5, 2 and 3 the
+     * median is 2, and the quantile 0.4 is 0.5 + 0.8 * 1.5 = 1.7; the prompt's do not count */
+    static double sure[] = { 9, 0.5, 2 }, unsure[] = { 0, 3 };
+    const value all[] = { { "dapo:top_entropy_quantile=0.5", (first + second) / 3 } };
+    q[0].entropy = sure;
+    CHECK(all, q, 2); /* not all are known */
+    q[1].entropy = unsure;
+    const value few[] = {
+        { "dapo", (first + second) / 3 },
+        { "dapo:top_entropy_quantile=0.6", (-down + second) / 3 },
+        { "dapo:top_entropy_quantile=0.5", (-down + second) / 3 },
+        { "dapo:top_entropy_quantile=0.49", second / 3 },
+        { "dapo:beta=0.1,top_entropy_quantile=0.6", (-down + second + 0.1 * kl) / 3 },
+        { "grpo:top_entropy_quantile=0.6,mean=sequences", (-down / 2 + second) / 2 },
+        { "gmpo:top_entropy_quantile=0.6", (-down + 2 * low) / 2 },
+    };
     CHECK(few, q, 2);
     /* weights against the sampler's numbers */
     static double correct[] = { 1, 0.5, 2 };
-    q[0].high = NULL;
     q[0].correct = correct;
     const value weighed[] = {
         { "dapo", (-0.5 * 1.2 - 2 * down + second) / 3 },

@@ -52,6 +52,9 @@
  *              max((v - R)^2, (clip(v, v' -+ cliprange_value) - R)^2) / 2   arXiv:1707.06347
  *   reject     p = -l of the completions that were kept; mean over the tokens of the step  arXiv:2304.06767
  *
+ * With top_entropy_quantile q, tokens whose entropy is below the (1 - q) quantile of the micro-batch's have only
+ * the KL (arXiv:2506.01939).
+ *
  * KL of a token is k1 = l - l', k2 = (l - l')^2 / 2 or k3 = exp(l' - l) - 1 + l - l', and with
  * use_bias_correction_kl times rho.
  *
@@ -77,8 +80,7 @@ typedef struct {
     const double *sampled;    /* of the sampler, in its own numerics; NULL: old */
     const double *correct;    /* pi_old / pi_sampler, bounded by the caller; NULL: 1 */
     const uint8_t *mask;      /* NULL: all are the completion's */
-    const uint8_t *high;      /* policies: tokens whose gradient counts (high entropy); NULL: all */
-    const double *entropy;    /* of the distribution of each token, for metrics; NULL: unknown */
+    const double *entropy;    /* of the distribution of each token, in nats; NULL: unknown */
     const double *advantages; /* NULL: `advantage` for each token */
     double advantage;
     bool good;       /* kto: desirable */

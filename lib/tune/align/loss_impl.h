@@ -21,6 +21,12 @@
         "ld_alpha", 1, 0, 1, "weight of tokens past the shorter answer's length", NULL \
     }
 
+#define ENTROPY                                                              \
+    {                                                                        \
+        "top_entropy_quantile", 1, 0, 1,                                     \
+            "share of tokens that train, those of the highest entropy", NULL \
+    }
+
 /* A hyper-parameter of the loss; `none` if its table has none of that name. */
 static inline double lm_align_get(const lm_align_use *u, const char *name, double none)
 {
@@ -59,6 +65,11 @@ void lm_align_spread(lm_align_seq *q, double d);
 /* The mean of -log p over the completions (whole: and prompts) of chosen ones, which are `total` in the step, times
  * `weight`: its share and derivatives are added.  Returns the share. */
 double lm_align_sft(lm_align_batch *b, bool whole, double weight);
+
+/* top_entropy_quantile: the (1 - share) quantile of the entropies of the micro-batch, between two of them by
+ * interpolation; 0 where some are not known. */
+double lm_align_certain_below(const lm_align_batch *b, double share);
+bool lm_align_is_certain(const lm_align_seq *q, int64_t t, double bound);
 
 /* Entropy over completions, where it is known. */
 void lm_align_note_entropy(lm_align_batch *b);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* loss_parts.c -- what several losses of alignment compute: sums over completions, counts, metrics. */
+#include <float.h>
 #include <string.h>
 
 #include "tune/align/loss_impl.h"
@@ -56,6 +57,62 @@ void lm_align_count(const lm_align_seq *seq, int64_t n, lm_align_counts *add)
         add->sft += i % 2 == 0 ? length : 0;
         add->sft_whole += i % 2 == 0 ? seq[i].n : 0;
     }
+}
+
+/* ---- entropies ---- */
+
+/* What is below 0 is rounding. */
+static double entropy_of(const lm_align_seq *q, int64_t t)
+{
+    return q->entropy[t] > 0 ? q->entropy[t] : 0;
+}
+
+/* Tokens of the micro-batch with an entropy of at most x. */
+static double count_to(const lm_align_batch *b, double x)
+{
+    double n = 0;
+    for (int64_t i = 0; i < b->n; i++)
+        for (int64_t t = 0; t < b->seq[i].n; t++)
+            n += lm_align_counts_token(&b->seq[i], t) && entropy_of(&b->seq[i], t) <= x;
+    return n;
+}
+
+/* The entropy that k of the tokens, in their order, are before: by bisection of the bits, which have the order of the
+ * numbers. */
+static double entropy_at(const lm_align_batch *b, double k)
+{
+    double x = DBL_MAX;
+    uint64_t least = 0, most;
+    memcpy(&most, &x, sizeof most);
+    while (least < most) {
+        const uint64_t middle = least + (most - least) / 2;
+        memcpy(&x, &middle, sizeof x);
+        if (count_to(b, x) > k)
+            most = middle;
+        else
+            least = middle + 1;
+    }
+    memcpy(&x, &least, sizeof x);
+    return x;
+}
+
+double lm_align_certain_below(const lm_align_batch *b, double share)
+{
+    double n, at, first;
+    for (int64_t i = 0; i < b->n; i++)
+        if (!b->seq[i].entropy)
+            return 0;
+    n = count_to(b, DBL_MAX);
+    if (share >= 1 || n < 1)
+        return 0;
+    at = (1 - share) * (n - 1);
+    first = entropy_at(b, floor(at));
+    return first + (at - floor(at)) * (entropy_at(b, ceil(at)) - first);
+}
+
+bool lm_align_is_certain(const lm_align_seq *q, int64_t t, double bound)
+{
+    return bound > 0 && entropy_of(q, t) < bound;
 }
 
 /* ---- metrics ---- */

@@ -22,6 +22,7 @@ typedef struct {
     mean mean;
     bool by_sequence, correct_kl;
     double low, high, delta, beta, threshold;
+    double certain; /* tokens with a lower entropy have only the KL */
     int kl;
 } policy;
 
@@ -172,7 +173,7 @@ static void run_token(const policy *p, lm_align_seq *q, int64_t t, double share,
 {
     double logp = q->logp[t], a = advantage_of(q, t);
     double rho = p->by_sequence ? s->ratio : exp(logp - old_of(q, t));
-    bool counts = (!q->high || q->high[t]) && keeps_sequence(p, q, t);
+    bool counts = !lm_align_is_certain(q, t, p->certain) && keeps_sequence(p, q, t);
     double by = counts ? q->correct && p->term != TERM_VESPO ? q->correct[t] : 1 : 0;
     token x = make_term(p, rho, a, logp, weight),
           sum = { x.value * by, x.by_ratio * by, x.by_logp * by };
@@ -244,6 +245,7 @@ static lm_code run_policy(const lm_align_use *u, lm_align_batch *b, term of, mea
                  .delta = lm_align_get(u, "delta", 0),
                  .beta = lm_align_get(u, "beta", 0),
                  .threshold = lm_align_get(u, "off_policy_mask_threshold", 0),
+                 .certain = lm_align_certain_below(b, lm_align_get(u, "top_entropy_quantile", 1)),
                  .kl = (int)lm_align_get(u, "kl_estimator", 2) };
     int64_t tokens = 0;
     for (int64_t i = 0; i < b->n; i++)
@@ -280,39 +282,37 @@ static bool reads_ref(const lm_align_use *u)
     {                                                                                           \
         "importance_sampling_level", 1, 0, 1, "ratios of tokens or sequences", "token sequence" \
     }
-#define OFF_POLICY                                                       \
+#define LEFT_OUT                                                         \
+    ENTROPY,                                                             \
     {                                                                    \
         "off_policy_mask_threshold", 0, 0, 1e6,                          \
             "KL beyond which bad sequences are left out; 0: never", NULL \
     }
 
-static const lm_hyper hyper_clip[] = { CLIP, LEVEL, OFF_POLICY, KL, { 0 } };
+static const lm_hyper hyper_clip[] = { CLIP, LEVEL, LEFT_OUT, KL, { 0 } };
 static const lm_hyper hyper_grpo[] = {
     CLIP,
     LEVEL,
     { "mean", 0, 0, 1, "over the tokens of the step (dapo), or of each sequence as published",
       "tokens sequences" },
-    OFF_POLICY,
+    LEFT_OUT,
     KL,
     { 0 },
 };
-static const lm_hyper hyper_luspo[] = { CLIP, SEQUENCE_LEVEL, OFF_POLICY, KL, { 0 } };
+static const lm_hyper hyper_luspo[] = { CLIP, SEQUENCE_LEVEL, LEFT_OUT, KL, { 0 } };
 static const lm_hyper hyper_length[] = {
-    CLIP,
-    LEVEL,
-    OFF_POLICY,
-    { "max_completion_length", 512, 1, 1e9, "divisor: tokens of a completion", LM_WHOLE },
-    KL,
-    { 0 },
+    CLIP,     LEVEL,
+    LEFT_OUT, { "max_completion_length", 512, 1, 1e9, "divisor: tokens of a completion", LM_WHOLE },
+    KL,       { 0 },
 };
 static const lm_hyper hyper_cispo[] = {
-    { "epsilon_high", 5, 0, 1e6, "bound of ratios", NULL }, LEVEL, OFF_POLICY, KL, { 0 },
+    { "epsilon_high", 5, 0, 1e6, "bound of ratios", NULL }, LEVEL, LEFT_OUT, KL, { 0 },
 };
 static const lm_hyper hyper_sapo[] = {
     { "sapo_temperature_pos", 1, 1e-3, 1e6, "steepness at positive advantages", NULL },
     { "sapo_temperature_neg", 1.05, 1e-3, 1e6, "steepness at negative advantages", NULL },
     LEVEL,
-    OFF_POLICY,
+    LEFT_OUT,
     KL,
     { 0 },
 };
@@ -321,7 +321,7 @@ static const lm_hyper hyper_vespo[] = {
     { "vespo_lambda_pos", 3, 1e-4, 1e6, "decay at positive advantages", NULL },
     { "vespo_k_neg", 3, 0, 1e6, "power at negative advantages", NULL },
     { "vespo_lambda_neg", 2, 1e-4, 1e6, "decay at negative advantages", NULL },
-    OFF_POLICY,
+    LEFT_OUT,
     KL,
     { 0 },
 };

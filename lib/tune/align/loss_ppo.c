@@ -73,18 +73,19 @@ static bool clip_log(double *x, double a, double low, double high)
     return free;
 }
 
-static bool chosen(const lm_align_seq *q, int64_t t)
+static bool chosen(const lm_align_seq *q, int64_t t, double certain)
 {
-    return lm_align_counts_token(q, t) && (!q->high || q->high[t]);
+    return lm_align_counts_token(q, t) && !lm_align_is_certain(q, t, certain);
 }
 
-static void run_gmpo_sequence(const lm_align_use *u, lm_align_batch *b, lm_align_seq *q)
+static void run_gmpo_sequence(const lm_align_use *u, lm_align_batch *b, lm_align_seq *q,
+                              double certain)
 {
     double low, high, share = share_of(u, b), beta = lm_align_get(u, "beta", 0);
     double a = q->advantage, sum = 0, n = 0, length = fmax((double)lm_align_length(q), 1), kl = 0;
     clips(u, &low, &high);
     for (int64_t t = 0; t < q->n; t++)
-        if (chosen(q, t)) {
+        if (chosen(q, t, certain)) {
             double x = q->logp[t] - old_of(q, t);
             clip_log(&x, a, low, high);
             sum += x;
@@ -94,7 +95,7 @@ static void run_gmpo_sequence(const lm_align_use *u, lm_align_batch *b, lm_align
     b->loss -= by * a * w;
     for (int64_t t = 0; t < q->n; t++) {
         double x = q->logp[t] - old_of(q, t);
-        if (chosen(q, t) && clip_log(&x, a, low, high))
+        if (chosen(q, t, certain) && clip_log(&x, a, low, high))
             q->dlogp[t] += back;
         if (beta > 0 && lm_align_counts_token(q, t)) {
             double r = exp(q->ref[t] - q->logp[t]);
@@ -110,9 +111,10 @@ static void run_gmpo_sequence(const lm_align_use *u, lm_align_batch *b, lm_align
 
 static lm_code run_gmpo(const lm_align_use *u, lm_align_batch *b, lm_err *e)
 {
+    const double certain = lm_align_certain_below(b, lm_align_get(u, "top_entropy_quantile", 1));
     (void)e;
     for (int64_t i = 0; i < b->n; i++)
-        run_gmpo_sequence(u, b, &b->seq[i]);
+        run_gmpo_sequence(u, b, &b->seq[i], certain);
     return LM_OK;
 }
 
@@ -190,9 +192,9 @@ static bool reads_ref(const lm_align_use *u)
     }
 
 static const lm_hyper hyper_rloo[] = { CLIP(0.2), { 0 } };
-static const lm_hyper hyper_gmpo[] = { CLIP(0.4),
-                                       BETA(0, "weight of the KL to the reference"),
-                                       { 0 } };
+static const lm_hyper hyper_gmpo[] = {
+    CLIP(0.4), BETA(0, "weight of the KL to the reference"), ENTROPY, { 0 }
+};
 static const lm_hyper hyper_ppo[] = {
     CLIP(0.2),
     { "vf_coef", 0.1, 0, 1e6, "weight of the values' loss", NULL },

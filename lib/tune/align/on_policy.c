@@ -44,6 +44,9 @@ static lm_code check_opts(const lm_on_policy_opts *o, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "best", "keep fewer, or sample more",
                        "%" PRId64 " of %" PRId64 " completions of a prompt cannot be kept", o->best,
                        o->group);
+    if (o->correct && !(o->correct_least < o->correct_most))
+        return lm_fail(e, LM_EUSAGE, "correct-least", "choose one below the other",
+                       "ratios from %g to %g leave none", o->correct_least, o->correct_most);
     if (o->tries > 0 && (o->group < 2 || o->tries > ON_POLICY_TRIES))
         return lm_fail(e, LM_EUSAGE, "resample", "sample several completions of a prompt",
                        "%" PRId64 " tries with groups of %" PRId64
@@ -143,7 +146,8 @@ static void correct_sequence(lm_on_policy *p, const sampled *s, const double *lo
         all += old[t] - s->sampled[t];
     for (int64_t t = 0; t < s->n; t++) {
         double x = old[t] - s->sampled[t], ratio = exp(by_token ? x : all);
-        out[t] = ratio <= p->o.correct_most ? ratio : drop ? 0 : p->o.correct_most;
+        const double bounded = fmin(fmax(ratio, p->o.correct_least), p->o.correct_most);
+        out[t] = bounded == ratio ? ratio : drop ? 0 : bounded;
         lm_align_note(&p->metrics, "sampling/sampling_logp_difference/mean", fabs(x), 1,
                       LM_ALIGN_MEAN);
         lm_align_note(&p->metrics, "sampling/sampling_logp_difference/max", fabs(x), 1,

@@ -52,7 +52,7 @@ typedef struct {
 } lm_on_policy_prompt;
 
 /* Ratios old / sampled, as TRL's vllm_importance_sampling_mode: of tokens or of whole sequences; bounded, or
- * left out if they are beyond the bound. */
+ * left out if they are beyond the bounds. */
 typedef enum {
     LM_CORRECT_NONE,
     LM_CORRECT_TOKEN_TRUNCATE,
@@ -71,7 +71,7 @@ typedef struct {
     lm_advantage_opts advantage;
     bool each; /* several rewards are normalised one by one (lm_advantage_each) */
     lm_correct correct;
-    double correct_most; /* TRL: 3 */
+    double correct_least, correct_most; /* bounds; TRL: none, which is 0, and 3 */
     /* b of a penalty in the reward: of a completion, b times the sum of log(old / ref) over its tokens (RLOO), or
      * that of each token (PPO). */
     double kl_reward;

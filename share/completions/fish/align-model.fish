@@ -68,6 +68,7 @@ complete -c align-model -l normalize-advantages -d 'over all completions of a ro
 complete -c align-model -l normalize-each -d 'several rewards one by one, before they are added'
 complete -c align-model -l correct -x -a 'none token-truncate token-mask sequence-truncate sequence-mask' -d 'ratios to the sampler\'s numerics: token- or sequence- truncate or mask, none [token-truncate]'
 complete -c align-model -l correct-most -r -d 'bound of these ratios [3]'
+complete -c align-model -l correct-least -r -d 'lower bound of these ratios [0]'
 complete -c align-model -l missing-eos-penalty -r -d 'taken from rewards of cut completions [0]'
 complete -c align-model -l reward-clip -r -d 'rewards are cut at +- X; 0: not [0]'
 complete -c align-model -l mask-truncated -d 'cut completions do not train'
