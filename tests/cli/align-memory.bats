@@ -42,6 +42,7 @@ sampled=(--batch-size 2 --group 4 --micro-batch-size 8 --max-new-tokens 40 --rew
 
 @test "align-model: memory of given answers is kept to within 5 %" {
     keeps dpo --loss dpo --batch-size 4
+    keeps "dpo, layers computed again" --loss dpo --batch-size 4 --recompute full
     keeps "dpo with lora" --loss dpo --batch-size 4 --method lora
     keeps reward --loss reward --batch-size 4
     keeps "dpo in bf16, with evaluations" --loss dpo --batch-size 4 --dtype bf16 --val pairs.jsonl --eval-every 1
@@ -60,6 +61,7 @@ sampled=(--batch-size 2 --group 4 --micro-batch-size 8 --max-new-tokens 40 --rew
 @test "align-model: memory of values and of other models is kept to within 5 %" {
     keeps ppo --loss ppo "${sampled[@]}" --group 2
     keeps "a reward model" --loss grpo --reward-model judge "${sampled[@]:0:8}" --method lora
+    keeps "a reference in codes that it shares, layers computed again" --loss grpo "${sampled[@]}" --method qlora --kl 0.1
     keeps "a teacher" --loss gkd --teacher large --batch-size 4 --lambda 0 --method lora
     keeps "a teacher of completions" --loss gkd --teacher large --batch-size 4 --lambda 1 --max-new-tokens 40 --method lora
 }
