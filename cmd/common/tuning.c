@@ -123,7 +123,7 @@ lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *
     const char *where = s->ask.resume     ? s->ask.resume
                         : a->init_adapter ? a->init_adapter
                                           : "adapter";
-    if (lm_tuning_new(config, where, s->source, &s->config, out, e))
+    if (lm_tuning_new(config, where, !first, s->source, &s->config, out, e))
         return e->code;
     out->base = s->source;
     out->seed = (uint64_t)t->seed;

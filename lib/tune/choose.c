@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "tune/choose_impl.h"
 #include "tune/methods.h"
-#include "tune/modules.h"
 
 /* Whether a regular expression, put in `frame` (with one %s), matches the text from its beginning.
  * *number: the group "idx". */
@@ -59,8 +59,7 @@ lm_code lm_tune_matches(const char *pattern, const char *text, bool *hit, lm_err
     return match("(?:%s)$", pattern, text, "adapter_config.json", hit, NULL, e);
 }
 
-/* Whether name is `part`, or ends with it behind a dot. */
-static bool ends_as(const char *name, const char *part)
+bool lm_tune_ends_as(const char *name, const char *part)
 {
     size_t n = strlen(name), k = strlen(part);
 
@@ -83,7 +82,7 @@ static lm_code is_listed(const json_t *list, const char *name, const char *where
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "a list of modules holds a value that is "
                            "not a name");
-        *hit = *hit || ends_as(name, json_string_value(v));
+        *hit = *hit || lm_tune_ends_as(name, json_string_value(v));
     }
     return LM_OK;
 }
@@ -125,30 +124,36 @@ static bool has_layers(const json_t *config)
     return layers && !json_is_null(layers) && !(json_is_array(layers) && !json_array_size(layers));
 }
 
-/* layers_to_transform: of the numbers in a name the first, or that behind a name of
- * layers_pattern. */
-static lm_code is_in_layers(const json_t *config, const char *name, const char *where, bool *hit,
-                            lm_err *e)
+lm_code lm_tune_layer_of(const json_t *config, const char *name, const char *where, int64_t *out,
+                         lm_err *e)
 {
     const json_t *patterns = json_object_get(config, "layers_pattern"), *v;
-    int64_t n = -1;
     bool any = false;
     size_t i;
     lm_code rc = LM_OK;
 
-    if (!has_layers(config))
-        return LM_OK;
     if (json_is_string(patterns) && *json_string_value(patterns))
         rc = match("(?:^|.*?\\.)%s\\.(?<idx>\\d+)\\.", json_string_value(patterns), name, where,
-                   &any, &n, e);
+                   &any, out, e);
     else if (!json_array_size(patterns))
-        rc = match("%s.*?\\.[^.]*\\.(?<idx>\\d+)\\.", "", name, where, &any, &n, e);
+        rc = match("%s.*?\\.[^.]*\\.(?<idx>\\d+)\\.", "", name, where, &any, out, e);
     json_array_foreach((json_t *)(uintptr_t)patterns, i, v)
     {
         if (!rc && !any && json_is_string(v))
             rc = match("(?:^|.*?\\.)%s\\.(?<idx>\\d+)\\.", json_string_value(v), name, where, &any,
-                       &n, e);
+                       out, e);
     }
+    return rc;
+}
+
+static lm_code is_in_layers(const json_t *config, const char *name, const char *where, bool *hit,
+                            lm_err *e)
+{
+    int64_t n = -1;
+
+    if (!has_layers(config))
+        return LM_OK;
+    lm_code rc = lm_tune_layer_of(config, name, where, &n, e);
     *hit = n >= 0 && has_number(json_object_get(config, "layers_to_transform"), n);
     return rc;
 }
@@ -158,8 +163,7 @@ static bool names_all(const json_t *targets)
     return json_is_string(targets) && !strcasecmp(json_string_value(targets), "all-linear");
 }
 
-/* Whether a method can change such a module. */
-static bool suits(const lm_tune_method *t, const lm_tune_base *m)
+bool lm_tune_suits(const lm_tune_method *t, const lm_tune_base *m)
 {
     return m->kind == LM_TUNE_LINEAR_LAYER ? !(t->is & LM_TUNE_VECTORS)
            : m->kind == LM_TUNE_EMBEDDING  ? (t->is & LM_TUNE_EMBEDS) != 0
@@ -174,7 +178,7 @@ static lm_code choose_one(const lm_tune_method *t, const json_t *targets, const 
     lm_code rc = LM_OK;
 
     *hit = false;
-    if (!suits(t, m))
+    if (!lm_tune_suits(t, m))
         return LM_OK;
     if (json_is_string(without) ? *json_string_value(without) : json_array_size(without) > 0)
         rc = is_listed(without, m->name, where, &out, e);
@@ -203,7 +207,7 @@ static void list_modules(const lm_tune_bases *b, const lm_tune_method *t, char *
         const char *seen = strstr(out, last);
         size_t k = strlen(last);
 
-        if (!suits(t, &b->at[i]) || n + k + 3 > size ||
+        if (!lm_tune_suits(t, &b->at[i]) || n + k + 3 > size ||
             (seen && (seen == out || seen[-1] == ' ') && (!seen[k] || seen[k] == ',')))
             continue;
         n += (size_t)snprintf(out + n, size - n, "%s%s", n ? ", " : "", last);

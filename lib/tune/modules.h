@@ -54,6 +54,12 @@ const lm_st_tensor *lm_tune_tensor_find(const lm_model_source *base, const char 
 lm_code lm_tune_choose(const lm_tune_bases *b, const lm_tune_method *t, const json_t *config,
                        const char *where, bool *chosen, lm_err *e);
 
+/* Every name of modules_to_save is that of a module of the base; `asked`, of a configuration that is new: also every
+ * name of target_modules (of a module that `t` can change; t NULL: has none) and of exclude_modules, and every number of
+ * layers_to_transform.  A tied head may be named, too.  Fails: LM_EUSAGE with the names that match nothing, and the nearest. */
+lm_code lm_tune_check_names(const lm_tune_bases *b, const lm_tune_method *t, const json_t *config,
+                            bool asked, lm_err *e);
+
 /* The value of the first entry of a map {regular expression: number} that matches the end of the
  * module's name; *out is left alone if none does.  Fails: LM_EFORMAT. */
 lm_code lm_tune_pattern(const json_t *map, const char *module, double *out, const char *where,

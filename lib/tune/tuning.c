@@ -13,60 +13,11 @@
 
 /* ---- the configuration and the base ---- */
 
-/* Modules that PEFT adds to modules_to_save of every classifier. */
-static bool is_automatic(const char *name)
-{
-    return !strcmp(name, "classifier") || !strcmp(name, "score");
-}
-
-/* True if `part` is the end of a name of a module. */
-static bool names_module(const lm_tune_bases *b, const char *part)
-{
-    size_t k = strlen(part);
-    for (size_t i = 0; i < b->n; i++) {
-        size_t n = strlen(b->at[i].name);
-        if (k && k <= n && !strcmp(b->at[i].name + n - k, part))
-            return true;
-    }
-    return false;
-}
-
 /* The last part of the name of a module, which begins in it. */
 static const char *last_part(const lm_tune_base *m)
 {
     const char *dot = strrchr(m->name, '.');
     return dot ? dot + 1 : m->name;
-}
-
-static lm_code fail_name(const lm_tune_bases *b, const char *key, const char *name, lm_err *e)
-{
-    const char *names[65] = { NULL }, *near;
-    char todo[120] = "name modules of the model";
-    for (size_t i = 0, n = 0; i < b->n && n < 64; i++) {
-        bool seen = false;
-        for (size_t k = 0; k < n; k++)
-            seen = seen || !strcmp(names[k], last_part(&b->at[i]));
-        if (!seen)
-            names[n++] = last_part(&b->at[i]);
-    }
-    near = lm_nearest(name, names);
-    if (near)
-        snprintf(todo, sizeof todo, "did you mean '%.60s'?", near);
-    return lm_fail(e, LM_EUSAGE, key, todo, "no module of %.100s matches '%.60s'", b->path, name);
-}
-
-/* Every name of a list of the configuration is that of a module. */
-static lm_code check_names(const lm_tune_bases *b, const json_t *config, const char *key, lm_err *e)
-{
-    const json_t *list = json_object_get(config, key), *v;
-    size_t i;
-    json_array_foreach((json_t *)(uintptr_t)list, i, v)
-    {
-        const char *name = json_string_value(v);
-        if (name && !is_automatic(name) && !names_module(b, name))
-            return fail_name(b, key, name, e);
-    }
-    return LM_OK;
 }
 
 /* "all-linear" in some layers as a list of names: PEFT reads layers_to_transform only beside a
@@ -92,14 +43,15 @@ static lm_code list_linear(const lm_tune_bases *b, json_t *config, lm_err *e)
                : LM_OK;
 }
 
-lm_code lm_tuning_new(json_t *config, const char *where, const lm_model_source *base,
+lm_code lm_tuning_new(json_t *config, const char *where, bool asked, const lm_model_source *base,
                       const lm_config *c, lm_tuning *out, lm_err *e)
 {
+    const char *type = json_string_value(json_object_get(config, "peft_type"));
+    const lm_tune_method *method = type ? lm_tune_method_of(type) : NULL;
     *out = (lm_tuning){ .config = config };
     lm_code rc = lm_tune_bases_read(base, false, &out->bases, e);
-    rc = rc ? rc : check_names(&out->bases, config, "modules_to_save", e);
-    rc = rc ? rc : check_names(&out->bases, config, "exclude_modules", e);
     rc = rc ? rc : list_linear(&out->bases, config, e);
+    rc = rc ? rc : lm_tune_check_names(&out->bases, method, config, asked, e);
     rc = rc ? rc : lm_tune_config_text(config, &out->text, e);
     rc = rc ? rc : lm_attach_new(&out->bases, c, config, where, &out->attach, e);
     if (rc)

@@ -35,7 +35,7 @@ static inline bool lm_tuning_recipe_adapts(const lm_tuning_recipe *r)
 
 /* A recipe by name, with every method of the registry under its own; false: unknown. */
 bool lm_tuning_recipe_find(const char *name, lm_tuning_recipe *out);
-/* All of them as a table, or as one JSON array, appended to `out`. */
+/* All of them with their keys and defaults, as a table, or as one JSON array, appended to `out`. */
 lm_code lm_tuning_recipes_table(lm_buf *out, lm_err *e);
 lm_code lm_tuning_recipes_json(lm_buf *out, lm_err *e);
 /* Its names, NULL-terminated, for completion; made once. */
@@ -45,7 +45,7 @@ const char *const *lm_tuning_recipe_names(void);
 typedef struct {
     lm_tuning_recipe recipe;
     const char *base;       /* base_model_name_or_path */
-    const lm_config *model; /* its shape */
+    const lm_config *model; /* its shape; NULL: keys that follow from it are null */
     /* negative: not given.  The rank of lora is then 16, alpha twice the rank */
     double rank, alpha, dropout;
     const char *target;
@@ -77,9 +77,10 @@ typedef struct {
 lm_code lm_tuning_open(const char *path, const lm_bundle_opts *o, lm_bundle **files,
                        lm_st **tensors, json_t **config, lm_err *e);
 
-/* config: taken, also after a failure.  where: names it in messages.  `c` is borrowed for the life of *out.  Fails as
+/* config: taken, also after a failure.  where: names it in messages.  asked: it is new, and what it names must be there
+ * (lm_tune_check_names); a saved one is read as PEFT reads it.  `c` is borrowed for the life of *out.  Fails as
  * lm_attach_new. */
-lm_code lm_tuning_new(json_t *config, const char *where, const lm_model_source *base,
+lm_code lm_tuning_new(json_t *config, const char *where, bool asked, const lm_model_source *base,
                       const lm_config *c, lm_tuning *out, lm_err *e);
 void lm_tuning_fini(lm_tuning *t);
 /* Before a model is built, with `base` and `seed` set: find the indices of the adapter, if it has some, among the tensors

@@ -104,50 +104,12 @@ const char *const *lm_tuning_recipe_names(void)
 {
     static const char *names[MOST_NAMES];
     lm_tuning_recipe r;
-    for (int i = 0; !names[0] || names[i]; i++) {
+    for (int i = 0; !names[0] || i; i++) {
         if (i == MOST_NAMES - 1 || !recipe_at(i, &r))
             break;
         names[i] = r.name;
-        names[i + 1] = NULL;
     }
     return names;
-}
-
-lm_code lm_tuning_recipes_table(lm_buf *out, lm_err *e)
-{
-    lm_tuning_recipe r;
-    lm_code rc = LM_OK;
-    for (int i = 0; !rc && recipe_at(i, &r); i++) {
-        rc = lm_buf_addf(out, e, "%-16s lr %-8g %s\n", r.name, r.rate, r.about);
-        const lm_tune_method *m = r.method ? lm_tune_method_find(r.method) : NULL;
-        for (const lm_hyper *h = m && !strcmp(m->name, r.name) ? m->hyper : NULL;
-             !rc && h && h->name; h++)
-            rc = lm_hyper_add_line(h, out, e);
-    }
-    return rc;
-}
-
-lm_code lm_tuning_recipes_json(lm_buf *out, lm_err *e)
-{
-    lm_tuning_recipe r;
-    lm_jw w;
-    lm_jw_begin(&w, out, 0, e);
-    lm_jw_arr(&w, NULL);
-    for (int i = 0; recipe_at(i, &r); i++) {
-        const lm_tune_method *m = r.method ? lm_tune_method_find(r.method) : NULL;
-        lm_jw_obj(&w, NULL);
-        lm_jw_str(&w, "name", r.name);
-        lm_jw_str(&w, "peft_type", m ? m->peft_type : NULL);
-        lm_jw_f64(&w, "lr", r.rate);
-        lm_jw_str(&w, "about", r.about);
-        lm_jw_obj(&w, "keys");
-        for (const lm_hyper *h = m ? m->hyper : NULL; h && h->name; h++)
-            lm_hyper_add_json(h, &w);
-        lm_jw_close_obj(&w);
-        lm_jw_close_obj(&w);
-    }
-    lm_jw_close_arr(&w);
-    return lm_jw_end(&w);
 }
 
 /* ---- the configuration ---- */
@@ -321,26 +283,29 @@ static int64_t token_width(const lm_tuning_ask *a, const json_t *c)
     return json_object_get(c, "prefix_projection") ? l->kv_heads * l->head_dim : a->model->width;
 }
 
-/* What all kinds outside the registry say about the base. */
+/* What all kinds outside the registry say about the base; null without one. */
 static lm_code describe_base(const lm_tuning_ask *a, json_t *c, lm_err *e)
 {
     const lm_config *m = a->model;
+    json_t *name = a->base ? json_string(a->base) : json_null();
     bool peft = json_object_get(c, "peft_type") != NULL;
     int bad = 0;
     if (peft) {
-        bad |= json_object_set_new(c, "base_model_name_or_path", json_string(a->base));
+        bad |= json_object_set_new(c, "base_model_name_or_path", name);
         bad |= json_object_set_new(c, "task_type", json_string("CAUSAL_LM"));
         if (!json_object_get(c, "inference_mode")) /* false: with an encoder */
             bad |= json_object_set_new(c, "inference_mode", json_true());
         bad |= json_object_set_new(c, "auto_mapping", json_null());
         bad |= json_object_set_new(c, "revision", json_null());
         bad |= json_object_set_new(c, "num_transformer_submodules", json_integer(1));
-        bad |= json_object_set_new(c, "num_layers", json_integer(m->layers));
-        bad |= json_object_set_new(c, "num_attention_heads", json_integer(token_heads(a, c)));
-        bad |= json_object_set_new(c, "token_dim", json_integer(token_width(a, c)));
+        bad |= json_object_set_new(c, "num_layers", m ? json_integer(m->layers) : json_null());
+        bad |= json_object_set_new(c, "num_attention_heads",
+                                   m ? json_integer(token_heads(a, c)) : json_null());
+        bad |=
+            json_object_set_new(c, "token_dim", m ? json_integer(token_width(a, c)) : json_null());
     } else {
-        bad |= json_object_set_new(c, "hidden_size", json_integer(m->width));
-        bad |= json_object_set_new(c, "model_name", json_string(a->base));
+        bad |= json_object_set_new(c, "hidden_size", m ? json_integer(m->width) : json_null());
+        bad |= json_object_set_new(c, "model_name", name);
     }
     return bad ? lm_fail(e, LM_ELIMIT, "adapter_config.json", NULL, "no memory") : LM_OK;
 }

@@ -138,6 +138,10 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     [[ $stderr == *"same.jsonl"*"1"* ]]
     run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --rank 4
     [[ $stderr == *"--rank: method 'full' has no adapter: give --method lora too" ]]
+    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --method lora --target q_proj,v_prj
+    [[ $stderr == "align-model: target_modules: no module of m0 matches 'v_prj': did you mean 'v_proj'? it has "* ]]
+    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --method lora --target q_proj --set layers_to_transform=77
+    [[ $stderr == "align-model: layers_to_transform: m0 has no layer 77: its layers are 0 to "* ]]
     run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --max-length 64 --seq-len 20
     [[ $stderr == *"--seq-len"* || $stderr == *"tokens"* ]]
     : > none.jsonl

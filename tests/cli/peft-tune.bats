@@ -227,6 +227,34 @@ same_from_5() { # NAME OPTION...
     grep -q '^peft-tune: --embed-format: nothing here can be kept in q8_0' err
 }
 
+@test "peft-tune: --list-methods has every key that --set takes, with its default" {
+    local method key
+    peft-tune --list-methods --json > methods.json
+    run grep -c '"help":""' methods.json
+    [ "$output" = 0 ]
+    for method in lora fourierft prompt p-tuning houlsby; do
+        peft-tune -q m qa.jsonl -o "keys-$method" "${how[@]}" --steps 1 --method "$method"
+        sed "s/.*\"name\":\"$method\"//; s/\"name\":\"[a-z0-9-]*\",\"peft_type\".*//" methods.json > of-it
+        for key in $(grep -o '"[a-zA-Z0-9_]*":' "keys-$method/adapter_config.json" | sort -u); do
+            case $key in '"peft_type":' | '"config":') continue ;; esac
+            grep -q "$key{\"value\":" of-it
+        done
+    done
+    peft-tune --list-methods > methods
+    [[ $(sed -n '/^lora /,/^qlora /p' methods) == *init_lora_weights*"[true]"* ]]
+    grep -Eq '^  r  *rank .*\[16\]$' methods # the default of peft-tune, not PEFT's
+    peft-tune -q m qa.jsonl -o set "${how[@]}" --steps 1 --set init_lora_weights=gaussian
+    run peft-tune m qa.jsonl -o no --method pfeifer
+    [[ $output == *"did you mean 'pfeiffer'"* ]]
+}
+
+@test "peft-tune: names of a saved adapter may match nothing, as in PEFT; the tied head may be excluded" {
+    peft-tune -q m qa.jsonl -o named "${how[@]}" --steps 1 --target q_proj,v_proj --exclude lm_head
+    sed -i 's/"q_proj"/"q_proj", "qkv_proj"/; s/"lm_head"/"lm_head", "vision"/' named/adapter_config.json
+    grep -q vision named/adapter_config.json
+    peft-tune -q m qa.jsonl -o next "${how[@]}" --steps 1 --init-adapter named
+}
+
 @test "peft-tune: bad input is one line" {
     bad() { # WORDS ARGUMENT...
         local words=$1
@@ -238,7 +266,9 @@ same_from_5() { # NAME OPTION...
         [ ! -e no ]
     }
     bad "did you mean 'lora'" m qa.jsonl --method loora
-    bad "q_projj" m qa.jsonl --target q_projj
+    bad "matches 'q_projj': did you mean 'q_proj'" m qa.jsonl --target q_projj
+    bad "matches 'v_prj', 'norm': did you mean 'v_proj'" m qa.jsonl --target q_proj,v_prj,norm
+    bad "matches 'v_prj'" m qa.jsonl --method ia3 --set 'target_modules=["k_proj", "v_prj"]'
     bad "'lm_head' is the embedding" m qa.jsonl --target q_proj,lm_head
     bad "is no key" m qa.jsonl --set lora_aplha=3
     bad "has no adapter" m qa.jsonl --method full --rank 4
@@ -247,7 +277,10 @@ same_from_5() { # NAME OPTION...
     bad "no module of m matches 'nosuch'" m qa.jsonl --modules-to-save nosuch
     bad "did you mean 'embed_tokens'" m qa.jsonl --modules-to-save embed_tokns
     bad "no module of m matches 'mlpp'" m qa.jsonl --exclude mlpp
-    bad "its layers are 0 to 1" m qa.jsonl --layers 7
+    bad "no module of m matches 'q_prj': did you mean 'q_proj'" m qa.jsonl --exclude v_proj,q_prj
+    bad "no layer 7: its layers are 0 to 1" m qa.jsonl --layers 7
+    bad "no layer 7, 9: its layers are 0 to 1" m qa.jsonl --layers 0,7,9 --target q_proj
+    bad "no layer 2: its layers" m qa.jsonl --set layers_to_transform=2 --set layers_pattern=layers
     bad "is not a list of layers" m qa.jsonl --layers 99999999999999999999
     bad "is not a list of layers" m qa.jsonl --layers 0-99999999999999999999
     bad "is not a list of layers" m qa.jsonl --layers 3-1
