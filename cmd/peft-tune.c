@@ -5,6 +5,7 @@
  * the order of the work, and what is printed. */
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/text.h"
 #include "common/training.h"
 #include "peft-tune/options.h"
@@ -48,6 +49,7 @@ static lm_code read_data(tune_session *s, lm_err *e)
     s->maker.loss_on = (lm_loss_on)choice(lm_loss_on_names, opt.loss_on);
     s->maker.cut = (lm_truncation)choice(lm_cut_names, opt.truncate);
     if (lm_packed_maker(t->source, opt.chat_template, lm_config_eos(&t->config), &s->maker, e) ||
+        lm_training_template(&opt.chat_template, &s->template, e) ||
         read_records(s, t->ask.data, opt.max_examples, &s->data, e) || tune_check_data(s, e))
         return e->code;
     return opt.loop.val ? read_records(s, opt.loop.val, 0, &s->val, e) : LM_OK;
@@ -129,6 +131,7 @@ static void close_all(tune_session *s, lm_err *e)
     lm_packed_fini(&s->val);
     lm_packed_maker_fini(&s->maker);
     lm_text_record_map_fini(&s->map);
+    lm_free(s->template);
     lm_tune_partial_fini(&s->part);
     lm_tuning_fini(&s->tuning);
     lm_st_close(s->first);

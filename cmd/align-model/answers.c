@@ -7,6 +7,7 @@
 #include "align-model/options.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "common/training.h"
 #include "text/tokenizer_source.h"
 
 enum { USUAL_LENGTH = 1024, USUAL_ROWS = 2048 };
@@ -42,7 +43,7 @@ lm_code align_open_text(align_session *s, lm_err *e)
         if (opt.template || none.code != LM_EUSAGE)
             *e = none;
     }
-    return e->code;
+    return e->code ? e->code : lm_training_template(&opt.template, &s->template, e);
 }
 
 static void say_answers(const char *path, const lm_text_answers_stats *st)
@@ -172,6 +173,7 @@ void align_close_answers(align_session *s)
     lm_text_answers_free(s->train);
     lm_text_answers_free(s->val);
     lm_text_record_map_fini(&s->map);
+    lm_free(s->template);
     lm_chat_free(s->chat);
     lm_tokenizer_free(s->tok);
 }

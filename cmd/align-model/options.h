@@ -37,6 +37,7 @@ typedef struct {
 
 /* --min-reward that was not given. */
 #define ANY_REWARD (-1e30)
+enum { MOST_REWARDS = 16 };
 
 extern lm_tool tool;
 extern align_options opt;
@@ -68,7 +69,8 @@ typedef struct {
     char *log;          /* path of the former; */
     int64_t log_before; /* its bytes before the run; -1: it did not exist */
     lm_samples *kept_samples;
-    char *model; /* absolute path of the reference */
+    char *model;                           /* absolute path of the reference */
+    char *judges[MOST_REWARDS], *template; /* absolute: --reward-model, --chat-template */
     /* of distillation: */
     char *teacher_path; /* absolute */
     lm_teacher teacher;

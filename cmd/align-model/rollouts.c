@@ -10,9 +10,10 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/training.h"
 #include "tune/align/reference_model.h"
 
-enum { USUAL_ROWS = 2048, MOST_REWARDS = 16 };
+enum { USUAL_ROWS = 2048 };
 
 /* ---- options ---- */
 
@@ -70,6 +71,37 @@ static lm_code find_reference(align_session *s, lm_err *e)
                        "cannot be read again later");
     opt.reference = s->model;
     return LM_OK;
+}
+
+/* MODEL or MODEL+ADAPTER with absolute paths, for a resumed run. */
+static lm_code find_judge(const char **spec, char **owned, lm_err *e)
+{
+    const char *plus = strrchr(*spec, '+'), *path[2] = { NULL, NULL };
+    char *base = NULL, *real[2] = { NULL, NULL };
+    if (lm_path_exists(*spec) || !plus)
+        return lm_training_absolute(spec, owned, e);
+    if (lm_strdup(&base, *spec, e))
+        return e->code;
+    base[plus - *spec] = '\0';
+    path[0] = base;
+    path[1] = plus + 1;
+    lm_code rc = lm_training_absolute(&path[0], &real[0], e);
+    rc = rc ? rc : lm_training_absolute(&path[1], &real[1], e);
+    rc = rc ? rc : lm_asprintf(owned, e, "%s+%s", path[0], path[1]);
+    if (!rc)
+        *spec = *owned;
+    lm_free(base);
+    lm_free(real[0]);
+    lm_free(real[1]);
+    return rc;
+}
+
+static lm_code find_judges(align_session *s, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (int i = 0; !rc && i < opt.reward_model.n && i < MOST_REWARDS; i++)
+        rc = find_judge(&opt.reward_model.v[i], &s->judges[i], e);
+    return rc;
 }
 
 /* Options that this loss does not read. */
@@ -351,7 +383,7 @@ lm_code align_make_policy(align_session *s, lm_err *e)
     static const char *const corrections[] = { "none",          "token-truncate",
                                                "token-mask",    "sequence-truncate",
                                                "sequence-mask", NULL };
-    if (open_rewards(s, e))
+    if (open_rewards(s, e) || find_judges(s, e))
         return e->code;
     const lm_on_policy_opts o = {
         .loss = &s->spec,
@@ -452,4 +484,6 @@ void align_close_rollouts(align_session *s)
     lm_prompts_fini(&s->val_prompts);
     lm_generation_fini(&s->generation);
     free(s->model);
+    for (int i = 0; i < MOST_REWARDS; i++)
+        lm_free(s->judges[i]);
 }

@@ -18,6 +18,7 @@ typedef struct {
 /* The tool's own rows, then the common ones.  An option without dst is an action (help, verbose);
  * one without help text is hidden. */
 typedef struct {
+    const char *name; /* of the tool */
     lm_opt opt[LM_MOST_OPTS];
     bool given[LM_MOST_OPTS];
     int n;

@@ -75,6 +75,7 @@ void lm_frame_build(lm_tool *t)
     static const char *const devices[] = { "cpu", "cuda", NULL };
     unsigned use = t->use;
 
+    f->name = t->name;
     for (const lm_opt *o = t->opts; o && o->kind != LM_OPT_END; o++)
         add(true, *o);
     add(true, (lm_opt)LM_GROUP("Common"));

@@ -3,6 +3,7 @@
 #include "common/training.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -32,6 +33,17 @@ static const char *const not_kept[] = { "resume",        "resume-schedule",
                                         "write-samples", NULL };
 enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
 
+/* Each tool resumes its own runs.  Runs of older versions do not name theirs. */
+static lm_code check_tool(const lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm_err *e)
+{
+    const char *of = lm_training_saved(r, "tool");
+    char todo[160];
+    if (!of || !strcmp(of, t->name))
+        return LM_OK;
+    snprintf(todo, sizeof todo, "go on with %.20s --resume %.100s", of, a->resume);
+    return lm_fail(e, LM_EUSAGE, a->resume, todo, "is a run of %.20s", of);
+}
+
 /* With --resume: find the checkpoint, and set all options that were not given from those of the
  * run. */
 static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_session_ask *ask,
@@ -42,7 +54,7 @@ static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_sessi
     if (!plan && lm_run_check_idle(a->resume, t->output, e))
         return e->code;
     if (lm_run_find(a->resume, t->output, &r->step_dir, &r->own_run, e) ||
-        lm_ckpt_options(r->step_dir, &r->saved, &r->step, e))
+        lm_ckpt_options(r->step_dir, &r->saved, &r->step, e) || check_tool(t, a, r, e))
         return e->code;
     ask->step = r->step;
     ask->run = r->own_run;
@@ -98,6 +110,25 @@ lm_code lm_training_find_base(lm_session *s, const lm_loop_run *r, lm_err *e)
     return s->ask.model ? LM_OK
                         : lm_fail(e, LM_EFORMAT, r->step_dir, "begin the run again",
                                   "does not say which model its adapter belongs to");
+}
+
+lm_code lm_training_absolute(const char **path, char **owned, lm_err *e)
+{
+    if (!*path || **path == '/' || !lm_path_exists(*path))
+        return LM_OK;
+    char *real = realpath(*path, NULL);
+    if (!real)
+        return lm_fail(e, LM_EIO, *path, NULL, "cannot be read");
+    lm_code rc = lm_strdup(owned, real, e);
+    free(real);
+    if (!rc)
+        *path = *owned;
+    return rc;
+}
+
+lm_code lm_training_template(const char **name, char **owned, lm_err *e)
+{
+    return *name && strpbrk(*name, "./") ? lm_training_absolute(name, owned, e) : LM_OK;
 }
 
 /* ---- checks ---- */

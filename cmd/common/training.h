@@ -21,6 +21,11 @@ const char *lm_training_saved(const lm_loop_run *r, const char *key);
 /* The model of a resumed run is the base of its adapter.  Fails: LM_EFORMAT if the run does not
  * name one. */
 lm_code lm_training_find_base(lm_session *s, const lm_loop_run *r, lm_err *e);
+/* Of an option that names a file or a folder, before options are saved: *path becomes absolute, as the run may be resumed
+ * in another folder; it stays if it is NULL, or nothing has this name.  lm_free(*owned) when *path is no longer read. */
+lm_code lm_training_absolute(const char **path, char **owned, lm_err *e);
+/* The same for a chat template: a file with a point or a folder in its name, not the name of a template. */
+lm_code lm_training_template(const char **name, char **owned, lm_err *e);
 /* LM_EUSAGE for options without effect because another one is missing.  finds_val: evaluations need
  * no --val, for the data may hold validation data. */
 lm_code lm_training_refuse_alone(const lm_loop_args *a, bool finds_val, lm_err *e);

@@ -35,7 +35,8 @@ static const struct {
     { "kv cache", "method" },
 };
 
-/* Parts of advice and warnings.  A phrase that contains another one comes before it. */
+/* Parts of advice and warnings.  A phrase that contains another one comes before it.  TOOL is the name of the running tool,
+ * once in a text. */
 static const struct {
     const char *words;
     const char *option; /* NULL: for all tools */
@@ -80,7 +81,8 @@ static const struct {
       "--lr or --max-grad-norm" },
     { "keep fewer of them", "keep", "lower --keep" },
     { "have them compressed", "checkpoint-format", "take --checkpoint-format lmz" },
-    { "resume the run in", "resume", "go on from there with train --resume" },
+    { "resume the run in", "resume", "go on from there with TOOL --resume" },
+    { "start a run with", "resume", "start a run with TOOL" },
     { "allow replacing the run", "force", "replace the run with -f" },
     { "in another folder, or allow losing the later checkpoints", "force",
       "with -o, or give up the later checkpoints with -f" },
@@ -114,6 +116,18 @@ static const struct {
     { "choose one of the presets", NULL, "init-model --list shows the presets" },
 };
 
+/* The text with the tool's name in it. */
+static const char *with_name(const char *text, char *out, size_t size)
+{
+    static const char mark[] = "TOOL";
+    const char *at = strstr(text, mark);
+    if (!at)
+        return text;
+    snprintf(out, size, "%.*s%s%s", (int)(at - text), text, lm_the_frame.name,
+             at + sizeof mark - 1);
+    return out;
+}
+
 static bool has(const char *option)
 {
     return !option || lm_option_find(option) >= 0;
@@ -141,7 +155,9 @@ const char *lm_advice_shown(const char *text, char *out, size_t size)
 {
     snprintf(out, size, "%s", text);
     for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
-        size_t words = strlen(advice[i].words), to = strlen(advice[i].text);
+        char named[160];
+        const char *text_shown = with_name(advice[i].text, named, sizeof named);
+        size_t words = strlen(advice[i].words), to = strlen(text_shown);
         char *at = has(advice[i].option) ? strstr(out, advice[i].words) : NULL;
         char next = at ? at[words] : '.';
         if (next == '.' || next == '_' || next == '-') /* a part of a name */
@@ -150,7 +166,7 @@ const char *lm_advice_shown(const char *text, char *out, size_t size)
         if ((size_t)(at - out) + to + rest > size)
             continue;
         memmove(at + to, at + words, rest);
-        memcpy(at, advice[i].text, to);
+        memcpy(at, text_shown, to);
     }
     return out;
 }

@@ -36,6 +36,7 @@ typedef struct {
     lm_loop_run run;
     lm_buf groups;   /* of the optimiser, for LoRA+ */
     char digest[24]; /* of the data */
+    char *template;  /* absolute path of --chat-template */
     lm_text_example_maker maker;
     lm_text_record_map map;
     lm_packed_set data, val;

@@ -58,10 +58,10 @@ typedef struct {
 } lm_run_paths;
 
 /* The options that checkpoints keep, JSON text appended to `out`: all of the tool's (a JSON
- * object), with absolute paths, and the position of the schedule (resume.h): the data of a
- * resume. */
-lm_code lm_run_options(const lm_buf *options, const lm_run_paths *paths, const lm_schedule *s,
-                       lm_buf *out, lm_err *e);
+ * object) and its name, with absolute paths, and the position of the schedule (resume.h): the data
+ * of a resume. */
+lm_code lm_run_options(const char *tool, const lm_buf *options, const lm_run_paths *paths,
+                       const lm_schedule *s, lm_buf *out, lm_err *e);
 
 /* Remove incomplete files of a killed run, and all checkpoints after `from`; `latest` then names
  * `from`.  -1: those of an older run are kept until this one has its first

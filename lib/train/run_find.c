@@ -64,7 +64,7 @@ static lm_code fail_without(const char *name, lm_err *e)
     if (c.begun && !c.model && !c.temporary)
         return lm_fail(e, LM_EUSAGE, name, "begin it again with the command that began it",
                        "holds no checkpoint to resume from: its run ended before the first one");
-    snprintf(todo, sizeof todo, "start a run with train %.100s %.100s in a new folder",
+    snprintf(todo, sizeof todo, "start a run with %.100s %.100s in a new folder",
              c.model ? name : "MODEL", c.data ? name : "DATA");
     return lm_fail(e, LM_EUSAGE, name, todo, "holds no checkpoint to resume from: %s",
                    c.model       ? "it is a model without the state of a training"

@@ -20,8 +20,8 @@ static lm_code add_paths(json_t *o, const lm_run_paths *p, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_run_options(const lm_buf *options, const lm_run_paths *paths, const lm_schedule *s,
-                       lm_buf *out, lm_err *e)
+lm_code lm_run_options(const char *tool, const lm_buf *options, const lm_run_paths *paths,
+                       const lm_schedule *s, lm_buf *out, lm_err *e)
 {
     json_t *o = NULL;
     lm_jw w;
@@ -30,6 +30,8 @@ lm_code lm_run_options(const lm_buf *options, const lm_run_paths *paths, const l
         rc = lm_resume_keep_schedule(o, s, e);
     if (!rc)
         rc = add_paths(o, paths, e);
+    if (!rc && json_object_set_new(o, "tool", json_string(tool)))
+        rc = lm_fail(e, LM_ELIMIT, "options", NULL, "no memory");
     if (!rc) {
         lm_jw_begin(&w, out, 0, e);
         lm_jw_json(&w, NULL, o);

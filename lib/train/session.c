@@ -136,7 +136,7 @@ static lm_code keep_options(lm_session *s, lm_err *e)
                                  .base = s->adapter.config ? s->ask.model : NULL,
                                  .tensorboard = s->ask.tensorboard,
                                  .metrics = s->ask.metrics };
-    return lm_run_options(s->ask.options, &paths, &s->o.schedule, &s->options, e);
+    return lm_run_options(s->ask.tool, s->ask.options, &paths, &s->o.schedule, &s->options, e);
 }
 
 static lm_code make_history(lm_session *s, lm_err *e)

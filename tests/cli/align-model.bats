@@ -126,6 +126,27 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     awk -v a="$(field m.jsonl step margin | tail -1)" -v b="$(field c.jsonl step margin)" 'BEGIN { exit !(b > 0.7 * a) }'
 }
 
+@test "--resume of something else than a run of align-model: the tool that goes on is named" {
+    run -2 --separate-stderr align-model --resume m0
+    [[ $stderr == *": start a run with align-model m0 DATA -o RUN" ]]
+    "${A[@]}" m0 pairs.jsonl -o run --steps 1
+    run -2 --separate-stderr align-model -q m0 pairs.jsonl -o run --steps 1
+    [[ $stderr == *"go on from there with align-model --resume run,"* ]]
+    for tool in train peft-tune; do
+        run -2 --separate-stderr "$tool" --resume run
+        [[ $stderr == "$tool: run: is a run of align-model: go on with align-model --resume run" ]]
+    done
+}
+
+@test "a file with a chat template is found again by a resume from another folder" {
+    sed 's/"prompt":"\([^"]*\)"/"prompt":[{"role":"user","content":"\1"}]/; s/"\(chosen\|rejected\)":"\([^"]*\)"/"\1":[{"role":"assistant","content":"\2"}]/g' \
+        pairs.jsonl > talks.jsonl
+    printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}' > own.jinja
+    "${A[@]}" m0 talks.jsonl -o run --chat-template own.jinja --steps 1
+    mkdir elsewhere
+    (cd elsewhere && align-model -q --resume ../run --steps 2)
+}
+
 @test "refusals: one line each, nothing written" {
     run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --loss dpoo
     [[ $stderr == "align-model: loss: unknown loss 'dpoo': did you mean dpo" ]]
@@ -189,6 +210,12 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     cp -r run again
     rm -r again/step-000012 again/latest
     align-model -q --resume again
+    cmp <(tensors run/step-000012/model.safetensors) <(tensors again/step-000012/model.safetensors)
+    rm -r again # which named the models by other paths than this folder's
+    cp -r run again
+    rm -r again/step-000012 again/latest
+    mkdir elsewhere
+    (cd elsewhere && align-model -q --resume ../again)
     cmp <(tensors run/step-000012/model.safetensors) <(tensors again/step-000012/model.safetensors)
     align-model m0 pairs.jsonl --dry-run --loss grpo --reward-model r --max-new-tokens 6 > plan
     grep -q '^reward model' plan

@@ -255,6 +255,19 @@ same_from_5() { # NAME OPTION...
     peft-tune -q m qa.jsonl -o next "${how[@]}" --steps 1 --init-adapter named
 }
 
+@test "peft-tune: --resume names the tool that goes on, and finds the template from another folder" {
+    run peft-tune --resume m
+    [[ $output == *": start a run with peft-tune m DATA -o RUN" ]]
+    printf '{%% for m in messages %%}{%% generation %%}{{ m.content }}{%% endgeneration %%}{%% endfor %%}' > own.jinja
+    peft-tune -q m chat.jsonl -o ours "${how[@]}" --steps 1 --chat-template own.jinja
+    run peft-tune -q m chat.jsonl -o ours "${how[@]}" --chat-template own.jinja
+    [[ $output == *"go on from there with peft-tune --resume ours,"* ]]
+    run train --resume ours
+    [ "$output" = "train: ours: is a run of peft-tune: go on with peft-tune --resume ours" ]
+    mkdir elsewhere
+    (cd elsewhere && peft-tune -q --resume ../ours --steps 2)
+}
+
 @test "peft-tune: bad input is one line" {
     bad() { # WORDS ARGUMENT...
         local words=$1
