@@ -152,7 +152,7 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
 bool lm_store_borrows(const lm_store *s);
 /* Load LM_TENSORS_ADAPTER from the file of an adapter, in which they have the names of lm_model_saved; tensors of the
  * checkpoint that train may be missing there, and keep their values.  Fails: LM_EFORMAT when another one is missing,
- * has another shape, or belongs to no tensor of the model. */
+ * has another shape, or belongs to no tensor of the model; LM_ENUMERIC when a number is not finite. */
 lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e);
 /* The same for the tensors "k:NAME" of the model, of adapter k of several in one graph. */
 lm_code lm_store_load_joined(lm_store *s, int k, const lm_st *st, lm_err *e);

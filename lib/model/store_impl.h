@@ -138,4 +138,7 @@ lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err 
 void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, size_t size,
                      void *dst);
 
+/* LM_ENUMERIC if a tensor of an adapter's file holds a number that is not finite (store_finite.c). */
+lm_code store_check_finite(const lm_st *st, lm_err *e);
+
 #endif

@@ -311,13 +311,20 @@ static bool same_shape(int ndim, const int64_t *dim, const lm_st_tensor *t)
     return same;
 }
 
-static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char *file, lm_err *e)
+static const char other_base[] = "use the base on which the adapter was trained";
+
+/* adapter: the file is that of an adapter, whose shapes follow from its own configuration and from the base. */
+static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char *file,
+                            bool adapter, lm_err *e)
 {
     char want[LM_ST_SHAPE], have[LM_ST_SHAPE];
     if (!same_shape(s->ndim, s->dim, t))
-        return lm_fail(e, LM_EFORMAT, file, "config.json and weights belong to different models",
-                       "tensor \"%s\" has shape [%s], config.json requires [%s]", t->name,
+        return lm_fail(e, LM_EFORMAT, file,
+                       adapter ? other_base : "config.json and weights belong to different models",
+                       "tensor \"%s\" has shape [%s], %s [%s]", t->name,
                        lm_st_show_shape(t->ndim, t->dim, have),
+                       adapter ? "where the base and adapter_config.json have"
+                               : "config.json requires",
                        lm_st_show_shape(s->ndim, s->dim, want));
     if (t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype))
         return lm_fail(e, LM_EFORMAT, file, NULL, "tensor \"%s\" has dtype %s, not a float type",
@@ -356,7 +363,7 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
                              lm_arch_name(m->config.arch));
             continue;
         }
-        rc = seen[i] ? twice(&m->slice[i], file, e) : check_tensor(&m->slice[i], t, file, e);
+        rc = seen[i] ? twice(&m->slice[i], file, e) : check_tensor(&m->slice[i], t, file, false, e);
         seen[i] = true;
     }
     lm_err_in(e, "%s", lm_model_source_path(src));
@@ -557,7 +564,7 @@ static lm_code load_below(lm_store *s, bool shared, const lm_st *st, const lm_st
                  without(t->name + sizeof prefix - 1, ".base_layer.", name);
     int i = below ? lm_model_slice(s->model, name) : -1;
     if (i < 0)
-        return lm_fail(e, LM_EFORMAT, lm_st_path(st), "use the base that it was trained on",
+        return lm_fail(e, LM_EFORMAT, lm_st_path(st), other_base,
                        "tensor \"%s\" has no place in the model", t->name);
     const lm_store_block *k = store_own(s, i);
     const origin o = origin_of(st, t);
@@ -565,8 +572,8 @@ static lm_code load_below(lm_store *s, bool shared, const lm_st *st, const lm_st
         return lm_fail(e, LM_EUSAGE, lm_st_path(st), "merge it into its base first",
                        "tensor \"%s\" replaces a weight that is %s", t->name,
                        shared ? "other adapters' too" : "kept in codes");
-    return check_tensor(&s->model->slice[i], t, lm_st_path(st), e) ? e->code
-                                                                   : bring(s, k, i, &o, e);
+    return check_tensor(&s->model->slice[i], t, lm_st_path(st), true, e) ? e->code
+                                                                         : bring(s, k, i, &o, e);
 }
 
 /* Tensors of an adapter's file that are not the adapter's; own: its prefix. */
@@ -597,16 +604,19 @@ static lm_code load_adapter(lm_store *s, const char *prefix, const lm_st *st, lm
             continue;
         const lm_st_tensor *found = lm_st_find(st, name);
         if (!found && t->of_adapter)
-            rc = lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL, "tensor \"%s\" is missing", name);
+            rc = lm_fail(e, LM_EFORMAT, lm_st_path(st), other_base,
+                         "tensor \"%s\", which the base requires, is missing", name);
         if (!found)
             continue;
         const origin o = origin_of(st, found);
-        rc = check_tensor(t, found, lm_st_path(st), e);
+        rc = check_tensor(t, found, lm_st_path(st), true, e);
         rc = rc ? rc : bring(s, store_own(s, i), i, &o, e);
         used++;
     }
     store_end(s);
-    return rc || used == lm_st_count(st) ? rc : load_others(s, prefix, st, e);
+    if (!rc && used < lm_st_count(st))
+        rc = load_others(s, prefix, st, e);
+    return rc ? rc : store_check_finite(st, e);
 }
 
 lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e)

@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "format/safetensors_table.h"
+#include "tune/attach_impl.h"
 #include "tune/folder_impl.h"
 
 enum { MAX_CONFIG = 16 << 20, FIRST_FILES = 64 };
@@ -131,6 +132,23 @@ static const char *why_refused(const char *type)
     return stands_apart(type) ? "is not a change of weights" : NULL;
 }
 
+/* A kind that runs beside the base here as well, where a model is used. */
+static lm_code fail_beside(const lm_tune_folder *f, const char *type, lm_err *e)
+{
+    return lm_fail(e, LM_EUSAGE, f->path, "use it beside its base, with generate or eval-model",
+                   "an adapter of type '%.40s' is not a change of weights: it cannot be merged",
+                   type);
+}
+
+/* AdapterHub's files have no type: Houlsby's are behind attention and MLP, Pfeiffer's behind one of them. */
+static const char *neck_type(const lm_tune_folder *f)
+{
+    const json_t *c = json_object_get(f->config, "config");
+    bool both = json_is_true(json_object_get(c, "mh_adapter")) &&
+                json_is_true(json_object_get(c, "output_adapter"));
+    return both ? "houlsby (a bottleneck)" : "pfeiffer (a bottleneck)";
+}
+
 static lm_code read_method(lm_tune_folder *f, lm_err *e)
 {
     const char *type = NULL;
@@ -140,6 +158,12 @@ static lm_code read_method(lm_tune_folder *f, lm_err *e)
     if (rc)
         return rc;
     f->method = lm_tune_method_of(type);
+    if (!*type && lm_attach_bottleneck_is(f->config))
+        return fail_beside(f, neck_type(f), e);
+    if (lm_attach_virtual_is(type))
+        return fail_beside(f, type, e);
+    if (!f->method && !*type)
+        return lm_fail(e, LM_EFORMAT, f->path, NULL, "does not say its peft_type");
     if (!f->method)
         return why_refused(type) ? lm_fail(e, LM_EUSAGE, f->path, "use the program that made it",
                                            "an adapter of type '%.40s' %s", type, why_refused(type))

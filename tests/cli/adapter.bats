@@ -115,6 +115,52 @@ loss() { # MODEL OPTION ...
     [[ $stderr == *"/adapter: there is no adapter 'three': give it by --adapter NAME=PATH"* ]]
 }
 
+# copy ADAPTER TO TENSOR BYTES: with its first element of this tensor replaced (escapes of printf)
+copy_with() {
+    local file=$2/adapter_model.safetensors n at
+    mkdir -p "$2"
+    cp -L "$1"/adapter_config.json "$1"/adapter_model.safetensors "$2"
+    n=$(od -An -t u8 -N 8 "$file")
+    at=$(head -c $((n + 8)) "$file" | tail -c +9 | sed "s/.*\"$3\":{[^}]*\"data_offsets\":\[\([0-9]*\),.*/\1/")
+    printf "$4" | dd of="$file" bs=1 seek=$((8 + n + at)) conv=notrunc status=none
+}
+
+@test "adapter: one with a NaN or an infinity is refused when it is read, beside others and alone" {
+    tensor=base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight
+    copy_with a nan $tensor '\x00\x00\xc0\x7f'
+    copy_with a inf $tensor '\x00\x00\x80\xff'
+    printf '{"prompt": "The river", "adapter": "%s"}\n' good bad > mixed.jsonl
+    run -4 --separate-stderr generate --adapter good=a --adapter bad=nan -q m --serve-batch 2 -n 2 mixed.jsonl
+    [ "$stderr" = "generate: nan/adapter_model.safetensors: tensor \"$tensor\" holds a NaN: use another checkpoint of the adapter, or train it again" ]
+    run -4 --separate-stderr generate --adapter inf -q m -p "The river" -n 2
+    [[ $stderr == *"$tensor\" holds an infinity: "* ]]
+    run -4 --separate-stderr peft-tune -q m text.jsonl -o no --init-adapter nan
+    [[ $stderr == "peft-tune: nan/adapter_model.safetensors: tensor \"$tensor\" holds a NaN: "* ]]
+    [ ! -e no ]
+    # 1e10 stays in the rows of its own prompt
+    copy_with a huge $tensor '\xf9\x02\x15\x50'
+    echo '{"prompt": "The river number", "adapter": "a"}' > one.jsonl
+    generate -q m --adapter a=a --adapter huge=huge -n 4 -T 0 --ignore-eos --logprobs one.jsonl > alone
+    sed 's/"a"/"huge"/' one.jsonl | cat - one.jsonl |
+        generate -q m --adapter a=a --adapter huge=huge -n 4 -T 0 --ignore-eos --logprobs --serve-batch 2 > both
+    tail -n 1 both | cmp - alone
+    run cmp <(head -n 1 both | sed 's/huge/a/') alone
+    [ "$status" -eq 1 ]
+}
+
+@test "adapter: what stands apart from the weights is not merged, and its kind is named" {
+    for method in houlsby pfeiffer prompt; do
+        peft-tune -q m text.jsonl -o "apart-$method" --method "$method" --seq-len 64 --batch-size 4 --steps 1
+        run -2 --separate-stderr merge-models -q --method passthrough "m+apart-$method" -o no
+        case $method in
+        prompt) type=PROMPT_TUNING ;;
+        *) type="$method (a bottleneck)" ;;
+        esac
+        [ "$stderr" = "merge-models: apart-$method: an adapter of type '$type' is not a change of weights: it cannot be merged: use it beside its base, with generate or eval-model" ]
+    done
+    [ ! -e no ]
+}
+
 @test "adapter: a batch of prompts of several adapters answers as each alone, and they share no pages" {
     long=$(seq 12 | awk '{ printf "The river number %d walks. ", $1 }')
     peft-tune -q m text.jsonl -o neck --method houlsby --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-2 --steps 10

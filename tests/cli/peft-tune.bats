@@ -268,6 +268,25 @@ same_from_5() { # NAME OPTION...
     (cd elsewhere && peft-tune -q --resume ../ours --steps 2)
 }
 
+@test "peft-tune: --init-adapter of another base names the tensor, its shape and the base's" {
+    sed 's/"hidden_size": 64/"hidden_size": 32/' config.json > narrow.json
+    sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' config.json > short.json
+    init-model -q narrow.json --tokenizer tok/tokenizer.json -o narrow
+    init-model -q short.json --tokenizer tok/tokenizer.json -o short
+    peft-tune -q m qa.jsonl -o of-m "${how[@]}" --steps 1
+    peft-tune -q short qa.jsonl -o of-short "${how[@]}" --steps 1
+    other() { # BASE ADAPTER WORDS
+        run peft-tune -q "$1" qa.jsonl -o no --init-adapter "$2"
+        [ "$status" -eq 1 ]
+        [[ $output == "peft-tune: $2/adapter_model.safetensors: tensor \"base_model.model.model.layers."*": use the base on which the adapter was trained" ]]
+        [[ $output == *"$3"* ]]
+        [ ! -e no ]
+    }
+    other narrow of-m 'layers.0.self_attn.q_proj.lora_A.weight" has shape [16,64], where the base and adapter_config.json have [16,32]'
+    other short of-m 'lora_A.weight" has no place in the model'
+    other m of-short 'layers.1.self_attn.q_proj.lora_A.weight", which the base requires, is missing'
+}
+
 @test "peft-tune: bad input is one line" {
     bad() { # WORDS ARGUMENT...
         local words=$1
