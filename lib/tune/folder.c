@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder.c -- an adapter's files, and its tensors bound to the modules of a base (folder_bind.c).
- * */
+/* folder.c -- an adapter's files, and its tensors bound to the modules of a base (folder_bind.c). */
 #include "tune/folder.h"
 
 #include <stdio.h>

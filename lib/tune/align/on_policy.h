@@ -89,8 +89,7 @@ typedef struct {
     const lm_tokenizer *tokenizer;
     const char *reference_model; /* path of the reference; NULL: none */
     bool reference_shares;       /* lm_reference_model.shares */
-    /* Log-probabilities of texts by a reference of the caller, as lm_texts_score; NULL: by reference_model.
-     * */
+    /* Log-probabilities of texts by a reference of the caller, as lm_texts_score; NULL: by reference_model. */
     lm_code (*reference)(void *ctx, const lm_align_text *text, int64_t n, double *const *logp,
                          lm_err *e);
     void *ctx;

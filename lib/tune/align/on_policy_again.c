@@ -12,14 +12,6 @@ static double *group_of(const on_policy_batch *b, const lm_on_policy *p, int64_t
     return b->total + i * p->o.group;
 }
 
-/* Prompt number i of a series of its own: each pass over the data still has every prompt. */
-static int64_t prompt_at(const lm_on_policy *p, int64_t i)
-{
-    const uint64_t all = (uint64_t)p->o.n_prompts, pass = (uint64_t)i / all;
-    return (int64_t)lm_rng_permute(lm_rng_make(p->o.seed, "prompts again", pass), (uint64_t)i % all,
-                                   all);
-}
-
 /* Put group k of `more` in the place of group `slot`. */
 static void replace(const lm_on_policy *p, on_policy_batch *all, int64_t slot,
                     const on_policy_batch *more, int64_t k)
@@ -53,7 +45,7 @@ static lm_code try_again(lm_on_policy *p, on_policy_batch *all, int64_t g, int64
         lm_arena_alloc(p->arena, &more.out, (size_t)(n * p->o.group), sizeof *more.out, e))
         return e->code;
     for (int64_t i = 0; i < n; i++)
-        prompt[i] = prompt_at(p, (g * p->o.tries + t) * all->n + i);
+        prompt[i] = on_policy_prompt(p, "prompts again", (g * p->o.tries + t) * all->n + i);
     more.prompt = prompt;
     if (on_policy_complete(p, &more, whole, e) || !*whole)
         return e->code;

@@ -82,6 +82,8 @@ static inline int64_t steps_of_generation(const lm_on_policy *p)
 lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e);
 /* Sample and reward the validation prompts. */
 lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e);
+/* Prompt number i of an endless series: each pass over all prompts in an order of its own. */
+int64_t on_policy_prompt(const lm_on_policy *p, const char *series, int64_t i);
 
 /* Complete `n` prompts (indices of o.prompt) to out[n * group], and reward them: each [n * group, rewards] and total
  * [n * group] from the arena.  `draw` numbers the draws. */

@@ -9,11 +9,10 @@
 
 /* ---- prompts ---- */
 
-/* Prompt number `i` of the endless series: each pass over all prompts in an order of its own. */
-static int64_t prompt_at(const lm_on_policy *p, int64_t i)
+int64_t on_policy_prompt(const lm_on_policy *p, const char *series, int64_t i)
 {
     const uint64_t all = (uint64_t)p->o.n_prompts, pass = (uint64_t)i / all;
-    return (int64_t)lm_rng_permute(lm_rng_make(p->o.seed, "prompts", pass), (uint64_t)i % all, all);
+    return (int64_t)lm_rng_permute(lm_rng_make(p->o.seed, series, pass), (uint64_t)i % all, all);
 }
 
 /* ---- completions ---- */
@@ -227,7 +226,7 @@ static lm_code make_generation(lm_on_policy *p, int64_t g, on_policy_batch *b, b
     if (lm_arena_alloc(p->arena, &prompt, (size_t)b->n, sizeof *prompt, e))
         return e->code;
     for (int64_t i = 0; i < b->n; i++)
-        prompt[i] = prompt_at(p, g * b->n + i);
+        prompt[i] = on_policy_prompt(p, "prompts", g * b->n + i);
     b->prompt = prompt;
     if (on_policy_complete(p, b, whole, e) || !*whole)
         return e->code;
