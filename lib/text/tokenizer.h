@@ -68,7 +68,8 @@ lm_code lm_tokenizer_decode(const lm_tokenizer *t, const uint32_t *ids, size_t n
                             lm_buf *out, lm_err *e);
 
 /* Decoding as ids arrive: after each id the text that is final is appended to *out (possibly
- * nothing, when a character is split over tokens).  Zero-initialise; end with lm_tok_stream_end,
+ * nothing, when a character is split over tokens).  Ids without a token have no text: models whose
+ * vocabulary is padded give some.  Zero-initialise; end with lm_tok_stream_end,
  * which appends the rest and resets the stream for the next text; release with
  * lm_tok_stream_fini. */
 typedef struct {

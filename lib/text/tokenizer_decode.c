@@ -472,9 +472,10 @@ static lm_code show(lm_tok_stream *s, const lm_tokenizer *t, bool skip_special, 
 lm_code lm_tok_stream_push(lm_tok_stream *s, const lm_tokenizer *t, uint32_t id, bool skip_special,
                            lm_buf *out, lm_err *e)
 {
+    size_t len;
     lm_code rc = lm_grow(&s->ids.v, &s->ids.cap, s->ids.n + 1, sizeof *s->ids.v, "decoding", e);
 
-    if (rc)
+    if (rc || !lm_tokenizer_token(t, id, &len))
         return rc;
     s->ids.v[s->ids.n++] = id;
     rc = show(s, t, skip_special, false, out, e);
