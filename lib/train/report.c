@@ -37,6 +37,8 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
     lm_jw_int(&w, "step", r->step);
     lm_jw_int(&w, "tokens", r->tokens);
     lm_jw_f64(&w, "loss", r->loss);
+    if (r->followed)
+        lm_jw_f64(&w, r->followed, r->follow);
     lm_jw_f64(&w, "val_loss", r->val_loss);
     lm_jw_f64(&w, "best_val_loss", r->best_val_loss);
     lm_jw_f64(&w, "best_step", r->best_step >= 0 ? (double)r->best_step : NAN);
@@ -58,9 +60,17 @@ double lm_train_shown(double loss)
     return fabs(loss) < 0.00005 ? 0 : loss;
 }
 
+const char *lm_train_headline(const char *followed, double value, double loss, char out[64])
+{
+    int n = followed ? snprintf(out, 64, "%.20s %.4f, ", followed, lm_train_shown(value)) : 0;
+    snprintf(out + n, 64 - (size_t)n, "loss %.4f", lm_train_shown(loss));
+    return out;
+}
+
 lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e)
 {
-    char tokens[32], share[64] = "", memory[32], planned[32], device[96] = "", best[80] = "";
+    char tokens[32], share[64] = "", memory[32], planned[32], device[96] = "", best[80] = "",
+                     headline[64];
     if (r->mfu > 0)
         snprintf(share, sizeof share, " (%.0f %% of the peak, %.0f %% attended)", 100 * r->mfu,
                  100 * r->mfu_attended);
@@ -70,13 +80,13 @@ lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_bu
     if (r->best_step >= 0)
         snprintf(best, sizeof best, "best validation loss %.4f at step %" PRId64 ", ",
                  r->best_val_loss, r->best_step);
-    return lm_buf_addf(out, e,
-                       "%s: step %" PRId64 ", loss %.4f, %s%s tokens in %.1f s, %.0f "
-                       "tokens/s%s, peak memory %s%s%s",
-                       status, r->step, lm_train_shown(r->loss), best,
-                       lm_show_count((double)r->tokens, tokens), r->seconds, r->tokens_per_second,
-                       share, device, lm_show_bytes((double)lm_rss_peak(), memory),
-                       *device ? " of the host" : "");
+    return lm_buf_addf(
+        out, e,
+        "%s: step %" PRId64 ", %s, %s%s tokens in %.1f s, %.0f "
+        "tokens/s%s, peak memory %s%s%s",
+        status, r->step, lm_train_headline(r->followed, r->follow, r->loss, headline), best,
+        lm_show_count((double)r->tokens, tokens), r->seconds, r->tokens_per_second, share, device,
+        lm_show_bytes((double)lm_rss_peak(), memory), *device ? " of the host" : "");
 }
 
 lm_code lm_train_times_table(const lm_exec_time *line, size_t n, lm_buf *out, lm_err *e)

@@ -515,6 +515,7 @@ static void sum_up(lm_trainer *t)
         *(line[i].phase == LM_PHASE_FORWARD ? &t->r.seconds_forward : &t->r.seconds_backward) +=
             line[i].seconds;
     t->r.step = t->s.step;
+    t->r.followed = trainer_followed(t, &t->r.follow);
     t->r.best_step = t->s.best_step;
     t->r.best_val_loss = t->s.best_step >= 0 ? t->s.best_val : NAN;
     t->r.seconds = lm_now() - t->started;

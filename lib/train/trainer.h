@@ -97,6 +97,8 @@ typedef struct {
     lm_train_end end;
     int64_t step, tokens, steps_run;
     double loss, val_loss;             /* of the last step; NAN if none */
+    const char *followed;              /* lm_objective.followed: "reward"; NULL: the loss */
+    double follow;                     /* its value */
     double best_val_loss;              /* of the checkpoint that the run's `best` names */
     int64_t best_step;                 /* its step; -1: none */
     double seconds, tokens_per_second; /* the latter: seconds of steps only */

@@ -124,6 +124,8 @@ lm_code trainer_objective_validate(lm_trainer *t, double *loss, bool *any, lm_er
 lm_code trainer_objective_save(lm_trainer *t, lm_err *e);
 /* Add the objective's fields to a record. */
 void trainer_objective_report(lm_trainer *t, bool val);
+/* lm_objective.followed; NULL: there is none. */
+const char *trainer_followed(const lm_trainer *t, double *value);
 
 /* ---- trainer_numeric.c ---- */
 

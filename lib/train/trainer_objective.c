@@ -67,6 +67,12 @@ void trainer_objective_report(lm_trainer *t, bool val)
         x->report(x->ctx, &r, t->io.metrics);
 }
 
+const char *trainer_followed(const lm_trainer *t, double *value)
+{
+    const lm_objective *x = t->io.objective;
+    return x && x->followed ? x->followed(x->ctx, value) : NULL;
+}
+
 /* ---- a micro-batch ---- */
 
 /* Send the batch to where the graph reads it. */

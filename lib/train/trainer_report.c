@@ -27,17 +27,23 @@ static void log_device(const lm_trainer *t, const step_info *i, double rate)
            t->b->detail, flops * 1e-12, share);
 }
 
+/* What the step is followed by, and its loss. */
+static const char *headline_of(const lm_trainer *t, const step_info *i, char out[64])
+{
+    double value = 0;
+    return lm_train_headline(trainer_followed(t, &value), value, i->loss, out);
+}
+
 /* For a log (not a terminal): report the progress, at most every `beat` seconds. */
 static void log_beat(lm_trainer *t, const step_info *i, double rate)
 {
     double now = lm_now(), beat = t->io.sink ? t->io.sink->beat : 0;
-    char left[32];
+    char left[32], headline[64];
     if (beat <= 0 || t->o.most_seconds > 0 || now - t->last_line < beat)
         return;
     t->last_line = now;
-    lm_log(t->io.sink, LM_LOG_NOTICE,
-           "step %" PRId64 " of %" PRId64 ": loss %.4f, %.0f tokens/s, %s left", t->s.step,
-           t->o.steps, lm_train_shown(i->loss), rate,
+    lm_log(t->io.sink, LM_LOG_NOTICE, "step %" PRId64 " of %" PRId64 ": %s, %.0f tokens/s, %s left",
+           t->s.step, t->o.steps, headline_of(t, i, headline), rate,
            lm_show_seconds((now - t->started) / (double)t->r.steps_run *
                                (double)(t->o.steps - t->s.step),
                            left));
@@ -61,10 +67,10 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
 {
     lm_metrics *m = t->io.metrics;
     double rate = (double)(t->plan.tokens_per_step) / i->seconds;
+    char headline[64];
 
-    lm_log(t->io.sink, LM_LOG_INFO,
-           "step %" PRId64 ": loss %.4f, norm %.3f, lr %.3g, %.0f tokens/s", t->s.step,
-           lm_train_shown(i->loss), i->norm, i->lr, rate);
+    lm_log(t->io.sink, LM_LOG_INFO, "step %" PRId64 ": %s, norm %.3f, lr %.3g, %.0f tokens/s",
+           t->s.step, headline_of(t, i, headline), i->norm, i->lr, rate);
     lm_metrics_begin(m, "step");
     lm_metrics_int(m, "step", t->s.step);
     lm_metrics_int(m, "tokens", t->s.tokens);

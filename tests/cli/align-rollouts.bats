@@ -30,6 +30,30 @@ value() { grep -o "\"$1\":[-0-9.e+]*" | cut -d: -f2; }
     grep -q '"prompt":".+.=","completion":' run/completions.jsonl
 }
 
+@test "align-model: the mean reward stands beside the loss, which says little of a policy" {
+    run --separate-stderr align-model m p.jsonl -o run "${how[@]}" --steps 2 --json --metrics a.jsonl
+    reward=$(grep '"step":2,' a.jsonl | value reward)
+    shown=$(printf '%.4f' "$reward")
+    [[ $stderr == *"done: step 2, reward $shown, loss "* ]]
+    [[ $output == *"\"reward\":$reward,"* ]]
+    # no signal: every completion has the same reward, and the loss is 0
+    run --separate-stderr align-model m p.jsonl -o none "${how[@]}" --loss grpo --reward-weights 0 --steps 1
+    [[ $stderr == *"done: step 1, reward 0.0000, loss 0.0000, "* ]]
+}
+
+@test "align-model, generate: ids beyond the tokenizer's, of a padded vocabulary, have no text and stop nothing" {
+    sed 's/"hidden_size"/"vocab_size":700,"hidden_size"/' c.json > wide.json
+    init-model -q -o wide wide.json
+    cp m/tokenizer*.json wide/
+    align-model -q wide p.jsonl -o run --loss grpo --reward length:target=2 --batch-size 8 --group 4 --max-new-tokens 8 --steps 2
+    generate -q wide -p '1+1=' -n 24 --json --seed 3 > a
+    generate -q wide -p '1+1=' -n 24 --json --seed 3 --logprobs > ids
+    [ "$(grep -o '"token_ids":\[[^]]*' ids | grep -oc '[3-6][0-9][0-9]')" -ge 1 ] # some are beyond 257
+    [ "$(value tokens < a)" -eq 24 ]
+    echo '{"prompt": "1+1="}' | generate -q wide -n 24 --serve-batch 2 --seed 3 | sed 's/.*"text"/"text"/; s/,"first.*//' > b
+    diff <(grep -o '"text":"[^"]*"' a) <(grep -o '"text":"[^"]*"' b)
+}
+
 @test "align-model: a reward command that dies ends the run, which is resumed to the same bits" {
     judge='case $x in *"completion\":\""[a-m]*) echo 1;; *) echo 0;; esac'
     how=(--loss grpo --batch-size 8 --group 6 --max-new-tokens 4 --lr 1e-2 --steps 4 --save-every 1 --no-history -q)

@@ -439,8 +439,15 @@ static outcome train(const ask *a)
     const lm_on_policy_opts how = opts_of(a, &spec, reward);
     ok(lm_on_policy_new(&how, &t.p, &e), &e);
     t.inner = lm_on_policy_objective(t.p);
-    const lm_objective x = { &t,          pass_ready, pass_begin, pass_fill, pass_grade,
-                             pass_finish, NULL,       pass_save,  pass_load };
+    const lm_objective x = { .ctx = &t,
+                             .ready = pass_ready,
+                             .begin = pass_begin,
+                             .fill = pass_fill,
+                             .grade = pass_grade,
+                             .finish = pass_finish,
+                             .report = NULL,
+                             .save = pass_save,
+                             .load = pass_load };
     const lm_trainer_opts o = { .batch = 2,
                                 .seq = T,
                                 .accumulate = 1,

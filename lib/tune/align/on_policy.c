@@ -297,6 +297,7 @@ lm_code lm_on_policy_new(const lm_on_policy_opts *o, lm_on_policy **out, lm_err 
                                    .grade = grade,
                                    .finish = finish,
                                    .report = on_policy_report,
+                                   .followed = on_policy_followed,
                                    .save = on_policy_save,
                                    .load = on_policy_load };
     *out = p;

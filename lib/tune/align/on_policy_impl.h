@@ -129,5 +129,6 @@ void on_policy_measure(lm_on_policy *p, const lm_advantage_stats *rewards, const
                        const lm_rollout_stats *rollout);
 lm_code on_policy_log(lm_on_policy *p, lm_err *e);
 void on_policy_report(void *ctx, const lm_round *r, lm_metrics *m);
+const char *on_policy_followed(void *ctx, double *value);
 
 #endif

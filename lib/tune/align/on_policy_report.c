@@ -2,6 +2,7 @@
 /* on_policy_report.c -- metrics of a generation, and the completions of its log. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "tune/align/on_policy_impl.h"
 
@@ -172,4 +173,17 @@ void on_policy_report(void *ctx, const lm_round *r, lm_metrics *m)
         lm_metrics_f64(m, p->of_generation.item[i].name, lm_align_value(&p->of_generation.item[i]));
     for (int i = 0; i < p->metrics.n; i++)
         lm_metrics_f64(m, p->metrics.item[i].name, lm_align_value(&p->metrics.item[i]));
+}
+
+/* The mean of the rewards: the loss of a policy is near 0 whether it learns or not. */
+const char *on_policy_followed(void *ctx, double *value)
+{
+    static const char name[] = "reward";
+    const lm_on_policy *p = ctx;
+    for (int i = 0; i < p->of_generation.n; i++)
+        if (!strcmp(p->of_generation.item[i].name, name)) {
+            *value = lm_align_value(&p->of_generation.item[i]);
+            return name;
+        }
+    return NULL;
 }
