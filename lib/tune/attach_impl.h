@@ -36,6 +36,7 @@ struct lm_attach {
     struct { /* virtual tokens */
         int64_t tokens, hidden, layers;
         bool prefix, encoder;
+        int64_t lstm; /* layers of the encoder's LSTM; 0: it has none */
         lm_vid table; /* of the graph that is being built */
     } rows;
     struct { /* bottlenecks */
@@ -123,9 +124,21 @@ lm_vid lm_attach_tokens_head(void *ctx, lm_builder *b, const lm_adapt_linear *pl
 
 /* ---- attach_virtual.c, attach_bottleneck.c: true if the configuration is of that kind ---- */
 
+/* Declare a tensor of the encoder, within +- bound at first; its numbers, which the caller frees. */
+lm_vid lm_attach_encoder_part(lm_builder *b, int ndim, const int64_t *dim, double bound,
+                              const char *part);
+lm_code lm_attach_read_encoder(const lm_store *s, const char *part, float **out, lm_err *e);
 bool lm_attach_virtual_is(const char *peft_type);
 lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e);
 bool lm_attach_bottleneck_is(const json_t *adapter);
 lm_code lm_attach_bottleneck_set(lm_attach *a, const char *where, lm_err *e);
+
+/* ---- attach_lstm.c ---- */
+
+/* The states [P,2H] of the encoder's LSTM over the rows x [P,C]; and the same of numbers, whose result takes the place of
+ * *x; *width is that of *x. */
+lm_vid lm_attach_lstm(const lm_attach *a, lm_builder *b, lm_rule *r, lm_vid x);
+lm_code lm_attach_fold_lstm(const lm_attach *a, const lm_store *s, double **x, int64_t *width,
+                            lm_err *e);
 
 #endif

@@ -2,8 +2,9 @@
 /* attach_virtual.c -- prompts, P-tuning and prefixes: rows that virtual tokens get.
  *
  * PROMPT_TUNING  the embedding of token p is row p of prompt_embeddings [P,C] (arXiv:2104.08691)
- * P_TUNING       the same with rows made by an encoder, C - E - E - C with ReLU (arXiv:2103.10385); the file holds the rows,
- *                and the encoder is there while it trains (inference_mode false)
+ * P_TUNING       the same with rows made by an encoder, C - E - E - C with ReLU, or C - 2E by an LSTM (attach_lstm.c) and then
+ *                2E - 2E - C (arXiv:2103.10385); the file holds the rows, and the encoder is there while it trains
+ *                (inference_mode false)
  * PREFIX_TUNING  in layer l, keys and values of token p are columns 2lD and (2l+1)D of row p of prompt_embeddings [P,2LD], D =
  *                kv heads x head size, put in after the rotation (arXiv:2101.00190); with prefix_projection, while it trains, rows come
  *                from a table [P,D], D - E - 2LD with tanh
@@ -25,6 +26,7 @@
 
 static const char prompt[] = "PROMPT_TUNING", p_tuning[] = "P_TUNING", prefix[] = "PREFIX_TUNING";
 static const char encoder[] = "base_model.prompt_encoder";
+enum { MOST_STEPS = 512 }; /* of an LSTM, all of whose nodes are in the graph */
 
 bool lm_attach_virtual_is(const char *peft_type)
 {
@@ -63,16 +65,25 @@ static lm_vid plain_table(const lm_attach *a, lm_builder *b)
     return v;
 }
 
+lm_vid lm_attach_encoder_part(lm_builder *b, int ndim, const int64_t *dim, double bound,
+                              const char *part)
+{
+    lm_vid v = lm_b_param(b, ndim, dim, "prompt_encoder.%s", part);
+    lm_b_slice(b, dim[0], false, LM_INIT_UNIFORM, bound, "%s.%s", encoder, part);
+    return v;
+}
+
 /* A layer of the encoder: torch's numbers are within 1/sqrt(in), of weight and bias. */
 static lm_vid dense(const lm_attach *a, lm_builder *b, lm_rule *r, lm_vid x, int64_t in,
                     int64_t out, int number, const char *function)
 {
     const char *part = a->rows.prefix ? "transform" : "mlp_head";
     double bound = 1 / sqrt((double)in);
-    lm_vid w = lm_b_param(b, 2, (int64_t[]){ out, in }, "prompt_encoder.%d", number);
-    lm_b_slice(b, out, false, LM_INIT_UNIFORM, bound, "%s.%s.%d.weight", encoder, part, number);
-    lm_vid bias = lm_b_param(b, 1, (int64_t[]){ out }, "prompt_encoder.%d.bias", number);
-    lm_b_slice(b, out, false, LM_INIT_UNIFORM, bound, "%s.%s.%d.bias", encoder, part, number);
+    char name[48];
+    snprintf(name, sizeof name, "%s.%d.weight", part, number);
+    lm_vid w = lm_attach_encoder_part(b, 2, (int64_t[]){ out, in }, bound, name);
+    snprintf(name, sizeof name, "%s.%d.bias", part, number);
+    lm_vid bias = lm_attach_encoder_part(b, 1, (int64_t[]){ out }, bound, name);
     if (!lm_b_ok(b))
         return LM_NONE;
     return LM_R_MAP(r, function, LM_IS("x", lm_r_matmul(r, x, false, w, true)),
@@ -88,6 +99,10 @@ static lm_vid encoded_table(const lm_attach *a, lm_builder *b)
     if (a->rows.prefix) {
         x = dense(a, b, &r, x, width, hidden, 0, "y = tanh(x + b)");
         x = dense(a, b, &r, x, hidden, table_width(a), 2, "y = x + b");
+    } else if (a->rows.lstm) {
+        x = lm_attach_lstm(a, b, &r, x);
+        x = dense(a, b, &r, x, 2 * hidden, 2 * hidden, 0, "y = max(x + b, 0)");
+        x = dense(a, b, &r, x, 2 * hidden, width, 2, "y = x + b");
     } else {
         x = dense(a, b, &r, x, width, hidden, 0, "y = max(x + b, 0)");
         x = dense(a, b, &r, x, hidden, hidden, 2, "y = max(x + b, 0)");
@@ -167,6 +182,24 @@ static lm_code check_prefix(const lm_attach *a, const char *where, lm_err *e)
     return check_base(a, "num_layers", c->layers, where, e);
 }
 
+/* MLP has always 3 layers, as in PEFT; its dropout stands between the layers of the LSTM alone. */
+static lm_code set_encoder(lm_attach *a, const char *kind, const char *where, lm_err *e)
+{
+    const json_t *dropout = json_object_get(a->adapter, "encoder_dropout");
+    if (!kind || !strcmp(kind, "MLP"))
+        return LM_OK;
+    if (strcmp(kind, "LSTM") != 0)
+        return lm_fail(e, LM_EUSAGE, where, "choose MLP or LSTM",
+                       "encoders of the kind %.20s are not known", kind);
+    if (json_number_value(dropout) > 0)
+        return lm_fail(e, LM_EUSAGE, where, "set it to 0", "encoder_dropout is not served");
+    if (a->rows.tokens > MOST_STEPS)
+        return lm_fail(e, LM_EUSAGE, where, "choose MLP, or fewer virtual tokens",
+                       "an LSTM over %" PRId64 " virtual tokens is too long: %d are possible",
+                       a->rows.tokens, MOST_STEPS);
+    return read_count(a, "encoder_num_layers", 2, where, &a->rows.lstm, e);
+}
+
 lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e)
 {
     const json_t *o = a->adapter;
@@ -182,9 +215,8 @@ lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e)
         (a->rows.prefix ? check_prefix(a, where, e)
                         : check_base(a, "token_dim", a->config->width, where, e)))
         return e->code;
-    if (a->rows.encoder && kind && strcmp(kind, "MLP"))
-        return lm_fail(e, LM_EUSAGE, where, "choose MLP", "encoders of the kind %.20s do not train",
-                       kind);
+    if (a->rows.encoder && !a->rows.prefix && set_encoder(a, kind, where, e))
+        return e->code;
     a->adapt.embed = embed;
     if (a->rows.prefix)
         a->adapt.heads = heads;
@@ -193,8 +225,7 @@ lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e)
 
 /* ---- the rows of an encoder ---- */
 
-/* Numbers of the encoder's tensor `part`; the caller frees them. */
-static lm_code read_tensor(const lm_store *s, const char *part, float **out, lm_err *e)
+lm_code lm_attach_read_encoder(const lm_store *s, const char *part, float **out, lm_err *e)
 {
     char name[96];
     snprintf(name, sizeof name, "%s.%s", encoder, part);
@@ -232,9 +263,9 @@ static lm_code fold_layer(const lm_attach *a, const lm_store *s, int number, int
     float *w = NULL, *bias = NULL;
     double *y = NULL;
     snprintf(name, sizeof name, "%s.%d.weight", part, number);
-    lm_code rc = read_tensor(s, name, &w, e);
+    lm_code rc = lm_attach_read_encoder(s, name, &w, e);
     snprintf(name, sizeof name, "%s.%d.bias", part, number);
-    rc = rc ? rc : read_tensor(s, name, &bias, e);
+    rc = rc ? rc : lm_attach_read_encoder(s, name, &bias, e);
     rc = rc ? rc
             : lm_alloc_n(&y, (size_t)(a->rows.tokens * out), sizeof *y, "an encoder of prompts", e);
     if (!rc) {
@@ -255,15 +286,21 @@ lm_code lm_attach_fold(const lm_attach *a, lm_store *s, lm_err *e)
     double *x = NULL;
     if (!a->rows.encoder)
         return LM_OK;
-    lm_code rc = read_tensor(s, "embedding.weight", &first, e);
+    lm_code rc = lm_attach_read_encoder(s, "embedding.weight", &first, e);
     rc = rc ? rc
             : lm_alloc_n(&x, (size_t)(a->rows.tokens * width), sizeof *x, "an encoder of prompts",
                          e);
     for (int64_t i = 0; !rc && i < a->rows.tokens * width; i++)
         x[i] = (double)first[i];
     char inner = a->rows.prefix ? 't' : 'r';
+    if (a->rows.lstm) {
+        rc = rc ? rc : lm_attach_fold_lstm(a, s, &x, &width, e);
+        hidden *= 2;
+    }
     rc = rc ? rc : fold_layer(a, s, 0, hidden, inner, &x, &width, e);
-    if (a->rows.prefix) {
+    if (a->rows.lstm) {
+        rc = rc ? rc : fold_layer(a, s, 2, a->config->width, 0, &x, &width, e);
+    } else if (a->rows.prefix) {
         rc = rc ? rc : fold_layer(a, s, 2, table_width(a), 0, &x, &width, e);
     } else {
         rc = rc ? rc : fold_layer(a, s, 2, hidden, inner, &x, &width, e);

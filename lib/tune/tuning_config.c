@@ -35,7 +35,8 @@ static const lm_tuning_recipe recipes[] = {
     { "p-tuning", NULL, "", NULL, NULL, 1e-3, 0,
       "embeddings of virtual tokens from an encoder (arXiv:2103.10385)",
       "{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":20,\"encoder_hidden_size\":128,"
-      "\"encoder_reparameterization_type\":\"MLP\",\"inference_mode\":false}" },
+      "\"encoder_reparameterization_type\":\"MLP\",\"encoder_num_layers\":2,\"inference_mode\":"
+      "false}" },
     { "prefix", NULL, "", NULL, NULL, 1e-2, 0,
       "keys and values of virtual tokens (arXiv:2101.00190)",
       "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":20,\"prefix_projection\":false,"

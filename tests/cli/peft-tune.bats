@@ -102,6 +102,16 @@ same_from_5() { # NAME OPTION...
     [ "$(numbers places/adapter_model.safetensors)" = "$(numbers places-on/adapter_model.safetensors)" ]
 }
 
+@test "peft-tune: the LSTM of p-tuning trains, resumes, and leaves the rows that it makes" {
+    same_from_5 lstm --method p-tuning --set num_virtual_tokens=4 --set encoder_hidden_size=24 \
+        --set encoder_reparameterization_type=LSTM --set encoder_num_layers=3
+    grep -q '"encoder_reparameterization_type": "LSTM"' lstm/adapter_config.json
+    head -c 20000 lstm/adapter_model.safetensors | grep -aq '"prompt_embeddings"'
+    eval-model -q m --adapter lstm text.jsonl --seq-len 64 > measured
+    peft-tune -q m qa.jsonl -o low "${how[@]}" --dtype bf16 --method p-tuning --steps 2 -f \
+        --set encoder_reparameterization_type=LSTM
+}
+
 @test "peft-tune: rows of the embedding train, alone and beside lora" {
     same_from_5 rows --method tokens --set 'token_indices=[3,270,300]'
     same_from_5 beside --rank 2 --set 'trainable_token_indices=[3,270]'

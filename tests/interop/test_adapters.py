@@ -104,6 +104,8 @@ def configs(kind):
         yield "layer norms", peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["input_layernorm", "norm"])
     yield "prompt", peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     yield "p-tuning", peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=20)
+    yield "p-tuning, LSTM", peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=10, encoder_hidden_size=20,
+                                                     encoder_reparameterization_type="LSTM")
     yield "prefix", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     yield "prefix, projected", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, prefix_projection=True,
                                                        encoder_hidden_size=20)

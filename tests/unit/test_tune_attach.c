@@ -470,6 +470,10 @@ static void test_virtual_gradients(void **state)
                       "{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":3,"
                       "\"encoder_hidden_size\":5}",
                       false);
+        check_adapter(model,
+                      "{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":3,"
+                      "\"encoder_hidden_size\":5,\"encoder_reparameterization_type\":\"LSTM\"}",
+                      false);
         check_adapter(model, "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":2}", false);
         check_adapter(model,
                       "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":2,"
@@ -570,8 +574,14 @@ static void test_refusals(void **state)
     check_refused("{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2,\"token_dim\":8}",
                   "token_dim");
     check_refused("{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":2,"
+                  "\"encoder_reparameterization_type\":\"GRU\"}",
+                  "GRU");
+    check_refused("{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":2,\"encoder_dropout\":0.1,"
                   "\"encoder_reparameterization_type\":\"LSTM\"}",
-                  "LSTM");
+                  "encoder_dropout");
+    check_refused("{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":513,"
+                  "\"encoder_reparameterization_type\":\"LSTM\"}",
+                  "512 are possible");
     check_refused("{\"name\":\"a\",\"config\":{\"mh_adapter\":true,\"reduction_factor\":4,"
                   "\"non_linearity\":\"relu\",\"dropout\":0.1}}",
                   "dropout");
