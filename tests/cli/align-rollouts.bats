@@ -116,6 +116,34 @@ judged() {
     [ -e no/latest ]
 }
 
+# judge N ACTION: a command that answers N times, and then does something else
+judge() {
+    echo "i=0; while read x; do i=\$((i+1)); [ \$i -gt $1 ] && { $2; }; case \$x in *'completion\":\"'[a-m]*) echo 1;; *) echo 0;; esac; done"
+}
+
+@test "align-model: commands that fail in a later step, and in the first one of a resumed run, leave a run to resume" {
+    how=(m p.jsonl --loss reject --best 2 --batch-size 4 --group 4 --max-new-tokens 4 --lr 1e-2 --steps 5 --save-every 2
+        --no-history -q --reward-timeout 1)
+    align-model "${how[@]}" -o whole --write-samples whole.jsonl --reward-command "$(judge 1000 :)"
+    for act in 'exit 7' 'exit 0' 'sleep 100' 'echo 1; echo 1' 'echo nan'; do # 16 answers a step: in the fourth
+        run align-model "${how[@]}" -o part --write-samples part.jsonl --reward-command "$(judge 50 "$act")"
+        echo "$act: $output"
+        [ "$status" -eq 1 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [ -d part/step-000002 ]
+        run align-model --resume part -q --reward-command "$(judge 5 "$act")"
+        echo "$act, resumed: $output"
+        [ "$status" -eq 1 ]
+        [ "${#lines[@]}" -eq 1 ]
+        align-model --resume part -q --reward-command "$(judge 1000 :)"
+        cmp whole/step-000005/model.safetensors part/step-000005/model.safetensors
+        cmp whole.jsonl part.jsonl # no sample occurs twice
+        diff <(grep '"event":"completion"' whole/completions.jsonl) <(grep '"event":"completion"' part/completions.jsonl)
+        [ "$(grep -c '"event":"completion"' part/completions.jsonl)" -eq 20 ] # of one prompt of each step
+        rm -r part part.jsonl
+    done
+}
+
 refuses() { # STATUS TEXT OPTION ...
     local want=$1 text=$2
     shift 2

@@ -6,7 +6,8 @@ errors (both refuse, or neither), over awkward conversations; and the ids that t
     test_chat.py [--build DIR] [--templates DIR ...] [--driver FILE] [-v]
 
 Templates are those that installed packages carry (trl/chat_templates), and every *.jinja below each DIR: point it at the
-templates of the models that you use.  Speaks TAP: one test for each template, one for expressions, one for random templates.
+templates of the models that you use.  Speaks TAP: one test for each template, for expressions, random templates and the
+number of templates.
 Exit 0: all equal; 1: differences, the first of each template shown."""
 import argparse
 import glob
@@ -27,6 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # 
 logging.set_verbosity_error()
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+MANY, MARKED = 30, 10  # templates that a comparison has; of these, with marks of what trains
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 
@@ -305,7 +307,7 @@ def main():
         tok = make_tokenizer(path)
         ours = Ours(opt.driver or compile_driver(opt.build, where), path)
         found = find_templates(opt.templates)
-        print(f"1..{len(found) + 2 + (not found)}")
+        print(f"1..{len(found) + 3}")
         todo = [("expressions", compare_expressions), ("random templates", lambda o: compare_random(o, 1500))]
         todo += [(name, lambda o, t=text: compare(o, tok, t, opt.v)) for name, text in found.items()]
         for number, (name, work) in enumerate(todo, 1):
@@ -315,8 +317,12 @@ def main():
                   flush=True)
             for text in bad[:3]:
                 print("# " + text.replace("\n", "\n# "))
-        if not found:
-            print("ok 3 - published templates # SKIP no package with templates is installed; name a folder by --templates")
+        marked = sum("{% generation" in t or "{%- generation" in t for t in found.values())
+        enough = len(found) >= MANY and marked >= MARKED
+        failed += bool(found) and not enough
+        print(f"{'ok' if enough or not found else 'not ok'} {len(found) + 3} - published templates: {len(found)} of at least {MANY}, "
+              f"{marked} of at least {MARKED} with marks" +
+              ("" if found else " # SKIP no package with templates is installed; name a folder by --templates"))
     return 1 if failed else 0
 
 

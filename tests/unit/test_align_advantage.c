@@ -118,6 +118,17 @@ static void several(void **state)
     for (int i = 0; i < 4; i++)
         near(a[i], (x[i] - mean) / (std + 1e-4));
     near(s.mean, (6 + 10 + 0 + 16) / 4.0);
+    /* a completion to which no reward applies has no advantage, and is not in the last mean */
+    const double some[] = { 1, 10, NAN, NAN, 0, 30 };
+    lm_advantage_each(some, weight, 2, 1, 3, 1e-4, a, &s);
+    sd = sqrt(1.0 / 2) + 1e-4;
+    x[0] = 0.5 / sd + 0.5 * -10 / (sqrt(200) + 1e-4);
+    x[1] = -x[0];
+    lm_moments(x, 2, &mean, &std);
+    near(a[0], x[0] / (std + 1e-4));
+    near(a[1], 0);
+    near(a[2], -a[0]);
+    assert_int_equal(s.unscored, 1);
 }
 
 /* ---- tokens ---- */

@@ -90,6 +90,7 @@ typedef struct {
     int64_t batches;    /* graded */
     double replaced;
     int64_t ended, cut, bounded, free; /* completions by their end, ratios by their bound */
+    int64_t moved; /* completions that are in another place than in the iteration before */
 } outcome;
 
 /* The objective between the trainer and this test. */
@@ -99,6 +100,9 @@ typedef struct {
     int evals;
     int64_t stop_at, generation;
     bool check;
+    int64_t drawn[PROMPTS];    /* how often each prompt was */
+    uint8_t seen[8 * GROUP];   /* completions of this iteration over the generation */
+    int64_t before[8 * GROUP]; /* those of its first step in the last iteration */
     lm_on_policy *p;
 } between;
 
@@ -135,7 +139,7 @@ static void check_rewards(between *t)
             total[i] -= p->o.kl_reward * ((s->old ? s->old[k] : s->sampled[k]) - s->ref[k]);
     }
     lm_advantage(&p->o.advantage, total, p->o.prompts, p->o.group, adv, NULL);
-    for (int64_t i = 0; i < n && !p->pairs; i++)
+    for (int64_t i = 0; i < n && !p->pairs && !p->values; i++)
         close_to(p->made[i].advantage, adv[i], "an advantage");
     free(total);
     free(adv);
@@ -157,12 +161,46 @@ static void check_pairs(const lm_on_policy *p)
     }
 }
 
+/* Each pass over the prompts has all of them. */
+static void check_prompts(between *t)
+{
+    const lm_on_policy *p = t->p;
+    for (int64_t q = 0; q < p->o.prompts; q++)
+        t->drawn[p->made[q * p->o.group].prompt]++;
+    if ((p->generation + 1) * p->o.prompts % PROMPTS == 0)
+        for (int i = 1; i < PROMPTS; i++)
+            assert_int_equal(t->drawn[i], t->drawn[0]);
+}
+
+/* Each step of an iteration has other completions: those of its prompts, or with values any, in another order than in
+ * the iteration before. */
+static void check_members(between *t)
+{
+    const lm_on_policy *p = t->p;
+    const int64_t part = p->step % (p->o.updates * p->o.iterations) % p->o.updates,
+                  each = p->o.prompts * p->o.group / p->o.updates;
+    if (part == 0)
+        memset(t->seen, 0, sizeof t->seen);
+    assert_int_equal(p->n_members, each);
+    for (int64_t i = 0; i < each; i++) {
+        assert_false(t->seen[p->member[i]]);
+        t->seen[p->member[i]] = 1;
+        if (!p->values)
+            assert_int_equal(p->member[i], part * each + i);
+        if (part == 0) {
+            t->out->moved += p->member[i] != t->before[i];
+            t->before[i] = p->member[i];
+        }
+    }
+}
+
 /* Of a new generation, whose sampler is then moved away from the training's numbers. */
 static void check_begin(between *t)
 {
     const lm_on_policy *p = t->p;
     if (t->generation != p->generation) {
         check_rewards(t);
+        check_prompts(t);
         for (int64_t i = 0; i < p->o.prompts * p->o.group; i++)
             for (int64_t k = 0; k < p->made[i].n; k++)
                 p->made[i].sampled[k] += 0.4 * (double)((i + k) % 5 - 2);
@@ -170,6 +208,8 @@ static void check_begin(between *t)
     t->generation = p->generation;
     if (p->pairs)
         check_pairs(p);
+    else
+        check_members(t);
 }
 
 /* pi_old / pi_sampler of a token or of the whole completion, bounded or left out. */
@@ -337,7 +377,7 @@ static lm_code pass_grade(void *ctx, const lm_round *r, int64_t micro, const lm_
     for (int64_t i = 0; scale && !rc && i < b->batch * b->seq; i++)
         assert_true(scale[i] == 0 || b->targets[i] >= 0);
     t->out->batches += scale != NULL;
-    if (t->check && !rc && !r->val)
+    if (t->check && !rc && !r->val && !t->p->values)
         check_grade(t, micro, b, rows, scale);
     if (t->p->values && !rc && !r->val)
         check_tokens(t->p, b, rows, dvalue);
@@ -546,25 +586,31 @@ static void steps_are_their_definition(void **state)
                     .correct_most = 1.5,
                     .advantage = { .eps = 1e-4 } };
     (void)state;
-    for (int k = 0; k < 6; k++) {
-        static const char *const losses[] = { "grpo:beta=0.1", "rloo", "dapo",
-                                              "gspo:beta=0.2", "dapo", "dpo:beta=0.5" };
-        static const lm_correct how[] = { LM_CORRECT_TOKEN_TRUNCATE, LM_CORRECT_SEQUENCE_TRUNCATE,
-                                          LM_CORRECT_TOKEN_MASK,     LM_CORRECT_SEQUENCE_MASK,
-                                          LM_CORRECT_NONE,           LM_CORRECT_NONE };
+    for (int k = 0; k < 7; k++) {
+        static const char *const losses[] = {
+            "grpo:beta=0.1", "rloo", "dapo", "gspo:beta=0.2", "dapo", "dpo:beta=0.5", "ppo"
+        };
+        static const lm_correct how[] = { LM_CORRECT_TOKEN_TRUNCATE,
+                                          LM_CORRECT_SEQUENCE_TRUNCATE,
+                                          LM_CORRECT_TOKEN_MASK,
+                                          LM_CORRECT_SEQUENCE_MASK,
+                                          LM_CORRECT_NONE,
+                                          LM_CORRECT_NONE,
+                                          LM_CORRECT_NONE };
         ask b = a;
         b.loss = losses[k];
         b.correct = how[k];
-        b.reference = k != 2 && k != 4;
+        b.reference = k != 2 && k != 4 && k != 6;
         b.kl_reward = k == 1 ? 0.3 : 0;
         b.advantage.kind = k == 1 ? LM_ADVANTAGE_LEAVE_ONE_OUT : LM_ADVANTAGE_GROUP;
-        b.updates = b.iterations = k == 0 || k == 3 ? 2 : 1;
+        b.updates = b.iterations = k == 0 || k == 3 || k == 6 ? 2 : 1;
         b.mask = k == 0 || k == 2 || k == 5;
         b.correct_least = k % 2 ? 0.6 : 0;
         b.missing_eos = k == 4 ? 0 : 0.7;
         b.clip_reward = k == 1 ? 0.4 : 0;
         outcome x = train(&b);
         ok(x.rc, &x.e);
+        assert_true(k != 6 || x.moved > 8 * GROUP / 2 + 8); /* in the second iteration, too */
         assert_true(x.ended > 0 && x.cut > 0 && x.batches > 0);
         assert_true(!b.correct || (x.bounded > 0 && x.free > 0));
         free(x.weights);

@@ -299,7 +299,7 @@ static void bad_commands(void **state)
     expect("while read x; do echo '{\"score\":1}'; done", 5, 4, LM_EFORMAT, "answer 1");
     expect("while read x; do echo 1; echo 2; done", 5, 4, LM_EIO, "more answers");
     expect("echo 1; echo 2; echo 3; echo 4; echo 5; cat > /dev/null", 5, 4, LM_EIO, "more answers");
-    expect("tr -d '\\n' < /dev/zero", 5, 4, LM_EFORMAT, "answer 1");
+    expect("read x; tr -d '\\n' < /dev/zero", 5, 4, LM_EFORMAT, "answer 1");
 }
 
 /* It reads nothing and ends while lines are written to it: SIGPIPE would end this process. */
