@@ -167,6 +167,19 @@ def other_base(tmp, records):
           "an adapter with another embedding is refused")
 
 
+def encoders(tmp, records):
+    """Of an encoder PEFT reads the rows that it makes: prompt_embeddings."""
+    base, mlp = os.path.join(tmp, "llama"), ["--method", "p-tuning"]
+    for name, how in (("MLP", mlp), ("LSTM", [*mlp, "--set", "encoder_reparameterization_type=LSTM"]),
+                      ("prefix", ["--method", "prefix", "--set", "prefix_projection=true"])):
+        out = os.path.join(tmp, "encoder-" + name)
+        tool("peft-tune", base, records, "-o", out, *how, "--set", "num_virtual_tokens=5", "--set", "encoder_hidden_size=24",
+             "--steps", "5", "--batch-size", "8", "--seq-len", "96", "--lr", "1e-2", "--dtype", "f32")
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        got, want = losses_of_texts(tmp, base, out, peft.PeftModel.from_pretrained(model, out).eval())
+        check(abs(got - want) < 1e-5 * want, f"encoder {name}: eval-model's loss of texts ({got:.6f}, {want:.6f})")
+
+
 def cases(kind):
     names = {"gpt2": ["c_attn", "c_fc"]}.get(kind, ["q_proj", "v_proj", "down_proj"])
     to = dict(task_type="CAUSAL_LM", target_modules=names, fan_in_fan_out=kind == "gpt2")
@@ -214,6 +227,8 @@ def main():
                 except Exception as e:
                     check(False, f"{kind} {name}: {type(e).__name__}: {str(e)[:200]}")
         other_base(tmp, records)
+        if not only or "encoders" in only:
+            encoders(tmp, records)
     print(f"1..{count}")
     return failed > 0
 
