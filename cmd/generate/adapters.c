@@ -72,7 +72,7 @@ static lm_code join_named(generate_work *w, lm_err *e)
     rc = rc ? rc : lm_alloc_n(&tensors, (size_t)w->n_named, sizeof *tensors, "adapters", e);
     for (int i = 0; !rc && i < w->n_named; i++) {
         lm_tune_use *u = &w->named[i].use;
-        if (!lm_join_takes(u->attach))
+        if (!lm_tune_use_joins(u))
             continue;
         of[n] = u->attach;
         tensors[n] = u->adapter.tensors;

@@ -58,6 +58,30 @@ void lm_tune_loaded_fini(lm_tune_loaded *l)
     *l = (lm_tune_loaded){ 0 };
 }
 
+lm_code lm_tune_base_weight(lm_model_source *base, const lm_tune_base *b, double **out, lm_err *e)
+{
+    const lm_st_tensor *t = lm_model_source_find(base, b->weight);
+    bool turned = b->turned || b->kind == LM_TUNE_EMBEDDING;
+    double *v = NULL, *w = NULL;
+    lm_code rc = lm_alloc_n(&v, (size_t)t->count, sizeof *v, "a weight", e);
+
+    rc = rc ? rc : lm_model_source_load(base, t, LM_DTYPE_F64, v, e);
+    if (!rc && turned) {
+        rc = lm_alloc_n(&w, (size_t)t->count, sizeof *w, "a weight", e);
+        for (int64_t i = 0; !rc && i < b->in; i++)
+            for (int64_t j = 0; j < b->out; j++)
+                w[j * b->in + i] = v[i * b->out + j];
+        lm_free(v);
+        v = w;
+    }
+    if (rc) {
+        lm_free(v);
+        v = NULL;
+    }
+    *out = v;
+    return rc;
+}
+
 /* ---- One rule ---- */
 
 typedef struct {

@@ -30,6 +30,9 @@ lm_code lm_tune_load(const lm_tune_folder *f, const lm_tune_part *p, lm_tune_loa
                      lm_err *e);
 void lm_tune_loaded_fini(lm_tune_loaded *l);
 
+/* W [out,in] of a module of the base, which the caller frees. */
+lm_code lm_tune_base_weight(lm_model_source *base, const lm_tune_base *b, double **out, lm_err *e);
+
 /* out = W' [out,in] of W = w; out may be w.  A method without `weight` leaves it.  Fails:
  * LM_EFORMAT for indices out of range, LM_ELIMIT. */
 lm_code lm_tune_weight(const lm_tune_loaded *l, const double *w, double *out, lm_par *par,

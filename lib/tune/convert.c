@@ -9,31 +9,6 @@
 #include "tune/apply.h"
 #include "tune/lora_set.h"
 
-/* W [out,in] of a module. */
-static lm_code load_weight(lm_model_source *base, const lm_tune_base *b, double **out, lm_err *e)
-{
-    const lm_st_tensor *t = lm_model_source_find(base, b->weight);
-    bool turned = b->turned || b->kind == LM_TUNE_EMBEDDING;
-    double *v = NULL, *w = NULL;
-    lm_code rc = lm_alloc_n(&v, (size_t)t->count, sizeof *v, "a weight", e);
-
-    rc = rc ? rc : lm_model_source_load(base, t, LM_DTYPE_F64, v, e);
-    if (!rc && turned) {
-        rc = lm_alloc_n(&w, (size_t)t->count, sizeof *w, "a weight", e);
-        for (int64_t i = 0; !rc && i < b->in; i++)
-            for (int64_t j = 0; j < b->out; j++)
-                w[j * b->in + i] = v[i * b->out + j];
-        lm_free(v);
-        v = w;
-    }
-    if (rc) {
-        lm_free(v);
-        v = NULL;
-    }
-    *out = v;
-    return rc;
-}
-
 /* Exact factors, if the method has them and they are not of more than the rank; *done otherwise
  * stays false. */
 static lm_code add_exact(lm_lora_set *s, const lm_tune_loaded *l, bool *done, lm_err *e)
@@ -70,7 +45,7 @@ static lm_code convert_part(lm_lora_set *s, const lm_tune_folder *f, const lm_tu
         lm_tune_loaded_fini(&l);
         return rc;
     }
-    rc = load_weight(base, p->base, &w, e);
+    rc = lm_tune_base_weight(base, p->base, &w, e);
     if (!rc && p->base->bias && (p->method->is & LM_TUNE_MIXES)) {
         const lm_st_tensor *t = lm_model_source_find(base, p->base->bias);
 

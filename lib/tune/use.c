@@ -4,6 +4,9 @@
 
 #include <string.h>
 
+#include "tune/join.h"
+#include "tune/quantised.h"
+
 /* The share of an adapter that may be missed where it is brought into another form. */
 #define LOSS 1e-5
 
@@ -27,8 +30,8 @@ static int64_t most_rank(const json_t *config)
 }
 
 /* PiSSA and OLoRA begin with a part of the weights, s B0 A0, which is taken out of the base wherever it is loaded.  Graphs
- * read the base as it is; beside it the adapter is s B A - s B0 A0, a plain LoRA of twice the rank.  (LoftQ begins with what
- * an encoding of the base loses, which has no such form.) */
+ * read the base as it is; beside it the adapter is s B A - s B0 A0, a plain LoRA of twice the rank.  LoftQ's stays as it is,
+ * and brings weights of the base. */
 static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err *e)
 {
     const json_t *config = lm_tune_folder_config(u->folder);
@@ -39,11 +42,21 @@ static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err
     if (!kind || (strncmp(kind, "pissa", 5) && strcmp(kind, "olora") && strcmp(kind, "corda") &&
                   strcmp(kind, "loftq")))
         return LM_OK;
-    if (!strcmp(kind, "corda") || !strcmp(kind, "loftq"))
+    if (!strcmp(kind, "corda"))
         return refuse_start(kind, path, e);
+    if (!strcmp(kind, "loftq"))
+        return lm_tune_quantised_new(u->folder, l->src, &u->quantised, e);
     if (lm_tune_to_plain(u->folder, l->src, &o, &u->plain, &report, e))
         return e->code;
     return report.worst > LOSS ? refuse_start(kind, path, e) : LM_OK; /* DoRA's, of full rank */
+}
+
+static bool replaces(void *ctx, const char *tensor)
+{
+    const lm_tune_use *u = ctx;
+
+    return lm_attach_trains(u->attach, tensor) ||
+           (u->quantised && lm_tune_quantised_has(u->quantised, tensor));
 }
 
 static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_tune_use *u,
@@ -66,12 +79,16 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
         config = u->plain.config;
         tensors = u->plain.tensors;
     }
+    if (u->quantised) {
+        config = lm_tune_quantised_config(u->quantised);
+        tensors = lm_tune_quantised_tensors(u->quantised);
+    }
     if (lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e) ||
         lm_attach_read_ids(u->attach, tensors, e))
         return e->code;
     u->adapter = (lm_loaded_adapter){ .adapt = lm_attach_adapt(u->attach),
-                                      .replaces = lm_attach_trains,
-                                      .ctx = u->attach,
+                                      .replaces = replaces,
+                                      .ctx = u,
                                       .tensors = tensors,
                                       .virtual_tokens = lm_attach_virtual(u->attach),
                                       .predicts = lm_attach_predicts(u->attach) };
@@ -90,10 +107,16 @@ lm_code lm_tune_use_open(const char *path, const lm_bundle_opts *o, lm_loaded *l
     return rc;
 }
 
+bool lm_tune_use_joins(const lm_tune_use *u)
+{
+    return lm_join_takes(u->attach) && !(u->quantised && lm_tune_quantised_brings(u->quantised));
+}
+
 void lm_tune_use_fini(lm_tune_use *u)
 {
     lm_attach_free(u->attach);
     lm_tune_plain_fini(&u->plain);
+    lm_tune_quantised_free(u->quantised);
     lm_tune_folder_close(u->folder);
     lm_tune_bases_fini(&u->bases);
     memset(u, 0, sizeof *u);

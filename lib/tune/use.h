@@ -13,15 +13,19 @@ typedef struct {
     lm_tune_bases bases;
     lm_tune_folder *folder;
     lm_tune_plain plain; /* of an adapter that began with a part of the base */
+    struct lm_tune_quantised
+        *quantised; /* of one that trained beside the base quantised; NULL: not */
     lm_attach *attach;
     lm_loaded_adapter adapter;
 } lm_tune_use;
 
 /* Open the adapter at `path` for `l`, whose config must stay where it is, and set l->adapter; `o` may be NULL.  To be called
  * before graphs of the model are built.  Fails: LM_EUSAGE for an adapter of another model, or one that graphs have
- * no place for, or that began with what an encoding of the base loses (merge-models merges more); LM_EFORMAT, LM_EIO. */
+ * no place for (merge-models merges more); LM_EFORMAT, LM_EIO. */
 lm_code lm_tune_use_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_tune_use *out,
                          lm_err *e);
+/* True if it can be one of several in one graph (join.h). */
+bool lm_tune_use_joins(const lm_tune_use *u);
 /* After the model's graphs are released. */
 void lm_tune_use_fini(lm_tune_use *u);
 

@@ -6,6 +6,7 @@
 #include "tune/apply.h"
 #include "tune/convert.h"
 #include "tune/methods.h"
+#include "tune/quantised.h"
 #include "tune/torch_rng.h"
 
 enum { OUT = 16, IN = 24, MOST = 1 << 16 };
@@ -461,6 +462,89 @@ static void folders(void **state)
     assert_non_null(strstr(e.what, "is not a change of weights"));
 }
 
+/* A file of F32 tensors again, with the numbers of one of them others. */
+static void put_numbers(const char *path, const char *tensor, const float *v)
+{
+    static float all[16][ROWS * COLS];
+    lm_tune_saved t[16];
+    lm_buf text = { 0 };
+    lm_st *st = NULL;
+    lm_err e = { 0 };
+    assert_int_equal(lm_st_open(path, &st, &e), LM_OK);
+    size_t n = lm_st_count(st);
+    assert_true(n <= 16);
+    for (size_t i = 0; i < n; i++) {
+        const lm_st_tensor *x = lm_st_at(st, i);
+        bool other = !strcmp(x->name, tensor);
+        assert_int_equal(lm_st_load(st, x, LM_DTYPE_F32, all[i], &e), LM_OK);
+        t[i] = (lm_tune_saved){
+            x->name, LM_DTYPE_F32, x->ndim, { x->dim[0], x->dim[1] }, other ? v : all[i]
+        };
+    }
+    assert_int_equal(lm_tune_tensors_bytes(t, n, &text, &e), LM_OK);
+    lm_st_close(st);
+    FILE *f = fopen(path, "w");
+    fwrite(text.data, 1, text.len, f);
+    fclose(f);
+    lm_buf_fini(&text);
+}
+
+/* LoftQ beside its base: Q is brought where W is another matrix, and only there. */
+static void loftq_brings_its_base(void **state)
+{
+    const char *names[] = { UP "lora_A.weight", UP "lora_B.weight" };
+    const int64_t dim[][2] = { { 2, COLS }, { ROWS, 2 } };
+    const char *config = "{\"peft_type\": \"LORA\", \"r\": 2, \"init_lora_weights\": \"loftq\", "
+                         "\"loftq_config\": {\"loftq_bits\": 4, \"loftq_iter\": 2}}";
+    static float w[ROWS * COLS], q[ROWS * COLS];
+    double want[ROWS * COLS];
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("m", 1, NULL);
+    assert_int_equal(bind(config, names, dim, 2, &e), LM_OK);
+    for (int again = 0; again < 2; again++) {
+        lm_model_source *s = NULL;
+        lm_tune_bases b = { 0 };
+        lm_tune_folder *f = NULL;
+        lm_tune_quantised *x = NULL;
+        lm_tune_loaded l;
+        assert_int_equal(lm_model_source_open("m", NULL, &s, &e), LM_OK);
+        assert_int_equal(lm_tune_bases_read(s, false, &b, &e), LM_OK);
+        assert_int_equal(lm_tune_folder_open("a", NULL, &f, &e), LM_OK);
+        assert_int_equal(lm_tune_folder_bind(f, &b, &e), LM_OK);
+        assert_int_equal(lm_tune_quantised_new(f, s, &x, &e), LM_OK);
+        assert_true(
+            json_is_true(json_object_get(lm_tune_quantised_config(x), "init_lora_weights")));
+        const lm_st *st = lm_tune_quantised_tensors(x);
+        assert_non_null(lm_st_find(st, UP "lora_A.weight"));
+        assert_true(lm_tune_quantised_brings(x) == !again);
+        assert_true(lm_tune_quantised_has(x, "model.layers.1.mlp.up_proj.weight") == !again);
+        assert_false(lm_tune_quantised_has(x, "model.layers.0.mlp.up_proj.weight"));
+        const lm_st_tensor *t = lm_st_find(st, UP "base_layer.weight");
+        assert_true((t == NULL) == (again != 0));
+        if (t) {
+            const lm_st_tensor *own = lm_model_source_find(s, "model.layers.1.mlp.up_proj.weight");
+            assert_int_equal(lm_st_load(st, t, LM_DTYPE_F32, q, &e), LM_OK);
+            assert_int_equal(lm_model_source_load(s, own, LM_DTYPE_F32, w, &e), LM_OK);
+            assert_int_equal(lm_tune_load(f, lm_tune_folder_part(f, 0), &l, &e), LM_OK);
+            for (int i = 0; i < ROWS * COLS; i++)
+                want[i] = w[i];
+            assert_int_equal(l.method->derive(&l.m, want, l.v, l.given, &e), LM_OK);
+            for (int i = 0; i < ROWS * COLS; i++)
+                assert_true(q[i] == (float)want[i]);
+            assert_true(memcmp(q, w, sizeof q) != 0);
+            lm_tune_loaded_fini(&l);
+        }
+        lm_tune_quantised_free(x);
+        lm_tune_folder_close(f);
+        lm_tune_bases_fini(&b);
+        lm_model_source_close(s);
+        if (!again)
+            put_numbers("m/model.safetensors", "model.layers.1.mlp.up_proj.weight", q);
+    }
+}
+
 /* Keys of rank_pattern: ends of names behind a dot, or regular expressions, whose dots match anything; the first that fits. */
 static void patterns(void **state)
 {
@@ -652,6 +736,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(folders, mm_enter, mm_leave),
         cmocka_unit_test(patterns),
         cmocka_unit_test_setup_teardown(binds_many, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(loftq_brings_its_base, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(damaged_folders, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(converts, mm_enter, mm_leave),
     };
