@@ -242,13 +242,15 @@ static lm_code bind_part(lm_tune_folder *f, lm_tune_part *p, lm_tune_tensor *roo
 {
     double *values = NULL;
     int n_values = 0;
+    char key[600];
     lm_code rc;
 
     while (p->method->hyper[n_values].name)
         n_values++;
     rc = lm_arena_alloc(f->arena, &values, (size_t)n_values + 1, sizeof *values, e);
     rc = rc ? rc
-            : lm_tune_read_hyper(p->method, p->module.config, p->module.name, f->path, values, e);
+            : lm_tune_read_hyper(p->method, p->module.config, lm_tune_folder_key(f, p, key),
+                                 f->path, values, e);
     p->module.hyper = values;
     memset(room, 0, LM_TUNE_TENSORS * sizeof *room);
     rc = rc ? rc : p->method->tensors(&p->module, room, &p->n, e);

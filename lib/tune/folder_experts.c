@@ -58,6 +58,26 @@ static bool is_target(const lm_tune_folder *f, const char *module)
     return false;
 }
 
+const char *lm_tune_folder_key(const lm_tune_folder *f, const lm_tune_part *p, char out[600])
+{
+    const char *module = p->module.name;
+    const json_t *v;
+    size_t i;
+
+    if (p->method != &lm_tune_lora)
+        return module;
+    json_array_foreach((json_t *)(uintptr_t)targets_of(f), i, v)
+    {
+        const char *name = json_is_string(v) ? named(json_string_value(v), module) : NULL;
+
+        if (name && !strcmp(name, "weight")) {
+            snprintf(out, 600, "%s.weight", module);
+            return out;
+        }
+    }
+    return module;
+}
+
 lm_code lm_tune_folder_level(lm_tune_folder *f, const lm_st_tensor *t, const char *name, size_t len,
                              const char *own, bool *taken, lm_err *e)
 {

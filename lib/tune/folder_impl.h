@@ -42,6 +42,8 @@ extern const char lm_tune_config_file[], lm_tune_weights_file[];
 
 /* ---- folder_experts.c: target_parameters ---- */
 
+/* The name of a module for rank_pattern and alpha_pattern: that of its weight, MODULE.weight, where target_parameters names it. */
+const char *lm_tune_folder_key(const lm_tune_folder *f, const lm_tune_part *p, char out[600]);
 lm_code lm_tune_folder_check_targets(const lm_tune_folder *f, lm_err *e);
 /* Take tensor t of the file, whose module name[len] is none of the base, if target_parameters names a parameter of it;
  * own: "lora_A.weight". */

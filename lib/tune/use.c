@@ -39,6 +39,16 @@ static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err
     lm_tune_lora_report report;
     lm_tune_lora_opts o = { .rank = 2 * most_rank(config) };
 
+    if (json_array_size(
+            json_object_get(config, "target_parameters"))) { /* names of weights, not of modules */
+        o.rank = most_rank(config);
+        if (lm_tune_to_plain(u->folder, l->src, &o, &u->plain, &report, e))
+            return e->code;
+        return report.worst <= LOSS
+                   ? LM_OK
+                   : lm_fail(e, LM_EUSAGE, path, "merge it by merge-models MODEL+ADAPTER",
+                             "what it does to '%.100s' is not of low rank", report.where);
+    }
     if (!kind || (strncmp(kind, "pissa", 5) && strcmp(kind, "olora") && strcmp(kind, "corda") &&
                   strcmp(kind, "loftq")))
         return LM_OK;
@@ -68,13 +78,14 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
     const lm_st *tensors = lm_tune_folder_tensors(u->folder);
     bool turned = json_is_true(json_object_get(config, "fan_in_fan_out"));
     if (lm_tune_bases_read(l->src, turned, &u->bases, e) ||
-        (lm_tune_folder_method(u->folder) && lm_tune_folder_bind(u->folder, &u->bases, e)) ||
-        make_plain(path, l, u, e))
+        (lm_tune_folder_method(u->folder) && lm_tune_folder_bind(u->folder, &u->bases, e)))
         return e->code;
     if (lm_tune_folder_params(u->folder))
         return lm_fail(e, LM_EUSAGE, path, "merge it by merge-models MODEL+ADAPTER",
                        "it changes parameters of experts, '%.100s', for which graphs have no place",
                        lm_tune_folder_param(u->folder, 0)->stack.key);
+    if (make_plain(path, l, u, e))
+        return e->code;
     if (u->plain.config) {
         config = u->plain.config;
         tensors = u->plain.tensors;

@@ -272,6 +272,16 @@ copy_with() {
     done
 }
 
+@test "adapter: one that names weights, not modules, is attached and merged as it would be by modules" {
+    cp -r b weights
+    echo '{"peft_type": "LORA", "r": 7, "lora_alpha": 8, "target_modules": [], "rank_pattern": {"_proj.weight": 3, "[qv]_proj.weight": 4},
+        "target_parameters": ["self_attn.q_proj.weight", "v_proj.weight"]}' > weights/adapter_config.json
+    [ "$(loss m --adapter weights)" = "$(loss m --adapter b)" ]
+    merge-models -q -f --method passthrough m+weights -o merged-weights
+    merge-models -q -f --method passthrough m+b -o merged-b
+    cmp merged-weights/model.safetensors merged-b/model.safetensors || [ "$(loss merged-weights)" = "$(loss merged-b)" ]
+}
+
 @test "adapter: that of LoftQ brings the weights beside which it trained, whatever the base is stored in" {
     peft-tune -q -f m text.jsonl -o q4 --method loftq --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 5
     convert-model -q -f m -o m.gguf --type q8_0

@@ -121,6 +121,8 @@ def main():
                 case(tmp, f"tied-{'-'.join(saved)}-{ensure}", llama(tied=True), LoraConfig(
                     r=2, target_modules=["q_proj"], modules_to_save=saved, ensure_weight_tying=ensure))
         case(tmp, "saved", llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+        case(tmp, "parameters", llama(), LoraConfig(r=4, lora_alpha=6, target_modules=[], rank_pattern={"up_proj.weight": 2},
+                                                    target_parameters=["q_proj.weight", "up_proj.weight"]))
         wide = {"head_dim": 12, "sliding_window": 8}
         for name, model in (("olmo2", lambda: other(Olmo2Config)), ("olmo3", lambda: other(Olmo3Config, sliding_window=8)),
                             ("gemma2", lambda: other(Gemma2Config, **wide)),
