@@ -159,7 +159,7 @@ def make(tmp, name, cls, kind, keys):
     for p in tuned.parameters():
         if p.requires_grad:
             p.data = p.data + torch.randn_like(p) * 0.1
-    if keys.get("rank_pattern"):
+    if cls == "AdaLoraConfig" and keys.get("rank_pattern"):
         tuned.base_model.rankallocator.mask_using_rank_pattern(tuned.base_model.model, keys["rank_pattern"])
     tuned.eval()(torch.zeros(1, 4, dtype=torch.long))
     tuned.save_pretrained(folder)
