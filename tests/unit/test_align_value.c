@@ -226,7 +226,7 @@ static void policies(void **state)
     CHECK(v, q, 2);
     /* the first token of the first completion has a low entropy; the reference counts everywhere.  Of 0.5, 2 and 3 the
      * median is 2, and the quantile 0.4 is 0.5 + 0.8 * 1.5 = 1.7; the prompt's do not count */
-    static double sure[] = { 9, 0.5, 2 }, unsure[] = { 0, 3 };
+    static double sure[] = { 0, 0.5, 2 }, unsure[] = { 0, 3 };
     const value all[] = { { "dapo:top_entropy_quantile=0.5", (first + second) / 3 } };
     q[0].entropy = sure;
     CHECK(all, q, 2); /* not all are known */
