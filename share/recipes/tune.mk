@@ -63,9 +63,8 @@ clean:
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
 
-# Not these: bitfit needs biases, tokens rows to be named, frod an adapter to begin with, loftq the base in NF4 where the
-# loss is measured; adamss does not train.
-override METHODS := $(patsubst every,$(filter-out bitfit tokens frod adamss loftq,$(shell peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p')),$(METHODS))
+# Not these: bitfit needs biases, tokens rows to be named, frod an adapter to begin with; adamss does not train.
+override METHODS := $(patsubst every,$(filter-out bitfit tokens frod adamss,$(shell peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p')),$(METHODS))
 OLD := $(strip $(OLD))
 NEW := $(strip $(NEW))
 
