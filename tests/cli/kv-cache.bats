@@ -10,6 +10,7 @@ setup_file() {
     cd "$made"
     sh "$root/tests/cli/examples/quantize-kv.sh"
     generate -q run/ --save-cache short.kv -p 'The system reads' -n 0 --dtype bf16
+    generate -q run/ --save-cache doc.kv -p "$(head -c 2000 corpus.txt)" -n 0 --context 1024 --dtype bf16 -f # of 16 bits
 }
 
 setup() {
