@@ -290,9 +290,15 @@ FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expco
 FUZZ_SIMD  := $(foreach f,planes expcode joint rans kv_code,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o) \
               $B/fuzz/kernels/cpu/joint_amx.o
 
+# What fuzz_adapter needs beside these: the methods of adaptation, graphs, and the definitions of the operators of their rules.
+FUZZ_TUNE  := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/graph/% lib/op/% lib/tune/% lib/model/build% lib/model/decoder.c lib/model/model% \
+                lib/model/store%,$(filter-out lib/graph/module.c lib/tune/align/% lib/tune/ada.c lib/tune/gguf.c lib/tune/join.c \
+                lib/tune/partial.c lib/tune/tuning% lib/tune/use.c,$(LIB_SRC)))) \
+              $(foreach f,arrange elementwise embed factor map matmul,$B/fuzz/kernels/cpu/$f_ref.o)
+
 fuzz: $(FUZZ_BIN) ## build the fuzzers (clang); run one as build/fuzz/fuzz_NAME tests/fuzz/corpus/NAME
 
-$(FUZZ_LIB) $(FUZZ_KER): $B/fuzz/%.o: %.c $B/.flags
+$(FUZZ_LIB) $(FUZZ_KER) $(FUZZ_TUNE): $B/fuzz/%.o: %.c $B/.flags
 	mkdir -p $(@D)
 	$(FUZZ_CC) $(WARN) $(DEFS) -pthread $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 
@@ -311,8 +317,14 @@ $B/fuzz/%_amx.o: %_amx.c $B/.flags
 $B/fuzz/libparse.a: $(FUZZ_LIB) $(FUZZ_KER) $(FUZZ_SIMD)
 	rm -f $@ && $(AR) rcs $@ $^
 
+$B/fuzz/libtune.a: $(FUZZ_TUNE)
+	rm -f $@ && $(AR) rcs $@ $^
+
+$B/fuzz/fuzz_adapter: $B/fuzz/libtune.a
+$B/fuzz/fuzz_adapter: private FUZZ_MORE := $B/fuzz/libtune.a
+
 $(FUZZ_BIN): $B/fuzz/%: tests/fuzz/%.c $B/fuzz/libparse.a
-	$(FUZZ_CC) $(WARN) -Wno-missing-prototypes $(DEFS) -pthread $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $< $B/fuzz/libparse.a $(LIBS)
+	$(FUZZ_CC) $(WARN) -Wno-missing-prototypes $(DEFS) -pthread $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $< $(FUZZ_MORE) $B/fuzz/libparse.a $(LIBS)
 
 # --- comparison with the Python side -------------------------------------------------------------------------
 VENV ?= $B/venv
@@ -441,6 +453,6 @@ clean: ## remove the build folder
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
 -include $(CUDA_OBJ:=.d) $(EMU_OBJ:=.d)
--include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d)
+-include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d) $(FUZZ_TUNE:.o=.d)
 
 endif

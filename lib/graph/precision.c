@@ -125,7 +125,8 @@ lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e)
     if (!rc) {
         for (size_t i = 0; i < n_copies; i++)
             s.cast_of[i] = LM_NONE;
-        memcpy(old, g->node, n_old * sizeof *old);
+        if (n_old) /* a list without nodes has no memory */
+            memcpy(old, g->node, n_old * sizeof *old);
         g->n_nodes = 0;
         for (size_t i = 0; !rc && i < n_old; i++) {
             g->phase = old[i].phase;

@@ -19,6 +19,12 @@ static int64_t count_of(const lm_tune_tensor *t)
     return n;
 }
 
+/* An index that a file gives, read as a double; -1, which is none, where a double does not hold it exactly. */
+static int64_t index_of(double v)
+{
+    return fabs(v) < 0x1p53 ? (int64_t)v : -1;
+}
+
 lm_code lm_tune_load(const lm_tune_folder *f, const lm_tune_part *p, lm_tune_loaded *out, lm_err *e)
 {
     size_t all = 0, whole = 0, at = 0, at_whole = 0;
@@ -44,7 +50,7 @@ lm_code lm_tune_load(const lm_tune_folder *f, const lm_tune_part *p, lm_tune_loa
             continue;
         out->ids[i] = out->whole + at_whole;
         for (int64_t k = 0; k < n; k++)
-            out->whole[at_whole++] = (int64_t)out->v[i][k];
+            out->whole[at_whole++] = index_of(out->v[i][k]);
     }
     if (rc)
         lm_tune_loaded_fini(out);

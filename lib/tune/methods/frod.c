@@ -59,18 +59,14 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 
 static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
 {
-    int64_t n = lm_r_dim(r, p[SPARSE], 0), *at = NULL;
-    const int64_t *ids = m->ids[PLACES];
+    const int64_t *at = lm_tune_places(r, m->ids[PLACES], lm_r_dim(r, p[SPARSE], 0), m->in, m->in);
     /* W V^-T, and its columns at length 1 */
     lm_vid u = lm_r_matmul(r, w, false, lm_r_inverse(r, p[BASIS]), true);
     lm_vid unit = LM_R_MAP(r, "y = u * where(1e-24 < q, 1 / sqrt(max(q, 1e-24)), 0)", LM_IS("u", u),
                            LM_IS("q", lm_r_sum(r, u, true, true)));
 
-    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &at, (size_t)n, sizeof *at, r->e))
+    if (!at)
         return LM_NONE;
-    for (int64_t k = 0; k < n; k++)
-        at[k] =
-            ids[k] < 0 || ids[n + k] < 0 || ids[n + k] >= m->in ? -1 : ids[k] * m->in + ids[n + k];
     lm_vid s = lm_r_scatter(r, p[SPARSE], at, LM_DIMS(m->in, m->in));
     lm_vid scaled =
         LM_R_MAP(r, "y = u * l", LM_IS("u", unit), LM_IS("l", lm_r_shape2(r, p[VALUES], 1, m->in)));

@@ -27,17 +27,25 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
     return LM_OK;
 }
 
-static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+int64_t *lm_tune_places(lm_rule *r, const int64_t *ids, int64_t n, int64_t rows, int64_t cols)
 {
-    int64_t n = lm_r_dim(r, p[VALUES], 0), *at = NULL;
-    const int64_t *ids = m->ids[PLACES];
+    int64_t *at = NULL;
 
     if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &at, (size_t)n, sizeof *at, r->e))
-        return LM_NONE;
-    for (int64_t k = 0; k < n; k++) /* a row or a column that is outside is found out there */
-        at[k] =
-            ids[k] < 0 || ids[n + k] < 0 || ids[n + k] >= m->in ? -1 : ids[k] * m->in + ids[n + k];
-    return lm_r_add(r, w, 1, lm_r_scatter(r, p[VALUES], at, LM_DIMS(m->out, m->in)));
+        return NULL;
+    for (int64_t k = 0; k < n; k++) {
+        int64_t row = ids[k], col = ids[n + k];
+
+        at[k] = row < 0 || row >= rows || col < 0 || col >= cols ? -1 : row * cols + col;
+    }
+    return at;
+}
+
+static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+{
+    const int64_t *at = lm_tune_places(r, m->ids[PLACES], lm_r_dim(r, p[VALUES], 0), m->out, m->in);
+
+    return at ? lm_r_add(r, w, 1, lm_r_scatter(r, p[VALUES], at, LM_DIMS(m->out, m->in))) : LM_NONE;
 }
 
 /* Distinct places: the first n of a permutation of all. */
