@@ -293,6 +293,10 @@ lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e)
         return LM_OK;
     if (saved)
         return lm_attach_read_ids(t->attach, saved, e);
+    if (!lm_attach_method(t->attach)->start)
+        return lm_fail(e, LM_EUSAGE, lm_attach_method(t->attach)->name,
+                       "begin with a saved adapter, or leave out the key that stores indices",
+                       "a new adapter has no indices");
     for (size_t i = 0; i < lm_attach_modules(t->attach); i++) {
         first f = { .t = t, .m = lm_attach_module(t->attach, i) };
         if (start_ids(&f, i, e))

@@ -84,7 +84,8 @@ lm_code lm_tuning_new(json_t *config, const char *where, bool asked, const lm_mo
                       const lm_config *c, lm_tuning *out, lm_err *e);
 void lm_tuning_fini(lm_tuning *t);
 /* Before a model is built, with `base` and `seed` set: find the indices of the adapter, if it has some, among the tensors
- * of a saved one, or (NULL) as the method begins.  Fails as lm_attach_read_ids; for the base's weights. */
+ * of a saved one, or (NULL) as the method begins.  Fails as lm_attach_read_ids; LM_EUSAGE if a new adapter of the
+ * method has none; for the base's weights. */
 lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e);
 /* Set what a build of the model needs: the adapter, and what of the base trains. */
 void lm_tuning_build(lm_tuning *t, lm_build *b);

@@ -329,6 +329,7 @@ same_from_5() { # NAME OPTION...
     bad "write the layers into the expression" m qa.jsonl --layers 1 --target '.*q_proj'
     bad "names no set of biases" m qa.jsonl --set bias=most
     bad "choose another method" m qa.jsonl --set peft_type=OFT
+    bad "a new adapter has no indices" m qa.jsonl --method vblora --set vector_length=32 --set save_only_topk_weights=true
     bad "give --val FILE too" m qa.jsonl --eval-every 3
     bad "no column" m qa.jsonl --map text=body
     bad "plain text" m text.jsonl --loss-on assistant
