@@ -3,96 +3,12 @@
 #include <sys/stat.h>
 
 #include "merge_model.h"
-#include "tune/apply.h"
 #include "tune/convert.h"
-#include "tune/methods.h"
 #include "tune/quantised.h"
 #include "tune/torch_rng.h"
+#include "tune_case.h"
 
-enum { OUT = 16, IN = 24, MOST = 1 << 16 };
-
-/* A module with the numbers of its tensors, and a base. */
-typedef struct {
-    lm_tune_loaded l;
-    lm_tune_tensor tensor[LM_TUNE_TENSORS];
-    double hyper[64], w[OUT * IN];
-    json_t *config;
-    double *room[LM_TUNE_TENSORS];
-    int64_t *ids[LM_TUNE_TENSORS];
-} trial;
-
-static int64_t count_of(const lm_tune_tensor *t)
-{
-    int64_t n = 1;
-    for (int i = 0; i < t->ndim; i++)
-        n *= t->dim[i];
-    return n;
-}
-
-static double normal(uint64_t seed, int64_t i)
-{
-    return lm_rng_normal(lm_rng_make(seed, "trial", 0), (uint64_t)i);
-}
-
-/* The tensors as they begin; W may change. */
-static void begin(trial *t, const lm_tune_method *m, const char *config)
-{
-    lm_err e = { 0 };
-    bool changed = false;
-
-    memset(t, 0, sizeof *t);
-    t->config = json_loads(config, 0, NULL);
-    assert_non_null(t->config);
-    t->l.method = m;
-    t->l.tensor = t->tensor;
-    if (lm_tune_read_hyper(m, t->config, "model.layers.0.mlp.down_proj", "config", t->hyper, &e))
-        fail_msg("%s: %s", e.where, e.what);
-    t->l.m = (lm_tune_module){ .name = "model.layers.0.mlp.down_proj",
-                               .out = OUT,
-                               .in = m->is & LM_TUNE_VECTORS ? 0 : IN,
-                               .hyper = t->hyper,
-                               .config = t->config,
-                               .most_out = OUT,
-                               .most_in = IN,
-                               .places = 1 };
-    if (m->tensors(&t->l.m, t->tensor, &t->l.n, &e))
-        fail_msg("%s: %s", e.where, e.what);
-    for (int64_t i = 0; i < OUT * IN; i++)
-        t->w[i] = normal(1, i);
-    for (int i = 0; i < t->l.n; i++) {
-        const lm_tune_tensor *x = &t->tensor[i];
-
-        if (x->off)
-            continue;
-        t->l.v[i] = t->room[i] = calloc((size_t)count_of(x), sizeof(double));
-        t->l.given[i] = true;
-        for (int64_t k = 0; k < count_of(x); k++)
-            t->room[i][k] = x->init == LM_TUNE_ONES   ? 1
-                            : x->init == LM_TUNE_FULL ? x->scale
-                            : x->init == LM_TUNE_UNIFORM
-                                ? x->scale * tanh(normal(2 + (uint64_t)i, k))
-                            : x->init == LM_TUNE_NORMAL ? x->scale * normal(2 + (uint64_t)i, k)
-                                                        : 0;
-    }
-    if (m->start && m->start(&t->l.m, t->w, &changed, t->l.v, lm_rng_make(3, "start", 0), &e))
-        fail_msg("%s: %s", e.where, e.what);
-    for (int i = 0; i < t->l.n; i++)
-        if (t->room[i] && t->tensor[i].ids) {
-            t->ids[i] = calloc((size_t)count_of(&t->tensor[i]), sizeof(int64_t));
-            for (int64_t k = 0; k < count_of(&t->tensor[i]); k++)
-                t->ids[i][k] = (int64_t)t->room[i][k];
-            t->l.ids[i] = t->ids[i];
-        }
-}
-
-static void end(trial *t)
-{
-    for (int i = 0; i < LM_TUNE_TENSORS; i++) {
-        free(t->room[i]);
-        free(t->ids[i]);
-    }
-    json_decref(t->config);
-}
+enum { MOST = 1 << 16 };
 
 static double distance(const double *a, const double *b, int64_t n)
 {
@@ -259,6 +175,201 @@ static void c3a_by_hand(void **state)
             assert_true(fabs(out[i * IN + k] - t.w[i * IN + k] - t.l.v[0][(k - i + 8) % 8] / IN) <
                         1e-12);
     end(&t);
+}
+
+/* ---- Rules by numbers: equations of PEFT's methods on matrices small enough to be written out ---- */
+
+/* W + alpha / r (A1 B1) o (A2 B2) */
+static void loha_by_numbers(void **state)
+{
+    const double d[] = { 2, 3, 0, -7 };
+    trial t;
+
+    (void)state;
+    begin_at(&t, &lm_tune_loha, "{\"r\": 2, \"alpha\": 3}", "m.q_proj", 2, 2, false);
+    SET(&t, 0, 1, 2, 3, 4);
+    SET(&t, 1, 1, 1, 0, 1); /* A1 B1 = 1 3, 3 7 */
+    SET(&t, 2, 2, 1, 0, -1);
+    SET(&t, 3, 1, 0, 0, 1);
+    gives(&t, 1.5, d, 4);
+    end(&t);
+}
+
+/* W + alpha / (init_r + 1e-5) B diag(E) A, whatever ranks are left; init_r in place of an alpha that is not positive. */
+static void adalora_by_numbers(void **state)
+{
+    static const struct {
+        const char *config;
+        double scale;
+    } cases[] = {
+        { "{\"init_r\": 2, \"lora_alpha\": 6}", 6 / 2.00001 },
+        { "{\"init_r\": 2, \"lora_alpha\": 0}", 2 / 2.00001 },
+        { "{\"init_r\": 4, \"lora_alpha\": 6, \"rank_pattern\":"
+          " {\"m.k_proj.lora_E\": [true, true, true, true],"
+          " \"base_model.model.m.q_proj.lora_E\": [false, true, true, false]}}",
+          6 / 4.00001 },
+    };
+    const double d[] = { 2, 4, -1, 0 };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double left[4], right[4];
+        int64_t rank = 0;
+        lm_err e = { 0 };
+        trial t;
+
+        begin_at(&t, &lm_tune_adalora, cases[i].config, "m.q_proj", 2, 2, false);
+        SET(&t, 0, 1, 2, 3, 4); /* A */
+        SET(&t, 1, 2, -1);      /* E: diag(E) A = 2 4, -3 -4 */
+        SET(&t, 2, 1, 0, 1, 1); /* B */
+        gives(&t, cases[i].scale, d, 4);
+        assert_int_equal(t.l.method->low_rank(&t.l.m, t.l.v, &rank, left, right, &e), LM_OK);
+        assert_int_equal(rank, 2);
+        for (int k = 0; k < 4; k++)
+            assert_true(fabs(left[k / 2 * 2] * right[k % 2] +
+                             left[k / 2 * 2 + 1] * right[2 + k % 2] - cases[i].scale * d[k]) <
+                        1e-12);
+        end(&t);
+    }
+}
+
+/* W + alpha / r kron(w1, w2): row i c + k, column j d + l is w1[i,j] w2[k,l]. */
+static void lokr_by_numbers(void **state)
+{
+    const double whole[] = { 1, 0, -1, 2, 0, -2, 2, 1, 0, 4, 2, 0,
+                             3, 0, -3, 4, 0, -4, 6, 3, 0, 8, 4, 0 };
+    const double low[] = { 1, 0, -1, 2, 0, -2, 2, 0, -2, 4, 0, -4,
+                           3, 0, -3, 4, 0, -4, 6, 0, -6, 8, 0, -8 };
+    double both[54];
+    trial t;
+
+    (void)state;
+    begin_at(&t, &lm_tune_lokr, "{\"r\": 2, \"alpha\": 3}", "m.q_proj", 4, 6, false);
+    SET(&t, 0, 1, 2, 3, 4);
+    SET(&t, 3, 1, 0, -1, 2, 1, 0);
+    gives(&t, 1.5, whole, 24);
+    end(&t);
+    /* a rank below half of the longer side of w2: w2 = w2_a w2_b */
+    begin_at(&t, &lm_tune_lokr, "{\"r\": 1, \"alpha\": 2}", "m.q_proj", 4, 6, false);
+    assert_true(t.tensor[3].off);
+    SET(&t, 0, 1, 2, 3, 4);
+    SET(&t, 4, 1, 2);
+    SET(&t, 5, 1, 0, -1);
+    gives(&t, 2, low, 24);
+    end(&t);
+    /* and decompose_both: w1 = w1_a w1_b [3,3], w2 [2,3] */
+    begin_at(&t, &lm_tune_lokr,
+             "{\"r\": 1, \"alpha\": 2, \"decompose_both\": true, \"decompose_factor\": 3}",
+             "m.q_proj", 6, 9, false);
+    assert_true(t.tensor[0].off && t.tensor[3].off);
+    SET(&t, 1, 1, 0, 3);
+    SET(&t, 2, 1, -1, 2);
+    SET(&t, 4, 1, 2);
+    SET(&t, 5, 1, -2, 4);
+    for (int i = 0; i < 6; i++)
+        for (int j = 0; j < 9; j++)
+            both[i * 9 + j] =
+                t.room[1][i / 2] * t.room[2][j / 3] * t.room[4][i % 2] * t.room[5][j % 3];
+    gives(&t, 2, both, 54);
+    end(&t);
+}
+
+/* Sides of w1 by decompose_factor: itself where it divides, else the largest divisor below it and below the root. */
+static void lokr_divides(void **state)
+{
+    static const struct {
+        int64_t factor, out, in, a, b;
+    } cases[] = { { -1, 12, 24, 3, 4 },
+                  { 6, 12, 24, 6, 6 },
+                  { 5, 12, 24, 3, 4 },
+                  { 2, 7, 9, 1, 1 },
+                  { 8, 7, 9, 1, 3 } };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char config[80];
+        trial t;
+
+        snprintf(config, sizeof config, "{\"r\": 8, \"decompose_factor\": %d}",
+                 (int)cases[i].factor);
+        begin_at(&t, &lm_tune_lokr, config, "m.q_proj", cases[i].out, cases[i].in, false);
+        assert_int_equal(t.tensor[0].dim[0], cases[i].a);
+        assert_int_equal(t.tensor[0].dim[1], cases[i].b);
+        assert_int_equal(t.tensor[3].dim[0], cases[i].out / cases[i].a);
+        assert_int_equal(t.tensor[3].dim[1], cases[i].in / cases[i].b);
+        end(&t);
+    }
+}
+
+/* torch's uniform numbers of seed 0 within 1: the first five. */
+static const double drawn[] = { -0.0074868202, 0.53644359, -0.82304513, -0.73593903, -0.38515437 };
+
+/* W + diag(b) B diag(d) A: A [r, widest] and behind it B [highest, r] from one generator, uniform within sqrt(6 / columns). */
+static void vera_by_numbers(void **state)
+{
+    trial t;
+    double a[2], b[2], d[4];
+
+    (void)state;
+    for (int parts = 1; parts <= 2; parts++) { /* PVeRA's A has a row more for each rank */
+        const bool p = parts == 2;
+        const int64_t widest = p ? 2 : 4;
+        lm_err e = { 0 };
+
+        begin_at(&t, p ? &lm_tune_pvera : &lm_tune_vera, "{\"r\": 1}", "m.q_proj", 2, widest,
+                 false);
+        assert_int_equal(t.tensor[0].dim[0], parts);
+        assert_int_equal(t.tensor[0].dim[1], widest);
+        for (int k = 0; k < 4; k++)
+            assert_true(fabs(t.room[0][k] - sqrt(6. / (double)widest) * drawn[k]) < 1e-6);
+        assert_true(fabs(t.room[1][0] - sqrt(6.) * drawn[4]) < 1e-6);
+        /* of a narrower module: the first columns of A */
+        t.l.m.in = 2;
+        for (int k = 0; k < 2; k++) {
+            a[k] = t.room[0][k];
+            b[k] = t.room[1][k];
+        }
+        t.room[2][0] = 3;
+        SET(&t, 3, 2, -5);
+        for (int k = 0; k < 4; k++)
+            d[k] = (k < 2 ? 2 : -5) * b[k / 2] * 3 * a[k % 2];
+        gives(&t, 1, d, 4);
+        assert_int_equal(t.l.method->draw(&t.l.m, 0, t.room[0], &e), LM_OK);
+        assert_true(t.room[0][1] == a[1]);
+        end(&t);
+    }
+}
+
+/* Scales of outputs are those of rows of W and of the bias; feed-forward modules have scales of inputs: of columns. */
+static void ia3_by_numbers(void **state)
+{
+    const double w[] = { 1, 2, 3, 4, 5, 6 }, bias[] = { 10, 20 };
+    const double rows[] = { 2, 4, 6, -4, -5, -6 }, cols[] = { 2, -2, 9, 8, -5, 18 };
+    trial t;
+
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        static const char *const config[] = { "{}", "{}", "{\"feedforward_modules\": \".*k_p.*\"}",
+                                              "{\"feedforward_modules\": [\"k_proj\"]}" };
+        static const char *const name[] = { "m.k_proj", "m.down_proj", "m.k_proj", "m.k_proj" };
+        const double *want = k ? cols : rows;
+        double out[6], b[2];
+        bool any = false;
+        lm_err e = { 0 };
+
+        begin_at(&t, &lm_tune_ia3, config[k], name[k], 2, 3, false);
+        assert_int_equal(t.tensor[0].dim[0], k ? 1 : 2);
+        assert_int_equal(t.tensor[0].dim[1], k ? 3 : 1);
+        if (k)
+            SET(&t, 0, 2, -1, 3);
+        else
+            SET(&t, 0, 2, -1);
+        assert_int_equal(lm_tune_weight(&t.l, w, out, NULL, &e), LM_OK);
+        assert_memory_equal(out, want, sizeof rows);
+        assert_int_equal(lm_tune_bias(&t.l, NULL, bias, b, &any, NULL, &e), LM_OK);
+        assert_true(any && b[0] == (k ? 10 : 20) && b[1] == (k ? 20 : -20));
+        end(&t);
+    }
 }
 
 /* A rotation of the inputs keeps the length of every row. */
@@ -729,6 +840,12 @@ int main(void)
         cmocka_unit_test(lora_by_hand),
         cmocka_unit_test(dora_by_hand),
         cmocka_unit_test(c3a_by_hand),
+        cmocka_unit_test(loha_by_numbers),
+        cmocka_unit_test(adalora_by_numbers),
+        cmocka_unit_test(lokr_by_numbers),
+        cmocka_unit_test(lokr_divides),
+        cmocka_unit_test(vera_by_numbers),
+        cmocka_unit_test(ia3_by_numbers),
         cmocka_unit_test(rotations_keep_lengths),
         cmocka_unit_test(torch_draws),
         cmocka_unit_test_setup_teardown(choices, mm_enter, mm_leave),
