@@ -148,7 +148,8 @@ static lm_code make_folder(derivation *d, lm_err *e)
 {
     lm_tune_lora_report r = { 0 };
     lm_code rc = lm_outdir_open(tool.output, tool.force, is_own, NULL, &d->out, e);
-    rc = rc ? rc : make(d, &r, e);
+    if (!rc && (rc = make(d, &r, e)))
+        lm_outdir_blame(d->out, e);
     if (!rc) {
         lm_outdir *out = d->out;
         d->out = NULL;

@@ -6,8 +6,9 @@
 #   inject_each write 50 my_check train-tokenizer -f -o out.json corpus.jsonl
 #
 # For n = 1, 2, ... the n-th call of the kind (malloc, write, fsync, rename, mmap) fails, until the
-# command makes fewer than n of them, or n reaches the limit.  Each time it must exit (not by a signal)
-# with one line on standard error and status 1, or handle the failure (status 0); it must leave no temporary
+# command makes fewer than n of them, or n reaches the limit; KIND/STEP: for n = 1, 1 + STEP, ...  Each time
+# it must exit (not by a signal) with one line on standard error and status 1, or handle the failure
+# (status 0); it must leave no temporary
 # file; and the check, a function that gets the status as $1, must succeed ("true" for no check).
 
 # fast_clock FACTOR COMMAND ...: run a command whose monotonic clock runs FACTOR times as fast
@@ -21,13 +22,14 @@ fast_clock() {
 }
 
 inject_each() {
-    local kind=$1 limit=$2 check=$3 n status fired=0
+    local kind=${1%/*} step=1 limit=$2 check=$3 n status fired=0
     local shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so
+    [[ $1 != */* ]] || step=${1#*/}
     shift 3
     if ldd "$(command -v "$1")" | grep -q libasan; then
         skip "fault injection and AddressSanitizer both want to be malloc"
     fi
-    for ((n = 1; n <= limit; n++)); do
+    for ((n = 1; n <= limit; n += step)); do
         rm -f "$BATS_TEST_TMPDIR/inject.log"
         status=0
         LM_INJECT=$kind:$n LM_INJECT_LOG=$BATS_TEST_TMPDIR/inject.log LD_PRELOAD=$shim \
@@ -38,8 +40,8 @@ inject_each() {
             echo "$kind $n: status $status: $(cat "$BATS_TEST_TMPDIR/inject.err")"
             return 1
         fi
-        if [[ $status -eq 1 && ! -s $BATS_TEST_TMPDIR/inject.err ]]; then
-            echo "$kind $n: failed without a word"
+        if [[ $status -eq 1 && $(wc -l < "$BATS_TEST_TMPDIR/inject.err") -ne 1 ]]; then
+            echo "$kind $n: failed without one line: $(cat "$BATS_TEST_TMPDIR/inject.err")"
             return 1
         fi
         if find "$BATS_TEST_TMPDIR" -name '.*.tmp.*' | grep .; then

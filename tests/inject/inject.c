@@ -6,10 +6,14 @@
  * LM_INJECT_LOG=FILE gets one line when the failure has happened.
  * LM_INJECT_CLOCK=F: the monotonic clock runs F times as fast, for tests of periodic actions.
  *
- * Streams on descriptors call an internal write of libc, so for "write" fwrite and fflush on them count too. */
+ * Streams on descriptors call an internal write of libc, so for "write" fwrite and fflush on them count too.
+ * Memory counts if the program, or a library that it is linked with, asks for it.  Others end the process when they get
+ * none: the dynamic linker, Jansson (an assertion of its reader), and libraries that are opened later (libarchive,
+ * LAPACK). */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -24,10 +28,38 @@
 #include <time.h>
 #include <unistd.h>
 
+static char spec[32]; /* LM_INJECT */
 static const char *kind;
 static long target;
 static atomic_long count;
 static long clock_speed = 1;
+
+enum { MOST_OBJECTS = 32 };
+static struct {
+    uintptr_t from, to;
+} object[MOST_OBJECTS]; /* the program and its libraries, as addresses */
+static int objects;
+
+static int add_object(struct dl_phdr_info *o, size_t size, void *ctx)
+{
+    uintptr_t from = UINTPTR_MAX, to = 0;
+
+    (void)size, (void)ctx;
+    if (strstr(o->dlpi_name, "/ld-") || strstr(o->dlpi_name, "/libjansson") ||
+        objects == MOST_OBJECTS)
+        return 0;
+    for (int i = 0; i < o->dlpi_phnum; i++) {
+        uintptr_t at = o->dlpi_addr + o->dlpi_phdr[i].p_vaddr;
+
+        if (o->dlpi_phdr[i].p_type != PT_LOAD)
+            continue;
+        from = at < from ? at : from;
+        to = at + o->dlpi_phdr[i].p_memsz > to ? at + o->dlpi_phdr[i].p_memsz : to;
+    }
+    object[objects].from = from;
+    object[objects++].to = to;
+    return 0;
+}
 
 __attribute__((constructor)) static void start(void)
 {
@@ -35,9 +67,12 @@ __attribute__((constructor)) static void start(void)
 
     if (getenv("LM_INJECT_CLOCK"))
         clock_speed = atol(getenv("LM_INJECT_CLOCK"));
-    if (colon) {
+    if (colon && strlen(s) < sizeof spec) {
+        dl_iterate_phdr(add_object, NULL);
         target = atol(colon + 1);
-        kind = s; /* last: from here on calls are counted */
+        strcpy(spec, s);
+        unsetenv("LM_INJECT"); /* programs that the tool starts are left alone */
+        kind = spec;           /* last: from here on calls are counted */
     }
 }
 
@@ -63,6 +98,15 @@ static bool fails(const char *what, int error)
 /* The next definition of this function, that of libc. */
 #define NEXT(name) ((__typeof__(&name))(uintptr_t)dlsym(RTLD_NEXT, #name))
 
+/* caller: where the call returns to */
+static bool no_memory(const void *caller)
+{
+    for (int i = 0; i < objects; i++)
+        if ((uintptr_t)caller >= object[i].from && (uintptr_t)caller < object[i].to)
+            return fails("malloc", ENOMEM);
+    return false;
+}
+
 extern void *__libc_malloc(size_t n);
 extern void *__libc_calloc(size_t n, size_t size);
 extern void *__libc_realloc(void *p, size_t n);
@@ -70,22 +114,22 @@ extern void *__libc_memalign(size_t align, size_t n);
 
 void *malloc(size_t n)
 {
-    return fails("malloc", ENOMEM) ? NULL : __libc_malloc(n);
+    return no_memory(__builtin_return_address(0)) ? NULL : __libc_malloc(n);
 }
 
 void *calloc(size_t n, size_t size)
 {
-    return fails("malloc", ENOMEM) ? NULL : __libc_calloc(n, size);
+    return no_memory(__builtin_return_address(0)) ? NULL : __libc_calloc(n, size);
 }
 
 void *realloc(void *p, size_t n)
 {
-    return fails("malloc", ENOMEM) ? NULL : __libc_realloc(p, n);
+    return no_memory(__builtin_return_address(0)) ? NULL : __libc_realloc(p, n);
 }
 
 int posix_memalign(void **out, size_t align, size_t n)
 {
-    *out = fails("malloc", ENOMEM) ? NULL : __libc_memalign(align, n);
+    *out = no_memory(__builtin_return_address(0)) ? NULL : __libc_memalign(align, n);
     return *out ? 0 : ENOMEM;
 }
 
