@@ -88,7 +88,8 @@ LM_JFILTER(do_trim)
     p = s->s;
     n = s->len;
     lm_jstr_strip(&p, &n, chars, LM_JSTRIP_LEFT | LM_JSTRIP_RIGHT);
-    return lm_jv_part(r, s, p, n, out);
+    rc = lm_jrun_work(r, s->len - n);
+    return rc ? rc : lm_jv_part(r, s, p, n, out);
 }
 
 LM_JFILTER(do_replace)

@@ -83,6 +83,8 @@ LM_JFILTER(do_int)
     lm_code rc = lm_jarg_int(r, &arg[1], 10, &base);
 
     (void)c;
+    if (!rc && v->kind == LM_JV_STR)
+        rc = lm_jrun_work(r, v->u.s->len);
     if (rc)
         return rc;
     *out = arg[0].kind == LM_JV_MISSING ? lm_jv_int(0) : arg[0];
@@ -119,6 +121,8 @@ LM_JFILTER(do_float)
 
         return lm_jrun_fail(r, "%s", lm_jv_undefined_message(v, message, sizeof message));
     }
+    if (v->kind == LM_JV_STR && lm_jrun_work(r, v->u.s->len))
+        return r->err->code;
     if (lm_jv_is_number(v))
         *out = lm_jv_float(lm_jv_real(v));
     else if (v->kind == LM_JV_STR && read_real(v->u.s, &f))

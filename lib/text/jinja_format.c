@@ -97,7 +97,8 @@ static lm_code format_real(lm_jrun *r, const layout *f, double v, lm_buf *out)
     }
     if (f->comma)
         add_commas(text, sizeof text);
-    return lay_out(r, f, sign, text, strlen(text), '>', out);
+    lm_code rc = lm_jrun_work(r, strlen(text)); /* digits cost more than other characters */
+    return rc ? rc : lay_out(r, f, sign, text, strlen(text), '>', out);
 }
 
 static lm_code format_int(lm_jrun *r, const layout *f, int64_t v, lm_buf *out)

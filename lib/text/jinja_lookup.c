@@ -112,7 +112,7 @@ static lm_code character_of(lm_jrun *r, const lm_jstr *s, int64_t i, bool *found
 {
     int64_t n = lm_jv_chars(s);
     size_t from, to;
-    lm_code rc = lm_jrun_work(r, s->len / 64);
+    lm_code rc = lm_jrun_walk(r, s);
 
     if (i < 0)
         i += n;
@@ -216,7 +216,7 @@ static lm_code slice_text(lm_jrun *r, const lm_jstr *s, int64_t from, int64_t to
                           lm_jval *out)
 {
     lm_buf text = { 0 };
-    lm_code rc = lm_jrun_work(r, s->len / 32);
+    lm_code rc = lm_jrun_walk(r, s);
 
     if (rc)
         return rc;

@@ -32,7 +32,7 @@ static lm_code push_part(lm_jrun *r, lm_jval *out, const char *s, size_t n)
 /* Words between white space, from the left. */
 static lm_code split_blank(lm_jrun *r, const char *s, size_t n, int64_t most, lm_jval *out)
 {
-    lm_code rc = LM_OK;
+    lm_code rc = lm_jrun_work(r, n / 2);
     size_t at, k;
 
     while (!rc) {
@@ -59,7 +59,7 @@ static lm_code split_right(lm_jrun *r, const lm_jstr *s, const lm_jstr *sep, int
 {
     lm_jstr rest = { s->s, s->len, -1, false };
     lm_jseq *list;
-    lm_code rc = LM_OK;
+    lm_code rc = lm_jrun_work(r, sep ? 0 : s->len / 2);
 
     while (!rc) {
         const char *p = NULL;

@@ -22,7 +22,8 @@ static lm_code strip(lm_jrun *r, const lm_jval *self, const lm_jcall *c, unsigne
     if (rc)
         return rc;
     lm_jstr_strip(&s, &n, chars, sides);
-    return lm_jv_part(r, self->u.s, s, n, out);
+    rc = lm_jrun_work(r, self->u.s->len - n);
+    return rc ? rc : lm_jv_part(r, self->u.s, s, n, out);
 }
 
 static lm_code do_strip(lm_jrun *r, const lm_jval *self, const lm_jcall *c, lm_jval *out)
@@ -215,7 +216,7 @@ static lm_code take_part(lm_jrun *r, const lm_jstr *s, const lm_jval *start, con
         return LM_OK;
     *from = lm_jstr_offset(s, a);
     *part = (lm_jstr){ s->s + *from, lm_jstr_offset(s, b) - *from, -1, false };
-    return lm_jrun_work(r, s->len / 64);
+    return lm_jrun_walk(r, s);
 }
 
 static lm_code match(lm_jrun *r, const lm_jval *self, const lm_jcall *c, bool at_end, lm_jval *out)
@@ -332,13 +333,13 @@ static lm_code every(lm_jrun *r, const lm_jval *self, const lm_jcall *c, bool (*
 {
     const lm_jstr *s = self->u.s;
     bool yes = s->len > 0;
-    size_t n;
+    size_t i = 0, n;
     LM_JBIND("a test of characters", "");
 
-    for (size_t i = 0; yes && i < s->len; i += n)
+    for (; yes && i < s->len; i += n)
         yes = is(lm_utf8_get(s->s + i, s->len - i, &n));
     *out = lm_jv_bool(yes);
-    return LM_OK;
+    return lm_jrun_work(r, i);
 }
 static bool is_alpha(uint32_t cp)
 {
@@ -402,13 +403,13 @@ static lm_code do_isupper(lm_jrun *r, const lm_jval *self, const lm_jcall *c, lm
 {
     LM_JBIND("isupper", "");
     *out = lm_jv_bool(lm_jstr_cased(self->u.s, true));
-    return LM_OK;
+    return lm_jrun_work(r, self->u.s->len);
 }
 static lm_code do_islower(lm_jrun *r, const lm_jval *self, const lm_jcall *c, lm_jval *out)
 {
     LM_JBIND("islower", "");
     *out = lm_jv_bool(lm_jstr_cased(self->u.s, false));
-    return LM_OK;
+    return lm_jrun_work(r, self->u.s->len);
 }
 
 const lm_jmethod lm_jmethods_text[] = {

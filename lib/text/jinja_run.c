@@ -38,6 +38,11 @@ lm_code lm_jrun_work(lm_jrun *r, size_t units)
     return LM_OK;
 }
 
+lm_code lm_jrun_walk(lm_jrun *r, const lm_jstr *s)
+{
+    return lm_jrun_work(r, s->chars == (int64_t)s->len ? 0 : s->len / 8);
+}
+
 lm_code lm_jrun_alloc(lm_jrun *r, void *out_ptr, size_t n, size_t size)
 {
     size_t bytes;
@@ -65,7 +70,7 @@ lm_code lm_jrun_add(lm_jrun *r, lm_buf *out, const char *s, size_t len)
 
     if (len > (size_t)r->output || had > (size_t)r->output - len)
         return reach_limit(r, "the template makes too long a text");
-    rc = lm_jrun_work(r, len / 64);
+    rc = lm_jrun_work(r, 1 + len / 64); /* texts are also made character by character */
     return rc || !len ? rc : lm_buf_add(out, s, len, r->err);
 }
 

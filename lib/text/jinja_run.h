@@ -58,6 +58,8 @@ enum { LM_JRUN_MAX_DEPTH = 600 };
 lm_code lm_jrun_fail(lm_jrun *r, const char *what, ...) LM_PRINTF(2, 3);
 /* Count work; fails at the limit. */
 lm_code lm_jrun_work(lm_jrun *r, size_t units);
+/* Count the work of finding characters of a text by their number, and of counting them; ASCII needs none. */
+lm_code lm_jrun_walk(lm_jrun *r, const lm_jstr *s);
 /* Zeroed memory of the rendering. */
 lm_code lm_jrun_alloc(lm_jrun *r, void *out_ptr, size_t n, size_t size);
 /* Enter and leave a level of recursion. */

@@ -192,7 +192,9 @@ lm_code lm_jstr_lines(lm_jrun *r, const lm_jstr *s, bool keep, lm_jval *out)
 {
     size_t from = 0, n;
     lm_jval one;
-    lm_code rc = lm_jv_seq(r, LM_JV_LIST, 0, out);
+    lm_code rc = lm_jrun_work(r, s->len / 2);
+
+    rc = rc ? rc : lm_jv_seq(r, LM_JV_LIST, 0, out);
 
     for (size_t i = 0; !rc && i < s->len;) {
         uint32_t cp = lm_utf8_get(s->s + i, s->len - i, &n);

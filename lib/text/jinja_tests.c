@@ -108,7 +108,7 @@ static lm_code is_cased(lm_jrun *r, const lm_jval *v, bool upper, bool *out)
     lm_code rc = lm_jv_to_str(r, v, &s);
 
     *out = !rc && lm_jstr_cased(s, upper);
-    return rc;
+    return rc ? rc : lm_jrun_work(r, s->len);
 }
 static lm_code is_upper(lm_jrun *r, const lm_jval *v, const lm_jval *arg, bool *out)
 {

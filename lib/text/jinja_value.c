@@ -244,7 +244,7 @@ lm_code lm_jv_length(lm_jrun *r, const lm_jval *v, int64_t *out)
         return LM_OK;
     case LM_JV_STR:
         *out = lm_jv_chars(v->u.s);
-        return lm_jrun_work(r, v->u.s->len / 64);
+        return lm_jrun_walk(r, v->u.s);
     case LM_JV_LIST:
     case LM_JV_TUPLE:
     case LM_JV_RANGE:

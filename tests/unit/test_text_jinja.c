@@ -160,6 +160,37 @@ static void test_limits(void **state)
     }
 }
 
+/* Long texts count as work wherever all of their characters are read, in each of 300 passes over 100,000. */
+static void test_work(void **state)
+{
+    static const char *const texts[][2] = {
+        { "x", "a|upper" },      { "x", "a.lower()" },     { "x", "a|capitalize" },
+        { "x", "a|title" },      { "X", "a.isupper()" },   { "X", "a is upper" },
+        { "x", "a.isalpha()" },  { "1", "a.isdigit()" },   { " ", "a|trim" },
+        { " ", "a.strip()" },    { " ", "a.split()" },     { " ", "a.rsplit()" },
+        { " ", "a|int" },        { " ", "a|float" },       { "x", "a.splitlines()" },
+        { "&", "a|e" },          { "\u00e9", "a[99999]" }, { "\u00e9", "a|length" },
+        { "\u00e9", "a[::-1]" },
+    };
+    const lm_jinja_limits l = { .steps = 2000000, .memory = 512 << 20 };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char text[200];
+        lm_buf out = { 0 };
+        lm_err e = { 0 };
+
+        snprintf(
+            text, sizeof text,
+            "{%% set a = '%s' * 100000 %%}{%% for i in range(300) %%}{%% set b = %s %%}{%% endfor "
+            "%%}",
+            texts[i][0], texts[i][1]);
+        if (render(text, &l, &out, NULL, &e) != LM_ELIMIT || !strstr(e.what, "too much work"))
+            fail_msg("%s: %s", text, e.what);
+        lm_buf_fini(&out);
+    }
+}
+
 static void test_deep(void **state)
 {
     lm_buf text = { 0 }, out = { 0 };
@@ -208,7 +239,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_renders), cmocka_unit_test(test_refuses),
         cmocka_unit_test(test_limits),  cmocka_unit_test(test_deep),
-        cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_work),    cmocka_unit_test(test_marks),
     };
 
     return cmocka_run_group_tests_name("text_jinja", tests, NULL, NULL);
