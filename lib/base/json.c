@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -39,16 +40,16 @@ static bool too_deep(const char *text, size_t len)
     return false;
 }
 
-/* jansson's lexer ignores a failed allocation and drops the current character, so failures are
- * recorded here. */
-static _Thread_local bool starved;
+/* jansson's lexer ignores a failed allocation and drops the current character; then it may reach one of its assertions, or
+ * the end of its memory.  So the parser is left at once: what it had allocated is lost. */
+static _Thread_local jmp_buf *parser;
 
 static void *allocate_json(size_t n)
 {
     void *p = NULL;
 
-    if (lm_realloc_n(&p, n, 1, "JSON", NULL))
-        starved = true;
+    if (lm_realloc_n(&p, n, 1, "JSON", NULL) && parser)
+        longjmp(*parser, 1);
     return p;
 }
 
@@ -61,6 +62,7 @@ lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t j;
+    jmp_buf here;
     const char *nul = len ? memchr(text, 0, len) : NULL;
 
     if (nul) /* the parser ignores a NUL byte behind a number */
@@ -69,14 +71,16 @@ lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **
     if (too_deep(text, len))
         return lm_fail(e, LM_EFORMAT, where, NULL, "JSON nested deeper than %d", DEEPEST);
     pthread_once(&once, watch);
-    starved = false;
-    *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &j);
-    if (*out && !starved)
-        return LM_OK;
-    json_decref(*out);
     *out = NULL;
-    if (starved)
+    if (setjmp(here)) {
+        parser = NULL;
         return lm_fail(e, LM_ELIMIT, where, NULL, "no memory for a JSON text of %zu bytes", len);
+    }
+    parser = &here;
+    *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &j);
+    parser = NULL;
+    if (*out)
+        return LM_OK;
     for (char *s = j.text; *s; s++) /* the text may quote raw bytes of the input */
         *s = *s < ' ' || *s > '~' ? '?' : *s;
     return lm_fail(e, LM_EFORMAT, where, NULL, "not valid JSON, line %d column %d: %s", j.line,

@@ -8,8 +8,7 @@
  *
  * Streams on descriptors call an internal write of libc, so for "write" fwrite and fflush on them count too.
  * Memory counts if the program, or a library that it is linked with, asks for it.  Others end the process when they get
- * none: the dynamic linker, Jansson (an assertion of its reader), and libraries that are opened later (libarchive,
- * LAPACK). */
+ * none: the dynamic linker, and libraries that are opened later (libarchive, LAPACK). */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -45,8 +44,7 @@ static int add_object(struct dl_phdr_info *o, size_t size, void *ctx)
     uintptr_t from = UINTPTR_MAX, to = 0;
 
     (void)size, (void)ctx;
-    if (strstr(o->dlpi_name, "/ld-") || strstr(o->dlpi_name, "/libjansson") ||
-        objects == MOST_OBJECTS)
+    if (strstr(o->dlpi_name, "/ld-") || objects == MOST_OBJECTS)
         return 0;
     for (int i = 0; i < o->dlpi_phnum; i++) {
         uintptr_t at = o->dlpi_addr + o->dlpi_phdr[i].p_vaddr;
