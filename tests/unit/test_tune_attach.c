@@ -347,6 +347,8 @@ static const char *const methods[] = {
     "{\"peft_type\":\"LORA\"," ALL "\"r\":3,\"lora_alpha\":5}",
     "{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\",\"v_proj\",\"c_attn\",\"down_proj\"],"
     "\"r\":3,\"lora_alpha\":5,\"use_rslora\":true,\"rank_pattern\":{\"v_proj\":2}}",
+    "{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\",\"k_proj\",\"v_proj\",\"c_attn\"],"
+    "\"r\":3,\"lora_alpha\":5,\"alpha_pattern\":{\"v_proj\":9}}",
     "{\"peft_type\":\"LORA\"," ALL "\"r\":3,\"lora_alpha\":5,\"use_dora\":true}",
     "{\"peft_type\":\"IA3\",\"target_modules\":[\"k_proj\",\"v_proj\",\"down_proj\",\"c_attn\","
     "\"mlp.c_proj\"],\"feedforward_modules\":[\"down_proj\",\"mlp.c_proj\"]}",
@@ -364,6 +366,10 @@ static const char *const methods[] = {
     "{\"peft_type\":\"MISS\"," ALL "\"r\":4}",
     "{\"peft_type\":\"PEANUT\"," ALL "\"r\":3}",
     "{\"peft_type\":\"VERA\"," ALL "\"r\":3}",
+    /* the last module is not the widest */
+    "{\"peft_type\":\"VERA\",\"target_modules\":\".*(layers.0.mlp.down_proj|layers.1.self_attn.q_"
+    "proj|"
+    "h.0.mlp.c_proj|h.1.attn.c_proj)\",\"r\":3}",
     "{\"peft_type\":\"RANDLORA\"," ALL "\"r\":3}",
     "{\"peft_type\":\"TINYLORA\"," ALL "\"r\":2}",
     "{\"peft_type\":\"C3A\"," ALL "\"block_size\":4}",
@@ -384,6 +390,37 @@ static void test_methods(void **state)
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         for (int model = 0; model < N_MODELS; model++)
             check_adapter(model, methods[i], true);
+}
+
+/* A second graph has shared tensors of its own. */
+static void test_built_twice(void **state)
+{
+    lm_err e = { 0 };
+    tiny t;
+    runner r[2];
+    lm_attach *a = NULL;
+    json_t *o = adapter_of("{\"peft_type\":\"VERA\"," ALL "\"r\":3}");
+    double loss[2];
+    (void)state;
+    tiny_begin(&t, 1);
+    must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+    for (int i = 0; i < 2; i++) {
+        lm_build b = build_of(i ? LM_MODE_EVAL : LM_MODE_TRAIN, a);
+        runner_new(&r[i], &t.config, &b, LM_CPU_REF, 1);
+        float *block = random_block(r[i].model);
+        runner_weights(&r[i], block);
+        fill_constants(&r[i]);
+        feed(&r[i], 0);
+        runner_run(&r[i]);
+        loss[i] = loss_sum(&r[i]);
+        lm_free(block);
+    }
+    assert_true(fabs(loss[0] - loss[1]) <= 1e-12 * fabs(loss[0]));
+    runner_free(&r[0]);
+    runner_free(&r[1]);
+    lm_attach_free(a);
+    json_decref(o);
+    tiny_end(&t);
 }
 
 /* Inputs of paths are dropped: those of AdaLoRA and of DoRA, whose product is scaled beside. */
@@ -621,10 +658,15 @@ static void test_dropout(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_methods),           cmocka_unit_test(test_beside),
-        cmocka_unit_test(test_virtual_gradients), cmocka_unit_test(test_bottleneck_gradients),
-        cmocka_unit_test(test_prompt_is_rows),    cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dropout),           cmocka_unit_test(test_dropped),
+        cmocka_unit_test(test_methods),
+        cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_built_twice),
+        cmocka_unit_test(test_virtual_gradients),
+        cmocka_unit_test(test_bottleneck_gradients),
+        cmocka_unit_test(test_prompt_is_rows),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_dropped),
         cmocka_unit_test(test_zero_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
