@@ -17,7 +17,8 @@
 #include "tune/apply.h"
 #include "tune/attach.h"
 
-enum { MAX_TENSORS = 64, MAX_BYTES = 1 << 16, WIDTH = 8, INNER = 12, VOCAB = 10 };
+#define LAYER "model.layers.0."
+enum { MAX_TENSORS = 64, MAX_BYTES = 1 << 16, INNER = 12 };
 
 /* ---- What is linked: the definitions of the operators that rules use ---- */
 
@@ -42,27 +43,10 @@ double lm_cpu_peak(lm_dtype act, lm_cpu_level level, lm_par *par)
     return 1;
 }
 
-/* ---- The base ---- */
-
-#define LAYER "model.layers.0."
-static lm_tune_base base[] = {
-    { .name = "model.embed_tokens",
-      .kind = LM_TUNE_EMBEDDING,
-      .out = WIDTH,
-      .in = VOCAB,
-      .layer = -1 },
-    { .name = LAYER "self_attn.q_proj", .bias = "q.bias", .out = WIDTH, .in = WIDTH },
-    { .name = LAYER "self_attn.k_proj", .turned = true, .out = WIDTH / 2, .in = WIDTH },
-    { .name = LAYER "mlp.up_proj", .bias = "up.bias", .out = INNER, .in = WIDTH },
-    { .name = LAYER "mlp.down_proj", .out = WIDTH, .in = INNER },
-    { .name = LAYER "input_layernorm", .bias = "norm.bias", .kind = LM_TUNE_NORM, .out = WIDTH },
-    { .name = "lm_head", .head = true, .out = VOCAB, .in = WIDTH, .layer = -1 },
-};
-static lm_tune_bases bases = { .at = base, .n = sizeof base / sizeof *base, .path = "model" };
-static lm_config config;
-
 /* ---- The files ---- */
 
+static lm_config config;
+static lm_tune_bases bases;
 static char dir[] = "/tmp/lm-fuzz-XXXXXX";
 
 static void path_of(const char *name, char out[80])
@@ -81,29 +65,14 @@ static void put(const char *name, const void *data, size_t size)
 
 static void remove_all(void)
 {
+    static const char *const names[] = { "adapter_config.json", "adapter_model.safetensors",
+                                         "config.json", "model.safetensors" };
     char path[80];
-    path_of("adapter_config.json", path);
-    unlink(path);
-    path_of("adapter_model.safetensors", path);
-    unlink(path);
+    for (int i = 0; i < 4; i++) {
+        path_of(names[i], path);
+        unlink(path);
+    }
     rmdir(dir);
-}
-
-static void prepare(void)
-{
-    static const char text[] =
-        "{\"model_type\":\"llama\",\"vocab_size\":10,\"hidden_size\":8,\"intermediate_size\":12,"
-        "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"max_position_embeddings\":32,"
-        "\"num_key_value_heads\":1}";
-    lm_err e = { 0 };
-    json_t *tree = NULL;
-    if (!mkdtemp(dir) || lm_json_parse(text, sizeof text - 1, "config", &tree, &e) ||
-        lm_config_read(tree, "config", &config, &e))
-        abort();
-    atexit(remove_all);
-    for (size_t i = 0; i < bases.n; i++)
-        base[i].weight = base[i].name;
-    bases.config = tree; /* lives as long as the process */
 }
 
 /* The line at *at, without its end, which becomes a 0; NULL: there is none, or it is empty. */
@@ -148,6 +117,23 @@ static bool add_entry(char *line, size_t *offset, json_t *header)
     return true;
 }
 
+/* A file of the entries of `header`, whose numbers are `have` bytes again and again. */
+static void put_tensors(const char *name, const json_t *header, size_t bytes, const char *numbers,
+                        size_t have)
+{
+    char *printed = json_dumps(header, JSON_COMPACT);
+    const size_t n = strlen(printed);
+    unsigned char *file = calloc(8 + n + bytes, 1);
+    for (int i = 0; i < 8; i++)
+        file[i] = (unsigned char)(n >> 8 * i);
+    memcpy(file + 8, printed, n);
+    for (size_t i = 0; have && i < bytes; i++)
+        file[8 + n + i] = (unsigned char)numbers[i % have];
+    put(name, file, 8 + n + bytes);
+    free(file);
+    free(printed);
+}
+
 /* Both files; false: the input is not of this form. */
 static bool write_files(char *text, size_t size)
 {
@@ -157,23 +143,54 @@ static bool write_files(char *text, size_t size)
     bool sound = config_line != NULL;
     while (sound && (line = next_line(&at, text + size)))
         sound = add_entry(line, &bytes, header);
-    char *printed = json_dumps(header, JSON_COMPACT);
-    sound = sound && printed && at < text + size && *at++ == '\n';
+    sound = sound && at < text + size && *at++ == '\n';
     if (sound) {
-        const size_t n = strlen(printed), all = 8 + n + bytes, have = (size_t)(text + size - at);
-        unsigned char *file = calloc(all, 1);
-        for (int i = 0; i < 8; i++)
-            file[i] = (unsigned char)(n >> 8 * i);
-        memcpy(file + 8, printed, n);
-        for (size_t i = 0; have && i < bytes; i++)
-            file[8 + n + i] = (unsigned char)at[i % have];
         put("adapter_config.json", config_line, strlen(config_line));
-        put("adapter_model.safetensors", file, all);
-        free(file);
+        put_tensors("adapter_model.safetensors", header, bytes, at, (size_t)(text + size - at));
     }
-    free(printed);
     json_decref(header);
     return sound;
+}
+
+/* A Llama of one layer, which the inputs name. */
+static void prepare(void)
+{
+    static const char text[] =
+        "{\"model_type\":\"llama\",\"vocab_size\":10,\"hidden_size\":8,\"intermediate_size\":12,"
+        "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"max_position_embeddings\":32,"
+        "\"num_key_value_heads\":1}";
+    static const char *const tensors[] = {
+        "model.embed_tokens.weight F32 10,8",
+        LAYER "input_layernorm.weight F32 8",
+        LAYER "self_attn.q_proj.weight F32 8,8",
+        LAYER "self_attn.q_proj.bias F32 8",
+        LAYER "self_attn.k_proj.weight F32 4,8",
+        LAYER "mlp.up_proj.weight F32 12,8",
+        LAYER "mlp.up_proj.bias F32 12",
+        LAYER "mlp.down_proj.weight F32 8,12",
+        "lm_head.weight F32 10,8",
+    };
+    lm_err e = { 0 };
+    static json_t *tree; /* lives as long as the process, as the source does */
+    static lm_model_source *source;
+    json_t *header = json_object();
+    size_t bytes = 0;
+    char line[80];
+    if (!mkdtemp(dir) || lm_json_parse(text, sizeof text - 1, "config", &tree, &e) ||
+        lm_config_read(tree, "config", &config, &e))
+        abort();
+    atexit(remove_all);
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        snprintf(line, sizeof line, "%s", tensors[i]);
+        if (!add_entry(line, &bytes, header))
+            abort();
+    }
+    put("config.json", text, sizeof text - 1);
+    put_tensors("model.safetensors", header, bytes, "\0\0\0\x3f", 4);
+    json_decref(header);
+    if (lm_model_source_open(dir, NULL, &source, &e) ||
+        lm_tune_bases_read(source, false, &bases, &e))
+        abort();
 }
 
 /* ---- What is done with them ---- */
