@@ -67,10 +67,13 @@ static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_sessi
         return e->code;
     ask->model = ask->resume = r->step_dir;
     ask->data = t->argc > 0 ? t->argv[0] : lm_training_saved(r, "data");
-    if (ask->data)
+    bool stream = ask->data && !strcmp(ask->data, "-") && t->argc == 0;
+    if (ask->data && !stream)
         return LM_OK;
     snprintf(todo, sizeof todo, "name the data: %s --resume RUN DATA", t->name);
-    return lm_fail(e, LM_EUSAGE, r->step_dir, todo, "does not say which data it was trained on");
+    return lm_fail(e, LM_EUSAGE, r->step_dir, todo,
+                   stream ? "its data came from standard input"
+                          : "does not say which data it was trained on");
 }
 
 /* The operands of a new run. */

@@ -262,6 +262,10 @@ lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e
     char *cwd = NULL, *whole = NULL;
     if (!path)
         return LM_OK;
+    if (!strcmp(path, "-")) { /* a stream has no path */
+        json_object_set_new(o, key, json_string(path));
+        return LM_OK;
+    }
     if (!(cwd = realpath(".", NULL)))
         return lm_fail(e, LM_EIO, ".", NULL, "cannot determine the current folder");
     lm_code rc = lm_path_join(&whole, cwd, path, e);

@@ -136,6 +136,14 @@ same_from_5() { # NAME OPTION...
     peft-tune -q --resume moved --epochs 2 moving.jsonl
 }
 
+@test "peft-tune: a run on standard input is resumed when the data are named" {
+    peft-tune -q m - -o stream "${how[@]}" --steps 4 --save-every 2 < qa.jsonl
+    peft-tune --resume stream/step-000002 -o rest 2> err && false
+    grep -qE '^peft-tune: .*stream/step-000002: its data came from standard input: name the data: peft-tune --resume RUN DATA$' err
+    peft-tune -q --resume stream/step-000002 -o rest - < qa.jsonl
+    [ "$(numbers rest/adapter_model.safetensors)" = "$(numbers stream/adapter_model.safetensors)" ]
+}
+
 @test "peft-tune: conversations need a template, and train the assistant's turns" {
     run peft-tune m chat.jsonl -o c "${how[@]}"
     [ "$status" -eq 2 ]
