@@ -108,6 +108,11 @@ lm_code align_choose_adapter(align_session *s, lm_err *e);
 double align_rate(const align_session *s);
 void align_close_adapter(align_session *s);
 
+/* ---- refuse.c ---- */
+
+/* LM_EUSAGE for an option that is given now and that the loss does not read. */
+lm_code align_refuse_without_effect(const align_session *s, lm_err *e);
+
 /* ---- rollouts.c ---- */
 
 /* True if rewards are given. */

@@ -104,54 +104,6 @@ static lm_code find_judges(align_session *s, lm_err *e)
     return rc;
 }
 
-/* Options that this loss does not read. */
-static lm_code refuse_without_effect(const align_session *s, lm_err *e)
-{
-    enum { PPO = 1, REJECT = 2, OTHERS = 4, PAIRS = 8 };
-    static const struct {
-        const char *name;
-        int of;
-    } reads[] = { { "advantage", OTHERS },
-                  { "scale-rewards", OTHERS },
-                  { "normalize-advantages", OTHERS },
-                  { "normalize-each", OTHERS },
-                  { "kl", PPO | OTHERS | PAIRS },
-                  { "kl-target", PPO | OTHERS | PAIRS },
-                  { "kl-horizon", PPO | OTHERS | PAIRS },
-                  { "correct", PPO | OTHERS },
-                  { "correct-most", PPO | OTHERS },
-                  { "correct-least", PPO | OTHERS },
-                  { "discount", PPO },
-                  { "gae-lambda", PPO },
-                  { "whiten-rewards", PPO },
-                  { "best", REJECT },
-                  { "min-reward", REJECT },
-                  { "write-samples", REJECT } };
-    static const char *const of_sums[] = {
-        "advantage", "scale-rewards",       "normalize-advantages",
-        "kl",        "missing-eos-penalty", "reward-clip"
-    };
-    const int is = lm_align_values(&s->spec)                      ? PPO
-                   : lm_align_keeps(&s->spec)                     ? REJECT
-                   : lm_align_kind_of(&s->spec) == LM_ALIGN_PAIRS ? PAIRS
-                                                                  : OTHERS;
-    char where[40];
-    for (size_t i = 0; i < sizeof reads / sizeof *reads; i++) {
-        snprintf(where, sizeof where, "--%s", reads[i].name);
-        if (lm_given(&tool, reads[i].name) && !(reads[i].of & is))
-            return lm_fail(e, LM_EUSAGE, where, "leave it out", "%s does not read it",
-                           s->spec.use[0].loss->name);
-    }
-    for (size_t i = 0; opt.each && i < sizeof of_sums / sizeof *of_sums; i++) {
-        snprintf(where, sizeof where, "--%s", of_sums[i]);
-        if (lm_given(&tool, of_sums[i]) && (strcmp(of_sums[i], "kl") || kl_in_loss(s) < 0))
-            return lm_fail(e, LM_EUSAGE, where, "leave one of them out",
-                           "rewards that are normalised one by one (--normalize-each) have no sum "
-                           "that it could change");
-    }
-    return LM_OK;
-}
-
 /* What was not given, and depends on the loss: TRL's defaults. */
 static void choose_defaults(align_session *s)
 {
@@ -167,7 +119,7 @@ lm_code align_ask_rollouts(align_session *s, lm_err *e)
     const lm_align_kind kind = lm_align_kind_of(&s->spec);
     s->samples = kind == LM_ALIGN_POLICY || align_has_rewards();
     if (!s->samples)
-        return LM_OK;
+        return align_refuse_without_effect(s, e);
     if (!align_has_rewards())
         return lm_fail(e, LM_EUSAGE, "--reward",
                        "name one: --reward gsm8k; --list-rewards shows all",
@@ -175,7 +127,7 @@ lm_code align_ask_rollouts(align_session *s, lm_err *e)
     if (kind != LM_ALIGN_POLICY && kind != LM_ALIGN_PAIRS)
         return lm_fail(e, LM_EUSAGE, "--reward", "use a loss of policies (grpo), or of pairs (dpo)",
                        "%s is not for sampled completions", s->spec.use[0].loss->name);
-    if (refuse_without_effect(s, e))
+    if (align_refuse_without_effect(s, e))
         return e->code;
     choose_defaults(s);
     if (opt.kl_target > 0 && (opt.kl <= 0 || kl_in_loss(s) >= 0))

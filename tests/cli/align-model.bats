@@ -226,3 +226,43 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     [[ $stderr == *"lm/latest: gives no scores to texts"* ]] || { echo "$stderr"; false; }
     [[ ! -e x ]]
 }
+
+# refuses_alone TEXT OPTION ...: status 2, one line, which names the option and says so much, and no run
+refuses_alone() {
+    local text=$1
+    shift
+    run -2 "${A[@]}" m0 pairs.jsonl -o x "$@"
+    [[ ${#lines[@]} == 1 && $output == "align-model: ${!#%%=*}: $text" && ! -e x ]] || { echo "$*: $output"; false; }
+}
+
+@test "options of sampled completions are refused beside given answers, and the other way round" {
+    for option in --reference=m0 --kl=0.1 --kl-target=1 --kl-horizon=5 --group=3 --max-new-tokens=4 --temperature=1 --top-k=2 \
+        --top-p=0.5 --min-p=0.1 --stop=x --resample=1 --missing-eos-penalty=1 --reward-clip=1 --updates=1 --iterations=1 \
+        --mask-truncated --reward-weights=1 --reward-timeout=3 --max-prompt-length=9 --log-completions=2 \
+        --rollout-sequences=3 --rollout-memory=1G; do
+        refuses_alone "serves sampled completions only, and dpo learns from given answers: leave it out, or give --reward" "$option"
+        refuses_alone "serves sampled completions only, and kto learns from given answers: leave it out" --loss kto "$option"
+    done
+    for option in --advantage=rloo --scale-rewards=none --normalize-advantages --normalize-each --best=1 --min-reward=1 \
+        --write-samples=f --whiten-rewards --discount=1 --gae-lambda=1 --correct=none --correct-most=2 --correct-least=1; do
+        refuses_alone "serves sampled completions only, and dpo learns from given answers: leave it out" "$option"
+    done
+    for option in --max-length=64 --truncation=end; do
+        refuses_alone "serves given answers only, and grpo learns from completions: use --max-new-tokens and --max-prompt-length" \
+            --loss grpo --reward length:target=2 "$option"
+    done
+    for option in --temperature=1 --max-new-tokens=4; do # a teacher's student samples, unless lambda is 0
+        refuses_alone "serves sampled completions only, and gkd learns from given answers: leave it out" --loss gkd:lambda=0 \
+            --teacher m0 "$option"
+        "${A[@]}" m0 --dry-run --loss gkd --teacher m0 "$option" --max-prompt-length 9 > plan
+    done
+}
+
+@test "a resumed run has its options of completions, and they are not refused" {
+    "${A[@]}" m0 pairs.jsonl -o run --loss grpo --reward length:target=2 --group 2 --max-new-tokens 4 --temperature 0.9 --steps 2 \
+        --save-every 1 --keep 0
+    align-model -q --resume run/step-000001 -o again
+    cmp <(tensors run/step-000002/model.safetensors) <(tensors again/step-000002/model.safetensors)
+    "${A[@]}" m0 pairs.jsonl -o given --max-length 40 --truncation end --steps 1
+    align-model -q --resume given --steps 2
+}
