@@ -76,16 +76,25 @@ static lm_code work(align_session *s, lm_err *e)
         return LM_OK;
     if (lm_options_save(&s->run.options, e) || lm_session_open_run(t, e) || align_open_log(s, e))
         return e->code;
-    return lm_training_run(&tool, &opt.loop, t, &plan, e);
+    if (lm_training_run(&tool, &opt.loop, t, &plan, e))
+        return e->code;
+    if (s->policy && !lm_on_policy_taught(s->policy))
+        lm_say(&tool, LM_LOG_WARN,
+               "rewards: in no step was one of a prompt's completions better than another: nothing "
+               "was learnt from them: look at %s/completions.jsonl",
+               t->ask.run);
+    return LM_OK;
 }
 
 static lm_code print_lists(lm_err *e)
 {
     lm_buf text = { 0 };
     if (opt.list_losses)
-        return lm_print_text(lm_align_list(true, &text, e), &text, "");
+        return tool.json ? lm_print_text(lm_align_list_json(&text, e), &text, "\n")
+                         : lm_print_text(lm_align_list(true, &text, e), &text, "");
     if (opt.list_rewards)
-        return lm_print_text(lm_reward_list(&text, e), &text, "");
+        return tool.json ? lm_print_text(lm_reward_list_json(&text, e), &text, "\n")
+                         : lm_print_text(lm_reward_list(&text, e), &text, "");
     return lm_training_list_optimizers(&tool, e);
 }
 

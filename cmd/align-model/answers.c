@@ -105,8 +105,11 @@ static lm_code choose_windows(align_session *s, lm_err *e)
     int64_t longest = s->train ? lm_text_answers_stat(s->train)->longest : align_length(s);
     if (s->val && lm_text_answers_stat(s->val)->longest > longest)
         longest = lm_text_answers_stat(s->val)->longest;
-    if (align_longest_own(s) > longest)
-        longest = align_longest_own(s);
+    const int64_t own = align_longest_own(s);
+    if (own && align_check_positions(s, own - opt.most_new,
+                                     "give a smaller one, or cut the data: --max-length", e))
+        return e->code;
+    longest = own > longest ? own : longest;
     int64_t need = lm_offline_rows(&s->spec, longest);
     if (opt.seq && opt.seq < need)
         return lm_fail(e, LM_EUSAGE, "--seq-len", "use longer windows, or a smaller --max-length",

@@ -67,7 +67,7 @@ int64_t align_longest_own(const align_session *s)
         const int64_t n = lm_text_answers_at(s->train, i)->prompt;
         most = n > most ? n : most;
     }
-    return (s->train ? most : opt.most_prompt) + opt.most_new;
+    return (s->train ? most : align_planned_prompt(s)) + opt.most_new;
 }
 
 lm_code align_open_teacher(align_session *s, lm_err *e)

@@ -119,6 +119,10 @@ lm_code align_refuse_without_effect(const align_session *s, lm_err *e);
 bool align_has_rewards(void);
 /* Check the options of completions against the loss. */
 lm_code align_ask_rollouts(align_session *s, lm_err *e);
+/* Tokens of the longest prompt, where no prompts are read yet. */
+int64_t align_planned_prompt(const align_session *s);
+/* LM_EUSAGE if prompts of so many tokens and their completions pass the positions of the model; todo: the advice. */
+lm_code align_check_positions(const align_session *s, int64_t prompt, const char *todo, lm_err *e);
 /* Read the prompts, and choose windows. */
 lm_code align_open_prompts(align_session *s, lm_err *e);
 /* Start the rewards' commands, and make the objective. */

@@ -68,7 +68,7 @@ static int kind_of(const align_session *s)
                : lm_align_keeps(&s->spec)                     ? REJECT
                : lm_align_kind_of(&s->spec) == LM_ALIGN_PAIRS ? PAIRS
                                                               : OTHERS;
-    if (!align_distils(s) || lm_align_hyper(&s->spec, "lambda", 0) <= 0)
+    if (!align_distils(s))
         return GIVEN;
     return s->t.ask.data ? TEACHER : TEACHER | PLANNED;
 }

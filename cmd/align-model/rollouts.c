@@ -176,13 +176,46 @@ static lm_code read_prompts(align_session *s, const char *path, lm_prompts *out,
     return LM_OK;
 }
 
+int64_t align_planned_prompt(const align_session *s)
+{
+    const int64_t room = s->t.config.max_positions - opt.most_new;
+    return room < 1 || opt.most_prompt < room ? opt.most_prompt : room;
+}
+
+/* Of the training and of evaluations. */
+static int64_t longest_prompt(const align_session *s)
+{
+    const int64_t a = s->prompts.longest, b = s->val_prompts.longest;
+    return !s->prompts.n ? align_planned_prompt(s) : a > b ? a : b;
+}
+
+lm_code align_check_positions(const align_session *s, int64_t prompt, const char *todo, lm_err *e)
+{
+    const int64_t room = s->t.config.max_positions;
+    if (prompt + opt.most_new <= room)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, "--max-new-tokens", todo,
+                   "prompts of up to %" PRId64 " tokens and %" PRId64 " more pass the %" PRId64
+                   " positions of the model",
+                   prompt, opt.most_new, room);
+}
+
+static lm_code check_room(const align_session *s, lm_err *e)
+{
+    return align_check_positions(
+        s, longest_prompt(s), "give a smaller one, or leave long prompts out: --max-prompt-length",
+        e);
+}
+
 /* Windows hold the longest text, or a pair of them. */
 static lm_code choose_windows(align_session *s, lm_err *e)
 {
     lm_trainer_opts *o = &s->t.o;
     const int64_t unit = lm_align_kind_of(&s->spec) == LM_ALIGN_PAIRS ? 2 : 1;
-    int64_t prompt = s->prompts.n ? s->prompts.longest : opt.most_prompt,
+    int64_t prompt = s->prompts.n ? s->prompts.longest : align_planned_prompt(s),
             need = unit * (prompt + opt.most_new - 1);
+    if (!s->t.ask.data && check_room(s, e))
+        return e->code;
     if (opt.seq && opt.seq < need)
         return lm_fail(e, LM_EUSAGE, "--seq-len", "use longer windows, or shorter completions",
                        "prompt and completion need %" PRId64 " tokens", need);
@@ -365,16 +398,14 @@ lm_code align_make_policy(align_session *s, lm_err *e)
         .missing_eos = opt.missing_eos,
         .clip_reward = opt.clip_reward,
         .mask_truncated = opt.mask_truncated,
-        .rollout =
-            align_rollout(s, s->prompts.longest > s->val_prompts.longest ? s->prompts.longest
-                                                                         : s->val_prompts.longest),
+        .rollout = align_rollout(s, longest_prompt(s)),
         .tokenizer = s->tok,
         .reference_model = opt.reference,
         .reference_shares = is_base(s),
         .log_prompts = opt.shown,
         .seed = (uint64_t)tool.seed,
     };
-    if (lm_on_policy_new(&o, &s->policy, e))
+    if (lm_on_policy_new(&o, &s->policy, e) || check_room(s, e))
         return e->code;
     s->t.ask.objective = lm_on_policy_objective(s->policy);
     s->t.o.entropy = true;
@@ -419,7 +450,7 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
     size_t bytes = 0;
     if (!s->samples)
         return LM_OK;
-    if (align_add_rollouts(s, s->prompts.n ? s->prompts.longest : opt.most_prompt, plan, e))
+    if (align_add_rollouts(s, longest_prompt(s), plan, e))
         return e->code;
     if (s->reward &&
         lm_reward_bytes(s->reward, s->t.program->train, (size_t)plan->arena, &bytes, e))

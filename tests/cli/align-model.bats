@@ -251,11 +251,10 @@ refuses_alone() {
         refuses_alone "serves given answers only, and grpo learns from completions: use --max-new-tokens and --max-prompt-length" \
             --loss grpo --reward length:target=2 "$option"
     done
-    for option in --temperature=1 --max-new-tokens=4; do # a teacher's student samples, unless lambda is 0
-        refuses_alone "serves sampled completions only, and gkd learns from given answers: leave it out" --loss gkd:lambda=0 \
-            --teacher m0 "$option"
-        "${A[@]}" m0 --dry-run --loss gkd --teacher m0 "$option" --max-prompt-length 9 > plan
-    done
+    # the student of a teacher samples
+    "${A[@]}" m0 --dry-run --loss gkd --teacher m0 --temperature 1 --max-new-tokens 4 --max-prompt-length 9 > plan
+    refuses_alone "serves sampled completions only, and gkd learns from given answers: leave it out" --loss gkd --teacher m0 \
+        --max-prompt-length=9
 }
 
 @test "a resumed run has its options of completions, and they are not refused" {

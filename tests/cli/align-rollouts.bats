@@ -211,3 +211,60 @@ refuses() { # STATUS TEXT OPTION ...
     align-model m p.jsonl --dry-run "${how[@]}" --set init_lora_weights=pissa > plan # the frozen weights change
     grep -q ^reference plan
 }
+
+@test "align-model: dr_grpo divides by --max-new-tokens, where no length is given" {
+    for loss in dr_grpo dr_grpo:max_completion_length=4 dr_grpo:max_completion_length=8; do
+        align-model m p.jsonl -o run "${how[@]}" --loss $loss --steps 1 -f -q --metrics a.jsonl
+        grep '"step":1,' a.jsonl | value grad_norm >> norms
+    done
+    awk '{ g[NR] = $1 } END { exit !(NR == 3 && g[1] > 0 && g[1] == g[2] && (g[1] / g[3] - 2) ^ 2 < 1e-6) }' norms
+}
+
+@test "align-model: a run whose rewards teach nothing says so once, one that learns does not" {
+    how=(m p.jsonl --batch-size 8 --group 4 --max-new-tokens 4 --steps 2 --no-history -f)
+    said="align-model: rewards: in no step was one of a prompt's completions better than another: nothing was learnt from them: look at run/completions.jsonl"
+    says() { # COUNT OPTION ...
+        local want=$1
+        shift
+        run align-model "${how[@]}" -o run "$@"
+        echo "$*: $output"
+        [ "$status" -eq 0 ]
+        [ "$(grep -cxF "$said" <<< "$output")" -eq "$want" ]
+    }
+    for loss in grpo rloo dpo reject; do
+        says 1 --loss $loss --reward-command 'while read x; do echo null; done'
+    done
+    for loss in grpo dpo; do
+        says 1 --loss $loss --reward-command 'while read x; do echo 0.7; done'
+        says 0 --loss $loss --reward 'regex:[a-m]'
+    done
+    says 0 --loss reject --reward-command 'while read x; do echo 0.7; done' # whose completions are kept
+}
+
+@test "align-model: completions beyond the positions of the model are refused, and the options are named" {
+    refuses() {
+        run align-model "$@"
+        echo "$output"
+        [ "$status" -eq 2 ]
+        [ "${#lines[@]}" -eq 1 ]
+    }
+    refuses m p.jsonl -o no --loss grpo --reward gsm8k
+    [[ $output == "align-model: --max-new-tokens: prompts of up to "*" tokens and 256 more pass the 64 positions of the model: give a smaller one, or leave long prompts out: --max-prompt-length" ]]
+    sed 's/"prompt":"\([^"]*\)","answer":\("*[0-9]*\)/"prompt":"\1","completion":"\2/; s/}$/"}/' p.jsonl > given.jsonl
+    refuses m given.jsonl -o no --loss gkd --teacher m
+    [[ $output == "align-model: --max-new-tokens: "*" and 128 more pass the 64 positions of the model: give a smaller one, or cut the data: --max-length" ]]
+    [ ! -e no ]
+    align-model m --dry-run --loss grpo --reward gsm8k --max-new-tokens 32 > plan # of prompts that fit
+    grep -q '^rollouts' plan
+}
+
+@test "align-model: lists of losses and rewards, also as JSON" {
+    align-model --list-losses --json > losses
+    [ "$(wc -l < losses)" -eq 1 ]
+    [[ $(< losses) == '[{"name":"dpo","about":'*'"learns_from":"pairs"'*'"keys":{"beta":{"value":0.1,'*'{"name":"gspo","loss":"grpo:mean=sequences,'*']' ]]
+    align-model --list-rewards --json > rewards
+    [[ $(< rewards) == '[{"name":"gsm8k",'*'{"name":"repetition",'*'"ngram":{"value":3,'*']' ]]
+    align-model --list-losses | grep -q '^dpo  '
+    run align-model m p.jsonl -o no --loss xyzzyxyzzy
+    [ "$output" = "align-model: loss: unknown loss 'xyzzyxyzzy': --list-losses shows all" ]
+}

@@ -79,10 +79,12 @@ const lm_align_loss *lm_align_find(const char *name)
 
 /* ---- text ---- */
 
+static const char see_list[] = "--list-losses shows all";
+
 static lm_code fail_name(const char *name, lm_err *e)
 {
     const char *names[LOSSES + ALIASES + 1] = { NULL };
-    char todo[96] = "use one of the list of losses";
+    char todo[96];
     for (int i = 0; i < LOSSES; i++)
         names[i] = table[i]->name;
     for (int i = 0; i < ALIASES; i++)
@@ -90,7 +92,7 @@ static lm_code fail_name(const char *name, lm_err *e)
     const char *near = lm_nearest(name, names);
     if (near)
         snprintf(todo, sizeof todo, "did you mean %s", near);
-    return lm_fail(e, LM_EUSAGE, "loss", todo, "unknown loss '%s'", name);
+    return lm_fail(e, LM_EUSAGE, "loss", near ? todo : see_list, "unknown loss '%s'", name);
 }
 
 /* "key=value,..." up to an end of `ends`. */
@@ -138,8 +140,7 @@ static lm_code read_use(const char **at, lm_align_use *u, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "loss", "give it a weight above 0", "a weight of %g",
                        u->weight);
     if (n >= sizeof name)
-        return lm_fail(e, LM_EUSAGE, "loss", "use one of the list of losses",
-                       "a name of %zu characters", n);
+        return lm_fail(e, LM_EUSAGE, "loss", see_list, "a name of %zu characters", n);
     memcpy(name, *at, n);
     name[n] = '\0';
     *at += n;
@@ -192,6 +193,15 @@ lm_code lm_align_set(lm_align_spec *s, const char *key, const char *value, lm_er
                : lm_hyper_fail(s->use[0].loss->hyper, "loss", s->use[0].loss->name, "", key, e);
 }
 
+void lm_align_bound_length(lm_align_spec *s, int64_t most_new)
+{
+    for (int i = 0; i < s->n; i++) {
+        const int k = lm_hyper_find(s->use[i].loss->hyper, LM_ALIGN_LENGTH);
+        if (k >= 0 && s->use[i].hyper[k] < 1)
+            s->use[i].hyper[k] = (double)most_new;
+    }
+}
+
 double lm_align_hyper(const lm_align_spec *s, const char *key, double none)
 {
     for (int i = 0; i < s->n; i++)
@@ -235,6 +245,46 @@ lm_code lm_align_list(bool hypers, lm_buf *out, lm_err *e)
                         *alias[i].settings ? ":" : "", alias[i].settings))
             return e->code;
     return LM_OK;
+}
+
+static void add_loss(const lm_align_loss *l, lm_jw *w)
+{
+    static const char *const from[] = { [LM_ALIGN_PAIRS] = "pairs",
+                                        [LM_ALIGN_UNPAIRED] = "judged answers",
+                                        [LM_ALIGN_SCORES] = "pairs",
+                                        [LM_ALIGN_POLICY] = "rewards",
+                                        [LM_ALIGN_TEACHER] = "a teacher" };
+    lm_jw_obj(w, NULL);
+    lm_jw_str(w, "name", l->name);
+    lm_jw_str(w, "about", l->about);
+    lm_jw_str(w, "paper", l->paper);
+    lm_jw_str(w, "learns_from", from[l->kind]);
+    lm_jw_f64(w, "lr", l->rate);
+    lm_jw_obj(w, "keys");
+    for (const lm_hyper *h = l->hyper; h->name; h++)
+        lm_hyper_add_json(h, w);
+    lm_jw_close_obj(w);
+    lm_jw_close_obj(w);
+}
+
+lm_code lm_align_list_json(lm_buf *out, lm_err *e)
+{
+    char text[128];
+    lm_jw w;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_arr(&w, NULL);
+    for (int i = 0; i < LOSSES; i++)
+        add_loss(table[i], &w);
+    for (int i = 0; i < ALIASES; i++) {
+        snprintf(text, sizeof text, "%s%s%s", alias[i].loss, *alias[i].settings ? ":" : "",
+                 alias[i].settings);
+        lm_jw_obj(&w, NULL);
+        lm_jw_str(&w, "name", alias[i].name);
+        lm_jw_str(&w, "loss", text);
+        lm_jw_close_obj(&w);
+    }
+    lm_jw_close_arr(&w);
+    return lm_jw_end(&w);
 }
 
 /* ---- running ---- */

@@ -41,6 +41,7 @@
  *   bnpo       the same, mean over the tokens of the micro-batch            arXiv:2506.02710
  *   dapo       the same, mean over the tokens of the step                   arXiv:2503.14476 eq. 8
  *   dr_grpo    the same, sum over sequences * max_completion_length         arXiv:2503.20783
+ *              (0, the default: the caller sets it, lm_align_bound_length)
  *   luspo      the same, sum of each sequence, mean over sequences          arXiv:2602.05261
  *   gspo       grpo with rho of the sequence: exp(mean_t log rho_t)         arXiv:2507.18071 eq. 5
  *   cispo      p = -min(rho, epsilon_high) A l, rho as a constant; as dapo  arXiv:2506.13585 eq. 4
@@ -187,12 +188,18 @@ typedef struct {
 lm_code lm_align_parse(const char *text, lm_align_spec *out, lm_err *e);
 /* Set a hyper-parameter of every loss that has it.  Fails: LM_EUSAGE if none has it. */
 lm_code lm_align_set(lm_align_spec *s, const char *key, const char *value, lm_err *e);
+/* Where a loss divides by the most tokens of a completion, and no number is given, set it: TRL's dr_grpo has that of the
+ * run. */
+#define LM_ALIGN_LENGTH "max_completion_length"
+void lm_align_bound_length(lm_align_spec *s, int64_t most_new);
 /* The value of a hyper-parameter of the first loss that has it; otherwise `none`. */
 double lm_align_hyper(const lm_align_spec *s, const char *key, double none);
 /* As lm_align_parse reads it, with every hyper-parameter: for records and checks of a resumed run. */
 lm_code lm_align_show(const lm_align_spec *s, lm_buf *out, lm_err *e);
 /* Append a line for each loss, and with `hypers` those of its hyper-parameters. */
 lm_code lm_align_list(bool hypers, lm_buf *out, lm_err *e);
+/* The same as a JSON list of objects: name, about, paper, learns_from ("pairs", ...), lr, keys; of other names, name and loss. */
+lm_code lm_align_list_json(lm_buf *out, lm_err *e);
 
 lm_align_kind lm_align_kind_of(const lm_align_spec *s);
 bool lm_align_reads_ref(const lm_align_spec *s);

@@ -59,7 +59,7 @@ static double token_share(const policy *p, const lm_align_seq *q, int64_t micro_
     case MEAN_STEP:
         return p->u->weight / tokens;
     case MEAN_LENGTH:
-        return p->u->weight / (sequences * lm_align_get(p->u, "max_completion_length", 512));
+        return p->u->weight / (sequences * fmax(lm_align_get(p->u, LM_ALIGN_LENGTH, 0), 1));
     default:
         return p->u->weight / sequences;
     }
@@ -302,7 +302,7 @@ static const lm_hyper hyper_grpo[] = {
 static const lm_hyper hyper_luspo[] = { CLIP, SEQUENCE_LEVEL, LEFT_OUT, KL, { 0 } };
 static const lm_hyper hyper_length[] = {
     CLIP,     LEVEL,
-    LEFT_OUT, { "max_completion_length", 512, 1, 1e9, "divisor: tokens of a completion", LM_WHOLE },
+    LEFT_OUT, { LM_ALIGN_LENGTH, 0, 0, 1e9, "divisor; 0: the most new tokens", LM_WHOLE },
     KL,       { 0 },
 };
 static const lm_hyper hyper_cispo[] = {

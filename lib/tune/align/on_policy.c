@@ -90,6 +90,19 @@ static void count_members(lm_on_policy *p)
     }
 }
 
+/* True if the rewards of the step's sequences move weights. */
+static bool teaches(const lm_on_policy *p)
+{
+    const double rounding = 1e-9; /* of advantages of equal rewards, whose mean is rounded */
+    for (int64_t i = 0; i < p->n_members; i++) {
+        const sampled *s = &p->made[p->member[i]];
+        if (p->pairs || p->keeps ||
+            (!is_silent(p, s) && (p->values || fabs(s->advantage) > rounding)))
+            return true;
+    }
+    return false;
+}
+
 /* An evaluation is a micro-batch without targets: its loss is made of rewards alone. */
 static lm_code evaluate(lm_on_policy *p, int64_t *micros, lm_err *e)
 {
@@ -119,6 +132,8 @@ static lm_code begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
     p->loss = 0;
     on_policy_choose(p, r->step % all);
     count_members(p);
+    p->began = true;
+    p->taught |= teaches(p);
     if (lm_texts_place(p->text, p->n_members, p->pairs ? 2 : 1, p->site.seq, &p->places, e))
         return e->code;
     *micros = (p->places.windows + p->site.batch - 1) / p->site.batch;
@@ -284,6 +299,9 @@ lm_code lm_on_policy_new(const lm_on_policy_opts *o, lm_on_policy **out, lm_err 
     if (check_opts(o, e) || lm_alloc_n(&p, 1, sizeof *p, "training on completions", e))
         return e->code;
     p->o = *o;
+    p->loss_spec = *o->loss;
+    p->o.loss = &p->loss_spec;
+    lm_align_bound_length(&p->loss_spec, o->rollout.most_new);
     p->pairs = lm_align_kind_of(o->loss) == LM_ALIGN_PAIRS;
     p->values = lm_align_values(o->loss);
     p->keeps = lm_align_keeps(o->loss);
@@ -336,6 +354,11 @@ void lm_on_policy_log(lm_on_policy *p, lm_metrics *m)
 void lm_on_policy_samples(lm_on_policy *p, lm_samples *m)
 {
     p->samples = m;
+}
+
+bool lm_on_policy_taught(const lm_on_policy *p)
+{
+    return p->taught || !p->began;
 }
 
 bool lm_on_policy_values(const lm_on_policy *p)

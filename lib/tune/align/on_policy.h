@@ -109,6 +109,9 @@ void lm_on_policy_log(lm_on_policy *p, lm_metrics *m);
 /* Append a record for each completion that was kept, with prompt, completion, reward and step, to the JSONL file m
  * (borrowed; NULL: none). */
 void lm_on_policy_samples(lm_on_policy *p, lm_samples *m);
+/* False if steps were made and the rewards of none taught anything: all were equal in each group, missing, or of completions
+ * that do not train. */
+bool lm_on_policy_taught(const lm_on_policy *p);
 /* True if the trainer must have a value head (lm_trainer_opts.value). */
 bool lm_on_policy_values(const lm_on_policy *p);
 /* For the trainer; valid as long as p. */

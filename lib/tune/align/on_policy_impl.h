@@ -29,6 +29,7 @@ enum { ON_POLICY_REWARDS = 16, ON_POLICY_NAME = 64, ON_POLICY_TRIES = 100 };
 
 struct lm_on_policy {
     lm_on_policy_opts o;
+    lm_align_spec loss_spec; /* o.loss, with what depends on the rollout */
     lm_objective objective;
     lm_objective_site site;
     lm_rollout *rollout;
@@ -58,7 +59,8 @@ struct lm_on_policy {
     lm_align_counts counts;
     lm_align_metrics metrics;
     double loss;
-    double val_reward; /* of the last evaluation */
+    double val_reward;  /* of the last evaluation */
+    bool began, taught; /* steps of this process: any, and any that learns from rewards */
 
     /* Scratch of a micro-batch: sequences, and an entry for each row. */
     lm_align_seq *seq;

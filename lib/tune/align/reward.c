@@ -306,6 +306,27 @@ lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n,
     return e->code;
 }
 
+lm_code lm_reward_list_json(lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_arr(&w, NULL);
+    for (int i = 0; i < KINDS; i++) {
+        const reward_kind *k = &kinds[i];
+        lm_jw_obj(&w, NULL);
+        lm_jw_str(&w, "name", k->name);
+        lm_jw_str(&w, "about", k->about);
+        lm_jw_bool(&w, "column", k->column);
+        lm_jw_obj(&w, "keys");
+        for (const lm_hyper *h = k->keys; h && h->name; h++)
+            lm_hyper_add_json(h, &w);
+        lm_jw_close_obj(&w);
+        lm_jw_close_obj(&w);
+    }
+    lm_jw_close_arr(&w);
+    return lm_jw_end(&w);
+}
+
 lm_code lm_reward_list(lm_buf *out, lm_err *e)
 {
     for (int i = 0; i < KINDS; i++) {

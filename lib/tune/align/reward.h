@@ -87,5 +87,7 @@ lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n,
 
 /* Append a line for each reward and its keys, for --help and manuals. */
 lm_code lm_reward_list(lm_buf *out, lm_err *e);
+/* The same as a JSON list of objects: name, about, column, keys. */
+lm_code lm_reward_list_json(lm_buf *out, lm_err *e);
 
 #endif
