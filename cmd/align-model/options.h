@@ -69,7 +69,8 @@ typedef struct {
     char *log;          /* path of the former; */
     int64_t log_before; /* its bytes before the run; -1: it did not exist */
     lm_samples *kept_samples;
-    char *model;                           /* absolute path of the reference */
+    /* of the reference: MODEL+ADAPTER as it is and with absolute paths; both of them, the adapter NULL: none */
+    char *ref_spec, *ref_owned, *ref_base, *ref_adapter;
     char *judges[MOST_REWARDS], *template; /* absolute: --reward-model, --chat-template */
     /* of distillation: */
     char *teacher_path; /* absolute */
@@ -112,6 +113,20 @@ void align_close_adapter(align_session *s);
 
 /* LM_EUSAGE for an option that is given now and that the loss does not read. */
 lm_code align_refuse_without_effect(const align_session *s, lm_err *e);
+
+/* ---- reference.c ---- */
+
+/* MODEL or MODEL+ADAPTER with absolute paths, for a resumed run, which may begin in another folder. */
+lm_code align_absolute(const char **spec, char **owned, lm_err *e);
+/* True if sampled completions are compared with a reference. */
+bool align_compares(const align_session *s);
+/* Choose it: --reference, otherwise the model before the first step, whose absolute path then is the option. */
+lm_code align_find_reference(align_session *s, lm_err *e);
+/* Set what the objective is told of it. */
+void align_reference(const align_session *s, lm_on_policy_opts *o);
+/* Add its weights, as far as the training does not have them. */
+lm_code align_add_reference(const align_session *s, lm_memory_plan *plan, lm_err *e);
+void align_close_reference(align_session *s);
 
 /* ---- rollouts.c ---- */
 

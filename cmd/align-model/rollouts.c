@@ -11,7 +11,6 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "common/training.h"
-#include "tune/align/reference_model.h"
 
 enum { USUAL_ROWS = 2048 };
 
@@ -42,65 +41,11 @@ static lm_code take_kl(align_session *s, lm_err *e)
     return lm_align_set(&s->spec, "beta", text, e);
 }
 
-/* With an adapter the reference is the model with the adapter off, if it is that model. */
-static bool is_base(const align_session *s)
-{
-    return s->tuning.attach && lm_tuning_keeps_base(&s->tuning) && opt.reference &&
-           lm_path_same(opt.reference, s->t.ask.model);
-}
-
-static bool compares(const align_session *s)
-{
-    return lm_align_reads_ref(&s->spec) || opt.kl > 0;
-}
-
-/* The reference is the model before the first step, also for a resumed run, so its absolute path is an option. */
-static lm_code find_reference(align_session *s, lm_err *e)
-{
-    if (!compares(s)) {
-        opt.reference = NULL;
-        return LM_OK;
-    }
-    if (opt.reference && *opt.reference == '/')
-        return LM_OK;
-    const char *path = opt.reference ? opt.reference : s->t.ask.model;
-    s->model = realpath(path, NULL);
-    if (!s->model)
-        return lm_fail(e, opt.reference ? LM_EIO : LM_EUSAGE, path,
-                       "name the model that is compared with: --reference MODEL",
-                       "cannot be read again later");
-    opt.reference = s->model;
-    return LM_OK;
-}
-
-/* MODEL or MODEL+ADAPTER with absolute paths, for a resumed run. */
-static lm_code find_judge(const char **spec, char **owned, lm_err *e)
-{
-    const char *plus = strrchr(*spec, '+'), *path[2] = { NULL, NULL };
-    char *base = NULL, *real[2] = { NULL, NULL };
-    if (lm_path_exists(*spec) || !plus)
-        return lm_training_absolute(spec, owned, e);
-    if (lm_strdup(&base, *spec, e))
-        return e->code;
-    base[plus - *spec] = '\0';
-    path[0] = base;
-    path[1] = plus + 1;
-    lm_code rc = lm_training_absolute(&path[0], &real[0], e);
-    rc = rc ? rc : lm_training_absolute(&path[1], &real[1], e);
-    rc = rc ? rc : lm_asprintf(owned, e, "%s+%s", path[0], path[1]);
-    if (!rc)
-        *spec = *owned;
-    lm_free(base);
-    lm_free(real[0]);
-    lm_free(real[1]);
-    return rc;
-}
-
 static lm_code find_judges(align_session *s, lm_err *e)
 {
     lm_code rc = LM_OK;
     for (int i = 0; !rc && i < opt.reward_model.n && i < MOST_REWARDS; i++)
-        rc = find_judge(&opt.reward_model.v[i], &s->judges[i], e);
+        rc = align_absolute(&opt.reward_model.v[i], &s->judges[i], e);
     return rc;
 }
 
@@ -143,7 +88,7 @@ lm_code align_ask_rollouts(align_session *s, lm_err *e)
     }
     if (opt.samples && !opt.loop.resume && lm_out_try(opt.samples, tool.force, e))
         return e->code;
-    return take_kl(s, e) ? e->code : find_reference(s, e);
+    return take_kl(s, e) ? e->code : align_find_reference(s, e);
 }
 
 /* ---- prompts ---- */
@@ -370,7 +315,7 @@ lm_code align_make_policy(align_session *s, lm_err *e)
                                                "sequence-mask", NULL };
     if (open_rewards(s, e) || find_judges(s, e))
         return e->code;
-    const lm_on_policy_opts o = {
+    lm_on_policy_opts o = {
         .loss = &s->spec,
         .reward = s->reward,
         .prompt = s->prompts.v,
@@ -400,35 +345,15 @@ lm_code align_make_policy(align_session *s, lm_err *e)
         .mask_truncated = opt.mask_truncated,
         .rollout = align_rollout(s, longest_prompt(s)),
         .tokenizer = s->tok,
-        .reference_model = opt.reference,
-        .reference_shares = is_base(s),
         .log_prompts = opt.shown,
         .seed = (uint64_t)tool.seed,
     };
+    align_reference(s, &o);
     if (lm_on_policy_new(&o, &s->policy, e) || check_room(s, e))
         return e->code;
     s->t.ask.objective = lm_on_policy_objective(s->policy);
     s->t.o.entropy = true;
     return LM_OK;
-}
-
-/* The reference's weights, as far as the training does not have them. */
-static lm_code add_reference(const align_session *s, lm_memory_plan *plan, lm_err *e)
-{
-    const lm_session *t = &s->t;
-    const bool same = opt.reference && lm_path_same(opt.reference, t->ask.model);
-    lm_loaded other = { 0 };
-    size_t bytes = 0;
-    if (same)
-        lm_reference_model_outlook(&t->config, t->program->train, t->source, is_base(s),
-                                   (size_t)plan->arena, &bytes, e);
-    else if (!lm_loaded_open(opt.reference, NULL, &other, e) &&
-             !lm_reference_model_check(&other, opt.reference, &t->config, s->tok, e))
-        lm_reference_model_outlook(&other.config, t->program->train, other.src, false,
-                                   (size_t)plan->arena, &bytes, e);
-    lm_loaded_fini(&other);
-    lm_memory_add(plan, "reference", (double)bytes, !t->backend->host_memory);
-    return e->code;
 }
 
 lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan *plan, lm_err *e)
@@ -456,7 +381,7 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
         lm_reward_bytes(s->reward, s->t.program->train, (size_t)plan->arena, &bytes, e))
         return e->code;
     lm_memory_add(plan, "reward model", (double)bytes, !s->t.backend->host_memory);
-    return compares(s) ? add_reference(s, plan, e) : LM_OK;
+    return align_compares(s) ? align_add_reference(s, plan, e) : LM_OK;
 }
 
 void align_close_rollouts(align_session *s)
@@ -466,7 +391,7 @@ void align_close_rollouts(align_session *s)
     lm_prompts_fini(&s->prompts);
     lm_prompts_fini(&s->val_prompts);
     lm_generation_fini(&s->generation);
-    free(s->model);
+    align_close_reference(s);
     for (int i = 0; i < MOST_REWARDS; i++)
         lm_free(s->judges[i]);
 }

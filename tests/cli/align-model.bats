@@ -265,3 +265,30 @@ refuses_alone() {
     "${A[@]}" m0 pairs.jsonl -o given --max-length 40 --truncation end --steps 1
     align-model -q --resume given --steps 2
 }
+
+@test "one rule of references beside adapters: off if it is new, as it begins with --init-adapter" {
+    "${A[@]}" m0 pairs.jsonl -o a --method lora --rank 4 --lr 3e-2
+    G=("${A[@]}" m0 pairs.jsonl --loss grpo --kl 0.1 --reward length:target=2 --group 2 --max-new-tokens 6)
+    for how in "lora" "lora --init-adapter a/latest" "qlora --init-adapter a/latest" "lora --init-adapter a/latest --dtype bf16"; do
+        # shellcheck disable=SC2086
+        "${G[@]}" -o g -f --method $how --steps 2 --metrics g.jsonl
+        [[ $(field g.jsonl step kl | head -1) == 0 && $(field g.jsonl step kl | tail -1) != 0 ]] || { echo "$how"; false; }
+    done
+    "${A[@]}" m0 pairs.jsonl -o d --method lora --init-adapter a/latest --steps 1 --metrics d.jsonl
+    awk -v x="$(field d.jsonl step rewards/margins)" 'BEGIN { exit !(x ^ 2 < 1e-12) }'
+    # another reference may be named: without the adapter, or with it
+    "${G[@]}" -o g -f --method lora --init-adapter a/latest --reference m0 --steps 1 --metrics off.jsonl
+    "${G[@]}" -o g -f --method lora --reference m0+a/latest --steps 1 --metrics on.jsonl
+    "${G[@]}" -o g -f --reference m0+a/latest --steps 1 --metrics whole.jsonl
+    for x in off on whole; do
+        awk -v kl="$(field $x.jsonl step kl)" 'BEGIN { exit !(kl > 1e-3) }'
+    done
+    [[ $(field on.jsonl step kl) == $(field whole.jsonl step kl) ]]
+    # the plan has the adapter alone, and a resumed run in another folder the same reference
+    "${G[@]}" --method lora --init-adapter a/latest --dry-run > plan
+    [[ $(sed -n 's/^reference  *//p' plan) == *" KiB" ]]
+    "${G[@]}" -o w --method lora --init-adapter a/latest --steps 4 --save-every 2 --keep 0
+    mkdir elsewhere
+    (cd elsewhere && align-model -q --resume ../w/step-000002 -o h)
+    cmp <(tensors w/latest/adapter_model.safetensors) <(tensors elsewhere/h/latest/adapter_model.safetensors)
+}

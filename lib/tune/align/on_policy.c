@@ -287,8 +287,8 @@ static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
     if ((p->scores && lm_scorer_open(&p->own, site, e)) || lm_reward_ready(p->o.reward, site, e))
         return e->code;
     return p->compares && !p->o.reference
-               ? lm_reference_model_open(&p->reference, p->o.reference_model, p->o.tokenizer, site,
-                                         e)
+               ? lm_reference_model_open(&p->reference, p->o.reference_model,
+                                         p->o.reference_adapter, p->o.tokenizer, site, e)
                : LM_OK;
 }
 

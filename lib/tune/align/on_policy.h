@@ -87,8 +87,9 @@ typedef struct {
     bool mask_truncated;  /* truncated completions do not train */
     lm_rollout_opts rollout;
     const lm_tokenizer *tokenizer;
-    const char *reference_model; /* path of the reference; NULL: none */
-    bool reference_shares;       /* lm_reference_model.shares */
+    const char *reference_model;   /* path of the reference; NULL: none */
+    const char *reference_adapter; /* beside it; NULL: none */
+    bool reference_shares;         /* lm_reference_model.shares */
     /* Log-probabilities of texts by a reference of the caller, as lm_texts_score; NULL: by reference_model. */
     lm_code (*reference)(void *ctx, const lm_align_text *text, int64_t n, double *const *logp,
                          lm_err *e);

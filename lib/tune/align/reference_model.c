@@ -6,7 +6,7 @@
 
 #include "text/tokenizer_source.h"
 
-/* Without the adapter; weights that are shared are kept as the training keeps them. */
+/* Without an adapter; weights that are shared are kept as the training keeps them. */
 static lm_build build_of(const lm_model *train, bool shares)
 {
     const lm_build *t = &train->build;
@@ -19,12 +19,18 @@ static lm_build build_of(const lm_model *train, bool shares)
                        .like = shares ? train : NULL };
 }
 
+static lm_build adapted_build(const lm_reference_model *r, const lm_model *train)
+{
+    lm_build how = build_of(train, r->shares);
+    lm_loaded_build(&r->weights, &how);
+    return how;
+}
+
 static lm_code build(lm_reference_model *r, const lm_objective_site *site, lm_err *e)
 {
     lm_scorer *s = &r->scorer;
-    lm_build how = build_of(site->model, r->shares);
+    lm_build how = adapted_build(r, site->model);
     how.backend = site->backend;
-    how.codes = r->weights.src;
     if (lm_model_build(&r->weights.config, &how, &s->model, e) ||
         lm_plan_make(s->model->graph, site->backend, &s->model->loss, 1, &s->plan, e) ||
         lm_evaluator_of(s->model, &s->plan, site->backend, site->exec, &s->eval, e))
@@ -37,8 +43,8 @@ static lm_code build(lm_reference_model *r, const lm_objective_site *site, lm_er
     return LM_OK;
 }
 
-lm_code lm_reference_model_check(const lm_loaded *w, const char *path, const lm_config *config,
-                                 const lm_tokenizer *tok, lm_err *e)
+static lm_code check(const lm_loaded *w, const char *path, const lm_config *config,
+                     const lm_tokenizer *tok, lm_err *e)
 {
     const lm_config *c = &w->config;
     bool same = true;
@@ -55,13 +61,34 @@ lm_code lm_reference_model_check(const lm_loaded *w, const char *path, const lm_
                    "its tokens are not those of the model");
 }
 
-lm_code lm_reference_model_open(lm_reference_model *r, const char *path, const lm_tokenizer *tok,
-                                const lm_objective_site *site, lm_err *e)
+static lm_code attach(lm_reference_model *r, const char *adapter, lm_err *e)
 {
-    if (lm_loaded_open(path, NULL, &r->weights, e))
+    if (lm_tune_use_open(adapter, NULL, &r->weights, &r->use, e))
         return e->code;
-    r->weights.par = site->par;
-    if (lm_reference_model_check(&r->weights, path, site->config, tok, e) || build(r, site, e))
+    r->adapted = true;
+    return r->use.adapter.virtual_tokens
+               ? lm_fail(e, LM_EUSAGE, adapter, "use a reference without it",
+                         "has virtual tokens in front of texts")
+               : LM_OK;
+}
+
+lm_code lm_reference_model_read(lm_reference_model *r, const char *path, const char *adapter,
+                                const lm_config *config, const lm_tokenizer *tok, lm_err *e)
+{
+    return lm_loaded_open(path, NULL, &r->weights, e) || check(&r->weights, path, config, tok, e) ||
+                   (adapter && attach(r, adapter, e))
+               ? e->code
+               : LM_OK;
+}
+
+lm_code lm_reference_model_open(lm_reference_model *r, const char *path, const char *adapter,
+                                const lm_tokenizer *tok, const lm_objective_site *site, lm_err *e)
+{
+    if (!lm_reference_model_read(r, path, adapter, site->config, tok, e)) {
+        r->weights.par = site->par;
+        build(r, site, e);
+    }
+    if (e->code)
         lm_reference_model_close(r);
     return e->code;
 }
@@ -69,6 +96,9 @@ lm_code lm_reference_model_open(lm_reference_model *r, const char *path, const l
 void lm_reference_model_close(lm_reference_model *r)
 {
     lm_scorer_close(&r->scorer);
+    if (r->adapted)
+        lm_tune_use_fini(&r->use);
+    r->adapted = false;
     lm_loaded_fini(&r->weights);
 }
 
@@ -83,11 +113,19 @@ size_t lm_reference_model_bytes(const lm_reference_model *r)
     return bytes;
 }
 
-/* True if the training has all tensors of the reference, frozen, where one store can serve both. */
+/* A tensor that an adapter brings. */
+static bool is_own(const lm_model *m, int i)
+{
+    return m->slice[i].of_adapter || (m->build.trainable && m->slice[i].trains);
+}
+
+/* True if the training has all tensors of the reference but its adapter's, frozen, where one store can serve both. */
 static bool has_all(const lm_model *train, const lm_model *m)
 {
     for (int i = 0; i < m->n_slices; i++) {
         const int k = lm_model_slice(train, m->slice[i].name);
+        if (is_own(m, i))
+            continue;
         if (k < 0 || train->slice[k].trains)
             return false;
         const lm_param *p = &m->param[m->slice[i].param], *q = &train->param[train->slice[k].param];
@@ -98,15 +136,18 @@ static bool has_all(const lm_model *train, const lm_model *m)
     return true;
 }
 
-lm_code lm_reference_model_outlook(const lm_config *c, const lm_model *train,
-                                   const lm_model_source *src, bool shares, size_t arena,
+lm_code lm_reference_model_outlook(const lm_reference_model *r, const lm_model *train, size_t arena,
                                    size_t *bytes, lm_err *e)
 {
-    lm_build how = build_of(train, shares);
+    const lm_build how = adapted_build(r, train);
     lm_model *m = NULL;
-    how.codes = src;
-    if (!lm_model_build(c, &how, &m, e))
-        lm_scorer_beside(m, !(shares && has_all(train, m)), arena, bytes, e);
+    if (lm_model_build(&r->weights.config, &how, &m, e))
+        return e->code;
+    const bool borrows = r->shares && has_all(train, m);
+    lm_scorer_beside(m, !borrows, arena, bytes, e);
+    for (int i = 0; borrows && i < m->n_slices; i++)
+        *bytes +=
+            is_own(m, i) ? lm_plain_bytes(how.precision.low, lm_slice_count(&m->slice[i])) : 0;
     lm_model_free(m);
     return e->code;
 }
