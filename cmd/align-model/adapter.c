@@ -9,16 +9,12 @@
 
 lm_code align_ask_adapter(align_session *s, lm_err *e)
 {
-    static const lm_tuning_option of_adapters[] = { { "rank", true },
-                                                    { "lora-alpha", true },
-                                                    { "adapter-dropout", true },
-                                                    { "target", true },
-                                                    { "set", true },
-                                                    { "modules-to-save", true },
-                                                    { "init-adapter", false },
-                                                    { "base-format", false },
-                                                    { "embed-format", false },
-                                                    { NULL, false } };
+    static const lm_tuning_option of_adapters[] = {
+        { "rank", true },         { "lora-alpha", true },      { "adapter-dropout", true },
+        { "target", true },       { "exclude", true },         { "layers", true },
+        { "set", true },          { "modules-to-save", true }, { "init-adapter", false },
+        { "base-format", false }, { "embed-format", false },   { NULL, false }
+    };
     if (lm_tuning_find(&opt.tuning, "see peft-tune --list-methods", &s->recipe, e))
         return e->code;
     if (!s->recipe.method && strcmp(s->recipe.name, "full") != 0)

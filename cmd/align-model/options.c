@@ -59,6 +59,7 @@ static const lm_opt options[] = {
     LM_REAL(0, "lora-alpha", &opt.tuning.alpha, "X", 0, 1e9,
             "the update is scaled by this / rank [2 R]"),
     LM_TUNING_TARGET(opt.tuning),
+    LM_TUNING_WHERE(opt.tuning),
     LM_TUNING_SAVE(opt.tuning),
     LM_TUNING_START(opt.tuning),
     LM_GROUP("Loss"),

@@ -35,6 +35,12 @@ extern const char *const lm_tuning_base_formats[];
                "modules: names with commas, a regular expression, all-linear [all-linear]"), \
         LM_ALSO("lora-target target-modules lora-target-modules")
 
+#define LM_TUNING_WHERE(a)                                                       \
+    LM_STR(0, "exclude", &(a).exclude, "NAMES", "modules that are not changed"), \
+        LM_ALSO("exclude-modules"),                                              \
+        LM_STR(0, "layers", &(a).layers, "LIST", "only these: 0-3,7 [all]"),     \
+        LM_ALSO("layers-to-transform")
+
 #define LM_TUNING_SAVE(a)                                  \
     LM_STR(0, "modules-to-save", &(a).save, "NAMES",       \
            "modules that train whole beside the adapter"), \

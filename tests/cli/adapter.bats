@@ -337,7 +337,7 @@ copy_with() {
         peft-tune -q "${how[@]}" --json > done
         planned=$(grep -o '"memory_total": *[0-9]*' plan | grep -o '[0-9]*$')
         used=$(grep -o '"peak_memory_bytes": *[0-9]*' done | grep -o '[0-9]*$')
-        awk -v p="$planned" -v u="$used" 'BEGIN { printf "planned %.1f MiB, used %.1f MiB\n", p / 2^20, u / 2^20; exit !(u < 1.05 * p && u > 0.85 * p) }'
+        awk -v p="$planned" -v u="$used" 'BEGIN { printf "planned %.1f MiB, used %.1f MiB\n", p / 2^20, u / 2^20; exit !(u < 1.05 * p && u > 0.95 * p) }'
     done
     grep -q '"frozen (nf4_dq)"' plan
 }

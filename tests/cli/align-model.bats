@@ -79,7 +79,8 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
 @test "every loss of pairs takes steps" {
     for loss in dpo robust:label_smoothing=0.1 hinge ipo exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down \
         discopop sigmoid_norm sft orpo cpo cpo_hinge cpo_ipo simpo cdpo 0.5*dpo+sft; do
-        "${A[@]}" m0 pairs.jsonl -o run -f --loss "$loss" --steps 2 --lr 1e-4
+        "${A[@]}" m0 pairs.jsonl -o run -f --loss "$loss" --steps 2 --lr 1e-4 --metrics m.jsonl
+        field m.jsonl step loss | grep -cE '^-?[0-9.]+(e-?[0-9]+)?$' | grep -qx 2 || { echo "$loss"; cat m.jsonl; false; }
     done
 }
 
@@ -147,26 +148,35 @@ rises() { # rises FILE EVENT KEY: the last value is above the first
     (cd elsewhere && align-model -q --resume ../run --steps 2)
 }
 
+refused() { # STATUS OPERAND ...: one line, on standard error
+    run --separate-stderr "${A[@]}" "${@:2}"
+    [[ $status == "$1" && -z $output && ${#stderr_lines[@]} == 1 ]] || { echo "$*: $output $stderr"; false; }
+}
+
 @test "refusals: one line each, nothing written" {
-    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --loss dpoo
+    refused 2 m0 pairs.jsonl -o x --loss dpoo
     [[ $stderr == "align-model: loss: unknown loss 'dpoo': did you mean dpo" ]]
-    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --simpo-gamma 1
+    refused 2 m0 pairs.jsonl -o x --simpo-gamma 1
     [[ $stderr == *"dpo has no 'simpo_gamma'"* ]]
-    run -1 --separate-stderr "${A[@]}" m0 judged.jsonl -o x
+    refused 1 m0 judged.jsonl -o x
     [[ $stderr == *"judged.jsonl:1"*"give prompt, chosen and rejected" ]]
     printf '{"prompt":"a","chosen":"b","rejected":"b"}\n' > same.jsonl
-    run -1 --separate-stderr "${A[@]}" m0 same.jsonl -o x
+    refused 1 m0 same.jsonl -o x
     [[ $stderr == *"same.jsonl"*"1"* ]]
-    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --rank 4
+    refused 2 m0 pairs.jsonl -o x --rank 4
     [[ $stderr == *"--rank: method 'full' has no adapter: give --method lora too" ]]
-    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --method lora --target q_proj,v_prj
+    refused 2 m0 pairs.jsonl -o x --method lora --target q_proj,v_prj
     [[ $stderr == "align-model: target_modules: no module of m0 matches 'v_prj': did you mean 'v_proj'? it has "* ]]
-    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --method lora --target q_proj --set layers_to_transform=77
+    refused 2 m0 pairs.jsonl -o x --method lora --target q_proj --set layers_to_transform=77
     [[ $stderr == "align-model: layers_to_transform: m0 has no layer 77: its layers are 0 to "* ]]
-    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o x --max-length 64 --seq-len 20
+    refused 2 m0 pairs.jsonl -o x --max-length 64 --seq-len 20
     [[ $stderr == *"--seq-len"* || $stderr == *"tokens"* ]]
+    refused 2 m0 pairs.jsonl -o x --method lora --exclude v_prj
+    [[ $stderr == *"exclude_modules"*"v_prj"* ]] || { echo "$stderr"; false; }
+    refused 2 m0 pairs.jsonl -o x --layers 0
+    [[ $stderr == *"--layers: method 'full' has no adapter: give --method lora too" ]]
     : > none.jsonl
-    run -2 --separate-stderr "${A[@]}" m0 none.jsonl -o x
+    refused 2 m0 none.jsonl -o x
     [[ ! -e x ]]
 }
 
@@ -291,4 +301,11 @@ refuses_alone() {
     mkdir elsewhere
     (cd elsewhere && align-model -q --resume ../w/step-000002 -o h)
     cmp <(tensors w/latest/adapter_model.safetensors) <(tensors elsewhere/h/latest/adapter_model.safetensors)
+}
+
+@test "an adapter of some layers, without some modules" {
+    "${A[@]}" m0 pairs.jsonl -o a --method lora --rank 4 --steps 1 --layers 0 --exclude v_proj,mlp.up_proj
+    head -c 8000 a/latest/adapter_model.safetensors | grep -aoE 'layers\.[0-9]+\.[a-z_.]+\.lora_A' | sort > names
+    grep -q 'layers.0.self_attn.q_proj' names
+    [[ $(grep -cE 'layers.[1-9]|v_proj|up_proj' names) == 0 ]]
 }
