@@ -116,6 +116,7 @@ lm_code lm_engine_fetch(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_bu
         lm_lora_replacement(m->lora, t, data);
         return LM_OK;
     }
+    t = lm_lora_stored(m->lora, t);
     rc = step_to(g, ref->input, t, e);
     *data = NULL;
     /* With slices, two layers of one model may be needed at the same time. */
@@ -146,7 +147,7 @@ static lm_code hold(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_held *
     rc = lm_merge_buf_need(&h->made, lm_plain_bytes(h->dtype, t->count), e);
     if (!rc)
         rc = lm_lora_add(m->lora, t, h->data, h->made.data, g->par, e);
-    lm_model_source_forget(m->source, t);
+    lm_model_source_forget(m->source, lm_lora_stored(m->lora, t));
     h->data = h->made.data;
     return rc;
 }

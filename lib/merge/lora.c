@@ -451,9 +451,10 @@ lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor
         lm_lora_change *c = &l->change[i];
         char show[LM_ST_SHOWN];
 
-        if (c->own || c->skipped)
+        if ((c->own && !lm_lora_adds(c)) || c->skipped)
             continue;
-        c->base = lm_tune_tensor_find(base, c->name);
+        if (!c->own)
+            c->base = lm_tune_tensor_find(base, c->name);
         if (!c->base)
             return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model on which it was trained",
                            "%.80s has no tensor '%s'", lm_model_source_path(base),

@@ -38,11 +38,16 @@ const char *lm_lora_base(const lm_lora *l); /* base_model_name_or_path; NULL if 
 lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e);
 /* After bind: true if the adapter unties the head.  As in PEFT, a head or an embedding in
  * modules_to_save becomes a separate module, while the other remains that of the base; unless both
- * are saved with the same numbers, as with ensure_weight_tying. */
+ * are saved with the same numbers, as with ensure_weight_tying.  So does an embedding to which something is added:
+ * beside the base it changes what goes in, not the head.  Rows of chosen tokens are those of both. */
 bool lm_lora_unties(const lm_lora *l);
 /* The adapter's separate tensor for `name` of the result, which lm_lora_effect_on reports as
- * REPLACED; NULL: none. */
+ * REPLACED, or as ADDED: an adapted embedding, whose numbers in the base remain those of the head.
+ * NULL: none. */
 const lm_st_tensor *lm_lora_own(const lm_lora *l, const char *name);
+
+/* The tensor of the base with the bytes of t, which lm_lora_own may have given; t itself if it is the base's. */
+const lm_st_tensor *lm_lora_stored(const lm_lora *l, const lm_st_tensor *t);
 
 /* After bind: how lora_A and lora_B were given to parameters of experts, in a line; false: there are none. */
 bool lm_lora_experts_line(const lm_lora *l, char *out, size_t size);

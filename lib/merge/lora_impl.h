@@ -42,6 +42,10 @@ struct lm_lora {
     const lm_model_source *model; /* the base, for those that read two of its tensors at once */
     lm_lora_change *change;
     size_t n, cap;
+    /* An adapter of an embedding that is tied to the head changes the embedding alone: this stands for it in the
+     * result, with the bytes of `tied`, which is the head's. */
+    lm_st_tensor beside;
+    const lm_st_tensor *tied;
     json_t *names;                 /* of changes: their numbers */
     const lm_lora_change **sorted; /* by the address of the base's tensor; made by bind */
     bool transposed, dora, untied, tuned;

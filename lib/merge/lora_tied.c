@@ -2,7 +2,8 @@
 /* lora_tied.c -- adapters of a base whose head is its embedding.
  *
  * PEFT copies a module in modules_to_save: the module that was tied to it remains that of the base.
- * With ensure_weight_tying it saves both with the same numbers. */
+ * With ensure_weight_tying it saves both with the same numbers.  An adapter of the embedding changes what goes in, and the
+ * head reads the base's rows, so that the result has both. */
 #include <stdio.h>
 #include <string.h>
 
@@ -59,6 +60,13 @@ static lm_code stand_beside(lm_lora *l, lm_lora_change *c, const char *name,
     return LM_OK;
 }
 
+/* True if the embedding is adapted apart from the head.  Rows of tokens train in both. */
+static bool adapts_apart(const lm_lora_change *embed)
+{
+    return embed && lm_lora_adds(embed) &&
+           !(embed->part && !strcmp(embed->part->method->name, "tokens"));
+}
+
 lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e)
 {
     lm_lora_change *head = change_to(l, lm_name_is_head);
@@ -78,12 +86,18 @@ lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tenso
         head->skipped = !stored;
         return LM_OK;
     }
-    l->untied = own_head || (own_embed && is_saved(l, embed));
+    l->untied = own_head || (own_embed && is_saved(l, embed)) || adapts_apart(embed);
     if (own_head && !stored)
         return stand_beside(l, head, head->name, own_embed ? embed->whole : tied, e);
     lm_arch_head(lm_arch_of(lm_model_source_config(base)), name);
     if (own_embed && l->untied && !lm_model_source_find(base, name))
         return stand_beside(l, embed, tied->name, tied, e);
+    if (adapts_apart(embed) && !lm_model_source_find(base, name)) {
+        l->beside = *tied;
+        l->tied = tied;
+        embed->base = &l->beside;
+        embed->own = tied->name;
+    }
     return LM_OK;
 }
 
@@ -96,6 +110,11 @@ const lm_st_tensor *lm_lora_own(const lm_lora *l, const char *name)
 {
     for (size_t i = 0; l->untied && i < l->n; i++)
         if (l->change[i].own && !strcmp(l->change[i].own, name))
-            return l->change[i].whole;
+            return l->change[i].base;
     return NULL;
+}
+
+const lm_st_tensor *lm_lora_stored(const lm_lora *l, const lm_st_tensor *t)
+{
+    return l && t == &l->beside ? l->tied : t;
 }

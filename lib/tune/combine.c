@@ -144,6 +144,8 @@ lm_code lm_tune_combine(lm_tune_folder *const *f, const double *weight, int n,
                          lm_tune_folder_wholes(f[i]) ? "it has modules_to_save, which do not add up"
                                                      : "it is not a LoRA");
     for (int i = 0; !rc && i < n; i++)
+        rc = lm_tune_folder_refuse_rows(f[i], "merge them into the base one after the other", e);
+    for (int i = 0; !rc && i < n; i++)
         for (size_t k = 0; !rc && k < lm_tune_folder_parts(f[i]); k++) {
             const lm_tune_part *p = lm_tune_folder_part(f[i], k);
             bool seen = false;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/arch.h"
 #include "tune/apply.h"
 #include "tune/lora_set.h"
 
@@ -65,19 +66,31 @@ static lm_code convert_part(lm_lora_set *s, const lm_tune_folder *f, const lm_tu
     return rc;
 }
 
+/* True if the base has no head of its own: its embedding is the head. */
+static bool is_tied(const lm_model_source *base)
+{
+    char head[LM_TENSOR_NAME];
+
+    return !lm_model_source_find(base,
+                                 lm_arch_head(lm_arch_of(lm_model_source_config(base)), head));
+}
+
 /* What LoRA has no form for. */
-static lm_code check_method(const lm_tune_folder *f, lm_err *e)
+static lm_code check_method(const lm_tune_folder *f, const lm_model_source *base, lm_err *e)
 {
     const lm_tune_method *t = lm_tune_folder_method(f);
+
+    if (!strcmp(t->name, "tokens") && is_tied(base))
+        return lm_fail(
+            e, LM_EUSAGE, lm_tune_folder_path(f), "merge it into its base",
+            "it trains rows of the embedding and of the head that is tied to it, and LoRA "
+            "changes one of them");
 
     if (!t->weight || (t->is & LM_TUNE_VECTORS))
         return lm_fail(e, LM_EUSAGE, lm_tune_folder_path(f), "merge it into its base",
                        "%s changes no matrices, which LoRA would", t->name);
-    for (size_t i = 0; i < lm_tune_folder_parts(f); i++)
-        if (lm_tune_folder_part(f, i)->method != t)
-            return lm_fail(e, LM_EUSAGE, lm_tune_folder_path(f), "merge it into its base",
-                           "it trains rows of '%.100s', for which factors have no place",
-                           lm_tune_folder_part(f, i)->module.name);
+    if (lm_tune_folder_refuse_rows(f, "merge it into its base", e))
+        return e->code;
     for (size_t i = 0; t->bias && strcmp(t->peft_type, "LORA") && i < lm_tune_folder_parts(f); i++)
         if (lm_tune_folder_part(f, i)->module.has_bias)
             return lm_fail(e, LM_EUSAGE, lm_tune_folder_path(f), "merge it into its base",
@@ -109,7 +122,7 @@ static lm_code keep_wholes(lm_lora_set *s, const lm_tune_folder *f, lm_err *e)
 
 static lm_code to_set(const lm_tune_folder *f, lm_model_source *base, lm_lora_set *s, lm_err *e)
 {
-    lm_code rc = check_method(f, e);
+    lm_code rc = check_method(f, base, e);
 
     for (size_t i = 0; !rc && i < lm_tune_folder_parts(f); i++)
         rc = convert_part(s, f, lm_tune_folder_part(f, i), base, e);

@@ -57,6 +57,10 @@ bool lm_tune_folder_is(const char *path, const lm_bundle_opts *o);
 lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_err *e);
 size_t lm_tune_folder_parts(const lm_tune_folder *f);
 const lm_tune_part *lm_tune_folder_part(const lm_tune_folder *f, size_t i);
+/* The first part that trains rows of tokens beside the folder's method (trainable_token_indices of LoRA); NULL: none. */
+const lm_tune_part *lm_tune_folder_rows(const lm_tune_folder *f);
+/* LM_EUSAGE with `todo` if there is one: for what has no place for such rows. */
+lm_code lm_tune_folder_refuse_rows(const lm_tune_folder *f, const char *todo, lm_err *e);
 /* The part of the folder's method that changes this module; NULL: none. */
 const lm_tune_part *lm_tune_folder_part_of(const lm_tune_folder *f, const char *module);
 size_t lm_tune_folder_wholes(const lm_tune_folder *f);

@@ -372,6 +372,24 @@ lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_er
     return rc;
 }
 
+const lm_tune_part *lm_tune_folder_rows(const lm_tune_folder *f)
+{
+    for (size_t i = 0; i < lm_tune_folder_parts(f); i++)
+        if (lm_tune_folder_part(f, i)->method != lm_tune_folder_method(f))
+            return lm_tune_folder_part(f, i);
+    return NULL;
+}
+
+lm_code lm_tune_folder_refuse_rows(const lm_tune_folder *f, const char *todo, lm_err *e)
+{
+    const lm_tune_part *p = lm_tune_folder_rows(f);
+
+    return p ? lm_fail(e, LM_EUSAGE, lm_tune_folder_path(f), todo,
+                       "it trains rows of '%.100s', for which factors have no place",
+                       p->module.name)
+             : LM_OK;
+}
+
 const lm_tune_part *lm_tune_folder_part_of(const lm_tune_folder *f, const char *module)
 {
     const lm_tune_base *b = lm_tune_base_find(f->bases, module, strlen(module));

@@ -328,6 +328,40 @@ copy_with() {
     [[ $output == *"beft has no form on the head 'lm_head': take it from the targets"* ]]
 }
 
+@test "adapter: an embedding that the head is tied to is adapted alone, also in the merged model" {
+    peft-tune -q -f m text.jsonl -o in --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-2 --steps 5 --target embed_tokens,q_proj
+    merge-models -q -f --method passthrough m+in -o merged-in
+    paste <(loss m --adapter in) <(loss merged-in) <(loss m) |
+        awk '{ d = $1 - $2; exit !(d < 1e-5 && d > -1e-5 && ($1 - $3 > 0.01 || $3 - $1 > 0.01)) }'
+    grep -q '"tie_word_embeddings": false' merged-in/config.json
+    chances m --adapter in > with
+    chances merged-in > one
+    paste with one | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 }'
+    tar cf m.tar -C m . # a stream has each tensor once
+    for base in m.tar -; do
+        merge-models -q -f --method passthrough "$base+in" -o merged-stream < m.tar
+        [ "$(loss merged-stream)" = "$(loss merged-in)" ]
+    done
+    # rows of tokens train in both, and so they stay
+    peft-tune -q -f m text.jsonl -o rows --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-2 --steps 5 --method tokens --set 'token_indices=[3,270]'
+    merge-models -q -f --method passthrough m+rows -o merged-rows
+    grep -q '"tie_word_embeddings": true' merged-rows/config.json
+    run -2 peft-tune --to-lora m rows -o no
+    [[ $output == *": rows: it trains rows of the embedding and of the head that is tied to it, and LoRA changes one of them: merge it into its base" ]]
+    [ ! -e no ]
+}
+
+@test "adapter: one with rows of tokens is not combined, as factors have no place for them" {
+    peft-tune -q -f m text.jsonl -o beside --seq-len 64 --batch-size 4 --dtype f32 --steps 2 --set 'trainable_token_indices=[3,270]'
+    for way in cat linear svd; do
+        run -2 peft-tune --combine $way m a beside -o no
+        [[ $output == *": beside: it trains rows of 'model.embed_tokens', for which factors have no place: "* ]]
+        [ ! -e no ]
+    done
+    run -2 peft-tune --to-lora m beside -o no
+    [[ $output == *": beside: it trains rows of 'model.embed_tokens', for which factors have no place: "* ]]
+}
+
 @test "adapter: memory is stated by part and kept to within 5 %" {
     init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=512 -s intermediate_size=1536 \
         -s num_hidden_layers=6 -o wide
@@ -340,6 +374,8 @@ copy_with() {
         awk -v p="$planned" -v u="$used" 'BEGIN { printf "planned %.1f MiB, used %.1f MiB\n", p / 2^20, u / 2^20; exit !(u < 1.05 * p && u > 0.95 * p) }'
     done
     grep -q '"frozen (nf4_dq)"' plan
+    peft-tune wide text.jsonl --rank 1000000 --seq-len 64 --batch-size 4 --dry-run > plan
+    grep -q 'does not fit here: .* would do: lower the --rank of the adapter, or use a smaller model$' plan
 }
 
 @test "adapter: eval-model takes one" {
