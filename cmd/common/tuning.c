@@ -105,6 +105,10 @@ lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const
                                 .save = a->save,
                                 .set = a->set.v,
                                 .n_set = a->set.n };
+    if (!saved && !lm_tuning_recipe_begins(r))
+        return lm_fail(e, LM_EUSAGE, "--method",
+                       "make it with PEFT, or choose another method (peft-tune --list-methods)",
+                       "an adapter of '%s' cannot be begun here", r->name);
     if (!saved)
         return lm_tuning_config(&ask, config, e);
     if (lm_tuning_open(saved, &s->ask.how, files, first, config, e)) {
@@ -117,12 +121,29 @@ lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const
     return LM_OK;
 }
 
+/* A method that the adapter of --init-adapter is not of. */
+static lm_code refuse_method(const lm_tool *t, const lm_tuning_args *a, const json_t *config,
+                             lm_err *e)
+{
+    lm_tuning_recipe r;
+    return a->init_adapter && lm_given(t, "method") && lm_tuning_recipe_find(a->method, &r) &&
+                   !lm_tuning_recipe_fits(&r, config)
+               ? lm_fail(e, LM_EUSAGE, "--method", "leave it out",
+                         "'%s' is not the method of the saved adapter, whose configuration says it",
+                         a->method)
+               : LM_OK;
+}
+
 lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *s, json_t *config,
                          lm_st *first, lm_tuning *out, lm_err *e)
 {
     const char *where = s->ask.resume     ? s->ask.resume
                         : a->init_adapter ? a->init_adapter
                                           : "adapter";
+    if (!s->ask.resume && refuse_method(t, a, config, e)) {
+        json_decref(config);
+        return e->code;
+    }
     if (lm_tuning_new(config, where, !first, s->source, &s->config, out, e))
         return e->code;
     out->base = s->source;

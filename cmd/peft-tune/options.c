@@ -102,13 +102,16 @@ static const char *const examples[] = {
     "peft-tune --resume adapter/ --epochs 5", NULL
 };
 
-lm_tool tool = { .name = "peft-tune",
-                 .args = "MODEL DATA | --resume RUN [DATA] | --unmerge BASE TUNED",
-                 .brief = "train an adapter of a model, or a part of the model",
-                 .opts = options,
-                 .side = lm_loop_side,
-                 .makes = LM_MAKES_OTHER, /* a folder, or with --to-lora a GGUF: peft-tune.c */
-                 .use = LM_LOOP_USE,
-                 .min_args = 0,
-                 .max_args = -1,
-                 .examples = examples };
+lm_tool tool = {
+    .name = "peft-tune",
+    .args = "MODEL DATA | --resume RUN [DATA] | --unmerge BASE TUNED | --to-lora BASE ADAPTER | "
+            "--combine WAY BASE ADAPTER[:WEIGHT] ...",
+    .brief = "train an adapter of a model, or a part of the model",
+    .opts = options,
+    .side = lm_loop_side,
+    .makes = LM_MAKES_OTHER, /* a folder, or with --to-lora a GGUF: peft-tune.c */
+    .use = LM_LOOP_USE,
+    .min_args = 0,
+    .max_args = -1,
+    .examples = examples
+};

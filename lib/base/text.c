@@ -277,7 +277,8 @@ const char *lm_nearest(const char *s, const char *const *list)
     for (; *list; list++) {
         int d = distance(s, *list);
 
-        if (d < least && d < (int)strlen(*list)) { /* at least one character in common */
+        /* at least one character in common, and half of what was written */
+        if (d < least && d < (int)strlen(*list) && 2 * d <= (int)strlen(s)) {
             least = d;
             best = *list;
         }

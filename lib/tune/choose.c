@@ -373,7 +373,7 @@ lm_code lm_tune_check_config(const lm_tune_method *t, const json_t *config, cons
 {
     for (int i = 0; t->refused && t->refused[i]; i++)
         if (is_set(config, t->refused[i]))
-            return lm_fail(e, LM_EUSAGE, where, "use the program that made it",
+            return lm_fail(e, LM_EUSAGE, where, "leave it out, or use PEFT",
                            "adapters with %s are not served", t->refused[i]);
     return check_bias(config, where, e);
 }

@@ -33,6 +33,11 @@ static inline bool lm_tuning_recipe_adapts(const lm_tuning_recipe *r)
     return r->method || r->config;
 }
 
+/* False: a new adapter of it cannot be made here; one that PEFT saved is merged and converted. */
+bool lm_tuning_recipe_begins(const lm_tuning_recipe *r);
+/* True if an adapter of this configuration is of the recipe's kind, whatever its values. */
+bool lm_tuning_recipe_fits(const lm_tuning_recipe *r, const json_t *config);
+
 /* A recipe by name, with every method of the registry under its own; false: unknown. */
 bool lm_tuning_recipe_find(const char *name, lm_tuning_recipe *out);
 /* All of them with their keys and defaults, as a table, or as one JSON array, appended to `out`. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "tune/methods.h"
 #include "tune/tuning.h"
 
 /* Learning rates: LoRA's of LLaMA-Factory and unsloth; full fine-tuning's of TRL; those of IA3, VeRA and prompts of
@@ -91,6 +92,22 @@ static bool recipe_at(int i, lm_tuning_recipe *out)
         }
     }
     return false;
+}
+
+bool lm_tuning_recipe_begins(const lm_tuning_recipe *r)
+{
+    return !r->method || !(lm_tune_method_find(r->method)->is & LM_TUNE_SAVED);
+}
+
+bool lm_tuning_recipe_fits(const lm_tuning_recipe *r, const json_t *config)
+{
+    const char *type = json_string_value(json_object_get(config, "peft_type"));
+    json_t *own = r->config ? json_loads(r->config, 0, NULL) : NULL;
+    const char *want = r->method ? lm_tune_method_find(r->method)->peft_type
+                                 : json_string_value(json_object_get(own, "peft_type"));
+    bool same = type && want ? !strcmp(type, want) : !type && !want; /* bottlenecks have none */
+    json_decref(own);
+    return same;
 }
 
 bool lm_tuning_recipe_find(const char *name, lm_tuning_recipe *out)
@@ -202,11 +219,26 @@ static bool is_pattern(const char *target)
 
 static lm_code set_target(json_t *c, const char *target, lm_err *e)
 {
+    bool hit;
     if (strcmp(target, "all-linear") != 0 && !is_pattern(target))
         return set_list(c, "target_modules", target, e);
+    if (is_pattern(target) && lm_tune_matches(target, "", &hit, e)) {
+        *e = (lm_err){ 0 };
+        return lm_fail(e, LM_EUSAGE, "target", "correct it, or name modules: q_proj,v_proj",
+                       "'%.60s' is not a valid regular expression", target);
+    }
     return json_object_set_new(c, "target_modules", json_string(target))
                ? lm_fail(e, LM_ELIMIT, "adapter_config.json", NULL, "no memory")
                : LM_OK;
+}
+
+/* The method's share of what is dropped: of inputs, blocks or modules; not that of rows (rank_dropout). */
+static const char *key_of_dropout(const lm_tune_method *t)
+{
+    for (int i = 0; t->hyper[i].name; i++)
+        if (strstr(t->hyper[i].name, "dropout") && strcmp(t->hyper[i].name, "rank_dropout") != 0)
+            return t->hyper[i].name;
+    return NULL;
 }
 
 /* The nearest key of the object. */
@@ -215,7 +247,7 @@ static lm_code fail_key(const json_t *c, const char *key, lm_err *e)
     const char *names[128], *k;
     json_t *v;
     size_t n = 0;
-    char todo[120] = "see adapter_config.json of PEFT for its keys";
+    char todo[120] = "see peft-tune --list-methods";
     json_object_foreach((json_t *)(uintptr_t)c, k, v) if (n < 127) names[n++] = k;
     names[n] = NULL;
     const char *near = lm_nearest(key, names);
@@ -335,10 +367,10 @@ static lm_code read_template(const lm_tuning_ask *a, json_t **out, lm_err *e)
 
 static lm_code set_asked(const lm_tuning_ask *a, const lm_tune_method *t, json_t *c, lm_err *e)
 {
-    static const char *const ranks[] = { "r", "rank", "init_r", NULL },
-                             *const alphas[] = { "lora_alpha", "alpha", NULL },
-                             *const dropouts[] = { "lora_dropout", "dropout",      "module_dropout",
-                                                   "rank_dropout", "vera_dropout", NULL };
+    static const char *const ranks[] = { "r", "rank", "init_r", NULL }, *const alphas[] = {
+        "lora_alpha", "alpha", NULL
+    };
+    const char *const dropouts[] = { key_of_dropout(t), NULL };
     bool lora = !strcmp(t->name, "lora");
     double rank = a->rank < 0 && lora ? LORA_RANK : a->rank, alpha = a->alpha;
     const char *target = a->target ? a->target : has_all_linear(t) ? "all-linear" : NULL;
@@ -346,6 +378,8 @@ static lm_code set_asked(const lm_tuning_ask *a, const lm_tune_method *t, json_t
         const char *key = key_of(t, ranks);
         int at = key ? lm_hyper_find(t->hyper, key) : -1;
         alpha = rank >= 0 ? 2 * rank : at >= 0 ? 2 * t->hyper[at].value : -1;
+        if (alpha == 0) /* no matrices to scale: null, as PEFT has it */
+            alpha = -1;
     }
     if (set_option(c, t, "rank", rank, ranks, e) || set_option(c, t, "alpha", alpha, alphas, e) ||
         set_option(c, t, "dropout", a->dropout, dropouts, e))
@@ -364,6 +398,29 @@ static lm_code set_asked(const lm_tuning_ask *a, const lm_tune_method *t, json_t
     return LM_OK;
 }
 
+static bool is_asked(const lm_tuning_ask *a, const char *key)
+{
+    size_t n = strlen(key);
+    for (int i = 0; i < a->n_set; i++)
+        if (!strncmp(a->set[i], key, n) && a->set[i][n] == '=')
+            return true;
+    return false;
+}
+
+/* Of two keys that exclude each other, the one that nobody asked for gives way: its default is not what is meant. */
+static lm_code settle_pairs(const lm_tuning_ask *a, const lm_tune_method *t, json_t *c, lm_err *e)
+{
+    static const struct {
+        const char *method, *number, *size; /* the size has a default */
+    } pairs[] = { { "oft", "r", "oft_block_size" },
+                  { "boft", "boft_block_num", "boft_block_size" } };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (!strcmp(t->name, pairs[i].method) && !is_asked(a, pairs[i].size) &&
+            json_number_value(json_object_get(c, pairs[i].number)) > 0)
+            return set_number(c, pairs[i].size, 0, e);
+    return LM_OK;
+}
+
 lm_code lm_tuning_config(const lm_tuning_ask *ask, json_t **out, lm_err *e)
 {
     const lm_tune_method *t = ask->recipe.method ? lm_tune_method_find(ask->recipe.method) : NULL;
@@ -377,6 +434,8 @@ lm_code lm_tuning_config(const lm_tuning_ask *ask, json_t **out, lm_err *e)
     }
     for (int i = 0; !rc && i < ask->n_set; i++)
         rc = set_key(*out, t, ask->set[i], strlen(ask->set[i]), e);
+    if (!rc && t)
+        rc = settle_pairs(ask, t, *out, e);
     if (rc) {
         json_decref(*out);
         *out = NULL;

@@ -178,7 +178,8 @@ static lm_code add_line(void *out, const char *key, const json_t *value, lm_err 
 static lm_code add_recipe(const entry *r, lm_buf *out, lm_err *e)
 {
     lm_code rc =
-        lm_buf_addf(out, e, "%-16s lr %-8g %s\n", r->recipe.name, r->recipe.rate, r->recipe.about);
+        lm_buf_addf(out, e, "%-16s lr %-8g %s%s\n", r->recipe.name, r->recipe.rate, r->recipe.about,
+                    lm_tuning_recipe_begins(&r->recipe) ? "" : " (saved by PEFT alone)");
     if (!rc && r->method && strcmp(r->method->name, r->recipe.name) != 0)
         return lm_buf_addf(out, e, "  keys of %s%s%s\n", r->method->name,
                            *r->recipe.keys ? ", with " : "", r->recipe.keys);
@@ -226,6 +227,7 @@ static void add_object(const entry *r, lm_jw *w, lm_err *e)
     lm_jw_str(w, "peft_type", json_string_value(json_object_get(r->config, "peft_type")));
     lm_jw_f64(w, "lr", r->recipe.rate);
     lm_jw_str(w, "about", r->recipe.about);
+    lm_jw_bool(w, "begins", lm_tuning_recipe_begins(&r->recipe));
     lm_jw_obj(w, "keys");
     for (int i = 0; r->method && r->method->hyper[i].name; i++) {
         lm_hyper h = hyper_at(r, i);

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # peft-tune: adapters and parts of a model, resumes, adapters without training, and what is refused; loss marks of shards.
 
+bats_require_minimum_version 1.5.0
+
 setup_file() {
     cd "$BATS_FILE_TMPDIR" || exit 1
     seq 300 | awk '{ print "{\"text\": \"The river number " $1 " walks under the old bridge of stones.\"}" }' > text.jsonl
@@ -245,6 +247,30 @@ same_from_5() { # NAME OPTION...
     grep -q '^peft-tune: --embed-format: nothing here can be kept in q8_0' err
 }
 
+@test "peft-tune: values that exclude each other, or that nothing uses, are as PEFT reads them" {
+    value() { sed -n "s/^ *\"$2\": \([^,]*\),*$/\1/p" "$1/adapter_config.json"; }
+    peft-tune -q m qa.jsonl -o largest-alone "${how[@]}" --method supertuning --steps 1
+    [ "$(value largest-alone r) $(value largest-alone lora_alpha)" = "null null" ]
+    peft-tune -q m qa.jsonl -o largest-both "${how[@]}" --method supertuning --rank 2 --steps 1
+    [ "$(value largest-both r) $(value largest-both lora_alpha)" = "2 4" ]
+    peft-tune -q m qa.jsonl -o turned "${how[@]}" --method oft --rank 4 --steps 1
+    [ "$(value turned r) $(value turned oft_block_size)" = "4 0" ]
+    peft-tune -q m qa.jsonl -o butterfly "${how[@]}" --method boft --set boft_block_num=8 --steps 1
+    [ "$(value butterfly boft_block_num) $(value butterfly boft_block_size)" = "8 0" ]
+}
+
+@test "peft-tune: --method beside a saved adapter is its own, or refused" {
+    peft-tune -q m qa.jsonl -o saved "${how[@]}" --steps 1 --rank 2
+    for method in vera ia3 prompt houlsby; do
+        run -2 peft-tune m qa.jsonl -o no "${how[@]}" --steps 1 --init-adapter saved --method $method
+        [ "$output" = "peft-tune: --method: '$method' is not the method of the saved adapter, whose configuration says it: leave it out" ]
+        [ ! -e no ]
+    done
+    peft-tune -q m qa.jsonl -o of-its-kind "${how[@]}" --steps 1 --init-adapter saved --method qlora
+    peft-tune -q m qa.jsonl -o neck "${how[@]}" --steps 1 --method houlsby
+    peft-tune -q m qa.jsonl -o neck-on "${how[@]}" --steps 1 --init-adapter neck --method houlsby
+}
+
 @test "peft-tune: --list-methods has every key that --set takes, with its default" {
     local method key
     peft-tune --list-methods --json > methods.json
@@ -259,6 +285,8 @@ same_from_5() { # NAME OPTION...
         done
     done
     peft-tune --list-methods > methods
+    [ "$(grep -c 'saved by PEFT alone' methods)" -eq 2 ]
+    [ "$(grep -o '"begins":false' methods.json | wc -l)" -eq 2 ]
     [[ $(sed -n '/^lora /,/^qlora /p' methods) == *init_lora_weights*"[true]"* ]]
     grep -Eq '^  r  *rank .*\[16\]$' methods # the default of peft-tune, not PEFT's
     peft-tune -q m qa.jsonl -o set "${how[@]}" --steps 1 --set init_lora_weights=gaussian
@@ -337,6 +365,14 @@ same_from_5() { # NAME OPTION...
     bad "write the layers into the expression" m qa.jsonl --layers 1 --target '.*q_proj'
     bad "names no set of biases" m qa.jsonl --set bias=most
     bad "choose another method" m qa.jsonl --set peft_type=OFT
+    bad "target: '(' is not a valid regular expression: correct it, or name modules" m qa.jsonl --target '('
+    [ "$status" -eq 2 ]
+    bad "foo: is no key of the method: see peft-tune --list-methods" m qa.jsonl --set foo=1
+    for method in adamss frod; do
+        bad "--method: an adapter of '$method' cannot be begun here: make it with PEFT" m qa.jsonl --method $method
+    done
+    bad "pvera_dropout: pvera trains without dropout" -q m qa.jsonl --method pvera --adapter-dropout 0.1
+    bad "r is 4 and oft_block_size is 16" -q m qa.jsonl --method oft --rank 4 --set oft_block_size=16
     bad "a new adapter has no indices" m qa.jsonl --method vblora --set vector_length=32 --set save_only_topk_weights=true
     bad "give --val FILE too" m qa.jsonl --eval-every 3
     bad "no column" m qa.jsonl --map text=body

@@ -88,6 +88,7 @@ const lm_tune_method lm_tune_frod = {
     .name = "frod",
     .about = "values in a basis that modules share",
     .prefix = "frod_",
+    .is = LM_TUNE_SAVED,
     .hyper = hyper,
     .tensors = tensors,
     .weight = weight,
