@@ -245,7 +245,7 @@ refuses_alone() {
     [[ ${#lines[@]} == 1 && $output == "align-model: ${!#%%=*}: $text" && ! -e x ]] || { echo "$*: $output"; false; }
 }
 
-@test "options of sampled completions are refused beside given answers, and the other way round" {
+@test "options of sampled completions are refused beside given answers, and those of given answers beside sampled ones" {
     for option in --reference=m0 --kl=0.1 --kl-target=1 --kl-horizon=5 --group=3 --max-new-tokens=4 --temperature=1 --top-k=2 \
         --top-p=0.5 --min-p=0.1 --stop=x --resample=1 --missing-eos-penalty=1 --reward-clip=1 --updates=1 --iterations=1 \
         --mask-truncated --reward-weights=1 --reward-timeout=3 --max-prompt-length=9 --log-completions=2 \

@@ -79,7 +79,7 @@ const lm_align_loss *lm_align_find(const char *name)
 
 /* ---- text ---- */
 
-static const char see_list[] = "--list-losses shows all";
+static const char see_list[] = "list the losses to see all";
 
 static lm_code fail_name(const char *name, lm_err *e)
 {

@@ -3,7 +3,8 @@
  * samples.
  *
  * Its weights are its own, in the format of its file where the backend reads that; beside an adapter they are the frozen
- * ones of the training, with the adapter off, or with another in its place.  Its activations lie in the arena of the training if they have room there.
+ * ones of the training, with the adapter off, or with another in its place.  Its activations lie in the arena of the
+ * training if they have room there.
  * Compare reference.h, for answers that are known before the first step. */
 #ifndef LM_TUNE_ALIGN_REFERENCE_MODEL_H
 #define LM_TUNE_ALIGN_REFERENCE_MODEL_H
