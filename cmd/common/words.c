@@ -113,6 +113,8 @@ static const struct {
       "make it with quantize-kv --calibrate --method all -o FILE MODEL DATA, or set file=FILE" },
     { "list the methods to see all", "list-kv", "--list-kv shows all" },
     { "list the methods to see all", "list-methods", "--list-methods shows all" },
+    { "list the methods to see their keys", "list-methods", "--list-methods shows its keys" },
+    { "lower the rank of the adapter", "rank", "lower the --rank of the adapter" },
     { "list the losses to see all", "list-losses", "--list-losses shows all" },
     { "choose one of the presets", NULL, "init-model --list shows the presets" },
 };

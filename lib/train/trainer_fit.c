@@ -119,7 +119,7 @@ static void advise_shorter(const job *j, bool device, char *out, size_t size)
         snprintf(
             out, size,
             "no smaller batch size%s nor a shorter sequence length would do: %suse a smaller model",
-            nor, o.build.adapt ? "lower the --rank of the adapter, or " : "");
+            nor, o.build.adapt ? "lower the rank of the adapter, or " : "");
 }
 
 /* The quantities to choose instead. */

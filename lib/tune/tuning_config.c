@@ -247,7 +247,7 @@ static lm_code fail_key(const json_t *c, const char *key, lm_err *e)
     const char *names[128], *k;
     json_t *v;
     size_t n = 0;
-    char todo[120] = "see peft-tune --list-methods";
+    char todo[120] = "list the methods to see their keys";
     json_object_foreach((json_t *)(uintptr_t)c, k, v) if (n < 127) names[n++] = k;
     names[n] = NULL;
     const char *near = lm_nearest(key, names);

@@ -367,7 +367,7 @@ same_from_5() { # NAME OPTION...
     bad "choose another method" m qa.jsonl --set peft_type=OFT
     bad "target: '(' is not a valid regular expression: correct it, or name modules" m qa.jsonl --target '('
     [ "$status" -eq 2 ]
-    bad "foo: is no key of the method: see peft-tune --list-methods" m qa.jsonl --set foo=1
+    bad "foo: is no key of the method: --list-methods shows its keys" m qa.jsonl --set foo=1
     for method in adamss frod; do
         bad "--method: an adapter of '$method' cannot be begun here: make it with PEFT" m qa.jsonl --method $method
     done
