@@ -31,7 +31,8 @@ static const char *const format_choices[] = { "svg", "png", "text", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("What is drawn"),
-    LM_LIST('k', "key", &opt.keys, "KEY", "draw this number of the records, a panel each [loss]"),
+    LM_LIST('k', "key", &opt.keys, "KEY",
+            "draw this number of the records, a panel each [reward, margins or loss]"),
     LM_CHOICE('x', "x", &opt.x, "AXIS", x_choices, "x axis: step, tokens or seconds [step]"),
     LM_REAL('s', "smooth", &opt.smooth, "BETA", 0, 0.99999,
             "moving average, 0.9 is usual [0: none]"),
@@ -73,19 +74,26 @@ static lm_metrics_file **file;
 static const char **name;
 static int runs;
 
+/* Without --key: the key of the only panel, chosen again as files grow. */
+static const char *usual_key[] = { "loss" };
+
 static lm_run_chart request(void)
 {
-    return (lm_run_chart){ .file = file,
-                           .name = name,
-                           .runs = runs,
-                           .key = opt.keys.v,
-                           .keys = opt.keys.n,
-                           .x = opt.x,
-                           .smooth = opt.smooth,
-                           .eval = opt.eval,
-                           .log_x = opt.log_x,
-                           .log_y = opt.log_y,
-                           .title = opt.title };
+    lm_run_chart r = { .file = file,
+                       .name = name,
+                       .runs = runs,
+                       .key = opt.keys.v,
+                       .keys = opt.keys.n,
+                       .x = opt.x,
+                       .smooth = opt.smooth,
+                       .eval = opt.eval,
+                       .log_x = opt.log_x,
+                       .log_y = opt.log_y,
+                       .title = opt.title };
+
+    if (opt.keys.v == usual_key)
+        usual_key[0] = lm_run_chart_usual(&r);
+    return r;
 }
 
 /* ---- output ---- */
@@ -346,14 +354,13 @@ static void check_request(const char *format)
 
 int main(int argc, char **argv)
 {
-    static const char *loss[] = { "loss" };
     lm_err e = { 0 };
     const char *format;
 
     lm_begin(&tool, argc, argv);
     runs = tool.argc;
     if (opt.keys.n == 0)
-        opt.keys = (lm_strs){ loss, 1 };
+        opt.keys = (lm_strs){ usual_key, 1 };
     format = pick_format();
     check_request(format);
     if (!lm_alloc_n(&file, (size_t)runs, sizeof *file, "runs", &e) && !name_runs(&e))

@@ -153,13 +153,40 @@ static bool has_points(const lm_run_chart *r, const char *key, bool *has_key)
     return any;
 }
 
-/* The keys to choose from, each once. */
-static void list_keys(const lm_run_chart *r, lm_buf *out, lm_err *e)
+const char *lm_run_chart_usual(const lm_run_chart *r)
 {
-    enum { MOST = 48 };
+    static const char *const usual[] = { "reward", "rewards/margins", "margin" };
+
+    for (size_t k = 0; k < sizeof usual / sizeof *usual; k++) {
+        int with = 0, without = 0;
+
+        for (int i = 0; i < r->runs; i++) {
+            lm_run_chart one = *r;
+            bool has_key;
+
+            if (!r->file[i] || !lm_metrics_file_nth(r->file[i], 0))
+                continue; /* nothing read yet */
+            one.file = &r->file[i];
+            one.runs = 1;
+            if (has_points(&one, usual[k], &has_key))
+                with++;
+            else
+                without++;
+        }
+        if (with > 0 && without == 0)
+            return usual[k];
+    }
+    return "loss";
+}
+
+/* The keys to choose from, each once, in at most `room` bytes: whole names, then the number of the
+ * others. */
+static void list_keys(const lm_run_chart *r, size_t room, lm_buf *out, lm_err *e)
+{
+    enum { MOST = 48, TAIL = sizeof ", and 48 more" };
     const char *seen[MOST] = { "step" };
     char clean[64];
-    int n = 1;
+    int n = 1, more = 0;
 
     for (int i = 0; i < r->runs; i++) {
         const lm_series *s;
@@ -167,11 +194,18 @@ static void list_keys(const lm_run_chart *r, lm_buf *out, lm_err *e)
             bool known = n == MOST;
             for (int j = 0; j < n; j++)
                 known |= !strcmp(seen[j], s->key);
+            if (known)
+                continue;
+            seen[n++] = s->key;
             lm_chart_clean(clean, sizeof clean, s->key);
-            if (!known && !lm_buf_addf(out, e, "%s%s", n > 1 ? ", " : "", clean))
-                seen[n++] = s->key;
+            if (more > 0 || (out->len > 0 && out->len + strlen(clean) + TAIL > room))
+                more++;
+            else if (lm_buf_addf(out, e, "%s%s", out->len ? ", " : "", clean))
+                return;
         }
     }
+    if (more > 0)
+        (void)lm_buf_addf(out, e, ", and %d more", more);
 }
 
 lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e)
@@ -181,6 +215,7 @@ lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e)
                                 ? lm_path_shown(lm_metrics_file_path(r->file[0]))
                                 : "metrics files";
         lm_buf keys = { 0 };
+        size_t room;
         bool has_key;
         lm_code rc;
 
@@ -190,7 +225,9 @@ lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e)
             return lm_fail(e, LM_EFORMAT, where, "choose other axes",
                            "no record has a finite%s '%s' and a '%s'", r->log_y ? " positive" : "",
                            r->key[k], r->x);
-        list_keys(r, &keys, e);
+        room = sizeof e->what - sizeof "no record has ''; the keys are ";
+        room -= strlen(r->key[k]) < room ? strlen(r->key[k]) : room;
+        list_keys(r, room, &keys, e);
         rc = keys.len ? lm_fail(e, LM_EFORMAT, where, "choose one of these",
                                 "no record has '%s'; the keys are %s", r->key[k], keys.data)
                       : lm_fail(e, LM_EFORMAT, where, "give the metrics that train wrote",

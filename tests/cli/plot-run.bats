@@ -147,6 +147,36 @@ setup() {
     [ "$output" = "plot-run: run.jsonl: no record has 'los'; the keys are tokens, seconds, loss, lr, grad_norm: choose one of these" ]
 }
 
+@test "plot-run: a list of keys that is too long ends behind a whole name, with the number of the others" {
+    printf '{"step":1' > long.jsonl
+    for i in $(seq 10 39); do printf ',"quantity/number%s":1' "$i"; done >> long.jsonl
+    printf '}\n' >> long.jsonl
+    run plot-run long.jsonl -k none
+    [ "$status" -eq 1 ]
+    [[ "$output" =~ \ quantity/number[0-9][0-9],\ and\ ([0-9]+)\ more:\ choose\ one ]]
+    [ $(($(grep -o quantity <<< "$output" | wc -l) + BASH_REMATCH[1])) -eq 30 ]
+}
+
+panels() { # panels FILE ...: the keys that are drawn, in SVG
+    plot-run -f -o panels.svg -t x "$@"
+    grep -oE '>(loss|reward|margin|rewards/margins|lr)</text>' panels.svg | tr -d '\n'
+}
+
+@test "plot-run: without a key, rewards or margins are drawn where every run has them, else the loss" {
+    sh "$root/tests/cli/examples/align-model.sh" > /dev/null 2>&1
+    A=(align-model -q --batch-size 4 --steps 2 --peak-tflops 0)
+    "${A[@]}" m0/ problems.jsonl -o grpo/ --loss grpo --reward length:target=8 --group 4 --max-new-tokens 8 --metrics grpo.jsonl
+    "${A[@]}" m0/ pairs.jsonl -o dpo/ --loss dpo --metrics dpo.jsonl
+    "${A[@]}" m0/ pairs.jsonl -o judge/ --loss reward --metrics judge.jsonl
+    [ "$(panels grpo.jsonl)" = '>reward</text>' ]
+    [ "$(panels dpo.jsonl)" = '>rewards/margins</text>' ]
+    [ "$(panels judge.jsonl)" = '>margin</text>' ]
+    [ "$(panels run.jsonl)" = '>loss</text>' ]
+    [ "$(panels grpo.jsonl run.jsonl)" = '>loss</text>' ]
+    [ "$(panels -k lr grpo.jsonl)" = '>lr</text>' ]
+    [ "$(panels --follow grpo.jsonl)" = '>reward</text>' ]
+}
+
 @test "plot-run: files with nothing to draw" {
     : > empty.jsonl
     run plot-run empty.jsonl

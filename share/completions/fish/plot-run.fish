@@ -1,5 +1,5 @@
 # fish completion for plot-run; generated, do not edit
-complete -c plot-run -s k -l key -r -d 'draw this number of the records, a panel each [loss]'
+complete -c plot-run -s k -l key -r -d 'draw this number of the records, a panel each [reward, margins or loss]'
 complete -c plot-run -s x -l x -x -a 'step tokens seconds' -d 'x axis: step, tokens or seconds [step]'
 complete -c plot-run -s s -l smooth -r -d 'moving average, 0.9 is usual [0: none]'
 complete -c plot-run -l eval -d 'mark the values of evaluations [yes]'
