@@ -36,7 +36,7 @@ lm_code lm_tuning_refuse_alone(const lm_tool *t, const lm_tuning_args *a,
             return lm_fail(e, LM_EUSAGE, where, todo, "method '%s' has no adapter", a->method);
         if (list->saved && (a->init_adapter || resumed))
             return lm_fail(e, LM_EUSAGE, where, "leave it out",
-                           "the saved adapter's configuration says it");
+                           "the configuration of the saved adapter determines it");
     }
     return LM_OK;
 }
@@ -47,7 +47,7 @@ lm_code lm_tuning_encode(const lm_tuning_args *a, const lm_tuning_recipe *r, lm_
                          lm_err *e)
 {
     const char *layers = strcmp(a->base_format, "auto") != 0 ? a->base_format : r->format;
-    /* in 8 bits an embedding loses next to nothing; NF4 would harm the output head */
+    /* Q8_0, not NF4: 4-bit codes degrade the logits of the output head */
     const char *embed = strcmp(a->embed_format, "auto") != 0 ? a->embed_format
                         : r->format                          ? "q8_0"
                                                              : NULL;

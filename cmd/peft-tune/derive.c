@@ -117,11 +117,14 @@ static lm_code make(derivation *d, lm_tune_lora_report *r, lm_err *e)
 
 static void say(const lm_tune_lora_report *r)
 {
+    char worst[300] = "";
+
+    if (r->worst > 0 && *r->where)
+        snprintf(worst, sizeof worst, ", at most %.3g (%s)", r->worst, r->where);
     lm_say(&tool, LM_LOG_NOTICE,
-           "%zu module%s of rank %lld to %lld, %zu tensor%s whole; %.3g of the change is lost, at "
-           "most %.3g (%s)",
+           "%zu module%s of rank %lld to %lld, %zu tensor%s whole; %.3g of the change is lost%s",
            r->modules, lm_plural(r->modules), (long long)r->least, (long long)r->most, r->whole,
-           lm_plural(r->whole), r->lost, r->worst, *r->where ? r->where : "nowhere");
+           lm_plural(r->whole), r->lost, worst);
     if (tool.json)
         printf("{\"modules\": %zu, \"whole\": %zu, \"least_rank\": %lld, \"most_rank\": %lld, "
                "\"lost\": %.9g, \"worst\": %.9g}\n",

@@ -26,9 +26,9 @@ typedef struct {
     bool value;   /* lm_build.value of both graphs */
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
-    /* What trains, and how the rest is kept: trainable, ctx, adapt, teacher, recompute, codes, codes_space, frozen_format and frozen_embed are
-     * read;
-     * the model of an evaluation is like that which trains. */
+    /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
+     * teacher, recompute, codes, codes_space, frozen_format, frozen_embed.  The graph of an
+     * evaluation is built from the same fields. */
     lm_build build;
     lm_states_in states_in;         /* of the optimiser */
     const char *states_dir;         /* LM_STATES_FILE; borrowed */

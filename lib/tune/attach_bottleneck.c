@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attach_bottleneck.c -- bottleneck adapters: h + s (W_up f(W_down x + b) + b') behind attention, the MLP, or both.
+/* attach_bottleneck.c -- bottleneck adapters: h + s (W_up f(W_down x + b) + b') behind attention,
+ * the MLP, or both.
  *
- * Houlsby's (arXiv:1902.00751) are behind both and read x = h; Pfeiffer's (arXiv:2005.00247) behind the MLP, and read h with the
- * residual stream added (original_ln_before).  Configurations and names are those of AdapterHub's library:
- * {"config": {"mh_adapter", "output_adapter", "reduction_factor", "non_linearity", "original_ln_before", "scaling"},
- *  "name": NAME}, tensors LAYER.{attention,output}_adapters.adapters.NAME.{adapter_down.0,adapter_up}.{weight,bias}.
- * W_down is drawn with deviation 0.02, W_up and the biases begin at zero, so that a new adapter changes nothing. */
+ * Houlsby's (arXiv:1902.00751) are behind both and read x = h; Pfeiffer's (arXiv:2005.00247) behind
+ * the MLP, and read h with the residual stream added (original_ln_before).  Configurations and
+ * names are those of AdapterHub's library:
+ * {"config": {"mh_adapter", "output_adapter", "reduction_factor", "non_linearity",
+ *             "original_ln_before", "scaling"},
+ *  "name": NAME}, tensors
+ *  LAYER.{attention,output}_adapters.adapters.NAME.{adapter_down.0,adapter_up}.{weight,bias}.
+ * W_down is drawn with deviation 0.02, W_up and the biases begin at zero, so that a new adapter
+ * changes nothing. */
 #include <math.h>
 #include <string.h>
 

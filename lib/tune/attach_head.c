@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attach_head.c -- an adapter of the head.
  *
- * Losses read the head's matrix row by row and never hold all logits, so what trains is the changed matrix W', which each
- * step computes: its gradient flows on to the adapter.  In generation a plain LoRA adds s (x A^T) B^T to the logits instead,
- * in F32: of few rows that is far less work. */
+ * Losses read the head's matrix row by row and never hold all logits, so what trains is the changed
+ * matrix W', which each step computes: its gradient flows on to the adapter.  In generation a plain
+ * LoRA adds s (x A^T) B^T to the logits instead, in F32: of few rows that is far less work. */
 #include <math.h>
 
 #include "op/ops.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attach_ids.c -- indices of attached adapters: places of weights that train, or of shared numbers. */
+/* attach_ids.c -- indices of attached adapters: places of weights that train, or of shared
+ * numbers. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attach_lora.c -- low-rank paths: y += s (x A^T) B^T, with the A of neighbouring modules packed into one parameter, and
- * their B likewise, as long as they have one rank.  With lora_dropout each module of LoRA drops inputs of its own.
+/* attach_lora.c -- low-rank paths: y += s (x A^T) B^T, with the A of neighbouring modules packed
+ * into one parameter, and their B likewise, as long as they have one rank.  With lora_dropout each
+ * module of LoRA drops inputs of its own.
  *
- * AdaLoRA scales the columns of x A^T by E.  DoRA scales the rows of the changed weight, which are columns of the result:
- * y = c (x W^T + s (x A^T) B^T) + bias, c = m / |W + s B A| of each row.  As no gradient flows through the lengths,
- * neither W + s B A nor a gradient of its size outlives their computation. */
+ * AdaLoRA scales the columns of x A^T by E.  DoRA scales the rows of the changed weight, which are
+ * columns of the result: y = c (x W^T + s (x A^T) B^T) + bias, c = m / |W + s B A| of each row.  As
+ * no gradient flows through the lengths, neither W + s B A nor a gradient of its size outlives
+ * their computation. */
 #include <math.h>
 #include <string.h>
 

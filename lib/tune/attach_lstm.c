@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attach_lstm.c -- the encoder of P-tuning that reads the virtual tokens in their order: layers of a bidirectional LSTM.
+/* attach_lstm.c -- the encoder of P-tuning that reads the virtual tokens in their order: layers of
+ * a bidirectional LSTM.
  *
- * Of a layer and a direction, with the rows x_t [in] of its input, H = encoder_hidden_size, s = the logistic function:
+ * Of a layer and a direction, with the rows x_t [in] of its input, H = encoder_hidden_size, s = the
+ * logistic function:
  *   i, f, g, o = the quarters of W_ih x_t + b_ih + W_hh h_t-1 + b_hh     [4H]
  *   c_t = s(f) c_t-1 + s(i) tanh(g)     h_t = s(o) tanh(c_t)     c and h begin at zero
- * The result of a layer has h of both directions side by side [P,2H].  The graph has the nodes of all P steps: P is small, and
- * no operator here has a memory.  Names and first numbers are those of torch.nn.LSTM.
+ * The result of a layer has h of both directions side by side [P,2H].  The graph has the nodes of
+ * all P steps: P is small, and no operator here has a memory.  Names and first numbers are those of
+ * torch.nn.LSTM.
  * Sources: Hochreiter and Schmidhuber 1997; huggingface/peft tuners/p_tuning. */
 #include <math.h>
 #include <stdio.h>

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attach_tokens.c -- rows of the embedding that train: those of TRAINABLE_TOKENS, and those that LoRA has beside its factors
- * (trainable_token_indices).
+/* attach_tokens.c -- rows of the embedding that train: those of TRAINABLE_TOKENS, and those that
+ * LoRA has beside its factors (trainable_token_indices).
  *
- * delta [n,C] has the rows that take the place of the table's.  What changes is D = delta - the table's rows: the embedding adds
- * scale S D to its result, where S [N,n] has a 1 in the column of a row's token; a tied head reads W + P D, P [V,n] likewise. The
- * table itself is not copied for the embedding. */
+ * delta [n,C] has the rows that take the place of the table's.  What changes is D = delta - the
+ * table's rows: the embedding adds scale S D to its result, where S [N,n] has a 1 in the column of
+ * a row's token; a tied head reads W + P D, P [V,n] likewise. The table itself is not copied for
+ * the embedding. */
 #include <stdio.h>
 #include <string.h>
 

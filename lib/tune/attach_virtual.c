@@ -2,15 +2,16 @@
 /* attach_virtual.c -- prompts, P-tuning and prefixes: rows that virtual tokens get.
  *
  * PROMPT_TUNING  the embedding of token p is row p of prompt_embeddings [P,C] (arXiv:2104.08691)
- * P_TUNING       the same with rows made by an encoder, C - E - E - C with ReLU, or C - 2E by an LSTM (attach_lstm.c) and then
- *                2E - 2E - C (arXiv:2103.10385); the file holds the rows, and the encoder is there while it trains
- *                (inference_mode false)
- * PREFIX_TUNING  in layer l, keys and values of token p are columns 2lD and (2l+1)D of row p of prompt_embeddings [P,2LD], D =
- *                kv heads x head size, put in after the rotation (arXiv:2101.00190); with prefix_projection, while it trains, rows come
- *                from a table [P,D], D - E - 2LD with tanh
+ * P_TUNING       the same with rows made by an encoder, C - E - E - C with ReLU, or C - 2E by an
+ *                LSTM (attach_lstm.c) and then 2E - 2E - C (arXiv:2103.10385); the file holds the
+ *                rows, and the encoder is there while it trains (inference_mode false)
+ * PREFIX_TUNING  in layer l, keys and values of token p are columns 2lD and (2l+1)D of row p of
+ *                prompt_embeddings [P,2LD], D = kv heads x head size, put in after the rotation
+ *                (arXiv:2101.00190); with prefix_projection, while it trains, rows come from a
+ *                table [P,D], D - E - 2LD with tanh
  *
- * Queries and states of a prefix's rows are computed and not used: nothing reads them.  Numbers of an
- * encoder are drawn as torch.nn.Linear and torch.nn.Embedding draw theirs.
+ * Queries and states of a prefix's rows are computed and not used: nothing reads them.  Numbers of
+ * an encoder are drawn as torch.nn.Linear and torch.nn.Embedding draw theirs.
  * Source: huggingface/peft tuners/{prompt_tuning,p_tuning,prefix_tuning}. */
 #include <inttypes.h>
 #include <math.h>

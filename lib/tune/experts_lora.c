@@ -132,7 +132,7 @@ lm_code lm_lora_set_split_stack(lm_lora_set *s, const lm_tune_stack *p, lm_lora_
     return rc;
 }
 
-/* ---- Of adapters ---- */
+/* ---- LoRA from adapters: another rank, a sum of several ---- */
 
 typedef struct {
     const lm_tune_folder *f;
@@ -285,7 +285,7 @@ lm_code lm_tune_params_combine(lm_tune_folder *const *f, const double *weight, i
     return rc;
 }
 
-/* ---- Of two models ---- */
+/* ---- LoRA from the difference of two models ---- */
 
 typedef struct {
     const lm_model_source *base, *tuned;

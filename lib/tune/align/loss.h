@@ -171,7 +171,7 @@ const lm_align_loss *const *lm_align_losses(int *n);
  * level= sequence)... NULL: there is none. */
 const lm_align_loss *lm_align_find(const char *name);
 
-/* What is trained: a weighted sum of losses of one kind. */
+/* The training objective: a weighted sum of losses of one kind. */
 enum { LM_ALIGN_MOST_USES = 4 };
 typedef struct lm_align_use {
     const lm_align_loss *loss;

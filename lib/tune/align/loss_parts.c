@@ -61,7 +61,7 @@ void lm_align_count(const lm_align_seq *seq, int64_t n, lm_align_counts *add)
 
 /* ---- entropies ---- */
 
-/* What is below 0 is rounding. */
+/* An entropy is at least 0: negative values are rounding errors. */
 static double entropy_of(const lm_align_seq *q, int64_t t)
 {
     return q->entropy[t] > 0 ? q->entropy[t] : 0;

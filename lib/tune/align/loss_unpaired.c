@@ -9,8 +9,8 @@ static double log_ratio(const lm_align_seq *q)
     return lm_align_sum(q, q->logp) - lm_align_sum(q, q->ref);
 }
 
-/* The estimate of KL(policy || reference): over answers to the prompts of other records, and never below 0.  It is a constant of
- * the derivatives. */
+/* The estimate of KL(policy || reference) from answers to the prompts of other records, at least 0.
+ * Derivatives treat it as a constant. */
 static double reference_point(const lm_align_batch *b)
 {
     double sum = 0;
