@@ -86,7 +86,10 @@ void lm_attach_declare(lm_attach *a, lm_builder *b, const lm_tune_module *m, lm_
             if (t[i].off)
                 continue;
             if (t[i].ids) {
-                lm_attach_declare_ids(b, lm_attach_find(a, m->name), &t[i], i);
+                if (!at || *at < 0) /* the file has shared ones once */
+                    lm_attach_declare_ids(b, lm_attach_find(a, m->name), &t[i], i);
+                if (at)
+                    *at = 0;
                 continue;
             }
             p[i] = at && *at >= 0 ? *at : declare_one(b, m, &t[i]);

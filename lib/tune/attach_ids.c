@@ -18,7 +18,10 @@ static int64_t count_of(const lm_tune_tensor *t)
 
 static void name_of(const attach_module *m, const lm_tune_tensor *t, char *out, size_t size)
 {
-    snprintf(out, size, "base_model.model.%s.%s", m->module.name, t->suffix);
+    if (t->shared)
+        snprintf(out, size, "base_model.%s", t->suffix);
+    else
+        snprintf(out, size, "base_model.model.%s.%s", m->module.name, t->suffix);
 }
 
 void lm_attach_declare_ids(lm_builder *b, const attach_module *m, const lm_tune_tensor *t, int k)

@@ -385,7 +385,9 @@ lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
     bool any = lm_attach_tokens(t->attach, &rows);
     if (any && start_rows(t, s, &rows, e))
         return e->code;
-    for (size_t i = 0; method && method->start && i < lm_attach_modules(t->attach); i++) {
+    /* what cannot begin here has all tensors of the saved adapter */
+    bool starts = method && method->start && !(t->first && (method->is & LM_TUNE_SAVED));
+    for (size_t i = 0; starts && i < lm_attach_modules(t->attach); i++) {
         if (any && lm_attach_module(t->attach, i)->embedding)
             continue;
         first f = { .t = t, .s = s, .m = lm_attach_module(t->attach, i) };

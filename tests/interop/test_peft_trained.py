@@ -34,7 +34,9 @@ KEYS = {"adalora": ["tinit=1", "tfinal=1"], "c3a": ["block_size=16"], "fourierft
         "road": ["group_size=16"], "shira": ["r=4"], "tokens": ["token_indices=[3,5,260]"], "vblora": ["vector_length=16"],
         "waveft": ["n_frequency=100"]}
 BIASED = {"beft": ["--target", "q_proj,v_proj"]}  # changes biases, which of these two models Qwen has
-SKIP = {"adamss": "peft-tune does not train it", "frod": "begins with a folder that PEFT made: test_tune.py merges these",
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SAVED = {"frod": "FrodConfig"}  # begin with a folder that PEFT made
+SKIP = {"adamss": "peft-tune does not train it",
         "loftq": "PEFT needs scipy to load it"}
 FAR = 1e-5  # of the largest logit
 count = failed = 0
@@ -80,6 +82,10 @@ def load(folder):
 def case(tmp, records, method):
     base, out, merged = (os.path.join(tmp, n) for n in ("qwen2" if method in BIASED else "llama", method, method + "-merged"))
     more = [x for k in KEYS.get(method, []) for x in ("--set", k)] + BIASED.get(method, [])
+    if method in SAVED:
+        config = getattr(peft, SAVED[method])(target_modules=LINEAR)
+        peft.get_peft_model(load(base), config).save_pretrained(out + "-begun")
+        more += ["--init-adapter", out + "-begun"]
     tool("peft-tune", base, records, "-o", out, "--method", method, *more, "--steps", "3", "--batch-size", "8", "--seq-len", "48",
          "--lr", "1e-2", "--lr-schedule", "constant", "--dtype", "f32", "--peak-tflops", "0")
     tool("merge-models", "--method", "passthrough", f"{base}+{out}", "--dtype", "f32", "-o", merged)

@@ -137,8 +137,12 @@ static lm_code mean_finish(void *ctx, const lm_round *r, double *loss, lm_err *e
 
 static lm_objective objective_of(mean *m)
 {
-    return (lm_objective){ m,           mean_ready, mean_begin, mean_fill, mean_grade,
-                           mean_finish, NULL,       NULL,       NULL };
+    return (lm_objective){ .ctx = m,
+                           .ready = mean_ready,
+                           .begin = mean_begin,
+                           .fill = mean_fill,
+                           .grade = mean_grade,
+                           .finish = mean_finish };
 }
 
 static void close_mean(mean *m)
