@@ -6,7 +6,9 @@
  *   begin: where the whole leaves the prompt's text, if it has the messages before it; else where
  *          the whole changes when a character is put before the turn's content;
  *   end:   the whole is rendered with a character behind the turn's content, so that the common end of both texts
- *          begins behind the content; what closes a turn is found likewise in the text that ends with it. */
+ *          begins behind the content; what closes a turn is found likewise in the text that ends with it.
+ *
+ * The work grows with the square of the turns, and is limited. */
 #include <string.h>
 
 #include "text/chat_impl.h"
@@ -14,11 +16,16 @@
 /* A private-use character that no text has and no template strips. */
 static const char probe[] = "\xEF\xA3\xBF"; /* U+F8FF */
 
+/* Messages that are rendered for one conversation: their number grows with the square of its turns.  Some
+ * seconds. */
+enum { MOST_MESSAGES = 5 * 1000 * 1000 };
+
 typedef struct {
     const lm_chat *c;
     const lm_chat_request *q;
     const char *text;
     size_t len;
+    size_t *rendered; /* messages so far */
 } whole;
 
 static bool begins(const whole *w, const lm_buf *with)
@@ -54,7 +61,7 @@ static bool render_first(const whole *w, const json_t *messages, size_t n, bool 
     lm_chat_request q = *w->q;
     json_t *some = json_array();
     lm_err ignored = { 0 };
-    bool ok = n > 0;
+    bool ok = n > 0 && (*w->rendered += n) <= MOST_MESSAGES;
 
     for (size_t i = 0; ok && i < n; i++)
         ok = !json_array_append(some, json_array_get(messages, i));
@@ -202,7 +209,8 @@ lm_code lm_chat_compare(const lm_chat *c, const lm_chat_request *q, lm_chat_turn
                         const char *text, size_t len, size_t offset, lm_text_spans *marked,
                         lm_err *e)
 {
-    whole w = { .c = c, .q = q, .text = text, .len = len };
+    size_t rendered = 0;
+    whole w = { .c = c, .q = q, .text = text, .len = len, .rendered = &rendered };
     size_t n = json_array_size(q->messages), first = 0, before = 0;
     lm_buf other = { 0 };
     lm_code rc = LM_OK;
@@ -217,9 +225,12 @@ lm_code lm_chat_compare(const lm_chat *c, const lm_chat_request *q, lm_chat_turn
             continue;
         if (!find_begin(&w, i, &other, &from) || !find_end(&w, i, &other, &to) || from > to ||
             from < before)
-            rc = lm_fail(
-                e, LM_EFORMAT, c->where, "use a template that marks answers with {% generation %}",
-                "message %zu: the text of this answer cannot be told from the rest", i + 1);
+            rc = lm_fail(e, LM_EFORMAT, c->where,
+                         "use a template that marks answers with {% generation %}",
+                         rendered > MOST_MESSAGES
+                             ? "message %zu: too many turns to find this answer by comparison"
+                             : "message %zu: the text of this answer cannot be told from the rest",
+                         i + 1);
         else if (to > from)
             rc = lm_text_spans_add(marked, offset + from, offset + to, e);
         before = rc ? before : to;

@@ -138,6 +138,17 @@ same_from_5() { # NAME OPTION...
     peft-tune -q --resume moved --epochs 2 moving.jsonl
 }
 
+@test "shard-data: a conversation of very many turns is refused where they are found by comparison" {
+    awk 'BEGIN {
+        printf "{\"messages\": ["
+        for (i = 0; i < 20000; i++) printf "%s{\"role\": \"%s\", \"content\": \"a\"}", i ? ", " : "", i % 2 ? "assistant" : "user"
+        print "]}"
+    }' > turns.jsonl
+    shard-data -q --chat --chat-template chatml -t tok/tokenizer.json -o turns turns.jsonl 2> err && false
+    grep -qE '^shard-data: turns.jsonl:1: chatml: message 3[0-9]{3}: too many turns to find this answer by comparison: use a template that marks' err
+    [ ! -e turns ]
+}
+
 @test "peft-tune: a run on standard input is resumed when the data are named" {
     peft-tune -q m - -o stream "${how[@]}" --steps 4 --save-every 2 < qa.jsonl
     peft-tune --resume stream/step-000002 -o rest 2> err && false
