@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/mem.h"
 #include "tune/join.h"
 #include "tune/quantised.h"
 
@@ -29,19 +30,40 @@ static int64_t most_rank(const json_t *config)
     return most;
 }
 
+/* *open: shapes of the method's tensors follow from the weights (adamss), so that graphs have no place for them. */
+static lm_code check_form(const lm_tune_folder *f, bool *open, lm_err *e)
+{
+    const lm_tune_part *p = lm_tune_folder_parts(f) ? lm_tune_folder_part(f, 0) : NULL;
+    lm_tune_tensor *t = NULL;
+    int n = 0;
+
+    *open = false;
+    if (!p || lm_alloc_n(&t, LM_TUNE_TENSORS, sizeof *t, "tensors of a module", e))
+        return e->code;
+    lm_code rc = p->method->tensors(&p->module, t, &n, e);
+    for (int i = 0; !rc && i < n; i++)
+        *open = *open || t[i].dim[0] == LM_TUNE_ANY;
+    lm_free(t);
+    return rc;
+}
+
 /* PiSSA and OLoRA begin with a part of the weights, s B0 A0, which is taken out of the base wherever it is loaded.  Graphs
  * read the base as it is; beside it the adapter is s B A - s B0 A0, a plain LoRA of twice the rank.  LoftQ's stays as it is,
- * and brings weights of the base. */
+ * and brings weights of the base.  What has no form in a graph becomes a LoRA, too, of the rank that it has. */
 static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err *e)
 {
     const json_t *config = lm_tune_folder_config(u->folder);
     const char *kind = json_string_value(json_object_get(config, "init_lora_weights"));
     lm_tune_lora_report report;
     lm_tune_lora_opts o = { .rank = 2 * most_rank(config) };
+    bool open;
 
-    if (json_array_size(
-            json_object_get(config, "target_parameters"))) { /* names of weights, not of modules */
-        o.rank = most_rank(config);
+    if (check_form(u->folder, &open, e))
+        return e->code;
+    if (open || json_array_size(json_object_get(
+                    config, "target_parameters"))) { /* names of weights, not of modules */
+        o.rank = open ? INT16_MAX : most_rank(config);
+        o.share = open ? 1 - 1e-12 : 0;
         if (lm_tune_to_plain(u->folder, l->src, &o, &u->plain, &report, e))
             return e->code;
         return report.worst <= LOSS

@@ -284,6 +284,7 @@ copy_with() {
 
 @test "adapter: that of LoftQ brings the weights beside which it trained, whatever the base is stored in" {
     peft-tune -q -f m text.jsonl -o q4 --method loftq --seq-len 64 --batch-size 4 --dtype f32 --lr 5e-3 --steps 5
+    grep -q '"loftq_bits": 4' q4/adapter_config.json # PEFT asks for it
     convert-model -q -f m -o m.gguf --type q8_0
     convert-model -q -f m.gguf -o decoded
     merge-models -q -f --method passthrough decoded+q4 -o merged-q4
