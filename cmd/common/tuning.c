@@ -149,7 +149,8 @@ lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *
     out->base = s->source;
     out->seed = (uint64_t)t->seed;
     out->first = s->ask.resume ? NULL : first;
-    if (lm_tuning_ids(out, first, e))
+    if (lm_tuning_ids(out, first, e) ||
+        (out->first && lm_tuning_complete(out, a->init_adapter, &s->ask.how, s->source, e)))
         return e->code;
     lm_tuning_build(out, &s->o.build);
     s->adapter.config = out->text.data;

@@ -27,7 +27,7 @@ typedef struct {
  * "eval" records are marks.  Records without a step are counted 1, 2, ... */
 lm_code lm_run_chart_make(const lm_run_chart *r, lm_arena *a, lm_chart *out, lm_err *e);
 
-/* The key to draw if none is requested: "reward" (rollouts), "rewards/margins" (preferences) or
+/* The key to draw without a request: "reward" (rollouts), "rewards/margins" (preferences) or
  * "margin" (reward models), the first of which every run has values that can be drawn; otherwise
  * "loss".  r->key is not read. */
 const char *lm_run_chart_usual(const lm_run_chart *r);

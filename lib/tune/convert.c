@@ -152,15 +152,6 @@ lm_code lm_tune_to_lora(const lm_tune_folder *f, lm_model_source *base, const lm
 
 /* ---- LoRA that stays in memory ---- */
 
-static lm_code read_bytes(void *ctx, uint64_t from, void *dst, size_t bytes, lm_err *e)
-{
-    const lm_buf *file = ctx;
-
-    (void)e;
-    memcpy(dst, file->data + from, bytes);
-    return LM_OK;
-}
-
 lm_code lm_tune_to_plain(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
                          lm_tune_plain *out, lm_tune_lora_report *report, lm_err *e)
 {
@@ -172,11 +163,7 @@ lm_code lm_tune_to_plain(const lm_tune_folder *f, lm_model_source *base, const l
     rc = rc ? rc : lm_lora_set_config(&s, base_name(f, o), &out->config, e);
     rc = rc ? rc : lm_tune_tensors_bytes(s.tensor, s.n, &out->file, e);
     lm_lora_set_fini(&s);
-    if (!rc) {
-        lm_st_io io = { read_bytes, &out->file, out->file.len, (const uint8_t *)out->file.data };
-
-        rc = lm_st_open_on(&io, lm_tune_folder_path(f), &out->tensors, e);
-    }
+    rc = rc ? rc : lm_tune_tensors_open(&out->file, lm_tune_folder_path(f), &out->tensors, e);
     if (rc)
         lm_tune_plain_fini(out);
     return rc;

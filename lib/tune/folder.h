@@ -99,5 +99,7 @@ lm_code lm_tune_folder_write(const char *dir, const json_t *config, const lm_tun
                              size_t n, lm_err *e);
 /* The tensors as adapter_model.safetensors has them, behind what `out` holds. */
 lm_code lm_tune_tensors_bytes(const lm_tune_saved *t, size_t n, lm_buf *out, lm_err *e);
+/* Read from these bytes, which must stay where they are; path: for messages. */
+lm_code lm_tune_tensors_open(lm_buf *file, const char *path, lm_st **out, lm_err *e);
 
 #endif

@@ -241,6 +241,22 @@ lm_code lm_tune_tensors_bytes(const lm_tune_saved *t, size_t n, lm_buf *out, lm_
     return rc;
 }
 
+static lm_code read_bytes(void *ctx, uint64_t from, void *dst, size_t bytes, lm_err *e)
+{
+    const lm_buf *file = ctx;
+
+    (void)e;
+    memcpy(dst, file->data + from, bytes);
+    return LM_OK;
+}
+
+lm_code lm_tune_tensors_open(lm_buf *file, const char *path, lm_st **out, lm_err *e)
+{
+    lm_st_io io = { read_bytes, file, file->len, (const uint8_t *)file->data };
+
+    return lm_st_open_on(&io, path, out, e);
+}
+
 static lm_code write_config(const char *path, const json_t *config, lm_err *e)
 {
     lm_buf text = { 0 };

@@ -99,8 +99,23 @@ lm_code lm_tuning_open(const char *path, const lm_bundle_opts *o, lm_bundle **fi
     return rc;
 }
 
+lm_code lm_tuning_complete(lm_tuning *t, const char *path, const lm_bundle_opts *o,
+                           lm_model_source *base, lm_err *e)
+{
+    if (!lm_attach_method(t->attach) || !lm_tune_folder_is(path, o))
+        return LM_OK;
+    if (lm_tune_folder_open(path, o, &t->saved, e) || lm_tune_folder_bind(t->saved, &t->bases, e) ||
+        lm_tune_complete(t->saved, base, &t->completed, e))
+        return e->code;
+    if (t->completed.tensors)
+        t->first = t->completed.tensors;
+    return LM_OK;
+}
+
 void lm_tuning_fini(lm_tuning *t)
 {
+    lm_tune_completed_fini(&t->completed);
+    lm_tune_folder_close(t->saved);
     lm_ada_free(t->ada);
     lm_attach_free(t->attach);
     lm_tune_bases_fini(&t->bases);

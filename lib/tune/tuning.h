@@ -11,6 +11,7 @@
 #include "model/store.h"
 #include "train/session.h"
 #include "tune/attach.h"
+#include "tune/complete.h"
 #include "tune/folder.h"
 
 typedef struct {
@@ -73,8 +74,10 @@ typedef struct {
     lm_attach *attach;
     const lm_model_source *base; /* borrowed */
     uint64_t seed;
-    struct lm_ada *ada; /* the schedule of AdaLoRA (ada.h); NULL: none */
-    lm_st *first;       /* tensors of an adapter that it starts with; borrowed; NULL: none */
+    struct lm_ada *ada;    /* the schedule of AdaLoRA (ada.h); NULL: none */
+    lm_st *first;          /* tensors of an adapter that it starts with; borrowed; NULL: none */
+    lm_tune_folder *saved; /* that adapter, and its tensors if its file lacks some (complete.h) */
+    lm_tune_completed completed;
 } lm_tuning;
 
 /* The configuration of a saved adapter of any kind, a folder, a tar or an .lmz, and its tensors; for the caller to release in
@@ -92,6 +95,10 @@ void lm_tuning_fini(lm_tuning *t);
  * of a saved one, or (NULL) as the method begins.  Fails as lm_attach_read_ids; LM_EUSAGE if a new adapter of the
  * method has none; for the base's weights. */
 lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e);
+/* With `first` set, the tensors of the adapter at `path`: set it to them and those that the file lacks, because they are drawn
+ * from a seed or follow from the base.  Nothing for a stream.  Fails as lm_tune_folder_bind, lm_tune_complete. */
+lm_code lm_tuning_complete(lm_tuning *t, const char *path, const lm_bundle_opts *o,
+                           lm_model_source *base, lm_err *e);
 /* Set what a build of the model needs: the adapter, and what of the base trains. */
 void lm_tuning_build(lm_tuning *t, lm_build *b);
 /* True if its beginning leaves the frozen weights as they are: with the adapter off, the model is the base. */

@@ -407,7 +407,7 @@ static bool is_asked(const lm_tuning_ask *a, const char *key)
     return false;
 }
 
-/* Of two keys that exclude each other, the one that nobody asked for gives way: its default is not what is meant. */
+/* Of two keys that exclude each other, the one that was not asked for gives way: its default is not what is meant. */
 static lm_code settle_pairs(const lm_tuning_ask *a, const lm_tune_method *t, json_t *c, lm_err *e)
 {
     static const struct {

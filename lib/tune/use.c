@@ -108,6 +108,11 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
                        lm_tune_folder_param(u->folder, 0)->stack.key);
     if (make_plain(path, l, u, e))
         return e->code;
+    if (!u->plain.config && !u->quantised && lm_tune_folder_method(u->folder)) {
+        if (lm_tune_complete(u->folder, l->src, &u->completed, e))
+            return e->code;
+        tensors = u->completed.tensors ? u->completed.tensors : tensors;
+    }
     if (u->plain.config) {
         config = u->plain.config;
         tensors = u->plain.tensors;
@@ -149,6 +154,7 @@ void lm_tune_use_fini(lm_tune_use *u)
 {
     lm_attach_free(u->attach);
     lm_tune_plain_fini(&u->plain);
+    lm_tune_completed_fini(&u->completed);
     lm_tune_quantised_free(u->quantised);
     lm_tune_folder_close(u->folder);
     lm_tune_bases_fini(&u->bases);

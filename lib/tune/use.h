@@ -6,12 +6,15 @@
 
 #include "model/loaded.h"
 #include "tune/attach.h"
+#include "tune/complete.h"
 #include "tune/convert.h"
 #include "tune/folder.h"
 
 typedef struct {
     lm_tune_bases bases;
     lm_tune_folder *folder;
+    lm_tune_completed
+        completed;       /* of one whose file lacks what is drawn or follows from the base */
     lm_tune_plain plain; /* of an adapter that began with a part of the base */
     struct lm_tune_quantised
         *quantised; /* of one that trained beside the base quantised; NULL: not */
