@@ -332,16 +332,17 @@ same_from_5() { # NAME OPTION...
     init-model -q short.json --tokenizer tok/tokenizer.json -o short
     peft-tune -q m qa.jsonl -o of-m "${how[@]}" --steps 1
     peft-tune -q short qa.jsonl -o of-short "${how[@]}" --steps 1
-    other() { # BASE ADAPTER WORDS
+    other() { # BASE ADAPTER STATUS WORDS
         run peft-tune -q "$1" qa.jsonl -o no --init-adapter "$2"
-        [ "$status" -eq 1 ]
-        [[ $output == "peft-tune: $2/adapter_model.safetensors: tensor \"base_model.model.model.layers."*": use the base on which the adapter was trained" ]]
-        [[ $output == *"$3"* ]]
+        [ "$status" -eq "$3" ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ $output == "peft-tune: $2"*"on which "*"was trained" ]]
+        [[ $output == *"$4"* ]]
         [ ! -e no ]
     }
-    other narrow of-m 'layers.0.self_attn.q_proj.lora_A.weight" has shape [16,64], where the base and adapter_config.json have [16,32]'
-    other short of-m 'lora_A.weight" has no place in the model'
-    other m of-short 'layers.1.self_attn.q_proj.lora_A.weight", which the base requires, is missing'
+    other narrow of-m 2 "'base_model.model.model.layers.0.mlp.down_proj.lora_B.weight' is [64,16], where the base and adapter_config.json have [32,16]"
+    other short of-m 2 "short has no module for 'base_model.model.model.layers.1.mlp.down_proj.lora_A.weight'"
+    other m of-short 1 'layers.1.self_attn.q_proj.lora_A.weight", which the base requires, is missing'
 }
 
 @test "peft-tune: bad input is one line" {
