@@ -69,8 +69,8 @@ typedef struct lm_objective {
     lm_code (*finish)(void *ctx, const lm_round *r, double *loss, lm_err *e);
     /* Add fields to the record of the round that was finished last; may be NULL. */
     void (*report)(void *ctx, const lm_round *r, lm_metrics *m);
-    /* What such a training is followed by, where its loss says little: "reward", and its value in the last step; NULL: there
-     * is none yet.  May be NULL. */
+    /* What such a training is followed by, where its loss says little: "reward", and its value in the last step; NULL
+     * before the first.  May be NULL. */
     const char *(*followed)(void *ctx, double *value);
     /* What the next steps need besides the weights, as JSON for a checkpoint after `step` steps; nothing is
      * appended if they need nothing.  load: the same, after ready; o is borrowed.  Both may be NULL. */

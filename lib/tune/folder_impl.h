@@ -45,7 +45,7 @@ extern const char lm_tune_config_file[], lm_tune_weights_file[];
 /* The name of a module for rank_pattern and alpha_pattern: that of its weight, MODULE.weight, where target_parameters names it. */
 const char *lm_tune_folder_key(const lm_tune_folder *f, const lm_tune_part *p, char out[600]);
 lm_code lm_tune_folder_check_targets(const lm_tune_folder *f, lm_err *e);
-/* Take tensor t of the file, whose module name[len] is none of the base, if target_parameters names a parameter of it;
+/* Take tensor t of the file, whose module name[len] the base does not have, if target_parameters names a parameter of it;
  * own: "lora_A.weight". */
 lm_code lm_tune_folder_level(lm_tune_folder *f, const lm_st_tensor *t, const char *name, size_t len,
                              const char *own, bool *taken, lm_err *e);

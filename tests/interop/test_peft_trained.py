@@ -38,7 +38,10 @@ BIASED = {"beft": ["--target", "q_proj,v_proj"]}  # changes biases, which of the
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SAVED = {"frod": "FrodConfig"}  # begin with a folder that PEFT made
 SKIP = {"loftq": "PEFT computes the quantised base anew on a GPU alone: adapter.bats has it"}
-MADE = {"adamss": ("AdamssConfig", dict(r=12, num_subspaces=3, subspace_rank=2))}  # not trained here: PEFT's numbers, and attached
+# Not trained here, or files of PEFT that lack what a seed or the base gives: PEFT's numbers, merged and attached.
+MADE = {"adamss": ("AdamssConfig", dict(r=12, num_subspaces=3, subspace_rank=2)),
+        "vera without projections": ("VeraConfig", dict(r=6, save_projection=False)),
+        "osf of PEFT": ("OSFConfig", dict(effective_rank=4))}
 FAR = 1e-5  # of the largest logit
 count = failed = 0
 
@@ -127,7 +130,7 @@ def main():
     todo = [n for n, kind in methods.items() if hasattr(peft.PeftType, kind or "-") and kind not in VIRTUAL]
     with tempfile.TemporaryDirectory() as tmp:
         records = prepare(tmp)
-        for name in sys.argv[1:] or todo:
+        for name in sys.argv[1:] or todo + [n for n in MADE if n not in todo]:
             if name in SKIP:
                 check(True, f"{name} # SKIP {SKIP[name]}")
                 continue
