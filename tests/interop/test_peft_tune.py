@@ -140,7 +140,8 @@ def case(tmp, kind, name, method, config, records):
             del b[k]
     far = max(((a[k].float() - b[k].float()).norm() / b[k].float().norm()).item() for k in b if k in a)
     most = 1e-3 if name == "biases" else 1e-4  # keys have a bias without gradient but rounding, of which AdamW makes steps
-    check(set(a) == set(b) and far < most, f"{kind} {name}: tensors ({far:.1e})")
+    more = {k for k in a if k.endswith(".osf_U_high")}  # directions of the base, which PEFT computes again
+    check(set(a) - more == set(b) and far < most, f"{kind} {name}: tensors ({far:.1e})")
     with torch.no_grad():
         again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), out,
                                                is_trainable=method == "adalora")
@@ -229,6 +230,7 @@ def cases(kind):
         yield "glora", "glora", peft.GloraConfig(r=4, **plain)
         yield "peanut", "peanut", peft.PeanutConfig(r=4, **plain)
         yield "beft", "beft", peft.BeftConfig(**plain)
+        yield "osf", "osf", peft.OSFConfig(effective_rank=20, **plain)
         yield "frod", "frod", peft.FrodConfig(**plain)
         yield "ln", "ln_tuning", peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["input_layernorm"])
 

@@ -146,6 +146,81 @@ static double loss_at(runner *r, double *w, const double *kept, const double *d,
     return loss_sum(r);
 }
 
+/* d [n,k] - h h^T d, h [n,m] */
+static void project_off(double *d, int64_t n, int64_t k, const double *h, int64_t m)
+{
+    double *c = room((size_t)(m * k), sizeof *c);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t a = 0; a < m; a++)
+            for (int64_t j = 0; j < k; j++)
+                c[a * k + j] += h[i * m + a] * d[i * k + j];
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t a = 0; a < m; a++)
+            for (int64_t j = 0; j < k; j++)
+                d[i * k + j] -= h[i * m + a] * c[a * k + j];
+    lm_free(c);
+}
+
+/* The parameter whose name is the first n characters of `name` and `part`. */
+static const lm_value *param_of(const runner *r, const char *name, size_t n, const char *part)
+{
+    const lm_model *m = r->model;
+    for (int p = 0; p < m->n_params; p++) {
+        const lm_value *v = &m->graph->value[m->param[p].value];
+        if (!strncmp(v->name, name, n) && !strcmp(v->name + n, part))
+            return v;
+    }
+    fail_msg("%.*s%s is not a parameter", (int)n, name, part);
+    return NULL;
+}
+
+/* d [in,n]: off the rows of h^T w, each as one of length 1. */
+static void project_off_rows(double *d, int64_t n, const double *h, const double *w, int64_t out,
+                             int64_t in, int64_t k)
+{
+    double *rows = room((size_t)(in * k), sizeof *rows);
+    for (int64_t a = 0; a < k; a++) {
+        double q = 0;
+        for (int64_t j = 0; j < in; j++) {
+            for (int64_t i = 0; i < out; i++)
+                rows[j * k + a] += h[i * k + a] * w[i * in + j];
+            q += rows[j * k + a] * rows[j * k + a];
+        }
+        for (int64_t j = 0; j < in; j++)
+            rows[j * k + a] /= sqrt(q);
+    }
+    project_off(d, in, n, rows, k);
+    lm_free(rows);
+}
+
+/* Where a rule projects the gradient of a parameter, no step along d shows it: one along the projection of d does, whose
+ * matrix is symmetric.  OSF: U off the columns of H, V off the rows of H^T W. */
+static void project(const runner *r, const char *name, double *d)
+{
+    const char *end = strstr(name, ".osf_svd_params."), *u = strstr(name, ".U_low"),
+               *v = strstr(name, ".V_low");
+    if (!end || (!u && !v))
+        return;
+    size_t n = (size_t)(end - name), root = sizeof "model." - 1;
+    const lm_value *high = param_of(r, name, n, ".osf_U_high"),
+                   *base = param_of(r, name + root, n - root, ".weight"),
+                   *right = param_of(r, name, n, ".osf_svd_params.V_low");
+    const double *h = r->mem[high - r->model->graph->value],
+                 *w = r->mem[base - r->model->graph->value];
+    int64_t out = high->t.dim[0], k = high->t.dim[1], rest = right->t.dim[0], in = right->t.dim[1];
+    if (u) {
+        project_off(d, out, rest, h, k);
+        return;
+    }
+    double *turned = room((size_t)(in * rest), sizeof *turned);
+    for (int64_t i = 0; i < rest * in; i++)
+        turned[i % in * rest + i / in] = d[i];
+    project_off_rows(turned, rest, h, w, out, in, k);
+    for (int64_t i = 0; i < rest * in; i++)
+        d[i] = turned[i % in * rest + i / in];
+    lm_free(turned);
+}
+
 static void check_param(runner *r, int p, const char *what)
 {
     const lm_param *param = &r->model->param[p];
@@ -161,6 +236,7 @@ static void check_param(runner *r, int p, const char *what)
         got += grad_at(r, p, i) * d[i];
         norm += grad_at(r, p, i) * grad_at(r, p, i);
     }
+    project(r, r->model->graph->value[param->value].name, d);
     double want = (8 * (loss_at(r, w, kept, d, n, h) - loss_at(r, w, kept, d, n, -h)) -
                    (loss_at(r, w, kept, d, n, 2 * h) - loss_at(r, w, kept, d, n, -2 * h))) /
                   (12 * h);
@@ -232,6 +308,7 @@ static bool merge_module(const lm_attach *a, const lm_tune_module *t, const lm_m
         snprintf(name, sizeof name, tensor[i].shared ? "base_model.%s%s" : "base_model.model.%s.%s",
                  tensor[i].shared ? "" : t->name, tensor[i].suffix);
         l.v[i] = tensor[i].off ? NULL : numbers_of(m, block, name);
+        l.given[i] = l.v[i] != NULL;
     }
     snprintf(name, sizeof name, "%s.weight", t->name);
     snprintf(bias, sizeof bias, "%s.bias", t->name);
@@ -382,13 +459,14 @@ static const char *const methods[] = {
     "{\"peft_type\":\"SUPERTUNING\"," ALL "\"sparsity\":0.9,\"r\":2,\"lora_alpha\":3}",
     "{\"peft_type\":\"UNILORA\"," ALL "\"r\":2,\"theta_d_length\":12}",
     "{\"peft_type\":\"VBLORA\"," ALL "\"r\":2,\"num_vectors\":5,\"vector_length\":4,\"topk\":2}",
+    "{\"peft_type\":\"OSF\",\"target_modules\":[\"o_proj\",\"down_proj\"],\"effective_rank\":3}",
 };
 
 static void test_methods(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
-        for (int model = 0; model < N_MODELS; model++)
+        for (int model = strstr(methods[i], "OSF") != NULL; model < N_MODELS; model++)
             check_adapter(model, methods[i], true);
 }
 

@@ -3,6 +3,10 @@
  * V, where the columns of H [out,k] are the base's k largest left singular vectors, and U
  * [out,n-k], s [n-k], V [n-k,in] start as the others, n the lesser side.
  *
+ * The gradient of U is projected off the columns of H, that of V off the rows of H^T W, which are
+ * the k largest right singular vectors but for their lengths: directions that stay are not trained
+ * again by those that do.
+ *
  * H follows from the base; it may be in the file.  Sources: arXiv:2504.07097; huggingface/peft
  * tuners/osf. */
 #include <string.h>
@@ -82,14 +86,36 @@ static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *
     return divide(m, w, v, true, e);
 }
 
+/* U, with a gradient that is projected off the columns of `high`: what is subtracted is 0, as U - U
+ * is, and has the gradient of the projection. */
+static lm_vid project_left(lm_rule *r, lm_vid u, lm_vid high)
+{
+    lm_vid none = LM_R_MAP(r, "y = u - w", LM_IS("u", u), LM_IS("w", lm_r_stop(r, u)));
+
+    return lm_r_add(r, u, -1,
+                    lm_r_matmul(r, high, false, lm_r_matmul(r, high, true, none, false), false));
+}
+
+/* V likewise, off the rows of `rows`, which are at right angles. */
+static lm_vid project_right(lm_rule *r, lm_vid v, lm_vid rows)
+{
+    lm_vid none = LM_R_MAP(r, "y = v - w", LM_IS("v", v), LM_IS("w", lm_r_stop(r, v)));
+    lm_vid squares = lm_r_shape2(r, lm_r_sum(r, rows, true, false), 1, lm_r_dim(r, rows, 0));
+    lm_vid part = LM_R_MAP(r, "y = x / max(q, 1e-30)", LM_IS("q", squares),
+                           LM_IS("x", lm_r_matmul(r, none, false, rows, true)));
+
+    return lm_r_add(r, v, -1, lm_r_matmul(r, part, false, rows, false));
+}
+
 static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
 {
-    lm_vid kept = lm_r_matmul(r, p[HIGH], false, lm_r_matmul(r, p[HIGH], true, w, false), false);
-    lm_vid left = LM_R_MAP(r, "y = u * s", LM_IS("u", p[U]),
+    lm_vid rows = lm_r_matmul(r, p[HIGH], true, w, false);
+    lm_vid kept = lm_r_matmul(r, p[HIGH], false, rows, false);
+    lm_vid left = LM_R_MAP(r, "y = u * s", LM_IS("u", project_left(r, p[U], p[HIGH])),
                            LM_IS("s", lm_r_shape2(r, p[S], 1, lm_r_dim(r, p[S], 0))));
 
     (void)m;
-    return lm_r_add(r, kept, 1, lm_r_matmul(r, left, false, p[V], false));
+    return lm_r_add(r, kept, 1, lm_r_matmul(r, left, false, project_right(r, p[V], rows), false));
 }
 
 const lm_tune_method lm_tune_osf = {
