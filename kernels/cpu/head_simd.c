@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* head_simd.c -- vocabulary head and cross-entropy.  For each chunk of rows: logits = x w^T (F32),
- * softmax, loss and the gradient of the logits in place over them, rounded to act, then dx =
- * dlogits w and dw (+)= dlogits^T x.
+ * softmax, loss and the gradient of the logits in place over them, rounded to act, then dw (+)=
+ * dlogits^T x and dx = dlogits w.
+ *
+ * Rows without a target (prompts, padding) are left out: where some of the rows are such, the others are copied
+ * together before the products, and their dx to its places after them.
  *
  * dw is read and written once per chunk (154 MB for 50257 x 768) and the logits once per pass, so
  * chunks are as large as the contract allows where dw is wanted; one row of logits fits the
@@ -15,11 +18,14 @@
 #include "kernels/linear.h"
 
 enum {
+    WHOLE_ROWS =
+        16, /* chunks of rows that were copied together are filled up to a multiple of these */
     LOGITS_BYTES = 1 << 27, /* of a chunk without dw */
     DX_ROWS = 8192, /* of w in one product of dx, where w is not packed once for all chunks */
 };
 
 typedef struct {
+    const int32_t *at; /* of a row of z: its place in the arrays below; -1: it has no target */
     const int32_t *target;
     const float *lse_in, *scale;         /* of the gradient; lse_in NULL: of the row's own sum */
     float *loss, *lse, *logit, *entropy; /* NULL: not wanted */
@@ -155,10 +161,10 @@ LM_INLINE void put_number(float *to, int64_t row, double v)
 }
 
 /* The gradient of a row whose sum is known: as below, except for the roundings. */
-LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, int64_t row)
+LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, float *z, int64_t at)
 {
-    float *z = j->z + row * j->pitch, lse = j->lse_in[row], scale = j->scale[row];
-    int64_t target = j->target[row];
+    float lse = j->lse_in[at], scale = j->scale[at];
+    int64_t target = j->target[at];
     float at_target = scale * expm1f(z[target] - lse);
     vf s = vf_set(scale), m = vf_set(lse);
     VF_FOR(i, n, j->vocab, {
@@ -181,13 +187,13 @@ LM_INLINE float cap_row(float *z, int64_t vocab, float cap)
 }
 
 /* softmax_row with a soft cap: the capped logits stay, as their slopes are made of them. */
-LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, int64_t row)
+LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, float *z, int64_t at)
 {
-    float *z = j->z + row * j->pitch, top = cap_row(z, j->vocab, j->cap), over = 1 / j->cap;
-    int64_t target = j->target[row];
+    float top = cap_row(z, j->vocab, j->cap), over = 1 / j->cap;
+    int64_t target = j->target[at];
     float picked = z[target], at_target = 0, factor = 1;
     if (j->lse_in) {
-        top = j->lse_in[row];
+        top = j->lse_in[at];
         at_target = expm1f(picked - top);
     } else {
         vf all = vf_zero(), m = vf_set(top);
@@ -197,18 +203,18 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, int64_t row)
         });
         float sum = vf_sum(all);
         double lse = (double)top + log((double)sum);
-        put_number(j->loss, row, lse - (double)picked);
-        put_number(j->lse, row, lse);
-        put_number(j->logit, row, (double)picked);
+        put_number(j->loss, at, lse - (double)picked);
+        put_number(j->lse, at, lse);
+        put_number(j->logit, at, (double)picked);
         if (j->entropy)
-            put_number(j->entropy, row, entropy_below(z, j->vocab, top, sum));
+            put_number(j->entropy, at, entropy_below(z, j->vocab, top, sum));
         at_target = (expf(picked - top) - sum) / sum;
         factor = 1 / sum;
     }
     if (!j->grad)
         return;
-    at_target *= j->scale[row] * (1 - picked * over * picked * over);
-    vf s = vf_set(j->scale[row] * factor), m = vf_set(top);
+    at_target *= j->scale[at] * (1 - picked * over * picked * over);
+    vf s = vf_set(j->scale[at] * factor), m = vf_set(top);
     VF_FOR(i, n, j->vocab, {
         vf v = vf_get_any(LM_DTYPE_F32, z, i, n), u = v * vf_set(over);
         vf_put_any(t, z, i, exp_below(v - m) * s * vf_fnma(u, u, vf_set(1)), n);
@@ -220,36 +226,33 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, int64_t row)
 LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
 {
     float *z = j->z + row * j->pitch;
-    int64_t target = j->target[row];
-    if (target < 0) {
-        put_number(j->loss, row, 0);
-        put_number(j->lse, row, 0);
-        put_number(j->logit, row, 0);
-        put_number(j->entropy, row, 0);
+    int64_t at = j->at[row];
+    if (at < 0) {
         if (j->grad)
             memset(z, 0, (size_t)j->vocab * lm_dtype_size(t));
         return;
     }
+    int64_t target = j->target[at];
     if (j->cap > 0) {
-        capped_row(t, j, row);
+        capped_row(t, j, z, at);
         return;
     }
     if (j->lse_in) {
-        gradient_row(t, j, row);
+        gradient_row(t, j, z, at);
         return;
     }
     float top, picked = z[target], sum = exp_row(z, j->vocab, &top);
     double lse = (double)top + log((double)sum);
-    put_number(j->loss, row, lse - (double)picked);
-    put_number(j->lse, row, lse);
-    put_number(j->logit, row, (double)picked);
+    put_number(j->loss, at, lse - (double)picked);
+    put_number(j->lse, at, lse);
+    put_number(j->logit, at, (double)picked);
     if (j->entropy)
-        put_number(j->entropy, row, entropy_row(z, j->vocab, sum));
+        put_number(j->entropy, at, entropy_row(z, j->vocab, sum));
     if (!j->grad)
         return;
     /* onehot inside the float: e/sum - 1, so that a confident row keeps its small gradient */
-    float at_target = j->scale[row] * ((z[target] - sum) / sum);
-    vf factor = vf_set(j->scale[row] / sum);
+    float at_target = j->scale[at] * ((z[target] - sum) / sum);
+    vf factor = vf_set(j->scale[at] / sum);
     VF_FOR(i, n, j->vocab, { /* in place: BF16 element i is never ahead of float i */
                              vf e = vf_get_any(LM_DTYPE_F32, z, i, n);
                              vf_put_any(t, z, i, e * factor, n);
@@ -269,8 +272,8 @@ static size_t round_line(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* logits [m,V] = x w^T of rows [first, first + m). */
-static lm_gemm logits_of(const lm_call *c, int64_t first, int64_t m)
+/* logits [m,V] = x w^T of m rows x. */
+static lm_gemm logits_of(const lm_call *c, const void *rows, int64_t m)
 {
     const lm_head_attr *a = c->attr;
     const lm_tensor *x = &c->in[0], *w = &c->in[1];
@@ -281,7 +284,7 @@ static lm_gemm logits_of(const lm_call *c, int64_t first, int64_t m)
                       .ab = x->dtype,
                       .cd = LM_DTYPE_F32,
                       .tb = true,
-                      .a = row_at(x, first),
+                      .a = rows,
                       .lda = n_cols,
                       .b = w->codes ? NULL : w->data,
                       .b_codes = w->codes,
@@ -313,8 +316,8 @@ static lm_gemm dx_of(const lm_call *c, int64_t m, int64_t v, int64_t rows, void 
                       .ldc = n_cols };
 }
 
-/* dw [V,C] (+)= dlogits^T x of rows [first, first + m). */
-static lm_gemm dw_of(const lm_call *c, const head_form *f, int64_t first, int64_t m)
+/* dw [V,C] (+)= dlogits^T x of m rows x; `more`: chunks before these have been added. */
+static lm_gemm dw_of(const lm_call *c, const head_form *f, const void *rows, int64_t m, bool more)
 {
     const lm_head_attr *a = c->attr;
     const lm_tensor *x = &c->in[0];
@@ -325,20 +328,20 @@ static lm_gemm dw_of(const lm_call *c, const head_form *f, int64_t first, int64_
                       .ab = x->dtype,
                       .cd = LM_DTYPE_F32,
                       .ta = true,
-                      .accumulate = first > 0 || !c->step || !overwrites(c, a->acc),
+                      .accumulate = more || !c->step || !overwrites(c, a->acc),
                       .a = c->work,
                       .lda = pitch_of(a->vocab) * (x->dtype == LM_DTYPE_BF16 ? 2 : 1),
-                      .b = row_at(x, first),
+                      .b = rows,
                       .ldb = n_cols,
                       .c = output(c, f->dw),
                       .ldc = n_cols };
 }
 
-/* Scratch: logits of a chunk, then w packed for dx, then dx of a chunk as sums of several products, then that of
- * the products. */
+/* Scratch: logits of a chunk, then w packed for dx, then dx of a chunk as sums of several products, then the rows of a
+ * chunk that were copied together, in their place their dx, then the places they came from, then that of the products. */
 typedef struct {
-    int64_t chunk, dx_rows;      /* dx_rows: of w in one product of dx */
-    size_t logits, packed, sums; /* bytes */
+    int64_t chunk, dx_rows;                    /* dx_rows: of w in one product of dx */
+    size_t logits, packed, sums, rows, places; /* bytes */
 } layout;
 
 /* All of these depend on shapes alone, and so do the bits of dx: sums of w's rows in order, in F32 across products. */
@@ -347,6 +350,8 @@ static layout layout_of(const lm_call *c, const head_form *f)
     const lm_head_attr *a = c->attr;
     layout l = { .chunk = chunk_of(c, f), .dx_rows = a->vocab };
     l.logits = (size_t)(l.chunk * pitch_of(a->vocab)) * sizeof(float);
+    l.rows = round_line((size_t)(l.chunk * last_dim(&c->in[0])) * lm_dtype_size(c->in[0].dtype));
+    l.places = round_line((size_t)l.chunk * sizeof(int32_t));
     if (!wants(c, f->dx))
         return l;
     lm_gemm whole = dx_of(c, l.chunk, 0, a->vocab, NULL, c->in[0].dtype);
@@ -366,8 +371,8 @@ static layout layout_of(const lm_call *c, const head_form *f)
 static size_t products_work(const lm_call *c, const head_form *f, const layout *l, int64_t m,
                             int threads)
 {
-    lm_gemm all[] = { logits_of(c, 0, m), dx_of(c, m, 0, l->dx_rows, NULL, c->in[0].dtype),
-                      dw_of(c, f, 0, m) };
+    lm_gemm all[] = { logits_of(c, NULL, m), dx_of(c, m, 0, l->dx_rows, NULL, c->in[0].dtype),
+                      dw_of(c, f, NULL, m, false) };
     size_t most = 0;
     all[1].b_packed = l->packed ? &all : NULL; /* any address: only its presence counts here */
     for (int i = 0; i < 3; i++) {
@@ -384,13 +389,22 @@ static size_t work_of(const lm_call *c, const head_form *f, int threads)
     layout l = layout_of(c, f);
     int64_t last = row_count(&c->in[0]) % l.chunk;
     size_t most = products_work(c, f, &l, l.chunk, threads);
-    size_t rest = last ? products_work(c, f, &l, last, threads) : 0; /* may need more */
-    return l.logits + l.packed + l.sums + (rest > most ? rest : most);
+    for (int64_t m = last; m < l.chunk;
+         m = m / WHOLE_ROWS * WHOLE_ROWS + WHOLE_ROWS) { /* fewer rows may need more */
+        size_t need = m ? products_work(c, f, &l, m, threads) : 0;
+        most = need > most ? need : most;
+    }
+    return l.logits + l.packed + l.sums + l.rows + l.places + most;
+}
+
+static char *places_of(const lm_call *c, const layout *l)
+{
+    return (char *)c->work + l->logits + l->packed + l->sums + l->rows;
 }
 
 static void run_product(const lm_call *c, const layout *l, lm_gemm g)
 {
-    g.work = (char *)c->work + l->logits + l->packed + l->sums;
+    g.work = places_of(c, l) + l->places;
     lm_gemm_run(&g, LM_SIMD_LEVEL, c->par);
 }
 
@@ -411,11 +425,11 @@ static void round_rows(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-static void run_dx(const lm_call *c, const head_form *f, const layout *l, int64_t first, int64_t m)
+static void run_dx(const lm_call *c, const layout *l, int64_t m, void *dx)
 {
     const lm_head_attr *a = c->attr;
     lm_dtype t = c->in[0].dtype;
-    char *dx = row_at(&c->out[f->dx], first), *after = (char *)c->work + l->logits;
+    char *after = (char *)c->work + l->logits;
     void *sums = l->sums ? after + l->packed : dx;
     for (int64_t v = 0; v < a->vocab; v += l->dx_rows) {
         int64_t rows = a->vocab - v < l->dx_rows ? a->vocab - v : l->dx_rows;
@@ -429,52 +443,110 @@ static void run_dx(const lm_call *c, const head_form *f, const layout *l, int64_
     }
 }
 
-static const float *input(const lm_call *c, int i, int64_t first)
+static const float *input(const lm_call *c, int i)
 {
-    return (const float *)c->in[i].data + first;
+    return i < 0 ? NULL : c->in[i].data;
 }
 
-static float *from(float *x, int64_t first)
+/* Rows of x that go through the products together. */
+typedef struct {
+    int64_t first, end; /* of x's rows; those that have no target are not among the m */
+    int64_t kept,
+        m; /* rows with targets; rows of the products, the last m - kept of which are zeros */
+    const void *x; /* [m,C] */
+    int32_t *at;   /* [m] */
+    bool copied;
+} head_chunk;
+
+/* The next chunk from row `first` on, whose ignored rows get zeros as their results. */
+static head_chunk take(const lm_call *c, const head_form *f, const layout *l, int64_t first)
 {
-    return x ? x + first : NULL;
+    const int32_t *target = c->in[2].data;
+    const int numbers[] = { f->loss, f->lse, f->logit, f->entropy };
+    head_chunk r = { .first = first, .end = first, .at = (int32_t *)places_of(c, l) };
+    int64_t n_rows = row_count(&c->in[0]);
+    size_t bytes = (size_t)last_dim(&c->in[0]) * lm_dtype_size(c->in[0].dtype);
+    for (; r.end < n_rows && r.kept < l->chunk; r.end++) {
+        if (target[r.end] >= 0) {
+            r.at[r.kept++] = (int32_t)r.end;
+            continue;
+        }
+        for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+            put_number(output(c, numbers[i]), r.end, 0);
+        if (output(c, f->dx))
+            memset(row_at(&c->out[f->dx], r.end), 0, bytes);
+    }
+    bool planned = r.kept == l->chunk ||
+                   r.kept == n_rows % l->chunk; /* the scratch is for these, or whole tiles */
+    r.copied = r.kept < r.end - first || !planned;
+    r.m = r.kept;
+    r.x = row_at(&c->in[0], first);
+    if (!r.copied)
+        return r;
+    char *rows = places_of(c, l) - l->rows;
+    r.m = (r.kept + WHOLE_ROWS - 1) / WHOLE_ROWS * WHOLE_ROWS;
+    r.m = r.m < l->chunk ? r.m : l->chunk;
+    r.x = rows;
+    for (int64_t i = 0; i < r.kept; i++)
+        memcpy(rows + (size_t)i * bytes, row_at(&c->in[0], r.at[i]), bytes);
+    memset(rows + (size_t)r.kept * bytes, 0, (size_t)(r.m - r.kept) * bytes);
+    for (int64_t i = r.kept; i < r.m; i++)
+        r.at[i] = -1;
+    return r;
+}
+
+static void give_dx(const lm_call *c, const head_form *f, const layout *l, const head_chunk *r)
+{
+    lm_tensor *dx = &c->out[f->dx];
+    size_t bytes = (size_t)last_dim(dx) * lm_dtype_size(dx->dtype);
+    char *rows = places_of(c, l) - l->rows;
+    run_dx(c, l, r->m, r->copied ? rows : row_at(dx, r->first));
+    for (int64_t i = 0; r->copied && i < r->kept; i++)
+        memcpy(row_at(dx, r->at[i]), rows + (size_t)i * bytes, bytes);
 }
 
 static void run_head(const lm_call *c, const head_form *f)
 {
     const lm_head_attr *a = c->attr;
+    const lm_tensor *w = &c->in[1];
     lm_dtype t = c->in[0].dtype;
     const layout l = layout_of(c, f);
-    int64_t n_rows = row_count(&c->in[0]);
-    bool grad = output(c, f->dx) || output(c, f->dw);
+    int64_t n_rows = row_count(&c->in[0]), vocab = a->vocab;
+    bool added = false;
     if (l.packed) {
-        lm_gemm whole = dx_of(c, l.chunk, 0, a->vocab, NULL, t);
+        lm_gemm whole = dx_of(c, l.chunk, 0, vocab, NULL, t);
         lm_gemm_pack(&whole, LM_SIMD_LEVEL, c->par, (char *)c->work + l.logits);
     }
-    for (int64_t first = 0; first < n_rows; first += l.chunk) {
-        int64_t m = n_rows - first < l.chunk ? n_rows - first : l.chunk;
-        run_product(c, &l, logits_of(c, first, m));
-        softmax_job j = { .target = (const int32_t *)c->in[2].data + first,
-                          .lse_in = f->lse_in < 0 ? NULL : input(c, f->lse_in, first),
-                          .scale = f->scale < 0 ? NULL : input(c, f->scale, first),
-                          .loss = from(output(c, f->loss), first),
-                          .lse = from(output(c, f->lse), first),
-                          .logit = from(output(c, f->logit), first),
-                          .entropy = from(output(c, f->entropy), first),
-                          .z = c->work,
-                          .pitch = pitch_of(a->vocab),
-                          .vocab = a->vocab,
-                          .grad = grad,
-                          .cap = (float)a->soft_cap };
-        lm_par_for(c->par, m, 4, VF_PICK(softmax_rows, t), &j);
-        if (output(c, f->dx))
-            run_dx(c, f, &l, first, m);
+    softmax_job j = { .target = c->in[2].data,
+                      .lse_in = input(c, f->lse_in),
+                      .scale = input(c, f->scale),
+                      .loss = output(c, f->loss),
+                      .lse = output(c, f->lse),
+                      .logit = output(c, f->logit),
+                      .entropy = output(c, f->entropy),
+                      .z = c->work,
+                      .pitch = pitch_of(vocab),
+                      .vocab = vocab,
+                      .grad = output(c, f->dx) || output(c, f->dw),
+                      .cap = (float)a->soft_cap };
+    for (int64_t first = 0; first < n_rows;) {
+        head_chunk r = take(c, f, &l, first);
+        first = r.end;
+        if (!r.kept)
+            continue;
+        run_product(c, &l, logits_of(c, r.x, r.m));
+        j.at = r.at;
+        lm_par_for(c->par, r.m, 4, VF_PICK(softmax_rows, t), &j);
         if (output(c, f->dw))
-            run_product(c, &l, dw_of(c, f, first, m));
+            run_product(c, &l, dw_of(c, f, r.x, r.m, added));
+        added = true;
+        if (output(c, f->dx))
+            give_dx(c, f, &l, &r);
     }
-    const lm_tensor *w = &c->in[1];
-    if (output(c, f->dw) && a->vocab < row_count(w) && overwrites(c, a->acc))
-        memset(output(c, f->dw) + a->vocab * last_dim(w), 0,
-               (size_t)((row_count(w) - a->vocab) * last_dim(w)) * sizeof(float));
+    int64_t done = added ? vocab : 0; /* rows of dw that a product wrote */
+    if (output(c, f->dw) && done < row_count(w) && overwrites(c, a->acc))
+        memset(output(c, f->dw) + done * last_dim(w), 0,
+               (size_t)((row_count(w) - done) * last_dim(w)) * sizeof(float));
 }
 
 static size_t stats_work(const lm_call *c, int threads)

@@ -60,6 +60,27 @@ static void many_chunks(void **state)
     check_case(&k);
 }
 
+/* Few rows have targets, or none: prompts before answers, alone and over chunks of 100 rows, the last of which are whole.
+ * What was in the outputs does not stay. */
+static void few_targets(void **state)
+{
+    (void)state;
+    enum { N = 1300, V = 67 };
+    int32_t target[N];
+    for (int form = 0; form < 4; form++) {
+        for (int i = 0; i < N; i++) {
+            bool answer = form == 0 ? i % 150 > 110 : form == 1 ? i == 700 : form == 2 && i >= 17;
+            target[i] = answer ? i % V : -1;
+        }
+        for (int v = 0; v < 4; v++) {
+            lm_head_attr a = { V, v & 1 ? 100 : 0, v & 2 ? LM_ACC_ADD : LM_ACC_FIRST, 0 };
+            kernel_case k = case_of(&a, N, V, 17, true);
+            k.in[2] = given(vec(I32, N), target);
+            check_case(&k);
+        }
+    }
+}
+
 /* dx of a large vocabulary is the sum of several products, with dw and without. */
 static void large_vocabulary(void **state)
 {
@@ -169,10 +190,15 @@ static void gradients(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_shapes),   cmocka_unit_test(padding_is_ignored),
-        cmocka_unit_test(many_chunks),  cmocka_unit_test(bad_numbers_are_detected),
-        cmocka_unit_test(large_logits), cmocka_unit_test(gradients),
-        cmocka_unit_test(halves),       cmocka_unit_test(large_vocabulary),
+        cmocka_unit_test(all_shapes),
+        cmocka_unit_test(padding_is_ignored),
+        cmocka_unit_test(many_chunks),
+        cmocka_unit_test(few_targets),
+        cmocka_unit_test(bad_numbers_are_detected),
+        cmocka_unit_test(large_logits),
+        cmocka_unit_test(gradients),
+        cmocka_unit_test(halves),
+        cmocka_unit_test(large_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
