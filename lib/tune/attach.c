@@ -250,13 +250,6 @@ static lm_code check_tensors(const lm_attach *a, lm_err *e)
     for (size_t i = 0; !rc && i < a->n_modules; i++) {
         int n = 0;
         rc = a->method->tensors(&a->module[i].module, t, &n, e);
-        for (int k = 0; !rc && k < n; k++)
-            if (t[k].dim[0] == LM_TUNE_ANY)
-                rc =
-                    lm_fail(e, LM_EUSAGE, a->module[i].module.name, "merge it into the base",
-                            "%s has tensors whose shapes follow from the weights, and no form in a "
-                            "graph",
-                            a->method->name);
     }
     lm_free(t);
     return rc;

@@ -32,7 +32,7 @@ void lm_attach_declare_ids(lm_builder *b, const attach_module *m, const lm_tune_
         return;
     if (!m->ids[k])
         lm_fail(lm_b_err(b), LM_EBUG, name, NULL, "its indices are not known");
-    else
+    else if (!t->absent)
         lm_b_aside(b, t->wide ? LM_DTYPE_I64 : LM_DTYPE_I32, t->ndim, t->dim, m->ids[k], "%s",
                    name);
 }
@@ -92,7 +92,7 @@ static lm_code each(lm_attach *a, const lm_st *st, size_t *seen, lm_err *e)
             if (t[k].off || !t[k].ids)
                 continue;
             ++*seen;
-            rc = st ? read_one(a, i, &t[k], k, st, e) : LM_OK;
+            rc = st && !t[k].absent ? read_one(a, i, &t[k], k, st, e) : LM_OK;
         }
     }
     lm_free(t);

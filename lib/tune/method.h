@@ -17,7 +17,7 @@
 #include "tune/rule.h"
 
 enum { LM_TUNE_TENSORS = 80, LM_TUNE_SUFFIX = 64 };
-enum { LM_TUNE_ANY = -1 }; /* a dimension of a tensor that is known from its file alone */
+enum { LM_TUNE_ANY = -1 }; /* a dimension of a tensor that is known from its file, or from `ids` */
 
 /* A module of the base as a method sees it. */
 typedef struct {
@@ -60,7 +60,8 @@ typedef struct {
     bool frozen; /* does not train */
     bool
         absent; /* of a file: may be missing, and then is as `init` or `draw` makes it; those of `start` may not */
-    bool ids;    /* I32 or I64 in the file: indices; frozen */
+    bool ids;    /* I32 or I64 in the file: indices; frozen.  `absent` ones are not written to
+                    files: `derive` makes them, and `tensors` may give shapes by them */
     bool wide;   /* I64 in files that are written */
     bool matrix; /* takes weight decay */
     bool second; /* LoRA+: of the group with the larger learning rate (lora_B) */

@@ -138,6 +138,8 @@ typedef struct {
     lm_tuning *t;
     lm_store *s;
     const lm_tune_module *m;
+    lm_tune_module biased; /* the same with its bias; m may be it */
+    double *bias;
     lm_tune_tensor tensor[LM_TUNE_TENSORS];
     double *v[LM_TUNE_TENSORS];
     int n;
@@ -188,6 +190,24 @@ static lm_code load_weight(const first *f, double **out, lm_err *e)
     return LM_OK;
 }
 
+/* The bias of a module whose method reads it. */
+static lm_code load_bias(first *f, const lm_tune_method *method, lm_err *e)
+{
+    const lm_tune_base *b = lm_tune_base_find(&f->t->bases, f->m->name, strlen(f->m->name));
+    const lm_st_tensor *st = b && b->bias && (method->is & LM_TUNE_MIXES)
+                                 ? lm_model_source_find(f->t->base, b->bias)
+                                 : NULL;
+    if (!st)
+        return LM_OK;
+    if (lm_alloc_n(&f->bias, (size_t)st->count, sizeof *f->bias, "a bias", e) ||
+        lm_model_source_load(f->t->base, st, LM_DTYPE_F64, f->bias, e))
+        return e->code;
+    f->biased = *f->m;
+    f->biased.bias = f->bias;
+    f->m = &f->biased;
+    return LM_OK;
+}
+
 static lm_code put(const first *f, int slice, const double *v, int64_t n, lm_err *e)
 {
     float *low = NULL;
@@ -235,16 +255,21 @@ static lm_code put_tensors(const first *f, lm_err *e)
     return rc;
 }
 
-/* The tensors of a module that start from the base, in double, for method->start. */
+/* Room for the tensors of a module that start from the base, in double, and its weight. */
+static lm_code load_module(first *f, const lm_tune_method *method, double **w, lm_err *e)
+{
+    lm_code rc = load_bias(f, method, e);
+    for (int i = 0; i < f->n && !rc; i++)
+        if (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE && f->tensor[i].dim[0] > 0)
+            rc = lm_alloc_n(&f->v[i], (size_t)numbers_of(&f->tensor[i]), sizeof *f->v[i],
+                            "a tensor", e);
+    return rc ? rc : load_weight(f, w, e);
+}
+
 static lm_code run_start(first *f, const lm_tune_method *method, double **w, bool *changed,
                          lm_err *e)
 {
-    lm_code rc = LM_OK;
-    for (int i = 0; i < f->n && !rc; i++)
-        if (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE)
-            rc = lm_alloc_n(&f->v[i], (size_t)numbers_of(&f->tensor[i]), sizeof *f->v[i],
-                            "a tensor", e);
-    rc = rc ? rc : load_weight(f, w, e);
+    lm_code rc = load_module(f, method, w, e);
     return rc ? rc
               : method->start(f->m, *w, changed, f->v,
                               lm_rng_make(f->t->seed, "adapter", (uint64_t)f->m->place), e);
@@ -254,6 +279,7 @@ static void end_start(first *f, double *w)
 {
     for (int i = 0; i < f->n; i++)
         lm_free(f->v[i]);
+    lm_free(f->bias);
     lm_free(w);
 }
 
@@ -282,17 +308,21 @@ bool lm_tuning_keeps_base(const lm_tuning *t)
     return !kind || !strcmp(kind, "gaussian") || !strcmp(kind, "orthogonal");
 }
 
-static lm_code start_ids(first *f, size_t i, lm_err *e)
+/* Numbers of the indices of module i: of those that `derive` makes, or of those that `start` does. */
+static lm_code make_ids(first *f, size_t i, bool derived, lm_err *e)
 {
+    static const bool given[LM_TUNE_TENSORS];
     const lm_tune_method *method = lm_attach_method(f->t->attach);
     double *w = NULL;
     bool changed = false;
     int64_t *out;
     lm_code rc = method->tensors(f->m, f->tensor, &f->n, e);
-    rc = rc ? rc : run_start(f, method, &w, &changed, e);
+    rc = rc ? rc : derived ? load_module(f, method, &w, e) : run_start(f, method, &w, &changed, e);
+    if (!rc && derived)
+        rc = method->derive(f->m, w, f->v, given, e);
     for (int k = 0; !rc && k < f->n; k++) {
         int64_t count = numbers_of(&f->tensor[k]);
-        if (f->tensor[k].off || !f->tensor[k].ids)
+        if (f->tensor[k].off || !f->tensor[k].ids || f->tensor[k].absent != derived)
             continue;
         rc = lm_attach_make_ids(f->t->attach, i, k, count, &out, e);
         for (int64_t n = 0; !rc && n < count; n++)
@@ -302,11 +332,29 @@ static lm_code start_ids(first *f, size_t i, lm_err *e)
     return rc;
 }
 
+/* True if the method's indices follow from the base, and are in no file. */
+static bool derives_ids(const lm_tuning *t, bool *derived, lm_err *e)
+{
+    first *f = NULL;
+    *derived = false;
+    if (lm_alloc_n(&f, 1, sizeof *f, "tensors of a module", e))
+        return false;
+    f->m = lm_attach_module(t->attach, 0);
+    bool ok = !lm_attach_method(t->attach)->tensors(f->m, f->tensor, &f->n, e);
+    for (int k = 0; ok && k < f->n; k++)
+        *derived = *derived || (f->tensor[k].ids && f->tensor[k].absent);
+    lm_free(f);
+    return ok;
+}
+
 lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e)
 {
+    bool derived;
     if (!lm_attach_has_ids(t->attach))
         return LM_OK;
-    if (saved)
+    if (!derives_ids(t, &derived, e))
+        return e->code;
+    if (saved && !derived)
         return lm_attach_read_ids(t->attach, saved, e);
     if (!lm_attach_method(t->attach)->start)
         return lm_fail(e, LM_EUSAGE, lm_attach_method(t->attach)->name,
@@ -314,7 +362,7 @@ lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e)
                        "a new adapter has no indices");
     for (size_t i = 0; i < lm_attach_modules(t->attach); i++) {
         first f = { .t = t, .m = lm_attach_module(t->attach, i) };
-        if (start_ids(&f, i, e))
+        if (make_ids(&f, i, derived, e))
             return e->code;
     }
     return LM_OK;

@@ -41,6 +41,7 @@ RATE_prompt    ?= 1
 RATE_loraplus  ?= 1e-3
 RATE_fourierft ?= 2e-4
 # keys of methods whose defaults do not divide the layers of PRESET
+SET_adamss ?= r=16
 SET_c3a    ?= block_size=32
 SET_shira  ?= r=4
 SET_vblora ?= vector_length=32
@@ -63,8 +64,8 @@ clean:
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
 
-# Not these: bitfit needs biases, tokens rows to be named, frod an adapter to begin with; adamss does not train.
-override METHODS := $(patsubst every,$(filter-out bitfit tokens frod adamss,$(shell peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p')),$(METHODS))
+# Not these: bitfit needs biases, tokens rows to be named, frod an adapter to begin with.
+override METHODS := $(patsubst every,$(filter-out bitfit tokens frod,$(shell peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p')),$(METHODS))
 OLD := $(strip $(OLD))
 NEW := $(strip $(NEW))
 

@@ -98,6 +98,7 @@ same_from_5() { # NAME OPTION...
     same_from_5 places --method shira --rank 2
     same_from_5 largest --method supertuning --set sparsity=0.9
     same_from_5 shared --method unilora --rank 2
+    same_from_5 clusters --method adamss --set r=24 # which follow from the base
     eval-model -q m --adapter places text.jsonl --seq-len 64 > measured
     merge-models -q --method passthrough m+shared -o shared-merged
     peft-tune -q m qa.jsonl -o places-on "${how[@]}" --init-adapter places --method shira --steps 1 --lr 0
@@ -221,7 +222,8 @@ same_from_5() { # NAME OPTION...
     for method in $(peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p'); do
         # sizes that suit a base of 64 columns; not here: parts of the model, and what needs a file or keys
         case $method in
-        full | bitfit | tokens | frod | adamss) continue ;;
+        full | bitfit | tokens | frod) continue ;;
+        adamss) set -- --set r=24 ;;
         c3a) set -- --set block_size=32 ;;
         road) set -- --set group_size=32 ;;
         shira) set -- --set r=4 ;;
@@ -380,9 +382,8 @@ same_from_5() { # NAME OPTION...
     bad "target: '(' is not a valid regular expression: correct it, or name modules" m qa.jsonl --target '('
     [ "$status" -eq 2 ]
     bad "foo: is no key of the method: --list-methods shows its keys" m qa.jsonl --set foo=1
-    for method in adamss frod; do
-        bad "--method: an adapter of '$method' cannot be begun here: make it with PEFT" m qa.jsonl --method $method
-    done
+    bad "--method: an adapter of 'frod' cannot be begun here: make it with PEFT" m qa.jsonl --method frod
+    bad "adamss of rank 64 for 64 outputs clusters rows that are equally far apart" m qa.jsonl --method adamss --set r=64
     bad "pvera_dropout: pvera trains without dropout" -q m qa.jsonl --method pvera --adapter-dropout 0.1
     bad "r is 4 and oft_block_size is 16" -q m qa.jsonl --method oft --rank 4 --set oft_block_size=16
     bad "a new adapter has no indices" m qa.jsonl --method vblora --set vector_length=32 --set save_only_topk_weights=true

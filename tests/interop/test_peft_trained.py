@@ -31,15 +31,15 @@ WORDS = "river old bridge stones market silver window morning evening garden".sp
 VIRTUAL = {"PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"}
 # What a model of width 64 needs instead of the defaults; tokens: which rows train; fourierft: its scale of 300 makes updates so
 # large that F32 does not resolve the logits to the bound.
-KEYS = {"adalora": ["tinit=1", "tfinal=1"], "c3a": ["block_size=16"], "fourierft": ["scaling=10"],
+KEYS = {"adamss": ["r=12"], "adalora": ["tinit=1", "tfinal=1"], "c3a": ["block_size=16"], "fourierft": ["scaling=10"],
         "road": ["group_size=16"], "shira": ["r=4"], "tokens": ["token_indices=[3,5,260]"], "vblora": ["vector_length=16"],
         "waveft": ["n_frequency=100"]}
 BIASED = {"beft": ["--target", "q_proj,v_proj"]}  # changes biases, which of these two models Qwen has
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SAVED = {"frod": "FrodConfig"}  # begin with a folder that PEFT made
 SKIP = {"loftq": "PEFT computes the quantised base anew on a GPU alone: adapter.bats has it"}
-# Not trained here, or files of PEFT that lack what a seed or the base gives: PEFT's numbers, merged and attached.
-MADE = {"adamss": ("AdamssConfig", dict(r=12, num_subspaces=3, subspace_rank=2)),
+# Files of PEFT that lack what a seed or the base gives: PEFT's numbers, merged and attached.
+MADE = {"adamss of PEFT": ("AdamssConfig", dict(r=12, num_subspaces=3, subspace_rank=2)),
         "vera without projections": ("VeraConfig", dict(r=6, save_projection=False)),
         "osf of PEFT": ("OSFConfig", dict(effective_rank=4))}
 FAR = 1e-5  # of the largest logit

@@ -181,6 +181,30 @@ def encoders(tmp, records):
         check(abs(got - want) < 1e-5 * want, f"encoder {name}: eval-model's loss of texts ({got:.6f}, {want:.6f})")
 
 
+def adamss_begins(tmp, records):
+    """A new adapter: V is PEFT's but for signs; A_k, for which PEFT draws a projection, holds as much of its cluster."""
+    base, out = os.path.join(tmp, "llama"), os.path.join(tmp, "adamss-new")
+    names = ["q_proj", "v_proj", "down_proj"]
+    tool("peft-tune", base, records, "-o", out, "--method", "adamss", "--target", ",".join(names), "--set", "r=12", "--set",
+         "num_subspaces=3", "--set", "subspace_rank=2", "--steps", "1", "--seq-len", "96", "--lr", "1e-9", "--dtype", "f32")
+    config = peft.AdamssConfig(r=12, num_subspaces=3, subspace_rank=2, task_type="CAUSAL_LM", target_modules=names)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    got, worst, least = load_file(os.path.join(out, "adapter_model.safetensors")), 0, 1
+    for name, m in model.named_modules():
+        if not hasattr(m, "adamss_newB"):
+            continue
+        v, w = got[f"{name}.adamss_newB"], m.base_layer.weight.detach()
+        want = m.adamss_newB["default"]
+        worst = max(worst, (v * (v * want).sum(1).sign()[:, None] - want).abs().max().item())
+        for k in range(3):
+            rows, a = m.seg_result["default"][k], got[f"{name}.adamss_A.{k}"]
+            u = torch.nn.functional.normalize(w @ v.T, dim=0)[rows]
+            own, theirs = (((u @ x.T) ** 2).sum() for x in (a, m.adamss_A["default"][k].detach() * (v * want).sum(1).sign()))
+            worst = max(worst, (a @ a.T - torch.eye(len(a))).abs().max().item())
+            least = min(least, (own / theirs).item())
+    check(worst < 1e-4 and least > 1 - 1e-4, f"a new adamss: vectors ({worst:.1e}), share of clusters ({least:.4f})")
+
+
 def cases(kind):
     names = {"gpt2": ["c_attn", "c_fc"]}.get(kind, ["q_proj", "v_proj", "down_proj"])
     to = dict(task_type="CAUSAL_LM", target_modules=names, fan_in_fan_out=kind == "gpt2")
@@ -230,6 +254,9 @@ def cases(kind):
         yield "glora", "glora", peft.GloraConfig(r=4, **plain)
         yield "peanut", "peanut", peft.PeanutConfig(r=4, **plain)
         yield "beft", "beft", peft.BeftConfig(**plain)
+        yield "adamss", "adamss", peft.AdamssConfig(r=12, num_subspaces=3, subspace_rank=2, **plain)
+        yield "adamss-ranks", "adamss", peft.AdamssConfig(r=10, num_subspaces=2, subspace_rank=5, use_dynamic_rank=True,
+                                                          svd_threshold=0.8, random_seed=5, **plain)
         yield "osf", "osf", peft.OSFConfig(effective_rank=20, **plain)
         yield "frod", "frod", peft.FrodConfig(**plain)
         yield "ln", "ln_tuning", peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["input_layernorm"])
@@ -248,6 +275,8 @@ def main():
                 except Exception as e:
                     check(False, f"{kind} {name}: {type(e).__name__}: {str(e)[:200]}")
         other_base(tmp, records)
+        if not only or "adamss" in only:
+            adamss_begins(tmp, records)
         if not only or "encoders" in only:
             encoders(tmp, records)
     print(f"1..{count}")

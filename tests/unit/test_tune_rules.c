@@ -767,6 +767,101 @@ static void osf(void **state)
     end(&t);
 }
 
+/* Of [W, b] of rank 3, which columns of `left` [out,3] and rows of `right` [3,in+1] give, a new adapter has V with rows of
+ * length 1 at right angles, which span those of [W, b]; and A_k with the directions of the cluster's rows of the left
+ * singular vectors: |S A_k'|^2 is the sum of the largest squares of singular values.  The clusters are all of the outputs. */
+static void new_adamss(int64_t out, int64_t in)
+{
+    static lm_tune_tensor tensor[LM_TUNE_TENSORS];
+    double hyper[8], all[20 * 13] = { 0 }, w[20 * 12], b[20], left[20 * 3], right[3 * 13];
+    double *v[LM_TUNE_TENSORS] = { NULL };
+    int64_t label[20], rank[2], rows = 0, n = in + 1;
+    const int64_t *ids[LM_TUNE_TENSORS] = { NULL, label, rank };
+    const bool given[LM_TUNE_TENSORS] = { false };
+    bool changed = false;
+    int count = 0;
+    lm_err e = { 0 };
+    lm_tune_module m = { .name = module, .out = out, .in = in, .has_bias = true, .bias = b };
+    json_t *config = json_loads("{\"r\": 3, \"num_subspaces\": 2, \"subspace_rank\": 2}", 0, NULL);
+
+    random_numbers(left, out * 3);
+    random_numbers(right, 3 * n);
+    add_product(all, 1, left, right, out, 3, n, false);
+    for (int64_t i = 0; i < out; i++) {
+        memcpy(w + i * in, all + i * n, (size_t)in * sizeof *w);
+        b[i] = all[i * n + in];
+    }
+    assert_int_equal(lm_tune_read_hyper(&lm_tune_adamss, config, module, "config", hyper, &e), 0);
+    m.hyper = hyper;
+    m.config = config;
+    for (int pass = 0; pass < 2; pass++) { /* shapes follow from the clusters */
+        assert_int_equal(lm_tune_adamss.tensors(&m, tensor, &count, &e), 0);
+        for (int i = 0; i < count; i++)
+            if (!v[i] && tensor[i].dim[0] > 0)
+                v[i] = calloc((size_t)count_of(&tensor[i]), sizeof **v);
+        if (pass)
+            break;
+        assert_int_equal(lm_tune_adamss.derive(&m, w, v, given, &e), 0);
+        for (int64_t i = 0; i < out; i++)
+            label[i] = (int64_t)v[1][i];
+        for (int k = 0; k < 2; k++)
+            rank[k] = (int64_t)v[2][k];
+        m.ids = ids;
+    }
+    assert_int_equal(lm_tune_adamss.start(&m, w, &changed, v, lm_rng_make(3, "start", 0), &e), 0);
+    assert_false(changed);
+    double square[9] = { 0 }, part[20 * 3] = { 0 }, again[20 * 13] = { 0 };
+    add_product(square, 1, v[0], v[0], 3, n, 3, true);
+    for (int i = 0; i < 9; i++)
+        assert_true(fabs(square[i] - (i % 4 == 0)) < 1e-10);
+    add_product(part, 1, all, v[0], out, n, 3, true);
+    add_product(again, 1, part, v[0], out, 3, n, false);
+    for (int64_t i = 0; i < out * n; i++)
+        assert_true(fabs(again[i] - all[i]) < 1e-10);
+    for (int c = 0; c < 3; c++) { /* U = [W, b] V' with columns of length 1 */
+        double q = 0;
+        for (int64_t i = 0; i < out; i++)
+            q += part[i * 3 + c] * part[i * 3 + c];
+        for (int64_t i = 0; i < out; i++)
+            part[i * 3 + c] /= sqrt(q);
+    }
+    for (int k = 0; k < 2; k++) {
+        int64_t own = 0;
+        double gram[9] = { 0 }, held[4] = { 0 }, room[6] = { 0 }, sum = 0, trace = 0;
+        lm_tune_svd s = { 0 };
+
+        for (int64_t i = 0; i < out; i++)
+            if (label[i] == k) {
+                for (int j = 0; j < 9; j++)
+                    gram[j] += part[i * 3 + j / 3] * part[i * 3 + j % 3];
+                own++;
+            }
+        rows += own;
+        assert_int_equal(rank[k], own < 2 ? own : 2);
+        assert_int_equal(tensor[4 + 2 * k].dim[0], own);
+        assert_int_equal(lm_tune_svd_of(gram, 3, 3, &s, &e), 0);
+        add_product(room, 1, v[3 + 2 * k], gram, rank[k], 3, 3, false);
+        add_product(held, 1, room, v[3 + 2 * k], rank[k], 3, rank[k], true);
+        for (int64_t j = 0; j < rank[k]; j++) {
+            sum += s.value[j];
+            trace += held[j * rank[k] + j];
+        }
+        assert_true(fabs(sum - trace) < 1e-10);
+        lm_tune_svd_fini(&s);
+    }
+    assert_int_equal(rows, out);
+    for (int i = 0; i < count; i++)
+        free(v[i]);
+    json_decref(config);
+}
+
+static void adamss(void **state)
+{
+    (void)state;
+    new_adamss(20, 7);
+    new_adamss(9, 12);
+}
+
 /* Added biases; norms that are replaced; rows of the embedding, columns here */
 static void small_ones(void **state)
 {
@@ -800,14 +895,15 @@ static void small_ones(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lora_bias), cmocka_unit_test(hira),          cmocka_unit_test(delora),
-        cmocka_unit_test(gralora),   cmocka_unit_test(miss),          cmocka_unit_test(randlora),
-        cmocka_unit_test(vblora),    cmocka_unit_test(vblora_chosen), cmocka_unit_test(unilora),
-        cmocka_unit_test(tinylora),  cmocka_unit_test(fourierft),     cmocka_unit_test(waveft),
-        cmocka_unit_test(shira),     cmocka_unit_test(supertuning),   cmocka_unit_test(hra),
-        cmocka_unit_test(road),      cmocka_unit_test(oft),           cmocka_unit_test(boft),
-        cmocka_unit_test(deft),      cmocka_unit_test(glora),         cmocka_unit_test(peanut),
-        cmocka_unit_test(frod),      cmocka_unit_test(osf),           cmocka_unit_test(small_ones),
+        cmocka_unit_test(lora_bias),  cmocka_unit_test(hira),          cmocka_unit_test(delora),
+        cmocka_unit_test(gralora),    cmocka_unit_test(miss),          cmocka_unit_test(randlora),
+        cmocka_unit_test(vblora),     cmocka_unit_test(vblora_chosen), cmocka_unit_test(unilora),
+        cmocka_unit_test(tinylora),   cmocka_unit_test(fourierft),     cmocka_unit_test(waveft),
+        cmocka_unit_test(shira),      cmocka_unit_test(supertuning),   cmocka_unit_test(hra),
+        cmocka_unit_test(road),       cmocka_unit_test(oft),           cmocka_unit_test(boft),
+        cmocka_unit_test(deft),       cmocka_unit_test(glora),         cmocka_unit_test(peanut),
+        cmocka_unit_test(frod),       cmocka_unit_test(osf),           cmocka_unit_test(adamss),
+        cmocka_unit_test(small_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

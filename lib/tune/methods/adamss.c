@@ -7,8 +7,11 @@
  * the left singular vectors of [W, b], by the k-means of scikit-learn (1.3 or newer) from a seed.
  * Neither depends on signs or on the choice of a basis. The numbers of rows that the file has for
  * each cluster show whether they came out the same; where r is all of the outputs, all rows are
- * equally far from each other, and rounding decides: this is refused. Source: huggingface/peft
- * tuners/adamss. */
+ * equally far from each other, and rounding decides: this is refused.
+ *
+ * A new adapter has for V the r right singular vectors, for A_k those of the cluster's rows of the
+ * left ones, and zeros for B_k.  Subspaces are not dropped in training (use_asa), which PEFT does in
+ * a callback alone. Source: huggingface/peft tuners/adamss. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,10 +26,12 @@ static const lm_hyper hyper[] = {
     { "num_subspaces", 5, 1, 38, "clusters of outputs", LM_WHOLE },
     { "subspace_rank", 1, 1, 1e6, "most rank of a cluster", LM_WHOLE },
     { "random_seed", 0, 0, 4294967295.0, "of the subspace", LM_WHOLE },
+    { "use_dynamic_rank", 0, 0, 1, "ranks by svd_threshold", "false true" },
+    { "svd_threshold", 0.1, 0, 1, "least value of a rank, beside the largest", NULL },
     { 0 },
 };
-enum { R, CLUSTERS, RANK, SEED };
-enum { BASIS, LABELS, FIRST }; /* FIRST + 2 k: A_k; FIRST + 2 k + 1: B_k */
+enum { R, CLUSTERS, RANK, SEED, DYNAMIC, THRESHOLD };
+enum { BASIS, LABELS, RANKS, FIRST }; /* FIRST + 2 k: A_k; FIRST + 2 k + 1: B_k */
 enum { ITERATIONS = 2, ROUNDS = 10, KMEANS_SEED = 123456789 };
 
 static int64_t width_of(const lm_tune_module *m)
@@ -46,34 +51,67 @@ static int64_t clusters_of(const lm_tune_module *m)
     return (int64_t)m->hyper[CLUSTERS] < m->out ? (int64_t)m->hyper[CLUSTERS] : m->out;
 }
 
+static int64_t rows_of(const int64_t *label, int64_t n, int64_t k)
+{
+    int64_t rows = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        rows += label[i] == k;
+    return rows;
+}
+
+/* The clusters and their ranks, which are not in files. */
+static void add_derived(lm_tune_tensor *out, int *n, const char *name, int64_t count)
+{
+    lm_tune_tensor *t = lm_tune_tensor_add(out, n, name, count, 0, LM_TUNE_BASE, 0);
+
+    t->frozen = t->absent = t->ids = true;
+}
+
+/* A_k and B_k, of which a file has the shapes; without one they follow from the clusters. */
+static lm_code add_cluster(const lm_tune_module *m, int64_t k, lm_tune_tensor *out, int *n,
+                           lm_err *e)
+{
+    bool known = m->ids && m->ids[LABELS] && m->ids[RANKS];
+    int64_t rows = known ? rows_of(m->ids[LABELS], m->out, k) : LM_TUNE_ANY;
+    int64_t rank = known ? m->ids[RANKS][k] : LM_TUNE_ANY;
+    char name[48];
+
+    if (known && rows < 1)
+        return lm_fail(e, LM_EUSAGE, m->name, "use a smaller num_subspaces",
+                       "cluster %lld has no outputs", (long long)k);
+    snprintf(name, sizeof name, "adamss_A.%lld", (long long)k);
+    lm_tune_tensor_add(out, n, name, rank, rank_of(m), LM_TUNE_BASE, 0);
+    snprintf(name, sizeof name, "adamss_B.%lld", (long long)k);
+    lm_tune_tensor_add(out, n, name, rows, rank, LM_TUNE_ZEROS, 0);
+    return LM_OK;
+}
+
 static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e)
 {
     int64_t r = rank_of(m);
-    char name[48];
-    lm_tune_tensor *t;
+    lm_code rc = LM_OK;
 
     *n = 0;
     if (r >= m->out)
-        return lm_fail(e, LM_EUSAGE, m->name, "use the program that made it",
+        return lm_fail(e, LM_EUSAGE, m->name, "use a smaller r",
                        "adamss of rank %lld for %lld outputs clusters rows that are equally far "
                        "apart, so that rounding decides",
                        (long long)r, (long long)m->out);
     lm_tune_tensor_add(out, n, "adamss_newB", r, width_of(m), LM_TUNE_BASE, 0)->frozen = true;
-    t = lm_tune_tensor_add(out, n, "adamss_labels", m->out, 0, LM_TUNE_BASE, 0);
-    t->frozen = t->absent = t->ids = true;
-    for (int64_t k = 0; k < clusters_of(m); k++) {
-        snprintf(name, sizeof name, "adamss_A.%lld", (long long)k);
-        lm_tune_tensor_add(out, n, name, LM_TUNE_ANY, r, LM_TUNE_BASE, 0);
-        snprintf(name, sizeof name, "adamss_B.%lld", (long long)k);
-        lm_tune_tensor_add(out, n, name, LM_TUNE_ANY, LM_TUNE_ANY, LM_TUNE_ZEROS, 0);
-    }
-    return LM_OK;
+    add_derived(out, n, "adamss_labels", m->out);
+    add_derived(out, n, "adamss_ranks", clusters_of(m));
+    for (int64_t k = 0; !rc && k < clusters_of(m); k++)
+        rc = add_cluster(m, k, out, n, e);
+    return rc;
 }
 
 /* ---- The clusters ---- */
 
-/* A basis [out,r] of the space of left singular vectors, as torch.svd_lowrank projects x. */
-static lm_code left_basis(const lm_tune_module *m, const double *x, double *out, lm_err *e)
+/* A basis [out,r] of the space of left singular vectors, as torch.svd_lowrank projects x; on the wide
+ * side of x, right [n,r] is one of the right ones (NULL: not asked for). */
+static lm_code find_bases(const lm_tune_module *m, const double *x, double *left, double *right,
+                          lm_err *e)
 {
     int64_t n = width_of(m), r = rank_of(m), room = (m->out > n ? m->out : n) * r;
     bool tall = m->out >= n;
@@ -99,7 +137,9 @@ static lm_code left_basis(const lm_tune_module *m, const double *x, double *out,
         lm_tune_orthonormalise(to, to_left ? m->out : n, r);
     }
     if (!rc)
-        memcpy(out, a, (size_t)(m->out * r) * sizeof *out);
+        memcpy(left, a, (size_t)(m->out * r) * sizeof *left);
+    if (!rc && right)
+        memcpy(right, b, (size_t)(n * r) * sizeof *right);
     lm_free(a);
     lm_free(b);
     return rc;
@@ -246,24 +286,165 @@ static lm_code cluster(double *x, int64_t n, int64_t r, int64_t k, double *label
     return rc;
 }
 
+/* [W, b] [out,n] */
+static lm_code widen(const lm_tune_module *m, const double *w, double **out, lm_err *e)
+{
+    int64_t n = width_of(m);
+
+    if (m->has_bias && !m->bias)
+        return lm_fail(e, LM_EBUG, m->name, NULL, "its bias was not read");
+    if (lm_alloc_n(out, (size_t)(m->out * n), sizeof **out, "clusters", e))
+        return e->code;
+    for (int64_t i = 0; i < m->out; i++) {
+        memcpy(*out + i * n, w + i * m->in, (size_t)m->in * sizeof **out);
+        if (m->has_bias)
+            (*out)[i * n + m->in] = m->bias[i];
+    }
+    return LM_OK;
+}
+
+/* Singular values and vectors of the rows u [out,r] of cluster k. */
+static lm_code divide_cluster(const lm_tune_module *m, const double *u, const double *label,
+                              int64_t k, lm_tune_svd *s, lm_err *e)
+{
+    int64_t r = rank_of(m), n = 0;
+    double *rows = NULL;
+    lm_code rc = lm_alloc_n(&rows, (size_t)(m->out * r), sizeof *rows, "a cluster", e);
+
+    for (int64_t i = 0; !rc && i < m->out; i++)
+        if (label[i] == (double)k)
+            memcpy(rows + r * n++, u + r * i, (size_t)r * sizeof *rows);
+    rc = rc ? rc : lm_tune_svd_of(rows, n, r, s, e);
+    lm_free(rows);
+    return rc;
+}
+
+/* Ranks of the clusters: what PEFT counts are values of the Gram matrix, squares of those of rows. */
+static lm_code find_ranks(const lm_tune_module *m, const double *u, const double *label,
+                          double *out, lm_err *e)
+{
+    int64_t most = (int64_t)m->hyper[RANK];
+    double least = sqrt(m->hyper[THRESHOLD]);
+    lm_code rc = LM_OK;
+
+    for (int64_t k = 0; !rc && k < clusters_of(m); k++) {
+        int64_t rows = 0, rank = 1;
+        lm_tune_svd s = { 0 };
+
+        for (int64_t i = 0; i < m->out; i++)
+            rows += label[i] == (double)k;
+        if (m->hyper[DYNAMIC] && rows)
+            rc = divide_cluster(m, u, label, k, &s, e);
+        while (!rc && rank < rows && rank < most && rank < rank_of(m) &&
+               (!m->hyper[DYNAMIC] || s.value[rank] > least * s.value[0]))
+            rank++;
+        out[k] = (double)rank;
+        lm_tune_svd_fini(&s);
+    }
+    return rc;
+}
+
 static lm_code derive(const lm_tune_module *m, double *w, double *const *v, const bool *given,
                       lm_err *e)
 {
-    int64_t n = width_of(m), r = rank_of(m);
-    double *x = NULL, *u = NULL;
-    lm_code rc = lm_alloc_n(&x, (size_t)(m->out * n), sizeof *x, "clusters", e);
+    double *x = NULL, *u = NULL, *room = NULL;
+    size_t n = (size_t)(m->out * rank_of(m));
+    lm_code rc = widen(m, w, &x, e);
 
-    rc = rc ? rc : lm_alloc_n(&u, (size_t)(m->out * r), sizeof *u, "clusters", e);
-    if (!rc && m->has_bias && !m->bias)
-        rc = lm_fail(e, LM_EBUG, m->name, NULL, "its bias was not read");
-    for (int64_t i = 0; !rc && i < m->out; i++) {
-        memcpy(x + i * n, w + i * m->in, (size_t)m->in * sizeof *x);
-        if (m->has_bias)
-            x[i * n + m->in] = m->bias[i];
-    }
     (void)given;
-    rc = rc ? rc : left_basis(m, x, u, e);
-    rc = rc ? rc : cluster(u, m->out, r, clusters_of(m), v[LABELS], e);
+    rc = rc ? rc : lm_alloc_n(&u, n, sizeof *u, "clusters", e);
+    rc = rc ? rc : lm_alloc_n(&room, n, sizeof *room, "clusters", e);
+    rc = rc ? rc : find_bases(m, x, u, NULL, e);
+    if (!rc)
+        memcpy(room, u, n * sizeof *u);
+    rc = rc ? rc : cluster(room, m->out, rank_of(m), clusters_of(m), v[LABELS], e);
+    rc = rc ? rc : find_ranks(m, u, v[LABELS], v[RANKS], e);
+    lm_free(x);
+    lm_free(u);
+    lm_free(room);
+    return rc;
+}
+
+/* ---- A new adapter ---- */
+
+/* x [rows,r] = a [rows,r] b [r,r]; b by columns if `turned`. */
+static void rotate(const double *a, const double *b, bool turned, int64_t rows, int64_t r,
+                   double *x)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = 0; c < r; c++) {
+            double sum = 0;
+
+            for (int64_t k = 0; k < r; k++)
+                sum += a[i * r + k] * b[turned ? c * r + k : k * r + c];
+            x[i * r + c] = sum;
+        }
+}
+
+/* Singular vectors of x in the space that find_bases found: u [out,r], and by rows v [r,n]. */
+static lm_code find_vectors(const lm_tune_module *m, const double *x, double *u, double *v,
+                            lm_err *e)
+{
+    int64_t n = width_of(m), r = rank_of(m);
+    bool tall = m->out >= n;
+    double *left = NULL, *right = NULL, *part = NULL, *turned = NULL;
+    lm_tune_svd s = { 0 };
+    const lm_lapack *la = NULL;
+    lm_code rc = lm_lapack_load(&la, e);
+
+    rc = rc ? rc : lm_alloc_n(&left, (size_t)(m->out * r), sizeof *left, "vectors", e);
+    rc = rc ? rc : lm_alloc_n(&right, (size_t)(n * r), sizeof *right, "vectors", e);
+    rc = rc ? rc : lm_alloc_n(&turned, (size_t)(n * r), sizeof *turned, "vectors", e);
+    rc = rc ? rc : lm_alloc_n(&part, (size_t)((tall ? n : m->out) * r), sizeof *part, "vectors", e);
+    rc = rc ? rc : find_bases(m, x, left, right, e);
+    if (!rc && tall) /* left' x [r,n] */
+        la->dgemm(LM_BLAS_ROWS, LM_BLAS_TRANSPOSED, LM_BLAS_PLAIN, (int)r, (int)n, (int)m->out, 1,
+                  left, (int)r, x, (int)n, 0, part, (int)n);
+    else if (!rc) /* x right [out,r] */
+        la->dgemm(LM_BLAS_ROWS, LM_BLAS_PLAIN, LM_BLAS_PLAIN, (int)m->out, (int)r, (int)n, 1, x,
+                  (int)n, right, (int)r, 0, part, (int)r);
+    rc = rc ? rc : lm_tune_svd_of(part, tall ? r : m->out, tall ? n : r, &s, e);
+    if (!rc && tall) {
+        rotate(left, s.left, true, m->out, r, u);
+        memcpy(turned, s.right, (size_t)(n * r) * sizeof *turned);
+    } else if (!rc) {
+        for (int64_t i = 0; i < m->out * r; i++)
+            u[i] = s.left[i % r * m->out + i / r];
+        rotate(right, s.right, false, n, r, turned);
+    }
+    for (int64_t i = 0; !rc && i < n * r; i++)
+        v[i % r * n + i / r] = turned[i];
+    lm_tune_svd_fini(&s);
+    lm_free(left);
+    lm_free(right);
+    lm_free(part);
+    lm_free(turned);
+    return rc;
+}
+
+static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *const *v,
+                     lm_rng rng, lm_err *e)
+{
+    int64_t r = rank_of(m);
+    double *x = NULL, *u = NULL;
+    lm_code rc = json_is_true(json_object_get(m->config, "use_asa"))
+                     ? lm_fail(e, LM_EUSAGE, "use_asa", "set it to false",
+                               "subspaces are not dropped in training here")
+                     : widen(m, w, &x, e);
+
+    (void)changed, (void)rng;
+    for (int64_t i = 0; !rc && i < m->out; i++)
+        v[LABELS][i] = (double)m->ids[LABELS][i];
+    rc = rc ? rc : lm_alloc_n(&u, (size_t)(m->out * r), sizeof *u, "vectors", e);
+    rc = rc ? rc : find_vectors(m, x, u, v[BASIS], e);
+    for (int64_t k = 0; !rc && k < clusters_of(m); k++) {
+        lm_tune_svd s = { 0 };
+
+        rc = divide_cluster(m, u, v[LABELS], k, &s, e);
+        for (int64_t i = 0; !rc && i < m->ids[RANKS][k] * r; i++)
+            v[FIRST + 2 * k][i] = s.right[i % r * s.n + i / r];
+        lm_tune_svd_fini(&s);
+    }
     lm_free(x);
     lm_free(u);
     return rc;
@@ -277,8 +458,7 @@ static lm_vid place_cluster(lm_rule *r, const lm_tune_module *m, int64_t k, lm_v
     int64_t rows = lm_r_dim(r, part, 0), rank = lm_r_dim(r, part, 1), n = 0, *at = NULL;
     const int64_t *label = m->ids[LABELS];
 
-    for (int64_t i = 0; i < m->out; i++)
-        n += label[i] == k;
+    n = rows_of(label, m->out, k);
     if (lm_r_ok(r) && n != rows)
         lm_fail(r->e, LM_EUSAGE, m->name,
                 "use the base on which it was trained, or merge it with PEFT",
@@ -325,10 +505,12 @@ const lm_tune_method lm_tune_adamss = {
     .name = "adamss",
     .about = "low ranks for clusters of outputs",
     .prefix = "adamss_",
-    .is = LM_TUNE_MIXES | LM_TUNE_SAVED, /* its clusters are not written here */
+    .is = LM_TUNE_MIXES,
     .hyper = hyper,
+    .extra = "{\"init_weights\": \"orthogonal\", \"use_asa\": false}",
     .tensors = tensors,
     .weight = weight,
     .bias = bias,
+    .start = start,
     .derive = derive,
 };
