@@ -2,6 +2,7 @@
 # Adapters beside models that are used, and the memory that is stated before an adapter is trained.
 
 bats_require_minimum_version 1.5.0
+load memory
 
 setup_file() {
     cd "$BATS_FILE_TMPDIR" || exit 1
@@ -364,6 +365,7 @@ copy_with() {
 }
 
 @test "adapter: memory is stated by part and kept to within 5 %" {
+    plain_memory peft-tune
     init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=512 -s intermediate_size=1536 \
         -s num_hidden_layers=6 -o wide
     for method in lora qlora; do

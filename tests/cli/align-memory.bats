@@ -6,6 +6,7 @@
 # code of the tool is little.  Completions have no end, so that each has as many tokens as the plan counts.
 
 bats_require_minimum_version 1.5.0
+load memory
 
 setup_file() {
     cd "$BATS_FILE_TMPDIR"
@@ -41,6 +42,7 @@ keeps() {
 sampled=(--batch-size 2 --group 4 --micro-batch-size 8 --max-new-tokens 40 --reward length:target=5)
 
 @test "align-model: memory of given answers is kept to within 5 %" {
+    plain_memory align-model
     keeps dpo --loss dpo --batch-size 4
     keeps "dpo, layers computed again" --loss dpo --batch-size 4 --recompute full
     keeps "dpo with lora" --loss dpo --batch-size 4 --method lora
@@ -49,6 +51,7 @@ sampled=(--batch-size 2 --group 4 --micro-batch-size 8 --max-new-tokens 40 --rew
 }
 
 @test "align-model: memory of sampled completions is kept to within 5 %" {
+    plain_memory align-model
     keeps grpo --loss grpo "${sampled[@]}"
     keeps "grpo with lora" --loss grpo "${sampled[@]}" --method lora
     keeps "grpo with lora and a reference that it shares" --loss grpo "${sampled[@]}" --method lora --kl 0.1
@@ -59,6 +62,7 @@ sampled=(--batch-size 2 --group 4 --micro-batch-size 8 --max-new-tokens 40 --rew
 }
 
 @test "align-model: memory of values and of other models is kept to within 5 %" {
+    plain_memory align-model
     keeps ppo --loss ppo "${sampled[@]}" --group 2
     keeps "a reward model" --loss grpo --reward-model judge "${sampled[@]:0:8}" --method lora
     keeps "a reference in codes that it shares, layers computed again" --loss grpo "${sampled[@]}" --method qlora --kl 0.1

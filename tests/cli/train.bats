@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # train: checkpoints and resumes to the bit, signals, records, refusals, and the files that remain after failures.
 bats_require_minimum_version 1.5.0
+load memory
 
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -1012,12 +1013,8 @@ whole_or_none() {
     inject_each rename 20 whole_or_none "${t[@]}" m0 data -o run -f
 }
 
-plain_memory() {
-    ! ldd "$(command -v train)" | grep -qE 'lib[at]san' || skip "a sanitizer needs memory of its own"
-}
-
 @test "train: the memory that is used is within 5 % of the plan" {
-    plain_memory
+    plain_memory train
     [ "$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)" -gt 2500 ] || skip "less than 2.5 GB of memory free"
     LM_SHARE=$root/share init-model -q gpt2-124m --set n_layer=2 -o big # 53.6 M parameters
     for d in f32 bf16; do
@@ -1032,7 +1029,7 @@ plain_memory() {
 }
 
 @test "train: tokens that were read do not count as memory of the process" {
-    plain_memory
+    plain_memory train
     mkdir long
     head -c 64M /dev/zero | tr '\0' '\1' > long/train.bin
     used=$("${T[@]}" m0 long -o run --json | sed -nE 's/.*"peak_memory_bytes":([0-9]+).*/\1/p')

@@ -72,13 +72,13 @@ static lm_code take_doc(reading *r, const lm_doc *doc, lm_err *e)
 
 static lm_code read_all(reading *r, lm_input *in, lm_err *e)
 {
+    lm_doc doc = { 0 };
     bool got = true;
-    while (!lm_stopping() && (!r->o->limit || r->p->n < r->o->limit)) {
-        lm_doc doc = { 0 };
-        if (lm_input_next(in, &doc, &got, e) || !got || take_doc(r, &doc, e))
-            return e->code;
-    }
-    return LM_OK;
+    while (!lm_stopping() && (!r->o->limit || r->p->n < r->o->limit) &&
+           !lm_input_next(in, &doc, &got, e) && got && !take_doc(r, &doc, e))
+        ;
+    lm_doc_fini(&doc);
+    return e->code;
 }
 
 lm_code lm_prompts_read(const lm_prompts_opts *o, lm_prompts *p, lm_err *e)
