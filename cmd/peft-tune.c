@@ -47,7 +47,7 @@ static lm_code read_data(tune_session *s, lm_err *e)
     if (!t->ask.data)
         return LM_OK;
     s->maker.loss_on = (lm_loss_on)choice(lm_loss_on_names, opt.loss_on);
-    s->maker.cut = (lm_truncation)choice(lm_cut_names, opt.truncate);
+    s->maker.cut = (lm_truncation)choice(lm_cut_names, opt.truncation);
     if (lm_packed_maker(t->source, opt.chat_template, lm_config_eos(&t->config), &s->maker, e) ||
         lm_training_template(&opt.chat_template, &s->template, e) ||
         read_records(s, t->ask.data, opt.max_examples, &s->data, e) || tune_check_data(s, e))

@@ -74,7 +74,7 @@ static lm_code read_answers(align_session *s, const char *path, lm_text_answers 
                                      .pairs = lm_align_kind_of(&s->spec) != LM_ALIGN_UNPAIRED &&
                                               !align_distils(s),
                                      .given = align_distils(s),
-                                     .limit = opt.limit,
+                                     .limit = opt.max_examples,
                                      .sink = &tool.sink };
     lm_text_answers_opts own = o;
     for (int i = 0; lm_cut_names[i]; i++)

@@ -17,7 +17,7 @@ typedef struct {
     const char *beta, *smoothing, *average, *f_divergence, *f_alpha, *ld_alpha, *gamma, *cpo_alpha,
         *alpha, *desirable, *undesirable, *lambda,
         *distill_temperature; /* hyper-parameters; NULL: not given */
-    int64_t steps, batch, micro, length, seq, limit;
+    int64_t steps, batch, micro, length, seq, max_examples;
     double epochs;
     const char *template, *truncation, *map;
     bool list_losses;

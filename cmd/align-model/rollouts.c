@@ -112,7 +112,7 @@ static lm_code read_prompts(align_session *s, const char *path, lm_prompts *out,
         .map = &s->map,
         .maker = { .tok = s->tok, .chat = s->chat, .eos = lm_config_eos(&s->t.config) },
         .most = opt.most_prompt,
-        .limit = opt.limit
+        .limit = opt.max_examples
     };
     if (lm_prompts_read(&o, out, e))
         return e->code;

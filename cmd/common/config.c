@@ -355,7 +355,8 @@ lm_code lm_options_resume(const json_t *saved, const char *const *except, const 
     json_t *v;
     json_object_foreach((json_t *)(uintptr_t)saved, key, v)
     {
-        int i = lm_option_find(key);
+        const lm_alias *was = lm_alias_find(key);
+        int i = was && !was->value && !was->instead ? was->target : lm_option_find(key);
         bool skip = i < 0 || !takes_part(&f->opt[i]) || f->given[i] || json_is_null(v);
         for (const char *const *x = except; !skip && x && *x; x++)
             skip = !strcmp(*x, key);

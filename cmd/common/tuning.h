@@ -24,8 +24,10 @@ typedef struct {
 extern const char *const lm_tuning_base_formats[];
 
 /* Rows of an option table; `a` is an lm_tuning_args. */
-#define LM_TUNING_RANK(a, rank_help) \
-    LM_REAL(0, "rank", &(a).rank, "R", 1, 1e6, rank_help), LM_ALSO("lora-rank lora-r")
+#define LM_TUNING_RANK(a, rank_help)                                                    \
+    LM_REAL(0, "rank", &(a).rank, "R", 1, 1e6, rank_help), LM_ALSO("lora-rank lora-r"), \
+        LM_REAL(0, "lora-alpha", &(a).alpha, "X", 0, 1e9,                               \
+                "the update is scaled by X / rank [2 R]")
 
 #define LM_TUNING_TARGET(a)                                                                  \
     LM_REAL(0, "adapter-dropout", &(a).dropout, "P", 0, 0.999,                               \

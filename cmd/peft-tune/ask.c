@@ -31,7 +31,7 @@ static lm_code find_operands(tune_session *s, lm_err *e)
 static lm_code find_recipe(tune_session *s, lm_err *e)
 {
     static const lm_tuning_option of_adapters[] = { { "rank", true },
-                                                    { "alpha", true },
+                                                    { "lora-alpha", true },
                                                     { "adapter-dropout", true },
                                                     { "target", true },
                                                     { "exclude", true },

@@ -22,7 +22,7 @@ typedef struct {
     const char *combine;
     double share;
 
-    const char *chat_template, *loss_on, *truncate, *map;
+    const char *chat_template, *loss_on, *truncation, *map;
     bool packing;
     int64_t max_examples;
 } tune_options;

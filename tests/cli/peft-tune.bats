@@ -327,6 +327,20 @@ same_from_5() { # NAME OPTION...
     (cd elsewhere && peft-tune -q --resume ../ours --steps 2)
 }
 
+@test "peft-tune, align-model: one name for what both have; other names are read, in saved runs too" {
+    for tool in peft-tune align-model; do
+        "$tool" m qa.jsonl --print-config --lora-alpha 8 --truncation end --max-examples 3 > ours
+        "$tool" m qa.jsonl --print-config --lora_alpha 8 --truncation-mode end --limit 3 > theirs
+        cmp ours theirs
+    done
+    peft-tune m qa.jsonl --print-config --lora-alpha 8 --truncation end --max-examples 3 > ours
+    peft-tune m qa.jsonl --print-config --alpha 8 --truncate end --max-samples 3 > theirs
+    cmp ours theirs
+    peft-tune -q m qa.jsonl -o few "${how[@]}" --steps 1 --max-examples 30
+    sed -i 's/"max-examples"/"limit"/' few/latest/state.json
+    peft-tune -q --resume few --steps 2 # the digest of the data is that of 30 records
+}
+
 @test "peft-tune: --init-adapter of another base names the tensor, its shape and the base's" {
     sed 's/"hidden_size": 64/"hidden_size": 32/' config.json > narrow.json
     sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' config.json > short.json

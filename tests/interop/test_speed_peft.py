@@ -134,7 +134,7 @@ def run(tmp, base, records, *how):
 
 def ours(tmp, dtype, records, *how):
     steps = run(tmp, dtype, records, "--dtype", dtype, "--steps", str(STEPS), "--batch-size", str(BATCH), "--seq-len", str(SEQ),
-                "--no-packing", "--truncate", "start", "--lr", str(RATE), *how)
+                "--no-packing", "--truncation", "start", "--lr", str(RATE), *how)
     ends = [r["seconds"] for r in steps]
     return steps[0]["loss"], statistics.median(b - a for a, b in zip(ends, ends[1:]))
 
