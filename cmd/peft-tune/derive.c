@@ -20,7 +20,7 @@ typedef struct {
     lm_tune_folder **adapter;
     double *weight;
     int n;
-    lm_outdir *out;
+    lm_bundle_out *out;
 } derivation;
 
 bool tune_derives(void)
@@ -43,8 +43,11 @@ static void check_operands(void)
                   "they exclude each other");
     if (opt.loop.resume)
         lm_misuse(&tool, "--resume", "leave it out", "nothing is trained");
-    if (!tool.output || !strcmp(tool.output, "-"))
+    if (!tool.output)
         lm_misuse(&tool, "--output", "name the folder of the adapter with -o FOLDER", "is missing");
+    if (tool.json && lm_path_is_stdout(tool.output))
+        lm_misuse(&tool, "--json", "write the adapter to a folder",
+                  "standard output holds the adapter");
     if (opt.unmerge && tool.argc != 2)
         lm_misuse(&tool, "operands", "give BASE and TUNED", "%d given", tool.argc);
     if (opt.to_lora && tool.argc != 2)
@@ -104,15 +107,14 @@ static lm_code make(derivation *d, lm_tune_lora_report *r, lm_err *e)
                                   .seed = (uint64_t)tool.seed,
                                   .par = d->par,
                                   .base = tool.argv[0] };
-    const char *dir = lm_outdir_path(d->out);
     int way = 0;
     if (opt.unmerge)
-        return lm_tune_extract(d->base, d->tuned, &d->bases, &o, dir, r, e);
+        return lm_tune_extract(d->base, d->tuned, &d->bases, &o, d->out, r, e);
     if (opt.to_lora)
-        return lm_tune_to_lora(d->adapter[0], d->base, &o, dir, r, e);
+        return lm_tune_to_lora(d->adapter[0], d->base, &o, d->out, r, e);
     while (strcmp(tune_combinations[way], opt.combine) != 0)
         way++;
-    return lm_tune_combine(d->adapter, d->weight, d->n, (lm_tune_combination)way, &o, dir, r, e);
+    return lm_tune_combine(d->adapter, d->weight, d->n, (lm_tune_combination)way, &o, d->out, r, e);
 }
 
 static void say(const lm_tune_lora_report *r)
@@ -146,22 +148,20 @@ static lm_code make_gguf(const derivation *d, lm_err *e)
     return rc;
 }
 
-/* An adapter's folder. */
+/* An adapter's folder, or with -o - its tar stream. */
 static lm_code make_folder(derivation *d, lm_err *e)
 {
     lm_tune_lora_report r = { 0 };
-    lm_code rc = lm_outdir_open(tool.output, tool.force, is_own, NULL, &d->out, e);
-    if (!rc && (rc = make(d, &r, e)))
-        lm_outdir_blame(d->out, e);
-    if (!rc) {
-        lm_outdir *out = d->out;
-        d->out = NULL;
-        rc = lm_outdir_commit(out, e);
+    const lm_bundle_opts how = { .own = is_own };
+    if (lm_bundle_create(tool.output, tool.force, &how, &d->out, e))
+        return e->code;
+    if (make(d, &r, e)) {
+        lm_bundle_drop(d->out);
+        return e->code;
     }
-    if (!rc)
+    if (!lm_bundle_commit(d->out, e))
         say(&r);
-    lm_outdir_drop(d->out);
-    return rc;
+    return e->code;
 }
 
 lm_code tune_derive(lm_err *e)

@@ -129,7 +129,7 @@ static lm_code combine_one(lm_lora_set *s, lm_tune_folder *const *f, const doubl
 }
 
 lm_code lm_tune_combine(lm_tune_folder *const *f, const double *weight, int n,
-                        lm_tune_combination how, const lm_tune_lora_opts *o, const char *dir,
+                        lm_tune_combination how, const lm_tune_lora_opts *o, lm_bundle_out *out,
                         lm_tune_lora_report *report, lm_err *e)
 {
     const char *base =
@@ -157,7 +157,7 @@ lm_code lm_tune_combine(lm_tune_folder *const *f, const double *weight, int n,
         }
     rc = rc ? rc : lm_tune_params_combine(f, weight, n, how, &s, e);
     rc = rc ? rc : lm_lora_set_nest(&s, e);
-    rc = rc ? rc : lm_lora_set_write(&s, o->base ? o->base : base, dir, e);
+    rc = rc ? rc : lm_lora_set_write(&s, o->base ? o->base : base, out, e);
     lm_lora_set_fini(&s);
     return rc;
 }

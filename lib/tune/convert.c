@@ -139,13 +139,13 @@ static const char *base_name(const lm_tune_folder *f, const lm_tune_lora_opts *o
 }
 
 lm_code lm_tune_to_lora(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
-                        const char *dir, lm_tune_lora_report *report, lm_err *e)
+                        lm_bundle_out *out, lm_tune_lora_report *report, lm_err *e)
 {
     lm_lora_set s;
     lm_code rc = lm_lora_set_new(o, report, &s, e);
 
     rc = rc ? rc : to_set(f, base, &s, e);
-    rc = rc ? rc : lm_lora_set_write(&s, base_name(f, o), dir, e);
+    rc = rc ? rc : lm_lora_set_write(&s, base_name(f, o), out, e);
     lm_lora_set_fini(&s);
     return rc;
 }
@@ -310,7 +310,7 @@ static lm_code check_others(lm_model_source *base, lm_model_source *tuned,
 }
 
 lm_code lm_tune_extract(lm_model_source *base, lm_model_source *tuned, const lm_tune_bases *bases,
-                        const lm_tune_lora_opts *o, const char *dir, lm_tune_lora_report *report,
+                        const lm_tune_lora_opts *o, lm_bundle_out *out, lm_tune_lora_report *report,
                         lm_err *e)
 {
     lm_arena *arena = NULL;
@@ -332,7 +332,7 @@ lm_code lm_tune_extract(lm_model_source *base, lm_model_source *tuned, const lm_
     }
     rc = rc ? rc : lm_tune_params_extract(bases, tuned, arena, &s, e);
     rc = rc ? rc : lm_lora_set_nest(&s, e);
-    rc = rc ? rc : lm_lora_set_write(&s, o->base ? o->base : lm_model_source_path(base), dir, e);
+    rc = rc ? rc : lm_lora_set_write(&s, o->base ? o->base : lm_model_source_path(base), out, e);
     lm_lora_set_fini(&s);
     lm_arena_free(arena);
     return rc;

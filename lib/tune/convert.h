@@ -35,10 +35,10 @@ typedef struct {
     char where[128];       /* this one */
 } lm_tune_lora_report;
 
-/* An adapter bound to its base's modules, as LoRA in the folder `dir`, which exists.  Fails:
+/* An adapter bound to its base's modules, as LoRA in `out`, which the caller commits.  Fails:
  * LM_EUSAGE for changes of biases, norms and embeddings that LoRA has no form for. */
 lm_code lm_tune_to_lora(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
-                        const char *dir, lm_tune_lora_report *report, lm_err *e);
+                        lm_bundle_out *out, lm_tune_lora_report *report, lm_err *e);
 
 /* The same in memory.  `out` stays where it is until its end: the tensors are read from its bytes. */
 typedef struct {
@@ -53,7 +53,7 @@ void lm_tune_plain_fini(lm_tune_plain *l);
 /* The difference of two models of the same shapes: linear layers as factors, their biases as
  * lora_B.bias, other tensors that differ whole, in modules_to_save.  `bases`: modules of `base`. */
 lm_code lm_tune_extract(lm_model_source *base, lm_model_source *tuned, const lm_tune_bases *bases,
-                        const lm_tune_lora_opts *o, const char *dir, lm_tune_lora_report *report,
+                        const lm_tune_lora_opts *o, lm_bundle_out *out, lm_tune_lora_report *report,
                         lm_err *e);
 
 /* Adapters of LoRA of one base as one:
@@ -68,7 +68,7 @@ typedef enum {
 } lm_tune_combination;
 /* Folders are bound.  Fails: LM_EUSAGE for other methods, and for linear with unequal ranks. */
 lm_code lm_tune_combine(lm_tune_folder *const *f, const double *weight, int n,
-                        lm_tune_combination how, const lm_tune_lora_opts *o, const char *dir,
+                        lm_tune_combination how, const lm_tune_lora_opts *o, lm_bundle_out *out,
                         lm_tune_lora_report *report, lm_err *e);
 
 #endif

@@ -94,8 +94,8 @@ lm_code lm_tune_config_text(const json_t *config, lm_buf *out, lm_err *e);
 /* The keys that PEFT writes for every method, and the method's at their defaults; the caller
  * changes what differs and releases it.  base: base_model_name_or_path, may be NULL. */
 lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, json_t **out, lm_err *e);
-/* Write both files into the folder `dir`, which exists. */
-lm_code lm_tune_folder_write(const char *dir, const json_t *config, const lm_tune_saved *t,
+/* Write both files into a folder or a stream, which the caller commits (format/bundle.h). */
+lm_code lm_tune_folder_write(lm_bundle_out *out, const json_t *config, const lm_tune_saved *t,
                              size_t n, lm_err *e);
 /* The tensors as adapter_model.safetensors has them, behind what `out` holds. */
 lm_code lm_tune_tensors_bytes(const lm_tune_saved *t, size_t n, lm_buf *out, lm_err *e);

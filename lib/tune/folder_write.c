@@ -212,18 +212,6 @@ static lm_code fill(lm_st_writer *w, const lm_tune_saved *t, size_t n, lm_err *e
     return rc;
 }
 
-static lm_code write_tensors(const char *path, const lm_tune_saved *t, size_t n, lm_err *e)
-{
-    lm_st_plan *plan = NULL;
-    lm_st_writer *w = NULL;
-    lm_code rc = plan_tensors(t, n, &plan, e);
-
-    rc = rc ? rc : lm_st_create(path, true, plan, &w, e);
-    rc = rc ? rc : fill(w, t, n, e);
-    lm_st_plan_free(plan);
-    return rc;
-}
-
 static lm_code add_bytes(void *ctx, const void *data, size_t bytes, lm_err *e)
 {
     return lm_buf_add(ctx, data, bytes, e);
@@ -257,31 +245,19 @@ lm_code lm_tune_tensors_open(lm_buf *file, const char *path, lm_st **out, lm_err
     return lm_st_open_on(&io, path, out, e);
 }
 
-static lm_code write_config(const char *path, const json_t *config, lm_err *e)
-{
-    lm_buf text = { 0 };
-    lm_out *o = NULL;
-    lm_code rc = lm_tune_config_text(config, &text, e);
-
-    rc = rc ? rc : lm_out_open(path, true, &o, e);
-    if (!rc)
-        fwrite(text.data, 1, text.len, lm_out_file(o));
-    if (!rc)
-        rc = lm_out_commit(o, e);
-    lm_buf_fini(&text);
-    return rc;
-}
-
-lm_code lm_tune_folder_write(const char *dir, const json_t *config, const lm_tune_saved *t,
+lm_code lm_tune_folder_write(lm_bundle_out *out, const json_t *config, const lm_tune_saved *t,
                              size_t n, lm_err *e)
 {
-    char *weights = NULL, *text = NULL;
-    lm_code rc = lm_path_join(&weights, dir, lm_tune_weights_file, e);
+    lm_st_plan *plan = NULL;
+    lm_st_writer *w = NULL;
+    lm_buf text = { 0 };
+    lm_code rc = plan_tensors(t, n, &plan, e);
 
-    rc = rc ? rc : lm_path_join(&text, dir, lm_tune_config_file, e);
-    rc = rc ? rc : write_tensors(weights, t, n, e);
-    rc = rc ? rc : write_config(text, config, e);
-    lm_free(weights);
-    lm_free(text);
+    rc = rc ? rc : lm_tune_config_text(config, &text, e);
+    rc = rc ? rc : lm_bundle_put(out, lm_tune_config_file, text.data, text.len, e);
+    rc = rc ? rc : lm_bundle_st_create(out, lm_tune_weights_file, plan, &w, e);
+    rc = rc ? rc : fill(w, t, n, e);
+    lm_buf_fini(&text);
+    lm_st_plan_free(plan);
     return rc;
 }

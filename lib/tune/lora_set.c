@@ -222,12 +222,12 @@ lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out,
     return rc;
 }
 
-lm_code lm_lora_set_write(const lm_lora_set *s, const char *base, const char *dir, lm_err *e)
+lm_code lm_lora_set_write(const lm_lora_set *s, const char *base, lm_bundle_out *out, lm_err *e)
 {
     json_t *c = NULL;
     lm_code rc = lm_lora_set_config(s, base, &c, e);
 
-    rc = rc ? rc : lm_tune_folder_write(dir, c, s->tensor, s->n, e);
+    rc = rc ? rc : lm_tune_folder_write(out, c, s->tensor, s->n, e);
     json_decref(c);
     return rc;
 }

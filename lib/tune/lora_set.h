@@ -53,8 +53,8 @@ lm_code lm_lora_set_tensor(lm_lora_set *s, const char *name, int ndim, const int
 lm_code lm_lora_set_saved(lm_lora_set *s, const char *module, lm_err *e);
 /* Its configuration, which the caller releases. */
 lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out, lm_err *e);
-/* Write the folder. */
-lm_code lm_lora_set_write(const lm_lora_set *s, const char *base, const char *dir, lm_err *e);
+/* Write its files. */
+lm_code lm_lora_set_write(const lm_lora_set *s, const char *base, lm_bundle_out *out, lm_err *e);
 
 /* ---- experts_lora.c: parameters of experts ---- */
 

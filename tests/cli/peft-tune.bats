@@ -197,6 +197,24 @@ same_from_5() { # NAME OPTION...
     grep -q '"r": 1' less/adapter_config.json
 }
 
+@test "peft-tune: an adapter that is not trained goes to standard output as a tar" {
+    peft-tune -q m qa.jsonl -o one -f "${how[@]}" --steps 2 --rank 2
+    merge-models -q --method passthrough m+one -o merged
+    for way in "--unmerge m merged --rank 1" "--combine cat m one one:0.5" "--to-lora m one --rank 1"; do
+        read -ra way <<< "$way"
+        rm -rf folder stream
+        peft-tune -q "${way[@]}" -o folder
+        mkdir stream
+        peft-tune -q "${way[@]}" -o - | tar xf - -C stream
+        diff -r folder stream
+    done
+    generate -q m --adapter folder -p 'The river' -n 8 -T 0 --ignore-eos > folder.txt
+    peft-tune -q "${way[@]}" -o - | generate -q m --adapter - -p 'The river' -n 8 -T 0 --ignore-eos > stream.txt
+    cmp folder.txt stream.txt
+    run -2 peft-tune -q --json --to-lora m one -o -
+    [ "$output" = "peft-tune: --json: standard output holds the adapter: write the adapter to a folder" ]
+}
+
 @test "peft-tune: all linear layers of some of the layers are changed, and no others" {
     peft-tune -q m qa.jsonl -o some "${how[@]}" --steps 1 --layers 1
     head -c 20000 some/adapter_model.safetensors | grep -aq 'layers\.1\.mlp\.down_proj'

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "tests/unit/adapter_out.h"
 #include "tune/apply.h"
 #include "tune/convert.h"
 
@@ -104,20 +104,19 @@ int main(int argc, char **argv)
 
         while (how < 2 && strcmp(kinds[how], argv[2]) != 0)
             how++;
-        mkdir(argv[4], 0777);
         f[0] = adapter(argv[5], &b);
         f[1] = adapter(argv[7], &b);
-        must(lm_tune_combine(f, weight, 2, (lm_tune_combination)how, &o, argv[4], &r, &e));
+        must(finished(
+            lm_tune_combine(f, weight, 2, (lm_tune_combination)how, &o, onto(argv[4]), &r, &e)));
     } else {
         o.rank = atoll(argv[5]);
         o.share = argc > 6 ? atof(argv[6]) : 0;
-        mkdir(argv[4], 0777);
         if (!strcmp(argv[1], "extract")) {
             tuned = open_model(argv[3]);
-            must(lm_tune_extract(base, tuned, &b, &o, argv[4], &r, &e));
+            must(finished(lm_tune_extract(base, tuned, &b, &o, onto(argv[4]), &r, &e)));
         } else {
             f[0] = adapter(argv[3], &b);
-            must(lm_tune_to_lora(f[0], base, &o, argv[4], &r, &e));
+            must(finished(lm_tune_to_lora(f[0], base, &o, onto(argv[4]), &r, &e)));
         }
     }
     told(&r);

@@ -3,6 +3,7 @@
  * what is refused.  E = 2, r = 2, in != out. */
 #include <sys/stat.h>
 
+#include "adapter_out.h"
 #include "merge/lora.h"
 #include "merge_model.h"
 #include "tune/convert.h"
@@ -349,13 +350,11 @@ static void converts(void **state)
     put_adapter("a", LORA BOTH "}", 7, both, 4);
     put_model("m", "some_moe", stacked, 2);
     open_all(&o, "m", "a", NULL);
-    mkdir("same", 0777);
-    mkdir("less", 0777);
-    assert_int_equal(lm_tune_to_lora(o.f[0], o.base, &how, "same", &r, &e), LM_OK);
+    assert_int_equal(finished(lm_tune_to_lora(o.f[0], o.base, &how, onto("same"), &r, &e)), LM_OK);
     assert_int_equal(r.modules, 2);
     assert_true(r.lost == 0);
     how.rank = 1;
-    assert_int_equal(lm_tune_to_lora(o.f[0], o.base, &how, "less", &r, &e), LM_OK);
+    assert_int_equal(finished(lm_tune_to_lora(o.f[0], o.base, &how, onto("less"), &r, &e)), LM_OK);
     assert_true(r.lost > 0.01 && r.lost < 1);
     for (int i = 0; i < 2; i++) {
         assert_true(apart_by("m", "a", "same", stacked[i].name) < 1e-6);
@@ -370,7 +369,7 @@ static void converts(void **state)
     /* one expert's change is of rank 1: so is what a share of nearly all keeps of both */
     how = (lm_tune_lora_opts){ .rank = 2, .share = 0.01 };
     open_all(&o, "m", "a", NULL);
-    assert_int_equal(lm_tune_to_lora(o.f[0], o.base, &how, "less", &r, &e), LM_OK);
+    assert_int_equal(finished(lm_tune_to_lora(o.f[0], o.base, &how, onto("less"), &r, &e)), LM_OK);
     assert_int_equal(r.most, 1);
     close_opened(&o);
 }
@@ -395,10 +394,9 @@ static void combines(void **state)
         merge m;
         lm_err e = { 0 };
         open_all(&o, "m", "b", "a"); /* the outer one first */
-        mkdir("sum", 0777);
-        assert_int_equal(
-            lm_tune_combine(o.f, (const double[]){ w[1], w[0] }, 2, how[k], &opts, "sum", &r, &e),
-            LM_OK);
+        assert_int_equal(finished(lm_tune_combine(o.f, (const double[]){ w[1], w[0] }, 2, how[k],
+                                                  &opts, onto("sum"), &r, &e)),
+                         LM_OK);
         close_opened(&o);
         assert_int_equal(open_merge("m", "sum", &m, &e), LM_OK);
         merged(&m, stacked[0].name, got);
@@ -442,8 +440,8 @@ static void extracts(void **state)
         put_file("u/model.safetensors", s, 2);
         open_all(&o, "m", NULL, NULL);
         assert_int_equal(lm_model_source_open("u", NULL, &tuned, &e), LM_OK);
-        mkdir("x", 0777);
-        assert_int_equal(lm_tune_extract(o.base, tuned, &o.bases, &how, "x", &r, &e), LM_OK);
+        assert_int_equal(
+            finished(lm_tune_extract(o.base, tuned, &o.bases, &how, onto("x"), &r, &e)), LM_OK);
         assert_int_equal(r.modules, 2);
         lm_model_source_close(tuned);
         close_opened(&o);
@@ -468,8 +466,8 @@ static void extract_refuses(void **state)
     put_tensors("u/model.safetensors", 2, more, 2);
     open_all(&o, "m", NULL, NULL);
     assert_int_equal(lm_model_source_open("u", NULL, &tuned, &e), LM_OK);
-    mkdir("x", 0777);
-    assert_int_equal(lm_tune_extract(o.base, tuned, &o.bases, &how, "x", &r, &e), LM_EUSAGE);
+    assert_int_equal(finished(lm_tune_extract(o.base, tuned, &o.bases, &how, onto("x"), &r, &e)),
+                     LM_EUSAGE);
     assert_non_null(strstr(e.what, "gate_up_proj_bias' differs from the base"));
     lm_model_source_close(tuned);
     close_opened(&o);

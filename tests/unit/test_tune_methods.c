@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_tune_methods.c -- rules of adaptation on small matrices, their starts, choices of modules, and adapters' folders. */
-#include <sys/stat.h>
-
+#include "adapter_out.h"
 #include "merge_model.h"
 #include "tune/convert.h"
 #include "tune/quantised.h"
@@ -526,8 +525,7 @@ static lm_code bind(const char *config, const char *const *names, const int64_t 
         t[i] = (lm_tune_saved){
             names[i], LM_DTYPE_F32, dim[i][1] ? 2 : 1, { dim[i][0], dim[i][1] }, zeros
         };
-    mkdir("a", 0777);
-    assert_int_equal(lm_tune_folder_write("a", c, t, n, e), LM_OK);
+    assert_int_equal(finished(lm_tune_folder_write(onto("a"), c, t, n, e)), LM_OK);
     assert_int_equal(lm_model_source_open("m", NULL, &s, e), LM_OK);
     assert_int_equal(lm_tune_bases_read(s, false, &b, e), LM_OK);
     rc = lm_tune_folder_open("a", NULL, &f, e);
@@ -714,8 +712,7 @@ static void binds_many(void **state)
         v[i][0] = (float)(2 * layer + i % 2);
     }
     json_t *c = json_loads("{\"peft_type\": \"LORA\", \"r\": 2}", 0, NULL);
-    mkdir("a", 0777);
-    assert_int_equal(lm_tune_folder_write("a", c, t, 2 * LAYERS, &e), LM_OK);
+    assert_int_equal(finished(lm_tune_folder_write(onto("a"), c, t, 2 * LAYERS, &e)), LM_OK);
     assert_int_equal(lm_model_source_open("m", NULL, &s, &e), LM_OK);
     assert_int_equal(lm_tune_bases_read(s, false, &b, &e), LM_OK);
     assert_int_equal(lm_tune_folder_open("a", NULL, &f, &e), LM_OK);
@@ -812,19 +809,17 @@ static void converts(void **state)
         t[i] = (lm_tune_saved){ names[i], LM_DTYPE_F32, 2, { dim[i][0], dim[i][1] }, v[i] };
     }
     json_t *c = json_loads("{\"peft_type\": \"LOHA\", \"r\": 2}", 0, NULL);
-    mkdir("a", 0777);
-    mkdir("l", 0777);
-    assert_int_equal(lm_tune_folder_write("a", c, t, 4, &e), LM_OK);
+    assert_int_equal(finished(lm_tune_folder_write(onto("a"), c, t, 4, &e)), LM_OK);
     assert_int_equal(lm_model_source_open("m", NULL, &s, &e), LM_OK);
     assert_int_equal(lm_tune_bases_read(s, false, &b, &e), LM_OK);
     assert_int_equal(lm_tune_folder_open("a", NULL, &f, &e), LM_OK);
     assert_int_equal(lm_tune_folder_bind(f, &b, &e), LM_OK);
-    assert_int_equal(lm_tune_to_lora(f, s, &o, "l", &r, &e), LM_OK);
+    assert_int_equal(finished(lm_tune_to_lora(f, s, &o, onto("l"), &r, &e)), LM_OK);
     assert_int_equal(r.modules, 1);
     assert_int_equal(r.most, 4);
     assert_true(r.lost < 1e-6);
     o.rank = 2;
-    assert_int_equal(lm_tune_to_lora(f, s, &o, "l", &r, &e), LM_OK);
+    assert_int_equal(finished(lm_tune_to_lora(f, s, &o, onto("l"), &r, &e)), LM_OK);
     assert_true(r.lost > 1e-3 && r.lost < 1);
     lm_tune_folder_close(f);
     lm_tune_bases_fini(&b);
