@@ -6,10 +6,13 @@
  *             out loss [N] F32 = lse(x w^T) - logit[target], of the sums in double, rounded once;
  *                 lse [N] F32 (optional): log of the sum of exp(logit); logit [N] F32 (optional): that
  *                 of the target; entropy [N] F32 (optional): -sum p log p of the row's distribution, in
- *                 nats.  All are 0 where the row is ignored.
- * head_grad   in  x, w, target, lse [N] F32, scale [N] F32 (gradients of the losses)
- *             out dx [N,C] act (optional), dw [V,C] F32 (optional, acc): of the sum of scale * loss
- *                 over the rows; dlogits = scale * (exp(logit - lse) - onehot), rounded to act
+ *                 nats; collision [N] F32 (optional): -log sum p^2 (Renyi's entropy of order 2).  All
+ *                 are 0 where the row is ignored.
+ * head_grad   in  x, w, target, lse [N] F32, scale [N] F32 (gradients of the losses), and both or neither
+ *                 of entropy [N] F32 and dentropy [N] F32 (gradients of the entropies)
+ *             out dx [N,C] act (optional), dw [V,C] F32 (optional, acc): of the sum of scale * loss +
+ *                 dentropy * entropy over the rows; with p = exp(logit - lse), dlogits = scale * (p -
+ *                 onehot) - dentropy * p (log p + entropy), rounded to act
  * head_loss   both at once, with three products instead of four (a joined form: lib/op/fuse.h)
  *             in  x, w, target, scale      out loss, dx (optional), dw (optional, acc)
  * With soft_cap c > 0, logits are c tanh(x w^T / c) (Gemma 2, arXiv:2408.00118, section 2), and

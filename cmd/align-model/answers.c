@@ -162,6 +162,8 @@ lm_code align_make_objective(align_session *s, lm_err *e)
                                 .kept = s->kept,
                                 .weights = weights,
                                 .sink = &tool.sink };
+    if (lm_align_entropy(&s->spec) == LM_ENTROPY_COLLISION)
+        s->t.o.entropy = LM_ENTROPY_COLLISION;
     if (lm_offline_new(&o, &s->offline, e))
         return e->code;
     s->t.ask.objective = lm_offline_objective(s->offline);

@@ -36,6 +36,8 @@ static lm_code read_loss(align_session *s, lm_err *e)
         { "f_alpha_divergence_coef", opt.f_alpha },
         { "ld_alpha", opt.ld_alpha },
         { "average", opt.average },
+        { "use_weighting", opt.weighting },
+        { "entropy_coef", opt.entropy_coef },
         { "simpo_gamma", opt.gamma },
         { "cpo_alpha", opt.cpo_alpha },
         { "alpha", opt.alpha },

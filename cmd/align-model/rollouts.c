@@ -352,7 +352,7 @@ lm_code align_make_policy(align_session *s, lm_err *e)
     if (lm_on_policy_new(&o, &s->policy, e) || check_room(s, e))
         return e->code;
     s->t.ask.objective = lm_on_policy_objective(s->policy);
-    s->t.o.entropy = true;
+    s->t.o.entropy = lm_align_entropy(&s->spec);
     return LM_OK;
 }
 

@@ -44,8 +44,8 @@ static lm_tensor row_of(const lm_call *c, int64_t v, double *scratch, int64_t *a
 
 /* What a form of the head reads and writes beside x, w and target; NULL: it does not. */
 typedef struct {
-    const lm_tensor *lse_in, *scale;
-    lm_tensor *loss, *lse, *logit, *entropy, *dx, *dw;
+    const lm_tensor *lse_in, *scale, *entropy_in, *dentropy;
+    lm_tensor *loss, *lse, *logit, *entropy, *collision, *dx, *dw;
 } head;
 
 static void put(lm_tensor *t, int64_t n, double v)
@@ -63,6 +63,14 @@ static double entropy_of(const double *z, int64_t vocab, double top, double sum)
     return log(sum) - below / sum;
 }
 
+static double collision_of(const double *z, int64_t vocab, double top, double sum)
+{
+    double squares = 0;
+    for (int64_t v = 0; v < vocab; v++)
+        squares += exp(2 * (z[v] - top));
+    return 2 * log(sum) - log(squares);
+}
+
 /* logits of row n -> its numbers, and the gradient of the logits in place. */
 static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab, double *z)
 {
@@ -77,10 +85,13 @@ static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab
     put(h->lse, n, target < 0 ? 0 : top + log(sum));
     put(h->logit, n, target < 0 ? 0 : z[target]);
     put(h->entropy, n, target < 0 ? 0 : entropy_of(z, vocab, top, sum));
+    put(h->collision, n, target < 0 ? 0 : collision_of(z, vocab, top, sum));
     for (int64_t v = 0; v < vocab; v++) {
         double p = h->lse_in ? exp(z[v] - get(h->lse_in, n)) : exp(z[v] - top) / sum;
-        double t = cap > 0 ? z[v] / cap : 0, d = scale * (p - (v == target ? 1 : 0)) * (1 - t * t);
-        z[v] = target < 0 ? 0 : rounded(c->in[0].dtype, d);
+        double t = cap > 0 ? z[v] / cap : 0, d = scale * (p - (v == target ? 1 : 0));
+        if (h->dentropy && p > 0)
+            d -= get(h->dentropy, n) * p * (z[v] - get(h->lse_in, n) + get(h->entropy_in, n));
+        z[v] = target < 0 ? 0 : rounded(c->in[0].dtype, d * (1 - t * t));
     }
 }
 
@@ -132,14 +143,18 @@ static void head_stats(const lm_call *c)
     run_head(c, &(head){ .loss = &c->out[0],
                          .lse = opt_out(c, 1),
                          .logit = opt_out(c, 2),
-                         .entropy = opt_out(c, 3) });
+                         .entropy = opt_out(c, 3),
+                         .collision = opt_out(c, 4) });
 }
 
 static void head_grad(const lm_call *c)
 {
-    run_head(
-        c, &(head){
-               .lse_in = &c->in[3], .scale = &c->in[4], .dx = opt_out(c, 0), .dw = opt_out(c, 1) });
+    run_head(c, &(head){ .lse_in = &c->in[3],
+                         .scale = &c->in[4],
+                         .entropy_in = opt_in(c, 5),
+                         .dentropy = opt_in(c, 6),
+                         .dx = opt_out(c, 0),
+                         .dw = opt_out(c, 1) });
 }
 
 static void head_loss(const lm_call *c)

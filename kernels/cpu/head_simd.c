@@ -27,9 +27,10 @@ enum {
 typedef struct {
     const int32_t *at; /* of a row of z: its place in the arrays below; -1: it has no target */
     const int32_t *target;
-    const float *lse_in, *scale;         /* of the gradient; lse_in NULL: of the row's own sum */
-    float *loss, *lse, *logit, *entropy; /* NULL: not wanted */
-    float *z;                            /* rows of logits, `pitch` floats apart */
+    const float *lse_in, *scale;        /* of the gradient; lse_in NULL: of the row's own sum */
+    const float *entropy_in, *dentropy; /* likewise; NULL: the entropy has none */
+    float *loss, *lse, *logit, *entropy, *collision; /* NULL: not wanted */
+    float *z;                                        /* rows of logits, `pitch` floats apart */
     int64_t pitch, vocab;
     bool grad;
     float cap; /* soft cap of the logits; 0: none */
@@ -37,11 +38,11 @@ typedef struct {
 
 /* The forms of the head differ in the places of their operands; -1: none. */
 typedef struct {
-    int lse_in, scale, loss, lse, logit, entropy, dx, dw;
+    int lse_in, scale, entropy_in, dentropy, loss, lse, logit, entropy, collision, dx, dw;
 } head_form;
-static const head_form stats_form = { -1, -1, 0, 1, 2, 3, -1, -1 };
-static const head_form grad_form = { 3, 4, -1, -1, -1, -1, 0, 1 };
-static const head_form loss_form = { -1, 3, 0, -1, -1, -1, 1, 2 };
+static const head_form stats_form = { -1, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1 };
+static const head_form grad_form = { 3, 4, 5, 6, -1, -1, -1, -1, -1, 0, 1 };
+static const head_form loss_form = { -1, 3, -1, -1, 0, -1, -1, -1, -1, 1, 2 };
 
 static float *output(const lm_call *c, int i)
 {
@@ -154,10 +155,53 @@ static double entropy_below(const float *z, int64_t vocab, float top, float sum)
     return log((double)sum) - (double)vf_sum(below) / (double)sum;
 }
 
+/* 2 log(sum) - log(sum of squares) of exponentials, k of which are 1: these apart, so that little is lost where the
+ * distribution is almost certain. */
+static double collision_of(vf ones, vf rest, vf squares)
+{
+    double k = (double)vf_sum(ones);
+    return log(k) + 2 * log1p((double)vf_sum(rest) / k) - log1p((double)vf_sum(squares) / k);
+}
+
+/* -log of the sum of squares of exponentials exp(logit - top), divided by that of their own squared. */
+static double collision_row(const float *e, int64_t vocab)
+{
+    vf ones = vf_zero(), rest = ones, squares = ones, zero = ones, one = vf_set(1);
+    VF_FOR(i, n, vocab, {
+        vf v = vf_get_any(LM_DTYPE_F32, e, i, n), q = v * v;
+        ones += vf_if_lt(v, one, zero, one);
+        rest += vf_if_lt(v, one, v, zero);
+        squares += vf_if_lt(v, one, q, zero);
+    });
+    return collision_of(ones, rest, squares);
+}
+
+/* The same of the logits themselves. */
+static double collision_below(const float *z, int64_t vocab, float top)
+{
+    vf ones = vf_zero(), rest = ones, squares = ones, zero = ones, one = vf_set(1), m = vf_set(top);
+    VF_FOR(i, n, vocab, {
+        vf v = exp_below(vf_get_any(LM_DTYPE_F32, z, i, n) - m);
+        if (n < VF_LANES)
+            v = vf_keep_n(v, n, zero);
+        vf q = v * v;
+        ones += vf_if_lt(v, one, zero, one);
+        rest += vf_if_lt(v, one, v, zero);
+        squares += vf_if_lt(v, one, q, zero);
+    });
+    return collision_of(ones, rest, squares);
+}
+
 LM_INLINE void put_number(float *to, int64_t row, double v)
 {
     if (to)
         to[row] = (float)v;
+}
+
+/* What a gradient of the entropy adds to that of the logit whose log-probability is d. */
+static float entropy_slope(const softmax_job *j, int64_t at, float d)
+{
+    return j->dentropy && d > -64 ? -j->dentropy[at] * expf(d) * (d + j->entropy_in[at]) : 0;
 }
 
 /* The gradient of a row whose sum is known: as below, except for the roundings. */
@@ -165,8 +209,17 @@ LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, float *z, int64_t 
 {
     float lse = j->lse_in[at], scale = j->scale[at];
     int64_t target = j->target[at];
-    float at_target = scale * expm1f(z[target] - lse);
+    float at_target = scale * expm1f(z[target] - lse) + entropy_slope(j, at, z[target] - lse);
     vf s = vf_set(scale), m = vf_set(lse);
+    if (j->dentropy) {
+        vf by = vf_set(j->dentropy[at]), all = vf_set(j->entropy_in[at]), least = vf_set(-64);
+        VF_FOR(i, n, j->vocab, {
+            vf d = vf_get_any(LM_DTYPE_F32, z, i, n) - m;
+            vf_put_any(t, z, i, exp_below(d) * (s - by * (vf_max(least, d) + all)), n);
+        });
+        lm_set(t, z, target, at_target);
+        return;
+    }
     VF_FOR(i, n, j->vocab, {
         vf d = vf_get_any(LM_DTYPE_F32, z, i, n) - m;
         vf_put_any(t, z, i, exp_below(d) * s, n);
@@ -191,10 +244,12 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, float *z, int64_t at
 {
     float top = cap_row(z, j->vocab, j->cap), over = 1 / j->cap;
     int64_t target = j->target[at];
-    float picked = z[target], at_target = 0, factor = 1;
+    float picked = z[target], at_target = 0, factor = 1, by = 0, entropy = 0;
     if (j->lse_in) {
         top = j->lse_in[at];
-        at_target = expm1f(picked - top);
+        at_target = j->scale[at] * expm1f(picked - top) + entropy_slope(j, at, picked - top);
+        by = j->dentropy ? j->dentropy[at] : 0;
+        entropy = j->dentropy ? j->entropy_in[at] : 0;
     } else {
         vf all = vf_zero(), m = vf_set(top);
         VF_FOR(i, n, j->vocab, {
@@ -208,16 +263,23 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, float *z, int64_t at
         put_number(j->logit, at, (double)picked);
         if (j->entropy)
             put_number(j->entropy, at, entropy_below(z, j->vocab, top, sum));
-        at_target = (expf(picked - top) - sum) / sum;
+        if (j->collision)
+            put_number(j->collision, at, collision_below(z, j->vocab, top));
+        if (!j->grad)
+            return;
+        at_target = j->scale[at] * ((expf(picked - top) - sum) / sum);
         factor = 1 / sum;
     }
     if (!j->grad)
         return;
-    at_target *= j->scale[at] * (1 - picked * over * picked * over);
-    vf s = vf_set(j->scale[at] * factor), m = vf_set(top);
-    VF_FOR(i, n, j->vocab, {
-        vf v = vf_get_any(LM_DTYPE_F32, z, i, n), u = v * vf_set(over);
-        vf_put_any(t, z, i, exp_below(v - m) * s * vf_fnma(u, u, vf_set(1)), n);
+    at_target *= 1 - picked * over * picked * over;
+    vf s = vf_set(j->scale[at] * factor - by * entropy), m = vf_set(top), c = vf_set(by),
+       least = vf_set(-64);
+    VF_FOR(i, n, j->vocab, { /* logits are bounded, and so is d */
+                             vf v = vf_get_any(LM_DTYPE_F32, z, i, n), u = v * vf_set(over);
+                             vf d = v - m, slope = vf_fnma(u, u, vf_set(1));
+                             vf_put_any(t, z, i, exp_below(d) * (s - c * vf_max(least, d)) * slope,
+                                        n);
     });
     lm_set(t, z, target, at_target);
 }
@@ -248,6 +310,8 @@ LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
     put_number(j->logit, at, (double)picked);
     if (j->entropy)
         put_number(j->entropy, at, entropy_row(z, j->vocab, sum));
+    if (j->collision)
+        put_number(j->collision, at, collision_row(z, j->vocab));
     if (!j->grad)
         return;
     /* onehot inside the float: e/sum - 1, so that a confident row keeps its small gradient */
@@ -445,7 +509,7 @@ static void run_dx(const lm_call *c, const layout *l, int64_t m, void *dx)
 
 static const float *input(const lm_call *c, int i)
 {
-    return i < 0 ? NULL : c->in[i].data;
+    return i < 0 || i >= c->n_in || !c->in[i].ndim ? NULL : c->in[i].data;
 }
 
 /* Rows of x that go through the products together. */
@@ -462,7 +526,7 @@ typedef struct {
 static head_chunk take(const lm_call *c, const head_form *f, const layout *l, int64_t first)
 {
     const int32_t *target = c->in[2].data;
-    const int numbers[] = { f->loss, f->lse, f->logit, f->entropy };
+    const int numbers[] = { f->loss, f->lse, f->logit, f->entropy, f->collision };
     head_chunk r = { .first = first, .end = first, .at = (int32_t *)places_of(c, l) };
     int64_t n_rows = row_count(&c->in[0]);
     size_t bytes = (size_t)last_dim(&c->in[0]) * lm_dtype_size(c->in[0].dtype);
@@ -520,10 +584,13 @@ static void run_head(const lm_call *c, const head_form *f)
     softmax_job j = { .target = c->in[2].data,
                       .lse_in = input(c, f->lse_in),
                       .scale = input(c, f->scale),
+                      .entropy_in = input(c, f->entropy_in),
+                      .dentropy = input(c, f->dentropy),
                       .loss = output(c, f->loss),
                       .lse = output(c, f->lse),
                       .logit = output(c, f->logit),
                       .entropy = output(c, f->entropy),
+                      .collision = output(c, f->collision),
                       .z = c->work,
                       .pitch = pitch_of(vocab),
                       .vocab = vocab,

@@ -43,23 +43,24 @@ struct row_args {
     int64_t pitch, vocab, rows;
     int64_t kept; /* columns in shared memory: a multiple of 4 */
     const int32_t *target;
-    const float *lse_in, *scale;         /* of the gradient; lse_in null: of the row's own sum */
-    float *loss, *lse, *logit, *entropy; /* null: not wanted */
+    const float *lse_in, *scale;        /* of the gradient; lse_in null: of the row's own sum */
+    const float *entropy_in, *dentropy; /* likewise; null: the entropy has none */
+    float *loss, *lse, *logit, *entropy, *collision; /* null: not wanted */
     bool grad;
     float cap; /* of the logits, which cap_rows has put on them; 0: none */
 };
 
 /* The forms of the head differ in the places of their operands; -1: none. */
 struct head_form {
-    int lse_in, scale, loss, lse, logit, entropy, dx, dw;
+    int lse_in, scale, entropy_in, dentropy, loss, lse, logit, entropy, collision, dx, dw;
 };
-static const head_form stats_form = { -1, -1, 0, 1, 2, 3, -1, -1 };
-static const head_form grad_form = { 3, 4, -1, -1, -1, -1, 0, 1 };
-static const head_form loss_form = { -1, 3, 0, -1, -1, -1, 1, 2 };
+static const head_form stats_form = { -1, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1 };
+static const head_form grad_form = { 3, 4, 5, 6, -1, -1, -1, -1, -1, 0, 1 };
+static const head_form loss_form = { -1, 3, -1, -1, 0, -1, -1, -1, -1, 1, 2 };
 
 static const float *input(const lm_call *c, int i, int64_t first)
 {
-    return i < 0 ? nullptr : in_ptr<float>(c, i) + first;
+    return i < 0 || i >= c->n_in || !c->in[i].ndim ? nullptr : in_ptr<float>(c, i) + first;
 }
 template <class T> static T *output(const lm_call *c, int i)
 {
@@ -158,6 +159,30 @@ static __device__ inline float entropy_of(const row_args &a, const float *row, c
     return logf(sum) - block_sum(below) / sum;
 }
 
+/* 2 log(sum) - log of the sum of squares of exp(logit - top), likewise; those that are 1 apart, so that little is lost where the
+ * distribution is almost certain. */
+static __device__ inline float collision_of(const row_args &a, const float *row, const float *kept,
+                                            float top)
+{
+    float ones = 0, rest = 0, squares = 0;
+    for (int64_t base = 0; base < a.vocab; base += stretch()) {
+        four z[at_once] = {};
+        load_stretch(z, a, row, kept, base);
+#pragma unroll
+        for (int u = 0; u < at_once; u++)
+            for (int j = 0; j < 4; j++) {
+                float e = expf(z[u].v[j] - top);
+                ones += e < 1 ? 0 : 1;
+                rest += e < 1 ? e : 0;
+                squares += e < 1 ? e * e : 0;
+            }
+    }
+    ones = block_sum(ones);
+    rest = block_sum(rest);
+    squares = block_sum(squares);
+    return logf(ones) + 2 * log1pf(rest / ones) - log1pf(squares / ones);
+}
+
 static __device__ inline void put4(float *to, const float *x)
 {
     *reinterpret_cast<four *>(to) = four{ { x[0], x[1], x[2], x[3] } };
@@ -175,10 +200,12 @@ template <class T> static __device__ inline void no_gradient(const row_args &a, 
         put4(grad + v, none);
 }
 
-/* scale * (softmax - onehot), from the end of the row to its beginning. */
+/* scale * (softmax - onehot) - by * softmax (log softmax + entropy), from the end of the row to its beginning; with by != 0,
+ * top is the log of the sum, and share 1. */
 template <class T>
 static __device__ inline void gradient(const row_args &a, const float *row, const float *kept,
-                                       T *grad, float top, float share, float scale, int64_t t)
+                                       T *grad, float top, float share, float scale, int64_t t,
+                                       float by, float entropy)
 {
     for (int64_t base = (a.vocab - 1) / stretch() * stretch(); base >= 0; base -= stretch()) {
         four z[at_once] = {};
@@ -193,13 +220,18 @@ static __device__ inline void gradient(const row_args &a, const float *row, cons
                 float y = fmaxf(z[u].v[j], -a.cap) / a.cap; /* behind the row's end: -1 */
                 slope[j] = fmaf(-y, y, 1.0f);
             }
+            float of_entropy[4] = {};
+            for (int j = 0; by != 0 && j < 4; j++) {
+                float d = z[u].v[j] - top, e = expf(d);
+                of_entropy[j] = e > 0 ? by * e * (d + entropy) : 0;
+            }
             for (int j = 0; j < 4; j++)
                 z[u].v[j] = expf(z[u].v[j] - top) * share;
             if (v <= t && t < v + 4)
                 for (int j = 0; j < 4; j++)
                     z[u].v[j] -= v + j == t ? 1 : 0;
             for (int j = 0; j < 4; j++)
-                z[u].v[j] *= scale * slope[j];
+                z[u].v[j] = (z[u].v[j] * scale - of_entropy[j]) * slope[j];
             if (v < a.vocab)
                 put4(grad + v, z[u].v);
         }
@@ -224,12 +256,14 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
             put_number(a.lse, n, 0);
             put_number(a.logit, n, 0);
             put_number(a.entropy, n, 0);
+            put_number(a.collision, n, 0);
             if (a.grad)
                 no_gradient(a, grad);
             continue;
         }
         if (a.lse_in) {
-            gradient(a, row, nullptr, grad, a.lse_in[n], 1, a.scale[n], t);
+            gradient(a, row, nullptr, grad, a.lse_in[n], 1, a.scale[n], t,
+                     a.dentropy ? a.dentropy[n] : 0, a.dentropy ? a.entropy_in[n] : 0);
             continue;
         }
         const float chosen = t < a.vocab ? row[t] : NAN;
@@ -239,8 +273,10 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
         put_number(a.logit, n, chosen);
         if (a.entropy)
             put_number(a.entropy, n, entropy_of(a, row, kept, top, sum));
+        if (a.collision)
+            put_number(a.collision, n, collision_of(a, row, kept, top));
         if (a.grad)
-            gradient(a, row, kept, grad, top, 1 / sum, a.scale[n], t);
+            gradient(a, row, kept, grad, top, 1 / sum, a.scale[n], t, 0, 0);
     }
 }
 
@@ -385,10 +421,13 @@ template <class T> static void run_head(const lm_call *c, const head_form *f)
         r.pitch = pitch_of(a->vocab), r.vocab = a->vocab, r.rows = m;
         r.target = in_ptr<int32_t>(c, 2) + first;
         r.lse_in = input(c, f->lse_in, first), r.scale = input(c, f->scale, first);
+        r.entropy_in = input(c, f->entropy_in, first);
+        r.dentropy = input(c, f->dentropy, first);
         r.loss = output_from(c, f->loss, first);
         r.lse = output_from(c, f->lse, first);
         r.logit = output_from(c, f->logit, first);
         r.entropy = output_from(c, f->entropy, first);
+        r.collision = output_from(c, f->collision, first);
         r.grad = want_dx || want_dw;
         r.cap = (float)a->soft_cap;
         gemm_run(&p.logits, c->stream);

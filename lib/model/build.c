@@ -306,10 +306,12 @@ void lm_b_head(lm_builder *b, const lm_adapt_linear *place)
     lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, m->config.logit_cap };
     lm_vid lse = m->build.mode == LM_MODE_TRAIN ? LM_NONE : LM_SKIP; /* of the gradient */
     lm_vid in[3] = { x, w, m->targets };
-    lm_vid out[4] = { LM_NONE, lse, LM_SKIP, m->build.entropy ? LM_NONE : LM_SKIP };
+    bool collides = m->build.entropy == LM_ENTROPY_COLLISION;
+    lm_vid out[5] = { LM_NONE, lse, LM_SKIP, m->build.entropy && !collides ? LM_NONE : LM_SKIP,
+                      collides ? LM_NONE : LM_SKIP };
     if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_stats, &attr, in, out, b->e)) {
         m->loss = out[0];
-        m->entropy = out[3];
+        m->entropy = out[collides ? 4 : 3];
     }
 }
 

@@ -106,6 +106,9 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
     if (m->build.value &&
         lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(wide, n, 1), "dvalue", &m->dvalue, e))
         return e->code;
+    if (m->build.entropy == LM_ENTROPY_TRAINS &&
+        lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(wide, n), "dentropy", &m->dentropy, e))
+        return e->code;
     return lm_graph_value(g, LM_ROLE_INPUT, scale, "scale", &m->scale, e);
 }
 
@@ -217,11 +220,16 @@ static lm_code make_backward(lm_model *m, lm_err *e)
 {
     lm_vid *grads = NULL;
     size_t n = m->graph->n_values;
-    lm_backward b = { .root = m->loss,
-                      .seed = m->scale,
-                      .more = &m->value,
-                      .more_seed = &m->dvalue,
-                      .n_more = m->value >= 0 };
+    lm_vid more[2], seed[2];
+    lm_backward b = { .root = m->loss, .seed = m->scale, .more = more, .more_seed = seed };
+    if (m->value >= 0) {
+        more[b.n_more] = m->value;
+        seed[b.n_more++] = m->dvalue;
+    }
+    if (m->dentropy >= 0) {
+        more[b.n_more] = m->entropy;
+        seed[b.n_more++] = m->dentropy;
+    }
     b.trainable = is_trainable;
     b.ctx = m;
     if (lm_alloc_n(&grads, n, sizeof *grads, "gradients", e))
@@ -329,7 +337,7 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->first,  &m->kind,          &m->table,       &m->slot,
                              &m->from,   &m->ranks,         &m->entropy,     &m->states,
                              &m->head,   &m->taught_states, &m->taught_head, &m->chosen,
-                             &m->value,  &m->dvalue };
+                             &m->value,  &m->dvalue,        &m->dentropy };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {

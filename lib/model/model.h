@@ -83,6 +83,14 @@ typedef struct {
     double beta, temperature;     /* of kernels/divergence.h */
 } lm_model_teacher;
 
+/* Of the distribution of each row, in nats: -sum p log p, without or with a gradient; -log sum p^2. */
+typedef enum {
+    LM_ENTROPY_NONE,
+    LM_ENTROPY_READ,
+    LM_ENTROPY_TRAINS,
+    LM_ENTROPY_COLLISION
+} lm_entropy;
+
 typedef struct {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
@@ -111,7 +119,7 @@ typedef struct {
     bool halves;
     /* TRAIN: activations of the layers are computed again in the backward instead of being kept */
     bool recompute;
-    bool entropy; /* TRAIN, EVAL: the entropy of each row's distribution, too */
+    lm_entropy entropy; /* TRAIN, EVAL: that of each row's distribution, too */
     /* EVAL: the last states of the rows, which a head would read, in place of losses: for a teacher */
     bool states;
     /* TRAIN, EVAL: the loss of a row is its divergence from this model's distribution, not -log p; rows whose target is
@@ -211,9 +219,10 @@ typedef struct lm_model {
     int64_t train_end; /* without it: the master copy; then those that do not train */
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
-    lm_vid chosen; /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
-    lm_vid scale;  /* TRAIN: F32 [N], the gradients of the losses */
-    lm_vid dvalue; /* TRAIN: F32 [N,1], those of the values */
+    lm_vid chosen;   /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
+    lm_vid scale;    /* TRAIN: F32 [N], the gradients of the losses */
+    lm_vid dvalue;   /* TRAIN: F32 [N,1], those of the values */
+    lm_vid dentropy; /* TRAIN, LM_ENTROPY_TRAINS: F32 [N], those of the entropies */
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */
@@ -234,7 +243,7 @@ typedef struct lm_model {
     lm_cache_state *cache; /* GENERATE: in the order of layers */
     int n_caches;
     lm_vid loss;    /* F32 [N] */
-    lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for it */
+    lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for one */
     lm_vid value;   /* F32 [N,1], if lm_build.value does */
     lm_vid states;  /* act [N,C], with lm_build.states; */
     lm_vid head;    /* and the matrix [V,C] of the head, which no node reads */

@@ -53,7 +53,8 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
     build.page = o->page;
     build.kv = o->kv;
     build.slots = (o->slots ? o->slots : o->sequences) + o->snapshots;
-    build.documents = build.dropout = build.halves = build.entropy = false;
+    build.documents = build.dropout = build.halves = false;
+    build.entropy = LM_ENTROPY_NONE;
     build.like = o->like;
     build.backend = b;
     build.panels = !w->store || w->store->in_panels;

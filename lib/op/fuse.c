@@ -322,7 +322,7 @@ static bool head_loss(fuser *f, lm_node *n)
 {
     lm_node *grad = has_reads(f, n->out[1], 1) ? only_reader(f, n->out[1]) : NULL;
     if (!grad || grad->op != &lm_op_head_grad || grad->in[3] != n->out[1] ||
-        !unread(f, n->out[2]) || n->out[3] >= 0)
+        !unread(f, n->out[2]) || n->out[3] >= 0 || n->out[4] >= 0)
         return false;
     joint j = { .made = { .attr = grad->attr,
                           .in = { n->in[0], n->in[1], n->in[2], grad->in[4] },

@@ -31,9 +31,14 @@ static lm_code stats_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
     lm_head_attr attr = *(const lm_head_attr *)n->attr;
-    lm_vid in[5] = { n->in[0], n->in[1], n->in[2], n->out[1], lm_grad_of(s, n->out[0]) };
+    lm_vid by_loss = lm_grad_of(s, n->out[0]), by_entropy = lm_grad_of(s, n->out[3]);
+    lm_vid in[7] = { n->in[0], n->in[1], n->in[2], n->out[1], by_loss, LM_NONE, LM_NONE };
     lm_vid out[2] = { lm_grad_wants(s, n->in[0]) ? LM_NONE : LM_SKIP, LM_SKIP };
     bool wants = out[0] == LM_NONE;
+    if (by_entropy != LM_NONE) {
+        in[5] = n->out[3];
+        in[6] = by_entropy;
+    }
     if (lm_grad_weight(s, n->in[1], &out[1], &attr.acc, e) ||
         lm_graph_append(g, &lm_op_head_grad, &attr, in, out, e) ||
         lm_grad_weight_give(s, n->in[1], out[1], e))
@@ -76,6 +81,7 @@ static void stats_example(lm_rng r, int i, lm_example *x)
         attr.chunk_rows = 1 + n / 3;
     *x = (lm_example){ .n_in = 3, .want = lm_example_draw(r, i, 5, 2) ? 7 : 3 };
     x->want |= i % 2 ? 8 : 0;
+    x->want |= i % 5 > 2 ? 16 : 0;
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
     x->in[2] = lm_shape1(LM_DTYPE_I32, n);
@@ -107,7 +113,8 @@ const lm_op lm_op_head_stats = {
     .out = { { "loss", "N", 0 },
              { "lse", "N", LM_SAVED | LM_OPTIONAL },
              { "logit", "N", LM_SAVED | LM_OPTIONAL },
-             { "entropy", "N", LM_SAVED | LM_OPTIONAL } },
+             { "entropy", "N", LM_OPTIONAL },
+             { "collision", "N", LM_SAVED | LM_OPTIONAL } },
     .fields = stats_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
@@ -125,7 +132,9 @@ const lm_op lm_op_head_grad = {
             { "w", "V,C", LM_WEIGHT },
             { "target", "N", LM_IDS },
             { "lse", "N", 0 },
-            { "scale", "N", LM_FIXED } },
+            { "scale", "N", LM_FIXED },
+            { "entropy", "N", LM_OPTIONAL },
+            { "dentropy", "N", LM_OPTIONAL | LM_FIXED } },
     .out = { { "dx", "N,C", LM_ACT_TYPE | LM_OPTIONAL }, { "dw", "V,C", LM_OPTIONAL } },
     .fields = head_fields,
     .prec = LM_PREC_ALLOW,

@@ -13,7 +13,7 @@ static size_t array_bytes(int64_t batch, int64_t seq)
 size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now)
 {
     size_t now = ((size_t)n_now * sizeof(double) + 63) / 64 * 64;
-    return 6 * array_bytes(batch, seq) + (now ? now : 64);
+    return 7 * array_bytes(batch, seq) + (now ? now : 64);
 }
 
 static void *part(void *base, const lm_batch *b, int i)
@@ -23,7 +23,7 @@ static void *part(void *base, const lm_batch *b, int i)
 
 static double *now_of(void *base, const lm_batch *b)
 {
-    return part(base, b, 6);
+    return part(base, b, 7);
 }
 
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e)
@@ -37,6 +37,7 @@ lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, in
     b->lo = part(b->rooms.host, b, 3);
     b->scale = part(b->rooms.host, b, 4);
     b->dvalue = part(b->rooms.host, b, 5);
+    b->dentropy = part(b->rooms.host, b, 6);
     b->now = now_of(b->rooms.host, b);
     return LM_OK;
 }
@@ -115,6 +116,8 @@ void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *
         lm_exec_bind(x, m->scale, part(dev, b, 4));
     if (m->dvalue != LM_NONE)
         lm_exec_bind(x, m->dvalue, part(dev, b, 5));
+    if (m->dentropy != LM_NONE)
+        lm_exec_bind(x, m->dentropy, part(dev, b, 6));
     if (m->lo != LM_NONE)
         lm_exec_bind(x, m->lo, part(dev, b, 3));
 }

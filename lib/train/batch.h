@@ -15,9 +15,10 @@
 typedef struct {
     int64_t batch, seq;
     int32_t *tokens, *targets, *pos, *lo;
-    float *scale;  /* of each row's loss in the gradients; 0 until set */
-    float *dvalue; /* of each row's value (lm_build.value), likewise */
-    double *now;   /* numbers of the step for the update, copied together with it */
+    float *scale;    /* of each row's loss in the gradients; 0 until set */
+    float *dvalue;   /* of each row's value (lm_build.value), likewise */
+    float *dentropy; /* of each row's entropy (LM_ENTROPY_TRAINS), likewise */
+    double *now;     /* numbers of the step for the update, copied together with it */
     int n_now;
     int64_t valid;   /* targets >= 0 */
     lm_mirror rooms; /* all of the above in one */

@@ -198,11 +198,11 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
         lm_memory_add(out, "batch under way", (double)batch, true);
     lm_memory_add(out, "rotary table", (double)lm_rotary_bytes(train) * (eval ? 2 : 1), device);
     if ((eval || p->o.halves) && device)
-        lm_memory_add(
-            out, "losses (host)",
-            (double)rows * sizeof(float) *
-                ((eval ? 1 + p->o.value : 0) + (p->o.halves ? 1 + p->o.entropy + p->o.value : 0)),
-            false);
+        lm_memory_add(out, "losses (host)",
+                      (double)rows * sizeof(float) *
+                          ((eval ? 1 + p->o.value : 0) +
+                           (p->o.halves ? 1 + (p->o.entropy != LM_ENTROPY_NONE) + p->o.value : 0)),
+                      false);
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->train_end), device);
     lm_memory_add(out, "checkpoint snapshot (host)",

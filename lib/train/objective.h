@@ -53,6 +53,11 @@ typedef struct {
         entropy; /* of the row's distribution, in nats; NULL: not asked for (lm_trainer_opts.entropy), or an evaluation */
 } lm_row_results;
 
+/* Derivatives of the step's loss with respect to these, 0 where the target is -1.  value, entropy NULL: it has none. */
+typedef struct {
+    float *nll, *value, *entropy;
+} lm_row_slopes;
+
 typedef struct lm_objective {
     void *ctx;
     /* Once, when the weights are loaded; may be NULL. */
@@ -62,10 +67,9 @@ typedef struct lm_objective {
     lm_code (*begin)(void *ctx, const lm_round *r, int64_t *micros, lm_err *e);
     /* tokens, targets, pos, lo and `valid` of b; targets whose log-probability is not read are -1. */
     lm_code (*fill)(void *ctx, const lm_round *r, int64_t micro, lm_batch *b, lm_err *e);
-    /* scale[i]: derivative of the step's loss with respect to rows->nll[i], 0 where the target is -1; dvalue
-     * likewise. They are 0 before the call.  Both NULL in an evaluation; dvalue NULL without value head. */
+    /* Fill `to`, whose numbers are 0 before the call; NULL in an evaluation. */
     lm_code (*grade)(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
-                     const lm_row_results *rows, float *scale, float *dvalue, lm_err *e);
+                     const lm_row_results *rows, const lm_row_slopes *to, lm_err *e);
     lm_code (*finish)(void *ctx, const lm_round *r, double *loss, lm_err *e);
     /* Add fields to the record of the round that was finished last; may be NULL. */
     void (*report)(void *ctx, const lm_round *r, lm_metrics *m);

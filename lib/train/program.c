@@ -20,7 +20,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .dropout = o->dropout,
                            .halves = o->halves,
                            .recompute = o->build.recompute,
-                           .entropy = o->entropy && mode == LM_MODE_TRAIN,
+                           .entropy = mode == LM_MODE_TRAIN ? o->entropy : LM_ENTROPY_NONE,
                            .value = o->value,
                            .backend = p->backend,
                            .trainable = o->build.trainable,

@@ -21,9 +21,9 @@ typedef struct {
     int64_t batch, seq;
     lm_precision precision;
     bool documents, dropout;
-    bool halves;  /* lm_build.halves: section `forward` */
-    bool entropy; /* lm_build.entropy of the training's graph */
-    bool value;   /* lm_build.value of both graphs */
+    bool halves;        /* lm_build.halves: section `forward` */
+    lm_entropy entropy; /* lm_build.entropy of the training's graph */
+    bool value;         /* lm_build.value of both graphs */
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,

@@ -25,9 +25,9 @@ typedef struct {
     int64_t batch, seq, accumulate, steps;
     lm_precision precision;
     bool documents, dropout;
-    bool objective; /* lm_trainer_io.objective is there */
-    bool entropy;   /* and gets lm_row_results.entropy */
-    bool value;     /* and .value, of a value head that trains with the model */
+    bool objective;     /* lm_trainer_io.objective is there */
+    lm_entropy entropy; /* and gets lm_row_results.entropy, of this kind */
+    bool value;         /* and .value, of a value head that trains with the model */
     uint64_t seed;
     lm_groups groups; /* optimisers */
     lm_schedule schedule;

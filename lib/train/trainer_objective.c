@@ -16,9 +16,14 @@ static size_t part_bytes(const lm_trainer *t)
     return (size_t)(t->o.batch * t->o.seq) * sizeof(float);
 }
 
+static bool has_entropy(const lm_trainer *t)
+{
+    return t->o.entropy != LM_ENTROPY_NONE;
+}
+
 static size_t rows_bytes(const lm_trainer *t)
 {
-    return part_bytes(t) * (1 + t->o.entropy + t->o.value);
+    return part_bytes(t) * (1 + has_entropy(t) + t->o.value);
 }
 
 lm_code trainer_objective_ready(lm_trainer *t, lm_err *e)
@@ -98,8 +103,8 @@ static lm_code take_rows(lm_trainer *t, lm_row_results *out, lm_err *e)
 {
     const lm_model *m = t->program->train;
     if (take_part(t, m->loss, 0, &out->nll, e) ||
-        (t->o.entropy && take_part(t, m->entropy, 1, &out->entropy, e)) ||
-        (t->o.value && take_part(t, m->value, 1 + t->o.entropy, &out->value, e)))
+        (has_entropy(t) && take_part(t, m->entropy, 1, &out->entropy, e)) ||
+        (t->o.value && take_part(t, m->value, 1 + has_entropy(t), &out->value, e)))
         return e->code;
     return t->b->sync(t->b, t->b->main, e);
 }
@@ -119,9 +124,13 @@ static lm_code grade(lm_trainer *t, const lm_round *r, int64_t micro, lm_err *e)
             return trainer_numeric_stop(t, t->s.step + 1, "value of a token", (double)rows.value[i],
                                         e);
     }
+    const bool trains = t->o.entropy == LM_ENTROPY_TRAINS;
+    const lm_row_slopes to = { b->scale, rows.value ? b->dvalue : NULL,
+                               trains ? b->dentropy : NULL };
     lm_batch_scale(b, 0);
     memset(b->dvalue, 0, part_bytes(t));
-    return x->grade(x->ctx, r, micro, b, &rows, b->scale, rows.value ? b->dvalue : NULL, e);
+    memset(b->dentropy, 0, part_bytes(t));
+    return x->grade(x->ctx, r, micro, b, &rows, &to, e);
 }
 
 static lm_code run_micro(lm_trainer *t, const lm_round *r, int64_t micro, lm_err *e)
@@ -189,7 +198,7 @@ lm_code trainer_objective_validate(lm_trainer *t, double *loss, bool *any, lm_er
     for (int64_t k = 0; k < micros && !t->asked.stop; k++, trainer_ask(t)) {
         lm_row_results rows = { NULL };
         if (x->fill(x->ctx, &r, k, &v->batch, e) || lm_evaluator_run(v, &unused, &rows.nll, e) ||
-            x->grade(x->ctx, &r, k, &v->batch, &rows, NULL, NULL, e))
+            x->grade(x->ctx, &r, k, &v->batch, &rows, NULL, e))
             return e->code;
     }
     *any = micros > 0 && !t->asked.stop;

@@ -41,6 +41,19 @@ value() { grep -o "\"$1\":[-0-9.e+]*" | cut -d: -f2; }
     [[ $stderr == *"done: step 1, reward 0.0000, loss 0.0000, "* ]]
 }
 
+@test "align-model: without rewards the loss is the entropy times its weight, which rises or falls" {
+    for weight in 0.5 -0.5; do # the pattern is in no completion
+        align-model -q m p.jsonl -o "run$weight" "${how[@]}" --reward-weights 0 --steps 5 --entropy-coef "$weight" --metrics a.jsonl -f
+        paste <(grep '"event":"step"' a.jsonl | value loss) <(grep '"event":"step"' a.jsonl | value entropy) |
+            awk -v w="$weight" '{ off = $1 + w * $2; if (off * off > 1e-10) exit 1 }
+                NR == 1 { first = $2 } { last = $2 } END { exit !(NR == 5 && (last - first) * w > 0) }'
+    done
+    refused=0
+    align-model -q m p.jsonl -o none "${how[@]}" --loss rloo --entropy-coef 1 --steps 1 2> err || refused=$?
+    [ "$refused" -eq 2 ]
+    grep -q "rloo has no 'entropy_coef'" err
+}
+
 @test "align-model, generate: ids beyond the tokenizer's, of a padded vocabulary, have no text and stop nothing" {
     sed 's/"hidden_size"/"vocab_size":700,"hidden_size"/' c.json > wide.json
     init-model -q -o wide wide.json

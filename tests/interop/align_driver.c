@@ -2,9 +2,9 @@
 /* align_driver -- one call of a loss of alignment for test_align.py.
  *
  * Standard input: {"loss": TEXT, "seq": [{"logp": [...], "ref": [...], "old": [...], "mask": [...], "correct": [...],
- * "advantages": [...], "entropy": [...], "value": [...], "old_value": [...], "returns": [...], "advantage": X, "good": B, "mismatched": B,
+ * "advantages": [...], "entropy": [...], "collision": [...], "value": [...], "old_value": [...], "returns": [...], "advantage": X, "good": B, "mismatched": B,
  * "margin": X, "score": X}, ...]}; absent arrays are NULL.
- * Standard output: {"loss": X, "dlogp": [[...], ...], "dvalue": [[...], ...], "dscore": [...], "metrics": {...}}. */
+ * Standard output: {"loss": X, "dlogp": [[...], ...], "dvalue": [[...], ...], "dentropy": [[...], ...], "dscore": [...], "metrics": {...}}. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +46,7 @@ static lm_align_seq read_seq(const json_t *o)
                            .mask = bits(o, "mask", n),
                            .advantages = numbers(o, "advantages", n),
                            .entropy = numbers(o, "entropy", n),
+                           .collision = numbers(o, "collision", n),
                            .value = numbers(o, "value", n),
                            .old_value = numbers(o, "old_value", n),
                            .returns = numbers(o, "returns", n),
@@ -55,6 +56,7 @@ static lm_align_seq read_seq(const json_t *o)
                            .margin = number(o, "margin"),
                            .score = number(o, "score"),
                            .dlogp = calloc((size_t)n + 1, sizeof(double)),
+                           .dentropy = calloc((size_t)n + 1, sizeof(double)),
                            .dvalue = calloc((size_t)n + 1, sizeof(double)) };
 }
 
@@ -69,10 +71,11 @@ static json_t *list(const double *x, int64_t n)
 static json_t *result(const lm_align_batch *b)
 {
     json_t *o = json_object(), *dlogp = json_array(), *dvalue = json_array(),
-           *dscore = json_array(), *m = json_object();
+           *dentropy = json_array(), *dscore = json_array(), *m = json_object();
     for (int64_t i = 0; i < b->n; i++) {
         json_array_append_new(dlogp, list(b->seq[i].dlogp, b->seq[i].n));
         json_array_append_new(dvalue, list(b->seq[i].dvalue, b->seq[i].n));
+        json_array_append_new(dentropy, list(b->seq[i].dentropy, b->seq[i].n));
         json_array_append_new(dscore, json_real(b->seq[i].dscore));
     }
     for (int i = 0; i < b->metrics->n; i++)
@@ -81,6 +84,7 @@ static json_t *result(const lm_align_batch *b)
     json_object_set_new(o, "loss", json_real(b->loss));
     json_object_set_new(o, "dlogp", dlogp);
     json_object_set_new(o, "dvalue", dvalue);
+    json_object_set_new(o, "dentropy", dentropy);
     json_object_set_new(o, "dscore", dscore);
     json_object_set_new(o, "metrics", m);
     return o;

@@ -56,7 +56,8 @@ def draw(seed):
         mask[i, 1 + i % 3:5 + (i * 5 + seed) % 5] = 1
     return Bag(lp=lp, mask=mask, ref=lp + rand(B, T) - 0.5, old=lp + 0.8 * (rand(B, T) - 0.5),
                correct=0.5 + rand(B, T), advantage=2 * rand(B) - 1, margin=rand(B // 2), score=4 * rand(B) - 2,
-               entropy=(4 * rand(B, T)).float().double())  # TRL's quantiles are float32
+               entropy=(4 * rand(B, T)).float().double(),  # TRL's quantiles are float32
+               collision=4 * rand(B, T))
 
 
 def ours(run, loss, d, **columns):
@@ -110,7 +111,8 @@ def dpo(run, seed, kind, ours_name, **more):
     lp = d.lp.clone().requires_grad_()
     both, mask = chunked(lp), chunked(d.mask)
     full = torch.cat([torch.zeros(B, 1, dtype=torch.int64), mask], 1)
-    options = dict(beta=0.3, label_smoothing=0.0, f_divergence_type="reverse_kl", f_alpha_divergence_coef=0.5, ld_alpha=None)
+    options = dict(beta=0.3, label_smoothing=0.0, f_divergence_type="reverse_kl", f_alpha_divergence_coef=0.5, ld_alpha=None,
+                   use_weighting=False)
     options.update(more)
     ld = options["ld_alpha"]
     ref = chunked(d.ref)
@@ -119,19 +121,20 @@ def dpo(run, seed, kind, ours_name, **more):
         at, n = mask.cumsum(1), mask.sum(1)
         least = torch.minimum(n[:B // 2], n[B // 2:]).repeat(2).unsqueeze(1)
         sums = (ref * mask * (at <= least)).sum(1) + ld * (ref * mask * (at > least)).sum(1)
-    me = common(loss_types=[kind], loss_weights=[1.0], precompute_ref_logps=True, use_weighting=False,
+    me = common(loss_types=[kind], loss_weights=[1.0], precompute_ref_logps=True,
                 args=Bag(discopop_tau=0.05), **options)
     out = Bag(log_probs=both * mask, entropy=torch.zeros(B, T), mean_logits=torch.zeros(B, T),
-              is_top1=torch.zeros(B, T, dtype=torch.bool))
+              is_top1=torch.zeros(B, T, dtype=torch.bool), log_sum_sq_probs=-chunked(d.collision))
     inputs = {"input_ids": torch.zeros(B, T + 1, dtype=torch.int64), "attention_mask": torch.ones(B, T + 1),
               "completion_mask": full, "ref_chosen_logps": sums[:B // 2], "ref_rejected_logps": sums[B // 2:]}
     want = DPOTrainer._compute_loss(me, lambda **k: out, inputs, False)
     keys = {"beta": options["beta"], "label_smoothing": options["label_smoothing"],
-            "f_divergence_type": options["f_divergence_type"], "ld_alpha": 1 if ld is None else ld}
+            "f_divergence_type": options["f_divergence_type"], "ld_alpha": 1 if ld is None else ld,
+            "use_weighting": "on" if options["use_weighting"] else "off"}
     known = subprocess.run([run], input=json.dumps({"loss": ours_name + ":x=1", "seq": []}), capture_output=True,
                            text=True).stderr
     text = ",".join(f"{k}={v}" for k, v in keys.items() if f" {k}" in known)
-    got = ours(run, f"{ours_name}:{text}" if text else ours_name, d)
+    got = ours(run, f"{ours_name}:{text}" if text else ours_name, d, collision=d.collision)
     compare(f"{ours_name} ({kind}) {more} seed {seed}", got, want, lp, 1e-6 if kind == "exo_pair" else 1e-9)
     if kind == "sigmoid" and ld is None:
         for key in ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen"):
@@ -153,6 +156,11 @@ def pairs(run):
         dpo(run, seed, "robust", "robust", label_smoothing=0.2)
         dpo(run, seed, "exo_pair", "exo_pair", label_smoothing=0.01)
         dpo(run, seed, "aot", "aot", label_smoothing=0.1)
+        # not hinge, whose weights TRL multiplies in place, so that torch has no gradient of it
+        for kind in "sigmoid ipo nca_pair bco_pair sppo_hard apo_zero apo_down discopop sigmoid_norm".split():
+            dpo(run, seed, kind, names[kind], use_weighting=True)
+        dpo(run, seed, "exo_pair", "exo_pair", label_smoothing=0.01, use_weighting=True)
+        dpo(run, seed, "sigmoid", "dpo", ld_alpha=0.4, use_weighting=True)
 
 
 def cpo(run, seed, kind, name, text, **more):
@@ -236,15 +244,17 @@ def policy(run, seed, kind, text="", trainer=GRPOTrainer, name=None, correct=Fal
     d = draw(seed)
     lp = d.lp.clone().requires_grad_()
     options = dict(beta=0.0, epsilon_low=0.2, epsilon_high=0.2, importance_sampling_level="token",
-                   off_policy_mask_threshold=None, top_entropy_quantile=1.0)
+                   off_policy_mask_threshold=None, top_entropy_quantile=1.0, entropy_coef=0.0)
     args = dict(use_bias_correction_kl=True, delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
                 vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0, steps_per_generation=1)
     for k, v in more.items():
         (args if k in args else options)[k] = v
+    entropy = d.entropy.clone().requires_grad_()
     me = common(loss_type=kind, use_vllm=correct, get_high_entropy_mask=lambda *a: GRPOTrainer.get_high_entropy_mask(me, *a), vllm_importance_sampling_correction=correct,
-                current_gradient_accumulation_steps=1, max_completion_length=64, _entropy_bonus_enabled=False,
+                current_gradient_accumulation_steps=1, max_completion_length=64, _entropy_bonus_enabled=options["entropy_coef"] != 0,
+                use_adaptive_entropy=False,
                 get_off_policy_mask=GRPOTrainer.get_off_policy_mask, get_gamma_weights=GRPOTrainer.get_gamma_weights,
-                _get_per_token_logps_and_entropies=lambda *a, **k: (lp, d.entropy, None),
+                _get_per_token_logps_and_entropies=lambda *a, **k: (lp, entropy, None),
                 args=Bag(**args), **options)
     m = d.mask.double()
     inputs = {"prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": torch.zeros(B, T),
@@ -259,6 +269,9 @@ def policy(run, seed, kind, text="", trainer=GRPOTrainer, name=None, correct=Fal
     got = ours(run, name + (":" + text if text else ""), d, correct=d.correct if correct else None, entropy=d.entropy)
     room = 1e-6 if kind in ("sapo", "vespo") else 1e-9  # TRL's temperatures and powers are float32
     compare(f"{name}:{text} correct {correct} seed {seed}", got, want, lp, room)
+    if options["entropy_coef"]:
+        off = (torch.tensor(got["dentropy"], dtype=torch.float64) - entropy.grad).abs().max().item()
+        check(off < room, f"{name}:{text}, derivatives by entropies, seed {seed}", off)
     for key in ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio"):
         if key in got["metrics"] and me._metrics["train"].get(key) and options["importance_sampling_level"] == "token":
             theirs = me._metrics["train"][key][-1]
@@ -301,6 +314,14 @@ def policies(run):
         policy(run, seed, "grpo", "top_entropy_quantile=0.2,beta=0.1", top_entropy_quantile=0.2, beta=0.1)
         policy(run, seed, "cispo", "top_entropy_quantile=0.55,epsilon_high=1.1", top_entropy_quantile=0.55, epsilon_high=1.1)
         policy(run, seed, "luspo", "top_entropy_quantile=0.8", importance_sampling_level="sequence", top_entropy_quantile=0.8)
+        for kind in ("grpo", "bnpo", "dapo", "cispo"):
+            text = "epsilon_high=1.1," if kind == "cispo" else ""
+            policy(run, seed, kind, text + "entropy_coef=0.3", entropy_coef=0.3, epsilon_high=1.1 if text else 0.2)
+        policy(run, seed, "dr_grpo", "max_completion_length=64,entropy_coef=0.1", entropy_coef=0.1)
+        policy(run, seed, "sapo", "entropy_coef=0.1", entropy_coef=0.1)
+        policy(run, seed, "vespo", "entropy_coef=-0.1", entropy_coef=-0.1)
+        policy(run, seed, "luspo", "entropy_coef=0.1", importance_sampling_level="sequence", entropy_coef=0.1)
+        policy(run, seed, "grpo", "top_entropy_quantile=0.3,entropy_coef=0.2", top_entropy_quantile=0.3, entropy_coef=0.2)
         policy(run, seed, "dapo", correct=True)
         policy(run, seed, "luspo", "beta=0.1", importance_sampling_level="sequence", beta=0.1)
         policy(run, seed, "cispo", "epsilon_high=1.1", epsilon_high=1.1)
@@ -343,8 +364,8 @@ def make_base(tmp):
     return records
 
 
-def trained(tmp, records):
-    """Five steps of DPO from one model by both: losses and margins of each step, and the weights."""
+def trained(tmp, records, weighted):
+    """Five steps of DPO, or WPO, from one model by both: losses and margins of each step, and the weights."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig
@@ -354,22 +375,23 @@ def trained(tmp, records):
     options = DPOConfig(output_dir=tmp + "/trl", per_device_train_batch_size=3, max_steps=5, learning_rate=1e-3,
                         lr_scheduler_type="constant", report_to="none", use_cpu=True, logging_steps=1, max_grad_norm=0.0,
                         optim="adamw_torch", weight_decay=0.0, beta=0.1, gradient_checkpointing=False, bf16=False,
-                        save_strategy="no", disable_tqdm=True)
+                        save_strategy="no", disable_tqdm=True, use_weighting=weighted)
     trainer = DPOTrainer(model=model, args=options, train_dataset=Dataset.from_list(records), processing_class=words)
     trainer.train()
     theirs = [h for h in trainer.state.log_history if "loss" in h]
-    tool("align-model", "-q", tmp + "/m0", tmp + "/pairs.jsonl", "-o", tmp + "/dpo", "--loss", "dpo", "--steps", "5", "--lr",
+    tool("align-model", "-q", tmp + "/m0", tmp + "/pairs.jsonl", "-f", "-o", tmp + "/dpo", "--loss", "dpo", "--steps", "5", "--lr",
          "1e-3", "--lr-schedule", "constant", "--beta2", "0.999", "--weight-decay", "0", "--max-grad-norm", "0",
-         "--batch-size", "3", "--metrics", tmp + "/dpo.jsonl")
+         "--batch-size", "3", "--metrics", tmp + "/dpo.jsonl", "--use-weighting", "on" if weighted else "off")
+    name = "WPO" if weighted else "DPO"
     with open(tmp + "/dpo.jsonl") as f:
         ours = [r for r in map(json.loads, f) if r["event"] == "step"]
     for i, (a, b) in enumerate(zip(ours, theirs)):
         for key in ("loss", "rewards/margins", "rewards/chosen"):
-            check(abs(a[key] - b[key]) < 1e-4, f"step {i + 1} of DPO: {key}", a[key], b[key])
-    check(len(ours) == len(theirs) == 5, "five steps of DPO")
+            check(abs(a[key] - b[key]) < 1e-4, f"step {i + 1} of {name}: {key}", a[key], b[key])
+    check(len(ours) == len(theirs) == 5, f"five steps of {name}")
     end = AutoModelForCausalLM.from_pretrained(tmp + "/dpo", dtype=torch.float32).state_dict()
     off = max(((end[k] - v).norm() / v.norm()).item() for k, v in trainer.model.state_dict().items())
-    check(off < 1e-3, "weights after five steps of DPO", off)
+    check(off < 1e-3, f"weights after five steps of {name}", off)
 
 
 def reward_model(tmp, records):
@@ -470,7 +492,8 @@ def main():
             reward(run, seed, 0.1)
         policies(run)
         records = make_base(tmp)
-        trained(tmp, records)
+        trained(tmp, records, False)
+        trained(tmp, records, True)
         reward_model(tmp, records)
         reward_adapter(tmp, records)
         distilled(tmp, records)

@@ -23,7 +23,7 @@ typedef struct {
     double logp[SEQS][MOST], ref[SEQS][MOST], old[SEQS][MOST], correct[SEQS][MOST];
     double value[SEQS][MOST], old_value[SEQS][MOST], returns[SEQS][MOST], advantages[SEQS][MOST];
     double dlogp[SEQS][MOST], dvalue[SEQS][MOST];
-    double entropy[SEQS][MOST];
+    double entropy[SEQS][MOST], collision[SEQS][MOST], dentropy[SEQS][MOST];
     uint8_t mask[SEQS][MOST];
 } set;
 
@@ -47,6 +47,7 @@ static void make(set *s, uint64_t seed, const lm_align_spec *spec)
                              .correct = seed % 2 ? s->correct[i] : NULL,
                              .mask = s->mask[i],
                              .entropy = seed % 3 ? s->entropy[i] : NULL,
+                             .collision = seed % 3 ? s->collision[i] : NULL,
                              .advantages = seed % 4 == 3 ? s->advantages[i] : NULL,
                              .advantage = draw(r, &at) * 2 - 1,
                              .good = i % 2 == 0,
@@ -57,6 +58,7 @@ static void make(set *s, uint64_t seed, const lm_align_spec *spec)
                              .old_value = s->old_value[i],
                              .returns = s->returns[i],
                              .dlogp = s->dlogp[i],
+                             .dentropy = s->dentropy[i],
                              .dvalue = s->dvalue[i] };
         for (int t = 0; t < q->n; t++) {
             s->logp[i][t] = -3 * draw(r, &at) - 0.05;
@@ -65,6 +67,7 @@ static void make(set *s, uint64_t seed, const lm_align_spec *spec)
             s->correct[i][t] = 0.5 + draw(r, &at);
             s->mask[i][t] = t >= 1 + i % 2 && t != 3;
             s->entropy[i][t] = 3 * draw(r, &at);
+            s->collision[i][t] = 2 * s->entropy[i][t] / 3;
             s->value[i][t] = draw(r, &at) * 2 - 1;
             s->old_value[i][t] = s->value[i][t] + draw(r, &at) - 0.5;
             s->returns[i][t] = draw(r, &at) * 2 - 1;
@@ -119,18 +122,20 @@ static bool has_constants(const char *text)
 static void check_derivatives(const char *text, uint64_t seed)
 {
     static set s;
-    double dlogp[SEQS][MOST], dvalue[SEQS][MOST], dscore[SEQS];
+    double dlogp[SEQS][MOST], dvalue[SEQS][MOST], dentropy[SEQS][MOST], dscore[SEQS];
     lm_align_spec spec = read(text);
     make(&s, seed, &spec);
     run(&spec, s.seq, SEQS, NULL, NULL);
     memcpy(dlogp, s.dlogp, sizeof dlogp);
     memcpy(dvalue, s.dvalue, sizeof dvalue);
+    memcpy(dentropy, s.dentropy, sizeof dentropy);
     for (int i = 0; i < SEQS; i++)
         dscore[i] = s.seq[i].dscore;
     for (int i = 0; i < SEQS; i++) {
         for (int t = 0; t < s.seq[i].n && !has_constants(text); t++) {
             check_slope(text, "logp", dlogp[i][t], slope(&spec, &s, &s.logp[i][t]));
             check_slope(text, "value", dvalue[i][t], slope(&spec, &s, &s.value[i][t]));
+            check_slope(text, "entropy", dentropy[i][t], slope(&spec, &s, &s.entropy[i][t]));
         }
         check_slope(text, "score", dscore[i], slope(&spec, &s, &s.seq[i].score));
     }
@@ -158,6 +163,8 @@ static const char *const variants[] = {
     "grpo:off_policy_mask_threshold=0.01",
     "grpo:top_entropy_quantile=0.4,beta=0.1",
     "luspo:top_entropy_quantile=0.7",
+    "grpo:entropy_coef=0.3",
+    "luspo:entropy_coef=0.2,top_entropy_quantile=0.6",
     "gmpo:top_entropy_quantile=0.5,beta=0.1",
     "sapo:beta=0.1,importance_sampling_level=sequence",
     "gmpo:beta=0.3,epsilon=0.1",
@@ -206,6 +213,68 @@ static void constants_are_not_derived(void **state)
     assert_float_equal(none[0], 0, 0);
 }
 
+/* WPO: loss and derivatives of a pair times the product of exp(mean (l + C)), which no derivative sees. */
+static void pairs_are_weighed(void **state)
+{
+    static set s;
+    double d[SEQS][MOST], plain;
+    lm_align_spec dpo = read("dpo:ld_alpha=0.5"), wpo = read("dpo:ld_alpha=0.5,use_weighting=on");
+    (void)state;
+    make(&s, 4, &dpo);
+    for (int i = 0; i < SEQS; i += 2) { /* one pair at a time */
+        double by = 1;
+        plain = run(&dpo, s.seq + i, 2, NULL, NULL);
+        memcpy(d, s.dlogp, sizeof d);
+        for (int k = i; k < i + 2; k++) {
+            double sum = 0, n = 0;
+            for (int t = 0; t < s.seq[k].n; t++)
+                if (s.mask[k][t]) {
+                    sum += s.logp[k][t] + s.collision[k][t];
+                    n++;
+                }
+            by *= exp(sum / n);
+        }
+        assert_float_equal(run(&wpo, s.seq + i, 2, NULL, NULL), by * plain, 1e-12);
+        for (int k = i; k < i + 2; k++)
+            for (int t = 0; t < s.seq[k].n; t++)
+                assert_float_equal(s.dlogp[k][t], by * d[k][t], 1e-12);
+        s.seq[i].collision = s.seq[i + 1].collision = NULL; /* unknown */
+        assert_float_equal(run(&wpo, s.seq + i, 2, NULL, NULL), plain, 0);
+    }
+}
+
+/* The bonus is the mean entropy of the tokens of the step, whatever the loss's mean is. */
+static void entropy_is_a_bonus(void **state)
+{
+    static const char *const losses[] = { "grpo:mean=sequences", "dapo", "dr_grpo", "sapo" };
+    static set s;
+    char text[96];
+    (void)state;
+    for (size_t i = 0; i < sizeof losses / sizeof *losses; i++) {
+        lm_align_spec plain = read(losses[i]), more;
+        double sum = 0, n = 0, loss;
+        snprintf(text, sizeof text, "2*%s%sentropy_coef=0.5", losses[i],
+                 strchr(losses[i], ':') ? "," : ":");
+        more = read(text);
+        make(&s, 5, &plain);
+        for (int k = 0; k < SEQS; k++)
+            for (int t = 0; t < s.seq[k].n; t++)
+                if (s.mask[k][t]) {
+                    sum += s.entropy[k][t];
+                    n++;
+                }
+        loss = run(&plain, s.seq, SEQS, NULL, NULL);
+        assert_float_equal(run(&more, s.seq, SEQS, NULL, NULL), 2 * (loss - 0.5 * sum / n), 1e-12);
+        for (int k = 0; k < SEQS; k++)
+            for (int t = 0; t < s.seq[k].n; t++)
+                assert_float_equal(s.dentropy[k][t], s.mask[k][t] ? -1 / n : 0, 1e-12);
+    }
+    assert_int_equal(lm_align_entropy(&(lm_align_spec){ 0 }), LM_ENTROPY_READ);
+    lm_align_spec wpo = read("sft+dpo:use_weighting=on"), bonus = read("cispo:entropy_coef=-1");
+    assert_int_equal(lm_align_entropy(&wpo), LM_ENTROPY_COLLISION);
+    assert_int_equal(lm_align_entropy(&bonus), LM_ENTROPY_TRAINS);
+}
+
 /* Micro-batches of a step add up to the whole, except where they couple sequences. */
 static void parts_add_up(void **state)
 {
@@ -214,7 +283,11 @@ static void parts_add_up(void **state)
     const lm_align_loss *const *loss = lm_align_losses(&n);
     (void)state;
     for (int i = 0; i < n; i++) {
-        lm_align_spec spec = read(loss[i]->name);
+        char text[64];
+        bool policy =
+            loss[i]->kind == LM_ALIGN_POLICY && lm_hyper_find(loss[i]->hyper, "entropy_coef") >= 0;
+        snprintf(text, sizeof text, "%s%s", loss[i]->name, policy ? ":entropy_coef=0.2" : "");
+        lm_align_spec spec = read(text);
         double whole, parts = 0, d[SEQS][MOST];
         lm_align_counts c = { 0 };
         if (strstr("aot aot_unpaired bnpo kto", loss[i]->name))
@@ -360,6 +433,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(derivatives_are_those_of_differences),
         cmocka_unit_test(constants_are_not_derived),
+        cmocka_unit_test(pairs_are_weighed),
+        cmocka_unit_test(entropy_is_a_bonus),
         cmocka_unit_test(parts_add_up),
         cmocka_unit_test(prompts_count_only_for_whole),
         cmocka_unit_test(metrics_of_pairs),

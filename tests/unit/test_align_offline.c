@@ -231,7 +231,8 @@ static outcome by_objective(const lm_align_spec *spec, const lm_objective *x, co
         memset(scale, 0, sizeof scale);
         ok(x->fill(x->ctx, r, m, &b, &e), &e);
         run_model(spec, &b, nll);
-        ok(x->grade(x->ctx, r, m, &b, &rows, r->val ? NULL : scale, NULL, &e), &e);
+        const lm_row_slopes to = { .nll = scale };
+        ok(x->grade(x->ctx, r, m, &b, &rows, r->val ? NULL : &to, &e), &e);
         for (int64_t i = 0; i < BATCH * T; i++)
             out.sum += (double)scale[i] * (lm_align_kind_of(spec) == LM_ALIGN_SCORES
                                                ? 1 + score_of(b.tokens[i])

@@ -365,11 +365,12 @@ static void check_replaced(const lm_on_policy *p, outcome *out)
 }
 
 static lm_code pass_grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
-                          const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
+                          const lm_row_results *rows, const lm_row_slopes *to, lm_err *e)
 {
     between *t = ctx;
     const lm_objective *x = t->inner;
-    lm_code rc = x->grade(x->ctx, r, micro, b, rows, scale, dvalue, e);
+    const float *scale = to ? to->nll : NULL;
+    lm_code rc = x->grade(x->ctx, r, micro, b, rows, to, e);
     assert_int_equal(rows->entropy == NULL, r->val);
     for (int64_t i = 0; rows->entropy && i < b->batch * b->seq; i++)
         assert_true(b->targets[i] < 0 || /* at most that of the uniform distribution */
@@ -380,7 +381,7 @@ static lm_code pass_grade(void *ctx, const lm_round *r, int64_t micro, const lm_
     if (t->check && !rc && !r->val && !t->p->values)
         check_grade(t, micro, b, rows, scale);
     if (t->p->values && !rc && !r->val)
-        check_tokens(t->p, b, rows, dvalue);
+        check_tokens(t->p, b, rows, to->value);
     if (t->p->o.tries && !r->val)
         check_replaced(t->p, t->out);
     return rc;
@@ -496,7 +497,7 @@ static outcome train(const ask *a)
                                 .documents = true,
                                 .seed = 1,
                                 .objective = true,
-                                .entropy = true,
+                                .entropy = LM_ENTROPY_READ,
                                 .value = lm_on_policy_values(t.p),
                                 .groups = lm_groups_of(lm_optim_default(lm_optim_find("adamw"))),
                                 .schedule = { .kind = LM_SCHED_CONSTANT, .lr = a->rate },

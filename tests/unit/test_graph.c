@@ -35,7 +35,7 @@ static lm_vid put(lm_graph *g, const lm_op *op, const void *attr, lm_vid a, lm_v
     lm_err e = { 0 };
     lm_vid in[LM_MAX_IN] = { a, b, c, d }, out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     if (op == &lm_op_head_stats)
-        out[2] = out[3] = LM_SKIP;
+        out[2] = out[3] = out[4] = LM_SKIP;
     must(lm_graph_append(g, op, attr, in, out, &e), &e);
     if (s)
         *s = out[2];

@@ -100,14 +100,15 @@ static lm_code mean_fill(void *ctx, const lm_round *r, int64_t micro, lm_batch *
 }
 
 static lm_code mean_grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
-                          const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
+                          const lm_row_results *rows, const lm_row_slopes *to, lm_err *e)
 {
     mean *m = ctx;
     (void)e;
     assert_int_equal(micro, m->next++);
+    float *scale = to ? to->nll : NULL;
     assert_int_equal(scale == NULL, r->val);
     assert_null(rows->value);
-    assert_null(dvalue);
+    assert_true(!to || (!to->value && !to->entropy));
     for (int64_t i = 0; i < b->batch * b->seq; i++) {
         if (b->targets[i] < 0)
             continue;

@@ -174,14 +174,13 @@ static lm_code gkd_fill(void *ctx, const lm_round *r, int64_t micro, lm_batch *b
 }
 
 static lm_code gkd_grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
-                         const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
+                         const lm_row_results *rows, const lm_row_slopes *to, lm_err *e)
 {
     lm_gkd *x = ctx;
     lot *l = lot_of(x, r);
     const lm_texts *p = &l->places;
     const int64_t w = micro * b->batch, end = w + b->batch < p->windows ? w + b->batch : p->windows;
     lm_align_batch run = { .counts = &l->counts, .seq = x->seq, .metrics = &l->metrics };
-    (void)dvalue;
     for (int64_t j = p->first[w]; j < p->first[end]; j++) {
         const lm_align_text *t = &l->text[p->order[j]];
         const int64_t at = lm_texts_row(p, l->text, p->order[j], w, b->batch);
@@ -192,9 +191,9 @@ static lm_code gkd_grade(void *ctx, const lm_round *r, int64_t micro, const lm_b
     }
     if (lm_align_run(x->o.spec, &run, e))
         return e->code;
-    for (int64_t q = 0; scale && q < run.n; q++)
+    for (int64_t q = 0; to && q < run.n; q++)
         for (int64_t k = 0, at = x->seq[q].dlogp - x->dlogp; k < x->seq[q].n; k++)
-            scale[at + k] = (float)-x->dlogp[at + k];
+            to->nll[at + k] = (float)-x->dlogp[at + k];
     l->loss += run.loss;
     return LM_OK;
 }

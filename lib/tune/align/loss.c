@@ -334,6 +334,18 @@ bool lm_align_keeps(const lm_align_spec *s)
     return false;
 }
 
+lm_entropy lm_align_entropy(const lm_align_spec *s)
+{
+    lm_entropy is = LM_ENTROPY_READ;
+    for (int i = 0; i < s->n; i++) {
+        if (lm_align_get(&s->use[i], "use_weighting", 0) != 0)
+            return LM_ENTROPY_COLLISION;
+        if (lm_align_get(&s->use[i], "entropy_coef", 0) != 0)
+            is = LM_ENTROPY_TRAINS;
+    }
+    return is;
+}
+
 static void clear(lm_align_batch *b)
 {
     for (int64_t i = 0; i < b->n; i++) {
@@ -342,6 +354,8 @@ static void clear(lm_align_batch *b)
             q->dlogp[t] = 0;
         for (int64_t t = 0; q->dvalue && t < q->n; t++)
             q->dvalue[t] = 0;
+        for (int64_t t = 0; q->dentropy && t < q->n; t++)
+            q->dentropy[t] = 0;
         q->dscore = 0;
     }
 }

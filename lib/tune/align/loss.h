@@ -53,6 +53,12 @@
  *              max((v - R)^2, (clip(v, v' -+ cliprange_value) - R)^2) / 2   arXiv:1707.06347
  *   reject     p = -l of the completions that were kept; mean over the tokens of the step  arXiv:2304.06767
  *
+ * With use_weighting, the term of a pair is multiplied by the product of exp(mean_t (l_t + C_t)) of both, a constant; C_t
+ * is the collision entropy, -log of the sum of the squares of the distribution (WPO, arXiv:2406.11827 eq. 2).  Where
+ * collision entropies are unknown, it is not.
+ *
+ * With entropy_coef c, - c times the mean entropy of the tokens of the step is added to the loss, of those that train.
+ *
  * With top_entropy_quantile q, tokens whose entropy is below the (1 - q) quantile of the micro-batch's have only
  * the KL (arXiv:2506.01939).
  *
@@ -70,6 +76,7 @@
 #include <stdint.h>
 
 #include "base/hyper.h"
+#include "model/model.h"
 
 /* A sequence: a text with a completion.  All arrays are [n], one entry for each token but the first of the
  * text; those marked "NULL" may be absent. */
@@ -82,6 +89,7 @@ typedef struct {
     const double *correct;    /* pi_old / pi_sampler, bounded by the caller; NULL: 1 */
     const uint8_t *mask;      /* NULL: all are the completion's */
     const double *entropy;    /* of the distribution of each token, in nats; NULL: unknown */
+    const double *collision;  /* -log of the sum of its squares; NULL: unknown */
     const double *advantages; /* NULL: `advantage` for each token */
     double advantage;
     bool good;       /* kto: desirable */
@@ -90,9 +98,10 @@ typedef struct {
     double score;    /* reward: what the head gives the sequence */
     const double *value, *old_value, *returns; /* ppo */
 
-    double *dlogp;  /* out: d loss / d l_t, of every entry */
-    double *dvalue; /* out, ppo */
-    double dscore;  /* out, reward */
+    double *dlogp;    /* out: d loss / d l_t, of every entry */
+    double *dentropy; /* out: likewise of entropies; NULL: not wanted */
+    double *dvalue;   /* out, ppo */
+    double dscore;    /* out, reward */
 } lm_align_seq;
 
 /* What one step has in all of its micro-batches. */
@@ -207,6 +216,9 @@ bool lm_align_mismatches(const lm_align_spec *s);
 bool lm_align_whole(const lm_align_spec *s);
 bool lm_align_values(const lm_align_spec *s);
 bool lm_align_keeps(const lm_align_spec *s);
+/* Which entropies of rows the losses read: collision entropies of use_weighting, or (entropy_coef) those whose gradients
+ * they give; READ otherwise, for metrics. */
+lm_entropy lm_align_entropy(const lm_align_spec *s);
 
 /* The counts of a step are the sums over its micro-batches. */
 void lm_align_count(const lm_align_seq *seq, int64_t n, lm_align_counts *add);

@@ -21,6 +21,10 @@ enum { REVERSE_KL, FORWARD_KL, JS_DIVERGENCE, ALPHA_DIVERGENCE };
     {                                                                              \
         "f_alpha_divergence_coef", 0.5, -10, 10, "alpha of alpha_divergence", NULL \
     }
+#define WEIGHTING                                                              \
+    {                                                                          \
+        "use_weighting", 0, 0, 1, "pairs by their probability (WPO)", "off on" \
+    }
 #define STRENGTH BETA(0.1, "strength of the ties to the reference")
 
 /* Of the chosen [0] and the rejected [1] sequence. */
@@ -102,6 +106,19 @@ static view see(const lm_align_use *u, const lm_align_seq q[2])
     return v;
 }
 
+/* What the loss of a pair is multiplied by: how likely the policy is to sample its answers, beside others. */
+static double weigh_pair(const lm_align_use *u, const lm_align_seq q[2])
+{
+    double sum = 0;
+    if (lm_align_get(u, "use_weighting", 0) == 0)
+        return 1;
+    for (int k = 0; k < 2; k++)
+        if (q[k].collision)
+            sum += (lm_align_sum(&q[k], q[k].logp) + lm_align_sum(&q[k], q[k].collision)) /
+                   fmax((double)lm_align_length(&q[k]), 1);
+    return exp(sum);
+}
+
 /* The weight of a pair in the mean over those of the step. */
 static double pair_share(const lm_align_batch *b)
 {
@@ -122,9 +139,10 @@ static lm_code run_pairs(const lm_align_use *u, lm_align_batch *b, pair_loss los
     for (int64_t i = 0; i < b->n; i += 2) {
         view v = see(u, &b->seq[i]);
         pair to = { 0 };
-        b->loss += share * loss(u, &v.x, &to);
+        const double by = share * weigh_pair(u, &b->seq[i]);
+        b->loss += by * loss(u, &v.x, &to);
         for (int k = 0; k < 2; k++)
-            weigh_spread(u, &b->seq[i + k], share * (to.d[k] + to.s[k] * v.slope[k]), v.shared);
+            weigh_spread(u, &b->seq[i + k], by * (to.d[k] + to.s[k] * v.slope[k]), v.shared);
         note(u, b, &v);
     }
     return LM_OK;
@@ -366,27 +384,31 @@ static lm_code check_exo(const lm_align_use *u, lm_err *e)
                                            .run = run_##loss }
 
 PAIR_LOSS(dpo, "2305.18290", "direct preference optimisation", STRENGTH, SMOOTHING(0, 0.5),
-          F_DIVERGENCE, LD_ALPHA);
+          F_DIVERGENCE, LD_ALPHA, WEIGHTING);
 PAIR_LOSS(robust, "2403.00409", "DPO corrected for wrong labels", STRENGTH, SMOOTHING(0, 0.499),
-          F_DIVERGENCE, LD_ALPHA);
-PAIR_LOSS(hinge, "2305.10425", "margin of at least 1 (SLiC)", STRENGTH, F_DIVERGENCE, LD_ALPHA);
+          F_DIVERGENCE, LD_ALPHA, WEIGHTING);
+PAIR_LOSS(hinge, "2305.10425", "margin of at least 1 (SLiC)", STRENGTH, F_DIVERGENCE, LD_ALPHA,
+          WEIGHTING);
 PAIR_LOSS(ipo, "2310.12036", "squared distance to a fixed margin", STRENGTH,
-          { "average", 1, 0, 1, "log-ratios for each token", "off on" }, F_DIVERGENCE, LD_ALPHA);
-PAIR_LOSS(nca_pair, "2402.05369", "noise contrastive alignment", STRENGTH, LD_ALPHA);
-PAIR_LOSS(bco_pair, "2404.04656", "binary classifier of answers", STRENGTH, LD_ALPHA);
-PAIR_LOSS(sppo_hard, "2405.00675", "self-play, labels as probabilities 1 and 0", STRENGTH,
-          LD_ALPHA);
-PAIR_LOSS(apo_zero, "2408.06266", "anchored: chosen up, rejected down", STRENGTH, LD_ALPHA);
-PAIR_LOSS(apo_down, "2408.06266", "anchored: both down, rejected more", STRENGTH, LD_ALPHA);
+          { "average", 1, 0, 1, "log-ratios for each token", "off on" }, F_DIVERGENCE, LD_ALPHA,
+          WEIGHTING);
+PAIR_LOSS(nca_pair, "2402.05369", "noise contrastive alignment", STRENGTH, LD_ALPHA, WEIGHTING);
+PAIR_LOSS(bco_pair, "2404.04656", "binary classifier of answers", STRENGTH, LD_ALPHA, WEIGHTING);
+PAIR_LOSS(sppo_hard, "2405.00675", "self-play, labels as probabilities 1 and 0", STRENGTH, LD_ALPHA,
+          WEIGHTING);
+PAIR_LOSS(apo_zero, "2408.06266", "anchored: chosen up, rejected down", STRENGTH, LD_ALPHA,
+          WEIGHTING);
+PAIR_LOSS(apo_down, "2408.06266", "anchored: both down, rejected more", STRENGTH, LD_ALPHA,
+          WEIGHTING);
 PAIR_LOSS(discopop, "2406.08414", "blend of logistic and exponential loss", STRENGTH,
           { "discopop_tau", 0.05, 1e-6, 1e6, "temperature of the blend", NULL }, F_DIVERGENCE,
-          LD_ALPHA);
+          LD_ALPHA, WEIGHTING);
 PAIR_LOSS(sigmoid_norm, "2411.15124", "DPO of log-ratios for each token", STRENGTH, F_DIVERGENCE,
-          LD_ALPHA);
+          LD_ALPHA, WEIGHTING);
 
-static const lm_hyper hyper_exo[] = {
-    STRENGTH, SMOOTHING(1e-3, 0.5), F_DIVERGENCE, LD_ALPHA, { 0 }
-};
+static const lm_hyper hyper_exo[] = { STRENGTH,     SMOOTHING(1e-3, 0.5),
+                                      F_DIVERGENCE, LD_ALPHA,
+                                      WEIGHTING,    { 0 } };
 
 static lm_code run_exo(const lm_align_use *u, lm_align_batch *b, lm_err *e)
 {

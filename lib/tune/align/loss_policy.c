@@ -45,6 +45,35 @@ static double sum_ratios(const lm_align_seq *q)
     return sum;
 }
 
+/* ---- entropy ---- */
+
+/* The mean over the tokens of the step, `of` each micro-batch the share that its tokens have: without those below the
+ * quantile it is that of the others. */
+static void add_entropy(const policy *p, int64_t tokens)
+{
+    double coef = lm_align_get(p->u, "entropy_coef", 0), sum = 0, n = 0;
+    if (coef == 0)
+        return;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t i = 0; i < p->b->n; i++) {
+            lm_align_seq *q = &p->b->seq[i];
+            for (int64_t t = 0; q->entropy && t < q->n; t++) {
+                if (!lm_align_counts_token(q, t) || lm_align_is_certain(q, t, p->certain))
+                    continue;
+                if (!pass) {
+                    n++;
+                    sum += q->entropy[t];
+                } else if (q->dentropy) {
+                    q->dentropy[t] -= p->u->weight * coef * (double)tokens /
+                                      (n * fmax((double)p->b->counts->tokens, 1));
+                }
+            }
+        }
+    if (n > 0)
+        p->b->loss -= p->u->weight * coef * sum * (double)tokens /
+                      (n * fmax((double)p->b->counts->tokens, 1));
+}
+
 /* ---- weights ---- */
 
 static double token_share(const policy *p, const lm_align_seq *q, int64_t micro_tokens)
@@ -252,6 +281,7 @@ static lm_code run_policy(const lm_align_use *u, lm_align_batch *b, term of, mea
         tokens += lm_align_length(&b->seq[i]);
     for (int64_t i = 0; i < b->n; i++)
         run_sequence(&p, &b->seq[i], tokens);
+    add_entropy(&p, tokens);
     return LM_OK;
 }
 
@@ -262,6 +292,10 @@ static bool reads_ref(const lm_align_use *u)
     return lm_align_get(u, "beta", 0) > 0;
 }
 
+#define BONUS                                                                     \
+    {                                                                             \
+        "entropy_coef", 0, -1e6, 1e6, "weight of the mean entropy, a bonus", NULL \
+    }
 #define KL                                                                \
     BETA(0, "weight of the KL to the reference"),                         \
         { "kl_estimator", 2, 0, 2, "estimator of the KL", "k1 k2 k3" },   \
@@ -283,7 +317,7 @@ static bool reads_ref(const lm_align_use *u)
         "importance_sampling_level", 1, 0, 1, "ratios of tokens or sequences", "token sequence" \
     }
 #define LEFT_OUT                                                         \
-    ENTROPY,                                                             \
+    BONUS, ENTROPY,                                                      \
     {                                                                    \
         "off_policy_mask_threshold", 0, 0, 1e6,                          \
             "KL beyond which bad sequences are left out; 0: never", NULL \

@@ -36,7 +36,7 @@ typedef struct {
 typedef struct {
     lm_align_seq *seq;
     int64_t *text; /* numbers in the lot */
-    double *logp, *ref, *dlogp;
+    double *logp, *ref, *dlogp, *collision;
     uint8_t *mask;
 } work;
 
@@ -272,6 +272,7 @@ static lm_code make_work(lm_offline *x, lm_err *e)
                    lm_alloc_n(&w->logp, n, sizeof *w->logp, "log-probabilities", e) ||
                    lm_alloc_n(&w->ref, n, sizeof *w->ref, "log-probabilities", e) ||
                    lm_alloc_n(&w->dlogp, n, sizeof *w->dlogp, "log-probabilities", e) ||
+                   lm_alloc_n(&w->collision, n, sizeof *w->collision, "entropies", e) ||
                    lm_alloc_n(&w->mask, n, sizeof *w->mask, "log-probabilities", e)
                ? e->code
                : LM_OK;
@@ -314,7 +315,7 @@ static lm_code offline_fill(void *ctx, const lm_round *r, int64_t micro, lm_batc
 
 /* Sequence k of a micro-batch: text i of the lot, whose first number is `at` in the work's memory. */
 static void take_seq(lm_offline *x, const lot *l, int64_t k, int64_t i, int64_t at,
-                     const float *nll)
+                     const float *nll, const float *collision)
 {
     work *w = &x->work;
     const set *s = l->s;
@@ -330,12 +331,15 @@ static void take_seq(lm_offline *x, const lot *l, int64_t k, int64_t i, int64_t 
                                 .logp = w->logp + at,
                                 .dlogp = w->dlogp + at,
                                 .ref = x->reads_ref ? w->ref + at : NULL,
+                                .collision = collision ? w->collision + at : NULL,
                                 .mask = x->whole ? w->mask + at : NULL,
                                 .good = answer->good,
                                 .margin = answer->margin,
                                 .mismatched = is_mixed(x) && t % 2 };
     for (int64_t c = 0; c < n; c++) {
         w->logp[at + c] = -(double)nll[c];
+        if (collision)
+            w->collision[at + c] = (double)collision[c];
         if (x->reads_ref)
             w->ref[at + c] = s->ref.logp[s->ref.at[t] + c];
         if (x->whole)
@@ -344,31 +348,31 @@ static void take_seq(lm_offline *x, const lot *l, int64_t k, int64_t i, int64_t 
 }
 
 static lm_code offline_grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
-                             const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
+                             const lm_row_results *rows, const lm_row_slopes *to, lm_err *e)
 {
     lm_offline *x = ctx;
     lot *l = lot_of(x, r);
     const lm_texts *p = &l->places;
     int64_t from = micro * b->batch, end = from + b->batch, at = 0, k = 0;
     lm_align_batch todo = { .counts = &l->counts, .seq = x->work.seq, .metrics = &l->metrics };
-    (void)dvalue;
     end = end < p->windows ? end : p->windows;
     for (int64_t j = p->first[from]; j < p->first[end]; j++, k++) {
         int64_t i = p->order[j];
-        take_seq(x, l, k, i, at, rows->nll + lm_texts_row(p, l->text, i, from, b->batch));
+        const int64_t row = lm_texts_row(p, l->text, i, from, b->batch);
+        take_seq(x, l, k, i, at, rows->nll + row, rows->entropy ? rows->entropy + row : NULL);
         at += x->work.seq[k].n;
     }
     todo.n = k;
     if (lm_align_run(&x->spec, &todo, e))
         return e->code;
     l->loss += todo.loss;
-    for (int64_t q = 0; scale && q < k; q++) {
+    for (int64_t q = 0; to && q < k; q++) {
         const lm_align_seq *s = &x->work.seq[q];
         int64_t row = lm_texts_row(p, l->text, x->work.text[q], from, b->batch);
         if (is_scored(&x->spec))
-            scale[row] = (float)s->dscore;
+            to->nll[row] = (float)s->dscore;
         for (int64_t c = 0; c < s->n; c++)
-            scale[row + c] = (float)-s->dlogp[c];
+            to->nll[row + c] = (float)-s->dlogp[c];
     }
     return LM_OK;
 }
@@ -469,6 +473,7 @@ void lm_offline_free(lm_offline *x)
     lm_free(x->work.logp);
     lm_free(x->work.ref);
     lm_free(x->work.dlogp);
+    lm_free(x->work.collision);
     lm_free(x->work.mask);
     lm_free(x);
 }

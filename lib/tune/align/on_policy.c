@@ -196,12 +196,14 @@ static void make_sequence(lm_on_policy *p, int64_t i, int64_t at, const lm_row_r
                            .sampled = s->sampled,
                            .correct = p->o.correct && !p->keeps ? p->correct + at : NULL,
                            .mask = mask_of(p, s),
-                           .entropy = rows->entropy ? p->entropy + at : NULL,
+                           .entropy = rows->entropy && !p->collides ? p->entropy + at : NULL,
+                           .collision = rows->entropy && p->collides ? p->entropy + at : NULL,
                            .advantage = s->advantage,
                            .advantages = s->advantages,
                            .old_value = s->value,
                            .returns = s->returns,
-                           .dlogp = p->dlogp + at };
+                           .dlogp = p->dlogp + at,
+                           .dentropy = p->dentropy + at };
     for (int64_t t = 0; p->values && t < s->n; t++) {
         p->value[at + t] = (double)rows->value[at + t];
         p->dvalue[at + t] = 0;
@@ -213,7 +215,7 @@ static void make_sequence(lm_on_policy *p, int64_t i, int64_t at, const lm_row_r
 }
 
 static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch *b,
-                     const lm_row_results *rows, float *scale, float *dvalue, lm_err *e)
+                     const lm_row_results *rows, const lm_row_slopes *to, lm_err *e)
 {
     lm_on_policy *p = ctx;
     const int64_t w = micro * p->site.batch,
@@ -228,12 +230,14 @@ static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch
     }
     if (lm_align_run(p->o.loss, &run, e))
         return e->code;
-    for (int64_t k = 0; scale && k < run.n; k++) {
+    for (int64_t k = 0; to && k < run.n; k++) {
         const int64_t at = run.seq[k].dlogp - p->dlogp;
         for (int64_t t = 0; t < run.seq[k].n; t++)
-            scale[at + t] = (float)-run.seq[k].dlogp[t];
+            to->nll[at + t] = (float)-run.seq[k].dlogp[t];
         for (int64_t t = 0; p->values && t < run.seq[k].n; t++)
-            dvalue[at + t] = (float)run.seq[k].dvalue[t];
+            to->value[at + t] = (float)run.seq[k].dvalue[t];
+        for (int64_t t = 0; to->entropy && t < run.seq[k].n; t++)
+            to->entropy[at + t] = (float)run.seq[k].dentropy[t];
     }
     p->loss += run.loss;
     return LM_OK;
@@ -260,6 +264,7 @@ static lm_code make_arrays(lm_on_policy *p, lm_err *e)
         lm_alloc_n(&p->logp, rows, sizeof *p->logp, "log-probabilities", e) ||
         lm_alloc_n(&p->dlogp, rows, sizeof *p->dlogp, "log-probabilities", e) ||
         lm_alloc_n(&p->entropy, rows, sizeof *p->entropy, "entropies", e) ||
+        lm_alloc_n(&p->dentropy, rows, sizeof *p->dentropy, "entropies", e) ||
         lm_alloc_n(&p->value, rows, sizeof *p->value, "values", e) ||
         lm_alloc_n(&p->dvalue, rows, sizeof *p->dvalue, "values", e) ||
         lm_alloc_n(&p->correct, rows, sizeof *p->correct, "log-probabilities", e))
@@ -281,6 +286,7 @@ static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
         return e->code;
     if (p->values && !site->model->build.value)
         return lm_fail(e, LM_EBUG, "model", NULL, "has no value head");
+    p->collides = lm_align_entropy(p->o.loss) == LM_ENTROPY_COLLISION;
     p->scores = !p->keeps && (p->values || steps_of_generation(p) > 1);
     p->compares = reads_reference(&p->o);
     p->reference.shares = p->o.reference_shares;
@@ -340,6 +346,7 @@ void lm_on_policy_free(lm_on_policy *p)
     lm_free(p->dlogp);
     lm_free(p->correct);
     lm_free(p->entropy);
+    lm_free(p->dentropy);
     lm_free(p->value);
     lm_free(p->dvalue);
     lm_free(p->none);

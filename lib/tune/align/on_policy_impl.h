@@ -64,7 +64,8 @@ struct lm_on_policy {
 
     /* Scratch of a micro-batch: sequences, and an entry for each row. */
     lm_align_seq *seq;
-    double *logp, *dlogp, *correct, *entropy, *value, *dvalue;
+    double *logp, *dlogp, *correct, *entropy, *dentropy, *value, *dvalue;
+    bool collides; /* `entropy` has collision entropies */
     uint8_t *none; /* a mask of zeros */
 };
 

@@ -10,7 +10,8 @@ lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e)
 {
     lm_build how = site->model->build;
     how.mode = LM_MODE_EVAL;
-    how.halves = how.dropout = how.entropy = false;
+    how.halves = how.dropout = false;
+    how.entropy = LM_ENTROPY_NONE;
     how.documents = true;
     how.teacher = NULL;
     how.like = site->model;

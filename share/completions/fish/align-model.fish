@@ -29,6 +29,8 @@ complete -c align-model -l f-divergence-type -r -d 'reverse_kl forward_kl js_div
 complete -c align-model -l f-alpha-divergence-coef -r -d 'alpha of alpha_divergence [0.5]'
 complete -c align-model -l ld-alpha -r -d 'weight of tokens past the shorter answer [1]'
 complete -c align-model -l average -r -d 'ipo: log-ratios for each token [on]'
+complete -c align-model -l use-weighting -r -d 'weigh pairs by their probability (WPO) [off]'
+complete -c align-model -l entropy-coef -r -d 'grpo and others of completions: weight of the entropy [0]'
 complete -c align-model -l simpo-gamma -r -d 'simpo: margin wanted [0.5]'
 complete -c align-model -l cpo-alpha -r -d 'cpo, simpo: weight of the likelihood [1, 0]'
 complete -c align-model -l alpha -r -d 'cpo, simpo: shape of rewards (AlphaPO) [0]'
