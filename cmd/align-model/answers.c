@@ -137,7 +137,7 @@ lm_code align_open_answers(align_session *s, lm_err *e)
 /* The weights from which a reference is computed: of a resumed run only an adapter's base still is that model. */
 static lm_code digest_weights(align_session *s, const uint8_t **out, lm_err *e)
 {
-    if (!lm_align_reads_ref(&s->spec) || (s->t.ask.resume && !s->tuning.attach))
+    if (!lm_align_reads_ref(&s->spec) || opt.reference || (s->t.ask.resume && !s->tuning.attach))
         return LM_OK;
     lm_model_source_set_par(s->t.source, s->t.par);
     *out = s->weights;
@@ -161,6 +161,10 @@ lm_code align_make_objective(align_session *s, lm_err *e)
                                 .reference = s->reference,
                                 .kept = s->kept,
                                 .weights = weights,
+                                .reference_model = s->ref_base,
+                                .reference_adapter = s->ref_adapter,
+                                .reference_shares = align_shares_reference(s),
+                                .tokenizer = s->tok,
                                 .sink = &tool.sink };
     if (lm_align_entropy(&s->spec) == LM_ENTROPY_COLLISION)
         s->t.o.entropy = LM_ENTROPY_COLLISION;

@@ -136,7 +136,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "resample", &opt.tries, "N", 0, 100,
              "tries to replace prompts whose rewards are all equal [0]"),
     LM_STR(0, "reference", &opt.reference, "MODEL[+ADAPTER]",
-           "of sampled completions [MODEL before the first step]"),
+           "what answers are compared with [MODEL before the first step]"),
     LM_ALSO("ref-model"),
     LM_CHOICE(0, "advantage", &opt.advantage, "KIND", advantages,
               "group rloo batch global [rloo of rloo, else group]"),

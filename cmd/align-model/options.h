@@ -122,7 +122,11 @@ lm_code align_absolute(const char **spec, char **owned, lm_err *e);
 bool align_compares(const align_session *s);
 /* Choose it: --reference, otherwise the model before the first step, whose absolute path then is the option. */
 lm_code align_find_reference(align_session *s, lm_err *e);
-/* Pass it to the objective. */
+/* Of given answers: --reference, if there is one; a resumed run has its file, and asks no model unless it is named again. */
+lm_code align_find_given_reference(align_session *s, lm_err *e);
+/* Beside an adapter: the frozen weights of the training are the reference's. */
+bool align_shares_reference(const align_session *s);
+/* Pass it to the objective of sampled completions. */
 void align_reference(const align_session *s, lm_on_policy_opts *o);
 /* Add its weights, as far as the training does not have them. */
 lm_code align_add_reference(const align_session *s, lm_memory_plan *plan, lm_err *e);

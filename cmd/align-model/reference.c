@@ -48,8 +48,7 @@ bool align_compares(const align_session *s)
     return lm_align_reads_ref(&s->spec) || opt.kl > 0;
 }
 
-/* Beside an adapter: the frozen weights of the training are the reference's. */
-static bool shares(const align_session *s)
+bool align_shares_reference(const align_session *s)
 {
     return s->tuning.attach && lm_tuning_keeps_base(&s->tuning) && s->ref_base &&
            lm_path_same(s->ref_base, s->t.ask.model);
@@ -70,14 +69,10 @@ static lm_code choose(align_session *s, lm_err *e)
     return LM_OK;
 }
 
-lm_code align_find_reference(align_session *s, lm_err *e)
+/* opt.reference as two absolute paths. */
+static lm_code resolve(align_session *s, bool given, lm_err *e)
 {
-    if (!align_compares(s)) {
-        opt.reference = NULL;
-        return LM_OK;
-    }
-    const bool given = opt.reference;
-    if (choose(s, e) || align_absolute(&opt.reference, &s->ref_owned, e) ||
+    if (align_absolute(&opt.reference, &s->ref_owned, e) ||
         split(opt.reference, &s->ref_base, &s->ref_adapter, e))
         return e->code;
     if (*s->ref_base == '/' && (!s->ref_adapter || *s->ref_adapter == '/'))
@@ -87,11 +82,27 @@ lm_code align_find_reference(align_session *s, lm_err *e)
                    "cannot be read again later");
 }
 
+lm_code align_find_reference(align_session *s, lm_err *e)
+{
+    if (!align_compares(s)) {
+        opt.reference = NULL;
+        return LM_OK;
+    }
+    const bool given = opt.reference;
+    return choose(s, e) ? e->code : resolve(s, given, e);
+}
+
+lm_code align_find_given_reference(align_session *s, lm_err *e)
+{
+    return opt.reference && (!opt.loop.resume || lm_given(&tool, "reference")) ? resolve(s, true, e)
+                                                                               : LM_OK;
+}
+
 void align_reference(const align_session *s, lm_on_policy_opts *o)
 {
     o->reference_model = s->ref_base;
     o->reference_adapter = s->ref_adapter;
-    o->reference_shares = shares(s);
+    o->reference_shares = align_shares_reference(s);
 }
 
 /* ---- memory ---- */
@@ -99,7 +110,7 @@ void align_reference(const align_session *s, lm_on_policy_opts *o)
 lm_code align_add_reference(const align_session *s, lm_memory_plan *plan, lm_err *e)
 {
     const lm_session *t = &s->t;
-    lm_reference_model r = { .shares = shares(s) };
+    lm_reference_model r = { .shares = align_shares_reference(s) };
     size_t bytes = 0;
     if (!lm_reference_model_read(&r, s->ref_base, s->ref_adapter, &t->config, s->tok, e))
         lm_reference_model_outlook(&r, t->program->train, (size_t)plan->arena, &bytes, e);

@@ -13,8 +13,9 @@ enum {
     PAIRS = 8,
     SAMPLED = PPO | REJECT | OTHERS | PAIRS,
     GIVEN = 16,
-    TEACHER = 32, /* on given answers, and on those that the model samples */
-    PLANNED = 64, /* likewise, of prompts that are not known yet */
+    TEACHER = 32,   /* on given answers, and on those that the model samples */
+    PLANNED = 64,   /* likewise, of prompts that are not known yet */
+    COMPARED = 128, /* given answers that are compared with a reference */
 };
 
 static const struct {
@@ -34,7 +35,7 @@ static const struct {
     { "min-p", SAMPLED | TEACHER },
     { "stop", SAMPLED | TEACHER },
     { "resample", SAMPLED },
-    { "reference", SAMPLED },
+    { "reference", SAMPLED | COMPARED },
     { "missing-eos-penalty", SAMPLED },
     { "reward-clip", SAMPLED },
     { "mask-truncated", SAMPLED },
@@ -69,7 +70,7 @@ static int kind_of(const align_session *s)
                : lm_align_kind_of(&s->spec) == LM_ALIGN_PAIRS ? PAIRS
                                                               : OTHERS;
     if (!align_distils(s))
-        return GIVEN;
+        return lm_align_reads_ref(&s->spec) ? GIVEN | COMPARED : GIVEN;
     return s->t.ask.data ? TEACHER : TEACHER | PLANNED;
 }
 
@@ -81,6 +82,9 @@ static lm_code fail_option(const align_session *s, const char *where, int of, lm
                        "serves given answers only, and %s learns from completions", loss);
     if (s->samples)
         return lm_fail(e, LM_EUSAGE, where, "leave it out", "%s does not read it", loss);
+    if (of & COMPARED)
+        return lm_fail(e, LM_EUSAGE, where, "leave it out",
+                       "%s compares given answers with no other model", loss);
     return lm_fail(e, LM_EUSAGE, where,
                    lm_align_kind_of(&s->spec) == LM_ALIGN_PAIRS && (of & PAIRS)
                        ? "leave it out, or give --reward"

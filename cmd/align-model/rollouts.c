@@ -64,7 +64,7 @@ lm_code align_ask_rollouts(align_session *s, lm_err *e)
     const lm_align_kind kind = lm_align_kind_of(&s->spec);
     s->samples = kind == LM_ALIGN_POLICY || align_has_rewards();
     if (!s->samples)
-        return align_refuse_without_effect(s, e);
+        return align_refuse_without_effect(s, e) ? e->code : align_find_given_reference(s, e);
     if (!align_has_rewards())
         return lm_fail(e, LM_EUSAGE, "--reward",
                        "name one: --reward gsm8k; --list-rewards shows all",
@@ -374,7 +374,7 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
 {
     size_t bytes = 0;
     if (!s->samples)
-        return LM_OK;
+        return s->ref_base ? align_add_reference(s, plan, e) : LM_OK;
     if (align_add_rollouts(s, longest_prompt(s), plan, e))
         return e->code;
     if (s->reward &&

@@ -187,6 +187,33 @@ refused() { # STATUS OPERAND ...: one line, on standard error
     [[ $stderr == *"reference.safetensors: is of other answers ('train')"* ]]
 }
 
+@test "pairs beside another reference than the model before the first step: whole, and as base with an adapter" {
+    "${A[@]}" m0 pairs.jsonl -o tuned --method lora
+    merge-models -q --method passthrough m0+tuned --dtype f32 -o merged
+    "${A[@]}" m0 pairs.jsonl -o own --save-every 3 --keep 0 --metrics own.jsonl
+    "${A[@]}" m0 pairs.jsonl -o same --reference m0
+    cmp own/reference.safetensors same/reference.safetensors
+    "${A[@]}" m0 pairs.jsonl -o a --reference merged --save-every 3 --keep 0 --metrics a.jsonl
+    "${A[@]}" m0 pairs.jsonl -o b --reference m0+tuned --metrics b.jsonl
+    [[ $(field a.jsonl step loss | head -1) != 0.6931* ]]
+    paste <(field a.jsonl step loss) <(field b.jsonl step loss) |
+        awk '{ off = $1 - $2; if (off * off > 1e-8) exit 1 } END { exit NR != 6 }'
+    # an adapter that trains on the frozen weights that the reference is
+    "${A[@]}" m0 pairs.jsonl -o c --method lora --init-adapter tuned --reference m0 --metrics c.jsonl
+    [[ $(field c.jsonl step loss | head -1) != 0.6931* ]]
+    # a resumed run needs the reference no longer; one that is named must be the run's
+    cp -r a d
+    rm -r d/step-000006 d/latest
+    mv merged elsewhere
+    align-model -q --resume d
+    cmp <(tensors a/latest/model.safetensors) <(tensors d/latest/model.safetensors)
+    align-model -q --resume d --reference elsewhere --steps 7
+    run -2 --separate-stderr align-model -q --resume d --reference m0 --steps 8
+    [[ $stderr == *"d/reference.safetensors: is of another model: "* ]] || { echo "$stderr"; false; }
+    run --separate-stderr "${A[@]}" m0 pairs.jsonl -o none --reference merged
+    [[ $status != 0 && $stderr == *merged* && ! -e none ]]
+}
+
 @test "a reference of another model is refused, of a whole model and of an adapter" {
     "${A[@]}" m0 pairs.jsonl -o a --save-every 2 --keep 0
     init-model -q --seed 7 "$BATS_FILE_TMPDIR/config.json" --tokenizer "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o other
@@ -246,7 +273,7 @@ refuses_alone() {
 }
 
 @test "options of sampled completions are refused beside given answers, and those of given answers beside sampled ones" {
-    for option in --reference=m0 --kl=0.1 --kl-target=1 --kl-horizon=5 --group=3 --max-new-tokens=4 --temperature=1 --top-k=2 \
+    for option in --kl=0.1 --kl-target=1 --kl-horizon=5 --group=3 --max-new-tokens=4 --temperature=1 --top-k=2 \
         --top-p=0.5 --min-p=0.1 --stop=x --resample=1 --missing-eos-penalty=1 --reward-clip=1 --updates=1 --iterations=1 \
         --mask-truncated --reward-weights=1 --reward-timeout=3 --max-prompt-length=9 --log-completions=2 \
         --rollout-sequences=3 --rollout-memory=1G; do
@@ -261,6 +288,7 @@ refuses_alone() {
         refuses_alone "serves given answers only, and grpo learns from completions: use --max-new-tokens and --max-prompt-length" \
             --loss grpo --reward length:target=2 "$option"
     done
+    refuses_alone "simpo compares given answers with no other model: leave it out" --loss simpo --reference=m0
     # the student of a teacher samples
     "${A[@]}" m0 --dry-run --loss gkd --teacher m0 --temperature 1 --max-new-tokens 4 --max-prompt-length 9 > plan
     refuses_alone "serves sampled completions only, and gkd learns from given answers: leave it out" --loss gkd --teacher m0 \

@@ -7,6 +7,7 @@ Environment: LM_TEST_BUILD, a build folder with the tools and libcore.a."""
 import collections
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -364,8 +365,8 @@ def make_base(tmp):
     return records
 
 
-def trained(tmp, records, weighted):
-    """Five steps of DPO, or WPO, from one model by both: losses and margins of each step, and the weights."""
+def trained(tmp, records, weighted=False, reference=None):
+    """Five steps of DPO, or WPO, from one model by both, beside a reference: losses and margins of each step, and the weights."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig
@@ -376,13 +377,15 @@ def trained(tmp, records, weighted):
                         lr_scheduler_type="constant", report_to="none", use_cpu=True, logging_steps=1, max_grad_norm=0.0,
                         optim="adamw_torch", weight_decay=0.0, beta=0.1, gradient_checkpointing=False, bf16=False,
                         save_strategy="no", disable_tqdm=True, use_weighting=weighted)
-    trainer = DPOTrainer(model=model, args=options, train_dataset=Dataset.from_list(records), processing_class=words)
+    other = reference and AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
+    trainer = DPOTrainer(model=model, ref_model=other, args=options, train_dataset=Dataset.from_list(records), processing_class=words)
     trainer.train()
     theirs = [h for h in trainer.state.log_history if "loss" in h]
     tool("align-model", "-q", tmp + "/m0", tmp + "/pairs.jsonl", "-f", "-o", tmp + "/dpo", "--loss", "dpo", "--steps", "5", "--lr",
          "1e-3", "--lr-schedule", "constant", "--beta2", "0.999", "--weight-decay", "0", "--max-grad-norm", "0",
-         "--batch-size", "3", "--metrics", tmp + "/dpo.jsonl", "--use-weighting", "on" if weighted else "off")
-    name = "WPO" if weighted else "DPO"
+         "--batch-size", "3", "--metrics", tmp + "/dpo.jsonl", "--use-weighting", "on" if weighted else "off",
+         *(["--reference", reference] if reference else []))
+    name = ("WPO" if weighted else "DPO") + (" beside another reference" if reference else "")
     with open(tmp + "/dpo.jsonl") as f:
         ours = [r for r in map(json.loads, f) if r["event"] == "step"]
     for i, (a, b) in enumerate(zip(ours, theirs)):
@@ -492,8 +495,10 @@ def main():
             reward(run, seed, 0.1)
         policies(run)
         records = make_base(tmp)
-        trained(tmp, records, False)
-        trained(tmp, records, True)
+        trained(tmp, records)
+        shutil.copytree(tmp + "/dpo", tmp + "/tuned")
+        trained(tmp, records, weighted=True)
+        trained(tmp, records, reference=tmp + "/tuned")
         reward_model(tmp, records)
         reward_adapter(tmp, records)
         distilled(tmp, records)

@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "base/stop.h"
 #include "tune/align/reference.h"
+#include "tune/align/reference_model.h"
 
 /* A set of answers as texts, `unit` for each record. */
 typedef struct {
@@ -246,18 +247,57 @@ static lm_code load_reference(lm_offline *x, lm_reference_set *both, int n, lm_e
     return LM_OK;
 }
 
+/* By the weights that train, before the first step. */
+static lm_code make_own(lm_offline *x, lm_reference_set *both, int n, bool *whole, lm_err *e)
+{
+    lm_scorer scorer = { .made = false };
+    if (!lm_scorer_open(&scorer, &x->site, e))
+        lm_reference_make(both, n, &scorer, x->o.sink, whole, e);
+    lm_scorer_close(&scorer);
+    return e->code;
+}
+
+/* By another model, which is closed behind it; a kept file must be of that model. */
+static lm_code make_other(lm_offline *x, lm_reference_set *both, int n, bool *whole, lm_err *e)
+{
+    const lm_offline_opts *o = &x->o;
+    lm_reference_model r = { .shares = o->reference_shares };
+    uint8_t digest[16];
+    if (o->kept ? lm_reference_model_read(&r, o->reference_model, o->reference_adapter,
+                                          x->site.config, o->tokenizer, e)
+                : lm_reference_model_open(&r, o->reference_model, o->reference_adapter,
+                                          o->tokenizer, &x->site, e)) {
+        lm_reference_model_close(&r);
+        return e->code;
+    }
+    lm_model_source_set_par(r.weights.src, x->site.par);
+    if (!lm_reference_model_digest(&r, digest, e)) {
+        lm_reference_model_text(digest, x->model);
+        if (!o->kept)
+            lm_reference_make(both, n, &r.scorer, o->sink, whole, e);
+    }
+    lm_reference_model_close(&r);
+    return e->code;
+}
+
 static lm_code find_reference(lm_offline *x, lm_err *e)
 {
     lm_reference_set both[2] = { x->train.ref, x->val.ref };
     int n = x->o.val ? 2 : 1;
-    bool whole;
+    bool whole = true;
     const char *to = x->o.reference, *from = x->o.kept;
-    if (x->o.weights)
+    if (x->o.reference_model) {
+        if (make_other(x, both, n, &whole, e))
+            return e->code;
+    } else if (x->o.weights) {
         lm_reference_model_text(x->o.weights, x->model);
+    }
     if (from && load_reference(x, both, n, e))
         return e->code;
-    if (!from && (lm_reference_make(both, n, &x->site, x->o.sink, &whole, e) || !whole))
+    if (!from && !x->o.reference_model && make_own(x, both, n, &whole, e))
         return e->code;
+    if (!whole)
+        return LM_OK;
     return to && !(from && lm_path_same(to, from)) ? lm_reference_save(both, n, x->model, to, e)
                                                    : LM_OK;
 }

@@ -10,6 +10,7 @@
 #define LM_TUNE_ALIGN_OFFLINE_H
 
 #include "text/answers.h"
+#include "text/tokenizer.h"
 #include "train/objective.h"
 #include "tune/align/loss.h"
 
@@ -29,6 +30,11 @@ typedef struct {
     /* Digest [16] of the weights from which the reference is computed (lm_model_source_weights_digest), which a kept one
      * must be of; NULL: not known here, as to a run that trains all weights and is resumed. */
     const uint8_t *weights;
+    /* Path of another model that the answers are compared with, of an adapter beside it (NULL: none), and whether it shares
+     * the frozen weights (lm_reference_model.shares); `weights` is then not read.  NULL: the model before the first step. */
+    const char *reference_model, *reference_adapter;
+    bool reference_shares;
+    const lm_tokenizer *tokenizer; /* of the model, which must be the reference's */
     lm_sink *sink;
 } lm_offline_opts;
 

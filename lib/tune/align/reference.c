@@ -58,28 +58,23 @@ static lm_code score_chunk(lm_reference_set *s, int64_t from, int64_t n, lm_scor
     return LM_OK;
 }
 
-lm_code lm_reference_make(lm_reference_set *set, int n, const lm_objective_site *site,
-                          lm_sink *sink, bool *whole, lm_err *e)
+lm_code lm_reference_make(lm_reference_set *set, int n, lm_scorer *scorer, lm_sink *sink,
+                          bool *whole, lm_err *e)
 {
-    lm_scorer scorer = { .made = false };
     room r = { .cap = 0 };
     int64_t all = 0, done = 0;
     for (int k = 0; k < n; k++)
         all += set[k].n;
-    if (lm_alloc_n(&r.of, CHUNK, sizeof *r.of, "reference", e) ||
-        lm_scorer_open(&scorer, site, e)) {
-        lm_free(r.of);
+    if (lm_alloc_n(&r.of, CHUNK, sizeof *r.of, "reference", e))
         return e->code;
-    }
     for (int k = 0; k < n && !e->code; k++)
         for (int64_t i = 0; i < set[k].n && !e->code && !lm_stopping(); i += CHUNK) {
             int64_t count = set[k].n - i < CHUNK ? set[k].n - i : CHUNK;
-            score_chunk(&set[k], i, count, &scorer, &r, e);
+            score_chunk(&set[k], i, count, scorer, &r, e);
             done += count;
             lm_progress(sink, "reference", (double)done, (double)all, "answers", "");
         }
     *whole = !lm_stopping();
-    lm_scorer_close(&scorer);
     lm_free(r.of);
     lm_free(r.number);
     return e->code;

@@ -3,7 +3,10 @@
 #include "tune/align/reference_model.h"
 
 #include <inttypes.h>
+#include <string.h>
 
+#include "base/hash.h"
+#include "base/mem.h"
 #include "text/tokenizer_source.h"
 
 /* Without an adapter; weights that are shared are kept as the training keeps them. */
@@ -100,6 +103,29 @@ void lm_reference_model_close(lm_reference_model *r)
         lm_tune_use_fini(&r->use);
     r->adapted = false;
     lm_loaded_fini(&r->weights);
+}
+
+lm_code lm_reference_model_digest(lm_reference_model *r, uint8_t digest[16], lm_err *e)
+{
+    const lm_st *st = r->adapted ? r->use.adapter.tensors : NULL;
+    lm_hash128 hash;
+    char *data = NULL;
+    if (lm_model_source_weights_digest(r->weights.src, digest, e) || !st)
+        return e->code;
+    lm_hash128_init(&hash);
+    lm_hash128_add(&hash, digest, 16);
+    for (size_t k = 0; k < lm_st_count(st) && !e->code; k++) {
+        const lm_st_tensor *t = lm_st_at(st, k);
+        if (!lm_alloc_n(&data, (size_t)t->bytes + 1, 1, "a tensor", e) &&
+            !lm_st_read(st, t, 0, data, (size_t)t->bytes, e)) {
+            lm_hash128_add(&hash, t->name, strlen(t->name) + 1);
+            lm_hash128_add(&hash, data, (size_t)t->bytes);
+        }
+        lm_free(data);
+        data = NULL;
+    }
+    lm_hash128_end(&hash, digest);
+    return e->code;
 }
 
 /* ---- memory ---- */
