@@ -50,9 +50,10 @@ bool lm_attach_tokens(const lm_attach *a, lm_attach_rows *out);
 size_t lm_attach_modules(const lm_attach *a);
 const lm_tune_module *lm_attach_module(const lm_attach *a, size_t i);
 
-/* Indices (lm_tune_tensor.ids) are constants of graphs, and must be set before one is built.  True if the adapter has some;
- * their numbers from the tensors of a saved adapter, but for `absent` ones; and room for those of tensor k of module i, to be filled.  read fails:
- * LM_EFORMAT for a tensor that is missing or not of whole numbers; LM_EUSAGE for one of another shape. */
+/* Indices (lm_tune_tensor.ids) are constants of graphs, and must be set before one is built.  True if
+ * the adapter has some; their numbers from the tensors of a saved adapter, but for `absent` ones; and
+ * room for those of tensor k of module i, to be filled.  read fails: LM_EFORMAT for a tensor that is
+ * missing or not of whole numbers; LM_EUSAGE for one of another shape. */
 bool lm_attach_has_ids(const lm_attach *a);
 lm_code lm_attach_read_ids(lm_attach *a, const lm_st *st, lm_err *e);
 lm_code lm_attach_make_ids(lm_attach *a, size_t i, int k, int64_t count, int64_t **out, lm_err *e);

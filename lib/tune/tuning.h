@@ -91,8 +91,9 @@ lm_code lm_tuning_open(const char *path, const lm_bundle_opts *o, lm_bundle **fi
 lm_code lm_tuning_new(json_t *config, const char *where, bool asked, const lm_model_source *base,
                       const lm_config *c, lm_tuning *out, lm_err *e);
 void lm_tuning_fini(lm_tuning *t);
-/* Before a model is built, with `base` and `seed` set: find the indices of the adapter, if it has some, among the tensors
- * of a saved one, or (NULL) as the method begins; those that follow from the base (adamss) are computed from it.  Fails as lm_attach_read_ids; LM_EUSAGE if a new adapter of the
+/* Before a model is built, with `base` and `seed` set: find the indices of the adapter, if it has
+ * some, among the tensors of a saved one, or (NULL) as the method begins; those that follow from the
+ * base (adamss) are computed from it.  Fails as lm_attach_read_ids; LM_EUSAGE if a new adapter of the
  * method has none; for the base's weights. */
 lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e);
 /* With `first` set, the tensors of the adapter at `path`: set it to them and those that the file lacks, because they are drawn

@@ -263,7 +263,7 @@ static void test_dropouts(void **state)
     assert_int_equal(count_dropouts(LLAMA, drops, true), 2 * 3);
     assert_int_equal(count_dropouts(LLAMA, drops, false), 0);
     assert_int_equal(count_dropouts(LLAMA, LORA "[\"q_proj\",\"k_proj\"]}", true), 0);
-    /* no rule drops, and where nothing would be dropped none is refused */
+    /* no rule drops, and where nothing would be dropped no rule is refused */
     assert_int_equal(
         count_dropouts(LLAMA,
                        "{\"peft_type\":\"VERA\",\"target_modules\":[\"q_proj\"],\"r\":2,"

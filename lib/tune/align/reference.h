@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reference.h -- what a reference model gives the answers of a training: computed once, kept in a file.
  *
- * It lies in the folder of the run (LM_RUN_REFERENCE).  The reference is the model before its first step (an adapter that was just made
- * changes nothing), or another one (reference_model.h).  The file is safetensors: F32 "train" and "val", the log-probabilities of all answers one behind another, with digests of the
- * answers and of the model in the metadata; a resumed run reads it, because its weights are no longer those of the
- * reference. */
+ * It lies in the folder of the run (LM_RUN_REFERENCE).  The reference is the model before its first
+ * step (an adapter that was just made changes nothing), or another one (reference_model.h).  The file
+ * is safetensors: F32 "train" and "val", the log-probabilities of all answers one behind another, with
+ * digests of the answers and of the model in the metadata; a resumed run reads it, because its weights
+ * are no longer those of the reference. */
 #ifndef LM_TUNE_ALIGN_REFERENCE_H
 #define LM_TUNE_ALIGN_REFERENCE_H
 
