@@ -49,10 +49,10 @@ struct lm_ar {
     lm_gunzip *gz;      /* for streams: compares gzip's checksums, which the decoder does not */
     const uint8_t *map; /* NULL: a stream */
     size_t map_bytes;
-    uint64_t size, left; /* of the current member */
-    bool folders, links; /* are returned too */
-    const char *link;    /* of the current member: the decoder's */
-    lm_err err;          /* of the read callback */
+    uint64_t size, left;        /* of the current member */
+    bool folders, links, hards; /* are returned too */
+    const char *link, *hard;    /* of the current member: the decoder's */
+    lm_err err;                 /* of the read callback */
 };
 
 static lm_code raw_block(void *ctx, const void **p, size_t *n, lm_err *e)
@@ -223,7 +223,7 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
     char show[LM_ST_SHOWN];
     lm_code rc = LM_OK;
 
-    *name = a->link = NULL;
+    *name = a->link = a->hard = NULL;
     for (;;) {
         int r = lm_la.read_next_header(a->a, &entry);
         if (r == ARCHIVE_EOF)
@@ -255,9 +255,11 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
                        lm_st_show(path ? path : "?", show));
     if (a->links && lm_la.entry_filetype(entry) == AE_IFLNK && !lm_la.entry_hardlink(entry))
         a->link = lm_la.entry_symlink(entry);
-    if (!a->link && (rc = check_kind(a, path, entry, e)))
+    if (a->hards && (!lm_la.entry_size_is_set(entry) || lm_la.entry_size(entry) <= 0))
+        a->hard = without_dot(lm_la.entry_hardlink(entry));
+    if (!a->link && !a->hard && (rc = check_kind(a, path, entry, e)))
         return rc;
-    if (a->link)
+    if (a->link || a->hard)
         lm_la.entry_set_size(entry, 0);
     a->size = a->left = (uint64_t)lm_la.entry_size(entry);
     if (size)
@@ -279,6 +281,16 @@ void lm_ar_want_links(lm_ar *a)
 const char *lm_ar_link(const lm_ar *a)
 {
     return a->link;
+}
+
+void lm_ar_want_hard(lm_ar *a)
+{
+    a->hards = true;
+}
+
+const char *lm_ar_hard(const lm_ar *a)
+{
+    return a->hard;
 }
 
 const char *lm_ar_root(const lm_ar *a)

@@ -5,8 +5,9 @@
  * decodes itself (gzip, bzip2, xz, lzma, lzip, zstd, lz4, compress), forward, from any stream of
  * bytes; for an uncompressed one in memory it returns the addresses of members.  Nothing is
  * extracted to disk here.  A name that would leave the folder (absolute, a ".." part) or that holds
- * control bytes fails, and so do links, devices and sparse members; folders are skipped unless
- * requested, and so are the members that macOS adds for its attributes ("._config.json"). */
+ * control bytes fails, and so do devices, sparse members, and links unless requested; folders are
+ * skipped unless requested, and so are the members that macOS adds for its attributes
+ * ("._config.json"). */
 #ifndef LM_FORMAT_ARCHIVE_H
 #define LM_FORMAT_ARCHIVE_H
 
@@ -34,6 +35,10 @@ void lm_ar_want_folders(lm_ar *a);
  * member, NULL if it is not a link (borrowed until the next call). */
 void lm_ar_want_links(lm_ar *a);
 const char *lm_ar_link(const lm_ar *a);
+/* Return hard links too from now on, with size 0.  lm_ar_hard: the member that the current one is a
+ * link to, without a leading "./"; NULL if it is not a link (borrowed until the next call). */
+void lm_ar_want_hard(lm_ar *a);
+const char *lm_ar_hard(const lm_ar *a);
 /* The folder that the first entry is or lies in, with its '/'; "" for none; NULL while no entry has
  * been seen.  Until lm_ar_close. */
 const char *lm_ar_root(const lm_ar *a);

@@ -17,8 +17,9 @@
  * newest checkpoint.
  *
  * Archives and streams are hostile until checked: names are plain (lm_name_ok; one common leading
- * folder is removed), no file occurs twice, there are at most 16384, other links and devices fail,
- * sizes are checked against the data.  Hidden files (".gitattributes", temporaries) and files in
+ * folder is removed), no file occurs twice, there are at most 16384, sizes are checked against the
+ * data.  A hard link has the bytes of the member before it that it names (bundle_links.h), so that
+ * `tar -ch` of a run can be read, in a stream too; other links and devices fail.  Hidden files (".gitattributes", temporaries) and files in
  * subfolders are skipped, in folders and archives. */
 #ifndef LM_FORMAT_BUNDLE_H
 #define LM_FORMAT_BUNDLE_H

@@ -78,6 +78,10 @@ lm_code lm_bundle_raw_look(lm_bundle_raw *r, size_t want, const uint8_t **p, siz
 /* Read to the end; *zeros: the last 512 bytes are zeros. */
 lm_code lm_bundle_raw_drain(lm_bundle_raw *r, bool *zeros, lm_err *e);
 
+/* An unlinked file in `dir`; and LM_ELIMIT if it has no room for `bytes` more. */
+lm_code lm_bundle_spool_open(const char *dir, int *fd, lm_err *e);
+lm_code lm_bundle_spool_room(int fd, uint64_t bytes, const char *where, lm_err *e);
+
 /* True if a file of this name is written or begun. */
 bool lm_bundle_has(const lm_bundle_out *b, const char *name);
 

@@ -45,12 +45,11 @@ bool lm_bundle_run_is_file(const char *path)
     return lm_bundle_run_is_folder(path) && name[1] != '.' && lm_name_ok(name + 1);
 }
 
-lm_code lm_bundle_run_add(lm_bundle_run *r, lm_ar *a, const uint8_t *map, const char *path,
-                          uint64_t bytes, lm_err *e)
+lm_code lm_bundle_run_add(lm_bundle_run *r, const char *path, uint64_t at, uint64_t bytes,
+                          lm_err *e)
 {
     size_t n = strcspn(path, "/");
-    const uint8_t *data = map;
-    struct lm_bundle_run_file f = { .bytes = bytes };
+    struct lm_bundle_run_file f = { .at = at, .bytes = bytes };
     lm_code rc = LM_OK;
 
     if (r->n >= MOST_FILES)
@@ -61,18 +60,16 @@ lm_code lm_bundle_run_add(lm_bundle_run *r, lm_ar *a, const uint8_t *map, const 
         rc = lm_asprintf(&f.step, e, "%.*s", (int)n, path);
     if (!rc && (rc = lm_strdup(&f.name, path + n + 1, e)))
         lm_free(f.step);
-    if (rc)
-        return rc;
-    r->v[r->n++] = f;
-    rc = lm_ar_place(a, &data, e); /* the memory of `path` is freed by now */
-    r->v[r->n - 1].at = (uint64_t)(data - map);
+    if (!rc)
+        r->v[r->n++] = f;
     return rc;
 }
 
 static bool has_config(const lm_bundle *b)
 {
     for (size_t i = 0; i < b->n; i++)
-        if (!strcmp(b->entry[i]->f.name, "config.json"))
+        if (!strcmp(b->entry[i]->f.name, "config.json") ||
+            !strcmp(b->entry[i]->f.name, "adapter_config.json"))
             return true;
     return false;
 }

@@ -209,7 +209,7 @@ lm_code lm_bundle_st_stream(lm_bundle *b, lm_err *e)
 
 /* ---- Spooling ---- */
 
-static lm_code open_spool(const char *dir, int *fd, lm_err *e)
+lm_code lm_bundle_spool_open(const char *dir, int *fd, lm_err *e)
 {
     *fd = lm_file_unnamed(dir);
     if (*fd >= 0)
@@ -219,7 +219,7 @@ static lm_code open_spool(const char *dir, int *fd, lm_err *e)
 }
 
 /* Sizes in a stream may be false, but one that cannot fit is refused before the disk is full. */
-static lm_code check_room(int fd, uint64_t bytes, const char *where, lm_err *e)
+lm_code lm_bundle_spool_room(int fd, uint64_t bytes, const char *where, lm_err *e)
 {
     struct statvfs fs;
     lm_code rc = fstatvfs(fd, &fs) ? LM_OK : lm_st_check_room(&fs, bytes, where, e);
@@ -243,7 +243,7 @@ static lm_code spool_current(spool *s, lm_err *e)
     lm_bundle *b = s->b;
     lm_bundle_entry *x = b->cur;
     size_t got = 1;
-    lm_code rc = check_room(s->fd, x->f.bytes - b->cur_done, s->dir, e);
+    lm_code rc = lm_bundle_spool_room(s->fd, x->f.bytes - b->cur_done, s->dir, e);
 
     x->at = s->end;
     x->from = b->cur_done;
@@ -293,7 +293,7 @@ lm_code lm_bundle_spool(lm_bundle *b, lm_err *e)
 
     if (b->random)
         return LM_OK;
-    rc = open_spool(s.dir, &s.fd, e);
+    rc = lm_bundle_spool_open(s.dir, &s.fd, e);
     if (!rc)
         lm_log(b->o.sink, LM_LOG_INFO, "%s: spooled to %s: it is not read in order", b->path,
                s.dir);

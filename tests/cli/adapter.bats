@@ -364,6 +364,21 @@ copy_with() {
     [[ $output == *": beside: it trains rows of 'model.embed_tokens', for which factors have no place: "* ]]
 }
 
+@test "adapter: the tar of a run is one, links and all in a file, and with tar -h in a stream" {
+    tar -cf links.tar a
+    tar -chf files.tar a
+    run -0 chances m --adapter a
+    want=$output
+    for tar in links.tar files.tar; do
+        run -0 chances m --adapter $tar
+        [ "$output" = "$want" ]
+    done
+    run -0 chances m --adapter - < <(cat files.tar)
+    [ "$output" = "$want" ]
+    run -0 chances m --adapter - < <(gzip -c files.tar)
+    [ "$output" = "$want" ]
+}
+
 @test "adapter: memory is stated by part and kept to within 5 %" {
     plain_memory peft-tune
     init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=512 -s intermediate_size=1536 \
