@@ -8,6 +8,7 @@
 
 #include "align-model/options.h"
 #include "base/mem.h"
+#include "format/folder_run.h"
 
 static const char log_name[] = "completions.jsonl";
 
@@ -42,9 +43,14 @@ lm_code align_open_log(align_session *s, lm_err *e)
  * records. */
 static void restore_completions(const align_session *s)
 {
-    if (s->log_before < 0)
-        unlink(s->log);
-    else if (truncate(s->log, s->log_before))
+    char *latest = NULL;
+    lm_err unseen = { 0 };
+    if (s->log_before < 0) {
+        /* one whose last fsync failed is there all the same, and so are its records */
+        if (lm_run_latest(s->t.ask.run, &latest, &unseen) || !latest)
+            unlink(s->log);
+        lm_free(latest);
+    } else if (truncate(s->log, s->log_before))
         lm_say(&tool, LM_LOG_WARN, "%s: records of the run that failed remain in it", s->log);
 }
 

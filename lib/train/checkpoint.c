@@ -353,6 +353,11 @@ bool lm_ckpt_busy(const lm_ckpt *c)
     return c->running;
 }
 
+bool lm_ckpt_failed(const lm_ckpt *c)
+{
+    return !c->running && c->err.code;
+}
+
 const char *lm_ckpt_last(const lm_ckpt *c)
 {
     return c->running ? NULL : c->last;

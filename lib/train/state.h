@@ -91,6 +91,8 @@ lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e);
 void lm_ckpt_span(lm_ckpt *c, double *begin, double *end);
 /* True if a checkpoint is in progress or ended without a wait since. */
 bool lm_ckpt_busy(const lm_ckpt *c);
+/* True if the last checkpoint that was begun failed, whichever wait reported it. */
+bool lm_ckpt_failed(const lm_ckpt *c);
 /* Path of the last whole checkpoint of this process; NULL before the first one, and while busy. */
 const char *lm_ckpt_last(const lm_ckpt *c);
 void lm_ckpt_free(lm_ckpt *c); /* waits */

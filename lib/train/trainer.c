@@ -205,7 +205,7 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->io = *io;
     t->b = b;
     t->r.loss = t->r.val_loss = NAN;
-    t->saved = t->saving = -1;
+    t->saved = t->saving = t->whole = -1;
     t->r.timed = b->host_memory || o->timed;
     if (take_program(t, e) || check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) ||
         make_batches(t, e) || make_graphs(t, e) || load(t, e) ||
@@ -253,7 +253,7 @@ void lm_trainer_free(lm_trainer *t)
 
 int64_t lm_trainer_saved(const lm_trainer *t)
 {
-    return t->saved;
+    return t->whole;
 }
 
 size_t lm_trainer_times(lm_trainer *t, const lm_exec_time **out)
@@ -357,19 +357,26 @@ static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
     return LM_OK;
 }
 
-/* Write the record of a complete checkpoint. */
-static lm_code report_saved(lm_trainer *t, lm_err *e)
+/* Wait for the checkpoint that is being written, and write its record; one that fails has none. */
+static lm_code finish_saving(lm_trainer *t, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
-    if (t->saving < 0 || lm_ckpt_busy(t->ckpt))
-        return LM_OK;
+    const int64_t step = t->saving;
+    t->saving = -1;
+    if (lm_ckpt_wait(t->ckpt, e) || step < 0 || lm_ckpt_failed(t->ckpt))
+        return e->code;
     trainer_trace_saved(t);
     lm_metrics_settle(m); /* the older run has been replaced */
     lm_metrics_begin(m, "checkpoint");
-    lm_metrics_int(m, "step", t->saving);
+    lm_metrics_int(m, "step", step);
     lm_metrics_str(m, "path", lm_ckpt_last(t->ckpt));
-    t->saving = -1;
+    t->whole = step;
     return lm_metrics_end(m, e);
+}
+
+static lm_code report_saved(lm_trainer *t, lm_err *e)
+{
+    return t->saving < 0 || lm_ckpt_busy(t->ckpt) ? LM_OK : finish_saving(t, e);
 }
 
 static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
@@ -393,8 +400,8 @@ static lm_code save(lm_trainer *t, lm_err *e)
         return e->code;
     if (!isfinite(norm))
         return trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
-    if (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e) || trainer_objective_save(t, e) ||
-        trainer_show(t, e) || lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
+    if (finish_saving(t, e) || trainer_objective_save(t, e) || trainer_show(t, e) ||
+        lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
         return e->code;
     t->saving = t->saved = t->s.step;
     t->last_save = lm_now();
@@ -414,7 +421,7 @@ static lm_code keep_best(lm_trainer *t, lm_err *e)
     char *name = NULL;
     if (!t->ckpt || t->saved != t->s.step)
         return save(t, e);
-    if (lm_ckpt_wait(t->ckpt, e) || lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
+    if (finish_saving(t, e) || lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
         return e->code;
     lm_code rc = name ? lm_run_publish_best(t->io.checkpoint.run_dir, name, e) : LM_OK;
     lm_free(name);
@@ -501,7 +508,7 @@ static lm_code find_saved(lm_trainer *t, lm_err *e)
     if (lm_path_join(&path, t->io.checkpoint.run_dir, lm_run_step_name(t->s.step, name), e))
         return e->code;
     if (lm_path_same(path, t->io.resume))
-        t->saved = t->s.step;
+        t->saved = t->whole = t->s.step;
     lm_free(path);
     return find_best(t, e);
 }
@@ -533,7 +540,7 @@ static void sum_up(lm_trainer *t)
 static lm_code wind_up(lm_trainer *t, lm_err *e)
 {
     double began = lm_now();
-    lm_code rc = t->ckpt && (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e)) ? e->code : LM_OK;
+    lm_code rc = t->ckpt ? finish_saving(t, e) : LM_OK;
     t->r.seconds_checkpoint += lm_now() - began;
     return rc ? rc : trainer_write_trace(t, true, e);
 }

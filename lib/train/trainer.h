@@ -146,7 +146,7 @@ void lm_trainer_free(lm_trainer *t);
  * kept), errors of I/O, and what an objective fails with: if a round could not begin, the steps before it
  * are kept in a checkpoint. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
-/* Step of the last checkpoint of the run folder, resumed or written; -1: none. */
+/* Step of the last whole checkpoint of the run folder, resumed or written; -1: none. */
 int64_t lm_trainer_saved(const lm_trainer *t);
 
 /* The time of the training graph by operator; as lm_exec_times. */

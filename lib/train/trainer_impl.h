@@ -75,10 +75,11 @@ struct lm_trainer {
     } asked;
     bool
         refused; /* the objective could not begin a round: the state is that of the last complete step */
-    double last_line;      /* time of the last progress line (lm_sink.beat) */
-    step_info last;        /* of the last complete step */
-    size_t free_before;    /* bytes of the device before anything was allocated */
-    int64_t saved, saving; /* step of the last checkpoint, of the one without a record; -1: none */
+    double last_line;   /* time of the last progress line (lm_sink.beat) */
+    step_info last;     /* of the last complete step */
+    size_t free_before; /* bytes of the device before anything was allocated */
+    /* step of the last checkpoint that was begun, of the one without a record, of the last whole one; -1: none */
+    int64_t saved, saving, whole;
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
 

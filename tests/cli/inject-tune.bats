@@ -85,7 +85,8 @@ each_file() { # OLD COMMAND ...: OLD exists; the same with -f writes $to
 # The numbers of a file of tensors, without its header.
 numbers() { tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"; }
 
-# Whatever failed: every checkpoint has the files and the numbers of a run in which nothing failed; `latest` names one.
+# Whatever failed: every checkpoint has the files and the numbers of a run in which nothing failed; `latest` names one;
+# without a checkpoint there is no log of its completions.
 whole_or_none() {
     local c f
     for c in run/step-*; do
@@ -96,6 +97,7 @@ whole_or_none() {
         done
     done
     [ ! -L run/latest ] || [ -e run/latest/state.json ] || return
+    compgen -G 'run/step-*' > /dev/null || [ ! -e run/completions.jsonl ] || return
     [ "$1" -ne 0 ] || [ "$(readlink run/latest)" = step-000002 ] || return
     rm -rf run
 }
@@ -121,4 +123,11 @@ each_run() { # COMMAND ...: which writes `run`
 @test "align-model: a run with a command that judges and failing writes, fsync, rename, memory" {
     each_run align-model "${T[@]}" m qa.jsonl --loss grpo --group 2 --max-new-tokens 3 --peak-tflops 0 -f -o run \
         --reward-command 'while read x; do case $x in *"completion\":\""[a-m]*) echo 1;; *) echo 0;; esac; done'
+}
+
+@test "align-model: a run of completions and failing fsync" {
+    how=(align-model "${T[@]}" m qa.jsonl --loss grpo --group 2 --max-new-tokens 3 --peak-tflops 0 -f -o run --reward length:target=2)
+    "${how[@]}"
+    mv run whole
+    inject_each fsync 60 whole_or_none "${how[@]}"
 }
