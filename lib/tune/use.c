@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "tune/join.h"
 #include "tune/quantised.h"
+#include "tune/tuning.h"
 
 /* The share of an adapter that may be missed where it is brought into another form. */
 #define LOSS 1e-5
@@ -30,7 +31,18 @@ static int64_t most_rank(const json_t *config)
     return most;
 }
 
-/* *open: shapes of the method's tensors follow from the weights (adamss), so that graphs have no place for them. */
+/* True if the method changes the bias of a module, for which LoRA has no place. */
+static bool changes_bias(const lm_tune_folder *f)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < lm_tune_folder_parts(f); i++)
+        any = any || (lm_tune_folder_part(f, i)->method->bias &&
+                      lm_tune_folder_part(f, i)->module.has_bias);
+    return any;
+}
+
+/* *open: shapes of the method's tensors follow from the weights (adamss): as low ranks they need no weights again. */
 static lm_code check_form(const lm_tune_folder *f, bool *open, lm_err *e)
 {
     const lm_tune_part *p = lm_tune_folder_parts(f) ? lm_tune_folder_part(f, 0) : NULL;
@@ -43,13 +55,14 @@ static lm_code check_form(const lm_tune_folder *f, bool *open, lm_err *e)
     lm_code rc = p->method->tensors(&p->module, t, &n, e);
     for (int i = 0; !rc && i < n; i++)
         *open = *open || t[i].dim[0] == LM_TUNE_ANY;
+    *open = *open && !changes_bias(f);
     lm_free(t);
     return rc;
 }
 
 /* PiSSA and OLoRA begin with a part of the weights, s B0 A0, which is taken out of the base wherever it is loaded.  Graphs
  * read the base as it is; beside it the adapter is s B A - s B0 A0, a plain LoRA of twice the rank.  LoftQ's stays as it is,
- * and brings weights of the base.  What has no form in a graph becomes a LoRA, too, of the rank that it has. */
+ * and brings weights of the base.  What has open shapes becomes a LoRA, too, of the rank that it has. */
 static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err *e)
 {
     const json_t *config = lm_tune_folder_config(u->folder);
@@ -121,8 +134,10 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
         config = lm_tune_quantised_config(u->quantised);
         tensors = lm_tune_quantised_tensors(u->quantised);
     }
-    if (lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e) ||
-        lm_attach_read_ids(u->attach, tensors, e))
+    if (lm_attach_new(&u->bases, &l->config, config, path, &u->attach, e))
+        return e->code;
+    lm_tuning ids = { .attach = u->attach, .bases = u->bases, .base = l->src };
+    if (lm_tuning_ids(&ids, tensors, e))
         return e->code;
     u->adapter = (lm_loaded_adapter){ .adapt = lm_attach_adapt(u->attach),
                                       .replaces = replaces,

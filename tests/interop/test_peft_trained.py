@@ -34,12 +34,14 @@ VIRTUAL = {"PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"}
 KEYS = {"adamss": ["r=12"], "adalora": ["tinit=1", "tfinal=1"], "c3a": ["block_size=16"], "fourierft": ["scaling=10"],
         "road": ["group_size=16"], "shira": ["r=4"], "tokens": ["token_indices=[3,5,260]"], "vblora": ["vector_length=16"],
         "waveft": ["n_frequency=100"]}
-BIASED = {"beft": ["--target", "q_proj,v_proj"]}  # changes biases, which of these two models Qwen has
+# change biases, which of these two models Qwen has
+BIASED = {"beft": ["--target", "q_proj,v_proj"], "adamss": ["--target", "q_proj,v_proj,down_proj"], "adamss beside biases": []}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SAVED = {"frod": "FrodConfig"}  # begin with a folder that PEFT made
 SKIP = {"loftq": "PEFT computes the quantised base anew on a GPU alone: adapter.bats has it"}
 # Files of PEFT that lack what a seed or the base gives: PEFT's numbers, merged and attached.
 MADE = {"adamss of PEFT": ("AdamssConfig", dict(r=12, num_subspaces=3, subspace_rank=2)),
+        "adamss beside biases": ("AdamssConfig", dict(r=12, num_subspaces=3, subspace_rank=2)),
         "vera without projections": ("VeraConfig", dict(r=6, save_projection=False)),
         "osf of PEFT": ("OSFConfig", dict(effective_rank=4))}
 FAR = 1e-5  # of the largest logit
@@ -76,6 +78,12 @@ def prepare(tmp):
         with open(os.path.join(tmp, kind + ".json"), "w") as f:
             json.dump({"model_type": kind, **shape}, f)
         tool("init-model", os.path.join(tmp, kind + ".json"), "-t", os.path.join(tmp, "tok.json"), "-o", os.path.join(tmp, kind))
+    model = load(os.path.join(tmp, "qwen2"))
+    torch.manual_seed(2)
+    for name, t in model.named_parameters():
+        if name.endswith(".bias"):
+            t.data = 0.1 * torch.randn_like(t)
+    model.save_pretrained(os.path.join(tmp, "qwen2"))
     return records
 
 
@@ -98,7 +106,8 @@ def compare(base, out, merged, method):
 
 def made(tmp, method):
     """A folder of PEFT with random numbers: PEFT's logits are the merged model's, and so is the loss where it is attached."""
-    base, out, merged, text = (os.path.join(tmp, n) for n in ("llama", method, method + "-merged", "text.jsonl"))
+    base, out, merged, text = (os.path.join(tmp, n) for n in ("qwen2" if method in BIASED else "llama", method,
+                                                              method + "-merged", "text.jsonl"))
     kind, keys = MADE[method]
     torch.manual_seed(0)
     model = peft.get_peft_model(load(base), getattr(peft, kind)(target_modules=LINEAR, **keys))
