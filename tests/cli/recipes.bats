@@ -262,11 +262,12 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     for t in old new; do
         seq 60 | awk -v t=$t '{ print "{\"text\": \"The " t " river number " $1 " walks under the bridge " $1 * 7 % 11 ".\"}" }' > "my text/$t.jsonl"
     done
-    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' VOCAB=300 SEQ=32 BATCH=2 \
-        BASE=4 STEPS=2 RANK=2 LENGTH=20 > log 2>&1 || { cat log; false; }
+    small=(FROM='my text' NEW=new VOCAB=300 SEQ=32 BATCH=2 STEPS=2 RANK=2 LENGTH=20)
+    make -f 'my recipes/tune.mk' WORK='my work' "${small[@]}" OLD=old METHODS='full lora+embed ia3' PRESET=llama-1m BASE=4 \
+        > log 2>&1 || { cat log; false; }
     [ "$(wc -l < 'my work/table.txt')" -eq 5 ]
-    grep -qE '^lora\+embed +[0-9.]+ k +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9]+ +[0-9.]+ +[0-9.]+ +-?[0-9]+$' 'my work/table.txt'
-    grep -qE '^full .* 100$' 'my work/table.txt'
+    grep -qE '^lora\+embed +[0-9.]+ k +[0-9.]+ +[0-9]+ +[0-9.]+ +[0-9.]+ +[0-9]+ +[0-9.]+ +[0-9.]+ +-?[0-9]+$' 'my work/table.txt'
+    grep -qE '^full .* 100 .* 100$' 'my work/table.txt'
     grep -q '"modules_to_save": *\["\?embed_tokens' <(tr -d '\n ' < 'my work/runs/lora+embed/adapter/adapter_config.json')
     # the pieces are the text, cut
     [ "$(wc -l < 'my work/text/new.pieces.jsonl')" -gt 60 ]
@@ -276,6 +277,17 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     grep -q '<svg' 'my work/loss.svg'
     make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' > again 2>&1
     run ! grep -q peft-tune again
+    # a base that is there, text of two kinds that it knows, and the share of full fine-tuning's memory and gain left out
+    make -f 'my recipes/tune.mk' WORK='other work' "${small[@]}" OLD='old new' MODEL='my work/base' METHODS=lora > log 2>&1 ||
+        { cat log; false; }
+    run ! grep -qE '^(train|init-model) ' log
+    [ "$(sed -n 's/.*"base_model_name_or_path": *"\([^"]*\)".*/\1/p' 'other work/runs/lora/adapter/adapter_config.json')" = base/ ]
+    cmp 'my work/base/model.safetensors' 'other work/base/model.safetensors'
+    cat 'my work/text/old.held' 'my work/text/new.held' | cmp - 'other work/text/old.held'
+    grep -qE '^lora +[0-9.]+ k +[0-9.]+ +- .* -$' 'other work/table.txt'
+    make -f 'my recipes/tune.mk' WORK='third work' "${small[@]}" OLD=old MODEL=nowhere METHODS=lora > log 2>&1 || refused=1
+    [ "$refused" = 1 ]
+    grep -q 'tune.mk: MODEL: nowhere: has no config.json' log
     make -f 'my recipes/tune.mk' WORK='my work' clean
     [ ! -e 'my work' ]
 }
