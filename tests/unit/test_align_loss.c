@@ -375,6 +375,73 @@ static void metrics_of_policies(void **state)
     assert_float_equal(metric(&m, "clip_ratio/low_mean"), 0.25, 0);
 }
 
+/* A weight in front of a loss scales it and all of its derivatives. */
+static void weights_scale(void **state)
+{
+    int n;
+    const lm_align_loss *const *loss = lm_align_losses(&n);
+    static set a, b;
+    (void)state;
+    for (int i = 0; i < n; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "2*%s", loss[i]->name);
+        lm_align_spec one = read(loss[i]->name), two = read(text);
+        make(&a, 3, &one);
+        make(&b, 3, &two);
+        double want = 2 * run(&one, a.seq, SEQS, NULL, NULL),
+               got = run(&two, b.seq, SEQS, NULL, NULL);
+        if (fabs(got - want) > 1e-12 * (1 + fabs(want)))
+            fail_msg("%s: %.17g, not %.17g", text, got, want);
+        for (int k = 0; k < SEQS; k++)
+            for (int t = 0; t < a.seq[k].n; t++) {
+                assert_float_equal(b.dlogp[k][t], 2 * a.dlogp[k][t], 1e-12);
+                assert_float_equal(b.dvalue[k][t], 2 * a.dvalue[k][t], 1e-12);
+            }
+    }
+}
+
+/* GMPO: log-ratios are clipped where the advantage would carry them further, from above for a good
+ * completion, from below for a bad one. */
+static void means_of_clipped_ratios(void **state)
+{
+    const double x[3] = { -0.75, 0.875, 0.125 };
+    double logp[3], old[3] = { -1, -1, -1 }, d[3];
+    lm_align_seq q = { .n = 3, .logp = logp, .old = old, .advantage = 2, .dlogp = d };
+    lm_align_spec gmpo = read("gmpo:epsilon=0.5");
+    (void)state;
+    for (int t = 0; t < 3; t++)
+        logp[t] = old[t] + x[t];
+    double w = exp((-0.75 + 0.5 + 0.125) / 3);
+    assert_float_equal(run(&gmpo, &q, 1, NULL, NULL), -2 * w, 1e-12);
+    assert_float_equal(d[0], -2 * w / 3, 1e-12);
+    assert_float_equal(d[1], 0, 0);
+    q.advantage = -2;
+    w = exp((-0.5 + 0.875 + 0.125) / 3);
+    assert_float_equal(run(&gmpo, &q, 1, NULL, NULL), 2 * w, 1e-12);
+    assert_float_equal(d[0], 0, 0);
+    assert_float_equal(d[1], 2 * w / 3, 1e-12);
+}
+
+/* PPO's shares of clipped tokens count those that the advantage would carry further. */
+static void metrics_of_ppo(void **state)
+{
+    double logp[4] = { -1, -1, -1, -1 }, old[4] = { -1.5, -0.5, -1.25, -1 }, d[4],
+           a[4] = { 1, 1, -1, -1 };
+    lm_align_seq q = { .n = 4, .logp = logp, .old = old, .advantages = a, .dlogp = d };
+    lm_align_metrics m = { .n = 0 };
+    lm_align_spec ppo = read("ppo");
+    (void)state;
+    run(&ppo, &q, 1, NULL, &m);
+    assert_float_equal(metric(&m, "clip_ratio/high_mean"), 0.25, 0); /* the first */
+    assert_float_equal(metric(&m, "clip_ratio/low_mean"), 0, 0);
+    assert_float_equal(metric(&m, "policy/approxkl_avg"), (0.25 + 0.25 + 0.0625) / 8, 1e-15);
+    a[0] = a[1] = -1;
+    m.n = 0;
+    run(&ppo, &q, 1, NULL, &m);
+    assert_float_equal(metric(&m, "clip_ratio/high_mean"), 0, 0);
+    assert_float_equal(metric(&m, "clip_ratio/low_mean"), 0.25, 0); /* the second */
+}
+
 static void texts(void **state)
 {
     lm_buf shown = { 0 };
@@ -439,6 +506,9 @@ int main(void)
         cmocka_unit_test(prompts_count_only_for_whole),
         cmocka_unit_test(metrics_of_pairs),
         cmocka_unit_test(metrics_of_policies),
+        cmocka_unit_test(weights_scale),
+        cmocka_unit_test(means_of_clipped_ratios),
+        cmocka_unit_test(metrics_of_ppo),
         cmocka_unit_test(texts),
         cmocka_unit_test(refusals),
     };

@@ -250,6 +250,12 @@ static void near(const char *what, double got, double want)
         fail_msg("%s: %.12g, by the definition %.12g", what, got, want);
 }
 
+static int slice_param(const lm_model *m, const char *name)
+{
+    int i = lm_model_slice(m, name);
+    return i < 0 ? -1 : m->slice[i].param;
+}
+
 static double *needed(const place_case *p, const char *name)
 {
     double *v = numbers_of(p->r.model, p->block, name);
@@ -607,13 +613,69 @@ static void test_small_dropout(void **state)
         }
 }
 
+/* No gradient flows through DoRA's lengths: that of A is the gradient of a plain LoRA whose rows, of
+ * W and of B, are scaled by m / |W + s B A| once and for all. */
+static void test_fixed_lengths(void **state)
+{
+    static const char plain[] = "{\"peft_type\":\"LORA\",\"target_modules\":[\"o_proj\"],\"r\":3,"
+                                "\"lora_alpha\":5,\"use_dora\":%s}",
+                      module[] = "model.layers.1.self_attn.o_proj",
+                      file[] = "base_model.model.model.layers.%d.self_attn.o_proj.lora_%s";
+    place_case dora, lora;
+    char text[200], name[200];
+    (void)state;
+    snprintf(text, sizeof text, plain, "true");
+    begin(&dora, LLAMA, text, LM_MODE_TRAIN, false);
+    snprintf(text, sizeof text, plain, "false");
+    begin(&lora, LLAMA, text, LM_MODE_TRAIN, false);
+    for (int l = 0; l < LAYERS; l++) {
+        snprintf(name, sizeof name, file, l, "A.weight");
+        double *a = needed(&dora, name);
+        snprintf(name, sizeof name, file, l, "magnitude_vector");
+        double *m = needed(&dora, name);
+        snprintf(name, sizeof name, file, l, "B.weight");
+        double *b = needed(&dora, name);
+        char base[100];
+        snprintf(base, sizeof base, "model.layers.%d.self_attn.o_proj.weight", l);
+        double *w = needed(&dora, base);
+        for (int o = 0; o < C; o++) {
+            double square = 0;
+            for (int i = 0; i < C; i++) {
+                double v = w[o * C + i];
+                for (int k = 0; k < 3; k++)
+                    v += 5.0 / 3 * b[o * 3 + k] * a[k * C + i];
+                square += v * v;
+            }
+            for (int i = 0; i < C; i++)
+                w[o * C + i] *= m[o] / sqrt(square);
+            for (int k = 0; k < 3; k++)
+                b[o * 3 + k] *= m[o] / sqrt(square);
+        }
+        put_numbers(lora.r.model, lora.block, base, w);
+        put_numbers(lora.r.model, lora.block, name, b);
+        lm_free(a);
+        lm_free(b);
+        lm_free(m);
+        lm_free(w);
+    }
+    near("DoRA", run(&dora, 0), run(&lora, 0));
+    snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
+    const int p = slice_param(dora.r.model, name), q = slice_param(lora.r.model, name);
+    for (int k = 0; k < 3 * C; k++)
+        if (!(fabs(grad_at(&dora.r, p, k) - grad_at(&lora.r, q, k)) <= 1e-5))
+            fail_msg("gradient %d of A: %g, not %g", k, grad_at(&dora.r, p, k),
+                     grad_at(&lora.r, q, k));
+    end(&dora);
+    end(&lora);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference),     cmocka_unit_test(test_bottlenecks),
         cmocka_unit_test(test_prefixes),      cmocka_unit_test(test_encoders),
         cmocka_unit_test(test_tokens),        cmocka_unit_test(test_matrices),
-        cmocka_unit_test(test_small_dropout),
+        cmocka_unit_test(test_small_dropout), cmocka_unit_test(test_fixed_lengths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -89,6 +89,26 @@ static void test_low_rank(void **state)
                       { NULL } });
 }
 
+/* The file has A^T of an embedding turned; modules that lost all ranks are as in the base. */
+static void test_turned_and_gone(void **state)
+{
+    built p;
+    (void)state;
+    begin(&p, LLAMA, LORA "[\"embed_tokens\"]}", (lm_build){ .mode = LM_MODE_TRAIN });
+    const lm_slice *s = slice_of(p.m, "base_model.model.model.embed_tokens.lora_embedding_A");
+    assert_true(s->transposed && s->dim[0] == 3 && s->dim[1] == 23);
+    end(&p);
+    begin(
+        &p, LLAMA,
+        "{\"peft_type\":\"ADALORA\",\"init_r\":2,\"target_modules\":[\"q_proj\"],\"rank_pattern\":"
+        "{\"model.layers.0.self_attn.q_proj.lora_E\":[false,false],"
+        "\"model.layers.1.self_attn.q_proj.lora_E\":[true,false]}}",
+        (lm_build){ .mode = LM_MODE_TRAIN });
+    assert_int_equal(lm_attach_modules(p.a), 1);
+    assert_int_equal(slice_of(p.m, LAYER "self_attn.q_proj.lora_E")->dim[0], 1);
+    end(&p);
+}
+
 /* By lists of tensors of their methods: within 1/sqrt(in), in full, ones, shared and frozen; vectors do not decay. */
 static void test_listed(void **state)
 {
@@ -115,6 +135,60 @@ static void test_listed(void **state)
         "\"topk\":2,\"init_logits_std\":0.2,\"target_modules\":[\"q_proj\"]}",
         (expected[]){ { LAYER "self_attn.q_proj.vblora_logits_A", LM_INIT_NORMAL, 0.2, true, true },
                       { NULL } });
+}
+
+/* Sizes that follow from all modules: the widest of them, and which share a vector. */
+static void test_of_all_modules(void **state)
+{
+    built p;
+    (void)state;
+    begin(&p, LLAMA,
+          "{\"peft_type\":\"VERA\",\"r\":3,\"target_modules\":[\"down_proj\",\"v_proj\"]}",
+          (lm_build){ .mode = LM_MODE_TRAIN });
+    assert_true(slice_of(p.m, "base_model.vera_A")->dim[0] == 3 &&
+                slice_of(p.m, "base_model.vera_A")->dim[1] == 24);
+    assert_true(slice_of(p.m, "base_model.vera_B")->dim[0] == 16 &&
+                slice_of(p.m, "base_model.vera_B")->dim[1] == 3);
+    end(&p);
+    /* four modules in two groups */
+    begin(&p, LLAMA,
+          "{\"peft_type\":\"TINYLORA\",\"r\":2,\"weight_tying\":0.5,\"target_modules\":"
+          "[\"q_proj\",\"v_proj\"]}",
+          (lm_build){ .mode = LM_MODE_TRAIN });
+    assert_true(lm_attach_module(p.a, 0)->place == 0 && lm_attach_module(p.a, 3)->place == 3);
+    assert_true(lm_attach_module(p.a, 2)->places == 4);
+    end(&p);
+}
+
+/* Products of one matrix for several modules remain one, unless a method changes the weight or its lengths. */
+static void test_packed(void **state)
+{
+    static const struct {
+        const char *text;
+        bool packed;
+    } cases[] = { { LORA "[\"q_proj\",\"v_proj\"]}", true },
+                  { LORA "[\"q_proj\",\"v_proj\"],\"use_dora\":true}", false },
+                  { "{\"peft_type\":\"BEFT\",\"target_modules\":[\"q_proj\"]}", true },
+                  { "{\"peft_type\":\"LOHA\",\"r\":2,\"target_modules\":[\"q_proj\"]}", false } };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        built p;
+        begin(&p, LLAMA, cases[i].text, (lm_build){ .mode = LM_MODE_TRAIN });
+        const lm_slice *q = slice_of(p.m, "model.layers.1.self_attn.q_proj.weight"),
+                       *v = slice_of(p.m, "model.layers.1.self_attn.v_proj.weight");
+        if ((q->param == v->param) != cases[i].packed)
+            fail_msg("%s: packed: %d", cases[i].text, q->param == v->param);
+        end(&p);
+    }
+    check_tensors(LLAMA, LORA "[\"q_proj\"],\"use_dora\":true}",
+                  (expected[]){ { LAYER "self_attn.q_proj.lora_magnitude_vector", LM_INIT_ZEROS, 0,
+                                  true, false },
+                                { NULL } });
+    /* a bias of the base has parts of its own */
+    check_tensors(GPT2, "{\"peft_type\":\"GLORA\",\"r\":2,\"target_modules\":[\"c_fc\"]}",
+                  (expected[]){ { "base_model.model.transformer.h.1.mlp.c_fc.glora_C.Xd",
+                                  LM_INIT_ZEROS, 0, true, true },
+                                { NULL } });
 }
 
 static void test_bottleneck(void **state)
@@ -421,6 +495,7 @@ static void test_indices(void **state)
     must(lm_model_build(&t.config, &b, &m, &e), &e);
     assert_int_equal(m->n_aside, lm_attach_modules(a)); /* the file has them again, as they are */
     assert_non_null(strstr(m->aside[0].name, "base_model.model.model.layers.0.self_attn."));
+    assert_int_equal(m->aside[0].dtype, LM_DTYPE_I32); /* as PEFT saves SHIRA's */
     lm_model_free(m);
     assert_int_equal(read_file(a, LM_DTYPE_F32, 0, false, &e), LM_EFORMAT);
     assert_non_null(strstr(e.what, "not I32 or I64"));
@@ -438,11 +513,13 @@ static void test_indices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_low_rank),      cmocka_unit_test(test_listed),
-        cmocka_unit_test(test_bottleneck),    cmocka_unit_test(test_virtual),
-        cmocka_unit_test(test_rows),          cmocka_unit_test(test_beside),
-        cmocka_unit_test(test_dropouts),      cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_uneven_prefix), cmocka_unit_test(test_indices),
+        cmocka_unit_test(test_low_rank), cmocka_unit_test(test_turned_and_gone),
+        cmocka_unit_test(test_listed),   cmocka_unit_test(test_of_all_modules),
+        cmocka_unit_test(test_packed),   cmocka_unit_test(test_bottleneck),
+        cmocka_unit_test(test_virtual),  cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_beside),   cmocka_unit_test(test_dropouts),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_uneven_prefix),
+        cmocka_unit_test(test_indices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
