@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* answers.h -- all answers of a training on preferences: prompts with answers as ids, in the order of the data.
+/* answers.h -- all answers of a training on preferences: prompts with answers as ids, in the order
+ * of the data.
  *
- * Of pairs, answers 2k and 2k + 1 are the chosen and the rejected one of record k.  Judged answers come from records
- * with a label; a pair gives two of them, good and bad.  Read once, on all threads; the result does not depend on
- * their number. */
+ * Of pairs, answers 2k and 2k + 1 are the chosen and the rejected one of record k.  Judged answers
+ * come from records with a label; a pair gives two of them, good and bad.  Read once, on all
+ * threads; the result does not depend on their number. */
 #ifndef LM_TEXT_ANSWERS_H
 #define LM_TEXT_ANSWERS_H
 
@@ -26,8 +27,8 @@ typedef struct {
     const lm_text_record_map *map; /* may be NULL */
     lm_text_example_maker maker;   /* loss_on is not read: answers train */
     bool pairs;                    /* false: judged answers */
-    /* Not `pairs`: every answer is a good one, with or without label; of messages the assistant's last turn, of pairs the
-     * chosen one */
+    /* Not `pairs`: every answer is a good one, with or without label; of messages the assistant's
+     * last turn, of pairs the chosen one */
     bool given;
     int64_t limit; /* most records; 0: all */
     lm_sink *sink;
@@ -43,8 +44,9 @@ typedef struct {
     const char *form; /* of the first record */
 } lm_text_answers_stats;
 
-/* Read everything.  Fails: LM_EFORMAT as lm_text_record_read, and for a record of another kind or a margin that is not
- * a number, with source and line; LM_EUSAGE when nothing is left; as lm_text_example_make. */
+/* Read everything.  Fails: LM_EFORMAT as lm_text_record_read, and for a record of another kind or a
+ * margin that is not a number, with source and line; LM_EUSAGE when nothing is left; as
+ * lm_text_example_make. */
 lm_code lm_text_answers_read(const lm_text_answers_opts *o, lm_par *par, lm_text_answers **out,
                              lm_err *e);
 void lm_text_answers_free(lm_text_answers *a);

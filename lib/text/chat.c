@@ -8,8 +8,8 @@
 #include "text/chat_impl.h"
 #include "text/jinja_run.h"
 
-/* Stands behind the last message while it is rendered, as in `transformers`: the blank shows whether the template
- * strips what follows a message. */
+/* Stands behind the last message while it is rendered, as in `transformers`: the blank shows
+ * whether the template strips what follows a message. */
 static const char mark[] = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 static lm_code no_memory(lm_err *e)
@@ -19,7 +19,8 @@ static lm_code no_memory(lm_err *e)
 
 /* ---- Messages ---- */
 
-/* Reasoning goes by three names: "thinking" (first in the message) and "reasoning_content" are filled. */
+/* Reasoning goes by three names: "thinking" (first in the message) and "reasoning_content" are
+ * filled. */
 static int copy_message(const json_t *message, json_t *out)
 {
     static const char *const names[] = { "reasoning_content", "thinking", "reasoning", NULL };
@@ -104,7 +105,8 @@ static lm_code mark_last(const lm_chat *c, json_t *messages, lm_err *e)
     return lm_fail(e, LM_EUSAGE, c->where, NULL, "the last message has no text to continue");
 }
 
-/* Cut the text behind `from` at the last mark; a template that strips its messages loses the blanks before it. */
+/* Cut the text behind `from` at the last mark; a template that strips its messages loses the blanks
+ * before it. */
 static lm_code cut_mark(const lm_chat *c, lm_buf *out, size_t from, lm_err *e)
 {
     size_t n = sizeof mark - 2, at = out->len;

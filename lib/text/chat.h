@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chat.h -- from messages to the text of a model, by its chat template.
  *
- * Messages are JSON objects with "role" and "content" (text, or a list of parts), and what a template reads besides:
- * "tool_calls", "name", "reasoning_content", ...  Rendering follows apply_chat_template of `transformers` 5.x:
- * keys with null are dropped; "reasoning_content", "thinking" and "reasoning" are one field under three names;
- * the tokenizer's special tokens (bos_token, eos_token, ...) are variables, as are `tools`, `documents` (null
- * without any), add_generation_prompt, and those of `vars`, which take precedence over tokens.
+ * Messages are JSON objects with "role" and "content" (text, or a list of parts), and what a
+ * template reads besides: "tool_calls", "name", "reasoning_content", ...  Rendering follows
+ * apply_chat_template of `transformers` 5.x: keys with null are dropped; "reasoning_content",
+ * "thinking" and "reasoning" are one field under three names; the tokenizer's special tokens
+ * (bos_token, eos_token, ...) are variables, as are `tools`, `documents` (null without any),
+ * add_generation_prompt, and those of `vars`, which take precedence over tokens.
  *
  * The text holds its special tokens: encode it without adding more (lm_chat_encode does). */
 #ifndef LM_TEXT_CHAT_H
@@ -80,21 +81,22 @@ typedef enum {
     LM_CHAT_LAST,      /* the last one */
 } lm_chat_turns;
 
-/* The same, and the bytes of *out that the assistant has to write, ascending: those of generation blocks, or, when the
- * template has none, found by rendering prefixes: a turn begins where the text of the messages before it with
- * add_generation_prompt ends, and ends where that of the messages up to it ends (so the tokens that end a
- * turn are inside).  When later messages change how a turn is rendered (reasoning that is dropped), its end is found by
- * rendering it with one character more.  Fails also: LM_EFORMAT when a turn cannot be found that way (the cure: a
- * template with generation blocks).  No assistant's turn: no span. */
+/* The same, and the bytes of *out that the assistant has to write, ascending: those of generation
+ * blocks, or, when the template has none, found by rendering prefixes: a turn begins where the text
+ * of the messages before it with add_generation_prompt ends, and ends where that of the messages up
+ * to it ends (so the tokens that end a turn are inside).  When later messages change how a turn is
+ * rendered (reasoning that is dropped), its end is found by rendering it with one character more.
+ * Fails also: LM_EFORMAT when a turn cannot be found that way (the cure: a template with generation
+ * blocks).  No assistant's turn: no span. */
 lm_code lm_chat_render_marked(const lm_chat *c, const lm_chat_request *q, lm_chat_turns turns,
                               lm_buf *out, lm_text_spans *marked, lm_err *e);
 
 /* ---- Tokens ---- */
 
-/* Append the ids of a rendered text, no special tokens added, and for each id whether it trains (1 or 0;
- * appended to *trains, one byte an id): a token trains if it has a byte of a span, as in `transformers`.
- * `marked` NULL: all train.  Where the tokenizer's pieces cannot be aligned with the text (a normaliser changed
- * it) the text is encoded in parts, cut at the ends of the spans. */
+/* Append the ids of a rendered text, no special tokens added, and for each id whether it trains (1
+ * or 0; appended to *trains, one byte an id): a token trains if it has a byte of a span, as in
+ * `transformers`.  `marked` NULL: all train.  Where the tokenizer's pieces cannot be aligned with
+ * the text (a normaliser changed it) the text is encoded in parts, cut at the ends of the spans. */
 lm_code lm_chat_encode(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size_t len,
                        const lm_text_spans *marked, lm_ids *ids, lm_buf *trains, lm_err *e);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chat_compare.c -- the assistant's turns in the text of a template without generation blocks.
  *
- * A turn i begins behind what the messages before it give with add_generation_prompt, and ends behind what the messages up
- * to it give.  Both hold when these texts are prefixes of the whole.  Otherwise:
+ * A turn i begins behind what the messages before it give with add_generation_prompt, and ends
+ * behind what the messages up to it give.  Both hold when these texts are prefixes of the whole.
+ * Otherwise:
  *   begin: where the whole leaves the prompt's text, if it has the messages before it; else where
  *          the whole changes when a character is put before the turn's content;
  *   end:   the whole is rendered with a character behind the turn's content, so that the common end of both texts
@@ -16,8 +17,8 @@
 /* A private-use character that no text has and no template strips. */
 static const char probe[] = "\xEF\xA3\xBF"; /* U+F8FF */
 
-/* Messages that are rendered for one conversation: their number grows with the square of its turns.  Some
- * seconds. */
+/* Messages that are rendered for one conversation: their number grows with the square of its
+ * turns.  Some seconds. */
 enum { MOST_MESSAGES = 5 * 1000 * 1000 };
 
 typedef struct {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chat_encode.c -- a rendered chat as ids, and which of them lie in marked spans.
  *
- * The tokenizer gives no offsets: they are found by adding up the bytes that each id stands for, which holds for every
- * tokenizer that does not change its text.  The sum is checked at the end. */
+ * The tokenizer gives no offsets: they are found by adding up the bytes that each id stands for,
+ * which holds for every tokenizer that does not change its text.  The sum is checked at the end. */
 #include <string.h>
 
 #include "base/mem.h"

@@ -92,8 +92,8 @@ static lm_code collect_tokens(lm_model_source *m, const lm_tokenizer *t, json_t 
 
 /* ---- Templates of a model ---- */
 
-/* The template `name` of the model's files, appended; *found = false: it has none.  Only a folder has the further ones,
- * which are in a folder of their own. */
+/* The template `name` of the model's files, appended; *found = false: it has none.  Only a folder
+ * has the further ones, which are in a folder of their own. */
 static lm_code read_file(lm_model_source *m, const char *name, lm_buf *out, bool *found, lm_err *e)
 {
     const char *dir = lm_model_source_dir(m);

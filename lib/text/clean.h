@@ -6,11 +6,11 @@
  * - gopher: repetition, then quality (Rae et al. 2021, arXiv:2112.11446, appendix A.1.1);
  * - c4: lines are dropped, then documents (Raffel et al. 2020, arXiv:1910.10683, section 2.2);
  * - fineweb: the rules found by ablation (Penedo et al. 2024, arXiv:2406.17557, section 3.6).
- * Where the papers are not specific, datatrove's interpretation is used, with these choices of our own: a
- * word is a run of characters without white space, or one character in scripts without spaces
- * (cjk.h), punctuation around it is not counted in its length and its spelling; a sentence ends at
- * . ? or ! before white space or the end of a line, or at such a mark of another script; the top
- * n-gram counts only when it occurs twice.  Lengths are in characters (code points).
+ * Where the papers are not specific, datatrove's interpretation is used, with these choices of our
+ * own: a word is a run of characters without white space, or one character in scripts without
+ * spaces (cjk.h), punctuation around it is not counted in its length and its spelling; a sentence
+ * ends at . ? or ! before white space or the end of a line, or at such a mark of another script;
+ * the top n-gram counts only when it occurs twice.  Lengths are in characters (code points).
  *
  * Two things depend on the language and are off without one (language.h): stop words, and the mean
  * length of words. */

@@ -122,7 +122,8 @@ bool lm_line_ends_sentence(const char *s, size_t n)
     return is_full_stop(cp) || is_end_quote(cp);
 }
 
-/* Where words begin.  in_word and plain: the word so far, and whether a letter or digit is in it. */
+/* Where words begin.  in_word and plain: the word so far, and whether a letter or digit is in
+ * it. */
 typedef struct {
     bool in_word, plain, cjk;
 } cutter;

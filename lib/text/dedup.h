@@ -5,8 +5,8 @@
  * off: NFD without Mn); its word n-grams are hashed to x < 2^61 - 1; signature value i is the
  * minimum of (a_i x + b_i) mod (2^61 - 1) over them.  Values are cut into bands of `rows`; two
  * documents are candidates when a whole band is equal, which happens with probability 1 - (1 -
- * s^rows)^bands at Jaccard similarity s (14 x 8: one half at 0.68).  A candidate is a duplicate when
- * the fraction of equal values, which estimates s, reaches the threshold.
+ * s^rows)^bands at Jaccard similarity s (14 x 8: one half at 0.68).  A candidate is a duplicate
+ * when the fraction of equal values, which estimates s, reaches the threshold.
  *
  * Streaming: documents come in order; each is compared with those kept before it, so the first of a
  * cluster is kept.  (Batch implementations join clusters transitively; here a document that is

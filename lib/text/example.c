@@ -207,8 +207,8 @@ static lm_code join_lists(const json_t *a, const json_t *b, json_t **out, lm_err
                : lm_fail(e, LM_ELIMIT, "messages", NULL, "no memory");
 }
 
-/* Prompt and answer, both messages: what the rendered prompt, ended by the header of an answer, does
- * not have.  When the template renders the prompt differently in front of the answer, the
+/* Prompt and answer, both messages: what the rendered prompt, ended by the header of an answer,
+ * does not have.  When the template renders the prompt differently in front of the answer, the
  * assistant's last turn is what the template says it is. */
 static lm_code make_reply(const lm_text_example_maker *m, lm_text_example_scratch *s,
                           const lm_text_record *r, const json_t *prompt, const json_t *answer,

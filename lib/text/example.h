@@ -3,8 +3,8 @@
  *
  * Messages are rendered by the chat template of the model and tokenised as a whole, without the
  * tokenizer's own special ids, because the rendered text has them: no second BOS.  Which bytes of
- * the text train is known from the template (chat.h) or from where prompt and completion meet; an id
- * trains if any of its bytes does.  So the mark of the end of a turn trains with the turn.
+ * the text train is known from the template (chat.h) or from where prompt and completion meet; an
+ * id trains if any of its bytes does.  So the mark of the end of a turn trains with the turn.
  * Plain text and plain prompts and completions begin with the ids that the tokenizer adds to a text
  * (BOS) and end with the end-of-text id, which trains. */
 #ifndef LM_TEXT_EXAMPLE_H
@@ -52,8 +52,8 @@ typedef struct {
     int64_t most; /* ids of an example; 0: any number */
     lm_truncation cut;
     int64_t eos; /* ends plain texts and completions; -1: none */
-    /* `virtuals` ids from `virtual_first` on stand in front of every example, and count in `most`: virtual tokens
-     * of a prompt that is trained (model/adapt.h); 0: none */
+    /* `virtuals` ids from `virtual_first` on stand in front of every example, and count in `most`:
+     * virtual tokens of a prompt that is trained (model/adapt.h); 0: none */
     int64_t virtual_first, virtuals;
     bool
         unseen; /* these have no state that could predict (prefixes): the first id of a text does not train */
@@ -65,8 +65,8 @@ lm_code lm_text_example_scratch_new(const lm_text_example_maker *m, lm_text_exam
                                     lm_err *e);
 void lm_text_example_scratch_free(lm_text_example_scratch *s);
 
-/* The example of a record of kind TEXT, MESSAGES or COMPLETION; of UNPAIRED and STEPWISE, that of its
- * prompt and completion (steps joined by newlines).  Fails: LM_EUSAGE for other kinds, and for
+/* The example of a record of kind TEXT, MESSAGES or COMPLETION; of UNPAIRED and STEPWISE, that of
+ * its prompt and completion (steps joined by newlines).  Fails: LM_EUSAGE for other kinds, and for
  * messages without template; as the template (chat.h) and lm_tokenizer_encode. */
 lm_code lm_text_example_make(const lm_text_example_maker *m, lm_text_example_scratch *s,
                              const lm_text_record *r, lm_text_example *out, lm_err *e);
@@ -75,11 +75,12 @@ lm_code lm_text_example_make(const lm_text_example_maker *m, lm_text_example_scr
 lm_code lm_text_example_answer(const lm_text_example_maker *m, lm_text_example_scratch *s,
                                const lm_text_record *r, const json_t *answer, lm_text_example *out,
                                lm_err *e);
-/* The prompt as the record has it: a string, or messages, those of MESSAGES before the assistant's last turn.  *out is
- * the caller's.  Fails: LM_EFORMAT for messages that begin with the assistant's. */
+/* The prompt as the record has it: a string, or messages, those of MESSAGES before the assistant's
+ * last turn.  *out is the caller's.  Fails: LM_EFORMAT for messages that begin with the
+ * assistant's. */
 lm_code lm_text_example_asked(const lm_text_record *r, json_t **out, lm_err *e);
-/* The prompt alone, with the template's beginning of an answer: input of generation.  Of MESSAGES, those
- * before the assistant's last turn; nothing trains.  Fails as lm_text_example_make. */
+/* The prompt alone, with the template's beginning of an answer: input of generation.  Of MESSAGES,
+ * those before the assistant's last turn; nothing trains.  Fails as lm_text_example_make. */
 lm_code lm_text_example_prompt(const lm_text_example_maker *m, lm_text_example_scratch *s,
                                const lm_text_record *r, lm_text_example *out, lm_err *e);
 

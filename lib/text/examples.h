@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* examples.h -- all examples of a training on records: ids and loss marks, in the order of the data.
+/* examples.h -- all examples of a training on records: ids and loss marks, in the order of the
+ * data.
  *
- * Read once, on all threads, in order: the result does not depend on their number.  Ids take 32 bits
- * each, the highest of which is the loss mark, in a mapped temporary file (without name, in `tmp`):
- * data beyond the memory of the machine are paged by the system. */
+ * Read once, on all threads, in order: the result does not depend on their number.  Ids take 32
+ * bits each, the highest of which is the loss mark, in a mapped temporary file (without name, in
+ * `tmp`): data beyond the memory of the machine are paged by the system. */
 #ifndef LM_TEXT_EXAMPLES_H
 #define LM_TEXT_EXAMPLES_H
 
@@ -33,8 +34,8 @@ typedef struct {
     const char *form;               /* of the first record */
 } lm_text_examples_stats;
 
-/* Read everything.  Fails: LM_EFORMAT as lm_text_record_read, with source and line; LM_EUSAGE without a
- * single example; as lm_text_example_make. */
+/* Read everything.  Fails: LM_EFORMAT as lm_text_record_read, with source and line; LM_EUSAGE
+ * without a single example; as lm_text_example_make. */
 lm_code lm_text_examples_read(const lm_text_examples_opts *o, lm_par *par, lm_text_examples **out,
                               lm_err *e);
 void lm_text_examples_free(lm_text_examples *x);

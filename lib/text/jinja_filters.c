@@ -169,7 +169,8 @@ LM_JFILTER(do_indent)
     }
     if (!rc)
         rc = lm_jstr_lines(r, s, false, &lines);
-    /* jinja adds a newline before it splits, so that an end of line at the end gives one line more */
+    /* jinja adds a newline before it splits, so that an end of line at the end gives one line
+     * more */
     if (!rc && (!s->len || s->s[s->len - 1] == '\n' || s->s[s->len - 1] == '\r')) {
         lm_jval none;
 

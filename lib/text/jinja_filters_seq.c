@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_filters_seq.c -- filters over sequences.  Those that are generators in jinja2 give a value that can be
- * iterated once. */
+/* jinja_filters_seq.c -- filters over sequences.  Those that are generators in jinja2 give a value
+ * that can be iterated once. */
 #include <string.h>
 
 #include "text/jinja_run.h"

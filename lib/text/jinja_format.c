@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_format.c -- "%s" % values and "{}".format(values), as far as texts and numbers need them. */
+/* jinja_format.c -- "%s" % values and "{}".format(values), as far as texts and numbers need
+ * them. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

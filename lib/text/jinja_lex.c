@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* jinja_lex.c -- a template cut into tokens, white space around tags removed on the way.
  *
- * trim_blocks: the newline behind "%}" and "#}" goes.  lstrip_blocks: blanks between the beginning of a line and
- * "{%" or "{#" go.  "-" inside a tag removes all white space on its side, "+" keeps it. */
+ * trim_blocks: the newline behind "%}" and "#}" goes.  lstrip_blocks: blanks between the beginning
+ * of a line and "{%" or "{#" go.  "-" inside a tag removes all white space on its side, "+" keeps
+ * it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,7 +74,8 @@ static size_t skip_blank(const lexer *x, size_t at)
     return at;
 }
 
-/* The end of a tag at `at`, "+" or "-" before it included; 0: it is not here.  *next: behind what it takes along. */
+/* The end of a tag at `at`, "+" or "-" before it included; 0: it is not here.  *next: behind what
+ * it takes along. */
 static bool ends_tag(const lexer *x, size_t at, const char *end, bool plus, bool trim, size_t *next)
 {
     size_t n = strlen(end);
@@ -114,7 +116,8 @@ static size_t end_of_text(const lexer *x, size_t from, size_t to, char sign, boo
     return to;
 }
 
-/* Bytes of the newline that a string or a text holds are normalised already; escapes as Python reads them. */
+/* Bytes of the newline that a string or a text holds are normalised already; escapes as Python
+ * reads them. */
 static lm_code unescape(lexer *x, size_t at, const char *s, size_t len, lm_buf *out)
 {
     static const char plain[] = "abfnrtv\\'\"", means[] = "\a\b\f\n\r\t\v\\'\"";

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_methods.c -- the methods of list, dict and numbers that a template may call: those that change nothing. */
+/* jinja_methods.c -- the methods of list, dict and numbers that a template may call: those that
+ * change nothing. */
 #include <string.h>
 
 #include "text/jinja_run.h"

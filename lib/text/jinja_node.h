@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* jinja_node.h -- a compiled template: its tree.  Private to lib/text.
  *
- * text -> tokens (jinja_lex.c) -> tree (jinja_parse.c: expressions; jinja_tags.c: statements), as jinja2's parser
- * defines the language. */
+ * text -> tokens (jinja_lex.c) -> tree (jinja_parse.c: expressions; jinja_tags.c: statements), as
+ * jinja2's parser defines the language. */
 #ifndef LM_TEXT_JINJA_NODE_H
 #define LM_TEXT_JINJA_NODE_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_operand.c -- the parser of operands and of what follows them: .name [item] (call) |filter is-test. */
+/* jinja_operand.c -- the parser of operands and of what follows them: .name [item] (call) |filter
+ * is-test. */
 #include <string.h>
 
 #include "text/jinja_run.h"

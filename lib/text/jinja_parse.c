@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_parse.c -- expressions.  From weak to strong: if-else, or, and, not, comparisons, + -, ~, * / // %, **, sign,
- * operand (jinja_operand.c). */
+/* jinja_parse.c -- expressions.  From weak to strong: if-else, or, and, not, comparisons, + -, ~, *
+ * / // %, **, sign, operand (jinja_operand.c). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_run.h -- one rendering: its state, and the tables of filters, tests and methods.  Private to lib/text. */
+/* jinja_run.h -- one rendering: its state, and the tables of filters, tests and methods.  Private
+ * to lib/text. */
 #ifndef LM_TEXT_JINJA_RUN_H
 #define LM_TEXT_JINJA_RUN_H
 
 #include "text/jinja_node.h"
 
-/* Variables of a block.  Those of an inner one hide those outside; `set` writes the innermost one. */
+/* Variables of a block.  Those of an inner one hide those outside; `set` writes the innermost
+ * one. */
 typedef struct lm_jscope lm_jscope;
 struct lm_jscope {
     lm_jscope *up;
@@ -58,7 +60,8 @@ enum { LM_JRUN_MAX_DEPTH = 600 };
 lm_code lm_jrun_fail(lm_jrun *r, const char *what, ...) LM_PRINTF(2, 3);
 /* Count work; fails at the limit. */
 lm_code lm_jrun_work(lm_jrun *r, size_t units);
-/* Count the work of finding characters of a text by their number, and of counting them; ASCII needs none. */
+/* Count the work of finding characters of a text by their number, and of counting them; ASCII needs
+ * none. */
 lm_code lm_jrun_walk(lm_jrun *r, const lm_jstr *s);
 /* Zeroed memory of the rendering. */
 lm_code lm_jrun_alloc(lm_jrun *r, void *out_ptr, size_t n, size_t size);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_value.h -- the values of a rendering: Python's, as far as templates see them.  Private to lib/text.
+/* jinja_value.h -- the values of a rendering: Python's, as far as templates see them.  Private to
+ * lib/text.
  *
- * Values live in the arena of their rendering, constants in that of the template; nothing is released before.
- * Only namespaces, loops and iterators change after they are made. */
+ * Values live in the arena of their rendering, constants in that of the template; nothing is
+ * released before.  Only namespaces, loops and iterators change after they are made. */
 #ifndef LM_TEXT_JINJA_VALUE_H
 #define LM_TEXT_JINJA_VALUE_H
 
@@ -16,8 +17,8 @@
 typedef struct lm_jrun lm_jrun;
 typedef struct lm_jval lm_jval;
 
-/* UTF-8; chars: its code points, -1: not counted yet.  safe: what `safe` and `escape` give, jinja2's Markup: text that
- * `+` joins to it is escaped for HTML. */
+/* UTF-8; chars: its code points, -1: not counted yet.  safe: what `safe` and `escape` give,
+ * jinja2's Markup: text that `+` joins to it is escaped for HTML. */
 typedef struct {
     const char *s;
     size_t len;

@@ -2,8 +2,8 @@
 /* records.h -- one line of tuning data, in any of the published forms, as one of seven kinds.
  *
  * The kind follows from the keys of the object, and how messages are written from their keys.  A
- * value that may be a text or messages ("prompt", "completion", "chosen", "rejected") becomes a JSON
- * string or a JSON array of messages {"role", "content", ...} as chat templates read them.
+ * value that may be a text or messages ("prompt", "completion", "chosen", "rejected") becomes a
+ * JSON string or a JSON array of messages {"role", "content", ...} as chat templates read them.
  *
  *   keys                                           kind
  *   conversations or messages, chosen, rejected    PREFERENCE (the conversation is the prompt)
@@ -23,11 +23,12 @@
  *   text                                           TEXT
  *   question, answer;  input, output               COMPLETION
  *
- * The first row that fits is taken.  "tools" may be a list, or a string that holds one.  In ShareGPT
- * messages human (user) is "user", gpt (assistant) is "assistant", observation (tool, function) is
- * "tool", and function_call is the assistant's message with "tool_calls".
+ * The first row that fits is taken.  "tools" may be a list, or a string that holds one.  In
+ * ShareGPT messages human (user) is "user", gpt (assistant) is "assistant", observation (tool,
+ * function) is "tool", and function_call is the assistant's message with "tool_calls".
  *
- * Sources: TRL docs/source/dataset_formats.md; LLaMA-Factory data/README.md; OpenRLHF's data keys. */
+ * Sources: TRL docs/source/dataset_formats.md; LLaMA-Factory data/README.md; OpenRLHF's data
+ * keys. */
 #ifndef LM_TEXT_RECORDS_H
 #define LM_TEXT_RECORDS_H
 
@@ -70,7 +71,8 @@ void lm_text_record_fini(lm_text_record *r);
 /* True if the record holds messages, so that a chat template is needed. */
 bool lm_text_record_is_chat(const lm_text_record *r);
 
-/* Names of columns: TO=FROM, in which FROM may be A.B for the key B of the object under A.  Zero-initialise. */
+/* Names of columns: TO=FROM, in which FROM may be A.B for the key B of the object under A.
+ * Zero-initialise. */
 typedef struct {
     struct {
         char *to, *from;

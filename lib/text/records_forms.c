@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* records_forms.c -- the forms of LLaMA-Factory: ShareGPT and Alpaca, as messages of chat templates. */
+/* records_forms.c -- the forms of LLaMA-Factory: ShareGPT and Alpaca, as messages of chat
+ * templates. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* records_impl.h -- shared by records.c, which chooses the form, and records_forms.c, which reads the
- * forms that are not messages of themselves.  Private to lib/text. */
+/* records_impl.h -- shared by records.c, which chooses the form, and records_forms.c, which reads
+ * the forms that are not messages of themselves.  Private to lib/text. */
 #ifndef LM_TEXT_RECORDS_IMPL_H
 #define LM_TEXT_RECORDS_IMPL_H
 
@@ -10,7 +10,8 @@
 json_t *record_get(const json_t *o, const char *key);
 /* LM_EFORMAT: the key's value is not `wanted` ("a string", ...). */
 lm_code record_fail_type(const char *where, const char *key, const char *wanted, lm_err *e);
-/* Check that the value is a string, or an array of messages (objects with a string "role"), not empty. */
+/* Check that the value is a string, or an array of messages (objects with a string "role"), not
+ * empty. */
 lm_code record_check(const json_t *v, const char *where, const char *key, lm_err *e);
 
 /* Give the columns of the object o their names in `m`. */
@@ -23,7 +24,8 @@ lm_code record_append(json_t *list, json_t *taken, lm_err *e);
 /* The object has "conversations" or "instruction".  Fills all members of r that the form has. */
 lm_code record_sharegpt(const json_t *o, const char *where, lm_text_record *r, lm_err *e);
 lm_code record_alpaca(const json_t *o, const char *where, lm_text_record *r, lm_err *e);
-/* Move the last message of *list to *last, an array of its own.  Fails when fewer than two are there. */
+/* Move the last message of *list to *last, an array of its own.  Fails when fewer than two are
+ * there. */
 lm_code record_split_last(json_t **list, json_t **last, const char *where, lm_err *e);
 
 #endif

@@ -119,7 +119,8 @@ static lm_code work_doc(run *r, batch *b, int i, int worker, lm_err *e)
     return rc;
 }
 
-/* Append the ids of an example with their marks.  The first id follows nothing: it is never predicted. */
+/* Append the ids of an example with their marks.  The first id follows nothing: it is never
+ * predicted. */
 static lm_code add_example(batch *b, int i, lm_err *e)
 {
     const lm_text_example *x = &b->example;

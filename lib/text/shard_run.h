@@ -27,7 +27,8 @@ typedef struct {
     /* llm.c: documents begin with it; otherwise they end with it */
     bool eos_first;
     bool add_special; /* apply the tokenizer's post-processor */
-    /* Records as examples instead of plain texts (example.h); NULL: texts.  Pools are then marked. */
+    /* Records as examples instead of plain texts (example.h); NULL: texts.  Pools are then
+     * marked. */
     const lm_text_example_maker *maker;
     const lm_text_record_map *map;   /* may be NULL */
     bool masked;                     /* of token datasets: loss marks are copied to marked pools */

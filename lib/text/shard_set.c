@@ -58,8 +58,8 @@ static lm_code find_eos(work *w, lm_err *e)
                    "the tokenizer has no end-of-text token");
 }
 
-/* The template that is asked for, or that of the folder which holds the tokenizer: chat_template.jinja, or that
- * of a model.  w->chat stays NULL when there is none. */
+/* The template that is asked for, or that of the folder which holds the tokenizer:
+ * chat_template.jinja, or that of a model.  w->chat stays NULL when there is none. */
 static lm_code open_template(work *w, lm_err *e)
 {
     const char *folder = w->o->tokenizer;

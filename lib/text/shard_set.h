@@ -27,7 +27,8 @@ typedef struct {
     const char *eos_token;
     int64_t eos_id;
     bool add_special; /* apply the tokenizer's post-processor */
-    /* Records (records.h) instead of texts: examples with loss marks (example.h), a Megatron dataset with NAME.mask. */
+    /* Records (records.h) instead of texts: examples with loss marks (example.h), a Megatron
+     * dataset with NAME.mask. */
     bool records;
     const char *chat_template; /* lm_chat_open's `want`; NULL: the tokenizer's own, if it has one */
     lm_loss_on loss_on;

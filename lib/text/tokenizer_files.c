@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tokenizer's other files.  GPT-2's pair, vocab.json and merges.txt, rewritten as one tokenizer.json: byte-level,
- * GPT-2's pattern, <|endoftext|> as a special token when the vocabulary has it. */
+/* A tokenizer's other files.  GPT-2's pair, vocab.json and merges.txt, rewritten as one
+ * tokenizer.json: byte-level, GPT-2's pattern, <|endoftext|> as a special token when the vocabulary
+ * has it. */
 #include <stdio.h>
 #include <string.h>
 

@@ -9,8 +9,8 @@
 
 static const char go_on[] = "use files that belong together, or go on without the tokenizer check";
 
-/* XXH3-64 of the tokens 0 to ids-1, each followed by a zero byte (an id without a token is that byte alone);
- * the texts are those of lm_tokenizer_token. */
+/* XXH3-64 of the tokens 0 to ids-1, each followed by a zero byte (an id without a token is that
+ * byte alone); the texts are those of lm_tokenizer_token. */
 static uint64_t digest_tokens(const lm_tokenizer *t, int64_t ids)
 {
     lm_hash128 h;

@@ -9,8 +9,8 @@
 /* As lm_tokenizer_load of a folder; *out = NULL (no failure) when the model has no tokenizer.  A
  * stream in which it does not precede the weights is spooled. */
 lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e);
-/* *same: the model's ids denote the tokens of `tok`, or the model has no tokenizer that says otherwise.  Fails as
- * lm_tokenizer_of. */
+/* *same: the model's ids denote the tokens of `tok`, or the model has no tokenizer that says
+ * otherwise.  Fails as lm_tokenizer_of. */
 lm_code lm_tokenizer_is_of(lm_model_source *m, const lm_tokenizer *tok, bool *same, lm_err *e);
 /* The texts that lm_tokenizer_of reads, for lm_tokenizer_from_text: tokenizer.json, or one joined
  * from vocab.json and merges.txt, or the bytes of tokenizer.model; and tokenizer_config.json

@@ -314,7 +314,8 @@ static lm_code make_config(void *ctx, const lm_store *s, lm_buf *out, lm_err *e)
     return rc;
 }
 
-/* Which ranks of the tensor a file has, and their number; all of another tensor's rows: -1.  is: room for all. */
+/* Which ranks of the tensor a file has, and their number; all of another tensor's rows: -1.  is:
+ * room for all. */
 static lm_code left_of(const lm_ada *a, const lm_store *s, const lm_slice *t, bool *is,
                        int64_t *left, lm_err *e)
 {
@@ -345,7 +346,8 @@ static lm_code make_plan(void *ctx, const lm_store *s, lm_st_plan *plan, lm_err 
     return rc;
 }
 
-/* Numbers [rows,cols], without the columns (or rows) of ranks that are gone, in place; their count. */
+/* Numbers [rows,cols], without the columns (or rows) of ranks that are gone, in place; their
+ * count. */
 static int64_t pick(float *v, int64_t rows, int64_t cols, bool of_columns, const bool *is)
 {
     int64_t n = 0;

@@ -19,7 +19,8 @@ static int64_t count_of(const lm_tune_tensor *t)
     return n;
 }
 
-/* An index that a file gives, read as a double; -1, which is none, where a double does not hold it exactly. */
+/* An index that a file gives, read as a double; -1, which is none, where a double does not hold it
+ * exactly. */
 static int64_t index_of(double v)
 {
     return fabs(v) < 0x1p53 ? (int64_t)v : -1;

@@ -41,7 +41,8 @@ lm_code lm_tune_weight(const lm_tune_loaded *l, const double *w, double *out, lm
  * w: W before the change, which methods of LM_TUNE_MIXES read; NULL for the others. */
 lm_code lm_tune_bias(const lm_tune_loaded *l, const double *w, const double *b, double *out,
                      bool *any, lm_par *par, lm_err *e);
-/* Bytes of memory that lm_tune_weight takes at most, beside w and out: a guess of what rules need. */
+/* Bytes of memory that lm_tune_weight takes at most, beside w and out: a guess of what rules
+ * need. */
 uint64_t lm_tune_apply_bytes(const lm_tune_module *m);
 
 /* Rounded to `into`: F64 and F32 as they are; for 16-bit types the F32 that is rounded to odd, so

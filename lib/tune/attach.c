@@ -365,7 +365,8 @@ static base_tensor parse_tensor(const lm_attach *a, const char *tensor)
     return t;
 }
 
-/* Entries of modules_to_save match the end of a module's name, whichever letter stands before them, as in PEFT. */
+/* Entries of modules_to_save match the end of a module's name, whichever letter stands before them,
+ * as in PEFT. */
 static bool is_saved(const lm_attach *a, const base_tensor *t)
 {
     const json_t *saved = json_object_get(a->adapter, "modules_to_save"), *v;

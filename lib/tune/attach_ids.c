@@ -69,7 +69,8 @@ static lm_code read_one(lm_attach *a, size_t i, const lm_tune_tensor *t, int k, 
     if (lm_attach_make_ids(a, i, k, found->count, &out, e) ||
         lm_st_read(st, found, 0, out, (size_t)found->bytes, e))
         return e->code;
-    /* The numbers of I32 stand in the first half: widened from the end on, no other is overwritten. */
+    /* The numbers of I32 stand in the first half: widened from the end on, no other is
+     * overwritten. */
     for (int64_t n = found->dtype == LM_DTYPE_I32 ? found->count : 0; n-- > 0;) {
         int32_t low;
         memcpy(&low, (const char *)out + 4 * n, 4);

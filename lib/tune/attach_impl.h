@@ -46,8 +46,8 @@ struct lm_attach {
         double scale;
         int act;
     } neck;
-    /* Of several adapters in one graph (join.h): what names of tensors begin with, and [N,1], one in the rows of this adapter;
-     * "" and LM_NONE: it is alone. */
+    /* Of several adapters in one graph (join.h): what names of tensors begin with, and [N,1], one
+     * in the rows of this adapter; "" and LM_NONE: it is alone. */
     char prefix[16];
     lm_vid mask;
     struct {                      /* rows of the embedding */
@@ -70,21 +70,24 @@ void lm_attach_declare(lm_attach *a, lm_builder *b, const lm_tune_module *m, lm_
 
 /* ---- attach_ids.c ---- */
 
-/* The tensor `t`, number k of the module, which holds indices: the file has it, and rules have its numbers. */
+/* The tensor `t`, number k of the module, which holds indices: the file has it, and rules have its
+ * numbers. */
 void lm_attach_declare_ids(lm_builder *b, const attach_module *m, const lm_tune_tensor *t, int k);
 
 /* ---- attach_lora.c ---- */
 
-/* True if the module runs as a low-rank path; if its rows have lengths that train (DoRA), which then is a product of its
- * own; if an embedding may have such a path. */
+/* True if the module runs as a low-rank path; if its rows have lengths that train (DoRA), which
+ * then is a product of its own; if an embedding may have such a path. */
 bool lm_attach_is_lora(const lm_attach *a, const attach_module *m);
 bool lm_attach_has_lengths(const lm_attach *a, const attach_module *m);
 bool lm_attach_embeds(const lm_attach *a, const attach_module *m);
-/* False for a module of which AdaLoRA took all ranks away: it has no tensors, and stays as it is. */
+/* False for a module of which AdaLoRA took all ranks away: it has no tensors, and stays as it
+ * is. */
 bool lm_attach_has_rank(const lm_attach *a, const attach_module *m);
 /* The product of the place, with the paths of its modules. */
 lm_vid lm_attach_lora(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
-/* Its parts: h of each path, before the product, and their number; and y of the product with what the paths add. */
+/* Its parts: h of each path, before the product, and their number; and y of the product with what
+ * the paths add. */
 int lm_attach_lora_down(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
                         lm_vid h[LM_ADAPT_MODULES]);
 lm_vid lm_attach_lora_up(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place,
@@ -99,7 +102,8 @@ lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *p
 
 /* The product of a place by the rules of the method. */
 lm_vid lm_attach_rules(lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
-/* False, with the failure in the builder, where a module of the place would drop what rules do not drop. */
+/* False, with the failure in the builder, where a module of the place would drop what rules do not
+ * drop. */
 bool lm_attach_may_drop(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place);
 /* True if a method changes only results, so that modules can stay one product. */
 bool lm_attach_only_output(const lm_attach *a);
@@ -111,7 +115,8 @@ void lm_attach_end_rule(lm_builder *b, lm_rule *r);
 
 lm_code lm_attach_head_check(const lm_attach *a, const attach_module *m, const char *where,
                              lm_err *e);
-/* Sets the functions of the head, if it is changed or trains rows; after modules and tokens are known. */
+/* Sets the functions of the head, if it is changed or trains rows; after modules and tokens are
+ * known. */
 void lm_attach_head_set(lm_attach *a);
 
 /* ---- attach_tokens.c ---- */
@@ -124,7 +129,8 @@ lm_vid lm_attach_tokens_head(void *ctx, lm_builder *b, const lm_adapt_linear *pl
 
 /* ---- attach_virtual.c, attach_bottleneck.c: true if the configuration is of that kind ---- */
 
-/* Declare a tensor of the encoder, within +- bound at first; its numbers, which the caller frees. */
+/* Declare a tensor of the encoder, within +- bound at first; its numbers, which the caller
+ * frees. */
 lm_vid lm_attach_encoder_part(lm_builder *b, int ndim, const int64_t *dim, double bound,
                               const char *part);
 lm_code lm_attach_read_encoder(const lm_store *s, const char *part, float **out, lm_err *e);
@@ -135,8 +141,8 @@ lm_code lm_attach_bottleneck_set(lm_attach *a, const char *where, lm_err *e);
 
 /* ---- attach_lstm.c ---- */
 
-/* The states [P,2H] of the encoder's LSTM over the rows x [P,C]; and the same of numbers, whose result takes the place of
- * *x; *width is that of *x. */
+/* The states [P,2H] of the encoder's LSTM over the rows x [P,C]; and the same of numbers, whose
+ * result takes the place of *x; *width is that of *x. */
 lm_vid lm_attach_lstm(const lm_attach *a, lm_builder *b, lm_rule *r, lm_vid x);
 lm_code lm_attach_fold_lstm(const lm_attach *a, const lm_store *s, double **x, int64_t *width,
                             lm_err *e);

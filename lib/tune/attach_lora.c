@@ -117,7 +117,8 @@ static lm_vid own_rows(const lm_attach *a, lm_builder *b, lm_vid h)
     return h;
 }
 
-/* h of the path: its node stands before the product, so that its gradient is added to the product's, in place. */
+/* h of the path: its node stands before the product, so that its gradient is added to the
+ * product's, in place. */
 static void append_down(const lm_attach *a, lm_builder *b, path *p, lm_vid x)
 {
     lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
@@ -143,7 +144,8 @@ static lm_vid append_up(const lm_attach *a, lm_builder *b, path *p, lm_vid y)
 
 /* ---- all of a place ---- */
 
-/* The paths of a place: a new one where the rank changes, or each module drops inputs of its own. */
+/* The paths of a place: a new one where the rank changes, or each module drops inputs of its
+ * own. */
 static int list_paths(const lm_attach *a, const lm_adapt_linear *place, path *p)
 {
     int n = 0;
@@ -181,8 +183,8 @@ static lm_vid lengths(const lm_attach *a, lm_builder *b, lm_rule *r, const lm_ad
         LM_IS("q", lm_r_shape2(r, lm_r_stop(r, lm_r_sum(r, w, true, false)), 1, m->out)));
 }
 
-/* A place of one module.  Where inputs of the path are dropped, W x of them is scaled, too, but W x stays whole beside
- * it. */
+/* A place of one module.  Where inputs of the path are dropped, W x of them is scaled, too, but W x
+ * stays whole beside it. */
 static lm_vid with_lengths(const lm_attach *a, lm_builder *b, const lm_adapt_linear *place, path *p)
 {
     lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };

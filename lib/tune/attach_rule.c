@@ -23,7 +23,8 @@ void lm_attach_end_rule(lm_builder *b, lm_rule *r)
     lm_rule_fini(r);
 }
 
-/* The product with the changed weight; its bias is added behind it, as its gradient needs the sum over rows. */
+/* The product with the changed weight; its bias is added behind it, as its gradient needs the sum
+ * over rows. */
 static lm_vid by_weight(const lm_attach *a, lm_builder *b, lm_rule *r, const lm_tune_module *m,
                         const lm_adapt_linear *place, const lm_vid *p)
 {

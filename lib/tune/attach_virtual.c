@@ -55,7 +55,8 @@ static int64_t encoder_width(const lm_attach *a)
 
 static const char rows_name[] = "prompt_embeddings";
 
-/* Beside an encoder, the rows that it makes: nothing reads them, and lm_attach_fold sets them for the file. */
+/* Beside an encoder, the rows that it makes: nothing reads them, and lm_attach_fold sets them for
+ * the file. */
 static lm_vid plain_table(const lm_attach *a, lm_builder *b)
 {
     lm_vid v = lm_b_param(b, 2, (int64_t[]){ a->rows.tokens, table_width(a) }, rows_name);

@@ -276,8 +276,8 @@ lm_code lm_tune_choose(const lm_tune_bases *b, const lm_tune_method *t, const js
 
 /* ---- Values ---- */
 
-/* For a pattern of letters, digits, ".", "_" and "-" only (a dot matches any character): *hit is true if
- * `name` equals it or ends with a dot and it.  Returns false for other patterns. */
+/* For a pattern of letters, digits, ".", "_" and "-" only (a dot matches any character): *hit is
+ * true if `name` equals it or ends with a dot and it.  Returns false for other patterns. */
 static bool plain_end(const char *pattern, const char *name, bool *hit)
 {
     size_t n = strlen(name), k = strlen(pattern);

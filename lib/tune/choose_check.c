@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* choose_check.c -- the names and layers that a configuration asks for, one by one: PEFT ignores a name that
- * matches nothing beside one that does. */
+/* choose_check.c -- the names and layers that a configuration asks for, one by one: PEFT ignores a
+ * name that matches nothing beside one that does. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* complete.h -- the tensors of an adapter with those that its file may lack, because they are drawn from a seed or follow from
- * the base: what a graph needs, which reads all of them from one file. */
+/* complete.h -- the tensors of an adapter with those that its file may lack, because they are drawn
+ * from a seed or follow from the base: what a graph needs, which reads all of them from one
+ * file. */
 #ifndef LM_TUNE_COMPLETE_H
 #define LM_TUNE_COMPLETE_H
 

@@ -40,7 +40,8 @@ typedef struct {
 lm_code lm_tune_to_lora(const lm_tune_folder *f, lm_model_source *base, const lm_tune_lora_opts *o,
                         lm_bundle_out *out, lm_tune_lora_report *report, lm_err *e);
 
-/* The same in memory.  `out` stays where it is until its end: the tensors are read from its bytes. */
+/* The same in memory.  `out` stays where it is until its end: the tensors are read from its
+ * bytes. */
 typedef struct {
     json_t *config;
     lm_st *tensors;

@@ -9,7 +9,8 @@
 
 enum { NAME = 600, PIECES = 2 };
 
-/* In the order of declaration.  `pieces`: matrices of an expert that make the parameter, one below the other. */
+/* In the order of declaration.  `pieces`: matrices of an expert that make the parameter, one below
+ * the other. */
 static const struct {
     const char *name, *pieces[3][PIECES];
 } known[] = {
@@ -29,7 +30,8 @@ int lm_tune_stack_order(const char *name)
     return i;
 }
 
-/* Types of models whose files hold [E,in,out].  Only where out = in does it matter: else shapes say it. */
+/* Types of models whose files hold [E,in,out].  Only where out = in does it matter: else shapes say
+ * it. */
 static bool turns(const json_t *config)
 {
     static const char *const types[] = { "gpt_oss", "openai_privacy_filter", "aria_text",
@@ -151,7 +153,8 @@ lm_code lm_tune_stack_find(const lm_tune_bases *b, const char *module, const cha
     return rc;
 }
 
-/* Rows of lora_A lie side by side; columns of lora_B are E apart, and are read where the file is mapped. */
+/* Rows of lora_A lie side by side; columns of lora_B are E apart, and are read where the file is
+ * mapped. */
 lm_code lm_tune_param_expert(const lm_st *st, const lm_tune_param *p, int64_t expert, double *left,
                              double *right, lm_err *e)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* experts_lora.c -- LoRA of parameters of experts made of other things: of such an adapter at another rank, of several, of
- * the difference of two models. */
+/* experts_lora.c -- LoRA of parameters of experts made of other things: of such an adapter at
+ * another rank, of several, of the difference of two models. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -149,7 +149,8 @@ typedef struct {
     double *left, *right;
 } sum;
 
-/* [out,all], [all,in] of an expert: the terms side by side, or added where their places are the same. */
+/* [out,all], [all,in] of an expert: the terms side by side, or added where their places are the
+ * same. */
 static lm_code factors_of(const sum *k, int64_t expert, double *left, double *right, lm_err *e)
 {
     int64_t out = k->stack->out, in = k->stack->in;

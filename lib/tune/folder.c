@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder.c -- an adapter's files, and its tensors bound to the modules of a base (folder_bind.c). */
+/* folder.c -- an adapter's files, and its tensors bound to the modules of a base
+ * (folder_bind.c). */
 #include "tune/folder.h"
 
 #include <stdio.h>
@@ -119,10 +120,11 @@ static const char *why_refused(const char *type)
     static const struct {
         const char *type, *why;
     } kinds[] = {
-        /* PEFT keeps A and B out of the file (buffers that are not persistent) and computes them again.  Between them
-         * stands a rotation, which flipped signs of a pair of vectors change.  Signs differ by library, type and
-         * device: of 20 matrices of 24x24 to 1024x256, PyTorch 2.15's on the CPU in F32 (MKL's sgesdd) and in F64
-         * differ in 15, and so do those in F32 of OpenBLAS; nothing in the file says which were used. */
+        /* PEFT keeps A and B out of the file (buffers that are not persistent) and computes them
+         * again.  Between them stands a rotation, which flipped signs of a pair of vectors change.
+         * Signs differ by library, type and device: of 20 matrices of 24x24 to 1024x256, PyTorch
+         * 2.15's on the CPU in F32 (MKL's sgesdd) and in F64 differ in 15, and so do those in F32
+         * of OpenBLAS; nothing in the file says which were used. */
         { "PSOFT", "turns singular vectors of the base that are not in its file, and whose signs "
                    "are those of the library and the device that computed them" },
     };
@@ -141,7 +143,8 @@ static lm_code fail_beside(const lm_tune_folder *f, const char *type, lm_err *e)
                    type);
 }
 
-/* AdapterHub's files have no type: Houlsby's are behind attention and MLP, Pfeiffer's behind one of them. */
+/* AdapterHub's files have no type: Houlsby's are behind attention and MLP, Pfeiffer's behind one of
+ * them. */
 static const char *neck_type(const lm_tune_folder *f)
 {
     const json_t *c = json_object_get(f->config, "config");

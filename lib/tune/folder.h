@@ -57,7 +57,8 @@ bool lm_tune_folder_is(const char *path, const lm_bundle_opts *o);
 lm_code lm_tune_folder_bind(lm_tune_folder *f, const lm_tune_bases *bases, lm_err *e);
 size_t lm_tune_folder_parts(const lm_tune_folder *f);
 const lm_tune_part *lm_tune_folder_part(const lm_tune_folder *f, size_t i);
-/* The first part that trains rows of tokens beside the folder's method (trainable_token_indices of LoRA); NULL: none. */
+/* The first part that trains rows of tokens beside the folder's method (trainable_token_indices of
+ * LoRA); NULL: none. */
 const lm_tune_part *lm_tune_folder_rows(const lm_tune_folder *f);
 /* LM_EUSAGE with `todo` if there is one: for what has no place for such rows. */
 lm_code lm_tune_folder_refuse_rows(const lm_tune_folder *f, const char *todo, lm_err *e);
@@ -65,7 +66,8 @@ lm_code lm_tune_folder_refuse_rows(const lm_tune_folder *f, const char *todo, lm
 const lm_tune_part *lm_tune_folder_part_of(const lm_tune_folder *f, const char *module);
 size_t lm_tune_folder_wholes(const lm_tune_folder *f);
 const lm_tune_whole *lm_tune_folder_whole(const lm_tune_folder *f, size_t i);
-/* Parameters of experts that it changes (target_parameters): those of a module side by side, the innermost first. */
+/* Parameters of experts that it changes (target_parameters): those of a module side by side, the
+ * innermost first. */
 size_t lm_tune_folder_params(const lm_tune_folder *f);
 const lm_tune_param *lm_tune_folder_param(const lm_tune_folder *f, size_t i);
 /* How its pairs were given to parameters, in a line; false: it has none. */

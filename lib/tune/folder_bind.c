@@ -78,7 +78,8 @@ static lm_code add_whole(lm_tune_folder *f, const char *name, const lm_st_tensor
     return LM_OK;
 }
 
-/* The indices that trainable_token_indices gives the module: a list, or a map of names and lists. */
+/* The indices that trainable_token_indices gives the module: a list, or a map of names and
+ * lists. */
 static const json_t *indices_of(const lm_tune_folder *f, const char *module)
 {
     const json_t *all = json_object_get(f->config, "trainable_token_indices");

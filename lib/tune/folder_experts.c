@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_experts.c -- pairs of lora_A and lora_B of an adapter's file, each to its parameter of the base. */
+/* folder_experts.c -- pairs of lora_A and lora_B of an adapter's file, each to its parameter of the
+ * base. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,8 @@ static size_t strip(const char *name, size_t len, int *depth)
     return len;
 }
 
-/* Of a target "mlp.experts.down_proj": "down_proj", if `module` ends in "mlp.experts"; else NULL. */
+/* Of a target "mlp.experts.down_proj": "down_proj", if `module` ends in "mlp.experts"; else
+ * NULL. */
 static const char *named(const char *target, const char *module)
 {
     const char *dot = strrchr(target, '.');
@@ -158,7 +160,8 @@ static lm_code try_pair(match *m, int i, int k, lm_err *e)
     return LM_OK;
 }
 
-/* Give the pairs from i on to parameters that are left; counts the ways up to two, the first of which is kept. */
+/* Give the pairs from i on to parameters that are left; counts the ways up to two, the first of
+ * which is kept. */
 static void assign(match *m, int i, unsigned used)
 {
     if (i == m->n) {

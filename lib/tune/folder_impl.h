@@ -23,7 +23,8 @@ struct lm_tune_folder {
     /* Of each tensor of the file: its module, and the method's part of its name; NULL: neither. */
     const lm_tune_base **of;
     const char **own;
-    /* The tensors of module m of the base: those at order[first[m]] to order[first[m + 1] - 1] of the file. */
+    /* The tensors of module m of the base: those at order[first[m]] to order[first[m + 1] - 1] of
+     * the file. */
     size_t *first, *order;
     lm_tune_part *part;
     size_t n_parts, cap_parts;
@@ -42,11 +43,12 @@ extern const char lm_tune_config_file[], lm_tune_weights_file[];
 
 /* ---- folder_experts.c: target_parameters ---- */
 
-/* The name of a module for rank_pattern and alpha_pattern: that of its weight, MODULE.weight, where target_parameters names it. */
+/* The name of a module for rank_pattern and alpha_pattern: that of its weight, MODULE.weight, where
+ * target_parameters names it. */
 const char *lm_tune_folder_key(const lm_tune_folder *f, const lm_tune_part *p, char out[600]);
 lm_code lm_tune_folder_check_targets(const lm_tune_folder *f, lm_err *e);
-/* Take tensor t of the file, whose module name[len] the base does not have, if target_parameters names a parameter of it;
- * own: "lora_A.weight". */
+/* Take tensor t of the file, whose module name[len] the base does not have, if target_parameters
+ * names a parameter of it; own: "lora_A.weight". */
 lm_code lm_tune_folder_level(lm_tune_folder *f, const lm_st_tensor *t, const char *name, size_t len,
                              const char *own, bool *taken, lm_err *e);
 /* After all tensors: find the parameter of each pair. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* join.h -- several adapters in one graph of their base, each for the rows that choose it.
  *
- * The graph has one product of each layer's weight for all rows, and beside it the low-rank paths of every adapter.  The
- * input lm_model.chosen has the number of an adapter for each row, from 1 on, 0: none; what an adapter's A makes of the
- * rows of others is replaced by zeros before its B.  So a row has the numbers that a graph with its adapter alone gives it.
+ * The graph has one product of each layer's weight for all rows, and beside it the low-rank paths
+ * of every adapter.  The input lm_model.chosen has the number of an adapter for each row, from 1
+ * on, 0: none; what an adapter's A makes of the rows of others is replaced by zeros before its B.
+ * So a row has the numbers that a graph with its adapter alone gives it.
  *
  * Tensors of adapter k have the names of its file behind "k:". */
 #ifndef LM_TUNE_JOIN_H
@@ -15,8 +16,8 @@
 
 typedef struct lm_join lm_join;
 
-/* True for LoRA with low-rank paths alone (without DoRA, biases or tensors of the base that train): only such adapters can
- * be joined. */
+/* True for LoRA with low-rank paths alone (without DoRA, biases or tensors of the base that train):
+ * only such adapters can be joined. */
 bool lm_join_takes(const lm_attach *a);
 
 /* n >= 1 adapters of one base and their tensors; all borrowed. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_set.h -- a LoRA adapter in memory while it is made, module by module.  Private to lib/tune. */
+/* lora_set.h -- a LoRA adapter in memory while it is made, module by module.  Private to
+ * lib/tune. */
 #ifndef LM_TUNE_LORA_SET_H
 #define LM_TUNE_LORA_SET_H
 
@@ -33,12 +34,12 @@ lm_code lm_lora_set_add(lm_lora_set *s, const lm_tune_module *m, int64_t rank, c
                         const double *right, double lost, double all, lm_err *e);
 /* The same from a change d [out,in] by singular values. */
 lm_code lm_lora_set_split(lm_lora_set *s, const lm_tune_module *m, const double *d, lm_err *e);
-/* The same of a parameter of experts: left [E,out,rank], right [E,rank,in].  Strings of the stack stay where they are until
- * lm_lora_set_nest, which is called after the last. */
+/* The same of a parameter of experts: left [E,out,rank], right [E,rank,in].  Strings of the stack
+ * stay where they are until lm_lora_set_nest, which is called after the last. */
 lm_code lm_lora_set_stack(lm_lora_set *s, const lm_tune_stack *p, int64_t rank, const double *left,
                           const double *right, double lost, double all, lm_err *e);
-/* From the changes d [out,in] of experts, which `change` gives twice, by singular values; all experts get the largest rank
- * that one of them needs. */
+/* From the changes d [out,in] of experts, which `change` gives twice, by singular values; all
+ * experts get the largest rank that one of them needs. */
 typedef lm_code (*lm_lora_change_fn)(void *ctx, int64_t expert, double *d, lm_err *e);
 lm_code lm_lora_set_split_stack(lm_lora_set *s, const lm_tune_stack *p, lm_lora_change_fn change,
                                 void *ctx, lm_err *e);

@@ -41,8 +41,8 @@ void lm_tune_bases_fini(lm_tune_bases *b);
 /* The module of that name, whichever of the two has an architecture's root in front; NULL: none. */
 const lm_tune_base *lm_tune_base_find(const lm_tune_bases *b, const char *name, size_t len);
 
-/* The base's tensor of that name; names in files may lack the architecture's root, or have one more.
- * NULL: none. */
+/* The base's tensor of that name; names in files may lack the architecture's root, or have one
+ * more. NULL: none. */
 const lm_st_tensor *lm_tune_tensor_find(const lm_model_source *base, const char *name);
 
 /* Mark in chosen[n] the modules that the configuration means: target_modules (a list of names or
@@ -54,9 +54,10 @@ const lm_st_tensor *lm_tune_tensor_find(const lm_model_source *base, const char 
 lm_code lm_tune_choose(const lm_tune_bases *b, const lm_tune_method *t, const json_t *config,
                        const char *where, bool *chosen, lm_err *e);
 
-/* Every name of modules_to_save is that of a module of the base; `asked`, of a configuration that is new: also every
- * name of target_modules (of a module that `t` can change; t NULL: has none) and of exclude_modules, and every number of
- * layers_to_transform.  A tied head may be named, too.  Fails: LM_EUSAGE with the names that match nothing, and the nearest. */
+/* Every name of modules_to_save is that of a module of the base; `asked`, of a configuration that
+ * is new: also every name of target_modules (of a module that `t` can change; t NULL: has none) and
+ * of exclude_modules, and every number of layers_to_transform.  A tied head may be named, too.
+ * Fails: LM_EUSAGE with the names that match nothing, and the nearest. */
 lm_code lm_tune_check_names(const lm_tune_bases *b, const lm_tune_method *t, const json_t *config,
                             bool asked, lm_err *e);
 

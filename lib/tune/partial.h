@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* partial.h -- fine-tuning of a part of a model: its tensors that match patterns train, all others are kept as they
- * are read. */
+/* partial.h -- fine-tuning of a part of a model: its tensors that match patterns train, all others
+ * are kept as they are read. */
 #ifndef LM_TUNE_PARTIAL_H
 #define LM_TUNE_PARTIAL_H
 
@@ -11,8 +11,8 @@ typedef struct {
     int64_t trained, params; /* numbers in these, and in all */
 } lm_tune_partial;
 
-/* patterns: as in groups.h, separated by '|' ("*norm*|bias|head").  Fails: LM_EUSAGE when no tensor of the model matches one
- * of them. */
+/* patterns: as in groups.h, separated by '|' ("*norm*|bias|head").  Fails: LM_EUSAGE when no tensor
+ * of the model matches one of them. */
 lm_code lm_tune_partial_make(const lm_config *c, const char *patterns, lm_tune_partial *out,
                              lm_err *e);
 void lm_tune_partial_fini(lm_tune_partial *p);

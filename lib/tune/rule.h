@@ -12,7 +12,8 @@
 #include "op/formula.h"
 
 /* A CONST value that a rule made, and its numbers (F64, or I32 for `ids`), which live in the
- * rule's arena: the caller that runs the graph copies them to the value's memory in the value's type. */
+ * rule's arena: the caller that runs the graph copies them to the value's memory in the value's
+ * type. */
 typedef struct {
     lm_vid value;
     const double *number;

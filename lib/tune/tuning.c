@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tuning.c -- an adapter that trains: attached to its base, with the numbers that it starts with. */
+/* tuning.c -- an adapter that trains: attached to its base, with the numbers that it starts
+ * with. */
 #include "tune/tuning.h"
 
 #include <stdio.h>
@@ -308,7 +309,8 @@ bool lm_tuning_keeps_base(const lm_tuning *t)
     return !kind || !strcmp(kind, "gaussian") || !strcmp(kind, "orthogonal");
 }
 
-/* Numbers of the indices of module i: of those that `derive` makes, or of those that `start` does. */
+/* Numbers of the indices of module i: of those that `derive` makes, or of those that `start`
+ * does. */
 static lm_code make_ids(first *f, size_t i, bool derived, lm_err *e)
 {
     static const bool given[LM_TUNE_TENSORS];
@@ -377,7 +379,8 @@ static double rounded(lm_dtype type, double v)
     return v;
 }
 
-/* Whether the file's tensor, a weight of the base below an adapter, is that of the base: what is trained is saved without it. */
+/* Whether the file's tensor, a weight of the base below an adapter, is that of the base: what is
+ * trained is saved without it. */
 static lm_code check_below(const lm_tuning *t, const lm_st_tensor *below, lm_err *e)
 {
     static const char mark[] = ".base_layer.weight", prefix[] = "base_model.model.";

@@ -7,8 +7,8 @@
 #include "tune/methods.h"
 #include "tune/tuning.h"
 
-/* Learning rates: LoRA's of LLaMA-Factory and unsloth; full fine-tuning's of TRL; those of IA3, VeRA and prompts of
- * PEFT's examples. */
+/* Learning rates: LoRA's of LLaMA-Factory and unsloth; full fine-tuning's of TRL; those of IA3,
+ * VeRA and prompts of PEFT's examples. */
 static const lm_tuning_recipe recipes[] = {
     { "lora", "lora", "", NULL, NULL, 2e-4, 0, "W + s B A of low rank (arXiv:2106.09685)", NULL },
     { "qlora", "lora", "", "nf4_dq", NULL, 2e-4, 0,
@@ -232,7 +232,8 @@ static lm_code set_target(json_t *c, const char *target, lm_err *e)
                : LM_OK;
 }
 
-/* The method's share of what is dropped: of inputs, blocks or modules; not that of rows (rank_dropout). */
+/* The method's share of what is dropped: of inputs, blocks or modules; not that of rows
+ * (rank_dropout). */
 static const char *key_of_dropout(const lm_tune_method *t)
 {
     for (int i = 0; t->hyper[i].name; i++)
@@ -295,8 +296,8 @@ static lm_code set_keys(json_t *c, const lm_tune_method *t, const char *keys, lm
     return rc;
 }
 
-/* Methods that change products, whose usual modules in PEFT are few, change all linear layers here.  Scales and vectors
- * keep their own. */
+/* Methods that change products, whose usual modules in PEFT are few, change all linear layers
+ * here.  Scales and vectors keep their own. */
 static bool has_all_linear(const lm_tune_method *t)
 {
     return !(t->is & (LM_TUNE_VECTORS | LM_TUNE_SQUARE)) && strcmp(t->name, "ia3") != 0 &&
@@ -407,7 +408,8 @@ static bool is_asked(const lm_tuning_ask *a, const char *key)
     return false;
 }
 
-/* Of two keys that exclude each other, the one that was not asked for gives way: its default is not what is meant. */
+/* Of two keys that exclude each other, the one that was not asked for gives way: its default is not
+ * what is meant. */
 static lm_code settle_pairs(const lm_tuning_ask *a, const lm_tune_method *t, json_t *c, lm_err *e)
 {
     static const struct {

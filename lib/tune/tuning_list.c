@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tuning_list.c -- recipes for people and programs: every key that a new configuration takes, with its default.
+/* tuning_list.c -- recipes for people and programs: every key that a new configuration takes, with
+ * its default.
  *
- * Keys are read from the configuration itself, as it is when nothing is asked for; so none can be missing here. */
+ * Keys are read from the configuration itself, as it is when nothing is asked for; so none can be
+ * missing here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,7 +94,8 @@ static bool is_common(const char *key)
     return false;
 }
 
-/* A recipe with its method and its configuration, in which the keys of a bottleneck lie one level deeper. */
+/* A recipe with its method and its configuration, in which the keys of a bottleneck lie one level
+ * deeper. */
 typedef struct {
     lm_tuning_recipe recipe;
     const lm_tune_method *method; /* NULL: none of the registry */

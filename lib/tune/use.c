@@ -42,7 +42,8 @@ static bool changes_bias(const lm_tune_folder *f)
     return any;
 }
 
-/* *open: shapes of the method's tensors follow from the weights (adamss): as low ranks they need no weights again. */
+/* *open: shapes of the method's tensors follow from the weights (adamss): as low ranks they need no
+ * weights again. */
 static lm_code check_form(const lm_tune_folder *f, bool *open, lm_err *e)
 {
     const lm_tune_part *p = lm_tune_folder_parts(f) ? lm_tune_folder_part(f, 0) : NULL;
@@ -60,9 +61,10 @@ static lm_code check_form(const lm_tune_folder *f, bool *open, lm_err *e)
     return rc;
 }
 
-/* PiSSA and OLoRA begin with a part of the weights, s B0 A0, which is taken out of the base wherever it is loaded.  Graphs
- * read the base as it is; beside it the adapter is s B A - s B0 A0, a plain LoRA of twice the rank.  LoftQ's stays as it is,
- * and brings weights of the base.  What has open shapes becomes a LoRA, too, of the rank that it has. */
+/* PiSSA and OLoRA begin with a part of the weights, s B0 A0, which is taken out of the base
+ * wherever it is loaded.  Graphs read the base as it is; beside it the adapter is s B A - s B0 A0,
+ * a plain LoRA of twice the rank.  LoftQ's stays as it is, and brings weights of the base.  What
+ * has open shapes becomes a LoRA, too, of the rank that it has. */
 static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err *e)
 {
     const json_t *config = lm_tune_folder_config(u->folder);

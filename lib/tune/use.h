@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* use.h -- a saved adapter beside a model that is used as it is: attached to the model's graphs, so that the base may be in any
- * format, and stays as it is. */
+/* use.h -- a saved adapter beside a model that is used as it is: attached to the model's graphs, so
+ * that the base may be in any format, and stays as it is. */
 #ifndef LM_TUNE_USE_H
 #define LM_TUNE_USE_H
 
@@ -22,9 +22,10 @@ typedef struct {
     lm_loaded_adapter adapter;
 } lm_tune_use;
 
-/* Open the adapter at `path` for `l`, whose config must stay where it is, and set l->adapter; `o` may be NULL.  To be called
- * before graphs of the model are built.  Fails: LM_EUSAGE for an adapter of another model, or one that graphs have
- * no place for (merge-models merges more); LM_EFORMAT, LM_EIO. */
+/* Open the adapter at `path` for `l`, whose config must stay where it is, and set l->adapter; `o`
+ * may be NULL.  To be called before graphs of the model are built.  Fails: LM_EUSAGE for an adapter
+ * of another model, or one that graphs have no place for (merge-models merges more); LM_EFORMAT,
+ * LM_EIO. */
 lm_code lm_tune_use_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_tune_use *out,
                          lm_err *e);
 /* True if it can be one of several in one graph (join.h). */

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gkd.h -- generalised knowledge distillation (arXiv:2306.13649) as steps of the trainer: on given answers, or on those that
- * the student samples itself.
+/* gkd.h -- generalised knowledge distillation (arXiv:2306.13649) as steps of the trainer: on given
+ * answers, or on those that the student samples itself.
  *
- * A share `lambda` of the steps, drawn by (seed, step), samples an answer to each prompt with the present weights; the other
- * steps take the answers of the data.  Both learn the teacher's distributions at the answers' tokens: the mean over all
- * tokens of the step of the generalised Jensen-Shannon divergence (loss.h, gkd), which the student's graph computes from
- * the teacher's states (teacher.h).  The records of a step follow from (seed, step), the samples from these and the
- * weights: a resumed run repeats them.
+ * A share `lambda` of the steps, drawn by (seed, step), samples an answer to each prompt with the
+ * present weights; the other steps take the answers of the data.  Both learn the teacher's
+ * distributions at the answers' tokens: the mean over all tokens of the step of the generalised
+ * Jensen-Shannon divergence (loss.h, gkd), which the student's graph computes from the teacher's
+ * states (teacher.h).  The records of a step follow from (seed, step), the samples from these and
+ * the weights: a resumed run repeats them.
  *
- * Evaluations are on the answers of the validation data.  Metrics: divergence; on_policy, 1 of steps that sampled, and
- * of these completions/mean_length and completions/clipped_ratio. */
+ * Evaluations are on the answers of the validation data.  Metrics: divergence; on_policy, 1 of
+ * steps that sampled, and of these completions/mean_length and completions/clipped_ratio. */
 #ifndef LM_TUNE_ALIGN_GKD_H
 #define LM_TUNE_ALIGN_GKD_H
 

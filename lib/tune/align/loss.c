@@ -125,7 +125,8 @@ static lm_code set_loss(const char *name, lm_align_use *u, lm_err *e)
     return read_hyper(&settings, "", u, e);
 }
 
-/* "[WEIGHT*]NAME[:key=value,...]"; *at then is at '+' or the end.  A '+' in a value's exponent belongs to the value. */
+/* "[WEIGHT*]NAME[:key=value,...]"; *at then is at '+' or the end.  A '+' in a value's exponent
+ * belongs to the value. */
 static lm_code read_use(const char **at, lm_align_use *u, lm_err *e)
 {
     char name[64];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss.h -- losses of alignment as functions of the log-probabilities of tokens, with their derivatives.  All
- * in F64.
+/* loss.h -- losses of alignment as functions of the log-probabilities of tokens, with their
+ * derivatives.  All in F64.
  *
- * A loss sees the sequences of one micro-batch.  Of sequence i, tokens t = 0..n-1 have the log-probability
- * l_t = log pi(y_t | y_<t), that of the reference l'_t and that of the policy that sampled them o_t.  The
- * mask m_t marks the completion; prompts have 0.
+ * A loss sees the sequences of one micro-batch.  Of sequence i, tokens t = 0..n-1 have the
+ * log-probability l_t = log pi(y_t | y_<t), that of the reference l'_t and that of the policy that
+ * sampled them o_t.  The mask m_t marks the completion; prompts have 0.
  *
  *   s = sum_t m_t l_t, s' likewise        a = s / sum_t m_t           D = s - s'
  *   pairs (chosen c, rejected r)          h = D_c - D_r
@@ -34,7 +34,8 @@
  *   apo_zero_unpaired  good: w (1 - sig(b D)), bad: w' sig(b D)
  *   reward          -log sig(v_c - v_r - margin) + center (v_c + v_r)^2, of scores v arXiv:2203.02155 eq. 1
  *
- * and those of policies, from sampled completions.  p is the term of a token, or of a whole sequence:
+ * and those of policies, from sampled completions.  p is the term of a token, or of a whole
+ * sequence:
  *
  *   grpo       p = -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + b KL; mean of each
  *              sequence, then over sequences                                arXiv:2402.03300 eq. 3
@@ -53,22 +54,23 @@
  *              max((v - R)^2, (clip(v, v' -+ cliprange_value) - R)^2) / 2   arXiv:1707.06347
  *   reject     p = -l of the completions that were kept; mean over the tokens of the step  arXiv:2304.06767
  *
- * With use_weighting, the term of a pair is multiplied by the product of exp(mean_t (l_t + C_t)) of both, a constant; C_t
- * is the collision entropy, -log of the sum of the squares of the distribution (WPO, arXiv:2406.11827 eq. 2).  Where
- * collision entropies are unknown, it is not.
+ * With use_weighting, the term of a pair is multiplied by the product of exp(mean_t (l_t + C_t)) of
+ * both, a constant; C_t is the collision entropy, -log of the sum of the squares of the
+ * distribution (WPO, arXiv:2406.11827 eq. 2).  Where collision entropies are unknown, it is not.
  *
- * With entropy_coef c, - c times the mean entropy of the tokens of the step is added to the loss, of those that train.
+ * With entropy_coef c, - c times the mean entropy of the tokens of the step is added to the loss,
+ * of those that train.
  *
- * With top_entropy_quantile q, tokens whose entropy is below the (1 - q) quantile of the micro-batch's have only
- * the KL (arXiv:2506.01939).
+ * With top_entropy_quantile q, tokens whose entropy is below the (1 - q) quantile of the
+ * micro-batch's have only the KL (arXiv:2506.01939).
  *
  * KL of a token is k1 = l - l', k2 = (l - l')^2 / 2 or k3 = exp(l' - l) - 1 + l - l', and with
  * use_bias_correction_kl times rho.
  *
  * Each is a mean: over the pairs or sequences of the step, or its tokens.  A step may have several
- * micro-batches; their losses and derivatives add up to those of the step, because each is divided by the
- * step's counts. Only what couples sequences (kto's z, the sorting of aot, bnpo's tokens) is of the
- * micro-batch. */
+ * micro-batches; their losses and derivatives add up to those of the step, because each is divided
+ * by the step's counts. Only what couples sequences (kto's z, the sorting of aot, bnpo's tokens) is
+ * of the micro-batch. */
 #ifndef LM_TUNE_ALIGN_LOSS_H
 #define LM_TUNE_ALIGN_LOSS_H
 
@@ -78,8 +80,8 @@
 #include "base/hyper.h"
 #include "model/model.h"
 
-/* A sequence: a text with a completion.  All arrays are [n], one entry for each token but the first of the
- * text; those marked "NULL" may be absent. */
+/* A sequence: a text with a completion.  All arrays are [n], one entry for each token but the first
+ * of the text; those marked "NULL" may be absent. */
 typedef struct {
     int64_t n;
     const double *logp;
@@ -128,8 +130,8 @@ typedef struct {
     int n;
 } lm_align_metrics;
 
-/* Add `weight` values with that sum to a mean (LEAST, MOST: fold the one value `sum`).  `name` is borrowed.
- * NAN and weight 0 are ignored. */
+/* Add `weight` values with that sum to a mean (LEAST, MOST: fold the one value `sum`).  `name` is
+ * borrowed.  NAN and weight 0 are ignored. */
 void lm_align_note(lm_align_metrics *m, const char *name, double sum, double weight,
                    lm_align_fold fold);
 /* Add the metrics of another micro-batch. */
@@ -176,8 +178,8 @@ typedef struct lm_align_loss {
 
 /* All losses; *n their number. */
 const lm_align_loss *const *lm_align_losses(int *n);
-/* By a name of the table or an alias: sigmoid (dpo), cdpo (dpo with label_smoothing=0.1), gspo (grpo with
- * level= sequence)... NULL: there is none. */
+/* By a name of the table or an alias: sigmoid (dpo), cdpo (dpo with label_smoothing=0.1), gspo
+ * (grpo with level= sequence)... NULL: there is none. */
 const lm_align_loss *lm_align_find(const char *name);
 
 /* The training objective: a weighted sum of losses of one kind. */
@@ -192,22 +194,25 @@ typedef struct {
     int n;
 } lm_align_spec;
 
-/* Read "dpo:beta=0.2+0.5*sft": losses joined by '+', each with a weight in front and hyper-parameters behind.
- * Fails: LM_EUSAGE for an unknown name (with the nearest), key or value, or for losses of different kinds. */
+/* Read "dpo:beta=0.2+0.5*sft": losses joined by '+', each with a weight in front and
+ * hyper-parameters behind. Fails: LM_EUSAGE for an unknown name (with the nearest), key or value,
+ * or for losses of different kinds. */
 lm_code lm_align_parse(const char *text, lm_align_spec *out, lm_err *e);
 /* Set a hyper-parameter of every loss that has it.  Fails: LM_EUSAGE if none has it. */
 lm_code lm_align_set(lm_align_spec *s, const char *key, const char *value, lm_err *e);
-/* Where a loss divides by the most tokens of a completion, and no number is given, set it: TRL's dr_grpo has that of the
- * run. */
+/* Where a loss divides by the most tokens of a completion, and no number is given, set it: TRL's
+ * dr_grpo has that of the run. */
 #define LM_ALIGN_LENGTH "max_completion_length"
 void lm_align_bound_length(lm_align_spec *s, int64_t most_new);
 /* The value of a hyper-parameter of the first loss that has it; otherwise `none`. */
 double lm_align_hyper(const lm_align_spec *s, const char *key, double none);
-/* As lm_align_parse reads it, with every hyper-parameter: for records and checks of a resumed run. */
+/* As lm_align_parse reads it, with every hyper-parameter: for records and checks of a resumed
+ * run. */
 lm_code lm_align_show(const lm_align_spec *s, lm_buf *out, lm_err *e);
 /* Append a line for each loss, and with `hypers` those of its hyper-parameters. */
 lm_code lm_align_list(bool hypers, lm_buf *out, lm_err *e);
-/* The same as a JSON list of objects: name, about, paper, learns_from ("pairs", ...), lr, keys; of other names, name and loss. */
+/* The same as a JSON list of objects: name, about, paper, learns_from ("pairs", ...), lr, keys; of
+ * other names, name and loss. */
 lm_code lm_align_list_json(lm_buf *out, lm_err *e);
 
 lm_align_kind lm_align_kind_of(const lm_align_spec *s);
@@ -216,15 +221,15 @@ bool lm_align_mismatches(const lm_align_spec *s);
 bool lm_align_whole(const lm_align_spec *s);
 bool lm_align_values(const lm_align_spec *s);
 bool lm_align_keeps(const lm_align_spec *s);
-/* Which entropies of rows the losses read: collision entropies of use_weighting, or (entropy_coef) those whose gradients
- * they give; READ otherwise, for metrics. */
+/* Which entropies of rows the losses read: collision entropies of use_weighting, or (entropy_coef)
+ * those whose gradients they give; READ otherwise, for metrics. */
 lm_entropy lm_align_entropy(const lm_align_spec *s);
 
 /* The counts of a step are the sums over its micro-batches. */
 void lm_align_count(const lm_align_seq *seq, int64_t n, lm_align_counts *add);
 
-/* The loss of b->seq and its derivatives; the fields marked "out" of each sequence are written.  Fails:
- * LM_EUSAGE for a number of sequences that the kind does not allow. */
+/* The loss of b->seq and its derivatives; the fields marked "out" of each sequence are written.
+ * Fails: LM_EUSAGE for a number of sequences that the kind does not allow. */
 lm_code lm_align_run(const lm_align_spec *s, lm_align_batch *b, lm_err *e);
 
 #endif

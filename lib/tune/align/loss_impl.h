@@ -62,12 +62,12 @@ int64_t lm_align_length(const lm_align_seq *q);
 double lm_align_sum(const lm_align_seq *q, const double *x);
 /* Add d to the derivative of each token of the completion. */
 void lm_align_spread(lm_align_seq *q, double d);
-/* The mean of -log p over the completions (whole: and prompts) of chosen ones, which are `total` in the step, times
- * `weight`: its share and derivatives are added.  Returns the share. */
+/* The mean of -log p over the completions (whole: and prompts) of chosen ones, which are `total` in
+ * the step, times `weight`: its share and derivatives are added.  Returns the share. */
 double lm_align_sft(lm_align_batch *b, bool whole, double weight);
 
-/* top_entropy_quantile: the (1 - share) quantile of the entropies of the micro-batch, between two of them by
- * interpolation; 0 where some are not known. */
+/* top_entropy_quantile: the (1 - share) quantile of the entropies of the micro-batch, between two
+ * of them by interpolation; 0 where some are not known. */
 double lm_align_certain_below(const lm_align_batch *b, double share);
 bool lm_align_is_certain(const lm_align_seq *q, int64_t t, double bound);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* loss_pair.c -- the losses of pairs against a reference: DPO and its relatives.
  *
- * A pair gives four numbers: the log-ratios D of both sequences and their scores S = f'(exp D), which an f-divergence
- * makes of them (arXiv:2309.16240; the reverse KL's is D itself).  A loss is a function of these four and of the
- * lengths; its derivatives with respect to them are carried back to the tokens here. */
+ * A pair gives four numbers: the log-ratios D of both sequences and their scores S = f'(exp D),
+ * which an f-divergence makes of them (arXiv:2309.16240; the reverse KL's is D itself).  A loss is
+ * a function of these four and of the lengths; its derivatives with respect to them are carried
+ * back to the tokens here. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -61,8 +62,8 @@ static double score(const lm_align_use *u, double d, double *slope)
     }
 }
 
-/* The weight of the k-th token of a completion (from 0), LD-DPO (arXiv:2409.06411): tokens past the length of the
- * shorter one count less. */
+/* The weight of the k-th token of a completion (from 0), LD-DPO (arXiv:2409.06411): tokens past the
+ * length of the shorter one count less. */
 static double token_weight(const lm_align_use *u, int64_t k, double shared)
 {
     return (double)k < shared ? 1 : lm_align_get(u, "ld_alpha", 1);
@@ -106,7 +107,8 @@ static view see(const lm_align_use *u, const lm_align_seq q[2])
     return v;
 }
 
-/* What the loss of a pair is multiplied by: how likely the policy is to sample its answers, beside others. */
+/* What the loss of a pair is multiplied by: how likely the policy is to sample its answers, beside
+ * others. */
 static double weigh_pair(const lm_align_use *u, const lm_align_seq q[2])
 {
     double sum = 0;
@@ -315,8 +317,8 @@ static int by_value(const void *a, const void *b)
     return p->pair < q->pair ? -1 : p->pair > q->pair;
 }
 
-/* What is sorted: of aot the margins of the policy [0] and of the reference [1], of aot_unpaired the log-ratios of
- * chosen and rejected ones. */
+/* What is sorted: of aot the margins of the policy [0] and of the reference [1], of aot_unpaired
+ * the log-ratios of chosen and rejected ones. */
 static void rank_pairs(const lm_align_use *u, lm_align_batch *b, bool paired, ranked *of[2])
 {
     for (int64_t i = 0; i < b->n; i += 2) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_parts.c -- what several losses of alignment compute: sums over completions, counts, metrics. */
+/* loss_parts.c -- what several losses of alignment compute: sums over completions, counts,
+ * metrics. */
 #include <float.h>
 #include <string.h>
 
@@ -77,8 +78,8 @@ static double count_to(const lm_align_batch *b, double x)
     return n;
 }
 
-/* The entropy that k of the tokens, in their order, are before: by bisection of the bits, which have the order of the
- * numbers. */
+/* The entropy that k of the tokens, in their order, are before: by bisection of the bits, which
+ * have the order of the numbers. */
 static double entropy_at(const lm_align_batch *b, double k)
 {
     double x = DBL_MAX;

@@ -28,7 +28,8 @@ static double share_of(const lm_align_use *u, const lm_align_batch *b)
     return u->weight * 2.0 / (double)(b->counts->sequences > 0 ? b->counts->sequences : 1);
 }
 
-/* log(1 - e^a) of a mean log-probability; the certain answer (a = 0) is held off by one part in 2^40. */
+/* log(1 - e^a) of a mean log-probability; the certain answer (a = 0) is held off by one part in
+ * 2^40. */
 static double log_other(double a, double *slope)
 {
     double other = -expm1(fmin(a, -0x1p-40));
@@ -77,7 +78,8 @@ const lm_align_loss lm_loss_orpo = { .name = "orpo",
 
 /* ---- CPO and SimPO ---- */
 
-/* AlphaPO's reward of a log-probability (arXiv:2501.03884): (1 - p^-alpha) / alpha, log p for alpha 0. */
+/* AlphaPO's reward of a log-probability (arXiv:2501.03884): (1 - p^-alpha) / alpha, log p for alpha
+ * 0. */
 static double shape_reward(double x, double alpha, double *slope)
 {
     *slope = alpha != 0 ? exp(-alpha * x) : 1;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_policy.c -- losses of policies from sampled completions with advantages: GRPO and its relatives.
+/* loss_policy.c -- losses of policies from sampled completions with advantages: GRPO and its
+ * relatives.
  *
- * Each gives a token a term p_t, of its ratio rho_t or of that of its sequence, and a weight w_t, of which the mean
- * consists.  As constants in the derivatives: advantages, corrections, cispo's ratios, vespo's phi. */
+ * Each gives a token a term p_t, of its ratio rho_t or of that of its sequence, and a weight w_t,
+ * of which the mean consists.  As constants in the derivatives: advantages, corrections, cispo's
+ * ratios, vespo's phi. */
 #include "tune/align/loss_impl.h"
 
 typedef enum { TERM_CLIP, TERM_CISPO, TERM_SAPO, TERM_VESPO } term;
@@ -47,8 +49,8 @@ static double sum_ratios(const lm_align_seq *q)
 
 /* ---- entropy ---- */
 
-/* The mean over the tokens of the step, `of` each micro-batch the share that its tokens have: without those below the
- * quantile it is that of the others. */
+/* The mean over the tokens of the step, `of` each micro-batch the share that its tokens have:
+ * without those below the quantile it is that of the others. */
 static void add_entropy(const policy *p, int64_t tokens)
 {
     double coef = lm_align_get(p->u, "entropy_coef", 0), sum = 0, n = 0;
@@ -94,8 +96,8 @@ static double token_share(const policy *p, const lm_align_seq *q, int64_t micro_
     }
 }
 
-/* DeepSeek-V3.2's mask (arXiv:2512.02556): sequences with a negative advantage that the policy has left no longer
- * count.  0: off. */
+/* DeepSeek-V3.2's mask (arXiv:2512.02556): sequences with a negative advantage that the policy has
+ * left no longer count.  0: off. */
 static bool keeps_sequence(const policy *p, const lm_align_seq *q, int64_t t)
 {
     double kl = 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_ppo.c -- losses of policies whose terms are sequences (RLOO, GMPO), and PPO with its values. */
+/* loss_ppo.c -- losses of policies whose terms are sequences (RLOO, GMPO), and PPO with its
+ * values. */
 #include "tune/align/loss_impl.h"
 
 static double old_of(const lm_align_seq *q, int64_t t)
@@ -37,7 +38,8 @@ static double clipped(double rho, double a, double low, double high, double *d)
 
 /* ---- RLOO ---- */
 
-/* The correction for the sampler's numerics of a loss of whole sequences: the mean of those of tokens. */
+/* The correction for the sampler's numerics of a loss of whole sequences: the mean of those of
+ * tokens. */
 static double correction(const lm_align_seq *q)
 {
     return q->correct ? lm_align_sum(q, q->correct) / fmax((double)lm_align_length(q), 1) : 1;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_teacher.c -- distillation: the mean over tokens of a divergence that the student's graph computes. */
+/* loss_teacher.c -- distillation: the mean over tokens of a divergence that the student's graph
+ * computes. */
 #include "tune/align/loss_impl.h"
 
-/* The numbers of a token are -D in place of its log-probability, so that a step minimises the mean of D. */
+/* The numbers of a token are -D in place of its log-probability, so that a step minimises the mean
+ * of D. */
 static lm_code run_gkd(const lm_align_use *u, lm_align_batch *b, lm_err *e)
 {
     const double each = u->weight / (double)(b->counts->tokens > 0 ? b->counts->tokens : 1);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_unpaired.c -- losses of single answers that are good or bad (KTO), and of scores (reward models). */
+/* loss_unpaired.c -- losses of single answers that are good or bad (KTO), and of scores (reward
+ * models). */
 #include "tune/align/loss_impl.h"
 
 /* ---- KTO ---- */

@@ -108,7 +108,8 @@ static lm_code mix_all(set *s, lm_err *e)
     return LM_OK;
 }
 
-/* Texts with one more id, so that the last token has a row; the first wanted row is the one with the score. */
+/* Texts with one more id, so that the last token has a row; the first wanted row is the one with
+ * the score. */
 static lm_code extend_all(const lm_offline *x, set *s, lm_err *e)
 {
     int64_t total = 0;
@@ -353,7 +354,8 @@ static lm_code offline_fill(void *ctx, const lm_round *r, int64_t micro, lm_batc
     return lm_texts_fill(&l->places, l->text, micro * b->batch, x->o.vocab, b, e);
 }
 
-/* Sequence k of a micro-batch: text i of the lot, whose first number is `at` in the work's memory. */
+/* Sequence k of a micro-batch: text i of the lot, whose first number is `at` in the work's
+ * memory. */
 static void take_seq(lm_offline *x, const lot *l, int64_t k, int64_t i, int64_t at,
                      const float *nll, const float *collision)
 {

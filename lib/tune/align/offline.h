@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* offline.h -- the objective of a training on given answers: pairs, or answers that are good or bad.
+/* offline.h -- the objective of a training on given answers: pairs, or answers that are good or
+ * bad.
  *
- * A step has `each` records, in the order of a counted permutation (seed, "shuffle", epoch), so that any step is
- * reached without those before it.  The answers of a record lie in one window (texts.h), and so in one micro-batch;
- * a step has as many micro-batches as its answers need.  KTO's mismatched answers are those of the next record of the
- * data to the prompt of this one.  The score of a text is that of its last token which is not padding, as Hugging
- * Face's ...ForSequenceClassification reads it. */
+ * A step has `each` records, in the order of a counted permutation (seed, "shuffle", epoch), so
+ * that any step is reached without those before it.  The answers of a record lie in one window
+ * (texts.h), and so in one micro-batch; a step has as many micro-batches as its answers need.
+ * KTO's mismatched answers are those of the next record of the data to the prompt of this one.  The
+ * score of a text is that of its last token which is not padding, as Hugging Face's
+ * ...ForSequenceClassification reads it. */
 #ifndef LM_TUNE_ALIGN_OFFLINE_H
 #define LM_TUNE_ALIGN_OFFLINE_H
 
@@ -24,14 +26,16 @@ typedef struct {
     int64_t seq;                        /* rows of a window */
     uint64_t seed;
     int64_t check; /* micro-batches of an evaluation; 0: all of `val` */
-    /* Files of the reference's log-probabilities.  kept: to be read; NULL: they are computed.  reference: to be written,
-     * unless it is the same; NULL: none. */
+    /* Files of the reference's log-probabilities.  kept: to be read; NULL: they are computed.
+     * reference: to be written, unless it is the same; NULL: none. */
     const char *reference, *kept;
-    /* Digest [16] of the weights from which the reference is computed (lm_model_source_weights_digest), which a kept one
-     * must be of; NULL: not known here, as to a run that trains all weights and is resumed. */
+    /* Digest [16] of the weights from which the reference is computed
+     * (lm_model_source_weights_digest), which a kept one must be of; NULL: not known here, as to a
+     * run that trains all weights and is resumed. */
     const uint8_t *weights;
-    /* Path of another model that the answers are compared with, of an adapter beside it (NULL: none), and whether it shares
-     * the frozen weights (lm_reference_model.shares); `weights` is then not read.  NULL: the model before the first step. */
+    /* Path of another model that the answers are compared with, of an adapter beside it (NULL:
+     * none), and whether it shares the frozen weights (lm_reference_model.shares); `weights` is
+     * then not read.  NULL: the model before the first step. */
     const char *reference_model, *reference_adapter;
     bool reference_shares;
     const lm_tokenizer *tokenizer; /* of the model, which must be the reference's */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* on_policy_impl.h -- shared by the files of training on sampled completions: on_policy.c has the steps,
- * on_policy_sample.c makes a generation, on_policy_again.c replaces prompts that teach nothing, on_policy_value.c has
- * rewards of tokens and values, on_policy_choose.c the sequences of a step, on_policy_report.c the metrics.  Private to lib/tune. */
+/* on_policy_impl.h -- shared by the files of training on sampled completions: on_policy.c has the
+ * steps, on_policy_sample.c makes a generation, on_policy_again.c replaces prompts that teach
+ * nothing, on_policy_value.c has rewards of tokens and values, on_policy_choose.c the sequences of
+ * a step, on_policy_report.c the metrics.  Private to lib/tune. */
 #ifndef LM_TUNE_ALIGN_ON_POLICY_IMPL_H
 #define LM_TUNE_ALIGN_ON_POLICY_IMPL_H
 
@@ -88,8 +89,8 @@ lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e);
 /* Prompt number i of an endless series: each pass over all prompts in an order of its own. */
 int64_t on_policy_prompt(const lm_on_policy *p, const char *series, int64_t i);
 
-/* Complete `n` prompts (indices of o.prompt) to out[n * group], and reward them: each [n * group, rewards] and total
- * [n * group] from the arena.  `draw` numbers the draws. */
+/* Complete `n` prompts (indices of o.prompt) to out[n * group], and reward them: each [n * group,
+ * rewards] and total [n * group] from the arena.  `draw` numbers the draws. */
 typedef struct {
     const int64_t *prompt;
     int64_t n, draw;
@@ -115,7 +116,8 @@ void on_policy_control(lm_on_policy *p);
 
 /* Choose the sequences of step k of the generation. */
 void on_policy_choose(lm_on_policy *p, int64_t k);
-/* The indices in made[] of the completions of a prompt that are kept, in `out` [group]; returns their number. */
+/* The indices in made[] of the completions of a prompt that are kept, in `out` [group]; returns
+ * their number. */
 int64_t on_policy_kept(const lm_on_policy *p, int64_t prompt, int64_t *out);
 
 /* ---- on_policy_keep.c ---- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* on_policy_sample.c -- a generation: prompts, completions, rewards, log-probabilities, advantages. */
+/* on_policy_sample.c -- a generation: prompts, completions, rewards, log-probabilities,
+ * advantages. */
 #include <math.h>
 #include <string.h>
 
@@ -255,7 +256,8 @@ lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e)
 
 /* ---- evaluations ---- */
 
-/* The validation prompts with their completions x, whose ids are joined in *ids for the caller to free. */
+/* The validation prompts with their completions x, whose ids are joined in *ids for the caller to
+ * free. */
 static lm_code make_items(const lm_on_policy *p, const lm_rollout_text *x, lm_reward_item *item,
                           uint32_t **ids, lm_err *e)
 {

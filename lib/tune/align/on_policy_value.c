@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* on_policy_value.c -- rewards of tokens, what the value head makes of them, and the coefficient of the KL. */
+/* on_policy_value.c -- rewards of tokens, what the value head makes of them, and the coefficient of
+ * the KL. */
 #include <string.h>
 
 #include "tune/align/on_policy_impl.h"

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* prompts.h -- the prompts of rollouts: records whose answers are sampled, and judged by their other columns.
+/* prompts.h -- the prompts of rollouts: records whose answers are sampled, and judged by their
+ * other columns.
  *
- * Of prompt and completion (GSM8K's question and answer too), of pairs and of judged answers it is the
- * prompt; of messages, those before the last turn of the assistant.  Messages are rendered with the
- * template's beginning of an answer (text/example.h). */
+ * Of prompt and completion (GSM8K's question and answer too), of pairs and of judged answers it is
+ * the prompt; of messages, those before the last turn of the assistant.  Messages are rendered with
+ * the template's beginning of an answer (text/example.h). */
 #ifndef LM_TUNE_ALIGN_PROMPTS_H
 #define LM_TUNE_ALIGN_PROMPTS_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reference_model.c -- an evaluation graph with weights of its own, or with those that an adapter leaves frozen. */
+/* reference_model.c -- an evaluation graph with weights of its own, or with those that an adapter
+ * leaves frozen. */
 #include "tune/align/reference_model.h"
 
 #include <inttypes.h>
@@ -145,7 +146,8 @@ static bool is_own(const lm_model *m, int i)
     return m->slice[i].of_adapter || (m->build.trainable && m->slice[i].trains);
 }
 
-/* True if the training has all tensors of the reference but its adapter's, frozen, where one store can serve both. */
+/* True if the training has all tensors of the reference but its adapter's, frozen, where one store
+ * can serve both. */
 static bool has_all(const lm_model *train, const lm_model *m)
 {
     for (int i = 0; i < m->n_slices; i++) {

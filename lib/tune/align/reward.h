@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reward.h -- rewards of completions: rules that are computed here, and programs that answer through a pipe.
+/* reward.h -- rewards of completions: rules that are computed here, and programs that answer
+ * through a pipe.
  *
  * A set holds several rewards with weights.  Each gives a completion a number, or NAN: it does not apply, as
  * TRL's None.
@@ -17,11 +18,12 @@
  *   command     "command:PROGRAM": the shell command's answers (reward_command.h)
  *   model       "model:MODEL" or "model:MODEL+ADAPTER": the score of a reward model (reward_model.h)
  *
- * The number of a text is behind the last "####", else in the last \boxed{}, else in the last <answer>, else
- * the last of the text.  Thousands separators, currency signs and trailing zeros do not count.
+ * The number of a text is behind the last "####", else in the last \boxed{}, else in the last
+ * <answer>, else the last of the text.  Thousands separators, currency signs and trailing zeros do
+ * not count.
  *
- * The reference is the record's "answer", else "solution", "target", "ground_truth" or "completion";
- * "gsm8k:column=NAME" names another. */
+ * The reference is the record's "answer", else "solution", "target", "ground_truth" or
+ * "completion"; "gsm8k:column=NAME" names another. */
 #ifndef LM_TUNE_ALIGN_REWARD_H
 #define LM_TUNE_ALIGN_REWARD_H
 
@@ -52,20 +54,22 @@ typedef struct {
     double timeout;                /* seconds that a command may take for its next answer; 0: 60 */
 } lm_reward_opts;
 
-/* Squares of such rewards, and sums of these, are far from the end of F64; advantages of them are F32. */
+/* Squares of such rewards, and sums of these, are far from the end of F64; advantages of them are
+ * F32. */
 #define LM_REWARD_MOST 1e30
 
 typedef struct lm_reward_set lm_reward_set;
 
-/* `spec` and `weight`: n texts and numbers; weight NULL: all 1.  Starts the commands.  Fails: LM_EUSAGE for
- * an unknown name (with the nearest), key or value, or a bad pattern; LM_EIO for a command that cannot be
- * started. */
+/* `spec` and `weight`: n texts and numbers; weight NULL: all 1.  Starts the commands.  Fails:
+ * LM_EUSAGE for an unknown name (with the nearest), key or value, or a bad pattern; LM_EIO for a
+ * command that cannot be started. */
 lm_code lm_reward_open(const char *const *spec, const double *weight, int n,
                        const lm_reward_opts *o, lm_reward_set **out, lm_err *e);
 /* Ends the commands: they see the end of their input, and are killed if they do not end. */
 void lm_reward_close(lm_reward_set *s);
 
-/* Before the first score: load the models, beside the one that trains.  Does nothing without such. */
+/* Before the first score: load the models, beside the one that trains.  Does nothing without
+ * such. */
 lm_code lm_reward_ready(lm_reward_set *s, const lm_objective_site *site, lm_err *e);
 /* What these take beside a training of `train` whose arena has `arena` bytes. */
 lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t arena, size_t *bytes,

@@ -26,7 +26,8 @@ static lm_code clean_text(reward *r, const lm_reward_item *item, lm_err *e)
     return lm_buf_add(&r->clean, "", 0, e);
 }
 
-/* A text on which the engine reaches its limits does not match: a model must not stop its own training. */
+/* A text on which the engine reaches its limits does not match: a model must not stop its own
+ * training. */
 lm_code reward_regex(reward *r, const lm_reward_item *item, double *out, lm_err *e)
 {
     lm_err limits = { 0 };

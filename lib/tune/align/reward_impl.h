@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reward_impl.h -- shared by the files of the rewards: reward.c holds the set, reward_number.c compares
- * answers, reward_form.c judges form and length.  Private to lib/tune. */
+/* reward_impl.h -- shared by the files of the rewards: reward.c holds the set, reward_number.c
+ * compares answers, reward_form.c judges form and length.  Private to lib/tune. */
 #ifndef LM_TUNE_ALIGN_REWARD_IMPL_H
 #define LM_TUNE_ALIGN_REWARD_IMPL_H
 

@@ -149,7 +149,8 @@ lm_code lm_reward_model_load(lm_reward_model *r, const lm_objective_site *site, 
 
 /* ---- scores ---- */
 
-/* The text with one more id, whose row has the score: that of the last token that is not padding. */
+/* The text with one more id, whose row has the score: that of the last token that is not
+ * padding. */
 static int64_t extend(const lm_reward_item *x, int64_t pad, uint32_t *ids, lm_align_text *out)
 {
     int64_t last = x->n_whole - 1;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reward_number.c -- answers that are compared with the reference of the record: numbers, and texts. */
+/* reward_number.c -- answers that are compared with the reference of the record: numbers, and
+ * texts. */
 #include <ctype.h>
 #include <string.h>
 
@@ -20,8 +21,8 @@ static bool is_thousands(const char *p, const char *end)
            is_digit(p + 3, end) && !is_digit(p + 4, end);
 }
 
-/* A minus directly before the number, or before its currency sign, that does not subtract from what is before
- * it. */
+/* A minus directly before the number, or before its currency sign, that does not subtract from what
+ * is before it. */
 static bool is_negative(const char *begin, const char *p)
 {
     if (p > begin && p[-1] == '$')

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rollout.h -- samples completions of prompts with the weights that train, in the same memory.
  *
- * Continuous batching (model/serve.h) over graphs that are bound to the blocks of the training's store: what
- * the last update wrote is what the next token is drawn from, and no weight is copied.  The samples of a
- * prompt share one computation of it. Caches are empty at the beginning of each run, because they are those
- * of the weights.
+ * Continuous batching (model/serve.h) over graphs that are bound to the blocks of the training's
+ * store: what the last update wrote is what the next token is drawn from, and no weight is copied.
+ * The samples of a prompt share one computation of it. Caches are empty at the beginning of each
+ * run, because they are those of the weights.
  *
- * The tokens depend on (seed, step, number of the prompt, number of the sample) and the weights alone, to the
- * bit: not on the memory, the sequences at a time or the other prompts of the run (serve.h).  A resumed run
- * samples the same again. */
+ * The tokens depend on (seed, step, number of the prompt, number of the sample) and the weights
+ * alone, to the bit: not on the memory, the sequences at a time or the other prompts of the run
+ * (serve.h).  A resumed run samples the same again. */
 #ifndef LM_TUNE_ALIGN_ROLLOUT_H
 #define LM_TUNE_ALIGN_ROLLOUT_H
 
@@ -63,8 +63,8 @@ typedef struct {
 
 typedef struct lm_rollout lm_rollout;
 
-/* Fails: LM_EUSAGE for texts longer than the positions of the model, or memory that does not hold one;
- * LM_ELIMIT. */
+/* Fails: LM_EUSAGE for texts longer than the positions of the model, or memory that does not hold
+ * one; LM_ELIMIT. */
 lm_code lm_rollout_new(const lm_rollout_site *site, const lm_rollout_opts *o, lm_rollout **out,
                        lm_err *e);
 void lm_rollout_free(lm_rollout *r);
@@ -74,9 +74,10 @@ size_t lm_rollout_bytes(const lm_rollout *r);
 lm_code lm_rollout_outlook(const lm_rollout_site *site, const lm_rollout_opts *o, size_t *bytes,
                            lm_err *e);
 
-/* Complete n prompts `group` times each: *out [n * group], those of a prompt together.  `step` numbers the
- * draws. *whole false: lm_stopping(), and some are missing (n 0).  Fails: LM_EUSAGE for a prompt without
- * tokens, or longer than most_prompt; LM_ENUMERIC for logits that are not numbers. */
+/* Complete n prompts `group` times each: *out [n * group], those of a prompt together.  `step`
+ * numbers the draws. *whole false: lm_stopping(), and some are missing (n 0).  Fails: LM_EUSAGE for
+ * a prompt without tokens, or longer than most_prompt; LM_ENUMERIC for logits that are not
+ * numbers. */
 lm_code lm_rollout_run(lm_rollout *r, int64_t step, const lm_rollout_prompt *prompt, int64_t n,
                        int64_t group, const lm_rollout_text **out, bool *whole,
                        lm_rollout_stats *stats, lm_err *e);

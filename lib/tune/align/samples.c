@@ -27,7 +27,8 @@ static lm_code fail_io(const char *path, const char *what, lm_err *e)
 
 /* ---- resuming ---- */
 
-/* Bytes of the lines before the first one of a later step; a last line without its end is dropped. */
+/* Bytes of the lines before the first one of a later step; a last line without its end is
+ * dropped. */
 static lm_code find_end(const char *path, const lm_map *m, int64_t from, size_t *end, lm_err *e)
 {
     const char *text = (const char *)m->data, *stop;

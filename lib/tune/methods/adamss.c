@@ -10,8 +10,8 @@
  * equally far from each other, and rounding decides: this is refused.
  *
  * A new adapter has for V the r right singular vectors, for A_k those of the cluster's rows of the
- * left ones, and zeros for B_k.  Subspaces are not dropped in training (use_asa), which PEFT does in
- * a callback alone. Source: huggingface/peft tuners/adamss. */
+ * left ones, and zeros for B_k.  Subspaces are not dropped in training (use_asa), which PEFT does
+ * in a callback alone. Source: huggingface/peft tuners/adamss. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -108,8 +108,8 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 
 /* ---- The clusters ---- */
 
-/* A basis [out,r] of the space of left singular vectors, as torch.svd_lowrank projects x; on the wide
- * side of x, right [n,r] is one of the right ones (NULL: not asked for). */
+/* A basis [out,r] of the space of left singular vectors, as torch.svd_lowrank projects x; on the
+ * wide side of x, right [n,r] is one of the right ones (NULL: not asked for). */
 static lm_code find_bases(const lm_tune_module *m, const double *x, double *left, double *right,
                           lm_err *e)
 {
@@ -319,7 +319,8 @@ static lm_code divide_cluster(const lm_tune_module *m, const double *u, const do
     return rc;
 }
 
-/* Ranks of the clusters: what PEFT counts are values of the Gram matrix, squares of those of rows. */
+/* Ranks of the clusters: what PEFT counts are values of the Gram matrix, squares of those of
+ * rows. */
 static lm_code find_ranks(const lm_tune_module *m, const double *u, const double *label,
                           double *out, lm_err *e)
 {

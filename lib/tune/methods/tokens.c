@@ -29,7 +29,8 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
     return LM_OK;
 }
 
-/* W [H,V]: the columns of these tokens, by a product with rows that hold a 1 at the token's place. */
+/* W [H,V]: the columns of these tokens, by a product with rows that hold a 1 at the token's
+ * place. */
 static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
 {
     const json_t *list = json_object_get(m->config, "token_indices"), *v;
