@@ -17,23 +17,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+import tap
+from tap import BUILD, HERE, ROOT, check
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
 LIBS = "-lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lm -lpthread".split()
 STEPS, BATCH, SEQ, VOCAB = 10, 2, 12, 61
 ADAMW = (1e-3, 0.9, 0.999, 1e-8)
-count = failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
 
 
 def probe(tmp):
@@ -234,8 +225,7 @@ def main():
                     test(run, tmp, kind, name, config)
                 except Exception as e:
                     check(False, f"{kind} {name}: {type(e).__name__}: {str(e)[:300]}")
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

@@ -18,31 +18,10 @@ from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RewardTrainer, RLOOTrainer
 from trl.experimental.cpo import CPOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 from trl.experimental.orpo import ORPOTrainer
+import tap
+from tap import BUILD, check, driver
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
-LIBS = "-lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread".split()
 B, T = 6, 9  # sequences, tokens that are predicted
-count = 0
-failed = 0
-
-
-def check(ok, name, *detail):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
-    for d in detail if not ok else ():
-        print("# " + str(d))
-
-
-def driver(tmp):
-    path = os.path.join(tmp, "driver")
-    subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + ROOT, "-I" + os.path.join(ROOT, "lib"), "-o", path,
-                    os.path.join(HERE, "align_driver.c"), os.path.join(BUILD, "libcore.a"), "-Wl,--as-needed"] + LIBS,
-                   check=True)
-    return path
 
 
 def draw(seed):
@@ -485,7 +464,7 @@ def distilled(tmp, records):
 
 def main():
     with tempfile.TemporaryDirectory() as tmp:
-        run = driver(tmp)
+        run = driver("align_driver.c", tmp)
         pairs(run)
         plain(run)
         for seed in range(3):
@@ -502,8 +481,7 @@ def main():
         reward_model(tmp, records)
         reward_adapter(tmp, records)
         distilled(tmp, records)
-    print(f"1..{count}")
-    sys.exit(failed > 0)
+    sys.exit(tap.finish())
 
 
 if __name__ == "__main__":

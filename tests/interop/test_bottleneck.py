@@ -7,7 +7,6 @@ Environment: LM_TEST_BUILD, a build folder with bin/peft-tune, bin/train-tokeniz
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -23,10 +22,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+import tap
+from tap import check, tool
 
 transformers.logging.set_verbosity_error()
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin")
 STEPS, RATE = 10, 1e-3
 WORDS = "river old bridge stones market silver window morning evening garden".split()
 SHAPES = {"llama": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -34,18 +33,6 @@ SHAPES = {"llama": {"model_type": "llama", "hidden_size": 64, "intermediate_size
                     "tie_word_embeddings": True},
           "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
                    "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}}
-count = failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
-
-
-def tool(name, *args):
-    return subprocess.run([os.path.join(BIN, name), "-q", *args], check=True)
 
 
 def prepare(tmp):
@@ -139,8 +126,7 @@ def main():
                     case(tmp, kind, method, config, records)
                 except Exception as e:
                     check(False, f"{kind} {method}: {type(e).__name__}: {str(e)[:200]}")
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

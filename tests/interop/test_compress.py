@@ -11,21 +11,12 @@ import tempfile
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+import tap
+from tap import BUILD, check
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(os.path.dirname(os.path.dirname(HERE)), "build"))
 TOOL = os.path.join(BUILD, "bin", "compress-ckpt")
 DTYPES = """bool uint8 int8 float8_e5m2 float8_e4m3fn float8_e8m0fnu float8_e4m3fnuz float8_e5m2fnuz int16 uint16
 float16 bfloat16 int32 uint32 float32 complex64 float64 int64 uint64 float4_e2m1fn_x2""".split()
-count = 0
-failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
 
 
 def run(*args):
@@ -99,8 +90,7 @@ def main():
         check(bool((y["exp_avg_sq.w"][v > 0] > 0).all()), "second moments stay positive")
         with safe_open(back, "pt") as f:
             check("lmutils.coded" not in (f.metadata() or {}), "the expanded file describes no codes")
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

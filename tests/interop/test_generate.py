@@ -5,7 +5,6 @@ other way; speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/."""
 import json
-import math
 import os
 import subprocess
 import sys
@@ -15,23 +14,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
                           Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config)
+import tap
+from tap import BUILD, ROOT, check
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
 TEXT = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
 NEW = 40
-count = 0
-failed = 0
-
-
-def check(ok, name, *detail):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
-    for d in detail if not ok else ():
-        print("# " + str(d))
 
 
 def tool(name, *args):
@@ -141,8 +128,7 @@ def main():
             tok.save(os.path.join(folder, "tokenizer.json"))
             compare(name, model, tok, folder)
         fresh(tmp, tok)
-    print(f"1..{count}")
-    return 1 if failed else 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

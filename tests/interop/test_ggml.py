@@ -12,29 +12,11 @@ import tempfile
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+import tap
+from tap import check, driver
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
 TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
 READ = "MXFP4 NVFP4 Q1_0 Q2_0".split()  # some are newer than the package
-count = 0
-failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
-
-
-def driver(tmp):
-    path = os.path.join(tmp, "driver")
-    subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + os.path.join(ROOT, "lib"), "-o", path,
-                    os.path.join(HERE, "ggml_driver.c"), os.path.join(BUILD, "libcore.a"), "-lxxhash", "-lm", "-lpthread"],
-                   check=True)
-    return path
 
 
 def run(program, data, *args):
@@ -92,7 +74,7 @@ def main():
     peer = os.environ.get("LM_TEST_GGML")
     lib = ctypes.CDLL(peer, mode=os.RTLD_LAZY) if peer else None
     with tempfile.TemporaryDirectory() as tmp:
-        prog, weights = driver(tmp), os.path.join(tmp, "weights")
+        prog, weights = driver("ggml_driver.c", tmp), os.path.join(tmp, "weights")
         w.tofile(weights)
         for name in TYPES:
             kind = GGMLQuantizationType[name]
@@ -114,8 +96,7 @@ def main():
                 read_only(prog, name)
             except (KeyError, NotImplementedError):
                 print(f"# {name}: not known to the package")
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

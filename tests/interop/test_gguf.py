@@ -13,8 +13,6 @@ import sys
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
 import numpy as np
 import torch
 import transformers
@@ -24,8 +22,9 @@ try:
 except ImportError:
     print("1..0 # SKIP the Python package gguf is not installed")
     sys.exit(0)
-import test_models
-from test_models import BUILD, check, configs, make
+import tap
+from tap import BUILD, HERE, check
+from test_models import configs, make
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -307,8 +306,7 @@ def main():
         tokenizers(tmp)
         tokenizer_bin(tmp)
         foreign(tmp)
-    print(f"1..{test_models.count}")
-    sys.exit(test_models.failed > 0)
+    sys.exit(tap.finish())
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import random
 import struct
 import subprocess
 import tempfile
+import tap
+from tap import BUILD, check
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(os.path.dirname(os.path.dirname(HERE)), "build"))
 TOOL = os.path.join(BUILD, "bin", "compress-ckpt")
 FULL = 1048576
 SIZE = [1, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1]  # of an element, by kind
@@ -22,15 +22,6 @@ FIELD = [k >= 5 for k in range(11)]
 NAMED, DELTA = 1, 2
 KIND = {"U16": 2, "I16": 2, "U32": 3, "I32": 3, "U64": 4, "I64": 4, "BF16": 5, "F16": 6, "F32": 7, "C64": 7, "F64": 8,
         "F8_E4M3": 9, "F8_E5M2": 10}
-count = 0
-failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
 
 
 # ---- the two libraries ----
@@ -395,8 +386,7 @@ def main():
               "a difference names its base, by path and digest")
         check(any(h[0] in "12" and h[1] == ":" for h in r.how), "and is one")
         check(r.digest != whole.digest, "other content, another digest")
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ Environment: LM_TEST_BUILD, a build folder with libcore.a.
 
 Tensors are float64, so that both sides may be held together closely, and once bfloat16.  Masks are drawn: there
 torch.bernoulli is replaced by a comparison of the same probabilities with our random words."""
-import os
 import subprocess
 import sys
 import tempfile
+import tap
+from tap import check, driver
 
 try:
     import numpy as np
@@ -21,29 +22,6 @@ except ImportError as e:
     print(f"ok 1 - merge methods beside mergekit's # skip mergekit cannot be imported: {e}")
     sys.exit(0)
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
-LIBS = "-lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread".split()
-count = 0
-failed = 0
-
-
-def check(ok, name, *detail):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
-    for d in detail if not ok else ():
-        print("# " + str(d))
-
-
-def driver(tmp):
-    path = os.path.join(tmp, "driver")
-    subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + ROOT, "-I" + os.path.join(ROOT, "lib"), "-o", path,
-                    os.path.join(HERE, "merge_driver.c"), os.path.join(BUILD, "libcore.a"), "-Wl,--as-needed"] + LIBS,
-                   check=True)
-    return path
 
 
 def ours(run, tmp, method, base, models, shared, each):
@@ -159,14 +137,13 @@ def compare(run, tmp, case, shape, dtype):
 
 def main():
     with tempfile.TemporaryDirectory() as tmp:
-        run = driver(tmp)
+        run = driver("merge_driver.c", tmp)
         for case in CASES:
             for shape in [(37, 53), (61,)]:
                 compare(run, tmp, case, shape, torch.float64)
             if case[0] not in ("dare_linear", "dare_ties", "della", "della_linear", "arcee_fusion"):
                 compare(run, tmp, case, (19, 40), torch.bfloat16)
-    print(f"1..{count}")
-    sys.exit(failed > 0)
+    sys.exit(tap.finish())
 
 
 if __name__ == "__main__":

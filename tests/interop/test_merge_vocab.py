@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import types
+import tap
+from tap import BIN, check
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -33,19 +35,7 @@ except ImportError as e:
     sys.exit(0)
 transformers.logging.set_verbosity_error()
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(os.path.abspath(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))), "bin")
 TABLE = "model.embed_tokens.weight"
-count = failed = 0
-
-
-def check(ok, name, *detail):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
-    for d in detail if not ok else ():
-        print("# " + str(d))
 
 
 def tool(name, *args):
@@ -129,8 +119,7 @@ def main():
                  f'"<|by-id|>": {{source: {{kind: model_token, model: {c}, token_id: 40}}}}', '"<|zero|>": {source: {kind: zero}}',
                  f'"<|sum|>": {{source: {c}}}', f'"<|endoftext|>": {{source: {b}, force: true}}']
         compare(tmp, "rules", models, "union", tokens=tokens, rules=rules)
-    print(f"1..{count}")
-    sys.exit(failed > 0)
+    sys.exit(tap.finish())
 
 
 main()

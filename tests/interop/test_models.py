@@ -17,23 +17,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
                           Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config)
+import tap
+from tap import BUILD, HERE, ROOT, check
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
 LIBS = "-lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lm -lpthread".split()
 BATCH, SEQ = 2, 24
-count = 0
-failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
 
 
 def probe(tmp):
@@ -328,8 +318,7 @@ def main():
             if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

@@ -11,19 +11,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, GptOssConfig,
                           LlamaConfig, LlamaForCausalLM, MixtralConfig, Olmo2Config, Olmo3Config, Qwen3MoeConfig)
+import tap
+from tap import ROOT, check
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOOL = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin", "merge-models")
 PEFT_TUNE = os.path.join(os.path.dirname(TOOL), "peft-tune")
-count = 0
-failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
 
 
 def llama(tied=False):
@@ -144,8 +136,7 @@ def main():
             case(tmp, f"{name}-down", model(), LoraConfig(r=2, target_modules=[], target_parameters=["experts.down_proj"]))
             other_ranks(tmp, f"{name}-ranks")
             extracted(tmp, name)
-    print(f"1..{count}")
-    return failed != 0
+    return tap.finish()
 
 
 raise SystemExit(main())

@@ -22,11 +22,11 @@ import peft
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+import tap
+from tap import BIN, check
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin")
 WORDS = "river old bridge stones market silver window morning evening garden".split()
 VIRTUAL = {"PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"}
 # What a model of width 64 needs instead of the defaults; tokens: which rows train; fourierft: its scale of 300 makes updates so
@@ -45,14 +45,6 @@ MADE = {"adamss of PEFT": ("AdamssConfig", dict(r=12, num_subspaces=3, subspace_
         "vera without projections": ("VeraConfig", dict(r=6, save_projection=False)),
         "osf of PEFT": ("OSFConfig", dict(effective_rank=4))}
 FAR = 1e-5  # of the largest logit
-count = failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
 
 
 def tool(name, *args):
@@ -151,8 +143,7 @@ def main():
             except Exception as e:
                 check(False, f"{name}: {type(e).__name__}: {str(e)[:300]}")
     check(bool(sys.argv[1:]) or len(todo) >= 40, f"{len(todo)} methods of at least 40")
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

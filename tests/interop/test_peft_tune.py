@@ -18,25 +18,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+import tap
+from tap import BIN, check, tool
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin")
 STEPS, RATE = 10, 1e-3
 WORDS = "river old bridge stones market silver window morning evening garden".split()
-count = failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
-
-
-def tool(name, *args):
-    return subprocess.run([os.path.join(BIN, name), "-q", *args], check=True)
 
 
 def prepare(tmp):
@@ -279,8 +267,7 @@ def main():
             adamss_begins(tmp, records)
         if not only or "encoders" in only:
             encoders(tmp, records)
-    print(f"1..{count}")
-    return failed > 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

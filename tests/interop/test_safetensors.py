@@ -12,29 +12,12 @@ import tempfile
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+import tap
+from tap import BUILD, ROOT, check, driver
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
 LIBS = "-lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lm -lpthread".split()
 DTYPES = """bool uint8 int8 float8_e5m2 float8_e4m3fn float8_e8m0fnu float8_e4m3fnuz float8_e5m2fnuz int16 uint16
 float16 bfloat16 int32 uint32 float32 complex64 float64 int64 uint64 float4_e2m1fn_x2""".split()
-count = 0
-failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
-
-
-def driver(tmp):
-    path = os.path.join(tmp, "driver")
-    subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + os.path.join(ROOT, "lib"), "-o", path,
-                    os.path.join(HERE, "safetensors_driver.c"), os.path.join(BUILD, "libcore.a")] + LIBS, check=True)
-    return path
 
 
 def same_bytes(a, b):
@@ -157,10 +140,9 @@ def test_run_folder(run, tmp):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    exe = driver(folder)
+    exe = driver("safetensors_driver.c", folder)
     test_files(exe, folder)
     test_refused(folder)
     test_folders(exe, folder)
     test_run_folder(exe, folder)
-print(f"1..{count}")
-sys.exit(failed > 0)
+sys.exit(tap.finish())

@@ -14,7 +14,6 @@ import math
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,28 +26,16 @@ import torch
 import transformers
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+import tap
+from tap import ROOT, check, tool
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin")
 THREADS = int(os.environ.get("LM_TEST_THREADS", "2"))
 DATA = os.path.join(os.path.dirname(ROOT), "shared", "data")
 BATCH, SEQ, STEPS, RATE = 4, 256, 4, 1e-4
 ANSWERS, ANSWERS_BATCH = 64, 8  # records of an epoch; of a batch of PEFT
 WORDS = "river old bridge stones market silver window morning evening garden".split()
-count = failed = 0
-
-
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
-
-
-def tool(name, *args):
-    subprocess.run([os.path.join(BIN, name), "-q", *args], check=True)
 
 
 def give_base(folder, dtype, tokenizer):
@@ -215,8 +202,7 @@ def main():
         if any(a in case.__name__ for a in sys.argv[1:] or [""]):
             with tempfile.TemporaryDirectory() as tmp:
                 case(tmp)
-    print(f"1..{count}")
-    return 1 if failed else 0
+    return tap.finish()
 
 
 if __name__ == "__main__":

@@ -18,18 +18,14 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+import tap
+from tap import BUILD, check, driver
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
 TOOL = os.path.join(BUILD, "bin", "merge-models")
-LIBS = "-lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread".split()
 L = ["q_proj", "k_proj", "down_proj"]
 SQUARE = ["q_proj", "o_proj"]
-count = 0
-failed = 0
 
 # name: configuration class, model, keys
 CASES = {
@@ -108,14 +104,6 @@ CASES = {
 }
 
 
-def check(ok, name):
-    global count, failed
-    count += 1
-    failed += not ok
-    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
-    return ok
-
-
 def model(kind):
     torch.manual_seed(1)
     if kind == "gpt2":
@@ -171,14 +159,6 @@ def make(tmp, name, cls, kind, keys):
 def by_peft(base, adapter):
     m = AutoModelForCausalLM.from_pretrained(base)
     return peft.PeftModel.from_pretrained(m, adapter).merge_and_unload().state_dict()
-
-
-def driver(tmp):
-    path = os.path.join(tmp, "driver")
-    subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + ROOT, "-I" + os.path.join(ROOT, "lib"), "-o", path,
-                    os.path.join(HERE, "tune_driver.c"), os.path.join(BUILD, "libcore.a"), "-Wl,--as-needed"] + LIBS,
-                   check=True)
-    return path
 
 
 def conversions(tmp, base, tool, made):
@@ -255,11 +235,10 @@ def main():
             check(changed and far < near, name + ("" if far < near else f": {far:.2g}"))
         if not chosen:
             made["other"] = make(tmp, "other", "LoraConfig", "llama", dict(target_modules=L, r=4, lora_alpha=3))
-            tool = driver(tmp)
+            tool = driver("tune_driver.c", tmp)
             conversions(tmp, base, tool, made)
             starts(tmp, base, tool)
-    print(f"1..{count}")
-    sys.exit(failed > 0)
+    sys.exit(tap.finish())
 
 
 main()

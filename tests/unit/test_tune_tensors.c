@@ -137,6 +137,35 @@ static void test_listed(void **state)
                       { NULL } });
 }
 
+/* Uniform within 1 / sqrt(columns), or as PEFT's own code draws them: of q_proj [16,16], of down_proj [16,24]. */
+static void test_bounds(void **state)
+{
+    static const struct {
+        const char *config, *tensor;
+        lm_init init;
+        double std;
+    } cases[] = {
+        { "\"DELORA\",\"r\":4", "delora_A", LM_INIT_UNIFORM, 0 },
+        { "\"GLORA\",\"r\":4", "glora_A.Xu", LM_INIT_UNIFORM, 0 },
+        { "\"HIRA\",\"r\":4", "hira_A", LM_INIT_UNIFORM, 0 },
+        { "\"LOHA\",\"r\":4", "hada_w2_a", LM_INIT_UNIFORM, 0.5 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        built p;
+        char text[200], name[200];
+        snprintf(text, sizeof text, "{\"peft_type\":%s,\"target_modules\":[\"down_proj\"]}",
+                 cases[i].config);
+        snprintf(name, sizeof name, LAYER "mlp.down_proj.%s", cases[i].tensor);
+        begin(&p, LLAMA, text, (lm_build){ .mode = LM_MODE_TRAIN });
+        const lm_slice *s = slice_of(p.m, name);
+        double want = cases[i].std > 0 ? cases[i].std : 1 / sqrt(24);
+        if (s->init != cases[i].init || fabs(s->std - want) > 1e-12)
+            fail_msg("%s begins by rule %d of %g, not %g", name, s->init, s->std, want);
+        end(&p);
+    }
+}
+
 /* Sizes that follow from all modules: the widest of them, and which share a vector. */
 static void test_of_all_modules(void **state)
 {
@@ -513,13 +542,13 @@ static void test_indices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_low_rank), cmocka_unit_test(test_turned_and_gone),
-        cmocka_unit_test(test_listed),   cmocka_unit_test(test_of_all_modules),
-        cmocka_unit_test(test_packed),   cmocka_unit_test(test_bottleneck),
-        cmocka_unit_test(test_virtual),  cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_beside),   cmocka_unit_test(test_dropouts),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_uneven_prefix),
-        cmocka_unit_test(test_indices),
+        cmocka_unit_test(test_low_rank),       cmocka_unit_test(test_turned_and_gone),
+        cmocka_unit_test(test_listed),         cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_of_all_modules), cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_bottleneck),     cmocka_unit_test(test_virtual),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_dropouts),       cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_uneven_prefix),  cmocka_unit_test(test_indices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
