@@ -46,7 +46,7 @@ static void restore_completions(const align_session *s)
     char *latest = NULL;
     lm_err unseen = { 0 };
     if (s->log_before < 0) {
-        /* one whose last fsync failed is there all the same, and so are its records */
+        /* one whose last fsync failed is there nevertheless, and so are its records */
         if (lm_run_latest(s->t.ask.run, &latest, &unseen) || !latest)
             unlink(s->log);
         lm_free(latest);

@@ -86,7 +86,7 @@ lm_code lm_bundle_links_find(lm_bundle_links *l, const lm_bundle *b, const char 
                        lm_st_show(name, show), lm_st_show(target, of));
     if (!(*out)->has_bytes)
         return lm_fail(e, LM_EUSAGE, b->path,
-                       "name the uncompressed tar as a file, or make it with --hard-dereference",
+                       "name the uncompressed tar as a file, or store both files whole",
                        "its member '%s' is a link to '%s', whose bytes have passed in the stream",
                        lm_st_show(name, show), lm_st_show(target, of));
     return LM_OK;
