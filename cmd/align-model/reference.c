@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reference.c -- the model that sampled completions are compared with: MODEL, or MODEL+ADAPTER. */
+/* reference.c -- the model that answers are compared with: MODEL, or MODEL+ADAPTER. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,17 +70,26 @@ static lm_code choose(align_session *s, lm_err *e)
     return LM_OK;
 }
 
+/* A path that is not absolute now is that of no file. */
+static lm_code check_path(const char *path, lm_err *e)
+{
+    if (*path == '/' || lm_path_exists(path))
+        return LM_OK;
+    if (!strcmp(path, "-"))
+        return lm_fail(e, LM_EUSAGE, "standard input",
+                       "name the model that is compared with: --reference MODEL",
+                       "cannot be read again");
+    return lm_fail(e, LM_EIO, path, "give what is compared with: --reference MODEL[+ADAPTER]",
+                   "cannot open");
+}
+
 /* opt.reference as two absolute paths. */
-static lm_code resolve(align_session *s, bool given, lm_err *e)
+static lm_code resolve(align_session *s, lm_err *e)
 {
     if (align_absolute(&opt.reference, &s->ref_owned, e) ||
-        split(opt.reference, &s->ref_base, &s->ref_adapter, e))
+        split(opt.reference, &s->ref_base, &s->ref_adapter, e) || check_path(s->ref_base, e))
         return e->code;
-    if (*s->ref_base == '/' && (!s->ref_adapter || *s->ref_adapter == '/'))
-        return LM_OK;
-    return lm_fail(e, given ? LM_EIO : LM_EUSAGE, opt.reference,
-                   "name the model that is compared with: --reference MODEL",
-                   "cannot be read again later");
+    return s->ref_adapter ? check_path(s->ref_adapter, e) : LM_OK;
 }
 
 lm_code align_find_reference(align_session *s, lm_err *e)
@@ -88,13 +98,12 @@ lm_code align_find_reference(align_session *s, lm_err *e)
         opt.reference = NULL;
         return LM_OK;
     }
-    const bool given = opt.reference;
-    return choose(s, e) ? e->code : resolve(s, given, e);
+    return choose(s, e) ? e->code : resolve(s, e);
 }
 
 lm_code align_find_given_reference(align_session *s, lm_err *e)
 {
-    return opt.reference && (!opt.loop.resume || lm_given(&tool, "reference")) ? resolve(s, true, e)
+    return opt.reference && (!opt.loop.resume || lm_given(&tool, "reference")) ? resolve(s, e)
                                                                                : LM_OK;
 }
 
@@ -107,15 +116,20 @@ void align_reference(const align_session *s, lm_on_policy_opts *o)
 
 /* ---- memory ---- */
 
+/* Of given answers it is closed before the first step: on a host it counts as far as it passes what
+ * is not touched until then. */
 lm_code align_add_reference(const align_session *s, lm_memory_plan *plan, lm_err *e)
 {
     const lm_session *t = &s->t;
+    const bool closes = !s->samples && t->backend->host_memory;
     lm_reference_model r = { .shares = align_shares_reference(s) };
     size_t bytes = 0;
     if (!lm_reference_model_read(&r, s->ref_base, s->ref_adapter, &t->config, s->tok, e))
-        lm_reference_model_outlook(&r, t->program->train, (size_t)plan->arena, &bytes, e);
+        lm_reference_model_outlook(&r, t->program->train, closes ? 0 : (size_t)plan->arena, &bytes,
+                                   e);
     lm_reference_model_close(&r);
-    lm_memory_add(plan, "reference", (double)bytes, !t->backend->host_memory);
+    lm_memory_add(plan, "reference", closes ? fmax((double)bytes - plan->later, 0) : (double)bytes,
+                  !t->backend->host_memory);
     return e->code;
 }
 

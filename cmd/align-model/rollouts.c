@@ -374,7 +374,7 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
 {
     size_t bytes = 0;
     if (!s->samples)
-        return s->ref_base ? align_add_reference(s, plan, e) : LM_OK;
+        return s->ref_base && !s->kept ? align_add_reference(s, plan, e) : LM_OK;
     if (align_add_rollouts(s, longest_prompt(s), plan, e))
         return e->code;
     if (s->reward &&

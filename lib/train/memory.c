@@ -179,6 +179,9 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     memset(out, 0, sizeof *out);
     out->arena = (double)p->train_plan.bytes;
     out->lower_bound = (double)p->train_plan.lower_bound;
+    if (!device)
+        out->later = out->arena + (double)kept[LM_KEPT_GRAD] +
+                     (p->o.states_in == LM_STATES_FILE ? 0 : (double)kept[LM_KEPT_OPT]);
     add_weights(p, kept, device, out);
     lm_memory_add(out, "gradients (f32)", (double)kept[LM_KEPT_GRAD], device);
     if (p->o.states_in == LM_STATES_FILE) /* the system takes these pages back when it needs them */

@@ -20,7 +20,9 @@ typedef struct {
     int n_rows;
     double total, device;      /* bytes of the host's memory, and of the device's */
     double arena, lower_bound; /* bytes of the activations: planned, and the lower bound */
-    double checkpoint;         /* bytes of weights and states in files */
+    /* of `total`: bytes that nothing touches before the first step; 0 with a device */
+    double later;
+    double checkpoint; /* bytes of weights and states in files */
     int64_t params, matmul_params;
     int64_t trained;        /* elements that train, an adapter's included */
     double flops_per_token; /* 6 N + 12 L H D T; beside frozen weights those of the graph */

@@ -46,6 +46,8 @@ sampled=(--batch-size 2 --group 4 --micro-batch-size 8 --max-new-tokens 40 --rew
     keeps dpo --loss dpo --batch-size 4
     keeps "dpo, layers computed again" --loss dpo --batch-size 4 --recompute full
     keeps "dpo with lora" --loss dpo --batch-size 4 --method lora
+    keeps "dpo beside another model" --loss dpo --batch-size 4 --reference large
+    keeps "dpo with lora beside another model" --loss dpo --batch-size 4 --method lora --reference large
     keeps reward --loss reward --batch-size 4
     keeps "dpo in bf16, with evaluations" --loss dpo --batch-size 4 --dtype bf16 --val pairs.jsonl --eval-every 1
 }

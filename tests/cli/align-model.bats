@@ -210,8 +210,23 @@ refused() { # STATUS OPERAND ...: one line, on standard error
     align-model -q --resume d --reference elsewhere --steps 7
     run -2 --separate-stderr align-model -q --resume d --reference m0 --steps 8
     [[ $stderr == *"d/reference.safetensors: is of another model: "* ]] || { echo "$stderr"; false; }
-    run --separate-stderr "${A[@]}" m0 pairs.jsonl -o none --reference merged
-    [[ $status != 0 && $stderr == *merged* && ! -e none ]]
+    run -1 --separate-stderr "${A[@]}" m0 pairs.jsonl -o none --reference merged
+    [[ $stderr == "align-model: merged: cannot open: No such file or directory: "* && ! -e none ]] || { echo "$stderr"; false; }
+    run -1 --separate-stderr "${A[@]}" m0 pairs.jsonl -o none --reference m0+merged
+    [[ $stderr == "align-model: merged: cannot open: "* && ! -e none ]] || { echo "$stderr"; false; }
+    run -2 --separate-stderr "${A[@]}" m0 pairs.jsonl -o none --reference - < /dev/null
+    [[ $stderr == "align-model: standard input: "*"read again"* && $stderr != *"No such"* && ! -e none ]] ||
+        { echo "$stderr"; false; }
+}
+
+@test "a kept reference is of the adapter's scale, too" {
+    "${A[@]}" m0 pairs.jsonl -o tuned --method lora
+    "${A[@]}" m0 pairs.jsonl -o a --reference m0+tuned
+    cp -rL tuned/latest other
+    align-model -q --resume a --reference m0+other --steps 7
+    sed -i 's/"lora_alpha": [0-9]*/"lora_alpha": 3/' other/adapter_config.json
+    run -2 --separate-stderr align-model -q --resume a --reference m0+other --steps 8
+    [[ $stderr == *"a/reference.safetensors: is of another model: "* ]] || { echo "$stderr"; false; }
 }
 
 @test "a reference of another model is refused, of a whole model and of an adapter" {

@@ -110,11 +110,15 @@ lm_code lm_reference_model_digest(lm_reference_model *r, uint8_t digest[16], lm_
 {
     const lm_st *st = r->adapted ? r->use.adapter.tensors : NULL;
     lm_hash128 hash;
+    lm_buf text = { 0 };
     char *data = NULL;
-    if (lm_model_source_weights_digest(r->weights.src, digest, e) || !st)
+    if (lm_model_source_weights_digest(r->weights.src, digest, e) || !st ||
+        lm_tune_config_text(lm_tune_folder_config(r->use.folder), &text, e))
         return e->code;
     lm_hash128_init(&hash);
     lm_hash128_add(&hash, digest, 16);
+    lm_hash128_add(&hash, text.data, text.len);
+    lm_buf_fini(&text);
     for (size_t k = 0; k < lm_st_count(st) && !e->code; k++) {
         const lm_st_tensor *t = lm_st_at(st, k);
         if (!lm_alloc_n(&data, (size_t)t->bytes + 1, 1, "a tensor", e) &&
