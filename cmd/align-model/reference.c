@@ -92,11 +92,20 @@ static lm_code resolve(align_session *s, lm_err *e)
     return s->ref_adapter ? check_path(s->ref_adapter, e) : LM_OK;
 }
 
+static lm_code fail_unread(const align_session *s, lm_err *e)
+{
+    const lm_align_loss *loss = s->spec.use[0].loss;
+    const bool keeps = lm_align_keeps(&s->spec);
+    return lm_fail(
+        e, LM_EUSAGE, "--reference", keeps ? "leave it out" : "leave it out, or give --kl X",
+        "%s%s compares completions with no other model", loss->name, keeps ? "" : " without --kl");
+}
+
 lm_code align_find_reference(align_session *s, lm_err *e)
 {
     if (!align_compares(s)) {
         opt.reference = NULL;
-        return LM_OK;
+        return lm_given(&tool, "reference") ? fail_unread(s, e) : LM_OK;
     }
     return choose(s, e) ? e->code : resolve(s, e);
 }

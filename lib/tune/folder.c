@@ -53,6 +53,17 @@ bool lm_tune_folder_is(const char *path, const lm_bundle_opts *o)
     return there;
 }
 
+lm_code lm_tune_no_adapter(const lm_bundle *b, const char *path, lm_err *e)
+{
+    bool has_config = lm_bundle_find(b, lm_tune_config_file) != NULL;
+
+    if (!has_config && lm_bundle_find(b, "config.json"))
+        return lm_fail(e, LM_EUSAGE, path, "name it in place of the model",
+                       "it is a whole model, not an adapter");
+    return lm_fail(e, LM_EUSAGE, path, "give a folder that PEFT or peft-tune saved", "it has no %s",
+                   has_config ? lm_tune_weights_file : lm_tune_config_file);
+}
+
 /* adapter_config.json. */
 static lm_code read_config(lm_tune_folder *f, const lm_bundle_opts *o, lm_err *e)
 {
@@ -63,8 +74,7 @@ static lm_code read_config(lm_tune_folder *f, const lm_bundle_opts *o, lm_err *e
     if (!rc)
         rc = lm_bundle_spool(f->files, e);
     if (!rc && !lm_bundle_find(f->files, lm_tune_config_file))
-        return lm_fail(e, LM_EUSAGE, f->path, "give a folder that PEFT or peft-tune saved",
-                       "it has no %s", lm_tune_config_file);
+        return lm_tune_no_adapter(f->files, f->path, e);
     if (!rc)
         rc = lm_bundle_load(f->files, lm_tune_config_file, MAX_CONFIG, &text, e);
     if (!rc)

@@ -49,6 +49,9 @@ const json_t *lm_tune_folder_config(const lm_tune_folder *f); /* adapter_config.
 const lm_st *lm_tune_folder_tensors(const lm_tune_folder *f);
 lm_bundle *lm_tune_folder_files(const lm_tune_folder *f);
 
+/* Fail for files that lack an adapter's configuration or tensors, LM_EUSAGE: a whole model is named as
+ * such. */
+lm_code lm_tune_no_adapter(const lm_bundle *b, const char *path, lm_err *e);
 /* True if `path` is a folder or an archive with adapter_config.json; false for streams. */
 bool lm_tune_folder_is(const char *path, const lm_bundle_opts *o);
 

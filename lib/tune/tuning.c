@@ -68,8 +68,7 @@ static lm_code open_parts(lm_bundle *b, const char *path, lm_st **tensors, json_
     if (lm_bundle_spool(b, e))
         return e->code;
     if (!lm_bundle_find(b, lm_tune_config_file) || !lm_bundle_find(b, lm_tune_weights_file))
-        return lm_fail(e, LM_EUSAGE, path, "name a folder that PEFT or peft-tune saved",
-                       "it has no %s and %s", lm_tune_config_file, lm_tune_weights_file);
+        return lm_tune_no_adapter(b, path, e);
     lm_code rc = lm_bundle_load(b, lm_tune_config_file, MOST, &text, e);
     rc = rc ? rc
             : lm_json_parse(text.data ? text.data : "", text.len, lm_tune_config_file, config, e);

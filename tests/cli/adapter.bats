@@ -252,6 +252,8 @@ copy_with() {
     [ "$status" -ne 0 ]
     [[ $output == *nowhere* ]]
     run -2 generate m --adapter m -p x
+    [[ $output == "generate: m: it is a whole model, not an adapter: name it in place of the model" ]]
+    mkdir -p nothing && run -2 generate m --adapter nothing -p x
     [[ $output == *adapter_config.json* ]]
 }
 

@@ -303,6 +303,9 @@ refuses_alone() {
         refuses_alone "serves given answers only, and grpo learns from completions: use --max-new-tokens and --max-prompt-length" \
             --loss grpo --reward length:target=2 "$option"
     done
+    run -2 "${A[@]}" m0 pairs.jsonl -o x --loss grpo --reward length --reference m0
+    [[ $output == "align-model: --reference: grpo without --kl compares completions with no other model: leave it out, or give --kl X" ]] ||
+        { echo "$output"; false; }
     refuses_alone "simpo compares given answers with no other model: leave it out" --loss simpo --reference=m0
     # the student of a teacher samples
     "${A[@]}" m0 --dry-run --loss gkd --teacher m0 --temperature 1 --max-new-tokens 4 --max-prompt-length 9 > plan
