@@ -204,7 +204,8 @@ lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out,
     rc = rc ? rc : lm_tune_config_new(lm_tune_method_of("LORA"), base, &c, e);
 
     if (!rc && !s->report->modules)
-        rc = lm_fail(e, LM_EUSAGE, "an adapter", NULL, "no module changes");
+        rc = lm_fail(e, LM_EUSAGE, "adapter",
+                     "give a model or an adapter that differs from the base", "no module changes");
     if (!rc &&
         (json_object_set_new(c, "r", json_integer(usual)) ||
          json_object_set_new(c, "lora_alpha", json_integer(usual)) ||

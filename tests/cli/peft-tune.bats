@@ -213,6 +213,8 @@ same_from_5() { # NAME OPTION...
     cmp folder.txt stream.txt
     run -2 peft-tune -q --json --to-lora m one -o -
     [ "$output" = "peft-tune: --json: standard output holds the adapter: write the adapter to a folder" ]
+    run -2 peft-tune -q --unmerge m m -o -
+    [ "$output" = "peft-tune: adapter: no module changes: give a model or an adapter that differs from the base" ]
 }
 
 @test "peft-tune: all linear layers of some of the layers are changed, and no others" {
