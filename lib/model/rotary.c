@@ -30,12 +30,26 @@ static size_t table_room(const lm_model *m)
     return m->n_constants ? (table_bytes(m) + 63) / 64 * 64 : table_bytes(m);
 }
 
-size_t lm_rotary_bytes(const lm_model *m)
+size_t lm_rotary_constants(const lm_model *m)
 {
-    size_t bytes = table_room(m);
+    size_t bytes = 0;
     for (int i = 0; i < m->n_constants; i++)
         bytes += const_bytes(m, &m->constant[i]);
     return bytes;
+}
+
+size_t lm_rotary_numbers(const lm_model *m)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < m->n_constants; i++)
+        bytes += (size_t)m->constant[i].count *
+                 (m->constant[i].id ? sizeof *m->constant[i].id : sizeof *m->constant[i].number);
+    return bytes;
+}
+
+size_t lm_rotary_bytes(const lm_model *m)
+{
+    return table_room(m) + lm_rotary_constants(m);
 }
 
 static void fill(const lm_model *m, uint8_t *to)

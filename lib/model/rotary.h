@@ -14,8 +14,11 @@ typedef struct {
     size_t bytes;
 } lm_rotary;
 
-/* Bytes of the tables. */
+/* Bytes of the tables and constants; of the constants alone; and of the numbers from which these are
+ * made, which the model keeps on the host. */
 size_t lm_rotary_bytes(const lm_model *m);
+size_t lm_rotary_constants(const lm_model *m);
+size_t lm_rotary_numbers(const lm_model *m);
 lm_code lm_rotary_new(const lm_model *m, lm_backend *b, lm_rotary *out, lm_err *e);
 void lm_rotary_bind(const lm_rotary *r, const lm_model *m, lm_exec *x);
 void lm_rotary_fini(lm_rotary *r);

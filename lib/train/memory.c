@@ -199,7 +199,12 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
              device);
     if (device)
         lm_memory_add(out, "batch under way", (double)batch, true);
-    lm_memory_add(out, "rotary table", (double)lm_rotary_bytes(train) * (eval ? 2 : 1), device);
+    const double graphs = eval ? 2 : 1, constants = (double)lm_rotary_constants(train);
+    lm_memory_add(out, "rotary table", ((double)lm_rotary_bytes(train) - constants) * graphs,
+                  device);
+    lm_memory_add(out, "constants of the adapter", constants * graphs, device);
+    lm_memory_add(out, "numbers of constants (host)", (double)lm_rotary_numbers(train) * graphs,
+                  false);
     if ((eval || p->o.halves) && device)
         lm_memory_add(out, "losses (host)",
                       (double)rows * sizeof(float) *

@@ -385,13 +385,15 @@ copy_with() {
     plain_memory peft-tune
     init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=512 -s intermediate_size=1536 \
         -s num_hidden_layers=6 -o wide
-    for method in lora qlora; do
-        how=(wide text.jsonl -o "$method" --method "$method" --seq-len 128 --batch-size 8 --dtype f32 --steps 3)
+    for method in "fourierft --set n_frequency=300" lora qlora; do
+        read -ra with <<< "$method"
+        how=(wide text.jsonl -o "${with[0]}" --method "${with[@]}" --seq-len 128 --batch-size 8 --dtype f32 --steps 3)
         peft-tune -q "${how[@]}" --dry-run --json > plan
         peft-tune -q "${how[@]}" --json > done
         planned=$(grep -o '"memory_total": *[0-9]*' plan | grep -o '[0-9]*$')
         used=$(grep -o '"peak_memory_bytes": *[0-9]*' done | grep -o '[0-9]*$')
         awk -v p="$planned" -v u="$used" 'BEGIN { printf "planned %.1f MiB, used %.1f MiB\n", p / 2^20, u / 2^20; exit !(u < 1.05 * p && u > 0.95 * p) }'
+        [[ $method != fourierft* ]] || grep -q '"constants of the adapter"' plan
     done
     grep -q '"frozen (nf4_dq)"' plan
     peft-tune wide text.jsonl --rank 1000000 --seq-len 64 --batch-size 4 --dry-run > plan
