@@ -3,8 +3,10 @@
  * mixture, whose tokens are sorted by expert.
  *
  * Rows offsets[g] to offsets[g+1]-1 belong to group g; offsets[0] = 0, they do not decrease, and
- * the last is N.  A group may be empty.  Only the kernel reads the offsets, which may be the result
- * of an earlier kernel on a device: plans do not depend on them, and no row is padded or dropped.
+ * the last is at most N: rows from there on belong to no group, y and dx are 0 there, and they have
+ * no part in dw (copies of tokens that were dropped, kernels/route.h).  A group may be empty.  Only
+ * the kernel reads the offsets, which may be the result of an earlier kernel on a device: plans do
+ * not depend on them, and no row is padded.
  *
  * grouped_linear     in  x [N,K] act, w [G,M,K] act, offsets [G+1] I32
  *                    out y [N,M] act                     y = x w[g]^T for the rows of g

@@ -70,6 +70,18 @@ static inline size_t grouped_work(const lm_call *c, grouped_form form, lm_cpu_le
     return need;
 }
 
+/* Rows of no group, behind those of the last one. */
+static void grouped_clear(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    const lm_tensor *out = &c->out[0];
+    const int32_t *offsets = c->in[2].data;
+    size_t row = (size_t)out->dim[1] * lm_dtype_size(out->dtype);
+    (void)worker;
+    memset((char *)out->data + (size_t)(offsets[c->in[2].dim[0] - 1] + begin) * row, 0,
+           (size_t)(end - begin) * row);
+}
+
 static inline void grouped_run(const lm_call *c, grouped_form form, lm_cpu_level level)
 {
     const lm_grouped_attr *attr = c->attr;
@@ -87,6 +99,9 @@ static inline void grouped_run(const lm_call *c, grouped_form form, lm_cpu_level
             lm_gemm_run(&p, level, c->par);
         }
     }
+    if (form != GROUPED_DW)
+        lm_par_for(c->par, c->in[0].dim[0] - offsets[c->in[2].dim[0] - 1], PIECE, grouped_clear,
+                   (void *)c);
 }
 
 #define LM_GROUPED_KERNEL(NAME, FORM, LEVEL)                 \

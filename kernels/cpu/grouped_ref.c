@@ -19,6 +19,8 @@ static void rows_by_group(const lm_call *c, int64_t n, int64_t k, int64_t at_j, 
                     s += get(x, i * k + q) * get(w, g * n * k + j * at_j + q * at_q);
                 set(&c->out[0], i * n + j, s);
             }
+    for (int64_t i = offsets[w->dim[0]] * n; i < x->dim[0] * n; i++)
+        set(&c->out[0], i, 0);
 }
 
 static void grouped_linear(const lm_call *c)

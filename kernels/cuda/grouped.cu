@@ -3,8 +3,9 @@
  * rows of a product on the host, but only the device has it.
  *
  * The grid has strips of `side` rows.  Those of group g begin with strip offsets[g] / side + g,
- * which is past the last strip of the groups before it.  So a block finds its group by a search in
- * the offsets alone, without a list of tiles, and at most G + 1 strips are empty.  In the gradient
+ * which is past the last strip of the groups before it; rows of no group are a group G whose
+ * results are 0.  So a block finds its group by a search in the offsets alone, without a list of
+ * tiles, and at most G + 2 strips are empty.  In the gradient
  * of weights the rows of a group are the depth of its product, so its tiles follow from the
  * output's shape. */
 #include "kernels/cuda/gemm_tile.cuh"
@@ -34,7 +35,7 @@ __device__ inline int64_t group_at(const int32_t *offsets, int64_t groups, int64
     return low;
 }
 
-/* y = x w^T (TB), or dx = dy w.  t: n columns, depth k, tiles_m strips. */
+/* y = x w^T (TB), or dx = dy w.  t: m rows, n columns, depth k, tiles_m strips. */
 template <class T, bool TB>
 __global__ void __launch_bounds__(256, 3)
     grouped_rows_kernel(const T *a, const T *w, T *c, const int32_t *offsets, int64_t groups,
@@ -46,13 +47,15 @@ __global__ void __launch_bounds__(256, 3)
         int64_t strip, col;
         tile_at(t, i, &strip, &col);
         col *= side;
-        int64_t g = group_at(offsets, groups, strip);
-        int64_t row = offsets[g] + (strip - first_strip(offsets, g)) * side, end = offsets[g + 1];
+        int64_t g = group_at(offsets, groups + 1, strip);
+        int64_t row = offsets[g] + (strip - first_strip(offsets, g)) * side;
+        int64_t end = g < groups ? offsets[g + 1] : t.m;
         if (row >= end) /* the whole block */
             continue;
         float sum[side / 16][side / 16] = {};
-        sum_tile<T, T, false, TB, side>(sum, &room_a, &room_b, a, w + g * t.stride_b, t, row, end,
-                                        col, 0, t.k);
+        if (g < groups)
+            sum_tile<T, T, false, TB, side>(sum, &room_a, &room_b, a, w + g * t.stride_b, t, row,
+                                            end, col, 0, t.k);
         put_tile<T, side>(c, sum, t, row, end, col, nullptr, false);
     }
 }
@@ -96,10 +99,10 @@ template <class T, bool TB> static void by_rows(const lm_call *c)
     T *out = out_ptr<T>(c, 0);
     tiling t = {};
 
-    t.n = c->out[0].dim[1], t.k = a->dim[1];
+    t.m = rows, t.n = c->out[0].dim[1], t.k = a->dim[1];
     t.lda = t.k, t.ldb = TB ? t.k : t.n, t.ldc = t.n;
     t.stride_b = t.n * t.k;
-    t.tiles_m = rows / side + groups;
+    t.tiles_m = rows / side + groups + 1;
     t.tiles_n = ceil_div(t.n, side);
     t.pack_a = packs<T>(wide<T>::n, t.lda, a_at);
     t.pack_b = packs<T>(wide<T>::n, t.ldb, w_at);

@@ -51,13 +51,15 @@ static void y_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &attr);
 }
 
-/* Group boundaries at random positions, in order: some groups are empty. */
+/* Group boundaries at random positions, in order: some groups are empty, and often some rows are of
+ * none. */
 static void y_fill(lm_rng r, const lm_call *c)
 {
     int32_t *offsets = c->in[2].data;
     int64_t groups = c->in[2].dim[0] - 1, n = c->in[0].dim[0];
 
     offsets[0] = 0;
+    n -= (int64_t)lm_rng_below(r, 0, (uint64_t)n + 1) / 2;
     for (int64_t g = 1; g < groups; g++) {
         int32_t cut = (int32_t)lm_rng_below(r, (uint64_t)g, (uint64_t)n + 1);
         int64_t at = g;

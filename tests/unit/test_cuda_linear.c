@@ -102,21 +102,23 @@ static void check_grouped(const kernel_case *k, bool out, int at, int64_t groups
     drop(k, &want);
 }
 
-/* Groups that fill whole tiles and groups that do not, empty groups at both ends, and so many rows
- * that the sum of a weight is computed in parts. */
+/* Groups that fill whole tiles and groups that do not, empty groups at both ends, rows of no group, and so
+ * many rows that the sum of a weight is computed in parts. */
 static void test_grouped(void **state)
 {
     enum { G = 7, N = 1500, M = 70, K = 24 };
-    static const int32_t cuts[][G + 1] = { { 0, 0, 64, 64, 192, 193, 1500, 1500 },
-                                           { 0, 0, 0, 0, 0, 0, 0, N },
-                                           { 0, 1, 63, 127, 128, 640, 1499, N } };
+    static const int32_t cuts[][G + 1] = {
+        { 0, 0, 64, 64, 192, 193, 1500, 1500 }, { 0, 0, 0, 0, 0, 0, 0, N },
+        { 0, 1, 63, 127, 128, 640, 1499, N },   { 0, 0, 64, 64, 192, 193, 640, 640 },
+        { 0, 3, 3, 5, 130, 130, 131, 1401 },    { 0, 0, 0, 0, 0, 0, 0, 0 }
+    };
     static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
     static const lm_grouped_attr first = { LM_ACC_FIRST }, add = { LM_ACC_ADD };
     (void)state;
     open_path("plain");
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 6; i++) {
         operand offsets = given(vec(I32, G + 1), cuts[i]);
-        lm_dtype act = acts[i];
+        lm_dtype act = acts[i % 3];
         kernel_case y = { .op = "grouped_linear",
                           .attr = &first,
                           .in = { mat(ACT, N, K), mat(ACT, G * M, K), offsets },
@@ -126,7 +128,7 @@ static void test_grouped(void **state)
                            .in = { mat(ACT, N, M), mat(ACT, G * M, K), offsets },
                            .out = { mat(ACT, N, K) } };
         kernel_case dw = { .op = "grouped_linear_dw",
-                           .attr = i == 2 ? &add : &first,
+                           .attr = i % 3 == 2 ? &add : &first,
                            .in = { mat(ACT, N, M), mat(ACT, N, K), offsets },
                            .out = { mat(F32, G * M, K) } };
         check_grouped(&y, false, 1, G, act, allowed(act, act, "plain"));
