@@ -51,6 +51,7 @@ static const lm_kernel *const tables[] = {
     lm_grouped_avx512_kernels,
     lm_grouped_bf16_kernels,
     lm_grouped_amx_kernels,
+    lm_route_ref_kernels,
     lm_joined_ref_kernels,
     lm_factor_ref_kernels,
     lm_map_ref_kernels,

@@ -217,6 +217,8 @@ static lm_code make_output(const binding *b, const lm_operand *o, lm_tensor *t, 
     const char *dim = o->dims;
     if (o->is & LM_DOUBLE)
         t->dtype = LM_DTYPE_F64;
+    else if (o->is & LM_IDS)
+        t->dtype = LM_DTYPE_I32;
     else if (o->is & LM_CODES)
         t->dtype = LM_DTYPE_U8;
     else if (!(o->is & LM_ANY_TYPE))

@@ -33,6 +33,10 @@ lm_dtype lm_op_act(const lm_op *op, const lm_call *c)
         if (!lm_absent(&c->out[i]) && lm_dtype_is_float(c->out[i].dtype) &&
             !(op->out[i].is & LM_DOUBLE))
             return c->out[i].dtype;
+    for (int i = 0; i < c->n_in; i++)
+        if (!lm_absent(&c->in[i]) && lm_dtype_is_float(c->in[i].dtype) &&
+            !(op->in[i].is & (LM_DOUBLE | LM_ANY_TYPE)))
+            return lm_wide(c->in[i].dtype);
     return LM_DTYPE_F32;
 }
 

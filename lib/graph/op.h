@@ -25,7 +25,7 @@ enum {
     LM_LOW_PARAM = 2, /* an input in which a parameter has the low type (weights, not biases) */
     LM_WEIGHT = LM_ACT_TYPE | LM_LOW_PARAM,
     LM_OPTIONAL = 4,
-    LM_IDS = 8,     /* an input of I32: tokens, positions, rows */
+    LM_IDS = 8,     /* of I32 in every case: tokens, positions, rows */
     LM_FIXED = 16,  /* a float input through which no gradient flows (tables, scales) */
     LM_SAVED = 32,  /* an output for the backward only (statistics): no gradient flows into it */
     LM_OVER = 64,   /* the outputs so marked may share memory with the inputs so marked */
@@ -141,7 +141,7 @@ static inline bool lm_absent(const lm_tensor *t)
 }
 int lm_op_ins(const lm_op *op), lm_op_outs(const lm_op *op); /* numbers of operands */
 /* The dtype of activations: of the first present LM_ACT_TYPE operand, otherwise of the first float
- * output that is not LM_DOUBLE, else F32. */
+ * output that is not LM_DOUBLE, otherwise F64 if the first input of a wide type is, else F32. */
 lm_dtype lm_op_act(const lm_op *op, const lm_call *c);
 /* Check the inputs against the operands' dimensions and types, then set dtype, ndim and dim of
  * every output in `want` (bit i: output i); the others get ndim 0.  Outputs with a shape or dtype

@@ -86,6 +86,9 @@ static lm_code retype_node(pass *s, lm_node n, lm_err *e)
                 return e->code;
         } else if (s->g->value[v].role != LM_ROLE_ACT) {
             s->g->value[v].t.dtype = lm_wide(d);
+        } else if (!(n.op->in[i].is & (LM_ANY_TYPE | LM_DOUBLE))) {
+            if (in_type(s, v, lm_wide(d), &n.in[i], e)) /* logits of a product in the low type */
+                return e->code;
         }
     }
     /* Outputs keep their numbers; the shape rule sets their types again. */
