@@ -22,6 +22,7 @@
 #include "kernels/norm.h"
 #include "kernels/optim.h"
 #include "kernels/rope.h"
+#include "kernels/route.h"
 #include "tests/bench/call.h"
 
 enum { ROWS = 65536, WIDTH = 768, HEADS = 12, VOCAB = 50257, PARAMS = 32 << 20 };
@@ -46,6 +47,11 @@ static const lm_head_norm_attr head_norm = { HEADS - 4, 2, 64, 1e-6, LM_ACC_FIRS
 static const lm_rope_attr rope = { HEADS - 4, 2, 64, 64, false };
 static const lm_gelu_attr gelu_tanh = { false }, gelu_erf = { true };
 static const lm_dropout_attr drop = { 0.1, 1 };
+static const lm_route_attr mixtral = { .k = 2, .scale = 1, .normalise = true };
+static const lm_route_attr deepseek = {
+    .k = 8, .scale = 2.5, .sigmoid = true, .normalise = true, .groups = 8, .kept_groups = 4
+};
+static const lm_route_plan_attr plan = { 64, 0 };
 static const lm_embed_attr embed = { LM_ACC_ADD, LM_ACC_ADD, 0 };
 static const lm_adamw_attr adamw = { 1e-4, 0.9, 0.95, 1e-8, 0.1, 0.5, 0.5, 1, 0 };
 static const lm_sgd_attr sgd = { 1e-4, 0.9, 0, 0.1, 1, 0, false, false };
@@ -69,6 +75,10 @@ static const lm_sgd_attr sgd = { 1e-4, 0.9, 0, 0.1, 1, 0, false, false };
 #define G                        \
     {                            \
         F32, PARAMS, 0, 0, false \
+    }
+#define IDS(rows, cols, limit)              \
+    {                                       \
+        I32, (rows), (cols), (limit), false \
     }
 #define NO                   \
     {                        \
@@ -107,6 +117,44 @@ static const row rows[] = {
       { { ACT, ROWS, 2 * WIDTH, 0, false } } },
     { "add", "add", NULL, { X, X }, { X } },
     { "dropout", "dropout", &drop, { X }, { X } },
+    { "route choose, 2 of 8",
+      "route_choose",
+      &mixtral,
+      { { F32, ROWS, 8, 0, false } },
+      { { F32, ROWS, 2, 0, false }, IDS(ROWS, 2, 8) } },
+    { "route choose, 8 of 256",
+      "route_choose",
+      &deepseek,
+      { { F32, ROWS / 4, 256, 0, false }, { F32, 256, 0, 0, false } },
+      { { F32, ROWS / 4, 8, 0, false }, IDS(ROWS / 4, 8, 256) } },
+    { "route plan, 8 of 64",
+      "route_plan",
+      &plan,
+      { IDS(ROWS, 8, 64) },
+      { IDS(65, 0, 1), IDS(8 * ROWS, 0, 1), IDS(ROWS, 8, 1) } },
+    { "route rows",
+      "route_rows",
+      NULL,
+      { { ACT, ROWS / 2, WIDTH, 0, false }, IDS(ROWS, 0, ROWS), IDS(ROWS / 2, 2, ROWS) },
+      { X } },
+    { "route rows, weighted",
+      "route_rows",
+      NULL,
+      { { ACT, ROWS / 2, WIDTH, 0, false },
+        IDS(ROWS, 0, ROWS),
+        IDS(ROWS / 2, 2, ROWS),
+        { F32, ROWS / 2, 2, 0, false } },
+      { X } },
+    { "route sum",
+      "route_sum",
+      NULL,
+      { X, IDS(ROWS, 0, ROWS), IDS(ROWS / 2, 2, ROWS), { F32, ROWS / 2, 2, 0, false } },
+      { { ACT, ROWS / 2, WIDTH, 0, false } } },
+    { "route dot",
+      "route_dot",
+      NULL,
+      { { ACT, ROWS / 2, WIDTH, 0, false }, X, IDS(ROWS, 0, ROWS), IDS(ROWS / 2, 2, ROWS) },
+      { { F32, ROWS / 2, 2, 0, false } } },
     { "cast to bf16",
       "cast",
       NULL,
@@ -194,7 +242,8 @@ static void measure(const row *r, lm_dtype act)
     for (int i = 0; i < 5; i++) {
         in[i] = make(&r->in[i], act, 1);
         /* rows looked up, not the whole table */
-        bool table = !strcmp(r->op, "embed") && i == 1;
+        bool table =
+            (!strcmp(r->op, "embed") && i == 1) || (!strcmp(r->op, "route_rows") && i == 0);
         bytes += (double)(table ? (size_t)ROWS * WIDTH * lm_dtype_size(act) : bytes_of(&in[i]));
     }
     for (int i = 0; i < 4; i++) {
