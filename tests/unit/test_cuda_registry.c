@@ -102,7 +102,7 @@ static void run_on_device(const lm_kernel *k, const lm_step *step, operands *o, 
 /* Operators of the host alone. */
 static bool is_hosts(const lm_op *op)
 {
-    return op == &lm_op_panels || !strncmp(op->name, "route_", 6);
+    return op == &lm_op_panels;
 }
 
 /* Only joined operators may refuse a call. */

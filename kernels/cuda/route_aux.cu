@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* route_aux.cu -- losses of routing and their gradient: sums over blocks of tokens, then over
+ * blocks in double, in order; loads are whole numbers, which have no order. */
+#include "kernels/cuda/route_scores.cuh"
+
+extern "C" {
+#include "kernels/route.h"
+}
+
+enum { TOKENS = 64 }; /* of a block; sequences begin with a block */
+
+struct aux_args {
+    lm_route_aux_attr a;
+    int64_t tokens, experts, k, seq, sequences, each; /* each: blocks of a sequence */
+    const float *z, *dloss;
+    const int32_t *expert;
+    int *load;      /* [sequences,E] */
+    float *sum;     /* [blocks,E] of p; of the gradient dp [sequences,E] */
+    double *square; /* [blocks] of the squared logarithms */
+    float *loss, *mean, *load_out, *dz;
+};
+
+/* What divides the p of a token, and the logarithm of the sum of exp z. */
+struct token_sums {
+    float top, inv, lse;
+};
+
+__device__ inline token_sums sums_of(const aux_args &x, const float *z)
+{
+    bool finite;
+    token_sums s;
+    s.top = row_top(z, x.experts, &finite);
+    float sum = exp_sum(z, x.experts, s.top), part = 0;
+    s.lse = s.top + logf(sum);
+    for (int64_t e = lane_of(); x.a.sigmoid && e < x.experts; e += 32)
+        part += sigmoid_of(z[e]);
+    s.inv = 1 / (x.a.sigmoid ? warp_sum(part) : sum);
+    return s;
+}
+
+__device__ inline float share_of(const aux_args &x, float z, token_sums s)
+{
+    return s.inv * (x.a.sigmoid ? sigmoid_of(z) : expf(z - s.top));
+}
+
+static __global__ void count_kernel(aux_args x)
+{
+    for (int64_t i = global_thread(); i < x.tokens * x.k; i += global_threads())
+        if (x.expert[i] >= 0)
+            atomicAdd(&x.load[i / x.k / x.seq * x.experts + x.expert[i]], 1);
+}
+
+static __global__ void __launch_bounds__(row_threads) block_kernel(aux_args x)
+{
+    __shared__ token_sums token[TOKENS];
+    int64_t block = blockIdx.x, begin = block / x.each * x.seq;
+    int64_t first = begin + block % x.each * TOKENS, end = first + TOKENS;
+    end = end < begin + x.seq ? end : begin + x.seq;
+    for (int64_t t = first + threadIdx.x / 32; t < end; t += row_warps) {
+        token_sums s = sums_of(x, x.z + t * x.experts);
+        if (lane_of() == 0)
+            token[t - first] = s;
+    }
+    __syncthreads();
+    for (int64_t e = threadIdx.x; e < x.experts; e += blockDim.x) {
+        float sum = 0;
+        for (int64_t t = first; t < end; t++)
+            sum += share_of(x, x.z[t * x.experts + e], token[t - first]);
+        x.sum[block * x.experts + e] = sum;
+    }
+    if (threadIdx.x == 0) {
+        double square = 0;
+        for (int64_t t = first; t < end; t++)
+            square += (double)token[t - first].lse * token[t - first].lse;
+        x.square[block] = square;
+    }
+}
+
+/* One block. */
+static __global__ void loss_kernel(aux_args x)
+{
+    double T = (double)x.tokens, each = (double)x.experts / ((double)x.k * T), loss = 0;
+    for (int64_t e = threadIdx.x; e < x.experts; e += blockDim.x) {
+        double all_p = 0, all_n = 0, of_sequences = 0;
+        for (int64_t s = 0; s < x.sequences; s++) {
+            double p = 0, n = x.load[s * x.experts + e];
+            for (int64_t b = s * x.each; b < (s + 1) * x.each; b++)
+                p += x.sum[b * x.experts + e];
+            all_p += p;
+            all_n += n;
+            of_sequences += n * p;
+        }
+        loss +=
+            each * (x.a.balance * all_n * all_p / T + x.a.sequence * of_sequences / (double)x.seq);
+        if (x.mean)
+            x.mean[e] = (float)(all_p / T);
+        if (x.load_out)
+            x.load_out[e] = (float)all_n;
+    }
+    for (int64_t b = threadIdx.x; b < x.sequences * x.each; b += blockDim.x)
+        loss += x.a.z * x.square[b] / T;
+    loss = block_sum(loss);
+    if (threadIdx.x == 0)
+        *x.loss = (float)loss;
+}
+
+/* Gradients of p, of each sequence. */
+static __global__ void load_kernel(aux_args x)
+{
+    double T = (double)x.tokens, each = *x.dloss * (double)x.experts / ((double)x.k * T);
+    for (int64_t e = global_thread(); e < x.experts; e += global_threads()) {
+        double all = 0;
+        for (int64_t s = 0; s < x.sequences; s++)
+            all += x.load[s * x.experts + e];
+        for (int64_t s = 0; s < x.sequences; s++)
+            x.sum[s * x.experts + e] =
+                (float)(each * (x.a.balance * all / T +
+                                x.a.sequence * x.load[s * x.experts + e] / (double)x.seq));
+    }
+}
+
+static __global__ void __launch_bounds__(row_threads) aux_dz_kernel(aux_args x)
+{
+    float of_z = (float)(2 * x.a.z * *x.dloss / (double)x.tokens);
+    for (int64_t t = first_row(); t < x.tokens; t += next_row()) {
+        const float *z = x.z + t * x.experts, *dp = x.sum + t / x.seq * x.experts;
+        token_sums s = sums_of(x, z);
+        float dot = 0;
+        for (int64_t e = lane_of(); e < x.experts; e += 32)
+            dot = fmaf(share_of(x, z[e], s), dp[e], dot);
+        dot = warp_sum(dot);
+        for (int64_t e = lane_of(); e < x.experts; e += 32) {
+            float d = share_of(x, z[e], s) * (dp[e] - dot);
+            d *= x.a.sigmoid ? sigmoid_of(-z[e]) : 1;
+            x.dz[t * x.experts + e] = fmaf(of_z * s.lse, expf(z[e] - s.lse), d);
+        }
+    }
+}
+
+static aux_args args_of(const lm_call *c, bool gradient, size_t *bytes)
+{
+    aux_args x = {};
+    x.a = *(const lm_route_aux_attr *)c->attr;
+    x.tokens = c->in[0].dim[0], x.experts = c->in[0].dim[1], x.k = c->in[1].dim[1];
+    x.seq = x.a.seq ? x.a.seq : x.tokens;
+    x.sequences = x.tokens / x.seq;
+    x.each = (x.seq + TOKENS - 1) / TOKENS;
+    x.z = in_ptr<float>(c, 0);
+    x.expert = in_ptr<int32_t>(c, 1);
+    x.dloss = in_ptr<float>(c, 2);
+    int64_t blocks = x.sequences * x.each;
+    *bytes = 0;
+    x.load = part_of<int>(c->work, bytes, x.sequences * x.experts);
+    x.sum = part_of<float>(c->work, bytes, (gradient ? x.sequences : blocks) * x.experts);
+    x.square = part_of<double>(c->work, bytes, blocks);
+    return x;
+}
+
+static size_t aux_work(const lm_call *c, int)
+{
+    size_t bytes;
+    args_of(c, false, &bytes);
+    return bytes;
+}
+
+static void count_loads(const lm_call *c, const aux_args &x)
+{
+    fill_with<int>(c, x.load, x.sequences * x.experts, 0);
+    LM_LAUNCH(count_kernel, grid_for(x.tokens * x.k, 256, c->stream), 256, 0, c->stream, x);
+}
+
+static void route_aux(const lm_call *c)
+{
+    size_t bytes;
+    aux_args x = args_of(c, false, &bytes);
+    x.loss = out_ptr<float>(c, 0);
+    x.mean = out_ptr<float>(c, 1);
+    x.load_out = out_ptr<float>(c, 2);
+    count_loads(c, x);
+    LM_LAUNCH(block_kernel, (unsigned)(x.sequences * x.each), row_threads, 0, c->stream, x);
+    LM_LAUNCH(loss_kernel, 1, 256, 0, c->stream, x);
+}
+
+static void route_aux_dz(const lm_call *c)
+{
+    size_t bytes;
+    aux_args x = args_of(c, true, &bytes);
+    x.dz = out_ptr<float>(c, 0);
+    count_loads(c, x);
+    LM_LAUNCH(load_kernel, grid_for(x.experts, 256, c->stream), 256, 0, c->stream, x);
+    LM_LAUNCH(aux_dz_kernel, grid_for(x.tokens, row_warps, c->stream), row_threads, 0, c->stream,
+              x);
+}
+
+extern "C" const lm_kernel lm_route_aux_cuda_kernels[] = {
+    { "route_aux", LM_DTYPE_F32, LM_CUDA_PLAIN, route_aux, aux_work },
+    { "route_aux_dz", LM_DTYPE_F32, LM_CUDA_PLAIN, route_aux_dz, aux_work },
+    LM_CUDA_END,
+};

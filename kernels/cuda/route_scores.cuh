@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* route_scores.cuh -- a token's logits by the lanes of a warp, and parts of scratch, for the route
+ * family. */
+#ifndef LM_KERNELS_CUDA_ROUTE_SCORES_CUH
+#define LM_KERNELS_CUDA_ROUTE_SCORES_CUH
+
+#include "kernels/cuda/device.cuh"
+
+static const unsigned full_warp = 0xffffffffu;
+static const int row_warps = 8, row_threads = 32 * row_warps; /* a warp a row */
+
+__device__ inline int64_t lane_of(void)
+{
+    return threadIdx.x % 32;
+}
+__device__ inline int64_t first_row(void)
+{
+    return (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+}
+__device__ inline int64_t next_row(void)
+{
+    return (int64_t)gridDim.x * (blockDim.x / 32);
+}
+
+__device__ inline float sigmoid_of(float z)
+{
+    return 1 / (1 + expf(-z));
+}
+
+/* inv: 1 / sum of exp(z - top), or 1 of sigmoids; NaN: a logit is not finite. */
+struct row_stats {
+    float top, inv;
+};
+
+__device__ inline float row_top(const float *z, int64_t experts, bool *finite)
+{
+    float top = -INFINITY;
+    int bad = 0;
+    for (int64_t e = lane_of(); e < experts; e += 32) {
+        bad |= !(z[e] - z[e] == 0);
+        top = fmaxf(top, z[e]);
+    }
+    *finite = !__any_sync(full_warp, bad);
+    return warp_max(top);
+}
+
+__device__ inline float exp_sum(const float *z, int64_t experts, float top)
+{
+    float sum = 0;
+    for (int64_t e = lane_of(); e < experts; e += 32)
+        sum += expf(z[e] - top);
+    return warp_sum(sum);
+}
+
+__device__ inline row_stats stats_of(const float *z, int64_t experts, bool sigmoid)
+{
+    bool finite;
+    row_stats r;
+    r.top = row_top(z, experts, &finite);
+    float sum = sigmoid ? 1 : exp_sum(z, experts, r.top);
+    r.inv = finite ? 1 / sum : NAN;
+    return r;
+}
+
+__device__ inline float score(bool sigmoid, float z, row_stats r)
+{
+    return r.inv * (sigmoid ? sigmoid_of(z) : expf(z - r.top));
+}
+
+/* The next `count` elements of scratch; *at: bytes used so far. */
+template <class P> inline P *part_of(void *work, size_t *at, int64_t count)
+{
+    P *p = work ? (P *)((char *)work + *at) : nullptr;
+    *at = (*at + (size_t)count * sizeof(P) + 255) / 256 * 256;
+    return p;
+}
+
+template <class P> __global__ void fill_kernel(P *p, int64_t count, P value)
+{
+    for (int64_t i = global_thread(); i < count; i += global_threads())
+        p[i] = value;
+}
+
+template <class P> inline void fill_with(const lm_call *c, P *p, int64_t count, P value)
+{
+    LM_LAUNCH((fill_kernel<P>), grid_for(count, 256, c->stream), 256, 0, c->stream, p, count,
+              value);
+}
+
+#endif
