@@ -8,12 +8,14 @@
  * the kernel reads the offsets, which may be the result of an earlier kernel on a device: plans do
  * not depend on them, and no row is padded.
  *
- * grouped_linear     in  x [N,K] act, w [G,M,K] act, offsets [G+1] I32
+ * grouped_linear     in  x [N,K] act, w [GM,K] act, offsets [G+1] I32
  *                    out y [N,M] act                     y = x w[g]^T for the rows of g
- * grouped_linear_dx  in  dy [N,M] act, w [G,M,K] act, offsets [G+1] I32
+ * grouped_linear_dx  in  dy [N,M] act, w [GM,K] act, offsets [G+1] I32
  *                    out dx [N,K] act                    dx = dy w[g]
  * grouped_linear_dw  in  dy [N,M] act, x [N,K] act, offsets [G+1] I32
- *                    out dw [G,M,K] F32 (acc)            dw[g] (+)= dy^T x over the rows of g
+ *                    out dw [GM,K] F32 (acc)             dw[g] (+)= dy^T x over the rows of g
+ * w[g] are M rows of w from row g M on: the matrices lie one below another, as several tensors of a checkpoint in one
+ * parameter.
  * No operand aliases another.  Tolerance as in linear.h. */
 #ifndef LM_KERNELS_GROUPED_H
 #define LM_KERNELS_GROUPED_H
@@ -21,7 +23,8 @@
 #include "kernels/kernel.h"
 
 typedef struct {
-    lm_acc acc; /* grouped_linear_dw only */
+    int64_t groups, rows; /* G, M */
+    lm_acc acc;           /* grouped_linear_dw only */
 } lm_grouped_attr;
 
 #endif

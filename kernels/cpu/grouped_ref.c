@@ -11,7 +11,7 @@ static void rows_by_group(const lm_call *c, int64_t n, int64_t k, int64_t at_j, 
     const lm_tensor *x = &c->in[0], *w = &c->in[1];
     const int32_t *offsets = c->in[2].data;
 
-    for (int64_t g = 0; g < w->dim[0]; g++)
+    for (int64_t g = 0; g + 1 < c->in[2].dim[0]; g++)
         for (int64_t i = offsets[g]; i < offsets[g + 1]; i++)
             for (int64_t j = 0; j < n; j++) {
                 double s = 0;
@@ -19,19 +19,19 @@ static void rows_by_group(const lm_call *c, int64_t n, int64_t k, int64_t at_j, 
                     s += get(x, i * k + q) * get(w, g * n * k + j * at_j + q * at_q);
                 set(&c->out[0], i * n + j, s);
             }
-    for (int64_t i = offsets[w->dim[0]] * n; i < x->dim[0] * n; i++)
+    for (int64_t i = offsets[c->in[2].dim[0] - 1] * n; i < x->dim[0] * n; i++)
         set(&c->out[0], i, 0);
 }
 
 static void grouped_linear(const lm_call *c)
 {
-    int64_t m = c->in[1].dim[1], k = c->in[1].dim[2];
+    int64_t m = c->out[0].dim[1], k = c->in[0].dim[1];
     rows_by_group(c, m, k, k, 1);
 }
 
 static void grouped_linear_dx(const lm_call *c)
 {
-    int64_t m = c->in[1].dim[1], k = c->in[1].dim[2];
+    int64_t m = c->in[0].dim[1], k = c->out[0].dim[1];
     rows_by_group(c, k, m, 1, k);
 }
 

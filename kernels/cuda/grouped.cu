@@ -93,8 +93,8 @@ static unsigned tile_blocks(int64_t tiles)
 
 template <class T, bool TB> static void by_rows(const lm_call *c)
 {
-    const lm_tensor *a = &c->in[0], *w = &c->in[1];
-    int64_t rows = a->dim[0], groups = w->dim[0];
+    const lm_tensor *a = &c->in[0];
+    int64_t rows = a->dim[0], groups = c->in[2].dim[0] - 1;
     const T *a_at = in_ptr<T>(c, 0), *w_at = in_ptr<T>(c, 1);
     T *out = out_ptr<T>(c, 0);
     tiling t = {};
@@ -126,7 +126,7 @@ template <class T> static void grouped_linear_dw(const lm_call *c)
     const lm_grouped_attr *attr = (const lm_grouped_attr *)c->attr;
     const T *dy = in_ptr<T>(c, 0), *x = in_ptr<T>(c, 1);
     float *dw = out_ptr<float>(c, 0);
-    int64_t groups = c->out[0].dim[0];
+    int64_t groups = c->in[2].dim[0] - 1;
     tiling t = {};
 
     t.m = c->in[0].dim[1], t.n = c->in[1].dim[1];

@@ -6,13 +6,19 @@
 #include "op/example.h"
 #include "op/ops.h"
 
-static const lm_field dw_fields[] = { { LM_ATTR_WORD(lm_grouped_attr, acc, lm_acc_words) }, { 0 } };
+static const lm_field sizes[] = { { LM_ATTR_INT(lm_grouped_attr, groups, 'G') },
+                                  { LM_ATTR_INT(lm_grouped_attr, rows, 'M') },
+                                  { 0 } };
+static const lm_field dw_fields[] = { { LM_ATTR_INT(lm_grouped_attr, groups, 'G') },
+                                      { LM_ATTR_INT(lm_grouped_attr, rows, 'M') },
+                                      { LM_ATTR_WORD(lm_grouped_attr, acc, lm_acc_words) },
+                                      { 0 } };
 
 static lm_code y_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
     lm_vid x = n->in[0], w = n->in[1], offsets = n->in[2], dy = lm_grad_of(s, n->out[0]);
-    lm_grouped_attr attr = { LM_ACC_ADD };
+    lm_grouped_attr attr = *(const lm_grouped_attr *)n->attr;
 
     if (lm_grad_wants(s, w)) {
         lm_vid in[3] = { dy, x, offsets }, dw;
@@ -31,11 +37,12 @@ static lm_code y_grad(lm_grad *s, const lm_node *n, lm_err *e)
     return LM_OK;
 }
 
-/* Each row is multiplied with the weights of one group. */
+/* Each row is multiplied with the weights of one group: x has their K columns, or dy their M beside a result of K. */
 static void grouped_cost(const lm_call *c, lm_cost *out)
 {
-    const lm_tensor *w = c->in[1].ndim == 3 ? &c->in[1] : &c->out[0];
-    out->flops = 2.0 * (double)c->in[0].dim[0] * (double)w->dim[1] * (double)w->dim[2];
+    const lm_grouped_attr *a = c->attr;
+    int64_t k = c->in[0].dim[1] == a->rows ? c->out[0].dim[1] : c->in[0].dim[1];
+    out->flops = 2.0 * (double)c->in[0].dim[0] * (double)a->rows * (double)k;
     out->bytes = lm_call_bytes(c);
 }
 
@@ -43,10 +50,10 @@ static void y_example(lm_rng r, int i, lm_example *x)
 {
     int64_t n = lm_example_size(r, i, 0, 127), m = lm_example_size(r, i, 1, 70);
     int64_t k = lm_example_size(r, i, 2, 127), groups = lm_example_size(r, i, 3, 9);
-    lm_grouped_attr attr = { LM_ACC_FIRST };
+    lm_grouped_attr attr = { groups, m, LM_ACC_FIRST };
     *x = (lm_example){ .n_in = 3, .want = 1 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, k);
-    x->in[1] = lm_shape3(LM_DTYPE_F32, groups, m, k);
+    x->in[1] = lm_shape2(LM_DTYPE_F32, groups * m, k);
     x->in[2] = lm_shape1(LM_DTYPE_I32, groups + 1);
     lm_example_attr(x, &attr);
 }
@@ -73,10 +80,9 @@ static void y_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_grouped_linear = {
     .name = "grouped_linear",
     .attr_size = sizeof(lm_grouped_attr),
-    .in = { { "x", "N,K", LM_ACT_TYPE },
-            { "w", "G,M,K", LM_WEIGHT },
-            { "offsets", "G+1", LM_IDS } },
+    .in = { { "x", "N,K", LM_ACT_TYPE }, { "w", "GM,K", LM_WEIGHT }, { "offsets", "G+1", LM_IDS } },
     .out = { { "y", "N,M", LM_ACT_TYPE } },
+    .fields = sizes,
     .prec = LM_PREC_ALLOW,
     .grad = y_grad,
     .cost = grouped_cost,
@@ -88,9 +94,10 @@ const lm_op lm_op_grouped_linear_dx = {
     .name = "grouped_linear_dx",
     .attr_size = sizeof(lm_grouped_attr),
     .in = { { "dy", "N,M", LM_ACT_TYPE },
-            { "w", "G,M,K", LM_WEIGHT },
+            { "w", "GM,K", LM_WEIGHT },
             { "offsets", "G+1", LM_IDS } },
     .out = { { "dx", "N,K", LM_ACT_TYPE } },
+    .fields = sizes,
     .prec = LM_PREC_ALLOW,
     .cost = grouped_cost,
 };
@@ -101,7 +108,7 @@ const lm_op lm_op_grouped_linear_dw = {
     .in = { { "dy", "N,M", LM_ACT_TYPE },
             { "x", "N,K", LM_ACT_TYPE },
             { "offsets", "G+1", LM_IDS } },
-    .out = { { "dw", "G,M,K", 0 } },
+    .out = { { "dw", "GM,K", 0 } },
     .fields = dw_fields,
     .prec = LM_PREC_ALLOW,
     .cost = grouped_cost,

@@ -132,11 +132,12 @@ static void test_operands(void **state)
     lm_vid x = value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, 6, 24), "x");
     lm_vid odd = value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, 6, 7), "odd");
     lm_vid low = value(g, LM_ROLE_PARAM, lm_shape2(LM_DTYPE_BF16, 3, 24), "low");
-    lm_vid w3 = value(g, LM_ROLE_PARAM, lm_shape3(LM_DTYPE_F32, 4, 2, 24), "w3");
+    lm_vid w3 = value(g, LM_ROLE_PARAM, lm_shape2(LM_DTYPE_F32, 8, 24), "w3");
     lm_vid ids5 = value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, 5), "ids5");
     lm_vid ids6 = value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, 6), "ids6");
     lm_vid table = value(g, LM_ROLE_CONST, lm_shape2(LM_DTYPE_F32, 9, 4), "table");
-    lm_grouped_attr grouped = { LM_ACC_FIRST };
+    lm_grouped_attr grouped = { 4, 2, LM_ACC_FIRST };
+    lm_linear_attr linear = { LM_ACC_FIRST };
     lm_rope_attr rope = { 4, 1, 4, 4, false };
 
     assert_string_equal(complaint(g, &lm_op_swiglu, NULL, odd, LM_NONE, LM_NONE),
@@ -146,7 +147,7 @@ static void test_operands(void **state)
                         "offsets is i32[6], not [G+1]: G+1 is 5");
     assert_string_equal(complaint(g, &lm_op_rows, NULL, x, table, LM_NONE),
                         "idx is f32[9,4], not [M]");
-    assert_string_equal(complaint(g, &lm_op_linear, &grouped, x, low, LM_NONE),
+    assert_string_equal(complaint(g, &lm_op_linear, &linear, x, low, LM_NONE),
                         "w is of bf16, not of f32");
     assert_string_equal(complaint(g, &lm_op_rope, &rope, x, ids6, table), "");
     rope.heads = 5;

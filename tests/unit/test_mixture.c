@@ -42,7 +42,7 @@ static void build(layer *l, lm_route_attr route)
 {
     lm_err e = { 0 };
     lm_linear_attr linear = { LM_ACC_FIRST };
-    lm_grouped_attr grouped = { LM_ACC_FIRST };
+    lm_grouped_attr in = { E, 2 * M, LM_ACC_FIRST }, out = { E, C, LM_ACC_FIRST };
     lm_route_plan_attr plan = { E, 0 };
     lm_route_aux_attr aux = { route.sigmoid, 0.3, 0, 0.1, 0 };
     lm_vid more[2], rows;
@@ -50,8 +50,8 @@ static void build(layer *l, lm_route_attr route)
     must(lm_graph_new(&l->g, &e), &e);
     l->x = make(l, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, T, C), "x");
     l->router = make(l, LM_ROLE_PARAM, lm_shape2(LM_DTYPE_F32, E, C), "router");
-    l->in_w = make(l, LM_ROLE_PARAM, lm_shape3(LM_DTYPE_F32, E, 2 * M, C), "in");
-    l->out_w = make(l, LM_ROLE_PARAM, lm_shape3(LM_DTYPE_F32, E, C, M), "out");
+    l->in_w = make(l, LM_ROLE_PARAM, lm_shape2(LM_DTYPE_F32, E * 2 * M, C), "in");
+    l->out_w = make(l, LM_ROLE_PARAM, lm_shape2(LM_DTYPE_F32, E * C, M), "out");
     l->z =
         append(l, &lm_op_linear, &linear, (lm_vid[4]){ l->x, l->router, LM_NONE, LM_NONE }, NULL);
     l->weight = append(l, &lm_op_route_choose, &route, (lm_vid[4]){ l->z, LM_NONE }, more);
@@ -61,11 +61,9 @@ static void build(layer *l, lm_route_attr route)
     l->place = more[1];
     rows =
         append(l, &lm_op_route_rows, NULL, (lm_vid[4]){ l->x, l->from, l->place, LM_NONE }, NULL);
-    rows =
-        append(l, &lm_op_grouped_linear, &grouped, (lm_vid[4]){ rows, l->in_w, l->offsets }, NULL);
+    rows = append(l, &lm_op_grouped_linear, &in, (lm_vid[4]){ rows, l->in_w, l->offsets }, NULL);
     rows = append(l, &lm_op_swiglu, NULL, (lm_vid[4]){ rows }, NULL);
-    rows =
-        append(l, &lm_op_grouped_linear, &grouped, (lm_vid[4]){ rows, l->out_w, l->offsets }, NULL);
+    rows = append(l, &lm_op_grouped_linear, &out, (lm_vid[4]){ rows, l->out_w, l->offsets }, NULL);
     l->y =
         append(l, &lm_op_route_sum, NULL, (lm_vid[4]){ rows, l->from, l->place, l->weight }, NULL);
     l->loss = append(l, &lm_op_route_aux, &aux, (lm_vid[4]){ l->z, l->expert }, more);
