@@ -8,6 +8,7 @@
 #include "convert/verify.h"
 #include "format/inspect.h"
 #include "format/inspect_report.h"
+#include "model/config.h"
 
 static struct {
     bool check, list, stats, strict, verify;
@@ -48,9 +49,25 @@ static lm_tool tool = {
     .examples = examples,
 };
 
+/* Parameters of a mixture of experts that a token meets; 0: not a mixture, or no config of a known model. */
+static int64_t active(const lm_model_source *m)
+{
+    const json_t *config = lm_model_source_config(m);
+    lm_config c;
+    lm_err ignored = { 0 };
+    int64_t n;
+
+    if (!config || lm_config_read(config, "config.json", &c, &ignored))
+        return 0;
+    n = lm_config_active_params(&c);
+    n = n < lm_config_params(&c) ? n : 0;
+    lm_config_fini(&c);
+    return n;
+}
+
 static lm_code show(lm_model_source *m, lm_par *par, lm_buf *text, lm_err *e)
 {
-    lm_inspect_opts how = { tool.json, opt.list, opt.stats, opt.only.v, opt.only.n };
+    lm_inspect_opts how = { tool.json, opt.list, opt.stats, opt.only.v, opt.only.n, active(m) };
     lm_code rc = lm_inspect_report(m, &how, par, &tool.sink, text, e);
 
     return rc || lm_stopping() ? rc : lm_model_source_finish(m, e);

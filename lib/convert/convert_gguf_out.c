@@ -411,6 +411,9 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
     writer w = { .m = m, .s = &s, .imatrix = o->imatrix };
     lm_code rc = lm_gguf_recipe_find(o->type, &rule.recipe, e);
 
+    if (!rc && !*m->config.arch->gguf)
+        rc = lm_fail(e, LM_EUSAGE, m->path, NULL, "models of type %s are not converted to GGUF",
+                     lm_arch_name(m->config.arch));
     if (!rc)
         rc = lm_match_make(m, &s, e);
     if (!rc)

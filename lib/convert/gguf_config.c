@@ -747,7 +747,7 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
         rc = check_dense(g, &name, e);
     for (int i = 0; !rc && !*out && lm_arch_at(i); i++) {
         const char *known = lm_arch_at(i)->gguf;
-        if (strlen(known) == name.len && !memcmp(known, name.text, name.len))
+        if (*known && strlen(known) == name.len && !memcmp(known, name.text, name.len))
             *out = lm_arch_at(i);
     }
     if (!rc && !*out)

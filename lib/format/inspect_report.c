@@ -177,6 +177,9 @@ static void text_summary(const report *r, lm_text *x)
     lm_text_addf(x, "  files      %zu\n  tensors    %zu\n", files, lm_model_source_count(r->m));
     lm_text_addf(x, "  parameters %" PRId64 " (%s)\n", lm_model_source_params(r->m),
                  lm_show_count((double)lm_model_source_params(r->m), a));
+    if (r->opts->active)
+        lm_text_addf(x, "  active     %" PRId64 " (%s) in a token\n", r->opts->active,
+                     lm_show_count((double)r->opts->active, a));
     lm_text_addf(x, "  bytes      %" PRIu64 " (%s)\n", lm_model_source_bytes(r->m),
                  lm_show_bytes((double)lm_model_source_bytes(r->m), b));
     for (int i = 0; i < r->n_types; i++)
@@ -289,6 +292,8 @@ static lm_code json_report(const report *r, lm_buf *out, lm_err *e)
     lm_jw_int(&w, "files", (int64_t)lm_model_source_files(r->m));
     lm_jw_int(&w, "tensor_count", (int64_t)lm_model_source_count(r->m));
     lm_jw_int(&w, "parameters", lm_model_source_params(r->m));
+    if (r->opts->active)
+        lm_jw_int(&w, "active_parameters", r->opts->active);
     lm_jw_int(&w, "bytes", (int64_t)lm_model_source_bytes(r->m));
     json_types(r, &w);
     if (r->history)

@@ -12,6 +12,7 @@ typedef struct {
     bool stats;              /* with statistics: reads all data */
     const char *const *only; /* globs of the names to list; n_only 0: all */
     int n_only;
+    int64_t active; /* parameters that a token meets, of a mixture of experts; 0: not shown */
 } lm_inspect_opts;
 
 /* Summary and list of one model (a stream is read in order), appended to `out`.  JSON: one object, described in

@@ -7,8 +7,9 @@
 #include <string.h>
 
 static const lm_arch *const known[] = {
-    &lm_arch_gpt2,  &lm_arch_llama, &lm_arch_mistral, &lm_arch_qwen2,  &lm_arch_qwen3,
-    &lm_arch_olmo2, &lm_arch_olmo3, &lm_arch_gemma2,  &lm_arch_gemma3,
+    &lm_arch_gpt2,   &lm_arch_llama,   &lm_arch_mistral,   &lm_arch_qwen2,
+    &lm_arch_qwen3,  &lm_arch_olmo2,   &lm_arch_olmo3,     &lm_arch_gemma2,
+    &lm_arch_gemma3, &lm_arch_mixtral, &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 
@@ -30,13 +31,13 @@ const char *lm_arch_name(const lm_arch *a)
     return a->name;
 }
 
-/* True if an entry before entry i has its name. */
-static bool is_again(int i, bool gguf)
+/* True if entry i has no name in GGUF, or that of an entry before it. */
+static bool is_left_out(int i, bool gguf)
 {
     for (int k = 0; gguf && k < i; k++)
         if (!strcmp(known[k]->gguf, known[i]->gguf))
             return true;
-    return false;
+    return gguf && !*known[i]->gguf;
 }
 
 const char *lm_arch_list(bool gguf, char out[200])
@@ -44,10 +45,10 @@ const char *lm_arch_list(bool gguf, char out[200])
     size_t n = 0;
     int last = N_KNOWN - 1;
 
-    while (is_again(last, gguf))
+    while (is_left_out(last, gguf))
         last--;
     for (int i = 0; i <= last; i++)
-        if (!is_again(i, gguf) && n < 160)
+        if (!is_left_out(i, gguf) && n < 160)
             n += (size_t)snprintf(out + n, 200 - n, "%s%s",
                                   !i          ? ""
                                   : i == last ? " and "

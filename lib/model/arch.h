@@ -31,11 +31,20 @@ typedef enum {
     LM_PART_GATE,
     LM_PART_UP,
     LM_PART_DOWN,
+    LM_PART_ROUTER,
+    LM_PART_EXPERT_GATE, /* of each expert; '#' in their names stands for its number */
+    LM_PART_EXPERT_UP,
+    LM_PART_EXPERT_DOWN,
+    LM_PART_SHARED_GATE,
+    LM_PART_SHARED_UP,
+    LM_PART_SHARED_DOWN,
+    LM_PART_SHARED_SWITCH, /* [1,width]: what weighs the shared expert */
     LM_PART_MLP_POST_NORM,
 } lm_part;
 
 /* Its names without prefix and suffix: "self_attn.q_proj" for
- * model.layers.3.self_attn.q_proj.weight, "attn_q" for blk.3.attn_q.weight. */
+ * model.layers.3.self_attn.q_proj.weight, "attn_q" for blk.3.attn_q.weight, "mlp.experts.#.up_proj" for the
+ * experts' model.layers.3.mlp.experts.0.up_proj.weight and so on. */
 typedef struct {
     lm_part part; /* 0 ends a table */
     const char *hf, *gguf;
@@ -68,7 +77,7 @@ typedef struct {
 struct lm_arch {
     const char *name;        /* model_type */
     const char *class_name;  /* of "architectures" */
-    const char *gguf;        /* general.architecture */
+    const char *gguf;        /* general.architecture; "": not converted */
     const char *const *keys; /* of config.json with a meaning, ended by NULL */
     bool tied;               /* default of tie_word_embeddings */
     lm_code (*read)(const json_t *o, const char *where, lm_config *c, lm_err *e);
@@ -97,7 +106,8 @@ struct lm_arch {
 };
 
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
-    lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3;
+    lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
+    lm_arch_qwen2_moe, lm_arch_qwen3_moe;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
@@ -127,15 +137,19 @@ typedef struct {
     lm_element_order order;
     lm_part part;
     bool bias;
-    int64_t layer; /* -1: outside the layers */
-    int64_t heads; /* LM_ORDER_ROPE: number of heads in the rows */
-    bool plus_one; /* GGUF stores 1 + the number */
+    int64_t layer;  /* -1: outside the layers */
+    int64_t expert; /* of the parts of experts, otherwise 0 */
+    int64_t heads;  /* LM_ORDER_ROPE: number of heads in the rows */
+    bool plus_one;  /* GGUF stores 1 + the number */
 } lm_model_tensor;
 
 /* Hugging Face's name of a part, "model.layers.3.self_attn.q_proj.weight" (layer -1: outside the layers), and
- * its middle, "layers.3.self_attn.q_proj".  The architecture has the part. */
+ * its middle, "layers.3.self_attn.q_proj".  The architecture has the part.  Of parts of experts the first is that of
+ * expert 0, the middle has '#' in place of its number. */
 const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                               char out[LM_TENSOR_NAME]);
+const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int64_t expert,
+                              bool bias, char out[LM_TENSOR_NAME]);
 const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char out[LM_TENSOR_NAME]);
 /* GGUF's, "blk.3.attn_q.weight". */
 const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
@@ -143,8 +157,15 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
 /* Call `see` for each tensor of a model, in the order of its layers, until it fails. */
 lm_code lm_model_tensors_walk(const lm_config *c,
                               lm_code (*see)(void *ctx, const lm_model_tensor *t), void *ctx);
-/* Rows and columns of a part of layer l: y = w x has as many as rows; columns 0: a vector.  False: the model has no
- * such tensor. */
+/* True if a part is one of several experts. */
+static inline bool lm_part_is_expert(lm_part part)
+{
+    return part >= LM_PART_EXPERT_GATE && part <= LM_PART_EXPERT_DOWN;
+}
+/* Tensors of a part of layer l: the experts, or 1. */
+int64_t lm_part_count(const lm_config *c, lm_part part, int64_t l);
+/* Rows and columns of a part of layer l (of one expert): y = w x has as many as rows; columns 0: a vector.  False: the
+ * model has no such tensor. */
 bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
 /* True if `name` is the head, and the model has none beside its embedding. */

@@ -21,11 +21,24 @@ static size_t stem_length(const char *name, const char *suffix)
     return ends ? n - k - 1 : 0;
 }
 
-/* True if `part` is the last of the n bytes at `name`, or several whole parts at their end. */
+/* True if `part` is the last of the n bytes at `name`, or several whole parts at their end; '#' in it stands for
+ * digits. */
 static bool ends_with(const char *name, size_t n, const char *part)
 {
     size_t k = strlen(part);
-    return k <= n && !memcmp(name + n - k, part, k) && (k == n || name[n - k - 1] == '.');
+    for (; k; k--) {
+        if (part[k - 1] != '#' && (!n || part[k - 1] != name[n - 1]))
+            return false;
+        if (part[k - 1] != '#') {
+            n--;
+            continue;
+        }
+        if (!n || name[n - 1] < '0' || name[n - 1] > '9')
+            return false;
+        while (n && name[n - 1] >= '0' && name[n - 1] <= '9')
+            n--;
+    }
+    return !n || name[n - 1] == '.';
 }
 
 bool lm_arch_names(lm_part part, const char *suffix, const char *name)

@@ -50,6 +50,21 @@ bool lm_slides_by_pattern(const lm_config *c, int64_t layer, int64_t pattern);
 /* The window of Qwen2 and Qwen3: use_sliding_window, sliding_window, max_window_layers, layer_types. */
 lm_code lm_read_window_from(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
+/* Names of a mixture's keys, and what holds where they are absent. */
+typedef struct {
+    const char *experts_key, *other_key; /* other_key: another name that files have, or NULL */
+    const char *ffn_key;
+    int64_t experts, chosen, ffn, shared; /* shared 0: the architecture has no shared expert */
+    bool
+        normalise; /* weights of the chosen experts always add up to 1; otherwise norm_topk_prob says so */
+    bool some_dense; /* decoder_sparse_step and mlp_only_layers say which layers have one MLP */
+} lm_moe_defaults;
+
+/* Experts of the layers, which have been read.  Keys about the training of routers (router_aux_loss_coef,
+ * output_router_logits) are the trainer's. */
+lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_defaults *d, lm_config *c,
+                        lm_err *e);
+
 /* Rotary table 0: rope_theta, and rope_scaling or rope_parameters. */
 lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e);
 /* Tables 0 for layers without a window and 1 for those with one; windows are read.  Newer files have

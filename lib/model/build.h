@@ -28,6 +28,23 @@ lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
+/* ---- build_experts.c ---- */
+
+/* How the tokens of a layer were routed (kernels/route.h). */
+typedef struct {
+    lm_vid weight, offsets, from, place;
+} lm_routed;
+
+/* The router's choice for rows h [N,C]; w [experts,C]. */
+lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w);
+/* Copies of rows, sorted by expert; products of them with the experts' matrices w, one below another; and the weighted sums
+ * of the copies of each row. */
+lm_vid lm_b_to_experts(lm_builder *b, const lm_routed *r, lm_vid h);
+lm_vid lm_b_grouped(lm_builder *b, const lm_routed *r, lm_vid x, lm_vid w);
+lm_vid lm_b_from_experts(lm_builder *b, const lm_routed *r, lm_vid x);
+/* x [N,C] times sigmoid(gate [N,1]). */
+lm_vid lm_b_weigh(lm_builder *b, lm_vid x, lm_vid gate);
+
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
 /* The score of each row of final states x [N,C]: w is the checkpoint's score.weight [1,C]. */
 void lm_b_scores(lm_builder *b, lm_vid x);

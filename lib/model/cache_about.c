@@ -77,6 +77,14 @@ static void write_layer(lm_jw *w, const lm_layer *y)
     lm_jw_int(w, "mlp", y->mlp);
     lm_jw_int(w, "ffn", y->ffn);
     lm_jw_bool(w, "mlp_bias", y->mlp_bias);
+    if (y->moe.experts) {
+        lm_jw_int(w, "experts", y->moe.experts);
+        lm_jw_int(w, "chosen", y->moe.chosen);
+        lm_jw_int(w, "expert_ffn", y->moe.ffn);
+        lm_jw_int(w, "shared", y->moe.shared);
+        lm_jw_bool(w, "shared_gate", y->moe.shared_gate);
+        lm_jw_bool(w, "normalise", y->moe.normalise);
+    }
     lm_jw_bool(w, "norm_before", y->norm_before);
     lm_jw_bool(w, "norm_after", y->norm_after);
     lm_jw_close_obj(w);

@@ -41,13 +41,21 @@ lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e)
     return LM_OK;
 }
 
+static bool same_experts(const lm_moe *a, const lm_moe *b)
+{
+    return a->experts == b->experts && a->chosen == b->chosen && a->ffn == b->ffn &&
+           a->shared == b->shared && a->shared_gate == b->shared_gate &&
+           a->normalise == b->normalise;
+}
+
 bool lm_config_alike(const lm_config *c)
 {
     for (int64_t l = 1; l < c->layers; l++) {
         const lm_layer *a = &c->layer[0], *b = &c->layer[l];
         if (a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim ||
             a->ffn != b->ffn || a->mlp != b->mlp || a->mlp_bias != b->mlp_bias ||
-            a->qkv_bias != b->qkv_bias || a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
+            !same_experts(&a->moe, &b->moe) || a->qkv_bias != b->qkv_bias ||
+            a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
             fabs(a->soft_cap - b->soft_cap) > 0 || a->norm_before != b->norm_before ||
             a->norm_after != b->norm_after)
             return false;
@@ -153,7 +161,7 @@ static lm_code unknown_type(const json_t *o, const char *where, const char *type
             return lm_fail(e, LM_EFORMAT, where,
                            "inspect-model, merge-models and compress-ckpt accept its tensors",
                            "model_type \"%s\" is a mixture of %" PRId64
-                           " experts; computations support dense models only",
+                           " experts of a kind that is not known",
                            type, n);
     }
     const char *inner = json_string_value(json_object_get(text, "model_type"));

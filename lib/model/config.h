@@ -52,6 +52,15 @@ typedef enum {
 } lm_mlp;
 #define lm_mlp_gated(mlp) ((mlp) >= LM_MLP_SWIGLU)
 
+/* The experts of a layer, and how a token's are chosen (kernels/route.h).  experts 0: the layer has one MLP. */
+typedef struct {
+    int64_t experts, chosen; /* chosen: experts of a token */
+    int64_t ffn;             /* width of an expert */
+    int64_t shared;          /* width of the expert that all tokens go through; 0: none */
+    bool shared_gate;        /* its output is weighed by sigmoid(w x) */
+    bool normalise;          /* weights of the chosen experts add up to 1 */
+} lm_moe;
+
 typedef struct {
     int64_t heads, kv_heads, head_dim;
     int64_t window;  /* keys that a query attends to, itself included; 0: all */
@@ -61,8 +70,9 @@ typedef struct {
     lm_qk_norm qk_norm;
     bool qkv_bias, out_bias;
     lm_mlp mlp;
-    int64_t ffn;
+    int64_t ffn; /* of the MLP of a layer without experts */
     bool mlp_bias;
+    lm_moe moe;
     bool norm_before,
         norm_after; /* norms of each branch: of its input, of its result before the addition */
 } lm_layer;
@@ -107,9 +117,11 @@ lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e);
 bool lm_config_alike(const lm_config *c);
 
 /* Number of parameters (tied tensors once), and those that take part in matrix products (N of the
- * FLOP formula: no looked-up embedding rows, a head counted whether tied or not). */
+ * FLOP formula: no looked-up embedding rows, a head counted whether tied or not, chosen experts only). */
 int64_t lm_config_params(const lm_config *c);
 int64_t lm_config_matmul_params(const lm_config *c);
+/* Parameters that one token meets: of experts those that are chosen. */
+int64_t lm_config_active_params(const lm_config *c);
 /* FLOPs of forward and backward per token: 6 N + 12 L H D T (PaLM, appendix B; no causal discount).
  */
 double lm_config_train_flops(const lm_config *c, int64_t seq);

@@ -19,10 +19,12 @@ typedef struct {
 } pair;
 
 /* Declare the tensor of `part` as the next rows of the latest parameter. */
-static void slice(lm_builder *b, lm_part part, int64_t l, bool bias, const int64_t dim[2])
+static void slice(lm_builder *b, lm_part part, int64_t l, int64_t expert, bool bias,
+                  const int64_t dim[2])
 {
     const lm_config *c = &b->m->config;
-    bool residual = part == LM_PART_ATTN_OUT || part == LM_PART_DOWN;
+    bool residual = part == LM_PART_ATTN_OUT || part == LM_PART_DOWN ||
+                    part == LM_PART_EXPERT_DOWN || part == LM_PART_SHARED_DOWN;
     double std = c->init_std;
     char name[LM_TENSOR_NAME];
     if (residual && c->arch->residual_init)
@@ -32,22 +34,22 @@ static void slice(lm_builder *b, lm_part part, int64_t l, bool bias, const int64
                    : c->norm_plus_one       ? LM_INIT_ZEROS
                                             : LM_INIT_ONES;
     lm_b_slice(b, dim[0], c->arch->conv1d && l >= 0, init, init == LM_INIT_NORMAL ? std : 0, "%s",
-               lm_tensor_hf_name(c->arch, part, l, bias, name));
+               lm_expert_hf_name(c->arch, part, l, expert, bias, name));
 }
 
 /* A weight or bias whose rows are those of `parts`; `packed`: the name of several parts
- * together. */
+ * together.  Of experts, those of one after those of another. */
 static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *packed, int64_t l,
                     bool bias)
 {
     const lm_config *c = &b->m->config;
     const char *suffix = bias ? ".bias" : ".weight";
-    int64_t dim[2], rows = 0;
+    int64_t dim[2], rows = 0, times = lm_part_count(c, parts[0], l);
     char hf[LM_TENSOR_NAME];
     lm_vid p;
     for (int i = 0; i < n; i++) {
         lm_part_shape(c, parts[i], l, dim);
-        rows += dim[0];
+        rows += dim[0] * times;
     }
     /* Without suffix if there is only a weight: the RMS norms, and tables outside the layers. */
     if (lm_part_is_norm(parts[0]) ? !lm_part_biased(c, parts[0], l) : l < 0)
@@ -57,9 +59,9 @@ static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *pack
     else
         lm_tensor_stem(c->arch, parts[0], l, hf);
     p = lm_b_param(b, bias || !dim[1] ? 1 : 2, (int64_t[]){ rows, dim[1] }, "%s%s", hf, suffix);
-    for (int i = 0; i < n; i++) {
-        lm_part_shape(c, parts[i], l, dim);
-        slice(b, parts[i], l, bias, dim);
+    for (int64_t i = 0; i < n * times; i++) {
+        lm_part_shape(c, parts[i % n], l, dim);
+        slice(b, parts[i % n], l, i / n, bias, dim);
     }
     return p;
 }
@@ -179,6 +181,31 @@ static lm_vid mlp(lm_builder *b, int64_t l, lm_vid h)
     return product1(b, LM_PART_DOWN, l, lm_b_mlp(b, kind, h));
 }
 
+/* The expert that all tokens go through. */
+static lm_vid shared_expert(lm_builder *b, int64_t l, lm_vid h)
+{
+    static const lm_part both[2] = { LM_PART_SHARED_GATE, LM_PART_SHARED_UP };
+    const lm_layer *y = &b->m->config.layer[l];
+    lm_vid x = lm_b_mlp(b, y->mlp, product(b, both, 2, "shared_gate_up", l, h));
+    x = product1(b, LM_PART_SHARED_DOWN, l, x);
+    return y->moe.shared_gate ? lm_b_weigh(b, x, product1(b, LM_PART_SHARED_SWITCH, l, h)) : x;
+}
+
+/* A mixture: each token goes through the experts that its router chooses. */
+static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
+{
+    static const lm_part both[2] = { LM_PART_EXPERT_GATE, LM_PART_EXPERT_UP },
+                         down[1] = { LM_PART_EXPERT_DOWN };
+    const lm_layer *y = &b->m->config.layer[l];
+    lm_routed r = lm_b_route(b, l, h, one(b, LM_PART_ROUTER, l).w);
+    lm_vid x = lm_b_to_experts(b, &r, h);
+    x = lm_b_grouped(b, &r, x, param(b, both, 2, "experts.gate_up", l, false));
+    x = lm_b_mlp(b, y->mlp, x);
+    x = lm_b_grouped(b, &r, x, param(b, down, 1, NULL, l, false));
+    x = lm_b_from_experts(b, &r, x);
+    return y->moe.shared ? lm_b_add(b, x, shared_expert(b, l, h)) : x;
+}
+
 void lm_build_decoder(lm_builder *b)
 {
     const lm_config *c = &b->m->config;
@@ -193,7 +220,8 @@ void lm_build_decoder(lm_builder *b)
         lm_vid h = enter(b, LM_PART_ATTN_NORM, l, &x, branch);
         branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, attention(b, l, h));
         h = enter(b, LM_PART_MLP_NORM, l, &x, branch);
-        branch = leave(b, LM_PART_MLP_POST_NORM, l, x, mlp(b, l, h));
+        h = c->layer[l].moe.experts ? experts(b, l, h) : mlp(b, l, h);
+        branch = leave(b, LM_PART_MLP_POST_NORM, l, x, h);
     }
     b->m->graph->layer = (int)c->layers;
     lm_vid h = norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);

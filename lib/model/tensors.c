@@ -39,6 +39,11 @@ static bool shape(int64_t dim[2], bool there, int64_t rows, int64_t cols)
     return there;
 }
 
+int64_t lm_part_count(const lm_config *c, lm_part part, int64_t l)
+{
+    return lm_part_is_expert(part) ? c->layer[l].moe.experts : 1;
+}
+
 bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
 {
     const lm_layer *y = part >= LM_PART_ATTN_NORM ? &c->layer[l] : NULL;
@@ -75,11 +80,25 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_ATTN_OUT:
         return shape(dim, true, c->width, q);
     case LM_PART_GATE:
-        return shape(dim, lm_mlp_gated(y->mlp), y->ffn, c->width);
+        return shape(dim, !y->moe.experts && lm_mlp_gated(y->mlp), y->ffn, c->width);
     case LM_PART_UP:
-        return shape(dim, true, y->ffn, c->width);
+        return shape(dim, !y->moe.experts, y->ffn, c->width);
     case LM_PART_DOWN:
-        return shape(dim, true, c->width, y->ffn);
+        return shape(dim, !y->moe.experts, c->width, y->ffn);
+    case LM_PART_ROUTER:
+        return shape(dim, y->moe.experts, y->moe.experts, c->width);
+    case LM_PART_EXPERT_GATE:
+    case LM_PART_EXPERT_UP:
+        return shape(dim, y->moe.experts, y->moe.ffn, c->width);
+    case LM_PART_EXPERT_DOWN:
+        return shape(dim, y->moe.experts, c->width, y->moe.ffn);
+    case LM_PART_SHARED_GATE:
+    case LM_PART_SHARED_UP:
+        return shape(dim, y->moe.shared, y->moe.shared, c->width);
+    case LM_PART_SHARED_DOWN:
+        return shape(dim, y->moe.shared, c->width, y->moe.shared);
+    case LM_PART_SHARED_SWITCH:
+        return shape(dim, y->moe.shared_gate, 1, c->width);
     }
     return false;
 }
@@ -97,14 +116,26 @@ const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char o
     return out;
 }
 
+const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int64_t expert,
+                              bool bias, char out[LM_TENSOR_NAME])
+{
+    char stem[LM_TENSOR_NAME], number[24] = "";
+    const char *root = part == LM_PART_OUTPUT ? "" : a->root, *suffix = bias ? "bias" : "weight";
+    char *mark = strchr(lm_tensor_stem(a, part, layer, stem), '#') ? strchr(stem, '#') : NULL;
+
+    if (mark) {
+        snprintf(number, sizeof number, "%" PRId64, expert);
+        *mark++ = 0;
+    }
+    snprintf(out, LM_TENSOR_NAME, "%s%.50s%s%.20s.%s", root, stem, number, mark ? mark : "",
+             suffix);
+    return out;
+}
+
 const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                               char out[LM_TENSOR_NAME])
 {
-    char stem[LM_TENSOR_NAME];
-
-    snprintf(out, LM_TENSOR_NAME, "%s%.70s.%s", part == LM_PART_OUTPUT ? "" : a->root,
-             lm_tensor_stem(a, part, layer, stem), bias ? "bias" : "weight");
-    return out;
+    return lm_expert_hf_name(a, part, layer, 0, bias, out);
 }
 
 const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
@@ -121,7 +152,7 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
 
 static void set_names(const lm_arch *a, const lm_tensor_name *row, lm_model_tensor *t)
 {
-    lm_tensor_hf_name(a, row->part, t->layer, t->bias, t->hf);
+    lm_expert_hf_name(a, row->part, t->layer, t->expert, t->bias, t->hf);
     lm_tensor_gguf_name(a, row->part, t->layer, t->bias, t->gguf);
 }
 
@@ -145,13 +176,12 @@ static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, 
     return t;
 }
 
-static lm_code see_part(const lm_config *c, const lm_tensor_name *row, int64_t layer,
-                        lm_code (*see)(void *, const lm_model_tensor *), void *ctx)
+static lm_code see_one(const lm_config *c, const lm_tensor_name *row, int64_t layer, int64_t expert,
+                       const int64_t dim[2], lm_code (*see)(void *, const lm_model_tensor *),
+                       void *ctx)
 {
-    int64_t dim[2];
-    if (!lm_part_shape(c, row->part, layer, dim))
-        return LM_OK;
     lm_model_tensor t = weight_of(c, row, layer, dim);
+    t.expert = expert;
     set_names(c->arch, row, &t);
     lm_code rc = see(ctx, &t);
     if (rc || !lm_part_biased(c, row->part, layer))
@@ -163,6 +193,18 @@ static lm_code see_part(const lm_config *c, const lm_tensor_name *row, int64_t l
     t.order = t.order == LM_ORDER_CONV1D ? LM_ORDER_SAME : t.order;
     set_names(c->arch, row, &t);
     return see(ctx, &t);
+}
+
+static lm_code see_part(const lm_config *c, const lm_tensor_name *row, int64_t layer,
+                        lm_code (*see)(void *, const lm_model_tensor *), void *ctx)
+{
+    int64_t dim[2];
+    lm_code rc = LM_OK;
+    if (!lm_part_shape(c, row->part, layer, dim))
+        return LM_OK;
+    for (int64_t e = 0; !rc && e < lm_part_count(c, row->part, layer); e++)
+        rc = see_one(c, row, layer, e, dim, see, ctx);
+    return rc;
 }
 
 lm_code lm_model_tensors_walk(const lm_config *c, lm_code (*see)(void *, const lm_model_tensor *),
@@ -185,7 +227,7 @@ lm_code lm_model_tensors_walk(const lm_config *c, lm_code (*see)(void *, const l
 /* ---- Counts ---- */
 
 typedef struct {
-    int64_t all, matmul;
+    int64_t all, active, matmul;
 } counts;
 
 static void count_part(const lm_config *c, lm_part part, int64_t layer, counts *n)
@@ -194,9 +236,12 @@ static void count_part(const lm_config *c, lm_part part, int64_t layer, counts *
 
     if (!lm_part_shape(c, part, layer, dim))
         return;
-    int64_t weight = dim[0] * (dim[1] ? dim[1] : 1);
-    n->all += weight + (lm_part_biased(c, part, layer) ? dim[0] : 0);
-    n->matmul += dim[1] && layer >= 0 ? weight : 0;
+    int64_t weight = dim[0] * (dim[1] ? dim[1] : 1), of = lm_part_count(c, part, layer);
+    int64_t one = weight + (lm_part_biased(c, part, layer) ? dim[0] : 0);
+    int64_t met = lm_part_is_expert(part) ? c->layer[layer].moe.chosen : 1;
+    n->all += one * of;
+    n->active += one * met;
+    n->matmul += dim[1] && layer >= 0 ? weight * met : 0;
 }
 
 static counts counts_of(const lm_config *c)
@@ -215,6 +260,11 @@ static counts counts_of(const lm_config *c)
 int64_t lm_config_params(const lm_config *c)
 {
     return counts_of(c).all;
+}
+
+int64_t lm_config_active_params(const lm_config *c)
+{
+    return counts_of(c).active;
 }
 
 int64_t lm_config_matmul_params(const lm_config *c)

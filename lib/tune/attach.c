@@ -225,6 +225,14 @@ static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
         const lm_tune_base *base = &a->bases->at[i];
         if (!chosen[i])
             continue;
+        if (base->routed) {
+            rc = lm_fail(e, LM_EUSAGE, where,
+                         "name other modules, or merge the adapter into its base",
+                         "'%.100s' belongs to the experts of a mixture, beside which adapters are "
+                         "not attached",
+                         base->name);
+            break;
+        }
         rc = add_module(a, base, hypers, where, e);
         if (!rc && !lm_attach_has_rank(a, &a->module[a->n_modules - 1])) {
             lm_free(a->module[--a->n_modules].hyper);

@@ -187,7 +187,7 @@ static lm_code choose_one(const lm_tune_method *t, const json_t *targets, const 
     if (rc || out)
         return rc;
     if (names_all(targets)) {
-        *hit = m->kind == LM_TUNE_LINEAR_LAYER && !m->head;
+        *hit = m->kind == LM_TUNE_LINEAR_LAYER && !m->head && !m->routed;
         return LM_OK;
     }
     rc = is_listed(targets, m->name, where, hit, e);

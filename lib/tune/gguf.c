@@ -166,7 +166,7 @@ lm_code lm_tune_to_gguf(const lm_tune_folder *f, const lm_config *config, const 
 
     j.alpha = alpha > 0 ? alpha : 1;
     *modules = lm_tune_folder_parts(f);
-    if (!rc && (!config->arch->gguf || !*config->arch->gguf))
+    if (!rc && !*config->arch->gguf)
         rc = lm_fail(e, LM_EUSAGE, lm_tune_folder_path(f), NULL, "models of type %s have no GGUF",
                      config->arch->name);
     if (!rc && lm_tune_folder_params(f))

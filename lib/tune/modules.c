@@ -58,6 +58,8 @@ static lm_code add(lm_tune_bases *b, const lm_model_source *s, const lm_arch *a,
     m = &b->at[b->n++];
     *m = (lm_tune_base){ .weight = t->name, .layer = layer_of(t->name) };
     m->head = lm_arch_names(LM_PART_OUTPUT, "weight", t->name);
+    for (lm_part p = LM_PART_ROUTER; p <= LM_PART_EXPERT_DOWN; p++)
+        m->routed = m->routed || lm_arch_names(p, "weight", t->name);
     m->kind = t->ndim == 1 ? LM_TUNE_NORM
               : lm_arch_names(LM_PART_EMBED, "weight", t->name) ||
                       lm_arch_names(LM_PART_POSITION, "weight", t->name)

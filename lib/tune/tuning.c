@@ -33,7 +33,7 @@ static lm_code list_linear(const lm_tune_bases *b, json_t *config, lm_err *e)
     list = json_array();
     for (size_t i = 0; i < b->n; i++) {
         size_t k;
-        bool seen = b->at[i].kind != LM_TUNE_LINEAR_LAYER || b->at[i].head;
+        bool seen = b->at[i].kind != LM_TUNE_LINEAR_LAYER || b->at[i].head || b->at[i].routed;
         json_array_foreach(list, k, v) seen =
             seen || !strcmp(json_string_value(v), last_part(&b->at[i]));
         if (!seen)

@@ -32,10 +32,14 @@ olmo3-7b 7298011136
 gemma2-2b 2614341888
 gemma3-270m 268098176
 gemma3-1b 999885952
+mixtral-8x7b 46702792704
+qwen1.5-moe-14b 14315784192
+qwen3-moe-30b 30532122624
+qwen3-moe-13m 13186432
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 17 ]
+    [ "${#lines[@]}" -eq 21 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

@@ -100,13 +100,17 @@ def compare(name, model, tok, folder):
 def fresh(tmp, tok):
     """transformers loads init-model's folders without missing or unused tensors, and computes the same."""
     for preset in ("llama-1m", "gpt2-124m", "mistral-7b", "qwen2-0.5b", "qwen3-0.6b", "olmo2-1b", "olmo3-7b",
-                   "gemma2-2b", "gemma3-270m"):
+                   "gemma2-2b", "gemma3-270m", "mixtral-8x7b", "qwen1.5-moe-14b", "qwen3-moe-30b"):
         folder = os.path.join(tmp, preset)
         small = (["n_layer=2", "n_embd=64", "n_head=4"] if "gpt2" in preset else
                  ["num_hidden_layers=2", "hidden_size=64", "intermediate_size=96", "num_attention_heads=4",
                   f"num_key_value_heads={4 if 'olmo' in preset else 2}"])
-        if preset in ("mistral-7b", "qwen3-0.6b", "gemma2-2b", "gemma3-270m"):
+        if preset in ("mistral-7b", "qwen3-0.6b", "gemma2-2b", "gemma3-270m", "qwen3-moe-30b"):
             small.append("head_dim=16")
+        if "moe" in preset:
+            small += ["num_experts=10", "moe_intermediate_size=24"]
+        if "1.5-moe" in preset:
+            small.append("shared_expert_intermediate_size=32")
         tool("init-model", preset, *[x for s in small for x in ("--set", s)], "--set", "initializer_range=0.15",
              "-t", os.path.join(tmp, "tokenizer.json"), "-o", folder, "-q")
         model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)

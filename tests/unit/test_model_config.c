@@ -95,7 +95,8 @@ static void test_contradictions(void **state)
         { llama, "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
           "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
-          "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2 and" },
+          "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
+          "qwen2_moe and qwen3_moe" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
@@ -247,7 +248,7 @@ static void test_transformers_5(void **state)
     assert_true(c.rope[0].type == LM_ROPE_DEFAULT && c.rope[0].theta == 1e6);
     assert_true(!c.layer[0].window && c.layer[1].window);
     lm_config_fini(&c);
-    refused(llama3, "{\"model_type\":\"qwen3_moe\",\"num_experts\":128}", "mixture of 128 experts");
+    refused(llama3, "{\"model_type\":\"dbrx\",\"num_experts\":16}", "mixture of 16 experts");
     refused(llama3, "{\"model_type\":\"gpt_oss\",\"num_local_experts\":32}",
             "mixture of 32 experts");
     refused(llama3, "{\"model_type\":\"kimi\",\"text_config\":{\"n_routed_experts\":384}}",
@@ -321,6 +322,66 @@ static int64_t by_formula(const lm_config *c)
              (y->mlp_bias ? gates * y->ffn + w : 0);
     return c->vocab * w * (c->tied ? 1 : 2) + c->layers * layer + norm +
            (c->ropes ? 0 : c->max_positions * w);
+}
+
+/* Mixtures of experts: sizes as published, and keys that contradict each other. */
+static void test_experts(void **state)
+{
+    static const char mixtral[] =
+        "{\"model_type\":\"mixtral\",\"vocab_size\":32000,\"num_local_experts\":8,"
+        "\"num_experts_per_tok\":2,\"router_aux_loss_coef\":0.02}";
+    static const char qwen2[] = "{\"model_type\":\"qwen2_moe\",\"vocab_size\":151936,\"hidden_"
+                                "size\":2048,\"intermediate_size\":5632,"
+                                "\"num_hidden_layers\":24,\"num_attention_heads\":16,\"num_key_"
+                                "value_heads\":16,\"num_experts\":60,"
+                                "\"num_experts_per_tok\":4,\"moe_intermediate_size\":1408,\"shared_"
+                                "expert_intermediate_size\":5632}";
+    static const char qwen3[] =
+        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":151936,\"hidden_size\":2048,\"intermediate_"
+        "size\":6144,"
+        "\"num_hidden_layers\":48,\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_"
+        "dim\":128,\"num_experts\":128,"
+        "\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,\"norm_topk_prob\":true}";
+    static const char *const bad[][3] = {
+        { mixtral, "{\"num_experts_per_tok\":9}",
+          "\"num_experts_per_tok\" is 9, but \"num_local_experts\" is 8" },
+        { mixtral, "{\"num_local_experts\":0}", "num_local_experts" },
+        { mixtral, "{\"router_jitter_noise\":0.01}", "router_jitter_noise" },
+        { qwen2, "{\"mlp_only_layers\":[24]}", "mlp_only_layers" },
+        { qwen2, "{\"mlp_only_layers\":3}", "mlp_only_layers" },
+        { qwen2, "{\"decoder_sparse_step\":0}", "decoder_sparse_step" },
+        { qwen3, "{\"num_local_experts\":64}",
+          "\"num_experts\" is 128, but \"num_local_experts\" is 64" },
+    };
+    lm_config c;
+    (void)state;
+    read_ok(llama, mixtral, &c);
+    assert_true(c.layer[31].moe.experts == 8 && c.layer[0].moe.normalise && !c.layer[0].moe.shared);
+    assert_int_equal(lm_config_params(&c), 46702792704);
+    assert_int_equal(lm_config_active_params(&c), 12879925248);
+    lm_config_fini(&c);
+    read_ok(llama, qwen2, &c);
+    assert_true(!c.layer[0].moe.normalise && c.layer[0].moe.shared == 5632 && c.layer[0].qkv_bias);
+    assert_int_equal(lm_config_params(&c), 14315784192);
+    lm_config_fini(&c);
+    read_ok(llama, qwen3, &c);
+    assert_int_equal(lm_config_params(&c), 30532122624);
+    assert_true(lm_config_alike(&c));
+    lm_config_fini(&c);
+    read_ok(qwen3, "{\"num_experts\":null,\"num_local_experts\":16}", &c);
+    assert_int_equal(c.layer[5].moe.experts, 16);
+    lm_config_fini(&c);
+    read_ok(qwen3, "{\"mlp_only_layers\":[1],\"decoder_sparse_step\":2}", &c);
+    assert_true(!c.layer[0].moe.experts && !c.layer[1].moe.experts && c.layer[3].moe.experts);
+    assert_false(lm_config_alike(&c));
+    lm_config_fini(&c);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        json_t *o = changed(llama, bad[i][0]);
+        char *text = json_dumps(o, 0);
+        refused(text, bad[i][1], bad[i][2]);
+        free(text);
+        json_decref(o);
+    }
 }
 
 /* Gemma's kinds of layers, and its two rotary tables in both spellings. */
@@ -504,8 +565,8 @@ int main(void)
         cmocka_unit_test(test_kv_heads),       cmocka_unit_test(test_rope_spellings),
         cmocka_unit_test(test_transformers_5), cmocka_unit_test(test_eos),
         cmocka_unit_test(test_windows),        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_gemma),          cmocka_unit_test(test_flops),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_experts),        cmocka_unit_test(test_gemma),
+        cmocka_unit_test(test_flops),          cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
 }

@@ -23,6 +23,12 @@ static void parts_are_found_under_any_prefix(void **state)
     assert_true(lm_arch_resembles(LM_PART_OUTPUT_NORM, "backbone.final_norm.weight"));
     assert_true(lm_arch_resembles(LM_PART_OUTPUT_NORM, "transformer.ln_f.bias"));
     assert_false(lm_arch_resembles(LM_PART_OUTPUT, "model.embed_tokens.weight"));
+    assert_true(lm_arch_names(LM_PART_EXPERT_UP, "weight",
+                              "model.layers.3.mlp.experts.127.up_proj.weight"));
+    assert_true(lm_arch_names(LM_PART_EXPERT_UP, "weight", "block_sparse_moe.experts.0.w3.weight"));
+    assert_false(lm_arch_names(LM_PART_EXPERT_UP, "weight", "mlp.experts..up_proj.weight"));
+    assert_false(lm_arch_names(LM_PART_EXPERT_UP, "weight", "mlp.experts.x.up_proj.weight"));
+    assert_false(lm_arch_names(LM_PART_EXPERT_UP, "weight", "mlp.shared_expert.up_proj.weight"));
 }
 
 static void conv1d_is_gpt2_only(void **state)

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arch_qwen2_moe.c -- Qwen2's mixtures of experts (arXiv:2407.10671): Qwen2 with experts in all layers but those that the
+ * config names, and an expert beside them that all tokens go through, weighed by a gate of its own. */
+#include "model/arch_llama.h"
+
+static const char *const keys[] = {
+    LM_KEYS_DECODER,
+    "hidden_act",
+    "qkv_bias",
+    "use_sliding_window",
+    "sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "router_aux_loss_coef",
+    "output_router_logits",
+    NULL,
+};
+
+/* Every other layer below max_window_layers (transformers, configuration_qwen2_moe.py). */
+static bool slides(const lm_config *c, int64_t layer, int64_t below)
+{
+    (void)c;
+    return layer % 2 == 0 && layer < below;
+}
+
+static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
+{
+    const lm_decoder_defaults d = { .positions = 32768, .kv_heads = 16 };
+    const lm_moe_defaults m = { .experts_key = "num_experts",
+                                .ffn_key = "moe_intermediate_size",
+                                .experts = 60,
+                                .chosen = 4,
+                                .ffn = 1408,
+                                .shared = 5632,
+                                .some_dense = true };
+    int64_t window = 0, below = 0;
+    bool use, bias = true;
+
+    if (lm_read_decoder(o, where, &d, c, e) ||
+        lm_json_bool_or(o, "qkv_bias", true, &bias, where, e) ||
+        lm_json_bool_or(o, "use_sliding_window", false, &use, where, e) ||
+        (use && lm_read_window(o, where, 4096, &window, e)) ||
+        (use && lm_json_i64_or(o, "max_window_layers", 28, 0, LM_MOST_LAYERS, &below, where, e)) ||
+        lm_read_layer_types(o, where, c, window, slides, below, e) ||
+        lm_read_experts(o, where, &m, c, e))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++)
+        c->layer[l].qkv_bias = bias;
+    return lm_read_rope(o, where, 10000, c, e);
+}
+
+const lm_tensor_name lm_qwen_moe_tensors[] = {
+    { LM_PART_EMBED, "embed_tokens", "token_embd" },
+    { LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" },
+    { LM_PART_Q, "self_attn.q_proj", "attn_q" },
+    { LM_PART_K, "self_attn.k_proj", "attn_k" },
+    { LM_PART_V, "self_attn.v_proj", "attn_v" },
+    { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },
+    { LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm" },
+    { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
+    { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
+    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" },
+    { LM_PART_UP, "mlp.up_proj", "ffn_up" },
+    { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
+    { LM_PART_ROUTER, "mlp.gate", "ffn_gate_inp" },
+    { LM_PART_EXPERT_GATE, "mlp.experts.#.gate_proj", "ffn_gate_exps" },
+    { LM_PART_EXPERT_UP, "mlp.experts.#.up_proj", "ffn_up_exps" },
+    { LM_PART_EXPERT_DOWN, "mlp.experts.#.down_proj", "ffn_down_exps" },
+    { LM_PART_SHARED_GATE, "mlp.shared_expert.gate_proj", "ffn_gate_shexp" },
+    { LM_PART_SHARED_UP, "mlp.shared_expert.up_proj", "ffn_up_shexp" },
+    { LM_PART_SHARED_DOWN, "mlp.shared_expert.down_proj", "ffn_down_shexp" },
+    { LM_PART_SHARED_SWITCH, "mlp.shared_expert_gate", "ffn_gate_inp_shexp" },
+    { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
+    { LM_PART_OUTPUT, "lm_head", "output" },
+    { 0, NULL, NULL },
+};
+
+const lm_arch lm_arch_qwen2_moe = {
+    .name = "qwen2_moe",
+    .class_name = "Qwen2MoeForCausalLM",
+    .gguf = "",
+    .keys = keys,
+    .read = read,
+    .root = "model.",
+    .layers = "model.layers.",
+    .tensors = lm_qwen_moe_tensors,
+};

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* read_experts.c -- keys of config.json that mixtures of experts have. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "kernels/route.h"
+#include "model/arch_read.h"
+
+/* The number under either of its names, which must agree. */
+static lm_code read_count(const json_t *o, const char *where, const lm_moe_defaults *d, int64_t *n,
+                          lm_err *e)
+{
+    int64_t other;
+    bool both = d->other_key && json_object_get(o, d->other_key);
+    if (lm_json_i64_or(o, both ? d->other_key : d->experts_key, d->experts, 1,
+                       LM_ROUTE_MOST_EXPERTS, &other, where, e) ||
+        lm_json_i64_or(o, d->experts_key, other, 1, LM_ROUTE_MOST_EXPERTS, n, where, e))
+        return e->code;
+    if (*n != other)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\" is %" PRId64 ", but \"%s\" is %" PRId64,
+                       d->experts_key, *n, d->other_key, other);
+    return LM_OK;
+}
+
+static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defaults *d, lm_moe *m,
+                          lm_err *e)
+{
+    double jitter = 0;
+    m->normalise = d->normalise;
+    if (read_count(o, where, d, &m->experts, e) ||
+        lm_json_i64_or(o, "num_experts_per_tok", d->chosen, 1, LM_ROUTE_MOST_EXPERTS, &m->chosen,
+                       where, e) ||
+        lm_json_i64_or(o, d->ffn_key, d->ffn, 1, LM_MOST_WIDTH, &m->ffn, where, e) ||
+        lm_json_f64_or(o, "router_jitter_noise", 0, &jitter, where, e) ||
+        (!d->normalise && lm_json_bool_or(o, "norm_topk_prob", false, &m->normalise, where, e)) ||
+        (d->shared && lm_json_i64_or(o, "shared_expert_intermediate_size", d->shared, 1,
+                                     LM_MOST_WIDTH, &m->shared, where, e)))
+        return e->code;
+    m->shared_gate = d->shared > 0;
+    if (m->chosen > m->experts)
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "\"num_experts_per_tok\" is %" PRId64 ", but \"%s\" is %" PRId64, m->chosen,
+                       d->experts_key, m->experts);
+    if (fabs(jitter) > 0)
+        return lm_read_bad(where, "router_jitter_noise", e, "only 0 is supported");
+    return LM_OK;
+}
+
+static bool listed(const json_t *list, int64_t layer)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == layer)
+            return true;
+    return false;
+}
+
+static lm_code check_list(const json_t *list, const char *where, int64_t layers, lm_err *e)
+{
+    if (list && !json_is_null(list) && !json_is_array(list))
+        return lm_read_bad(where, "mlp_only_layers", e, "is not a list of layers");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *v = json_array_get(list, i);
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= layers)
+            return lm_read_bad(where, "mlp_only_layers", e, "names a layer that does not exist");
+    }
+    return LM_OK;
+}
+
+lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_defaults *d, lm_config *c,
+                        lm_err *e)
+{
+    const json_t *dense = json_object_get(o, "mlp_only_layers");
+    int64_t step = 1;
+    lm_moe m = { 0 };
+    if (read_layer(o, where, d, &m, e) ||
+        (d->some_dense &&
+         (check_list(dense, where, c->layers, e) ||
+          lm_json_i64_or(o, "decoder_sparse_step", 1, 1, LM_MOST_LAYERS, &step, where, e))))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++)
+        if (!d->some_dense || (!listed(dense, l) && (l + 1) % step == 0))
+            c->layer[l].moe = m;
+    return LM_OK;
+}
