@@ -58,8 +58,9 @@ struct lm_par {
     _Atomic uint32_t caller_sleeps;
 };
 
-/* The worker number while this thread runs a job, otherwise -1. */
+/* The worker number while this thread runs a job, otherwise -1; and the pool of that job. */
 static _Thread_local int running = -1;
+static _Thread_local const lm_par *running_in;
 
 static void relax(void)
 {
@@ -192,6 +193,7 @@ static void *work(void *arg)
 
     pin(me->cpu);
     running = me->id;
+    running_in = p;
     do {
         if (!spin_on(p, &p->bell, seen, true))
             sleep_on_bell(p, seen);
@@ -247,7 +249,8 @@ void lm_par_for(lm_par *p, int64_t n, int64_t grain, lm_par_fn fn, void *ctx)
         return;
     grain = grain < 1 ? 1 : grain;
     if (lm_par_threads(p) == 1 || n <= grain || running >= 0 || pthread_mutex_trylock(&p->lock)) {
-        run_chunks(fn, ctx, 0, n, grain, running < 0 ? 0 : running);
+        /* Workers of another pool, or of none, are counted from 0: ctx has scratch for those alone. */
+        run_chunks(fn, ctx, 0, n, grain, running >= 0 && running_in == p ? running : 0);
         return;
     }
     chunks = (n - 1) / grain + 1;
@@ -258,6 +261,7 @@ void lm_par_for(lm_par *p, int64_t n, int64_t grain, lm_par_fn fn, void *ctx)
     store_relaxed(&p->batch, batch);
     store_relaxed(&p->claims, claims);
     running = 0;
+    running_in = p;
     open_job(p, JOB_FOR, fn, ctx, claims - 1 < p->n ? (int)claims - 1 : p->n);
     take_chunks(p, atomic_load(&p->word), 0);
     close_job(p, (uint32_t)claims);
@@ -276,6 +280,7 @@ void lm_par_each(lm_par *p, lm_par_fn fn, void *ctx)
     }
     pthread_mutex_lock(&p->lock);
     running = 0;
+    running_in = p;
     open_job(p, JOB_EACH, fn, ctx, p->n);
     fn(ctx, 0, 1, 0);
     close_job(p, (uint32_t)n - 1);

@@ -27,7 +27,7 @@ typedef void (*lm_par_fn)(void *ctx, int64_t begin, int64_t end, int worker);
 
 /* Call fn over [0, n) in chunks of `grain` (the last may be short); returns when all are done.  p
  * may be NULL (runs here, as one thread).  Calls do not nest: a call from inside fn runs in its
- * caller. */
+ * caller, as the same worker if p is the same pool, as worker 0 if not. */
 void lm_par_for(lm_par *p, int64_t n, int64_t grain, lm_par_fn fn, void *ctx);
 
 /* Run fn(ctx, worker, worker+1, worker) once on every worker, all at the same time (per-thread

@@ -91,6 +91,8 @@ static void matmul_example(lm_rng r, int i, lm_example *x)
     int64_t m = lm_example_size(r, i, 0, 40), n = lm_example_size(r, i, 1, 40);
     int64_t k = lm_example_size(r, i, 2, 70), batch = 1 + (int64_t)lm_example_draw(r, i, 3, 5);
     uint64_t kind = lm_example_draw(r, i, 4, 4);
+    if (i % 5 == 4)
+        n += 128; /* wider than what kernels multiply without packing */
     *x = (lm_example){ .n_in = 2, .want = 1 };
     x->in[0] = stored_as(kind == 3 ? 1 : batch, m, k, a.turn_a, kind == 0 || kind == 1);
     x->in[1] = stored_as(batch, k, n, a.turn_b, kind == 0 || kind == 2);

@@ -238,25 +238,65 @@ same_from_5() { # NAME OPTION...
     peft-tune --list-methods --json | grep -q '"peft_type":"LORA"'
 }
 
+# Every method but parts of the model, and what needs a file or keys.
+adapters() {
+    peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p' | grep -vxE 'full|bitfit|tokens|frod'
+}
+
+# Options of a method for sizes that suit a base of 64 columns, or of a multiple of them.
+keys_of() { # METHOD
+    keys=()
+    case $1 in
+    adamss) keys=(--set r=24) ;;
+    c3a) keys=(--set block_size=32) ;;
+    road) keys=(--set group_size=32) ;;
+    shira) keys=(--set r=4) ;;
+    vblora) keys=(--set vector_length=32) ;;
+    waveft) keys=(--set n_frequency=64) ;;
+    esac
+}
+
 @test "peft-tune: every method trains in BF16 on a base in NF4" {
-    for method in $(peft-tune --list-methods | sed -nE 's/^([a-z][^ ]*) .*/\1/p'); do
-        # sizes that suit a base of 64 columns; not here: parts of the model, and what needs a file or keys
-        case $method in
-        full | bitfit | tokens | frod) continue ;;
-        adamss) set -- --set r=24 ;;
-        c3a) set -- --set block_size=32 ;;
-        road) set -- --set group_size=32 ;;
-        shira) set -- --set r=4 ;;
-        vblora) set -- --set vector_length=32 ;;
-        waveft) set -- --set n_frequency=64 ;;
-        *) set -- ;;
-        esac
+    for method in $(adapters); do
+        keys_of "$method"
         peft-tune -q m qa.jsonl -o low -f "${how[@]}" --dtype bf16 --base-format nf4 --method "$method" --steps 2 \
-            --metrics low.jsonl "$@" 2> err || {
+            --metrics low.jsonl "${keys[@]}" 2> err || {
             echo "$method: $(cat err)"
             false
         }
         grep -q '"event":"step","step":2,.*"loss":[0-9]' low.jsonl
+    done
+}
+
+# The base knows the data and is wide: a matrix of an adapter that is wrong, or made of sums of packed products that
+# several threads put into the same memory, moves its loss.
+@test "peft-tune: a new adapter has the loss of its base in BF16, with activations kept and computed again" {
+    first=(--seq-len 64 --batch-size 4 --lr 1e-3 --threads 4 -f)
+    sed -E 's/"(hidden|intermediate)_size": [0-9]+/"\1_size": 384/g; s/"num_hidden_layers": 2/"num_hidden_layers": 1/' \
+        config.json > wide.json
+    init-model -q wide.json --tokenizer tok/tokenizer.json -o wide0
+    peft-tune -q wide0 qa.jsonl -o wide --method full --dtype f32 --steps 10 "${first[@]}"
+    peft-tune -q wide qa.jsonl -o fresh --method full --dtype bf16 --steps 1 --metrics a.jsonl "${first[@]}"
+    base=$(loss_of head)
+    awk -v base="$base" 'BEGIN { exit !(base > 0 && base < 1) }'
+    for method in $(adapters); do
+        near=1e-3
+        keys_of "$method"
+        case $method in
+        prompt | p-tuning | prefix) continue ;; # tokens that are drawn
+        adalora) keys+=(--set orth_reg_weight=1e-9) ;; # a penalty is part of the loss
+        fourierft) keys+=(--set scaling=1e-3) ;; # coefficients that are drawn
+        qlora | loftq) near=5e-2 ;; # weights of 4 bits
+        esac
+        for mode in none full; do
+            peft-tune -q wide qa.jsonl -o fresh --method "$method" --dtype bf16 --recompute "$mode" --steps 1 \
+                --metrics a.jsonl "${keys[@]}" "${first[@]}"
+            awk -v base="$base" -v loss="$(loss_of head)" -v near=$near \
+                'BEGIN { d = loss - base; exit !(loss > 0 && d < near * base && d > -near * base) }' || {
+                echo "$method, --recompute $mode: $(loss_of head), the base has $base"
+                false
+            }
+        done
     done
 }
 

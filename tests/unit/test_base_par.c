@@ -149,6 +149,45 @@ static void nested_runs_in_its_caller(void **state)
 }
 
 typedef struct {
+    lm_par *pool, *other;
+    int outer; /* the worker that calls */
+    atomic_int *bad;
+} inside;
+
+/* In a loop of the same pool its worker goes on; in one of another it is the only worker. */
+static void keep_number(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const inside *at = ctx;
+
+    (void)begin, (void)end;
+    *at->bad += worker != at->outer;
+}
+
+static void call_others(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const inside *at = ctx;
+    inside same = { .outer = worker, .bad = at->bad }, alone = { .outer = 0, .bad = at->bad };
+
+    (void)begin, (void)end;
+    lm_par_for(at->pool, 10, 2, keep_number, &same);
+    lm_par_for(NULL, 10, 2, keep_number, &alone);
+    lm_par_for(at->other, 10, 2, keep_number, &alone);
+}
+
+static void nested_workers_have_scratch(void **state)
+{
+    atomic_int bad = 0;
+    inside at = { .pool = pool(4), .other = pool(2), .bad = &bad };
+
+    (void)state;
+    lm_par_each(at.pool, call_others, &at); /* every worker, so that most have other numbers */
+    lm_par_for(at.pool, 64, 1, call_others, &at);
+    assert_int_equal(bad, 0);
+    lm_par_free(at.pool);
+    lm_par_free(at.other);
+}
+
+typedef struct {
     int workers;
     atomic_int here, bad, seen;
 } meeting;
@@ -363,6 +402,7 @@ int main(void)
         cmocka_unit_test(very_many_chunks),
         cmocka_unit_test(many_jobs),
         cmocka_unit_test(nested_runs_in_its_caller),
+        cmocka_unit_test(nested_workers_have_scratch),
         cmocka_unit_test(each_worker_at_the_same_time),
         cmocka_unit_test(two_callers),
         cmocka_unit_test(pipe_keeps_order),
