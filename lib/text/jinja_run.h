@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_run.h -- one rendering: its state, and the tables of filters, tests and methods.  Private
- * to lib/text. */
+/* jinja_run.h -- one rendering: its state, and the tables of filters, tests and methods.
+ * Private to lib/text. */
 #ifndef LM_TEXT_JINJA_RUN_H
 #define LM_TEXT_JINJA_RUN_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jinja_value.h -- the values of a rendering: Python's, as far as templates see them.  Private to
- * lib/text.
+/* jinja_value.h -- the values of a rendering: Python's, as far as templates see them.
+ * Private to lib/text.
  *
  * Values live in the arena of their rendering, constants in that of the template; nothing is
  * released before.  Only namespaces, loops and iterators change after they are made. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* choose_impl.h -- how entries of a configuration match modules, as PEFT compares them.  Private to
- * lib/tune. */
+/* choose_impl.h -- how entries of a configuration match modules, as PEFT compares them.
+ * Private to lib/tune. */
 #ifndef LM_TUNE_CHOOSE_IMPL_H
 #define LM_TUNE_CHOOSE_IMPL_H
 

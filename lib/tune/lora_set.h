@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_set.h -- a LoRA adapter in memory while it is made, module by module.  Private to
- * lib/tune. */
+/* lora_set.h -- a LoRA adapter in memory while it is made, module by module.
+ * Private to lib/tune. */
 #ifndef LM_TUNE_LORA_SET_H
 #define LM_TUNE_LORA_SET_H
 
