@@ -55,10 +55,17 @@ RATE_ln_tuning ?= 2e-2
 RATE_prefix    ?= 1e-1
 RATE_prompt    ?= 1
 RATE_loraplus  ?= 1e-3
-RATE_fourierft ?= 2e-4
+# few numbers, each of which changes the weights little
+RATE_c3a       ?= 1
+RATE_fourierft ?= 5
+RATE_pvera     ?= 2e-1
+RATE_unilora   ?= 5e-1
+RATE_vera      ?= 2e-1
 # keys of methods whose defaults do not divide the layers of PRESET
 SET_adamss ?= r=16
 SET_c3a    ?= block_size=32
+# its coefficients are drawn: with a scale of 150, as for large models, they change so small a base beyond use
+SET_fourierft ?= scaling=10
 SET_shira  ?= r=4
 SET_vblora ?= vector_length=32
 SET_waveft ?= n_frequency=512
