@@ -457,7 +457,7 @@ keys_of() { # METHOD
     [ "$status" -eq 2 ]
     bad "foo: is no key of the method: --list-methods shows its keys" m qa.jsonl --set foo=1
     bad "--method: an adapter of 'frod' cannot be begun here: make it with PEFT" m qa.jsonl --method frod
-    bad "adamss of rank 64 for 64 outputs clusters rows that are equally far apart" m qa.jsonl --method adamss --set r=64
+    bad "adamss of rank 64 for 64 outputs clusters rows that are equally far apart, so that rounding decides: use an r of at most 63" m qa.jsonl --method adamss --set r=64
     bad "pvera_dropout: pvera trains without dropout" -q m qa.jsonl --method pvera --adapter-dropout 0.1
     bad "r is 4 and oft_block_size is 16" -q m qa.jsonl --method oft --rank 4 --set oft_block_size=16
     bad "a new adapter has no indices" m qa.jsonl --method vblora --set vector_length=32 --set save_only_topk_weights=true

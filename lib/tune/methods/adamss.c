@@ -91,10 +91,12 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 {
     int64_t r = rank_of(m);
     lm_code rc = LM_OK;
+    char todo[48];
 
     *n = 0;
+    snprintf(todo, sizeof todo, "use an r of at most %lld", (long long)m->out - 1);
     if (r >= m->out)
-        return lm_fail(e, LM_EUSAGE, m->name, "use a smaller r",
+        return lm_fail(e, LM_EUSAGE, m->name, r > 1 ? todo : "leave it out of the targets",
                        "adamss of rank %lld for %lld outputs clusters rows that are equally far "
                        "apart, so that rounding decides",
                        (long long)r, (long long)m->out);
