@@ -3,6 +3,9 @@
 #include "base/mem.h"
 
 #include <errno.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -136,6 +139,13 @@ lm_code lm_asprintf(char **out, lm_err *e, const char *fmt, ...)
 void lm_free(void *p)
 {
     free(p);
+}
+
+void lm_mem_trim(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 /* Blocks of at least a huge page start on one: map one page more and unmap both ends. */

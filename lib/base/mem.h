@@ -52,6 +52,10 @@ void lm_block_free(void *p, size_t bytes);
 lm_code lm_lazy_alloc(void *out_ptr, size_t n, size_t size, const char *purpose, lm_err *e);
 void lm_lazy_free(void *p, size_t n, size_t size);
 
+/* Give back to the system what lm_free has released, after work that took much for a short time:
+ * freed blocks below one that stays, and those that the library would keep for the next call. */
+void lm_mem_trim(void);
+
 /* Number of calls to lm_alloc_n, lm_realloc_n, lm_block_alloc and lm_lazy_alloc so far in this process; a training
  * step must leave it flat. */
 uint64_t lm_alloc_count(void);

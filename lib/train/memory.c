@@ -162,6 +162,15 @@ static void add_weights(const lm_program *p, const size_t kept[LM_KEPT_ROLES], b
                   device);
 }
 
+/* Indices that the adapter's file holds: all graphs have the same ones. */
+static double index_bytes(const lm_model *m)
+{
+    double sum = 0;
+    for (int i = 0; i < m->n_aside; i++)
+        sum += m->aside[i].slice < 0 ? (double)m->aside[i].count * sizeof *m->aside[i].number : 0;
+    return sum;
+}
+
 void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
 {
     const lm_model *train = p->train, *eval = p->eval;
@@ -205,6 +214,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     lm_memory_add(out, "constants of the adapter", constants * graphs, device);
     lm_memory_add(out, "numbers of constants (host)", (double)lm_rotary_numbers(train) * graphs,
                   false);
+    lm_memory_add(out, "indices of the adapter (host)", index_bytes(train), false);
     if ((eval || p->o.halves) && device)
         lm_memory_add(out, "losses (host)",
                       (double)rows * sizeof(float) *

@@ -39,10 +39,9 @@ lm_vid lm_tune_vera_weight(lm_rule *r, const lm_tune_module *m, int64_t parts, l
 lm_code lm_tune_spectrum(const lm_tune_module *m, const char *suffix, lm_tune_init init,
                          double scale, lm_tune_tensor *out, int *n, lm_err *e);
 int64_t lm_tune_spectrum_count(const lm_tune_module *m);
-/* Places of entries of a matrix [rows,cols], by row and counted over all of it, from ids [2,n]:
- * their rows, then their columns; -1: outside, which lm_r_scatter refuses.  In the rule's arena;
- * NULL after a failure (shira.c). */
-int64_t *lm_tune_places(lm_rule *r, const int64_t *ids, int64_t n, int64_t rows, int64_t cols);
+/* A matrix [rows,cols] in which number k of v is at row ids[k], column ids[n + k], and the rest is
+ * 0.  Fails as lm_r_scatter (shira.c). */
+lm_vid lm_tune_scatter(lm_rule *r, lm_vid v, const int64_t *ids, int64_t rows, int64_t cols);
 /* Whether a regular expression matches the whole text. */
 lm_code lm_tune_matches(const char *pattern, const char *text, bool *hit, lm_err *e);
 

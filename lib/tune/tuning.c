@@ -365,6 +365,7 @@ lm_code lm_tuning_ids(lm_tuning *t, const lm_st *saved, lm_err *e)
         first f = { .t = t, .m = lm_attach_module(t->attach, i) };
         if (make_ids(&f, i, derived, e))
             return e->code;
+        lm_mem_trim();
     }
     return LM_OK;
 }
@@ -458,6 +459,7 @@ lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
         first f = { .t = t, .s = s, .m = lm_attach_module(t->attach, i) };
         if (start_module(&f, method, e))
             return e->code;
+        lm_mem_trim();
     }
     if (!t->first || check_all_below(t, e))
         return e->code;

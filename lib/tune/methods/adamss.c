@@ -467,13 +467,15 @@ static lm_vid place_cluster(lm_rule *r, const lm_tune_module *m, int64_t k, lm_v
                 "use the base on which it was trained, or merge it with PEFT",
                 "cluster %lld has %lld outputs, and %lld in the adapter's file", (long long)k,
                 (long long)n, (long long)rows);
-    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &at, (size_t)(rows * rank), sizeof *at, r->e))
+    if (!lm_r_ok(r) || lm_alloc_n(&at, (size_t)(rows * rank), sizeof *at, "places", r->e))
         return LM_NONE;
     n = 0;
     for (int64_t i = 0; i < m->out; i++)
         for (int64_t j = 0; label[i] == k && j < rank; j++)
             at[n++] = i * rank + j;
-    return lm_r_scatter(r, part, at, LM_DIMS(m->out, rank));
+    part = lm_r_scatter(r, part, at, LM_DIMS(m->out, rank));
+    lm_free(at);
+    return part;
 }
 
 /* M V [out,in+1] */

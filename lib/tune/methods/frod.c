@@ -59,15 +59,12 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 
 static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
 {
-    const int64_t *at = lm_tune_places(r, m->ids[PLACES], lm_r_dim(r, p[SPARSE], 0), m->in, m->in);
     /* W V^-T, and its columns at length 1 */
     lm_vid u = lm_r_matmul(r, w, false, lm_r_inverse(r, p[BASIS]), true);
     lm_vid unit = LM_R_MAP(r, "y = u * where(1e-24 < q, 1 / sqrt(max(q, 1e-24)), 0)", LM_IS("u", u),
                            LM_IS("q", lm_r_sum(r, u, true, true)));
 
-    if (!at)
-        return LM_NONE;
-    lm_vid s = lm_r_scatter(r, p[SPARSE], at, LM_DIMS(m->in, m->in));
+    lm_vid s = lm_tune_scatter(r, p[SPARSE], m->ids[PLACES], m->in, m->in);
     lm_vid scaled =
         LM_R_MAP(r, "y = u * l", LM_IS("u", unit), LM_IS("l", lm_r_shape2(r, p[VALUES], 1, m->in)));
     lm_vid left = lm_r_add(r, scaled, 1, lm_r_matmul(r, unit, false, s, false));

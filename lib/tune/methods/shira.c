@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shira.c -- r (in + out) entries of W train: W'[i,j] = W[i,j] + v at the places that the file
  * lists, shira_indices [2,n]. Sources: arXiv:2406.13175; huggingface/peft tuners/shira. */
+#include "base/mem.h"
 #include "tune/methods.h"
 
 static const lm_hyper hyper[] = {
@@ -27,25 +28,26 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
     return LM_OK;
 }
 
-int64_t *lm_tune_places(lm_rule *r, const int64_t *ids, int64_t n, int64_t rows, int64_t cols)
+lm_vid lm_tune_scatter(lm_rule *r, lm_vid v, const int64_t *ids, int64_t rows, int64_t cols)
 {
-    int64_t *at = NULL;
+    int64_t *at = NULL, n = lm_r_dim(r, v, 0);
+    lm_vid y;
 
-    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &at, (size_t)n, sizeof *at, r->e))
-        return NULL;
+    if (!lm_r_ok(r) || lm_alloc_n(&at, (size_t)n, sizeof *at, "places", r->e))
+        return LM_NONE;
     for (int64_t k = 0; k < n; k++) {
         int64_t row = ids[k], col = ids[n + k];
 
         at[k] = row < 0 || row >= rows || col < 0 || col >= cols ? -1 : row * cols + col;
     }
-    return at;
+    y = lm_r_scatter(r, v, at, LM_DIMS(rows, cols));
+    lm_free(at);
+    return y;
 }
 
 static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
 {
-    const int64_t *at = lm_tune_places(r, m->ids[PLACES], lm_r_dim(r, p[VALUES], 0), m->out, m->in);
-
-    return at ? lm_r_add(r, w, 1, lm_r_scatter(r, p[VALUES], at, LM_DIMS(m->out, m->in))) : LM_NONE;
+    return lm_r_add(r, w, 1, lm_tune_scatter(r, p[VALUES], m->ids[PLACES], m->out, m->in));
 }
 
 /* Distinct places: the first n of a permutation of all. */
