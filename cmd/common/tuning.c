@@ -157,6 +157,7 @@ lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *
     s->adapter.start = lm_tuning_start;
     s->adapter.fold = lm_tuning_fold;
     s->adapter.ctx = out;
+    s->o.adapt_room = lm_tuning_room(out, &s->o.adapt_keeps);
     return LM_OK;
 }
 

@@ -46,6 +46,8 @@ typedef struct {
     lm_states_in states_in; /* of the optimiser: likewise */
     const char *states_dir;
     const lm_update_beside *beside; /* of an adapter; borrowed; NULL: none */
+    /* Bytes that lm_trainer_io.adapt takes for a short time, and those that it leaves taken. */
+    double adapt_room, adapt_keeps;
 } lm_trainer_opts;
 
 /* Its inputs and outputs.  All borrowed; NULL if absent. */

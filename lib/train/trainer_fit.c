@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_fit.c -- plans, and checks that they fit. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -39,6 +40,9 @@ static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
 {
     lm_memory_of(p, o->accumulate, out);
     lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
+    /* on a host, what is not touched until the first step has its place */
+    lm_memory_add(out, "start of the adapter", o->adapt_keeps + fmax(o->adapt_room - out->later, 0),
+                  false);
 }
 
 void lm_trainer_plan(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm_memory_plan *out)

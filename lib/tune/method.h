@@ -75,6 +75,8 @@ typedef enum {
     LM_TUNE_VECTORS = 8, /* its modules are norms or biases, not matrices */
     LM_TUNE_MIXES = 32,  /* `bias` reads the weight */
     LM_TUNE_SAVED = 64,  /* a new adapter cannot be made here, a saved one of PEFT is read */
+    LM_TUNE_DIVIDES =
+        128, /* `start` or `derive` finds singular values (svd.h); of lora: some of its kinds */
     LM_TUNE_SEEDED = 16, /* part is drawn from a seed as torch draws it (torch_rng.h) */
 } lm_tune_flag;
 

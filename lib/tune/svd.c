@@ -14,6 +14,14 @@ void lm_tune_svd_fini(lm_tune_svd *s)
     *s = (lm_tune_svd){ 0 };
 }
 
+/* The library works in 4 n^2 + 7 n numbers, and blocks of 64 rows of either side. */
+double lm_tune_svd_room(int64_t out, int64_t in)
+{
+    double n = out < in ? (double)out : (double)in, both = (double)out + (double)in;
+
+    return ((double)out * (double)in + n * (both + 1) + 4 * n * n + 64 * both) * sizeof(double);
+}
+
 /* By columns, as PyTorch calls the library, so that signs of vectors are the same. */
 lm_code lm_tune_svd_of(const double *w, int64_t out, int64_t in, lm_tune_svd *s, lm_err *e)
 {

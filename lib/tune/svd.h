@@ -19,6 +19,8 @@ typedef struct {
 
 /* Fails: LM_EIO without LAPACK, LM_ELIMIT, LM_ENUMERIC. */
 lm_code lm_tune_svd_of(const double *w, int64_t out, int64_t in, lm_tune_svd *s, lm_err *e);
+/* Bytes that lm_tune_svd_of takes, result included, beside w. */
+double lm_tune_svd_room(int64_t out, int64_t in);
 void lm_tune_svd_fini(lm_tune_svd *s);
 /* At least the largest `most` values: exactly where the lesser side is at most 512 or `most` is a
  * large part of it, else from a random projection drawn from `seed` with 4 rounds of iteration; n

@@ -11,6 +11,7 @@
 #include "model/arch.h"
 #include "tune/ada.h"
 #include "tune/folder_impl.h"
+#include "tune/svd.h"
 
 /* ---- the configuration and the base ---- */
 
@@ -283,14 +284,22 @@ static void end_start(first *f, double *w)
     lm_free(w);
 }
 
-/* Tensors that start from the base, beside indices, which are known. */
+/* Whether tensors of the module start from the base, beside indices, which are known. */
+static lm_code from_base(first *f, const lm_tune_method *method, bool *any, lm_err *e)
+{
+    lm_code rc = method->tensors(f->m, f->tensor, &f->n, e);
+    *any = false;
+    for (int i = 0; i < f->n && !rc; i++)
+        *any =
+            *any || (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE && !f->tensor[i].ids);
+    return rc;
+}
+
 static lm_code start_module(first *f, const lm_tune_method *method, lm_err *e)
 {
     double *w = NULL;
-    bool changed = false, any = false;
-    lm_code rc = method->tensors(f->m, f->tensor, &f->n, e);
-    for (int i = 0; i < f->n && !rc; i++)
-        any = any || (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE && !f->tensor[i].ids);
+    bool changed = false, any;
+    lm_code rc = from_base(f, method, &any, e);
     if (rc || !any)
         return rc;
     rc = run_start(f, method, &w, &changed, e);
@@ -306,6 +315,40 @@ bool lm_tuning_keeps_base(const lm_tuning *t)
 {
     const char *kind = json_string_value(json_object_get(t->config, "init_lora_weights"));
     return !kind || !strcmp(kind, "gaussian") || !strcmp(kind, "orthogonal");
+}
+
+/* Whether singular values of the weights are found: of lora, for some of its kinds. */
+static bool divides(const lm_tuning *t, bool *copies)
+{
+    const lm_tune_method *method = lm_attach_method(t->attach);
+    const char *kind = json_string_value(json_object_get(t->config, "init_lora_weights"));
+    *copies = kind && !strcmp(kind, "loftq");
+    return (method->is & LM_TUNE_DIVIDES) || *copies || (kind && !strncmp(kind, "pissa", 5));
+}
+
+double lm_tuning_room(const lm_tuning *t, double *keeps)
+{
+    static const double library = 8.0 * (1 << 20); /* measured, with its buffers */
+    const lm_tune_method *method = lm_attach_method(t->attach);
+    double most = 0;
+    bool copies;
+    *keeps = 0;
+    if (!method || !method->start || (t->first && (method->is & LM_TUNE_SAVED)))
+        return 0;
+    bool parts = divides(t, &copies);
+    for (size_t i = 0; i < lm_attach_modules(t->attach); i++) {
+        first f = { .m = lm_attach_module(t->attach, i) };
+        lm_err unseen = { 0 };
+        bool any;
+        if (from_base(&f, method, &any, &unseen) || !any)
+            continue;
+        double matrix = (double)f.m->out * (double)f.m->in * sizeof(double);
+        double work = parts ? lm_tune_svd_room(f.m->out, f.m->in) : matrix;
+        work = matrix * (1 + 2 * copies) + work;
+        most = work > most ? work : most;
+    }
+    *keeps = parts ? library : 0;
+    return most;
 }
 
 /* Numbers of the indices of module i: of those that `derive` makes, or of those that `start`

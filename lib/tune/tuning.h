@@ -110,6 +110,9 @@ void lm_tuning_build(lm_tuning *t, lm_build *b);
 /* True if its beginning leaves the frozen weights as they are: with the adapter off, the model is
  * the base. */
 bool lm_tuning_keeps_base(const lm_tuning *t);
+/* What lm_tuning_start takes beside the store: for a short time, for one module, and (*keeps) until
+ * the end of the process, the library of linear algebra and its buffers. */
+double lm_tuning_room(const lm_tuning *t, double *keeps);
 /* For lm_trainer_io.adapt, ctx the lm_tuning: draws the adapter's tensors, or computes them from
  * the base as the method says (which may change the base: PiSSA), or takes those of `first`. */
 lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e);

@@ -123,6 +123,7 @@ const lm_tune_method lm_tune_osf = {
     .name = "osf",
     .about = "the lesser singular directions of the weights",
     .prefix = "osf_",
+    .is = LM_TUNE_DIVIDES,
     .hyper = hyper,
     .refused = refused,
     .extra = "{\"effective_rank\": null}",
