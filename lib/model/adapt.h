@@ -110,6 +110,8 @@ lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y);
  * backend in the value's type. */
 void lm_b_const(lm_builder *b, lm_vid value, const double *number, const int32_t *id,
                 int64_t count);
+/* A pointer for what functions of the adapter share in one model; NULL at first. */
+void **lm_b_shared(lm_builder *b);
 /* A tensor of the adapter's file that no value of the graph holds: whole numbers, I32 or I64 in the file, which must outlive
  * the model (indices, which are constants of the graph). */
 void lm_b_aside(lm_builder *b, lm_dtype dtype, int ndim, const int64_t *dim, const int64_t *number,

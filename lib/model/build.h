@@ -15,6 +15,7 @@ struct lm_builder {
     size_t cap_params, cap_slices, cap_caches, cap_constants, cap_aside;
     int64_t site;         /* counts dropout sites, */
     int64_t adapter_site; /* and those of the adapter */
+    void *shared;         /* lm_b_shared */
     bool adapting;        /* a function of the adapter runs: parameters are its own */
 };
 

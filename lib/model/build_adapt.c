@@ -48,6 +48,11 @@ void lm_b_const(lm_builder *b, lm_vid value, const double *number, const int32_t
     m->constant[m->n_constants++] = (lm_model_const){ value, number, id, count };
 }
 
+void **lm_b_shared(lm_builder *b)
+{
+    return &b->shared;
+}
+
 /* ---- places ---- */
 
 /* The adapter's functions, while they may run. */

@@ -13,7 +13,9 @@ bool lm_attach_only_output(const lm_attach *a)
 
 static lm_rule rule_on(lm_builder *b)
 {
-    return (lm_rule){ .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
+    return (lm_rule){
+        .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b), .shared = lm_b_shared(b)
+    };
 }
 
 void lm_attach_end_rule(lm_builder *b, lm_rule *r)

@@ -53,6 +53,38 @@ int64_t lm_r_dim(const lm_rule *r, lm_vid v, int i)
     return i >= 0 && i < t->ndim ? t->dim[i] : 1;
 }
 
+/* ---- Values that modules share ---- */
+
+typedef struct kept {
+    struct kept *next;
+    lm_vid v;
+    char key[96];
+} kept;
+
+lm_vid lm_r_kept(const lm_rule *r, const char *key)
+{
+    if (r->shared)
+        for (const kept *k = *r->shared; k; k = k->next)
+            if (!strcmp(k->key, key))
+                return k->v;
+    return LM_NONE;
+}
+
+lm_vid lm_r_keep(lm_rule *r, const char *key, lm_vid v)
+{
+    kept *k = NULL;
+
+    if (!r->shared || !can(r, v, v) || strlen(key) >= sizeof k->key)
+        return v;
+    if (lm_arena_alloc(r->arena, &k, 1, sizeof *k, r->e))
+        return LM_NONE;
+    k->next = *r->shared;
+    k->v = v;
+    strcpy(k->key, key);
+    *r->shared = k;
+    return v;
+}
+
 /* ---- Constants ---- */
 
 static lm_vid make(lm_rule *r, lm_dtype type, int ndim, const int64_t *dim, const double *number,
@@ -205,12 +237,19 @@ lm_vid lm_r_stop(lm_rule *r, lm_vid v)
 
 /* ---- Indices ---- */
 
+lm_vid lm_r_ids(lm_rule *r, const int32_t *ids, int ndim, const int64_t *dim)
+{
+    return make(r, LM_DTYPE_I32, ndim, dim, NULL, ids);
+}
+
+lm_vid lm_r_gather_by(lm_rule *r, lm_vid v, lm_vid ids)
+{
+    return can(r, v, ids) ? append(r, &lm_op_gather, NULL, (lm_vid[]){ v, ids }) : LM_NONE;
+}
+
 lm_vid lm_r_gather(lm_rule *r, lm_vid v, const int32_t *ids, int ndim, const int64_t *dim)
 {
-    if (!can(r, v, v))
-        return LM_NONE;
-    return append(r, &lm_op_gather, NULL,
-                  (lm_vid[]){ v, make(r, LM_DTYPE_I32, ndim, dim, NULL, ids) });
+    return can(r, v, v) ? lm_r_gather_by(r, v, lm_r_ids(r, ids, ndim, dim)) : LM_NONE;
 }
 
 lm_vid lm_r_columns(lm_rule *r, lm_vid v, const int32_t *ids, int64_t n)

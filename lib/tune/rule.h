@@ -27,7 +27,13 @@ typedef struct {
     lm_err *e;
     lm_rule_const *made; /* lm_free by lm_rule_fini */
     size_t n_made, cap_made;
+    void **shared; /* where rules of one graph keep values for each other; NULL: they do not */
 } lm_rule;
+
+/* A value that a rule of the same graph has kept by this key; LM_NONE: none has. */
+lm_vid lm_r_kept(const lm_rule *r, const char *key);
+/* Keep it: constants that modules of one shape have in common are made once.  Returns v. */
+lm_vid lm_r_keep(lm_rule *r, const char *key, lm_vid v);
 
 void lm_rule_fini(lm_rule *r);
 bool lm_r_ok(const lm_rule *r);
@@ -65,6 +71,9 @@ lm_vid lm_r_inverse(lm_rule *r, lm_vid v);
 /* A tensor of the shape dim whose element i is the element ids[i] of v, counted over all of it;
  * -1: 0. */
 lm_vid lm_r_gather(lm_rule *r, lm_vid v, const int32_t *ids, int ndim, const int64_t *dim);
+/* The same by a value of lm_r_ids, whose numbers are in the rule's arena. */
+lm_vid lm_r_ids(lm_rule *r, const int32_t *ids, int ndim, const int64_t *dim);
+lm_vid lm_r_gather_by(lm_rule *r, lm_vid v, lm_vid ids);
 /* A tensor of the shape dim in which number k of v is at place at[k], counted over all of it, and
  * the rest is 0.  Fails: LM_EFORMAT for a place outside, and for one that is named twice. */
 lm_vid lm_r_scatter(lm_rule *r, lm_vid v, const int64_t *at, int ndim, const int64_t *dim);

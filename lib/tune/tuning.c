@@ -488,6 +488,7 @@ lm_code lm_tuning_start(void *ctx, lm_store *s, lm_err *e)
 {
     lm_tuning *t = ctx;
     const lm_tune_method *method = lm_attach_method(t->attach);
+    lm_mem_trim(); /* of what the building of graphs has released */
     if (lm_store_draw(s, LM_TENSORS_ADAPTER, t->seed, e))
         return e->code;
     lm_attach_rows rows;

@@ -4,7 +4,9 @@
  * W'[o,i] = W[o,i] + scaling / (out in) sum over k of c_k cos(2 pi (u_k o / out + v_k i / in)).
  * Sources: arXiv:2405.03003; huggingface/peft tuners/fourierft. */
 #include <math.h>
+#include <stdio.h>
 
+#include "base/mem.h"
 #include "tune/methods.h"
 #include "tune/torch_rng.h"
 
@@ -58,25 +60,59 @@ static lm_vid waves(lm_rule *r, const int64_t *u, int64_t n, int64_t size, bool 
     return lm_r_const(r, LM_DIMS(size, n), t);
 }
 
-static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+enum { OUT_WAVES, IN_WAVES, TABLES = 4 }; /* cosines of both, then sines */
+
+static void key_of(const lm_tune_module *m, int table, char *key, size_t size)
+{
+    snprintf(key, size, "waves %.0f %lld %lld %lld %d", m->hyper[SEED], (long long)m->out,
+             (long long)m->in, (long long)lm_tune_spectrum_count(m), table);
+}
+
+/* The tables of a module, which others of its shape have too. */
+static void make_tables(lm_rule *r, const lm_tune_module *m, lm_vid table[TABLES])
 {
     int64_t n = lm_tune_spectrum_count(m), *u = NULL, *v = NULL;
+    char key[96];
+    lm_code rc = lm_alloc_n(&u, (size_t)n, sizeof *u, "places", r->e);
 
-    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &u, (size_t)n, sizeof *u, r->e) ||
-        lm_arena_alloc(r->arena, &v, (size_t)n, sizeof *v, r->e) ||
-        lm_torch_choose((uint64_t)m->hyper[SEED], m->in * m->out, n, u, r->e))
-        return LM_NONE;
-    for (int64_t k = 0; k < n; k++) {
+    rc = rc ? rc : lm_alloc_n(&v, (size_t)n, sizeof *v, "places", r->e);
+    rc = rc ? rc : lm_torch_choose((uint64_t)m->hyper[SEED], m->in * m->out, n, u, r->e);
+    for (int64_t k = 0; !rc && k < n; k++) {
         v[k] = u[k] % m->in;
         u[k] /= m->in;
     }
+    for (int i = 0; !rc && i < TABLES; i++) {
+        bool of_out = i % 2 == OUT_WAVES;
+
+        key_of(m, i, key, sizeof key);
+        table[i] = lm_r_keep(r, key,
+                             waves(r, of_out ? u : v, n, of_out ? m->out : m->in, i >= TABLES / 2));
+    }
+    lm_free(u);
+    lm_free(v);
+}
+
+static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
+{
+    int64_t n = lm_tune_spectrum_count(m);
+    lm_vid table[TABLES];
+    char key[96];
+
+    if (!lm_r_ok(r))
+        return LM_NONE;
+    for (int i = 0; i < TABLES; i++) {
+        key_of(m, i, key, sizeof key);
+        table[i] = lm_r_kept(r, key);
+    }
+    if (table[TABLES - 1] < 0)
+        make_tables(r, m, table);
     /* cos(a + b) = cos a cos b - sin a sin b */
     for (int sine = 0; sine < 2; sine++) {
-        lm_vid left = LM_R_MAP(r, "y = t * c", LM_IS("t", waves(r, u, n, m->out, sine)),
+        lm_vid left = LM_R_MAP(r, "y = t * c", LM_IS("t", table[2 * sine + OUT_WAVES]),
                                LM_IS("c", lm_r_shape2(r, p[0], 1, n)));
 
         w = lm_r_add(r, w, (sine ? -1 : 1) * m->hyper[SCALE] / ((double)m->out * (double)m->in),
-                     lm_r_matmul(r, left, false, waves(r, v, n, m->in, sine), true));
+                     lm_r_matmul(r, left, false, table[2 * sine + IN_WAVES], true));
     }
     return w;
 }

@@ -6,6 +6,10 @@
  * The matrix has sides rounded up to even numbers, and W' takes its middle.  Its quarters a, h, v,
  * d give T[2i + x, 2j + z] = (a + (-1)^x h + (-1)^z v + (-1)^(x+z) d)[i,j] / 2.  use_idwt false:
  * the matrix itself. Sources: arXiv:2505.12532; huggingface/peft tuners/waveft. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
 #include "tune/methods.h"
 #include "tune/torch_rng.h"
 
@@ -31,9 +35,9 @@ typedef struct {
     int64_t rows, cols;
 } sides;
 
-/* Quarter (right, low) spread to [out,in]: element (o,i) is the quarter's at (o/2, i/2). */
-static lm_vid quarter(lm_rule *r, const lm_tune_module *m, lm_vid c, const int32_t *at, sides s,
-                      int low, int right)
+/* Places of quarter (right, low) spread to [out,in]: element (o,i) is the quarter's at (o/2, i/2). */
+static lm_vid spread(lm_rule *r, const lm_tune_module *m, const int32_t *at, sides s, int low,
+                     int right)
 {
     int32_t *ids = NULL;
     int64_t rows = s.rows / 2, cols = s.cols / 2;
@@ -43,7 +47,19 @@ static lm_vid quarter(lm_rule *r, const lm_tune_module *m, lm_vid c, const int32
     for (int64_t o = 0; o < m->out; o++)
         for (int64_t i = 0; i < m->in; i++)
             ids[o * m->in + i] = at[(low * rows + o / 2) * s.cols + right * cols + i / 2];
-    return lm_r_gather(r, c, ids, LM_DIMS(m->out, m->in));
+    return lm_r_ids(r, ids, LM_DIMS(m->out, m->in));
+}
+
+/* Places of the matrix itself. */
+static lm_vid spread_plain(lm_rule *r, const lm_tune_module *m, const int32_t *at)
+{
+    size_t n = (size_t)(m->out * m->in);
+    int32_t *ids = NULL;
+
+    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &ids, n, sizeof *ids, r->e))
+        return LM_NONE;
+    memcpy(ids, at, n * sizeof *ids);
+    return lm_r_ids(r, ids, LM_DIMS(m->out, m->in));
 }
 
 /* 1, -1, 1 ... */
@@ -59,37 +75,61 @@ static lm_vid signs(lm_rule *r, int64_t rows, int64_t cols)
 }
 
 /* The number of the coefficient at each place of the padded matrix; -1: none. */
-static int32_t *places(lm_rule *r, const lm_tune_module *m, sides s)
+static lm_code find_places(const lm_tune_module *m, sides s, int32_t *at, lm_err *e)
 {
     int64_t n = lm_tune_spectrum_count(m), *u = NULL;
-    int32_t *at = NULL;
+    lm_code rc = lm_alloc_n(&u, (size_t)n, sizeof *u, "places", e);
 
-    if (!lm_r_ok(r) || lm_arena_alloc(r->arena, &u, (size_t)n, sizeof *u, r->e) ||
-        lm_arena_alloc(r->arena, &at, (size_t)(s.rows * s.cols), sizeof *at, r->e) ||
-        lm_torch_choose((uint64_t)m->hyper[SEED], m->in * m->out, n, u, r->e))
-        return NULL;
-    for (int64_t i = 0; i < s.rows * s.cols; i++)
+    rc = rc ? rc : lm_torch_choose((uint64_t)m->hyper[SEED], m->in * m->out, n, u, e);
+    for (int64_t i = 0; !rc && i < s.rows * s.cols; i++)
         at[i] = -1;
-    for (int64_t k = 0; k < n; k++)
+    for (int64_t k = 0; !rc && k < n; k++)
         at[u[k] / m->in * s.cols + u[k] % m->in] = (int32_t)k;
-    return at;
+    lm_free(u);
+    return rc;
+}
+
+enum { QUARTERS = 4 };
+
+/* Indices into the coefficients, which other modules of the shape have too: of each quarter, or
+ * the first alone, of the plain matrix. */
+static void find_ids(lm_rule *r, const lm_tune_module *m, bool plain, lm_vid ids[QUARTERS])
+{
+    sides s = { plain ? m->out : (m->out + 1) / 2 * 2, plain ? m->in : (m->in + 1) / 2 * 2 };
+    int32_t *at = NULL;
+    char key[96];
+
+    for (int i = 0; i < (plain ? 1 : QUARTERS); i++) {
+        snprintf(key, sizeof key, "places %.0f %lld %lld %lld %d", m->hyper[SEED],
+                 (long long)m->out, (long long)m->in, (long long)lm_tune_spectrum_count(m),
+                 plain ? -1 : i);
+        ids[i] = lm_r_kept(r, key);
+        if (ids[i] >= 0)
+            continue;
+        if (!at && (lm_alloc_n(&at, (size_t)(s.rows * s.cols), sizeof *at, "places", r->e) ||
+                    find_places(m, s, at, r->e)))
+            break;
+        ids[i] =
+            lm_r_keep(r, key, plain ? spread_plain(r, m, at) : spread(r, m, at, s, i / 2, i % 2));
+    }
+    lm_free(at);
 }
 
 static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid *p)
 {
     bool plain = m->hyper[INVERSE] <= 0;
-    sides s = { plain ? m->out : (m->out + 1) / 2 * 2, plain ? m->in : (m->in + 1) / 2 * 2 };
-    int32_t *at = places(r, m, s);
+    lm_vid ids[QUARTERS] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
 
-    if (!at)
+    if (!lm_r_ok(r))
         return LM_NONE;
+    find_ids(r, m, plain, ids);
     if (plain)
-        return lm_r_add(r, w, m->hyper[SCALE], lm_r_gather(r, p[0], at, LM_DIMS(m->out, m->in)));
+        return lm_r_add(r, w, m->hyper[SCALE], lm_r_gather_by(r, p[0], ids[0]));
     return LM_R_MAP(r, "y = w + 0.5 * k * (a + x * h + u * (v + x * d))", LM_IS("w", w),
-                    LM_CONSTANT("k", m->hyper[SCALE]), LM_IS("a", quarter(r, m, p[0], at, s, 0, 0)),
-                    LM_IS("h", quarter(r, m, p[0], at, s, 0, 1)),
-                    LM_IS("v", quarter(r, m, p[0], at, s, 1, 0)),
-                    LM_IS("d", quarter(r, m, p[0], at, s, 1, 1)), LM_IS("x", signs(r, m->out, 1)),
+                    LM_CONSTANT("k", m->hyper[SCALE]), LM_IS("a", lm_r_gather_by(r, p[0], ids[0])),
+                    LM_IS("h", lm_r_gather_by(r, p[0], ids[1])),
+                    LM_IS("v", lm_r_gather_by(r, p[0], ids[2])),
+                    LM_IS("d", lm_r_gather_by(r, p[0], ids[3])), LM_IS("x", signs(r, m->out, 1)),
                     LM_IS("u", signs(r, 1, m->in)));
 }
 
