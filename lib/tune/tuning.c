@@ -326,6 +326,16 @@ static bool divides(const lm_tuning *t, bool *copies)
     return (method->is & LM_TUNE_DIVIDES) || *copies || (kind && !strncmp(kind, "pissa", 5));
 }
 
+/* What load_module takes for tensors. */
+static double base_bytes(const first *f)
+{
+    double sum = 0;
+    for (int i = 0; i < f->n; i++)
+        if (!f->tensor[i].off && f->tensor[i].init == LM_TUNE_BASE && f->tensor[i].dim[0] > 0)
+            sum += (double)numbers_of(&f->tensor[i]) * sizeof **f->v;
+    return sum;
+}
+
 double lm_tuning_room(const lm_tuning *t, double *keeps)
 {
     static const double library = 8.0 * (1 << 20); /* measured, with its buffers */
@@ -344,7 +354,7 @@ double lm_tuning_room(const lm_tuning *t, double *keeps)
             continue;
         double matrix = (double)f.m->out * (double)f.m->in * sizeof(double);
         double work = parts ? lm_tune_svd_room(f.m->out, f.m->in) : matrix;
-        work = matrix * (1 + 2 * copies) + work;
+        work = matrix * (1 + 2 * copies) + work + base_bytes(&f);
         most = work > most ? work : most;
     }
     *keeps = parts ? library : 0;

@@ -385,16 +385,29 @@ copy_with() {
     plain_memory peft-tune
     init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=512 -s intermediate_size=1536 \
         -s num_hidden_layers=6 -o wide
-    for method in "fourierft --set n_frequency=300" lora qlora; do
-        read -ra with <<< "$method"
-        how=(wide text.jsonl -o "${with[0]}" --method "${with[@]}" --seq-len 128 --batch-size 8 --dtype f32 --steps 3)
+    keeps() { # MODEL LENGTH METHOD [OPTION ...]
+        local how=("$1" text.jsonl -o "$3-out" --method "${@:3}" --seq-len "$2" --batch-size 8 --dtype f32 --steps 3) planned used
         peft-tune -q "${how[@]}" --dry-run --json > plan
         peft-tune -q "${how[@]}" --json > done
         planned=$(grep -o '"memory_total": *[0-9]*' plan | grep -o '[0-9]*$')
         used=$(grep -o '"peak_memory_bytes": *[0-9]*' done | grep -o '[0-9]*$')
         awk -v p="$planned" -v u="$used" 'BEGIN { printf "planned %.1f MiB, used %.1f MiB\n", p / 2^20, u / 2^20; exit !(u < 1.05 * p && u > 0.95 * p) }'
-        [[ $method != fourierft* ]] || grep -q '"constants of the adapter"' plan
+    }
+    keeps wide 128 fourierft --set n_frequency=300
+    grep -q '"constants of the adapter"' plan
+    keeps wide 64 waveft
+    keeps wide 64 shira
+    grep -q '"indices of the adapter (host)"' plan
+    # the start, which finds singular values of one large matrix, takes more than the steps
+    init-model -q config.json --tokenizer tok/tokenizer.json -s hidden_size=1024 -s intermediate_size=4096 \
+        -s num_hidden_layers=1 -o large
+    for method in pissa loftq; do
+        keeps large 16 $method --target up_proj
+        grep -q '"start of the adapter"' plan
     done
+    keeps large 16 osf --target up_proj
+    keeps wide 128 lora
+    keeps wide 128 qlora
     grep -q '"frozen (nf4_dq)"' plan
     peft-tune wide text.jsonl --rank 1000000 --seq-len 64 --batch-size 4 --dry-run > plan
     grep -q 'does not fit here: .* would do: lower the --rank of the adapter, or use a smaller model$' plan
