@@ -4,12 +4,6 @@
 
 static const char *const keys[] = { LM_KEYS_DECODER, "hidden_act", "sliding_window", NULL };
 
-static bool always(const lm_config *c, int64_t layer, int64_t by)
-{
-    (void)c, (void)layer, (void)by;
-    return true;
-}
-
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     int64_t window;
@@ -17,7 +11,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     if (lm_read_decoder(o, where, &(lm_decoder_defaults){ .positions = 131072, .kv_heads = 8 }, c,
                         e) ||
         lm_read_window(o, where, 4096, &window, e) || /* null: none */
-        lm_read_layer_types(o, where, c, window, always, 0, e))
+        lm_read_layer_types(o, where, c, window, lm_slides_always, 0, e))
         return e->code;
     return lm_read_rope(o, where, 10000, c, e);
 }

@@ -9,12 +9,6 @@ static const char *const keys[] = {
     "output_router_logits", "router_jitter_noise", NULL
 };
 
-static bool always(const lm_config *c, int64_t layer, int64_t by)
-{
-    (void)c, (void)layer, (void)by;
-    return true;
-}
-
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const lm_decoder_defaults d = { .positions = 131072, .kv_heads = 8, .norm_eps = 1e-5 };
@@ -27,7 +21,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     int64_t window;
 
     if (lm_read_decoder(o, where, &d, c, e) || lm_read_window(o, where, 0, &window, e) ||
-        lm_read_layer_types(o, where, c, window, always, 0, e) ||
+        lm_read_layer_types(o, where, c, window, lm_slides_always, 0, e) ||
         lm_read_experts(o, where, &m, c, e))
         return e->code;
     return lm_read_rope(o, where, 1e6, c, e);

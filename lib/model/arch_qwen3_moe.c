@@ -11,12 +11,6 @@ static const char *const keys[] = {
     "router_aux_loss_coef", "output_router_logits", NULL
 };
 
-static bool always(const lm_config *c, int64_t layer, int64_t by)
-{
-    (void)c, (void)layer, (void)by;
-    return true;
-}
-
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const lm_decoder_defaults d = { .positions = 32768, .kv_heads = 4 };
@@ -34,7 +28,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     if (lm_read_decoder(o, where, &d, c, e) || lm_read_attention_bias(o, where, c, e) ||
         lm_json_bool_or(o, "use_sliding_window", false, &use, where, e) ||
         (use && lm_read_window(o, where, 4096, &window, e)) ||
-        lm_read_layer_types(o, where, c, window, always, 0, e) ||
+        lm_read_layer_types(o, where, c, window, lm_slides_always, 0, e) ||
         lm_read_experts(o, where, &m, c, e))
         return e->code;
     for (int64_t l = 0; l < c->layers; l++)

@@ -129,6 +129,12 @@ lm_code lm_read_layer_types(const json_t *o, const char *where, lm_config *c, in
     return LM_OK;
 }
 
+bool lm_slides_always(const lm_config *c, int64_t layer, int64_t by)
+{
+    (void)c, (void)layer, (void)by;
+    return true;
+}
+
 bool lm_slides_by_pattern(const lm_config *c, int64_t layer, int64_t pattern)
 {
     (void)c;

@@ -45,7 +45,8 @@ lm_code lm_read_window(const json_t *o, const char *where, int64_t absent, int64
 lm_code lm_read_layer_types(const json_t *o, const char *where, lm_config *c, int64_t window,
                             bool (*slides)(const lm_config *c, int64_t layer, int64_t by),
                             int64_t by, lm_err *e);
-/* For `slides`: layer i does unless `pattern` divides i + 1. */
+/* For `slides`: all layers do; layer i does unless `pattern` divides i + 1. */
+bool lm_slides_always(const lm_config *c, int64_t layer, int64_t by);
 bool lm_slides_by_pattern(const lm_config *c, int64_t layer, int64_t pattern);
 /* The window of Qwen2 and Qwen3: use_sliding_window, sliding_window, max_window_layers, layer_types. */
 lm_code lm_read_window_from(const json_t *o, const char *where, lm_config *c, lm_err *e);
