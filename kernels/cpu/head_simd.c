@@ -244,10 +244,11 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, float *z, int64_t at
 {
     float top = cap_row(z, j->vocab, j->cap), over = 1 / j->cap;
     int64_t target = j->target[at];
-    float picked = z[target], at_target = 0, factor = 1, by = 0, entropy = 0;
+    float picked = z[target], at_target = 0, factor = 1, by = 0, entropy = 0, more = 0;
     if (j->lse_in) {
         top = j->lse_in[at];
-        at_target = j->scale[at] * expm1f(picked - top) + entropy_slope(j, at, picked - top);
+        at_target = expm1f(picked - top);
+        more = entropy_slope(j, at, picked - top);
         by = j->dentropy ? j->dentropy[at] : 0;
         entropy = j->dentropy ? j->entropy_in[at] : 0;
     } else {
@@ -267,12 +268,13 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, float *z, int64_t at
             put_number(j->collision, at, collision_below(z, j->vocab, top));
         if (!j->grad)
             return;
-        at_target = j->scale[at] * ((expf(picked - top) - sum) / sum);
+        at_target = (expf(picked - top) - sum) / sum;
         factor = 1 / sum;
     }
     if (!j->grad)
         return;
-    at_target *= 1 - picked * over * picked * over;
+    float slope_at = 1 - picked * over * picked * over;
+    at_target = at_target * (j->scale[at] * slope_at) + more * slope_at;
     vf s = vf_set(j->scale[at] * factor - by * entropy), m = vf_set(top), c = vf_set(by),
        least = vf_set(-64);
     VF_FOR(i, n, j->vocab, { /* logits are bounded, and so is d */

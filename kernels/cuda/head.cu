@@ -231,7 +231,7 @@ static __device__ inline void gradient(const row_args &a, const float *row, cons
                 for (int j = 0; j < 4; j++)
                     z[u].v[j] -= v + j == t ? 1 : 0;
             for (int j = 0; j < 4; j++)
-                z[u].v[j] = (z[u].v[j] * scale - of_entropy[j]) * slope[j];
+                z[u].v[j] = z[u].v[j] * (scale * slope[j]) - of_entropy[j] * slope[j];
             if (v < a.vocab)
                 put4(grad + v, z[u].v);
         }

@@ -26,6 +26,7 @@ static const struct {
     { "fan_in_fan_out", "the base stores [in,out]: found in its files" },
     { "feedforward_modules", "modules whose inputs are scaled" },
     { "init_lora_weights", "true gaussian orthogonal pissa olora loftq" },
+    { "init_weights", "of AdaMSS: orthogonal, from the base" },
     { "loftq_config", "loftq_bits, loftq_iter" },
     { "mh_adapter", "a bottleneck behind the attention" },
     { "n_frequency_pattern", "frequencies by module: {\"NAME\": N}" },
@@ -46,6 +47,7 @@ static const struct {
     { "tokenizer_name_or_path", "for other programs" },
     { "total_step", "of the schedule; null: those of the run" },
     { "trainable_token_indices", "rows of the embedding that train: [ID, ...]" },
+    { "use_asa", "drop subspaces in training: false only" },
     /* common to all */
     { "auto_mapping", "for other programs" },
     { "base_model_name_or_path", "the base" },
