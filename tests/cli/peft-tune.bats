@@ -199,8 +199,8 @@ same_from_5() { # NAME OPTION...
 
 @test "peft-tune: an adapter that is not trained goes to standard output as a tar" {
     peft-tune -q m qa.jsonl -o one -f "${how[@]}" --steps 2 --rank 2
-    merge-models -q --method passthrough m+one -f -o whole
-    for way in "--unmerge m whole --rank 1" "--combine cat m one one:0.5" "--to-lora m one --rank 1"; do
+    merge-models -q --method passthrough m+one -o tuned-by-one
+    for way in "--unmerge m tuned-by-one --rank 1" "--combine cat m one one:0.5" "--to-lora m one --rank 1"; do
         read -ra way <<< "$way"
         rm -rf folder stream
         peft-tune -q "${way[@]}" -o folder
