@@ -3,8 +3,8 @@
  * softmax, loss and the gradient of the logits in place over them, rounded to act, then dw (+)=
  * dlogits^T x and dx = dlogits w.
  *
- * Rows without a target (prompts, padding) are left out: where some of the rows are such, the others are copied
- * together before the products, and their dx to its places after them.
+ * Rows without a target (prompts, padding) are left out where w does not train: where some of the rows are such, the others
+ * are copied together before the products, and their dx to its places after them.
  *
  * dw is read and written once per chunk (154 MB for 50257 x 768) and the logits once per pass, so
  * chunks are as large as the contract allows where dw is wanted; one row of logits fits the
@@ -532,21 +532,27 @@ static head_chunk take(const lm_call *c, const head_form *f, const layout *l, in
     head_chunk r = { .first = first, .end = first, .at = (int32_t *)places_of(c, l) };
     int64_t n_rows = row_count(&c->in[0]);
     size_t bytes = (size_t)last_dim(&c->in[0]) * lm_dtype_size(c->in[0].dtype);
-    for (; r.end < n_rows && r.kept < l->chunk; r.end++) {
+    bool all = wants(c, f->dw); /* whose sums of pairs would have other bits */
+    for (; r.end < n_rows && (all ? r.end - first : r.kept) < l->chunk; r.end++) {
         if (target[r.end] >= 0) {
-            r.at[r.kept++] = (int32_t)r.end;
+            r.at[all ? r.end - first : r.kept] = (int32_t)r.end;
+            r.kept++;
             continue;
         }
+        if (all)
+            r.at[r.end - first] = -1;
         for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
             put_number(output(c, numbers[i]), r.end, 0);
         if (output(c, f->dx))
             memset(row_at(&c->out[f->dx], r.end), 0, bytes);
     }
+    r.m = r.end - first;
+    r.x = row_at(&c->in[0], first);
+    if (all)
+        return r;
     bool planned = r.kept == l->chunk ||
                    r.kept == n_rows % l->chunk; /* the scratch is for these, or whole tiles */
     r.copied = r.kept < r.end - first || !planned;
-    r.m = r.kept;
-    r.x = row_at(&c->in[0], first);
     if (!r.copied)
         return r;
     char *rows = places_of(c, l) - l->rows;

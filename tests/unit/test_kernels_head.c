@@ -77,6 +77,8 @@ static void few_targets(void **state)
             kernel_case k = case_of(&a, N, V, 17, true);
             k.in[2] = given(vec(I32, N), target);
             check_case(&k);
+            k.out[2].kind = ABSENT;
+            check_case(&k);
         }
     }
 }
