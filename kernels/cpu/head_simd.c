@@ -416,7 +416,9 @@ static layout layout_of(const lm_call *c, const head_form *f)
     const lm_head_attr *a = c->attr;
     layout l = { .chunk = chunk_of(c, f), .dx_rows = a->vocab };
     l.logits = (size_t)(l.chunk * pitch_of(a->vocab)) * sizeof(float);
-    l.rows = round_line((size_t)(l.chunk * last_dim(&c->in[0])) * lm_dtype_size(c->in[0].dtype));
+    if (!wants(c, f->dw)) /* otherwise rows stay where they are */
+        l.rows =
+            round_line((size_t)(l.chunk * last_dim(&c->in[0])) * lm_dtype_size(c->in[0].dtype));
     l.places = round_line((size_t)l.chunk * sizeof(int32_t));
     if (!wants(c, f->dx))
         return l;
@@ -455,9 +457,10 @@ static size_t work_of(const lm_call *c, const head_form *f, int threads)
     layout l = layout_of(c, f);
     int64_t last = row_count(&c->in[0]) % l.chunk;
     size_t most = products_work(c, f, &l, l.chunk, threads);
-    for (int64_t m = last; m < l.chunk;
-         m = m / WHOLE_ROWS * WHOLE_ROWS + WHOLE_ROWS) { /* fewer rows may need more */
-        size_t need = m ? products_work(c, f, &l, m, threads) : 0;
+    size_t rest = last ? products_work(c, f, &l, last, threads) : 0; /* may need more */
+    most = rest > most ? rest : most;
+    for (int64_t m = WHOLE_ROWS; l.rows && m < l.chunk; m += WHOLE_ROWS) {
+        size_t need = products_work(c, f, &l, m, threads);
         most = need > most ? need : most;
     }
     return l.logits + l.packed + l.sums + l.rows + l.places + most;

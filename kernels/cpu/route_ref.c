@@ -170,7 +170,7 @@ static void drop_by_position(const lm_call *c, int32_t *taken)
         }
 }
 
-/* The best expert with room that the token has not chosen; -1: there is none. */
+/* The best expert with room that the token has not chosen; -1: all others are full. */
 static int64_t best_with_room(const lm_call *c, int64_t t, const double *key, const int32_t *taken)
 {
     const lm_route_attr *a = c->attr;

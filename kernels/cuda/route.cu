@@ -192,7 +192,7 @@ struct drop_late {
     }
 };
 
-/* The best expert with room that the token has not chosen; E: there is none. */
+/* The best expert with room that the token has not chosen; E: all others are full. */
 __device__ inline int best_with_room(const choose_args &x, int64_t t, const int32_t *taken)
 {
     const int32_t *expert = x.expert + t * x.a.k;

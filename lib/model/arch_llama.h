@@ -5,10 +5,8 @@
 
 #include "model/arch_read.h"
 
-/* The second is for norms behind the branches, with or without one before them. */
+/* The first also names the experts of Qwen's mixtures.  The second is for norms behind the branches, with or without one before them. */
 extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
-/* Of Qwen's mixtures, in arch_qwen2_moe.c. */
-extern const lm_tensor_name lm_qwen_moe_tensors[];
 
 /* Sizes and epsilon. */
 #define LM_GGUF_DECODER_KEYS                                                 \

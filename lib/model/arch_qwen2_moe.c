@@ -56,32 +56,6 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     return lm_read_rope(o, where, 10000, c, e);
 }
 
-const lm_tensor_name lm_qwen_moe_tensors[] = {
-    { LM_PART_EMBED, "embed_tokens", "token_embd" },
-    { LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" },
-    { LM_PART_Q, "self_attn.q_proj", "attn_q" },
-    { LM_PART_K, "self_attn.k_proj", "attn_k" },
-    { LM_PART_V, "self_attn.v_proj", "attn_v" },
-    { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },
-    { LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm" },
-    { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
-    { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
-    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" },
-    { LM_PART_UP, "mlp.up_proj", "ffn_up" },
-    { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
-    { LM_PART_ROUTER, "mlp.gate", "ffn_gate_inp" },
-    { LM_PART_EXPERT_GATE, "mlp.experts.#.gate_proj", "ffn_gate_exps" },
-    { LM_PART_EXPERT_UP, "mlp.experts.#.up_proj", "ffn_up_exps" },
-    { LM_PART_EXPERT_DOWN, "mlp.experts.#.down_proj", "ffn_down_exps" },
-    { LM_PART_SHARED_GATE, "mlp.shared_expert.gate_proj", "ffn_gate_shexp" },
-    { LM_PART_SHARED_UP, "mlp.shared_expert.up_proj", "ffn_up_shexp" },
-    { LM_PART_SHARED_DOWN, "mlp.shared_expert.down_proj", "ffn_down_shexp" },
-    { LM_PART_SHARED_SWITCH, "mlp.shared_expert_gate", "ffn_gate_inp_shexp" },
-    { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
-    { LM_PART_OUTPUT, "lm_head", "output" },
-    { 0, NULL, NULL },
-};
-
 const lm_arch lm_arch_qwen2_moe = {
     .name = "qwen2_moe",
     .class_name = "Qwen2MoeForCausalLM",
@@ -90,5 +64,5 @@ const lm_arch lm_arch_qwen2_moe = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
-    .tensors = lm_qwen_moe_tensors,
+    .tensors = lm_llama_tensors,
 };

@@ -44,5 +44,5 @@ const lm_arch lm_arch_qwen3_moe = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
-    .tensors = lm_qwen_moe_tensors,
+    .tensors = lm_llama_tensors,
 };
