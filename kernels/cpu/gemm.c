@@ -439,6 +439,7 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
     int64_t tile_len = (int64_t)im->mr * im->nr;
     float *tiles = b->tiles + (p->n_sup > 1 ? (q - b->q0) * p->panels * tile_len : 0);
     bool last_sup = b->k0 + b->depth >= p->kp;
+    int cols = (int)min64(p->g->n - (p->j0 + q * im->nr), im->nr);
 
     for (int64_t k = 0; k < b->depth; k += p->kc) {
         int64_t kn = min64(p->kc, b->depth - k), after = min64(p->kc, b->depth - k - kn);
@@ -450,6 +451,9 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
                 .a = b->a + (i * b->depth + k) * im->mr * im->esize,
                 .b = panel + k * im->nr * im->esize,
                 .kn = kn,
+                .depth = min64(p->g->k - (b->k0 + k), kn),
+                .rows = (int)min64(p->g->m - (b->i0 + i * im->mr), im->mr),
+                .cols = cols,
                 .tile = tiles + i * tile_len,
                 .load = k > 0 || b->k0 > 0,
                 .ahead = p->own ? source_ahead(b, q + 1, k, kn, i)

@@ -35,6 +35,8 @@ typedef struct {
 typedef struct {
     const void *a, *b; /* packed */
     int64_t kn;
+    int64_t depth;            /* of kn, what is not padding: products of the rest may be left out */
+    int rows, cols;           /* that count in the panels: sums of the others may be left out */
     float *tile;              /* mr x nr, row-major, 64-byte aligned */
     bool load;                /* add to the tile's content instead of zeros */
     lm_gemm_ahead ahead;      /* prefetched to L2 meanwhile */

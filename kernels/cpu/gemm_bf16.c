@@ -61,7 +61,9 @@ static void sum_a(const void *panel, int64_t kn, int rows, float *sum)
     sum_rows(panel, kn, MR, 0, rows, sum);
 }
 
-static void micro(const lm_gemm_step *s)
+/* R rows of one or two vectors, and as many pairs of depth as count: the last rows of a product, and those of
+ * low rank, would else take as long as full panels. */
+VINLINE void tile(const lm_gemm_step *s, const int R, const int vectors)
 {
     const char *a = s->a, *b = s->b;
     lm_gemm_ahead ahead = s->ahead;
@@ -69,32 +71,50 @@ static void micro(const lm_gemm_step *s)
     vec acc[MR][2];
 
 #pragma GCC unroll 14
-    for (int r = 0; r < MR; r++) {
+    for (int r = 0; r < R; r++) {
         acc[r][0] = s->load ? vload(s->tile + r * NR) : vzero();
-        acc[r][1] = s->load ? vload(s->tile + r * NR + VW) : vzero();
+        if (vectors > 1)
+            acc[r][1] = s->load ? vload(s->tile + r * NR + VW) : vzero();
     }
-    for (int64_t i = 0; i < steps; i++, a += MR * 64, b += 2 * PAIRS_TILE)
-        for (int64_t k = 0; k < 16; k++) {
-            __m512bh b0 = (__m512bh)_mm512_load_si512(b + k * 64);
-            __m512bh b1 = (__m512bh)_mm512_load_si512(b + PAIRS_TILE + k * 64);
-            if (k < MR)
+    for (int64_t i = 0; i < steps; i++, a += MR * 64, b += 2 * PAIRS_TILE) {
+        int64_t pairs = lm_ceil_div(s->depth - i * PAIRS_DEPTH, 2);
+        for (int64_t k = 0; k < (pairs < 16 ? pairs : 16); k++) {
+            __m512bh b0 = (__m512bh)_mm512_load_si512(b + k * 64), b1 = b0;
+            if (vectors > 1)
+                b1 = (__m512bh)_mm512_load_si512(b + PAIRS_TILE + k * 64);
+            if (k < R)
                 _mm_prefetch(a + (2 * MR + k) * 64, _MM_HINT_T0);
 #pragma GCC unroll 14
-            for (int r = 0; r < MR; r++) {
+            for (int r = 0; r < R; r++) {
                 int32_t pair;
                 memcpy(&pair, a + r * 64 + k * 4, 4);
                 __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
                 acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, b0);
-                acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, b1);
+                if (vectors > 1)
+                    acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, b1);
             }
             if ((k & 3) == 0)
                 lm_gemm_prefetch(&ahead, lines);
         }
-#pragma GCC unroll 14
-    for (int r = 0; r < MR; r++) {
-        vstore(s->tile + r * NR, acc[r][0]);
-        vstore(s->tile + r * NR + VW, acc[r][1]);
     }
+#pragma GCC unroll 14
+    for (int r = 0; r < R; r++) {
+        vstore(s->tile + r * NR, acc[r][0]);
+        if (vectors > 1)
+            vstore(s->tile + r * NR + VW, acc[r][1]);
+    }
+}
+
+static void micro(const lm_gemm_step *s)
+{
+    bool wide = s->cols > VW;
+
+    if (s->rows > 8)
+        wide ? tile(s, MR, 2) : tile(s, MR, 1);
+    else if (s->rows > 4)
+        wide ? tile(s, 8, 2) : tile(s, 8, 1);
+    else
+        wide ? tile(s, 4, 2) : tile(s, 4, 1);
 }
 
 static void end(void)
