@@ -73,6 +73,8 @@ static lm_code open_tokenizer(vocab *v)
         rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
                                     config.len, v->where, &v->tok, v->e);
     if (!rc)
+        rc = lm_tokenizer_need_bpe(v->tok, v->where, "GGUF files are written with", v->e);
+    if (!rc)
         rc = lm_lists_cut(&v->lists, json.data, json.len, &rest, &cut, v->e);
     if (!rc)
         rc = lm_json_parse(cut ? rest.data : json.data, cut ? rest.len : json.len, v->where,

@@ -332,6 +332,10 @@ static lm_code unite_with(state *s, const lm_vocab_model *first, const lm_vocab_
     lm_code rc = parse(m, &tree, s->e);
     const json_t *model = json_object_get(tree, "model");
     if (!rc)
+        rc = lm_tokenizer_need_bpe(first->tok, first->name, "tokenizers are united with", s->e);
+    if (!rc)
+        rc = lm_tokenizer_need_bpe(m->tok, m->name, "tokenizers are united with", s->e);
+    if (!rc)
         rc = check_kind(s->tree, first->name, tree, m->name, sink, s->e);
     if (!rc)
         rc = add_tokens(s, m->tok, json_object_get(model, "vocab"));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bpe.h -- byte-pair encoding of one word: the vocabulary, the merge table, the merge loop.
+/* bpe.h -- the encoding of one word: the vocabulary, and byte-pair encoding with its merge table and
+ * merge loop.  The other models of a word are in subword.h, behind the same calls.
  *
  * The symbols of a word (its characters, or its bytes in byte-level mode) are merged pair by pair:
  * lowest rank first, leftmost among equal ranks, until no pair is in the table (arXiv:1508.07909).
@@ -28,6 +29,8 @@ typedef struct {
 #define LM_BPE_EMPTY UINT64_MAX
 #define LM_BPE_NONE  UINT32_MAX
 
+typedef struct lm_subword lm_subword;
+
 /* Filled by the loader (tokenizer_json.c), constant afterwards.  Zero-initialise. */
 typedef struct {
     char *text; /* all tokens one after the other */
@@ -47,6 +50,7 @@ typedef struct {
     const char *unk_name;      /* named but missing from the vocabulary: an error when needed */
     bool byte_level;           /* every byte's character is a token: words are taken as bytes */
     bool byte_fallback, fuse_unk, ignore_merges;
+    const lm_subword *subword; /* words are cut by this model; NULL: by merges.  Borrowed */
 } lm_bpe;
 
 void lm_bpe_fini(lm_bpe *b);

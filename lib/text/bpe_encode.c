@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Merging the symbols of a word, behind a cache of words already seen (see bpe.h).
+/* Merging the symbols of a word, behind a cache of words already seen (see bpe.h); the cache serves
+ * the models of subword.h too.
  *
  * The cache has two levels.  Words of up to 15 bytes and 3 ids, nearly all of ordinary text, sit in
  * entries of 32 bytes, two to a cache line: length and bytes make a 128-bit key that is compared at
@@ -11,6 +12,7 @@
 #include "base/mem.h"
 #include "text/bpe.h"
 #include "text/pretok_class.h"
+#include "text/subword.h"
 
 enum {
     SHORT_SETS = 1 << 14, /* of two entries: 1 MiB */
@@ -49,6 +51,7 @@ struct lm_bpe_scratch {
     size_t sym_cap;
     uint64_t *heap; /* rank << 32 | position */
     size_t heap_cap, heap_n;
+    lm_subword_scratch subword;
 };
 
 lm_code lm_bpe_scratch_new(lm_bpe_scratch **out, lm_err *e)
@@ -79,6 +82,7 @@ void lm_bpe_scratch_free(lm_bpe_scratch *s)
     lm_free(s->first);
     lm_free(s->sym);
     lm_free(s->heap);
+    lm_subword_scratch_fini(&s->subword);
     lm_free(s);
 }
 
@@ -304,6 +308,10 @@ static lm_code encode_new(const lm_bpe *b, lm_bpe_scratch *s, const char *w, siz
     uint32_t whole = LM_BPE_NONE;
     lm_code rc = LM_OK;
 
+    if (b->subword) {
+        rc = lm_grow(&s->first, &s->first_cap, len + 1, sizeof *s->first, "a word", e);
+        return rc ? rc : lm_subword_encode(b->subword, b, &s->subword, w, len, s->first, n, e);
+    }
     if (b->ignore_merges)
         rc = find_whole(b, w, len, bytes, &whole, e);
     if (!rc)

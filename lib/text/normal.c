@@ -26,6 +26,7 @@ typedef enum {
     STEP_CLEAN,
     STEP_CHINESE,
     STEP_CHARSMAP,
+    STEP_NMT,
 } step_kind;
 
 typedef struct {
@@ -139,6 +140,7 @@ static lm_code parse_step(const json_t *j, lm_normal *n, int depth, const char *
         { "Lowercase", { .kind = STEP_LOWER } },
         { "StripAccents", { .kind = STEP_MARKS } },
         { "ByteLevel", { .kind = STEP_BYTES } },
+        { "Nmt", { .kind = STEP_NMT } },
     };
     const char *type;
     lm_code rc = lm_json_str_or(j, "type", "", &type, where, e);
@@ -174,8 +176,7 @@ static lm_code parse_step(const json_t *j, lm_normal *n, int depth, const char *
                            item) if ((rc = parse_step(item, n, depth + 1, where, e))) return rc;
         return LM_OK;
     }
-    return lm_fail(e, LM_EFORMAT, where, "use a model whose tokenizer is byte-level BPE",
-                   "normalizer type \"%s\" is not supported", type);
+    return lm_fail(e, LM_EFORMAT, where, NULL, "normalizer type \"%s\" is not supported", type);
 }
 
 lm_code lm_normal_new(const json_t *j, const char *where, lm_normal **out, lm_err *e)
@@ -241,6 +242,20 @@ static bool is_chinese(uint32_t c)
            (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
+/* SentencePiece's rule "nmt": control characters are removed, marks of direction and other blanks
+ * become spaces. */
+static int map_nmt(uint32_t c, uint32_t to[4])
+{
+    bool control = (c >= 0x01 && c <= 0x08) || c == 0x0B || (c >= 0x0E && c <= 0x1F) || c == 0x7F ||
+                   c == 0x8F || c == 0x9F;
+    bool blank = c == 0x09 || c == 0x0A || c == 0x0C || c == 0x0D || c == 0x1680 ||
+                 (c >= 0x200B && c <= 0x200F) || c == 0x2028 || c == 0x2029 || c == 0x2581 ||
+                 c == 0xFEFF || c == 0xFFFD;
+
+    to[0] = blank ? ' ' : c;
+    return !control;
+}
+
 /* The steps that map one character to some: at most 4 code points. */
 static int map_char(step_kind kind, const uint8_t *tab, uint32_t c, uint32_t to[4])
 {
@@ -269,6 +284,8 @@ static int map_char(step_kind kind, const uint8_t *tab, uint32_t c, uint32_t to[
         to[0] = to[2] = ' ';
         to[1] = c;
         return 3;
+    case STEP_NMT:
+        return map_nmt(c, to);
     default:
         return 1;
     }

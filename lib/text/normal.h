@@ -2,8 +2,8 @@
 /* normal.h -- the normaliser of a tokenizer.json: the rewriting of a text before it is cut into
  * words.
  *
- * NFC NFD NFKC NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel, BertNormalizer,
- * Precompiled (charsmap.h), and Sequence of them.  Anything else is LM_EFORMAT by name. */
+ * NFC NFD NFKC NFKD, Nmt, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel,
+ * BertNormalizer, Precompiled (charsmap.h), and Sequence of them.  Anything else is LM_EFORMAT by name. */
 #ifndef LM_TEXT_NORMAL_H
 #define LM_TEXT_NORMAL_H
 

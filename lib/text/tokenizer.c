@@ -173,7 +173,8 @@ bool lm_tokenizer_is_special(const lm_tokenizer *t, uint32_t id)
 }
 
 /* Each mapped character is a byte; a byte token <0xXX> is one; other characters count their UTF-8,
- * and U+2581, which stands for a space, counts 1. */
+ * and U+2581, which stands for a space, counts 1.  A WordPiece that begins a word counts the space
+ * before it. */
 size_t lm_tokenizer_id_bytes(const lm_tokenizer *t, uint32_t id)
 {
     const lm_added_token *a = added_token(t, id);
@@ -184,6 +185,10 @@ size_t lm_tokenizer_id_bytes(const lm_tokenizer *t, uint32_t id)
         return a->special ? 0 : a->len;
     if (!s)
         return 0;
+    if (t->subword.kind == LM_SUBWORD_WORDPIECE) {
+        k = strlen(t->subword.prefix);
+        return len > k && !memcmp(s, t->subword.prefix, k) ? len - k : len + 1;
+    }
     if (!t->bpe.byte_level) {
         for (int b = 0; b < 256 && t->bpe.byte_fallback; b++)
             if (t->bpe.fallback_id[b] == id)
@@ -212,6 +217,11 @@ int64_t lm_tokenizer_eos(const lm_tokenizer *t)
 int64_t lm_tokenizer_pad(const lm_tokenizer *t)
 {
     return t->pad;
+}
+
+int64_t lm_tokenizer_mask(const lm_tokenizer *t)
+{
+    return t->mask;
 }
 
 int64_t lm_tokenizer_unk(const lm_tokenizer *t)

@@ -2,8 +2,9 @@
 /* tokenizer.h -- text to token ids and back, from a Hugging Face tokenizer.json.
  *
  * The pipeline is that of the `tokenizers` library: split on added tokens -> normaliser ->
- * pre-tokeniser -> BPE -> post-processor; back through the decoder.  Read are
- *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3) or byte-fallback (Llama-2);
+ * pre-tokeniser -> model -> post-processor; back through the decoder.  Read are
+ *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3) or byte-fallback (Llama-2), with a
+ *     WordPiece model (BERT) or a Unigram model (T5);
  *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern, or with
  *     Qwen2's when tokenizer_config.json names its class;
  *   - tokenizer.model, SentencePiece's file with a BPE model (sentencepiece.h).
@@ -101,6 +102,13 @@ int64_t lm_tokenizer_bos(const lm_tokenizer *t);
 int64_t lm_tokenizer_eos(const lm_tokenizer *t);
 int64_t lm_tokenizer_pad(const lm_tokenizer *t);
 int64_t lm_tokenizer_unk(const lm_tokenizer *t);
+int64_t lm_tokenizer_mask(const lm_tokenizer *t);
+
+/* "BPE", "WordPiece" or "Unigram". */
+const char *lm_tokenizer_model(const lm_tokenizer *t);
+/* LM_EUSAGE "its tokenizer has a WordPiece model, and <what> BPE alone" for other models than BPE. */
+lm_code lm_tokenizer_need_bpe(const lm_tokenizer *t, const char *where, const char *what,
+                              lm_err *e);
 
 /* The bytes of the tokenizer.json (made from the older files when these were read), and of
  * tokenizer_config.json (NULL if there was none), so that a model folder can carry copies.

@@ -15,14 +15,17 @@ typedef enum {
     STEP_STRIP,
     STEP_REPLACE,
     STEP_META,
-    STEP_SUFFIX, /* BPEDecoder: a suffix represents a space */
+    STEP_SUFFIX,    /* BPEDecoder: a suffix represents a space */
+    STEP_WORDPIECE, /* a space before every token without the prefix */
+    STEP_KINDS,
 } step_kind;
 
 typedef struct {
     step_kind kind;
-    char *from, *to;     /* owned; REPLACE both, META SUFFIX STRIP from */
+    char *from, *to;     /* owned; REPLACE both, META SUFFIX STRIP WORDPIECE from */
     int64_t start, stop; /* STRIP: how many at most */
     bool keep_first;     /* META: the first string keeps its leading space */
+    bool clean;          /* WORDPIECE: spaces before punctuation are removed */
 } step;
 
 struct lm_decoder {
@@ -93,12 +96,22 @@ static lm_code parse_metaspace(const json_t *j, step *s, const char *where, lm_e
     return parse_texts(s, mark, NULL, e);
 }
 
+static lm_code parse_wordpiece(const json_t *j, step *s, const char *where, lm_err *e)
+{
+    const char *prefix;
+    lm_code rc = lm_json_str_or(j, "prefix", "##", &prefix, where, e);
+
+    if (!rc)
+        rc = lm_json_bool_or(j, "cleanup", true, &s->clean, where, e);
+    return rc ? rc : parse_texts(s, prefix, NULL, e);
+}
+
 static lm_code parse_step(const json_t *j, lm_decoder *d, int depth, const char *where, lm_err *e)
 {
     static const char *const types[] = {
         [STEP_BYTES] = "ByteLevel",   [STEP_FALLBACK] = "ByteFallback", [STEP_FUSE] = "Fuse",
         [STEP_STRIP] = "Strip",       [STEP_REPLACE] = "Replace",       [STEP_META] = "Metaspace",
-        [STEP_SUFFIX] = "BPEDecoder",
+        [STEP_SUFFIX] = "BPEDecoder", [STEP_WORDPIECE] = "WordPiece",
     };
     const char *type, *suffix;
     int k = 0;
@@ -115,9 +128,9 @@ static lm_code parse_step(const json_t *j, lm_decoder *d, int depth, const char 
                            item) if ((rc = parse_step(item, d, depth + 1, where, e))) return rc;
         return LM_OK;
     }
-    while (!rc && k <= STEP_SUFFIX && strcmp(type, types[k]))
+    while (!rc && k < STEP_KINDS && strcmp(type, types[k]))
         k++;
-    if (!rc && k > STEP_SUFFIX)
+    if (!rc && k == STEP_KINDS)
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "decoder type \"%s\" is not supported", type);
     if (!rc && d->n == MAX_STEPS)
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "more than %d decoders", MAX_STEPS);
@@ -131,6 +144,8 @@ static lm_code parse_step(const json_t *j, lm_decoder *d, int depth, const char 
         return parse_replace(j, s, where, e);
     if (k == STEP_META)
         return parse_metaspace(j, s, where, e);
+    if (k == STEP_WORDPIECE)
+        return parse_wordpiece(j, s, where, e);
     if (k == STEP_SUFFIX) {
         rc = lm_json_str_or(j, "suffix", "</w>", &suffix, where, e);
         if (!rc && !*suffix)
@@ -326,6 +341,44 @@ static lm_code add_replaced(lm_buf *out, const char *s, size_t len, const char *
     return rc ? rc : lm_buf_add(out, s, len, e);
 }
 
+/* Remove the spaces that a cut at punctuation left in out->data[begin..len): in this order, each in
+ * the result of the one before. */
+static lm_code clean_up(lm_buf *out, size_t begin, lm_err *e)
+{
+    static const char *const pairs[][2] = {
+        { " .", "." },   { " ?", "?" },     { " !", "!" },     { " ,", "," },
+        { " ' ", "'" },  { " n't", "n't" }, { " 'm", "'m" },   { " do not", " don't" },
+        { " 's", "'s" }, { " 've", "'ve" }, { " 're", "'re" },
+    };
+    lm_buf tmp = { 0 };
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs && !rc; i++) {
+        const char *from = pairs[i][0], *to = pairs[i][1];
+        if (!memmem(out->data + begin, out->len - begin, from, strlen(from)))
+            continue;
+        tmp.len = 0;
+        rc = add_replaced(&tmp, out->data + begin, out->len - begin, from, to, strlen(to), e);
+        out->len = begin;
+        if (!rc)
+            rc = lm_buf_add(out, tmp.data, tmp.len, e);
+    }
+    lm_buf_fini(&tmp);
+    return rc;
+}
+
+static lm_code run_wordpiece(const step *s, const char *p, size_t len, bool first, lm_buf *out,
+                             lm_err *e)
+{
+    size_t n = strlen(s->from), begin = out->len;
+    bool inside = len >= n && !memcmp(p, s->from, n);
+    lm_code rc = !first && !inside ? lm_buf_add(out, " ", 1, e) : LM_OK;
+
+    if (!rc)
+        rc = !first && inside ? lm_buf_add(out, p + n, len - n, e) : lm_buf_add(out, p, len, e);
+    return rc || !s->clean || out->len == begin ? rc : clean_up(out, begin, e);
+}
+
 /* The steps that rewrite each string alone; first, last: its position in the list. */
 static lm_code run_one(const step *s, const char *p, size_t len, bool first, bool last, lm_buf *out,
                        lm_err *e)
@@ -343,6 +396,8 @@ static lm_code run_one(const step *s, const char *p, size_t len, bool first, boo
         return lm_buf_add(out, p, (size_t)(end - p), e);
     case STEP_REPLACE:
         return add_replaced(out, p, len, s->from, s->to, strlen(s->to), e);
+    case STEP_WORDPIECE:
+        return run_wordpiece(s, p, len, first, out, e);
     case STEP_META:
         return add_replaced(out, p, len, s->from, " ", first && !s->keep_first ? 0 : 1, e);
     default:

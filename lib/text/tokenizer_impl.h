@@ -7,16 +7,19 @@
 #include "text/bpe.h"
 #include "text/normal.h"
 #include "text/pretok.h"
+#include "text/subword.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_added.h"
+#include "text/tokenizer_lists.h"
 
 typedef struct lm_decoder lm_decoder;
 
 enum { LM_MAX_AFFIX = 64 };
 
 struct lm_tokenizer {
-    lm_bpe bpe;
-    lm_normal *normal; /* NULL: none */
+    lm_bpe bpe;         /* the vocabulary of every kind of model */
+    lm_subword subword; /* WordPiece and Unigram; bpe.subword names it then */
+    lm_normal *normal;  /* NULL: none */
     lm_pretok *pretok;
     bool plain_bytes;  /* the pre-tokeniser returns words as bytes */
     lm_scan_kind scan; /* the only step of the pre-tokeniser is this scanner */
@@ -26,10 +29,21 @@ struct lm_tokenizer {
     lm_decoder *decoder;                                 /* NULL: tokens joined by spaces */
     uint32_t prefix[LM_MAX_AFFIX], suffix[LM_MAX_AFFIX]; /* of the post-processor */
     int n_prefix, n_suffix;
-    int64_t bos, eos, pad, unk;
+    int64_t bos, eos, pad, unk, mask;
     char *unk_name;
     lm_buf json, config;
 };
+
+/* tokenizer_model.c.  Refuse keys that are not in the list: a part that is not supported must not be
+ * ignored. */
+lm_code lm_tokenizer_check_keys(const json_t *obj, const char *const *known, const char *where,
+                                lm_err *e);
+/* The kind of a "model", its keys checked.  `cut`: its vocabulary was cut out of the text. */
+lm_code lm_word_model_check(const json_t *m, bool cut, lm_subword_kind *kind, const char *where,
+                            lm_err *e);
+/* Load it; t->vocab_size is known. */
+lm_code lm_word_model_load(lm_tokenizer *t, lm_subword_kind kind, const json_t *m,
+                           const lm_lists *l, const char *where, lm_err *e);
 
 /* tokenizer_decode.c.  null gives *out = NULL. */
 lm_code lm_decoder_new(const json_t *j, const char *where, lm_decoder **out, lm_err *e);

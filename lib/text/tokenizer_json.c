@@ -12,63 +12,6 @@
 
 enum { MAX_IDS = 1 << 27 };
 
-/* Refuse keys that are not in the list: a part that is not supported must not be ignored. */
-static lm_code check_keys(const json_t *obj, const char *const *known, const char *where, lm_err *e)
-{
-    const char *key;
-    json_t *value;
-
-    json_object_foreach((json_t *)obj, key, value)
-    {
-        int k = 0;
-        while (known[k] && strcmp(key, known[k]))
-            k++;
-        if (!known[k])
-            return lm_fail(e, LM_EFORMAT, where, NULL, "unknown key \"%s\"", key);
-    }
-    return LM_OK;
-}
-
-static lm_code check_model(const json_t *m, const char *where, lm_err *e)
-{
-    static const char *const known[] = { "type",
-                                         "dropout",
-                                         "unk_token",
-                                         "continuing_subword_prefix",
-                                         "end_of_word_suffix",
-                                         "fuse_unk",
-                                         "byte_fallback",
-                                         "ignore_merges",
-                                         "vocab",
-                                         "merges",
-                                         NULL };
-    static const char *const affixes[] = { "continuing_subword_prefix", "end_of_word_suffix" };
-    const char *type, *affix;
-    double dropout;
-    lm_code rc = LM_OK;
-
-    if (!json_is_object(m))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"model\" is missing or not an object");
-    rc = lm_json_str_or(m, "type", "BPE", &type, where, e);
-    if (!rc && strcmp(type, "BPE"))
-        rc = lm_fail(e, LM_EFORMAT, where, "use a model with a BPE tokenizer",
-                     "model type \"%s\" is not supported", type);
-    if (!rc)
-        rc = check_keys(m, known, where, e);
-    if (!rc)
-        rc = lm_json_f64_or(m, "dropout", 0, &dropout, where, e);
-    if (!rc && dropout != 0)
-        rc = lm_fail(e, LM_EFORMAT, where, "set it to null",
-                     "dropout %g would make encoding random", dropout);
-    for (int i = 0; i < 2 && !rc; i++) {
-        rc = lm_json_str_or(m, affixes[i], "", &affix, where, e);
-        if (!rc && *affix)
-            rc = lm_fail(e, LM_EFORMAT, where, NULL, "%s \"%s\" is not supported", affixes[i],
-                         affix);
-    }
-    return rc;
-}
-
 /* The highest id of the vocabulary, checked against its size: small gaps are allowed, large ones
  * are refused. */
 static lm_code find_highest(const lm_lists *l, const json_t *added, size_t *n_ids,
@@ -100,52 +43,6 @@ static lm_code find_highest(const lm_lists *l, const json_t *added, size_t *n_id
             *n_ids = (size_t)json_integer_value(id) + 1;
     }
     return LM_OK;
-}
-
-static lm_code load_vocab(lm_tokenizer *t, const lm_lists *l, const char *where, lm_err *e)
-{
-    lm_code rc = lm_bpe_begin_vocab(&t->bpe, l->n_tokens, (size_t)t->vocab_size, e);
-
-    for (size_t i = 0; i < l->n_tokens && !rc; i++)
-        rc = lm_bpe_add_token(&t->bpe, l->text.data + l->tokens[i].off, l->tokens[i].len,
-                              (uint32_t)l->tokens[i].id, where, e);
-    if (!rc)
-        lm_bpe_end_vocab(&t->bpe);
-    return rc;
-}
-
-static lm_code load_model(lm_tokenizer *t, const json_t *m, const lm_lists *l, const char *where,
-                          lm_err *e)
-{
-    const char *unk;
-    lm_code rc = load_vocab(t, l, where, e);
-
-    if (!rc)
-        rc = lm_bpe_begin_merges(&t->bpe, l->n_merges, e);
-    if (!rc)
-        rc = lm_json_bool_or(m, "fuse_unk", false, &t->bpe.fuse_unk, where, e);
-    if (!rc)
-        rc = lm_json_bool_or(m, "byte_fallback", false, &t->bpe.byte_fallback, where, e);
-    if (!rc)
-        rc = lm_json_bool_or(m, "ignore_merges", false, &t->bpe.ignore_merges, where, e);
-    if (!rc)
-        rc = lm_json_str_or(m, "unk_token", NULL, &unk, where, e);
-    if (rc)
-        return rc;
-    if (unk) {
-        rc = lm_strdup(&t->unk_name, unk, e);
-        t->bpe.unk_name = t->unk_name;
-        t->bpe.unk_id = lm_bpe_find(&t->bpe, unk, strlen(unk));
-    }
-    for (size_t i = 0; i < l->n_merges && !rc; i++) {
-        const lm_list_merge *x = &l->merges[i];
-        const char *left = l->text.data + x->off;
-        rc = lm_bpe_add_merge(&t->bpe, left, x->left, left + x->left, x->right, (uint32_t)i, where,
-                              e);
-        if (rc == LM_EFORMAT && e)
-            snprintf(e->where, sizeof e->where, "%s: merge %zu", where, i);
-    }
-    return rc;
 }
 
 static lm_code load_added_token(lm_tokenizer *t, const json_t *j, lm_added_token *a,
@@ -247,17 +144,19 @@ static int64_t find_special(const lm_tokenizer *t, const json_t *config, const c
 
 static void find_specials(lm_tokenizer *t, const json_t *config)
 {
-    static const char *const bos[] = { "<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>",
-                                       NULL };
-    static const char *const eos[] = {
-        "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|return|>", NULL
+    static const char *const bos[] = {
+        "<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "[CLS]", NULL
     };
+    static const char *const eos[] = { "<|endoftext|>", "</s>",       "<|end_of_text|>", "<eos>",
+                                       "<|im_end|>",    "<|return|>", "[SEP]",           NULL };
     static const char *const pad[] = { "<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>",
                                        NULL };
     static const char *const unk[] = { "<unk>", "[UNK]", NULL };
+    static const char *const mask[] = { "[MASK]", "<mask>", NULL };
 
     t->bos = find_special(t, config, "bos_token", bos);
     t->eos = find_special(t, config, "eos_token", eos);
+    t->mask = find_special(t, config, "mask_token", mask);
     t->pad = find_special(t, config, "pad_token", pad);
     t->unk = find_special(t, config, "unk_token", unk);
 }
@@ -274,23 +173,20 @@ static lm_code build(lm_tokenizer *t, const json_t *j, const json_t *config, lm_
     const json_t *merges = json_object_get(model, "merges");
     const json_t *added = json_object_get(j, "added_tokens");
     size_t n_ids = 0;
-    lm_code rc = check_model(model, where, e);
+    lm_subword_kind kind = LM_SUBWORD_NONE;
+    lm_code rc = lm_word_model_check(model, cut, &kind, where, e);
 
     if (!rc)
-        rc = check_keys(j, known, where, e);
-    if (!rc && (!json_is_object(vocab) || (!cut && !json_object_size(vocab))))
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"vocab\" must be an object with tokens");
+        rc = lm_tokenizer_check_keys(j, known, where, e);
     if (!rc && added && !json_is_null(added) && !json_is_array(added))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"added_tokens\" must be a list");
-    if (!rc && !json_is_array(merges))
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"merges\" must be a list");
     if (!rc && !cut)
         rc = lm_lists_from_tree(l, vocab, merges, where, e);
     if (!rc)
         rc = find_highest(l, added, &n_ids, where, e);
     t->vocab_size = (int64_t)n_ids;
     if (!rc)
-        rc = load_model(t, model, l, where, e);
+        rc = lm_word_model_load(t, kind, model, l, where, e);
     if (!rc)
         rc = lm_normal_new(json_object_get(j, "normalizer"), where, &t->normal, e);
     if (!rc)
@@ -351,6 +247,7 @@ void lm_tokenizer_free(lm_tokenizer *t)
     if (!t)
         return;
     lm_bpe_fini(&t->bpe);
+    lm_subword_fini(&t->subword);
     lm_normal_free(t->normal);
     lm_pretok_free(t->pretok);
     lm_added_fini(&t->added);

@@ -129,7 +129,7 @@ static bool add_token(reader *r, size_t off, size_t len, int64_t id)
     r->rc = lm_grow(&l->tokens, &l->cap_tokens, l->n_tokens + 1, sizeof *l->tokens,
                     "the vocabulary", r->e);
     if (!r->rc)
-        l->tokens[l->n_tokens++] = (lm_list_token){ off, len, id };
+        l->tokens[l->n_tokens++] = (lm_list_token){ off, len, id, 0 };
     return !r->rc;
 }
 
@@ -275,13 +275,34 @@ lm_code lm_lists_cut(lm_lists *l, const char *json, size_t len, lm_buf *rest, bo
 
     *done = false;
     if (lm_utf8_valid(json, len) == len && !memchr(json, 0, len) &&
-        walk(&r, false, &upto, rest, &found) && found == 17) {
+        walk(&r, false, &upto, rest, &found) && (found == 1 || found == 17)) {
         r.rc = lm_buf_add(rest, upto, (size_t)(json + len - upto), e);
         *done = !r.rc;
     }
     if (!*done)
         lm_lists_fini(l);
     return r.rc;
+}
+
+/* [text, score], ... in the order of ids. */
+static lm_code read_scored(reader *r, const json_t *vocab, const char *where)
+{
+    const json_t *v;
+    size_t i;
+
+    json_array_foreach(vocab, i, v)
+    {
+        const json_t *text = json_array_get(v, 0), *score = json_array_get(v, 1);
+        size_t off = r->l->text.len, n = json_string_length(text);
+        if (!json_is_string(text) || !json_is_number(score) || json_array_size(v) != 2)
+            return lm_fail(r->e, LM_EFORMAT, where, NULL,
+                           "entry %zu of the vocabulary is not [\"text\", score]", i);
+        r->rc = lm_buf_add(&r->l->text, json_string_value(text), n, r->e);
+        if (r->rc || !add_token(r, off, n, (int64_t)i))
+            return r->rc;
+        r->l->tokens[i].score = json_number_value(score);
+    }
+    return LM_OK;
 }
 
 lm_code lm_lists_from_tree(lm_lists *l, const json_t *vocab, const json_t *merges,
@@ -292,6 +313,8 @@ lm_code lm_lists_from_tree(lm_lists *l, const json_t *vocab, const json_t *merge
     json_t *v;
     size_t i;
 
+    if (json_is_array(vocab))
+        return read_scored(&r, vocab, where);
     json_object_foreach((json_t *)vocab, key, v)
     {
         size_t off = l->text.len, n = strlen(key);

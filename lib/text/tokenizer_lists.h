@@ -17,7 +17,8 @@
 typedef struct {
     size_t off; /* in lists.text */
     size_t len;
-    int64_t id; /* -1: was not a whole number */
+    int64_t id;   /* -1: was not a whole number */
+    double score; /* Unigram */
 } lm_list_token;
 
 typedef struct {
@@ -38,7 +39,8 @@ void lm_lists_fini(lm_lists *l);
  * is irregular, parse all of it.  Fails: LM_ELIMIT. */
 lm_code lm_lists_cut(lm_lists *l, const char *json, size_t len, lm_buf *rest, bool *done,
                      lm_err *e);
-/* The same lists from a tree: the values of model.vocab and model.merges. */
+/* The same lists from a tree: the values of model.vocab and model.merges.  The vocabulary of a
+ * Unigram model is a list of [text, score] in the order of ids; it is never cut out of the text. */
 lm_code lm_lists_from_tree(lm_lists *l, const json_t *vocab, const json_t *merges,
                            const char *where, lm_err *e);
 

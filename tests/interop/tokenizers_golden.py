@@ -9,7 +9,8 @@ import random
 import sys
 
 import tokenizers
-from test_tokenizers import cases, fuzz_texts, gpt2
+from tokenizers import normalizers
+from test_tokenizers import cases, fuzz_texts, gpt2, unigram, wordpiece
 
 NAMES = ["llama3", "qwen-nfc", "llama2", "added", "metaspace-first-True", "split-merged_with_next-False"]
 TRICKY = ["", " ", "  ", "\n", " \n\n x", "Hello, world!", "don't I'LL we've 'S '\u017f", "a  b   c\td\r\n\r\ne",
@@ -59,12 +60,24 @@ def small(t):
     return tokenizers.Tokenizer.from_str(json.dumps(j))
 
 
+def subwords():
+    """The models without merges."""
+    text = "the theft of other things, then thin; word words wordy worded"
+    yield "wordpiece", wordpiece(normalizers.BertNormalizer(), vocab=230)
+    yield "wordpiece-cased", wordpiece(normalizers.BertNormalizer(lowercase=False), vocab=230, cleanup=False,
+                                       max_input_chars_per_word=12)
+    yield "unigram", unigram(normalizers.NFKC(), vocab=150, texts=text)
+    yield "unigram-bytes", unigram(None, vocab=60, texts=text, fallback=True)
+
+
 def main():
     table = cases()
     out = {"made_by": "tests/interop/tokenizers_golden.py", "tokenizers": tokenizers.__version__,
            "python": sys.version.split()[0], "cases": []}
     for name in NAMES:
         t = small(table[name]())
+        out["cases"].append({"name": name, "tokenizer": json.loads(t.to_str()), "vectors": vectors(t, random.Random(7))})
+    for name, t in subwords():
         out["cases"].append({"name": name, "tokenizer": json.loads(t.to_str()), "vectors": vectors(t, random.Random(7))})
     t = gpt2("")
     if t:

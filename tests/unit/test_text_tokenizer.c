@@ -301,6 +301,11 @@ static void invalid_text(void **state)
 
 #define MODEL(v, m) "\"model\":{\"type\":\"BPE\",\"vocab\":{" v "},\"merges\":[" m "]}"
 
+#define UNIGRAM(v, unk) "\"model\":{\"type\":\"Unigram\",\"unk_id\":" unk ",\"vocab\":[" v "]}"
+#define WORDPIECE(v, most)                                                                         \
+    "\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"[UNK]\",\"max_input_chars_per_word\":" most \
+    ",\"vocab\":{" v "}}"
+
 static void hostile(void **state)
 {
     static const struct {
@@ -309,7 +314,22 @@ static void hostile(void **state)
         { "", "JSON" },
         { "[]", "must be an object" },
         { "{}", "\"model\" is missing" },
-        { "{\"model\":{\"type\":\"Unigram\"}}", "model type \"Unigram\"" },
+        { "{\"model\":{\"type\":\"WordLevel\"}}", "model type \"WordLevel\"" },
+        { "{" UNIGRAM("", "0") "}", "list with tokens" },
+        { "{" UNIGRAM("[\"a\",0]", "1") "}", "unk_id" },
+        { "{" UNIGRAM("[\"a\",0]", "-1") "}", "unk_id" },
+        { "{" UNIGRAM("[\"a\"]", "0") "}", "entry 0 of the vocabulary" },
+        { "{" UNIGRAM("[\"a\",0],[\"b\",\"c\"]", "0") "}", "entry 1 of the vocabulary" },
+        { "{" UNIGRAM("[\"a\",0],[\"b\",1,2]", "0") "}", "entry 1 of the vocabulary" },
+        { "{" UNIGRAM("[\"a\",0],[\"a\",1]", "0") "}", "appears twice" },
+        { "{" UNIGRAM("[\"a\",1e999]", "0") "}", "JSON" },
+        { "{" WORDPIECE("", "100") "}", "object with tokens" },
+        { "{" WORDPIECE("\"a\":0", "-1") "}", "max_input_chars_per_word" },
+        { "{" WORDPIECE("\"a\":0,\"b\":0", "1") "}", "id 0 belongs to two tokens" },
+        { "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0},\"max_input_chars_per_word\":9}}",
+          "unk_token" },
+        { "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0},\"merges\":[]}}",
+          "key \"merges\"" },
         { "{" MODEL("", "") "}", "\"vocab\"" },
         { "{" MODEL("\"a\":0,\"b\":0", "") "}", "id 0 belongs to two tokens" },
         { "{" MODEL("\"a\":-1", "") "}", "is not a number from 0" },
@@ -362,6 +382,62 @@ static void hostile(void **state)
             fail_msg("%s: code %d, \"%s\", expected \"%s\"", bad[i].json, rc, e.what, bad[i].says);
         assert_null(t);
     }
+}
+
+static lm_code encode_once(const char *json, const char *text, lm_ids *ids, lm_err *e)
+{
+    lm_tokenizer *t;
+    lm_tok_scratch *s;
+    lm_code rc;
+
+    if (lm_tokenizer_from_json(json, strlen(json), NULL, 0, "x", &t, e))
+        fail_msg("%s: %s", e->where, e->what);
+    assert_int_equal(lm_tok_scratch_new(t, &s, e), 0);
+    ids->n = 0;
+    rc = lm_tokenizer_encode(t, s, text, strlen(text), false, ids, e);
+    lm_tok_scratch_free(s);
+    lm_tokenizer_free(t);
+    return rc;
+}
+
+static void check_once(const char *json, const char *text, const uint32_t *want, size_t n)
+{
+    lm_ids ids = { 0 };
+    lm_err e = { 0 };
+
+    if (encode_once(json, text, &ids, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    assert_int_equal(ids.n, n);
+    assert_memory_equal(ids.v, want, n * sizeof *want);
+    lm_ids_fini(&ids);
+}
+
+/* What decides between cuts of a word; the ids are those of `tokenizers`. */
+static void choices(void **state)
+{
+    const uint32_t first[] = { 1, 4 }, whole[] = { 3 }, run[] = { 2 }, unk[] = { 0 };
+    lm_ids ids = { 0 };
+    lm_err e = { 0 };
+
+    (void)state;
+    /* a + bc and ab + c have one sum: the cut whose last token begins first */
+    check_once("{" UNIGRAM("[\"?\",-9],[\"a\",-1],[\"ab\",-1],[\"c\",-2],[\"bc\",-2]", "0") "}",
+               "abc", first, 2);
+    /* a run of unknown characters that is a token */
+    check_once("{" UNIGRAM("[\"?\",99],[\"b\",80],[\"xy\",70]", "0") "}", "xy", run, 1);
+    check_once("{" UNIGRAM("[\"?\",99],[\"b\",80],[\"xy\",70]", "0") "}", "xyz", unk, 1);
+    /* a word of as many characters as allowed, and one more */
+    check_once("{" WORDPIECE("\"[UNK]\":0,\"a\":1,\"##\":2,\"\u00e9\u00e9\":3", "2") "}",
+               "\u00e9\u00e9", whole, 1);
+    check_once("{" WORDPIECE("\"[UNK]\":0,\"a\":1,\"##a\":2", "2") "}", "aaa", unk, 1);
+    check_once("{" WORDPIECE("\"[UNK]\":0,\"a\":1,\"##\":2", "2") "}", "aa", unk, 1);
+    /* no token for what is unknown */
+    assert_int_equal(encode_once("{" WORDPIECE("\"a\":0", "2") "}", "b", &ids, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "unk_token \"[UNK]\" is needed"));
+    e = (lm_err){ 0 };
+    assert_int_equal(encode_once("{" UNIGRAM("[\"a\",0]", "null") "}", "b", &ids, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "no unk_id"));
+    lm_ids_fini(&ids);
 }
 
 /* Merges that lead back to shorter tokens or to themselves cannot loop: each makes the word
@@ -501,11 +577,17 @@ static void pair_with_added_tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden),        cmocka_unit_test(gpt2),
-        cmocka_unit_test(round_trip),    cmocka_unit_test(long_words),
-        cmocka_unit_test(invalid_text),  cmocka_unit_test(hostile),
-        cmocka_unit_test(merge_cycles),  cmocka_unit_test(blow_up),
-        cmocka_unit_test(special_names), cmocka_unit_test(pair_with_added_tokens),
+        cmocka_unit_test(golden),
+        cmocka_unit_test(gpt2),
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(long_words),
+        cmocka_unit_test(invalid_text),
+        cmocka_unit_test(hostile),
+        cmocka_unit_test(choices),
+        cmocka_unit_test(merge_cycles),
+        cmocka_unit_test(blow_up),
+        cmocka_unit_test(special_names),
+        cmocka_unit_test(pair_with_added_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
