@@ -15,7 +15,7 @@ typedef struct {
     lm_gguf *g;
     lm_model_tensor *wanted;
     size_t n;
-    const lm_gguf_tensor **from; /* of wanted tensor i */
+    const lm_gguf_tensor **from; /* of wanted tensor i; the experts of a layer share one */
     size_t *wanted_of;           /* of tensor i of the plan */
     size_t cap_of;
     bool *named; /* required tensor i is in the list of original tensors */
@@ -81,23 +81,18 @@ static lm_code check_whole(const lm_import *m, const lm_gguf *g, lm_err *e)
     return rc;
 }
 
-/* Leading axes of length 1 are ignored: llama.cpp leaves them out. */
-static bool fits(const lm_model_tensor *s, const lm_gguf_tensor *t)
+/* Leading axes of length 1 are ignored: llama.cpp leaves them out.  split: the tensor is one expert. */
+static bool fits(const lm_model_tensor *s, const lm_gguf_tensor *t, bool split)
 {
-    int64_t want[2], have[2] = { 1, 1 };
+    int64_t shape[3], want[LM_GGUF_MAX_DIMS], have[LM_GGUF_MAX_DIMS];
+    int n = lm_model_tensor_gguf_shape(s, shape), skip = split ? 1 : 0;
 
-    lm_model_tensor_gguf_dim(s, want);
-    if (s->ndim == 1) {
-        want[1] = want[0];
-        want[0] = 1;
+    for (int d = 0; d < LM_GGUF_MAX_DIMS; d++) {
+        int w = d - (LM_GGUF_MAX_DIMS - n), h = d - (LM_GGUF_MAX_DIMS - t->ndim);
+        want[d] = w >= skip ? shape[w] : 1;
+        have[d] = h >= 0 ? t->dim[h] : 1;
     }
-    for (int d = 0; d < t->ndim; d++) {
-        if (d < t->ndim - 2 && t->dim[d] != 1)
-            return false;
-        if (d >= t->ndim - 2)
-            have[2 - t->ndim + d] = t->dim[d];
-    }
-    return have[0] == want[0] && have[1] == want[1];
+    return !memcmp(want, have, sizeof want);
 }
 
 /* Interleaved formats that can be decoded, and the other formats of weights. */
@@ -108,34 +103,71 @@ static bool is_read(const lm_format *f)
                                           f->element == LM_DTYPE_BF16;
 }
 
+/* Sizes that the tensors cannot have: they must not decide how much memory is taken. */
+static lm_code check_sizes(const lm_import *m, const gguf *q, lm_err *e)
+{
+    const lm_config *c = &m->config;
+    int64_t experts = 0, numbers = 0;
+
+    if (c->layers > (int64_t)lm_gguf_count(q->g))
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensor%s for %" PRId64 " layer%s",
+                       lm_gguf_count(q->g), lm_plural(lm_gguf_count(q->g)), c->layers,
+                       lm_plural(c->layers));
+    for (int64_t l = 0; l < c->layers; l++)
+        experts += c->layer[l].moe.experts;
+    for (size_t i = 0; i < lm_gguf_count(q->g) && numbers < experts; i++)
+        numbers += lm_gguf_at(q->g, i)->count;
+    return numbers < experts
+               ? lm_fail(e, LM_EFORMAT, m->path, NULL,
+                         "it has %" PRId64 " numbers for %" PRId64 " experts", numbers, experts)
+               : LM_OK;
+}
+
+/* The tensor that holds required tensor i: the stacked one of its experts, or, in older files, its own. */
+static lm_code match_one(lm_import *m, gguf *q, size_t i, lm_err *e)
+{
+    const lm_model_tensor *s = &q->wanted[i];
+    const lm_gguf_tensor *t = s->expert ? q->from[i - (size_t)s->expert] : NULL;
+    char split[LM_TENSOR_NAME];
+
+    if (!t || strcmp(t->name, s->gguf) != 0)
+        t = lm_gguf_find(q->g, s->gguf);
+    bool one = !t && s->experts;
+    if (one)
+        t = lm_gguf_find(q->g, lm_model_tensor_gguf_split(s, split));
+    if (!t)
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing",
+                       one && s->expert ? split : s->gguf);
+    if (!fits(s, t, one))
+        return lm_fail(e, LM_EFORMAT, m->path, NULL,
+                       "tensor '%s' does not have the shape that the metadata require", t->name);
+    if (!is_read(lm_format_of_gguf(t->type)))
+        return lm_fail(e, LM_EUSAGE, m->path, NULL,
+                       "tensor '%s' is of type %s, which cannot be decoded here", t->name,
+                       lm_format_of_gguf(t->type)->name);
+    q->from[i] = t;
+    return LM_OK;
+}
+
+/* True if a tensor of the file holds required tensor i. */
+static bool is_used(const gguf *q, size_t i, const char *name)
+{
+    return !strcmp(q->from[i]->name, name);
+}
+
 static lm_code match(lm_import *m, gguf *q, lm_err *e)
 {
     char head[LM_TENSOR_NAME];
     size_t used = 0;
-    lm_code rc;
+    lm_code rc = check_sizes(m, q, e);
 
-    if (m->config.layers > (int64_t)lm_gguf_count(q->g))
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensor%s for %" PRId64 " layer%s",
-                       lm_gguf_count(q->g), lm_plural(lm_gguf_count(q->g)), m->config.layers,
-                       lm_plural(m->config.layers));
-    rc = lm_model_tensors_make(&m->config, &q->wanted, &q->n, e);
-
+    if (!rc)
+        rc = lm_model_tensors_make(&m->config, &q->wanted, &q->n, e);
     if (!rc)
         rc = lm_alloc_n(&q->from, q->n, sizeof *q->from, "tensors of a model", e);
     for (size_t i = 0; !rc && i < q->n; i++) {
-        const lm_gguf_tensor *t = q->from[i] = lm_gguf_find(q->g, q->wanted[i].gguf);
-        if (!t)
-            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing",
-                           q->wanted[i].gguf);
-        if (!fits(&q->wanted[i], t))
-            return lm_fail(e, LM_EFORMAT, m->path, NULL,
-                           "tensor '%s' does not have the shape that the metadata require",
-                           t->name);
-        if (!is_read(lm_format_of_gguf(t->type)))
-            return lm_fail(e, LM_EUSAGE, m->path, NULL,
-                           "tensor '%s' is of type %s, which cannot be decoded here", t->name,
-                           lm_format_of_gguf(t->type)->name);
-        used++;
+        rc = match_one(m, q, i, e);
+        used += !rc && (!i || q->from[i] != q->from[i - 1]);
     }
     if (rc || used == lm_gguf_count(q->g))
         return rc;
@@ -144,7 +176,7 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
         const char *name = lm_gguf_at(q->g, i)->name;
         bool known = !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, head));
         for (size_t k = 0; !known && k < q->n; k++)
-            known = !strcmp(q->wanted[k].gguf, name);
+            known = is_used(q, k, name);
         if (!known)
             return lm_fail(e, LM_EUSAGE, m->path, NULL,
                            "tensor '%.80s' is unknown to the architecture %s", name,
@@ -241,6 +273,17 @@ static lm_code list_tensors(lm_import *m, gguf *q, lm_dtype want, lm_err *e)
     return rc;
 }
 
+/* The bytes of required tensor i in the mapped file. */
+static const uint8_t *bytes_of(const gguf *q, size_t i)
+{
+    const lm_model_tensor *s = &q->wanted[i];
+    const lm_gguf_tensor *t = q->from[i];
+    bool stacked = s->experts && !strcmp(t->name, s->gguf);
+
+    return lm_gguf_data(q->g, t) +
+           (stacked ? t->bytes / (uint64_t)s->experts * (uint64_t)s->expert : 0);
+}
+
 static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e)
 {
     gguf *q = m->state;
@@ -250,10 +293,10 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     lm_rows r;
     lm_code rc;
 
-    if (q->last)
+    if (q->last && q->last != from)
         lm_gguf_forget(q->g, q->last);
     q->last = from;
-    *data = lm_gguf_data(q->g, from);
+    *data = bytes_of(q, nth);
     if (!lm_rows_of_tensor(s, false, lm_format_of_gguf(from->type), lm_format_of_dtype(t->dtype),
                            &r))
         return LM_OK;
@@ -290,15 +333,15 @@ static bool turned(const lm_import *m, const lm_st_tensor *t)
 static lm_code codes(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e)
 {
     gguf *q = m->state;
-    const lm_gguf_tensor *from = q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]];
+    size_t nth = q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
     lm_rows r;
 
     rows_of(m, t, &r);
     r.turn = false; /* codes stay in the file's shape */
-    r.src = lm_gguf_data(q->g, from);
+    r.src = bytes_of(q, nth);
     r.dst = dst;
     lm_code rc = lm_rows_convert(&r, m->par, e);
-    lm_gguf_forget(q->g, from);
+    lm_gguf_forget(q->g, q->from[nth]);
     return rc;
 }
 
@@ -309,7 +352,7 @@ static const void *codes_in_file(const lm_import *m, const lm_st_tensor *t)
 
     if (rows_of(m, t, &r))
         return NULL;
-    return lm_gguf_data(q->g, q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]);
+    return bytes_of(q, q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]);
 }
 
 static void close_file(lm_import *m)

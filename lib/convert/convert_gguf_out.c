@@ -140,6 +140,48 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
 
 /* ---- Tensors ---- */
 
+/* The tensors of the file in their order, each by its first required tensor: the experts of a layer are one. */
+typedef struct {
+    size_t *first, n;
+    bool scattered; /* the source has experts in another order */
+} file_order;
+
+static int64_t part_count(const lm_match *s, size_t first)
+{
+    return s->wanted[first].experts ? s->wanted[first].experts : 1;
+}
+
+/* In the order in which the source has the first of each. */
+static lm_code make_order(const lm_import *m, const lm_match *s, file_order *p, lm_err *e)
+{
+    bool *begun = NULL;
+    lm_code rc = lm_alloc_n(&p->first, s->n, sizeof *p->first, "list of tensors", e);
+
+    if (!rc)
+        rc = lm_alloc_n(&begun, s->n, sizeof *begun, "list of tensors", e);
+    for (size_t i = 0; !rc && i < lm_st_plan_count(m->plan); i++) {
+        if (s->wanted_of[i] < 0)
+            continue;
+        size_t at = (size_t)s->wanted_of[i], first = at - (size_t)s->wanted[at].expert;
+        p->scattered |= s->from[at] != s->from[first] + s->wanted[at].expert;
+        if (!begun[first])
+            p->first[p->n++] = first;
+        begun[first] = true;
+    }
+    lm_free(begun);
+    return rc;
+}
+
+/* The type of a tensor's numbers in the source; F32 where experts differ. */
+static lm_dtype part_dtype(const lm_match *s, size_t first)
+{
+    lm_dtype d = s->from[first]->dtype;
+
+    for (int64_t k = 1; k < part_count(s, first); k++)
+        d = s->from[first + (size_t)k]->dtype == d ? d : LM_DTYPE_F32;
+    return d;
+}
+
 /* The head of a tied model is the embedding; a file that has both must have them equal. */
 static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
 {
@@ -211,18 +253,17 @@ static void say_misfits(const lm_import *m, const misfits *f, const char *asked)
 }
 
 /* Warn of tensors that are quantised a second time: errors add up. */
-static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_match *s)
+static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_match *s,
+                      const file_order *b)
 {
     const lm_st_tensor *first = NULL;
     const lm_gguf_tensor *to = NULL;
-    size_t n = 0, at = 0;
+    size_t n = 0;
     char more[40] = "";
 
-    for (size_t i = 0; m->format_of && i < lm_st_plan_count(m->plan); i++) {
-        const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
-        if (s->wanted_of[i] < 0 || at >= lm_gguf_plan_count(p))
-            continue;
-        const lm_gguf_tensor *want = lm_gguf_plan_at(p, at++);
+    for (size_t i = 0; m->format_of && i < b->n && i < lm_gguf_plan_count(p); i++) {
+        const lm_st_tensor *t = s->from[b->first[i]];
+        const lm_gguf_tensor *want = lm_gguf_plan_at(p, i);
         if (!lm_format_interleaved(m->format_of(m, t)) ||
             !lm_format_interleaved(lm_format_of_gguf(want->type)) || n++)
             continue;
@@ -248,30 +289,28 @@ static bool has_factors(const lm_config *c)
 }
 
 static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
-                         const lm_gguf_rule *rule, const char *asked)
+                         const file_order *b, const lm_gguf_rule *rule, const char *asked)
 {
     misfits blocks = { 0 }, plain = { 0 };
-    int64_t dim[2];
+    int64_t dim[3];
     bool fell_back;
 
-    for (size_t i = 0; i < lm_st_plan_count(m->plan); i++) {
-        if (s->wanted_of[i] < 0)
-            continue;
-        const lm_model_tensor *want = &s->wanted[s->wanted_of[i]];
-        uint32_t type = lm_gguf_recipe_type(rule, &m->config, want,
-                                            lm_st_plan_at(m->plan, i)->dtype, &fell_back);
+    for (size_t i = 0; i < b->n; i++) {
+        const lm_model_tensor *want = &s->wanted[b->first[i]];
+        uint32_t type =
+            lm_gguf_recipe_type(rule, &m->config, want, part_dtype(s, b->first[i]), &fell_back);
         misfits *f = lm_format_interleaved(lm_format_of_gguf(type)) ? &blocks : &plain;
         if (fell_back && !f->n++) {
             f->first = want;
             f->type = type;
         }
-        lm_model_tensor_gguf_dim(want, dim);
-        lm_gguf_put_tensor(p, want->gguf, type, want->ndim, want->ndim == 2 ? dim : want->dim);
+        int ndim = lm_model_tensor_gguf_shape(want, dim);
+        lm_gguf_put_tensor(p, want->gguf, type, ndim, dim);
     }
     say_buffers(m, s);
     say_misfits(m, &blocks, asked);
     say_misfits(m, &plain, asked);
-    say_twice(m, p, s);
+    say_twice(m, p, s, b);
     const int64_t pairs = m->config.rope[0].dim / 2;
     if (has_factors(&m->config))
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, &pairs);
@@ -316,11 +355,14 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
             bool often = is_weight(m, t, LM_PART_EMBED) || is_weight(m, t, LM_PART_OUTPUT);
             if (!often && !missing++)
                 first = t->name;
-        } else if (n != (size_t)t->dim[t->ndim - 1]) {
-            return lm_fail(e, LM_EUSAGE, "importance matrix", "give one made for this model",
-                           "'%s' has %zu column%s in the importance matrix, %" PRId64
-                           " in the model",
-                           t->name, n, lm_plural(n), t->dim[t->ndim - 1]);
+        } else {
+            int64_t cols =
+                t->dim[t->ndim - 1] * (t->ndim == 3 ? t->dim[0] : 1); /* of all experts */
+            if (n != (size_t)cols)
+                return lm_fail(e, LM_EUSAGE, "importance matrix", "give one made for this model",
+                               "'%s' has %zu column%s in the importance matrix, %" PRId64
+                               " in the model",
+                               t->name, n, lm_plural(n), cols);
         }
     }
     if (missing > 1)
@@ -335,15 +377,19 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
 typedef struct {
     lm_import *m;
     const lm_match *s;
+    const file_order *order;
     const lm_imatrix *imatrix; /* NULL: no importance */
     lm_gguf_writer *w;
     void *cast;
     size_t cap;
 } writer;
 
+/* A tensor, or one expert's part of it. */
 static lm_code write_tensor(writer *w, const lm_model_tensor *s, const lm_st_tensor *t, lm_err *e)
 {
     const lm_gguf_tensor *want = lm_gguf_next(w->w);
+    const size_t bytes = want->bytes / (s->experts ? (size_t)s->experts : 1);
+    const float *importance;
     const void *data;
     size_t n;
     lm_rows r;
@@ -351,15 +397,16 @@ static lm_code write_tensor(writer *w, const lm_model_tensor *s, const lm_st_ten
 
     if (!rc && lm_rows_of_tensor(s, true, lm_format_of_dtype(t->dtype),
                                  lm_format_of_gguf(want->type), &r)) {
-        rc = lm_grow(&w->cast, &w->cap, want->bytes, 1, "a tensor", e);
+        rc = lm_grow(&w->cast, &w->cap, bytes, 1, "a tensor", e);
+        importance = w->imatrix ? lm_imatrix_find(w->imatrix, want->name, &n) : NULL;
         r.src = data;
         r.dst = w->cast;
-        r.importance = w->imatrix ? lm_imatrix_find(w->imatrix, want->name, &n) : NULL;
+        r.importance = importance ? importance + s->expert * s->dim[1] : NULL;
         if (!rc)
             rc = lm_rows_convert(&r, w->m->par, e);
         data = w->cast;
     }
-    return rc ? rc : lm_gguf_write(w->w, data, want->bytes, e);
+    return rc ? rc : lm_gguf_write(w->w, data, bytes, e);
 }
 
 static lm_code write_rope(writer *w, lm_err *e)
@@ -381,14 +428,15 @@ static lm_code write_tensors(writer *w, uint64_t total, lm_err *e)
     double done = 0;
     lm_code rc = LM_OK;
 
-    for (size_t i = 0; !rc && !lm_stopping() && i < lm_st_plan_count(w->m->plan); i++) {
-        const lm_st_tensor *t = lm_st_plan_at(w->m->plan, i);
-        if (w->s->wanted_of[i] < 0)
-            continue;
-        rc = write_tensor(w, &w->s->wanted[w->s->wanted_of[i]], t, e);
-        done += (double)t->bytes;
-        lm_progress(w->m->sink, "convert", done, (double)total, "bytes", t->name);
-    }
+    for (size_t i = 0; !rc && i < w->order->n; i++)
+        for (int64_t k = 0; !rc && !lm_stopping() && k < part_count(w->s, w->order->first[i]);
+             k++) {
+            size_t at = w->order->first[i] + (size_t)k;
+            const lm_st_tensor *t = w->s->from[at];
+            rc = write_tensor(w, &w->s->wanted[at], t, e);
+            done += (double)t->bytes;
+            lm_progress(w->m->sink, "convert", done, (double)total, "bytes", t->name);
+        }
     if (!rc && !lm_stopping() && has_factors(&w->m->config))
         rc = write_rope(w, e);
     return rc;
@@ -406,9 +454,10 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
 {
     lm_gguf_rule rule = { .pure = o->pure, .importance = o->imatrix != NULL };
     lm_match s = { 0 };
+    file_order order = { 0 };
     lm_gguf_plan *plan = NULL;
     lm_out *out = NULL;
-    writer w = { .m = m, .s = &s, .imatrix = o->imatrix };
+    writer w = { .m = m, .s = &s, .order = &order, .imatrix = o->imatrix };
     lm_code rc = lm_gguf_recipe_find(o->type, &rule.recipe, e);
 
     if (!rc && !*m->config.arch->gguf)
@@ -419,11 +468,15 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
     if (!rc)
         rc = check_tied(m, &s, e);
     if (!rc)
+        rc = make_order(m, &s, &order, e);
+    if (!rc && order.scattered && m->spool)
+        rc = m->spool(m, e);
+    if (!rc)
         rc = lm_gguf_plan_new(&plan, e);
     if (!rc)
         rc = put_all(plan, m, &s, rule.recipe, o, e);
     if (!rc) {
-        plan_tensors(plan, m, &s, &rule, o->type);
+        plan_tensors(plan, m, &s, &order, &rule, o->type);
         rc = o->imatrix ? check_importance(m, plan, o->imatrix, e) : LM_OK;
     }
     if (!rc)
@@ -445,6 +498,7 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
         lm_out_drop(out);
     lm_free(w.cast);
     lm_gguf_plan_free(plan);
+    lm_free(order.first);
     lm_match_fini(&s);
     return rc;
 }

@@ -25,6 +25,8 @@ enum {
     IQ4_XS = 23
 };
 enum { KEEP = -1 };
+/* llama.cpp gives the attention of such mixtures more bits: it is small beside the experts. */
+enum { EIGHT_EXPERTS = 8 };
 
 /* llama.cpp's mixtures by name; ALIKE: all weights in one type. */
 typedef enum {
@@ -158,6 +160,32 @@ static int down_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm
     }
 }
 
+static bool has_eight(const lm_model_tensor *s, const lm_config *c)
+{
+    return s->layer >= 0 && c->layer[s->layer].moe.experts == EIGHT_EXPERTS;
+}
+
+/* The projection of the attention's result. */
+static int output_type(const lm_gguf_recipe *r, bool eight)
+{
+    switch (r->mix) {
+    case MIX_Q2:
+        return eight ? Q5_K : Q3_K;
+    case MIX_Q3_M:
+        return eight ? Q5_K : Q4_K;
+    case MIX_Q3_L:
+        return eight ? r->type : Q5_K;
+    case MIX_Q3_S:
+    case MIX_IQ4:
+        return eight ? Q5_K : r->type;
+    case MIX_S:
+    case MIX_M:
+        return eight && r->type == Q4_K ? Q5_K : r->type;
+    default:
+        return r->type;
+    }
+}
+
 static int mix_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_config *c,
                     bool importance, int64_t cols)
 {
@@ -168,14 +196,15 @@ static int mix_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_
         return !c->tied ? r->type : cols % 256 ? Q8_0 : Q6_K;
     case LM_PART_V:
     case LM_PART_QKV:
-        return values_type(r, s, c);
+        return has_eight(s, c) ? Q8_0 : values_type(r, s, c);
+    case LM_PART_K:
+        return has_eight(s, c) ? Q8_0 : r->type;
     case LM_PART_DOWN:
+    case LM_PART_EXPERT_DOWN:
+    case LM_PART_SHARED_DOWN:
         return down_type(r, s, c, importance);
     case LM_PART_ATTN_OUT:
-        return r->mix == MIX_Q2     ? Q3_K
-               : r->mix == MIX_Q3_M ? Q4_K
-               : r->mix == MIX_Q3_L ? Q5_K
-                                    : r->type;
+        return output_type(r, has_eight(s, c));
     default:
         return r->type;
     }
@@ -211,7 +240,8 @@ uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const
     int own = plain_type(dtype), type, fits;
 
     *fell_back = false;
-    if (s->ndim == 1 || s->part == LM_PART_POSITION)
+    if (s->ndim == 1 || s->part == LM_PART_POSITION || s->part == LM_PART_ROUTER ||
+        s->part == LM_PART_SHARED_SWITCH)
         return LM_GGUF_TYPE_F32; /* llama.cpp computes with F32 only */
     if (r->type == KEEP)
         return (uint32_t)own;

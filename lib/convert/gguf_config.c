@@ -94,6 +94,12 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         if (fabs(y->scale / scale - 1) > 1e-6)
             return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
     }
+    if (c->layer[0].moe.experts && c->layer[0].moe.normalise != c->arch->gguf_normalise)
+        return no_words(m,
+                        c->layer[0].moe.normalise
+                            ? "weights of a token's experts that add up to 1 (norm_topk_prob)"
+                            : "weights of a token's experts as they are (norm_topk_prob false)",
+                        e);
     if (!caps_fit(c))
         return no_words(
             m, c->layer[0].soft_cap > 0 ? "such soft caps" : "scores or logits without soft caps",
@@ -198,6 +204,16 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
     lm_gguf_put_u32(p, key_of(key, arch, "context_length"), (uint32_t)c->max_positions);
     lm_gguf_put_u32(p, key_of(key, arch, "embedding_length"), (uint32_t)c->width);
     lm_gguf_put_u32(p, key_of(key, arch, "feed_forward_length"), (uint32_t)y->ffn);
+    if (y->moe.experts) {
+        lm_gguf_put_u32(p, key_of(key, arch, "expert_count"), (uint32_t)y->moe.experts);
+        lm_gguf_put_u32(p, key_of(key, arch, "expert_used_count"), (uint32_t)y->moe.chosen);
+        if (lm_gguf_has_key(c->arch, "expert_feed_forward_length"))
+            lm_gguf_put_u32(p, key_of(key, arch, "expert_feed_forward_length"),
+                            (uint32_t)y->moe.ffn);
+        if (y->moe.shared)
+            lm_gguf_put_u32(p, key_of(key, arch, "expert_shared_feed_forward_length"),
+                            (uint32_t)y->moe.shared);
+    }
     lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count"), (uint32_t)y->heads);
     if (c->norm == LM_NORM_LAYER)
         lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_epsilon"), (float)c->norm_eps);
@@ -550,6 +566,17 @@ static lm_code get_number(reader *r, const lm_gguf_key *k)
     return LM_OK;
 }
 
+static lm_code get_expert_ffn(reader *r, const lm_gguf_key *k)
+{
+    int64_t all = json_integer_value(json_object_get(r->o, "intermediate_size")), n;
+    int64_t chosen = json_integer_value(json_object_get(r->o, "num_experts_per_tok"));
+
+    if (whole(r, k->gguf, chosen ? all / chosen : 0, &n, NULL))
+        return r->e->code;
+    set_int(r, k->hf, n);
+    return LM_OK;
+}
+
 static lm_code get_head(reader *r, const lm_arch *a, const char *key, int64_t *dim)
 {
     int64_t width = json_integer_value(json_object_get(r->o, "hidden_size")), all;
@@ -689,6 +716,12 @@ static lm_code get_keys(reader *r, const lm_arch *a)
         case LM_KEY_REAL:
             rc = get_number(r, k);
             break;
+        case LM_KEY_EXPERT_FFN:
+            rc = get_expert_ffn(r, k);
+            break;
+        case LM_KEY_TRUE:
+            json_object_set_new(r->o, k->hf, json_true());
+            break;
         case LM_KEY_TEXT:
             json_object_set_new(r->o, k->hf, json_string(k->gguf));
             break;
@@ -715,28 +748,32 @@ static lm_code get_keys(reader *r, const lm_arch *a)
     return rc || windows ? rc : get_window(r, NULL);
 }
 
-/* Mixtures of experts of any architecture are refused with this reason. */
-static lm_code check_dense(const lm_gguf *g, const lm_gguf_text *arch, lm_err *e)
+/* The number of experts and of those that a token goes to; 0: the model is dense. */
+static lm_code get_experts(const lm_gguf *g, const lm_gguf_text *arch, int64_t *experts, lm_err *e)
 {
-    char key[96];
-    int64_t experts;
+    static const char *const names[2] = { "expert_count", "expert_used_count" };
+    int64_t n[2] = { 0, 0 };
+    char key[2][96];
 
-    snprintf(key, sizeof key, "%.*s.expert_count", (int)(arch->len < 60 ? arch->len : 60),
-             arch->text);
-    if (lm_gguf_i64_or(g, key, 0, 0, 1 << 20, &experts, NULL, e))
-        return e->code;
-    return experts
-               ? lm_fail(e, LM_EUSAGE, lm_gguf_path(g), NULL,
-                         "a model of %" PRId64 " experts; only dense ones are supported", experts)
+    for (int i = 0; i < 2; i++) {
+        snprintf(key[i], sizeof key[i], "%.*s.%s", (int)(arch->len < 60 ? arch->len : 60),
+                 arch->text, names[i]);
+        if (lm_gguf_i64_or(g, key[i], 0, 0, 1 << 20, &n[i], NULL, e))
+            return e->code;
+    }
+    *experts = n[0];
+    return n[1] > n[0]
+               ? lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL,
+                         "'%s' is %" PRId64 ", but '%s' is %" PRId64, key[1], n[1], key[0], n[0])
                : LM_OK;
 }
 
-/* The first entry of that name, or the one for a GGUF with a window: OLMo 3 beside OLMo 2, Mistral
- * beside Llama, where llama.cpp's conversion drops the window. */
+/* The first entry of that name, with experts or without, or the one for a GGUF with a window: OLMo 3 beside OLMo 2,
+ * Mistral beside Llama, where llama.cpp's conversion drops the window. */
 static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 {
     lm_gguf_text name;
-    int64_t window;
+    int64_t window, experts = 0;
     char list[200], key[96];
     lm_code rc = lm_gguf_str(g, "general.architecture", &name, e);
 
@@ -744,12 +781,17 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
     if (!rc && !name.text)
         rc = lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL, "'general.architecture' is missing");
     if (!rc)
-        rc = check_dense(g, &name, e);
+        rc = get_experts(g, &name, &experts, e);
     for (int i = 0; !rc && !*out && lm_arch_at(i); i++) {
         const char *known = lm_arch_at(i)->gguf;
-        if (*known && strlen(known) == name.len && !memcmp(known, name.text, name.len))
+        if (*known && strlen(known) == name.len && !memcmp(known, name.text, name.len) &&
+            (!experts || lm_gguf_has_key(lm_arch_at(i), "expert_count")))
             *out = lm_arch_at(i);
     }
+    if (!rc && !*out && experts)
+        rc = lm_fail(e, LM_EUSAGE, lm_gguf_path(g), NULL,
+                     "a model of %" PRId64 " experts; of '%.*s' only dense models are supported",
+                     experts, (int)(name.len < 60 ? name.len : 60), name.text);
     if (!rc && !*out)
         rc = lm_fail(e, LM_EUSAGE, lm_gguf_path(g), lm_arch_list(true, list), "architecture '%.*s'",
                      (int)(name.len < 60 ? name.len : 60), name.text);

@@ -177,7 +177,7 @@ static lm_code take_numbers(edits *x)
     for (const lm_gguf_key *k = x->m->config.arch->gguf_keys; !rc && k->hf; k++) {
         windows = windows || k->kind == LM_KEY_WINDOW;
         if (k->kind == LM_KEY_INT || k->kind == LM_KEY_REAL || k->kind == LM_KEY_HEAD_DIM ||
-            k->kind == LM_KEY_WINDOW)
+            k->kind == LM_KEY_WINDOW || k->kind == LM_KEY_EXPERT_FFN)
             rc = take_number(x, k);
     }
     if (!rc && !windows)

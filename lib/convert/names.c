@@ -2,6 +2,10 @@
 /* names.c -- the list of all tensors of a model, and their orders of elements in GGUF. */
 #include "convert/names.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
 #include "base/mem.h"
 
 typedef struct {
@@ -40,6 +44,29 @@ void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2])
 
     dim[0] = s->dim[turn];
     dim[1] = s->dim[!turn];
+}
+
+int lm_model_tensor_gguf_shape(const lm_model_tensor *s, int64_t dim[3])
+{
+    int64_t matrix[2];
+    int n = 0;
+
+    lm_model_tensor_gguf_dim(s, matrix);
+    if (s->experts)
+        dim[n++] = s->experts;
+    if (s->ndim == 2 && s->part != LM_PART_SHARED_SWITCH)
+        dim[n++] = matrix[0];
+    dim[n++] = s->ndim == 2 ? matrix[1] : s->dim[0];
+    return n;
+}
+
+const char *lm_model_tensor_gguf_split(const lm_model_tensor *s, char out[LM_TENSOR_NAME])
+{
+    const char *end = strstr(s->gguf, "_exps.");
+    int n = end ? (int)(end - s->gguf) : 0;
+
+    snprintf(out, LM_TENSOR_NAME, "%.*s.%" PRId64 ".weight", n < 60 ? n : 60, s->gguf, s->expert);
+    return out;
 }
 
 int64_t lm_model_tensor_hf_row(const lm_model_tensor *s, int64_t r)

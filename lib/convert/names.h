@@ -5,7 +5,9 @@
  * model.layers.3.self_attn.q_proj.weight).  Two orders of elements differ (llama.cpp, conversion/):
  *   ROPE    rows of q and k of the architecture "llama" (Llama, Mistral): within each head, the row
  *           of a pair's first half at 2i and of its second at 2i + 1 there, at i and d/2 + i here
- *   CONV1D  GPT-2's linear weights: [in, out] here, [out, in] there */
+ *   CONV1D  GPT-2's linear weights: [in, out] here, [out, in] there
+ * The experts' matrices of a layer are one tensor there (blk.3.ffn_gate_exps.weight), in the order of
+ * their numbers; the gate of a shared expert is a vector there. */
 #ifndef LM_CONVERT_NAMES_H
 #define LM_CONVERT_NAMES_H
 
@@ -14,8 +16,14 @@
 /* All tensors of a model, in the order of its layers.  The caller frees *out (lm_free).  Fails:
  * LM_ELIMIT. */
 lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e);
-/* Shape in GGUF. */
+/* Rows and columns of a matrix in GGUF, of one expert. */
 void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2]);
+/* Shape of the tensor in GGUF that holds it: experts are stacked, [experts, rows, columns].  Returns the number of
+ * dimensions. */
+int lm_model_tensor_gguf_shape(const lm_model_tensor *s, int64_t dim[3]);
+/* The name of one expert's matrix in files of 2023 and early 2024, which llama.cpp read until 2026:
+ * "blk.3.ffn_gate.7.weight". */
+const char *lm_model_tensor_gguf_split(const lm_model_tensor *s, char out[LM_TENSOR_NAME]);
 /* For LM_ORDER_ROPE: the row of Hugging Face's tensor that is row `r` of GGUF's, and back. */
 int64_t lm_model_tensor_hf_row(const lm_model_tensor *s, int64_t r);
 int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r);

@@ -60,6 +60,8 @@ typedef enum {
     LM_KEY_WINDOW,   /* sliding window, and layer_types for a pattern other than gguf_pattern */
     LM_KEY_SCALAR,   /* query_pre_attn_scalar, which follows from the sizes there */
     LM_KEY_ROPE, /* rope_theta, rope_scaling; `times`: the default base of two tables with one base */
+    LM_KEY_TRUE,       /* true in every file: what llama.cpp computes */
+    LM_KEY_EXPERT_FFN, /* width of an expert; absent: feed_forward_length / expert_used_count */
 } lm_key_kind;
 
 /* Of an optional number that is absent, the value is `times` that of key `like`, which stands before it;
@@ -103,6 +105,7 @@ struct lm_arch {
     int64_t gguf_pattern;
     /* with so many layers, llama.cpp scales scores by 1/sqrt(width / heads), not 1/sqrt(head_dim) */
     int64_t gguf_wide_layers;
+    bool gguf_normalise; /* llama.cpp lets the weights of a token's experts add up to 1 */
 };
 
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
@@ -137,10 +140,11 @@ typedef struct {
     lm_element_order order;
     lm_part part;
     bool bias;
-    int64_t layer;  /* -1: outside the layers */
-    int64_t expert; /* of the parts of experts, otherwise 0 */
-    int64_t heads;  /* LM_ORDER_ROPE: number of heads in the rows */
-    bool plus_one;  /* GGUF stores 1 + the number */
+    int64_t layer;   /* -1: outside the layers */
+    int64_t expert;  /* of the parts of experts, otherwise 0 */
+    int64_t experts; /* of the parts of experts: how many the layer has; otherwise 0 */
+    int64_t heads;   /* LM_ORDER_ROPE: number of heads in the rows */
+    bool plus_one;   /* GGUF stores 1 + the number */
 } lm_model_tensor;
 
 /* Hugging Face's name of a part, "model.layers.3.self_attn.q_proj.weight" (layer -1: outside the layers), and

@@ -38,6 +38,16 @@ extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
     {                                                           \
         .hf = "attention_bias", "blk.0.attn_q.bias", LM_KEY_HAS \
     }
+/* Experts, under the name that the architecture has for their number. */
+#define LM_GGUF_EXPERT_KEYS(number)                                  \
+    { .hf = number, "expert_count", LM_KEY_INT },                    \
+    {                                                                \
+        .hf = "num_experts_per_tok", "expert_used_count", LM_KEY_INT \
+    }
+#define LM_GGUF_EXPERT_FFN_KEY                                                         \
+    {                                                                                  \
+        .hf = "moe_intermediate_size", "expert_feed_forward_length", LM_KEY_EXPERT_FFN \
+    }
 #define LM_GGUF_ROPE_KEY                                  \
     {                                                     \
         .hf = "rope_theta", "rope.freq_base", LM_KEY_ROPE \

@@ -44,13 +44,22 @@ static const lm_tensor_name tensors[] = {
     { 0, NULL, NULL },
 };
 
+static const lm_gguf_key gguf_keys[] = {
+    LM_GGUF_DECODER_KEYS, LM_GGUF_EXPERT_KEYS("num_local_experts"),
+    LM_GGUF_SILU_KEYS,    LM_GGUF_WINDOW_KEY,
+    LM_GGUF_ROPE_KEY,     { .hf = NULL },
+};
+
 const lm_arch lm_arch_mixtral = {
     .name = "mixtral",
     .class_name = "MixtralForCausalLM",
-    .gguf = "",
+    .gguf = "llama",
     .keys = keys,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
     .tensors = tensors,
+    .gguf_keys = gguf_keys,
+    .gguf_pairs = true,
+    .gguf_normalise = true,
 };

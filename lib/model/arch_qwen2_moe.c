@@ -56,13 +56,33 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     return lm_read_rope(o, where, 10000, c, e);
 }
 
+static const lm_gguf_key gguf_keys[] = {
+    LM_GGUF_DECODER_KEYS,
+    LM_GGUF_EXPERT_KEYS("num_experts"),
+    LM_GGUF_EXPERT_FFN_KEY,
+    { .hf = "shared_expert_intermediate_size",
+      "expert_shared_feed_forward_length",
+      LM_KEY_INT,
+      .optional = true,
+      .like = "intermediate_size",
+      .times = 1 },
+    LM_GGUF_SILU_KEYS,
+    { .hf = "qkv_bias", "blk.0.attn_q.bias", LM_KEY_HAS },
+    LM_GGUF_WINDOW_KEY,
+    LM_GGUF_ROPE_KEY,
+    { .hf = NULL },
+};
+
 const lm_arch lm_arch_qwen2_moe = {
     .name = "qwen2_moe",
     .class_name = "Qwen2MoeForCausalLM",
-    .gguf = "",
+    .gguf = "qwen2moe",
     .keys = keys,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_llama_tensors,
+    .gguf_keys = gguf_keys,
+    .gguf_head = true,
+    .gguf_square = true,
 };

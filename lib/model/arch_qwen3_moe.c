@@ -36,13 +36,24 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     return lm_read_rope(o, where, 10000, c, e);
 }
 
+static const lm_gguf_key gguf_keys[] = {
+    LM_GGUF_DECODER_KEYS,   LM_GGUF_EXPERT_KEYS("num_experts"),
+    LM_GGUF_EXPERT_FFN_KEY, { .hf = "norm_topk_prob", "", LM_KEY_TRUE },
+    LM_GGUF_SILU_KEYS,      LM_GGUF_WINDOW_KEY,
+    LM_GGUF_BIAS_KEY,       LM_GGUF_ROPE_KEY,
+    { .hf = NULL },
+};
+
 const lm_arch lm_arch_qwen3_moe = {
     .name = "qwen3_moe",
     .class_name = "Qwen3MoeForCausalLM",
-    .gguf = "",
+    .gguf = "qwen3moe",
     .keys = keys,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_llama_tensors,
+    .gguf_keys = gguf_keys,
+    .gguf_head_dim = true,
+    .gguf_normalise = true,
 };

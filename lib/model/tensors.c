@@ -182,6 +182,7 @@ static lm_code see_one(const lm_config *c, const lm_tensor_name *row, int64_t la
 {
     lm_model_tensor t = weight_of(c, row, layer, dim);
     t.expert = expert;
+    t.experts = lm_part_is_expert(row->part) ? lm_part_count(c, row->part, layer) : 0;
     set_names(c->arch, row, &t);
     lm_code rc = see(ctx, &t);
     if (rc || !lm_part_biased(c, row->part, layer))

@@ -35,12 +35,13 @@ LLAMA_LIB = os.environ.get("LLAMA_CPP_LIB", os.path.join(LLAMA_CPP or "", "build
 # Names in configs() that GGUF can represent completely.
 WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-linear", "llama-llama3", "llama-yarn",
          "llama-yarn-factor", "mistral-full", "qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3",
-         "olmo3-pattern", "gemma3-order", "gemma2-near"]
+         "olmo3-pattern", "gemma3-order", "gemma2-near", "mixtral", "mixtral-window", "qwen2-moe", "qwen3-moe"]
 # transformers' own GGUF reader does not support biases, scalings and head sizes, and needs a vocabulary for the others.
 DIRECT = ["llama", "llama-tied", "qwen2"]
 PURE = "f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k".split()  # the others are mixtures
-# exact GELU; no scale of attention; another scale, no caps; another scale and order of layers
-REFUSED = ["gpt2-scaled", "gpt2-untied", "gemma2-plain", "gemma3-scaled"]
+# exact GELU; no scale of attention; another scale, no caps; another scale and order of layers; layers without experts;
+# weights of experts that do not add up to 1
+REFUSED = ["gpt2-scaled", "gpt2-untied", "gemma2-plain", "gemma3-scaled", "qwen2-moe-some", "qwen3-moe-all"]
 
 
 def convert(*args, ok=True):
@@ -271,6 +272,63 @@ def foreign(tmp):
     check(bool(torch.isfinite(out).all()), "foreign: transformers runs it")
 
 
+def experts(tmp):
+    """Stacked experts in blocks against the package, and files that it writes: stacked, and one tensor for each expert."""
+    from safetensors.torch import load_file
+    folder, file, back = (os.path.join(tmp, "experts" + end) for end in ("", ".gguf", "-back"))
+    config = transformers.Qwen2MoeConfig(vocab_size=96, hidden_size=256, intermediate_size=512, moe_intermediate_size=256,
+                                         shared_expert_intermediate_size=512, num_hidden_layers=1, num_experts=5,
+                                         num_experts_per_tok=2, num_attention_heads=4, num_key_value_heads=4)
+    make(config, 1).save_pretrained(folder)
+    stem = "model.layers.0.mlp."
+    for t in ["bf16", "q8_0", "q4_k_m", "q2_k", "iq4_xs"]:
+        convert(folder, "-o", file, "--type", t)
+        convert(file, "-o", back, "--dtype", "f32")
+        ours = load_file(os.path.join(back, "model.safetensors"))
+        reader = gguf.GGUFReader(file)
+        theirs = {x.name: gguf.quants.dequantize(x.data, x.tensor_type) for x in reader.tensors}
+        same = all(np.array_equal(theirs[f"blk.0.ffn_{p}_exps.weight"][e], ours[f"{stem}experts.{e}.{p}_proj.weight"].numpy())
+                   for p in ("gate", "up", "down") for e in range(5))
+        same &= all(np.array_equal(theirs[f"blk.0.ffn_{p}_shexp.weight"], ours[f"{stem}shared_expert.{p}_proj.weight"].numpy())
+                    for p in ("gate", "up", "down"))
+        check(same, f"experts: {t}: decoded alike")
+    kinds = {x.name: x.tensor_type.name for x in reader.tensors}
+    check(kinds["blk.0.ffn_gate_inp.weight"] == kinds["blk.0.ffn_gate_inp_shexp.weight"] == "F32", "experts: routers are F32")
+    check(theirs["blk.0.ffn_gate_inp_shexp.weight"].ndim == 1, "experts: the gate of the shared expert is a vector")
+
+    rng, width, E = np.random.default_rng(0), 64, 3
+    for split in (False, True):
+        w = gguf.GGUFWriter(file, "llama")
+        for add, v in ((w.add_context_length, 128), (w.add_embedding_length, width), (w.add_block_count, 1),
+                       (w.add_feed_forward_length, 96), (w.add_head_count, 2), (w.add_head_count_kv, 1),
+                       (w.add_layer_norm_rms_eps, 1e-6), (w.add_expert_count, E), (w.add_expert_used_count, 2)):
+            add(v)
+        shapes = {"token_embd": (5, width), "output": (5, width), "output_norm": (width,), "blk.0.attn_norm": (width,),
+                  "blk.0.ffn_norm": (width,), "blk.0.attn_q": (width, width), "blk.0.attn_k": (32, width),
+                  "blk.0.attn_v": (32, width), "blk.0.attn_output": (width, width), "blk.0.ffn_gate_inp": (E, width)}
+        for name, shape in shapes.items():
+            w.add_tensor(name + ".weight", rng.standard_normal(shape).astype(np.float32))
+        want = {}
+        for part, shape, name in (("gate", (E, 96, width), "w1"), ("up", (E, 96, width), "w3"), ("down", (E, width, 96), "w2")):
+            q = gguf.quants.quantize(rng.standard_normal(shape).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+            x = gguf.quants.dequantize(q, gguf.GGMLQuantizationType.Q8_0)
+            for e in range(E):
+                want[f"model.layers.0.block_sparse_moe.experts.{e}.{name}.weight"] = x[e]
+                if split:
+                    w.add_tensor(f"blk.0.ffn_{part}.{e}.weight", q[e], raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            if not split:
+                w.add_tensor(f"blk.0.ffn_{part}_exps.weight", q, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+        convert(file, "-o", back, "--dtype", "f32")
+        ours = load_file(os.path.join(back, "model.safetensors"))
+        check(all(np.array_equal(ours[k].numpy(), v) for k, v in want.items()),
+              f"experts: a file of the package, {'one tensor for each' if split else 'stacked'}")
+        check(json.load(open(back + "/config.json"))["model_type"] == "mixtral", "experts: llama with experts is Mixtral")
+
+
 built = None
 
 
@@ -306,6 +364,7 @@ def main():
         tokenizers(tmp)
         tokenizer_bin(tmp)
         foreign(tmp)
+        experts(tmp)
     sys.exit(tap.finish())
 
 

@@ -420,31 +420,113 @@ static void merges_follow_from_scores(void **state)
     lm_buf_fini(&config);
 }
 
-/* Mixtures of experts are refused as such, whatever the architecture. */
-static void experts_are_refused(void **state)
+/* Metadata of a model with experts, as config.json. */
+static lm_code experts_of(const char *arch, int64_t experts, int64_t chosen, json_t **o, lm_err *e)
+{
+    lm_buf b = { 0 };
+    lm_gguf_plan *p = NULL;
+    lm_gguf *g = NULL;
+    char key[64];
+    static const struct {
+        const char *key;
+        uint32_t v;
+    } sizes[] = { { "block_count", 2 },          { "context_length", 64 },
+                  { "embedding_length", 32 },    { "feed_forward_length", 96 },
+                  { "attention.head_count", 4 }, { "attention.head_count_kv", 2 } };
+    assert_int_equal(lm_gguf_plan_new(&p, e), LM_OK);
+    lm_gguf_put_str(p, "general.architecture", arch, strlen(arch));
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        snprintf(key, sizeof key, "%s.%s", arch, sizes[i].key);
+        lm_gguf_put_u32(p, key, sizes[i].v);
+    }
+    snprintf(key, sizeof key, "%s.expert_count", arch);
+    lm_gguf_put_u32(p, key, (uint32_t)experts);
+    snprintf(key, sizeof key, "%s.expert_used_count", arch);
+    lm_gguf_put_u32(p, key, (uint32_t)chosen);
+    lm_gguf_put_tensor(p, "token_embd.weight", LM_GGUF_TYPE_F32, 2, (int64_t[]){ 20, 32 });
+    assert_int_equal(lm_gguf_plan_header(p, &b, e), LM_OK);
+    for (int i = 0; i < 20 * 32; i++)
+        assert_int_equal(lm_buf_add(&b, "\0\0\0\0", 4, e), LM_OK);
+    assert_int_equal(lm_gguf_parse(b.data, b.len, "test", &g, e), LM_OK);
+    *o = NULL;
+    lm_code rc = lm_gguf_get_config(g, o, e);
+    lm_gguf_close(g);
+    lm_gguf_plan_free(p);
+    lm_buf_fini(&b);
+    return rc;
+}
+
+/* An architecture's name in GGUF with experts is the mixture's; widths that llama.cpp takes from other keys where
+ * theirs are absent; more experts of a token than there are, and mixtures of other architectures. */
+static void experts_are_read(void **state)
 {
     (void)state;
-    static const char *const archs[] = { "qwen3moe", "llama", "gpt-oss" };
-
-    for (int i = 0; i < 3; i++) {
-        lm_buf b = { 0 };
-        lm_gguf_plan *p = NULL;
-        lm_gguf *g = NULL;
-        json_t *o = NULL;
-        lm_err e = { 0 };
-        char key[64];
-        assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
-        lm_gguf_put_str(p, "general.architecture", archs[i], strlen(archs[i]));
-        snprintf(key, sizeof key, "%s.expert_count", archs[i]);
-        lm_gguf_put_u32(p, key, 128);
-        assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
-        assert_int_equal(lm_gguf_parse(b.data, b.len, "test", &g, &e), LM_OK);
-        assert_int_equal(lm_gguf_get_config(g, &o, &e), LM_EUSAGE);
-        assert_non_null(strstr(e.what, "128 experts"));
-        lm_gguf_close(g);
-        lm_gguf_plan_free(p);
-        lm_buf_fini(&b);
+    static const struct {
+        const char *gguf, *type;
+        int64_t ffn, shared;
+        bool normalise;
+    } want[] = { { "llama", "mixtral", 96, 0, true },
+                 { "qwen2moe", "qwen2_moe", 32, 96, false },
+                 { "qwen3moe", "qwen3_moe", 32, 0, true } };
+    json_t *o;
+    lm_err e = { 0 };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        lm_config c;
+        if (experts_of(want[i].gguf, 6, 3, &o, &e) || lm_config_read(o, "test", &c, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        assert_string_equal(c.arch->name, want[i].type);
+        const lm_moe *m = &c.layer[1].moe;
+        assert_true(m->experts == 6 && m->chosen == 3 && m->ffn == want[i].ffn &&
+                    m->shared == want[i].shared && m->normalise == want[i].normalise);
+        lm_config_fini(&c);
+        json_decref(o);
     }
+    assert_int_equal(experts_of("qwen3moe", 8, 9, &o, &e), LM_EFORMAT);
+    assert_string_equal(e.what,
+                        "'qwen3moe.expert_used_count' is 9, but 'qwen3moe.expert_count' is 8");
+    e = (lm_err){ 0 };
+    assert_int_equal(experts_of("gpt-oss", 128, 4, &o, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "128 experts"));
+    e = (lm_err){ 0 };
+    assert_int_equal(experts_of("qwen2", 8, 2, &o, &e), LM_EUSAGE);
+}
+
+/* Experts are stacked in GGUF, the gate of the shared expert is a vector. */
+static void experts_are_stacked(void **state)
+{
+    (void)state;
+    lm_config c;
+    lm_model_tensor *s = NULL;
+    size_t n = 0, seen = 0;
+    char split[LM_TENSOR_NAME];
+    lm_err e = { 0 };
+    read_config("{\"model_type\":\"qwen2_moe\",\"hidden_size\":32,\"intermediate_size\":64,"
+                "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":2,"
+                "\"vocab_size\":4,"
+                "\"num_experts\":5,\"num_experts_per_tok\":2,\"moe_intermediate_size\":24,"
+                "\"shared_expert_intermediate_size\":40,\"max_position_embeddings\":8}",
+                &c);
+    assert_int_equal(lm_model_tensors_make(&c, &s, &n, &e), LM_OK);
+    for (size_t i = 0; i < n; i++) {
+        int64_t dim[3] = { 0 };
+        int ndim = lm_model_tensor_gguf_shape(&s[i], dim);
+        if (s[i].part == LM_PART_EXPERT_DOWN && s[i].expert == 3) {
+            assert_string_equal(s[i].gguf, "blk.0.ffn_down_exps.weight");
+            assert_string_equal(lm_model_tensor_gguf_split(&s[i], split),
+                                "blk.0.ffn_down.3.weight");
+            assert_true(ndim == 3 && dim[0] == 5 && dim[1] == 32 && dim[2] == 24);
+            seen++;
+        } else if (s[i].part == LM_PART_SHARED_SWITCH) {
+            assert_true(ndim == 1 && dim[0] == 32);
+            seen++;
+        } else if (s[i].part == LM_PART_SHARED_UP) {
+            assert_true(ndim == 2 && dim[0] == 40 && dim[1] == 32);
+            seen++;
+        }
+    }
+    assert_int_equal(seen, 3);
+    lm_free(s);
+    lm_config_fini(&c);
 }
 
 /* ---- Types of tensors ---- */
@@ -695,6 +777,51 @@ static void rows_that_fit_no_block_fall_back(void **state)
     }
 }
 
+/* With eight experts, attention has more bits (llama_tensor_get_type in the same source); with another number it is
+ * as in a dense model, and routers are F32. */
+static void eight_experts_are_llama_cpps(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *type;
+        char output, other; /* of eight experts, of five */
+    } want[] = {
+        { "q2_k", '5', '3' },   { "q2_k_s", '2', '2' }, { "q3_k_s", '5', '3' },
+        { "q3_k_m", '5', '4' }, { "q3_k_l", '3', '5' }, { "q4_k_s", '5', '4' },
+        { "q4_k_m", '5', '4' }, { "q5_k_s", '5', '5' }, { "q5_k_m", '5', '5' },
+        { "iq4_xs", '5', 'x' },
+    };
+    char got[MOST], down[MOST], dense[MOST], text[400];
+    for (size_t i = 0; i < 2 * sizeof want / sizeof *want; i++) {
+        bool eight = i % 2;
+        const size_t k = i / 2;
+        lm_config c, d;
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"mixtral\",\"num_hidden_layers\":12,\"hidden_size\":256,"
+                 "\"num_attention_heads\":4,\"num_key_value_heads\":4,\"intermediate_size\":256,"
+                 "\"vocab_size\":20,\"num_local_experts\":%d,\"max_position_embeddings\":64}",
+                 eight ? 8 : 5);
+        read_config(text, &c);
+        config_of(&d, "llama", 12, 256, false);
+        types_of(&c, want[k].type, LM_PART_ATTN_OUT, false, got);
+        assert_int_equal(got[0], eight ? want[k].output : want[k].other);
+        types_of(&c, want[k].type, LM_PART_K, false, got);
+        types_of(&d, want[k].type, LM_PART_K, false, dense);
+        assert_int_equal(got[3], eight ? '8' : dense[3]);
+        types_of(&c, want[k].type, LM_PART_V, false, got);
+        types_of(&d, want[k].type, LM_PART_V, false, dense);
+        assert_int_equal(got[3], eight ? '8' : dense[3]);
+        types_of(&c, want[k].type, LM_PART_ROUTER, false, got);
+        assert_int_equal(got[0], '0');
+        types_of(&c, want[k].type, LM_PART_EXPERT_DOWN, false, down);
+        types_of(&d, want[k].type, LM_PART_DOWN, false, dense);
+        for (size_t l = 0; l < 12; l++)
+            assert_int_equal(down[l * (eight ? 8 : 5)], dense[l]);
+        lm_config_fini(&c);
+        lm_config_fini(&d);
+    }
+}
+
 /* ---- A whole file ---- */
 
 /* Bytes of a tensor: every scale is 1.0 in the format of its type, every code is `code`. */
@@ -898,7 +1025,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokenizer_bin_is_read),
         cmocka_unit_test(mixtures_are_llama_cpps),
-        cmocka_unit_test(experts_are_refused),
+        cmocka_unit_test(experts_are_read),
+        cmocka_unit_test(experts_are_stacked),
+        cmocka_unit_test(eight_experts_are_llama_cpps),
         cmocka_unit_test(newest_types_are_read),
         cmocka_unit_test(codes_have_a_digest),
         cmocka_unit_test(low_mixtures_are_llama_cpps),
