@@ -7,20 +7,40 @@
 #include "convert/convert_impl.h"
 #include "format/folder_json.h"
 #include "format/safetensors_table.h"
+#include "model/fused.h"
 
 /* ---- Importing ---- */
 
+/* Where a tensor of the plan is: whole, or one of the equal parts of a fused one (model/fused.h). */
+typedef struct {
+    size_t src;
+    int64_t part;
+} place;
+
 typedef struct {
     lm_model_source *src;
+    place *place; /* of each tensor of the plan; NULL: none is fused, both lists are alike */
+    size_t cap_places;
     const lm_st_tensor *last; /* of src, returned by load */
     void *copy;               /* used where data are not mapped or not aligned */
     size_t cap;
 } hf;
 
-static lm_code find_tensor(hf *h, const lm_st_tensor *t, const lm_st_tensor **out, lm_err *e)
+static const place *place_of(const lm_import *m, const lm_st_tensor *t)
 {
+    const hf *h = m->state;
+    return h->place ? &h->place[t - lm_st_plan_at(m->plan, 0)] : NULL;
+}
+
+static lm_code find_tensor(lm_import *m, const lm_st_tensor *t, const lm_st_tensor **out, lm_err *e)
+{
+    hf *h = m->state;
     lm_code rc = LM_OK;
 
+    if (h->place) { /* a source in any order: take_fused */
+        *out = lm_model_source_at(h->src, place_of(m, t)->src);
+        return LM_OK;
+    }
     if (lm_model_source_random(h->src)) {
         *out = lm_model_source_find(h->src, t->name);
         return *out ? LM_OK : lm_fail(e, LM_EBUG, t->name, NULL, "not in its source");
@@ -39,19 +59,23 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     const lm_st_tensor *s = NULL;
     lm_code rc;
 
-    if (h->last && lm_model_source_random(h->src))
-        lm_model_source_forget(h->src, h->last);
+    const lm_st_tensor *last = h->last;
     h->last = NULL;
-    rc = find_tensor(h, t, &s, e);
+    rc = find_tensor(m, t, &s, e);
+    if (last && last != s && lm_model_source_random(h->src))
+        lm_model_source_forget(h->src, last);
     if (rc)
         return rc;
     h->last = s;
+    const uint64_t at = h->place ? (uint64_t)place_of(m, t)->part * t->bytes : 0;
     *data = lm_model_source_data(h->src, s);
-    if (*data && lm_model_source_aligned(h->src, s))
+    if (*data && lm_model_source_aligned(h->src, s)) {
+        *data = (const uint8_t *)*data + at;
         return LM_OK;
-    rc = lm_grow(&h->copy, &h->cap, s->bytes, 1, "a tensor", e);
+    }
+    rc = lm_grow(&h->copy, &h->cap, t->bytes, 1, "a tensor", e);
     if (!rc)
-        rc = lm_model_source_read(h->src, s, 0, h->copy, s->bytes, e);
+        rc = lm_model_source_read(h->src, s, at, h->copy, t->bytes, e);
     *data = h->copy;
     return rc;
 }
@@ -72,6 +96,7 @@ static void close_source(lm_import *m)
 
     lm_model_source_close(h->src);
     lm_free(h->copy);
+    lm_free(h->place);
     lm_free(h);
 }
 
@@ -102,6 +127,53 @@ static lm_code take_sides(lm_import *m, const char *tokenizer, lm_err *e)
     return rc || !dir ? rc : lm_import_join(m, dir, e);
 }
 
+static lm_code put_place(lm_import *m, size_t src, int64_t part, lm_err *e)
+{
+    hf *h = m->state;
+    const size_t n = lm_st_plan_count(m->plan);
+    if (lm_grow(&h->place, &h->cap_places, n, sizeof *h->place, "tensors of a model", e))
+        return e->code;
+    h->place[n - 1] = (place){ src, part };
+    return LM_OK;
+}
+
+static lm_code take_fused(lm_import *m, const lm_fused *f, size_t i, lm_err *e)
+{
+    const lm_st_tensor *t = lm_model_source_at(((hf *)m->state)->src, i);
+    char name[LM_TENSOR_NAME];
+    int64_t dim[2];
+    lm_code rc = lm_fused_check(f, t, m->path, e);
+    for (int64_t k = 0; !rc && k < lm_fused_count(f); k++) {
+        lm_part_shape(&m->config, lm_fused_name(&m->config, f, k, name), f->layer, dim);
+        rc = lm_st_plan_add(m->plan, name, t->dtype, 2, dim, e);
+        rc = rc ? rc : put_place(m, i, k, e);
+    }
+    return rc;
+}
+
+/* The tensors of the source; fused ones as those that they hold. */
+static lm_code take_tensors(lm_import *m, lm_err *e)
+{
+    const hf *h = m->state;
+    bool any = false;
+    lm_fused f;
+    lm_code rc = LM_OK;
+    for (size_t i = 0; !any && i < lm_model_source_count(h->src); i++)
+        any = lm_fused_find(&m->config, lm_model_source_at(h->src, i)->name, &f);
+    if (any) /* parts of one tensor are asked for one by one */
+        rc = spool(m, e);
+    for (size_t i = 0; !rc && i < lm_model_source_count(h->src); i++) {
+        const lm_st_tensor *t = lm_model_source_at(h->src, i);
+        if (lm_fused_find(&m->config, t->name, &f)) {
+            rc = take_fused(m, &f, i, e);
+            continue;
+        }
+        rc = lm_st_plan_add_like(m->plan, t, e);
+        rc = rc || !any ? rc : put_place(m, i, 0, e);
+    }
+    return rc;
+}
+
 lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm_err *e)
 {
     const char *chain, *seq;
@@ -128,8 +200,8 @@ lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm
     rc = lm_config_read(m->tree, m->path, &m->config, e);
     if (!rc)
         rc = take_sides(m, o->tokenizer, e);
-    for (size_t i = 0; !rc && i < lm_model_source_count(h->src); i++)
-        rc = lm_st_plan_add_like(m->plan, lm_model_source_at(h->src, i), e);
+    if (!rc)
+        rc = take_tensors(m, e);
     if (!rc)
         rc = lm_model_source_digest(h->src, &m->digest, e);
     chain = lm_model_source_meta(h->src, LM_HISTORY_KEY);

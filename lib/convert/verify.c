@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "convert/names.h"
 #include "format/foreign.h"
+#include "model/fused.h"
 #include "model/preset.h"
 
 void lm_verify_say(lm_findings *f, bool fault, const char *file, const char *name, const char *fmt,
@@ -120,13 +121,36 @@ static void check_shape(const parts *p, const lm_st_tensor *t, const lm_model_te
                       s->dim[1]);
 }
 
+/* The tensors that a fused one holds. */
+static void check_fused(parts *p, const lm_fused *f, const lm_st_tensor *t)
+{
+    const char *file = lm_model_source_file_of(p->m, t);
+    char name[LM_TENSOR_NAME];
+    lm_err why = { 0 };
+
+    if (lm_fused_check(f, t, file, &why))
+        lm_verify_say(p->f, true, file, t->name, "%s", why.what);
+    for (int64_t k = 0; k < lm_fused_count(f); k++) {
+        lm_fused_name(p->c, f, k, name);
+        const lm_model_tensor *s = wanted_named(p, name);
+        if (p->seen[s - p->wanted])
+            lm_verify_say(p->f, true, file, t->name, "occurs twice, also under another name");
+        p->seen[s - p->wanted] = true;
+    }
+}
+
 static void check_tensor(parts *p, const lm_st_tensor *t)
 {
     const char *file = lm_model_source_file_of(p->m, t);
     char plain[512];
     bool packed = lm_verify_is_packed(t->name, plain, sizeof plain);
     const lm_model_tensor *s = wanted_named(p, packed ? plain : t->name);
+    lm_fused fused;
 
+    if (!s && lm_fused_find(p->c, t->name, &fused)) {
+        check_fused(p, &fused, t);
+        return;
+    }
     if (s && p->seen[s - p->wanted])
         lm_verify_say(p->f, true, file, t->name, "occurs twice, also under another name");
     if (s) {

@@ -87,9 +87,11 @@ struct lm_arch {
     const char *root, *layers; /* in front of names outside the layers, and of a layer's number */
     bool rootless;             /* published files leave `root` out */
     const lm_tensor_name *tensors; /* in the order of their files */
-    const char *const *buffers;    /* ends of names: tables in its files that are recomputed; ended
+    const lm_tensor_name
+        *fused; /* tensors of all experts of a layer, with suffix (fused.h); NULL: none */
+    const char *const *buffers; /* ends of names: tables in its files that are recomputed; ended
                                     * by NULL */
-    bool conv1d;                   /* weights of layers are [in, out] */
+    bool conv1d;                /* weights of layers are [in, out] */
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 

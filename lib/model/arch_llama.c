@@ -45,6 +45,13 @@ const lm_tensor_name lm_llama_tensors[] = {
     { 0, NULL, NULL },
 };
 
+const lm_tensor_name lm_fused_experts[] = {
+    { LM_PART_EXPERT_GATE, "mlp.experts.gate_up_proj", NULL },
+    { LM_PART_EXPERT_DOWN, "mlp.experts.down_proj", NULL },
+    { LM_PART_ROUTER, "mlp.gate.weight", NULL }, /* Mixtral's has another name in published files */
+    { 0, NULL, NULL },
+};
+
 const lm_tensor_name lm_branch_norm_tensors[] = {
     { LM_PART_EMBED, "embed_tokens", "token_embd" },
     { LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" },

@@ -8,6 +8,9 @@
 /* The first also names the experts of Qwen's mixtures.  The second is for norms behind the branches, with or without one before them. */
 extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
 
+/* What transformers 5 has for the experts of a layer. */
+extern const lm_tensor_name lm_fused_experts[];
+
 /* Sizes and epsilon. */
 #define LM_GGUF_DECODER_KEYS                                                 \
     { .hf = "hidden_size", "embedding_length", LM_KEY_INT },                 \

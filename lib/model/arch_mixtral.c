@@ -59,6 +59,7 @@ const lm_arch lm_arch_mixtral = {
     .root = "model.",
     .layers = "model.layers.",
     .tensors = tensors,
+    .fused = lm_fused_experts,
     .gguf_keys = gguf_keys,
     .gguf_pairs = true,
     .gguf_normalise = true,

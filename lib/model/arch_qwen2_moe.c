@@ -82,6 +82,7 @@ const lm_arch lm_arch_qwen2_moe = {
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_llama_tensors,
+    .fused = lm_fused_experts,
     .gguf_keys = gguf_keys,
     .gguf_head = true,
     .gguf_square = true,

@@ -53,6 +53,7 @@ const lm_arch lm_arch_qwen3_moe = {
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_llama_tensors,
+    .fused = lm_fused_experts,
     .gguf_keys = gguf_keys,
     .gguf_head_dim = true,
     .gguf_normalise = true,

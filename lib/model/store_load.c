@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "format/safetensors_table.h"
 #include "kernels/panels.h"
+#include "model/fused.h"
 #include "model/store_impl.h"
 #include "numeric/format.h"
 
@@ -54,7 +55,7 @@ void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, s
 /* A tensor in the file's shape: memory, or a file from which any thread reads. */
 typedef struct {
     lm_dtype dtype;
-    int64_t count;
+    int64_t from, count; /* the elements [from, from + count) of it */
     const uint8_t *data; /* NULL: by `read` */
     lm_code (*read)(const void *ctx, const lm_st_tensor *t, uint64_t from, void *dst, size_t bytes,
                     lm_err *e);
@@ -81,6 +82,7 @@ static lm_code fetch(const origin *o, lm_dtype to, int64_t begin, int64_t n, uin
     _Alignas(64) uint8_t buf[PIECE];
     size_t size = lm_dtype_size(o->dtype), out = lm_dtype_size(to);
     int64_t step = (int64_t)(PIECE / size);
+    begin += o->from;
     if (o->data) {
         lm_convert(o->dtype, o->data + (size_t)begin * size, to, dst, n);
         return LM_OK;
@@ -117,7 +119,7 @@ static lm_code fetch_part(lm_par *par, const origin *o, lm_dtype to, int64_t fir
 {
     fetch_job j = { .o = o, .to = to, .first = first, .dst = dst };
     if (o->whole && o->dtype == to)
-        return o->read(o->ctx, o->t, (uint64_t)first * lm_dtype_size(to), dst,
+        return o->read(o->ctx, o->t, (uint64_t)(o->from + first) * lm_dtype_size(to), dst,
                        lm_plain_bytes(to, n), e);
     pthread_mutex_init(&j.lock, NULL);
     lm_par_for(o->whole ? NULL : par, n, FETCH_GRAIN, fetch_range, &j);
@@ -346,6 +348,23 @@ static int base_slice(const lm_model *m, const char *name)
     return i >= 0 && lm_slice_is(&m->slice[i], LM_TENSORS_BASE) ? i : -1;
 }
 
+/* Tensors of the model that a fused one holds. */
+static lm_code see_fused(const lm_model *m, const lm_fused *f, const lm_st_tensor *t,
+                         const char *file, bool *seen, lm_err *e)
+{
+    char name[LM_TENSOR_NAME];
+    lm_code rc = lm_fused_check(f, t, file, e);
+    for (int64_t k = 0; !rc && k < lm_fused_count(f); k++) {
+        lm_fused_name(&m->config, f, k, name);
+        const int i = lm_model_slice(m, name);
+        if (seen[i])
+            rc = lm_fail(e, LM_EFORMAT, file, "keep one of them",
+                         "tensor \"%s\" occurs twice, also in \"%s\"", name, t->name);
+        seen[i] = true;
+    }
+    return rc;
+}
+
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
 {
     bool *seen = NULL;
@@ -356,6 +375,11 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
         const lm_st_tensor *t = lm_model_source_at(src, k);
         const char *file = lm_model_source_file_of(src, t);
         int i = base_slice(m, t->name);
+        lm_fused fused;
+        if (i < 0 && lm_fused_find(&m->config, t->name, &fused)) {
+            rc = see_fused(m, &fused, t, file, seen, e);
+            continue;
+        }
         if (i < 0) {
             if (!lm_model_ignores(m, t->name))
                 rc = lm_fail(e, LM_EFORMAT, file, NULL,
@@ -392,6 +416,37 @@ static bool is_encoded(const lm_model *m, const lm_store_block *k, const lm_mode
            lm_model_source_format(src, t, &turned) != k->format;
 }
 
+/* Numbers of a tensor of the source for slice i. */
+static lm_code load_slice(lm_store *s, lm_model_source *src, int i, const origin *o, lm_err *e)
+{
+    const lm_model *m = s->model;
+    const lm_store_block *k = store_own(s, i);
+    if (!k) /* in the file */
+        return LM_OK;
+    return store_codes(m, m->slice[i].param) && k->format->element != o->dtype &&
+                   !is_encoded(m, k, src, o->t)
+               ? bring_codes(s, k, i, src, o->t, e)
+               : bring(s, k, i, o, e);
+}
+
+/* Those of a fused tensor, in its order; nothing if it is none. */
+static lm_code load_fused(lm_store *s, lm_model_source *src, origin o, lm_err *e)
+{
+    const lm_model *m = s->model;
+    char name[LM_TENSOR_NAME];
+    lm_fused f;
+    lm_code rc = LM_OK;
+    if (!lm_fused_find(&m->config, o.t->name, &f))
+        return LM_OK;
+    o.count /= lm_fused_count(&f);
+    for (int64_t k = 0; !rc && k < lm_fused_count(&f); k++) {
+        lm_fused_name(&m->config, &f, k, name);
+        o.from = k * o.count;
+        rc = load_slice(s, src, lm_model_slice(m, name), &o, e);
+    }
+    return rc;
+}
+
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
 {
     const lm_model *m = s->model;
@@ -407,16 +462,7 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
                            .ctx = src,
                            .t = t,
                            .whole = !lm_model_source_data(src, t) };
-        if (i < 0)
-            continue;
-        const lm_store_block *k = store_own(s, i);
-        if (!k) /* in the file */
-            continue;
-        if (store_codes(m, m->slice[i].param) && k->format->element != t->dtype &&
-            !is_encoded(m, k, src, t))
-            rc = bring_codes(s, k, i, src, t, e);
-        else
-            rc = bring(s, k, i, &o, e);
+        rc = i < 0 ? load_fused(s, src, o, e) : load_slice(s, src, i, &o, e);
     }
     store_end(s);
     return rc ? rc : lm_model_source_finish(src, e);

@@ -68,6 +68,81 @@ put() {
     printf '%b' "\\x$(printf %x "$3")" | dd of="$1" bs=1 seek=$((at + ${#2} + 4)) conv=notrunc status=none
 }
 
+# fuse FOLDER OUT [ROW_ORDER]: the experts of a layer as the two tensors that transformers 5 holds
+fuse() {
+    cp -r "$1" "$2"
+    python3 - "$1/model.safetensors" "$2/model.safetensors" "${3:-}" << 'END'
+import json, re, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+head, body, out, groups = json.loads(data[8:8 + n]), data[8 + n:], {}, {}
+head.pop("__metadata__", None)
+for name, t in head.items():
+    m = re.match(r"(model\.layers\.\d+)\.(mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight$", name)
+    raw = body[t["data_offsets"][0]:t["data_offsets"][1]]
+    if m:
+        part = {"w1": "gate", "w3": "up", "w2": "down"}.get(m[4], m[4].split("_")[0])
+        groups.setdefault((m[1], part == "down"), {})[int(m[3]), part != "gate"] = raw, t["shape"]
+    else:
+        out[name.replace("block_sparse_moe.gate.", "mlp.gate.")] = raw, t["shape"]
+for (layer, down), g in groups.items():
+    experts, shape = len({e for e, _ in g}), next(iter(g.values()))[1]
+    name = f"{layer}.mlp.experts.{'down' if down else 'gate_up'}_proj"
+    out[name] = b"".join(g[k][0] for k in sorted(g)), [experts, shape[0] * (1 if down else 2), shape[1]]
+    if sys.argv[3] == "less" and not down:
+        out[name] = out[name][0][:-len(out[name][0]) // experts], [experts - 1, *out[name][1][1:]]
+    if sys.argv[3] == "turned" and down:
+        out[name] = out[name][0], [experts, shape[1], shape[0]]
+at, table = 0, {}
+for name, (raw, shape) in out.items():
+    table[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at := at + len(raw)]}
+text = json.dumps(table).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + b"".join(raw for raw, _ in out.values()))
+END
+}
+
+@test "mixtures: fused tensors of transformers 5 are read by every tool that computes or converts" {
+    small mixtral-8x7b mixtral intermediate_size=24
+    small qwen1.5-moe-14b qwen2 num_experts=6 num_experts_per_tok=2 moe_intermediate_size=16 shared_expert_intermediate_size=20
+    for m in mixtral qwen2; do
+        fuse "$m" "$m-fused"
+        want=$(loss "$m")
+        [ "$(loss "$m-fused")" = "$want" ]
+        [ "$(tar -cf - -C "$m-fused" . | loss -)" = "$want" ]
+        inspect-model --verify "$m-fused" > /dev/null
+        convert-model -q "$m-fused" -o "$m-back"
+        inspect-model --check "$m" "$m-back" > /dev/null
+        convert-model -q "$m" -o "$m.gguf" --no-originals
+        convert-model -q "$m-fused" -o "$m-fused.gguf" --no-originals
+        for f in "$m.gguf" "$m-fused.gguf"; do convert-model -q "$f" -o "$f-back"; done
+        inspect-model --check "$m.gguf-back" "$m-fused.gguf-back" > /dev/null
+        args=(--batch-size 2 --seq-len 32 --lr 3e-3 --steps 2)
+        train -q "$m" data -o "$m-run" "${args[@]}"
+        train -q "$m-fused" data -o "$m-fused-run" "${args[@]}"
+        inspect-model --check "$m-run" "$m-fused-run" > /dev/null
+    done
+}
+
+@test "mixtures: fused tensors that the config contradicts" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
+    fuse m less less
+    fuse m turned turned
+    for tool in "eval-model less t.jsonl" "convert-model less -o out.gguf"; do
+        run $tool
+        [ "$status" -eq 1 ]
+        [[ "$output" == *'tensor "model.layers.'*'.mlp.experts.gate_up_proj" has shape [7,48,32], config.json requires [8,48,32]'* ]]
+    done
+    for tool in "eval-model turned t.jsonl" "convert-model turned -o out.gguf"; do
+        run $tool
+        [ "$status" -eq 1 ]
+        [[ "$output" == *'.mlp.experts.down_proj" has shape [8,24,32], config.json requires [8,32,24]'* ]]
+    done
+    run inspect-model --verify less
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"has shape [7,48,32], config.json requires [8,48,32]"* ]]
+    [ ! -e out.gguf ]
+}
+
 @test "mixtures: GGUF and back, exact; from the metadata alone and in blocks, the same losses" {
     small mixtral-8x7b mixtral intermediate_size=64
     small qwen1.5-moe-14b qwen2 num_experts=6 num_experts_per_tok=2 moe_intermediate_size=32 shared_expert_intermediate_size=64

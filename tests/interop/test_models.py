@@ -248,6 +248,14 @@ def test_folder(run, tmp, name, model, folder):
     same = all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), back.state_dict().values()))
     clean = not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     check(same and clean and model.state_dict().keys() == back.state_dict().keys(), f"{name}: our folder loads there")
+    if not hasattr(model.config, "num_experts_per_tok"):
+        return
+    fused, copy = os.path.join(tmp, name + "-fused"), os.path.join(tmp, name + "-copy")
+    model.save_pretrained(fused, save_original_format=False)  # as it holds them: all experts of a layer in one tensor
+    subprocess.run([run, "copy", fused, copy], check=True)
+    a, b = (load_file(os.path.join(f, "model.safetensors")) for f in (again, copy))
+    is_fused = any(k.endswith(".gate_up_proj") for k in load_file(os.path.join(fused, "model.safetensors")))
+    check(is_fused and a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), f"{name}: its fused tensors load")
 
 
 def write_shard(path, ids):
