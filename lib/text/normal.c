@@ -12,7 +12,7 @@
 #include "text/normal_form.h"
 #include "text/pretok_class.h"
 
-enum { MAX_STEPS = 64, MAX_DEPTH = 8 };
+enum { MAX_STEPS = 64, MAX_DEPTH = 8, DROPPED = 0x80 };
 
 typedef enum {
     STEP_FORM,
@@ -32,10 +32,11 @@ typedef enum {
 typedef struct {
     step_kind kind;
     lm_form form;
-    bool left, right; /* STEP_STRIP */
-    lm_regex *regex;  /* STEP_REPLACE */
-    char *text;       /* replacement, or what to prepend */
-    lm_charsmap *map; /* STEP_CHARSMAP */
+    bool left, right;   /* STEP_STRIP */
+    lm_regex *regex;    /* STEP_REPLACE */
+    char *text;         /* replacement, or what to prepend */
+    lm_charsmap *map;   /* STEP_CHARSMAP */
+    uint8_t ascii[128]; /* steps of map_char: what ASCII characters become, or DROPPED */
 } step;
 
 struct lm_normal {
@@ -179,23 +180,6 @@ static lm_code parse_step(const json_t *j, lm_normal *n, int depth, const char *
     return lm_fail(e, LM_EFORMAT, where, NULL, "normalizer type \"%s\" is not supported", type);
 }
 
-lm_code lm_normal_new(const json_t *j, const char *where, lm_normal **out, lm_err *e)
-{
-    lm_code rc;
-
-    *out = NULL;
-    if (!j || json_is_null(j))
-        return LM_OK;
-    rc = lm_alloc_n(out, 1, sizeof **out, "the normalizer", e);
-    if (!rc)
-        rc = parse_step(j, *out, 0, where, e);
-    if (*out && (rc || !(*out)->n)) {
-        lm_normal_free(*out);
-        *out = NULL;
-    }
-    return rc;
-}
-
 void lm_normal_free(lm_normal *n)
 {
     if (!n)
@@ -291,21 +275,58 @@ static int map_char(step_kind kind, const uint8_t *tab, uint32_t c, uint32_t to[
     }
 }
 
-static lm_code map_chars(step_kind kind, const char *text, size_t len, lm_buf *out, lm_err *e)
+static void fill_ascii(step *s)
 {
-    const uint8_t *tab = lm_class_table(), *p = (const uint8_t *)text, *end = p + len;
-    lm_code rc = LM_OK;
+    const uint8_t *tab = lm_class_table();
 
-    while (p < end && !rc) {
-        unsigned k;
-        uint32_t to[4], c = lm_class_get(p, &k);
-        int n = map_char(kind, tab, c, to);
-        rc = lm_buf_room(out, 16, e);
-        for (int i = 0; i < n && !rc; i++)
-            out->len += lm_utf8_put(to[i], out->data + out->len);
-        p += k;
+    for (uint32_t c = 0; c < 128; c++) {
+        uint32_t to[4];
+        s->ascii[c] = map_char(s->kind, tab, c, to) ? (uint8_t)to[0] : DROPPED;
+    }
+}
+
+lm_code lm_normal_new(const json_t *j, const char *where, lm_normal **out, lm_err *e)
+{
+    lm_code rc;
+
+    *out = NULL;
+    if (!j || json_is_null(j))
+        return LM_OK;
+    rc = lm_alloc_n(out, 1, sizeof **out, "the normalizer", e);
+    if (!rc)
+        rc = parse_step(j, *out, 0, where, e);
+    for (int i = 0; !rc && i < (*out)->n; i++)
+        fill_ascii(&(*out)->steps[i]);
+    if (*out && (rc || !(*out)->n)) {
+        lm_normal_free(*out);
+        *out = NULL;
     }
     return rc;
+}
+
+static lm_code map_chars(const step *s, const char *text, size_t len, lm_buf *out, lm_err *e)
+{
+    const uint8_t *tab = lm_class_table(), *p = (const uint8_t *)text, *end = p + len;
+    lm_code rc =
+        lm_buf_room(out, 2 * len + 16, e); /* no character takes more than twice its bytes */
+
+    if (rc)
+        return rc;
+    for (char *q = out->data + out->len; p < end; out->len = (size_t)(q - out->data)) {
+        unsigned k;
+        uint32_t to[4];
+        for (; p < end && *p < 128; p++) {
+            *q = (char)s->ascii[*p];
+            q += s->ascii[*p] != DROPPED;
+        }
+        if (p == end)
+            continue;
+        int n = map_char(s->kind, tab, lm_class_get(p, &k), to);
+        for (int i = 0; i < n; i++)
+            q += lm_utf8_put(to[i], q);
+        p += k;
+    }
+    return LM_OK;
 }
 
 static lm_code strip(const step *s, const char *text, size_t len, lm_buf *out, lm_err *e)
@@ -344,7 +365,7 @@ static lm_code run_step(const step *s, lm_regex_match *m, const char *text, size
             out->len += lm_byte_utf8((uint8_t)text[i], out->data + out->len);
         return rc;
     default:
-        return map_chars(s->kind, text, len, out, e);
+        return map_chars(s, text, len, out, e);
     }
 }
 

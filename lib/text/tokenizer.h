@@ -7,7 +7,8 @@
  *     WordPiece model (BERT) or a Unigram model (T5);
  *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern, or with
  *     Qwen2's when tokenizer_config.json names its class;
- *   - tokenizer.model, SentencePiece's file with a BPE model (sentencepiece.h).
+ *   - vocab.txt, BERT's older file: WordPiece;
+ *   - tokenizer.model or spiece.model, SentencePiece's file (sentencepiece.h).
  *
  * Ids are the same as those of `tokenizers` (0.23), as far as its Unicode tables have the same
  * version as those here (utf8proc, PCRE2).  Any part of the file that is not supported is
@@ -36,9 +37,9 @@ typedef struct {
 } lm_ids;
 void lm_ids_fini(lm_ids *ids);
 
-/* Load from `path`: a tokenizer.json, a SentencePiece file (*.model), or a folder that holds
- * tokenizer.json, vocab.json + merges.txt or tokenizer.model. A tokenizer_config.json beside it
- * names the special tokens.
+/* Load from `path`: a tokenizer.json, a SentencePiece file (*.model), BERT's vocab.txt, or a folder
+ * that holds one of these or vocab.json + merges.txt.  A tokenizer_config.json beside it names the
+ * special tokens.
  *
  * Fails: LM_EIO when none of these can be read; LM_EFORMAT for a file that breaks its format
  * (merges of unknown tokens, two tokens with one id, ids far beyond the number of tokens) or uses a
@@ -48,8 +49,8 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e);
  * tokenizer_config.json. */
 lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config, size_t config_len,
                                const char *where, lm_tokenizer **out, lm_err *e);
-/* From the bytes of one of the files: a SentencePiece model when `where` ends in ".model",
- * otherwise a tokenizer.json.  A SentencePiece model whose *config is empty fills it. */
+/* From the bytes of one of the files: a SentencePiece model when `where` ends in ".model", BERT's
+ * list of tokens when it ends in "vocab.txt", otherwise a tokenizer.json.  A SentencePiece model whose *config is empty fills it. */
 lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, const char *where,
                                lm_tokenizer **out, lm_err *e);
 void lm_tokenizer_free(lm_tokenizer *t); /* NULL is fine */

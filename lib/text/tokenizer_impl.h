@@ -59,6 +59,10 @@ void lm_tokenizer_config_where(const char *where, char *out, size_t size);
  * tokenizer_config.json, whose text may be empty. */
 lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
                           const lm_buf *config, lm_buf *json, lm_err *e);
+/* tokenizer_bert.c: a tokenizer.json text from BERT's vocab.txt, with the settings of a
+ * tokenizer_config.json, whose text may be empty. */
+lm_code lm_tokenizer_bert(const lm_buf *vocab, const char *path, const lm_buf *config, lm_buf *json,
+                          lm_err *e);
 lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path,
                                 const lm_buf *config, lm_buf *json, lm_err *e);
 

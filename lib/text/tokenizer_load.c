@@ -33,17 +33,21 @@ static lm_code check_object(const char *text, size_t len, const char *where, lm_
 lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, const char *where,
                                lm_tokenizer **out, lm_err *e)
 {
+    const lm_buf whole = { .data = (char *)(uintptr_t)text, .len = len };
     lm_buf json = { 0 };
-    bool model = lm_text_ends(where, ".model");
+    bool list = lm_text_ends(where, "vocab.txt");
+    bool other = list || lm_text_ends(where, ".model"); /* rewritten as a tokenizer.json */
     lm_code rc = LM_OK;
 
     *out = NULL;
-    if (model)
+    if (list)
+        rc = lm_tokenizer_bert(&whole, where, config, &json, e);
+    else if (other)
         rc = lm_sentencepiece_json(text, len, where, &json, config, e);
     else
         rc = check_object(text, len, where, e);
     if (!rc)
-        rc = lm_tokenizer_from_json(model ? json.data : text, model ? json.len : len,
+        rc = lm_tokenizer_from_json(other ? json.data : text, other ? json.len : len,
                                     config->len ? config->data : NULL, config->len, where, out, e);
     lm_buf_fini(&json);
     return rc;
@@ -52,7 +56,7 @@ lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, con
 /* The paths to try: the tokenizer itself, its configuration, and for a folder the older files,
  * which may replace tokenizer.json. */
 typedef struct {
-    char *whole, *config, *added, *vocab, *merges, *model;
+    char *whole, *config, *added, *vocab, *merges, *model, *spiece, *list;
 } paths;
 
 static void free_paths(paths *p)
@@ -63,6 +67,8 @@ static void free_paths(paths *p)
     lm_free(p->vocab);
     lm_free(p->merges);
     lm_free(p->model);
+    lm_free(p->spiece);
+    lm_free(p->list);
 }
 
 static lm_code find_paths(const char *path, paths *p, lm_err *e)
@@ -90,6 +96,10 @@ static lm_code find_paths(const char *path, paths *p, lm_err *e)
         rc = lm_path_join(&p->merges, dir, "merges.txt", e);
     if (!rc && folder)
         rc = lm_path_join(&p->model, dir, "tokenizer.model", e);
+    if (!rc && folder)
+        rc = lm_path_join(&p->spiece, dir, "spiece.model", e);
+    if (!rc && folder)
+        rc = lm_path_join(&p->list, dir, "vocab.txt", e);
     lm_free(dir);
     return rc;
 }
@@ -117,20 +127,29 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
     where = rc ? path : lm_path_shown(p.whole);
     bool old = !rc && p.model && !lm_path_exists(p.whole);
     bool pair = old && lm_path_exists(p.vocab);
+    const char *one = !old                      ? NULL /* the first of the files that stand alone */
+                      : lm_path_exists(p.model) ? p.model
+                      : lm_path_exists(p.spiece) ? p.spiece
+                      : lm_path_exists(p.list)   ? p.list
+                                                 : NULL;
     if (!rc && beside && lm_path_exists(p.config))
         rc = lm_file_read(p.config, MAX_FILE, &config, e);
-    if (!rc && beside && (old || lm_text_ends(where, ".model")) && lm_path_exists(p.added))
+    if (!rc && beside &&
+        (old || lm_text_ends(where, ".model") || lm_text_ends(where, "vocab.txt")) &&
+        lm_path_exists(p.added))
         rc = read_added(p.added, &config, e);
-    if (!rc && pair && (lm_path_exists(p.merges) || !lm_path_exists(p.model))) {
+    if (!rc && pair && (lm_path_exists(p.merges) || !one)) {
         where = p.vocab;
         rc = lm_tokenizer_join_files(p.vocab, p.merges, &config, &text, e);
-    } else if (!rc && old && lm_path_exists(p.model)) {
-        where = p.model;
-        rc = lm_file_read(p.model, MAX_FILE, &text, e);
+    } else if (!rc && one) {
+        where = one;
+        rc = lm_file_read(one, MAX_FILE, &text, e);
     } else if (!rc && old) {
         errno = ENOENT;
-        rc = lm_fail(e, LM_EIO, path, "name a tokenizer.json or a folder that holds one",
-                     "has no tokenizer.json, nor vocab.json and merges.txt, nor tokenizer.model");
+        rc = lm_fail(
+            e, LM_EIO, path, "name a tokenizer.json or a folder that holds one",
+            "has no tokenizer.json, vocab.json and merges.txt, tokenizer.model, spiece.model, "
+            "nor vocab.txt");
     } else if (!rc) {
         rc = lm_file_read(p.whole, MAX_FILE, &text, e);
     }

@@ -37,6 +37,7 @@ static lm_code read_config(lm_model_source *m, bool added, lm_buf *config, lm_er
 lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *config,
                           const char **from, lm_err *e)
 {
+    static const char *const alone[] = { "tokenizer.model", "spiece.model", "vocab.txt" };
     reading *read = spool ? lm_model_source_file : lm_model_source_file_now;
     lm_buf vocab = { 0 }, merges = { 0 };
     bool found = false, pair = false;
@@ -48,12 +49,12 @@ lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *
         rc = read(m, "vocab.json", MAX_FILE, &vocab, &pair, e);
     if (!rc && pair)
         rc = read(m, "merges.txt", MAX_FILE, &merges, &pair, e);
-    if (!rc && !found && !pair) {
-        rc = read(m, "tokenizer.model", MAX_FILE, json, &found, e);
-        *from = found ? "tokenizer.model" : NULL;
-    } else if (pair) {
-        *from = "vocab.json";
+    for (int i = 0; !rc && !found && !pair && i < 3; i++) {
+        rc = read(m, alone[i], MAX_FILE, json, &found, e);
+        *from = found ? alone[i] : NULL;
     }
+    if (pair && !*from)
+        *from = "vocab.json";
     if (!rc && *from)
         rc = read_config(m, strcmp(*from, "tokenizer.json") != 0, config, e);
     snprintf(where, sizeof where, "%.200s: merges.txt", lm_model_source_path(m));

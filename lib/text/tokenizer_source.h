@@ -13,8 +13,8 @@ lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e);
  * otherwise.  Fails as lm_tokenizer_of. */
 lm_code lm_tokenizer_is_of(lm_model_source *m, const lm_tokenizer *tok, bool *same, lm_err *e);
 /* The texts that lm_tokenizer_of reads, for lm_tokenizer_from_text: tokenizer.json, or one joined
- * from vocab.json and merges.txt, or the bytes of tokenizer.model; and tokenizer_config.json
- * (empty: there is none), appended to the two; *from names the file, NULL: the model has no
+ * from vocab.json and merges.txt, or the bytes of tokenizer.model, spiece.model or vocab.txt; and tokenizer_config.json
+ * (empty: there is none), appended to the two texts; *from names the file, NULL: the model has no
  * tokenizer.  Without `spool`, only the files of a stream that precede its weights are read, as by
  * lm_model_source_file_now. */
 lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *config,

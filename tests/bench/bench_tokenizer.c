@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_tokenizer -- encoding and decoding with the GPT-2 vocabulary on one core, next to the
- * `tokenizers` library when the Python named by PYTHON has it, and to memcpy of the same text.
+ * `tokenizers` library when the Python named by PYTHON has it; with --threads N also on N threads.
  *
- * bench_tokenizer [--quick] [--tokenizer PATH] [TEXT ...].  The text is cut at line ends into
+ * bench_tokenizer [--quick] [--threads N] [--tokenizer PATH] [TEXT ...].  PATH: a tokenizer.json, or a
+ * folder with GPT-2's pair of files.  The text is cut at line ends into
  * documents of about 4 KB, the same for both. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "text/tokenizer.h"
 
 static const char *const usual[] = { "../shared/data/wikitext-2/valid.txt",
@@ -25,8 +27,11 @@ static const char peer[] =
     "except ImportError:\n"
     "    sys.exit(0)\n"
     "d=sys.argv[1]\n"
-    "t=Tokenizer(models.BPE.from_file(d+'/vocab.json',d+'/merges.txt'))\n"
-    "t.pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False)\n"
+    "if d.endswith('.json'):\n"
+    "    t=Tokenizer.from_file(d)\n"
+    "else:\n"
+    "    t=Tokenizer(models.BPE.from_file(d+'/vocab.json',d+'/merges.txt'))\n"
+    "    t.pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False)\n"
     "docs=open(sys.argv[2],encoding='utf-8',newline='').read().split('\\0')\n"
     "best=1e9\n"
     "for _ in range(3):\n"
@@ -77,8 +82,61 @@ static double encode_all(const lm_tokenizer *t, lm_tok_scratch *s, const corpus 
     return lm_now() - start;
 }
 
+typedef struct {
+    const lm_tokenizer *t;
+    const corpus *c;
+    size_t *at; /* of each document */
+    lm_tok_scratch *scratch[256];
+    lm_ids ids[256];
+} crew;
+
+static void encode_part(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    crew *w = ctx;
+    lm_err e = { 0 };
+
+    w->ids[worker].n = 0;
+    for (int64_t i = begin; i < end; i++) {
+        const char *text = w->c->text.data + w->at[i];
+        if (lm_tokenizer_encode(w->t, w->scratch[worker], text, strlen(text), false,
+                                &w->ids[worker], &e))
+            die(&e);
+    }
+}
+
+/* Seconds of the best round on many threads. */
+static double encode_threads(const lm_tokenizer *t, const corpus *c, int threads, int rounds)
+{
+    static crew w;
+    lm_par *par = NULL;
+    lm_err e = { 0 };
+    double best = 1e9;
+
+    w.t = t;
+    w.c = c;
+    if (lm_par_new(&par, threads, &e) || lm_alloc_n(&w.at, c->n, sizeof *w.at, "documents", &e))
+        die(&e);
+    for (size_t i = 0, at = 0; i < c->n; i++, at += strlen(c->text.data + at) + 1)
+        w.at[i] = at;
+    for (int i = 0; i < threads; i++)
+        if (lm_tok_scratch_new(t, &w.scratch[i], &e))
+            die(&e);
+    for (int i = 0; i < rounds; i++) {
+        double start = lm_now();
+        lm_par_for(par, (int64_t)c->n, 8, encode_part, &w);
+        best = lm_now() - start < best ? lm_now() - start : best;
+    }
+    for (int i = 0; i < threads; i++) {
+        lm_tok_scratch_free(w.scratch[i]);
+        lm_ids_fini(&w.ids[i]);
+    }
+    lm_free(w.at);
+    lm_par_free(par);
+    return best;
+}
+
 /* MB/s of the peer, 0 if it is not available. */
-static double run_peer(const char *tokenizer, const corpus *c, char *version)
+static double run_peer(const char *tokenizer, const corpus *c, int threads, char *version)
 {
     const char *python = getenv("PYTHON");
     char text[] = "/tmp/bench_tokenizer.XXXXXX", command[4096];
@@ -90,8 +148,9 @@ static double run_peer(const char *tokenizer, const corpus *c, char *version)
         return 0;
     if (lm_write_all(fd, c->text.data, c->text.len - 1, text, &e))
         die(&e);
-    snprintf(command, sizeof command, "TOKENIZERS_PARALLELISM=false %s -c \"%s\" %s %s", python,
-             peer, tokenizer, text);
+    snprintf(command, sizeof command,
+             "TOKENIZERS_PARALLELISM=%s RAYON_NUM_THREADS=%d %s -c \"%s\" %s %s",
+             threads > 1 ? "true" : "false", threads, python, peer, tokenizer, text);
     FILE *p = popen(command, "r");
     if (p && fscanf(p, "%31s %lf", version, &rate) != 2)
         rate = 0;
@@ -110,13 +169,13 @@ int main(int argc, char **argv)
     lm_buf back = { 0 };
     corpus c = { 0 };
     lm_err e = { 0 };
-    int rounds = 10;
+    int rounds = 10, threads = 1;
 
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--quick"))
             rounds = 3;
         else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
-            i++;
+            threads = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--tokenizer") && i + 1 < argc)
             path = argv[++i];
         else
@@ -154,13 +213,19 @@ int main(int argc, char **argv)
     printf("%-24s %8.1f MB/s\n", "encode, empty cache", mb / cold);
     printf("%-24s %8.1f MB/s\n", "encode", mb / warm);
     printf("%-24s %8.1f MB/s\n", "decode", mb / decode);
-    char version[32] = "";
-    double rate = run_peer(path, &c, version);
-    if (rate > 0)
-        printf("tokenizers %-13s %8.1f MB/s   encode here is %.1f times that\n", version, rate,
-               mb / warm / rate);
-    else
-        printf("tokenizers: not installed for PYTHON, no ratio\n");
+    for (int n = 1; n <= threads && n <= 256; n = n < threads ? threads : n + 1) {
+        char version[32] = "";
+        double rate = run_peer(path, &c, n, version), own = mb / warm;
+        if (n > 1) {
+            own = mb / encode_threads(t, &c, n, rounds);
+            printf("encode, %3d threads      %8.1f MB/s\n", n, own);
+        }
+        if (rate > 0)
+            printf("tokenizers %-13s %8.1f MB/s   encode here is %.1f times that\n", version, rate,
+                   own / rate);
+        else
+            printf("tokenizers: not installed for PYTHON, no ratio\n");
+    }
     lm_tok_scratch_free(s);
     lm_tokenizer_free(t);
     lm_ids_fini(&ids);

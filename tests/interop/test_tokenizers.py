@@ -356,6 +356,17 @@ def cases():
     return table
 
 
+def bert_folder(where, name, normalizer, config):
+    """BERT's older folder, and the tokenizer that it stands for."""
+    t = wordpiece(normalizer)
+    folder = os.path.join(where, name)
+    os.mkdir(folder)
+    t.model.save(folder)
+    with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as f:
+        json.dump({"tokenizer_class": "BertTokenizer"} | config, f)
+    return name, t, folder
+
+
 def our_trainer(build, name, where):
     """A tokenizer from train-tokenizer; the trainer of `tokenizers` must learn the same."""
     source = os.path.join(where, "train.txt")
@@ -456,6 +467,10 @@ def main():
             if not opt.only or label in opt.only:
                 path = our_trainer(opt.build, name, where)
                 todo.append((label, Tokenizer.from_file(path), path))
+        N = normalizers.BertNormalizer
+        todo.append(bert_folder(where, "wordpiece-vocab.txt", N(), {}))
+        todo.append(bert_folder(where, "wordpiece-vocab.txt-cased", N(True, False, False, False),
+                                {"do_lower_case": False, "tokenize_chinese_chars": False, "strip_accents": False}))
         todo = [x for x in todo if not opt.only or x[0] in opt.only]
         print(f"1..{len(todo) + len(skipped)}")
         for number, (name, t, path) in enumerate(todo, 1):

@@ -574,6 +574,62 @@ static void pair_with_added_tokens(void **state)
     rmdir(dir);
 }
 
+/* BERT's older folder: lower case unless the configuration says otherwise. */
+static void list_of_tokens(void **state)
+{
+    static const char *const names[] = { "vocab.txt", "tokenizer_config.json" };
+    static const char list[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\r\n[MASK]\nthe\nThe\n##s\n.\n";
+    static const char *const configs[] = { "{}", "{\"do_lower_case\":false}" };
+    const uint32_t want[2][6] = { { 2, 5, 7, 8, 4, 3 }, { 2, 6, 7, 8, 4, 3 } };
+    char dir[] = "/tmp/test_text_tokenizer.XXXXXX", path[200];
+    lm_tokenizer *t = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    put_file(dir, names[0], list);
+    for (int i = 0; i < 4; i++) { /* the folder, then the file */
+        lm_tok_scratch *s = NULL;
+        lm_ids ids = { 0 };
+        put_file(dir, names[1], configs[i & 1]);
+        snprintf(path, sizeof path, "%s%s", dir, i < 2 ? "" : "/vocab.txt");
+        if (lm_tokenizer_load(path, &t, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        assert_string_equal(lm_tokenizer_model(t), "WordPiece");
+        assert_int_equal(lm_tokenizer_pad(t), 0);
+        assert_int_equal(lm_tokenizer_bos(t), 2);
+        assert_int_equal(lm_tokenizer_eos(t), 3);
+        assert_int_equal(lm_tokenizer_mask(t), 4);
+        assert_int_equal(lm_tokenizer_id_bytes(t, 5), 4);
+        assert_int_equal(lm_tokenizer_id_bytes(t, 7), 1);
+        assert_int_equal(lm_tok_scratch_new(t, &s, &e), 0);
+        assert_int_equal(lm_tokenizer_encode(t, s, "Thes. [MASK]", 12, true, &ids, &e), 0);
+        assert_int_equal(ids.n, 6);
+        assert_memory_equal(ids.v, want[i & 1], sizeof want[0]);
+        lm_ids_fini(&ids);
+        lm_tok_scratch_free(s);
+        lm_tokenizer_free(t);
+    }
+    snprintf(path, sizeof path, "%s", dir);
+    put_file(dir, names[1], "{\"tokenizer_class\":\"BertJapaneseTokenizer\"}");
+    assert_int_equal(lm_tokenizer_load(path, &t, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "BertJapaneseTokenizer"));
+    put_file(dir, names[1], "{}");
+    put_file(dir, names[0], "[UNK]\n[CLS]\nx\nx\n[SEP]\n");
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_tokenizer_load(path, &t, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "appears twice"));
+    put_file(dir, names[0], "[UNK]\n[CLS]\n");
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_tokenizer_load(path, &t, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "no line \"[SEP]\""));
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        remove(path);
+    }
+    rmdir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -588,6 +644,7 @@ int main(void)
         cmocka_unit_test(blow_up),
         cmocka_unit_test(special_names),
         cmocka_unit_test(pair_with_added_tokens),
+        cmocka_unit_test(list_of_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
