@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scored.h -- BPE vocabularies with scores of tokens instead of a list of merges, as a
- * tokenizer.json.
+/* scored.h -- vocabularies with scores of tokens instead of a list of merges, as a tokenizer.json:
+ * of BPE, and of Unigram, which has such scores there too.
  *
  * SentencePiece writes such vocabularies, also used by GGUF's "llama" and llama2.c's tokenizer.bin:
  * the pair whose joined token has the highest score is merged first.  Every way to cut a token into
@@ -86,6 +86,8 @@ typedef struct {
     bool escape;          /* spaces are U+2581 in the vocabulary */
     bool fallback;        /* characters without a token are bytes, <0x00> to <0xFF> */
     bool unused;          /* tokens of type UNUSED are in the vocabulary */
+    bool unigram;         /* the scores are log-probabilities of a Unigram model */
+    bool split;           /* Unigram: no token has a space behind its first character */
     const char *charsmap; /* base 64 of SentencePiece's compiled map of characters, NULL: none */
 } lm_scored_steps;
 

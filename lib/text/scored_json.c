@@ -220,6 +220,14 @@ static void write_normalizer(lm_jw *w, const lm_scored_steps *s)
 
 static void write_pretok(lm_jw *w, const lm_scored_steps *s)
 {
+    if (s->unigram && s->split) {
+        lm_scored_type(w, "pre_tokenizer", "Metaspace");
+        lm_jw_str(w, "replacement", UNDERSCORE);
+        lm_jw_str(w, "prepend_scheme", s->prefix && s->first_only ? "first" : "never");
+        lm_jw_bool(w, "split", true);
+        lm_jw_close_obj(w);
+        return;
+    }
     if (!s->prefix || !s->first_only) {
         lm_jw_str(w, "pre_tokenizer", NULL);
         return;
@@ -229,6 +237,36 @@ static void write_pretok(lm_jw *w, const lm_scored_steps *s)
     lm_jw_str(w, "prepend_scheme", "first");
     lm_jw_bool(w, "split", false);
     lm_jw_close_obj(w);
+}
+
+static lm_code write_unigram(lm_jw *w, const lm_scored_vocab *v, const lm_scored_steps *s,
+                             lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    lm_scored_type(w, "model", "Unigram");
+    lm_jw_int(w, "unk_id", v->unk);
+    lm_jw_bool(w, "byte_fallback", s->fallback);
+    lm_jw_arr(w, "vocab");
+    for (size_t i = 0; i < v->n && !rc; i++) {
+        if (lm_utf8_valid(v->v[i].text, v->v[i].len) != v->v[i].len)
+            rc = lm_fail(e, LM_EFORMAT, v->where, NULL, "token %zu is not UTF-8", i);
+        lm_jw_arr(w, NULL);
+        lm_jw_strn(w, NULL, v->v[i].text, v->v[i].len);
+        lm_jw_f64(w, NULL, (double)v->v[i].score);
+        lm_jw_close_arr(w);
+    }
+    lm_jw_close_arr(w);
+    return rc;
+}
+
+static lm_code write_bpe(lm_jw *w, const lm_scored_vocab *v, const lm_scored_steps *s, lm_err *e)
+{
+    lm_code rc;
+
+    lm_scored_model(w, v, s->fallback, true, false);
+    rc = lm_scored_names(w, v, s->unused, e);
+    return rc ? rc : write_merges(w, v, e);
 }
 
 static void write_decoder(lm_jw *w, const lm_scored_steps *s)
@@ -267,9 +305,8 @@ lm_code lm_scored_write(const lm_scored_vocab *v, const lm_scored_steps *s, lm_b
     write_pretok(&w, s);
     rc = lm_scored_post(&w, v, NULL, e);
     write_decoder(&w, s);
-    lm_scored_model(&w, v, s->fallback, true, false);
-    rc = rc ? rc : lm_scored_names(&w, v, s->unused, e);
-    rc = rc ? rc : write_merges(&w, v, e);
+    if (!rc)
+        rc = s->unigram ? write_unigram(&w, v, s, e) : write_bpe(&w, v, s, e);
     lm_jw_close_obj(&w);
     lm_jw_close_obj(&w);
     end = lm_jw_end(&w);

@@ -167,9 +167,9 @@ static lm_code check_kind(lm_sentencepiece *m, const trainer *t, lm_err *e)
     if (t->kind < UNIGRAM || t->kind > CHAR)
         return lm_fail(e, LM_EFORMAT, m->vocab.where, NULL,
                        "a SentencePiece model of unknown kind %" PRId64, t->kind);
-    m->other_kind = t->kind != BPE;
-    if (t->kind != BPE)
-        return lm_fail(e, LM_EFORMAT, m->vocab.where, "use a model with a BPE tokenizer",
+    m->other_kind = t->kind != BPE && t->kind != UNIGRAM;
+    if (m->other_kind)
+        return lm_fail(e, LM_EFORMAT, m->vocab.where, "use a model with a BPE or Unigram tokenizer",
                        "a %s SentencePiece model is not supported", names[t->kind]);
     return LM_OK;
 }
@@ -225,6 +225,27 @@ static lm_code check_unused(lm_sentencepiece *m, lm_err *e)
     lm_free(copy);
     lm_free(all);
     return rc;
+}
+
+/* Unigram: SentencePiece leaves unused pieces out of cuts, and prefers user-defined ones, which are
+ * added tokens here. */
+static lm_code check_unigram(lm_sentencepiece *m, lm_err *e)
+{
+    static const char mark[] = "\xe2\x96\x81"; /* U+2581 */
+
+    m->steps.unigram = true;
+    m->steps.split = m->steps.escape;
+    for (size_t i = 0; i < m->vocab.n; i++) {
+        const lm_scored_token *t = &m->vocab.v[i];
+        if (t->type == LM_SCORED_UNUSED)
+            return refuse(m, "unused pieces and a Unigram model", e);
+        if (!isfinite(t->score))
+            return lm_fail(e, LM_EFORMAT, m->vocab.where, NULL, "the score of piece %zu is %g", i,
+                           (double)t->score);
+        if (t->type == LM_SCORED_NORMAL && t->len > 3 && memmem(t->text + 1, t->len - 1, mark, 3))
+            m->steps.split = false;
+    }
+    return LM_OK;
 }
 
 static lm_code check_pieces(const lm_sentencepiece *m, bool fallback, lm_err *e)
@@ -351,7 +372,7 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
     if (!rc)
         rc = set_steps(m, &t, &to, &from, e);
     if (!rc)
-        rc = check_unused(m, e);
+        rc = t.kind == UNIGRAM ? check_unigram(m, e) : check_unused(m, e);
     m->vocab.bos = id_or_none(m, t.bos);
     m->vocab.eos = id_or_none(m, t.eos);
     m->vocab.pad = id_or_none(m, t.pad);

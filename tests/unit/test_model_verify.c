@@ -321,7 +321,7 @@ static void test_tokenizer(void **state)
 /* A SentencePiece model truncated at any byte is reported as damaged. */
 static void test_sentencepiece(void **state)
 {
-    static const char unigram[] = "\x0a\x05\x0a\x03<u>\x12\x02\x18\x01";
+    static const char words[] = "\x0a\x05\x0a\x03<u>\x12\x02\x18\x03";
     const char *root = getenv("LM_TEST_ROOT");
     char path[512];
     lm_buf text = { 0 };
@@ -331,8 +331,8 @@ static void test_sentencepiece(void **state)
     (void)state;
     put_config("");
     put_weights("model.safetensors", true, NULL);
-    put_file("tokenizer.model", unigram, sizeof unigram - 1);
-    expect(0, 1, LINES("note   tokenizer.model: is not read: a Unigram SentencePiece model"));
+    put_file("tokenizer.model", words, sizeof words - 1);
+    expect(0, 1, LINES("note   tokenizer.model: is not read: a word SentencePiece model"));
     snprintf(path, sizeof path, "%s/tests/golden/sentencepiece/llama.model", root ? root : ".");
     assert_int_equal(lm_file_read(path, 1 << 20, &text, &e), LM_OK);
     for (size_t i = 0; i < sizeof less / sizeof *less; i++) {

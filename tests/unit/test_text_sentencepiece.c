@@ -60,7 +60,8 @@ static void check_row(const lm_tokenizer *t, lm_tok_scratch *s, const json_t *ro
 
 static void golden(void **state)
 {
-    static const char *const names[] = { "llama", "no-fallback", "strip", "user-no-prefix" };
+    static const char *const names[] = { "llama",          "no-fallback",       "strip",
+                                         "user-no-prefix", "unigram-no-prefix", "unigram-strip" };
     char path[512], file[64];
     json_t *j = NULL;
     lm_err e = { 0 };
@@ -68,7 +69,7 @@ static void golden(void **state)
     (void)state;
     golden_path("ids.json", path, sizeof path);
     assert_int_equal(lm_json_load(path, 1 << 24, &j, &e), 0);
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 6; k++) {
         const json_t *rows = json_object_get(j, names[k]), *row;
         lm_tokenizer *t = NULL;
         lm_tok_scratch *s = NULL;
@@ -164,8 +165,8 @@ static void refusals(void **state)
 
     (void)state;
     add_basis(&b);
-    add_setting(&b, TRAINER, KIND, 1);
-    refused(&b, "a Unigram SentencePiece model");
+    add_setting(&b, TRAINER, KIND, 3);
+    refused(&b, "a word SentencePiece model");
     add_basis(&b);
     add_setting(&b, TRAINER, KIND, 9);
     refused(&b, "unknown kind 9");
@@ -352,6 +353,55 @@ static void damage(void **state)
     lm_buf_fini(&config);
 }
 
+/* T5's model: no bos, </s> behind a text, and sentinels numbered down from the last id. */
+static void t5(void **state)
+{
+    static const struct {
+        const char *config;
+        uint32_t ids[4];
+    } rows[] = {
+        { "", { 104, 4, 5, 1 } },
+        { "{\"tokenizer_class\":\"T5Tokenizer\",\"extra_ids\":2}", { 6, 4, 5, 1 } },
+    };
+    lm_buf b = { 0 }, config = { 0 };
+    lm_err e = { 0 };
+    lm_tokenizer *t = NULL;
+
+    (void)state;
+    add_piece(&b, "<pad>", 0, 3);
+    add_piece(&b, "</s>", 0, 3);
+    add_piece(&b, "<unk>", 0, 2);
+    add_piece(&b, "a", -3, 1);
+    add_piece(&b, "\xe2\x96\x81", -2, 1);
+    add_piece(&b, "ab", -5, 1);
+    add_setting(&b, TRAINER, KIND, 1);
+    add_setting(&b, TRAINER, 41, 127); /* no piece: there is no bos */
+    add_setting(&b, TRAINER, 42, 1);
+    for (int i = 0; i < 2; i++) {
+        lm_tok_scratch *s = NULL;
+        lm_ids ids = { 0 };
+        config.len = 0;
+        assert_int_equal(lm_buf_add(&config, rows[i].config, strlen(rows[i].config), &e), 0);
+        if (lm_tokenizer_from_text(b.data, b.len, &config, "x/spiece.model", &t, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        assert_string_equal(lm_tokenizer_model(t), "Unigram");
+        assert_int_equal(lm_tok_scratch_new(t, &s, &e), 0);
+        assert_int_equal(lm_tokenizer_encode(t, s, "<extra_id_1>ab", 14, true, &ids, &e), 0);
+        assert_int_equal(ids.n, 4);
+        assert_memory_equal(ids.v, rows[i].ids, sizeof rows[i].ids);
+        lm_ids_fini(&ids);
+        lm_tok_scratch_free(s);
+        lm_tokenizer_free(t);
+    }
+    config.len = 0;
+    assert_int_equal(lm_buf_addf(&config, &e, "{\"tokenizer_class\":\"XLMRobertaTokenizer\"}"), 0);
+    assert_int_equal(lm_tokenizer_from_text(b.data, b.len, &config, "x/spiece.model", &t, &e),
+                     LM_EFORMAT);
+    assert_non_null(strstr(e.what, "XLMRobertaTokenizer"));
+    lm_buf_fini(&b);
+    lm_buf_fini(&config);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +410,7 @@ int main(void)
         cmocka_unit_test(unused_pieces_that_no_word_meets),
         cmocka_unit_test(configuration_decides_about_bos),
         cmocka_unit_test(added_tokens),
+        cmocka_unit_test(t5),
         cmocka_unit_test(damage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
