@@ -156,19 +156,19 @@ END
 @test "merge-models: tokenizers that cannot be read are compared by their bytes" {
     for m in one two; do
         mkdir "$out/$m" && cp a/config.json a/model.safetensors "$out/$m/"
-        echo same > "$out/$m/spiece.model"
+        echo same > "$out/$m/sentencepiece.bpe.model"
     done
     merge-models -q -m linear "$out/one" "$out/two" -o "$out/x"
-    cmp "$out/one/spiece.model" "$out/x/spiece.model"
-    echo other > "$out/two/spiece.model"
+    cmp "$out/one/sentencepiece.bpe.model" "$out/x/spiece.model"
+    echo other > "$out/two/sentencepiece.bpe.model"
     for policy in "" "--tokenizer union"; do
         run merge-models -m linear "$out/one" "$out/two" $policy -o "$out/y"
         [ "$status" -eq 2 ]
-        [[ "$output" == *"two: its spiece.model is not that of $out/one"*"cannot be read: save both with a tokenizer.json"* ]]
+        [[ "$output" == *"two: its sentencepiece.bpe.model is not that of $out/one"*"cannot be read: save both with a tokenizer.json"* ]]
         [ ! -e "$out/y" ]
     done
     # one without a tokenizer beside two that differ: those two are compared
-    rm "$out/one/spiece.model"
+    rm "$out/one/sentencepiece.bpe.model"
     run merge-models -m linear "$out/one" a/ b2/ -o "$out/y"
     [ "$status" -eq 2 ]
     [[ "$output" == *"b2/: its tokenizer is not that of a/"* ]]
