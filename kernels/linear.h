@@ -69,14 +69,17 @@ typedef struct {
  * into lm_gemm_pack_size bytes (64-byte aligned), and a call with b_packed = that memory reads it instead
  * of b.  The packed form depends on (n, k, ab, level), not on m or threads; y = x w^T and dx = dy w need one
  * each.  With m <= LM_GEMM_SMALL_M the plain b is read when given: it is no larger than the packed form.  Where
- * it is not given, AMX unpacks rows (k a multiple of 32), as their sums, and so the bits, have the order of b.
+ * it is not given, AMX and AVX512-BF16 unpack rows (k a multiple of 32), as their sums, and so the bits, have
+ * the order of b.
  *
- * Training, evaluation and batches over pages in BF16 on AMX keep weights in the packed form of y = x w^T
- * (kernels/panels.h), in place of the plain one; dx = dy w packs its panels from these (b_turned), in blocks of 2 KiB instead of short
- * pieces of rows.  Gains over the plain form (one thread, weights not in the caches; share/doc/benchmarks.md):
+ * Training, evaluation and batches over pages in BF16 at these levels keep weights in the packed form of y = x w^T
+ * (kernels/panels.h), in place of the plain one; dx = dy w packs its panels from these (b_turned), in blocks of
+ * 2 KiB instead of short pieces of rows.  Gains over the plain form on AMX (one thread, weights not in the caches;
+ * share/doc/benchmarks.md):
  * y = x w^T 24 to 56 % at 64 and 256 rows, 14 to 22 % at 1,024, about none at 8,192; dx 34 to 123 %, 4 to 22 % and
  * 1 to 5 %, of a small matrix (640 x 640) at most 7 %.  Panels of dx as a second copy would gain 36 to 100 points
- * more at 64 rows and 7 to 17 at 1,024, and take as much memory again. */
+ * more at 64 rows and 7 to 17 at 1,024, and take as much memory again.  With AVX512-BF16 packing is a
+ * smaller part of a product: 19 to 57 % at 16 rows, 7 to 18 % at 64, and 0 to 5 % at 1,024, of y and dx. */
 typedef struct {
     int64_t m, n, k;
     lm_dtype ab, cd;
@@ -87,8 +90,8 @@ typedef struct {
     const float *bias;    /* [n] or NULL */
     void *work;           /* lm_gemm_work bytes, 64-byte aligned */
     const void *b_packed; /* from lm_gemm_pack, or NULL; then b may be NULL */
-    /* AMX, not tb: the packed form of B's transpose, whose depth is n, from which panels of B are packed; ldb is
-     * that depth rounded up to a multiple of 32.  NULL: b is read. */
+    /* AMX and AVX512-BF16, not tb: the packed form of B's transpose, whose depth is n, from which panels of B are
+     * packed; ldb is that depth rounded up to a multiple of 32.  NULL: b is read. */
     const void *b_turned;
     /* Rows of B as codes (numeric/code_rows.h), which are read as ab, with the bits of a B of these numbers that is read;
      * NULL: b.  Not packed, and on a level with vectors. */

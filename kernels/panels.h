@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* panels.h -- weights in the order in which matrix products on AMX tiles read them.
+/* panels.h -- weights in the order in which matrix products of BF16 on AMX tiles or with AVX512-BF16
+ * read them.
  *
  * panels  in  x [M,K] F32 or BF16
  *         out y [M,K] BF16 in panels: x rounded to BF16, in another order (lm_tensor.panels)

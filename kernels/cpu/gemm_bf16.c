@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/cpu/gemm_pairs.h"
+#include "kernels/cpu/gemm_panels.h"
 #include "kernels/cpu/gemm_vec.h"
 
 enum { MR = 14, NR = LM_PANEL };
@@ -44,16 +45,6 @@ static void pack_a(const lm_gemm *g, int64_t i, int64_t k0, int64_t kn, void *ds
         pack_rows_t(a + k0 * g->lda + i, g->lda, g->m - i, kn, dst);
     else
         pack_rows(a + i * g->lda + k0, g->lda, g->m - i, MR, kn, dst);
-}
-
-static void pack_b(const lm_gemm *g, int64_t j, int64_t k0, int64_t kn, void *dst)
-{
-    const uint16_t *b = g->b;
-
-    if (g->tb)
-        pack_columns_t(b + j * g->ldb + k0, g->ldb, g->n - j, kn, dst);
-    else
-        pack_columns(b + k0 * g->ldb + j, g->ldb, g->n - j, kn, dst);
 }
 
 static void sum_a(const void *panel, int64_t kn, int rows, float *sum)
@@ -139,6 +130,7 @@ const lm_gemm_impl *lm_gemm_impl_bf16(lm_dtype ab)
         .micro = micro,
         .finish = lm_gemm_finish_avx512,
         .small_m = lm_gemm_small_bf16_avx512,
+        .rows_b = rows_b,
         .coder = &lm_code_rows_bf16,
         .sums = &lm_code_rows_sums_bf16,
     };

@@ -83,7 +83,7 @@ static const lm_kernel *const tables[] = {
     lm_kv_avx2_kernels,
     lm_kv_avx512_kernels,
     lm_panels_ref_kernels,
-    lm_panels_amx_kernels,
+    lm_panels_bf16_kernels,
     lm_kv_amx_kernels,
     lm_kv_write_ref_kernels,
     lm_kv_write_avx2_kernels,

@@ -44,7 +44,7 @@ extern const lm_kernel lm_arrange_ref_kernels[], lm_arrange_avx2_kernels[],
     lm_arrange_avx512_kernels[], lm_matmul_ref_kernels[], lm_matmul_avx2_kernels[],
     lm_matmul_avx512_kernels[];
 extern const lm_kernel lm_codes_ref_kernels[], lm_codes_avx2_kernels[], lm_codes_avx512_kernels[];
-extern const lm_kernel lm_panels_ref_kernels[], lm_panels_amx_kernels[];
+extern const lm_kernel lm_panels_ref_kernels[], lm_panels_bf16_kernels[];
 extern const lm_kernel lm_sample_ref_kernels[], lm_joined_ref_kernels[];
 extern const lm_kernel lm_double_avx2_kernels[], lm_double_avx512_kernels[];
 

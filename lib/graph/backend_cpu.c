@@ -157,10 +157,10 @@ static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, 
     return false;
 }
 
-/* Products of BF16 on AMX tiles, which pack their weights otherwise, and lookups in what these share. */
+/* Products of BF16 in pairs, which pack their weights otherwise, and lookups in what these share. */
 static bool cpu_panels(lm_backend *b, const char *op, int operand, lm_dtype act)
 {
-    return b->cpu == LM_CPU_AMX && act == LM_DTYPE_BF16 && operand == 1 &&
+    return b->cpu >= LM_CPU_BF16 && act == LM_DTYPE_BF16 && operand == 1 &&
            (!strcmp(op, "linear") || !strcmp(op, "linear_dx") || !strcmp(op, "embed"));
 }
 

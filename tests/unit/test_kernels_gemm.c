@@ -393,11 +393,10 @@ static void compare_op(const char *op, lm_dtype act, lm_cpu_level level, const i
 }
 
 /* One product of m rows with a weight [n,k] in the order of rows, and in panels: the same bits. */
-static void check_panels(int64_t m, int64_t n, int64_t k, bool dx, int threads)
+static void check_panels(lm_cpu_level level, int64_t m, int64_t n, int64_t k, bool dx, int threads)
 {
     lm_dtype act = LM_DTYPE_BF16;
     int64_t in = dx ? n : k, out = dx ? k : n;
-    lm_cpu_level level = LM_CPU_AMX;
     fenced x = fill(act, m * in, 1), w = fill(act, n * k, 2);
     fenced y = fill(act, m * out, 3), z = fill(act, m * out, 4);
     uint16_t *p = must((size_t)(n * k) * 2);
@@ -427,12 +426,14 @@ static void weights_in_panels(void **state)
     };
 
     (void)state;
-    if (lm_cpu_detect() < LM_CPU_AMX)
+    if (lm_cpu_detect() < LM_CPU_BF16)
         skip();
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
-            for (int v = 0; v < 6; v++)
-                check_panels(rows[i], sizes[s][0], sizes[s][1], v & 1, 1 + v / 2);
+    for (int level = LM_CPU_BF16; level <= (int)lm_cpu_detect(); level++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+            for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+                for (int v = 0; v < 6; v++)
+                    check_panels((lm_cpu_level)level, rows[i], sizes[s][0], sizes[s][1], v & 1,
+                                 1 + v / 2);
 }
 
 static void operators(void **state)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* panels_amx.c -- panels of weights, at the level whose products read them. */
+/* panels_bf16.c -- panels of weights, from the level on whose products read them. */
 #include "kernels/cpu/panels_simd.h"
 #include "kernels/cpu/tables.h"
 
@@ -23,8 +23,8 @@ static void panels(const lm_call *c)
     lm_par_for(c->par, c->in[0].dim[0] / LM_PANEL, 1, some_panels, (void *)(uintptr_t)c);
 }
 
-const lm_kernel lm_panels_amx_kernels[] = {
-    { "panels", LM_DTYPE_F32, LM_CPU_AMX, panels, NULL },
-    { "panels", LM_DTYPE_BF16, LM_CPU_AMX, panels, NULL },
+const lm_kernel lm_panels_bf16_kernels[] = {
+    { "panels", LM_DTYPE_F32, LM_CPU_BF16, panels, NULL },
+    { "panels", LM_DTYPE_BF16, LM_CPU_BF16, panels, NULL },
     { .op = NULL },
 };
