@@ -16,6 +16,7 @@
 #include "common/tool.h"
 #include "format/provenance.h"
 #include "model/config.h"
+#include "model/mixture.h"
 #include "model/preset.h"
 #include "model/store.h"
 #include "text/tokenizer_source.h"
@@ -23,9 +24,10 @@
 static struct {
     const char *tokenizer, *dtype;
     lm_strs set;
-    int64_t pad, shard;
-    bool list;
-} opt = { .dtype = "f32" };
+    int64_t pad, shard, experts, chosen;
+    double noise, drop;
+    bool list, upcycle;
+} opt = { .experts = 8, .chosen = 2 };
 
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 
@@ -38,8 +40,19 @@ static const lm_opt options[] = {
              "round the vocabulary size up to a multiple of N [1]"),
     LM_ALSO("pad-vocab-size-to pad-to-multiple-of make-vocab-size-divisible-by"),
     LM_FLAG('l', "list", &opt.list, "list the presets and exit"),
+    LM_GROUP("A mixture of experts from a dense model"),
+    LM_FLAG(0, "upcycle", &opt.upcycle, "the model's MLP becomes every expert; a new router"),
+    LM_COUNT(0, "experts", &opt.experts, "N", 1, 4096, "experts of a layer [8]"),
+    LM_ALSO("num-experts num-local-experts"),
+    LM_COUNT(0, "experts-per-token", &opt.chosen, "K", 1, 4096, "experts of a token [2]"),
+    LM_ALSO("num-experts-per-tok top-k"),
+    LM_REAL(0, "expert-noise", &opt.noise, "X", 0, 10,
+            "noise on the copies, in standard deviations of each matrix [0]"),
+    LM_REAL(0, "expert-drop", &opt.drop, "SHARE", 0, 1,
+            "draw this share of each expert's inner columns again [0]"),
     LM_GROUP("Output (-o is a folder, .tar[.zst ...], .lmz, .safetensors or -)"),
-    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32 or bf16 [f32]"),
+    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes,
+              "f32 or bf16 [f32; --upcycle: the model's types]"),
     LM_ALSO("torch-dtype"),
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp32", "f32"),
@@ -50,7 +63,8 @@ static const lm_opt options[] = {
 
 static const char *const examples[] = {
     "init-model llama-5m --tokenizer tok/tokenizer.json -o m0/",
-    "init-model gpt2-124m --set n_layer=6 --set resid_pdrop=0 --dry-run", NULL
+    "init-model gpt2-124m --set n_layer=6 --set resid_pdrop=0 --dry-run",
+    "init-model --upcycle m0/ --experts 4 --expert-drop 0.5 -o mixture/", NULL
 };
 
 static lm_tool tool = {
@@ -134,6 +148,12 @@ typedef struct {
     lm_model *model;
     lm_st_plan *plan;
     lm_par *par;
+    lm_model_source *dense; /* with --upcycle: its MLPs become experts */
+    lm_config dense_config;
+    lm_mixture_mlp *expert;
+    lm_mixture_spec spec;
+    lm_mixture *mixture;
+    json_t *generation; /* generation_config.json of the dense model; NULL: none */
 } work;
 
 static bool was_set(const char *key)
@@ -198,10 +218,35 @@ static lm_code open_packed(const char *path, lm_model_source **m, lm_err *e)
     return rc ? rc : lm_model_source_finish(*m, e);
 }
 
+/* The dense model, and the config of the mixture. */
+static lm_code load_dense(work *w, lm_err *e)
+{
+    const lm_bundle_opts how = lm_tool_bundle(&tool, NULL);
+    lm_code rc = lm_model_source_open(tool.argv[0], &how, &w->dense, e);
+    const json_t *tree = rc ? NULL : lm_model_source_config(w->dense);
+
+    if (!rc && !tree)
+        rc = lm_fail(e, LM_EUSAGE, lm_model_source_path(w->dense),
+                     "give a model with its config.json", "a lone .safetensors has no config.json");
+    if (!rc)
+        rc = lm_strdup(&w->path, lm_model_source_path(w->dense), e);
+    if (!rc)
+        rc = lm_config_read(tree, w->path, &w->dense_config, e);
+    if (!rc)
+        rc = lm_mixture_config(tree, w->path, opt.experts, opt.chosen, &w->tree, e);
+    if (!rc)
+        rc = lm_model_source_digest(w->dense, &w->digest, e);
+    if (!rc)
+        rc = lm_model_source_spool(w->dense, e);
+    return rc ? rc : lm_model_source_json(w->dense, "generation_config.json", &w->generation, e);
+}
+
 static lm_code load_config(work *w, lm_err *e)
 {
     lm_model_source *m = NULL;
 
+    if (opt.upcycle)
+        return load_dense(w, e);
     if (!is_packed(tool.argv[0])) {
         lm_code rc = lm_preset_load(dirs(), tool.argv[0], &w->tree, &w->path, e);
         return rc || lm_stream_is(w->path) ? rc : lm_digest_path(w->path, &w->digest, e);
@@ -239,6 +284,14 @@ static lm_code load_tokenizer(work *w, lm_err *e)
     return rc ? rc : lm_model_source_digest(w->tok_from, &w->tok_digest, e);
 }
 
+/* The type of the weights; NONE: each has its own. */
+static lm_dtype dtype(void)
+{
+    return opt.dtype     ? (opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32)
+           : opt.upcycle ? LM_DTYPE_NONE
+                         : LM_DTYPE_F32;
+}
+
 static lm_code make_config(work *w, lm_err *e)
 {
     lm_code rc = load_config(w, e);
@@ -252,9 +305,11 @@ static lm_code make_config(work *w, lm_err *e)
     if (opt.pad > 1 && vocab > 0 && vocab < (int64_t)1 << 40)
         json_object_set_new(w->tree, "vocab_size",
                             json_integer((vocab + opt.pad - 1) / opt.pad * opt.pad));
-    json_object_del(w->tree, "dtype");
-    json_object_set_new(w->tree, "torch_dtype",
-                        json_string(opt.dtype[0] == 'b' ? "bfloat16" : "float32"));
+    if (opt.dtype || !opt.upcycle) {
+        json_object_del(w->tree, "dtype");
+        json_object_set_new(w->tree, "torch_dtype",
+                            json_string(dtype() == LM_DTYPE_BF16 ? "bfloat16" : "float32"));
+    }
     rc = lm_asprintf(&w->where, e, "%s%s",
                      lm_path_exists(tool.argv[0]) || is_packed(tool.argv[0])
                          ? w->path
@@ -269,24 +324,55 @@ static lm_code make_config(work *w, lm_err *e)
 
 /* ---- the folder ---- */
 
-static lm_code make_plan(work *w, lm_err *e)
+/* Every expert is a copy of the dense model's MLP. */
+static lm_code plan_mixture(work *w, lm_err *e)
+{
+    const lm_mixture_mlp copy = {
+        .src = w->dense, .noise_share = opt.noise, .drop = opt.drop, .down = 1
+    };
+    const char *seq = lm_model_source_meta(w->dense, LM_SEQ_KEY);
+    const size_t experts = (size_t)w->config.layer[0].moe.experts;
+    lm_code rc = lm_alloc_n(&w->expert, experts, sizeof *w->expert, "experts", e);
+
+    for (size_t i = 0; !rc && i < experts; i++)
+        w->expert[i] = copy;
+    w->spec = (lm_mixture_spec){ .config = &w->config,
+                                 .dense = &w->dense_config,
+                                 .base = w->dense,
+                                 .expert = w->expert,
+                                 .shared = { .src = w->dense, .down = 1 },
+                                 .halves = true,
+                                 .gate_std = w->config.init_std,
+                                 .seed = (uint64_t)tool.seed };
+    if (!rc)
+        rc = lm_mixture_new(&w->spec, &w->mixture, e);
+    if (!rc && seq)
+        rc = lm_st_plan_meta(w->plan, LM_SEQ_KEY, seq, e);
+    return rc ? rc : lm_mixture_plan(w->mixture, dtype(), w->plan, e);
+}
+
+static lm_code plan_fresh(work *w, lm_err *e)
 {
     const lm_build build = {
         .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { .low = LM_DTYPE_F32 }
     };
+    lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
+    return rc ? rc : lm_model_plan(w->model, LM_TENSORS_ALL, dtype(), w->plan, e);
+}
+
+static lm_code make_plan(work *w, lm_err *e)
+{
     const lm_history_input inputs[2] = { { .name = lm_path_base(w->path), .digest = w->digest },
                                          { .name = opt.tokenizer, .digest = w->tok_digest } };
     lm_history_step step = lm_tool_step(&tool);
-    lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
+    lm_code rc = lm_st_plan_new(&w->plan, e);
     if (!rc)
-        rc = lm_st_plan_new(&w->plan, e);
-    if (!rc)
-        rc = lm_model_plan(w->model, LM_TENSORS_ALL,
-                           opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan, e);
+        rc = opt.upcycle ? plan_mixture(w, e) : plan_fresh(w, e);
     step.inputs = inputs;
     step.n_inputs = opt.tokenizer ? 2 : 1;
     if (!rc)
-        rc = lm_history_plan(NULL, &step, w->plan, e);
+        rc = lm_history_plan(w->dense ? lm_model_source_meta(w->dense, LM_HISTORY_KEY) : NULL,
+                             &step, w->plan, e);
     return rc;
 }
 
@@ -317,22 +403,29 @@ static lm_code write_model(work *w, lm_err *e)
     const lm_folder_spec spec = { .config = w->tree,
                                   .tokenizer =
                                       w->tok_from || is_piece_file(w) ? NULL : opt.tokenizer,
-                                  .tokenizer_from = w->tok_from,
+                                  .tokenizer_from = w->dense ? w->dense : w->tok_from,
+                                  .generation_config = w->generation,
                                   .plan = w->plan,
                                   .max_shard_bytes = (uint64_t)opt.shard };
     lm_folder *f = NULL;
     lm_code rc = lm_par_new(&w->par, tool.threads, e);
-    how.par = w->par;
+    how.par = w->spec.par = w->par;
     if (!rc)
         rc = lm_folder_create(tool.output, tool.force, &how, &spec, &f, e);
     if (!rc)
         rc = put_tokenizer_config(w, f, e);
     if (!rc)
-        rc = lm_model_draw(w->model, (uint64_t)tool.seed, w->par, f, &tool.sink, e);
+        rc = w->mixture ? lm_mixture_write(w->mixture, f, &tool.sink, e)
+                        : lm_model_draw(w->model, (uint64_t)tool.seed, w->par, f, &tool.sink, e);
     if (!rc && !lm_stopping())
         return lm_folder_commit(f, e);
     lm_folder_drop(f);
     return rc;
+}
+
+static const char *shown_dtype(void)
+{
+    return opt.dtype ? opt.dtype : opt.upcycle ? "as in the model" : "f32";
 }
 
 static lm_code report(const work *w, lm_err *e)
@@ -350,7 +443,7 @@ static lm_code report(const work *w, lm_err *e)
             printf("model      %s\nparameters %lld (%s)\ntensors    %zu\nvocabulary %lld\n"
                    "bytes      %llu (%s, %s)\n",
                    lm_arch_name(c->arch), (long long)params, count, lm_st_plan_count(w->plan),
-                   (long long)c->vocab, (unsigned long long)size, bytes, opt.dtype);
+                   (long long)c->vocab, (unsigned long long)size, bytes, shown_dtype());
         else
             lm_say(&tool, LM_LOG_NOTICE, "%s: %s, %s parameters, vocabulary %lld, %s",
                    strcmp(tool.output, "-") ? tool.output : "standard output",
@@ -363,7 +456,7 @@ static lm_code report(const work *w, lm_err *e)
     lm_jw_int(&j, "parameters", params);
     lm_jw_int(&j, "tensors", (int64_t)lm_st_plan_count(w->plan));
     lm_jw_int(&j, "vocab_size", c->vocab);
-    lm_jw_str(&j, "dtype", opt.dtype);
+    lm_jw_str(&j, "dtype", shown_dtype());
     lm_jw_int(&j, "bytes", (int64_t)size);
     lm_jw_close_obj(&j);
     lm_code rc = lm_jw_end(&j);
@@ -402,6 +495,15 @@ int main(int argc, char **argv)
     if (!opt.list && !tool.dry_run && tool.json && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--json", "name a file or folder with -o",
                   "standard output receives the model already");
+    if (opt.upcycle && (opt.tokenizer || opt.pad > 1))
+        lm_misuse(&tool, opt.tokenizer ? "--tokenizer" : "--pad-vocab-to", "leave it out",
+                  "--upcycle keeps the vocabulary of the model");
+    if (!opt.upcycle && (opt.noise > 0 || opt.drop > 0))
+        lm_misuse(&tool, opt.noise > 0 ? "--expert-noise" : "--expert-drop", "add --upcycle",
+                  "there is no dense model whose MLP is copied");
+    if (opt.upcycle && opt.chosen > opt.experts)
+        lm_misuse(&tool, "--experts-per-token", "give at most as many as --experts",
+                  "a token cannot go to more experts than there are");
     lm_refuse_twice(&tool, &opt.tokenizer, 1);
     if (tool.argc == 1) {
         const char *output = tool.dry_run ? NULL : tool.output;
@@ -419,6 +521,11 @@ int main(int argc, char **argv)
     lm_model_free(w.model);
     lm_config_fini(&w.config);
     lm_tokenizer_free(w.tok);
+    lm_mixture_free(w.mixture);
+    json_decref(w.generation);
+    lm_free(w.expert);
+    lm_config_fini(&w.dense_config);
+    lm_model_source_close(w.dense);
     lm_model_source_close(w.tok_from);
     json_decref(w.tree);
     lm_free(w.path);

@@ -95,6 +95,9 @@ struct lm_arch {
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
+    const lm_arch
+        *mixture; /* that of mixtures whose experts are its MLPs (mixture.h); NULL: none */
+
     const lm_gguf_key *gguf_keys;
     bool gguf_pairs;              /* rows of q and k lie there pair by pair (convert/names.h) */
     bool gguf_head_dim;           /* head_dim is always written to config.json */

@@ -87,6 +87,7 @@ const lm_arch lm_arch_llama = {
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_llama_tensors,
+    .mixture = &lm_arch_mixtral,
     .gguf_keys = gguf_keys,
     .gguf_pairs = true,
     .gguf_windowed = &lm_arch_mistral,

@@ -32,5 +32,6 @@ const lm_arch lm_arch_qwen2 = {
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_llama_tensors,
+    .mixture = &lm_arch_qwen2_moe,
     .gguf_keys = gguf_keys,
 };

@@ -34,6 +34,7 @@ const lm_arch lm_arch_qwen3 = {
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_llama_tensors,
+    .mixture = &lm_arch_qwen3_moe,
     .gguf_keys = gguf_keys,
     .gguf_head_dim = true,
 };

@@ -202,6 +202,86 @@ END
     [ ! -e m.gguf ]
 }
 
+# dense PRESET OUT [KEY=VALUE ...]: a small dense model with some training
+dense() {
+    small "$1" "$2-fresh" intermediate_size=48 "${@:3}"
+    train -q "$2-fresh" data -o "$2" --steps 20 --batch-size 2 --seq-len 32 --lr 3e-3
+}
+
+# close A B LIMIT: relative
+close() {
+    awk -v a="$1" -v b="$2" -v l="$3" 'BEGIN { d = a / b - 1; exit !(d < l && d > -l) }'
+}
+
+@test "mixtures: upcycled models compute what the dense one does" {
+    dense llama-1m llama rope_theta=20000
+    dense mistral-7b mistral sliding_window=9
+    dense qwen2-0.5b qwen2 use_sliding_window=true sliding_window=7 max_window_layers=1
+    dense qwen3-0.6b qwen3 head_dim=16
+    for m in llama mistral qwen2 qwen3; do
+        want=$(loss "$m")
+        init-model -q --upcycle "$m" --experts 5 --experts-per-token 3 -o "$m-5"
+        close "$(loss "$m-5")" "$want" 1e-7
+        init-model -q --upcycle "$m-fresh" --experts 5 -o "$m-whole"
+        tar -cf - -C "$m-fresh" . | init-model -q --upcycle - --experts 5 -j 1 -o "$m-piped"
+        inspect-model --check "$m-whole" "$m-piped" > /dev/null
+        inspect-model --verify "$m-5" > /dev/null
+        cmp "$m/tokenizer.json" "$m-5/tokenizer.json"
+        train -q "$m-5" data -o "$m-run" --steps 4 --batch-size 2 --seq-len 32 --lr 3e-3
+        awk -v a="$want" -v b="$(loss "$m-run")" 'BEGIN { exit !(b < a) }'
+    done
+    grep -q '"model_type": "mixtral"' mistral-5/config.json
+    grep -q '"sliding_attention"' qwen2-5/config.json
+    init-model -q --upcycle qwen3 --experts 1 --experts-per-token 1 -o one
+    close "$(loss one)" "$(loss qwen3)" 1e-7
+}
+
+@test "mixtures: upcycled experts differ by noise and by columns that are drawn again" {
+    dense llama-1m m
+    of() { inspect-model --stats --json --only "*layers.0.*$2" "$1" | grep -o '"std":[0-9.e-]*' | head -n 1 | cut -d: -f2; }
+    same() { [ "$(inspect-model --json --stats --only "*experts.$2.w1*" "$1" | grep -o '"mean":[^,]*' | head -n 1)" = \
+        "$(inspect-model --json --stats --only "*experts.$3.w1*" "$1" | grep -o '"mean":[^,]*' | head -n 1)" ]; }
+    init-model -q --upcycle m --experts 4 -o copy
+    same copy 0 3
+    for how in "--expert-noise 0.5" "--expert-drop 0.5"; do
+        out=${how#--expert-}
+        out=${out% *}
+        # shellcheck disable=SC2086
+        init-model -q --upcycle m --experts 4 $how --seed 3 -o "$out"
+        # shellcheck disable=SC2086
+        init-model -q --upcycle m --experts 4 $how --seed 3 -j 1 -o "$out-1"
+        inspect-model --check "$out" "$out-1" > /dev/null
+        run same "$out" 0 3
+        [ "$status" -eq 1 ]
+    done
+    # the noise adds its variance; columns that are drawn again have that of what they replace
+    close "$(of noise '*experts.1.w1*')" "$(of m '*gate_proj*' | awk '{ print $1 * sqrt(1.25) }')" 0.05
+    close "$(of drop '*experts.1.w1*')" "$(of m '*gate_proj*')" 0.05
+    run init-model --upcycle m --experts 4 --dtype bf16 --dry-run --json
+    [[ "$output" == *'"model_type":"mixtral"'*'"dtype":"bf16"'* ]]
+}
+
+@test "mixtures: what is not upcycled" {
+    small llama-1m biased intermediate_size=48 mlp_bias=true
+    init-model -q gpt2-124m --set n_layer=1 --set n_embd=16 --set n_head=2 -t tokenizer.json -o gpt2
+    small llama-1m m intermediate_size=48
+    refuses() { # STATUS TEXT ARGUMENT ...
+        local want=$1 text=$2
+        shift 2
+        run init-model "$@" -o out
+        [ "$status" -eq "$want" ]
+        [[ "$output" == *"$text"* ]]
+        [ ! -e out ]
+    }
+    refuses 2 "a mixtral cannot have biases of its MLP" --upcycle biased
+    refuses 2 "a gpt2 does not become a mixture of experts" --upcycle gpt2
+    refuses 2 "a token cannot go to more experts than there are" --upcycle m --experts 2 --experts-per-token 3
+    refuses 2 "--upcycle keeps the vocabulary of the model" --upcycle m -t tokenizer.json
+    refuses 2 "there is no dense model whose MLP is copied" llama-1m --expert-noise 1
+    sed -i 's/layers\.1\.mlp\.up_proj/layers.1.mlp.uq_proj/' m/model.safetensors
+    refuses 1 'tensor "model.layers.1.mlp.up_proj.weight" is missing' --upcycle m
+}
+
 @test "mixtures: what is refused" {
     small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
     for target in gate_proj gate; do
