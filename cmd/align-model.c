@@ -34,7 +34,7 @@ static lm_code prepare(align_session *s, lm_err *e)
     if (lm_session_config(t, NULL, e))
         return e->code;
     t->ask.plan = tool.dry_run;
-    if (make_head(s, e) || align_choose_adapter(s, e))
+    if (lm_training_check_experts(&opt.loop, t, e) || make_head(s, e) || align_choose_adapter(s, e))
         return e->code;
     lm_training_say_slow(&tool, t);
     return LM_OK;

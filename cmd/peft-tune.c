@@ -83,7 +83,9 @@ static lm_code prepare(tune_session *s, lm_err *e)
     tune_ask_shape(s);
     lm_training_refuse_inputs(&tool, &opt.loop, t);
     lm_training_say_slow(&tool, t);
-    return tune_choose(s, e) || read_data(s, e) ? e->code : LM_OK;
+    return lm_training_check_experts(&opt.loop, t, e) || tune_choose(s, e) || read_data(s, e)
+               ? e->code
+               : LM_OK;
 }
 
 static lm_code work(tune_session *s, lm_err *e)

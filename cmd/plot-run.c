@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "common/tool.h"
 #include "format/chart.h"
+#include "format/chart_experts.h"
 #include "format/chart_runs.h"
 #include "format/metrics.h"
 
@@ -22,7 +23,7 @@ static struct {
     lm_strs keys, names;
     const char *x, *title, *format;
     double smooth, interval;
-    bool log_x, log_y, eval, follow;
+    bool log_x, log_y, eval, follow, experts;
     int64_t width, height;
 } opt = { .x = "step", .eval = true, .interval = 1 };
 
@@ -39,6 +40,8 @@ static const lm_opt options[] = {
     LM_FLAG(0, "eval", &opt.eval, "mark the values of evaluations [yes]"),
     LM_FLAG(0, "log-x", &opt.log_x, "logarithmic x axis"),
     LM_FLAG(0, "log-y", &opt.log_y, "logarithmic y axes"),
+    LM_FLAG(0, "experts", &opt.experts,
+            "a map instead: the load of each expert of a mixture over the steps"),
     LM_LIST('n', "name", &opt.names, "NAME", "names of the runs in the legend, in their order"),
     LM_STR('t', "title", &opt.title, "TEXT", "title [name of the run]"),
     LM_GROUP("Picture"),
@@ -157,6 +160,32 @@ static lm_code render(const lm_chart *c, const char *format, lm_buf *out, lm_err
     return lm_chart_text(c, cols, rows, want_color(), out, e);
 }
 
+/* The map of the only run. */
+static lm_code render_experts(const char *format, lm_arena *arena, lm_buf *out, lm_err *e)
+{
+    int w = opt.width ? (int)opt.width : 960, h = opt.height ? (int)opt.height : 540, cols, rows;
+    lm_chart_map map;
+
+    if (lm_experts_chart_make(file[0], opt.title ? opt.title : name[0], arena, &map, e))
+        return e->code;
+    if (!strcmp(format, "svg"))
+        return lm_chart_map_svg(&map, w, h, out, e);
+    if (!strcmp(format, "png"))
+        return lm_chart_map_png(&map, w, h, out, e);
+    text_size(&cols, &rows);
+    return lm_chart_map_text(&map, cols, want_color(), out, e);
+}
+
+static lm_code render_runs(const char *format, lm_arena *arena, lm_buf *out, lm_err *e)
+{
+    lm_run_chart r = request();
+    lm_chart chart;
+
+    if (lm_run_chart_make(&r, arena, &chart, e))
+        return e->code;
+    return render(&chart, format, out, e);
+}
+
 /* With --follow on a terminal, each picture is written over the previous one. */
 static void show_again(const lm_buf *text, bool first)
 {
@@ -178,16 +207,12 @@ static void show_again(const lm_buf *text, bool first)
 /* `out`: opened before the work began, or NULL for standard output. */
 static lm_code draw(const char *format, lm_out *out, bool first, lm_err *e)
 {
-    lm_run_chart r = request();
     lm_arena *arena = NULL;
-    lm_chart chart;
     lm_buf b = { 0 };
     lm_code rc = lm_arena_new(&arena, 1 << 16, e);
 
     if (!rc)
-        rc = lm_run_chart_make(&r, arena, &chart, e);
-    if (!rc)
-        rc = render(&chart, format, &b, e);
+        rc = (opt.experts ? render_experts : render_runs)(format, arena, &b, e);
     if (!rc && out) {
         rc = lm_write_all(lm_out_fd(out), b.data, b.len, lm_out_path(out), e);
         if (!rc)
@@ -322,7 +347,7 @@ static lm_code plot_once(const char *format, lm_err *e)
     if (!rc)
         rc = poll_runs(true, &grew, &ended, e);
     r = request();
-    if (!rc)
+    if (!rc && !opt.experts)
         rc = lm_run_chart_check(&r, e);
     if (rc || lm_stopping()) {
         lm_out_drop(out);
@@ -338,6 +363,8 @@ static void check_request(const char *format)
     if (opt.names.n > runs)
         lm_misuse(&tool, "--name", NULL, "%d names for %d run%s", opt.names.n, runs,
                   lm_plural(runs));
+    if (opt.experts && (runs != 1 || opt.follow))
+        lm_misuse(&tool, "--experts", "name one run, without --follow", "draws a map of one run");
     if (!strcmp(format, "png") && (!tool.output || !strcmp(tool.output, "-")) &&
         isatty(STDOUT_FILENO) && !tool.force)
         lm_misuse(&tool, "standard output", "give -o FILE.png", "a terminal cannot show PNG");

@@ -58,18 +58,20 @@
  *                  out d [T,K] F32 = <x[t], y[place[a]]>, 0 where place is -1
  *     Each gradient of these three is one of the others.  from and place are those of one
  *     route_plan; each kernel reads the one that it needs.
- * route_aux        in  z [T,E] F32, expert [T,K] I32
+ * route_aux        in  z [T,E] F32, expert [T,K] I32, count [E] F32 (optional)
  *                  out loss [1] F32, mean [E] F32 (optional): of p over tokens,
  *                      load [E] F32 (optional): n
  *     p: softmax(z), or sigmoid(z) over their sum; n_e: assignments of expert e that were not
  *     dropped.  loss is the sum of
- *       balance   times E / (K T^2) sum over e of n_e sum over t of p_te (Switch, equations 4 to 6)
+ *       balance   times E / (K T^2) sum over e of n_e sum over t of p_te (Switch, equations 4 to 6);
+ *                 with `count`, that in place of n: the loads of other layers or batches, too
  *       sequence  times the mean over sequences of attr.seq tokens of the same with their own n, p
  *                 and T (DeepSeek-V3, equations 17 to 20)
  *       z         times the mean over t of (log of the sum of exp z_t)^2 (ST-MoE, arXiv:2202.08906,
  *                 equation 5)
- * route_aux_dz     in  z [T,E] F32, expert [T,K] I32, dloss [1] F32           out dz [T,E] F32
- *     n has no gradient.
+ * route_aux_dz     in  z [T,E] F32, expert [T,K] I32, dloss [1] F32, count [E] F32 (optional)
+ *                  out dz [T,E] F32
+ *     n and count have no gradient.
  *
  * No operand aliases another.  E is at most LM_ROUTE_MOST_EXPERTS, T K and R are below 2^31;
  * experts are between -E and E-1, those of a token all different.  Results do not depend on the

@@ -181,6 +181,8 @@ static const lm_opt options[] = {
     LM_ALSO("max-samples limit"),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the loss]"),
+    LM_GROUP("Mixtures of experts"),
+    LM_LOOP_MIXTURE(opt.loop),
     LM_GROUP("Checkpoints, validation, reports"),
     LM_LOOP_REPORTS(opt.loop),
     LM_END

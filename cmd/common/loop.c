@@ -10,6 +10,7 @@
 
 const char *const lm_loop_formats[] = { "safetensors", "lmz", NULL };
 const char *const lm_loop_recomputes[] = { "none", "full", NULL };
+const char *const lm_loop_aux_types[] = { "model", "layer", "sequence", NULL };
 const char *const lm_loop_side[] = { "tensorboard", "trace", NULL };
 static const lm_loop_args built_in = LM_LOOP_DEFAULT;
 
@@ -152,6 +153,23 @@ static lm_code place_schedule(const lm_tool *t, const lm_loop_args *a, double fa
     return lm_resume_schedule(r->saved, r->step_dir, &ask, &o->schedule, r->note, e);
 }
 
+/* Without a coefficient, what the config of the model asks. */
+static lm_code ask_routing(const lm_loop_args *a, lm_routing_losses *out, lm_err *e)
+{
+    const bool layer = !strcmp(a->aux_type, "layer"), sequence = !strcmp(a->aux_type, "sequence");
+    const double coef = a->aux_coef;
+    if (coef < 0 && (layer || sequence))
+        return lm_fail(e, LM_EUSAGE, "--moe-aux-loss-type", "give --moe-aux-loss-coeff too",
+                       "there is no coefficient of such a loss");
+    *out = (lm_routing_losses){ .layer = layer ? coef : 0,
+                                .sequence = sequence ? coef : 0,
+                                .model = layer || sequence ? 0
+                                         : coef < 0        ? LM_ROUTING_OF_CONFIG
+                                                           : coef,
+                                .z = a->z_coef };
+    return LM_OK;
+}
+
 lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, int64_t steps,
                     lm_loop_run *r, lm_trainer_opts *o, lm_err *e)
 {
@@ -175,7 +193,8 @@ lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, in
     o->timed = a->stats;
     if (a->recompute)
         o->build.recompute = !strcmp(a->recompute, "full");
-    if (read_optimizers(t, a, fallback, o, e) || refuse_idle(a, e))
+    if (read_optimizers(t, a, fallback, o, e) || refuse_idle(a, e) ||
+        ask_routing(a, &o->build.routing, e))
         return e->code;
     if (a->patience && !a->eval_every)
         return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",

@@ -19,6 +19,8 @@ typedef struct {
     double beta1, beta2, eps, weight_decay, momentum, dampening;
     bool nesterov;
     double max_grad_norm, clip_value;
+    double aux_coef, z_coef; /* of mixtures of experts */
+    const char *aux_type;
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format, *tensorboard, *trace;
@@ -32,12 +34,13 @@ typedef struct {
         .gamma = 0.999, .schedule = "cosine", .optimizer = "adamw", .beta1 = -1, .beta2 = -1, \
         .eps = -1, .weight_decay = -1, .momentum = -1, .dampening = -1, .max_grad_norm = 1,   \
         .eval_batches = 16, .log_every = 1, .keep = 3, .checkpoint_format = "safetensors",    \
-        .peak_tflops = -1                                                                     \
+        .peak_tflops = -1, .aux_coef = -1, .aux_type = "model"                                \
     }
 
 extern const char *const lm_loop_formats[]; /* of checkpoints */
 extern const char *const lm_loop_side[];    /* for lm_tool.side */
 extern const char *const lm_loop_recomputes[];
+extern const char *const lm_loop_aux_types[];
 
 /* For lm_tool.use. */
 #define LM_LOOP_USE                                                                                \
@@ -106,6 +109,18 @@ extern const char *const lm_loop_recomputes[];
         LM_REAL(0, "max-grad-norm", &(a).max_grad_norm, "X", 0, 1e9, "clip the norm; 0: no [1]"), \
         LM_ALSO("grad-clip clip-grad gradient-clip-norm gradient-clipping"),                      \
         LM_REAL(0, "clip-value", &(a).clip_value, "X", 0, 1e9, "clip each element; 0: no [0]")
+
+/* Names of Megatron-LM. */
+#define LM_LOOP_MIXTURE(a)                                                                       \
+    LM_REAL(0, "moe-aux-loss-coeff", &(a).aux_coef, "X", 0, 1e6,                                 \
+            "balance of the experts' load [of the model]"),                                      \
+        LM_ALSO("router-aux-loss-coef"),                                                         \
+        LM_CHOICE(0, "moe-aux-loss-type", &(a).aux_type, "TYPE", lm_loop_aux_types,              \
+                  "of all layers: model; of each layer, sequence [model]"),                      \
+        LM_INSTEAD("moe-router-load-balancing-type",                                             \
+                   "give --moe-aux-loss-type layer for aux_loss, sequence for seq_aux_loss"),    \
+        LM_REAL(0, "moe-z-loss-coeff", &(a).z_coef, "X", 0, 1e6, "size of routers' logits [0]"), \
+        LM_ALSO("router-z-loss-coef")
 
 #define LM_LOOP_REPORTS(a)                                                                       \
     LM_STR(0, "save-every", &(a).save_every, "N|TIME",                                           \

@@ -187,6 +187,19 @@ void lm_loop_run_fini(lm_loop_run *r)
     lm_buf_fini(&r->options);
 }
 
+lm_code lm_training_check_experts(const lm_loop_args *a, const lm_session *s, lm_err *e)
+{
+    const char *given = a->aux_coef > 0 ? "--moe-aux-loss-coeff"
+                        : a->z_coef > 0 ? "--moe-z-loss-coeff"
+                                        : NULL;
+    bool any = false;
+    for (int64_t l = 0; l < s->config.layers; l++)
+        any |= s->config.layer[l].moe.experts > 0;
+    return !given || any ? LM_OK
+                         : lm_fail(e, LM_EUSAGE, given, "leave it out",
+                                   "serves mixtures of experts, and %s is none", s->ask.model);
+}
+
 void lm_training_say_slow(lm_tool *t, const lm_session *s)
 {
     if (s->backend->host_memory && s->o.precision.low == LM_DTYPE_BF16 && t->cpu < LM_CPU_BF16)

@@ -37,6 +37,8 @@ lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_er
 /* After lm_session_close and what else uses them. */
 void lm_training_close(lm_tool *t, lm_session *s);
 void lm_loop_run_fini(lm_loop_run *r);
+/* LM_EUSAGE for options about routers of a model that has none. */
+lm_code lm_training_check_experts(const lm_loop_args *a, const lm_session *s, lm_err *e);
 /* A warning when the type of the computation has no fast products here. */
 void lm_training_say_slow(lm_tool *t, const lm_session *s);
 

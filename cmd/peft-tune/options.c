@@ -90,6 +90,8 @@ static const lm_opt options[] = {
     LM_ALSO("eval-dataset val-data"),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the method: see peft-tune(1)]"),
+    LM_GROUP("Mixtures of experts"),
+    LM_LOOP_MIXTURE(opt.loop),
     LM_GROUP("Checkpoints, validation, reports"),
     LM_LOOP_REPORTS(opt.loop),
     LM_FLAG(0, "dump-graph", &opt.dump_graph, "print the training graph and stop"),

@@ -44,6 +44,8 @@ static const lm_opt options[] = {
     LM_LOOP_DETERMINISTIC(opt.loop),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the optimiser]"),
+    LM_GROUP("Mixtures of experts"),
+    LM_LOOP_MIXTURE(opt.loop),
     LM_GROUP("Checkpoints, validation, reports"),
     LM_LOOP_REPORTS(opt.loop),
     LM_FLAG(0, "measure", &opt.measure, "with --dry-run: take a few steps, say how long all take"),

@@ -17,6 +17,7 @@ typedef struct {
     float *row;                 /* [threads,E] */
     double *square;             /* [blocks] of the squared logarithms */
     double *balance, *sequence; /* [E] */
+    const float *given;         /* the operand `count`; NULL: absent */
 } aux_job;
 
 static size_t divide_aux(aux_job *j, const lm_call *c, int threads)
@@ -121,7 +122,7 @@ static void sum_experts(void *ctx, int64_t begin, int64_t end, int worker)
             all_n += n;
             j->sequence[e] += n * p;
         }
-        j->balance[e] = all_n * all_p;
+        j->balance[e] = (j->given ? (double)j->given[e] : all_n) * all_p;
         if (mean)
             mean[e] = (float)(all_p / (double)j->tokens);
         if (load)
@@ -133,6 +134,7 @@ static void route_aux(const lm_call *c)
 {
     aux_job j;
     divide_aux(&j, c, lm_par_threads(c->par));
+    j.given = opt_data(c->in, c->n_in, 2);
     int64_t blocks = j.sequences * j.each;
     double T = (double)j.tokens, each = (double)j.experts / ((double)j.k * T), loss = 0, square = 0;
     lm_par_for(c->par, blocks, 1, sum_blocks, &j);
@@ -156,6 +158,7 @@ static void load_gradients(void *ctx, int64_t begin, int64_t end, int worker)
         double all = 0;
         for (int64_t b = 0; b < j->sequences * j->each; b++)
             all += j->count[b * j->experts + e];
+        all = j->given ? (double)j->given[e] : all;
         for (int64_t s = 0; s < j->sequences; s++) {
             double n = 0;
             for (int64_t b = s * j->each; b < (s + 1) * j->each; b++)
@@ -198,6 +201,7 @@ static void route_aux_dz(const lm_call *c)
 {
     aux_job j;
     divide_aux(&j, c, lm_par_threads(c->par));
+    j.given = opt_data(c->in, c->n_in, 3);
     lm_par_for(c->par, j.sequences * j.each, 1, count_loads, &j);
     lm_par_for(c->par, j.experts, 16, load_gradients, &j);
     lm_par_for(c->par, j.tokens, grain_tokens(j.experts), aux_dz_rows, &j);

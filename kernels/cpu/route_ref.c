@@ -402,8 +402,9 @@ static double load_of(const lm_tensor *expert, int64_t first, int64_t n, int64_t
     return (double)load;
 }
 
-/* The balance of tokens [first, first + n); sum [E]: of their p. */
-static double balance_of(const lm_call *c, int64_t first, int64_t n, double *sum)
+/* The balance of tokens [first, first + n) with their loads or those of `count`; sum [E]: of their p. */
+static double balance_of(const lm_call *c, int64_t first, int64_t n, const lm_tensor *count,
+                         double *sum)
 {
     int64_t experts = c->in[0].dim[1];
     double *p = sum + experts, all = 0, tokens = (double)n;
@@ -415,7 +416,7 @@ static double balance_of(const lm_call *c, int64_t first, int64_t n, double *sum
             sum[e] += p[e];
     }
     for (int64_t e = 0; e < experts; e++)
-        all += load_of(&c->in[1], first, n, e) * sum[e];
+        all += (count ? get(count, e) : load_of(&c->in[1], first, n, e)) * sum[e];
     return (double)experts / ((double)c->in[1].dim[1] * tokens * tokens) * all;
 }
 
@@ -423,7 +424,8 @@ static void route_aux(const lm_call *c)
 {
     const lm_route_aux_attr *a = c->attr;
     int64_t tokens = c->in[0].dim[0], seq = a->seq ? a->seq : tokens;
-    double *sum = c->work, z = 0, loss = a->balance * balance_of(c, 0, tokens, sum);
+    double *sum = c->work, z = 0;
+    double loss = a->balance * balance_of(c, 0, tokens, opt_in(c, 2), sum);
     for (int64_t e = 0; e < c->in[0].dim[1]; e++) {
         if (opt_out(c, 1))
             set(&c->out[1], e, sum[e] / (double)tokens);
@@ -431,7 +433,7 @@ static void route_aux(const lm_call *c)
             set(&c->out[2], e, load_of(&c->in[1], 0, tokens, e));
     }
     for (int64_t t = 0; t < tokens; t += seq)
-        loss += a->sequence * balance_of(c, t, seq, sum) * (double)seq / (double)tokens;
+        loss += a->sequence * balance_of(c, t, seq, NULL, sum) * (double)seq / (double)tokens;
     for (int64_t t = 0; t < tokens; t++) {
         row_stats r = stats_of(&c->in[0], t);
         z += pow(r.top + log(r.sum), 2);
@@ -442,7 +444,7 @@ static void route_aux(const lm_call *c)
 static void route_aux_dz(const lm_call *c)
 {
     const lm_route_aux_attr *a = c->attr;
-    const lm_tensor *z = &c->in[0], *ids = &c->in[1];
+    const lm_tensor *z = &c->in[0], *ids = &c->in[1], *count = opt_in(c, 3);
     int64_t tokens = z->dim[0], experts = z->dim[1], seq = a->seq ? a->seq : tokens;
     double dloss = get(&c->in[2], 0), *dp = c->work, *p = dp + experts;
     double each = (double)experts / (double)(ids->dim[1] * tokens) * dloss;
@@ -450,8 +452,11 @@ static void route_aux_dz(const lm_call *c)
         row_stats r = stats_of(z, t);
         double dot = 0, total = shares_of(c, t, r, p), lse = r.top + log(r.sum);
         for (int64_t e = 0; e < experts && t % seq == 0; e++) /* the same for a whole sequence */
-            dp[e] = each * (a->balance * load_of(ids, 0, tokens, e) / (double)tokens +
+        {
+            double all = count ? get(count, e) : load_of(ids, 0, tokens, e);
+            dp[e] = each * (a->balance * all / (double)tokens +
                             a->sequence * load_of(ids, t, seq, e) / (double)seq);
+        }
         for (int64_t e = 0; e < experts; e++)
             dot += dp[e] * p[e];
         for (int64_t e = 0; e < experts; e++) {

@@ -12,7 +12,7 @@ enum { TOKENS = 64 }; /* of a block; sequences begin with a block */
 struct aux_args {
     lm_route_aux_attr a;
     int64_t tokens, experts, k, seq, sequences, each; /* each: blocks of a sequence */
-    const float *z, *dloss;
+    const float *z, *dloss, *given;                   /* given: the operand `count`; NULL: absent */
     const int32_t *expert;
     int *load;      /* [sequences,E] */
     float *sum;     /* [blocks,E] of p; of the gradient dp [sequences,E] */
@@ -90,8 +90,9 @@ static __global__ void loss_kernel(aux_args x)
             all_n += n;
             of_sequences += n * p;
         }
-        loss +=
-            each * (x.a.balance * all_n * all_p / T + x.a.sequence * of_sequences / (double)x.seq);
+        double counted = x.given ? (double)x.given[e] : all_n;
+        loss += each *
+                (x.a.balance * counted * all_p / T + x.a.sequence * of_sequences / (double)x.seq);
         if (x.mean)
             x.mean[e] = (float)(all_p / T);
         if (x.load_out)
@@ -112,6 +113,7 @@ static __global__ void load_kernel(aux_args x)
         double all = 0;
         for (int64_t s = 0; s < x.sequences; s++)
             all += x.load[s * x.experts + e];
+        all = x.given ? (double)x.given[e] : all;
         for (int64_t s = 0; s < x.sequences; s++)
             x.sum[s * x.experts + e] =
                 (float)(each * (x.a.balance * all / T +
@@ -147,7 +149,7 @@ static aux_args args_of(const lm_call *c, bool gradient, size_t *bytes)
     x.each = (x.seq + TOKENS - 1) / TOKENS;
     x.z = in_ptr<float>(c, 0);
     x.expert = in_ptr<int32_t>(c, 1);
-    x.dloss = in_ptr<float>(c, 2);
+    x.dloss = gradient ? in_ptr<float>(c, 2) : nullptr;
     int64_t blocks = x.sequences * x.each;
     *bytes = 0;
     x.load = part_of<int>(c->work, bytes, x.sequences * x.experts);
@@ -173,6 +175,7 @@ static void route_aux(const lm_call *c)
 {
     size_t bytes;
     aux_args x = args_of(c, false, &bytes);
+    x.given = in_ptr<float>(c, 2);
     x.loss = out_ptr<float>(c, 0);
     x.mean = out_ptr<float>(c, 1);
     x.load_out = out_ptr<float>(c, 2);
@@ -185,6 +188,7 @@ static void route_aux_dz(const lm_call *c)
 {
     size_t bytes;
     aux_args x = args_of(c, true, &bytes);
+    x.given = in_ptr<float>(c, 3);
     x.dz = out_ptr<float>(c, 0);
     count_loads(c, x);
     LM_LAUNCH(load_kernel, grid_for(x.experts, 256, c->stream), 256, 0, c->stream, x);

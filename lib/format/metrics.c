@@ -230,6 +230,18 @@ void lm_metrics_begin_run(lm_metrics *m, const char *tool, const char *version, 
     lm_metrics_int(m, "seed", seed);
 }
 
+void lm_metrics_list(lm_metrics *m, const char *key, const double *v, size_t n)
+{
+    if (!m || m->silent)
+        return;
+    lm_jw_arr(&m->json, key);
+    for (size_t i = 0; i < n; i++) {
+        note_number(m, v[i]);
+        lm_jw_f32(&m->json, NULL, v[i]);
+    }
+    lm_jw_close_arr(&m->json);
+}
+
 /* One write(2) for the line; after a short write (a full pipe) the rest follows. */
 static lm_code write_line(lm_metrics *m, lm_err *e)
 {

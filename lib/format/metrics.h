@@ -5,6 +5,7 @@
  *   {"event":"step","step":1,"tokens":4096,"seconds":0.41,"loss":8.31,"lr":1e-4,"grad_norm":2.1,
  *    "tokens_per_second":10012,"mfu":0.31, ...}
  *   {"event":"eval","step":100,"tokens":...,"seconds":...,"loss":4.9,"perplexity":...,"bits_per_byte":...}
+ *   {"event":"experts","step":100,...,"layer":3,"max_over_mean":1.4,...,"load":[96,120,...]}
  *   {"event":"checkpoint","step":100,"path":"run/checkpoint-100"}
  *   {"event":"end","status":"done","step":300,"seconds":...}                              last
  *
@@ -49,6 +50,7 @@ void lm_metrics_int(lm_metrics *m, const char *key, int64_t v);
 void lm_metrics_f32(lm_metrics *m, const char *key, double v);      /* %.9g  */
 void lm_metrics_f64(lm_metrics *m, const char *key, double v);      /* %.17g */
 void lm_metrics_str(lm_metrics *m, const char *key, const char *s); /* NULL writes null */
+void lm_metrics_list(lm_metrics *m, const char *key, const double *v, size_t n); /* %.9g */
 /* Write the line.  A closed reader (EPIPE) is not a failure: it causes one warning, and later
  * records are dropped.  Fails: LM_EIO (disk full), LM_ELIMIT. */
 lm_code lm_metrics_end(lm_metrics *m, lm_err *e);
@@ -71,7 +73,9 @@ lm_code lm_metrics_close(lm_metrics *m, lm_err *e);
 /* ---- reading ----------------------------------------------------------------------------------
  */
 
-/* The numbers that one key had in the records of one event, in file order.  step, tokens and
+/* Records with a number "layer" are of the event and that layer: "experts.3" for layer 3.
+ *
+ * The numbers that one key had in the records of one event, in file order.  step, tokens and
  * seconds are those of the same record, NAN where it has none; value is NAN or +-INFINITY if the
  * record marks it so.  When step goes back (a run resumed from a checkpoint before its last
  * record), the points at and after that step are replaced: the later records are valid. */
@@ -80,6 +84,13 @@ typedef struct {
     double *step, *tokens, *seconds, *value;
     size_t n, cap;
 } lm_series;
+
+/* The lists that one key had in the records of one event, likewise. */
+typedef struct {
+    char *event, *key;
+    double *step, *value; /* [n], [n,width] */
+    size_t n, cap, width; /* of the last record: one of another width replaces those before */
+} lm_rows;
 
 typedef struct lm_metrics_file lm_metrics_file;
 
@@ -96,6 +107,7 @@ lm_code lm_metrics_file_poll(lm_metrics_file *f, bool last, bool *grew, lm_err *
 /* Borrowed until the next poll or close.  NULL when there is none. */
 const lm_series *lm_metrics_file_series(const lm_metrics_file *f, const char *event,
                                         const char *key);
+const lm_rows *lm_metrics_file_rows(const lm_metrics_file *f, size_t i);  /* NULL past the last */
 const lm_series *lm_metrics_file_nth(const lm_metrics_file *f, size_t i); /* NULL past the last */
 const char *lm_metrics_file_path(const lm_metrics_file *f);
 const char *

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,6 +38,8 @@ struct lm_metrics_file {
     lm_buf rest; /* bytes after the last newline */
     lm_series *series;
     size_t n, cap;
+    lm_rows *rows;
+    size_t n_rows, cap_rows;
     char *status;
     int64_t lines, records, skipped, first_skipped;
 };
@@ -87,7 +90,13 @@ static void clear_series(lm_metrics_file *f)
         lm_free(s->seconds);
         lm_free(s->value);
     }
-    f->n = 0;
+    for (size_t i = 0; i < f->n_rows; i++) {
+        lm_free(f->rows[i].event);
+        lm_free(f->rows[i].key);
+        lm_free(f->rows[i].step);
+        lm_free(f->rows[i].value);
+    }
+    f->n = f->n_rows = 0;
     f->rest.len = 0;
     f->overlong = false;
     lm_free(f->status);
@@ -164,6 +173,75 @@ static lm_code add_point(lm_series *s, const json_t *rec, double value, lm_err *
     return LM_OK;
 }
 
+/* ---- lists ---- */
+
+/* Those of (event, key), made if they are new; NULL when there are too many. */
+static lm_code find_rows(lm_metrics_file *f, const char *event, const char *key, lm_rows **out,
+                         lm_err *e)
+{
+    *out = NULL;
+    for (size_t i = 0; i < f->n_rows; i++)
+        if (!strcmp(f->rows[i].key, key) && !strcmp(f->rows[i].event, event))
+            *out = &f->rows[i];
+    if (*out || f->n_rows >= SERIES_LIMIT)
+        return LM_OK;
+    if (lm_grow(&f->rows, &f->cap_rows, f->n_rows + 1, sizeof *f->rows, "metrics lists", e))
+        return e->code;
+    lm_rows *r = &f->rows[f->n_rows];
+    *r = (lm_rows){ 0 };
+    if (lm_strdup(&r->event, event, e))
+        return e->code;
+    if (lm_strdup(&r->key, key, e)) {
+        lm_free(r->event);
+        return e->code;
+    }
+    f->n_rows++;
+    *out = r;
+    return LM_OK;
+}
+
+static lm_code add_list(lm_metrics_file *f, const char *event, const char *key, const json_t *rec,
+                        const json_t *list, lm_err *e)
+{
+    const double step = number_or_nan(rec, "step");
+    const size_t width = json_array_size(list);
+    lm_rows *r;
+    if (!width || find_rows(f, event, key, &r, e) || !r)
+        return e->code;
+    if (r->width != width)
+        r->n = r->cap = 0;
+    r->width = width;
+    while (r->n > 0 && r->step[r->n - 1] >= step)
+        r->n--;
+    if (r->n == r->cap) {
+        const size_t cap = r->cap ? 2 * r->cap : 64;
+        if (lm_realloc_n(&r->step, cap, sizeof(double), "metrics points", e) ||
+            lm_realloc_n(&r->value, cap, width * sizeof(double), "metrics points", e))
+            return e->code;
+        r->cap = cap;
+    }
+    r->step[r->n] = step;
+    for (size_t i = 0; i < width; i++) {
+        const json_t *v = json_array_get(list, i);
+        r->value[r->n * width + i] = json_is_number(v) ? json_number_value(v) : NAN;
+    }
+    r->n++;
+    return LM_OK;
+}
+
+/* The event of a record, with its layer if it is of one. */
+static const char *event_of(const json_t *rec, char out[64])
+{
+    const char *event = json_string_value(json_object_get(rec, "event"));
+    const json_t *layer = json_object_get(rec, "layer");
+    if (!event) /* files of other programs: plain objects of numbers */
+        return "step";
+    if (!json_is_integer(layer))
+        return event;
+    snprintf(out, 64, "%.32s.%lld", event, (long long)json_integer_value(layer));
+    return out;
+}
+
 /* The value of a null in this record. */
 static double nonfinite_value(const json_t *rec)
 {
@@ -178,14 +256,13 @@ static double nonfinite_value(const json_t *rec)
 
 static lm_code add_record(lm_metrics_file *f, json_t *rec, lm_err *e)
 {
-    const char *event = json_string_value(json_object_get(rec, "event")), *key;
+    char layered[64];
+    const char *event = event_of(rec, layered), *key;
     double missing = nonfinite_value(rec);
     bool has_missing = json_object_get(rec, "nonfinite") != NULL;
     json_t *v;
 
     f->records++;
-    if (!event)
-        event = "step"; /* files of other programs: plain objects of numbers */
     if (!strcmp(event, "run")) {
         lm_free(f->status); /* a run resumed into the same file */
         f->status = NULL;
@@ -202,6 +279,8 @@ static lm_code add_record(lm_metrics_file *f, json_t *rec, lm_err *e)
         size_t at;
         lm_code rc;
 
+        if (json_is_array(v) && add_list(f, event, key, rec, v, e))
+            return e->code;
         if (!json_is_number(v) && !(json_is_null(v) && has_missing))
             continue;
         rc = find_series(f, event, key, &at, e);
@@ -354,6 +433,11 @@ const lm_series *lm_metrics_file_nth(const lm_metrics_file *f, size_t i)
     return i < f->n ? &f->series[i] : NULL;
 }
 
+const lm_rows *lm_metrics_file_rows(const lm_metrics_file *f, size_t i)
+{
+    return i < f->n_rows ? &f->rows[i] : NULL;
+}
+
 const char *lm_metrics_file_path(const lm_metrics_file *f)
 {
     return f->path;
@@ -385,6 +469,7 @@ void lm_metrics_file_close(lm_metrics_file *f)
         return;
     clear_series(f);
     lm_free(f->series);
+    lm_free(f->rows);
     lm_buf_fini(&f->rest);
     if (f->fd > STDIN_FILENO)
         close(f->fd);

@@ -61,8 +61,7 @@ typedef struct {
     bool some_dense; /* decoder_sparse_step and mlp_only_layers say which layers have one MLP */
 } lm_moe_defaults;
 
-/* Experts of the layers, which have been read.  Keys about the training of routers (router_aux_loss_coef,
- * output_router_logits) are the trainer's. */
+/* Experts of the layers, which have been read. */
 lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_defaults *d, lm_config *c,
                         lm_err *e);
 

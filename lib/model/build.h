@@ -33,7 +33,7 @@ lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 
 /* How the tokens of a layer were routed (kernels/route.h). */
 typedef struct {
-    lm_vid weight, offsets, from, place;
+    lm_vid z, expert, weight, offsets, from, place;
 } lm_routed;
 
 /* The router's choice for rows h [N,C]; w [experts,C]. */
@@ -43,6 +43,10 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w);
 lm_vid lm_b_to_experts(lm_builder *b, const lm_routed *r, lm_vid h);
 lm_vid lm_b_grouped(lm_builder *b, const lm_routed *r, lm_vid x, lm_vid w);
 lm_vid lm_b_from_experts(lm_builder *b, const lm_routed *r, lm_vid x);
+/* TRAIN: losses of the router of a layer, and what it did (lm_model.routed); behind all layers, the losses together.
+ * Nothing in other modes. */
+void lm_b_watch_route(lm_builder *b, int64_t layer, const lm_routed *r);
+void lm_b_route_losses(lm_builder *b);
 /* x [N,C] times sigmoid(gate [N,1]). */
 lm_vid lm_b_weigh(lm_builder *b, lm_vid x, lm_vid gate);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* build_experts.c -- the parts of a mixture of experts.  The router runs in F32 whatever the rest does: small errors of
  * its logits would send tokens elsewhere. */
+#include "base/mem.h"
 #include "kernels/grouped.h"
 #include "kernels/matmul.h"
 #include "kernels/route.h"
@@ -16,7 +17,7 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w)
         .k = m->chosen, .normalise = m->normalise, .scale = 1, .site = layer
     };
     const lm_route_plan_attr plan = { .experts = m->experts };
-    const lm_routed r = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
+    const lm_routed r = { LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     lm_vid z = lm_b_append(b, &lm_op_matmul, &product, (lm_vid[]){ h, w });
     lm_vid chosen[LM_MAX_OUT] = { LM_NONE, LM_NONE },
            rows[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
@@ -25,9 +26,103 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w)
                         b->e) ||
         lm_graph_append(b->m->graph, &lm_op_route_plan, &plan, &chosen[1], rows, b->e))
         return r;
-    return (
-        lm_routed){ .weight = chosen[0], .offsets = rows[0], .from = rows[1], .place = rows[2] };
+    return (lm_routed){ z, chosen[1], chosen[0], rows[0], rows[1], rows[2] };
 }
+
+/* ---- losses ---- */
+
+/* A loss of a router is added to those of the layers before. */
+static void add_loss(lm_builder *b, lm_vid loss)
+{
+    lm_model *m = b->m;
+    m->aux = m->aux == LM_NONE ? loss : lm_b_add(b, m->aux, loss);
+}
+
+static lm_code make_routed(lm_builder *b)
+{
+    lm_model *m = b->m;
+    const size_t n = (size_t)m->config.layers;
+    if (m->routed || lm_alloc_n(&m->routed, n, sizeof *m->routed, "mixtures of experts", b->e))
+        return b->e->code;
+    for (size_t l = 0; l < n; l++)
+        m->routed[l] = (lm_routed_layer){ LM_NONE, LM_NONE, LM_NONE, LM_NONE };
+    return LM_OK;
+}
+
+void lm_b_watch_route(lm_builder *b, int64_t layer, const lm_routed *r)
+{
+    lm_model *m = b->m;
+    const lm_routing_losses *w = &m->build.routing;
+    const lm_route_aux_attr attr = {
+        .balance = w->layer, .sequence = w->sequence, .z = w->z, .seq = m->build.seq
+    };
+    lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
+    if (!lm_b_ok(b) || m->build.mode != LM_MODE_TRAIN || make_routed(b) ||
+        lm_graph_append(m->graph, &lm_op_route_aux, &attr, (lm_vid[]){ r->z, r->expert, LM_NONE },
+                        out, b->e))
+        return;
+    m->routed[layer] = (lm_routed_layer){ r->z, r->expert, out[2], out[1] };
+    if (w->layer > 0 || w->sequence > 0 || w->z > 0)
+        add_loss(b, out[0]);
+}
+
+/* The loads of all layers together, and the number of these layers. */
+static lm_vid sum_loads(lm_builder *b, int64_t *layers)
+{
+    lm_model *m = b->m;
+    lm_vid sum = LM_NONE;
+    for (int64_t l = 0; l < m->config.layers; l++) {
+        const lm_vid load = m->routed[l].load;
+        if (load == LM_NONE)
+            continue;
+        sum = sum == LM_NONE ? load : lm_b_add(b, sum, load);
+        ++*layers;
+    }
+    return sum;
+}
+
+static double model_coef(const lm_model *m)
+{
+    double coef = m->build.routing.model;
+    for (int64_t l = 0; coef < 0 && l < m->config.layers; l++)
+        if (m->config.layer[l].moe.experts)
+            return m->config.layer[l].moe.aux_coef;
+    return coef;
+}
+
+/* With n_e and p_te of L layers: coef E sum over e of (sum n_e / L T) (sum p_te / L T). */
+static void balance_all(lm_builder *b, double coef)
+{
+    lm_model *m = b->m;
+    int64_t layers = 0;
+    const lm_vid count = sum_loads(b, &layers);
+    for (int64_t l = 0; l < m->config.layers; l++) {
+        const lm_routed_layer *r = &m->routed[l];
+        const double k = (double)m->config.layer[l].moe.chosen;
+        const lm_route_aux_attr attr = { .balance = coef * k / (double)(layers * layers) };
+        lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_SKIP, LM_SKIP };
+        if (r->load == LM_NONE)
+            continue;
+        if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_route_aux, &attr,
+                                           (lm_vid[]){ r->z, r->expert, count }, out, b->e))
+            return;
+        add_loss(b, out[0]);
+    }
+}
+
+void lm_b_route_losses(lm_builder *b)
+{
+    lm_model *m = b->m;
+    if (!lm_b_ok(b) || !m->routed)
+        return;
+    if (model_coef(m) > 0)
+        balance_all(b, model_coef(m));
+    if (lm_b_ok(b) && m->aux != LM_NONE)
+        lm_graph_value(m->graph, LM_ROLE_INPUT, lm_shape1(lm_wide(m->build.precision.low), 1),
+                       "daux", &m->daux, b->e);
+}
+
+/* ---- rows ---- */
 
 lm_vid lm_b_to_experts(lm_builder *b, const lm_routed *r, lm_vid h)
 {

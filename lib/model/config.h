@@ -59,6 +59,7 @@ typedef struct {
     int64_t shared;          /* width of the expert that all tokens go through; 0: none */
     bool shared_gate;        /* its output is weighed by sigmoid(w x) */
     bool normalise;          /* weights of the chosen experts add up to 1 */
+    double aux_coef;         /* of the balance loss that the config asks of a training; 0: none */
 } lm_moe;
 
 typedef struct {

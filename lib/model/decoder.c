@@ -198,6 +198,7 @@ static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
                          down[1] = { LM_PART_EXPERT_DOWN };
     const lm_layer *y = &b->m->config.layer[l];
     lm_routed r = lm_b_route(b, l, h, one(b, LM_PART_ROUTER, l).w);
+    lm_b_watch_route(b, l, &r);
     lm_vid x = lm_b_to_experts(b, &r, h);
     x = lm_b_grouped(b, &r, x, param(b, both, 2, "experts.gate_up", l, false));
     x = lm_b_mlp(b, y->mlp, x);
@@ -224,6 +225,7 @@ void lm_build_decoder(lm_builder *b)
         branch = leave(b, LM_PART_MLP_POST_NORM, l, x, h);
     }
     b->m->graph->layer = (int)c->layers;
+    lm_b_route_losses(b);
     lm_vid h = norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);
     if (c->scores) {
         lm_b_scores(b, h);

@@ -220,7 +220,7 @@ static lm_code make_backward(lm_model *m, lm_err *e)
 {
     lm_vid *grads = NULL;
     size_t n = m->graph->n_values;
-    lm_vid more[2], seed[2];
+    lm_vid more[3], seed[3];
     lm_backward b = { .root = m->loss, .seed = m->scale, .more = more, .more_seed = seed };
     if (m->value >= 0) {
         more[b.n_more] = m->value;
@@ -229,6 +229,10 @@ static lm_code make_backward(lm_model *m, lm_err *e)
     if (m->dentropy >= 0) {
         more[b.n_more] = m->entropy;
         seed[b.n_more++] = m->dentropy;
+    }
+    if (m->aux >= 0) {
+        more[b.n_more] = m->aux;
+        seed[b.n_more++] = m->daux;
     }
     b.trainable = is_trainable;
     b.ctx = m;
@@ -337,7 +341,8 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->first,  &m->kind,          &m->table,       &m->slot,
                              &m->from,   &m->ranks,         &m->entropy,     &m->states,
                              &m->head,   &m->taught_states, &m->taught_head, &m->chosen,
-                             &m->value,  &m->dvalue,        &m->dentropy };
+                             &m->value,  &m->dvalue,        &m->dentropy,    &m->aux,
+                             &m->daux };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {
@@ -366,6 +371,7 @@ void lm_model_free(lm_model *m)
     lm_free(m->constant);
     lm_free(m->aside);
     lm_free(m->grad);
+    lm_free(m->routed);
     lm_free(m);
 }
 

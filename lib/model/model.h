@@ -91,6 +91,19 @@ typedef enum {
     LM_ENTROPY_COLLISION
 } lm_entropy;
 
+/* Coefficients of losses that a training adds for the routers of mixtures (kernels/route.h), each of a micro-batch, all of
+ * its rows counted; 0: without. */
+typedef struct {
+    double layer; /* balance of each layer, added over layers (Switch, Megatron) */
+    double
+        sequence; /* of each sequence of a layer, the mean over sequences added over layers (DeepSeek-V3) */
+    double
+        model; /* of all layers together, as transformers has it: the loads and the mean probabilities of all
+                      * layers, E sum of their products; K where both are even */
+    double z; /* of the logits, added over layers (ST-MoE) */
+} lm_routing_losses;
+enum { LM_ROUTING_OF_CONFIG = -1 }; /* `model`: lm_moe.aux_coef */
+
 typedef struct {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
@@ -119,7 +132,8 @@ typedef struct {
     bool halves;
     /* TRAIN: activations of the layers are computed again in the backward instead of being kept */
     bool recompute;
-    lm_entropy entropy; /* TRAIN, EVAL: that of each row's distribution, too */
+    lm_routing_losses routing; /* TRAIN */
+    lm_entropy entropy;        /* TRAIN, EVAL: that of each row's distribution, too */
     /* EVAL: the last states of the rows, which a head would read, in place of losses: for a teacher */
     bool states;
     /* TRAIN, EVAL: the loss of a row is its divergence from this model's distribution, not -log p; rows whose target is
@@ -204,6 +218,13 @@ typedef struct {
     lm_vid mass; /* STATE F32 [B,K,M] (kernels/kv_keep.h), M rows and one for the new token */
 } lm_kept_layer;
 
+/* TRAIN: what the router of a layer did; LM_NONE for layers without experts. */
+typedef struct {
+    lm_vid z, expert; /* [N,E], [N,K]: its logits and choices */
+    lm_vid load;      /* F32 [E]: assignments of each expert that were not dropped */
+    lm_vid mean;      /* F32 [E]: the mean probability of each over the rows */
+} lm_routed_layer;
+
 typedef struct lm_model {
     lm_graph *graph;
     lm_config config; /* borrowed pointers inside */
@@ -222,6 +243,7 @@ typedef struct lm_model {
     lm_vid chosen;   /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
     lm_vid scale;    /* TRAIN: F32 [N], the gradients of the losses */
     lm_vid dvalue;   /* TRAIN: F32 [N,1], those of the values */
+    lm_vid daux;     /* F32 [1], that of `aux` */
     lm_vid dentropy; /* TRAIN, LM_ENTROPY_TRAINS: F32 [N], those of the entropies */
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
@@ -245,8 +267,10 @@ typedef struct lm_model {
     lm_vid loss;    /* F32 [N] */
     lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for one */
     lm_vid value;   /* F32 [N,1], if lm_build.value does */
-    lm_vid states;  /* act [N,C], with lm_build.states; */
-    lm_vid head;    /* and the matrix [V,C] of the head, which no node reads */
+    lm_vid aux;     /* F32 [1]: the losses of lm_build.routing together; LM_NONE: there are none */
+    lm_routed_layer *routed; /* TRAIN, of each layer; NULL: the model has no experts */
+    lm_vid states;           /* act [N,C], with lm_build.states; */
+    lm_vid head;             /* and the matrix [V,C] of the head, which no node reads */
     lm_vid taught_states,
         taught_head; /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
     size_t backward; /* TRAIN: the first node of the backward half */

@@ -26,17 +26,24 @@ static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defau
                           lm_err *e)
 {
     double jitter = 0;
+    bool asks = false;
     m->normalise = d->normalise;
     if (read_count(o, where, d, &m->experts, e) ||
         lm_json_i64_or(o, "num_experts_per_tok", d->chosen, 1, LM_ROUTE_MOST_EXPERTS, &m->chosen,
                        where, e) ||
         lm_json_i64_or(o, d->ffn_key, d->ffn, 1, LM_MOST_WIDTH, &m->ffn, where, e) ||
         lm_json_f64_or(o, "router_jitter_noise", 0, &jitter, where, e) ||
+        lm_json_bool_or(o, "output_router_logits", false, &asks, where, e) ||
+        lm_json_f64_or(o, "router_aux_loss_coef", 0.001, &m->aux_coef, where, e) ||
         (!d->normalise && lm_json_bool_or(o, "norm_topk_prob", false, &m->normalise, where, e)) ||
         (d->shared && lm_json_i64_or(o, "shared_expert_intermediate_size", d->shared, 1,
                                      LM_MOST_WIDTH, &m->shared, where, e)))
         return e->code;
     m->shared_gate = d->shared > 0;
+    if (!(m->aux_coef >= 0))
+        return lm_read_bad(where, "router_aux_loss_coef", e, "is negative");
+    if (!asks) /* as in transformers, which has the loss only when it returns the logits */
+        m->aux_coef = 0;
     if (m->chosen > m->experts)
         return lm_fail(e, LM_EFORMAT, where, NULL,
                        "\"num_experts_per_tok\" is %" PRId64 ", but \"%s\" is %" PRId64, m->chosen,

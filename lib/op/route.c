@@ -399,7 +399,7 @@ static lm_code aux_shape(lm_call *c, unsigned want, lm_err *e)
 
 static lm_code aux_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
-    lm_vid in[3] = { n->in[0], n->in[1], lm_grad_of(s, n->out[0]) }, dz;
+    lm_vid in[4] = { n->in[0], n->in[1], lm_grad_of(s, n->out[0]), n->in[2] }, dz;
     if (lm_append_node(lm_grad_graph(s), &lm_op_route_aux_dz, n->attr, in, &dz, e))
         return e->code;
     return lm_grad_give(s, n->in[0], dz, e);
@@ -421,16 +421,20 @@ static void aux_example(lm_rng r, int i, lm_example *x)
     a.sequence = i % 4 == 1 ? 0 : 0.25;
     a.balance = i % 4 == 3 ? 0 : 0.5;
     a.z = i % 5 > 1 ? 0.1 : 0;
-    *x = (lm_example){ .n_in = 2, .want = i % 3 == 2 ? 1 : 7 };
+    *x = (lm_example){ .n_in = 3, .want = i % 3 == 2 ? 1 : 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, seq * sequences, experts);
     x->in[1] = lm_shape2(LM_DTYPE_I32, seq * sequences, k);
+    if (i % 4 == 2)
+        x->in[2] = lm_shape1(LM_DTYPE_F32, experts);
     lm_example_attr(x, &a);
 }
 
 const lm_op lm_op_route_aux = {
     .name = "route_aux",
     .attr_size = sizeof(lm_route_aux_attr),
-    .in = { { "z", "T,E", 0 }, { "expert", "T,K", LM_IDS } },
+    .in = { { "z", "T,E", 0 },
+            { "expert", "T,K", LM_IDS },
+            { "count", "E", LM_OPTIONAL | LM_FIXED } },
     .out = { { "loss", "1", 0 },
              { "mean", "E", LM_OPTIONAL | LM_SAVED },
              { "load", "E", LM_OPTIONAL | LM_SAVED } },
@@ -447,7 +451,10 @@ const lm_op lm_op_route_aux = {
 const lm_op lm_op_route_aux_dz = {
     .name = "route_aux_dz",
     .attr_size = sizeof(lm_route_aux_attr),
-    .in = { { "z", "T,E", 0 }, { "expert", "T,K", LM_IDS }, { "dloss", "1", 0 } },
+    .in = { { "z", "T,E", 0 },
+            { "expert", "T,K", LM_IDS },
+            { "dloss", "1", 0 },
+            { "count", "E", LM_OPTIONAL | LM_FIXED } },
     .out = { { "dz", "T,E", 0 } },
     .fields = aux_fields,
     .prec = LM_PREC_DENY,

@@ -4,16 +4,18 @@
 
 #include <string.h>
 
+enum { LINE = 64 };
+
 /* Each array begins on a cache line: kernels may require it. */
 static size_t array_bytes(int64_t batch, int64_t seq)
 {
-    return ((size_t)(batch * seq) * sizeof(int32_t) + 63) / 64 * 64;
+    return ((size_t)(batch * seq) * sizeof(int32_t) + LINE - 1) / LINE * LINE;
 }
 
 size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now)
 {
-    size_t now = ((size_t)n_now * sizeof(double) + 63) / 64 * 64;
-    return 7 * array_bytes(batch, seq) + (now ? now : 64);
+    size_t now = ((size_t)n_now * sizeof(double) + LINE - 1) / LINE * LINE;
+    return 7 * array_bytes(batch, seq) + LINE + (now ? now : LINE);
 }
 
 static void *part(void *base, const lm_batch *b, int i)
@@ -23,7 +25,7 @@ static void *part(void *base, const lm_batch *b, int i)
 
 static double *now_of(void *base, const lm_batch *b)
 {
-    return part(base, b, 7);
+    return (double *)part(base, b, 7) + LINE / sizeof(double);
 }
 
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e)
@@ -38,6 +40,7 @@ lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, in
     b->scale = part(b->rooms.host, b, 4);
     b->dvalue = part(b->rooms.host, b, 5);
     b->dentropy = part(b->rooms.host, b, 6);
+    b->daux = part(b->rooms.host, b, 7);
     b->now = now_of(b->rooms.host, b);
     return LM_OK;
 }
@@ -118,6 +121,8 @@ void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *
         lm_exec_bind(x, m->dvalue, part(dev, b, 5));
     if (m->dentropy != LM_NONE)
         lm_exec_bind(x, m->dentropy, part(dev, b, 6));
+    if (m->daux != LM_NONE)
+        lm_exec_bind(x, m->daux, part(dev, b, 7));
     if (m->lo != LM_NONE)
         lm_exec_bind(x, m->lo, part(dev, b, 3));
 }

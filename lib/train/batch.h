@@ -18,6 +18,7 @@ typedef struct {
     float *scale;    /* of each row's loss in the gradients; 0 until set */
     float *dvalue;   /* of each row's value (lm_build.value), likewise */
     float *dentropy; /* of each row's entropy (LM_ENTROPY_TRAINS), likewise */
+    float *daux;     /* of the losses of routers (lm_build.routing) [1], likewise */
     double *now;     /* numbers of the step for the update, copied together with it */
     int n_now;
     int64_t valid;   /* targets >= 0 */

@@ -2,9 +2,12 @@
 /* program.c -- the graphs of a training step and their plans. */
 #include "train/program.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/arrange.h"
 #include "numeric/lapack.h"
 #include "op/ops.h"
 #include "train/monitor.h"
@@ -20,6 +23,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .dropout = o->dropout,
                            .halves = o->halves,
                            .recompute = o->build.recompute,
+                           .routing = o->build.routing,
                            .entropy = mode == LM_MODE_TRAIN ? o->entropy : LM_ENTROPY_NONE,
                            .value = o->value,
                            .backend = p->backend,
@@ -39,11 +43,48 @@ static lm_code sum_losses(lm_program *p, lm_err *e)
 {
     lm_graph *g = p->train->graph;
     g->phase = LM_PHASE_FORWARD;
-    return lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "loss of the step",
-                          &p->loss_sum, e) ||
-                   lm_graph_append(g, &lm_op_total, NULL, &p->train->loss, &p->loss_sum, e)
+    if (lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "loss of the step",
+                       &p->loss_sum, e) ||
+        lm_graph_append(g, &lm_op_total, NULL, &p->train->loss, &p->loss_sum, e) ||
+        p->train->aux == LM_NONE)
+        return e->code;
+    return lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "losses of routers",
+                          &p->aux_sum, e) ||
+                   lm_graph_append(g, &lm_op_total, NULL, &p->train->aux, &p->aux_sum, e)
                ? e->code
                : LM_OK;
+}
+
+/* dw of `accumulate` as a value that is kept between runs. */
+static lm_code sum_value(lm_program *p, lm_vid v, const char *name, int64_t layer, lm_vid *out,
+                         lm_err *e)
+{
+    const lm_accumulate_attr attr = { .acc = LM_ACC_FIRST };
+    lm_graph *g = p->train->graph;
+    char text[64];
+    snprintf(text, sizeof text, "%s of layer %" PRId64, name, layer);
+    return lm_graph_value(g, LM_ROLE_STATE, g->value[v].t, text, out, e) ||
+                   lm_graph_append(g, &lm_op_accumulate, &attr, &v, out, e)
+               ? e->code
+               : LM_OK;
+}
+
+static lm_code sum_routed(lm_program *p, lm_err *e)
+{
+    const lm_model *m = p->train;
+    const int64_t n = p->config->layers;
+    if (!m->routed)
+        return LM_OK;
+    if (lm_alloc_n(&p->routed, (size_t)n, sizeof *p->routed, "mixtures of experts", e))
+        return e->code;
+    for (int64_t l = 0; l < n; l++) {
+        p->routed[l] = (lm_routed_sum){ LM_NONE, LM_NONE };
+        if (m->routed[l].load != LM_NONE &&
+            (sum_value(p, m->routed[l].load, "load", l, &p->routed[l].load, e) ||
+             sum_value(p, m->routed[l].mean, "mean", l, &p->routed[l].mean, e)))
+            return e->code;
+    }
+    return LM_OK;
 }
 
 static bool has_same_update(const lm_program *p, const lm_program *like)
@@ -100,10 +141,10 @@ lm_code lm_program_new(const lm_program_opts *o, const lm_config *c, bool valida
     *out = NULL;
     if (lm_alloc_n(&p, 1, sizeof *p, "a program", e))
         return e->code;
-    *p = (lm_program){ .backend = b, .config = c, .o = *o };
+    *p = (lm_program){ .backend = b, .config = c, .o = *o, .aux_sum = LM_NONE };
     if (build(p, LM_MODE_TRAIN, &p->train, e) ||
         (validation && build(p, LM_MODE_EVAL, &p->eval, e)) || sum_losses(p, e) ||
-        make_update(p, like, e) || make_plans(p, e)) {
+        sum_routed(p, e) || make_update(p, like, e) || make_plans(p, e)) {
         lm_program_free(p);
         return e->code;
     }
@@ -121,6 +162,7 @@ void lm_program_free(lm_program *p)
     lm_plan_fini(&p->eval_plan);
     if (!p->borrows)
         lm_update_free(p->update);
+    lm_free(p->routed);
     lm_model_free(p->train);
     lm_model_free(p->eval);
     lm_free(p);

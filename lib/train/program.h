@@ -27,7 +27,7 @@ typedef struct {
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
-     * teacher, recompute, codes, codes_space, frozen_format, frozen_embed.  The graph of an
+     * teacher, recompute, routing, codes, codes_space, frozen_format, frozen_embed.  The graph of an
      * evaluation is built from the same fields. */
     lm_build build;
     lm_states_in states_in;         /* of the optimiser */
@@ -63,12 +63,20 @@ typedef struct {
     lm_recording *recorded;
 } lm_section;
 
+/* STATE F32 [E] of `train`, sums of lm_model.routed over the micro-batches of a step; LM_NONE for layers without
+ * experts. */
+typedef struct {
+    lm_vid load, mean;
+} lm_routed_sum;
+
 typedef struct {
     lm_backend *backend;
     const lm_config *config;
     lm_program_opts o;
     lm_model *train, *eval; /* eval: NULL without validation */
     lm_vid loss_sum;        /* STATE F64 [1] of `train`: of all micro-batches of a step so far */
+    lm_vid aux_sum;         /* the same of lm_model.aux; LM_NONE: there is none */
+    lm_routed_sum *routed;  /* of each layer; NULL: the model has no experts */
     lm_update *update;
     bool borrows;                               /* `update` belongs to another program */
     lm_plan train_plan, update_plan, eval_plan; /* the latter two share the first one's arena */

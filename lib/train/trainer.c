@@ -87,6 +87,7 @@ static lm_code make_graphs(lm_trainer *t, lm_err *e)
     if (lm_program_ready(p, t->o.timed, t->io.sink, e) ||
         lm_train_state_new(p, t->io.par, &t->s, e) || lm_rotary_new(p->train, t->b, &t->rope, e) ||
         lm_mirror_new(t->b, sizeof(step_numbers), "a step's numbers", &t->numbers, e) ||
+        trainer_experts_new(t, e) ||
         (validates(t) && lm_evaluator_of(p->eval, &p->eval_plan, t->b, p->exec, &t->eval, e)))
         return e->code;
     return trainer_marks(t, e) || lm_monitor_new(t->b, p->train->train_end, &t->monitor, e)
@@ -127,6 +128,8 @@ static void bind_update(lm_trainer *t)
     step_numbers *n = t->numbers.dev;
     int n_states = lm_update_states(u, &state, &value);
     lm_exec_bind(t->program->exec, t->program->loss_sum, &n->loss);
+    if (t->program->aux_sum != LM_NONE)
+        lm_exec_bind(t->program->exec, t->program->aux_sum, &n->aux);
     lm_exec_bind(x, v->loss, &n->loss);
     lm_exec_bind(x, v->sumsq, &n->sumsq);
     lm_exec_bind(x, v->weights, &n->weights);
@@ -239,6 +242,7 @@ void lm_trainer_free(lm_trainer *t)
     lm_train_state_fini(&t->s);
     lm_rotary_fini(&t->rope);
     lm_mirror_fini(&t->numbers);
+    trainer_experts_fini(t);
     if (t->own_program)
         lm_program_free(t->program);
     lm_feed_free(t->train_feed);

@@ -6,12 +6,14 @@
 #define LM_TRAIN_TRAINER_IMPL_H
 
 #include "graph/trace.h"
+#include "kernels/route.h"
 #include "train/monitor.h"
 #include "train/trainer.h"
 
 /* Results of a step in memory of the backend. */
 typedef struct {
     double loss;    /* sum over the rows of all micro-batches */
+    double aux;     /* losses of routers, sum over the micro-batches */
     double sumsq;   /* of the gradients */
     double weights; /* sum of squares of the weights, for checkpoints */
 } step_numbers;
@@ -27,7 +29,8 @@ enum {
 /* The results of one step, on the host. */
 typedef struct {
     double loss, norm, lr, seconds, flops;
-    int64_t tokens;
+    double aux; /* losses of routers, the mean over micro-batches */
+    int64_t tokens, micros;
     bool logged;
     bool given_up; /* a stop was requested before it had begun: nothing has changed */
     lm_monitor_reading reading;
@@ -56,6 +59,8 @@ struct lm_trainer {
     size_t constants_bytes;
     void *input;       /* on a device: the memory from which each micro-batch is read */
     lm_mirror numbers; /* step_numbers */
+    lm_mirror routed;  /* sums of the program's `routed`; no bytes: there are none */
+    double *shares;    /* of the experts of a layer, for its record */
     lm_marks *marks;   /* around the parts of an optimiser step */
     lm_rotary rope;
     lm_monitor *monitor;
@@ -127,6 +132,19 @@ lm_code trainer_objective_save(lm_trainer *t, lm_err *e);
 void trainer_objective_report(lm_trainer *t, bool val);
 /* lm_objective.followed; NULL: there is none. */
 const char *trainer_followed(const lm_trainer *t, double *value);
+
+/* ---- trainer_experts.c: nothing for models without experts ---- */
+
+lm_code trainer_experts_new(lm_trainer *t, lm_err *e); /* once, when the program is ready */
+void trainer_experts_fini(lm_trainer *t);
+/* Copy what the routers did in this step to the host, on the main stream; the others read it there. */
+lm_code trainer_experts_pull(lm_trainer *t, lm_err *e);
+/* Of the fullest expert, for the line of a step; "": there are no experts. */
+const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char out[80]);
+/* A record of each layer. */
+lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e);
+/* The first layer whose router gave a probability that is not finite; -1: none. */
+int64_t trainer_experts_bad(const lm_trainer *t);
 
 /* ---- trainer_numeric.c ---- */
 

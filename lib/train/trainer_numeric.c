@@ -11,13 +11,14 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/folder_run.h"
+#include "model/arch.h"
 #include "train/trainer_impl.h"
 
 /* ---- the tensor ---- */
 
-/* The first element of tensor i of a block that is not finite, otherwise 0.  Codes are always finite. */
+/* The first element of tensor i of a block that is not finite, and its number, otherwise 0.  Codes are always finite. */
 static lm_code scan_tensor(const lm_store *s, const lm_store_block *k, int i, float **tmp,
-                           size_t *room, float *found, lm_err *e)
+                           size_t *room, float *found, size_t *at, lm_err *e)
 {
     lm_dtype type = k->format->element;
     *found = 0;
@@ -33,21 +34,23 @@ static lm_code scan_tensor(const lm_store *s, const lm_store_block *k, int i, fl
     if (raw != *tmp)
         lm_convert(type, raw, LM_DTYPE_F32, *tmp, (int64_t)n);
     for (size_t j = 0; j < n && *found == 0; j++)
-        if (!isfinite((*tmp)[j]))
+        if (!isfinite((*tmp)[j])) {
             *found = (*tmp)[j];
+            *at = j;
+        }
     return LM_OK;
 }
 
 /* The first tensor of a block with such an element; -1: all are finite. */
 static lm_code scan_block(const lm_store *s, const lm_store_block *k, int *tensor, float *value,
-                          lm_err *e)
+                          size_t *at, lm_err *e)
 {
     float *tmp = NULL;
     size_t room = 0;
     lm_code rc = LM_OK;
     *tensor = -1;
     for (int i = 0; !rc && *tensor < 0 && i < lm_store_tensors(s, k); i++) {
-        rc = scan_tensor(s, k, i, &tmp, &room, value, e);
+        rc = scan_tensor(s, k, i, &tmp, &room, value, at, e);
         if (!rc && *value != 0)
             *tensor = i;
     }
@@ -56,15 +59,16 @@ static lm_code scan_block(const lm_store *s, const lm_store_block *k, int *tenso
 }
 
 /* NULL: all weights are finite, those that train and the others. */
-static lm_code find_tensor(const lm_trainer *t, const char **name, float *value, lm_err *e)
+static lm_code find_tensor(const lm_trainer *t, const lm_slice **slice, float *value, size_t *at,
+                           lm_err *e)
 {
     const lm_store *s = t->s.store;
     lm_code rc = LM_OK;
     int i = -1;
     for (int k = 0; !rc && i < 0 && k < s->n_blocks; k++)
         if (s->block[k].role == LM_KEPT_PARAM || s->block[k].role == LM_KEPT_FROZEN)
-            rc = scan_block(s, &s->block[k], &i, value, e);
-    *name = rc || i < 0 ? NULL : t->program->train->slice[i].name;
+            rc = scan_block(s, &s->block[k], &i, value, at, e);
+    *slice = rc || i < 0 ? NULL : &t->program->train->slice[i];
     return rc;
 }
 
@@ -74,8 +78,9 @@ static bool is_finite_block(const lm_store *s, const lm_store_block *k)
 {
     lm_err unseen = { 0 };
     float bad;
+    size_t at;
     int i;
-    return !scan_block(s, k, &i, &bad, &unseen) && i < 0;
+    return !scan_block(s, k, &i, &bad, &at, &unseen) && i < 0;
 }
 
 /* True if weights and states of the checkpoint at `path` can be read and are finite. */
@@ -150,9 +155,27 @@ static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
 
 /* ---- the message ---- */
 
+/* " of expert 5 in the router of layer 3", of its weight number `at`, of the whole router without `slice`; "": it is of no
+ * router. */
+static const char *router_of(const lm_trainer *t, const lm_slice *slice, size_t at, char out[80])
+{
+    const lm_config *c = t->io.config;
+    char name[LM_TENSOR_NAME];
+    const int64_t layer = slice ? -1 : trainer_experts_bad(t);
+    *out = 0;
+    if (layer >= 0)
+        snprintf(out, 80, ", first in the router of layer %" PRId64, layer);
+    for (int64_t l = 0; slice && l < c->layers; l++)
+        if (c->layer[l].moe.experts &&
+            !strcmp(slice->name, lm_tensor_hf_name(c->arch, LM_PART_ROUTER, l, false, name)))
+            snprintf(out, 80, " of expert %" PRId64 " in the router of layer %" PRId64,
+                     (int64_t)at / slice->dim[1], l);
+    return out;
+}
+
 /* The weights contained it when they were loaded. */
 static lm_code fail_loaded(const lm_trainer *t, const char *tensor, const char *kind,
-                           const char *clean, lm_err *e)
+                           const char *router, const char *clean, lm_err *e)
 {
     char todo[256] = "begin with another copy of the model";
     if (clean)
@@ -160,7 +183,7 @@ static lm_code fail_loaded(const lm_trainer *t, const char *tensor, const char *
     else if (t->io.resume)
         snprintf(todo, sizeof todo, "start again: no earlier checkpoint is clean");
     return lm_fail(e, LM_ENUMERIC, lm_model_source_path(t->io.weights), todo,
-                   "tensor \"%.150s\" holds %s", tensor, kind);
+                   "tensor \"%.150s\" holds %s%s", tensor, kind, router);
 }
 
 lm_code trainer_numeric_loaded(lm_trainer *t, lm_err *e)
@@ -179,23 +202,28 @@ lm_code trainer_numeric_loaded(lm_trainer *t, lm_err *e)
 
 lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value, lm_err *e)
 {
-    const char *tensor, *kind = isnan(value) ? "not a number" : "infinite";
-    char todo[256], where[64], *clean = NULL;
+    const lm_slice *slice;
+    const char *kind = isnan(value) ? "not a number" : "infinite";
+    char todo[256], where[64], router[80], *clean = NULL;
+    size_t at = 0;
     float bad = 0;
     if ((t->ckpt && lm_ckpt_wait(t->ckpt, e)) || t->b->sync(t->b, NULL, e) ||
-        find_tensor(t, &tensor, &bad, e) || find_clean(t, &clean, e))
+        find_tensor(t, &slice, &bad, &at, e))
+        return e->code;
+    router_of(t, slice, at, router);
+    if (find_clean(t, &clean, e))
         return e->code;
     snprintf(todo, sizeof todo,
              "lower the learning rate or the limit of the gradient norm and %s%.160s",
              clean ? "resume from " : "start again", clean ? clean : "");
     snprintf(where, sizeof where, "step %" PRId64, step);
-    if (!tensor)
-        lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what, kind);
+    if (!slice)
+        lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s%s", what, kind, router);
     else if (!t->r.steps_run && t->io.weights)
-        fail_loaded(t, tensor, isnan(bad) ? "a NaN" : "an infinity", clean, e);
+        fail_loaded(t, slice->name, isnan(bad) ? "a NaN" : "an infinity", router, clean, e);
     else
-        lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s, and tensor \"%.120s\" holds %s", what,
-                kind, tensor, isnan(bad) ? "a NaN" : "an infinity");
+        lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s, and tensor \"%.100s\" holds %s%s", what,
+                kind, slice->name, isnan(bad) ? "a NaN" : "an infinity", router);
     lm_free(clean);
     return e->code;
 }

@@ -133,7 +133,7 @@ static lm_code grade(lm_trainer *t, const lm_round *r, int64_t micro, lm_err *e)
     return x->grade(x->ctx, r, micro, b, &rows, &to, e);
 }
 
-static lm_code run_micro(lm_trainer *t, const lm_round *r, int64_t micro, lm_err *e)
+static lm_code run_micro(lm_trainer *t, const lm_round *r, int64_t micro, int64_t micros, lm_err *e)
 {
     const lm_objective *x = t->io.objective;
     lm_step step = { .seed = t->o.seed, .step = t->s.step, .micro = micro, .more = micro > 0 };
@@ -142,6 +142,7 @@ static lm_code run_micro(lm_trainer *t, const lm_round *r, int64_t micro, lm_err
     if (x->fill(x->ctx, r, micro, b, e))
         return e->code;
     lm_update_numbers_at(t->program->update, lr, t->s.updates, b->now);
+    *b->daux = 1.0f / (float)micros;
     t->r.seconds_data += lm_now() - began;
     if (send(t, e) || lm_program_run(t->program, LM_SECTION_FORWARD, &step, e) ||
         grade(t, r, micro, e) || send(t, e))
@@ -175,8 +176,9 @@ lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e)
     if (begin(t, &r, &micros, e))
         return e->code;
     i->given_up = micros < 0;
+    i->micros = micros > 0 ? micros : 0;
     for (int64_t k = 0; k < micros; k++) {
-        if (run_micro(t, &r, k, e))
+        if (run_micro(t, &r, k, micros, e))
             return e->code;
         i->tokens += t->batch->valid;
         pairs += (double)lm_batch_pairs(t->batch, 0);

@@ -67,15 +67,18 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
 {
     lm_metrics *m = t->io.metrics;
     double rate = (double)(t->plan.tokens_per_step) / i->seconds;
-    char headline[64];
+    char headline[64], note[80];
 
-    lm_log(t->io.sink, LM_LOG_INFO, "step %" PRId64 ": %s, norm %.3f, lr %.3g, %.0f tokens/s",
-           t->s.step, headline_of(t, i, headline), i->norm, i->lr, rate);
+    lm_log(t->io.sink, LM_LOG_INFO, "step %" PRId64 ": %s, norm %.3f, lr %.3g, %.0f tokens/s%s",
+           t->s.step, headline_of(t, i, headline), i->norm, i->lr, rate,
+           trainer_experts_note(t, i, note));
     lm_metrics_begin(m, "step");
     lm_metrics_int(m, "step", t->s.step);
     lm_metrics_int(m, "tokens", t->s.tokens);
     lm_metrics_f32(m, "seconds", t->s.seconds);
     lm_metrics_f64(m, "loss", i->loss);
+    if (t->program->aux_sum != LM_NONE)
+        lm_metrics_f64(m, "moe_aux_loss", i->aux);
     trainer_objective_report(t, false);
     lm_metrics_f64(m, "lr", i->lr);
     lm_metrics_f64(m, "grad_norm", i->norm);
@@ -92,7 +95,9 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
         lm_metrics_f32(m, "mfu_attended", trainer_share(t, i->flops / i->seconds));
     }
     lm_metrics_int(m, "memory_bytes", (int64_t)lm_rss_now());
-    return lm_metrics_end(m, e) ? e->code : tell_tensorboard(t, i, sampled, rate, e);
+    return lm_metrics_end(m, e) || trainer_experts_report(t, i, e)
+               ? e->code
+               : tell_tensorboard(t, i, sampled, rate, e);
 }
 
 lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e)

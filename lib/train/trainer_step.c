@@ -65,6 +65,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
     for (int64_t i = 0; i < (late ? 1 : t->o.accumulate); i++) {
         lm_batch *b = batch_of(t, set, i);
         lm_batch_scale(b, valid ? (float)(1.0 / (double)valid) : 0.0f);
+        *b->daux = 1.0f / (float)t->o.accumulate;
         lm_update_numbers_at(t->program->update, lr, updates, b->now);
         if (lm_batch_push(b, t->copies, e))
             return e->code;
@@ -207,6 +208,8 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
         sample(t, i, false, e))
         return e->code;
     mark(t, MARK_END);
+    if (trainer_experts_pull(t, e))
+        return e->code;
     return lm_mirror_pull(&t->numbers, offsetof(step_numbers, weights), NULL, e);
 }
 
@@ -251,6 +254,7 @@ static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
     const step_numbers *n = t->numbers.host;
     if (!t->io.objective)
         i->loss = i->tokens ? n->loss / (double)i->tokens : NAN;
+    i->aux = i->micros ? n->aux / (double)i->micros : 0;
     i->norm = sqrt(n->sumsq);
     bool idle = !t->io.objective && !i->tokens; /* it has no loss, and changes nothing */
     if (idle)
@@ -271,6 +275,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     if (begin_trace(t, e) || (!t->io.objective && take_batches(t, e)))
         return e->code;
     i->tokens = t->valid[t->set];
+    i->micros = t->o.accumulate;
     i->lr = lm_schedule_lr(&t->o.schedule, t->s.step) * t->o.groups.use[0].rate;
     i->flops = t->flops[t->set];
     i->logged =

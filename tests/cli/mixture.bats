@@ -303,3 +303,108 @@ close() {
     [ "$status" -eq 1 ]
     [[ "$output" == *"experts."*".up_proj.weight"* ]]
 }
+
+@test "mixtures: losses of routers: their records, micro-batches, recomputation, and balance" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
+    args=(--seq-len 32 --lr 1e-2 --lr-schedule constant --log-every 1)
+    aux() { sed -n 's/.*"event":"step".*"moe_aux_loss":\([0-9.e+-]*\).*/\1/p' "$1"; }
+    first() { aux "$1" | head -1; }
+    # What is not asked for is not there.
+    train -q m data -o none --steps 1 --batch-size 2 "${args[@]}" --metrics none.jsonl
+    [ -z "$(aux none.jsonl)" ]
+    # The config asks by its keys; a coefficient of 2 doubles the loss.
+    jq '.output_router_logits = true | .router_aux_loss_coef = 0.5' m/config.json > c && cp -r m asks && cp c asks/config.json
+    train -q asks data -o asked --steps 1 --batch-size 2 "${args[@]}" --metrics asked.jsonl
+    train -q m data -o given --steps 1 --batch-size 2 "${args[@]}" --moe-aux-loss-coeff 0.5 --metrics given.jsonl
+    train -q asks data -o off --steps 1 --batch-size 2 "${args[@]}" --router-aux-loss-coef 0 --metrics off.jsonl
+    [ "$(first asked.jsonl)" = "$(first given.jsonl)" ]
+    [ -z "$(aux off.jsonl)" ]
+    inspect-model --check asked given > /dev/null
+    run inspect-model --check none given
+    [ "$status" -ne 0 ]
+    # Losses of each layer and sequence do not depend on how sequences are divided; recomputation changes no bit.
+    for type in sequence layer; do
+        all=(--moe-aux-loss-type "$type" --moe-aux-loss-coeff 0.1 --moe-z-loss-coeff 0.01)
+        train -q m data -o "$type-4" --steps 3 --batch-size 4 "${args[@]}" "${all[@]}" --metrics "$type-4.jsonl"
+        train -q m data -o "$type-r" --steps 3 --batch-size 4 "${args[@]}" "${all[@]}" --recompute full
+        inspect-model --check "$type-4" "$type-r" > /dev/null
+    done
+    train -q m data -o sequence-1 --steps 3 --batch-size 1 --gradient-accumulation-steps 4 "${args[@]}" \
+        --moe-aux-loss-type sequence --moe-aux-loss-coeff 0.1 --moe-z-loss-coeff 0.01 --metrics sequence-1.jsonl
+    paste <(aux sequence-4.jsonl) <(aux sequence-1.jsonl) |
+        awk '{ d = $1 / $2 - 1; if (d > 1e-4 || d < -1e-4) bad = 1 } END { exit bad || NR != 3 }'
+    # The loss pulls towards balance: 1 a layer.
+    train -q m data -o even --steps 40 --batch-size 4 "${args[@]}" --moe-aux-loss-type layer --moe-aux-loss-coeff 1 \
+        --metrics even.jsonl
+    awk -v a="$(aux even.jsonl | tail -1)" 'BEGIN { exit !(a >= 1.99 && a < 2.15) }'
+    # Adapters and preferences.
+    peft-tune -q asks t.jsonl -o adapter --steps 2 --seq-len 32 --metrics adapter.jsonl
+    [ -n "$(first adapter.jsonl)" ]
+    for i in {1..8}; do
+        echo '{"prompt":"the river","chosen":" ran by the bridge","rejected":" and the stones"}'
+    done > pairs.jsonl
+    align-model -q m pairs.jsonl -o aligned --loss dpo --steps 2 --seq-len 32 --moe-z-loss-coeff 0.1 --metrics aligned.jsonl
+    [ -n "$(first aligned.jsonl)" ]
+}
+
+@test "mixtures: losses of routers: what is refused" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
+    run train m data -o a --steps 1 --seq-len 32 --moe-aux-loss-type layer
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--moe-aux-loss-type: there is no coefficient of such a loss: give --moe-aux-loss-coeff too"* ]]
+    run train m data -o a --steps 1 --moe-router-load-balancing-type aux_loss
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"give --moe-aux-loss-type layer for aux_loss"* ]]
+    init-model -q -f llama-5m -t tokenizer.json --set hidden_size=32 --set num_hidden_layers=1 --set num_attention_heads=4 \
+        --set num_key_value_heads=2 -o dense
+    run train dense data -o a --steps 1 --seq-len 32 --moe-z-loss-coeff 0.1
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--moe-z-loss-coeff: serves mixtures of experts"* ]]
+    sed -i 's/"router_aux_loss_coef": [0-9.]*/"router_aux_loss_coef": -1/' m/config.json
+    run train m data -o a --steps 1 --seq-len 32
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'"router_aux_loss_coef": is negative'* ]]
+}
+
+@test "mixtures: records of the experts, and their map" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24 mlp_only_layers='[0]' num_hidden_layers=3
+    train -v m data -o run --steps 6 --batch-size 2 --seq-len 32 --gradient-accumulation-steps 3 --log-every 2 \
+        --metrics r.jsonl 2> log
+    grep -q "step 2: .*, fullest expert [0-9.]* x the mean (layer [12])" log
+    # 192 tokens of 2 experts each, in records of steps 2, 4, 6 and layers 1, 2.
+    jq -s -e '[.[] | select(.event == "experts")] | length == 6 and all(.[]; (.load | length == 8 and add == 384)
+        and .dropped == 0 and .dead == ([.load[] | select(. == 0)] | length) and ((.max_over_mean - (.load | max / 48)) | fabs) < 1e-6
+        and .entropy > 1 and .entropy < 2.0795) and map(.layer) == [1, 2, 1, 2, 1, 2] and map(.step) == [2, 2, 4, 4, 6, 6]' r.jsonl
+    plot-run --experts --width 60 r.jsonl > map
+    grep -qx "expert: load over the mean load, scale 0 to 2" map
+    [ "$(grep -c '^layer' map)" = 2 ]
+    [ "$(grep -cE '^ +[0-7] ' map)" -ge 16 ]
+    plot-run --experts -o map.svg r.jsonl
+    grep -q "layer 2" map.svg
+    run plot-run --experts r.jsonl r.jsonl
+    [ "$status" -eq 2 ]
+    echo '{"event":"step","step":1,"loss":2}' > dense.jsonl
+    run plot-run --experts dense.jsonl
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"dense.jsonl: has no records of experts"* ]]
+}
+
+@test "mixtures: a router that is not finite ends a training with status 4, naming layer and expert" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
+    # Weight [3,5] of the router of layer 1 [8,32].
+    cp -rL m bad
+    begin=$(od -An -tu8 -N8 bad/model.safetensors | tr -d ' ')
+    head -c $((begin + 8)) bad/model.safetensors | tail -c "$begin" > header
+    at=$(jq '."model.layers.1.mlp.gate.weight".data_offsets[0]' header)
+    poke() { printf "%b" "$1" | dd of=bad/model.safetensors bs=1 seek=$((begin + 8 + at + 4 * (3 * 32 + 5))) conv=notrunc status=none; }
+    poke '\0\0\300\177'
+    run train -q bad data -o run --steps 2 --seq-len 32
+    [ "$status" -eq 4 ]
+    [[ "$output" == 'train: bad: tensor "model.layers.1.mlp.gate.weight" holds a NaN of expert 3 in the router of layer 1: '* ]]
+    # Finite weights whose logits are not: 3e38 in all of the row.
+    for ((i = 0; i < 32; i++)); do printf '\0\0\177\177'; done |
+        dd of=bad/model.safetensors bs=1 seek=$((begin + 8 + at + 4 * 3 * 32)) conv=notrunc status=none
+    run train -q bad data -o run --steps 2 --seq-len 32
+    [ "$status" -eq 4 ]
+    [[ "$output" == *", first in the router of layer 1: "* ]]
+}

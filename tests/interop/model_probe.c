@@ -118,6 +118,8 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     runner_run(&train);
     all_logits(&speak, logits);
     loss = (float)(loss_sum(&train) / (double)valid);
+    if (m->aux != LM_NONE)
+        loss += *(const float *)lm_exec_data(train.exec, m->aux);
     grad_block(&train, g);
 
     must(lm_st_plan_new(&p.plan, &e), &e);
@@ -229,7 +231,8 @@ int main(int argc, char **argv)
     must(lm_cpu_level_parse(argv[6], &level, &e), &e);
     lm_build build = { .batch = b.batch,
                        .seq = b.seq,
-                       .precision = { .low = lm_dtype_parse(argv[5]) } };
+                       .precision = { .low = lm_dtype_parse(argv[5]) },
+                       .routing = { .model = LM_ROUTING_OF_CONFIG } };
     (strcmp(argv[1], "train") ? run_model : train_model)(&c, src, build, level, &b, argv[4]);
     return 0;
 }

@@ -106,6 +106,13 @@ def configs(vocab=97, wide=2):
                                            use_sliding_window=True, sliding_window=6, max_window_layers=3, qkv_bias=False)
     yield "qwen3-moe", Qwen3MoeConfig(**moe, num_experts_per_tok=2, norm_topk_prob=True, head_dim=8 * wide)
     yield "qwen3-moe-all", Qwen3MoeConfig(**moe, num_experts_per_tok=6, use_sliding_window=True, sliding_window=7)
+    yield "mixtral-balance", MixtralConfig(**base, num_local_experts=5, num_experts_per_tok=2, output_router_logits=True,
+                                           router_aux_loss_coef=0.3)
+    yield "qwen2-moe-balance", Qwen2MoeConfig(**{**moe, "num_hidden_layers": 3}, num_experts_per_tok=3, mlp_only_layers=[1],
+                                              shared_expert_intermediate_size=20, output_router_logits=True,
+                                              router_aux_loss_coef=0.7)
+    yield "qwen3-moe-balance", Qwen3MoeConfig(**moe, num_experts_per_tok=2, norm_topk_prob=True, output_router_logits=True,
+                                              router_aux_loss_coef=1.0)
     near, far = "sliding_attention", "full_attention"  # orders of layers that GGUF holds as a list, or as a number
     yield "gemma3-order", Gemma3TextConfig(**{**gemma, "num_hidden_layers": 3}, layer_types=[near, far, far])
     yield "gemma2-near", Gemma2Config(**gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
@@ -133,10 +140,17 @@ def batch(config, steps, seed, seq=SEQ):
 
 
 def loss_of(model, tokens, targets):
-    logits = model(input_ids=tokens).logits
+    out = model(input_ids=tokens)
+    logits = out.logits
     flat = logits.float().reshape(-1, logits.shape[-1])
     labels = targets.masked_fill(targets < 0, -100).reshape(-1)
-    return torch.nn.functional.cross_entropy(flat, labels), logits
+    loss = torch.nn.functional.cross_entropy(flat, labels)
+    if getattr(model.config, "output_router_logits", False):  # transformers adds it only to a loss of its own
+        from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+        c = model.config
+        experts = getattr(c, "num_experts", None) or c.num_local_experts
+        loss = loss + c.router_aux_loss_coef * load_balancing_loss_func(out.router_logits, experts, c.num_experts_per_tok)
+    return loss, logits
 
 
 def clear_seed(config, seed, seq=SEQ):

@@ -111,8 +111,16 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     r->backend->panels = NULL; /* weights are bound as they are */
     build.backend = r->backend;
     must(lm_model_build(c, &build, &r->model, &e), &e);
-    lm_vid keep[LM_MODEL_ROWS] = { r->model->logits };
+    lm_vid keep[LM_MODEL_ROWS + 65] = { r->model->logits };
     int kept = b->mode == LM_MODE_GENERATE ? 1 : lm_model_rows(r->model, keep);
+    if (r->model->aux != LM_NONE)
+        keep[kept++] = r->model->aux;
+    for (int64_t l = 0; r->model->routed && l < c->layers && l < 16; l++) {
+        const lm_routed_layer *x = &r->model->routed[l];
+        const lm_vid all[] = { x->z, x->expert, x->load, x->mean };
+        for (int i = 0; x->z != LM_NONE && i < 4; i++)
+            keep[kept++] = all[i];
+    }
     must(lm_exec_new(r->model->graph, r->backend, keep, kept, &r->exec, &e), &e);
     const lm_graph *g = r->model->graph;
     r->n_mem = g->n_values;
@@ -134,6 +142,8 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
         for (int64_t i = 0; i < lm_tensor_count(t); i++)
             lm_set(t->dtype, r->mem[r->model->scale], i, 1);
     }
+    if (r->model->daux != LM_NONE)
+        lm_set(g->value[r->model->daux].t.dtype, r->mem[r->model->daux], 0, 1);
     if (r->model->pos != LM_NONE)
         for (int64_t i = 0; i < b->batch * b->seq; i++)
             ((int32_t *)r->mem[r->model->pos])[i] = (int32_t)(i % b->seq);

@@ -155,10 +155,14 @@ static void test_losses(void **state)
                               .in = { mat(F32, 900, E), filled(mat(I32, 900, 3), IDS, -E) },
                               .out = { vec(F32, 1), vec(F32, E), vec(F32, E) } };
             check_on_device(&k, LM_DTYPE_F32, 2e-6, 0, true);
+            k.in[2] = vec(F32, E);
+            check_on_device(&k, LM_DTYPE_F32, 2e-6, 0, true);
             k.op = "route_aux_dz";
             k.in[2] = vec(F32, 1);
             k.out[0] = mat(F32, 900, E);
             k.out[1] = k.out[2] = vec(ABSENT, 0);
+            check_on_device(&k, LM_DTYPE_F32, 1e-5, 0, true);
+            k.in[3] = vec(F32, E);
             check_on_device(&k, LM_DTYPE_F32, 1e-5, 0, true);
         }
 }

@@ -372,6 +372,42 @@ static void a_giant_line_costs_no_memory(void **state)
     lm_metrics_file_close(f);
 }
 
+static void lists_are_rows_by_layer(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    lm_metrics *m;
+    lm_metrics_file *f;
+
+    assert_int_equal(lm_metrics_open(path, LM_METRICS_NEW, NULL, &m, &e), 0);
+    for (int step = 1; step < 4; step++)
+        for (int layer = 0; layer < 2; layer++) {
+            lm_metrics_begin(m, "experts");
+            lm_metrics_int(m, "step", step);
+            lm_metrics_int(m, "layer", layer);
+            lm_metrics_int(m, "dead", layer);
+            lm_metrics_list(m, "load", (double[]){ step, layer, NAN }, 3);
+            assert_int_equal(lm_metrics_end(m, &e), 0);
+        }
+    assert_int_equal(lm_metrics_close(m, &e), 0);
+    put("a", "{\"event\":\"experts\",\"step\":3,\"layer\":1,\"load\":[7,8,9]}\n");
+    assert_int_equal(lm_metrics_file_open(path, &f, &e), 0);
+    assert_int_equal(lm_metrics_file_poll(f, true, NULL, &e), 0);
+    for (size_t i = 0; i < 2; i++) {
+        const lm_rows *r = lm_metrics_file_rows(f, i);
+        assert_string_equal(r->event, i ? "experts.1" : "experts.0");
+        assert_string_equal(r->key, "load");
+        assert_int_equal(r->n, 3);
+        assert_int_equal(r->width, 3);
+        assert_true(r->step[2] == 3 && r->value[3] == 2 && r->value[4] == (double)i);
+        assert_true(isnan(r->value[2]));
+        assert_true(r->value[8] == 9 || i == 0); /* a resumed step replaces the one before */
+    }
+    assert_null(lm_metrics_file_rows(f, 2));
+    assert_int_equal(lm_metrics_file_series(f, "experts.1", "dead")->n, 3);
+    lm_metrics_file_close(f);
+}
+
 static void missing_file_and_folder(void **state)
 {
     (void)state;
@@ -402,6 +438,7 @@ int main(void)
         cmocka_unit_test_teardown(bad_lines_are_counted_and_a_cut_one_is_not, drop_file),
         cmocka_unit_test_teardown(a_growing_file_is_followed, drop_file),
         cmocka_unit_test_teardown(a_giant_line_costs_no_memory, drop_file),
+        cmocka_unit_test_teardown(lists_are_rows_by_layer, drop_file),
         cmocka_unit_test(missing_file_and_folder),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);

@@ -730,6 +730,31 @@ static void check_aux(const gate *g, lm_route_aux_attr a)
     k.out[1] = k.out[2] = vec(ABSENT, 0);
     k.tol_f32 = k.tol_bf16 = 1e-5;
     check_case(&k);
+    k.in[3] = vec(F32, g->E);
+    check_case(&k);
+}
+
+/* Counts of more tokens in place of the loads: the balance of `a` with them, and their gradient's formula. */
+static void check_counts(const gate *g, lm_route_aux_attr a)
+{
+    double load[MOST_E], mean[MOST_E], count[MOST_E], want = 0;
+    kernel_case k = aux_case(g, &a);
+    instance x;
+    balance(g, 0, g->T, load, mean);
+    for (int64_t e = 0; e < g->E; e++) {
+        count[e] = (double)(e * e % 17) + load[e];
+        want += count[e] * mean[e];
+    }
+    want *= a.balance * (double)g->E / (double)(g->a.k * g->T);
+    k.in[2] = given(vec(F32, g->E), count);
+    build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
+    run(&x, lm_cpu_kernel(k.op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+    if (fabs(*(double *)x.out[0].data - want) > 1e-12 * want)
+        fail_msg("loss %.15g, by its formula %.15g", *(double *)x.out[0].data, want);
+    for (int64_t e = 0; e < g->E; e++)
+        assert_true(((double *)x.out[2].data)[e] == load[e]);
+    drop(&k, &x);
+    check_case(&k);
 }
 
 static void test_losses(void **state)
@@ -746,6 +771,7 @@ static void test_losses(void **state)
         check_aux(&g, x);
         x = (lm_route_aux_attr){ .sigmoid = a.sigmoid, .sequence = 1, .seq = g.T / 4 };
         check_aux(&g, x);
+        check_counts(&g, (lm_route_aux_attr){ .sigmoid = a.sigmoid, .balance = 0.5 });
         x = (lm_route_aux_attr){ .z = 0.5 };
         g.a.sigmoid = false;
         check_aux(&g, x);

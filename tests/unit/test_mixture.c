@@ -66,7 +66,8 @@ static void build(layer *l, lm_route_attr route)
     rows = append(l, &lm_op_grouped_linear, &out, (lm_vid[4]){ rows, l->out_w, l->offsets }, NULL);
     l->y =
         append(l, &lm_op_route_sum, NULL, (lm_vid[4]){ rows, l->from, l->place, l->weight }, NULL);
-    l->loss = append(l, &lm_op_route_aux, &aux, (lm_vid[4]){ l->z, l->expert }, more);
+    l->loss =
+        append(l, &lm_op_route_aux, &aux, (lm_vid[4]){ l->z, l->expert, LM_NONE, LM_NONE }, more);
 }
 
 static void add_backward_of(layer *l)

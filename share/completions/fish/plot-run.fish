@@ -5,6 +5,7 @@ complete -c plot-run -s s -l smooth -r -d 'moving average, 0.9 is usual [0: none
 complete -c plot-run -l eval -d 'mark the values of evaluations [yes]'
 complete -c plot-run -l log-x -d 'logarithmic x axis'
 complete -c plot-run -l log-y -d 'logarithmic y axes'
+complete -c plot-run -l experts -d 'a map instead: the load of each expert of a mixture over the steps'
 complete -c plot-run -s n -l name -r -d 'names of the runs in the legend, in their order'
 complete -c plot-run -s t -l title -r -d 'title [name of the run]'
 complete -c plot-run -l format -x -a 'svg png text' -d 'svg, png or text [by the name given to -o]'

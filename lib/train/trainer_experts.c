@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer_experts.c -- what the routers of mixtures did in a step: loads and probabilities of the experts of each layer,
+ * summed over micro-batches by the graph; as records, and for the message about a router that is not finite. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "train/trainer_impl.h"
+
+/* Two arrays of a layer, each on cache lines of its own. */
+static size_t array_bytes(int64_t experts)
+{
+    return ((size_t)experts * sizeof(float) + 63) / 64 * 64;
+}
+
+static bool has_experts(const lm_trainer *t, int64_t layer)
+{
+    return t->program->routed && t->program->routed[layer].load != LM_NONE;
+}
+
+/* Bytes before the arrays of a layer; with layer = layers, all bytes. */
+static size_t bytes_before(const lm_trainer *t, int64_t layer)
+{
+    size_t sum = 0;
+    for (int64_t l = 0; l < layer; l++)
+        if (has_experts(t, l))
+            sum += 2 * array_bytes(t->io.config->layer[l].moe.experts);
+    return sum;
+}
+
+lm_code trainer_experts_new(lm_trainer *t, lm_err *e)
+{
+    const lm_config *c = t->io.config;
+    const size_t bytes = bytes_before(t, c->layers);
+    if (!bytes)
+        return LM_OK;
+    if (lm_mirror_new(t->b, bytes, "loads of experts", &t->routed, e) ||
+        lm_alloc_n(&t->shares, LM_ROUTE_MOST_EXPERTS, sizeof *t->shares, "loads of experts", e))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++) {
+        if (!has_experts(t, l))
+            continue;
+        char *at = (char *)t->routed.dev + bytes_before(t, l);
+        lm_exec_bind(t->program->exec, t->program->routed[l].load, at);
+        lm_exec_bind(t->program->exec, t->program->routed[l].mean,
+                     at + array_bytes(c->layer[l].moe.experts));
+    }
+    return LM_OK;
+}
+
+void trainer_experts_fini(lm_trainer *t)
+{
+    if (t->routed.bytes)
+        lm_mirror_fini(&t->routed);
+    lm_free(t->shares);
+}
+
+lm_code trainer_experts_pull(lm_trainer *t, lm_err *e)
+{
+    return t->routed.bytes ? lm_mirror_pull(&t->routed, t->routed.bytes, NULL, e) : LM_OK;
+}
+
+/* ---- a layer ---- */
+
+typedef struct {
+    int64_t experts, dead;
+    const float *load, *mean; /* sums over the micro-batches */
+    double total, most;       /* of the loads */
+    double entropy;           /* of the mean probabilities, in nats */
+    double dropped;           /* share of the assignments */
+} layer_view;
+
+static bool view_layer(const lm_trainer *t, int64_t layer, int64_t micros, layer_view *v)
+{
+    if (!has_experts(t, layer))
+        return false;
+    const lm_moe *m = &t->io.config->layer[layer].moe;
+    const float *at = (const float *)t->routed.host + bytes_before(t, layer) / sizeof(float);
+    const double asked = (double)(micros * t->o.batch * t->o.seq * m->chosen);
+    *v = (layer_view){ .experts = m->experts,
+                       .load = at,
+                       .mean = at + array_bytes(m->experts) / sizeof(float) };
+    for (int64_t e = 0; e < v->experts; e++) {
+        const double n = (double)v->load[e], p = (double)v->mean[e] / (double)micros;
+        v->total += n;
+        v->most = n > v->most ? n : v->most;
+        v->dead += !(n > 0);
+        v->entropy -= p > 0 || isnan(p) ? p * log(p) : 0;
+    }
+    v->dropped = asked > 0 ? 1 - v->total / asked : 0;
+    return true;
+}
+
+/* The largest load over the mean load. */
+static double peak_of(const layer_view *v)
+{
+    return v->total > 0 ? v->most * (double)v->experts / v->total : NAN;
+}
+
+const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char out[80])
+{
+    double worst = 0;
+    int64_t layer = -1;
+    layer_view v;
+    *out = 0;
+    for (int64_t l = 0; i->micros && l < t->io.config->layers; l++)
+        if (view_layer(t, l, i->micros, &v) && peak_of(&v) > worst) {
+            worst = peak_of(&v);
+            layer = l;
+        }
+    if (layer >= 0)
+        snprintf(out, 80, ", fullest expert %.2f x the mean (layer %" PRId64 ")", worst, layer);
+    return out;
+}
+
+lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e)
+{
+    lm_metrics *m = t->io.metrics;
+    layer_view v;
+    for (int64_t l = 0; m && i->micros && l < t->io.config->layers; l++) {
+        if (!view_layer(t, l, i->micros, &v))
+            continue;
+        for (int64_t k = 0; k < v.experts; k++)
+            t->shares[k] = (double)v.load[k];
+        lm_metrics_begin(m, "experts");
+        lm_metrics_int(m, "step", t->s.step);
+        lm_metrics_int(m, "tokens", t->s.tokens);
+        lm_metrics_f32(m, "seconds", t->s.seconds);
+        lm_metrics_int(m, "layer", l);
+        lm_metrics_f32(m, "max_over_mean", peak_of(&v));
+        lm_metrics_f32(m, "entropy", v.entropy);
+        lm_metrics_f32(m, "dropped", v.dropped);
+        lm_metrics_int(m, "dead", v.dead);
+        lm_metrics_list(m, "load", t->shares, (size_t)v.experts);
+        if (lm_metrics_end(m, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+/* ---- not finite ---- */
+
+/* Probabilities of a row are NaN together, so the mean ones name the layer alone; a weight names the expert. */
+int64_t trainer_experts_bad(const lm_trainer *t)
+{
+    layer_view v;
+    for (int64_t l = 0; t->routed.bytes && l < t->io.config->layers; l++) {
+        if (!view_layer(t, l, 1, &v))
+            continue;
+        for (int64_t k = 0; k < v.experts; k++)
+            if (!isfinite(v.mean[k]))
+                return l;
+    }
+    return -1;
+}

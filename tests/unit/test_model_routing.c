@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Losses of routers in the graph of a model: their values against plain sums over tokens and experts, all
+ * gradients against finite differences, and the same with recomputation. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "mini_models.h"
+#include "op/ops.h"
+
+enum { LAYERS = 3, BATCH = 2, SEQ = 7, ROWS = BATCH * SEQ, MOST = 8 };
+
+/* Layer 1 has no experts. */
+static const char *const mixtures[] = {
+    "{\"model_type\":\"qwen3_moe\",\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":20,"
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"num_hidden_layers\":3,"
+    "\"max_position_embeddings\":32,\"num_experts\":5,\"num_experts_per_tok\":2,"
+    "\"moe_intermediate_size\":12,\"norm_topk_prob\":true,\"mlp_only_layers\":[1],"
+    "\"output_router_logits\":true,\"router_aux_loss_coef\":0.25}",
+    "{\"model_type\":\"mixtral\",\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":12,"
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"num_hidden_layers\":3,"
+    "\"max_position_embeddings\":32,\"num_local_experts\":4,\"num_experts_per_tok\":2}",
+};
+
+static void read_mixture(int i, lm_config *c)
+{
+    lm_err e = { 0 };
+    json_t *o;
+    must(lm_json_parse(mixtures[i], strlen(mixtures[i]), "config", &o, &e), &e);
+    must(lm_config_read(o, "config", c, &e), &e);
+    json_decref(o);
+}
+
+static void open_runner(runner *r, const lm_config *c, const lm_routing_losses *w, lm_dtype low,
+                        bool recompute, float **block)
+{
+    lm_build b = build_of(LM_MODE_TRAIN, low, BATCH, SEQ);
+    b.routing = *w;
+    b.recompute = recompute;
+    runner_new(r, c, &b, low == LM_DTYPE_F64 ? LM_CPU_REF : lm_cpu_detect(), 2);
+    *block = random_block(r->model);
+    runner_weights(r, *block);
+    feed(r);
+}
+
+static double aux_of(const runner *r)
+{
+    const lm_model *m = r->model;
+    return lm_get(m->graph->value[m->aux].t.dtype, lm_exec_data(r->exec, m->aux), 0);
+}
+
+/* ---- the values ---- */
+
+/* Probabilities and choices of one layer, from its logits. */
+typedef struct {
+    int64_t E, K;
+    double p[ROWS][MOST], lse[ROWS];
+    int32_t expert[ROWS][MOST];
+} routes;
+
+static bool read_routes(const runner *r, int64_t l, routes *out)
+{
+    const lm_routed_layer *x = &r->model->routed[l];
+    if (x->z == LM_NONE)
+        return false;
+    const double *z = lm_exec_data(r->exec, x->z);
+    const int32_t *expert = lm_exec_data(r->exec, x->expert);
+    out->E = r->model->config.layer[l].moe.experts;
+    out->K = r->model->config.layer[l].moe.chosen;
+    for (int t = 0; t < ROWS; t++) {
+        double sum = 0;
+        for (int64_t e = 0; e < out->E; e++)
+            sum += exp(z[t * out->E + e]);
+        out->lse[t] = log(sum);
+        for (int64_t e = 0; e < out->E; e++)
+            out->p[t][e] = exp(z[t * out->E + e]) / sum;
+        for (int64_t k = 0; k < out->K; k++)
+            out->expert[t][k] = expert[t * out->K + k];
+    }
+    return true;
+}
+
+static double load_of(const routes *x, int from, int n, int64_t e)
+{
+    double load = 0;
+    for (int t = from; t < from + n; t++)
+        for (int64_t k = 0; k < x->K; k++)
+            load += x->expert[t][k] == e;
+    return load;
+}
+
+static double sum_of(const routes *x, int from, int n, int64_t e)
+{
+    double sum = 0;
+    for (int t = from; t < from + n; t++)
+        sum += x->p[t][e];
+    return sum;
+}
+
+static double balance_of(const routes *x, int from, int n)
+{
+    double sum = 0;
+    for (int64_t e = 0; e < x->E; e++)
+        sum += load_of(x, from, n, e) * sum_of(x, from, n, e);
+    return (double)x->E / (double)(x->K * n * n) * sum;
+}
+
+static double plain_losses(const runner *r, const lm_routing_losses *w)
+{
+    double sum = 0, loads[MOST] = { 0 }, shares[MOST] = { 0 }, layers = 0, both = 0;
+    routes x = { 0 };
+    for (int64_t l = 0; l < LAYERS; l++) {
+        if (!read_routes(r, l, &x))
+            continue;
+        layers++;
+        sum += w->layer * balance_of(&x, 0, ROWS);
+        for (int s = 0; s < BATCH; s++)
+            sum += w->sequence / BATCH * balance_of(&x, s * SEQ, SEQ);
+        for (int t = 0; t < ROWS; t++)
+            sum += w->z / ROWS * x.lse[t] * x.lse[t];
+        for (int64_t e = 0; e < x.E; e++) {
+            loads[e] += load_of(&x, 0, ROWS, e);
+            shares[e] += sum_of(&x, 0, ROWS, e);
+        }
+    }
+    for (int64_t e = 0; e < x.E; e++)
+        both += loads[e] / (layers * ROWS) * shares[e] / (layers * ROWS);
+    return sum + w->model * (double)x.E * both;
+}
+
+static const lm_routing_losses kinds[] = {
+    { .layer = 0.5 }, { .sequence = 0.75 },       { .model = 0.25 },
+    { .z = 0.125 },   { 0.5, 0.75, 0.25, 0.125 },
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static void test_values(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < KINDS; k++) {
+            lm_config c;
+            runner r;
+            float *block;
+            read_mixture(i, &c);
+            open_runner(&r, &c, &kinds[k], LM_DTYPE_F64, false, &block);
+            runner_run(&r);
+            double got = aux_of(&r), want = plain_losses(&r, &kinds[k]);
+            if (!(fabs(got - want) < 1e-12 * want))
+                fail_msg("model %d, losses %d: %.15g, plainly %.15g", i, k, got, want);
+            lm_free(block);
+            runner_free(&r);
+            lm_config_fini(&c);
+        }
+}
+
+/* The coefficient of the config, which a build can ask for; without a loss there is no root. */
+static void test_of_config(void **state)
+{
+    const lm_routing_losses of_config = { .model = LM_ROUTING_OF_CONFIG }, none = { 0 };
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        lm_config c;
+        runner r;
+        float *block;
+        read_mixture(i, &c);
+        open_runner(&r, &c, &of_config, LM_DTYPE_F64, false, &block);
+        runner_run(&r);
+        assert_int_equal(r.model->aux != LM_NONE, i == 0);
+        if (i == 0)
+            assert_true(fabs(aux_of(&r) - plain_losses(&r, &kinds[2])) < 1e-12);
+        lm_free(block);
+        runner_free(&r);
+        open_runner(&r, &c, &none, LM_DTYPE_F64, false, &block);
+        assert_int_equal(r.model->aux, LM_NONE);
+        assert_int_equal(r.model->daux, LM_NONE);
+        lm_free(block);
+        runner_free(&r);
+        lm_config_fini(&c);
+    }
+}
+
+/* ---- gradients ---- */
+
+static double loss_at(runner *r, double *w, const double *kept, const double *d, int64_t n,
+                      double h)
+{
+    for (int64_t i = 0; i < n; i++)
+        w[i] = kept[i] + h * d[i];
+    runner_run(r);
+    return loss_sum(r) + 0.5 * aux_of(r);
+}
+
+static void check_param(runner *r, int p)
+{
+    const lm_param *param = &r->model->param[p];
+    const int64_t n = param->count;
+    double *w = r->mem[param->value], *kept = room((size_t)n, sizeof *w),
+           *d = room((size_t)n, sizeof *d), got = 0, norm = 0, h = 1e-6;
+    const lm_rng rng = lm_rng_make(2, "direction", (uint64_t)p);
+    runner_run(r);
+    for (int64_t i = 0; i < n; i++) {
+        kept[i] = w[i];
+        d[i] = lm_rng_normal(rng, (uint64_t)i);
+        got += grad_at(r, p, i) * d[i];
+        norm += grad_at(r, p, i) * grad_at(r, p, i);
+    }
+    double want = (loss_at(r, w, kept, d, n, h) - loss_at(r, w, kept, d, n, -h)) / (2 * h);
+    loss_at(r, w, kept, d, n, 0);
+    if (!(fabs(got - want) <= 1e-6 * (fabs(want) + sqrt(norm)) + 1e-7))
+        fail_msg("%s: gradient %.12g, finite differences %.12g",
+                 r->model->graph->value[param->value].name, got, want);
+    lm_free(kept);
+    lm_free(d);
+}
+
+static void test_gradients(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        lm_config c;
+        runner r;
+        float *block;
+        read_mixture(0, &c);
+        open_runner(&r, &c, &kinds[k], LM_DTYPE_F64, false, &block);
+        for (int i = 0; i < ROWS; i++) /* so that routers train by their losses above all */
+            lm_set(LM_DTYPE_F64, r.mem[r.model->scale], i, 0.01);
+        for (int i = 0; i < ROWS; i++)
+            ((int32_t *)r.mem[r.model->targets])[i] = -1;
+        lm_set(LM_DTYPE_F64, r.mem[r.model->daux], 0, 0.5);
+        for (int p = 0; p < r.model->n_params; p++)
+            check_param(&r, p);
+        lm_free(block);
+        runner_free(&r);
+        lm_config_fini(&c);
+    }
+}
+
+/* With recomputation each loss is computed once, and all bits are the same. */
+static void test_recompute(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        lm_config c;
+        float *g[2], *block;
+        double aux[2];
+        read_mixture(i, &c);
+        for (int again = 0; again < 2; again++) {
+            runner r;
+            int losses = 0;
+            open_runner(&r, &c, &kinds[KINDS - 1], LM_DTYPE_F32, again, &block);
+            runner_run(&r);
+            aux[again] = aux_of(&r);
+            g[again] = room((size_t)r.model->block, sizeof(float));
+            grad_block(&r, g[again]);
+            for (size_t k = 0; k < r.model->graph->n_nodes; k++)
+                losses += r.model->graph->node[k].op == &lm_op_route_aux;
+            assert_int_equal(losses, 2 * (i ? 3 : 2));
+            if (again)
+                assert_memory_equal(g[0], g[1], (size_t)r.model->block * sizeof(float));
+            lm_free(block);
+            runner_free(&r);
+        }
+        assert_true(aux[0] == aux[1]);
+        lm_free(g[0]);
+        lm_free(g[1]);
+        lm_config_fini(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_of_config),
+        cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_recompute),
+    };
+    return cmocka_run_group_tests_name("model_routing", tests, NULL, NULL);
+}
