@@ -159,7 +159,7 @@ END
         echo same > "$out/$m/sentencepiece.bpe.model"
     done
     merge-models -q -m linear "$out/one" "$out/two" -o "$out/x"
-    cmp "$out/one/sentencepiece.bpe.model" "$out/x/spiece.model"
+    cmp "$out/one/sentencepiece.bpe.model" "$out/x/sentencepiece.bpe.model"
     echo other > "$out/two/sentencepiece.bpe.model"
     for policy in "" "--tokenizer union"; do
         run merge-models -m linear "$out/one" "$out/two" $policy -o "$out/y"
