@@ -102,8 +102,9 @@ static lm_code encode_raw(const lm_tokenizer *t, lm_tok_scratch *s, const char *
     return rc;
 }
 
-lm_code lm_tokenizer_encode(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size_t len,
-                            bool add_special, lm_ids *out, lm_err *e)
+/* A text without the ids of the post-processor. */
+static lm_code encode_text(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size_t len,
+                           lm_ids *out, lm_err *e)
 {
     lm_added_walk w = { .added = &t->added, .group = LM_ADDED_RAW, .text = text, .len = len };
     size_t valid = lm_utf8_valid(text, len);
@@ -112,8 +113,6 @@ lm_code lm_tokenizer_encode(const lm_tokenizer *t, lm_tok_scratch *s, const char
     if (valid != len)
         return lm_fail(e, LM_EFORMAT, "text", "convert the text to UTF-8",
                        "invalid UTF-8 at byte %zu of %zu", valid, len);
-    for (int i = 0; i < t->n_prefix && add_special && !rc; i++)
-        rc = add_id(out, t->prefix[i], e);
     while (!rc && lm_added_next(&w)) {
         if (w.begin > w.gap)
             rc = encode_raw(t, s, text + w.gap, w.begin - w.gap, !w.gap, out, e);
@@ -122,8 +121,46 @@ lm_code lm_tokenizer_encode(const lm_tokenizer *t, lm_tok_scratch *s, const char
     }
     if (!rc && len > w.gap)
         rc = encode_raw(t, s, text + w.gap, len - w.gap, !w.gap, out, e);
+    return rc;
+}
+
+lm_code lm_tokenizer_encode(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size_t len,
+                            bool add_special, lm_ids *out, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (int i = 0; i < t->n_prefix && add_special && !rc; i++)
+        rc = add_id(out, t->prefix[i], e);
+    if (!rc)
+        rc = encode_text(t, s, text, len, out, e);
     for (int i = 0; i < t->n_suffix && add_special && !rc; i++)
         rc = add_id(out, t->suffix[i], e);
+    return rc;
+}
+
+lm_code lm_tokenizer_encode_pair(const lm_tokenizer *t, lm_tok_scratch *s, const char *a,
+                                 size_t a_len, const char *b, size_t b_len, bool add_special,
+                                 lm_ids *out, lm_ids *types, lm_err *e)
+{
+    static const lm_pair_item plain[] = { { LM_PAIR_A, 0 }, { LM_PAIR_B, 1 } };
+    const lm_pair_item *v = t->n_pair ? t->pair : plain;
+    int n = t->n_pair ? t->n_pair : 2;
+    lm_code rc = LM_OK;
+
+    if (t->n_templates > 1 || (t->n_templates && !t->n_pair))
+        return lm_fail(e, LM_EFORMAT, "tokenizer", NULL, "its post-processor has %s for two texts",
+                       t->n_templates > 1 ? "several templates" : "no template");
+    for (int i = 0; i < n && !rc; i++) {
+        size_t from = out->n;
+        if (v[i].id == LM_PAIR_A)
+            rc = encode_text(t, s, a, a_len, out, e);
+        else if (v[i].id == LM_PAIR_B)
+            rc = encode_text(t, s, b, b_len, out, e);
+        else if (add_special)
+            rc = add_id(out, (uint32_t)v[i].id, e);
+        for (; from < out->n && !rc; from++)
+            rc = add_id(types, v[i].type, e);
+    }
     return rc;
 }
 

@@ -64,6 +64,13 @@ void lm_tok_scratch_free(lm_tok_scratch *s);
 lm_code lm_tokenizer_encode(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size_t len,
                             bool add_special, lm_ids *out, lm_err *e);
 
+/* The same for two texts, with the tokens around and between them, and each id's type appended to
+ * *types: 0 for the first text and 1 for the second in BERT, as the post-processor says.  Fails:
+ * also LM_EFORMAT when the post-processor has no template of two texts, or several. */
+lm_code lm_tokenizer_encode_pair(const lm_tokenizer *t, lm_tok_scratch *s, const char *a,
+                                 size_t a_len, const char *b, size_t b_len, bool add_special,
+                                 lm_ids *out, lm_ids *types, lm_err *e);
+
 /* Append the text of ids[0..n) to *out.  Always valid UTF-8: bytes that are not UTF-8 become
  * U+FFFD. skip_special drops special added tokens.  An id without a token is LM_EFORMAT. */
 lm_code lm_tokenizer_decode(const lm_tokenizer *t, const uint32_t *ids, size_t n, bool skip_special,

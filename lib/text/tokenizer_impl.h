@@ -14,7 +14,14 @@
 
 typedef struct lm_decoder lm_decoder;
 
-enum { LM_MAX_AFFIX = 64 };
+enum { LM_MAX_AFFIX = 64, LM_MAX_PAIR = 3 * LM_MAX_AFFIX };
+
+/* An item of the template of two texts: a token, or one of the texts. */
+enum { LM_PAIR_A = -1, LM_PAIR_B = -2 };
+typedef struct {
+    int64_t id; /* LM_PAIR_A, LM_PAIR_B: the text */
+    uint32_t type;
+} lm_pair_item;
 
 struct lm_tokenizer {
     lm_bpe bpe;         /* the vocabulary of every kind of model */
@@ -29,6 +36,8 @@ struct lm_tokenizer {
     lm_decoder *decoder;                                 /* NULL: tokens joined by spaces */
     uint32_t prefix[LM_MAX_AFFIX], suffix[LM_MAX_AFFIX]; /* of the post-processor */
     int n_prefix, n_suffix;
+    lm_pair_item pair[LM_MAX_PAIR];
+    int n_pair, n_templates; /* pairs are supported with one template, or none */
     int64_t bos, eos, pad, unk, mask;
     char *unk_name;
     lm_buf json, config;

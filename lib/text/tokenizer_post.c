@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The post-processor: the ids added before and behind the text. */
+/* The post-processor: the ids added before and behind the text, and around and between two texts. */
 #include <string.h>
 
 #include "text/tokenizer_impl.h"
@@ -13,6 +13,14 @@ static lm_code append_id(uint32_t *v, int *n, int64_t id, const char *where, lm_
         return lm_fail(e, LM_EFORMAT, where, NULL, "more than %d tokens around the text",
                        LM_MAX_AFFIX);
     v[(*n)++] = (uint32_t)id;
+    return LM_OK;
+}
+
+static lm_code append_pair(lm_tokenizer *t, int64_t id, int64_t type, const char *where, lm_err *e)
+{
+    if (t->n_pair == LM_MAX_PAIR)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "more than %d parts of a pair", LM_MAX_PAIR);
+    t->pair[t->n_pair++] = (lm_pair_item){ id, (uint32_t)type };
     return LM_OK;
 }
 
@@ -53,6 +61,48 @@ static lm_code wrap(lm_tokenizer *t, const uint32_t *before, int nb, const uint3
     return LM_OK;
 }
 
+/* One item of "pair": {"Sequence": {"id": "A", "type_id": 0}} or {"SpecialToken": ...}. */
+static lm_code parse_pair_item(lm_tokenizer *t, const json_t *item, const json_t *specials,
+                               const char *where, lm_err *e)
+{
+    const json_t *text = json_object_get(item, "Sequence");
+    const json_t *own = text ? text : json_object_get(item, "SpecialToken");
+    const char *id = json_string_value(json_object_get(own, "id"));
+    uint32_t ids[LM_MAX_AFFIX];
+    int64_t type;
+    int n = 0;
+    lm_code rc;
+
+    if (!id || (text && strcmp(id, "A") && strcmp(id, "B")))
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "an item of \"pair\" is neither a Sequence A or B nor a SpecialToken");
+    rc = lm_json_i64_or(own, "type_id", 0, 0, UINT32_MAX, &type, where, e);
+    if (!rc && text)
+        return append_pair(t, *id == 'A' ? LM_PAIR_A : LM_PAIR_B, type, where, e);
+    if (!rc)
+        rc = put_special(t, specials, id, ids, &n, where, e);
+    for (int i = 0; i < n && !rc; i++)
+        rc = append_pair(t, ids[i], type, where, e);
+    return rc;
+}
+
+static lm_code parse_pair(lm_tokenizer *t, const json_t *j, const char *where, lm_err *e)
+{
+    const json_t *pair = json_object_get(j, "pair"), *item;
+    size_t i;
+    lm_code rc = LM_OK;
+
+    t->n_templates++;
+    t->n_pair = 0;
+    json_array_foreach(pair, i, item)
+    {
+        rc = parse_pair_item(t, item, json_object_get(j, "special_tokens"), where, e);
+        if (rc)
+            break;
+    }
+    return rc;
+}
+
 static lm_code parse_template(lm_tokenizer *t, const json_t *j, const char *where, lm_err *e)
 {
     const json_t *single = json_object_get(j, "single"), *item;
@@ -81,11 +131,13 @@ static lm_code parse_template(lm_tokenizer *t, const json_t *j, const char *wher
     if (texts != 1)
         return lm_fail(e, LM_EFORMAT, where, NULL, "\"single\" has %d Sequences instead of one",
                        texts);
-    return wrap(t, before, nb, after, na, where, e);
+    rc = parse_pair(t, j, where, e);
+    return rc ? rc : wrap(t, before, nb, after, na, where, e);
 }
 
 /* BertProcessing and RobertaProcessing: "cls": ["<s>", 0], "sep": ["</s>", 2]. */
-static lm_code parse_bert(lm_tokenizer *t, const json_t *j, const char *where, lm_err *e)
+static lm_code parse_bert(lm_tokenizer *t, const json_t *j, bool roberta, const char *where,
+                          lm_err *e)
 {
     const char *const keys[2] = { "cls", "sep" };
     uint32_t ids[2];
@@ -96,6 +148,17 @@ static lm_code parse_bert(lm_tokenizer *t, const json_t *j, const char *where, l
             json_integer_value(id) >= t->vocab_size)
             return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\" must be [token, id]", keys[i]);
         ids[i] = (uint32_t)json_integer_value(id);
+    }
+    /* cls A sep B sep, of which B and its sep have type 1; RoBERTa repeats sep, and has no types */
+    const lm_pair_item items[] = { { ids[0], 0 }, { LM_PAIR_A, 0 }, { ids[1], 0 },
+                                   { ids[1], 0 }, { LM_PAIR_B, 1 }, { ids[1], 1 } };
+    t->n_templates++;
+    t->n_pair = 0;
+    for (int i = 0; i < 6; i++) {
+        if (i == 3 && !roberta)
+            continue;
+        t->pair[t->n_pair] = items[i];
+        t->pair[t->n_pair++].type *= !roberta;
     }
     return wrap(t, &ids[0], 1, &ids[1], 1, where, e);
 }
@@ -112,7 +175,7 @@ static lm_code parse_post(lm_tokenizer *t, const json_t *j, int depth, const cha
     if (!strcmp(type, "TemplateProcessing"))
         return parse_template(t, j, where, e);
     if (!strcmp(type, "BertProcessing") || !strcmp(type, "RobertaProcessing"))
-        return parse_bert(t, j, where, e);
+        return parse_bert(t, j, *type == 'R', where, e);
     if (!strcmp(type, "Sequence")) {
         const json_t *list = json_object_get(j, "processors"), *item;
         size_t i;

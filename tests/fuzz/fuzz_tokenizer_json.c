@@ -14,13 +14,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void use(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size_t len)
 {
-    lm_ids ids = { 0 };
+    lm_ids ids = { 0 }, types = { 0 };
     lm_buf whole = { 0 }, parts = { 0 };
     lm_tok_stream st = { 0 };
     lm_err e = { 0 };
     int64_t n = lm_tokenizer_vocab_size(t);
     lm_code rc = lm_tokenizer_encode(t, s, text, len, true, &ids, &e);
 
+    if (!rc)
+        rc = lm_tokenizer_encode_pair(t, s, text, text && len && (uint8_t)*text < 128 ? 1 : 0, "b",
+                                      1, true, &ids, &types, &e);
     for (size_t i = 0; i < ids.n; i++) {
         if (ids.v[i] >= n)
             abort();
@@ -38,6 +41,7 @@ static void use(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size
         abort();
     lm_tok_stream_fini(&st);
     lm_ids_fini(&ids);
+    lm_ids_fini(&types);
     lm_buf_fini(&whole);
     lm_buf_fini(&parts);
 }

@@ -52,6 +52,14 @@ class Ours:
         n = struct.unpack("<I", self.read(4))[0]
         return list(struct.unpack(f"<{n}I", self.read(4 * n)))
 
+    def pair(self, a, b, special):
+        raw = a.encode() + b"\0" + b.encode()
+        self.p.stdin.write((b"q" if special else b"p") + struct.pack("<I", len(raw)) + raw)
+        self.p.stdin.flush()
+        n = struct.unpack("<I", self.read(4))[0]
+        both = struct.unpack(f"<{2 * n}I", self.read(8 * n))
+        return list(both[:n]), list(both[n:])
+
     def decode(self, ids, stream):
         self.p.stdin.write((b"D" if stream else b"d") + struct.pack(f"<I{len(ids)}I", len(ids), *ids))
         self.p.stdin.flush()
@@ -415,6 +423,17 @@ def compare(number, name, theirs, driver, path, rng, rounds):
             bad += 1
             if bad <= 5:
                 show(f"{name}: decode {want}\n  theirs {theirs.decode(want)!r}\n  ours   {ours.decode(want, False)!r}")
+    two = list(fuzz_texts(rng, 40, extra, True))[:80] + [""]
+    for a, b in zip(two, two[::-1]):
+        a, b = a.replace("\0", ""), b.replace("\0", "")
+        for special in (False, True):
+            want = theirs.encode(a, b, add_special_tokens=special)
+            got = ours.pair(a, b, special)
+            n += 1
+            if (want.ids, want.type_ids) != got:
+                bad += 1
+                if bad <= 5:
+                    show(f"{name}: pair {a!r}, {b!r}\n  theirs {want.ids} {want.type_ids}\n  ours   {got}")
     for _ in range(rounds // 2):  # arbitrary ids, many of them broken UTF-8
         ids = [rng.randrange(size) if rng.random() < 0.5 else rng.randrange(min(size, 300))
                for _ in range(rng.randint(1, 20))]

@@ -3,9 +3,12 @@
  *
  * tokenizers_driver TOKENIZER: records on standard input, each answered at once on standard output.
  * 'e' or 's' (with special tokens) + u32 length + text -> u32 count + u32 ids;
+ * 'p' or 'q' (with special tokens) + u32 length + two texts with a NUL between them -> u32 count + u32
+ * ids + u32 types;
  * 'd' + u32 count + u32 ids -> u32 length + text.  'D' is 'd' through the stream decoder. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "text/tokenizer.h"
@@ -21,7 +24,7 @@ int main(int argc, char **argv)
     lm_err e = { 0 };
     lm_tokenizer *t;
     lm_tok_scratch *s;
-    lm_ids ids = { 0 };
+    lm_ids ids = { 0 }, types = { 0 };
     lm_buf in = { 0 }, text = { 0 };
     uint32_t n;
     int kind;
@@ -29,8 +32,8 @@ int main(int argc, char **argv)
     if (argc != 2 || lm_tokenizer_load(argv[1], &t, &e) || lm_tok_scratch_new(t, &s, &e))
         die(&e);
     while ((kind = getchar()) != EOF && fread(&n, 4, 1, stdin) == 1) {
-        size_t bytes = kind == 'e' || kind == 's' ? n : (size_t)n * 4;
-        in.len = text.len = ids.n = 0;
+        size_t bytes = strchr("espq", kind) ? n : (size_t)n * 4;
+        in.len = text.len = ids.n = types.n = 0;
         if (lm_buf_room(&in, bytes, &e))
             die(&e);
         if (fread(in.data, 1, bytes, stdin) != bytes)
@@ -41,6 +44,16 @@ int main(int argc, char **argv)
             n = (uint32_t)ids.n;
             fwrite(&n, 4, 1, stdout);
             fwrite(ids.v, 4, n, stdout);
+        } else if (kind == 'p' || kind == 'q') {
+            const char *b = memchr(in.data, 0, n);
+            size_t len = b ? (size_t)(b - in.data) : n;
+            if (!b || lm_tokenizer_encode_pair(t, s, in.data, len, b + 1, n - len - 1, kind == 'q',
+                                               &ids, &types, &e))
+                die(&e);
+            n = (uint32_t)ids.n;
+            fwrite(&n, 4, 1, stdout);
+            fwrite(ids.v, 4, n, stdout);
+            fwrite(types.v, 4, n, stdout);
         } else {
             const uint32_t *v = (const uint32_t *)(void *)in.data;
             lm_tok_stream st = { 0 };
@@ -63,6 +76,7 @@ int main(int argc, char **argv)
     lm_buf_fini(&in);
     lm_buf_fini(&text);
     lm_ids_fini(&ids);
+    lm_ids_fini(&types);
     lm_tok_scratch_free(s);
     lm_tokenizer_free(t);
     return 0;

@@ -580,6 +580,7 @@ static void list_of_tokens(void **state)
     static const char *const names[] = { "vocab.txt", "tokenizer_config.json" };
     static const char list[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\r\n[MASK]\nthe\nThe\n##s\n.\n";
     static const char *const configs[] = { "{}", "{\"do_lower_case\":false}" };
+    static const uint32_t pair[] = { 2, 5, 8, 3, 5, 3 };
     const uint32_t want[2][6] = { { 2, 5, 7, 8, 4, 3 }, { 2, 6, 7, 8, 4, 3 } };
     char dir[] = "/tmp/test_text_tokenizer.XXXXXX", path[200];
     lm_tokenizer *t = NULL;
@@ -590,7 +591,7 @@ static void list_of_tokens(void **state)
     put_file(dir, names[0], list);
     for (int i = 0; i < 4; i++) { /* the folder, then the file */
         lm_tok_scratch *s = NULL;
-        lm_ids ids = { 0 };
+        lm_ids ids = { 0 }, types = { 0 };
         put_file(dir, names[1], configs[i & 1]);
         snprintf(path, sizeof path, "%s%s", dir, i < 2 ? "" : "/vocab.txt");
         if (lm_tokenizer_load(path, &t, &e))
@@ -606,7 +607,16 @@ static void list_of_tokens(void **state)
         assert_int_equal(lm_tokenizer_encode(t, s, "Thes. [MASK]", 12, true, &ids, &e), 0);
         assert_int_equal(ids.n, 6);
         assert_memory_equal(ids.v, want[i & 1], sizeof want[0]);
+        ids.n = 0;
+        assert_int_equal(
+            lm_tokenizer_encode_pair(t, s, "the.", 4, "the", 3, true, &ids, &types, &e), 0);
+        assert_int_equal(ids.n, sizeof pair / sizeof *pair);
+        assert_memory_equal(ids.v, pair, sizeof pair);
+        assert_int_equal(types.n, ids.n);
+        for (size_t k = 0; k < types.n; k++)
+            assert_int_equal(types.v[k], k > 3);
         lm_ids_fini(&ids);
+        lm_ids_fini(&types);
         lm_tok_scratch_free(s);
         lm_tokenizer_free(t);
     }
