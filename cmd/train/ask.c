@@ -39,6 +39,7 @@ static void ask_training(lm_trainer_opts *o)
         .documents = opt.documents,
         .dropout = true,
         .seed = (uint64_t)tool.seed,
+        .bias_rate = opt.bias_rate,
     };
 }
 

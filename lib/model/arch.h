@@ -39,6 +39,7 @@ typedef enum {
     LM_PART_SHARED_UP,
     LM_PART_SHARED_DOWN,
     LM_PART_SHARED_SWITCH, /* [1,width]: what weighs the shared expert */
+    LM_PART_ROUTER_BIAS,   /* [experts]; its name has no suffix */
     LM_PART_MLP_POST_NORM,
 } lm_part;
 
@@ -115,7 +116,7 @@ struct lm_arch {
 
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
-    lm_arch_qwen2_moe, lm_arch_qwen3_moe;
+    lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);

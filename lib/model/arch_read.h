@@ -65,6 +65,10 @@ typedef struct {
 lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_defaults *d, lm_config *c,
                         lm_err *e);
 
+/* The same with DeepSeek-V3's keys: n_routed_experts, n_shared_experts, n_group, topk_group, routed_scaling_factor,
+ * first_k_dense_replace; scores are sigmoids, and choices have a bias (arXiv:2412.19437, section 2.1.2). */
+lm_code lm_read_scored_experts(const json_t *o, const char *where, lm_config *c, lm_err *e);
+
 /* Rotary table 0: rope_theta, and rope_scaling or rope_parameters. */
 lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e);
 /* Tables 0 for layers without a window and 1 for those with one; windows are read.  Newer files have

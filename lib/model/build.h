@@ -36,8 +36,8 @@ typedef struct {
     lm_vid z, expert, weight, offsets, from, place;
 } lm_routed;
 
-/* The router's choice for rows h [N,C]; w [experts,C]. */
-lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w);
+/* The router's choice for rows h [N,C]; w [experts,C]; bias [experts] or LM_NONE. */
+lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bias);
 /* Copies of rows, sorted by expert; products of them with the experts' matrices w, one below another; and the weighted sums
  * of the copies of each row. */
 lm_vid lm_b_to_experts(lm_builder *b, const lm_routed *r, lm_vid h);

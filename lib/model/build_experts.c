@@ -9,12 +9,18 @@
 #include "op/formula.h"
 #include "op/ops.h"
 
-lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w)
+lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bias)
 {
     const lm_moe *m = &b->m->config.layer[layer].moe;
     const lm_matmul_attr product = { .turn_b = true };
     const lm_route_attr choose = {
-        .k = m->chosen, .normalise = m->normalise, .scale = 1, .site = layer
+        .k = m->chosen,
+        .sigmoid = m->sigmoid,
+        .normalise = m->normalise,
+        .scale = m->scale,
+        .groups = m->groups,
+        .kept_groups = m->kept_groups,
+        .site = layer,
     };
     const lm_route_plan_attr plan = { .experts = m->experts };
     const lm_routed r = { LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE };
@@ -22,7 +28,7 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w)
     lm_vid chosen[LM_MAX_OUT] = { LM_NONE, LM_NONE },
            rows[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) ||
-        lm_graph_append(b->m->graph, &lm_op_route_choose, &choose, (lm_vid[]){ z, LM_NONE }, chosen,
+        lm_graph_append(b->m->graph, &lm_op_route_choose, &choose, (lm_vid[]){ z, bias }, chosen,
                         b->e) ||
         lm_graph_append(b->m->graph, &lm_op_route_plan, &plan, &chosen[1], rows, b->e))
         return r;
@@ -53,9 +59,11 @@ void lm_b_watch_route(lm_builder *b, int64_t layer, const lm_routed *r)
 {
     lm_model *m = b->m;
     const lm_routing_losses *w = &m->build.routing;
-    const lm_route_aux_attr attr = {
-        .balance = w->layer, .sequence = w->sequence, .z = w->z, .seq = m->build.seq
-    };
+    const lm_route_aux_attr attr = { .sigmoid = m->config.layer[layer].moe.sigmoid,
+                                     .balance = w->layer,
+                                     .sequence = w->sequence,
+                                     .z = w->z,
+                                     .seq = m->build.seq };
     lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) || m->build.mode != LM_MODE_TRAIN || make_routed(b) ||
         lm_graph_append(m->graph, &lm_op_route_aux, &attr, (lm_vid[]){ r->z, r->expert, LM_NONE },
@@ -99,7 +107,8 @@ static void balance_all(lm_builder *b, double coef)
     for (int64_t l = 0; l < m->config.layers; l++) {
         const lm_routed_layer *r = &m->routed[l];
         const double k = (double)m->config.layer[l].moe.chosen;
-        const lm_route_aux_attr attr = { .balance = coef * k / (double)(layers * layers) };
+        const lm_route_aux_attr attr = { .sigmoid = m->config.layer[l].moe.sigmoid,
+                                         .balance = coef * k / (double)(layers * layers) };
         lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_SKIP, LM_SKIP };
         if (r->load == LM_NONE)
             continue;

@@ -59,7 +59,12 @@ typedef struct {
     int64_t shared;          /* width of the expert that all tokens go through; 0: none */
     bool shared_gate;        /* its output is weighed by sigmoid(w x) */
     bool normalise;          /* weights of the chosen experts add up to 1 */
-    double aux_coef;         /* of the balance loss that the config asks of a training; 0: none */
+    bool sigmoid;            /* scores are sigmoid(z), not softmax(z) */
+    bool
+        score_bias; /* choices are by score + a bias of each expert, which follows its load, not a gradient */
+    double scale;                /* of the weights */
+    int64_t groups, kept_groups; /* experts are chosen from the best groups; groups 1: from all */
+    double aux_coef; /* of the balance loss that the config asks of a training; 0: none */
 } lm_moe;
 
 typedef struct {

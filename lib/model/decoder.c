@@ -191,13 +191,27 @@ static lm_vid shared_expert(lm_builder *b, int64_t l, lm_vid h)
     return y->moe.shared_gate ? lm_b_weigh(b, x, product1(b, LM_PART_SHARED_SWITCH, l, h)) : x;
 }
 
+static lm_vid router_bias(lm_builder *b, int64_t l)
+{
+    const lm_config *c = &b->m->config;
+    const int64_t experts = c->layer[l].moe.experts;
+    char name[LM_TENSOR_NAME];
+    const lm_vid v = lm_b_param(b, 1, &experts, "layers.%" PRId64 ".%s", l, "router_bias");
+    lm_b_slice(b, experts, false, LM_INIT_ZEROS, 0, "%s",
+               lm_tensor_hf_name(c->arch, LM_PART_ROUTER_BIAS, l, false, name));
+    if (lm_b_ok(b))
+        b->m->slice[b->m->n_slices - 1].by_load = true;
+    return v;
+}
+
 /* A mixture: each token goes through the experts that its router chooses. */
 static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
 {
     static const lm_part both[2] = { LM_PART_EXPERT_GATE, LM_PART_EXPERT_UP },
                          down[1] = { LM_PART_EXPERT_DOWN };
     const lm_layer *y = &b->m->config.layer[l];
-    lm_routed r = lm_b_route(b, l, h, one(b, LM_PART_ROUTER, l).w);
+    lm_vid router = one(b, LM_PART_ROUTER, l).w;
+    lm_routed r = lm_b_route(b, l, h, router, y->moe.score_bias ? router_bias(b, l) : LM_NONE);
     lm_b_watch_route(b, l, &r);
     lm_vid x = lm_b_to_experts(b, &r, h);
     x = lm_b_grouped(b, &r, x, param(b, both, 2, "experts.gate_up", l, false));

@@ -156,6 +156,7 @@ static lm_code mark_trained(lm_model *m, lm_err *e)
         bool *trains = &m->param[s->param].trains;
         if (!s->of_adapter && !s->of_training && m->build.trainable)
             s->trains = m->build.trainable(m->build.ctx, s->name);
+        s->trains &= !s->by_load;
         if (s->row && s->trains != *trains)
             return lm_fail(e, LM_EBUG, s->name, NULL, "trains apart from its parameter");
         *trains = s->trains;

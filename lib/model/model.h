@@ -33,6 +33,7 @@ typedef struct {
     /* a tensor of the training alone (lm_build.value): it is in no file of the model or the adapter, but beside the
      * optimiser's states */
     bool of_training;
+    bool by_load; /* the bias of a router, which follows loads: it has no gradient */
     bool
         trains; /* an update changes it.  Of adapters: as declared; of the checkpoint: lm_build.trainable */
     const char *saved; /* its name in an adapter's file; NULL: by rule (lm_model_saved) */

@@ -40,6 +40,7 @@ static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defau
                                      LM_MOST_WIDTH, &m->shared, where, e)))
         return e->code;
     m->shared_gate = d->shared > 0;
+    m->scale = m->groups = m->kept_groups = 1;
     if (!(m->aux_coef >= 0))
         return lm_read_bad(where, "router_aux_loss_coef", e, "is negative");
     if (!asks) /* as in transformers, which has the loss only when it returns the logits */
@@ -87,5 +88,48 @@ lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_default
     for (int64_t l = 0; l < c->layers; l++)
         if (!d->some_dense || (!listed(dense, l) && (l + 1) % step == 0))
             c->layer[l].moe = m;
+    return LM_OK;
+}
+
+/* ---- DeepSeek's keys ---- */
+
+static lm_code check_groups(const lm_moe *m, const char *where, lm_err *e)
+{
+    if (m->experts % m->groups || m->experts / m->groups < 2)
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "\"n_group\" is %" PRId64 ", but \"n_routed_experts\" is %" PRId64,
+                       m->groups, m->experts);
+    if (m->kept_groups > m->groups)
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "\"topk_group\" is %" PRId64 ", but \"n_group\" is %" PRId64, m->kept_groups,
+                       m->groups);
+    if (m->chosen > m->experts / m->groups * m->kept_groups)
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "\"num_experts_per_tok\" is %" PRId64
+                       ", but \"topk_group\" groups have %" PRId64 " experts",
+                       m->chosen, m->experts / m->groups * m->kept_groups);
+    return LM_OK;
+}
+
+lm_code lm_read_scored_experts(const json_t *o, const char *where, lm_config *c, lm_err *e)
+{
+    lm_moe m = { .sigmoid = true, .score_bias = true, .groups = 1, .kept_groups = 1 };
+    int64_t dense = 0, shared = 0;
+    if (lm_json_i64(o, "n_routed_experts", 1, LM_ROUTE_MOST_EXPERTS, &m.experts, where, e) ||
+        lm_json_i64(o, "num_experts_per_tok", 1, m.experts, &m.chosen, where, e) ||
+        lm_json_i64(o, "moe_intermediate_size", 1, LM_MOST_WIDTH, &m.ffn, where, e) ||
+        lm_json_i64_or(o, "n_shared_experts", 0, 0, 4096, &shared, where, e) ||
+        lm_json_i64_or(o, "n_group", 1, 1, m.experts, &m.groups, where, e) ||
+        lm_json_i64_or(o, "topk_group", 1, 1, m.experts, &m.kept_groups, where, e) ||
+        lm_json_i64_or(o, "first_k_dense_replace", 0, 0, LM_MOST_LAYERS, &dense, where, e) ||
+        lm_json_bool_or(o, "norm_topk_prob", false, &m.normalise, where, e) ||
+        lm_json_f64_or(o, "routed_scaling_factor", 1, &m.scale, where, e) ||
+        check_groups(&m, where, e))
+        return e->code;
+    if (!(m.scale > 0))
+        return lm_read_bad(where, "routed_scaling_factor", e, "is not positive");
+    m.shared = shared * m.ffn;
+    for (int64_t l = dense; l < c->layers; l++)
+        c->layer[l].moe = m;
     return LM_OK;
 }

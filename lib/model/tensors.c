@@ -97,6 +97,8 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
         return shape(dim, y->moe.shared, y->moe.shared, c->width);
     case LM_PART_SHARED_DOWN:
         return shape(dim, y->moe.shared, c->width, y->moe.shared);
+    case LM_PART_ROUTER_BIAS:
+        return shape(dim, y->moe.score_bias, y->moe.experts, 0);
     case LM_PART_SHARED_SWITCH:
         return shape(dim, y->moe.shared_gate, 1, c->width);
     }
@@ -127,8 +129,8 @@ const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int
         snprintf(number, sizeof number, "%" PRId64, expert);
         *mark++ = 0;
     }
-    snprintf(out, LM_TENSOR_NAME, "%s%.50s%s%.20s.%s", root, stem, number, mark ? mark : "",
-             suffix);
+    snprintf(out, LM_TENSOR_NAME, "%s%.50s%s%.20s%s%s", root, stem, number, mark ? mark : "",
+             part == LM_PART_ROUTER_BIAS ? "" : ".", part == LM_PART_ROUTER_BIAS ? "" : suffix);
     return out;
 }
 

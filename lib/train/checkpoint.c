@@ -54,11 +54,17 @@ double lm_ckpt_coder_bytes(bool lmz)
     return lmz ? pool_size() * coder_bytes_a_thread : 0;
 }
 
+/* True if the whole model trains: what has no gradient then are biases of routers, which change, too. */
+static bool is_whole(const lm_store *s)
+{
+    return !s->model->build.trainable && !s->model->build.adapt;
+}
+
 /* True for a block that is part of checkpoints. */
 static bool is_saved(const lm_store *s, const lm_store_block *k)
 {
     return k->role == LM_KEPT_PARAM || k->role == LM_KEPT_OPT ||
-           (s->shown && k->role == LM_KEPT_GRAD);
+           (s->shown && k->role == LM_KEPT_GRAD) || (k->role == LM_KEPT_FROZEN && is_whole(s));
 }
 
 size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown)
@@ -73,6 +79,8 @@ static lm_code make_copies(lm_ckpt *c, const lm_train_state *s, lm_err *e)
     size_t kept[LM_KEPT_ROLES];
     lm_store_bytes(s->store, kept);
     c->copy_bytes = lm_ckpt_snapshot_bytes(c->backend, kept, s->store->shown);
+    if (c->copy_bytes && is_whole(s->store))
+        c->copy_bytes += kept[LM_KEPT_FROZEN];
     if (!c->copy_bytes)
         return LM_OK;
     lm_code rc = c->backend->stream_new(c->backend, &c->stream, e);

@@ -41,7 +41,9 @@ typedef struct {
     double peak_flops; /* for MFU; 0: unknown */
     /* end after this time, but not before some steps (measure.h); 0: no limit */
     double most_seconds;
-    bool timed;             /* time operators even if that slows the steps down */
+    bool timed; /* time operators even if that slows the steps down */
+    double
+        bias_rate; /* of the biases of routers that follow loads (lm_moe.score_bias); 0: they stay */
     lm_build build;         /* what trains, and how the rest is kept (lm_program_opts) */
     lm_states_in states_in; /* of the optimiser: likewise */
     const char *states_dir;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "model/arch.h"
 #include "train/trainer_impl.h"
 
 /* Two arrays of a layer, each on cache lines of its own. */
@@ -36,7 +37,8 @@ lm_code trainer_experts_new(lm_trainer *t, lm_err *e)
     if (!bytes)
         return LM_OK;
     if (lm_mirror_new(t->b, bytes, "loads of experts", &t->routed, e) ||
-        lm_alloc_n(&t->shares, LM_ROUTE_MOST_EXPERTS, sizeof *t->shares, "loads of experts", e))
+        lm_alloc_n(&t->shares, LM_ROUTE_MOST_EXPERTS, sizeof *t->shares, "loads of experts", e) ||
+        lm_alloc_n(&t->biases, LM_ROUTE_MOST_EXPERTS, sizeof *t->biases, "loads of experts", e))
         return e->code;
     for (int64_t l = 0; l < c->layers; l++) {
         if (!has_experts(t, l))
@@ -54,6 +56,7 @@ void trainer_experts_fini(lm_trainer *t)
     if (t->routed.bytes)
         lm_mirror_fini(&t->routed);
     lm_free(t->shares);
+    lm_free(t->biases);
 }
 
 lm_code trainer_experts_pull(lm_trainer *t, lm_err *e)
@@ -114,6 +117,41 @@ const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char o
     return out;
 }
 
+/* The bias of a layer's router in t->biases, and the number of its tensor; -1: it has none, or codes hold it. */
+static lm_code read_bias(const lm_trainer *t, int64_t layer, int *tensor, lm_err *e)
+{
+    const lm_config *c = t->io.config;
+    const lm_store *s = t->s.store;
+    char name[LM_TENSOR_NAME];
+    const lm_store_block *k;
+    *tensor = -1;
+    if (!c->layer[layer].moe.score_bias)
+        return LM_OK;
+    const int i = lm_model_slice(
+        s->model, lm_tensor_hf_name(c->arch, LM_PART_ROUTER_BIAS, layer, false, name));
+    for (int n = 0; i >= 0 && (k = lm_store_find(s, LM_KEPT_FROZEN, n)); n++)
+        if (k->format->element == LM_DTYPE_F32 && lm_store_has(s, k, i)) {
+            *tensor = i;
+            return lm_store_get(s, k, i, t->biases, e);
+        }
+    return LM_OK;
+}
+
+static lm_code report_bias(lm_trainer *t, int64_t layer, int64_t experts, lm_err *e)
+{
+    float least = INFINITY, most = -INFINITY;
+    int tensor;
+    if (read_bias(t, layer, &tensor, e) || tensor < 0)
+        return e->code;
+    for (int64_t k = 0; k < experts; k++) {
+        least = fminf(least, t->biases[k]);
+        most = fmaxf(most, t->biases[k]);
+    }
+    lm_metrics_f32(t->io.metrics, "bias_min", (double)least);
+    lm_metrics_f32(t->io.metrics, "bias_max", (double)most);
+    return LM_OK;
+}
+
 lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
@@ -132,8 +170,31 @@ lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e)
         lm_metrics_f32(m, "entropy", v.entropy);
         lm_metrics_f32(m, "dropped", v.dropped);
         lm_metrics_int(m, "dead", v.dead);
+        if (report_bias(t, l, v.experts, e))
+            return e->code;
         lm_metrics_list(m, "load", t->shares, (size_t)v.experts);
         if (lm_metrics_end(m, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+/* ---- biases ---- */
+
+lm_code trainer_experts_balance(lm_trainer *t, lm_err *e)
+{
+    layer_view v;
+    int tensor;
+    for (int64_t l = 0; t->o.bias_rate > 0 && l < t->io.config->layers; l++) {
+        if (!view_layer(t, l, 1, &v))
+            continue;
+        if (read_bias(t, l, &tensor, e))
+            return e->code;
+        for (int64_t k = 0; tensor >= 0 && k < v.experts; k++) {
+            const double short_of = v.total - (double)v.load[k] * (double)v.experts;
+            t->biases[k] += (float)(t->o.bias_rate * ((short_of > 0) - (short_of < 0)));
+        }
+        if (tensor >= 0 && lm_store_put(t->s.store, tensor, LM_DTYPE_F32, t->biases, e))
             return e->code;
     }
     return LM_OK;

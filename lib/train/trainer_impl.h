@@ -61,6 +61,7 @@ struct lm_trainer {
     lm_mirror numbers; /* step_numbers */
     lm_mirror routed;  /* sums of the program's `routed`; no bytes: there are none */
     double *shares;    /* of the experts of a layer, for its record */
+    float *biases;     /* likewise, for an update */
     lm_marks *marks;   /* around the parts of an optimiser step */
     lm_rotary rope;
     lm_monitor *monitor;
@@ -143,6 +144,9 @@ lm_code trainer_experts_pull(lm_trainer *t, lm_err *e);
 const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char out[80]);
 /* A record of each layer. */
 lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e);
+/* After a step that changed parameters: biases of routers follow the loads of the step, b_e += rate sign(mean load - load_e)
+ * (arXiv:2408.15664). */
+lm_code trainer_experts_balance(lm_trainer *t, lm_err *e);
 /* The first layer whose router gave a probability that is not finite; -1: none. */
 int64_t trainer_experts_bad(const lm_trainer *t);
 

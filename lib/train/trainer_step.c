@@ -291,6 +291,8 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     if (t->io.after && i->tokens &&
         t->io.after(t->io.adapt_ctx, t->s.store, t->s.updates + 1, &i->loss, e))
         return e->code;
+    if (i->tokens && trainer_experts_balance(t, e))
+        return e->code;
     t->s.step++;
     t->s.sample += windows_a_step(t);
     t->s.tokens += i->tokens;

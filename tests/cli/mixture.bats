@@ -408,3 +408,70 @@ close() {
     [ "$status" -eq 4 ]
     [[ "$output" == *", first in the router of layer 1: "* ]]
 }
+
+scored() { # OUT: sigmoid scores with a bias, groups, a shared expert, a dense first layer
+    echo '{"model_type":"dots1","hidden_size":32,"intermediate_size":48,"moe_intermediate_size":16,"num_hidden_layers":3,
+        "num_attention_heads":4,"num_key_value_heads":2,"n_routed_experts":8,"n_shared_experts":1,"num_experts_per_tok":2,
+        "n_group":4,"topk_group":2,"first_k_dense_replace":1,"norm_topk_prob":true,"routed_scaling_factor":2.5,
+        "sliding_window":null,"max_position_embeddings":64,"vocab_size":300}' > scored.json
+    init-model -q -f scored.json -t tokenizer.json -o "$1"
+}
+
+numbers() { # FOLDER TENSOR: the numbers of an F32 tensor, one a line
+    local begin offsets
+    begin=$(od -An -tu8 -N8 "$1/model.safetensors" | tr -d ' ')
+    head -c $((begin + 8)) "$1/model.safetensors" | tail -c "$begin" > header
+    mapfile -t offsets < <(jq ".\"$2\".data_offsets[]" header)
+    od -An -v -tf4 -w4 -j $((begin + 8 + offsets[0])) -N $((offsets[1] - offsets[0])) "$1/model.safetensors"
+}
+
+@test "mixtures: biases of routers follow the loads of the whole step, and resume to the bit" {
+    scored m
+    args=(--batch-size 2 --seq-len 32 --lr 3e-3 --lr-schedule constant --gradient-accumulation-steps 3)
+    train -q m data -o one --steps 1 "${args[@]}" --moe-router-bias-update-rate 0.25 --metrics one.jsonl
+    for l in 1 2; do
+        jq "select(.event == \"experts\" and .layer == $l) | .load[] | 0.25 * (if . < 48 then 1 elif . > 48 then -1 else 0 end)" \
+            one.jsonl > want
+        [ "$(wc -l < want)" = 8 ]
+        numbers one "model.layers.$l.mlp.gate.e_score_correction_bias" | tr -d ' ' | cmp - want
+        jq -s -e "[.[] | select(.event == \"experts\" and .layer == $l)][-1] | .bias_min == -0.25 and .bias_max == 0.25" one.jsonl
+    done
+    # They are tensors of the model, which other steps, recomputation and a resumed run treat alike.
+    train -q m data -o eight --steps 8 "${args[@]}"
+    train -q m data -o again --steps 8 "${args[@]}" --recompute full
+    train -q m data -o four --steps 4 "${args[@]}"
+    train -q --resume four --steps 8
+    inspect-model --check eight again > /dev/null
+    inspect-model --check eight four > /dev/null
+    numbers eight model.layers.1.mlp.gate.e_score_correction_bias |
+        awk '{ m = $1 / 0.001; if (m < -8.01 || m > 8.01) bad = 1; s += m * m } END { exit bad || s < 1 }'
+    train -q m data -o kept --steps 2 "${args[@]}" --moe-router-bias-update-rate 0
+    [ "$(numbers kept model.layers.1.mlp.gate.e_score_correction_bias | tr -d ' ' | sort -u)" = 0 ]
+    # Balance comes from them: the fullest expert of a long run is less full than without.
+    train -q m data -o even --steps 60 "${args[@]}" --moe-router-bias-update-rate 0.02 --metrics even.jsonl
+    train -q m data -o free --steps 60 "${args[@]}" --moe-router-bias-update-rate 0 --metrics free.jsonl
+    last() { jq -s '[.[] | select(.event == "experts" and .step > 50) | .max_over_mean] | add' "$1"; }
+    awk -v a="$(last even.jsonl)" -v b="$(last free.jsonl)" 'BEGIN { exit !(a < b - 2) }'
+    # Other tools read them.
+    generate -q even -p "the river" -n 4 --temperature 0 > text
+    awk -v a="$(loss m)" -v b="$(loss even)" 'BEGIN { exit !(b < a - 0.3) }'
+    peft-tune -q even t.jsonl -o adapter --steps 2 --seq-len 32
+}
+
+@test "mixtures: keys of scored experts that contradict each other" {
+    scored m
+    refused() { # KEY VALUE TEXT
+        cp -rL m bad && jq ".$1 = $2" m/config.json > c && cp c bad/config.json
+        run train -q bad data -o run --steps 1 --seq-len 32
+        rm -r bad
+        [ "$status" -eq 1 ]
+        [[ "$output" == *"$3"* ]] || { echo "$output"; false; }
+    }
+    refused n_group 3 '"n_group" is 3, but "n_routed_experts" is 8'
+    refused topk_group 5 '"topk_group" is 5, but "n_group" is 4'
+    refused num_experts_per_tok 5 '"num_experts_per_tok" is 5, but "topk_group" groups have 4 experts'
+    refused num_experts_per_tok 9 'num_experts_per_tok'
+    refused routed_scaling_factor 0 '"routed_scaling_factor": is not positive'
+    run train bad data -o a --steps 1 --moe-router-bias-update-rate 2
+    [ "$status" -eq 2 ]
+}

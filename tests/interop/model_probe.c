@@ -92,6 +92,21 @@ static lm_store *load(const lm_model *m, lm_model_source *src, lm_backend *b)
     return s;
 }
 
+/* All parameters at their offsets, those without a gradient, too. */
+static float *whole_block(const lm_model *m, const lm_store *s)
+{
+    lm_err e = { 0 };
+    float *block = room((size_t)m->block, sizeof *block);
+    for (int k = 0; k < s->n_blocks; k++)
+        for (int i = 0; s->block[k].role != LM_KEPT_DERIVED && i < m->n_slices; i++)
+            if (m->slice[i].by_load && lm_store_has(s, &s->block[k], i))
+                must(lm_store_get(s, &s->block[k], i, block + m->param[m->slice[i].param].offset,
+                                  &e),
+                     &e);
+    memcpy(block, lm_store_flat(s, LM_KEPT_PARAM, 0), (size_t)m->train_end * sizeof *block);
+    return block;
+}
+
 static void run_model(const lm_config *c, lm_model_source *src, lm_build build, lm_cpu_level level,
                       const batches *b, const char *out)
 {
@@ -108,8 +123,8 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     lm_store *weights = load(m, src, train.backend);
     lm_store *grads;
     must(lm_store_new(m, train.backend, &(lm_store_opts){ .master = true }, &grads, &e), &e);
-    float *block = lm_store_flat(weights, LM_KEPT_PARAM, 0);
-    float *g = lm_store_flat(grads, LM_KEPT_PARAM, 0);
+    float *block = whole_block(m, weights);
+    float *g = room((size_t)m->block, sizeof *g);
     float *logits = room((size_t)(b->batch * b->seq * c->vocab), sizeof *logits), loss;
     runner_weights(&train, block);
     runner_weights(&speak, block);
@@ -121,11 +136,14 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     if (m->aux != LM_NONE)
         loss += *(const float *)lm_exec_data(train.exec, m->aux);
     grad_block(&train, g);
+    memcpy(lm_store_flat(grads, LM_KEPT_PARAM, 0), g, (size_t)m->train_end * sizeof *g);
 
     must(lm_st_plan_new(&p.plan, &e), &e);
     put(&p, "loss", 1, (int64_t[]){ 1 }, &loss);
     put(&p, "logits", 3, (int64_t[]){ b->batch, b->seq, c->vocab }, logits);
     for (int i = 0; i < m->n_slices; i++) {
+        if (!m->slice[i].trains)
+            continue;
         float *copy = room((size_t)lm_slice_count(&m->slice[i]), sizeof *copy);
         must(lm_store_get(grads, &grads->block[0], i, copy, &e), &e);
         char name[300];
@@ -163,7 +181,7 @@ static void train_model(const lm_config *c, lm_model_source *src, lm_build build
     build.mode = LM_MODE_TRAIN;
     runner_new(&r, c, &build, level, 2);
     size_t n = (size_t)r.model->block;
-    float *block = lm_store_flat(load(r.model, src, r.backend), LM_KEPT_PARAM, 0);
+    float *block = whole_block(r.model, load(r.model, src, r.backend));
     float *g = room(n, 4), *m1 = room(n, 4), *m2 = room(n, 4);
     float *losses = room((size_t)b->steps, 4);
     lm_adamw_attr a = { .lr = (double)b->adamw[0],

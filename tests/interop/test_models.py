@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
+from transformers import (AutoModelForCausalLM, Dots1Config, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
                           MixtralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig)
 import tap
 from tap import BUILD, HERE, ROOT, check
@@ -106,6 +106,11 @@ def configs(vocab=97, wide=2):
                                            use_sliding_window=True, sliding_window=6, max_window_layers=3, qkv_bias=False)
     yield "qwen3-moe", Qwen3MoeConfig(**moe, num_experts_per_tok=2, norm_topk_prob=True, head_dim=8 * wide)
     yield "qwen3-moe-all", Qwen3MoeConfig(**moe, num_experts_per_tok=6, use_sliding_window=True, sliding_window=7)
+    scored = {**base, "n_routed_experts": 8, "moe_intermediate_size": 12 * wide, "sliding_window": None}
+    yield "dots1", Dots1Config(**scored, n_shared_experts=2, num_experts_per_tok=3, norm_topk_prob=True,
+                               routed_scaling_factor=2.5, n_group=4, topk_group=2)
+    yield "dots1-plain", Dots1Config(**{**scored, "num_hidden_layers": 3, "sliding_window": 6}, n_shared_experts=1,
+                                     num_experts_per_tok=2, first_k_dense_replace=1, max_window_layers=2)
     yield "mixtral-balance", MixtralConfig(**base, num_local_experts=5, num_experts_per_tok=2, output_router_logits=True,
                                            router_aux_loss_coef=0.3)
     yield "qwen2-moe-balance", Qwen2MoeConfig(**{**moe, "num_hidden_layers": 3}, num_experts_per_tok=3, mlp_only_layers=[1],
@@ -128,6 +133,9 @@ def make(config, seed):
         for name, p in model.named_parameters():
             one = ("norm" in name or "ln_" in name) and not config.model_type.startswith("gemma")
             p.copy_(torch.randn_like(p) * (0.3 if p.ndim == 1 else 0.6 / p.shape[-1] ** 0.5) + one)
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                b.copy_(torch.randn_like(b) * 0.1)
     return model
 
 
@@ -160,7 +168,16 @@ def clear_seed(config, seed, seq=SEQ):
         model, gaps = make(config, seed + 1000 * again), []
 
         def look(module, args, out):
-            z = torch.nn.functional.linear(args[0].reshape(-1, config.hidden_size), module.weight).sort(-1, descending=True).values
+            z = torch.nn.functional.linear(args[0].reshape(-1, config.hidden_size), module.weight)
+            if hasattr(module, "e_score_correction_bias"):  # groups are chosen, then experts, by sigmoids, whose slope is less
+                z = 4 * (z.sigmoid() + module.e_score_correction_bias)
+                groups, kept = z.reshape(len(z), config.n_group, -1), config.topk_group
+                value = groups.topk(2, -1).values.sum(-1)
+                order = value.sort(-1, descending=True)
+                if kept < config.n_group:
+                    gaps.append((order.values[:, kept - 1] - order.values[:, kept]).min().item())
+                z = groups.gather(1, order.indices[:, :kept, None].expand(-1, -1, groups.shape[-1])).reshape(len(z), -1)
+            z = z.sort(-1, descending=True).values
             gaps.append((z[:, k - 1] - z[:, k]).min().item() if k < z.shape[1] else 1)
         for n, module in model.named_modules():
             if n.endswith(".mlp.gate"):

@@ -202,7 +202,7 @@ static inline void grad_block(const runner *r, float *out)
 {
     memset(out, 0, (size_t)r->model->block * sizeof *out);
     for (int i = 0; i < r->model->n_params; i++)
-        for (int64_t k = 0; k < r->model->param[i].count; k++)
+        for (int64_t k = 0; r->model->grad[i] != LM_NONE && k < r->model->param[i].count; k++)
             out[r->model->param[i].offset + k] = (float)grad_at(r, i, k);
 }
 

@@ -96,7 +96,7 @@ static void test_contradictions(void **state)
           "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
-          "qwen2_moe and qwen3_moe" },
+          "qwen2_moe, qwen3_moe and dots1" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
@@ -342,6 +342,13 @@ static void test_experts(void **state)
         "\"num_hidden_layers\":48,\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_"
         "dim\":128,\"num_experts\":128,"
         "\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,\"norm_topk_prob\":true}";
+    static const char dots[] =
+        "{\"model_type\":\"dots1\",\"vocab_size\":152064,\"hidden_size\":4096,\"intermediate_"
+        "size\":10944,\"num_hidden_layers\":62,\"num_attention_heads\":32,\"num_key_value_heads\":"
+        "32,"
+        "\"n_routed_experts\":128,\"n_shared_experts\":2,\"num_experts_per_tok\":6,\"moe_"
+        "intermediate_size\":1408,\"first_k_dense_replace\":1,\"norm_topk_prob\":true,\"routed_"
+        "scaling_factor\":2.5,\"sliding_window\":null}";
     static const char *const bad[][3] = {
         { mixtral, "{\"num_experts_per_tok\":9}",
           "\"num_experts_per_tok\" is 9, but \"num_local_experts\" is 8" },
@@ -367,6 +374,12 @@ static void test_experts(void **state)
     read_ok(llama, qwen3, &c);
     assert_int_equal(lm_config_params(&c), 30532122624);
     assert_true(lm_config_alike(&c));
+    lm_config_fini(&c);
+    read_ok(llama, dots, &c);
+    assert_true(!c.layer[0].moe.experts && c.layer[1].moe.sigmoid && c.layer[1].moe.score_bias);
+    assert_true(c.layer[1].moe.shared == 2816 && c.layer[1].moe.scale > 2.4);
+    assert_int_equal(lm_config_params(&c) / 1000000000, 142); /* 142B-A14B, as its card says */
+    assert_int_equal(lm_config_active_params(&c) / 1000000000, 14);
     lm_config_fini(&c);
     read_ok(qwen3, "{\"num_experts\":null,\"num_local_experts\":16}", &c);
     assert_int_equal(c.layer[5].moe.experts, 16);
