@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* train-tokenizer -- learn a byte-level BPE tokenizer.json.  See man/man1/train-tokenizer.1. */
+/* train-tokenizer -- learn a tokenizer.json: byte-level BPE, WordPiece or Unigram.  See man/man1/train-tokenizer.1. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,25 +15,38 @@
 
 static struct {
     int64_t vocab_size, min_frequency, max_token_bytes;
-    const char *pattern;
+    int64_t limit_alphabet;
+    bool cased;
+    const char *model, *pattern;
     lm_strs special;
     lm_input_args input;
-} opt = { .vocab_size = 32000, .pattern = "gpt2", .input = LM_INPUT_ARGS_DEFAULT };
+} opt = { .vocab_size = 32000,
+          .limit_alphabet = 1000,
+          .model = "bpe",
+          .pattern = "gpt2",
+          .input = LM_INPUT_ARGS_DEFAULT };
+
+static const char *const models[] = { "bpe", "wordpiece", "unigram", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Vocabulary"),
-    LM_COUNT('V', "vocab-size", &opt.vocab_size, "N", 256, 16e6,
-             "tokens in all: special ones, 256 bytes, merges [32000]"),
+    LM_CHOICE('m', "model", &opt.model, "MODEL", models,
+              "bpe, wordpiece (as BERT) or unigram (as T5) [bpe]"),
+    LM_COUNT('V', "vocab-size", &opt.vocab_size, "N", 1, 16e6,
+             "tokens in all, special ones included [32000]"),
     LM_STR('p', "pattern", &opt.pattern, "NAME",
-           "cut of words: gpt2, llama3, qwen, gpt4, gpt4o or a PCRE2 pattern [gpt2]"),
+           "bpe: words: gpt2, llama3, qwen, gpt4, gpt4o or a PCRE2 pattern [gpt2]"),
     LM_LIST('s', "special", &opt.special, "TOKEN",
-            "a special token; ids from 0 in the order given [<|endoftext|>]"),
+            "a special token; ids from 0 in the order given [by model]"),
     LM_ALSO("special-token special-tokens"),
     LM_COUNT(0, "min-frequency", &opt.min_frequency, "N", 0, 9e18,
              "never merge what occurs less often [0]"),
     LM_COUNT(0, "max-token-bytes", &opt.max_token_bytes, "N", 0, 1e9,
-             "longest token [0: no bound]"),
+             "bpe: longest token [0: no bound]"),
     LM_ALSO("max-token-length"),
+    LM_FLAG(0, "cased", &opt.cased, "wordpiece: keep capitals and accents"),
+    LM_COUNT(0, "limit-alphabet", &opt.limit_alphabet, "N", 0, 1e6,
+             "wordpiece: most characters, 0: no bound [1000]"),
     LM_GROUP("Input"),
     LM_INPUT_OPTIONS(opt.input),
     LM_END
@@ -47,7 +60,7 @@ static const char *const examples[] = {
 static lm_tool tool = {
     .name = "train-tokenizer",
     .args = "[FILE ...]",
-    .brief = "learn a byte-level BPE tokenizer.json from text",
+    .brief = "learn a tokenizer.json from text: BPE, WordPiece or Unigram",
     .opts = options,
     .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_JSON,
     .max_args = -1,
@@ -89,7 +102,10 @@ static bool is_config_due(const char *path, const char *config, const lm_buf *te
 static lm_code check_config(const char *path, lm_err *e)
 {
     static const char *const own[] = { "tokenizer_class", "clean_up_tokenization_spaces",
-                                       "bos_token", "eos_token" };
+                                       "bos_token",       "eos_token",
+                                       "pad_token",       "unk_token",
+                                       "cls_token",       "sep_token",
+                                       "mask_token" };
     json_t *there = NULL, *value;
     const char *key;
     lm_err ignored = { 0 };
@@ -171,8 +187,10 @@ static void say_summary(const lm_bpe_train_stats *s, double seconds)
     char bytes[32], peak[32];
 
     if (s->vocab_size < opt.vocab_size)
-        lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: no pair is left to merge",
-               (long long)s->vocab_size, (long long)opt.vocab_size);
+        lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: no %s",
+               (long long)s->vocab_size, (long long)opt.vocab_size,
+               strcmp(opt.model, "unigram") ? "pair is left to merge"
+                                            : "more pieces occur often enough in the text");
     lm_say(&tool, LM_LOG_NOTICE, "%lld token%s from %lld document%s, %s, %lld different word%s",
            (long long)s->vocab_size, lm_plural(s->vocab_size), (long long)s->documents,
            lm_plural(s->documents), lm_show_bytes((double)s->bytes, bytes),
@@ -204,17 +222,46 @@ static lm_code report(const lm_bpe_train_stats *s, double seconds, lm_err *e)
     return rc;
 }
 
+/* Options that the model has no use for. */
+static void check_model(lm_train_model model)
+{
+    static const struct {
+        const char *name;
+        bool takes[3];
+    } some[] = {
+        { "pattern", { true, false, false } },        { "max-token-bytes", { true, false, false } },
+        { "min-frequency", { true, true, false } },   { "cased", { false, true, false } },
+        { "limit-alphabet", { false, true, false } },
+    };
+
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++)
+        if (lm_given(&tool, some[i].name) && !some[i].takes[model])
+            lm_misuse(&tool, some[i].name, "leave it out", "--model %s has no use for it",
+                      models[model]);
+}
+
 static lm_code train(lm_par *par, product *p, lm_err *e)
 {
     static const char *const eot[] = { "<|endoftext|>" };
+    static const char *const bert[] = { "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]" };
+    static const char *const t5[] = { "<pad>", "</s>", "<unk>" };
+    static const char *const *const usual[] = { eot, bert, t5 };
+    static const int n_usual[] = { 1, 5, 3 };
     bool given = lm_given(&tool, "special");
+    lm_train_model model = LM_TRAIN_BPE;
+    while (strcmp(opt.model, models[model]))
+        model++;
+    check_model(model);
     lm_bpe_train_opts o = {
+        .model = model,
+        .cased = opt.cased,
+        .limit_alphabet = opt.limit_alphabet,
         .vocab_size = opt.vocab_size,
         .min_frequency = opt.min_frequency,
         .max_token_bytes = opt.max_token_bytes,
         .pattern = opt.pattern,
-        .special = given ? opt.special.v : eot,
-        .n_special = given ? opt.special.n : 1,
+        .special = given ? opt.special.v : usual[model],
+        .n_special = given ? opt.special.n : n_usual[model],
     };
     lm_input_opts in_opts = lm_input_args_read(&opt.input);
     lm_bpe_trainer *t = NULL;

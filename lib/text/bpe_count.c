@@ -64,6 +64,12 @@ lm_code lm_words_add(lm_words *w, const char *word, size_t len, int64_t count, l
     return LM_OK;
 }
 
+lm_word_cell *lm_words_find(const lm_words *w, const char *word, size_t len)
+{
+    lm_word_cell *s = w->n ? cell_of(w, word, len, (uint32_t)lm_hash64(word, len, 0)) : NULL;
+    return s && s->count ? s : NULL;
+}
+
 lm_code lm_words_merge(lm_words *w, const lm_words *from, lm_err *e)
 {
     lm_code rc = LM_OK;

@@ -25,6 +25,8 @@ typedef struct {
 
 /* Fails: LM_ELIMIT when memory is exhausted or a word exceeds 4 GiB. */
 lm_code lm_words_add(lm_words *w, const char *word, size_t len, int64_t count, lm_err *e);
+/* The cell of a word, NULL: not counted.  Its count may be changed, but not to 0. */
+lm_word_cell *lm_words_find(const lm_words *w, const char *word, size_t len);
 /* Add all of `from` to *w. */
 lm_code lm_words_merge(lm_words *w, const lm_words *from, lm_err *e);
 void lm_words_fini(lm_words *w);

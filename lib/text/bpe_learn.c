@@ -46,6 +46,8 @@ typedef struct {
     uint64_t merge_pair; /* the pair of this merge, whose own count is set at the end */
     size_t *bytes;       /* of each token */
     size_t max_bytes;
+    const char *prefix; /* of symbols inside a word; NULL: symbols are bytes */
+    lm_buf name;        /* of a symbol */
 } learner;
 
 static void learner_fini(learner *l)
@@ -61,6 +63,7 @@ static void learner_fini(learner *l)
     lm_free(l->heap);
     lm_free(l->raised);
     lm_free(l->bytes);
+    lm_buf_fini(&l->name);
 }
 
 void lm_bpe_learned_fini(lm_bpe_learned *l)
@@ -208,6 +211,29 @@ static lm_code merge_word(learner *l, uint32_t w, uint32_t a, uint32_t b, uint32
     return rc;
 }
 
+/* The symbols of a word of characters at to[0..*n). */
+static lm_code load_chars(learner *l, const lm_bpe *vocab, const char *word, size_t len,
+                          uint32_t *to, uint32_t *n, lm_err *e)
+{
+    size_t prefix = strlen(l->prefix), k;
+    lm_code rc = LM_OK;
+
+    *n = 0;
+    for (size_t i = 0; i < len && !rc; i += k) {
+        lm_utf8_get(word + i, len - i, &k);
+        uint32_t id = lm_bpe_find(vocab, word + i, k);
+        if (id == LM_BPE_NONE)
+            continue;
+        l->name.len = 0;
+        if (i)
+            rc = lm_buf_add(&l->name, l->prefix, prefix, e);
+        if (i && !rc)
+            rc = lm_buf_add(&l->name, word + i, k, e);
+        to[(*n)++] = i && !rc ? lm_bpe_find(vocab, l->name.data, l->name.len) : id;
+    }
+    return rc;
+}
+
 static lm_code load_words(learner *l, const lm_bpe *vocab, const lm_words *words, lm_err *e)
 {
     size_t k = 0, at = 0;
@@ -229,6 +255,11 @@ static lm_code load_words(learner *l, const lm_bpe *vocab, const lm_words *words
         l->start[k] = at;
         l->len[k] = s->len;
         l->weight[k++] = s->count;
+        if (l->prefix) {
+            rc = load_chars(l, vocab, words->text + s->off, s->len, l->sym + at, &l->len[k - 1], e);
+            at += l->len[k - 1];
+            continue;
+        }
         for (uint32_t j = 0; j < s->len; j++)
             l->sym[at++] = vocab->byte_id[(uint8_t)words->text[s->off + j]];
     }
@@ -237,16 +268,21 @@ static lm_code load_words(learner *l, const lm_bpe *vocab, const lm_words *words
 }
 
 /* Add the text of a merged token to the vocabulary; an existing text keeps its id. */
-static lm_code name_token(lm_bpe *vocab, uint32_t a, uint32_t b, uint32_t *id, lm_err *e)
+static lm_code name_token(lm_bpe *vocab, const char *prefix, uint32_t a, uint32_t b, uint32_t *id,
+                          lm_err *e)
 {
-    size_t la = vocab->tokens[a].len, lb = vocab->tokens[b].len;
+    size_t la = vocab->tokens[a].len, lb = vocab->tokens[b].len, cut = prefix ? strlen(prefix) : 0;
     char *s;
     lm_code rc = lm_alloc_n(&s, la + lb, 1, "a token", e);
 
     if (rc)
         return rc;
     memcpy(s, vocab->text + vocab->tokens[a].off, la);
-    memcpy(s + la, vocab->text + vocab->tokens[b].off, lb);
+    const char *right = vocab->text + vocab->tokens[b].off;
+    if (!cut || lb < cut || memcmp(right, prefix, cut))
+        cut = 0;
+    lb -= cut;
+    memcpy(s + la, right + cut, lb);
     *id = lm_bpe_find(vocab, s, la + lb);
     if (*id == LM_BPE_NONE) {
         *id = (uint32_t)vocab->n_tokens;
@@ -263,7 +299,7 @@ static lm_code merge_pair(learner *l, lm_bpe_learned *out, uint32_t r, lm_err *e
     uint32_t a = (uint32_t)(pair >> 32), b = (uint32_t)pair, c = 0;
     uint32_t *list = l->recs[r].words;
     size_t n = l->recs[r].n;
-    lm_code rc = name_token(&out->vocab, a, b, &c, e);
+    lm_code rc = name_token(&out->vocab, l->prefix, a, b, &c, e);
 
     if (!rc)
         rc = lm_grow(&out->merges, &out->cap, out->n_merges + 1, sizeof *out->merges, "merges", e);
@@ -287,17 +323,20 @@ static lm_code merge_pair(learner *l, lm_bpe_learned *out, uint32_t r, lm_err *e
     return rc;
 }
 
-lm_code lm_bpe_learn(lm_bpe_learned *out, const lm_words *words, int64_t vocab_size,
-                     int64_t min_count, int64_t max_bytes, lm_sink *sink, lm_err *e)
+lm_code lm_bpe_learn(lm_bpe_learned *out, const lm_words *words, const char *prefix,
+                     int64_t vocab_size, int64_t min_count, int64_t max_bytes, lm_sink *sink,
+                     lm_err *e)
 {
-    learner l = { .max_bytes = (size_t)max_bytes, .merge_pair = UINT64_MAX };
+    learner l = { .max_bytes = (size_t)max_bytes, .merge_pair = UINT64_MAX, .prefix = prefix };
     size_t first = out->vocab.n_tokens;
     lm_code rc = load_words(&l, &out->vocab, words, e);
 
     if (!rc)
         rc = lm_alloc_n(&l.bytes, (size_t)vocab_size, sizeof *l.bytes, "tokens", e);
-    for (int i = 0; i < 256 && !rc; i++)
+    for (int i = 0; i < 256 && !rc && !prefix; i++)
         l.bytes[out->vocab.byte_id[i]] = 1;
+    for (size_t i = 0; i < first && !rc && prefix; i++)
+        l.bytes[i] = out->vocab.tokens[i].len; /* with the prefix: a bound */
     for (size_t w = 0; w < l.n_words && !rc; w++)
         for (uint32_t i = 0; i + 1 < l.len[w] && !rc; i++)
             rc = raise(&l, l.sym[l.start[w] + i], l.sym[l.start[w] + i + 1], (uint32_t)w, e);

@@ -9,25 +9,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "text/bpe_learn.h"
-#include "text/pretok_split.h"
-#include "text/tokenizer_added.h"
-
-typedef struct {
-    lm_words words;
-    lm_regex_match *match;
-    lm_pieces list, tmp;
-    int64_t documents, bytes, n_words;
-} worker;
-
-struct lm_bpe_trainer {
-    int64_t vocab_size, min_frequency, max_token_bytes;
-    char *pattern; /* the pattern's text, names resolved */
-    lm_cut cut;
-    lm_added special;
-    worker *workers;
-    int threads;
-};
+#include "text/train_impl.h"
 
 static lm_code check_opts(const lm_bpe_train_opts *o, lm_err *e)
 {
@@ -41,6 +23,8 @@ static lm_code check_opts(const lm_bpe_train_opts *o, lm_err *e)
                 return lm_fail(e, LM_EUSAGE, "special tokens", "name each token once",
                                "\"%s\" is given twice", s);
     }
+    if (o->model != LM_TRAIN_BPE && o->vocab_size >= o->n_special && o->vocab_size <= 1 << 27)
+        return LM_OK;
     if (o->vocab_size < 256 + o->n_special || o->vocab_size > 1 << 27)
         return lm_fail(e, LM_EUSAGE, "vocabulary size", NULL,
                        "%lld is not in %d (256 bytes and %d special tokens) to 134217728",
@@ -114,6 +98,33 @@ static lm_code set_special(lm_bpe_trainer *t, const lm_bpe_train_opts *o, lm_err
     return rc ? rc : lm_added_index(&t->special, e);
 }
 
+/* WordPiece and Unigram: words are cut by the steps that their tokenizer.json will have. */
+static lm_code set_steps(lm_bpe_trainer *t, lm_err *e)
+{
+    const char *text[2] = { lm_subword_normalizer(t), lm_subword_pretok(t) };
+    json_t *tree = NULL;
+    lm_code rc = lm_json_parse(text[0], strlen(text[0]), "normalizer", &tree, e);
+
+    if (!rc)
+        rc = lm_normal_new(tree, "normalizer", &t->normal, e);
+    json_decref(tree);
+    tree = NULL;
+    if (!rc)
+        rc = lm_json_parse(text[1], strlen(text[1]), "pre-tokenizer", &tree, e);
+    if (!rc)
+        rc = lm_pretok_new(tree, "pre-tokenizer", &t->pretok, e);
+    json_decref(tree);
+    return rc;
+}
+
+int lm_train_special(const lm_bpe_trainer *t, const char *name)
+{
+    for (size_t i = 0; i < t->special.n; i++)
+        if (!strcmp(t->special.v[i].text, name))
+            return (int)i;
+    return -1;
+}
+
 lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_trainer **out, lm_err *e)
 {
     lm_bpe_trainer *t = NULL;
@@ -127,7 +138,10 @@ lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_train
     t->vocab_size = o->vocab_size;
     t->min_frequency = o->min_frequency;
     t->max_token_bytes = o->max_token_bytes;
-    rc = set_pattern(t, o->pattern, e);
+    t->model = o->model;
+    t->cased = o->cased;
+    t->limit_alphabet = o->limit_alphabet;
+    rc = t->model == LM_TRAIN_BPE ? set_pattern(t, o->pattern, e) : set_steps(t, e);
     if (!rc)
         rc = set_special(t, o, e);
     if (!rc)
@@ -150,21 +164,48 @@ void lm_bpe_trainer_free(lm_bpe_trainer *t)
         lm_regex_match_free(t->workers[i].match);
         lm_free(t->workers[i].list.v);
         lm_free(t->workers[i].tmp.v);
+        lm_pretok_scratch_fini(&t->workers[i].pretok);
+        lm_buf_fini(&t->workers[i].normal[0]);
+        lm_buf_fini(&t->workers[i].normal[1]);
     }
     lm_free(t->workers);
     lm_added_fini(&t->special);
     lm_regex_free(t->cut.regex);
+    lm_normal_free(t->normal);
+    lm_pretok_free(t->pretok);
     lm_free(t->pattern);
     lm_free(t);
 }
 
+/* The same through a normaliser and a pre-tokeniser. */
+static lm_code count_steps(lm_bpe_trainer *t, lm_train_worker *w, const char *text, size_t len,
+                           lm_err *e)
+{
+    const char *base;
+    const lm_pieces *list;
+    lm_code rc =
+        lm_normal_run(t->normal, w->match, text, len, &w->normal[0], &w->normal[1], &text, &len, e);
+
+    if (rc || !len)
+        return rc;
+    rc = lm_pretok_run(t->pretok, w->match, &w->pretok, text, len, true, &base, &list, e);
+    for (size_t i = 0; !rc && i < list->n; i++)
+        rc = lm_words_add(&w->words, base + list->v[i].off, list->v[i].len, 1, e);
+    if (!rc)
+        w->n_words += (int64_t)list->n;
+    return rc;
+}
+
 /* Count the words of a stretch without special tokens. */
-static lm_code count_words(lm_bpe_trainer *t, worker *w, const char *text, size_t len, lm_err *e)
+static lm_code count_words(lm_bpe_trainer *t, lm_train_worker *w, const char *text, size_t len,
+                           lm_err *e)
 {
     lm_piece whole = { 0, len, false };
     lm_pieces from = { &whole, 1, 1 };
     lm_code rc = LM_OK;
 
+    if (t->model != LM_TRAIN_BPE)
+        return count_steps(t, w, text, len, e);
     if (t->cut.kind == LM_CUT_SCAN) {
         for (const char *end = text + len; text < end && !rc; w->n_words++) {
             size_t n = lm_scan_word(t->cut.scan, text, end);
@@ -184,7 +225,7 @@ static lm_code count_words(lm_bpe_trainer *t, worker *w, const char *text, size_
 lm_code lm_bpe_trainer_add(lm_bpe_trainer *t, int worker_at, const char *text, size_t len,
                            lm_err *e)
 {
-    worker *w = &t->workers[worker_at];
+    lm_train_worker *w = &t->workers[worker_at];
     lm_added_walk walk = { .added = &t->special, .group = LM_ADDED_RAW, .text = text, .len = len };
     size_t valid = lm_utf8_valid(text, len);
     lm_code rc = LM_OK;
@@ -254,10 +295,15 @@ lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_sink *sink, lm_buf *json,
         rc = lm_fail(e, LM_EUSAGE, "training text", "give documents with text",
                      "no word in %lld document%s", (long long)stats->documents,
                      lm_plural((uint64_t)stats->documents));
+    if (!rc && t->model == LM_TRAIN_WORDPIECE)
+        return lm_wordpiece_train(t, all, sink, json, stats, e);
+    if (!rc && t->model == LM_TRAIN_UNIGRAM)
+        return lm_unigram_train(t, all, sink, json, stats, e);
     if (!rc)
         rc = begin_vocab(t, &l.vocab, e);
     if (!rc)
-        rc = lm_bpe_learn(&l, all, t->vocab_size, t->min_frequency, t->max_token_bytes, sink, e);
+        rc = lm_bpe_learn(&l, all, NULL, t->vocab_size, t->min_frequency, t->max_token_bytes, sink,
+                          e);
     if (!rc)
         rc = lm_bpe_learned_write(&l, &t->special, t->cut.scan, t->pattern, json, e);
     stats->vocab_size = (int64_t)l.vocab.n_tokens;

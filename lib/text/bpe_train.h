@@ -7,10 +7,14 @@
  * wins.  Counts have 64 bits.  The result depends on the multiset of words only: not on threads,
  * nor on the order of documents.  Ids: special tokens in the order given, the 256 byte characters
  * sorted by code point, then the merges: those of the `tokenizers` library's BpeTrainer with the
- * ByteLevel alphabet. */
+ * ByteLevel alphabet.
+ *
+ * The same trainer learns the models of subword.h: WordPiece by these merges over characters
+ * (wordpiece_train.c), Unigram by expectation maximisation (unigram_train.c). */
 #ifndef LM_TEXT_BPE_TRAIN_H
 #define LM_TEXT_BPE_TRAIN_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,11 +24,16 @@
 #include "base/progress.h"
 #include "format/input.h"
 
+typedef enum { LM_TRAIN_BPE, LM_TRAIN_WORDPIECE, LM_TRAIN_UNIGRAM } lm_train_model;
+
 typedef struct {
+    lm_train_model model;
+    bool cased;                 /* WordPiece: letters keep their case and accents */
+    int64_t limit_alphabet;     /* WordPiece: most different characters, 0 = no bound */
     int64_t vocab_size;         /* all counted: specials, 256 bytes, merges */
     int64_t min_frequency;      /* a pair seen less often is never merged; 0 = 1 */
     int64_t max_token_bytes;    /* longest token, 0 = no bound */
-    const char *pattern;        /* a name of pretok_scan.h, or a PCRE2 pattern */
+    const char *pattern;        /* BPE: a name of pretok_scan.h, or a PCRE2 pattern */
     const char *const *special; /* n_special names, no two equal */
     int n_special;
 } lm_bpe_train_opts;
@@ -36,8 +45,9 @@ typedef struct {
 
 typedef struct lm_bpe_trainer lm_bpe_trainer;
 
-/* The text of a tokenizer_config.json for the folder of the tokenizer.json: the first special token
- * begins and ends documents. */
+/* The text of a tokenizer_config.json for the folder of the tokenizer.json: with BPE the
+ * first special token begins and ends documents, with the other models special tokens have the
+ * meaning of their names in BERT and T5. */
 lm_code lm_bpe_train_config(const lm_bpe_train_opts *o, lm_buf *json, lm_err *e);
 /* Fails: LM_EUSAGE for a vocabulary smaller than specials + 256, a bad pattern, a bare word that is
  * not the name of a pattern, or equal specials. */

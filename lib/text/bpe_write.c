@@ -5,6 +5,8 @@
 #include "text/bpe_learn.h"
 #include "text/bpe_train.h"
 
+#include <string.h>
+
 static void write_byte_level(lm_jw *w, const char *key, bool regex)
 {
     lm_jw_obj(w, key);
@@ -109,7 +111,12 @@ lm_code lm_bpe_learned_write(const lm_bpe_learned *l, const lm_added *special, l
 
 lm_code lm_bpe_train_config(const lm_bpe_train_opts *o, lm_buf *json, lm_err *e)
 {
-    const char *eot = o->n_special ? o->special[0] : NULL;
+    static const char *const named[][2] = {
+        { "pad_token", "[PAD]" }, { "unk_token", "[UNK]" },   { "cls_token", "[CLS]" },
+        { "sep_token", "[SEP]" }, { "mask_token", "[MASK]" }, { "pad_token", "<pad>" },
+        { "unk_token", "<unk>" }, { "eos_token", "</s>" },    { "bos_token", "<s>" },
+    };
+    const char *eot = o->n_special && o->model == LM_TRAIN_BPE ? o->special[0] : NULL;
     lm_jw w;
 
     lm_jw_begin(&w, json, 2, e);
@@ -120,6 +127,10 @@ lm_code lm_bpe_train_config(const lm_bpe_train_opts *o, lm_buf *json, lm_err *e)
         lm_jw_str(&w, "bos_token", eot);
     if (eot)
         lm_jw_str(&w, "eos_token", eot);
+    for (int i = 0; i < o->n_special && o->model != LM_TRAIN_BPE; i++)
+        for (size_t k = 0; k < sizeof named / sizeof *named; k++)
+            if (!strcmp(o->special[i], named[k][1]))
+                lm_jw_str(&w, named[k][0], o->special[i]);
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
 }

@@ -184,3 +184,38 @@ setup() {
     [ "$status" -eq 2 ]
     [[ $output == *"--json: standard output holds the tokenizer"* ]]
 }
+
+@test "train-tokenizer: WordPiece and Unigram do not depend on threads, and are read" {
+    for m in wordpiece unigram; do
+        run train-tokenizer -m $m -V 80 -j 1 -o $m/ clean.jsonl
+        [ "$status" -eq 0 ]
+        [[ "$output" == *"80 tokens from 400 documents"* ]]
+        tac clean.jsonl > back.jsonl
+        train-tokenizer -q -m $m -V 80 -j 3 back.jsonl > again.json
+        cmp $m/tokenizer.json again.json
+        shard-data -q --tokenizer $m -o $m-data clean.jsonl
+    done
+    grep -q '"cls_token": "\[CLS\]"' wordpiece/tokenizer_config.json
+    grep -q '"eos_token": "</s>"' unigram/tokenizer_config.json
+    grep -q '"lowercase": *true' wordpiece/tokenizer.json
+    train-tokenizer -q -m wordpiece --cased --limit-alphabet 20 -V 100 clean.jsonl > cased.json
+    grep -q '"lowercase": *false' cased.json
+}
+
+@test "train-tokenizer: options of another model, and vocabularies that are too small, are refused" {
+    for o in "wordpiece --pattern gpt2" "unigram --min-frequency 2" "bpe --cased" "unigram --limit-alphabet 9"; do
+        run train-tokenizer -m $o -o x.json clean.jsonl
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"--model ${o%% *} has no use for it"* ]]
+    done
+    run train-tokenizer -m wordpiece -V 30 -o x.json clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"30 tokens cannot hold the characters of the text"* ]]
+    run train-tokenizer -m unigram -V 10 -o x.json clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"10 tokens cannot hold 3 special ones and "*" characters"* ]]
+    run train-tokenizer -m unigram -s '<pad>' -V 400 -o x.json clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"Unigram needs a token for unknown characters"* ]]
+    [ ! -e x.json ]
+}

@@ -12,6 +12,7 @@ import argparse
 import functools
 import io
 import json
+import math
 import os
 import random
 import struct
@@ -75,7 +76,7 @@ class Ours:
 OLD_TABLES = {"nfkc", "nfkd", "nfd", "qwen-nfc", "strip-lower", "bert-normalizer", "bert-pre", "unigram-albert",
               "unigram-nmt", "unigram-t5"}
 # WordPiece here comes after BertNormalizer and BertPreTokenizer, whose tables are old.
-OLD_PREFIX = "wordpiece"
+OLD_PREFIX = ("wordpiece", "trained-wordpiece", "trained-unigram")
 
 
 @functools.cache
@@ -400,6 +401,47 @@ def our_trainer(build, name, where):
     return final
 
 
+def our_subwords(build, model, where):
+    """A WordPiece or Unigram tokenizer from train-tokenizer, beside what the trainers of `tokenizers` learn of
+    the same text: the same tokens, or texts of as few bits."""
+    out = os.path.join(where, f"trained-{model}.json")
+    source = os.path.join(where, "train.txt")
+    with open(source, "w", encoding="utf-8", newline="") as f:
+        f.write("\n\n".join(real_texts()))
+    few = ["--min-frequency", "20"] if model == "wordpiece" else []
+    subprocess.run([os.path.join(build, "bin", "train-tokenizer"), "-q", "-m", model, "--vocab-size", "4000", *few, "-f",
+                    "-o", out, source], check=True)
+    ours = Tokenizer.from_file(out)
+    text, bad = "\n\n".join(real_texts()), False
+    special = SPECIALS if model == "wordpiece" else ["<pad>", "</s>", "<unk>"]
+    sizes, differ = [], []
+    for _ in range(3):  # the trainers depend on the order of a hash table, whose seed is random
+        theirs = Tokenizer(models.WordPiece(unk_token="[UNK]") if model == "wordpiece" else models.Unigram())
+        theirs.normalizer, theirs.pre_tokenizer = ours.normalizer, ours.pre_tokenizer
+        kind = {"special_tokens": special, "vocab_size": 4000, "show_progress": False}
+        theirs.train_from_iterator([text], trainers.WordPieceTrainer(min_frequency=20, limit_alphabet=1000, **kind)
+                                   if model == "wordpiece" else trainers.UnigramTrainer(unk_token="<unk>", **kind))
+        differ.append(len(set(ours.get_vocab()) ^ set(theirs.get_vocab())))
+        sizes.append(bits_per_byte(theirs) if model == "unigram" else 0)
+    if model == "wordpiece":
+        bad = min(differ) > 0.01 * ours.get_vocab_size()
+        show(f"train-tokenizer -m wordpiece: {differ} tokens differ of {ours.get_vocab_size()}")
+    else:
+        bad = bits_per_byte(ours) > 1.01 * min(sizes)
+        show(f"train-tokenizer -m unigram: {bits_per_byte(ours):.4f} bits/byte of held-out text, tokenizers {min(sizes):.4f}")
+    if bad:
+        os.rename(out, out + ".bad")  # the comparison then fails
+    return out
+
+
+def bits_per_byte(t):
+    """Of a text that was not trained on, by the scores of a Unigram model."""
+    path = os.path.join(DATA, "wikitext-2", "test.txt")
+    text = open(path, encoding="utf-8").read()[:200000] if os.path.exists(path) else real_texts()[0][::-1]
+    scores = [x[1] for x in json.loads(t.to_str())["model"]["vocab"]]
+    return -sum(scores[i] for i in t.encode(text, add_special_tokens=False).ids) / math.log(2) / len(text.encode())
+
+
 def show(text):
     print("# " + text.replace("\n", "\n# "))
 
@@ -486,6 +528,10 @@ def main():
             if not opt.only or label in opt.only:
                 path = our_trainer(opt.build, name, where)
                 todo.append((label, Tokenizer.from_file(path), path))
+        for name in ("wordpiece", "unigram"):
+            if not opt.only or "trained-" + name in opt.only:
+                path = our_subwords(opt.build, name, where)
+                todo.append(("trained-" + name, Tokenizer.from_file(path), path))
         N = normalizers.BertNormalizer
         todo.append(bert_folder(where, "wordpiece-vocab.txt", N(), {}))
         todo.append(bert_folder(where, "wordpiece-vocab.txt-cased", N(True, False, False, False),
