@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bpe.h -- the encoding of one word: the vocabulary, and byte-pair encoding with its merge table and
- * merge loop.  The other models of a word are in subword.h, behind the same calls.
+/* bpe.h -- the encoding of one word: the vocabulary, and byte-pair encoding with its merge table
+ * and merge loop.  The other models of a word are in subword.h, behind the same calls.
  *
  * The symbols of a word (its characters, or its bytes in byte-level mode) are merged pair by pair:
  * lowest rank first, leftmost among equal ranks, until no pair is in the table (arXiv:1508.07909).
