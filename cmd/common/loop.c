@@ -11,6 +11,8 @@
 const char *const lm_loop_formats[] = { "safetensors", "lmz", NULL };
 const char *const lm_loop_recomputes[] = { "none", "full", NULL };
 const char *const lm_loop_aux_types[] = { "model", "layer", "sequence", NULL };
+const char *const lm_loop_drop_policies[] = { "position", "probs", "reroute",
+                                              NULL }; /* of lm_overflow */
 const char *const lm_loop_side[] = { "tensorboard", "trace", NULL };
 static const lm_loop_args built_in = LM_LOOP_DEFAULT;
 
@@ -170,6 +172,19 @@ static lm_code ask_routing(const lm_loop_args *a, lm_routing_losses *out, lm_err
     return LM_OK;
 }
 
+static lm_code ask_choice(const lm_loop_args *a, lm_routing_choice *out, lm_err *e)
+{
+    *out = (lm_routing_choice){ .capacity = a->capacity,
+                                .pad = a->pad_experts,
+                                .second_random = a->random_second };
+    while (strcmp(lm_loop_drop_policies[out->policy], a->drop_policy) != 0)
+        out->policy++;
+    if (a->pad_experts && !(a->capacity > 0))
+        return lm_fail(e, LM_EUSAGE, "--moe-pad-expert-input-to-capacity",
+                       "give --moe-expert-capacity-factor too", "there is no capacity");
+    return LM_OK;
+}
+
 lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, int64_t steps,
                     lm_loop_run *r, lm_trainer_opts *o, lm_err *e)
 {
@@ -194,7 +209,7 @@ lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, in
     if (a->recompute)
         o->build.recompute = !strcmp(a->recompute, "full");
     if (read_optimizers(t, a, fallback, o, e) || refuse_idle(a, e) ||
-        ask_routing(a, &o->build.routing, e))
+        ask_routing(a, &o->build.routing, e) || ask_choice(a, &o->build.choice, e))
         return e->code;
     if (a->patience && !a->eval_every)
         return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",

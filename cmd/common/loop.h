@@ -21,6 +21,9 @@ typedef struct {
     double max_grad_norm, clip_value;
     double aux_coef, z_coef; /* of mixtures of experts */
     const char *aux_type;
+    double capacity;
+    const char *drop_policy;
+    bool pad_experts, random_second;
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format, *tensorboard, *trace;
@@ -34,13 +37,13 @@ typedef struct {
         .gamma = 0.999, .schedule = "cosine", .optimizer = "adamw", .beta1 = -1, .beta2 = -1, \
         .eps = -1, .weight_decay = -1, .momentum = -1, .dampening = -1, .max_grad_norm = 1,   \
         .eval_batches = 16, .log_every = 1, .keep = 3, .checkpoint_format = "safetensors",    \
-        .peak_tflops = -1, .aux_coef = -1, .aux_type = "model"                                \
+        .peak_tflops = -1, .aux_coef = -1, .aux_type = "model", .drop_policy = "probs"        \
     }
 
 extern const char *const lm_loop_formats[]; /* of checkpoints */
 extern const char *const lm_loop_side[];    /* for lm_tool.side */
 extern const char *const lm_loop_recomputes[];
-extern const char *const lm_loop_aux_types[];
+extern const char *const lm_loop_aux_types[], *const lm_loop_drop_policies[];
 
 /* For lm_tool.use. */
 #define LM_LOOP_USE                                                                                \
@@ -120,7 +123,13 @@ extern const char *const lm_loop_aux_types[];
         LM_INSTEAD("moe-router-load-balancing-type",                                             \
                    "give --moe-aux-loss-type layer for aux_loss, sequence for seq_aux_loss"),    \
         LM_REAL(0, "moe-z-loss-coeff", &(a).z_coef, "X", 0, 1e6, "size of routers' logits [0]"), \
-        LM_ALSO("router-z-loss-coef")
+        LM_ALSO("router-z-loss-coef"),                                                           \
+        LM_REAL(0, "moe-expert-capacity-factor", &(a).capacity, "X", 0, 1e6,                     \
+                "rows an expert takes, over the mean; 0: all [0]"),                              \
+        LM_CHOICE(0, "moe-token-drop-policy", &(a).drop_policy, "POLICY", lm_loop_drop_policies, \
+                  "beyond it: probs, position or reroute [probs]"),                              \
+        LM_FLAG(0, "moe-pad-expert-input-to-capacity", &(a).pad_experts, "with empty rows"),     \
+        LM_FLAG(0, "moe-random-second", &(a).random_second, "of two experts draw the second")
 
 #define LM_LOOP_REPORTS(a)                                                                       \
     LM_STR(0, "save-every", &(a).save_every, "N|TIME",                                           \

@@ -189,12 +189,20 @@ void lm_loop_run_fini(lm_loop_run *r)
 
 lm_code lm_training_check_experts(const lm_loop_args *a, const lm_session *s, lm_err *e)
 {
-    const char *given = a->aux_coef > 0 ? "--moe-aux-loss-coeff"
-                        : a->z_coef > 0 ? "--moe-z-loss-coeff"
-                                        : NULL;
+    const char *given = a->aux_coef > 0    ? "--moe-aux-loss-coeff"
+                        : a->z_coef > 0    ? "--moe-z-loss-coeff"
+                        : a->capacity > 0  ? "--moe-expert-capacity-factor"
+                        : a->random_second ? "--moe-random-second"
+                                           : NULL;
     bool any = false;
-    for (int64_t l = 0; l < s->config.layers; l++)
-        any |= s->config.layer[l].moe.experts > 0;
+    for (int64_t l = 0; l < s->config.layers; l++) {
+        const lm_moe *m = &s->config.layer[l].moe;
+        any |= m->experts > 0;
+        if (a->random_second && m->experts && m->chosen != 2)
+            return lm_fail(e, LM_EUSAGE, "--moe-random-second", "leave it out",
+                           "serves models that choose 2 experts, and %s chooses %lld", s->ask.model,
+                           (long long)m->chosen);
+    }
     return !given || any ? LM_OK
                          : lm_fail(e, LM_EUSAGE, given, "leave it out",
                                    "serves mixtures of experts, and %s is none", s->ask.model);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* build_experts.c -- the parts of a mixture of experts.  The router runs in F32 whatever the rest does: small errors of
  * its logits would send tokens elsewhere. */
+#include <math.h>
+
 #include "base/mem.h"
 #include "kernels/grouped.h"
 #include "kernels/matmul.h"
@@ -9,12 +11,25 @@
 #include "op/formula.h"
 #include "op/ops.h"
 
+/* Rows that an expert takes at most; 0: all. */
+static int64_t capacity_of(const lm_model *m, const lm_moe *moe)
+{
+    const double rows = (double)(m->build.batch * m->build.seq * moe->chosen);
+    const double most = ceil(m->build.choice.capacity * rows / (double)moe->experts);
+    return m->build.mode == LM_MODE_TRAIN ? (int64_t)fmin(most, rows) : 0;
+}
+
 lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bias)
 {
     const lm_moe *m = &b->m->config.layer[layer].moe;
+    const lm_routing_choice *how = &b->m->build.choice;
+    const int64_t capacity = capacity_of(b->m, m);
     const lm_matmul_attr product = { .turn_b = true };
     const lm_route_attr choose = {
         .k = m->chosen,
+        .capacity = capacity,
+        .policy = how->policy,
+        .second_random = how->second_random && b->m->build.mode == LM_MODE_TRAIN,
         .sigmoid = m->sigmoid,
         .normalise = m->normalise,
         .scale = m->scale,
@@ -22,7 +37,7 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bi
         .kept_groups = m->kept_groups,
         .site = layer,
     };
-    const lm_route_plan_attr plan = { .experts = m->experts };
+    const lm_route_plan_attr plan = { .experts = m->experts, .pad = how->pad ? capacity : 0 };
     const lm_routed r = { LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     lm_vid z = lm_b_append(b, &lm_op_matmul, &product, (lm_vid[]){ h, w });
     lm_vid chosen[LM_MAX_OUT] = { LM_NONE, LM_NONE },

@@ -12,6 +12,7 @@
 #include "graph/backend.h"
 #include "graph/graph.h"
 #include "graph/passes.h"
+#include "kernels/route.h"
 #include "model/config.h"
 #include "numeric/format.h"
 
@@ -105,6 +106,14 @@ typedef struct {
 } lm_routing_losses;
 enum { LM_ROUTING_OF_CONFIG = -1 }; /* `model`: lm_moe.aux_coef */
 
+/* How a training lets routers choose (kernels/route.h); graphs of other modes drop and draw nothing. */
+typedef struct {
+    double capacity; /* an expert takes ceil(this K N / E) rows of a micro-batch at most; 0: all */
+    lm_overflow policy; /* which ones, and what becomes of the others */
+    bool pad;           /* rows without assignment fill each expert up to that */
+    bool second_random; /* K = 2: the second choice is drawn */
+} lm_routing_choice;
+
 typedef struct {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
@@ -134,6 +143,7 @@ typedef struct {
     /* TRAIN: activations of the layers are computed again in the backward instead of being kept */
     bool recompute;
     lm_routing_losses routing; /* TRAIN */
+    lm_routing_choice choice;  /* TRAIN */
     lm_entropy entropy;        /* TRAIN, EVAL: that of each row's distribution, too */
     /* EVAL: the last states of the rows, which a head would read, in place of losses: for a teacher */
     bool states;

@@ -24,6 +24,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .halves = o->halves,
                            .recompute = o->build.recompute,
                            .routing = o->build.routing,
+                           .choice = o->build.choice,
                            .entropy = mode == LM_MODE_TRAIN ? o->entropy : LM_ENTROPY_NONE,
                            .value = o->value,
                            .backend = p->backend,

@@ -27,7 +27,7 @@ typedef struct {
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
-     * teacher, recompute, routing, codes, codes_space, frozen_format, frozen_embed.  The graph of an
+     * teacher, recompute, routing, choice, codes, codes_space, frozen_format, frozen_embed.  The graph of an
      * evaluation is built from the same fields. */
     lm_build build;
     lm_states_in states_in;         /* of the optimiser */

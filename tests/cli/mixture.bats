@@ -475,3 +475,46 @@ numbers() { # FOLDER TENSOR: the numbers of an F32 tensor, one a line
     run train bad data -o a --steps 1 --moe-router-bias-update-rate 2
     [ "$status" -eq 2 ]
 }
+
+@test "mixtures: capacity with each policy, padding, and a random second expert" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
+    args=(--steps 4 --batch-size 4 --seq-len 32 --lr 1e-2 --lr-schedule constant --moe-token-drop-policy)
+    of() { jq -s "[.[] | select(.event == \"experts\" and .step == 4)] | $2" "$1.jsonl"; }
+    train -q m data -o free "${args[@]}" probs --metrics free.jsonl
+    # 128 tokens of 2 choices among 8 experts: 32 each on average, 40 at a factor of 1.25.
+    for policy in probs position reroute; do
+        train -q m data -o $policy "${args[@]}" $policy --moe-expert-capacity-factor 1.25 --metrics $policy.jsonl
+        [ "$(of $policy 'map(.load | max) | max')" = 40 ]
+        train -q m data -o $policy-pad "${args[@]}" $policy --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity
+        inspect-model --check --atol 1e-5 $policy $policy-pad > /dev/null
+        run inspect-model --check free $policy
+        [ "$status" -ne 0 ]
+    done
+    [ "$(of free 'map(.dropped) | max')" = 0 ]
+    [ "$(of free 'map(.load | max) | max')" -gt 40 ]
+    [ "$(of reroute 'map(.dropped) | max')" = 0 ]
+    for policy in probs position; do
+        [ "$(of $policy 'map(.dropped > 0 and (.dropped - (1 - (.load | add) / 256) | fabs) < 1e-6) | all')" = true ]
+    done
+    run inspect-model --check probs position
+    [ "$status" -ne 0 ]
+    # With room for all nothing changes.
+    train -q m data -o room "${args[@]}" probs --moe-expert-capacity-factor 8
+    inspect-model --check free room > /dev/null
+    # A second expert that is drawn: the same by the same seed, also with recomputation; another one by another.
+    train -q m data -o drawn "${args[@]}" probs --moe-random-second
+    train -q m data -o again "${args[@]}" probs --moe-random-second --recompute full
+    train -q m data -o other "${args[@]}" probs --moe-random-second --seed 5
+    inspect-model --check drawn again > /dev/null
+    for o in free other; do
+        run inspect-model --check drawn $o
+        [ "$status" -ne 0 ]
+    done
+    small qwen3-moe-13m three head_dim=16 num_experts_per_tok=3
+    run train three data -o a --steps 1 --seq-len 32 --moe-random-second
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--moe-random-second: serves models that choose 2 experts, and three chooses 3"* ]]
+    run train m data -o a --steps 1 --seq-len 32 --moe-pad-expert-input-to-capacity
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"there is no capacity: give --moe-expert-capacity-factor too"* ]]
+}
