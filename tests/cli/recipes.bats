@@ -154,6 +154,29 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [ ! -e 'my work' ]
 }
 
+@test "moe.mk: a dense model and a mixture on equal tokens, their figures and pictures" {
+    tiny > 'my text/tiny one.txt'
+    compare() { make -f 'my recipes/moe.mk' WORK='my work' CORPUS='my text/tiny one.txt' DENSE=llama-1m VOCAB=300 SEQ=32 BATCH=2 STEPS=10 "$@"; }
+    compare > log 2>&1 || { cat log; false; }
+    cd 'my work'
+    awk '
+        $1 == "dense" { n++; if ($2 != $3 || !($4 > 1 && $5 > 0 && $6 > 0)) bad = 1 }
+        $1 == "mixture" { n++; if (!($2 > 2 * $3 && $4 > 1 && $5 > 0 && $6 > 0)) bad = 1 }
+        END { exit bad || n != 2 }' table.txt
+    [ "$(grep -o '"step":10,"tokens":[0-9]*' dense.jsonl | head -n 1)" = "$(grep -o '"step":10,"tokens":[0-9]*' mixture.jsonl | head -n 1)" ]
+    grep -q "after 10 steps and" table.txt
+    grep -qE "fullest expert has [0-9]+[.][0-9]+ x the mean load" table.txt
+    grep -q moe_aux_loss mixture.jsonl
+    run ! grep -q moe_aux_loss dense.jsonl
+    grep -q '>mixture<' loss.svg
+    grep -q 'layer 4' experts.svg
+    cd ..
+    compare > again 2>&1
+    run ! grep -q 'train -q' again
+    compare clean
+    [ ! -e 'my work' ]
+}
+
 @test "dem-corpus: headers of every kind are text" {
     mkdir -p headers/'with space' bin
     for i in 1 2 3; do awk -v i=$i 'BEGIN { for (k = 0; k < 40; k++) printf "int f%d_%d(void); /* what it is for */\n", i, k }' > headers/$i.h; done
