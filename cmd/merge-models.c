@@ -17,6 +17,7 @@
 #include "common/tool.h"
 #include "compress/pack.h"
 #include "merge/engine.h"
+#include "merge/mixture_run.h"
 #include "merge/plan.h"
 #include "merge/recipe.h"
 #include "merge/report.h"
@@ -634,6 +635,112 @@ static lm_code run(lm_err *e)
     return rc;
 }
 
+/* ---- Mixtures of experts ---- */
+
+/* What a mixture does not read. */
+static void check_mixture(void)
+{
+    static const char *const others[] = { "search", "keep-delta", "print-plan" };
+
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char where[40];
+
+        snprintf(where, sizeof where, "--%s", others[i]);
+        if (lm_given(&tool, others[i]))
+            lm_misuse(&tool, where, "leave it out", "%s makes a mixture of experts", tool.config);
+    }
+    if (opt.dtype && !strcmp(opt.dtype, "f64"))
+        lm_misuse(&tool, "--dtype", "choose f32, f16 or bf16", "is not a type of a mixture");
+}
+
+static lm_code report_mixture(const lm_mixture_counts *n, lm_err *e)
+{
+    char all[32], active[32];
+    lm_buf text = { 0 };
+    lm_jw j;
+
+    lm_show_count((double)n->parameters, all);
+    lm_show_count((double)n->active, active);
+    if (!tool.json) {
+        if (tool.dry_run)
+            printf("model      %s\nexperts    %lld, %lld of a token\nparameters %lld (%s)\n"
+                   "active     %lld (%s)\nbytes      %llu\n",
+                   n->model_type, (long long)n->experts, (long long)n->chosen,
+                   (long long)n->parameters, all, (long long)n->active, active,
+                   (unsigned long long)n->bytes);
+        else
+            lm_say(&tool, LM_LOG_NOTICE, "%s: %s of %lld experts, %s parameters, %s in a token",
+                   lm_path_is_stdout(tool.output) ? "standard output" : tool.output, n->model_type,
+                   (long long)n->experts, all, active);
+        return LM_OK;
+    }
+    lm_jw_begin(&j, &text, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "model_type", n->model_type);
+    lm_jw_int(&j, "experts", n->experts);
+    lm_jw_int(&j, "experts_per_token", n->chosen);
+    lm_jw_int(&j, "parameters", n->parameters);
+    lm_jw_int(&j, "active", n->active);
+    lm_jw_int(&j, "bytes", (int64_t)n->bytes);
+    lm_jw_close_obj(&j);
+    lm_code rc = lm_jw_end(&j);
+    if (!rc)
+        rc = lm_buf_add(&text, "\n", 1, e);
+    if (!rc)
+        rc = print(&text, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static lm_code make_mixture(const lm_mixture_recipe *r, lm_err *e)
+{
+    lm_bundle_opts bundle = { .tmpdir = tool.tmpdir, .sink = &tool.sink };
+    lm_mixture_opts o = { .output = tool.dry_run ? NULL : tool.output,
+                          .force = tool.force,
+                          .bundle = &bundle,
+                          .max_shard_bytes =
+                              lm_given(&tool, "max-shard-size") ? (uint64_t)opt.shard : 0,
+                          .dtype = opt.dtype ? lm_dtype_parse(opt.dtype) : LM_DTYPE_NONE,
+                          .seed = (uint64_t)tool.seed,
+                          .step = lm_tool_step(&tool),
+                          .sink = &tool.sink };
+    lm_mixture_counts counts = { 0 };
+    lm_code rc = lm_par_new(&o.par, tool.threads, e);
+
+    bundle.par = o.par;
+    if (!rc)
+        rc = lm_open_backend(&tool, o.par, true, &o.backend, e);
+    if (!rc)
+        rc = lm_mixture_run(r, &o, &counts, e);
+    if (!rc && !lm_stopping())
+        rc = report_mixture(&counts, e);
+    lm_close_backend(&tool, o.backend);
+    lm_par_free(o.par);
+    return rc;
+}
+
+/* The recipe of a mixture in the file of --config; *is false: another one. */
+static lm_code run_mixture(bool *is, lm_err *e)
+{
+    lm_mixture_recipe *r = NULL;
+    lm_buf text = { 0 };
+    lm_code rc = lm_config_text(tool.config, &text, e);
+
+    *is = !rc && text.len && lm_mixture_recipe_is(text.data, text.len);
+    if (*is) {
+        check_mixture();
+        rc = lm_mixture_recipe_parse(text.data, text.len, lm_path_shown(tool.config), &r, e);
+        refuse(tool.config);
+        refuse(r ? r->base : NULL);
+        for (int i = 0; r && i < r->n + (r->shared != NULL); i++)
+            refuse(r->expert[i].path);
+        rc = rc ? rc : make_mixture(r, e);
+    }
+    lm_mixture_recipe_free(r);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 /* ---- The list of methods ---- */
 
 static void list_method(const lm_merge_method *m)
@@ -689,7 +796,11 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
     if (opt.delta)
         check_delta_names();
-    if (run(&e))
+    bool mixture = false;
+    lm_code rc = tool.config ? run_mixture(&mixture, &e) : LM_OK;
+    if (!rc && !mixture)
+        rc = run(&e);
+    if (rc)
         lm_complain(&tool, &e);
     return lm_end(&tool);
 }

@@ -282,6 +282,113 @@ close() {
     refuses 1 'tensor "model.layers.1.mlp.up_proj.weight" is missing' --upcycle m
 }
 
+@test "mixtures: compressed, encoded, merged by the methods of dense models, and trained beside encoded weights" {
+    small qwen3-moe-13m a head_dim=16 moe_intermediate_size=32
+    small qwen3-moe-13m b head_dim=16 moe_intermediate_size=32 initializer_range=0.03
+    train -q b data -o c --steps 10 --batch-size 2 --seq-len 32 --lr 3e-3
+    want=$(loss a)
+    compress-ckpt -q a -o a.lmz
+    [ "$(loss a.lmz)" = "$want" ]
+    for codec in bf16 fp8_e4m3 nf4; do
+        compress-ckpt -q a --weights "$codec" -o "$codec.lmz"
+        close "$(loss "$codec.lmz")" "$want" 0.02
+    done
+    merge-models -q -m linear a:0.25 a:0.75 -o same
+    close "$(loss same)" "$want" 1e-6
+    merge-models -q -m slerp --base b --t 0 c -o slerp
+    close "$(loss slerp)" "$(loss b)" 1e-6
+    for method in ties dare_ties dem task_arithmetic; do
+        merge-models -q -m "$method" --base b c:1 -o "$method"
+        awk -v a="$(loss "$method")" -v b="$(loss b)" 'BEGIN { exit !(a < b) }'
+    done
+    run inspect-model a
+    [[ "$output" == *"  active     "*" in a token"* ]]
+    peft-tune -q a t.jsonl -o adapter --steps 5 --seq-len 32 --lr 3e-3 --base-format nf4
+    awk -v a="$(loss a --adapter adapter)" -v b="$want" 'BEGIN { exit !(a < b) }'
+    # experts are decoded where products read the codes of other weights
+    convert-model -q a -o a.gguf --type q8_0
+    run generate -v a.gguf -p "the river" -n 1 --temperature 0
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"decoded when loaded: q8_0"* ]]
+}
+
+# recipe MODE LINE ...: moe.yaml of two experts, and further lines
+recipe() {
+    cat > moe.yaml << END
+base_model: base
+gate_mode: $1
+experts:
+  - source_model: one
+    positive_prompts: ["the river ran by"]
+    residual_scale: 0.5
+  - source_model: two
+    positive_prompts: ["the old bridge", "stones"]
+    negative_prompts: ["water"]
+END
+    printf '%s\n' "${@:2}" >> moe.yaml
+}
+
+numbers() { # FILE PATTERN: mean and deviation of a tensor
+    inspect-model --stats --json --only "$2" "$1" | grep -o '"mean":[^,]*,"std":[^,]*' | head -n 1
+}
+
+@test "mixtures: made of dense models by a YAML file of mergekit-moe" {
+    dense llama-1m base
+    for m in one two; do
+        train -q base data -o "$m" --steps "$([ "$m" = one ] && echo 3 || echo 9)" --batch-size 2 --seq-len 32 --lr 1e-3
+    done
+    for mode in hidden hidden_avg cheap_embed random uniform_random; do
+        recipe "$mode"
+        merge-models -q --config moe.yaml -o "$mode"
+        merge-models -q --config - -j 1 -o "$mode-1" < moe.yaml
+        inspect-model --check "$mode" "$mode-1" > /dev/null
+        close "$(loss "$mode")" "$(loss base)" 0.1
+    done
+    for part in w1:gate_proj w3:up_proj; do
+        [ "$(numbers hidden "*layers.1*experts.0.${part%:*}*")" = "$(numbers one "*layers.1*${part#*:}*")" ]
+        [ "$(numbers hidden "*layers.1*experts.1.${part%:*}*")" = "$(numbers two "*layers.1*${part#*:}*")" ]
+    done
+    [ "$(numbers hidden "*layers.1*q_proj*")" = "$(numbers base "*layers.1*q_proj*")" ]
+    run inspect-model --check hidden cheap_embed
+    [ "$status" -eq 3 ]
+    run merge-models --config moe.yaml --dry-run --json
+    [[ "$output" == '{"model_type":"mixtral","experts":2,"experts_per_token":2,'* ]]
+}
+
+@test "mixtures: a shared expert of its own, and recipes that are refused" {
+    small qwen2-0.5b base intermediate_size=48
+    small qwen2-0.5b one intermediate_size=48 initializer_range=0.03
+    small qwen2-0.5b two intermediate_size=48 initializer_range=0.04
+    recipe hidden "shared_experts:" "  - source_model: base" '    positive_prompts: ["by the"]' "    residual_scale: 0.1"
+    merge-models -q --config moe.yaml -o shared
+    [ "$(numbers shared '*layers.0*shared_expert.up_proj*')" = "$(numbers base '*layers.0*mlp.up_proj*')" ]
+    inspect-model --verify shared > /dev/null
+    refuses() { # TEXT
+        run merge-models --config moe.yaml -o out
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"$1"* ]]
+        [ ! -e out ]
+    }
+    recipe hidden
+    refuses "a qwen2_moe needs a shared expert: add it under shared_experts"
+    recipe hidden "experts_per_token: 3"
+    refuses "experts_per_token is 3, of 2 experts"
+    recipe hiden
+    refuses "gate_mode: hidden, hidden_avg, hidden_last, cheap_embed, random or uniform_random is needed"
+    recipe hidden "gate_mod: random"
+    refuses "unknown key 'gate_mod' in the file: gate_mode"
+    recipe hidden "  - source_model: two"
+    refuses "expert 2 has no positive_prompts"
+    recipe hidden
+    sed -i 's/source_model: two/source_model: one/' moe.yaml
+    refuses "all experts have the same source_model"
+    small qwen3-0.6b two intermediate_size=48 head_dim=16
+    recipe random "shared_experts:" "  - source_model: base"
+    refuses "two: is a qwen3 of 2 layers, width 32 and MLPs of 48, base a qwen2 of 2, 32 and 48"
+    recipe random "architecture: mixtral"
+    refuses "a qwen2 becomes a qwen2_moe, not 'mixtral'"
+}
+
 @test "mixtures: what is refused" {
     small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
     for target in gate_proj gate; do
