@@ -41,6 +41,15 @@ typedef struct {
     int n_modules;
 } lm_adapt_linear;
 
+/* The rows of x [R,in], sorted by expert (offsets I32 [experts+1]), times the matrices of their experts: w holds those of all,
+ * one below another. */
+typedef struct {
+    lm_vid x, w, offsets;
+    int64_t experts;
+    bool down; /* down_proj; else gate and up, of each expert one below the other */
+    char module[LM_TENSOR_NAME]; /* as transformers names it: "model.layers.0.mlp.experts" */
+} lm_adapt_experts;
+
 /* The embedding of tokens. */
 typedef struct {
     lm_vid tokens; /* I32 [N] */
@@ -73,6 +82,8 @@ typedef struct lm_adapt {
     /* True: each module of the place becomes a parameter and a product of its own, and their results are
      * joined; asked before the parameters are declared (x, w, bias LM_NONE). */
     bool (*apart)(void *ctx, const lm_adapt_linear *place);
+    /* Products of experts: y, or LM_NONE for the plain ones. */
+    lm_vid (*experts)(void *ctx, lm_builder *b, const lm_adapt_experts *place);
     /* The other places return what goes on in place of x, h, qkv, or LM_NONE. */
     lm_vid (*embed)(void *ctx, lm_builder *b, const lm_adapt_embed *place);
     lm_vid (*branch)(void *ctx, lm_builder *b, const lm_adapt_branch *place);

@@ -65,6 +65,8 @@ bool lm_b_apart(lm_builder *b, const lm_adapt_linear *place);
 /* The product of a place, with what the adapter adds. */
 lm_vid lm_b_product(lm_builder *b, const lm_adapt_linear *place);
 /* The value that goes on in place of that of the place. */
+lm_vid lm_b_adapt_grouped(lm_builder *b, const lm_routed *r, int64_t layer, bool down, lm_vid x,
+                          lm_vid w);
 lm_vid lm_b_adapt_embed(lm_builder *b, const lm_adapt_embed *place);
 lm_vid lm_b_adapt_branch(lm_builder *b, const lm_adapt_branch *place);
 lm_vid lm_b_adapt_heads(lm_builder *b, const lm_adapt_heads *place);

@@ -100,6 +100,21 @@ lm_vid lm_b_product(lm_builder *b, const lm_adapt_linear *place)
     return y >= 0 ? y : lm_b_linear(b, place->x, place->w, place->bias);
 }
 
+lm_vid lm_b_adapt_grouped(lm_builder *b, const lm_routed *r, int64_t layer, bool down, lm_vid x,
+                          lm_vid w)
+{
+    lm_adapt_experts place = { .x = x,
+                               .w = w,
+                               .offsets = r->offsets,
+                               .experts = b->m->config.layer[layer].moe.experts,
+                               .down = down };
+    const lm_adapt *a = enter(b);
+    snprintf(place.module, sizeof place.module, "%.60s%lld.mlp.experts", b->m->config.arch->layers,
+             (long long)layer);
+    lm_vid y = leave(b, a && a->experts ? a->experts(a->ctx, b, &place) : LM_NONE, LM_NONE);
+    return y >= 0 ? y : lm_b_grouped(b, r, x, w);
+}
+
 lm_vid lm_b_adapt_embed(lm_builder *b, const lm_adapt_embed *place)
 {
     const lm_adapt *a = enter(b);

@@ -214,9 +214,9 @@ static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
     lm_routed r = lm_b_route(b, l, h, router, y->moe.score_bias ? router_bias(b, l) : LM_NONE);
     lm_b_watch_route(b, l, &r);
     lm_vid x = lm_b_to_experts(b, &r, h);
-    x = lm_b_grouped(b, &r, x, param(b, both, 2, "experts.gate_up", l, false));
+    x = lm_b_adapt_grouped(b, &r, l, false, x, param(b, both, 2, "experts.gate_up", l, false));
     x = lm_b_mlp(b, y->mlp, x);
-    x = lm_b_grouped(b, &r, x, param(b, down, 1, NULL, l, false));
+    x = lm_b_adapt_grouped(b, &r, l, true, x, param(b, down, 1, NULL, l, false));
     x = lm_b_from_experts(b, &r, x);
     return y->moe.shared ? lm_b_add(b, x, shared_expert(b, l, h)) : x;
 }

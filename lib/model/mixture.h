@@ -2,8 +2,8 @@
 /* mixture.h -- a mixture of experts from dense models: their MLPs become experts, everything else is that of a base.
  *
  * Sparse upcycling (arXiv:2212.05055) is the case of one model: each expert is a copy of its MLP, and a fresh router
- * chooses among them.  As the weights of a token's experts add up to 1 (norm_topk_prob; always in Mixtral), copies without noise compute the
- * dense model's function.  Where the architecture has a shared expert (Qwen2-MoE), it is a copy too, behind a gate
+ * chooses among them.  As the weights of a token's experts add up to 1 (norm_topk_prob; always in Mixtral), copies
+ * without noise compute the dense model's function.  Where the architecture has a shared expert (Qwen2-MoE), it is a copy too, behind a gate
  * of zeros, whose sigmoid is 1/2; with `halves` the experts' down_proj are halved, so that the sum is again the MLP.
  *
  * Copies that are alike learn alike.  Two ways to make them differ, both per expert and counted (base/rng.h):

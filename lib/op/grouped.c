@@ -23,8 +23,9 @@ static lm_code y_grad(lm_grad *s, const lm_node *n, lm_err *e)
     if (lm_grad_wants(s, w)) {
         lm_vid in[3] = { dy, x, offsets }, dw;
         g->phase = LM_PHASE_BACKWARD_WEIGHT;
-        if (lm_grad_param(s, w, &dw, &attr.acc, e) ||
-            lm_graph_append(g, &lm_op_grouped_linear_dw, &attr, in, &dw, e))
+        if (lm_grad_weight(s, w, &dw, &attr.acc, e) ||
+            lm_graph_append(g, &lm_op_grouped_linear_dw, &attr, in, &dw, e) ||
+            lm_grad_weight_give(s, w, dw, e))
             return e->code;
         g->phase = LM_PHASE_BACKWARD_INPUT;
     }

@@ -211,6 +211,14 @@ static lm_code check_tied(const lm_attach *a, const char *where, lm_err *e)
                : LM_OK;
 }
 
+/* True if parameters of experts are all that is changed. */
+static bool only_experts(const lm_attach *a)
+{
+    const json_t *v = json_object_get(a->adapter, "target_modules");
+    bool none = !v || json_is_null(v) || (json_is_array(v) && !json_array_size(v));
+    return none && lm_attach_names_experts(a->adapter);
+}
+
 static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
 {
     bool *chosen = NULL;
@@ -220,7 +228,8 @@ static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
         hypers++;
     lm_code rc = lm_alloc_n(&chosen, a->bases->n + 1, sizeof *chosen, "modules", e);
     rc = rc ? rc : lm_alloc_n(&a->module, a->bases->n + 1, sizeof *a->module, "modules", e);
-    rc = rc ? rc : lm_tune_choose(a->bases, a->method, a->adapter, where, chosen, e);
+    if (!rc && !only_experts(a))
+        rc = lm_tune_choose(a->bases, a->method, a->adapter, where, chosen, e);
     for (size_t i = 0; !rc && i < a->bases->n; i++) {
         const lm_tune_base *base = &a->bases->at[i];
         if (!chosen[i])
@@ -269,7 +278,8 @@ static lm_code set_method(lm_attach *a, const char *type, const char *where, lm_
     if (!a->method)
         return lm_fail(e, LM_EUSAGE, where, NULL, "adapters of the kind %.40s are not known", type);
     if (lm_tune_check_config(a->method, a->adapter, where, e) || check_tied(a, where, e) ||
-        add_modules(a, where, e) || check_tensors(a, e) || lm_attach_tokens_set(a, where, e))
+        lm_attach_experts_set(a, where, e) || add_modules(a, where, e) || check_tensors(a, e) ||
+        lm_attach_tokens_set(a, where, e))
         return e->code;
     a->adapt.linear = linear;
     a->adapt.apart = apart;

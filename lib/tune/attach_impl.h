@@ -98,6 +98,12 @@ lm_vid lm_attach_lora_logits(const lm_attach *a, lm_builder *b, const lm_adapt_l
 lm_vid lm_attach_lora_embed(lm_attach *a, lm_builder *b, const lm_adapt_embed *place,
                             const attach_module *m);
 
+/* ---- attach_experts.c ---- */
+
+/* True if a configuration has target_parameters; sets the function of the experts. */
+bool lm_attach_names_experts(const json_t *adapter);
+lm_code lm_attach_experts_set(lm_attach *a, const char *where, lm_err *e);
+
 /* ---- attach_rule.c ---- */
 
 /* The product of a place by the rules of the method. */

@@ -21,7 +21,7 @@ struct lm_join {
 
 bool lm_join_takes(const lm_attach *a)
 {
-    if (a->method != &lm_tune_lora || !a->n_modules || a->adapt.head)
+    if (a->method != &lm_tune_lora || !a->n_modules || a->adapt.head || a->adapt.experts)
         return false;
     for (size_t i = 0; i < a->n_modules; i++)
         if (!lm_attach_is_lora(a, &a->module[i]) || lm_attach_has_lengths(a, &a->module[i]))

@@ -217,11 +217,40 @@ static bool is_pattern(const char *target)
     return strpbrk(target, "*()[]|\\^$+?") != NULL;
 }
 
+/* Names of parameters that hold all experts of a layer are not modules in PEFT. */
+static bool is_parameter(const char *name)
+{
+    const char *at = strstr(name, "experts.");
+    return at && (!strcmp(at, "experts.gate_up_proj") || !strcmp(at, "experts.down_proj"));
+}
+
+/* A list of names: of modules, and of parameters of experts. */
+static lm_code set_names(json_t *c, const char *target, lm_err *e)
+{
+    json_t *list, *modules = json_array(), *parameters = json_array(), *v;
+    size_t i;
+    if (set_list(c, "target_modules", target, e)) {
+        json_decref(modules);
+        json_decref(parameters);
+        return e->code;
+    }
+    list = json_object_get(c, "target_modules");
+    json_array_foreach(list, i, v)
+        json_array_append(is_parameter(json_string_value(v)) ? parameters : modules, v);
+    if (json_array_size(parameters)) {
+        json_object_set(c, "target_modules", modules);
+        json_object_set(c, "target_parameters", parameters);
+    }
+    json_decref(modules);
+    json_decref(parameters);
+    return LM_OK;
+}
+
 static lm_code set_target(json_t *c, const char *target, lm_err *e)
 {
     bool hit;
     if (strcmp(target, "all-linear") != 0 && !is_pattern(target))
-        return set_list(c, "target_modules", target, e);
+        return set_names(c, target, e);
     if (is_pattern(target) && lm_tune_matches(target, "", &hit, e)) {
         *e = (lm_err){ 0 };
         return lm_fail(e, LM_EUSAGE, "target", "correct it, or name modules: q_proj,v_proj",

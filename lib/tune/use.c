@@ -75,8 +75,9 @@ static lm_code make_plain(const char *path, lm_loaded *l, lm_tune_use *u, lm_err
 
     if (check_form(u->folder, &open, e))
         return e->code;
-    if (open || json_array_size(json_object_get(
-                    config, "target_parameters"))) { /* names of weights, not of modules */
+    if (open || (!lm_tune_folder_params(u->folder) &&
+                 json_array_size(json_object_get(
+                     config, "target_parameters")))) { /* names of weights, not of modules */
         o.rank = open ? INT16_MAX : most_rank(config);
         o.share = open ? 1 - 1e-12 : 0;
         if (lm_tune_to_plain(u->folder, l->src, &o, &u->plain, &report, e))
@@ -117,10 +118,6 @@ static lm_code attach(const char *path, const lm_bundle_opts *o, lm_loaded *l, l
     if (lm_tune_bases_read(l->src, turned, &u->bases, e) ||
         (lm_tune_folder_method(u->folder) && lm_tune_folder_bind(u->folder, &u->bases, e)))
         return e->code;
-    if (lm_tune_folder_params(u->folder))
-        return lm_fail(e, LM_EUSAGE, path, "merge it by merge-models MODEL+ADAPTER",
-                       "it changes parameters of experts, '%.100s', for which graphs have no place",
-                       lm_tune_folder_param(u->folder, 0)->stack.key);
     if (make_plain(path, l, u, e))
         return e->code;
     if (!u->plain.config && !u->quantised && lm_tune_folder_method(u->folder)) {

@@ -389,6 +389,44 @@ numbers() { # FILE PATTERN: mean and deviation of a tensor
     refuses "a qwen2 becomes a qwen2_moe, not 'mixtral'"
 }
 
+@test "mixtures: LoRA of the experts trains, resumes, is attached, and merges" {
+    small qwen3-moe-13m base head_dim=16 moe_intermediate_size=24
+    small mixtral-8x7b mixtral intermediate_size=24
+    for m in base mixtral; do
+        train -q "$m" data -o "$m-run" --steps 10 --batch-size 2 --seq-len 32 --lr 3e-3
+        args=(--seq-len 32 --lr 5e-3 --rank 3 --target "q_proj,experts.gate_up_proj,mlp.experts.down_proj")
+        peft-tune -q "$m-run" t.jsonl -o "$m-a" --steps 12 "${args[@]}"
+        grep -A 3 '"target_parameters": \[' "$m-a/adapter_config.json" | grep -q '"mlp.experts.down_proj"'
+        peft-tune -q "$m-run" t.jsonl -o "$m-b" --steps 6 --lr-schedule constant "${args[@]}" -j 1
+        peft-tune -q --resume "$m-b" --steps 12
+        peft-tune -q "$m-run" t.jsonl -o "$m-c" --steps 12 --lr-schedule constant "${args[@]}"
+        [ "$(loss "$m-run" --adapter "$m-b")" = "$(loss "$m-run" --adapter "$m-c")" ]
+        merge-models -q --method passthrough "$m-run+$m-a" -o "$m-merged"
+        with=$(loss "$m-run" --adapter "$m-a")
+        awk -v a="$with" -v b="$(loss "$m-run")" 'BEGIN { exit !(a < b - 0.005) }'
+        close "$with" "$(loss "$m-merged")" 1e-6
+        close "$(loss "$m-run" --adapter "$m-a" --dtype bf16)" "$with" 0.01
+        generate -q "$m-run" --adapter "$m-a" -p "the river" -n 8 --temperature 0 > a
+        generate -q "$m-merged" -p "the river" -n 8 --temperature 0 | cmp - a
+        peft-tune -q "$m-run" t.jsonl -o "$m-only" --steps 3 --seq-len 32 --target experts.down_proj --base-format nf4
+        close "$(loss "$m-run" --adapter "$m-only")" "$(loss "$m-run")" 0.02
+    done
+}
+
+@test "mixtures: LoRA of experts that is refused" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
+    small llama-1m dense intermediate_size=48
+    refuses() { # TEXT ARGUMENT ...
+        run peft-tune "${@:2}" t.jsonl -o a --steps 1 --seq-len 32
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"$1"* ]]
+        [ ! -e a ]
+    }
+    refuses "lora_dropout is set, which target_parameters do not have in PEFT" m --target experts.down_proj --adapter-dropout 0.1
+    refuses "'experts.down_proj' is no parameter of the experts of this model" dense --target experts.down_proj
+    refuses "target_parameters is of LoRA alone, not of " m --method loha --target experts.down_proj
+}
+
 @test "mixtures: what is refused" {
     small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
     for target in gate_proj gate; do

@@ -16,7 +16,7 @@ import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 import tap
 from tap import BUILD, HERE, ROOT, check
 
@@ -34,11 +34,22 @@ def probe(tmp):
     return path
 
 
+MIXTURES = {"qwen3-moe": (Qwen3MoeConfig, dict(moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2, head_dim=12,
+                                               norm_topk_prob=True)),
+            "qwen2-moe": (Qwen2MoeConfig, dict(moe_intermediate_size=20, num_experts=3, num_experts_per_tok=2,
+                                               shared_expert_intermediate_size=24)),
+            "mixtral": (MixtralConfig, dict(num_local_experts=4, num_experts_per_tok=2))}
+
+
 def base_of(kind):
     torch.manual_seed(3)
     if kind == "gpt2":
         config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=32, bos_token_id=0,
                             eos_token_id=0, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)
+    elif kind in MIXTURES:
+        which, more = MIXTURES[kind]
+        config = which(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+                       num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=0, **more)
     else:
         config = LlamaConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
@@ -56,6 +67,16 @@ GPT2 = ["c_attn", "c_proj", "c_fc"]
 
 def configs(kind):
     """Name -> PEFT's configuration."""
+    if kind in MIXTURES:  # parameters of all experts, with ranks that differ from their number
+        both = dict(task_type="CAUSAL_LM", r=3, lora_alpha=5,
+                    target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+        yield "experts", peft.LoraConfig(**both, target_modules=["q_proj"])
+        yield "experts, ranks", peft.LoraConfig(**both, target_modules=[], rank_pattern={"experts.down_proj": 2}, use_rslora=True,
+                                                alpha_pattern={"layers.1.mlp.experts.gate_up_proj": 7})
+        yield "experts, down", peft.LoraConfig(**{**both, "target_parameters": ["experts.down_proj"]}, target_modules=[])
+        yield "experts, gate and up", peft.LoraConfig(**{**both, "target_parameters": ["experts.gate_up_proj"]},
+                                                      target_modules=["o_proj"])
+        return
     every = LLAMA if kind == "llama" else GPT2
     turned = {"fan_in_fan_out": True} if kind == "gpt2" else {}
     lora = dict(task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=every, **turned)
@@ -217,7 +238,7 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         run = probe(tmp)
         only = sys.argv[1:]
-        for kind in ("llama", "gpt2"):
+        for kind in ("llama", "gpt2", *MIXTURES):
             for name, config in configs(kind):
                 if only and name not in only:
                     continue
