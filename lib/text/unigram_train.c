@@ -2,8 +2,8 @@
 /* unigram_train.c -- learning a Unigram model (arXiv:1804.10959), as SentencePiece and `tokenizers`
  * do.
  *
- * 1. Seeds: all characters, and the substrings of words that occur at least twice among the
- *    different words and are not always followed by one character.
+ * 1. Seeds: all characters, and the substrings that occur at least twice among the different words
+ *    and are not always followed by one character, nor always by the end of the word.
  * 2. Rounds of two steps of expectation maximisation with the sparse prior of digamma (Liang and
  *    Klein, 2007) over all cuts of all words; then pieces whose removal costs the least likelihood
  *    are dropped, a quarter a round at most, until 1.1 times the vocabulary is left.
@@ -136,8 +136,19 @@ static lm_code find_chars(learner *l, const word *w, size_t *n)
     return rc;
 }
 
+/* The substrings of one number of characters, and how many times they end a word. */
+typedef struct {
+    lm_words all, ends;
+} level;
+
+static void level_fini(level *v)
+{
+    lm_words_fini(&v->all);
+    lm_words_fini(&v->ends);
+}
+
 /* Count the substrings of k characters, of which both parts of k - 1 occur twice or more. */
-static lm_code count_level(learner *l, size_t k, const lm_words *shorter, lm_words *out)
+static lm_code count_level(learner *l, size_t k, const lm_words *shorter, level *out)
 {
     lm_code rc = LM_OK;
 
@@ -150,7 +161,9 @@ static lm_code count_level(learner *l, size_t k, const lm_words *shorter, lm_wor
             const lm_word_cell *a = lm_words_find(shorter, s + at[0], at[k - 1] - at[0]);
             const lm_word_cell *b = lm_words_find(shorter, s + at[1], at[k] - at[1]);
             if (k == 2 || (a && b && llabs(a->count) > 1 && llabs(b->count) > 1))
-                rc = lm_words_add(out, s + at[0], at[k] - at[0], 1, l->e);
+                rc = lm_words_add(&out->all, s + at[0], at[k] - at[0], 1, l->e);
+            if (!rc && j + k == n)
+                rc = lm_words_add(&out->ends, s + at[0], at[k] - at[0], 1, l->e);
         }
     }
     return rc;
@@ -172,14 +185,17 @@ static void mark_followed(const lm_words *longer, lm_words *shorter)
     }
 }
 
-static lm_code emit_level(learner *l, const lm_words *level, int n)
+static lm_code emit_level(learner *l, const level *v, int n)
 {
     lm_code rc = LM_OK;
 
-    for (size_t i = 0; i < level->n_cells && !rc; i++)
-        if (level->cells[i].count > 1)
-            rc = add_piece(l, level->text + level->cells[i].off, level->cells[i].len,
-                           (double)level->cells[i].count * n);
+    for (size_t i = 0; i < v->all.n_cells && !rc; i++) {
+        const lm_word_cell *c = &v->all.cells[i];
+        const char *s = v->all.text + c->off;
+        const lm_word_cell *end = c->count > 1 ? lm_words_find(&v->ends, s, c->len) : NULL;
+        if (c->count > 1 && (!end || end->count < c->count))
+            rc = add_piece(l, s, c->len, (double)c->count * n);
+    }
     return rc;
 }
 
@@ -209,7 +225,7 @@ static int by_score(const void *a, const void *b, void *ctx)
 
 static lm_code make_seeds(learner *l, const lm_words *chars)
 {
-    lm_words level[2] = { { .n = 0 }, { .n = 0 } };
+    level of[2] = { 0 }; /* of n characters, at n % 2 */
     double sum = 0;
     lm_code rc = add_piece(l, "", 0, 0);
 
@@ -219,17 +235,18 @@ static lm_code make_seeds(learner *l, const lm_words *chars)
                            (double)chars->cells[i].count);
     size_t n_chars = l->m.n;
     for (int n = 2; n <= MOST_CHARS + 1 && !rc; n++) {
-        rc = count_level(l, (size_t)n, &level[1 - n % 2], &level[n % 2]);
+        level *shorter = &of[1 - n % 2], *longer = &of[n % 2];
+        rc = count_level(l, (size_t)n, &shorter->all, longer);
         if (!rc && n > 2)
-            mark_followed(&level[n % 2], &level[1 - n % 2]);
+            mark_followed(&longer->all, &shorter->all);
         if (!rc && n > 2)
-            rc = emit_level(l, &level[1 - n % 2], n - 1);
-        lm_words_fini(&level[1 - n % 2]);
-        if (!level[n % 2].n_cells)
+            rc = emit_level(l, shorter, n - 1);
+        level_fini(shorter);
+        if (!longer->all.n)
             break;
     }
-    lm_words_fini(&level[0]);
-    lm_words_fini(&level[1]);
+    level_fini(&of[0]);
+    level_fini(&of[1]);
     if (rc)
         return rc;
     qsort_r(l->m.v + 1, n_chars - 1, sizeof *l->m.v, by_score, l->m.text.data);
@@ -593,7 +610,7 @@ static lm_code write_json(const learner *l, int unk, lm_buf *json)
 
 static lm_code learn(learner *l, const lm_words *chars, size_t most, lm_sink *sink, int64_t *rounds)
 {
-    size_t wanted = most * 11 / 10;
+    size_t wanted = (size_t)l->t->vocab_size * 11 / 10;
     lm_code rc = make_seeds(l, chars);
     size_t first = l->m.n;
 
