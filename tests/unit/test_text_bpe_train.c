@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -221,12 +222,70 @@ static void bad_requests(void **state)
     lm_buf_fini(&json);
 }
 
+/* Merges of characters: a tie goes to the smallest ids, and the right part loses its prefix. */
+static void wordpiece(void **state)
+{
+    static const char *const specials[] = { "[UNK]" }, *const docs[] = { "AAB aab aab, ab", "ab" };
+    static const char *const want[] = { "[UNK]", ",", "a", "b", "##a", "##b", "aa", "aab", "ab" };
+    const lm_bpe_train_opts o = {
+        .model = LM_TRAIN_WORDPIECE, .vocab_size = 12, .special = specials, .n_special = 1
+    };
+    lm_bpe_train_stats stats;
+    json_t *j = learn(&o, docs, 2, 2, &stats);
+    const json_t *vocab = json_object_get(json_object_get(j, "model"), "vocab");
+
+    (void)state;
+    assert_int_equal(stats.vocab_size, 9);
+    assert_int_equal(stats.words, 6);
+    assert_int_equal(json_object_size(vocab), 9);
+    for (int i = 0; i < 9; i++)
+        assert_int_equal(json_integer_value(json_object_get(vocab, want[i])), i);
+    json_decref(j);
+}
+
+/* Parts that many words share become pieces; all characters are there; scores are sorted and their
+ * probabilities sum to about 1. */
+static void unigram(void **state)
+{
+    static const char *const specials[] = { "<unk>" };
+    static const char *const docs[] = {
+        "lowly newly fewly slowly lowing newing fewing slowing lowest newest fewest slowest",
+        "low new few slow lows news fews slows lower newer fewer slower lowers newers fewers z"
+    };
+    const lm_bpe_train_opts o = {
+        .model = LM_TRAIN_UNIGRAM, .vocab_size = 40, .special = specials, .n_special = 1
+    };
+    lm_bpe_train_stats stats;
+    json_t *j = learn(&o, docs, 2, 1, &stats), *v;
+    const json_t *vocab = json_object_get(json_object_get(j, "model"), "vocab");
+    double sum = 0, last = 0;
+    bool stem = false, letter = false;
+    size_t i;
+
+    (void)state;
+    assert_true(json_array_size(vocab) > 20 && json_array_size(vocab) <= 40);
+    json_array_foreach(vocab, i, v)
+    {
+        const char *text = json_string_value(json_array_get(v, 0));
+        double score = json_number_value(json_array_get(v, 1));
+        stem |= !strcmp(text, "\xE2\x96\x81new");
+        letter |= !strcmp(text, "z");
+        if (i)
+            sum += exp(score);
+        assert_true(!i || score <= last);
+        last = score;
+    }
+    assert_true(stem && letter);
+    assert_true(sum > 0.7 && sum < 1.05);
+    json_decref(j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equals_naive),
-        cmocka_unit_test(specials_come_first),
-        cmocka_unit_test(bad_requests),
+        cmocka_unit_test(equals_naive), cmocka_unit_test(specials_come_first),
+        cmocka_unit_test(bad_requests), cmocka_unit_test(wordpiece),
+        cmocka_unit_test(unigram),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
