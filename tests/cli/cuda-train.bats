@@ -288,3 +288,21 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
         same_bits gpu again
     done
 }
+
+@test "cuda-train: a mixture whose routers' biases follow the loads: the CPU's loads, and a resumed run's bits" {
+    echo '{"model_type":"dots1","hidden_size":32,"intermediate_size":48,"moe_intermediate_size":16,"num_hidden_layers":3,
+        "num_attention_heads":4,"num_key_value_heads":2,"n_routed_experts":8,"n_shared_experts":1,"num_experts_per_tok":2,
+        "n_group":4,"topk_group":2,"first_k_dense_replace":1,"norm_topk_prob":true,"sliding_window":null}' > config.json
+    init-model -q -f config.json --tokenizer m0/tokenizer.json -o mixture
+    M=("${T[@]}" mixture data --steps 6 --gradient-accumulation-steps 2 --moe-z-loss-coeff 0.01 --moe-aux-loss-coeff 0.02)
+    for d in cpu cuda; do
+        "${M[@]}" -o mixture-$d --save-every 4 --keep 0 --metrics m-$d.jsonl --device $d
+        field m-$d.jsonl step moe_aux_loss > aux-$d
+        sed -n 's/.*"event":"experts".*"bias_max":\([^,]*\),"load":\(.*\)}$/\1 \2/p' m-$d.jsonl > loads-$d
+    done
+    [ "$(wc -l < loads-cuda)" -eq 12 ]
+    cmp loads-cpu loads-cuda
+    close_to aux-cuda aux-cpu 1e-5
+    train -q --resume mixture-cuda/step-000004 -o mixture-again --device cuda
+    same_bits mixture-cuda mixture-again
+}
