@@ -21,7 +21,8 @@
 #
 # It makes table.txt: parameters that train, peak memory, its share of full fine-tuning's, and of this the copies that
 # training adds (master copies, gradients, states), seconds, bytes of the result, the loss on held-out text of both
-# kinds, and the share of full fine-tuning's gain on NEW; and loss.svg, the loss of the methods by step.
+# kinds, and the share of full fine-tuning's gain on NEW; methods.svg, the last losses of all methods, the lowest on NEW
+# first; and loss.svg, the loss by step of the SHOWN methods that are the best on NEW (more lines cannot be told apart).
 #
 # The tools must be on PATH.  Everything is made in the folder WORK; existing results are not made again.
 # `make -f tune.mk clean` removes the folder.
@@ -69,6 +70,7 @@ SET_fourierft ?= scaling=10
 SET_shira  ?= r=4
 SET_vblora ?= vector_length=32
 SET_waveft ?= n_frequency=512
+SHOWN   ?= 8#            methods in loss.svg, at most
 SEED    ?= 1
 
 .DELETE_ON_ERROR:
@@ -93,7 +95,7 @@ override METHODS := $(patsubst every,$(filter-out bitfit tokens frod,$(shell pef
 OLD := $(strip $(OLD))
 NEW := $(strip $(NEW))
 
-all: table.txt loss.svg
+all: table.txt methods.svg loss.svg
 	@cat table.txt
 
 # 1. Text of all kinds, of which every tenth document is held out; of long ones, as many as HELD allows.
@@ -159,7 +161,10 @@ loss/%: runs/%/done
 	$(call measure,runs/$*/adapter) > $@
 table.txt: loss/base $(METHODS:%=loss/%)
 	bash "$$RECIPE_HOME/tune-report" table $(METHODS) > $@
-loss.svg: $(METHODS:%=runs/%/done)
-	plot-run -q -f -o $@ $(METHODS:%=runs/%/metrics.jsonl)
+methods.svg: loss/base $(METHODS:%=loss/%)
+	bash "$$RECIPE_HOME/tune-report" picture $(METHODS) > $@
+loss.svg: $(METHODS:%=loss/%)
+	set -f && best=$$(bash "$$RECIPE_HOME/tune-report" best $(strip $(SHOWN)) $(METHODS)) && \
+	    plot-run -q -f -o $@ $$(printf -- '--name %s ' $$best) $$(printf 'runs/%s/metrics.jsonl ' $$best)
 
 endif

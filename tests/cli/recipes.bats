@@ -298,8 +298,22 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     texts 'my work/text/new.train.jsonl' > whole
     texts 'my work/text/new.pieces.jsonl' | cmp - whole
     grep -q '<svg' 'my work/loss.svg'
+    [ "$(grep -c 'stroke-dasharray' 'my work/methods.svg')" -eq 2 ]
+    [ "$(grep -oE '>(full|lora.embed|ia3)<' 'my work/methods.svg' | sort | tr -d '\n')" = '>full<>ia3<>lora+embed<' ]
     make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' > again 2>&1
     run ! grep -q peft-tune again
+    # pictures of many methods: sorted by the loss on the new text, a loss that is no number last; few lines by step
+    mkdir -p ranks/loss
+    echo '1.5 2.9 ' > ranks/loss/base
+    for m in a:2.5 b:nan c:0.5 d:10.25 e:1.5; do echo "1.6 ${m#*:} " > "ranks/loss/${m%:*}"; done
+    (cd ranks && timeout 60 bash '../my recipes/tune-report' picture a b c d e > methods.svg)
+    [ "$(grep -oE '>[a-e]<' ranks/methods.svg | tr -d '\n')" = '>c<>e<>a<>d<>b<' ]
+    [ "$(cd ranks && bash '../my recipes/tune-report' best 3 a b c d e | tr '\n' ' ')" = 'a c e ' ]
+    rm 'my work/loss.svg'
+    make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' SHOWN=1 > again 2>&1
+    run ! grep -qE 'peft-tune|eval-model' again
+    best=$(head -n 1 <(for m in full lora+embed ia3; do echo "$(cut -d ' ' -f 2 "my work/loss/$m") $m"; done | sort -n))
+    [ "$(grep -oE '>(full|lora.embed|ia3)<' 'my work/loss.svg' | sort -u)" = ">${best#* }<" ]
     # a base that is there, text of two kinds that it knows, and the share of full fine-tuning's memory and gain left out
     make -f 'my recipes/tune.mk' WORK='other work' "${small[@]}" OLD='old new' MODEL='my work/base' METHODS=lora > log 2>&1 ||
         { cat log; false; }
