@@ -89,6 +89,45 @@ lm_code lm_tuning_check_formats(const lm_tuning_args *a, const lm_session *s, lm
     return LM_OK;
 }
 
+/* True if KEY=VALUE is among the values of --set. */
+static bool sets(const lm_tuning_args *a, const char *key)
+{
+    size_t n = strlen(key);
+    for (int i = 0; i < a->set.n; i++)
+        if (!strncmp(a->set.v[i], key, n) && a->set.v[i][n] == '=')
+            return true;
+    return false;
+}
+
+/* A failure of a new configuration names a key or a part of it: name the option that gave it in its place. */
+static lm_code name_option(const lm_tuning_args *a, lm_err *e)
+{
+    const struct {
+        const char *part, *key, *option;
+        bool given;
+    } all[] = { { "rank", "r", "--rank", a->rank >= 0 },
+                { "alpha", "lora_alpha", "--lora-alpha", a->alpha >= 0 },
+                { "dropout", NULL, "--adapter-dropout", a->dropout >= 0 },
+                { "target", "target_modules", "--target", a->target != NULL },
+                { "exclude", "exclude_modules", "--exclude", a->exclude != NULL },
+                { "layers", "layers_to_transform", "--layers", a->layers != NULL },
+                { "modules to save", "modules_to_save", "--modules-to-save", a->save != NULL },
+                { "set", NULL, "--set", a->set.n > 0 } };
+    char where[sizeof e->where];
+    if (e->code != LM_EUSAGE && e->code != LM_EFORMAT)
+        return e->code;
+    memcpy(where, e->where, sizeof where);
+    if (sets(a, where)) {
+        snprintf(e->where, sizeof e->where, "--set %.200s", where);
+        return e->code;
+    }
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].given &&
+            (!strcmp(where, all[i].part) || (all[i].key && !strcmp(where, all[i].key))))
+            snprintf(e->where, sizeof e->where, "%s", all[i].option);
+    return e->code;
+}
+
 lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const lm_session *s,
                        lm_bundle **files, lm_st **first, json_t **config, lm_err *e)
 {
@@ -110,7 +149,7 @@ lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const
                        "make it with PEFT, or choose another method (peft-tune --list-methods)",
                        "an adapter of '%s' cannot be begun here", r->name);
     if (!saved)
-        return lm_tuning_config(&ask, config, e);
+        return lm_tuning_config(&ask, config, e) ? name_option(a, e) : LM_OK;
     if (lm_tuning_open(saved, &s->ask.how, files, first, config, e)) {
         json_decref(*config);
         *config = NULL;
@@ -145,7 +184,7 @@ lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *
         return e->code;
     }
     if (lm_tuning_new(config, where, !first, s->source, &s->config, out, e))
-        return e->code;
+        return s->ask.resume || a->init_adapter ? e->code : name_option(a, e);
     out->base = s->source;
     out->seed = (uint64_t)t->seed;
     out->first = s->ask.resume ? NULL : first;

@@ -93,6 +93,10 @@ typedef struct lm_tune_method {
      * in which one is set is refused.  NULL: none. */
     const char *const *refused;
 
+    /* Refuses keys with which a new adapter cannot be made, though a saved one may have them; e->where: the key.
+     * NULL: there are none.  Fails: LM_EUSAGE. */
+    lm_code (*begins)(const json_t *config, lm_err *e);
+
     /* The tensors of a module: out has room for LM_TUNE_TENSORS.  Fails: LM_EUSAGE for values that
      * the module's shape does not allow, naming the module. */
     lm_code (*tensors)(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_err *e);

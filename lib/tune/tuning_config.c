@@ -467,6 +467,8 @@ lm_code lm_tuning_config(const lm_tuning_ask *ask, json_t **out, lm_err *e)
         rc = set_key(*out, t, ask->set[i], strlen(ask->set[i]), e);
     if (!rc && t)
         rc = settle_pairs(ask, t, *out, e);
+    if (!rc && t && t->begins)
+        rc = t->begins(*out, e);
     if (rc) {
         json_decref(*out);
         *out = NULL;

@@ -453,9 +453,17 @@ keys_of() { # METHOD
     bad "write the layers into the expression" m qa.jsonl --layers 1 --target '.*q_proj'
     bad "names no set of biases" m qa.jsonl --set bias=most
     bad "choose another method" m qa.jsonl --set peft_type=OFT
-    bad "target: '(' is not a valid regular expression: correct it, or name modules" m qa.jsonl --target '('
+    bad "--target: '(' is not a valid regular expression: correct it, or name modules" m qa.jsonl --target '('
     [ "$status" -eq 2 ]
-    bad "foo: is no key of the method: --list-methods shows its keys" m qa.jsonl --set foo=1
+    bad "--set foo: is no key of the method: --list-methods shows its keys" m qa.jsonl --set foo=1
+    # the option that was given, not its key, and before the data are read
+    bad "peft-tune: --lora-alpha: method 'ia3' has none: leave it out" m qa.jsonl --method ia3 --lora-alpha 8
+    bad "peft-tune: --rank: method 'prompt' has none: leave it out" m qa.jsonl --method prompt --rank 4
+    bad "peft-tune: --adapter-dropout: method 'ia3' has none: leave it out" m qa.jsonl --method ia3 --adapter-dropout 0.1
+    bad "peft-tune: --target: no module of m matches 'q_prj': did you mean 'q_proj'" m qa.jsonl --target q_prj
+    bad "peft-tune: --set target_modules: no module of m matches 'q_prj'" m qa.jsonl --set 'target_modules=["q_prj"]'
+    bad "peft-tune: --set use_asa: subspaces are not dropped in training here: set it to false" m qa.jsonl --method adamss --set use_asa=true
+    [[ $output != *qa.jsonl* ]]
     bad "--method: an adapter of 'frod' cannot be begun here: make it with PEFT" m qa.jsonl --method frod
     bad "adamss of rank 64 for 64 outputs clusters rows that are equally far apart, so that rounding decides: use an r of at most 63" m qa.jsonl --method adamss --set r=64
     bad "pvera_dropout: pvera trains without dropout" -q m qa.jsonl --method pvera --adapter-dropout 0.1

@@ -425,15 +425,20 @@ static lm_code find_vectors(const lm_tune_module *m, const double *x, double *u,
     return rc;
 }
 
+static lm_code begins(const json_t *config, lm_err *e)
+{
+    return json_is_true(json_object_get(config, "use_asa"))
+               ? lm_fail(e, LM_EUSAGE, "use_asa", "set it to false",
+                         "subspaces are not dropped in training here")
+               : LM_OK;
+}
+
 static lm_code start(const lm_tune_module *m, double *w, bool *changed, double *const *v,
                      lm_rng rng, lm_err *e)
 {
     int64_t r = rank_of(m);
     double *x = NULL, *u = NULL;
-    lm_code rc = json_is_true(json_object_get(m->config, "use_asa"))
-                     ? lm_fail(e, LM_EUSAGE, "use_asa", "set it to false",
-                               "subspaces are not dropped in training here")
-                     : widen(m, w, &x, e);
+    lm_code rc = widen(m, w, &x, e);
 
     (void)changed, (void)rng;
     for (int64_t i = 0; !rc && i < m->out; i++)
@@ -513,6 +518,7 @@ const lm_tune_method lm_tune_adamss = {
     .is = LM_TUNE_MIXES | LM_TUNE_DIVIDES,
     .hyper = hyper,
     .extra = "{\"init_weights\": \"orthogonal\", \"use_asa\": false}",
+    .begins = begins,
     .tensors = tensors,
     .weight = weight,
     .bias = bias,
