@@ -104,7 +104,9 @@ lm_code lm_training_operands(lm_tool *t, const lm_loop_args *a, bool plan, const
     else if (resume_run(t, a, plan, &s->ask, r, e))
         return e->code;
     lm_refuse_twice(t, (const char *[]){ a->val, a->resume }, 2);
-    return LM_OK;
+    if (plan || (s->ask.from < 0 && lm_run_apart(s->ask.run, s->ask.model, e)))
+        return e->code;
+    return lm_run_check(s->ask.run, s->ask.from, t->force, e);
 }
 
 lm_code lm_training_find_base(lm_session *s, const lm_loop_run *r, lm_err *e)

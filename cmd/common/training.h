@@ -13,7 +13,7 @@
 /* Set model, data, run and checkpoint in s->ask from the operands: MODEL DATA, or with --resume
  * [DATA]; then also all options that are not given, from those of the run.  product: "the run with
  * -o RUN", for messages.  Misuse of operands ends the program.  Fails as lm_run_find and what else
- * reads a run; LM_EUSAGE for a run that names no data. */
+ * reads a run, and as lm_run_apart and lm_run_check; LM_EUSAGE for a run that names no data. */
 lm_code lm_training_operands(lm_tool *t, const lm_loop_args *a, bool plan, const char *product,
                              lm_session *s, lm_loop_run *r, lm_err *e);
 /* The string of the options of a resumed run; NULL if it has none, or nothing is resumed. */

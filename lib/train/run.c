@@ -171,13 +171,24 @@ static lm_code lock(const char *run, lm_sink *sink, lm_lock **out, lm_err *e)
     return rc;
 }
 
+static lm_code check_is_folder(const char *run, lm_err *e)
+{
+    return lm_path_exists(run) && !lm_path_is_dir(run)
+               ? lm_fail(e, LM_EUSAGE, run, "choose another name", "is a file, not a folder")
+               : LM_OK;
+}
+
+lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e)
+{
+    return check_is_folder(run, e) || !lm_path_is_dir(run) ? e->code
+                                                           : check_entries(run, from, force, e);
+}
+
 lm_code lm_run_open(const char *run, int64_t from, bool force, lm_sink *sink, lm_lock **out,
                     lm_err *e)
 {
     *out = NULL;
-    if (lm_path_exists(run) && !lm_path_is_dir(run))
-        return lm_fail(e, LM_EUSAGE, run, "choose another name", "is a file, not a folder");
-    if (lm_mkdir_p(run, e))
+    if (check_is_folder(run, e) || lm_mkdir_p(run, e))
         return e->code;
     if (access(run, W_OK | X_OK))
         return lm_fail(e, LM_EIO, run, NULL, "cannot write into the folder");

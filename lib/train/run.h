@@ -30,6 +30,9 @@
 lm_code lm_run_open(const char *run, int64_t from, bool force, lm_sink *sink, lm_lock **out,
                     lm_err *e);
 
+/* The refusals of lm_run_open that need no lock, before long work: the folder is neither created nor changed. */
+lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e);
+
 /* Name of the newest whole checkpoint ("step-000300"; the caller frees it), NULL when there is
  * none.  Unlike lm_run_latest it does not read `latest`, which may be outdated after a kill. */
 lm_code lm_run_newest(const char *run, char **out, lm_err *e);

@@ -168,11 +168,11 @@ refused() { # STATUS OPERAND ...: one line, on standard error
     refused 2 m0 pairs.jsonl -o x --method lora --target q_proj,v_prj
     [[ $stderr == "align-model: --target: no module of m0 matches 'v_prj': did you mean 'v_proj'? it has "* ]]
     refused 2 m0 pairs.jsonl -o x --method lora --target q_proj --set layers_to_transform=77
-    [[ $stderr == "align-model: --layers: m0 has no layer 77: its layers are 0 to "* ]]
+    [[ $stderr == "align-model: --set layers_to_transform: m0 has no layer 77: its layers are 0 to "* ]]
     refused 2 m0 pairs.jsonl -o x --max-length 64 --seq-len 20
     [[ $stderr == *"--seq-len"* || $stderr == *"tokens"* ]]
     refused 2 m0 pairs.jsonl -o x --method lora --exclude v_prj
-    [[ $stderr == *"exclude_modules"*"v_prj"* ]] || { echo "$stderr"; false; }
+    [[ $stderr == *"--exclude: "*"v_prj"* ]] || { echo "$stderr"; false; }
     refused 2 m0 pairs.jsonl -o x --layers 0
     [[ $stderr == *"--layers: method 'full' has no adapter: give --method lora too" ]]
     : > none.jsonl

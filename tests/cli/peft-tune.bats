@@ -47,6 +47,14 @@ loss_of() { # head or tail: of the first or the last step
     [ "$status" -ne 0 ]
 }
 
+@test "peft-tune: an existing run is refused before anything is read" {
+    peft-tune -q m qa.jsonl -o taken --steps 1 --batch-size 1 --seq-len 32
+    run peft-tune m qa.jsonl -o taken --steps 1 --batch-size 1 --seq-len 32
+    [ "$status" -eq 2 ]
+    [ "$output" = "peft-tune: taken: holds a run already (step-000001): go on from there with peft-tune --resume taken, choose another folder, or replace the run with -f" ]
+    peft-tune -q m qa.jsonl -o taken --steps 1 --batch-size 1 --seq-len 32 -f
+}
+
 @test "peft-tune: a run that is killed and resumed has the same bits" {
     peft-tune -q m qa.jsonl -o whole "${how[@]}" --epochs 12 --save-every 5 --adapter-dropout 0.1
     (exec peft-tune -q m qa.jsonl -o part "${how[@]}" --epochs 12 --save-every 5 --adapter-dropout 0.1) 3>&- &
