@@ -77,13 +77,25 @@ static bool is_file(const lm_ar *a, const char *member)
     return !lm_ar_link(a) && member[strlen(member) - 1] != '/';
 }
 
+/* False for a member that plain_name skips. */
+static bool is_read(const lm_ar *a, const char *member)
+{
+    size_t n = strlen(lm_ar_root(a));
+    const char *below;
+
+    if (strncmp(member, lm_ar_root(a), n))
+        return false;
+    below = member + n;
+    return (*below != '.' && !strchr(below, '/')) || lm_bundle_run_is_file(below);
+}
+
 /* The bytes of a member in the map: its own, or those of the member that it is a link to. */
 static lm_code place_in_map(lm_bundle *b, lm_ar *a, const char *member, walk *w, lm_err *e)
 {
     const lm_bundle_target *of;
     const uint8_t *data;
 
-    if (!is_file(a, member))
+    if (!is_file(a, member) || (lm_ar_hard(a) && !is_read(a, member)))
         return LM_OK;
     if (lm_ar_hard(a)) {
         if (lm_bundle_links_find(w->links, b, member, lm_ar_hard(a), &of, e))

@@ -499,6 +499,12 @@ static void test_hard_links(void **state)
        "--transform='flags=h;s,^k/a.json$,/etc/passwd,' k/a.json k/b.json");
     refuse_both("lone.tar", "'k/b.json' is a link to 'k/a.json', which is not before it");
     refuse_both("outside.tar", "is a link to '/etc/passwd', which is not before it");
+    /* in a folder that is skipped, whatever they name */
+    sh("mkdir -p f/sub && printf x > f/a.json && printf y > f/sub/y && ln f/sub/y f/sub/z && "
+       "printf y > f/.h && ln f/.h f/.i && tar -cf skipped.tar f/a.json f/sub/y f/sub/z f/.h f/.i "
+       "&& "
+       "tar --delete -f skipped.tar f/sub/y f/.h");
+    check_files("true", "skipped.tar", "a.json=x ");
 }
 
 static void test_bad_tars(void **state)
