@@ -224,8 +224,14 @@ refused() { # STATUS OPERAND ...: one line, on standard error
     "${A[@]}" m0 pairs.jsonl -o a --reference m0+tuned
     cp -rL tuned/latest other
     align-model -q --resume a --reference m0+other --steps 7
+    # not of names, nor of what is dropped in training
+    sed -i 's/"lora_dropout": [0-9.]*/"lora_dropout": 0.5/; s|"base_model_name_or_path": [^,]*|"base_model_name_or_path": "a/b"|;
+        s/"task_type": [^,]*/"task_type": null/' other/adapter_config.json
+    run cmp -s tuned/latest/adapter_config.json other/adapter_config.json
+    [ "$status" -eq 1 ]
+    align-model -q --resume a --reference m0+other --steps 8
     sed -i 's/"lora_alpha": [0-9]*/"lora_alpha": 3/' other/adapter_config.json
-    run -2 --separate-stderr align-model -q --resume a --reference m0+other --steps 8
+    run -2 --separate-stderr align-model -q --resume a --reference m0+other --steps 9
     [[ $stderr == *"a/reference.safetensors: is of another model: "* ]] || { echo "$stderr"; false; }
 }
 

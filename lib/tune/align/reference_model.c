@@ -106,19 +106,51 @@ void lm_reference_model_close(lm_reference_model *r)
     lm_loaded_fini(&r->weights);
 }
 
+/* The adapter's configuration without what changes no number of a model that does not train: names and places,
+ * notes for other programs, and what is dropped in training. */
+static lm_code add_config(lm_hash128 *hash, const json_t *config, lm_err *e)
+{
+    static const char *const other[] = { "auto_mapping",
+                                         "base_model_name_or_path",
+                                         "inference_mode",
+                                         "model_name",
+                                         "name",
+                                         "peft_version",
+                                         "revision",
+                                         "task_type",
+                                         "tokenizer_kwargs",
+                                         "tokenizer_name_or_path" };
+    lm_buf text = { 0 };
+    json_t *rest = json_object(), *v;
+    const char *key;
+    int bad = !rest;
+    json_object_foreach((json_t *)(uintptr_t)config, key, v)
+    {
+        if (!strstr(key, "dropout"))
+            bad |= json_object_set(rest, key, v);
+    }
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        json_object_del(rest, other[i]);
+    lm_code rc = bad ? lm_fail(e, LM_ELIMIT, "adapter_config.json", NULL, "no memory")
+                     : lm_tune_config_text(rest, &text, e);
+    if (!rc)
+        lm_hash128_add(hash, text.data, text.len);
+    lm_buf_fini(&text);
+    json_decref(rest);
+    return rc;
+}
+
 lm_code lm_reference_model_digest(lm_reference_model *r, uint8_t digest[16], lm_err *e)
 {
     const lm_st *st = r->adapted ? r->use.adapter.tensors : NULL;
     lm_hash128 hash;
-    lm_buf text = { 0 };
     char *data = NULL;
-    if (lm_model_source_weights_digest(r->weights.src, digest, e) || !st ||
-        lm_tune_config_text(lm_tune_folder_config(r->use.folder), &text, e))
+    if (lm_model_source_weights_digest(r->weights.src, digest, e) || !st)
         return e->code;
     lm_hash128_init(&hash);
     lm_hash128_add(&hash, digest, 16);
-    lm_hash128_add(&hash, text.data, text.len);
-    lm_buf_fini(&text);
+    if (add_config(&hash, lm_tune_folder_config(r->use.folder), e))
+        return e->code;
     for (size_t k = 0; k < lm_st_count(st) && !e->code; k++) {
         const lm_st_tensor *t = lm_st_at(st, k);
         if (!lm_alloc_n(&data, (size_t)t->bytes + 1, 1, "a tensor", e) &&

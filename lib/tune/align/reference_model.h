@@ -36,7 +36,8 @@ lm_code lm_reference_model_read(lm_reference_model *r, const char *path, const c
 lm_code lm_reference_model_open(lm_reference_model *r, const char *path, const char *adapter,
                                 const lm_tokenizer *tok, const lm_objective_site *site, lm_err *e);
 void lm_reference_model_close(lm_reference_model *r);
-/* A digest of its weights, and of its adapter's configuration and tensors; when it is read. */
+/* A digest of its weights, of its adapter's tensors, and of what in the adapter's
+ * configuration changes numbers; when it is read. */
 lm_code lm_reference_model_digest(lm_reference_model *r, uint8_t digest[16], lm_err *e);
 /* Bytes of its weights, without those of the training. */
 size_t lm_reference_model_bytes(const lm_reference_model *r);
