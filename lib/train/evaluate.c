@@ -18,7 +18,8 @@ static size_t part_bytes(const lm_evaluator *v)
 
 static size_t rows_bytes(const lm_evaluator *v)
 {
-    return part_bytes(v) * (v->model->build.value ? 2 : 1);
+    return part_bytes(v) *
+           (1 + (size_t)v->model->build.value + (v->model->build.entropy != LM_ENTROPY_NONE));
 }
 
 /* ---- memory ---- */
@@ -152,15 +153,24 @@ lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, 
     return LM_OK;
 }
 
-lm_code lm_evaluator_values(lm_evaluator *v, const float **values, lm_err *e)
+/* Numbers of the rows on the host, in part i of v->rows where they are not there already. */
+static lm_code take_part(lm_evaluator *v, lm_vid value, int i, const float **out, lm_err *e)
 {
-    const float *from = lm_exec_data(v->exec, v->model->value);
+    const float *from = lm_exec_data(v->exec, value);
+    float *to = v->rows ? v->rows + i * v->batch.batch * v->batch.seq : NULL;
     lm_backend *b = v->b;
-    *values = v->rows ? v->rows + v->batch.batch * v->batch.seq : from;
-    if (!v->rows)
-        return LM_OK;
-    return b->copy(b, v->rows + v->batch.batch * v->batch.seq, from, part_bytes(v), b->main, e) ||
-                   b->sync(b, b->main, e)
+    *out = v->rows ? to : from;
+    return v->rows && (b->copy(b, to, from, part_bytes(v), b->main, e) || b->sync(b, b->main, e))
                ? e->code
                : LM_OK;
+}
+
+lm_code lm_evaluator_values(lm_evaluator *v, const float **values, lm_err *e)
+{
+    return take_part(v, v->model->value, 1, values, e);
+}
+
+lm_code lm_evaluator_entropies(lm_evaluator *v, const float **entropies, lm_err *e)
+{
+    return take_part(v, v->model->entropy, 1 + v->model->build.value, entropies, e);
 }

@@ -16,7 +16,7 @@ typedef struct {
     lm_rotary rope;
     bool own; /* the model is freed with it */
     float *
-        rows; /* the losses, and the values, on the host where the backend's memory is not the host's */
+        rows; /* the losses, values and entropies, on the host where the backend's memory is not the host's */
 } lm_evaluator;
 
 /* Build for `c` with sequences of T, `batch` at a time.  Weights are bound by lm_store_bind
@@ -40,5 +40,7 @@ typedef struct {
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e);
 /* The values of these rows (lm_build.value), valid as long. */
 lm_code lm_evaluator_values(lm_evaluator *v, const float **values, lm_err *e);
+/* Their entropies (lm_build.entropy), likewise. */
+lm_code lm_evaluator_entropies(lm_evaluator *v, const float **entropies, lm_err *e);
 
 #endif

@@ -218,7 +218,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     if ((eval || p->o.halves) && device)
         lm_memory_add(out, "losses (host)",
                       (double)rows * sizeof(float) *
-                          ((eval ? 1 + p->o.value : 0) +
+                          ((eval ? 1 + p->o.value + (p->o.entropy == LM_ENTROPY_COLLISION) : 0) +
                            (p->o.halves ? 1 + (p->o.entropy != LM_ENTROPY_NONE) + p->o.value : 0)),
                       false);
     add_twin(out, "samples of weights", "samples of weights (host)",

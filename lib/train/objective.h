@@ -50,7 +50,8 @@ typedef struct {
     const float *nll;
     const float *value; /* of the value head; NULL: the model has none */
     const float *
-        entropy; /* of the row's distribution, in nats; NULL: not asked for (lm_trainer_opts.entropy), or an evaluation */
+        entropy; /* of the row's distribution, in nats; NULL: not asked for (lm_trainer_opts.entropy);
+         * evaluations have collision entropies alone */
 } lm_row_results;
 
 /* Derivatives of the step's loss with respect to these, 0 where the target is -1.  value, entropy NULL: it has none. */

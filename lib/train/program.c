@@ -12,6 +12,13 @@
 #include "op/ops.h"
 #include "train/monitor.h"
 
+/* Losses that are evaluated are weighted by collision entropies; the others are for metrics and gradients. */
+static lm_entropy entropy_of(const lm_program_opts *o, lm_mode mode)
+{
+    return mode == LM_MODE_TRAIN || o->entropy == LM_ENTROPY_COLLISION ? o->entropy
+                                                                       : LM_ENTROPY_NONE;
+}
+
 static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *e)
 {
     const lm_program_opts *o = &p->o;
@@ -25,7 +32,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .recompute = o->build.recompute,
                            .routing = o->build.routing,
                            .choice = o->build.choice,
-                           .entropy = mode == LM_MODE_TRAIN ? o->entropy : LM_ENTROPY_NONE,
+                           .entropy = entropy_of(o, mode),
                            .value = o->value,
                            .backend = p->backend,
                            .trainable = o->build.trainable,
@@ -131,8 +138,11 @@ static lm_code make_plans(lm_program *p, lm_err *e)
         lm_plan_make(p->train->graph, p->backend, read, n, &p->train_plan, e) ||
         lm_plan_make(update, p->backend, NULL, 0, &p->update_plan, e))
         return e->code;
-    return p->eval ? lm_plan_make(p->eval->graph, p->backend, &p->eval->loss, 1, &p->eval_plan, e)
-                   : LM_OK;
+    if (!p->eval)
+        return LM_OK;
+    const lm_vid kept[] = { p->eval->loss, p->eval->entropy };
+    return lm_plan_make(p->eval->graph, p->backend, kept, p->eval->entropy < 0 ? 1 : 2,
+                        &p->eval_plan, e);
 }
 
 lm_code lm_program_new(const lm_program_opts *o, const lm_config *c, bool validation, lm_backend *b,

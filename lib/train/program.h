@@ -22,7 +22,7 @@ typedef struct {
     lm_precision precision;
     bool documents, dropout;
     bool halves;        /* lm_build.halves: section `forward` */
-    lm_entropy entropy; /* lm_build.entropy of the training's graph */
+    lm_entropy entropy; /* lm_build.entropy of the training's graph; of both if COLLISION */
     bool value;         /* lm_build.value of both graphs */
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */

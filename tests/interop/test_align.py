@@ -355,18 +355,27 @@ def trained(tmp, records, weighted=False, reference=None):
     options = DPOConfig(output_dir=tmp + "/trl", per_device_train_batch_size=3, max_steps=5, learning_rate=1e-3,
                         lr_scheduler_type="constant", report_to="none", use_cpu=True, logging_steps=1, max_grad_norm=0.0,
                         optim="adamw_torch", weight_decay=0.0, beta=0.1, gradient_checkpointing=False, bf16=False,
-                        save_strategy="no", disable_tqdm=True, use_weighting=weighted)
+                        save_strategy="no", disable_tqdm=True, use_weighting=weighted, eval_strategy="steps",
+                        eval_steps=2, per_device_eval_batch_size=len(records))
     other = reference and AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
-    trainer = DPOTrainer(model=model, ref_model=other, args=options, train_dataset=Dataset.from_list(records), processing_class=words)
+    trainer = DPOTrainer(model=model, ref_model=other, args=options, train_dataset=Dataset.from_list(records),
+                         eval_dataset=Dataset.from_list(records), processing_class=words)
     trainer.train()
     theirs = [h for h in trainer.state.log_history if "loss" in h]
     tool("align-model", "-q", tmp + "/m0", tmp + "/pairs.jsonl", "-f", "-o", tmp + "/dpo", "--loss", "dpo", "--steps", "5", "--lr",
          "1e-3", "--lr-schedule", "constant", "--beta2", "0.999", "--weight-decay", "0", "--max-grad-norm", "0",
-         "--batch-size", "3", "--metrics", tmp + "/dpo.jsonl", "--use-weighting", "on" if weighted else "off",
+         "--batch-size", "3", "--metrics", tmp + "/dpo.jsonl", "--val", tmp + "/pairs.jsonl", "--eval-every", "2",
+         "--use-weighting", "on" if weighted else "off",
          *(["--reference", reference] if reference else []))
     name = ("WPO" if weighted else "DPO") + (" beside another reference" if reference else "")
     with open(tmp + "/dpo.jsonl") as f:
-        ours = [r for r in map(json.loads, f) if r["event"] == "step"]
+        events = [r for r in map(json.loads, f)]
+    ours = [r for r in events if r["event"] == "step"]
+    mine = {r["step"]: r["loss"] for r in events if r["event"] == "eval"}
+    evals = {h["step"]: h["eval_loss"] for h in trainer.state.log_history if "eval_loss" in h}
+    for step, loss in evals.items():
+        check(abs(mine.get(step, 0) - loss) < 1e-4, f"evaluation at step {step} of {name}", mine, evals)
+    check(len(evals) >= 2, f"evaluations of {name}", evals)
     for i, (a, b) in enumerate(zip(ours, theirs)):
         for key in ("loss", "rewards/margins", "rewards/chosen"):
             check(abs(a[key] - b[key]) < 1e-4, f"step {i + 1} of {name}: {key}", a[key], b[key])
