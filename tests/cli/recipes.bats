@@ -302,7 +302,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [ "$(grep -oE '>(full|lora.embed|ia3)<' 'my work/methods.svg' | sort | tr -d '\n')" = '>full<>ia3<>lora+embed<' ]
     make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' > again 2>&1
     run ! grep -q peft-tune again
-    # pictures of many methods: sorted by the loss on the new text, a loss that is no number last; few lines by step
+    # pictures of many methods: sorted by the loss on the new text, a loss that is not a number last; few lines by step
     mkdir -p ranks/loss
     echo '1.5 2.9 ' > ranks/loss/base
     for m in a:2.5 b:nan c:0.5 d:10.25 e:1.5; do echo "1.6 ${m#*:} " > "ranks/loss/${m%:*}"; done
