@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_tokenizer -- encoding and decoding with the GPT-2 vocabulary on one core, next to the
  * `tokenizers` library when the Python named by PYTHON has it; with --threads N also on N threads.
+ * Then the same with WordPiece and Unigram vocabularies learned from the texts.
  *
- * bench_tokenizer [--quick] [--threads N] [--tokenizer PATH] [TEXT ...].  PATH: a tokenizer.json, or a
- * folder with GPT-2's pair of files.  The text is cut at line ends into
+ * bench_tokenizer [--quick] [--threads N] [--tokenizer PATH] [TEXT ...].  PATH: a tokenizer.json,
+ * or a folder with GPT-2's pair of files; that one alone.  The text is cut at line ends into
  * documents of about 4 KB, the same for both. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/par.h"
+#include "text/bpe_train.h"
 #include "text/tokenizer.h"
 
 static const char *const usual[] = { "../shared/data/wikitext-2/valid.txt",
@@ -160,45 +162,25 @@ static double run_peer(const char *tokenizer, const corpus *c, int threads, char
     return rate;
 }
 
-int main(int argc, char **argv)
+/* Encode and decode with one tokenizer, and print the rates. */
+static void measure(const char *path, const corpus *c, int rounds, int threads)
 {
-    const char *path = "../shared/data/gpt2-tokenizer";
     lm_tokenizer *t;
     lm_tok_scratch *s;
     lm_ids ids = { 0 };
     lm_buf back = { 0 };
-    corpus c = { 0 };
     lm_err e = { 0 };
-    int rounds = 10, threads = 1;
-
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--quick"))
-            rounds = 3;
-        else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
-            threads = atoi(argv[++i]);
-        else if (!strcmp(argv[i], "--tokenizer") && i + 1 < argc)
-            path = argv[++i];
-        else
-            add_file(&c, argv[i], &e);
-    }
-    bool given = c.n > 0;
-    for (size_t i = 0; !given && i < 3; i++)
-        if (lm_path_exists(usual[i]))
-            add_file(&c, usual[i], &e);
-    if (!lm_path_exists(path) || !c.n) {
-        printf("skipped: %s or the texts beside it are not there\n", path);
-        return 0;
-    }
     double start = lm_now();
+
     if (lm_tokenizer_load(path, &t, &e))
         die(&e);
     double load = lm_now() - start;
     if (lm_tok_scratch_new(t, &s, &e))
         die(&e);
-    double mb = (double)(c.text.len - c.n) / 1e6, cold = encode_all(t, s, &c, &ids, &e);
+    double mb = (double)(c->text.len - c->n) / 1e6, cold = encode_all(t, s, c, &ids, &e);
     double warm = cold, decode = 1e9;
     for (int i = 0; i < rounds; i++) {
-        double now = encode_all(t, s, &c, &ids, &e);
+        double now = encode_all(t, s, c, &ids, &e);
         warm = now < warm ? now : warm;
     }
     for (int i = 0; i < rounds; i++) {
@@ -208,16 +190,16 @@ int main(int argc, char **argv)
             die(&e);
         decode = lm_now() - start < decode ? lm_now() - start : decode;
     }
-    printf("%.2f MB in %zu documents, %.3f bytes a token; vocabulary loaded in %.0f ms\n", mb, c.n,
-           mb * 1e6 / (double)ids.n, load * 1e3);
+    printf("%s, %.2f MB in %zu documents, %.3f bytes a token; vocabulary loaded in %.0f ms\n",
+           lm_tokenizer_model(t), mb, c->n, mb * 1e6 / (double)ids.n, load * 1e3);
     printf("%-24s %8.1f MB/s\n", "encode, empty cache", mb / cold);
     printf("%-24s %8.1f MB/s\n", "encode", mb / warm);
     printf("%-24s %8.1f MB/s\n", "decode", mb / decode);
     for (int n = 1; n <= threads && n <= 256; n = n < threads ? threads : n + 1) {
         char version[32] = "";
-        double rate = run_peer(path, &c, n, version), own = mb / warm;
+        double rate = run_peer(path, c, n, version), own = mb / warm;
         if (n > 1) {
-            own = mb / encode_threads(t, &c, n, rounds);
+            own = mb / encode_threads(t, c, n, rounds);
             printf("encode, %3d threads      %8.1f MB/s\n", n, own);
         }
         if (rate > 0)
@@ -230,6 +212,71 @@ int main(int argc, char **argv)
     lm_tokenizer_free(t);
     lm_ids_fini(&ids);
     lm_buf_fini(&back);
+}
+
+/* A vocabulary of 16,000 tokens, learned from the texts, in a temporary file. */
+static void measure_learned(lm_train_model model, const corpus *c, int rounds, int threads)
+{
+    static const char *const special[] = { "[UNK]", "<unk>" };
+    const lm_bpe_train_opts o = { .model = model,
+                                  .limit_alphabet = 1000,
+                                  .vocab_size = 16000,
+                                  .special = special,
+                                  .n_special = 2 };
+    char path[] = "/tmp/bench_tokenizer.XXXXXX.json";
+    lm_bpe_trainer *t = NULL;
+    lm_bpe_train_stats stats;
+    lm_buf json = { 0 };
+    lm_err e = { 0 };
+    int fd = mkstemps(path, 5);
+
+    if (fd < 0 || lm_bpe_trainer_new(&o, 1, &t, &e))
+        die(&e);
+    double start = lm_now();
+    for (size_t at = 0; at < c->text.len; at += strlen(c->text.data + at) + 1)
+        if (lm_bpe_trainer_add(t, 0, c->text.data + at, strlen(c->text.data + at), &e))
+            die(&e);
+    if (lm_bpe_trainer_finish(t, NULL, &json, &stats, &e) ||
+        lm_write_all(fd, json.data, json.len, path, &e))
+        die(&e);
+    printf("\nlearned in %.1f s on one core\n", lm_now() - start);
+    measure(path, c, rounds, threads);
+    unlink(path);
+    lm_bpe_trainer_free(t);
+    lm_buf_fini(&json);
+}
+
+int main(int argc, char **argv)
+{
+    const char *path = "../shared/data/gpt2-tokenizer";
+    corpus c = { 0 };
+    lm_err e = { 0 };
+    int rounds = 10, threads = 1;
+    bool own = false;
+
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--quick"))
+            rounds = 3;
+        else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
+            threads = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--tokenizer") && i + 1 < argc)
+            own = (path = argv[++i]);
+        else
+            add_file(&c, argv[i], &e);
+    }
+    bool given = c.n > 0;
+    for (size_t i = 0; !given && i < 3; i++)
+        if (lm_path_exists(usual[i]))
+            add_file(&c, usual[i], &e);
+    if (!lm_path_exists(path) || !c.n) {
+        printf("skipped: %s or the texts beside it are not there\n", path);
+        return 0;
+    }
+    measure(path, &c, rounds, threads);
+    if (!own) {
+        measure_learned(LM_TRAIN_WORDPIECE, &c, rounds, threads);
+        measure_learned(LM_TRAIN_UNIGRAM, &c, rounds, threads);
+    }
     lm_buf_fini(&c.text);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_tokenizer_json.c -- a tokenizer.json and, after a NUL, a text: a tokenizer that loads must
- * encode the text or give a message, decode its own ids to valid UTF-8, and stream the same
+/* fuzz_tokenizer_json.c -- a tokenizer.json, or a vocab.txt that begins with '[', and, after a NUL,
+ * a text: a tokenizer that loads must encode the text or give a message, decode its own ids to valid UTF-8, and stream the same
  * text. */
 #include <stdint.h>
 #include <stdlib.h>
@@ -46,6 +46,26 @@ static void use(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size
     lm_buf_fini(&parts);
 }
 
+/* False if it does not load. */
+static bool load(const char *text, size_t len, lm_tokenizer **t)
+{
+    lm_buf config = { 0 };
+    bool list = len && *text == '[';
+    lm_err e = { 0 };
+
+    if (list ? lm_tokenizer_from_text(text, len, &config, "fuzz/vocab.txt", t, &e)
+             : lm_tokenizer_from_json(text, len, NULL, 0, "fuzz", t, &e)) {
+        if (!e.code || !e.what[0])
+            abort();
+        return false;
+    }
+    json_t *whole = NULL; /* what was cut out of the text must have been JSON, too */
+    if (!list && lm_json_parse(text, len, "fuzz", &whole, &e))
+        abort();
+    json_decref(whole);
+    return true;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const char *json = (const char *)data, *nul = memchr(data, 0, size);
@@ -54,15 +74,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     lm_tok_scratch *s;
     lm_err e = { 0 };
 
-    if (lm_tokenizer_from_json(json, len, NULL, 0, "fuzz", &t, &e)) {
-        if (!e.code || !e.what[0])
-            abort();
+    if (!load(json, len, &t))
         return 0;
-    }
-    json_t *whole = NULL; /* what was cut out of the text must have been JSON, too */
-    if (lm_json_parse(json, len, "fuzz", &whole, &e))
-        abort();
-    json_decref(whole);
     if (lm_tok_scratch_new(t, &s, &e))
         return 0;
     if (nul)
