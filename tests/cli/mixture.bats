@@ -328,7 +328,7 @@ END
     printf '%s\n' "${@:2}" >> moe.yaml
 }
 
-numbers() { # FILE PATTERN: mean and deviation of a tensor
+moments() { # FILE PATTERN: mean and deviation of a tensor
     inspect-model --stats --json --only "$2" "$1" | grep -o '"mean":[^,]*,"std":[^,]*' | head -n 1
 }
 
@@ -345,12 +345,15 @@ numbers() { # FILE PATTERN: mean and deviation of a tensor
         close "$(loss "$mode")" "$(loss base)" 0.1
     done
     for part in w1:gate_proj w3:up_proj; do
-        [ "$(numbers hidden "*layers.1*experts.0.${part%:*}*")" = "$(numbers one "*layers.1*${part#*:}*")" ]
-        [ "$(numbers hidden "*layers.1*experts.1.${part%:*}*")" = "$(numbers two "*layers.1*${part#*:}*")" ]
+        [ "$(moments hidden "*layers.1*experts.0.${part%:*}*")" = "$(moments one "*layers.1*${part#*:}*")" ]
+        [ "$(moments hidden "*layers.1*experts.1.${part%:*}*")" = "$(moments two "*layers.1*${part#*:}*")" ]
     done
-    [ "$(numbers hidden "*layers.1*q_proj*")" = "$(numbers base "*layers.1*q_proj*")" ]
+    [ "$(moments hidden "*layers.1*q_proj*")" = "$(moments base "*layers.1*q_proj*")" ]
     run inspect-model --check hidden cheap_embed
     [ "$status" -eq 3 ]
+    # residual_scale
+    spread() { moments "$1" "$2" | grep -o '"std":.*' | cut -d: -f2; }
+    close "$(spread hidden "*layers.1*experts.0.w2*")" "$(spread one "*layers.1*down_proj*" | awk '{ printf "%.12g", $1 / 2 }')" 1e-6
     run merge-models --config moe.yaml --dry-run --json
     [[ "$output" == '{"model_type":"mixtral","experts":2,"experts_per_token":2,'* ]]
 }
@@ -361,7 +364,7 @@ numbers() { # FILE PATTERN: mean and deviation of a tensor
     small qwen2-0.5b two intermediate_size=48 initializer_range=0.04
     recipe hidden "shared_experts:" "  - source_model: base" '    positive_prompts: ["by the"]' "    residual_scale: 0.1"
     merge-models -q --config moe.yaml -o shared
-    [ "$(numbers shared '*layers.0*shared_expert.up_proj*')" = "$(numbers base '*layers.0*mlp.up_proj*')" ]
+    [ "$(moments shared '*layers.0*shared_expert.up_proj*')" = "$(moments base '*layers.0*mlp.up_proj*')" ]
     inspect-model --verify shared > /dev/null
     refuses() { # TEXT
         run merge-models --config moe.yaml -o out
