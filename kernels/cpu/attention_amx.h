@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/vmath.h"
+
 enum { TILE = 512 /* uint16_t in a bf16 tile */, CTILE = 256 /* floats in an f32 tile */ };
 
 #ifdef __AMX_TILE__
@@ -135,20 +137,6 @@ static inline void turn_pairs(uint16_t *to, const uint16_t *pairs)
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)
         _mm512_store_si512(to + 32 * r, v[r]);
-}
-
-/* 2^t for t <= 127, relative error 2.7e-6: enough for a factor that is rounded to bf16, and below
- * the rounding noise of the sums.  Results below the normal range are 0: making a denormal costs
- * some hundred cycles.  The polynomial fits 2^f on [0,1). */
-static inline __attribute__((always_inline)) __m512 fast_exp2(__m512 t)
-{
-    __m512 f = _mm512_reduce_ps(t, 1 /* t - floor(t) */);
-    __m512 p = _mm512_set1_ps(1.353417e-2f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.201146e-2f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4144275e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9300384e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000259f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), p, t);
 }
 
 #endif

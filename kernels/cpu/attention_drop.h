@@ -47,6 +47,21 @@ static __attribute__((noinline, unused)) void attn_kept_two(const attn_drop *d, 
     }
     lm_philox_at_least(d->rng.hi, first, d->keys, d->threshold, bits);
 }
+
+/* The same of n queries (an even number) whose draws begin `row` apart: bit j of first[i] and of
+ * second[i]: key j, key 32 + j is kept for query i. */
+static inline void attn_kept_queries(const attn_drop *d, uint64_t at, uint64_t row, int n,
+                                     uint32_t *first, uint32_t *second)
+{
+    for (int q = 0; q < n; q += 2) {
+        uint64_t kept[2];
+        attn_kept_two(d, at + (uint64_t)q * row, row, kept);
+        for (int i = 0; i < 2; i++) {
+            first[q + i] = (uint32_t)kept[i];
+            second[q + i] = (uint32_t)(kept[i] >> 32);
+        }
+    }
+}
 #endif
 
 /* Z/(1-p) of 64 keys, the first with the draw `at`. */

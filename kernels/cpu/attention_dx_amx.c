@@ -76,6 +76,7 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->end = carve(&at, 4 * n);
     w->span = carve(&at, n / 32 * sizeof(query_span));
     w->nd = (int)(a->head_dim / 32);
+    w->keep = (float)(1 / (1 - a->dropout));
     w->scale2 = (float)((a->soft_cap > 0 ? a->soft_cap : a->scale) * 1.44269504088896341);
     w->cap_by = a->soft_cap > 0 ? (float)(a->scale / a->soft_cap) : 0;
 }
@@ -253,20 +254,6 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
     }
 }
 
-/* Which of 64 keys dropout keeps for 32 queries; at: the draw of the first of either. */
-static void draw_keys(dx_scratch *w, const attn_drop *drop, uint64_t at, int64_t T)
-{
-    w->keep = drop->keep;
-    for (int q = 0; q < 32; q += 2) {
-        uint64_t kept[2];
-        attn_kept_two(drop, at + (uint64_t)(q * T), (uint64_t)T, kept);
-        for (int i = 0; i < 2; i++) {
-            w->kept[0][q + i] = (uint32_t)kept[i];
-            w->kept[1][q + i] = (uint32_t)(kept[i] >> 32);
-        }
-    }
-}
-
 /* The two sub-blocks of 32 queries follow each other, that of the first keys before the other. */
 static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *drop, uint64_t draw,
                           int64_t T)
@@ -274,7 +261,8 @@ static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *dr
     const query_span *s = &w->span[u->i0 / 32];
     bool masked = u->j0 < s->full_lo || u->j0 + 32 > s->full_hi;
     if (drop && u->i == 0)
-        draw_keys(w, drop, draw + (uint64_t)(u->i0 * T + u->j0), T);
+        attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, 32, w->kept[0],
+                          w->kept[1]);
     if (w->cap_by > 0 && drop)
         gradients(w, u, true, true, true);
     else if (w->cap_by > 0)

@@ -12,37 +12,12 @@
 
 enum { MR = 14, NR = LM_PANEL };
 
-/* op(A) stored [k,m]: pairs of depth, then a transposition of 32-bit elements. */
-static void pack_rows_t(const uint16_t *p, int64_t ld, int64_t rows, int64_t kn, char *dst)
-{
-    int64_t n = rows < MR ? rows : MR;
-    __mmask16 valid = vmask(n);
-
-    for (int64_t k = 0; k < kn; k += PAIRS_DEPTH, dst += MR * 64) {
-        __m512i v[16];
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            __m256i lo = _mm256_setzero_si256(), hi = lo;
-            if (k + 2 * i < kn)
-                lo = _mm256_maskz_loadu_epi16(valid, p + (k + 2 * i) * ld);
-            if (k + 2 * i + 1 < kn)
-                hi = _mm256_maskz_loadu_epi16(valid, p + (k + 2 * i + 1) * ld);
-            v[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(lo),
-                                   _mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16));
-        }
-        transpose_16x16(v);
-#pragma GCC unroll 16
-        for (int r = 0; r < MR; r++)
-            _mm512_storeu_si512(dst + r * 64, v[r]);
-    }
-}
-
 static void pack_a(const lm_gemm *g, int64_t i, int64_t k0, int64_t kn, void *dst)
 {
     const uint16_t *a = g->a;
 
     if (g->ta)
-        pack_rows_t(a + k0 * g->lda + i, g->lda, g->m - i, kn, dst);
+        pack_few_rows_t(a + k0 * g->lda + i, g->lda, g->m - i, MR, kn, dst);
     else
         pack_rows(a + i * g->lda + k0, g->lda, g->m - i, MR, kn, dst);
 }

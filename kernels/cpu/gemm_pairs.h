@@ -56,6 +56,33 @@ static inline void pack_rows(const uint16_t *p, int64_t ld, int64_t rows, int he
         }
 }
 
+/* op(A) stored [k,m], a panel of up to 16 rows: pairs of depth, then a transposition of 32-bit
+ * elements. */
+static inline __attribute__((always_inline)) void pack_few_rows_t(const uint16_t *p, int64_t ld,
+                                                                  int64_t rows, const int height,
+                                                                  int64_t kn, char *dst)
+{
+    __mmask16 valid = (__mmask16)mask32(rows < height ? rows : height);
+
+    for (int64_t k = 0; k < kn; k += PAIRS_DEPTH, dst += height * 64) {
+        __m512i v[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            __m256i lo = _mm256_setzero_si256(), hi = lo;
+            if (k + 2 * i < kn)
+                lo = _mm256_maskz_loadu_epi16(valid, p + (k + 2 * i) * ld);
+            if (k + 2 * i + 1 < kn)
+                hi = _mm256_maskz_loadu_epi16(valid, p + (k + 2 * i + 1) * ld);
+            v[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(lo),
+                                   _mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16));
+        }
+        transpose_16x16(v);
+#pragma GCC unroll 16
+        for (int r = 0; r < height; r++)
+            _mm512_storeu_si512(dst + r * 64, v[r]);
+    }
+}
+
 /* op(B) stored [k,n]: pairs of rows, with lanes restored to their order. */
 static inline void pack_columns(const uint16_t *p, int64_t ld, int64_t cols, int64_t kn, char *dst)
 {

@@ -13,6 +13,7 @@ static const lm_kernel *const tables[] = {
     lm_attention_ref_kernels,
     lm_attention_avx2_kernels,
     lm_attention_avx512_kernels,
+    lm_attention_bf16_kernels,
     lm_attention_amx_kernels,
     lm_norm_ref_kernels,
     lm_norm_avx2_kernels,

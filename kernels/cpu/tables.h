@@ -18,7 +18,7 @@ extern const lm_kernel lm_route_ref_kernels[], lm_route_avx2_kernels[], lm_route
     lm_route_rows_avx2_kernels[], lm_route_rows_avx512_kernels[], lm_route_aux_avx2_kernels[],
     lm_route_aux_avx512_kernels[];
 extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
-    lm_attention_avx512_kernels[], lm_attention_amx_kernels[];
+    lm_attention_avx512_kernels[], lm_attention_bf16_kernels[], lm_attention_amx_kernels[];
 extern const lm_kernel lm_kv_ref_kernels[], lm_kv_avx2_kernels[], lm_kv_avx512_kernels[],
     lm_kv_amx_kernels[];
 extern const lm_kernel lm_kv_keep_ref_kernels[], lm_kv_keep_avx2_kernels[],

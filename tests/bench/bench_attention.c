@@ -6,8 +6,9 @@
  * usage: bench_attention [--quick] [--threads N] [NAME]     (only shapes NAME*)
  *
  * FLOPs are those of the usual convention: forward 4 B H T^2 D, halved for the causal mask,
- * backward 2.5 times that; recomputed and masked work inside a tile does not count.  Figures are
- * medians. */
+ * backward 2.5 times that; of short documents in a window only the pairs of a query and a key that
+ * it sees count.  Recomputed and masked work inside a tile does not count.  Figures are medians.
+ * LM_CPU=LEVEL measures the kernels of another level. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,19 +23,21 @@
 
 typedef struct {
     const char *name;
-    int64_t B, T, H, K, D;
+    int64_t B, T, H, K, D, document; /* mean length of documents; 0: one */
 } shape;
 
 static const shape shapes[] = {
-    { "gpt2-124m", 4, 256, 12, 12, 64 },
-    { "gpt2-124m", 4, 1024, 12, 12, 64 },
-    { "llama-1b", 1, 2048, 32, 8, 64 },
-    { "llama-8b", 1, 2048, 32, 8, 128 },
+    { "gpt2-124m", 4, 256, 12, 12, 64, 0 },    { "gpt2-124m", 4, 1024, 12, 12, 64, 0 },
+    { "gpt2-124m", 1, 1024, 12, 12, 64, 170 }, { "gpt2-124m", 1, 1024, 12, 12, 64, 40 },
+    { "llama-1b", 1, 2048, 32, 8, 64, 0 },     { "llama-8b", 1, 2048, 32, 8, 128, 0 },
+    { "llama-8b", 1, 2048, 32, 8, 128, 170 },  { "head-80", 1, 1024, 32, 32, 80, 0 },
+    { "head-96", 1, 1024, 32, 32, 96, 0 },
 };
 enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
 static lm_par *par;
 static lm_ceilings *ceilings;
+static lm_cpu_level level;
 static bool quick;
 
 static void die(const lm_err *e)
@@ -79,12 +82,32 @@ static double seconds(const lm_kernel *k, lm_call *c)
 static void report(const shape *s, const lm_kernel *k, lm_dtype act, double flops, double t)
 {
     double peak = act == LM_DTYPE_BF16 ? lm_ceiling_amx_l1(ceilings) : lm_ceiling_fma_f32(ceilings);
-    printf("%-10s T %4lld H %2lld K %2lld D %3lld  %-12s %-5s %-7s %8.2f ms %8.0f GFLOP/s", s->name,
-           (long long)s->T, (long long)s->H, (long long)s->K, (long long)s->D, k->op,
-           lm_dtype_name(act), lm_cpu_level_name(k->level), t * 1e3, flops / t * 1e-9);
+    char documents[24] = "";
+    if (s->document)
+        snprintf(documents, sizeof documents, "/%lld", (long long)s->document);
+    printf("%-10s T %4lld%-4s H %2lld K %2lld D %3lld  %-12s %-5s %-10s %8.2f ms %8.0f GFLOP/s",
+           s->name, (long long)s->T, documents, (long long)s->H, (long long)s->K, (long long)s->D,
+           k->op, lm_dtype_name(act), lm_cpu_level_name(k->level), t * 1e3, flops / t * 1e-9);
     if (peak > 0)
         printf(" %5.1f %% of %.0f", 100 * flops / t / peak, peak * 1e-9);
     putchar('\n');
+}
+
+/* Starts of documents of half to three halves of the mean length; pairs of a query and a key that
+ * it sees. */
+static double cut(const shape *s, int32_t *lo)
+{
+    lm_rng r = lm_rng_make(5, "bench", 0);
+    double pairs = 0;
+    for (int64_t i = 0, n = 0, from = 0, to = 0; i < s->B * s->T; i++) {
+        if (i % s->T == 0 || i == to) {
+            from = i;
+            to = i + s->document / 2 + lm_rng_u32(r, (uint64_t)n++) % (s->document + 1);
+        }
+        lo[i] = (int32_t)(from % s->T);
+        pairs += (double)(i - from + 1);
+    }
+    return pairs;
 }
 
 static void measure(const shape *s, lm_dtype act)
@@ -101,21 +124,27 @@ static void measure(const shape *s, lm_dtype act)
     lm_tensor qkv = make(act, n, wide), dqkv = make(act, n, wide), o = make(act, n, s->H * s->D);
     lm_tensor dout = make(act, n, s->H * s->D), lse = make(LM_DTYPE_F32, s->B * s->H, s->T);
     double flops = 2.0 * (double)(s->B * s->H * s->D) * (double)s->T * (double)s->T;
-    lm_tensor in[5] = { qkv }, out[2] = { o, lse };
+    lm_tensor lo = { 0 };
+    if (s->document) {
+        lo = make(LM_DTYPE_I32, n, 1);
+        flops = 4.0 * (double)(s->H * s->D) * cut(s, lo.data);
+    }
+    lm_tensor in[5] = { qkv, lo }, out[2] = { o, lse };
     lm_call c = {
         .attr = &a, .in = in, .n_in = 2, .out = out, .n_out = 2, .par = par, .step = &step
     };
-    const lm_kernel *k = lm_cpu_kernel("attention", act, lm_cpu_detect());
+    const lm_kernel *k = lm_cpu_kernel("attention", act, level);
     report(s, k, act, flops, seconds(k, &c));
-    memcpy(in, (lm_tensor[]){ dout, qkv, o, lse }, 4 * sizeof *in);
+    memcpy(in, (lm_tensor[]){ dout, qkv, o, lse, lo }, 5 * sizeof *in);
     out[0] = dqkv;
     c.n_in = 5;
     c.n_out = 1;
-    k = lm_cpu_kernel("attention_dx", act, lm_cpu_detect());
+    k = lm_cpu_kernel("attention_dx", act, level);
     report(s, k, act, 2.5 * flops, seconds(k, &c));
-    lm_tensor *all[] = { &qkv, &dqkv, &o, &dout, &lse };
-    for (int i = 0; i < 5; i++)
-        lm_block_free(all[i]->data, bytes_of(all[i]));
+    lm_tensor *all[] = { &qkv, &dqkv, &o, &dout, &lse, &lo };
+    for (int i = 0; i < 6; i++)
+        if (all[i]->data)
+            lm_block_free(all[i]->data, bytes_of(all[i]));
 }
 
 /* One token for each of B sequences over a cache of S positions: bytes of the cache per second. */
@@ -143,7 +172,7 @@ static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t
     lm_call c = {
         .attr = &a, .in = in, .n_in = 3, .out = out, .n_out = 3, .par = par, .step = &step
     };
-    const lm_kernel *k = lm_cpu_kernel("attention_cached", act, lm_cpu_detect());
+    const lm_kernel *k = lm_cpu_kernel("attention_cached", act, level);
     double bytes = 2 * (double)bytes_of(&out[1]), t = seconds(k, &c);
     double peak = lm_ceiling_read(ceilings);
     printf("decoding   B %2lld S %5lld H %2lld K %2lld D %3lld       %-5s %-7s %8.2f ms %8.1f GB/s"
@@ -170,7 +199,9 @@ int main(int argc, char **argv)
         else
             only = argv[i];
     }
-    lm_cpu_detect();
+    level = lm_cpu_detect();
+    if (getenv("LM_CPU") && lm_cpu_level_parse(getenv("LM_CPU"), &level, &e))
+        die(&e);
     if (lm_par_new(&par, threads, &e) || lm_ceilings_new(&ceilings, par, &e))
         die(&e);
     printf("%s, %d threads\n", lm_cpu_model(), lm_par_threads(par));

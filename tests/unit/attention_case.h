@@ -9,18 +9,25 @@
 
 enum { MOST_ROWS = 2 * 1025 };
 
-typedef enum { WHOLE, DOCUMENTS, BLIND } lo_kind;
+typedef enum { WHOLE, DOCUMENTS, BLIND, SHORT } lo_kind;
 
 /* Document starts: three documents of uneven length; a BLIND row starts after its own position, so
- * it attends to no key. */
+ * it attends to no key.  SHORT: many documents, of 1 to 199 positions. */
 static inline const int32_t *starts(lo_kind kind, int64_t batch, int64_t seq)
 {
     static int32_t lo[MOST_ROWS];
-    for (int64_t n = 0; n < batch * seq; n++) {
+    for (int64_t n = 0, from = 0, to = 0; n < batch * seq; n++) {
         int64_t i = n % seq, cut1 = seq / 3 + n / seq, cut2 = seq * 3 / 4;
         lo[n] = (int32_t)(i < cut1 ? 0 : i < cut2 ? cut1 : cut2);
         if (kind == BLIND && (i % 5 == 2 || i == 0 || i / 40 == 1))
             lo[n] = (int32_t)i + 1;
+        if (kind != SHORT)
+            continue;
+        if (i == 0 || i == to) {
+            from = i;
+            to = i + 1 + (to * 67 + 13 + n / seq) % 199;
+        }
+        lo[n] = (int32_t)from;
     }
     return lo;
 }

@@ -46,6 +46,45 @@ static void masks(void **state)
     }
 }
 
+/* Many short documents, in sequences so long that threads divide the gradients of a head. */
+static void packed(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t batch, seq, heads, kv, dim, window;
+        double cap, dropout;
+    } cases[] = {
+        { 1, 700, 1, 1, 64, 0, 0, 0 },    { 1, 517, 3, 1, 80, 0, 0, 0 },
+        { 2, 300, 2, 2, 96, 0, 0, 0.2 },  { 1, 450, 2, 1, 128, 40, 0, 0 },
+        { 1, 390, 1, 1, 7, 0, 0, 0.2 },   { 1, 420, 3, 3, 24, 0, 0.5, 0 },
+        { 1, 580, 1, 1, 72, 100, 50, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lm_attention_attr a =
+            attr_of(cases[i].batch, cases[i].seq, cases[i].heads, cases[i].kv, cases[i].dim);
+        a.window = cases[i].window;
+        a.soft_cap = cases[i].cap;
+        a.dropout = cases[i].dropout;
+        a.site = 3;
+        check_both(&a, SHORT);
+    }
+}
+
+/* Products of BF16 have kernels of their own where the processor has them; F32 does not. */
+static void levels(void **state)
+{
+    (void)state;
+    static const char *const ops[] = { "attention", "attention_dx", "attention_cached" };
+    for (int i = 0; i < 3; i++)
+        for (int level = LM_CPU_REF; level <= LM_CPU_AMX; level++) {
+            int plain = level < LM_CPU_AVX512 ? level : LM_CPU_AVX512;
+            assert_int_equal(lm_cpu_kernel(ops[i], LM_DTYPE_BF16, (lm_cpu_level)level)->level,
+                             level);
+            assert_int_equal(lm_cpu_kernel(ops[i], LM_DTYPE_F32, (lm_cpu_level)level)->level,
+                             plain);
+        }
+}
+
 /* A soft cap that scores reach to half and more, with masks and with dropout. */
 static void capped(void **state)
 {
@@ -306,6 +345,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ragged_shapes), cmocka_unit_test(masks),
+        cmocka_unit_test(packed),        cmocka_unit_test(levels),
         cmocka_unit_test(capped),        cmocka_unit_test(dropped),
         cmocka_unit_test(sharp_scores),  cmocka_unit_test(dropout_draws),
         cmocka_unit_test(gradient),      cmocka_unit_test(dropout_never_repeats),
