@@ -3,7 +3,8 @@
  * words.
  *
  * NFC NFD NFKC NFKD, Nmt, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel,
- * BertNormalizer, Precompiled (charsmap.h), and Sequence of them.  Anything else is LM_EFORMAT by name. */
+ * BertNormalizer, Precompiled (charsmap.h), and Sequence of them.  Anything else is LM_EFORMAT by
+ * name. */
 #ifndef LM_TEXT_NORMAL_H
 #define LM_TEXT_NORMAL_H
 

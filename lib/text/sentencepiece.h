@@ -15,9 +15,9 @@
  * of `transformers` has too: decomposed characters, as charsmap.h describes; control pieces in the
  * text become their ids; a user-defined piece at the very beginning of a text gets no space before
  * it; in a vocabulary with user-defined pieces neither does a text that begins with white space.
- * Ids of Unigram models are those of the same model in `tokenizers`: sums of scores are f64 there and
- * f32 in `sentencepiece`, so that cuts with nearly equal sums may differ, and the texts <0x00> to
- * <0xFF> are tokens of bytes.
+ * Ids of Unigram models are those of the same model in `tokenizers`: sums of scores are f64 there
+ * and f32 in `sentencepiece`, so that cuts with nearly equal sums may differ, and the texts
+ * <0x00> to <0xFF> are tokens of bytes.
  * Word and character models are refused by name, as are options that a tokenizer.json cannot
  * express. */
 #ifndef LM_TEXT_SENTENCEPIECE_H
@@ -44,9 +44,9 @@ void lm_sentencepiece_fini(lm_sentencepiece *m);
 /* The tokenizer.json, appended to *json.  config: the text of the tokenizer_config.json beside the
  * model, of which add_bos_token, add_eos_token and added_tokens_decoder are read; when empty, bos
  * is added and eos is not, and *config becomes a text with these settings and the special
- * pieces.  T5's model, which is a Unigram model without bos or names T5's class, gets eos and not bos,
- * and "extra_ids" (100) tokens <extra_id_N> behind its pieces, the highest N first.  Other classes
- * have rules of their own for Unigram models and are LM_EFORMAT. */
+ * pieces.  T5's model, which is a Unigram model without bos or names T5's class, gets eos and not
+ * bos, and "extra_ids" (100) tokens <extra_id_N> behind its pieces, the highest N first.  Other
+ * classes have rules of their own for Unigram models and are LM_EFORMAT. */
 lm_code lm_sentencepiece_json(const char *data, size_t len, const char *where, lm_buf *json,
                               lm_buf *config, lm_err *e);
 

@@ -197,7 +197,7 @@ static lm_code encode_unigram(const lm_subword *s, const lm_bpe *vocab, lm_subwo
         rc = find_best(s, vocab, w, (const uint8_t *)word, len, e);
     if (rc)
         return rc;
-    /* from the end of the word: parts are stored from the end of ids, then moved to its beginning */
+    /* from the end of the word: parts are stored from the end of ids, then moved to its start */
     while (end) {
         size_t from = w->best[end].from;
         uint32_t id = w->best[end].id;

@@ -7,8 +7,7 @@
  * Unigram (arXiv:1804.10959): the cut whose sum of log-probabilities is the largest (Viterbi, in
  * f64).  Of equal sums the cut whose last token begins first is kept, at every position, as in
  * `tokenizers`.  A character without a token costs 10 more than the lowest score of the vocabulary;
- * runs of such characters become their bytes' tokens, or one unknown token.
- * Private to lib/text. */
+ * runs of such characters become their bytes' tokens, or one unknown token. */
 #ifndef LM_TEXT_SUBWORD_H
 #define LM_TEXT_SUBWORD_H
 

@@ -54,7 +54,7 @@ static void write_special(const lm_bpe_trainer *t, lm_jw *w, int i)
     lm_jw_close_obj(w);
 }
 
-/* BERT's [CLS] A [SEP] B [SEP], or T5's A </s> B </s>, as far as these special tokens were given. */
+/* BERT's [CLS] A [SEP] B [SEP], or T5's A </s> B </s>, as far as these tokens were given. */
 static void write_post(const lm_bpe_trainer *t, lm_jw *w)
 {
     bool bert = t->model == LM_TRAIN_WORDPIECE;

@@ -3,10 +3,10 @@
  *
  * The pipeline is that of the `tokenizers` library: split on added tokens -> normaliser ->
  * pre-tokeniser -> model -> post-processor; back through the decoder.  Read are
- *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3) or byte-fallback (Llama-2), with a
- *     WordPiece model (BERT) or a Unigram model (T5);
- *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern, or with
- *     Qwen2's when tokenizer_config.json names its class;
+ *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3) or byte-fallback (Llama-2),
+ *     with a WordPiece model (BERT) or a Unigram model (T5);
+ *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern, or
+ *     with Qwen2's when tokenizer_config.json names its class;
  *   - vocab.txt, BERT's older file: WordPiece;
  *   - tokenizer.model or spiece.model, SentencePiece's file (sentencepiece.h).
  *
@@ -50,7 +50,8 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e);
 lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config, size_t config_len,
                                const char *where, lm_tokenizer **out, lm_err *e);
 /* From the bytes of one of the files: a SentencePiece model when `where` ends in ".model", BERT's
- * list of tokens when it ends in "vocab.txt", otherwise a tokenizer.json.  A SentencePiece model whose *config is empty fills it. */
+ * list of tokens when it ends in "vocab.txt", otherwise a tokenizer.json.  A SentencePiece model
+ * whose *config is empty fills it. */
 lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, const char *where,
                                lm_tokenizer **out, lm_err *e);
 void lm_tokenizer_free(lm_tokenizer *t); /* NULL is fine */
@@ -114,7 +115,8 @@ int64_t lm_tokenizer_mask(const lm_tokenizer *t);
 
 /* "BPE", "WordPiece" or "Unigram". */
 const char *lm_tokenizer_model(const lm_tokenizer *t);
-/* LM_EUSAGE "its tokenizer has a WordPiece model, and <what> BPE alone" for other models than BPE. */
+/* LM_EUSAGE "its tokenizer has a WordPiece model, and <what> BPE alone" for other models than
+ * BPE. */
 lm_code lm_tokenizer_need_bpe(const lm_tokenizer *t, const char *where, const char *what,
                               lm_err *e);
 

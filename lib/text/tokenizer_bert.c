@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizer_bert.c -- BERT's older file, vocab.txt, as a tokenizer.json.
  *
- * One token a line, ids from 0.  tokenizer_config.json decides about lower case, accents and Chinese
- * characters, and names the special tokens; without it everything is as in bert-base-uncased. */
+ * One token a line, ids from 0.  tokenizer_config.json decides about lower case, accents and
+ * Chinese characters, and names the special tokens; without it everything is as in
+ * bert-base-uncased. */
 #include <stdio.h>
 #include <string.h>
 

@@ -43,8 +43,8 @@ struct lm_tokenizer {
     lm_buf json, config;
 };
 
-/* tokenizer_model.c.  Refuse keys that are not in the list: a part that is not supported must not be
- * ignored. */
+/* tokenizer_model.c.  Refuse keys that are not in the list: a part that is not supported must not
+ * be ignored. */
 lm_code lm_tokenizer_check_keys(const json_t *obj, const char *const *known, const char *where,
                                 lm_err *e);
 /* The kind of a "model", its keys checked.  `cut`: its vocabulary was cut out of the text. */

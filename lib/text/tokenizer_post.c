@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The post-processor: the ids added before and behind the text, and around and between two texts. */
+/* The post-processor: the ids added before and behind the text, around and between two texts. */
 #include <string.h>
 
 #include "text/tokenizer_impl.h"

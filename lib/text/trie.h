@@ -3,7 +3,7 @@
  * trie (Aoe, 1989) whose child of a node is one load and one comparison away.
  *
  * Cell n holds a node's base and the node's parent; its child for byte b is cell base ^ b, if this
- * cell names n as its parent.  Private to lib/text. */
+ * cell names n as its parent. */
 #ifndef LM_TEXT_TRIE_H
 #define LM_TEXT_TRIE_H
 

@@ -3,9 +3,9 @@
  * characters of words, of which all but the first have the prefix.
  *
  * Ids: special tokens in order, the characters by code point, those with the prefix by code point,
- * then the merges.  `tokenizers` numbers the characters with the prefix in the order of a hash table
- * with a random seed, which decides between pairs of equal count: its vocabularies differ from run
- * to run in such tokens alone. */
+ * then the merges.  `tokenizers` numbers the characters with the prefix in the order of a hash
+ * table with a random seed, which decides between pairs of equal count: its vocabularies differ
+ * from run to run in such tokens alone. */
 #include <stdlib.h>
 #include <string.h>
 
