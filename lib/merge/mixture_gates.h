@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mixture_gates.h -- routers of a mixture of dense models, from prompts that its experts are to get. */
+/* mixture_gates.h -- routers of a mixture of dense models, from prompts that its experts are to get.
+ * Private to lib/merge. */
 #ifndef LM_MERGE_MIXTURE_GATES_H
 #define LM_MERGE_MIXTURE_GATES_H
 
