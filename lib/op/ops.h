@@ -18,6 +18,8 @@ extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_
     lm_op_attention_step, lm_op_head_loss;
 /* grouped.c */
 extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_linear_dw;
+/* delta.c */
+extern const lm_op lm_op_delta, lm_op_delta_dx;
 /* route.c */
 extern const lm_op lm_op_route_choose, lm_op_route_choose_dz, lm_op_route_plan, lm_op_route_rows,
     lm_op_route_sum, lm_op_route_dot, lm_op_route_aux, lm_op_route_aux_dz;

@@ -19,6 +19,8 @@ static const lm_op *const ops[] = {
     &lm_op_grouped_linear,
     &lm_op_grouped_linear_dx,
     &lm_op_grouped_linear_dw,
+    &lm_op_delta,
+    &lm_op_delta_dx,
     &lm_op_route_choose,
     &lm_op_route_choose_dz,
     &lm_op_route_plan,
