@@ -53,6 +53,8 @@ static const lm_kernel *const tables[] = {
     lm_grouped_bf16_kernels,
     lm_grouped_amx_kernels,
     lm_delta_ref_kernels,
+    lm_delta_avx2_kernels,
+    lm_delta_avx512_kernels,
     lm_route_ref_kernels,
     lm_route_avx2_kernels,
     lm_route_avx512_kernels,

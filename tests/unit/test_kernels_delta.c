@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gated delta rule: every level's chunks against the recurrence, also where documents begin on and beside the borders of
+ * chunks; and what the recurrence recalls, worked out by hand. */
+#include "kernel_case.h"
+
+#include "kernels/delta.h"
+
+enum { MOST_ROWS = 2 * 300, MOST_HEADS = 8 };
+
+/* Gives of a call: decays, corrections and documents of rows. */
+typedef struct {
+    double g[MOST_ROWS * MOST_HEADS], beta[MOST_ROWS * MOST_HEADS];
+    int32_t lo[MOST_ROWS];
+} gates;
+
+/* Documents begin at the rows of `start`, which ends with a negative number; NULL: one. */
+static void fill_gates(gates *x, const lm_delta_attr *a, double decay, const int *start)
+{
+    for (int64_t i = 0; i < a->batch * a->seq * a->heads; i++) {
+        lm_u32x4 u = lm_philox((uint64_t)i, 0, 11);
+        x->g[i] = -decay * u.v[0] * 0x1p-32;
+        x->beta[i] = u.v[1] * 0x1p-32;
+    }
+    for (int64_t i = 0; i < a->batch * a->seq; i++) {
+        x->lo[i] = 0;
+        for (const int *s = start; s && *s >= 0; s++)
+            if (*s <= i % a->seq)
+                x->lo[i] = *s;
+    }
+}
+
+static kernel_case forward_of(const lm_delta_attr *a, const gates *x, bool documents)
+{
+    int64_t n = a->batch * a->seq, width = 2 * a->key_heads * a->key_dim + a->heads * a->value_dim;
+    kernel_case k = { .op = "delta", .attr = a, .tol_f32 = 1e-5, .tol_bf16 = 1e-2 };
+    k.in[0] = mat(ACT, n, width);
+    k.in[1] = given(mat(F32, n, a->heads), x->g);
+    k.in[2] = given(mat(F32, n, a->heads), x->beta);
+    if (documents)
+        k.in[3] = given(vec(I32, n), x->lo);
+    k.out[0] = mat(ACT, n, a->heads * a->value_dim);
+    k.out[1] = mat(F32, a->batch * a->chunks, a->heads * a->key_dim * a->value_dim);
+    return k;
+}
+
+static void check_both(lm_delta_attr a, double decay, const int *start)
+{
+    static gates x;
+    a.chunks = lm_delta_chunks(a.seq);
+    a.eps = 1e-6;
+    fill_gates(&x, &a, decay, start);
+    kernel_case f = forward_of(&a, &x, start), b = f;
+    instance y;
+    check_case(&f);
+    build(&f, LM_DTYPE_F64, LM_DTYPE_BF16, &y);
+    run(&y, lm_cpu_kernel("delta", LM_DTYPE_F64, LM_CPU_REF), NULL);
+    b.op = "delta_dx";
+    b.in[0] = f.out[0];
+    memcpy(&b.in[1], f.in, 3 * sizeof *f.in);
+    b.in[4] = given(f.out[1], y.out[1].data);
+    b.in[5] = f.in[3];
+    b.out[0] = f.in[0];
+    b.out[1] = f.in[1];
+    b.out[2] = f.in[2];
+    b.out[1].data = b.out[2].data = NULL;
+    check_case(&b);
+    drop(&f, &y);
+}
+
+static void all_shapes(void **state)
+{
+    (void)state;
+    const int64_t dims[][2] = { { 1, 1 }, { 16, 32 }, { 33, 20 }, { 64, 64 }, { 128, 128 } };
+    const int64_t heads[][2] = { { 1, 1 }, { 4, 2 }, { 3, 1 } };
+    for (int i = 0; i < 5; i++)
+        for (int64_t seq = 1; seq < 300; seq = 2 * seq + 1)
+            check_both((lm_delta_attr){ .batch = 1 + i % 2,
+                                        .seq = seq,
+                                        .heads = heads[i % 3][0],
+                                        .key_heads = heads[i % 3][1],
+                                        .key_dim = dims[i][0],
+                                        .value_dim = dims[i][1],
+                                        .scale = 0.3 },
+                       0.2, NULL);
+}
+
+static void documents(void **state)
+{
+    (void)state;
+    static const int starts[][8] = { { 64, -1 },           { 63, 65, -1 },
+                                     { 1, 2, 3, 128, -1 }, { 127, 129, 192, 193, 199, -1 },
+                                     { 10, -1 },           { 64, 128, 192, -1 } };
+    for (int i = 0; i < 6; i++)
+        check_both((lm_delta_attr){ .batch = 2,
+                                    .seq = 200,
+                                    .heads = 2,
+                                    .key_heads = 1,
+                                    .key_dim = 24,
+                                    .value_dim = 40,
+                                    .scale = 1 },
+                   0.1, starts[i]);
+}
+
+/* Decays from none to all at once: differences of sums of them must not overflow. */
+static void decays(void **state)
+{
+    (void)state;
+    for (double decay = 0; decay <= 200; decay = 5 * decay + 0.01)
+        check_both((lm_delta_attr){ .batch = 1,
+                                    .seq = 150,
+                                    .heads = 2,
+                                    .key_heads = 2,
+                                    .key_dim = 16,
+                                    .value_dim = 16,
+                                    .scale = 1 },
+                   decay, (const int[]){ 100, -1 });
+}
+
+/* Rows write 10 at key 1, 20 at key 2, then 30 at key 1, and read keys 1, 2, 1.  Without decay and with whole corrections a
+ * key's new value replaces its old one and leaves the other alone; with half of one the mean of both is there. */
+static void recalls_what_was_written(void **state)
+{
+    (void)state;
+    lm_delta_attr a = { .batch = 1,
+                        .seq = 3,
+                        .chunks = 1,
+                        .heads = 1,
+                        .key_heads = 1,
+                        .key_dim = 2,
+                        .value_dim = 1,
+                        .scale = 0.5 };
+    const double rows[] = { 7, 0, 3, 0, 10, /**/ 0, 2, 0, 5, 20, /**/ 1, 0, 4, 0, 30 };
+    static const double wants[2][3] = { { 5, 10, 15 }, { 5, 10, 10 } };
+    for (int half = 0; half < 2; half++) {
+        gates x = { .g = { 0 }, .beta = { 1, 1, half ? 0.5 : 1 } };
+        kernel_case k = forward_of(&a, &x, false);
+        instance y;
+        k.in[0] = given(k.in[0], rows);
+        build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &y);
+        run(&y, lm_cpu_kernel("delta", LM_DTYPE_F64, LM_CPU_REF), NULL);
+        for (int t = 0; t < 3; t++)
+            assert_float_equal(lm_get(LM_DTYPE_F64, y.out[0].data, t), wants[half][t], 1e-12);
+        drop(&k, &y);
+    }
+}
+
+/* What is kept decays by exp(g) a row, and nothing passes to the next document. */
+static void forgets(void **state)
+{
+    (void)state;
+    lm_delta_attr a = { .batch = 1,
+                        .seq = 4,
+                        .chunks = 1,
+                        .heads = 1,
+                        .key_heads = 1,
+                        .key_dim = 1,
+                        .value_dim = 1,
+                        .scale = 1 };
+    const double rows[] = { 1, 1, 8, 1, 1, 0, 1, 1, 0, 1, 1, 0 };
+    gates x = { .g = { 0, log(0.5), log(0.25), 0 }, .beta = { 1, 0, 0, 0 }, .lo = { 0, 0, 0, 3 } };
+    kernel_case k = forward_of(&a, &x, true);
+    instance y;
+    k.in[0] = given(k.in[0], rows);
+    build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &y);
+    run(&y, lm_cpu_kernel("delta", LM_DTYPE_F64, LM_CPU_REF), NULL);
+    const double want[] = { 8, 4, 1, 0 };
+    for (int t = 0; t < 4; t++)
+        assert_float_equal(lm_get(LM_DTYPE_F64, y.out[0].data, t), want[t], 1e-6);
+    drop(&k, &y);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_shapes), cmocka_unit_test(documents),
+        cmocka_unit_test(decays),     cmocka_unit_test(recalls_what_was_written),
+        cmocka_unit_test(forgets),
+    };
+    return cmocka_run_group_tests_name("kernels_delta", tests, NULL, NULL);
+}
