@@ -52,6 +52,8 @@ static const lm_kernel *const tables[] = {
     lm_grouped_avx512_kernels,
     lm_grouped_bf16_kernels,
     lm_grouped_amx_kernels,
+    lm_conv_ref_kernels,
+    lm_gated_norm_ref_kernels,
     lm_delta_ref_kernels,
     lm_delta_avx2_kernels,
     lm_delta_avx512_kernels,

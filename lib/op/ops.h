@@ -18,6 +18,10 @@ extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_
     lm_op_attention_step, lm_op_head_loss;
 /* grouped.c */
 extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_linear_dw;
+/* conv.c */
+extern const lm_op lm_op_conv, lm_op_conv_dx, lm_op_conv_dw;
+/* gated_norm.c */
+extern const lm_op lm_op_gated_norm, lm_op_gated_norm_dx, lm_op_gated_norm_dw;
 /* delta.c */
 extern const lm_op lm_op_delta, lm_op_delta_dx;
 /* route.c */

@@ -19,6 +19,7 @@
 
 #include "base/mem.h"
 #include "graph/passes.h"
+#include "kernels/arrange.h"
 #include "numeric/code_rows.h"
 #include "numeric/kv_format.h"
 #include "op/ops.h"
@@ -130,15 +131,28 @@ static inline lm_vid plus(trial *t, lm_vid a, lm_vid b)
     return out;
 }
 
+static inline lm_vid beside(trial *t, lm_vid a, lm_vid b)
+{
+    lm_err e = { 0 };
+    lm_join_attr attr = { .rows = false };
+    lm_vid in[LM_JOIN_PARTS] = { a, b }, out = LM_NONE;
+    for (int i = 2; i < LM_JOIN_PARTS; i++)
+        in[i] = LM_NONE;
+    must(lm_graph_append(t->g, &lm_op_join, &attr, in, &out, &e), &e);
+    return out;
+}
+
 /* The sum of all outputs into which gradients flow, and which are of the type of the first: one value to
- * differentiate. */
+ * differentiate.  Rows of another width stand beside it. */
 static inline lm_vid gathered(trial *t, const lm_vid *out)
 {
     lm_vid root = out[0];
     for (int i = 1; i < lm_op_outs(t->op); i++)
         if (out[i] >= 0 && !(t->op->out[i].is & LM_SAVED) &&
             t->g->value[out[i]].t.dtype == t->g->value[out[0]].t.dtype)
-            root = plus(t, root, out[i]);
+            root = lm_same_shape(&t->g->value[out[i]].t, &t->g->value[root].t)
+                       ? plus(t, root, out[i])
+                       : beside(t, root, out[i]);
     return root;
 }
 
