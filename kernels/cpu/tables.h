@@ -14,7 +14,9 @@ extern const lm_kernel lm_virtual_ref_kernels[], lm_virtual_avx2_kernels[],
     lm_virtual_avx512_kernels[];
 extern const lm_kernel lm_grouped_ref_kernels[], lm_grouped_avx2_kernels[],
     lm_grouped_avx512_kernels[], lm_grouped_bf16_kernels[], lm_grouped_amx_kernels[];
-extern const lm_kernel lm_conv_ref_kernels[], lm_gated_norm_ref_kernels[];
+extern const lm_kernel lm_conv_ref_kernels[], lm_conv_avx2_kernels[], lm_conv_avx512_kernels[];
+extern const lm_kernel lm_gated_norm_ref_kernels[], lm_gated_norm_avx2_kernels[],
+    lm_gated_norm_avx512_kernels[];
 extern const lm_kernel lm_delta_ref_kernels[], lm_delta_avx2_kernels[], lm_delta_avx512_kernels[];
 extern const lm_kernel lm_route_ref_kernels[], lm_route_avx2_kernels[], lm_route_avx512_kernels[],
     lm_route_rows_avx2_kernels[], lm_route_rows_avx512_kernels[], lm_route_aux_avx2_kernels[],
