@@ -19,8 +19,7 @@ typedef struct {
 
 typedef struct {
     lm_model_source *src;
-    place *
-        place; /* of each tensor of the plan; NULL: without fused ones, when both lists are alike */
+    place *place; /* of each tensor of the plan, where one is fused; else NULL */
     size_t cap_places;
     const lm_st_tensor *last; /* of src, returned by load */
     void *copy;               /* used where data are not mapped or not aligned */
