@@ -62,9 +62,12 @@ static lm_code work(align_session *s, lm_err *e)
     lm_session *t = &s->t;
     lm_memory_plan plan;
     lm_outlook o;
-    if (prepare(s, e) || open_data(s, e) || lm_session_program(t, &plan, e) ||
-        lm_tuning_check_formats(&opt.tuning, t, e) || align_add_memory(s, &plan, e) ||
-        align_add_teacher(s, &plan, e))
+    if (prepare(s, e) || open_data(s, e))
+        return e->code;
+    if (lm_stopping())
+        return LM_OK;
+    if (lm_session_program(t, &plan, e) || lm_tuning_check_formats(&opt.tuning, t, e) ||
+        align_add_memory(s, &plan, e) || align_add_teacher(s, &plan, e))
         return e->code;
     lm_tuning_say(&tool, &s->tuning);
     lm_train_advise(&t->o, &t->config, &tool.sink);
@@ -72,8 +75,6 @@ static lm_code work(align_session *s, lm_err *e)
         return lm_training_outlook(&opt.loop, t, &plan, false, &o, e)
                    ? e->code
                    : lm_training_print_outlook(&tool, &o, e);
-    if (lm_stopping())
-        return LM_OK;
     if (lm_options_save(&s->run.options, e) || lm_session_open_run(t, e) || align_open_log(s, e))
         return e->code;
     if (lm_training_run(&tool, &opt.loop, t, &plan, e))

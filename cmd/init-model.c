@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* init-model -- make a model with fresh weights.  See man/man1/init-model.1. */
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -331,7 +332,10 @@ static lm_code plan_mixture(work *w, lm_err *e)
         .src = w->dense, .noise_share = opt.noise, .drop = opt.drop, .down = 1
     };
     const char *seq = lm_model_source_meta(w->dense, LM_SEQ_KEY);
-    const size_t experts = (size_t)w->config.layer[0].moe.experts;
+    size_t experts = 0; /* some layers may have none */
+    for (int64_t l = 0; l < w->config.layers; l++)
+        if ((size_t)w->config.layer[l].moe.experts > experts)
+            experts = (size_t)w->config.layer[l].moe.experts;
     lm_code rc = lm_alloc_n(&w->expert, experts, sizeof *w->expert, "experts", e);
 
     for (size_t i = 0; !rc && i < experts; i++)
@@ -480,6 +484,9 @@ static lm_code init(work *w, lm_err *e)
     return rc;
 }
 
+static const char *const of_upcycling[] = { "--experts", "--experts-per-token", "--expert-noise",
+                                            "--expert-drop" };
+
 int main(int argc, char **argv)
 {
     lm_err err = { 0 };
@@ -498,12 +505,15 @@ int main(int argc, char **argv)
     if (opt.upcycle && (opt.tokenizer || opt.pad > 1))
         lm_misuse(&tool, opt.tokenizer ? "--tokenizer" : "--pad-vocab-to", "leave it out",
                   "--upcycle keeps the vocabulary of the model");
-    if (!opt.upcycle && (opt.noise > 0 || opt.drop > 0))
-        lm_misuse(&tool, opt.noise > 0 ? "--expert-noise" : "--expert-drop", "add --upcycle",
-                  "there is no dense model whose MLP is copied");
+    for (size_t i = 0; !opt.upcycle && i < sizeof of_upcycling / sizeof *of_upcycling; i++)
+        if (lm_given(&tool, of_upcycling[i] + 2))
+            lm_misuse(&tool, of_upcycling[i],
+                      "add --upcycle, or set the key of the config with --set",
+                      "there is no dense model whose MLP is copied");
     if (opt.upcycle && opt.chosen > opt.experts)
         lm_misuse(&tool, "--experts-per-token", "give at most as many as --experts",
-                  "a token cannot go to more experts than there are");
+                  "a token cannot go to %" PRId64 " of %" PRId64 " experts", (int64_t)opt.chosen,
+                  (int64_t)opt.experts);
     lm_refuse_twice(&tool, &opt.tokenizer, 1);
     if (tool.argc == 1) {
         const char *output = tool.dry_run ? NULL : tool.output;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/stop.h"
 #include "base/text.h"
 #include "common/training.h"
 #include "peft-tune/options.h"
@@ -34,8 +35,7 @@ static lm_code read_records(tune_session *s, const char *path, int64_t limit, lm
                                         .sink = &tool.sink };
     lm_buf line = { 0 };
     lm_code rc = lm_packed_read(&how, s->t.o.seq, opt.packing, s->t.par, out, e);
-    rc = rc ? rc : lm_packed_line(out, s->t.o.seq, &line, e);
-    if (!rc)
+    if (!rc && !lm_stopping() && !(rc = lm_packed_line(out, s->t.o.seq, &line, e)))
         lm_say(&tool, LM_LOG_NOTICE, "%s: %s", path, line.data);
     lm_buf_fini(&line);
     return rc;
@@ -50,7 +50,11 @@ static lm_code read_data(tune_session *s, lm_err *e)
     s->maker.cut = (lm_truncation)choice(lm_cut_names, opt.truncation);
     if (lm_packed_maker(t->source, opt.chat_template, lm_config_eos(&t->config), &s->maker, e) ||
         lm_training_template(&opt.chat_template, &s->template, e) ||
-        read_records(s, t->ask.data, opt.max_examples, &s->data, e) || tune_check_data(s, e))
+        read_records(s, t->ask.data, opt.max_examples, &s->data, e))
+        return e->code;
+    if (lm_stopping()) /* what was read is not the whole */
+        return LM_OK;
+    if (tune_check_data(s, e))
         return e->code;
     return opt.loop.val ? read_records(s, opt.loop.val, 0, &s->val, e) : LM_OK;
 }
@@ -94,7 +98,11 @@ static lm_code work(tune_session *s, lm_err *e)
     lm_memory_plan plan;
     lm_outlook o;
     lm_buf text = { 0 };
-    if (prepare(s, e) || tune_ask_steps(s, e) || lm_session_program(t, &plan, e) ||
+    if (prepare(s, e))
+        return e->code;
+    if (lm_stopping())
+        return LM_OK;
+    if (tune_ask_steps(s, e) || lm_session_program(t, &plan, e) ||
         lm_tuning_check_formats(&opt.tuning, t, e))
         return e->code;
     if (opt.dump_graph)

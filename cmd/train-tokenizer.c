@@ -30,7 +30,7 @@ static const char *const models[] = { "bpe", "wordpiece", "unigram", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Vocabulary"),
-    LM_CHOICE('m', "model", &opt.model, "MODEL", models,
+    LM_CHOICE('m', "model", &opt.model, "NAME", models,
               "bpe, wordpiece (as BERT) or unigram (as T5) [bpe]"),
     LM_COUNT('V', "vocab-size", &opt.vocab_size, "N", 1, 16e6,
              "tokens in all, special ones included [32000]"),
@@ -187,10 +187,11 @@ static void say_summary(const lm_bpe_train_stats *s, double seconds)
     char bytes[32], peak[32];
 
     if (s->vocab_size < opt.vocab_size)
-        lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: no %s",
-               (long long)s->vocab_size, (long long)opt.vocab_size,
-               strcmp(opt.model, "unigram") ? "pair is left to merge"
-                                            : "more pieces occur often enough in the text");
+        lm_say(&tool, LM_LOG_WARN,
+               strcmp(opt.model, "unigram")
+                   ? "only %lld of %lld tokens: no pair is left to merge"
+                   : "only %lld of %lld tokens: no more pieces occur often enough in the text",
+               (long long)s->vocab_size, (long long)opt.vocab_size);
     lm_say(&tool, LM_LOG_NOTICE, "%lld token%s from %lld document%s, %s, %lld different word%s",
            (long long)s->vocab_size, lm_plural(s->vocab_size), (long long)s->documents,
            lm_plural(s->documents), lm_show_bytes((double)s->bytes, bytes),

@@ -176,7 +176,7 @@ static inline __m512 lm_sigmoid16(__m512 x)
 
 /* 2^t for t <= 127, relative error 2.7e-6: enough for a factor that is rounded to bf16, and below
  * the rounding noise of the sums.  Results below the normal range are 0: making a denormal costs
- * some hundred cycles.  The polynomial fits 2^f on [0,1). */
+ * some hundred cycles.  NaN stays NaN.  The polynomial fits 2^f on [0,1). */
 static inline __attribute__((always_inline)) __m512 fast_exp2(__m512 t)
 {
     __m512 f = _mm512_reduce_ps(t, 1 /* t - floor(t) */);
@@ -185,7 +185,7 @@ static inline __attribute__((always_inline)) __m512 fast_exp2(__m512 t)
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4144275e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9300384e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000259f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), p, t);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p, t);
 }
 #endif
 

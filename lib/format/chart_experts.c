@@ -9,9 +9,9 @@
 enum { MOST_COLUMNS = 64 };
 
 /* The i-th layer; NULL past the last. */
-static const lm_rows *layer_at(const lm_metrics_file *f, size_t i)
+static const lm_list_series *layer_at(const lm_metrics_file *f, size_t i)
 {
-    const lm_rows *r, *first = NULL;
+    const lm_list_series *r, *first = NULL;
     for (size_t k = 0; (r = lm_metrics_file_rows(f, k)); k++) {
         if (strncmp(r->event, "experts.", 8) != 0 || strcmp(r->key, "load") != 0)
             continue;
@@ -23,13 +23,13 @@ static const lm_rows *layer_at(const lm_metrics_file *f, size_t i)
 }
 
 /* The first record of column `col`; of `cols`: their number. */
-static size_t begins(const lm_rows *r, size_t col, size_t cols)
+static size_t begins(const lm_list_series *r, size_t col, size_t cols)
 {
     return r->n * col / cols;
 }
 
 /* The mean over the records of a column of an expert's load over the mean load; NAN: there is none. */
-static double share_of(const lm_rows *r, size_t expert, size_t from, size_t to)
+static double share_of(const lm_list_series *r, size_t expert, size_t from, size_t to)
 {
     double sum = 0, n = 0;
     for (size_t k = from; k < to; k++) {
@@ -54,7 +54,7 @@ static lm_code add_name(lm_arena *a, const char **out, double number, lm_err *e)
     return LM_OK;
 }
 
-static lm_code name_grid(const lm_rows *r, lm_arena *a, lm_chart_map *m, lm_err *e)
+static lm_code name_grid(const lm_list_series *r, lm_arena *a, lm_chart_map *m, lm_err *e)
 {
     const char **x, **y;
     if (lm_arena_alloc(a, &x, m->cols, sizeof *x, e) ||
@@ -71,7 +71,7 @@ static lm_code name_grid(const lm_rows *r, lm_arena *a, lm_chart_map *m, lm_err 
     return LM_OK;
 }
 
-static lm_code fill_panel(const lm_rows *r, lm_arena *a, const lm_chart_map *m,
+static lm_code fill_panel(const lm_list_series *r, lm_arena *a, const lm_chart_map *m,
                           lm_chart_map_panel *p, lm_err *e)
 {
     double *v;
@@ -90,7 +90,7 @@ static lm_code fill_panel(const lm_rows *r, lm_arena *a, const lm_chart_map *m,
 lm_code lm_experts_chart_make(const lm_metrics_file *f, const char *title, lm_arena *a,
                               lm_chart_map *out, lm_err *e)
 {
-    const lm_rows *first = layer_at(f, 0), *r;
+    const lm_list_series *first = layer_at(f, 0), *r;
     lm_chart_map_panel *panel;
     size_t n = 0, fewest;
     if (!first)

@@ -90,7 +90,7 @@ typedef struct {
     char *event, *key;
     double *step, *value; /* [n], [n,width] */
     size_t n, cap, width; /* of the last record: one of another width replaces those before */
-} lm_rows;
+} lm_list_series;
 
 typedef struct lm_metrics_file lm_metrics_file;
 
@@ -107,7 +107,8 @@ lm_code lm_metrics_file_poll(lm_metrics_file *f, bool last, bool *grew, lm_err *
 /* Borrowed until the next poll or close.  NULL when there is none. */
 const lm_series *lm_metrics_file_series(const lm_metrics_file *f, const char *event,
                                         const char *key);
-const lm_rows *lm_metrics_file_rows(const lm_metrics_file *f, size_t i);  /* NULL past the last */
+const lm_list_series *lm_metrics_file_rows(const lm_metrics_file *f,
+                                           size_t i);                     /* NULL past the last */
 const lm_series *lm_metrics_file_nth(const lm_metrics_file *f, size_t i); /* NULL past the last */
 const char *lm_metrics_file_path(const lm_metrics_file *f);
 const char *

@@ -38,7 +38,7 @@ struct lm_metrics_file {
     lm_buf rest; /* bytes after the last newline */
     lm_series *series;
     size_t n, cap;
-    lm_rows *rows;
+    lm_list_series *rows;
     size_t n_rows, cap_rows;
     char *status;
     int64_t lines, records, skipped, first_skipped;
@@ -176,8 +176,8 @@ static lm_code add_point(lm_series *s, const json_t *rec, double value, lm_err *
 /* ---- lists ---- */
 
 /* Those of (event, key), made if they are new; NULL when there are too many. */
-static lm_code find_rows(lm_metrics_file *f, const char *event, const char *key, lm_rows **out,
-                         lm_err *e)
+static lm_code find_rows(lm_metrics_file *f, const char *event, const char *key,
+                         lm_list_series **out, lm_err *e)
 {
     *out = NULL;
     for (size_t i = 0; i < f->n_rows; i++)
@@ -187,8 +187,8 @@ static lm_code find_rows(lm_metrics_file *f, const char *event, const char *key,
         return LM_OK;
     if (lm_grow(&f->rows, &f->cap_rows, f->n_rows + 1, sizeof *f->rows, "metrics lists", e))
         return e->code;
-    lm_rows *r = &f->rows[f->n_rows];
-    *r = (lm_rows){ 0 };
+    lm_list_series *r = &f->rows[f->n_rows];
+    *r = (lm_list_series){ 0 };
     if (lm_strdup(&r->event, event, e))
         return e->code;
     if (lm_strdup(&r->key, key, e)) {
@@ -205,7 +205,7 @@ static lm_code add_list(lm_metrics_file *f, const char *event, const char *key, 
 {
     const double step = number_or_nan(rec, "step");
     const size_t width = json_array_size(list);
-    lm_rows *r;
+    lm_list_series *r;
     if (!width || find_rows(f, event, key, &r, e) || !r)
         return e->code;
     if (r->width != width)
@@ -433,7 +433,7 @@ const lm_series *lm_metrics_file_nth(const lm_metrics_file *f, size_t i)
     return i < f->n ? &f->series[i] : NULL;
 }
 
-const lm_rows *lm_metrics_file_rows(const lm_metrics_file *f, size_t i)
+const lm_list_series *lm_metrics_file_rows(const lm_metrics_file *f, size_t i)
 {
     return i < f->n_rows ? &f->rows[i] : NULL;
 }

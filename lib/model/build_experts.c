@@ -11,11 +11,12 @@
 #include "op/formula.h"
 #include "op/ops.h"
 
-/* Rows that an expert takes at most; 0: all. */
+/* Rows that an expert takes at most, of each token one; 0: all. */
 static int64_t capacity_of(const lm_model *m, const lm_moe *moe)
 {
-    const double rows = (double)(m->build.batch * m->build.seq * moe->chosen);
-    const double most = ceil(m->build.choice.capacity * rows / (double)moe->experts);
+    const double rows = (double)(m->build.batch * m->build.seq);
+    const double most =
+        ceil(m->build.choice.capacity * rows * (double)moe->chosen / (double)moe->experts);
     return m->build.mode == LM_MODE_TRAIN ? (int64_t)fmin(most, rows) : 0;
 }
 

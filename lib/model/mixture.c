@@ -321,7 +321,10 @@ static lm_code write_piece(writer *w, const piece *p, lm_err *e)
 
     if (is_copy(w->m, p))
         return copy_piece(w, p, e);
-    if (lm_grow(&w->buf, &w->cap, (size_t)n, sizeof(float), "a tensor", e))
+    size_t bytes; /* the buffer is counted in bytes: copies share it */
+    if (!lm_mul_ok((size_t)n, sizeof(float), &bytes))
+        return lm_fail(e, LM_ELIMIT, p->t.hf, NULL, "has too many numbers");
+    if (lm_grow(&w->buf, &w->cap, bytes, 1, "a tensor", e))
         return e->code;
     if (!p->from)
         make_gate(w->m, p, w->buf);

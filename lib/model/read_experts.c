@@ -3,8 +3,11 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "base/mem.h"
 #include "kernels/route.h"
 #include "model/arch_read.h"
+
+enum { LM_MOST_EXPERTS = 1 << 18 /* of all layers: Kimi K2 has 23,040 */ };
 
 /* The number under either of its names, which must agree. */
 static lm_code read_count(const json_t *o, const char *where, const lm_moe_defaults *d, int64_t *n,
@@ -54,6 +57,25 @@ static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defau
     return LM_OK;
 }
 
+/* Experts are listed one by one, and their numbers counted in 64 bits. */
+static lm_code check_total(const lm_config *c, const lm_moe *m, const char *where, const char *key,
+                           lm_err *e)
+{
+    int64_t numbers;
+    if (m->experts * c->layers > LM_MOST_EXPERTS)
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "\"%s\" is %" PRId64 " in %" PRId64
+                       " layers, but %d experts in all are supported",
+                       key, m->experts, c->layers, LM_MOST_EXPERTS);
+    if (!lm_mul_i64_ok(c->width, 3 * m->ffn, &numbers) ||
+        !lm_mul_i64_ok(numbers, 2 * m->experts * c->layers, &numbers))
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "%" PRId64 " layers of %" PRId64 " experts of width %" PRId64
+                       " are too large",
+                       c->layers, m->experts, m->ffn);
+    return LM_OK;
+}
+
 static bool listed(const json_t *list, int64_t layer)
 {
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -84,6 +106,8 @@ lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_default
         (d->some_dense &&
          (check_list(dense, where, c->layers, e) ||
           lm_json_i64_or(o, "decoder_sparse_step", 1, 1, LM_MOST_LAYERS, &step, where, e))))
+        return e->code;
+    if (check_total(c, &m, where, d->experts_key, e))
         return e->code;
     for (int64_t l = 0; l < c->layers; l++)
         if (!d->some_dense || (!listed(dense, l) && (l + 1) % step == 0))
@@ -129,6 +153,10 @@ lm_code lm_read_scored_experts(const json_t *o, const char *where, lm_config *c,
     if (!(m.scale > 0))
         return lm_read_bad(where, "routed_scaling_factor", e, "is not positive");
     m.shared = shared * m.ffn;
+    if (m.shared > LM_MOST_WIDTH)
+        return lm_read_bad(where, "n_shared_experts", e, "makes the shared expert too wide");
+    if (check_total(c, &m, where, "n_routed_experts", e))
+        return e->code;
     for (int64_t l = dense; l < c->layers; l++)
         c->layer[l].moe = m;
     return LM_OK;

@@ -76,7 +76,7 @@ static void conv_example(lm_rng r, int i, lm_example *x)
     static const int64_t dims[] = { 1, 3, 8, 17, 32 };
     int64_t keys = 1 + (int64_t)lm_example_draw(r, i, 0, 2);
     lm_conv_attr a = { .batch = 1 + (int64_t)lm_example_draw(r, i, 1, 2),
-                       .seq = lm_example_size(r, i, 2, 33),
+                       .seq = i % 11 == 5 ? 300 : lm_example_size(r, i, 2, 33),
                        .taps = 1 + (int64_t)lm_example_draw(r, i, 3, LM_CONV_MOST),
                        .packed = i % 2,
                        .heads = keys * (1 + (int64_t)lm_example_draw(r, i, 4, 2)),

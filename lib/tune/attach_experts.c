@@ -88,6 +88,7 @@ bool lm_attach_names_experts(const json_t *adapter)
 static lm_code check_config(const lm_attach *a, const char *where, lm_err *e)
 {
     static const char *const keys[] = { "use_dora", "lora_bias" };
+    const char *start = json_string_value(json_object_get(a->adapter, "init_lora_weights"));
     const json_t *all = json_object_get(a->adapter, "target_parameters"), *v;
     size_t i;
 
@@ -101,6 +102,11 @@ static lm_code check_config(const lm_attach *a, const char *where, lm_err *e)
     if (json_number_value(json_object_get(a->adapter, "lora_dropout")) > 0)
         return lm_fail(e, LM_EUSAGE, where, "leave it out",
                        "lora_dropout is set, which target_parameters do not have in PEFT");
+    if (start && strcmp(start, "gaussian") && strcmp(start, "orthogonal") && strcmp(start, "eva"))
+        return lm_fail(e, LM_EUSAGE, where, "choose lora",
+                       "init_lora_weights '%.40s' changes the base, which with target_parameters "
+                       "is not served",
+                       start);
     json_array_foreach((json_t *)(uintptr_t)all, i, v)
     {
         char module[2 * LM_TENSOR_NAME];

@@ -236,7 +236,9 @@ static lm_code set_names(json_t *c, const char *target, lm_err *e)
     }
     list = json_object_get(c, "target_modules");
     json_array_foreach(list, i, v)
+    {
         json_array_append(is_parameter(json_string_value(v)) ? parameters : modules, v);
+    }
     if (json_array_size(parameters)) {
         json_object_set(c, "target_modules", modules);
         json_object_set(c, "target_parameters", parameters);

@@ -261,6 +261,23 @@ close() {
     [[ "$output" == *'"model_type":"mixtral"'*'"dtype":"bf16"'* ]]
 }
 
+@test "mixtures: upcycled models whose first layer has no experts, and those with large matrices" {
+    small qwen3-0.6b m head_dim=16 intermediate_size=48
+    init-model -q --upcycle m --experts 4 --set decoder_sparse_step=2 -o sparse
+    close "$(loss sparse)" "$(loss m)" 1e-7
+    small llama-1m wide hidden_size=2080 intermediate_size=2080 num_hidden_layers=1
+    init-model -q --upcycle wide --experts 2 --expert-noise 0.1 --dtype bf16 -o wide-2
+    inspect-model --verify wide-2 > /dev/null
+}
+
+@test "mixtures: more experts than can be listed are refused" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=16
+    sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 65536/; s/"num_experts": 8/"num_experts": 4096/' m/config.json
+    run eval-model m t.jsonl --seq-len 32
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'"num_experts" is 4096 in 65536 layers, but 262144 experts in all are supported'* ]]
+}
+
 @test "mixtures: what is not upcycled" {
     small llama-1m biased intermediate_size=48 mlp_bias=true
     init-model -q gpt2-124m --set n_layer=1 --set n_embd=16 --set n_head=2 -t tokenizer.json -o gpt2
@@ -275,9 +292,10 @@ close() {
     }
     refuses 2 "a mixtral cannot have biases of its MLP" --upcycle biased
     refuses 2 "a gpt2 does not become a mixture of experts" --upcycle gpt2
-    refuses 2 "a token cannot go to more experts than there are" --upcycle m --experts 2 --experts-per-token 3
+    refuses 2 "a token cannot go to 3 of 2 experts" --upcycle m --experts 2 --experts-per-token 3
     refuses 2 "--upcycle keeps the vocabulary of the model" --upcycle m -t tokenizer.json
     refuses 2 "there is no dense model whose MLP is copied" llama-1m --expert-noise 1
+    refuses 2 "--experts: there is no dense model whose MLP is copied" qwen3-moe-13m --experts 4
     sed -i 's/layers\.1\.mlp\.up_proj/layers.1.mlp.uq_proj/' m/model.safetensors
     refuses 1 'tensor "model.layers.1.mlp.up_proj.weight" is missing' --upcycle m
 }
@@ -427,6 +445,7 @@ moments() { # FILE PATTERN: mean and deviation of a tensor
     }
     refuses "lora_dropout is set, which target_parameters do not have in PEFT" m --target experts.down_proj --adapter-dropout 0.1
     refuses "'experts.down_proj' is no parameter of the experts of this model" dense --target experts.down_proj
+    refuses "init_lora_weights 'pissa' changes the base" m --method pissa --target q_proj,experts.down_proj
     refuses "target_parameters is of LoRA alone, not of " m --method loha --target experts.down_proj
 }
 

@@ -504,3 +504,19 @@ keys_of() { # METHOD
     [ "$status" -eq 1 ]
     [[ "$output" == *"train.mask"*"loss marks"* ]]
 }
+
+@test "peft-tune: a signal while records are read ends the run, which says nothing of them and makes nothing" {
+    local pid
+    mkfifo slow.jsonl
+    (cat qa.jsonl && sleep 2 && cat qa.jsonl) > slow.jsonl 3>&- &
+    peft-tune m slow.jsonl -o stopped "${how[@]}" 2> stopped.err 3>&- &
+    pid=$!
+    sleep 1
+    kill -TERM $pid
+    status=0
+    wait $pid || status=$?
+    [ "$status" -eq 143 ]
+    run grep -E "record|null|nan" stopped.err
+    [ "$status" -ne 0 ]
+    [ ! -e stopped ]
+}

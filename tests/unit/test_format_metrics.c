@@ -394,7 +394,7 @@ static void lists_are_rows_by_layer(void **state)
     assert_int_equal(lm_metrics_file_open(path, &f, &e), 0);
     assert_int_equal(lm_metrics_file_poll(f, true, NULL, &e), 0);
     for (size_t i = 0; i < 2; i++) {
-        const lm_rows *r = lm_metrics_file_rows(f, i);
+        const lm_list_series *r = lm_metrics_file_rows(f, i);
         assert_string_equal(r->event, i ? "experts.1" : "experts.0");
         assert_string_equal(r->key, "load");
         assert_int_equal(r->n, 3);

@@ -70,6 +70,43 @@ static void packed(void **state)
     }
 }
 
+/* o of every level has NaN where the definition has it. */
+static void check_nan(const kernel_case *k, lm_dtype act)
+{
+    instance want, got;
+    build(k, LM_DTYPE_F64, act, &want);
+    run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+    for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
+        build(k, act, act, &got);
+        run(&got, lm_cpu_kernel(k->op, act, (lm_cpu_level)level), NULL);
+        if (!(distance(&got.out[0], &want.out[0]) < k->tol_bf16))
+            fail_msg("%s %s: other results are NaN", lm_dtype_name(act),
+                     lm_cpu_level_name((lm_cpu_level)level));
+        drop(k, &got);
+    }
+    drop(k, &want);
+}
+
+/* Queries and keys that are NaN reach the results that read them, and no others: runs stop by what they see.  (NaN of
+ * values may reach others that read the same block of keys: 0 times NaN.) */
+static void not_finite(void **state)
+{
+    (void)state;
+    enum { T = 70, H = 2, D = 64, WIDTH = (H + 2) * D };
+    static const int64_t at[][2] = { { 17, 70 }, { 40, H * D + 3 }, { 69, 0 } };
+    static double x[T * WIDTH];
+    for (int i = 0; i < 6; i++) {
+        lm_attention_attr a = attr_of(1, T, H, 1, D);
+        kernel_case k = forward_of(&a, i % 2 ? DOCUMENTS : WHOLE);
+        for (int64_t j = 0; j < T * WIDTH; j++)
+            x[j] = value_at(&k.in[0], 0, j);
+        x[at[i / 2][0] * WIDTH + at[i / 2][1]] = NAN;
+        k.in[0] = given(k.in[0], x);
+        check_nan(&k, LM_DTYPE_F32);
+        check_nan(&k, LM_DTYPE_BF16);
+    }
+}
+
 /* Products of BF16 have kernels of their own where the processor has them; F32 does not. */
 static void levels(void **state)
 {
@@ -344,12 +381,19 @@ static void cached_is_uncached(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_shapes), cmocka_unit_test(masks),
-        cmocka_unit_test(packed),        cmocka_unit_test(levels),
-        cmocka_unit_test(capped),        cmocka_unit_test(dropped),
-        cmocka_unit_test(sharp_scores),  cmocka_unit_test(dropout_draws),
-        cmocka_unit_test(gradient),      cmocka_unit_test(dropout_never_repeats),
-        cmocka_unit_test(cached),        cmocka_unit_test(cached_is_uncached),
+        cmocka_unit_test(ragged_shapes),
+        cmocka_unit_test(masks),
+        cmocka_unit_test(packed),
+        cmocka_unit_test(levels),
+        cmocka_unit_test(not_finite),
+        cmocka_unit_test(capped),
+        cmocka_unit_test(dropped),
+        cmocka_unit_test(sharp_scores),
+        cmocka_unit_test(dropout_draws),
+        cmocka_unit_test(gradient),
+        cmocka_unit_test(dropout_never_repeats),
+        cmocka_unit_test(cached),
+        cmocka_unit_test(cached_is_uncached),
         cmocka_unit_test(shared_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

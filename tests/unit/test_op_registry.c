@@ -8,7 +8,7 @@
  * the end each operator, and each kernel that this machine can run, must have been met. */
 #include "op_trial.h"
 
-enum { MOST_KERNELS = 512 };
+enum { MOST_KERNELS = 1024 };
 
 static bool kernel_met[MOST_KERNELS];
 

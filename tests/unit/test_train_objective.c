@@ -194,17 +194,19 @@ static double difference(const outcome *a, const outcome *b)
     return sqrt(d / n);
 }
 
-static void check_mean(lm_dtype low, double most)
+/* weights, losses: differences that are allowed.  In BF16 a loss of 3.6 differs by 4e-3 between levels of kernels: one
+ * rounding that falls the other way changes those behind it. */
+static void check_mean(lm_dtype low, double weights, double losses)
 {
     mean m = { .spoil = 0 };
     lm_objective x = objective_of(&m);
     outcome plain = train(low, NULL), own = train(low, &x);
     assert_int_equal(plain.rc, LM_OK);
     assert_int_equal(own.rc, LM_OK);
-    assert_float_equal(own.r.loss, plain.r.loss, 1e-2 * most + 1e-6);
-    assert_float_equal(own.r.val_loss, plain.r.val_loss, 1e-2 * most + 1e-6);
+    assert_float_equal(own.r.loss, plain.r.loss, losses);
+    assert_float_equal(own.r.val_loss, plain.r.val_loss, losses);
     assert_int_equal(own.r.tokens, plain.r.tokens);
-    if (!(difference(&plain, &own) < most))
+    if (!(difference(&plain, &own) < weights))
         fail_msg("weights differ by %g", difference(&plain, &own));
     assert_int_equal(m.steps, 5);
     assert_int_equal(m.evals, 3); /* after 2, 4 and 5 steps */
@@ -219,8 +221,8 @@ static void check_mean(lm_dtype low, double most)
 static void the_mean_trains_as_without(void **state)
 {
     (void)state;
-    check_mean(LM_DTYPE_F32, 1e-5);
-    check_mean(LM_DTYPE_BF16, 2e-2);
+    check_mean(LM_DTYPE_F32, 1e-5, 1e-6);
+    check_mean(LM_DTYPE_BF16, 2e-2, 2e-3);
 }
 
 /* A round without micro-batches changes nothing. */
