@@ -185,7 +185,8 @@ static inline __attribute__((always_inline)) __m512 fast_exp2(__m512 t)
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4144275e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9300384e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000259f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p, t);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p,
+                                  t);
 }
 #endif
 
