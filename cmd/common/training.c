@@ -207,7 +207,7 @@ lm_code lm_training_check_experts(const lm_loop_args *a, const lm_session *s, lm
     }
     return !given || any ? LM_OK
                          : lm_fail(e, LM_EUSAGE, given, "leave it out",
-                                   "serves mixtures of experts, and %s is none", s->ask.model);
+                                   "serves mixtures of experts; %s has no experts", s->ask.model);
 }
 
 void lm_training_say_slow(lm_tool *t, const lm_session *s)

@@ -28,7 +28,8 @@ static size_t begins(const lm_list_series *r, size_t col, size_t cols)
     return r->n * col / cols;
 }
 
-/* The mean over the records of a column of an expert's load over the mean load; NAN: there is none. */
+/* The load of an expert divided by the mean load, averaged over the records of a column; NAN: the
+ * column has no record. */
 static double share_of(const lm_list_series *r, size_t expert, size_t from, size_t to)
 {
     double sum = 0, n = 0;

@@ -278,7 +278,7 @@ typedef struct lm_model {
     lm_vid loss;    /* F32 [N] */
     lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for one */
     lm_vid value;   /* F32 [N,1], if lm_build.value does */
-    lm_vid aux;     /* F32 [1]: the losses of lm_build.routing together; LM_NONE: there are none */
+    lm_vid aux;     /* F32 [1]: the losses of lm_build.routing together; LM_NONE without them */
     lm_routed_layer *routed; /* TRAIN, of each layer; NULL: the model has no experts */
     lm_vid states;           /* act [N,C], with lm_build.states; */
     lm_vid head;             /* and the matrix [V,C] of the head, which no node reads */

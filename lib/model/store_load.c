@@ -429,7 +429,7 @@ static lm_code load_slice(lm_store *s, lm_model_source *src, int i, const origin
                : bring(s, k, i, o, e);
 }
 
-/* Those of a fused tensor, in its order; nothing if it is none. */
+/* Those of a fused tensor, in its order; nothing if the tensor is not fused. */
 static lm_code load_fused(lm_store *s, lm_model_source *src, origin o, lm_err *e)
 {
     const lm_model *m = s->model;

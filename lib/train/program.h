@@ -75,7 +75,7 @@ typedef struct {
     lm_program_opts o;
     lm_model *train, *eval; /* eval: NULL without validation */
     lm_vid loss_sum;        /* STATE F64 [1] of `train`: of all micro-batches of a step so far */
-    lm_vid aux_sum;         /* the same of lm_model.aux; LM_NONE: there is none */
+    lm_vid aux_sum;         /* the same of lm_model.aux; LM_NONE without it */
     lm_routed_sum *routed;  /* of each layer; NULL: the model has no experts */
     lm_update *update;
     bool borrows;                               /* `update` belongs to another program */

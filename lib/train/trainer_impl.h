@@ -59,7 +59,7 @@ struct lm_trainer {
     size_t constants_bytes;
     void *input;       /* on a device: the memory from which each micro-batch is read */
     lm_mirror numbers; /* step_numbers */
-    lm_mirror routed;  /* sums of the program's `routed`; no bytes: there are none */
+    lm_mirror routed;  /* sums of the program's `routed`; no bytes if there is nothing routed */
     double *shares;    /* of the experts of a layer, for its record */
     float *biases;     /* likewise, for an update */
     lm_marks *marks;   /* around the parts of an optimiser step */
