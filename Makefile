@@ -361,7 +361,7 @@ bench-cuda-static: ## access to memory, registers and spills of the CUDA kernels
 bench-cuda-predict: emu $B/bench/bench_cuda_predict ## without a GPU: calls, FLOPs, bytes and least time of a step; T=MODEL
 	$B/bench/bench_cuda_predict $B/emu share/models $T
 
-bench: tools ## measure each hot path next to its ceiling; T=NAME: tests/bench/bench_NAME only; PYTHON= one with llama_cpp
+bench: tools ## measure each hot path next to its ceiling; T=NAME: tests/bench/bench_NAME only; PYTHON= one with llama_cpp, torch
 	scripts/install-deps build bench
 	$(MAKE) $(JOBS) bench-build
 	scripts/run-bench -b $B -l "$(LLMC)" -p "$(PYTHON)" $(if $T,-t $T)
