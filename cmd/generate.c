@@ -105,13 +105,17 @@ static lm_code complete(generate_work *w, lm_err *e)
                            .logprobs = opt.logprobs,
                            .any_order = opt.any_order,
                            .skip_special = opt.skip_special };
-    const lm_complete_hooks h = { .next = generate_next,
-                                  .text = w->text ? generate_show : NULL,
-                                  .done = generate_finish,
-                                  .ctx = w,
-                                  .begin = opt.chat.talk ? generate_chat_begin
-                                           : w->image    ? generate_begin
-                                                         : NULL };
+    const lm_complete_hooks h = {
+        .next = generate_next,
+        .text = w->text ? generate_show : NULL,
+        .done = generate_finish,
+        /* a talk cannot go on without an answer; no cache without a text */
+        .failed = opt.chat.talk || opt.cache.save ? NULL : generate_fail,
+        .ctx = w,
+        .begin = opt.chat.talk ? generate_chat_begin
+                 : w->image    ? generate_begin
+                               : NULL
+    };
     if (generate_is_other(w) && generate_turn_to(w, e)) /* --use-adapter */
         return e->code;
     lm_code rc = w->paged        ? generate_serve(w, &o, &h, e)

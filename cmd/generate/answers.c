@@ -33,14 +33,19 @@ lm_code generate_show(void *ctx, lm_completion *c, lm_err *e)
     return LM_OK;
 }
 
+static lm_answer_opts answer_options(const generate_work *w)
+{
+    return (lm_answer_opts){ .record = w->in,
+                             .sample = opt.samples > 1,
+                             .index = opt.any_order,
+                             .seconds = tool.json && opt.serve.batch,
+                             .details = opt.logprobs };
+}
+
 static lm_code put_json(generate_work *w, const lm_completion *c, lm_err *e)
 {
-    const lm_answer_opts o = { .record = w->in,
-                               .sample = opt.samples > 1,
-                               .index = opt.any_order,
-                               .seconds = tool.json && opt.serve.batch,
-                               .details = opt.logprobs };
-    if (c->failed) /* generate_refuse_line wrote the answer */
+    const lm_answer_opts o = answer_options(w);
+    if (c->failed) /* its prompt is the answer, with its error */
         return generate_write(w, c->prompt.data, c->prompt.len, e);
     w->line.len = 0;
     return lm_answer_write(c, &o, &w->line, e) ? e->code
@@ -55,12 +60,30 @@ lm_code generate_finish(void *ctx, lm_completion *c, lm_err *e)
     w->tokens = (int64_t)c->ids.n;
     w->last = c->ids.n ? c->ids.v[c->ids.n - 1] : 0;
     if (w->text) {
-        rc = generate_write(w, "\n", 1, e);
+        rc = c->failed && !w->shown ? LM_OK : generate_write(w, "\n", 1, e);
         w->shown = 0;
     } else {
         rc = put_json(w, c, e);
     }
     return rc || !opt.chat.talk ? rc : generate_chat_keep(w, c, e);
+}
+
+lm_code generate_fail(void *ctx, lm_completion *c, lm_err *why, lm_err *e)
+{
+    generate_work *w = ctx;
+    const lm_answer_opts o = answer_options(w);
+    char text[sizeof why->where + sizeof why->what + sizeof why->todo + 5];
+    lm_code rc;
+    snprintf(why->todo, sizeof why->todo, "%s", lm_advise_finite(tool.argv[0]));
+    snprintf(text, sizeof text, "%s: %s: %s", why->where, why->what, why->todo);
+    lm_err_in(why, "%s", tool.argv[0]);
+    lm_complain(&tool, why);
+    if (w->text)
+        return LM_OK;
+    w->line.len = 0;
+    rc = lm_answer_write_failed(c, &o, text, &w->line, e);
+    c->prompt.len = 0;
+    return rc ? rc : lm_buf_add(&c->prompt, w->line.data, w->line.len, e);
 }
 
 lm_code generate_refuse_line(generate_work *w, lm_completion *c, bool object, lm_err *why,

@@ -175,6 +175,8 @@ lm_code generate_next(void *ctx, lm_completion *c, bool *got, lm_err *e);
 /* Hooks of lm_complete_run: text that became final, and a whole answer. */
 lm_code generate_show(void *ctx, lm_completion *c, lm_err *e);
 lm_code generate_finish(void *ctx, lm_completion *c, lm_err *e);
+/* The hook for a text whose logits are not numbers: its answer is the error, and the exit status will be 4. */
+lm_code generate_fail(void *ctx, lm_completion *c, lm_err *why, lm_err *e);
 /* Write the answer of a line that cannot be a prompt, and complain; the exit status will be 1. */
 lm_code generate_refuse_line(generate_work *w, lm_completion *c, bool object, lm_err *why,
                              lm_err *e);

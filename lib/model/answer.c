@@ -111,25 +111,36 @@ static lm_code end_line(lm_jw *j, lm_buf *out, lm_err *e)
     return rc || out->data[out->len - 1] == '\n' ? rc : lm_buf_add(out, "\n", 1, e);
 }
 
-lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf *out, lm_err *e)
+/* An object begins with what was asked. */
+static void begin_answer(lm_jw *j, const lm_completion *c, const lm_answer_opts *o)
 {
     const char *prompt = c->prompt.data ? c->prompt.data : "";
+    lm_jw_obj(j, NULL);
+    if (o->record)
+        put_record(j, prompt, c->prompt.len, o);
+    else
+        lm_jw_strn(j, "prompt", prompt, c->prompt.len);
+}
+
+static void put_numbers(lm_jw *j, const lm_completion *c, const lm_answer_opts *o)
+{
+    if (o->sample)
+        lm_jw_int(j, "sample", c->sample);
+    if (o->index)
+        lm_jw_int(j, "prompt_index", c->index);
+}
+
+lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf *out, lm_err *e)
+{
     size_t made = c->ids.n - c->n_prompt;
     lm_jw j;
     lm_jw_begin(&j, out, 0, e);
-    lm_jw_obj(&j, NULL);
-    if (o->record)
-        put_record(&j, prompt, c->prompt.len, o);
-    else
-        lm_jw_strn(&j, "prompt", prompt, c->prompt.len);
+    begin_answer(&j, c, o);
     lm_jw_strn(&j, "text", c->text.data ? c->text.data : "", c->text.len);
     lm_jw_int(&j, "tokens", (int64_t)made);
     lm_jw_str(&j, "finish_reason", c->finish);
     lm_jw_int(&j, "prompt_tokens", (int64_t)c->n_prompt);
-    if (o->sample)
-        lm_jw_int(&j, "sample", c->sample);
-    if (o->index)
-        lm_jw_int(&j, "prompt_index", c->index);
+    put_numbers(&j, c, o);
     if (o->seconds)
         lm_jw_f64(&j, "first_token_seconds", c->first_seconds);
     if (o->details) {
@@ -142,6 +153,17 @@ lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf 
             lm_jw_f32(&j, NULL, c->logprob[i]);
         lm_jw_close_arr(&j);
     }
+    return end_line(&j, out, e);
+}
+
+lm_code lm_answer_write_failed(const lm_completion *c, const lm_answer_opts *o, const char *why,
+                               lm_buf *out, lm_err *e)
+{
+    lm_jw j;
+    lm_jw_begin(&j, out, 0, e);
+    begin_answer(&j, c, o);
+    put_numbers(&j, c, o);
+    lm_jw_str(&j, "error", why);
     return end_line(&j, out, e);
 }
 

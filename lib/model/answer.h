@@ -34,6 +34,9 @@ typedef struct {
 
 /* Append the answer: a line with its newline. */
 lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf *out, lm_err *e);
+/* Append the answer of a completion that failed because of `why`: its record, or its prompt, and "error". */
+lm_code lm_answer_write_failed(const lm_completion *c, const lm_answer_opts *o, const char *why,
+                               lm_buf *out, lm_err *e);
 /* Append the answer to record line[0..len) that failed because of `why`; len 0: it was not an
  * object, and `source` and `number` name its place.  index: number of the prompt; -1: left out. */
 lm_code lm_answer_write_error(const char *line, size_t len, const char *source, int64_t number,

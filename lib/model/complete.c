@@ -19,9 +19,9 @@ typedef struct {
 /* Append the token `id` to c, whose slot is free if it is the last one. */
 static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *logprob, lm_err *e)
 {
-    if (lm_completion_take(&r->q.rules, c, id, logprob, e))
+    if (lm_complete_queue_take(&r->q, c, id, logprob, e))
         return e->code;
-    r->st->new_tokens++;
+    r->st->new_tokens += !c->failed;
     r->next[c->slot] = c->finish ? -1 : id;
     if (c->finish)
         r->slot[c->slot] = NULL;

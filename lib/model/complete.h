@@ -24,10 +24,10 @@ typedef struct lm_completion {
     int64_t max_new; /* most new tokens */
     int64_t model;   /* that answers it, of those of a paged generator (lm_paged_part) */
     lm_buf prompt;   /* for the caller: its text, or its record */
-    bool failed;     /* set by `next`: not completed; `done` is called in order */
-    float *logprob;  /* of each new token: natural log of its probability; NULL unless requested */
-    lm_buf text;     /* of the new tokens, stop string excluded */
-    size_t safe;     /* bytes of text that are final (no beginning of a stop string) */
+    bool failed; /* set by `next`, or before `failed`: not completed; `done` is called in order */
+    float *logprob; /* of each new token: natural log of its probability; NULL unless requested */
+    lm_buf text;    /* of the new tokens, stop string excluded */
+    size_t safe;    /* bytes of text that are final (no beginning of a stop string) */
     const char *finish;   /* "stop" (end of text or a stop string), "length", "context" (no room
                            left), "error" (failed); NULL: not yet */
     double first_seconds; /* from the reading of the prompt to the first new token */
@@ -54,11 +54,14 @@ typedef struct {
 /* Each may be called repeatedly; ctx belongs to the caller.  next: fill c->ids, c->prompt,
  * c->max_new and c->model (all are empty then, and c->index is set), or c->prompt and c->failed; *got = false: at the end.  text:
  * c->text has grown (only for the completion that done will be called for next; not with any_order;
- * may be NULL).  done: in the order of the prompts, and of their samples. */
+ * may be NULL).  done: in the order of the prompts, and of their samples.  failed: the logits behind the last token of c
+ * are not numbers, as `why` says: c->prompt becomes its answer, c->failed is set, and the others continue; NULL: such a
+ * text ends the run with LM_ENUMERIC. */
 typedef struct {
     lm_code (*next)(void *ctx, lm_completion *c, bool *got, lm_err *e);
     lm_code (*text)(void *ctx, lm_completion *c, lm_err *e);
     lm_code (*done)(void *ctx, lm_completion *c, lm_err *e);
+    lm_code (*failed)(void *ctx, lm_completion *c, lm_err *why, lm_err *e);
     void *ctx;
     /* NULL, or instead of lm_generator_prompt: run the prompt ids[0..n) in a slot (lm_complete_run only). */
     lm_code (*begin)(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,

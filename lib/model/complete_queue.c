@@ -85,6 +85,21 @@ lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_er
     return LM_OK;
 }
 
+lm_code lm_complete_queue_take(lm_complete_queue *q, lm_completion *c, int32_t id,
+                               const double *logprob, lm_err *e)
+{
+    lm_err why = { 0 };
+    lm_code rc = lm_completion_take(&q->rules, c, id, logprob, &why);
+    if (rc == LM_ENUMERIC && q->h->failed) {
+        c->failed = true;
+        c->finish = "error";
+        return q->h->failed(q->h->ctx, c, &why, e);
+    }
+    if (rc)
+        *e = why;
+    return rc;
+}
+
 static void exchange(const lm_complete_queue *q, int64_t a, int64_t b)
 {
     lm_completion *c = q->live[a];

@@ -33,6 +33,9 @@ lm_code lm_complete_queue_read(lm_complete_queue *q, lm_err *e);
 /* Add the next sample of q->asked to the queue, with memory for its answer.  *out stays where it is until it is handed
  * back. */
 lm_code lm_complete_queue_begin(lm_complete_queue *q, lm_completion **out, lm_err *e);
+/* Append a token to c as lm_completion_take does; a text whose logits are not numbers ends, if there is a hook for it. */
+lm_code lm_complete_queue_take(lm_complete_queue *q, lm_completion *c, int32_t id,
+                               const double *logprob, lm_err *e);
 /* Hand back the finished texts: all with any_order, otherwise up to the first one that is not finished. */
 lm_code lm_complete_queue_hand_back(lm_complete_queue *q, lm_err *e);
 

@@ -109,9 +109,9 @@ static lm_code take_token(run *r, int64_t request, int64_t k, int32_t id, const 
     if (k)
         r->of[request] = (owner){ c->before, k - 1 };
     r->kv.pages_seconds += lm_now() - start;
-    if (lm_completion_take(&r->q.rules, c, id, logprob, e))
+    if (lm_complete_queue_take(&r->q, c, id, logprob, e))
         return e->code;
-    r->st->new_tokens++;
+    r->st->new_tokens += !c->failed;
     start = lm_now();
     lm_sched_token(r->sched, to, (uint32_t)id, c->finish != NULL);
     r->kv.pages_seconds += lm_now() - start;

@@ -159,9 +159,9 @@ setup() {
     cp run/* "$out/bad/"
     dd if=/dev/zero bs=1 count=400 status=none | tr '\0' '\377' |
         dd of="$out/bad/model.safetensors" bs=1 seek=$(($(stat -c %s run/model.safetensors) - 400)) conv=notrunc status=none
-    run generate -q "$out/bad/" -n 3 --device cuda prompts.jsonl
-    [ "$status" -eq 4 ]
-    [[ "$output" == "generate: $out/bad/: logits: not a number"* ]]
+    run -4 --separate-stderr generate -q "$out/bad/" -n 3 --device cuda prompts.jsonl
+    [[ "$stderr" == "generate: $out/bad/: logits: not a number"* ]]
+    run ! grep -q '"text"' <<< "$output"
 }
 
 @test "generate --device cuda: if the context does not fit, the message names one that does" {

@@ -108,6 +108,35 @@ setup() {
     done
 }
 
+@test "generate: a prompt whose logits are not numbers is answered by an error, the others as without it; status 4" {
+    init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=64 --set tie_word_embeddings=false \
+        --tokenizer tok/tokenizer.json -o bad/
+    # a NaN in the row of Z
+    file=bad/model.safetensors
+    n=$(od -An -t u8 -N 8 $file)
+    at=$(head -c $((n + 8)) $file | grep -ao '"model.embed_tokens.weight":{[^}]*' | sed 's/.*"data_offsets":\[\([0-9]*\),.*/\1/')
+    id=$(grep -o '"Z": *[0-9]*' bad/tokenizer.json | grep -o '[0-9]*$')
+    printf '\x00\x00\xc0\x7f' | dd of=$file bs=1 seek=$((8 + n + at + 64 * 4 * id)) conv=notrunc status=none
+    for i in 1 2 3 4 5 6; do echo "{\"id\": $i, \"prompt\": \"The system reads word$i\"}"; done > p.jsonl
+    sed '3s/ word3/ wordZ and the text again and again/; 5s/word5/Z/' p.jsonl > q.jsonl # the next in its slot is shorter
+    how=(-q -n 5 -T 0 --ignore-eos --dtype f32)
+    generate "${how[@]}" bad/ p.jsonl | sed '3d;5d' > want
+    for b in '-b 1' '-b 4' '--serve-batch 1 --kv-memory 1M' '--serve-batch 4 --kv-memory 1M'; do
+        run --separate-stderr generate "${how[@]}" $b bad/ q.jsonl
+        [ "$status" -eq 4 ]
+        [[ "${lines[2]}" == '{"prompt":"The system reads wordZ'*'","id": 3,"error":"logits: not a number behind token '*'inspect-model --stats'* ]]
+        [[ "${lines[4]}" == '{"prompt":"The system reads Z","id": 5,"error":"logits: '* ]]
+        printf '%s\n' "$output" | sed '3d;5d' | cmp - want
+        [ "${#stderr_lines[@]}" -eq 2 ]
+        [[ "${stderr_lines[1]}" == "generate: bad/: logits: not a number behind token "*" of text 5: "* ]]
+    done
+    run -4 --separate-stderr generate "${how[@]}" bad/ -p 'a Z' -p The --n 2 --json
+    [[ "${lines[1]}" == '{"prompt":"a Z","sample":1,"error":"logits: '* ]]
+    [[ "${lines[2]}" == '{"prompt":"The","text":"'* ]]
+    run -4 generate "${how[@]}" bad/ -p 'a Z' --save-cache Z.kv
+    [ ! -e Z.kv ]
+}
+
 @test "generate: fields of a record are copied unchanged, except those of the answer" {
     echo '{"id": 12345678901234567890, "x": 0.10, "text": "a", "meta": {"k": ["\u00e9", null]}, "tokens": "mine", "error": 1}' > p.jsonl
     generate -q run/ -n 2 -T 0 --ignore-eos p.jsonl > o
@@ -181,15 +210,16 @@ setup() {
     dd if=/dev/zero bs=1 count=400 status=none | tr '\0' '\377' |
         dd of=run/model.safetensors bs=1 seek=$(($(stat -c %s run/model.safetensors) - 400)) conv=notrunc status=none
     for t in 0 1; do
-        run generate -q run/ -T $t -n 3 prompts.jsonl
-        [ "$status" -eq 4 ]
-        [ "${#lines[@]}" -eq 1 ]
-        [[ "$output" == "generate: run/: logits: not a number"*": inspect-model --stats shows which"* ]]
+        run -4 --separate-stderr generate -q run/ -T $t -n 3 prompts.jsonl
+        [ "$(grep -c '"error":"logits: ' <<< "$output")" -eq 5 ]
+        run ! grep -q '"text"' <<< "$output"
+        run -4 --separate-stderr generate -q run/ -T $t -n 3 -p a
+        [ -z "$output" ]
+        [[ "$stderr" == "generate: run/: logits: not a number"*": inspect-model --stats shows which"* ]]
     done
     convert-model -q run/ -o run.gguf # inspect-model reads no GGUF
-    run generate -q run.gguf -n 3 prompts.jsonl
-    [ "$status" -eq 4 ]
-    [[ "$output" == "generate: run.gguf: logits: not a number"*": convert-model makes a model folder of it, whose"* ]]
+    run -4 --separate-stderr generate -q run.gguf -n 3 prompts.jsonl
+    [[ "$stderr" == "generate: run.gguf: logits: not a number"*": convert-model makes a model folder of it, whose"* ]]
 }
 
 @test "generate: a prompt that is not UTF-8 is named" {
