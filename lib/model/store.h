@@ -176,7 +176,7 @@ bool lm_store_has(const lm_store *s, const lm_store_block *k, int i);
 /* True if tensor i is in panels there, as only products read it. */
 bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i);
 /* Elements of tensor i; and copy them, in the block's format and the file's shape, to memory of the
- * host.  Not for tensors that are in panels there. */
+ * host, also from panels. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
 /* Add tensors of the model to a plan, in `dtype`; those of an adapter by the names of lm_model_saved. */

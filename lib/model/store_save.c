@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/panels.h"
 #include "model/store_impl.h"
 #include "numeric/format.h"
 
@@ -50,6 +51,14 @@ int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i)
     return p.rows * p.cols;
 }
 
+/* A matrix in panels, in the shape of files. */
+static void unpack(const uint16_t *from, const store_piece *p, uint16_t *to)
+{
+    for (int64_t r = 0; r < p->rows; r++)
+        for (int64_t c = 0; c < p->cols; c++)
+            to[p->turned ? c * p->rows + r : r * p->cols + c] = from[lm_panel_at(r, c, p->cols)];
+}
+
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e)
 {
     const store_piece p = store_piece_of(s, k, i);
@@ -58,8 +67,10 @@ lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *ds
     const void *from = store_at(k, &p);
     uint8_t *tmp = NULL;
     lm_code rc = LM_OK;
-    if (store_needs_rows(s, k, i, e))
-        return e->code;
+    if (lm_store_in_panels(s, k, i)) { /* in memory of the host: no device has panels */
+        unpack(from, &p, dst);
+        return LM_OK;
+    }
     if (k->space == LM_SPACE_DEVICE) {
         if (p.turned && lm_alloc_n(&tmp, bytes, 1, "a tensor", e))
             return e->code;

@@ -22,8 +22,7 @@ static lm_code scan_tensor(const lm_store *s, const lm_store_block *k, int i, fl
 {
     lm_dtype type = k->format->element;
     *found = 0;
-    if (!lm_store_has(s, k, i) || type == LM_DTYPE_NONE || !lm_dtype_is_float(type) ||
-        lm_store_in_panels(s, k, i))
+    if (!lm_store_has(s, k, i) || type == LM_DTYPE_NONE || !lm_dtype_is_float(type))
         return LM_OK;
     size_t n = (size_t)lm_store_count(s, k, i), bytes = n * (sizeof(float) + lm_dtype_size(type));
     if (lm_grow(tmp, room, bytes, 1, "a tensor", e))

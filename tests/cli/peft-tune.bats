@@ -47,6 +47,21 @@ loss_of() { # head or tail: of the first or the last step
     [ "$status" -ne 0 ]
 }
 
+@test "peft-tune: a frozen weight that is not a number is named, in panels too" {
+    for tensor in model.layers.1.self_attn.q_proj.weight model.layers.0.mlp.down_proj.weight; do
+        rm -rf spoiled
+        cp -r m spoiled
+        file=spoiled/model.safetensors
+        n=$(od -An -t u8 -N 8 $file)
+        at=$(head -c $((n + 8)) $file | grep -ao "\"$tensor\":{[^}]*" | sed 's/.*"data_offsets":\[\([0-9]*\),.*/\1/')
+        printf '\0\0\300\177' | dd of=$file bs=1 seek=$((8 + n + at + 400)) conv=notrunc status=none
+        for type in bf16 f32; do
+            run -4 --separate-stderr peft-tune -q spoiled qa.jsonl -o none --seq-len 64 --batch-size 4 --dtype $type --steps 2
+            [ "$stderr" = "peft-tune: spoiled: tensor \"$tensor\" holds a NaN: begin with another copy of the model" ]
+        done
+    done
+}
+
 @test "peft-tune: an existing run is refused before anything is read" {
     peft-tune -q m qa.jsonl -o taken --steps 1 --batch-size 1 --seq-len 32
     run peft-tune m qa.jsonl -o taken --steps 1 --batch-size 1 --seq-len 32
