@@ -235,6 +235,19 @@ refused() { # STATUS OPERAND ...: one line, on standard error
     [[ $stderr == *"a/reference.safetensors: is of another model: "* ]] || { echo "$stderr"; false; }
 }
 
+@test "a kept reference stays that of a bottleneck adapter whose own dropout changes" {
+    peft-tune -q m0 "$BATS_FILE_TMPDIR/clean.jsonl" -o tuned --method houlsby --steps 1 --batch-size 2 --seq-len 64
+    "${A[@]}" m0 pairs.jsonl -o a --reference m0+tuned
+    cp -rL tuned/latest other
+    sed -i 's/"config": {/&\n"dropout": 0.0,/' other/adapter_config.json
+    run cmp -s tuned/latest/adapter_config.json other/adapter_config.json
+    [ "$status" -eq 1 ]
+    align-model -q --resume a --reference m0+other --steps 7
+    sed -i 's/"scaling": [0-9.]*/"scaling": 3.0/' other/adapter_config.json
+    run -2 --separate-stderr align-model -q --resume a --reference m0+other --steps 8
+    [[ $stderr == *"a/reference.safetensors: is of another model: "* ]] || { echo "$stderr"; false; }
+}
+
 @test "a reference of another model is refused, of a whole model and of an adapter" {
     "${A[@]}" m0 pairs.jsonl -o a --save-every 2 --keep 0
     init-model -q --seed 7 "$BATS_FILE_TMPDIR/config.json" --tokenizer "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o other

@@ -106,6 +106,23 @@ void lm_reference_model_close(lm_reference_model *r)
     lm_loaded_fini(&r->weights);
 }
 
+/* Append to `to` what of `from` has an effect without training, also of objects in it: those of bottleneck adapters have
+ * their own "config".  Nonzero: no memory. */
+static int keep_lasting(json_t *to, const json_t *from)
+{
+    json_t *v, *inner;
+    const char *key;
+    int bad = 0;
+    json_object_foreach((json_t *)(uintptr_t)from, key, v)
+    {
+        if (strstr(key, "dropout"))
+            continue;
+        inner = json_is_object(v) ? json_object() : json_incref(v);
+        bad |= json_object_set_new(to, key, inner) || (inner != v && keep_lasting(inner, v));
+    }
+    return bad;
+}
+
 /* The adapter's configuration without what changes no number of a model that does not train: names and places,
  * notes for other programs, and what is dropped in training. */
 static lm_code add_config(lm_hash128 *hash, const json_t *config, lm_err *e)
@@ -121,14 +138,8 @@ static lm_code add_config(lm_hash128 *hash, const json_t *config, lm_err *e)
                                          "tokenizer_kwargs",
                                          "tokenizer_name_or_path" };
     lm_buf text = { 0 };
-    json_t *rest = json_object(), *v;
-    const char *key;
-    int bad = !rest;
-    json_object_foreach((json_t *)(uintptr_t)config, key, v)
-    {
-        if (!strstr(key, "dropout"))
-            bad |= json_object_set(rest, key, v);
-    }
+    json_t *rest = json_object();
+    int bad = !rest || keep_lasting(rest, config);
     for (size_t i = 0; i < sizeof other / sizeof *other; i++)
         json_object_del(rest, other[i]);
     lm_code rc = bad ? lm_fail(e, LM_ELIMIT, "adapter_config.json", NULL, "no memory")
