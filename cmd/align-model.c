@@ -126,7 +126,7 @@ int main(int argc, char **argv)
     else
         work(&s, &e);
     close_all(&s, &e);
-    if (e.code)
+    if (lm_tuning_name_option(&opt.tuning, &e))
         lm_complain(&tool, &e);
     lm_loop_run_fini(&s.run); /* the options borrow from it */
     return lm_end(&tool);

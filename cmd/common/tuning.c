@@ -2,6 +2,7 @@
 /* tuning.c -- see tuning.h. */
 #include "common/tuning.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -89,42 +90,79 @@ lm_code lm_tuning_check_formats(const lm_tuning_args *a, const lm_session *s, lm
     return LM_OK;
 }
 
-/* True if KEY=VALUE is among the values of --set. */
-static bool sets(const lm_tuning_args *a, const char *key)
+/* The place of failures of a new configuration as a whole; their text names the key. */
+static const char new_config[] = "adapter";
+
+/* True if text[at..at + n) is a whole word. */
+static bool is_word(const char *text, size_t at, size_t n)
 {
-    size_t n = strlen(key);
-    for (int i = 0; i < a->set.n; i++)
-        if (!strncmp(a->set.v[i], key, n) && a->set.v[i][n] == '=')
+    const char before = at ? text[at - 1] : ' ', behind = text[at + n];
+    return !isalnum((unsigned char)before) && before != '_' && !isalnum((unsigned char)behind) &&
+           behind != '_';
+}
+
+static bool mentions(const char *text, const char *word, size_t n)
+{
+    for (size_t at = 0; strlen(text + at) >= n; at++)
+        if (!memcmp(text + at, word, n) && is_word(text, at, n))
             return true;
     return false;
 }
 
-/* A failure of a new configuration names a key or a part of it: name the option that gave it in its place. */
-static lm_code name_option(const lm_tuning_args *a, lm_err *e)
+/* The key of a KEY=VALUE of --set that is `key`, or that the text names; NULL: none.  *n: its length. */
+static const char *key_set(const lm_tuning_args *a, const char *key, const char *text, size_t *n)
+{
+    for (int i = 0; i < a->set.n; i++) {
+        const char *word = a->set.v[i];
+        *n = strcspn(word, "=");
+        if (*n && word[*n] &&
+            ((strlen(key) == *n && !memcmp(key, word, *n)) || (text && mentions(text, word, *n))))
+            return word;
+    }
+    return NULL;
+}
+
+/* The other option from which a key or a part of the configuration comes; NULL: none was given. */
+static const char *option_of(const lm_tuning_args *a, const char *key)
 {
     const struct {
         const char *part, *key, *option;
         bool given;
     } all[] = { { "rank", "r", "--rank", a->rank >= 0 },
+                { "rank", "init_r", "--rank", a->rank >= 0 },
                 { "alpha", "lora_alpha", "--lora-alpha", a->alpha >= 0 },
-                { "dropout", NULL, "--adapter-dropout", a->dropout >= 0 },
                 { "target", "target_modules", "--target", a->target != NULL },
                 { "exclude", "exclude_modules", "--exclude", a->exclude != NULL },
                 { "layers", "layers_to_transform", "--layers", a->layers != NULL },
                 { "modules to save", "modules_to_save", "--modules-to-save", a->save != NULL },
-                { "set", NULL, "--set", a->set.n > 0 } };
-    char where[sizeof e->where];
-    if (e->code != LM_EUSAGE && e->code != LM_EFORMAT)
-        return e->code;
-    memcpy(where, e->where, sizeof where);
-    if (sets(a, where)) {
-        snprintf(e->where, sizeof e->where, "--set %.200s", where);
-        return e->code;
-    }
+                { "set", "set", "--set", a->set.n > 0 } };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].given &&
-            (!strcmp(where, all[i].part) || (all[i].key && !strcmp(where, all[i].key))))
-            snprintf(e->where, sizeof e->where, "%s", all[i].option);
+        if (all[i].given && (!strcmp(key, all[i].part) || !strcmp(key, all[i].key)))
+            return all[i].option;
+    const bool drops = lm_text_ends(key, "dropout") || !strcmp(key, "dropout");
+    return drops && a->dropout >= 0 ? "--adapter-dropout" : NULL;
+}
+
+lm_code lm_tuning_name_option(const lm_tuning_args *a, lm_err *e)
+{
+    char key[sizeof e->where];
+    bool whole = !strcmp(e->where, new_config);
+    size_t n = whole ? strcspn(e->what, " :") : 0;
+    if ((e->code != LM_EUSAGE && e->code != LM_EFORMAT) || n >= sizeof key)
+        return e->code;
+    snprintf(key, sizeof key, "%.*s", (int)(whole ? n : sizeof key - 1),
+             whole ? e->what : e->where);
+    size_t len;
+    const char *set = key_set(a, key, whole ? e->what : NULL, &len), *option = option_of(a, key);
+    if (!set && !option)
+        return e->code;
+    if (set)
+        snprintf(e->where, sizeof e->where, "--set %.*s", (int)(len < 200 ? len : 200), set);
+    else
+        snprintf(e->where, sizeof e->where, "%s", option);
+    if (whole && e->what[n] == ':')
+        memmove(e->what, e->what + n + 2, strlen(e->what + n + 2) + 1);
+    e->code = LM_EUSAGE;
     return e->code;
 }
 
@@ -149,7 +187,7 @@ lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const
                        "make it with PEFT, or choose another method (peft-tune --list-methods)",
                        "an adapter of '%s' cannot be begun here", r->name);
     if (!saved)
-        return lm_tuning_config(&ask, config, e) ? name_option(a, e) : LM_OK;
+        return lm_tuning_config(&ask, config, e);
     if (lm_tuning_open(saved, &s->ask.how, files, first, config, e)) {
         json_decref(*config);
         *config = NULL;
@@ -178,13 +216,13 @@ lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *
 {
     const char *where = s->ask.resume     ? s->ask.resume
                         : a->init_adapter ? a->init_adapter
-                                          : "adapter";
+                                          : new_config;
     if (!s->ask.resume && refuse_method(t, a, config, e)) {
         json_decref(config);
         return e->code;
     }
     if (lm_tuning_new(config, where, !first, s->source, &s->config, out, e))
-        return s->ask.resume || a->init_adapter ? e->code : name_option(a, e);
+        return e->code;
     out->base = s->source;
     out->seed = (uint64_t)t->seed;
     out->first = s->ask.resume ? NULL : first;

@@ -88,6 +88,9 @@ lm_code lm_tuning_read(const lm_tuning_args *a, const lm_tuning_recipe *r, const
  * lm_tuning_read gave it, borrowed.  Fails as lm_tuning_new and lm_tuning_ids. */
 lm_code lm_tuning_attach(const lm_tool *t, const lm_tuning_args *a, lm_session *s, json_t *config,
                          lm_st *first, lm_tuning *out, lm_err *e);
+/* A failure that names a key or a part of a new configuration, or "adapter" and the key in its text: name the option
+ * that gave it in its place.  Others stay.  Returns e->code. */
+lm_code lm_tuning_name_option(const lm_tuning_args *a, lm_err *e);
 /* A notice with the modules that it changes; nothing without adapter. */
 void lm_tuning_say(lm_tool *t, const lm_tuning *tuning);
 

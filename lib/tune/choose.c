@@ -117,7 +117,7 @@ static bool has_number(const json_t *list, int64_t n)
     return false;
 }
 
-static bool has_layers(const json_t *config)
+bool lm_tune_has_layers(const json_t *config)
 {
     const json_t *layers = json_object_get(config, "layers_to_transform");
 
@@ -151,7 +151,7 @@ static lm_code is_in_layers(const json_t *config, const char *name, const char *
 {
     int64_t n = -1;
 
-    if (!has_layers(config))
+    if (!lm_tune_has_layers(config))
         return LM_OK;
     lm_code rc = lm_tune_layer_of(config, name, where, &n, e);
     *hit = n >= 0 && has_number(json_object_get(config, "layers_to_transform"), n);
@@ -196,42 +196,6 @@ static lm_code choose_one(const lm_tune_method *t, const json_t *targets, const 
     return rc;
 }
 
-/* "q_proj, k_proj": the last parts of names of modules that the method can change, each once. */
-static void list_modules(const lm_tune_bases *b, const lm_tune_method *t, char *out, size_t size)
-{
-    size_t n = 0;
-
-    *out = 0;
-    for (size_t i = 0; i < b->n; i++) {
-        const char *dot = strrchr(b->at[i].name, '.'), *last = dot ? dot + 1 : b->at[i].name;
-        const char *seen = strstr(out, last);
-        size_t k = strlen(last);
-
-        if (!lm_tune_suits(t, &b->at[i]) || n + k + 3 > size ||
-            (seen && (seen == out || seen[-1] == ' ') && (!seen[k] || seen[k] == ',')))
-            continue;
-        n += (size_t)snprintf(out + n, size - n, "%s%s", n ? ", " : "", last);
-    }
-}
-
-static lm_code fail_to_match(const lm_tune_bases *b, const lm_tune_method *t, const json_t *targets,
-                             const json_t *config, const char *where, lm_err *e)
-{
-    char all[160], todo[220];
-    const json_t *first = json_is_array(targets) ? json_array_get(targets, 0) : targets;
-    int64_t last = -1;
-
-    for (size_t i = 0; i < b->n; i++)
-        last = b->at[i].layer > last ? b->at[i].layer : last;
-    list_modules(b, t, all, sizeof all);
-    if (has_layers(config) && json_is_array(targets))
-        snprintf(todo, sizeof todo, "its layers are 0 to %lld; it has %s", (long long)last, all);
-    else
-        snprintf(todo, sizeof todo, "it has %s", *all ? all : "none that this method can change");
-    return lm_fail(e, LM_EUSAGE, where, todo, "no module of %.100s matches '%.60s'", b->path,
-                   json_is_string(first) ? json_string_value(first) : "target_modules");
-}
-
 /* The targets of the configuration, or the usual ones as a list; the caller releases them. */
 static lm_code targets_of(const lm_tune_bases *b, const lm_tune_method *t, const json_t *config,
                           const char *where, json_t **out, lm_err *e)
@@ -269,7 +233,7 @@ lm_code lm_tune_choose(const lm_tune_bases *b, const lm_tune_method *t, const js
         n += chosen[i];
     }
     if (!rc && !n)
-        rc = fail_to_match(b, t, targets, config, where, e);
+        rc = lm_tune_fail_to_match(b, t, targets, config, where, e);
     json_decref(targets);
     return rc;
 }
@@ -329,6 +293,7 @@ bool lm_tune_pattern_value(const lm_tune_module *m, const char *map, double *out
 static lm_code read_one(const lm_hyper *h, const json_t *v, const char *where, const char *who,
                         double *out, lm_err *e)
 {
+    char todo[80];
     *out = h->value;
     if (!v || json_is_null(v))
         return LM_OK;
@@ -339,11 +304,13 @@ static lm_code read_one(const lm_hyper *h, const json_t *v, const char *where, c
     if (!json_is_number(v))
         return lm_fail(e, LM_EFORMAT, where, NULL, "%s is not a number", h->name);
     *out = json_number_value(v);
-    if (!(*out >= h->least && *out <= h->most) ||
-        (h->words && !strcmp(h->words, LM_WHOLE) && *out != floor(*out)))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "%s is %g, outside %g to %g", h->name, *out,
-                       h->least, h->most);
-    return LM_OK;
+    bool inside = *out >= h->least && *out <= h->most,
+         whole = !h->words || strcmp(h->words, LM_WHOLE) != 0 || *out == floor(*out);
+    if (inside && whole)
+        return LM_OK;
+    snprintf(todo, sizeof todo, "choose from %.10g to %.10g", h->least, h->most);
+    return lm_fail(e, LM_EFORMAT, where, todo, "%s is %.10g, %s", h->name, *out,
+                   inside ? "not a whole number" : "out of range");
 }
 
 /* Present, and not null, false, or empty. */

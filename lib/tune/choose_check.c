@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose_check.c -- the names and layers that a configuration asks for, one by one: PEFT ignores a
  * name that matches nothing beside one that does. */
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +16,8 @@ typedef struct {
     bool changed; /* only modules that the method can change */
     bool head;    /* a tied head is a name, too, though it is no module of its own */
 } list_kind;
+
+static const list_kind target_list = { "target_modules", lm_tune_ends_as, true, true };
 
 /* Modules that PEFT adds to modules_to_save of every classifier. */
 static bool is_automatic(const char *name)
@@ -81,6 +84,33 @@ static void add_quoted(char *list, size_t size, const char *text)
         snprintf(list + n, size - n, "%s'%s'", n ? ", " : "", text);
 }
 
+/* "q_proj, k_proj" */
+static void join_names(const char *const names[MOST_NAMES + 1], char *all, size_t size)
+{
+    size_t n = 0;
+    *all = 0;
+    for (int i = 0; names[i]; i++)
+        if (n + strlen(names[i]) + 3 < size)
+            n += (size_t)snprintf(all + n, size - n, "%s%s", n ? ", " : "", names[i]);
+}
+
+/* The names that are near to words of a name or a regular expression. */
+static void add_near(const char *text, const char *const names[MOST_NAMES + 1], char *near,
+                     size_t size)
+{
+    char word[64];
+    while (*text) {
+        size_t n = 0;
+        while (isalnum((unsigned char)text[n]) || text[n] == '_')
+            n++;
+        snprintf(word, sizeof word, "%.*s", (int)n, text);
+        const char *nearest = n > 1 ? lm_nearest(word, names) : NULL;
+        if (nearest && !strstr(near, nearest))
+            add_quoted(near, size, nearest);
+        text += n + (text[n] != 0);
+    }
+}
+
 static lm_code fail_names(const lm_tune_bases *b, const lm_tune_method *t, const list_kind *kind,
                           const json_t *list, lm_err *e)
 {
@@ -91,24 +121,43 @@ static lm_code fail_names(const lm_tune_bases *b, const lm_tune_method *t, const
     collect_names(b, t, kind, names);
     json_array_foreach((json_t *)(uintptr_t)list, i, v)
     {
-        const char *entry = json_string_value(v), *nearest;
+        const char *entry = json_string_value(v);
         if (!entry || is_name(b, t, kind, entry))
             continue;
         add_quoted(bad, sizeof bad, entry);
-        nearest = lm_nearest(last_part(entry), names);
-        if (nearest && !strstr(near, nearest))
-            add_quoted(near, sizeof near, nearest);
+        add_near(last_part(entry), names, near, sizeof near);
     }
-    for (i = 0; names[i]; i++) {
-        size_t n = strlen(all);
-        if (n + strlen(names[i]) + 3 < sizeof all)
-            snprintf(all + n, sizeof all - n, "%s%s", n ? ", " : "", names[i]);
-    }
+    join_names(names, all, sizeof all);
     if (*near)
         snprintf(todo, sizeof todo, "did you mean %s? it has %s", near, all);
     else
         snprintf(todo, sizeof todo, "it has %s", *all ? all : "none that this method can change");
     return lm_fail(e, LM_EUSAGE, kind->key, todo, "no module of %.100s matches %s", b->path, bad);
+}
+
+lm_code lm_tune_fail_to_match(const lm_tune_bases *b, const lm_tune_method *t,
+                              const json_t *targets, const json_t *config, const char *where,
+                              lm_err *e)
+{
+    const json_t *first = json_is_array(targets) ? json_array_get(targets, 0) : targets;
+    const char *text = json_is_string(first) ? json_string_value(first) : "target_modules",
+               *names[MOST_NAMES + 1];
+    char near[160] = "", all[160], layers[60] = "", question[180] = "", todo[420];
+    int64_t last = -1;
+    for (size_t i = 0; i < b->n; i++)
+        last = b->at[i].layer > last ? b->at[i].layer : last;
+    collect_names(b, t, &target_list, names);
+    join_names(names, all, sizeof all);
+    if (lm_tune_has_layers(config) && json_is_array(targets))
+        snprintf(layers, sizeof layers, "its layers are 0 to %lld; ", (long long)last);
+    else if (json_is_string(targets))
+        add_near(text, names, near, sizeof near);
+    if (*near)
+        snprintf(question, sizeof question, "did you mean %s? ", near);
+    snprintf(todo, sizeof todo, "%s%sit has %s", question, layers,
+             *all ? all : "none that this method can change");
+    return lm_fail(e, LM_EUSAGE, where, todo, "target_modules: no module of %.100s matches '%.60s'",
+                   b->path, text);
 }
 
 static lm_code check_list(const lm_tune_bases *b, const lm_tune_method *t, const list_kind *kind,
@@ -161,12 +210,11 @@ lm_code lm_tune_check_names(const lm_tune_bases *b, const lm_tune_method *t, con
                             bool asked, lm_err *e)
 {
     static const list_kind saved = { "modules_to_save", ends_anywhere, false, false },
-                           without = { "exclude_modules", lm_tune_ends_as, false, true },
-                           targets = { "target_modules", lm_tune_ends_as, true, true };
+                           without = { "exclude_modules", lm_tune_ends_as, false, true };
     if (check_list(b, t, &saved, config, e) || !asked)
         return e->code;
     return check_list(b, t, &without, config, e) || check_layers(b, config, e) ||
-                   check_list(b, t, &targets, config, e)
+                   check_list(b, t, &target_list, config, e)
                ? e->code
                : LM_OK;
 }

@@ -16,4 +16,12 @@ bool lm_tune_suits(const lm_tune_method *t, const lm_tune_base *m);
 lm_code lm_tune_layer_of(const json_t *config, const char *name, const char *where, int64_t *out,
                          lm_err *e);
 
+/* True if the configuration has numbers of layers. */
+bool lm_tune_has_layers(const json_t *config);
+/* LM_EUSAGE: no module of the base is meant by `targets`; with the modules that the method can change, and those whose
+ * names are near to a part of a name or of an expression (choose_check.c). */
+lm_code lm_tune_fail_to_match(const lm_tune_bases *b, const lm_tune_method *t,
+                              const json_t *targets, const json_t *config, const char *where,
+                              lm_err *e);
+
 #endif

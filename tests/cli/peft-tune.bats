@@ -474,7 +474,7 @@ keys_of() { # METHOD
     bad "is not a list of layers" m qa.jsonl --layers 0-99999999999999999999
     bad "is not a list of layers" m qa.jsonl --layers 3-1
     bad "write the layers into the expression" m qa.jsonl --layers 1 --target '.*q_proj'
-    bad "names no set of biases" m qa.jsonl --set bias=most
+    bad "peft-tune: --set bias: bias is 'most', which names no set of biases: write none, all or lora_only" m qa.jsonl --set bias=most
     bad "choose another method" m qa.jsonl --set peft_type=OFT
     bad "--target: '(' is not a valid regular expression: correct it, or name modules" m qa.jsonl --target '('
     [ "$status" -eq 2 ]
@@ -489,7 +489,14 @@ keys_of() { # METHOD
     [[ $output != *qa.jsonl* ]]
     bad "--method: an adapter of 'frod' cannot be begun here: make it with PEFT" m qa.jsonl --method frod
     bad "adamss of rank 64 for 64 outputs clusters rows that are equally far apart, so that rounding decides: use an r of at most 63" m qa.jsonl --method adamss --set r=64
-    bad "pvera_dropout: pvera trains without dropout" -q m qa.jsonl --method pvera --adapter-dropout 0.1
+    bad "peft-tune: --adapter-dropout: pvera trains without dropout: set it to 0" -q m qa.jsonl --method pvera --adapter-dropout 0.1
+    bad "peft-tune: --set pvera_dropout: pvera trains without dropout: set it to 0" -q m qa.jsonl --method pvera --set pvera_dropout=0.1
+    bad "peft-tune: --rank: r is 2.5, not a whole number: choose from 1 to 1000000" m qa.jsonl --rank 2.5
+    bad "peft-tune: --set r: r is 2.5, not a whole number: " m qa.jsonl --set r=2.5
+    bad "peft-tune: --set lora_dropout: lora_dropout is 2, out of range: choose from 0 to 1" m qa.jsonl --set lora_dropout=2
+    bad "peft-tune: --set use_dora: use_dora of lora is one of: false true; not 'maybe'" m qa.jsonl --set use_dora=maybe
+    bad "peft-tune: --target: no module of m matches '.*q_prj': did you mean 'q_proj'? it has embed_tokens, q_proj" m qa.jsonl --target '.*q_prj'
+    bad "peft-tune: --target: no module of m matches '.*\\.(q_prj|upproj)': did you mean 'q_proj', 'up_proj'? it has" m qa.jsonl --target '.*\.(q_prj|upproj)'
     bad "r is 4 and oft_block_size is 16" -q m qa.jsonl --method oft --rank 4 --set oft_block_size=16
     bad "a new adapter has no indices" m qa.jsonl --method vblora --set vector_length=32 --set save_only_topk_weights=true
     bad "give --val FILE too" m qa.jsonl --eval-every 3
