@@ -354,7 +354,7 @@ double lm_tuning_room(const lm_tuning *t, double *keeps)
             continue;
         double matrix = (double)f.m->out * (double)f.m->in * sizeof(double);
         double work = parts ? lm_tune_svd_room(f.m->out, f.m->in) : matrix;
-        work = matrix * (1 + 2 * copies) + work + base_bytes(&f);
+        work = matrix * (1 + copies) + work + base_bytes(&f);
         most = work > most ? work : most;
     }
     *keeps = parts ? library : 0;

@@ -4,11 +4,11 @@
  * gaussian    A ~ N(0, 1/r^2), B = 0
  * orthogonal  A and B whose product is 0, of orthonormal halves (r even)
  * pissa       the largest r singular values of W: A = sqrt(S/s) V^T, B = U sqrt(S/s);
- * pissa_niter_N is the same, exactly olora       W = Q R: B = the first r columns of Q, A = the
- * first r rows of R loftq       B A from the singular values of what quantising W to NF4
- * (loftq_bits 8: to q8_0) loses, and W that quantised;
- *             loftq_iter times, each time of W - s B A.  PEFT leaves s out; here W' is nearest to
- * W with s in it
+ *             pissa_niter_N is the same, exactly
+ * olora       W = Q R: B = the first r columns of Q, A = the first r rows of R
+ * loftq       B A from the singular values of what quantising W to NF4 (loftq_bits 8: to q8_0) loses, and W that
+ *             quantised; loftq_iter times, each time of W - s B A.  PEFT leaves s out; here W' is nearest to W with
+ *             s in it
  *
  * pissa and olora then take s B A out of W, so that W' is the base's W.
  * Sources: arXiv:2404.02948, 2406.01775, 2310.08659; huggingface/peft tuners/lora/layer.py. */
@@ -95,10 +95,12 @@ static lm_code start_olora(const lm_tune_module *m, int64_t r, const double *w, 
     return LM_OK;
 }
 
-/* w through the format and back. */
+enum { PIECE = 1 << 18 }; /* numbers that are quantised at a time, at most, or one row */
+
+/* w through the format, whose blocks lie in rows, and back. */
 static lm_code quantise(const lm_format *f, int64_t rows, int64_t cols, double *w, lm_err *e)
 {
-    const int64_t dim[] = { rows, cols };
+    const int64_t some = cols < PIECE ? PIECE / cols : 1, dim[] = { some, cols };
     lm_tensor_size size;
     void *plane[LM_MAX_PLANES] = { NULL };
     char *room = NULL;
@@ -106,32 +108,36 @@ static lm_code quantise(const lm_format *f, int64_t rows, int64_t cols, double *
     size_t at = 0;
     lm_code rc = lm_tensor_bytes(f, 2, dim, &size, e);
 
-    rc = rc ? rc : lm_alloc_n(&x, (size_t)(rows * cols), sizeof *x, "a start", e);
+    rc = rc ? rc : lm_alloc_n(&x, (size_t)(some * cols), sizeof *x, "a start", e);
     rc = rc ? rc : lm_alloc_n(&room, size.all + 64 * LM_MAX_PLANES, 1, "a start", e);
     for (int i = 0; !rc && i < f->n_planes; i++) {
         plane[i] = room + at;
         at += (size.plane[i] + 63) / 64 * 64;
     }
-    for (int64_t i = 0; !rc && i < rows * cols; i++)
-        x[i] = (float)w[i];
-    if (!rc) {
-        f->encode(f, x, rows, cols, cols, plane, NULL);
-        f->decode(f, (const void *const *)plane, rows, cols, x, cols);
+    for (int64_t first = 0, n; !rc && first < rows; first += n) {
+        double *piece = w + first * cols;
+
+        n = rows - first < some ? rows - first : some;
+        for (int64_t i = 0; i < n * cols; i++)
+            x[i] = (float)piece[i];
+        f->encode(f, x, n, cols, cols, plane, NULL);
+        f->decode(f, (const void *const *)plane, n, cols, x, cols);
+        for (int64_t i = 0; i < n * cols; i++)
+            piece[i] = x[i];
     }
-    for (int64_t i = 0; !rc && i < rows * cols; i++)
-        w[i] = x[i];
     lm_free(x);
     lm_free(room);
     return rc;
 }
 
+/* `rest` holds W, and what quantising took from it while its singular values are found. */
 static lm_code start_loftq(const lm_tune_module *m, int64_t r, double s, double *w, double *a,
                            double *b, lm_err *e)
 {
     const json_t *c = json_object_get(m->config, "loftq_config");
     int64_t bits = 4, rounds = 1, n = m->out * m->in;
     const lm_format *f = NULL;
-    double *rest = NULL, *whole = NULL;
+    double *rest = NULL;
     lm_code rc = LM_OK;
 
     if (json_object_size(c)) {
@@ -140,21 +146,19 @@ static lm_code start_loftq(const lm_tune_module *m, int64_t r, double s, double 
     }
     rc = rc ? rc : lm_format_find(bits == 8 ? "q8_0" : "nf4", NULL, &f, e);
     rc = rc ? rc : lm_alloc_n(&rest, (size_t)n, sizeof *rest, "a start", e);
-    rc = rc ? rc : lm_alloc_n(&whole, (size_t)n, sizeof *whole, "a start", e);
-    if (!rc)
-        memcpy(whole, w, (size_t)n * sizeof *w);
     for (int64_t k = 0; !rc && k < rounds; k++) {
+        for (int64_t i = 0; i < n; i++)
+            rest[i] = k ? rest[i] + w[i] : w[i];
         if (k) {
-            memcpy(w, whole, (size_t)n * sizeof *w);
+            memcpy(w, rest, (size_t)n * sizeof *w);
             take_out(m, r, s, a, b, w);
         }
         rc = quantise(f, m->out, m->in, w, e);
         for (int64_t i = 0; !rc && i < n; i++)
-            rest[i] = whole[i] - w[i];
+            rest[i] -= w[i];
         rc = rc ? rc : start_pissa(m, r, s, rest, a, b, e);
     }
     lm_free(rest);
-    lm_free(whole);
     return rc;
 }
 
