@@ -13,6 +13,7 @@ const char *const lm_loop_recomputes[] = { "none", "full", NULL };
 const char *const lm_loop_aux_types[] = { "model", "layer", "sequence", NULL };
 const char *const lm_loop_drop_policies[] = { "position", "probs", "reroute",
                                               NULL }; /* of lm_overflow */
+const char *const lm_loop_router_dtypes[] = { "f32", "bf16", NULL };
 const char *const lm_loop_side[] = { "tensorboard", "trace", NULL };
 static const lm_loop_args built_in = LM_LOOP_DEFAULT;
 
@@ -174,14 +175,23 @@ static lm_code ask_routing(const lm_loop_args *a, lm_routing_losses *out, lm_err
 
 static lm_code ask_choice(const lm_loop_args *a, lm_routing_choice *out, lm_err *e)
 {
-    *out = (lm_routing_choice){ .capacity = a->capacity,
-                                .pad = a->pad_experts,
-                                .second_random = a->random_second };
+    *out =
+        (lm_routing_choice){ .capacity = a->expert_choice && !(a->capacity > 0) ? 1 : a->capacity,
+                             .pad = a->pad_experts,
+                             .second_random = a->random_second,
+                             .by_expert = a->expert_choice,
+                             .jitter = a->jitter,
+                             .noise = a->router_noise,
+                             .low = !strcmp(a->router_dtype, "bf16") };
     while (strcmp(lm_loop_drop_policies[out->policy], a->drop_policy) != 0)
         out->policy++;
     if (a->pad_experts && !(a->capacity > 0))
         return lm_fail(e, LM_EUSAGE, "--moe-pad-expert-input-to-capacity",
                        "give --moe-expert-capacity-factor too", "there is no capacity");
+    if (a->expert_choice && (a->aux_coef > 0 || a->random_second))
+        return lm_fail(e, LM_EUSAGE, "--moe-expert-choice",
+                       "leave out --moe-aux-loss-coeff and --moe-random-second",
+                       "loads are equal already, and tokens choose nothing");
     return LM_OK;
 }
 

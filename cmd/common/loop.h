@@ -23,7 +23,9 @@ typedef struct {
     const char *aux_type;
     double capacity;
     const char *drop_policy;
-    bool pad_experts, random_second;
+    bool pad_experts, random_second, expert_choice;
+    double jitter, router_noise;
+    const char *router_dtype;
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format, *tensorboard, *trace;
@@ -37,13 +39,15 @@ typedef struct {
         .gamma = 0.999, .schedule = "cosine", .optimizer = "adamw", .beta1 = -1, .beta2 = -1, \
         .eps = -1, .weight_decay = -1, .momentum = -1, .dampening = -1, .max_grad_norm = 1,   \
         .eval_batches = 16, .log_every = 1, .keep = 3, .checkpoint_format = "safetensors",    \
-        .peak_tflops = -1, .aux_coef = -1, .aux_type = "model", .drop_policy = "probs"        \
+        .peak_tflops = -1, .aux_coef = -1, .aux_type = "model", .drop_policy = "probs",       \
+        .jitter = -1, .router_dtype = "f32"                                                   \
     }
 
 extern const char *const lm_loop_formats[]; /* of checkpoints */
 extern const char *const lm_loop_side[];    /* for lm_tool.side */
 extern const char *const lm_loop_recomputes[];
-extern const char *const lm_loop_aux_types[], *const lm_loop_drop_policies[];
+extern const char *const lm_loop_aux_types[], *const lm_loop_drop_policies[],
+                                                  *const lm_loop_router_dtypes[];
 
 /* For lm_tool.use. */
 #define LM_LOOP_USE                                                                                \
@@ -129,7 +133,15 @@ extern const char *const lm_loop_aux_types[], *const lm_loop_drop_policies[];
         LM_CHOICE(0, "moe-token-drop-policy", &(a).drop_policy, "POLICY", lm_loop_drop_policies, \
                   "beyond it: probs, position or reroute [probs]"),                              \
         LM_FLAG(0, "moe-pad-expert-input-to-capacity", &(a).pad_experts, "with empty rows"),     \
-        LM_FLAG(0, "moe-random-second", &(a).random_second, "of two experts draw the second")
+        LM_FLAG(0, "moe-random-second", &(a).random_second, "of two experts draw the second"),   \
+        LM_FLAG(0, "moe-expert-choice", &(a).expert_choice, "experts choose tokens"),            \
+        LM_REAL(0, "moe-input-jitter-eps", &(a).jitter, "X", 0, 0.999,                           \
+                "of routers' inputs [of the model]"),                                            \
+        LM_ALSO("router-jitter-noise"),                                                          \
+        LM_REAL(0, "moe-router-noise", &(a).router_noise, "X", 0, 1e6,                           \
+                "deviation, of routers' logits [0]"),                                            \
+        LM_CHOICE(0, "moe-router-dtype", &(a).router_dtype, "TYPE", lm_loop_router_dtypes,       \
+                  "of routers' products: f32 or bf16 [f32]")
 
 #define LM_LOOP_REPORTS(a)                                                                       \
     LM_STR(0, "save-every", &(a).save_every, "N|TIME",                                           \

@@ -189,21 +189,44 @@ void lm_loop_run_fini(lm_loop_run *r)
     lm_buf_fini(&r->options);
 }
 
+/* What the routers of a layer must be for the options. */
+static lm_code check_layer(const lm_loop_args *a, const lm_moe *m, const char *model, lm_err *e)
+{
+    if (a->random_second && m->chosen != 2)
+        return lm_fail(e, LM_EUSAGE, "--moe-random-second", "leave it out",
+                       "serves models that choose 2 experts, and %s chooses %lld", model,
+                       (long long)m->chosen);
+    if (a->expert_choice && (m->normalise || m->score_bias || m->groups > 1))
+        return lm_fail(
+            e, LM_EUSAGE, "--moe-expert-choice",
+            "init-model --set norm_topk_prob=false makes a model that it serves",
+            "serves routers without norm_topk_prob, bias and groups; those of %s have %s", model,
+            m->normalise    ? "norm_topk_prob"
+            : m->score_bias ? "a bias"
+                            : "groups");
+    return LM_OK;
+}
+
 lm_code lm_training_check_experts(const lm_loop_args *a, const lm_session *s, lm_err *e)
 {
-    const char *given = a->aux_coef > 0    ? "--moe-aux-loss-coeff"
-                        : a->z_coef > 0    ? "--moe-z-loss-coeff"
-                        : a->capacity > 0  ? "--moe-expert-capacity-factor"
-                        : a->random_second ? "--moe-random-second"
-                                           : NULL;
+    const char *given = a->aux_coef > 0           ? "--moe-aux-loss-coeff"
+                        : a->z_coef > 0           ? "--moe-z-loss-coeff"
+                        : a->capacity > 0         ? "--moe-expert-capacity-factor"
+                        : a->random_second        ? "--moe-random-second"
+                        : a->expert_choice        ? "--moe-expert-choice"
+                        : a->jitter > 0           ? "--moe-input-jitter-eps"
+                        : a->router_noise > 0     ? "--moe-router-noise"
+                        : *a->router_dtype == 'b' ? "--moe-router-dtype"
+                                                  : NULL;
     bool any = false;
+    if (*a->router_dtype == 'b' && s->o.precision.low != LM_DTYPE_BF16)
+        return lm_fail(e, LM_EUSAGE, "--moe-router-dtype", "give --dtype bf16 too, or leave it out",
+                       "serves computation in bf16");
     for (int64_t l = 0; l < s->config.layers; l++) {
         const lm_moe *m = &s->config.layer[l].moe;
         any |= m->experts > 0;
-        if (a->random_second && m->experts && m->chosen != 2)
-            return lm_fail(e, LM_EUSAGE, "--moe-random-second", "leave it out",
-                           "serves models that choose 2 experts, and %s chooses %lld", s->ask.model,
-                           (long long)m->chosen);
+        if (m->experts && check_layer(a, m, s->ask.model, e))
+            return e->code;
     }
     return !given || any ? LM_OK
                          : lm_fail(e, LM_EUSAGE, given, "leave it out",

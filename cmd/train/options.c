@@ -18,7 +18,7 @@ static const char *const dtypes[] = { "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Run"),
-    LM_LOOP_RESUME(opt.loop, "of the rate, with other --steps: keep extend rewarm [extend]"),
+    LM_LOOP_RESUME(opt.loop, "rate at other --steps: keep extend rewarm [extend]"),
     LM_COUNT(0, "steps", &opt.steps, "N", 1, 1e15, "optimiser steps in all [1000]"),
     LM_ALSO("max-steps max-iters train-iters max-train-steps"),
     LM_INSTEAD("epochs num-epochs num-train-epochs max-epochs",
@@ -38,7 +38,7 @@ static const lm_opt options[] = {
     LM_CHOICE(0, "format", &opt.format, "FORMAT", formats,
               "of DATA: auto, megatron, llmc or nanogpt [auto]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
-            "refuse data of another tokenizer than the model's [on]"),
+            "refuse data of another tokenizer [on]"),
     LM_STR(0, "val", &opt.loop.val, "SHARD", "validation tokens [DATA/val]"),
     LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none]"),
     LM_LOOP_DETERMINISTIC(opt.loop),

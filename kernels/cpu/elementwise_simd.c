@@ -5,9 +5,8 @@
 #include <math.h>
 
 #include "base/rng.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/drawn.h"
 #include "kernels/cpu/tables.h"
-#include "kernels/cpu/vrng.h"
 
 enum { GRAIN = 16384 }; /* elements that a thread takes at a time */
 
@@ -195,40 +194,24 @@ LM_INLINE void add_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 }
 VF_TYPED(add_span)
 
-/* Draws come VRNG_DRAWS at a time from the Philox block that covers the next element; `skip` words
- * of its first block may belong to elements before. */
+typedef struct {
+    uint32_t least;
+    float scale;
+} kept;
+
+LM_INLINE vf keep_drawn(vf x, vrng_u32 draws, const void *how)
+{
+    const kept *k = how;
+    return vf_keep_drawn(x, draws, k->least, vf_set(k->scale));
+}
+
 LM_INLINE void dropout_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
     const lm_dropout_attr *a = c->attr;
-    const void *x = c->in[0].data;
-    void *y = c->out[0].data;
-    uint64_t count = (uint64_t)lm_tensor_count(&c->in[0]);
-    lm_rng rng = lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site);
-    uint64_t base =
-        lm_rng_first(&rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro, count);
-    uint32_t least = (uint32_t)floor(a->p * 4294967296.0);
-    vf scale = vf_set((float)(1 / (1 - a->p)));
-    for (int64_t i = begin; i < end;) {
-        uint64_t index = base + (uint64_t)i, skip = index % 4;
-        vrng_u32 v[5] = { 0 }; /* one more than drawn: with skip, a load may reach past the draws */
-        int64_t m = VRNG_DRAWS - (int64_t)skip;
-        m = m < end - i ? m : end - i;
-        lm_philox_vectors(rng, index / 4, v);
-        if (m == VRNG_DRAWS) {
-            for (int k = 0; k < 4; k++)
-                vf_put(t, y, i + k * VF_LANES,
-                       vf_keep_drawn(vf_get(t, x, i + k * VF_LANES), v[k], least, scale));
-        } else {
-            VF_FOR(k, n, m, {
-                vrng_u32 draws;
-                memcpy(&draws, (uint32_t *)v + skip + k, sizeof draws);
-                vf kept = vf_keep_drawn(vf_get_any(t, x, i + k, n), draws, least, scale);
-                vf_put_any(t, y, i + k, kept, n);
-            });
-        }
-        i += m;
-    }
+    const kept how = { (uint32_t)floor(a->p * 4294967296.0), (float)(1 / (1 - a->p)) };
+    drawn_map(t, c, lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site), begin, end,
+              keep_drawn, &how);
 }
 VF_TYPED(dropout_span)
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build_experts.c -- the parts of a mixture of experts.  The router runs in F32 whatever the rest does: small errors of
- * its logits would send tokens elsewhere. */
+/* build_experts.c -- the parts of a mixture of experts.  The router runs in F32 whatever the rest does, unless it is asked
+ * for less: small errors of its logits send tokens elsewhere. */
 #include <math.h>
 
 #include "base/mem.h"
 #include "kernels/grouped.h"
+#include "kernels/linear.h"
 #include "kernels/matmul.h"
+#include "kernels/noise.h"
 #include "kernels/route.h"
 #include "model/build.h"
 #include "op/formula.h"
@@ -20,17 +22,43 @@ static int64_t capacity_of(const lm_model *m, const lm_moe *moe)
     return m->build.mode == LM_MODE_TRAIN ? (int64_t)fmin(most, rows) : 0;
 }
 
+static bool in_training(const lm_builder *b)
+{
+    return b->m->build.mode == LM_MODE_TRAIN;
+}
+
+/* x with noise of that amount, in training.  The two of a layer have sites of their own. */
+static lm_vid with_noise(lm_builder *b, int64_t layer, lm_vid x, double amount, bool scaled)
+{
+    const lm_noise_attr attr = { amount, scaled, 2 * layer + scaled };
+    return in_training(b) && amount > 0 ? lm_b_append(b, &lm_op_noise, &attr, &x) : x;
+}
+
+/* The logits of h [N,C]. */
+static lm_vid router_logits(lm_builder *b, int64_t layer, lm_vid h, lm_vid w)
+{
+    const lm_routing_choice *how = &b->m->build.choice;
+    const lm_matmul_attr wide = { .turn_b = true };
+    const lm_linear_attr low = { LM_ACC_FIRST };
+    const double jitter = how->jitter < 0 ? b->m->config.layer[layer].moe.jitter : how->jitter;
+    h = with_noise(b, layer, h, jitter, true);
+    h = how->low ? lm_b_append(b, &lm_op_linear, &low, (lm_vid[]){ h, w, LM_NONE })
+                 : lm_b_append(b, &lm_op_matmul, &wide, (lm_vid[]){ h, w });
+    return with_noise(b, layer, h, how->noise, false);
+}
+
 lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bias)
 {
     const lm_moe *m = &b->m->config.layer[layer].moe;
     const lm_routing_choice *how = &b->m->build.choice;
     const int64_t capacity = capacity_of(b->m, m);
-    const lm_matmul_attr product = { .turn_b = true };
+    const bool by_expert = how->by_expert && in_training(b);
     const lm_route_attr choose = {
-        .k = m->chosen,
+        .k = by_expert ? m->experts : m->chosen,
         .capacity = capacity,
         .policy = how->policy,
-        .second_random = how->second_random && b->m->build.mode == LM_MODE_TRAIN,
+        .second_random = how->second_random && in_training(b),
+        .by_expert = by_expert,
         .sigmoid = m->sigmoid,
         .normalise = m->normalise,
         .scale = m->scale,
@@ -38,9 +66,10 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bi
         .kept_groups = m->kept_groups,
         .site = layer,
     };
-    const lm_route_plan_attr plan = { .experts = m->experts, .pad = how->pad ? capacity : 0 };
+    const lm_route_plan_attr plan = { .experts = m->experts,
+                                      .pad = how->pad || by_expert ? capacity : 0 };
     const lm_routed r = { LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE };
-    lm_vid z = lm_b_append(b, &lm_op_matmul, &product, (lm_vid[]){ h, w });
+    lm_vid z = router_logits(b, layer, h, w);
     lm_vid chosen[LM_MAX_OUT] = { LM_NONE, LM_NONE },
            rows[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) ||
@@ -107,7 +136,7 @@ static lm_vid sum_loads(lm_builder *b, int64_t *layers)
 
 static double model_coef(const lm_model *m)
 {
-    double coef = m->build.routing.model;
+    double coef = m->build.choice.by_expert ? 0 : m->build.routing.model;
     for (int64_t l = 0; coef < 0 && l < m->config.layers; l++)
         if (m->config.layer[l].moe.experts)
             return m->config.layer[l].moe.aux_coef;

@@ -65,6 +65,7 @@ typedef struct {
     double scale;                /* of the weights */
     int64_t groups, kept_groups; /* experts are chosen from the best groups; groups 1: from all */
     double aux_coef; /* of the balance loss that the config asks of a training; 0: none */
+    double jitter;   /* of the router's input, that the config asks of a training; 0: none */
 } lm_moe;
 
 typedef struct {

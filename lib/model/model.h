@@ -112,6 +112,12 @@ typedef struct {
     lm_overflow policy; /* which ones, and what becomes of the others */
     bool pad;           /* rows without assignment fill each expert up to that */
     bool second_random; /* K = 2: the second choice is drawn */
+    bool
+        by_expert; /* each expert takes as many tokens as its capacity, those with the largest scores */
+    double
+        jitter;   /* of the router's input (kernels/noise.h); LM_ROUTING_OF_CONFIG: lm_moe.jitter */
+    double noise; /* of its logits */
+    bool low;     /* the router's product runs in the low type, in all modes */
 } lm_routing_choice;
 
 typedef struct {

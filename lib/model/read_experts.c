@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* read_experts.c -- keys of config.json that mixtures of experts have. */
 #include <inttypes.h>
-#include <math.h>
 
 #include "base/mem.h"
 #include "kernels/route.h"
@@ -28,14 +27,13 @@ static lm_code read_count(const json_t *o, const char *where, const lm_moe_defau
 static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defaults *d, lm_moe *m,
                           lm_err *e)
 {
-    double jitter = 0;
     bool asks = false;
     m->normalise = d->normalise;
     if (read_count(o, where, d, &m->experts, e) ||
         lm_json_i64_or(o, "num_experts_per_tok", d->chosen, 1, LM_ROUTE_MOST_EXPERTS, &m->chosen,
                        where, e) ||
         lm_json_i64_or(o, d->ffn_key, d->ffn, 1, LM_MOST_WIDTH, &m->ffn, where, e) ||
-        lm_json_f64_or(o, "router_jitter_noise", 0, &jitter, where, e) ||
+        lm_json_f64_or(o, "router_jitter_noise", 0, &m->jitter, where, e) ||
         lm_json_bool_or(o, "output_router_logits", false, &asks, where, e) ||
         lm_json_f64_or(o, "router_aux_loss_coef", 0.001, &m->aux_coef, where, e) ||
         (!d->normalise && lm_json_bool_or(o, "norm_topk_prob", false, &m->normalise, where, e)) ||
@@ -52,8 +50,8 @@ static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defau
         return lm_fail(e, LM_EFORMAT, where, NULL,
                        "\"num_experts_per_tok\" is %" PRId64 ", but \"%s\" is %" PRId64, m->chosen,
                        d->experts_key, m->experts);
-    if (fabs(jitter) > 0)
-        return lm_read_bad(where, "router_jitter_noise", e, "only 0 is supported");
+    if (!(m->jitter >= 0 && m->jitter < 1))
+        return lm_read_bad(where, "router_jitter_noise", e, "is not in [0, 1)");
     return LM_OK;
 }
 

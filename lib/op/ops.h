@@ -22,6 +22,8 @@ extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_
 extern const lm_op lm_op_conv, lm_op_conv_dx, lm_op_conv_dw;
 /* gated_norm.c */
 extern const lm_op lm_op_gated_norm, lm_op_gated_norm_dx, lm_op_gated_norm_dw;
+/* noise.c */
+extern const lm_op lm_op_noise;
 /* delta.c */
 extern const lm_op lm_op_delta, lm_op_delta_dx;
 /* route.c */

@@ -63,6 +63,7 @@ static const lm_op *const ops[] = {
     &lm_op_soft_cap_dx,
     &lm_op_add,
     &lm_op_dropout,
+    &lm_op_noise,
     &lm_op_cast,
     &lm_op_rows,
     &lm_op_embed,

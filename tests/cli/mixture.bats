@@ -685,3 +685,69 @@ numbers() { # FOLDER TENSOR: the numbers of an F32 tensor, one a line
     [ "$status" -eq 2 ]
     [[ "$output" == *"there is no capacity: give --moe-expert-capacity-factor too"* ]]
 }
+
+@test "mixtures: experts choose tokens, routers with noise, and their type" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24 norm_topk_prob=false
+    args=(--steps 4 --batch-size 4 --seq-len 32 --lr 1e-2 --lr-schedule constant)
+    of() { jq -s "[.[] | select(.event == \"experts\" and .step == 4)] | $2" "$1.jsonl"; }
+    train -q m data -o free "${args[@]}" --metrics free.jsonl
+    # 128 tokens, 2 of 8 experts each: an expert takes 32, or 48.
+    train -q m data -o choose "${args[@]}" --moe-expert-choice --metrics choose.jsonl
+    [ "$(of choose 'map(.load | unique) | unique')" = "$(jq -n '[[32]]')" ]
+    train -q m data -o more "${args[@]}" --moe-expert-choice --moe-expert-capacity-factor 1.5 --metrics more.jsonl
+    [ "$(of more 'map(.load | unique) | unique')" = "$(jq -n '[[48]]')" ]
+    [ "$(of free 'map(.load | unique | length) | min')" -gt 1 ]
+    train -q m data -o again "${args[@]}" --moe-expert-choice --recompute full --threads 1
+    inspect-model --check choose again > /dev/null
+    # Each kind of noise is drawn from the seed, the same when layers are computed again; 0 changes nothing.
+    for noise in input-jitter-eps router-noise; do
+        train -q m data -o "$noise" "${args[@]}" --moe-$noise 0.3
+        train -q m data -o "$noise-again" "${args[@]}" --moe-$noise 0.3 --recompute full --threads 1
+        train -q m data -o "$noise-other" "${args[@]}" --moe-$noise 0.3 --seed 5
+        train -q m data -o "$noise-none" "${args[@]}" --moe-$noise 0
+        inspect-model --check "$noise" "$noise-again" > /dev/null
+        inspect-model --check free "$noise-none" > /dev/null
+        for o in free "$noise-other"; do
+            run inspect-model --check "$noise" "$o"
+            [ "$status" -ne 0 ]
+        done
+    done
+    # The config's jitter counts where none is given.
+    small mixtral-8x7b jitter head_dim=16 intermediate_size=24 router_jitter_noise=0.3
+    train -q jitter data -o of-config "${args[@]}"
+    train -q jitter data -o given "${args[@]}" --moe-input-jitter-eps 0.3
+    train -q jitter data -o without "${args[@]}" --router-jitter-noise 0
+    inspect-model --check of-config given > /dev/null
+    run inspect-model --check of-config without
+    [ "$status" -ne 0 ]
+    train -q m data -o low "${args[@]}" --dtype bf16 --moe-router-dtype bf16
+    train -q m data -o wide "${args[@]}" --dtype bf16
+    run inspect-model --check low wide
+    [ "$status" -ne 0 ]
+}
+
+@test "mixtures: experts that choose, noise and types that are refused" {
+    refused() {
+        run train "$1" data -o a --steps 1 --seq-len 32 "${@:3}"
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"$2"* ]]
+        [ ! -e a ]
+    }
+    small qwen3-moe-13m normal head_dim=16 norm_topk_prob=true
+    refused normal 'serves routers without norm_topk_prob, bias and groups; those of normal have norm_topk_prob' --moe-expert-choice
+    small qwen3-moe-13m plain head_dim=16 norm_topk_prob=false
+    refused plain 'loads are equal already' --moe-expert-choice --moe-aux-loss-coeff 0.1
+    refused plain 'serves computation in bf16: give --dtype bf16 too' --moe-router-dtype bf16 --dtype f32
+    refused plain '--moe-input-jitter-eps' --moe-input-jitter-eps 1
+    small llama-5m dense
+    none='serves mixtures of experts; dense has no experts'
+    refused dense "--moe-expert-choice: $none" --moe-expert-choice
+    refused dense "--moe-router-noise: $none" --moe-router-noise 0.1
+    refused dense "--moe-input-jitter-eps: $none" --moe-input-jitter-eps 0.1
+    refused dense "--moe-router-dtype: $none" --moe-router-dtype bf16 --dtype bf16
+    small mixtral-8x7b a head_dim=16 intermediate_size=24
+    jq '.router_jitter_noise = 1' a/config.json > a/new && mv a/new a/config.json
+    run train -q a data -o b --steps 1 --seq-len 32
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'"router_jitter_noise": is not in [0, 1)'* ]]
+}

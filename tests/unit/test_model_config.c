@@ -353,7 +353,7 @@ static void test_experts(void **state)
         { mixtral, "{\"num_experts_per_tok\":9}",
           "\"num_experts_per_tok\" is 9, but \"num_local_experts\" is 8" },
         { mixtral, "{\"num_local_experts\":0}", "num_local_experts" },
-        { mixtral, "{\"router_jitter_noise\":0.01}", "router_jitter_noise" },
+        { mixtral, "{\"router_jitter_noise\":1.5}", "router_jitter_noise" },
         { qwen2, "{\"mlp_only_layers\":[24]}", "mlp_only_layers" },
         { qwen2, "{\"mlp_only_layers\":3}", "mlp_only_layers" },
         { qwen2, "{\"decoder_sparse_step\":0}", "decoder_sparse_step" },
