@@ -2,22 +2,22 @@
 /* attention.h -- softmax attention without a T x T matrix (FlashAttention-2, arXiv:2307.08691): tiled, online
  * softmax, log-sum-exp saved; the backward recomputes the probabilities.
  *
- * qkv rows hold H query heads, then K key heads, then K value heads, each of D numbers; query head h uses
- * key/value head h / (H/K).  Key j is visible to query i of the same sequence iff j <= i (causal),
+ * qkv rows hold H query heads and K key heads of D numbers, then K value heads of E numbers (value_dim; usually D);
+ * query head h uses key/value head h / (H/K).  Key j is visible to query i of the same sequence iff j <= i (causal),
  * j >= lo[i] (start of its document) and, with window W > 0, i - j < W.  A row that sees nothing gives zeros and
  * lse = -inf.  Scores are scale * q.k in F32, and with soft_cap c > 0 c tanh(scale * q.k / c) (Gemma 2,
  * arXiv:2408.00118, section 2); probabilities are rounded to act before the product with v.
  *
- * attention     in  qkv [B*T,(H+2K)D] act, lo [B*T] I32 (optional, 0)
- *               out o [B*T,H*D] act, lse [B,H,T] F32
- * attention_dx  in  do [B*T,H*D] act, qkv, o, lse, lo (optional)
- *               out dqkv [B*T,(H+2K)D] act.  Deterministic: the same bits for any number of threads.
+ * attention     in  qkv [B*T,(H+K)D+K*E] act, lo [B*T] I32 (optional, 0)
+ *               out o [B*T,H*E] act, lse [B,H,T] F32
+ * attention_dx  in  do [B*T,H*E] act, qkv, o, lse, lo (optional)
+ *               out dqkv [B*T,(H+K)D+K*E] act.  Deterministic: the same bits for any number of threads.
  * attention_cached  (prefill and decoding; no gradient)
- *               in  qkv [N,(H+2K)D] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the rows of
+ *               in  qkv [N,(H+K)D+K*E] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the rows of
  *                   a sequence the first fresh[b] are real), first [B+1] I32 and kind [B] I32 (both or neither),
  *                   table [B,P] I32 (optional)
- *               out o [N,H*D] act, kcache [G,K,S,D] act, vcache [G,K,S,D] act (both in place), lse [N,H] F32
- *                   (optional)
+ *               out o [N,H*E] act, kcache [G,K,S,D] act, vcache [G,K,S,E] act (both in place; vcache optional),
+ *                   lse [N,H] F32 (optional)
  *               appends the fresh keys and values at positions used[b].., then attends: row i of b is at position
  *               used[b]+i, so with used = 0 it equals attention.  Other rows of o are zeros, of lse -inf.
  *   rows        The rows of sequence b are T rows from b T on (N = B T).  Ragged (T = 0): rows first[b] to
@@ -25,6 +25,9 @@
  *               says what they are: a part of a prompt (any number), or a new token (at most one row).  The
  *               bits of a row depend on its kind, its position and the keys, not on the other rows, on where a
  *               prompt is cut, or on N and B.
+ *   values      Without vcache the value of a key is its first E numbers (E <= D), and rows of qkv hold no values:
+ *               [N,(H+K)D].  This is the compressed cache of multi-head latent attention (DeepSeek-V2,
+ *               arXiv:2405.04434, section 2.1), where K = 1.
  *   positions   Without a table sequence b has the room of S positions (G = B).  With one, caches are pages of S
  *               positions, a multiple of LM_PAGE_UNIT: position j of b is in page table[b][j / S], at j mod S.
  *               Only entries of positions below used[b]+fresh[b] are read.  Sequences may share pages, except
@@ -35,7 +38,8 @@
  *                   rotation), wq [D] F32, wk [D] F32 (both or neither: no norm)
  *               out o, kcache, vcache as attention_cached
  *               head_norm (kernels/norm.h) of the query and key heads, rope (kernels/rope.h) of the result, then
- *               attention_cached; between them numbers are rounded to act, as if they had been stored.
+ *               attention_cached; between them numbers are rounded to act, as if they had been stored.  E is D, and
+ *               there is a vcache.
  * Dropout (train only, rate p of attr): P~ = P * Z/(1-p), Z from Philox keyed (lm_rng_key(seed, step, micro),
  * "attention dropout", site) at index (b*H + h)*T*T + i*T + j, the same in both directions; kept iff uniform >= p
  * (a draw of lm_rng_u32 compared with the threshold floor(p * 2^32)).  The index is below B*H*T*T: it never wraps.
@@ -57,9 +61,23 @@ typedef struct {
     bool causal;
     double scale;
     double dropout;
-    int64_t site;    /* distinguishes layers for dropout */
-    double soft_cap; /* of the scores; 0: none */
+    int64_t site;      /* distinguishes layers for dropout */
+    double soft_cap;   /* of the scores; 0: none */
+    int64_t value_dim; /* E; 0: head_dim */
 } lm_attention_attr;
+
+/* E. */
+static inline int64_t lm_attention_value_dim(const lm_attention_attr *a)
+{
+    return a->value_dim ? a->value_dim : a->head_dim;
+}
+
+/* Numbers of a row of qkv, with or without value heads. */
+static inline int64_t lm_attention_row(const lm_attention_attr *a, bool values)
+{
+    return (a->heads + a->kv_heads) * a->head_dim +
+           (values ? a->kv_heads * lm_attention_value_dim(a) : 0);
+}
 
 typedef struct {
     lm_attention_attr attention; /* seq 1 */

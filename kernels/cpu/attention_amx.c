@@ -69,8 +69,8 @@ static void pack_pages(const attn_job *job, int64_t keys, uint16_t *kp, uint16_t
     for (int64_t j = 0; j < padded; j += 16) {
         const uint16_t *k = job->k, *v = job->v;
         if (j < keys) {
-            k = attn_piece(job, job->k, sizeof *k, j, keys, &run);
-            v = attn_piece(job, job->v, sizeof *v, j, keys, &run);
+            k = attn_piece(job, job->k, job->k_pitch, sizeof *k, j, keys, &run);
+            v = attn_piece(job, job->v, job->v_pitch, sizeof *v, j, keys, &run);
         }
         for (int64_t d = 0; d < nd; d++) {
             uint16_t *to = vp + (j / 32 * nd + d) * 2 * TILE + j % 32 / 16 * (TILE / 2);
@@ -467,7 +467,8 @@ static void run_job(const attn_job *job, void *scratch)
 
 static bool fits(const lm_attention_attr *a)
 {
-    return a->head_dim % 32 == 0 && a->head_dim <= 16 * MAX_TILES_D;
+    return a->head_dim % 32 == 0 && a->head_dim <= 16 * MAX_TILES_D &&
+           lm_attention_value_dim(a) == a->head_dim;
 }
 
 size_t lm_attention_packed_bytes_amx(const lm_attention_attr *a, int64_t keys)
@@ -486,22 +487,22 @@ static void attention(const lm_call *c)
     if (fits(a))
         attn_run_split(c, run_job, scratch_bytes(a, a->seq), NULL);
     else
-        attn_fallback("attention")->run(c);
+        attn_fallback("attention", a)->run(c);
 }
 
 static size_t attention_work(const lm_call *c, int threads)
 {
     const lm_attention_attr *a = c->attr;
     return fits(a) ? attn_run_work(threads, scratch_bytes(a, a->seq))
-                   : attn_fallback("attention")->work(c, threads);
+                   : attn_fallback("attention", a)->work(c, threads);
 }
 
 static void attention_cached(const lm_call *c)
 {
     attn_seqs s = attn_seqs_of(c);
     attn_kinds k = attn_kinds_of(&s);
-    if (!k.prompts || !fits(c->attr)) {
-        attn_fallback("attention_cached")->run(c);
+    if (!k.prompts || !s.values || !fits(c->attr)) {
+        attn_fallback("attention_cached", c->attr)->run(c);
         return;
     }
     attn_append(c);
@@ -514,8 +515,8 @@ static size_t attention_cached_work(const lm_call *c, int threads)
 {
     attn_seqs s = attn_seqs_of(c);
     attn_kinds k = attn_kinds_of(&s);
-    if (!k.prompts || !fits(c->attr))
-        return attn_fallback("attention_cached")->work(c, threads);
+    if (!k.prompts || !s.values || !fits(c->attr))
+        return attn_fallback("attention_cached", c->attr)->work(c, threads);
     size_t few = k.tokens ? lm_attention_decode_work_avx512(c, threads) : 0;
     return attn_more(few, attn_run_work(threads, scratch_bytes(c->attr, attn_room(&s))));
 }

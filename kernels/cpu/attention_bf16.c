@@ -18,18 +18,18 @@ typedef struct {
     uint16_t p[KEYS / 32][HALF];      /* probabilities, a B operand */
     uint32_t kept[KEYS / 32][LANES];  /* dropout: bit k of [i][query]: key 32 i + k stays */
     int32_t start[LANES], end[LANES]; /* keys that each query sees */
-    float *o;                         /* [D rounded up to 16][16] */
+    float *o;                         /* [E rounded up to 16][16] */
     uint16_t *q;                      /* B operands of 32 queries */
-    uint16_t *k, *v;                  /* A operands: [D/32][height][32], [height/32][D][32] */
+    uint16_t *k, *v;                  /* A operands: [D/32][height][32], [height/32][E][32] */
     uint16_t *piece;                  /* 32 rows of values of pages */
-    int64_t height, rows;             /* keys rounded up to KEYS, D to 16 */
+    int64_t height, rows;             /* keys rounded up to KEYS, E to 16 */
     float scale2;                     /* of what the exponential takes: scores, or their tanh */
     float cap_by;                     /* scale / soft_cap; 0: no soft cap */
 } forward_scratch;
 
-static size_t place(forward_scratch *w, char *at, int64_t D, int64_t keys)
+static size_t place(forward_scratch *w, char *at, int64_t D, int64_t E, int64_t keys)
 {
-    int64_t height = up_to(keys, KEYS), rows = up_to(D, LANES), deep = up_to(D, ROW);
+    int64_t height = up_to(keys, KEYS), rows = up_to(E, LANES), deep = up_to(D, ROW);
     size_t o = attn_round64(sizeof *w), q = o + (size_t)(rows * LANES) * sizeof(float);
     size_t k = q + (size_t)(2 * LANES * deep) * sizeof(uint16_t);
     size_t v = k + (size_t)(height * deep) * sizeof(uint16_t);
@@ -43,12 +43,12 @@ static size_t place(forward_scratch *w, char *at, int64_t D, int64_t keys)
         w->v = (uint16_t *)(void *)(at + v);
         w->piece = (uint16_t *)(void *)(at + piece);
     }
-    return piece + attn_round64((size_t)(ROW * D) * sizeof(uint16_t));
+    return piece + attn_round64((size_t)(ROW * E) * sizeof(uint16_t));
 }
 
 static size_t scratch_bytes(const lm_attention_attr *a, int64_t keys)
 {
-    return place(NULL, NULL, a->head_dim, keys);
+    return place(NULL, NULL, a->head_dim, lm_attention_value_dim(a), keys);
 }
 
 static void pack_keys(forward_scratch *w, const attn_job *job)
@@ -57,24 +57,25 @@ static void pack_keys(forward_scratch *w, const attn_job *job)
     pack_a_rows(w->k, w->height, 0, job->k, job->k_pitch, keys, job->D);
     for (int64_t j = 0; j < keys; j += ROW)
         pack_a_turned(w->v + j * w->rows, (const uint16_t *)job->v + j * job->v_pitch, job->v_pitch,
-                      keys - j, job->D);
+                      keys - j, job->E);
 }
 
 /* The same of pages: 32 values may be in two of them. */
 static void pack_pages(forward_scratch *w, const attn_job *job)
 {
-    int64_t keys = job->mask.keys, D = job->D, run;
+    int64_t keys = job->mask.keys, D = job->D, E = job->E, run;
     for (int64_t j = 0; j < keys; j += run) {
-        const uint16_t *k = attn_piece(job, job->k, sizeof *k, j, keys, &run);
+        const uint16_t *k = attn_piece(job, job->k, D, sizeof *k, j, keys, &run);
         pack_a_rows(w->k, w->height, j, k, D, run, D);
     }
     for (int64_t j = 0; j < keys; j += ROW) {
         int64_t end = keys - j < ROW ? keys : j + ROW;
         for (int64_t i = j; i < end; i += run) {
-            const uint16_t *v = attn_piece(job, job->v, sizeof *v, i, end, &run);
-            memcpy(w->piece + (i - j) * D, v, (size_t)(run * D) * sizeof *v);
+            const uint16_t *v = attn_piece(job, job->v, job->v_pitch, sizeof *v, i, end, &run);
+            for (int64_t x = 0; x < run; x++)
+                memcpy(w->piece + (i - j + x) * E, v + x * job->v_pitch, (size_t)E * sizeof *v);
         }
-        pack_a_turned(w->v + j * w->rows, w->piece, D, end - j, D);
+        pack_a_turned(w->v + j * w->rows, w->piece, E, end - j, E);
     }
 }
 
@@ -156,7 +157,7 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
     attn_span span = group_span(&job->mask, i0, job->queries, w->start, w->end);
     softmax x = { _mm512_set1_ps(-INFINITY), _mm512_setzero_ps() };
     uint64_t draw = drop ? attn_drop_row(job->b * job->H + h, i0, job->T) : 0;
-    int64_t D = job->D, last = job->queries - i0 < LANES ? job->queries - i0 : LANES;
+    int64_t D = job->D, E = job->E, last = job->queries - i0 < LANES ? job->queries - i0 : LANES;
     memset(w->o, 0, (size_t)(w->rows * LANES) * sizeof(float));
     for (int64_t j0 = span.lo / KEYS * KEYS; j0 < span.hi; j0 += KEYS) {
         key_range k = range_of(&span, 0, job->mask.keys, j0);
@@ -175,11 +176,11 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
         }
         product(&(pair_product){ w->v + j0 * w->rows, w->p[0], w->rows * ROW, HALF, w->o, LANES,
                                  k.r0 / 2, k.r1 / 2, true },
-                0, up_to(D, UNIT));
+                0, up_to(E, UNIT));
     }
     __mmask16 some = _mm512_cmp_ps_mask(x.l, _mm512_setzero_ps(), _CMP_GT_OQ);
     store_turned(w->o, _mm512_maskz_div_ps(some, _mm512_set1_ps(1), x.l),
-                 (uint16_t *)job->o + i0 * job->o_pitch + h * D, job->o_pitch, 0, last, D);
+                 (uint16_t *)job->o + i0 * job->o_pitch + h * E, job->o_pitch, 0, last, E);
     if (job->lse) {
         float m[LANES], l[LANES];
         _mm512_storeu_ps(m, x.m);
@@ -196,7 +197,7 @@ static void run_job(const attn_job *job, void *scratch)
 {
     forward_scratch *w = scratch;
     int64_t keys = job->mask.keys, D = job->D, padded = up_to(keys, UNIT) - keys;
-    place(w, scratch, D, keys);
+    place(w, scratch, D, job->E, keys);
     w->scale2 = (job->soft_cap > 0 ? job->soft_cap : job->scale) * 1.44269504088896341f;
     w->cap_by = job->soft_cap > 0 ? job->scale / job->soft_cap : 0;
     if (job->pages)

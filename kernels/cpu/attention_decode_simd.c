@@ -13,15 +13,17 @@ enum {
     AHEAD = 4096 /* bytes between a key and the one that is prefetched */
 };
 
-/* One partial result: maximum, sum, weighted values (ld floats). */
+/* One partial result: maximum, sum, weighted values (lv floats). */
 typedef struct {
     const lm_call *c;
     const lm_attention_attr *a;
     attn_seqs s;
-    int64_t few;                     /* most rows of a sequence */
-    int64_t blocks, group, rows, ld; /* rows: of partial results a block = few * group */
-    float *partial;                  /* [B*K][blocks][rows][ld + PAD] */
-    float *scratch;                  /* [threads][SHARE][ld + DECODE_BLOCK] */
+    int64_t few;                 /* most rows of a sequence */
+    int64_t blocks, group, rows; /* rows: of partial results a block = few * group */
+    int64_t ld, lv;              /* D and E in whole vectors */
+    int64_t line;                /* numbers from one value of the cache to the next */
+    float *partial;              /* [B*K][blocks][rows][lv + PAD] */
+    float *scratch;              /* [threads][SHARE][ld + DECODE_BLOCK] */
 } decode;
 
 static decode decode_of(const lm_call *c)
@@ -33,9 +35,11 @@ static decode decode_of(const lm_call *c)
     d.group = a->heads / a->kv_heads;
     d.rows = d.few * d.group;
     d.ld = padded(a->head_dim, PAD);
+    d.lv = padded(lm_attention_value_dim(a), PAD);
+    d.line = d.s.values ? lm_attention_value_dim(a) : a->head_dim;
     d.partial = c->work;
     if (c->work)
-        d.scratch = d.partial + a->batch * a->kv_heads * d.blocks * d.rows * (d.ld + PAD);
+        d.scratch = d.partial + a->batch * a->kv_heads * d.blocks * d.rows * (d.lv + PAD);
     return d;
 }
 
@@ -46,7 +50,7 @@ static int64_t scratch_floats(const decode *d)
 
 LM_INLINE float *partial_at(const decode *d, int64_t bk, int64_t block, int64_t row)
 {
-    return d->partial + ((bk * d->blocks + block) * d->rows + row) * (d->ld + PAD);
+    return d->partial + ((bk * d->blocks + block) * d->rows + row) * (d->lv + PAD);
 }
 
 /* Keys or values of a block: in one piece, or where there are pages in pieces of LM_PAGE_UNIT. */
@@ -140,10 +144,11 @@ LM_INLINE void score_keys(lm_dtype t, bool paged, int R, const float *q, int64_t
     }
 }
 
-/* W vectors from column d on of acc[r] = sum over keys [from, to) of p[r][j] v[j], for R rows. */
+/* W vectors from column d on of acc[r] = sum over keys [from, to) of p[r][j] v[j], for R rows; values have E numbers, and
+ * lie `line` apart. */
 LM_INLINE void weigh_part(lm_dtype t, bool paged, int R, int W, const float *p, lines v,
-                          int64_t from, int64_t to, int64_t D, int64_t d, float *const acc[SHARE],
-                          const reading *after, const reading_pages *pages)
+                          int64_t from, int64_t to, int64_t E, int64_t line, int64_t d,
+                          float *const acc[SHARE], const reading *after, const reading_pages *pages)
 {
     int64_t size = (int64_t)lm_dtype_size(t);
     vf x[SHARE][8];
@@ -154,14 +159,14 @@ LM_INLINE void weigh_part(lm_dtype t, bool paged, int R, int W, const float *p, 
             x[r][i] = vf_zero();
     for (int64_t j = from; j < to; j++) {
         const void *base = line_base(paged, v, j);
-        int64_t at = line_at(paged, j, D);
+        int64_t at = line_at(paged, j, line);
         if (paged)
-            fetch_line(pages, v, j, d * size, W * VF_LANES * size, D * size);
+            fetch_line(pages, v, j, d * size, W * VF_LANES * size, line * size);
         else
-            fetch(after, attn_at(v.all, j * D + d, (size_t)size), W * VF_LANES * size);
+            fetch(after, attn_at(v.all, j * line + d, (size_t)size), W * VF_LANES * size);
 #pragma GCC unroll 8
         for (int i = 0; i < W; i++) {
-            vf y = row_part(t, base, at, d + i * VF_LANES, D);
+            vf y = row_part(t, base, at, d + i * VF_LANES, E);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++)
                 x[r][i] = vf_fma(vf_set(p[r * DECODE_BLOCK + j]), y, x[r][i]);
@@ -175,18 +180,18 @@ LM_INLINE void weigh_part(lm_dtype t, bool paged, int R, int W, const float *p, 
 }
 
 LM_INLINE void weigh_keys(lm_dtype t, bool paged, int R, const float *p, lines v, int64_t from,
-                          int64_t to, int64_t D, float *const acc[SHARE], lines then)
+                          int64_t to, int64_t E, int64_t line, float *const acc[SHARE], lines then)
 {
     const int wide = R <= 2 && VF_LANES == 16 ? 8 : 4;
-    reading after = { attn_at(v.all, to * D, lm_dtype_size(t)), then.all };
+    reading after = { attn_at(v.all, to * line, lm_dtype_size(t)), then.all };
     reading_pages pages = { then, to, 0 };
     int64_t d = 0;
-    for (; d + wide * VF_LANES <= D; d += wide * VF_LANES)
-        weigh_part(t, paged, R, wide, p, v, from, to, D, d, acc, &after, &pages);
-    for (; d + 4 * VF_LANES <= D; d += 4 * VF_LANES)
-        weigh_part(t, paged, R, 4, p, v, from, to, D, d, acc, &after, &pages);
-    for (; d < D; d += VF_LANES)
-        weigh_part(t, paged, R, 1, p, v, from, to, D, d, acc, &after, &pages);
+    for (; d + wide * VF_LANES <= E; d += wide * VF_LANES)
+        weigh_part(t, paged, R, wide, p, v, from, to, E, line, d, acc, &after, &pages);
+    for (; d + 4 * VF_LANES <= E; d += 4 * VF_LANES)
+        weigh_part(t, paged, R, 4, p, v, from, to, E, line, d, acc, &after, &pages);
+    for (; d < E; d += VF_LANES)
+        weigh_part(t, paged, R, 1, p, v, from, to, E, line, d, acc, &after, &pages);
 }
 
 /* Softmax numerators of s[from..to) in place; returns their sum. */
@@ -227,12 +232,12 @@ LM_INLINE lines values_of(const unit *x)
 /* The pieces of the block that hold positions. */
 static void set_pieces(const decode *d, unit *x, size_t size)
 {
-    int64_t D = d->a->head_dim, run;
-    const lm_tensor *cache = &d->c->out[1];
+    int64_t run;
+    const lm_tensor *cache = d->c->out;
     for (int64_t j = 0; j < DECODE_BLOCK && x->j0 + j < x->mask.keys; j += LM_PAGE_UNIT) {
-        int64_t at = attn_cache_row(&d->s, d->a->kv_heads, x->kv, x->b, x->j0 + j, &run) * D;
-        x->k_piece[j / LM_PAGE_UNIT] = attn_at(cache[0].data, at, size);
-        x->v_piece[j / LM_PAGE_UNIT] = attn_at(cache[1].data, at, size);
+        int64_t at = attn_cache_row(&d->s, d->a->kv_heads, x->kv, x->b, x->j0 + j, &run);
+        x->k_piece[j / LM_PAGE_UNIT] = attn_at(cache[1].data, at * d->a->head_dim, size);
+        x->v_piece[j / LM_PAGE_UNIT] = attn_at(cache[d->s.values ? 2 : 1].data, at * d->line, size);
     }
 }
 
@@ -252,9 +257,9 @@ LM_INLINE void set_unit(bool paged, const decode *d, int64_t u, unit *x)
         set_pieces(d, x, size);
         return;
     }
-    at = (bk * d->s.page + x->j0) * a->head_dim;
-    x->k = attn_at(d->c->out[1].data, at, size);
-    x->v = attn_at(d->c->out[2].data, at, size);
+    at = bk * d->s.page + x->j0;
+    x->k = attn_at(d->c->out[1].data, at * a->head_dim, size);
+    x->v = attn_at(d->c->out[d->s.values ? 2 : 1].data, at * d->line, size);
 }
 
 /* The keys [*from, *to) of the unit that new row i sees. */
@@ -272,11 +277,11 @@ LM_INLINE void attend(lm_dtype t, bool paged, int R, const decode *d, const unit
                       const unit *next)
 {
     const lm_attention_attr *a = d->a;
-    int64_t D = a->head_dim, pitch = (a->heads + 2 * a->kv_heads) * D;
+    int64_t D = a->head_dim;
     float *q = scratch, *s = q + SHARE * d->ld, *acc[SHARE];
     pack_rows(t, q, d->ld, R,
-              attn_at(d->c->in[0].data, (x->row + i) * pitch + h * D, lm_dtype_size(t)), D, R, D,
-              (float)a->scale);
+              attn_at(d->c->in[0].data, (x->row + i) * d->s.pitch + h * D, lm_dtype_size(t)), D, R,
+              D, (float)a->scale);
     score_keys(t, paged, R, q, d->ld, keys_of(x), from, to, D, s, values_of(x));
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
@@ -288,7 +293,8 @@ LM_INLINE void attend(lm_dtype t, bool paged, int R, const decode *d, const unit
         part[r][1] = exp_keys(t, row, from, to, &part[r][0]);
         acc[r] = part[r] + PAD;
     }
-    weigh_keys(t, paged, R, s, values_of(x), from, to, D, acc, keys_of(next));
+    weigh_keys(t, paged, R, s, values_of(x), from, to, lm_attention_value_dim(a), d->line, acc,
+               keys_of(next));
 }
 
 LM_INLINE void decode_units(lm_dtype t, bool paged, void *ctx, int64_t begin, int64_t end,
@@ -329,7 +335,7 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const decode *d = ctx;
     const lm_attention_attr *a = d->a;
-    int64_t D = a->head_dim;
+    int64_t E = lm_attention_value_dim(a);
     float *lse = d->c->n_out > 3 ? d->c->out[3].data : NULL;
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / d->rows, row = u % d->rows, b = bk / a->kv_heads;
@@ -344,10 +350,10 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
             p[0] = p[1] > 0 ? expf(p[0] - m) : 0.0f; /* from here on: the factor of the block */
             l += p[0] * p[1];
         }
-        int64_t head = (attn_first(&d->s, b) + i) * a->heads + h, at = head * D;
+        int64_t head = (attn_first(&d->s, b) + i) * a->heads + h, at = head * E;
         if (lse)
             lse[head] = l > 0 ? m + logf(l) : -INFINITY;
-        VF_FOR(x, live, D, {
+        VF_FOR(x, live, E, {
             vf sum = vf_zero();
             for (int64_t n = 0; n < d->blocks; n++) {
                 const float *p = partial_at(d, bk, n, row);
@@ -387,6 +393,6 @@ size_t attention_decode_bytes(const lm_call *c, int threads)
 {
     decode d =
         decode_of(&(lm_call){ .attr = c->attr, .in = c->in, .n_in = c->n_in, .out = c->out });
-    int64_t n = d.a->batch * d.a->kv_heads * d.blocks * d.rows * (d.ld + PAD);
+    int64_t n = d.a->batch * d.a->kv_heads * d.blocks * d.rows * (d.lv + PAD);
     return (size_t)(n + threads * scratch_floats(&d)) * sizeof(float);
 }

@@ -464,18 +464,23 @@ static void run_job(const attn_dx_job *job, void *scratch)
     tiles_end();
 }
 
+static bool fits(const lm_attention_attr *a)
+{
+    return a->head_dim % 32 == 0 && lm_attention_value_dim(a) == a->head_dim;
+}
+
 void lm_attention_dx_amx(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    if (a->head_dim % 32 == 0)
+    if (fits(a))
         attn_dx_run(c, run_job, scratch_bytes(a));
     else
-        attn_fallback("attention_dx")->run(c);
+        attn_fallback("attention_dx", a)->run(c);
 }
 
 size_t lm_attention_dx_amx_work(const lm_call *c, int threads)
 {
     const lm_attention_attr *a = c->attr;
-    return a->head_dim % 32 == 0 ? attn_run_work(threads, scratch_bytes(a))
-                                 : attn_fallback("attention_dx")->work(c, threads);
+    return fits(a) ? attn_run_work(threads, scratch_bytes(a))
+                   : attn_fallback("attention_dx", a)->work(c, threads);
 }

@@ -28,15 +28,17 @@ typedef struct {
     int32_t *first;  /* [T]: the first key that this query or a later one sees */
     attn_span *span; /* [T/16]: what a group sees */
     /* Of a section, from `base` on: */
-    uint16_t *k, *v;    /* A operands [D/32][height][32], depth D */
-    uint16_t *kt;       /* A operand [height/32][rows][32], depth keys */
+    uint16_t *k,
+        *v;       /* A operands [D/32][height][32], depth D; of values E, as below with dO and dV */
+    uint16_t *kt; /* A operand [height/32][rows][32], depth keys */
     uint16_t *qc, *oc;  /* Q, dO: B operands [height/32][D/32][2][16 pairs], depth D */
     uint16_t *qp, *op;  /* Q, dO: B operands [D/32][height/32][2][16 pairs], depth queries */
-    float *dk, *dv;     /* [height][deep] */
+    float *dk, *dv;     /* [height][deep], [height][deep_v] */
     float *dq;          /* dQ^T [height/16][rows][16] */
     float *lse, *delta; /* [height], lse in log2 units */
     int64_t base, height;
     int64_t D, rows, deep; /* rows: D rounded up to 16; deep: D rounded up to 32 */
+    int64_t E, deep_v;     /* deep_v: E rounded up to 32 */
     float scale2; /* of what the exponential takes: scores, or with a soft cap their tanh */
     float cap_by; /* scale / soft_cap; 0: no soft cap */
     float keep;   /* 1/(1-p) of dropout */
@@ -46,8 +48,10 @@ typedef struct {
 static size_t scratch_bytes(const lm_attention_attr *a)
 {
     size_t n = (size_t)up_to(a->seq, KEYS), deep = (size_t)up_to(a->head_dim, ROW);
+    size_t deep_v = (size_t)up_to(lm_attention_value_dim(a), ROW);
     return attn_round64(sizeof(dx_scratch)) +
-           n * deep * (7 * sizeof(uint16_t) + 3 * sizeof(float)) +
+           n * deep * (4 * sizeof(uint16_t) + 2 * sizeof(float)) +
+           n * deep_v * (3 * sizeof(uint16_t) + sizeof(float)) +
            n * (3 * sizeof(int32_t) + 2 * sizeof(float)) + n / LANES * sizeof(attn_span);
 }
 
@@ -62,12 +66,15 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
 {
     char *at = (char *)w + attn_round64(sizeof *w);
     size_t n = (size_t)up_to(a->seq, KEYS), deep = (size_t)up_to(a->head_dim, ROW);
+    size_t deep_v = (size_t)up_to(lm_attention_value_dim(a), ROW);
     uint16_t **packs[] = { &w->k, &w->v, &w->kt, &w->qc, &w->oc, &w->qp, &w->op };
     float **sums[] = { &w->dk, &w->dv, &w->dq };
-    for (int i = 0; i < 7; i++)
-        *packs[i] = carve(&at, n * deep * sizeof(uint16_t));
+    for (int i = 0; i < 7; i++) {
+        bool values = packs[i] == &w->v || packs[i] == &w->oc || packs[i] == &w->op;
+        *packs[i] = carve(&at, n * (values ? deep_v : deep) * sizeof(uint16_t));
+    }
     for (int i = 0; i < 3; i++)
-        *sums[i] = carve(&at, n * deep * sizeof(float));
+        *sums[i] = carve(&at, n * (i == 1 ? deep_v : deep) * sizeof(float));
     w->start = carve(&at, n * sizeof(int32_t));
     w->end = carve(&at, n * sizeof(int32_t));
     w->first = carve(&at, n * sizeof(int32_t));
@@ -76,6 +83,8 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->span = carve(&at, n / LANES * sizeof(attn_span));
     w->D = a->head_dim;
     w->deep = (int64_t)deep;
+    w->E = lm_attention_value_dim(a);
+    w->deep_v = (int64_t)deep_v;
     w->rows = up_to(w->D, LANES);
     w->scale2 = (float)((a->soft_cap > 0 ? a->soft_cap : a->scale) * 1.44269504088896341);
     w->cap_by = a->soft_cap > 0 ? (float)(a->scale / a->soft_cap) : 0;
@@ -110,9 +119,9 @@ static void load_keys(dx_scratch *w, const attn_dx_view *x, int64_t from, int64_
     const uint16_t *v = (const uint16_t *)x->qkv + x->v_at + from * x->pitch;
     int64_t at = from - w->base, n = to - from, more = up_to(n, UNIT) - n;
     pack_a_rows(w->k, w->height, at, k, x->pitch, n, w->D);
-    pack_a_rows(w->v, w->height, at, v, x->pitch, n, w->D);
+    pack_a_rows(w->v, w->height, at, v, x->pitch, n, w->E);
     clear_a_rows(w->k, w->height, at + n, more, w->D);
-    clear_a_rows(w->v, w->height, at + n, more, w->D);
+    clear_a_rows(w->v, w->height, at + n, more, w->E);
     for (int64_t j = 0; j < n; j += ROW)
         pack_a_turned(w->kt + (at + j) * w->rows, k + j * x->pitch, x->pitch, n - j, w->D);
 }
@@ -121,25 +130,25 @@ static void load_keys(dx_scratch *w, const attn_dx_view *x, int64_t from, int64_
  */
 static void load_head(dx_scratch *w, const attn_dx_view *x, int64_t h, int64_t from, int64_t to)
 {
-    int64_t D = w->D, n = to - from, at = from - w->base;
+    int64_t D = w->D, E = w->E, n = to - from, at = from - w->base;
     const uint16_t *q = (const uint16_t *)x->qkv + from * x->pitch + h * D;
-    const uint16_t *dout = (const uint16_t *)x->dout + from * x->o_pitch + h * D;
-    const uint16_t *o = (const uint16_t *)x->o + from * x->o_pitch + h * D;
+    const uint16_t *dout = (const uint16_t *)x->dout + from * x->o_pitch + h * E;
+    const uint16_t *o = (const uint16_t *)x->o + from * x->o_pitch + h * E;
     for (int64_t i = 0; i < n; i += ROW) {
         pack_b_rows(w->qc + (at + i) * w->deep, q + i * x->pitch, x->pitch, n - i, D);
-        pack_b_rows(w->oc + (at + i) * w->deep, dout + i * x->o_pitch, x->o_pitch, n - i, D);
+        pack_b_rows(w->oc + (at + i) * w->deep_v, dout + i * x->o_pitch, x->o_pitch, n - i, E);
     }
-    for (int64_t d = 0; d < D; d += ROW) {
+    for (int64_t d = 0; d < D; d += ROW)
         pack_b_columns(w->qp + (d / ROW * w->height + at) * ROW, q + d, x->pitch, n, D - d);
-        pack_b_columns(w->op + (d / ROW * w->height + at) * ROW, dout + d, x->o_pitch, n, D - d);
-    }
+    for (int64_t d = 0; d < E; d += ROW)
+        pack_b_columns(w->op + (d / ROW * w->height + at) * ROW, dout + d, x->o_pitch, n, E - d);
     for (int64_t i = 0; i < up_to(n, LANES); i++) {
         __m512 sum = _mm512_setzero_ps();
         float lse = -INFINITY;
         if (i < n) {
-            for (int64_t d = 0; d < D; d += ROW)
-                sum = _mm512_dpbf16_ps(sum, (__m512bh)load_up_to(dout + i * x->o_pitch + d, D - d),
-                                       (__m512bh)load_up_to(o + i * x->o_pitch + d, D - d));
+            for (int64_t d = 0; d < E; d += ROW)
+                sum = _mm512_dpbf16_ps(sum, (__m512bh)load_up_to(dout + i * x->o_pitch + d, E - d),
+                                       (__m512bh)load_up_to(o + i * x->o_pitch + d, E - d));
             lse = x->lse[h * x->a->seq + from + i];
         }
         w->delta[at + i] = _mm512_reduce_add_ps(sum);
@@ -227,18 +236,20 @@ static void clear_rows(dx_scratch *w, int g, int64_t r0, int64_t r1)
 static void work_tile(dx_scratch *w, const tile *u, const attn_drop *drop, uint64_t draw, int64_t T,
                       bool queries)
 {
-    int64_t j = u->j0 - w->base, i = u->i0 - w->base, deep = (w->D + 1) / 2;
-    int64_t at = i / ROW * ROW * w->deep + i % ROW / LANES * HALF, a_step = w->height * ROW;
+    int64_t j = u->j0 - w->base, i = u->i0 - w->base, a_step = w->height * ROW;
+    int64_t half = i % ROW / LANES * HALF;
+    const uint16_t *q = w->qc + i / ROW * ROW * w->deep + half;
+    const uint16_t *dout = w->oc + i / ROW * ROW * w->deep_v + half;
     int64_t r0 = u->keys.r0, r1 = u->keys.r1;
     clear_rows(w, u->g, 0, r0);
     clear_rows(w, u->g, r1, KEYS);
     if (r0 >= r1)
         return;
-    product(&(pair_product){ w->k + j * ROW, w->qc + at, a_step, 2 * HALF, w->s[0], LANES, 0, deep,
+    product(&(pair_product){ w->k + j * ROW, q, a_step, 2 * HALF, w->s[0], LANES, 0, (w->D + 1) / 2,
                              false },
             r0, r1);
-    product(&(pair_product){ w->v + j * ROW, w->oc + at, a_step, 2 * HALF, w->dp[0], LANES, 0, deep,
-                             false },
+    product(&(pair_product){ w->v + j * ROW, dout, a_step, 2 * HALF, w->dp[0], LANES, 0,
+                             (w->E + 1) / 2, false },
             r0, r1);
     if (drop)
         attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, LANES,
@@ -250,10 +261,10 @@ static void work_tile(dx_scratch *w, const tile *u, const attn_drop *drop, uint6
                 0, up_to(w->D, UNIT));
 }
 
-/* sum[keys of the block][D] += a[keys][queries of the batch] b[queries][D]; n groups, and the keys
- * that each of them sees. */
-static void add_keys(const dx_scratch *w, float *sum, uint16_t a[][KEYS][ROW], const uint16_t *b,
-                     const key_range *seen, int n)
+/* sum[keys of the block][D] += a[keys][queries of the batch] b[queries][D], rows of sums `deep` apart; n groups, and
+ * the keys that each of them sees. */
+static void add_keys(const dx_scratch *w, float *sum, int64_t D, int64_t deep,
+                     uint16_t a[][KEYS][ROW], const uint16_t *b, const key_range *seen, int n)
 {
     int64_t r0 = KEYS, r1 = 0;
     for (int g = 0; g < n; g++) {
@@ -270,10 +281,10 @@ static void add_keys(const dx_scratch *w, float *sum, uint16_t a[][KEYS][ROW], c
                 from = g < from ? g : from;
                 to = g + 1;
             }
-        for (int64_t d = 0; d < w->D && from < to; d += LANES)
+        for (int64_t d = 0; d < D && from < to; d += LANES)
             product(&(pair_product){ a[0][0],
                                      b + d / ROW * w->height * ROW + d % ROW / LANES * HALF,
-                                     KEYS * ROW, 2 * HALF, sum + d, w->deep, LANES / 2 * from,
+                                     KEYS * ROW, 2 * HALF, sum + d, deep, LANES / 2 * from,
                                      LANES / 2 * to, true },
                     r, end);
     }
@@ -315,9 +326,9 @@ static void sweep_block(dx_scratch *w, const attn_dx_job *job, const section *c,
             work_tile(w, &(tile){ j0, i0, n, seen[n] }, drop, draw, T, job->queries);
         }
         if (job->keys) {
-            int64_t at = (j0 - w->base) * w->deep, pairs = (i - w->base) * ROW;
-            add_keys(w, w->dv + at, w->p, w->op + pairs, seen, n);
-            add_keys(w, w->dk + at, w->ds, w->qp + pairs, seen, n);
+            int64_t at = j0 - w->base, pairs = (i - w->base) * ROW;
+            add_keys(w, w->dv + at * w->deep_v, w->E, w->deep_v, w->p, w->op + pairs, seen, n);
+            add_keys(w, w->dk + at * w->deep, w->D, w->deep, w->ds, w->qp + pairs, seen, n);
         }
     }
 }
@@ -332,16 +343,16 @@ static int64_t lesser(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Rows from .. to-1 of sums, times `by`, to their places in dqkv. */
+/* Rows from .. to-1 of sums [height][deep], D numbers of each times `by`, to their places in dqkv. */
 static void store_keys(const dx_scratch *w, uint16_t *dqkv, int64_t pitch, const float *sums,
-                       int64_t from, int64_t to, float by)
+                       int64_t D, int64_t deep, int64_t from, int64_t to, float by)
 {
     const __m512 f = _mm512_set1_ps(by);
     for (int64_t j = from; j < to; j++) {
-        const float *x = sums + (j - w->base) * w->deep;
-        for (int64_t d = 0; d < w->D; d += ROW)
+        const float *x = sums + (j - w->base) * deep;
+        for (int64_t d = 0; d < D; d += ROW)
             _mm512_mask_storeu_epi16(
-                dqkv + j * pitch + d, mask32(w->D - d),
+                dqkv + j * pitch + d, mask32(D - d),
                 (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(_mm512_load_ps(x + d + LANES), f),
                                              _mm512_mul_ps(_mm512_load_ps(x + d), f)));
     }
@@ -373,10 +384,10 @@ static void run_section(dx_scratch *w, const attn_dx_view *x, const attn_dx_job 
     c.k1 = lesser(c1, a->causal ? lesser(job->k1, c.q1) : job->k1);
     if (c.k0 >= c.k1 || c.q0 >= c.q1)
         return;
-    size_t keys = (size_t)((c.k1 - c.k0) * w->deep) * sizeof(float);
+    size_t keys = (size_t)(c.k1 - c.k0) * sizeof(float);
     load_keys(w, x, c.k0, c.k1);
-    memset(w->dk + (c.k0 - w->base) * w->deep, 0, keys);
-    memset(w->dv + (c.k0 - w->base) * w->deep, 0, keys);
+    memset(w->dk + (c.k0 - w->base) * w->deep, 0, keys * (size_t)w->deep);
+    memset(w->dv + (c.k0 - w->base) * w->deep_v, 0, keys * (size_t)w->deep_v);
     for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
         uint64_t draw = attn_drop_row(job->b * a->heads + h, 0, a->seq);
         load_head(w, x, h, c.q0, c.q1);
@@ -389,9 +400,10 @@ static void run_section(dx_scratch *w, const attn_dx_view *x, const attn_dx_job 
             store_queries(w, x, job, &c, h);
     }
     if (job->keys) {
-        store_keys(w, (uint16_t *)x->dqkv + x->k_at, x->pitch, w->dk, greater(c0, c.k0), c.k1,
-                   (float)a->scale);
-        store_keys(w, (uint16_t *)x->dqkv + x->v_at, x->pitch, w->dv, greater(c0, c.k0), c.k1, 1);
+        store_keys(w, (uint16_t *)x->dqkv + x->k_at, x->pitch, w->dk, w->D, w->deep,
+                   greater(c0, c.k0), c.k1, (float)a->scale);
+        store_keys(w, (uint16_t *)x->dqkv + x->v_at, x->pitch, w->dv, w->E, w->deep_v,
+                   greater(c0, c.k0), c.k1, 1);
     }
 }
 

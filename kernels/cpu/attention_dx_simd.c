@@ -9,23 +9,31 @@
 typedef struct {
     float p[BR][BC], ds[BR][BC], z[BC];
     float *lse, *delta;   /* [T] of the head */
-    float *k, *kt, *vt;   /* [keys][ld], [keys/BC][D][BC] twice */
+    float *k, *kt, *vt;   /* [keys][ld], [keys/BC][D][BC], [keys/BC][E][BC] */
     float *dk, *dv;       /* [keys][ld] */
     float *q, *dout, *dq; /* [T][ld]; q times scale */
-    int64_t ld;
+    int64_t ld, lk, lv;   /* the greater of D and E, D, and E, in whole vectors */
 } dx_scratch;
+
+static int64_t pitch_of(const lm_attention_attr *a)
+{
+    int64_t D = a->head_dim, E = lm_attention_value_dim(a);
+    return padded(D > E ? D : E, PAD);
+}
 
 static size_t scratch_bytes(const lm_attention_attr *a)
 {
-    int64_t ld = padded(a->head_dim, PAD), n = padded(a->seq, BC);
+    int64_t ld = pitch_of(a), n = padded(a->seq, BC);
     return attn_round64(sizeof(dx_scratch)) +
-           (size_t)(2 * n + n * (6 * ld + 2 * a->head_dim)) * sizeof(float);
+           (size_t)(2 * n + n * (6 * ld + a->head_dim + lm_attention_value_dim(a))) * sizeof(float);
 }
 
 static void place(dx_scratch *w, const lm_attention_attr *a)
 {
-    int64_t n = padded(a->seq, BC), ld = padded(a->head_dim, PAD);
+    int64_t n = padded(a->seq, BC), ld = pitch_of(a);
     w->ld = ld;
+    w->lk = padded(a->head_dim, PAD);
+    w->lv = padded(lm_attention_value_dim(a), PAD);
     w->lse = (float *)((char *)w + attn_round64(sizeof *w));
     w->delta = w->lse + n;
     w->k = w->delta + n;
@@ -41,14 +49,14 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
 /* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
 LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, int64_t h)
 {
-    int64_t D = x->a->head_dim, T = x->a->seq, ld = w->ld;
+    int64_t D = x->a->head_dim, E = lm_attention_value_dim(x->a), T = x->a->seq, ld = w->ld;
     size_t size = lm_dtype_size(t);
     pack_rows(t, w->q, ld, T, attn_at(x->qkv, h * D, size), x->pitch, T, D, (float)x->a->scale);
-    pack_rows(t, w->dout, ld, T, attn_at(x->dout, h * D, size), x->o_pitch, T, D, 1);
+    pack_rows(t, w->dout, ld, T, attn_at(x->dout, h * E, size), x->o_pitch, T, E, 1);
     for (int64_t i = 0; i < T; i++) {
         vf sum = vf_zero();
-        VF_FOR(d, n, D, {
-            vf o = vf_get_any(t, x->o, i * x->o_pitch + h * D + d, n);
+        VF_FOR(d, n, E, {
+            vf o = vf_get_any(t, x->o, i * x->o_pitch + h * E + d, n);
             sum = vf_fma(o, vf_load(w->dout + i * ld + d), sum);
         });
         w->delta[i] = vf_sum(sum);
@@ -92,7 +100,7 @@ LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
 LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job,
                           int64_t h)
 {
-    int64_t D = x->a->head_dim, ld = w->ld;
+    int64_t D = x->a->head_dim, E = lm_attention_value_dim(x->a), ld = w->ld;
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
     uint64_t draw = drop ? attn_drop_row(job->b * x->a->heads + h, 0, x->a->seq) : 0;
     for (int64_t j0 = job->k0; j0 < job->k1; j0 += BC) {
@@ -105,17 +113,17 @@ LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, cons
             const float *q = w->q + i0 * ld, *dout = w->dout + i0 * ld;
             float *p = w->p[0], *ds = w->ds[0];
             mm(&(mm_args){ n, BC, D, q, ld, 1, w->kt + j0 * D, BC, p, BC, false });
-            mm(&(mm_args){ n, BC, D, dout, ld, 1, w->vt + j0 * D, BC, ds, BC, false });
+            mm(&(mm_args){ n, BC, E, dout, ld, 1, w->vt + j0 * E, BC, ds, BC, false });
             if (x->a->soft_cap > 0)
                 probabilities(t, w, x, drop, draw, i0, n, j0, true);
             else
                 probabilities(t, w, x, drop, draw, i0, n, j0, false);
             if (job->keys) {
-                mm(&(mm_args){ width, ld, n, p, 1, BC, dout, ld, w->dv + j0 * ld, ld, true });
-                mm(&(mm_args){ width, ld, n, ds, 1, BC, q, ld, w->dk + j0 * ld, ld, true });
+                mm(&(mm_args){ width, w->lv, n, p, 1, BC, dout, ld, w->dv + j0 * ld, ld, true });
+                mm(&(mm_args){ width, w->lk, n, ds, 1, BC, q, ld, w->dk + j0 * ld, ld, true });
             }
             if (job->queries)
-                mm(&(mm_args){ n, ld, width, ds, BC, 1, w->k + j0 * ld, ld, w->dq + i0 * ld, ld,
+                mm(&(mm_args){ n, w->lk, width, ds, BC, 1, w->k + j0 * ld, ld, w->dq + i0 * ld, ld,
                                true });
         }
     }
@@ -134,11 +142,12 @@ LM_INLINE void run_job(lm_dtype t, const attn_dx_job *job, void *scratch)
     dx_scratch *w = scratch;
     attn_dx_view x = attn_dx_view_of(job);
     const lm_attention_attr *a = x.a;
-    int64_t D = a->head_dim, T = a->seq, n = padded(T, BC), group = a->heads / a->kv_heads;
+    int64_t D = a->head_dim, E = lm_attention_value_dim(a), T = a->seq, n = padded(T, BC);
+    int64_t group = a->heads / a->kv_heads;
     size_t size = lm_dtype_size(t);
     place(w, a);
-    pack_rows(t, w->k, w->ld, n, attn_at(x.qkv, x.v_at, size), x.pitch, T, D, 1);
-    pack_turned(w->vt, n, w->k, w->ld, D);
+    pack_rows(t, w->k, w->ld, n, attn_at(x.qkv, x.v_at, size), x.pitch, T, E, 1);
+    pack_turned(w->vt, n, w->k, w->ld, E);
     pack_rows(t, w->k, w->ld, n, attn_at(x.qkv, x.k_at, size), x.pitch, T, D, 1);
     pack_turned(w->kt, n, w->k, w->ld, D);
     memset(w->dk, 0, (size_t)(2 * n * w->ld) * sizeof(float));
@@ -152,7 +161,7 @@ LM_INLINE void run_job(lm_dtype t, const attn_dx_job *job, void *scratch)
     }
     if (job->keys) {
         store_part(t, attn_at(x.dqkv, x.k_at, size), x.pitch, w->dk, w->ld, job->k0, job->k1, D, 1);
-        store_part(t, attn_at(x.dqkv, x.v_at, size), x.pitch, w->dv, w->ld, job->k0, job->k1, D, 1);
+        store_part(t, attn_at(x.dqkv, x.v_at, size), x.pitch, w->dv, w->ld, job->k0, job->k1, E, 1);
     }
 }
 

@@ -26,7 +26,7 @@ struct attn_job {
     int64_t lse_head, lse_row;                  /* elements between heads and between rows of lse */
     const attn_seqs *pages;                     /* NULL: keys and values are in one piece */
     int64_t q_pitch, k_pitch, v_pitch, o_pitch; /* elements between rows */
-    int64_t b, kv, K, h0, h1, H, T, D, queries;
+    int64_t b, kv, K, h0, h1, H, T, D, E, queries;
     int64_t part, parts; /* query blocks with number % parts == part are this job's */
     float scale, soft_cap;
     attn_mask mask;
@@ -71,9 +71,10 @@ static inline void attn_cached_job(const attn_split *s, attn_job *j, size_t size
     j->queries = x->fresh[j->b];
     j->mask = attn_cached_mask(c->attr, x->used[j->b], j->queries);
     j->pages = x->table ? x : NULL;
-    j->k = attn_at(c->out[1].data, j->pages ? 0 : at * j->D, size);
-    j->v = attn_at(c->out[2].data, j->pages ? 0 : at * j->D, size);
-    j->k_pitch = j->v_pitch = j->D;
+    j->k_pitch = j->D;
+    j->v_pitch = x->values ? j->E : j->D;
+    j->k = attn_at(c->out[1].data, j->pages ? 0 : at * j->k_pitch, size);
+    j->v = attn_at(c->out[x->values ? 2 : 1].data, j->pages ? 0 : at * j->v_pitch, size);
     if (c->n_out > 3 && c->out[3].data)
         j->lse = (float *)c->out[3].data + row * j->H;
     j->lse_head = 1;
@@ -86,8 +87,9 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
     const lm_attention_attr *a = s->c->attr;
     const lm_tensor *qkv = &s->c->in[0];
     size_t size = lm_dtype_size(qkv->dtype);
-    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq;
-    int64_t bk = u / s->parts, b = bk / K, kv = bk % K, pitch = (H + 2 * K) * D;
+    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, E = lm_attention_value_dim(a);
+    int64_t bk = u / s->parts, b = bk / K, kv = bk % K, T = a->seq;
+    int64_t pitch = s->cached ? s->cached->pitch : lm_attention_row(a, true);
     attn_job j = { .b = s->cached ? attn_nth_prompt(s->cached, b) : b,
                    .kv = kv,
                    .K = K,
@@ -96,11 +98,12 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
                    .H = H,
                    .T = T,
                    .D = D,
+                   .E = E,
                    .queries = T,
                    .part = u % s->parts,
                    .parts = s->parts,
                    .q_pitch = pitch,
-                   .o_pitch = H * D,
+                   .o_pitch = H * E,
                    .scale = (float)a->scale,
                    .soft_cap = (float)a->soft_cap,
                    .drop = &s->drop };
@@ -109,10 +112,10 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
         return j;
     }
     j.q = attn_at(qkv->data, b * T * pitch, size);
-    j.o = attn_at(s->c->out[0].data, b * T * H * D, size);
+    j.o = attn_at(s->c->out[0].data, b * T * H * E, size);
     j.mask = attn_mask_of(a, attn_i32(s->c, 1), b);
     j.k = attn_at(j.q, (H + kv) * D, size);
-    j.v = attn_at(j.q, (H + K + kv) * D, size);
+    j.v = attn_at(j.q, (H + K) * D + kv * E, size);
     j.k_pitch = j.v_pitch = pitch;
     j.lse = (float *)s->c->out[1].data + b * H * T;
     j.lse_head = T;
@@ -120,13 +123,14 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
     return j;
 }
 
-/* A piece of a job's cache [G,K,S,D] with successive keys (or values), from key j on: *n of them, at most to `end`. */
-static inline const void *attn_piece(const attn_job *j, const void *cache, size_t size, int64_t at,
-                                     int64_t end, int64_t *n)
+/* A piece of a job's cache, lines of `line` numbers, with successive keys (or values), from key j on: *n of them, at
+ * most to `end`. */
+static inline const void *attn_piece(const attn_job *j, const void *cache, int64_t line,
+                                     size_t size, int64_t at, int64_t end, int64_t *n)
 {
     int64_t row = attn_cache_row(j->pages, j->K, j->kv, j->b, at, n);
     *n = *n < end - at ? *n : end - at;
-    return attn_at(cache, row * j->D, size);
+    return attn_at(cache, row * line, size);
 }
 
 static inline void attn_run_units(void *ctx, int64_t begin, int64_t end, int worker)
@@ -172,7 +176,7 @@ static inline void attn_clear_rows(const lm_call *c, int64_t from, int64_t to)
 {
     const lm_attention_attr *a = c->attr;
     size_t size = lm_dtype_size(c->in[0].dtype);
-    int64_t width = a->heads * a->head_dim;
+    int64_t width = a->heads * lm_attention_value_dim(a);
     float *lse = c->n_out > 3 ? c->out[3].data : NULL;
     if (from < to)
         memset(attn_at(c->out[0].data, from * width, size), 0,
@@ -188,17 +192,19 @@ static inline void attn_append_units(void *ctx, int64_t begin, int64_t end, int 
     const lm_attention_attr *a = c->attr;
     attn_seqs s = attn_seqs_of(c);
     size_t size = lm_dtype_size(c->in[0].dtype);
-    int64_t D = a->head_dim, K = a->kv_heads, pitch = (a->heads + 2 * K) * D;
+    int64_t D = a->head_dim, E = lm_attention_value_dim(a), K = a->kv_heads;
     for (int64_t bk = begin; bk < end; bk++) {
         int64_t b = bk / K, used = s.used[b], fresh = s.fresh[b], row = attn_first(&s, b), run = 0;
-        for (int64_t i = 0, to = 0; i < fresh; i++, run--, to += D) {
+        int64_t key = (a->heads + bk % K) * D, value = (a->heads + K) * D + bk % K * E;
+        for (int64_t i = 0, to = 0; i < fresh; i++, run--, to++) {
             if (run == 0)
-                to = attn_cache_row(&s, K, bk % K, b, used + i, &run) * D;
-            int64_t from = (row + i) * pitch + (a->heads + bk % K) * D;
-            memcpy(attn_at(c->out[1].data, to, size), attn_at(c->in[0].data, from, size),
+                to = attn_cache_row(&s, K, bk % K, b, used + i, &run);
+            const void *from = attn_at(c->in[0].data, (row + i) * s.pitch, size);
+            memcpy(attn_at(c->out[1].data, to * D, size), attn_at(from, key, size),
                    (size_t)D * size);
-            memcpy(attn_at(c->out[2].data, to, size), attn_at(c->in[0].data, from + K * D, size),
-                   (size_t)D * size);
+            if (s.values)
+                memcpy(attn_at(c->out[2].data, to * E, size), attn_at(from, value, size),
+                       (size_t)E * size);
         }
         /* Rows that are not real give zeros; the first key/value head clears them for all, and that of the last
          * sequence those of none. */
@@ -264,18 +270,19 @@ static inline attn_dx_view attn_dx_view_of(const attn_dx_job *job)
     const lm_call *c = job->c;
     const lm_attention_attr *a = c->attr;
     size_t size = lm_dtype_size(c->in[1].dtype);
-    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq, pitch = (H + 2 * K) * D;
+    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, E = lm_attention_value_dim(a);
+    int64_t T = a->seq, pitch = lm_attention_row(a, true);
     return (attn_dx_view){ .a = a,
                            .mask = attn_mask_of(a, attn_i32(c, 4), job->b),
                            .qkv = attn_at(c->in[1].data, job->b * T * pitch, size),
                            .dqkv = attn_at(c->out[0].data, job->b * T * pitch, size),
-                           .dout = attn_at(c->in[0].data, job->b * T * H * D, size),
-                           .o = attn_at(c->in[2].data, job->b * T * H * D, size),
+                           .dout = attn_at(c->in[0].data, job->b * T * H * E, size),
+                           .o = attn_at(c->in[2].data, job->b * T * H * E, size),
                            .lse = (const float *)c->in[3].data + job->b * H * T,
                            .pitch = pitch,
-                           .o_pitch = H * D,
+                           .o_pitch = H * E,
                            .k_at = (H + job->kv) * D,
-                           .v_at = (H + K + job->kv) * D };
+                           .v_at = (H + K) * D + job->kv * E };
 }
 
 typedef void (*attn_dx_fn)(const attn_dx_job *job, void *scratch);
@@ -361,10 +368,12 @@ void lm_attention_packed_avx2(lm_dtype act, const attn_job *job, void *scratch),
     lm_attention_packed_avx512(lm_dtype act, const attn_job *job, void *scratch),
     lm_attention_packed_amx(const attn_job *job, void *scratch);
 
-/* The AVX-512 kernel of an operator, for head sizes that tiles do not serve. */
-static inline const lm_kernel *attn_fallback(const char *op)
+/* The kernel of an operator for head sizes that tiles do not serve: that of AVX-512, or of pairs where keys and values
+ * differ in size. */
+static inline const lm_kernel *attn_fallback(const char *op, const lm_attention_attr *a)
 {
-    const lm_kernel *k = lm_attention_avx512_kernels;
+    const lm_kernel *k = lm_attention_value_dim(a) == a->head_dim ? lm_attention_avx512_kernels
+                                                                  : lm_attention_bf16_kernels;
     while (strcmp(k->op, op) || k->act != LM_DTYPE_BF16)
         k++;
     return k;

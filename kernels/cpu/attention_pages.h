@@ -18,7 +18,9 @@ typedef struct {
     int64_t page, width;      /* positions of a page; most pages of a sequence */
     const int32_t *used, *fresh;
     const int32_t *first, *kind, *table; /* NULL: absent */
+    int64_t pitch;                       /* numbers of a row of qkv */
     bool ragged, paged;                  /* known from the shapes, before there are data */
+    bool values;                         /* there is a vcache; otherwise keys hold the values */
 } attn_seqs;
 
 static inline attn_seqs attn_seqs_of(const lm_call *c)
@@ -38,6 +40,8 @@ static inline attn_seqs attn_seqs_of(const lm_call *c)
     s.paged = c->n_in > 5 && c->in[5].ndim > 0;
     if (s.paged)
         s.width = c->in[5].dim[1];
+    s.values = c->out[2].ndim > 0;
+    s.pitch = lm_attention_row(a, s.values);
     return s;
 }
 

@@ -20,12 +20,13 @@ typedef struct {
     int64_t b, kv;
 } row_view;
 
-/* The first element of key j, or of value j with the place and pitch of values. */
+/* The first element of key j, or of value j with the place and pitch of values; those of a cache with pages begin at
+ * their rows. */
 static int64_t line_of(const row_view *r, int64_t at, int64_t pitch, int64_t j)
 {
     if (!r->pages)
         return at + j * pitch;
-    return attn_cache_row(r->pages, r->a->kv_heads, r->kv, r->b, j, NULL) * r->a->head_dim;
+    return attn_cache_row(r->pages, r->a->kv_heads, r->kv, r->b, j, NULL) * pitch;
 }
 
 static double score(const row_view *r, int64_t j)
@@ -64,7 +65,7 @@ static double softmax_row(const row_view *r, double *p)
 static void weigh_values(const row_view *r, const double *p, const float *z, lm_tensor *o,
                          int64_t at)
 {
-    for (int64_t d = 0; d < r->a->head_dim; d++) {
+    for (int64_t d = 0; d < lm_attention_value_dim(r->a); d++) {
         double sum = 0;
         for (int64_t j = r->start; j < r->end; j++)
             sum += rounded(o->dtype, p[j] * (z ? (double)z[j] : 1)) *
@@ -77,7 +78,7 @@ static void weigh_values(const row_view *r, const double *p, const float *z, lm_
 static row_view view_of(const lm_attention_attr *a, const lm_tensor *qkv, const attn_mask *m,
                         int64_t b, int64_t h, int64_t i)
 {
-    int64_t D = a->head_dim, pitch = (a->heads + 2 * a->kv_heads) * D;
+    int64_t D = a->head_dim, pitch = lm_attention_row(a, true);
     int64_t kv = h / (a->heads / a->kv_heads), first = b * a->seq * pitch;
     return (row_view){ .a = a,
                        .q = qkv,
@@ -85,7 +86,8 @@ static row_view view_of(const lm_attention_attr *a, const lm_tensor *qkv, const 
                        .v = qkv,
                        .q_at = first + i * pitch + h * D,
                        .k_at = first + (a->heads + kv) * D,
-                       .v_at = first + (a->heads + a->kv_heads + kv) * D,
+                       .v_at =
+                           first + (a->heads + a->kv_heads) * D + kv * lm_attention_value_dim(a),
                        .k_pitch = pitch,
                        .v_pitch = pitch,
                        .start = attn_start(m, i),
@@ -118,7 +120,7 @@ static void attention(const lm_call *c)
                 row_view r = view_of(a, qkv, &m, b, h, i);
                 set(&c->out[1], bh * a->seq + i, softmax_row(&r, p));
                 weigh_values(&r, p, drop_row(&drop, &r, bh, i, z), &c->out[0],
-                             ((b * a->seq + i) * a->heads + h) * a->head_dim);
+                             ((b * a->seq + i) * a->heads + h) * lm_attention_value_dim(a));
             }
         }
     }
@@ -131,23 +133,23 @@ static size_t attention_work(const lm_call *c, int threads)
     return (size_t)a->seq * (sizeof(double) + sizeof(float));
 }
 
-/* Gradients of one query row: adds to dk, dv [T,D] and writes dq into dqkv. */
+/* Gradients of one query row: adds to dk [T,D], dv [T,E] and writes dq into dqkv. */
 static void row_dx(const lm_call *c, const row_view *r, const float *z, int64_t o_at, double lse,
                    double *dk, double *dv)
 {
     const lm_tensor *dout = &c->in[0], *o = &c->in[2];
-    int64_t D = r->a->head_dim;
-    double delta = 0, *dq = dv + r->a->seq * D;
-    for (int64_t d = 0; d < D; d++) {
+    int64_t D = r->a->head_dim, E = lm_attention_value_dim(r->a);
+    double delta = 0, *dq = dv + r->a->seq * E;
+    for (int64_t d = 0; d < E; d++)
         delta += get(dout, o_at + d) * get(o, o_at + d);
+    for (int64_t d = 0; d < D; d++)
         dq[d] = 0;
-    }
     for (int64_t j = r->start; j < r->end; j++) {
         double s = score(r, j), p = exp(s - lse), keep = z ? (double)z[j] : 1, dp = 0;
         double p_act = rounded(dout->dtype, p * keep);
-        for (int64_t d = 0; d < D; d++) {
+        for (int64_t d = 0; d < E; d++) {
             dp += get(dout, o_at + d) * get(r->v, r->v_at + j * r->v_pitch + d);
-            dv[j * D + d] += p_act * get(dout, o_at + d);
+            dv[j * E + d] += p_act * get(dout, o_at + d);
         }
         double ds = p * (dp * keep - delta) * score_slope(r->a, s) * r->a->scale;
         for (int64_t d = 0; d < D; d++) {
@@ -163,29 +165,30 @@ static void attention_dx(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
     const lm_tensor *qkv = &c->in[1];
-    int64_t T = a->seq, D = a->head_dim, group = a->heads / a->kv_heads;
+    int64_t T = a->seq, D = a->head_dim, E = lm_attention_value_dim(a);
+    int64_t group = a->heads / a->kv_heads;
     attn_drop drop = attn_drop_of(c);
     double *dk = c->work, *dv = dk + T * D;
-    float *z = (float *)(dv + T * D + D);
+    float *z = (float *)(dv + T * E + D);
     for (int64_t bk = 0; bk < a->batch * a->kv_heads; bk++) {
         int64_t b = bk / a->kv_heads, kv = bk % a->kv_heads;
         attn_mask m = attn_mask_of(a, attn_i32(c, 4), b);
         row_view r = view_of(a, qkv, &m, b, kv * group, 0);
-        for (int64_t i = 0; i < 2 * T * D; i++)
+        for (int64_t i = 0; i < T * (D + E); i++)
             dk[i] = 0;
         for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
             for (int64_t i = 0; i < T; i++) {
                 int64_t bh = b * a->heads + h;
                 r = view_of(a, qkv, &m, b, h, i);
-                row_dx(c, &r, drop_row(&drop, &r, bh, i, z), ((b * T + i) * a->heads + h) * D,
+                row_dx(c, &r, drop_row(&drop, &r, bh, i, z), ((b * T + i) * a->heads + h) * E,
                        get(&c->in[3], bh * T + i), dk, dv);
             }
         }
         for (int64_t j = 0; j < T; j++) {
-            for (int64_t d = 0; d < D; d++) {
+            for (int64_t d = 0; d < D; d++)
                 set(&c->out[0], r.k_at + j * r.k_pitch + d, dk[j * D + d]);
-                set(&c->out[0], r.v_at + j * r.v_pitch + d, dv[j * D + d]);
-            }
+            for (int64_t d = 0; d < E; d++)
+                set(&c->out[0], r.v_at + j * r.v_pitch + d, dv[j * E + d]);
         }
     }
 }
@@ -194,22 +197,22 @@ static size_t attention_dx_work(const lm_call *c, int threads)
 {
     (void)threads;
     const lm_attention_attr *a = c->attr;
-    size_t T = (size_t)a->seq, D = (size_t)a->head_dim;
-    return (2 * T * D + D) * sizeof(double) + T * sizeof(float);
+    size_t T = (size_t)a->seq, D = (size_t)a->head_dim, E = (size_t)lm_attention_value_dim(a);
+    return (T * (D + E) + D) * sizeof(double) + T * sizeof(float);
 }
 
 /* Copy the fresh keys and values of (b, kv) behind those that the cache holds. */
 static void append(const lm_call *c, const attn_seqs *s, int64_t b, int64_t kv)
 {
     const lm_attention_attr *a = c->attr;
-    int64_t D = a->head_dim, K = a->kv_heads, pitch = (a->heads + 2 * K) * D;
+    int64_t D = a->head_dim, E = lm_attention_value_dim(a), K = a->kv_heads;
     for (int64_t i = 0; i < s->fresh[b]; i++) {
-        int64_t to = attn_cache_row(s, K, kv, b, s->used[b] + i, NULL) * D;
-        int64_t from = (attn_first(s, b) + i) * pitch + (a->heads + kv) * D;
-        for (int64_t d = 0; d < D; d++) {
-            set(&c->out[1], to + d, get(&c->in[0], from + d));
-            set(&c->out[2], to + d, get(&c->in[0], from + K * D + d));
-        }
+        int64_t to = attn_cache_row(s, K, kv, b, s->used[b] + i, NULL);
+        int64_t row = (attn_first(s, b) + i) * s->pitch;
+        for (int64_t d = 0; d < D; d++)
+            set(&c->out[1], to * D + d, get(&c->in[0], row + (a->heads + kv) * D + d));
+        for (int64_t d = 0; s->values && d < E; d++)
+            set(&c->out[2], to * E + d, get(&c->in[0], row + (a->heads + K) * D + kv * E + d));
     }
 }
 
@@ -217,14 +220,16 @@ static void append(const lm_call *c, const attn_seqs *s, int64_t b, int64_t kv)
 static void cached_row(const lm_call *c, const attn_seqs *s, int64_t b, int64_t h, int64_t i)
 {
     const lm_attention_attr *a = c->attr;
-    int64_t D = a->head_dim, K = a->kv_heads, pitch = (a->heads + 2 * K) * D;
+    int64_t D = a->head_dim, E = lm_attention_value_dim(a), K = a->kv_heads;
     int64_t row = attn_first(s, b) + i, kv = h / (a->heads / K);
     attn_mask m = attn_cached_mask(a, s->used[b], s->fresh[b]);
     row_view r = { .a = a,
                    .q = &c->in[0],
                    .k = &c->out[1],
-                   .v = &c->out[2],
-                   .q_at = row * pitch + h * D,
+                   .v = &c->out[s->values ? 2 : 1],
+                   .k_pitch = D,
+                   .v_pitch = s->values ? E : D,
+                   .q_at = row * s->pitch + h * D,
                    .pages = s,
                    .b = b,
                    .kv = kv };
@@ -235,7 +240,7 @@ static void cached_row(const lm_call *c, const attn_seqs *s, int64_t b, int64_t 
     double lse = softmax_row(&r, c->work);
     if (c->n_out > 3 && c->out[3].data)
         set(&c->out[3], row * a->heads + h, lse);
-    weigh_values(&r, c->work, NULL, &c->out[0], (row * a->heads + h) * D);
+    weigh_values(&r, c->work, NULL, &c->out[0], (row * a->heads + h) * E);
 }
 
 static void attention_cached(const lm_call *c)

@@ -10,14 +10,20 @@
 typedef struct {
     float s[BR][BC], z[BC];
     float m[BR], l[BR];
-    float *q, *o;  /* [BR][ld] */
-    float *kt, *v; /* [keys/BC][D][BC], [keys][ld] */
-    int64_t ld;
+    float *q, *o;   /* [BR][ld] */
+    float *kt, *v;  /* [keys/BC][D][BC], [keys][ld] */
+    int64_t ld, lv; /* the greater of D and E, and E, in whole vectors */
 } forward_scratch;
+
+static int64_t greater_dim(const lm_attention_attr *a)
+{
+    int64_t E = lm_attention_value_dim(a);
+    return a->head_dim > E ? a->head_dim : E;
+}
 
 static size_t scratch_bytes(const lm_attention_attr *a, int64_t keys)
 {
-    int64_t ld = padded(a->head_dim, PAD), n = padded(keys, BC);
+    int64_t ld = padded(greater_dim(a), PAD), n = padded(keys, BC);
     return attn_round64(sizeof(forward_scratch)) +
            (size_t)(2 * BR * ld + n * (ld + a->head_dim)) * sizeof(float);
 }
@@ -36,7 +42,7 @@ LM_INLINE void softmax_row(lm_dtype t, forward_scratch *w, int64_t r, int64_t fr
     float m = vf_top(top);
     if (m > w->m[r]) {
         vf f = vf_set(w->m[r] == -INFINITY ? 0.0f : expf(w->m[r] - m));
-        for (int64_t d = 0; d < w->ld; d += VF_LANES)
+        for (int64_t d = 0; d < w->lv; d += VF_LANES)
             vf_store(w->o + r * w->ld + d, vf_load(w->o + r * w->ld + d) * f);
         w->l[r] *= w->m[r] == -INFINITY ? 0.0f : expf(w->m[r] - m);
         w->m[r] = m;
@@ -57,8 +63,8 @@ LM_INLINE void store_rows(lm_dtype t, forward_scratch *w, const attn_job *job, i
 {
     for (int64_t r = 0; r < n; r++) {
         vf inv = vf_set(w->l[r] > 0 ? 1 / w->l[r] : 0.0f);
-        int64_t at = (i0 + r) * job->o_pitch + h * job->D;
-        VF_FOR(d, live, job->D,
+        int64_t at = (i0 + r) * job->o_pitch + h * job->E;
+        VF_FOR(d, live, job->E,
                { vf_put_any(t, job->o, at + d, vf_load(w->o + r * w->ld + d) * inv, live); });
         if (job->lse)
             job->lse[h * job->lse_head + (i0 + r) * job->lse_row] =
@@ -92,38 +98,39 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
             softmax_row(t, w, r, from, to, drop != NULL);
         }
         int64_t width = span.hi - j0 < BC ? span.hi - j0 : BC;
-        mm(&(mm_args){ n, ld, width, w->s[0], BC, 1, w->v + j0 * ld, ld, w->o, ld, true });
+        mm(&(mm_args){ n, w->lv, width, w->s[0], BC, 1, w->v + j0 * ld, ld, w->o, ld, true });
     }
     store_rows(t, w, job, h, i0, n);
 }
 
-/* Keys or values of pages into to[n][ld], zeros behind them. */
+/* `dim` numbers of each key or value of pages into to[n][ld], zeros behind them; `line` numbers lie between them. */
 LM_INLINE void pack_pages(lm_dtype t, float *to, int64_t ld, int64_t n, const attn_job *job,
-                          const void *cache)
+                          const void *cache, int64_t line, int64_t dim)
 {
     int64_t keys = job->mask.keys, size = (int64_t)lm_dtype_size(t), run;
     for (int64_t j = 0; j < keys; j += run) {
-        const void *from = attn_piece(job, cache, (size_t)size, j, keys, &run);
-        pack_rows(t, to + j * ld, ld, run, from, job->D, run, job->D, 1);
+        const void *from = attn_piece(job, cache, line, (size_t)size, j, keys, &run);
+        pack_rows(t, to + j * ld, ld, run, from, line, run, dim, 1);
     }
     memset(to + keys * ld, 0, (size_t)((n - keys) * ld) * sizeof *to);
 }
 
 /* The keys or the values of the job into to[n][ld]. */
 LM_INLINE void pack_side(lm_dtype t, float *to, int64_t ld, int64_t n, const attn_job *job,
-                         const void *x, int64_t pitch)
+                         const void *x, int64_t pitch, int64_t dim)
 {
     if (job->pages)
-        pack_pages(t, to, ld, n, job, x);
+        pack_pages(t, to, ld, n, job, x, pitch, dim);
     else
-        pack_rows(t, to, ld, n, x, pitch, job->mask.keys, job->D, 1);
+        pack_rows(t, to, ld, n, x, pitch, job->mask.keys, dim, 1);
 }
 
 LM_INLINE void run_job(lm_dtype t, const attn_job *job, void *scratch)
 {
     forward_scratch *w = scratch;
     int64_t D = job->D, n = padded(job->mask.keys, BC);
-    w->ld = padded(D, PAD);
+    w->ld = padded(D > job->E ? D : job->E, PAD);
+    w->lv = padded(job->E, PAD);
     w->q = (float *)((char *)scratch + attn_round64(sizeof *w));
     w->o = w->q + BR * w->ld;
     w->v = w->o + BR * w->ld;
@@ -131,9 +138,9 @@ LM_INLINE void run_job(lm_dtype t, const attn_job *job, void *scratch)
     if (job->pack) {
         job->pack(job, attn_start(&job->mask, 0), w->kt, w->v);
     } else {
-        pack_side(t, w->v, w->ld, n, job, job->k, job->k_pitch);
+        pack_side(t, w->v, w->ld, n, job, job->k, job->k_pitch, D);
         pack_turned(w->kt, n, w->v, w->ld, D);
-        pack_side(t, w->v, w->ld, n, job, job->v, job->v_pitch);
+        pack_side(t, w->v, w->ld, n, job, job->v, job->v_pitch, job->E);
     }
     for (int64_t h = job->h0; h < job->h1; h++) {
         for (int64_t i0 = BR * job->part; i0 < job->queries; i0 += BR * job->parts) {

@@ -131,6 +131,7 @@ static attn_job prompt_job(const kv_call *k, kv_packing *p, int64_t bk, int64_t 
         .H = H,
         .T = p->s.fresh,
         .D = D,
+        .E = D,
         .queries = p->s.fresh,
         .part = part,
         .parts = k->parts,

@@ -10,10 +10,14 @@ extern template void attention_forward<f16, true>(const lm_call *);
 
 static const int64_t most_dim = 256; /* of LM_ATTN_FOR_DIM */
 
+static bool too_wide(const lm_attention_attr *a)
+{
+    return a->head_dim > most_dim || lm_attention_value_dim(a) > most_dim;
+}
+
 static size_t forward_work(const lm_call *c, int)
 {
-    const lm_attention_attr *a = (const lm_attention_attr *)c->attr;
-    return a->head_dim > most_dim ? SIZE_MAX : 0;
+    return too_wide((const lm_attention_attr *)c->attr) ? SIZE_MAX : 0;
 }
 
 /* delta and first of attention_backward.cuh */
@@ -21,7 +25,7 @@ static size_t backward_work(const lm_call *c, int)
 {
     const lm_attention_attr *a = (const lm_attention_attr *)c->attr;
     int64_t tiles = (a->seq + ATTN_FEWEST_COLS - 1) / ATTN_FEWEST_COLS;
-    if (a->head_dim > most_dim)
+    if (too_wide(a))
         return SIZE_MAX;
     return (size_t)(a->batch * a->heads * a->seq) * sizeof(float) +
            (size_t)(a->batch * tiles) * sizeof(int);

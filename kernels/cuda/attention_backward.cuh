@@ -60,10 +60,11 @@ __global__ void __launch_bounds__(256)
 {
     int lane = (int)(threadIdx.x % 32);
     int64_t rows = s.batch * s.seq * s.heads;
+    const int dim = s.vdim;
     for (int64_t row = global_thread() / 32; row < rows; row += global_threads() / 32) {
         float sum = 0;
-        for (int d = lane; d < s.dim; d += 32)
-            sum = fmaf(to_float(dout[row * s.dim + d]), to_float(o[row * s.dim + d]), sum);
+        for (int d = lane; d < dim; d += 32)
+            sum = fmaf(to_float(dout[row * dim + d]), to_float(o[row * dim + d]), sum);
         sum = warp_sum(sum);
         int64_t n = row / s.heads, h = row % s.heads; /* n: b * seq + i */
         if (lane == 0)
@@ -99,11 +100,12 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
     int rows = seq - i0 < tile::rows ? seq - i0 : tile::rows;
     int64_t pitch = qkv_pitch(s), kv = h / (s.heads / s.kv_heads), bh = b * s.heads + h;
     int64_t at = b * s.seq * pitch, keys = at + (s.heads + kv) * s.dim;
-    int64_t values = keys + s.kv_heads * s.dim, mine = at + i0 * pitch + h * s.dim;
+    int64_t values = at + (s.heads + s.kv_heads) * s.dim + kv * s.vdim;
+    int64_t mine = at + i0 * pitch + h * s.dim;
 
-    load_tile<T, D, tile::rows, tile::threads, TENSOR>(m.a, x.qkv + mine, pitch, rows, s);
+    load_tile<T, D, tile::rows, tile::threads, TENSOR>(m.a, x.qkv + mine, pitch, rows, s.dim, s);
     load_tile<T, D, tile::rows, tile::threads, TENSOR>(
-        m.a2, x.dout + (b * s.seq + i0) * o_pitch(s) + h * s.dim, o_pitch(s), rows, s);
+        m.a2, x.dout + (b * s.seq + i0) * o_pitch(s) + h * s.vdim, o_pitch(s), rows, s.vdim, s);
     int i[2], first[2], end[2];
     float lse[2], delta[2];
 #pragma unroll
@@ -129,9 +131,9 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
         dq[d] = mma_c{};
     for (j0 = j0 / tile::cols * tile::cols; j0 < hi; j0 += tile::cols) {
         load_tile<T, D, tile::cols, tile::threads, TENSOR>(m.b, x.qkv + keys + j0 * pitch, pitch,
-                                                           seq - j0, s);
+                                                           seq - j0, s.dim, s);
         load_tile<T, D, tile::cols, tile::threads, TENSOR>(m.b2, x.qkv + values + j0 * pitch, pitch,
-                                                           seq - j0, s);
+                                                           seq - j0, s.vdim, s);
         copies_done<TENSOR>();
         __syncthreads();
         product_rows<T, D, N, TENSOR>(c, m.a + warp * 16 * ld, m.b, m.box);
@@ -156,7 +158,7 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
     __syncthreads();
     const float by[2] = { s.scale, s.scale };
     store_rows<T, D>(x.dqkv + mine + warp * 16 * pitch, pitch, rows - warp * 16, dq, by,
-                     m.a + warp * 16 * ld, s);
+                     m.a + warp * 16 * ld, s.dim, s);
 }
 
 template <class T, int D, bool TENSOR>
@@ -187,9 +189,9 @@ __device__ inline void load_queries(const attn_shape &s, const backward_args<T> 
     int64_t pitch = qkv_pitch(s), row = b * s.seq + i0, bh = b * s.heads + h;
     int rows = (int)s.seq - i0;
     load_tile<T, D, tile::cols, tile::threads, TENSOR>(m.b, x.qkv + row * pitch + h * s.dim, pitch,
-                                                       rows, s);
-    load_tile<T, D, tile::cols, tile::threads, TENSOR>(m.b2, x.dout + row * o_pitch(s) + h * s.dim,
-                                                       o_pitch(s), rows, s);
+                                                       rows, s.dim, s);
+    load_tile<T, D, tile::cols, tile::threads, TENSOR>(m.b2, x.dout + row * o_pitch(s) + h * s.vdim,
+                                                       o_pitch(s), rows, s.vdim, s);
     for (int r = (int)threadIdx.x; r < tile::cols; r += tile::threads) {
         bool there = r < rows;
         m.lse[r] = there ? x.lse[bh * s.seq + i0 + r] * 1.44269504f : 0;
@@ -252,7 +254,8 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
     int rows = seq - j0 < tile::rows ? seq - j0 : tile::rows;
     int64_t pitch = qkv_pitch(s), group = s.heads / s.kv_heads;
     int64_t keys = (b * s.seq + j0) * pitch + (s.heads + kv) * s.dim;
-    int64_t values = keys + s.kv_heads * s.dim, tiles = (s.seq + tile::cols - 1) / tile::cols;
+    int64_t values = (b * s.seq + j0) * pitch + (s.heads + s.kv_heads) * s.dim + kv * s.vdim;
+    int64_t tiles = (s.seq + tile::cols - 1) / tile::cols;
     /* Queries of [i0, i1) see some of the keys, unless a document starts between them. */
     int64_t i1 = s.window ? (int64_t)j0 + rows - 1 + s.window : s.seq;
     int from = s.causal ? j0 / tile::cols * tile::cols : 0, to = (int)(i1 < s.seq ? i1 : s.seq);
@@ -261,9 +264,10 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
     for (int d = 0; d < D / 8; d++)
         dk[d] = dv[d] = mma_c{};
 
-    load_tile<T, D, tile::rows, tile::threads, TENSOR>(m.a, x.qkv + keys, pitch, rows, s);
+    load_tile<T, D, tile::rows, tile::threads, TENSOR>(m.a, x.qkv + keys, pitch, rows, s.dim, s);
     if (PASS & DK)
-        load_tile<T, D, tile::rows, tile::threads, TENSOR>(m.a2, x.qkv + values, pitch, rows, s);
+        load_tile<T, D, tile::rows, tile::threads, TENSOR>(m.a2, x.qkv + values, pitch, rows,
+                                                           s.vdim, s);
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
         attn_draws draws = draws_of(s, b * s.heads + h);
         for (int i0 = from; i0 < to; i0 += tile::cols) {
@@ -281,10 +285,10 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
     const float by[2] = { s.scale, s.scale }, same[2] = { 1, 1 };
     if (PASS & DK)
         store_rows<T, D>(x.dqkv + keys + warp * 16 * pitch, pitch, rows - warp * 16, dk, by,
-                         m.a + warp * 16 * ld, s);
+                         m.a + warp * 16 * ld, s.dim, s);
     if (PASS & DV)
         store_rows<T, D>(x.dqkv + values + warp * 16 * pitch, pitch, rows - warp * 16, dv, same,
-                         m.a + warp * 16 * ld, s);
+                         m.a + warp * 16 * ld, s.vdim, s);
 }
 
 /* The first keys first: with causal attention they are visible to most queries. */
@@ -352,11 +356,11 @@ template <class T, bool TENSOR> void attention_backward(const lm_call *c)
                            delta,
                            reinterpret_cast<int *>(delta + rows),
                            out_ptr<T>(c, 0) };
-    s.packed = packs<T>(wide<T>::n, s.dim, dout, qkv, x.dqkv);
+    s.packed = packs<T>(wide<T>::n, s.dim, dout, qkv, x.dqkv) && s.vdim % wide<T>::n == 0;
     LM_LAUNCH((delta_kernel<T>), grid_for(rows, 8, c->stream), 256, 0, c->stream, s, dout, o,
               delta);
 #define BACKWARD(D) launch_backward<T, D, TENSOR>(c, s, x)
-    LM_ATTN_FOR_DIM(TENSOR, s.dim, BACKWARD);
+    LM_ATTN_FOR_DIM(TENSOR, widest(s), BACKWARD);
 #undef BACKWARD
 }
 

@@ -14,32 +14,36 @@ enum { THREADS = 128, TILE = 16 };
 template <class T, int N, bool SERVED>
 static __global__ void append(cached c, const T *qkv, T *keys, T *values)
 {
-    const int64_t packs = c.dim / N, pitch = qkv_pitch(c);
-    const int64_t all = (SERVED ? c.rows : c.batch * c.seq) * 2 * c.kv_heads * packs;
+    const int64_t pitch = qkv_pitch(c), of_queries = c.heads * c.dim;
+    const int64_t key_packs = c.kv_heads * (c.dim / N), packs = (pitch - of_queries) / N;
+    const int64_t all = (SERVED ? c.rows : c.batch * c.seq) * packs;
 #pragma unroll 1
     for (int64_t t = global_thread(); t < all; t += global_threads()) {
-        int64_t at = t / packs, p = t % packs * N;
-        int64_t x = at % (2 * c.kv_heads), row = at / (2 * c.kv_heads), head = x % c.kv_heads;
+        int64_t row = t / packs, x = t % packs;
         int64_t b = sequence_of<SERVED>(c, row), i = row - first_of<SERVED>(c, b);
         if ((SERVED && b == c.batch) || i >= c.fresh[b])
             continue;
-        T *to = (x < c.kv_heads ? keys : values) + cache_at<SERVED>(c, b, head, c.used[b] + i) + p;
-        store<T, N>(to, load<T, N>(qkv + row * pitch + (c.heads + x) * c.dim + p));
+        const bool value = x >= key_packs;
+        const int each = (value ? c.vdim : c.dim) / N, y = (int)(value ? x - key_packs : x);
+        const int64_t j = c.used[b] + i, head = y / each;
+        T *to = value ? values + cache_at<SERVED, OF_VALUES>(c, b, head, j)
+                      : keys + cache_at<SERVED, OF_KEYS>(c, b, head, j);
+        store<T, N>(to + y % each * N, load<T, N>(qkv + row * pitch + of_queries + x * N));
     }
 }
 
 /* Rows of o that are not real become zeros, and their lse -inf: ragged rows. */
 template <class T> static __global__ void clear_rows(cached c, T *o)
 {
-    const int64_t width = c.heads * c.dim, all = c.rows * width;
+    const int64_t width = c.heads * c.vdim, all = c.rows * width;
 #pragma unroll 1
     for (int64_t t = global_thread(); t < all; t += global_threads()) {
         int64_t row = t / width, b = sequence_of<true>(c, row);
         if (b < c.batch && row - first_of<true>(c, b) < c.fresh[b])
             continue;
         o[t] = T{};
-        if (c.lse && t % c.dim == 0)
-            c.lse[t / c.dim] = -INFINITY;
+        if (c.lse && t % c.vdim == 0)
+            c.lse[t / c.vdim] = -INFINITY;
     }
 }
 
@@ -55,10 +59,10 @@ template <class T> struct query_lines {
     }
 };
 
-/* Lines as floats; zeros after the last one and beyond the width. */
+/* Lines of `dim` numbers as floats; zeros after the last one and beyond the width. */
 template <class T, int D, class LINES>
-static __device__ inline void load_tile(const cached &c, float *to, const LINES &lines, int rows,
-                                        int most, bool packed)
+static __device__ inline void load_tile(const cached &c, float *to, const LINES &lines, int dim,
+                                        int rows, int most, bool packed)
 {
     const int N = wide<T>::n, ld = D + 4;
     if (packed) {
@@ -66,7 +70,7 @@ static __device__ inline void load_tile(const cached &c, float *to, const LINES 
         for (int t = (int)threadIdx.x; t < most * (D / N); t += THREADS) {
             int r = t / (D / N), d = t % (D / N) * N;
             pack<T, N> v = {};
-            if (r < rows && d < c.dim)
+            if (r < rows && d < dim)
                 v = load<T, N>(lines.at(c, r) + d);
 #pragma unroll
             for (int e = 0; e < N; e++)
@@ -77,7 +81,7 @@ static __device__ inline void load_tile(const cached &c, float *to, const LINES 
 #pragma unroll 1
     for (int t = (int)threadIdx.x; t < most * D; t += THREADS) {
         int r = t / D, d = t % D;
-        to[r * ld + d] = r < rows && d < c.dim ? to_float(lines.at(c, r)[d]) : 0.0f;
+        to[r * ld + d] = r < rows && d < dim ? to_float(lines.at(c, r)[d]) : 0.0f;
     }
 }
 
@@ -104,7 +108,7 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
         start -= start % KEYS;
     __syncthreads();
     const query_lines<T> queries = { qkv + row * qkv_pitch(c) + h * c.dim, qkv_pitch(c) };
-    load_tile<T, D>(c, &query[0].v[0], queries, rows, TILE, packed);
+    load_tile<T, D>(c, &query[0].v[0], queries, c.dim, rows, TILE, packed);
     four sum[D / 32] = {};
     float max = -INFINITY, all = 0;
 #pragma unroll 1
@@ -112,8 +116,8 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
         int there = end - j0 < KEYS ? (int)(end - j0) : KEYS;
         float s[KEYS / 8], top = max;
         __syncthreads();
-        load_tile<T, D>(c, &side[0].v[0], lines_of<SERVED>(c, keys, b, kv, j0), there, KEYS,
-                        packed);
+        load_tile<T, D>(c, &side[0].v[0], lines_of<SERVED, OF_KEYS>(c, keys, b, kv, j0), c.dim,
+                        there, KEYS, packed);
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < KEYS / 8; k++)
@@ -150,8 +154,8 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
             for (int e = 0; e < 4; e++)
                 sum[x].v[e] *= shrink;
         __syncthreads();
-        load_tile<T, D>(c, &side[0].v[0], lines_of<SERVED>(c, values, b, kv, j0), there, KEYS,
-                        packed);
+        load_tile<T, D>(c, &side[0].v[0], lines_of<SERVED, OF_VALUES>(c, values, b, kv, j0), c.vdim,
+                        there, KEYS, packed);
         __syncthreads();
 #pragma unroll 4
         for (int k = 0; k < there; k++) {
@@ -167,7 +171,7 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
     }
     if (r >= all_rows)
         return; /* __syncthreads: every thread reaches the same number of them */
-    T *to = o + ((row + r) * c.heads + h) * c.dim;
+    T *to = o + ((row + r) * c.heads + h) * c.vdim;
     if (SERVED && c.lse && mine == 0)
         c.lse[(row + r) * c.heads + h] = r < rows ? max + logf(all) : -INFINITY;
 #pragma unroll
@@ -175,7 +179,7 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int d = 4 * (mine + 8 * x) + e;
-            if (d < c.dim)
+            if (d < c.vdim)
                 to[d] = from_float<T>(r < rows ? sum[x].v[e] / all : 0.0f);
         }
 }
@@ -215,7 +219,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 static bool in_tiles(const cached &c)
 {
-    return c.seq > 1 && c.dim <= MOST_TILED;
+    return c.seq > 1 && widest(c) <= MOST_TILED;
 }
 
 static size_t work(const lm_call *call, int)
@@ -224,7 +228,7 @@ static size_t work(const lm_call *call, int)
     if (c.seq > 0)
         return in_tiles(c) ? 0 : attend_rows_work(c);
     c.seq = 1; /* the new tokens of ragged rows */
-    return c.dim <= MOST_WIDE ? attend_rows_work(c) : SIZE_MAX;
+    return widest(c) <= MOST_WIDE ? attend_rows_work(c) : SIZE_MAX;
 }
 
 template <class T, int D, int KEYS>
@@ -233,7 +237,7 @@ static void run_tiles(const lm_call *call, const cached &c, bool packed)
     lm_stream *s = call->stream;
     int64_t items = c.batch * c.heads * ((c.seq + TILE - 1) / TILE);
     const T *qkv = in_ptr<const T>(call, 0), *keys = out_ptr<const T>(call, 1),
-            *values = out_ptr<const T>(call, 2);
+            *values = cached_values<const T>(call);
     if (is_served(call))
         LM_LAUNCH((attend_served_tiles<T, D, KEYS>),
                   grid_for(c.heads * tiles_of_rows(c, TILE), 1, s), THREADS, 0, s, c, qkv,
@@ -246,21 +250,21 @@ static void run_tiles(const lm_call *call, const cached &c, bool packed)
 template <class T, int N> static void run_append(const lm_call *call, const cached &c)
 {
     lm_stream *s = call->stream;
-    const int grid = grid_for(c.rows * 2 * c.kv_heads * (c.dim / N), 256, s);
+    const int grid = grid_for(c.rows * ((qkv_pitch(c) - c.heads * c.dim) / N), 256, s);
     const T *qkv = in_ptr<const T>(call, 0);
     if (is_served(call))
         LM_LAUNCH((append<T, N, true>), grid, 256, 0, s, c, qkv, out_ptr<T>(call, 1),
-                  out_ptr<T>(call, 2));
+                  cached_values<T>(call));
     else
         LM_LAUNCH((append<T, N, false>), grid, 256, 0, s, c, qkv, out_ptr<T>(call, 1),
-                  out_ptr<T>(call, 2));
+                  cached_values<T>(call));
 }
 
 template <class T> static void plain_tiles(const lm_call *call, const cached &c, bool packed)
 {
-    if (c.dim <= 64)
+    if (widest(c) <= 64)
         run_tiles<T, 64, 32>(call, c, packed);
-    else if (c.dim <= 128)
+    else if (widest(c) <= 128)
         run_tiles<T, 128, 32>(call, c, packed);
     else
         run_tiles<T, 256, 16>(call, c, packed);
@@ -278,7 +282,8 @@ static void run_prompts(const lm_call *call, const cached &c, bool packed)
 template <class T> static bool packed_rows(const lm_call *call, const cached &c)
 {
     return packs<T>(wide<T>::n, c.dim, call->in[0].data, call->out[0].data, call->out[1].data,
-                    call->out[2].data);
+                    cached_values<T>(call)) &&
+           c.vdim % wide<T>::n == 0;
 }
 
 /* Ragged rows, pages, statistics: new keys and values first, then each kind of rows by its kernel. */
@@ -292,11 +297,11 @@ template <class T, bool TENSOR> static void attention_served(const lm_call *call
     else
         run_append<T, 1>(call, c);
     if (c.first)
-        LM_LAUNCH((clear_rows<T>), grid_for(c.rows * c.heads * c.dim, 256, s), 256, 0, s, c,
+        LM_LAUNCH((clear_rows<T>), grid_for(c.rows * c.heads * c.vdim, 256, s), 256, 0, s, c,
                   out_ptr<T>(call, 0));
     if (c.first || !in_tiles(c))
         attend_served_rows<T>(call, c, packed);
-    if (c.first && c.dim > MOST_TILED)
+    if (c.first && widest(c) > MOST_TILED)
         attend_wide_prompts<T>(call, c, packed);
     else if (c.first || in_tiles(c))
         run_prompts<T, TENSOR>(call, c, packed);

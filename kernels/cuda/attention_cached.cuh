@@ -15,8 +15,9 @@ enum { MOST_TILED = 256, MOST_WIDE = 1024 };
 
 struct cached {
     int64_t batch, seq, heads, kv_heads, room, window;
-    int dim, group;
-    bool causal;
+    int dim, vdim, group;  /* vdim: of values */
+    int vline;             /* from one value of a cache to the next */
+    bool causal, shared;   /* shared: keys hold the values */
     float scale, soft_cap; /* soft_cap 0: none */
     const int32_t *used, *fresh;
     /* ragged rows and pages (kernels/attention.h); null: absent */
@@ -38,6 +39,9 @@ inline cached cached_of(const lm_call *call)
     c.room = call->out[1].dim[2];
     c.window = a->window;
     c.dim = (int)a->head_dim;
+    c.vdim = (int)lm_attention_value_dim(a);
+    c.shared = call->out[2].ndim == 0;
+    c.vline = c.shared ? c.dim : c.vdim;
     c.causal = a->causal;
     c.scale = (float)a->scale;
     c.soft_cap = (float)a->soft_cap;
@@ -47,6 +51,18 @@ inline cached cached_of(const lm_call *call)
     c.page = (int)call->out[1].dim[2];
     c.width = 1;
     return c;
+}
+
+/* The size of tiles that hold both keys and values. */
+inline int widest(const cached &c)
+{
+    return c.dim > c.vdim ? c.dim : c.vdim;
+}
+
+/* The cache that holds the values. */
+template <class T> inline T *cached_values(const lm_call *call)
+{
+    return out_ptr<T>(call, call->out[2].ndim ? 2 : 1);
 }
 
 /* The operands of attention_cached alone. */
@@ -95,43 +111,52 @@ template <bool SERVED> __device__ inline int64_t sequence_of(const cached &c, in
     return lo;
 }
 
-/* The element of a cache at which position j of sequence b begins, for key/value head kv. */
-template <bool SERVED>
+/* Sides of a cache. */
+enum { OF_KEYS, OF_VALUES };
+
+/* Numbers from one line of a side to the next. */
+template <int SIDE> __device__ inline int line_of(const cached &c)
+{
+    return SIDE == OF_KEYS ? c.dim : c.vline;
+}
+
+/* The element of a side at which position j of sequence b begins, for key/value head kv. */
+template <bool SERVED, int SIDE>
 __device__ inline int64_t cache_at(const cached &c, int64_t b, int64_t kv, int64_t j)
 {
     if (!SERVED || !c.table)
-        return ((b * c.kv_heads + kv) * c.room + j) * c.dim;
+        return ((b * c.kv_heads + kv) * c.room + j) * line_of<SIDE>(c);
     const int at = (int)j, page = at / c.page;
     return (((int64_t)c.table[b * c.width + page] * c.kv_heads + kv) * c.page + at % c.page) *
-           c.dim;
+           line_of<SIDE>(c);
 }
 
 /* Keys or values of a sequence and key/value head, counted from one of its positions on. */
-template <class T, bool SERVED> struct cache_lines {
+template <class T, bool SERVED, int SIDE> struct cache_lines {
     T *x; /* of that position; SERVED: of the cache */
     int64_t b, kv, from;
     __device__ inline T *at(const cached &c, int64_t j) const
     {
         if constexpr (SERVED)
-            return x + cache_at<true>(c, b, kv, from + j);
+            return x + cache_at<true, SIDE>(c, b, kv, from + j);
         else
-            return x + j * c.dim;
+            return x + j * line_of<SIDE>(c);
     }
 };
 
-template <bool SERVED, class T>
-__device__ inline cache_lines<T, SERVED> lines_of(const cached &c, T *cache, int64_t b, int64_t kv,
-                                                  int64_t from)
+template <bool SERVED, int SIDE, class T>
+__device__ inline cache_lines<T, SERVED, SIDE> lines_of(const cached &c, T *cache, int64_t b,
+                                                        int64_t kv, int64_t from)
 {
     if constexpr (SERVED)
         return { cache, b, kv, from };
     else
-        return { cache + cache_at<false>(c, b, kv, from), b, kv, from };
+        return { cache + cache_at<false, SIDE>(c, b, kv, from), b, kv, from };
 }
 
-__device__ inline int64_t qkv_pitch(const cached &c)
+__host__ __device__ inline int64_t qkv_pitch(const cached &c)
 {
-    return (c.heads + 2 * c.kv_heads) * c.dim;
+    return (c.heads + c.kv_heads) * c.dim + (c.shared ? 0 : c.kv_heads * c.vdim);
 }
 
 /* Keys [start, end) that query i of sequence b sees; none for a row of padding. */

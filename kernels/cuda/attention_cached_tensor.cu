@@ -12,7 +12,7 @@ template <class T, int D> struct cached_tile {
 };
 
 /* load_tile of `rows` keys or values of pages, from position j0 of a sequence on. */
-template <class T, int D>
+template <class T, int D, int SIDE>
 static __device__ inline void load_pages(T *to, const cached &c, const attn_shape &s,
                                          const T *cache, int64_t b, int64_t kv, int j0, int rows)
 {
@@ -20,8 +20,8 @@ static __device__ inline void load_pages(T *to, const cached &c, const attn_shap
     const int n = s.packed ? wide<T>::n : 1, across = D / n;
     for (int p = (int)threadIdx.x; p < tile::keys * across; p += tile::threads) {
         int r = p / across, d = p % across * n;
-        bool there = r < rows && d < c.dim;
-        const T *from = there ? cache + cache_at<true>(c, b, kv, j0 + r) + d : cache;
+        bool there = r < rows && d < (SIDE == OF_KEYS ? c.dim : c.vdim);
+        const T *from = there ? cache + cache_at<true, SIDE>(c, b, kv, j0 + r) + d : cache;
         T *at = to + r * tile::ld + d;
         if (s.packed)
             copy_pack<true>(reinterpret_cast<pack<T, wide<T>::n> *>(at),
@@ -32,16 +32,17 @@ static __device__ inline void load_pages(T *to, const cached &c, const attn_shap
 }
 
 /* keys, values: SERVED: the caches, else their position 0 of this sequence and head. */
-template <class T, int D, bool SERVED>
+template <class T, int D, bool SERVED, int SIDE>
 static __device__ inline void load_keys(T *to, const cached &c, const attn_shape &s, const T *cache,
                                         int64_t b, int64_t kv, int j0, int rows)
 {
     typedef cached_tile<T, D> tile;
     if constexpr (SERVED)
-        load_pages<T, D>(to, c, s, cache, b, kv, j0, rows);
+        load_pages<T, D, SIDE>(to, c, s, cache, b, kv, j0, rows);
     else
-        load_tile<T, D, tile::keys, tile::threads, true>(to, cache + (int64_t)j0 * c.dim, c.dim,
-                                                         rows, s);
+        load_tile<T, D, tile::keys, tile::threads, true>(to, cache + (int64_t)j0 * line_of<SIDE>(c),
+                                                         line_of<SIDE>(c), rows,
+                                                         SIDE == OF_KEYS ? c.dim : c.vdim, s);
 }
 
 /* The rows from i0 of head h of sequence b; the first `rows` are no padding. */
@@ -59,7 +60,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
     const int there = c.used[b] + c.fresh[b];
     box += warp * warp_box<T>::n;
     load_tile<T, D, tile::rows, tile::threads, true>(q, qkv + row0 * qkv_pitch(c) + h * c.dim,
-                                                     qkv_pitch(c), rows, s);
+                                                     qkv_pitch(c), rows, c.dim, s);
     softmax_rows x;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -77,12 +78,12 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         sum[d] = mma_c{};
 
     int j0 = (int)top.start / tile::keys * tile::keys;
-    load_keys<T, D, SERVED>(k, c, s, keys, b, kv, j0, there - j0);
+    load_keys<T, D, SERVED, OF_KEYS>(k, c, s, keys, b, kv, j0, there - j0);
 #pragma unroll 1
     for (; j0 < (int)bottom.end; j0 += tile::keys) {
         copies_done<true>();
         __syncthreads(); /* k has arrived, and no warp reads v any longer */
-        load_keys<T, D, SERVED>(v, c, s, values, b, kv, j0, there - j0);
+        load_keys<T, D, SERVED, OF_VALUES>(v, c, s, values, b, kv, j0, there - j0);
         product_rows<T, D, N, true>(score, q + warp * 16 * ld, k, box);
         cap_scores<N>(s, score);
         bool full = j0 >= bottom.start && j0 + tile::keys <= top.end;
@@ -91,7 +92,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         __syncthreads(); /* v has arrived, and no warp reads k any longer */
         int j1 = j0 + tile::keys;
         if (j1 < (int)bottom.end)
-            load_keys<T, D, SERVED>(k, c, s, keys, b, kv, j1, there - j1);
+            load_keys<T, D, SERVED, OF_KEYS>(k, c, s, keys, b, kv, j1, there - j1);
         product_cols<T, D, N, true>(sum, score, v, box);
     }
     float by[2];
@@ -103,8 +104,8 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         if (SERVED && c.lse && lane % 4 == 0 && at < rows)
             c.lse[(row0 + at) * c.heads + h] = x.top[r] * 0.69314718f + logf(all);
     }
-    store_rows<T, D>(o + ((row0 + warp * 16) * c.heads + h) * c.dim, c.heads * c.dim,
-                     rows - warp * 16, sum, by, q + warp * 16 * ld, s);
+    store_rows<T, D>(o + ((row0 + warp * 16) * c.heads + h) * c.vdim, c.heads * c.vdim,
+                     rows - warp * 16, sum, by, q + warp * 16 * ld, c.vdim, s);
 }
 
 template <class T, int D>
@@ -121,13 +122,13 @@ static __global__ void __launch_bounds__((cached_tile<T, D>::threads),
         int64_t i0 = (tiles - 1 - job / heads) * tile::rows, left = c.fresh[b] - i0;
         int64_t all = c.seq - i0 < tile::rows ? c.seq - i0 : tile::rows;
         int rows = (int)(left < 0 ? 0 : left < all ? left : all);
-        int64_t first = (b * c.kv_heads + h / c.group) * c.room * c.dim;
+        int64_t first = (b * c.kv_heads + h / c.group) * c.room;
         __syncthreads(); /* the previous job no longer needs the shared memory */
         if (rows)
-            tile_rows<T, D, false>(c, s, b, h, i0, rows, qkv, o, keys + first, values + first,
-                                   shared);
-        for (int64_t t = rows * c.dim + (int)threadIdx.x; t < all * c.dim; t += tile::threads)
-            o[((b * c.seq + i0 + t / c.dim) * c.heads + h) * c.dim + t % c.dim] = T{};
+            tile_rows<T, D, false>(c, s, b, h, i0, rows, qkv, o, keys + first * c.dim,
+                                   values + first * c.vline, shared);
+        for (int64_t t = rows * c.vdim + (int)threadIdx.x; t < all * c.vdim; t += tile::threads)
+            o[((b * c.seq + i0 + t / c.vdim) * c.heads + h) * c.vdim + t % c.vdim] = T{};
     }
 }
 
@@ -150,10 +151,11 @@ static __global__ void __launch_bounds__((cached_tile<T, D>::threads),
             __syncthreads(); /* the previous piece no longer needs the shared memory */
             if (w.rows)
                 tile_rows<T, D, true>(c, s, w.b, h, w.i0, w.rows, qkv, o, keys, values, shared);
-            for (int t = w.rows * c.dim + (int)threadIdx.x; t < w.all * c.dim; t += tile::threads) {
-                o[((row + t / c.dim) * c.heads + h) * c.dim + t % c.dim] = T{};
-                if (c.lse && t % c.dim == 0)
-                    c.lse[(row + t / c.dim) * c.heads + h] = -INFINITY;
+            for (int t = w.rows * c.vdim + (int)threadIdx.x; t < w.all * c.vdim;
+                 t += tile::threads) {
+                o[((row + t / c.vdim) * c.heads + h) * c.vdim + t % c.vdim] = T{};
+                if (c.lse && t % c.vdim == 0)
+                    c.lse[(row + t / c.vdim) * c.heads + h] = -INFINITY;
             }
         }
     }
@@ -166,7 +168,7 @@ template <class T, int D> static void launch(const lm_call *call, const cached &
     const int bytes = block_bytes<tile, T, true>();
     static_assert(bytes <= ATTN_MOST_SHARED, "every GPU has as much");
     const T *qkv = in_ptr<const T>(call, 0), *keys = out_ptr<const T>(call, 1),
-            *values = out_ptr<const T>(call, 2);
+            *values = cached_values<const T>(call);
     if (is_served(call)) {
         LM_ALLOW_SHARED((served_kernel<T, D>), bytes);
         LM_LAUNCH((served_kernel<T, D>), attn_grid(jobs), tile::threads, bytes, call->stream, c, s,
@@ -183,7 +185,7 @@ template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool 
     attn_shape s = attn_shape_of(call, call->n_in);
     s.packed = packed;
 #define LAUNCH(D) launch<T, D>(call, c, s)
-    LM_ATTN_FOR_DIM(true, c.dim, LAUNCH);
+    LM_ATTN_FOR_DIM(true, widest(c), LAUNCH);
 #undef LAUNCH
 }
 

@@ -93,12 +93,12 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
     int rows = seq - i0 < tile::rows ? seq - i0 : tile::rows;
     int64_t pitch = qkv_pitch(s), kv = h / (s.heads / s.kv_heads);
     const T *base = qkv + b * s.seq * pitch, *keys = base + (s.heads + kv) * s.dim;
-    const T *values = keys + s.kv_heads * s.dim;
+    const T *values = base + (s.heads + s.kv_heads) * s.dim + kv * s.vdim;
 
     for (int r = (int)threadIdx.x; r < rows; r += tile::threads)
         start[r] = first_key(s, b, i0 + r);
     load_tile<T, D, tile::rows, tile::threads, TENSOR>(q, base + i0 * pitch + h * s.dim, pitch,
-                                                       rows, s);
+                                                       rows, s.dim, s);
     __syncthreads();
     key_span span = span_of(s, start, i0, rows);
     softmax_rows x;
@@ -119,12 +119,12 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
     int j0 = span.lo / tile::keys * tile::keys;
     if (j0 < span.hi)
         load_tile<T, D, tile::keys, tile::threads, TENSOR>(k, keys + j0 * pitch, pitch, seq - j0,
-                                                           s);
+                                                           s.dim, s);
     for (; j0 < span.hi; j0 += tile::keys) {
         copies_done<TENSOR>();
         __syncthreads(); /* k has arrived, and no warp reads v any longer */
         load_tile<T, D, tile::keys, tile::threads, TENSOR>(v, values + j0 * pitch, pitch, seq - j0,
-                                                           s);
+                                                           s.vdim, s);
         product_rows<T, D, N, TENSOR>(c, q + warp * 16 * ld, k, box);
         cap_scores<N>(s, c);
         bool full = j0 >= span.full_lo && j0 + tile::keys <= span.full_hi;
@@ -135,7 +135,7 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
         int j1 = j0 + tile::keys;
         if (j1 < span.hi)
             load_tile<T, D, tile::keys, tile::threads, TENSOR>(k, keys + j1 * pitch, pitch,
-                                                               seq - j1, s);
+                                                               seq - j1, s.dim, s);
         product_cols<T, D, N, TENSOR>(sum, c, v, box);
     }
     copies_done<TENSOR>(); /* without visible keys, q is still being copied, */
@@ -151,8 +151,8 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
             lse[(b * s.heads + h) * s.seq + i0 + at] =
                 all == 0 ? -INFINITY : x.top[r] * 0.69314718f + logf(all);
     }
-    store_rows<T, D>(o + (b * s.seq + i0 + warp * 16) * o_pitch(s) + h * s.dim, o_pitch(s),
-                     rows - warp * 16, sum, by, q + warp * 16 * ld, s);
+    store_rows<T, D>(o + (b * s.seq + i0 + warp * 16) * o_pitch(s) + h * s.vdim, o_pitch(s),
+                     rows - warp * 16, sum, by, q + warp * 16 * ld, s.vdim, s);
 }
 
 /* The last queries of each head first: with causal attention they see the most keys. */
@@ -180,7 +180,7 @@ template <class T, int D, bool TENSOR> static void launch_forward(const lm_call 
     int64_t jobs = s.batch * s.heads * ((s.seq + tile::rows - 1) / tile::rows);
     if (jobs == 0)
         return;
-    s.packed = packs<T>(wide<T>::n, s.dim, qkv, o);
+    s.packed = packs<T>(wide<T>::n, s.dim, qkv, o) && s.vdim % wide<T>::n == 0;
     LM_ALLOW_SHARED((forward_kernel<T, D, TENSOR>), bytes);
     LM_LAUNCH((forward_kernel<T, D, TENSOR>), attn_grid(jobs), tile::threads, bytes, c->stream, s,
               qkv, o, out_ptr<float>(c, 1));
@@ -190,7 +190,7 @@ template <class T, bool TENSOR> void attention_forward(const lm_call *c)
 {
     attn_shape s = attn_shape_of(c, 1);
 #define FORWARD(D) launch_forward<T, D, TENSOR>(c, s)
-    LM_ATTN_FOR_DIM(TENSOR, s.dim, FORWARD);
+    LM_ATTN_FOR_DIM(TENSOR, widest(s), FORWARD);
 #undef FORWARD
 }
 

@@ -8,7 +8,7 @@
 
 enum { THREADS = 128, WARPS = THREADS / 32, PART = 128 };
 
-/* For each (row, head) and part: sums over v [dim], the largest score, the sum of exponentials. */
+/* For each (row, head) and part: sums over v [vdim], the largest score, the sum of exponentials. */
 struct partial {
     float *out, *max, *sum;
 };
@@ -17,7 +17,7 @@ static partial partial_of(const cached &c, int64_t parts, void *work)
 {
     int64_t n = c.batch * c.seq * c.heads * parts;
     partial p = { (float *)work, nullptr, nullptr };
-    p.max = p.out + n * c.dim;
+    p.max = p.out + n * c.vdim;
     p.sum = p.max + n;
     return p;
 }
@@ -106,7 +106,7 @@ template <class T, int M, bool SERVED>
 static __device__ inline void join_run(const step_args<T> &a, int64_t head, int n, seen_parts seen,
                                        const run &r, float *weight, float *sum)
 {
-    const int dim = a.c.dim, wide = dim / M, lane = (int)threadIdx.x % 32;
+    const int dim = a.c.vdim, wide = dim / M, lane = (int)threadIdx.x % 32;
     for (int g = (int)threadIdx.x / 32; g < n; g += WARPS) {
         const int64_t at = (head + g) * a.parts + place_of(seen, r, lane);
         float max = lane < r.count ? __ldcg(a.r.max + at) : -INFINITY;

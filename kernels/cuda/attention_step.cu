@@ -192,12 +192,12 @@ static __device__ inline void part_softmax(const cached &c, int n, int m, float 
     }
 }
 
-/* out[(warp*G + g)*dim + d]: the contribution of each warp's keys to head g. */
+/* out[(warp*G + g)*vdim + d]: the contribution of each warp's keys to head g. */
 template <class T, int N, int G, class LINES>
 static __device__ inline void part_values(const cached &c, const LINES &values, int n, int m,
                                           const float *score, float *out)
 {
-    const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
+    const int packs = c.vdim / N, lanes = lanes_for(packs), side = 32 / lanes;
     const int lane = (int)threadIdx.x % 32, mine = lane % lanes, warp = (int)threadIdx.x / 32;
 #pragma unroll 1
     for (int p0 = 0; p0 < packs; p0 += lanes) {
@@ -222,31 +222,25 @@ static __device__ inline void part_values(const cached &c, const LINES &values, 
 #pragma unroll
         for (int i = 0; i < G * N; i++)
             if (i / N < n && lane < lanes && p < packs)
-                out[(warp * G + i / N) * c.dim + p * N + i % N] = x[i / N][i % N];
+                out[(warp * G + i / N) * c.vdim + p * N + i % N] = x[i / N][i % N];
     }
 }
 
-/* Prefetch n numbers of keys and n of values to the L2 cache, while heads are computed. */
-template <class T>
-static __device__ inline void ask_for_part(const T *keys, const T *values, int64_t n)
+/* Prefetch n numbers of keys or of values to the L2 cache, while heads are computed. */
+template <class T> static __device__ inline void ask_for_part(const T *side, int64_t n)
 {
     const int LINE = CACHE_LINE / (int)sizeof(T);
-    for (int64_t i = (int64_t)threadIdx.x * LINE; i < n; i += THREADS * LINE) {
-        ask_line(keys + i);
-        ask_line(values + i);
-    }
+    for (int64_t i = (int64_t)threadIdx.x * LINE; i < n; i += THREADS * LINE)
+        ask_line(side + i);
 }
 
-/* The same of m lines of pages. */
+/* The same of m lines of pages, `dim` numbers of each. */
 template <class LINES>
-static __device__ inline void ask_for_lines(const cached &c, const LINES &keys, const LINES &values,
-                                            int m)
+static __device__ inline void ask_for_lines(const cached &c, const LINES &side, int dim, int m)
 {
-    const int LINE = CACHE_LINE / (int)sizeof(*keys.x), each = (c.dim + LINE - 1) / LINE;
-    for (int i = (int)threadIdx.x; i < m * each; i += THREADS) {
-        ask_line(keys.at(c, i / each) + i % each * LINE);
-        ask_line(values.at(c, i / each) + i % each * LINE);
-    }
+    const int LINE = CACHE_LINE / (int)sizeof(*side.x), each = (dim + LINE - 1) / LINE;
+    for (int i = (int)threadIdx.x; i < m * each; i += THREADS)
+        ask_line(side.at(c, i / each) + i % each * LINE);
 }
 
 template <class T, int N> static __device__ inline void copy_row(T *to, const T *from, int dim)
@@ -262,7 +256,7 @@ template <class T, int G, bool SERVED>
 static __device__ inline void store_part(const step_args<T> &a, int64_t head, int n, int64_t k,
                                          const float *max, const float *sum, const float *sums)
 {
-    const int dim = a.c.dim;
+    const int dim = a.c.vdim;
 #pragma unroll 1
     for (int t = (int)threadIdx.x; t < n * dim; t += THREADS) {
         int g = t / dim, d = t % dim;
@@ -304,7 +298,7 @@ args_of_row(const step_args<T> &a, int64_t row, int64_t i)
 {
     if constexpr (SERVED) {
         step_args<T> x = a;
-        x.o += (row - i) * a.c.heads * a.c.dim;
+        x.o += (row - i) * a.c.heads * a.c.vdim;
         x.c.lse += a.c.lse ? (row - i) * a.c.heads : 0;
         return x;
     } else {
@@ -318,7 +312,7 @@ template <bool SERVED> static __device__ inline bool is_absent(const cached &c, 
     return SERVED && c.first && (c.kind[b] == LM_ROWS_PROMPT || !c.fresh[b]);
 }
 
-/* Shared memory: scores [G][PART], then sums over values [WARPS][G][dim], whose memory first holds
+/* Shared memory: scores [G][PART], then sums over values [WARPS][G][vdim], whose memory first holds
  * the heads [G+1][dim].  With one row a sequence this kernel appends the new key; with more rows, and SERVED,
  * the cache has it already. */
 template <class T, int N, int G, bool SERVED>
@@ -343,8 +337,8 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n))
         seen_parts seen = parts_of(s);
         int64_t head = i * c.heads + kv * c.group; /* counted over all rows */
         if (k == 0 && !seen.count)
-            for (int t = (int)threadIdx.x; t < c.group * c.dim; t += THREADS) {
-                a.o[head * c.dim + t] = T{};
+            for (int t = (int)threadIdx.x; t < c.group * c.vdim; t += THREADS) {
+                a.o[head * c.vdim + t] = T{};
                 if (SERVED && a.c.lse && t < c.group)
                     a.c.lse[head + t] = -INFINITY;
             }
@@ -352,21 +346,27 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n))
             continue;
         int64_t lo = s.start > k * PART ? s.start : k * PART;
         int m = (int)((s.end < (k + 1) * PART ? s.end : (k + 1) * PART) - lo);
-        const auto key = lines_of<SERVED>(c, a.keys, b, kv, lo);
-        const auto value = lines_of<SERVED>(c, a.values, b, kv, lo);
+        const auto key = lines_of<SERVED, OF_KEYS>(c, a.keys, b, kv, lo);
+        const auto value = lines_of<SERVED, OF_VALUES>(c, a.values, b, kv, lo);
         T *fresh = nullptr;
         /* Short rows have too few blocks to keep memory busy with their reads alone, so they
          * prefetch; all rows that do so have at most `few` parts. */
         if (c.batch * c.seq * c.kv_heads * seen.count <= a.few) {
-            if constexpr (SERVED)
-                ask_for_lines(c, key, value, m);
-            else
-                ask_for_part(key.x, value.x, (int64_t)m * c.dim);
+            if constexpr (SERVED) {
+                ask_for_lines(c, key, c.dim, m);
+                ask_for_lines(c, value, c.shared ? 0 : c.vdim, m);
+            } else {
+                ask_for_part(key.x, (int64_t)m * c.dim);
+                ask_for_part(value.x, c.shared ? 0 : (int64_t)m * c.vdim);
+            }
         }
         if (!SERVED && c.seq == 1 && k == seen.first + seen.count - 1) {
             fresh = key.at(c, m - 1);
-            copy_row<T, N>(value.at(c, m - 1),
-                           a.qkv + row * qkv_pitch(c) + (c.heads + c.kv_heads + kv) * c.dim, c.dim);
+            if (!c.shared)
+                copy_row<T, N>(value.at(c, m - 1),
+                               a.qkv + row * qkv_pitch(c) + (c.heads + c.kv_heads) * c.dim +
+                                   kv * c.vdim,
+                               c.vdim);
         }
 #pragma unroll 1
         for (int h0 = 0; h0 < c.group; h0 += G, head += G) {
@@ -427,7 +427,7 @@ static int64_t parts_of(const cached &c)
 
 template <int G> static size_t shared_of(const cached &c)
 {
-    return (size_t)(G * PART + WARPS * G * c.dim) * sizeof(float);
+    return (size_t)(G * PART + WARPS * G * widest(c)) * sizeof(float);
 }
 
 size_t attend_rows_work(const cached &c)
@@ -436,7 +436,7 @@ size_t attend_rows_work(const cached &c)
     if (shared_of<1>(c) > MOST_SHARED)
         return SIZE_MAX;
     return parts == 1 ? 0
-                      : (size_t)(c.batch * c.seq * c.heads * parts * (c.dim + 2)) * sizeof(float);
+                      : (size_t)(c.batch * c.seq * c.heads * parts * (c.vdim + 2)) * sizeof(float);
 }
 
 template <class T, int N, int G, bool SERVED>
@@ -444,7 +444,7 @@ static void run_parts(const lm_stream *s, step_args<T> a)
 {
     const int64_t at = a.c.batch * a.c.seq * a.c.kv_heads;
     a.tickets_each = tickets_for(a.parts);
-    a.few = s->sms * most_ahead / (2 * PART * a.c.dim * (int64_t)sizeof(T));
+    a.few = s->sms * most_ahead / (PART * (a.c.dim + a.c.vdim) * (int64_t)sizeof(T));
     a.tickets = at * a.tickets_each > LM_CUDA_TICKETS ? nullptr : s->tickets;
     LM_LAUNCH((attend_parts<T, N, G, SERVED>), grid_for(at * a.parts, 1, s), THREADS,
               shared_of<G>(a.c), s, a);
@@ -462,7 +462,7 @@ static void run_rows(const lm_call *call, const cached &c, const row_front &fron
                        in_ptr<const T>(call, 0),
                        out_ptr<T>(call, 0),
                        out_ptr<T>(call, 1),
-                       out_ptr<T>(call, 2),
+                       cached_values<T>(call),
                        {},
                        parts_of(c),
                        0,
@@ -471,7 +471,7 @@ static void run_rows(const lm_call *call, const cached &c, const row_front &fron
     a.r = partial_of(c, a.parts, call->work);
     if (!packed)
         run_parts<T, 1, 1, SERVED>(call->stream, a);
-    else if (c.group == 1 || c.dim > MOST_TILED)
+    else if (c.group == 1 || widest(c) > MOST_TILED)
         run_parts<T, N, 1, SERVED>(call->stream, a);
     else if (c.group <= 4)
         run_parts<T, N, 4, SERVED>(call->stream, a);

@@ -30,7 +30,7 @@ enum { ATTN_MOST_SHARED = 99 * 1024 };
 /* The launchers' part of a call, for all kernels. */
 struct attn_shape {
     int64_t batch, seq, heads, kv_heads;
-    int dim, window; /* window 0: none */
+    int dim, vdim, window; /* vdim: of values; window 0: none */
     bool causal, packed;
     float scale, scale_log2; /* scale * log2(e), for powers of two */
     /* scale / soft_cap: scores are tanh(q.k * cap_by), and scale_log2 is that of the cap; 0: no
@@ -47,11 +47,16 @@ struct attn_shape {
 /* Elements of a row of qkv, and of o. */
 __host__ __device__ inline int64_t qkv_pitch(const attn_shape &s)
 {
-    return (s.heads + 2 * s.kv_heads) * s.dim;
+    return (s.heads + s.kv_heads) * s.dim + s.kv_heads * s.vdim;
 }
 __host__ __device__ inline int64_t o_pitch(const attn_shape &s)
 {
-    return s.heads * s.dim;
+    return s.heads * s.vdim;
+}
+/* The size of tiles that hold both keys and values. */
+__host__ __device__ inline int widest(const attn_shape &s)
+{
+    return s.dim > s.vdim ? s.dim : s.vdim;
 }
 
 inline attn_shape attn_shape_of(const lm_call *c, int lo)
@@ -63,6 +68,7 @@ inline attn_shape attn_shape_of(const lm_call *c, int lo)
     s.heads = a->heads;
     s.kv_heads = a->kv_heads;
     s.dim = (int)a->head_dim;
+    s.vdim = (int)lm_attention_value_dim(a);
     s.window = a->window > 0 && a->window < a->seq ? (int)a->window : 0;
     s.causal = a->causal;
     s.scale = (float)a->scale;
@@ -162,17 +168,18 @@ template <class Tile, class T, bool TENSOR> constexpr int block_bytes(void)
     return Tile::bytes + Tile::warps * warp_box<T>::n * 4;
 }
 
-/* Load rows 0 .. ROWS-1 from `from`, of which the first `rows` exist; the others are zeros.  All
+/* Load rows 0 .. ROWS-1 of `dim` numbers from `from`, of which the first `rows` exist; the others are zeros.  All
  * threads of the block call it; with TENSOR the copies may be pending until copies_done. */
 template <class T, int D, int ROWS, int THREADS, bool TENSOR>
-__device__ inline void load_tile(T *to, const T *from, int64_t pitch, int rows, const attn_shape &s)
+__device__ inline void load_tile(T *to, const T *from, int64_t pitch, int rows, int dim,
+                                 const attn_shape &s)
 {
     const int n = wide<T>::n, ld = tile_pitch<T, D>::n;
     typedef pack<T, n> P;
     if (s.packed) {
         for (int p = (int)threadIdx.x; p < ROWS * (D / n); p += THREADS) {
             int r = p / (D / n), c = p % (D / n) * n;
-            bool there = r < rows && c < s.dim;
+            bool there = r < rows && c < dim;
             copy_pack<TENSOR>(reinterpret_cast<P *>(to + r * ld + c),
                               reinterpret_cast<const P *>(there ? from + r * pitch + c : from),
                               there);
@@ -181,15 +188,15 @@ __device__ inline void load_tile(T *to, const T *from, int64_t pitch, int rows, 
     }
     for (int p = (int)threadIdx.x; p < ROWS * D; p += THREADS) {
         int r = p / D, c = p % D;
-        to[r * ld + c] = r < rows && c < s.dim ? from[r * pitch + c] : T{};
+        to[r * ld + c] = r < rows && c < dim ? from[r * pitch + c] : T{};
     }
 }
 
-/* Store the first `rows` of a warp's 16 rows of sums times `by`, through `tile`, rows of shared
+/* Store the first `rows` of a warp's 16 rows of sums, `dim` numbers times `by`, through `tile`, rows of shared
  * memory that only this warp reads. */
 template <class T, int D>
 __device__ inline void store_rows(T *to, int64_t pitch, int rows, const mma_c *x, const float *by,
-                                  T *tile, const attn_shape &s)
+                                  T *tile, int dim, const attn_shape &s)
 {
     const int n = wide<T>::n, ld = tile_pitch<T, D>::n;
     typedef pack<T, n> P;
@@ -202,7 +209,7 @@ __device__ inline void store_rows(T *to, int64_t pitch, int rows, const mma_c *x
             tile[(g + i / 2 * 8) * ld + 8 * d + 2 * t + i % 2] =
                 from_float<T>(x[d].r[i] * by[i / 2]);
     __syncwarp();
-    int step = s.packed ? n : 1, across = s.dim / step;
+    int step = s.packed ? n : 1, across = dim / step;
     for (int p = lane; p < 16 * across; p += 32) {
         int r = p / across, c = p % across * step;
         if (r >= rows)

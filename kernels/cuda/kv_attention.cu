@@ -113,7 +113,7 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
     typedef kv_shared<D, Q, KEYS> at;
     const int LD = at::LD, LANES = kv_result<D, Q>::LANES;
     const kv_rows &r = a.r;
-    const int q = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, dim4 = (r.dim + 3) / 4;
+    const int q = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
     float *query = shared + at::QUERY, *side = shared + at::SIDE,
           *weight = shared + at::WEIGHT + q * (KEYS + 1);
     float *table[2] = { shared + at::TABLE, shared + at::TABLE + a.tables[0] };
@@ -145,7 +145,7 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
             rotate_keys(a, x.b, j0, KEYS, side, LD);
             __syncthreads();
         }
-        tile_scores<D, Q, KEYS>(query + q * LD, side, dim4, s);
+        tile_scores<D, Q, KEYS>(query + q * LD, side, (r.dim + 3) / 4, s);
 #pragma unroll
         for (int k = 0; k < at::EACH; k++) {
             const int i = lane + LANES * k, j = j0 + i;
@@ -157,7 +157,7 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
         __syncthreads();
         kv_load_tile<T, float, THREADS>(r, a.side[1], values, j0, KEYS, side, LD, a.packed);
         __syncthreads();
-        tile_values<D, Q, KEYS>(weight, side, dim4, there, y);
+        tile_values<D, Q, KEYS>(weight, side, (r.vdim + 3) / 4, there, y);
     }
     return y;
 }
@@ -190,8 +190,8 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const int d = 4 * (lane + THREADS / Q * c) + e;
-                    if (d < r.dim)
-                        o[at * r.dim + d] =
+                    if (d < r.vdim)
+                        o[at * r.vdim + d] =
                             from_float<T>(q < w.rows ? y.sum[c].v[e] / y.all : 0.0f);
                 }
         }
@@ -423,7 +423,7 @@ template <class T> void attend_wide_prompts(const lm_call *call, const cached &c
     kv_attending a = {};
     static_cast<cached &>(a.r) = c;
     for (int x = 0; x < 2; x++)
-        a.side[x] = kv_side_of(&call->out[1 + x], nullptr, 0, 0);
+        a.side[x] = kv_side_of(&call->out[x && !c.shared ? 2 : 1], nullptr, 0, 0);
     a.packed = packed;
     run<T, 1024, 4, 16, true>(call, a);
 }

@@ -92,7 +92,7 @@ static __device__ inline void prompt_rows(const kv_attending &a, const attn_shap
     for (int side = 0; side < 2; side++)
         kv_fill_tables(a.side[side], kv, m.table[side]);
     load_tile<T, D, tile::rows, THREADS, true>(m.q, qkv + x.row * qkv_pitch(r) + x.h * r.dim,
-                                               qkv_pitch(r), x.n, s);
+                                               qkv_pitch(r), x.n, r.dim, s);
     clear_columns<T, D>(a, m);
     const kv_reading<T> keys = kv_reading_of(r, a.side[0], qkv, x.b, kv, 0, m.table[0]);
     const kv_reading<T> values = kv_reading_of(r, a.side[1], qkv, x.b, kv, 1, m.table[1]);
@@ -131,7 +131,7 @@ static __device__ inline void prompt_rows(const kv_attending &a, const attn_shap
             r.lse[(x.row + at) * r.heads + x.h] = y.top[i] * 0.69314718f + logf(all);
     }
     store_rows<T, D>(o + (x.row + warp * 16) * width + x.h * r.dim, width, x.n - warp * 16, sum, by,
-                     m.q + warp * 16 * tile::ld, s);
+                     m.q + warp * 16 * tile::ld, r.dim, s);
 }
 
 template <class T, int D>

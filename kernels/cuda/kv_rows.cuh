@@ -23,7 +23,7 @@ inline kv_rows kv_rows_of(const lm_call *call, const lm_attention_attr *a, const
     r.kv_heads = a->kv_heads;
     r.group = (int)(a->heads / a->kv_heads);
     r.window = a->window;
-    r.dim = (int)a->head_dim;
+    r.dim = r.vdim = r.vline = (int)a->head_dim;
     r.causal = true;
     r.scale = (float)a->scale;
     r.soft_cap = (float)a->soft_cap;
@@ -81,7 +81,8 @@ __device__ inline kv_source<T> kv_source_of(const kv_rows &r, const kv_side &f, 
     s.residual = f.residual;
     s.tail = f.rows ? (const T *)f.tail + (r.slot[b] * r.kv_heads + kv) * f.rows * f.D : nullptr;
     s.pitch = qkv_pitch(r);
-    s.fresh = qkv + first_of<true>(r, b) * s.pitch + (r.heads + side * r.kv_heads + kv) * f.D;
+    s.fresh = qkv + first_of<true>(r, b) * s.pitch + r.heads * r.dim +
+              (side == 0 || r.shared ? kv * r.dim : r.kv_heads * r.dim + kv * r.vdim);
     return s;
 }
 

@@ -180,6 +180,9 @@ static void bind_attributes(binding *b, const void *attr)
             memcpy(&b->size[f->letter - 'A'], (const char *)attr + f->at, sizeof(int64_t));
             b->bound[f->letter - 'A'] = true;
         }
+    for (const lm_field *f = b->op->fields; f && f->name; f++)
+        if (f->letter && f->otherwise && b->size[f->letter - 'A'] == 0)
+            b->size[f->letter - 'A'] = b->size[f->otherwise - 'A'];
 }
 
 static lm_code check_type(const binding *b, const lm_operand *o, const lm_tensor *t, lm_dtype act)

@@ -28,11 +28,18 @@ static lm_code add_shape(const lm_tensor *t, lm_buf *out, lm_err *e)
     return rc || !t->kv ? rc : lm_buf_addf(out, e, " as %s", t->kv->name);
 }
 
+static bool is_zero(const lm_field *f, const void *at)
+{
+    if (f->kind == LM_FIELD_INT)
+        return *(const int64_t *)at == 0;
+    return f->kind == LM_FIELD_FLAG ? !*(const bool *)at : *(const double *)at == 0;
+}
+
 static lm_code add_field(const lm_field *f, const void *attr, lm_buf *out, lm_err *e)
 {
     const void *at = (const char *)attr + f->at;
     const char *dot = strrchr(f->name, '.'), *name = dot ? dot + 1 : f->name;
-    if (f->rare && (f->kind == LM_FIELD_FLAG ? !*(const bool *)at : *(const double *)at == 0))
+    if (f->rare && is_zero(f, at))
         return LM_OK;
     switch (f->kind) {
     case LM_FIELD_INT:

@@ -62,14 +62,18 @@ typedef struct {
     char letter;             /* of an int64_t that is a size of operands; 0: of none */
     const char *const *word; /* of an enum: its names by number */
     bool rare;               /* of few models: dumps leave it out where it is 0 */
+    char otherwise; /* where it is 0 its letter has the size of this letter; 0: it has none */
 } lm_field;
 #define LM_ATTR_INT(t, member, letter) \
-#member, offsetof(t, member), LM_FIELD_INT, letter, NULL, false
-#define LM_ATTR_REAL(t, member)        #member, offsetof(t, member), LM_FIELD_REAL, 0, NULL, false
-#define LM_ATTR_FLAG(t, member)        #member, offsetof(t, member), LM_FIELD_FLAG, 0, NULL, false
-#define LM_ATTR_WORD(t, member, words) #member, offsetof(t, member), LM_FIELD_WORD, 0, words, false
-#define LM_ATTR_RARE_REAL(t, member)   #member, offsetof(t, member), LM_FIELD_REAL, 0, NULL, true
-#define LM_ATTR_RARE_FLAG(t, member)   #member, offsetof(t, member), LM_FIELD_FLAG, 0, NULL, true
+#member, offsetof(t, member), LM_FIELD_INT, letter, NULL, false, 0
+#define LM_ATTR_REAL(t, member) #member, offsetof(t, member), LM_FIELD_REAL, 0, NULL, false, 0
+#define LM_ATTR_FLAG(t, member) #member, offsetof(t, member), LM_FIELD_FLAG, 0, NULL, false, 0
+#define LM_ATTR_WORD(t, member, words) \
+#member, offsetof(t, member), LM_FIELD_WORD, 0, words, false, 0
+#define LM_ATTR_RARE_REAL(t, member) #member, offsetof(t, member), LM_FIELD_REAL, 0, NULL, true, 0
+#define LM_ATTR_RARE_FLAG(t, member) #member, offsetof(t, member), LM_FIELD_FLAG, 0, NULL, true, 0
+#define LM_ATTR_RARE_INT(t, member, letter, otherwise) \
+#member, offsetof(t, member), LM_FIELD_INT, letter, NULL, true, otherwise
 extern const char *const lm_acc_words[]; /* of lm_acc */
 
 /* How the precision pass treats an operator (the lists of AMP). */

@@ -15,6 +15,8 @@ static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch
                                           { LM_ATTR_FLAG(lm_attention_attr, causal) },
                                           { LM_ATTR_REAL(lm_attention_attr, scale) },
                                           { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
+                                          { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E',
+                                                             'D') },
                                           { 0 } };
 static const lm_field attention_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
                                              { LM_ATTR_INT(lm_attention_attr, seq, 'T') },
@@ -27,15 +29,20 @@ static const lm_field attention_fields[] = { { LM_ATTR_INT(lm_attention_attr, ba
                                              { LM_ATTR_REAL(lm_attention_attr, dropout) },
                                              { LM_ATTR_INT(lm_attention_attr, site, 0) },
                                              { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
+                                             { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E',
+                                                                'D') },
                                              { 0 } };
 
 static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_attention_attr *a = c->attr;
     (void)want;
-    return lm_expect(a->kv_heads > 0 && a->heads % a->kv_heads == 0, "attention", e,
-                     "%lld heads are not a multiple of %lld kv heads", (long long)a->heads,
-                     (long long)a->kv_heads);
+    if (lm_expect(a->kv_heads > 0 && a->heads % a->kv_heads == 0, "attention", e,
+                  "%lld heads are not a multiple of %lld kv heads", (long long)a->heads,
+                  (long long)a->kv_heads))
+        return e->code;
+    return lm_expect(a->value_dim >= 0, "attention", e, "a value head of %lld numbers",
+                     (long long)a->value_dim);
 }
 
 static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
@@ -63,8 +70,21 @@ static double visible_pairs(const lm_attention_attr *a)
 static void attention_cost(const lm_call *c, lm_cost *out)
 {
     const lm_attention_attr *a = c->attr;
-    out->flops = 4.0 * (double)(a->batch * a->heads) * visible_pairs(a) * (double)a->head_dim;
+    out->flops = 2.0 * (double)(a->batch * a->heads) * visible_pairs(a) *
+                 (double)(a->head_dim + lm_attention_value_dim(a));
     out->bytes = lm_call_bytes(c);
+}
+
+/* Key and value heads of different sizes, where the example has them.  The greatest are those of latent attention. */
+static void draw_value_dim(lm_rng r, int i, bool cached, lm_attention_attr *a)
+{
+    static const int64_t dims[][2] = { { 24, 16 }, { 192, 128 }, { 20, 7 },   { 16, 32 },
+                                       { 96, 64 }, { 40, 136 },  { 576, 512 } };
+    if (lm_example_draw(r, i, 15, 2))
+        return;
+    const int64_t *d = dims[(lm_example_draw(r, i, 2, 6) + (uint64_t)i) % (cached ? 7 : 6)];
+    a->head_dim = d[0];
+    a->value_dim = d[1];
 }
 
 static void attention_example(lm_rng r, int i, lm_example *x)
@@ -80,8 +100,9 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     attr.dropout = lm_example_draw(r, i, 7, 5) == 0 ? 0.25 : 0;
     attr.site = i;
     attr.soft_cap = lm_example_draw(r, i, 9, 3) == 0 ? 1.5 : 0;
+    draw_value_dim(r, i, false, &attr);
     *x = (lm_example){ .n_in = 2, .want = 3 };
-    x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
+    x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, lm_attention_row(&attr, true));
     if (lm_example_draw(r, i, 8, 2))
         x->in[1] = lm_shape1(LM_DTYPE_I32, b * t);
     lm_example_attr(x, &attr);
@@ -105,8 +126,8 @@ static void attention_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_attention = {
     .name = "attention",
     .attr_size = sizeof(lm_attention_attr),
-    .in = { { "qkv", "BT,(H+2K)D", LM_ACT_TYPE }, { "lo", "BT", LM_IDS | LM_OPTIONAL } },
-    .out = { { "o", "BT,HD", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
+    .in = { { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE }, { "lo", "BT", LM_IDS | LM_OPTIONAL } },
+    .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
     .fields = attention_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
@@ -127,12 +148,12 @@ static void dx_cost(const lm_call *c, lm_cost *out)
 const lm_op lm_op_attention_dx = {
     .name = "attention_dx",
     .attr_size = sizeof(lm_attention_attr),
-    .in = { { "do", "BT,HD", LM_ACT_TYPE },
-            { "qkv", "BT,(H+2K)D", LM_ACT_TYPE },
-            { "o", "BT,HD", LM_ACT_TYPE },
+    .in = { { "do", "BT,HE", LM_ACT_TYPE },
+            { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE },
+            { "o", "BT,HE", LM_ACT_TYPE },
             { "lse", "B,H,T", 0 },
             { "lo", "BT", LM_IDS | LM_OPTIONAL } },
-    .out = { { "dqkv", "BT,(H+2K)D", LM_ACT_TYPE } },
+    .out = { { "dqkv", "BT,(H+K)D+KE", LM_ACT_TYPE } },
     .fields = attention_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
@@ -145,7 +166,14 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
     const char *op = "attention_cached";
     const lm_attention_attr *a = c->attr;
     bool ragged = !lm_absent(&c->in[3]), paged = !lm_absent(&c->in[5]);
+    bool values = !lm_absent(&c->out[2]);
     if (attention_shape(c, want, e) ||
+        lm_expect(values || lm_attention_value_dim(a) <= a->head_dim, op, e,
+                  "values of %lld numbers are not part of keys of %lld", (long long)a->value_dim,
+                  (long long)a->head_dim) ||
+        lm_expect(c->in[0].dim[1] == lm_attention_row(a, values), op, e,
+                  "rows of qkv have %lld numbers, not %lld", (long long)c->in[0].dim[1],
+                  (long long)lm_attention_row(a, values)) ||
         lm_expect(ragged == !lm_absent(&c->in[4]), op, e, "first and kind go together") ||
         lm_expect(ragged == (a->seq == 0), op, e, "first goes with T = 0") ||
         lm_expect(ragged || c->in[0].dim[0] == a->batch * a->seq, op, e,
@@ -170,7 +198,8 @@ static int64_t cached_room(const lm_call *c)
 static void cached_cost(const lm_call *c, lm_cost *out)
 {
     const lm_attention_attr *a = c->attr;
-    out->flops = 4.0 * (double)(c->in[0].dim[0] * a->heads * a->head_dim) * (double)cached_room(c);
+    out->flops = 2.0 * (double)(c->in[0].dim[0] * a->heads) *
+                 (double)(a->head_dim + lm_attention_value_dim(a)) * (double)cached_room(c);
     out->bytes = lm_call_bytes(c);
 }
 
@@ -208,16 +237,25 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     attr.window = lm_example_draw(r, i, 7, 3) == 0 ? 1 + s / 3 : 0;
     attr.scale = 0.3;
     attr.soft_cap = lm_example_draw(r, i, 12, 3) == 0 ? 1.5 : 0;
+    draw_value_dim(r, i, true, &attr);
+    bool values =
+        attr.value_dim == 0 || attr.value_dim > attr.head_dim || lm_example_draw(r, i, 11, 2);
     *x = (lm_example){ .n_in = 3, .want = lm_example_draw(r, i, 14, 2) ? 15 : 7 };
-    x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
+    x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, lm_attention_row(&attr, values));
     x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_I32, b);
-    x->out[1] = (lm_tensor){ .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b, kv, s, d } };
+    x->out[1] =
+        (lm_tensor){ .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b, kv, s, attr.head_dim } };
     if (lm_example_draw(r, i, 8, 3) == 0)
         make_ragged(r, i, &attr, x);
     if (lm_example_draw(r, i, 13, 2))
         make_paged(r, i, &attr, x);
     x->n_in = 6;
-    x->out[2] = x->out[1];
+    if (values) {
+        x->out[2] = x->out[1];
+        x->out[2].dim[3] = lm_attention_value_dim(&attr);
+    } else {
+        x->want &= ~4u;
+    }
     lm_example_attr(x, &attr);
 }
 
@@ -264,15 +302,15 @@ static void cached_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_attention_cached = {
     .name = "attention_cached",
     .attr_size = sizeof(lm_attention_attr),
-    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+    .in = { { "qkv", "N,(H+K)D+VE", LM_ACT_TYPE }, /* V: K, or without vcache 0 */
             { "used", "B", LM_IDS },
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
             { "kind", "B", LM_IDS | LM_OPTIONAL },
             { "table", "B,P", LM_IDS | LM_OPTIONAL } },
-    .out = { { "o", "N,HD", LM_ACT_TYPE },
+    .out = { { "o", "N,HE", LM_ACT_TYPE },
              { "kcache", "G,K,S,D", LM_ACT_TYPE | LM_GIVEN },
-             { "vcache", "G,K,S,D", LM_ACT_TYPE | LM_GIVEN },
+             { "vcache", "G,K,S,E", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
              { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = cached_fields,
     .prec = LM_PREC_ALLOW,

@@ -238,6 +238,9 @@ static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
     if (lm_op_attention_cached.shape(&cached, want, e) ||
         lm_expect(s->seq == 1, "attention_step", e, "%lld rows a sequence, not one",
                   (long long)s->seq) ||
+        lm_expect(lm_attention_value_dim(s) == s->head_dim, "attention_step", e,
+                  "values of %lld numbers with keys of %lld", (long long)s->value_dim,
+                  (long long)s->head_dim) ||
         lm_expect(lm_absent(&c->in[4]) || (a->rotary_dim % 2 == 0 && a->rotary_dim <= s->head_dim),
                   "attention_step", e, "R of the table is not even, or above D") ||
         lm_expect(lm_absent(&c->in[5]) == lm_absent(&c->in[6]), "attention_step", e,
@@ -264,11 +267,14 @@ static void attention_step_example(lm_rng r, int i, lm_example *x)
     d = attr.attention.head_dim;
     positions = x->out[1].dim[2];
     attr.attention.seq = 1;
+    attr.attention.value_dim = 0;
     x->n_in = 7;
     x->want = 7;
-    x->out[1].dim[0] = x->out[2].dim[0] = attr.attention.batch;
+    x->out[1].dim[0] = attr.attention.batch;
+    x->out[2] = x->out[1];
     x->in[4] = x->in[5] = (lm_tensor){ 0 };
-    x->in[0].dim[0] = attr.attention.batch;
+    x->in[0] =
+        lm_shape2(LM_DTYPE_F32, attr.attention.batch, lm_attention_row(&attr.attention, true));
     x->in[3] = lm_shape1(LM_DTYPE_I32, attr.attention.batch);
     if (lm_example_draw(r, i, 9, 4)) {
         attr.rotary_dim = lm_example_draw(r, i, 10, 2) ? d : d / 2;

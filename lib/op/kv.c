@@ -37,6 +37,10 @@ lm_code lm_kv_check_sides(const char *op, const lm_kv_attr *a, const lm_tensor *
 {
     static const char *const names[] = { "keys", "values" };
     bool any = false;
+    if (lm_expect(lm_attention_value_dim(&a->attention) == a->attention.head_dim, op, e,
+                  "values of %lld numbers with keys of %lld: such caches have no coded form",
+                  (long long)a->attention.value_dim, (long long)a->attention.head_dim))
+        return e->code;
     for (int side = 0; side < 2; side++) {
         long long residual = a->residual[side], sinks = a->sinks[side];
         const lm_kv_format *f = pages[side]->kv;

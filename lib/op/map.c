@@ -10,7 +10,7 @@
 static const char *const kind_words[] = { "sum", "squares", "max", "abs_max" };
 static const char *const over_words[] = { "all", "row", "column", "block" };
 static const lm_field map_fields[] = {
-    { "text", offsetof(lm_map_attr, text), LM_FIELD_TEXT, 0, NULL, false }, { 0 }
+    { "text", offsetof(lm_map_attr, text), LM_FIELD_TEXT, 0, NULL, false, 0 }, { 0 }
 };
 static const lm_field reduce_fields[] = { { LM_ATTR_WORD(lm_reduce_attr, kind, kind_words) },
                                           { LM_ATTR_WORD(lm_reduce_attr, over, over_words) },

@@ -52,10 +52,10 @@ static inline kernel_case forward_of(const lm_attention_attr *a, lo_kind kind)
                       .tol_f32 = 2e-6,
                       .tol_bf16 = 1e-2,
                       .step = { .seed = 11, .step = 65539, .micro = 70001 } };
-    k.in[0] = mat(ACT, n, (a->heads + 2 * a->kv_heads) * a->head_dim);
+    k.in[0] = mat(ACT, n, lm_attention_row(a, true));
     if (kind != WHOLE)
         k.in[1] = given(vec(I32, n), starts(kind, a->batch, a->seq));
-    k.out[0] = mat(ACT, n, a->heads * a->head_dim);
+    k.out[0] = mat(ACT, n, a->heads * lm_attention_value_dim(a));
     k.out[1] = mat(F32, a->batch * a->heads, a->seq);
     return k;
 }

@@ -6,9 +6,10 @@
  * the threads and blocks in other orders, which must not change a bit; a race would.  Calls that a
  * joined operator refuses are skipped, but some call of each must run on the plain path. */
 #include "cuda_open.h"
+#include "kernels/attention.h"
 #include "op_trial.h"
 
-enum { MOST_OPS = 256, EXAMPLES = 12 };
+enum { MOST_OPS = 256, EXAMPLES = 12, CACHES = 11 };
 
 static lm_backend *backend;
 static bool op_met[MOST_OPS];
@@ -199,6 +200,76 @@ static void walk(const char *kernels)
             fail_msg("operator %s was never run", op->name);
 }
 
+/* Caches of heads of several sizes, also those that no tile serves, and of keys that hold the values. */
+static void cache_example(lm_rng r, int i, lm_example *x)
+{
+    static const struct {
+        int64_t seq, heads, kv_heads, dim, value_dim;
+        bool values;
+        int page; /* 0: one piece */
+    } cases[CACHES] = {
+        { 1, 5, 1, 576, 512, false, 0 },  { 20, 3, 1, 576, 512, false, 0 },
+        { 0, 5, 1, 576, 512, false, 32 }, { 1, 9, 1, 192, 128, true, 0 },
+        { 0, 2, 2, 192, 128, true, 16 },  { 21, 2, 1, 72, 40, false, 0 },
+        { 0, 3, 1, 21, 13, false, 0 },    { 0, 1, 1, 320, 300, true, 16 },
+        { 1, 2, 1, 40, 72, true, 0 },     { 8, 1, 1, 40, 24, true, 16 },
+        { 20, 2, 1, 576, 512, false, 0 },
+    };
+    (void)r;
+    lm_attention_attr a = { .batch = 3,
+                            .seq = cases[i].seq,
+                            .heads = cases[i].heads,
+                            .kv_heads = cases[i].kv_heads,
+                            .head_dim = cases[i].dim,
+                            .value_dim = cases[i].value_dim,
+                            .causal = true,
+                            .scale = 0.1 };
+    const bool ragged = a.seq == 0;
+    const int64_t page = cases[i].page;
+    *x = (lm_example){ .n_in = 6, .want = (cases[i].values ? 7 : 3) | (i % 2 ? 8 : 0) };
+    x->in[0] =
+        lm_shape2(LM_DTYPE_F32, ragged ? 40 : 3 * a.seq, lm_attention_row(&a, cases[i].values));
+    x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_I32, a.batch);
+    if (ragged) {
+        x->in[3] = lm_shape1(LM_DTYPE_I32, a.batch + 1);
+        x->in[4] = lm_shape1(LM_DTYPE_I32, a.batch);
+    }
+    if (page)
+        x->in[5] = lm_shape2(LM_DTYPE_I32, a.batch, 160 / page);
+    x->out[1] = (lm_tensor){ .dtype = LM_DTYPE_NONE,
+                             .ndim = 4,
+                             .dim = { page ? a.batch * 160 / page + 1 : a.batch, a.kv_heads,
+                                      page ? page : 160, a.head_dim } };
+    if (cases[i].values) {
+        x->out[2] = x->out[1];
+        x->out[2].dim[3] = a.value_dim;
+    }
+    memcpy(x->attr, &a, sizeof a);
+}
+
+static void test_caches(void **state)
+{
+    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    const char *only = getenv("LM_TEST_OP");
+    (void)state;
+    for (int tensor = 0; tensor < 2 && (!only || !strcmp(only, "attention_cached")); tensor++) {
+        lm_op op = lm_op_attention_cached;
+        lm_err e = { 0 };
+        op.example = cache_example;
+        must(cuda_open(tensor ? "tensor" : "plain", true, &backend, &e), &e);
+        for (int i = 0; i < CACHES; i++)
+            for (int act = tensor; act < 3; act++) {
+                trial t;
+                open_trial(&t, &op, i, acts[act]);
+                for (size_t k = 0; k < t.g->n_nodes; k++)
+                    check_node(&t, &t.g->node[k]);
+                close_trial(&t);
+            }
+        emu_order(0);
+        lm_backend_close(backend);
+    }
+}
+
 static void test_plain(void **state)
 {
     (void)state;
@@ -216,6 +287,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),
         cmocka_unit_test(test_tensor),
+        cmocka_unit_test(test_caches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

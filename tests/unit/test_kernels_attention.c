@@ -30,6 +30,24 @@ static void ragged_shapes(void **state)
     }
 }
 
+/* Value heads of another size than key heads, the greatest those of latent attention. */
+static void value_heads(void **state)
+{
+    (void)state;
+    static const int64_t dims[][2] = { { 192, 128 }, { 20, 7 }, { 16, 40 }, { 96, 64 },
+                                       { 576, 512 }, { 33, 1 }, { 64, 32 }, { 130, 18 } };
+    for (int i = 0; i < 24; i++) {
+        const int64_t *d = dims[i % 8];
+        lm_attention_attr a = attr_of(1 + i % 2, d[0] > 200 ? 70 : 130 + i, 3 - i % 2, 1, d[0]);
+        a.value_dim = d[1];
+        a.dropout = i / 8 == 1 ? 0.2 : 0;
+        a.soft_cap = i / 8 == 2 ? 0.5 : 0;
+        a.window = i % 3 == 1 ? 30 : 0;
+        a.site = 2;
+        check_both(&a, (lo_kind)(i % 4));
+    }
+}
+
 static void masks(void **state)
 {
     (void)state;
@@ -214,9 +232,10 @@ static void dropout_never_repeats(void **state)
 static void gradient(void **state)
 {
     (void)state;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 7; i++) {
         lm_attention_attr a = attr_of(2, 7, 4, 2, 8);
         a.soft_cap = i == 4 ? 0.7 : 0;
+        a.value_dim = i == 5 ? 5 : i == 6 ? 11 : 0;
         a.window = i == 1 ? 3 : 0;
         a.dropout = i == 2 ? 0.25 : 0;
         kernel_case f = forward_of(&a, i == 3 ? BLIND : i == 1 ? DOCUMENTS : WHOLE);
@@ -240,23 +259,34 @@ static void build_cached(const kernel_case *k, lm_dtype act, lm_dtype narrow, in
     const lm_attention_attr *a = k->attr;
     build(k, act, narrow, x);
     for (int o = 1; o < 3; o++) {
+        int64_t dim = o == 1 ? a->head_dim : lm_attention_value_dim(a);
+        if (!x->out[o].data)
+            continue;
         x->out[o].ndim = 4;
-        memcpy(x->out[o].dim, (int64_t[]){ a->batch, a->kv_heads, S, a->head_dim }, 32);
+        memcpy(x->out[o].dim, (int64_t[]){ a->batch, a->kv_heads, S, dim }, 32);
     }
+}
+
+/* values: there is a vcache. */
+static kernel_case cached_with(const lm_attention_attr *a, int64_t S, const int32_t *used,
+                               const int32_t *fresh, bool values)
+{
+    int64_t n = a->batch * a->seq;
+    kernel_case k = { .op = "attention_cached", .attr = a };
+    k.in[0] = mat(ACT, n, lm_attention_row(a, values));
+    k.in[1] = given(vec(I32, a->batch), used);
+    k.in[2] = given(vec(I32, a->batch), fresh);
+    k.out[0] = mat(ACT, n, a->heads * lm_attention_value_dim(a));
+    k.out[1] = mat(ACT, a->batch * a->kv_heads * S, a->head_dim);
+    if (values)
+        k.out[2] = mat(ACT, a->batch * a->kv_heads * S, lm_attention_value_dim(a));
+    return k;
 }
 
 static kernel_case cached_of(const lm_attention_attr *a, int64_t S, const int32_t *used,
                              const int32_t *fresh)
 {
-    int64_t n = a->batch * a->seq;
-    kernel_case k = { .op = "attention_cached", .attr = a };
-    k.in[0] = mat(ACT, n, (a->heads + 2 * a->kv_heads) * a->head_dim);
-    k.in[1] = given(vec(I32, a->batch), used);
-    k.in[2] = given(vec(I32, a->batch), fresh);
-    k.out[0] = mat(ACT, n, a->heads * a->head_dim);
-    k.out[1] = mat(ACT, a->batch * a->kv_heads * S, a->head_dim);
-    k.out[2] = mat(ACT, a->batch * a->kv_heads * S, a->head_dim);
-    return k;
+    return cached_with(a, S, used, fresh, true);
 }
 
 static void check_cached(const kernel_case *k, int64_t S)
@@ -271,7 +301,7 @@ static void check_cached(const kernel_case *k, int64_t S)
                 instance *it = threads == 1 ? &first : &x;
                 build_cached(k, act, act, it, S);
                 run(it, lm_cpu_kernel(k->op, act, (lm_cpu_level)level), pool_of(threads));
-                for (int o = 0; o < 3; o++) {
+                for (int o = 0; o < (k->out[2].kind == ABSENT ? 2 : 3); o++) {
                     double d = distance(&it->out[o], &want.out[o]);
                     double tol = o ? 0 : bf ? 1e-2 : 2e-6; /* the caches hold copies */
                     if (d > tol)
@@ -309,6 +339,62 @@ static void cached(void **state)
             check_cached(&k, S);
         }
     }
+}
+
+/* Value heads of another size, and keys whose first numbers are the values. */
+static void cached_values(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][6] = {
+        /* T, H, K, D, E, S */
+        { 1, 6, 1, 576, 512, 300 }, { 40, 3, 1, 576, 512, 90 }, { 1, 4, 2, 192, 128, 600 },
+        { 37, 4, 2, 192, 128, 80 }, { 3, 5, 1, 72, 40, 33 },    { 9, 2, 1, 21, 13, 64 },
+        { 1, 3, 1, 24, 24, 50 },    { 20, 2, 2, 64, 64, 50 },
+    };
+    for (int i = 0; i < 8; i++) {
+        const int64_t *s = shapes[i];
+        int32_t T = (int32_t)s[0], S = (int32_t)s[5];
+        const int32_t used[3] = { 0, S / 2, S - T }, fresh[3] = { T, T > 1 ? T / 2 : 0, T };
+        lm_attention_attr a = attr_of(3, T, s[1], s[2], s[3]);
+        a.value_dim = s[4];
+        a.window = i % 3 == 1 ? 21 : 0;
+        for (int values = 0; values < 2; values++) {
+            kernel_case k = cached_with(&a, S, used, fresh, values);
+            check_cached(&k, S);
+        }
+    }
+}
+
+/* Without a vcache, the result is that with the first numbers of the keys as values. */
+static void values_of_keys(void **state)
+{
+    (void)state;
+    enum { T = 5, H = 2, D = 12, E = 8, S = 9, WIDTH = (H + 1) * D };
+    const int32_t used[1] = { 3 }, fresh[1] = { T };
+    lm_attention_attr a = attr_of(1, T, H, 1, D);
+    a.value_dim = E;
+    kernel_case k = cached_with(&a, S, used, fresh, true),
+                l = cached_with(&a, S, used, fresh, false);
+    const lm_kernel *ref = lm_cpu_kernel("attention_cached", LM_DTYPE_F64, LM_CPU_REF);
+    instance x, y;
+    build_cached(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x, S);
+    build_cached(&l, LM_DTYPE_F64, LM_DTYPE_F64, &y, S);
+    for (int i = 0; i < T; i++) {
+        double *row = (double *)x.in[0].data + i * (WIDTH + E);
+        memcpy(row, (double *)y.in[0].data + i * WIDTH, WIDTH * sizeof *row);
+        memcpy(row + WIDTH, row + H * D, E * sizeof *row);
+    }
+    for (int j = 0; j < S; j++) {
+        memcpy((double *)x.out[1].data + j * D, (double *)y.out[1].data + j * D,
+               D * sizeof(double));
+        memcpy((double *)x.out[2].data + j * E, (double *)y.out[1].data + j * D,
+               E * sizeof(double));
+    }
+    run(&x, ref, NULL);
+    run(&y, ref, NULL);
+    assert_memory_equal(x.out[0].data, y.out[0].data, T * H * E * sizeof(double));
+    drop(&l, &y);
+    drop(&k, &x);
 }
 
 /* The bits of a head of a decoded row are the same whether it reads the keys alone or with others. */
@@ -381,19 +467,14 @@ static void cached_is_uncached(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_shapes),
-        cmocka_unit_test(masks),
-        cmocka_unit_test(packed),
-        cmocka_unit_test(levels),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(capped),
-        cmocka_unit_test(dropped),
-        cmocka_unit_test(sharp_scores),
-        cmocka_unit_test(dropout_draws),
-        cmocka_unit_test(gradient),
-        cmocka_unit_test(dropout_never_repeats),
-        cmocka_unit_test(cached),
-        cmocka_unit_test(cached_is_uncached),
+        cmocka_unit_test(ragged_shapes), cmocka_unit_test(value_heads),
+        cmocka_unit_test(masks),         cmocka_unit_test(packed),
+        cmocka_unit_test(levels),        cmocka_unit_test(not_finite),
+        cmocka_unit_test(capped),        cmocka_unit_test(dropped),
+        cmocka_unit_test(sharp_scores),  cmocka_unit_test(dropout_draws),
+        cmocka_unit_test(gradient),      cmocka_unit_test(dropout_never_repeats),
+        cmocka_unit_test(cached),        cmocka_unit_test(cached_is_uncached),
+        cmocka_unit_test(cached_values), cmocka_unit_test(values_of_keys),
         cmocka_unit_test(shared_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
