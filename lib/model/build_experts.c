@@ -205,7 +205,8 @@ lm_vid lm_b_weigh(lm_builder *b, lm_vid x, lm_vid gate)
     const lm_formula_scope scope = {
         .name = names, .n_names = 3, .numbers = LM_NONE, .gate = LM_NONE
     };
-    if (!lm_b_ok(b) || lm_formula_append(b->m->graph, "y = x / (1 + exp(-g))", &scope, b->e))
+    if (!lm_b_ok(b) ||
+        lm_formula_append(b->m->graph, "y = x / " LM_SIGMOID_DIVISOR("g"), &scope, b->e))
         return LM_NONE;
     return y;
 }

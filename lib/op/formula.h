@@ -19,6 +19,10 @@
 #include "graph/graph.h"
 #include "kernels/map.h"
 
+/* Text of 1 + exp(-x), which divides for a sigmoid.  Bounded, because the gradient of a quotient by infinity is not a
+ * number; NaN stays NaN, as min takes the second one. */
+#define LM_SIGMOID_DIVISOR(x) "(1 + exp(min(40, -" x ")))"
+
 typedef struct {
     const char *name;
     int x; /* the operand's number in `map` */

@@ -50,9 +50,10 @@ static lm_vid activate(const lm_attach *a, lm_builder *b, lm_vid x)
 {
     lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
     lm_gelu_attr exact = { a->neck.act == NECK_GELU };
-    lm_vid y = a->neck.act == NECK_RELU    ? LM_R_MAP(&r, "y = max(x, 0)", LM_IS("x", x))
-               : a->neck.act == NECK_SWISH ? LM_R_MAP(&r, "y = x / (1 + exp(0 - x))", LM_IS("x", x))
-                                           : lm_b_append(b, &lm_op_gelu, &exact, &x);
+    lm_vid y = a->neck.act == NECK_RELU ? LM_R_MAP(&r, "y = max(x, 0)", LM_IS("x", x))
+               : a->neck.act == NECK_SWISH
+                   ? LM_R_MAP(&r, "y = x / " LM_SIGMOID_DIVISOR("x"), LM_IS("x", x))
+                   : lm_b_append(b, &lm_op_gelu, &exact, &x);
     lm_rule_fini(&r);
     return y;
 }

@@ -62,6 +62,16 @@ loss_of() { # head or tail: of the first or the last step
     done
 }
 
+@test "peft-tune: gradients of a swish of large negative numbers are finite" {
+    peft-tune -q m qa.jsonl -o steep "${how[@]}" --steps 1 --method houlsby
+    file=steep/adapter_model.safetensors
+    n=$(od -An -t u8 -N 8 $file)
+    for bias in $(head -c $((n + 8)) $file | grep -ao '"[^"]*adapter_down.0.bias":{[^}]*' | sed 's/.*"data_offsets":\[\([0-9]*\),.*/\1/'); do
+        printf '\0\0\310\302' | dd of=$file bs=1 seek=$((8 + n + bias)) conv=notrunc status=none # -100
+    done
+    peft-tune -q m qa.jsonl -o on "${how[@]}" --steps 2 --init-adapter steep
+}
+
 @test "peft-tune: an existing run is refused before anything is read" {
     peft-tune -q m qa.jsonl -o taken --steps 1 --batch-size 1 --seq-len 32
     run peft-tune m qa.jsonl -o taken --steps 1 --batch-size 1 --seq-len 32

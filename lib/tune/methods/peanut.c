@@ -37,8 +37,8 @@ static lm_code tensors(const lm_tune_module *m, lm_tune_tensor *out, int *n, lm_
 
 static lm_vid function(lm_rule *r, const lm_tune_module *m, lm_vid x)
 {
-    static const char *const text[] = { "y = max(x, 0)", "y = x / (1 + exp(-x))",
-                                        "y = 1 / (1 + exp(-x))", "y = tanh(x)" };
+    static const char *const text[] = { "y = max(x, 0)", "y = x / " LM_SIGMOID_DIVISOR("x"),
+                                        "y = 1 / " LM_SIGMOID_DIVISOR("x"), "y = tanh(x)" };
 
     return LM_R_MAP(r, text[(int)m->hyper[FUNCTION]], LM_IS("x", x));
 }
