@@ -21,7 +21,7 @@
 #
 # It makes table.txt: parameters that train, peak memory, its share of full fine-tuning's, and of this the copies that
 # training adds (master copies, gradients, states), seconds, bytes of the result, the loss on held-out text of both
-# kinds, and the share of full fine-tuning's gain on NEW; methods.svg, the last losses of all methods, the lowest on NEW
+# kinds (nan: the method diverged), and the share of full fine-tuning's gain on NEW; methods.svg, the last losses of all methods, the lowest on NEW
 # first; and loss.svg, the loss by step of the SHOWN methods that are the best on NEW (more lines cannot be told apart).
 #
 # The tools must be on PATH.  Everything is made in the folder WORK; existing results are not made again.
@@ -70,11 +70,12 @@ SET_fourierft ?= scaling=10
 SET_shira  ?= r=4
 SET_vblora ?= vector_length=32
 SET_waveft ?= n_frequency=512
-SHOWN   ?= 8#            methods in loss.svg, at most
+SHOWN   ?= 8#            methods in loss.svg, at most; 0: no such picture
 SEED    ?= 1
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
+.PRECIOUS: runs/%/done
 .PHONY: all clean
 
 ifndef RECIPE_HOME # called by the user: make the same goals in WORK
@@ -95,7 +96,7 @@ override METHODS := $(patsubst every,$(filter-out bitfit tokens frod,$(shell pef
 OLD := $(strip $(OLD))
 NEW := $(strip $(NEW))
 
-all: table.txt methods.svg loss.svg
+all: table.txt methods.svg $(if $(filter-out 0,$(strip $(SHOWN))),loss.svg)
 	@cat table.txt
 
 # 1. Text of all kinds, of which every tenth document is held out; of long ones, as many as HELD allows.
@@ -134,7 +135,7 @@ base/config.json: | text/done
 	@test -e $@ || { echo "tune.mk: MODEL: $$RECIPE_PRESET: has no config.json: name the folder of a model" >&2; rm base; false; }
 endif
 
-# 3. Each method on NEW.  What has no rank takes none.
+# 3. Each method on NEW.  What has no rank takes none.  One that diverges (status 4) has no result, and does not stop the others.
 method = $(firstword $(subst +, ,$1))
 rank   = $(if $(filter lora rslora loraplus pissa olora qlora dora,$(method)),--rank $(strip $(RANK)))
 rate   = $(strip $(or $(RATE_$(method)),$(RATE)))
@@ -147,8 +148,9 @@ tune   = peft-tune base/ text/$(NEW).pieces.jsonl --method $(method) $(rank) $(s
 runs/%/done: base/config.json
 	@mkdir -p $(@D)
 	$(call tune,$*) --dry-run --json -o runs/$*/adapter > runs/$*/plan.json 2> runs/$*/log || { cat runs/$*/log >&2; false; }
+	rm -f runs/$*/diverged
 	$(call tune,$*) --json --metrics runs/$*/metrics.jsonl -f -o runs/$*/adapter > runs/$*/result.json 2> runs/$*/log || \
-	    { cat runs/$*/log >&2; false; }
+	    { [ $$? -eq 4 ] && tail -n 1 runs/$*/log >&2 && touch runs/$*/diverged; } || { cat runs/$*/log >&2; false; }
 	touch $@
 
 # 4. What became of it.

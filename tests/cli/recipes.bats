@@ -314,6 +314,17 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     run ! grep -qE 'peft-tune|eval-model' again
     best=$(head -n 1 <(for m in full lora+embed ia3; do echo "$(cut -d ' ' -f 2 "my work/loss/$m") $m"; done | sort -n))
     [ "$(grep -oE '>(full|lora.embed|ia3)<' 'my work/loss.svg' | sort -u)" = ">${best#* }<" ]
+    # a method that diverges is in the table without numbers, and the others go on; no picture by step
+    mkdir stops
+    printf '#!/bin/sh\ncase $* in *dry-run*) ;; *rslora*) echo "step 2: not a number" >&2; exit 4 ;; esac\nexec "%s" "$@"\n' \
+        "$(command -v peft-tune)" > stops/peft-tune
+    chmod +x stops/peft-tune
+    PATH=$PWD/stops:$PATH make -f 'my recipes/tune.mk' WORK='my work' "${small[@]}" OLD=old METHODS='full ia3 rslora boft' \
+        SHOWN=0 > again 2>&1 || { cat again; false; }
+    grep -qx 'step 2: not a number' again
+    grep -qE '^rslora .* - +nan +nan +-$' 'my work/table.txt'
+    grep -qE '^boft .* [0-9.]+ +-?[0-9]+$' 'my work/table.txt'
+    [ "$(grep -c '>nan<' 'my work/methods.svg')" -eq 2 ]
     # a base that is there, text of two kinds that it knows, and the share of full fine-tuning's memory and gain left out
     make -f 'my recipes/tune.mk' WORK='other work' "${small[@]}" OLD='old new' MODEL='my work/base' METHODS=lora > log 2>&1 ||
         { cat log; false; }
