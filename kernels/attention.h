@@ -4,13 +4,15 @@
  *
  * qkv rows hold H query heads and K key heads of D numbers, then K value heads of E numbers (value_dim; usually D);
  * query head h uses key/value head h / (H/K).  Key j is visible to query i of the same sequence iff j <= i (causal),
- * j >= lo[i] (start of its document) and, with window W > 0, i - j < W.  A row that sees nothing gives zeros and
- * lse = -inf.  Scores are scale * q.k in F32, and with soft_cap c > 0 c tanh(scale * q.k / c) (Gemma 2,
- * arXiv:2408.00118, section 2); probabilities are rounded to act before the product with v.
+ * lo[i] <= j < hi[i] (its document), and with a window W > 0 i - j < W and, where not causal, j - i < W.  (In a
+ * bidirectional window ModernBERT, arXiv:2412.13663, sees |i - j| <= local_attention / 2: W is one more.)  A row that
+ * sees nothing gives zeros and lse = -inf.  Scores are scale * q.k in F32, and with soft_cap c > 0
+ * c tanh(scale * q.k / c) (Gemma 2, arXiv:2408.00118, section 2); probabilities are rounded to act before the product
+ * with v.
  *
- * attention     in  qkv [B*T,(H+K)D+K*E] act, lo [B*T] I32 (optional, 0)
+ * attention     in  qkv [B*T,(H+K)D+K*E] act, lo [B*T] I32 (optional, 0), hi [B*T] I32 (optional, T)
  *               out o [B*T,H*E] act, lse [B,H,T] F32
- * attention_dx  in  do [B*T,H*E] act, qkv, o, lse, lo (optional)
+ * attention_dx  in  do [B*T,H*E] act, qkv, o, lse, lo (optional), hi (optional)
  *               out dqkv [B*T,(H+K)D+K*E] act.  Deterministic: the same bits for any number of threads.
  * attention_cached  (prefill and decoding; no gradient)
  *               in  qkv [N,(H+K)D+K*E] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the rows of

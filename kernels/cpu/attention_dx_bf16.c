@@ -7,10 +7,11 @@
  * D_i are then plain vectors, P^T and dS^T come out as A operands of dV and dK, and two rows of
  * dS^T woven together are a B operand of dQ^T.
  *
- * Where no query at or behind a position sees a key before it (a document begins), the sequence can
- * be cut.  Sections of at least SECTION positions follow one another, so that their packed operands
- * and sums stay in the cache.  Blocks of keys and groups of queries lie at multiples of their sizes
- * in the whole sequence: the bits do not depend on how its gradients are divided into jobs. */
+ * Where no query at or behind a position sees a key before it, and no query before it a key at or
+ * behind it (a document begins), the sequence can be cut.  Sections of at least SECTION positions
+ * follow one another, so that their packed operands and sums stay in the cache.  Blocks of keys and
+ * groups of queries lie at multiples of their sizes in the whole sequence: the bits do not depend
+ * on how its gradients are divided into jobs. */
 #include "kernels/attention.h"
 
 #include "kernels/cpu/attention_drop.h"
@@ -25,7 +26,8 @@ typedef struct {
     uint16_t woven[KEYS / 32][HALF];       /* dS^T of a group, a B operand */
     uint32_t kept[KEYS / 32][LANES];       /* dropout: bit k of [i][query]: key 32 i + k stays */
     int32_t *start, *end;                  /* [T]: visible keys */
-    int32_t *first;  /* [T]: the first key that this query or a later one sees */
+    int32_t *
+        first; /* [T]: the first key that this query or a later one sees; 0 if one before sees this key or later */
     attn_span *span; /* [T/16]: what a group sees */
     /* Of a section, from `base` on: */
     uint16_t *k,
@@ -99,7 +101,12 @@ static void load_masks(dx_scratch *w, const attn_mask *m, int64_t T)
         w->span[i / LANES] = group_span(m, i, T, w->start + i, w->end + i);
     for (int64_t i = T - 1; i >= 0; i--) {
         first = w->start[i] < first ? w->start[i] : first;
-        w->first[i] = m->causal ? first : 0;
+        w->first[i] = first;
+    }
+    for (int64_t i = 0, end = 0; i < T; i++) {
+        if (end > i)
+            w->first[i] = 0;
+        end = w->end[i] > end ? w->end[i] : end;
     }
 }
 

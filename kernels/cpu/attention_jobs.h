@@ -113,7 +113,7 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
     }
     j.q = attn_at(qkv->data, b * T * pitch, size);
     j.o = attn_at(s->c->out[0].data, b * T * H * E, size);
-    j.mask = attn_mask_of(a, attn_i32(s->c, 1), b);
+    j.mask = attn_mask_of(a, attn_i32(s->c, 1), attn_i32(s->c, 2), b);
     j.k = attn_at(j.q, (H + kv) * D, size);
     j.v = attn_at(j.q, (H + K) * D + kv * E, size);
     j.k_pitch = j.v_pitch = pitch;
@@ -273,7 +273,7 @@ static inline attn_dx_view attn_dx_view_of(const attn_dx_job *job)
     int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, E = lm_attention_value_dim(a);
     int64_t T = a->seq, pitch = lm_attention_row(a, true);
     return (attn_dx_view){ .a = a,
-                           .mask = attn_mask_of(a, attn_i32(c, 4), job->b),
+                           .mask = attn_mask_of(a, attn_i32(c, 4), attn_i32(c, 5), job->b),
                            .qkv = attn_at(c->in[1].data, job->b * T * pitch, size),
                            .dqkv = attn_at(c->out[0].data, job->b * T * pitch, size),
                            .dout = attn_at(c->in[0].data, job->b * T * H * E, size),

@@ -13,7 +13,7 @@
 typedef struct {
     int64_t off, keys, window;
     bool causal;
-    const int32_t *lo; /* [queries] or NULL */
+    const int32_t *lo, *hi; /* [queries] or NULL */
 } attn_mask;
 
 static inline int64_t attn_start(const attn_mask *m, int64_t i)
@@ -25,8 +25,10 @@ static inline int64_t attn_start(const attn_mask *m, int64_t i)
 
 static inline int64_t attn_end(const attn_mask *m, int64_t i)
 {
-    int64_t e = m->off + i + 1;
-    return m->causal && e < m->keys ? e : m->keys;
+    int64_t e = m->off + i + (m->causal ? 1 : m->window);
+    if ((!m->causal && m->window <= 0) || e > m->keys)
+        e = m->keys;
+    return m->hi && m->hi[i] < e ? m->hi[i] : e;
 }
 
 /* What queries i0 .. i1-1 see together: any of them sees [lo, hi), all of them [full_lo, full_hi).
@@ -40,10 +42,12 @@ static inline attn_span attn_span_of(const attn_mask *m, int64_t i0, int64_t i1)
     attn_span s = { .lo = attn_start(m, i0), .hi = attn_end(m, i1 - 1) };
     s.full_lo = attn_start(m, i1 - 1);
     s.full_hi = attn_end(m, i0);
-    for (int64_t i = i0; m->lo && i < i1; i++) {
-        int64_t v = attn_start(m, i);
+    for (int64_t i = i0; (m->lo || m->hi) && i < i1; i++) {
+        int64_t v = attn_start(m, i), e = attn_end(m, i);
         s.lo = v < s.lo ? v : s.lo;
         s.full_lo = v > s.full_lo ? v : s.full_lo;
+        s.hi = e > s.hi ? e : s.hi;
+        s.full_hi = e < s.full_hi ? e : s.full_hi;
     }
     return s;
 }
@@ -97,11 +101,14 @@ static inline const int32_t *attn_i32(const lm_call *c, int i)
     return i < c->n_in ? c->in[i].data : NULL;
 }
 
-static inline attn_mask attn_mask_of(const lm_attention_attr *a, const int32_t *lo, int64_t b)
+static inline attn_mask attn_mask_of(const lm_attention_attr *a, const int32_t *lo,
+                                     const int32_t *hi, int64_t b)
 {
-    return (attn_mask){
-        .keys = a->seq, .window = a->window, .causal = a->causal, .lo = lo ? lo + b * a->seq : NULL
-    };
+    return (attn_mask){ .keys = a->seq,
+                        .window = a->window,
+                        .causal = a->causal,
+                        .lo = lo ? lo + b * a->seq : NULL,
+                        .hi = hi ? hi + b * a->seq : NULL };
 }
 
 /* The mask of sequence b of attention_cached. */

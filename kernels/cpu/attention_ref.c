@@ -113,7 +113,7 @@ static void attention(const lm_call *c)
     double *p = c->work;
     float *z = (float *)(p + a->seq);
     for (int64_t b = 0; b < a->batch; b++) {
-        attn_mask m = attn_mask_of(a, attn_i32(c, 1), b);
+        attn_mask m = attn_mask_of(a, attn_i32(c, 1), attn_i32(c, 2), b);
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->seq; i++) {
                 int64_t bh = b * a->heads + h;
@@ -172,7 +172,7 @@ static void attention_dx(const lm_call *c)
     float *z = (float *)(dv + T * E + D);
     for (int64_t bk = 0; bk < a->batch * a->kv_heads; bk++) {
         int64_t b = bk / a->kv_heads, kv = bk % a->kv_heads;
-        attn_mask m = attn_mask_of(a, attn_i32(c, 4), b);
+        attn_mask m = attn_mask_of(a, attn_i32(c, 4), attn_i32(c, 5), b);
         row_view r = view_of(a, qkv, &m, b, kv * group, 0);
         for (int64_t i = 0; i < T * (D + E); i++)
             dk[i] = 0;

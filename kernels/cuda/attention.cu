@@ -20,7 +20,7 @@ static size_t forward_work(const lm_call *c, int)
     return too_wide((const lm_attention_attr *)c->attr) ? SIZE_MAX : 0;
 }
 
-/* delta and first of attention_backward.cuh */
+/* delta, first and end of attention_backward.cuh */
 static size_t backward_work(const lm_call *c, int)
 {
     const lm_attention_attr *a = (const lm_attention_attr *)c->attr;
@@ -28,7 +28,7 @@ static size_t backward_work(const lm_call *c, int)
     if (too_wide(a))
         return SIZE_MAX;
     return (size_t)(a->batch * a->heads * a->seq) * sizeof(float) +
-           (size_t)(a->batch * tiles) * sizeof(int);
+           (size_t)(2 * a->batch * tiles) * sizeof(int);
 }
 
 /* Both directions, for one type and path. */

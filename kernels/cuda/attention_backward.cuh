@@ -17,14 +17,14 @@ template <class T, int D> struct backward_tile {
     static const int warps = wide && D > 128 ? 2 : 4, threads = 32 * warps, rows = 16 * warps;
     static const int cols = D > 128 || (wide && D > 64) ? 16 : D > 64 || wide ? 32 : 64;
     static const int ld = tile_pitch<T, D>::n;
-    static const int bytes = 2 * (rows + cols) * ld * (int)sizeof(T) + 3 * cols * 4;
+    static const int bytes = 2 * (rows + cols) * ld * (int)sizeof(T) + 4 * cols * 4;
 };
 
 /* A block's shared memory. */
 template <class T, int D> struct backward_shared {
     T *a, *a2, *b, *b2; /* [rows] and [cols] rows */
     float *lse, *delta; /* [cols] */
-    int *first;         /* [cols] */
+    int *first, *end;   /* [cols] */
     uint32_t *box;      /* this warp's */
 };
 template <class T, int D> __device__ inline backward_shared<T, D> carve(T *at)
@@ -38,17 +38,18 @@ template <class T, int D> __device__ inline backward_shared<T, D> carve(T *at)
     m.lse = reinterpret_cast<float *>(m.b2 + tile::cols * tile::ld);
     m.delta = m.lse + tile::cols;
     m.first = reinterpret_cast<int *>(m.delta + tile::cols);
-    m.box = reinterpret_cast<uint32_t *>(m.first + tile::cols) + threadIdx.x / 32 * warp_box<T>::n;
+    m.end = m.first + tile::cols;
+    m.box = reinterpret_cast<uint32_t *>(m.end + tile::cols) + threadIdx.x / 32 * warp_box<T>::n;
     return m;
 }
 
-/* Operands of the passes.  delta [B,H,T] and first [B, tiles of queries], the first key that any of a
- * tile's queries sees, are scratch. */
+/* Operands of the passes.  Scratch: delta [B,H,T]; first and end [B, tiles of queries], the first key that any of a
+ * tile's queries sees, and the one after the last. */
 template <class T> struct backward_args {
     const T *dout, *qkv;
     const float *lse;
     float *delta;
-    int *first;
+    int *first, *end;
     T *dqkv;
 };
 
@@ -72,17 +73,20 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-template <int COLS> __global__ void __launch_bounds__(256) first_kernel(attn_shape s, int *first)
+template <int COLS>
+__global__ void __launch_bounds__(256) first_kernel(attn_shape s, int *first, int *end)
 {
     int64_t tiles = (s.seq + COLS - 1) / COLS;
     for (int64_t n = global_thread(); n < s.batch * tiles; n += global_threads()) {
         int64_t b = n / tiles, i0 = n % tiles * COLS;
-        int least = (int)s.seq;
+        int least = (int)s.seq, most = 0;
         for (int64_t i = i0; i < i0 + COLS && i < s.seq; i++) {
-            int at = first_key(s, b, (int)i);
+            int at = first_key(s, b, (int)i), past = end_key(s, b, (int)i);
             least = at < least ? at : least;
+            most = past > most ? past : most;
         }
         first[n] = least;
+        end[n] = most;
     }
 }
 
@@ -113,16 +117,18 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
         i[r] = i0 + warp * 16 + lane / 4 + 8 * r;
         bool there = i[r] < seq;
         first[r] = there ? first_key(s, b, i[r]) : seq;
-        end[r] = there ? end_key(s, i[r]) : 0;
+        end[r] = there ? end_key(s, b, i[r]) : 0;
         lse[r] = there ? x.lse[bh * s.seq + i[r]] * 1.44269504f : 0;
         delta[r] = there ? x.delta[bh * s.seq + i[r]] : 0;
     }
-    int j0 = seq, hi = end_key(s, i0 + rows - 1);
+    int j0 = seq, hi = 0;
     int64_t tiles = (s.seq + tile::cols - 1) / tile::cols;
     for (int n = i0 / tile::cols; n * tile::cols < i0 + rows;
          n++) { /* rows are whole tiles of cols */
         int least = x.first[b * tiles + n];
+        int most = x.end[b * tiles + n];
         j0 = least < j0 ? least : j0;
+        hi = most > hi ? most : hi;
     }
     attn_draws draws = draws_of(s, bh);
     mma_c c[N], dp[N], dq[D / 8];
@@ -197,6 +203,7 @@ __device__ inline void load_queries(const attn_shape &s, const backward_args<T> 
         m.lse[r] = there ? x.lse[bh * s.seq + i0 + r] * 1.44269504f : 0;
         m.delta[r] = there ? x.delta[bh * s.seq + i0 + r] : 0;
         m.first[r] = there ? first_key(s, b, i0 + r) : (int)s.seq;
+        m.end[r] = there ? end_key(s, b, i0 + r) : 0;
     }
 }
 
@@ -216,8 +223,8 @@ __device__ inline void add_queries(const attn_shape &s, const attn_draws &draws,
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int r = 8 * n + lane % 4 * 2 + e % 2, i = i0 + r, j = j0 + lane / 4 + e / 2 * 8;
-            bool seen = j >= m.first[r] && j < end_key(s, i);
+            int r = 8 * n + lane % 4 * 2 + e % 2, j = j0 + lane / 4 + e / 2 * 8;
+            bool seen = j >= m.first[r] && j < m.end[r];
             float p = exp2f(fmaf(c[n].r[e], s.scale_log2, -m.lse[r]));
             p = seen ? p : 0.0f;
             c[n].r[e] = p * cap_slope(s, c[n].r[e]);
@@ -232,8 +239,8 @@ __device__ inline void add_queries(const attn_shape &s, const attn_draws &draws,
         for (int n = 0; n < N; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                int r = 8 * n + lane % 4 * 2 + e % 2, i = i0 + r, j = j0 + lane / 4 + e / 2 * 8;
-                bool seen = j >= m.first[r] && j < end_key(s, i);
+                int r = 8 * n + lane % 4 * 2 + e % 2, j = j0 + lane / 4 + e / 2 * 8;
+                bool seen = j >= m.first[r] && j < m.end[r];
                 float g = kept >> (4 * n + e) & 1 ? dp[n].r[e] * s.keep : 0.0f;
                 c[n].r[e] = seen ? c[n].r[e] * (g - m.delta[r]) : 0.0f;
             }
@@ -256,9 +263,12 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
     int64_t keys = (b * s.seq + j0) * pitch + (s.heads + kv) * s.dim;
     int64_t values = (b * s.seq + j0) * pitch + (s.heads + s.kv_heads) * s.dim + kv * s.vdim;
     int64_t tiles = (s.seq + tile::cols - 1) / tile::cols;
-    /* Queries of [i0, i1) see some of the keys, unless a document starts between them. */
+    /* Queries of [from, to) see some of the keys, unless a document starts between them. */
     int64_t i1 = s.window ? (int64_t)j0 + rows - 1 + s.window : s.seq;
-    int from = s.causal ? j0 / tile::cols * tile::cols : 0, to = (int)(i1 < s.seq ? i1 : s.seq);
+    int from = s.causal                     ? j0
+               : s.window && j0 >= s.window ? j0 - s.window + 1
+                                            : 0,
+        to = (int)(i1 < s.seq ? i1 : s.seq);
     mma_c dk[D / 8], dv[D / 8];
 #pragma unroll
     for (int d = 0; d < D / 8; d++)
@@ -270,8 +280,9 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
                                                            s.vdim, s);
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
         attn_draws draws = draws_of(s, b * s.heads + h);
-        for (int i0 = from; i0 < to; i0 += tile::cols) {
-            if (x.first[b * tiles + i0 / tile::cols] >= j0 + rows)
+        for (int i0 = from / tile::cols * tile::cols; i0 < to; i0 += tile::cols) {
+            const int64_t n = b * tiles + i0 / tile::cols;
+            if (x.first[n] >= j0 + rows || x.end[n] <= j0)
                 continue;
             load_queries<T, D, TENSOR>(s, x, b, h, i0, m);
             copies_done<TENSOR>();
@@ -331,7 +342,7 @@ static void launch_backward(const lm_call *c, const attn_shape &s, const backwar
     int64_t jobs = s.batch * s.heads * ((s.seq + tile::rows - 1) / tile::rows);
     int64_t tiles = (s.seq + tile::cols - 1) / tile::cols;
     LM_LAUNCH((first_kernel<tile::cols>), grid_for(s.batch * tiles, 256, c->stream), 256, 0,
-              c->stream, s, x.first);
+              c->stream, s, x.first, x.end);
     LM_ALLOW_SHARED((query_kernel<T, D, TENSOR>), bytes);
     LM_LAUNCH((query_kernel<T, D, TENSOR>), attn_grid(jobs), tile::threads, bytes, c->stream, s, x);
     if constexpr (D <= 128) {
@@ -349,12 +360,15 @@ template <class T, bool TENSOR> void attention_backward(const lm_call *c)
     int64_t rows = s.batch * s.seq * s.heads;
     if (rows == 0)
         return;
+    const int64_t tiles = (s.seq + ATTN_FEWEST_COLS - 1) / ATTN_FEWEST_COLS;
     float *delta = static_cast<float *>(c->work);
+    int *first = reinterpret_cast<int *>(delta + rows);
     backward_args<T> x = { dout,
                            qkv,
                            in_ptr<const float>(c, 3),
                            delta,
-                           reinterpret_cast<int *>(delta + rows),
+                           first,
+                           first + s.batch * tiles,
                            out_ptr<T>(c, 0) };
     s.packed = packs<T>(wide<T>::n, s.dim, dout, qkv, x.dqkv) && s.vdim % wide<T>::n == 0;
     LM_LAUNCH((delta_kernel<T>), grid_for(rows, 8, c->stream), 256, 0, c->stream, s, dout, o,

@@ -170,7 +170,8 @@ __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
     span s = { 0, 0 };
     if (i >= fresh)
         return s;
-    s.end = c.causal ? at + 1 : used + fresh;
+    s.end = c.causal || c.window <= 0 ? used + fresh : at + c.window;
+    s.end = c.causal ? at + 1 : s.end < used + fresh ? s.end : used + fresh;
     if (c.window > 0 && at - c.window + 1 > 0)
         s.start = at - c.window + 1;
     return s;

@@ -21,13 +21,19 @@ struct key_span {
     int lo, hi, full_lo, full_hi;
 };
 
-/* The first visible keys of the first `rows` queries from i0, in start; all threads read them. */
-__device__ inline key_span span_of(const attn_shape &s, const int *start, int i0, int rows)
+/* The first visible keys of the first `rows` queries from i0 of sequence b, in start; all threads read them. */
+__device__ inline key_span span_of(const attn_shape &s, const int *start, int64_t b, int i0,
+                                   int rows)
 {
-    key_span x = { start[0], end_key(s, i0 + rows - 1), start[0], end_key(s, i0) };
+    key_span x = { start[0], end_key(s, b, i0 + rows - 1), start[0], end_key(s, b, i0) };
     for (int r = 1; r < rows; r++) {
         x.lo = start[r] < x.lo ? start[r] : x.lo;
         x.full_lo = start[r] > x.full_lo ? start[r] : x.full_lo;
+    }
+    for (int r = 0; s.hi && r < rows; r++) {
+        int end = end_key(s, b, i0 + r);
+        x.hi = end > x.hi ? end : x.hi;
+        x.full_hi = end < x.full_hi ? end : x.full_hi;
     }
     return x;
 }
@@ -100,13 +106,13 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
     load_tile<T, D, tile::rows, tile::threads, TENSOR>(q, base + i0 * pitch + h * s.dim, pitch,
                                                        rows, s.dim, s);
     __syncthreads();
-    key_span span = span_of(s, start, i0, rows);
+    key_span span = span_of(s, start, b, i0, rows);
     softmax_rows x;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int at = warp * 16 + lane / 4 + 8 * r;
         x.first[r] = at < rows ? start[at] : 0;
-        x.end[r] = at < rows ? end_key(s, i0 + at) : 0;
+        x.end[r] = at < rows ? end_key(s, b, i0 + at) : 0;
         x.top[r] = -INFINITY;
         x.sum[r] = 0;
     }

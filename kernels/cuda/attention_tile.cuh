@@ -39,9 +39,9 @@ struct attn_shape {
     bool drop;
     uint32_t threshold;
     float keep;
-    uint64_t hi; /* of the dropout's stream of draws */
+    uint64_t draw_hi; /* of the dropout's stream of draws */
     const lm_step *step;
-    const int32_t *lo;
+    const int32_t *lo, *hi; /* of documents; null: none */
 };
 
 /* Elements of a row of qkv, and of o. */
@@ -59,6 +59,7 @@ __host__ __device__ inline int widest(const attn_shape &s)
     return s.dim > s.vdim ? s.dim : s.vdim;
 }
 
+/* lo: the number of that operand; hi is the next. */
 inline attn_shape attn_shape_of(const lm_call *c, int lo)
 {
     const lm_attention_attr *a = (const lm_attention_attr *)c->attr;
@@ -79,14 +80,15 @@ inline attn_shape attn_shape_of(const lm_call *c, int lo)
     if (s.drop) {
         s.threshold = (uint32_t)dropout_threshold(a->dropout);
         s.keep = (float)(1 / (1 - a->dropout));
-        s.hi = rng_hi("attention dropout", (uint64_t)a->site);
+        s.draw_hi = rng_hi("attention dropout", (uint64_t)a->site);
     }
     s.step = c->stream->step;
     s.lo = in_ptr<const int32_t>(c, lo);
+    s.hi = in_ptr<const int32_t>(c, lo + 1);
     return s;
 }
 
-/* ---- which keys a query sees: first_key <= j < end_key ---- */
+/* ---- which keys query i sees: first_key <= j < end_key ---- */
 
 __device__ inline int first_key(const attn_shape &s, int64_t b, int i)
 {
@@ -94,9 +96,12 @@ __device__ inline int first_key(const attn_shape &s, int64_t b, int i)
     lo = lo > 0 ? lo : 0;
     return lo > w ? lo : w;
 }
-__device__ inline int end_key(const attn_shape &s, int i)
+__device__ inline int end_key(const attn_shape &s, int64_t b, int i)
 {
-    return s.causal && i + 1 < (int)s.seq ? i + 1 : (int)s.seq;
+    int seq = (int)s.seq, end = s.causal ? i + 1 : s.window ? i + s.window : seq;
+    int hi = s.hi ? s.hi[b * s.seq + i] : seq;
+    end = end < seq ? end : seq;
+    return hi < end ? hi : end;
 }
 
 /* ---- dropout: the multiplier's draw for key j of query i of (b, h) ---- */
@@ -136,14 +141,16 @@ __device__ inline unsigned kept_queries(const attn_shape &s, const attn_draws &d
     int lane = (int)(threadIdx.x % 32);
     uint64_t seq = (uint64_t)s.seq, row = (uint64_t)(i + lane / 4),
              col = (uint64_t)(j + lane % 4 * 2);
-    return s.drop ? kept_bits(d.first + row * seq + col, 1, seq, N, s.hi, d.key, s.threshold) : ~0u;
+    return s.drop ? kept_bits(d.first + row * seq + col, 1, seq, N, s.draw_hi, d.key, s.threshold)
+                  : ~0u;
 }
 __device__ inline unsigned kept_keys(const attn_shape &s, const attn_draws &d, int i, int j, int N)
 {
     int lane = (int)(threadIdx.x % 32);
     uint64_t seq = (uint64_t)s.seq, row = (uint64_t)(i + lane % 4 * 2),
              col = (uint64_t)(j + lane / 4);
-    return s.drop ? kept_bits(d.first + row * seq + col, seq, 1, N, s.hi, d.key, s.threshold) : ~0u;
+    return s.drop ? kept_bits(d.first + row * seq + col, seq, 1, N, s.draw_hi, d.key, s.threshold)
+                  : ~0u;
 }
 
 /* ---- tiles of rows in shared memory ---- */

@@ -218,7 +218,7 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
         return lm_b_cached_attention(b, layer, qkv, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
-    lm_vid in[2] = { qkv, m->lo };
+    lm_vid in[3] = { qkv, m->lo, LM_NONE };
     return lm_b_append(b, &lm_op_attention, &attr, in);
 }
 

@@ -47,7 +47,7 @@ static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
 
 static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
-    lm_vid in[5] = { lm_grad_of(s, n->out[0]), n->in[0], n->out[0], n->out[1], n->in[1] };
+    lm_vid in[6] = { lm_grad_of(s, n->out[0]), n->in[0], n->out[0], n->out[1], n->in[1], n->in[2] };
     lm_vid dqkv = LM_NONE;
     if (!lm_grad_wants(s, n->in[0]))
         return LM_OK;
@@ -59,12 +59,9 @@ static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
 /* Pairs of one head and sequence that are visible. */
 static double visible_pairs(const lm_attention_attr *a)
 {
-    double t = (double)a->seq, w = (double)a->window;
-    if (!a->causal)
-        return t * t;
-    if (a->window <= 0 || w >= t)
-        return t * (t + 1) / 2;
-    return w * (w + 1) / 2 + (t - w) * w;
+    double t = (double)a->seq, w = a->window > 0 && a->window < a->seq ? (double)a->window : t;
+    double before = w * (w + 1) / 2 + (t - w) * w; /* with the query's own */
+    return a->causal ? before : 2 * before - t;
 }
 
 static void attention_cost(const lm_call *c, lm_cost *out)
@@ -101,32 +98,37 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     attr.site = i;
     attr.soft_cap = lm_example_draw(r, i, 9, 3) == 0 ? 1.5 : 0;
     draw_value_dim(r, i, false, &attr);
-    *x = (lm_example){ .n_in = 2, .want = 3 };
+    *x = (lm_example){ .n_in = 3, .want = 3 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, lm_attention_row(&attr, true));
     if (lm_example_draw(r, i, 8, 2))
         x->in[1] = lm_shape1(LM_DTYPE_I32, b * t);
+    if (lm_example_draw(r, i, 10, 2))
+        x->in[2] = lm_shape1(LM_DTYPE_I32, b * t);
     lm_example_attr(x, &attr);
 }
 
-/* Documents of random length: lo is the first row of each. */
+/* Documents of random length: lo is the first row of each, hi the row after its last. */
 static void attention_fill(lm_rng r, const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    int32_t *lo = c->in[1].data;
-    if (!lo)
-        return;
+    int32_t *lo = c->in[1].data, *hi = c->in[2].data;
     for (int64_t b = 0; b < a->batch; b++)
         for (int64_t t = 0, start = 0; t < a->seq; t++) {
-            if (lm_rng_below(r, (uint64_t)(b * a->seq + t), 9) == 0)
-                start = t;
-            lo[b * a->seq + t] = (int32_t)start;
+            bool ends = t + 1 == a->seq || lm_rng_below(r, (uint64_t)(b * a->seq + t + 1), 9) == 0;
+            if (lo)
+                lo[b * a->seq + t] = (int32_t)start;
+            for (int64_t i = start; hi && ends && i <= t; i++)
+                hi[b * a->seq + i] = (int32_t)(t + 1);
+            start = ends ? t + 1 : start;
         }
 }
 
 const lm_op lm_op_attention = {
     .name = "attention",
     .attr_size = sizeof(lm_attention_attr),
-    .in = { { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE }, { "lo", "BT", LM_IDS | LM_OPTIONAL } },
+    .in = { { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE },
+            { "lo", "BT", LM_IDS | LM_OPTIONAL },
+            { "hi", "BT", LM_IDS | LM_OPTIONAL } },
     .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
     .fields = attention_fields,
     .prec = LM_PREC_ALLOW,
@@ -152,7 +154,8 @@ const lm_op lm_op_attention_dx = {
             { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE },
             { "o", "BT,HE", LM_ACT_TYPE },
             { "lse", "B,H,T", 0 },
-            { "lo", "BT", LM_IDS | LM_OPTIONAL } },
+            { "lo", "BT", LM_IDS | LM_OPTIONAL },
+            { "hi", "BT", LM_IDS | LM_OPTIONAL } },
     .out = { { "dqkv", "BT,(H+K)D+KE", LM_ACT_TYPE } },
     .fields = attention_fields,
     .prec = LM_PREC_ALLOW,

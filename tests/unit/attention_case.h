@@ -9,10 +9,11 @@
 
 enum { MOST_ROWS = 2 * 1025 };
 
-typedef enum { WHOLE, DOCUMENTS, BLIND, SHORT } lo_kind;
+typedef enum { WHOLE, DOCUMENTS, BLIND, SHORT, OPEN } lo_kind;
 
 /* Document starts: three documents of uneven length; a BLIND row starts after its own position, so
- * it attends to no key.  SHORT: many documents, of 1 to 199 positions. */
+ * it attends to no key.  SHORT: many documents, of 1 to 199 positions.  OPEN: their
+ * starts alone, also where attention is not causal. */
 static inline const int32_t *starts(lo_kind kind, int64_t batch, int64_t seq)
 {
     static int32_t lo[MOST_ROWS];
@@ -21,7 +22,7 @@ static inline const int32_t *starts(lo_kind kind, int64_t batch, int64_t seq)
         lo[n] = (int32_t)(i < cut1 ? 0 : i < cut2 ? cut1 : cut2);
         if (kind == BLIND && (i % 5 == 2 || i == 0 || i / 40 == 1))
             lo[n] = (int32_t)i + 1;
-        if (kind != SHORT)
+        if (kind != SHORT && kind != OPEN)
             continue;
         if (i == 0 || i == to) {
             from = i;
@@ -30,6 +31,18 @@ static inline const int32_t *starts(lo_kind kind, int64_t batch, int64_t seq)
         lo[n] = (int32_t)from;
     }
     return lo;
+}
+
+/* The row after each row's document; one that sees nothing keeps that of the sequence. */
+static inline const int32_t *ends(lo_kind kind, int64_t batch, int64_t seq)
+{
+    static int32_t hi[MOST_ROWS];
+    const int32_t *lo = starts(kind == BLIND ? DOCUMENTS : kind, batch, seq);
+    for (int64_t n = batch * seq - 1; n >= 0; n--) {
+        bool last = n % seq == seq - 1 || lo[n + 1] != lo[n];
+        hi[n] = last ? (int32_t)(n % seq + 1) : hi[n + 1];
+    }
+    return hi;
 }
 
 static inline lm_attention_attr attr_of(int64_t batch, int64_t seq, int64_t heads, int64_t kv,
@@ -53,6 +66,8 @@ static inline kernel_case forward_of(const lm_attention_attr *a, lo_kind kind)
                       .tol_bf16 = 1e-2,
                       .step = { .seed = 11, .step = 65539, .micro = 70001 } };
     k.in[0] = mat(ACT, n, lm_attention_row(a, true));
+    if (kind != WHOLE && kind != OPEN && !a->causal)
+        k.in[2] = given(vec(I32, n), ends(kind, a->batch, a->seq));
     if (kind != WHOLE)
         k.in[1] = given(vec(I32, n), starts(kind, a->batch, a->seq));
     k.out[0] = mat(ACT, n, a->heads * lm_attention_value_dim(a));
@@ -71,6 +86,7 @@ static inline kernel_case backward_of(const kernel_case *f, const instance *y)
     k.in[2] = given(f->out[0], y->out[0].data);
     k.in[3] = given(f->out[1], y->out[1].data);
     k.in[4] = f->in[1];
+    k.in[5] = f->in[2];
     k.out[0] = f->in[0];
     return k;
 }

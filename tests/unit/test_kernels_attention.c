@@ -64,6 +64,28 @@ static void masks(void **state)
     }
 }
 
+/* The keys that each query sees, of the mask that all kernels read, by the words of the contract. */
+static void visible_keys(void **state)
+{
+    (void)state;
+    enum { T = 23 };
+    for (int n = 0; n < 16; n++) {
+        lm_attention_attr a = attr_of(1, T, 1, 1, 8);
+        const int32_t *lo = n & 4 ? starts(DOCUMENTS, 1, T) : NULL;
+        const int32_t *hi = n & 8 ? ends(DOCUMENTS, 1, T) : NULL;
+        a.causal = n & 1;
+        a.window = n & 2 ? 4 : 0;
+        attn_mask m = attn_mask_of(&a, lo, hi, 0);
+        for (int64_t i = 0; i < T; i++)
+            for (int64_t j = 0; j < T; j++) {
+                bool near = i - j < a.window && (a.causal || j - i < a.window);
+                bool want = (!a.causal || j <= i) && j >= (lo ? lo[i] : 0) &&
+                            j < (hi ? hi[i] : T) && (a.window == 0 || near);
+                assert_int_equal(j >= attn_start(&m, i) && j < attn_end(&m, i), want);
+            }
+    }
+}
+
 /* Many short documents, in sequences so long that threads divide the gradients of a head. */
 static void packed(void **state)
 {
@@ -85,6 +107,9 @@ static void packed(void **state)
         a.dropout = cases[i].dropout;
         a.site = 3;
         check_both(&a, SHORT);
+        a.causal = false;
+        check_both(&a, SHORT);
+        check_both(&a, OPEN);
     }
 }
 
@@ -232,13 +257,14 @@ static void dropout_never_repeats(void **state)
 static void gradient(void **state)
 {
     (void)state;
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 9; i++) {
         lm_attention_attr a = attr_of(2, 7, 4, 2, 8);
+        a.causal = i < 7;
         a.soft_cap = i == 4 ? 0.7 : 0;
         a.value_dim = i == 5 ? 5 : i == 6 ? 11 : 0;
-        a.window = i == 1 ? 3 : 0;
+        a.window = i == 1 || i == 7 ? 3 : 0;
         a.dropout = i == 2 ? 0.25 : 0;
-        kernel_case f = forward_of(&a, i == 3 ? BLIND : i == 1 ? DOCUMENTS : WHOLE);
+        kernel_case f = forward_of(&a, i == 3 ? BLIND : i == 1 || i == 8 ? DOCUMENTS : WHOLE);
         instance y, g;
         run_forward(&f, LM_DTYPE_F64, &y);
         f.in[0] = given(f.in[0], y.in[0].data);
@@ -467,14 +493,23 @@ static void cached_is_uncached(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_shapes), cmocka_unit_test(value_heads),
-        cmocka_unit_test(masks),         cmocka_unit_test(packed),
-        cmocka_unit_test(levels),        cmocka_unit_test(not_finite),
-        cmocka_unit_test(capped),        cmocka_unit_test(dropped),
-        cmocka_unit_test(sharp_scores),  cmocka_unit_test(dropout_draws),
-        cmocka_unit_test(gradient),      cmocka_unit_test(dropout_never_repeats),
-        cmocka_unit_test(cached),        cmocka_unit_test(cached_is_uncached),
-        cmocka_unit_test(cached_values), cmocka_unit_test(values_of_keys),
+        cmocka_unit_test(ragged_shapes),
+        cmocka_unit_test(value_heads),
+        cmocka_unit_test(masks),
+        cmocka_unit_test(visible_keys),
+        cmocka_unit_test(packed),
+        cmocka_unit_test(levels),
+        cmocka_unit_test(not_finite),
+        cmocka_unit_test(capped),
+        cmocka_unit_test(dropped),
+        cmocka_unit_test(sharp_scores),
+        cmocka_unit_test(dropout_draws),
+        cmocka_unit_test(gradient),
+        cmocka_unit_test(dropout_never_repeats),
+        cmocka_unit_test(cached),
+        cmocka_unit_test(cached_is_uncached),
+        cmocka_unit_test(cached_values),
+        cmocka_unit_test(values_of_keys),
         cmocka_unit_test(shared_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
