@@ -83,12 +83,23 @@ static lm_code check_data_exists(const char *data, lm_err *e)
     return opt.loop.val && opt.loop.eval_every > 0 ? lm_data_there(opt.loop.val, e) : LM_OK;
 }
 
+/* A rate for biases that no router has. */
+static lm_code check_biases(const lm_session *t, lm_err *e)
+{
+    bool any = !lm_given(&tool, "moe-router-bias-update-rate");
+    for (int64_t l = 0; l < t->config.layers; l++)
+        any |= t->config.layer[l].moe.score_bias;
+    return any ? LM_OK
+               : lm_fail(e, LM_EUSAGE, "--moe-router-bias-update-rate", "leave it out",
+                         "serves routers with biases; those of %s have none", t->ask.model);
+}
+
 static lm_code prepare(train_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
     if (train_ask(s, e) || check_data_exists(t->ask.data, e) ||
         lm_training_open(&tool, &opt.loop, t, e) || read_config(t, e) ||
-        lm_training_check_experts(&opt.loop, t, e))
+        lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e))
         return e->code;
     lm_training_say_slow(&tool, t);
     return LM_OK;

@@ -60,9 +60,10 @@
  *     route_plan; each kernel reads the one that it needs.
  * route_aux        in  z [T,E] F32, expert [T,K] I32, count [E] F32 (optional)
  *                  out loss [1] F32, mean [E] F32 (optional): of p over tokens,
- *                      load [E] F32 (optional): n
- *     p: softmax(z), or sigmoid(z) over their sum; n_e: assignments of expert e that were not
- *     dropped.  loss is the sum of
+ *                      load [E] F32 (optional): n, dropped [1] F32 (optional): number of dropped ones
+ *     p: softmax(z), or sigmoid(z) over their sum; n_e: assignments of expert e, dropped ones too, as in
+ *     Switch and Megatron-LM (with reroute: as they are after it); with attr.by_expert those that were
+ *     not dropped, and `dropped` is 0.  loss is the sum of
  *       balance   times E / (K T^2) sum over e of n_e sum over t of p_te (Switch, equations 4 to 6);
  *                 with `count`, that in place of n: the loads of other layers or batches, too
  *       sequence  times the mean over sequences of attr.seq tokens of the same with their own n, p
@@ -107,12 +108,19 @@ typedef struct {
     bool sigmoid;
     double balance, sequence, z;
     int64_t seq; /* tokens of a sequence, T is a multiple; 0: all are one */
+    bool by_expert;
 } lm_route_aux_attr;
 
 /* The expert of an assignment, also of a dropped one. */
 static inline int32_t lm_route_expert(int32_t expert)
 {
     return expert < 0 ? -1 - expert : expert;
+}
+
+/* The expert for which route_aux counts an assignment; -1: none. */
+static inline int32_t lm_route_counted(const lm_route_aux_attr *a, int32_t expert)
+{
+    return a->by_expert ? expert < 0 ? -1 : expert : lm_route_expert(expert);
 }
 
 #endif

@@ -12,7 +12,7 @@ typedef struct {
     const lm_call *c;
     const lm_route_aux_attr *a;
     int64_t tokens, experts, k, seq, sequences, each; /* each: blocks of a sequence */
-    int32_t *count;                                   /* [blocks,E] */
+    int32_t *count, *lost;      /* [blocks,E]; [blocks] of dropped assignments */
     float *sum;                 /* [blocks,E] of p; of the gradient dp [sequences,E] */
     float *row;                 /* [threads,E] */
     double *square;             /* [blocks] of the squared logarithms */
@@ -32,6 +32,7 @@ static size_t divide_aux(aux_job *j, const lm_call *c, int threads)
     j->each = (j->seq + TOKENS - 1) / TOKENS;
     int64_t blocks = j->sequences * j->each;
     ROUTE_PART(j, count, base, at, blocks * j->experts);
+    ROUTE_PART(j, lost, base, at, blocks);
     ROUTE_PART(j, sum, base, at, blocks * j->experts);
     ROUTE_PART(j, row, base, at, threads * j->experts);
     ROUTE_PART(j, square, base, at, blocks);
@@ -64,9 +65,13 @@ static void count_loads(void *ctx, int64_t begin, int64_t end, int worker)
         int64_t from, to;
         block_of(j, b, &from, &to);
         memset(count, 0, (size_t)j->experts * sizeof *count);
-        for (int64_t i = from * j->k; i < to * j->k; i++)
-            if (expert[i] >= 0)
-                count[expert[i]]++;
+        j->lost[b] = 0;
+        for (int64_t i = from * j->k; i < to * j->k; i++) {
+            int32_t e = lm_route_counted(j->a, expert[i]);
+            if (e >= 0)
+                count[e]++;
+            j->lost[b] += expert[i] < 0 && e >= 0;
+        }
     }
 }
 
@@ -137,13 +142,19 @@ static void route_aux(const lm_call *c)
     j.given = opt_data(c->in, c->n_in, 2);
     int64_t blocks = j.sequences * j.each;
     double T = (double)j.tokens, each = (double)j.experts / ((double)j.k * T), loss = 0, square = 0;
+    float *dropped = opt_data(c->out, c->n_out, 3);
+    int64_t lost = 0;
     lm_par_for(c->par, blocks, 1, sum_blocks, &j);
     lm_par_for(c->par, j.experts, 16, sum_experts, &j);
     for (int64_t e = 0; e < j.experts; e++)
         loss += each *
                 (j.a->balance * j.balance[e] / T + j.a->sequence * j.sequence[e] / (double)j.seq);
-    for (int64_t b = 0; b < blocks; b++)
+    for (int64_t b = 0; b < blocks; b++) {
         square += j.square[b];
+        lost += j.lost[b];
+    }
+    if (dropped)
+        *dropped = (float)lost;
     *(float *)c->out[0].data = (float)(loss + j.a->z * square / T);
 }
 

@@ -393,13 +393,24 @@ static double shares_of(const lm_call *c, int64_t t, row_stats r, double *p)
 }
 
 /* n_e of tokens [first, first + n). */
-static double load_of(const lm_tensor *expert, int64_t first, int64_t n, int64_t e)
+static double load_of(const lm_call *c, int64_t first, int64_t n, int64_t e)
 {
+    const lm_tensor *expert = &c->in[1];
     const int32_t *id = expert->data;
     int64_t k = expert->dim[1], load = 0;
     for (int64_t i = first * k; i < (first + n) * k; i++)
-        load += id[i] == e;
+        load += lm_route_counted(c->attr, id[i]) == e;
     return (double)load;
+}
+
+static double dropped_of(const lm_call *c)
+{
+    const lm_tensor *expert = &c->in[1];
+    const int32_t *id = expert->data;
+    int64_t n = 0;
+    for (int64_t i = 0; i < expert->dim[0] * expert->dim[1]; i++)
+        n += id[i] < 0;
+    return ((const lm_route_aux_attr *)c->attr)->by_expert ? 0 : (double)n;
 }
 
 /* The balance of tokens [first, first + n) with their loads or those of `count`; sum [E]: of their p. */
@@ -416,7 +427,7 @@ static double balance_of(const lm_call *c, int64_t first, int64_t n, const lm_te
             sum[e] += p[e];
     }
     for (int64_t e = 0; e < experts; e++)
-        all += (count ? get(count, e) : load_of(&c->in[1], first, n, e)) * sum[e];
+        all += (count ? get(count, e) : load_of(c, first, n, e)) * sum[e];
     return (double)experts / ((double)c->in[1].dim[1] * tokens * tokens) * all;
 }
 
@@ -430,8 +441,10 @@ static void route_aux(const lm_call *c)
         if (opt_out(c, 1))
             set(&c->out[1], e, sum[e] / (double)tokens);
         if (opt_out(c, 2))
-            set(&c->out[2], e, load_of(&c->in[1], 0, tokens, e));
+            set(&c->out[2], e, load_of(c, 0, tokens, e));
     }
+    if (opt_out(c, 3))
+        set(&c->out[3], 0, dropped_of(c));
     for (int64_t t = 0; t < tokens; t += seq)
         loss += a->sequence * balance_of(c, t, seq, NULL, sum) * (double)seq / (double)tokens;
     for (int64_t t = 0; t < tokens; t++) {
@@ -453,9 +466,9 @@ static void route_aux_dz(const lm_call *c)
         double dot = 0, total = shares_of(c, t, r, p), lse = r.top + log(r.sum);
         for (int64_t e = 0; e < experts && t % seq == 0; e++) /* the same for a whole sequence */
         {
-            double all = count ? get(count, e) : load_of(ids, 0, tokens, e);
+            double all = count ? get(count, e) : load_of(c, 0, tokens, e);
             dp[e] = each * (a->balance * all / (double)tokens +
-                            a->sequence * load_of(ids, t, seq, e) / (double)seq);
+                            a->sequence * load_of(c, t, seq, e) / (double)seq);
         }
         for (int64_t e = 0; e < experts; e++)
             dot += dp[e] * p[e];

@@ -14,10 +14,10 @@ struct aux_args {
     int64_t tokens, experts, k, seq, sequences, each; /* each: blocks of a sequence */
     const float *z, *dloss, *given;                   /* given: the operand `count`; NULL: absent */
     const int32_t *expert;
-    int *load;      /* [sequences,E] */
+    int *load;      /* [sequences,E], and behind them the number of dropped assignments */
     float *sum;     /* [blocks,E] of p; of the gradient dp [sequences,E] */
     double *square; /* [blocks] of the squared logarithms */
-    float *loss, *mean, *load_out, *dz;
+    float *loss, *mean, *load_out, *dropped, *dz;
 };
 
 /* What divides the p of a token, and the logarithm of the sum of exp z. */
@@ -45,9 +45,15 @@ __device__ inline float share_of(const aux_args &x, float z, token_sums s)
 
 static __global__ void count_kernel(aux_args x)
 {
-    for (int64_t i = global_thread(); i < x.tokens * x.k; i += global_threads())
-        if (x.expert[i] >= 0)
-            atomicAdd(&x.load[i / x.k / x.seq * x.experts + x.expert[i]], 1);
+    for (int64_t i = global_thread(); i < x.tokens * x.k; i += global_threads()) {
+        int32_t e = x.expert[i];
+        bool dropped = e < 0;
+        if (dropped && x.a.by_expert)
+            continue;
+        atomicAdd(&x.load[i / x.k / x.seq * x.experts + (dropped ? -1 - e : e)], 1);
+        if (dropped)
+            atomicAdd(&x.load[x.sequences * x.experts], 1);
+    }
 }
 
 static __global__ void __launch_bounds__(row_threads) block_kernel(aux_args x)
@@ -103,6 +109,8 @@ static __global__ void loss_kernel(aux_args x)
     loss = block_sum(loss);
     if (threadIdx.x == 0)
         *x.loss = (float)loss;
+    if (threadIdx.x == 0 && x.dropped)
+        *x.dropped = (float)x.load[x.sequences * x.experts];
 }
 
 /* Gradients of p, of each sequence. */
@@ -152,7 +160,7 @@ static aux_args args_of(const lm_call *c, bool gradient, size_t *bytes)
     x.dloss = gradient ? in_ptr<float>(c, 2) : nullptr;
     int64_t blocks = x.sequences * x.each;
     *bytes = 0;
-    x.load = part_of<int>(c->work, bytes, x.sequences * x.experts);
+    x.load = part_of<int>(c->work, bytes, x.sequences * x.experts + 1);
     x.sum = part_of<float>(c->work, bytes, (gradient ? x.sequences : blocks) * x.experts);
     x.square = part_of<double>(c->work, bytes, blocks);
     return x;
@@ -167,7 +175,7 @@ static size_t aux_work(const lm_call *c, int)
 
 static void count_loads(const lm_call *c, const aux_args &x)
 {
-    fill_with<int>(c, x.load, x.sequences * x.experts, 0);
+    fill_with<int>(c, x.load, x.sequences * x.experts + 1, 0);
     LM_LAUNCH(count_kernel, grid_for(x.tokens * x.k, 256, c->stream), 256, 0, c->stream, x);
 }
 
@@ -179,6 +187,7 @@ static void route_aux(const lm_call *c)
     x.loss = out_ptr<float>(c, 0);
     x.mean = out_ptr<float>(c, 1);
     x.load_out = out_ptr<float>(c, 2);
+    x.dropped = out_ptr<float>(c, 3);
     count_loads(c, x);
     LM_LAUNCH(block_kernel, (unsigned)(x.sequences * x.each), row_threads, 0, c->stream, x);
     LM_LAUNCH(loss_kernel, 1, 256, 0, c->stream, x);

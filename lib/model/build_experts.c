@@ -96,7 +96,7 @@ static lm_code make_routed(lm_builder *b)
     if (m->routed || lm_alloc_n(&m->routed, n, sizeof *m->routed, "mixtures of experts", b->e))
         return b->e->code;
     for (size_t l = 0; l < n; l++)
-        m->routed[l] = (lm_routed_layer){ LM_NONE, LM_NONE, LM_NONE, LM_NONE };
+        m->routed[l] = (lm_routed_layer){ LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     return LM_OK;
 }
 
@@ -108,13 +108,14 @@ void lm_b_watch_route(lm_builder *b, int64_t layer, const lm_routed *r)
                                      .balance = w->layer,
                                      .sequence = w->sequence,
                                      .z = w->z,
-                                     .seq = m->build.seq };
-    lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
+                                     .seq = m->build.seq,
+                                     .by_expert = m->build.choice.by_expert };
+    lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) || m->build.mode != LM_MODE_TRAIN || make_routed(b) ||
         lm_graph_append(m->graph, &lm_op_route_aux, &attr, (lm_vid[]){ r->z, r->expert, LM_NONE },
                         out, b->e))
         return;
-    m->routed[layer] = (lm_routed_layer){ r->z, r->expert, out[2], out[1] };
+    m->routed[layer] = (lm_routed_layer){ r->z, r->expert, out[2], out[1], out[3] };
     if (w->layer > 0 || w->sequence > 0 || w->z > 0)
         add_loss(b, out[0]);
 }
@@ -154,7 +155,7 @@ static void balance_all(lm_builder *b, double coef)
         const double k = (double)m->config.layer[l].moe.chosen;
         const lm_route_aux_attr attr = { .sigmoid = m->config.layer[l].moe.sigmoid,
                                          .balance = coef * k / (double)(layers * layers) };
-        lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_SKIP, LM_SKIP };
+        lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_SKIP, LM_SKIP, LM_SKIP };
         if (r->load == LM_NONE)
             continue;
         if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_route_aux, &attr,

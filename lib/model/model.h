@@ -238,8 +238,9 @@ typedef struct {
 /* TRAIN: what the router of a layer did; LM_NONE for layers without experts. */
 typedef struct {
     lm_vid z, expert; /* [N,E], [N,K]: its logits and choices */
-    lm_vid load;      /* F32 [E]: assignments of each expert that were not dropped */
+    lm_vid load;      /* F32 [E]: assignments of each expert, dropped ones too */
     lm_vid mean;      /* F32 [E]: the mean probability of each over the rows */
+    lm_vid dropped;   /* F32 [1]: number of assignments that were dropped */
 } lm_routed_layer;
 
 typedef struct lm_model {

@@ -25,11 +25,13 @@ static const lm_field choose_fields[] = { { LM_ATTR_INT(lm_route_attr, k, 'K') }
 static const lm_field plan_fields[] = { { LM_ATTR_INT(lm_route_plan_attr, experts, 'E') },
                                         { LM_ATTR_INT(lm_route_plan_attr, pad, 0) },
                                         { 0 } };
-static const lm_field aux_fields[] = {
-    { LM_ATTR_FLAG(lm_route_aux_attr, sigmoid) },  { LM_ATTR_REAL(lm_route_aux_attr, balance) },
-    { LM_ATTR_REAL(lm_route_aux_attr, sequence) }, { LM_ATTR_REAL(lm_route_aux_attr, z) },
-    { LM_ATTR_INT(lm_route_aux_attr, seq, 0) },    { 0 }
-};
+static const lm_field aux_fields[] = { { LM_ATTR_FLAG(lm_route_aux_attr, sigmoid) },
+                                       { LM_ATTR_REAL(lm_route_aux_attr, balance) },
+                                       { LM_ATTR_REAL(lm_route_aux_attr, sequence) },
+                                       { LM_ATTR_REAL(lm_route_aux_attr, z) },
+                                       { LM_ATTR_INT(lm_route_aux_attr, seq, 0) },
+                                       { LM_ATTR_RARE_FLAG(lm_route_aux_attr, by_expert) },
+                                       { 0 } };
 
 /* ---- choices ---- */
 
@@ -421,7 +423,8 @@ static void aux_example(lm_rng r, int i, lm_example *x)
     a.sequence = i % 4 == 1 ? 0 : 0.25;
     a.balance = i % 4 == 3 ? 0 : 0.5;
     a.z = i % 5 > 1 ? 0.1 : 0;
-    *x = (lm_example){ .n_in = 3, .want = i % 3 == 2 ? 1 : 7 };
+    a.by_expert = i % 5 == 2;
+    *x = (lm_example){ .n_in = 3, .want = i % 3 == 2 ? 1 : i % 3 == 1 ? 15 : 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, seq * sequences, experts);
     x->in[1] = lm_shape2(LM_DTYPE_I32, seq * sequences, k);
     if (i % 4 == 2)
@@ -437,7 +440,8 @@ const lm_op lm_op_route_aux = {
             { "count", "E", LM_OPTIONAL | LM_FIXED } },
     .out = { { "loss", "1", 0 },
              { "mean", "E", LM_OPTIONAL | LM_SAVED },
-             { "load", "E", LM_OPTIONAL | LM_SAVED } },
+             { "load", "E", LM_OPTIONAL | LM_SAVED },
+             { "dropped", "1", LM_OPTIONAL | LM_SAVED } },
     .fields = aux_fields,
     .prec = LM_PREC_DENY,
     .tolerance = { 2e-6, 2e-6 },

@@ -86,10 +86,11 @@ static lm_code sum_routed(lm_program *p, lm_err *e)
     if (lm_alloc_n(&p->routed, (size_t)n, sizeof *p->routed, "mixtures of experts", e))
         return e->code;
     for (int64_t l = 0; l < n; l++) {
-        p->routed[l] = (lm_routed_sum){ LM_NONE, LM_NONE };
+        p->routed[l] = (lm_routed_sum){ LM_NONE, LM_NONE, LM_NONE };
         if (m->routed[l].load != LM_NONE &&
             (sum_value(p, m->routed[l].load, "load", l, &p->routed[l].load, e) ||
-             sum_value(p, m->routed[l].mean, "mean", l, &p->routed[l].mean, e)))
+             sum_value(p, m->routed[l].mean, "mean", l, &p->routed[l].mean, e) ||
+             sum_value(p, m->routed[l].dropped, "dropped", l, &p->routed[l].dropped, e)))
             return e->code;
     }
     return LM_OK;

@@ -63,10 +63,10 @@ typedef struct {
     lm_recording *recorded;
 } lm_section;
 
-/* STATE F32 [E] of `train`, sums of lm_model.routed over the micro-batches of a step; LM_NONE for layers without
+/* STATE F32 [E], of `dropped` [1], of `train`, sums of lm_model.routed over the micro-batches of a step; LM_NONE for layers without
  * experts. */
 typedef struct {
-    lm_vid load, mean;
+    lm_vid load, mean, dropped;
 } lm_routed_sum;
 
 typedef struct {

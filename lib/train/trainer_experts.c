@@ -9,7 +9,7 @@
 #include "model/arch.h"
 #include "train/trainer_impl.h"
 
-/* Two arrays of a layer, each on cache lines of its own. */
+/* Bytes of an array of a layer: of loads, of probabilities, of one number dropped, each on cache lines of its own. */
 static size_t array_bytes(int64_t experts)
 {
     return ((size_t)experts * sizeof(float) + 63) / 64 * 64;
@@ -26,7 +26,7 @@ static size_t bytes_before(const lm_trainer *t, int64_t layer)
     size_t sum = 0;
     for (int64_t l = 0; l < layer; l++)
         if (has_experts(t, l))
-            sum += 2 * array_bytes(t->io.config->layer[l].moe.experts);
+            sum += 2 * array_bytes(t->io.config->layer[l].moe.experts) + array_bytes(1);
     return sum;
 }
 
@@ -44,9 +44,10 @@ lm_code trainer_experts_new(lm_trainer *t, lm_err *e)
         if (!has_experts(t, l))
             continue;
         char *at = (char *)t->routed.dev + bytes_before(t, l);
+        const size_t array = array_bytes(c->layer[l].moe.experts);
         lm_exec_bind(t->program->exec, t->program->routed[l].load, at);
-        lm_exec_bind(t->program->exec, t->program->routed[l].mean,
-                     at + array_bytes(c->layer[l].moe.experts));
+        lm_exec_bind(t->program->exec, t->program->routed[l].mean, at + array);
+        lm_exec_bind(t->program->exec, t->program->routed[l].dropped, at + 2 * array);
     }
     return LM_OK;
 }
@@ -80,10 +81,8 @@ static bool view_layer(const lm_trainer *t, int64_t layer, int64_t micros, layer
         return false;
     const lm_moe *m = &t->io.config->layer[layer].moe;
     const float *at = (const float *)t->routed.host + bytes_before(t, layer) / sizeof(float);
-    const double asked = (double)(micros * t->o.batch * t->o.seq * m->chosen);
-    *v = (layer_view){ .experts = m->experts,
-                       .load = at,
-                       .mean = at + array_bytes(m->experts) / sizeof(float) };
+    const size_t array = array_bytes(m->experts) / sizeof(float);
+    *v = (layer_view){ .experts = m->experts, .load = at, .mean = at + array };
     for (int64_t e = 0; e < v->experts; e++) {
         const double n = (double)v->load[e], p = (double)v->mean[e] / (double)micros;
         v->total += n;
@@ -91,7 +90,7 @@ static bool view_layer(const lm_trainer *t, int64_t layer, int64_t micros, layer
         v->dead += !(n > 0);
         v->entropy -= p > 0 || isnan(p) ? p * log(p) : 0;
     }
-    v->dropped = asked > 0 ? 1 - v->total / asked : 0;
+    v->dropped = v->total > 0 ? (double)at[2 * array] / v->total : 0;
     return true;
 }
 

@@ -143,24 +143,24 @@ static void test_moves(void **state)
 
 static void test_losses(void **state)
 {
-    static const lm_route_aux_attr losses[] = { { false, 1, 0, 0, 0 },
-                                                { true, 0.5, 0.25, 0.1, 100 },
-                                                { false, 0, 1, 0, 300 },
-                                                { true, 0, 0, 1, 0 } };
+    static const lm_route_aux_attr losses[] = { { false, 1, 0, 0, 0, false },
+                                                { true, 0.5, 0.25, 0.1, 100, true },
+                                                { false, 0, 1, 0, 300, false },
+                                                { true, 0, 0, 1, 0, false } };
     (void)state;
     for (int i = 0; i < 4; i++)
         for (int64_t E = 7; E < 400; E *= 7) {
             kernel_case k = { .op = "route_aux",
                               .attr = &losses[i],
                               .in = { mat(F32, 900, E), filled(mat(I32, 900, 3), IDS, -E) },
-                              .out = { vec(F32, 1), vec(F32, E), vec(F32, E) } };
+                              .out = { vec(F32, 1), vec(F32, E), vec(F32, E), vec(F32, 1) } };
             check_on_device(&k, LM_DTYPE_F32, 2e-6, 0, true);
             k.in[2] = vec(F32, E);
             check_on_device(&k, LM_DTYPE_F32, 2e-6, 0, true);
             k.op = "route_aux_dz";
             k.in[2] = vec(F32, 1);
             k.out[0] = mat(F32, 900, E);
-            k.out[1] = k.out[2] = vec(ABSENT, 0);
+            k.out[1] = k.out[2] = k.out[3] = vec(ABSENT, 0);
             check_on_device(&k, LM_DTYPE_F32, 1e-5, 0, true);
             k.in[3] = vec(F32, E);
             check_on_device(&k, LM_DTYPE_F32, 1e-5, 0, true);

@@ -664,7 +664,8 @@ static void test_there_and_back(void **state)
 /* ---- losses ---- */
 
 /* Tokens [first, first + n) of a balance, by its formula. */
-static double balance(const gate *g, int64_t first, int64_t n, double *load, double *mean)
+static double balance(const gate *g, bool by_expert, int64_t first, int64_t n, double *load,
+                      double *mean)
 {
     double s[MOST_E], sum[MOST_E] = { 0 }, total = 0;
     memset(load, 0, (size_t)g->E * sizeof *load);
@@ -675,9 +676,10 @@ static double balance(const gate *g, int64_t first, int64_t n, double *load, dou
             all += s[e];
         for (int64_t e = 0; e < g->E; e++)
             sum[e] += s[e] / all;
-        for (int64_t k = 0; k < g->a.k; k++)
-            if (g->expert[t * g->a.k + k] >= 0)
-                load[g->expert[t * g->a.k + k]]++;
+        for (int64_t k = 0; k < g->a.k; k++) {
+            int32_t e = (int32_t)g->expert[t * g->a.k + k];
+            load[lm_route_expert(e)] += e >= 0 || !by_expert;
+        }
     }
     for (int64_t e = 0; e < g->E; e++) {
         total += load[e] * sum[e];
@@ -692,7 +694,7 @@ static kernel_case aux_case(const gate *g, const lm_route_aux_attr *a)
                           .attr = a,
                           .in = { given(mat(F32, g->T, g->E), g->z),
                                   given(mat(I32, g->T, g->a.k), g->expert) },
-                          .out = { vec(F32, 1), vec(F32, g->E), vec(F32, g->E) },
+                          .out = { vec(F32, 1), vec(F32, g->E), vec(F32, g->E), vec(F32, 1) },
                           .tol_f32 = 2e-6,
                           .tol_bf16 = 2e-6 };
 }
@@ -705,8 +707,9 @@ static void check_aux(const gate *g, lm_route_aux_attr a)
     instance x;
     want = 0;
     for (int64_t t = 0; t < g->T; t += seq)
-        want += a.sequence * balance(g, t, seq, load, mean) * (double)seq / (double)g->T;
-    want += a.balance * balance(g, 0, g->T, load, mean);
+        want +=
+            a.sequence * balance(g, a.by_expert, t, seq, load, mean) * (double)seq / (double)g->T;
+    want += a.balance * balance(g, a.by_expert, 0, g->T, load, mean);
     for (int64_t t = 0; t < g->T; t++) {
         double sum = 0;
         for (int64_t e = 0; e < g->E; e++)
@@ -722,12 +725,16 @@ static void check_aux(const gate *g, lm_route_aux_attr a)
         assert_true(fabs(((double *)x.out[1].data)[e] - mean[e]) < 1e-13);
         assert_true(((double *)x.out[2].data)[e] == load[e]);
     }
+    double dropped = 0;
+    for (int64_t i = 0; i < g->T * g->a.k; i++)
+        dropped += g->expert[i] < 0 && !a.by_expert;
+    assert_true((dropped > 0) != a.by_expert && *(double *)x.out[3].data == dropped);
     drop(&k, &x);
     check_case(&k);
     k.op = "route_aux_dz";
     k.in[2] = vec(F32, 1);
     k.out[0] = mat(F32, g->T, g->E);
-    k.out[1] = k.out[2] = vec(ABSENT, 0);
+    k.out[1] = k.out[2] = k.out[3] = vec(ABSENT, 0);
     k.tol_f32 = k.tol_bf16 = 1e-5;
     check_case(&k);
     k.in[3] = vec(F32, g->E);
@@ -740,7 +747,7 @@ static void check_counts(const gate *g, lm_route_aux_attr a)
     double load[MOST_E], mean[MOST_E], count[MOST_E], want = 0;
     kernel_case k = aux_case(g, &a);
     instance x;
-    balance(g, 0, g->T, load, mean);
+    balance(g, a.by_expert, 0, g->T, load, mean);
     for (int64_t e = 0; e < g->E; e++) {
         count[e] = (double)(e * e % 17) + load[e];
         want += count[e] * mean[e];
@@ -776,7 +783,9 @@ static void test_losses(void **state)
         g.a.sigmoid = false;
         check_aux(&g, x);
         g.a.sigmoid = a.sigmoid;
-        x = (lm_route_aux_attr){ a.sigmoid, 0.3, 0.2, 0.1, g.T / 2 };
+        x = (lm_route_aux_attr){ a.sigmoid, 0.3, 0.2, 0.1, g.T / 2, false };
+        check_aux(&g, x);
+        x.by_expert = true;
         check_aux(&g, x);
         close_gate(&g);
     }

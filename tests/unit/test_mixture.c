@@ -31,7 +31,7 @@ static lm_vid make(layer *l, lm_role role, lm_tensor t, const char *name)
 static lm_vid append(layer *l, const lm_op *op, const void *attr, const lm_vid in[4], lm_vid *more)
 {
     lm_err e = { 0 };
-    lm_vid out[3] = { LM_NONE, LM_NONE, LM_NONE };
+    lm_vid out[4] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     must(lm_graph_append(l->g, op, attr, in, out, &e), &e);
     for (int i = 1; more && i < lm_op_outs(op); i++)
         more[i - 1] = out[i];
@@ -44,8 +44,8 @@ static void build(layer *l, lm_route_attr route)
     lm_linear_attr linear = { LM_ACC_FIRST };
     lm_grouped_attr in = { E, 2 * M, LM_ACC_FIRST }, out = { E, C, LM_ACC_FIRST };
     lm_route_plan_attr plan = { E, 0 };
-    lm_route_aux_attr aux = { route.sigmoid, 0.3, 0, 0.1, 0 };
-    lm_vid more[2], rows;
+    lm_route_aux_attr aux = { route.sigmoid, 0.3, 0, 0.1, 0, false };
+    lm_vid more[3], rows;
     *l = (layer){ .g = NULL };
     must(lm_graph_new(&l->g, &e), &e);
     l->x = make(l, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, T, C), "x");
@@ -280,7 +280,8 @@ static const char *complaint(const lm_op *op, const void *attr, lm_tensor a, lm_
 {
     static lm_err e;
     layer l = { .g = NULL };
-    lm_vid in[4] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE }, out[3] = { LM_NONE, LM_NONE, LM_NONE };
+    lm_vid in[4] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE },
+           out[4] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     e = (lm_err){ 0 };
     must(lm_graph_new(&l.g, &e), &e);
     in[0] = make(&l, LM_ROLE_INPUT, a, "a");
