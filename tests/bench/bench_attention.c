@@ -147,8 +147,10 @@ static void measure(const shape *s, lm_dtype act)
             lm_block_free(all[i]->data, bytes_of(all[i]));
 }
 
-/* One token for each of B sequences over a cache of S positions: bytes of the cache per second. */
-static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t D, lm_dtype act)
+/* One token for each of B sequences over a cache of S positions: bytes of the cache per second.  E: of values; 0: as
+ * keys; those of another size are the first numbers of the keys (latent attention). */
+static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t D, int64_t E,
+                             lm_dtype act)
 {
     static const lm_step step = { .seed = 1 };
     lm_attention_attr a = { .batch = B,
@@ -157,15 +159,19 @@ static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t
                             .kv_heads = K,
                             .head_dim = D,
                             .causal = true,
-                            .scale = 1 / sqrt((double)D) };
-    lm_tensor in[3] = { make(act, B, (H + 2 * K) * D), make(LM_DTYPE_I32, B, 1),
+                            .scale = 1 / sqrt((double)D),
+                            .value_dim = E };
+    const int sides = E ? 1 : 2;
+    lm_tensor in[3] = { make(act, B, lm_attention_row(&a, !E)), make(LM_DTYPE_I32, B, 1),
                         make(LM_DTYPE_I32, B, 1) };
-    lm_tensor out[3] = { make(act, B, H * D), make(act, B * K * S, D), make(act, B * K * S, D) };
+    lm_tensor out[3] = { make(act, B, H * lm_attention_value_dim(&a)), make(act, B * K * S, D) };
+    if (!E)
+        out[2] = make(act, B * K * S, D);
     for (int64_t b = 0; b < B; b++) {
         ((int32_t *)in[1].data)[b] = (int32_t)S - 1;
         ((int32_t *)in[2].data)[b] = 1;
     }
-    for (int i = 1; i < 3; i++) {
+    for (int i = 1; i <= sides; i++) {
         out[i].ndim = 4;
         memcpy(out[i].dim, (int64_t[]){ B, K, S, D }, 4 * sizeof(int64_t));
     }
@@ -173,7 +179,7 @@ static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t
         .attr = &a, .in = in, .n_in = 3, .out = out, .n_out = 3, .par = par, .step = &step
     };
     const lm_kernel *k = lm_cpu_kernel("attention_cached", act, level);
-    double bytes = 2 * (double)bytes_of(&out[1]), t = seconds(k, &c);
+    double bytes = sides * (double)bytes_of(&out[1]), t = seconds(k, &c);
     double peak = lm_ceiling_read(ceilings);
     printf("decoding   B %2lld S %5lld H %2lld K %2lld D %3lld       %-5s %-7s %8.2f ms %8.1f GB/s"
            " %5.1f %% of %.1f\n",
@@ -182,7 +188,8 @@ static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t
            peak * 1e-9);
     for (int i = 0; i < 3; i++) {
         lm_block_free(in[i].data, bytes_of(&in[i]));
-        lm_block_free(out[i].data, bytes_of(&out[i]));
+        if (out[i].data)
+            lm_block_free(out[i].data, bytes_of(&out[i]));
     }
 }
 
@@ -213,9 +220,10 @@ int main(int argc, char **argv)
             measure(&shapes[i], LM_DTYPE_F32);
     }
     if (!strncmp("decoding", only, strlen(only))) {
-        measure_decoding(8, 4096, 32, 8, 128, LM_DTYPE_BF16);
-        measure_decoding(1, 16384, 12, 12, 64, LM_DTYPE_BF16);
-        measure_decoding(1, 16384, 12, 12, 64, LM_DTYPE_F32);
+        measure_decoding(8, 4096, 32, 8, 128, 0, LM_DTYPE_BF16);
+        measure_decoding(1, 16384, 12, 12, 64, 0, LM_DTYPE_BF16);
+        measure_decoding(1, 16384, 12, 12, 64, 0, LM_DTYPE_F32);
+        measure_decoding(1, 4096, 16, 1, 576, 512, LM_DTYPE_BF16);
     }
     lm_ceilings_free(ceilings);
     lm_par_free(par);
