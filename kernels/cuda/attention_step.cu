@@ -469,11 +469,12 @@ static void run_rows(const lm_call *call, const cached &c, const row_front &fron
                        0,
                        nullptr };
     a.r = partial_of(c, a.parts, call->work);
+    const bool wide_heads = widest(c) > MOST_TILED; /* of latent attention, say */
     if (!packed)
         run_parts<T, 1, 1, SERVED>(call->stream, a);
-    else if (c.group == 1 || widest(c) > MOST_TILED)
+    else if (c.group == 1 || (wide_heads && shared_of<4>(c) > MOST_SHARED))
         run_parts<T, N, 1, SERVED>(call->stream, a);
-    else if (c.group <= 4)
+    else if (c.group <= 4 || wide_heads)
         run_parts<T, N, 4, SERVED>(call->stream, a);
     else
         run_parts<T, N, 8, SERVED>(call->stream, a);
