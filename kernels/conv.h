@@ -14,6 +14,13 @@
  * conv_dw  in  dy, x, w, lo (optional)
  *          out dw [Y,W] F32 (acc)
  *
+ * conv_cached  (prefill and decoding; no gradient)
+ *          in  x [N,X] act, w, used [B] I32, fresh [B] I32, first [B+1] I32 and kind [B] I32 (both or neither), slot
+ *              [B] I32 (optional: b), as delta_cached has them (kernels/delta.h); W is at least 2
+ *          out y [N,Y] act, tail [S,W-1,Y] act (in place): the newest W - 1 rows of x of sequence b, in the order of
+ *              y's columns, are tail[slot[b]]; z [N,H*E] act (optional)
+ *              In any number of calls it equals conv.  Other rows of y are zeros.
+ *
  * Tolerance: relative L2 1e-6 (F32), 4e-3 (BF16); of dw 1e-5, 1e-2. */
 #ifndef LM_KERNELS_CONV_H
 #define LM_KERNELS_CONV_H

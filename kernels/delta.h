@@ -9,10 +9,22 @@
  *
  * delta         in  qkv [B*T,2KD+HE] act, g [B*T,H] F32 (at most 0: the logarithm of the decay),
  *                   beta [B*T,H] F32, lo [B*T] I32 (optional, 0: start of the row's document)
- *               out o [B*T,HE] act, states [B*M,H,D,E] F32: S behind row m C - 1, the last one before chunk m;
+ *               out o [B*T,HE] act, states [B*M,H,D,E] F32 (optional): S behind row m C - 1, the last one before chunk m;
  *                   chunks have C = LM_DELTA_CHUNK rows, M = ceil(T / C), and chunk 0 begins with zeros
  * delta_dx      in  do [B*T,HE] act, qkv, g, beta, states, lo (optional)
  *               out dqkv act, dg [B*T,H] F32, dbeta [B*T,H] F32
+ * delta_cached  (prefill and decoding; no gradient)
+ *               in  qkv [N,2KD+HE] act, g [N,H] F32, beta [N,H] F32, used [B] I32 (rows before these), fresh [B] I32,
+ *                   first [B+1] I32 and kind [B] I32 (both or neither), slot [B] I32 (optional: b)
+ *               out o [N,HE] act, state [S,H,D,E] F32 (in place): that of sequence b is state[slot[b]]
+ *               rows, fresh, first and kind are those of attention_cached (kernels/attention.h).  S begins with
+ *               zeros where used[b] is 0, otherwise with the state, and leaves as the state; so in any number of
+ *               calls it equals delta, up to rounding.  A new token is one step of the recurrence, rows of a prompt
+ *               are chunks from their first one on: kernels but the reference give the same bits wherever a prompt is
+ *               cut at multiples of LM_DELTA_CHUNK.  Sequences with rows have slots of their own.  Other rows of o
+ *               are zeros.
+ *
+ * g = -inf forgets all; g is not positive, and NaN gives NaN.  eps is positive.
  *
  * The kernels work by chunks: within one, with G_ij = exp(g_{j+1} + .. + g_i) where i >= j are of one document,
  * otherwise 0, and L_ij = beta_i G_ij <k_i,k_j> below the diagonal, the corrections are V' = (I + L)^-1 (beta (V -

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "kernels/cpu/ref.h"
+#include "kernels/cpu/state_rows.h"
 #include "kernels/cpu/tables.h"
 
 /* The operands that all three have. */
@@ -104,9 +105,55 @@ static void conv_dw(const lm_call *c)
     }
 }
 
+/* The number of channel c, column `column`, in row p of sequence s; rows before its first one are in its tail, or zeros. */
+static double number_at(const lm_call *c, const state_rows *s, int64_t p, int64_t channel,
+                        int64_t column)
+{
+    const lm_conv_attr *a = c->attr;
+    if (p >= 0)
+        return get(&c->in[0], (s->row + p) * a->columns + column);
+    if (s->used + p < 0)
+        return 0;
+    return get(&c->out[1], ((s->slot + 1) * (a->taps - 1) + p) * a->channels + channel);
+}
+
+static void channel_cached(const lm_call *c, const state_rows *s, int64_t channel, int64_t column)
+{
+    const lm_conv_attr *a = c->attr;
+    for (int64_t t = 0; t < s->n; t++) {
+        double sum = 0;
+        for (int64_t j = 0; t < s->fresh && j < a->taps; j++)
+            sum += get(&c->in[1], channel * a->taps + j) *
+                   number_at(c, s, t - a->taps + 1 + j, channel, column);
+        set(&c->out[0], (s->row + t) * a->channels + channel, sum / (1 + exp(-sum)));
+    }
+    for (int64_t i = 0; s->fresh && i < a->taps - 1; i++)
+        set(&c->out[1], (s->slot * (a->taps - 1) + i) * a->channels + channel,
+            number_at(c, s, s->fresh - a->taps + 1 + i, channel, column));
+}
+
+static void conv_cached(const lm_call *c)
+{
+    const lm_conv_attr *a = c->attr;
+    lm_tensor *z = opt_out(c, 2);
+    for (int64_t i = 0; i < lm_conv_runs(a); i++) {
+        lm_conv_run r = lm_conv_run_at(a, i);
+        for (int64_t b = 0; r.channel >= 0 && b <= a->batch; b++) {
+            state_rows s = state_rows_of(c, 2, a->seq, b);
+            for (int64_t k = 0; k < r.n; k++)
+                channel_cached(c, &s, r.channel + k, r.column + k);
+        }
+        for (int64_t row = 0; r.channel < 0 && z && row < c->in[0].dim[0]; row++)
+            for (int64_t k = 0; k < r.n; k++)
+                set(z, row * a->heads * a->value_dim + r.z + k,
+                    get(&c->in[0], row * a->columns + r.column + k));
+    }
+}
+
 const lm_kernel lm_conv_ref_kernels[] = {
     { "conv", LM_DTYPE_NONE, LM_CPU_REF, conv, NULL },
     { "conv_dx", LM_DTYPE_NONE, LM_CPU_REF, conv_dx, NULL },
     { "conv_dw", LM_DTYPE_NONE, LM_CPU_REF, conv_dw, NULL },
+    { "conv_cached", LM_DTYPE_NONE, LM_CPU_REF, conv_cached, NULL },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

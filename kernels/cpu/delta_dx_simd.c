@@ -168,7 +168,7 @@ LM_INLINE void run_head(lm_dtype t, const lm_call *c, dx_scratch *w, const delta
     size_t size = lm_dtype_size(t);
     const float *state = (const float *)c->in[4].data + ((b * a->chunks + m) * H + h) * D * E;
     float *dS = w->dS + h % group_of(a) * D * lde;
-    delta_decays(x, b, m, h, &w->y);
+    delta_decays(x, b * x->a->seq, x->a->seq, m, h, &w->y);
     pack_rows(LM_DTYPE_F32, w->S, lde, D, state, E, D, E, 1);
     pack_rows(t, w->dout, lde, C,
               (const char *)c->in[0].data + (w->y.row * H + h) * E * (int64_t)size, H * E, w->y.n,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cpu/ref.h"
+#include "kernels/cpu/state_rows.h"
 #include "kernels/cpu/tables.h"
 
 /* One value head of one sequence. */
@@ -13,16 +14,17 @@ typedef struct {
     const lm_delta_attr *a;
     const lm_tensor *qkv, *g, *beta, *lo;
     int64_t b, h;
+    int64_t row, used; /* the first row, and those before it, which the state has */
 } head;
 
 static int64_t row_of(const head *x, int64_t t)
 {
-    return x->b * x->a->seq + t;
+    return x->row + t;
 }
 
 static bool begins(const head *x, int64_t t)
 {
-    return t == 0 || (x->lo && (int64_t)get(x->lo, row_of(x, t)) == t);
+    return x->used + t == 0 || (x->lo && (int64_t)get(x->lo, row_of(x, t)) == t);
 }
 
 /* Where the query (part 0), key (1) or value (2) of row t begins. */
@@ -78,6 +80,19 @@ static size_t work(const lm_call *c, int threads)
     return (size_t)scratch(c->attr) * sizeof(double);
 }
 
+/* The result of row t from S after it. */
+static void read_state(const head *x, int64_t t, const double *S, double *q, lm_tensor *o)
+{
+    int64_t D = x->a->key_dim, E = x->a->value_dim;
+    direction(x, t, 0, q);
+    for (int64_t e = 0; e < E; e++) {
+        double sum = 0;
+        for (int64_t d = 0; d < D; d++)
+            sum += S[d * E + e] * q[d];
+        set(o, (row_of(x, t) * x->a->heads + x->h) * E + e, x->a->scale * sum);
+    }
+}
+
 static void run_head(const lm_call *c, const head *x)
 {
     int64_t D = x->a->key_dim, E = x->a->value_dim;
@@ -91,13 +106,7 @@ static void run_head(const lm_call *c, const head *x)
                     ((x->b * x->a->chunks + t / LM_DELTA_CHUNK) * x->a->heads + x->h) * D * E + i,
                     S[i]);
         step(x, t, S, k, miss);
-        direction(x, t, 0, q);
-        for (int64_t e = 0; e < E; e++) {
-            double sum = 0;
-            for (int64_t d = 0; d < D; d++)
-                sum += S[d * E + e] * q[d];
-            set(o, (row_of(x, t) * x->a->heads + x->h) * E + e, x->a->scale * sum);
-        }
+        read_state(x, t, S, q, o);
     }
 }
 
@@ -106,7 +115,7 @@ static void delta(const lm_call *c)
     const lm_delta_attr *a = c->attr;
     for (int64_t i = 0; i < a->batch * a->heads; i++)
         run_head(c, &(head){ a, &c->in[0], &c->in[1], &c->in[2], opt_in(c, 3), i / a->heads,
-                             i % a->heads });
+                             i % a->heads, i / a->heads * a->seq, 0 });
 }
 
 /* dx += r (dy - y <y,dy>): the gradient of y = x r, r the reciprocal of the length. */
@@ -190,11 +199,42 @@ static void delta_dx(const lm_call *c)
         set(dqkv, i, 0);
     for (int64_t i = 0; i < a->batch * a->heads; i++)
         back_head(c, &(head){ a, &c->in[1], &c->in[2], &c->in[3], opt_in(c, 5), i / a->heads,
-                              i % a->heads });
+                              i % a->heads, i / a->heads * a->seq, 0 });
+}
+
+/* ---- delta_cached ---- */
+
+static void run_cached(const lm_call *c, const state_rows *s, const head *x)
+{
+    int64_t D = x->a->key_dim, E = x->a->value_dim, at = (s->slot * x->a->heads + x->h) * D * E;
+    double *S = c->work, *k = S + D * E, *q = k + D, *miss = q + D;
+    for (int64_t i = 0; s->fresh && i < D * E; i++)
+        S[i] = s->used ? get(&c->out[1], at + i) : 0;
+    for (int64_t t = 0; t < s->fresh; t++) {
+        step(x, t, S, k, miss);
+        read_state(x, t, S, q, &c->out[0]);
+    }
+    for (int64_t i = 0; s->fresh && i < D * E; i++)
+        set(&c->out[1], at + i, S[i]);
+    for (int64_t t = s->fresh; t < s->n; t++)
+        for (int64_t e = 0; e < E; e++)
+            set(&c->out[0], (row_of(x, t) * x->a->heads + x->h) * E + e, 0);
+}
+
+static void delta_cached(const lm_call *c)
+{
+    const lm_delta_attr *a = c->attr;
+    for (int64_t b = 0; b <= a->batch; b++) {
+        state_rows s = state_rows_of(c, 3, a->seq, b);
+        for (int64_t h = 0; h < a->heads; h++)
+            run_cached(c, &s,
+                       &(head){ a, &c->in[0], &c->in[1], &c->in[2], NULL, b, h, s.row, s.used });
+    }
 }
 
 const lm_kernel lm_delta_ref_kernels[] = {
     { "delta", LM_DTYPE_NONE, LM_CPU_REF, delta, work },
     { "delta_dx", LM_DTYPE_NONE, LM_CPU_REF, delta_dx, work },
+    { "delta_cached", LM_DTYPE_NONE, LM_CPU_REF, delta_cached, work },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

@@ -2,6 +2,8 @@
 /* delta_simd.c -- the delta rule on vectors in F32, chunk by chunk; a value head of a sequence is one piece of work. */
 #include "kernels/cpu/delta_simd.h"
 
+#include "kernels/cpu/state_rows.h"
+
 /* Scratch of a worker. */
 typedef struct {
     delta_decay y;
@@ -31,14 +33,14 @@ static void place(delta_scratch *w, const delta_view *x)
     w->S = w->kt + C * x->a->key_dim;
 }
 
-/* The results of a chunk in w->o, and S behind it. */
-LM_INLINE void run_chunk(lm_dtype t, delta_scratch *w, const delta_view *x, int64_t b, int64_t m,
-                         int64_t h)
+/* The results of chunk m of a sequence of `rows` rows from `row` on in w->o, and S behind it. */
+LM_INLINE void run_chunk(lm_dtype t, delta_scratch *w, const delta_view *x, int64_t row,
+                         int64_t rows, int64_t m, int64_t h)
 {
     const lm_delta_attr *a = x->a;
     delta_decay *y = &w->y;
     int64_t D = a->key_dim, ldd = x->ldd, lde = x->lde, head = h / (a->heads / a->key_heads);
-    delta_decays(x, b, m, h, y);
+    delta_decays(x, row, rows, m, h, y);
     delta_directions(t, x, y->row, y->n, head, 0, (float)a->scale, w->q, w->r);
     delta_directions(t, x, y->row, y->n, head, 1, 1, w->k, w->r);
     delta_values(t, x, y->row, y->n, h, w->v);
@@ -64,6 +66,17 @@ LM_INLINE void run_chunk(lm_dtype t, delta_scratch *w, const delta_view *x, int6
     mm(&(mm_args){ D, lde, C, w->k, 1, ldd, w->v, lde, w->S, lde, true });
 }
 
+LM_INLINE void put_chunk(lm_dtype t, const lm_call *c, const delta_scratch *w, const delta_view *x,
+                         int64_t h)
+{
+    int64_t E = x->a->value_dim;
+    for (int64_t i = 0; i < w->y.n; i++)
+        VF_FOR(e, n, E, {
+            vf_put_any(t, c->out[0].data, ((w->y.row + i) * x->a->heads + h) * E + e,
+                       vf_load(w->o + i * x->lde + e), n);
+        });
+}
+
 LM_INLINE void run_heads(lm_dtype t, const lm_call *c, int64_t begin, int64_t end, int worker)
 {
     delta_view x = delta_view_of(c, 0);
@@ -79,12 +92,8 @@ LM_INLINE void run_heads(lm_dtype t, const lm_call *c, int64_t begin, int64_t en
             float *keep = states ? states + ((b * a->chunks + m) * H + h) * D * E : NULL;
             for (int64_t d = 0; keep && d < D; d++)
                 memcpy(keep + d * E, w->S + d * x.lde, (size_t)E * sizeof *keep);
-            run_chunk(t, w, &x, b, m, h);
-            for (int64_t i = 0; i < w->y.n; i++)
-                VF_FOR(e, n, E, {
-                    vf_put_any(t, c->out[0].data, ((w->y.row + i) * H + h) * E + e,
-                               vf_load(w->o + i * x.lde + e), n);
-                });
+            run_chunk(t, w, &x, b * a->seq, a->seq, m, h);
+            put_chunk(t, c, w, &x, h);
         }
     }
 }
@@ -106,6 +115,91 @@ static void delta(const lm_call *c)
                (void *)(uintptr_t)c);
 }
 
+/* ---- delta_cached ---- */
+
+/* One row: the state in memory, [D][E], as the recurrence has it.  q [D] and k [D] are in w. */
+LM_INLINE void run_token(lm_dtype t, const lm_call *c, delta_scratch *w, const delta_view *x,
+                         const state_rows *s, int64_t h, float *S)
+{
+    const lm_delta_attr *a = x->a;
+    int64_t D = a->key_dim, E = a->value_dim, cell = s->row * a->heads + h;
+    int64_t head = h / (a->heads / a->key_heads), v = s->row * x->pitch + (x->pitch - a->heads * E);
+    vf decay = vf_set(s->used ? expf(x->g[cell]) : 0), beta = vf_set(x->beta[cell]);
+    delta_direction(t, x, s->row, head, 0, (float)a->scale, w->q);
+    delta_direction(t, x, s->row, head, 1, 1, w->k);
+    if (!s->used)
+        memset(S, 0, (size_t)(D * E) * sizeof *S);
+    VF_FOR(e, n, E, {
+        vf seen = vf_zero();
+        vf o = vf_zero();
+        for (int64_t d = 0; d < D; d++)
+            seen = vf_fma(vf_set(w->k[d]), vf_get_any(LM_DTYPE_F32, S, d * E + e, n), seen);
+        vf fix = beta * vf_fnma(decay, seen, vf_get_any(t, x->qkv, v + h * E + e, n));
+        for (int64_t d = 0; d < D; d++) {
+            vf now =
+                vf_fma(vf_set(w->k[d]), fix, decay * vf_get_any(LM_DTYPE_F32, S, d * E + e, n));
+            vf_put_any(LM_DTYPE_F32, S, d * E + e, now, n);
+            o = vf_fma(vf_set(w->q[d]), now, o);
+        }
+        vf_put_any(t, c->out[0].data, cell * E + e, o, n);
+    });
+}
+
+LM_INLINE void run_prompt(lm_dtype t, const lm_call *c, delta_scratch *w, const delta_view *x,
+                          const state_rows *s, int64_t h, float *S)
+{
+    int64_t D = x->a->key_dim, E = x->a->value_dim;
+    memset(w->S, 0, (size_t)(D * x->lde) * sizeof *w->S);
+    for (int64_t d = 0; s->used && d < D; d++)
+        memcpy(w->S + d * x->lde, S + d * E, (size_t)E * sizeof *S);
+    for (int64_t m = 0; m < lm_delta_chunks(s->fresh); m++) {
+        run_chunk(t, w, x, s->row, s->fresh, m, h);
+        put_chunk(t, c, w, x, h);
+    }
+    for (int64_t d = 0; d < D; d++)
+        memcpy(S + d * E, w->S + d * x->lde, (size_t)E * sizeof *S);
+}
+
+/* A piece of work is a value head of a sequence; those behind the last are of rows without a sequence. */
+LM_INLINE void run_cached(lm_dtype t, const lm_call *c, int64_t begin, int64_t end, int worker)
+{
+    delta_view x = delta_view_of(c, 0);
+    const lm_delta_attr *a = x.a;
+    int64_t E = a->value_dim, H = a->heads;
+    delta_scratch *w = (void *)((char *)c->work + (size_t)worker * scratch_bytes(a));
+    x.lo = NULL;
+    place(w, &x);
+    for (int64_t it = begin; it < end; it++) {
+        state_rows s = state_rows_of(c, 3, a->seq, it / H);
+        int64_t h = it % H;
+        float *S = (float *)c->out[1].data + (s.slot * H + h) * a->key_dim * E;
+        if (s.fresh && s.token)
+            run_token(t, c, w, &x, &s, h, S);
+        else if (s.fresh)
+            run_prompt(t, c, w, &x, &s, h, S);
+        for (int64_t i = s.fresh; i < s.n; i++)
+            memset((char *)c->out[0].data + (size_t)(((s.row + i) * H + h) * E) * lm_dtype_size(t),
+                   0, (size_t)E * lm_dtype_size(t));
+    }
+}
+
+static void cached_f32(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    run_cached(LM_DTYPE_F32, ctx, begin, end, worker);
+}
+
+static void cached_bf16(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    run_cached(LM_DTYPE_BF16, ctx, begin, end, worker);
+}
+
+static void delta_cached(const lm_call *c)
+{
+    const lm_delta_attr *a = c->attr;
+    lm_par_for(c->par, (a->batch + 1) * a->heads, 1, VF_PICK(cached, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+}
+
 static size_t delta_work(const lm_call *c, int threads)
 {
     return (size_t)threads * scratch_bytes(c->attr);
@@ -114,5 +208,6 @@ static size_t delta_work(const lm_call *c, int threads)
 const lm_kernel LM_TABLE_NAME(delta, LM_SIMD)[] = {
     VF_KERNEL("delta", delta, delta_work),
     VF_KERNEL("delta_dx", delta_dx_run, delta_dx_bytes),
+    VF_KERNEL("delta_cached", delta_cached, delta_work),
     VF_KERNEL_END,
 };

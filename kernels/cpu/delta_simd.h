@@ -89,6 +89,18 @@ LM_INLINE void delta_directions(lm_dtype t, const delta_view *x, int64_t row, in
     }
 }
 
+/* The same of one row, to [ldd]. */
+LM_INLINE void delta_direction(lm_dtype t, const delta_view *x, int64_t row, int64_t head, int part,
+                               float scale, float *to)
+{
+    int64_t at = row * x->pitch + (part * x->a->key_heads + head) * x->a->key_dim;
+    pack_rows(t, to, x->ldd, 1, (const char *)x->qkv + at * (int64_t)lm_dtype_size(t), x->pitch, 1,
+              x->a->key_dim, 1);
+    float r = 1 / sqrtf(delta_dot(to, to, x->ldd) + (float)x->a->eps);
+    for (int64_t j = 0; j < x->ldd; j += VF_LANES)
+        vf_store(to + j, vf_load(to + j) * vf_set(r * scale));
+}
+
 LM_INLINE void delta_values(lm_dtype t, const delta_view *x, int64_t row, int64_t n, int64_t head,
                             float *to)
 {
@@ -97,20 +109,25 @@ LM_INLINE void delta_values(lm_dtype t, const delta_view *x, int64_t row, int64_
               x->a->value_dim, 1);
 }
 
-/* Decays within chunk m of sequence b, of value head h. */
-static inline void delta_decays(const delta_view *x, int64_t b, int64_t m, int64_t h,
-                                delta_decay *y)
+enum {
+    FORGETS = 128 /* exp(-FORGETS) is 0 in F32, so a decay by more, as by -inf, is one by as much */
+};
+
+/* Decays within chunk m of a sequence of `rows` rows from `row` on, of value head h. */
+static inline void delta_decays(const delta_view *x, int64_t row, int64_t rows, int64_t m,
+                                int64_t h, delta_decay *y)
 {
-    int64_t t0 = m * C, n = x->a->seq - t0;
+    int64_t t0 = m * C, n = rows - t0;
     double sum = 0;
     y->n = n < C ? n : C;
     y->last = (int)y->n - 1;
-    y->row = b * x->a->seq + t0;
+    y->row = row + t0;
     for (int64_t i = 0; i < C; i++) {
         bool there = i < y->n;
         int64_t cell = (y->row + i) * x->a->heads + h;
         int64_t start = there && x->lo ? x->lo[y->row + i] : 0;
-        sum += there ? x->g[cell] : 0;
+        float g = there ? x->g[cell] : 0;
+        sum += g < -FORGETS ? -FORGETS : g;
         y->gamma[i] = (float)sum;
         y->rest[i] = (float)(sum - y->gamma[i]);
         y->beta[i] = there ? x->beta[cell] : 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* conv.cu -- short causal convolutions (kernels/conv.h): a thread a number of the result, neighbouring threads neighbouring
  * channels; gradients of taps by parts of PART rows, which are then added in order. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/state_rows.cuh"
 
 extern "C" {
 #include "kernels/conv.h"
@@ -185,9 +185,78 @@ static size_t conv_dw_work(const lm_call *c, int)
     return (size_t)(parts * a->channels * a->taps) * sizeof(float);
 }
 
+/* ---- conv_cached ---- */
+
+template <class T> struct cached_args {
+    lm_conv_attr a;
+    state_view rows;
+    const T *x;
+    const float *w;
+    T *y, *tail, *z;
+};
+
+/* What passes by, and zeros: a thread a column of a row. */
+template <class T> static __global__ void __launch_bounds__(BLOCK) pass_kernel(cached_args<T> c)
+{
+    for (int64_t i = global_thread(); i < c.rows.n * c.a.columns; i += global_threads()) {
+        int64_t row = i / c.a.columns, channel = channel_of(c.a, i % c.a.columns);
+        if (channel >= 0)
+            c.y[row * c.a.channels + channel] = from_float<T>(0);
+        else if (c.z)
+            c.z[row * c.a.heads * c.a.value_dim - 1 - channel] = c.x[i];
+    }
+}
+
+/* A thread a channel of a sequence, row after row; the newest rows are in registers, the last one at the end. */
+template <class T> static __global__ void __launch_bounds__(BLOCK) cached_kernel(cached_args<T> c)
+{
+    const int64_t Y = c.a.channels, W = c.a.taps;
+    for (int64_t i = global_thread(); i < c.a.batch * Y; i += global_threads()) {
+        const state_rows r = state_rows_of(c.rows, i / Y);
+        const int64_t channel = i % Y, column = column_of(c.a, channel);
+        T *tail = c.tail + r.slot * (W - 1) * Y + channel;
+        float x[LM_CONV_MOST] = {};
+        if (!r.fresh)
+            continue;
+        for (int q = 1; q < LM_CONV_MOST; q++) /* x[LM_CONV_MOST - 1 - k]: the row k before */
+            if (q >= LM_CONV_MOST - W + 1 && r.used + q >= LM_CONV_MOST)
+                x[q] = to_float(tail[(q - (LM_CONV_MOST - W + 1)) * Y]);
+        for (int64_t t = 0; t < r.fresh; t++) {
+            float sum = 0;
+            for (int q = 0; q < LM_CONV_MOST - 1; q++)
+                x[q] = x[q + 1];
+            x[LM_CONV_MOST - 1] = to_float(c.x[(r.row + t) * c.a.columns + column]);
+            for (int q = 0; q < LM_CONV_MOST; q++)
+                if (q >= LM_CONV_MOST - W)
+                    sum = fmaf(c.w[channel * W + q - (LM_CONV_MOST - W)], x[q], sum);
+            c.y[(r.row + t) * Y + channel] = from_float<T>(sum / (1 + expf(-sum)));
+        }
+        for (int q = 1; q < LM_CONV_MOST; q++)
+            if (q >= LM_CONV_MOST - W + 1)
+                tail[(q - (LM_CONV_MOST - W + 1)) * Y] = from_float<T>(x[q]);
+    }
+}
+
+template <class T> static void conv_cached(const lm_call *c)
+{
+    cached_args<T> x = {};
+    x.a = *(const lm_conv_attr *)c->attr;
+    x.rows = state_view_of(c, 2, x.a.seq);
+    x.x = in_ptr<T>(c, 0);
+    x.w = in_ptr<float>(c, 1);
+    x.y = out_ptr<T>(c, 0);
+    x.tail = out_ptr<T>(c, 1);
+    x.z = out_ptr<T>(c, 2);
+    LM_LAUNCH((pass_kernel<T>), grid_for(x.rows.n * x.a.columns, BLOCK, c->stream), BLOCK, 0,
+              c->stream, x);
+    LM_LAUNCH((cached_kernel<T>), grid_for(x.a.batch * x.a.channels, BLOCK, c->stream), BLOCK, 0,
+              c->stream, x);
+}
+
 extern "C" const lm_kernel lm_conv_cuda_kernels[] = {
     LM_CUDA_ROWS("conv", conv, nullptr),
     LM_CUDA_ROWS("conv_dx", conv_dx, nullptr),
     LM_CUDA_ROWS("conv_dw", conv_dw, conv_dw_work),
+    LM_CUDA_ROWS("conv_cached", conv_cached, nullptr),
     LM_CUDA_END,
 };

@@ -3,13 +3,17 @@
  * with its value heads, whose gradients of queries and keys add up.  The order of steps, and the algebra of the
  * backward, are those of kernels/cpu/delta_dx_simd.c; arrays of a chunk are in scratch of the block, which its caches
  * hold.  Products are in F32: each thread sums tiles of 4 x 4. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/state_rows.cuh"
 
 extern "C" {
 #include "kernels/delta.h"
 }
 
-enum { BLOCK = 256, TILE = 4 };
+enum {
+    BLOCK = 256,
+    TILE = 4,
+    FORGETS = 128 /* exp(-FORGETS) is 0 in F32, so a decay by more, as by -inf, is one by as much */
+};
 static const int C = LM_DELTA_CHUNK;
 
 template <class T> struct delta_args {
@@ -19,7 +23,8 @@ template <class T> struct delta_args {
     const int32_t *lo;
     T *o, *dqkv;
     float *states, *dg, *dbeta, *work;
-    int64_t floats; /* of a block's scratch */
+    state_view rows; /* delta_cached: states has those of slots */
+    int64_t floats;  /* of a block's scratch */
 };
 
 /* Decays of a chunk of one head, in shared memory. */
@@ -136,19 +141,22 @@ __device__ inline void dot_rows(decays *y, const float *x, const float *z, int64
     __syncthreads();
 }
 
+/* Of chunk m of a sequence of `rows` rows from `row` on. */
 template <class T>
-__device__ void read_decays(const delta_args<T> &x, int64_t b, int64_t m, int64_t h, decays *y)
+__device__ void read_decays(const delta_args<T> &x, int64_t row, int64_t rows, int64_t m, int64_t h,
+                            decays *y)
 {
-    const int64_t t0 = m * C, left = x.a.seq - t0;
+    const int64_t t0 = m * C, left = rows - t0;
     if (threadIdx.x == 0) {
         double sum = 0;
         y->n = (int)(left < C ? left : C);
-        y->row = b * x.a.seq + t0;
+        y->row = row + t0;
         for (int i = 0; i < C; i++) {
             bool there = i < y->n;
             int64_t cell = (y->row + i) * x.a.heads + h;
             int64_t start = there && x.lo ? x.lo[y->row + i] : 0;
-            sum += there ? x.g[cell] : 0;
+            float g = there ? x.g[cell] : 0;
+            sum += g < -FORGETS ? -FORGETS : g;
             y->gamma[i] = (float)sum;
             y->rest[i] = (float)(sum - y->gamma[i]);
             y->beta[i] = there ? x.beta[cell] : 0;
@@ -253,10 +261,11 @@ __device__ void correct(const delta_args<T> &x, const decays *y, const chunk &w,
 
 /* Queries and keys of chunk m of key head `head`, and their products. */
 template <class T>
-__device__ void read_keys(const delta_args<T> &x, const chunk &w, int64_t b, int64_t m,
-                          int64_t head)
+__device__ void read_keys(const delta_args<T> &x, const chunk &w, int64_t row, int64_t rows,
+                          int64_t m, int64_t head)
 {
-    int64_t D = x.a.key_dim, row = b * x.a.seq + m * C, n = x.a.seq - m * C;
+    int64_t D = x.a.key_dim, n = rows - m * C;
+    row += m * C;
     n = n < C ? n : C;
     directions(x, row, n, head, 0, (float)x.a.scale, w.q, w.rq);
     directions(x, row, n, head, 1, 1.0f, w.k, w.rk);
@@ -269,6 +278,24 @@ __device__ inline void scale_all(float *x, int64_t n, float by)
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
         x[i] *= by;
     __syncthreads();
+}
+
+/* The results of chunk m of a sequence of `rows` rows from `row` on, and w.S behind it. */
+template <class T>
+__device__ void run_chunk(const delta_args<T> &x, decays *y, const chunk &w, int64_t row,
+                          int64_t rows, int64_t m, int64_t h)
+{
+    const int64_t D = x.a.key_dim, E = x.a.value_dim, H = x.a.heads;
+    read_decays(x, row, rows, m, h, y);
+    read_keys(x, w, row, rows, m, h / (H / x.a.key_heads));
+    correct(x, y, w, h, w.V);
+    scale_rows(w.dV, w.QS, E, y->e);
+    multiply(C, E, C, rows_of_matrix(w.M, C), rows_of_matrix(w.V, E), w.dV, true);
+    for (int64_t i = threadIdx.x; i < y->n * E; i += blockDim.x)
+        x.o[((y->row + i / E) * H + h) * E + i % E] = from_float<T>(w.dV[i]);
+    scale_rows(w.t, w.k, D, y->d);
+    scale_all(w.S, D * E, y->e[y->n - 1]);
+    multiply(D, E, C, turned(w.t, D), rows_of_matrix(w.V, E), w.S, true);
 }
 
 template <class T> static __global__ void __launch_bounds__(BLOCK) delta_kernel(delta_args<T> x)
@@ -284,18 +311,75 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) delta_kernel(
         for (int64_t m = 0; m < x.a.chunks; m++) {
             for (int64_t i = threadIdx.x; x.states && i < D * E; i += blockDim.x)
                 x.states[((b * x.a.chunks + m) * H + h) * D * E + i] = w.S[i];
-            read_decays(x, b, m, h, &y);
-            read_keys(x, w, b, m, h / (H / x.a.key_heads));
-            correct(x, &y, w, h, w.V);
-            scale_rows(w.dV, w.QS, E, y.e);
-            multiply(C, E, C, rows_of_matrix(w.M, C), rows_of_matrix(w.V, E), w.dV, true);
-            for (int64_t i = threadIdx.x; i < y.n * E; i += blockDim.x)
-                x.o[((y.row + i / E) * H + h) * E + i % E] = from_float<T>(w.dV[i]);
-            scale_rows(w.t, w.k, D, y.d);
-            scale_all(w.S, D * E, y.e[y.n - 1]);
-            multiply(D, E, C, turned(w.t, D), rows_of_matrix(w.V, E), w.S, true);
+            run_chunk(x, &y, w, b * x.a.seq, x.a.seq, m, h);
         }
     }
+}
+
+/* ---- delta_cached ---- */
+
+/* One step of the recurrence on the state in memory: a thread a column of it. */
+template <class T>
+__device__ void run_token(const delta_args<T> &x, const chunk &w, const state_rows &r, int64_t h,
+                          float *S)
+{
+    const int64_t D = x.a.key_dim, E = x.a.value_dim, cell = r.row * x.a.heads + h;
+    const int64_t head = h / (x.a.heads / x.a.key_heads), pitch = pitch_of(x);
+    const T *v = x.qkv + r.row * pitch + 2 * x.a.key_heads * D + h * E;
+    const float decay = r.used ? expf(x.g[cell]) : 0, beta = x.beta[cell];
+    directions(x, r.row, 1, head, 0, (float)x.a.scale, w.q, w.rq);
+    directions(x, r.row, 1, head, 1, 1.0f, w.k, w.rk);
+    for (int64_t e = threadIdx.x; e < E; e += blockDim.x) {
+        float seen = 0, o = 0;
+        for (int64_t d = 0; r.used && d < D; d++)
+            seen = fmaf(w.k[d], S[d * E + e], seen);
+        float fix = beta * fmaf(-decay, seen, to_float(v[e]));
+        for (int64_t d = 0; d < D; d++) {
+            float now = fmaf(w.k[d], fix, r.used ? decay * S[d * E + e] : 0);
+            S[d * E + e] = now;
+            o = fmaf(w.q[d], now, o);
+        }
+        x.o[cell * E + e] = from_float<T>(o);
+    }
+    __syncthreads();
+}
+
+template <class T>
+__device__ void run_prompt(const delta_args<T> &x, decays *y, const chunk &w, const state_rows &r,
+                           int64_t h, float *S)
+{
+    const int64_t size = x.a.key_dim * x.a.value_dim;
+    for (int64_t i = threadIdx.x; i < size; i += blockDim.x)
+        w.S[i] = r.used ? S[i] : 0;
+    __syncthreads();
+    for (int64_t m = 0; m * C < r.fresh; m++)
+        run_chunk(x, y, w, r.row, r.fresh, m, h);
+    for (int64_t i = threadIdx.x; i < size; i += blockDim.x)
+        S[i] = w.S[i];
+    __syncthreads();
+}
+
+/* A block a value head of a sequence; o is zeros before. */
+template <class T> static __global__ void __launch_bounds__(BLOCK) cached_kernel(delta_args<T> x)
+{
+    __shared__ decays y;
+    const int64_t H = x.a.heads;
+    const chunk w = chunk_at(x.a, x.work + blockIdx.x * x.floats);
+    for (int64_t it = blockIdx.x; it < x.a.batch * H; it += gridDim.x) {
+        const state_rows r = state_rows_of(x.rows, it / H);
+        const int64_t h = it % H;
+        float *S = x.states + (r.slot * H + h) * x.a.key_dim * x.a.value_dim;
+        if (r.fresh && r.token)
+            run_token(x, w, r, h, S);
+        else if (r.fresh)
+            run_prompt(x, &y, w, r, h, S);
+    }
+}
+
+template <class T> static __global__ void __launch_bounds__(BLOCK) zero_kernel(T *o, int64_t n)
+{
+    for (int64_t i = global_thread(); i < n; i += global_threads())
+        o[i] = from_float<T>(0);
 }
 
 /* ---- backward ---- */
@@ -388,7 +472,7 @@ __device__ void back_head(const delta_args<T> &x, decays *y, const chunk &w, int
     const int64_t D = x.a.key_dim, E = x.a.value_dim, H = x.a.heads, pitch = pitch_of(x);
     float *dS = w.dS + h % (H / x.a.key_heads) * D * E;
     const float *state = x.given + ((b * x.a.chunks + m) * H + h) * D * E;
-    read_decays(x, b, m, h, y);
+    read_decays(x, b * x.a.seq, x.a.seq, m, h, y);
     for (int64_t i = threadIdx.x; i < D * E; i += blockDim.x)
         w.S[i] = state[i];
     for (int i = threadIdx.x; i < C; i += blockDim.x)
@@ -442,7 +526,7 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) dx_kernel(del
             n = n < C ? n : C;
             for (int64_t i = threadIdx.x; i < C * D; i += blockDim.x)
                 w.dq[i] = w.dk[i] = 0;
-            read_keys(x, w, b, m, head);
+            read_keys(x, w, b * x.a.seq, x.a.seq, m, head);
             for (int64_t h = head * group; h < (head + 1) * group; h++)
                 back_head(x, &y, w, b, m, h);
             put_directions(x, w, row, n, head, 0, (float)x.a.scale);
@@ -482,6 +566,18 @@ template <class T> static void delta(const lm_call *c)
               0, c->stream, x);
 }
 
+template <class T> static void delta_cached(const lm_call *c)
+{
+    delta_args<T> x = args_of<T>(c, 0);
+    x.rows = state_view_of(c, 3, x.a.seq);
+    x.o = out_ptr<T>(c, 0);
+    x.states = out_ptr<float>(c, 1);
+    const int64_t n = x.rows.n * x.a.heads * x.a.value_dim;
+    LM_LAUNCH((zero_kernel<T>), grid_for(n, BLOCK, c->stream), BLOCK, 0, c->stream, x.o, n);
+    LM_LAUNCH((cached_kernel<T>), (unsigned)blocks_of(x.a.batch * x.a.heads, c->stream->sms), BLOCK,
+              0, c->stream, x);
+}
+
 template <class T> static void delta_dx(const lm_call *c)
 {
     delta_args<T> x = args_of<T>(c, 1);
@@ -504,5 +600,6 @@ static size_t work(const lm_call *c, int sms)
 extern "C" const lm_kernel lm_delta_cuda_kernels[] = {
     LM_CUDA_ROWS("delta", delta, work),
     LM_CUDA_ROWS("delta_dx", delta_dx, work),
+    LM_CUDA_ROWS("delta_cached", delta_cached, work),
     LM_CUDA_END,
 };

@@ -7,6 +7,7 @@
 #include "graph/passes.h"
 #include "op/example.h"
 #include "op/ops.h"
+#include "op/state_rows.h"
 
 static const lm_field fields[] = {
     { LM_ATTR_INT(lm_delta_attr, batch, 'B') },     { LM_ATTR_INT(lm_delta_attr, seq, 'T') },
@@ -20,7 +21,8 @@ static lm_code delta_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_delta_attr *a = c->attr;
     (void)want;
-    if (lm_expect(a->key_heads > 0 && a->heads % a->key_heads == 0, "delta", e,
+    if (lm_expect(a->eps > 0, "delta", e, "eps is not positive") ||
+        lm_expect(a->key_heads > 0 && a->heads % a->key_heads == 0, "delta", e,
                   "%lld value heads are not a multiple of %lld key heads", (long long)a->heads,
                   (long long)a->key_heads))
         return e->code;
@@ -73,6 +75,8 @@ static void delta_example(lm_rng r, int i, lm_example *x)
                         .value_dim = dims[lm_example_draw(r, i, 5, 6)],
                         .scale = 0.5,
                         .eps = 1e-6 };
+    if (i % 16 == 9) /* the published size */
+        a.key_dim = a.value_dim = 128;
     int64_t rows = a.batch * a.seq;
     a.chunks = lm_delta_chunks(a.seq);
     *x = (lm_example){ .n_in = 4, .want = 3 };
@@ -84,19 +88,24 @@ static void delta_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
-/* Decays at most 1, some of them almost nothing, corrections between 0 and 1, and documents of random length. */
-static void delta_fill(lm_rng r, const lm_call *c)
+/* Decays at most 1, some of them almost or wholly nothing, corrections between 0 and 1. */
+static void fill_gates(lm_rng r, const lm_tensor *g, const lm_tensor *beta)
 {
-    const lm_delta_attr *a = c->attr;
-    const lm_tensor *g = &c->in[1], *beta = &c->in[2];
-    int32_t *lo = c->in[3].data;
     for (int64_t i = 0; i < lm_tensor_count(g); i++) {
         double u = (double)lm_rng_below(r, (uint64_t)i, 1000) / 1000;
-        lm_set(g->dtype, g->data, i, i % 29 == 3 ? -20 : -2 * u * u);
+        lm_set(g->dtype, g->data, i, i % 97 == 41 ? -INFINITY : i % 29 == 3 ? -20 : -2 * u * u);
         lm_set(beta->dtype, beta->data, i,
                0.05 +
                    0.9 * (double)lm_rng_below(r, (uint64_t)i + (UINT64_C(1) << 32), 1000) / 1000);
     }
+}
+
+/* And documents of random length. */
+static void delta_fill(lm_rng r, const lm_call *c)
+{
+    const lm_delta_attr *a = c->attr;
+    int32_t *lo = c->in[3].data;
+    fill_gates(r, &c->in[1], &c->in[2]);
     for (int64_t i = 0, start = 0; lo && i < a->batch * a->seq; i++) {
         int64_t t = i % a->seq;
         if (t == 0 || lm_rng_below(r, (uint64_t)i + (UINT64_C(1) << 33), 20) == 0)
@@ -112,7 +121,7 @@ const lm_op lm_op_delta = {
             { "g", "BT,H", 0 },
             { "beta", "BT,H", 0 },
             { "lo", "BT", LM_IDS | LM_OPTIONAL } },
-    .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "states", "BM,H,D,E", LM_SAVED } },
+    .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "states", "BM,H,D,E", LM_SAVED | LM_OPTIONAL } },
     .fields = fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
@@ -137,4 +146,88 @@ const lm_op lm_op_delta_dx = {
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .cost = dx_cost,
+};
+
+/* ---- delta_cached ---- */
+
+static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_delta_attr, batch, 'B') },
+                                          { LM_ATTR_INT(lm_delta_attr, seq, 0) },
+                                          { LM_ATTR_INT(lm_delta_attr, heads, 'H') },
+                                          { LM_ATTR_INT(lm_delta_attr, key_heads, 'K') },
+                                          { LM_ATTR_INT(lm_delta_attr, key_dim, 'D') },
+                                          { LM_ATTR_INT(lm_delta_attr, value_dim, 'E') },
+                                          { LM_ATTR_REAL(lm_delta_attr, scale) },
+                                          { LM_ATTR_REAL(lm_delta_attr, eps) },
+                                          { 0 } };
+
+static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_delta_attr *a = c->attr;
+    (void)want;
+    if (lm_expect(a->eps > 0, "delta_cached", e, "eps is not positive") ||
+        lm_expect(a->key_heads > 0 && a->heads % a->key_heads == 0, "delta_cached", e,
+                  "%lld value heads are not a multiple of %lld key heads", (long long)a->heads,
+                  (long long)a->key_heads))
+        return e->code;
+    return lm_state_rows_shape(c, "delta_cached", 3, a->seq, &c->out[1], e);
+}
+
+static void cached_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_delta_attr *a = c->attr;
+    out->flops = 8.0 * (double)(c->in[0].dim[0] * a->heads * a->key_dim * a->value_dim);
+    out->bytes = lm_call_bytes(c);
+}
+
+static void cached_example(lm_rng r, int i, lm_example *x)
+{
+    static const int64_t dims[] = { 1, 4, 8, 16, 20, 40 };
+    int64_t keys = 1 + (int64_t)lm_example_draw(r, i, 0, 2);
+    lm_delta_attr a = { .batch = 1 + (int64_t)lm_example_draw(r, i, 1, 3),
+                        .seq = i % 3 ? lm_example_size(r, i, 2, 140) : 1,
+                        .heads = keys * (1 + (int64_t)lm_example_draw(r, i, 3, 3)),
+                        .key_heads = keys,
+                        .key_dim = dims[lm_example_draw(r, i, 4, 6)],
+                        .value_dim = dims[lm_example_draw(r, i, 5, 6)],
+                        .scale = 0.5,
+                        .eps = 1e-6 };
+    if (i % 16 == 9)
+        a.key_dim = a.value_dim = 128;
+    *x = (lm_example){ .n_in = 8, .want = 3 };
+    int64_t rows = lm_state_rows_example(r, i, a.batch, &a.seq, &x->in[3]);
+    x->in[0] = lm_shape2(LM_DTYPE_F32, rows, 2 * keys * a.key_dim + a.heads * a.value_dim);
+    x->in[1] = x->in[2] = lm_shape2(LM_DTYPE_F32, rows, a.heads);
+    x->out[1] =
+        (lm_tensor){ .dtype = LM_DTYPE_F32,
+                     .ndim = 4,
+                     .dim = { a.batch + !lm_absent(&x->in[7]), a.heads, a.key_dim, a.value_dim } };
+    lm_example_attr(x, &a);
+}
+
+static void cached_fill(lm_rng r, const lm_call *c)
+{
+    const lm_delta_attr *a = c->attr;
+    lm_state_rows_fill(r, &c->in[3], c->in[0].dim[0], a->batch, a->seq);
+    fill_gates(r, &c->in[1], &c->in[2]);
+}
+
+const lm_op lm_op_delta_cached = {
+    .name = "delta_cached",
+    .attr_size = sizeof(lm_delta_attr),
+    .in = { { "qkv", "N,2KD+HE", LM_ACT_TYPE },
+            { "g", "N,H", 0 },
+            { "beta", "N,H", 0 },
+            { "used", "B", LM_IDS },
+            { "fresh", "B", LM_IDS },
+            { "first", "B+1", LM_IDS | LM_OPTIONAL },
+            { "kind", "B", LM_IDS | LM_OPTIONAL },
+            { "slot", "B", LM_IDS | LM_OPTIONAL } },
+    .out = { { "o", "N,HE", LM_ACT_TYPE }, { "state", "S,H,D,E", LM_GIVEN } },
+    .fields = cached_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 1e-5, 1e-2 },
+    .shape = cached_shape,
+    .cost = cached_cost,
+    .example = cached_example,
+    .fill = cached_fill,
 };

@@ -19,13 +19,16 @@ extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_
 /* grouped.c */
 extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_linear_dw;
 /* conv.c */
-extern const lm_op lm_op_conv, lm_op_conv_dx, lm_op_conv_dw;
+extern const lm_op lm_op_conv, lm_op_conv_dx, lm_op_conv_dw, lm_op_conv_cached;
 /* gated_norm.c */
 extern const lm_op lm_op_gated_norm, lm_op_gated_norm_dx, lm_op_gated_norm_dw;
 /* noise.c */
 extern const lm_op lm_op_noise;
+/* gates.c */
+extern const lm_op lm_op_gate_split, lm_op_gate_join, lm_op_delta_gates, lm_op_delta_gates_dx,
+    lm_op_delta_gates_dw;
 /* delta.c */
-extern const lm_op lm_op_delta, lm_op_delta_dx;
+extern const lm_op lm_op_delta, lm_op_delta_dx, lm_op_delta_cached;
 /* route.c */
 extern const lm_op lm_op_route_choose, lm_op_route_choose_dz, lm_op_route_plan, lm_op_route_rows,
     lm_op_route_sum, lm_op_route_dot, lm_op_route_aux, lm_op_route_aux_dz;

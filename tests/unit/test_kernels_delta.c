@@ -169,12 +169,119 @@ static void forgets(void **state)
     drop(&k, &y);
 }
 
+/* A decay of -inf leaves what a new document would have, in the chunks of every level, too. */
+static void forgets_all(void **state)
+{
+    (void)state;
+    static gates x, y;
+    lm_delta_attr a = { .batch = 1,
+                        .seq = 100,
+                        .chunks = 2,
+                        .heads = 1,
+                        .key_heads = 1,
+                        .key_dim = 8,
+                        .value_dim = 8,
+                        .scale = 1,
+                        .eps = 1e-6 };
+    fill_gates(&x, &a, 0.1, (const int[]){ 70, -1 });
+    fill_gates(&y, &a, 0.1, NULL);
+    y.g[70] = -INFINITY;
+    kernel_case k = forward_of(&a, &x, true), f = forward_of(&a, &y, false);
+    for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+        instance want, got;
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &want);
+        build(&f, LM_DTYPE_F32, LM_DTYPE_F32, &got);
+        run(&want, lm_cpu_kernel("delta", LM_DTYPE_F32, (lm_cpu_level)level), pool_of(1));
+        run(&got, lm_cpu_kernel("delta", LM_DTYPE_F32, (lm_cpu_level)level), pool_of(1));
+        assert_true(distance(&got.out[0], &want.out[0]) < 1e-6);
+        drop(&k, &want);
+        drop(&f, &got);
+    }
+}
+
+/* Rows of one sequence from `at` on through delta_cached, at a level. */
+static void run_piece(lm_delta_attr a, lm_cpu_level level, const instance *all, int64_t at,
+                      int64_t n, float *S, float *o)
+{
+    int32_t used = (int32_t)at, fresh = (int32_t)n;
+    int64_t width = 2 * a.key_heads * a.key_dim + a.heads * a.value_dim;
+    const float *qkv = all->in[0].data, *g = all->in[1].data, *beta = all->in[2].data;
+    a.seq = n;
+    a.chunks = 0;
+    lm_tensor in[8] = {
+        { .dtype = LM_DTYPE_F32, .ndim = 2, .dim = { n, width } },
+        { .dtype = LM_DTYPE_F32, .ndim = 2, .dim = { n, a.heads } },
+        { .dtype = LM_DTYPE_F32, .ndim = 2, .dim = { n, a.heads } },
+        { .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { 1 }, .data = &used },
+        { .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { 1 }, .data = &fresh },
+    };
+    lm_tensor out[2] = {
+        { .dtype = LM_DTYPE_F32, .ndim = 2, .dim = { n, a.heads * a.value_dim }, .data = o },
+        { .dtype = LM_DTYPE_F32,
+          .ndim = 4,
+          .dim = { 1, a.heads, a.key_dim, a.value_dim },
+          .data = S }
+    };
+    in[0].data = (void *)(uintptr_t)(qkv + at * width);
+    in[1].data = (void *)(uintptr_t)(g + at * a.heads);
+    in[2].data = (void *)(uintptr_t)(beta + at * a.heads);
+    instance i = { .call = { .attr = &a, .in = in, .n_in = 8, .out = out, .n_out = 2 } };
+    run(&i, lm_cpu_kernel("delta_cached", LM_DTYPE_F32, level), pool_of(2));
+}
+
+/* Chunks, steps, and steps behind chunks give what one call gives; a cut between chunks gives the same bits; the state is not
+ * read before it is written. */
+static void pieces_make_the_whole(void **state)
+{
+    (void)state;
+    enum { ROWS = 150, WIDTH = 4 * 20 };
+    static const int64_t cuts[] = { 1, 2, 63, 64, 65, 128, 149 };
+    static float S[4 * 24 * 20], o[ROWS * WIDTH];
+    static gates x;
+    lm_delta_attr a = { .batch = 1,
+                        .seq = ROWS,
+                        .chunks = 3,
+                        .heads = 4,
+                        .key_heads = 2,
+                        .key_dim = 24,
+                        .value_dim = 20,
+                        .scale = 0.3,
+                        .eps = 1e-6 };
+    fill_gates(&x, &a, 0.2, NULL);
+    kernel_case k = forward_of(&a, &x, false);
+    for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+        instance all;
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &all);
+        run(&all, lm_cpu_kernel("delta", LM_DTYPE_F32, (lm_cpu_level)level), pool_of(1));
+        lm_tensor got = all.out[0];
+        got.data = o;
+        for (int c = 0; c < 7; c++)
+            for (int steps = 0; steps < 2; steps++) {
+                memset(S, 0xff, sizeof S);
+                run_piece(a, (lm_cpu_level)level, &all, 0, cuts[c], S, o);
+                if (!steps)
+                    run_piece(a, (lm_cpu_level)level, &all, cuts[c], ROWS - cuts[c], S,
+                              o + cuts[c] * WIDTH);
+                for (int64_t t = cuts[c]; steps && t < ROWS; t++)
+                    run_piece(a, (lm_cpu_level)level, &all, t, 1, S, o + t * WIDTH);
+                assert_true(distance(&got, &all.out[0]) < 1e-5);
+                if (level > LM_CPU_REF && !steps && cuts[c] % LM_DELTA_CHUNK == 0)
+                    assert_memory_equal(o, all.out[0].data, sizeof o);
+            }
+        drop(&k, &all);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_shapes), cmocka_unit_test(documents),
-        cmocka_unit_test(decays),     cmocka_unit_test(recalls_what_was_written),
+        cmocka_unit_test(all_shapes),
+        cmocka_unit_test(documents),
+        cmocka_unit_test(decays),
+        cmocka_unit_test(recalls_what_was_written),
         cmocka_unit_test(forgets),
+        cmocka_unit_test(forgets_all),
+        cmocka_unit_test(pieces_make_the_whole),
     };
     return cmocka_run_group_tests_name("kernels_delta", tests, NULL, NULL);
 }
