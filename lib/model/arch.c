@@ -7,9 +7,9 @@
 #include <string.h>
 
 static const lm_arch *const known[] = {
-    &lm_arch_gpt2,      &lm_arch_llama,     &lm_arch_mistral, &lm_arch_qwen2,  &lm_arch_qwen3,
-    &lm_arch_olmo2,     &lm_arch_olmo3,     &lm_arch_gemma2,  &lm_arch_gemma3, &lm_arch_mixtral,
-    &lm_arch_qwen2_moe, &lm_arch_qwen3_moe, &lm_arch_dots1,
+    &lm_arch_gpt2,      &lm_arch_llama,     &lm_arch_mistral, &lm_arch_qwen2,      &lm_arch_qwen3,
+    &lm_arch_olmo2,     &lm_arch_olmo3,     &lm_arch_gemma2,  &lm_arch_gemma3,     &lm_arch_mixtral,
+    &lm_arch_qwen2_moe, &lm_arch_qwen3_moe, &lm_arch_dots1,   &lm_arch_qwen3_next, &lm_arch_qwen3_5,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 
@@ -70,7 +70,17 @@ bool lm_part_is_norm(lm_part part)
 {
     return part == LM_PART_OUTPUT_NORM || part == LM_PART_ATTN_NORM || part == LM_PART_MLP_NORM ||
            part == LM_PART_ATTN_POST_NORM || part == LM_PART_MLP_POST_NORM ||
-           part == LM_PART_Q_NORM || part == LM_PART_K_NORM;
+           part == LM_PART_Q_NORM || part == LM_PART_K_NORM || part == LM_PART_DELTA_NORM;
+}
+
+bool lm_part_plus_one(const lm_config *c, lm_part part)
+{
+    return c->norm_plus_one && lm_part_is_norm(part) && part != LM_PART_DELTA_NORM;
+}
+
+bool lm_part_is_bare(lm_part part)
+{
+    return part == LM_PART_ROUTER_BIAS || part == LM_PART_DELTA_LOG || part == LM_PART_DELTA_DT;
 }
 
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part)

@@ -25,6 +25,17 @@ typedef enum {
     LM_PART_QKV, /* all three in one */
     LM_PART_Q_NORM,
     LM_PART_K_NORM,
+    LM_PART_DELTA_IN, /* of a layer with a state: queries, keys, values and gates, key head by key head */
+    LM_PART_DELTA_GATES, /* its corrections and decays, likewise */
+    LM_PART_DELTA_QKV,   /* or each in a tensor of its own: queries, keys and values, */
+    LM_PART_DELTA_Z,     /* gates, */
+    LM_PART_DELTA_B,     /* corrections */
+    LM_PART_DELTA_A,     /* and decays */
+    LM_PART_DELTA_CONV,  /* [channels,1,taps] */
+    LM_PART_DELTA_LOG,   /* [value heads]; its name has no suffix, */
+    LM_PART_DELTA_DT,    /* nor has that of this */
+    LM_PART_DELTA_NORM,
+    LM_PART_DELTA_OUT,
     LM_PART_ATTN_OUT,
     LM_PART_ATTN_POST_NORM,
     LM_PART_MLP_NORM,
@@ -61,8 +72,10 @@ typedef enum {
     LM_KEY_WINDOW,   /* sliding window, and layer_types for a pattern other than gguf_pattern */
     LM_KEY_SCALAR,   /* query_pre_attn_scalar, which follows from the sizes there */
     LM_KEY_ROPE, /* rope_theta, rope_scaling; `times`: the default base of two tables with one base */
-    LM_KEY_TRUE,       /* true in every file: what llama.cpp computes */
-    LM_KEY_EXPERT_FFN, /* width of an expert; absent: feed_forward_length / expert_used_count */
+    LM_KEY_TRUE,         /* true in every file: what llama.cpp computes */
+    LM_KEY_SHARE,        /* the number under `gguf` divided by key `like` */
+    LM_KEY_PARTIAL_ROPE, /* the part of a head that is rotated, where that may be less than all */
+    LM_KEY_EXPERT_FFN,   /* width of an expert; absent: feed_forward_length / expert_used_count */
 } lm_key_kind;
 
 /* Of an optional number that is absent, the value is `times` that of key `like`, which stands before it;
@@ -92,6 +105,7 @@ struct lm_arch {
         *fused; /* tensors of all experts of a layer, with suffix (fused.h); NULL: none */
     const char *const *buffers; /* ends of names: tables in its files that are recomputed; ended
                                     * by NULL */
+    const char *passed_over;    /* names that begin so are no part of the model; NULL: none do */
     bool conv1d;                /* weights of layers are [in, out] */
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
@@ -116,7 +130,7 @@ struct lm_arch {
 
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
-    lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1;
+    lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1, lm_arch_qwen3_next, lm_arch_qwen3_5;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
@@ -129,6 +143,10 @@ double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64
                           int64_t head_dim);
 /* True if a part is the weight of a norm. */
 bool lm_part_is_norm(lm_part part);
+/* True if norm weights of that part are stored as what 1 is added to, in such a model. */
+bool lm_part_plus_one(const lm_config *c, lm_part part);
+/* True if the part's name is all of its tensor's name. */
+bool lm_part_is_bare(lm_part part);
 /* The row of a part, NULL if the architecture has none. */
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
 
@@ -141,8 +159,8 @@ typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_CONV1D } lm_element_order;
 
 typedef struct {
     char gguf[LM_TENSOR_NAME], hf[LM_TENSOR_NAME];
-    int ndim;       /* 1 or 2 */
-    int64_t dim[2]; /* as in Hugging Face's files */
+    int ndim;       /* 1 or 2, or 3 with a 1 between (LM_PART_DELTA_CONV), which GGUF leaves out */
+    int64_t dim[3]; /* as in Hugging Face's files */
     lm_element_order order;
     lm_part part;
     bool bias;
@@ -151,6 +169,7 @@ typedef struct {
     int64_t experts; /* of the parts of experts: how many the layer has; otherwise 0 */
     int64_t heads;   /* LM_ORDER_ROPE: number of heads in the rows */
     bool plus_one;   /* GGUF stores 1 + the number */
+    bool exponent;   /* GGUF stores -exp(the number) */
 } lm_model_tensor;
 
 /* Hugging Face's name of a part, "model.layers.3.self_attn.q_proj.weight" (layer -1: outside the layers), and

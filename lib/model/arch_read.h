@@ -71,6 +71,9 @@ lm_code lm_read_scored_experts(const json_t *o, const char *where, lm_config *c,
 
 /* Rotary table 0: rope_theta, and rope_scaling or rope_parameters. */
 lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e);
+/* The same for heads of which partial_rotary_factor, `absent` without the key, says how much is rotated. */
+lm_code lm_read_partial_rope(const json_t *o, const char *where, double theta, double absent,
+                             lm_config *c, lm_err *e);
 /* Tables 0 for layers without a window and 1 for those with one; windows are read.  Newer files have
  * rope_parameters with an object for each, older rope_theta and rope_scaling for the first and
  * `near_key` for the second, which is not scaled. */

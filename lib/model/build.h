@@ -29,6 +29,22 @@ lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
+
+/* ---- build_delta.c: what is between the products of a layer ---- */
+
+/* Of rows x that hold gates beside queries: queries, keys and values, and in *gate the gates; o weighed by them. */
+lm_vid lm_b_split_gate(lm_builder *b, int64_t layer, lm_vid x, lm_vid *gate);
+lm_vid lm_b_gate(lm_builder *b, lm_vid o, lm_vid gate);
+
+/* A layer with a state: the results of its products, and its other parameters. */
+typedef struct {
+    lm_vid qkvz, ba, conv, a_log, dt, norm;
+    bool
+        apart; /* q, k, v and z, as b and a, stand one behind the other, not key head by key head */
+} lm_delta_parts;
+/* What its last product reads. */
+lm_vid lm_b_delta(lm_builder *b, int64_t layer, const lm_delta_parts *p);
+
 /* ---- build_experts.c ---- */
 
 /* How the tokens of a layer were routed (kernels/route.h). */
@@ -82,6 +98,9 @@ bool lm_b_tailed(const lm_build *b, int64_t layers);
 bool lm_b_rotates_late(const lm_build *b, int64_t layer);
 /* Fails: LM_EUSAGE for caches that this builder, or the backend, cannot make. */
 lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e);
+/* Declare the cache `word` of a layer; LM_NONE after a failure. */
+lm_vid lm_b_cache(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
+                  lm_tensor shape);
 /* Attention of a layer through its caches, which are declared; rows are rotated, unless the layer rotates late. */
 lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
                              const lm_attention_attr *attr);

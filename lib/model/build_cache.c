@@ -65,10 +65,15 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
     if (b->kv->layers != c->layers)
         return lm_fail(e, LM_EBUG, where, NULL, "is for %" PRId64 " layers, not %" PRId64,
                        b->kv->layers, c->layers);
+    if (b->kv->policy && lm_config_has_states(c))
+        return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
+                       "tokens cannot be dropped from layers that keep a state of all");
     if (b->kv->policy && !b->kept)
         return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
                        "tokens are dropped from caches of one text alone");
     for (int64_t l = 0; l < c->layers; l++) {
+        if (c->layer[l].attention == LM_ATTENTION_DELTA)
+            continue;
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e))
             return e->code;
         coded |= lm_b_coded(b, l);
@@ -87,9 +92,8 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
 
 /* ---- caches ---- */
 
-/* Declare the cache `word` of a layer; LM_NONE after a failure. */
-static lm_vid cache_of(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
-                       lm_tensor shape)
+lm_vid lm_b_cache(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
+                  lm_tensor shape)
 {
     lm_model *m = b->m;
     lm_cache_state made = { .value = LM_NONE,
@@ -118,8 +122,8 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv,
         shape.dim[0] = m->build.pages;
         shape.dim[2] = m->build.page;
     }
-    lm_vid keys = cache_of(b, layer, LM_CACHE_KEYS, "keys", shape);
-    lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", shape);
+    lm_vid keys = lm_b_cache(b, layer, LM_CACHE_KEYS, "keys", shape);
+    lm_vid values = lm_b_cache(b, layer, LM_CACHE_VALUES, "values", shape);
     lm_vid table = m->build.rows ? m->table : LM_NONE;
     lm_vid in[6] = { qkv, m->used, m->fresh, m->first, m->kind, table };
     bool weighs = m->kept && m->kept[layer].mass >= 0;
@@ -158,9 +162,9 @@ static void make_coded(lm_builder *b, int64_t layer, const lm_kv_attr *a, coded_
                            .ndim = 4,
                            .dim = { o->rows ? o->slots : x->batch, x->kv_heads,
                                     a->residual[side] + a->sinks[side], x->head_dim } };
-        out->pages[side] = cache_of(b, layer, pages_of[side], side_name[side], pages);
+        out->pages[side] = lm_b_cache(b, layer, pages_of[side], side_name[side], pages);
         out->tail[side] =
-            tail.dim[2] ? cache_of(b, layer, tail_of[side], tail_name[side], tail) : LM_NONE;
+            tail.dim[2] ? lm_b_cache(b, layer, tail_of[side], tail_name[side], tail) : LM_NONE;
     }
 }
 
@@ -256,8 +260,8 @@ static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows,
                        .ndim = 4,
                        .dim = { attr->batch, attr->kv_heads, (m->build.cache + 63) / 64 * 64,
                                 attr->head_dim } };
-    lm_vid keys = cache_of(b, layer, LM_CACHE_KEYS, "keys", page);
-    lm_vid values = cache_of(b, layer, LM_CACHE_VALUES, "values", page);
+    lm_vid keys = lm_b_cache(b, layer, LM_CACHE_KEYS, "keys", page);
+    lm_vid values = lm_b_cache(b, layer, LM_CACHE_VALUES, "values", page);
     lm_vid in[] = { lm_b_rope(b, layer, rows),
                     m->used,
                     m->fresh,

@@ -85,6 +85,15 @@ static void write_layer(lm_jw *w, const lm_layer *y)
         lm_jw_bool(w, "shared_gate", y->moe.shared_gate);
         lm_jw_bool(w, "normalise", y->moe.normalise);
     }
+    if (y->out_gate)
+        lm_jw_bool(w, "out_gate", true);
+    if (y->attention == LM_ATTENTION_DELTA) {
+        lm_jw_int(w, "state_heads", y->delta.heads);
+        lm_jw_int(w, "state_key_heads", y->delta.key_heads);
+        lm_jw_int(w, "state_key_dim", y->delta.key_dim);
+        lm_jw_int(w, "state_value_dim", y->delta.value_dim);
+        lm_jw_int(w, "taps", y->delta.taps);
+    }
     lm_jw_bool(w, "norm_before", y->norm_before);
     lm_jw_bool(w, "norm_after", y->norm_after);
     lm_jw_close_obj(w);

@@ -77,6 +77,18 @@ static lm_code add_default(lm_kv_spec *s, lm_model_source *src, lm_err *e)
     return rc;
 }
 
+/* Layers that keep a state have no keys and values. */
+static void leave_states(const lm_config *c, lm_cache_plan *p)
+{
+    for (int64_t l = 0; l < c->layers; l++) {
+        lm_kv_side *side = (lm_kv_side *)(uintptr_t)&p->plan->side[2 * l];
+        if (c->layer[l].attention != LM_ATTENTION_DELTA)
+            continue;
+        side[LM_KV_K] = side[LM_KV_V] = (lm_kv_side){ .plain = p->site[l].act, .outliers = -1 };
+        p->site[l].kv_heads = p->site[l].head_dim = 0;
+    }
+}
+
 lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, lm_model_source *src,
                            lm_cache_plan *out, lm_err *e)
 {
@@ -89,6 +101,8 @@ lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, l
     rc = rc ? rc
             : lm_kv_spec_bind(s, out->site, c->layers, (const lm_kv_data *const *)out->data,
                               &out->plan, e);
+    if (!rc)
+        leave_states(c, out);
     lm_kv_spec_free(s);
     return rc;
 }

@@ -41,6 +41,27 @@ lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e)
     return LM_OK;
 }
 
+bool lm_config_has_states(const lm_config *c)
+{
+    for (int64_t l = 0; l < c->layers; l++)
+        if (c->layer[l].attention == LM_ATTENTION_DELTA)
+            return true;
+    return false;
+}
+
+int64_t lm_layer_rotary(const lm_layer *y)
+{
+    return y->rotary ? y->rotary : y->head_dim;
+}
+
+static bool same_attention(const lm_layer *a, const lm_layer *b)
+{
+    const lm_delta_sizes *x = &a->delta, *y = &b->delta;
+    return a->attention == b->attention && a->out_gate == b->out_gate && x->heads == y->heads &&
+           x->key_heads == y->key_heads && x->key_dim == y->key_dim &&
+           x->value_dim == y->value_dim && x->taps == y->taps;
+}
+
 static bool same_experts(const lm_moe *a, const lm_moe *b)
 {
     return a->experts == b->experts && a->chosen == b->chosen && a->ffn == b->ffn &&
@@ -57,7 +78,7 @@ bool lm_config_alike(const lm_config *c)
             !same_experts(&a->moe, &b->moe) || a->qkv_bias != b->qkv_bias ||
             a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
             fabs(a->soft_cap - b->soft_cap) > 0 || a->norm_before != b->norm_before ||
-            a->norm_after != b->norm_after)
+            a->norm_after != b->norm_after || !same_attention(a, b))
             return false;
     }
     return true;
@@ -123,7 +144,7 @@ static lm_code check_layer(const lm_config *c, const lm_layer *y, const char *wh
 {
     int64_t n;
 
-    if (!lm_mul_i64_ok(y->heads + 2 * y->kv_heads, y->head_dim, &n) ||
+    if (!lm_mul_i64_ok(2 * y->heads + 2 * y->kv_heads, y->head_dim, &n) ||
         n > 8 * (int64_t)LM_MOST_WIDTH || !lm_mul_i64_ok(c->vocab, c->width, &n))
         return lm_fail(e, LM_EFORMAT, where, NULL, "the product of the dimensions is too large");
     return LM_OK;
@@ -182,13 +203,13 @@ static lm_code size_tables(lm_config *c, const char *where, lm_err *e)
     for (int64_t l = 0; l < c->layers; l++) {
         const lm_layer *y = &c->layer[l];
         int64_t *dim = y->rope >= 0 ? &c->rope[y->rope].dim : NULL;
-        if (dim && *dim && *dim != y->head_dim)
+        if (dim && *dim && *dim != lm_layer_rotary(y))
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "layers with one rotary table have heads of %" PRId64 " and %" PRId64
                            " numbers",
-                           *dim, y->head_dim);
+                           *dim, lm_layer_rotary(y));
         if (dim)
-            *dim = y->head_dim;
+            *dim = lm_layer_rotary(y);
     }
     for (int i = 0; i < c->ropes; i++) /* one that no layer reads */
         c->rope[i].dim = c->rope[i].dim ? c->rope[i].dim : c->layer[0].head_dim;

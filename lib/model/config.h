@@ -68,8 +68,24 @@ typedef struct {
     double jitter;   /* of the router's input, that the config asks of a training; 0: none */
 } lm_moe;
 
+/* What a layer has for attention. */
+typedef enum {
+    LM_ATTENTION_HEADS, /* queries, keys and values by three products */
+    LM_ATTENTION_DELTA, /* a state of fixed size (kernels/delta.h) */
+} lm_attention_kind;
+
+/* Sizes of a layer with a state: value heads, query and key heads, and the rows that its convolution mixes. */
 typedef struct {
+    int64_t heads, key_heads, key_dim, value_dim, taps;
+} lm_delta_sizes;
+
+typedef struct {
+    lm_attention_kind attention;
     int64_t heads, kv_heads, head_dim;
+    lm_delta_sizes delta;
+    bool
+        out_gate; /* results of attention are weighed by sigmoids, which the product of queries makes too */
+    int64_t rotary;  /* numbers of a head that are rotated; 0: all */
     int64_t window;  /* keys that a query attends to, itself included; 0: all */
     double scale;    /* scale of the scores */
     double soft_cap; /* soft cap of the scores, cap * tanh(score / cap); 0: none */
@@ -116,6 +132,10 @@ lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e);
 int64_t lm_config_eos(const lm_config *c);
 /* The widest window of any layer, 0 if no layer has a window. */
 int64_t lm_config_window(const lm_config *c);
+/* True if a layer keeps a state of fixed size (LM_ATTENTION_DELTA), not keys and values. */
+bool lm_config_has_states(const lm_config *c);
+/* Numbers of a head that are rotated. */
+int64_t lm_layer_rotary(const lm_layer *y);
 /* LM_EUSAGE for a context of more tokens than the model has positions. */
 lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e);
 

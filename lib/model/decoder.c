@@ -24,17 +24,24 @@ static void slice(lm_builder *b, lm_part part, int64_t l, int64_t expert, bool b
 {
     const lm_config *c = &b->m->config;
     bool residual = part == LM_PART_ATTN_OUT || part == LM_PART_DOWN ||
-                    part == LM_PART_EXPERT_DOWN || part == LM_PART_SHARED_DOWN;
+                    part == LM_PART_EXPERT_DOWN || part == LM_PART_SHARED_DOWN ||
+                    part == LM_PART_DELTA_OUT;
     double std = c->init_std;
     char name[LM_TENSOR_NAME];
     if (residual && c->arch->residual_init)
         std /= sqrt(2.0 * (double)c->layers);
-    lm_init init = bias                     ? LM_INIT_ZEROS
-                   : !lm_part_is_norm(part) ? LM_INIT_NORMAL
-                   : c->norm_plus_one       ? LM_INIT_ZEROS
-                                            : LM_INIT_ONES;
+    lm_init init = bias || lm_part_plus_one(c, part)                   ? LM_INIT_ZEROS
+                   : lm_part_is_norm(part) || part == LM_PART_DELTA_DT ? LM_INIT_ONES
+                   : part == LM_PART_DELTA_LOG                         ? LM_INIT_LOG_RATE
+                                                                       : LM_INIT_NORMAL;
     lm_b_slice(b, dim[0], c->arch->conv1d && l >= 0, init, init == LM_INIT_NORMAL ? std : 0, "%s",
                lm_expert_hf_name(c->arch, part, l, expert, bias, name));
+    if (part == LM_PART_DELTA_CONV && lm_b_ok(b)) { /* with a dimension of 1 in files */
+        lm_slice *s = &b->m->slice[b->m->n_slices - 1];
+        s->ndim = 3;
+        s->dim[2] = s->dim[1];
+        s->dim[1] = 1;
+    }
 }
 
 /* A weight or bias whose rows are those of `parts`; `packed`: the name of several parts
@@ -160,17 +167,38 @@ static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid x, lm_vid h)
     return lm_b_adapt_branch(b, &(lm_adapt_branch){ l, part == LM_PART_MLP_POST_NORM, x, h });
 }
 
+/* A layer with a state: its products, and what is between them. */
+static lm_vid delta(lm_builder *b, int64_t l, lm_vid h)
+{
+    static const lm_part in[2] = { LM_PART_DELTA_QKV, LM_PART_DELTA_Z },
+                         gates[2] = { LM_PART_DELTA_B, LM_PART_DELTA_A };
+    lm_delta_parts p = { .apart = !lm_arch_part(b->m->config.arch, LM_PART_DELTA_IN) };
+    p.qkvz = p.apart ? product(b, in, 2, "qkvz", l, h) : product1(b, LM_PART_DELTA_IN, l, h);
+    p.ba = p.apart ? product(b, gates, 2, "ba", l, h) : product1(b, LM_PART_DELTA_GATES, l, h);
+    p.conv = one(b, LM_PART_DELTA_CONV, l).w;
+    p.a_log = one(b, LM_PART_DELTA_LOG, l).w;
+    p.dt = one(b, LM_PART_DELTA_DT, l).w;
+    p.norm = one(b, LM_PART_DELTA_NORM, l).w;
+    return product1(b, LM_PART_DELTA_OUT, l, lm_b_delta(b, l, &p));
+}
+
 static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
 {
     static const lm_part apart[3] = { LM_PART_Q, LM_PART_K, LM_PART_V };
     const lm_config *c = &b->m->config;
     bool joined = lm_arch_part(c->arch, LM_PART_QKV);
+    lm_vid gate = LM_NONE;
+    if (c->layer[l].attention == LM_ATTENTION_DELTA)
+        return delta(b, l, h);
     h = joined ? product1(b, LM_PART_QKV, l, h) : product(b, apart, 3, "qkv", l, h);
+    if (c->layer[l].out_gate)
+        h = lm_b_split_gate(b, l, h, &gate);
     if (c->layer[l].qk_norm != LM_QK_PLAIN) {
         lm_vid wq = one(b, LM_PART_Q_NORM, l).w;
         h = lm_b_head_norm(b, l, h, wq, one(b, LM_PART_K_NORM, l).w);
     }
-    return product1(b, LM_PART_ATTN_OUT, l, lm_b_attention(b, l, h));
+    h = lm_b_attention(b, l, h);
+    return product1(b, LM_PART_ATTN_OUT, l, gate >= 0 ? lm_b_gate(b, h, gate) : h);
 }
 
 static lm_vid mlp(lm_builder *b, int64_t l, lm_vid h)

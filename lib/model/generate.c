@@ -373,7 +373,7 @@ int64_t lm_generator_held(const lm_generator *g, int64_t slot, int64_t layer)
     return g->keep ? generator_keep_used(g, slot, layer) : g->used[slot];
 }
 
-/* Of a sequence of n tokens in cache i: the rows within the window of its layer; of a tail at most its own. */
+/* Of a sequence of n tokens in cache i: the rows within the window of its layer; of a tail at most its own, of a state all. */
 static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
 {
     const lm_model *m = generator_model(g);
@@ -382,6 +382,8 @@ static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
     int64_t most = c->paged ? n : m->graph->value[c->value].t.dim[2];
     const slot_cache *y = &g->caches[i];
 
+    if (c->kind == LM_CACHE_STATE || c->kind == LM_CACHE_CONV_TAIL)
+        return (double)y->slot_bytes;
     n = n < most ? n : most;
     return y->row_bytes * (double)y->heads * (double)(window > 0 && window < n ? window : n);
 }

@@ -111,6 +111,17 @@ static lm_code copy_part(lm_generator *g, int64_t slot, const lm_kv_image *m, in
 
 /* ---- Saving ---- */
 
+/* Files have keys and values of tokens, and no place for states. */
+static lm_code check_kinds(const lm_generator *g, lm_err *e)
+{
+    const lm_model *m = generator_model(g);
+    if (!lm_config_has_states(&m->config))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, "cache", "give the text again",
+                   "%s keeps states of layers beside keys and values: files have no place for them",
+                   lm_arch_name(m->config.arch));
+}
+
 static void fill_tokens(const lm_generator *g, int64_t slot, lm_kv_image *m)
 {
     memcpy(m->content.ids, (int32_t *)g->choice.seen.host + slot * g->context,
@@ -145,6 +156,8 @@ lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *abou
     lm_kv_about a = *about;
     int64_t *rows = NULL;
     *out = NULL;
+    if (check_kinds(g, e))
+        return e->code;
     a.tokens = g->used[slot];
     a.form = g->kv ? g->kv->side : NULL;
     a.page = g->kv ? g->kv->page : 0;
@@ -250,7 +263,7 @@ int64_t lm_generator_rows_behind(const lm_generator *g, const lm_kv_about *a, in
 
 bool lm_generator_computes(const lm_generator *g)
 {
-    return !g->keep && !is_coded(g);
+    return !g->keep && !is_coded(g) && !lm_config_has_states(&generator_model(g)->config);
 }
 
 lm_code lm_generator_row_seconds(lm_generator *g, int64_t slot, double most, double *seconds,
@@ -343,7 +356,7 @@ lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
 {
     const lm_kv_about *a = &m->about;
     int64_t kept = g->keep ? a->tokens : rows_kept(g, a, n);
-    if (check_image(g, m, n + a->has_next, e) || generator_wait_for_last(g, e))
+    if (check_kinds(g, e) || check_image(g, m, n + a->has_next, e) || generator_wait_for_last(g, e))
         return e->code;
     if (!n && !a->has_next && kept == a->tokens)
         return lm_fail(e, LM_EUSAGE, "cache", "give a prompt to append",

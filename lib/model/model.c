@@ -66,7 +66,7 @@ static lm_code make_page_inputs(lm_model *m, lm_err *e)
     if (lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_I32, b->batch, width), "table",
                        &m->table, e))
         return e->code;
-    if (!lm_b_tailed(b, m->config.layers) || b->kept)
+    if ((!lm_b_tailed(b, m->config.layers) && !lm_config_has_states(&m->config)) || b->kept)
         return LM_OK;
     return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "slot", &m->slot, e);
 }
@@ -417,6 +417,8 @@ bool lm_model_ignores(const lm_model *m, const char *name)
 {
     const lm_config *c = &m->config;
     int64_t layer;
-    return lm_arch_is_buffer(c->arch, name) || lm_config_ties(c, name) ||
-           lm_arch_kv_scale(name, &layer) || (c->scores && is_head(c, name));
+    const char *over = c->arch->passed_over;
+    return (over && !strncmp(name, over, strlen(over))) || lm_arch_is_buffer(c->arch, name) ||
+           lm_config_ties(c, name) || lm_arch_kv_scale(name, &layer) ||
+           (c->scores && is_head(c, name));
 }

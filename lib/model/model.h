@@ -16,8 +16,16 @@
 #include "model/config.h"
 #include "numeric/format.h"
 
-/* Fresh numbers, by lm_slice.std: of that deviation; 0; 1; within -std and std; std itself. */
-typedef enum { LM_INIT_NORMAL, LM_INIT_ZEROS, LM_INIT_ONES, LM_INIT_UNIFORM, LM_INIT_FULL } lm_init;
+/* Fresh numbers, by lm_slice.std: of that deviation; 0; 1; within -std and std; std itself; logarithms of rates within
+ * 0.01 and 16 (of decays, as transformers has them). */
+typedef enum {
+    LM_INIT_NORMAL,
+    LM_INIT_ZEROS,
+    LM_INIT_ONES,
+    LM_INIT_UNIFORM,
+    LM_INIT_FULL,
+    LM_INIT_LOG_RATE
+} lm_init;
 
 /* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
 typedef struct {
@@ -213,6 +221,8 @@ typedef enum {
     LM_CACHE_VALUES, /* the same */
     LM_CACHE_KEY_TAIL, /* the first and the newest of them as numbers, beside coded ones (kernels/kv.h) */
     LM_CACHE_VALUE_TAIL, /* the same */
+    LM_CACHE_STATE, /* of a layer that mixes tokens through a state (kernels/delta.h): F32 [.,H,D,E], */
+    LM_CACHE_CONV_TAIL, /* and the newest rows in front of its convolution (kernels/conv.h) */
 } lm_cache_kind;
 
 enum { LM_KV_CHUNK = 256 }; /* positions of a prompt that are run before they are coded */
@@ -269,7 +279,7 @@ typedef struct lm_model {
     lm_vid first,
         kind;     /* ragged rows: I32 [B+1], [B]; `rows` then counts from the first row of all */
     lm_vid table; /* with pages, coded ones too: I32 [B,P] */
-    lm_vid slot;  /* with tails: I32 [B] */
+    lm_vid slot;  /* with tails or states: I32 [B] */
     lm_vid from;  /* of prompts with masses: I32 [B], the first position whose queries count */
     lm_vid
         ranks; /* of a policy that is `ranked`: I32 [B,M], the position of each token in the caches */

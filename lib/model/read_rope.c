@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* read_rope.c -- reads the rotary tables of a config.json. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "model/arch_read.h"
@@ -112,37 +113,65 @@ static lm_code read_rope_type(const json_t *s, const char *where, const char *ke
                    "unknown rope_type \"%s\"", type);
 }
 
+/* partial_rotary_factor of an object or the config itself, `absent` without the key.  Architectures without partial rotation
+ * have `absent` 1, and allow nothing else. */
+static lm_code read_partial(const json_t *s, const char *where, double absent, bool some,
+                            double *partial, lm_err *e)
+{
+    if (lm_json_f64_or(s, "partial_rotary_factor", absent, partial, where, e))
+        return e->code;
+    if (!some && (*partial < 1 || *partial > 1))
+        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is supported");
+    return LM_OK;
+}
+
 /* Read one object of rope_parameters or rope_scaling, `key` of the config, to *r, whose type and theta are set. */
 static lm_code read_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
                            lm_err *e)
 {
-    double partial;
-
-    if (lm_json_f64_or(s, "partial_rotary_factor", 1, &partial, where, e))
-        return e->code;
-    if (partial < 1 || partial > 1)
-        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is supported");
     if (read_rope_numbers(s, where, r, e))
         return e->code;
     return read_rope_type(s, where, key, r, e);
 }
 
-lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e)
+/* Table 0, and the part of a head that it rotates. */
+static lm_code read_rope(const json_t *o, const char *where, double theta, double absent, bool some,
+                         double *partial, lm_config *c, lm_err *e)
 {
     const json_t *s = NULL;
     const char *key;
-    double partial;
 
     c->ropes = 1;
     c->rope[0].type = LM_ROPE_DEFAULT;
-    if (rope_object(o, where, &s, &key, e) ||
-        lm_json_f64_or(o, "partial_rotary_factor", 1, &partial, where, e))
-        return e->code;
-    if (partial < 1 || partial > 1)
-        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is supported");
-    if (lm_json_f64_or(o, "rope_theta", theta, &c->rope[0].theta, where, e))
+    if (rope_object(o, where, &s, &key, e) || read_partial(o, where, absent, some, partial, e) ||
+        (s && read_partial(s, where, *partial, some, partial, e)) ||
+        lm_json_f64_or(o, "rope_theta", theta, &c->rope[0].theta, where, e))
         return e->code;
     return s ? read_object(s, where, key, &c->rope[0], e) : LM_OK;
+}
+
+lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e)
+{
+    double partial;
+    return read_rope(o, where, theta, 1, false, &partial, c, e);
+}
+
+lm_code lm_read_partial_rope(const json_t *o, const char *where, double theta, double absent,
+                             lm_config *c, lm_err *e)
+{
+    double partial;
+    if (read_rope(o, where, theta, absent, true, &partial, c, e))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++) {
+        lm_layer *y = &c->layer[l];
+        y->rotary = (int64_t)((double)y->head_dim * partial);
+        if (!(partial > 0 && partial <= 1) || y->rotary < 2 || y->rotary % 2)
+            return lm_fail(e, LM_EFORMAT, where, NULL,
+                           "\"partial_rotary_factor\": %g of \"head_dim\" %" PRId64
+                           " is not an even number of at most that",
+                           partial, y->head_dim);
+    }
+    return LM_OK;
 }
 
 /* One of two tables, from an object of rope_parameters (NULL: none) or from `key` of the config
@@ -150,6 +179,7 @@ lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config
 static lm_code read_table(const json_t *o, const char *where, const json_t *s, const char *key,
                           double theta, lm_rope_config *r, lm_err *e)
 {
+    double partial;
     r->type = LM_ROPE_DEFAULT;
     if (lm_json_f64_or(o, key, theta, &r->theta, where, e))
         return e->code;
@@ -157,7 +187,10 @@ static lm_code read_table(const json_t *o, const char *where, const json_t *s, c
         return LM_OK;
     if (!json_is_object(s))
         return lm_read_bad(where, "rope_parameters", e, "holds something that is not an object");
-    return read_object(s, where, "rope_parameters", r, e);
+    return read_partial(s, where, 1, false, &partial, e) ||
+                   read_object(s, where, "rope_parameters", r, e)
+               ? e->code
+               : LM_OK;
 }
 
 lm_code lm_read_two_ropes(const json_t *o, const char *where, double theta, const char *near_key,

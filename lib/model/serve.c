@@ -273,13 +273,13 @@ static lm_code loop(run *r, lm_err *e)
 static lm_code open_run(run *r, lm_err *e)
 {
     const bool coded = lm_paged_coded(r->g), tails = lm_paged_tail_bytes(r->g) > 0,
-               whole = !coded || LM_KV_CHUNK % r->o->page == 0;
+               chunks = coded || tails, whole = !chunks || LM_KV_CHUNK % r->o->page == 0;
     lm_sched_opts opts = { .page = r->o->page,
                            .rows = r->o->rows - r->o->sequences,
                            .sequences = r->o->sequences,
                            .slots = tails ? r->o->slots : 0,
                            .context = r->o->context,
-                           .chunk = coded ? LM_KV_CHUNK : 1,
+                           .chunk = chunks ? LM_KV_CHUNK : 1,
                            .lag = tails ? lm_paged_lag(r->g) : 0,
                            .state = tails,
                            .share = whole && (!tails || r->o->snapshots),

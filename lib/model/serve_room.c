@@ -15,7 +15,7 @@ enum {
 
 static int64_t pages_in(size_t bytes, size_t page)
 {
-    size_t n = bytes / page;
+    size_t n = page ? bytes / page : MOST; /* a model of states alone has no pages */
     return n < MOST ? (int64_t)n : MOST;
 }
 

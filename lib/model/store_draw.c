@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store_draw.c -- fresh weights, for a store or directly for a model folder. */
+#include <math.h>
+
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -31,6 +33,8 @@ static double number_at(const draw_job *j, int64_t i)
         return j->s->std * lm_rng_normal(j->rng, at);
     case LM_INIT_UNIFORM:
         return j->s->std * (2 * lm_rng_uniform(j->rng, at) - 1);
+    case LM_INIT_LOG_RATE:
+        return log(0.01 + 15.99 * lm_rng_uniform(j->rng, at));
     case LM_INIT_FULL:
         return j->s->std;
     case LM_INIT_ONES:

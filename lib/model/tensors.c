@@ -44,11 +44,53 @@ int64_t lm_part_count(const lm_config *c, lm_part part, int64_t l)
     return lm_part_is_expert(part) ? c->layer[l].moe.experts : 1;
 }
 
+/* Parts of attention are there by the kind of the layer. */
+static bool of_attention(lm_part part)
+{
+    return part >= LM_PART_Q && part <= LM_PART_ATTN_OUT;
+}
+
+static bool has_part(const lm_layer *y, lm_part part)
+{
+    bool of_delta = part >= LM_PART_DELTA_IN && part <= LM_PART_DELTA_OUT;
+    return of_delta == (y->attention == LM_ATTENTION_DELTA);
+}
+
+static bool delta_shape(const lm_config *c, const lm_delta_sizes *d, lm_part part, int64_t dim[2])
+{
+    int64_t values = d->heads * d->value_dim, qkv = 2 * d->key_heads * d->key_dim + values;
+
+    switch (part) {
+    case LM_PART_DELTA_IN:
+        return shape(dim, true, qkv + values, c->width);
+    case LM_PART_DELTA_GATES:
+        return shape(dim, true, 2 * d->heads, c->width);
+    case LM_PART_DELTA_QKV:
+        return shape(dim, true, qkv, c->width);
+    case LM_PART_DELTA_Z:
+        return shape(dim, true, values, c->width);
+    case LM_PART_DELTA_B:
+    case LM_PART_DELTA_A:
+        return shape(dim, true, d->heads, c->width);
+    case LM_PART_DELTA_CONV:
+        return shape(dim, true, qkv, d->taps);
+    case LM_PART_DELTA_LOG:
+    case LM_PART_DELTA_DT:
+        return shape(dim, true, d->heads, 0);
+    case LM_PART_DELTA_NORM:
+        return shape(dim, true, d->value_dim, 0);
+    default:
+        return shape(dim, true, c->width, values);
+    }
+}
+
 bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
 {
     const lm_layer *y = part >= LM_PART_ATTN_NORM ? &c->layer[l] : NULL;
     int64_t q = y ? y->heads * y->head_dim : 0, kv = y ? y->kv_heads * y->head_dim : 0;
 
+    if (y && of_attention(part) && !has_part(y, part))
+        return false;
     switch (part) {
     case LM_PART_EMBED:
         return shape(dim, true, c->vocab, c->width);
@@ -65,7 +107,7 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_MLP_POST_NORM:
         return shape(dim, y->norm_after, c->width, 0);
     case LM_PART_Q:
-        return shape(dim, true, q, c->width);
+        return shape(dim, true, y->out_gate ? 2 * q : q, c->width);
     case LM_PART_K:
     case LM_PART_V:
         return shape(dim, true, kv, c->width);
@@ -77,6 +119,18 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_K_NORM:
         return shape(dim, y->qk_norm != LM_QK_PLAIN,
                      y->qk_norm == LM_QK_NORM_ROW ? kv : y->head_dim, 0);
+    case LM_PART_DELTA_IN:
+    case LM_PART_DELTA_GATES:
+    case LM_PART_DELTA_QKV:
+    case LM_PART_DELTA_Z:
+    case LM_PART_DELTA_B:
+    case LM_PART_DELTA_A:
+    case LM_PART_DELTA_CONV:
+    case LM_PART_DELTA_LOG:
+    case LM_PART_DELTA_DT:
+    case LM_PART_DELTA_NORM:
+    case LM_PART_DELTA_OUT:
+        return delta_shape(c, &y->delta, part, dim);
     case LM_PART_ATTN_OUT:
         return shape(dim, true, c->width, q);
     case LM_PART_GATE:
@@ -130,7 +184,7 @@ const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int
         *mark++ = 0;
     }
     snprintf(out, LM_TENSOR_NAME, "%s%.50s%s%.20s%s%s", root, stem, number, mark ? mark : "",
-             part == LM_PART_ROUTER_BIAS ? "" : ".", part == LM_PART_ROUTER_BIAS ? "" : suffix);
+             lm_part_is_bare(part) ? "" : ".", lm_part_is_bare(part) ? "" : suffix);
     return out;
 }
 
@@ -143,12 +197,16 @@ const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, boo
 const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                                 char out[LM_TENSOR_NAME])
 {
-    const char *name = lm_arch_part(a, part)->gguf, *suffix = bias ? "bias" : "weight";
+    const char *name = lm_arch_part(a, part)->gguf;
+    const char *suffix = bias || part == LM_PART_DELTA_DT ? ".bias" : ".weight";
+
+    if (part == LM_PART_DELTA_LOG) /* as llama.cpp has it */
+        suffix = "";
 
     if (layer < 0)
-        snprintf(out, LM_TENSOR_NAME, "%s.%s", name, suffix);
+        snprintf(out, LM_TENSOR_NAME, "%s%s", name, suffix);
     else
-        snprintf(out, LM_TENSOR_NAME, "blk.%" PRId64 ".%s.%s", layer, name, suffix);
+        snprintf(out, LM_TENSOR_NAME, "blk.%" PRId64 ".%s%s", layer, name, suffix);
     return out;
 }
 
@@ -171,7 +229,14 @@ static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, 
                                             : LM_ORDER_SAME,
                           .part = row->part,
                           .layer = layer,
-                          .plus_one = c->norm_plus_one && lm_part_is_norm(row->part) };
+                          .plus_one = lm_part_plus_one(c, row->part),
+                          .exponent = row->part == LM_PART_DELTA_LOG };
+
+    if (row->part == LM_PART_DELTA_CONV) {
+        t.ndim = 3;
+        t.dim[1] = 1;
+        t.dim[2] = dim[1];
+    }
 
     if (pairs)
         t.heads = q ? c->layer[layer].heads : c->layer[layer].kv_heads;
@@ -285,7 +350,11 @@ double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, dou
     double all = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         const lm_layer *y = &c->layer[l];
-        all += (double)(y->heads * y->head_dim) * (y->window > 0 ? near : pairs);
+        if (y->attention ==
+            LM_ATTENTION_DELTA) /* three products of a key or query with the state */
+            all += 1.5 * (double)(y->delta.heads * y->delta.key_dim * y->delta.value_dim) * tokens;
+        else
+            all += (double)(y->heads * y->head_dim) * (y->window > 0 ? near : pairs);
     }
     return 6.0 * (double)lm_config_matmul_params(c) * tokens + 12.0 * all;
 }

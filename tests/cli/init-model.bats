@@ -36,10 +36,12 @@ mixtral-8x7b 46702792704
 qwen1.5-moe-14b 14315784192
 qwen3-moe-30b 30532122624
 qwen3-moe-13m 13186432
+qwen3-next-80b 79674391296
+qwen3-next-12m 11859472
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 21 ]
+    [ "${#lines[@]}" -eq 23 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

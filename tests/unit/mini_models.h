@@ -13,7 +13,19 @@
 #define SMALL ALIKE ",\"num_key_value_heads\":2"
 #define GPT2  "\"vocab_size\":23,\"n_embd\":16,\"n_head\":4,\"n_positions\":16,\"n_layer\":%d"
 
-enum { TIED, EXACT, LLAMA, LLAMA_BIAS, MISTRAL, QWEN3, OLMO2, GEMMA2, GEMMA3, N_MODELS };
+enum {
+    TIED,
+    EXACT,
+    LLAMA,
+    LLAMA_BIAS,
+    MISTRAL,
+    QWEN3,
+    OLMO2,
+    GEMMA2,
+    GEMMA3,
+    QWEN3_NEXT,
+    N_MODELS
+};
 static const char *const models[N_MODELS] = {
     "{\"model_type\":\"gpt2\"," GPT2 "}",
     "{\"model_type\":\"gpt2\"," GPT2 ",\"tie_word_embeddings\":false,"
@@ -28,6 +40,9 @@ static const char *const models[N_MODELS] = {
     "\"attn_logit_softcapping\":2,\"final_logit_softcapping\":3}",
     "{\"model_type\":\"gemma3_text\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
     "\"sliding_window_pattern\":2}",
+    "{\"model_type\":\"qwen3_next\"," SMALL ",\"head_dim\":8,\"partial_rotary_factor\":0.5,"
+    "\"num_experts\":0,\"full_attention_interval\":2,\"linear_num_key_heads\":2,"
+    "\"linear_num_value_heads\":4,\"linear_key_head_dim\":6,\"linear_value_head_dim\":4}",
 };
 
 static inline void read_model(int i, int layers, lm_config *c)

@@ -96,7 +96,7 @@ static void test_contradictions(void **state)
           "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
-          "qwen2_moe, qwen3_moe and dots1" },
+          "qwen2_moe, qwen3_moe, dots1, qwen3_next and qwen3_5_text" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
@@ -397,6 +397,52 @@ static void test_experts(void **state)
     }
 }
 
+/* Qwen3-Next's kinds of layers, in both spellings, and the part of heads that it rotates. */
+static void states_and_attention(void **state)
+{
+    static const char next[] =
+        "{\"model_type\":\"qwen3_next\",\"vocab_size\":151936,\"hidden_size\":2048,\"intermediate_"
+        "size\":5120,\"num_hidden_layers\":48,\"num_attention_heads\":16,\"num_key_value_heads\":2,"
+        "\"head_dim\":256}";
+    static const char two[] = "{\"num_hidden_layers\":2,\"layer_types\":[\"linear_attention\","
+                              "\"full_attention\"]}";
+    static const char *const bad[][2] = {
+        { "{\"layer_types\":[\"full_attention\"]}", "layer_types" },
+        { "{\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]}", "layer_types" },
+        { "{\"full_attention_interval\":0}", "full_attention_interval" },
+        { "{\"linear_num_key_heads\":5}", "does not divide linear_num_value_heads 32" },
+        { "{\"linear_conv_kernel_dim\":1}", "linear_conv_kernel_dim" },
+        { "{\"linear_conv_kernel_dim\":9}", "linear_conv_kernel_dim" },
+        { "{\"partial_rotary_factor\":1.5}", "partial_rotary_factor" },
+        { "{\"partial_rotary_factor\":0}", "partial_rotary_factor" },
+        { "{\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.012}}",
+          "partial_rotary_factor" },
+    };
+    lm_config c;
+    (void)state;
+    read_ok(llama, next, &c);
+    assert_int_equal(lm_config_params(&c), 79674391296);
+    assert_int_equal(c.layer[2].attention, LM_ATTENTION_DELTA);
+    assert_int_equal(c.layer[3].attention, LM_ATTENTION_HEADS);
+    assert_true(c.layer[3].out_gate && !c.layer[2].out_gate && c.layer[0].moe.normalise);
+    assert_int_equal(c.rope[0].dim, 64);
+    assert_false(lm_config_alike(&c));
+    lm_config_fini(&c);
+    json_t *o = changed(llama, next);
+    char *text = json_dumps(o, 0);
+    read_ok(text, two, &c);
+    assert_true(c.layer[0].attention == LM_ATTENTION_DELTA && c.layer[1].out_gate);
+    lm_config_fini(&c);
+    read_ok(text, "{\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":1}}",
+            &c);
+    assert_int_equal(c.rope[0].dim, 256);
+    lm_config_fini(&c);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        refused(text, bad[i][0], bad[i][1]);
+    free(text);
+    json_decref(o);
+}
+
 /* Gemma's kinds of layers, and its two rotary tables in both spellings. */
 static void test_gemma(void **state)
 {
@@ -574,12 +620,13 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),        cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_kv_heads),       cmocka_unit_test(test_rope_spellings),
-        cmocka_unit_test(test_transformers_5), cmocka_unit_test(test_eos),
-        cmocka_unit_test(test_windows),        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_experts),        cmocka_unit_test(test_gemma),
-        cmocka_unit_test(test_flops),          cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_missing),         cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_kv_heads),        cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_transformers_5),  cmocka_unit_test(test_eos),
+        cmocka_unit_test(test_windows),         cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_experts),         cmocka_unit_test(test_gemma),
+        cmocka_unit_test(states_and_attention), cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
 }

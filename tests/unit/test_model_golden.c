@@ -85,9 +85,12 @@ static float *weights(const golden *g, const lm_model *m)
 }
 
 /* Relative L2 error that a run in `low` may have.  A norm behind a branch scales what the branch
- * adds to the residual up to the size of the norm's weight, and its rounding with it. */
+ * adds to the residual up to the size of the norm's weight, and its rounding with it.  A state carries the roundings
+ * of a row to all later ones: there transformers itself is up to 0.15 away in BF16. */
 static double allowed(const golden *g, lm_dtype low)
 {
+    if (lm_config_has_states(&g->config) && low != LM_DTYPE_F32)
+        return 2e-1;
     return low == LM_DTYPE_F32 ? 1e-5 : g->config.layer[0].norm_after ? 8e-2 : 6e-2;
 }
 

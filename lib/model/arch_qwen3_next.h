@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arch_qwen3_next.h -- common parts of Qwen3-Next and its successors.  Private to lib/model. */
+#ifndef LM_MODEL_ARCH_QWEN3_NEXT_H
+#define LM_MODEL_ARCH_QWEN3_NEXT_H
+
+#include "model/arch_llama.h"
+
+#define LM_KEYS_STATES                                                                       \
+    LM_KEYS_DECODER, "hidden_act", "attention_bias", "partial_rotary_factor", "layer_types", \
+        "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",          \
+        "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"
+
+/* Everything but experts. */
+lm_code lm_read_states(const json_t *o, const char *where, int64_t kv_heads, lm_config *c,
+                       lm_err *e);
+
+#endif
