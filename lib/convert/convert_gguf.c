@@ -135,6 +135,10 @@ static lm_code match_one(lm_import *m, gguf *q, size_t i, lm_err *e)
     bool one = !t && s->experts;
     if (one)
         t = lm_gguf_find(q->g, lm_model_tensor_gguf_split(s, split));
+    if (!t && s->part == LM_PART_DELTA_IN)
+        return lm_fail(e, LM_EUSAGE, m->path, "convert the Hugging Face folder",
+                       "tensor '%s' is missing: queries, keys, values and gates are apart",
+                       s->gguf);
     if (!t)
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing",
                        one && s->expert ? split : s->gguf);

@@ -35,7 +35,7 @@ static void from_f32(const lm_rows *r, const float *src, void *dst, int64_t n)
 
 static bool adds(const lm_rows *r)
 {
-    return r->plus > 0 || r->plus < 0;
+    return r->plus > 0 || r->plus < 0 || r->exponent;
 }
 
 static bool same(const lm_rows *r)
@@ -103,7 +103,9 @@ static int64_t recast(const lm_rows *r, const void *src, void *dst, float *x, fl
 {
     to_f32(r->from, src, x, n);
     for (int64_t i = 0; adds(r) && i < n; i++)
-        x[i] += r->plus;
+        x[i] = r->exponent > 0   ? (float)-exp((double)x[i])
+               : r->exponent < 0 ? (float)log(-(double)x[i])
+                                 : x[i] + r->plus;
     from_f32(r, x, dst, n);
     return check_row(r, src, x, dst, back, n);
 }
@@ -225,12 +227,20 @@ bool lm_rows_of_tensor(const lm_model_tensor *s, bool to_gguf, const lm_format *
     *r = (lm_rows){
         .name = to_gguf ? s->hf : s->gguf, .from = from, .to = to, .tensor = s, .turn = turn
     };
-    r->rows = s->ndim == 2 ? s->dim[turn && !to_gguf] : rope ? s->dim[0] : 1;
-    r->cols = s->ndim == 2 ? s->dim[!(turn && !to_gguf)] : rope ? 1 : s->dim[0];
+    r->rows = s->ndim == 3   ? s->dim[0]
+              : s->ndim == 2 ? s->dim[turn && !to_gguf]
+              : rope         ? s->dim[0]
+                             : 1;
+    r->cols = s->ndim == 3   ? s->dim[2]
+              : s->ndim == 2 ? s->dim[!(turn && !to_gguf)]
+              : rope         ? 1
+                             : s->dim[0];
     if (rope)
         r->map = to_gguf ? lm_model_tensor_hf_row : lm_model_tensor_gguf_row;
     if (s->plus_one)
         r->plus = to_gguf ? 1.0f : -1.0f;
+    if (s->exponent)
+        r->exponent = to_gguf ? 1 : -1;
     return rope || turn || !same(r);
 }
 

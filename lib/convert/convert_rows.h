@@ -20,6 +20,8 @@ typedef struct {
     int64_t (*map)(const lm_model_tensor *of, int64_t r);
     const lm_model_tensor *tensor;
     float plus; /* added to each element, in F32; not with a transpose */
+    /* likewise: 1: each becomes -exp of it, -1: back */
+    int exponent;
     /* For blocks: the weight of the error of each column of dst (importance.h); NULL: all equal. */
     const float *importance;
 } lm_rows;

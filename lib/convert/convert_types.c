@@ -241,7 +241,7 @@ uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const
 
     *fell_back = false;
     if (s->ndim == 1 || s->part == LM_PART_POSITION || s->part == LM_PART_ROUTER ||
-        s->part == LM_PART_SHARED_SWITCH)
+        s->part == LM_PART_SHARED_SWITCH || s->part == LM_PART_DELTA_CONV)
         return LM_GGUF_TYPE_F32; /* llama.cpp computes with F32 only */
     if (r->type == KEEP)
         return (uint32_t)own;

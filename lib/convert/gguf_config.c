@@ -76,6 +76,38 @@ static bool caps_fit(const lm_config *c)
     return (c->layer[0].soft_cap > 0) == attn && (c->logit_cap > 0 ? logits : !attn);
 }
 
+/* n, if each n-th layer has attention and the others states; 0: no such n. */
+static int64_t interval_of(const lm_config *c)
+{
+    for (int64_t n = 1; n <= c->layers + 1; n++) {
+        int64_t l = 0;
+        while (l < c->layers && (c->layer[l].attention == LM_ATTENTION_DELTA) == ((l + 1) % n != 0))
+            l++;
+        if (l == c->layers)
+            return n;
+    }
+    return 0;
+}
+
+/* Of a model with states: its layers differ in nothing else, and fit llama.cpp's words. */
+static lm_code check_states(const lm_import *m, lm_err *e)
+{
+    const lm_config *c = &m->config;
+
+    if (!interval_of(c))
+        return no_words(m, "such an order of layers with states and with attention", e);
+    for (int64_t l = 0; l < c->layers; l++) {
+        const lm_layer *y = &c->layer[l];
+        if (!y->moe.experts)
+            return no_words(m, "layers without experts", e);
+        if (y->qkv_bias || y->out_bias)
+            return no_words(m, "bias of attention", e);
+        if (y->attention == LM_ATTENTION_DELTA && y->delta.key_dim != y->delta.value_dim)
+            return no_words(m, "values of another width than keys in layers with states", e);
+    }
+    return LM_OK;
+}
+
 /* Report properties that llama.cpp would compute differently. */
 static lm_code check_words(const lm_import *m, lm_err *e)
 {
@@ -84,7 +116,9 @@ static lm_code check_words(const lm_import *m, lm_err *e)
     const char *arch = c->arch->gguf;
     int64_t window = lm_config_window(c);
 
-    if (!lm_config_alike(c))
+    if (lm_gguf_has_key(c->arch, "ssm.state_size") && check_states(m, e))
+        return e->code;
+    if (!lm_config_has_states(c) && !lm_config_alike(c))
         return no_words(m, "layers of different sizes", e);
     if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
         return no_words(m, "exact GELU (activation_function gelu)", e);
@@ -186,6 +220,23 @@ static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
         lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_beta_slow"), (float)r->beta_slow);
 }
 
+/* Sizes of layers with states, those of the first; in a model without one, of none. */
+static void put_states(lm_gguf_plan *p, const lm_config *c)
+{
+    const char *arch = c->arch->gguf;
+    const lm_delta_sizes *d = &c->layer[0].delta;
+    char key[96];
+
+    for (int64_t l = 0; l < c->layers && !d->heads; l++)
+        d = &c->layer[l].delta;
+    lm_gguf_put_u32(p, key_of(key, arch, "ssm.conv_kernel"), (uint32_t)d->taps);
+    lm_gguf_put_u32(p, key_of(key, arch, "ssm.state_size"), (uint32_t)d->key_dim);
+    lm_gguf_put_u32(p, key_of(key, arch, "ssm.group_count"), (uint32_t)d->key_heads);
+    lm_gguf_put_u32(p, key_of(key, arch, "ssm.time_step_rank"), (uint32_t)d->heads);
+    lm_gguf_put_u32(p, key_of(key, arch, "ssm.inner_size"), (uint32_t)(d->heads * d->value_dim));
+    lm_gguf_put_u32(p, key_of(key, arch, "full_attention_interval"), (uint32_t)interval_of(c));
+}
+
 lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
 {
     lm_code rc = check_words(m, e);
@@ -226,6 +277,8 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
         lm_gguf_put_u32(p, key_of(key, arch, "rope.dimension_count"), (uint32_t)c->rope[0].dim);
         put_rope(p, arch, c);
     }
+    if (lm_gguf_has_key(c->arch, "ssm.state_size"))
+        put_states(p, c);
     if (window > 0)
         lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)window);
     if (c->arch->gguf_pattern &&
@@ -516,17 +569,27 @@ lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t
     return get_rope(&r, dim);
 }
 
-/* The width of a head.  In supported models, keys, values and their rotated part have this
- * width. */
-static lm_code get_head_dim(reader *r, int64_t dflt, int64_t *dim)
+static bool rotates_part(const lm_arch *a)
+{
+    for (const lm_gguf_key *k = a->gguf_keys; k->hf; k++)
+        if (k->kind == LM_KEY_PARTIAL_ROPE)
+            return true;
+    return false;
+}
+
+/* The width of a head.  In supported models, keys and values have this width, and their rotated part, unless a key of its
+ * own says how wide it is. */
+static lm_code get_head_dim(reader *r, const lm_arch *a, int64_t dflt, int64_t *dim)
 {
     static const char *const others[2] = { "attention.value_length", "rope.dimension_count" };
+    bool part = rotates_part(a);
     int64_t n;
 
-    if (whole(r, "rope.dimension_count", dflt, dim, NULL) ||
+    *dim = dflt;
+    if ((!part && whole(r, "rope.dimension_count", dflt, dim, NULL)) ||
         whole(r, "attention.key_length", *dim, dim, NULL))
         return r->e->code;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 - part; i++) {
         if (whole(r, others[i], *dim, &n, NULL))
             return r->e->code;
         if (n != *dim)
@@ -542,7 +605,7 @@ lm_code lm_gguf_check_head_dim(const lm_gguf *g, const lm_arch *a, int64_t dim, 
 {
     reader r = { .g = g, .arch = a->gguf, .e = e };
 
-    return get_head_dim(&r, dim, &dim);
+    return get_head_dim(&r, a, dim, &dim);
 }
 
 /* A number, or its default if it is absent. */
@@ -577,12 +640,35 @@ static lm_code get_expert_ffn(reader *r, const lm_gguf_key *k)
     return LM_OK;
 }
 
+static lm_code get_share(reader *r, const lm_gguf_key *k)
+{
+    int64_t of = json_integer_value(json_object_get(r->o, k->like)), n;
+
+    if (whole(r, k->gguf, -1, &n, NULL))
+        return r->e->code;
+    if (of <= 0 || n % of)
+        return lm_fail(r->e, LM_EFORMAT, lm_gguf_path(r->g), NULL,
+                       "'%s' is %" PRId64 ", which %" PRId64 " does not divide", r->key, n, of);
+    set_int(r, k->hf, n / of);
+    return LM_OK;
+}
+
+static lm_code get_partial(reader *r, const lm_gguf_key *k, int64_t dim)
+{
+    int64_t n;
+
+    if (whole(r, "rope.dimension_count", dim, &n, NULL))
+        return r->e->code;
+    set_real(r->o, k->hf, (double)n / (double)(dim ? dim : 1));
+    return LM_OK;
+}
+
 static lm_code get_head(reader *r, const lm_arch *a, const char *key, int64_t *dim)
 {
     int64_t width = json_integer_value(json_object_get(r->o, "hidden_size")), all;
     int64_t heads = json_integer_value(json_object_get(r->o, "num_attention_heads"));
 
-    if (get_head_dim(r, heads ? width / heads : 0, dim))
+    if (get_head_dim(r, a, heads ? width / heads : 0, dim))
         return r->e->code;
     if (a->gguf_head_dim || !lm_mul_i64_ok(*dim, heads, &all) || all != width)
         set_int(r, key, *dim);
@@ -718,6 +804,12 @@ static lm_code get_keys(reader *r, const lm_arch *a)
             break;
         case LM_KEY_EXPERT_FFN:
             rc = get_expert_ffn(r, k);
+            break;
+        case LM_KEY_SHARE:
+            rc = get_share(r, k);
+            break;
+        case LM_KEY_PARTIAL_ROPE:
+            rc = get_partial(r, k, dim);
             break;
         case LM_KEY_TRUE:
             json_object_set_new(r->o, k->hf, json_true());

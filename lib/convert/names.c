@@ -43,7 +43,7 @@ void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2])
     bool turn = s->order == LM_ORDER_CONV1D;
 
     dim[0] = s->dim[turn];
-    dim[1] = s->dim[!turn];
+    dim[1] = s->dim[s->ndim == 3 ? 2 : !turn];
 }
 
 int lm_model_tensor_gguf_shape(const lm_model_tensor *s, int64_t dim[3])
@@ -54,9 +54,9 @@ int lm_model_tensor_gguf_shape(const lm_model_tensor *s, int64_t dim[3])
     lm_model_tensor_gguf_dim(s, matrix);
     if (s->experts)
         dim[n++] = s->experts;
-    if (s->ndim == 2 && s->part != LM_PART_SHARED_SWITCH)
+    if (s->ndim >= 2 && s->part != LM_PART_SHARED_SWITCH)
         dim[n++] = matrix[0];
-    dim[n++] = s->ndim == 2 ? matrix[1] : s->dim[0];
+    dim[n++] = s->ndim >= 2 ? matrix[1] : s->dim[0];
     return n;
 }
 

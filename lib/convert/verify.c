@@ -115,6 +115,10 @@ static void check_shape(const parts *p, const lm_st_tensor *t, const lm_model_te
     if (s->ndim == 1)
         lm_verify_say(p->f, true, file, t->name,
                       "its shape is not the [%" PRId64 "] of config.json", s->dim[0]);
+    else if (s->ndim == 3)
+        lm_verify_say(p->f, true, file, t->name,
+                      "its shape is not the [%" PRId64 ",%" PRId64 ",%" PRId64 "] of config.json",
+                      s->dim[0], s->dim[1], s->dim[2]);
     else
         lm_verify_say(p->f, true, file, t->name,
                       "its shape is not the [%" PRId64 ",%" PRId64 "] of config.json", s->dim[0],
