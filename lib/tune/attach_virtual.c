@@ -177,6 +177,9 @@ static lm_code check_base(const lm_attach *a, const char *key, int64_t is, const
 static lm_code check_prefix(const lm_attach *a, const char *where, lm_err *e)
 {
     const lm_config *c = a->config;
+    if (lm_config_has_states(c))
+        return lm_fail(e, LM_EUSAGE, where, "tune a prompt instead",
+                       "layers of the base keep states, which have no place for keys");
     for (int64_t l = 1; l < c->layers; l++)
         if (c->layer[l].kv_heads * c->layer[l].head_dim != kv_width(c))
             return lm_fail(e, LM_EUSAGE, where, "tune a prompt instead",
