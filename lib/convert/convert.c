@@ -418,7 +418,8 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
         return check_wanted(m, &s->wanted[at], t, e);
     }
     s->wanted_of[i] = lm_config_ties(&m->config, t->name) ? LM_TENSOR_TIED : LM_TENSOR_IGNORED;
-    if (s->wanted_of[i] == LM_TENSOR_IGNORED && !lm_arch_is_buffer(m->config.arch, t->name))
+    if (s->wanted_of[i] == LM_TENSOR_IGNORED && !lm_arch_is_buffer(m->config.arch, t->name) &&
+        !lm_config_passes_over(&m->config, t->name))
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is unknown to %s",
                        lm_st_show(t->name, show), lm_arch_name(m->config.arch));
     return LM_OK;

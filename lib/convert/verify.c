@@ -166,6 +166,9 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
     } else if (lm_config_ties(p->c, t->name)) {
         lm_verify_say(p->f, false, file, t->name,
                       "is not read: config.json ties the head to the embedding");
+    } else if (lm_config_passes_over(p->c, t->name)) {
+        lm_verify_say(p->f, false, file, t->name,
+                      "is not read: it is of a layer that predicts tokens further on");
     } else if (!lm_verify_is_scale(t->name)) {
         lm_verify_say(p->f, true, file, t->name, "is read by no part of a %s model",
                       lm_arch_name(p->c->arch));

@@ -199,6 +199,8 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
 /* True if `name` is the head, and the model has none beside its embedding. */
 bool lm_config_ties(const lm_config *c, const char *name);
+/* True if `name` is a tensor of a layer that predicts tokens further on (lm_arch.passed_over). */
+bool lm_config_passes_over(const lm_config *c, const char *name);
 
 /* ---- Names of tensors in Hugging Face's files of any model ---- */
 

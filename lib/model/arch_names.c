@@ -120,6 +120,12 @@ int lm_arch_kv_scale(const char *name, int64_t *layer)
     return *end == '.' ? name[strlen(name) - 7] : 0;
 }
 
+bool lm_config_passes_over(const lm_config *c, const char *name)
+{
+    const char *over = c->arch->passed_over;
+    return over && !strncmp(name, over, strlen(over));
+}
+
 bool lm_config_ties(const lm_config *c, const char *name)
 {
     char head[LM_TENSOR_NAME];

@@ -417,8 +417,7 @@ bool lm_model_ignores(const lm_model *m, const char *name)
 {
     const lm_config *c = &m->config;
     int64_t layer;
-    const char *over = c->arch->passed_over;
-    return (over && !strncmp(name, over, strlen(over))) || lm_arch_is_buffer(c->arch, name) ||
+    return lm_config_passes_over(c, name) || lm_arch_is_buffer(c->arch, name) ||
            lm_config_ties(c, name) || lm_arch_kv_scale(name, &layer) ||
            (c->scores && is_head(c, name));
 }

@@ -293,6 +293,12 @@ def test_folder(run, tmp, name, model, folder):
     same = all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), back.state_dict().values()))
     clean = not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     check(same and clean and model.state_dict().keys() == back.state_dict().keys(), f"{name}: our folder loads there")
+    if model.config.model_type == "qwen3_next":  # layers that predict tokens further on are passed over, as there
+        more, path = os.path.join(tmp, name + "-more"), os.path.join(folder, "model.safetensors")
+        save_file({**load_file(path), "mtp.fc.weight": torch.ones(2, 3)}, path, {"format": "pt"})
+        subprocess.run([run, "copy", folder, more], check=True)
+        a, b = (load_file(os.path.join(f, "model.safetensors")) for f in (again, more))
+        check(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), f"{name}: its further layers are passed over")
     if not hasattr(model.config, "num_experts_per_tok"):
         return
     fused, copy = os.path.join(tmp, name + "-fused"), os.path.join(tmp, name + "-copy")

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "model/arch.h"
 #include "model_run.h"
 
 static const char gpt2[] =
@@ -426,6 +427,8 @@ static void states_and_attention(void **state)
     assert_int_equal(c.layer[3].attention, LM_ATTENTION_HEADS);
     assert_true(c.layer[3].out_gate && !c.layer[2].out_gate && c.layer[0].moe.normalise);
     assert_int_equal(c.rope[0].dim, 64);
+    assert_true(lm_config_passes_over(&c, "mtp.layers.0.mlp.gate.weight"));
+    assert_false(lm_config_passes_over(&c, "model.layers.0.mlp.gate.weight"));
     assert_false(lm_config_alike(&c));
     lm_config_fini(&c);
     json_t *o = changed(llama, next);
