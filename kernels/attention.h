@@ -10,14 +10,23 @@
  * c tanh(scale * q.k / c) (Gemma 2, arXiv:2408.00118, section 2); probabilities are rounded to act before the product
  * with v.
  *
- * attention     in  qkv [B*T,(H+K)D+K*E] act, lo [B*T] I32 (optional, 0), hi [B*T] I32 (optional, T)
+ * Sinks (gpt-oss): each query head h may have one more logit, sinks[h], without a key and a value: exp(sinks[h]) is
+ * added to the denominator of its rows, and to what lse is the logarithm of.  A row that sees nothing gives zeros and
+ * lse = sinks[h] then; rows that are not real have lse -inf as without.
+ *
+ * attention     in  qkv [B*T,(H+K)D+K*E] act, lo [B*T] I32 (optional, 0), hi [B*T] I32 (optional, T),
+ *                   sinks [H] F32 (optional)
  *               out o [B*T,H*E] act, lse [B,H,T] F32
  * attention_dx  in  do [B*T,H*E] act, qkv, o, lse, lo (optional), hi (optional)
  *               out dqkv [B*T,(H+K)D+K*E] act.  Deterministic: the same bits for any number of threads.
+ *               With o and lse of an attention with sinks it is its gradient.
+ * attention_dsinks  in  do [B*T,W] act, o [B*T,W] act, lse [B,H,T] F32, sinks [H] F32     W: a multiple of H
+ *               out dsinks [H] F32 (acc): minus the sum over rows i of exp(sinks[h] - lse) <do, o> of head h
+ *               Deterministic as attention_dx.
  * attention_cached  (prefill and decoding; no gradient)
  *               in  qkv [N,(H+K)D+K*E] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the rows of
  *                   a sequence the first fresh[b] are real), first [B+1] I32 and kind [B] I32 (both or neither),
- *                   table [B,P] I32 (optional)
+ *                   table [B,P] I32 (optional), sinks [H] F32 (optional)
  *               out o [N,H*E] act, kcache [G,K,S,D] act, vcache [G,K,S,E] act (both in place; vcache optional),
  *                   lse [N,H] F32 (optional)
  *               appends the fresh keys and values at positions used[b].., then attends: row i of b is at position
@@ -37,7 +46,7 @@
  *               used[b]+fresh[b] is at most the room: S, or P S.
  * attention_step    (decoding, T = 1, joined with the operators before it: lib/op/fuse.h)
  *               in  qkv [B,(H+2K)D] act, used [B] I32, fresh [B] I32, pos [B] I32, table [P,R] F32 (optional: no
- *                   rotation), wq [D] F32, wk [D] F32 (both or neither: no norm)
+ *                   rotation), wq [D] F32, wk [D] F32 (both or neither: no norm), sinks [H] F32 (optional)
  *               out o, kcache, vcache as attention_cached
  *               head_norm (kernels/norm.h) of the query and key heads, rope (kernels/rope.h) of the result, then
  *               attention_cached; between them numbers are rounded to act, as if they had been stored.  E is D, and
@@ -80,6 +89,11 @@ static inline int64_t lm_attention_row(const lm_attention_attr *a, bool values)
     return (a->heads + a->kv_heads) * a->head_dim +
            (values ? a->kv_heads * lm_attention_value_dim(a) : 0);
 }
+
+typedef struct {
+    int64_t batch, seq, heads;
+    lm_acc acc;
+} lm_attention_dsinks_attr;
 
 typedef struct {
     lm_attention_attr attention; /* seq 1 */

@@ -149,6 +149,19 @@ exponentials(forward_scratch *w, softmax *x, const key_range *k, const attn_drop
     x->l = _mm512_add_ps(x->l, _mm512_add_ps(l[0], l[1]));
 }
 
+/* The sink of a head is added; the factors of the outputs beside 1 / l. */
+static __m512 add_sinks(softmax *x, float sink)
+{
+    float m[LANES], l[LANES], fade[LANES];
+    _mm512_storeu_ps(m, x->m);
+    _mm512_storeu_ps(l, x->l);
+    for (int i = 0; i < LANES; i++)
+        fade[i] = attn_add_sink2(sink, &m[i], &l[i]);
+    x->m = _mm512_loadu_ps(m);
+    x->l = _mm512_loadu_ps(l);
+    return _mm512_loadu_ps(fade);
+}
+
 /* Queries i0 .. i0+15 of head h, whose B operand is q. */
 static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0,
                         const uint16_t *q)
@@ -178,8 +191,9 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
                                  k.r0 / 2, k.r1 / 2, true },
                 0, up_to(E, UNIT));
     }
+    __m512 fade = job->sinks ? add_sinks(&x, job->sinks[h]) : _mm512_set1_ps(1);
     __mmask16 some = _mm512_cmp_ps_mask(x.l, _mm512_setzero_ps(), _CMP_GT_OQ);
-    store_turned(w->o, _mm512_maskz_div_ps(some, _mm512_set1_ps(1), x.l),
+    store_turned(w->o, _mm512_maskz_div_ps(some, fade, x.l),
                  (uint16_t *)job->o + i0 * job->o_pitch + h * E, job->o_pitch, 0, last, E);
     if (job->lse) {
         float m[LANES], l[LANES];

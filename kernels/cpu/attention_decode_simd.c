@@ -337,10 +337,11 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     const lm_attention_attr *a = d->a;
     int64_t E = lm_attention_value_dim(a);
     float *lse = d->c->n_out > 3 ? d->c->out[3].data : NULL;
+    const float *sinks = attn_f32(d->c, 6);
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / d->rows, row = u % d->rows, b = bk / a->kv_heads;
         int64_t h = bk % a->kv_heads * d->group + row % d->group, i = row / d->group;
-        float m = -INFINITY, l = 0;
+        float m = -INFINITY, l = 0, fade = 1;
         if (d->s.ragged && (attn_is_prompt(&d->s, b) || d->s.fresh[b] == 0))
             continue;
         for (int64_t n = 0; n < d->blocks; n++)
@@ -350,6 +351,8 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
             p[0] = p[1] > 0 ? expf(p[0] - m) : 0.0f; /* from here on: the factor of the block */
             l += p[0] * p[1];
         }
+        if (sinks && i < d->s.fresh[b])
+            fade = attn_add_sink(sinks[h], &m, &l);
         int64_t head = (attn_first(&d->s, b) + i) * a->heads + h, at = head * E;
         if (lse)
             lse[head] = l > 0 ? m + logf(l) : -INFINITY;
@@ -360,7 +363,7 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
                 if (p[0] > 0)
                     sum = vf_fma(vf_set(p[0]), vf_load(p + PAD + x), sum);
             }
-            vf_put_any(t, d->c->out[0].data, at + x, sum * vf_set(l > 0 ? 1 / l : 0.0f), live);
+            vf_put_any(t, d->c->out[0].data, at + x, sum * vf_set(l > 0 ? fade / l : 0.0f), live);
         });
     }
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention_pages.h"
+#include "kernels/cpu/attention_sink.h"
 #include "kernels/cpu/tables.h"
 
 typedef struct attn_job attn_job;
@@ -24,6 +25,7 @@ struct attn_job {
     void *o;                                    /* output row 0 of head 0 */
     float *lse;                                 /* row 0 of head 0 of this sequence, or NULL */
     int64_t lse_head, lse_row;                  /* elements between heads and between rows of lse */
+    const float *sinks;                         /* of each head, or NULL */
     const attn_seqs *pages;                     /* NULL: keys and values are in one piece */
     int64_t q_pitch, k_pitch, v_pitch, o_pitch; /* elements between rows */
     int64_t b, kv, K, h0, h1, H, T, D, E, queries;
@@ -79,6 +81,7 @@ static inline void attn_cached_job(const attn_split *s, attn_job *j, size_t size
         j->lse = (float *)c->out[3].data + row * j->H;
     j->lse_head = 1;
     j->lse_row = j->H;
+    j->sinks = attn_f32(c, 6);
 }
 
 /* The job of unit u: (b, kv head, part). */
@@ -120,6 +123,7 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
     j.lse = (float *)s->c->out[1].data + b * H * T;
     j.lse_head = T;
     j.lse_row = 1;
+    j.sinks = attn_f32(s->c, 3);
     return j;
 }
 

@@ -101,6 +101,11 @@ static inline const int32_t *attn_i32(const lm_call *c, int i)
     return i < c->n_in ? c->in[i].data : NULL;
 }
 
+static inline const float *attn_f32(const lm_call *c, int i)
+{
+    return i < c->n_in ? c->in[i].data : NULL;
+}
+
 static inline attn_mask attn_mask_of(const lm_attention_attr *a, const int32_t *lo,
                                      const int32_t *hi, int64_t b)
 {

@@ -16,6 +16,7 @@ typedef struct {
     int64_t q_at, k_at, v_at; /* first element of the row, of key 0 and of value 0 */
     int64_t k_pitch, v_pitch; /* elements between keys and between values          */
     int64_t start, end;       /* visible keys */
+    const double *sink;       /* NULL: none */
     const attn_seqs *pages;   /* NULL, or those of the caches k and v, for sequence b and head kv */
     int64_t b, kv;
 } row_view;
@@ -49,16 +50,18 @@ static double score_slope(const lm_attention_attr *a, double s)
 /* Probabilities p[start..end) of the row; returns its log-sum-exp (-inf when it sees nothing). */
 static double softmax_row(const row_view *r, double *p)
 {
-    double max = -INFINITY, sum = 0;
+    double max = r->sink ? *r->sink : (double)-INFINITY, sum = r->sink ? 1 : 0;
     for (int64_t j = r->start; j < r->end; j++) {
         p[j] = score(r, j);
         max = fmax(max, p[j]);
     }
+    if (r->sink && max > -INFINITY)
+        sum = exp(*r->sink - max);
     for (int64_t j = r->start; j < r->end; j++)
         sum += p[j] = exp(p[j] - max);
     for (int64_t j = r->start; j < r->end; j++)
         p[j] /= sum;
-    return r->start < r->end ? max + log(sum) : -INFINITY;
+    return r->start < r->end || r->sink ? max + log(sum) : -INFINITY;
 }
 
 /* o = sum over j of round(p[j] * z[j]) v[j] */
@@ -108,7 +111,7 @@ static const float *drop_row(const attn_drop *d, const row_view *r, int64_t bh, 
 static void attention(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    const lm_tensor *qkv = &c->in[0];
+    const lm_tensor *qkv = &c->in[0], *sinks = opt_in(c, 3);
     attn_drop drop = attn_drop_of(c);
     double *p = c->work;
     float *z = (float *)(p + a->seq);
@@ -118,6 +121,8 @@ static void attention(const lm_call *c)
             for (int64_t i = 0; i < a->seq; i++) {
                 int64_t bh = b * a->heads + h;
                 row_view r = view_of(a, qkv, &m, b, h, i);
+                double sink = sinks ? get(sinks, h) : 0;
+                r.sink = sinks ? &sink : NULL;
                 set(&c->out[1], bh * a->seq + i, softmax_row(&r, p));
                 weigh_values(&r, p, drop_row(&drop, &r, bh, i, z), &c->out[0],
                              ((b * a->seq + i) * a->heads + h) * lm_attention_value_dim(a));
@@ -233,7 +238,10 @@ static void cached_row(const lm_call *c, const attn_seqs *s, int64_t b, int64_t 
                    .pages = s,
                    .b = b,
                    .kv = kv };
+    const lm_tensor *sinks = opt_in(c, 6);
+    double sink = sinks ? get(sinks, h) : 0;
     if (i < s->fresh[b]) {
+        r.sink = sinks ? &sink : NULL;
         r.start = attn_start(&m, i);
         r.end = attn_end(&m, i);
     }

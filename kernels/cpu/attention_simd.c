@@ -62,7 +62,8 @@ LM_INLINE void store_rows(lm_dtype t, forward_scratch *w, const attn_job *job, i
                           int64_t i0, int64_t n)
 {
     for (int64_t r = 0; r < n; r++) {
-        vf inv = vf_set(w->l[r] > 0 ? 1 / w->l[r] : 0.0f);
+        float fade = job->sinks ? attn_add_sink(job->sinks[h], &w->m[r], &w->l[r]) : 1;
+        vf inv = vf_set(w->l[r] > 0 ? fade / w->l[r] : 0.0f);
         int64_t at = (i0 + r) * job->o_pitch + h * job->E;
         VF_FOR(d, live, job->E,
                { vf_put_any(t, job->o, at + d, vf_load(w->o + r * w->ld + d) * inv, live); });

@@ -139,7 +139,7 @@ static void attention_step(const lm_call *c)
                                      .plus_one = a->plus_one };
     const lm_rope_attr rope = { s->heads, s->kv_heads, s->head_dim, a->rotary_dim, false };
     step_parts p = parts_of(c);
-    lm_tensor made[2] = { p.qkv, p.stat }, in[3] = { c->in[0], c->in[1], c->in[2] };
+    lm_tensor made[2] = { p.qkv, p.stat }, in[7] = { c->in[0], c->in[1], c->in[2] };
 
     if (opt_in(c, 5)) {
         run_part(c, "head_norm", &norm, (lm_tensor[]){ in[0], c->in[5], c->in[6] }, 3, made, 2);
@@ -149,7 +149,10 @@ static void attention_step(const lm_call *c)
         run_part(c, "rope", &rope, (lm_tensor[]){ in[0], c->in[3], c->in[4] }, 3, made, 1);
         in[0] = made[0];
     }
+    if (opt_in(c, 7))
+        in[6] = c->in[7];
     p.attend.in = in;
+    p.attend.n_in = 7;
     lm_cpu_kernel("attention_cached", LM_DTYPE_NONE, LM_CPU_REF)->run(&p.attend);
 }
 

@@ -120,6 +120,7 @@ static attn_job prompt_job(const kv_call *k, kv_packing *p, int64_t bk, int64_t 
             k->c->n_out > 1 && k->c->out[1].data ? (float *)k->c->out[1].data + p->s.row * H : NULL,
         .lse_head = 1,
         .lse_row = H,
+        .sinks = attn_f32(k->c, KV_SINKS),
         .cache = p,
         .q_pitch = pitch,
         .o_pitch = H * D,

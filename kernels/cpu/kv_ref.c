@@ -46,7 +46,8 @@ static void attend(const lm_call *c, const kv_seq *s, int64_t h, int64_t i, cons
 {
     const lm_attention_attr *a = &((const lm_kv_attr *)c->attr)->attention;
     int64_t D = s->D, row = s->row + i, from = attn_start(&s->mask, i), to = attn_end(&s->mask, i);
-    double q[LM_KV_MAX_DIM], max = -INFINITY, sum = 0;
+    const lm_tensor *sinks = opt_in(c, KV_SINKS);
+    double q[LM_KV_MAX_DIM], max = sinks ? get(sinks, h) : (double)-INFINITY, sum = 0;
     for (int64_t d = 0; d < D; d++)
         q[d] = get(&c->in[KV_QKV], (row * (a->heads + 2 * a->kv_heads) + h) * D + d);
     for (int64_t j = from; j < to; j++) {
@@ -55,6 +56,8 @@ static void attend(const lm_call *c, const kv_seq *s, int64_t h, int64_t i, cons
     }
     for (int64_t j = from; j < to; j++)
         sum += p[j] = exp(p[j] - max);
+    if (sinks)
+        sum += exp(get(sinks, h) - max);
     for (int64_t d = 0; d < D; d++) {
         double y = 0;
         for (int64_t j = from; j < to; j++)

@@ -20,7 +20,8 @@ enum {
     KV_KTAIL,
     KV_VTAIL,
     KV_ROPE,
-    KV_PLACE
+    KV_PLACE,
+    KV_SINKS
 };
 
 /* Keys or values. */

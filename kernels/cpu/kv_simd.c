@@ -517,13 +517,14 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const kv_call *k = ctx;
     int64_t D = k->a->head_dim, rows = k->few * k->group;
+    const float *sinks = attn_f32(k->c, KV_SINKS);
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / rows, row = u % rows, b = bk / k->a->kv_heads;
         int64_t fresh = attn_i32(k->c, KV_FRESH)[b];
         if (kv_is_prompt(k->c, b) || row >= fresh * k->group)
             continue;
         int64_t units = (attn_i32(k->c, KV_USED)[b] + fresh + KV_UNIT - 1) / KV_UNIT;
-        float m = -INFINITY, l = 0;
+        float m = -INFINITY, l = 0, fade = 1;
         for (int64_t n = 0; n < units; n++)
             m = fmaxf(m, partial_at(k, bk, n, row)[0]);
         for (int64_t n = 0; n < units; n++) {
@@ -533,6 +534,8 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         }
         int64_t head = bk % k->a->kv_heads * k->group + row % k->group;
         int64_t at = (kv_first(k->c, b) + row / k->group) * k->a->heads + head;
+        if (sinks)
+            fade = attn_add_sink(sinks[head], &m, &l);
         store_lse(k, at, m, l);
         VF_FOR(d, live, D, {
             vf sum = vf_zero();
@@ -541,7 +544,7 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
                 if (p[0] > 0)
                     sum = vf_fma(vf_set(p[0]), vf_load(p + PAD + d), sum);
             }
-            vf_put_any(t, k->c->out[0].data, at * D + d, sum * vf_set(1 / l), live);
+            vf_put_any(t, k->c->out[0].data, at * D + d, sum * vf_set(fade / l), live);
         });
     }
 }

@@ -14,6 +14,8 @@ extern const lm_kernel lm_virtual_ref_kernels[], lm_virtual_avx2_kernels[],
     lm_virtual_avx512_kernels[];
 extern const lm_kernel lm_grouped_ref_kernels[], lm_grouped_avx2_kernels[],
     lm_grouped_avx512_kernels[], lm_grouped_bf16_kernels[], lm_grouped_amx_kernels[];
+extern const lm_kernel lm_expert_ref_kernels[], lm_expert_avx2_kernels[],
+    lm_expert_avx512_kernels[];
 extern const lm_kernel lm_conv_ref_kernels[], lm_conv_avx2_kernels[], lm_conv_avx512_kernels[];
 extern const lm_kernel lm_gated_norm_ref_kernels[], lm_gated_norm_avx2_kernels[],
     lm_gated_norm_avx512_kernels[];
@@ -25,6 +27,8 @@ extern const lm_kernel lm_route_ref_kernels[], lm_route_avx2_kernels[], lm_route
     lm_route_aux_avx512_kernels[];
 extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
     lm_attention_avx512_kernels[], lm_attention_bf16_kernels[], lm_attention_amx_kernels[];
+extern const lm_kernel lm_attention_sink_ref_kernels[], lm_attention_sink_avx2_kernels[],
+    lm_attention_sink_avx512_kernels[];
 extern const lm_kernel lm_kv_ref_kernels[], lm_kv_avx2_kernels[], lm_kv_avx512_kernels[],
     lm_kv_amx_kernels[];
 extern const lm_kernel lm_kv_keep_ref_kernels[], lm_kv_keep_avx2_kernels[],

@@ -172,6 +172,7 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
     if (r >= all_rows)
         return; /* __syncthreads: every thread reaches the same number of them */
     T *to = o + ((row + r) * c.heads + h) * c.vdim;
+    const float fade = add_sink(c.sinks, h, max, all);
     if (SERVED && c.lse && mine == 0)
         c.lse[(row + r) * c.heads + h] = r < rows ? max + logf(all) : -INFINITY;
 #pragma unroll
@@ -180,7 +181,7 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
         for (int e = 0; e < 4; e++) {
             int d = 4 * (mine + 8 * x) + e;
             if (d < c.vdim)
-                to[d] = from_float<T>(r < rows ? sum[x].v[e] / all : 0.0f);
+                to[d] = from_float<T>(r < rows ? sum[x].v[e] * fade / all : 0.0f);
         }
 }
 
@@ -224,7 +225,7 @@ static bool in_tiles(const cached &c)
 
 static size_t work(const lm_call *call, int)
 {
-    cached c = is_served(call) ? served_of(call) : cached_of(call);
+    cached c = is_served(call) ? served_of(call) : cached_of(call, CACHED_SINKS);
     if (c.seq > 0)
         return in_tiles(c) ? 0 : attend_rows_work(c);
     c.seq = 1; /* the new tokens of ragged rows */
@@ -314,7 +315,7 @@ template <class T, bool TENSOR> static void attention_cached(const lm_call *call
         attention_served<T, TENSOR>(call);
         return;
     }
-    cached c = cached_of(call);
+    cached c = cached_of(call, CACHED_SINKS);
     bool packed = packed_rows<T>(call, c);
     if (c.seq > 1 && packed)
         run_append<T, N>(call, c);
@@ -328,13 +329,14 @@ template <class T, bool TENSOR> static void attention_cached(const lm_call *call
 
 static size_t step_work(const lm_call *call, int)
 {
-    return attend_rows_work(cached_of(call));
+    return attend_rows_work(cached_of(call, STEP_SINKS));
 }
 
 template <class T> static void attention_step(const lm_call *call)
 {
     const lm_attention_step_attr *a = (const lm_attention_step_attr *)call->attr;
-    cached c = cached_of(call); /* its attributes begin with those of attention_cached */
+    cached c =
+        cached_of(call, STEP_SINKS); /* its attributes begin with those of attention_cached */
     row_front front = { in_ptr<const int32_t>(call, 3),
                         in_ptr<const float>(call, 4),
                         in_ptr<const float>(call, 5),

@@ -4,6 +4,7 @@
 #ifndef LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 #define LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 
+#include "kernels/cuda/attention_sink.cuh"
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -25,9 +26,13 @@ struct cached {
     int64_t rows;    /* of qkv */
     int page, width; /* positions of a page; pages of a sequence */
     float *lse;
+    const float *sinks;
 };
 
-inline cached cached_of(const lm_call *call)
+/* The operand that the sinks are, of attention_cached and of attention_step. */
+enum { CACHED_SINKS = 6, STEP_SINKS = 7 };
+
+inline cached cached_of(const lm_call *call, int sinks)
 {
     const lm_attention_attr *a = (const lm_attention_attr *)call->attr;
     cached c = {};
@@ -50,6 +55,7 @@ inline cached cached_of(const lm_call *call)
     c.rows = call->in[0].dim[0];
     c.page = (int)call->out[1].dim[2];
     c.width = 1;
+    c.sinks = in_ptr<const float>(call, sinks);
     return c;
 }
 
@@ -68,7 +74,7 @@ template <class T> inline T *cached_values(const lm_call *call)
 /* The operands of attention_cached alone. */
 inline cached served_of(const lm_call *call)
 {
-    cached c = cached_of(call);
+    cached c = cached_of(call, CACHED_SINKS);
     c.first = in_ptr<const int32_t>(call, 3);
     c.kind = in_ptr<const int32_t>(call, 4);
     c.table = in_ptr<const int32_t>(call, 5);

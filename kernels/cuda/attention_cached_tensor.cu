@@ -98,9 +98,9 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
     float by[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float all = quad_sum(x.sum[r]);
+        float all = quad_sum(x.sum[r]);
         const int at = warp * 16 + lane / 4 + 8 * r;
-        by[r] = 1 / all;
+        by[r] = add_sink2(c.sinks, h, x.top[r], all) / all;
         if (SERVED && c.lse && lane % 4 == 0 && at < rows)
             c.lse[(row0 + at) * c.heads + h] = x.top[r] * 0.69314718f + logf(all);
     }

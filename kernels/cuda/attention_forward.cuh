@@ -88,7 +88,7 @@ __device__ inline void softmax_tile(softmax_rows &x, mma_c *c, mma_c *o, int j0,
 /* The tile of queries from i0 of head h of sequence b. */
 template <class T, int D, bool TENSOR>
 __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, int i0, const T *qkv,
-                                    T *o, float *lse, T *q)
+                                    T *o, float *lse, const float *sinks, T *q)
 {
     typedef forward_tile<T, D> tile;
     const int N = tile::keys / 8, ld = tile::ld;
@@ -150,8 +150,8 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
     float by[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float all = quad_sum(x.sum[r]);
-        by[r] = all == 0 ? 0.0f : s.keep / all;
+        float all = quad_sum(x.sum[r]), fade = add_sink2(sinks, h, x.top[r], all);
+        by[r] = all == 0 ? 0.0f : s.keep * fade / all;
         int at = warp * 16 + lane / 4 + 8 * r;
         if (lane % 4 == 0 && at < rows)
             lse[(b * s.heads + h) * s.seq + i0 + at] =
@@ -164,7 +164,7 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
 /* The last queries of each head first: with causal attention they see the most keys. */
 template <class T, int D, bool TENSOR>
 __global__ void __launch_bounds__((forward_tile<T, D>::threads))
-    forward_kernel(attn_shape s, const T *qkv, T *o, float *lse)
+    forward_kernel(attn_shape s, const T *qkv, T *o, float *lse, const float *sinks)
 {
     typedef forward_tile<T, D> tile;
     LM_DYNAMIC_SHARED(T, shared);
@@ -172,7 +172,8 @@ __global__ void __launch_bounds__((forward_tile<T, D>::threads))
     for (int64_t job = blockIdx.x; job < tiles * heads; job += gridDim.x) {
         int64_t bh = job % heads, i0 = (tiles - 1 - job / heads) * tile::rows;
         __syncthreads(); /* the previous job no longer needs the shared memory */
-        forward_rows<T, D, TENSOR>(s, bh / s.heads, bh % s.heads, (int)i0, qkv, o, lse, shared);
+        forward_rows<T, D, TENSOR>(s, bh / s.heads, bh % s.heads, (int)i0, qkv, o, lse, sinks,
+                                   shared);
     }
 }
 
@@ -189,7 +190,7 @@ template <class T, int D, bool TENSOR> static void launch_forward(const lm_call 
     s.packed = packs<T>(wide<T>::n, s.dim, qkv, o) && s.vdim % wide<T>::n == 0;
     LM_ALLOW_SHARED((forward_kernel<T, D, TENSOR>), bytes);
     LM_LAUNCH((forward_kernel<T, D, TENSOR>), attn_grid(jobs), tile::threads, bytes, c->stream, s,
-              qkv, o, out_ptr<float>(c, 1));
+              qkv, o, out_ptr<float>(c, 1), in_ptr<const float>(c, 3));
 }
 
 template <class T, bool TENSOR> void attention_forward(const lm_call *c)

@@ -112,8 +112,10 @@ static __device__ inline void join_run(const step_args<T> &a, int64_t head, int 
         float max = lane < r.count ? __ldcg(a.r.max + at) : -INFINITY;
         float all = lane < r.count ? __ldcg(a.r.sum + at) : 0;
         float top = warp_max(max), w = expf(max - base_of(top));
-        weight[g * FAN + lane] = w;
         all = warp_sum(w * all);
+        if (r.whole)
+            w *= add_sink(a.c.sinks, (head + g) % a.c.heads, top, all);
+        weight[g * FAN + lane] = w;
         if (lane == 0)
             sum[g] = all;
         if (SERVED && lane == 0 && r.whole && a.c.lse)

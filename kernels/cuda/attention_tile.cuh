@@ -15,6 +15,7 @@
 #ifndef LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 #define LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 
+#include "kernels/cuda/attention_sink.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/philox.cuh"
 

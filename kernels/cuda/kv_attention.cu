@@ -179,10 +179,11 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll 1
         while (next_piece(r, w)) {
             const kv_queries x = { w.b, h, first_of<true>(r, w.b) + w.i0, (int)w.i0, w.rows, 1 };
-            const kv_result<D, Q> y = attend<T, D, Q, KEYS>(a, qkv, x, 0, INT32_MAX, shared);
+            kv_result<D, Q> y = attend<T, D, Q, KEYS>(a, qkv, x, 0, INT32_MAX, shared);
             if (q >= w.all)
                 continue;
             const int64_t at = (x.row + q) * r.heads + h;
+            const float fade = add_sink(r.sinks, h, y.max, y.all);
             if (r.lse && lane == 0)
                 r.lse[at] = q < w.rows ? y.max + logf(y.all) : -INFINITY;
 #pragma unroll
@@ -192,7 +193,7 @@ static __global__ void __launch_bounds__(THREADS)
                     const int d = 4 * (lane + THREADS / Q * c) + e;
                     if (d < r.vdim)
                         o[at * r.vdim + d] =
-                            from_float<T>(q < w.rows ? y.sum[c].v[e] / y.all : 0.0f);
+                            from_float<T>(q < w.rows ? y.sum[c].v[e] * fade / y.all : 0.0f);
                 }
         }
     }
@@ -276,10 +277,12 @@ static __global__ void __launch_bounds__(THREADS)
             }
             __syncthreads();
         }
+        const float fade = add_sink(r.sinks, item % r.heads, top, all);
 #pragma unroll
         for (int c = 0; c < MOST; c++)
             if (tid + c * THREADS < r.dim)
-                o[to * r.dim + tid + c * THREADS] = from_float<T>(t.real ? y[c] / all : 0.0f);
+                o[to * r.dim + tid + c * THREADS] =
+                    from_float<T>(t.real ? y[c] * fade / all : 0.0f);
         if (r.lse && tid == 0)
             r.lse[to] = t.real ? top + logf(all) : -INFINITY;
     }
@@ -319,6 +322,7 @@ static kv_attending attending_of(const lm_call *call)
     kv_attending a = {};
     a.r = kv_rows_of(call, &attr->attention, &call->in[KEYS], FIRST, KIND, TABLE, SLOT);
     a.r.lse = out_ptr<float>(call, 1);
+    a.r.sinks = in_ptr<const float>(call, SINKS);
     for (int x = 0; x < 2; x++) {
         a.side[x] =
             kv_side_of(&call->in[KEYS + x], call->n_in > KTAIL + x ? &call->in[KTAIL + x] : nullptr,

@@ -124,9 +124,9 @@ static __device__ inline void prompt_rows(const kv_attending &a, const attn_shap
     float by[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const float all = quad_sum(y.sum[i]);
+        float all = quad_sum(y.sum[i]);
         const int at = warp * 16 + lane / 4 + 8 * i;
-        by[i] = 1 / all;
+        by[i] = add_sink2(r.sinks, x.h, y.top[i], all) / all;
         if (r.lse && lane % 4 == 0 && at < x.n)
             r.lse[(x.row + at) * r.heads + x.h] = y.top[i] * 0.69314718f + logf(all);
     }

@@ -33,6 +33,13 @@ static const lm_field attention_fields[] = { { LM_ATTR_INT(lm_attention_attr, ba
                                                                 'D') },
                                              { 0 } };
 
+static const lm_field dsinks_fields[] = { { LM_ATTR_INT(lm_attention_dsinks_attr, batch, 'B') },
+                                          { LM_ATTR_INT(lm_attention_dsinks_attr, seq, 'T') },
+                                          { LM_ATTR_INT(lm_attention_dsinks_attr, heads, 'H') },
+                                          { LM_ATTR_WORD(lm_attention_dsinks_attr, acc,
+                                                         lm_acc_words) },
+                                          { 0 } };
+
 static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_attention_attr *a = c->attr;
@@ -45,10 +52,27 @@ static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
                      (long long)a->value_dim);
 }
 
+static lm_code sinks_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_graph *g = lm_grad_graph(s);
+    const lm_attention_attr *a = n->attr;
+    lm_attention_dsinks_attr attr = { .batch = a->batch, .seq = a->seq, .heads = a->heads };
+    lm_vid in[4] = { lm_grad_of(s, n->out[0]), n->out[0], n->out[1], n->in[3] }, dsinks;
+    g->phase = LM_PHASE_BACKWARD_WEIGHT;
+    if (lm_grad_weight(s, n->in[3], &dsinks, &attr.acc, e) ||
+        lm_graph_append(g, &lm_op_attention_dsinks, &attr, in, &dsinks, e) ||
+        lm_grad_weight_give(s, n->in[3], dsinks, e))
+        return e->code;
+    g->phase = LM_PHASE_BACKWARD_INPUT;
+    return LM_OK;
+}
+
 static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_vid in[6] = { lm_grad_of(s, n->out[0]), n->in[0], n->out[0], n->out[1], n->in[1], n->in[2] };
     lm_vid dqkv = LM_NONE;
+    if (n->in[3] >= 0 && lm_grad_wants(s, n->in[3]) && sinks_grad(s, n, e))
+        return e->code;
     if (!lm_grad_wants(s, n->in[0]))
         return LM_OK;
     if (lm_graph_append(lm_grad_graph(s), &lm_op_attention_dx, n->attr, in, &dqkv, e))
@@ -104,6 +128,10 @@ static void attention_example(lm_rng r, int i, lm_example *x)
         x->in[1] = lm_shape1(LM_DTYPE_I32, b * t);
     if (lm_example_draw(r, i, 10, 2))
         x->in[2] = lm_shape1(LM_DTYPE_I32, b * t);
+    if (lm_example_draw(r, i, 11, 3) == 0) {
+        x->n_in = 4;
+        x->in[3] = lm_shape1(LM_DTYPE_F32, h);
+    }
     lm_example_attr(x, &attr);
 }
 
@@ -128,7 +156,8 @@ const lm_op lm_op_attention = {
     .attr_size = sizeof(lm_attention_attr),
     .in = { { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE },
             { "lo", "BT", LM_IDS | LM_OPTIONAL },
-            { "hi", "BT", LM_IDS | LM_OPTIONAL } },
+            { "hi", "BT", LM_IDS | LM_OPTIONAL },
+            { "sinks", "H", LM_OPTIONAL } },
     .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
     .fields = attention_fields,
     .prec = LM_PREC_ALLOW,
@@ -162,6 +191,50 @@ const lm_op lm_op_attention_dx = {
     .tolerance = { 2e-6, 1e-2 },
     .shape = attention_shape,
     .cost = dx_cost,
+};
+
+static lm_code dsinks_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_attention_dsinks_attr *a = c->attr;
+    (void)want;
+    return lm_expect(a->heads > 0 && c->in[0].dim[1] % a->heads == 0, "attention_dsinks", e,
+                     "rows of %lld numbers are not %lld heads", (long long)c->in[0].dim[1],
+                     (long long)a->heads);
+}
+
+static void dsinks_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = 2.0 * (double)lm_tensor_count(&c->in[0]);
+    out->bytes = lm_call_bytes(c);
+}
+
+static void dsinks_example(lm_rng r, int i, lm_example *x)
+{
+    int64_t b = 1 + (int64_t)lm_example_draw(r, i, 0, 3), t = lm_example_size(r, i, 1, 70);
+    int64_t h = 1 + (int64_t)lm_example_draw(r, i, 2, 6), d = lm_example_size(r, i, 3, 70);
+    lm_attention_dsinks_attr attr = { b, t, h,
+                                      lm_example_draw(r, i, 4, 2) ? LM_ACC_FIRST : LM_ACC_ADD };
+    *x = (lm_example){ .n_in = 4, .want = 1 };
+    x->in[0] = x->in[1] = lm_shape2(LM_DTYPE_F32, b * t, h * d);
+    x->in[2] = (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 3, .dim = { b, h, t } };
+    x->in[3] = lm_shape1(LM_DTYPE_F32, h);
+    lm_example_attr(x, &attr);
+}
+
+const lm_op lm_op_attention_dsinks = {
+    .name = "attention_dsinks",
+    .attr_size = sizeof(lm_attention_dsinks_attr),
+    .in = { { "do", "BT,W", LM_ACT_TYPE },
+            { "o", "BT,W", LM_ACT_TYPE },
+            { "lse", "B,H,T", 0 },
+            { "sinks", "H", 0 } },
+    .out = { { "dsinks", "H", 0 } },
+    .fields = dsinks_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 1e-5, 1e-2 },
+    .shape = dsinks_shape,
+    .cost = dsinks_cost,
+    .example = dsinks_example,
 };
 
 static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
@@ -253,6 +326,10 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     if (lm_example_draw(r, i, 13, 2))
         make_paged(r, i, &attr, x);
     x->n_in = 6;
+    if (lm_example_draw(r, i, 15, 3) == 0) {
+        x->n_in = 7;
+        x->in[6] = lm_shape1(LM_DTYPE_F32, h);
+    }
     if (values) {
         x->out[2] = x->out[1];
         x->out[2].dim[3] = lm_attention_value_dim(&attr);
@@ -310,7 +387,8 @@ const lm_op lm_op_attention_cached = {
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
             { "kind", "B", LM_IDS | LM_OPTIONAL },
-            { "table", "B,P", LM_IDS | LM_OPTIONAL } },
+            { "table", "B,P", LM_IDS | LM_OPTIONAL },
+            { "sinks", "H", LM_OPTIONAL } },
     .out = { { "o", "N,HE", LM_ACT_TYPE },
              { "kcache", "G,K,S,D", LM_ACT_TYPE | LM_GIVEN },
              { "vcache", "G,K,S,E", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },

@@ -22,6 +22,9 @@ static inline uint64_t lm_example_draw(lm_rng r, int i, int k, uint64_t n)
     return lm_rng_below(r, (uint64_t)i * 16 + (uint64_t)k, n);
 }
 
+/* The offsets, operand 2, of an example of grouped rows (kernels/grouped.h). */
+void lm_grouped_fill(lm_rng r, const lm_call *c);
+
 /* Set the attributes of example `x` to those of the struct *from. */
 #define lm_example_attr(x, from)                                                            \
     do {                                                                                    \

@@ -375,7 +375,7 @@ static bool attention_step(fuser *f, lm_node *n, bool normed)
     joint j = { .made = { .attr = &attr,
                           .in = { norm ? norm->in[0] : rope->in[0], n->in[1], n->in[2], rope->in[1],
                                   rope->in[2], norm ? norm->in[1] : LM_NONE,
-                                  norm ? norm->in[2] : LM_NONE },
+                                  norm ? norm->in[2] : LM_NONE, n->in[6] },
                           .out = { n->out[0], n->out[1], n->out[2] } },
                 .part = { n, rope, norm },
                 .n_parts = norm ? 3 : 2 };

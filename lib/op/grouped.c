@@ -61,7 +61,7 @@ static void y_example(lm_rng r, int i, lm_example *x)
 
 /* Group boundaries at random positions, in order: some groups are empty, and often some rows are of
  * none. */
-static void y_fill(lm_rng r, const lm_call *c)
+void lm_grouped_fill(lm_rng r, const lm_call *c)
 {
     int32_t *offsets = c->in[2].data;
     int64_t groups = c->in[2].dim[0] - 1, n = c->in[0].dim[0];
@@ -88,7 +88,7 @@ const lm_op lm_op_grouped_linear = {
     .grad = y_grad,
     .cost = grouped_cost,
     .example = y_example,
-    .fill = y_fill,
+    .fill = lm_grouped_fill,
 };
 
 const lm_op lm_op_grouped_linear_dx = {

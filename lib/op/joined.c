@@ -224,6 +224,8 @@ static lm_call cached_part(const lm_call *c, lm_tensor in[LM_MAX_IN])
     lm_call cached = *c;
     memset(in, 0, LM_MAX_IN * sizeof *in);
     memcpy(in, c->in, 3 * sizeof *in);
+    in[6] = c->in[7];
+    cached.n_in = 7;
     cached.in = in;
     return cached;
 }
@@ -268,8 +270,10 @@ static void attention_step_example(lm_rng r, int i, lm_example *x)
     positions = x->out[1].dim[2];
     attr.attention.seq = 1;
     attr.attention.value_dim = 0;
-    x->n_in = 7;
+    x->n_in = 8;
     x->want = 7;
+    x->in[7] = x->in[6];
+    x->in[6] = (lm_tensor){ 0 };
     x->out[1].dim[0] = attr.attention.batch;
     x->out[2] = x->out[1];
     x->in[4] = x->in[5] = (lm_tensor){ 0 };
@@ -307,7 +311,8 @@ const lm_op lm_op_attention_step = {
             { "pos", "B", LM_IDS },
             { "table", "P,R", LM_FIXED | LM_OPTIONAL },
             { "wq", "D", LM_OPTIONAL },
-            { "wk", "D", LM_OPTIONAL } },
+            { "wk", "D", LM_OPTIONAL },
+            { "sinks", "H", LM_OPTIONAL } },
     .out = { { "o", "BT,HD", LM_ACT_TYPE },
              { "kcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN },
              { "vcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN } },

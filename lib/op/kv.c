@@ -20,7 +20,23 @@ static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch,
                                       { LM_ATTR_INT(lm_kv_attr, sinks[1], 0) },
                                       { 0 } };
 
-enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE, N_IN };
+enum {
+    QKV,
+    USED,
+    FRESH,
+    FIRST,
+    KIND,
+    TABLE,
+    KEYS,
+    VALUES,
+    SLOT,
+    KTAIL,
+    VTAIL,
+    ROPE,
+    PLACE,
+    SINKS,
+    N_IN
+};
 
 /* Plain tokens leave the groups of the format whole; a plain side has no tail. */
 static bool keeps_groups(int64_t residual, int64_t sinks, const lm_tensor *t)
@@ -203,6 +219,8 @@ static void kv_example(lm_rng r, int i, lm_example *x)
         if (i % 2)
             x->in[PLACE] = lm_shape2(LM_DTYPE_I32, b, P * T);
     }
+    if (lm_example_draw(r, i, 16, 3) == 0)
+        x->in[SINKS] = lm_shape1(LM_DTYPE_F32, h);
     lm_example_attr(x, &a);
 }
 
@@ -271,7 +289,8 @@ const lm_op lm_op_kv_attention = {
             { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
             { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
             { "rope", "X,Y", LM_FIXED | LM_OPTIONAL },
-            { "place", "B,M", LM_IDS | LM_OPTIONAL } },
+            { "place", "B,M", LM_IDS | LM_OPTIONAL },
+            { "sinks", "H", LM_OPTIONAL } },
     .out = { { "o", "N,HD", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
     .prec = LM_PREC_ALLOW,

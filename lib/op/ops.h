@@ -41,8 +41,12 @@ extern const lm_op lm_op_qk_norm, lm_op_qk_norm_dx, lm_op_qk_norm_dw;
 extern const lm_op lm_op_rope;
 /* Bytes of a rotary table (absent: 0) that rows at these positions do not look up, for costs. */
 double lm_rope_unread_bytes(const lm_tensor *table, const lm_tensor *pos);
+/* expert.c */
+extern const lm_op lm_op_grouped_bias, lm_op_grouped_bias_db, lm_op_clamped_swiglu,
+    lm_op_clamped_swiglu_dx;
 /* attention.c */
-extern const lm_op lm_op_attention, lm_op_attention_dx, lm_op_attention_cached;
+extern const lm_op lm_op_attention, lm_op_attention_dx, lm_op_attention_dsinks,
+    lm_op_attention_cached;
 /* kv_keep.c */
 extern const lm_op lm_op_kv_mass, lm_op_kv_gather;
 
