@@ -7,9 +7,10 @@
 #include <string.h>
 
 static const lm_arch *const known[] = {
-    &lm_arch_gpt2,      &lm_arch_llama,     &lm_arch_mistral, &lm_arch_qwen2,      &lm_arch_qwen3,
-    &lm_arch_olmo2,     &lm_arch_olmo3,     &lm_arch_gemma2,  &lm_arch_gemma3,     &lm_arch_mixtral,
-    &lm_arch_qwen2_moe, &lm_arch_qwen3_moe, &lm_arch_dots1,   &lm_arch_qwen3_next, &lm_arch_qwen3_5,
+    &lm_arch_gpt2,   &lm_arch_llama,      &lm_arch_mistral,   &lm_arch_qwen2,
+    &lm_arch_qwen3,  &lm_arch_olmo2,      &lm_arch_olmo3,     &lm_arch_gemma2,
+    &lm_arch_gemma3, &lm_arch_mixtral,    &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
+    &lm_arch_dots1,  &lm_arch_qwen3_next, &lm_arch_qwen3_5,   &lm_arch_gpt_oss,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 

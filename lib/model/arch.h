@@ -37,6 +37,7 @@ typedef enum {
     LM_PART_DELTA_NORM,
     LM_PART_DELTA_OUT,
     LM_PART_ATTN_OUT,
+    LM_PART_SINKS, /* [heads]; its name has no suffix */
     LM_PART_ATTN_POST_NORM,
     LM_PART_MLP_NORM,
     LM_PART_GATE,
@@ -46,6 +47,8 @@ typedef enum {
     LM_PART_EXPERT_GATE, /* of each expert; '#' in their names stands for its number */
     LM_PART_EXPERT_UP,
     LM_PART_EXPERT_DOWN,
+    LM_PART_STACK_IN, /* of all experts of a layer: gates and ups by turns; no suffix, biases "_bias" */
+    LM_PART_STACK_OUT,
     LM_PART_SHARED_GATE,
     LM_PART_SHARED_UP,
     LM_PART_SHARED_DOWN,
@@ -130,7 +133,8 @@ struct lm_arch {
 
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
-    lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1, lm_arch_qwen3_next, lm_arch_qwen3_5;
+    lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1, lm_arch_qwen3_next, lm_arch_qwen3_5,
+    lm_arch_gpt_oss;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
@@ -159,7 +163,7 @@ typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_CONV1D } lm_element_order;
 
 typedef struct {
     char gguf[LM_TENSOR_NAME], hf[LM_TENSOR_NAME];
-    int ndim;       /* 1 or 2, or 3 with a 1 between (LM_PART_DELTA_CONV), which GGUF leaves out */
+    int ndim; /* 1 or 2; 3 with a 1 between (LM_PART_DELTA_CONV), which GGUF leaves out, or of stacks */
     int64_t dim[3]; /* as in Hugging Face's files */
     lm_element_order order;
     lm_part part;
@@ -191,7 +195,12 @@ static inline bool lm_part_is_expert(lm_part part)
 {
     return part >= LM_PART_EXPERT_GATE && part <= LM_PART_EXPERT_DOWN;
 }
-/* Tensors of a part of layer l: the experts, or 1. */
+/* True if a tensor of the part holds the matrices of all experts. */
+static inline bool lm_part_is_stack(lm_part part)
+{
+    return part == LM_PART_STACK_IN || part == LM_PART_STACK_OUT;
+}
+/* Matrices of a part of layer l: the experts, or 1. */
 int64_t lm_part_count(const lm_config *c, lm_part part, int64_t l);
 /* Rows and columns of a part of layer l (of one expert): y = w x has as many as rows; columns 0: a vector.  False: the
  * model has no such tensor. */

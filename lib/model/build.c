@@ -72,6 +72,7 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
     *s = (lm_slice){ .name = name,
                      .param = p,
                      .rows = rows,
+                     .stack = 1,
                      .ndim = t->ndim,
                      .transposed = transposed && t->ndim == 2,
                      .init = init,
@@ -85,6 +86,34 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
     s->dim[0] = s->transposed ? t->dim[1] : rows;
     if (s->transposed)
         s->dim[1] = rows;
+}
+
+void lm_b_stack(lm_builder *b, int64_t matrices)
+{
+    if (!lm_b_ok(b))
+        return;
+    lm_slice *s = &b->m->slice[b->m->n_slices - 1];
+    const int64_t in = s->dim[0];
+    s->stack = matrices;
+    s->ndim = 3;
+    s->dim[0] = matrices;
+    s->dim[1] = in;
+    s->dim[2] = s->rows / matrices;
+}
+
+lm_vid lm_b_bias(lm_builder *b, int64_t rows, int64_t width, const char *name, const char *hf)
+{
+    lm_vid v = lm_b_param(b, 2, (int64_t[]){ rows, width }, "%s", name);
+    lm_b_slice(b, rows, false, LM_INIT_ZEROS, 0, "%s", hf);
+    if (!lm_b_ok(b))
+        return LM_NONE;
+    b->m->param[b->m->n_params - 1].decay = false;
+    if (rows == 1) {
+        lm_slice *s = &b->m->slice[b->m->n_slices - 1];
+        s->ndim = 1;
+        s->dim[0] = width;
+    }
+    return v;
 }
 
 static lm_model_aside *add_aside(lm_builder *b, char *name)
@@ -196,7 +225,7 @@ lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)
     return lm_b_append(b, &lm_op_rope, &attr, in);
 }
 
-lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
+lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
 {
     lm_model *m = b->m;
     const lm_layer *y = &m->config.layer[layer];
@@ -215,10 +244,10 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
     qkv = lm_b_adapt_heads(
         b, &(lm_adapt_heads){ layer, m->tokens, qkv, lm_b_rotates_late(&m->build, layer) });
     if (m->build.mode == LM_MODE_GENERATE)
-        return lm_b_cached_attention(b, layer, qkv, &attr);
+        return lm_b_cached_attention(b, layer, qkv, sinks, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
-    lm_vid in[3] = { qkv, m->lo, LM_NONE };
+    lm_vid in[4] = { qkv, m->lo, LM_NONE, sinks };
     return lm_b_append(b, &lm_op_attention, &attr, in);
 }
 

@@ -26,7 +26,12 @@ lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vi
  * cache. */
 lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk);
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
-lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
+/* sinks [H] or LM_NONE */
+lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks);
+/* The latest slice, transposed, holds that many matrices, which the file has in one tensor [matrices, in, out]. */
+void lm_b_stack(lm_builder *b, int64_t matrices);
+/* A parameter [rows,width] without weight decay that begins as zeros: the tensor `hf`, a vector if there is one row. */
+lm_vid lm_b_bias(lm_builder *b, int64_t rows, int64_t width, const char *name, const char *hf);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 
@@ -52,12 +57,16 @@ typedef struct {
     lm_vid z, expert, weight, offsets, from, place;
 } lm_routed;
 
-/* The router's choice for rows h [N,C]; w [experts,C]; bias [experts] or LM_NONE. */
-lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bias);
+/* The router's choice for rows h [N,C]; w [experts,C]; of logits, added [1,experts], and of choices, bias [experts]:
+ * each LM_NONE without. */
+lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid added, lm_vid bias);
 /* Copies of rows, sorted by expert; products of them with the experts' matrices w, one below another; and the weighted sums
  * of the copies of each row. */
 lm_vid lm_b_to_experts(lm_builder *b, const lm_routed *r, lm_vid h);
 lm_vid lm_b_grouped(lm_builder *b, const lm_routed *r, lm_vid x, lm_vid w);
+/* x + b [experts,M] of the expert of each row; and the activation LM_MLP_CLAMPED of a layer. */
+lm_vid lm_b_grouped_bias(lm_builder *b, const lm_routed *r, lm_vid x, lm_vid bias);
+lm_vid lm_b_clamped(lm_builder *b, int64_t layer, lm_vid x);
 lm_vid lm_b_from_experts(lm_builder *b, const lm_routed *r, lm_vid x);
 /* TRAIN: losses of the router of a layer, and what it did (lm_model.routed); behind all layers, the losses together.
  * Nothing in other modes. */
@@ -102,7 +111,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e);
 lm_vid lm_b_cache(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
                   lm_tensor shape);
 /* Attention of a layer through its caches, which are declared; rows are rotated, unless the layer rotates late. */
-lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
                              const lm_attention_attr *attr);
 
 /* Sides of a layer that is coded, as operators of coded caches have them. */

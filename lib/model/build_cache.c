@@ -111,7 +111,7 @@ lm_vid lm_b_cache(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *
     return made.value;
 }
 
-static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
                               const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -125,7 +125,7 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     lm_vid keys = lm_b_cache(b, layer, LM_CACHE_KEYS, "keys", shape);
     lm_vid values = lm_b_cache(b, layer, LM_CACHE_VALUES, "values", shape);
     lm_vid table = m->build.rows ? m->table : LM_NONE;
-    lm_vid in[6] = { qkv, m->used, m->fresh, m->first, m->kind, table };
+    lm_vid in[] = { qkv, m->used, m->fresh, m->first, m->kind, table, sinks };
     bool weighs = m->kept && m->kept[layer].mass >= 0;
     lm_vid out[4] = { LM_NONE, keys, values, weighs ? LM_NONE : LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
@@ -190,7 +190,7 @@ static lm_vid rotate(lm_builder *b, const lm_head_rotate_attr *a, lm_vid x)
 
 /* New rows are read as they are, then stored, from before their rotation by positions if it comes late; heads that
  * were rotated when they were stored are rotated back behind the sum, and queries are rotated as keys are. */
-static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
                               const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -213,7 +213,7 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     const lm_vid ranks = lm_b_ranked(&m->build, layer) ? m->ranks : LM_NONE;
     qkv = late ? lm_b_rope(b, layer, rows) : rows;
     lm_vid in[] = { qkv,        used, m->fresh,  m->first,  m->kind, table, c.pages[0],
-                    c.pages[1], slot, c.tail[0], c.tail[1], rope,    ranks };
+                    c.pages[1], slot, c.tail[0], c.tail[1], rope,    ranks, sinks };
     lm_vid write[] = {
         rows, used, m->fresh, m->first, table, slot, kept ? m->kept[layer].row : LM_NONE
     };
@@ -228,7 +228,7 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv,
 }
 
 /* Numbers of tokens that stay: attention appends the new ones, which are then put where the policy wants them. */
-static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
                              const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -237,7 +237,7 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv,
     const lm_kv_mass_attr mass = { .attention = *attr };
     coded_cache c;
     make_coded(b, layer, &a, &c);
-    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table };
+    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table, sinks };
     lm_vid out[] = { LM_NONE, c.pages[0], c.pages[1], k->mass >= 0 ? LM_NONE : LM_SKIP };
     lm_vid write[] = { qkv, k->used, m->fresh, LM_NONE, k->table, LM_NONE, k->row };
     lm_vid stored[] = { c.pages[0], c.pages[1], LM_SKIP, LM_SKIP };
@@ -250,7 +250,7 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv,
 
 /* A prompt whose tokens will be read at other positions: numbers in one page, keys from before their rotation, and token
  * j at position j. */
-static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows,
+static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid sinks,
                                const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -274,7 +274,8 @@ static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows,
                     LM_NONE,
                     LM_NONE,
                     rope,
-                    LM_NONE };
+                    LM_NONE,
+                    sinks };
     lm_vid write[] = { rows, m->used, m->fresh, LM_NONE, table, LM_NONE, LM_NONE };
     lm_vid out[] = { LM_NONE, LM_SKIP }, stored[] = { keys, values, LM_SKIP, LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, out, b->e) ||
@@ -283,16 +284,16 @@ static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows,
     return out[0];
 }
 
-lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv,
+lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
                              const lm_attention_attr *attr)
 {
     const lm_build *o = &b->m->build;
     const lm_kv_side *side = o->kv ? &o->kv->side[2 * layer] : NULL;
     if (lm_b_ranked(o, layer))
-        return o->whole ? ranked_attention(b, layer, qkv, attr)
-                        : coded_attention(b, layer, qkv, attr);
+        return o->whole ? ranked_attention(b, layer, qkv, sinks, attr)
+                        : coded_attention(b, layer, qkv, sinks, attr);
     if (lm_b_kept(o, layer) && !o->whole && !side[LM_KV_K].format && !side[LM_KV_V].format)
-        return kept_attention(b, layer, qkv, attr);
-    return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, attr)
-                                           : plain_attention(b, layer, qkv, attr);
+        return kept_attention(b, layer, qkv, sinks, attr);
+    return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, sinks, attr)
+                                           : plain_attention(b, layer, qkv, sinks, attr);
 }

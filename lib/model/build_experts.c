@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "base/mem.h"
+#include "kernels/expert.h"
 #include "kernels/grouped.h"
 #include "kernels/linear.h"
 #include "kernels/matmul.h"
@@ -34,8 +35,21 @@ static lm_vid with_noise(lm_builder *b, int64_t layer, lm_vid x, double amount, 
     return in_training(b) && amount > 0 ? lm_b_append(b, &lm_op_noise, &attr, &x) : x;
 }
 
-/* The logits of h [N,C]. */
-static lm_vid router_logits(lm_builder *b, int64_t layer, lm_vid h, lm_vid w)
+/* z + b of each column. */
+static lm_vid add_columns(lm_builder *b, lm_vid z, lm_vid bias)
+{
+    lm_vid y = LM_NONE;
+    const lm_formula_name names[] = { LM_IS("z", z), LM_IS("b", bias), LM_MAKES("y", &y) };
+    const lm_formula_scope scope = {
+        .name = names, .n_names = 3, .numbers = LM_NONE, .gate = LM_NONE
+    };
+    if (!lm_b_ok(b) || lm_formula_append(b->m->graph, "y = z + b", &scope, b->e))
+        return LM_NONE;
+    return y;
+}
+
+/* The logits of h [N,C]; added [1,experts] or LM_NONE. */
+static lm_vid router_logits(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid added)
 {
     const lm_routing_choice *how = &b->m->build.choice;
     const lm_matmul_attr wide = { .turn_b = true };
@@ -44,10 +58,11 @@ static lm_vid router_logits(lm_builder *b, int64_t layer, lm_vid h, lm_vid w)
     h = with_noise(b, layer, h, jitter, true);
     h = how->low ? lm_b_append(b, &lm_op_linear, &low, (lm_vid[]){ h, w, LM_NONE })
                  : lm_b_append(b, &lm_op_matmul, &wide, (lm_vid[]){ h, w });
+    h = added == LM_NONE ? h : add_columns(b, h, added);
     return with_noise(b, layer, h, how->noise, false);
 }
 
-lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bias)
+lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid added, lm_vid bias)
 {
     const lm_moe *m = &b->m->config.layer[layer].moe;
     const lm_routing_choice *how = &b->m->build.choice;
@@ -69,7 +84,7 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid bi
     const lm_route_plan_attr plan = { .experts = m->experts,
                                       .pad = how->pad || by_expert ? capacity : 0 };
     const lm_routed r = { LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE };
-    lm_vid z = router_logits(b, layer, h, w);
+    lm_vid z = router_logits(b, layer, h, w, added);
     lm_vid chosen[LM_MAX_OUT] = { LM_NONE, LM_NONE },
            rows[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) ||
@@ -192,6 +207,21 @@ lm_vid lm_b_grouped(lm_builder *b, const lm_routed *r, lm_vid x, lm_vid w)
     const int64_t groups = v[r->offsets].t.dim[0] - 1;
     const lm_grouped_attr attr = { groups, v[w].t.dim[0] / groups, LM_ACC_FIRST };
     return lm_b_append(b, &lm_op_grouped_linear, &attr, (lm_vid[]){ x, w, r->offsets });
+}
+
+lm_vid lm_b_grouped_bias(lm_builder *b, const lm_routed *r, lm_vid x, lm_vid bias)
+{
+    if (!lm_b_ok(b))
+        return LM_NONE;
+    const lm_grouped_bias_attr attr = { b->m->graph->value[r->offsets].t.dim[0] - 1, LM_ACC_FIRST };
+    return lm_b_append(b, &lm_op_grouped_bias, &attr, (lm_vid[]){ x, bias, r->offsets });
+}
+
+lm_vid lm_b_clamped(lm_builder *b, int64_t layer, lm_vid x)
+{
+    const lm_moe *m = &b->m->config.layer[layer].moe;
+    const lm_clamped_swiglu_attr attr = { m->limit, m->alpha };
+    return lm_b_append(b, &lm_op_clamped_swiglu, &attr, &x);
 }
 
 lm_vid lm_b_from_experts(lm_builder *b, const lm_routed *r, lm_vid x)

@@ -49,6 +49,7 @@ typedef enum {
     LM_MLP_GELU_EXACT, /* with the error function */
     LM_MLP_SWIGLU,     /* down(silu(gate x) * up x) */
     LM_MLP_GEGLU,      /* down(gelu(gate x) * up x), with the approximation by tanh */
+    LM_MLP_CLAMPED,    /* gpt-oss: gates and ups by turns, with bounds (kernels/expert.h) */
 } lm_mlp;
 #define lm_mlp_gated(mlp) ((mlp) >= LM_MLP_SWIGLU)
 
@@ -62,6 +63,10 @@ typedef struct {
     bool sigmoid;            /* scores are sigmoid(z), not softmax(z) */
     bool
         score_bias; /* choices are by score + a bias of each expert, which follows its load, not a gradient */
+    bool router_bias; /* logits have a bias that trains */
+    bool stacked; /* a tensor of the file holds the matrices of all experts, each as [in, out] */
+    bool biased;  /* products of experts have biases */
+    double limit, alpha;         /* of LM_MLP_CLAMPED */
     double scale;                /* of the weights */
     int64_t groups, kept_groups; /* experts are chosen from the best groups; groups 1: from all */
     double aux_coef; /* of the balance loss that the config asks of a training; 0: none */
@@ -92,6 +97,7 @@ typedef struct {
     int rope;        /* index of the rotary table; -1: learned positions */
     lm_qk_norm qk_norm;
     bool qkv_bias, out_bias;
+    bool sinks; /* each head has a logit without a key (kernels/attention.h) */
     lm_mlp mlp;
     int64_t ffn; /* of the MLP of a layer without experts */
     bool mlp_bias;

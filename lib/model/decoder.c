@@ -197,7 +197,8 @@ static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
         lm_vid wq = one(b, LM_PART_Q_NORM, l).w;
         h = lm_b_head_norm(b, l, h, wq, one(b, LM_PART_K_NORM, l).w);
     }
-    h = lm_b_attention(b, l, h);
+    lm_vid sinks = c->layer[l].sinks ? one(b, LM_PART_SINKS, l).w : LM_NONE;
+    h = lm_b_attention(b, l, h, sinks);
     return product1(b, LM_PART_ATTN_OUT, l, gate >= 0 ? lm_b_gate(b, h, gate) : h);
 }
 
@@ -232,16 +233,56 @@ static lm_vid router_bias(lm_builder *b, int64_t l)
     return v;
 }
 
+/* The bias of a part, as a parameter [rows,width]. */
+static lm_vid added_bias(lm_builder *b, lm_part part, int64_t l, int64_t rows, int64_t width)
+{
+    char name[LM_TENSOR_NAME + 8], stem[LM_TENSOR_NAME], hf[LM_TENSOR_NAME];
+    const lm_arch *a = b->m->config.arch;
+    snprintf(name, sizeof name, "%s.bias", lm_tensor_stem(a, part, l, stem));
+    return lm_b_bias(b, rows, width, name, lm_tensor_hf_name(a, part, l, true, hf));
+}
+
+/* A product with the matrices of experts that the file has in one tensor, and their biases. */
+static lm_vid stacked_product(lm_builder *b, const lm_routed *r, lm_part part, int64_t l, lm_vid x)
+{
+    const lm_config *c = &b->m->config;
+    const int64_t n = lm_part_count(c, part, l);
+    char name[LM_TENSOR_NAME];
+    int64_t dim[2];
+    double std = c->init_std;
+    lm_part_shape(c, part, l, dim);
+    lm_vid w = lm_b_param(b, 2, (int64_t[]){ n * dim[0], dim[1] }, "%s",
+                          lm_tensor_stem(c->arch, part, l, name));
+    lm_b_slice(b, n * dim[0], true, LM_INIT_NORMAL, std, "%s",
+               lm_tensor_hf_name(c->arch, part, l, false, name));
+    lm_b_stack(b, n);
+    x = lm_b_adapt_grouped(b, r, l, part == LM_PART_STACK_OUT, x, w);
+    return lm_part_biased(c, part, l)
+               ? lm_b_grouped_bias(b, r, x, added_bias(b, part, l, n, dim[0]))
+               : x;
+}
+
+static lm_vid stacked_experts(lm_builder *b, const lm_routed *r, int64_t l, lm_vid x)
+{
+    x = lm_b_clamped(b, l, stacked_product(b, r, LM_PART_STACK_IN, l, x));
+    return stacked_product(b, r, LM_PART_STACK_OUT, l, x);
+}
+
 /* A mixture: each token goes through the experts that its router chooses. */
 static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
 {
     static const lm_part both[2] = { LM_PART_EXPERT_GATE, LM_PART_EXPERT_UP },
                          down[1] = { LM_PART_EXPERT_DOWN };
     const lm_layer *y = &b->m->config.layer[l];
-    lm_vid router = one(b, LM_PART_ROUTER, l).w;
-    lm_routed r = lm_b_route(b, l, h, router, y->moe.score_bias ? router_bias(b, l) : LM_NONE);
+    lm_vid router = param(b, (lm_part[]){ LM_PART_ROUTER }, 1, NULL, l, false);
+    lm_vid added =
+        y->moe.router_bias ? added_bias(b, LM_PART_ROUTER, l, 1, y->moe.experts) : LM_NONE;
+    lm_routed r =
+        lm_b_route(b, l, h, router, added, y->moe.score_bias ? router_bias(b, l) : LM_NONE);
     lm_b_watch_route(b, l, &r);
     lm_vid x = lm_b_to_experts(b, &r, h);
+    if (y->moe.stacked)
+        return lm_b_from_experts(b, &r, stacked_experts(b, &r, l, x));
     x = lm_b_adapt_grouped(b, &r, l, false, x, param(b, both, 2, "experts.gate_up", l, false));
     x = lm_b_mlp(b, y->mlp, x);
     x = lm_b_adapt_grouped(b, &r, l, true, x, param(b, down, 1, NULL, l, false));

@@ -35,6 +35,7 @@ typedef struct {
     int ndim; /* shape in the file */
     int64_t dim[LM_MAX_DIMS];
     bool transposed; /* a matrix that the file stores as [in, out] */
+    int64_t stack;   /* matrices below each other, each of them transposed; 1: one */
     lm_init init;
     double std;
     bool may_lack;   /* a head that a training begins: drawn when the checkpoint lacks it */

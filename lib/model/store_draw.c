@@ -22,7 +22,10 @@ typedef struct {
 
 static int64_t index_of(const draw_job *j, int64_t i)
 {
-    return j->width ? i % j->width * j->s->rows + i / j->width : i;
+    if (!j->width)
+        return i;
+    const int64_t rows = j->s->rows / j->s->stack, row = i / j->width;
+    return row / rows * rows * j->width + i % j->width * rows + row % rows;
 }
 
 static double number_at(const draw_job *j, int64_t i)

@@ -49,6 +49,7 @@ typedef struct {
     size_t at;  /* bytes before it */
     int64_t rows, cols;
     bool turned;
+    int64_t stack; /* matrices below each other, of which each is turned */
 } store_piece;
 
 /* Bytes of an element of a block; 0: its format is not plain. */
@@ -69,15 +70,16 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
     if (k->state) {
         const struct lm_state_part *p = &k->state->part[i];
         int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1;
-        return (store_piece){ p->tensor, (size_t)p->at * store_element(k), rows,
-                              rows ? lm_tensor_count(&p->shape) / rows : 0, p->turned };
+        return (store_piece){ p->tensor, (size_t)p->at * store_element(k),
+                              rows,      rows ? lm_tensor_count(&p->shape) / rows : 0,
+                              p->turned, 1 };
     }
     const lm_slice *t = &s->model->slice[i];
     int64_t width = store_width(s->model, t);
     size_t at = k == store_own(s, i) ? s->place[i].at
                                      : (size_t)(s->model->param[t->param].offset + t->row * width) *
                                            store_element(k);
-    return (store_piece){ i, at, t->rows, width, t->transposed };
+    return (store_piece){ i, at, t->rows, width, t->transposed, t->stack };
 }
 
 /* Fails: LM_EBUG if the tensor is in panels there, which only products read. */
@@ -137,6 +139,10 @@ lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err 
 /* A [rows, cols] matrix of elements of `size` bytes (1, 2, 4 or 8) into dst [cols, rows]. */
 void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, size_t size,
                      void *dst);
+
+/* The elements of a turned piece from the order of files into that of the store, or back. */
+void store_turn(lm_par *par, const store_piece *p, bool back, const void *src, size_t size,
+                void *dst);
 
 /* LM_ENUMERIC if a tensor of an adapter's file holds a number that is not finite (store_finite.c). */
 lm_code store_check_finite(const lm_st *st, lm_err *e);

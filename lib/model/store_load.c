@@ -50,6 +50,16 @@ void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, s
     lm_par_for(par, cols, STORE_TILE, turn_columns, &j);
 }
 
+void store_turn(lm_par *par, const store_piece *p, bool back, const void *src, size_t size,
+                void *dst)
+{
+    const int64_t rows = p->rows / p->stack;
+    const size_t bytes = (size_t)(rows * p->cols) * size;
+    for (int64_t k = 0; k < p->stack; k++)
+        store_transpose(par, (const char *)src + (size_t)k * bytes, back ? rows : p->cols,
+                        back ? p->cols : rows, size, (char *)dst + (size_t)k * bytes);
+}
+
 /* ---- reading and converting ---- */
 
 /* A tensor in the file's shape: memory, or a file from which any thread reads. */
@@ -271,7 +281,7 @@ static lm_code bring_encoded(lm_store *s, const lm_store_block *k, const store_p
         if (fetch_part(s->par, o, LM_DTYPE_F32, first * p->cols, n * p->cols, file, e))
             return e->code;
         if (p->turned)
-            store_transpose(s->par, file, p->cols, p->rows, sizeof(float), rows);
+            store_turn(s->par, p, false, file, sizeof(float), rows);
         encode_job j = { k->format, rows, first, p->rows, p->cols, to };
         lm_par_for(s->par, n, 16, encode_range, &j);
     }
@@ -297,7 +307,7 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
     if (fetch_all(s->par, o, k->format->element, file, e))
         return e->code;
     if (file != to)
-        store_transpose(s->par, file, p.cols, p.rows, size, to);
+        store_turn(s->par, &p, false, file, size, to);
     if (lm_store_in_panels(s, k, i) && store_pack_in_place(s, &p, to, e))
         return e->code;
     return store_close(s, k, &p, to, e);

@@ -20,7 +20,7 @@ static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, 
         return LM_OK;
     if (lm_grow(tmp, room, store_bytes(k, &p), 1, "a tensor", e))
         return e->code;
-    store_transpose(NULL, *data, p.rows, p.cols, store_element(k), *tmp);
+    store_turn(NULL, &p, true, *data, store_element(k), *tmp);
     *data = *tmp;
     return LM_OK;
 }
@@ -79,7 +79,7 @@ lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *ds
         from = to;
     }
     if (!rc && p.turned)
-        store_transpose(NULL, from, p.rows, p.cols, store_element(k), dst);
+        store_turn(NULL, &p, true, from, store_element(k), dst);
     else if (!rc && from != dst)
         memcpy(dst, from, bytes);
     lm_free(tmp);

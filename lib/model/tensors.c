@@ -17,6 +17,11 @@ bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
         return c->layer[l].qkv_bias;
     case LM_PART_ATTN_OUT:
         return c->layer[l].out_bias;
+    case LM_PART_ROUTER:
+        return c->layer[l].moe.router_bias;
+    case LM_PART_STACK_IN:
+    case LM_PART_STACK_OUT:
+        return c->layer[l].moe.biased;
     case LM_PART_GATE:
     case LM_PART_UP:
     case LM_PART_DOWN:
@@ -41,7 +46,7 @@ static bool shape(int64_t dim[2], bool there, int64_t rows, int64_t cols)
 
 int64_t lm_part_count(const lm_config *c, lm_part part, int64_t l)
 {
-    return lm_part_is_expert(part) ? c->layer[l].moe.experts : 1;
+    return lm_part_is_expert(part) || lm_part_is_stack(part) ? c->layer[l].moe.experts : 1;
 }
 
 /* Parts of attention are there by the kind of the layer. */
@@ -133,6 +138,8 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
         return delta_shape(c, &y->delta, part, dim);
     case LM_PART_ATTN_OUT:
         return shape(dim, true, c->width, q);
+    case LM_PART_SINKS:
+        return shape(dim, y->sinks, y->heads, 0);
     case LM_PART_GATE:
         return shape(dim, !y->moe.experts && lm_mlp_gated(y->mlp), y->ffn, c->width);
     case LM_PART_UP:
@@ -143,9 +150,13 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
         return shape(dim, y->moe.experts, y->moe.experts, c->width);
     case LM_PART_EXPERT_GATE:
     case LM_PART_EXPERT_UP:
-        return shape(dim, y->moe.experts, y->moe.ffn, c->width);
+        return shape(dim, y->moe.experts && !y->moe.stacked, y->moe.ffn, c->width);
     case LM_PART_EXPERT_DOWN:
-        return shape(dim, y->moe.experts, c->width, y->moe.ffn);
+        return shape(dim, y->moe.experts && !y->moe.stacked, c->width, y->moe.ffn);
+    case LM_PART_STACK_IN:
+        return shape(dim, y->moe.stacked, 2 * y->moe.ffn, c->width);
+    case LM_PART_STACK_OUT:
+        return shape(dim, y->moe.stacked, c->width, y->moe.ffn);
     case LM_PART_SHARED_GATE:
     case LM_PART_SHARED_UP:
         return shape(dim, y->moe.shared, y->moe.shared, c->width);
@@ -172,19 +183,28 @@ const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char o
     return out;
 }
 
+static const char *suffix_of(lm_part part, bool bias)
+{
+    if (lm_part_is_stack(part))
+        return bias ? "_bias" : "";
+    if (lm_part_is_bare(part) || part == LM_PART_SINKS)
+        return "";
+    return bias ? ".bias" : ".weight";
+}
+
 const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int64_t expert,
                               bool bias, char out[LM_TENSOR_NAME])
 {
     char stem[LM_TENSOR_NAME], number[24] = "";
-    const char *root = part == LM_PART_OUTPUT ? "" : a->root, *suffix = bias ? "bias" : "weight";
+    const char *root = part == LM_PART_OUTPUT ? "" : a->root;
     char *mark = strchr(lm_tensor_stem(a, part, layer, stem), '#') ? strchr(stem, '#') : NULL;
 
     if (mark) {
         snprintf(number, sizeof number, "%" PRId64, expert);
         *mark++ = 0;
     }
-    snprintf(out, LM_TENSOR_NAME, "%s%.50s%s%.20s%s%s", root, stem, number, mark ? mark : "",
-             lm_part_is_bare(part) ? "" : ".", lm_part_is_bare(part) ? "" : suffix);
+    snprintf(out, LM_TENSOR_NAME, "%s%.50s%s%.20s%s", root, stem, number, mark ? mark : "",
+             suffix_of(part, bias));
     return out;
 }
 
@@ -243,6 +263,15 @@ static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, 
     return t;
 }
 
+/* One tensor with the matrices of all experts, each turned. */
+static void set_stack(lm_model_tensor *t, int64_t experts, const int64_t dim[2])
+{
+    t->ndim = 3;
+    t->dim[0] = t->experts = experts;
+    t->dim[1] = dim[1];
+    t->dim[2] = dim[0];
+}
+
 static lm_code see_one(const lm_config *c, const lm_tensor_name *row, int64_t layer, int64_t expert,
                        const int64_t dim[2], lm_code (*see)(void *, const lm_model_tensor *),
                        void *ctx)
@@ -251,6 +280,8 @@ static lm_code see_one(const lm_config *c, const lm_tensor_name *row, int64_t la
     t.expert = expert;
     t.experts = lm_part_is_expert(row->part) ? lm_part_count(c, row->part, layer) : 0;
     set_names(c->arch, row, &t);
+    if (lm_part_is_stack(row->part))
+        set_stack(&t, lm_part_count(c, row->part, layer), dim);
     lm_code rc = see(ctx, &t);
     if (rc || !lm_part_biased(c, row->part, layer))
         return rc;
@@ -258,6 +289,11 @@ static lm_code see_one(const lm_config *c, const lm_tensor_name *row, int64_t la
     t.ndim = 1;
     t.dim[0] = dim[0];
     t.dim[1] = 0;
+    if (lm_part_is_stack(row->part)) {
+        t.ndim = 2;
+        t.dim[0] = t.experts;
+        t.dim[1] = dim[0];
+    }
     t.order = t.order == LM_ORDER_CONV1D ? LM_ORDER_SAME : t.order;
     set_names(c->arch, row, &t);
     return see(ctx, &t);
@@ -270,7 +306,8 @@ static lm_code see_part(const lm_config *c, const lm_tensor_name *row, int64_t l
     lm_code rc = LM_OK;
     if (!lm_part_shape(c, row->part, layer, dim))
         return LM_OK;
-    for (int64_t e = 0; !rc && e < lm_part_count(c, row->part, layer); e++)
+    for (int64_t e = 0;
+         !rc && e < (lm_part_is_stack(row->part) ? 1 : lm_part_count(c, row->part, layer)); e++)
         rc = see_one(c, row, layer, e, dim, see, ctx);
     return rc;
 }
@@ -306,7 +343,8 @@ static void count_part(const lm_config *c, lm_part part, int64_t layer, counts *
         return;
     int64_t weight = dim[0] * (dim[1] ? dim[1] : 1), of = lm_part_count(c, part, layer);
     int64_t one = weight + (lm_part_biased(c, part, layer) ? dim[0] : 0);
-    int64_t met = lm_part_is_expert(part) ? c->layer[layer].moe.chosen : 1;
+    bool some = lm_part_is_expert(part) || lm_part_is_stack(part);
+    int64_t met = some ? c->layer[layer].moe.chosen : 1;
     n->all += one * of;
     n->active += one * met;
     n->matmul += dim[1] && layer >= 0 ? weight * met : 0;

@@ -38,10 +38,13 @@ qwen3-moe-30b 30532122624
 qwen3-moe-13m 13186432
 qwen3-next-80b 79674391296
 qwen3-next-12m 11859472
+gpt-oss-20b 20914757184
+gpt-oss-120b 116829156672
+gpt-oss-12m 11578672
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 23 ]
+    [ "${#lines[@]}" -eq 26 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

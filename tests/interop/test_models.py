@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Dots1Config, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
+from transformers import (AutoModelForCausalLM, Dots1Config, Gemma2Config, Gemma3TextConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig,
                           MixtralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig,
                           Qwen3NextConfig, Qwen3_5TextConfig)
 import tap
@@ -134,6 +134,12 @@ def configs(vocab=97, wide=2):
         layer_types=["full_attention", "linear_attention", "full_attention", "linear_attention"])
     dense = {k: v for k, v in state.items() if "expert" not in k and k != "moe_intermediate_size"}
     yield "qwen3_5", Qwen3_5TextConfig(**{**dense, "num_hidden_layers": 3}, full_attention_interval=3)
+    oss = {**base, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8 * wide, "sliding_window": 6}
+    yield "gpt-oss", GptOssConfig(**oss, rope_parameters=rope("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                                              original_max_position_embeddings=16))
+    yield "gpt-oss-bounds", GptOssConfig(**{**oss, "num_hidden_layers": 3, "num_key_value_heads": 4}, swiglu_limit=1.0,
+                                         attention_bias=False, layer_types=["full_attention", "sliding_attention", "full_attention"],
+                                         rope_parameters=rope("default"))
 
 
 def make(config, seed):
@@ -182,7 +188,7 @@ def clear_seed(config, seed, seq=SEQ):
         model, gaps = make(config, seed + 1000 * again), []
 
         def look(module, args, out):
-            z = torch.nn.functional.linear(args[0].reshape(-1, config.hidden_size), module.weight)
+            z = torch.nn.functional.linear(args[0].reshape(-1, config.hidden_size), module.weight, getattr(module, "bias", None))
             if hasattr(module, "e_score_correction_bias"):  # groups are chosen, then experts, by sigmoids, whose slope is less
                 z = 4 * (z.sigmoid() + module.e_score_correction_bias)
                 groups, kept = z.reshape(len(z), config.n_group, -1), config.topk_group
@@ -194,7 +200,7 @@ def clear_seed(config, seed, seq=SEQ):
             z = z.sort(-1, descending=True).values
             gaps.append((z[:, k - 1] - z[:, k]).min().item() if k < z.shape[1] else 1)
         for n, module in model.named_modules():
-            if n.endswith(".mlp.gate"):
+            if n.endswith((".mlp.gate", ".mlp.router")):
                 module.register_forward_hook(look)
         with torch.no_grad():
             model(input_ids=batch(config, 1, seed + 1000 * again, seq)[0][0])
@@ -209,7 +215,7 @@ def by_our_names(config, name, p):
     if mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.")
     stem, _, last = name.rpartition(".")
-    if last not in ("gate_up_proj", "down_proj"):
+    if last not in ("gate_up_proj", "down_proj") or config.model_type == "gpt_oss":
         return {name: p}
     parts = zip(("w1", "w3") if mixtral else ("gate_proj", "up_proj"), p.chunk(2, 1)) if last == "gate_up_proj" else [
         ("w2" if mixtral else "down_proj", p)]
@@ -299,7 +305,7 @@ def test_folder(run, tmp, name, model, folder):
         subprocess.run([run, "copy", folder, more], check=True)
         a, b = (load_file(os.path.join(f, "model.safetensors")) for f in (again, more))
         check(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), f"{name}: its further layers are passed over")
-    if not hasattr(model.config, "num_experts_per_tok"):
+    if not hasattr(model.config, "num_experts_per_tok") or model.config.model_type == "gpt_oss":
         return
     fused, copy = os.path.join(tmp, name + "-fused"), os.path.join(tmp, name + "-copy")
     model.save_pretrained(fused, save_original_format=False)  # as it holds them: all experts of a layer in one tensor
@@ -322,8 +328,9 @@ HYPER = {"lr": 3e-3, "b1": 0.9, "b2": 0.95, "eps": 1e-8, "decay": 0.1, "clip": 1
 
 
 def train_theirs(model, tokens, targets, clip):
-    groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": HYPER["decay"]},
-              {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]
+    rest = [p for n, p in model.named_parameters() if p.ndim == 1 or n.endswith("_bias")]  # of experts, too
+    groups = [{"params": [p for p in model.parameters() if all(p is not q for q in rest)], "weight_decay": HYPER["decay"]},
+              {"params": rest, "weight_decay": 0.0}]
     opt = torch.optim.AdamW(groups, lr=HYPER["lr"], betas=(HYPER["b1"], HYPER["b2"]), eps=HYPER["eps"])
     losses, norms = [], []
     for s in range(tokens.shape[0]):
@@ -384,7 +391,7 @@ def test_tool(tmp, name, config):
 
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
-          "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next"}
+          "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "gpt-oss"}
 
 
 def write_golden():
@@ -419,7 +426,7 @@ def main():
                 continue
             model, folder = test_gradients(run, tmp, name, config, seed)
             test_folder(run, tmp, name, model, folder)
-            if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3", "qwen3-next"):
+            if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3", "qwen3-next", "gpt-oss"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
     return tap.finish()
