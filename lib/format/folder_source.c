@@ -17,6 +17,7 @@
 #include "format/folder_impl.h"
 #include "format/folder_run.h"
 #include "format/foreign.h"
+#include "format/mxfp4.h"
 #include "format/provenance.h"
 #include "format/safetensors_table.h"
 
@@ -391,6 +392,7 @@ lm_code lm_model_source_open(const char *path, const lm_bundle_opts *o, lm_model
         return rc;
     pthread_rwlock_init(&m->lock, NULL);
     rc = open_path(m, path, o, e);
+    rc = rc ? rc : lm_mxfp4_over(&m, e);
     if (rc) {
         lm_model_source_close(m);
         return rc;
