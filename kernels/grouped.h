@@ -8,9 +8,9 @@
  * the kernel reads the offsets, which may be the result of an earlier kernel on a device: plans do
  * not depend on them, and no row is padded.
  *
- * grouped_linear     in  x [N,K] act, w [GM,K] act, offsets [G+1] I32
+ * grouped_linear     in  x [N,K] act, w [GM,K] act (also in codes, numeric/code_rows.h), offsets [G+1] I32
  *                    out y [N,M] act                     y = x w[g]^T for the rows of g
- * grouped_linear_dx  in  dy [N,M] act, w [GM,K] act, offsets [G+1] I32
+ * grouped_linear_dx  in  dy [N,M] act, w [GM,K] act (also in codes), offsets [G+1] I32
  *                    out dx [N,K] act                    dx = dy w[g]
  * grouped_linear_dw  in  dy [N,M] act, x [N,K] act, offsets [G+1] I32
  *                    out dw [GM,K] F32 (acc)             dw[g] (+)= dy^T x over the rows of g

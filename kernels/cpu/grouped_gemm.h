@@ -12,11 +12,21 @@
 
 #include "kernels/grouped.h"
 #include "kernels/linear.h"
+#include "numeric/code_rows.h"
 
 typedef enum { GROUPED_Y, GROUPED_DX, GROUPED_DW } grouped_form;
 
 /* Of y and dx, and of dw (whose rows are the depth of its products). */
 enum { PIECE = 512, PIECE_DW = 4096, PIECE_STEP = 64 };
+
+/* The matrix of group g as rows of codes that begin with its first: earlier ones have numbers below 0. */
+static inline lm_code_rows grouped_codes(const lm_tensor *w, int64_t rows, int64_t g)
+{
+    lm_code_rows c = *w->codes;
+    for (int i = 0; i < c.n; i++)
+        c.run[i].row -= g * rows;
+    return c;
+}
 
 /* The product of `rows` rows from `row` on, of group g. */
 static inline lm_gemm grouped_piece(const lm_call *c, grouped_form form, int64_t g, int64_t row,
@@ -40,7 +50,8 @@ static inline lm_gemm grouped_piece(const lm_call *c, grouped_form form, int64_t
     p.m = rows, p.n = n, p.k = k;
     p.tb = form == GROUPED_Y;
     p.ldb = p.tb ? k : n;
-    p.b = b->data ? (const char *)b->data + (size_t)(g * k * n) * size : NULL;
+    p.b = b->data && !b->codes ? (const char *)b->data + (size_t)(g * k * n) * size : NULL;
+    p.b_codes = b->codes; /* of all groups: enough to plan with */
     p.c = out->data ? (char *)out->data + (size_t)(row * n) * out_size : NULL;
     return p;
 }
@@ -90,11 +101,15 @@ static inline void grouped_run(const lm_call *c, grouped_form form, lm_cpu_level
 
     for (int64_t g = 0; g + 1 < c->in[2].dim[0]; g++) {
         lm_gemm whole = grouped_piece(c, form, g, 0, 1);
+        lm_code_rows codes = { 0 };
+        if (whole.b_codes)
+            codes = grouped_codes(&c->in[1], attr->rows, g);
         if (form == GROUPED_DW && !add && offsets[g] == offsets[g + 1])
             memset(whole.c, 0, (size_t)(whole.m * whole.n) * sizeof(float));
         for (int64_t row = offsets[g], rows; row < offsets[g + 1]; row += rows) {
             rows = grouped_next(form, offsets[g + 1] - row);
             lm_gemm p = grouped_piece(c, form, g, row, rows);
+            p.b_codes = whole.b_codes ? &codes : NULL;
             p.accumulate = form == GROUPED_DW && (add || row > offsets[g]);
             lm_gemm_run(&p, level, c->par);
         }

@@ -147,9 +147,10 @@ static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, 
     static const struct {
         const char *op;
         int operand;
-    } table[] = { { "linear", 1 },     { "linear_dx", 1 },  { "embed", 1 },
-                  { "head_stats", 1 }, { "head_grad", 1 },  { "head_loss", 1 },
-                  { "widen", 0 },      { "divergence", 3 }, { "divergence_grad", 3 } };
+    } table[] = { { "linear", 1 },         { "linear_dx", 1 },        { "embed", 1 },
+                  { "head_stats", 1 },     { "head_grad", 1 },        { "head_loss", 1 },
+                  { "widen", 0 },          { "divergence", 3 },       { "divergence_grad", 3 },
+                  { "grouped_linear", 1 }, { "grouped_linear_dx", 1 } };
     (void)b, (void)act;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (!strcmp(op, table[i].op) && operand == table[i].operand)

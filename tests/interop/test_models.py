@@ -390,6 +390,52 @@ def test_tool(tmp, name, config):
     check(worst < 1e-4, f"{name}: the trained run loads there, weights to {worst:.1e}")
 
 
+def pack_experts(state, seed):
+    """The experts of a gpt-oss in MXFP4 as they are published, and what transformers makes of them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    g, packed, plain = torch.Generator().manual_seed(seed), {}, {}
+    for k, v in state.items():
+        if not k.endswith(("gate_up_proj", "down_proj")):
+            packed[k] = plain[k] = v
+            continue
+        experts, wide, out = v.shape
+        packed[k + "_blocks"] = torch.randint(0, 256, (experts, out, wide // 32, 16), generator=g, dtype=torch.uint8)
+        packed[k + "_scales"] = torch.randint(121, 124, (experts, out, wide // 32), generator=g, dtype=torch.uint8)
+        plain[k] = convert_moe_packed_tensors(packed[k + "_blocks"], packed[k + "_scales"]).contiguous()
+    return packed, plain
+
+
+def test_mxfp4(run, tmp):
+    """Folders as they are published: the numbers, and results from codes, which are those of the numbers."""
+    config = GptOssConfig(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=6,
+                          rope_parameters=rope("default"), pad_token_id=None)
+    model = make(config, 3).to(torch.bfloat16)
+    folders = [os.path.join(tmp, n) for n in ("oss-packed", "oss-plain", "oss-copy")]
+    states = pack_experts({k: v.contiguous() for k, v in model.state_dict().items()}, 4)
+    for folder, state in zip(folders, states):
+        model.config.save_pretrained(folder)
+        save_file(state, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    about = json.load(open(os.path.join(folders[0], "config.json")))
+    about["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    json.dump(about, open(os.path.join(folders[0], "config.json"), "w"))
+    subprocess.run([run, "copy", folders[0], folders[2]], check=True)
+    copy = load_file(os.path.join(folders[2], "model.safetensors"))
+    same = copy.keys() == states[1].keys() and all(torch.equal(copy[k].to(v.dtype), v) for k, v in states[1].items())
+    plain = "quantization_config" not in json.load(open(os.path.join(folders[2], "config.json")))
+    check(same and plain, "gpt-oss: experts in MXFP4 are read to the bit, and written as numbers")
+    data = os.path.join(tmp, "oss-data")
+    os.mkdir(data)
+    write_shard(os.path.join(data, "train"), torch.randint(0, 97, (400,), generator=torch.Generator().manual_seed(5)).tolist())
+    for dtype in ("bf16", "f32"):
+        said = [subprocess.run([os.path.join(BUILD, "bin", "eval-model"), "-v", "--json", "--dtype", dtype, "--seq-len", "32", f,
+                                data], check=True, capture_output=True, text=True) for f in folders[:2]]
+        losses = [json.loads(s.stdout) for s in said]
+        for x in losses:
+            [x.pop(k, None) for k in ("seconds", "tokens_per_second", "model")]
+        check(losses[0] == losses[1] and "mxfp4" in said[0].stderr, f"gpt-oss: {dtype} results from codes are those of numbers")
+
+
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
           "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "gpt-oss"}
 
@@ -429,6 +475,8 @@ def main():
             if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3", "qwen3-next", "gpt-oss"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
+        if not only or "mxfp4" in only:
+            test_mxfp4(run, tmp)
     return tap.finish()
 
 

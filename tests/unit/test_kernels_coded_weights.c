@@ -7,11 +7,12 @@
 #include "kernel_case.h"
 #include "kernels/cpu/code_rows.h"
 #include "kernels/embed.h"
+#include "kernels/grouped.h"
 #include "kernels/head.h"
 #include "kernels/linear.h"
 #include "numeric/code_rows.h"
 
-enum { K = 512, M = 83 };
+enum { K = 512, M = 87 };
 
 /* A matrix in codes: all rows in f, or the last 30 in another format. */
 typedef struct {
@@ -200,6 +201,31 @@ static void check_dx(const coded *c, lm_dtype act, int level, int64_t rows, int 
     lm_free(in[0].data);
 }
 
+/* Groups of rows of the matrix, some without rows of x. */
+static void check_grouped(const coded *c, lm_dtype act, int level, int64_t rows, int threads)
+{
+    enum { G = 3 };
+    lm_grouped_attr attr = { G, M / G, LM_ACC_FIRST };
+    int32_t offsets[G + 1] = { 0, 0, (int32_t)(rows / 3), (int32_t)rows };
+    for (int dx = 0; dx < 2; dx++) {
+        int64_t from = dx ? M / G : K, to = dx ? K : M / G;
+        lm_tensor in[3] = {
+            { .dtype = act, .ndim = 2, .dim = { rows, from } },
+            { .dtype = act, .ndim = 2, .dim = { M, K } },
+            { .data = offsets, .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { G + 1 } }
+        };
+        lm_tensor out = { .dtype = act, .ndim = 2, .dim = { rows, to } };
+        in[0].data = take((size_t)(rows * from) * lm_dtype_size(act));
+        for (int64_t i = 0; i < rows * from; i++)
+            lm_set(act, in[0].data, i, number_of_x(i / from, i));
+        check_call(
+            lm_cpu_kernel(dx ? "grouped_linear_dx" : "grouped_linear", act, (lm_cpu_level)level),
+            (lm_call){ .attr = &attr, .in = in, .n_in = 3, .out = &out, .n_out = 1 }, in, 1, c,
+            threads);
+        lm_free(in[0].data);
+    }
+}
+
 static void check_embed(const coded *c, lm_dtype act, int level, int threads)
 {
     enum { N = 40 };
@@ -269,6 +295,7 @@ static void check_format(const lm_format *f, const lm_format *last)
                 for (int i = 0; i < 8; i++) {
                     check_linear(&c, act, level, rows[i], threads);
                     check_dx(&c, act, level, rows[i], threads);
+                    check_grouped(&c, act, level, rows[i], threads);
                 }
                 check_embed(&c, act, level, threads);
                 for (int i = 0; i < N_HEADS; i++)

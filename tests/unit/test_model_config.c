@@ -97,7 +97,7 @@ static void test_contradictions(void **state)
           "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
-          "qwen2_moe, qwen3_moe, dots1, qwen3_next and qwen3_5_text" },
+          "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text and gpt_oss" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
