@@ -131,6 +131,13 @@ static lm_code codes(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e)
     return LM_OK;
 }
 
+static const void *codes_in_file(void *ctx, const lm_st_tensor *t)
+{
+    const mxfp4_source *s = ctx;
+    const part *x = part_of(s, t);
+    return x->scales ? NULL : lm_model_source_codes_in_file(s->in, x->blocks);
+}
+
 static const char *meta(void *ctx, const char *key)
 {
     return lm_model_source_meta(((mxfp4_source *)ctx)->in, key);
@@ -157,7 +164,8 @@ static void close_source(void *ctx)
     let_go(s);
 }
 
-static const lm_source_maker maker = { load, format, codes, NULL, meta, finish, close_source };
+static const lm_source_maker maker = { load, format, codes,       codes_in_file,
+                                       meta, finish, close_source };
 
 /* ---- the plan ---- */
 

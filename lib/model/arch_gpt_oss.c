@@ -4,18 +4,15 @@
  *
  * The matrices of all experts of a layer are one tensor, each as [in, out], gates and ups by turns.  They are kept in
  * this order here, too, so that codes of published files need no other. */
-#include <string.h>
-
 #include "model/arch_llama.h"
 
-static const char *const keys[] = { LM_KEYS_DECODER,        "hidden_act",
-                                    "attention_bias",       "sliding_window",
-                                    "layer_types",          "initial_context_length",
-                                    "num_local_experts",    "num_experts",
-                                    "num_experts_per_tok",  "experts_per_token",
-                                    "swiglu_limit",         "swiglu_alpha",
-                                    "router_aux_loss_coef", "output_router_logits",
-                                    "quantization_config",  NULL };
+static const char *const keys[] = {
+    LM_KEYS_DECODER,        "hidden_act",           "attention_bias",
+    "sliding_window",       "layer_types",          "initial_context_length",
+    "num_local_experts",    "num_experts",          "num_experts_per_tok",
+    "experts_per_token",    "swiglu_limit",         "swiglu_alpha",
+    "router_aux_loss_coef", "output_router_logits", NULL
+};
 
 /* What the published class assumes where the config has no positions. */
 static void set_rope(lm_config *c)
@@ -47,16 +44,6 @@ static lm_code check_chosen(const json_t *o, const char *where, const lm_config 
     return chosen == c->layer[0].moe.chosen
                ? LM_OK
                : lm_read_bad(where, "experts_per_token", e, "is not num_experts_per_tok");
-}
-
-/* Weights in codes are decoded when they are read (format/mxfp4.h). */
-static lm_code check_codes(const json_t *o, const char *where, lm_err *e)
-{
-    const json_t *q = json_object_get(o, "quantization_config");
-    const char *method = json_string_value(json_object_get(q, "quant_method"));
-    if (!q || json_is_null(q) || (method && !strcmp(method, "mxfp4")))
-        return LM_OK;
-    return lm_read_bad(where, "quantization_config", e, "only mxfp4 is supported");
 }
 
 static lm_code read_activation(const json_t *o, const char *where, lm_config *c, lm_err *e)
@@ -93,7 +80,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     int64_t window;
     bool bias;
 
-    if (lm_read_decoder(o, where, &d, c, e) || check_codes(o, where, e) ||
+    if (lm_read_decoder(o, where, &d, c, e) ||
         lm_json_bool_or(o, "attention_bias", true, &bias, where, e) ||
         lm_read_window(o, where, 128, &window, e) ||
         lm_read_layer_types(o, where, c, window, lm_slides_by_pattern, 2, e) ||

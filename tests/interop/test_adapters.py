@@ -16,7 +16,7 @@ import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GptOssConfig, LlamaConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 import tap
 from tap import BUILD, HERE, ROOT, check
 
@@ -38,7 +38,8 @@ MIXTURES = {"qwen3-moe": (Qwen3MoeConfig, dict(moe_intermediate_size=20, num_exp
                                                norm_topk_prob=True)),
             "qwen2-moe": (Qwen2MoeConfig, dict(moe_intermediate_size=20, num_experts=3, num_experts_per_tok=2,
                                                shared_expert_intermediate_size=24)),
-            "mixtral": (MixtralConfig, dict(num_local_experts=4, num_experts_per_tok=2))}
+            "mixtral": (MixtralConfig, dict(num_local_experts=4, num_experts_per_tok=2)),
+            "gpt-oss": (GptOssConfig, dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=6))}
 
 
 def base_of(kind):

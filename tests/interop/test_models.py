@@ -429,7 +429,7 @@ def test_mxfp4(run, tmp):
     write_shard(os.path.join(data, "train"), torch.randint(0, 97, (400,), generator=torch.Generator().manual_seed(5)).tolist())
     for dtype in ("bf16", "f32"):
         said = [subprocess.run([os.path.join(BUILD, "bin", "eval-model"), "-v", "--json", "--dtype", dtype, "--seq-len", "32", f,
-                                data], check=True, capture_output=True, text=True) for f in folders[:2]]
+                                os.path.join(data, "train")], check=True, capture_output=True, text=True) for f in folders[:2]]
         losses = [json.loads(s.stdout) for s in said]
         for x in losses:
             [x.pop(k, None) for k in ("seconds", "tokens_per_second", "model")]

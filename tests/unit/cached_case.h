@@ -11,9 +11,9 @@
 #include "loaded_case.h"
 
 enum { V = 96, POSITIONS = 700 };
-enum { GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, OLMO2, OLMO3, MODELS };
+enum { GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_OSS, MODELS };
 
-/* Heads of 32 numbers, two for keys and values, apart from qwen2 (one of 32) and olmo's (two, as many as queries have). */
+/* All experts are chosen: errors of coded caches would change choices of some.  Heads of 32 numbers, two for keys and values, apart from qwen2 (one of 32) and olmo's (two, as many as queries have). */
 #define CACHED_SIZES  "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":700,"
 #define CACHED_WIDTHS "\"hidden_size\":64,\"intermediate_size\":96,"
 #define CACHED_LAYERS          \
@@ -38,6 +38,9 @@ static const char *const configs[] = {
     [OLMO3] = "{\"model_type\":\"olmo3\"," CACHED_SIZES CACHED_WIDTHS
               "\"num_attention_heads\":2,\"num_key_value_heads\":2,\"num_hidden_layers\":2,"
               "\"sliding_window\":150}",
+    [GPT_OSS] = "{\"model_type\":\"gpt_oss\"," CACHED_LAYERS
+                "\"num_hidden_layers\":2,\"sliding_window\":140,\"num_local_experts\":4,"
+                "\"num_experts_per_tok\":4}",
 };
 
 static uint32_t ids[POSITIONS];

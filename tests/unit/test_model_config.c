@@ -250,7 +250,7 @@ static void test_transformers_5(void **state)
     assert_true(!c.layer[0].window && c.layer[1].window);
     lm_config_fini(&c);
     refused(llama3, "{\"model_type\":\"dbrx\",\"num_experts\":16}", "mixture of 16 experts");
-    refused(llama3, "{\"model_type\":\"gpt_oss\",\"num_local_experts\":32}",
+    refused(llama3, "{\"model_type\":\"phimoe\",\"num_local_experts\":32}",
             "mixture of 32 experts");
     refused(llama3, "{\"model_type\":\"kimi\",\"text_config\":{\"n_routed_experts\":384}}",
             "mixture of 384 experts");

@@ -63,11 +63,12 @@ static void feed(const golden *g, runner *r)
 static void move(const lm_model *m, int i, float *file, float *block, bool in)
 {
     const lm_slice *s = &m->slice[i];
-    int64_t width = lm_slice_count(s) / s->rows;
+    int64_t width = lm_slice_count(s) / s->rows, rows = s->rows / s->stack;
     float *at = block + m->param[s->param].offset + s->row * width;
     for (int64_t r = 0; r < s->rows; r++)
         for (int64_t c = 0; c < width; c++) {
-            float *x = &file[s->transposed ? c * s->rows + r : r * width + c];
+            int64_t turned = r / rows * rows * width + c * rows + r % rows;
+            float *x = &file[s->transposed ? turned : r * width + c];
             float *y = &at[r * width + c];
             *(in ? y : x) = *(in ? x : y);
         }
