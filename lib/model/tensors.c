@@ -187,7 +187,7 @@ static const char *suffix_of(lm_part part, bool bias)
 {
     if (lm_part_is_stack(part))
         return bias ? "_bias" : "";
-    if (lm_part_is_bare(part) || part == LM_PART_SINKS)
+    if (lm_part_is_bare(part))
         return "";
     return bias ? ".bias" : ".weight";
 }

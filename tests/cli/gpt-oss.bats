@@ -1,0 +1,47 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# gpt-oss in every tool that computes: sinks, windows, experts with biases.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return
+    for i in {1..60}; do
+        echo "{\"text\":\"the river ran by the old bridge $i and the stones lay in the water\"}"
+    done > t.jsonl
+    train-tokenizer -q -V 300 -o tokenizer.json t.jsonl
+    shard-data -q --tokenizer tokenizer.json -o data t.jsonl
+    init-model -q gpt-oss-12m -t tokenizer.json --set hidden_size=32 --set intermediate_size=24 --set num_hidden_layers=2 \
+        --set head_dim=16 --set sliding_window=8 --set num_local_experts=4 -o m
+}
+
+loss() {
+    eval-model -q "$@" t.jsonl --seq-len 32 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/'
+}
+
+@test "gpt-oss: trains, resumes to the bit, generates alike from pages, takes adapters on its experts, which merge" {
+    args=(--batch-size 2 --seq-len 32 --lr 3e-3 --lr-schedule constant --save-every 10)
+    train -q m data -o r20 --steps 20 "${args[@]}"
+    train -q m data -o r10 --steps 10 "${args[@]}"
+    train -q --resume r10 --steps 20
+    inspect-model --check r20 r10 > /dev/null
+    awk -v a="$(loss m)" -v b="$(loss r20)" 'BEGIN { exit !(b < a - 0.3) }'
+    generate -q r20 -p "the river" -n 8 --temperature 0 > a
+    generate -q r20 -p "the old bridge" -n 8 --temperature 0 > b
+    generate -q r20 --serve-batch 2 -p "the river" -p "the old bridge" -n 8 --temperature 0 > both
+    cat a b | cmp - both
+    peft-tune -q r20 t.jsonl -o adapter --steps 20 --seq-len 32 --lr 3e-3 --rank 3 \
+        --target experts.gate_up_proj,experts.down_proj
+    merge-models -q --method passthrough r20+adapter -o merged
+    awk -v a="$(loss r20 --adapter adapter)" -v b="$(loss merged)" -v c="$(loss r20)" \
+        'BEGIN { d = a - b; exit !(d < 1e-5 && d > -1e-5 && a < c) }'
+}
+
+@test "gpt-oss: sinks of another number of heads, and k above the experts, are refused with their names" {
+    sed -E 's/("num_attention_heads": )4/\12/; s/("num_key_value_heads": )2/\11/; s/("head_dim": )16/\132/' m/config.json > c
+    cp c m/config.json
+    run eval-model -q m t.jsonl --seq-len 32
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'tensor "model.layers.0.self_attn.sinks" has shape [4], config.json requires [2]'* ]]
+    run init-model gpt-oss-12m -t tokenizer.json --set num_experts_per_tok=9 -o n
+    [ "$status" -ne 0 ]
+    [[ "$output" == *'"num_experts_per_tok" is 9, but "num_local_experts" is 8'* ]]
+}
