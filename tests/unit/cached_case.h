@@ -40,7 +40,7 @@ static const char *const configs[] = {
               "\"sliding_window\":150}",
     [GPT_OSS] = "{\"model_type\":\"gpt_oss\"," CACHED_LAYERS
                 "\"num_hidden_layers\":2,\"sliding_window\":140,\"num_local_experts\":4,"
-                "\"num_experts_per_tok\":4}",
+                "\"num_experts_per_tok\":4,\"rope_parameters\":{\"rope_type\":\"default\"}}",
 };
 
 static uint32_t ids[POSITIONS];
