@@ -81,8 +81,8 @@ bool lm_part_plus_one(const lm_config *c, lm_part part)
 
 bool lm_part_is_bare(lm_part part)
 {
-    return part == LM_PART_ROUTER_BIAS || part == LM_PART_DELTA_LOG ||
-           part == LM_PART_DELTA_DT || part == LM_PART_SINKS;
+    return part == LM_PART_ROUTER_BIAS || part == LM_PART_DELTA_LOG || part == LM_PART_DELTA_DT ||
+           part == LM_PART_SINKS;
 }
 
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part)

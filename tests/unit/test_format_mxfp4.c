@@ -130,8 +130,7 @@ static void unmatched(void **state)
     (void)state;
     refused(write_folder("a", true, false, GROUPS), "tensor \"w_blocks\": has no scales");
     refused(write_folder("b", false, true, GROUPS), "tensor \"w_scales\": has no blocks");
-    refused(write_folder("c", true, true, GROUPS + 1),
-            "tensor \"w_blocks\" has shape [2,3,2,16]");
+    refused(write_folder("c", true, true, GROUPS + 1), "tensor \"w_blocks\" has shape [2,3,2,16]");
 }
 
 int main(void)
