@@ -70,6 +70,9 @@
  *                 and T (DeepSeek-V3, equations 17 to 20)
  *       z         times the mean over t of (log of the sum of exp z_t)^2 (ST-MoE, arXiv:2202.08906,
  *                 equation 5)
+ *       affinity  times the mean over t of 1 - the sum over nodes of q_tn^2, q_tn the sum of p_te over the
+ *                 experts of node n, of E / attr.nodes neighbours each: 0 where each token stays on one
+ *                 node, 1 - 1 / nodes where it goes everywhere alike
  * route_aux_dz     in  z [T,E] F32, expert [T,K] I32, dloss [1] F32, count [E] F32 (optional)
  *                  out dz [T,E] F32
  *     n and count have no gradient.
@@ -109,6 +112,8 @@ typedef struct {
     double balance, sequence, z;
     int64_t seq; /* tokens of a sequence, T is a multiple; 0: all are one */
     bool by_expert;
+    double affinity;
+    int64_t nodes; /* with affinity: a divisor of E */
 } lm_route_aux_attr;
 
 /* The expert of an assignment, also of a dropped one. */

@@ -169,7 +169,15 @@ static lm_code ask_routing(const lm_loop_args *a, lm_routing_losses *out, lm_err
                                 .model = layer || sequence ? 0
                                          : coef < 0        ? LM_ROUTING_OF_CONFIG
                                                            : coef,
-                                .z = a->z_coef };
+                                .z = a->z_coef,
+                                .affinity = a->affinity_coef,
+                                .nodes = a->affinity_nodes };
+    if (a->affinity_coef > 0 && !a->affinity_nodes)
+        return lm_fail(e, LM_EUSAGE, "--moe-affinity-loss-coeff", "give --moe-affinity-nodes too",
+                       "there are no nodes");
+    if (a->affinity_nodes && !(a->affinity_coef > 0))
+        return lm_fail(e, LM_EUSAGE, "--moe-affinity-nodes", "give --moe-affinity-loss-coeff too",
+                       "there is no loss of nodes");
     return LM_OK;
 }
 

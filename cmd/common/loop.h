@@ -19,7 +19,8 @@ typedef struct {
     double beta1, beta2, eps, weight_decay, momentum, dampening;
     bool nesterov;
     double max_grad_norm, clip_value;
-    double aux_coef, z_coef; /* of mixtures of experts */
+    double aux_coef, z_coef, affinity_coef; /* of mixtures of experts */
+    int64_t affinity_nodes;
     const char *aux_type;
     double capacity;
     const char *drop_policy;
@@ -128,6 +129,9 @@ extern const char *const lm_loop_aux_types[], *const lm_loop_drop_policies[],
                    "give --moe-aux-loss-type layer for aux_loss, sequence for seq_aux_loss"),    \
         LM_REAL(0, "moe-z-loss-coeff", &(a).z_coef, "X", 0, 1e6, "size of routers' logits [0]"), \
         LM_ALSO("router-z-loss-coef"),                                                           \
+        LM_REAL(0, "moe-affinity-loss-coeff", &(a).affinity_coef, "X", 0, 1e6,                   \
+                "tokens to nodes [0]"),                                                          \
+        LM_COUNT(0, "moe-affinity-nodes", &(a).affinity_nodes, "N", 1, 4096, "of the experts"),  \
         LM_REAL(0, "moe-expert-capacity-factor", &(a).capacity, "X", 0, 1e6,                     \
                 "rows an expert takes, over the mean; 0: all [0]"),                              \
         LM_CHOICE(0, "moe-token-drop-policy", &(a).drop_policy, "POLICY", lm_loop_drop_policies, \

@@ -196,6 +196,10 @@ static lm_code check_layer(const lm_loop_args *a, const lm_moe *m, const char *m
         return lm_fail(e, LM_EUSAGE, "--moe-random-second", "leave it out",
                        "serves models that choose 2 experts, and %s chooses %lld", model,
                        (long long)m->chosen);
+    if (a->affinity_nodes && m->experts % a->affinity_nodes)
+        return lm_fail(e, LM_EUSAGE, "--moe-affinity-nodes", "give a divisor of them",
+                       "%lld nodes do not divide the %lld experts of %s",
+                       (long long)a->affinity_nodes, (long long)m->experts, model);
     if (a->expert_choice && (m->normalise || m->score_bias || m->groups > 1))
         return lm_fail(
             e, LM_EUSAGE, "--moe-expert-choice",
@@ -211,6 +215,7 @@ lm_code lm_training_check_experts(const lm_loop_args *a, const lm_session *s, lm
 {
     const char *given = a->aux_coef > 0           ? "--moe-aux-loss-coeff"
                         : a->z_coef > 0           ? "--moe-z-loss-coeff"
+                        : a->affinity_coef > 0    ? "--moe-affinity-loss-coeff"
                         : a->capacity > 0         ? "--moe-expert-capacity-factor"
                         : a->random_second        ? "--moe-random-second"
                         : a->expert_choice        ? "--moe-expert-choice"

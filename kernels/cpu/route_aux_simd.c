@@ -16,6 +16,7 @@ typedef struct {
     float *sum;                 /* [blocks,E] of p; of the gradient dp [sequences,E] */
     float *row;                 /* [threads,E] */
     double *square;             /* [blocks] of the squared logarithms */
+    double *together;           /* [blocks] of the squared shares of nodes */
     double *balance, *sequence; /* [E] */
     const float *given;         /* the operand `count`; NULL: absent */
 } aux_job;
@@ -36,6 +37,7 @@ static size_t divide_aux(aux_job *j, const lm_call *c, int threads)
     ROUTE_PART(j, sum, base, at, blocks * j->experts);
     ROUTE_PART(j, row, base, at, threads * j->experts);
     ROUTE_PART(j, square, base, at, blocks);
+    ROUTE_PART(j, together, base, at, blocks);
     ROUTE_PART(j, balance, base, at, j->experts);
     ROUTE_PART(j, sequence, base, at, j->experts);
     return at;
@@ -86,6 +88,26 @@ static float shares_of(const aux_job *j, int64_t t, float *p, float *lse)
     return j->a->sigmoid ? sigmoid_row(z, j->experts, p) : sum;
 }
 
+/* The sum of the numbers p of node n. */
+LM_INLINE float node_sum(const aux_job *j, const float *p, int64_t n)
+{
+    const int64_t each = j->experts / j->a->nodes;
+    vf sum = vf_zero();
+    VF_FOR(i, m, each, { sum = sum + vf_get_any(LM_DTYPE_F32, p, n * each + i, m); });
+    return vf_sum(sum);
+}
+
+/* The sum of the squared shares of nodes in p, whose sum is 1 / inv. */
+static double squared_shares(const aux_job *j, const float *p, float inv)
+{
+    double sum = 0;
+    for (int64_t n = 0; n < j->a->nodes; n++) {
+        const double q = (double)(node_sum(j, p, n) * inv);
+        sum += q * q;
+    }
+    return sum;
+}
+
 static void sum_blocks(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const aux_job *j = ctx;
@@ -95,10 +117,13 @@ static void sum_blocks(void *ctx, int64_t begin, int64_t end, int worker)
         int64_t from, to;
         block_of(j, b, &from, &to);
         memset(sum, 0, (size_t)j->experts * sizeof *sum);
-        j->square[b] = 0;
+        j->square[b] = j->together[b] = 0;
         for (int64_t t = from; t < to; t++) {
-            vf inv = vf_set(1 / shares_of(j, t, p, &lse));
+            const float one = 1 / shares_of(j, t, p, &lse);
+            const vf inv = vf_set(one);
             j->square[b] += (double)lse * lse;
+            if (j->a->affinity > 0)
+                j->together[b] += squared_shares(j, p, one);
             VF_FOR(i, n, j->experts, {
                 vf s = vf_get_any(LM_DTYPE_F32, sum, i, n);
                 s = vf_fma(vf_get_any(LM_DTYPE_F32, p, i, n), inv, s);
@@ -142,6 +167,7 @@ static void route_aux(const lm_call *c)
     j.given = opt_data(c->in, c->n_in, 2);
     int64_t blocks = j.sequences * j.each;
     double T = (double)j.tokens, each = (double)j.experts / ((double)j.k * T), loss = 0, square = 0;
+    double together = 0;
     float *dropped = opt_data(c->out, c->n_out, 3);
     int64_t lost = 0;
     lm_par_for(c->par, blocks, 1, sum_blocks, &j);
@@ -151,10 +177,13 @@ static void route_aux(const lm_call *c)
                 (j.a->balance * j.balance[e] / T + j.a->sequence * j.sequence[e] / (double)j.seq);
     for (int64_t b = 0; b < blocks; b++) {
         square += j.square[b];
+        together += j.together[b];
         lost += j.lost[b];
     }
     if (dropped)
         *dropped = (float)lost;
+    if (j.a->affinity > 0)
+        loss += j.a->affinity * (1 - together / T);
     *(float *)c->out[0].data = (float)(loss + j.a->z * square / T);
 }
 
@@ -180,16 +209,34 @@ static void load_gradients(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
+/* dp with the gradients of the shares of nodes in p, whose sum is 1 / inv: a row in scratch. */
+static const float *add_spread(const aux_job *j, const float *dp, const float *p, float inv,
+                               float *row)
+{
+    const double dloss = *(const float *)j->c->in[2].data;
+    const float by = (float)(-2 * j->a->affinity * dloss / (double)j->tokens) * inv;
+    const int64_t each = j->experts / j->a->nodes;
+    for (int64_t node = 0; node < j->a->nodes; node++) {
+        const vf more = vf_set(by * node_sum(j, p, node));
+        VF_FOR(i, n, each, {
+            const vf v = vf_get_any(LM_DTYPE_F32, dp, node * each + i, n) + more;
+            vf_put_any(LM_DTYPE_F32, row, node * each + i, v, n);
+        });
+    }
+    return row;
+}
+
 static void aux_dz_rows(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const aux_job *j = ctx;
     const float *z = j->c->in[0].data;
     float of_z = (float)(2 * j->a->z * *(const float *)j->c->in[2].data / (double)j->tokens);
-    (void)worker;
     for (int64_t t = begin; t < end; t++) {
         float *dz = (float *)j->c->out[0].data + t * j->experts, lse;
         const float *dp = j->sum + t / j->seq * j->experts;
         float inv = 1 / shares_of(j, t, dz, &lse);
+        if (j->a->affinity > 0)
+            dp = add_spread(j, dp, dz, inv, j->row + worker * j->experts);
         vf dot = vf_zero();
         VF_FOR(i, n, j->experts, {
             dot =

@@ -431,6 +431,31 @@ static double balance_of(const lm_call *c, int64_t first, int64_t n, const lm_te
     return (double)experts / ((double)c->in[1].dim[1] * tokens * tokens) * all;
 }
 
+/* The share of node n among the p of a token. */
+static double node_share(const lm_call *c, const double *p, int64_t n)
+{
+    const int64_t each = c->in[0].dim[1] / ((const lm_route_aux_attr *)c->attr)->nodes;
+    double q = 0;
+    for (int64_t e = n * each; e < (n + 1) * each; e++)
+        q += p[e];
+    return q;
+}
+
+/* The mean over tokens of 1 - the sum of squares of shares. */
+static double spread_of(const lm_call *c, double *p)
+{
+    const lm_route_aux_attr *a = c->attr;
+    const int64_t tokens = c->in[0].dim[0];
+    double sum = 0;
+    for (int64_t t = 0; t < tokens; t++) {
+        shares_of(c, t, stats_of(&c->in[0], t), p);
+        sum += 1;
+        for (int64_t n = 0; n < a->nodes; n++)
+            sum -= pow(node_share(c, p, n), 2);
+    }
+    return sum / (double)tokens;
+}
+
 static void route_aux(const lm_call *c)
 {
     const lm_route_aux_attr *a = c->attr;
@@ -451,7 +476,19 @@ static void route_aux(const lm_call *c)
         row_stats r = stats_of(&c->in[0], t);
         z += pow(r.top + log(r.sum), 2);
     }
+    if (a->affinity > 0)
+        loss += a->affinity * spread_of(c, sum);
     set(&c->out[0], 0, loss + a->z * z / (double)tokens);
+}
+
+/* The gradient of p_te by the share of its node. */
+static double dp_of_spread(const lm_call *c, const double *p, int64_t e, double dloss)
+{
+    const lm_route_aux_attr *a = c->attr;
+    if (!(a->affinity > 0))
+        return 0;
+    const int64_t node = e / (c->in[0].dim[1] / a->nodes);
+    return -2 * a->affinity * dloss / (double)c->in[0].dim[0] * node_share(c, p, node);
 }
 
 static void route_aux_dz(const lm_call *c)
@@ -471,10 +508,11 @@ static void route_aux_dz(const lm_call *c)
                             a->sequence * load_of(c, t, seq, e) / (double)seq);
         }
         for (int64_t e = 0; e < experts; e++)
-            dot += dp[e] * p[e];
+            dot += (dp[e] + dp_of_spread(c, p, e, dloss)) * p[e];
         for (int64_t e = 0; e < experts; e++) {
             double v = get(z, t * experts + e), s = sigmoid(v);
-            double d = (dp[e] - dot) * (a->sigmoid ? s * (1 - s) / total : p[e]);
+            double d = dp[e] + dp_of_spread(c, p, e, dloss) - dot;
+            d *= a->sigmoid ? s * (1 - s) / total : p[e];
             set(&c->out[0], t * experts + e,
                 d + dloss * a->z * 2 * lse * exp(v - lse) / (double)tokens);
         }

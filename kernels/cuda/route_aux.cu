@@ -14,15 +14,16 @@ struct aux_args {
     int64_t tokens, experts, k, seq, sequences, each; /* each: blocks of a sequence */
     const float *z, *dloss, *given;                   /* given: the operand `count`; NULL: absent */
     const int32_t *expert;
-    int *load;      /* [sequences,E], and behind them the number of dropped assignments */
-    float *sum;     /* [blocks,E] of p; of the gradient dp [sequences,E] */
-    double *square; /* [blocks] of the squared logarithms */
+    int *load;        /* [sequences,E], and behind them the number of dropped assignments */
+    float *sum;       /* [blocks,E] of p; of the gradient dp [sequences,E] */
+    double *square;   /* [blocks] of the squared logarithms */
+    double *together; /* [blocks] of the squared shares of nodes */
     float *loss, *mean, *load_out, *dropped, *dz;
 };
 
 /* What divides the p of a token, and the logarithm of the sum of exp z. */
 struct token_sums {
-    float top, inv, lse;
+    float top, inv, lse, together; /* and the sum of the squared shares of nodes */
 };
 
 __device__ inline token_sums sums_of(const aux_args &x, const float *z)
@@ -41,6 +42,26 @@ __device__ inline token_sums sums_of(const aux_args &x, const float *z)
 __device__ inline float share_of(const aux_args &x, float z, token_sums s)
 {
     return s.inv * (x.a.sigmoid ? sigmoid_of(z) : expf(z - s.top));
+}
+
+/* The share of node n in the p of a token, in all lanes of a warp. */
+__device__ inline float node_share(const aux_args &x, const float *z, token_sums s, int64_t n)
+{
+    int64_t each = x.experts / x.a.nodes;
+    float sum = 0;
+    for (int64_t e = n * each + lane_of(); e < (n + 1) * each; e += 32)
+        sum += share_of(x, z[e], s);
+    return warp_sum(sum);
+}
+
+__device__ inline float squared_shares(const aux_args &x, const float *z, token_sums s)
+{
+    float sum = 0;
+    for (int64_t n = 0; x.a.affinity > 0 && n < x.a.nodes; n++) {
+        float q = node_share(x, z, s, n);
+        sum = fmaf(q, q, sum);
+    }
+    return sum;
 }
 
 static __global__ void count_kernel(aux_args x)
@@ -64,6 +85,7 @@ static __global__ void __launch_bounds__(row_threads) block_kernel(aux_args x)
     end = end < begin + x.seq ? end : begin + x.seq;
     for (int64_t t = first + threadIdx.x / 32; t < end; t += row_warps) {
         token_sums s = sums_of(x, x.z + t * x.experts);
+        s.together = squared_shares(x, x.z + t * x.experts, s);
         if (lane_of() == 0)
             token[t - first] = s;
     }
@@ -75,10 +97,13 @@ static __global__ void __launch_bounds__(row_threads) block_kernel(aux_args x)
         x.sum[block * x.experts + e] = sum;
     }
     if (threadIdx.x == 0) {
-        double square = 0;
-        for (int64_t t = first; t < end; t++)
+        double square = 0, together = 0;
+        for (int64_t t = first; t < end; t++) {
             square += (double)token[t - first].lse * token[t - first].lse;
+            together += token[t - first].together;
+        }
         x.square[block] = square;
+        x.together[block] = together;
     }
 }
 
@@ -105,10 +130,10 @@ static __global__ void loss_kernel(aux_args x)
             x.load_out[e] = (float)all_n;
     }
     for (int64_t b = threadIdx.x; b < x.sequences * x.each; b += blockDim.x)
-        loss += x.a.z * x.square[b] / T;
+        loss += (x.a.z * x.square[b] - x.a.affinity * x.together[b]) / T;
     loss = block_sum(loss);
     if (threadIdx.x == 0)
-        *x.loss = (float)loss;
+        *x.loss = (float)(loss + x.a.affinity);
     if (threadIdx.x == 0 && x.dropped)
         *x.dropped = (float)x.load[x.sequences * x.experts];
 }
@@ -129,20 +154,30 @@ static __global__ void load_kernel(aux_args x)
     }
 }
 
+/* Without affinity all experts are one run, whose gradient has no part of its own; with it those of a node are. */
 static __global__ void __launch_bounds__(row_threads) aux_dz_kernel(aux_args x)
 {
     float of_z = (float)(2 * x.a.z * *x.dloss / (double)x.tokens);
+    float of_share = (float)(-2 * x.a.affinity * *x.dloss / (double)x.tokens);
+    bool shares = x.a.affinity > 0;
+    int64_t runs = shares ? x.a.nodes : 1, each = x.experts / runs;
     for (int64_t t = first_row(); t < x.tokens; t += next_row()) {
         const float *z = x.z + t * x.experts, *dp = x.sum + t / x.seq * x.experts;
         token_sums s = sums_of(x, z);
         float dot = 0;
-        for (int64_t e = lane_of(); e < x.experts; e += 32)
-            dot = fmaf(share_of(x, z[e], s), dp[e], dot);
+        for (int64_t n = 0; n < runs; n++) {
+            float more = shares ? of_share * node_share(x, z, s, n) : 0;
+            for (int64_t e = n * each + lane_of(); e < (n + 1) * each; e += 32)
+                dot = fmaf(share_of(x, z[e], s), dp[e] + more, dot);
+        }
         dot = warp_sum(dot);
-        for (int64_t e = lane_of(); e < x.experts; e += 32) {
-            float d = share_of(x, z[e], s) * (dp[e] - dot);
-            d *= x.a.sigmoid ? sigmoid_of(-z[e]) : 1;
-            x.dz[t * x.experts + e] = fmaf(of_z * s.lse, expf(z[e] - s.lse), d);
+        for (int64_t n = 0; n < runs; n++) {
+            float more = shares ? of_share * node_share(x, z, s, n) : 0;
+            for (int64_t e = n * each + lane_of(); e < (n + 1) * each; e += 32) {
+                float d = share_of(x, z[e], s) * (dp[e] + more - dot);
+                d *= x.a.sigmoid ? sigmoid_of(-z[e]) : 1;
+                x.dz[t * x.experts + e] = fmaf(of_z * s.lse, expf(z[e] - s.lse), d);
+            }
         }
     }
 }
@@ -163,6 +198,7 @@ static aux_args args_of(const lm_call *c, bool gradient, size_t *bytes)
     x.load = part_of<int>(c->work, bytes, x.sequences * x.experts + 1);
     x.sum = part_of<float>(c->work, bytes, (gradient ? x.sequences : blocks) * x.experts);
     x.square = part_of<double>(c->work, bytes, blocks);
+    x.together = part_of<double>(c->work, bytes, blocks);
     return x;
 }
 

@@ -124,14 +124,16 @@ void lm_b_watch_route(lm_builder *b, int64_t layer, const lm_routed *r)
                                      .sequence = w->sequence,
                                      .z = w->z,
                                      .seq = m->build.seq,
-                                     .by_expert = m->build.choice.by_expert };
+                                     .by_expert = m->build.choice.by_expert,
+                                     .affinity = w->affinity,
+                                     .nodes = w->nodes };
     lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) || m->build.mode != LM_MODE_TRAIN || make_routed(b) ||
         lm_graph_append(m->graph, &lm_op_route_aux, &attr, (lm_vid[]){ r->z, r->expert, LM_NONE },
                         out, b->e))
         return;
     m->routed[layer] = (lm_routed_layer){ r->z, r->expert, out[2], out[1], out[3] };
-    if (w->layer > 0 || w->sequence > 0 || w->z > 0)
+    if (w->layer > 0 || w->sequence > 0 || w->z > 0 || w->affinity > 0)
         add_loss(b, out[0]);
 }
 

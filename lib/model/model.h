@@ -112,6 +112,9 @@ typedef struct {
         model; /* of all layers together, as transformers has it: the loads and the mean probabilities of all
                       * layers, E sum of their products; K where both are even */
     double z; /* of the logits, added over layers (ST-MoE) */
+    double
+        affinity; /* of tokens to nodes, of `nodes` each with E / nodes experts, added over layers */
+    int64_t nodes;
 } lm_routing_losses;
 enum { LM_ROUTING_OF_CONFIG = -1 }; /* `model`: lm_moe.aux_coef */
 

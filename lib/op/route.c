@@ -31,6 +31,8 @@ static const lm_field aux_fields[] = { { LM_ATTR_FLAG(lm_route_aux_attr, sigmoid
                                        { LM_ATTR_REAL(lm_route_aux_attr, z) },
                                        { LM_ATTR_INT(lm_route_aux_attr, seq, 0) },
                                        { LM_ATTR_RARE_FLAG(lm_route_aux_attr, by_expert) },
+                                       { LM_ATTR_RARE_REAL(lm_route_aux_attr, affinity) },
+                                       { LM_ATTR_INT(lm_route_aux_attr, nodes, 0) },
                                        { 0 } };
 
 /* ---- choices ---- */
@@ -394,9 +396,13 @@ static lm_code aux_shape(lm_call *c, unsigned want, lm_err *e)
     if (check_choices("route_aux", c->in[1].dim[1], c->in[0].dim[1], e) ||
         check_sizes("route_aux", tokens, c->in[1].dim[1], tokens, e))
         return e->code;
-    return lm_expect(a->seq == 0 || (a->seq > 0 && tokens % a->seq == 0), "route_aux", e,
-                     "%lld tokens are not a multiple of %lld in a sequence", (long long)tokens,
-                     (long long)a->seq);
+    if (lm_expect(a->seq == 0 || (a->seq > 0 && tokens % a->seq == 0), "route_aux", e,
+                  "%lld tokens are not a multiple of %lld in a sequence", (long long)tokens,
+                  (long long)a->seq))
+        return e->code;
+    return lm_expect(a->affinity <= 0 || (a->nodes > 0 && c->in[0].dim[1] % a->nodes == 0),
+                     "route_aux", e, "%lld experts are not a multiple of %lld nodes",
+                     (long long)c->in[0].dim[1], (long long)a->nodes);
 }
 
 static lm_code aux_grad(lm_grad *s, const lm_node *n, lm_err *e)
@@ -424,6 +430,9 @@ static void aux_example(lm_rng r, int i, lm_example *x)
     a.balance = i % 4 == 3 ? 0 : 0.5;
     a.z = i % 5 > 1 ? 0.1 : 0;
     a.by_expert = i % 5 == 2;
+    a.nodes = i % 7 < 3 ? 1 + i % 7 : 0;
+    a.affinity = a.nodes ? 0.7 : 0;
+    experts *= a.nodes ? a.nodes : 1;
     *x = (lm_example){ .n_in = 3, .want = i % 3 == 2 ? 1 : i % 3 == 1 ? 15 : 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, seq * sequences, experts);
     x->in[1] = lm_shape2(LM_DTYPE_I32, seq * sequences, k);

@@ -514,6 +514,24 @@ moments() { # FILE PATTERN: mean and deviation of a tensor
     [ -n "$(first aligned.jsonl)" ]
 }
 
+@test "mixtures: a loss that keeps tokens on few nodes" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
+    args=(--steps 30 --batch-size 2 --seq-len 32 --lr 1e-2 --lr-schedule constant --moe-affinity-nodes 4)
+    train -q m data -o run "${args[@]}" --moe-affinity-loss-coeff 0.5 --metrics run.jsonl
+    # Two layers: at first nearly 2 * 0.5 * 3/4 by the even probabilities of fresh routers; then tokens settle.
+    jq -se '[.[] | select(.event == "step") | .moe_aux_loss] | (.[0] - 0.75 | fabs) < 0.02 and .[-1] < 0.6 * .[0]' run.jsonl
+    train -q m data -o again "${args[@]}" --moe-affinity-loss-coeff 0.5 --recompute full --threads 1
+    inspect-model --check run again > /dev/null
+    refused() {
+        run train m data -o a --steps 1 --seq-len 32 "${@:2}"
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"$1"* ]]
+    }
+    refused '--moe-affinity-loss-coeff: there are no nodes: give --moe-affinity-nodes too' --moe-affinity-loss-coeff 0.1
+    refused '--moe-affinity-nodes: there is no loss of nodes' --moe-affinity-nodes 2
+    refused '--moe-affinity-nodes: 3 nodes do not divide the 8 experts of m' --moe-affinity-nodes 3 --moe-affinity-loss-coeff 0.1
+}
+
 @test "mixtures: losses of routers: what is refused" {
     small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
     run train m data -o a --steps 1 --seq-len 32 --moe-aux-loss-type layer

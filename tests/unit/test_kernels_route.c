@@ -688,6 +688,24 @@ static double balance(const gate *g, bool by_expert, int64_t first, int64_t n, d
     return (double)g->E / (double)(g->a.k * n * n) * total;
 }
 
+/* The mean over tokens of 1 - the sum of squared shares of the nodes. */
+static double spread(const gate *g, int64_t nodes)
+{
+    double s[MOST_E], sum = 0;
+    for (int64_t t = 0; nodes && t < g->T; t++) {
+        double q[MOST_E] = { 0 }, all = 0;
+        scores_of(g, t, s);
+        for (int64_t e = 0; e < g->E; e++) {
+            all += s[e];
+            q[e * nodes / g->E] += s[e];
+        }
+        sum += 1;
+        for (int64_t n = 0; n < nodes; n++)
+            sum -= q[n] * q[n] / (all * all);
+    }
+    return sum / (double)g->T;
+}
+
 static kernel_case aux_case(const gate *g, const lm_route_aux_attr *a)
 {
     return (kernel_case){ .op = "route_aux",
@@ -716,7 +734,7 @@ static void check_aux(const gate *g, lm_route_aux_attr a)
             sum += exp(g->z[t * g->E + e]);
         square += log(sum) * log(sum);
     }
-    want += a.z * square / (double)g->T;
+    want += a.z * square / (double)g->T + a.affinity * spread(g, a.nodes);
     build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
     run(&x, lm_cpu_kernel(k.op, LM_DTYPE_F64, LM_CPU_REF), NULL);
     if (fabs(*(double *)x.out[0].data - want) > 1e-12 * want)
@@ -783,10 +801,16 @@ static void test_losses(void **state)
         g.a.sigmoid = false;
         check_aux(&g, x);
         g.a.sigmoid = a.sigmoid;
-        x = (lm_route_aux_attr){ a.sigmoid, 0.3, 0.2, 0.1, g.T / 2, false };
+        x = (lm_route_aux_attr){
+            .sigmoid = a.sigmoid, .balance = 0.3, .sequence = 0.2, .z = 0.1, .seq = g.T / 2
+        };
         check_aux(&g, x);
         x.by_expert = true;
         check_aux(&g, x);
+        x.affinity = 0.7;
+        for (x.nodes = 1; x.nodes <= g.E; x.nodes++)
+            if (g.E % x.nodes == 0)
+                check_aux(&g, x);
         close_gate(&g);
     }
 }
