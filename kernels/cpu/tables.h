@@ -16,6 +16,8 @@ extern const lm_kernel lm_grouped_ref_kernels[], lm_grouped_avx2_kernels[],
     lm_grouped_avx512_kernels[], lm_grouped_bf16_kernels[], lm_grouped_amx_kernels[];
 extern const lm_kernel lm_expert_ref_kernels[], lm_expert_avx2_kernels[],
     lm_expert_avx512_kernels[];
+extern const lm_kernel lm_latent_ref_kernels[], lm_latent_avx2_kernels[],
+    lm_latent_avx512_kernels[];
 extern const lm_kernel lm_conv_ref_kernels[], lm_conv_avx2_kernels[], lm_conv_avx512_kernels[];
 extern const lm_kernel lm_gated_norm_ref_kernels[], lm_gated_norm_avx2_kernels[],
     lm_gated_norm_avx512_kernels[];

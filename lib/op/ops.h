@@ -18,6 +18,9 @@ extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_
     lm_op_attention_step, lm_op_head_loss;
 /* grouped.c */
 extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_linear_dw;
+/* latent.c */
+extern const lm_op lm_op_latent_rows, lm_op_latent_rows_dx, lm_op_latent_queries,
+    lm_op_latent_values;
 /* conv.c */
 extern const lm_op lm_op_conv, lm_op_conv_dx, lm_op_conv_dw, lm_op_conv_cached;
 /* gated_norm.c */
