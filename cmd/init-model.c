@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "common/presets.h"
 #include "common/tool.h"
+#include "format/fp8_source.h"
 #include "format/provenance.h"
 #include "model/config.h"
 #include "model/mixture.h"
@@ -223,7 +224,7 @@ static lm_code open_packed(const char *path, lm_model_source **m, lm_err *e)
 static lm_code load_dense(work *w, lm_err *e)
 {
     const lm_bundle_opts how = lm_tool_bundle(&tool, NULL);
-    lm_code rc = lm_model_source_open(tool.argv[0], &how, &w->dense, e);
+    lm_code rc = lm_fp8_source_open(tool.argv[0], &how, &w->dense, e);
     const json_t *tree = rc ? NULL : lm_model_source_config(w->dense);
 
     if (!rc && !tree)

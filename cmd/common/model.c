@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "compress/coded_source.h"
 #include "convert/convert_source.h"
+#include "format/fp8_source.h"
 
 lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_par *par,
                       lm_loaded *out, lm_err *e)
@@ -21,7 +22,7 @@ lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_pa
     *out = (lm_loaded){ 0 };
     if (lm_is_gguf(path))
         rc = lm_gguf_source_open(path, !tokenizer, &how, &src, e);
-    else if (!(rc = lm_model_source_open(path, &how, &src, e)) &&
+    else if (!(rc = lm_fp8_source_open(path, &how, &src, e)) &&
              (rc = lm_coded_source_over(&src, e)))
         lm_model_source_close(src);
     if (!rc) {

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "format/fp8_source.h"
 #include "peft-tune/options.h"
 #include "tune/convert.h"
 #include "tune/gguf.h"
@@ -87,13 +88,13 @@ static lm_code open_inputs(derivation *d, lm_err *e)
     if (lm_par_new(&d->par, tool.threads, e))
         return e->code;
     const lm_bundle_opts how = lm_tool_bundle(&tool, d->par);
-    if (lm_model_source_open(tool.argv[0], &how, &d->base, e) ||
+    if (lm_fp8_source_open(tool.argv[0], &how, &d->base, e) ||
         lm_tune_bases_read(d->base, false, &d->bases, e) ||
         lm_alloc_n(&d->adapter, (size_t)tool.argc, sizeof *d->adapter, "adapters", e) ||
         lm_alloc_n(&d->weight, (size_t)tool.argc, sizeof *d->weight, "weights", e))
         return e->code;
     if (opt.unmerge)
-        return lm_model_source_open(tool.argv[1], &how, &d->tuned, e);
+        return lm_fp8_source_open(tool.argv[1], &how, &d->tuned, e);
     for (int i = 1; i < tool.argc; i++)
         if (open_adapter(d, tool.argv[i], &how, e))
             return e->code;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* latent_simd.c -- rows of latent attention on vectors.  Rotated parts pass through a small array of F32, in which pairs of
- * neighbours are turned one by one: they are few beside the rest of a row.  Absorbed products take 4 rows and 4 vectors of
- * latents, or 4 rows of the weight, at a time. */
+/* latent_simd.c -- rows of latent attention on vectors.  Rotated parts pass through a small
+ * array of F32, in which pairs of neighbours are turned one by one: they are few beside the
+ * rest of a row.  Absorbed products take 4 rows and 4 vectors of latents, or 4 rows of the
+ * weight, at a time. */
 #include "kernels/latent.h"
 
 #include "kernels/cpu/simd.h"
@@ -159,7 +160,8 @@ LM_INLINE float number(lm_dtype t, const void *p, int64_t i)
     return t == LM_DTYPE_BF16 ? lm_bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
-/* y[to + r pitch + l] = sum over j of q[from + r step + j] w[j,l] of `rows` rows r, for `wide` vectors from l on. */
+/* y[to + r pitch + l] = sum over j of q[from + r step + j] w[j,l] of `rows` rows r, for `wide`
+ * vectors from l on. */
 LM_INLINE void query_tile(lm_dtype t, const lm_call *c, const block_of_rows *b, int rows, int64_t l,
                           int wide, int64_t live)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* latent.cu -- rows of latent attention (kernels/latent.h): a thread a number of a row, neighbouring threads neighbouring
- * numbers; sums over latents by a warp. */
+/* latent.cu -- rows of latent attention (kernels/latent.h): a thread a number of a row,
+ * neighbouring threads neighbouring numbers; sums over latents by a warp. */
 #include "kernels/cuda/device.cuh"
 
 extern "C" {

@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "convert/convert_impl.h"
 #include "format/folder_json.h"
+#include "format/fp8_source.h"
 #include "format/safetensors_table.h"
 #include "model/fused.h"
 
@@ -187,7 +188,7 @@ lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm
     m->load = load;
     m->spool = spool;
     m->end = end;
-    rc = lm_model_source_open(path, o->bundle, &h->src, e);
+    rc = lm_fp8_source_open(path, o->bundle, &h->src, e);
     if (rc)
         return rc;
     const json_t *tree = lm_model_source_config(h->src);

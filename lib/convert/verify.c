@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "convert/names.h"
 #include "format/foreign.h"
+#include "format/fp8_source.h"
 #include "model/fused.h"
 #include "model/preset.h"
 
@@ -220,7 +221,7 @@ static void check_quantization(const lm_model_source *m, const json_t *config, l
     static const char key[] = "quantization_config";
     const json_t *v = json_object_get(config, key);
 
-    if (v && !json_is_null(v))
+    if (v && !json_is_null(v) && !lm_fp8_in_blocks(config))
         lm_verify_say(f, false, "config.json", key,
                       is_quantised(m) ? "all tools that compute with the model refuse it"
                                       : "all tools that compute with the model refuse it, and no "

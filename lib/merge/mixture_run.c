@@ -10,6 +10,7 @@
 #include "base/stop.h"
 #include "format/folder.h"
 #include "format/folder_json.h"
+#include "format/fp8_source.h"
 #include "merge/mixture_gates.h"
 #include "model/mixture.h"
 
@@ -63,7 +64,7 @@ static int open_model(job *j, const char *path, lm_err *e)
         if (!strcmp(j->path[i], path))
             return i;
     j->path[j->n] = path;
-    if (lm_model_source_open(path, j->o->bundle, &j->src[j->n], e) ||
+    if (lm_fp8_source_open(path, j->o->bundle, &j->src[j->n], e) ||
         lm_model_source_spool(j->src[j->n], e))
         return -1;
     j->n++;

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "convert/verify.h"
+#include "format/fp8_source.h"
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
@@ -85,7 +86,7 @@ static lm_code open_source(lm_merge_plan *p, int i, const char *path, const lm_m
         }
     }
     p->path[i] = path;
-    return lm_model_source_open(path, o->bundle, &p->model[i].source, e);
+    return lm_fp8_source_open(path, o->bundle, &p->model[i].source, e);
 }
 
 static lm_code open_extra(const char *path, lm_st **out, lm_err *e)

@@ -7,10 +7,11 @@
 #include <string.h>
 
 static const lm_arch *const known[] = {
-    &lm_arch_gpt2,   &lm_arch_llama,      &lm_arch_mistral,   &lm_arch_qwen2,
-    &lm_arch_qwen3,  &lm_arch_olmo2,      &lm_arch_olmo3,     &lm_arch_gemma2,
-    &lm_arch_gemma3, &lm_arch_mixtral,    &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
-    &lm_arch_dots1,  &lm_arch_qwen3_next, &lm_arch_qwen3_5,   &lm_arch_gpt_oss,
+    &lm_arch_gpt2,        &lm_arch_llama,       &lm_arch_mistral,   &lm_arch_qwen2,
+    &lm_arch_qwen3,       &lm_arch_olmo2,       &lm_arch_olmo3,     &lm_arch_gemma2,
+    &lm_arch_gemma3,      &lm_arch_mixtral,     &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
+    &lm_arch_dots1,       &lm_arch_qwen3_next,  &lm_arch_qwen3_5,   &lm_arch_gpt_oss,
+    &lm_arch_deepseek_v2, &lm_arch_deepseek_v3,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 
@@ -71,7 +72,8 @@ bool lm_part_is_norm(lm_part part)
 {
     return part == LM_PART_OUTPUT_NORM || part == LM_PART_ATTN_NORM || part == LM_PART_MLP_NORM ||
            part == LM_PART_ATTN_POST_NORM || part == LM_PART_MLP_POST_NORM ||
-           part == LM_PART_Q_NORM || part == LM_PART_K_NORM || part == LM_PART_DELTA_NORM;
+           part == LM_PART_Q_NORM || part == LM_PART_K_NORM || part == LM_PART_DELTA_NORM ||
+           part == LM_PART_Q_A_NORM || part == LM_PART_KV_A_NORM;
 }
 
 bool lm_part_plus_one(const lm_config *c, lm_part part)

@@ -36,6 +36,12 @@ typedef enum {
     LM_PART_DELTA_DT,    /* nor has that of this */
     LM_PART_DELTA_NORM,
     LM_PART_DELTA_OUT,
+    LM_PART_Q_A, /* of latent attention: down to a rank, */
+    LM_PART_Q_A_NORM,
+    LM_PART_Q_B,       /* and up to the heads of queries */
+    LM_PART_KV_A,      /* latents, then the rotated part of keys */
+    LM_PART_KV_A_NORM, /* of latents */
+    LM_PART_KV_B,      /* of each head content of keys, then values */
     LM_PART_ATTN_OUT,
     LM_PART_SINKS, /* [heads]; its name has no suffix */
     LM_PART_ATTN_POST_NORM,
@@ -110,6 +116,9 @@ struct lm_arch {
                                     * by NULL */
     const char *passed_over;    /* names that begin so are no part of the model; NULL: none do */
     bool conv1d;                /* weights of layers are [in, out] */
+    bool
+        further_layers; /* files have layers behind those of the model, which predict tokens further on:
+                          * they are passed over */
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
@@ -134,7 +143,7 @@ struct lm_arch {
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
     lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1, lm_arch_qwen3_next, lm_arch_qwen3_5,
-    lm_arch_gpt_oss;
+    lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
@@ -208,7 +217,8 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
 /* True if `name` is the head, and the model has none beside its embedding. */
 bool lm_config_ties(const lm_config *c, const char *name);
-/* True if `name` is a tensor of a layer that predicts tokens further on (lm_arch.passed_over). */
+/* True if `name` is a tensor of a layer that predicts tokens further on (lm_arch.passed_over,
+ * further_layers). */
 bool lm_config_passes_over(const lm_config *c, const char *name);
 
 /* ---- Names of tensors in Hugging Face's files of any model ---- */

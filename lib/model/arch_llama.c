@@ -20,29 +20,35 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 }
 
 const lm_tensor_name lm_llama_tensors[] = {
-    { LM_PART_EMBED, "embed_tokens", "token_embd" },
-    { LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" },
-    { LM_PART_Q, "self_attn.q_proj", "attn_q" },
-    { LM_PART_K, "self_attn.k_proj", "attn_k" },
-    { LM_PART_V, "self_attn.v_proj", "attn_v" },
-    { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },
-    { LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm" },
-    { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
+    LM_ROWS_START,
+    LM_ROWS_HEADS,
+    LM_ROWS_OUT,
     { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
-    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" },
-    { LM_PART_UP, "mlp.up_proj", "ffn_up" },
-    { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
+    LM_ROWS_MLP,
     { LM_PART_ROUTER, "mlp.gate", "ffn_gate_inp" },
-    { LM_PART_EXPERT_GATE, "mlp.experts.#.gate_proj", "ffn_gate_exps" },
-    { LM_PART_EXPERT_UP, "mlp.experts.#.up_proj", "ffn_up_exps" },
-    { LM_PART_EXPERT_DOWN, "mlp.experts.#.down_proj", "ffn_down_exps" },
-    { LM_PART_SHARED_GATE, "mlp.shared_expert.gate_proj", "ffn_gate_shexp" },
-    { LM_PART_SHARED_UP, "mlp.shared_expert.up_proj", "ffn_up_shexp" },
-    { LM_PART_SHARED_DOWN, "mlp.shared_expert.down_proj", "ffn_down_shexp" },
+    LM_ROWS_EXPERTS,
+    LM_ROWS_SHARED("mlp.shared_expert"),
     { LM_PART_SHARED_SWITCH, "mlp.shared_expert_gate", "ffn_gate_inp_shexp" },
-    { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
-    { LM_PART_OUTPUT, "lm_head", "output" },
-    { 0, NULL, NULL },
+    LM_ROWS_END,
+};
+
+const lm_tensor_name lm_deepseek_tensors[] = {
+    LM_ROWS_START,
+    LM_ROWS_HEADS,
+    { LM_PART_Q_A, "self_attn.q_a_proj", "attn_q_a" },
+    { LM_PART_Q_A_NORM, "self_attn.q_a_layernorm", "attn_q_a_norm" },
+    { LM_PART_Q_B, "self_attn.q_b_proj", "attn_q_b" },
+    { LM_PART_KV_A, "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa" },
+    { LM_PART_KV_A_NORM, "self_attn.kv_a_layernorm", "attn_kv_a_norm" },
+    { LM_PART_KV_B, "self_attn.kv_b_proj", "attn_kv_b" },
+    LM_ROWS_OUT,
+    { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
+    LM_ROWS_MLP,
+    { LM_PART_ROUTER, "mlp.gate", "ffn_gate_inp" },
+    { LM_PART_ROUTER_BIAS, "mlp.gate.e_score_correction_bias", "exp_probs_b" },
+    LM_ROWS_EXPERTS,
+    LM_ROWS_SHARED("mlp.shared_experts"),
+    LM_ROWS_END,
 };
 
 const lm_tensor_name lm_fused_experts[] = {
@@ -53,23 +59,14 @@ const lm_tensor_name lm_fused_experts[] = {
 };
 
 const lm_tensor_name lm_branch_norm_tensors[] = {
-    { LM_PART_EMBED, "embed_tokens", "token_embd" },
-    { LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" },
-    { LM_PART_Q, "self_attn.q_proj", "attn_q" },
-    { LM_PART_K, "self_attn.k_proj", "attn_k" },
-    { LM_PART_V, "self_attn.v_proj", "attn_v" },
-    { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },
-    { LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm" },
-    { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
+    LM_ROWS_START,
+    LM_ROWS_HEADS,
+    LM_ROWS_OUT,
     { LM_PART_ATTN_POST_NORM, "post_attention_layernorm", "post_attention_norm" },
     { LM_PART_MLP_NORM, "pre_feedforward_layernorm", "ffn_norm" },
-    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" },
-    { LM_PART_UP, "mlp.up_proj", "ffn_up" },
-    { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
+    LM_ROWS_MLP,
     { LM_PART_MLP_POST_NORM, "post_feedforward_layernorm", "post_ffw_norm" },
-    { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
-    { LM_PART_OUTPUT, "lm_head", "output" },
-    { 0, NULL, NULL },
+    LM_ROWS_END,
 };
 
 static const lm_gguf_key gguf_keys[] = {

@@ -8,6 +8,50 @@
 /* The first also names the experts of Qwen's mixtures.  The second is for norms behind the branches, with or without one before them. */
 extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
 
+/* Rows of tables that several architectures share. */
+#define LM_ROWS_START                                     \
+    { LM_PART_EMBED, "embed_tokens", "token_embd" },      \
+    {                                                     \
+        LM_PART_ATTN_NORM, "input_layernorm", "attn_norm" \
+    }
+#define LM_ROWS_HEADS                                                                         \
+    { LM_PART_Q, "self_attn.q_proj", "attn_q" }, { LM_PART_K, "self_attn.k_proj", "attn_k" }, \
+        { LM_PART_V, "self_attn.v_proj", "attn_v" },                                          \
+        { LM_PART_Q_NORM, "self_attn.q_norm", "attn_q_norm" },                                \
+    {                                                                                         \
+        LM_PART_K_NORM, "self_attn.k_norm", "attn_k_norm"                                     \
+    }
+#define LM_ROWS_OUT                                         \
+    {                                                       \
+        LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" \
+    }
+#define LM_ROWS_MLP                                                                         \
+    { LM_PART_GATE, "mlp.gate_proj", "ffn_gate" }, { LM_PART_UP, "mlp.up_proj", "ffn_up" }, \
+    {                                                                                       \
+        LM_PART_DOWN, "mlp.down_proj", "ffn_down"                                           \
+    }
+#define LM_ROWS_EXPERTS                                                  \
+    { LM_PART_EXPERT_GATE, "mlp.experts.#.gate_proj", "ffn_gate_exps" }, \
+        { LM_PART_EXPERT_UP, "mlp.experts.#.up_proj", "ffn_up_exps" },   \
+    {                                                                    \
+        LM_PART_EXPERT_DOWN, "mlp.experts.#.down_proj", "ffn_down_exps"  \
+    }
+/* The module of the shared expert. */
+#define LM_ROWS_SHARED(module)                                      \
+    { LM_PART_SHARED_GATE, module ".gate_proj", "ffn_gate_shexp" }, \
+        { LM_PART_SHARED_UP, module ".up_proj", "ffn_up_shexp" },   \
+    {                                                               \
+        LM_PART_SHARED_DOWN, module ".down_proj", "ffn_down_shexp"  \
+    }
+#define LM_ROWS_END                                                                          \
+    { LM_PART_OUTPUT_NORM, "norm", "output_norm" }, { LM_PART_OUTPUT, "lm_head", "output" }, \
+    {                                                                                        \
+        0, NULL, NULL                                                                        \
+    }
+
+/* DeepSeek's, and those of models that took its experts alone. */
+extern const lm_tensor_name lm_deepseek_tensors[];
+
 /* What transformers 5 has for the experts of a layer. */
 extern const lm_tensor_name lm_fused_experts[];
 

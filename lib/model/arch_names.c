@@ -123,7 +123,15 @@ int lm_arch_kv_scale(const char *name, int64_t *layer)
 bool lm_config_passes_over(const lm_config *c, const char *name)
 {
     const char *over = c->arch->passed_over;
-    return over && !strncmp(name, over, strlen(over));
+    size_t n = strlen(c->arch->layers);
+    char *end;
+    if (over && !strncmp(name, over, strlen(over)))
+        return true;
+    if (!c->arch->further_layers || strncmp(name, c->arch->layers, n) != 0)
+        return false;
+    if (name[n] < '0' || name[n] > '9')
+        return false;
+    return strtoll(name + n, &end, 10) >= c->layers && *end == '.';
 }
 
 bool lm_config_ties(const lm_config *c, const char *name)

@@ -65,9 +65,32 @@ typedef struct {
 lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_defaults *d, lm_config *c,
                         lm_err *e);
 
-/* The same with DeepSeek-V3's keys: n_routed_experts, n_shared_experts, n_group, topk_group, routed_scaling_factor,
- * first_k_dense_replace; scores are sigmoids, and choices have a bias (arXiv:2412.19437, section 2.1.2). */
-lm_code lm_read_scored_experts(const json_t *o, const char *where, lm_config *c, lm_err *e);
+/* What holds where keys of DeepSeek's experts are absent. */
+typedef struct {
+    /* false: sigmoids, choices by score and a bias, a group's value is that of its two best (arXiv:2412.19437, section
+     * 2.1.2).  true: softmax, no bias, a group is as good as its best expert (arXiv:2405.04434, section 2.2.2) */
+    bool softmax;
+    bool normalise;
+    int64_t shared, groups, kept_groups, dense; /* dense: first layers without experts */
+    double scale;
+} lm_scored_defaults;
+
+/* The same with DeepSeek's keys: n_routed_experts, n_shared_experts, n_group, topk_group, topk_method, scoring_func,
+ * routed_scaling_factor, first_k_dense_replace, moe_layer_freq. */
+lm_code lm_read_scored_experts(const json_t *o, const char *where, const lm_scored_defaults *d,
+                               lm_config *c, lm_err *e);
+
+/* A decoder of DeepSeek-V2 or V3 without its experts: latent attention with its rotary table, and the factor of YaRN in the
+ * scale of scores.  pairs: rope_interleave where it is absent. */
+lm_code lm_read_latent_decoder(const json_t *o, const char *where, const lm_decoder_defaults *d,
+                               bool pairs, lm_config *c, lm_err *e);
+#define LM_KEYS_LATENT                                                                          \
+    LM_KEYS_DECODER, "hidden_act", "attention_bias", "q_lora_rank", "kv_lora_rank",             \
+        "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim", "rope_interleave", \
+        "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", \
+        "n_group", "topk_group", "topk_method", "scoring_func", "first_k_dense_replace",        \
+        "moe_layer_freq", "norm_topk_prob", "routed_scaling_factor", "output_router_logits",    \
+        "num_nextn_predict_layers"
 
 /* Rotary table 0: rope_theta, and rope_scaling or rope_parameters. */
 lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e);

@@ -225,20 +225,25 @@ lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)
     return lm_b_append(b, &lm_op_rope, &attr, in);
 }
 
+lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer)
+{
+    const lm_layer *y = &m->config.layer[layer];
+    return (lm_attention_attr){ .batch = m->build.batch,
+                                .seq = m->build.rows ? 0 : m->build.seq,
+                                .heads = y->heads,
+                                .kv_heads = y->kv_heads,
+                                .head_dim = y->head_dim,
+                                .window = y->window,
+                                .causal = true,
+                                .scale = y->scale,
+                                .site = layer,
+                                .soft_cap = y->soft_cap };
+}
+
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
 {
     lm_model *m = b->m;
-    const lm_layer *y = &m->config.layer[layer];
-    lm_attention_attr attr = { .batch = m->build.batch,
-                               .seq = m->build.rows ? 0 : m->build.seq,
-                               .heads = y->heads,
-                               .kv_heads = y->kv_heads,
-                               .head_dim = y->head_dim,
-                               .window = y->window,
-                               .causal = true,
-                               .scale = y->scale,
-                               .site = layer,
-                               .soft_cap = y->soft_cap };
+    lm_attention_attr attr = lm_b_attention_attr(m, layer);
     if (!lm_b_rotates_late(&m->build, layer))
         qkv = lm_b_rope(b, layer, qkv);
     qkv = lm_b_adapt_heads(

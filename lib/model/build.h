@@ -32,6 +32,8 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks);
 void lm_b_stack(lm_builder *b, int64_t matrices);
 /* A parameter [rows,width] without weight decay that begins as zeros: the tensor `hf`, a vector if there is one row. */
 lm_vid lm_b_bias(lm_builder *b, int64_t rows, int64_t width, const char *name, const char *hf);
+/* How a layer attends, but for dropout. */
+lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 
@@ -49,6 +51,22 @@ typedef struct {
 } lm_delta_parts;
 /* What its last product reads. */
 lm_vid lm_b_delta(lm_builder *b, int64_t layer, const lm_delta_parts *p);
+
+/* ---- build_latent.c: latent attention (kernels/latent.h) ---- */
+
+/* Its norms of queries' and keys' low ranks. */
+lm_vid lm_b_low_norm(lm_builder *b, lm_vid x, lm_vid w);
+/* Of kv [N, kv_rank + rope_dim] the latents, and the rotated part of keys before its rotation. */
+lm_vid lm_b_latents(lm_builder *b, int64_t layer, lm_vid kv);
+lm_vid lm_b_latent_keys(lm_builder *b, int64_t layer, lm_vid kv);
+/* True if heads read latents (GENERATE), not what products make of them: an adapter may add to these. */
+bool lm_b_absorbs(const lm_builder *b, int64_t layer);
+/* Attention of queries q, content `up` of keys and values, and k: not rotated; in GENERATE through caches of keys and
+ * values. */
+lm_vid lm_b_latent_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid up, lm_vid k);
+/* The same through a cache of normalised latents c and rotated k; w: the matrix that makes `up` of c. */
+lm_vid lm_b_absorbed_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid c, lm_vid k,
+                               lm_vid w);
 
 /* ---- build_experts.c ---- */
 

@@ -52,6 +52,17 @@ static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
     return LM_OK;
 }
 
+/* Latents are kept as numbers: codes and policies are for heads of keys and values. */
+static lm_code check_latent(const lm_config *c, const lm_build *b, int64_t layer, lm_err *e)
+{
+    if (c->layer[layer].attention != LM_ATTENTION_LATENT ||
+        !(lm_b_coded(b, layer) || lm_b_kept(b, layer)))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where, "use auto: a latent is far smaller than keys and values",
+                   "layer %" PRId64 " keeps latents, which have no coded form and no policy",
+                   layer);
+}
+
 static bool has_kernel(const lm_build *b, const char *op)
 {
     return !b->backend || b->backend->kernel(b->backend, op, b->precision.low);
@@ -74,7 +85,8 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
     for (int64_t l = 0; l < c->layers; l++) {
         if (c->layer[l].attention == LM_ATTENTION_DELTA)
             continue;
-        if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e))
+        if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e) ||
+            check_latent(c, b, l, e))
             return e->code;
         coded |= lm_b_coded(b, l);
     }
@@ -123,7 +135,11 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
         shape.dim[2] = m->build.page;
     }
     lm_vid keys = lm_b_cache(b, layer, LM_CACHE_KEYS, "keys", shape);
-    lm_vid values = lm_b_cache(b, layer, LM_CACHE_VALUES, "values", shape);
+    lm_vid values = LM_SKIP; /* those of latents are part of their keys */
+    if (!lm_b_absorbs(b, layer)) {
+        shape.dim[3] = attr->value_dim ? attr->value_dim : attr->head_dim;
+        values = lm_b_cache(b, layer, LM_CACHE_VALUES, "values", shape);
+    }
     lm_vid table = m->build.rows ? m->table : LM_NONE;
     lm_vid in[] = { qkv, m->used, m->fresh, m->first, m->kind, table, sinks };
     bool weighs = m->kept && m->kept[layer].mass >= 0;

@@ -79,6 +79,7 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid ad
         .scale = m->scale,
         .groups = m->groups,
         .kept_groups = m->kept_groups,
+        .group_max = m->group_max,
         .site = layer,
     };
     const lm_route_plan_attr plan = { .experts = m->experts,

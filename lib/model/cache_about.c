@@ -61,12 +61,30 @@ lm_code lm_rope_text(const lm_config *c, int64_t positions, lm_buf *out, lm_err 
 
 /* ---- Other settings ---- */
 
+/* Where they are not those of a plain softmax. */
+static void write_scores(lm_jw *w, const lm_moe *m)
+{
+    if (!m->sigmoid && m->groups < 2 && !(m->scale > 1 || m->scale < 1))
+        return;
+    lm_jw_bool(w, "sigmoid", m->sigmoid);
+    lm_jw_f64(w, "scale", m->scale);
+    lm_jw_int(w, "groups", m->groups);
+    lm_jw_int(w, "kept_groups", m->kept_groups);
+    lm_jw_bool(w, "group_max", m->group_max);
+}
+
 static void write_layer(lm_jw *w, const lm_layer *y)
 {
     lm_jw_obj(w, NULL);
     lm_jw_int(w, "heads", y->heads);
     lm_jw_int(w, "kv_heads", y->kv_heads);
     lm_jw_int(w, "head_dim", y->head_dim);
+    if (y->attention == LM_ATTENTION_LATENT) {
+        lm_jw_int(w, "kv_rank", y->latent.kv_rank);
+        lm_jw_int(w, "rope_dim", y->latent.rope_dim);
+        lm_jw_int(w, "value_dim", y->latent.value_dim);
+        lm_jw_bool(w, "pairs", y->latent.pairs);
+    }
     lm_jw_int(w, "window", y->window);
     lm_jw_f64(w, "scale", y->scale);
     lm_jw_f64(w, "soft_cap", y->soft_cap);
@@ -84,6 +102,7 @@ static void write_layer(lm_jw *w, const lm_layer *y)
         lm_jw_int(w, "shared", y->moe.shared);
         lm_jw_bool(w, "shared_gate", y->moe.shared_gate);
         lm_jw_bool(w, "normalise", y->moe.normalise);
+        write_scores(w, &y->moe);
     }
     if (y->out_gate)
         lm_jw_bool(w, "out_gate", true);
@@ -144,9 +163,9 @@ lm_code lm_cache_about_model(const lm_config *c, const uint8_t weights[16], int6
                              lm_dtype act, lm_cache_about *out, lm_err *e)
 {
     size_t n = (size_t)c->layers;
-    lm_code rc;
+    lm_code rc = lm_config_check_heads(c, "cache", e);
     *out = (lm_cache_about){ .about = { .layers = c->layers, .act = act } };
-    rc = lm_alloc_n(&out->kv_heads, n, sizeof *out->kv_heads, "layers of a cache", e);
+    rc = rc ? rc : lm_alloc_n(&out->kv_heads, n, sizeof *out->kv_heads, "layers of a cache", e);
     rc = rc ? rc : lm_alloc_n(&out->head_dim, n, sizeof *out->head_dim, "layers of a cache", e);
     rc = rc ? rc : lm_rope_text(c, positions, &out->rope, e);
     rc = rc ? rc : lm_config_digest(c, out->config, e);

@@ -12,10 +12,11 @@
 lm_kv_site lm_cache_site(const lm_config *c, lm_dtype act, int64_t l)
 {
     const lm_layer *y = &c->layer[l];
+    bool latent = y->attention == LM_ATTENTION_LATENT;
     return (lm_kv_site){ .layer = l,
                          .layers = c->layers,
-                         .kv_heads = y->kv_heads,
-                         .head_dim = y->head_dim,
+                         .kv_heads = latent ? 1 : y->kv_heads,
+                         .head_dim = latent ? y->latent.kv_rank + y->latent.rope_dim : y->head_dim,
                          .window = y->window,
                          .max_positions = c->max_positions,
                          .act = act,

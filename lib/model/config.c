@@ -49,9 +49,21 @@ bool lm_config_has_states(const lm_config *c)
     return false;
 }
 
+lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e)
+{
+    for (int64_t l = 0; l < c->layers; l++)
+        if (c->layer[l].attention == LM_ATTENTION_LATENT)
+            return lm_fail(e, LM_EUSAGE, where, NULL,
+                           "layer %" PRId64
+                           " of the model keeps a latent of each token, not keys and values",
+                           l);
+    return LM_OK;
+}
+
 int64_t lm_layer_rotary(const lm_layer *y)
 {
-    return y->rotary ? y->rotary : y->head_dim;
+    int64_t own = y->rotary ? y->rotary : y->head_dim;
+    return y->attention == LM_ATTENTION_LATENT ? y->latent.rope_dim : own;
 }
 
 static bool same_attention(const lm_layer *a, const lm_layer *b)
@@ -60,6 +72,17 @@ static bool same_attention(const lm_layer *a, const lm_layer *b)
     return a->attention == b->attention && a->out_gate == b->out_gate && x->heads == y->heads &&
            x->key_heads == y->key_heads && x->key_dim == y->key_dim &&
            x->value_dim == y->value_dim && x->taps == y->taps;
+}
+
+int64_t lm_layer_value_dim(const lm_layer *y)
+{
+    return y->attention == LM_ATTENTION_LATENT ? y->latent.value_dim : y->head_dim;
+}
+
+static bool same_latent(const lm_latent *a, const lm_latent *b)
+{
+    return a->q_rank == b->q_rank && a->kv_rank == b->kv_rank && a->nope_dim == b->nope_dim &&
+           a->rope_dim == b->rope_dim && a->value_dim == b->value_dim && a->pairs == b->pairs;
 }
 
 static bool same_experts(const lm_moe *a, const lm_moe *b)
@@ -74,6 +97,7 @@ bool lm_config_alike(const lm_config *c)
     for (int64_t l = 1; l < c->layers; l++) {
         const lm_layer *a = &c->layer[0], *b = &c->layer[l];
         if (a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim ||
+            a->attention != b->attention || !same_latent(&a->latent, &b->latent) ||
             a->ffn != b->ffn || a->mlp != b->mlp || a->mlp_bias != b->mlp_bias ||
             !same_experts(&a->moe, &b->moe) || a->qkv_bias != b->qkv_bias ||
             a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
@@ -202,17 +226,17 @@ static lm_code size_tables(lm_config *c, const char *where, lm_err *e)
         c->rope[i].dim = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         const lm_layer *y = &c->layer[l];
-        int64_t *dim = y->rope >= 0 ? &c->rope[y->rope].dim : NULL;
-        if (dim && *dim && *dim != lm_layer_rotary(y))
+        int64_t *dim = y->rope >= 0 ? &c->rope[y->rope].dim : NULL, wide = lm_layer_rotary(y);
+        if (dim && *dim && *dim != wide)
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "layers with one rotary table have heads of %" PRId64 " and %" PRId64
                            " numbers",
-                           *dim, lm_layer_rotary(y));
+                           *dim, wide);
         if (dim)
-            *dim = lm_layer_rotary(y);
+            *dim = wide;
     }
     for (int i = 0; i < c->ropes; i++) /* one that no layer reads */
-        c->rope[i].dim = c->rope[i].dim ? c->rope[i].dim : c->layer[0].head_dim;
+        c->rope[i].dim = c->rope[i].dim ? c->rope[i].dim : lm_layer_rotary(&c->layer[0]);
     return LM_OK;
 }
 

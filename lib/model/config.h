@@ -69,14 +69,16 @@ typedef struct {
     double limit, alpha;         /* of LM_MLP_CLAMPED */
     double scale;                /* of the weights */
     int64_t groups, kept_groups; /* experts are chosen from the best groups; groups 1: from all */
+    bool group_max;  /* a group is as good as its best expert, not as its two best together */
     double aux_coef; /* of the balance loss that the config asks of a training; 0: none */
     double jitter;   /* of the router's input, that the config asks of a training; 0: none */
 } lm_moe;
 
 /* What a layer has for attention. */
 typedef enum {
-    LM_ATTENTION_HEADS, /* queries, keys and values by three products */
-    LM_ATTENTION_DELTA, /* a state of fixed size (kernels/delta.h) */
+    LM_ATTENTION_HEADS,  /* queries, keys and values by three products */
+    LM_ATTENTION_DELTA,  /* a state of fixed size (kernels/delta.h) */
+    LM_ATTENTION_LATENT, /* keys and values from one latent of a token (kernels/latent.h) */
 } lm_attention_kind;
 
 /* Sizes of a layer with a state: value heads, query and key heads, and the rows that its convolution mixes. */
@@ -84,10 +86,20 @@ typedef struct {
     int64_t heads, key_heads, key_dim, value_dim, taps;
 } lm_delta_sizes;
 
+/* Sizes of latent attention.  A head of queries and keys has content, then a rotated part, which all heads of
+ * keys share. */
+typedef struct {
+    int64_t q_rank;  /* of the product that makes queries; 0: one product */
+    int64_t kv_rank; /* numbers of a latent */
+    int64_t nope_dim, rope_dim, value_dim;
+    bool pairs; /* rotated numbers are neighbours, not half a head apart */
+} lm_latent;
+
 typedef struct {
     lm_attention_kind attention;
-    int64_t heads, kv_heads, head_dim;
+    int64_t heads, kv_heads, head_dim; /* latent: as attention reads its expanded rows */
     lm_delta_sizes delta;
+    lm_latent latent;
     bool
         out_gate; /* results of attention are weighed by sigmoids, which the product of queries makes too */
     int64_t rotary;  /* numbers of a head that are rotated; 0: all */
@@ -145,6 +157,9 @@ int64_t lm_layer_rotary(const lm_layer *y);
 /* LM_EUSAGE for a context of more tokens than the model has positions. */
 lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e);
 
+/* LM_EUSAGE, at `where`, if a layer has no keys and values of heads, which caches keep elsewhere. */
+lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e);
+
 /* True if all layers have the sizes, biases, norms, MLP and soft cap of layer 0, as files require that hold
  * one number for all layers; windows, rotary tables and scales may differ. */
 bool lm_config_alike(const lm_config *c);
@@ -162,6 +177,13 @@ double lm_config_train_flops(const lm_config *c, int64_t seq);
  * pairs of a query and a key: `pairs` in layers without window, `near` in those with one.  6 N
  * tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
 double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near);
+
+/* Numbers of a value of a head. */
+int64_t lm_layer_value_dim(const lm_layer *y);
+
+/* YaRN's factor of rotated numbers for a scaling by `factor`: 1 + k ln(factor) / 10 (arXiv:2309.00071, section 3.4, with
+ * DeepSeek's k). */
+double lm_rope_mscale(double factor, double k);
 
 /* Rows 0..positions-1 of rotary table `table` in the form of kernels/rope.h, [positions, dim]. */
 void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out);

@@ -66,6 +66,8 @@ static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *pack
     else
         lm_tensor_stem(c->arch, parts[0], l, hf);
     p = lm_b_param(b, bias || !dim[1] ? 1 : 2, (int64_t[]){ rows, dim[1] }, "%s%s", hf, suffix);
+    if (lm_b_ok(b)) /* latent attention multiplies by parts of it (kernels/latent.h) */
+        b->m->param[b->m->n_params - 1].plain = parts[0] == LM_PART_KV_B;
     for (int64_t i = 0; i < n * times; i++) {
         lm_part_shape(c, parts[i % n], l, dim);
         slice(b, parts[i % n], l, i / n, bias, dim);
@@ -182,6 +184,27 @@ static lm_vid delta(lm_builder *b, int64_t l, lm_vid h)
     return product1(b, LM_PART_DELTA_OUT, l, lm_b_delta(b, l, &p));
 }
 
+/* Attention on latents: queries through a low rank or not, and one latent of a token for keys and values. */
+static lm_vid latent(lm_builder *b, int64_t l, lm_vid h)
+{
+    static const lm_part up = LM_PART_KV_B;
+    const lm_latent *a = &b->m->config.layer[l].latent;
+    lm_vid q = h, o;
+    if (a->q_rank) {
+        q = product1(b, LM_PART_Q_A, l, h);
+        q = lm_b_low_norm(b, q, one(b, LM_PART_Q_A_NORM, l).w);
+    }
+    q = product1(b, a->q_rank ? LM_PART_Q_B : LM_PART_Q, l, q);
+    lm_vid kv = product1(b, LM_PART_KV_A, l, h);
+    lm_vid c = lm_b_low_norm(b, lm_b_latents(b, l, kv), one(b, LM_PART_KV_A_NORM, l).w);
+    lm_vid k = lm_b_latent_keys(b, l, kv);
+    if (lm_b_absorbs(b, l))
+        o = lm_b_absorbed_attention(b, l, q, c, k, param(b, &up, 1, NULL, l, false));
+    else
+        o = lm_b_latent_attention(b, l, q, product1(b, up, l, c), k);
+    return product1(b, LM_PART_ATTN_OUT, l, o);
+}
+
 static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
 {
     static const lm_part apart[3] = { LM_PART_Q, LM_PART_K, LM_PART_V };
@@ -190,6 +213,8 @@ static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
     lm_vid gate = LM_NONE;
     if (c->layer[l].attention == LM_ATTENTION_DELTA)
         return delta(b, l, h);
+    if (c->layer[l].attention == LM_ATTENTION_LATENT)
+        return latent(b, l, h);
     h = joined ? product1(b, LM_PART_QKV, l, h) : product(b, apart, 3, "qkv", l, h);
     if (c->layer[l].out_gate)
         h = lm_b_split_gate(b, l, h, &gate);

@@ -79,6 +79,9 @@ typedef struct {
         offset;  /* elements; offset in the master copy (store.h), a multiple of 64 elements */
     bool decay;  /* weight decay applies: matrices yes, vectors no */
     bool trains; /* its tensors do; false: no gradient, and stored once */
+    bool
+        plain; /* kept as rows of numbers, for a graph on the same store may read it by an operator that knows no codes
+                  * and no panels */
 } lm_param;
 
 typedef enum {

@@ -96,8 +96,8 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
         const lm_format *f = source_format(m, i, st, &turned);
         bool made = to && (!f || f->element != LM_DTYPE_NONE);
         f = made ? to : f;
-        if (t->ndim != 2 || !f || !lm_format_codes(f, t->dim[1]) || c.n == LM_MAX_CODE_RUNS ||
-            !are_read(m, param->value, f))
+        if (param->plain || t->ndim != 2 || !f || !lm_format_codes(f, t->dim[1]) ||
+            c.n == LM_MAX_CODE_RUNS || !are_read(m, param->value, f))
             return (lm_code_rows){ 0 };
         const void *file = m->build.codes_space == LM_SPACE_FILE && m->build.backend->host_memory &&
                                    turned == s->transposed && !made

@@ -26,7 +26,7 @@ static bool are_read(const lm_model *m, lm_vid v)
 static bool are_whole(const lm_model *m, int p)
 {
     const lm_tensor *t = &m->graph->value[m->param[p].value].t;
-    bool whole = t->ndim == 2 && t->dim[1] % LM_PANEL == 0;
+    bool whole = !m->param[p].plain && t->ndim == 2 && t->dim[1] % LM_PANEL == 0;
     for (int i = 0; whole && i < m->n_slices; i++)
         whole = m->slice[i].param != p ||
                 (m->slice[i].row % LM_PANEL == 0 && m->slice[i].rows % LM_PANEL == 0);

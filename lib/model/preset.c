@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "format/fp8_source.h"
 #include "model/arch.h"
 
 enum { MOST_BYTES = 1 << 24 }; /* of a config.json */
@@ -126,6 +127,8 @@ lm_code lm_config_alone(const char *path, json_t **out, lm_err *e)
     *out = NULL;
     if (!rc && is_json(lm_path_base(file)) && lm_path_exists(file))
         rc = lm_json_load(file, MOST_BYTES, out, e);
+    if (*out)
+        lm_fp8_plain_config(*out);
     lm_free(file);
     return rc;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* read_experts.c -- keys of config.json that mixtures of experts have. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "kernels/route.h"
@@ -117,7 +118,7 @@ lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_default
 
 static lm_code check_groups(const lm_moe *m, const char *where, lm_err *e)
 {
-    if (m->experts % m->groups || m->experts / m->groups < 2)
+    if (m->experts % m->groups || (!m->group_max && m->experts / m->groups < 2))
         return lm_fail(e, LM_EFORMAT, where, NULL,
                        "\"n_group\" is %" PRId64 ", but \"n_routed_experts\" is %" PRId64,
                        m->groups, m->experts);
@@ -133,20 +134,60 @@ static lm_code check_groups(const lm_moe *m, const char *where, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_read_scored_experts(const json_t *o, const char *where, lm_config *c, lm_err *e)
+/* A text that says what the architecture does anyway. */
+static lm_code check_word(const json_t *o, const char *where, const char *key, const char *only,
+                          lm_err *e)
 {
-    lm_moe m = { .sigmoid = true, .score_bias = true, .groups = 1, .kept_groups = 1 };
-    int64_t dense = 0, shared = 0;
+    const char *word;
+    if (lm_json_str_or(o, key, only, &word, where, e))
+        return e->code;
+    if (strcmp(word, only) != 0)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\" is \"%s\", but the model has \"%s\"",
+                       key, word, only);
+    return LM_OK;
+}
+
+/* How experts are chosen.  Without groups by topk_method, their numbers mean nothing. */
+static lm_code read_gate(const json_t *o, const char *where, const lm_scored_defaults *d, lm_moe *m,
+                         lm_err *e)
+{
+    const char *method;
+    if (lm_json_i64_or(o, "n_group", d->groups, 1, m->experts, &m->groups, where, e) ||
+        lm_json_i64_or(o, "topk_group", d->kept_groups, 1, m->experts, &m->kept_groups, where, e) ||
+        lm_json_bool_or(o, "norm_topk_prob", d->normalise, &m->normalise, where, e) ||
+        check_word(o, where, "scoring_func", d->softmax ? "softmax" : "sigmoid", e))
+        return e->code;
+    m->sigmoid = m->score_bias = !d->softmax;
+    m->group_max = d->softmax;
+    if (!d->softmax)
+        return check_word(o, where, "topk_method", "noaux_tc", e) ? e->code
+                                                                  : check_groups(m, where, e);
+    if (m->normalise)
+        return lm_read_bad(where, "norm_topk_prob", e,
+                           "only false is supported: programs differ in what the factor is then");
+    if (lm_json_str_or(o, "topk_method", "greedy", &method, where, e))
+        return e->code;
+    if (!strcmp(method, "greedy"))
+        m->groups = m->kept_groups = 1;
+    else if (strcmp(method, "group_limited_greedy") != 0)
+        return lm_fail(e, LM_EFORMAT, where, "greedy and group_limited_greedy are supported",
+                       "unknown topk_method \"%s\"", method);
+    return check_groups(m, where, e);
+}
+
+lm_code lm_read_scored_experts(const json_t *o, const char *where, const lm_scored_defaults *d,
+                               lm_config *c, lm_err *e)
+{
+    lm_moe m = { .scale = 1 };
+    int64_t dense = 0, shared = 0, step = 1;
     if (lm_json_i64(o, "n_routed_experts", 1, LM_ROUTE_MOST_EXPERTS, &m.experts, where, e) ||
         lm_json_i64(o, "num_experts_per_tok", 1, m.experts, &m.chosen, where, e) ||
         lm_json_i64(o, "moe_intermediate_size", 1, LM_MOST_WIDTH, &m.ffn, where, e) ||
-        lm_json_i64_or(o, "n_shared_experts", 0, 0, 4096, &shared, where, e) ||
-        lm_json_i64_or(o, "n_group", 1, 1, m.experts, &m.groups, where, e) ||
-        lm_json_i64_or(o, "topk_group", 1, 1, m.experts, &m.kept_groups, where, e) ||
-        lm_json_i64_or(o, "first_k_dense_replace", 0, 0, LM_MOST_LAYERS, &dense, where, e) ||
-        lm_json_bool_or(o, "norm_topk_prob", false, &m.normalise, where, e) ||
-        lm_json_f64_or(o, "routed_scaling_factor", 1, &m.scale, where, e) ||
-        check_groups(&m, where, e))
+        lm_json_i64_or(o, "n_shared_experts", d->shared, 0, 4096, &shared, where, e) ||
+        lm_json_i64_or(o, "first_k_dense_replace", d->dense, 0, LM_MOST_LAYERS, &dense, where, e) ||
+        lm_json_i64_or(o, "moe_layer_freq", 1, 1, LM_MOST_LAYERS, &step, where, e) ||
+        lm_json_f64_or(o, "routed_scaling_factor", d->scale, &m.scale, where, e) ||
+        read_gate(o, where, d, &m, e))
         return e->code;
     if (!(m.scale > 0))
         return lm_read_bad(where, "routed_scaling_factor", e, "is not positive");
@@ -156,6 +197,7 @@ lm_code lm_read_scored_experts(const json_t *o, const char *where, lm_config *c,
     if (check_total(c, &m, where, "n_routed_experts", e))
         return e->code;
     for (int64_t l = dense; l < c->layers; l++)
-        c->layer[l].moe = m;
+        if (l % step == 0)
+            c->layer[l].moe = m;
     return LM_OK;
 }

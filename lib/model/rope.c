@@ -7,7 +7,7 @@
 
 #include "model/config.h"
 
-static double yarn_mscale(double factor, double k)
+double lm_rope_mscale(double factor, double k)
 {
     return factor <= 1 ? 1 : 0.1 * k * log(factor) + 1;
 }
@@ -17,8 +17,8 @@ static double yarn_attention(const lm_rope_config *r)
     if (r->attention > 0)
         return r->attention;
     if (r->mscale > 0 && r->mscale_all_dim > 0)
-        return yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim);
-    return yarn_mscale(r->factor, 1);
+        return lm_rope_mscale(r->factor, r->mscale) / lm_rope_mscale(r->factor, r->mscale_all_dim);
+    return lm_rope_mscale(r->factor, 1);
 }
 
 /* The dimension whose frequency makes `rotations` turns over the original context. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store_load.c -- loads tensors into a store. */
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -426,11 +427,28 @@ static bool is_encoded(const lm_model *m, const lm_store_block *k, const lm_mode
            lm_model_source_format(src, t, &turned) != k->format;
 }
 
+/* Choices are by scores and this bias: with a NaN they would be others, without a sign of it in the numbers. */
+static lm_code check_bias(const lm_model_source *src, const origin *o, lm_err *e)
+{
+    float x[LM_ROUTE_MOST_EXPERTS];
+    if (fetch(o, LM_DTYPE_F32, 0, o->count, (uint8_t *)x, e))
+        return e->code;
+    for (int64_t i = 0; i < o->count; i++)
+        if (!isfinite(x[i]))
+            return lm_fail(e, LM_ENUMERIC, lm_model_source_path(src),
+                           "begin with another copy of the model",
+                           "tensor \"%.200s\" holds %s of expert %lld", o->t->name,
+                           isnan(x[i]) ? "a NaN" : "an infinity", (long long)i);
+    return LM_OK;
+}
+
 /* Numbers of a tensor of the source for slice i. */
 static lm_code load_slice(lm_store *s, lm_model_source *src, int i, const origin *o, lm_err *e)
 {
     const lm_model *m = s->model;
     const lm_store_block *k = store_own(s, i);
+    if (m->slice[i].by_load && check_bias(src, o, e))
+        return e->code;
     if (!k) /* in the file */
         return LM_OK;
     return store_codes(m, m->slice[i].param) && k->format->element != o->dtype &&

@@ -11,9 +11,12 @@ bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
 {
     switch (part) {
     case LM_PART_Q:
+        return c->layer[l].qkv_bias && c->layer[l].attention == LM_ATTENTION_HEADS;
     case LM_PART_K:
     case LM_PART_V:
     case LM_PART_QKV:
+    case LM_PART_Q_A:
+    case LM_PART_KV_A:
         return c->layer[l].qkv_bias;
     case LM_PART_ATTN_OUT:
         return c->layer[l].out_bias;
@@ -89,10 +92,34 @@ static bool delta_shape(const lm_config *c, const lm_delta_sizes *d, lm_part par
     }
 }
 
+/* Parts that layers with latent attention alone have. */
+static bool latent_shape(const lm_config *c, lm_part part, const lm_layer *y, int64_t dim[2])
+{
+    const lm_latent *a = &y->latent;
+    bool latent = y->attention == LM_ATTENTION_LATENT, low = latent && a->q_rank;
+    switch (part) {
+    case LM_PART_Q_A:
+        return shape(dim, low, a->q_rank, c->width);
+    case LM_PART_Q_A_NORM:
+        return shape(dim, low, a->q_rank, 0);
+    case LM_PART_Q_B:
+        return shape(dim, low, y->heads * y->head_dim, a->q_rank);
+    case LM_PART_KV_A:
+        return shape(dim, latent, a->kv_rank + a->rope_dim, c->width);
+    case LM_PART_KV_A_NORM:
+        return shape(dim, latent, a->kv_rank, 0);
+    case LM_PART_KV_B:
+        return shape(dim, latent, y->heads * (a->nope_dim + a->value_dim), a->kv_rank);
+    default:
+        return false;
+    }
+}
+
 bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
 {
     const lm_layer *y = part >= LM_PART_ATTN_NORM ? &c->layer[l] : NULL;
     int64_t q = y ? y->heads * y->head_dim : 0, kv = y ? y->kv_heads * y->head_dim : 0;
+    bool heads = y && y->attention == LM_ATTENTION_HEADS;
 
     if (y && of_attention(part) && !has_part(y, part))
         return false;
@@ -112,12 +139,19 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_MLP_POST_NORM:
         return shape(dim, y->norm_after, c->width, 0);
     case LM_PART_Q:
-        return shape(dim, true, y->out_gate ? 2 * q : q, c->width);
+        return shape(dim, heads || !y->latent.q_rank, y->out_gate ? 2 * q : q, c->width);
     case LM_PART_K:
     case LM_PART_V:
-        return shape(dim, true, kv, c->width);
+        return shape(dim, heads, kv, c->width);
     case LM_PART_QKV:
-        return shape(dim, true, q + 2 * kv, c->width);
+        return shape(dim, heads, q + 2 * kv, c->width);
+    case LM_PART_Q_A:
+    case LM_PART_Q_A_NORM:
+    case LM_PART_Q_B:
+    case LM_PART_KV_A:
+    case LM_PART_KV_A_NORM:
+    case LM_PART_KV_B:
+        return latent_shape(c, part, y, dim);
     case LM_PART_Q_NORM:
         return shape(dim, y->qk_norm != LM_QK_PLAIN, y->qk_norm == LM_QK_NORM_ROW ? q : y->head_dim,
                      0);
@@ -137,7 +171,7 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_DELTA_OUT:
         return delta_shape(c, &y->delta, part, dim);
     case LM_PART_ATTN_OUT:
-        return shape(dim, true, c->width, q);
+        return shape(dim, true, c->width, y->heads * lm_layer_value_dim(y));
     case LM_PART_SINKS:
         return shape(dim, y->sinks, y->heads, 0);
     case LM_PART_GATE:
@@ -392,7 +426,8 @@ double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, dou
             LM_ATTENTION_DELTA) /* three products of a key or query with the state */
             all += 1.5 * (double)(y->delta.heads * y->delta.key_dim * y->delta.value_dim) * tokens;
         else
-            all += (double)(y->heads * y->head_dim) * (y->window > 0 ? near : pairs);
+            all += (double)(y->heads * (y->head_dim + lm_layer_value_dim(y))) / 2 *
+                   (y->window > 0 ? near : pairs);
     }
     return 6.0 * (double)lm_config_matmul_params(c) * tokens + 12.0 * all;
 }

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "format/folder_run.h"
+#include "format/fp8_source.h"
 #include "model/preset.h"
 #include "text/tokenizer_match.h"
 #include "train/advice.h"
@@ -25,7 +26,7 @@ static lm_code load_config(lm_session *s, lm_err *e)
         return e->code;
     if (s->config_json)
         return LM_OK;
-    if (lm_model_source_open(model, &s->ask.how, &s->source, e))
+    if (lm_fp8_source_open(model, &s->ask.how, &s->source, e))
         return e->code;
     if (!lm_model_source_config(s->source))
         return lm_fail(e, LM_EUSAGE, lm_model_source_path(s->source), "name a model folder",

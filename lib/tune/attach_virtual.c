@@ -180,6 +180,8 @@ static lm_code check_prefix(const lm_attach *a, const char *where, lm_err *e)
     if (lm_config_has_states(c))
         return lm_fail(e, LM_EUSAGE, where, "tune a prompt instead",
                        "layers of the base keep states, which have no place for keys");
+    if (lm_config_check_heads(c, where, e))
+        return e->code;
     for (int64_t l = 1; l < c->layers; l++)
         if (c->layer[l].kv_heads * c->layer[l].head_dim != kv_width(c))
             return lm_fail(e, LM_EUSAGE, where, "tune a prompt instead",

@@ -41,10 +41,13 @@ qwen3-next-12m 11859472
 gpt-oss-20b 20914757184
 gpt-oss-120b 116829156672
 gpt-oss-12m 11578672
+deepseek-v2-lite 15706484224
+deepseek-v3 671026419200
+deepseek-v3-12m 11968224
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 26 ]
+    [ "${#lines[@]}" -eq 29 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

@@ -97,7 +97,8 @@ static void test_contradictions(void **state)
           "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
-          "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text and gpt_oss" },
+          "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text, gpt_oss, deepseek_v2 and "
+          "deepseek_v3" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
@@ -446,6 +447,82 @@ static void states_and_attention(void **state)
     json_decref(o);
 }
 
+/* Published configs of DeepSeek-V2-Lite and V3, as far as they matter. */
+static const char v2_lite[] =
+    "{\"model_type\":\"deepseek_v2\",\"vocab_size\":102400,\"hidden_size\":2048,\"intermediate_"
+    "size\":10944,"
+    "\"num_hidden_layers\":27,\"num_attention_heads\":16,\"num_key_value_heads\":16,\"q_lora_"
+    "rank\":null,"
+    "\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128,"
+    "\"n_routed_experts\":64,\"n_shared_experts\":2,\"num_experts_per_tok\":6,\"moe_intermediate_"
+    "size\":1408,"
+    "\"first_k_dense_replace\":1,\"moe_layer_freq\":1,\"n_group\":1,\"topk_group\":1,\"topk_"
+    "method\":\"greedy\","
+    "\"scoring_func\":\"softmax\",\"norm_topk_prob\":false,\"routed_scaling_factor\":1.0,"
+    "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,\"beta_fast\":32,\"beta_slow\":1,\"mscale\":"
+    "0.707,"
+    "\"mscale_all_dim\":0.707,\"original_max_position_embeddings\":4096}}";
+static const char v3[] =
+    "{\"model_type\":\"deepseek_v3\",\"vocab_size\":129280,\"hidden_size\":7168,\"intermediate_"
+    "size\":18432,"
+    "\"num_hidden_layers\":61,\"num_attention_heads\":128,\"num_key_value_heads\":128,\"q_lora_"
+    "rank\":1536,"
+    "\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128,"
+    "\"n_routed_experts\":256,\"n_shared_experts\":1,\"num_experts_per_tok\":8,\"moe_intermediate_"
+    "size\":2048,"
+    "\"first_k_dense_replace\":3,\"moe_layer_freq\":1,\"n_group\":8,\"topk_group\":4,\"topk_"
+    "method\":\"noaux_tc\","
+    "\"scoring_func\":\"sigmoid\",\"norm_topk_prob\":true,\"routed_scaling_factor\":2.5,"
+    "\"num_nextn_predict_layers\":1,"
+    "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,\"beta_fast\":32,\"beta_slow\":1,\"mscale\":"
+    "1.0,"
+    "\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096}}";
+
+static void test_latent(void **state)
+{
+    static const char *const bad[][3] = {
+        { v3, "{\"scoring_func\":\"softmax\"}",
+          "\"scoring_func\" is \"softmax\", but the model has \"sigmoid\"" },
+        { v3, "{\"topk_method\":\"greedy\"}", "topk_method" },
+        { v3, "{\"n_group\":7}", "\"n_group\" is 7, but \"n_routed_experts\" is 256" },
+        { v3, "{\"num_key_value_heads\":64}", "\"num_key_value_heads\" is 64" },
+        { v3, "{\"head_dim\":128}", "\"head_dim\" is 128, but other keys make it 64" },
+        { v3, "{\"qk_head_dim\":128}", "\"qk_head_dim\" is 128, but other keys make it 192" },
+        { v3, "{\"qk_rope_head_dim\":63}", "qk_rope_head_dim" },
+        { v3, "{\"v_head_dim\":193}", "v_head_dim" },
+        { v3, "{\"moe_layer_freq\":0}", "moe_layer_freq" },
+        { v3, "{\"routed_scaling_factor\":0}", "routed_scaling_factor" },
+        { v2_lite, "{\"topk_method\":\"noaux_tc\"}", "unknown topk_method \"noaux_tc\"" },
+        { v2_lite, "{\"scoring_func\":\"sigmoid\"}", "scoring_func" },
+        { v2_lite, "{\"norm_topk_prob\":true}", "norm_topk_prob" },
+        { v2_lite, "{\"topk_method\":\"group_limited_greedy\",\"topk_group\":2}", "topk_group" },
+        { v2_lite, "{\"mlp_bias\":true}", "mlp_bias" },
+    };
+    lm_config c;
+    (void)state;
+    read_ok(v2_lite, "{}", &c);
+    double m = 0.1 * 0.707 * log(40) + 1;
+    assert_true(fabs(c.layer[3].scale * sqrt(192) / (m * m) - 1) < 1e-12);
+    assert_true(!c.layer[0].moe.experts && c.layer[1].moe.experts == 64 && !c.layer[1].moe.sigmoid);
+    assert_true(c.layer[1].moe.groups == 1 && c.layer[1].moe.group_max && c.layer[1].latent.pairs);
+    assert_true(c.rope[0].dim == 64 && c.layer[1].head_dim == 192 && !c.layer[1].latent.q_rank);
+    assert_int_equal(lm_config_params(&c), INT64_C(15706484224));
+    lm_config_fini(&c);
+    read_ok(v3, "{}", &c);
+    assert_int_equal(lm_config_params(&c), INT64_C(671026419200)); /* 671B-A37B, as its card says */
+    assert_int_equal(lm_config_active_params(&c) / 1000000000, 37);
+    assert_true(c.layer[3].moe.groups == 8 && c.layer[3].moe.score_bias && !c.layer[2].moe.experts);
+    assert_true(lm_config_passes_over(&c, "model.layers.61.eh_proj.weight") &&
+                !lm_config_passes_over(&c, "model.layers.60.self_attn.o_proj.weight"));
+    lm_config_fini(&c);
+    read_ok(v3, "{\"moe_layer_freq\":2,\"rope_interleave\":false,\"rope_scaling\":null}", &c);
+    assert_true(!c.layer[3].moe.experts && c.layer[4].moe.experts && !c.layer[4].latent.pairs);
+    assert_true(fabs(c.layer[4].scale * sqrt(192) - 1) < 1e-12);
+    lm_config_fini(&c);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        refused(bad[i][0], bad[i][1], bad[i][2]);
+}
+
 /* Gemma's kinds of layers, and its two rotary tables in both spellings. */
 static void test_gemma(void **state)
 {
@@ -628,8 +705,8 @@ int main(void)
         cmocka_unit_test(test_transformers_5),  cmocka_unit_test(test_eos),
         cmocka_unit_test(test_windows),         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_experts),         cmocka_unit_test(test_gemma),
-        cmocka_unit_test(states_and_attention), cmocka_unit_test(test_flops),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(states_and_attention), cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_flops),           cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
 }

@@ -128,6 +128,8 @@ static void check_training(const golden *g, lm_dtype low, int level)
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *s = &m->slice[i];
         int64_t n = lm_slice_count(s);
+        if (s->by_load)
+            continue;
         float *copy = room((size_t)n, sizeof *copy);
         move(m, i, copy, grads, false);
         check(g, "grad.", copy, s->name, n, low, level);
@@ -199,7 +201,7 @@ static void test_all(void **state)
         n++;
     }
     closedir(d);
-    assert_true(n >= 12);
+    assert_true(n >= 18);
 }
 
 int main(void)

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fp8_source.c -- see fp8_source.h. */
+#include "format/fp8_source.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "format/safetensors_table.h"
+#include "format/source_made.h"
+
+enum { MAX_FILE = 256 << 20, NAME = 512 };
+static const char suffix[] = "_scale_inv";
+
+/* A tensor of the plan. */
+typedef struct {
+    const lm_st_tensor *own, *scale; /* scale NULL: `own` as it is */
+} part;
+
+typedef struct {
+    lm_model_source *in;
+    lm_st_plan *plan;
+    part *part; /* by number in the plan */
+    size_t n, cap;
+    int64_t block[2]; /* rows and columns under one scale */
+    uint8_t *codes;   /* of the latest tensor, */
+    float *scales;    /* and its scales; */
+    uint8_t *whole;   /* what was given */
+    size_t codes_cap, scales_cap, whole_cap;
+} fp8_source;
+
+static int64_t blocks(int64_t n, int64_t size)
+{
+    return (n + size - 1) / size;
+}
+
+/* ---- reading ---- */
+
+static const part *part_of(const fp8_source *s, const lm_st_tensor *t)
+{
+    return &s->part[t - lm_st_plan_at(s->plan, 0)];
+}
+
+static void scale_rows(const fp8_source *s, const lm_st_tensor *t, float *x)
+{
+    int64_t cols = t->dim[1], wide = blocks(cols, s->block[1]);
+    for (int64_t r = 0; r < t->dim[0]; r++) {
+        const float *scale = s->scales + r / s->block[0] * wide;
+        for (int64_t b = 0; b < wide; b++) {
+            int64_t end = (b + 1) * s->block[1] < cols ? (b + 1) * s->block[1] : cols;
+            for (int64_t c = b * s->block[1]; c < end; c++)
+                x[r * cols + c] *= scale[b];
+        }
+    }
+}
+
+static lm_code load(void *ctx, const lm_st_tensor *t, const void **data, lm_err *e)
+{
+    fp8_source *s = ctx;
+    const part *x = part_of(s, t);
+    if (lm_grow(&s->whole, &s->whole_cap, (size_t)t->bytes + 1, 1, "a tensor", e))
+        return e->code;
+    *data = s->whole;
+    if (!x->scale)
+        return lm_model_source_read(s->in, x->own, 0, s->whole, (size_t)t->bytes, e);
+    if (lm_grow(&s->codes, &s->codes_cap, (size_t)x->own->bytes + 1, 1, "codes of a tensor", e) ||
+        lm_grow(&s->scales, &s->scales_cap, (size_t)x->scale->count + 1, sizeof(float),
+                "scales of a tensor", e) ||
+        lm_model_source_read(s->in, x->own, 0, s->codes, (size_t)x->own->bytes, e) ||
+        lm_model_source_read(s->in, x->scale, 0, s->scales, (size_t)x->scale->bytes, e))
+        return e->code;
+    lm_convert(x->own->dtype, s->codes, LM_DTYPE_F32, s->whole, t->count);
+    scale_rows(s, t, (float *)(void *)s->whole);
+    return LM_OK;
+}
+
+static const lm_format *format(void *ctx, const lm_st_tensor *t, bool *turned)
+{
+    (void)ctx;
+    *turned = false;
+    return lm_format_of_dtype(t->dtype);
+}
+
+static lm_code codes(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e)
+{
+    const void *data = NULL;
+    if (load(ctx, t, &data, e))
+        return e->code;
+    memcpy(dst, data, (size_t)t->bytes);
+    return LM_OK;
+}
+
+static const char *meta(void *ctx, const char *key)
+{
+    const fp8_source *s = ctx;
+    return lm_model_source_meta(s->in, key);
+}
+
+static lm_code finish(void *ctx, lm_err *e)
+{
+    fp8_source *s = ctx;
+    return lm_model_source_finish(s->in, e);
+}
+
+static void let_go(fp8_source *s)
+{
+    lm_st_plan_free(s->plan);
+    lm_free(s->part);
+    lm_free(s->codes);
+    lm_free(s->scales);
+    lm_free(s->whole);
+    lm_free(s);
+}
+
+static void close_source(void *ctx)
+{
+    fp8_source *s = ctx;
+    lm_model_source_close(s->in);
+    let_go(s);
+}
+
+static const lm_source_maker maker = { load, format, codes, NULL, meta, finish, close_source };
+
+/* ---- the plan ---- */
+
+/* The matrix whose scales `t` holds; NULL: it holds none. */
+static const lm_st_tensor *scaled_by(const lm_model_source *in, const lm_st_tensor *t)
+{
+    char name[NAME];
+    size_t n = strlen(t->name), tail = sizeof suffix - 1;
+    if (n <= tail || n - tail >= NAME || !lm_text_ends(t->name, suffix))
+        return NULL;
+    memcpy(name, t->name, n - tail);
+    name[n - tail] = 0;
+    return lm_model_source_find(in, name);
+}
+
+static lm_code find_scale(const fp8_source *s, const lm_st_tensor *t, const lm_st_tensor **out,
+                          lm_err *e)
+{
+    char name[NAME], show[LM_ST_SHOWN];
+    const char *where = lm_model_source_file_of(s->in, t);
+    snprintf(name, sizeof name, "%.480s%s", t->name, suffix);
+    const lm_st_tensor *f = lm_model_source_find(s->in, name);
+    if (t->ndim != 2 || !f)
+        return lm_fail(e, LM_EFORMAT, where, "fetch the model again", "tensor '%s' is %s, but %s",
+                       lm_st_show(t->name, show), t->dtype_name,
+                       t->ndim != 2 ? "no matrix" : "there are no scales of it");
+    if (f->dtype != LM_DTYPE_F32 || f->ndim != 2 || f->dim[0] != blocks(t->dim[0], s->block[0]) ||
+        f->dim[1] != blocks(t->dim[1], s->block[1]))
+        return lm_fail(e, LM_EFORMAT, lm_model_source_file_of(s->in, f), NULL,
+                       "tensor '%s' is not F32 [%lld,%lld], one scale for each block of "
+                       "weight_block_size",
+                       lm_st_show(name, show), (long long)blocks(t->dim[0], s->block[0]),
+                       (long long)blocks(t->dim[1], s->block[1]));
+    *out = f;
+    return LM_OK;
+}
+
+static lm_code add(fp8_source *s, const lm_st_tensor *t, lm_err *e)
+{
+    part x = { t, NULL };
+    if (t->dtype == LM_DTYPE_F8E4M3 && find_scale(s, t, &x.scale, e))
+        return e->code;
+    if (lm_grow(&s->part, &s->cap, s->n + 1, sizeof *s->part, "tensors of a model", e))
+        return e->code;
+    s->part[s->n++] = x;
+    return x.scale ? lm_st_plan_add(s->plan, t->name, LM_DTYPE_F32, t->ndim, t->dim, e)
+                   : lm_st_plan_add_like(s->plan, t, e);
+}
+
+static lm_code make_plan(fp8_source *s, lm_err *e)
+{
+    if (lm_st_plan_new(&s->plan, e))
+        return e->code;
+    for (size_t i = 0; i < lm_model_source_count(s->in); i++) {
+        const lm_st_tensor *t = lm_model_source_at(s->in, i), *of = scaled_by(s->in, t);
+        if ((!of || of->dtype != LM_DTYPE_F8E4M3) && add(s, t, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code take_files(lm_model_source *in, lm_folder_files *out, lm_err *e)
+{
+    static const char name[] = "generation_config.json";
+    lm_buf text = { 0 };
+    bool found = false;
+    lm_code rc = lm_model_source_tokenizer(in, out, e);
+    rc = rc ? rc : lm_model_source_file_now(in, name, MAX_FILE, &text, &found, e);
+    if (!rc && found && !lm_grow(&out->v, &out->cap, out->n + 1, sizeof *out->v, "files", e) &&
+        !lm_strdup(&out->v[out->n].name, name, e)) {
+        out->v[out->n++].data = text;
+        return LM_OK;
+    }
+    lm_buf_fini(&text);
+    return e->code;
+}
+
+/* weight_block_size of FP8; NULL: the config has none. */
+static const json_t *block_size(const json_t *config)
+{
+    const json_t *q = json_object_get(config, "quantization_config");
+    const json_t *size = json_object_get(q, "weight_block_size");
+    const char *method = json_string_value(json_object_get(q, "quant_method"));
+    return method && !strcmp(method, "fp8") && json_is_array(size) ? size : NULL;
+}
+
+bool lm_fp8_in_blocks(const json_t *config)
+{
+    return block_size(config) != NULL;
+}
+
+void lm_fp8_plain_config(json_t *config)
+{
+    if (lm_fp8_in_blocks(config))
+        json_object_del(config, "quantization_config");
+}
+
+static lm_code wrap(lm_model_source **src, const int64_t block[2], lm_err *e)
+{
+    lm_folder_files files = { 0 };
+    lm_model_source *made = NULL;
+    fp8_source *s = NULL;
+    json_t *config = json_copy((json_t *)(uintptr_t)lm_model_source_config(*src));
+    if (!config)
+        return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
+    lm_fp8_plain_config(config);
+    if (!lm_alloc_n(&s, 1, sizeof *s, "a model", e)) {
+        s->in = *src;
+        memcpy(s->block, block, sizeof s->block);
+        if (!make_plan(s, e) && !take_files(*src, &files, e)) {
+            const lm_source_parts parts = { .path = lm_model_source_path(*src),
+                                            .config = config,
+                                            .small = &files,
+                                            .plan = s->plan,
+                                            .by = &maker,
+                                            .ctx = s };
+            lm_model_source_make(&parts, &made, e);
+        }
+        lm_folder_files_fini(&files);
+        if (!made)
+            let_go(s);
+    }
+    json_decref(config);
+    if (made)
+        *src = made;
+    return e->code;
+}
+
+/* Sizes of blocks; 0: the config has no FP8 in blocks. */
+static lm_code read_block(const lm_model_source *in, int64_t block[2], lm_err *e)
+{
+    const json_t *size = block_size(lm_model_source_config(in));
+    block[0] = block[1] = 0;
+    if (!size)
+        return LM_OK;
+    for (size_t i = 0; i < 2; i++)
+        block[i] = json_integer_value(json_array_get(size, i));
+    if (json_array_size(size) != 2 || block[0] < 1 || block[1] < 1 || block[0] > 1 << 24 ||
+        block[1] > 1 << 24)
+        return lm_fail(e, LM_EFORMAT, lm_model_source_path(in), NULL,
+                       "\"weight_block_size\" is not two sizes");
+    return LM_OK;
+}
+
+lm_code lm_fp8_source_over(lm_model_source **src, lm_err *e)
+{
+    int64_t block[2];
+    if (!lm_model_source_config(*src) || read_block(*src, block, e) || !block[0])
+        return e->code;
+    /* scales follow their matrices */
+    if (!lm_model_source_random(*src) && lm_model_source_spool(*src, e))
+        return e->code;
+    return wrap(src, block, e);
+}
+
+lm_code lm_fp8_source_open(const char *path, const lm_bundle_opts *how, lm_model_source **out,
+                           lm_err *e)
+{
+    if (lm_model_source_open(path, how, out, e))
+        return e->code;
+    if (lm_fp8_source_over(out, e)) {
+        lm_model_source_close(*out);
+        *out = NULL;
+    }
+    return e->code;
+}
