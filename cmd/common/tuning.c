@@ -122,7 +122,7 @@ static const char *key_set(const lm_tuning_args *a, const char *key, const char 
     return NULL;
 }
 
-/* The other option from which a key or a part of the configuration comes; NULL: none was given. */
+/* The other option from which a key or a part of the configuration comes; NULL: not given. */
 static const char *option_of(const lm_tuning_args *a, const char *key)
 {
     const struct {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mxfp4.h -- model folders whose experts are in MXFP4, as gpt-oss is published, as a source of their numbers.
+ * Private to lib/format.
  *
  * Where config.json has quantization_config with quant_method "mxfp4", the weights of all experts of a layer are two
  * tensors of bytes (huggingface/transformers, integrations/mxfp4.py; OCP Microscaling Formats 1.0):

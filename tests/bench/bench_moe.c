@@ -8,8 +8,8 @@
  *   products  [R,C] x w[e]^T, w [E,2F,C]: forward (y), and its gradients (dx, dw), beside those of linear with one
  *             matrix [2F,C] for all R rows
  *   layer     router, choices, rows, products [2F,C], SwiGLU, products [C,F], weighted sums, forward and backward; beside
- *             linear, SwiGLU and linear with one matrix each for R rows, which is what the experts compute without the way
- *             there and back
+ *             linear, SwiGLU and linear with one matrix each for R rows: the products of the experts without the way there
+ *             and back
  *
  * Contenders run in turn; ratios are medians over rounds of ratios within the round: 1 is the dense product's rate.
  * --json: a line for each case, times in seconds (scripts/bench-moe-peer reads it).  LM_CPU=LEVEL measures the kernels

@@ -57,7 +57,7 @@ loss() {
     generate -q run --adapter adapter -p "the river" -n 12 --temperature 0 | cmp - whole
 }
 
-@test "latent attention: what caches of latents cannot do is said" {
+@test "latent attention: what caches of latents cannot do is refused" {
     small m q_lora_rank=14
     run generate -q m -p "the river" -n 4 --kv int8
     [ "$status" -eq 2 ]

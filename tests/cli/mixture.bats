@@ -732,7 +732,7 @@ numbers() { # FOLDER TENSOR: the numbers of an F32 tensor, one a line
             [ "$status" -ne 0 ]
         done
     done
-    # The config's jitter counts where none is given.
+    # Without the option the config's jitter counts.
     small mixtral-8x7b jitter head_dim=16 intermediate_size=24 router_jitter_noise=0.3
     train -q jitter data -o of-config "${args[@]}"
     train -q jitter data -o given "${args[@]}" --moe-input-jitter-eps 0.3

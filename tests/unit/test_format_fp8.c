@@ -100,7 +100,7 @@ static void test_numbers(void **state)
     lm_model_source_close(src);
 }
 
-/* Without the description nothing is changed: who reads it then refuses its own. */
+/* Without the description nothing is changed: readers of configs then refuse it. */
 static void test_others(void **state)
 {
     static const char *const config[] = {
