@@ -143,10 +143,17 @@ static void test_moves(void **state)
 
 static void test_losses(void **state)
 {
-    static const lm_route_aux_attr losses[] = { { false, 1, 0, 0, 0, false },
-                                                { true, 0.5, 0.25, 0.1, 100, true },
-                                                { false, 0, 1, 0, 300, false },
-                                                { true, 0, 0, 1, 0, false } };
+    static const lm_route_aux_attr losses[] = {
+        { .balance = 1 },
+        { .sigmoid = true,
+          .balance = 0.5,
+          .sequence = 0.25,
+          .z = 0.1,
+          .seq = 100,
+          .by_expert = true },
+        { .sequence = 1, .seq = 300 },
+        { .sigmoid = true, .z = 1, .affinity = 0.5, .nodes = 7 },
+    };
     (void)state;
     for (int i = 0; i < 4; i++)
         for (int64_t E = 7; E < 400; E *= 7) {

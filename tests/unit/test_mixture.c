@@ -44,7 +44,7 @@ static void build(layer *l, lm_route_attr route)
     lm_linear_attr linear = { LM_ACC_FIRST };
     lm_grouped_attr in = { E, 2 * M, LM_ACC_FIRST }, out = { E, C, LM_ACC_FIRST };
     lm_route_plan_attr plan = { E, 0 };
-    lm_route_aux_attr aux = { route.sigmoid, 0.3, 0, 0.1, 0, false };
+    lm_route_aux_attr aux = { .sigmoid = route.sigmoid, .balance = 0.3, .z = 0.1 };
     lm_vid more[3], rows;
     *l = (layer){ .g = NULL };
     must(lm_graph_new(&l->g, &e), &e);

@@ -132,8 +132,11 @@ static double plain_losses(const runner *r, const lm_routing_losses *w)
 }
 
 static const lm_routing_losses kinds[] = {
-    { .layer = 0.5 }, { .sequence = 0.75 },       { .model = 0.25 },
-    { .z = 0.125 },   { 0.5, 0.75, 0.25, 0.125 },
+    { .layer = 0.5 },
+    { .sequence = 0.75 },
+    { .model = 0.25 },
+    { .z = 0.125 },
+    { .layer = 0.5, .sequence = 0.75, .model = 0.25, .z = 0.125 },
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
