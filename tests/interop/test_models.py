@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
@@ -197,9 +198,15 @@ def loss_of(model, tokens, targets):
     return loss, logits
 
 
+def seed_of(name):
+    """Of the name, so that other configs do not change it; SEED=N draws other models."""
+    return zlib.crc32(name.encode()) % 1000 + int(os.environ.get("SEED", 0))
+
+
 def clear_seed(config, seed, seq=SEQ):
-    """A seed with whose model every router prefers its choices by more than what BF16 rounds, so that all send alike."""
-    k = getattr(config, "num_experts_per_tok", 0)
+    """A seed with whose model every router prefers its choices by more than what BF16 rounds, or by the most of 300 seeds, so
+    that all send alike."""
+    k, best = getattr(config, "num_experts_per_tok", 0), (0, seed)
     for again in range(300 if k else 0):
         model, gaps = make(config, seed + 1000 * again), []
 
@@ -225,11 +232,10 @@ def clear_seed(config, seed, seq=SEQ):
                 module.register_forward_hook(look)
         with torch.no_grad():
             model(input_ids=batch(config, 1, seed + 1000 * again, seq)[0][0])
-        # states carry roundings on, latents are rounded more often
-        sure = {"qwen3_next": 0.025, "deepseek_v2": 0.03, "deepseek_v3": 0.03}
-        if min(gaps) > sure.get(config.model_type, 0.012):
-            return seed + 1000 * again
-    return seed
+        best = max(best, (min(gaps), seed + 1000 * again))
+        if best[0] > 0.03:
+            break
+    return best[1]
 
 
 def by_our_names(config, name, p):
@@ -284,31 +290,51 @@ def write_ids(path, tokens, targets, adamw=None):
     save_file({"tokens": tokens, "targets": targets, **more}, path)
 
 
-def test_gradients(run, tmp, name, config, seed):
-    seed = clear_seed(config, seed)
-    model = make(config, seed)
-    folder, ids = os.path.join(tmp, name), os.path.join(tmp, "ids.safetensors")
-    model.save_pretrained(folder)
+# Gradients through states lose digits by cancellation, in transformers too: over eight seeds our definition, which adds in
+# double, was up to 5e-5 away from its F32.
+F32_LIMIT = {"qwen3_next": 1e-4, "qwen3_5_text": 1e-4}
+
+
+def low_errors(run, tmp, name, config, seed):
+    """Rounding errors of BF16 by tensor: theirs, and ours by level."""
+    folder, ids = os.path.join(tmp, name + "-low"), os.path.join(tmp, "ids.safetensors")
     tokens, targets = batch(config, 1, seed)
     write_ids(ids, tokens, targets)
-    truth = run_theirs(model, tokens[0], targets[0])
-    for level in levels():
-        worst, at = compare(ours(run, tmp, folder, ids, "f32", level), truth, lambda k: 1e-5)
-        check(worst < 1, f"{name} f32 {level}: {worst * 1e-5:.1e} at {at}")
-
-    # BF16: the rounding errors of both sides, against F32 on the same rounded weights.  These are single draws of
-    # noise, largest for gradients that remain after cancellation (biases of keys): hence the factors.  Over
-    # many seeds our errors are no larger than theirs, except for q and k of windowed layers (1.3 times, that bias 1.6).
     low = make(config, seed).to(torch.bfloat16)
     exact = make(config, seed)
     exact.load_state_dict({k: v.float() for k, v in low.state_dict().items()})
     exact.save_pretrained(folder)
     truth = run_theirs(exact, tokens[0], targets[0])
     theirs = run_theirs(low, tokens[0], targets[0])
-    scale = {k: error(theirs[k], truth[k]) for k in truth}
+    out = {"theirs": theirs}
     for level in ("ref", levels()[-1]):
-        got = ours(run, tmp, folder, ids, "bf16", level)
-        worst, at = compare(got, truth, lambda k: (4 if k.endswith("k_proj.bias") else 2.5) * scale[k] + 4e-3)
+        out[level] = ours(run, tmp, folder, ids, "bf16", level)
+    return {of: {k: error(got[k], truth[k]) for k in truth} for of, got in out.items()}
+
+
+def test_gradients(run, tmp, name, config, seed):
+    first = clear_seed(config, seed)
+    model = make(config, first)
+    folder, ids = os.path.join(tmp, name), os.path.join(tmp, "ids.safetensors")
+    model.save_pretrained(folder)
+    tokens, targets = batch(config, 1, first)
+    write_ids(ids, tokens, targets)
+    truth = run_theirs(model, tokens[0], targets[0])
+    limit = F32_LIMIT.get(config.model_type, 1e-5)
+    for level in levels():
+        worst, at = compare(ours(run, tmp, folder, ids, "f32", level), truth, lambda k: limit)
+        check(worst < 1, f"{name} f32 {level}: {worst * limit:.1e} at {at}")
+    # BF16: the rounding errors of both sides, against F32 on the same rounded weights.  A model is a single draw of noise,
+    # and a token may change its expert: medians of three.  Errors are largest for gradients that remain after cancellation
+    # (biases of keys): hence the factors.  Over many seeds ours are no larger than theirs, except for q and k of windowed
+    # layers (1.3 times, that bias 1.6).
+    draws = [low_errors(run, tmp, name, config, clear_seed(config, seed + i)) for i in range(3)]
+
+    def median(of, k):
+        return sorted(d[of][k] for d in draws)[1]
+    for level in ("ref", levels()[-1]):
+        worst, at = max((median(level, k) / ((4 if k.endswith("k_proj.bias") else 2.5) * median("theirs", k) + 4e-3), k)
+                        for k in draws[0]["theirs"])
         check(worst < 1, f"{name} bf16 {level}: {worst:.2f} of the limit at {at}")
     return model, folder
 
@@ -506,10 +532,10 @@ GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-l
 
 def write_golden():
     folder = os.path.join(ROOT, "tests/golden/models")
-    for seed, (name, config) in enumerate(configs(vocab=29, wide=1)):
+    for name, config in configs(vocab=29, wide=1):
         if name not in GOLDEN:
             continue
-        seed = clear_seed(config, seed, 11)
+        seed = clear_seed(config, seed_of(name), 11)
         model = make(config, seed)
         tokens, targets = batch(config, 1, seed, 11)
         out = {k: v for k, v in run_theirs(model, tokens[0], targets[0]).items()}
@@ -532,10 +558,10 @@ def main():
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
     with tempfile.TemporaryDirectory() as tmp:
         run = probe(tmp)
-        for seed, (name, config) in enumerate(configs()):
+        for name, config in configs():
             if only and name not in only:
                 continue
-            model, folder = test_gradients(run, tmp, name, config, seed)
+            model, folder = test_gradients(run, tmp, name, config, seed_of(name))
             test_folder(run, tmp, name, model, folder)
             if name == "deepseek-v3":
                 test_published(tmp, name, model)
