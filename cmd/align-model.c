@@ -82,7 +82,7 @@ static lm_code work(align_session *s, lm_err *e)
     if (s->policy && !lm_on_policy_taught(s->policy))
         lm_say(&tool, LM_LOG_WARN,
                "rewards: in no step was one of a prompt's completions better than another: nothing "
-               "was learnt from them: look at %s/completions.jsonl",
+               "was learnt from them: look at completions.jsonl in %s",
                t->ask.run);
     return LM_OK;
 }

@@ -15,6 +15,8 @@ lm_code align_ask_adapter(align_session *s, lm_err *e)
         { "set", true },          { "modules-to-save", true }, { "init-adapter", false },
         { "base-format", false }, { "embed-format", false },   { NULL, false }
     };
+    if (opt.tuning.init_adapter && !lm_given(&tool, "method"))
+        opt.tuning.method = "lora"; /* as in peft-tune: the adapter's configuration says its own */
     if (lm_tuning_find(&opt.tuning, "see peft-tune --list-methods", &s->recipe, e))
         return e->code;
     if (!s->recipe.method && strcmp(s->recipe.name, "full") != 0)

@@ -31,7 +31,8 @@ static void log_device(const lm_trainer *t, const step_info *i, double rate)
 static const char *headline_of(const lm_trainer *t, const step_info *i, char out[64])
 {
     double value = 0;
-    return lm_train_headline(trainer_followed(t, &value), value, i->loss, out);
+    const char *followed = trainer_followed(t, &value);
+    return lm_train_headline(followed, value, i->loss, out);
 }
 
 /* For a log (not a terminal): report the progress, at most every `beat` seconds. */
@@ -103,9 +104,9 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
 lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e)
 {
     double rate = (double)(t->plan.tokens_per_step) / i->seconds;
-    char note[96];
+    char headline[64], note[96];
 
-    snprintf(note, sizeof note, "loss %.4f, %.0f tokens/s", i->loss, rate);
+    snprintf(note, sizeof note, "%s, %.0f tokens/s", headline_of(t, i, headline), rate);
     lm_progress(t->io.sink, "train", (double)t->s.step, (double)t->o.steps, "steps", note);
     if (t->r.steps_run == 1)
         log_device(t, i, rate);

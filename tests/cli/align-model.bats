@@ -155,7 +155,7 @@ refused() { # STATUS OPERAND ...: one line, on standard error
 
 @test "refusals: one line each, nothing written" {
     refused 2 m0 pairs.jsonl -o x --loss dpoo
-    [[ $stderr == "align-model: loss: unknown loss 'dpoo': did you mean dpo" ]]
+    [[ $stderr == "align-model: --loss: unknown loss 'dpoo': did you mean 'dpo'?" ]]
     refused 2 m0 pairs.jsonl -o x --simpo-gamma 1
     [[ $stderr == *"dpo has no 'simpo_gamma'"* ]]
     refused 1 m0 judged.jsonl -o x
@@ -349,7 +349,7 @@ refuses_alone() {
         "${G[@]}" -o g -f --method $how --steps 2 --metrics g.jsonl
         [[ $(field g.jsonl step kl | head -1) == 0 && $(field g.jsonl step kl | tail -1) != 0 ]] || { echo "$how"; false; }
     done
-    "${A[@]}" m0 pairs.jsonl -o d --method lora --init-adapter a/latest --steps 1 --metrics d.jsonl
+    "${A[@]}" m0 pairs.jsonl -o d --init-adapter a/latest --steps 1 --metrics d.jsonl # whose method is the adapter's
     awk -v x="$(field d.jsonl step rewards/margins)" 'BEGIN { exit !(x ^ 2 < 1e-12) }'
     # another reference may be named: without the adapter, or with it
     "${G[@]}" -o g -f --method lora --init-adapter a/latest --reference m0 --steps 1 --metrics off.jsonl
@@ -362,7 +362,7 @@ refuses_alone() {
     # the plan has the adapter alone, and a resumed run in another folder the same reference
     "${G[@]}" --method lora --init-adapter a/latest --dry-run > plan
     [[ $(sed -n 's/^reference  *//p' plan) == *" KiB" ]]
-    "${G[@]}" -o w --method lora --init-adapter a/latest --steps 4 --save-every 2 --keep 0
+    "${G[@]}" -o w --init-adapter a/latest --steps 4 --save-every 2 --keep 0
     mkdir elsewhere
     (cd elsewhere && align-model -q --resume ../w/step-000002 -o h)
     cmp <(tensors w/latest/adapter_model.safetensors) <(tensors elsewhere/h/latest/adapter_model.safetensors)

@@ -39,9 +39,12 @@ each_failure() { # COUNT FUNCTION
     done
     fails 'ended with status 7 after' "$1" 'exit 7'
     "$2"
+    fails 'ended with status 0 after' "$1" 'exit 0' # too few answers
+    "$2"
     fails 'was ended by signal 9 after' "$1" 'kill -9 $$'
     "$2"
-    fails 'gave no answer for 3 s, after' "$1" 'sleep 60'
+    fails 'with --reward-timeout' "$1" 'sleep 60'
+    [[ $output == *"gave no answer for 3 s, after"* ]]
     "$2"
     fails 'more answers than it was asked for' "$1" 'echo 1; echo 1'
     "$2"

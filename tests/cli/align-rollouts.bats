@@ -31,9 +31,11 @@ value() { grep -o "\"$1\":[-0-9.e+]*" | cut -d: -f2; }
 }
 
 @test "align-model: the mean reward stands beside the loss, which says little of a policy" {
-    run --separate-stderr align-model m p.jsonl -o run "${how[@]}" --steps 2 --json --metrics a.jsonl
+    run --separate-stderr align-model -v m p.jsonl -o run "${how[@]}" --steps 2 --json --metrics a.jsonl
     reward=$(grep '"step":2,' a.jsonl | value reward)
     shown=$(printf '%.4f' "$reward")
+    [ "$shown" != 0.0000 ]
+    [[ $stderr == *"step 2: reward $shown, loss "* ]]
     [[ $stderr == *"done: step 2, reward $shown, loss "* ]]
     [[ $output == *"\"reward\":$reward,"* ]]
     # no signal: every completion has the same reward, and the loss is 0
@@ -123,7 +125,7 @@ judged() {
     judged "answer 1 of" 'read x; yes | tr -d "\n"'
     judged "closed its output after 0 of 32" 'exec >&-; sleep 100'
     judged "ended by signal 9 after 1 of 32" 'read x; echo 1; kill -9 $$'
-    judged "no answer for 5 s, after 3 of 32" 'for i in 1 2 3; do read x; echo 1; done; sleep 100'
+    judged "no answer for 5 s, after 3 of 32: let it write out each line at once, or allow more time with --reward-timeout" 'for i in 1 2 3; do read x; echo 1; done; sleep 100'
     align-model -q m p.jsonl -o no "${how[@]:0:2}" --batch-size 8 --group 4 --max-new-tokens 4 --steps 1 --no-history \
         --reward-command 'while read x; do echo null; done'
     [ -e no/latest ]
@@ -169,10 +171,10 @@ refuses() { # STATUS TEXT OPTION ...
 
 @test "align-model: what rewards and rollouts cannot do is refused in one line" {
     refuses 2 "--reward: grpo learns from rewards, and no reward is given" --loss grpo
-    refuses 2 "there is no 'gsm8': 'gsm8k', or one of:" --loss grpo --reward gsm8
-    refuses 2 "has nothing to be compared with" --loss grpo --reward gsm8k --group 1
+    refuses 2 "--reward: there is no 'gsm8': did you mean 'gsm8k'? there are gsm8k exact " --loss grpo --reward gsm8
+    refuses 2 "--group: 1 completion a prompt has nothing to be compared with" --loss grpo --reward gsm8k --group 1
     refuses 2 "--reward-weights: '1,2' are not the weights of 1 rewards" --loss grpo --reward gsm8k --reward-weights 1,2
-    refuses 2 "kto is not for sampled completions" --loss kto --reward gsm8k
+    refuses 2 "--reward: kto is not for sampled completions" --loss kto --reward gsm8k
     refuses 2 "cost of length is a number from 0" --loss grpo --reward length:cost=x
     refuses 2 "64" --loss grpo --reward gsm8k --max-new-tokens 100
     refuses 2 "--correct: dpo does not read it" --loss dpo --reward gsm8k --correct none
@@ -235,7 +237,7 @@ refuses() { # STATUS TEXT OPTION ...
 
 @test "align-model: a run whose rewards teach nothing says so once, one that learns does not" {
     how=(m p.jsonl --batch-size 8 --group 4 --max-new-tokens 4 --steps 2 --no-history -f)
-    said="align-model: rewards: in no step was one of a prompt's completions better than another: nothing was learnt from them: look at run/completions.jsonl"
+    said="align-model: rewards: in no step was one of a prompt's completions better than another: nothing was learnt from them: look at completions.jsonl in run"
     says() { # COUNT OPTION ...
         local want=$1
         shift
@@ -279,5 +281,5 @@ refuses() { # STATUS TEXT OPTION ...
     [[ $(< rewards) == '[{"name":"gsm8k",'*'{"name":"repetition",'*'"ngram":{"value":3,'*']' ]]
     align-model --list-losses | grep -q '^dpo  '
     run align-model m p.jsonl -o no --loss xyzzyxyzzy
-    [ "$output" = "align-model: loss: unknown loss 'xyzzyxyzzy': --list-losses shows all" ]
+    [ "$output" = "align-model: --loss: unknown loss 'xyzzyxyzzy': --list-losses shows all" ]
 }

@@ -91,7 +91,7 @@ static lm_code fail_name(const char *name, lm_err *e)
         names[LOSSES + i] = alias[i].name;
     const char *near = lm_nearest(name, names);
     if (near)
-        snprintf(todo, sizeof todo, "did you mean %s", near);
+        snprintf(todo, sizeof todo, "did you mean '%s'?", near);
     return lm_fail(e, LM_EUSAGE, "loss", near ? todo : see_list, "unknown loss '%s'", name);
 }
 

@@ -96,7 +96,8 @@ static lm_code find_kind(const char *name, const reward_kind **out, lm_err *e)
         }
     }
     const char *near = lm_nearest(name, known);
-    len = (size_t)snprintf(todo, sizeof todo, near ? "'%s', or one of:" : "choose one of:", near);
+    len = (size_t)snprintf(todo, sizeof todo,
+                           near ? "did you mean '%s'? there are" : "choose one of:", near);
     for (int i = 0; i < KINDS && len < sizeof todo; i++)
         len += (size_t)snprintf(todo + len, sizeof todo - len, " %s", known[i]);
     return lm_fail(e, LM_EUSAGE, "reward", todo, "there is no '%.40s'", name);

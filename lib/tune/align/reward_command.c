@@ -186,7 +186,7 @@ static lm_code fail_late(lm_reward_command *c, int64_t got, int64_t n, lm_err *e
     kill_group(c);
     errno = 0;
     return lm_fail(e, LM_EIO, "reward command",
-                   "let it write out each line at once, or allow more time",
+                   "let it write out each line at once, or allow more time for an answer",
                    "'%.60s' gave no answer for %g s, after %lld of %lld", c->line, c->timeout,
                    (long long)got, (long long)n);
 }
