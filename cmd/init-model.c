@@ -359,7 +359,8 @@ static lm_code plan_mixture(work *w, lm_err *e)
 static lm_code plan_fresh(work *w, lm_err *e)
 {
     const lm_build build = {
-        .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { .low = LM_DTYPE_F32 }
+        .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { .low = LM_DTYPE_F32 },
+        .ahead = LM_AHEAD_KEPT
     };
     lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
     return rc ? rc : lm_model_plan(w->model, LM_TENSORS_ALL, dtype(), w->plan, e);
@@ -436,19 +437,24 @@ static const char *shown_dtype(void)
 static lm_code report(const work *w, lm_err *e)
 {
     const lm_config *c = &w->config;
-    char count[32], bytes[32];
-    int64_t params = lm_config_params(c);
+    char count[32], bytes[32], size_of[32], further[96] = "";
+    int64_t params = lm_config_params(c), ahead = lm_config_ahead_params(c);
     uint64_t size = lm_st_plan_data_bytes(w->plan);
     lm_buf text = { 0 };
     lm_jw j;
     if (!tool.json) {
         lm_show_count((double)params, count);
         lm_show_bytes((double)size, bytes);
+        if (ahead)
+            snprintf(further, sizeof further, "further    %lld (%s) in %lld module%s\n",
+                     (long long)ahead, lm_show_count((double)ahead, size_of), (long long)c->ahead,
+                     lm_plural((uint64_t)c->ahead));
         if (tool.dry_run)
-            printf("model      %s\nparameters %lld (%s)\ntensors    %zu\nvocabulary %lld\n"
+            printf("model      %s\nparameters %lld (%s)\n%stensors    %zu\nvocabulary %lld\n"
                    "bytes      %llu (%s, %s)\n",
-                   lm_arch_name(c->arch), (long long)params, count, lm_st_plan_count(w->plan),
-                   (long long)c->vocab, (unsigned long long)size, bytes, shown_dtype());
+                   lm_arch_name(c->arch), (long long)params, count, further,
+                   lm_st_plan_count(w->plan), (long long)c->vocab, (unsigned long long)size, bytes,
+                   shown_dtype());
         else
             lm_say(&tool, LM_LOG_NOTICE, "%s: %s, %s parameters, vocabulary %lld, %s",
                    strcmp(tool.output, "-") ? tool.output : "standard output",
@@ -459,6 +465,8 @@ static lm_code report(const work *w, lm_err *e)
     lm_jw_obj(&j, NULL);
     lm_jw_str(&j, "model_type", lm_arch_name(c->arch));
     lm_jw_int(&j, "parameters", params);
+    if (ahead)
+        lm_jw_int(&j, "mtp_parameters", ahead);
     lm_jw_int(&j, "tensors", (int64_t)lm_st_plan_count(w->plan));
     lm_jw_int(&j, "vocab_size", c->vocab);
     lm_jw_str(&j, "dtype", shown_dtype());

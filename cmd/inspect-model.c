@@ -8,7 +8,7 @@
 #include "convert/verify.h"
 #include "format/inspect.h"
 #include "format/inspect_report.h"
-#include "model/config.h"
+#include "model/arch.h"
 
 static struct {
     bool check, list, stats, strict, verify;
@@ -49,25 +49,48 @@ static lm_tool tool = {
     .examples = examples,
 };
 
-/* Parameters of a mixture of experts that a token meets; 0: not a mixture, or no config of a known model. */
-static int64_t active(const lm_model_source *m)
+/* Elements of the modules that predict tokens further on; *copies: of these, what is the model's own again. */
+static int64_t count_ahead(const lm_model_source *m, const lm_config *c, int64_t *copies)
+{
+    int64_t n = 0;
+    lm_part of;
+    *copies = 0;
+    for (size_t i = 0; i < lm_model_source_count(m); i++) {
+        const lm_st_tensor *t = lm_model_source_at(m, i);
+        if (lm_ahead_layer(c, t->name) < 0)
+            continue;
+        n += t->count;
+        *copies += lm_ahead_is_copy(c, t->name, &of) ? t->count : 0;
+    }
+    return n;
+}
+
+/* Parameters of a mixture of experts that a token meets, and of modules apart from the model; nothing for others, and without
+ * the config of a known model. */
+static void count_parts(const lm_model_source *m, lm_inspect_opts *how)
 {
     const json_t *config = lm_model_source_config(m);
     lm_config c;
     lm_err ignored = { 0 };
-    int64_t n;
+    int64_t copies;
 
     if (!config || lm_config_read(config, "config.json", &c, &ignored))
-        return 0;
-    n = lm_config_active_params(&c);
-    n = n < lm_config_params(&c) ? n : 0;
+        return;
+    how->active = lm_config_active_params(&c);
+    how->active = how->active < lm_config_params(&c) ? how->active : 0;
+    how->ahead_stored = count_ahead(m, &c, &copies);
+    how->ahead = how->ahead_stored - copies;
     lm_config_fini(&c);
-    return n;
 }
 
 static lm_code show(lm_model_source *m, lm_par *par, lm_buf *text, lm_err *e)
 {
-    lm_inspect_opts how = { tool.json, opt.list, opt.stats, opt.only.v, opt.only.n, active(m) };
+    lm_inspect_opts how = { .json = tool.json,
+                            .list = opt.list,
+                            .stats = opt.stats,
+                            .only = opt.only.v,
+                            .n_only = opt.only.n };
+    count_parts(m, &how);
     lm_code rc = lm_inspect_report(m, &how, par, &tool.sink, text, e);
 
     return rc || lm_stopping() ? rc : lm_model_source_finish(m, e);

@@ -94,12 +94,23 @@ static lm_code check_biases(const lm_session *t, lm_err *e)
                          "serves routers with biases; those of %s have none", t->ask.model);
 }
 
+/* A weight for modules that the model does not have. */
+static lm_code check_ahead(const lm_session *t, lm_err *e)
+{
+    return t->config.ahead || !lm_given(&tool, "mtp-loss-scaling-factor")
+               ? LM_OK
+               : lm_fail(e, LM_EUSAGE, "--mtp-loss-scaling-factor", "leave it out",
+                         "serves models with modules that predict tokens further on; %s has none",
+                         t->ask.model);
+}
+
 static lm_code prepare(train_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
     if (train_ask(s, e) || check_data_exists(t->ask.data, e) ||
         lm_training_open(&tool, &opt.loop, t, e) || read_config(t, e) ||
-        lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e))
+        lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e) ||
+        check_ahead(t, e))
         return e->code;
     lm_training_say_slow(&tool, t);
     return LM_OK;

@@ -40,6 +40,7 @@ static void ask_training(lm_trainer_opts *o)
         .dropout = true,
         .seed = (uint64_t)tool.seed,
         .bias_rate = opt.bias_rate,
+        .ahead_weight = opt.ahead_weight,
     };
 }
 

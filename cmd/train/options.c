@@ -6,8 +6,8 @@
 #define DEFAULTS                                                                         \
     {                                                                                    \
         .loop = LM_LOOP_DEFAULT, .steps = 1000, .batch = 8, .seq = 256, .accumulate = 1, \
-        .dtype = "f32", .dropout = -1, .bias_rate = 1e-3, .documents = true,             \
-        .check_tokenizer = true, .format = "auto"                                        \
+        .dtype = "f32", .dropout = -1, .bias_rate = 1e-3, .ahead_weight = 0.1,           \
+        .documents = true, .check_tokenizer = true, .format = "auto"                                        \
     }
 
 train_options opt = DEFAULTS;
@@ -47,6 +47,8 @@ static const lm_opt options[] = {
     LM_LOOP_MIXTURE(opt.loop),
     LM_REAL(0, "moe-router-bias-update-rate", &opt.bias_rate, "X", 0, 1,
             "of biases that follow loads, of routers that have them [0.001]"),
+    LM_REAL(0, "mtp-loss-scaling-factor", &opt.ahead_weight, "X", 0, 1e6,
+            "of modules that predict tokens further on; 0: they stay [0.1]"),
     LM_GROUP("Checkpoints, validation, reports"),
     LM_LOOP_REPORTS(opt.loop),
     LM_FLAG(0, "measure", &opt.measure, "with --dry-run: take a few steps, say how long all take"),

@@ -9,7 +9,7 @@ typedef struct {
     lm_loop_args loop;
     int64_t steps, batch, seq, accumulate;
     const char *dtype;
-    double dropout, bias_rate;
+    double dropout, bias_rate, ahead_weight;
     bool documents, check_tokenizer;
     const char *format;
     bool dump_graph, measure;

@@ -24,11 +24,13 @@ static lm_code add(void *ctx, const lm_model_tensor *t)
     return LM_OK;
 }
 
-lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e)
+static lm_code make(const lm_config *c, bool ahead, lm_model_tensor **out, size_t *n, lm_err *e)
 {
     list l = { .e = e };
     lm_code rc = lm_model_tensors_walk(c, add, &l);
 
+    if (!rc && ahead)
+        rc = lm_ahead_tensors_walk(c, add, &l);
     if (rc) {
         lm_free(l.v);
         return rc;
@@ -36,6 +38,16 @@ lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t 
     *out = l.v;
     *n = l.n;
     return LM_OK;
+}
+
+lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e)
+{
+    return make(c, false, out, n, e);
+}
+
+lm_code lm_model_tensors_make_all(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e)
+{
+    return make(c, true, out, n, e);
 }
 
 void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2])

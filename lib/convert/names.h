@@ -16,6 +16,8 @@
 /* All tensors of a model, in the order of its layers.  The caller frees *out (lm_free).  Fails:
  * LM_ELIMIT. */
 lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e);
+/* The same, and behind them those of the modules that predict tokens further on. */
+lm_code lm_model_tensors_make_all(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e);
 /* Rows and columns of a matrix in GGUF, of one expert. */
 void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2]);
 /* Shape of the tensor in GGUF that holds it: experts are stacked, [experts, rows, columns].  Returns the number of

@@ -180,6 +180,9 @@ static void text_summary(const report *r, lm_text *x)
     if (r->opts->active)
         lm_text_addf(x, "  active     %" PRId64 " (%s) in a token\n", r->opts->active,
                      lm_show_count((double)r->opts->active, a));
+    if (r->opts->ahead)
+        lm_text_addf(x, "  further    %" PRId64 " (%s) of these predict tokens further on\n",
+                     r->opts->ahead, lm_show_count((double)r->opts->ahead, a));
     lm_text_addf(x, "  bytes      %" PRIu64 " (%s)\n", lm_model_source_bytes(r->m),
                  lm_show_bytes((double)lm_model_source_bytes(r->m), b));
     for (int i = 0; i < r->n_types; i++)
@@ -294,6 +297,10 @@ static lm_code json_report(const report *r, lm_buf *out, lm_err *e)
     lm_jw_int(&w, "parameters", lm_model_source_params(r->m));
     if (r->opts->active)
         lm_jw_int(&w, "active_parameters", r->opts->active);
+    if (r->opts->ahead) {
+        lm_jw_int(&w, "mtp_parameters", r->opts->ahead);
+        lm_jw_int(&w, "mtp_stored", r->opts->ahead_stored);
+    }
     lm_jw_int(&w, "bytes", (int64_t)lm_model_source_bytes(r->m));
     json_types(r, &w);
     if (r->history)

@@ -13,6 +13,9 @@ typedef struct {
     const char *const *only; /* globs of the names to list; n_only 0: all */
     int n_only;
     int64_t active; /* parameters that a token meets, of a mixture of experts; 0: not shown */
+    /* of modules that predict tokens further on, without what they share with the model, and with the copies that
+     * files hold of that; 0: not shown */
+    int64_t ahead, ahead_stored;
 } lm_inspect_opts;
 
 /* Summary and list of one model (a stream is read in order), appended to `out`.  JSON: one object, described in

@@ -61,6 +61,13 @@ typedef enum {
     LM_PART_SHARED_SWITCH, /* [1,width]: what weighs the shared expert */
     LM_PART_ROUTER_BIAS,   /* [experts]; its name has no suffix */
     LM_PART_MLP_POST_NORM,
+    /* of a module that predicts a token further on, beside its layer (lm_config.ahead) */
+    LM_PART_AHEAD_EMBED, /* files hold the embedding and the head again for each module */
+    LM_PART_AHEAD_TOKEN_NORM,
+    LM_PART_AHEAD_STATE_NORM,
+    LM_PART_AHEAD_JOIN, /* of both, side by side, to the width */
+    LM_PART_AHEAD_NORM, /* in front of the head */
+    LM_PART_AHEAD_HEAD,
 } lm_part;
 
 /* Its names without prefix and suffix: "self_attn.q_proj" for
@@ -116,9 +123,6 @@ struct lm_arch {
                                     * by NULL */
     const char *passed_over;    /* names that begin so are no part of the model; NULL: none do */
     bool conv1d;                /* weights of layers are [in, out] */
-    bool
-        further_layers; /* files have layers behind those of the model, which predict tokens further on:
-                          * they are passed over */
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
@@ -199,6 +203,14 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
 /* Call `see` for each tensor of a model, in the order of its layers, until it fails. */
 lm_code lm_model_tensors_walk(const lm_config *c,
                               lm_code (*see)(void *ctx, const lm_model_tensor *t), void *ctx);
+/* The same for the modules that predict tokens further on, without the copies of embedding and head. */
+lm_code lm_ahead_tensors_walk(const lm_config *c,
+                              lm_code (*see)(void *ctx, const lm_model_tensor *t), void *ctx);
+/* True if files hold the part of a module although it is that of the model. */
+static inline bool lm_part_is_copy(lm_part part)
+{
+    return part == LM_PART_AHEAD_EMBED || part == LM_PART_AHEAD_HEAD;
+}
 /* True if a part is one of several experts. */
 static inline bool lm_part_is_expert(lm_part part)
 {
@@ -215,10 +227,15 @@ int64_t lm_part_count(const lm_config *c, lm_part part, int64_t l);
  * model has no such tensor. */
 bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
+/* The layer in the name of a tensor of a module that predicts tokens further on; -1: it is none of c's. */
+int64_t lm_ahead_layer(const lm_config *c, const char *name);
+/* True if `name` is that of a tensor that files hold again for a module; *of: LM_PART_EMBED or LM_PART_OUTPUT, of which it
+ * is the copy. */
+bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of);
 /* True if `name` is the head, and the model has none beside its embedding. */
 bool lm_config_ties(const lm_config *c, const char *name);
-/* True if `name` is a tensor of a layer that predicts tokens further on (lm_arch.passed_over,
- * further_layers). */
+/* True if `name` is a tensor of a module that predicts tokens further on (lm_arch.passed_over,
+ * lm_config.ahead). */
 bool lm_config_passes_over(const lm_config *c, const char *name);
 
 /* ---- Names of tensors in Hugging Face's files of any model ---- */

@@ -12,7 +12,8 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
         .normalise = true, .shared = 1, .groups = 8, .kept_groups = 4, .dense = 3, .scale = 2.5
     };
 
-    return lm_read_latent_decoder(o, where, &d, true, c, e) ||
+    return lm_read_ahead(o, where, c, e) ||
+                   lm_read_latent_decoder(o, where, &d, true, c, e) ||
                    lm_read_scored_experts(o, where, &m, c, e)
                ? e->code
                : LM_OK;
@@ -28,5 +29,4 @@ const lm_arch lm_arch_deepseek_v3 = {
     .layers = "model.layers.",
     .tensors = lm_deepseek_tensors,
     .fused = lm_fused_experts,
-    .further_layers = true,
 };

@@ -48,6 +48,7 @@ const lm_tensor_name lm_deepseek_tensors[] = {
     { LM_PART_ROUTER_BIAS, "mlp.gate.e_score_correction_bias", "exp_probs_b" },
     LM_ROWS_EXPERTS,
     LM_ROWS_SHARED("mlp.shared_experts"),
+    LM_ROWS_AHEAD,
     LM_ROWS_END,
 };
 

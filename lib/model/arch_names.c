@@ -120,18 +120,33 @@ int lm_arch_kv_scale(const char *name, int64_t *layer)
     return *end == '.' ? name[strlen(name) - 7] : 0;
 }
 
+int64_t lm_ahead_layer(const lm_config *c, const char *name)
+{
+    const size_t n = strlen(c->arch->layers);
+    char *end;
+    if (strncmp(name, c->arch->layers, n) != 0 || name[n] < '0' || name[n] > '9')
+        return -1;
+    const int64_t layer = strtoll(name + n, &end, 10);
+    return *end == '.' && layer >= c->layers && layer < lm_config_depth(c) ? layer : -1;
+}
+
+bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of)
+{
+    static const lm_part copies[2] = { LM_PART_AHEAD_EMBED, LM_PART_AHEAD_HEAD };
+    const int64_t layer = lm_ahead_layer(c, name);
+    char copy[LM_TENSOR_NAME];
+    for (int i = 0; layer >= 0 && i < 2; i++)
+        if (!strcmp(name, lm_tensor_hf_name(c->arch, copies[i], layer, false, copy))) {
+            *of = i && !c->tied ? LM_PART_OUTPUT : LM_PART_EMBED;
+            return true;
+        }
+    return false;
+}
+
 bool lm_config_passes_over(const lm_config *c, const char *name)
 {
     const char *over = c->arch->passed_over;
-    size_t n = strlen(c->arch->layers);
-    char *end;
-    if (over && !strncmp(name, over, strlen(over)))
-        return true;
-    if (!c->arch->further_layers || strncmp(name, c->arch->layers, n) != 0)
-        return false;
-    if (name[n] < '0' || name[n] > '9')
-        return false;
-    return strtoll(name + n, &end, 10) >= c->layers && *end == '.';
+    return (over && !strncmp(name, over, strlen(over))) || lm_ahead_layer(c, name) >= 0;
 }
 
 bool lm_config_ties(const lm_config *c, const char *name)

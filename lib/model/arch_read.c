@@ -15,9 +15,9 @@ lm_code lm_read_bad(const char *where, const char *key, lm_err *e, const char *w
 
 lm_code lm_read_layers(lm_config *c, const lm_layer *all, lm_err *e)
 {
-    if (lm_alloc_n(&c->layer, (size_t)c->layers, sizeof *c->layer, "layers of a model", e))
+    if (lm_alloc_n(&c->layer, (size_t)lm_config_depth(c), sizeof *c->layer, "layers of a model", e))
         return e->code;
-    for (int64_t l = 0; l < c->layers; l++)
+    for (int64_t l = 0; l < lm_config_depth(c); l++)
         c->layer[l] = *all;
     return LM_OK;
 }
@@ -87,13 +87,18 @@ lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_def
     return lm_read_layers(c, &y, e);
 }
 
+lm_code lm_read_ahead(const json_t *o, const char *where, lm_config *c, lm_err *e)
+{
+    return lm_json_i64_or(o, "num_nextn_predict_layers", 0, 0, LM_MOST_AHEAD, &c->ahead, where, e);
+}
+
 lm_code lm_read_attention_bias(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     bool bias = false;
 
     if (lm_json_bool_or(o, "attention_bias", false, &bias, where, e))
         return e->code;
-    for (int64_t l = 0; l < c->layers; l++)
+    for (int64_t l = 0; l < lm_config_depth(c); l++)
         c->layer[l].qkv_bias = c->layer[l].out_bias = bias;
     return LM_OK;
 }

@@ -32,8 +32,10 @@ typedef struct {
  * 1/sqrt(head_dim), norms before the branches.  lm_read_rope reads the rotary table. */
 lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_defaults *d,
                         lm_config *c, lm_err *e);
-/* Allocate c->layer, each a copy of `all`; c->layers is set. */
+/* Allocate c->layer, each a copy of `all`; c->layers and c->ahead are set. */
 lm_code lm_read_layers(lm_config *c, const lm_layer *all, lm_err *e);
+/* num_nextn_predict_layers, which says how many layers lm_read_decoder allocates behind those of the model. */
+lm_code lm_read_ahead(const json_t *o, const char *where, lm_config *c, lm_err *e);
 /* attention_bias (of q, k, v and the output). */
 lm_code lm_read_attention_bias(const json_t *o, const char *where, lm_config *c, lm_err *e);
 

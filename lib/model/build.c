@@ -155,6 +155,7 @@ void lm_b_again(lm_builder *b, const char *fmt, ...)
     va_end(ap);
     if (!t)
         return;
+    t->of_base = !b->adapting;
     const lm_slice *s = &b->m->slice[b->m->n_slices - 1];
     t->slice = b->m->n_slices - 1;
     t->dtype = LM_DTYPE_F32;
@@ -171,11 +172,11 @@ lm_vid lm_b_append(lm_builder *b, const lm_op *op, const void *attr, const lm_vi
     return out[0];
 }
 
-lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe)
+lm_vid lm_b_embed(lm_builder *b, lm_vid ids, lm_vid wte, lm_vid wpe)
 {
     double scale = b->m->config.embed_scale;
     lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST, scale };
-    lm_vid in[4] = { b->m->tokens, wte, wpe >= 0 ? b->m->pos : LM_NONE, wpe };
+    lm_vid in[4] = { ids, wte, wpe >= 0 ? b->m->pos : LM_NONE, wpe };
     return lm_b_append(b, &lm_op_embed, &attr, in);
 }
 
@@ -276,11 +277,13 @@ lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x)
 static void logits(lm_builder *b, const lm_adapt_linear *place, lm_vid w)
 {
     lm_model *m = b->m;
-    lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
+    const bool all = m->build.all_rows;
+    lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch * (all ? m->build.seq : 1),
+                                m->config.vocab);
     lm_soft_cap_attr cap = { m->config.logit_cap };
     lm_adapt_linear at = *place;
     lm_vid in[2] = { at.x, m->rows }, x, wide = LM_NONE, capped = LM_NONE;
-    if (m->build.rows || m->build.seq > 1) /* otherwise row i is that of sequence i */
+    if (!all && (m->build.rows || m->build.seq > 1)) /* otherwise row i is that of sequence i */
         at.x = lm_b_append(b, &lm_op_rows, NULL, in);
     x = lm_b_linear(b, at.x, w, LM_NONE);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
@@ -325,6 +328,8 @@ void lm_b_head(lm_builder *b, const lm_adapt_linear *place)
     lm_model *m = b->m;
     lm_vid x = place->x, w = lm_b_adapt_head(b, place);
     if (m->build.mode == LM_MODE_GENERATE) {
+        if (m->build.ahead == LM_AHEAD_RUNS || m->build.ahead == LM_AHEAD_DRAFTS)
+            m->states = x;
         logits(b, place, w);
         return;
     }

@@ -19,7 +19,7 @@ struct lm_builder {
     bool adapting;        /* a function of the adapter runs: parameters are its own */
 };
 
-lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe);
+lm_vid lm_b_embed(lm_builder *b, lm_vid ids, lm_vid wte, lm_vid wpe);
 /* y = norm(x [+ r]) with the norm of the config; *s receives x + r (x when r is LM_NONE). */
 lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s);
 /* Norm of queries and keys, rotation, and attention of a layer: of rows that are not rotated, in GENERATE through the
@@ -100,6 +100,19 @@ void lm_b_scores(lm_builder *b, lm_vid x);
 void lm_b_value(lm_builder *b, lm_vid x);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states place->x [N,C]. */
 void lm_b_head(lm_builder *b, const lm_adapt_linear *place);
+
+/* ---- build_ahead.c: modules that predict tokens further on ---- */
+
+/* True if the graph has module k, from 0 on. */
+bool lm_b_has_ahead(const lm_model *m, int64_t k);
+/* Declare what they read besides: for lm_model_build. */
+lm_code lm_b_make_ahead(lm_model *m, lm_err *e);
+/* The norms of tokens and states, side by side. */
+lm_vid lm_b_join(lm_builder *b, lm_vid x, lm_vid y);
+/* The loss of module k of what its head reads, with the head's matrix w. */
+void lm_b_ahead_loss(lm_builder *b, int64_t k, lm_vid x, lm_vid w);
+/* Files have the latest slice again, by the name of that part of each module. */
+void lm_b_ahead_copies(lm_builder *b, lm_part part);
 
 /* ---- build_adapt.c: calls of the adapter's functions (adapt.h), each LM_NONE without an adapter ---- */
 

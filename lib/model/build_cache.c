@@ -15,7 +15,7 @@ static const char *const side_name[2] = { "keys", "values" };
 
 bool lm_b_coded(const lm_build *b, int64_t layer)
 {
-    const lm_kv_side *s = b->kv ? &b->kv->side[2 * layer] : NULL;
+    const lm_kv_side *s = b->kv && layer < b->kv->layers ? &b->kv->side[2 * layer] : NULL;
     if (lm_b_kept(b, layer))
         return !b->whole;
     return s && (s[LM_KV_K].format || s[LM_KV_V].format);

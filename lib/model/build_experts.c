@@ -108,7 +108,7 @@ static void add_loss(lm_builder *b, lm_vid loss)
 static lm_code make_routed(lm_builder *b)
 {
     lm_model *m = b->m;
-    const size_t n = (size_t)m->config.layers;
+    const size_t n = (size_t)lm_config_depth(&m->config);
     if (m->routed || lm_alloc_n(&m->routed, n, sizeof *m->routed, "mixtures of experts", b->e))
         return b->e->code;
     for (size_t l = 0; l < n; l++)

@@ -187,7 +187,7 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
     for (int i = 0; i < c->ropes; i++)
         if (!(c->rope[i].theta > 0))
             return lm_read_bad(where, "rope_theta", e, "is not positive");
-    for (int64_t l = 0; l < c->layers; l++)
+    for (int64_t l = 0; l < lm_config_depth(c); l++)
         if (check_layer(c, &c->layer[l], where, e))
             return e->code;
     return LM_OK;
@@ -224,7 +224,7 @@ static lm_code size_tables(lm_config *c, const char *where, lm_err *e)
 {
     for (int i = 0; i < c->ropes; i++)
         c->rope[i].dim = 0;
-    for (int64_t l = 0; l < c->layers; l++) {
+    for (int64_t l = 0; l < lm_config_depth(c); l++) {
         const lm_layer *y = &c->layer[l];
         int64_t *dim = y->rope >= 0 ? &c->rope[y->rope].dim : NULL, wide = lm_layer_rotary(y);
         if (dim && *dim && *dim != wide)

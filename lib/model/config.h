@@ -118,11 +118,12 @@ typedef struct {
         norm_after; /* norms of each branch: of its input, of its result before the addition */
 } lm_layer;
 
-enum { LM_MOST_ROPES = 2 };
+enum { LM_MOST_ROPES = 2, LM_MOST_AHEAD = 8 };
 
 typedef struct {
     const lm_arch *arch;
     int64_t vocab, width, layers, max_positions;
+    int64_t ahead; /* modules that predict tokens further on, with a layer each, behind those of the model */
     lm_norm_kind norm;
     double norm_eps;
     bool norm_plus_one; /* norms multiply by 1 + weight */
@@ -138,7 +139,7 @@ typedef struct {
     int n_eos;
     lm_rope_config rope[LM_MOST_ROPES];
     int ropes;       /* 0: learned positions */
-    lm_layer *layer; /* [layers] */
+    lm_layer *layer; /* [layers + ahead] */
 } lm_config;
 
 lm_code lm_config_read(const json_t *obj, const char *where, lm_config *out, lm_err *e);
@@ -146,6 +147,11 @@ void lm_config_fini(lm_config *c);
 /* Change a language model's config, read and as JSON, to that of a model with one score, as Hugging Face writes it: its
  * class, num_labels, and a pad_token_id.  Nothing if it has scores already.  Fails: LM_ELIMIT. */
 lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e);
+/* Layers, those of the modules that predict tokens further on included. */
+static inline int64_t lm_config_depth(const lm_config *c)
+{
+    return c->layers + c->ahead;
+}
 /* The first eos id, -1 if there is none. */
 int64_t lm_config_eos(const lm_config *c);
 /* The widest window of any layer, 0 if no layer has a window. */
@@ -168,6 +174,8 @@ bool lm_config_alike(const lm_config *c);
  * FLOP formula: no looked-up embedding rows, a head counted whether tied or not, chosen experts only). */
 int64_t lm_config_params(const lm_config *c);
 int64_t lm_config_matmul_params(const lm_config *c);
+/* Those of the modules that predict tokens further on, which the others do not count. */
+int64_t lm_config_ahead_params(const lm_config *c);
 /* Parameters that one token meets: of experts those that are chosen. */
 int64_t lm_config_active_params(const lm_config *c);
 /* FLOPs of forward and backward per token: 6 N + 12 L H D T (PaLM, appendix B; no causal discount).

@@ -315,27 +315,95 @@ static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
     return y->moe.shared ? lm_b_add(b, x, shared_expert(b, l, h)) : x;
 }
 
-void lm_build_decoder(lm_builder *b)
+/* The layer's branches on the residual stream *x, to which `branch` has not been added yet; returns the last one. */
+static lm_vid layer(lm_builder *b, int64_t l, lm_vid *x, lm_vid branch)
+{
+    b->m->graph->layer = (int)l;
+    lm_vid h = enter(b, LM_PART_ATTN_NORM, l, x, branch);
+    branch = leave(b, LM_PART_ATTN_POST_NORM, l, *x, attention(b, l, h));
+    h = enter(b, LM_PART_MLP_NORM, l, x, branch);
+    h = b->m->config.layer[l].moe.experts ? experts(b, l, h) : mlp(b, l, h);
+    return leave(b, LM_PART_MLP_POST_NORM, l, *x, h);
+}
+
+/* ---- Modules that predict tokens further on ---- */
+
+/* What the head reads of module l, behind states h, of rows whose next known tokens are `ids`.  Published weights have
+ * the token's half in front, and read states behind the norm of the head before. */
+static lm_vid module(lm_builder *b, int64_t l, lm_vid embed, lm_vid ids, lm_vid h)
+{
+    lm_vid same, x;
+    b->m->graph->layer = (int)l;
+    x = norm(b, LM_PART_AHEAD_TOKEN_NORM, l, lm_b_embed(b, ids, embed, LM_NONE), LM_NONE, &same);
+    x = lm_b_join(b, x, norm(b, LM_PART_AHEAD_STATE_NORM, l, h, LM_NONE, &same));
+    x = product1(b, LM_PART_AHEAD_JOIN, l, x);
+    lm_vid branch = layer(b, l, &x, LM_NONE);
+    return norm(b, LM_PART_AHEAD_NORM, l, x, branch, &same);
+}
+
+/* The parameters of module l alone. */
+static void declare(lm_builder *b, int64_t l)
+{
+    int64_t dim[2];
+    for (const lm_tensor_name *row = b->m->config.arch->tensors; row->part; row++) {
+        if (row->part < LM_PART_ATTN_NORM || lm_part_is_copy(row->part) ||
+            !lm_part_shape(&b->m->config, row->part, l, dim))
+            continue;
+        if (row->part == LM_PART_ROUTER_BIAS)
+            router_bias(b, l);
+        else
+            one(b, row->part, l);
+    }
+}
+
+/* All of them, behind states h of the model. */
+static void modules(lm_builder *b, lm_vid embed, lm_vid head, lm_vid h)
+{
+    lm_model *m = b->m;
+    const int layer_behind = m->graph->layer;
+    for (int64_t k = 0; lm_b_has_ahead(m, k); k++) {
+        const int first = m->n_slices;
+        if (m->build.ahead == LM_AHEAD_KEPT)
+            declare(b, m->config.layers + k);
+        else
+            h = module(b, m->config.layers + k, embed, m->ahead_tokens[k], h);
+        for (int i = first; m->build.ahead == LM_AHEAD_KEPT && i < m->n_slices; i++)
+            m->slice[i].kept = true;
+        if (m->build.mode == LM_MODE_TRAIN && m->build.ahead == LM_AHEAD_RUNS)
+            lm_b_ahead_loss(b, k, h, head);
+    }
+    m->graph->layer = layer_behind;
+}
+
+/* ---- The whole ---- */
+
+static lm_vid trunk(lm_builder *b, lm_vid embed)
 {
     const lm_config *c = &b->m->config;
-    lm_vid embed = one(b, LM_PART_EMBED, -1).w;
     lm_vid positions = c->ropes ? LM_NONE : one(b, LM_PART_POSITION, -1).w;
-    lm_adapt_embed start = { b->m->tokens, embed, lm_b_embed(b, embed, positions), c->embed_scale,
+    lm_adapt_embed start = { b->m->tokens, embed, lm_b_embed(b, b->m->tokens, embed, positions),
+                             c->embed_scale,
                              place_of(b, (lm_part[]){ LM_PART_EMBED }, 1, -1).module[0] };
     lm_vid x = drop(b, lm_b_adapt_embed(b, &start), c->drop_embed), branch = LM_NONE;
 
-    for (int64_t l = 0; l < c->layers; l++) {
-        b->m->graph->layer = (int)l;
-        lm_vid h = enter(b, LM_PART_ATTN_NORM, l, &x, branch);
-        branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, attention(b, l, h));
-        h = enter(b, LM_PART_MLP_NORM, l, &x, branch);
-        h = c->layer[l].moe.experts ? experts(b, l, h) : mlp(b, l, h);
-        branch = leave(b, LM_PART_MLP_POST_NORM, l, x, h);
-    }
+    for (int64_t l = 0; l < c->layers; l++)
+        branch = layer(b, l, &x, branch);
     b->m->graph->layer = (int)c->layers;
-    lm_b_route_losses(b);
-    lm_vid h = norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);
+    return norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);
+}
+
+void lm_build_decoder(lm_builder *b)
+{
+    const lm_config *c = &b->m->config;
+    const bool drafts = b->m->build.ahead == LM_AHEAD_DRAFTS;
+    lm_vid embed = one(b, LM_PART_EMBED, -1).w;
+    lm_b_ahead_copies(b, LM_PART_AHEAD_EMBED);
+    if (c->tied)
+        lm_b_ahead_copies(b, LM_PART_AHEAD_HEAD);
+    lm_vid h = drafts ? module(b, c->layers, embed, b->m->tokens, b->m->prior) : trunk(b, embed);
+    b->m->graph->layer = (int)lm_config_depth(c);
     if (c->scores) {
+        lm_b_route_losses(b);
         lm_b_scores(b, h);
         return;
     }
@@ -344,5 +412,10 @@ void lm_build_decoder(lm_builder *b)
     lm_adapt_linear head = place_of(b, (lm_part[]){ LM_PART_OUTPUT }, 1, -1);
     head.x = h;
     head.w = c->tied ? embed : one(b, LM_PART_OUTPUT, -1).w;
+    if (!c->tied)
+        lm_b_ahead_copies(b, LM_PART_AHEAD_HEAD);
+    if (!drafts)
+        modules(b, embed, head.w, h);
+    lm_b_route_losses(b);
     lm_b_head(b, &head);
 }

@@ -156,7 +156,7 @@ static lm_code mark_trained(lm_model *m, lm_err *e)
         bool *trains = &m->param[s->param].trains;
         if (!s->of_adapter && !s->of_training && m->build.trainable)
             s->trains = m->build.trainable(m->build.ctx, s->name);
-        s->trains &= !s->by_load;
+        s->trains &= !s->by_load && !s->kept;
         if (s->row && s->trains != *trains)
             return lm_fail(e, LM_EBUG, s->name, NULL, "trains apart from its parameter");
         *trains = s->trains;
@@ -221,7 +221,7 @@ static lm_code make_backward(lm_model *m, lm_err *e)
 {
     lm_vid *grads = NULL;
     size_t n = m->graph->n_values;
-    lm_vid more[3], seed[3];
+    lm_vid more[3 + LM_MOST_AHEAD], seed[3 + LM_MOST_AHEAD];
     lm_backward b = { .root = m->loss, .seed = m->scale, .more = more, .more_seed = seed };
     if (m->value >= 0) {
         more[b.n_more] = m->value;
@@ -234,6 +234,10 @@ static lm_code make_backward(lm_model *m, lm_err *e)
     if (m->aux >= 0) {
         more[b.n_more] = m->aux;
         seed[b.n_more++] = m->daux;
+    }
+    for (int64_t k = 0; k < lm_model_losses_ahead(m); k++) {
+        more[b.n_more] = m->ahead_loss[k];
+        seed[b.n_more++] = m->dahead;
     }
     b.trainable = is_trainable;
     b.ctx = m;
@@ -270,8 +274,12 @@ int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS])
 
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
-    lm_vid keep[LM_MODEL_ROWS + 1] = { m->build.states ? m->states : m->logits };
-    int n = m->build.mode == LM_MODE_GENERATE || m->build.states ? 1 : lm_model_rows(m, keep);
+    lm_vid keep[LM_MODEL_ROWS + 1 + LM_MOST_AHEAD] = { m->states };
+    int n = m->build.states                    ? 1
+            : m->build.mode == LM_MODE_GENERATE ? lm_model_read(m, keep)
+                                                : lm_model_rows(m, keep);
+    for (int64_t k = 0; k < lm_model_losses_ahead(m); k++)
+        keep[n++] = m->ahead_loss[k];
     if (m->build.mode == LM_MODE_TRAIN && m->build.halves && lse_of(m) >= 0)
         keep[n++] = lse_of(m);
     return lm_fuse(m->graph, m->build.backend, keep, n, e);
@@ -302,7 +310,7 @@ static size_t first_backward(const lm_model *m)
 static lm_code build(lm_model *m, lm_err *e)
 {
     lm_builder b = { .m = m, .arena = m->graph->arena, .e = e };
-    if (make_inputs(m, e))
+    if (make_inputs(m, e) || lm_b_make_ahead(m, e))
         return e->code;
     lm_build_decoder(&b);
     if (!lm_b_ok(&b) || lm_b_place(&b) || lm_pass_precision(m->graph, &m->build.precision, e))
@@ -314,7 +322,7 @@ static lm_code build(lm_model *m, lm_err *e)
     if (m->build.backend && join_operators(m, e))
         return e->code;
     if (m->build.mode == LM_MODE_TRAIN && m->build.recompute &&
-        lm_pass_recompute(m->graph, m->config.layers, e))
+        lm_pass_recompute(m->graph, lm_config_depth(&m->config), e))
         return e->code;
     m->backward = first_backward(m);
     if (m->taught_head >= 0 && take_head(m, e))
@@ -343,9 +351,11 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->from,   &m->ranks,         &m->entropy,     &m->states,
                              &m->head,   &m->taught_states, &m->taught_head, &m->chosen,
                              &m->value,  &m->dvalue,        &m->dentropy,    &m->aux,
-                             &m->daux };
+                             &m->daux,   &m->dahead,        &m->prior };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
+    for (int k = 0; k < LM_MOST_AHEAD; k++)
+        m->ahead_tokens[k] = m->ahead_targets[k] = m->ahead_loss[k] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {
         lm_model_free(m);
         return e->code;
@@ -413,11 +423,20 @@ static bool is_head(const lm_config *c, const char *name)
     return !strcmp(name, lm_arch_head(c->arch, head));
 }
 
+/* Of modules that are in the model, the copies alone. */
+static bool passes_over(const lm_model *m, const char *name)
+{
+    lm_part of;
+    return m->build.ahead != LM_AHEAD_NONE && lm_ahead_layer(&m->config, name) >= 0
+               ? lm_ahead_is_copy(&m->config, name, &of)
+               : lm_config_passes_over(&m->config, name);
+}
+
 bool lm_model_ignores(const lm_model *m, const char *name)
 {
     const lm_config *c = &m->config;
     int64_t layer;
-    return lm_config_passes_over(c, name) || lm_arch_is_buffer(c->arch, name) ||
+    return passes_over(m, name) || lm_arch_is_buffer(c->arch, name) ||
            lm_config_ties(c, name) || lm_arch_kv_scale(name, &layer) ||
            (c->scores && is_head(c, name));
 }

@@ -43,6 +43,7 @@ typedef struct {
     /* a tensor of the training alone (lm_build.value): it is in no file of the model or the adapter, but beside the
      * optimiser's states */
     bool of_training;
+    bool kept;    /* of a module that is kept as it is (LM_AHEAD_KEPT) */
     bool by_load; /* the bias of a router, which follows loads: it has no gradient */
     bool
         trains; /* an update changes it.  Of adapters: as declared; of the checkpoint: lm_build.trainable */
@@ -90,6 +91,17 @@ typedef enum {
     LM_MODE_GENERATE, /* tokens of a batch of sequences, KV caches -> logits of chosen rows; T = 1
                          decodes */
 } lm_mode;
+
+/* What a graph has of the modules that predict tokens further on (lm_config.ahead). */
+typedef enum {
+    LM_AHEAD_NONE,
+    LM_AHEAD_KEPT, /* their parameters, which no node reads, and which do not train */
+    /* TRAIN: a loss of each (DeepSeek-V3, arXiv:2412.19437, section 2.2): module k reads in row i what the head reads of
+     * module k - 1 (0: of the model) in it, and the token of row i + k, and predicts that of row i + k + 1.
+     * GENERATE: the first one runs behind the model in all rows, which fills its cache; its head does not. */
+    LM_AHEAD_RUNS,
+    LM_AHEAD_DRAFTS /* GENERATE: the first one alone, behind states that are an input */
+} lm_ahead;
 
 /* A model with whose distributions a student's are compared (lm_build.teacher). */
 typedef struct {
@@ -155,6 +167,8 @@ typedef struct {
      * positions instead, and masses of the tokens if the policy reads them. */
     const int64_t *kept;
     bool whole;
+    lm_ahead ahead;
+    bool all_rows; /* GENERATE: logits of all rows, not of the last one of each sequence */
     lm_precision precision;
     bool documents; /* inputs `lo` and restarted positions: attention is limited to documents */
     bool dropout;   /* TRAIN: the config's rates apply */
@@ -211,11 +225,12 @@ typedef struct {
     int64_t count;
 } lm_model_const;
 
-/* A tensor in an adapter's file that no value of the graph holds: whole numbers (lm_b_aside), or those of a slice once more
- * (lm_b_again). */
+/* A tensor in a file that no value of the graph holds: of an adapter whole numbers (lm_b_aside), or those of a slice once
+ * more (lm_b_again), as a model has them too. */
 typedef struct {
     const char *name;
     int slice;      /* -1: whole numbers */
+    bool of_base;   /* in the files of the model, not of the adapter */
     lm_dtype dtype; /* in the file: I32 or I64 */
     int ndim;
     int64_t dim[LM_MAX_DIMS], count;
@@ -280,6 +295,10 @@ typedef struct lm_model {
     lm_vid dvalue;   /* TRAIN: F32 [N,1], those of the values */
     lm_vid daux;     /* F32 [1], that of `aux` */
     lm_vid dentropy; /* TRAIN, LM_ENTROPY_TRAINS: F32 [N], those of the entropies */
+    lm_vid dahead;   /* TRAIN, LM_AHEAD_RUNS: F32 [N], those of the losses of each module */
+    lm_vid ahead_tokens[LM_MOST_AHEAD], /* LM_AHEAD_RUNS: I32 [N], what module k reads, from 0 on, */
+        ahead_targets[LM_MOST_AHEAD];   /* and TRAIN: what it predicts; negative: no loss */
+    lm_vid prior; /* LM_AHEAD_DRAFTS: act [N,C], the states that the module reads */
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */
@@ -302,14 +321,17 @@ typedef struct lm_model {
     lm_vid loss;    /* F32 [N] */
     lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for one */
     lm_vid value;   /* F32 [N,1], if lm_build.value does */
+    lm_vid ahead_loss[LM_MOST_AHEAD]; /* TRAIN, LM_AHEAD_RUNS: F32 [N], of each module */
     lm_vid aux;     /* F32 [1]: the losses of lm_build.routing together; LM_NONE without them */
     lm_routed_layer *routed; /* TRAIN, of each layer; NULL: the model has no experts */
-    lm_vid states;           /* act [N,C], with lm_build.states; */
-    lm_vid head;             /* and the matrix [V,C] of the head, which no node reads */
+    /* act [N,C], what the head reads: with lm_build.states; of the model with LM_AHEAD_RUNS, of the module with
+     * LM_AHEAD_DRAFTS */
+    lm_vid states;
+    lm_vid head;             /* with lm_build.states, the matrix [V,C] of the head, which no node reads */
     lm_vid taught_states,
         taught_head; /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
     size_t backward; /* TRAIN: the first node of the backward half */
-    lm_vid logits;   /* GENERATE: F32 [B,V] */
+    lm_vid logits;   /* GENERATE: F32 [B,V]; with all_rows [N,V] */
     lm_vid *grad;    /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
 } lm_model;
 
@@ -322,6 +344,10 @@ void lm_model_free(lm_model *m);
  * `out`.  Returns their number. */
 enum { LM_MODEL_ROWS = 3 };
 int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS]);
+
+/* The modules that have a loss; and what runs of a GENERATE graph are read for: logits, states if there are any. */
+int64_t lm_model_losses_ahead(const lm_model *m);
+int lm_model_read(const lm_model *m, lm_vid out[2]);
 
 /* Index of the cache of a kind of a layer; -1: the layer has none. */
 int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind);

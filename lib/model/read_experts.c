@@ -60,18 +60,19 @@ static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defau
 static lm_code check_total(const lm_config *c, const lm_moe *m, const char *where, const char *key,
                            lm_err *e)
 {
+    const int64_t layers = lm_config_depth(c);
     int64_t numbers;
-    if (m->experts * c->layers > LM_MOST_EXPERTS)
+    if (m->experts * layers > LM_MOST_EXPERTS)
         return lm_fail(e, LM_EFORMAT, where, NULL,
                        "\"%s\" is %" PRId64 " in %" PRId64
                        " layers, but %d experts in all are supported",
-                       key, m->experts, c->layers, LM_MOST_EXPERTS);
+                       key, m->experts, layers, LM_MOST_EXPERTS);
     if (!lm_mul_i64_ok(c->width, 3 * m->ffn, &numbers) ||
-        !lm_mul_i64_ok(numbers, 2 * m->experts * c->layers, &numbers))
+        !lm_mul_i64_ok(numbers, 2 * m->experts * layers, &numbers))
         return lm_fail(e, LM_EFORMAT, where, NULL,
                        "%" PRId64 " layers of %" PRId64 " experts of width %" PRId64
                        " are too large",
-                       c->layers, m->experts, m->ffn);
+                       layers, m->experts, m->ffn);
     return LM_OK;
 }
 
@@ -196,7 +197,7 @@ lm_code lm_read_scored_experts(const json_t *o, const char *where, const lm_scor
         return lm_read_bad(where, "n_shared_experts", e, "makes the shared expert too wide");
     if (check_total(c, &m, where, "n_routed_experts", e))
         return e->code;
-    for (int64_t l = dense; l < c->layers; l++)
+    for (int64_t l = dense; l < lm_config_depth(c); l++)
         if (l % step == 0)
             c->layer[l].moe = m;
     return LM_OK;

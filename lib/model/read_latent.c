@@ -57,7 +57,7 @@ lm_code lm_read_latent_decoder(const json_t *o, const char *where, const lm_deco
     double factor = r->type != LM_ROPE_DEFAULT && r->mscale_all_dim > 0
                         ? lm_rope_mscale(r->factor, r->mscale_all_dim)
                         : 1;
-    for (int64_t l = 0; l < c->layers; l++) {
+    for (int64_t l = 0; l < lm_config_depth(c); l++) {
         lm_layer *y = &c->layer[l];
         y->attention = LM_ATTENTION_LATENT;
         y->latent = a;

@@ -144,7 +144,8 @@ lm_code lm_model_draw(const lm_model *m, uint64_t seed, lm_par *par, lm_folder *
     for (int i = 0; i < m->n_params; i++)
         total += (double)m->param[i].count;
     for (const lm_st_tensor *t; !rc && !lm_stopping() && (t = lm_folder_next(f));) {
-        int i = lm_model_slice(m, t->name);
+        const lm_model_aside *again = lm_model_aside_find(m, t->name);
+        int i = again ? again->slice : lm_model_slice(m, t->name);
         int64_t count = t->count; /* t is invalid after the last chunk */
         if (i < 0)
             rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "format/safetensors_table.h"
 #include "kernels/panels.h"
@@ -475,8 +476,73 @@ static lm_code load_fused(lm_store *s, lm_model_source *src, origin o, lm_err *e
     return rc;
 }
 
+/* Embedding, head, and what files hold of them again for modules: a number for the bytes of each. */
+typedef struct {
+    struct copy {
+        uint64_t hash;
+        lm_part of;
+        char name[LM_TENSOR_NAME];
+    } copy[2 + 2 * LM_MOST_AHEAD];
+    int n;
+} copies;
+
+static lm_code hash_tensor(const lm_model_source *src, const lm_st_tensor *t, uint64_t *out,
+                           lm_err *e)
+{
+    const size_t most = 1 << 20;
+    uint8_t *piece = NULL;
+    lm_hash128 h;
+    lm_code rc = lm_alloc_n(&piece, most, 1, "a piece of a tensor", e);
+    lm_hash128_init(&h);
+    for (size_t at = 0; !rc && at < t->bytes; at += most) {
+        const size_t n = t->bytes - at < most ? t->bytes - at : most;
+        rc = lm_model_source_read(src, t, at, piece, n, e);
+        if (!rc)
+            lm_hash128_add(&h, piece, n);
+    }
+    lm_free(piece);
+    *out = lm_hash128_end64(&h) + (uint64_t)t->dtype;
+    return rc;
+}
+
+/* Note t if it is one of these, in a model that has the modules. */
+static lm_code note_copy(const lm_model *m, const lm_model_source *src, const lm_st_tensor *t,
+                         copies *all, lm_err *e)
+{
+    static const lm_part shared[2] = { LM_PART_EMBED, LM_PART_OUTPUT };
+    char name[LM_TENSOR_NAME];
+    lm_part of = 0;
+    if (m->build.ahead == LM_AHEAD_NONE || !m->config.ahead)
+        return LM_OK;
+    for (int i = 0; i < 2; i++)
+        if (!strcmp(t->name, lm_tensor_hf_name(m->config.arch, shared[i], -1, false, name)))
+            of = shared[i];
+    const bool own = of != 0;
+    if (!(own || lm_ahead_is_copy(&m->config, t->name, &of)) ||
+        all->n == (int)(sizeof all->copy / sizeof *all->copy))
+        return LM_OK;
+    struct copy *c = &all->copy[all->n++];
+    c->of = of;
+    snprintf(c->name, sizeof c->name, "%s", own ? "" : t->name);
+    return hash_tensor(src, t, &c->hash, e);
+}
+
+/* They are kept once: a module with others would be another model. */
+static lm_code check_copies(const copies *all, const lm_model_source *src, lm_err *e)
+{
+    for (int i = 0; i < all->n; i++)
+        for (int k = 0; k < all->n; k++)
+            if (!*all->copy[i].name && *all->copy[k].name && all->copy[i].of == all->copy[k].of &&
+                all->copy[i].hash != all->copy[k].hash)
+                return lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL,
+                               "tensor \"%s\" is not the copy of the model's own that it has to be",
+                               all->copy[k].name);
+    return LM_OK;
+}
+
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
 {
+    copies all = { .n = 0 };
     const lm_model *m = s->model;
     const lm_st_tensor *t = NULL;
     lm_code rc = lm_model_check(m, src, e);
@@ -491,8 +557,10 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
                            .t = t,
                            .whole = !lm_model_source_data(src, t) };
         rc = i < 0 ? load_fused(s, src, o, e) : load_slice(s, src, i, &o, e);
+        rc = rc ? rc : note_copy(m, src, t, &all, e);
     }
     store_end(s);
+    rc = rc ? rc : check_copies(&all, src, e);
     return rc ? rc : lm_model_source_finish(src, e);
 }
 

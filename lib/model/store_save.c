@@ -96,9 +96,11 @@ lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st
         if (lm_slice_is(s, which) && lm_st_plan_add(plan, name, dtype, s->ndim, s->dim, e))
             return e->code;
     }
-    for (int i = 0; which == LM_TENSORS_ADAPTER && i < m->n_aside; i++) {
+    for (int i = 0; i < m->n_aside; i++) {
         const lm_model_aside *t = &m->aside[i];
-        if (lm_st_plan_add(plan, t->name, t->dtype, t->ndim, t->dim, e))
+        const bool base = which == LM_TENSORS_ALL || which == LM_TENSORS_BASE;
+        if ((t->of_base ? base : which == LM_TENSORS_ADAPTER) &&
+            lm_st_plan_add(plan, t->name, t->of_base ? dtype : t->dtype, t->ndim, t->dim, e))
             return e->code;
     }
     return LM_OK;

@@ -200,6 +200,15 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
         return shape(dim, y->moe.score_bias, y->moe.experts, 0);
     case LM_PART_SHARED_SWITCH:
         return shape(dim, y->moe.shared_gate, 1, c->width);
+    case LM_PART_AHEAD_TOKEN_NORM:
+    case LM_PART_AHEAD_STATE_NORM:
+    case LM_PART_AHEAD_NORM:
+        return shape(dim, l >= c->layers, c->width, 0);
+    case LM_PART_AHEAD_JOIN:
+        return shape(dim, l >= c->layers, c->width, 2 * c->width);
+    case LM_PART_AHEAD_EMBED:
+    case LM_PART_AHEAD_HEAD:
+        return shape(dim, l >= c->layers, c->vocab, c->width);
     }
     return false;
 }
@@ -346,21 +355,38 @@ static lm_code see_part(const lm_config *c, const lm_tensor_name *row, int64_t l
     return rc;
 }
 
+/* The tensors of layers [from, to). */
+static lm_code see_layers(const lm_config *c, int64_t from, int64_t to,
+                          lm_code (*see)(void *, const lm_model_tensor *), void *ctx)
+{
+    lm_code rc = LM_OK;
+    for (int64_t l = from; l < to; l++)
+        for (const lm_tensor_name *row = c->arch->tensors; !rc && row->part; row++)
+            if (row->part >= LM_PART_ATTN_NORM && !lm_part_is_copy(row->part))
+                rc = see_part(c, row, l, see, ctx);
+    return rc;
+}
+
 lm_code lm_model_tensors_walk(const lm_config *c, lm_code (*see)(void *, const lm_model_tensor *),
                               void *ctx)
 {
-    const lm_tensor_name *row = c->arch->tensors, *first;
+    const lm_tensor_name *row = c->arch->tensors;
     lm_code rc = LM_OK;
 
     for (; !rc && row->part && row->part < LM_PART_OUTPUT_NORM; row++)
         rc = see_part(c, row, -1, see, ctx);
-    first = row;
-    for (int64_t l = 0; !rc && l < c->layers; l++)
-        for (row = first; !rc && row->part >= LM_PART_ATTN_NORM; row++)
-            rc = see_part(c, row, l, see, ctx);
+    rc = rc ? rc : see_layers(c, 0, c->layers, see, ctx);
+    while (row->part >= LM_PART_ATTN_NORM)
+        row++;
     for (; !rc && row->part; row++)
         rc = see_part(c, row, -1, see, ctx);
     return rc;
+}
+
+lm_code lm_ahead_tensors_walk(const lm_config *c, lm_code (*see)(void *, const lm_model_tensor *),
+                              void *ctx)
+{
+    return see_layers(c, c->layers, lm_config_depth(c), see, ctx);
 }
 
 /* ---- Counts ---- */
@@ -395,6 +421,16 @@ static counts counts_of(const lm_config *c)
             for (int64_t l = 0; l < c->layers; l++)
                 count_part(c, row->part, l, &n);
     return n;
+}
+
+int64_t lm_config_ahead_params(const lm_config *c)
+{
+    counts n = { 0 };
+    for (const lm_tensor_name *row = c->arch->tensors; row->part; row++)
+        for (int64_t l = c->layers; l < lm_config_depth(c); l++)
+            if (row->part >= LM_PART_ATTN_NORM && !lm_part_is_copy(row->part))
+                count_part(c, row->part, l, &n);
+    return n.all;
 }
 
 int64_t lm_config_params(const lm_config *c)

@@ -12,26 +12,46 @@ static size_t array_bytes(int64_t batch, int64_t seq)
     return ((size_t)(batch * seq) * sizeof(int32_t) + LINE - 1) / LINE * LINE;
 }
 
-size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now)
+/* Arrays of a batch: those of each, and with modules two of each module and one of all. */
+enum { ARRAYS = 7 };
+
+static size_t arrays(int64_t ahead)
 {
-    size_t now = ((size_t)n_now * sizeof(double) + LINE - 1) / LINE * LINE;
-    return 7 * array_bytes(batch, seq) + LINE + (now ? now : LINE);
+    return ARRAYS + (ahead ? 2 * (size_t)ahead + 1 : 0);
 }
 
-static void *part(void *base, const lm_batch *b, int i)
+size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now, int64_t ahead)
 {
-    return (char *)base + (size_t)i * array_bytes(b->batch, b->seq);
+    size_t now = ((size_t)n_now * sizeof(double) + LINE - 1) / LINE * LINE;
+    return arrays(ahead) * array_bytes(batch, seq) + LINE + (now ? now : LINE);
+}
+
+static void *part(void *base, const lm_batch *b, size_t i)
+{
+    return (char *)base + i * array_bytes(b->batch, b->seq);
 }
 
 static double *now_of(void *base, const lm_batch *b)
 {
-    return (double *)part(base, b, 7) + LINE / sizeof(double);
+    return (double *)part(base, b, arrays(b->ahead)) + LINE / sizeof(double);
+}
+
+/* Where module k's array number i is, of what it reads (0) and predicts (1). */
+static size_t ahead_part(int64_t k, int i)
+{
+    return ARRAYS + 2 * (size_t)k + (size_t)i;
 }
 
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e)
 {
-    *b = (lm_batch){ .batch = batch, .seq = seq, .n_now = n_now };
-    if (lm_mirror_new(on, lm_batch_bytes(batch, seq, n_now), "a batch", &b->rooms, e))
+    return lm_batch_new_ahead(b, on, batch, seq, n_now, 0, e);
+}
+
+lm_code lm_batch_new_ahead(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now,
+                           int64_t ahead, lm_err *e)
+{
+    *b = (lm_batch){ .batch = batch, .seq = seq, .n_now = n_now, .ahead = ahead };
+    if (lm_mirror_new(on, lm_batch_bytes(batch, seq, n_now, ahead), "a batch", &b->rooms, e))
         return e->code;
     b->tokens = part(b->rooms.host, b, 0);
     b->targets = part(b->rooms.host, b, 1);
@@ -40,7 +60,12 @@ lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, in
     b->scale = part(b->rooms.host, b, 4);
     b->dvalue = part(b->rooms.host, b, 5);
     b->dentropy = part(b->rooms.host, b, 6);
-    b->daux = part(b->rooms.host, b, 7);
+    for (int64_t k = 0; k < ahead; k++) {
+        b->ahead_tokens[k] = part(b->rooms.host, b, ahead_part(k, 0));
+        b->ahead_targets[k] = part(b->rooms.host, b, ahead_part(k, 1));
+    }
+    b->dahead = ahead ? part(b->rooms.host, b, ahead_part(ahead, 0)) : NULL;
+    b->daux = part(b->rooms.host, b, arrays(ahead));
     b->now = now_of(b->rooms.host, b);
     return LM_OK;
 }
@@ -73,6 +98,20 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
     return LM_OK;
 }
 
+void lm_batch_fill_ahead(lm_batch *b)
+{
+    for (int64_t k = 0; k < b->ahead; k++) {
+        b->ahead_valid[k] = 0;
+        for (int64_t i = 0; i < b->batch * b->seq; i++) {
+            const int64_t by = k + 1, at = i + by;
+            const bool inside = i % b->seq + by < b->seq && b->pos[at] == b->pos[i] + by;
+            b->ahead_tokens[k][i] = inside ? b->tokens[at] : 0;
+            b->ahead_targets[k][i] = inside ? b->targets[at] : -1;
+            b->ahead_valid[k] += b->ahead_targets[k][i] >= 0;
+        }
+    }
+}
+
 void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index)
 {
     b->valid = 0;
@@ -87,6 +126,12 @@ void lm_batch_scale(lm_batch *b, float scale)
 {
     for (int64_t i = 0; i < b->batch * b->seq; i++)
         b->scale[i] = scale;
+}
+
+void lm_batch_scale_ahead(lm_batch *b, float scale)
+{
+    for (int64_t i = 0; b->ahead && i < b->batch * b->seq; i++)
+        b->dahead[i] = scale;
 }
 
 int64_t lm_batch_pairs(const lm_batch *b, int64_t window)
@@ -122,7 +167,13 @@ void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *
     if (m->dentropy != LM_NONE)
         lm_exec_bind(x, m->dentropy, part(dev, b, 6));
     if (m->daux != LM_NONE)
-        lm_exec_bind(x, m->daux, part(dev, b, 7));
+        lm_exec_bind(x, m->daux, part(dev, b, arrays(b->ahead)));
+    for (int64_t k = 0; k < b->ahead; k++) {
+        lm_exec_bind(x, m->ahead_tokens[k], part(dev, b, ahead_part(k, 0)));
+        lm_exec_bind(x, m->ahead_targets[k], part(dev, b, ahead_part(k, 1)));
+    }
+    if (b->ahead)
+        lm_exec_bind(x, m->dahead, part(dev, b, ahead_part(b->ahead, 0)));
     if (m->lo != LM_NONE)
         lm_exec_bind(x, m->lo, part(dev, b, 3));
 }

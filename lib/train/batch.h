@@ -19,17 +19,26 @@ typedef struct {
     float *dvalue;   /* of each row's value (lm_build.value), likewise */
     float *dentropy; /* of each row's entropy (LM_ENTROPY_TRAINS), likewise */
     float *daux;     /* of the losses of routers (lm_build.routing) [1], likewise */
+    /* of modules that predict tokens further on (LM_AHEAD_RUNS): what each reads and predicts; and of each row's losses of
+     * all of them, as above */
+    int64_t ahead;
+    int32_t *ahead_tokens[LM_MOST_AHEAD], *ahead_targets[LM_MOST_AHEAD];
+    float *dahead;
     double *now;     /* numbers of the step for the update, copied together with it */
     int n_now;
     int64_t valid;   /* targets >= 0 */
+    int64_t ahead_valid[LM_MOST_AHEAD]; /* the same of each module */
     lm_mirror rooms; /* all of the above in one */
 } lm_batch;
 
 /* On the backend `on` (borrowed), with n_now numbers for the update. */
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e);
+/* The same for `ahead` modules. */
+lm_code lm_batch_new_ahead(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now,
+                           int64_t ahead, lm_err *e);
 void lm_batch_fini(lm_batch *b);
 /* Bytes of one: on the host, and the same number on a device. */
-size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now);
+size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now, int64_t ahead);
 
 /* Fill from windows [index, index + batch) of the feed; those from `end` on are empty (every target
  * -1). */
@@ -39,8 +48,14 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
  * -1. */
 void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index);
 
+/* Fill what modules read and predict: module k in row i the token of row i + k + 1, and the target of that row; nothing if
+ * it is beyond the window or the document, whose positions go on with 1. */
+void lm_batch_fill_ahead(lm_batch *b);
+
 /* One scale for all rows. */
 void lm_batch_scale(lm_batch *b, float scale);
+/* The same for the losses of each module. */
+void lm_batch_scale_ahead(lm_batch *b, float scale);
 
 /* Pairs of a query and a key visible to causal attention: inside documents, and at most `window`
  * keys back, the query's own included (0: any number). */

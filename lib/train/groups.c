@@ -174,25 +174,13 @@ static void strip(const char *tensor, char out[512])
         out[strlen(out) - strlen(".weight")] = 0;
 }
 
-static bool is_norm(lm_part p)
-{
-    static const lm_part norms[] = { LM_PART_OUTPUT_NORM,  LM_PART_ATTN_NORM,
-                                     LM_PART_Q_NORM,       LM_PART_K_NORM,
-                                     LM_PART_MLP_NORM,     LM_PART_ATTN_POST_NORM,
-                                     LM_PART_MLP_POST_NORM };
-    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
-        if (p == norms[i])
-            return true;
-    return false;
-}
-
 /* Words for parts, which have other names in each family. */
 static bool is_word_of(const char *word, lm_part part, bool bias)
 {
     return !strcasecmp(word, "embed")  ? part == LM_PART_EMBED || part == LM_PART_POSITION
            : !strcasecmp(word, "head") ? part == LM_PART_OUTPUT
-           : !strcasecmp(word, "norm") ? is_norm(part)
-           : !strcasecmp(word, "bias") ? bias && !is_norm(part)
+           : !strcasecmp(word, "norm") ? lm_part_is_norm(part)
+           : !strcasecmp(word, "bias") ? bias && !lm_part_is_norm(part)
                                        : false;
 }
 

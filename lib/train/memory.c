@@ -46,10 +46,7 @@ static const double process_bytes = 14.0 * (1 << 20);
 /* What a checkpoint holds: beside frozen weights only what an adapter's file does. */
 static lm_tensors saved_of(const lm_model *m)
 {
-    bool frozen = false;
-    for (int i = 0; i < m->n_slices; i++)
-        frozen |= !m->slice[i].trains;
-    return frozen ? LM_TENSORS_ADAPTER : LM_TENSORS_ALL;
+    return m->build.trainable || m->build.adapt ? LM_TENSORS_ADAPTER : LM_TENSORS_ALL;
 }
 
 /* A checkpoint is written directly from the blocks, or their snapshot, except tensors that are
@@ -122,6 +119,8 @@ static int64_t saved_count(const lm_model *m)
     int64_t sum = 0;
     for (int i = 0; i < m->n_slices; i++)
         sum += lm_slice_is(&m->slice[i], saved) ? lm_slice_count(&m->slice[i]) : 0;
+    for (int i = 0; saved == LM_TENSORS_ALL && i < m->n_aside; i++)
+        sum += m->aside[i].of_base ? m->aside[i].count : 0;
     return sum;
 }
 
@@ -130,7 +129,8 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
     const lm_model *m = p->train;
     lm_graph_cost_sum cost;
     double flops;
-    out->params = lm_config_params(&m->config);
+    out->params = lm_config_params(&m->config) +
+                  (m->build.ahead != LM_AHEAD_NONE ? lm_config_ahead_params(&m->config) : 0);
     out->checkpoint = (double)lm_plain_bytes(LM_DTYPE_F32, saved_count(m)) + states_size(p);
     out->matmul_params = lm_config_matmul_params(&m->config);
     out->flops_per_token = lm_config_train_flops(&m->config, m->build.seq);
@@ -141,7 +141,7 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
     for (int i = 0; i < LM_PHASE_UPDATE; i++)
         out->graph_flops[i] = cost.phase[i].flops;
     flops = cost.all.flops - out->graph_flops[LM_PHASE_RECOMPUTE];
-    if (saved_of(m) != LM_TENSORS_ALL)
+    if (saved_of(m) != LM_TENSORS_ALL || lm_model_losses_ahead(m))
         out->flops_per_token = flops / (double)(m->build.batch * m->build.seq);
 }
 
@@ -183,7 +183,8 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     bool device = !p->backend->host_memory;
     int64_t rows = train->build.batch * train->build.seq;
     size_t batch =
-        lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update));
+        lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update),
+                       lm_model_losses_ahead(train));
 
     memset(out, 0, sizeof *out);
     out->arena = (double)p->train_plan.bytes;
@@ -204,7 +205,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     lm_memory_add(out, "update", beyond(p, &p->update_plan), device);
     add_twin(out, "batches", "batches (host)",
              (double)batch * (double)(device && !p->o.halves ? 2 * accumulate : 1) +
-                 (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0) : 0),
+                 (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0, 0) : 0),
              device);
     if (device)
         lm_memory_add(out, "batch under way", (double)batch, true);

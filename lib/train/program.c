@@ -32,6 +32,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .recompute = o->build.recompute,
                            .routing = o->build.routing,
                            .choice = o->build.choice,
+                           .ahead = mode == LM_MODE_TRAIN ? o->build.ahead : LM_AHEAD_NONE,
                            .entropy = entropy_of(o, mode),
                            .value = o->value,
                            .backend = p->backend,
@@ -47,6 +48,20 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
     return lm_model_build(p->config, &how, out, e);
 }
 
+static lm_code sum_ahead(lm_program *p, lm_err *e)
+{
+    lm_graph *g = p->train->graph;
+    char name[48];
+    for (int64_t k = 0; k < lm_model_losses_ahead(p->train); k++) {
+        snprintf(name, sizeof name, "loss of module %" PRId64 " of the step", k + 1);
+        if (lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), name, &p->ahead_sum[k],
+                           e) ||
+            lm_graph_append(g, &lm_op_total, NULL, &p->train->ahead_loss[k], &p->ahead_sum[k], e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
 static lm_code sum_losses(lm_program *p, lm_err *e)
 {
     lm_graph *g = p->train->graph;
@@ -54,7 +69,7 @@ static lm_code sum_losses(lm_program *p, lm_err *e)
     if (lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "loss of the step",
                        &p->loss_sum, e) ||
         lm_graph_append(g, &lm_op_total, NULL, &p->train->loss, &p->loss_sum, e) ||
-        p->train->aux == LM_NONE)
+        sum_ahead(p, e) || p->train->aux == LM_NONE)
         return e->code;
     return lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "losses of routers",
                           &p->aux_sum, e) ||
@@ -80,7 +95,7 @@ static lm_code sum_value(lm_program *p, lm_vid v, const char *name, int64_t laye
 static lm_code sum_routed(lm_program *p, lm_err *e)
 {
     const lm_model *m = p->train;
-    const int64_t n = p->config->layers;
+    const int64_t n = lm_config_depth(p->config);
     if (!m->routed)
         return LM_OK;
     if (lm_alloc_n(&p->routed, (size_t)n, sizeof *p->routed, "mixtures of experts", e))

@@ -27,7 +27,7 @@ typedef struct {
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
-     * teacher, recompute, routing, choice, codes, codes_space, frozen_format, frozen_embed.  The graph of an
+     * teacher, recompute, routing, choice, ahead (of the training), codes, codes_space, frozen_format, frozen_embed.  The graph of an
      * evaluation is built from the same fields. */
     lm_build build;
     lm_states_in states_in;         /* of the optimiser */
@@ -76,6 +76,7 @@ typedef struct {
     lm_model *train, *eval; /* eval: NULL without validation */
     lm_vid loss_sum;        /* STATE F64 [1] of `train`: of all micro-batches of a step so far */
     lm_vid aux_sum;         /* the same of lm_model.aux; LM_NONE without it */
+    lm_vid ahead_sum[LM_MOST_AHEAD]; /* of lm_model.ahead_loss */
     lm_routed_sum *routed;  /* of each layer; NULL: the model has no experts */
     lm_update *update;
     bool borrows;                               /* `update` belongs to another program */

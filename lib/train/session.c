@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "format/folder_run.h"
 #include "format/fp8_source.h"
+#include "model/arch.h"
 #include "model/preset.h"
 #include "text/tokenizer_match.h"
 #include "train/advice.h"
@@ -49,8 +50,43 @@ lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
     return LM_OK;
 }
 
+/* ---- modules that predict tokens further on ---- */
+
+static bool has_ahead(const lm_session *s)
+{
+    bool any = !s->source; /* of a plan, the config is all there is */
+    for (size_t i = 0; s->source && !any && i < lm_model_source_count(s->source); i++)
+        any = lm_ahead_layer(&s->config, lm_model_source_at(s->source, i)->name) >= 0;
+    return any;
+}
+
+/* They train with the model, or are kept as they are; a head of scores, and an adapter's file, have none.  Folders that
+ * transformers saved have the key of the config without the tensors. */
+static lm_code choose_ahead(lm_session *s, lm_err *e)
+{
+    lm_config *c = &s->config;
+    lm_build *b = &s->o.build;
+    b->ahead = LM_AHEAD_NONE;
+    if (!c->ahead || b->trainable || b->adapt)
+        return LM_OK;
+    if (!c->scores && has_ahead(s)) {
+        b->ahead = s->o.ahead_weight > 0 ? LM_AHEAD_RUNS : LM_AHEAD_KEPT;
+        return LM_OK;
+    }
+    if (!c->scores && s->o.ahead_weight > 0)
+        return lm_fail(e, LM_EUSAGE, s->ask.model, "give their loss a weight of 0",
+                       "\"num_nextn_predict_layers\" is %lld, but no tensor of these layers is there",
+                       (long long)c->ahead);
+    c->ahead = 0;
+    if (json_object_set_new(s->config_json, "num_nextn_predict_layers", json_integer(0)))
+        return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory");
+    return LM_OK;
+}
+
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
 {
+    if (choose_ahead(s, e))
+        return e->code;
     if (s->ask.peak_flops >= 0)
         s->o.peak_flops = s->ask.peak_flops;
     else if (!s->ask.plan)

@@ -58,7 +58,8 @@ static lm_code take_program(lm_trainer *t, lm_err *e)
 
 static size_t batch_bytes(const lm_trainer *t)
 {
-    return lm_batch_bytes(t->o.batch, t->o.seq, lm_update_n_numbers(t->program->update));
+    return lm_batch_bytes(t->o.batch, t->o.seq, lm_update_n_numbers(t->program->update),
+                          lm_model_losses_ahead(t->program->train));
 }
 
 static lm_code make_batches(lm_trainer *t, lm_err *e)
@@ -69,7 +70,8 @@ static lm_code make_batches(lm_trainer *t, lm_err *e)
         lm_alloc_n(&t->batch, (size_t)n_batches(t), sizeof *t->batch, "batches", e))
         return e->code;
     for (int64_t i = 0; i < n_batches(t); i++)
-        if (lm_batch_new(&t->batch[i], t->b, t->o.batch, t->o.seq, n_now, e))
+        if (lm_batch_new_ahead(&t->batch[i], t->b, t->o.batch, t->o.seq, n_now,
+                               lm_model_losses_ahead(t->program->train), e))
             return e->code;
     return t->b->host_memory ? LM_OK
                              : t->b->alloc(t->b, batch_bytes(t), "a micro-batch", &t->input, e);
@@ -130,6 +132,8 @@ static void bind_update(lm_trainer *t)
     lm_exec_bind(t->program->exec, t->program->loss_sum, &n->loss);
     if (t->program->aux_sum != LM_NONE)
         lm_exec_bind(t->program->exec, t->program->aux_sum, &n->aux);
+    for (int64_t k = 0; k < lm_model_losses_ahead(t->program->train); k++)
+        lm_exec_bind(t->program->exec, t->program->ahead_sum[k], &n->ahead[k]);
     lm_exec_bind(x, v->loss, &n->loss);
     lm_exec_bind(x, v->sumsq, &n->sumsq);
     lm_exec_bind(x, v->weights, &n->weights);

@@ -20,7 +20,7 @@ static bool has_experts(const lm_trainer *t, int64_t layer)
     return t->program->routed && t->program->routed[layer].load != LM_NONE;
 }
 
-/* Bytes before the arrays of a layer; with layer = layers, all bytes. */
+/* Bytes before the arrays of a layer; with layer = lm_config_depth, all bytes. */
 static size_t bytes_before(const lm_trainer *t, int64_t layer)
 {
     size_t sum = 0;
@@ -33,14 +33,14 @@ static size_t bytes_before(const lm_trainer *t, int64_t layer)
 lm_code trainer_experts_new(lm_trainer *t, lm_err *e)
 {
     const lm_config *c = t->io.config;
-    const size_t bytes = bytes_before(t, c->layers);
+    const size_t bytes = bytes_before(t, lm_config_depth(c));
     if (!bytes)
         return LM_OK;
     if (lm_mirror_new(t->b, bytes, "loads of experts", &t->routed, e) ||
         lm_alloc_n(&t->shares, LM_ROUTE_MOST_EXPERTS, sizeof *t->shares, "loads of experts", e) ||
         lm_alloc_n(&t->biases, LM_ROUTE_MOST_EXPERTS, sizeof *t->biases, "loads of experts", e))
         return e->code;
-    for (int64_t l = 0; l < c->layers; l++) {
+    for (int64_t l = 0; l < lm_config_depth(c); l++) {
         if (!has_experts(t, l))
             continue;
         char *at = (char *)t->routed.dev + bytes_before(t, l);
@@ -106,7 +106,7 @@ const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char o
     int64_t layer = -1;
     layer_view v;
     *out = 0;
-    for (int64_t l = 0; i->micros && l < t->io.config->layers; l++)
+    for (int64_t l = 0; i->micros && l < lm_config_depth(t->io.config); l++)
         if (view_layer(t, l, i->micros, &v) && peak_of(&v) > worst) {
             worst = peak_of(&v);
             layer = l;
@@ -155,7 +155,7 @@ lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
     layer_view v;
-    for (int64_t l = 0; m && i->micros && l < t->io.config->layers; l++) {
+    for (int64_t l = 0; m && i->micros && l < lm_config_depth(t->io.config); l++) {
         if (!view_layer(t, l, i->micros, &v))
             continue;
         for (int64_t k = 0; k < v.experts; k++)
@@ -184,7 +184,7 @@ lm_code trainer_experts_balance(lm_trainer *t, lm_err *e)
 {
     layer_view v;
     int tensor;
-    for (int64_t l = 0; t->o.bias_rate > 0 && l < t->io.config->layers; l++) {
+    for (int64_t l = 0; t->o.bias_rate > 0 && l < lm_config_depth(t->io.config); l++) {
         if (!view_layer(t, l, 1, &v))
             continue;
         if (read_bias(t, l, &tensor, e))
@@ -205,7 +205,7 @@ lm_code trainer_experts_balance(lm_trainer *t, lm_err *e)
 int64_t trainer_experts_bad(const lm_trainer *t)
 {
     layer_view v;
-    for (int64_t l = 0; t->routed.bytes && l < t->io.config->layers; l++) {
+    for (int64_t l = 0; t->routed.bytes && l < lm_config_depth(t->io.config); l++) {
         if (!view_layer(t, l, 1, &v))
             continue;
         for (int64_t k = 0; k < v.experts; k++)

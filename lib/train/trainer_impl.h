@@ -14,6 +14,7 @@
 typedef struct {
     double loss;    /* sum over the rows of all micro-batches */
     double aux;     /* losses of routers, sum over the micro-batches */
+    double ahead[LM_MOST_AHEAD]; /* of each module that predicts tokens further on, sum over rows */
     double sumsq;   /* of the gradients */
     double weights; /* sum of squares of the weights, for checkpoints */
 } step_numbers;
@@ -30,6 +31,8 @@ enum {
 typedef struct {
     double loss, norm, lr, seconds, flops;
     double aux; /* losses of routers, the mean over micro-batches */
+    double ahead[LM_MOST_AHEAD];         /* of each module that predicts tokens further on, */
+    int64_t ahead_tokens[LM_MOST_AHEAD]; /* and of how many targets */
     int64_t tokens, micros;
     bool logged;
     bool given_up; /* a stop was requested before it had begun: nothing has changed */
@@ -51,7 +54,7 @@ struct lm_trainer {
     lm_batch *batch;
     int sets, set; /* set: of the next step */
     bool drawn;    /* the next set is filled and being sent */
-    int64_t valid[2];
+    int64_t valid[2], ahead_valid[2][LM_MOST_AHEAD];
     double flops[2]; /* FLOPs of the step, with visible pairs of attention (lm_config_pair_flops) */
     lm_stream *copies;
     float *rows;     /* objective, on a device: the losses of a micro-batch, on the host */

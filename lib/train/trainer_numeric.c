@@ -164,7 +164,7 @@ static const char *router_of(const lm_trainer *t, const lm_slice *slice, size_t 
     *out = 0;
     if (layer >= 0)
         snprintf(out, 80, ", first in the router of layer %" PRId64, layer);
-    for (int64_t l = 0; slice && l < c->layers; l++)
+    for (int64_t l = 0; slice && l < lm_config_depth(c); l++)
         if (c->layer[l].moe.experts &&
             !strcmp(slice->name, lm_tensor_hf_name(c->arch, LM_PART_ROUTER, l, false, name)))
             snprintf(out, 80, " of expert %" PRId64 " in the router of layer %" PRId64,

@@ -64,6 +64,19 @@ static lm_code tell_tensorboard(lm_trainer *t, const step_info *i, bool sampled,
                              : LM_OK;
 }
 
+/* The mean loss of the modules that predict tokens further on, and that of each one. */
+static void report_ahead(const lm_trainer *t, const step_info *i)
+{
+    const int64_t n = lm_model_losses_ahead(t->program->train);
+    double sum = 0;
+    for (int64_t k = 0; k < n; k++)
+        sum += i->ahead[k];
+    if (!n)
+        return;
+    lm_metrics_f64(t->io.metrics, "mtp_loss", sum / (double)n);
+    lm_metrics_list(t->io.metrics, "mtp_losses", i->ahead, (size_t)n);
+}
+
 static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
@@ -80,6 +93,7 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
     lm_metrics_f64(m, "loss", i->loss);
     if (t->program->aux_sum != LM_NONE)
         lm_metrics_f64(m, "moe_aux_loss", i->aux);
+    report_ahead(t, i);
     trainer_objective_report(t, false);
     lm_metrics_f64(m, "lr", i->lr);
     lm_metrics_f64(m, "grad_norm", i->norm);

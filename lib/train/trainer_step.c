@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "train/trainer_impl.h"
@@ -41,6 +42,13 @@ static void count_data(lm_trainer *t, double began)
         lm_trace_span(t->trace, TRACE_DATA, "draw", began, ended);
 }
 
+/* lambda / D of each row's loss of a module, divided by T as the model's own (arXiv:2412.19437, eq. 24 and 25). */
+static double ahead_scale(const lm_trainer *t, int64_t valid)
+{
+    const int64_t n = lm_model_losses_ahead(t->program->train);
+    return n ? t->o.ahead_weight / (double)n / (double)valid : 0;
+}
+
 /* The micro-batches of step number `step`, before which there were `updates`, and whose first window is `sample`: counts their targets,
  * which determine the scale of the gradients.  With one batch they are filled one after another
  * (hand_over), otherwise filled and sent now. */
@@ -50,14 +58,18 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
     double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step);
     const lm_config *c = t->io.config;
     double pairs = 0, near = 0;
-    int64_t valid = 0, window = lm_config_window(c);
+    int64_t valid = 0, window = lm_config_window(c), *ahead = t->ahead_valid[set];
     bool late = trainer_has_one_batch(t);
+    memset(ahead, 0, sizeof t->ahead_valid[set]);
     for (int64_t i = 0; i < t->o.accumulate; i++, sample += t->o.batch) {
         lm_batch *b = batch_of(t, set, i);
         if (late)
             lm_batch_mark(b, t->train_feed, sample);
         else if (lm_batch_fill(b, t->train_feed, sample, INT64_MAX, e))
             return e->code;
+        lm_batch_fill_ahead(b);
+        for (int64_t k = 0; k < b->ahead; k++)
+            ahead[k] += b->ahead_valid[k];
         valid += b->valid;
         pairs += (double)lm_batch_pairs(b, 0);
         near += window > 0 ? (double)lm_batch_pairs(b, window) : 0;
@@ -65,6 +77,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
     for (int64_t i = 0; i < (late ? 1 : t->o.accumulate); i++) {
         lm_batch *b = batch_of(t, set, i);
         lm_batch_scale(b, valid ? (float)(1.0 / (double)valid) : 0.0f);
+        lm_batch_scale_ahead(b, valid ? (float)ahead_scale(t, valid) : 0.0f);
         *b->daux = 1.0f / (float)t->o.accumulate;
         lm_update_numbers_at(t->program->update, lr, updates, b->now);
         if (lm_batch_push(b, t->copies, e))
@@ -119,6 +132,7 @@ static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
         return t->b->copy(t->b, t->input, b->rooms.dev, b->rooms.bytes, t->b->main, e);
     if (lm_batch_fill(b, t->train_feed, t->s.sample + i * t->o.batch, INT64_MAX, e))
         return e->code;
+    lm_batch_fill_ahead(b);
     count_data(t, began);
     return LM_OK;
 }
@@ -255,6 +269,8 @@ static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
     if (!t->io.objective)
         i->loss = i->tokens ? n->loss / (double)i->tokens : NAN;
     i->aux = i->micros ? n->aux / (double)i->micros : 0;
+    for (int64_t k = 0; k < lm_model_losses_ahead(t->program->train); k++)
+        i->ahead[k] = i->ahead_tokens[k] ? n->ahead[k] / (double)i->ahead_tokens[k] : NAN;
     i->norm = sqrt(n->sumsq);
     bool idle = !t->io.objective && !i->tokens; /* it has no loss, and changes nothing */
     if (idle)
@@ -275,6 +291,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     if (begin_trace(t, e) || (!t->io.objective && take_batches(t, e)))
         return e->code;
     i->tokens = t->valid[t->set];
+    memcpy(i->ahead_tokens, t->ahead_valid[t->set], sizeof i->ahead_tokens);
     i->micros = t->o.accumulate;
     i->lr = lm_schedule_lr(&t->o.schedule, t->s.step) * t->o.groups.use[0].rate;
     i->flops = t->flops[t->set];

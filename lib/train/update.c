@@ -698,7 +698,7 @@ lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, lm_
     size_t n_known = 0, at = 0;
     *out = NULL;
     *n = 0;
-    if (lm_model_tensors_make(&m->config, &known, &n_known, e))
+    if (lm_model_tensors_make_all(&m->config, &known, &n_known, e))
         return e->code;
     lm_code rc = lm_alloc_n(&t, (size_t)m->n_slices + 1, sizeof *t, "a list of tensors", e);
     for (int i = 0; !rc && i < m->n_slices; i++) {
