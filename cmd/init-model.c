@@ -358,10 +358,11 @@ static lm_code plan_mixture(work *w, lm_err *e)
 
 static lm_code plan_fresh(work *w, lm_err *e)
 {
-    const lm_build build = {
-        .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { .low = LM_DTYPE_F32 },
-        .ahead = LM_AHEAD_KEPT
-    };
+    const lm_build build = { .mode = LM_MODE_EVAL,
+                             .batch = 1,
+                             .seq = 1,
+                             .precision = { .low = LM_DTYPE_F32 },
+                             .ahead = LM_AHEAD_KEPT };
     lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
     return rc ? rc : lm_model_plan(w->model, LM_TENSORS_ALL, dtype(), w->plan, e);
 }

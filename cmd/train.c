@@ -109,8 +109,7 @@ static lm_code prepare(train_session *s, lm_err *e)
     lm_session *t = &s->t;
     if (train_ask(s, e) || check_data_exists(t->ask.data, e) ||
         lm_training_open(&tool, &opt.loop, t, e) || read_config(t, e) ||
-        lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e) ||
-        check_ahead(t, e))
+        lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e) || check_ahead(t, e))
         return e->code;
     lm_training_say_slow(&tool, t);
     return LM_OK;

@@ -3,11 +3,11 @@
 #include "train/options.h"
 
 /* -1: not given. */
-#define DEFAULTS                                                                         \
-    {                                                                                    \
-        .loop = LM_LOOP_DEFAULT, .steps = 1000, .batch = 8, .seq = 256, .accumulate = 1, \
-        .dtype = "f32", .dropout = -1, .bias_rate = 1e-3, .ahead_weight = 0.1,           \
-        .documents = true, .check_tokenizer = true, .format = "auto"                                        \
+#define DEFAULTS                                                                                 \
+    {                                                                                            \
+        .loop = LM_LOOP_DEFAULT, .steps = 1000, .batch = 8, .seq = 256, .accumulate = 1,         \
+        .dtype = "f32", .dropout = -1, .bias_rate = 1e-3, .ahead_weight = -1, .documents = true, \
+        .check_tokenizer = true, .format = "auto"                                                \
     }
 
 train_options opt = DEFAULTS;

@@ -12,8 +12,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
         .normalise = true, .shared = 1, .groups = 8, .kept_groups = 4, .dense = 3, .scale = 2.5
     };
 
-    return lm_read_ahead(o, where, c, e) ||
-                   lm_read_latent_decoder(o, where, &d, true, c, e) ||
+    return lm_read_ahead(o, where, c, e) || lm_read_latent_decoder(o, where, &d, true, c, e) ||
                    lm_read_scored_experts(o, where, &m, c, e)
                ? e->code
                : LM_OK;

@@ -44,14 +44,14 @@ extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
         LM_PART_SHARED_DOWN, module ".down_proj", "ffn_down_shexp"  \
     }
 /* A module that predicts a token further on: llama.cpp's names are those of its tensors nextn. */
-#define LM_ROWS_AHEAD                                                  \
-    { LM_PART_AHEAD_EMBED, "embed_tokens", "nextn.embed_tokens" },     \
-        { LM_PART_AHEAD_TOKEN_NORM, "enorm", "nextn.enorm" },          \
-        { LM_PART_AHEAD_STATE_NORM, "hnorm", "nextn.hnorm" },          \
-        { LM_PART_AHEAD_JOIN, "eh_proj", "nextn.eh_proj" },            \
+#define LM_ROWS_AHEAD                                                         \
+    { LM_PART_AHEAD_EMBED, "embed_tokens", "nextn.embed_tokens" },            \
+        { LM_PART_AHEAD_TOKEN_NORM, "enorm", "nextn.enorm" },                 \
+        { LM_PART_AHEAD_STATE_NORM, "hnorm", "nextn.hnorm" },                 \
+        { LM_PART_AHEAD_JOIN, "eh_proj", "nextn.eh_proj" },                   \
         { LM_PART_AHEAD_NORM, "shared_head.norm", "nextn.shared_head_norm" }, \
-    {                                                                  \
-        LM_PART_AHEAD_HEAD, "shared_head.head", "nextn.shared_head_head" \
+    {                                                                         \
+        LM_PART_AHEAD_HEAD, "shared_head.head", "nextn.shared_head_head"      \
     }
 #define LM_ROWS_END                                                                          \
     { LM_PART_OUTPUT_NORM, "norm", "output_norm" }, { LM_PART_OUTPUT, "lm_head", "output" }, \

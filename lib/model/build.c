@@ -278,8 +278,8 @@ static void logits(lm_builder *b, const lm_adapt_linear *place, lm_vid w)
 {
     lm_model *m = b->m;
     const bool all = m->build.all_rows;
-    lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch * (all ? m->build.seq : 1),
-                                m->config.vocab);
+    lm_tensor shape =
+        lm_shape2(LM_DTYPE_F32, m->build.batch * (all ? m->build.seq : 1), m->config.vocab);
     lm_soft_cap_attr cap = { m->config.logit_cap };
     lm_adapt_linear at = *place;
     lm_vid in[2] = { at.x, m->rows }, x, wide = LM_NONE, capped = LM_NONE;

@@ -123,7 +123,8 @@ enum { LM_MOST_ROPES = 2, LM_MOST_AHEAD = 8 };
 typedef struct {
     const lm_arch *arch;
     int64_t vocab, width, layers, max_positions;
-    int64_t ahead; /* modules that predict tokens further on, with a layer each, behind those of the model */
+    int64_t
+        ahead; /* modules that predict tokens further on, with a layer each, behind those of the model */
     lm_norm_kind norm;
     double norm_eps;
     bool norm_plus_one; /* norms multiply by 1 + weight */

@@ -275,7 +275,7 @@ int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS])
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
     lm_vid keep[LM_MODEL_ROWS + 1 + LM_MOST_AHEAD] = { m->states };
-    int n = m->build.states                    ? 1
+    int n = m->build.states                     ? 1
             : m->build.mode == LM_MODE_GENERATE ? lm_model_read(m, keep)
                                                 : lm_model_rows(m, keep);
     for (int64_t k = 0; k < lm_model_losses_ahead(m); k++)
@@ -436,7 +436,6 @@ bool lm_model_ignores(const lm_model *m, const char *name)
 {
     const lm_config *c = &m->config;
     int64_t layer;
-    return passes_over(m, name) || lm_arch_is_buffer(c->arch, name) ||
-           lm_config_ties(c, name) || lm_arch_kv_scale(name, &layer) ||
-           (c->scores && is_head(c, name));
+    return passes_over(m, name) || lm_arch_is_buffer(c->arch, name) || lm_config_ties(c, name) ||
+           lm_arch_kv_scale(name, &layer) || (c->scores && is_head(c, name));
 }

@@ -296,8 +296,9 @@ typedef struct lm_model {
     lm_vid daux;     /* F32 [1], that of `aux` */
     lm_vid dentropy; /* TRAIN, LM_ENTROPY_TRAINS: F32 [N], those of the entropies */
     lm_vid dahead;   /* TRAIN, LM_AHEAD_RUNS: F32 [N], those of the losses of each module */
-    lm_vid ahead_tokens[LM_MOST_AHEAD], /* LM_AHEAD_RUNS: I32 [N], what module k reads, from 0 on, */
-        ahead_targets[LM_MOST_AHEAD];   /* and TRAIN: what it predicts; negative: no loss */
+    lm_vid
+        ahead_tokens[LM_MOST_AHEAD],  /* LM_AHEAD_RUNS: I32 [N], what module k reads, from 0 on, */
+        ahead_targets[LM_MOST_AHEAD]; /* and TRAIN: what it predicts; negative: no loss */
     lm_vid prior; /* LM_AHEAD_DRAFTS: act [N,C], the states that the module reads */
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
@@ -318,16 +319,16 @@ typedef struct lm_model {
     int n_aside;
     lm_cache_state *cache; /* GENERATE: in the order of layers */
     int n_caches;
-    lm_vid loss;    /* F32 [N] */
-    lm_vid entropy; /* F32 [N], in nats, if lm_build.entropy asks for one */
-    lm_vid value;   /* F32 [N,1], if lm_build.value does */
+    lm_vid loss;                      /* F32 [N] */
+    lm_vid entropy;                   /* F32 [N], in nats, if lm_build.entropy asks for one */
+    lm_vid value;                     /* F32 [N,1], if lm_build.value does */
     lm_vid ahead_loss[LM_MOST_AHEAD]; /* TRAIN, LM_AHEAD_RUNS: F32 [N], of each module */
-    lm_vid aux;     /* F32 [1]: the losses of lm_build.routing together; LM_NONE without them */
+    lm_vid aux; /* F32 [1]: the losses of lm_build.routing together; LM_NONE without them */
     lm_routed_layer *routed; /* TRAIN, of each layer; NULL: the model has no experts */
     /* act [N,C], what the head reads: with lm_build.states; of the model with LM_AHEAD_RUNS, of the module with
      * LM_AHEAD_DRAFTS */
     lm_vid states;
-    lm_vid head;             /* with lm_build.states, the matrix [V,C] of the head, which no node reads */
+    lm_vid head; /* with lm_build.states, the matrix [V,C] of the head, which no node reads */
     lm_vid taught_states,
         taught_head; /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
     size_t backward; /* TRAIN: the first node of the backward half */

@@ -24,11 +24,11 @@ typedef struct {
     int64_t ahead;
     int32_t *ahead_tokens[LM_MOST_AHEAD], *ahead_targets[LM_MOST_AHEAD];
     float *dahead;
-    double *now;     /* numbers of the step for the update, copied together with it */
+    double *now; /* numbers of the step for the update, copied together with it */
     int n_now;
-    int64_t valid;   /* targets >= 0 */
+    int64_t valid;                      /* targets >= 0 */
     int64_t ahead_valid[LM_MOST_AHEAD]; /* the same of each module */
-    lm_mirror rooms; /* all of the above in one */
+    lm_mirror rooms;                    /* all of the above in one */
 } lm_batch;
 
 /* On the backend `on` (borrowed), with n_now numbers for the update. */

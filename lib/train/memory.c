@@ -182,9 +182,8 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     };
     bool device = !p->backend->host_memory;
     int64_t rows = train->build.batch * train->build.seq;
-    size_t batch =
-        lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update),
-                       lm_model_losses_ahead(train));
+    size_t batch = lm_batch_bytes(train->build.batch, train->build.seq,
+                                  lm_update_n_numbers(p->update), lm_model_losses_ahead(train));
 
     memset(out, 0, sizeof *out);
     out->arena = (double)p->train_plan.bytes;

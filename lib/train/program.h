@@ -77,7 +77,7 @@ typedef struct {
     lm_vid loss_sum;        /* STATE F64 [1] of `train`: of all micro-batches of a step so far */
     lm_vid aux_sum;         /* the same of lm_model.aux; LM_NONE without it */
     lm_vid ahead_sum[LM_MOST_AHEAD]; /* of lm_model.ahead_loss */
-    lm_routed_sum *routed;  /* of each layer; NULL: the model has no experts */
+    lm_routed_sum *routed;           /* of each layer; NULL: the model has no experts */
     lm_update *update;
     bool borrows;                               /* `update` belongs to another program */
     lm_plan train_plan, update_plan, eval_plan; /* the latter two share the first one's arena */

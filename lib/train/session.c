@@ -52,6 +52,9 @@ lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
 
 /* ---- modules that predict tokens further on ---- */
 
+/* Of DeepSeek-V3's last 4.8 T tokens (arXiv:2412.19437, section 4.2), and of Megatron-LM. */
+static const double usual_weight = 0.1;
+
 static bool has_ahead(const lm_session *s)
 {
     bool any = !s->source; /* of a plan, the config is all there is */
@@ -70,13 +73,20 @@ static lm_code choose_ahead(lm_session *s, lm_err *e)
     if (!c->ahead || b->trainable || b->adapt)
         return LM_OK;
     if (!c->scores && has_ahead(s)) {
+        s->o.ahead_weight = s->o.ahead_weight < 0 ? usual_weight : s->o.ahead_weight;
         b->ahead = s->o.ahead_weight > 0 ? LM_AHEAD_RUNS : LM_AHEAD_KEPT;
         return LM_OK;
     }
     if (!c->scores && s->o.ahead_weight > 0)
-        return lm_fail(e, LM_EUSAGE, s->ask.model, "give their loss a weight of 0",
-                       "\"num_nextn_predict_layers\" is %lld, but no tensor of these layers is there",
-                       (long long)c->ahead);
+        return lm_fail(
+            e, LM_EUSAGE, s->ask.model, "give it no weight",
+            "\"num_nextn_predict_layers\" is %lld, but no tensor of these layers is there",
+            (long long)c->ahead);
+    if (!c->scores)
+        lm_log(s->ask.sink, LM_LOG_WARN,
+               "%s: \"num_nextn_predict_layers\" is %lld, but no tensor of these layers is there: "
+               "the run has none",
+               s->ask.model, (long long)c->ahead);
     c->ahead = 0;
     if (json_object_set_new(s->config_json, "num_nextn_predict_layers", json_integer(0)))
         return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory");

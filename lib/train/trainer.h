@@ -44,7 +44,9 @@ typedef struct {
     bool timed; /* time operators even if that slows the steps down */
     double
         bias_rate; /* of the biases of routers that follow loads (lm_moe.score_bias); 0: they stay */
-    double ahead_weight; /* lambda, of the mean loss of modules that predict tokens further on (LM_AHEAD_RUNS) */
+    /* lambda, of the mean loss of modules that predict tokens further on (LM_AHEAD_RUNS); of a session 0: they are kept as
+     * they are; negative: 0.1 if the model has them */
+    double ahead_weight;
     lm_build build;         /* what trains, and how the rest is kept (lm_program_opts) */
     lm_states_in states_in; /* of the optimiser: likewise */
     const char *states_dir;

@@ -12,11 +12,11 @@
 
 /* Results of a step in memory of the backend. */
 typedef struct {
-    double loss;    /* sum over the rows of all micro-batches */
-    double aux;     /* losses of routers, sum over the micro-batches */
+    double loss;                 /* sum over the rows of all micro-batches */
+    double aux;                  /* losses of routers, sum over the micro-batches */
     double ahead[LM_MOST_AHEAD]; /* of each module that predicts tokens further on, sum over rows */
-    double sumsq;   /* of the gradients */
-    double weights; /* sum of squares of the weights, for checkpoints */
+    double sumsq;                /* of the gradients */
+    double weights;              /* sum of squares of the weights, for checkpoints */
 } step_numbers;
 
 /* Rows of a trace; those of the graph's phases come first. */
@@ -30,7 +30,7 @@ enum {
 /* The results of one step, on the host. */
 typedef struct {
     double loss, norm, lr, seconds, flops;
-    double aux; /* losses of routers, the mean over micro-batches */
+    double aux;                          /* losses of routers, the mean over micro-batches */
     double ahead[LM_MOST_AHEAD];         /* of each module that predicts tokens further on, */
     int64_t ahead_tokens[LM_MOST_AHEAD]; /* and of how many targets */
     int64_t tokens, micros;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare our models with transformers: logits, loss, every gradient, ten training steps, folders; speaks TAP.
 
-test_models.py --golden writes tests/golden/models/*.safetensors instead.
+test_models.py --golden [NAME ...] writes tests/golden/models/*.safetensors instead.
 Environment: LM_TEST_BUILD, a build folder with libcore.a."""
 import json
 import os
@@ -122,13 +122,18 @@ def configs(vocab=97, wide=2):
     yield "deepseek-v2-groups", DeepseekV2Config(**latent, q_lora_rank=7 * wide, num_experts_per_tok=2, n_shared_experts=1,
                                                  topk_method="group_limited_greedy", n_group=4, topk_group=2,
                                                  routed_scaling_factor=4.0, attention_bias=True)
-    yield "deepseek-v3", DeepseekV3Config(**latent, q_lora_rank=7 * wide, num_experts_per_tok=3, n_group=4, topk_group=2,
+    yield "deepseek-v3", DeepseekV3Config(**latent, num_nextn_predict_layers=0, q_lora_rank=7 * wide, num_experts_per_tok=3, n_group=4, topk_group=2,
                                           rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=16,
                                                                mscale=0.8, mscale_all_dim=1.0))
-    yield "deepseek-v3-halves", DeepseekV3Config(**{**latent, "num_hidden_layers": 3, "v_head_dim": 10 * wide}, q_lora_rank=None,
+    yield "deepseek-v3-halves", DeepseekV3Config(**{**latent, "num_hidden_layers": 3, "v_head_dim": 10 * wide},
+                                                 num_nextn_predict_layers=0, q_lora_rank=None,
                                                  num_experts_per_tok=2, n_shared_experts=2, n_group=1, topk_group=1,
                                                  rope_interleave=False, norm_topk_prob=False, attention_bias=True,
                                                  rms_norm_eps=1e-5)
+    yield "deepseek-v3-ahead", DeepseekV3Config(**latent, q_lora_rank=7 * wide, num_experts_per_tok=3, n_group=4, topk_group=2,
+                                                num_nextn_predict_layers=2)
+    yield "deepseek-v3-tied", DeepseekV3Config(**{**latent, "tie_word_embeddings": True}, q_lora_rank=None,
+                                               num_experts_per_tok=2, n_group=1, topk_group=1, num_nextn_predict_layers=1)
     yield "mixtral-balance", MixtralConfig(**base, num_local_experts=5, num_experts_per_tok=2, output_router_logits=True,
                                            router_aux_loss_coef=0.3)
     yield "qwen2-moe-balance", Qwen2MoeConfig(**{**moe, "num_hidden_layers": 3}, num_experts_per_tok=3, mlp_only_layers=[1],
@@ -159,11 +164,48 @@ def configs(vocab=97, wide=2):
                                          rope_parameters=rope("default"))
 
 
+def add_modules(model):
+    """Modules for the tokens further on, which transformers does not have, as published folders name them."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
+    c = model.config
+    for k in range(getattr(c, "num_nextn_predict_layers", 0)):
+        layer = DeepseekV3DecoderLayer(c, c.num_hidden_layers + k)
+        layer.enorm, layer.hnorm = (DeepseekV3RMSNorm(c.hidden_size, c.rms_norm_eps) for _ in range(2))
+        layer.eh_proj = torch.nn.Linear(2 * c.hidden_size, c.hidden_size, bias=False)
+        layer.shared_head = torch.nn.Module()
+        layer.shared_head.norm = DeepseekV3RMSNorm(c.hidden_size, c.rms_norm_eps)
+        model.model.layers.append(layer)  # the model's own forward pass ends before it
+    return model
+
+
+WEIGHT = 0.3  # lambda
+
+
+def losses_ahead(model, tokens, targets, h):
+    """Of each module, divided by the number of the model's targets (arXiv:2412.19437, section 2.2, eq. 21 to 25).  h: what the
+    model's head reads.  Module k reads in row i the token of row i + k and predicts the target of that row."""
+    c, T = model.config, tokens.shape[1]
+    valid, out = (targets >= 0).sum(), []
+    where = torch.arange(T)[None]
+    mask = torch.full((T, T), torch.finfo(h.dtype).min, dtype=h.dtype).triu(1)[None, None].expand(len(tokens), 1, T, T)
+    for k in range(1, getattr(c, "num_nextn_predict_layers", 0) + 1):
+        layer = model.model.layers[c.num_hidden_layers + k - 1]
+        ids, wanted = torch.zeros_like(tokens), torch.full_like(targets, -1)
+        ids[:, :-k], wanted[:, :-k] = tokens[:, k:], targets[:, k:]
+        x = layer.eh_proj(torch.cat([layer.enorm(model.model.embed_tokens(ids)), layer.hnorm(h)], -1))
+        x = layer(x, attention_mask=mask, position_ids=where, position_embeddings=model.model.rotary_emb(x, where))
+        h = layer.shared_head.norm(x)
+        logits = model.lm_head(h).float().reshape(-1, c.vocab_size)
+        loss = torch.nn.functional.cross_entropy(logits, wanted.masked_fill(wanted < 0, -100).reshape(-1), reduction="sum")
+        out.append(loss / valid)
+    return out
+
+
 def make(config, seed):
     """A model whose every tensor is random: norms of 1 and biases of 0 would hide mistakes."""
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = add_modules(AutoModelForCausalLM.from_config(config, attn_implementation="eager")).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             centred = config.model_type.startswith("gemma") or config.model_type in (
@@ -185,7 +227,8 @@ def batch(config, steps, seed, seq=SEQ):
 
 
 def loss_of(model, tokens, targets):
-    out = model(input_ids=tokens)
+    ahead = getattr(model.config, "num_nextn_predict_layers", 0)
+    out = model(input_ids=tokens, output_hidden_states=bool(ahead))
     logits = out.logits
     flat = logits.float().reshape(-1, logits.shape[-1])
     labels = targets.masked_fill(targets < 0, -100).reshape(-1)
@@ -195,6 +238,8 @@ def loss_of(model, tokens, targets):
         c = model.config
         experts = getattr(c, "num_experts", None) or c.num_local_experts
         loss = loss + c.router_aux_loss_coef * load_balancing_loss_func(out.router_logits, experts, c.num_experts_per_tok)
+    for further in losses_ahead(model, tokens, targets, out.hidden_states[-1]) if ahead else []:
+        loss = loss + WEIGHT / ahead * further
     return loss, logits
 
 
@@ -231,7 +276,7 @@ def clear_seed(config, seed, seq=SEQ):
             if n.endswith((".mlp.gate", ".mlp.router")):
                 module.register_forward_hook(look)
         with torch.no_grad():
-            model(input_ids=batch(config, 1, seed + 1000 * again, seq)[0][0])
+            loss_of(model, *(x[0] for x in batch(config, 1, seed + 1000 * again, seq)))
         best = max(best, (min(gaps), seed + 1000 * again))
         if best[0] > 0.03:
             break
@@ -344,6 +389,9 @@ def test_folder(run, tmp, name, model, folder):
     again = os.path.join(tmp, name + "-again")
     model.save_pretrained(folder)
     subprocess.run([run, "copy", folder, again], check=True)
+    if getattr(model.config, "num_nextn_predict_layers", 0):
+        test_modules(run, tmp, name, model, folder, again)
+        return
     back, info = AutoModelForCausalLM.from_pretrained(again, output_loading_info=True, dtype=torch.float32)
     same = all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), back.state_dict().values()))
     clean = not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -362,6 +410,26 @@ def test_folder(run, tmp, name, model, folder):
     a, b = (load_file(os.path.join(f, "model.safetensors")) for f in (again, copy))
     is_fused = any(k.endswith(".gate_up_proj") for k in load_file(os.path.join(fused, "model.safetensors")))
     check(is_fused and a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), f"{name}: its fused tensors load")
+
+
+def test_modules(run, tmp, name, model, folder, again):
+    """Modules come back as published, with copies of the embedding and the head, which have to be that."""
+    a, b = (load_file(os.path.join(f, "model.safetensors")) for f in (folder, again))
+    c, copies = model.config, {}
+    for k in range(c.num_nextn_predict_layers):
+        at = f"model.layers.{c.num_hidden_layers + k}."
+        copies[at + "embed_tokens.weight"] = a["model.embed_tokens.weight"]
+        copies[at + "shared_head.head.weight"] = a["model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight"]
+    want = a | copies
+    check(b.keys() == want.keys() and all(torch.equal(b[k], want[k]) for k in want), f"{name}: modules are kept as published")
+    once = os.path.join(tmp, name + "-once")
+    subprocess.run([run, "copy", again, once], check=True)
+    check(open(os.path.join(again, "model.safetensors"), "rb").read() == open(os.path.join(once, "model.safetensors"), "rb").read(),
+          f"{name}: and again, to the byte")
+    path = os.path.join(once, "model.safetensors")
+    save_file({**b, at + "shared_head.head.weight": b[at + "shared_head.head.weight"] + 1}, path, {"format": "pt"})
+    end = subprocess.run([run, "copy", once, os.path.join(tmp, name + "-other")], capture_output=True, text=True)
+    check(end.returncode and "is not the copy" in end.stderr, f"{name}: another head of a module is refused")
 
 
 def in_blocks(w, size):
@@ -527,13 +595,13 @@ def test_mxfp4(run, tmp):
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
           "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "gpt-oss",
-          "deepseek-v2", "deepseek-v3"}
+          "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead"}
 
 
-def write_golden():
+def write_golden(only):
     folder = os.path.join(ROOT, "tests/golden/models")
     for name, config in configs(vocab=29, wide=1):
-        if name not in GOLDEN:
+        if name not in GOLDEN or (only and name not in only):
             continue
         seed = clear_seed(config, seed_of(name), 11)
         model = make(config, seed)
@@ -552,10 +620,10 @@ def write_golden():
 def main():
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False  # it selects instructions that raise SIGILL on some virtual machines
-    if "--golden" in sys.argv:
-        write_golden()
-        return 0
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
+    if "--golden" in sys.argv:
+        write_golden(only)
+        return 0
     with tempfile.TemporaryDirectory() as tmp:
         run = probe(tmp)
         for name, config in configs():

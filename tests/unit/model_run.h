@@ -111,10 +111,12 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     r->backend->panels = NULL; /* weights are bound as they are */
     build.backend = r->backend;
     must(lm_model_build(c, &build, &r->model, &e), &e);
-    lm_vid keep[LM_MODEL_ROWS + 65] = { r->model->logits };
+    lm_vid keep[LM_MODEL_ROWS + LM_MOST_AHEAD + 65] = { r->model->logits };
     int kept = b->mode == LM_MODE_GENERATE ? 1 : lm_model_rows(r->model, keep);
     if (r->model->aux != LM_NONE)
         keep[kept++] = r->model->aux;
+    for (int64_t k = 0; k < lm_model_losses_ahead(r->model); k++)
+        keep[kept++] = r->model->ahead_loss[k];
     for (int64_t l = 0; r->model->routed && l < c->layers && l < 16; l++) {
         const lm_routed_layer *x = &r->model->routed[l];
         const lm_vid all[] = { x->z, x->expert, x->load, x->mean };
@@ -188,6 +190,39 @@ static inline double loss_sum(const runner *r)
     for (int64_t i = 0; i < t->dim[0]; i++)
         sum += lm_get(t->dtype, lm_exec_data(r->exec, r->model->loss), i);
     return sum;
+}
+
+/* The weight of the losses of modules that predict tokens further on. */
+static const float ahead_weight = 0.3f;
+
+/* Their share of the loss, as loss_sum. */
+static inline double ahead_sum(const runner *r)
+{
+    const int64_t n = lm_model_losses_ahead(r->model);
+    double sum = 0;
+    for (int64_t k = 0; k < n; k++) {
+        const lm_vid v = r->model->ahead_loss[k];
+        const lm_tensor *t = &r->model->graph->value[v].t;
+        for (int64_t i = 0; i < t->dim[0]; i++)
+            sum += lm_get(t->dtype, lm_exec_data(r->exec, v), i);
+    }
+    return n ? sum * (double)ahead_weight / (double)n : 0;
+}
+
+/* What they read and predict, of windows of one text each, whose rows' losses have that scale. */
+static inline void runner_ahead(runner *r, float scale)
+{
+    const lm_model *m = r->model;
+    const int64_t n = m->build.batch * m->build.seq, T = m->build.seq, D = lm_model_losses_ahead(m);
+    for (int64_t k = 0; k < D; k++)
+        for (int64_t i = 0; i < n; i++) {
+            const bool inside = i % T + k + 1 < T;
+            ids_of(r, m->ahead_tokens[k])[i] = inside ? ids_of(r, m->tokens)[i + k + 1] : 0;
+            ids_of(r, m->ahead_targets[k])[i] = inside ? ids_of(r, m->targets)[i + k + 1] : -1;
+        }
+    for (int64_t i = 0; D && i < n; i++)
+        lm_set(m->graph->value[m->dahead].t.dtype, r->mem[m->dahead], i,
+               (double)(scale * ahead_weight / (float)D));
 }
 
 /* Element k of the gradient of parameter i. */

@@ -491,6 +491,8 @@ static void test_latent(void **state)
         { v3, "{\"qk_rope_head_dim\":63}", "qk_rope_head_dim" },
         { v3, "{\"v_head_dim\":193}", "v_head_dim" },
         { v3, "{\"moe_layer_freq\":0}", "moe_layer_freq" },
+        { v3, "{\"num_nextn_predict_layers\":9}", "num_nextn_predict_layers" },
+        { v3, "{\"num_nextn_predict_layers\":-1}", "num_nextn_predict_layers" },
         { v3, "{\"routed_scaling_factor\":0}", "routed_scaling_factor" },
         { v2_lite, "{\"topk_method\":\"noaux_tc\"}", "unknown topk_method \"noaux_tc\"" },
         { v2_lite, "{\"scoring_func\":\"sigmoid\"}", "scoring_func" },
@@ -513,7 +515,23 @@ static void test_latent(void **state)
     assert_int_equal(lm_config_active_params(&c) / 1000000000, 37);
     assert_true(c.layer[3].moe.groups == 8 && c.layer[3].moe.score_bias && !c.layer[2].moe.experts);
     assert_true(lm_config_passes_over(&c, "model.layers.61.eh_proj.weight") &&
+                !lm_config_passes_over(&c, "model.layers.62.eh_proj.weight") &&
                 !lm_config_passes_over(&c, "model.layers.60.self_attn.o_proj.weight"));
+    /* a whole layer, two norms, the norm of the head, and the product of both halves */
+    const int64_t own = c.width * (3 + 2 * c.width);
+    lm_part of = 0;
+    assert_int_equal(c.ahead, 1);
+    assert_int_equal(c.layer[61].moe.experts, 256);
+    assert_int_equal(lm_config_ahead_params(&c) - own, INT64_C(11507286272));
+    assert_true(lm_ahead_is_copy(&c, "model.layers.61.shared_head.head.weight", &of) &&
+                of == LM_PART_OUTPUT);
+    assert_true(lm_ahead_is_copy(&c, "model.layers.61.embed_tokens.weight", &of) &&
+                of == LM_PART_EMBED);
+    assert_false(lm_ahead_is_copy(&c, "model.layers.61.shared_head.norm.weight", &of));
+    lm_config_fini(&c);
+    read_ok(v3, "{\"num_nextn_predict_layers\":null}", &c);
+    assert_int_equal(c.ahead, 0);
+    assert_false(lm_config_passes_over(&c, "model.layers.61.eh_proj.weight"));
     lm_config_fini(&c);
     read_ok(v3, "{\"moe_layer_freq\":2,\"rope_interleave\":false,\"rope_scaling\":null}", &c);
     assert_true(!c.layer[3].moe.experts && c.layer[4].moe.experts && !c.layer[4].latent.pairs);

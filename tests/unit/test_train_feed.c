@@ -273,6 +273,41 @@ static void a_batch_beyond_the_end_is_empty(void **state)
     lm_feed_free(f);
 }
 
+/* Modules read and predict nothing beyond the end of a document or a window; the rest follows. */
+static void modules_stay_in_their_documents(void **state)
+{
+    enum { MODULES = 3, N = 3 * T };
+    lm_err e = { 0 };
+    lm_backend *backend = NULL;
+    int64_t seen = 0, cut = 0;
+    (void)state;
+    assert_int_equal(lm_backend_cpu(LM_CPU_REF, NULL, &backend, &e), LM_OK);
+    lm_feed *f = feed(true, false, 0, T);
+    lm_batch b;
+    assert_int_equal(lm_batch_new_ahead(&b, backend, 3, T, 0, MODULES, &e), LM_OK);
+    for (int64_t at = 0; at < lm_feed_windows(f); at += 3) {
+        assert_int_equal(lm_batch_fill(&b, f, at, lm_feed_windows(f), &e), LM_OK);
+        lm_batch_fill_ahead(&b);
+        for (int k = 0; k < MODULES; k++) {
+            int64_t valid = 0;
+            for (int i = 0; i < N; i++) {
+                const int to = i + k + 1;
+                const bool same = to / T == i / T && to < N && b.lo[to] == b.lo[i];
+                assert_int_equal(b.ahead_targets[k][i], same ? b.targets[to] : -1);
+                assert_int_equal(b.ahead_tokens[k][i], same ? b.tokens[to] : 0);
+                valid += same && b.targets[to] >= 0;
+                cut += to / T == i / T && to < N && !same;
+            }
+            assert_int_equal(b.ahead_valid[k], valid);
+            seen += valid;
+        }
+    }
+    assert_true(seen > 0 && cut > 0);
+    lm_batch_fini(&b);
+    lm_backend_close(backend);
+    lm_feed_free(f);
+}
+
 /* Counts without reading ids equal the targets, positions and documents of the windows. */
 static void marks_are_those_of_the_windows(void **state)
 {
@@ -323,6 +358,7 @@ int main(void)
         cmocka_unit_test(ids_are_checked_as_they_are_read),
         cmocka_unit_test(marks_are_those_of_the_targets),
         cmocka_unit_test(a_batch_beyond_the_end_is_empty),
+        cmocka_unit_test(modules_stay_in_their_documents),
         cmocka_unit_test(marks_are_those_of_the_windows),
         cmocka_unit_test(pairs_are_those_that_attention_sees),
     };

@@ -1,0 +1,113 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Modules that predict tokens further on (DeepSeek-V3).
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return
+    for i in {1..60}; do
+        echo "{\"text\":\"the river ran by the old bridge $i and the stones lay in the water\"}"
+    done > t.jsonl
+    train-tokenizer -q -V 300 -o tokenizer.json t.jsonl
+    shard-data -q --tokenizer tokenizer.json -o data t.jsonl
+    args=(--batch-size 2 --seq-len 32 --lr 3e-3 --lr-schedule constant --save-every 4)
+}
+
+small() { # OUT [KEY=VALUE ...]
+    local out=$1 set=()
+    shift
+    for kv in hidden_size=32 intermediate_size=48 num_hidden_layers=2 num_attention_heads=4 num_key_value_heads=4 \
+        q_lora_rank=14 kv_lora_rank=20 qk_nope_head_dim=12 qk_rope_head_dim=8 v_head_dim=10 n_routed_experts=8 \
+        num_experts_per_tok=2 moe_intermediate_size=16 first_k_dense_replace=1 tie_word_embeddings=false "$@"; do
+        set+=(--set "$kv")
+    done
+    init-model -q -f deepseek-v3-12m -t tokenizer.json "${set[@]}" -o "$out"
+}
+
+# Other tensors of a folder: its config with a key changed.
+rekey() { # FOLDER KEY VALUE
+    sed -i -E "s/(\"$2\": *)[0-9]+/\1$3/" "$1/config.json"
+}
+
+last() { # METRICS KEY
+    grep '"event":"step"' "$1" | tail -n 1 | sed -E "s/.*\"$2\":\[?([0-9.]+).*/\1/"
+}
+
+@test "mtp: modules train with their loss, and resume to the bit" {
+    for n in 1 2; do
+        small "m$n" num_nextn_predict_layers=$n
+        train -q "m$n" data -o "r$n" --steps 8 "${args[@]}" --metrics "$n.jsonl"
+        train -q "m$n" data -o "half$n" --steps 4 "${args[@]}"
+        train -q --resume "half$n" --steps 8
+        inspect-model --check "r$n" "half$n" > /dev/null
+        train -q "m$n" data -o "again$n" --steps 8 "${args[@]}" --recompute full
+        inspect-model --check "r$n" "again$n" > /dev/null
+        train -q "m$n" data -o "parts$n" --steps 1 --batch-size 1 --gradient-accumulation-steps 2 --seq-len 32 --metrics "p$n.jsonl"
+        awk -v a="$(grep -m1 '"event":"step"' "$n.jsonl" | sed -E 's/.*"mtp_loss":([0-9.]+).*/\1/')" -v b="$(last "p$n.jsonl" mtp_loss)" \
+            'BEGIN { d = a - b; exit !(d < 1e-5 && d > -1e-5) }'
+        awk -v a="$(last "p$n.jsonl" mtp_loss)" -v b="$(last "$n.jsonl" mtp_loss)" 'BEGIN { exit !(b < a - 0.3) }'
+    done
+    # The losses of both modules are there, and checkpoints hold copies of what they share.
+    grep -q '"mtp_losses":\[[0-9.]*,[0-9.]*\]' 2.jsonl
+    inspect-model --no-list --json r2 | grep -q '"mtp_parameters":43668,"mtp_stored":82068'
+    train -q m1 data -o low --steps 4 "${args[@]}" --dtype bf16
+}
+
+@test "mtp: a weight of 0 trains the model alone and keeps the modules" {
+    small m
+    small alone num_nextn_predict_layers=0
+    train -q m data -o r --steps 8 "${args[@]}" --mtp-loss-scaling-factor 0 --metrics r.jsonl
+    train -q alone data -o ra --steps 8 "${args[@]}"
+    run ! grep -q mtp_loss r.jsonl
+    inspect-model r ra | grep -q '^53 of 97 tensors are the same; largest difference 0, '
+    run inspect-model --only 'model.layers.2.*' m r
+    # all but the two copies
+    [[ $output == *"42 of 44 tensors are the same"* ]]
+}
+
+@test "mtp: folders, merges, .lmz and conversions keep the modules" {
+    small m
+    train -q m data -o r --steps 4 "${args[@]}"
+    train -q m data -o s --steps 4 "${args[@]}" --seed 1
+    compress-ckpt -q r -o r.lmz
+    inspect-model --check r r.lmz > /dev/null
+    convert-model -q r.lmz -o back
+    inspect-model --check r back > /dev/null
+    for how in linear slerp; do
+        merge-models -q --method "$how" $([[ $how == slerp ]] && echo --t 0.5 --base r || echo r) s -o "$how"
+        train -q "$how" data -o "$how-on" --steps 1 "${args[@]}" --metrics "$how.jsonl"
+        grep -q mtp_loss "$how.jsonl"
+    done
+    train --dry-run m | grep -q 'parameters 70966, '
+    # What reads the model alone passes over them.
+    small alone num_nextn_predict_layers=0
+    a=$(eval-model -q m t.jsonl --seq-len 32 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/')
+    b=$(eval-model -q alone t.jsonl --seq-len 32 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/')
+    [ "$a" = "$b" ]
+}
+
+@test "mtp: contradictions of config and tensors are named" {
+    small m
+    cp -r m none
+    small alone num_nextn_predict_layers=0
+    cp alone/model.safetensors none
+    # transformers saves the key without the tensors
+    train none data -o left --steps 1 "${args[@]}" 2>&1 | grep -q '"num_nextn_predict_layers" is 1, but no tensor of these layers'
+    grep -q '"num_nextn_predict_layers": 0' left/config.json
+    run -2 train -q none data -o x --steps 1 "${args[@]}" --mtp-loss-scaling-factor 0.3
+    [ "$output" = 'train: none: "num_nextn_predict_layers" is 1, but no tensor of these layers is there: give it no weight' ]
+    run -2 train -q alone data -o x --steps 1 "${args[@]}" --mtp-loss-scaling-factor 0.3
+    [[ $output == *"serves models with modules that predict tokens further on; alone has none" ]] || [[ $output == *"alone has none: leave it out" ]]
+    cp -r m more
+    rekey more num_nextn_predict_layers 2
+    run -1 train -q more data -o x --steps 1 "${args[@]}"
+    [[ $output == *'tensor "model.layers.3.'*'" is missing' ]]
+    cp -r m fewer
+    rekey fewer num_nextn_predict_layers 0
+    for tool in "train -q fewer data -o x --steps 1" "eval-model -q fewer t.jsonl"; do
+        run -1 $tool
+        [[ $output == *'tensor "model.layers.2.'*'" does not belong to a deepseek_v3 model' ]]
+    done
+    [ ! -e x ]
+}
