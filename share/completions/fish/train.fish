@@ -46,6 +46,7 @@ complete -c train -l moe-input-jitter-eps -r -d 'of routers\' inputs [of the mod
 complete -c train -l moe-router-noise -r -d 'deviation, of routers\' logits [0]'
 complete -c train -l moe-router-dtype -x -a 'f32 bf16' -d 'of routers\' products: f32 or bf16 [f32]'
 complete -c train -l moe-router-bias-update-rate -r -d 'of biases that follow loads, of routers that have them [0.001]'
+complete -c train -l mtp-loss-scaling-factor -r -d 'of modules that predict tokens further on; 0: they stay [0.1]'
 complete -c train -l save-every -r -d 'steps (100) or time (10m); 0: at the end [30m]'
 complete -c train -l keep -r -d 'newest checkpoints kept; 0: all [3]'
 complete -c train -l checkpoint-format -x -a 'safetensors lmz' -d 'safetensors in a folder, or lmz, compressed [safetensors]'
