@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/text.h"
 
 enum { MOST_EXPERTS = 4096 };
 
@@ -17,36 +16,18 @@ typedef struct {
 
 static lm_code wrong(const reader *x, const lm_yaml *y, const char *key, const char *need)
 {
-    return lm_fail(x->e, LM_EUSAGE, x->where, NULL, "line %d: %s: %s is needed", y->line, key,
-                   need);
+    return lm_yaml_wrong(y, x->where, key, need, x->e);
 }
 
 static lm_code check_keys(const reader *x, const lm_yaml *map, const char *what,
                           const char *const *known)
 {
-    if (map->kind != LM_YAML_MAP)
-        return wrong(x, map, what, "a mapping of keys to values");
-    for (size_t i = 0; i < map->n; i++) {
-        bool there = !strncmp(map->key[i], "x-", 2); /* for anchors */
-        for (const char *const *k = known; *k && !there; k++)
-            there = !strcmp(*k, map->key[i]);
-        if (!there)
-            return lm_fail(x->e, LM_EUSAGE, x->where, lm_nearest(map->key[i], known),
-                           "line %d: unknown key '%.60s' in %s", map->key_line[i], map->key[i],
-                           what);
-    }
-    return LM_OK;
-}
-
-static const lm_yaml *given(const lm_yaml *map, const char *key)
-{
-    const lm_yaml *y = lm_yaml_get(map, key);
-    return lm_yaml_is_null(y) ? NULL : y;
+    return lm_yaml_check_keys(map, x->where, what, known, x->e);
 }
 
 static lm_code get_text(const reader *x, const lm_yaml *map, const char *key, const char **out)
 {
-    const lm_yaml *y = given(map, key);
+    const lm_yaml *y = lm_yaml_given(map, key);
     char *copy = NULL;
 
     *out = NULL;
@@ -62,7 +43,7 @@ static lm_code get_text(const reader *x, const lm_yaml *map, const char *key, co
 static lm_code get_number(const reader *x, const lm_yaml *map, const char *key, double least,
                           double *out)
 {
-    const lm_yaml *y = given(map, key);
+    const lm_yaml *y = lm_yaml_given(map, key);
     return y && (!lm_yaml_number(y, out) || *out < least) ? wrong(x, y, key, "a number in range")
                                                           : LM_OK;
 }
@@ -70,7 +51,7 @@ static lm_code get_number(const reader *x, const lm_yaml *map, const char *key, 
 static lm_code get_prompts(const reader *x, const lm_yaml *map, const char *key, const char ***out,
                            int *n)
 {
-    const lm_yaml *y = given(map, key);
+    const lm_yaml *y = lm_yaml_given(map, key);
     lm_code rc = LM_OK;
 
     if (!y)
@@ -107,7 +88,8 @@ static lm_code read_expert(const reader *x, const lm_yaml *y, lm_recipe_expert *
 
 static lm_code read_experts(const reader *x, const lm_yaml *root)
 {
-    const lm_yaml *list = given(root, "experts"), *shared = given(root, "shared_experts");
+    const lm_yaml *list = lm_yaml_given(root, "experts"),
+                  *shared = lm_yaml_given(root, "shared_experts");
     lm_mixture_recipe *r = x->r;
     lm_code rc = LM_OK;
 
@@ -132,7 +114,7 @@ static lm_code read_mode(const reader *x, const lm_yaml *root)
                                          "cheap_embed", "random",      "uniform_random" };
     static const lm_gate_mode modes[] = { LM_GATE_HIDDEN, LM_GATE_HIDDEN, LM_GATE_HIDDEN_AVG,
                                           LM_GATE_EMBED,  LM_GATE_RANDOM, LM_GATE_UNIFORM };
-    const lm_yaml *y = given(root, "gate_mode");
+    const lm_yaml *y = lm_yaml_given(root, "gate_mode");
 
     x->r->mode = LM_GATE_HIDDEN;
     for (size_t i = 0; y && i < sizeof names / sizeof *names; i++)
@@ -208,8 +190,8 @@ static lm_code read_root(const reader *x, const lm_yaml *root)
                    : !strcmp(type, "bfloat16") ? LM_DTYPE_BF16
                                                : LM_DTYPE_NONE;
     if (type && r->dtype == LM_DTYPE_NONE)
-        return wrong(x, given(root, "dtype"), "dtype", "float32, float16 or bfloat16");
-    chosen = given(root, "experts_per_token");
+        return wrong(x, lm_yaml_given(root, "dtype"), "dtype", "float32, float16 or bfloat16");
+    chosen = lm_yaml_given(root, "experts_per_token");
     if (chosen && !lm_yaml_integer(chosen, &r->chosen))
         return wrong(x, chosen, "experts_per_token", "a whole number");
     return read_mode(x, root) || read_experts(x, root) ? x->e->code : check(x);

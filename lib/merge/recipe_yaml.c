@@ -17,37 +17,13 @@ typedef struct {
 
 static lm_code wrong(const reader *x, const lm_yaml *y, const char *key, const char *need)
 {
-    return lm_fail(x->err, LM_EUSAGE, x->where, NULL, "line %d: %s: %s is needed", y->line, key,
-                   need);
+    return lm_yaml_wrong(y, x->where, key, need, x->err);
 }
 
-/* Check that every key of `map` is in `known` (NULL-terminated), or begins with "x-", which is for
- * anchors. */
 static lm_code check_keys(const reader *x, const lm_yaml *map, const char *what,
                           const char *const *known)
 {
-    if (map->kind != LM_YAML_MAP)
-        return wrong(x, map, what, "a mapping of keys to values");
-    for (size_t i = 0; i < map->n; i++) {
-        const char *near;
-        char todo[160];
-        size_t used;
-        bool there = !strncmp(map->key[i], "x-", 2);
-
-        for (const char *const *k = known; *k && !there; k++)
-            there = !strcmp(*k, map->key[i]);
-        if (there)
-            continue;
-        near = lm_nearest(map->key[i], known);
-        used = (size_t)snprintf(todo, sizeof todo, near ? "did you mean '%s'?" : "%s",
-                                near ? near : "choose from");
-        for (const char *const *k = known; !near && *k && used < sizeof todo; k++)
-            used += (size_t)snprintf(todo + used, sizeof todo - used, "%s %s",
-                                     k == known ? "" : ",", *k);
-        return lm_fail(x->err, LM_EUSAGE, x->where, todo, "line %d: unknown key '%.60s' in %s",
-                       map->key_line[i], map->key[i], what);
-    }
-    return LM_OK;
+    return lm_yaml_check_keys(map, x->where, what, known, x->err);
 }
 
 /* A string; NULL if absent or null. */
@@ -318,13 +294,6 @@ static lm_code read_module(const reader *x, const lm_yaml *map, const lm_yaml *m
 
 enum { MAX_MODULES = 64 };
 
-static const lm_yaml *given(const lm_yaml *map, const char *key)
-{
-    const lm_yaml *y = lm_yaml_get(map, key);
-
-    return lm_yaml_is_null(y) ? NULL : y;
-}
-
 /* {NAME: {models: or slices:, parameters: }, ...} */
 static lm_code read_modules(const reader *x, const lm_yaml *y)
 {
@@ -342,10 +311,11 @@ static lm_code read_modules(const reader *x, const lm_yaml *y)
         rc = lm_recipe_text(r, y->key[i], strlen(y->key[i]), &mod->name, x->err);
         if (!rc)
             rc = check_keys(x, one, y->key[i], known);
-        if (!rc && !given(one, "models") == !given(one, "slices"))
+        if (!rc && !lm_yaml_given(one, "models") == !lm_yaml_given(one, "slices"))
             rc = wrong(x, one, y->key[i], "exactly one of models: and slices:");
         if (!rc)
-            rc = read_module(x, one, given(one, "models"), given(one, "slices"), mod);
+            rc = read_module(x, one, lm_yaml_given(one, "models"), lm_yaml_given(one, "slices"),
+                             mod);
     }
     r->n_modules = (int)y->n;
     return rc;
@@ -353,8 +323,8 @@ static lm_code read_modules(const reader *x, const lm_yaml *y)
 
 static lm_code read_parts(const reader *x, const lm_yaml *root)
 {
-    const lm_yaml *models = given(root, "models"), *slices = given(root, "slices"),
-                  *modules = given(root, "modules");
+    const lm_yaml *models = lm_yaml_given(root, "models"), *slices = lm_yaml_given(root, "slices"),
+                  *modules = lm_yaml_given(root, "modules");
     lm_merge_recipe *r = x->r;
     int n = !!models + !!slices + !!modules;
     lm_code rc;

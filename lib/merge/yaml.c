@@ -3,6 +3,7 @@
 #include "merge/yaml.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
@@ -421,6 +422,46 @@ const lm_yaml *lm_yaml_get(const lm_yaml *map, const char *key)
         if (!strcmp(map->key[i], key))
             return map->item[i];
     return NULL;
+}
+
+const lm_yaml *lm_yaml_given(const lm_yaml *map, const char *key)
+{
+    const lm_yaml *y = lm_yaml_get(map, key);
+
+    return lm_yaml_is_null(y) ? NULL : y;
+}
+
+lm_code lm_yaml_wrong(const lm_yaml *y, const char *where, const char *key, const char *need,
+                      lm_err *e)
+{
+    return lm_fail(e, LM_EUSAGE, where, NULL, "line %d: %s: %s is needed", y->line, key, need);
+}
+
+lm_code lm_yaml_check_keys(const lm_yaml *y, const char *where, const char *what,
+                           const char *const *known, lm_err *e)
+{
+    if (y->kind != LM_YAML_MAP)
+        return lm_yaml_wrong(y, where, what, "a mapping of keys to values", e);
+    for (size_t i = 0; i < y->n; i++) {
+        const char *near;
+        char todo[160];
+        size_t used;
+        bool there = !strncmp(y->key[i], "x-", 2);
+
+        for (const char *const *k = known; *k && !there; k++)
+            there = !strcmp(*k, y->key[i]);
+        if (there)
+            continue;
+        near = lm_nearest(y->key[i], known);
+        used = (size_t)snprintf(todo, sizeof todo, near ? "did you mean '%s'?" : "%s",
+                                near ? near : "choose from");
+        for (const char *const *k = known; !near && *k && used < sizeof todo; k++)
+            used += (size_t)snprintf(todo + used, sizeof todo - used, "%s %s",
+                                     k == known ? "" : ",", *k);
+        return lm_fail(e, LM_EUSAGE, where, todo, "line %d: unknown key '%.60s' in %s",
+                       y->key_line[i], y->key[i], what);
+    }
+    return LM_OK;
 }
 
 /* A plain scalar that is one of the NULL-terminated words. */

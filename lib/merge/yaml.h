@@ -43,10 +43,20 @@ lm_code lm_yaml_parse(const char *text, size_t len, const char *where, lm_arena 
 
 /* Value of a key; NULL if absent. */
 const lm_yaml *lm_yaml_get(const lm_yaml *map, const char *key);
+/* The same; NULL also if it is null. */
+const lm_yaml *lm_yaml_given(const lm_yaml *map, const char *key);
 bool lm_yaml_is_null(const lm_yaml *y);          /* NULL, ~, null, empty */
 bool lm_yaml_truth(const lm_yaml *y, bool *out); /* true false yes no on off, not quoted */
 /* A finite decimal number; also quoted, or with an exponent and no dot. */
 bool lm_yaml_number(const lm_yaml *y, double *out);
 bool lm_yaml_integer(const lm_yaml *y, int64_t *out);
+
+/* LM_EUSAGE naming `where`, the line of `y` and the key: `need` is needed. */
+lm_code lm_yaml_wrong(const lm_yaml *y, const char *where, const char *key, const char *need,
+                      lm_err *e);
+/* Check that `y`, called `what`, is a mapping whose keys are all in `known`, which ends with NULL, or begin with "x-",
+ * which is for anchors.  Fails: LM_EUSAGE naming the key, with the nearest or all that are known. */
+lm_code lm_yaml_check_keys(const lm_yaml *y, const char *where, const char *what,
+                           const char *const *known, lm_err *e);
 
 #endif
