@@ -8,7 +8,7 @@
 #include "compress/coded.h"
 #include "format/source_made.h"
 
-enum { CODES, SCALES, PLANES, MAX_FILE = 256 << 20 };
+enum { CODES, SCALES, PLANES };
 static const char *const suffix[PLANES] = { ".codes", ".scales" };
 
 /* A tensor of the plan: one of the file's, or two that hold its planes. */
@@ -233,46 +233,16 @@ static lm_code descriptions(const lm_model_source *in, json_t **all, lm_err *e)
     return LM_OK;
 }
 
-static lm_code take_files(lm_model_source *in, lm_folder_files *out, lm_err *e)
-{
-    static const char name[] = "generation_config.json";
-    lm_buf text = { 0 };
-    bool found = false;
-    lm_code rc = lm_model_source_tokenizer(in, out, e);
-    rc = rc ? rc : lm_model_source_file_now(in, name, MAX_FILE, &text, &found, e);
-    if (!rc && found && !lm_grow(&out->v, &out->cap, out->n + 1, sizeof *out->v, "files", e) &&
-        !lm_strdup(&out->v[out->n].name, name, e)) {
-        out->v[out->n++].data = text;
-        return LM_OK;
-    }
-    lm_buf_fini(&text);
-    return e->code;
-}
-
 static lm_code wrap(lm_model_source **src, const json_t *all, lm_err *e)
 {
-    lm_folder_files files = { 0 };
-    lm_model_source *made = NULL;
     coded_source *s = NULL;
     if (lm_alloc_n(&s, 1, sizeof *s, "a model", e))
         return e->code;
     s->in = *src;
-    if (!make_plan(s, all, e) && !take_files(*src, &files, e)) {
-        const lm_source_parts parts = { .path = lm_model_source_path(*src),
-                                        .config = (json_t *)(uintptr_t)lm_model_source_config(*src),
-                                        .small = &files,
-                                        .plan = s->plan,
-                                        .by = &maker,
-                                        .ctx = s };
-        lm_model_source_make(&parts, &made, e);
-    }
-    lm_folder_files_fini(&files);
-    if (!made) {
+    if (make_plan(s, all, e) ||
+        lm_model_source_make_over(src, lm_model_source_config(*src), s->plan, &maker, s, e))
         let_go(s);
-        return e->code;
-    }
-    *src = made;
-    return LM_OK;
+    return e->code;
 }
 
 lm_code lm_coded_source_over(lm_model_source **src, lm_err *e)

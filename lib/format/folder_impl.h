@@ -65,6 +65,8 @@ const char *lm_source_where(const lm_model_source *m, const char *name, char buf
  * so. */
 const struct lm_folder_file *lm_source_kept(const lm_model_source *m, const char *name);
 lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e);
+/* The tokenizer's files and generation_config.json, those that exist (lm_model_source_tokenizer). */
+lm_code lm_source_take_small(lm_model_source *m, lm_folder_files *out, lm_err *e);
 /* lm_model_source_file_now without recording that the file was reported absent.  LM_ELIMIT for a
  * file of a stream that was too large to be kept. */
 lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_buf *out, bool *found,

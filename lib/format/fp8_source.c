@@ -10,7 +10,7 @@
 #include "format/safetensors_table.h"
 #include "format/source_made.h"
 
-enum { MAX_FILE = 256 << 20, NAME = 512 };
+enum { NAME = 512 };
 static const char suffix[] = "_scale_inv";
 
 /* A tensor of the plan. */
@@ -182,22 +182,6 @@ static lm_code make_plan(fp8_source *s, lm_err *e)
     return LM_OK;
 }
 
-static lm_code take_files(lm_model_source *in, lm_folder_files *out, lm_err *e)
-{
-    static const char name[] = "generation_config.json";
-    lm_buf text = { 0 };
-    bool found = false;
-    lm_code rc = lm_model_source_tokenizer(in, out, e);
-    rc = rc ? rc : lm_model_source_file_now(in, name, MAX_FILE, &text, &found, e);
-    if (!rc && found && !lm_grow(&out->v, &out->cap, out->n + 1, sizeof *out->v, "files", e) &&
-        !lm_strdup(&out->v[out->n].name, name, e)) {
-        out->v[out->n++].data = text;
-        return LM_OK;
-    }
-    lm_buf_fini(&text);
-    return e->code;
-}
-
 /* weight_block_size of FP8; NULL: the config has none. */
 static const json_t *block_size(const json_t *config)
 {
@@ -220,8 +204,6 @@ void lm_fp8_plain_config(json_t *config)
 
 static lm_code wrap(lm_model_source **src, const int64_t block[2], lm_err *e)
 {
-    lm_folder_files files = { 0 };
-    lm_model_source *made = NULL;
     fp8_source *s = NULL;
     json_t *config = json_copy((json_t *)(uintptr_t)lm_model_source_config(*src));
     if (!config)
@@ -230,22 +212,10 @@ static lm_code wrap(lm_model_source **src, const int64_t block[2], lm_err *e)
     if (!lm_alloc_n(&s, 1, sizeof *s, "a model", e)) {
         s->in = *src;
         memcpy(s->block, block, sizeof s->block);
-        if (!make_plan(s, e) && !take_files(*src, &files, e)) {
-            const lm_source_parts parts = { .path = lm_model_source_path(*src),
-                                            .config = config,
-                                            .small = &files,
-                                            .plan = s->plan,
-                                            .by = &maker,
-                                            .ctx = s };
-            lm_model_source_make(&parts, &made, e);
-        }
-        lm_folder_files_fini(&files);
-        if (!made)
+        if (make_plan(s, e) || lm_model_source_make_over(src, config, s->plan, &maker, s, e))
             let_go(s);
     }
     json_decref(config);
-    if (made)
-        *src = made;
     return e->code;
 }
 

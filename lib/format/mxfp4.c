@@ -10,7 +10,7 @@
 #include "format/safetensors_table.h"
 #include "format/source_made.h"
 
-enum { GROUP = 32, HALF = 16, CODED = 17, MAX_FILE = 256 << 20 };
+enum { GROUP = 32, HALF = 16, CODED = 17 };
 static const char blocks_end[] = "_blocks", scales_end[] = "_scales";
 
 /* A tensor of the plan: one of the file's, or made of two. */
@@ -241,53 +241,20 @@ static lm_code make_plan(mxfp4_source *s, lm_err *e)
     return LM_OK;
 }
 
-static lm_code take_files(lm_model_source *in, lm_folder_files *out, lm_err *e)
-{
-    static const char name[] = "generation_config.json";
-    lm_buf text = { 0 };
-    bool found = false;
-    lm_code rc = lm_model_source_tokenizer(in, out, e);
-    rc = rc ? rc : lm_model_source_file_now(in, name, MAX_FILE, &text, &found, e);
-    if (!rc && found && !lm_grow(&out->v, &out->cap, out->n + 1, sizeof *out->v, "files", e) &&
-        !lm_strdup(&out->v[out->n].name, name, e)) {
-        out->v[out->n++].data = text;
-        return LM_OK;
-    }
-    lm_buf_fini(&text);
-    return e->code;
-}
-
 static lm_code wrap(lm_model_source **src, const json_t *config, lm_err *e)
 {
-    lm_folder_files files = { 0 };
-    lm_model_source *made = NULL;
     mxfp4_source *s = NULL;
     json_t *plain = json_copy((json_t *)(uintptr_t)config);
     if (!plain)
         return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory");
     json_object_del(plain, "quantization_config");
-    lm_code rc = lm_alloc_n(&s, 1, sizeof *s, "a model", e);
-    if (!rc) {
+    if (!lm_alloc_n(&s, 1, sizeof *s, "a model", e)) {
         s->in = *src;
-        rc = make_plan(s, e);
-        rc = rc ? rc : take_files(*src, &files, e);
+        if (make_plan(s, e) || lm_model_source_make_over(src, plain, s->plan, &maker, s, e))
+            let_go(s);
     }
-    if (!rc) {
-        const lm_source_parts parts = { .path = lm_model_source_path(*src),
-                                        .config = plain,
-                                        .small = &files,
-                                        .plan = s->plan,
-                                        .by = &maker,
-                                        .ctx = s };
-        rc = lm_model_source_make(&parts, &made, e);
-    }
-    lm_folder_files_fini(&files);
     json_decref(plain);
-    if (made)
-        *src = made;
-    else if (s)
-        let_go(s);
-    return rc;
+    return e->code;
 }
 
 lm_code lm_mxfp4_over(lm_model_source **src, lm_err *e)

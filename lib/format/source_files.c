@@ -151,24 +151,41 @@ lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out,
     return rc;
 }
 
+typedef lm_code find_file(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
+                          bool *found, lm_err *e);
+
+/* Append the file that `find` finds, if there is one. */
+static lm_code take_file(lm_model_source *m, find_file *find, const char *name, size_t limit,
+                         lm_folder_files *out, lm_err *e)
+{
+    lm_buf text = { 0 }, *data = NULL;
+    bool found = false;
+    lm_code rc = find(m, name, limit, &text, &found, e);
+
+    if (!rc && found)
+        rc = add_small(out, name, &data, e);
+    if (!rc && found)
+        *data = text;
+    else
+        lm_buf_fini(&text);
+    return rc;
+}
+
 lm_code lm_model_source_tokenizer(lm_model_source *m, lm_folder_files *out, lm_err *e)
 {
     lm_code rc = LM_OK;
 
-    for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
-        const char *name = lm_tokenizer_files[i];
-        lm_buf text = { 0 }, *data = NULL;
-        bool found = false;
-        rc = (i ? lm_model_source_file_now : lm_model_source_file)(m, name, MAX_VOCAB, &text,
-                                                                   &found, e);
-        if (!rc && found)
-            rc = add_small(out, name, &data, e);
-        if (!rc && found)
-            *data = text;
-        else
-            lm_buf_fini(&text);
-    }
+    for (int i = 0; !rc && lm_tokenizer_files[i]; i++)
+        rc = take_file(m, i ? lm_model_source_file_now : lm_model_source_file,
+                       lm_tokenizer_files[i], MAX_VOCAB, out, e);
     return rc;
+}
+
+lm_code lm_source_take_small(lm_model_source *m, lm_folder_files *out, lm_err *e)
+{
+    lm_code rc = lm_model_source_tokenizer(m, out, e);
+    return rc ? rc
+              : take_file(m, lm_model_source_file_now, "generation_config.json", MAX_SMALL, out, e);
 }
 
 lm_code lm_source_json(lm_model_source *m, const char *name, size_t limit, json_t **out, lm_err *e)

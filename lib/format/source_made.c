@@ -46,9 +46,31 @@ lm_code lm_model_source_make(const lm_source_parts *p, lm_model_source **out, lm
         lm_model_source_close(m);
         return e->code;
     }
-    m->config = json_incref(p->config);
+    m->config = json_incref((json_t *)(uintptr_t)p->config);
     m->by = p->by;
     m->ctx = p->ctx;
     *out = m;
     return LM_OK;
+}
+
+lm_code lm_model_source_make_over(lm_model_source **src, const json_t *config,
+                                  const lm_st_plan *plan, const lm_source_maker *by, void *ctx,
+                                  lm_err *e)
+{
+    lm_folder_files files = { 0 };
+    lm_model_source *made = NULL;
+    const lm_source_parts parts = { .path = lm_model_source_path(*src),
+                                    .config = config,
+                                    .small = &files,
+                                    .plan = plan,
+                                    .by = by,
+                                    .ctx = ctx };
+    lm_code rc = lm_source_take_small(*src, &files, e);
+
+    if (!rc)
+        rc = lm_model_source_make(&parts, &made, e);
+    lm_folder_files_fini(&files);
+    if (!rc)
+        *src = made;
+    return rc;
 }

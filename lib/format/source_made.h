@@ -21,7 +21,7 @@ typedef struct {
 
 typedef struct {
     const char *path;
-    json_t *config;               /* config.json; a reference of its own is taken */
+    const json_t *config;         /* config.json; a reference of its own is taken */
     const lm_folder_files *small; /* copied */
     const lm_st_plan *plan;       /* the tensors, until close */
     const lm_source_maker *by;
@@ -30,5 +30,11 @@ typedef struct {
 
 /* Calls of the functions never overlap. */
 lm_code lm_model_source_make(const lm_source_parts *p, lm_model_source **out, lm_err *e);
+
+/* Put a model made by functions over *src: the path, the tokenizer's files and generation_config.json are those of
+ * *src.  `config` as in lm_source_parts.  *src is the new model; if this fails, it is unchanged. */
+lm_code lm_model_source_make_over(lm_model_source **src, const json_t *config,
+                                  const lm_st_plan *plan, const lm_source_maker *by, void *ctx,
+                                  lm_err *e);
 
 #endif

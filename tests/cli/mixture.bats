@@ -397,7 +397,7 @@ moments() { # FILE PATTERN: mean and deviation of a tensor
     recipe hiden
     refuses "gate_mode: hidden, hidden_avg, hidden_last, cheap_embed, random or uniform_random is needed"
     recipe hidden "gate_mod: random"
-    refuses "unknown key 'gate_mod' in the file: gate_mode"
+    refuses "unknown key 'gate_mod' in the file: did you mean 'gate_mode'?"
     recipe hidden "  - source_model: two"
     refuses "expert 2 has no positive_prompts"
     recipe hidden
