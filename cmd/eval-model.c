@@ -43,13 +43,14 @@ static struct {
           .max_loss = INFINITY,
           .max_perplexity = INFINITY };
 
-static const char *const tasks[] = { "perplexity", "multiple-choice", NULL };
+static const char *const tasks[] = { "perplexity", "mlm", "multiple-choice", NULL };
 static const char *const formats[] = { "auto", "megatron", "llmc", "nanogpt", NULL };
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Evaluation"),
-    LM_CHOICE('t', "task", &opt.task, "TASK", tasks, "perplexity or multiple-choice [perplexity]"),
+    LM_CHOICE('t', "task", &opt.task, "TASK", tasks,
+              "perplexity, mlm or multiple-choice [of MODEL]"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9,
              "tokens in a window [that of its training; unknown: 1024]"),
     LM_ALSO("block-size seq-length max-seq-length max-seq-len max-length context-length"),
@@ -108,6 +109,7 @@ typedef struct {
     lm_par *par;
     lm_backend *backend;
     lm_evaluator eval;
+    lm_mlm masks; /* share 0: of a causal model */
     lm_scorer *scorer;
     lm_tokens *shards;
     lm_input_opts in_opts;
@@ -118,7 +120,32 @@ typedef struct {
     double seconds;
 } work;
 
+static bool multiple_choice(void)
+{
+    return !strcmp(opt.task, "multiple-choice");
+}
+
 /* ---- opening ---- */
+
+/* An encoder fills masks, and nothing else is measured of it. */
+static lm_code choose_task(work *w, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    const bool masks = lm_config_bidirectional(c), asked = !strcmp(opt.task, "mlm");
+    if (asked && !masks)
+        return lm_fail(e, LM_EUSAGE, tool.argv[0], "leave --task out",
+                       "a %s model sees no later tokens: it fills no masks", lm_arch_name(c->arch));
+    if (!masks)
+        return LM_OK;
+    if (!asked && lm_given(&tool, "task"))
+        return lm_config_check_causal(c, tool.argv[0], "give --task mlm", e);
+    if (opt.stride)
+        return lm_fail(e, LM_EUSAGE, "--stride", "leave it out",
+                       "masks are filled in windows side by side");
+    opt.task = "mlm";
+    w->masks.share = 0.15;
+    return LM_OK;
+}
 
 static lm_code open_tokenizer(work *w, bool need, lm_err *e)
 {
@@ -148,8 +175,9 @@ static lm_code open_shards(work *w, lm_err *e)
 static lm_code open_data(work *w, lm_err *e)
 {
     bool text = strcmp(opt.format, "auto") == 0 && lm_input_is_text(w->data);
-    bool choice = opt.task[0] == 'm';
-    if (open_tokenizer(w, text || choice, e))
+    bool choice = multiple_choice(), masks = w->masks.share > 0;
+    if (open_tokenizer(w, text || choice || masks, e) ||
+        (masks && lm_mlm_init(&w->masks, w->tok, w->model.config.vocab, tool.argv[0], e)))
         return e->code;
     w->in_opts = lm_input_args_read(&opt.in);
     if (choice)
@@ -259,10 +287,12 @@ static lm_code score_shards(work *w, lm_err *e)
 static lm_code measure(work *w, lm_err *e)
 {
     double start = lm_now();
-    lm_code rc = lm_scorer_new(&w->eval, w->stride, w->shards ? w->id_bytes : NULL, &w->scorer, e);
-    if (!rc)
+    const uint32_t *bytes = w->shards ? w->id_bytes : NULL;
+    lm_code rc = w->masks.share > 0 ? lm_scorer_masked(&w->eval, &w->masks, bytes, &w->scorer, e)
+                                    : lm_scorer_new(&w->eval, w->stride, bytes, &w->scorer, e);
+    if (!rc && !w->masks.share)
         rc = lm_scorer_virtual(w->scorer, virtual_tokens(w), scores_first(w), e);
-    if (!rc && opt.task[0] == 'm') {
+    if (!rc && multiple_choice()) {
         rc = lm_mcq_run(w->in, w->tok, w->scorer, w->room, &tool.sink, &w->mcq, e);
         w->score.nll = w->mcq.nll;
         w->score.tokens = w->mcq.tokens;
@@ -276,11 +306,12 @@ static lm_code measure(work *w, lm_err *e)
         lm_input_args_warn(&tool, &opt.in);
     if (rc || lm_stopping())
         return rc;
-    if (!w->score.tokens && opt.task[0] == 'm')
+    if (!w->score.tokens && multiple_choice())
         return lm_fail(e, LM_EFORMAT, w->data, "give at least one", "no question in it");
     if (!w->score.tokens)
         return lm_fail(e, LM_EFORMAT, w->data, "give more text",
-                       "nothing to evaluate: no document has two tokens");
+                       w->masks.share > 0 ? "nothing to evaluate: no token was masked"
+                                          : "nothing to evaluate: no document has two tokens");
     if (!isfinite(w->score.nll))
         return lm_fail(e, LM_ENUMERIC, tool.argv[0], lm_advise_finite(tool.argv[0]),
                        "the loss is not a finite number");
@@ -291,7 +322,7 @@ static lm_code measure(work *w, lm_err *e)
 
 static void put_measures(const work *w, lm_jw *j, double loss)
 {
-    if (opt.task[0] == 'm') {
+    if (multiple_choice()) {
         double n = (double)w->mcq.questions;
         lm_jw_int(j, "questions", w->mcq.questions);
         lm_jw_f64(j, "accuracy", (double)w->mcq.right / n);
@@ -299,8 +330,11 @@ static void put_measures(const work *w, lm_jw *j, double loss)
         lm_jw_int(j, "contexts_cut", w->mcq.cut);
     }
     lm_jw_f64(j, "loss", loss);
-    lm_jw_f64(j, "perplexity", exp(loss));
-    if (opt.task[0] != 'm') {
+    lm_jw_f64(j, w->masks.share > 0 ? "pseudo_perplexity" : "perplexity", exp(loss));
+    if (w->masks.share > 0) {
+        lm_jw_f64(j, "masked_share", w->masks.share);
+        lm_jw_int(j, "documents", w->documents);
+    } else if (!multiple_choice()) {
         /* NAN is written as null: without a tokenizer the bytes are unknown */
         lm_jw_f64(j, "bits_per_byte",
                   w->score.bytes ? w->score.nll / log(2) / (double)w->score.bytes : (double)NAN);
@@ -349,7 +383,8 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     lm_jw_int(&j, "seq_len", w->seq);
     if (virtual_tokens(w))
         lm_jw_int(&j, "virtual_tokens", virtual_tokens(w));
-    lm_jw_int(&j, "stride", w->stride);
+    if (!w->masks.share)
+        lm_jw_int(&j, "stride", w->stride);
     lm_jw_str(&j, "dtype", opt.dtype);
     lm_jw_str(&j, "device", w->backend->name);
     lm_jw_close_obj(&j);
@@ -372,13 +407,15 @@ static lm_code run(work *w, lm_err *e)
     lm_out *out = NULL;
     lm_code rc = lm_bundle_there(tool.argv[0], e);
     if (!rc) /* before a model is read from a pipe */
-        rc = opt.task[0] == 'm' ? lm_source_there(&w->data, 1, e) : lm_data_there(w->data, e);
+        rc = multiple_choice() ? lm_source_there(&w->data, 1, e) : lm_data_there(w->data, e);
     if (!rc)
         rc = lm_par_new(&w->par, tool.threads, e);
     if (!rc)
         rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
     if (!rc)
         rc = lm_open_adapter(&tool, opt.adapter, w->par, &w->model, &w->adapter, e);
+    if (!rc)
+        rc = choose_task(w, e);
     if (!rc)
         rc = open_data(w, e);
     if (!rc)
@@ -401,13 +438,13 @@ int main(int argc, char **argv)
     work w = { 0 };
 
     lm_begin(&tool, argc, argv);
-    if (lm_given(&tool, "min-accuracy") && opt.task[0] != 'm')
+    if (lm_given(&tool, "min-accuracy") && !multiple_choice())
         lm_misuse(&tool, "--min-accuracy", "add --task multiple-choice",
                   "perplexity has no accuracy");
-    if (opt.task[0] == 'm' && strcmp(opt.format, "auto") != 0)
+    if (multiple_choice() && strcmp(opt.format, "auto") != 0)
         lm_misuse(&tool, "--format", "give the questions as JSONL",
                   "multiple-choice does not read shards");
-    if (opt.task[0] == 'm' && opt.in.skip_bad)
+    if (multiple_choice() && opt.in.skip_bad)
         lm_misuse(&tool, "--skip-bad", "leave it out, and correct the questions",
                   "multiple-choice is measured on all questions");
     if (opt.adapters.n > 1)
@@ -428,6 +465,7 @@ int main(int argc, char **argv)
     if (run(&w, &err))
         lm_complain(&tool, &err);
     lm_scorer_free(w.scorer);
+    lm_mlm_fini(&w.masks);
     lm_evaluator_fini(&w.eval);
     lm_loaded_fini(&w.model);
     lm_tune_use_fini(&w.adapter);

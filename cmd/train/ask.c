@@ -22,6 +22,7 @@ static void ask_session(train_session *s)
     lm_session_ask *a = &s->t.ask;
     a->plan = train_plan_only();
     a->dropout = opt.dropout;
+    a->targets = &s->targets;
     a->kind = lm_tokens_kind_find(opt.format);
     a->check_tokenizer = opt.check_tokenizer;
     lm_loop_session(&tool, &opt.loop, &s->run, a);
@@ -49,6 +50,8 @@ lm_code train_ask(train_session *s, lm_err *e)
     lm_session *t = &s->t;
     if (lm_training_operands(&tool, &opt.loop, train_plan_only(), "the run with -o RUN", t, &s->run,
                              e))
+        return e->code;
+    if (lm_targets_parse(opt.objective, &s->targets, e))
         return e->code;
     ask_session(s);
     ask_training(&t->o);

@@ -8,7 +8,7 @@
 typedef struct {
     lm_loop_args loop;
     int64_t steps, batch, seq, accumulate;
-    const char *dtype;
+    const char *dtype, *objective;
     double dropout, bias_rate, ahead_weight;
     bool documents, check_tokenizer;
     const char *format;
@@ -23,6 +23,7 @@ extern const train_options built_in; /* the defaults */
 typedef struct {
     lm_session t;
     lm_loop_run run;
+    lm_targets targets;
 } train_session;
 
 /* True if nothing is trained or written. */

@@ -44,8 +44,8 @@ static lm_tensor row_of(const lm_call *c, int64_t v, double *scratch, int64_t *a
 
 /* What a form of the head reads and writes beside x, w and target; NULL: it does not. */
 typedef struct {
-    const lm_tensor *lse_in, *scale, *entropy_in, *dentropy;
-    lm_tensor *loss, *lse, *logit, *entropy, *collision, *dx, *dw;
+    const lm_tensor *lse_in, *scale, *entropy_in, *dentropy, *bias;
+    lm_tensor *loss, *lse, *logit, *entropy, *collision, *dx, *dw, *dbias;
 } head;
 
 static void put(lm_tensor *t, int64_t n, double v)
@@ -104,13 +104,15 @@ static void run_head(const lm_call *c, const head *h)
     double *z = c->work, *sum = z + chunk * vocab, *coded = sum + chunk * n_cols;
     for (int64_t i = 0; dw && overwrites(c, a->acc) && i < lm_tensor_count(dw); i++)
         set(dw, i, 0);
+    for (int64_t i = 0; h->dbias && overwrites(c, a->acc) && i < lm_tensor_count(h->dbias); i++)
+        set(h->dbias, i, 0);
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
         for (int64_t v = 0; v < vocab; v++) {
             int64_t at;
             lm_tensor row = row_of(c, v, coded, &at);
             for (int64_t n = 0; n < m; n++) {
-                double dot = 0;
+                double dot = h->bias ? get(h->bias, v) : 0;
                 for (int64_t i = 0; i < n_cols; i++)
                     dot += get(x, (first + n) * n_cols + i) * get(&row, at + i);
                 z[n * vocab + v] = a->soft_cap > 0 ? a->soft_cap * tanh(dot / a->soft_cap) : dot;
@@ -135,12 +137,19 @@ static void run_head(const lm_call *c, const head *h)
                 set(dw, v * n_cols + i, get(dw, v * n_cols + i) + dot);
             }
         }
+        for (int64_t v = 0; h->dbias && v < vocab; v++) {
+            double all = 0;
+            for (int64_t n = 0; n < m; n++)
+                all += z[n * vocab + v];
+            set(h->dbias, v, get(h->dbias, v) + all);
+        }
     }
 }
 
 static void head_stats(const lm_call *c)
 {
-    run_head(c, &(head){ .loss = &c->out[0],
+    run_head(c, &(head){ .bias = opt_in(c, 3),
+                         .loss = &c->out[0],
                          .lse = opt_out(c, 1),
                          .logit = opt_out(c, 2),
                          .entropy = opt_out(c, 3),
@@ -153,15 +162,20 @@ static void head_grad(const lm_call *c)
                          .scale = &c->in[4],
                          .entropy_in = opt_in(c, 5),
                          .dentropy = opt_in(c, 6),
+                         .bias = opt_in(c, 7),
                          .dx = opt_out(c, 0),
-                         .dw = opt_out(c, 1) });
+                         .dw = opt_out(c, 1),
+                         .dbias = opt_out(c, 2) });
 }
 
 static void head_loss(const lm_call *c)
 {
-    run_head(
-        c, &(head){
-               .scale = &c->in[3], .loss = &c->out[0], .dx = opt_out(c, 1), .dw = opt_out(c, 2) });
+    run_head(c, &(head){ .scale = &c->in[3],
+                         .bias = opt_in(c, 4),
+                         .loss = &c->out[0],
+                         .dx = opt_out(c, 1),
+                         .dw = opt_out(c, 2),
+                         .dbias = opt_out(c, 3) });
 }
 
 const lm_kernel lm_head_ref_kernels[] = {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* head_simd.c -- vocabulary head and cross-entropy.  For each chunk of rows: logits = x w^T (F32),
+/* head_simd.c -- vocabulary head and cross-entropy.  For each chunk of rows: logits = x w^T + bias (F32),
  * softmax, loss and the gradient of the logits in place over them, rounded to act, then dw (+)=
  * dlogits^T x and dx = dlogits w.
  *
@@ -38,11 +38,12 @@ typedef struct {
 
 /* The forms of the head differ in the places of their operands; -1: none. */
 typedef struct {
-    int lse_in, scale, entropy_in, dentropy, loss, lse, logit, entropy, collision, dx, dw;
+    int lse_in, scale, entropy_in, dentropy, bias;
+    int loss, lse, logit, entropy, collision, dx, dw, dbias;
 } head_form;
-static const head_form stats_form = { -1, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1 };
-static const head_form grad_form = { 3, 4, 5, 6, -1, -1, -1, -1, -1, 0, 1 };
-static const head_form loss_form = { -1, 3, -1, -1, 0, -1, -1, -1, -1, 1, 2 };
+static const head_form stats_form = { -1, -1, -1, -1, 3, 0, 1, 2, 3, 4, -1, -1, -1 };
+static const head_form grad_form = { 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, 0, 1, 2 };
+static const head_form loss_form = { -1, 3, -1, -1, 4, 0, -1, -1, -1, -1, 1, 2, 3 };
 
 static float *output(const lm_call *c, int i)
 {
@@ -338,8 +339,13 @@ static size_t round_line(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* logits [m,V] = x w^T of m rows x. */
-static lm_gemm logits_of(const lm_call *c, const void *rows, int64_t m)
+static const float *input(const lm_call *c, int i)
+{
+    return i < 0 || i >= c->n_in || !c->in[i].ndim ? NULL : c->in[i].data;
+}
+
+/* logits [m,V] = x w^T (+ bias) of m rows x. */
+static lm_gemm logits_of(const lm_call *c, const head_form *f, const void *rows, int64_t m)
 {
     const lm_head_attr *a = c->attr;
     const lm_tensor *x = &c->in[0], *w = &c->in[1];
@@ -356,7 +362,8 @@ static lm_gemm logits_of(const lm_call *c, const void *rows, int64_t m)
                       .b_codes = w->codes,
                       .ldb = n_cols,
                       .c = c->work,
-                      .ldc = pitch_of(a->vocab) };
+                      .ldc = pitch_of(a->vocab),
+                      .bias = input(c, f->bias) };
 }
 
 /* dx [m,C] (+)= dlogits w over rows [v, v + rows) of w, to `to` of type `type`. */
@@ -400,7 +407,9 @@ static lm_gemm dw_of(const lm_call *c, const head_form *f, const void *rows, int
                       .b = rows,
                       .ldb = n_cols,
                       .c = output(c, f->dw),
-                      .ldc = n_cols };
+                      .ldc = n_cols,
+                      .a_sum = output(c, f->dbias),
+                      .a_sum_add = more || !c->step || !overwrites(c, a->acc) };
 }
 
 /* Scratch: logits of a chunk, then w packed for dx, then dx of a chunk as sums of several products, then the rows of a
@@ -439,7 +448,7 @@ static layout layout_of(const lm_call *c, const head_form *f)
 static size_t products_work(const lm_call *c, const head_form *f, const layout *l, int64_t m,
                             int threads)
 {
-    lm_gemm all[] = { logits_of(c, NULL, m), dx_of(c, m, 0, l->dx_rows, NULL, c->in[0].dtype),
+    lm_gemm all[] = { logits_of(c, f, NULL, m), dx_of(c, m, 0, l->dx_rows, NULL, c->in[0].dtype),
                       dw_of(c, f, NULL, m, false) };
     size_t most = 0;
     all[1].b_packed = l->packed ? &all : NULL; /* any address: only its presence counts here */
@@ -510,11 +519,6 @@ static void run_dx(const lm_call *c, const layout *l, int64_t m, void *dx)
         rounding r = { sums, dx, last_dim(&c->in[0]) };
         lm_par_for(c->par, m, 16, round_rows, &r);
     }
-}
-
-static const float *input(const lm_call *c, int i)
-{
-    return i < 0 || i >= c->n_in || !c->in[i].ndim ? NULL : c->in[i].data;
 }
 
 /* Rows of x that go through the products together. */
@@ -612,7 +616,7 @@ static void run_head(const lm_call *c, const head_form *f)
         first = r.end;
         if (!r.kept)
             continue;
-        run_product(c, &l, logits_of(c, r.x, r.m));
+        run_product(c, &l, logits_of(c, f, r.x, r.m));
         j.at = r.at;
         lm_par_for(c->par, r.m, 4, VF_PICK(softmax_rows, t), &j);
         if (output(c, f->dw))
@@ -625,6 +629,8 @@ static void run_head(const lm_call *c, const head_form *f)
     if (output(c, f->dw) && done < row_count(w) && overwrites(c, a->acc))
         memset(output(c, f->dw) + done * last_dim(w), 0,
                (size_t)((row_count(w) - done) * last_dim(w)) * sizeof(float));
+    if (output(c, f->dbias) && done < row_count(w) && overwrites(c, a->acc))
+        memset(output(c, f->dbias) + done, 0, (size_t)(row_count(w) - done) * sizeof(float));
 }
 
 static size_t stats_work(const lm_call *c, int threads)

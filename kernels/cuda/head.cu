@@ -52,11 +52,12 @@ struct row_args {
 
 /* The forms of the head differ in the places of their operands; -1: none. */
 struct head_form {
-    int lse_in, scale, entropy_in, dentropy, loss, lse, logit, entropy, collision, dx, dw;
+    int lse_in, scale, entropy_in, dentropy, bias;
+    int loss, lse, logit, entropy, collision, dx, dw, dbias;
 };
-static const head_form stats_form = { -1, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1 };
-static const head_form grad_form = { 3, 4, 5, 6, -1, -1, -1, -1, -1, 0, 1 };
-static const head_form loss_form = { -1, 3, -1, -1, 0, -1, -1, -1, -1, 1, 2 };
+static const head_form stats_form = { -1, -1, -1, -1, 3, 0, 1, 2, 3, 4, -1, -1, -1 };
+static const head_form grad_form = { 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, 0, 1, 2 };
+static const head_form loss_form = { -1, 3, -1, -1, 4, 0, -1, -1, -1, -1, 1, 2, 3 };
 
 static const float *input(const lm_call *c, int i, int64_t first)
 {
@@ -346,6 +347,7 @@ static products products_of(const lm_call *c, const head_form *f, int64_t first,
     p.logits.b = w, p.logits.ldb = width, p.logits.tb = true;
     p.logits.c = z, p.logits.ldc = pitch;
     p.logits.ab = act, p.logits.cd = LM_DTYPE_F32;
+    p.logits.bias = input(c, f->bias, 0);
 
     p.dx.m = m, p.dx.n = width, p.dx.k = a->vocab;
     p.dx.a = grad, p.dx.lda = narrow;
@@ -359,6 +361,7 @@ static products products_of(const lm_call *c, const head_form *f, int64_t first,
     p.dw.c = output<void>(c, f->dw), p.dw.ldc = width;
     p.dw.ab = act, p.dw.cd = LM_DTYPE_F32;
     p.dw.accumulate = first > 0 || !overwrites(c, a->acc);
+    p.dw.a_sum = output<float>(c, f->dbias);
     p.logits.work = p.dx.work = p.dw.work = work;
     return p;
 }
@@ -377,7 +380,9 @@ static size_t logits_bytes(const lm_call *c)
 /* Scratch of the products of m rows beside the logits. */
 static size_t products_work(const lm_call *c, const head_form *f, int64_t m)
 {
+    static float wanted; /* operands have no memory yet */
     products p = products_of(c, f, 0, m, nullptr, nullptr);
+    p.dw.a_sum = f->dbias >= 0 && f->dbias < c->n_out && c->out[f->dbias].ndim ? &wanted : nullptr;
     size_t most = gemm_work(&p.logits, c->stream), dx = gemm_work(&p.dx, c->stream);
     size_t dw = gemm_work(&p.dw, c->stream);
     most = dx > most ? dx : most;
@@ -395,10 +400,10 @@ static size_t work_of(const lm_call *c, const head_form *f)
            (last > whole ? last : whole); /* 256: scratch is aligned to 64 */
 }
 
-/* Rows of dw that no product writes: those of padding, or all of them if there are no rows. */
-static void clear_rest(const lm_call *c, float *dw, int64_t from)
+/* Rows of dw [V,width] or dbias that no product writes: those of padding, or all of them if there are no rows. */
+static void clear_rest(const lm_call *c, float *dw, int64_t width, int64_t from)
 {
-    int64_t width = width_of(&c->in[1]), past = c->in[1].dim[0];
+    int64_t past = c->in[1].dim[0];
     if (past > from)
         cudaMemsetAsync(dw + from * width, 0, (size_t)((past - from) * width) * sizeof(float),
                         c->stream->handle);
@@ -412,7 +417,9 @@ template <class T> static void run_head(const lm_call *c, const head_form *f)
     char *z = (char *)align_up((size_t)c->work), *work = z + logits_bytes(c);
 
     if (want_dw && overwrites(c, a->acc))
-        clear_rest(c, output<float>(c, f->dw), rows ? a->vocab : 0);
+        clear_rest(c, output<float>(c, f->dw), width_of(&c->in[1]), rows ? a->vocab : 0);
+    if (output<float>(c, f->dbias) && overwrites(c, a->acc))
+        clear_rest(c, output<float>(c, f->dbias), 1, rows ? a->vocab : 0);
     for (int64_t first = 0; first < rows; first += chunk) {
         int64_t m = rows - first < chunk ? rows - first : chunk;
         products p = products_of(c, f, first, m, z, work);

@@ -404,11 +404,12 @@ static lm_code check_wanted(const lm_import *m, const lm_model_tensor *s, const 
 static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm_err *e)
 {
     const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
-    char show[LM_ST_SHOWN];
+    char show[LM_ST_SHOWN], now[LM_TENSOR_NAME];
+    const char *name = lm_arch_present_name(m->config.arch, t->name, now);
 
     for (size_t k = 0; k < s->n; k++) { /* usually the one behind the last one found */
         size_t at = (*hint + k) % s->n;
-        if (!lm_model_tensor_is(&s->wanted[at], t->name))
+        if (!lm_model_tensor_is(&s->wanted[at], name))
             continue;
         if (s->from[at])
             return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' occurs twice", t->name);

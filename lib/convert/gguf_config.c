@@ -866,7 +866,7 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 {
     lm_gguf_text name;
     int64_t window, experts = 0;
-    char list[200], key[96];
+    char list[LM_ARCH_LIST], key[96];
     lm_code rc = lm_gguf_str(g, "general.architecture", &name, e);
 
     *out = NULL;

@@ -100,7 +100,9 @@ static int by_key(const void *key, const void *wanted)
 
 static const lm_model_tensor *wanted_named(const parts *p, const char *name)
 {
-    const lm_model_tensor **at = bsearch(name, p->sorted, p->n, sizeof(lm_model_tensor *), by_key);
+    char now[LM_TENSOR_NAME];
+    const lm_model_tensor **at = bsearch(lm_arch_present_name(p->c->arch, name, now), p->sorted,
+                                         p->n, sizeof(lm_model_tensor *), by_key);
     return at ? *at : NULL;
 }
 
@@ -169,7 +171,9 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
                       "is not read: config.json ties the head to the embedding");
     } else if (lm_config_passes_over(p->c, t->name)) {
         lm_verify_say(p->f, false, file, t->name,
-                      "is not read: it is of a layer that predicts tokens further on");
+                      lm_config_bidirectional(p->c)
+                          ? "is not read: it is of another head than that of masked tokens"
+                          : "is not read: it is of a layer that predicts tokens further on");
     } else if (!lm_verify_is_scale(t->name)) {
         lm_verify_say(p->f, true, file, t->name, "is read by no part of a %s model",
                       lm_arch_name(p->c->arch));

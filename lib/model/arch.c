@@ -11,7 +11,7 @@ static const lm_arch *const known[] = {
     &lm_arch_qwen3,       &lm_arch_olmo2,       &lm_arch_olmo3,     &lm_arch_gemma2,
     &lm_arch_gemma3,      &lm_arch_mixtral,     &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
     &lm_arch_dots1,       &lm_arch_qwen3_next,  &lm_arch_qwen3_5,   &lm_arch_gpt_oss,
-    &lm_arch_deepseek_v2, &lm_arch_deepseek_v3,
+    &lm_arch_deepseek_v2, &lm_arch_deepseek_v3, &lm_arch_bert,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 
@@ -42,7 +42,7 @@ static bool is_left_out(int i, bool gguf)
     return gguf && !*known[i]->gguf;
 }
 
-const char *lm_arch_list(bool gguf, char out[200])
+const char *lm_arch_list(bool gguf, char out[LM_ARCH_LIST])
 {
     size_t n = 0;
     int last = N_KNOWN - 1;
@@ -50,13 +50,13 @@ const char *lm_arch_list(bool gguf, char out[200])
     while (is_left_out(last, gguf))
         last--;
     for (int i = 0; i <= last; i++)
-        if (!is_left_out(i, gguf) && n < 160)
-            n += (size_t)snprintf(out + n, 200 - n, "%s%s",
+        if (!is_left_out(i, gguf) && n < LM_ARCH_LIST - 40)
+            n += (size_t)snprintf(out + n, LM_ARCH_LIST - n, "%s%s",
                                   !i          ? ""
                                   : i == last ? " and "
                                               : ", ",
                                   gguf ? known[i]->gguf : known[i]->name);
-    snprintf(out + n, 200 - n, " are %s", gguf ? "converted" : "known");
+    snprintf(out + n, LM_ARCH_LIST - n, " are %s", gguf ? "converted" : "known");
     return out;
 }
 
@@ -73,9 +73,9 @@ bool lm_part_is_norm(lm_part part)
     return part == LM_PART_OUTPUT_NORM || part == LM_PART_ATTN_NORM || part == LM_PART_MLP_NORM ||
            part == LM_PART_ATTN_POST_NORM || part == LM_PART_MLP_POST_NORM ||
            part == LM_PART_Q_NORM || part == LM_PART_K_NORM || part == LM_PART_DELTA_NORM ||
-           part == LM_PART_Q_A_NORM || part == LM_PART_KV_A_NORM ||
-           part == LM_PART_AHEAD_TOKEN_NORM || part == LM_PART_AHEAD_STATE_NORM ||
-           part == LM_PART_AHEAD_NORM;
+           part == LM_PART_Q_A_NORM || part == LM_PART_KV_A_NORM || part == LM_PART_EMBED_NORM ||
+           part == LM_PART_HEAD_NORM || part == LM_PART_AHEAD_TOKEN_NORM ||
+           part == LM_PART_AHEAD_STATE_NORM || part == LM_PART_AHEAD_NORM;
 }
 
 bool lm_part_plus_one(const lm_config *c, lm_part part)
@@ -86,7 +86,7 @@ bool lm_part_plus_one(const lm_config *c, lm_part part)
 bool lm_part_is_bare(lm_part part)
 {
     return part == LM_PART_ROUTER_BIAS || part == LM_PART_DELTA_LOG || part == LM_PART_DELTA_DT ||
-           part == LM_PART_SINKS;
+           part == LM_PART_SINKS || part == LM_PART_HEAD_BIAS;
 }
 
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part)

@@ -15,8 +15,13 @@
 typedef enum {
     LM_PART_EMBED = 1,
     LM_PART_POSITION,
+    LM_PART_TYPES, /* of tokens, [types,width] */
+    LM_PART_EMBED_NORM,
     LM_PART_OUTPUT_NORM,
-    LM_PART_OUTPUT,
+    LM_PART_OUTPUT, /* from here to the layers: of the head, and without `root` in their names */
+    LM_PART_HEAD_DENSE,
+    LM_PART_HEAD_NORM,
+    LM_PART_HEAD_BIAS, /* [vocab]; its name has no suffix */
     /* of a layer, from here on */
     LM_PART_ATTN_NORM,
     LM_PART_Q,
@@ -121,8 +126,10 @@ struct lm_arch {
         *fused; /* tensors of all experts of a layer, with suffix (fused.h); NULL: none */
     const char *const *buffers; /* ends of names: tables in its files that are recomputed; ended
                                     * by NULL */
-    const char *passed_over;    /* names that begin so are no part of the model; NULL: none do */
-    bool conv1d;                /* weights of layers are [in, out] */
+    const char *const *
+        passed_over; /* names that begin so are no part of the model, ended by NULL; NULL: none do */
+    bool old_norms;  /* old files call weight and bias of norms gamma and beta */
+    bool conv1d;     /* weights of layers are [in, out] */
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
@@ -147,14 +154,15 @@ struct lm_arch {
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
     lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1, lm_arch_qwen3_next, lm_arch_qwen3_5,
-    lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3;
+    lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3, lm_arch_bert;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
 /* By model_type; NULL: unknown. */
 const lm_arch *lm_arch_find(const char *model_type);
 /* "gpt2, llama and mistral are known": a phrase for errors.  `gguf`: with GGUF's names. */
-const char *lm_arch_list(bool gguf, char out[200]);
+enum { LM_ARCH_LIST = 256 };
+const char *lm_arch_list(bool gguf, char out[LM_ARCH_LIST]);
 /* The scale of the scores of such a model in llama.cpp. */
 double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64_t heads,
                           int64_t head_dim);
@@ -232,9 +240,10 @@ int64_t lm_ahead_layer(const lm_config *c, const char *name);
 /* True if `name` is that of a tensor that files hold again for a module; *of: LM_PART_EMBED or LM_PART_OUTPUT, of which it
  * is the copy. */
 bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of);
-/* True if `name` is the head, and the model has none beside its embedding. */
+/* True if `name` is the head, and the model has none beside its embedding; or the bias of such a head under its second
+ * name. */
 bool lm_config_ties(const lm_config *c, const char *name);
-/* True if `name` is a tensor of a module that predicts tokens further on (lm_arch.passed_over,
+/* True if `name` is a tensor of another head, or of a module that predicts tokens further on (lm_arch.passed_over,
  * lm_config.ahead). */
 bool lm_config_passes_over(const lm_config *c, const char *name);
 
@@ -256,6 +265,9 @@ const char *lm_arch_head(const lm_arch *a, char out[LM_TENSOR_NAME]);
 bool lm_arch_turns(const lm_arch *a, const char *name);
 /* `name` without the root of an architecture ("model.", "transformer."), if it begins with one. */
 const char *lm_arch_rootless(const char *name);
+/* The name of today of a tensor: of an architecture with old_norms, ".weight" for ".gamma" and ".bias" for ".beta" at its
+ * end; otherwise `name` itself. */
+const char *lm_arch_present_name(const lm_arch *a, const char *name, char out[LM_TENSOR_NAME]);
 /* True if a tensor of this name is a buffer: a table that is recomputed when the model is built,
  * and that other formats do not have (attn.bias, rotary_emb.inv_freq).  a NULL: in any
  * architecture. */

@@ -91,6 +91,17 @@ const char *lm_arch_rootless(const char *name)
     return name;
 }
 
+const char *lm_arch_present_name(const lm_arch *a, const char *name, char out[LM_TENSOR_NAME])
+{
+    bool gamma = lm_text_ends(name, ".gamma"), beta = lm_text_ends(name, ".beta");
+    size_t n = strlen(name) - (gamma ? strlen("gamma") : strlen("beta"));
+    if (!a || !a->old_norms || !(gamma || beta) || n + sizeof "weight" > LM_TENSOR_NAME)
+        return name;
+    memcpy(out, name, n);
+    strcpy(out + n, gamma ? "weight" : "bias");
+    return out;
+}
+
 static bool in_buffers(const lm_arch *a, const char *name)
 {
     for (const char *const *b = a->buffers; b && *b; b++)
@@ -145,12 +156,19 @@ bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of)
 
 bool lm_config_passes_over(const lm_config *c, const char *name)
 {
-    const char *over = c->arch->passed_over;
-    return (over && !strncmp(name, over, strlen(over))) || lm_ahead_layer(c, name) >= 0;
+    const char *const *over = c->arch->passed_over;
+    for (; over && *over; over++)
+        if (!strncmp(name, *over, strlen(*over)))
+            return true;
+    return lm_ahead_layer(c, name) >= 0;
 }
 
 bool lm_config_ties(const lm_config *c, const char *name)
 {
     char head[LM_TENSOR_NAME];
-    return c->tied && !strcmp(name, lm_arch_head(c->arch, head));
+    if (!c->tied)
+        return false;
+    return !strcmp(name, lm_arch_head(c->arch, head)) ||
+           (c->head_transform &&
+            !strcmp(name, lm_tensor_hf_name(c->arch, LM_PART_OUTPUT, -1, true, head)));
 }

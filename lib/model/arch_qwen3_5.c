@@ -46,6 +46,6 @@ const lm_arch lm_arch_qwen3_5 = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
-    .passed_over = "mtp.",
+    .passed_over = lm_mtp_passed_over,
     .tensors = tensors,
 };

@@ -171,6 +171,8 @@ static const lm_gguf_key gguf_keys[] = {
     { .hf = NULL },
 };
 
+const char *const lm_mtp_passed_over[] = { "mtp.", NULL };
+
 const lm_arch lm_arch_qwen3_next = {
     .name = "qwen3_next",
     .class_name = "Qwen3NextForCausalLM",
@@ -179,8 +181,7 @@ const lm_arch lm_arch_qwen3_next = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
-    .passed_over =
-        "mtp.", /* layers that predict tokens further on, as transformers passes them over */
+    .passed_over = lm_mtp_passed_over,
     .tensors = tensors,
     .fused = lm_fused_experts,
     .gguf_keys = gguf_keys,

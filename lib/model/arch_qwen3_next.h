@@ -10,6 +10,8 @@
         "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",          \
         "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"
 
+/* For lm_arch.passed_over: layers that predict tokens further on, as transformers passes them over. */
+extern const char *const lm_mtp_passed_over[];
 /* Everything but experts. */
 lm_code lm_read_states(const json_t *o, const char *where, int64_t kv_heads, lm_config *c,
                        lm_err *e);

@@ -235,7 +235,7 @@ lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer)
                                 .kv_heads = y->kv_heads,
                                 .head_dim = y->head_dim,
                                 .window = y->window,
-                                .causal = true,
+                                .causal = !y->bidirectional,
                                 .scale = y->scale,
                                 .site = layer,
                                 .soft_cap = y->soft_cap };
@@ -253,7 +253,7 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
         return lm_b_cached_attention(b, layer, qkv, sinks, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
-    lm_vid in[4] = { qkv, m->lo, LM_NONE, sinks };
+    lm_vid in[4] = { qkv, m->lo, attr.causal ? LM_NONE : m->hi, sinks };
     return lm_b_append(b, &lm_op_attention, &attr, in);
 }
 
@@ -285,7 +285,7 @@ static void logits(lm_builder *b, const lm_adapt_linear *place, lm_vid w)
     lm_vid in[2] = { at.x, m->rows }, x, wide = LM_NONE, capped = LM_NONE;
     if (!all && (m->build.rows || m->build.seq > 1)) /* otherwise row i is that of sequence i */
         at.x = lm_b_append(b, &lm_op_rows, NULL, in);
-    x = lm_b_linear(b, at.x, w, LM_NONE);
+    x = lm_b_linear(b, at.x, w, at.bias);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
         lm_graph_append(m->graph, &lm_op_cast, NULL, &x, &wide, b->e))
         return;
@@ -338,13 +338,18 @@ void lm_b_head(lm_builder *b, const lm_adapt_linear *place)
         m->head = w;
         return;
     }
+    if (m->build.teacher && place->bias != LM_NONE) {
+        lm_fail(b->e, LM_EUSAGE, "student", "use a causal language model",
+                "its head has a bias, which the comparison with a teacher does not know");
+        return;
+    }
     if (m->build.teacher) {
         diverge(b, x, w);
         return;
     }
     lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, m->config.logit_cap };
     lm_vid lse = m->build.mode == LM_MODE_TRAIN ? LM_NONE : LM_SKIP; /* of the gradient */
-    lm_vid in[3] = { x, w, m->targets };
+    lm_vid in[4] = { x, w, m->targets, place->bias };
     bool collides = m->build.entropy == LM_ENTROPY_COLLISION;
     lm_vid out[5] = { LM_NONE, lse, LM_SKIP, m->build.entropy && !collides ? LM_NONE : LM_SKIP,
                       collides ? LM_NONE : LM_SKIP };

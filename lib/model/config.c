@@ -49,6 +49,23 @@ bool lm_config_has_states(const lm_config *c)
     return false;
 }
 
+bool lm_config_bidirectional(const lm_config *c)
+{
+    for (int64_t l = 0; l < c->layers; l++)
+        if (c->layer[l].bidirectional)
+            return true;
+    return false;
+}
+
+lm_code lm_config_check_causal(const lm_config *c, const char *where, const char *todo, lm_err *e)
+{
+    if (!lm_config_bidirectional(c))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where, todo,
+                   "a %s model sees the tokens on both sides, and predicts no next one",
+                   lm_arch_name(c->arch));
+}
+
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e)
 {
     for (int64_t l = 0; l < c->layers; l++)
@@ -101,8 +118,9 @@ bool lm_config_alike(const lm_config *c)
             a->ffn != b->ffn || a->mlp != b->mlp || a->mlp_bias != b->mlp_bias ||
             !same_experts(&a->moe, &b->moe) || a->qkv_bias != b->qkv_bias ||
             a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
-            fabs(a->soft_cap - b->soft_cap) > 0 || a->norm_before != b->norm_before ||
-            a->norm_after != b->norm_after || !same_attention(a, b))
+            fabs(a->soft_cap - b->soft_cap) > 0 || a->bidirectional != b->bidirectional ||
+            a->norm_before != b->norm_before || a->norm_after != b->norm_after ||
+            a->norm_sum != b->norm_sum || !same_attention(a, b))
             return false;
     }
     return true;
@@ -198,7 +216,7 @@ static lm_code unknown_type(const json_t *o, const char *where, const char *type
 {
     static const char *const keys[] = { "num_experts", "num_local_experts", "n_routed_experts" };
     const json_t *text = json_object_get(o, "text_config"); /* also of models with image input */
-    char list[200];
+    char list[LM_ARCH_LIST];
 
     for (size_t i = 0; i < 2 * sizeof keys / sizeof *keys; i++) {
         int64_t n = json_integer_value(json_object_get(i % 2 ? text : o, keys[i / 2]));

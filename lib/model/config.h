@@ -102,11 +102,12 @@ typedef struct {
     lm_latent latent;
     bool
         out_gate; /* results of attention are weighed by sigmoids, which the product of queries makes too */
-    int64_t rotary;  /* numbers of a head that are rotated; 0: all */
-    int64_t window;  /* keys that a query attends to, itself included; 0: all */
-    double scale;    /* scale of the scores */
-    double soft_cap; /* soft cap of the scores, cap * tanh(score / cap); 0: none */
-    int rope;        /* index of the rotary table; -1: learned positions */
+    int64_t rotary;     /* numbers of a head that are rotated; 0: all */
+    int64_t window;     /* keys that a query attends to, itself included; 0: all */
+    double scale;       /* scale of the scores */
+    double soft_cap;    /* soft cap of the scores, cap * tanh(score / cap); 0: none */
+    int rope;           /* index of the rotary table; -1: learned positions */
+    bool bidirectional; /* a token sees those behind it too: an encoder */
     lm_qk_norm qk_norm;
     bool qkv_bias, out_bias;
     bool sinks; /* each head has a logit without a key (kernels/attention.h) */
@@ -116,6 +117,8 @@ typedef struct {
     lm_moe moe;
     bool norm_before,
         norm_after; /* norms of each branch: of its input, of its result before the addition */
+    bool
+        norm_sum; /* or of the sum, which is the residual stream from there on; then the model has no last norm */
 } lm_layer;
 
 enum { LM_MOST_ROPES = 2, LM_MOST_AHEAD = 8 };
@@ -129,6 +132,10 @@ typedef struct {
     double norm_eps;
     bool norm_plus_one; /* norms multiply by 1 + weight */
     double init_std;
+    int64_t types;   /* kinds of tokens, whose embeddings are added; 0: none */
+    bool embed_norm; /* a norm of the embeddings */
+    bool
+        head_transform; /* in front of a tied head: a product, the MLP's activation and a norm; the head has a bias */
     double embed_scale; /* factor of embeddings, rounded to their type; 1: none */
     double logit_cap;   /* soft cap of the logits, cap * tanh(logit / cap); 0: none */
     bool tied;          /* lm_head shares the embedding */
@@ -159,6 +166,10 @@ int64_t lm_config_eos(const lm_config *c);
 int64_t lm_config_window(const lm_config *c);
 /* True if a layer keeps a state of fixed size (LM_ATTENTION_DELTA), not keys and values. */
 bool lm_config_has_states(const lm_config *c);
+/* True if a layer is bidirectional: the model predicts tokens between others, not the next one. */
+bool lm_config_bidirectional(const lm_config *c);
+/* LM_EUSAGE, at `where`, for such a model: todo says what is for it. */
+lm_code lm_config_check_causal(const lm_config *c, const char *where, const char *todo, lm_err *e);
 /* Numbers of a head that are rotated. */
 int64_t lm_layer_rotary(const lm_layer *y);
 /* LM_EUSAGE for a context of more tokens than the model has positions. */

@@ -30,7 +30,8 @@ static void slice(lm_builder *b, lm_part part, int64_t l, int64_t expert, bool b
     char name[LM_TENSOR_NAME];
     if (residual && c->arch->residual_init)
         std /= sqrt(2.0 * (double)c->layers);
-    lm_init init = bias || lm_part_plus_one(c, part)                   ? LM_INIT_ZEROS
+    bool zeros = bias || lm_part_plus_one(c, part) || part == LM_PART_HEAD_BIAS;
+    lm_init init = zeros                                               ? LM_INIT_ZEROS
                    : lm_part_is_norm(part) || part == LM_PART_DELTA_DT ? LM_INIT_ONES
                    : part == LM_PART_DELTA_LOG                         ? LM_INIT_LOG_RATE
                                                                        : LM_INIT_NORMAL;
@@ -59,7 +60,7 @@ static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *pack
         rows += dim[0] * times;
     }
     /* Without suffix if there is only a weight: the RMS norms, and tables outside the layers. */
-    if (lm_part_is_norm(parts[0]) ? !lm_part_biased(c, parts[0], l) : l < 0)
+    if ((lm_part_is_norm(parts[0]) || l < 0) && !lm_part_biased(c, parts[0], l))
         suffix = "";
     if (n > 1)
         snprintf(hf, sizeof hf, "layers.%" PRId64 ".%s", l, packed);
@@ -159,14 +160,18 @@ static lm_vid enter(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid br
     return *x;
 }
 
-/* The result of a branch that is added to the residual stream. */
-static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid x, lm_vid h)
+/* The result of a branch that is added to the residual stream *x; LM_NONE if it was added here. */
+static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid h)
 {
     lm_vid same;
     if (b->m->config.layer[l].norm_after)
         h = norm(b, part, l, h, LM_NONE, &same);
     h = drop(b, h, b->m->config.drop_resid);
-    return lm_b_adapt_branch(b, &(lm_adapt_branch){ l, part == LM_PART_MLP_POST_NORM, x, h });
+    h = lm_b_adapt_branch(b, &(lm_adapt_branch){ l, part == LM_PART_MLP_POST_NORM, *x, h });
+    if (!b->m->config.layer[l].norm_sum)
+        return h;
+    *x = norm(b, part, l, *x, h, &same);
+    return LM_NONE;
 }
 
 /* A layer with a state: its products, and what is between them. */
@@ -320,10 +325,10 @@ static lm_vid layer(lm_builder *b, int64_t l, lm_vid *x, lm_vid branch)
 {
     b->m->graph->layer = (int)l;
     lm_vid h = enter(b, LM_PART_ATTN_NORM, l, x, branch);
-    branch = leave(b, LM_PART_ATTN_POST_NORM, l, *x, attention(b, l, h));
+    branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, attention(b, l, h));
     h = enter(b, LM_PART_MLP_NORM, l, x, branch);
     h = b->m->config.layer[l].moe.experts ? experts(b, l, h) : mlp(b, l, h);
-    return leave(b, LM_PART_MLP_POST_NORM, l, *x, h);
+    return leave(b, LM_PART_MLP_POST_NORM, l, x, h);
 }
 
 /* ---- Modules that predict tokens further on ---- */
@@ -384,12 +389,20 @@ static lm_vid trunk(lm_builder *b, lm_vid embed)
     lm_adapt_embed start = { b->m->tokens, embed, lm_b_embed(b, b->m->tokens, embed, positions),
                              c->embed_scale,
                              place_of(b, (lm_part[]){ LM_PART_EMBED }, 1, -1).module[0] };
-    lm_vid x = drop(b, lm_b_adapt_embed(b, &start), c->drop_embed), branch = LM_NONE;
+    lm_vid x = lm_b_adapt_embed(b, &start), branch = LM_NONE;
+    lm_vid types = c->types ? lm_b_embed(b, b->m->types, one(b, LM_PART_TYPES, -1).w, LM_NONE)
+                            : LM_NONE,
+           sum;
+    if (c->embed_norm)
+        x = norm(b, LM_PART_EMBED_NORM, -1, x, types, &sum);
+    else if (c->types)
+        x = lm_b_add(b, x, types);
+    x = drop(b, x, c->drop_embed);
 
     for (int64_t l = 0; l < c->layers; l++)
         branch = layer(b, l, &x, branch);
     b->m->graph->layer = (int)c->layers;
-    return norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);
+    return c->layer[c->layers - 1].norm_sum ? x : norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);
 }
 
 void lm_build_decoder(lm_builder *b)
@@ -410,6 +423,12 @@ void lm_build_decoder(lm_builder *b)
     if (b->m->build.value)
         lm_b_value(b, h);
     lm_adapt_linear head = place_of(b, (lm_part[]){ LM_PART_OUTPUT }, 1, -1);
+    if (c->head_transform) {
+        lm_vid same;
+        h = lm_b_mlp(b, c->layer[0].mlp, product1(b, LM_PART_HEAD_DENSE, -1, h));
+        h = norm(b, LM_PART_HEAD_NORM, -1, h, LM_NONE, &same);
+        head.bias = one(b, LM_PART_HEAD_BIAS, -1).w;
+    }
     head.x = h;
     head.w = c->tied ? embed : one(b, LM_PART_OUTPUT, -1).w;
     if (!c->tied)

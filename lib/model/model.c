@@ -31,6 +31,9 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "sequence length", "use a shorter one",
                        "%" PRId64 " position%s, but the model has learned %" PRId64, positions,
                        lm_plural(positions), c->max_positions);
+    if (b->mode == LM_MODE_GENERATE &&
+        lm_config_check_causal(c, "model", "use a causal language model", e))
+        return e->code;
     if (c->scores > 1 || (c->scores && b->mode == LM_MODE_GENERATE))
         return lm_fail(e, LM_EUSAGE, "model", "use a language model",
                        "its head gives a text %" PRId64 " score%s, not the next token", c->scores,
@@ -80,6 +83,7 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
 
     if (lm_graph_value(g, LM_ROLE_INPUT, ids, "tokens", &m->tokens, e) ||
         lm_graph_value(g, LM_ROLE_INPUT, ids, "positions", &m->pos, e) ||
+        (m->config.types && lm_graph_value(g, LM_ROLE_INPUT, ids, "types", &m->types, e)) ||
         (m->build.chosen && lm_graph_value(g, LM_ROLE_INPUT, ids, "chosen", &m->chosen, e)))
         return e->code;
     m->rope_rows = m->config.ropes ? generate ? m->build.cache : m->build.seq : 0;
@@ -97,6 +101,9 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
                    ? e->code
                    : LM_OK;
     if (m->build.documents && lm_graph_value(g, LM_ROLE_INPUT, ids, "lo", &m->lo, e))
+        return e->code;
+    if (m->build.documents && lm_config_bidirectional(&m->config) &&
+        lm_graph_value(g, LM_ROLE_INPUT, ids, "hi", &m->hi, e))
         return e->code;
     if (lm_graph_value(g, LM_ROLE_INPUT, ids, "targets", &m->targets, e) ||
         m->build.mode != LM_MODE_TRAIN)
@@ -351,7 +358,8 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->from,   &m->ranks,         &m->entropy,     &m->states,
                              &m->head,   &m->taught_states, &m->taught_head, &m->chosen,
                              &m->value,  &m->dvalue,        &m->dentropy,    &m->aux,
-                             &m->daux,   &m->dahead,        &m->prior };
+                             &m->daux,   &m->dahead,        &m->prior,       &m->hi,
+                             &m->types };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     for (int k = 0; k < LM_MOST_AHEAD; k++)
@@ -404,7 +412,8 @@ int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind)
 
 int lm_model_slice(const lm_model *m, const char *name)
 {
-    return (int)m->index[cell_of(m, bare(m, name))] - 1;
+    char now[LM_TENSOR_NAME];
+    return (int)m->index[cell_of(m, bare(m, lm_arch_present_name(m->config.arch, name, now)))] - 1;
 }
 
 const char *lm_model_saved(const lm_model *m, int i, char out[512])

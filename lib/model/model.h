@@ -170,8 +170,9 @@ typedef struct {
     lm_ahead ahead;
     bool all_rows; /* GENERATE: logits of all rows, not of the last one of each sequence */
     lm_precision precision;
-    bool documents; /* inputs `lo` and restarted positions: attention is limited to documents */
-    bool dropout;   /* TRAIN: the config's rates apply */
+    /* inputs `lo`, and `hi` where a layer is bidirectional, and restarted positions: attention is limited to documents */
+    bool documents;
+    bool dropout; /* TRAIN: the config's rates apply */
     /* TRAIN: forward and backward are run apart, with seeds that depend on the losses: no operator of one is joined
      * with one of the other */
     bool halves;
@@ -290,6 +291,8 @@ typedef struct lm_model {
     int64_t train_end; /* without it: the master copy; then those that do not train */
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
+    lm_vid types; /* I32 [N]: kinds of tokens (lm_config.types); LM_NONE without */
+    lm_vid hi;    /* I32 [N]: the end of what each row sees; LM_NONE if no layer is bidirectional */
     lm_vid chosen;   /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
     lm_vid scale;    /* TRAIN: F32 [N], the gradients of the losses */
     lm_vid dvalue;   /* TRAIN: F32 [N,1], those of the values */

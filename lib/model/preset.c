@@ -187,7 +187,7 @@ static lm_code known(const char *key, const char *const *list, const char *of, l
 static lm_code check_key(const json_t *config, const char *key, const char *inner, lm_err *e)
 {
     const char *type = NULL;
-    char of[80], list[200];
+    char of[80], list[LM_ARCH_LIST];
     if (lm_json_str_or(config, "model_type", NULL, &type, "config", e))
         return e->code;
     const lm_arch *a = type ? lm_arch_find(type) : NULL;

@@ -29,6 +29,10 @@ bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
     case LM_PART_UP:
     case LM_PART_DOWN:
         return c->layer[l].mlp_bias;
+    case LM_PART_HEAD_DENSE:
+        return true;
+    case LM_PART_EMBED_NORM:
+    case LM_PART_HEAD_NORM:
     case LM_PART_OUTPUT_NORM:
     case LM_PART_ATTN_NORM:
     case LM_PART_ATTN_POST_NORM:
@@ -130,14 +134,24 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
         return shape(dim, !c->ropes, c->max_positions, c->width);
     case LM_PART_OUTPUT:
         return shape(dim, !c->tied && !c->scores, c->vocab, c->width);
+    case LM_PART_TYPES:
+        return shape(dim, c->types > 0, c->types, c->width);
+    case LM_PART_EMBED_NORM:
+        return shape(dim, c->embed_norm, c->width, 0);
+    case LM_PART_HEAD_DENSE:
+        return shape(dim, c->head_transform, c->width, c->width);
+    case LM_PART_HEAD_NORM:
+        return shape(dim, c->head_transform, c->width, 0);
+    case LM_PART_HEAD_BIAS:
+        return shape(dim, c->head_transform, c->vocab, 0);
     case LM_PART_OUTPUT_NORM:
-        return shape(dim, true, c->width, 0);
+        return shape(dim, !c->layer[c->layers - 1].norm_sum, c->width, 0);
     case LM_PART_ATTN_NORM:
     case LM_PART_MLP_NORM:
         return shape(dim, y->norm_before, c->width, 0);
     case LM_PART_ATTN_POST_NORM:
     case LM_PART_MLP_POST_NORM:
-        return shape(dim, y->norm_after, c->width, 0);
+        return shape(dim, y->norm_after || y->norm_sum, c->width, 0);
     case LM_PART_Q:
         return shape(dim, heads || !y->latent.q_rank, y->out_gate ? 2 * q : q, c->width);
     case LM_PART_K:
@@ -239,7 +253,7 @@ const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int
                               bool bias, char out[LM_TENSOR_NAME])
 {
     char stem[LM_TENSOR_NAME], number[24] = "";
-    const char *root = part == LM_PART_OUTPUT ? "" : a->root;
+    const char *root = part >= LM_PART_OUTPUT && part < LM_PART_ATTN_NORM ? "" : a->root;
     char *mark = strchr(lm_tensor_stem(a, part, layer, stem), '#') ? strchr(stem, '#') : NULL;
 
     if (mark) {
@@ -407,7 +421,7 @@ static void count_part(const lm_config *c, lm_part part, int64_t layer, counts *
     int64_t met = some ? c->layer[layer].moe.chosen : 1;
     n->all += one * of;
     n->active += one * met;
-    n->matmul += dim[1] && layer >= 0 ? weight * met : 0;
+    n->matmul += dim[1] && (layer >= 0 || part == LM_PART_HEAD_DENSE) ? weight * met : 0;
 }
 
 static counts counts_of(const lm_config *c)

@@ -325,8 +325,8 @@ static bool head_loss(fuser *f, lm_node *n)
         !unread(f, n->out[2]) || n->out[3] >= 0 || n->out[4] >= 0)
         return false;
     joint j = { .made = { .attr = grad->attr,
-                          .in = { n->in[0], n->in[1], n->in[2], grad->in[4] },
-                          .out = { n->out[0], grad->out[0], grad->out[1] } },
+                          .in = { n->in[0], n->in[1], n->in[2], grad->in[4], n->in[3] },
+                          .out = { n->out[0], grad->out[0], grad->out[1], grad->out[2] } },
                 .part = { n, grad },
                 .n_parts = 2,
                 .everywhere = true };

@@ -27,19 +27,34 @@ static lm_code head_shape(lm_call *c, unsigned want, lm_err *e)
                      (long long)rows);
 }
 
+/* The gradients of w and of a bias, which the kernels make together. */
+static lm_code weight_grads(lm_grad *s, const lm_node *n, lm_vid out[3], lm_acc *acc, lm_err *e)
+{
+    lm_acc of_bias = LM_ACC_FIRST;
+    if (lm_grad_weight(s, n->in[1], &out[1], acc, e) ||
+        lm_grad_param(s, n->in[3], &out[2], &of_bias, e) || out[2] < 0)
+        return e->code;
+    if (out[1] == LM_SKIP) { /* w is frozen */
+        out[1] = LM_NONE;
+        *acc = of_bias;
+    }
+    return lm_expect(*acc == of_bias, "head", e,
+                     "a weight and its bias are shared by different heads");
+}
+
 static lm_code stats_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
     lm_head_attr attr = *(const lm_head_attr *)n->attr;
     lm_vid by_loss = lm_grad_of(s, n->out[0]), by_entropy = lm_grad_of(s, n->out[3]);
-    lm_vid in[7] = { n->in[0], n->in[1], n->in[2], n->out[1], by_loss, LM_NONE, LM_NONE };
-    lm_vid out[2] = { lm_grad_wants(s, n->in[0]) ? LM_NONE : LM_SKIP, LM_SKIP };
+    lm_vid in[8] = { n->in[0], n->in[1], n->in[2], n->out[1], by_loss, LM_NONE, LM_NONE, n->in[3] };
+    lm_vid out[3] = { lm_grad_wants(s, n->in[0]) ? LM_NONE : LM_SKIP, LM_SKIP, LM_SKIP };
     bool wants = out[0] == LM_NONE;
     if (by_entropy != LM_NONE) {
         in[5] = n->out[3];
         in[6] = by_entropy;
     }
-    if (lm_grad_weight(s, n->in[1], &out[1], &attr.acc, e) ||
+    if (weight_grads(s, n, out, &attr.acc, e) ||
         lm_graph_append(g, &lm_op_head_grad, &attr, in, out, e) ||
         lm_grad_weight_give(s, n->in[1], out[1], e))
         return e->code;
@@ -79,21 +94,25 @@ static void stats_example(lm_rng r, int i, lm_example *x)
         v += 7; /* padding: no target */
     if (lm_example_draw(r, i, 4, 3) == 0)
         attr.chunk_rows = 1 + n / 3;
-    *x = (lm_example){ .n_in = 3, .want = lm_example_draw(r, i, 5, 2) ? 7 : 3 };
+    *x = (lm_example){ .n_in = 4, .want = lm_example_draw(r, i, 5, 2) ? 7 : 3 };
     x->want |= i % 2 ? 8 : 0;
     x->want |= i % 5 > 2 ? 16 : 0;
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
     x->in[2] = lm_shape1(LM_DTYPE_I32, n);
+    if (i % 3 == 1)
+        x->in[3] = lm_shape1(LM_DTYPE_F32, v);
     lm_example_attr(x, &attr);
 }
 
 static void loss_example(lm_rng r, int i, lm_example *x)
 {
     stats_example(r, i, x);
-    x->n_in = 4;
+    x->n_in = 5;
+    x->in[4] = x->in[3];
     x->in[3] = lm_shape1(LM_DTYPE_F32, x->in[0].dim[0]);
     x->want = 1 + 2 * (unsigned)lm_example_draw(r, i, 6, 4);
+    x->want |= x->in[4].ndim && x->want & 4 ? 8 : 0;
 }
 
 static void head_fill(lm_rng r, const lm_call *c)
@@ -109,7 +128,10 @@ static void head_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_head_stats = {
     .name = "head_stats",
     .attr_size = sizeof(lm_head_attr),
-    .in = { { "x", "N,C", LM_ACT_TYPE }, { "w", "V,C", LM_WEIGHT }, { "target", "N", LM_IDS } },
+    .in = { { "x", "N,C", LM_ACT_TYPE },
+            { "w", "V,C", LM_WEIGHT },
+            { "target", "N", LM_IDS },
+            { "bias", "V", LM_OPTIONAL } },
     .out = { { "loss", "N", 0 },
              { "lse", "N", LM_SAVED | LM_OPTIONAL },
              { "logit", "N", LM_SAVED | LM_OPTIONAL },
@@ -134,8 +156,11 @@ const lm_op lm_op_head_grad = {
             { "lse", "N", 0 },
             { "scale", "N", LM_FIXED },
             { "entropy", "N", LM_OPTIONAL },
-            { "dentropy", "N", LM_OPTIONAL | LM_FIXED } },
-    .out = { { "dx", "N,C", LM_ACT_TYPE | LM_OPTIONAL }, { "dw", "V,C", LM_OPTIONAL } },
+            { "dentropy", "N", LM_OPTIONAL | LM_FIXED },
+            { "bias", "V", LM_OPTIONAL } },
+    .out = { { "dx", "N,C", LM_ACT_TYPE | LM_OPTIONAL },
+             { "dw", "V,C", LM_OPTIONAL },
+             { "dbias", "V", LM_OPTIONAL } },
     .fields = head_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
@@ -149,10 +174,12 @@ const lm_op lm_op_head_loss = {
     .in = { { "x", "N,C", LM_ACT_TYPE },
             { "w", "V,C", LM_WEIGHT },
             { "target", "N", LM_IDS },
-            { "scale", "N", LM_FIXED } },
+            { "scale", "N", LM_FIXED },
+            { "bias", "V", LM_OPTIONAL } },
     .out = { { "loss", "N", 0 },
              { "dx", "N,C", LM_ACT_TYPE | LM_OPTIONAL },
-             { "dw", "V,C", LM_OPTIONAL } },
+             { "dw", "V,C", LM_OPTIONAL },
+             { "dbias", "V", LM_OPTIONAL } },
     .fields = head_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },

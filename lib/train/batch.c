@@ -13,7 +13,7 @@ static size_t array_bytes(int64_t batch, int64_t seq)
 }
 
 /* Arrays of a batch: those of each, and with modules two of each module and one of all. */
-enum { ARRAYS = 7 };
+enum { ARRAYS = 9 };
 
 static size_t arrays(int64_t ahead)
 {
@@ -65,8 +65,11 @@ lm_code lm_batch_new_ahead(lm_batch *b, lm_backend *on, int64_t batch, int64_t s
         b->ahead_targets[k] = part(b->rooms.host, b, ahead_part(k, 1));
     }
     b->dahead = ahead ? part(b->rooms.host, b, ahead_part(ahead, 0)) : NULL;
+    b->hi = part(b->rooms.host, b, 7);
+    b->types = part(b->rooms.host, b, 8);
     b->daux = part(b->rooms.host, b, arrays(ahead));
     b->now = now_of(b->rooms.host, b);
+    memset(b->types, 0, (size_t)(batch * seq) * sizeof *b->types);
     return LM_OK;
 }
 
@@ -83,7 +86,7 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
         int64_t at = i * b->seq, valid = 0;
         if (index + i < end) {
             if (lm_feed_window(f, index + i, b->tokens + at, b->targets + at, b->pos + at,
-                               b->lo + at, &valid, e))
+                               b->lo + at, b->hi + at, &valid, e))
                 return e->code;
             b->valid += valid;
             continue;
@@ -93,6 +96,7 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
             b->targets[at + t] = -1;
             b->pos[at + t] = (int32_t)t;
             b->lo[at + t] = 0;
+            b->hi[at + t] = (int32_t)b->seq;
         }
     }
     return LM_OK;
@@ -117,7 +121,7 @@ void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index)
     b->valid = 0;
     for (int64_t i = 0; i < b->batch; i++) {
         int64_t at = i * b->seq, valid;
-        lm_feed_marks(f, index + i, b->targets + at, b->pos + at, b->lo + at, &valid);
+        lm_feed_marks(f, index + i, b->targets + at, b->pos + at, b->lo + at, b->hi + at, &valid);
         b->valid += valid;
     }
 }
@@ -134,13 +138,14 @@ void lm_batch_scale_ahead(lm_batch *b, float scale)
         b->dahead[i] = scale;
 }
 
-int64_t lm_batch_pairs(const lm_batch *b, int64_t window)
+int64_t lm_batch_pairs(const lm_batch *b, int64_t window, bool both)
 {
     int64_t pairs = 0, most = window > 0 ? window : INT64_MAX;
     for (int64_t s = 0; s < b->batch; s++)
         for (int64_t i = 0; i < b->seq; i++) {
-            int64_t seen = i + 1 - b->lo[s * b->seq + i];
-            pairs += seen < most ? seen : most;
+            int64_t back = i + 1 - b->lo[s * b->seq + i];
+            int64_t on = both ? b->hi[s * b->seq + i] - i : 1;
+            pairs += (back < most ? back : most) + (on < most ? on : most) - 1;
         }
     return pairs;
 }
@@ -176,6 +181,10 @@ void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *
         lm_exec_bind(x, m->dahead, part(dev, b, ahead_part(b->ahead, 0)));
     if (m->lo != LM_NONE)
         lm_exec_bind(x, m->lo, part(dev, b, 3));
+    if (m->hi != LM_NONE)
+        lm_exec_bind(x, m->hi, part(dev, b, 7));
+    if (m->types != LM_NONE)
+        lm_exec_bind(x, m->types, part(dev, b, 8));
 }
 
 void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x)

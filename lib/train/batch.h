@@ -14,7 +14,8 @@
 /* Host arrays of B*T numbers, rows of one sequence together. */
 typedef struct {
     int64_t batch, seq;
-    int32_t *tokens, *targets, *pos, *lo;
+    int32_t *tokens, *targets, *pos, *lo, *hi;
+    int32_t *types;  /* of tokens (lm_config.types): 0 */
     float *scale;    /* of each row's loss in the gradients; 0 until set */
     float *dvalue;   /* of each row's value (lm_build.value), likewise */
     float *dentropy; /* of each row's entropy (LM_ENTROPY_TRAINS), likewise */
@@ -57,9 +58,9 @@ void lm_batch_scale(lm_batch *b, float scale);
 /* The same for the losses of each module. */
 void lm_batch_scale_ahead(lm_batch *b, float scale);
 
-/* Pairs of a query and a key visible to causal attention: inside documents, and at most `window`
- * keys back, the query's own included (0: any number). */
-int64_t lm_batch_pairs(const lm_batch *b, int64_t window);
+/* Pairs of a query and a key that attention sees: inside documents, causal or on both sides of the query, and at most
+ * `window` keys to a side, the query's own included (0: any number). */
+int64_t lm_batch_pairs(const lm_batch *b, int64_t window, bool both);
 
 /* Copy all arrays to the backend on stream `s` (NULL: main).  They must not change until that is
  * done, and earlier work on other streams must no longer read them. */

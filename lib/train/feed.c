@@ -17,6 +17,7 @@ struct lm_feed {
     int64_t windows;
     uint32_t *ids; /* T+1; without examples */
     uint8_t *mask; /* T+1, of a dataset with loss marks; NULL: everything trains */
+    int32_t *read; /* T, with mlm: for lm_feed_marks */
 };
 
 lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e)
@@ -39,8 +40,9 @@ lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm
         return e->code;
     if (lm_alloc_n(&f, 1, sizeof *f, "a data feed", e))
         return e->code;
-    *f = (lm_feed){ .t = t, .o = *o, .windows = (have - 1) / o->seq };
+    *f = (lm_feed){ .t = t, .o = *o, .windows = (have - !o->mlm) / o->seq };
     if (lm_alloc_n(&f->ids, n, sizeof *f->ids, "a data feed", e) ||
+        (o->mlm && lm_alloc_n(&f->read, n, sizeof *f->read, "a data feed", e)) ||
         (t && lm_tokens_masked(t) && lm_alloc_n(&f->mask, n, 1, "a data feed", e))) {
         lm_feed_free(f);
         return e->code;
@@ -64,6 +66,7 @@ void lm_feed_free(lm_feed *f)
         return;
     lm_free(f->ids);
     lm_free(f->mask);
+    lm_free(f->read);
     lm_free(f);
 }
 
@@ -72,10 +75,15 @@ int64_t lm_feed_windows(const lm_feed *f)
     return f->windows;
 }
 
-/* The ids of window w and the one behind it. */
-static lm_code read_ids(lm_feed *f, int64_t w, lm_err *e)
+/* Ids that a window reads: its own, and the one behind it that the last row predicts. */
+static int64_t ids_of_window(const lm_feed *f)
 {
-    int64_t n = f->o.seq + 1;
+    return f->o.seq + !f->o.mlm;
+}
+
+static lm_code read_ids(const lm_feed *f, int64_t w, lm_err *e)
+{
+    int64_t n = ids_of_window(f);
     if (f->t)
         return lm_tokens_read(f->t, w * f->o.seq, n, f->o.vocab, f->ids, e);
     lm_rng r = lm_rng_make(f->o.seed, "measure", (uint64_t)w);
@@ -84,22 +92,31 @@ static lm_code read_ids(lm_feed *f, int64_t w, lm_err *e)
     return LM_OK;
 }
 
-/* Positions, first keys, and targets removed at the ends of documents. */
+/* Rows [from, to) end their document at `to`. */
+static void set_end(int32_t *hi, int64_t from, int64_t to)
+{
+    for (int64_t i = from; hi && i < to; i++)
+        hi[i] = (int32_t)to;
+}
+
+/* Positions, first keys and ends, and targets removed at the ends of documents. */
 static void mark_documents(const lm_feed *f, int64_t at, int32_t *targets, int32_t *pos,
-                           int32_t *lo)
+                           int32_t *lo, int32_t *hi)
 {
     int64_t d = lm_tokens_doc_of(f->t, at), docs = lm_tokens_docs(f->t), start = 0;
     for (int64_t i = 0; i < f->o.seq; i++) {
         while (d + 1 < docs && lm_tokens_doc_start(f->t, d + 1) <= at + i) {
             d++;
+            set_end(hi, start, i);
             start = i;
         }
-        if (d + 1 < docs && lm_tokens_doc_start(f->t, d + 1) == at + i + 1)
+        if (!f->o.mlm && d + 1 < docs && lm_tokens_doc_start(f->t, d + 1) == at + i + 1)
             targets[i] = -1;
         pos[i] = (int32_t)(i - start);
         if (lo)
             lo[i] = (int32_t)start;
     }
+    set_end(hi, start, f->o.seq);
 }
 
 /* The window of the dataset with number `index` in the series. */
@@ -117,23 +134,24 @@ static int64_t window_of(const lm_feed *f, int64_t index)
 static void apply_mask(const lm_feed *f, int64_t at, int32_t *targets)
 {
     lm_err unseen = { 0 };
-    lm_tokens_read_mask(f->t, at, f->o.seq + 1, f->mask, &unseen);
+    lm_tokens_read_mask(f->t, at, ids_of_window(f), f->mask, &unseen);
     for (int64_t i = 0; i < f->o.seq; i++)
         if (!f->mask[i + 1])
             targets[i] = -1;
 }
 
 static void mark(const lm_feed *f, int64_t w, int32_t *targets, int32_t *pos, int32_t *lo,
-                 int64_t *valid)
+                 int32_t *hi, int64_t *valid)
 {
+    set_end(hi, 0, f->o.seq);
     for (int64_t i = 0; i < f->o.seq; i++) {
         pos[i] = (int32_t)i;
         if (lo)
             lo[i] = 0;
     }
     if (f->t && f->o.documents)
-        mark_documents(f, w * f->o.seq, targets, pos, lo);
-    if (f->mask)
+        mark_documents(f, w * f->o.seq, targets, pos, lo, hi);
+    if (f->mask && !f->o.mlm)
         apply_mask(f, w * f->o.seq, targets);
     *valid = 0;
     for (int64_t i = 0; i < f->o.seq; i++)
@@ -154,7 +172,7 @@ static void fill_row(const lm_feed *f, int64_t i, int64_t start, int64_t *valid,
 
 /* Window w of the packed ones.  tokens NULL: only marks. */
 static lm_code fill_packed(const lm_feed *f, int64_t w, int32_t *tokens, int32_t *targets,
-                           int32_t *pos, int32_t *lo, int64_t *valid, lm_err *e)
+                           int32_t *pos, int32_t *lo, int32_t *hi, int64_t *valid, lm_err *e)
 {
     int64_t at = 0;
     *valid = 0;
@@ -170,11 +188,13 @@ static lm_code fill_packed(const lm_feed *f, int64_t w, int32_t *tokens, int32_t
                 tokens[at] = (int32_t)(ids[i] & LM_TOKENS_ID);
             fill_row(f, at, start, valid, i + 1 < n ? ids[i + 1] : 0, targets, pos, lo);
         }
+        set_end(hi, start, at);
     }
     for (; at < f->o.seq; at++) {
         if (tokens)
             tokens[at] = 0;
         fill_row(f, at, at, valid, 0, targets, pos, lo);
+        set_end(hi, at, at + 1);
     }
     return LM_OK;
 }
@@ -182,36 +202,59 @@ static lm_code fill_packed(const lm_feed *f, int64_t w, int32_t *tokens, int32_t
 /* The dataset's loss marks of a window are 0 or 1. */
 static lm_code check_mask(const lm_feed *f, int64_t w, lm_err *e)
 {
-    return f->mask ? lm_tokens_read_mask(f->t, w * f->o.seq, f->o.seq + 1, f->mask, e) : LM_OK;
+    return f->mask ? lm_tokens_read_mask(f->t, w * f->o.seq, ids_of_window(f), f->mask, e) : LM_OK;
+}
+
+/* Masks of window number `index`, whose ids are read. */
+static void fill_masked(const lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets)
+{
+    for (int64_t i = 0; i < f->o.seq; i++)
+        tokens[i] = (int32_t)f->ids[i];
+    lm_mlm_apply(f->o.mlm, f->o.seed, index, f->o.seq, f->mask, tokens, targets);
 }
 
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
-                       int32_t *lo, int64_t *valid, lm_err *e)
+                       int32_t *lo, int32_t *hi, int64_t *valid, lm_err *e)
 {
     int64_t w = window_of(f, index);
     if (f->x)
-        return fill_packed(f, w, tokens, targets, pos, lo, valid, e);
+        return fill_packed(f, w, tokens, targets, pos, lo, hi, valid, e);
     if (read_ids(f, w, e) || check_mask(f, w, e))
         return e->code;
-    for (int64_t i = 0; i < f->o.seq; i++) {
+    if (f->o.mlm)
+        fill_masked(f, index, tokens, targets);
+    for (int64_t i = 0; !f->o.mlm && i < f->o.seq; i++) {
         tokens[i] = (int32_t)f->ids[i];
         targets[i] = (int32_t)f->ids[i + 1];
     }
-    mark(f, w, targets, pos, lo, valid);
+    mark(f, w, targets, pos, lo, hi, valid);
     return LM_OK;
 }
 
+/* Targets 0 or -1, before documents and loss marks. */
+static void mark_targets(const lm_feed *f, int64_t index, int32_t *targets)
+{
+    lm_err unseen = { 0 }; /* lm_feed_window reports it */
+    int64_t w = window_of(f, index);
+    for (int64_t i = 0; i < f->o.seq; i++)
+        targets[i] = 0;
+    if (!f->o.mlm || read_ids(f, w, &unseen) || check_mask(f, w, &unseen))
+        return;
+    fill_masked(f, index, f->read, targets);
+    for (int64_t i = 0; i < f->o.seq; i++)
+        targets[i] = targets[i] < 0 ? -1 : 0;
+}
+
 void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
-                   int64_t *valid)
+                   int32_t *hi, int64_t *valid)
 {
     lm_err unseen = { 0 }; /* lm_feed_window reports it */
     if (f->x) {
-        fill_packed(f, window_of(f, index), NULL, targets, pos, lo, valid, &unseen);
+        fill_packed(f, window_of(f, index), NULL, targets, pos, lo, hi, valid, &unseen);
         for (int64_t i = 0; i < f->o.seq; i++)
             targets[i] = targets[i] < 0 ? -1 : 0;
         return;
     }
-    for (int64_t i = 0; i < f->o.seq; i++)
-        targets[i] = 0;
-    mark(f, window_of(f, index), targets, pos, lo, valid);
+    mark_targets(f, index, targets);
+    mark(f, window_of(f, index), targets, pos, lo, hi, valid);
 }

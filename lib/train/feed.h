@@ -5,8 +5,12 @@
  * windows of T whole.  Window w of epoch e is drawn in the order of a counted permutation (seed,
  * "shuffle", e), so any position is reached without reading earlier ones, and a run resumes exactly.
  * With documents on, positions restart at each document or example, `lo` holds each row's first
- * visible key, and the token before a boundary predicts nothing (target -1), because the next token
+ * visible key and `hi` the end of its document, and the token before a boundary predicts nothing (target -1), because the next token
  * belongs to another text.  Targets that the loss marks of a dataset or example exclude are -1 too.
+ *
+ * For masked language modelling (mlm.h) windows hold T ids (stride T), and the target of a chosen row is the token that
+ * stood there; other rows have none.
+ *
  * Rows behind the last example of a window see only themselves and predict nothing. */
 #ifndef LM_TRAIN_FEED_H
 #define LM_TRAIN_FEED_H
@@ -17,6 +21,7 @@
 #include "base/rng.h"
 #include "format/tokens.h"
 #include "text/examples.h"
+#include "train/mlm.h"
 #include "train/pack.h"
 
 typedef struct lm_feed lm_feed;
@@ -25,7 +30,8 @@ typedef struct {
     int64_t seq; /* T */
     bool documents, shuffle;
     uint64_t seed;
-    int64_t vocab; /* ids are below it */
+    int64_t vocab;     /* ids are below it */
+    const lm_mlm *mlm; /* borrowed; NULL: rows predict the next token.  Not with examples */
 } lm_feed_opts;
 
 /* Check that the dataset has the T+1 ids of a window.  Fails: LM_EUSAGE (with their number). */
@@ -46,13 +52,13 @@ void lm_feed_free(lm_feed *f);
 int64_t lm_feed_windows(const lm_feed *f); /* windows in one epoch */
 
 /* Window number `index` of the endless series (epoch = index / windows) into rows of T numbers.
- * tokens, targets, pos: [T]; lo may be NULL.  Returns the number of valid targets through *valid.
+ * tokens, targets, pos: [T]; lo and hi may be NULL.  Returns the number of valid targets through *valid.
  * Fails: LM_EFORMAT when an id of the dataset is not below `vocab`. */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
-                       int32_t *lo, int64_t *valid, lm_err *e);
-/* The same from the borders of documents and the marks, without checking ids: targets 0 or -1, pos,
- * lo, *valid. */
+                       int32_t *lo, int32_t *hi, int64_t *valid, lm_err *e);
+/* The same from the borders of documents and the marks, without checking ids (which are read for masked language
+ * modelling): targets 0 or -1, pos, lo, hi, *valid. */
 void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
-                   int64_t *valid);
+                   int32_t *hi, int64_t *valid);
 
 #endif

@@ -21,15 +21,17 @@ struct lm_scorer {
     bool first;       /* and predict the first id of a sequence */
     int64_t room;     /* seq without them */
     const uint32_t *id_bytes;
-    uint32_t *ids; /* a window read from a dataset, T+1 */
-    uint8_t *mask; /* its loss marks */
-    int64_t used;  /* used rows of the batch */
+    const lm_mlm *mlm; /* NULL: causal */
+    int64_t windows;   /* so far, with mlm */
+    uint32_t *ids;     /* a window read from a dataset, T+1 */
+    uint8_t *mask;     /* its loss marks */
+    int64_t used;      /* used rows of the batch */
     piece *pieces;
     size_t n_pieces, cap_pieces;
 };
 
-lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
-                      lm_err *e)
+static lm_code make(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
+                    lm_err *e)
 {
     lm_scorer *s = NULL;
     *out = NULL;
@@ -47,6 +49,24 @@ lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes,
         return e->code;
     }
     *out = s;
+    return LM_OK;
+}
+
+lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
+                      lm_err *e)
+{
+    *out = NULL;
+    if (lm_config_check_causal(&v->model->config, "model", "use a causal language model", e))
+        return e->code;
+    return make(v, stride, id_bytes, out, e);
+}
+
+lm_code lm_scorer_masked(lm_evaluator *v, const lm_mlm *m, const uint32_t *id_bytes,
+                         lm_scorer **out, lm_err *e)
+{
+    if (make(v, v->batch.seq, id_bytes, out, e))
+        return e->code;
+    (*out)->mlm = m;
     return LM_OK;
 }
 
@@ -82,6 +102,7 @@ static void pad_until(lm_scorer *s, int64_t end)
         b->targets[s->used] = -1;
         b->pos[s->used] = (int32_t)(s->used - start);
         b->lo[s->used] = (int32_t)(start % s->seq);
+        b->hi[s->used] = (int32_t)(s->used % s->seq) + 1;
         if ((s->used + 1) % s->seq == 0)
             start = s->used + 1;
     }
@@ -133,11 +154,23 @@ typedef struct {
     bool first; /* ids[0] is scored, too */
 } window;
 
+/* Its rows for masked language modelling. */
+static void add_masked(lm_scorer *s, const window *w)
+{
+    lm_batch *b = &s->v->batch;
+    int64_t start = s->used;
+    for (int64_t i = 0; i < w->n; i++) {
+        add_row(s, start, w->ids[i], -1);
+        b->hi[start + i] = (int32_t)(start % s->seq + w->n);
+    }
+    lm_mlm_apply(s->mlm, 0, s->windows++, w->n, w->mask, b->tokens + start, b->targets + start);
+}
+
 static lm_code add_window(lm_scorer *s, const window *w, lm_score *to, lm_err *e)
 {
     int64_t vocab = s->v->model->config.vocab, rows = s->virtuals + w->n;
     int64_t left = s->seq - s->used % s->seq, skip = s->virtuals + w->skip;
-    for (int64_t i = 0; i <= w->n; i++)
+    for (int64_t i = 0; i < w->n + !s->mlm; i++)
         if (w->ids[i] >= vocab)
             return lm_fail(
                 e, LM_EFORMAT, "tokens", "use the tokenizer that the model was trained with",
@@ -154,7 +187,9 @@ static lm_code add_window(lm_scorer *s, const window *w, lm_score *to, lm_err *e
         bool scored = w->first && i == s->virtuals - 1 && (!w->mask || w->mask[0]);
         add_row(s, start, (uint32_t)(vocab + i), scored ? (int32_t)w->ids[0] : -1);
     }
-    for (int64_t i = 0; i < w->n; i++) {
+    if (s->mlm)
+        add_masked(s, w);
+    for (int64_t i = 0; !s->mlm && i < w->n; i++) {
         bool scored = i >= w->skip && (!w->mask || w->mask[i + 1]);
         add_row(s, start, w->ids[i], scored ? (int32_t)w->ids[i + 1] : -1);
     }
@@ -166,6 +201,10 @@ static lm_code add_window(lm_scorer *s, const window *w, lm_score *to, lm_err *e
 static bool window_at(const lm_scorer *s, int64_t n, int64_t k, int64_t *begin, window *w)
 {
     *begin = k * s->stride;
+    if (s->mlm) {
+        w->n = n - *begin < s->room ? n - *begin : s->room;
+        return w->n > 0;
+    }
     w->first = s->first && !k;
     w->skip = k ? s->room - s->stride : 0;
     if (*begin + w->skip >= n - !w->first)
@@ -196,8 +235,9 @@ lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64
     int64_t begin;
     window w = { .ids = s->ids, .mask = s->mask };
     for (int64_t k = 0; window_at(s, n, k, &begin, &w); k++)
-        if (lm_tokens_read(t, at + begin, w.n + 1, s->v->model->config.vocab, s->ids, e) ||
-            lm_tokens_read_mask(t, at + begin, w.n + 1, s->mask, e) || add_window(s, &w, to, e))
+        if (lm_tokens_read(t, at + begin, w.n + !s->mlm, s->v->model->config.vocab, s->ids, e) ||
+            lm_tokens_read_mask(t, at + begin, w.n + !s->mlm, s->mask, e) ||
+            add_window(s, &w, to, e))
             return e->code;
     return LM_OK;
 }

@@ -15,6 +15,7 @@
 #define LM_TRAIN_SCORE_H
 
 #include "train/evaluate.h"
+#include "train/mlm.h"
 
 /* Sums over any number of sequences. */
 typedef struct {
@@ -24,11 +25,15 @@ typedef struct {
 
 typedef struct lm_scorer lm_scorer;
 
-/* The evaluator (built with `documents`) and `id_bytes` ([vocab]: bytes of text of each id; NULL:
+/* The evaluator (built with `documents`, and for lm_scorer_masked alone of a bidirectional model: LM_EUSAGE) and `id_bytes` ([vocab]: bytes of text of each id; NULL:
  * bytes are not counted) are borrowed.  1 <= stride <= T of the evaluator. */
 lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
                       lm_err *e);
 void lm_scorer_free(lm_scorer *s);
+/* The same for masked language modelling: windows of T ids that begin every T, and the targets are the tokens that the seed 0
+ * and the number of the window among all choose.  m is borrowed. */
+lm_code lm_scorer_masked(lm_evaluator *v, const lm_mlm *m, const uint32_t *id_bytes,
+                         lm_scorer **out, lm_err *e);
 /* Before the first sequence: `n` virtual tokens, ids from the vocabulary on, begin each window; `first`: they predict the first
  * id of a sequence.  Fails: LM_EUSAGE unless n + stride <= T. */
 lm_code lm_scorer_virtual(lm_scorer *s, int64_t n, bool first, lm_err *e);

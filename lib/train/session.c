@@ -11,6 +11,7 @@
 #include "model/arch.h"
 #include "model/preset.h"
 #include "text/tokenizer_match.h"
+#include "text/tokenizer_source.h"
 #include "train/advice.h"
 #include "train/data.h"
 #include "train/disk.h"
@@ -37,10 +38,52 @@ static lm_code load_config(lm_session *s, lm_err *e)
                           : lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
 }
 
+/* Masks of the model's tokenizer; of a plan that has none, any. */
+static lm_code make_masks(lm_session *s, lm_err *e)
+{
+    lm_tokenizer *tok = NULL;
+    lm_mlm *m = &s->o.mlm;
+    if (s->source && lm_tokenizer_of(s->source, &tok, e))
+        return e->code;
+    if (tok) {
+        lm_code rc = lm_mlm_init(m, tok, s->config.vocab, s->ask.model, e);
+        lm_tokenizer_free(tok);
+        return rc;
+    }
+    if (!s->ask.plan)
+        return lm_fail(e, LM_EUSAGE, s->ask.model, "copy its tokenizer into the folder",
+                       "has no tokenizer, which names the mask token");
+    m->words = s->config.vocab;
+    return LM_OK;
+}
+
+/* The objective is that of the model: only an encoder fills masks. */
+static lm_code choose_objective(lm_session *s, lm_err *e)
+{
+    const lm_targets *t = s->ask.targets;
+    const bool both = lm_config_bidirectional(&s->config);
+    lm_targets_kind of_model = both ? LM_TARGETS_MASKED : LM_TARGETS_NEXT,
+                    kind = !t                               ? LM_TARGETS_NEXT
+                           : t->kind == LM_TARGETS_OF_MODEL ? of_model
+                                                            : t->kind;
+    if (kind == LM_TARGETS_MASKED && !both)
+        return lm_fail(
+            e, LM_EUSAGE, s->ask.model, "use an encoder such as BERT, or --objective clm",
+            "a %s model sees no later tokens: it fills no masks", lm_arch_name(s->config.arch));
+    if (kind != LM_TARGETS_MASKED)
+        return lm_config_check_causal(
+            &s->config, s->ask.model,
+            t ? "give --objective mlm" : "train it with train --objective mlm", e);
+    s->o.mlm = (lm_mlm){ .share = t->key[LM_TARGETS_SHARE],
+                         .whole_words = t->key[LM_TARGETS_WHOLE_WORDS] > 0 };
+    return make_masks(s, e);
+}
+
 lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
 {
     s->config_json = preset;
-    if (load_config(s, e) || lm_config_read(s->config_json, s->ask.model, &s->config, e))
+    if (load_config(s, e) || lm_config_read(s->config_json, s->ask.model, &s->config, e) ||
+        choose_objective(s, e))
         return e->code;
     if (s->ask.dropout >= 0)
         s->config.drop_embed = s->config.drop_resid = s->config.drop_attn = s->ask.dropout;
@@ -138,8 +181,10 @@ lm_code lm_session_open_val(lm_session *s, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "validation", "name validation data",
                        "no validation data in %s", s->ask.data);
     if (open_tokens(s, s->val_path, &s->val, e) ||
-        (s->ask.check_tokenizer && lm_tokens_check_same(s->train, s->val, e)) ||
-        lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
+        (s->ask.check_tokenizer && lm_tokens_check_same(s->train, s->val, e)))
+        return e->code;
+    /* masks see the text on both sides: their loss says nothing of its size */
+    if (!s->o.mlm.share && lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
         return e->code;
     if (lm_tokens_same(s->train, s->val))
         lm_log(
@@ -296,6 +341,7 @@ void lm_session_close(lm_session *s, lm_err *e)
     lm_tokens_close(s->train);
     lm_tokens_close(s->val);
     lm_free(s->id_bytes);
+    lm_mlm_fini(&s->o.mlm);
     lm_folder_files_fini(&s->files);
     lm_buf_fini(&s->options);
     lm_buf_fini(&s->history);

@@ -9,20 +9,22 @@
 #include "base/lock.h"
 #include "format/bundle.h"
 #include "format/provenance.h"
+#include "train/targets.h"
 #include "train/trainer.h"
 
 /* The request.  All borrowed; NULL where absent. */
 typedef struct {
-    const char *model;   /* a model, or a checkpoint */
-    const char *data;    /* the datasets, as lm_data_find takes them */
-    const char *val;     /* validation data that replace those of `data` */
-    const char *run;     /* the run folder; NULL: a plan */
-    const char *resume;  /* the checkpoint to resume, the same as `model` */
-    int64_t step, from;  /* steps done in the checkpoint; the same if it lies in `run`, else -1 */
-    bool plan;           /* nothing is trained, so the config is enough */
-    double dropout;      /* of all kinds; negative: the config's */
-    double peak_flops;   /* for MFU; 0: none; negative: measured, except for a plan */
-    lm_tokens_kind kind; /* of the data */
+    const char *model;  /* a model, or a checkpoint */
+    const char *data;   /* the datasets, as lm_data_find takes them */
+    const char *val;    /* validation data that replace those of `data` */
+    const char *run;    /* the run folder; NULL: a plan */
+    const char *resume; /* the checkpoint to resume, the same as `model` */
+    int64_t step, from; /* steps done in the checkpoint; the same if it lies in `run`, else -1 */
+    bool plan;          /* nothing is trained, so the config is enough */
+    const lm_targets *targets; /* NULL: the tool trains causal models alone */
+    double dropout;            /* of all kinds; negative: the config's */
+    double peak_flops;         /* for MFU; 0: none; negative: measured, except for a plan */
+    lm_tokens_kind kind;       /* of the data */
     bool check_tokenizer;
     bool force; /* existing results may be replaced */
     bool lmz;   /* checkpoints are .lmz */
@@ -78,9 +80,10 @@ typedef struct {
     bool made; /* the run folder is new */
 } lm_session;
 
-/* Read the config of the model, and open the model unless this is a plan. preset: a config to take instead, which the
- * session then owns; NULL: none.  Fails: LM_EUSAGE for a model without config.json; as lm_model_source_open and
- * lm_config_read. */
+/* Read the config of the model, and open the model unless this is a plan.  For masked
+ * language modelling s->o.mlm is set, by the model's tokenizer. preset: a config to take instead, which the
+ * session then owns; NULL: none.  Fails: LM_EUSAGE for a model without config.json, and for another objective than the model's; as lm_model_source_open,
+ * lm_config_read and lm_mlm_init. */
 lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e);
 /* Make the program (lm_trainer_program), and its memory in *plan unless that is NULL.  Fails as lm_trainer_program. */
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e);

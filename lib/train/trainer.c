@@ -33,10 +33,13 @@ static lm_code make_feeds(lm_trainer *t, lm_err *e)
                         .documents = t->o.documents,
                         .shuffle = true,
                         .seed = t->o.seed,
-                        .vocab = t->io.ids ? t->io.ids : t->io.config->vocab };
+                        .vocab = t->io.ids ? t->io.ids : t->io.config->vocab,
+                        .mlm = t->o.mlm.share > 0 ? &t->o.mlm : NULL };
     if (make_feed(t->io.packed, t->io.train, &fo, &t->train_feed, e))
         return e->code;
     fo.shuffle = false;
+    if (fo.mlm) /* the same masks in each evaluation, of any run */
+        fo.seed = 0;
     if (has_val(t) && make_feed(t->io.val_packed, t->io.val, &fo, &t->val_feed, e))
         return e->code;
     return LM_OK;

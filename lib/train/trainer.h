@@ -25,6 +25,7 @@ typedef struct {
     int64_t batch, seq, accumulate, steps;
     lm_precision precision;
     bool documents, dropout;
+    lm_mlm mlm;         /* share > 0: masked language modelling, of windows of a dataset */
     bool objective;     /* lm_trainer_io.objective is there */
     lm_entropy entropy; /* and gets lm_row_results.entropy, of this kind */
     bool value;         /* and .value, of a value head that trains with the model */

@@ -171,6 +171,7 @@ lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e)
     const lm_round r = { t->s.step, false };
     double pairs = 0, near = 0;
     int64_t micros = 0, window = lm_config_window(c);
+    const bool both = lm_config_bidirectional(c);
     i->tokens = 0;
     i->loss = 0;
     if (begin(t, &r, &micros, e))
@@ -181,8 +182,8 @@ lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e)
         if (run_micro(t, &r, k, micros, e))
             return e->code;
         i->tokens += t->batch->valid;
-        pairs += (double)lm_batch_pairs(t->batch, 0);
-        near += window > 0 ? (double)lm_batch_pairs(t->batch, window) : 0;
+        pairs += (double)lm_batch_pairs(t->batch, 0, both);
+        near += window > 0 ? (double)lm_batch_pairs(t->batch, window, both) : 0;
     }
     i->flops = trainer_flops(t, (double)(micros * t->o.batch * t->o.seq), pairs, near);
     return micros > 0 ? finish(t, &r, &i->loss, e) : LM_OK;

@@ -148,7 +148,7 @@ lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e)
     if (t->io.objective)
         trainer_objective_report(t, true);
     else
-        lm_metrics_f64(m, "perplexity", exp(loss));
+        lm_metrics_f64(m, t->o.mlm.share > 0 ? "pseudo_perplexity" : "perplexity", exp(loss));
     if (t->val_bytes_per_token > 0)
         lm_metrics_f64(m, "bits_per_byte", loss / M_LN2 / t->val_bytes_per_token);
     if (lm_metrics_end(m, e))

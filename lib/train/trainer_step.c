@@ -59,7 +59,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
     const lm_config *c = t->io.config;
     double pairs = 0, near = 0;
     int64_t valid = 0, window = lm_config_window(c), *ahead = t->ahead_valid[set];
-    bool late = trainer_has_one_batch(t);
+    bool late = trainer_has_one_batch(t), both = lm_config_bidirectional(c);
     memset(ahead, 0, sizeof t->ahead_valid[set]);
     for (int64_t i = 0; i < t->o.accumulate; i++, sample += t->o.batch) {
         lm_batch *b = batch_of(t, set, i);
@@ -71,8 +71,8 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
         for (int64_t k = 0; k < b->ahead; k++)
             ahead[k] += b->ahead_valid[k];
         valid += b->valid;
-        pairs += (double)lm_batch_pairs(b, 0);
-        near += window > 0 ? (double)lm_batch_pairs(b, window) : 0;
+        pairs += (double)lm_batch_pairs(b, 0, both);
+        near += window > 0 ? (double)lm_batch_pairs(b, window, both) : 0;
     }
     for (int64_t i = 0; i < (late ? 1 : t->o.accumulate); i++) {
         lm_batch *b = batch_of(t, set, i);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_probe -- the driver of test_models.py: runs a model folder on given tokens.
  *
- * model_probe run MODEL BATCH OUT f32|bf16 LEVEL    loss, logits and all gradients
+ * model_probe run MODEL BATCH OUT f32|bf16 LEVEL    loss, logits (of a bidirectional model log-probabilities) and all
+ *                                                   gradients
  * model_probe train MODEL BATCH OUT f32|bf16 LEVEL  losses of one AdamW step for each batch
  * model_probe copy MODEL OUT                        load, and write the folder again
  *
@@ -118,7 +119,7 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     build.mode = LM_MODE_TRAIN;
     build.ahead = LM_AHEAD_RUNS;
     runner_new(&train, c, &build, level, 2);
-    build.mode = LM_MODE_GENERATE;
+    build.mode = prediction_mode(c);
     build.ahead = LM_AHEAD_NONE;
     build.cache = build.seq;
     runner_new(&speak, c, &build, level, 2);
@@ -136,7 +137,7 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     int64_t valid = feed(&train, b, 0);
     feed(&speak, b, 0);
     runner_run(&train);
-    all_logits(&speak, logits);
+    all_predictions(&speak, logits);
     loss = (float)((loss_sum(&train) + ahead_sum(&train)) / (double)valid);
     if (m->aux != LM_NONE)
         loss += *(const float *)lm_exec_data(train.exec, m->aux);

@@ -16,8 +16,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Dots1Config, Gemma2Config, Gemma3TextConfig,
-                          GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
+from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config,
+                          Gemma2Config, Gemma3TextConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
                           Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3_5TextConfig)
 import tap
 from tap import BUILD, HERE, ROOT, check
@@ -44,6 +44,12 @@ def configs(vocab=97, wide=2):
     no_drop = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
     gpt2 = {"vocab_size": vocab, "n_embd": 16 * wide, "n_layer": 2, "n_head": 4, "n_positions": 32,
             "bos_token_id": 0, "eos_token_id": 0, **no_drop}
+    encoder = {"vocab_size": vocab, "hidden_size": 16 * wide, "intermediate_size": 20 * wide, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "max_position_embeddings": 40, "pad_token_id": None, "hidden_dropout_prob": 0.0,
+               "attention_probs_dropout_prob": 0.0}
+    yield "bert", BertConfig(**encoder)
+    yield "bert-types", BertConfig(**{**encoder, "num_hidden_layers": 3}, type_vocab_size=4, hidden_act="gelu_new",
+                                   layer_norm_eps=1e-6)
     base = {"vocab_size": vocab, "hidden_size": 16 * wide, "intermediate_size": 20 * wide, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
             "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -201,16 +207,20 @@ def losses_ahead(model, tokens, targets, h):
     return out
 
 
+def class_of(config):
+    return AutoModelForMaskedLM if config.model_type == "bert" else AutoModelForCausalLM
+
+
 def make(config, seed):
     """A model whose every tensor is random: norms of 1 and biases of 0 would hide mistakes."""
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
-    model = add_modules(AutoModelForCausalLM.from_config(config, attn_implementation="eager")).eval()
+    model = add_modules(class_of(config).from_config(config, attn_implementation="eager")).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             centred = config.model_type.startswith("gemma") or config.model_type in (
                 "qwen3_next", "qwen3_5_text") and ".linear_attn." not in name
-            one = ("norm" in name or "ln_" in name) and not centred
+            one = ("norm" in name.lower() or "ln_" in name) and not centred
             p.copy_(torch.randn_like(p) * (0.3 if p.ndim == 1 else 0.6 / p.shape[-1] ** 0.5) + one)
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
@@ -227,8 +237,11 @@ def batch(config, steps, seed, seq=SEQ):
 
 
 def loss_of(model, tokens, targets):
+    more = {}
+    if model.config.model_type == "bert":  # the second half of a sequence is another type, as in model_run.h
+        more = {"token_type_ids": (torch.arange(tokens.shape[-1]) >= tokens.shape[-1] // 2).long().expand_as(tokens)}
     ahead = getattr(model.config, "num_nextn_predict_layers", 0)
-    out = model(input_ids=tokens, output_hidden_states=bool(ahead))
+    out = model(input_ids=tokens, output_hidden_states=bool(ahead), **more)
     logits = out.logits
     flat = logits.float().reshape(-1, logits.shape[-1])
     labels = targets.masked_fill(targets < 0, -100).reshape(-1)
@@ -297,9 +310,11 @@ def by_our_names(config, name, p):
 
 
 def run_theirs(model, tokens, targets):
-    """loss, logits and gradients by our names."""
+    """loss, logits (of an encoder log-probabilities) and gradients by our names."""
     model.zero_grad()
     loss, logits = loss_of(model, tokens, targets)
+    if model.config.model_type == "bert":
+        logits = logits.log_softmax(-1)
     loss.backward()
     out = {"loss": loss.detach().float().reshape(1), "logits": logits.detach().float()}
     for name, p in model.named_parameters():
@@ -308,12 +323,23 @@ def run_theirs(model, tokens, targets):
     return {k: v.contiguous().clone() for k, v in out.items()}
 
 
+def with_keys(tensors):
+    """Without rotation a bias of keys adds one number to all scores of a row: its gradient is 0 but for roundings, so it is
+    compared together with that of queries, as GPT-2's is."""
+    out = dict(tensors)
+    for k in tensors:
+        if k.startswith("grad.") and k.endswith(".self.key.bias"):
+            out[k] = torch.cat([tensors[k], tensors[k.replace(".key.", ".query.")]])
+    return out
+
+
 def error(a, b):
     return ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item()
 
 
 def compare(ours, theirs, limit):
     """The worst relative error and its tensor; infinite when the names differ."""
+    ours, theirs = with_keys(ours), with_keys(theirs)
     if ours.keys() != theirs.keys():
         return float("inf"), " ".join(sorted(ours.keys() ^ theirs.keys()))
     return max((error(ours[k], theirs[k]) / limit(k), k) for k in theirs)
@@ -351,9 +377,10 @@ def low_errors(run, tmp, name, config, seed):
     exact.save_pretrained(folder)
     truth = run_theirs(exact, tokens[0], targets[0])
     theirs = run_theirs(low, tokens[0], targets[0])
-    out = {"theirs": theirs}
+    out = {"theirs": with_keys(theirs)}
     for level in ("ref", levels()[-1]):
-        out[level] = ours(run, tmp, folder, ids, "bf16", level)
+        out[level] = with_keys(ours(run, tmp, folder, ids, "bf16", level))
+    truth = with_keys(truth)
     return {of: {k: error(got[k], truth[k]) for k in truth} for of, got in out.items()}
 
 
@@ -378,7 +405,7 @@ def test_gradients(run, tmp, name, config, seed):
     def median(of, k):
         return sorted(d[of][k] for d in draws)[1]
     for level in ("ref", levels()[-1]):
-        worst, at = max((median(level, k) / ((4 if k.endswith("k_proj.bias") else 2.5) * median("theirs", k) + 4e-3), k)
+        worst, at = max((median(level, k) / ((4 if k.endswith(("k_proj.bias", ".key.bias")) else 2.5) * median("theirs", k) + 4e-3), k)
                         for k in draws[0]["theirs"])
         check(worst < 1, f"{name} bf16 {level}: {worst:.2f} of the limit at {at}")
     return model, folder
@@ -392,7 +419,7 @@ def test_folder(run, tmp, name, model, folder):
     if getattr(model.config, "num_nextn_predict_layers", 0):
         test_modules(run, tmp, name, model, folder, again)
         return
-    back, info = AutoModelForCausalLM.from_pretrained(again, output_loading_info=True, dtype=torch.float32)
+    back, info = class_of(model.config).from_pretrained(again, output_loading_info=True, dtype=torch.float32)
     same = all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), back.state_dict().values()))
     clean = not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     check(same and clean and model.state_dict().keys() == back.state_dict().keys(), f"{name}: our folder loads there")
@@ -595,7 +622,7 @@ def test_mxfp4(run, tmp):
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
           "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "gpt-oss",
-          "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead"}
+          "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead", "bert"}
 
 
 def write_golden(only):
@@ -637,6 +664,8 @@ def main():
                         "deepseek-v3"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
+            if name == "bert":
+                test_steps(run, tmp, name, config)
         if not only or "mxfp4" in only:
             test_mxfp4(run, tmp)
     return tap.finish()

@@ -24,6 +24,7 @@ enum {
     GEMMA2,
     GEMMA3,
     QWEN3_NEXT,
+    BERT,
     N_MODELS
 };
 static const char *const models[N_MODELS] = {
@@ -43,6 +44,7 @@ static const char *const models[N_MODELS] = {
     "{\"model_type\":\"qwen3_next\"," SMALL ",\"head_dim\":8,\"partial_rotary_factor\":0.5,"
     "\"num_experts\":0,\"full_attention_interval\":2,\"linear_num_key_heads\":2,"
     "\"linear_num_value_heads\":4,\"linear_key_head_dim\":6,\"linear_value_head_dim\":4}",
+    "{\"model_type\":\"bert\"," ALIKE "}",
 };
 
 static inline void read_model(int i, int layers, lm_config *c)

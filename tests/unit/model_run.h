@@ -146,6 +146,10 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     }
     if (r->model->daux != LM_NONE)
         lm_set(g->value[r->model->daux].t.dtype, r->mem[r->model->daux], 0, 1);
+    for (int64_t i = 0; r->model->types != LM_NONE && i < b->batch * b->seq; i++)
+        ((int32_t *)r->mem[r->model->types])[i] = c->types > 1 && i % b->seq >= b->seq / 2;
+    for (int64_t i = 0; r->model->hi != LM_NONE && i < b->batch * b->seq; i++)
+        ((int32_t *)r->mem[r->model->hi])[i] = (int32_t)b->seq;
     if (r->model->pos != LM_NONE)
         for (int64_t i = 0; i < b->batch * b->seq; i++)
             ((int32_t *)r->mem[r->model->pos])[i] = (int32_t)(i % b->seq);
@@ -260,6 +264,33 @@ static inline void all_logits(runner *r, float *out)
                 out[(b * t_n + t) * v + i] =
                     (float)lm_get(d, lm_exec_data(r->exec, m->logits), b * v + i);
     }
+}
+
+/* The log-probabilities of all tokens in each row [B,T,V], by an EVAL model: from its losses with each of them as the
+ * target.  The targets are changed. */
+static inline void all_log_probabilities(runner *r, float *out)
+{
+    const lm_model *m = r->model;
+    int64_t n = m->build.batch * m->build.seq, v = m->config.vocab;
+    const lm_dtype d = m->graph->value[m->loss].t.dtype;
+    for (int64_t k = 0; k < v; k++) {
+        for (int64_t i = 0; i < n; i++)
+            ids_of(r, m->targets)[i] = (int32_t)k;
+        runner_run(r);
+        for (int64_t i = 0; i < n; i++)
+            out[i * v + k] = -(float)lm_get(d, lm_exec_data(r->exec, m->loss), i);
+    }
+}
+
+/* The mode of the graph that predicts, and the predictions of all rows: logits, or log-probabilities of a bidirectional model. */
+static inline lm_mode prediction_mode(const lm_config *c)
+{
+    return lm_config_bidirectional(c) ? LM_MODE_EVAL : LM_MODE_GENERATE;
+}
+
+static inline void all_predictions(runner *r, float *out)
+{
+    (lm_config_bidirectional(&r->model->config) ? all_log_probabilities : all_logits)(r, out);
 }
 
 /* ||a - b|| / ||b||. */

@@ -21,6 +21,15 @@ static kernel_case case_of(const lm_head_attr *a, int64_t n, int64_t v, int64_t 
     return k;
 }
 
+/* The same with a bias of V numbers, and their gradient. */
+static kernel_case with_bias(kernel_case k)
+{
+    int64_t v = k.in[1].rows;
+    k.in[4] = vec(F32, v);
+    k.out[3] = vec(k.out[2].kind == ABSENT ? ABSENT : F32, v);
+    return k;
+}
+
 static void check(const kernel_case *k, int shift)
 {
     for (int t = 0; t < 3; t++)
@@ -40,6 +49,8 @@ static void all_shapes(void **state)
                                v == 1 ? 1.5 : 0 };
             kernel_case k = case_of(&a, n, vocab + (v ? 0 : 9), c, v != 1 || i < 3);
             k.step.more = v == 2;
+            check(&k, v % 2);
+            k = with_bias(k);
             check(&k, v % 2);
         }
 }
@@ -108,7 +119,7 @@ static void scratch_by_shape(void **state)
 static void many_chunks(void **state)
 {
     lm_head_attr a = { 19, 0, LM_ACC_FIRST, 0 };
-    kernel_case k = case_of(&a, 530, 19, 5, true);
+    kernel_case k = with_bias(case_of(&a, 530, 19, 5, true));
     (void)state;
     check(&k, 0);
     a.chunk_rows = 100;
@@ -119,7 +130,7 @@ static void many_chunks(void **state)
 static void padding_is_ignored(void **state)
 {
     lm_head_attr a = { 50, 0, LM_ACC_FIRST, 0 };
-    kernel_case k = case_of(&a, 33, 64, 24, true);
+    kernel_case k = with_bias(case_of(&a, 33, 64, 24, true));
     (void)state;
     check(&k, 0);
     a.acc = LM_ACC_ADD;

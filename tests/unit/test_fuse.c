@@ -307,13 +307,14 @@ static void head_of_two_halves(void **state)
         hand h = hand_new();
         lm_vid scale = value(h.g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, N)), kept = LM_NONE;
         lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, k == 3 ? LM_NONE : LM_SKIP, LM_SKIP, LM_SKIP };
-        lm_vid dx[LM_MAX_OUT] = { LM_NONE, LM_SKIP };
+        lm_vid dx[LM_MAX_OUT] = { LM_NONE, LM_SKIP, LM_SKIP };
         h.b->joins = none;
-        put(&h, &lm_op_head_stats, &head, IN(h.x, h.w, h.pos), out);
+        put(&h, &lm_op_head_stats, &head, IN(h.x, h.w, h.pos, LM_NONE), out);
         lm_vid from = k == 4 ? put(&h, &lm_op_add, NULL, IN(out[1], out[1]), NULL) : out[1];
         if (k == 5) /* the scale depends on the losses, so the halves cannot be joined */
             scale = put(&h, &lm_op_add, NULL, IN(out[0], scale), NULL);
-        put(&h, &lm_op_head_grad, &head, IN(h.x, h.w, h.pos, from, scale, LM_NONE, LM_NONE), dx);
+        put(&h, &lm_op_head_grad, &head,
+            IN(h.x, h.w, h.pos, from, scale, LM_NONE, LM_NONE, LM_NONE), dx);
         if (k == 1)
             put(&h, &lm_op_add, NULL, IN(out[1], scale), NULL);
         if (k == 2)

@@ -17,6 +17,15 @@ static kernel_case case_of(const lm_head_attr *a, int64_t n, int64_t v, int64_t 
     return k;
 }
 
+/* The same with a bias of V numbers, and their gradient. */
+static kernel_case with_bias(kernel_case k)
+{
+    int64_t v = k.in[1].rows;
+    k.in[4] = vec(F32, v);
+    k.out[3] = vec(k.out[2].kind == ABSENT ? ABSENT : F32, v);
+    return k;
+}
+
 static void all_shapes(void **state)
 {
     (void)state;
@@ -30,7 +39,11 @@ static void all_shapes(void **state)
             kernel_case k = case_of(&a, n, vocab, c, true);
             k.step.more = v == 2;
             check_case(&k);
+            k = with_bias(k);
+            check_case(&k);
             k = case_of(&a, n, vocab, c, false);
+            check_case(&k);
+            k = with_bias(k);
             check_case(&k);
         }
     }
@@ -41,7 +54,7 @@ static void padding_is_ignored(void **state)
 {
     (void)state;
     lm_head_attr a = { 50, 0, LM_ACC_FIRST, 0 };
-    kernel_case k = case_of(&a, 33, 64, 24, true);
+    kernel_case k = with_bias(case_of(&a, 33, 64, 24, true));
     check_case(&k);
     a.acc = LM_ACC_ADD;
     check_case(&k);
@@ -52,7 +65,7 @@ static void many_chunks(void **state)
 {
     (void)state;
     lm_head_attr a = { 67, 0, LM_ACC_FIRST, 0 };
-    kernel_case k = case_of(&a, 1300, 67, 17, true);
+    kernel_case k = with_bias(case_of(&a, 1300, 67, 17, true));
     check_case(&k);
     a.chunk_rows = 100;
     check_case(&k);
@@ -74,10 +87,10 @@ static void few_targets(void **state)
         }
         for (int v = 0; v < 4; v++) {
             lm_head_attr a = { V, v & 1 ? 100 : 0, v & 2 ? LM_ACC_ADD : LM_ACC_FIRST, 0 };
-            kernel_case k = case_of(&a, N, V, 17, true);
+            kernel_case k = with_bias(case_of(&a, N, V, 17, true));
             k.in[2] = given(vec(I32, N), target);
             check_case(&k);
-            k.out[2].kind = ABSENT;
+            k.out[2].kind = k.out[3].kind = ABSENT;
             check_case(&k);
         }
     }
@@ -177,7 +190,7 @@ static void gradients(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         lm_head_attr a = { 11, 0, LM_ACC_FIRST, i * 1.5 };
-        kernel_case k = case_of(&a, 6, 13, 5, true);
+        kernel_case k = with_bias(case_of(&a, 6, 13, 5, true));
         double one[6] = { 1, 1, 1, 1, 1, 1 };
         k.in[3] = given(vec(F32, 6), one);
         instance x;
@@ -185,6 +198,7 @@ static void gradients(void **state)
         run(&x, lm_cpu_kernel("head_loss", LM_DTYPE_F64, LM_CPU_REF), NULL);
         check_slope(&k, 0, 0, NULL, &x.out[1]);
         check_slope(&k, 1, 0, NULL, &x.out[2]);
+        check_slope(&k, 4, 0, NULL, &x.out[3]);
         drop(&k, &x);
     }
 }

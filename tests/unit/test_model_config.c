@@ -97,8 +97,8 @@ static void test_contradictions(void **state)
           "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
-          "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text, gpt_oss, deepseek_v2 and "
-          "deepseek_v3" },
+          "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text, gpt_oss, deepseek_v2, "
+          "deepseek_v3 and bert" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
@@ -478,6 +478,53 @@ static const char v3[] =
     "1.0,"
     "\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096}}";
 
+static const char bert_base[] =
+    "{\"model_type\":\"bert\",\"vocab_size\":30522,\"hidden_size\":768,\"num_hidden_layers\":12,"
+    "\"num_attention_heads\":12,\"intermediate_size\":3072,\"architectures\":[\"BertForMaskedLM\"]"
+    "}";
+
+static void encoders(void **state)
+{
+    static const char *const bad[][2] = {
+        { "{\"num_attention_heads\":7}", "num_attention_heads" },
+        { "{\"hidden_act\":\"relu\"}", "hidden_act" },
+        { "{\"position_embedding_type\":\"relative_key\"}", "position_embedding_type" },
+        { "{\"is_decoder\":true}", "is_decoder" },
+        { "{\"add_cross_attention\":true}", "add_cross_attention" },
+        { "{\"tie_word_embeddings\":false}", "tie_word_embeddings" },
+        { "{\"pruned_heads\":{\"1\":[0]}}", "pruned_heads" },
+        { "{\"type_vocab_size\":0}", "type_vocab_size" },
+        { "{\"layer_norm_eps\":0}", "psilon" },
+        { "{\"hidden_dropout_prob\":1.0}", "dropout" },
+        { "{\"architectures\":[\"BertForSequenceClassification\"]}", "architectures" },
+        { "{\"intermediate_size\":null}", "intermediate_size" },
+    };
+    lm_config c;
+    lm_err e = { 0 };
+    char name[LM_TENSOR_NAME];
+    (void)state;
+    read_ok(bert_base, "{\"hidden_act\":\"gelu_new\",\"attention_probs_dropout_prob\":0.2}", &c);
+    assert_int_equal(lm_config_params(&c), 109514298); /* BertForMaskedLM(BertConfig()) */
+    assert_true(lm_config_bidirectional(&c) && c.layer[0].mlp == LM_MLP_GELU && c.tied);
+    assert_true(c.types == 2 && c.max_positions == 512 && fabs(c.norm_eps - 1e-12) < 1e-20);
+    assert_true(fabs(c.drop_attn - 0.2) < 1e-9 && fabs(c.drop_resid - 0.1) < 1e-9);
+    assert_int_equal(lm_config_check_causal(&c, "m", "try", &e), LM_EUSAGE);
+    assert_true(lm_config_passes_over(&c, "bert.pooler.dense.weight"));
+    assert_true(lm_config_passes_over(&c, "cls.seq_relationship.bias"));
+    assert_true(lm_config_ties(&c, "cls.predictions.decoder.weight") &&
+                lm_config_ties(&c, "cls.predictions.decoder.bias"));
+    assert_false(lm_config_passes_over(&c, "cls.predictions.bias"));
+    assert_string_equal(lm_arch_present_name(c.arch, "bert.embeddings.LayerNorm.gamma", name),
+                        "bert.embeddings.LayerNorm.weight");
+    assert_string_equal(
+        lm_arch_present_name(c.arch, "cls.predictions.transform.LayerNorm.beta", name),
+        "cls.predictions.transform.LayerNorm.bias");
+    assert_string_equal(lm_arch_present_name(&lm_arch_gpt2, "ln.beta", name), "ln.beta");
+    lm_config_fini(&c);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        refused(bert_base, bad[i][0], bad[i][1]);
+}
+
 static void test_latent(void **state)
 {
     static const char *const bad[][3] = {
@@ -718,13 +765,21 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),         cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_kv_heads),        cmocka_unit_test(test_rope_spellings),
-        cmocka_unit_test(test_transformers_5),  cmocka_unit_test(test_eos),
-        cmocka_unit_test(test_windows),         cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_experts),         cmocka_unit_test(test_gemma),
-        cmocka_unit_test(states_and_attention), cmocka_unit_test(test_latent),
-        cmocka_unit_test(test_flops),           cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_kv_heads),
+        cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_transformers_5),
+        cmocka_unit_test(test_eos),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_gemma),
+        cmocka_unit_test(states_and_attention),
+        cmocka_unit_test(test_latent),
+        cmocka_unit_test(encoders),
+        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
 }

@@ -253,7 +253,7 @@ static void windows_hold_each_example_once(void **state)
         assert_int_equal(lm_feed_new_packed(&p.data, &fo, &f, &e), LM_OK);
         trained = 0;
         for (int64_t w = 0; w < lm_feed_windows(f); w++) {
-            assert_int_equal(lm_feed_window(f, w, token, target, pos, lo, &valid, &e), LM_OK);
+            assert_int_equal(lm_feed_window(f, w, token, target, pos, lo, NULL, &valid, &e), LM_OK);
             trained += valid;
             for (int i = 0; i < T; i++) {
                 assert_true(lo[i] <= i && pos[i] == i - lo[i]);
@@ -266,7 +266,7 @@ static void windows_hold_each_example_once(void **state)
                 assert_true(i + 1 < T && lo[i + 1] == lo[i]);
                 assert_int_equal(target[i], token[i + 1]);
             }
-            lm_feed_marks(f, w, again, pos, lo, &marked);
+            lm_feed_marks(f, w, again, pos, lo, NULL, &marked);
             assert_int_equal(marked, valid);
             for (int i = 0; i < T; i++)
                 assert_int_equal(again[i] < 0, target[i] < 0);

@@ -68,7 +68,7 @@ static lm_feed *feed(bool documents, bool shuffle, uint64_t seed, int64_t seq)
 }
 
 typedef struct {
-    int32_t token[T], target[T], pos[T], lo[T];
+    int32_t token[T], target[T], pos[T], lo[T], hi[T];
     int64_t valid;
 } window;
 
@@ -76,7 +76,8 @@ static window draw(lm_feed *f, int64_t index)
 {
     window w;
     lm_err e = { 0 };
-    assert_int_equal(lm_feed_window(f, index, w.token, w.target, w.pos, w.lo, &w.valid, &e), LM_OK);
+    assert_int_equal(lm_feed_window(f, index, w.token, w.target, w.pos, w.lo, w.hi, &w.valid, &e),
+                     LM_OK);
     return w;
 }
 
@@ -129,11 +130,11 @@ static void the_order_is_the_seeds(void **state)
 static void documents_are_kept_apart(void **state)
 {
     (void)state;
-    int64_t start[256] = { 0 }, next = 0;
+    int64_t start[256] = { 0 }, end_of[256] = { 0 }, next = 0;
     bool last[256] = { false };
     for (int d = 0; d < DOCS; d++) {
         for (int i = 0; i < lengths[d]; i++)
-            start[next + i] = next;
+            start[next + i] = next, end_of[next + i] = next + lengths[d];
         next += lengths[d];
         if (next > 0)
             last[next - 1] = true;
@@ -148,10 +149,50 @@ static void documents_are_kept_apart(void **state)
             assert_int_equal(x.target[k], last[at] ? -1 : at + 2);
             assert_int_equal(x.pos[k], at - from);
             assert_int_equal(x.lo[k], from - w * T);
+            assert_int_equal(x.hi[k],
+                             (end_of[at] < (w + 1) * T ? end_of[at] : (w + 1) * T) - w * T);
             valid += !last[at];
         }
         assert_int_equal(x.valid, valid);
     }
+    lm_feed_free(f);
+}
+
+/* Windows of T ids side by side, each id in its place or as the target of it; the same in any order of reading, and in marks. */
+static void masked_windows(void **state)
+{
+    (void)state;
+    const lm_mlm m = { .share = 0.4, .mask = 999, .words = 1000 };
+    lm_err e = { 0 };
+    lm_feed *f = NULL;
+    lm_feed_opts o = {
+        .seq = T, .documents = true, .shuffle = true, .seed = 3, .vocab = 1000, .mlm = &m
+    };
+    assert_int_equal(lm_feed_new(tokens, &o, &f, &e), LM_OK);
+    int64_t n = lm_feed_windows(f), chosen = 0, other = 0;
+    assert_int_equal(n, total / T);
+    for (int64_t i = 3 * n - 1; i >= 0; i--) {
+        window x = draw(f, i), y = draw(f, i % n);
+        int32_t mark[T], pos[T], lo[T], hi[T];
+        int64_t at = -1, count = 0, valid;
+        for (int k = 0; k < T; k++) {
+            int64_t id = x.target[k] >= 0 ? x.target[k] : x.token[k];
+            at = at < 0 ? id - k : at;
+            assert_int_equal(id, at + k);
+            count += x.target[k] >= 0;
+        }
+        assert_int_equal(at % T, 1);
+        assert_int_equal(count, x.valid);
+        chosen += count;
+        other += i >= n && memcmp(x.target, y.target, sizeof x.target) != 0;
+        lm_feed_marks(f, i, mark, pos, lo, hi, &valid);
+        assert_int_equal(valid, count);
+        for (int k = 0; k < T; k++)
+            assert_int_equal(mark[k], x.target[k] < 0 ? -1 : 0);
+        assert_memory_equal(hi, x.hi, sizeof hi);
+    }
+    assert_true(chosen > 3 * n * T * 3 / 10 && chosen < 3 * n * T / 2);
+    assert_true(other > 0); /* other masks and windows in other epochs */
     lm_feed_free(f);
 }
 
@@ -189,7 +230,7 @@ static void ids_are_checked_as_they_are_read(void **state)
     assert_int_equal(lm_data_open(path, &o, NULL, &t, &e), 0);
     assert_int_equal(lm_feed_new(t, &(lm_feed_opts){ .seq = T, .vocab = 500 }, &f, &e), 0);
     for (int k = 0; k < 10; k++) {
-        lm_code rc = lm_feed_window(f, k, token, target, pos, NULL, &valid, &e);
+        lm_code rc = lm_feed_window(f, k, token, target, pos, NULL, NULL, &valid, &e);
         assert_int_equal(rc, k == PLACE / T ? LM_EFORMAT : LM_OK);
         if (rc)
             assert_non_null(
@@ -230,7 +271,7 @@ static void marks_are_those_of_the_targets(void **state)
     assert_int_equal(lm_data_open(path, &o, NULL, &t, &e), 0);
     assert_int_equal(lm_feed_new(t, &(lm_feed_opts){ .seq = T, .vocab = 1000 }, &f, &e), 0);
     for (int k = 0; k < 6; k++) {
-        assert_int_equal(lm_feed_window(f, k, token, target, pos, NULL, &valid, &e), LM_OK);
+        assert_int_equal(lm_feed_window(f, k, token, target, pos, NULL, NULL, &valid, &e), LM_OK);
         for (int i = 0; i < T; i++) {
             const uint32_t next = ids[k * T + i + 1];
             assert_int_equal(token[i], ids[k * T + i] & LM_TOKENS_ID);
@@ -240,7 +281,7 @@ static void marks_are_those_of_the_targets(void **state)
             trained += target[i] >= 0;
         }
         assert_int_equal(valid, 0);
-        lm_feed_marks(f, k, marked, pos, NULL, &valid);
+        lm_feed_marks(f, k, marked, pos, NULL, NULL, &valid);
         for (int i = 0; i < T; i++)
             assert_int_equal(marked[i] < 0, target[i] < 0);
     }
@@ -340,12 +381,16 @@ static void pairs_are_those_that_attention_sees(void **state)
 {
     (void)state;
     int32_t lo[2 * T] = { 0, 0, 0, 3, 3, 3, 6, 6 };
-    lm_batch b = { .batch = 2, .seq = T, .lo = lo };
+    int32_t hi[2 * T] = { 3, 3, 3, 6, 6, 6, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8 };
+    lm_batch b = { .batch = 2, .seq = T, .lo = lo, .hi = hi };
     /* documents of 3, 3 and 2 tokens; one of 8 */
-    assert_int_equal(lm_batch_pairs(&b, 0), 6 + 6 + 3 + 36);
-    assert_int_equal(lm_batch_pairs(&b, 2), 5 + 5 + 3 + 15);
-    assert_int_equal(lm_batch_pairs(&b, 1), 16);
-    assert_int_equal(lm_batch_pairs(&b, 100), lm_batch_pairs(&b, 0));
+    assert_int_equal(lm_batch_pairs(&b, 0, false), 6 + 6 + 3 + 36);
+    assert_int_equal(lm_batch_pairs(&b, 2, false), 5 + 5 + 3 + 15);
+    assert_int_equal(lm_batch_pairs(&b, 1, false), 16);
+    assert_int_equal(lm_batch_pairs(&b, 100, false), lm_batch_pairs(&b, 0, false));
+    assert_int_equal(lm_batch_pairs(&b, 0, true), 9 + 9 + 4 + 64);
+    assert_int_equal(lm_batch_pairs(&b, 2, true), 7 + 7 + 4 + 22);
+    assert_int_equal(lm_batch_pairs(&b, 1, true), 16);
 }
 
 int main(void)
@@ -354,6 +399,7 @@ int main(void)
         cmocka_unit_test(every_window_once_an_epoch),
         cmocka_unit_test(the_order_is_the_seeds),
         cmocka_unit_test(documents_are_kept_apart),
+        cmocka_unit_test(masked_windows),
         cmocka_unit_test(too_little_is_refused),
         cmocka_unit_test(ids_are_checked_as_they_are_read),
         cmocka_unit_test(marks_are_those_of_the_targets),

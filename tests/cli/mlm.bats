@@ -1,0 +1,172 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# BERT: masked language modelling, and what else the tools do with an encoder.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR"
+    for i in {1..120}; do
+        echo "{\"text\":\"the river ran by the old bridge $i and the stones lay in the water under it\"}"
+    done > t.jsonl
+    train-tokenizer -q -m wordpiece -V 64 -o tok/tokenizer.json t.jsonl
+    shard-data -q --tokenizer tok --add-special --val-fraction 0.1 -o data t.jsonl
+    init-model -q bert-4m -t tok --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=2 \
+        --set max_position_embeddings=64 -o m0
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    ln -s "$BATS_FILE_TMPDIR"/{data,m0,tok,t.jsonl} .
+}
+
+T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 4 --lr 1e-2 --lr-schedule constant)
+
+# field FILE KEY: the values of a key, a line each
+field() {
+    sed -nE "s/.*\"$2\":([^,}]*).*/\1/p" "$1"
+}
+
+loss() {
+    eval-model -q "$@" data/val --json > loss.json
+    field loss.json loss
+}
+
+same_loss() {
+    local a b
+    a=$(loss "$1") && b=$(loss "$2") && [ -n "$a" ] && [ "$a" = "$b" ]
+}
+
+tensors() {
+    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
+}
+
+same_bits() {
+    cmp <(tensors "$1/latest/model.safetensors") <(tensors "$2/latest/model.safetensors")
+    cmp "$1/latest/optimizer.safetensors" "$2/latest/optimizer.safetensors"
+}
+
+@test "mlm: an encoder learns, and the loss is that of masked tokens" {
+    "${T[@]}" m0 data -o run --objective mlm --steps 150 --eval-every 150 --metrics m.jsonl
+    a=$(loss m0) b=$(loss run)
+    awk -v a="$a" -v b="$b" 'BEGIN { exit !(a > 3.5 && b < a - 1) }'
+    [ "$(field loss.json task)" = '"mlm"' ]
+    grep -q '"pseudo_perplexity"' loss.json
+    run ! grep -E '"perplexity"|bits_per_byte' loss.json m.jsonl
+    inspect-model --verify run > /dev/null
+    # 4 windows of 32 a step, of which 15 % of the tokens that are not special
+    field m.jsonl tokens | sort -n | tail -1 | awk '{ exit !($1 > 150 * 128 * 0.10 && $1 < 150 * 128 * 0.17) }'
+}
+
+@test "mlm: the objective of an encoder without --objective; share and whole words" {
+    "${T[@]}" m0 data -o a --steps 3
+    "${T[@]}" m0 data -o b --steps 3 --objective mlm
+    same_bits a b
+    "${T[@]}" m0 data -o c --steps 3 --objective mlm:share=0.5 --metrics c.jsonl
+    [ "$(field c.jsonl tokens | tail -1)" -gt 130 ]
+    "${T[@]}" m0 data -o d --steps 3 --objective mlm:whole_words=on
+    run ! same_bits a d
+}
+
+@test "mlm: resumes to the bit, also in other micro-batches' places" {
+    "${T[@]}" m0 data -o whole --steps 8
+    "${T[@]}" m0 data -o part --steps 5
+    train -q --resume part --steps 8
+    same_bits whole part
+    "${T[@]}" -j 1 m0 data -o one --steps 8
+    same_bits whole one
+}
+
+@test "mlm: micro-batches count the masked tokens of the whole step" {
+    "${T[@]}" m0 data -o a --steps 2 --batch-size 4 --metrics a.jsonl
+    "${T[@]}" m0 data -o b --steps 2 --batch-size 1 --gradient-accumulation-steps 4 --metrics b.jsonl
+    [ "$(field a.jsonl tokens)" = "$(field b.jsonl tokens)" ]
+    paste <(field a.jsonl loss) <(field b.jsonl loss) |
+        awk '{ d = $1 - $2; exit !(d < 1e-4 && d > -1e-4) }'
+}
+
+@test "mlm: an evaluation does not depend on batch and threads" {
+    a=$(loss m0 -b 1 -j 1) b=$(loss m0 -b 7)
+    awk -v a="$a" -v b="$b" 'BEGIN { exit !(a - b < 1e-5 && b - a < 1e-5) }'
+    text=$(eval-model -q m0 t.jsonl | sed -E 's/.*"tokens":([0-9]+).*/\1/')
+    [ "$text" -gt 200 ]
+    run ! eval-model m0 data/val --max-loss 1
+}
+
+@test "mlm: plans, conversions, copies and averages of encoders" {
+    train --dry-run bert-base --seq-len 512 --batch-size 4 | grep -q 'parameters 109514298'
+    convert-model -q m0 -o low --dtype bf16
+    a=$(loss m0) b=$(loss low)
+    awk -v a="$a" -v b="$b" 'BEGIN { exit !(a - b < 0.02 && b - a < 0.02) }'
+    convert-model -q low -o back --dtype f32
+    inspect-model --verify back > /dev/null
+    merge-models -q --method linear m0 m0 -o mean
+    same_loss m0 mean
+    compress-ckpt -q m0 -o m0.lmz
+    same_loss m0 m0.lmz
+}
+
+@test "mlm: old names are read, other heads are passed over and named" {
+    convert-model -q m0 -o old
+    python3 - <<'END' || skip "no python3"
+import json, struct
+path = "old/model.safetensors"
+b = open(path, "rb").read()
+n = struct.unpack("<Q", b[:8])[0]
+head, data = json.loads(b[8:8 + n]), b[8 + n:]
+out = {}
+for k, v in head.items():
+    if "LayerNorm" in k:
+        k = k.replace(".weight", ".gamma").replace(".bias", ".beta")
+    out[k] = v
+end = len(data)
+for k, shape in (("bert.pooler.dense.weight", [32, 32]), ("cls.seq_relationship.bias", [2]),
+                 ("cls.predictions.decoder.bias", [2])):
+    size = 4
+    for d in shape:
+        size *= d
+    out[k] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+    end += size
+data += b"\0" * (end - len(data))
+head = json.dumps(out).encode()
+open(path, "wb").write(struct.pack("<Q", len(head)) + head + data)
+END
+    same_loss m0 old
+    inspect-model --verify old > said || true
+    grep -q 'bert.pooler.dense.weight.*is not read' said
+    run ! grep -q 'gamma' said
+}
+
+@test "mlm: what an encoder is not for is refused in one line" {
+    init-model -q llama-1m -t tok --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=1 -o causal
+    declare -A no=(
+        ["train m0 data -o x --objective clm"]='give --objective mlm'
+        ["train causal data -o x --objective mlm"]='a llama model sees no later tokens'
+        ["train m0 data -o x --objective mlm:share=2"]='share of mlm is a number from'
+        ["train m0 data -o x --objective span"]='unknown objective "span"'
+        ["eval-model causal data/val --task mlm"]='a llama model sees no later tokens'
+        ["eval-model m0 data/val --task perplexity"]='give --task mlm'
+        ["eval-model m0 data/val --stride 4"]='leave it out'
+        ["peft-tune m0 t.jsonl -o x"]='train --objective mlm'
+        ["generate m0 t.jsonl"]='predicts no next one'
+        ["quantize-kv -q --evaluate m0 t.jsonl"]='predicts no next one'
+        ["convert-model m0 -o x.gguf"]='bert'
+    )
+    for c in "${!no[@]}"; do
+        run -2 --separate-stderr $c
+        echo "$c: $stderr"
+        [ "${#stderr_lines[@]}" -eq 1 ]
+        [[ $stderr == *"${no[$c]}"* ]]
+        [ ! -e x ]
+    done
+}
+
+@test "mlm: a tokenizer without a mask token, and none, are refused" {
+    train-tokenizer -q -V 300 -o bpe/tokenizer.json t.jsonl
+    shard-data -q --tokenizer bpe -o bytes t.jsonl
+    init-model -q bert-4m -t bpe --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=1 -o none
+    run -2 --separate-stderr train none bytes -o x
+    [[ $stderr == *'none: its tokenizer has no mask token'* ]]
+    cp -rL m0 bare && rm bare/tokenizer*
+    run -2 --separate-stderr train bare data -o x
+    [[ $stderr == *'has no tokenizer, which names the mask token'* ]]
+}
