@@ -14,19 +14,27 @@
  * added to the denominator of its rows, and to what lse is the logarithm of.  A row that sees nothing gives zeros and
  * lse = sinks[h] then; rows that are not real have lse -inf as without.
  *
+ * Bias by distance: with bias [H,Z] the score of the key at position j for the query at position i (both of a sequence)
+ * gets bias[h, z] added to scale * q.k, before the soft cap, z being j - i + bias_zero, or the nearest of 0 to Z-1.  So
+ * the table of T5 (arXiv:1910.10683, section 2.1; kernels/distance.h) has no more columns than distances that it
+ * tells apart, and that of ALiBi (arXiv:2108.12409) has a column for each distance.
+ *
  * attention     in  qkv [B*T,(H+K)D+K*E] act, lo [B*T] I32 (optional, 0), hi [B*T] I32 (optional, T),
- *                   sinks [H] F32 (optional)
+ *                   sinks [H] F32 (optional), bias [H,Z] F32 (optional)
  *               out o [B*T,H*E] act, lse [B,H,T] F32
- * attention_dx  in  do [B*T,H*E] act, qkv, o, lse, lo (optional), hi (optional)
+ * attention_dx  in  do [B*T,H*E] act, qkv, o, lse, lo (optional), hi (optional), bias (optional)
  *               out dqkv [B*T,(H+K)D+K*E] act.  Deterministic: the same bits for any number of threads.
  *               With o and lse of an attention with sinks it is its gradient.
  * attention_dsinks  in  do [B*T,W] act, o [B*T,W] act, lse [B,H,T] F32, sinks [H] F32     W: a multiple of H
  *               out dsinks [H] F32 (acc): minus the sum over rows i of exp(sinks[h] - lse) <do, o> of head h
  *               Deterministic as attention_dx.
+ * attention_dbias   in  do, qkv, o, lse, lo (optional), hi (optional), bias [H,Z] F32, as attention_dx
+ *               out dbias [H,Z] F32 (acc): sums over the pairs of each column of p (dp - <do, o>), times the slope of
+ *                   the soft cap.  Deterministic as attention_dx.
  * attention_cached  (prefill and decoding; no gradient)
  *               in  qkv [N,(H+K)D+K*E] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the rows of
  *                   a sequence the first fresh[b] are real), first [B+1] I32 and kind [B] I32 (both or neither),
- *                   table [B,P] I32 (optional), sinks [H] F32 (optional)
+ *                   table [B,P] I32 (optional), sinks [H] F32 (optional), bias [H,Z] F32 (optional)
  *               out o [N,H*E] act, kcache [G,K,S,D] act, vcache [G,K,S,E] act (both in place; vcache optional),
  *                   lse [N,H] F32 (optional)
  *               appends the fresh keys and values at positions used[b].., then attends: row i of b is at position
@@ -75,6 +83,7 @@ typedef struct {
     int64_t site;      /* distinguishes layers for dropout */
     double soft_cap;   /* of the scores; 0: none */
     int64_t value_dim; /* E; 0: head_dim */
+    int64_t bias_zero; /* the column of distance 0, with a bias */
 } lm_attention_attr;
 
 /* E. */
@@ -94,6 +103,11 @@ typedef struct {
     int64_t batch, seq, heads;
     lm_acc acc;
 } lm_attention_dsinks_attr;
+
+typedef struct {
+    lm_attention_attr attention;
+    lm_acc acc;
+} lm_attention_dbias_attr;
 
 typedef struct {
     lm_attention_attr attention; /* seq 1 */

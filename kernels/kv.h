@@ -24,7 +24,8 @@
  *                   or neither), table [B,P] I32, keys, values [pages,K,T,D] act, slot [B] I32 (if a side has a
  *                   tail), ktail, vtail [slots,K,sinks+residual,D] act (each if its side has a tail),
  *                   rope [X,R] F32 (optional), place [B,M] I32 (optional, with rope; entries below used[b] are read),
- *                   sinks [H] F32 (optional; logits as of kernels/attention.h, not the first tokens)
+ *                   sinks [H] F32 (optional; logits as of kernels/attention.h, not the first tokens),
+ *                   bias [H,Z] F32 (optional, as of kernels/attention.h; the distance of tokens is that of their numbers)
  *               out o [N,HD] act, lse [N,H] F32 (optional)
  *               Each new row attends to the cached tokens as they are stored, and to the new rows of its
  *               sequence up to itself as they are in qkv (kernels/attention.h: heads, window, scale, soft_cap).  So it

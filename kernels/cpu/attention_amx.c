@@ -205,6 +205,21 @@ static void cap_scores(score_block *s, int vecs, float by)
         }
 }
 
+/* Scores of n queries, with the biases of head h; the scale stands in both. */
+static void add_biases(score_block *s, const attn_job *job, int64_t h, int64_t i0, int64_t n,
+                       int64_t j0, int vecs)
+{
+    const __m512 by = _mm512_set1_ps(1 / job->scale);
+    float room[BK];
+    for (int64_t r = 0; r < n; r++) {
+        const float *b = attn_bias_line(&job->bias, h, j0 - job->mask.off - i0 - r, BK, room);
+        for (int v = 0; v < vecs; v++) {
+            float *x = score_row(s, r, v);
+            _mm512_store_ps(x, _mm512_fmadd_ps(_mm512_loadu_ps(b + 16 * v), by, _mm512_load_ps(x)));
+        }
+    }
+}
+
 /* Scores that a query may not see become -inf. */
 static void mask_scores(score_block *s, const attn_mask *m, int64_t i0, int64_t n, int64_t j0,
                         int vecs)
@@ -380,6 +395,8 @@ sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64
         int next_steps = j1 >= span->hi ? 0 : span->hi - j1 > 32 ? 2 : 1;
         const uint16_t *k_next = kp + j1 / 16 * nd * TILE;
         const uint16_t *v_prev = vp + past / 32 * 2 * nd * TILE;
+        if (job->bias.table)
+            add_biases(cur, job, h, i0, n, j0, 2 * steps);
         if (job->soft_cap > 0)
             cap_scores(cur, 2 * steps, job->scale / job->soft_cap);
         if (j0 < span->full_lo || j0 + 32 * steps > span->full_hi || n < BQ)

@@ -179,6 +179,8 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
         product(&(pair_product){ w->k + j0 * ROW, q, w->height * ROW, 2 * HALF, w->s[0], LANES, 0,
                                  (D + 1) / 2, false },
                 k.r0, k.r1);
+        if (job->bias.table)
+            add_biases(w->s, &job->bias, h, j0 - job->mask.off - i0, 1 / job->scale, &k);
         move_maxima(w, &x, _mm512_mul_ps(greatest_any(w, j0, &k), _mm512_set1_ps(w->scale2)));
         if (drop) {
             attn_kept_queries(drop, draw + (uint64_t)j0, (uint64_t)job->T, LANES, w->kept[0],

@@ -18,6 +18,7 @@ typedef struct {
     const lm_call *c;
     const lm_attention_attr *a;
     attn_seqs s;
+    attn_biases bias;
     int64_t few;                 /* most rows of a sequence */
     int64_t blocks, group, rows; /* rows: of partial results a block = few * group */
     int64_t ld, lv;              /* D and E in whole vectors */
@@ -30,6 +31,7 @@ static decode decode_of(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
     decode d = { .c = c, .a = a, .s = attn_seqs_of(c) };
+    d.bias = attn_biases_of(c, 7, a);
     d.few = d.s.ragged ? 1 : a->seq;
     d.blocks = padded(attn_room(&d.s), DECODE_BLOCK) / DECODE_BLOCK;
     d.group = a->heads / a->kv_heads;
@@ -286,6 +288,8 @@ LM_INLINE void attend(lm_dtype t, bool paged, int R, const decode *d, const unit
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         float *row = s + r * DECODE_BLOCK;
+        if (d->bias.table)
+            add_bias_line(row + from, &d->bias, h + r, x->j0 + from - x->mask.off - i, to - from);
         if (a->soft_cap > 0) { /* whole vectors: the block has room for them */
             int64_t first = from / VF_LANES * VF_LANES;
             cap_scores(row + first, padded(to, VF_LANES) - first, (float)a->soft_cap);

@@ -39,6 +39,9 @@ typedef struct {
     float scale2; /* of what the exponential takes: scores, or with a soft cap their tanh */
     float cap_by; /* scale / soft_cap; 0: no soft cap */
     float keep;   /* 1/(1-p) of dropout */
+    attn_biases bias;
+    int64_t head; /* whose bias it is */
+    float bias_by;
 } dx_scratch;
 
 static int64_t up(int64_t n)
@@ -254,6 +257,19 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
     }
 }
 
+/* Scores of a sub-block, with the biases of the head; the scale stands in both. */
+static void add_biases(dx_scratch *w, const sub_block *u)
+{
+    float x[64];
+    attn_bias_turned(&w->bias, w->head, u->j0 - u->i0 - 31, 63, w->bias_by, x);
+    for (int r = 0; r < 32; r++)
+        for (int g = 0; g < 2; g++) {
+            float *s = w->s[u->turn][r / 16][g] + r % 16 * 16;
+            _mm512_store_ps(s,
+                            _mm512_add_ps(_mm512_load_ps(s), _mm512_loadu_ps(x + 31 - r + 16 * g)));
+        }
+}
+
 /* The two sub-blocks of 32 queries follow each other, that of the first keys before the other. */
 static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *drop, uint64_t draw,
                           int64_t T)
@@ -263,6 +279,8 @@ static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *dr
     if (drop && u->i == 0)
         attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, 32, w->kept[0],
                           w->kept[1]);
+    if (w->bias.table)
+        add_biases(w, u);
     if (w->cap_by > 0 && drop)
         gradients(w, u, true, true, true);
     else if (w->cap_by > 0)
@@ -441,12 +459,15 @@ static void run_job(const attn_dx_job *job, void *scratch)
     size_t sums = (size_t)(up(a->seq) * D) * sizeof(float);
     tiles_begin();
     place(w, a);
+    w->bias = x.bias;
+    w->bias_by = (float)(1 / a->scale);
     load_keys(w, &x, job->k0, job->k1);
     load_masks(w, &x, job->q0, job->q1);
     memset(w->dk, 0, sums);
     memset(w->dv, 0, sums);
     for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
         load_head(w, &x, h, job->q0, job->q1);
+        w->head = h;
         memset(w->dq, 0, sums);
         if (w->nd == 2)
             sweep_head(w, &x, job, h, 2);

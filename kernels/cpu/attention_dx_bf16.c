@@ -44,6 +44,9 @@ typedef struct {
     float scale2; /* of what the exponential takes: scores, or with a soft cap their tanh */
     float cap_by; /* scale / soft_cap; 0: no soft cap */
     float keep;   /* 1/(1-p) of dropout */
+    attn_biases bias;
+    int64_t head; /* whose bias it is */
+    float bias_by;
 } dx_scratch;
 
 /* A multiple of 64, as are its parts. */
@@ -258,6 +261,8 @@ static void work_tile(dx_scratch *w, const tile *u, const attn_drop *drop, uint6
     product(&(pair_product){ w->v + j * ROW, dout, a_step, 2 * HALF, w->dp[0], LANES, 0,
                              (w->E + 1) / 2, false },
             r0, r1);
+    if (w->bias.table)
+        add_biases(w->s, &w->bias, w->head, u->j0 - u->i0, w->bias_by, &u->keys);
     if (drop)
         attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, LANES,
                           w->kept[0], w->kept[1]);
@@ -398,6 +403,7 @@ static void run_section(dx_scratch *w, const attn_dx_view *x, const attn_dx_job 
     for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
         uint64_t draw = attn_drop_row(job->b * a->heads + h, 0, a->seq);
         load_head(w, x, h, c.q0, c.q1);
+        w->head = h;
         if (job->queries)
             memset(w->dq + (c.q0 - w->base) * w->rows, 0,
                    (size_t)(up_to(c.q1 - c.q0, LANES) * w->rows) * sizeof(float));
@@ -420,6 +426,8 @@ static void run_job(const attn_dx_job *job, void *scratch)
     attn_dx_view x = attn_dx_view_of(job);
     int64_t T = x.a->seq;
     place(w, x.a);
+    w->bias = x.bias;
+    w->bias_by = (float)(1 / x.a->scale);
     load_masks(w, &x.mask, T);
     for (int64_t c0 = 0, c1; c0 < T; c0 = c1) {
         c1 = section_end(w, c0, T);

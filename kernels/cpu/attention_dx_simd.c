@@ -12,6 +12,7 @@ typedef struct {
     float *k, *kt, *vt;   /* [keys][ld], [keys/BC][D][BC], [keys/BC][E][BC] */
     float *dk, *dv;       /* [keys][ld] */
     float *q, *dout, *dq; /* [T][ld]; q times scale */
+    float *sums;          /* of ds by distance, key - query + T - 1 [T + keys]; NULL: not wanted */
     int64_t ld, lk, lv;   /* the greater of D and E, D, and E, in whole vectors */
 } dx_scratch;
 
@@ -44,6 +45,7 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->dq = w->dout + n * ld;
     w->kt = w->dq + n * ld;
     w->vt = w->kt + n * a->head_dim;
+    w->sums = NULL;
 }
 
 /* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
@@ -97,6 +99,17 @@ LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
     }
 }
 
+/* ds of queries i0 .. i0+n-1 and the keys at j0, added to the sums of their distances; those of keys that are not
+ * seen are zeros. */
+static void add_distances(dx_scratch *w, int64_t i0, int64_t n, int64_t j0)
+{
+    for (int64_t r = 0; r < n; r++) {
+        float *to = w->sums + j0 - i0 - r;
+        for (int64_t j = 0; j < BC; j += VF_LANES)
+            vf_store(to + j, vf_load(to + j) + vf_load(&w->ds[r][j]));
+    }
+}
+
 LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job,
                           int64_t h)
 {
@@ -114,10 +127,14 @@ LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, cons
             float *p = w->p[0], *ds = w->ds[0];
             mm(&(mm_args){ n, BC, D, q, ld, 1, w->kt + j0 * D, BC, p, BC, false });
             mm(&(mm_args){ n, BC, E, dout, ld, 1, w->vt + j0 * E, BC, ds, BC, false });
+            if (x->bias.table)
+                add_biases(w->p, &x->bias, h, i0, n, j0);
             if (x->a->soft_cap > 0)
                 probabilities(t, w, x, drop, draw, i0, n, j0, true);
             else
                 probabilities(t, w, x, drop, draw, i0, n, j0, false);
+            if (w->sums)
+                add_distances(w, i0, n, j0);
             if (job->keys) {
                 mm(&(mm_args){ width, w->lv, n, p, 1, BC, dout, ld, w->dv + j0 * ld, ld, true });
                 mm(&(mm_args){ width, w->lk, n, ds, 1, BC, q, ld, w->dk + j0 * ld, ld, true });
@@ -168,6 +185,96 @@ LM_INLINE void run_job(lm_dtype t, const attn_dx_job *job, void *scratch)
 static void job_f32(const attn_dx_job *job, void *scratch)
 {
     run_job(LM_DTYPE_F32, job, scratch);
+}
+
+/* ---- attention_dbias ---- */
+
+/* sum [B*H][Z]: of each sequence, added in their order. */
+typedef struct {
+    const lm_call *c;
+    attn_drop drop;
+    double *sum;
+    char *scratch;
+    size_t bytes; /* of a worker */
+} dbias_call;
+
+static size_t dbias_bytes(const lm_attention_attr *a)
+{
+    int64_t sums = padded(a->seq, BC) + a->seq;
+    return attn_round64(scratch_bytes(a) + (size_t)sums * sizeof(float));
+}
+
+/* Sums by distance, the first of distance -(T - 1), to those of columns. */
+static void fold(const attn_biases *b, const float *sums, int64_t T, double *to)
+{
+    for (int64_t z = 0; z < b->columns; z++)
+        to[z] = 0;
+    for (int64_t x = 0; x < 2 * T - 1; x++)
+        to[attn_bias_clamp(x - (T - 1) + b->zero, b->columns)] += (double)sums[x];
+}
+
+LM_INLINE void dbias_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const dbias_call *d = ctx;
+    const lm_attention_attr *a = d->c->attr;
+    dx_scratch *w = (dx_scratch *)(void *)(d->scratch + (size_t)worker * d->bytes);
+    int64_t D = a->head_dim, E = lm_attention_value_dim(a), T = a->seq, n = padded(T, BC);
+    size_t size = lm_dtype_size(t);
+    for (int64_t bh = begin; bh < end; bh++) {
+        int64_t h = bh % a->heads;
+        attn_dx_job job = { .c = d->c,
+                            .drop = &d->drop,
+                            .b = bh / a->heads,
+                            .kv = h / (a->heads / a->kv_heads),
+                            .k1 = T,
+                            .q1 = T };
+        attn_dx_view x = attn_dx_view_of(&job);
+        float *sums = (float *)(void *)((char *)w + scratch_bytes(a));
+        place(w, a);
+        pack_rows(t, w->k, w->ld, n, attn_at(x.qkv, x.v_at, size), x.pitch, T, E, 1);
+        pack_turned(w->vt, n, w->k, w->ld, E);
+        pack_rows(t, w->k, w->ld, n, attn_at(x.qkv, x.k_at, size), x.pitch, T, D, 1);
+        pack_turned(w->kt, n, w->k, w->ld, D);
+        load_head(t, w, &x, h);
+        memset(sums, 0, (size_t)(n + T) * sizeof *sums);
+        w->sums = sums + T - 1;
+        sweep_head(t, w, &x, &job, h);
+        fold(&x.bias, sums, T, d->sum + bh * x.bias.columns);
+    }
+}
+
+#define DBIAS(name, type)                                               \
+    static void name(void *ctx, int64_t begin, int64_t end, int worker) \
+    {                                                                   \
+        dbias_units(type, ctx, begin, end, worker);                     \
+    }
+DBIAS(dbias_f32, LM_DTYPE_F32)
+DBIAS(dbias_bf16, LM_DTYPE_BF16)
+
+void attention_dbias_run(const lm_call *c)
+{
+    const lm_attention_dbias_attr *attr = c->attr;
+    const lm_attention_attr *a = &attr->attention;
+    int64_t n = a->heads * c->in[6].dim[1];
+    float *out = c->out[0].data;
+    dbias_call d = { .c = c, .drop = attn_drop_of(c), .sum = c->work, .bytes = dbias_bytes(a) };
+    d.scratch = (char *)c->work + attn_round64((size_t)(a->batch * n) * sizeof(double));
+    lm_par_for(c->par, a->batch * a->heads, 1,
+               c->in[1].dtype == LM_DTYPE_BF16 ? dbias_bf16 : dbias_f32, &d);
+    bool add = !overwrites(c, attr->acc);
+    for (int64_t i = 0; i < n; i++) {
+        double sum = add ? (double)out[i] : 0;
+        for (int64_t b = 0; b < a->batch; b++)
+            sum += d.sum[b * n + i];
+        out[i] = (float)sum;
+    }
+}
+
+size_t attention_dbias_bytes(const lm_call *c, int threads)
+{
+    const lm_attention_attr *a = c->attr;
+    size_t sums = (size_t)(a->batch * a->heads * c->in[6].dim[1]) * sizeof(double);
+    return attn_round64(sums) + (size_t)threads * dbias_bytes(a);
 }
 
 static void job_bf16(const attn_dx_job *job, void *scratch)

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/attention_bias.h"
 #include "kernels/cpu/attention_pages.h"
 #include "kernels/cpu/attention_sink.h"
 #include "kernels/cpu/tables.h"
@@ -21,11 +22,12 @@ struct attn_job {
     /* Not NULL: puts keys and values from key `lo` on into the form that the kernel multiplies from, instead of k and
      * v. */
     void (*pack)(const attn_job *job, int64_t lo, void *keys, void *values);
-    void *cache;                                /* for it */
-    void *o;                                    /* output row 0 of head 0 */
-    float *lse;                                 /* row 0 of head 0 of this sequence, or NULL */
-    int64_t lse_head, lse_row;                  /* elements between heads and between rows of lse */
-    const float *sinks;                         /* of each head, or NULL */
+    void *cache;               /* for it */
+    void *o;                   /* output row 0 of head 0 */
+    float *lse;                /* row 0 of head 0 of this sequence, or NULL */
+    int64_t lse_head, lse_row; /* elements between heads and between rows of lse */
+    const float *sinks;        /* of each head, or NULL */
+    attn_biases bias;
     const attn_seqs *pages;                     /* NULL: keys and values are in one piece */
     int64_t q_pitch, k_pitch, v_pitch, o_pitch; /* elements between rows */
     int64_t b, kv, K, h0, h1, H, T, D, E, queries;
@@ -82,6 +84,7 @@ static inline void attn_cached_job(const attn_split *s, attn_job *j, size_t size
     j->lse_head = 1;
     j->lse_row = j->H;
     j->sinks = attn_f32(c, 6);
+    j->bias = attn_biases_of(c, 7, c->attr);
 }
 
 /* The job of unit u: (b, kv head, part). */
@@ -124,6 +127,7 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
     j.lse_head = T;
     j.lse_row = 1;
     j.sinks = attn_f32(s->c, 3);
+    j.bias = attn_biases_of(s->c, 4, a);
     return j;
 }
 
@@ -263,6 +267,7 @@ typedef struct {
 typedef struct {
     const lm_attention_attr *a;
     attn_mask mask;
+    attn_biases bias;
     const void *qkv, *dout, *o; /* of the sequence */
     void *dqkv;
     const float *lse; /* [H][T] of the sequence */
@@ -278,6 +283,7 @@ static inline attn_dx_view attn_dx_view_of(const attn_dx_job *job)
     int64_t T = a->seq, pitch = lm_attention_row(a, true);
     return (attn_dx_view){ .a = a,
                            .mask = attn_mask_of(a, attn_i32(c, 4), attn_i32(c, 5), job->b),
+                           .bias = attn_biases_of(c, 6, a),
                            .qkv = attn_at(c->in[1].data, job->b * T * pitch, size),
                            .dqkv = attn_at(c->out[0].data, job->b * T * pitch, size),
                            .dout = attn_at(c->in[0].data, job->b * T * H * E, size),

@@ -220,6 +220,17 @@ static inline attn_span group_span(const attn_mask *m, int64_t i0, int64_t rows,
     return s;
 }
 
+/* Scores of a group of queries, the first at that distance from the key of row 0, with the biases of head h times `by`. */
+static inline void add_biases(float s[KEYS][LANES], const attn_biases *b, int64_t h,
+                              int64_t distance, float by, const key_range *k)
+{
+    float x[KEYS + LANES];
+    attn_bias_turned(b, h, distance - (LANES - 1), KEYS + LANES - 1, by, x);
+    for (int64_t r = k->r0; r < k->r1; r++)
+        _mm512_store_ps(s[r],
+                        _mm512_add_ps(_mm512_load_ps(s[r]), _mm512_loadu_ps(x + KEYS - 1 - r)));
+}
+
 void lm_attention_dx_bf16(const lm_call *c);
 size_t lm_attention_dx_bf16_work(const lm_call *c, int threads);
 

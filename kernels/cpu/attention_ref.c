@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "kernels/cpu/attention_bias.h"
 #include "kernels/cpu/attention_pages.h"
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
@@ -17,6 +18,8 @@ typedef struct {
     int64_t k_pitch, v_pitch; /* elements between keys and between values          */
     int64_t start, end;       /* visible keys */
     const double *sink;       /* NULL: none */
+    const lm_tensor *bias;    /* NULL: none; by distance, */
+    int64_t h, at;            /* of head h, from the position of the query */
     const attn_seqs *pages;   /* NULL, or those of the caches k and v, for sequence b and head kv */
     int64_t b, kv;
 } row_view;
@@ -36,7 +39,7 @@ static double score(const row_view *r, int64_t j)
     int64_t key = line_of(r, r->k_at, r->k_pitch, j);
     for (int64_t d = 0; d < r->a->head_dim; d++)
         s += get(r->q, r->q_at + d) * get(r->k, key + d);
-    s *= r->a->scale;
+    s = s * r->a->scale + attn_bias(r->a, r->bias, r->h, j - r->at);
     return r->a->soft_cap > 0 ? r->a->soft_cap * tanh(s / r->a->soft_cap) : s;
 }
 
@@ -93,6 +96,8 @@ static row_view view_of(const lm_attention_attr *a, const lm_tensor *qkv, const 
                            first + (a->heads + a->kv_heads) * D + kv * lm_attention_value_dim(a),
                        .k_pitch = pitch,
                        .v_pitch = pitch,
+                       .h = h,
+                       .at = i,
                        .start = attn_start(m, i),
                        .end = attn_end(m, i) };
 }
@@ -123,6 +128,7 @@ static void attention(const lm_call *c)
                 row_view r = view_of(a, qkv, &m, b, h, i);
                 double sink = sinks ? get(sinks, h) : 0;
                 r.sink = sinks ? &sink : NULL;
+                r.bias = opt_in(c, 4);
                 set(&c->out[1], bh * a->seq + i, softmax_row(&r, p));
                 weigh_values(&r, p, drop_row(&drop, &r, bh, i, z), &c->out[0],
                              ((b * a->seq + i) * a->heads + h) * lm_attention_value_dim(a));
@@ -138,6 +144,13 @@ static size_t attention_work(const lm_call *c, int threads)
     return (size_t)a->seq * (sizeof(double) + sizeof(float));
 }
 
+/* The gradient of a score before its soft cap; dp: of its probability. */
+static double score_dx(const row_view *r, int64_t j, double lse, double dp, double delta)
+{
+    double s = score(r, j);
+    return exp(s - lse) * (dp - delta) * score_slope(r->a, s);
+}
+
 /* Gradients of one query row: adds to dk [T,D], dv [T,E] and writes dq into dqkv. */
 static void row_dx(const lm_call *c, const row_view *r, const float *z, int64_t o_at, double lse,
                    double *dk, double *dv)
@@ -150,13 +163,13 @@ static void row_dx(const lm_call *c, const row_view *r, const float *z, int64_t 
     for (int64_t d = 0; d < D; d++)
         dq[d] = 0;
     for (int64_t j = r->start; j < r->end; j++) {
-        double s = score(r, j), p = exp(s - lse), keep = z ? (double)z[j] : 1, dp = 0;
+        double p = exp(score(r, j) - lse), keep = z ? (double)z[j] : 1, dp = 0;
         double p_act = rounded(dout->dtype, p * keep);
         for (int64_t d = 0; d < E; d++) {
             dp += get(dout, o_at + d) * get(r->v, r->v_at + j * r->v_pitch + d);
             dv[j * E + d] += p_act * get(dout, o_at + d);
         }
-        double ds = p * (dp * keep - delta) * score_slope(r->a, s) * r->a->scale;
+        double ds = score_dx(r, j, lse, dp * keep, delta) * r->a->scale;
         for (int64_t d = 0; d < D; d++) {
             dq[d] += ds * get(r->k, r->k_at + j * r->k_pitch + d);
             dk[j * D + d] += ds * get(r->q, r->q_at + d);
@@ -185,6 +198,7 @@ static void attention_dx(const lm_call *c)
             for (int64_t i = 0; i < T; i++) {
                 int64_t bh = b * a->heads + h;
                 r = view_of(a, qkv, &m, b, h, i);
+                r.bias = opt_in(c, 6);
                 row_dx(c, &r, drop_row(&drop, &r, bh, i, z), ((b * T + i) * a->heads + h) * E,
                        get(&c->in[3], bh * T + i), dk, dv);
             }
@@ -204,6 +218,56 @@ static size_t attention_dx_work(const lm_call *c, int threads)
     const lm_attention_attr *a = c->attr;
     size_t T = (size_t)a->seq, D = (size_t)a->head_dim, E = (size_t)lm_attention_value_dim(a);
     return (T * (D + E) + D) * sizeof(double) + T * sizeof(float);
+}
+
+/* Adds the gradients of the scores of a row to those of the columns, sum [Z]. */
+static void row_dbias(const lm_call *c, const row_view *r, const float *z, int64_t o_at, double lse,
+                      double *sum)
+{
+    const lm_tensor *dout = &c->in[0], *o = &c->in[2];
+    int64_t E = lm_attention_value_dim(r->a);
+    double delta = 0;
+    for (int64_t d = 0; d < E; d++)
+        delta += get(dout, o_at + d) * get(o, o_at + d);
+    for (int64_t j = r->start; j < r->end; j++) {
+        double dp = 0;
+        for (int64_t d = 0; d < E; d++)
+            dp += get(dout, o_at + d) * get(r->v, r->v_at + j * r->v_pitch + d);
+        sum[attn_bias_column(r->a, r->bias, j - r->at)] +=
+            score_dx(r, j, lse, dp * (z ? (double)z[j] : 1), delta);
+    }
+}
+
+static void attention_dbias(const lm_call *c)
+{
+    const lm_attention_dbias_attr *attr = c->attr;
+    const lm_attention_attr *a = &attr->attention;
+    int64_t T = a->seq, E = lm_attention_value_dim(a), Z = c->in[6].dim[1];
+    attn_drop drop = attn_drop_of(c);
+    double *sum = c->work;
+    float *z = (float *)(sum + Z);
+    for (int64_t h = 0; h < a->heads; h++) {
+        for (int64_t x = 0; x < Z; x++)
+            sum[x] = 0;
+        for (int64_t b = 0; b < a->batch; b++) {
+            attn_mask m = attn_mask_of(a, attn_i32(c, 4), attn_i32(c, 5), b);
+            for (int64_t i = 0, bh = b * a->heads + h; i < T; i++) {
+                row_view r = view_of(a, &c->in[1], &m, b, h, i);
+                r.bias = &c->in[6];
+                row_dbias(c, &r, drop_row(&drop, &r, bh, i, z), ((b * T + i) * a->heads + h) * E,
+                          get(&c->in[3], bh * T + i), sum);
+            }
+        }
+        for (int64_t x = 0; x < Z; x++)
+            accumulate(c, attr->acc, &c->out[0], h * Z + x, sum[x]);
+    }
+}
+
+static size_t attention_dbias_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    const lm_attention_attr *a = c->attr;
+    return (size_t)c->in[6].dim[1] * sizeof(double) + (size_t)a->seq * sizeof(float);
 }
 
 /* Copy the fresh keys and values of (b, kv) behind those that the cache holds. */
@@ -237,7 +301,10 @@ static void cached_row(const lm_call *c, const attn_seqs *s, int64_t b, int64_t 
                    .q_at = row * s->pitch + h * D,
                    .pages = s,
                    .b = b,
-                   .kv = kv };
+                   .kv = kv,
+                   .bias = opt_in(c, 7),
+                   .h = h,
+                   .at = s->used[b] + i };
     const lm_tensor *sinks = opt_in(c, 6);
     double sink = sinks ? get(sinks, h) : 0;
     if (i < s->fresh[b]) {
@@ -275,6 +342,7 @@ static size_t attention_cached_work(const lm_call *c, int threads)
 const lm_kernel lm_attention_ref_kernels[] = {
     { "attention", LM_DTYPE_NONE, LM_CPU_REF, attention, attention_work },
     { "attention_dx", LM_DTYPE_NONE, LM_CPU_REF, attention_dx, attention_dx_work },
+    { "attention_dbias", LM_DTYPE_NONE, LM_CPU_REF, attention_dbias, attention_dbias_work },
     { "attention_cached", LM_DTYPE_NONE, LM_CPU_REF, attention_cached, attention_cached_work },
     { 0 },
 };

@@ -89,6 +89,8 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
     }
     for (int64_t j0 = span.lo / BC * BC; j0 < span.hi; j0 += BC) {
         mm(&(mm_args){ n, BC, D, w->q, ld, 1, w->kt + j0 * D, BC, w->s[0], BC, false });
+        if (job->bias.table)
+            add_biases(w->s, &job->bias, h, job->mask.off + i0, n, j0);
         if (job->soft_cap > 0)
             cap_scores(w->s[0], n * BC, job->soft_cap);
         for (int64_t r = 0; r < n; r++) {
@@ -211,11 +213,12 @@ void LM_ATTN_NAME(attention_packed, LM_SIMD)(lm_dtype act, const attn_job *job, 
         job_f32(job, scratch);
 }
 
-#define KERNELS_OF(type)                                                                 \
-    { "attention", type, LM_SIMD_LEVEL, attention, attention_work },                     \
-        { "attention_dx", type, LM_SIMD_LEVEL, attention_dx_run, attention_dx_bytes },   \
-    {                                                                                    \
-        "attention_cached", type, LM_SIMD_LEVEL, attention_cached, attention_cached_work \
+#define KERNELS_OF(type)                                                                        \
+    { "attention", type, LM_SIMD_LEVEL, attention, attention_work },                            \
+        { "attention_dx", type, LM_SIMD_LEVEL, attention_dx_run, attention_dx_bytes },          \
+        { "attention_dbias", type, LM_SIMD_LEVEL, attention_dbias_run, attention_dbias_bytes }, \
+    {                                                                                           \
+        "attention_cached", type, LM_SIMD_LEVEL, attention_cached, attention_cached_work        \
     }
 
 const lm_kernel LM_TABLE_NAME(attention, LM_SIMD)[] = {

@@ -39,13 +39,43 @@ LM_INLINE void cap_scores(float *s, int64_t n, float cap)
         vf_store(s + j, c * vf_tanh(vf_load(s + j) * over));
 }
 
+/* n rows of scores, the first of the query at position `at` with BC keys from j0 on: with the biases of head h. */
+static inline void add_biases(float (*s)[BC], const attn_biases *b, int64_t h, int64_t at,
+                              int64_t n, int64_t j0)
+{
+    float room[BC];
+    for (int64_t r = 0; r < n; r++) {
+        const float *x = attn_bias_line(b, h, j0 - at - r, BC, room);
+        for (int64_t j = 0; j < BC; j += VF_LANES)
+            vf_store(s[r] + j, vf_load(s[r] + j) + vf_load(x + j));
+    }
+}
+
+/* n scores of one query, the first with the key at that distance. */
+static inline void add_bias_line(float *s, const attn_biases *b, int64_t h, int64_t distance,
+                                 int64_t n)
+{
+    float room[BC];
+    for (int64_t j = 0; j < n; j += BC) {
+        int64_t some = n - j < BC ? n - j : BC;
+        const float *x = attn_bias_line(b, h, distance + j, some, room);
+        VF_FOR(i, live, some, {
+            vf y = vf_get_any(LM_DTYPE_F32, s + j, i, live);
+            vf_put_any(LM_DTYPE_F32, s + j, i, y + vf_get_any(LM_DTYPE_F32, x, i, live), live);
+        });
+    }
+}
+
 #define LM_ATTN_PASTE(name, level) lm_##name##_##level
 #define LM_ATTN_NAME(name, level)  LM_ATTN_PASTE(name, level)
 #define attention_dx_run           LM_ATTN_NAME(attention_dx, LM_SIMD)
 #define attention_dx_bytes         LM_ATTN_NAME(attention_dx_work, LM_SIMD)
 #define attention_decode_run       LM_ATTN_NAME(attention_decode, LM_SIMD)
 #define attention_decode_bytes     LM_ATTN_NAME(attention_decode_work, LM_SIMD)
-void attention_dx_run(const lm_call *c);
-size_t attention_dx_bytes(const lm_call *c, int threads);
+#define attention_dbias_run        LM_ATTN_NAME(attention_dbias, LM_SIMD)
+#define attention_dbias_bytes      LM_ATTN_NAME(attention_dbias_work, LM_SIMD)
+void attention_dx_run(const lm_call *c), attention_dbias_run(const lm_call *c);
+size_t attention_dx_bytes(const lm_call *c, int threads),
+    attention_dbias_bytes(const lm_call *c, int threads);
 
 #endif

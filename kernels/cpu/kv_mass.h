@@ -17,7 +17,8 @@ enum {
     MASS_TABLE,
     MASS_KEYS,
     MASS_SLOT,
-    MASS_KTAIL
+    MASS_KTAIL,
+    MASS_BIAS
 };
 
 typedef struct {

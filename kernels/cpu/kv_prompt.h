@@ -121,6 +121,7 @@ static attn_job prompt_job(const kv_call *k, kv_packing *p, int64_t bk, int64_t 
         .lse_head = 1,
         .lse_row = H,
         .sinks = attn_f32(k->c, KV_SINKS),
+        .bias = k->bias,
         .cache = p,
         .q_pitch = pitch,
         .o_pitch = H * D,

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/attention_bias.h"
 #include "kernels/cpu/kv_seq.h"
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
@@ -31,12 +32,13 @@ static void rotate(const lm_call *c, const kv_seq *s, int64_t j, double *k)
     }
 }
 
-static double score(const lm_attention_attr *a, const double *q, const double *k)
+/* bias: of the key's distance. */
+static double score(const lm_attention_attr *a, const double *q, const double *k, double bias)
 {
     double s = 0;
     for (int64_t d = 0; d < a->head_dim; d++)
         s += q[d] * k[d];
-    s *= a->scale;
+    s = s * a->scale + bias;
     return a->soft_cap > 0 ? a->soft_cap * tanh(s / a->soft_cap) : s;
 }
 
@@ -51,7 +53,7 @@ static void attend(const lm_call *c, const kv_seq *s, int64_t h, int64_t i, cons
     for (int64_t d = 0; d < D; d++)
         q[d] = get(&c->in[KV_QKV], (row * (a->heads + 2 * a->kv_heads) + h) * D + d);
     for (int64_t j = from; j < to; j++) {
-        p[j] = score(a, q, k + j * D);
+        p[j] = score(a, q, k + j * D, attn_bias(a, opt_in(c, KV_BIAS), h, j - s->used - i));
         max = fmax(max, p[j]);
     }
     for (int64_t j = from; j < to; j++)

@@ -21,7 +21,8 @@ enum {
     KV_VTAIL,
     KV_ROPE,
     KV_PLACE,
-    KV_SINKS
+    KV_SINKS,
+    KV_BIAS
 };
 
 /* Keys or values. */

@@ -32,6 +32,7 @@ typedef struct {
     const lm_kv_attr *attr;
     const lm_attention_attr *a;
     const kv_prepared *prep;
+    attn_biases bias;
     int64_t group, ld, room, units, few,
         most;            /* few, most: rows of new tokens, of a prompt, of a sequence */
     int64_t keys, parts; /* of a prompt: most of a sequence; jobs of a key/value head */
@@ -109,6 +110,7 @@ static kv_call kv_call_of(const lm_call *c)
     bool ragged = c->in[KV_FIRST].ndim > 0;
     kv_call k = { .c = c, .attr = attr, .a = a, .prep = c->work };
     kv_scratch w;
+    k.bias = attn_biases_of(c, KV_BIAS, a);
     k.group = a->heads / a->kv_heads;
     k.ld = padded(a->head_dim, PAD);
     k.few = ragged ? 1 : a->seq <= ATTN_FEW_ROWS ? a->seq : 0;
@@ -410,6 +412,10 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
     for (int64_t r = 0; r < n; r++) {
         int64_t i = (r0 + r) / k->group;
         int64_t f = attn_start(&s->mask, i) - block, e = attn_end(&s->mask, i) - block;
+        if (k->bias.table)
+            add_bias_line(w->s + r * KV_BLOCK + c0, &k->bias,
+                          s->kv * k->group + (r0 + r) % k->group, block + c0 - s->used - i,
+                          c1 - c0);
 #ifdef KV_CODES
         if (f <= 0 && e >= KV_BLOCK && k->a->soft_cap == 0 && has_ahead(k, false)) {
             softmax_of_all(w->s + r * KV_BLOCK, c0, c1, &w->m[r], &w->l[r], w->acc + r * k->ld,

@@ -31,6 +31,8 @@ extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
     lm_attention_avx512_kernels[], lm_attention_bf16_kernels[], lm_attention_amx_kernels[];
 extern const lm_kernel lm_attention_sink_ref_kernels[], lm_attention_sink_avx2_kernels[],
     lm_attention_sink_avx512_kernels[];
+extern const lm_kernel lm_distance_ref_kernels[], lm_distance_avx2_kernels[],
+    lm_distance_avx512_kernels[];
 extern const lm_kernel lm_kv_ref_kernels[], lm_kv_avx2_kernels[], lm_kv_avx512_kernels[],
     lm_kv_amx_kernels[];
 extern const lm_kernel lm_kv_keep_ref_kernels[], lm_kv_keep_avx2_kernels[],

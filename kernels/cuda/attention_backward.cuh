@@ -144,6 +144,7 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
         __syncthreads();
         product_rows<T, D, N, TENSOR>(c, m.a + warp * 16 * ld, m.b, m.box);
         product_rows<T, D, N, TENSOR>(dp, m.a2 + warp * 16 * ld, m.b2, m.box);
+        add_biases<N>(s, c, h, j0 - i0 - warp * 16, 1);
         cap_scores<N>(s, c);
         unsigned kept = kept_queries(s, draws, i0 + warp * 16, j0, N);
 #pragma unroll
@@ -207,10 +208,10 @@ __device__ inline void load_queries(const attn_shape &s, const backward_args<T> 
     }
 }
 
-/* Add the contribution of the queries from i0 to dk and dv of a warp's 16 keys from j0. */
+/* Add the contribution of the queries from i0 of head h to dk and dv of a warp's 16 keys from j0. */
 template <class T, int D, int PASS, bool TENSOR>
-__device__ inline void add_queries(const attn_shape &s, const attn_draws &draws, int i0, int j0,
-                                   const backward_shared<T, D> &m, mma_c *dk, mma_c *dv)
+__device__ inline void add_queries(const attn_shape &s, const attn_draws &draws, int64_t h, int i0,
+                                   int j0, const backward_shared<T, D> &m, mma_c *dk, mma_c *dv)
 {
     typedef backward_tile<T, D> tile;
     const int N = tile::cols / 8, ld = tile::ld;
@@ -218,6 +219,7 @@ __device__ inline void add_queries(const attn_shape &s, const attn_draws &draws,
     mma_c c[N], dp[N];
     unsigned kept = kept_keys(s, draws, i0, j0, N);
     product_rows<T, D, N, TENSOR>(c, m.a + warp * 16 * ld, m.b, m.box);
+    add_biases<N>(s, c, h, j0 - i0, -1);
     cap_scores<N>(s, c);
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -287,7 +289,7 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
             load_queries<T, D, TENSOR>(s, x, b, h, i0, m);
             copies_done<TENSOR>();
             __syncthreads();
-            add_queries<T, D, PASS, TENSOR>(s, draws, i0, j0 + warp * 16, m, dk, dv);
+            add_queries<T, D, PASS, TENSOR>(s, draws, h, i0, j0 + warp * 16, m, dk, dv);
             __syncthreads(); /* no warp reads the queries any longer */
         }
     }
@@ -355,7 +357,7 @@ static void launch_backward(const lm_call *c, const attn_shape &s, const backwar
 
 template <class T, bool TENSOR> void attention_backward(const lm_call *c)
 {
-    attn_shape s = attn_shape_of(c, 4);
+    attn_shape s = attn_shape_of(c, 4, 6);
     const T *dout = in_ptr<const T>(c, 0), *qkv = in_ptr<const T>(c, 1), *o = in_ptr<const T>(c, 2);
     int64_t rows = s.batch * s.seq * s.heads;
     if (rows == 0)

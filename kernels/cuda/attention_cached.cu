@@ -132,7 +132,8 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
 #pragma unroll
         for (int k = 0; k < KEYS / 8; k++) {
             int64_t j = j0 + mine + 8 * k;
-            s[k] = j >= seen.start && j < seen.end ? capped(c, s[k] * c.scale) : -INFINITY;
+            const bool visible = j >= seen.start && j < seen.end;
+            s[k] = visible ? capped(c, s[k] * c.scale, b, i0 + r, h, (int)j) : -INFINITY;
             top = fmaxf(top, s[k]);
         }
         for (int x = 1; x < 8; x *= 2)
@@ -225,7 +226,7 @@ static bool in_tiles(const cached &c)
 
 static size_t work(const lm_call *call, int)
 {
-    cached c = is_served(call) ? served_of(call) : cached_of(call, CACHED_SINKS);
+    cached c = is_served(call) ? served_of(call) : cached_of(call, CACHED_SINKS, CACHED_BIAS);
     if (c.seq > 0)
         return in_tiles(c) ? 0 : attend_rows_work(c);
     c.seq = 1; /* the new tokens of ragged rows */
@@ -315,7 +316,7 @@ template <class T, bool TENSOR> static void attention_cached(const lm_call *call
         attention_served<T, TENSOR>(call);
         return;
     }
-    cached c = cached_of(call, CACHED_SINKS);
+    cached c = cached_of(call, CACHED_SINKS, CACHED_BIAS);
     bool packed = packed_rows<T>(call, c);
     if (c.seq > 1 && packed)
         run_append<T, N>(call, c);
@@ -329,14 +330,14 @@ template <class T, bool TENSOR> static void attention_cached(const lm_call *call
 
 static size_t step_work(const lm_call *call, int)
 {
-    return attend_rows_work(cached_of(call, STEP_SINKS));
+    return attend_rows_work(cached_of(call, STEP_SINKS, STEP_BIAS));
 }
 
 template <class T> static void attention_step(const lm_call *call)
 {
     const lm_attention_step_attr *a = (const lm_attention_step_attr *)call->attr;
-    cached c =
-        cached_of(call, STEP_SINKS); /* its attributes begin with those of attention_cached */
+    cached c = cached_of(call, STEP_SINKS,
+                         STEP_BIAS); /* its attributes begin with those of attention_cached */
     row_front front = { in_ptr<const int32_t>(call, 3),
                         in_ptr<const float>(call, 4),
                         in_ptr<const float>(call, 5),

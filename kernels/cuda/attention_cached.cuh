@@ -4,6 +4,7 @@
 #ifndef LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 #define LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 
+#include "kernels/cuda/attention_bias.cuh"
 #include "kernels/cuda/attention_sink.cuh"
 #include "kernels/cuda/device.cuh"
 
@@ -27,12 +28,13 @@ struct cached {
     int page, width; /* positions of a page; pages of a sequence */
     float *lse;
     const float *sinks;
+    bias_table bias;
 };
 
-/* The operand that the sinks are, of attention_cached and of attention_step. */
-enum { CACHED_SINKS = 6, STEP_SINKS = 7 };
+/* The operand that the sinks are, of attention_cached and of attention_step, and the bias of the former; -1: none. */
+enum { CACHED_SINKS = 6, STEP_SINKS = 7, CACHED_BIAS = 7, STEP_BIAS = -1 };
 
-inline cached cached_of(const lm_call *call, int sinks)
+inline cached cached_of(const lm_call *call, int sinks, int bias)
 {
     const lm_attention_attr *a = (const lm_attention_attr *)call->attr;
     cached c = {};
@@ -56,6 +58,8 @@ inline cached cached_of(const lm_call *call, int sinks)
     c.page = (int)call->out[1].dim[2];
     c.width = 1;
     c.sinks = in_ptr<const float>(call, sinks);
+    if (bias >= 0)
+        c.bias = bias_of(call, bias, a);
     return c;
 }
 
@@ -74,7 +78,7 @@ template <class T> inline T *cached_values(const lm_call *call)
 /* The operands of attention_cached alone. */
 inline cached served_of(const lm_call *call)
 {
-    cached c = cached_of(call, CACHED_SINKS);
+    cached c = cached_of(call, CACHED_SINKS, CACHED_BIAS);
     c.first = in_ptr<const int32_t>(call, 3);
     c.kind = in_ptr<const int32_t>(call, 4);
     c.table = in_ptr<const int32_t>(call, 5);
@@ -232,9 +236,11 @@ __device__ inline bool next_piece(const cached &c, tile_walk &w)
     return false;
 }
 
-/* A score after the soft cap. */
-__device__ inline float capped(const cached &c, float score)
+/* A score of query row i of sequence b and head h with the key at position j, after the bias and the soft cap. */
+__device__ inline float capped(const cached &c, float score, int64_t b, int64_t i, int64_t h, int j)
 {
+    if (c.bias.table)
+        score += bias_at(c.bias, h, j - c.used[b] - i);
     return c.soft_cap > 0 ? c.soft_cap * tanhf(score / c.soft_cap) : score;
 }
 

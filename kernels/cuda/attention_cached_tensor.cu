@@ -85,6 +85,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         __syncthreads(); /* k has arrived, and no warp reads v any longer */
         load_keys<T, D, SERVED, OF_VALUES>(v, c, s, values, b, kv, j0, there - j0);
         product_rows<T, D, N, true>(score, q + warp * 16 * ld, k, box);
+        add_biases<N>(s, score, h, j0 - c.used[b] - (int)i0 - warp * 16, 1);
         cap_scores<N>(s, score);
         bool full = j0 >= bottom.start && j0 + tile::keys <= top.end;
         softmax_tile<N, D / 8>(x, score, sum, j0, full, ~0u, s.scale_log2);
@@ -182,7 +183,7 @@ template <class T, int D> static void launch(const lm_call *call, const cached &
 
 template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed)
 {
-    attn_shape s = attn_shape_of(call, call->n_in);
+    attn_shape s = attn_shape_of(call, call->n_in, CACHED_BIAS);
     s.packed = packed;
 #define LAUNCH(D) launch<T, D>(call, c, s)
     LM_ATTN_FOR_DIM(true, widest(c), LAUNCH);

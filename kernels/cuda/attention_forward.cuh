@@ -132,6 +132,7 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
         load_tile<T, D, tile::keys, tile::threads, TENSOR>(v, values + j0 * pitch, pitch, seq - j0,
                                                            s.vdim, s);
         product_rows<T, D, N, TENSOR>(c, q + warp * 16 * ld, k, box);
+        add_biases<N>(s, c, h, j0 - i0 - warp * 16, 1);
         cap_scores<N>(s, c);
         bool full = j0 >= span.full_lo && j0 + tile::keys <= span.full_hi;
         unsigned kept = kept_queries(s, draws, i0 + warp * 16, j0, N);
@@ -195,7 +196,7 @@ template <class T, int D, bool TENSOR> static void launch_forward(const lm_call 
 
 template <class T, bool TENSOR> void attention_forward(const lm_call *c)
 {
-    attn_shape s = attn_shape_of(c, 1);
+    attn_shape s = attn_shape_of(c, 1, 4);
 #define FORWARD(D) launch_forward<T, D, TENSOR>(c, s)
     LM_ATTN_FOR_DIM(TENSOR, widest(s), FORWARD);
 #undef FORWARD

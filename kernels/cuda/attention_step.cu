@@ -166,16 +166,18 @@ static __device__ inline void part_scores(const cached &c, const T *q, const LIN
 }
 
 /* Replace scores by exp(score - max), the probabilities times their sum, rounded to T: a warp for
- * each head. max and sum: of each head. */
+ * each head. max and sum: of each head.  The scores are of row i of sequence b and heads from h on, with keys from
+ * position lo on. */
 template <class T>
-static __device__ inline void part_softmax(const cached &c, int n, int m, float *score, float *max,
+static __device__ inline void part_softmax(const cached &c, int64_t b, int64_t i, int64_t h,
+                                           int64_t lo, int n, int m, float *score, float *max,
                                            float *sum)
 {
     const int lane = (int)threadIdx.x % 32;
     for (int g = (int)threadIdx.x / 32; g < n; g += WARPS) {
         float *s = score + g * PART, top = -INFINITY, all = 0;
-        for (int j = lane; c.soft_cap > 0 && j < m; j += 32)
-            s[j] = capped(c, s[j]);
+        for (int j = lane; (c.soft_cap > 0 || c.bias.table) && j < m; j += 32)
+            s[j] = capped(c, s[j], b, i, h + g, (int)lo + j);
         for (int j = lane; j < m; j += 32)
             top = fmaxf(top, s[j]);
         top = warp_max(top);
@@ -380,7 +382,7 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n))
             __syncthreads();
             part_scores<T, N, G>(c, heads, key, n, m, score);
             __syncthreads();
-            part_softmax<T>(c, n, m, score, max, sum);
+            part_softmax<T>(c, b, i % c.seq, kv * c.group + h0, lo, n, m, score, max, sum);
             __syncthreads();
             part_values<T, N, G>(c, value, n, m, score, sums);
             __syncthreads();

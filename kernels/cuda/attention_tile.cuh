@@ -15,6 +15,7 @@
 #ifndef LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 #define LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 
+#include "kernels/cuda/attention_bias.cuh"
 #include "kernels/cuda/attention_sink.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/philox.cuh"
@@ -43,6 +44,8 @@ struct attn_shape {
     uint64_t draw_hi; /* of the dropout's stream of draws */
     const lm_step *step;
     const int32_t *lo, *hi; /* of documents; null: none */
+    bias_table bias;
+    float bias_by; /* 1 / scale, since scores are products of rows */
 };
 
 /* Elements of a row of qkv, and of o. */
@@ -60,8 +63,8 @@ __host__ __device__ inline int widest(const attn_shape &s)
     return s.dim > s.vdim ? s.dim : s.vdim;
 }
 
-/* lo: the number of that operand; hi is the next. */
-inline attn_shape attn_shape_of(const lm_call *c, int lo)
+/* lo: the number of that operand; hi is the next; bias: of that one. */
+inline attn_shape attn_shape_of(const lm_call *c, int lo, int bias)
 {
     const lm_attention_attr *a = (const lm_attention_attr *)c->attr;
     attn_shape s = {};
@@ -86,6 +89,8 @@ inline attn_shape attn_shape_of(const lm_call *c, int lo)
     s.step = c->stream->step;
     s.lo = in_ptr<const int32_t>(c, lo);
     s.hi = in_ptr<const int32_t>(c, lo + 1);
+    s.bias = bias_of(c, bias, a);
+    s.bias_by = (float)(1 / a->scale);
     return s;
 }
 
@@ -322,7 +327,32 @@ __device__ inline void product_cols(mma_c *c, const mma_c *p, const T *b, uint32
     }
 }
 
-/* A separate function, so that kernels without a soft cap keep their registers. */
+/* Separate functions, so that kernels without biases and a soft cap keep their registers.  column: of the first number;
+ * across: 1 if keys are in columns, -1 if queries are. */
+__device__ inline LM_NOINLINE mma_c with_bias(mma_c c, const bias_table &b, int64_t h, int column,
+                                              int across, float by)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        c.r[i] = fmaf(b.table[h * b.columns + bias_clamp(b, column + across * (i % 2 - i / 2 * 8))],
+                      by, c.r[i]);
+    return c;
+}
+
+/* N fragments of scores of head h; distance: key - query of the warp's first row and the first column. */
+template <int N>
+__device__ inline void add_biases(const attn_shape &s, mma_c *c, int64_t h, int distance,
+                                  int across)
+{
+    if (!s.bias.table)
+        return;
+    const int lane = (int)threadIdx.x % 32;
+    const int column = distance + s.bias.zero + across * (lane % 4 * 2 - lane / 4);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        c[n] = with_bias(c[n], s.bias, h, column + across * 8 * n, across, s.bias_by);
+}
+
 __device__ inline LM_NOINLINE mma_c tanh_of(mma_c c, float by)
 {
 #pragma unroll

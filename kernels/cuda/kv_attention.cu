@@ -150,7 +150,9 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
         for (int k = 0; k < at::EACH; k++) {
             const int i = lane + LANES * k, j = j0 + i;
             const bool seen_here = i < there && j >= seen.start && j < seen.end && j >= lo;
-            s[k] = seen_here ? capped(r, s[k] * r.scale) : -INFINITY;
+            s[k] = seen_here
+                       ? capped(r, s[k] * r.scale, x.b, x.i0 + q / x.heads, x.h + q % x.heads, j)
+                       : -INFINITY;
             top = fmaxf(top, s[k]);
         }
         tile_weights<D, Q, KEYS>(s, top, weight, y);
@@ -323,6 +325,7 @@ static kv_attending attending_of(const lm_call *call)
     a.r = kv_rows_of(call, &attr->attention, &call->in[KEYS], FIRST, KIND, TABLE, SLOT);
     a.r.lse = out_ptr<float>(call, 1);
     a.r.sinks = in_ptr<const float>(call, SINKS);
+    a.r.bias = bias_of(call, BIAS, &attr->attention);
     for (int x = 0; x < 2; x++) {
         a.side[x] =
             kv_side_of(&call->in[KEYS + x], call->n_in > KTAIL + x ? &call->in[KTAIL + x] : nullptr,

@@ -7,7 +7,23 @@
 
 enum { THREADS = 128, PART = 128 }; /* of a block; tokens of a part */
 
-enum { QKV, USED, FRESH, FIRST, KIND, TABLE, KEYS, VALUES, SLOT, KTAIL, VTAIL, ROPE, PLACE, SINKS };
+enum {
+    QKV,
+    USED,
+    FRESH,
+    FIRST,
+    KIND,
+    TABLE,
+    KEYS,
+    VALUES,
+    SLOT,
+    KTAIL,
+    VTAIL,
+    ROPE,
+    PLACE,
+    SINKS,
+    BIAS
+};
 
 struct kv_attending {
     kv_rows r;

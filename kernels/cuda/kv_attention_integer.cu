@@ -175,10 +175,11 @@ static __device__ inline void coded_scores(const kv_integers &x, const kv_part &
     }
 }
 
-/* The scores of the part, a thread's of its token. */
+/* The scores of the part of row i from head h on, a thread's of its token. */
 template <class T, int Q>
 static __device__ inline void part_scores(const kv_integers &x, const kv_part &p,
-                                          const kv_reading<T> &keys, const integer_memory<Q> &m)
+                                          const kv_reading<T> &keys, int64_t i, int64_t h,
+                                          const integer_memory<Q> &m)
 {
     const kv_rows &r = x.a.r;
     const kv_side &f = x.a.side[0];
@@ -200,8 +201,9 @@ static __device__ inline void part_scores(const kv_integers &x, const kv_part &p
     }
 #pragma unroll
     for (int q = 0; q < Q; q++)
-        m.score[q * PART + threadIdx.x] =
-            j >= p.first && j < p.end ? capped(r, s[q] * r.scale) : -INFINITY;
+        m.score[q * PART + threadIdx.x] = j >= p.first && j < p.end && h + q < r.heads
+                                              ? capped(r, s[q] * r.scale, keys.b, i, h + q, j)
+                                              : -INFINITY;
 }
 
 /* Scores to weights, a warp for a query; the maximum and the sum of query q go to max[q * step] and sum[q * step]. */
@@ -403,7 +405,7 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         quantize_queries(x, p, t.b, kv, m);
         __syncthreads();
-        part_scores(x, p, of[0], m);
+        part_scores(x, p, of[0], t.i, h, m);
         __syncthreads();
         part_weights<Q>(m.score, n, a.max + to, a.sum + to, a.parts);
         __syncthreads();

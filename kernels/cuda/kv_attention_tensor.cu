@@ -116,6 +116,7 @@ static __device__ inline void prompt_rows(const kv_attending &a, const attn_shap
             __syncthreads();
         }
         product_rows<T, D, tile::N, true>(score, m.q + warp * 16 * tile::ld, m.side[0], m.box);
+        add_biases<tile::N>(s, score, x.h, j0 - r.used[x.b] - x.i0 - warp * 16, 1);
         cap_scores<tile::N>(s, score);
         const bool full = j0 >= bottom.start && j0 + tile::keys <= top.end;
         softmax_tile<tile::N, D / 8>(y, score, sum, j0, full, ~0u, s.scale_log2);
@@ -167,7 +168,7 @@ template <class T, int D> static void launch(const lm_call *call, const kv_atten
     const int bytes = kv_prompt_bytes<T, D>::n + (a.tables[0] + a.tables[1]) * (int)sizeof(float);
     static_assert(kv_prompt_bytes<T, D>::n + 4 * (LM_KV_MAX_TABLE + 2 * D) * 2 <= ATTN_MOST_SHARED,
                   "every GPU has as much");
-    attn_shape s = attn_shape_of(call, call->n_in);
+    attn_shape s = attn_shape_of(call, call->n_in, BIAS);
     s.packed = packs<T>(wide<T>::n, a.r.dim, call->in[QKV].data, call->out[0].data);
     LM_ALLOW_SHARED((kv_prompt_kernel<T, D>), (int)call->stream->shared_max);
     LM_LAUNCH((kv_prompt_kernel<T, D>), attn_grid(a.r.heads * tiles_of_rows(a.r, tile::rows)),

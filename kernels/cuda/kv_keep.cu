@@ -91,14 +91,14 @@ static __global__ void __launch_bounds__(THREADS)
                 for (int d = 0; d < dim4; d++)
                     s = dot(*(const four *)(query + q * ld + 4 * d),
                             *(const four *)(keys + at * ld + 4 * d), s);
-                sum[k] += expf(capped(r, s * r.scale) - lse);
+                sum[k] += expf(capped(r, s * r.scale, b, i, kv * r.group + x % r.group, j) - lse);
             }
         }
         add_mass<Q, KEYS>(a, bk, j0, used + fresh, sum, weight);
     }
 }
 
-enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS_IN, SLOT, KTAIL };
+enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS_IN, SLOT, KTAIL, BIAS };
 
 static kv_weighing weighing_of(const lm_call *call)
 {
@@ -109,6 +109,7 @@ static kv_weighing weighing_of(const lm_call *call)
     a.r.fresh = in_ptr<const int32_t>(call, FRESH);
     a.side = kv_side_of(&call->in[KEYS_IN], call->n_in > KTAIL ? &call->in[KTAIL] : nullptr,
                         attr->residual, attr->sinks);
+    a.r.bias = bias_of(call, BIAS, &attr->attention);
     a.lse = in_ptr<const float>(call, LSE);
     a.from = in_ptr<const int32_t>(call, FROM);
     a.mass = out_ptr<float>(call, 0);

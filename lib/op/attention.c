@@ -3,7 +3,7 @@
 #include "kernels/attention.h"
 
 #include "graph/passes.h"
-#include "op/example.h"
+#include "op/attention_bias.h"
 #include "op/ops.h"
 
 static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
@@ -17,21 +17,41 @@ static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch
                                           { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
                                           { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E',
                                                              'D') },
+                                          { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
                                           { 0 } };
-static const lm_field attention_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
-                                             { LM_ATTR_INT(lm_attention_attr, seq, 'T') },
-                                             { LM_ATTR_INT(lm_attention_attr, heads, 'H') },
-                                             { LM_ATTR_INT(lm_attention_attr, kv_heads, 'K') },
-                                             { LM_ATTR_INT(lm_attention_attr, head_dim, 'D') },
-                                             { LM_ATTR_INT(lm_attention_attr, window, 0) },
-                                             { LM_ATTR_FLAG(lm_attention_attr, causal) },
-                                             { LM_ATTR_REAL(lm_attention_attr, scale) },
-                                             { LM_ATTR_REAL(lm_attention_attr, dropout) },
-                                             { LM_ATTR_INT(lm_attention_attr, site, 0) },
-                                             { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
-                                             { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E',
-                                                                'D') },
-                                             { 0 } };
+static const lm_field attention_fields[] = {
+    { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
+    { LM_ATTR_INT(lm_attention_attr, seq, 'T') },
+    { LM_ATTR_INT(lm_attention_attr, heads, 'H') },
+    { LM_ATTR_INT(lm_attention_attr, kv_heads, 'K') },
+    { LM_ATTR_INT(lm_attention_attr, head_dim, 'D') },
+    { LM_ATTR_INT(lm_attention_attr, window, 0) },
+    { LM_ATTR_FLAG(lm_attention_attr, causal) },
+    { LM_ATTR_REAL(lm_attention_attr, scale) },
+    { LM_ATTR_REAL(lm_attention_attr, dropout) },
+    { LM_ATTR_INT(lm_attention_attr, site, 0) },
+    { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
+    { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E', 'D') },
+    { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
+    { 0 }
+};
+static const lm_field dbias_fields[] = {
+    { LM_ATTR_INT(lm_attention_dbias_attr, attention.batch, 'B') },
+    { LM_ATTR_INT(lm_attention_dbias_attr, attention.seq, 'T') },
+    { LM_ATTR_INT(lm_attention_dbias_attr, attention.heads, 'H') },
+    { LM_ATTR_INT(lm_attention_dbias_attr, attention.kv_heads, 'K') },
+    { LM_ATTR_INT(lm_attention_dbias_attr, attention.head_dim, 'D') },
+    { LM_ATTR_INT(lm_attention_dbias_attr, attention.window, 0) },
+    { LM_ATTR_FLAG(lm_attention_dbias_attr, attention.causal) },
+    { LM_ATTR_REAL(lm_attention_dbias_attr, attention.scale) },
+    { LM_ATTR_REAL(lm_attention_dbias_attr, attention.dropout) },
+    { LM_ATTR_INT(lm_attention_dbias_attr, attention.site, 0) },
+    { LM_ATTR_RARE_REAL(lm_attention_dbias_attr, attention.soft_cap) },
+    { LM_ATTR_RARE_INT(lm_attention_dbias_attr, attention.value_dim, 'E', 'D') },
+    { LM_ATTR_RARE_INT(lm_attention_dbias_attr, attention.bias_zero, 0, 0) },
+    { LM_ATTR_WORD(lm_attention_dbias_attr, acc, lm_acc_words) },
+    { 0 }
+};
 
 static const lm_field dsinks_fields[] = { { LM_ATTR_INT(lm_attention_dsinks_attr, batch, 'B') },
                                           { LM_ATTR_INT(lm_attention_dsinks_attr, seq, 'T') },
@@ -52,6 +72,30 @@ static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
                      (long long)a->value_dim);
 }
 
+lm_code lm_attention_check_bias(const char *op, const lm_attention_attr *a, const lm_tensor *bias,
+                                lm_err *e)
+{
+    const int64_t columns = lm_absent(bias) ? 0 : bias->dim[1];
+    return lm_expect(lm_absent(bias) ? a->bias_zero == 0
+                                     : a->bias_zero >= 0 && a->bias_zero < columns,
+                     op, e, "distance 0 has column %lld of %lld columns of biases",
+                     (long long)a->bias_zero, (long long)columns);
+}
+
+static lm_code forward_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    if (attention_shape(c, want, e))
+        return e->code;
+    return lm_attention_check_bias("attention", c->attr, &c->in[4], e);
+}
+
+static lm_code backward_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    if (attention_shape(c, want, e))
+        return e->code;
+    return lm_attention_check_bias("attention_dx", c->attr, &c->in[6], e);
+}
+
 static lm_code sinks_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
@@ -67,11 +111,29 @@ static lm_code sinks_grad(lm_grad *s, const lm_node *n, lm_err *e)
     return LM_OK;
 }
 
+static lm_code bias_grad(lm_grad *s, const lm_node *n, const lm_vid *in, lm_err *e)
+{
+    lm_graph *g = lm_grad_graph(s);
+    lm_attention_dbias_attr attr = { .attention = *(const lm_attention_attr *)n->attr };
+    lm_vid dbias;
+    g->phase = LM_PHASE_BACKWARD_WEIGHT;
+    if (lm_grad_weight(s, n->in[4], &dbias, &attr.acc, e) ||
+        lm_graph_append(g, &lm_op_attention_dbias, &attr, in, &dbias, e) ||
+        lm_grad_weight_give(s, n->in[4], dbias, e))
+        return e->code;
+    g->phase = LM_PHASE_BACKWARD_INPUT;
+    return LM_OK;
+}
+
 static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
-    lm_vid in[6] = { lm_grad_of(s, n->out[0]), n->in[0], n->out[0], n->out[1], n->in[1], n->in[2] };
+    lm_vid in[7] = {
+        lm_grad_of(s, n->out[0]), n->in[0], n->out[0], n->out[1], n->in[1], n->in[2], n->in[4]
+    };
     lm_vid dqkv = LM_NONE;
     if (n->in[3] >= 0 && lm_grad_wants(s, n->in[3]) && sinks_grad(s, n, e))
+        return e->code;
+    if (n->in[4] >= 0 && lm_grad_wants(s, n->in[4]) && bias_grad(s, n, in, e))
         return e->code;
     if (!lm_grad_wants(s, n->in[0]))
         return LM_OK;
@@ -108,6 +170,16 @@ static void draw_value_dim(lm_rng r, int i, bool cached, lm_attention_attr *a)
     a->value_dim = d[1];
 }
 
+void lm_attention_example_bias(lm_rng r, int i, int64_t distances, lm_attention_attr *a,
+                               lm_tensor *bias)
+{
+    int64_t columns = 1 + (int64_t)lm_example_draw(r, i, 20, 2 * (uint64_t)distances);
+    if (lm_example_draw(r, i, 21, 3))
+        return;
+    a->bias_zero = (int64_t)lm_example_draw(r, i, 22, (uint64_t)columns);
+    *bias = lm_shape2(LM_DTYPE_F32, a->heads, columns);
+}
+
 static void attention_example(lm_rng r, int i, lm_example *x)
 {
     static const int64_t dims[] = { 4, 8, 16, 32, 64, 128 };
@@ -132,6 +204,9 @@ static void attention_example(lm_rng r, int i, lm_example *x)
         x->n_in = 4;
         x->in[3] = lm_shape1(LM_DTYPE_F32, h);
     }
+    lm_attention_example_bias(r, i, 2 * t, &attr, &x->in[4]);
+    if (!lm_absent(&x->in[4]))
+        x->n_in = 5;
     lm_example_attr(x, &attr);
 }
 
@@ -157,12 +232,13 @@ const lm_op lm_op_attention = {
     .in = { { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE },
             { "lo", "BT", LM_IDS | LM_OPTIONAL },
             { "hi", "BT", LM_IDS | LM_OPTIONAL },
-            { "sinks", "H", LM_OPTIONAL } },
+            { "sinks", "H", LM_OPTIONAL },
+            { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
     .fields = attention_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
-    .shape = attention_shape,
+    .shape = forward_shape,
     .grad = attention_grad,
     .cost = attention_cost,
     .example = attention_example,
@@ -184,13 +260,39 @@ const lm_op lm_op_attention_dx = {
             { "o", "BT,HE", LM_ACT_TYPE },
             { "lse", "B,H,T", 0 },
             { "lo", "BT", LM_IDS | LM_OPTIONAL },
-            { "hi", "BT", LM_IDS | LM_OPTIONAL } },
+            { "hi", "BT", LM_IDS | LM_OPTIONAL },
+            { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "dqkv", "BT,(H+K)D+KE", LM_ACT_TYPE } },
     .fields = attention_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
-    .shape = attention_shape,
+    .shape = backward_shape,
     .cost = dx_cost,
+};
+
+static lm_code dbias_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    if (attention_shape(c, want, e))
+        return e->code;
+    return lm_attention_check_bias("attention_dbias", c->attr, &c->in[6], e);
+}
+
+const lm_op lm_op_attention_dbias = {
+    .name = "attention_dbias",
+    .attr_size = sizeof(lm_attention_dbias_attr),
+    .in = { { "do", "BT,HE", LM_ACT_TYPE },
+            { "qkv", "BT,(H+K)D+KE", LM_ACT_TYPE },
+            { "o", "BT,HE", LM_ACT_TYPE },
+            { "lse", "B,H,T", 0 },
+            { "lo", "BT", LM_IDS | LM_OPTIONAL },
+            { "hi", "BT", LM_IDS | LM_OPTIONAL },
+            { "bias", "H,Z", 0 } },
+    .out = { { "dbias", "H,Z", 0 } },
+    .fields = dbias_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 1e-5, 1e-2 },
+    .shape = dbias_shape,
+    .cost = attention_cost,
 };
 
 static lm_code dsinks_shape(lm_call *c, unsigned want, lm_err *e)
@@ -243,7 +345,7 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
     const lm_attention_attr *a = c->attr;
     bool ragged = !lm_absent(&c->in[3]), paged = !lm_absent(&c->in[5]);
     bool values = !lm_absent(&c->out[2]);
-    if (attention_shape(c, want, e) ||
+    if (attention_shape(c, want, e) || lm_attention_check_bias(op, a, &c->in[7], e) ||
         lm_expect(values || lm_attention_value_dim(a) <= a->head_dim, op, e,
                   "values of %lld numbers are not part of keys of %lld", (long long)a->value_dim,
                   (long long)a->head_dim) ||
@@ -330,6 +432,9 @@ static void cached_example(lm_rng r, int i, lm_example *x)
         x->n_in = 7;
         x->in[6] = lm_shape1(LM_DTYPE_F32, h);
     }
+    lm_attention_example_bias(r, i, s, &attr, &x->in[7]);
+    if (!lm_absent(&x->in[7]))
+        x->n_in = 8;
     if (values) {
         x->out[2] = x->out[1];
         x->out[2].dim[3] = lm_attention_value_dim(&attr);
@@ -388,7 +493,8 @@ const lm_op lm_op_attention_cached = {
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
             { "kind", "B", LM_IDS | LM_OPTIONAL },
             { "table", "B,P", LM_IDS | LM_OPTIONAL },
-            { "sinks", "H", LM_OPTIONAL } },
+            { "sinks", "H", LM_OPTIONAL },
+            { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "N,HE", LM_ACT_TYPE },
              { "kcache", "G,K,S,D", LM_ACT_TYPE | LM_GIVEN },
              { "vcache", "G,K,S,E", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },

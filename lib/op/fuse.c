@@ -339,8 +339,8 @@ static lm_node *rope_before(const fuser *f, const lm_node *n)
     const lm_attention_attr *a = n->attr;
     lm_node *rope = has_reads(f, n->in[0], 1) ? made_by(f, n->in[0], &lm_op_rope) : NULL;
     const lm_rope_attr *r = rope ? rope->attr : NULL;
-    /* One piece, keys and values alike, and no statistics. */
-    bool plain = n->in[3] < 0 && n->in[5] < 0 && n->out[3] < 0 && n->out[2] >= 0 &&
+    /* One piece, keys and values alike, and neither biases nor statistics. */
+    bool plain = n->in[3] < 0 && n->in[5] < 0 && n->in[7] < 0 && n->out[3] < 0 && n->out[2] >= 0 &&
                  lm_attention_value_dim(a) == a->head_dim;
     bool fits = plain && a->seq == 1 && r && !r->inverse && r->heads == a->heads &&
                 r->kv_heads == a->kv_heads && r->head_dim == a->head_dim;

@@ -269,7 +269,7 @@ static void attention_step_example(lm_rng r, int i, lm_example *x)
     d = attr.attention.head_dim;
     positions = x->out[1].dim[2];
     attr.attention.seq = 1;
-    attr.attention.value_dim = 0;
+    attr.attention.value_dim = attr.attention.bias_zero = 0;
     x->n_in = 8;
     x->want = 7;
     x->in[7] = x->in[6];

@@ -3,6 +3,7 @@
 #include "kernels/kv.h"
 
 #include "numeric/code_rows.h"
+#include "op/attention_bias.h"
 #include "op/kv_example.h"
 #include "op/ops.h"
 
@@ -14,6 +15,7 @@ static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch,
                                       { LM_ATTR_INT(lm_kv_attr, attention.window, 0) },
                                       { LM_ATTR_REAL(lm_kv_attr, attention.scale) },
                                       { LM_ATTR_RARE_REAL(lm_kv_attr, attention.soft_cap) },
+                                      { LM_ATTR_RARE_INT(lm_kv_attr, attention.bias_zero, 0, 0) },
                                       { LM_ATTR_INT(lm_kv_attr, residual[0], 0) },
                                       { LM_ATTR_INT(lm_kv_attr, residual[1], 0) },
                                       { LM_ATTR_INT(lm_kv_attr, sinks[0], 0) },
@@ -35,6 +37,7 @@ enum {
     ROPE,
     PLACE,
     SINKS,
+    BIAS,
     N_IN
 };
 
@@ -100,7 +103,8 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(lm_absent(&in[ROPE]) ? lm_absent(&in[PLACE])
                                        : in[ROPE].dim[1] % 2 == 0 && in[ROPE].dim[1] <= x->head_dim,
                   "kv_attention", e,
-                  "R of the rope table is not even, or above D, or place has none"))
+                  "R of the rope table is not even, or above D, or place has none") ||
+        lm_attention_check_bias("kv_attention", x, &in[BIAS], e))
         return e->code;
     return lm_kv_check_sides("kv_attention", a, (const lm_tensor *[]){ &in[KEYS], &in[VALUES] },
                              (const lm_tensor *[]){ &in[KTAIL], &in[VTAIL] }, &in[SLOT], e);
@@ -221,6 +225,7 @@ static void kv_example(lm_rng r, int i, lm_example *x)
     }
     if (lm_example_draw(r, i, 16, 3) == 0)
         x->in[SINKS] = lm_shape1(LM_DTYPE_F32, h);
+    lm_attention_example_bias(r, i, P * T, &a.attention, &x->in[BIAS]);
     lm_example_attr(x, &a);
 }
 
@@ -290,7 +295,8 @@ const lm_op lm_op_kv_attention = {
             { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
             { "rope", "X,Y", LM_FIXED | LM_OPTIONAL },
             { "place", "B,M", LM_IDS | LM_OPTIONAL },
-            { "sinks", "H", LM_OPTIONAL } },
+            { "sinks", "H", LM_OPTIONAL },
+            { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "N,HD", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
     .prec = LM_PREC_ALLOW,

@@ -2,6 +2,7 @@
 /* kv_keep.c -- masses of cached tokens, and rows of those that stay. */
 #include "kernels/kv_keep.h"
 
+#include "op/attention_bias.h"
 #include "op/kv_example.h"
 #include "op/ops.h"
 
@@ -20,11 +21,13 @@ static const lm_field mass_fields[] = { { LM_ATTR_INT(lm_kv_mass_attr, attention
                                         { LM_ATTR_INT(lm_kv_mass_attr, attention.window, 0) },
                                         { LM_ATTR_REAL(lm_kv_mass_attr, attention.scale) },
                                         { LM_ATTR_RARE_REAL(lm_kv_mass_attr, attention.soft_cap) },
+                                        { LM_ATTR_RARE_INT(lm_kv_mass_attr, attention.bias_zero, 0,
+                                                           0) },
                                         { LM_ATTR_INT(lm_kv_mass_attr, residual, 0) },
                                         { LM_ATTR_INT(lm_kv_mass_attr, sinks, 0) },
                                         { 0 } };
 
-enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS, SLOT, KTAIL, N_IN };
+enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS, SLOT, KTAIL, BIAS, N_IN };
 
 static lm_code mass_shape(lm_call *c, unsigned want, lm_err *e)
 {
@@ -44,7 +47,8 @@ static lm_code mass_shape(lm_call *c, unsigned want, lm_err *e)
                   "coded pages have a table, caches without one are as many as sequences") ||
         lm_expect(!tail || in[KEYS].kv, "kv_mass", e, "residual and sinks go with coded pages") ||
         lm_expect(tail != lm_absent(&in[KTAIL]), "kv_mass", e,
-                  "a tail goes with residual or sinks"))
+                  "a tail goes with residual or sinks") ||
+        lm_attention_check_bias("kv_mass", x, &in[BIAS], e))
         return e->code;
     return lm_expect(!tail || in[KTAIL].dim[2] == a->residual + a->sinks, "kv_mass", e,
                      "the tail has %lld rows, not residual + sinks",
@@ -96,6 +100,7 @@ static void mass_example(lm_rng r, int i, lm_example *x)
         x->in[KTAIL] = (lm_tensor){ .dtype = LM_DTYPE_F32,
                                     .ndim = 4,
                                     .dim = { b + 1, kv, a.residual + a.sinks, d } };
+    lm_attention_example_bias(r, i, P * T, &a.attention, &x->in[BIAS]);
     x->out[0] = shape3(LM_DTYPE_F32, b + 1, kv, P * T + 3);
     lm_example_attr(x, &a);
 }
@@ -138,7 +143,8 @@ const lm_op lm_op_kv_mass = {
             { "table", "B,P", LM_IDS | LM_OPTIONAL },
             { "keys", "G,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
             { "slot", "B", LM_IDS },
-            { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL } },
+            { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
+            { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "mass", "L,K,M", LM_GIVEN } },
     .fields = mass_fields,
     .prec = LM_PREC_ALLOW,

@@ -49,7 +49,10 @@ extern const lm_op lm_op_grouped_bias, lm_op_grouped_bias_db, lm_op_clamped_swig
     lm_op_clamped_swiglu_dx;
 /* attention.c */
 extern const lm_op lm_op_attention, lm_op_attention_dx, lm_op_attention_dsinks,
-    lm_op_attention_cached;
+    lm_op_attention_dbias, lm_op_attention_cached;
+
+/* distance.c */
+extern const lm_op lm_op_distance_bias, lm_op_distance_bias_dtable;
 /* kv_keep.c */
 extern const lm_op lm_op_kv_mass, lm_op_kv_gather;
 
