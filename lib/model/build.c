@@ -253,7 +253,7 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
         return lm_b_cached_attention(b, layer, qkv, sinks, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
-    lm_vid in[4] = { qkv, m->lo, attr.causal ? LM_NONE : m->hi, sinks };
+    lm_vid in[5] = { qkv, m->lo, attr.causal ? LM_NONE : m->hi, sinks, LM_NONE };
     return lm_b_append(b, &lm_op_attention, &attr, in);
 }
 

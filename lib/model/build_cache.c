@@ -141,7 +141,7 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
         values = lm_b_cache(b, layer, LM_CACHE_VALUES, "values", shape);
     }
     lm_vid table = m->build.rows ? m->table : LM_NONE;
-    lm_vid in[] = { qkv, m->used, m->fresh, m->first, m->kind, table, sinks };
+    lm_vid in[] = { qkv, m->used, m->fresh, m->first, m->kind, table, sinks, LM_NONE };
     bool weighs = m->kept && m->kept[layer].mass >= 0;
     lm_vid out[4] = { LM_NONE, keys, values, weighs ? LM_NONE : LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
@@ -228,8 +228,8 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
     const lm_vid rope = late ? m->rope[m->config.layer[layer].rope] : LM_NONE;
     const lm_vid ranks = lm_b_ranked(&m->build, layer) ? m->ranks : LM_NONE;
     qkv = late ? lm_b_rope(b, layer, rows) : rows;
-    lm_vid in[] = { qkv,        used, m->fresh,  m->first,  m->kind, table, c.pages[0],
-                    c.pages[1], slot, c.tail[0], c.tail[1], rope,    ranks, sinks };
+    lm_vid in[] = { qkv,  used,      m->fresh,  m->first, m->kind, table, c.pages[0], c.pages[1],
+                    slot, c.tail[0], c.tail[1], rope,     ranks,   sinks, LM_NONE };
     lm_vid write[] = {
         rows, used, m->fresh, m->first, table, slot, kept ? m->kept[layer].row : LM_NONE
     };
@@ -253,7 +253,7 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid si
     const lm_kv_mass_attr mass = { .attention = *attr };
     coded_cache c;
     make_coded(b, layer, &a, &c);
-    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table, sinks };
+    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table, sinks, LM_NONE };
     lm_vid out[] = { LM_NONE, c.pages[0], c.pages[1], k->mass >= 0 ? LM_NONE : LM_SKIP };
     lm_vid write[] = { qkv, k->used, m->fresh, LM_NONE, k->table, LM_NONE, k->row };
     lm_vid stored[] = { c.pages[0], c.pages[1], LM_SKIP, LM_SKIP };
@@ -291,7 +291,8 @@ static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid
                     LM_NONE,
                     rope,
                     LM_NONE,
-                    sinks };
+                    sinks,
+                    LM_NONE };
     lm_vid write[] = { rows, m->used, m->fresh, LM_NONE, table, LM_NONE, LM_NONE };
     lm_vid out[] = { LM_NONE, LM_SKIP }, stored[] = { keys, values, LM_SKIP, LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, out, b->e) ||

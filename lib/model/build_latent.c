@@ -66,7 +66,8 @@ lm_vid lm_b_latent_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid up, 
         return lm_b_cached_attention(b, layer, qkv, LM_NONE, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
-    return lm_b_append(b, &lm_op_attention, &attr, (lm_vid[]){ qkv, m->lo, LM_NONE, LM_NONE });
+    return lm_b_append(b, &lm_op_attention, &attr,
+                       (lm_vid[]){ qkv, m->lo, LM_NONE, LM_NONE, LM_NONE });
 }
 
 /* One key for all heads: the latent and the rotated part; its first numbers are the value. */

@@ -234,7 +234,8 @@ static void test_wide_heads(void **state)
         lm_attention_attr a = attr_of(1, 3, 1, 1, i % 2 ? 257 : 256);
         lm_graph *g = NULL;
         lm_exec *x = NULL;
-        lm_vid in[4] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE }, out[2] = { LM_NONE, LM_NONE };
+        lm_vid in[5] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE },
+               out[2] = { LM_NONE, LM_NONE };
         lm_dtype act = i / 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
         device = i / 2 ? tensor : plain;
         device_must(lm_graph_new(&g, &e), &e);

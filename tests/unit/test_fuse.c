@@ -279,13 +279,13 @@ static void attention_of_one_row(void **state)
             h.g->value[h.used].t.dim[0] = h.g->value[h.fresh].t.dim[0] = 2;
         if (k == 5) { /* neither can the caches be written before, nor q be read behind */
             put(&h, &lm_op_attention_cached, &a,
-                IN(h.q, h.used, h.fresh, LM_NONE, LM_NONE, LM_NONE, LM_NONE), other);
+                IN(h.q, h.used, h.fresh, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE), other);
             put(&h, &lm_op_rope, &rope, IN(normed[0], h.pos, h.table), to_q);
         }
         if (k == 6) /* what is normed is read elsewhere, too */
             put(&h, &lm_op_add, NULL, IN(normed[0], normed[0]), NULL);
         put(&h, &lm_op_attention_cached, &a,
-            IN(qkv, h.used, h.fresh, LM_NONE, LM_NONE, LM_NONE, LM_NONE), out);
+            IN(qkv, h.used, h.fresh, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE), out);
         static const char *const want[] = {
             "attention_step", "head_norm attention_step", [6] = "head_norm add attention_step"
         };
