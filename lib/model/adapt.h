@@ -129,6 +129,8 @@ void lm_b_aside(lm_builder *b, lm_dtype dtype, int ndim, const int64_t *dim, con
                 const char *fmt, ...) LM_PRINTF(6, 7);
 /* The file has the latest slice once more, by the name `fmt`, which is not read. */
 void lm_b_again(lm_builder *b, const char *fmt, ...) LM_PRINTF(2, 3);
+/* True if the graph draws random numbers beside the model: it trains, with dropout.  *site: of the next draws. */
+bool lm_b_adapter_draws(lm_builder *b, int64_t *site);
 /* x with elements dropped at rate p, counted by a site of its own; x itself where the mode does not train. */
 lm_vid lm_b_adapter_dropout(lm_builder *b, lm_vid x, double p);
 

@@ -30,13 +30,18 @@ lm_err *lm_b_err(const lm_builder *b)
 }
 
 /* Sites of the model's own dropout keep their numbers, and so their masks. */
-lm_vid lm_b_adapter_dropout(lm_builder *b, lm_vid x, double p)
+bool lm_b_adapter_draws(lm_builder *b, int64_t *site)
 {
     enum { ADAPTER_SITES = 1 << 20 };
-    lm_dropout_attr attr = { p, ADAPTER_SITES + b->adapter_site++ };
-    if (p <= 0 || b->m->build.mode != LM_MODE_TRAIN || !b->m->build.dropout)
-        return x;
-    return lm_b_append(b, &lm_op_dropout, &attr, &x);
+    *site = ADAPTER_SITES + b->adapter_site++;
+    return b->m->build.mode == LM_MODE_TRAIN && b->m->build.dropout;
+}
+
+lm_vid lm_b_adapter_dropout(lm_builder *b, lm_vid x, double p)
+{
+    lm_dropout_attr attr = { .p = p };
+    return lm_b_adapter_draws(b, &attr.site) && p > 0 ? lm_b_append(b, &lm_op_dropout, &attr, &x)
+                                                      : x;
 }
 
 void lm_b_const(lm_builder *b, lm_vid value, const double *number, const int32_t *id, int64_t count)

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/arrange.h"
+#include "kernels/noise.h"
 #include "op/ops.h"
 #include "tune/attach_impl.h"
 
@@ -43,6 +44,22 @@ static lm_vid by_weight(const lm_attach *a, lm_builder *b, lm_rule *r, const lm_
     return LM_R_MAP(r, "y = x + b", LM_IS("x", y), LM_IS("b", changed));
 }
 
+/* y with the noise of a method that has some, where the graph draws. */
+static lm_vid with_noise(const lm_attach *a, lm_builder *b, lm_rule *r, const lm_tune_module *m,
+                         const lm_adapt_linear *place, lm_vid y, const lm_vid *p)
+{
+    lm_noise_attr attr = { .amount = 1 };
+    lm_vid up = LM_NONE, down = LM_NONE;
+    if (!a->method->noise || !lm_b_adapter_draws(b, &attr.site))
+        return y;
+    a->method->noise(r, m, p, &up, &down);
+    lm_vid h = lm_b_linear(b, place->x, down, LM_NONE);
+    lm_vid none = lm_r_scale(r, 0, lm_r_stop(r, h));
+    lm_vid n = lm_b_append(b, &lm_op_noise, &attr, &none);
+    n = LM_R_MAP(r, "y = n * exp(h / 2)", LM_IS("n", n), LM_IS("h", h));
+    return lm_r_add(r, y, 1, lm_b_linear(b, n, up, LM_NONE));
+}
+
 /* The only module of a place. */
 static lm_vid one_module(lm_attach *a, lm_builder *b, const attach_module *m,
                          const lm_adapt_linear *place)
@@ -59,6 +76,7 @@ static lm_vid one_module(lm_attach *a, lm_builder *b, const attach_module *m,
         y = t->output ? t->output(&r, &m->module, x, y, p) : y;
     } else {
         y = by_weight(a, b, &r, &m->module, place, p);
+        y = with_noise(a, b, &r, &m->module, place, y, p);
     }
     lm_attach_end_rule(b, &r);
     return y;

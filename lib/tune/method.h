@@ -112,6 +112,9 @@ typedef struct lm_tune_method {
     lm_vid (*bias)(lm_rule *r, const lm_tune_module *m, lm_vid w, lm_vid b, const lm_vid *p);
     lm_vid (*input)(lm_rule *r, const lm_tune_module *m, lm_vid x, const lm_vid *p);
     lm_vid (*output)(lm_rule *r, const lm_tune_module *m, lm_vid x, lm_vid y, const lm_vid *p);
+    /* The matrices of the noise that training adds to what `weight` gives, and nothing else does:
+     * y' = W' x + b' + up (n * exp(down x / 2)), n normal; up [out,k], down [k,in]. */
+    void (*noise)(lm_rule *r, const lm_tune_module *m, const lm_vid *p, lm_vid *up, lm_vid *down);
 
     /* Numbers of tensors that start from the base (LM_TUNE_BASE), in double, into v[i] of tensor
      * i; w [out,in] may be changed (PiSSA), and *changed then says so.  NULL: none. */

@@ -34,6 +34,9 @@ lm_code lm_tune_vera_tensors(const lm_tune_module *m, const char *const name[4],
 lm_code lm_tune_vera_draw(const lm_tune_module *m, int64_t parts, int i, double *out);
 lm_vid lm_tune_vera_weight(lm_rule *r, const lm_tune_module *m, int64_t parts, lm_vid w,
                            const lm_vid *p);
+/* diag(b) B, and diag(d) A of r rows, those of this part. */
+void lm_tune_vera_factors(lm_rule *r, const lm_tune_module *m, int64_t parts, int64_t part,
+                          const lm_vid *p, lm_vid *left, lm_vid *right);
 /* The tensor of a method whose n_frequency coefficients train: n_frequency, the first
  * hyper-parameter, or the value of n_frequency_pattern; and this number (fourierft.c). */
 lm_code lm_tune_spectrum(const lm_tune_module *m, const char *suffix, lm_tune_init init,

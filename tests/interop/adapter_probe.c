@@ -2,7 +2,8 @@
 /* adapter_probe -- the driver of test_adapters.py: trains an adapter of a model folder on given tokens, in F32.
  *
  * adapter_probe MODEL CONFIG ADAPTER BATCH OUT LEVEL
- * CONFIG is an adapter_config.json, ADAPTER a safetensors file with its tensors; BATCH has I64 `tokens` and
+ * CONFIG is an adapter_config.json, ADAPTER a safetensors file with its tensors, or a folder of PEFT, of which those that
+ * its file lacks are computed; BATCH has I64 `tokens` and
  * `targets` [S,B,T] (targets below 0 are ignored) and F32 `adamw` (lr, beta1, beta2, eps).  OUT receives `losses` [S],
  * the gradients of the first step as grad.NAME, what trained after the last as NAME, and the rows that an encoder then
  * makes as `rows`. */
@@ -10,6 +11,7 @@
 #include "model/rotary.h"
 #include "tests/unit/model_run.h"
 #include "tune/attach.h"
+#include "tune/tuning.h"
 
 typedef struct {
     int64_t steps, batch, seq;
@@ -170,9 +172,9 @@ int main(int argc, char **argv)
 {
     lm_err e = { 0 };
     lm_model_source *src;
-    lm_tune_bases bases;
     lm_config c;
-    lm_attach *a;
+    lm_tuning t;
+    lm_bundle *files = NULL;
     lm_par *par;
     lm_backend *backend;
     lm_cpu_level level;
@@ -185,17 +187,26 @@ int main(int argc, char **argv)
         return 2;
     must(lm_model_source_open(argv[1], NULL, &src, &e), &e);
     must(lm_config_read(lm_model_source_config(src), "config.json", &c, &e), &e);
-    must(lm_tune_bases_read(src, false, &bases, &e), &e);
+    if (lm_path_is_dir(argv[3])) {
+        must(lm_tuning_open(argv[3], &(lm_bundle_opts){ 0 }, &files, &adapter, &config, &e), &e);
+        json_decref(config);
+    } else {
+        must(lm_st_open(argv[3], &adapter, &e), &e);
+    }
     must(lm_json_load(argv[2], 1 << 20, &config, &e), &e);
-    must(lm_attach_new(&bases, &c, config, argv[2], &a, &e), &e);
+    must(lm_tuning_new(config, argv[2], false, src, &c, &t, &e), &e);
+    t.base = src;
+    t.first = adapter;
+    must(lm_tuning_ids(&t, adapter, &e), &e);
+    if (files)
+        must(lm_tuning_complete(&t, argv[3], &(lm_bundle_opts){ 0 }, src, &e), &e);
     load_batches(argv[4], &b);
     must(lm_cpu_level_parse(argv[6], &level, &e), &e);
     must(lm_par_new(&par, 2, &e), &e);
     must(lm_backend_cpu(level, par, &backend, &e), &e);
-    make_job(&j, &c, a, &b, backend);
+    make_job(&j, &c, t.attach, &b, backend);
     must(lm_store_load(j.s, src, &e), &e);
-    must(lm_st_open(argv[3], &adapter, &e), &e);
-    must(lm_store_load_adapter(j.s, adapter, &e), &e);
+    must(lm_tuning_start(&t, j.s, &e), &e);
 
     must(lm_st_plan_new(&p.plan, &e), &e);
     float *losses = room((size_t)b.steps, sizeof *losses);
@@ -209,7 +220,7 @@ int main(int argc, char **argv)
     }
     put(&p, "losses", 1, &b.steps, losses);
     put_block(&p, &j, LM_KEPT_PARAM, "");
-    must(lm_attach_fold(a, j.s, &e), &e);
+    must(lm_attach_fold(t.attach, j.s, &e), &e);
     put_rows(&p, &j);
     save(&p, argv[5]);
     return 0;

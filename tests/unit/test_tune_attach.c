@@ -226,7 +226,6 @@ static void make_ids(lm_attach *a)
 /* Trains, runs as merged, and has other gradients where the adapter sits. */
 static void check_adapter(int model, const char *text, bool merges)
 {
-    bool drops = strstr(text, "_dropout") != NULL;
     lm_err e = { 0 };
     tiny t;
     runner r;
@@ -236,7 +235,7 @@ static void check_adapter(int model, const char *text, bool merges)
     must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
     make_ids(a);
     lm_build b = build_of(LM_MODE_TRAIN, a);
-    b.dropout = drops;
+    b.dropout = !merges;
     runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
     float *block = random_block(r.model);
     runner_weights(&r, block);
@@ -349,6 +348,59 @@ static void test_dropped(void **state)
             model, "{\"peft_type\":\"LORA\"," ALL "\"r\":3,\"use_dora\":true,\"lora_dropout\":0.4}",
             false);
     }
+}
+
+/* The loss of an adapter whose numbers named *.PART are 0, in a graph that trains, with or without draws. */
+static double drawn_loss(const char *text, const char *part, bool draws)
+{
+    lm_err e = { 0 };
+    tiny t;
+    runner r;
+    lm_attach *a = NULL;
+    json_t *o = adapter_of(text);
+    tiny_begin(&t, 1);
+    must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+    lm_build b = build_of(LM_MODE_TRAIN, a);
+    b.dropout = draws;
+    runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
+    float *block = random_block(r.model);
+    for (int i = 0; i < r.model->n_slices; i++) {
+        const lm_slice *s = &r.model->slice[i];
+        char saved[512];
+        const char *name = lm_model_saved(r.model, i, saved);
+        if (!strstr(name, part))
+            continue;
+        double *zero = room((size_t)lm_slice_count(s), sizeof *zero);
+        put_numbers(r.model, block, name, zero);
+        lm_free(zero);
+    }
+    runner_weights(&r, block);
+    fill_constants(&r);
+    feed(&r, 0);
+    runner_run(&r);
+    double loss = loss_sum(&r);
+    lm_free(block);
+    runner_free(&r);
+    lm_attach_free(a);
+    json_decref(o);
+    tiny_end(&t);
+    return loss;
+}
+
+/* PVeRA's noise: gradients flow through its deviation; it passes through the outer scales, and only training draws it. */
+static void test_noise(void **state)
+{
+    static const char text[] = "{\"peft_type\":\"PVERA\"," ALL "\"r\":3}";
+    (void)state;
+    for (int model = 0; model < N_MODELS; model++)
+        check_adapter(model, text, false);
+    assert_true(drawn_loss(text, "pvera_lambda_b", true) ==
+                drawn_loss(text, "pvera_lambda_b", false));
+    double noisy = drawn_loss(text, "pvera_lambda_d", true), /* of deviation 1 */
+        plain = drawn_loss(text, "pvera_lambda_d", false);
+    assert_true(fabs(noisy - plain) > 1e-3 * plain);
+    /* no change of the weights: the mean is 0, too */
+    assert_float_equal(plain, drawn_loss(text, "pvera_lambda_b", false), 1e-9 * plain);
 }
 
 /* A row of W + s B A without length: DoRA's numbers and gradients are finite. */
@@ -582,6 +634,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_dropped),
+        cmocka_unit_test(test_noise),
         cmocka_unit_test(test_zero_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

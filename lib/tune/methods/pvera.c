@@ -2,8 +2,9 @@
 /* pvera.c -- VeRA whose inner scales have a mean and a variance:
  * W' = W + diag(b) B diag(d) A, d [r] and b [out] trained, A [r,in], B [out,r] the first columns
  * and rows of matrices that are as wide as the widest module.
- * lambda_d and A are of 2r: the first half is the mean, which applies after training, the second
- * half gives the logarithm of the variance, of which training draws.
+ * lambda_d and A are of 2r: the first half, d and A, gives the mean, which alone applies after
+ * training; the second half, e and C, gives the logarithm of the variance for each input:
+ * training adds diag(b) B (n * exp(diag(e) C x / 2)), n normal.
  *
  * A file without A and B (save_projection false) has those that torch draws from
  * projection_prng_key: uniform within sqrt(6 / columns).  Sources: arXiv:2512.07703;
@@ -47,6 +48,11 @@ static lm_vid weight(lm_rule *r, const lm_tune_module *m, lm_vid w, const lm_vid
     return lm_tune_vera_weight(r, m, PARTS, w, p);
 }
 
+static void noise(lm_rule *r, const lm_tune_module *m, const lm_vid *p, lm_vid *up, lm_vid *down)
+{
+    lm_tune_vera_factors(r, m, PARTS, 1, p, up, down);
+}
+
 const lm_tune_method lm_tune_pvera = {
     .peft_type = "PVERA",
     .name = "pvera",
@@ -56,6 +62,7 @@ const lm_tune_method lm_tune_pvera = {
     .hyper = hyper,
     .tensors = tensors,
     .weight = weight,
+    .noise = noise,
     .start = start,
     .draw = draw,
 };

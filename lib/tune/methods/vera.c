@@ -53,16 +53,24 @@ lm_code lm_tune_vera_draw(const lm_tune_module *m, int64_t parts, int i, double 
     return LM_OK;
 }
 
+void lm_tune_vera_factors(lm_rule *r, const lm_tune_module *m, int64_t parts, int64_t part,
+                          const lm_vid *p, lm_vid *left, lm_vid *right)
+{
+    int64_t n = (int64_t)m->hyper[R];
+    lm_vid d = lm_r_part(r, lm_r_shape2(r, p[SCALE_D], parts * n, 1), part * n, n, 0, 1);
+
+    *right = LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[A], part * n, n, 0, m->in)),
+                      LM_IS("d", d));
+    *left = LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[B], 0, m->out, 0, n)),
+                     LM_IS("d", lm_r_shape2(r, p[SCALE_B], m->out, 1)));
+}
+
 lm_vid lm_tune_vera_weight(lm_rule *r, const lm_tune_module *m, int64_t parts, lm_vid w,
                            const lm_vid *p)
 {
-    int64_t n = (int64_t)m->hyper[R];
-    lm_vid d = lm_r_part(r, lm_r_shape2(r, p[SCALE_D], parts * n, 1), 0, n, 0, 1);
-    lm_vid right =
-        LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[A], 0, n, 0, m->in)), LM_IS("d", d));
-    lm_vid left = LM_R_MAP(r, "y = a * d", LM_IS("a", lm_r_part(r, p[B], 0, m->out, 0, n)),
-                           LM_IS("d", lm_r_shape2(r, p[SCALE_B], m->out, 1)));
+    lm_vid left, right;
 
+    lm_tune_vera_factors(r, m, parts, 0, p, &left, &right);
     return lm_r_add(r, w, 1, lm_r_matmul(r, left, false, right, false));
 }
 
