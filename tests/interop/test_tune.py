@@ -196,7 +196,7 @@ def conversions(tmp, base, tool, made):
 def starts(tmp, base, tool):
     name, r = "model.layers.1.self_attn.k_proj", 4
     for kind in ("pissa", "olora"):
-        m = peft.get_peft_model(model("llama"), peft.LoraConfig(target_modules=["k_proj"], r=r, init_lora_weights=kind))
+        m = peft.get_peft_model(model("llama"), peft.LoraConfig(target_modules=["k_proj"], r=r, lora_alpha=8, init_lora_weights=kind))
         layer = m.get_submodule("base_model.model." + name)
         a, b = layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight.detach()
         w = layer.base_layer.weight.detach()

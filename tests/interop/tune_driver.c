@@ -45,6 +45,7 @@ static void start(const char *kind, lm_model_source *base, const lm_tune_bases *
     must(lm_tune_config_new(t, NULL, &config, &e));
     json_object_set_new(config, "init_lora_weights", json_string(kind));
     json_object_set_new(config, "r", json_integer(4));
+    json_object_set_new(config, "lora_alpha", json_integer(8));
     must(lm_tune_read_hyper(t, config, name, "config", hyper, &e));
     lm_tune_module module = {
         .name = name, .out = m->out, .in = m->in, .hyper = hyper, .config = config
