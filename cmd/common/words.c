@@ -30,6 +30,7 @@ static const struct {
     { "salvage", "salvage" },
     { "validation", "eval-every" },
     { "optimizer", "optimizer" },
+    { "objective", "objective" },
     { "patterns", "train" },
     { "loss", "loss" },
     { "reward", "reward" },
@@ -51,6 +52,7 @@ static const struct {
     const char *option; /* NULL: for all tools */
     const char *text;
 } advice[] = {
+    { "choose masked language modelling", "objective", "give --objective mlm" },
     { "choose a chat template", "chat-template", "give --chat-template NAME|FILE" },
     { "train on all of it", "loss-on", "leave --loss-on out" },
     { "give the prompt under", "map", "rename columns with --map, or give the prompt under" },

@@ -68,12 +68,12 @@ static lm_code choose_objective(lm_session *s, lm_err *e)
                                                             : t->kind;
     if (kind == LM_TARGETS_MASKED && !both)
         return lm_fail(
-            e, LM_EUSAGE, s->ask.model, "use an encoder such as BERT, or --objective clm",
+            e, LM_EUSAGE, s->ask.model, "use an encoder such as BERT, or another objective",
             "a %s model sees no later tokens: it fills no masks", lm_arch_name(s->config.arch));
     if (kind != LM_TARGETS_MASKED)
         return lm_config_check_causal(
             &s->config, s->ask.model,
-            t ? "give --objective mlm" : "train it with train --objective mlm", e);
+            t ? "choose masked language modelling" : "train fills its masks", e);
     s->o.mlm = (lm_mlm){ .share = t->key[LM_TARGETS_SHARE],
                          .whole_words = t->key[LM_TARGETS_WHOLE_WORDS] > 0 };
     return make_masks(s, e);

@@ -17,7 +17,7 @@ static const lm_hyper masks[] = {
 
 lm_code lm_targets_parse(const char *text, lm_targets *out, lm_err *e)
 {
-    static const char where[] = "--objective";
+    static const char where[] = "objective";
     const char *at = text ? text : "";
     size_t n = strcspn(at, ":");
     *out = (lm_targets){ .kind = LM_TARGETS_OF_MODEL };

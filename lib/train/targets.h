@@ -14,7 +14,7 @@ enum { LM_TARGETS_SHARE, LM_TARGETS_WHOLE_WORDS, LM_TARGETS_KEYS };
 
 typedef struct {
     lm_targets_kind kind;
-    double key[LM_TARGETS_KEYS]; /* of LM_TARGETS_MASKED; their defaults where none is given */
+    double key[LM_TARGETS_KEYS]; /* of LM_TARGETS_MASKED; defaults where a key is not given */
 } lm_targets;
 
 extern const char *const lm_targets_names[]; /* ended by NULL */

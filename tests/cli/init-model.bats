@@ -44,10 +44,13 @@ gpt-oss-12m 11578672
 deepseek-v2-lite 15706484224
 deepseek-v3 671026419200
 deepseek-v3-12m 11968224
+bert-base 109514298
+bert-large 335174458
+bert-4m 4410112
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 29 ]
+    [ "${#lines[@]}" -eq 32 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

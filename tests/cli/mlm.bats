@@ -146,7 +146,7 @@ END
         ["eval-model causal data/val --task mlm"]='a llama model sees no later tokens'
         ["eval-model m0 data/val --task perplexity"]='give --task mlm'
         ["eval-model m0 data/val --stride 4"]='leave it out'
-        ["peft-tune m0 t.jsonl -o x"]='train --objective mlm'
+        ["peft-tune m0 t.jsonl -o x"]='train fills its masks'
         ["generate m0 t.jsonl"]='predicts no next one'
         ["quantize-kv -q --evaluate m0 t.jsonl"]='predicts no next one'
         ["convert-model m0 -o x.gguf"]='bert'
