@@ -5,12 +5,15 @@
  *                                                   gradients
  * model_probe train MODEL BATCH OUT f32|bf16 LEVEL  losses of one AdamW step for each batch
  * model_probe copy MODEL OUT                        load, and write the folder again
+ * model_probe masks MODEL DATA OUT STEPS BATCH SEQ  tokens and targets that train --objective mlm gives an encoder
  *
  * BATCH is a safetensors file with I64 `tokens` and `targets` [S,B,T]; targets below 0 are ignored;
  * train: also F32 `adamw` (lr, beta1, beta2, eps, weight_decay).  Modules that predict tokens further on train with
  * the weight 0.3, and the loss holds theirs. */
 #include "kernels/optim.h"
 #include "tests/unit/model_run.h"
+#include "text/tokenizer_source.h"
+#include "train/feed.h"
 
 typedef struct {
     int64_t steps, batch, seq;
@@ -238,6 +241,43 @@ static void copy_model(const lm_config *c, lm_model_source *src, const char *out
     must(lm_folder_commit(f, &e), &e);
 }
 
+static void mask_windows(const lm_config *c, lm_model_source *src, const char *data,
+                         const char *out, const int64_t dim[3])
+{
+    lm_err e = { 0 };
+    lm_tokenizer *tok;
+    lm_tokens *t;
+    lm_feed *f;
+    lm_mlm m = { .share = 0.15 };
+    const int64_t seq = dim[2], windows = dim[0] * dim[1];
+    int64_t *ids[2], valid;
+    int32_t *row = room((size_t)seq * 5, sizeof *row);
+    must(lm_tokenizer_of(src, &tok, &e), &e);
+    must(lm_mlm_init(&m, tok, c->vocab, "masks", &e), &e);
+    must(lm_tokens_open(data, LM_TOKENS_AUTO, -1, &t, &e), &e);
+    must(lm_tokens_index(t, NULL, &e), &e);
+    lm_feed_opts o = {
+        .seq = seq, .documents = true, .shuffle = true, .vocab = c->vocab, .mlm = &m
+    };
+    must(lm_feed_new(t, &o, &f, &e), &e);
+    for (int k = 0; k < 2; k++)
+        ids[k] = room((size_t)(windows * seq), sizeof **ids);
+    for (int64_t w = 0; w < windows; w++) {
+        must(lm_feed_window(f, w, row, row + seq, row + 2 * seq, row + 3 * seq, row + 4 * seq,
+                            &valid, &e),
+             &e);
+        for (int64_t i = 0; i < 2 * seq; i++)
+            ids[i / seq][w * seq + i % seq] = row[i];
+    }
+    product p = { 0 };
+    must(lm_st_plan_new(&p.plan, &e), &e);
+    for (int k = 0; k < 2; k++) {
+        must(lm_st_plan_add(p.plan, k ? "targets" : "tokens", LM_DTYPE_I64, 3, dim, &e), &e);
+        p.data[p.n++] = ids[k];
+    }
+    save(&p, out);
+}
+
 int main(int argc, char **argv)
 {
     lm_err e = { 0 };
@@ -251,6 +291,11 @@ int main(int argc, char **argv)
     must(lm_config_read(lm_model_source_config(src), "config.json", &c, &e), &e);
     if (!strcmp(argv[1], "copy")) {
         copy_model(&c, src, argv[3]);
+        return 0;
+    }
+    if (!strcmp(argv[1], "masks") && argc == 8) {
+        const int64_t dim[3] = { atoll(argv[5]), atoll(argv[6]), atoll(argv[7]) };
+        mask_windows(&c, src, argv[3], argv[4], dim);
         return 0;
     }
     if (argc != 7)

@@ -238,7 +238,8 @@ def batch(config, steps, seed, seq=SEQ):
 
 def loss_of(model, tokens, targets):
     more = {}
-    if model.config.model_type == "bert":  # the second half of a sequence is another type, as in model_run.h
+    if model.config.model_type == "bert" and not getattr(model, "one_type", False):
+        # the second half of a sequence is another type, as in model_run.h
         more = {"token_type_ids": (torch.arange(tokens.shape[-1]) >= tokens.shape[-1] // 2).long().expand_as(tokens)}
     ahead = getattr(model.config, "num_nextn_predict_layers", 0)
     out = model(input_ids=tokens, output_hidden_states=bool(ahead), **more)
@@ -574,6 +575,48 @@ def test_tool(tmp, name, config):
     check(worst < 1e-4, f"{name}: the trained run loads there, weights to {worst:.1e}")
 
 
+def test_masked(run, tmp, name, config):
+    """Ten steps of train --objective mlm on the masks that it draws, which the rule of its unit test makes."""
+    from tokenizers import Tokenizer, models
+    model = make(config, 5).train()
+    model.one_type = True
+    folder, data, masks = (os.path.join(tmp, f"{name}-{n}") for n in ("masked", "ids", "masks.safetensors"))
+    model.save_pretrained(folder)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = special + [f"w{i}" for i in range(len(special), config.vocab_size)]
+    tok = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tok.add_special_tokens(special)
+    tok.save(os.path.join(folder, "tokenizer.json"))
+    os.mkdir(data)
+    ids = torch.randint(0, config.vocab_size, (2 * BATCH * SEQ + 3,), generator=torch.Generator().manual_seed(4))
+    write_shard(os.path.join(data, "train"), ids.tolist())
+    subprocess.run([run, "masks", folder, os.path.join(data, "train"), masks, "10", str(BATCH), str(SEQ)], check=True)
+    tokens, targets = (load_file(masks)[k] for k in ("tokens", "targets"))
+    seen = torch.where(targets >= 0, targets, tokens).reshape(5, -1, SEQ)  # of five epochs all windows once
+    whole = {tuple(w) for w in ids[:2 * BATCH * SEQ].reshape(-1, SEQ).tolist()}
+    check(all({tuple(w) for w in e.tolist()} == whole for e in seen) and (targets[targets >= 0] >= len(special)).all()
+          and not torch.equal(targets[0] >= 0, targets[2] >= 0), f"{name}: masks stand in the places of the data's tokens")
+    want, norms = train_theirs(model, tokens, targets, HYPER["clip"])
+    for size, more in ((BATCH, 1), (1, BATCH)):
+        out, metrics = os.path.join(tmp, f"{name}-mlm{size}"), os.path.join(tmp, f"{name}-mlm{size}.jsonl")
+        subprocess.run([os.path.join(BUILD, "bin", "train"), "-q", folder, data, "-o", out, "--metrics", metrics, "--objective",
+                        "mlm", "--steps", "10", "--seq-len", str(SEQ), "--batch-size", str(size),
+                        "--gradient-accumulation-steps", str(more), "--lr-schedule", "constant", "--peak-tflops", "0",
+                        "--lr", str(HYPER["lr"]), "--beta1", str(HYPER["b1"]), "--beta2", str(HYPER["b2"]),
+                        "--eps", str(HYPER["eps"]), "--weight-decay", str(HYPER["decay"]),
+                        "--max-grad-norm", str(HYPER["clip"])], check=True)
+        records = [r for r in map(json.loads, open(metrics)) if "grad_norm" in r]
+        worst, norm = far([r["loss"] for r in records], want), far([r["grad_norm"] for r in records], norms)
+        counted = [r["tokens"] for r in records] == (targets >= 0).sum((1, 2)).cumsum(0).tolist()
+        check(worst < 1e-4 and norm < 1e-3 and counted, f"{name}: ten steps of train --objective mlm, {more} micro-batches: "
+              f"losses to {worst:.1e}, gradient norms to {norm:.1e}")
+    back = class_of(config).from_pretrained(out, dtype=torch.float32)
+    # the gradient of a bias of keys is only rounding, which AdamW scales up
+    worst = max(error(b, a) for (k, a), b in zip(model.state_dict().items(), back.state_dict().values())
+                if not k.endswith("key.bias"))
+    check(worst < 1e-4, f"{name}: the trained run loads there, weights to {worst:.1e}")
+
+
 def pack_experts(state, seed):
     """The experts of a gpt-oss in MXFP4 as they are published, and what transformers makes of them."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -666,6 +709,7 @@ def main():
                 test_tool(tmp, name, config)
             if name == "bert":
                 test_steps(run, tmp, name, config)
+                test_masked(run, tmp, name, config)
         if not only or "mxfp4" in only:
             test_mxfp4(run, tmp)
     return tap.finish()
