@@ -166,6 +166,11 @@ const char *lm_arch_list(bool gguf, char out[LM_ARCH_LIST]);
 /* The scale of the scores of such a model in llama.cpp. */
 double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64_t heads,
                           int64_t head_dim);
+/* True if rows of a part are looked up: of tokens, positions or types. */
+static inline bool lm_part_is_embedding(lm_part part)
+{
+    return part == LM_PART_EMBED || part == LM_PART_POSITION || part == LM_PART_TYPES;
+}
 /* True if a part is the weight of a norm. */
 bool lm_part_is_norm(lm_part part);
 /* True if norm weights of that part are stored as what 1 is added to, in such a model. */

@@ -177,8 +177,9 @@ static void strip(const char *tensor, char out[512])
 /* Words for parts, which have other names in each family. */
 static bool is_word_of(const char *word, lm_part part, bool bias)
 {
-    return !strcasecmp(word, "embed")  ? part == LM_PART_EMBED || part == LM_PART_POSITION
-           : !strcasecmp(word, "head") ? part == LM_PART_OUTPUT
+    return !strcasecmp(word, "embed") ? lm_part_is_embedding(part)
+           : !strcasecmp(word, "head")
+               ? part == LM_PART_OUTPUT || part == LM_PART_HEAD_DENSE || part == LM_PART_HEAD_BIAS
            : !strcasecmp(word, "norm") ? lm_part_is_norm(part)
            : !strcasecmp(word, "bias") ? bias && !lm_part_is_norm(part)
                                        : false;

@@ -16,7 +16,7 @@ static const lm_hyper hyper[] = {
 
 static bool has_codes(const lm_update *u, const lm_update_tensor *t)
 {
-    return t->part != LM_PART_EMBED && t->part != LM_PART_POSITION &&
+    return !lm_part_is_embedding(t->part) &&
            (double)lm_tensor_count(&t->shape) >= lm_update_hyper(u, "min_8bit_size");
 }
 

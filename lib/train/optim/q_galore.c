@@ -249,7 +249,7 @@ static lm_code update_projected(lm_update *u, const lm_update_tensor *t, lm_err 
 
 static lm_code update_plain(lm_update *u, const lm_update_tensor *t, lm_err *e)
 {
-    bool embeds = t->part == LM_PART_EMBED || t->part == LM_PART_POSITION;
+    bool embeds = lm_part_is_embedding(t->part);
     lm_rule_moments x;
     return lm_rule_moments_make(u, t, t->shape, !embeds && has_codes(u, t->shape), &x, e) ||
                    lm_rule_moments_read(u, &x, e) ||
