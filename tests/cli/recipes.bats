@@ -309,6 +309,12 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     (cd ranks && timeout 60 bash '../my recipes/tune-report' picture a b c d e > methods.svg)
     [ "$(grep -oE '>[a-e]<' ranks/methods.svg | tr -d '\n')" = '>c<>e<>a<>d<>b<' ]
     [ "$(cd ranks && bash '../my recipes/tune-report' best 3 a b c d e | tr '\n' ' ')" = 'a c e ' ]
+    # the axis begins near the lowest loss
+    echo '5.5 5.2 ' > ranks/loss/base
+    echo '5.6 5.1 ' > ranks/loss/a
+    (cd ranks && timeout 60 bash '../my recipes/tune-report' picture a > methods.svg)
+    grep -q '>5</text>' ranks/methods.svg
+    run ! grep -q '>[0-4]</text>' ranks/methods.svg
     rm 'my work/loss.svg'
     make -f 'my recipes/tune.mk' WORK='my work' FROM='my text' OLD=old NEW=new METHODS='full lora+embed ia3' SHOWN=1 > again 2>&1
     run ! grep -qE 'peft-tune|eval-model' again
