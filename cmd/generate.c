@@ -40,7 +40,11 @@ static lm_dtype choose_dtype(const generate_work *w)
 
 lm_code generate_new_generator(generate_work *w, lm_loaded *model, lm_generator **out, lm_err *e)
 {
-    const lm_generator_opts o = { w->type, w->batch, w->context, w->caches.plan, opt.max_new };
+    const lm_generator_opts o = { .dtype = w->type,
+                                  .batch = w->batch,
+                                  .context = w->context,
+                                  .kv = w->caches.plan,
+                                  .most_new = opt.max_new };
     return lm_generator_new(model, &o, w->backend, out, e);
 }
 
@@ -55,10 +59,17 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
     /* behind a cache all prompts count, one of which fills the context at most */
     int64_t before = generate_cache_tokens(w),
             most_new = before ? w->context - before + 1 : opt.max_new;
-    if (generate_match_cache(w, type, &kv, e) ||
-        lm_generator_new(&w->model,
-                         &(lm_generator_opts){ type, w->batch, w->context, kv, most_new },
-                         w->backend, &w->gen, e)) {
+    if (generate_match_cache(w, type, &kv, e))
+        return e->code;
+    const lm_generator_opts o = { .dtype = type,
+                                  .batch = w->batch,
+                                  .context = w->context,
+                                  .kv = kv,
+                                  .most_new = most_new,
+                                  .draft = opt.draft ? opt.drafts : 0 };
+    if (lm_generator_new(&w->model, &o, w->backend, &w->gen, e)) {
+        if (!strcmp(e->where, "drafts"))
+            lm_err_in(e, "--draft");
         if (kv && !strcmp(e->where, kv->text))
             lm_err_in(e, "--kv");
         return e->code;
@@ -221,6 +232,7 @@ static void check_options(void)
     if (opt.cache.load)
         lm_refuse_twice(
             &tool, (const char *[]){ opt.cache.load, prompts_in ? "-" : NULL, opt.tokenizer }, 3);
+    generate_check_draft();
     generate_check_adapters();
     generate_check_cache();
     generate_check_serve();

@@ -13,7 +13,14 @@
  * logit, equal logits by id, first exceeds u times the whole.  temperature 0: the likeliest.  token is -1 when a logit is NaN or +Inf, or all are
  * -Inf.  logprob: natural log of the token's probability under the plain logits.
  *
- * Sums in F64.  The same token on every backend for the same numbers. */
+ * Sums in F64.  The same token on every backend for the same numbers.
+ *
+ * sample_accept  in  logits, seen, n_seen, u, on as above, drafted [B] I32, draft [B,V] F32: the logits of which a smaller
+ *                    model drew `drafted` by the same attr, accept [B] F64 in [0,1)
+ *                out token, logprob as above
+ * With p of `logits` and q of `draft`, what is left by attr of each: the token is `drafted` if accept q(drafted) < p(drafted),
+ * otherwise that at which the running sum of max(0, p - q) by id first exceeds u times the whole.  So its distribution is p,
+ * whatever q is (arXiv:2211.17192, algorithm 1 and appendix A.1).  On the CPU alone. */
 #ifndef LM_KERNELS_SAMPLE_H
 #define LM_KERNELS_SAMPLE_H
 

@@ -39,6 +39,7 @@ static lm_answer_opts answer_options(const generate_work *w)
                              .sample = opt.samples > 1,
                              .index = opt.any_order,
                              .seconds = tool.json && opt.serve.batch,
+                             .drafts = opt.draft,
                              .details = opt.logprobs };
 }
 
@@ -129,4 +130,5 @@ void generate_summary(const generate_work *w)
            (long long)s->prompt_tokens, lm_plural(s->prompt_tokens),
            rate(s->prompt_tokens, s->prompt_seconds), (long long)s->new_tokens,
            lm_plural(s->new_tokens), rate(s->new_tokens - s->prompts, s->decode_seconds));
+    generate_say_drafts(w);
 }

@@ -15,6 +15,7 @@ generate_options opt = { .dtype = "auto",
                          .min_p = -1,
                          .penalty = -1,
                          .batch = 8,
+                         .drafts = 1,
                          .samples = 1,
                          .generation = true,
                          .check_tokenizer = true,
@@ -23,6 +24,7 @@ generate_options opt = { .dtype = "auto",
                          .skip_special = true };
 
 static const char *const dtypes[] = { "auto", "f32", "bf16", NULL };
+static const char *const drafters[] = { "mtp", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Prompts"),
@@ -66,6 +68,10 @@ static const lm_opt options[] = {
              "capacity in tokens, prompt and new [-p: enough; else 2048]"),
     LM_ALSO("ctx-size context-length max-model-len block-size seq-len"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "texts at a time [8]"),
+    LM_CHOICE(0, "draft", &opt.draft, "HOW", drafters,
+              "mtp: the model's module for tokens further on drafts some"),
+    LM_COUNT(0, "draft-tokens", &opt.drafts, "N", 1, 64, "that are drafted a step [1]"),
+    LM_ALSO("num-speculative-tokens draft-max"),
     LM_GROUP("Keys and values"),
     LM_STR_OF(0, "kv", &opt.kv, "SPEC", lm_kv_names,
               "how they are stored: int8, k=int8,v=int4 ..."),

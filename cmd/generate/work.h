@@ -49,6 +49,8 @@ typedef struct {
     bool any_order;
     const char *kv; /* NULL: plain */
     bool list_kv;
+    const char *draft; /* NULL: none */
+    int64_t drafts;    /* tokens of a step */
     generate_serve_options serve;
     generate_cache_options cache;
     generate_chat_options chat;
@@ -145,6 +147,12 @@ lm_code generate_turn_to(generate_work *w, lm_err *e);
 void generate_close_adapters(generate_work *w);
 /* generate.c: a generator like the first. */
 lm_code generate_new_generator(generate_work *w, lm_loaded *model, lm_generator **out, lm_err *e);
+
+/* ---- draft.c ---- */
+
+/* Refuse what cannot be combined with drafts. */
+void generate_check_draft(void);
+void generate_say_drafts(const generate_work *w);
 
 /* ---- kv.c ---- */
 

@@ -186,28 +186,42 @@ static bool unusable(const float *x, int64_t n)
     return bad;
 }
 
-static int64_t choose(row *r, const int32_t *seen, int64_t n_seen, double u)
+/* Logits after the penalty, and the likeliest id; -1: they are not usable. */
+static int64_t prepare(row *r, const int32_t *seen, int64_t n_seen)
 {
-    const lm_sample_attr *o = r->o;
     if (unusable(r->plain, r->vocab))
         return -1;
     r->logit = r->plain;
-    if (o->repetition_penalty != 1)
+    if (r->o->repetition_penalty != 1)
         penalise(r, seen, n_seen);
     int64_t got = likeliest(r->logit, r->vocab);
-    if (r->logit[got] == -INFINITY)
-        return -1;
-    if (o->temperature <= 0)
-        return got;
-    double all = 0, top = r->logit[got];
+    return r->logit[got] == -INFINITY ? -1 : got;
+}
+
+/* The weights of all ids, and their sum; top: the likeliest id. */
+static double weigh(row *r, int64_t top)
+{
+    double all = 0, most = r->logit[top];
     for (int64_t i = 0; i < r->vocab; i++) {
-        r->weight[i] = exp((r->logit[i] - top) / o->temperature);
+        r->weight[i] = exp((r->logit[i] - most) / r->o->temperature);
         r->order[i] = (int32_t)i;
         all += r->weight[i];
     }
-    if (o->top_k > 0 || o->top_p < 1 || o->min_p > 0)
-        return draw_ranked(r, truncate_ranked(r, all), u);
-    return draw_plain(r, all, u);
+    return all;
+}
+
+static bool has_limits(const lm_sample_attr *o)
+{
+    return o->top_k > 0 || o->top_p < 1 || o->min_p > 0;
+}
+
+static int64_t choose(row *r, const int32_t *seen, int64_t n_seen, double u)
+{
+    int64_t got = prepare(r, seen, n_seen);
+    if (got < 0 || r->o->temperature <= 0)
+        return got;
+    double all = weigh(r, got);
+    return has_limits(r->o) ? draw_ranked(r, truncate_ranked(r, all), u) : draw_plain(r, all, u);
 }
 
 static void sample_rows(void *ctx, int64_t begin, int64_t end, int worker)
@@ -239,6 +253,93 @@ static void sample(const lm_call *c)
     lm_par_for(c->par, c->in[0].dim[0], 1, sample_rows, (void *)(uintptr_t)c);
 }
 
+/* ---- drafts ---- */
+
+/* The distribution of which `choose` draws; false: the logits are not usable. */
+static bool spread(row *r, const int32_t *seen, int64_t n_seen, double *p)
+{
+    const int64_t top = prepare(r, seen, n_seen);
+    memset(p, 0, (size_t)r->vocab * sizeof *p);
+    if (top < 0)
+        return false;
+    if (r->o->temperature <= 0) {
+        p[top] = 1;
+        return true;
+    }
+    double all = weigh(r, top), kept = 0;
+    const int64_t n = has_limits(r->o) ? truncate_ranked(r, all) : r->vocab;
+    for (int64_t i = 0; i < n; i++)
+        kept += r->weight[r->order[r->vocab - 1 - i]];
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t id = r->order[r->vocab - 1 - i];
+        p[id] = r->weight[id] / kept;
+    }
+    return true;
+}
+
+/* Of max(0, p - q); where that is 0 throughout, of p. */
+static int64_t draw_rest(const double *p, const double *q, int64_t n, double u)
+{
+    double all = 0, sum = 0;
+    int64_t last = 0;
+    for (int64_t i = 0; i < n; i++)
+        all += p[i] > q[i] ? p[i] - q[i] : 0;
+    const bool none = !(all > 0);
+    for (int64_t i = 0; i < n; i++) {
+        const double rest = none ? p[i] : p[i] > q[i] ? p[i] - q[i] : 0;
+        last = rest > 0 ? i : last;
+        if ((sum += rest) > u * (none ? 1 : all))
+            return i;
+    }
+    return last;
+}
+
+static size_t accept_bytes(int64_t vocab)
+{
+    return row_bytes(vocab) + (2 * (size_t)vocab * sizeof(double) + 63) / 64 * 64;
+}
+
+static void accept_rows(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    const int64_t vocab = width(&c->in[0]);
+    char *mine = (char *)c->work + (size_t)worker * accept_bytes(vocab);
+    const lm_tensor *seen = opt_in(c, 1), *n_seen = opt_in(c, 2);
+    double *p = (double *)(mine + row_bytes(vocab)), *q = p + vocab;
+    row r = { .o = c->attr, .vocab = vocab, .weight = (double *)mine };
+    r.paid = (uint64_t *)(r.weight + vocab);
+    r.penalised = (float *)(r.paid + paid_words(vocab));
+    r.order = (int32_t *)(r.penalised + vocab);
+    for (int64_t b = begin; b < end; b++) {
+        if (!((const int32_t *)c->in[4].data)[b])
+            continue;
+        const int32_t *ids = seen ? (const int32_t *)seen->data + b * width(seen) : NULL;
+        const int64_t n = seen ? ((const int32_t *)n_seen->data)[b] : 0;
+        const int32_t drafted = ((const int32_t *)c->in[5].data)[b];
+        int64_t id = -1;
+        r.plain = (const float *)c->in[6].data + b * vocab;
+        const bool fair = spread(&r, ids, n, q) && drafted >= 0 && q[drafted] > 0;
+        r.plain = (const float *)c->in[0].data + b * vocab;
+        if (spread(&r, ids, n, p))
+            id = fair && ((const double *)c->in[7].data)[b] * q[drafted] < p[drafted]
+                     ? drafted
+                     : draw_rest(p, q, vocab, ((const double *)c->in[3].data)[b]);
+        ((int32_t *)c->out[0].data)[b] = (int32_t)id;
+        if (id >= 0 && opt_out(c, 1))
+            ((double *)c->out[1].data)[b] = log_softmax(r.plain, vocab, id);
+    }
+}
+
+static void sample_accept(const lm_call *c)
+{
+    lm_par_for(c->par, c->in[0].dim[0], 1, accept_rows, (void *)(uintptr_t)c);
+}
+
+static size_t accept_work(const lm_call *c, int threads)
+{
+    return accept_bytes(width(&c->in[0])) * (size_t)(c->in[0].dim[0] == 1 ? 1 : threads);
+}
+
 static size_t sample_work(const lm_call *c, int threads)
 {
     return row_bytes(width(&c->in[0])) * (size_t)(c->in[0].dim[0] == 1 ? 1 : threads);
@@ -246,5 +347,6 @@ static size_t sample_work(const lm_call *c, int threads)
 
 const lm_kernel lm_sample_ref_kernels[] = {
     { "sample", LM_DTYPE_NONE, LM_CPU_REF, sample, sample_work },
+    { "sample_accept", LM_DTYPE_NONE, LM_CPU_REF, sample_accept, accept_work },
     { 0 },
 };

@@ -74,7 +74,9 @@ static bool is_ours(const char *key, size_t len, bool asked, const lm_answer_opt
                                         "tokens", "finish_reason", "prompt_tokens",
                                         "sample", "token_ids",     "logprobs" };
     if ((o->index && lm_jsonl_is(key, len, "prompt_index")) ||
-        (o->seconds && lm_jsonl_is(key, len, "first_token_seconds")))
+        (o->seconds && lm_jsonl_is(key, len, "first_token_seconds")) ||
+        (o->drafts &&
+         (lm_jsonl_is(key, len, "drafted_tokens") || lm_jsonl_is(key, len, "accepted_tokens"))))
         return true;
     for (size_t i = 0; i < (asked ? sizeof ours / sizeof *ours : 1); i++)
         if (lm_jsonl_is(key, len, ours[i]))
@@ -143,6 +145,10 @@ lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf 
     put_numbers(&j, c, o);
     if (o->seconds)
         lm_jw_f64(&j, "first_token_seconds", c->first_seconds);
+    if (o->drafts) {
+        lm_jw_int(&j, "drafted_tokens", c->drafted);
+        lm_jw_int(&j, "accepted_tokens", c->accepted);
+    }
     if (o->details) {
         lm_jw_arr(&j, "token_ids");
         for (size_t i = 0; i < made; i++)

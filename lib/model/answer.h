@@ -5,8 +5,8 @@
  * "messages" instead, which a chat template turns into the prompt (text/chat.h).  The answer is
  * an object with the prompt, every other field of the record unchanged, and then our own fields:
  *
- *   text, tokens, finish_reason, prompt_tokens; on request: sample; prompt_index; first_token_seconds;
- *   token_ids, logprobs
+ *   text, tokens, finish_reason, prompt_tokens; on request: sample; prompt_index; first_token_seconds; drafted_tokens,
+ *   accepted_tokens; token_ids, logprobs
  *
  * A record that cannot be answered is returned with its fields and "error"; a line that is not an
  * object, with "source", "line" and "error".  A field of the record with one of our names is
@@ -29,6 +29,7 @@ typedef struct {
     bool sample;  /* add the number of the sample of its prompt */
     bool index;   /* add the number of the prompt */
     bool seconds; /* add the time to the first token */
+    bool drafts;  /* drafted and accepted tokens */
     bool details; /* token_ids and logprobs */
 } lm_answer_opts;
 

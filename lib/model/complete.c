@@ -13,7 +13,9 @@ typedef struct {
     lm_complete_queue q;
     lm_completion **slot; /* NULL: free */
     int32_t *next;
-    double *u; /* the draw of each slot */
+    double *u;     /* the draw of each slot */
+    int64_t *most; /* with drafts N: how many of each slot, */
+    double *draws; /* and the draws of their tokens: [B,N], [B,N], [B,N+1] */
 } run;
 
 /* Append the token `id` to c, whose slot is free if it is the last one. */
@@ -136,6 +138,66 @@ static lm_code step(run *r, lm_err *e)
     return LM_OK;
 }
 
+/* ---- steps with drafts ---- */
+
+/* The drafts and draws of a slot: no more than may follow. */
+static void ask_drafts(run *r, int64_t slot, double *draft, double *accept, double *last)
+{
+    const lm_completion *c = r->slot[slot];
+    const lm_text_rules *rules = &r->q.rules;
+    const int64_t N = lm_generator_drafts(r->g), made = (int64_t)(c->ids.n - c->n_prompt);
+    const int64_t room = lm_generator_context(r->g) - lm_generator_used(r->g, slot) - 1;
+    const int64_t left = c->max_new - made - 1;
+    int64_t most = N < room ? N : room;
+    most = most < left ? most : left;
+    r->most[slot] = most > 0 ? most : 0;
+    for (int64_t j = 0; j <= r->most[slot]; j++) {
+        last[j] = lm_completion_draw_for(rules, c, "sample", j);
+        if (j == r->most[slot])
+            break;
+        draft[j] = lm_completion_draw_for(rules, c, "draft", j);
+        accept[j] = lm_completion_draw_for(rules, c, "accept", j);
+    }
+}
+
+/* The tokens of a slot, up to the last of its text. */
+static lm_code take_drafts(run *r, int64_t slot, const lm_draft_answer *a, lm_err *e)
+{
+    const int64_t N = lm_generator_drafts(r->g), n = a->count[slot];
+    lm_completion *c = r->slot[slot];
+    r->st->steps++;
+    r->st->drafted += r->most[slot];
+    r->st->accepted += n - 1;
+    c->drafted += r->most[slot];
+    c->accepted += n - 1;
+    for (int64_t j = 0; j < n && r->slot[slot] == c; j++) {
+        const int64_t at = slot * (N + 1) + j;
+        if (take_token(r, c, a->ids[at], a->logprob ? &a->logprob[at] : NULL, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code draft_step(run *r, lm_err *e)
+{
+    const int64_t B = lm_generator_batch(r->g), N = lm_generator_drafts(r->g);
+    double *accept = r->draws + B * N, *last = accept + B * N, start = lm_now();
+    const lm_draft_ask ask = { r->next, r->most, r->draws, accept, last, r->o->logprobs };
+    lm_draft_answer a;
+    if (close_gaps(r, e))
+        return e->code;
+    for (int64_t s = 0; s < B; s++)
+        if (r->slot[s])
+            ask_drafts(r, s, r->draws + s * N, accept + s * N, last + s * (N + 1));
+    if (lm_generator_speculate(r->g, &ask, &r->o->sample, &a, e))
+        return e->code;
+    for (int64_t s = 0; s < B; s++)
+        if (r->slot[s] && take_drafts(r, s, &a, e))
+            return e->code;
+    r->st->decode_seconds += lm_now() - start;
+    return LM_OK;
+}
+
 static bool any_busy(const run *r)
 {
     for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
@@ -150,7 +212,7 @@ static lm_code loop(run *r, lm_err *e)
         if (fill_slots(r, e) || lm_complete_queue_hand_back(&r->q, e))
             return e->code;
         if (any_busy(r)) {
-            if (step(r, e))
+            if (lm_generator_drafts(r->g) ? draft_step(r, e) : step(r, e))
                 return e->code;
         } else if (!lm_complete_queue_has_more(&r->q) && !r->q.n) {
             break;
@@ -171,6 +233,11 @@ lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_compl
         rc = lm_alloc_n(&r.next, (size_t)batch, sizeof *r.next, "slots", e);
     if (!rc)
         rc = lm_alloc_n(&r.u, (size_t)batch, sizeof *r.u, "slots", e);
+    if (!rc)
+        rc = lm_alloc_n(&r.most, (size_t)batch, sizeof *r.most, "slots", e);
+    if (!rc)
+        rc = lm_alloc_n(&r.draws, (size_t)(batch * (3 * lm_generator_drafts(g) + 1)),
+                        sizeof *r.draws, "slots", e);
     for (int64_t s = 0; !rc && s < batch; s++)
         r.next[s] = -1;
     if (!rc)
@@ -179,5 +246,7 @@ lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_compl
     lm_free(r.slot);
     lm_free(r.next);
     lm_free(r.u);
+    lm_free(r.most);
+    lm_free(r.draws);
     return rc;
 }

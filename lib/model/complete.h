@@ -6,7 +6,8 @@
  * (samples): it runs once for as many of these as there are free slots.  The tokens of a sample
  * depend only on the seed, the numbers of prompt and sample and the position, not on other
  * sequences or the batch size (except for rounding, as a matrix product of more rows may sum in
- * another order). */
+ * another order).  Steps with drafts (lm_generator_opts.draft) draw other tokens of the same distribution; without
+ * a temperature the same ones. */
 #ifndef LM_MODEL_COMPLETE_H
 #define LM_MODEL_COMPLETE_H
 
@@ -32,6 +33,7 @@ typedef struct lm_completion {
                            left), "error" (failed); NULL: not yet */
     double first_seconds; /* from the reading of the prompt to the first new token */
     double read_at;       /* lm_now() when the prompt was read */
+    int64_t drafted, accepted;    /* tokens, of steps with drafts */
     struct lm_completion *before; /* for the loop: another sample of the prompt */
     size_t cap_logprob;
     lm_tok_stream stream;
@@ -71,6 +73,7 @@ typedef struct {
 typedef struct {
     int64_t prompts, prompt_tokens, new_tokens; /* prompts: texts begun, each sample counted */
     double prompt_seconds, decode_seconds;
+    int64_t steps, drafted, accepted; /* with drafts: of each text, and their tokens */
 } lm_complete_stats;
 
 /* Run until there are no more prompts, or lm_stopping().  Stats are added to *stats. */

@@ -24,6 +24,7 @@ void lm_completion_clear(lm_completion *c)
     c->failed = false;
     c->model = 0;
     c->first_seconds = 0;
+    c->drafted = c->accepted = 0;
 }
 
 void lm_completion_fini(lm_completion *c)
@@ -51,6 +52,13 @@ lm_code lm_completion_reserve(const lm_text_rules *r, lm_completion *c, lm_err *
 double lm_completion_draw(const lm_text_rules *r, const lm_completion *c)
 {
     return lm_sample_draw(r->o->seed, c->index, c->sample, (int64_t)(c->ids.n - c->n_prompt));
+}
+
+double lm_completion_draw_for(const lm_text_rules *r, const lm_completion *c, const char *purpose,
+                              int64_t ahead)
+{
+    return lm_sample_draw_for(purpose, r->o->seed, c->index, c->sample,
+                              (int64_t)(c->ids.n - c->n_prompt) + ahead);
 }
 
 /* Number of bytes at the end of the text that may become a stop string. */

@@ -27,5 +27,8 @@ lm_code lm_completion_take(const lm_text_rules *r, lm_completion *c, int32_t id,
                            const double *logprob, lm_err *e);
 /* The draw for its next token. */
 double lm_completion_draw(const lm_text_rules *r, const lm_completion *c);
+/* The same for the token `ahead` behind that, for another purpose than "sample". */
+double lm_completion_draw_for(const lm_text_rules *r, const lm_completion *c, const char *purpose,
+                              int64_t ahead);
 
 #endif

@@ -16,41 +16,49 @@ static const int64_t chunk_rows[CHUNKS] = { LM_KV_CHUNK, 64, 8 };
 
 static lm_code make_inputs(row_graph *s, lm_backend *backend, size_t n, size_t b, lm_err *e)
 {
-    size_t bytes = 0, at[5];
-    const size_t count[5] = { n, n, b, b, b };
-    const lm_vid value[5] = { s->m->tokens, s->m->pos, s->m->used, s->m->fresh, s->m->rows };
-    int32_t **host[5] = { &s->tokens, &s->pos, &s->used, &s->fresh, &s->rows };
-    for (int i = 0; i < 5; i++)
+    enum { INPUTS = 6 };
+    size_t bytes = 0, at[INPUTS];
+    const size_t count[INPUTS] = { n, n, b, b, b, n };
+    const lm_vid value[INPUTS] = { s->m->tokens, s->m->pos,  s->m->used,
+                                   s->m->fresh,  s->m->rows, s->m->ahead_tokens[0] };
+    int32_t **host[INPUTS] = { &s->tokens, &s->pos, &s->used, &s->fresh, &s->rows, &s->ahead };
+    for (int i = 0; i < INPUTS; i++)
         at[i] = generator_share(&bytes, count[i], sizeof(int32_t));
     if (lm_mirror_new(backend, bytes, "a batch", &s->inputs, e))
         return e->code;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < INPUTS; i++) {
         *host[i] = generator_room(s->inputs.host, at[i]);
-        lm_exec_bind(s->x, value[i], generator_room(s->inputs.dev, at[i]));
+        if (value[i] >= 0)
+            lm_exec_bind(s->x, value[i], generator_room(s->inputs.dev, at[i]));
     }
     return LM_OK;
 }
 
-static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
-                          int64_t seq, bool prompt, lm_exec *share, row_graph *s, lm_err *e)
+lm_code generator_open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype,
+                             const graph_kind *k, row_graph *s, lm_err *e)
 {
     lm_build build = { .mode = LM_MODE_GENERATE,
-                       .batch = batch,
-                       .seq = seq,
+                       .batch = k->batch,
+                       .seq = k->seq,
                        .cache = g->positions,
                        .precision = { .low = dtype },
                        .kv = g->formats.plan,
                        .kept = generator_kept(g->keep),
-                       .whole = g->keep && prompt,
+                       .whole = g->keep && k->prompt,
+                       .ahead = k->ahead,
+                       .all_rows = k->ahead == LM_AHEAD_RUNS && !k->prompt,
                        .backend = g->b };
+    lm_vid read[2];
     lm_loaded_build(w, &build);
-    if (lm_model_build(&w->config, &build, &s->m, e) ||
-        lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
+    if (lm_model_build(&w->config, &build, &s->m, e))
         return e->code;
-    return make_inputs(s, g->b, (size_t)(batch * seq), (size_t)batch, e);
+    const int n = lm_model_read(s->m, read);
+    if (lm_exec_new_sharing(s->m->graph, g->b, read, n, k->share, &s->x, e))
+        return e->code;
+    return make_inputs(s, g->b, (size_t)(k->batch * k->seq), (size_t)k->batch, e);
 }
 
-static void close_graph(row_graph *s)
+void generator_close_graph(row_graph *s)
 {
     lm_exec_free(s->x);
     lm_model_free(s->m);
@@ -180,7 +188,11 @@ static lm_code open_widths(lm_generator *g, const lm_loaded *w, lm_dtype dtype, 
     for (int i = n - 1; i >= 0; i--) {
         decode_width *d = &g->decode[i];
         d->rows = width[i];
-        if (open_graph(g, w, dtype, d->rows, 1, false, share, &d->s, e))
+        const graph_kind k = { .batch = d->rows,
+                               .seq = 1 + (g->draft ? g->draft->n : 0),
+                               .ahead = g->draft ? LM_AHEAD_RUNS : LM_AHEAD_NONE,
+                               .share = share };
+        if (generator_open_graph(g, w, dtype, &k, &d->s, e))
             return e->code;
         share = i == n - 1 ? d->s.x : share;
     }
@@ -192,7 +204,12 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
     /* the largest arena first: the others share it */
     for (int i = 0; i < CHUNKS; i++) {
         int64_t rows = chunk_rows[i] < g->context ? chunk_rows[i] : g->context;
-        if (open_graph(g, w, dtype, 1, rows, true, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
+        const graph_kind k = { .batch = 1,
+                               .seq = rows,
+                               .prompt = true,
+                               .ahead = g->draft ? LM_AHEAD_RUNS : LM_AHEAD_NONE,
+                               .share = i ? g->prefill[0].x : NULL };
+        if (generator_open_graph(g, w, dtype, &k, &g->prefill[i], e))
             return e->code;
     }
     if (open_widths(g, w, dtype, e) || make_caches(g, w->store != NULL, e) ||
@@ -212,7 +229,7 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
             generator_keep_inputs(g, s->m, s->x, &g->decode[i - CHUNKS].s.keep, e))
             return e->code;
     }
-    return LM_OK;
+    return g->draft ? generator_draft_open(g, w, dtype, e) : LM_OK;
 }
 
 lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b,
@@ -231,7 +248,8 @@ lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b
     if (ranked && g->positions > w->config.max_positions)
         g->positions = w->config.max_positions;
     if (lm_cache_formats_on(o->kv, &w->config, b, &g->formats, e) ||
-        generator_keep_new(o, &w->config, &g->keep, e) || open_all(g, w, o->dtype, e)) {
+        generator_keep_new(o, &w->config, &g->keep, e) ||
+        (o->draft && generator_draft_new(g, w, o->draft, e)) || open_all(g, w, o->dtype, e)) {
         lm_generator_free(g);
         return e->code;
     }
@@ -246,10 +264,11 @@ void lm_generator_free(lm_generator *g)
         return;
     g->b->sync(g->b, g->b->main, &ignored); /* after a failure, work may still be queued */
     generator_forget_recordings(g);
+    generator_draft_free(g);
     for (int i = 0; i < g->n_decode; i++) /* the widest, whose arena they share, last */
-        close_graph(&g->decode[i].s);
+        generator_close_graph(&g->decode[i].s);
     for (int i = CHUNKS - 1; i >= 0; i--)
-        close_graph(&g->prefill[i]);
+        generator_close_graph(&g->prefill[i]);
     if (g->cache)
         g->b->free(g->b, g->cache, g->cache_bytes);
     generator_keep_free(g);
@@ -278,9 +297,9 @@ lm_code generator_put_graph(row_graph *s, lm_err *e)
     return lm_exec_run(s->x, &step, e);
 }
 
-/* The next rows of a prompt, `n` of them real, through a graph of that size. */
+/* The next rows of a prompt, `n` of them real and of `left`, through a graph of that size. */
 static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint32_t *ids,
-                         int64_t n, lm_err *e)
+                         int64_t n, int64_t left, lm_err *e)
 {
     int32_t *seen = (int32_t *)g->choice.seen.host + slot * g->context + g->used[slot];
     int64_t row = g->used[slot] - (g->keep ? generator_keep_dropped(g->keep) : 0);
@@ -289,6 +308,8 @@ static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint
     for (int64_t i = 0; i < s->m->build.seq; i++) {
         s->tokens[i] = i < n ? (int32_t)ids[i] : 0;
         s->pos[i] = i < n ? (int32_t)(row + i) : 0;
+        s->ahead[i] =
+            i < n && i + 1 < left ? (int32_t)ids[i + 1] : 0; /* the last one's is not known */
     }
     for (int64_t i = 0; i < n; i++)
         seen[i] = (int32_t)ids[i];
@@ -301,7 +322,7 @@ static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint
     g->b->range(g->b, "prompt");
     lm_code rc = generator_put_graph(s, e);
     g->b->range(g->b, NULL);
-    return rc;
+    return rc || !g->draft ? rc : generator_draft_take(g, s, n - 1, slot, e);
 }
 
 lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
@@ -331,7 +352,7 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
         s = &g->prefill[i];
         take = take < s->m->build.seq ? take : s->m->build.seq;
         bind_caches(g, s, slot);
-        if (run_chunk(g, s, slot, ids + at, take, e))
+        if (run_chunk(g, s, slot, ids + at, take, n - at, e))
             return e->code;
     }
     if (g->keep && generator_keep_prompt(g, slot, e))

@@ -21,6 +21,9 @@ typedef struct {
     /* With a policy in kv: the most tokens that follow a prompt, for which caches of the tokens that stay have
      * room; 0: the rest of the context. */
     int64_t most_new;
+    /* Tokens that the first module of the model for tokens further on (lm_config.ahead) drafts for each step, which are then
+     * checked together; 0: none.  Not with kv. */
+    int64_t draft;
 } lm_generator_opts;
 
 /* Build for `w`, and load its weights if it has none yet.  w and b are borrowed.  Fails: LM_EUSAGE when
@@ -53,6 +56,27 @@ lm_code lm_generator_choose(lm_generator *g, const lm_sample_attr *o, const doub
  * of rows, *o and presence of `logprob`, and replayed until one of these differs. */
 lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_attr *o,
                           const double *u, const int32_t **ids, const double **logprob, lm_err *e);
+
+/* A step with drafts (arXiv:2211.17192; lm_generator_opts.draft, N): append the token next[s] of each slot (negative: idle), and
+ * of most[s] <= N tokens that are drafted behind it those that are accepted.  The tokens that follow, the accepted ones and one
+ * more, have the distribution of the model alone.  draft, accept [B,N] and last [B,N+1] are draws of the tokens that follow, in
+ * order, each of its own stream.  *ids [B,N+1]: these tokens, count[s] of them, the last one not yet appended; -1 where
+ * logits are not numbers.  Waits for the backend. */
+typedef struct {
+    const int32_t *next;
+    const int64_t *most;
+    const double *draft, *accept, *last;
+    bool logprobs;
+} lm_draft_ask;
+typedef struct {
+    const int32_t *ids;
+    const double *logprob; /* [B,N+1], if asked for */
+    const int32_t *count;
+} lm_draft_answer;
+lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const lm_sample_attr *o,
+                               lm_draft_answer *out, lm_err *e);
+/* N; 0: steps have no drafts. */
+int64_t lm_generator_drafts(const lm_generator *g);
 
 /* Copy the sequence of slot `from` to slot `to`: to fill a gap before it, or to continue one prompt
  * in several ways.  The choice of the last prompt remains that of `from`. */

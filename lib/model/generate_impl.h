@@ -19,6 +19,7 @@ typedef struct {
     lm_exec *x;
     lm_mirror inputs;
     int32_t *tokens, *pos, *used, *fresh, *rows;
+    int32_t *ahead;   /* the tokens that follow those, with drafts */
     keep_inputs keep; /* of decoding with a policy */
 } row_graph;
 
@@ -59,6 +60,20 @@ typedef struct {
     double row_bytes; /* of a head's row */
 } slot_cache;
 
+/* Steps with drafts (generate_draft.c). */
+typedef struct {
+    int64_t n;                    /* tokens that are drafted at most */
+    row_graph draft[MOST_WIDTHS]; /* as lm_generator.decode */
+    char *prior;      /* [B,C] act, in memory of the backend: what the module reads of each slot */
+    size_t row_bytes; /* of a state */
+    float *q;         /* host [N,B,V]: logits of the drafts */
+    float *p;         /* host [B,N+1,V]: those of the model; NULL: where the graph has them */
+    int32_t *ids, *count, *fresh; /* [B,N+1], [B], [B] */
+    double *logprob;              /* [B,N+1] */
+    char *work;                   /* of the kernels, for each thread */
+    size_t work_bytes;
+} generator_draft;
+
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
@@ -67,6 +82,7 @@ struct lm_generator {
     const lm_kv_plan *kv;             /* NULL: plain */
     lm_cache_formats formats;         /* those of kv, for the graphs */
     generator_keep *keep;             /* NULL: all tokens stay */
+    generator_draft *draft;           /* NULL: steps have one token */
     row_graph prefill[CHUNKS];        /* a chunk as long as the context replaces longer ones */
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
     int n_decode;
@@ -112,7 +128,32 @@ lm_code generator_wait_for_last(lm_generator *g, lm_err *e);
 /* Enqueue the graph on main: its inputs, then its kernels. */
 lm_code generator_put_graph(row_graph *s, lm_err *e);
 
+/* Build a graph, and bind weights, tables and, from slot 0 on, caches to it. */
+typedef struct {
+    int64_t batch, seq;
+    bool prompt;
+    lm_ahead ahead;
+    lm_exec *share;
+} graph_kind;
+lm_code generator_open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype,
+                             const graph_kind *k, row_graph *s, lm_err *e);
+void generator_close_graph(row_graph *s);
+
+/* ---- generate_draft.c: nothing without drafts ---- */
+
+lm_code generator_draft_new(lm_generator *g, const lm_loaded *w, int64_t n, lm_err *e);
+/* Behind the other graphs. */
+lm_code generator_draft_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e);
+void generator_draft_free(lm_generator *g);
+/* Keep the state of row `row` of the graph that ran last for a slot; and copy that of a slot to another one. */
+lm_code generator_draft_take(lm_generator *g, const row_graph *s, int64_t row, int64_t slot,
+                             lm_err *e);
+lm_code generator_draft_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e);
+
 /* ---- generate_step.c ---- */
+
+/* The narrowest width that includes the last active slot. */
+decode_width *generator_width_of(lm_generator *g, const int32_t *next);
 
 /* The numbers of rows that a generator of `batch` slots decodes: each up to 8, then steps of a third
  * to a half, so that at most a third of the rows rests.  Returns how many were written. */

@@ -72,8 +72,7 @@ static void record_step(lm_generator *g, decode_width *d)
 
 /* ---- steps ---- */
 
-/* The narrowest width that includes the last active slot. */
-static decode_width *width_of(lm_generator *g, const int32_t *next)
+decode_width *generator_width_of(lm_generator *g, const int32_t *next)
 {
     int64_t rows = g->batch;
     int i = 0;
@@ -87,7 +86,7 @@ static decode_width *width_of(lm_generator *g, const int32_t *next)
 /* Write the inputs of the next step of all slots. */
 static lm_code set_step(lm_generator *g, const int32_t *next, decode_width **out, lm_err *e)
 {
-    decode_width *d = width_of(g, next);
+    decode_width *d = generator_width_of(g, next);
     row_graph *s = &d->s;
     if (generator_wait_for_last(g, e))
         return e->code;
@@ -177,7 +176,8 @@ lm_code lm_generator_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
     for (int i = 0; i < generator_model(g)->n_caches; i++)
         if (copy_slot(g, &generator_model(g)->cache[i], &g->caches[i], from, to, e))
             return e->code;
-    if (g->keep && generator_keep_copy(g, from, to, e))
+    if ((g->keep && generator_keep_copy(g, from, to, e)) ||
+        (g->draft && generator_draft_copy(g, from, to, e)))
         return e->code;
     memcpy(seen + to * g->context, seen + from * g->context, (size_t)g->used[from] * sizeof *seen);
     g->used[to] = g->used[from];

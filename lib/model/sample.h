@@ -8,5 +8,8 @@
 
 /* In [0,1): for new token `position` (below 2^32) of sample `sample` (below 2^32) of prompt `prompt`. */
 double lm_sample_draw(uint64_t seed, int64_t prompt, int64_t sample, int64_t position);
+/* The same for another purpose than "sample". */
+double lm_sample_draw_for(const char *purpose, uint64_t seed, int64_t prompt, int64_t sample,
+                          int64_t position);
 
 #endif

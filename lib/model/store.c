@@ -364,33 +364,42 @@ static bool is_mastered(const lm_store *s, int i)
 
 /* Parameters where their first tensor is; each tensor in codes is a run of its own.  Offsets are those of the store's
  * own model: others may train something else. */
-static void bind_own(const lm_store *s, const lm_model *m, lm_exec *x)
+static void bind_own(const lm_store *s, const lm_model *whole, const lm_model *m, lm_exec *x)
 {
     const lm_store_block *derived = lm_store_find(s, LM_KEPT_DERIVED, 0);
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *t = &m->slice[i];
         struct lm_code_run *r = store_run(m, i);
+        const int k = m == whole ? i : lm_model_slice(whole, t->name);
         bool in_file = r && r->in_file;
-        const uint8_t *at = in_file ? r->data : own_address(s, i);
+        if (k < 0)
+            continue;
+        const uint8_t *at = in_file ? r->data : own_address(s, k);
         if (r)
             r->data = at;
-        if (t->row != 0 || store_panels(m, t->param) != s->place[i].panels)
+        if (t->row != 0 || store_panels(m, t->param) != s->place[k].panels)
             continue;
-        bool low = is_mastered(s, i) && format_of(m, t->param) == derived->format->element;
-        if (!low && !in_file && store_own(s, i)->format != stored_format(m, i))
+        bool low = is_mastered(s, k) && format_of(m, t->param) == derived->format->element;
+        if (!low && !in_file && store_own(s, k)->format != stored_format(m, i))
             continue;
         lm_exec_bind(x, m->param[t->param].value,
-                     low ? address(derived, &s->model->param[t->param]) : (void *)(uintptr_t)at);
+                     low ? address(derived, &s->model->param[whole->slice[k].param])
+                         : (void *)(uintptr_t)at);
     }
 }
 
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x)
 {
     const lm_store_block *grad = lm_store_find(s, LM_KEPT_GRAD, 0);
-    bind_own(s, m, x);
+    bind_own(s, m, m, x);
     for (int i = 0; i < m->n_params; i++)
         if (grad && m->grad && m->grad[i] != LM_NONE)
             lm_exec_bind(x, m->grad[i], address(grad, &s->model->param[i]));
+}
+
+void lm_store_bind_part(const lm_store *s, const lm_model *whole, const lm_model *m, lm_exec *x)
+{
+    bind_own(s, whole, m, x);
 }
 
 /* ---- derived values ---- */

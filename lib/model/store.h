@@ -133,6 +133,8 @@ int lm_store_frozen(const lm_model *m, lm_store_part out[LM_STORE_FORMATS]);
  * gradients if the store has them.  Weights that one keeps in panels and the other does not (lm_build.panels) stay
  * unbound, and runs of the graph fail. */
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x);
+/* The same for a model that has some of the tensors, for use: those of `whole`, for which lm_store_bind holds. */
+void lm_store_bind_part(const lm_store *s, const lm_model *whole, const lm_model *m, lm_exec *x);
 /* Block number k of a role; NULL if the role has fewer blocks. */
 const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k);
 /* Its numbers, for kernels that process whole blocks. */

@@ -91,8 +91,10 @@ static void measure(lm_loaded *w, lm_backend *b, const setup *s, const char *pat
     lm_err e = { 0 };
     char shape[64], of[64];
     double bytes = 0;
-    if (lm_generator_new(w, &(lm_generator_opts){ LM_DTYPE_BF16, s->batch, s->context, NULL, 0 }, b,
-                         &g, &e)) {
+    if (lm_generator_new(w,
+                         &(lm_generator_opts){
+                             .dtype = LM_DTYPE_BF16, .batch = s->batch, .context = s->context },
+                         b, &g, &e)) {
         put_note("decoding B=%lld left out: %s: %s", (long long)s->batch, e.where, e.what);
         return;
     }

@@ -82,7 +82,9 @@ int main(int argc, char **argv)
     check(lm_ceilings_new(&c, par, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), par, &b, &e), &e);
     check(random_model(config_text, b, false, &w, &e), &e);
-    check(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_BF16, 1, 2048, NULL, 0 }, b, &g, &e),
+    check(lm_generator_new(
+              &w, &(lm_generator_opts){ .dtype = LM_DTYPE_BF16, .batch = 1, .context = 2048 }, b,
+              &g, &e),
           &e);
     printf("llama 134M bf16, batch 1, %s\n", b->detail);
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {

@@ -111,3 +111,42 @@ last() { # METRICS KEY
     done
     [ ! -e x ]
 }
+
+@test "mtp: drafts give the texts of the model, and accepted ones save steps" {
+    small m
+    train -q m data -o r --steps 60 --batch-size 4 --seq-len 32 --lr 5e-3
+    ask=(-p "the river" -p "the old bridge" -p "water" -p "stones lay in the")
+    generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos > plain
+    for n in 1 2 5; do
+        generate r "${ask[@]}" -n 21 --temperature 0 --ignore-eos --draft mtp --draft-tokens $n > drafted 2> said
+        cmp plain drafted
+        grep -qE 'drafts: [0-9]+ of [0-9]+ tokens accepted \([0-9.]+ %\), [0-9.]+ tokens a step' said
+        awk -v x="$(sed -E -n 's/.* ([0-9.]+) tokens a step/\1/p' said)" 'BEGIN { exit !(x > 1.5) }'
+    done
+    # One at a time, and the end of a context.
+    generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos -b 1 --draft mtp | cmp plain -
+    generate -q r -p "the river" --context 9 -n 30 --temperature 0 --ignore-eos > short
+    generate -q r -p "the river" --context 9 -n 30 --temperature 0 --ignore-eos --draft mtp --draft-tokens 4 | cmp short -
+    # Sampling: the same again by the same seed; log-probabilities are the model's own.
+    how=(-n 12 --temperature 0.8 --top-p 0.9 --top-k 30 --repetition-penalty 1.1 --json --logprobs --n 3)
+    generate -q r -p "the river" "${how[@]}" --draft mtp --draft-tokens 3 > one
+    generate -q r -p "the river" "${how[@]}" --draft mtp --draft-tokens 3 -b 2 > two
+    cut -d'"' -f1-20 one | cmp - <(cut -d'"' -f1-20 two)
+    grep -q '"drafted_tokens":[0-9]*,"accepted_tokens":[0-9]*' one
+    logs() { generate -q r -p "the river" -n 12 --temperature 0 --json --logprobs "$@" | sed -E 's/.*"logprobs":\[(.*)\].*/\1/' | tr , '\n'; }
+    paste <(logs) <(logs --draft mtp --draft-tokens 2) | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 } END { exit NR != 12 }'
+    # The file of a folder without modules, and what else cannot be.
+    small alone num_nextn_predict_layers=0
+    run -2 generate alone -p x --draft mtp
+    [[ $output == *"--draft: drafts: the model has no modules that predict tokens further on: leave them out" ]]
+    cp -r m none
+    cp alone/model.safetensors none
+    run -1 generate none -p x --draft mtp
+    [[ $output == *'tensor "model.layers.2.'*'" is missing' ]]
+    for more in "--serve-batch 2" "--kv int8" "--chat" "--save-cache c"; do
+        run -2 generate r -p x --draft mtp $more
+        [[ $output == *"--draft: cannot be combined with ${more%% *}: leave one of them out" ]]
+    done
+    run -2 generate r -p x --draft-tokens 2
+    [[ $output == *"--draft-tokens: has no effect without it: give --draft mtp, too" ]]
+}

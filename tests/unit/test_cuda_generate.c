@@ -211,8 +211,9 @@ static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
         ids[i] = (uint32_t)lm_rng_below(lm_rng_make(1, "test", 0), (uint64_t)i, V);
     for (int k = 0; k < 2; k++) {
         make(config, LM_DTYPE_F32, on[k], &w[k]);
-        ok(lm_generator_new(&w[k], &(lm_generator_opts){ LM_DTYPE_F32, SLOTS, S, NULL, 0 }, on[k],
-                            &g[k], &err));
+        ok(lm_generator_new(
+            &w[k], &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = SLOTS, .context = S },
+            on[k], &g[k], &err));
     }
     int32_t now[SLOTS];
     for (int s = 0; s < SLOTS; s++) {

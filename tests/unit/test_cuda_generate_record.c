@@ -27,8 +27,9 @@ typedef struct {
 static void open_writer(writer *w, lm_backend *b, int64_t batch, int64_t context)
 {
     loaded_of(config, LM_DTYPE_F32, par, b, &w->w);
-    ok(lm_generator_new(&w->w, &(lm_generator_opts){ LM_DTYPE_F32, batch, context, NULL, 0 }, b,
-                        &w->g, &err));
+    ok(lm_generator_new(
+        &w->w, &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = batch, .context = context }, b,
+        &w->g, &err));
 }
 
 static void close_writer(writer *w)

@@ -117,8 +117,9 @@ static void caches_equal_a_whole_forward(void **state)
             v.batch.lo[i] = 0;
         }
         ok(lm_evaluator_run(&v, &sum, &loss, &err));
-        ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, 3, S, NULL, 0 }, backend, &g,
-                            &err));
+        ok(lm_generator_new(&w,
+                            &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = 3, .context = S },
+                            backend, &g, &err));
         /* a prompt of 300 takes two chunks, one of 20 a chunk of 64, one of 1 a chunk of 8 */
         const int64_t prompts[3] = { 300, 20, 1 };
         int32_t next[3];
@@ -152,8 +153,9 @@ static void caches_are_counted_by_layer(void **state)
     uint32_t ids[20] = { 1, 2, 3 };
     (void)state;
     make_uneven(LM_DTYPE_F32, &w);
-    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, 3, 64, NULL, 0 }, backend, &g,
-                        &err));
+    ok(lm_generator_new(&w,
+                        &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = 3, .context = 64 },
+                        backend, &g, &err));
     assert_int_equal(lm_generator_cache_bytes(g), 2 * 3 * 64 * (2 * 16 + 4 * 24) * 4);
     double weights = lm_generator_step_bytes(g);
     ok(lm_generator_prompt(g, 1, ids, 20, NULL, &err));
@@ -171,12 +173,14 @@ static void a_full_slot_is_refused(void **state)
     int32_t next = 4;
     (void)state;
     make(configs[1], LM_DTYPE_F32, &w);
-    assert_int_equal(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, 1, 401, NULL, 0 },
-                                      backend, &g, &err),
-                     LM_EUSAGE);
+    assert_int_equal(
+        lm_generator_new(&w,
+                         &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = 1, .context = 401 },
+                         backend, &g, &err),
+        LM_EUSAGE);
     err = (lm_err){ 0 };
-    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, 1, 8, NULL, 0 }, backend, &g,
-                        &err));
+    ok(lm_generator_new(&w, &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = 1, .context = 8 },
+                        backend, &g, &err));
     assert_int_equal(lm_generator_prompt(g, 0, ids, 9, &logits, &err), LM_EUSAGE);
     err = (lm_err){ 0 };
     ok(lm_generator_prompt(g, 0, ids, 7, &logits, &err));
@@ -199,8 +203,9 @@ static void decoding_allocates_nothing(void **state)
     double u = 0.5;
     (void)state;
     make(configs[1], LM_DTYPE_BF16, &w);
-    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_BF16, 1, S, NULL, 0 }, backend, &g,
-                        &err));
+    ok(lm_generator_new(&w,
+                        &(lm_generator_opts){ .dtype = LM_DTYPE_BF16, .batch = 1, .context = S },
+                        backend, &g, &err));
     ok(lm_generator_prompt(g, 0, ids, 3, NULL, &err));
     uint64_t before = lm_alloc_count();
     for (int n = 3; n < S; n++) {
@@ -237,10 +242,12 @@ static void rows_are_those_in_use(void **state)
         const float *logits, *expect;
         int32_t next[B], alone = (int32_t)ids[20];
         make(configs[k], LM_DTYPE_F32, &w);
-        ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, B, 64, NULL, 0 }, backend, &g,
-                            &err));
-        ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, 1, 64, NULL, 0 }, backend, &one,
-                            &err));
+        ok(lm_generator_new(
+            &w, &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = B, .context = 64 }, backend,
+            &g, &err));
+        ok(lm_generator_new(
+            &w, &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = 1, .context = 64 }, backend,
+            &one, &err));
         for (int s = 0; s < B; s++)
             next[s] = -1;
         ok(lm_generator_prompt(one, 0, ids, 20, NULL, &err));

@@ -55,8 +55,10 @@ static void open_plan(const lm_loaded *w, lm_dtype type, const char *text, lm_ca
 static lm_generator *open_gen(lm_loaded *w, lm_dtype type, int64_t batch, const lm_cache_plan *p)
 {
     lm_generator *g;
-    ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, S, p ? p->plan : NULL, 0 }, backend,
-                        &g, &err));
+    ok(lm_generator_new(w,
+                        &(lm_generator_opts){
+                            .dtype = type, .batch = batch, .context = S, .kv = p ? p->plan : NULL },
+                        backend, &g, &err));
     return g;
 }
 
@@ -323,7 +325,9 @@ static void refuse(lm_loaded *w, lm_dtype type, const char *spec, const char *wa
     lm_generator *g = NULL;
     lm_code rc = lm_cache_plan_open(spec, &w->config, type, NULL, &p, &err);
     if (!rc)
-        rc = lm_generator_new(w, &(lm_generator_opts){ type, 1, S, p.plan, 0 }, backend, &g, &err);
+        rc = lm_generator_new(
+            w, &(lm_generator_opts){ .dtype = type, .batch = 1, .context = S, .kv = p.plan },
+            backend, &g, &err);
     assert_int_equal(rc, LM_EUSAGE);
     if (!strstr(err.what, want))
         fail_msg("%s: '%s', not '%s'", spec, err.what, want);

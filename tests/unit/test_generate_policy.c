@@ -35,8 +35,11 @@ static void open_keeper(keeper *k, lm_loaded *w, lm_dtype type, int64_t batch, c
     }
     if (spec)
         ok(lm_cache_plan_open(spec, &w->config, type, NULL, &k->plan, &err));
-    ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, S, k->plan.plan, STEPS }, backend,
-                        &k->g, &err));
+    ok(lm_generator_new(
+        w,
+        &(lm_generator_opts){
+            .dtype = type, .batch = batch, .context = S, .kv = k->plan.plan, .most_new = STEPS },
+        backend, &k->g, &err));
 }
 
 static void close_keeper(keeper *k)
@@ -409,10 +412,12 @@ static void beyond_the_positions(void **state)
     loaded_of(LONG("llama", "128"), LM_DTYPE_F32, par, backend, &w);
     ok(lm_cache_plan_open("streaming:sinks=4,window=124", &w.config, LM_DTYPE_F32, NULL, &k.plan,
                           &err));
-    assert_int_equal(lm_generator_new(&w,
-                                      &(lm_generator_opts){ LM_DTYPE_F32, 1, S, k.plan.plan, 0 },
-                                      backend, &k.g, &err),
-                     LM_EUSAGE);
+    assert_int_equal(
+        lm_generator_new(&w,
+                         &(lm_generator_opts){
+                             .dtype = LM_DTYPE_F32, .batch = 1, .context = S, .kv = k.plan.plan },
+                         backend, &k.g, &err),
+        LM_EUSAGE);
     assert_non_null(strstr(err.what, "128 tokens stay, and the model has 128 positions"));
     err = (lm_err){ 0 };
     close_keeper(&k);
@@ -697,8 +702,11 @@ static void room_for_new_tokens(void **state)
     loaded_of(configs[LLAMA], LM_DTYPE_F32, par, backend, &w);
     ok(lm_cache_plan_open("snapkv:capacity=60,window=8", &w.config, LM_DTYPE_F32, NULL, &k.plan,
                           &err));
-    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, 1, S, k.plan.plan, 4 }, backend,
-                        &k.g, &err));
+    ok(lm_generator_new(
+        &w,
+        &(lm_generator_opts){
+            .dtype = LM_DTYPE_F32, .batch = 1, .context = S, .kv = k.plan.plan, .most_new = 4 },
+        backend, &k.g, &err));
     prompt(&k, 0, PROMPT);
     for (int i = 0; i < 4; i++)
         ok(lm_generator_decode(k.g, &next, NULL, &err));

@@ -45,8 +45,9 @@ static int teardown(void **state)
 static lm_generator *open_as(lm_loaded *w, lm_dtype type, int64_t batch, int64_t context)
 {
     lm_generator *g;
-    ok(lm_generator_new(w, &(lm_generator_opts){ type, batch, context, NULL, 0 }, backend, &g,
-                        &err));
+    ok(lm_generator_new(w,
+                        &(lm_generator_opts){ .dtype = type, .batch = batch, .context = context },
+                        backend, &g, &err));
     return g;
 }
 

@@ -27,8 +27,9 @@ static lm_kv_task tasks[TASKS];
 static lm_generator *open_slots(int64_t batch)
 {
     lm_generator *g;
-    ok(lm_generator_new(&w, &(lm_generator_opts){ LM_DTYPE_F32, batch, MOST, NULL, 0 }, backend, &g,
-                        &err));
+    ok(lm_generator_new(
+        &w, &(lm_generator_opts){ .dtype = LM_DTYPE_F32, .batch = batch, .context = MOST }, backend,
+        &g, &err));
     return g;
 }
 

@@ -149,7 +149,8 @@ static void check_contiguous(lm_loaded *w, lm_dtype type, lm_backend *b, const r
     lm_generator *g = NULL;
     static float want[SEQS][V];
     int same = 0;
-    ok(lm_generator_new(w, &(lm_generator_opts){ type, SLOTS, CONTEXT, NULL, 0 }, b, &g, &err));
+    ok(lm_generator_new(
+        w, &(lm_generator_opts){ .dtype = type, .batch = SLOTS, .context = CONTEXT }, b, &g, &err));
     for (int64_t k = 0; k < SLOTS; k++) {
         uint32_t ids[CONTEXT];
         for (int64_t i = 0; i < prompt[k % SEQS]; i++)
@@ -177,7 +178,8 @@ static void check_generator(lm_loaded *w, lm_dtype type, lm_backend *b, const re
     lm_generator *g = NULL;
     const float *logits;
     static float want[V];
-    ok(lm_generator_new(w, &(lm_generator_opts){ type, 1, CONTEXT, NULL, 0 }, b, &g, &err));
+    ok(lm_generator_new(w, &(lm_generator_opts){ .dtype = type, .batch = 1, .context = CONTEXT }, b,
+                        &g, &err));
     for (int64_t s = 0; s < SEQS; s++) {
         uint32_t ids[CONTEXT];
         for (int64_t i = 0; i < length[s]; i++)

@@ -34,7 +34,7 @@ static setting setting_of(const lm_kv_plan *plan, int which)
 /* Answers of 8 slots with caches of their own. */
 static void unserved(lm_loaded *w, const lm_kv_plan *plan, answers *out)
 {
-    const lm_generator_opts o = { LM_DTYPE_F32, 8, LONG, plan, 0 };
+    const lm_generator_opts o = { .dtype = LM_DTYPE_F32, .batch = 8, .context = LONG, .kv = plan };
     const lm_complete_opts how = serve_how(SAMPLES, false);
     const lm_complete_hooks h = { .next = next_prompt, .done = take_answer, .ctx = out };
     lm_complete_stats st = { 0 };

@@ -20,6 +20,8 @@ complete -c generate -l dtype -x -a 'auto f32 bf16' -d 'f32, bf16, or auto for t
 complete -c generate -l weights-in -x -a 'auto memory file' -d 'coded weights: memory, file, or auto: file if memory is too small [auto]'
 complete -c generate -l context -r -d 'capacity in tokens, prompt and new [-p: enough; else 2048]'
 complete -c generate -s b -l batch-size -r -d 'texts at a time [8]'
+complete -c generate -l draft -x -a 'mtp' -d 'mtp: the model\'s module for tokens further on drafts some'
+complete -c generate -l draft-tokens -r -d 'that are drafted a step [1]'
 complete -c generate -l kv -x -a 'auto f32 f16 bf16 fp8_e4m3 fp8_e5m2 int8 int6 int5 int4 int3 int2 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl kivi kvquant turboquant kvarn streaming h2o snapkv random kvmerge fp8 k8v4 k4v4 k4v3 k3v4 k3v3 k4v2 turboquant_k8v4 turboquant_4bit_nc turboquant_k3v4_nc turboquant_3bit_nc kvarn_k4v2_g128 kvarn_k4v2_g64 kvarn_k4v4_g128 kvarn_k4v4_g64' -d 'how they are stored: int8, k=int8,v=int4 ...'
 complete -c generate -l list-kv -d 'print the methods with their keys and stop'
 complete -c generate -l chat -d 'talk: lines of standard input are answered, with history'

@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generate_draft.c -- steps with drafts: the module that predicts tokens further on proposes some, the model runs them
+ * together, and its distributions decide how many stay (arXiv:2211.17192, arXiv:2302.01318).
+ *
+ * Of a slot whose caches have `used` rows, row r of the module's cache is that of the state of row r and the token behind it.
+ * The last of these rows waits for the token that is appended now: the module runs it, draws a token, runs the next row of its
+ * own state and that token, and so on.  The model then runs the token and the drafts, and the module behind it (LM_AHEAD_RUNS),
+ * which replaces the rows of its own states.  Rows of rejected drafts stay in the caches behind `used`, where the next step
+ * overwrites them.  Tokens are drawn and compared on the host. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/generate_impl.h"
+
+static int64_t rows_of_step(const lm_generator *g)
+{
+    return g->draft->n + 1;
+}
+
+int64_t lm_generator_drafts(const lm_generator *g)
+{
+    return g->draft ? g->draft->n : 0;
+}
+
+/* ---- life ---- */
+
+static lm_code check(const lm_generator *g, const lm_config *c, int64_t n, lm_err *e)
+{
+    if (!c->ahead)
+        return lm_fail(e, LM_EUSAGE, "drafts", "leave them out",
+                       "the model has no modules that predict tokens further on");
+    if (lm_config_has_states(c))
+        return lm_fail(
+            e, LM_EUSAGE, "drafts", "leave them out",
+            "layers keep a state of all tokens, from which rejected ones cannot be taken");
+    if (g->kv)
+        return lm_fail(e, LM_EUSAGE, "drafts", "leave one of them out",
+                       "caches are coded, which rejected tokens would change");
+    return n < 1 || n >= g->context
+               ? lm_fail(e, LM_EUSAGE, "drafts", "draft fewer",
+                         "%" PRId64 " tokens a step in a context of %" PRId64, n, g->context)
+               : LM_OK;
+}
+
+lm_code generator_draft_new(lm_generator *g, const lm_loaded *w, int64_t n, lm_err *e)
+{
+    if (check(g, &w->config, n, e) || lm_alloc_n(&g->draft, 1, sizeof *g->draft, "drafts", e))
+        return e->code;
+    g->draft->n = n;
+    return LM_OK;
+}
+
+/* A row, or for the work of kernels a call, of one sequence. */
+static lm_call call_of(const lm_generator *g, const char *name, const lm_sample_attr *o,
+                       lm_tensor in[8], lm_tensor out[2], const lm_kernel **k)
+{
+    const lm_tensor row = lm_shape2(LM_DTYPE_F32, 1, lm_generator_vocab(g)),
+                    id = lm_shape1(LM_DTYPE_I32, 1), real = lm_shape1(LM_DTYPE_F64, 1),
+                    seen = lm_shape2(LM_DTYPE_I32, 1, g->context);
+    const lm_tensor all[8] = { row, seen, id, real, id, id, row, real };
+    memcpy(in, all, sizeof all);
+    out[0] = id;
+    out[1] = real;
+    *k = lm_cpu_kernel(name, LM_DTYPE_F32, LM_CPU_REF);
+    return (lm_call){ .attr = o, .in = in, .n_in = 8, .out = out, .n_out = 2 };
+}
+
+static size_t work_of(const lm_generator *g, const char *name)
+{
+    static const lm_sample_attr any = { .temperature = 1, .top_p = 1, .repetition_penalty = 2 };
+    lm_tensor in[8], out[2];
+    const lm_kernel *k;
+    const lm_call c = call_of(g, name, &any, in, out, &k);
+    return (k->work(&c, 1) + 63) / 64 * 64;
+}
+
+static lm_code make_memory(lm_generator *g, lm_err *e)
+{
+    generator_draft *d = g->draft;
+    const lm_model *m = generator_model(g);
+    const size_t B = (size_t)g->batch, N = (size_t)d->n, V = (size_t)m->config.vocab;
+    const size_t a = work_of(g, "sample"), b = work_of(g, "sample_accept");
+    d->row_bytes = (size_t)m->config.width * lm_dtype_size(m->build.precision.low);
+    d->work_bytes = a > b ? a : b;
+    return g->b->alloc(g->b, B * d->row_bytes, "states for drafts", (void **)&d->prior, e) ||
+                   lm_alloc_n(&d->q, N * B * V, sizeof *d->q, "logits of drafts", e) ||
+                   (!g->b->host_memory &&
+                    lm_alloc_n(&d->p, B * (N + 1) * V, sizeof *d->p, "logits", e)) ||
+                   lm_alloc_n(&d->ids, B * (N + 1), sizeof *d->ids, "drafts", e) ||
+                   lm_alloc_n(&d->count, B, sizeof *d->count, "drafts", e) ||
+                   lm_alloc_n(&d->fresh, B, sizeof *d->fresh, "drafts", e) ||
+                   lm_alloc_n(&d->logprob, B * (N + 1), sizeof *d->logprob, "drafts", e) ||
+                   lm_alloc_n(&d->work, d->work_bytes * B, 1, "drafts", e)
+               ? e->code
+               : LM_OK;
+}
+
+lm_code generator_draft_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
+{
+    generator_draft *d = g->draft;
+    if (make_memory(g, e))
+        return e->code;
+    for (int i = 0; i < g->n_decode; i++) {
+        row_graph *s = &d->draft[i];
+        const graph_kind k = {
+            .batch = g->decode[i].rows, .seq = 1, .ahead = LM_AHEAD_DRAFTS, .share = g->prefill[0].x
+        };
+        if (generator_open_graph(g, w, dtype, &k, s, e))
+            return e->code;
+        lm_store_bind_part(w->store, generator_model(g), s->m, s->x);
+        lm_rotary_bind(&g->rope, s->m, s->x);
+        lm_exec_bind(s->x, s->m->prior, d->prior);
+        for (int n = 0; n < s->m->n_caches; n++) {
+            const lm_cache_state *c = &s->m->cache[n];
+            const int of = lm_model_cache(generator_model(g), c->layer, c->kind);
+            lm_exec_bind(s->x, c->value, g->cache + g->caches[of].at);
+        }
+    }
+    return LM_OK;
+}
+
+void generator_draft_free(lm_generator *g)
+{
+    generator_draft *d = g->draft;
+    if (!d)
+        return;
+    for (int i = 0; i < g->n_decode; i++)
+        generator_close_graph(&d->draft[i]);
+    if (d->prior)
+        g->b->free(g->b, d->prior, (size_t)g->batch * d->row_bytes);
+    lm_free(d->q);
+    lm_free(d->p);
+    lm_free(d->ids);
+    lm_free(d->count);
+    lm_free(d->fresh);
+    lm_free(d->logprob);
+    lm_free(d->work);
+    lm_free(d);
+    g->draft = NULL;
+}
+
+/* ---- states ---- */
+
+lm_code generator_draft_take(lm_generator *g, const row_graph *s, int64_t row, int64_t slot,
+                             lm_err *e)
+{
+    const generator_draft *d = g->draft;
+    const char *states = lm_exec_data(s->x, s->m->states);
+    return g->b->copy(g->b, d->prior + (size_t)slot * d->row_bytes,
+                      states + (size_t)row * d->row_bytes, d->row_bytes, g->b->main, e);
+}
+
+lm_code generator_draft_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
+{
+    const generator_draft *d = g->draft;
+    return g->b->copy(g->b, d->prior + (size_t)to * d->row_bytes,
+                      d->prior + (size_t)from * d->row_bytes, d->row_bytes, g->b->main, e);
+}
+
+/* ---- a step ---- */
+
+/* What all parts of a step share. */
+typedef struct {
+    lm_generator *g;
+    const lm_draft_ask *ask;
+    const lm_sample_attr *o;
+    decode_width *d;
+    row_graph *draft;
+    const float *p; /* [rows,N+1,V] */
+} step_of;
+
+static int32_t *seen_of(const lm_generator *g, int64_t slot)
+{
+    return (int32_t *)g->choice.seen.host + slot * g->context;
+}
+
+static float *draft_logits(const step_of *s, int64_t j, int64_t slot)
+{
+    const lm_generator *g = s->g;
+    return g->draft->q + (j * g->batch + slot) * lm_generator_vocab(g);
+}
+
+/* Set what both kernels read: logits x behind the n tokens of the slot's sequence, and a draw; the results go to *id and
+ * *logprob. */
+static void ask_row(const step_of *s, int64_t slot, const float *x, int64_t n, const double *u,
+                    int32_t number[2], int32_t *id, double *logprob, lm_call *c, lm_tensor in[8],
+                    lm_tensor out[2])
+{
+    const lm_generator *g = s->g;
+    number[0] = (int32_t)n;
+    number[1] = 1;
+    in[0].data = (void *)(uintptr_t)x;
+    in[1].data = seen_of(g, slot);
+    in[2].data = number;
+    in[3].data = (void *)(uintptr_t)u;
+    in[4].data = number + 1;
+    if (!(s->o->repetition_penalty < 1 || s->o->repetition_penalty > 1))
+        in[1] = in[2] = (lm_tensor){ 0 };
+    out[0].data = id;
+    out[1].data = logprob;
+    if (!logprob)
+        out[1] = (lm_tensor){ 0 };
+    c->work = g->draft->work + (size_t)slot * g->draft->work_bytes;
+}
+
+static int32_t choose(const step_of *s, int64_t slot, const float *x, int64_t n, const double *u,
+                      double *logprob)
+{
+    lm_tensor in[8], out[2];
+    const lm_kernel *k;
+    int32_t number[2], id = -1;
+    lm_call c = call_of(s->g, "sample", s->o, in, out, &k);
+    ask_row(s, slot, x, n, u, number, &id, logprob, &c, in, out);
+    c.n_in = 5;
+    k->run(&c);
+    return id;
+}
+
+/* Of draft j of the slot: the token at its place. */
+static int32_t accept(const step_of *s, int64_t slot, int64_t j, const float *x, int64_t n,
+                      int32_t drafted, double *logprob)
+{
+    const lm_generator *g = s->g;
+    lm_tensor in[8], out[2];
+    const lm_kernel *k;
+    int32_t number[2], id = -1;
+    lm_call c = call_of(g, "sample_accept", s->o, in, out, &k);
+    ask_row(s, slot, x, n, &s->ask->last[slot * (g->draft->n + 1) + j], number, &id, logprob, &c,
+            in, out);
+    in[5].data = &drafted;
+    in[6].data = draft_logits(s, j, slot);
+    in[7].data = (void *)(uintptr_t)&s->ask->accept[slot * g->draft->n + j];
+    k->run(&c);
+    return id;
+}
+
+/* Draw draft j of slots [begin, end); the sequence ends with the drafts before. */
+static void draw_drafts(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const step_of *s = ctx;
+    lm_generator *g = s->g;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t j = s->draft->used[i] - (g->used[i] - 1), n = g->used[i] + 1 + j;
+        if (!s->draft->fresh[i])
+            continue;
+        const int32_t id =
+            choose(s, i, draft_logits(s, j, i), n, &s->ask->draft[i * g->draft->n + j], NULL);
+        g->draft->fresh[i] += id >= 0; /* a module without numbers drafts nothing */
+        if (id >= 0)
+            seen_of(g, i)[n] = id;
+    }
+}
+
+/* Draft number j of all slots that want one. */
+static lm_code draft(step_of *s, int64_t j, bool *any, lm_err *e)
+{
+    lm_generator *g = s->g;
+    row_graph *r = s->draft;
+    const size_t vocab = (size_t)lm_generator_vocab(g);
+    *any = false;
+    if (generator_wait_for_last(g, e))
+        return e->code;
+    for (int64_t i = 0; i < s->d->rows; i++) {
+        const bool on = s->ask->next[i] >= 0 && j < s->ask->most[i] && g->draft->fresh[i] == j + 1;
+        r->tokens[i] = on ? seen_of(g, i)[g->used[i] + j] : 0;
+        r->used[i] = r->pos[i] = on ? (int32_t)(g->used[i] - 1 + j) : 0;
+        r->fresh[i] = on;
+        r->rows[i] = (int32_t)i;
+        *any |= on;
+    }
+    if (!*any)
+        return LM_OK;
+    if (generator_put_graph(r, e) ||
+        g->b->copy(g->b, draft_logits(s, j, 0), lm_exec_data(r->x, r->m->logits),
+                   (size_t)s->d->rows * vocab * sizeof(float), g->b->main, e))
+        return e->code;
+    for (int64_t i = 0; i < s->d->rows; i++)
+        if (r->fresh[i] && generator_draft_take(g, r, i, i, e))
+            return e->code;
+    if (generator_wait_for_last(g, e))
+        return e->code;
+    lm_par_for(g->b->par, s->d->rows, 1, draw_drafts, s);
+    return LM_OK;
+}
+
+/* The token and its drafts, through the model. */
+static lm_code verify(step_of *s, lm_err *e)
+{
+    lm_generator *g = s->g;
+    row_graph *r = &s->d->s;
+    const int64_t T = rows_of_step(g), vocab = lm_generator_vocab(g);
+    for (int64_t i = 0; i < s->d->rows; i++) {
+        const int64_t n = s->ask->next[i] >= 0 ? g->draft->fresh[i] : 0;
+        for (int64_t t = 0; t < T; t++) {
+            const int64_t at = i * T + t;
+            r->tokens[at] = t < n ? seen_of(g, i)[g->used[i] + t] : 0;
+            r->ahead[at] = t + 1 < n ? seen_of(g, i)[g->used[i] + t + 1] : 0;
+            r->pos[at] = t < n ? (int32_t)(g->used[i] + t) : 0;
+        }
+        r->used[i] = n ? (int32_t)g->used[i] : 0;
+        r->fresh[i] = (int32_t)n;
+        r->rows[i] = (int32_t)i;
+    }
+    if (generator_put_graph(r, e))
+        return e->code;
+    s->p = lm_exec_data(r->x, r->m->logits);
+    if (g->draft->p) {
+        if (g->b->copy(g->b, g->draft->p, s->p, (size_t)(s->d->rows * T * vocab) * sizeof(float),
+                       g->b->main, e))
+            return e->code;
+        s->p = g->draft->p;
+    }
+    return generator_wait_for_last(g, e);
+}
+
+/* Decide over the drafts of slots [begin, end). */
+static void decide(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const step_of *s = ctx;
+    lm_generator *g = s->g;
+    generator_draft *d = g->draft;
+    const int64_t T = rows_of_step(g), vocab = lm_generator_vocab(g);
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int32_t *ids = d->ids + i * T;
+        int64_t j = 0;
+        bool stays = s->ask->next[i] >= 0;
+        d->count[i] = 0;
+        for (; stays; j++) {
+            const float *x = s->p + (i * T + j) * vocab;
+            const int64_t n = g->used[i] + 1 + j;
+            double *logprob = s->ask->logprobs ? &d->logprob[i * T + j] : NULL;
+            const bool drafted = j + 1 < d->fresh[i];
+            const int32_t was = drafted ? seen_of(g, i)[n] : -1;
+            ids[j] = drafted ? accept(s, i, j, x, n, was, logprob)
+                             : choose(s, i, x, n, &s->ask->last[i * T + j], logprob);
+            stays = drafted && ids[j] == was;
+            d->count[i]++;
+        }
+    }
+}
+
+lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const lm_sample_attr *o,
+                               lm_draft_answer *out, lm_err *e)
+{
+    generator_draft *d = g->draft;
+    decode_width *w = generator_width_of(g, ask->next);
+    step_of s = { .g = g, .ask = ask, .o = o, .d = w, .draft = &d->draft[w - g->decode] };
+    bool any = true;
+    for (int64_t i = 0; i < w->rows; i++) {
+        d->fresh[i] = ask->next[i] >= 0;
+        if (ask->next[i] < 0)
+            continue;
+        if (g->used[i] + ask->most[i] >= g->context)
+            return lm_fail(e, LM_EUSAGE, "context", "give a longer one",
+                           "%" PRId64 " tokens are its capacity", g->context);
+        seen_of(g, i)[g->used[i]] = ask->next[i];
+    }
+    g->b->range(g->b, "decode");
+    lm_code rc = LM_OK;
+    for (int64_t j = 0; j < d->n && any && !rc; j++)
+        rc = draft(&s, j, &any, e);
+    rc = rc ? rc : verify(&s, e);
+    g->b->range(g->b, NULL);
+    if (rc)
+        return rc;
+    lm_par_for(g->b->par, w->rows, 1, decide, &s);
+    for (int64_t i = 0; i < w->rows; i++) {
+        if (ask->next[i] < 0)
+            continue;
+        g->used[i] += d->count[i];
+        if (generator_draft_take(g, &w->s, i * (d->n + 1) + d->count[i] - 1, i, e))
+            return e->code;
+    }
+    g->last = &w->s;
+    g->last_slot = 0;
+    *out = (lm_draft_answer){ d->ids, ask->logprobs ? d->logprob : NULL, d->count };
+    return LM_OK;
+}
