@@ -138,6 +138,22 @@ same_from_5() { # NAME OPTION...
     [ "$(numbers places/adapter_model.safetensors)" = "$(numbers places-on/adapter_model.safetensors)" ]
 }
 
+@test "peft-tune: pvera draws in training, the same after a resume and on one thread, and its mean is merged" {
+    same_from_5 noisy --method pvera --rank 6 --lr 1e-1
+    peft-tune -q m qa.jsonl -o noisy-1 "${how[@]}" --method pvera --rank 6 --lr 1e-1 --steps 2 -j 1
+    peft-tune -q m qa.jsonl -o noisy-2 "${how[@]}" --method pvera --rank 6 --lr 1e-1 --steps 2 -j 2
+    [ "$(numbers noisy-1/adapter_model.safetensors)" = "$(numbers noisy-2/adapter_model.safetensors)" ]
+    merge-models -q --method passthrough m+noisy -o noisy-merged
+    loss() { eval-model -q "$@" text.jsonl --seq-len 64 --json | sed 's/.*"loss":\([0-9.]*\).*/\1/'; }
+    paste <(loss m --adapter noisy) <(loss noisy-merged) <(loss m) > losses
+    awk '{ exit !($1 > 0 && $1 - $2 < 1e-5 && $2 - $1 < 1e-5 && $1 != $3) }' losses
+    # an evaluation in the run is that of the result, without noise
+    peft-tune -q m qa.jsonl -o noisy-3 "${how[@]}" --method pvera --rank 6 --lr 1e-1 --steps 2 --val text.jsonl --eval-every 2 \
+        --loss-on all --metrics a.jsonl -f
+    awk -v a="$(grep '"event":"eval"' a.jsonl | sed 's/.*"loss":\([0-9.]*\).*/\1/')" -v b="$(loss m --adapter noisy-3)" \
+        'BEGIN { exit !(a > 0 && a - b < 2e-2 && b - a < 2e-2) }'
+}
+
 @test "peft-tune: the LSTM of p-tuning trains, resumes, and leaves the rows that it makes" {
     same_from_5 lstm --method p-tuning --set num_virtual_tokens=4 --set encoder_hidden_size=24 \
         --set encoder_reparameterization_type=LSTM --set encoder_num_layers=3
