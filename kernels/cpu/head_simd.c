@@ -3,8 +3,9 @@
  * softmax, loss and the gradient of the logits in place over them, rounded to act, then dw (+)=
  * dlogits^T x and dx = dlogits w.
  *
- * Rows without a target (prompts, padding) are left out where w does not train: where some of the rows are such, the others
- * are copied together before the products, and their dx to its places after them.
+ * Rows without a target (prompts, padding, tokens that no mask covers) are left out where w does not train, and where less
+ * than half of the rows have one: the others are copied together before the products, and their dx to its places after
+ * them.
  *
  * dw is read and written once per chunk (154 MB for 50257 x 768) and the logits once per pass, so
  * chunks are as large as the contract allows where dw is wanted; one row of logits fits the
@@ -425,9 +426,7 @@ static layout layout_of(const lm_call *c, const head_form *f)
     const lm_head_attr *a = c->attr;
     layout l = { .chunk = chunk_of(c, f), .dx_rows = a->vocab };
     l.logits = (size_t)(l.chunk * pitch_of(a->vocab)) * sizeof(float);
-    if (!wants(c, f->dw)) /* otherwise rows stay where they are */
-        l.rows =
-            round_line((size_t)(l.chunk * last_dim(&c->in[0])) * lm_dtype_size(c->in[0].dtype));
+    l.rows = round_line((size_t)(l.chunk * last_dim(&c->in[0])) * lm_dtype_size(c->in[0].dtype));
     l.places = round_line((size_t)l.chunk * sizeof(int32_t));
     if (!wants(c, f->dx))
         return l;
@@ -532,14 +531,14 @@ typedef struct {
 } head_chunk;
 
 /* The next chunk from row `first` on, whose ignored rows get zeros as their results. */
-static head_chunk take(const lm_call *c, const head_form *f, const layout *l, int64_t first)
+static head_chunk take(const lm_call *c, const head_form *f, const layout *l, int64_t first,
+                       bool all)
 {
     const int32_t *target = c->in[2].data;
     const int numbers[] = { f->loss, f->lse, f->logit, f->entropy, f->collision };
     head_chunk r = { .first = first, .end = first, .at = (int32_t *)places_of(c, l) };
     int64_t n_rows = row_count(&c->in[0]);
     size_t bytes = (size_t)last_dim(&c->in[0]) * lm_dtype_size(c->in[0].dtype);
-    bool all = wants(c, f->dw); /* whose sums of pairs would have other bits */
     for (; r.end < n_rows && (all ? r.end - first : r.kept) < l->chunk; r.end++) {
         if (target[r.end] >= 0) {
             r.at[all ? r.end - first : r.kept] = (int32_t)r.end;
@@ -584,6 +583,17 @@ static void give_dx(const lm_call *c, const head_form *f, const layout *l, const
         memcpy(row_at(dx, r->at[i]), rows + (size_t)i * bytes, bytes);
 }
 
+/* True if all rows go through the products: with dw, whose sums of pairs have other bits otherwise, unless most would be
+ * in vain. */
+static bool takes_all(const lm_call *c, const head_form *f)
+{
+    const int32_t *target = c->in[2].data;
+    int64_t n_rows = row_count(&c->in[0]), kept = 0;
+    for (int64_t i = 0; i < n_rows; i++)
+        kept += target[i] >= 0;
+    return wants(c, f->dw) && 2 * kept >= n_rows;
+}
+
 static void run_head(const lm_call *c, const head_form *f)
 {
     const lm_head_attr *a = c->attr;
@@ -591,7 +601,7 @@ static void run_head(const lm_call *c, const head_form *f)
     lm_dtype t = c->in[0].dtype;
     const layout l = layout_of(c, f);
     int64_t n_rows = row_count(&c->in[0]), vocab = a->vocab;
-    bool added = false;
+    bool added = false, all = takes_all(c, f);
     if (l.packed) {
         lm_gemm whole = dx_of(c, l.chunk, 0, vocab, NULL, t);
         lm_gemm_pack(&whole, LM_SIMD_LEVEL, c->par, (char *)c->work + l.logits);
@@ -612,7 +622,7 @@ static void run_head(const lm_call *c, const head_form *f)
                       .grad = output(c, f->dx) || output(c, f->dw),
                       .cap = (float)a->soft_cap };
     for (int64_t first = 0; first < n_rows;) {
-        head_chunk r = take(c, f, &l, first);
+        head_chunk r = take(c, f, &l, first, all);
         first = r.end;
         if (!r.kept)
             continue;
