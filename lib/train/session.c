@@ -106,11 +106,11 @@ static bool has_ahead(const lm_session *s)
     return any;
 }
 
-/* They train with the model, or are kept as they are; a head of scores, and an adapter's file, have none.  Folders that
+/* They train with the model, or are kept as they are; a model of scores, and an adapter's file, have none.  Folders that
  * transformers saved have the key of the config without the tensors. */
 static lm_code choose_ahead(lm_session *s, lm_err *e)
 {
-    lm_config *c = &s->config;
+    const lm_config *c = &s->config;
     lm_build *b = &s->o.build;
     b->ahead = LM_AHEAD_NONE;
     if (!c->ahead || b->trainable || b->adapt)
@@ -130,7 +130,6 @@ static lm_code choose_ahead(lm_session *s, lm_err *e)
                "%s: \"num_nextn_predict_layers\" is %lld, but no tensor of these layers is there: "
                "the run has none",
                s->ask.model, (long long)c->ahead);
-    c->ahead = 0;
     if (json_object_set_new(s->config_json, "num_nextn_predict_layers", json_integer(0)))
         return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory");
     return LM_OK;

@@ -87,6 +87,24 @@ last() { # METRICS KEY
     [ "$a" = "$b" ]
 }
 
+@test "mtp: preference tuning keeps the modules, a reward model has none, an adapter leaves them alone" {
+    small m
+    for i in {1..8}; do
+        echo "{\"prompt\":\"the river\",\"chosen\":\" ran by the old bridge $i\",\"rejected\":\" lay in the water $i\"}"
+    done > pairs.jsonl
+    align-model -q m pairs.jsonl -o dpo --loss dpo --steps 2 --seq-len 32 --batch-size 2
+    run inspect-model --only 'model.layers.2.*' m dpo
+    [[ $output == *"42 of 44 tensors are the same"* ]]
+    generate -q dpo -p "the river" -n 3 --draft mtp > /dev/null
+    align-model -q m pairs.jsonl -o reward --loss reward --steps 2 --seq-len 32 --batch-size 2
+    grep -q '"num_nextn_predict_layers": 0' reward/config.json
+    run ! grep -q 'model.layers.2' reward/model.safetensors
+    peft-tune -q m t.jsonl -o adapter --steps 2 --seq-len 32
+    merge-models -q --method passthrough m+adapter -o merged
+    run inspect-model --only 'model.layers.2.*' m merged
+    [[ $output == *"44 of 44 tensors are the same"* ]]
+}
+
 @test "mtp: contradictions of config and tensors are named" {
     small m
     cp -r m none
