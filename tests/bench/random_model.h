@@ -26,7 +26,7 @@ static inline lm_code random_model(const char *config, lm_backend *b, bool panel
     rc = rc ? rc : lm_config_read(o, "config", &w->config, e);
     rc = rc ? rc : lm_model_build(&w->config, &build, &m, e);
     rc = rc ? rc : lm_store_new(m, b, &(lm_store_opts){ 0 }, &w->store, e);
-    rc = rc ? rc : lm_store_draw(w->store, 1, e);
+    rc = rc ? rc : lm_store_draw(w->store, LM_TENSORS_ALL, 1, e);
     lm_model_free(m);
     json_decref(o);
     return rc;

@@ -168,3 +168,17 @@ last() { # METRICS KEY
     run -2 generate r -p x --draft-tokens 2
     [[ $output == *"--draft-tokens: has no effect without it: give --draft mtp, too" ]]
 }
+
+@test "mtp: a device trains with the losses of the cpu, and drafts its texts" {
+    small m
+    load cuda
+    use_module
+    train -q m data -o a --steps 3 "${args[@]}" --metrics a.jsonl
+    train -q m data -o b --steps 3 "${args[@]}" --metrics b.jsonl --device cuda
+    for key in loss mtp_loss grad_norm; do
+        awk -v a="$(last a.jsonl $key)" -v b="$(last b.jsonl $key)" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-4 && d > -1e-4) }'
+    done
+    how=(--dtype f32 -p "the river" -p water -n 9 --temperature 0 --ignore-eos)
+    generate -q a "${how[@]}" > plain
+    generate -q a "${how[@]}" --device cuda --draft mtp --draft-tokens 2 | cmp plain -
+}
