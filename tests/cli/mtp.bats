@@ -79,6 +79,13 @@ last() { # METRICS KEY
         train -q "$how" data -o "$how-on" --steps 1 "${args[@]}" --metrics "$how.jsonl"
         grep -q mtp_loss "$how.jsonl"
     done
+    # Of models with two tokenizers, all copies have the rows of the union.
+    mkdir other
+    sed 's/river/forest/; s/bridge/pines/' t.jsonl > other/t.jsonl
+    train-tokenizer -q -V 305 -o other/tokenizer.json other/t.jsonl
+    (cd other && small m)
+    merge-models -q --method linear --tokenizer union m other/m -o union
+    generate -q union -p "the river" -n 3 --draft mtp > /dev/null
     train --dry-run m | grep -q 'parameters 70966, '
     # What reads the model alone passes over them.
     small alone num_nextn_predict_layers=0
