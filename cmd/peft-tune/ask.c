@@ -72,8 +72,14 @@ static lm_code choose_tensors(tune_session *s, lm_err *e)
     const char *patterns = opt.train ? opt.train : s->recipe.train;
     if (!strcmp(patterns, "*"))
         return LM_OK;
-    if (lm_tune_partial_make(&t->config, patterns, &s->part, e))
-        return e->code;
+    if (lm_tune_partial_make(&t->config, patterns, &s->part, e)) {
+        if (opt.train || e->code != LM_EUSAGE)
+            return e->code;
+        *e = (lm_err){ 0 }; /* the patterns are the method's */
+        return lm_fail(e, LM_EUSAGE, "--method", "choose another method",
+                       "'%s' trains tensors named %s, of which the model has none", s->recipe.name,
+                       patterns);
+    }
     t->o.build.trainable = lm_tune_partial_trains;
     t->o.build.ctx = &s->part;
     return LM_OK;

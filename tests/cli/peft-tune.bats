@@ -488,6 +488,7 @@ keys_of() { # METHOD
     bad "is no key" m qa.jsonl --set lora_aplha=3
     bad "has no adapter" m qa.jsonl --method full --rank 4
     bad "peft-tune: --train: no tensor of the model matches" m qa.jsonl --method full --train '*moe*'
+    bad "peft-tune: --method: 'bitfit' trains tensors named *bias, of which the model has none: choose another method" m qa.jsonl --method bitfit
     bad "serves --unmerge" m qa.jsonl --share 0.5
     bad "no module of m matches 'nosuch'" m qa.jsonl --modules-to-save nosuch
     bad "did you mean 'embed_tokens'" m qa.jsonl --modules-to-save embed_tokns
