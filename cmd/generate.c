@@ -162,6 +162,9 @@ static lm_code run(generate_work *w, lm_err *e)
     if (!rc)
         rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
     if (!rc)
+        rc = lm_config_check_causal(&w->model.config, tool.argv[0], "use a causal language model",
+                                    e);
+    if (!rc)
         rc = generate_open_adapters(w, e);
     if (!rc)
         rc = open_model(w, e);

@@ -116,13 +116,10 @@ static lm_code try_tokenizer(side *s, const char *file, const lm_buf *text)
 /* An intact tokenizer of an unsupported kind is a note. */
 static const char *other_kind(const json_t *tree)
 {
-    static const char *const kinds[] = { "Unigram", "WordPiece", "WordLevel" };
+    static const char kind[] = "WordLevel";
     const char *type = json_string_value(json_object_get(json_object_get(tree, "model"), "type"));
 
-    for (size_t i = 0; type && i < sizeof kinds / sizeof *kinds; i++)
-        if (!strcmp(type, kinds[i]))
-            return kinds[i];
-    return NULL;
+    return type && !strcmp(type, kind) ? kind : NULL;
 }
 
 static lm_code check_json(side *s, bool *there)

@@ -302,8 +302,8 @@ static void test_tokenizer(void **state)
     expect(1, 0, LINES("fault  tokenizer.json: merge 0: is damaged"));
     put_text("tokenizer.json", JSON("BPE", "8"));
     expect(1, 0, LINES("tokenizer.json: has 9 ids, and vocab_size of config.json is 8"));
-    put_text("tokenizer.json", JSON("WordPiece", "6"));
-    expect(0, 1, LINES("note   tokenizer.json: is not read: model type \"WordPiece\""));
+    put_text("tokenizer.json", JSON("WordLevel", "6"));
+    expect(0, 1, LINES("note   tokenizer.json: is not read: model type \"WordLevel\""));
     assert_int_equal(remove(in("tokenizer.json")), 0);
     put_text("vocab.json", "{\"a\":0,\"b\":1,\"c\":2,\"d\":3,\"e\":4,\"f\":5,\"ab\":6}");
     expect(1, 0, LINES("fault  vocab.json: its merges.txt is missing"));
