@@ -222,26 +222,26 @@ static void scatter_stripe(void *ctx, int64_t begin, int64_t end, int worker)
 bool lm_rows_of_tensor(const lm_model_tensor *s, bool to_gguf, const lm_format *from,
                        const lm_format *to, lm_rows *r)
 {
-    bool rope = s->order == LM_ORDER_ROPE, turn = s->order == LM_ORDER_CONV1D;
+    bool moves = lm_model_tensor_moves(s), turn = s->order == LM_ORDER_CONV1D;
 
     *r = (lm_rows){
         .name = to_gguf ? s->hf : s->gguf, .from = from, .to = to, .tensor = s, .turn = turn
     };
     r->rows = s->ndim == 3   ? s->dim[0]
               : s->ndim == 2 ? s->dim[turn && !to_gguf]
-              : rope         ? s->dim[0]
+              : moves        ? s->dim[0]
                              : 1;
     r->cols = s->ndim == 3   ? s->dim[2]
               : s->ndim == 2 ? s->dim[!(turn && !to_gguf)]
-              : rope         ? 1
+              : moves        ? 1
                              : s->dim[0];
-    if (rope)
+    if (moves)
         r->map = to_gguf ? lm_model_tensor_hf_row : lm_model_tensor_gguf_row;
     if (s->plus_one)
         r->plus = to_gguf ? 1.0f : -1.0f;
     if (s->exponent)
         r->exponent = to_gguf ? 1 : -1;
-    return rope || turn || !same(r);
+    return moves || turn || !same(r);
 }
 
 lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e)

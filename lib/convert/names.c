@@ -81,10 +81,23 @@ const char *lm_model_tensor_gguf_split(const lm_model_tensor *s, char out[LM_TEN
     return out;
 }
 
+bool lm_model_tensor_moves(const lm_model_tensor *s)
+{
+    return s->order == LM_ORDER_ROPE || s->order == LM_ORDER_QKV;
+}
+
+/* The row of [I,K,D] whose numbers stand at row r of [K,I,D]. */
+static int64_t turned_row(int64_t r, int64_t I, int64_t K, int64_t D)
+{
+    return (r / D % I * K + r / D / I) * D + r % D;
+}
+
 int64_t lm_model_tensor_hf_row(const lm_model_tensor *s, int64_t r)
 {
     int64_t d = s->dim[0] / s->heads, head = r / d, i = r % d;
 
+    if (s->order == LM_ORDER_QKV)
+        return turned_row(r, s->heads, 3, d / 3);
     return head * d + (i % 2) * (d / 2) + i / 2;
 }
 
@@ -92,5 +105,7 @@ int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r)
 {
     int64_t d = s->dim[0] / s->heads, head = r / d, i = r % d;
 
+    if (s->order == LM_ORDER_QKV)
+        return turned_row(r, 3, s->heads, d / 3);
     return head * d + 2 * (i % (d / 2)) + i / (d / 2);
 }

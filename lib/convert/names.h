@@ -5,6 +5,7 @@
  * model.layers.3.self_attn.q_proj.weight).  Two orders of elements differ (llama.cpp, conversion/):
  *   ROPE    rows of q and k of the architecture "llama" (Llama, Mistral): within each head, the row
  *           of a pair's first half at 2i and of its second at 2i + 1 there, at i and d/2 + i here
+ *   QKV     rows of BLOOM's query_key_value: query, key and value of each head here, those of all heads in turn there
  *   CONV1D  GPT-2's linear weights: [in, out] here, [out, in] there
  * The experts' matrices of a layer are one tensor there (blk.3.ffn_gate_exps.weight), in the order of
  * their numbers; the gate of a shared expert is a vector there. */
@@ -26,7 +27,9 @@ int lm_model_tensor_gguf_shape(const lm_model_tensor *s, int64_t dim[3]);
 /* The name of one expert's matrix in files of 2023 and early 2024, which llama.cpp read until 2026:
  * "blk.3.ffn_gate.7.weight". */
 const char *lm_model_tensor_gguf_split(const lm_model_tensor *s, char out[LM_TENSOR_NAME]);
-/* For LM_ORDER_ROPE: the row of Hugging Face's tensor that is row `r` of GGUF's, and back. */
+/* True if rows stand in another order there: LM_ORDER_ROPE, LM_ORDER_QKV. */
+bool lm_model_tensor_moves(const lm_model_tensor *s);
+/* For these: the row of Hugging Face's tensor that is row `r` of GGUF's, and back. */
 int64_t lm_model_tensor_hf_row(const lm_model_tensor *s, int64_t r);
 int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r);
 

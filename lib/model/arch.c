@@ -11,7 +11,7 @@ static const lm_arch *const known[] = {
     &lm_arch_qwen3,       &lm_arch_olmo2,       &lm_arch_olmo3,     &lm_arch_gemma2,
     &lm_arch_gemma3,      &lm_arch_mixtral,     &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
     &lm_arch_dots1,       &lm_arch_qwen3_next,  &lm_arch_qwen3_5,   &lm_arch_gpt_oss,
-    &lm_arch_deepseek_v2, &lm_arch_deepseek_v3, &lm_arch_bert,
+    &lm_arch_deepseek_v2, &lm_arch_deepseek_v3, &lm_arch_bert,      &lm_arch_bloom,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 

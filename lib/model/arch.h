@@ -154,7 +154,7 @@ struct lm_arch {
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
     lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1, lm_arch_qwen3_next, lm_arch_qwen3_5,
-    lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3, lm_arch_bert;
+    lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3, lm_arch_bert, lm_arch_bloom;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
@@ -185,7 +185,7 @@ const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
 enum { LM_TENSOR_NAME = 96 };
 
 /* Orders of elements in GGUF: see convert/names.h. */
-typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_CONV1D } lm_element_order;
+typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_QKV, LM_ORDER_CONV1D } lm_element_order;
 
 typedef struct {
     char gguf[LM_TENSOR_NAME], hf[LM_TENSOR_NAME];
@@ -197,7 +197,7 @@ typedef struct {
     int64_t layer;   /* -1: outside the layers */
     int64_t expert;  /* of the parts of experts, otherwise 0 */
     int64_t experts; /* of the parts of experts: how many the layer has; otherwise 0 */
-    int64_t heads;   /* LM_ORDER_ROPE: number of heads in the rows */
+    int64_t heads;   /* LM_ORDER_ROPE, LM_ORDER_QKV: number of heads in the rows */
     bool plus_one;   /* GGUF stores 1 + the number */
     bool exponent;   /* GGUF stores -exp(the number) */
 } lm_model_tensor;

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/arrange.h"
 #include "kernels/divergence.h"
 #include "kernels/elementwise.h"
 #include "kernels/embed.h"
@@ -241,19 +242,56 @@ lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer)
                                 .soft_cap = y->soft_cap };
 }
 
+lm_vid lm_b_part_qkv(lm_builder *b, int64_t layer, lm_vid x)
+{
+    const lm_layer *y = &b->m->config.layer[layer];
+    if (!lm_b_ok(b))
+        return LM_NONE;
+    const lm_tensor *t = &b->m->graph->value[x].t;
+    lm_permute_attr attr = { .dim = { t->dim[0], y->heads, 3, y->head_dim },
+                             .perm = { 0, 2, 1, 3 },
+                             .ndim = 4,
+                             .to_ndim = 2,
+                             .to = { t->dim[0], t->dim[1] } };
+    return lm_b_append(b, &lm_op_permute, &attr, &x);
+}
+
+/* A column for each distance that this graph can meet: one table for all layers. */
+lm_vid lm_b_distances(lm_builder *b, int64_t layer, int64_t *zero)
+{
+    lm_model *m = b->m;
+    const int64_t heads = m->config.layer[layer].heads,
+                  n = m->build.mode == LM_MODE_GENERATE ? m->build.cache : m->build.seq;
+    double *table = NULL;
+    *zero = 0;
+    if (!m->config.layer[layer].alibi)
+        return LM_NONE;
+    *zero = n - 1;
+    if (b->alibi > 0)
+        return b->alibi;
+    if (!lm_b_ok(b) || lm_arena_alloc(b->arena, &table, (size_t)(heads * n), sizeof *table, b->e) ||
+        lm_graph_value(m->graph, LM_ROLE_CONST, lm_shape2(LM_DTYPE_F32, heads, n), "alibi",
+                       &b->alibi, b->e))
+        return LM_NONE;
+    lm_alibi_table(heads, n, table);
+    lm_b_const(b, b->alibi, table, NULL, heads * n);
+    return b->alibi;
+}
+
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
 {
     lm_model *m = b->m;
     lm_attention_attr attr = lm_b_attention_attr(m, layer);
+    lm_vid bias = lm_b_distances(b, layer, &attr.bias_zero);
     if (!lm_b_rotates_late(&m->build, layer))
         qkv = lm_b_rope(b, layer, qkv);
     qkv = lm_b_adapt_heads(
         b, &(lm_adapt_heads){ layer, m->tokens, qkv, lm_b_rotates_late(&m->build, layer) });
     if (m->build.mode == LM_MODE_GENERATE)
-        return lm_b_cached_attention(b, layer, qkv, sinks, &attr);
+        return lm_b_cached_attention(b, layer, qkv, sinks, bias, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
-    lm_vid in[5] = { qkv, m->lo, attr.causal ? LM_NONE : m->hi, sinks, LM_NONE };
+    lm_vid in[5] = { qkv, m->lo, attr.causal ? LM_NONE : m->hi, sinks, bias };
     return lm_b_append(b, &lm_op_attention, &attr, in);
 }
 

@@ -16,6 +16,7 @@ struct lm_builder {
     int64_t site;         /* counts dropout sites, */
     int64_t adapter_site; /* and those of the adapter */
     void *shared;         /* lm_b_shared */
+    lm_vid alibi;         /* of all layers (lm_b_distances), made at its first use; 0: not yet */
     bool adapting;        /* a function of the adapter runs: parameters are its own */
 };
 
@@ -26,6 +27,10 @@ lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vi
  * cache. */
 lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk);
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
+/* Rows whose queries, keys and values stand head by head, in the order of kernels/attention.h. */
+lm_vid lm_b_part_qkv(lm_builder *b, int64_t layer, lm_vid x);
+/* Biases of a layer by distance, and the column of distance 0; LM_NONE without. */
+lm_vid lm_b_distances(lm_builder *b, int64_t layer, int64_t *zero);
 /* sinks [H] or LM_NONE */
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks);
 /* The latest slice, transposed, holds that many matrices, which the file has in one tensor [matrices, in, out]. */
@@ -142,7 +147,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e);
 lm_vid lm_b_cache(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *word,
                   lm_tensor shape);
 /* Attention of a layer through its caches, which are declared; rows are rotated, unless the layer rotates late. */
-lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
+lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks, lm_vid bias,
                              const lm_attention_attr *attr);
 
 /* Sides of a layer that is coded, as operators of coded caches have them. */

@@ -52,6 +52,17 @@ static lm_code check_side(const lm_build *b, int64_t layer, int side, lm_err *e)
     return LM_OK;
 }
 
+/* Tokens of which some were dropped no longer lie at their distances. */
+static lm_code check_distances(const lm_config *c, const lm_build *b, int64_t layer, lm_err *e)
+{
+    if (!c->layer[layer].alibi || !b->kv->policy)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
+                   "scores of layer %" PRId64
+                   " depend on the distance of tokens, of which a policy drops some",
+                   layer);
+}
+
 /* Latents are kept as numbers: codes and policies are for heads of keys and values. */
 static lm_code check_latent(const lm_config *c, const lm_build *b, int64_t layer, lm_err *e)
 {
@@ -86,7 +97,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
         if (c->layer[l].attention == LM_ATTENTION_DELTA)
             continue;
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e) ||
-            check_latent(c, b, l, e))
+            check_latent(c, b, l, e) || check_distances(c, b, l, e))
             return e->code;
         coded |= lm_b_coded(b, l);
     }
@@ -123,7 +134,7 @@ lm_vid lm_b_cache(lm_builder *b, int64_t layer, lm_cache_kind kind, const char *
     return made.value;
 }
 
-static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
+static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks, lm_vid bias,
                               const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -141,7 +152,7 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
         values = lm_b_cache(b, layer, LM_CACHE_VALUES, "values", shape);
     }
     lm_vid table = m->build.rows ? m->table : LM_NONE;
-    lm_vid in[] = { qkv, m->used, m->fresh, m->first, m->kind, table, sinks, LM_NONE };
+    lm_vid in[] = { qkv, m->used, m->fresh, m->first, m->kind, table, sinks, bias };
     bool weighs = m->kept && m->kept[layer].mass >= 0;
     lm_vid out[4] = { LM_NONE, keys, values, weighs ? LM_NONE : LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
@@ -206,7 +217,7 @@ static lm_vid rotate(lm_builder *b, const lm_head_rotate_attr *a, lm_vid x)
 
 /* New rows are read as they are, then stored, from before their rotation by positions if it comes late; heads that
  * were rotated when they were stored are rotated back behind the sum, and queries are rotated as keys are. */
-static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
+static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks, lm_vid bias,
                               const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -229,7 +240,7 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
     const lm_vid ranks = lm_b_ranked(&m->build, layer) ? m->ranks : LM_NONE;
     qkv = late ? lm_b_rope(b, layer, rows) : rows;
     lm_vid in[] = { qkv,  used,      m->fresh,  m->first, m->kind, table, c.pages[0], c.pages[1],
-                    slot, c.tail[0], c.tail[1], rope,     ranks,   sinks, LM_NONE };
+                    slot, c.tail[0], c.tail[1], rope,     ranks,   sinks, bias };
     lm_vid write[] = {
         rows, used, m->fresh, m->first, table, slot, kept ? m->kept[layer].row : LM_NONE
     };
@@ -244,7 +255,7 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
 }
 
 /* Numbers of tokens that stay: attention appends the new ones, which are then put where the policy wants them. */
-static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
+static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks, lm_vid bias,
                              const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -253,7 +264,7 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid si
     const lm_kv_mass_attr mass = { .attention = *attr };
     coded_cache c;
     make_coded(b, layer, &a, &c);
-    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table, sinks, LM_NONE };
+    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table, sinks, bias };
     lm_vid out[] = { LM_NONE, c.pages[0], c.pages[1], k->mass >= 0 ? LM_NONE : LM_SKIP };
     lm_vid write[] = { qkv, k->used, m->fresh, LM_NONE, k->table, LM_NONE, k->row };
     lm_vid stored[] = { c.pages[0], c.pages[1], LM_SKIP, LM_SKIP };
@@ -266,7 +277,7 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid si
 
 /* A prompt whose tokens will be read at other positions: numbers in one page, keys from before their rotation, and token
  * j at position j. */
-static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid sinks,
+static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid sinks, lm_vid bias,
                                const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -292,7 +303,7 @@ static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid
                     rope,
                     LM_NONE,
                     sinks,
-                    LM_NONE };
+                    bias };
     lm_vid write[] = { rows, m->used, m->fresh, LM_NONE, table, LM_NONE, LM_NONE };
     lm_vid out[] = { LM_NONE, LM_SKIP }, stored[] = { keys, values, LM_SKIP, LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, out, b->e) ||
@@ -301,16 +312,16 @@ static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid
     return out[0];
 }
 
-lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
+lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks, lm_vid bias,
                              const lm_attention_attr *attr)
 {
     const lm_build *o = &b->m->build;
     const lm_kv_side *side = o->kv ? &o->kv->side[2 * layer] : NULL;
     if (lm_b_ranked(o, layer))
-        return o->whole ? ranked_attention(b, layer, qkv, sinks, attr)
-                        : coded_attention(b, layer, qkv, sinks, attr);
+        return o->whole ? ranked_attention(b, layer, qkv, sinks, bias, attr)
+                        : coded_attention(b, layer, qkv, sinks, bias, attr);
     if (lm_b_kept(o, layer) && !o->whole && !side[LM_KV_K].format && !side[LM_KV_V].format)
-        return kept_attention(b, layer, qkv, sinks, attr);
-    return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, sinks, attr)
-                                           : plain_attention(b, layer, qkv, sinks, attr);
+        return kept_attention(b, layer, qkv, sinks, bias, attr);
+    return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, sinks, bias, attr)
+                                           : plain_attention(b, layer, qkv, sinks, bias, attr);
 }

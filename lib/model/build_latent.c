@@ -63,7 +63,7 @@ lm_vid lm_b_latent_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid up, 
     attr.value_dim = rows.value_dim;
     lm_vid qkv = lm_b_append(b, &lm_op_latent_rows, &rows, (lm_vid[]){ q, up, k, m->pos, rope });
     if (m->build.mode == LM_MODE_GENERATE)
-        return lm_b_cached_attention(b, layer, qkv, LM_NONE, &attr);
+        return lm_b_cached_attention(b, layer, qkv, LM_NONE, LM_NONE, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
     return lm_b_append(b, &lm_op_attention, &attr,
@@ -82,6 +82,6 @@ lm_vid lm_b_absorbed_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid c,
     attr.value_dim = rows.latent_dim;
     lm_vid qkv =
         lm_b_append(b, &lm_op_latent_queries, &rows, (lm_vid[]){ q, c, k, w, m->pos, rope });
-    lm_vid z = lm_b_cached_attention(b, layer, qkv, LM_NONE, &attr);
+    lm_vid z = lm_b_cached_attention(b, layer, qkv, LM_NONE, LM_NONE, &attr);
     return lm_b_append(b, &lm_op_latent_values, &rows, (lm_vid[]){ z, w });
 }

@@ -211,6 +211,11 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
     return LM_OK;
 }
 
+bool lm_config_has_positions(const lm_config *c)
+{
+    return !c->ropes && !c->layer[0].alibi;
+}
+
 /* For an unknown model_type: a mixture of experts has one of these keys. */
 static lm_code unknown_type(const json_t *o, const char *where, const char *type, lm_err *e)
 {

@@ -106,11 +106,14 @@ typedef struct {
     int64_t window;     /* keys that a query attends to, itself included; 0: all */
     double scale;       /* scale of the scores */
     double soft_cap;    /* soft cap of the scores, cap * tanh(score / cap); 0: none */
-    int rope;           /* index of the rotary table; -1: learned positions */
+    int rope;           /* index of the rotary table; -1: none */
     bool bidirectional; /* a token sees those behind it too: an encoder */
     lm_qk_norm qk_norm;
     bool qkv_bias, out_bias;
-    bool sinks; /* each head has a logit without a key (kernels/attention.h) */
+    bool alibi; /* biases by distance with a slope for each head (lm_alibi_table) */
+    bool
+        qkv_by_head; /* rows of the product are the query, key and value of one head after another's */
+    bool sinks;      /* each head has a logit without a key (kernels/attention.h) */
     lm_mlp mlp;
     int64_t ffn; /* of the MLP of a layer without experts */
     bool mlp_bias;
@@ -146,7 +149,7 @@ typedef struct {
     int64_t *eos;     /* in the order of the config, each once and below the vocabulary */
     int n_eos;
     lm_rope_config rope[LM_MOST_ROPES];
-    int ropes;       /* 0: learned positions */
+    int ropes;       /* 0: learned positions, or biases by distance in all layers */
     lm_layer *layer; /* [layers + ahead] */
 } lm_config;
 
@@ -170,6 +173,8 @@ bool lm_config_has_states(const lm_config *c);
 bool lm_config_bidirectional(const lm_config *c);
 /* LM_EUSAGE, at `where`, for such a model: todo says what is for it. */
 lm_code lm_config_check_causal(const lm_config *c, const char *where, const char *todo, lm_err *e);
+/* True if embeddings of positions are added to those of tokens. */
+bool lm_config_has_positions(const lm_config *c);
 /* Numbers of a head that are rotated. */
 int64_t lm_layer_rotary(const lm_layer *y);
 /* LM_EUSAGE for a context of more tokens than the model has positions. */
@@ -205,6 +210,10 @@ int64_t lm_layer_value_dim(const lm_layer *y);
  * DeepSeek's k). */
 double lm_rope_mscale(double factor, double k);
 
+/* Biases of ALiBi (arXiv:2108.12409) for `heads` heads in the form of kernels/attention.h, [heads, positions]: of
+ * distances 1 - positions to 0.  Slopes are those of the paper; where heads are no power of two, those of the power below,
+ * then every other one of the power above. */
+void lm_alibi_table(int64_t heads, int64_t positions, double *out);
 /* Rows 0..positions-1 of rotary table `table` in the form of kernels/rope.h, [positions, dim]. */
 void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out);
 

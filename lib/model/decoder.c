@@ -221,6 +221,8 @@ static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
     if (c->layer[l].attention == LM_ATTENTION_LATENT)
         return latent(b, l, h);
     h = joined ? product1(b, LM_PART_QKV, l, h) : product(b, apart, 3, "qkv", l, h);
+    if (c->layer[l].qkv_by_head)
+        h = lm_b_part_qkv(b, l, h);
     if (c->layer[l].out_gate)
         h = lm_b_split_gate(b, l, h, &gate);
     if (c->layer[l].qk_norm != LM_QK_PLAIN) {
@@ -385,7 +387,7 @@ static void modules(lm_builder *b, lm_vid embed, lm_vid head, lm_vid h)
 static lm_vid trunk(lm_builder *b, lm_vid embed)
 {
     const lm_config *c = &b->m->config;
-    lm_vid positions = c->ropes ? LM_NONE : one(b, LM_PART_POSITION, -1).w;
+    lm_vid positions = lm_config_has_positions(c) ? one(b, LM_PART_POSITION, -1).w : LM_NONE;
     lm_adapt_embed start = { b->m->tokens, embed, lm_b_embed(b, b->m->tokens, embed, positions),
                              c->embed_scale,
                              place_of(b, (lm_part[]){ LM_PART_EMBED }, 1, -1).module[0] };

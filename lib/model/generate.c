@@ -418,7 +418,8 @@ double lm_generator_step_bytes(const lm_generator *g)
         bytes += (double)lm_stored_bytes(&m->graph->value[m->param[i].value].t);
     /* tables of which only a few rows are read: an embedding that is not the head, and learned
      * positions */
-    int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->ropes ? 0 : c->max_positions);
+    int64_t looked_up =
+        (c->tied ? 0 : c->vocab) + (lm_config_has_positions(c) ? c->max_positions : 0);
     double whole = (double)lm_stored_bytes(&m->graph->value[m->param[0].value].t);
     bytes -= whole * (double)looked_up / (double)c->vocab;
     for (int k = 0; k < m->n_caches; k++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rope.c -- rotary tables: inverse frequencies with the published scalings, in double, rounded
- * once.
+/* rope.c -- tables of positions: rotary ones from inverse frequencies with the published scalings, in double, rounded
+ * once, and biases by distance.
  *
  * Rules as in Hugging Face's modeling_rope_utils.py; YaRN is arXiv:2309.00071. */
 #include <math.h>
@@ -36,6 +36,20 @@ static double llama3_scale(const lm_rope_config *r, double f)
         return f / r->factor;
     double s = (original / wave - r->low_freq) / (r->high_freq - r->low_freq);
     return (1 - s) * f / r->factor + s * f;
+}
+
+void lm_alibi_table(int64_t heads, int64_t positions, double *out)
+{
+    int64_t power = 1;
+    while (2 * power <= heads)
+        power *= 2;
+    for (int64_t h = 0; h < heads; h++) {
+        /* Slopes are rounded to F32, as in modeling_bloom.py. */
+        double slope = h < power ? pow(2, -8.0 * (double)(h + 1) / (double)power)
+                                 : pow(2, -4.0 * (double)(2 * (h - power) + 1) / (double)power);
+        for (int64_t p = 0; p < positions; p++)
+            out[h * positions + p] = (double)(float)slope * (double)(p - (positions - 1));
+    }
 }
 
 void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out)

@@ -131,7 +131,7 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_EMBED:
         return shape(dim, true, c->vocab, c->width);
     case LM_PART_POSITION:
-        return shape(dim, !c->ropes, c->max_positions, c->width);
+        return shape(dim, lm_config_has_positions(c), c->max_positions, c->width);
     case LM_PART_OUTPUT:
         return shape(dim, !c->tied && !c->scores, c->vocab, c->width);
     case LM_PART_TYPES:
@@ -299,11 +299,13 @@ static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, 
     const lm_arch *a = c->arch;
     bool q = row->part == LM_PART_Q, pairs = a->gguf_pairs && (q || row->part == LM_PART_K);
     bool turned = a->conv1d && layer >= 0 && dim[1];
+    bool by_head = row->part == LM_PART_QKV && c->layer[layer].qkv_by_head;
     lm_model_tensor t = { .ndim = dim[1] ? 2 : 1,
                           .dim = { dim[turned], dim[!turned] },
-                          .order = pairs    ? LM_ORDER_ROPE
-                                   : turned ? LM_ORDER_CONV1D
-                                            : LM_ORDER_SAME,
+                          .order = pairs     ? LM_ORDER_ROPE
+                                   : by_head ? LM_ORDER_QKV
+                                   : turned  ? LM_ORDER_CONV1D
+                                             : LM_ORDER_SAME,
                           .part = row->part,
                           .layer = layer,
                           .plus_one = lm_part_plus_one(c, row->part),
@@ -317,6 +319,8 @@ static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, 
 
     if (pairs)
         t.heads = q ? c->layer[layer].heads : c->layer[layer].kv_heads;
+    if (by_head)
+        t.heads = c->layer[layer].heads;
     return t;
 }
 

@@ -111,7 +111,7 @@ static lm_code write_part(const job *j, const lm_tune_part *p, lm_gguf_writer *w
         for (int64_t i = 0; i < in * rank; i++)
             x[i] = (float)right[i];
         for (int64_t i = 0; i < out; i++) {
-            int64_t row = t->order == LM_ORDER_ROPE ? lm_model_tensor_hf_row(t, i) : i;
+            int64_t row = lm_model_tensor_moves(t) ? lm_model_tensor_hf_row(t, i) : i;
 
             for (int64_t k = 0; k < rank; k++)
                 b[i * rank + k] = (float)(left[row * rank + k] * (double)rank / j->alpha);

@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config,
+from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, BloomConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config,
                           Gemma2Config, Gemma3TextConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
                           Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3_5TextConfig)
 import tap
@@ -47,6 +47,10 @@ def configs(vocab=97, wide=2):
     encoder = {"vocab_size": vocab, "hidden_size": 16 * wide, "intermediate_size": 20 * wide, "num_hidden_layers": 2,
                "num_attention_heads": 4, "max_position_embeddings": 40, "pad_token_id": None, "hidden_dropout_prob": 0.0,
                "attention_probs_dropout_prob": 0.0}
+    bloom = {"vocab_size": vocab, "hidden_size": 24 * wide, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0,
+             "pad_token_id": None, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    yield "bloom", BloomConfig(**bloom)
+    yield "bloom-heads", BloomConfig(**{**bloom, "n_head": 6, "n_layer": 3}, tie_word_embeddings=False, layer_norm_epsilon=1e-6)
     yield "bert", BertConfig(**encoder)
     yield "bert-types", BertConfig(**{**encoder, "num_hidden_layers": 3}, type_vocab_size=4, hidden_act="gelu_new",
                                    layer_norm_eps=1e-6)
@@ -665,7 +669,7 @@ def test_mxfp4(run, tmp):
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
           "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "gpt-oss",
-          "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead", "bert"}
+          "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead", "bert", "bloom", "bloom-heads"}
 
 
 def write_golden(only):
@@ -704,7 +708,7 @@ def main():
             if name == "deepseek-v3":
                 test_published(tmp, name, model)
             if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3", "qwen3-next", "gpt-oss", "deepseek-v2",
-                        "deepseek-v3"):
+                        "deepseek-v3", "bloom"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
             if name == "bert":

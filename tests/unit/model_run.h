@@ -135,6 +135,18 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
         r->mem[v] = room((size_t)lm_tensor_count(&x->t), lm_dtype_size(x->t.dtype));
         lm_exec_bind(r->exec, (lm_vid)v, r->mem[v]);
     }
+    for (int i = 0; i < r->model->n_constants; i++) {
+        const lm_model_const *k = &r->model->constant[i];
+        const lm_tensor *t = &g->value[k->value].t;
+        if (!r->mem[k->value])
+            r->mem[k->value] = room((size_t)k->count, lm_dtype_size(t->dtype));
+        for (int64_t n = 0; n < k->count; n++)
+            if (k->id)
+                ((int32_t *)r->mem[k->value])[n] = k->id[n];
+            else
+                lm_set(t->dtype, r->mem[k->value], n, k->number[n]);
+        lm_exec_bind(r->exec, k->value, r->mem[k->value]);
+    }
     if (b->precision.low == LM_DTYPE_BF16)
         r->low = room((size_t)r->model->block, sizeof *r->low);
     for (int i = 0; i < c->ropes; i++)
