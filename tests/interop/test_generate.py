@@ -12,7 +12,7 @@ import tempfile
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
+from transformers import (AutoModelForCausalLM, BloomConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
                           Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config)
 import tap
 from tap import BUILD, ROOT, check
@@ -43,6 +43,8 @@ def configs():
                  num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.15, bos_token_id=0, eos_token_id=0)
     yield "gpt2", GPT2Config(vocab_size=500, n_embd=64, n_layer=3, n_head=4, n_positions=256, initializer_range=0.15,
                              bos_token_id=0, eos_token_id=0)
+    yield "bloom", BloomConfig(vocab_size=500, hidden_size=72, n_layer=3, n_head=6, initializer_range=0.15, bos_token_id=0,
+                               eos_token_id=0)
     yield "llama", LlamaConfig(**llama)
     yield "llama3 rope", LlamaConfig(**llama, tie_word_embeddings=True, rope_scaling={
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

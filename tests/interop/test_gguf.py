@@ -35,7 +35,8 @@ LLAMA_LIB = os.environ.get("LLAMA_CPP_LIB", os.path.join(LLAMA_CPP or "", "build
 # Names in configs() that GGUF can represent completely.
 WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-linear", "llama-llama3", "llama-yarn",
          "llama-yarn-factor", "mistral-full", "qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3",
-         "olmo3-pattern", "gemma3-order", "gemma2-near", "mixtral", "mixtral-window", "qwen2-moe", "qwen3-moe"]
+         "olmo3-pattern", "gemma3-order", "gemma2-near", "mixtral", "mixtral-window", "qwen2-moe", "qwen3-moe",
+         "bloom", "bloom-heads"]
 # transformers' own GGUF reader does not support biases, scalings and head sizes, and needs a vocabulary for the others.
 DIRECT = ["llama", "llama-tied", "qwen2"]
 PURE = "f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k".split()  # the others are mixtures

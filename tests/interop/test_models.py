@@ -573,9 +573,9 @@ def test_tool(tmp, name, config):
         check(worst < 1e-4 and norm < 1e-3, f"{name}: ten steps of train, {more} micro-batches: losses to {worst:.1e}, "
               f"gradient norms to {norm:.1e}")
     back = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    # The gradient of the bias of GPT-2's keys is only rounding, which AdamW scales up to the size of any other.
+    # The gradient of the bias of GPT-2's and BLOOM's keys is only rounding, which AdamW scales up to the size of any other.
     worst = max(error(b, a) for (k, a), b in zip(model.state_dict().items(), back.state_dict().values())
-                if not k.endswith("c_attn.bias"))
+                if not k.endswith(("c_attn.bias", "query_key_value.bias")))
     check(worst < 1e-4, f"{name}: the trained run loads there, weights to {worst:.1e}")
 
 

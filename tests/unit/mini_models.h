@@ -25,6 +25,7 @@ enum {
     GEMMA3,
     QWEN3_NEXT,
     BERT,
+    BLOOM,
     N_MODELS
 };
 static const char *const models[N_MODELS] = {
@@ -45,6 +46,7 @@ static const char *const models[N_MODELS] = {
     "\"num_experts\":0,\"full_attention_interval\":2,\"linear_num_key_heads\":2,"
     "\"linear_num_value_heads\":4,\"linear_key_head_dim\":6,\"linear_value_head_dim\":4}",
     "{\"model_type\":\"bert\"," ALIKE "}",
+    "{\"model_type\":\"bloom\",\"vocab_size\":23,\"hidden_size\":24,\"n_layer\":%d,\"n_head\":6}",
 };
 
 static inline void read_model(int i, int layers, lm_config *c)

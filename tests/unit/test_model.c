@@ -44,6 +44,8 @@ static const char *const models[] = {
     "{\"model_type\":\"deepseek_v3\"," LATENT ",\"q_lora_rank\":6,\"rope_interleave\":false,"
     "\"attention_dropout\":0.2}",
     "{\"model_type\":\"bert\"," ALIKE ",\"type_vocab_size\":3}",
+    "{\"model_type\":\"bloom\",\"vocab_size\":23,\"hidden_size\":24,\"n_layer\":2,\"n_head\":6,"
+    "\"attention_dropout\":0.2,\"hidden_dropout\":0.1}",
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 

@@ -98,7 +98,13 @@ static void test_contradictions(void **state)
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
           "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text, gpt_oss, deepseek_v2, "
-          "deepseek_v3 and bert" },
+          "deepseek_v3, bert and bloom" },
+        { llama,
+          "{\"model_type\":\"bloom\",\"n_layer\":2,\"n_head\":4,"
+          "\"apply_residual_connection_post_layernorm\":true}",
+          "apply_residual_connection_post_layernorm" },
+        { llama, "{\"model_type\":\"bloom\",\"n_layer\":2,\"n_head\":7}",
+          "n_head 7 does not divide hidden_size" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
         { llama, "{\"model_type\":\"gemma2\",\"attn_logit_softcapping\":-1}", "attn_logit_soft" },
