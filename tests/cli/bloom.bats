@@ -43,5 +43,5 @@ loss() {
     [[ "$output" == *'"apply_residual_connection_post_layernorm"'* ]]
     run init-model bloom-12m -t tokenizer.json --set n_head=7 -o n
     [ "$status" -ne 0 ]
-    [[ "$output" == *'n_head 7 does not divide hidden_size 320'* ]]
+    [[ "$output" == *'n_head 7 does not divide hidden_size 384'* ]]
 }

@@ -47,10 +47,14 @@ deepseek-v3-12m 11968224
 bert-base 109514298
 bert-large 335174458
 bert-4m 4410112
+bloom-560m 559214592
+bloom-7b1 7069016064
+bloom-176b 176247271424
+bloom-12m 12221184
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 32 ]
+    [ "${#lines[@]}" -eq 36 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {
