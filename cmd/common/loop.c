@@ -181,7 +181,8 @@ static lm_code ask_routing(const lm_loop_args *a, lm_routing_losses *out, lm_err
     return LM_OK;
 }
 
-static lm_code ask_choice(const lm_loop_args *a, lm_routing_choice *out, lm_err *e)
+static lm_code ask_choice(const lm_tool *t, const lm_loop_args *a, lm_routing_choice *out,
+                          lm_err *e)
 {
     *out =
         (lm_routing_choice){ .capacity = a->expert_choice && !(a->capacity > 0) ? 1 : a->capacity,
@@ -196,6 +197,11 @@ static lm_code ask_choice(const lm_loop_args *a, lm_routing_choice *out, lm_err 
     if (a->pad_experts && !(a->capacity > 0))
         return lm_fail(e, LM_EUSAGE, "--moe-pad-expert-input-to-capacity",
                        "give --moe-expert-capacity-factor too", "there is no capacity");
+    if (lm_given(t, "moe-token-drop-policy") && (a->expert_choice || !(a->capacity > 0)))
+        return lm_fail(e, LM_EUSAGE, "--moe-token-drop-policy",
+                       a->expert_choice ? "leave it out" : "give --moe-expert-capacity-factor too",
+                       a->expert_choice ? "serves tokens that choose experts"
+                                        : "there is no capacity");
     if (a->expert_choice && (a->aux_coef > 0 || a->random_second))
         return lm_fail(e, LM_EUSAGE, "--moe-expert-choice",
                        "leave out --moe-aux-loss-coeff and --moe-random-second",
@@ -227,7 +233,7 @@ lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, in
     if (a->recompute)
         o->build.recompute = !strcmp(a->recompute, "full");
     if (read_optimizers(t, a, fallback, o, e) || refuse_idle(a, e) ||
-        ask_routing(a, &o->build.routing, e) || ask_choice(a, &o->build.choice, e))
+        ask_routing(a, &o->build.routing, e) || ask_choice(t, a, &o->build.choice, e))
         return e->code;
     if (a->patience && !a->eval_every)
         return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",

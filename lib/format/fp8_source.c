@@ -68,7 +68,7 @@ static lm_code load(void *ctx, const lm_st_tensor *t, const void **data, lm_err 
         lm_grow(&s->scales, &s->scales_cap, (size_t)x->scale->count + 1, sizeof(float),
                 "scales of a tensor", e) ||
         lm_model_source_read(s->in, x->own, 0, s->codes, (size_t)x->own->bytes, e) ||
-        lm_model_source_read(s->in, x->scale, 0, s->scales, (size_t)x->scale->bytes, e))
+        lm_model_source_load(s->in, x->scale, LM_DTYPE_F32, s->scales, e))
         return e->code;
     lm_convert(x->own->dtype, s->codes, LM_DTYPE_F32, s->whole, t->count);
     scale_rows(s, t, (float *)(void *)s->whole);
@@ -147,10 +147,10 @@ static lm_code find_scale(const fp8_source *s, const lm_st_tensor *t, const lm_s
         return lm_fail(e, LM_EFORMAT, where, "fetch the model again", "tensor '%s' is %s, but %s",
                        lm_st_show(t->name, show), t->dtype_name,
                        t->ndim != 2 ? "no matrix" : "there are no scales of it");
-    if (f->dtype != LM_DTYPE_F32 || f->ndim != 2 || f->dim[0] != blocks(t->dim[0], s->block[0]) ||
-        f->dim[1] != blocks(t->dim[1], s->block[1]))
+    if ((f->dtype != LM_DTYPE_F32 && f->dtype != LM_DTYPE_BF16) || f->ndim != 2 ||
+        f->dim[0] != blocks(t->dim[0], s->block[0]) || f->dim[1] != blocks(t->dim[1], s->block[1]))
         return lm_fail(e, LM_EFORMAT, lm_model_source_file_of(s->in, f), NULL,
-                       "tensor '%s' is not F32 [%lld,%lld], one scale for each block of "
+                       "tensor '%s' is not F32 or BF16 [%lld,%lld], one scale for each block of "
                        "weight_block_size",
                        lm_st_show(name, show), (long long)blocks(t->dim[0], s->block[0]),
                        (long long)blocks(t->dim[1], s->block[1]));

@@ -104,12 +104,13 @@ void lm_b_stack(lm_builder *b, int64_t matrices)
 
 lm_vid lm_b_bias(lm_builder *b, int64_t rows, int64_t width, const char *name, const char *hf)
 {
-    lm_vid v = lm_b_param(b, 2, (int64_t[]){ rows, width }, "%s", name);
-    lm_b_slice(b, rows, false, LM_INIT_ZEROS, 0, "%s", hf);
+    const int64_t n = rows ? rows : 1;
+    lm_vid v = lm_b_param(b, 2, (int64_t[]){ n, width }, "%s", name);
+    lm_b_slice(b, n, false, LM_INIT_ZEROS, 0, "%s", hf);
     if (!lm_b_ok(b))
         return LM_NONE;
     b->m->param[b->m->n_params - 1].decay = false;
-    if (rows == 1) {
+    if (!rows) {
         lm_slice *s = &b->m->slice[b->m->n_slices - 1];
         s->ndim = 1;
         s->dim[0] = width;

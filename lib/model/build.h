@@ -35,7 +35,7 @@ lm_vid lm_b_distances(lm_builder *b, int64_t layer, int64_t *zero);
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks);
 /* The latest slice, transposed, holds that many matrices, which the file has in one tensor [matrices, in, out]. */
 void lm_b_stack(lm_builder *b, int64_t matrices);
-/* A parameter [rows,width] without weight decay that begins as zeros: the tensor `hf`, a vector if there is one row. */
+/* A parameter [rows,width] without weight decay that begins as zeros: the tensor `hf`; rows 0: one row, a vector there. */
 lm_vid lm_b_bias(lm_builder *b, int64_t rows, int64_t width, const char *name, const char *hf);
 /* How a layer attends, but for dropout. */
 lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer);

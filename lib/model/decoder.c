@@ -265,7 +265,7 @@ static lm_vid router_bias(lm_builder *b, int64_t l)
     return v;
 }
 
-/* The bias of a part, as a parameter [rows,width]. */
+/* The bias of a part, as a parameter [rows,width]; rows 0: of a vector. */
 static lm_vid added_bias(lm_builder *b, lm_part part, int64_t l, int64_t rows, int64_t width)
 {
     char name[LM_TENSOR_NAME + 8], stem[LM_TENSOR_NAME], hf[LM_TENSOR_NAME];
@@ -308,7 +308,7 @@ static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
     const lm_layer *y = &b->m->config.layer[l];
     lm_vid router = param(b, (lm_part[]){ LM_PART_ROUTER }, 1, NULL, l, false);
     lm_vid added =
-        y->moe.router_bias ? added_bias(b, LM_PART_ROUTER, l, 1, y->moe.experts) : LM_NONE;
+        y->moe.router_bias ? added_bias(b, LM_PART_ROUTER, l, 0, y->moe.experts) : LM_NONE;
     lm_routed r =
         lm_b_route(b, l, h, router, added, y->moe.score_bias ? router_bias(b, l) : LM_NONE);
     lm_b_watch_route(b, l, &r);

@@ -184,7 +184,9 @@ lm_code lm_read_scored_experts(const json_t *o, const char *where, const lm_scor
     if (lm_json_i64(o, "n_routed_experts", 1, LM_ROUTE_MOST_EXPERTS, &m.experts, where, e) ||
         lm_json_i64(o, "num_experts_per_tok", 1, m.experts, &m.chosen, where, e) ||
         lm_json_i64(o, "moe_intermediate_size", 1, LM_MOST_WIDTH, &m.ffn, where, e) ||
-        lm_json_i64_or(o, "n_shared_experts", d->shared, 0, 4096, &shared, where, e) ||
+        lm_json_i64_or(o, "n_shared_experts",
+                       json_object_get(o, "n_shared_experts") ? 0 : d->shared, 0, 4096, &shared,
+                       where, e) ||
         lm_json_i64_or(o, "first_k_dense_replace", d->dense, 0, LM_MOST_LAYERS, &dense, where, e) ||
         lm_json_i64_or(o, "moe_layer_freq", 1, 1, LM_MOST_LAYERS, &step, where, e) ||
         lm_json_f64_or(o, "routed_scaling_factor", d->scale, &m.scale, where, e) ||

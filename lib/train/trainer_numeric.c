@@ -154,8 +154,8 @@ static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
 
 /* ---- the message ---- */
 
-/* " of expert 5 in the router of layer 3", of its weight number `at`, of the whole router without `slice`; "": it is of no
- * router. */
+/* " of expert 5 in the router of layer 3", of number `at` of its weight or bias, of the whole router without `slice`; "": it is
+ * of no router. */
 static const char *router_of(const lm_trainer *t, const lm_slice *slice, size_t at, char out[80])
 {
     const lm_config *c = t->io.config;
@@ -164,11 +164,14 @@ static const char *router_of(const lm_trainer *t, const lm_slice *slice, size_t 
     *out = 0;
     if (layer >= 0)
         snprintf(out, 80, ", first in the router of layer %" PRId64, layer);
-    for (int64_t l = 0; slice && l < lm_config_depth(c); l++)
-        if (c->layer[l].moe.experts &&
-            !strcmp(slice->name, lm_tensor_hf_name(c->arch, LM_PART_ROUTER, l, false, name)))
+    for (int64_t i = 0; slice && i < 2 * lm_config_depth(c); i++) {
+        const bool bias = i % 2;
+        const int64_t l = i / 2;
+        if (c->layer[l].moe.experts && (!bias || c->layer[l].moe.router_bias) &&
+            !strcmp(slice->name, lm_tensor_hf_name(c->arch, LM_PART_ROUTER, l, bias, name)))
             snprintf(out, 80, " of expert %" PRId64 " in the router of layer %" PRId64,
-                     (int64_t)at / slice->dim[1], l);
+                     (int64_t)at / (bias ? 1 : slice->dim[1]), l);
+    }
     return out;
 }
 

@@ -45,3 +45,33 @@ loss() {
     [ "$status" -ne 0 ]
     [[ "$output" == *'"num_experts_per_tok" is 9, but "num_local_experts" is 8'* ]]
 }
+
+broken() { # TENSOR OFFSET: bad is m with a NaN at that number of the tensor
+    rm -rf bad && cp -rL m bad
+    begin=$(od -An -tu8 -N8 bad/model.safetensors | tr -d ' ')
+    at=$(head -c $((begin + 8)) bad/model.safetensors | tail -c "$begin" | jq ".\"$1\".data_offsets[0]")
+    printf '\0\0\300\177' | dd of=bad/model.safetensors bs=1 seek=$((begin + 8 + at + 4 * $2)) conv=notrunc status=none
+}
+
+@test "gpt-oss: NaN in the bias of a router names layer and expert, and a sink that is NaN is no sink of 0" {
+    broken model.layers.1.mlp.router.bias 2
+    run train -q bad data -o run --steps 2 --seq-len 32
+    [ "$status" -eq 4 ]
+    [[ "$output" == *'"model.layers.1.mlp.router.bias" holds a NaN of expert 2 in the router of layer 1'* ]]
+    broken model.layers.1.self_attn.sinks 3
+    run eval-model -q bad t.jsonl --seq-len 32
+    [ "$status" -eq 4 ]
+    for kv in auto int8; do
+        run generate -q bad -p "the river" -n 4 --temperature 0 --kv $kv
+        [ "$status" -eq 4 ]
+    done
+}
+
+@test "gpt-oss: a single expert has biases of two dimensions, as transformers writes them" {
+    init-model -q gpt-oss-12m -t tokenizer.json --set hidden_size=32 --set intermediate_size=24 --set num_hidden_layers=1 \
+        --set head_dim=16 --set num_local_experts=1 --set num_experts_per_tok=1 -o one
+    inspect-model one | grep -q '\[1, 32\].* model.layers.0.mlp.experts.down_proj_bias'
+    inspect-model one | grep -q '\[1, 48\].* model.layers.0.mlp.experts.gate_up_proj_bias'
+    inspect-model one | grep -q '\[1\].* model.layers.0.mlp.router.bias'
+    train -q one data -o run --steps 1 --seq-len 32 --batch-size 2
+}

@@ -103,4 +103,5 @@ loss() {
     refused qk_head_dim 32 '"qk_head_dim" is 32, but other keys make it 20'
     refused v_head_dim 21 'v_head_dim'
     refused kv_lora_rank 24 'kv_a_layernorm.weight'
+    refused n_shared_experts null 'mlp.shared_experts.down_proj.weight" does not belong'
 }

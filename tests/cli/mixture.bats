@@ -663,15 +663,15 @@ numbers() { # FOLDER TENSOR: the numbers of an F32 tensor, one a line
 
 @test "mixtures: capacity with each policy, padding, and a random second expert" {
     small qwen3-moe-13m m head_dim=16 moe_intermediate_size=24
-    args=(--steps 4 --batch-size 4 --seq-len 32 --lr 1e-2 --lr-schedule constant --moe-token-drop-policy)
+    args=(--steps 4 --batch-size 4 --seq-len 32 --lr 1e-2 --lr-schedule constant)
     of() { jq -s "[.[] | select(.event == \"experts\" and .step == 4)] | $2" "$1.jsonl"; }
-    train -q m data -o free "${args[@]}" probs --metrics free.jsonl
+    train -q m data -o free "${args[@]}" --metrics free.jsonl
     # 128 tokens of 2 choices among 8 experts: 32 each on average, 40 at a factor of 1.25.
     for policy in probs position reroute; do
-        train -q m data -o $policy "${args[@]}" $policy --moe-expert-capacity-factor 1.25 --metrics $policy.jsonl
+        train -q m data -o $policy "${args[@]}" --moe-token-drop-policy $policy --moe-expert-capacity-factor 1.25 --metrics $policy.jsonl
         # loads are those before the capacity, dropped is what is above it; rerouted tokens count where they go
         [ "$(of $policy 'map((.dropped * 256 - ([.load[] - 40 | select(. > 0)] | add // 0) | fabs) < 1e-4 and (.load | add) == 256) | all')" = true ]
-        train -q m data -o $policy-pad "${args[@]}" $policy --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity
+        train -q m data -o $policy-pad "${args[@]}" --moe-token-drop-policy $policy --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity
         inspect-model --check --atol 1e-5 $policy $policy-pad > /dev/null
         run inspect-model --check free $policy
         [ "$status" -ne 0 ]
@@ -686,12 +686,12 @@ numbers() { # FOLDER TENSOR: the numbers of an F32 tensor, one a line
     run inspect-model --check probs position
     [ "$status" -ne 0 ]
     # With room for all nothing changes.
-    train -q m data -o room "${args[@]}" probs --moe-expert-capacity-factor 8
+    train -q m data -o room "${args[@]}" --moe-token-drop-policy probs --moe-expert-capacity-factor 8
     inspect-model --check free room > /dev/null
     # A second expert that is drawn: the same by the same seed, also with recomputation; another one by another.
-    train -q m data -o drawn "${args[@]}" probs --moe-random-second
-    train -q m data -o again "${args[@]}" probs --moe-random-second --recompute full
-    train -q m data -o other "${args[@]}" probs --moe-random-second --seed 5
+    train -q m data -o drawn "${args[@]}" --moe-random-second
+    train -q m data -o again "${args[@]}" --moe-random-second --recompute full
+    train -q m data -o other "${args[@]}" --moe-random-second --seed 5
     inspect-model --check drawn again > /dev/null
     for o in free other; do
         run inspect-model --check drawn $o
@@ -704,6 +704,12 @@ numbers() { # FOLDER TENSOR: the numbers of an F32 tensor, one a line
     run train m data -o a --steps 1 --seq-len 32 --moe-pad-expert-input-to-capacity
     [ "$status" -eq 2 ]
     [[ "$output" == *"there is no capacity: give --moe-expert-capacity-factor too"* ]]
+    run train m data -o a --steps 1 --seq-len 32 --moe-token-drop-policy position
+    [ "$status" -eq 2 ]
+    [ "$output" = "train: --moe-token-drop-policy: there is no capacity: give --moe-expert-capacity-factor too" ]
+    run train m data -o a --steps 1 --seq-len 32 --moe-token-drop-policy position --moe-expert-choice
+    [ "$status" -eq 2 ]
+    [ "$output" = "train: --moe-token-drop-policy: serves tokens that choose experts: leave it out" ]
 }
 
 @test "mixtures: experts choose tokens, routers with noise, and their type" {

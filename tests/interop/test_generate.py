@@ -12,8 +12,9 @@ import tempfile
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (AutoModelForCausalLM, BloomConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
-                          Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config)
+from transformers import (AutoModelForCausalLM, BloomConfig, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
+                          GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config,
+                          Qwen3NextConfig, Qwen3_5TextConfig)
 import tap
 from tap import BUILD, ROOT, check
 
@@ -57,6 +58,20 @@ def configs():
     gemma = {**llama, "head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}
     yield "gemma2", Gemma2Config(**gemma, attn_logit_softcapping=5.0, final_logit_softcapping=6.0)
     yield "gemma3", Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    latent = {**llama, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+              "v_head_dim": 12, "n_routed_experts": 8, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+    yield "deepseek-v2", DeepseekV2Config(**latent, q_lora_rank=None, num_experts_per_tok=3, rope_parameters={
+        **yarn, "mscale": 0.707, "mscale_all_dim": 0.707})
+    yield "deepseek-v3", DeepseekV3Config(**latent, q_lora_rank=20, num_experts_per_tok=2, n_group=4, topk_group=2,
+                                          rope_parameters={**yarn, "mscale": 1.0, "mscale_all_dim": 1.0})
+    yield "gpt-oss", GptOssConfig(**llama, head_dim=16, sliding_window=16, num_local_experts=6, num_experts_per_tok=2,
+                                  rope_parameters={**yarn, "truncate": False})
+    state = {**llama, "head_dim": 32, "linear_key_head_dim": 24, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+             "linear_num_value_heads": 4, "full_attention_interval": 3}
+    yield "qwen3-next", Qwen3NextConfig(**state, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+                                        shared_expert_intermediate_size=40)
+    yield "qwen3.5", Qwen3_5TextConfig(**state)
 
 
 def greedy(model, ids):
@@ -122,10 +137,14 @@ def fresh(tmp, tok):
 
 def main():
     torch.manual_seed(3)
+    only = sys.argv[1:]
     with tempfile.TemporaryDirectory() as tmp:
         tok = tokenizer(tmp)
         for name, config in configs():
+            if only and name not in only:
+                continue
             folder = os.path.join(tmp, name)
+            config._experts_implementation = "eager"
             model = AutoModelForCausalLM.from_config(config).eval()
             for n, p in model.named_parameters():  # biases and norms too: zeros would hide mistakes
                 if p.dim() == 1:
@@ -133,7 +152,8 @@ def main():
             model.save_pretrained(folder)
             tok.save(os.path.join(folder, "tokenizer.json"))
             compare(name, model, tok, folder)
-        fresh(tmp, tok)
+        if not only or "fresh" in only:
+            fresh(tmp, tok)
     return tap.finish()
 
 

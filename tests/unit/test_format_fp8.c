@@ -52,34 +52,38 @@ static const uint8_t code[ROWS * COLS] = { 0x38, 0x3c, 0xc0, 0x08, 0x7e, 0x00, 0
 #define PLAIN "\"model_type\":\"llama\""
 #define FP8   PLAIN ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":"
 
+/* Scales in F32, or in BF16 where they are declared so. */
 static void write_folder(const char *config, const char *scales)
 {
+    const lm_dtype type = strstr(scales, "BF16") ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+    const size_t wide = SCALES * lm_dtype_size(type);
     uint8_t data[SCALES * 4 + 8 + ROWS * COLS];
     char text[512] = { 0 };
-    memcpy(data, scale, SCALES * 4);
-    memcpy(data + SCALES * 4, norm, 8);
-    memcpy(data + SCALES * 4 + 8, code, ROWS * COLS);
+    lm_convert(LM_DTYPE_F32, scale, type, data, SCALES);
+    memcpy(data + wide, norm, 8);
+    memcpy(data + wide + 8, code, ROWS * COLS);
     snprintf(text + 8, sizeof text - 8,
-             "{%s,\"n.weight\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[24,32]},"
-             "\"a.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[3,5],\"data_offsets\":[32,47]}}",
-             scales);
+             "{%s,\"n.weight\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[%zu,%zu]},"
+             "\"a.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[3,5],\"data_offsets\":[%zu,%zu]}}",
+             scales, wide, wide + 8, wide + 8, wide + 23);
     uint64_t n = strlen(text + 8);
     memcpy(text, &n, 8);
-    put("model.safetensors", text, 8 + n, data, sizeof data);
+    put("model.safetensors", text, 8 + n, data, wide + 8 + ROWS * COLS);
     snprintf(text, sizeof text, "{%s}", config);
     put("config.json", text, strlen(text), "", 0);
 }
 
 #define SCALE(name, shape) \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[0,24]}"
+#define NARROW(name, shape) \
+    "\"" name "\":{\"dtype\":\"BF16\",\"shape\":" shape ",\"data_offsets\":[0,12]}"
 
-static void test_numbers(void **state)
+static void check_numbers(const char *scales)
 {
     lm_err e = { 0 };
     lm_model_source *src = NULL;
     float got[ROWS * COLS], plain[ROWS * COLS];
-    (void)state;
-    write_folder(FP8 "[2,2]}", SCALE("a.weight_scale_inv", "[2,3]"));
+    write_folder(FP8 "[2,2]}", scales);
     assert_int_equal(lm_fp8_source_open(dir, NULL, &src, &e), LM_OK);
     assert_int_equal(lm_model_source_count(src), 2);
     assert_null(json_object_get(lm_model_source_config(src), "quantization_config"));
@@ -98,6 +102,13 @@ static void test_numbers(void **state)
     assert_memory_equal(got, norm, sizeof norm);
     assert_null(lm_model_source_find(src, "a.weight_scale_inv"));
     lm_model_source_close(src);
+}
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    check_numbers(SCALE("a.weight_scale_inv", "[2,3]"));
+    check_numbers(NARROW("a.weight_scale_inv", "[2,3]"));
 }
 
 /* Without the description nothing is changed: readers of configs then refuse it. */
@@ -124,6 +135,7 @@ static void test_refused(void **state)
     static const char *const bad[][3] = {
         { FP8 "[2,2]}", SCALE("a.weight_scale_inv", "[3,2]"), "a.weight_scale_inv" },
         { FP8 "[2,2]}", SCALE("a.weight_scale_inv", "[6]"), "a.weight_scale_inv" },
+        { FP8 "[2,2]}", NARROW("a.weight_scale_inv", "[3,2]"), "not F32 or BF16 [2,3]" },
         { FP8 "[1,2]}", SCALE("a.weight_scale_inv", "[2,3]"), "[3,3]" },
         { FP8 "[2,2]}", SCALE("b.weight_scale_inv", "[2,3]"), "there are no scales of it" },
         { FP8 "[2,0]}", SCALE("a.weight_scale_inv", "[2,3]"), "weight_block_size" },
