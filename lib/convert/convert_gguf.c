@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert_gguf.c -- a GGUF file in the form of a Hugging Face model. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/base64.h"
@@ -9,6 +10,7 @@
 #include "base/text.h"
 #include "convert/convert_impl.h"
 #include "convert/gguf_meta.h"
+#include "convert/pieces.h"
 #include "format/safetensors_table.h"
 
 typedef struct {
@@ -16,12 +18,14 @@ typedef struct {
     lm_model_tensor *wanted;
     size_t n;
     const lm_gguf_tensor **from; /* of wanted tensor i; the experts of a layer share one */
+    const lm_gguf_tensor **also; /* its second one, where there are two pieces */
+    bool *cut;                   /* they are pieces */
     size_t *wanted_of;           /* of tensor i of the plan */
     size_t cap_of;
     bool *named; /* required tensor i is in the list of original tensors */
     const lm_gguf_tensor *last;
-    void *copy;
-    size_t cap;
+    void *copy, *part;
+    size_t cap, cap_part;
 } gguf;
 
 /* ---- Files kept by our conversion ---- */
@@ -123,13 +127,70 @@ static lm_code check_sizes(const lm_import *m, const gguf *q, lm_err *e)
                : LM_OK;
 }
 
+static lm_code check_type(const lm_import *m, const lm_gguf_tensor *t, lm_err *e)
+{
+    const lm_format *f = lm_format_of_gguf(t->type);
+    return is_read(f) ? LM_OK
+                      : lm_fail(e, LM_EUSAGE, m->path, NULL,
+                                "tensor '%s' is of type %s, which cannot be decoded here", t->name,
+                                f->name);
+}
+
+static lm_code wrong_shape(const lm_import *m, const lm_gguf_tensor *t, lm_err *e)
+{
+    return lm_fail(e, LM_EFORMAT, m->path, NULL,
+                   "tensor '%s' does not have the shape that the metadata require", t->name);
+}
+
+static lm_code match_piece(const lm_import *m, const gguf *q, const lm_piece *p,
+                           const lm_gguf_tensor **out, lm_err *e)
+{
+    const lm_gguf_tensor *t = *out = lm_gguf_find(q->g, p->name);
+    int64_t dim[3];
+    const int n = lm_piece_shape(p, dim);
+    if (!t)
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", p->name);
+    bool same = t->ndim == n;
+    for (int d = 0; same && d < n; d++)
+        same = t->dim[d] == dim[d];
+    return same ? check_type(m, t, e) : wrong_shape(m, t, e);
+}
+
+/* Files before the first half of 2025 have both in one tensor: "blk.3.attn_kv_b.weight". */
+static const lm_gguf_tensor *latents_in_one(const gguf *q, const lm_model_tensor *s)
+{
+    char name[LM_TENSOR_NAME];
+    snprintf(name, sizeof name, "blk.%" PRId64 ".attn_kv_b.weight", s->layer);
+    return s->part == LM_PART_KV_B ? lm_gguf_find(q->g, name) : NULL;
+}
+
+static lm_code match_pieces(lm_import *m, gguf *q, size_t i, int pieces, lm_err *e)
+{
+    const lm_model_tensor *s = &q->wanted[i];
+    const lm_gguf_tensor *t = latents_in_one(q, s);
+    if (t) {
+        q->from[i] = t;
+        return fits(s, t, false) ? check_type(m, t, e) : wrong_shape(m, t, e);
+    }
+    q->cut[i] = true;
+    for (int k = 0; k < pieces; k++) {
+        const lm_piece p = lm_piece_of(&m->config, s, k);
+        if (match_piece(m, q, &p, k ? &q->also[i] : &q->from[i], e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
 /* The tensor that holds required tensor i: the stacked one of its experts, or, in older files, its own. */
 static lm_code match_one(lm_import *m, gguf *q, size_t i, lm_err *e)
 {
     const lm_model_tensor *s = &q->wanted[i];
     const lm_gguf_tensor *t = s->expert ? q->from[i - (size_t)s->expert] : NULL;
     char split[LM_TENSOR_NAME];
+    const int pieces = lm_pieces(&m->config, s);
 
+    if (pieces)
+        return match_pieces(m, q, i, pieces, e);
     if (!t || strcmp(t->name, s->gguf) != 0)
         t = lm_gguf_find(q->g, s->gguf);
     bool one = !t && s->experts;
@@ -142,21 +203,14 @@ static lm_code match_one(lm_import *m, gguf *q, size_t i, lm_err *e)
     if (!t)
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing",
                        one && s->expert ? split : s->gguf);
-    if (!fits(s, t, one))
-        return lm_fail(e, LM_EFORMAT, m->path, NULL,
-                       "tensor '%s' does not have the shape that the metadata require", t->name);
-    if (!is_read(lm_format_of_gguf(t->type)))
-        return lm_fail(e, LM_EUSAGE, m->path, NULL,
-                       "tensor '%s' is of type %s, which cannot be decoded here", t->name,
-                       lm_format_of_gguf(t->type)->name);
     q->from[i] = t;
-    return LM_OK;
+    return fits(s, t, one) ? check_type(m, t, e) : wrong_shape(m, t, e);
 }
 
 /* True if a tensor of the file holds required tensor i. */
 static bool is_used(const gguf *q, size_t i, const char *name)
 {
-    return !strcmp(q->from[i]->name, name);
+    return !strcmp(q->from[i]->name, name) || (q->also[i] && !strcmp(q->also[i]->name, name));
 }
 
 static lm_code match(lm_import *m, gguf *q, lm_err *e)
@@ -169,9 +223,14 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
         rc = lm_model_tensors_make(&m->config, &q->wanted, &q->n, e);
     if (!rc)
         rc = lm_alloc_n(&q->from, q->n, sizeof *q->from, "tensors of a model", e);
+    if (!rc)
+        rc = lm_alloc_n(&q->also, q->n, sizeof *q->also, "tensors of a model", e);
+    if (!rc)
+        rc = lm_alloc_n(&q->cut, q->n, sizeof *q->cut, "tensors of a model", e);
     for (size_t i = 0; !rc && i < q->n; i++) {
         rc = match_one(m, q, i, e);
         used += !rc && (!i || q->from[i] != q->from[i - 1]);
+        used += !rc && q->also[i];
     }
     if (rc || used == lm_gguf_count(q->g))
         return rc;
@@ -282,10 +341,42 @@ static const uint8_t *bytes_of(const gguf *q, size_t i)
 {
     const lm_model_tensor *s = &q->wanted[i];
     const lm_gguf_tensor *t = q->from[i];
-    bool stacked = s->experts && !strcmp(t->name, s->gguf);
+    bool stacked = lm_part_is_expert(s->part) && s->experts && !strcmp(t->name, s->gguf);
 
     return lm_gguf_data(q->g, t) +
            (stacked ? t->bytes / (uint64_t)s->experts * (uint64_t)s->expert : 0);
+}
+
+static const lm_gguf_tensor *piece_from(const gguf *q, size_t nth, int k)
+{
+    return k ? q->also[nth] : q->from[nth];
+}
+
+/* A tensor from its pieces. */
+static lm_code load_pieces(lm_import *m, gguf *q, size_t nth, const lm_st_tensor *t, lm_err *e)
+{
+    const lm_model_tensor *s = &q->wanted[nth];
+    const size_t size = lm_dtype_size(t->dtype);
+    lm_code rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
+    for (int k = 0; !rc && k < lm_pieces(&m->config, s); k++) {
+        const lm_gguf_tensor *from = piece_from(q, nth, k);
+        const lm_piece p = lm_piece_of(&m->config, s, k);
+        lm_rows r = { .name = from->name,
+                      .from = lm_format_of_gguf(from->type),
+                      .to = lm_format_of_dtype(t->dtype),
+                      .rows = p.outer * p.inner,
+                      .cols = p.cols };
+        rc = lm_grow(&q->part, &q->cap_part, (size_t)(r.rows * r.cols) * size, 1, "a tensor", e);
+        r.src = lm_gguf_data(q->g, from);
+        r.dst = q->part;
+        rc = rc ? rc : lm_rows_convert(&r, m->par, e);
+        if (!rc)
+            lm_piece_move(
+                &(lm_piece_job){ .piece = &p, .size = size, .whole = q->copy, .part = q->part },
+                m->par);
+        lm_gguf_forget(q->g, from);
+    }
+    return rc;
 }
 
 static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e)
@@ -300,6 +391,13 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     if (q->last && q->last != from)
         lm_gguf_forget(q->g, q->last);
     q->last = from;
+    if (q->cut[nth]) {
+        q->last = NULL;
+        *data = NULL;
+        rc = load_pieces(m, q, nth, t, e);
+        *data = q->copy;
+        return rc;
+    }
     *data = bytes_of(q, nth);
     if (!lm_rows_of_tensor(s, false, lm_format_of_gguf(from->type), lm_format_of_dtype(t->dtype),
                            &r))
@@ -310,11 +408,23 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     return rc ? rc : lm_rows_convert(&r, m->par, e);
 }
 
+static size_t nth_of(const lm_import *m, const lm_st_tensor *t)
+{
+    const gguf *q = m->state;
+    return q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
+}
+
+/* Pieces are blocks as a whole where both are of one type, and their rows can be moved. */
 static const lm_format *format_of(const lm_import *m, const lm_st_tensor *t)
 {
     const gguf *q = m->state;
+    const size_t nth = nth_of(m, t);
+    const lm_format *f = lm_format_of_gguf(q->from[nth]->type);
+    const bool one = !q->also[nth] || q->also[nth]->type == q->from[nth]->type;
 
-    return lm_format_of_gguf(q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
+    if (q->cut[nth] && !(one && lm_format_interleaved(f) && lm_piece_has_codes(&q->wanted[nth])))
+        return lm_format_of_dtype(t->dtype);
+    return f;
 }
 
 /* The order of t's rows when their format is kept; false: unchanged. */
@@ -323,23 +433,43 @@ static bool rows_of(const lm_import *m, const lm_st_tensor *t, lm_rows *r)
     const gguf *q = m->state;
     const lm_format *f = format_of(m, t);
 
-    return lm_rows_of_tensor(&q->wanted[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]],
-                             false, f, f, r);
+    return lm_rows_of_tensor(&q->wanted[nth_of(m, t)], false, f, f, r);
 }
 
 static bool turned(const lm_import *m, const lm_st_tensor *t)
 {
+    const gguf *q = m->state;
     lm_rows r;
 
+    if (q->cut[nth_of(m, t)])
+        return lm_format_interleaved(format_of(m, t));
     return rows_of(m, t, &r) && r.turn;
+}
+
+/* Codes of the rows of transposes, from both pieces. */
+static lm_code codes_of_pieces(lm_import *m, gguf *q, size_t nth, void *dst)
+{
+    const lm_model_tensor *s = &q->wanted[nth];
+    for (int k = 0; k < lm_pieces(&m->config, s); k++) {
+        const lm_gguf_tensor *from = piece_from(q, nth, k);
+        const lm_piece p = lm_piece_of(&m->config, s, k);
+        lm_piece_move_codes(&(lm_piece_job){ .piece = &p,
+                                             .whole = dst,
+                                             .part = (void *)(uintptr_t)lm_gguf_data(q->g, from) },
+                            from->bytes / (size_t)(p.outer * p.inner));
+        lm_gguf_forget(q->g, from);
+    }
+    return LM_OK;
 }
 
 static lm_code codes(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e)
 {
     gguf *q = m->state;
-    size_t nth = q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
+    size_t nth = nth_of(m, t);
     lm_rows r;
 
+    if (q->cut[nth])
+        return codes_of_pieces(m, q, nth, dst);
     rows_of(m, t, &r);
     r.turn = false; /* codes stay in the file's shape */
     r.src = bytes_of(q, nth);
@@ -352,11 +482,16 @@ static lm_code codes(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e)
 static const void *codes_in_file(const lm_import *m, const lm_st_tensor *t)
 {
     const gguf *q = m->state;
+    const size_t nth = nth_of(m, t);
     lm_rows r;
 
+    if (q->cut[nth])
+        return q->also[nth] || !lm_format_interleaved(format_of(m, t))
+                   ? NULL
+                   : lm_gguf_data(q->g, q->from[nth]);
     if (rows_of(m, t, &r))
         return NULL;
-    return bytes_of(q, q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]);
+    return bytes_of(q, nth);
 }
 
 static void close_file(lm_import *m)
@@ -366,9 +501,12 @@ static void close_file(lm_import *m)
     lm_gguf_close(q->g);
     lm_free(q->wanted);
     lm_free(q->from);
+    lm_free(q->also);
+    lm_free(q->cut);
     lm_free(q->wanted_of);
     lm_free(q->named);
     lm_free(q->copy);
+    lm_free(q->part);
     lm_free(q);
 }
 

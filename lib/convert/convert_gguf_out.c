@@ -11,6 +11,7 @@
 #include "convert/convert_impl.h"
 #include "convert/convert_types.h"
 #include "convert/gguf_meta.h"
+#include "convert/pieces.h"
 
 /* ---- Metadata ---- */
 
@@ -109,6 +110,25 @@ static void put_importance(lm_gguf_plan *p, const lm_export_opts *o)
                         (uint32_t)lm_imatrix_chunks(o->imatrix));
 }
 
+enum { MXFP4_FILE = 38 /* llama.cpp's LLAMA_FTYPE_MOSTLY_MXFP4_MOE */ };
+
+/* Blocks of the source, whose codes are copied where tensors keep their types; NULL: plain numbers. */
+static const lm_format *codes_of(const lm_import *m, const lm_st_tensor *t,
+                                 const lm_model_tensor *s)
+{
+    const lm_format *f =
+        m->format_of && m->codes && lm_piece_has_codes(s) ? m->format_of(m, t) : NULL;
+    return f && lm_format_interleaved(f) ? f : NULL;
+}
+
+static uint32_t file_type(const lm_import *m, const lm_match *s, const lm_gguf_recipe *r)
+{
+    for (size_t i = 0; lm_gguf_recipe_keeps(r) && i < s->n; i++)
+        if (codes_of(m, s->from[i], &s->wanted[i]))
+            return MXFP4_FILE;
+    return lm_gguf_recipe_file_type(r, s->wanted, s->n, s->from);
+}
+
 static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
                        const lm_gguf_recipe *r, const lm_export_opts *o, lm_err *e)
 {
@@ -118,7 +138,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
     put_text(p, "general.architecture", m->config.arch->gguf);
     put_text(p, "general.type", "model");
     rc = put_name(p, m, o->name, e);
-    lm_gguf_put_u32(p, "general.file_type", lm_gguf_recipe_file_type(r, s->wanted, s->n, s->from));
+    lm_gguf_put_u32(p, "general.file_type", file_type(m, s, r));
     lm_gguf_put_u32(p, "general.quantization_version", 2);
     if (!rc)
         rc = lm_gguf_put_config(p, m, e);
@@ -140,32 +160,45 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
 
 /* ---- Tensors ---- */
 
-/* The tensors of the file in their order, each by its first required tensor: the experts of a layer are one. */
+/* The tensors of the file in their order, each by its first required tensor: the experts of a layer are one, and one
+ * tensor may be two. */
 typedef struct {
-    size_t *first, n;
+    size_t *first, n, cap;
+    int *piece; /* -1: the whole */
+    size_t cap_pieces;
     bool scattered; /* the source has experts in another order */
 } file_order;
 
 static int64_t part_count(const lm_match *s, size_t first)
 {
-    return s->wanted[first].experts ? s->wanted[first].experts : 1;
+    return lm_part_is_expert(s->wanted[first].part) ? s->wanted[first].experts : 1;
+}
+
+static lm_code add_order(file_order *p, size_t first, int piece, lm_err *e)
+{
+    if (lm_grow(&p->first, &p->cap, p->n + 1, sizeof *p->first, "list of tensors", e) ||
+        lm_grow(&p->piece, &p->cap_pieces, p->n + 1, sizeof *p->piece, "list of tensors", e))
+        return e->code;
+    p->first[p->n] = first;
+    p->piece[p->n++] = piece;
+    return LM_OK;
 }
 
 /* In the order in which the source has the first of each. */
 static lm_code make_order(const lm_import *m, const lm_match *s, file_order *p, lm_err *e)
 {
     bool *begun = NULL;
-    lm_code rc = lm_alloc_n(&p->first, s->n, sizeof *p->first, "list of tensors", e);
+    lm_code rc = lm_alloc_n(&begun, s->n, sizeof *begun, "list of tensors", e);
 
-    if (!rc)
-        rc = lm_alloc_n(&begun, s->n, sizeof *begun, "list of tensors", e);
     for (size_t i = 0; !rc && i < lm_st_plan_count(m->plan); i++) {
         if (s->wanted_of[i] < 0)
             continue;
         size_t at = (size_t)s->wanted_of[i], first = at - (size_t)s->wanted[at].expert;
         p->scattered |= s->from[at] != s->from[first] + s->wanted[at].expert;
-        if (!begun[first])
-            p->first[p->n++] = first;
+        const int pieces = lm_pieces(&m->config, &s->wanted[first]);
+        for (int k = pieces ? 0 : -1; !rc && !begun[first] && k < pieces; k++)
+            rc = add_order(p, first, k, e);
+        p->scattered |= pieces > 1; /* it is read twice */
         begun[first] = true;
     }
     lm_free(begun);
@@ -265,6 +298,7 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_match 
         const lm_st_tensor *t = s->from[b->first[i]];
         const lm_gguf_tensor *want = lm_gguf_plan_at(p, i);
         if (!lm_format_interleaved(m->format_of(m, t)) ||
+            m->format_of(m, t) == lm_format_of_gguf(want->type) ||
             !lm_format_interleaved(lm_format_of_gguf(want->type)) || n++)
             continue;
         first = t;
@@ -288,6 +322,24 @@ static bool has_factors(const lm_config *c)
     return c->ropes && c->rope[0].type == LM_ROPE_LLAMA3;
 }
 
+static lm_piece piece_of(const lm_import *m, const lm_model_tensor *s, int k)
+{
+    return k < 0 ? (lm_piece){ .outer = 0 } : lm_piece_of(&m->config, s, k);
+}
+
+/* s, or a piece of it as a matrix. */
+static lm_model_tensor tensor_as(const lm_model_tensor *s, const lm_piece *p)
+{
+    lm_model_tensor t = *s;
+    if (!p)
+        return t;
+    snprintf(t.gguf, sizeof t.gguf, "%s", p->name);
+    t.ndim = 2;
+    t.dim[0] = p->outer * p->inner;
+    t.dim[1] = p->cols;
+    return t;
+}
+
 static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
                          const file_order *b, const lm_gguf_rule *rule, const char *asked)
 {
@@ -297,15 +349,21 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
 
     for (size_t i = 0; i < b->n; i++) {
         const lm_model_tensor *want = &s->wanted[b->first[i]];
+        const lm_piece piece = piece_of(m, want, b->piece[i]);
+        const lm_model_tensor as = tensor_as(want, b->piece[i] < 0 ? NULL : &piece);
+        const lm_format *codes = codes_of(m, s->from[b->first[i]], want);
         uint32_t type =
-            lm_gguf_recipe_type(rule, &m->config, want, part_dtype(s, b->first[i]), &fell_back);
+            lm_gguf_recipe_type(rule, &m->config, &as, part_dtype(s, b->first[i]), &fell_back);
         misfits *f = lm_format_interleaved(lm_format_of_gguf(type)) ? &blocks : &plain;
+        if (codes && lm_gguf_recipe_keeps(rule->recipe))
+            type = codes->gguf;
         if (fell_back && !f->n++) {
             f->first = want;
             f->type = type;
         }
-        int ndim = lm_model_tensor_gguf_shape(want, dim);
-        lm_gguf_put_tensor(p, want->gguf, type, ndim, dim);
+        int ndim =
+            b->piece[i] < 0 ? lm_model_tensor_gguf_shape(want, dim) : lm_piece_shape(&piece, dim);
+        lm_gguf_put_tensor(p, as.gguf, type, ndim, dim);
     }
     say_buffers(m, s);
     say_misfits(m, &blocks, asked);
@@ -380,9 +438,67 @@ typedef struct {
     const file_order *order;
     const lm_imatrix *imatrix; /* NULL: no importance */
     lm_gguf_writer *w;
-    void *cast;
-    size_t cap;
+    void *cast, *part;
+    size_t cap, cap_part;
 } writer;
+
+/* Rows in the type of the file, and their bytes. */
+static lm_code write_rows(writer *w, lm_rows *r, const void *data, const float *importance,
+                          size_t bytes, lm_err *e)
+{
+    lm_code rc = lm_grow(&w->cast, &w->cap, bytes, 1, "a tensor", e);
+    r->src = data;
+    r->dst = w->cast;
+    r->importance = importance;
+    rc = rc ? rc : lm_rows_convert(r, w->m->par, e);
+    return rc ? rc : lm_gguf_write(w->w, w->cast, bytes, e);
+}
+
+/* Codes of the source as they are, their rows in the order of the piece. */
+static lm_code write_codes(writer *w, const lm_piece *p, const lm_st_tensor *t, lm_err *e)
+{
+    const lm_gguf_tensor *want = lm_gguf_next(w->w);
+    const size_t row = want->bytes / (size_t)(p->outer * p->inner);
+    const size_t all = row * (size_t)(p->outer * p->step);
+    if (lm_grow(&w->cast, &w->cap, all, 1, "codes of a tensor", e) ||
+        lm_grow(&w->part, &w->cap_part, want->bytes, 1, "codes of a tensor", e) ||
+        w->m->codes(w->m, t, w->cast, e))
+        return e->code;
+    lm_piece_move_codes(
+        &(lm_piece_job){ .piece = p, .whole = w->cast, .part = w->part, .out = true }, row);
+    return lm_gguf_write(w->w, w->part, want->bytes, e);
+}
+
+/* One of the tensors that a tensor becomes. */
+static lm_code write_piece(writer *w, const lm_model_tensor *s, int k, const lm_st_tensor *t,
+                           lm_err *e)
+{
+    const lm_gguf_tensor *want = lm_gguf_next(w->w);
+    const lm_piece p = piece_of(w->m, s, k);
+    const lm_model_tensor as = tensor_as(s, &p);
+    const lm_format *from = lm_format_of_dtype(t->dtype), *to = lm_format_of_gguf(want->type);
+    const size_t size = lm_dtype_size(t->dtype);
+    const void *data = NULL;
+    size_t n;
+
+    if (codes_of(w->m, t, s) == to && lm_format_interleaved(to))
+        return write_codes(w, &p, t, e);
+    if (lm_grow(&w->part, &w->cap_part, (size_t)(as.dim[0] * p.cols) * size, 1, "a tensor", e) ||
+        w->m->load(w->m, t, &data, e))
+        return e->code;
+    lm_piece_move(&(lm_piece_job){ .piece = &p,
+                                   .size = size,
+                                   .whole = (void *)(uintptr_t)data,
+                                   .part = w->part,
+                                   .out = true },
+                  w->m->par);
+    if (from == to)
+        return lm_gguf_write(w->w, w->part, want->bytes, e);
+    lm_rows r = { .name = s->hf, .from = from, .to = to, .rows = as.dim[0], .cols = p.cols };
+    return write_rows(w, &r, w->part,
+                      w->imatrix ? lm_imatrix_find(w->imatrix, want->name, &n) : NULL, want->bytes,
+                      e);
+}
 
 /* A tensor, or one expert's part of it. */
 static lm_code write_tensor(writer *w, const lm_model_tensor *s, const lm_st_tensor *t, lm_err *e)
@@ -397,14 +513,9 @@ static lm_code write_tensor(writer *w, const lm_model_tensor *s, const lm_st_ten
 
     if (!rc && lm_rows_of_tensor(s, true, lm_format_of_dtype(t->dtype),
                                  lm_format_of_gguf(want->type), &r)) {
-        rc = lm_grow(&w->cast, &w->cap, bytes, 1, "a tensor", e);
         importance = w->imatrix ? lm_imatrix_find(w->imatrix, want->name, &n) : NULL;
-        r.src = data;
-        r.dst = w->cast;
-        r.importance = importance ? importance + s->expert * s->dim[1] : NULL;
-        if (!rc)
-            rc = lm_rows_convert(&r, w->m->par, e);
-        data = w->cast;
+        return write_rows(w, &r, data, importance ? importance + s->expert * s->dim[1] : NULL,
+                          bytes, e);
     }
     return rc ? rc : lm_gguf_write(w->w, data, bytes, e);
 }
@@ -433,7 +544,9 @@ static lm_code write_tensors(writer *w, uint64_t total, lm_err *e)
              k++) {
             size_t at = w->order->first[i] + (size_t)k;
             const lm_st_tensor *t = w->s->from[at];
-            rc = write_tensor(w, &w->s->wanted[at], t, e);
+            const int piece = w->order->piece[i];
+            rc = piece < 0 ? write_tensor(w, &w->s->wanted[at], t, e)
+                           : write_piece(w, &w->s->wanted[at], piece, t, e);
             done += (double)t->bytes;
             lm_progress(w->m->sink, "convert", done, (double)total, "bytes", t->name);
         }
@@ -497,8 +610,10 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
     else
         lm_out_drop(out);
     lm_free(w.cast);
+    lm_free(w.part);
     lm_gguf_plan_free(plan);
     lm_free(order.first);
+    lm_free(order.piece);
     lm_match_fini(&s);
     return rc;
 }

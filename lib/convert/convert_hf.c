@@ -54,6 +54,21 @@ static lm_code find_tensor(lm_import *m, const lm_st_tensor *t, const lm_st_tens
     return rc;
 }
 
+/* Blocks: experts in MXFP4.  A tensor of experts apart has another name here. */
+static const lm_format *format_of(const lm_import *m, const lm_st_tensor *t)
+{
+    const hf *h = m->state;
+    const lm_st_tensor *s = lm_model_source_find(h->src, t->name);
+    bool turned;
+    return s ? lm_model_source_format(h->src, s, &turned) : lm_format_of_dtype(t->dtype);
+}
+
+static lm_code codes(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e)
+{
+    const hf *h = m->state;
+    return lm_model_source_codes(h->src, lm_model_source_find(h->src, t->name), dst, e);
+}
+
 static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e)
 {
     hf *h = m->state;
@@ -188,6 +203,8 @@ lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm
     m->load = load;
     m->spool = spool;
     m->end = end;
+    m->format_of = format_of;
+    m->codes = codes;
     rc = lm_fp8_source_open(path, o->bundle, &h->src, e);
     if (rc)
         return rc;

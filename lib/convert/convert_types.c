@@ -200,6 +200,7 @@ static int mix_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_
     case LM_PART_K:
         return has_eight(s, c) ? Q8_0 : r->type;
     case LM_PART_DOWN:
+    case LM_PART_STACK_OUT:
     case LM_PART_EXPERT_DOWN:
     case LM_PART_SHARED_DOWN:
         return down_type(r, s, c, importance);
@@ -240,7 +241,7 @@ uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const
     int own = plain_type(dtype), type, fits;
 
     *fell_back = false;
-    if (s->ndim == 1 || s->part == LM_PART_POSITION || s->part == LM_PART_ROUTER ||
+    if (s->ndim == 1 || s->bias || s->part == LM_PART_POSITION || s->part == LM_PART_ROUTER ||
         s->part == LM_PART_SHARED_SWITCH || s->part == LM_PART_DELTA_CONV)
         return LM_GGUF_TYPE_F32; /* llama.cpp computes with F32 only */
     if (r->type == KEEP)
@@ -277,13 +278,18 @@ static uint32_t own_file_type(const lm_model_tensor *s, size_t n, const lm_st_te
     int most = 0;
 
     for (size_t i = 0; i < n; i++)
-        if (s[i].ndim == 2) {
+        if (s[i].ndim >= 2 && !s[i].bias) {
             lm_dtype d = from[i]->dtype;
             int k = d == LM_DTYPE_F16 ? 1 : d == LM_DTYPE_BF16 ? 2 : 0;
             if ((bytes[k] += from[i]->bytes) > bytes[most])
                 most = k;
         }
     return types[most];
+}
+
+bool lm_gguf_recipe_keeps(const lm_gguf_recipe *r)
+{
+    return r->type == KEEP;
 }
 
 uint32_t lm_gguf_recipe_file_type(const lm_gguf_recipe *r, const lm_model_tensor *s, size_t n,

@@ -28,6 +28,8 @@ typedef struct {
  * *fell_back is then true. */
 uint32_t lm_gguf_recipe_type(const lm_gguf_rule *r, const lm_config *c, const lm_model_tensor *s,
                              lm_dtype dtype, bool *fell_back);
+/* True if each tensor keeps its own type. */
+bool lm_gguf_recipe_keeps(const lm_gguf_recipe *r);
 /* general.file_type, llama.cpp's number for the file as a whole (include/llama.h); from[i] is the
  * source of required tensor i. */
 uint32_t lm_gguf_recipe_file_type(const lm_gguf_recipe *r, const lm_model_tensor *s, size_t n,

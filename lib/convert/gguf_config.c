@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "convert/gguf_meta.h"
+#include "convert/gguf_deepseek.h"
 #include "convert/names.h"
 #include "format/provenance.h"
 
@@ -108,6 +108,41 @@ static lm_code check_states(const lm_import *m, lm_err *e)
     return LM_OK;
 }
 
+static bool is_latent(const lm_config *c)
+{
+    return c->layer[0].attention == LM_ATTENTION_LATENT;
+}
+
+/* Keys of DeepSeek's experts. */
+static bool is_scored(const lm_config *c)
+{
+    return lm_gguf_has_key(c->arch, "expert_gating_func");
+}
+
+static lm_code check_experts(const lm_import *m, lm_err *e)
+{
+    const lm_config *c = &m->config;
+    const lm_moe *x = &c->layer[0].moe;
+
+    if (is_scored(c))
+        return lm_gguf_check_scored(m, e);
+    if (x->experts && x->normalise != c->arch->gguf_normalise)
+        return no_words(m,
+                        x->normalise
+                            ? "weights of a token's experts that add up to 1 (norm_topk_prob)"
+                            : "weights of a token's experts as they are (norm_topk_prob false)",
+                        e);
+    if (x->stacked && (fabs(x->limit - 7) > 1e-6 || fabs(x->alpha - 1.702) > 1e-6))
+        return no_words(m, "SwiGLU but with a limit of 7 and a slope of 1.702", e);
+    return LM_OK;
+}
+
+/* Layers differ in what GGUF has words for: states, windows, experts behind the first layers. */
+static bool may_differ(const lm_config *c)
+{
+    return lm_config_has_states(c) || is_scored(c);
+}
+
 /* Report properties that llama.cpp would compute differently. */
 static lm_code check_words(const lm_import *m, lm_err *e)
 {
@@ -118,22 +153,20 @@ static lm_code check_words(const lm_import *m, lm_err *e)
 
     if (lm_gguf_has_key(c->arch, "ssm.state_size") && check_states(m, e))
         return e->code;
-    if (!lm_config_has_states(c) && !lm_config_alike(c))
+    if (is_latent(c) && lm_gguf_check_latent(m, e))
+        return e->code;
+    if (!may_differ(c) && !lm_config_alike(c))
         return no_words(m, "layers of different sizes", e);
     if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
         return no_words(m, "exact GELU (activation_function gelu)", e);
     for (int64_t l = 0; l < c->layers; l++) {
         const lm_layer *y = &c->layer[l];
         double scale = lm_arch_gguf_scale(c->arch, c->layers, c->width, y->heads, y->head_dim);
-        if (fabs(y->scale / scale - 1) > 1e-6)
+        if (!is_latent(c) && fabs(y->scale / scale - 1) > 1e-6)
             return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
     }
-    if (c->layer[0].moe.experts && c->layer[0].moe.normalise != c->arch->gguf_normalise)
-        return no_words(m,
-                        c->layer[0].moe.normalise
-                            ? "weights of a token's experts that add up to 1 (norm_topk_prob)"
-                            : "weights of a token's experts as they are (norm_topk_prob false)",
-                        e);
+    if (check_experts(m, e))
+        return e->code;
     if (!caps_fit(c))
         return no_words(
             m, c->layer[0].soft_cap > 0 ? "such soft caps" : "scores or logits without soft caps",
@@ -148,7 +181,7 @@ static lm_code check_words(const lm_import *m, lm_err *e)
                "%s: GGUF has no dynamic rotary scaling: llama.cpp will not exceed %" PRId64
                " position%s",
                m->path, c->max_positions, lm_plural(c->max_positions));
-    if (c->ropes && r->type == LM_ROPE_YARN && !r->truncate)
+    if (c->ropes && r->type == LM_ROPE_YARN && !r->truncate && !c->arch->gguf_untruncated)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF's yarn rounds the bounds of its ramp (\"truncate\": false is lost)",
                m->path);
@@ -157,7 +190,11 @@ static lm_code check_words(const lm_import *m, lm_err *e)
                "%s: llama.cpp's %s has no sliding window: texts of more than %" PRId64
                " tokens are attended to as a whole",
                m->path, arch, window);
-    if (c->ropes && !c->arch->gguf_pairs && c->layer[0].out_bias)
+    if (c->arch->gguf_out_bias && !c->layer[0].out_bias)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: llama.cpp's %s requires biases of attention and refuses this file", m->path,
+               arch);
+    if (c->ropes && !c->arch->gguf_pairs && !c->arch->gguf_out_bias && c->layer[0].out_bias)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s has no bias on attn_output and refuses this file", m->path,
                arch);
@@ -211,7 +248,7 @@ static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
                     (uint32_t)(r->original ? r->original : c->max_positions));
     if (r->attention > 0)
         lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_attn_factor"), (float)r->attention);
-    if (fabs(yarn_attention(r) - yarn_scale(r->factor, 1)) > 1e-6)
+    if (!is_latent(c) && fabs(yarn_attention(r) - yarn_scale(r->factor, 1)) > 1e-6)
         lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.attn_factor"),
                         (float)(yarn_attention(r) / yarn_scale(r->factor, 1)));
     if (r->beta_fast < 32 || r->beta_fast > 32)
@@ -244,6 +281,15 @@ lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
     return rc ? rc : lm_gguf_put_numbers(p, &m->config, e);
 }
 
+static void put_heads(lm_gguf_plan *p, const char *arch, const lm_layer *y)
+{
+    char key[96];
+
+    lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count_kv"), (uint32_t)y->kv_heads);
+    lm_gguf_put_u32(p, key_of(key, arch, "attention.key_length"), (uint32_t)y->head_dim);
+    lm_gguf_put_u32(p, key_of(key, arch, "attention.value_length"), (uint32_t)y->head_dim);
+}
+
 lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
 {
     const char *arch = c->arch->gguf;
@@ -255,7 +301,9 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
     lm_gguf_put_u32(p, key_of(key, arch, "context_length"), (uint32_t)c->max_positions);
     lm_gguf_put_u32(p, key_of(key, arch, "embedding_length"), (uint32_t)c->width);
     lm_gguf_put_u32(p, key_of(key, arch, "feed_forward_length"), (uint32_t)y->ffn);
-    if (y->moe.experts) {
+    if (is_scored(c)) {
+        lm_gguf_put_scored(p, c);
+    } else if (y->moe.experts) {
         lm_gguf_put_u32(p, key_of(key, arch, "expert_count"), (uint32_t)y->moe.experts);
         lm_gguf_put_u32(p, key_of(key, arch, "expert_used_count"), (uint32_t)y->moe.chosen);
         if (lm_gguf_has_key(c->arch, "expert_feed_forward_length"))
@@ -269,11 +317,12 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
     if (c->norm == LM_NORM_LAYER)
         lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_epsilon"), (float)c->norm_eps);
     if (c->ropes) {
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count_kv"), (uint32_t)y->kv_heads);
         lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_rms_epsilon"),
                         (float)c->norm_eps);
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.key_length"), (uint32_t)y->head_dim);
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.value_length"), (uint32_t)y->head_dim);
+        if (is_latent(c))
+            lm_gguf_put_latent(p, c);
+        else
+            put_heads(p, arch, y);
         lm_gguf_put_u32(p, key_of(key, arch, "rope.dimension_count"), (uint32_t)c->rope[0].dim);
         put_rope(p, arch, c);
     }
@@ -315,6 +364,7 @@ typedef struct {
     const char *arch;
     char key[96];
     json_t *o;
+    bool untruncated; /* lm_arch.gguf_untruncated */
     lm_err *e;
 } reader;
 
@@ -550,6 +600,14 @@ static lm_code get_rope(reader *r, int64_t dim)
             rc = real(r, "rope.scaling.attn_factor", 0, &v, &given);
         if (!rc && given && v > 0)
             set_real(s, "attention_factor", v * yarn_scale(factor, 1));
+        if (!rc)
+            rc = real(r, "rope.scaling.yarn_log_multiplier", 0, &v, &given);
+        if (!rc && given && v > 0) { /* both are taken to be equal there */
+            set_real(s, "mscale", lm_gguf_shortest(v) * 10);
+            set_real(s, "mscale_all_dim", lm_gguf_shortest(v) * 10);
+        }
+        if (!rc && r->untruncated)
+            json_object_set_new(s, "truncate", json_false());
     } else if (type.text && !(type.len == 4 && !memcmp(type.text, "none", 4))) {
         rc = lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), "linear, yarn and llama3 are supported",
                      "unknown rotary scaling '%.*s'", (int)(type.len < 40 ? type.len : 40),
@@ -564,7 +622,7 @@ out:
 
 lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t *out, lm_err *e)
 {
-    reader r = { .g = g, .arch = a->gguf, .o = out, .e = e };
+    reader r = { .g = g, .arch = a->gguf, .o = out, .untruncated = a->gguf_untruncated, .e = e };
 
     return get_rope(&r, dim);
 }
@@ -811,6 +869,12 @@ static lm_code get_keys(reader *r, const lm_arch *a)
         case LM_KEY_PARTIAL_ROPE:
             rc = get_partial(r, k, dim);
             break;
+        case LM_KEY_LATENT:
+            rc = lm_gguf_get_latent(r->g, a, r->o, r->e);
+            break;
+        case LM_KEY_SCORED:
+            rc = lm_gguf_get_scored(r->g, a, r->o, r->e);
+            break;
         case LM_KEY_TRUE:
             json_object_set_new(r->o, k->hf, json_true());
             break;
@@ -866,6 +930,7 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 {
     lm_gguf_text name;
     int64_t window, experts = 0;
+    bool sigmoid;
     char list[LM_ARCH_LIST], key[96];
     lm_code rc = lm_gguf_str(g, "general.architecture", &name, e);
 
@@ -887,6 +952,10 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
     if (!rc && !*out)
         rc = lm_fail(e, LM_EUSAGE, lm_gguf_path(g), lm_arch_list(true, list), "architecture '%.*s'",
                      (int)(name.len < 60 ? name.len : 60), name.text);
+    if (!rc && *out == &lm_arch_deepseek_v2) { /* one name there for both */
+        rc = lm_gguf_scores_sigmoid(g, (*out)->gguf, &sigmoid, e);
+        *out = !rc && sigmoid ? &lm_arch_deepseek_v3 : *out;
+    }
     if (rc || !(*out)->gguf_windowed)
         return rc;
     rc = lm_gguf_i64_or(g, key_of(key, (*out)->gguf, "attention.sliding_window"), 0, 0,
@@ -913,6 +982,7 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
                        "not a model",
                        lm_arch_part(a, LM_PART_EMBED)->gguf);
     r.arch = a->gguf;
+    r.untruncated = a->gguf_untruncated;
     r.o = json_object();
     json_object_set_new(r.o, "architectures", json_pack("[s]", a->class_name));
     json_object_set_new(r.o, "model_type", json_string(a->name));

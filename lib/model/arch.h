@@ -77,7 +77,8 @@ typedef enum {
 
 /* Its names without prefix and suffix: "self_attn.q_proj" for
  * model.layers.3.self_attn.q_proj.weight, "attn_q" for blk.3.attn_q.weight, "mlp.experts.#.up_proj" for the
- * experts' model.layers.3.mlp.experts.0.up_proj.weight and so on. */
+ * experts' model.layers.3.mlp.experts.0.up_proj.weight and so on.  "attn_k_b,attn_v_b": GGUF has two tensors
+ * (convert/pieces.h). */
 typedef struct {
     lm_part part; /* 0 ends a table */
     const char *hf, *gguf;
@@ -97,6 +98,8 @@ typedef enum {
     LM_KEY_SHARE,        /* the number under `gguf` divided by key `like` */
     LM_KEY_PARTIAL_ROPE, /* the part of a head that is rotated, where that may be less than all */
     LM_KEY_EXPERT_FFN,   /* width of an expert; absent: feed_forward_length / expert_used_count */
+    LM_KEY_LATENT,       /* the sizes of latent attention */
+    LM_KEY_SCORED,       /* DeepSeek's experts: shared ones, scores, groups, first layers without */
 } lm_key_kind;
 
 /* Of an optional number that is absent, the value is `times` that of key `like`, which stands before it;
@@ -148,6 +151,9 @@ struct lm_arch {
     int64_t gguf_pattern;
     /* with so many layers, llama.cpp scales scores by 1/sqrt(width / heads), not 1/sqrt(head_dim) */
     int64_t gguf_wide_layers;
+    bool gguf_out_bias; /* llama.cpp reads a bias of attn_output */
+    bool
+        gguf_untruncated; /* the bounds of YaRN's ramp are not rounded, which its files cannot tell */
     bool gguf_normalise; /* llama.cpp lets the weights of a token's experts add up to 1 */
 };
 

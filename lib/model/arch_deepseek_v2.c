@@ -25,11 +25,12 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 const lm_arch lm_arch_deepseek_v2 = {
     .name = "deepseek_v2",
     .class_name = "DeepseekV2ForCausalLM",
-    .gguf = "",
+    .gguf = "deepseek2",
     .keys = keys,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_deepseek_tensors,
     .fused = lm_fused_experts,
+    .gguf_keys = lm_deepseek_gguf_keys,
 };

@@ -45,14 +45,22 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     return lm_read_rope(o, where, 10000, c, e);
 }
 
+static const lm_gguf_key gguf_keys[] = {
+    LM_GGUF_DECODER_KEYS, LM_GGUF_SCORED_KEY, LM_GGUF_SILU_KEYS, LM_GGUF_WINDOW_KEY,
+    LM_GGUF_BIAS_KEY,     LM_GGUF_ROPE_KEY,   { .hf = NULL },
+};
+
 const lm_arch lm_arch_dots1 = {
     .name = "dots1",
     .class_name = "Dots1ForCausalLM",
-    .gguf = "",
+    .gguf = "dots1",
     .keys = keys,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
     .tensors = lm_deepseek_tensors,
     .fused = lm_fused_experts,
+    .gguf_keys = gguf_keys,
+    .gguf_head_dim = true,
+    .gguf_head = true,
 };

@@ -40,7 +40,7 @@ const lm_tensor_name lm_deepseek_tensors[] = {
     { LM_PART_Q_B, "self_attn.q_b_proj", "attn_q_b" },
     { LM_PART_KV_A, "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa" },
     { LM_PART_KV_A_NORM, "self_attn.kv_a_layernorm", "attn_kv_a_norm" },
-    { LM_PART_KV_B, "self_attn.kv_b_proj", "attn_kv_b" },
+    { LM_PART_KV_B, "self_attn.kv_b_proj", "attn_k_b,attn_v_b" },
     LM_ROWS_OUT,
     { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
     LM_ROWS_MLP,
@@ -50,6 +50,19 @@ const lm_tensor_name lm_deepseek_tensors[] = {
     LM_ROWS_SHARED("mlp.shared_experts"),
     LM_ROWS_AHEAD,
     LM_ROWS_END,
+};
+
+const lm_gguf_key lm_deepseek_gguf_keys[] = {
+    { .hf = "hidden_size", "embedding_length", LM_KEY_INT },
+    { .hf = "intermediate_size", "feed_forward_length", LM_KEY_INT },
+    { .hf = "num_hidden_layers", "block_count", LM_KEY_INT },
+    { .hf = "num_attention_heads", "attention.head_count", LM_KEY_INT },
+    { .hf = "max_position_embeddings", "context_length", LM_KEY_INT },
+    { .hf = "kv_lora_rank", "attention.kv_lora_rank", LM_KEY_LATENT },
+    LM_GGUF_SCORED_KEY,
+    LM_GGUF_SILU_KEYS,
+    LM_GGUF_ROPE_KEY,
+    { .hf = NULL },
 };
 
 const lm_tensor_name lm_fused_experts[] = {

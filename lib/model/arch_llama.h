@@ -61,6 +61,7 @@ extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
 
 /* DeepSeek's, and those of models that took its experts alone. */
 extern const lm_tensor_name lm_deepseek_tensors[];
+extern const lm_gguf_key lm_deepseek_gguf_keys[];
 
 /* What transformers 5 has for the experts of a layer. */
 extern const lm_tensor_name lm_fused_experts[];
@@ -104,6 +105,11 @@ extern const lm_tensor_name lm_fused_experts[];
 #define LM_GGUF_EXPERT_FFN_KEY                                                         \
     {                                                                                  \
         .hf = "moe_intermediate_size", "expert_feed_forward_length", LM_KEY_EXPERT_FFN \
+    }
+#define LM_GGUF_SCORED_KEY                                             \
+    { .hf = "n_routed_experts", "expert_gating_func", LM_KEY_SCORED }, \
+    {                                                                  \
+        .hf = "n_routed_experts", "expert_count", LM_KEY_INT           \
     }
 #define LM_GGUF_ROPE_KEY                                  \
     {                                                     \

@@ -275,7 +275,8 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
                                 char out[LM_TENSOR_NAME])
 {
     const char *name = lm_arch_part(a, part)->gguf;
-    const char *suffix = bias || part == LM_PART_DELTA_DT ? ".bias" : ".weight";
+    const bool added = bias || part == LM_PART_DELTA_DT || part == LM_PART_ROUTER_BIAS;
+    const char *suffix = added ? ".bias" : ".weight";
 
     if (part == LM_PART_DELTA_LOG) /* as llama.cpp has it */
         suffix = "";

@@ -310,7 +310,8 @@ static lm_code put_entries(const collector *c, const lm_model_tensor *wanted, si
             if (m->slice[k].param != c->probe[i].param)
                 continue;
             for (size_t s = 0; !rc && s < n_wanted; s++)
-                if (lm_model_tensor_is(&wanted[s], m->slice[k].name))
+                if (lm_model_tensor_is(&wanted[s], m->slice[k].name) &&
+                    !strchr(wanted[s].gguf, ',')) /* of several tensors there */
                     rc = lm_imatrix_add(out, wanted[s].gguf, c->probe[i].sum,
                                         (size_t)c->probe[i].cols, c->rows, e);
         }

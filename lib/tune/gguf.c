@@ -61,7 +61,7 @@ static lm_code plan_part(job *j, const lm_tune_part *p, lm_err *e)
     for (int i = 0; i < p->n; i++)
         if (!strcmp(p->tensor[i].suffix, "lora_B.bias") && p->file[i])
             return refuse(j, "it changes the bias of", p->module.name, e);
-    if (!t)
+    if (!t || strchr(t->gguf, ',')) /* of several tensors there */
         return refuse(j, "it adapts", p->module.name, e);
     snprintf(name, sizeof name, "%s.lora_a", t->gguf);
     lm_gguf_put_tensor(j->plan, name, 0, 2, (const int64_t[]){ rank, p->module.in });

@@ -75,3 +75,25 @@ broken() { # TENSOR OFFSET: bad is m with a NaN at that number of the tensor
     inspect-model one | grep -q '\[1\].* model.layers.0.mlp.router.bias'
     train -q one data -o run --steps 1 --seq-len 32 --batch-size 2
 }
+
+@test "gpt-oss: to GGUF and back, from its metadata alone, and in blocks" {
+    convert-model -q m -o m.gguf
+    convert-model -q m.gguf -o back
+    inspect-model --check m back > /dev/null
+    cmp m/config.json back/config.json
+    convert-model -q m -o bare.gguf --no-originals
+    convert-model -q bare.gguf -o made
+    for other in m.gguf made; do
+        awk -v a="$(loss m)" -v b="$(loss $other)" 'BEGIN { d = a - b; exit !(d < 1e-6 && d > -1e-6) }'
+    done
+    convert-model -q m -o q8.gguf --type q8_0
+    generate -q q8.gguf -p "the river" -n 2 --temperature 0 > /dev/null
+    cp -rL m other && jq '.swiglu_limit = 5' m/config.json > other/config.json
+    run convert-model -q other -o x.gguf
+    [ "$status" -eq 2 ]
+    [ "$output" = "convert-model: other: GGUF's gpt-oss has no SwiGLU but with a limit of 7 and a slope of 1.702" ]
+    head -c $(($(stat -c %s m.gguf) - 40)) m.gguf > cut.gguf
+    run convert-model -q cut.gguf -o x
+    [ "$status" -eq 1 ]
+    [ ! -e x ]
+}

@@ -24,7 +24,7 @@ except ImportError:
     sys.exit(0)
 import tap
 from tap import BUILD, HERE, check
-from test_models import configs, make
+from test_models import configs, make, pack_experts
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -36,13 +36,15 @@ LLAMA_LIB = os.environ.get("LLAMA_CPP_LIB", os.path.join(LLAMA_CPP or "", "build
 WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-linear", "llama-llama3", "llama-yarn",
          "llama-yarn-factor", "mistral-full", "qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3",
          "olmo3-pattern", "gemma3-order", "gemma2-near", "mixtral", "mixtral-window", "qwen2-moe", "qwen3-moe",
-         "bloom", "bloom-heads"]
+         "bloom", "bloom-heads", "dots1", "deepseek-v2", "gpt-oss"]
 # transformers' own GGUF reader does not support biases, scalings and head sizes, and needs a vocabulary for the others.
 DIRECT = ["llama", "llama-tied", "qwen2"]
 PURE = "f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k".split()  # the others are mixtures
 # exact GELU; no scale of attention; another scale, no caps; another scale and order of layers; layers without experts;
-# weights of experts that do not add up to 1
-REFUSED = ["gpt2-scaled", "gpt2-untied", "gemma2-plain", "gemma3-scaled", "qwen2-moe-some", "qwen3-moe-all"]
+# weights of experts that do not add up to 1; another order of layers with states, and their heads; biases of latent
+# attention, factors of YaRN, rotation of halves; bounds of SwiGLU
+REFUSED = ["gpt2-scaled", "gpt2-untied", "gemma2-plain", "gemma3-scaled", "qwen2-moe-some", "qwen3-moe-all", "qwen2-moe-balance",
+           "qwen3-next-some", "qwen3_5", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-halves", "gpt-oss-bounds"]
 
 
 def convert(*args, ok=True):
@@ -76,6 +78,9 @@ def same_tensors(a, b):
 def architectures(tmp):
     """Our GGUF in transformers, and the folder made from it without lmutils' keys."""
     for name, config in configs(vocab=96, wide=4):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        config._experts_implementation = "eager"
         folder, file, back = (os.path.join(tmp, name + end) for end in ("", ".gguf", "-back"))
         model = make(config, 3)
         if name.startswith(("qwen", "gemma")):  # norms of Gemma are stored as 1 + w, which loses the last bits of F32
@@ -330,6 +335,98 @@ def experts(tmp):
         check(json.load(open(back + "/config.json"))["model_type"] == "mixtral", "experts: llama with experts is Mixtral")
 
 
+def known(reader):
+    """All names of tensors are llama.cpp's for that architecture."""
+    names = gguf.constants
+    arch = next(a for a, n in names.MODEL_ARCH_NAMES.items() if n == reader.fields["general.architecture"].contents())
+    layers = reader.fields[names.MODEL_ARCH_NAMES[arch] + ".block_count"].contents()
+    all_names = {names.TENSOR_NAMES[t].format(bid=i) + end for t in names.MODEL_TENSORS[arch] for i in range(layers)
+                 for end in (".weight", ".bias")}
+    return all(t.name in all_names for t in reader.tensors)
+
+
+def latents(tmp):
+    """DeepSeek-V3: the halves of kv_b_proj, keys of the metadata, and files that have both in one tensor."""
+    from safetensors.torch import load_file
+    folder, file, back = (os.path.join(tmp, "latents" + end) for end in ("", ".gguf", "-back"))
+    config = transformers.DeepseekV3Config(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        kv_lora_rank=32, q_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=20, n_routed_experts=8,
+        num_experts_per_tok=2, n_group=4, topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1,
+        max_position_embeddings=256, pad_token_id=None, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.8,
+            "mscale_all_dim": 0.8})
+    config._experts_implementation = "eager"
+    make(config, 3).save_pretrained(folder)
+    want = logits(load(folder))
+    convert(folder, "-o", file, "--no-originals")
+    reader = gguf.GGUFReader(file)
+    data = {t.name: t.data for t in reader.tensors}
+    kv_b = load_file(os.path.join(folder, "model.safetensors"))["model.layers.1.self_attn.kv_b_proj.weight"].view(4, 36, 32)
+    k, v = kv_b.split([16, 20], dim=1)
+    check(np.array_equal(data["blk.1.attn_k_b.weight"], k.transpose(1, 2).numpy()) and
+          np.array_equal(data["blk.1.attn_v_b.weight"], v.numpy()), "latents: rows of keys turned, rows of values")
+    field = {k.removeprefix("deepseek2."): f.contents() for k, f in reader.fields.items()}
+    check(known(reader) and (field["attention.key_length"], field["attention.value_length"], field["attention.head_count_kv"],
+                             field["attention.key_length_mla"], field["attention.value_length_mla"],
+                             field["rope.dimension_count"], field["expert_gating_func"], field["leading_dense_block_count"],
+                             field["expert_group_used_count"]) == (40, 32, 1, 24, 20, 8, 2, 1, 2) and
+          abs(field["rope.scaling.yarn_log_multiplier"] - 0.08) < 1e-7, "latents: names and keys are llama.cpp's")
+    convert(file, "-o", back)
+    check(close(logits(load(back)), want, 1e-5), "latents: a folder from the metadata alone computes the same")
+    old = os.path.join(tmp, "latents-old.gguf")  # as before 2025: one tensor, and sizes of heads
+    w = gguf.GGUFWriter(old, "deepseek2")
+    for key, f in reader.fields.items():
+        if key.startswith("deepseek2.") and not key.endswith(("_mla", ".key_length", ".value_length", ".head_count_kv")):
+            w.add_key_value(key, f.contents(), f.types[0])
+    w.add_key_length(24)
+    w.add_value_length(20)
+    w.add_head_count_kv(4)
+    for name, x in data.items():
+        if name.endswith("attn_k_b.weight"):
+            x = np.concatenate([x.swapaxes(1, 2), data[name.replace("_k_b", "_v_b")]], 1).reshape(4 * 36, 32)
+            name = name.replace("_k_b", "_kv_b")
+        if not name.endswith("attn_v_b.weight"):
+            w.add_tensor(name, np.ascontiguousarray(x))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    convert(old, "-o", back)
+    check(close(logits(load(back)), want, 1e-5), "latents: an older file with attn_kv_b")
+
+
+def mxfp4(tmp):
+    """gpt-oss as published: the codes of its experts in llama.cpp's order of rows, and back to the same numbers."""
+    from safetensors.torch import load_file, save_file
+    folder, file, back = (os.path.join(tmp, "mxfp4" + end) for end in ("", ".gguf", "-back"))
+    config = transformers.GptOssConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=16,
+                                       num_attention_heads=4, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2,
+                                       sliding_window=6, pad_token_id=None)
+    model = make(config, 3).to(torch.bfloat16)
+    packed, plain = pack_experts({k: v.contiguous() for k, v in model.state_dict().items()}, 4)
+    model.config.save_pretrained(folder)
+    save_file(packed, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    about = json.load(open(os.path.join(folder, "config.json")))
+    json.dump({**about, "quantization_config": {"quant_method": "mxfp4"}}, open(os.path.join(folder, "config.json"), "w"))
+    convert(folder, "-o", file)
+    reader = gguf.GGUFReader(file)
+    data = {t.name: t for t in reader.tensors}
+    x = {n: gguf.quants.dequantize(data[f"blk.1.ffn_{n}_exps.weight"].data, data[f"blk.1.ffn_{n}_exps.weight"].tensor_type)
+         for n in ("gate", "up", "down")}
+    stem = "model.layers.1.mlp.experts."
+    both, down = plain[stem + "gate_up_proj"].float().numpy(), plain[stem + "down_proj"].float().numpy()
+    check(data["blk.1.ffn_up_exps.weight"].tensor_type.name == "MXFP4" and known(reader) and
+          np.array_equal(x["gate"], both[:, :, ::2].swapaxes(1, 2)) and np.array_equal(x["up"], both[:, :, 1::2].swapaxes(1, 2)) and
+          np.array_equal(x["down"], down.swapaxes(1, 2)), "mxfp4: gates, ups and downs as the package decodes them")
+    bias = plain[stem + "gate_up_proj_bias"].float().numpy()
+    check(np.array_equal(data["blk.1.ffn_gate_exps.bias"].data, bias[:, ::2]) and
+          np.array_equal(data["blk.1.ffn_up_exps.bias"].data, bias[:, 1::2]), "mxfp4: their biases")
+    convert(file, "-o", back)
+    got = load_file(os.path.join(back, "model.safetensors"))
+    check(got.keys() == plain.keys() and all(torch.equal(got[k], plain[k]) for k in plain), "mxfp4: back to the same numbers")
+
+
 built = None
 
 
@@ -360,6 +457,11 @@ def main():
         if not LLAMA_CPP:
             print("# llama.cpp itself is left out: LLAMA_CPP is not set")
         architectures(tmp)
+        if not sys.argv[1:] or "latents" in sys.argv[1:]:
+            latents(tmp)
+            mxfp4(tmp)
+        if sys.argv[1:]:
+            sys.exit(tap.finish())
         flat(tmp)
         types(tmp)
         tokenizers(tmp)
