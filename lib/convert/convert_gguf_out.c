@@ -494,10 +494,15 @@ static lm_code write_piece(writer *w, const lm_model_tensor *s, int k, const lm_
                   w->m->par);
     if (from == to)
         return lm_gguf_write(w->w, w->part, want->bytes, e);
-    lm_rows r = { .name = s->hf, .from = from, .to = to, .rows = as.dim[0], .cols = p.cols };
-    return write_rows(w, &r, w->part,
-                      w->imatrix ? lm_imatrix_find(w->imatrix, want->name, &n) : NULL, want->bytes,
-                      e);
+    const float *importance = w->imatrix ? lm_imatrix_find(w->imatrix, want->name, &n) : NULL;
+    const size_t matrix = (size_t)(p.inner * p.cols) * size, bytes = want->bytes / (size_t)p.outer;
+    lm_code rc = LM_OK;
+    for (int64_t o = 0; !rc && o < p.outer; o++) {
+        lm_rows r = { .name = s->hf, .from = from, .to = to, .rows = p.inner, .cols = p.cols };
+        rc = write_rows(w, &r, (const char *)w->part + (size_t)o * matrix,
+                        importance ? importance + o * p.cols : NULL, bytes, e);
+    }
+    return rc;
 }
 
 /* A tensor, or one expert's part of it. */

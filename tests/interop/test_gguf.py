@@ -41,10 +41,11 @@ WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-l
 DIRECT = ["llama", "llama-tied", "qwen2"]
 PURE = "f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k".split()  # the others are mixtures
 # exact GELU; no scale of attention; another scale, no caps; another scale and order of layers; layers without experts;
-# weights of experts that do not add up to 1; another order of layers with states, and their heads; biases of latent
+# weights of experts that do not add up to 1; widths and order of layers with states; biases of latent
 # attention, factors of YaRN, rotation of halves; bounds of SwiGLU
 REFUSED = ["gpt2-scaled", "gpt2-untied", "gemma2-plain", "gemma3-scaled", "qwen2-moe-some", "qwen3-moe-all", "qwen2-moe-balance",
-           "qwen3-next-some", "qwen3_5", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-halves", "gpt-oss-bounds"]
+           "qwen3-next", "qwen3-next-some",
+           "qwen3_5", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-halves", "gpt-oss-bounds"]
 
 
 def convert(*args, ok=True):
