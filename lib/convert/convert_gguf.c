@@ -2,6 +2,7 @@
 /* convert_gguf.c -- a GGUF file in the form of a Hugging Face model. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base64.h"
@@ -213,6 +214,13 @@ static bool is_used(const gguf *q, size_t i, const char *name)
     return !strcmp(q->from[i]->name, name) || (q->also[i] && !strcmp(q->also[i]->name, name));
 }
 
+/* Newer files of DeepSeek have the layers that predict tokens further on behind the others. */
+static bool is_further(const lm_import *m, const char *name)
+{
+    return lm_gguf_has_key(m->config.arch, "attention.kv_lora_rank") && !strncmp(name, "blk.", 4) &&
+           strtoll(name + 4, NULL, 10) >= m->config.layers;
+}
+
 static lm_code match(lm_import *m, gguf *q, lm_err *e)
 {
     char head[LM_TENSOR_NAME];
@@ -237,7 +245,8 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
     lm_tensor_gguf_name(m->config.arch, LM_PART_OUTPUT, -1, false, head);
     for (size_t i = 0; i < lm_gguf_count(q->g); i++) {
         const char *name = lm_gguf_at(q->g, i)->name;
-        bool known = !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, head));
+        bool known = !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, head)) ||
+                     is_further(m, name);
         for (size_t k = 0; !known && k < q->n; k++)
             known = is_used(q, k, name);
         if (!known)

@@ -246,20 +246,26 @@ static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
     return rc;
 }
 
-static void say_buffers(const lm_import *m, const lm_match *s)
+/* Say of the first tensor that is left out, and of how many more: buffers, or layers that predict tokens further on. */
+static void say_left_out(const lm_import *m, const lm_match *s, bool further)
 {
     const lm_st_tensor *first = NULL;
     size_t n = 0;
     char more[40] = "";
 
-    for (size_t i = 0; i < lm_st_plan_count(m->plan); i++)
-        if (s->wanted_of[i] == LM_TENSOR_IGNORED && !n++)
-            first = lm_st_plan_at(m->plan, i);
+    for (size_t i = 0; i < lm_st_plan_count(m->plan); i++) {
+        const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
+        const bool one = s->wanted_of[i] == LM_TENSOR_IGNORED;
+        if (one && lm_config_passes_over(&m->config, t->name) == further && !n++)
+            first = t;
+    }
     if (n > 1)
         snprintf(more, sizeof more, " and %zu more", n - 1);
     if (first)
-        lm_log(m->sink, LM_LOG_INFO, "%s: '%s'%s: left out: every reader recomputes this buffer",
-               m->path, first->name, more);
+        lm_log(m->sink, further ? LM_LOG_WARN : LM_LOG_INFO, "%s: '%s'%s: left out: %s", m->path,
+               first->name, more,
+               further ? "modules that predict tokens further on are not written to GGUF"
+                       : "every reader recomputes this buffer");
 }
 
 /* Report tensors that did not get the requested type. */
@@ -365,7 +371,8 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
             b->piece[i] < 0 ? lm_model_tensor_gguf_shape(want, dim) : lm_piece_shape(&piece, dim);
         lm_gguf_put_tensor(p, as.gguf, type, ndim, dim);
     }
-    say_buffers(m, s);
+    say_left_out(m, s, false);
+    say_left_out(m, s, true);
     say_misfits(m, &blocks, asked);
     say_misfits(m, &plain, asked);
     say_twice(m, p, s, b);

@@ -104,7 +104,7 @@ loss() {
 }
 
 @test "latent attention: to GGUF and back, from its metadata alone, and in blocks" {
-    small m q_lora_rank=14 rms_norm_eps=1e-6 'rope_scaling={"type":"yarn","factor":4,"original_max_position_embeddings":64,"mscale":0.7,"mscale_all_dim":0.7}'
+    small m num_nextn_predict_layers=0 q_lora_rank=14 rms_norm_eps=1e-6 'rope_scaling={"type":"yarn","factor":4,"original_max_position_embeddings":64,"mscale":0.7,"mscale_all_dim":0.7}'
     from=deepseek-v2-lite small v2 rope_scaling=null
     for m in m v2; do
         convert-model -q $m -o $m.gguf

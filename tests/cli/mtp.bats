@@ -87,6 +87,8 @@ last() { # METRICS KEY
     merge-models -q --method linear --tokenizer union m other/m -o union
     generate -q union -p "the river" -n 3 --draft mtp > /dev/null
     train --dry-run m | grep -q 'parameters 70966, '
+    run convert-model r -o r.gguf
+    [[ "$status" -eq 0 && "$output" == *"left out: modules that predict tokens further on are not written to GGUF"* ]]
     # What reads the model alone passes over them.
     small alone num_nextn_predict_layers=0
     a=$(eval-model -q m t.jsonl --seq-len 32 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/')

@@ -378,8 +378,12 @@ def latents(tmp):
     old = os.path.join(tmp, "latents-old.gguf")  # as before 2025: one tensor, and sizes of heads
     w = gguf.GGUFWriter(old, "deepseek2")
     for key, f in reader.fields.items():
-        if key.startswith("deepseek2.") and not key.endswith(("_mla", ".key_length", ".value_length", ".head_count_kv")):
+        if key.startswith("deepseek2.") and not key.endswith(("_mla", ".key_length", ".value_length", ".head_count_kv",
+                                                              ".block_count")):
             w.add_key_value(key, f.contents(), f.types[0])
+    w.add_block_count(3)  # with a layer that predicts tokens further on, as newer files have it
+    w.add_nextn_predict_layers(1)
+    w.add_tensor("blk.2.nextn.enorm.weight", np.ones(64, np.float32))
     w.add_key_length(24)
     w.add_value_length(20)
     w.add_head_count_kv(4)
