@@ -31,7 +31,8 @@ static lm_code prepare(align_session *s, lm_err *e)
     if (lm_training_open(&tool, &opt.loop, t, e))
         return e->code;
     t->ask.plan = tool.dry_run && !t->ask.data; /* data need the tokenizer of the model */
-    if (lm_session_config(t, NULL, e))
+    if (lm_session_config(t, NULL, e) ||
+        lm_config_check_alone(&t->config, t->ask.model, "preferences", e))
         return e->code;
     t->ask.plan = tool.dry_run;
     if (lm_training_check_experts(&opt.loop, t, e) || make_head(s, e) || align_choose_adapter(s, e))

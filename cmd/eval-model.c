@@ -21,6 +21,8 @@
 #include "train/data.h"
 #include "train/mcq.h"
 #include "train/score.h"
+#include "train/span_score.h"
+#include "train/targets.h"
 #include "train/window.h"
 
 static struct {
@@ -111,6 +113,8 @@ typedef struct {
     lm_evaluator eval;
     lm_mlm masks; /* share 0: of a causal model */
     lm_scorer *scorer;
+    lm_span span;          /* with an encoder: what is cut out of windows, */
+    lm_span_scorer *spans; /* and predicted */
     lm_tokens *shards;
     lm_input_opts in_opts;
     lm_input *in;
@@ -203,12 +207,39 @@ static bool scores_first(const work *w)
     return w->model.adapter && w->model.adapter->predicts;
 }
 
+/* With an encoder the loss is that of spans, drawn with a fixed seed. */
+static lm_code open_spans(work *w, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    static const char *const idle[] = { "stride", "documents", NULL };
+    lm_targets t;
+    if (!c->encoder)
+        return LM_OK;
+    lm_targets_set(&t, LM_TARGETS_SPANS);
+    if (lm_given(&tool, "task") && lm_config_check_alone(c, "--task", "this", e))
+        return e->code;
+    if (opt.adapter && lm_config_check_alone(c, "--adapter", "adapters", e))
+        return e->code;
+    for (int i = 0; idle[i]; i++)
+        if (lm_given(&tool, idle[i]))
+            return lm_fail(e, LM_EUSAGE, "windows", "leave it out",
+                           "--%s does not apply to spans, which are cut out of a running text",
+                           idle[i]);
+    opt.task = "span";
+    return lm_span_fit(w->seq, t.key[LM_TARGETS_DENSITY], t.key[LM_TARGETS_MEAN], &w->span, e) ||
+                   lm_span_ids(c, w->model.src, &w->span, e)
+               ? e->code
+               : LM_OK;
+}
+
 static lm_code open_model(work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
     lm_dtype type = opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32;
     w->seq = opt.seq;
     if (!w->seq && lm_window_default(w->model.src, c->max_positions, &w->seq, NULL, e))
+        return e->code;
+    if (open_spans(w, e))
         return e->code;
     w->room = w->seq - virtual_tokens(w);
     if (w->room < 1)
@@ -227,6 +258,11 @@ static lm_code open_model(work *w, lm_err *e)
     lm_build build = {
         .batch = opt.batch, .seq = w->seq, .documents = true, .precision = { .low = type }
     };
+    if (w->model.config.encoder) {
+        build.seq = w->span.target;
+        build.source = w->span.source;
+        build.documents = false;
+    }
     lm_loaded_build(&w->model, &build);
     if (lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
@@ -253,6 +289,13 @@ static lm_code score_text(work *w, lm_err *e)
         size_t before = ids.n;
         rc = lm_tokenizer_encode(w->tok, scratch, doc.text, doc.len, opt.special, &ids, e);
         w->documents++;
+        if (!rc && w->spans) {
+            rc = lm_span_scorer_add(w->spans, ids.v, (int64_t)ids.n, &w->score, e);
+            ids.n = 0;
+            lm_input_stats st = lm_input_stat(w->in);
+            lm_progress(&tool.sink, "evaluate", (double)st.bytes, (double)st.total, "bytes", NULL);
+            continue;
+        }
         w->score.bytes += (int64_t)doc.len;
         if (!rc && !before && ids.n && !scores_first(w)) /* no context: its text is not scored */
             w->score.bytes -= w->id_bytes[ids.v[0]];
@@ -261,7 +304,7 @@ static lm_code score_text(work *w, lm_err *e)
         lm_input_stats st = lm_input_stat(w->in);
         lm_progress(&tool.sink, "evaluate", (double)st.bytes, (double)st.total, "bytes", NULL);
     }
-    if (!rc && !opt.documents)
+    if (!rc && !opt.documents && !w->spans)
         rc = lm_scorer_add(w->scorer, ids.v, (int64_t)ids.n, 0, &w->score, e);
     lm_doc_fini(&doc);
     lm_ids_fini(&ids);
@@ -273,6 +316,8 @@ static lm_code score_shards(work *w, lm_err *e)
 {
     int64_t count = lm_tokens_count(w->shards), docs = lm_tokens_docs(w->shards);
     w->documents = docs;
+    if (w->spans)
+        return lm_span_scorer_add_tokens(w->spans, w->shards, &w->score, e);
     if (!opt.documents)
         return lm_scorer_add_tokens(w->scorer, w->shards, 0, count, &w->score, e);
     for (int64_t d = 0; d < docs && !lm_stopping(); d++) {
@@ -288,9 +333,11 @@ static lm_code measure(work *w, lm_err *e)
 {
     double start = lm_now();
     const uint32_t *bytes = w->shards ? w->id_bytes : NULL;
-    lm_code rc = w->masks.share > 0 ? lm_scorer_masked(&w->eval, &w->masks, bytes, &w->scorer, e)
-                                    : lm_scorer_new(&w->eval, w->stride, bytes, &w->scorer, e);
-    if (!rc && !w->masks.share)
+    lm_code rc = w->span.sentinel
+                     ? lm_span_scorer_new(&w->eval, &w->span, w->id_bytes, &w->spans, e)
+                 : w->masks.share > 0 ? lm_scorer_masked(&w->eval, &w->masks, bytes, &w->scorer, e)
+                                      : lm_scorer_new(&w->eval, w->stride, bytes, &w->scorer, e);
+    if (!rc && w->scorer && !w->masks.share)
         rc = lm_scorer_virtual(w->scorer, virtual_tokens(w), scores_first(w), e);
     if (!rc && multiple_choice()) {
         rc = lm_mcq_run(w->in, w->tok, w->scorer, w->room, &tool.sink, &w->mcq, e);
@@ -299,7 +346,8 @@ static lm_code measure(work *w, lm_err *e)
     } else if (!rc) {
         rc = w->in ? score_text(w, e) : score_shards(w, e);
         if (!rc)
-            rc = lm_scorer_flush(w->scorer, e);
+            rc = w->spans ? lm_span_scorer_flush(w->spans, &w->score, e)
+                          : lm_scorer_flush(w->scorer, e);
     }
     w->seconds = lm_now() - start;
     if (!rc)
@@ -308,6 +356,9 @@ static lm_code measure(work *w, lm_err *e)
         return rc;
     if (!w->score.tokens && multiple_choice())
         return lm_fail(e, LM_EFORMAT, w->data, "give at least one", "no question in it");
+    if (!w->score.tokens && w->spans)
+        return lm_fail(e, LM_EFORMAT, w->data, "give more text, or a shorter --seq-len",
+                       "nothing to evaluate: a window has %lld tokens", (long long)w->span.window);
     if (!w->score.tokens)
         return lm_fail(e, LM_EFORMAT, w->data, "give more text",
                        w->masks.share > 0 ? "nothing to evaluate: no token was masked"
@@ -383,7 +434,7 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     lm_jw_int(&j, "seq_len", w->seq);
     if (virtual_tokens(w))
         lm_jw_int(&j, "virtual_tokens", virtual_tokens(w));
-    if (!w->masks.share)
+    if (!w->masks.share && !w->spans)
         lm_jw_int(&j, "stride", w->stride);
     lm_jw_str(&j, "dtype", opt.dtype);
     lm_jw_str(&j, "device", w->backend->name);
@@ -466,6 +517,8 @@ int main(int argc, char **argv)
         lm_complain(&tool, &err);
     lm_scorer_free(w.scorer);
     lm_mlm_fini(&w.masks);
+    lm_span_scorer_free(w.spans);
+    lm_span_fini(&w.span);
     lm_evaluator_fini(&w.eval);
     lm_loaded_fini(&w.model);
     lm_tune_use_fini(&w.adapter);

@@ -18,6 +18,37 @@
 #include "generate/serve.h"
 #include "text/tokenizer_source.h"
 
+/* What generates a text of its own from a source cannot have. */
+static lm_code check_encoder(const generate_work *w, lm_err *e)
+{
+    const struct {
+        const char *option;
+        bool given;
+    } all[] = { { "--kv", opt.kv != NULL },
+                { "--serve-batch", opt.serve.batch > 0 },
+                { "--save-cache", opt.cache.save != NULL },
+                { "--load-cache", opt.cache.load != NULL },
+                { "--chat", opt.chat.talk },
+                { "--adapter", opt.adapter.n > 0 } };
+    if (w->model.config.encoder && !lm_given(&tool, "echo"))
+        opt.echo = false; /* an answer is no continuation */
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].given && lm_config_check_alone(&w->model.config, all[i].option, "this", e))
+            return e->code;
+    return LM_OK;
+}
+
+/* The source of a slot, and the token with which the decoder begins. */
+static lm_code begin_source(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids,
+                            int64_t n, lm_err *e)
+{
+    const generate_work *w = ctx;
+    const uint32_t start = (uint32_t)w->model.config.start;
+    return lm_generator_encode(g, slot, ids, n, e)
+               ? e->code
+               : lm_generator_prompt(g, slot, &start, 1, NULL, e);
+}
+
 static lm_code open_model(generate_work *w, lm_err *e)
 {
     if (generate_defaults(w, e))
@@ -127,9 +158,10 @@ static lm_code complete(generate_work *w, lm_err *e)
         /* a talk cannot go on without an answer; no cache without a text */
         .failed = opt.chat.talk || opt.cache.save ? NULL : generate_fail,
         .ctx = w,
-        .begin = opt.chat.talk ? generate_chat_begin
-                 : w->image    ? generate_begin
-                               : NULL
+        .begin = w->model.config.encoder ? begin_source
+                 : opt.chat.talk         ? generate_chat_begin
+                 : w->image              ? generate_begin
+                                         : NULL
     };
     if (generate_is_other(w) && generate_turn_to(w, e)) /* --use-adapter */
         return e->code;
@@ -164,6 +196,8 @@ static lm_code run(generate_work *w, lm_err *e)
     if (!rc)
         rc = lm_config_check_causal(&w->model.config, tool.argv[0], "use a causal language model",
                                     e);
+    if (!rc)
+        rc = check_encoder(w, e);
     if (!rc)
         rc = generate_open_adapters(w, e);
     if (!rc)

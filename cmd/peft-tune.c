@@ -82,7 +82,9 @@ static void say_trained(const tune_session *s)
 static lm_code prepare(tune_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
-    if (tune_ask(s, e) || lm_training_open(&tool, &opt.loop, t, e) || lm_session_config(t, NULL, e))
+    if (tune_ask(s, e) || lm_training_open(&tool, &opt.loop, t, e) ||
+        lm_session_config(t, NULL, e) ||
+        lm_config_check_alone(&t->config, t->ask.model, "adapters", e))
         return e->code;
     tune_ask_shape(s);
     lm_training_refuse_inputs(&tool, &opt.loop, t);

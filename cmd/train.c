@@ -104,11 +104,20 @@ static lm_code check_ahead(const lm_session *t, lm_err *e)
                          t->ask.model);
 }
 
+/* Spans are cut out of text that runs on. */
+static lm_code check_documents(const lm_session *t, lm_err *e)
+{
+    if (!t->o.span || !lm_given(&tool, "document-mask") || !opt.documents)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, "--document-mask", "leave it out",
+                   "spans are cut out of text that runs on over borders of documents");
+}
+
 static lm_code prepare(train_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
     if (train_ask(s, e) || check_data_exists(t->ask.data, e) ||
-        lm_training_open(&tool, &opt.loop, t, e) || read_config(t, e) ||
+        lm_training_open(&tool, &opt.loop, t, e) || read_config(t, e) || check_documents(t, e) ||
         lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e) || check_ahead(t, e))
         return e->code;
     lm_training_say_slow(&tool, t);

@@ -21,6 +21,17 @@ lm_code generate_add_virtual(const generate_work *w, lm_ids *ids, lm_err *e)
     return LM_OK;
 }
 
+/* What an encoder reads ends with the end token, whether the tokenizer's post-processor adds it or not. */
+static lm_code end_source(lm_ids *ids, int64_t eos, lm_err *e)
+{
+    if (eos < 0 || (ids->n && ids->v[ids->n - 1] == (uint32_t)eos))
+        return LM_OK;
+    if (lm_grow(&ids->v, &ids->cap, ids->n + 1, sizeof *ids->v, "tokens", e))
+        return e->code;
+    ids->v[ids->n++] = (uint32_t)eos;
+    return LM_OK;
+}
+
 static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *ids, lm_err *e)
 {
     const lm_config *c = &w->model.config;
@@ -30,7 +41,8 @@ static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *id
     if (generate_add_virtual(w, ids, e))
         return e->code;
     size_t before = ids->n;
-    if (lm_tokenizer_encode(w->tok, w->scratch, text, len, special, ids, e))
+    if (lm_tokenizer_encode(w->tok, w->scratch, text, len, special, ids, e) ||
+        (c->encoder && special && end_source(ids, eos, e)))
         return e->code;
     if (ids->n > before || opt.cache.load) /* nothing may follow a cache */
         return LM_OK;

@@ -12,6 +12,7 @@ static const lm_arch *const known[] = {
     &lm_arch_gemma3,      &lm_arch_mixtral,     &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
     &lm_arch_dots1,       &lm_arch_qwen3_next,  &lm_arch_qwen3_5,   &lm_arch_gpt_oss,
     &lm_arch_deepseek_v2, &lm_arch_deepseek_v3, &lm_arch_bert,      &lm_arch_bloom,
+    &lm_arch_t5,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 
@@ -75,7 +76,8 @@ bool lm_part_is_norm(lm_part part)
            part == LM_PART_Q_NORM || part == LM_PART_K_NORM || part == LM_PART_DELTA_NORM ||
            part == LM_PART_Q_A_NORM || part == LM_PART_KV_A_NORM || part == LM_PART_EMBED_NORM ||
            part == LM_PART_HEAD_NORM || part == LM_PART_AHEAD_TOKEN_NORM ||
-           part == LM_PART_AHEAD_STATE_NORM || part == LM_PART_AHEAD_NORM;
+           part == LM_PART_AHEAD_STATE_NORM || part == LM_PART_AHEAD_NORM ||
+           part == LM_PART_CROSS_NORM;
 }
 
 bool lm_part_plus_one(const lm_config *c, lm_part part)

@@ -66,6 +66,12 @@ typedef enum {
     LM_PART_SHARED_SWITCH, /* [1,width]: what weighs the shared expert */
     LM_PART_ROUTER_BIAS,   /* [experts]; its name has no suffix */
     LM_PART_MLP_POST_NORM,
+    LM_PART_RELATIVE, /* [buckets,heads] of layer 0: biases of scores by distance, for all layers */
+    LM_PART_CROSS_NORM, /* of attention to what the encoder made, */
+    LM_PART_CROSS_Q,
+    LM_PART_CROSS_K,
+    LM_PART_CROSS_V,
+    LM_PART_CROSS_OUT,
     /* of a module that predicts a token further on, beside its layer (lm_config.ahead) */
     LM_PART_AHEAD_EMBED, /* files hold the embedding and the head again for each module */
     LM_PART_AHEAD_TOKEN_NORM,
@@ -136,6 +142,9 @@ struct lm_arch {
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
+    /* Standard deviation of fresh weights of a part; NULL: that of the config for all. */
+    double (*std)(const lm_config *c, lm_part part);
+
     const lm_arch
         *mixture; /* that of mixtures whose experts are its MLPs (mixture.h); NULL: none */
 
@@ -160,7 +169,8 @@ struct lm_arch {
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_olmo3, lm_arch_gemma2, lm_arch_gemma3, lm_arch_mixtral,
     lm_arch_qwen2_moe, lm_arch_qwen3_moe, lm_arch_dots1, lm_arch_qwen3_next, lm_arch_qwen3_5,
-    lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3, lm_arch_bert, lm_arch_bloom;
+    lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3, lm_arch_bert, lm_arch_bloom,
+    lm_arch_t5;
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);

@@ -288,10 +288,15 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
         qkv = lm_b_rope(b, layer, qkv);
     qkv = lm_b_adapt_heads(
         b, &(lm_adapt_heads){ layer, m->tokens, qkv, lm_b_rotates_late(&m->build, layer) });
+    if (m->config.layer[layer].buckets) {
+        bias = b->relative;
+        attr.bias_zero = m->config.layer[layer].far;
+    }
     if (m->build.mode == LM_MODE_GENERATE)
         return lm_b_cached_attention(b, layer, qkv, sinks, bias, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
         attr.dropout = m->config.drop_attn;
+    attr.site = lm_b_first_layer(b) + layer;
     lm_vid in[5] = { qkv, m->lo, attr.causal ? LM_NONE : m->hi, sinks, bias };
     return lm_b_append(b, &lm_op_attention, &attr, in);
 }
@@ -307,6 +312,8 @@ lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p)
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x)
 {
     lm_gelu_attr exact = { mlp == LM_MLP_GELU_EXACT };
+    if (mlp == LM_MLP_RELU)
+        return lm_b_relu(b, x);
     if (lm_mlp_gated(mlp))
         return lm_b_append(b, mlp == LM_MLP_GEGLU ? &lm_op_geglu : &lm_op_swiglu, NULL, &x);
     return lm_b_append(b, &lm_op_gelu, &exact, &x);

@@ -18,6 +18,10 @@ struct lm_builder {
     void *shared;         /* lm_b_shared */
     lm_vid alibi;         /* of all layers (lm_b_distances), made at its first use; 0: not yet */
     bool adapting;        /* a function of the adapter runs: parameters are its own */
+    const lm_config
+        *whole;      /* while the encoder is built: the config, in whose place the encoder's is */
+    lm_vid relative; /* of this stack, if its layers have buckets: biases by distance [H,Z] */
+    lm_vid encoded;  /* the encoder's states [B*S,C] */
 };
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid ids, lm_vid wte, lm_vid wpe);
@@ -39,6 +43,8 @@ void lm_b_stack(lm_builder *b, int64_t matrices);
 lm_vid lm_b_bias(lm_builder *b, int64_t rows, int64_t width, const char *name, const char *hf);
 /* How a layer attends, but for dropout. */
 lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer);
+/* max(x, 0) */
+lm_vid lm_b_relu(lm_builder *b, lm_vid x);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 
@@ -118,6 +124,34 @@ lm_vid lm_b_join(lm_builder *b, lm_vid x, lm_vid y);
 void lm_b_ahead_loss(lm_builder *b, int64_t k, lm_vid x, lm_vid w);
 /* Files have the latest slice again, by the name of that part of each module. */
 void lm_b_ahead_copies(lm_builder *b, lm_part part);
+
+/* ---- build_encoder.c: an encoder in front of the decoder ---- */
+
+/* Fails: LM_EUSAGE for what such models do not have; and the inputs of the source. */
+lm_code lm_b_check_encoder(const lm_config *c, const lm_build *b, lm_err *e);
+lm_code lm_b_source_inputs(lm_model *m, lm_err *e);
+/* Between the two, the model's config, rows, tokens and ends are those of the encoder. */
+typedef struct {
+    lm_config config;
+    lm_mode mode;
+    int64_t seq;
+    lm_vid tokens, lo, hi;
+} lm_b_side;
+void lm_b_enter_encoder(lm_builder *b, lm_b_side *side);
+void lm_b_leave_encoder(lm_builder *b, const lm_b_side *side);
+/* Layers in front of those that are built now. */
+int64_t lm_b_first_layer(const lm_builder *b);
+/* Biases of a stack by distance, from its table [buckets,H]. */
+lm_vid lm_b_relative(lm_builder *b, lm_vid table);
+/* Attention of rows q [B*T,HD] to the keys and values kv [B*S,2KD] of their sources, of which those that this graph keeps
+ * in lm_model.memory are read. */
+lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv);
+/* GENERATE: memory is of the type of activations. */
+void lm_b_memory_type(lm_model *m);
+/* Remove the nodes that memory, logits or caches do not need: all parameters have got their types by them. */
+void lm_b_cut_encoder(lm_model *m);
+/* x times a number. */
+lm_vid lm_b_scale(lm_builder *b, lm_vid x, double factor);
 
 /* ---- build_adapt.c: calls of the adapter's functions (adapt.h), each LM_NONE without an adapter ---- */
 

@@ -13,6 +13,9 @@
 
 void lm_config_fini(lm_config *c)
 {
+    if (c->encoder)
+        lm_config_fini(c->encoder);
+    lm_free(c->encoder);
     lm_free(c->layer);
     lm_free(c->eos);
     memset(c, 0, sizeof *c);
@@ -21,6 +24,21 @@ void lm_config_fini(lm_config *c)
 int64_t lm_config_eos(const lm_config *c)
 {
     return c->n_eos ? c->eos[0] : -1;
+}
+
+void lm_config_set_dropout(lm_config *c, double rate)
+{
+    c->drop_embed = c->drop_resid = c->drop_attn = rate;
+    if (!c->encoder)
+        return;
+    c->drop_mlp = rate;
+    lm_config_set_dropout(c->encoder, rate);
+    c->encoder->drop_mlp = rate;
+}
+
+int64_t lm_config_all_layers(const lm_config *c)
+{
+    return lm_config_depth(c) + (c->encoder ? c->encoder->layers : 0);
 }
 
 int64_t lm_config_window(const lm_config *c)
@@ -66,8 +84,19 @@ lm_code lm_config_check_causal(const lm_config *c, const char *where, const char
                    lm_arch_name(c->arch));
 }
 
+lm_code lm_config_check_alone(const lm_config *c, const char *where, const char *what, lm_err *e)
+{
+    if (!c->encoder)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where, "use a model without an encoder",
+                   "a %s model has an encoder and a decoder, which %s cannot have",
+                   lm_arch_name(c->arch), what);
+}
+
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e)
 {
+    if (lm_config_check_alone(c, where, "caches in files and codes", e))
+        return e->code;
     for (int64_t l = 0; l < c->layers; l++)
         if (c->layer[l].attention == LM_ATTENTION_LATENT)
             return lm_fail(e, LM_EUSAGE, where, NULL,
@@ -213,7 +242,7 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
 
 bool lm_config_has_positions(const lm_config *c)
 {
-    return !c->ropes && !c->layer[0].alibi;
+    return !c->ropes && !c->layer[0].alibi && !c->layer[0].buckets;
 }
 
 /* For an unknown model_type: a mixture of experts has one of these keys. */

@@ -47,6 +47,7 @@ typedef enum {
 typedef enum {
     LM_MLP_GELU,       /* down(gelu(up x)), with the approximation by tanh */
     LM_MLP_GELU_EXACT, /* with the error function */
+    LM_MLP_RELU,       /* down(max(up x, 0)) */
     LM_MLP_SWIGLU,     /* down(silu(gate x) * up x) */
     LM_MLP_GEGLU,      /* down(gelu(gate x) * up x), with the approximation by tanh */
     LM_MLP_CLAMPED,    /* gpt-oss: gates and ups by turns, with bounds (kernels/expert.h) */
@@ -118,6 +119,10 @@ typedef struct {
     int64_t ffn; /* of the MLP of a layer without experts */
     bool mlp_bias;
     lm_moe moe;
+    int64_t buckets,
+        far; /* of biases by distance (kernels/attention.h): their number, and the distance from which
+                             all share the last one; 0: none */
+    bool cross; /* attends to what the encoder made, too */
     bool norm_before,
         norm_after; /* norms of each branch: of its input, of its result before the addition */
     bool
@@ -126,7 +131,7 @@ typedef struct {
 
 enum { LM_MOST_ROPES = 2, LM_MOST_AHEAD = 8 };
 
-typedef struct {
+typedef struct lm_config {
     const lm_arch *arch;
     int64_t vocab, width, layers, max_positions;
     int64_t
@@ -144,13 +149,19 @@ typedef struct {
     bool tied;          /* lm_head shares the embedding */
     int64_t
         scores; /* numbers that the head gives a text (...ForSequenceClassification); 0: a language model */
+    double out_scale; /* factor of what the head reads; 0: none */
     double drop_embed, drop_resid, drop_attn;
+    double drop_mlp;  /* inside MLPs, and behind the last norm */
     int64_t bos, pad; /* -1: none */
     int64_t *eos;     /* in the order of the config, each once and below the vocabulary */
     int n_eos;
     lm_rope_config rope[LM_MOST_ROPES];
     int ropes;       /* 0: learned positions, or biases by distance in all layers */
     lm_layer *layer; /* [layers + ahead] */
+    /* Of an encoder-decoder the encoder: its layers and last norm, with the same embedding, in front of those of this
+     * config, which are the decoder's.  NULL: none. */
+    struct lm_config *encoder;
+    int64_t start; /* with an encoder: the token that the decoder begins with */
 } lm_config;
 
 lm_code lm_config_read(const json_t *obj, const char *where, lm_config *out, lm_err *e);
@@ -158,6 +169,10 @@ void lm_config_fini(lm_config *c);
 /* Change a language model's config, read and as JSON, to that of a model with one score, as Hugging Face writes it: its
  * class, num_labels, and a pad_token_id.  Nothing if it has scores already.  Fails: LM_ELIMIT. */
 lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e);
+/* Set all rates that an architecture has. */
+void lm_config_set_dropout(lm_config *c, double rate);
+/* Layers of encoder and decoder together. */
+int64_t lm_config_all_layers(const lm_config *c);
 /* Layers, those of the modules that predict tokens further on included. */
 static inline int64_t lm_config_depth(const lm_config *c)
 {
@@ -179,6 +194,9 @@ bool lm_config_has_positions(const lm_config *c);
 int64_t lm_layer_rotary(const lm_layer *y);
 /* LM_EUSAGE for a context of more tokens than the model has positions. */
 lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e);
+
+/* LM_EUSAGE, at `where`, for a model with an encoder, which `what` cannot have: "adapters". */
+lm_code lm_config_check_alone(const lm_config *c, const char *where, const char *what, lm_err *e);
 
 /* LM_EUSAGE, at `where`, if a layer has no keys and values of heads, which caches keep elsewhere. */
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e);

@@ -26,7 +26,7 @@ static void slice(lm_builder *b, lm_part part, int64_t l, int64_t expert, bool b
     bool residual = part == LM_PART_ATTN_OUT || part == LM_PART_DOWN ||
                     part == LM_PART_EXPERT_DOWN || part == LM_PART_SHARED_DOWN ||
                     part == LM_PART_DELTA_OUT;
-    double std = c->init_std;
+    double std = c->arch->std ? c->arch->std(c, part) : c->init_std;
     char name[LM_TENSOR_NAME];
     if (residual && c->arch->residual_init)
         std /= sqrt(2.0 * (double)c->layers);
@@ -63,7 +63,7 @@ static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *pack
     if ((lm_part_is_norm(parts[0]) || l < 0) && !lm_part_biased(c, parts[0], l))
         suffix = "";
     if (n > 1)
-        snprintf(hf, sizeof hf, "layers.%" PRId64 ".%s", l, packed);
+        snprintf(hf, sizeof hf, "%slayers.%" PRId64 ".%s", b->whole ? "encoder." : "", l, packed);
     else
         lm_tensor_stem(c->arch, parts[0], l, hf);
     p = lm_b_param(b, bias || !dim[1] ? 1 : 2, (int64_t[]){ rows, dim[1] }, "%s%s", hf, suffix);
@@ -237,9 +237,11 @@ static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
 static lm_vid mlp(lm_builder *b, int64_t l, lm_vid h)
 {
     static const lm_part both[2] = { LM_PART_GATE, LM_PART_UP };
-    lm_mlp kind = b->m->config.layer[l].mlp;
+    const lm_config *c = &b->m->config;
+    lm_mlp kind = c->layer[l].mlp;
     h = lm_mlp_gated(kind) ? product(b, both, 2, "gate_up", l, h) : product1(b, LM_PART_UP, l, h);
-    return product1(b, LM_PART_DOWN, l, lm_b_mlp(b, kind, h));
+    h = lm_b_mlp(b, kind, h);
+    return product1(b, LM_PART_DOWN, l, c->drop_mlp > 0 ? lm_b_dropout(b, h, c->drop_mlp) : h);
 }
 
 /* The expert that all tokens go through. */
@@ -322,12 +324,25 @@ static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
     return y->moe.shared ? lm_b_add(b, x, shared_expert(b, l, h)) : x;
 }
 
+/* Attention to what the encoder made. */
+static lm_vid cross(lm_builder *b, int64_t l, lm_vid h)
+{
+    static const lm_part both[2] = { LM_PART_CROSS_K, LM_PART_CROSS_V };
+    lm_vid q = product1(b, LM_PART_CROSS_Q, l, h);
+    lm_vid kv = product(b, both, 2, "cross_kv", l, b->encoded);
+    return product1(b, LM_PART_CROSS_OUT, l, lm_b_cross_attention(b, l, q, kv));
+}
+
 /* The layer's branches on the residual stream *x, to which `branch` has not been added yet; returns the last one. */
 static lm_vid layer(lm_builder *b, int64_t l, lm_vid *x, lm_vid branch)
 {
-    b->m->graph->layer = (int)l;
+    b->m->graph->layer = (int)(lm_b_first_layer(b) + l);
     lm_vid h = enter(b, LM_PART_ATTN_NORM, l, x, branch);
     branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, attention(b, l, h));
+    if (b->m->config.layer[l].cross) {
+        h = enter(b, LM_PART_CROSS_NORM, l, x, branch);
+        branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, cross(b, l, h));
+    }
     h = enter(b, LM_PART_MLP_NORM, l, x, branch);
     h = b->m->config.layer[l].moe.experts ? experts(b, l, h) : mlp(b, l, h);
     return leave(b, LM_PART_MLP_POST_NORM, l, x, h);
@@ -384,6 +399,33 @@ static void modules(lm_builder *b, lm_vid embed, lm_vid head, lm_vid h)
 
 /* ---- The whole ---- */
 
+/* The layers of a stack on x, and the norm behind them. */
+static lm_vid stack(lm_builder *b, lm_vid x)
+{
+    const lm_config *c = &b->m->config;
+    lm_vid branch = LM_NONE;
+
+    if (c->layer[0].buckets)
+        b->relative = lm_b_relative(b, one(b, LM_PART_RELATIVE, 0).w);
+    for (int64_t l = 0; l < c->layers; l++)
+        branch = layer(b, l, &x, branch);
+    b->m->graph->layer = (int)(lm_b_first_layer(b) + c->layers);
+    if (!c->layer[c->layers - 1].norm_sum)
+        x = norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &branch);
+    return c->drop_mlp > 0 ? lm_b_dropout(b, x, c->drop_mlp) : x;
+}
+
+/* The states of the encoder. */
+static lm_vid encode(lm_builder *b, lm_vid embed)
+{
+    lm_b_side side;
+    lm_b_enter_encoder(b, &side);
+    lm_vid x = lm_b_embed(b, b->m->tokens, embed, LM_NONE);
+    x = stack(b, drop(b, x, b->m->config.drop_embed));
+    lm_b_leave_encoder(b, &side);
+    return x;
+}
+
 static lm_vid trunk(lm_builder *b, lm_vid embed)
 {
     const lm_config *c = &b->m->config;
@@ -391,7 +433,7 @@ static lm_vid trunk(lm_builder *b, lm_vid embed)
     lm_adapt_embed start = { b->m->tokens, embed, lm_b_embed(b, b->m->tokens, embed, positions),
                              c->embed_scale,
                              place_of(b, (lm_part[]){ LM_PART_EMBED }, 1, -1).module[0] };
-    lm_vid x = lm_b_adapt_embed(b, &start), branch = LM_NONE;
+    lm_vid x = lm_b_adapt_embed(b, &start);
     lm_vid types = c->types ? lm_b_embed(b, b->m->types, one(b, LM_PART_TYPES, -1).w, LM_NONE)
                             : LM_NONE,
            sum;
@@ -400,11 +442,10 @@ static lm_vid trunk(lm_builder *b, lm_vid embed)
     else if (c->types)
         x = lm_b_add(b, x, types);
     x = drop(b, x, c->drop_embed);
-
-    for (int64_t l = 0; l < c->layers; l++)
-        branch = layer(b, l, &x, branch);
-    b->m->graph->layer = (int)c->layers;
-    return c->layer[c->layers - 1].norm_sum ? x : norm(b, LM_PART_OUTPUT_NORM, -1, x, branch, &x);
+    if (c->encoder)
+        b->encoded = encode(b, embed);
+    x = stack(b, x);
+    return c->out_scale > 0 ? lm_b_scale(b, x, c->out_scale) : x;
 }
 
 void lm_build_decoder(lm_builder *b)
@@ -416,7 +457,7 @@ void lm_build_decoder(lm_builder *b)
     if (c->tied)
         lm_b_ahead_copies(b, LM_PART_AHEAD_HEAD);
     lm_vid h = drafts ? module(b, c->layers, embed, b->m->tokens, b->m->prior) : trunk(b, embed);
-    b->m->graph->layer = (int)lm_config_depth(c);
+    b->m->graph->layer = (int)lm_config_all_layers(c);
     if (c->scores) {
         lm_b_route_losses(b);
         lm_b_scores(b, h);

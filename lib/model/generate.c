@@ -41,6 +41,7 @@ lm_code generator_open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype
                        .batch = k->batch,
                        .seq = k->seq,
                        .cache = g->positions,
+                       .source = w->config.encoder ? g->context : 0,
                        .precision = { .low = dtype },
                        .kv = g->formats.plan,
                        .kept = generator_kept(g->keep),
@@ -214,10 +215,13 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
     }
     if (open_widths(g, w, dtype, e) || make_caches(g, w->store != NULL, e) ||
         (g->keep && generator_keep_open(g, e)) ||
+        (w->config.encoder && generator_source_open(g, w, dtype, e)) ||
         (!w->store && lm_loaded_weights(w, generator_model(g), g->b, e)) ||
         lm_alloc_n(&g->used, (size_t)g->batch, sizeof *g->used, "slots", e) ||
         lm_rotary_new(generator_model(g), g->b, &g->rope, e) || generator_make_chooser(g, e))
         return e->code;
+    if (g->source)
+        generator_source_bind_store(g, w->store);
     for (int i = 0; i < CHUNKS + g->n_decode; i++) {
         const row_graph *s = i < CHUNKS ? &g->prefill[i] : &g->decode[i - CHUNKS].s;
         lm_store_bind(w->store, s->m, s->x);
@@ -225,6 +229,8 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
         bind_numbers(g, s);
         if (i >= CHUNKS)
             bind_caches(g, s, 0);
+        if (i >= CHUNKS && g->source)
+            generator_source_bind(g, s, 0);
         if (i >= CHUNKS && g->keep &&
             generator_keep_inputs(g, s->m, s->x, &g->decode[i - CHUNKS].s.keep, e))
             return e->code;
@@ -267,6 +273,7 @@ void lm_generator_free(lm_generator *g)
     generator_draft_free(g);
     for (int i = 0; i < g->n_decode; i++) /* the widest, whose arena they share, last */
         generator_close_graph(&g->decode[i].s);
+    generator_source_free(g);
     for (int i = CHUNKS - 1; i >= 0; i--)
         generator_close_graph(&g->prefill[i]);
     if (g->cache)
@@ -352,6 +359,8 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
         s = &g->prefill[i];
         take = take < s->m->build.seq ? take : s->m->build.seq;
         bind_caches(g, s, slot);
+        if (g->source && generator_source_prompt(g, s, slot, e))
+            return e->code;
         if (run_chunk(g, s, slot, ids + at, take, n - at, e))
             return e->code;
     }
@@ -440,12 +449,12 @@ const lm_recording *lm_generator_recorded(const lm_generator *g)
 
 size_t lm_generator_cache_bytes(const lm_generator *g)
 {
-    return g->cache_bytes + generator_keep_bytes(g->keep);
+    return g->cache_bytes + generator_keep_bytes(g->keep) + generator_source_bytes(g);
 }
 
 void lm_generator_plan(const lm_generator *g, lm_generator_memory *out)
 {
-    *out = (lm_generator_memory){ .caches = g->cache_bytes,
+    *out = (lm_generator_memory){ .caches = g->cache_bytes + generator_source_bytes(g),
                                   .prompts = generator_keep_bytes(g->keep),
                                   .activations = g->choice.work_bytes,
                                   .policy = g->keep ? generator_keep_scratch(g->keep) : 0 };

@@ -32,6 +32,10 @@ lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b
                          lm_generator **out, lm_err *e);
 void lm_generator_free(lm_generator *g);
 
+/* With an encoder: the source of the slot, 1 <= n <= S ids, which the prompts and steps of the slot read from then on.  A
+ * prompt is what the decoder begins with, in front of what it makes of the source.  Fails: LM_EUSAGE for other models. */
+lm_code lm_generator_encode(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
+                            lm_err *e);
 /* Restart slot `slot` with ids[0..n), 1 <= n <= S.  *logits [V] (may be NULL) is borrowed until the
  * next call, in the backend's memory, and valid after a sync. */
 lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,

@@ -73,6 +73,7 @@ typedef struct {
     char *work;                   /* of the kernels, for each thread */
     size_t work_bytes;
 } generator_draft;
+typedef struct generator_source generator_source; /* generate_source.c */
 
 struct lm_generator {
     lm_backend *b;
@@ -83,6 +84,7 @@ struct lm_generator {
     lm_cache_formats formats;         /* those of kv, for the graphs */
     generator_keep *keep;             /* NULL: all tokens stay */
     generator_draft *draft;           /* NULL: steps have one token */
+    generator_source *source;         /* NULL: the model has no encoder */
     row_graph prefill[CHUNKS];        /* a chunk as long as the context replaces longer ones */
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
     int n_decode;
@@ -149,6 +151,19 @@ void generator_draft_free(lm_generator *g);
 lm_code generator_draft_take(lm_generator *g, const row_graph *s, int64_t row, int64_t slot,
                              lm_err *e);
 lm_code generator_draft_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e);
+/* ---- generate_source.c: all for models with an encoder alone ---- */
+
+/* When the other graphs are there, and then the weights. */
+lm_code generator_source_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e);
+void generator_source_free(lm_generator *g);
+void generator_source_bind_store(lm_generator *g, const lm_store *store);
+/* Bytes of what is kept of sources. */
+size_t generator_source_bytes(const lm_generator *g);
+/* Bind the sources from `slot` on to the graph. */
+void generator_source_bind(const lm_generator *g, const row_graph *r, int64_t slot);
+/* Before a graph of prompts runs. */
+lm_code generator_source_prompt(lm_generator *g, const row_graph *r, int64_t slot, lm_err *e);
+lm_code generator_source_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e);
 
 /* ---- generate_step.c ---- */
 

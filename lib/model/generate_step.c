@@ -177,7 +177,8 @@ lm_code lm_generator_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
         if (copy_slot(g, &generator_model(g)->cache[i], &g->caches[i], from, to, e))
             return e->code;
     if ((g->keep && generator_keep_copy(g, from, to, e)) ||
-        (g->draft && generator_draft_copy(g, from, to, e)))
+        (g->draft && generator_draft_copy(g, from, to, e)) ||
+        (g->source && generator_source_copy(g, from, to, e)))
         return e->code;
     memcpy(seen + to * g->context, seen + from * g->context, (size_t)g->used[from] * sizeof *seen);
     g->used[to] = g->used[from];

@@ -38,6 +38,8 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "model", "use a language model",
                        "its head gives a text %" PRId64 " score%s, not the next token", c->scores,
                        lm_plural((uint64_t)c->scores));
+    if (c->encoder && lm_b_check_encoder(c, b, e))
+        return e->code;
     return b->mode == LM_MODE_GENERATE ? lm_b_check_cache(c, b, e) : LM_OK;
 }
 
@@ -84,7 +86,8 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
     if (lm_graph_value(g, LM_ROLE_INPUT, ids, "tokens", &m->tokens, e) ||
         lm_graph_value(g, LM_ROLE_INPUT, ids, "positions", &m->pos, e) ||
         (m->config.types && lm_graph_value(g, LM_ROLE_INPUT, ids, "types", &m->types, e)) ||
-        (m->build.chosen && lm_graph_value(g, LM_ROLE_INPUT, ids, "chosen", &m->chosen, e)))
+        (m->build.chosen && lm_graph_value(g, LM_ROLE_INPUT, ids, "chosen", &m->chosen, e)) ||
+        (m->config.encoder && lm_b_source_inputs(m, e)))
         return e->code;
     m->rope_rows = m->config.ropes ? generate ? m->build.cache : m->build.seq : 0;
     for (int i = 0; i < m->config.ropes; i++) {
@@ -281,6 +284,8 @@ int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS])
 
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
+    if (m->build.encode)
+        return lm_fuse(m->graph, m->build.backend, m->memory, (int)m->config.layers, e);
     lm_vid keep[LM_MODEL_ROWS + 1 + LM_MOST_AHEAD] = { m->states };
     int n = m->build.states                     ? 1
             : m->build.mode == LM_MODE_GENERATE ? lm_model_read(m, keep)
@@ -314,12 +319,26 @@ static size_t first_backward(const lm_model *m)
     return k;
 }
 
+/* Which parameters are kept as codes or in panels, by what reads them. */
+static lm_code keep_formats(lm_model *m, lm_err *e)
+{
+    if (m->build.like)
+        return lm_model_keep_like(m, m->build.like, e);
+    if (lm_model_keep_codes(m, e))
+        return e->code;
+    if ((m->build.mode != LM_MODE_GENERATE && !m->build.encode) || m->build.panels)
+        lm_model_keep_panels(m);
+    return LM_OK;
+}
+
 static lm_code build(lm_model *m, lm_err *e)
 {
     lm_builder b = { .m = m, .arena = m->graph->arena, .e = e };
     if (make_inputs(m, e) || lm_b_make_ahead(m, e))
         return e->code;
     lm_build_decoder(&b);
+    if (lm_b_ok(&b) && m->memory && m->build.mode == LM_MODE_GENERATE)
+        lm_b_memory_type(m);
     if (!lm_b_ok(&b) || lm_b_place(&b) || lm_pass_precision(m->graph, &m->build.precision, e))
         return e->code;
     if (m->head >= 0 && !m->config.tied) /* no node chose its type */
@@ -329,17 +348,15 @@ static lm_code build(lm_model *m, lm_err *e)
     if (m->build.backend && join_operators(m, e))
         return e->code;
     if (m->build.mode == LM_MODE_TRAIN && m->build.recompute &&
-        lm_pass_recompute(m->graph, lm_config_depth(&m->config), e))
+        lm_pass_recompute(m->graph, lm_config_all_layers(&m->config), e))
         return e->code;
     m->backward = first_backward(m);
     if (m->taught_head >= 0 && take_head(m, e))
         return e->code;
-    if (m->build.like)
-        return lm_model_keep_like(m, m->build.like, e);
-    if (lm_model_keep_codes(m, e))
+    if (keep_formats(m, e))
         return e->code;
-    if (m->build.mode != LM_MODE_GENERATE || m->build.panels)
-        lm_model_keep_panels(m);
+    if (m->memory)
+        lm_b_cut_encoder(m);
     return LM_OK;
 }
 
@@ -351,6 +368,7 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
+    m->build.source = c->encoder && !b->source ? b->seq : b->source;
     lm_vid *const none[] = { &m->tokens, &m->targets,       &m->pos,         &m->lo,
                              &m->scale,  &m->used,          &m->fresh,       &m->rows,
                              &m->loss,   &m->logits,        &m->rope[0],     &m->rope[1],
@@ -359,7 +377,7 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->head,   &m->taught_states, &m->taught_head, &m->chosen,
                              &m->value,  &m->dvalue,        &m->dentropy,    &m->aux,
                              &m->daux,   &m->dahead,        &m->prior,       &m->hi,
-                             &m->types };
+                             &m->types,  &m->source,        &m->source_hi,   &m->cross_hi };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     for (int k = 0; k < LM_MOST_AHEAD; k++)
@@ -391,6 +409,7 @@ void lm_model_free(lm_model *m)
     lm_free(m->aside);
     lm_free(m->grad);
     lm_free(m->routed);
+    lm_free(m->memory);
     lm_free(m);
 }
 

@@ -150,7 +150,10 @@ typedef struct {
 typedef struct {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
-    int64_t cache;      /* GENERATE: S, positions of the caches; with pages, of a sequence */
+    int64_t source;     /* with an encoder: S, rows of each sequence that it reads; 0: T */
+    bool
+        encode; /* EVAL, with an encoder: what decoders read of a source (lm_model.memory), in place of losses */
+    int64_t cache; /* GENERATE: S, positions of the caches; with pages, of a sequence */
     /* GENERATE with pages: `rows` ragged rows of `batch` sequences (kernels/attention.h), and caches of `pages` pages of
      * `page` positions; seq is 0.  rows 0: none of this. */
     int64_t rows, pages, page;
@@ -293,6 +296,12 @@ typedef struct lm_model {
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
     lm_vid types; /* I32 [N]: kinds of tokens (lm_config.types); LM_NONE without */
     lm_vid hi;    /* I32 [N]: the end of what each row sees; LM_NONE if no layer is bidirectional */
+    /* With an encoder.  I32: its tokens [B*S]; how many of a sequence are real, for each row of these [B*S], and for its
+     * rows and then the decoder's of each sequence [B*(S+T)], where it is 0 for the former. */
+    lm_vid source, source_hi, cross_hi;
+    /* Of each layer of the decoder keys and values of the source, act [B*S,2KD]: GENERATE reads them as INPUT, build.encode
+     * makes them; otherwise NULL. */
+    lm_vid *memory;
     lm_vid chosen;   /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
     lm_vid scale;    /* TRAIN: F32 [N], the gradients of the losses */
     lm_vid dvalue;   /* TRAIN: F32 [N,1], those of the values */

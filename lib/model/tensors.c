@@ -38,6 +38,7 @@ bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
     case LM_PART_ATTN_POST_NORM:
     case LM_PART_MLP_NORM:
     case LM_PART_MLP_POST_NORM:
+    case LM_PART_CROSS_NORM:
         return c->norm == LM_NORM_LAYER;
     default:
         return false;
@@ -223,6 +224,17 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_AHEAD_EMBED:
     case LM_PART_AHEAD_HEAD:
         return shape(dim, l >= c->layers, c->vocab, c->width);
+    case LM_PART_RELATIVE:
+        return shape(dim, y->buckets && !l, y->buckets, y->heads);
+    case LM_PART_CROSS_NORM:
+        return shape(dim, y->cross, c->width, 0);
+    case LM_PART_CROSS_Q:
+        return shape(dim, y->cross, q, c->width);
+    case LM_PART_CROSS_K:
+    case LM_PART_CROSS_V:
+        return shape(dim, y->cross, kv, c->width);
+    case LM_PART_CROSS_OUT:
+        return shape(dim, y->cross, c->width, q);
     }
     return false;
 }
@@ -260,7 +272,7 @@ const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int
         snprintf(number, sizeof number, "%" PRId64, expert);
         *mark++ = 0;
     }
-    snprintf(out, LM_TENSOR_NAME, "%s%.50s%s%.20s%s", root, stem, number, mark ? mark : "",
+    snprintf(out, LM_TENSOR_NAME, "%s%.70s%s%.20s%s", root, stem, number, mark ? mark : "",
              suffix_of(part, bias));
     return out;
 }
@@ -386,6 +398,22 @@ static lm_code see_layers(const lm_config *c, int64_t from, int64_t to,
     return rc;
 }
 
+/* The layers of a config, and what is behind them. */
+static lm_code see_stack(const lm_config *c, lm_code (*see)(void *, const lm_model_tensor *),
+                         void *ctx)
+{
+    const lm_tensor_name *row = c->arch->tensors;
+    lm_code rc = see_layers(c, 0, c->layers, see, ctx);
+
+    while (row->part && row->part < LM_PART_OUTPUT_NORM)
+        row++;
+    while (row->part >= LM_PART_ATTN_NORM)
+        row++;
+    for (; !rc && row->part; row++)
+        rc = see_part(c, row, -1, see, ctx);
+    return rc;
+}
+
 lm_code lm_model_tensors_walk(const lm_config *c, lm_code (*see)(void *, const lm_model_tensor *),
                               void *ctx)
 {
@@ -394,12 +422,9 @@ lm_code lm_model_tensors_walk(const lm_config *c, lm_code (*see)(void *, const l
 
     for (; !rc && row->part && row->part < LM_PART_OUTPUT_NORM; row++)
         rc = see_part(c, row, -1, see, ctx);
-    rc = rc ? rc : see_layers(c, 0, c->layers, see, ctx);
-    while (row->part >= LM_PART_ATTN_NORM)
-        row++;
-    for (; !rc && row->part; row++)
-        rc = see_part(c, row, -1, see, ctx);
-    return rc;
+    if (!rc && c->encoder)
+        rc = see_stack(c->encoder, see, ctx);
+    return rc ? rc : see_stack(c, see, ctx);
 }
 
 lm_code lm_ahead_tensors_walk(const lm_config *c, lm_code (*see)(void *, const lm_model_tensor *),
@@ -426,19 +451,28 @@ static void count_part(const lm_config *c, lm_part part, int64_t layer, counts *
     int64_t met = some ? c->layer[layer].moe.chosen : 1;
     n->all += one * of;
     n->active += one * met;
-    n->matmul += dim[1] && (layer >= 0 || part == LM_PART_HEAD_DENSE) ? weight * met : 0;
+    n->matmul += dim[1] && (layer >= 0 || part == LM_PART_HEAD_DENSE) && part != LM_PART_RELATIVE
+                     ? weight * met
+                     : 0;
+}
+
+static void count_stack(const lm_config *c, counts *n)
+{
+    for (const lm_tensor_name *row = c->arch->tensors; row->part; row++)
+        if (row->part < LM_PART_ATTN_NORM)
+            count_part(c, row->part, -1, n);
+        else
+            for (int64_t l = 0; l < c->layers; l++)
+                count_part(c, row->part, l, n);
 }
 
 static counts counts_of(const lm_config *c)
 {
     counts n = { .matmul = c->vocab * c->width };
 
-    for (const lm_tensor_name *row = c->arch->tensors; row->part; row++)
-        if (row->part < LM_PART_ATTN_NORM)
-            count_part(c, row->part, -1, &n);
-        else
-            for (int64_t l = 0; l < c->layers; l++)
-                count_part(c, row->part, l, &n);
+    if (c->encoder)
+        count_stack(c->encoder, &n);
+    count_stack(c, &n);
     return n;
 }
 

@@ -20,10 +20,24 @@ static size_t arrays(int64_t ahead)
     return ARRAYS + (ahead ? 2 * (size_t)ahead + 1 : 0);
 }
 
-size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now, int64_t ahead)
+static size_t now_bytes(int n_now)
 {
     size_t now = ((size_t)n_now * sizeof(double) + LINE - 1) / LINE * LINE;
-    return arrays(ahead) * array_bytes(batch, seq) + LINE + (now ? now : LINE);
+    return now ? now : LINE;
+}
+
+/* Behind the numbers of the update: the source, what its rows see, and what the rows of both see. */
+static size_t source_bytes(int64_t batch, int64_t seq, int64_t source_rows)
+{
+    if (!source_rows)
+        return 0;
+    return 2 * array_bytes(batch, source_rows) + array_bytes(batch, source_rows + seq);
+}
+
+size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now, int64_t ahead, int64_t source_rows)
+{
+    return arrays(ahead) * array_bytes(batch, seq) + LINE + now_bytes(n_now) +
+           source_bytes(batch, seq, source_rows);
 }
 
 static void *part(void *base, const lm_batch *b, size_t i)
@@ -42,6 +56,13 @@ static size_t ahead_part(int64_t k, int i)
     return ARRAYS + 2 * (size_t)k + (size_t)i;
 }
 
+/* Array i of the source: its ids, what its rows see, what the rows of both see. */
+static int32_t *source_part(void *base, const lm_batch *b, int i)
+{
+    return (int32_t *)((char *)now_of(base, b) + now_bytes(b->n_now) +
+                       (size_t)i * array_bytes(b->batch, b->source_rows));
+}
+
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e)
 {
     return lm_batch_new_ahead(b, on, batch, seq, n_now, 0, e);
@@ -50,8 +71,17 @@ lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, in
 lm_code lm_batch_new_ahead(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now,
                            int64_t ahead, lm_err *e)
 {
-    *b = (lm_batch){ .batch = batch, .seq = seq, .n_now = n_now, .ahead = ahead };
-    if (lm_mirror_new(on, lm_batch_bytes(batch, seq, n_now, ahead), "a batch", &b->rooms, e))
+    return lm_batch_new_pairs(b, on, batch, seq, n_now, ahead, 0, e);
+}
+
+lm_code lm_batch_new_pairs(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now,
+                           int64_t ahead, int64_t source_rows, lm_err *e)
+{
+    *b = (lm_batch){
+        .batch = batch, .seq = seq, .n_now = n_now, .ahead = ahead, .source_rows = source_rows
+    };
+    if (lm_mirror_new(on, lm_batch_bytes(batch, seq, n_now, ahead, source_rows), "a batch",
+                      &b->rooms, e))
         return e->code;
     b->tokens = part(b->rooms.host, b, 0);
     b->targets = part(b->rooms.host, b, 1);
@@ -70,6 +100,13 @@ lm_code lm_batch_new_ahead(lm_batch *b, lm_backend *on, int64_t batch, int64_t s
     b->daux = part(b->rooms.host, b, arrays(ahead));
     b->now = now_of(b->rooms.host, b);
     memset(b->types, 0, (size_t)(batch * seq) * sizeof *b->types);
+    if (!source_rows)
+        return LM_OK;
+    b->source = source_part(b->rooms.host, b, 0);
+    b->source_hi = source_part(b->rooms.host, b, 1);
+    b->cross_hi = source_part(b->rooms.host, b, 2);
+    for (int64_t i = 0; i < batch; i++)
+        lm_batch_set_length(b, i, source_rows);
     return LM_OK;
 }
 
@@ -79,18 +116,44 @@ void lm_batch_fini(lm_batch *b)
     memset(b, 0, sizeof *b);
 }
 
+void lm_batch_set_length(lm_batch *b, int64_t i, int64_t length)
+{
+    const int64_t rows = b->source_rows, all = rows + b->seq;
+    for (int64_t k = 0; k < rows; k++)
+        b->source_hi[i * rows + k] = (int32_t)length;
+    for (int64_t k = 0; k < all; k++)
+        b->cross_hi[i * all + k] = k < rows ? 0 : (int32_t)length;
+}
+
+/* One window, at the rows of sequence i. */
+static lm_code fill_one(lm_batch *b, lm_feed *f, int64_t index, int64_t i, int64_t *valid,
+                        lm_err *e)
+{
+    const int64_t at = i * b->seq;
+    for (int64_t t = 0; t < b->seq; t++) {
+        b->lo[at + t] = 0;
+        b->hi[at + t] = (int32_t)b->seq;
+    }
+    if (b->source)
+        return lm_feed_pair(f, index, b->source + i * b->source_rows, b->tokens + at,
+                            b->targets + at, b->pos + at, valid, e);
+    return lm_feed_window(f, index, b->tokens + at, b->targets + at, b->pos + at, b->lo + at,
+                          b->hi + at, valid, e);
+}
+
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e)
 {
     b->valid = 0;
     for (int64_t i = 0; i < b->batch; i++) {
         int64_t at = i * b->seq, valid = 0;
         if (index + i < end) {
-            if (lm_feed_window(f, index + i, b->tokens + at, b->targets + at, b->pos + at,
-                               b->lo + at, b->hi + at, &valid, e))
+            if (fill_one(b, f, index + i, i, &valid, e))
                 return e->code;
             b->valid += valid;
             continue;
         }
+        for (int64_t t = 0; t < b->source_rows; t++)
+            b->source[i * b->source_rows + t] = 0;
         for (int64_t t = 0; t < b->seq; t++) {
             b->tokens[at + t] = 0;
             b->targets[at + t] = -1;
@@ -160,6 +223,13 @@ double *lm_batch_now(const lm_batch *b, void *dev)
     return now_of(dev, b);
 }
 
+static void bind_source(const lm_batch *b, void *dev, const lm_model *m, lm_exec *x)
+{
+    const lm_vid value[3] = { m->source, m->source_hi, m->cross_hi };
+    for (int i = 0; i < 3 && b->source; i++)
+        lm_exec_bind(x, value[i], source_part(dev, b, i));
+}
+
 void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *x)
 {
     lm_exec_bind(x, m->tokens, part(dev, b, 0));
@@ -185,6 +255,7 @@ void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *
         lm_exec_bind(x, m->hi, part(dev, b, 7));
     if (m->types != LM_NONE)
         lm_exec_bind(x, m->types, part(dev, b, 8));
+    bind_source(b, dev, m, x);
 }
 
 void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x)

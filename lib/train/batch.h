@@ -29,7 +29,10 @@ typedef struct {
     int n_now;
     int64_t valid;                      /* targets >= 0 */
     int64_t ahead_valid[LM_MOST_AHEAD]; /* the same of each module */
-    lm_mirror rooms;                    /* all of the above in one */
+    /* With an encoder: rows of a source, and arrays for lm_model.source, source_hi and cross_hi. */
+    int64_t source_rows;
+    int32_t *source, *source_hi, *cross_hi;
+    lm_mirror rooms; /* all of the above in one */
 } lm_batch;
 
 /* On the backend `on` (borrowed), with n_now numbers for the update. */
@@ -37,9 +40,12 @@ lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, in
 /* The same for `ahead` modules. */
 lm_code lm_batch_new_ahead(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now,
                            int64_t ahead, lm_err *e);
+/* And with sources of an encoder of so many rows; 0: none. */
+lm_code lm_batch_new_pairs(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now,
+                           int64_t ahead, int64_t source_rows, lm_err *e);
 void lm_batch_fini(lm_batch *b);
 /* Bytes of one: on the host, and the same number on a device. */
-size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now, int64_t ahead);
+size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now, int64_t ahead, int64_t source_rows);
 
 /* Fill from windows [index, index + batch) of the feed; those from `end` on are empty (every target
  * -1). */
@@ -52,6 +58,9 @@ void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index);
 /* Fill what modules read and predict: module k in row i the token of row i + k + 1, and the target of that row; nothing if
  * it is beyond the window or the document, whose positions go on with 1. */
 void lm_batch_fill_ahead(lm_batch *b);
+
+/* Sequence i has a source of `length` real rows. */
+void lm_batch_set_length(lm_batch *b, int64_t i, int64_t length);
 
 /* One scale for all rows. */
 void lm_batch_scale(lm_batch *b, float scale);

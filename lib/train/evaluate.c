@@ -79,7 +79,8 @@ static lm_code finish(lm_evaluator *v, lm_err *e)
 {
     const lm_build *how = &v->model->build;
     lm_backend *b = v->b;
-    if (lm_batch_new(&v->batch, b, how->batch, how->seq, 0, e) ||
+    if (lm_batch_new_pairs(&v->batch, b, how->batch, how->seq, 0, 0,
+                           v->model->config.encoder ? how->source : 0, e) ||
         lm_rotary_new(v->model, b, &v->rope, e) ||
         (!b->host_memory &&
          b->host_alloc(b, rows_bytes(v), "the losses of a batch", (void **)&v->rows, e))) {

@@ -33,17 +33,21 @@ lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e)
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e)
 {
     lm_feed *f = NULL;
-    int64_t have = t ? lm_tokens_count(t) : o->seq * MADE_UP + 1;
-    size_t n = (size_t)o->seq + 1;
+    /* ids of a window, and how many the next one begins behind */
+    int64_t n = o->span ? o->span->window : o->seq + !o->mlm, stride = o->span ? n : o->seq;
+    int64_t have = t ? lm_tokens_count(t) : stride * MADE_UP + 1;
     *out = NULL;
-    if (t && lm_feed_enough(t, o->seq, e))
+    if (t && lm_feed_enough(t, n - 1, e))
         return e->code;
+    if (t && o->span && lm_tokens_masked(t))
+        return lm_fail(e, LM_EUSAGE, lm_tokens_path(t), "use data without loss marks",
+                       "its marks say which tokens train, but spans are drawn at random");
     if (lm_alloc_n(&f, 1, sizeof *f, "a data feed", e))
         return e->code;
-    *f = (lm_feed){ .t = t, .o = *o, .windows = (have - !o->mlm) / o->seq };
-    if (lm_alloc_n(&f->ids, n, sizeof *f->ids, "a data feed", e) ||
-        (o->mlm && lm_alloc_n(&f->read, n, sizeof *f->read, "a data feed", e)) ||
-        (t && lm_tokens_masked(t) && lm_alloc_n(&f->mask, n, 1, "a data feed", e))) {
+    *f = (lm_feed){ .t = t, .o = *o, .windows = (have - n) / stride + 1 };
+    if (lm_alloc_n(&f->ids, (size_t)n, sizeof *f->ids, "a data feed", e) ||
+        (o->mlm && lm_alloc_n(&f->read, (size_t)n, sizeof *f->read, "a data feed", e)) ||
+        (t && lm_tokens_masked(t) && lm_alloc_n(&f->mask, (size_t)n, 1, "a data feed", e))) {
         lm_feed_free(f);
         return e->code;
     }
@@ -75,17 +79,17 @@ int64_t lm_feed_windows(const lm_feed *f)
     return f->windows;
 }
 
-/* Ids that a window reads: its own, and the one behind it that the last row predicts. */
+/* Ids that a window reads: those of a span, or its own and the one behind it that the last row predicts. */
 static int64_t ids_of_window(const lm_feed *f)
 {
-    return f->o.seq + !f->o.mlm;
+    return f->o.span ? f->o.span->window : f->o.seq + !f->o.mlm;
 }
 
 static lm_code read_ids(const lm_feed *f, int64_t w, lm_err *e)
 {
-    int64_t n = ids_of_window(f);
+    int64_t n = ids_of_window(f), stride = f->o.span ? n : f->o.seq;
     if (f->t)
-        return lm_tokens_read(f->t, w * f->o.seq, n, f->o.vocab, f->ids, e);
+        return lm_tokens_read(f->t, w * stride, n, f->o.vocab, f->ids, e);
     lm_rng r = lm_rng_make(f->o.seed, "measure", (uint64_t)w);
     for (int64_t i = 0; i < n; i++)
         f->ids[i] = (uint32_t)lm_rng_below(r, (uint64_t)i, (uint64_t)f->o.vocab);
@@ -228,6 +232,19 @@ lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targ
         targets[i] = (int32_t)f->ids[i + 1];
     }
     mark(f, w, targets, pos, lo, hi, valid);
+    return LM_OK;
+}
+
+lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int32_t *tokens, int32_t *targets,
+                     int32_t *pos, int64_t *valid, lm_err *e)
+{
+    if (read_ids(f, window_of(f, index), e))
+        return e->code;
+    lm_span_cut(f->o.span, lm_rng_make(f->o.seed, "span", (uint64_t)index), f->ids, source, tokens,
+                targets);
+    for (int64_t i = 0; i < f->o.seq; i++)
+        pos[i] = (int32_t)i;
+    *valid = f->o.seq;
     return LM_OK;
 }
 

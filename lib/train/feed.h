@@ -23,6 +23,7 @@
 #include "text/examples.h"
 #include "train/mlm.h"
 #include "train/pack.h"
+#include "train/span.h"
 
 typedef struct lm_feed lm_feed;
 
@@ -32,6 +33,9 @@ typedef struct {
     uint64_t seed;
     int64_t vocab;     /* ids are below it */
     const lm_mlm *mlm; /* borrowed; NULL: rows predict the next token.  Not with examples */
+    /* Windows of span->window ids each become a source and a target (span.h), of which T is the length, by numbers of (seed,
+     * "span", number of the window in the series); without `documents`.  Borrowed; NULL: ids predict the next. */
+    const lm_span *span;
 } lm_feed_opts;
 
 /* Check that the dataset has the T+1 ids of a window.  Fails: LM_EUSAGE (with their number). */
@@ -56,6 +60,9 @@ int64_t lm_feed_windows(const lm_feed *f); /* windows in one epoch */
  * Fails: LM_EFORMAT when an id of the dataset is not below `vocab`. */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int32_t *hi, int64_t *valid, lm_err *e);
+/* With a span the source [span->source], too. */
+lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int32_t *tokens, int32_t *targets,
+                     int32_t *pos, int64_t *valid, lm_err *e);
 /* The same from the borders of documents and the marks, without checking ids (which are read for masked language
  * modelling): targets 0 or -1, pos, lo, hi, *valid. */
 void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,

@@ -141,7 +141,7 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
     for (int i = 0; i < LM_PHASE_UPDATE; i++)
         out->graph_flops[i] = cost.phase[i].flops;
     flops = cost.all.flops - out->graph_flops[LM_PHASE_RECOMPUTE];
-    if (saved_of(m) != LM_TENSORS_ALL || lm_model_losses_ahead(m))
+    if (saved_of(m) != LM_TENSORS_ALL || lm_model_losses_ahead(m) || m->config.encoder)
         out->flops_per_token = flops / (double)(m->build.batch * m->build.seq);
 }
 
@@ -182,8 +182,9 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     };
     bool device = !p->backend->host_memory;
     int64_t rows = train->build.batch * train->build.seq;
-    size_t batch = lm_batch_bytes(train->build.batch, train->build.seq,
-                                  lm_update_n_numbers(p->update), lm_model_losses_ahead(train));
+    size_t batch =
+        lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update),
+                       lm_model_losses_ahead(train), p->o.source);
 
     memset(out, 0, sizeof *out);
     out->arena = (double)p->train_plan.bytes;
@@ -202,10 +203,12 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     if (eval)
         lm_memory_add(out, "validation", beyond(p, &p->eval_plan), device);
     lm_memory_add(out, "update", beyond(p, &p->update_plan), device);
-    add_twin(out, "batches", "batches (host)",
-             (double)batch * (double)(device && !p->o.halves ? 2 * accumulate : 1) +
-                 (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0, 0) : 0),
-             device);
+    add_twin(
+        out, "batches", "batches (host)",
+        (double)batch * (double)(device && !p->o.halves ? 2 * accumulate : 1) +
+            (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0, 0, p->o.source)
+                  : 0),
+        device);
     if (device)
         lm_memory_add(out, "batch under way", (double)batch, true);
     const double graphs = eval ? 2 : 1, constants = (double)lm_rotary_constants(train);

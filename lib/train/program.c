@@ -25,6 +25,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
     const lm_build how = { .mode = mode,
                            .batch = o->batch,
                            .seq = o->seq,
+                           .source = o->source,
                            .precision = o->precision,
                            .documents = o->documents,
                            .dropout = o->dropout,

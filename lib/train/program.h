@@ -18,7 +18,7 @@
 #include "train/groups.h"
 
 typedef struct {
-    int64_t batch, seq;
+    int64_t batch, seq, source; /* as of lm_build */
     lm_precision precision;
     bool documents, dropout;
     bool halves;        /* lm_build.halves: section `forward` */

@@ -57,25 +57,48 @@ static lm_code make_masks(lm_session *s, lm_err *e)
     return LM_OK;
 }
 
-/* The objective is that of the model: only an encoder fills masks. */
+/* The sequence length, that of sources, becomes that of their targets. */
+static lm_code use_spans(lm_session *s, const lm_targets *t, lm_err *e)
+{
+    if (lm_span_fit(s->o.seq, t->key[LM_TARGETS_DENSITY], t->key[LM_TARGETS_MEAN], &s->span, e) ||
+        lm_span_ids(&s->config, s->source, &s->span, e))
+        return e->code;
+    s->o.seq = s->span.target;
+    s->o.documents = false; /* text runs on over their borders, as in the published training */
+    s->o.span = &s->span;
+    return LM_OK;
+}
+
+static lm_targets_kind kind_of_model(const lm_config *c)
+{
+    return c->encoder                   ? LM_TARGETS_SPANS
+           : lm_config_bidirectional(c) ? LM_TARGETS_MASKED
+                                        : LM_TARGETS_NEXT;
+}
+
+/* The objective is that of the model: only an encoder fills masks, and only one with a decoder reads text with gaps. */
 static lm_code choose_objective(lm_session *s, lm_err *e)
 {
-    const lm_targets *t = s->ask.targets;
-    const bool both = lm_config_bidirectional(&s->config);
-    lm_targets_kind of_model = both ? LM_TARGETS_MASKED : LM_TARGETS_NEXT,
-                    kind = !t                               ? LM_TARGETS_NEXT
-                           : t->kind == LM_TARGETS_OF_MODEL ? of_model
-                                                            : t->kind;
-    if (kind == LM_TARGETS_MASKED && !both)
+    lm_targets t = { .kind = LM_TARGETS_NEXT };
+    if (s->ask.targets)
+        t = *s->ask.targets;
+    if (t.kind == LM_TARGETS_OF_MODEL)
+        lm_targets_set(&t, kind_of_model(&s->config));
+    if (t.kind == LM_TARGETS_MASKED && !lm_config_bidirectional(&s->config))
         return lm_fail(
             e, LM_EUSAGE, s->ask.model, "use an encoder such as BERT, or another objective",
             "a %s model sees no later tokens: it fills no masks", lm_arch_name(s->config.arch));
-    if (kind != LM_TARGETS_MASKED)
+    if (t.kind == LM_TARGETS_SPANS)
+        return use_spans(s, &t, e);
+    if (s->config.encoder)
+        return lm_config_check_alone(&s->config, s->ask.model,
+                                     s->ask.targets ? "a loss of next tokens" : "this training", e);
+    if (t.kind != LM_TARGETS_MASKED)
         return lm_config_check_causal(
             &s->config, s->ask.model,
-            t ? "choose masked language modelling" : "train fills its masks", e);
-    s->o.mlm = (lm_mlm){ .share = t->key[LM_TARGETS_SHARE],
-                         .whole_words = t->key[LM_TARGETS_WHOLE_WORDS] > 0 };
+            s->ask.targets ? "choose masked language modelling" : "train fills its masks", e);
+    s->o.mlm = (lm_mlm){ .share = t.key[LM_TARGETS_SHARE],
+                         .whole_words = t.key[LM_TARGETS_WHOLE_WORDS] > 0 };
     return make_masks(s, e);
 }
 
@@ -86,7 +109,7 @@ lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
         choose_objective(s, e))
         return e->code;
     if (s->ask.dropout >= 0)
-        s->config.drop_embed = s->config.drop_resid = s->config.drop_attn = s->ask.dropout;
+        lm_config_set_dropout(&s->config, s->ask.dropout);
     /* The weights are saved as the F32 master copy, and the config says so. */
     json_object_del(s->config_json, "dtype");
     json_object_set_new(s->config_json, "torch_dtype", json_string("float32"));
@@ -162,7 +185,7 @@ static lm_code open_tokens(lm_session *s, const char *path, lm_tokens **out, lm_
     const lm_data_opts o = { .kind = s->ask.kind,
                              .vocab = s->config.vocab,
                              .eos = lm_config_eos(&s->config),
-                             .seq = s->o.seq,
+                             .seq = s->o.span ? s->o.span->window - 1 : s->o.seq,
                              .m = s->ask.check_tokenizer ? s->source : NULL };
     return lm_data_open(path, &o, s->par, out, e);
 }
@@ -301,7 +324,7 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
                                          .files = &s->files,
                                          .options = s->options.data,
                                          .history = s->history.data,
-                                         .seq = s->o.seq,
+                                         .seq = s->o.span ? s->o.span->source : s->o.seq,
                                          .keep = a->keep,
                                          .lmz = a->lmz,
                                          .replace = a->force && a->from < 0 },
@@ -327,6 +350,7 @@ void lm_session_close(lm_session *s, lm_err *e)
 {
     lm_trainer_free(s->trainer);
     lm_program_free(s->program);
+    lm_span_fini(&s->span);
     lm_metrics_close(s->metrics, e);
     if (s->tb)
         lm_tb_close(s->tb, e);

@@ -53,6 +53,7 @@ typedef struct {
     json_t *config_json;
     lm_config config;
     lm_model_source *source; /* NULL: only a config was read */
+    lm_span span;            /* of o.span */
     lm_program *program;
     char *train_path, *val_path; /* val_path: NULL if there is none */
     lm_tokens *train, *val;

@@ -6,14 +6,30 @@
 
 #include "base/hyper.h"
 
-const char *const lm_targets_names[] = { "clm", "mlm", NULL };
+const char *const lm_targets_names[] = { "clm", "mlm", "span", NULL };
 
 static const lm_hyper none[] = { { .name = NULL } };
 static const lm_hyper masks[] = {
     [LM_TARGETS_SHARE] = { "share", 0.15, 1e-6, 0.999, "of the tokens that are predicted", NULL },
     [LM_TARGETS_WHOLE_WORDS] = { "whole_words", 0, 0, 1, "words are masked as a whole", "off on" },
-    [LM_TARGETS_KEYS] = { .name = NULL },
+    { .name = NULL },
 };
+static const lm_hyper spans[] = {
+    [LM_TARGETS_DENSITY] = { "density", 0.15, 1e-6, 0.999, "of the text that is cut out", NULL },
+    [LM_TARGETS_MEAN] = { "mean", 3, 1, 1e6, "length of a span", NULL },
+    { .name = NULL },
+};
+static const lm_hyper *const table_of[] = { [LM_TARGETS_OF_MODEL] = none,
+                                            [LM_TARGETS_NEXT] = none,
+                                            [LM_TARGETS_MASKED] = masks,
+                                            [LM_TARGETS_SPANS] = spans };
+
+void lm_targets_set(lm_targets *t, lm_targets_kind kind)
+{
+    t->kind = kind;
+    for (int i = 0; table_of[kind][i].name; i++)
+        t->key[i] = table_of[kind][i].value;
+}
 
 lm_code lm_targets_parse(const char *text, lm_targets *out, lm_err *e)
 {
@@ -21,17 +37,15 @@ lm_code lm_targets_parse(const char *text, lm_targets *out, lm_err *e)
     const char *at = text ? text : "";
     size_t n = strcspn(at, ":");
     *out = (lm_targets){ .kind = LM_TARGETS_OF_MODEL };
-    for (int i = 0; i < LM_TARGETS_KEYS; i++)
-        out->key[i] = masks[i].value;
     if (!text)
         return LM_OK;
     for (int i = 0; lm_targets_names[i]; i++)
         if (strlen(lm_targets_names[i]) == n && !memcmp(at, lm_targets_names[i], n))
-            out->kind = LM_TARGETS_NEXT + (unsigned)i;
+            lm_targets_set(out, LM_TARGETS_NEXT + (unsigned)i);
     if (out->kind == LM_TARGETS_OF_MODEL)
-        return lm_fail(e, LM_EUSAGE, where, "give clm or mlm", "unknown objective \"%.*s\"",
+        return lm_fail(e, LM_EUSAGE, where, "give clm, mlm or span", "unknown objective \"%.*s\"",
                        (int)(n < 40 ? n : 40), at);
-    const lm_hyper *table = out->kind == LM_TARGETS_MASKED ? masks : none;
+    const lm_hyper *table = table_of[out->kind];
     const char *name = lm_targets_names[out->kind - LM_TARGETS_NEXT];
     for (at += n; *at;) {
         lm_hyper_text kv;

@@ -34,11 +34,12 @@ static lm_code make_feeds(lm_trainer *t, lm_err *e)
                         .shuffle = true,
                         .seed = t->o.seed,
                         .vocab = t->io.ids ? t->io.ids : t->io.config->vocab,
-                        .mlm = t->o.mlm.share > 0 ? &t->o.mlm : NULL };
+                        .mlm = t->o.mlm.share > 0 ? &t->o.mlm : NULL,
+                        .span = t->o.span };
     if (make_feed(t->io.packed, t->io.train, &fo, &t->train_feed, e))
         return e->code;
     fo.shuffle = false;
-    if (fo.mlm) /* the same masks in each evaluation, of any run */
+    if (fo.mlm || fo.span) /* the same masks and spans in each evaluation, of any run */
         fo.seed = 0;
     if (has_val(t) && make_feed(t->io.val_packed, t->io.val, &fo, &t->val_feed, e))
         return e->code;
@@ -62,7 +63,7 @@ static lm_code take_program(lm_trainer *t, lm_err *e)
 static size_t batch_bytes(const lm_trainer *t)
 {
     return lm_batch_bytes(t->o.batch, t->o.seq, lm_update_n_numbers(t->program->update),
-                          lm_model_losses_ahead(t->program->train));
+                          lm_model_losses_ahead(t->program->train), t->program->o.source);
 }
 
 static lm_code make_batches(lm_trainer *t, lm_err *e)
@@ -73,8 +74,8 @@ static lm_code make_batches(lm_trainer *t, lm_err *e)
         lm_alloc_n(&t->batch, (size_t)n_batches(t), sizeof *t->batch, "batches", e))
         return e->code;
     for (int64_t i = 0; i < n_batches(t); i++)
-        if (lm_batch_new_ahead(&t->batch[i], t->b, t->o.batch, t->o.seq, n_now,
-                               lm_model_losses_ahead(t->program->train), e))
+        if (lm_batch_new_pairs(&t->batch[i], t->b, t->o.batch, t->o.seq, n_now,
+                               lm_model_losses_ahead(t->program->train), t->program->o.source, e))
             return e->code;
     return t->b->host_memory ? LM_OK
                              : t->b->alloc(t->b, batch_bytes(t), "a micro-batch", &t->input, e);

@@ -23,6 +23,8 @@
 
 typedef struct {
     int64_t batch, seq, accumulate, steps;
+    const lm_span *
+        span; /* with an encoder: the loss is of spans, seq their target's length; borrowed.  NULL: of next tokens */
     lm_precision precision;
     bool documents, dropout;
     lm_mlm mlm;         /* share > 0: masked language modelling, of windows of a dataset */

@@ -13,6 +13,7 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
 {
     const lm_program_opts p = { .batch = o->batch,
                                 .seq = o->seq,
+                                .source = o->span ? o->span->source : 0,
                                 .precision = o->precision,
                                 .documents = o->documents,
                                 .dropout = o->dropout,
@@ -96,6 +97,8 @@ static bool shorten(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
     lm_err unseen = { 0 };
     o->accumulate *= o->batch;
     o->batch = 1;
+    if (o->span) /* its lengths go together */
+        return false;
     while ((o->seq /= 2) >= SHORTEST) {
         if (replan(j, o, p, &unseen))
             return false;

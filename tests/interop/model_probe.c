@@ -7,7 +7,8 @@
  * model_probe copy MODEL OUT                        load, and write the folder again
  * model_probe masks MODEL DATA OUT STEPS BATCH SEQ  tokens and targets that train --objective mlm gives an encoder
  *
- * BATCH is a safetensors file with I64 `tokens` and `targets` [S,B,T]; targets below 0 are ignored;
+ * BATCH is a safetensors file with I64 `tokens` and `targets` [S,B,T]; targets below 0 are ignored; with an encoder
+ * also `source` [S,B,R] and `length` [S,B,1], how many of its rows are real;
  * train: also F32 `adamw` (lr, beta1, beta2, eps, weight_decay).  Modules that predict tokens further on train with
  * the weight 0.3, and the loss holds theirs. */
 #include "kernels/optim.h"
@@ -16,12 +17,12 @@
 #include "train/feed.h"
 
 typedef struct {
-    int64_t steps, batch, seq;
-    int64_t *tokens, *targets;
+    int64_t steps, batch, seq, source_rows;
+    int64_t *tokens, *targets, *source, *length; /* the latter two NULL without an encoder */
     float adamw[5];
 } batches;
 
-static int64_t *load_ids(const lm_st *f, const char *name, batches *b)
+static int64_t *load_ids(const lm_st *f, const char *name, batches *b, int64_t *rows)
 {
     lm_err e = { 0 };
     const lm_st_tensor *t = lm_st_find(f, name);
@@ -29,7 +30,7 @@ static int64_t *load_ids(const lm_st *f, const char *name, batches *b)
         must(lm_fail(&e, LM_EFORMAT, lm_st_path(f), NULL, "no %s [S,B,T]", name), &e);
     b->steps = t->dim[0];
     b->batch = t->dim[1];
-    b->seq = t->dim[2];
+    *rows = t->dim[2];
     int64_t *ids = room((size_t)t->count, sizeof *ids);
     must(lm_st_load(f, t, LM_DTYPE_I64, ids, &e), &e);
     return ids;
@@ -40,11 +41,32 @@ static void load_batches(const char *path, batches *b)
     lm_err e = { 0 };
     lm_st *f;
     must(lm_st_open(path, &f, &e), &e);
-    b->tokens = load_ids(f, "tokens", b);
-    b->targets = load_ids(f, "targets", b);
+    int64_t one;
+    if (lm_st_find(f, "source")) {
+        b->source = load_ids(f, "source", b, &b->source_rows);
+        b->length = load_ids(f, "length", b, &one);
+    }
+    b->tokens = load_ids(f, "tokens", b, &b->seq);
+    b->targets = load_ids(f, "targets", b, &b->seq);
     if (lm_st_find(f, "adamw"))
         must(lm_st_load(f, lm_st_find(f, "adamw"), LM_DTYPE_F32, b->adamw, &e), &e);
     lm_st_close(f);
+}
+
+/* The rows of an encoder, and what sees them. */
+static void feed_source(runner *r, const batches *b, int64_t s)
+{
+    const lm_model *m = r->model;
+    const int64_t rows = b->source_rows, all = rows + b->seq;
+    for (int64_t i = 0; i < b->batch; i++) {
+        const int32_t length = (int32_t)b->length[s * b->batch + i];
+        for (int64_t k = 0; k < rows; k++) {
+            ids_of(r, m->source)[i * rows + k] = (int32_t)b->source[(s * b->batch + i) * rows + k];
+            ids_of(r, m->source_hi)[i * rows + k] = length;
+        }
+        for (int64_t k = 0; k < all; k++)
+            ids_of(r, m->cross_hi)[i * all + k] = k < rows ? 0 : length;
+    }
 }
 
 /* Feed step s; returns the number of targets that are not ignored. */
@@ -52,6 +74,8 @@ static int64_t feed(runner *r, const batches *b, int64_t s)
 {
     const lm_model *m = r->model;
     int64_t n = b->batch * b->seq, valid = 0;
+    if (b->source)
+        feed_source(r, b, s);
     for (int64_t i = 0; i < n; i++) {
         ids_of(r, m->tokens)[i] = (int32_t)b->tokens[s * n + i];
         if (m->targets == LM_NONE)
@@ -113,6 +137,25 @@ static float *whole_block(const lm_model *m, const lm_store *s)
     return block;
 }
 
+/* With an encoder: what a graph that generates reads of it, by a graph that encodes. */
+static void encode(runner *speak, const lm_config *c, lm_build build, lm_cpu_level level,
+                   const batches *b, const float *block)
+{
+    runner r;
+    build.mode = LM_MODE_EVAL;
+    build.encode = true;
+    runner_new(&r, c, &build, level, 2);
+    runner_weights(&r, block);
+    feed_source(&r, b, 0);
+    runner_run(&r);
+    for (int64_t l = 0; l < c->layers; l++) {
+        const lm_tensor *t = &r.model->graph->value[r.model->memory[l]].t;
+        memcpy(speak->mem[speak->model->memory[l]], lm_exec_data(r.exec, r.model->memory[l]),
+               (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype));
+    }
+    runner_free(&r);
+}
+
 static void run_model(const lm_config *c, lm_model_source *src, lm_build build, lm_cpu_level level,
                       const batches *b, const char *out)
 {
@@ -139,6 +182,8 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     runner_weights(&speak, whole_block(speak.model, load(speak.model, src, speak.backend)));
     int64_t valid = feed(&train, b, 0);
     feed(&speak, b, 0);
+    if (b->source)
+        encode(&speak, c, build, level, b, block);
     runner_run(&train);
     all_predictions(&speak, logits);
     loss = (float)((loss_sum(&train) + ahead_sum(&train)) / (double)valid);
@@ -304,6 +349,7 @@ int main(int argc, char **argv)
     must(lm_cpu_level_parse(argv[6], &level, &e), &e);
     lm_build build = { .batch = b.batch,
                        .seq = b.seq,
+                       .source = b.source_rows,
                        .precision = { .low = lm_dtype_parse(argv[5]) },
                        .routing = { .model = LM_ROUTING_OF_CONFIG } };
     (strcmp(argv[1], "train") ? run_model : train_model)(&c, src, build, level, &b, argv[4]);

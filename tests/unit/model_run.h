@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "graph/exec.h"
 #include "model/model.h"
+#include "model/rotary.h"
 #include "model/store.h"
 
 /* For calls that are not under test: print the error and exit. */
@@ -42,6 +43,7 @@ typedef struct {
     uint16_t *low;
     float *rope[LM_MOST_ROPES];
     void **mem; /* by value; NULL: not allocated here */
+    void *constants;
     size_t n_mem;
     lm_step step;
 } runner;
@@ -113,6 +115,10 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     must(lm_model_build(c, &build, &r->model, &e), &e);
     lm_vid keep[LM_MODEL_ROWS + LM_MOST_AHEAD + 65] = { r->model->logits };
     int kept = b->mode == LM_MODE_GENERATE ? 1 : lm_model_rows(r->model, keep);
+    for (int64_t l = 0; b->encode && l < c->layers && l < 16; l++)
+        keep[l] = r->model->memory[l];
+    if (b->encode)
+        kept = (int)c->layers;
     if (r->model->aux != LM_NONE)
         keep[kept++] = r->model->aux;
     for (int64_t k = 0; k < lm_model_losses_ahead(r->model); k++)
@@ -151,6 +157,16 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
         r->low = room((size_t)r->model->block, sizeof *r->low);
     for (int i = 0; i < c->ropes; i++)
         r->rope[i] = room((size_t)(r->model->rope_rows * c->rope[i].dim), sizeof **r->rope);
+    r->constants = room(lm_rotary_constants(r->model) + 1, 1);
+    char *at = r->constants;
+    for (int i = 0; i < r->model->n_constants; i++) {
+        const lm_model_const *k = &r->model->constant[i];
+        if (k->id) { /* others are an adapter's */
+            memcpy(at, k->id, (size_t)k->count * sizeof *k->id);
+            lm_exec_bind(r->exec, k->value, at);
+            at += ((size_t)k->count * sizeof *k->id + 63) / 64 * 64;
+        }
+    }
     if (r->model->scale != LM_NONE) {
         const lm_tensor *t = &g->value[r->model->scale].t;
         for (int64_t i = 0; i < lm_tensor_count(t); i++)
@@ -181,6 +197,7 @@ static inline void runner_free(runner *r)
     for (size_t v = 0; v < r->n_mem; v++)
         lm_free(r->mem[v]);
     lm_free(r->mem);
+    lm_free(r->constants);
     lm_free(r->low);
     for (int i = 0; i < LM_MOST_ROPES; i++)
         lm_free(r->rope[i]);

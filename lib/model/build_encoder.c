@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* build_encoder.c -- an encoder in front of the decoder, and the decoder's attention to it (T5, arXiv:1910.10683).
+ *
+ * The encoder is a stack like the decoder's, with a config of its own.  While it is built, the model's config, rows and inputs
+ * are those of the encoder.  Its states become keys and values in each layer of the decoder; a graph that generates
+ * reads these from lm_model.memory, where a graph with build.encode has left them.
+ *
+ * Attention of a decoder's rows to those of its source is attention within one sequence that has both: the rows of the source,
+ * whose queries see nothing, in front of the decoder's, whose queries see the source. */
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "kernels/arrange.h"
+#include "kernels/distance.h"
+#include "model/build.h"
+#include "op/formula.h"
+#include "op/ops.h"
+
+lm_code lm_b_check_encoder(const lm_config *c, const lm_build *b, lm_err *e)
+{
+    const char *what = b->adapt                  ? "adapters"
+                       : b->rows || b->kept      ? "pages of several texts"
+                       : b->kv                   ? "coded caches"
+                       : b->teacher || b->states ? "teachers"
+                       : b->value || c->scores   ? "scores"
+                       : b->documents            ? "several documents in a window"
+                                                 : NULL;
+    if (what && lm_config_check_alone(c, "model", what, e))
+        return e->code;
+    return LM_OK;
+}
+
+lm_code lm_b_source_inputs(lm_model *m, lm_err *e)
+{
+    const lm_build *b = &m->build;
+    const int64_t n = b->batch * b->source, all = b->batch * (b->source + b->seq);
+    lm_graph *g = m->graph;
+    return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n), "source", &m->source, e) ||
+                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n), "source_hi",
+                                  &m->source_hi, e) ||
+                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, all), "cross_hi",
+                                  &m->cross_hi, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* ---- the encoder ---- */
+
+void lm_b_enter_encoder(lm_builder *b, lm_b_side *side)
+{
+    lm_model *m = b->m;
+    *side = (lm_b_side){ m->config, m->build.mode, m->build.seq, m->tokens, m->lo, m->hi };
+    b->whole = &side->config;
+    m->config = *side->config.encoder;
+    m->build.seq = m->build.source;
+    if (m->build.mode == LM_MODE_GENERATE) /* it has no caches */
+        m->build.mode = LM_MODE_EVAL;
+    m->tokens = m->source;
+    m->lo = LM_NONE;
+    m->hi = m->source_hi;
+}
+
+void lm_b_leave_encoder(lm_builder *b, const lm_b_side *side)
+{
+    lm_model *m = b->m;
+    b->whole = NULL;
+    m->config = side->config;
+    m->build.mode = side->mode;
+    m->build.seq = side->seq;
+    m->tokens = side->tokens;
+    m->lo = side->lo;
+    m->hi = side->hi;
+}
+
+int64_t lm_b_first_layer(const lm_builder *b)
+{
+    const lm_config *c = &b->m->config;
+    return b->whole || !c->encoder ? 0 : c->encoder->layers;
+}
+
+/* ---- biases by distance ---- */
+
+/* Columns of distances from -far on: to 0, or to far where keys behind a query are seen too. */
+lm_vid lm_b_relative(lm_builder *b, lm_vid table)
+{
+    const lm_layer *y = &b->m->config.layer[0];
+    const lm_distance_buckets buckets = { y->buckets, y->far, y->bidirectional };
+    const int64_t n = y->far + 1 + (y->bidirectional ? y->far : 0);
+    const lm_distance_bias_attr attr = { LM_ACC_FIRST };
+    int32_t *bucket = NULL;
+    lm_vid ids = LM_NONE;
+    if (!lm_b_ok(b) || lm_arena_alloc(b->arena, &bucket, (size_t)n, sizeof *bucket, b->e) ||
+        lm_graph_value(b->m->graph, LM_ROLE_CONST, lm_shape1(LM_DTYPE_I32, n),
+                       b->whole ? "encoder.buckets" : "buckets", &ids, b->e))
+        return LM_NONE;
+    for (int64_t i = 0; i < n; i++)
+        bucket[i] = lm_distance_bucket(&buckets, i - y->far);
+    lm_b_const(b, ids, NULL, bucket, n);
+    return lm_b_append(b, &lm_op_distance_bias, &attr, (lm_vid[]){ table, ids });
+}
+
+/* ---- attention to it ---- */
+
+/* x in another shape. */
+static lm_vid seen_as(lm_builder *b, lm_vid x, int64_t rows, int64_t cols)
+{
+    const lm_permute_attr attr = {
+        .dim = { rows * cols }, .perm = { 0 }, .ndim = 1, .to_ndim = 2, .to = { rows, cols }
+    };
+    return lm_b_append(b, &lm_op_permute, &attr, &x);
+}
+
+static lm_vid part_of(lm_builder *b, lm_vid x, int64_t col, int64_t rows, int64_t cols)
+{
+    const lm_window_attr attr = { .row = 0, .col = col, .rows = rows, .cols = cols };
+    return lm_b_append(b, &lm_op_window, &attr, &x);
+}
+
+/* Rows of the source and of the decoder as sequences of both. */
+static lm_vid join_rows(lm_builder *b, lm_vid source, lm_vid own, int64_t width)
+{
+    const lm_build *how = &b->m->build;
+    const lm_join_attr attr = { .rows = how->batch == 1 };
+    lm_vid in[LM_JOIN_PARTS] = { source, own };
+    for (int i = 2; i < LM_JOIN_PARTS; i++)
+        in[i] = LM_NONE;
+    if (attr.rows)
+        return lm_b_append(b, &lm_op_join, &attr, in);
+    in[0] = seen_as(b, source, how->batch, how->source * width);
+    in[1] = seen_as(b, own, how->batch, how->seq * width);
+    lm_vid x = lm_b_append(b, &lm_op_join, &attr, in);
+    return seen_as(b, x, how->batch * (how->source + how->seq), width);
+}
+
+/* The decoder's rows of these. */
+static lm_vid own_rows(lm_builder *b, lm_vid x, int64_t width)
+{
+    const lm_build *how = &b->m->build;
+    const lm_window_attr attr = { .row = how->source, .rows = how->seq, .cols = width };
+    if (how->batch == 1)
+        return lm_b_append(b, &lm_op_window, &attr, &x);
+    x = seen_as(b, x, how->batch, (how->source + how->seq) * width);
+    x = part_of(b, x, how->source * width, how->batch, how->seq * width);
+    return seen_as(b, x, how->batch * how->seq, width);
+}
+
+/* The keys and values that this graph reads, or leaves. */
+static lm_vid remember(lm_builder *b, int64_t layer, lm_vid kv, int64_t width)
+{
+    lm_model *m = b->m;
+    const bool reads = m->build.mode == LM_MODE_GENERATE;
+    char name[64];
+    if (!lm_b_ok(b) || (!reads && !m->build.encode))
+        return kv;
+    if (!m->memory &&
+        lm_alloc_n(&m->memory, (size_t)m->config.layers, sizeof *m->memory, "a memory", b->e))
+        return LM_NONE;
+    snprintf(name, sizeof name, "layers.%d.memory", (int)layer);
+    m->memory[layer] = kv;
+    if (reads)
+        lm_graph_value(m->graph, LM_ROLE_INPUT,
+                       lm_shape2(LM_DTYPE_F32, m->build.batch * m->build.source, width), name,
+                       &m->memory[layer], b->e);
+    return m->memory[layer];
+}
+
+void lm_b_memory_type(lm_model *m)
+{
+    for (int64_t l = 0; l < m->config.layers; l++)
+        m->graph->value[m->memory[l]].t.dtype = m->build.precision.low;
+}
+
+lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv)
+{
+    lm_model *m = b->m;
+    const lm_layer *y = &m->config.layer[layer];
+    const lm_build *how = &m->build;
+    const int64_t queries = y->heads * y->head_dim, rest = 2 * y->kv_heads * y->head_dim;
+    lm_attention_attr attr = lm_b_attention_attr(m, layer);
+    kv = remember(b, layer, kv, rest);
+    attr.seq = how->source + how->seq;
+    attr.causal = false;
+    attr.site = lm_config_all_layers(&m->config) + layer;
+    if (how->mode == LM_MODE_TRAIN && how->dropout)
+        attr.dropout = m->config.drop_attn;
+    q = part_of(b, q, 0, how->batch * how->seq, queries + rest);
+    kv = part_of(b, kv, -queries, how->batch * how->source, queries + rest);
+    lm_vid in[5] = { join_rows(b, kv, q, queries + rest), LM_NONE, m->cross_hi, LM_NONE, LM_NONE };
+    return own_rows(b, lm_b_append(b, &lm_op_attention, &attr, in), queries);
+}
+
+/* ---- small ---- */
+
+static lm_vid by_formula(lm_builder *b, const char *text, lm_vid x, double factor)
+{
+    lm_vid y = LM_NONE;
+    const lm_formula_name names[] = { LM_IS("x", x), LM_MAKES("y", &y), LM_CONSTANT("c", factor) };
+    const lm_formula_scope scope = {
+        .name = names, .n_names = 3, .numbers = LM_NONE, .gate = LM_NONE
+    };
+    if (!lm_b_ok(b) || lm_formula_append(b->m->graph, text, &scope, b->e))
+        return LM_NONE;
+    return y;
+}
+
+lm_vid lm_b_scale(lm_builder *b, lm_vid x, double factor)
+{
+    return by_formula(b, "y = c * x", x, factor);
+}
+
+lm_vid lm_b_relu(lm_builder *b, lm_vid x)
+{
+    return by_formula(b, "y = max(x, c)", x, 0);
+}
+
+/* ---- what is not run ---- */
+
+static bool is_wanted(const lm_model *m, const lm_node *n, const bool *read)
+{
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] >= 0 && (read[n->out[i]] || m->graph->value[n->out[i]].role != LM_ROLE_ACT))
+            return true;
+    return false;
+}
+
+void lm_b_cut_encoder(lm_model *m)
+{
+    lm_graph *g = m->graph;
+    lm_err unseen = { 0 };
+    bool *read = NULL;
+    if (lm_alloc_n(&read, g->n_values, sizeof *read, "a pass", &unseen))
+        return; /* they run for nothing */
+    for (int64_t l = 0; m->build.encode && l < m->config.layers; l++)
+        read[m->memory[l]] = true;
+    if (m->logits >= 0)
+        read[m->logits] = true;
+    for (size_t k = g->n_nodes; k-- > 0;) {
+        lm_node *n = &g->node[k];
+        if (!is_wanted(m, n, read)) {
+            n->op = NULL;
+            continue;
+        }
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] >= 0)
+                read[n->in[i]] = true;
+    }
+    size_t kept = 0;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (g->node[k].op)
+            g->node[kept++] = g->node[k];
+    g->n_nodes = kept;
+    lm_free(read);
+}

@@ -1,0 +1,94 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# T5 in every tool: spans cut out of text, prompts that an encoder reads, and what such models do not have.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return
+    for i in {1..80}; do
+        echo "{\"text\":\"the river ran by the old bridge $i and the stones lay in the water\"}"
+    done > t.jsonl
+    sentinels=()
+    for i in {0..19}; do
+        sentinels+=(-s "<extra_id_$i>")
+    done
+    train-tokenizer -q -m unigram -V 120 -s '<pad>' -s '</s>' -s '<unk>' "${sentinels[@]}" -o tokenizer.json t.jsonl
+    shard-data -q --tokenizer tokenizer.json --val-fraction 0.2 -o data t.jsonl
+    init-model -q t5-9m -t tokenizer.json --set d_model=32 --set d_kv=8 --set d_ff=48 --set num_layers=2 \
+        --set num_decoder_layers=1 --set num_heads=2 --set dropout_rate=0.1 -o m
+}
+
+loss() {
+    eval-model -q "$@" --seq-len 32 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/'
+}
+
+@test "T5: trains on spans, resumes to the bit, evaluates as its validation, generates alike in any batch" {
+    args=(--batch-size 4 --seq-len 32 --lr 1e-2 --lr-schedule constant --save-every 10)
+    train -q m data -o r20 --steps 20 "${args[@]}" --objective span:density=0.15 --eval-every 20 --eval-batches 0 --metrics log
+    train -q m data -o r10 --steps 10 "${args[@]}"
+    train -q --resume r10 --steps 20
+    inspect-model --check r20 r10 > /dev/null
+    awk -v a="$(loss m data/val)" -v b="$(loss r20 data/val)" 'BEGIN { exit !(b < a - 0.3) }'
+    grep -q "\"event\":\"eval\".*\"loss\":$(loss r20 data/val)" log
+    eval-model -q r20 t.jsonl --seq-len 32 --json | grep -q '"task":"span"'
+    printf '{"prompt":"the river <extra_id_0> the old"}\n{"prompt":"stones"}\n{"prompt":"the water"}\n' > p.jsonl
+    generate -q r20 p.jsonl -n 8 --dtype f32 --temperature 0 -b 3 > a
+    generate -q r20 p.jsonl -n 8 --dtype f32 --temperature 0 -b 1 | cmp - a
+    generate -q r20 p.jsonl -n 8 --dtype f32 --n 3 --seed 4 -b 2 > c
+    [ "$(wc -l < c)" -eq 9 ]
+    [ "$(generate -q r20 -p 'the river' -n 4 --temperature 0 --echo | cut -c1-9)" = "the river" ]
+}
+
+@test "T5: converts, compresses, merges, and tells its memory" {
+    convert-model -q m -o low --dtype bf16
+    compress-ckpt -q m -o m.lmz
+    inspect-model --check m m.lmz > /dev/null
+    merge-models -q --method linear m m -o merged
+    inspect-model m | grep -q 'model *t5'
+    train --dry-run m --seq-len 32 2>&1 | grep -q 'total'
+    awk -v a="$(loss m data/val)" -v b="$(loss merged data/val)" 'BEGIN { d = a - b; exit !(d < 1e-4 && d > -1e-4) }'
+}
+
+@test "T5: what a model with an encoder cannot have is refused in a line" {
+    refused() {
+        run "$@"
+        [ "$status" -ne 0 ]
+        [[ "$output" == *"a t5 model has an encoder and a decoder"* ]]
+        [ "$(wc -l <<< "$output")" -eq 1 ]
+    }
+    refused generate -q m -p a --kv int8
+    refused generate -q m -p a --serve-batch 2
+    refused generate -q m -p a --save-cache c
+    refused peft-tune -q m t.jsonl -o a --steps 1 --seq-len 32
+    refused quantize-kv -q --calibrate --method fp8 m data/val --seq-len 32 -o c
+    refused quantize-kv -q --evaluate --methods int4 m data/val --seq-len 32
+    refused train -q m data -o x --steps 1 --objective clm
+    refused eval-model -q m t.jsonl --task multiple-choice --seq-len 32
+}
+
+@test "T5: spans without room, without sentinels, of models without an encoder; configs that contradict themselves" {
+    run train -q m data -o x --steps 1 --seq-len 2
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"2 tokens have no room for a span"* ]]
+    run train -q m data -o x --steps 1 --seq-len 64 --objective span:density=0.4,mean=1
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"the tokenizer has no <extra_id_"* ]]
+    init-model -q llama-1m -t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=1 \
+        --set num_attention_heads=2 --set num_key_value_heads=2 -o l
+    run train -q l data -o x --steps 1 --seq-len 32 --objective span
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"a llama model has no encoder"* ]]
+    run init-model t5-9m -t tokenizer.json --set relative_attention_num_buckets=6 -o x
+    [ "$status" -ne 0 ]
+    [[ "$output" == *'"relative_attention_num_buckets": is not a multiple of 4'* ]]
+    run init-model t5-9m -t tokenizer.json --set relative_attention_max_distance=16 -o x
+    [ "$status" -ne 0 ]
+    [[ "$output" == *'"relative_attention_max_distance": 16 is not above half of the 32 buckets'* ]]
+    run init-model t5-9m -t tokenizer.json --set feed_forward_proj=gated-tanh -o x
+    [ "$status" -ne 0 ]
+    [[ "$output" == *'"feed_forward_proj": only relu'* ]]
+    sed -E 's/("d_kv": )8/\116/' m/config.json > c
+    cp c m/config.json
+    run eval-model -q m data/val --seq-len 32
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'SelfAttention'*'has shape'* ]]
+}
