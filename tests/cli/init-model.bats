@@ -54,7 +54,7 @@ bloom-12m 12221184
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 36 ]
+    [ "${#lines[@]}" -eq 42 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {
