@@ -143,7 +143,7 @@ static lm_code wrong_shape(const lm_import *m, const lm_gguf_tensor *t, lm_err *
                    "tensor '%s' does not have the shape that the metadata require", t->name);
 }
 
-static lm_code match_piece(const lm_import *m, const gguf *q, const lm_piece *p,
+static lm_code match_piece(const lm_import *m, const gguf *q, const lm_gguf_piece *p,
                            const lm_gguf_tensor **out, lm_err *e)
 {
     const lm_gguf_tensor *t = *out = lm_gguf_find(q->g, p->name);
@@ -175,7 +175,7 @@ static lm_code match_pieces(lm_import *m, gguf *q, size_t i, int pieces, lm_err 
     }
     q->cut[i] = true;
     for (int k = 0; k < pieces; k++) {
-        const lm_piece p = lm_piece_of(&m->config, s, k);
+        const lm_gguf_piece p = lm_piece_of(&m->config, s, k);
         if (match_piece(m, q, &p, k ? &q->also[i] : &q->from[i], e))
             return e->code;
     }
@@ -369,7 +369,7 @@ static lm_code load_pieces(lm_import *m, gguf *q, size_t nth, const lm_st_tensor
     lm_code rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
     for (int k = 0; !rc && k < lm_pieces(&m->config, s); k++) {
         const lm_gguf_tensor *from = piece_from(q, nth, k);
-        const lm_piece p = lm_piece_of(&m->config, s, k);
+        const lm_gguf_piece p = lm_piece_of(&m->config, s, k);
         lm_rows r = { .name = from->name,
                       .from = lm_format_of_gguf(from->type),
                       .to = lm_format_of_dtype(t->dtype),
@@ -461,7 +461,7 @@ static lm_code codes_of_pieces(lm_import *m, gguf *q, size_t nth, void *dst)
     const lm_model_tensor *s = &q->wanted[nth];
     for (int k = 0; k < lm_pieces(&m->config, s); k++) {
         const lm_gguf_tensor *from = piece_from(q, nth, k);
-        const lm_piece p = lm_piece_of(&m->config, s, k);
+        const lm_gguf_piece p = lm_piece_of(&m->config, s, k);
         lm_piece_move_codes(&(lm_piece_job){ .piece = &p,
                                              .whole = dst,
                                              .part = (void *)(uintptr_t)lm_gguf_data(q->g, from) },

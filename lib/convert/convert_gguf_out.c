@@ -328,13 +328,13 @@ static bool has_factors(const lm_config *c)
     return c->ropes && c->rope[0].type == LM_ROPE_LLAMA3;
 }
 
-static lm_piece piece_of(const lm_import *m, const lm_model_tensor *s, int k)
+static lm_gguf_piece piece_of(const lm_import *m, const lm_model_tensor *s, int k)
 {
-    return k < 0 ? (lm_piece){ .outer = 0 } : lm_piece_of(&m->config, s, k);
+    return k < 0 ? (lm_gguf_piece){ .outer = 0 } : lm_piece_of(&m->config, s, k);
 }
 
 /* s, or a piece of it as a matrix. */
-static lm_model_tensor tensor_as(const lm_model_tensor *s, const lm_piece *p)
+static lm_model_tensor tensor_as(const lm_model_tensor *s, const lm_gguf_piece *p)
 {
     lm_model_tensor t = *s;
     if (!p)
@@ -355,7 +355,7 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
 
     for (size_t i = 0; i < b->n; i++) {
         const lm_model_tensor *want = &s->wanted[b->first[i]];
-        const lm_piece piece = piece_of(m, want, b->piece[i]);
+        const lm_gguf_piece piece = piece_of(m, want, b->piece[i]);
         const lm_model_tensor as = tensor_as(want, b->piece[i] < 0 ? NULL : &piece);
         const lm_format *codes = codes_of(m, s->from[b->first[i]], want);
         uint32_t type =
@@ -462,7 +462,7 @@ static lm_code write_rows(writer *w, lm_rows *r, const void *data, const float *
 }
 
 /* Codes of the source as they are, their rows in the order of the piece. */
-static lm_code write_codes(writer *w, const lm_piece *p, const lm_st_tensor *t, lm_err *e)
+static lm_code write_codes(writer *w, const lm_gguf_piece *p, const lm_st_tensor *t, lm_err *e)
 {
     const lm_gguf_tensor *want = lm_gguf_next(w->w);
     const size_t row = want->bytes / (size_t)(p->outer * p->inner);
@@ -481,7 +481,7 @@ static lm_code write_piece(writer *w, const lm_model_tensor *s, int k, const lm_
                            lm_err *e)
 {
     const lm_gguf_tensor *want = lm_gguf_next(w->w);
-    const lm_piece p = piece_of(w->m, s, k);
+    const lm_gguf_piece p = piece_of(w->m, s, k);
     const lm_model_tensor as = tensor_as(s, &p);
     const lm_format *from = lm_format_of_dtype(t->dtype), *to = lm_format_of_gguf(want->type);
     const size_t size = lm_dtype_size(t->dtype);

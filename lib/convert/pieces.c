@@ -30,7 +30,7 @@ static void name_of(const lm_config *c, const lm_model_tensor *s, int k, char ou
              s->bias ? ".bias" : ".weight");
 }
 
-static void cut_latents(const lm_layer *y, int k, lm_piece *p)
+static void cut_latents(const lm_layer *y, int k, lm_gguf_piece *p)
 {
     const lm_latent *a = &y->latent;
     p->ndim = 3;
@@ -44,7 +44,7 @@ static void cut_latents(const lm_layer *y, int k, lm_piece *p)
 }
 
 /* s [experts, in, out], or its bias [experts, out], of which a piece has each `by`th number. */
-static void cut_experts(const lm_model_tensor *s, int k, int by, lm_piece *p)
+static void cut_experts(const lm_model_tensor *s, int k, int by, lm_gguf_piece *p)
 {
     const int64_t in = s->bias ? 1 : s->dim[1], out = s->dim[s->bias ? 1 : 2];
     p->ndim = s->bias ? 2 : 3;
@@ -57,9 +57,9 @@ static void cut_experts(const lm_model_tensor *s, int k, int by, lm_piece *p)
     p->step = s->bias ? by : out;
 }
 
-lm_piece lm_piece_of(const lm_config *c, const lm_model_tensor *s, int k)
+lm_gguf_piece lm_piece_of(const lm_config *c, const lm_model_tensor *s, int k)
 {
-    lm_piece p = { .outer = 0 };
+    lm_gguf_piece p = { .outer = 0 };
     name_of(c, s, k, p.name);
     if (s->part == LM_PART_KV_B)
         cut_latents(&c->layer[s->layer], k, &p);
@@ -68,7 +68,7 @@ lm_piece lm_piece_of(const lm_config *c, const lm_model_tensor *s, int k)
     return p;
 }
 
-int lm_piece_shape(const lm_piece *p, int64_t dim[3])
+int lm_piece_shape(const lm_gguf_piece *p, int64_t dim[3])
 {
     dim[0] = p->outer;
     dim[1] = p->ndim == 3 ? p->inner : p->cols;
@@ -92,7 +92,7 @@ static void move_one(const lm_piece_job *j, int64_t whole, int64_t part)
 static void move_range(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const lm_piece_job *j = ctx;
-    const lm_piece *p = j->piece;
+    const lm_gguf_piece *p = j->piece;
     (void)worker;
     for (int64_t o = begin; o < end; o++)
         for (int64_t i0 = 0; i0 < p->inner; i0 += TILE)
@@ -116,7 +116,7 @@ bool lm_piece_has_codes(const lm_model_tensor *s)
 
 void lm_piece_move_codes(const lm_piece_job *j, size_t row)
 {
-    const lm_piece *p = j->piece;
+    const lm_gguf_piece *p = j->piece;
     for (int64_t o = 0; o < p->outer; o++)
         for (int64_t i = 0; i < p->inner; i++) {
             /* row base + i inner_step of the transpose of matrix o, which has `step` rows */

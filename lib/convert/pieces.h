@@ -21,17 +21,17 @@ typedef struct {
     int ndim; /* 2: [outer, cols], inner is 1 */
     int64_t outer, inner, cols;
     int64_t base, outer_step, inner_step, step;
-} lm_piece;
+} lm_gguf_piece;
 
 /* The number of such tensors of s; 0: it is one, as names.h says. */
 int lm_pieces(const lm_config *c, const lm_model_tensor *s);
-lm_piece lm_piece_of(const lm_config *c, const lm_model_tensor *s, int k);
+lm_gguf_piece lm_piece_of(const lm_config *c, const lm_model_tensor *s, int k);
 /* Its shape; returns the number of dimensions. */
-int lm_piece_shape(const lm_piece *p, int64_t dim[3]);
+int lm_piece_shape(const lm_gguf_piece *p, int64_t dim[3]);
 
 /* The elements of a piece, of `size` bytes each, from Hugging Face's tensor (out) or into it. */
 typedef struct {
-    const lm_piece *piece;
+    const lm_gguf_piece *piece;
     size_t size;
     void *whole, *part; /* of Hugging Face's shape, and of the piece's */
     bool out;

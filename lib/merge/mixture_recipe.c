@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-
 enum { MOST_EXPERTS = 4096 };
 
 typedef struct {

@@ -21,7 +21,7 @@ enum { LM_TARGETS_DENSITY, LM_TARGETS_MEAN };
 
 typedef struct {
     lm_targets_kind kind;
-    double key[LM_TARGETS_KEYS]; /* of the kind; their defaults where none is given */
+    double key[LM_TARGETS_KEYS]; /* of the kind; absent ones have their defaults */
 } lm_targets;
 
 extern const char *const lm_targets_names[]; /* ended by NULL */
