@@ -92,9 +92,19 @@ static lm_code read_head(const json_t *o, const char *where, lm_config *c, lm_er
     return LM_OK;
 }
 
+/* Outputs begin with the padding token if no other is given. */
+static lm_code read_start(const json_t *o, const char *where, lm_config *c, lm_err *e)
+{
+    const json_t *own = json_object_get(o, "decoder_start_token_id"),
+                 *pad = json_object_get(o, "pad_token_id");
+    const char *key = (own && !json_is_null(own)) || !pad || json_is_null(pad)
+                          ? "decoder_start_token_id"
+                          : "pad_token_id";
+    return lm_json_i64_or(o, key, 0, 0, c->vocab - 1, &c->start, where, e);
+}
+
 static lm_code read_core(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
-    const json_t *pad = json_object_get(o, "pad_token_id");
     double rate;
     bool both;
 
@@ -105,9 +115,7 @@ static lm_code read_core(const json_t *o, const char *where, lm_config *c, lm_er
         lm_json_f64_or(o, "layer_norm_epsilon", 1e-6, &c->norm_eps, where, e) ||
         lm_json_f64_or(o, "dropout_rate", 0.1, &rate, where, e) ||
         lm_json_f64_or(o, "initializer_factor", 1, &c->init_std, where, e) ||
-        lm_json_i64_or(o, "decoder_start_token_id",
-                       json_is_integer(pad) ? json_integer_value(pad) : 0, 0, c->vocab - 1,
-                       &c->start, where, e))
+        read_start(o, where, c, e))
         return e->code;
     if (!both)
         return lm_read_bad(where, "is_encoder_decoder", e, "one half alone is not supported");

@@ -290,7 +290,7 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
         b, &(lm_adapt_heads){ layer, m->tokens, qkv, lm_b_rotates_late(&m->build, layer) });
     if (m->config.layer[layer].buckets) {
         bias = b->relative;
-        attr.bias_zero = m->config.layer[layer].far;
+        attr.bias_zero = lm_b_farthest(b);
     }
     if (m->build.mode == LM_MODE_GENERATE)
         return lm_b_cached_attention(b, layer, qkv, sinks, bias, &attr);

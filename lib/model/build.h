@@ -141,6 +141,8 @@ void lm_b_enter_encoder(lm_builder *b, lm_b_side *side);
 void lm_b_leave_encoder(lm_builder *b, const lm_b_side *side);
 /* Layers in front of those that are built now. */
 int64_t lm_b_first_layer(const lm_builder *b);
+/* The largest distance with a column of its own in the stack that is built now: no larger one occurs, or gets another bias. */
+int64_t lm_b_farthest(const lm_builder *b);
 /* Biases of a stack by distance, from its table [buckets,H]. */
 lm_vid lm_b_relative(lm_builder *b, lm_vid table);
 /* Attention of rows q [B*T,HD] to the keys and values kv [B*S,2KD] of their sources, of which those that this graph keeps
@@ -149,7 +151,7 @@ lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv);
 /* GENERATE: memory is of the type of activations. */
 void lm_b_memory_type(lm_model *m);
 /* Remove the nodes that memory, logits or caches do not need: all parameters have got their types by them. */
-void lm_b_cut_encoder(lm_model *m);
+lm_code lm_b_cut_encoder(lm_model *m, lm_err *e);
 /* x times a number. */
 lm_vid lm_b_scale(lm_builder *b, lm_vid x, double factor);
 

@@ -19,7 +19,8 @@
 lm_code lm_b_check_encoder(const lm_config *c, const lm_build *b, lm_err *e)
 {
     const char *what = b->adapt                  ? "adapters"
-                       : b->rows || b->kept      ? "pages of several texts"
+                       : b->kept                 ? "policies of caches"
+                       : b->rows                 ? "pages of several texts"
                        : b->kv                   ? "coded caches"
                        : b->teacher || b->states ? "teachers"
                        : b->value || c->scores   ? "scores"
@@ -80,12 +81,20 @@ int64_t lm_b_first_layer(const lm_builder *b)
 
 /* ---- biases by distance ---- */
 
+int64_t lm_b_farthest(const lm_builder *b)
+{
+    const lm_build *how = &b->m->build;
+    const int64_t rows = how->mode == LM_MODE_GENERATE ? how->cache : how->seq,
+                  far = b->m->config.layer[0].far;
+    return far < rows ? far : rows - 1;
+}
+
 /* Columns of distances from -far on: to 0, or to far where keys behind a query are seen too. */
 lm_vid lm_b_relative(lm_builder *b, lm_vid table)
 {
     const lm_layer *y = &b->m->config.layer[0];
     const lm_distance_buckets buckets = { y->buckets, y->far, y->bidirectional };
-    const int64_t n = y->far + 1 + (y->bidirectional ? y->far : 0);
+    const int64_t far = lm_b_farthest(b), n = far + 1 + (y->bidirectional ? far : 0);
     const lm_distance_bias_attr attr = { LM_ACC_FIRST };
     int32_t *bucket = NULL;
     lm_vid ids = LM_NONE;
@@ -94,7 +103,7 @@ lm_vid lm_b_relative(lm_builder *b, lm_vid table)
                        b->whole ? "encoder.buckets" : "buckets", &ids, b->e))
         return LM_NONE;
     for (int64_t i = 0; i < n; i++)
-        bucket[i] = lm_distance_bucket(&buckets, i - y->far);
+        bucket[i] = lm_distance_bucket(&buckets, i - far);
     lm_b_const(b, ids, NULL, bucket, n);
     return lm_b_append(b, &lm_op_distance_bias, &attr, (lm_vid[]){ table, ids });
 }
@@ -223,13 +232,12 @@ static bool is_wanted(const lm_model *m, const lm_node *n, const bool *read)
     return false;
 }
 
-void lm_b_cut_encoder(lm_model *m)
+lm_code lm_b_cut_encoder(lm_model *m, lm_err *e)
 {
     lm_graph *g = m->graph;
-    lm_err unseen = { 0 };
     bool *read = NULL;
-    if (lm_alloc_n(&read, g->n_values, sizeof *read, "a pass", &unseen))
-        return; /* they run for nothing */
+    if (lm_alloc_n(&read, g->n_values, sizeof *read, "a pass", e))
+        return e->code;
     for (int64_t l = 0; m->build.encode && l < m->config.layers; l++)
         read[m->memory[l]] = true;
     if (m->logits >= 0)
@@ -250,4 +258,5 @@ void lm_b_cut_encoder(lm_model *m)
             g->node[kept++] = g->node[k];
     g->n_nodes = kept;
     lm_free(read);
+    return LM_OK;
 }

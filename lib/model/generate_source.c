@@ -115,7 +115,7 @@ void generator_source_free(lm_generator *g)
     generator_source *s = g->source;
     if (!s)
         return;
-    for (int i = s->n - 1; i >= 0; i--) {
+    for (int i = ENCODERS - 1; i >= 0; i--) { /* one that did not open has parts too */
         lm_exec_free(s->graph[i].x);
         lm_model_free(s->graph[i].m);
         lm_mirror_fini(&s->graph[i].inputs);

@@ -355,9 +355,7 @@ static lm_code build(lm_model *m, lm_err *e)
         return e->code;
     if (keep_formats(m, e))
         return e->code;
-    if (m->memory)
-        lm_b_cut_encoder(m);
-    return LM_OK;
+    return m->memory ? lm_b_cut_encoder(m, e) : LM_OK;
 }
 
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e)

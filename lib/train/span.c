@@ -28,7 +28,7 @@ static void count(int64_t n, double density, double mean, lm_span *s)
 
 lm_code lm_span_fit(int64_t source, double density, double mean, lm_span *out, lm_err *e)
 {
-    lm_span next;
+    lm_span next = { 0 };
     count(2, density, mean, out);
     if (out->source > source)
         return lm_fail(e, LM_EUSAGE, "spans", "use longer sequences",

@@ -669,6 +669,14 @@ static void describe(const lm_model *m, int i, lm_update_tensor *t)
     t->shape.dim[0] = s->rows;
 }
 
+/* The layer of a tensor: the encoder's have numbers of their own. */
+static const lm_layer *layer_of(const lm_config *c, const lm_model_tensor *t)
+{
+    const char *encoders = c->encoder ? c->encoder->arch->layers : NULL;
+    return encoders && !strncmp(t->hf, encoders, strlen(encoders)) ? &c->encoder->layer[t->layer]
+                                                                   : &c->layer[t->layer];
+}
+
 /* The tensor of conversion's list with this name; *at: the start of the search, as both lists are
  * ordered by layers. */
 static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n, size_t *at,
@@ -685,7 +693,7 @@ static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n
     t->layer = known[k].layer;
     bool q = t->part == LM_PART_Q, kv = t->part == LM_PART_K || t->part == LM_PART_V;
     if (q || kv || t->part == LM_PART_QKV) {
-        const lm_layer *y = &c->layer[t->layer];
+        const lm_layer *y = layer_of(c, &known[k]);
         t->heads = q ? y->heads : kv ? y->kv_heads : y->heads + 2 * y->kv_heads;
         t->head_dim = y->head_dim;
     }

@@ -38,6 +38,15 @@ loss() {
     [ "$(generate -q r20 -p 'the river' -n 4 --temperature 0 --echo | cut -c1-9)" = "the river" ]
 }
 
+@test "T5: distances that no text has take no memory" {
+    cp -r m far
+    sed -Ei 's/("relative_attention_max_distance": )[0-9]+/\11073741824/' far/config.json
+    grep -q 1073741824 far/config.json
+    run bash -c 'ulimit -v 2000000; eval-model -q -j 1 far data/val --seq-len 32 --json'
+    [ "$status" -eq 0 ]
+    [[ "$output" == *'"loss":'* ]]
+}
+
 @test "T5: converts, compresses, merges, and tells its memory" {
     convert-model -q m -o low --dtype bf16
     compress-ckpt -q m -o m.lmz
@@ -77,6 +86,24 @@ loss() {
     run train -q l data -o x --steps 1 --seq-len 32 --objective span
     [ "$status" -eq 2 ]
     [[ "$output" == *"a llama model has no encoder"* ]]
+    init-model -q bert-base -t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=1 \
+        --set num_attention_heads=2 -o bert
+    run train -q bert data -o x --steps 1 --seq-len 32 --objective span
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"a bert model has no encoder"* ]]
+    cp -r m endless
+    sed -Ei 's/"eos_token_id": [0-9]+/"eos_token_id": null/' endless/config.json
+    run eval-model -q endless data/val --seq-len 32
+    [ "$status" -ne 0 ]
+    [[ "$output" == *"the model has no end token"* ]]
+    cp -r m beginless
+    sed -Ei 's/"decoder_start_token_id": [0-9]+/"decoder_start_token_id": null/; s/("pad_token_id": )[0-9]+/\11000000000/' \
+        beginless/config.json
+    grep -q 1000000000 beginless/config.json
+    run eval-model -q beginless data/val --seq-len 32
+    [ "$status" -ne 0 ]
+    [[ "$output" == *"'pad_token_id' is 1000000000"* ]]
+    [ "$(wc -l <<< "$output")" -eq 1 ]
     run init-model t5-9m -t tokenizer.json --set relative_attention_num_buckets=6 -o x
     [ "$status" -ne 0 ]
     [[ "$output" == *'"relative_attention_num_buckets": is not a multiple of 4'* ]]

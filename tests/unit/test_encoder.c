@@ -15,6 +15,7 @@
 #include "loaded_case.h"
 #include "model/generate.h"
 #include "model_run.h"
+#include "train/update.h"
 
 enum { S = 11, T = 7, B = 2, V = 23 };
 static const int32_t length[B] = { S, 5 };
@@ -32,13 +33,18 @@ static const char *const models[] = {
 };
 enum { MODELS = sizeof models / sizeof *models };
 
-static void read_model(int i, lm_config *c)
+static void read_config(const char *text, lm_config *c)
 {
     lm_err e = { 0 };
     json_t *o;
-    must(lm_json_parse(models[i], strlen(models[i]), "config", &o, &e), &e);
+    must(lm_json_parse(text, strlen(text), "config", &o, &e), &e);
     must(lm_config_read(o, "config", c, &e), &e);
     json_decref(o);
+}
+
+static void read_model(int i, lm_config *c)
+{
+    read_config(models[i], c);
 }
 
 static lm_build build_of(lm_mode mode, lm_dtype low)
@@ -209,10 +215,39 @@ static void test_splits(void **state)
     }
 }
 
+/* An optimiser sees the heads of the encoder's layers, of which there are more than the decoder has. */
+static void test_heads(void **state)
+{
+    static const char *const deep =
+        "{\"model_type\":\"t5\",\"vocab_size\":23,\"d_model\":16,\"d_kv\":6,\"d_ff\":20,\"num_"
+        "layers\":9,\"num_decoder_layers\":1,\"num_heads\":3,\"dropout_rate\":0}";
+    const lm_build build = build_of(LM_MODE_TRAIN, LM_DTYPE_F32);
+    lm_update_tensor *t;
+    lm_err e = { 0 };
+    lm_config c;
+    lm_model *m;
+    int n, met = 0;
+    (void)state;
+    read_config(deep, &c);
+    must(lm_model_build(&c, &build, &m, &e), &e);
+    must(lm_update_tensors(m, &t, &n, &e), &e);
+    for (int i = 0; i < n; i++)
+        if (t[i].part == LM_PART_Q || t[i].part == LM_PART_K || t[i].part == LM_PART_V) {
+            assert_int_equal(t[i].heads, 3);
+            assert_int_equal(t[i].head_dim, 6);
+            met++;
+        }
+    assert_int_equal(met, 3 * 10);
+    lm_free(t);
+    lm_model_free(m);
+    lm_config_fini(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_gradients),
                                         cmocka_unit_test(test_padding),
-                                        cmocka_unit_test(test_splits) };
+                                        cmocka_unit_test(test_splits),
+                                        cmocka_unit_test(test_heads) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
