@@ -10,6 +10,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "convert/convert_impl.h"
+#include "convert/gguf_deepseek.h"
 #include "convert/gguf_meta.h"
 #include "convert/pieces.h"
 #include "format/safetensors_table.h"
@@ -214,16 +215,62 @@ static bool is_used(const gguf *q, size_t i, const char *name)
     return !strcmp(q->from[i]->name, name) || (q->also[i] && !strcmp(q->also[i]->name, name));
 }
 
-/* Newer files of DeepSeek have the layers that predict tokens further on behind the others. */
-static bool is_further(const lm_import *m, const char *name)
+/* True if `name` is of one of the `further` layers behind those of the model. */
+static bool is_further(const lm_import *m, const char *name, int64_t further)
 {
-    return lm_gguf_has_key(m->config.arch, "attention.kv_lora_rank") && !strncmp(name, "blk.", 4) &&
-           strtoll(name + 4, NULL, 10) >= m->config.layers;
+    static const char block[] = "blk.";
+    const size_t n = sizeof block - 1;
+    char *end;
+    if (strncmp(name, block, n) != 0 || name[n] < '0' || name[n] > '9')
+        return false;
+    const int64_t layer = strtoll(name + n, &end, 10);
+    return *end == '.' && layer >= m->config.layers && layer - m->config.layers < further;
+}
+
+/* True if required tensors do not need the one of this name, but readers know it. */
+static bool is_known(const lm_import *m, const char *name)
+{
+    char head[LM_TENSOR_NAME];
+    return !strcmp(name, LM_GGUF_ROPE_FREQS) ||
+           (m->config.tied &&
+            !strcmp(name, lm_tensor_gguf_name(m->config.arch, LM_PART_OUTPUT, -1, false, head)));
+}
+
+/* The tensors that hold no required one: each must be known. */
+static lm_code check_others(const lm_import *m, const gguf *q, lm_err *e)
+{
+    const char *first = NULL;
+    char more[40] = "";
+    size_t n = 0;
+    int64_t further;
+
+    if (lm_gguf_get_further(q->g, m->config.arch, &further, e))
+        return e->code;
+    for (size_t i = 0; i < lm_gguf_count(q->g); i++) {
+        const char *name = lm_gguf_at(q->g, i)->name;
+        const bool behind = is_further(m, name, further);
+        bool known = behind || is_known(m, name);
+        for (size_t k = 0; !known && k < q->n; k++)
+            known = is_used(q, k, name);
+        if (!known)
+            return lm_fail(e, LM_EUSAGE, m->path, NULL,
+                           "tensor '%.80s' is unknown to the architecture %s", name,
+                           lm_arch_name(m->config.arch));
+        if (behind && !n++)
+            first = name;
+    }
+    if (n > 1)
+        snprintf(more, sizeof more, " and %zu more", n - 1);
+    if (n)
+        lm_log(
+            m->sink, LM_LOG_WARN,
+            "%s: '%s'%s: left out: modules that predict tokens further on are not read from GGUF",
+            m->path, first, more);
+    return LM_OK;
 }
 
 static lm_code match(lm_import *m, gguf *q, lm_err *e)
 {
-    char head[LM_TENSOR_NAME];
     size_t used = 0;
     lm_code rc = check_sizes(m, q, e);
 
@@ -240,21 +287,7 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
         used += !rc && (!i || q->from[i] != q->from[i - 1]);
         used += !rc && q->also[i];
     }
-    if (rc || used == lm_gguf_count(q->g))
-        return rc;
-    lm_tensor_gguf_name(m->config.arch, LM_PART_OUTPUT, -1, false, head);
-    for (size_t i = 0; i < lm_gguf_count(q->g); i++) {
-        const char *name = lm_gguf_at(q->g, i)->name;
-        bool known = !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, head)) ||
-                     is_further(m, name);
-        for (size_t k = 0; !known && k < q->n; k++)
-            known = is_used(q, k, name);
-        if (!known)
-            return lm_fail(e, LM_EUSAGE, m->path, NULL,
-                           "tensor '%.80s' is unknown to the architecture %s", name,
-                           lm_arch_name(m->config.arch));
-    }
-    return LM_OK;
+    return rc || used == lm_gguf_count(q->g) ? rc : check_others(m, q, e);
 }
 
 /* The type of an imported tensor: its own; its original type `made` if it was only widened to F32

@@ -142,6 +142,15 @@ static void set(reader *r, const char *key, int64_t n)
     json_object_set_new(r->o, key, json_integer(n));
 }
 
+lm_code lm_gguf_get_further(const lm_gguf *g, const lm_arch *a, int64_t *layers, lm_err *e)
+{
+    reader r = { .g = g, .arch = a->gguf, .e = e };
+    *layers = 0;
+    return lm_gguf_has_key(a, "attention.kv_lora_rank")
+               ? whole(&r, "nextn_predict_layers", 0, layers)
+               : LM_OK;
+}
+
 lm_code lm_gguf_get_latent(const lm_gguf *g, const lm_arch *a, json_t *out, lm_err *e)
 {
     reader r = { .g = g, .arch = a->gguf, .o = out, .e = e };
@@ -153,14 +162,13 @@ lm_code lm_gguf_get_latent(const lm_gguf *g, const lm_arch *a, json_t *out, lm_e
         whole(&r, "attention.key_length", -1, &key) ||
         whole(&r, "attention.value_length", -1, &value) ||
         whole(&r, "attention.value_length_mla", value, &value) ||
-        whole(&r, "nextn_predict_layers", 0, &further) ||
-        whole(&r, "attention.key_length_mla", key, &key))
+        lm_gguf_get_further(g, a, &further, e) || whole(&r, "attention.key_length_mla", key, &key))
         return e->code;
     if (key <= rope)
         return lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL,
                        "'%s' is %" PRId64 ", but %" PRId64 " numbers of a head are rotated", r.key,
                        key, rope);
-    if (further) /* which block_count counts, too */
+    if (further)
         set(&r, "num_hidden_layers", layers > further ? layers - further : 0);
     json_object_set(out, "num_key_value_heads", json_object_get(out, "num_attention_heads"));
     json_object_set_new(out, "q_lora_rank", q ? json_integer(q) : json_null());

@@ -21,6 +21,8 @@ lm_code lm_gguf_check_scored(const lm_import *m, lm_err *e);
 /* Keys of config.json from those, added to `out`, which has the heads and layers.  Fails: LM_EFORMAT naming a key. */
 lm_code lm_gguf_get_latent(const lm_gguf *g, const lm_arch *a, json_t *out, lm_err *e);
 lm_code lm_gguf_get_scored(const lm_gguf *g, const lm_arch *a, json_t *out, lm_err *e);
+/* Layers that predict tokens further on: llama.cpp has them behind the others, and block_count counts them. */
+lm_code lm_gguf_get_further(const lm_gguf *g, const lm_arch *a, int64_t *layers, lm_err *e);
 /* True if the scores of a file's experts are sigmoids. */
 lm_code lm_gguf_scores_sigmoid(const lm_gguf *g, const char *arch, bool *sigmoid, lm_err *e);
 

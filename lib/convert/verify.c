@@ -153,6 +153,7 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
     bool packed = lm_verify_is_packed(t->name, plain, sizeof plain);
     const lm_model_tensor *s = wanted_named(p, packed ? plain : t->name);
     lm_fused fused;
+    lm_part of;
 
     if (!s && lm_fused_find(p->c, t->name, &fused)) {
         check_fused(p, &fused, t);
@@ -169,7 +170,10 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
     } else if (lm_config_ties(p->c, t->name)) {
         lm_verify_say(p->f, false, file, t->name,
                       "is not read: config.json ties the head to the embedding");
-    } else if (lm_config_passes_over(p->c, t->name)) {
+    } else if (lm_ahead_is_copy(p->c, t->name, &of)) {
+        lm_verify_say(p->f, false, file, t->name, "is a copy of %s",
+                      of == LM_PART_EMBED ? "the embedding" : "the head");
+    } else if (lm_ahead_layer(p->c, t->name) < 0 && lm_config_passes_over(p->c, t->name)) {
         lm_verify_say(p->f, false, file, t->name,
                       lm_config_bidirectional(p->c)
                           ? "is not read: it is of another head than that of masked tokens"
@@ -183,7 +187,11 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
 static lm_code check_parts(const lm_model_source *m, const lm_config *c, lm_findings *f, lm_err *e)
 {
     parts p = { .m = m, .c = c, .f = f };
-    lm_code rc = lm_model_tensors_make(c, &p.wanted, &p.n, e);
+    bool ahead = false; /* transformers saves the key without the tensors */
+    for (size_t i = 0; !ahead && i < lm_model_source_count(m); i++)
+        ahead = lm_ahead_layer(c, lm_model_source_at(m, i)->name) >= 0;
+    lm_code rc = ahead ? lm_model_tensors_make_all(c, &p.wanted, &p.n, e)
+                       : lm_model_tensors_make(c, &p.wanted, &p.n, e);
 
     if (!rc)
         rc = lm_alloc_n(&p.sorted, p.n, sizeof(lm_model_tensor *), "names of tensors", e);

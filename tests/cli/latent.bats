@@ -119,6 +119,15 @@ loss() {
         generate -q $m-q8.gguf -p "the river" -n 2 --temperature 0 > /dev/null
     done
     [ "$(jq .model_type v2-made/config.json)" = '"deepseek_v2"' ]
+    # A file whose metadata count fewer layers than it has.
+    key=deepseek2.block_count
+    at=$(grep -obUa -m1 $key bare.gguf | head -n 1 | cut -d: -f1)
+    printf '\001' | dd of=bare.gguf bs=1 seek=$((at + ${#key} + 4)) conv=notrunc status=none
+    for tool in "convert-model bare.gguf -o fewer" "eval-model bare.gguf t.jsonl"; do
+        run $tool
+        [[ "$status" -ne 0 && "$output" == *"bare.gguf: tensor 'blk.1."*"' is unknown to the architecture "* ]]
+    done
+    [ ! -e fewer ]
     # What llama.cpp computes otherwise is refused or said.
     small bias q_lora_rank=14 attention_bias=true
     small halves q_lora_rank=14 rope_interleave=false

@@ -132,6 +132,16 @@ last() { # METRICS KEY
     [[ $output == *'tensor "model.layers.3.'*'" is missing' ]]
     cp -r m fewer
     rekey fewer num_nextn_predict_layers 0
+    # The check of a folder knows the modules: copies are all that is not read.
+    run inspect-model --verify m
+    [[ "$status" -eq 0 && "$output" == *"model.layers.2.embed_tokens.weight"*"is a copy of the embedding"* ]]
+    [[ "$output" == *"model.layers.2.shared_head.head.weight"*"is a copy of the head"* ]]
+    run ! grep -q 'is not read' <<< "$output"
+    inspect-model --verify none > /dev/null
+    cp -r m wrong
+    sed -i 's/eh_proj/eh_prob/' wrong/model.safetensors
+    run -3 inspect-model --verify wrong
+    [[ "$output" == *"eh_prob.weight"*"is read by no part"* && "$output" == *"eh_proj.weight"*"is missing"* ]]
     for tool in "train -q fewer data -o x --steps 1" "eval-model -q fewer t.jsonl"; do
         run -1 $tool
         [[ $output == *'tensor "model.layers.2.'*'" does not belong to a deepseek_v3 model' ]]
