@@ -418,13 +418,23 @@ static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
     return y->row_bytes * (double)y->heads * (double)(window > 0 && window < n ? window : n);
 }
 
+static bool is_read(const lm_graph *g, lm_vid v)
+{
+    for (size_t k = 0; k < g->n_nodes; k++)
+        for (int i = 0; i < g->node[k].n_in; i++)
+            if (g->node[k].in[i] == v)
+                return true;
+    return false;
+}
+
 double lm_generator_step_bytes(const lm_generator *g)
 {
     const lm_model *m = generator_model(g);
     const lm_config *c = &m->config;
-    double bytes = 0;
-    for (int i = 0; i < m->n_params; i++)
-        bytes += (double)lm_stored_bytes(&m->graph->value[m->param[i].value].t);
+    double bytes = generator_source_bytes_read(g);
+    for (int i = 0; i < m->n_params; i++) /* an encoder's do not belong to a step */
+        if (is_read(m->graph, m->param[i].value))
+            bytes += (double)lm_stored_bytes(&m->graph->value[m->param[i].value].t);
     /* tables of which only a few rows are read: an embedding that is not the head, and learned
      * positions */
     int64_t looked_up =

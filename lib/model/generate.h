@@ -93,7 +93,8 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot);
 /* Of these the tokens that the caches of a layer hold: with a policy, those that stay. */
 int64_t lm_generator_held(const lm_generator *g, int64_t slot, int64_t layer);
 /* Bytes that one decoding step reads: every weight of a matrix product and norm once, and the
- * filled part of the caches, as stored, in layers with a window at most as many rows as that. */
+ * filled part of the caches, as stored, in layers with a window at most as many rows as that; with an encoder, the
+ * decoder's weights and what the caches hold of sources. */
 double lm_generator_step_bytes(const lm_generator *g);
 /* Why lm_generator_next starts each kernel separately although the backend has recordings: the
  * reason of its refusal; NULL otherwise.  Valid as long as g. */

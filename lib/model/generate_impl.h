@@ -159,6 +159,8 @@ void generator_source_free(lm_generator *g);
 void generator_source_bind_store(lm_generator *g, const lm_store *store);
 /* Bytes of what is kept of sources. */
 size_t generator_source_bytes(const lm_generator *g);
+/* Of the sources of all slots, those that a step of decoding reads. */
+double generator_source_bytes_read(const lm_generator *g);
 /* Bind the sources from `slot` on to the graph. */
 void generator_source_bind(const lm_generator *g, const row_graph *r, int64_t slot);
 /* Before a graph of prompts runs. */

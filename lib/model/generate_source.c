@@ -144,6 +144,15 @@ size_t generator_source_bytes(const lm_generator *g)
     return g->source ? g->source->bytes : 0;
 }
 
+double generator_source_bytes_read(const lm_generator *g)
+{
+    const generator_source *s = g->source;
+    double rows = 0;
+    for (int64_t i = 0; s && i < g->batch; i++)
+        rows += (double)s->length[i];
+    return s ? rows * (double)s->row_bytes * (double)generator_model(g)->config.layers : 0;
+}
+
 /* ---- what graphs read ---- */
 
 void generator_source_bind(const lm_generator *g, const row_graph *r, int64_t slot)

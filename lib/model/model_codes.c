@@ -46,6 +46,8 @@ static const lm_op *const embed_readers[] = { &lm_op_embed,
 /* True if all readers of v are among these operators, inside the layers or outside of them; false without readers. */
 static bool is_read_by(const lm_model *m, lm_vid v, const lm_op *const *ops, bool in_layers)
 {
+    /* those of an encoder too; modules that predict further on are outside */
+    const int64_t layers = lm_config_all_layers(&m->config) - m->config.ahead;
     bool read = false;
     for (size_t k = 0; k < m->graph->n_nodes; k++) {
         const lm_node *n = &m->graph->node[k];
@@ -55,7 +57,7 @@ static bool is_read_by(const lm_model *m, lm_vid v, const lm_op *const *ops, boo
                 continue;
             while (*op && *op != n->op)
                 op++;
-            if (!*op || (n->layer >= 0 && n->layer < m->config.layers) != in_layers)
+            if (!*op || (n->layer >= 0 && n->layer < layers) != in_layers)
                 return false;
             read = true;
         }

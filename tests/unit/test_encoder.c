@@ -182,6 +182,9 @@ static void test_splits(void **state)
         feed(&r, 0);
         runner_run(&r);
         const float *want = lm_exec_data(r.exec, r.model->loss);
+        if (!k) /* two layers of the decoder, without products of the source; table, norm and embedding */
+            assert_true(lm_generator_step_bytes(g) ==
+                        4.0 * (2 * (6 * 16 * 18 + 2 * 16 * 20 + 3 * 16) + 8 * 3 + 16 + V * 16));
         for (int64_t split = 1; split <= T; split++) {
             const float *logits;
             uint32_t ids[S], text[T];
@@ -190,7 +193,11 @@ static void test_splits(void **state)
                     ids[i] = (uint32_t)id_at(0, s * S + i);
                 for (int64_t i = 0; i < T; i++)
                     text[i] = (uint32_t)id_at(1, s * T + i);
+                double before = lm_generator_step_bytes(g);
                 must(lm_generator_encode(g, B, ids, length[s], &e), &e); /* moved to its slot */
+                if (!s && split == 1)
+                    assert_true(lm_generator_step_bytes(g) - before ==
+                                4.0 * S * 2 * (k ? 2 * 2 * 4 : 2 * 3 * 6));
                 must(lm_generator_prompt(g, B, text, split, &logits, &e), &e);
                 must(lm_generator_copy(g, B, s, &e), &e);
                 double far =
