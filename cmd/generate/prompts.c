@@ -55,15 +55,22 @@ static lm_code encode(generate_work *w, const char *text, size_t len, lm_ids *id
     return LM_OK;
 }
 
+/* A context beyond the model's positions is possible: a policy numbers what it keeps, or no position is numbered. */
+static bool goes_further(const generate_work *w)
+{
+    const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
+    return (p && p->ranked) || w->model.config.layer[0].alibi;
+}
+
 static lm_code fits(const generate_work *w, const lm_completion *c, const char *where, lm_err *e)
 {
     if ((int64_t)c->ids.n <= w->context)
         return LM_OK;
-    bool ranked = w->caches.plan && w->caches.plan->policy && w->caches.plan->policy->ranked;
     const char *option = w->room.pages.context && !opt.context ? "shorten it, or raise --kv-memory"
                                                                : "shorten it, or raise --context";
     return lm_fail(e, LM_EUSAGE, where,
-                   ranked || w->context < w->model.config.max_positions ? option : "shorten it",
+                   goes_further(w) || w->context < w->model.config.max_positions ? option
+                                                                                 : "shorten it",
                    "the prompt has %zu token%s, the context holds %lld", c->ids.n,
                    lm_plural(c->ids.n), (long long)w->context);
 }
@@ -88,7 +95,8 @@ lm_code generate_choose_context(generate_work *w, lm_err *e)
 {
     const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
     int64_t need = opt.chat.talk ? GENERATE_CHAT_CONTEXT : w->in ? 2048 : 0;
-    int64_t most = p && p->ranked ? INT32_MAX : w->model.config.max_positions;
+    const int64_t made = w->model.config.max_positions;
+    const int64_t most = goes_further(w) ? INT32_MAX : made, usual = p && p->ranked ? most : made;
     for (int i = 0; i < opt.prompt.n && !w->in; i++) {
         w->ids.n = 0;
         if (encode(w, opt.prompt.v[i], strlen(opt.prompt.v[i]), &w->ids, e)) {
@@ -105,7 +113,12 @@ lm_code generate_choose_context(generate_work *w, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--context", "give at most as much",
                        "%lld, but the model was made for %lld position%s", (long long)opt.context,
                        (long long)most, lm_plural(most));
-    w->context = opt.context ? opt.context : need < most ? need : most;
+    w->context = opt.context ? opt.context : need < usual ? need : usual;
+    if (w->context > made && w->model.config.layer[0].alibi)
+        lm_say(&tool, LM_LOG_WARN,
+               "--context: the model was trained on texts of %lld token%s at most, and "
+               "extrapolates to %lld",
+               (long long)made, lm_plural(made), (long long)w->context);
     if (opt.chat.talk && !lm_given(&tool, "max-new-tokens") && w->generation.max_new < 0)
         opt.max_new = w->context; /* to the end of the answer */
     if (generate_cache_tokens(w) > w->context)

@@ -185,6 +185,11 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF's yarn rounds the bounds of its ramp (\"truncate\": false is lost)",
                m->path);
+    if (c->ropes && r->type == LM_ROPE_YARN && r->truncate && c->arch->gguf_untruncated)
+        lm_log(
+            m->sink, LM_LOG_WARN,
+            "%s: GGUF's %s does not round the bounds of yarn's ramp (\"truncate\": true is lost)",
+            m->path, arch);
     if (!c->arch->gguf_windows && window > 0 && window < c->max_positions)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s has no sliding window: texts of more than %" PRId64

@@ -26,12 +26,21 @@ static const char *const keys[] = { LM_KEYS_COMMON,
                                     "unk_token_id",
                                     NULL };
 
-/* A size under its key, or under the name that other files have. */
+/* A size under its key, under the name that other files have, or under both; null is absent. */
 static lm_code size_of(const json_t *o, const char *key, const char *other, int64_t most,
                        int64_t *to, const char *where, lm_err *e)
 {
-    const char *name = json_object_get(o, key) || !json_object_get(o, other) ? key : other;
-    return lm_json_i64(o, name, 1, most, to, where, e);
+    int64_t n, again;
+    if (lm_json_i64_or(o, key, 0, 1, most, &n, where, e) ||
+        lm_json_i64_or(o, other, n, 1, most, &again, where, e))
+        return e->code;
+    if (!again)
+        return lm_json_i64(o, key, 1, most, to, where, e);
+    if (n && n != again)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\" is %" PRId64 ", but \"%s\" is %" PRId64,
+                       other, again, key, n);
+    *to = again;
+    return LM_OK;
 }
 
 static lm_code read_sizes(const json_t *o, const char *where, lm_config *c, lm_layer *y, lm_err *e)

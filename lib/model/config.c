@@ -52,7 +52,7 @@ int64_t lm_config_window(const lm_config *c)
 
 lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e)
 {
-    if (context > c->max_positions)
+    if (context > c->max_positions && !c->layer[0].alibi)
         return lm_fail(e, LM_EUSAGE, "context", "use a shorter one",
                        "%" PRId64 " position%s, but the model was made for %" PRId64, context,
                        lm_plural(context), c->max_positions);

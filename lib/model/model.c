@@ -27,7 +27,7 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "batch", "make the batch or the sequences smaller",
                        "%" PRId64 " sequence%s of %" PRId64 " tokens cannot be numbered", b->batch,
                        lm_plural(b->batch), b->seq);
-    if (!c->ropes && positions > c->max_positions)
+    if (lm_config_has_positions(c) && positions > c->max_positions)
         return lm_fail(e, LM_EUSAGE, "sequence length", "use a shorter one",
                        "%" PRId64 " position%s, but the model has learned %" PRId64, positions,
                        lm_plural(positions), c->max_positions);

@@ -59,9 +59,9 @@ void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink
     if (o->seq > c->max_positions)
         lm_log(sink, LM_LOG_WARN,
                "a sequence length of %" PRId64 " is above the %" PRId64
-               " position%s of the model: raise max_position_embeddings in its config.json if it "
-               "is to serve as many",
-               o->seq, c->max_positions, lm_plural(c->max_positions));
+               " position%s of the model: raise %s in its config.json if it is to serve as many",
+               o->seq, c->max_positions, lm_plural(c->max_positions),
+               c->layer[0].alibi ? "seq_length" : "max_position_embeddings");
 }
 
 void lm_train_advise_space(const lm_disk *s, const char *run, bool lmz, lm_sink *sink)

@@ -45,3 +45,26 @@ loss() {
     [ "$status" -ne 0 ]
     [[ "$output" == *'n_head 7 does not divide hidden_size 384'* ]]
 }
+
+@test "bloom: sizes under two names that differ are refused with both; null is absent" {
+    run init-model bloom-12m -t tokenizer.json --set n_embed=64 -o n
+    [ "$status" -ne 0 ]
+    [[ "$output" == *'"n_embed" is 64, but "hidden_size" is 384'* ]]
+    run init-model bloom-12m -t tokenizer.json --set num_attention_heads=3 -o n
+    [ "$status" -ne 0 ]
+    [[ "$output" == *'"num_attention_heads" is 3, but "n_head" is '* ]]
+    cp -rL m other
+    jq '.n_embed = .hidden_size | .hidden_size = null | .num_hidden_layers = .n_layer' m/config.json > other/config.json
+    [ "$(loss other)" = "$(loss m)" ]
+}
+
+@test "bloom: a context beyond the positions of its training is taken with a warning, but not by default" {
+    sed -i -E 's/("seq_length": )[0-9]+/\116/' m/config.json
+    generate -q m -p "the river" -n 40 --temperature 0 --ignore-eos --json > short
+    run generate m -p "the river" -n 40 --temperature 0 --ignore-eos --context 64 --json
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"--context: the model was trained on texts of 16 tokens at most, and extrapolates to 64"* ]]
+    [[ "$output" == *'"tokens":40'* ]]
+    [[ "$(cat short)" != *'"tokens":40'* ]]
+    eval-model -q m t.jsonl --seq-len 40 --json > /dev/null
+}

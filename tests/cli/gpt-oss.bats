@@ -92,6 +92,10 @@ broken() { # TENSOR OFFSET: bad is m with a NaN at that number of the tensor
     run convert-model -q other -o x.gguf
     [ "$status" -eq 2 ]
     [ "$output" = "convert-model: other: GGUF's gpt-oss has no SwiGLU but with a limit of 7 and a slope of 1.702" ]
+    jq '.rope_scaling = {rope_type: "yarn", factor: 4, original_max_position_embeddings: 64, truncate: true}' m/config.json > other/config.json
+    run convert-model other -o rounded.gguf
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"other: GGUF's gpt-oss does not round the bounds of yarn's ramp (\"truncate\": true is lost)"* ]]
     head -c $(($(stat -c %s m.gguf) - 40)) m.gguf > cut.gguf
     run convert-model -q cut.gguf -o x
     [ "$status" -eq 1 ]

@@ -100,10 +100,12 @@ static void test_contradictions(void **state)
           "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text, gpt_oss, deepseek_v2, "
           "deepseek_v3, bert, bloom and t5" },
         { llama,
-          "{\"model_type\":\"bloom\",\"n_layer\":2,\"n_head\":4,"
-          "\"apply_residual_connection_post_layernorm\":true}",
+          "{\"model_type\":\"bloom\",\"num_hidden_layers\":null,\"num_attention_heads\":null,"
+          "\"n_layer\":2,\"n_head\":4,\"apply_residual_connection_post_layernorm\":true}",
           "apply_residual_connection_post_layernorm" },
-        { llama, "{\"model_type\":\"bloom\",\"n_layer\":2,\"n_head\":7}",
+        { llama, "{\"model_type\":\"bloom\",\"n_layer\":2}",
+          "\"num_hidden_layers\" is 32, but \"n_layer\" is 2" },
+        { llama, "{\"model_type\":\"bloom\",\"num_attention_heads\":null,\"n_head\":7}",
           "n_head 7 does not divide hidden_size" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
           "hidden_activation" },
