@@ -330,7 +330,9 @@ static bool has_factors(const lm_config *c)
 
 static lm_gguf_piece piece_of(const lm_import *m, const lm_model_tensor *s, int k)
 {
-    return k < 0 ? (lm_gguf_piece){ .outer = 0 } : lm_piece_of(&m->config, s, k);
+    if (k >= 0)
+        return lm_piece_of(&m->config, s, k);
+    return (lm_gguf_piece){ .outer = 0 };
 }
 
 /* s, or a piece of it as a matrix. */

@@ -371,10 +371,10 @@ static void bind_own(const lm_store *s, const lm_model *whole, const lm_model *m
         const lm_slice *t = &m->slice[i];
         struct lm_code_run *r = store_run(m, i);
         const int k = m == whole ? i : lm_model_slice(whole, t->name);
-        bool in_file = r && r->in_file;
         if (k < 0)
             continue;
-        const uint8_t *at = in_file ? r->data : own_address(s, k);
+        const uint8_t *at = r && r->in_file ? r->data : own_address(s, k);
+        const bool in_file = r && r->in_file;
         if (r)
             r->data = at;
         if (t->row != 0 || store_panels(m, t->param) != s->place[k].panels)
