@@ -242,6 +242,9 @@ static lm_code open_model(work *w, lm_err *e)
     if (open_spans(w, e))
         return e->code;
     w->room = w->seq - virtual_tokens(w);
+    if (w->masks.share > 0 && w->room < w->seq)
+        return lm_fail(e, LM_EUSAGE, opt.adapter, "use an adapter without them",
+                       "has virtual tokens, which windows of masked tokens do not have");
     if (w->room < 1)
         return lm_fail(e, LM_EUSAGE, opt.adapter, "raise --seq-len",
                        "has %lld virtual tokens, which leave no room in windows of %lld",
@@ -333,8 +336,7 @@ static lm_code measure(work *w, lm_err *e)
 {
     double start = lm_now();
     const uint32_t *bytes = w->shards ? w->id_bytes : NULL;
-    lm_code rc = w->span.sentinel
-                     ? lm_span_scorer_new(&w->eval, &w->span, w->id_bytes, &w->spans, e)
+    lm_code rc = w->span.sentinel     ? lm_span_scorer_new(&w->eval, &w->span, &w->spans, e)
                  : w->masks.share > 0 ? lm_scorer_masked(&w->eval, &w->masks, bytes, &w->scorer, e)
                                       : lm_scorer_new(&w->eval, w->stride, bytes, &w->scorer, e);
     if (!rc && w->scorer && !w->masks.share)
@@ -382,16 +384,16 @@ static void put_measures(const work *w, lm_jw *j, double loss)
     }
     lm_jw_f64(j, "loss", loss);
     lm_jw_f64(j, w->masks.share > 0 ? "pseudo_perplexity" : "perplexity", exp(loss));
-    if (w->masks.share > 0) {
+    if (w->masks.share > 0)
         lm_jw_f64(j, "masked_share", w->masks.share);
-        lm_jw_int(j, "documents", w->documents);
-    } else if (!multiple_choice()) {
+    else if (!multiple_choice() && !w->spans) {
         /* NAN is written as null: without a tokenizer the bytes are unknown */
         lm_jw_f64(j, "bits_per_byte",
                   w->score.bytes ? w->score.nll / log(2) / (double)w->score.bytes : (double)NAN);
         lm_jw_int(j, "bytes", w->score.bytes);
-        lm_jw_int(j, "documents", w->documents);
     }
+    if (!multiple_choice())
+        lm_jw_int(j, "documents", w->documents);
     lm_jw_int(j, "tokens", w->score.tokens);
 }
 

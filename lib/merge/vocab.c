@@ -15,6 +15,7 @@ bool lm_vocab_is_table(const char *tensor)
     return lm_arch_names(LM_PART_EMBED, "weight", tensor) ||
            lm_arch_names(LM_PART_OUTPUT, "weight", tensor) ||
            lm_arch_names(LM_PART_OUTPUT, "bias", tensor) ||
+           lm_arch_names(LM_PART_HEAD_BIAS, "", tensor) ||
            lm_arch_names(LM_PART_AHEAD_HEAD, "weight",
                          tensor); /* the embedding's copy has its name */
 }

@@ -13,10 +13,12 @@ const lm_arch *lm_arch_of(const json_t *config)
     return type ? lm_arch_find(type) : NULL;
 }
 
-/* Length of `name` without a suffix ".weight"; 0: it has none. */
+/* Length of `name` without a suffix ".weight", "" being one; 0: it has none. */
 static size_t stem_length(const char *name, const char *suffix)
 {
     size_t n = strlen(name), k = strlen(suffix);
+    if (!k)
+        return n;
     bool ends = n > k + 1 && !strcmp(name + n - k, suffix) && name[n - k - 1] == '.';
     return ends ? n - k - 1 : 0;
 }

@@ -185,7 +185,8 @@ static lm_code open_tokens(lm_session *s, const char *path, lm_tokens **out, lm_
     const lm_data_opts o = { .kind = s->ask.kind,
                              .vocab = s->config.vocab,
                              .eos = lm_config_eos(&s->config),
-                             .seq = s->o.span ? s->o.span->window - 1 : s->o.seq,
+                             .seq = s->o.span ? s->o.span->window - 1
+                                              : s->o.seq - (s->o.mlm.share > 0),
                              .m = s->ask.check_tokenizer ? s->source : NULL };
     return lm_data_open(path, &o, s->par, out, e);
 }
@@ -205,8 +206,9 @@ lm_code lm_session_open_val(lm_session *s, lm_err *e)
     if (open_tokens(s, s->val_path, &s->val, e) ||
         (s->ask.check_tokenizer && lm_tokens_check_same(s->train, s->val, e)))
         return e->code;
-    /* masks see the text on both sides: their loss says nothing of its size */
-    if (!s->o.mlm.share && lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
+    /* masks and spans see text on both sides: their loss says nothing of its size */
+    if (!s->o.mlm.share && !s->o.span &&
+        lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
         return e->code;
     if (lm_tokens_same(s->train, s->val))
         lm_log(

@@ -80,9 +80,12 @@ lm_code lm_span_ids(const lm_config *c, lm_model_source *m, lm_span *s, lm_err *
     if (s->eos < 0)
         return lm_fail(e, LM_EUSAGE, "spans", "set eos_token_id in its config.json",
                        "the model has no end token");
-    if ((m && lm_tokenizer_of(m, &tok, e)) ||
-        lm_alloc_n(&s->sentinel, (size_t)s->spans, sizeof *s->sentinel, "sentinels", e))
+    if (m && lm_tokenizer_of(m, &tok, e))
         return e->code;
+    if (m && !tok)
+        return lm_fail(e, LM_EUSAGE, lm_model_source_path(m), "copy its tokenizer into the folder",
+                       "has no tokenizer, which names the sentinels");
+    lm_alloc_n(&s->sentinel, (size_t)s->spans, sizeof *s->sentinel, "sentinels", e);
     for (int64_t k = 0; !e->code && k < s->spans; k++)
         if (!find_sentinel(tok, c->vocab, k, &id, e))
             s->sentinel[k] = (int32_t)id;

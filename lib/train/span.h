@@ -2,7 +2,8 @@
 /* span.h -- span corruption: text with gaps for an encoder, and what was in them for its decoder.
  *
  * T5 (arXiv:1910.10683, section 3.1.4 and 3.3.4).  Of a window of ids a part, the noise density, is cut out in spans of random
- * length.  In the source each span is one sentinel, the first <extra_id_0>, then <extra_id_1> and so on; the target has each sentinel followed by the ids of its span.  Both end with the end token:
+ * length.  In the source each span is one sentinel, the first <extra_id_0>, then <extra_id_1> and so on; the target has each
+ * sentinel followed by the ids of its span.  Both end with the end token:
  *
  *   ids      a b c d e f g h        source  a b <0> e f <1> </s>        target  <0> c d <1> g h </s>
  *
@@ -28,13 +29,13 @@ typedef struct {
     int64_t start; /* what the decoder reads in front of the target */
 } lm_span;
 
-/* The longest windows whose sources have at most `source` ids: window, noise, spans, source and target of *out.  0 < density < 1;
- * mean: length of a span, at least 1.  Fails: LM_EUSAGE when no window is so short. */
+/* The longest windows whose sources have at most `source` ids: window, noise, spans, source and target of *out.
+ * 0 < density < 1; mean: length of a span, at least 1.  Fails: LM_EUSAGE when no window is so short. */
 lm_code lm_span_fit(int64_t source, double density, double mean, lm_span *out, lm_err *e);
 
-/* Its ids, for a model with an encoder: the end token, the token that the decoder begins with, and of <extra_id_0> and so on those of
- * the tokenizer; if it has none, or m is NULL or has no tokenizer, ids from the end of the vocabulary down.  The caller frees
- * them.  Fails: LM_EUSAGE for a model without encoder or end token, and for more spans than sentinels. */
+/* Its ids, for a model with an encoder: the end token, the token that the decoder begins with, and of <extra_id_0> and so on
+ * those of the tokenizer; if it has none, or m is NULL (of a plan), ids from the end of the vocabulary down.  The caller frees
+ * them.  Fails: LM_EUSAGE for a model without encoder, end token or tokenizer, and for more spans than sentinels. */
 lm_code lm_span_ids(const lm_config *c, lm_model_source *m, lm_span *s, lm_err *e);
 void lm_span_fini(lm_span *s);
 

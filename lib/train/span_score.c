@@ -9,20 +9,18 @@
 struct lm_span_scorer {
     lm_evaluator *v;
     const lm_span *span;
-    const uint32_t *id_bytes;
     uint32_t *ids;         /* the window that is being filled, */
     int64_t n;             /* and how many it has */
     int64_t windows, rows; /* windows so far; those in the batch */
 };
 
-lm_code lm_span_scorer_new(lm_evaluator *v, const lm_span *span, const uint32_t *id_bytes,
-                           lm_span_scorer **out, lm_err *e)
+lm_code lm_span_scorer_new(lm_evaluator *v, const lm_span *span, lm_span_scorer **out, lm_err *e)
 {
     lm_span_scorer *s = NULL;
     *out = NULL;
     if (lm_alloc_n(&s, 1, sizeof *s, "a scorer", e))
         return e->code;
-    *s = (lm_span_scorer){ .v = v, .span = span, .id_bytes = id_bytes };
+    *s = (lm_span_scorer){ .v = v, .span = span };
     if (lm_alloc_n(&s->ids, (size_t)span->window, sizeof *s->ids, "a window", e)) {
         lm_span_scorer_free(s);
         return e->code;
@@ -55,8 +53,6 @@ lm_code lm_span_scorer_flush(lm_span_scorer *s, lm_score *to, lm_err *e)
         return e->code;
     to->nll += sum.nll;
     to->tokens += sum.tokens;
-    for (int64_t i = 0; s->id_bytes && i < s->rows * b->seq; i++)
-        to->bytes += s->id_bytes[b->targets[i]];
     s->rows = 0;
     return LM_OK;
 }

@@ -11,9 +11,8 @@
 
 typedef struct lm_span_scorer lm_span_scorer;
 
-/* The evaluator (of s->target rows, and sources of s->source), the spans and `id_bytes` (as of lm_scorer_new) are borrowed. */
-lm_code lm_span_scorer_new(lm_evaluator *v, const lm_span *s, const uint32_t *id_bytes,
-                           lm_span_scorer **out, lm_err *e);
+/* The evaluator (of s->target rows, and sources of s->source) and the spans are borrowed. */
+lm_code lm_span_scorer_new(lm_evaluator *v, const lm_span *s, lm_span_scorer **out, lm_err *e);
 void lm_span_scorer_free(lm_span_scorer *s);
 /* The text goes on with these ids, which are below the vocabulary: LM_EFORMAT.  Results are added to *to at once, or by
  * lm_span_scorer_flush. */

@@ -97,8 +97,6 @@ static bool shorten(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
     lm_err unseen = { 0 };
     o->accumulate *= o->batch;
     o->batch = 1;
-    if (o->span) /* its lengths go together */
-        return false;
     while ((o->seq /= 2) >= SHORTEST) {
         if (replan(j, o, p, &unseen))
             return false;
@@ -116,7 +114,12 @@ static void advise_shorter(const job *j, bool device, char *out, size_t size)
     char bytes[32];
     const char *nor = o.precision.low == LM_DTYPE_BF16 ? "" : ", nor computing in BF16,";
     o.precision.low = LM_DTYPE_BF16;
-    if (shorten(j, &o, &p))
+    if (o.span) /* its lengths go together */
+        snprintf(
+            out, size,
+            "no smaller batch size%s would do: use a shorter sequence length or a smaller model",
+            nor);
+    else if (shorten(j, &o, &p))
         snprintf(out, size,
                  "no smaller batch size%s would do: a sequence length of %" PRId64
                  " and a batch size of 1%s would need %s",

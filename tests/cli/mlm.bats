@@ -143,13 +143,14 @@ END
         ["train m0 data -o x --objective clm"]='give --objective mlm'
         ["train causal data -o x --objective mlm"]='a llama model sees no later tokens'
         ["train m0 data -o x --objective mlm:share=2"]='share of mlm is a number from'
-        ["train m0 data -o x --objective span"]='unknown objective "span"'
+        ["train m0 data -o x --objective span"]='a bert model has no encoder'
         ["eval-model causal data/val --task mlm"]='a llama model sees no later tokens'
         ["eval-model m0 data/val --task perplexity"]='give --task mlm'
         ["eval-model m0 data/val --stride 4"]='leave it out'
         ["peft-tune m0 t.jsonl -o x"]='train fills its masks'
         ["generate m0 t.jsonl"]='generate: m0: a bert model sees the tokens on both sides'
         ["quantize-kv -q --evaluate m0 t.jsonl"]='predicts no next one'
+        ["quantize-kv -q --calibrate --method fp8 m0 t.jsonl --seq-len 32 -o x"]='predicts no next one'
         ["convert-model m0 -o x.gguf"]='bert'
     )
     for c in "${!no[@]}"; do
@@ -170,4 +171,48 @@ END
     cp -rL m0 bare && rm bare/tokenizer*
     run -2 --separate-stderr train bare data -o x
     [[ $stderr == *'has no tokenizer, which names the mask token'* ]]
+}
+
+@test "mlm: data of one window are enough" {
+    head -n 1 t.jsonl > one.jsonl
+    shard-data -q --tokenizer tok --add-special -o one one.jsonl
+    n=$(sed -nE 's/.*"tokens": ([0-9]+).*/\1/p' one/meta.json | head -n 1)
+    "${T[@]}" m0 one -o run --steps 1 --seq-len "$n" --batch-size 1
+    run -2 --separate-stderr "${T[@]}" m0 one -o more --steps 1 --seq-len $((n + 1)) --batch-size 1
+    [[ $stderr == *"a sequence needs $((n + 1))"* ]]
+}
+
+@test "mlm: virtual tokens have no place among masked ones" {
+    init-model -q llama-1m -t tok --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=2 \
+        --set num_attention_heads=4 --set num_key_value_heads=4 -o causal
+    peft-tune -q causal t.jsonl -o a --method prompt --steps 1 --seq-len 32
+    run -2 --separate-stderr eval-model m0 t.jsonl --adapter a --seq-len 32
+    [[ $stderr == *"has virtual tokens, which windows of masked tokens do not have"* ]]
+}
+
+@test "mlm: merging by tokens moves the bias of the predictions with the embedding" {
+    "${T[@]}" m0 data -o run --steps 20
+    cp -rL run/latest a && cp -r a b
+    python3 - <<'END' || skip "no python3"
+import json
+t = json.load(open("a/tokenizer.json"))
+v = t["model"]["vocab"]
+x, y = sorted(v, key=v.get)[40:42]
+v[x], v[y] = v[y], v[x]
+json.dump(t, open("b/tokenizer.json", "w"))
+END
+    merge-models -q --method linear a:1 b:0 --tokenizer b -o c
+    bias() {
+        python3 - "$1" <<'END'
+import json, struct, sys
+b = open(sys.argv[1] + "/model.safetensors", "rb").read()
+n = struct.unpack("<Q", b[:8])[0]
+x, y = json.loads(b[8:8 + n])["cls.predictions.bias"]["data_offsets"]
+v = struct.unpack(f"<{(y - x) // 4}f", b[8 + n + x:8 + n + y])
+print(v[40], v[41], v[39])
+END
+    }
+    read -r x y z <<< "$(bias a)"
+    [ "$x" != "$y" ]
+    [ "$(bias c)" = "$y $x $z" ]
 }

@@ -29,7 +29,9 @@ loss() {
     inspect-model --check r20 r10 > /dev/null
     awk -v a="$(loss m data/val)" -v b="$(loss r20 data/val)" 'BEGIN { exit !(b < a - 0.3) }'
     grep -q "\"event\":\"eval\".*\"loss\":$(loss r20 data/val)" log
-    eval-model -q r20 t.jsonl --seq-len 32 --json | grep -q '"task":"span"'
+    eval-model -q r20 t.jsonl --seq-len 32 --json > report
+    grep -q '"task":"span"' report
+    [ "$(cat report log | grep -c bits_per_byte)" -eq 0 ]
     printf '{"prompt":"the river <extra_id_0> the old"}\n{"prompt":"stones"}\n{"prompt":"the water"}\n' > p.jsonl
     generate -q r20 p.jsonl -n 8 --dtype f32 --temperature 0 -b 3 > a
     generate -q r20 p.jsonl -n 8 --dtype f32 --temperature 0 -b 1 | cmp - a
@@ -83,6 +85,12 @@ loss() {
     [[ "$output" == *"the tokenizer has no <extra_id_"* ]]
     init-model -q llama-1m -t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=1 \
         --set num_attention_heads=2 --set num_key_value_heads=2 -o l
+    cp -r m bare && rm bare/tokenizer*
+    for c in "train -q bare data -o x --steps 1 --seq-len 32" "eval-model -q bare data/val --seq-len 32"; do
+        run $c
+        [ "$status" -eq 2 ]
+        [ "$output" = "${c%% *}: bare: has no tokenizer, which names the sentinels: copy its tokenizer into the folder" ]
+    done
     run train -q l data -o x --steps 1 --seq-len 32 --objective span
     [ "$status" -eq 2 ]
     [[ "$output" == *"a llama model has no encoder"* ]]

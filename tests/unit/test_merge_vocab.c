@@ -379,6 +379,8 @@ static void test_tables(void **state)
     assert_true(lm_vocab_is_table("lm_head.weight"));
     assert_true(lm_vocab_is_table("transformer.wte.weight"));
     assert_true(lm_vocab_is_table("wte.weight"));
+    assert_true(lm_vocab_is_table("cls.predictions.bias"));
+    assert_false(lm_vocab_is_table("cls.predictions.transform.dense.bias"));
     assert_false(lm_vocab_is_table("transformer.wpe.weight"));
     assert_false(lm_vocab_is_table("my_lm_head.weight"));
     assert_false(lm_vocab_is_table("model.norm.weight"));
