@@ -12,6 +12,7 @@
 #include "convert/convert_types.h"
 #include "convert/gguf_meta.h"
 #include "convert/pieces.h"
+#include "format/folder_json.h"
 
 /* ---- Metadata ---- */
 
@@ -54,6 +55,21 @@ static lm_code put_name(lm_gguf_plan *p, const lm_import *m, const char *given, 
     return LM_OK;
 }
 
+/* The config without the modules that predict tokens further on, which are left out. */
+static lm_code put_config(lm_gguf_plan *p, const lm_import *m, const lm_side_file *f, lm_err *e)
+{
+    json_t *tree = NULL;
+    lm_buf text = { 0 };
+    lm_code rc = lm_json_parse(f->data.data, f->data.len, m->path, &tree, e);
+    rc = rc ? rc : lm_config_drop_ahead(tree, e);
+    rc = rc ? rc : lm_json_pretty(tree, &text, e);
+    if (!rc)
+        lm_gguf_put_str(p, LM_GGUF_FILE "config.json", text.data, text.len);
+    json_decref(tree);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 /* Keep files that cannot be rebuilt from the metadata, and the types of the tensors. */
 static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match *s, lm_err *e)
 {
@@ -67,6 +83,10 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match
         const lm_side_file *f = &m->side[i];
         if (f->made)
             continue;
+        if (m->config.ahead && !strcmp(f->name, "config.json")) {
+            rc = put_config(p, m, f, e);
+            continue;
+        }
         bool utf8 = lm_utf8_valid(f->data.data, f->data.len) == f->data.len;
         coded.len = 0;
         snprintf(key, sizeof key, "%s%.200s", utf8 ? LM_GGUF_FILE : LM_GGUF_FILE64, f->name);

@@ -142,6 +142,27 @@ static lm_code fix_module(const lm_merge_plan *p, const lm_merge_module *mod, js
     return rc;
 }
 
+/* Slices are of the layers of the model: modules that predict tokens further on are left out. */
+static lm_code drop_ahead(const lm_merge_model *from, json_t *c, lm_sink *sink, lm_err *e)
+{
+    lm_config config;
+    lm_err unknown = { 0 };
+    const char *first = NULL;
+    if (lm_config_read(c, "", &config, &unknown))
+        return LM_OK;
+    for (size_t i = 0; !first && i < lm_model_source_count(from->source); i++) {
+        const char *name = lm_model_source_at(from->source, i)->name;
+        first = lm_ahead_layer(&config, name) >= 0 ? name : NULL;
+    }
+    if (first)
+        lm_log(
+            sink, LM_LOG_WARN,
+            "%s: '%s' and others: left out: modules that predict tokens further on are in no slice",
+            from->name, first);
+    lm_config_fini(&config);
+    return lm_config_drop_ahead(c, e);
+}
+
 static lm_code fix_layers(const lm_merge_plan *p, json_t *c, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -282,6 +303,8 @@ lm_code lm_plan_config(lm_merge_plan *p, lm_sink *sink, lm_err *e)
     rc = lm_model_source_json(m->source, "generation_config.json", &p->generation_config, e);
     if (!rc)
         rc = fix_dtype(p, p->config, e);
+    if (!rc && p->recipe->sliced)
+        rc = drop_ahead(m, p->config, sink, e);
     if (!rc && p->recipe->sliced)
         rc = fix_layers(p, p->config, e);
     if (!rc)

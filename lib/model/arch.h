@@ -258,6 +258,8 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
 /* The layer in the name of a tensor of a module that predicts tokens further on; -1: it is none of c's. */
 int64_t lm_ahead_layer(const lm_config *c, const char *name);
+/* Set a config's number of these modules to 0, where it has one: its tensors are left out.  Fails: LM_ELIMIT. */
+lm_code lm_config_drop_ahead(json_t *config, lm_err *e);
 /* True if `name` is that of a tensor that files hold again for a module; *of: LM_PART_EMBED or LM_PART_OUTPUT, of which it
  * is the copy. */
 bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of);

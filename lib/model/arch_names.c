@@ -143,6 +143,15 @@ int64_t lm_ahead_layer(const lm_config *c, const char *name)
     return *end == '.' && layer >= c->layers && layer < lm_config_depth(c) ? layer : -1;
 }
 
+lm_code lm_config_drop_ahead(json_t *config, lm_err *e)
+{
+    static const char key[] = "num_nextn_predict_layers";
+    return json_integer_value(json_object_get(config, key)) &&
+                   json_object_set_new(config, key, json_integer(0))
+               ? lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for '%s'", key)
+               : LM_OK;
+}
+
 bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of)
 {
     static const lm_part copies[2] = { LM_PART_AHEAD_EMBED, LM_PART_AHEAD_HEAD };

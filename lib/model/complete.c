@@ -166,14 +166,16 @@ static lm_code take_drafts(run *r, int64_t slot, const lm_draft_answer *a, lm_er
     const int64_t N = lm_generator_drafts(r->g), n = a->count[slot];
     lm_completion *c = r->slot[slot];
     r->st->steps++;
-    r->st->drafted += r->most[slot];
-    r->st->accepted += n - 1;
-    c->drafted += r->most[slot];
-    c->accepted += n - 1;
+    r->st->drafted += a->drafted[slot];
+    c->drafted += a->drafted[slot];
     for (int64_t j = 0; j < n && r->slot[slot] == c; j++) {
         const int64_t at = slot * (N + 1) + j;
         if (take_token(r, c, a->ids[at], a->logprob ? &a->logprob[at] : NULL, e))
             return e->code;
+        if (j + 1 < n && r->slot[slot] == c) { /* without the drafts behind the end of a text */
+            r->st->accepted++;
+            c->accepted++;
+        }
     }
     return LM_OK;
 }

@@ -65,7 +65,7 @@ lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_
  * of most[s] <= N tokens that are drafted behind it those that are accepted.  The tokens that follow, the accepted ones and one
  * more, have the distribution of the model alone.  draft, accept [B,N] and last [B,N+1] are draws of the tokens that follow, in
  * order, each of its own stream.  *ids [B,N+1]: these tokens, count[s] of them, the last one not yet appended; -1 where
- * logits are not numbers.  Waits for the backend. */
+ * logits are not numbers.  drafted[s] <= most[s]: drafts end where the logits of the module are not numbers.  Waits for the backend. */
 typedef struct {
     const int32_t *next;
     const int64_t *most;
@@ -74,8 +74,8 @@ typedef struct {
 } lm_draft_ask;
 typedef struct {
     const int32_t *ids;
-    const double *logprob; /* [B,N+1], if asked for */
-    const int32_t *count;
+    const double *logprob;          /* [B,N+1], if asked for */
+    const int32_t *count, *drafted; /* [B] */
 } lm_draft_answer;
 lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const lm_sample_attr *o,
                                lm_draft_answer *out, lm_err *e);

@@ -371,11 +371,12 @@ lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const l
         if (ask->next[i] < 0)
             continue;
         g->used[i] += d->count[i];
+        d->fresh[i]--; /* the drafts */
         if (generator_draft_take(g, &w->s, i * (d->n + 1) + d->count[i] - 1, i, e))
             return e->code;
     }
     g->last = &w->s;
     g->last_slot = 0;
-    *out = (lm_draft_answer){ d->ids, ask->logprobs ? d->logprob : NULL, d->count };
+    *out = (lm_draft_answer){ d->ids, ask->logprobs ? d->logprob : NULL, d->count, d->fresh };
     return LM_OK;
 }

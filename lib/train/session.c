@@ -153,9 +153,7 @@ static lm_code choose_ahead(lm_session *s, lm_err *e)
                "%s: \"num_nextn_predict_layers\" is %lld, but no tensor of these layers is there: "
                "the run has none",
                s->ask.model, (long long)c->ahead);
-    if (json_object_set_new(s->config_json, "num_nextn_predict_layers", json_integer(0)))
-        return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory");
-    return LM_OK;
+    return lm_config_drop_ahead(s->config_json, e);
 }
 
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)

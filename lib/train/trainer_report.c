@@ -69,12 +69,13 @@ static void report_ahead(const lm_trainer *t, const step_info *i)
 {
     const int64_t n = lm_model_losses_ahead(t->program->train);
     double sum = 0;
-    for (int64_t k = 0; k < n; k++)
-        sum += i->ahead[k];
-    if (!n)
+    int64_t with = 0; /* modules: in a step of short documents, the last ones have no targets */
+    for (; with < n && i->ahead_tokens[with] > 0; with++)
+        sum += i->ahead[with];
+    if (!with)
         return;
-    lm_metrics_f64(t->io.metrics, "mtp_loss", sum / (double)n);
-    lm_metrics_list(t->io.metrics, "mtp_losses", i->ahead, (size_t)n);
+    lm_metrics_f64(t->io.metrics, "mtp_loss", sum / (double)with);
+    lm_metrics_list(t->io.metrics, "mtp_losses", i->ahead, (size_t)with);
 }
 
 static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e)

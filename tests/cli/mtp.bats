@@ -52,6 +52,12 @@ last() { # METRICS KEY
     grep -q '"mtp_losses":\[[0-9.]*,[0-9.]*\]' 2.jsonl
     inspect-model --no-list --json r2 | grep -q '"mtp_parameters":43668,"mtp_stored":82068'
     train -q m1 data -o low --steps 4 "${args[@]}" --dtype bf16
+    # Sequences too short for targets: a module without them has no loss, which is no fault.
+    train -q m2 data -o one --steps 1 --batch-size 2 --seq-len 1 --metrics one.jsonl
+    run ! grep -qE 'mtp_loss|nonfinite' one.jsonl
+    train -q m2 data -o two --steps 1 --batch-size 2 --seq-len 2 --metrics two.jsonl
+    grep -q '"mtp_losses":\[[0-9.]*\]' two.jsonl
+    run ! grep -q nonfinite two.jsonl
 }
 
 @test "mtp: a weight of 0 trains the model alone and keeps the modules" {
@@ -89,6 +95,17 @@ last() { # METRICS KEY
     train --dry-run m | grep -q 'parameters 70966, '
     run convert-model r -o r.gguf
     [[ "$status" -eq 0 && "$output" == *"left out: modules that predict tokens further on are not written to GGUF"* ]]
+    convert-model -q r.gguf -o from-gguf
+    printf 'merge_method: linear\nslices:\n  - sources: [{model: r, layer_range: [0, 2], parameters: {weight: 1}}]\n' > slices.yaml
+    run merge-models --config slices.yaml -o sliced
+    [[ "$status" -eq 0 && "$output" == *"left out: modules that predict tokens further on are in no slice"* ]]
+    for left in from-gguf sliced; do
+        grep -q '"num_nextn_predict_layers": 0' $left/config.json
+    done
+    for left in r.gguf sliced; do
+        run -2 generate $left -p x --draft mtp
+        [[ "$output" == *"the model has no modules that predict tokens further on"* ]]
+    done
     # What reads the model alone passes over them.
     small alone num_nextn_predict_layers=0
     a=$(eval-model -q m t.jsonl --seq-len 32 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/')
@@ -170,6 +187,10 @@ last() { # METRICS KEY
     generate -q r -p "the river" "${how[@]}" --draft mtp --draft-tokens 3 -b 2 > two
     cut -d'"' -f1-20 one | cmp - <(cut -d'"' -f1-20 two)
     grep -q '"drafted_tokens":[0-9]*,"accepted_tokens":[0-9]*' one
+    # Of drafts, those behind the end of a text do not count.
+    generate -q r -p "the river" -n 30 --temperature 0 --stop bridge --json --draft mtp --draft-tokens 8 > stopped
+    awk -v t="$(jq .tokens stopped)" -v a="$(jq .accepted_tokens stopped)" -v d="$(jq .drafted_tokens stopped)" \
+        'BEGIN { exit !(a > 0 && a < t && a <= d) }'
     logs() { generate -q r -p "the river" -n 12 --temperature 0 --json --logprobs "$@" | sed -E 's/.*"logprobs":\[(.*)\].*/\1/' | tr , '\n'; }
     paste <(logs) <(logs --draft mtp --draft-tokens 2) | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 } END { exit NR != 12 }'
     # The file of a folder without modules, and what else cannot be.
