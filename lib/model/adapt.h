@@ -103,6 +103,9 @@ typedef struct lm_adapt {
 bool lm_b_ok(const lm_builder *b);
 lm_graph *lm_b_graph(const lm_builder *b);
 lm_model *lm_b_model(const lm_builder *b);
+/* A number from 1 on that no other graph of this process has, unlike the address of its model, which may be one of a model
+ * that was freed. */
+uint64_t lm_b_number(const lm_builder *b);
 lm_arena *lm_b_arena(const lm_builder *b);
 lm_err *lm_b_err(const lm_builder *b);
 

@@ -12,6 +12,7 @@ struct lm_builder {
     lm_model *m;
     lm_arena *arena; /* owned by the model */
     lm_err *e;
+    uint64_t number; /* lm_b_number */
     size_t cap_params, cap_slices, cap_caches, cap_constants, cap_aside;
     int64_t site;         /* counts dropout sites, */
     int64_t adapter_site; /* and those of the adapter */

@@ -19,6 +19,11 @@ lm_model *lm_b_model(const lm_builder *b)
     return b->m;
 }
 
+uint64_t lm_b_number(const lm_builder *b)
+{
+    return b->number;
+}
+
 lm_arena *lm_b_arena(const lm_builder *b)
 {
     return b->arena;

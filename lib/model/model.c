@@ -3,6 +3,7 @@
 #include "model/model.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -333,7 +334,9 @@ static lm_code keep_formats(lm_model *m, lm_err *e)
 
 static lm_code build(lm_model *m, lm_err *e)
 {
+    static _Atomic uint64_t built;
     lm_builder b = { .m = m, .arena = m->graph->arena, .e = e };
+    b.number = atomic_fetch_add(&built, 1) + 1;
     if (make_inputs(m, e) || lm_b_make_ahead(m, e))
         return e->code;
     lm_build_decoder(&b);

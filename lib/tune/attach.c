@@ -23,9 +23,9 @@ const attach_module *lm_attach_find(const lm_attach *a, const char *name)
 
 void lm_attach_begin(lm_attach *a, lm_builder *b)
 {
-    if (a->building == lm_b_model(b))
+    if (a->building == lm_b_number(b))
         return;
-    a->building = lm_b_model(b);
+    a->building = lm_b_number(b);
     a->n_shared = 0;
     a->rows.table = LM_NONE;
 }

@@ -58,7 +58,7 @@ struct lm_attach {
     } tokens;
     attach_shared shared[LM_TUNE_TENSORS];
     int n_shared;
-    const lm_model *building; /* that the shared values belong to */
+    uint64_t building; /* the graph that the shared values belong to (lm_b_number) */
 };
 
 /* The module of that name, NULL: not changed. */

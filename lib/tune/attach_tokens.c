@@ -176,7 +176,7 @@ lm_vid lm_attach_tokens_head(void *ctx, lm_builder *b, const lm_adapt_linear *pl
 {
     lm_attach *a = ctx;
     lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
-    if (a->building != lm_b_model(b) || place->w != a->tokens.table)
+    if (a->building != lm_b_number(b) || place->w != a->tokens.table)
         return LM_NONE;
     lm_vid w = lm_b_append(b, &lm_op_widen, NULL, &place->w);
     w = lm_r_add(&r, w, 1, lm_r_matmul(&r, a->tokens.places, false, a->tokens.change, false));

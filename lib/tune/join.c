@@ -16,7 +16,7 @@ struct lm_join {
     lm_attach **of;
     const lm_st **tensors;
     int n;
-    const lm_model *building; /* that the masks belong to */
+    uint64_t building; /* the graph that the masks belong to (lm_b_number) */
 };
 
 bool lm_join_takes(const lm_attach *a)
@@ -55,9 +55,9 @@ static lm_vid make_mask(const lm_join *j, lm_builder *b, int k)
 
 static void begin(lm_join *j, lm_builder *b)
 {
-    if (j->building == lm_b_model(b))
+    if (j->building == lm_b_number(b))
         return;
-    j->building = lm_b_model(b);
+    j->building = lm_b_number(b);
     for (int k = 0; k < j->n; k++) {
         j->of[k]->mask = lm_b_ok(b) ? make_mask(j, b, k) : LM_NONE;
         snprintf(j->of[k]->prefix, sizeof j->of[k]->prefix, "%d:", k + 1);
