@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "convert/convert_impl.h"
-#include "convert/gguf_meta.h"
+#include "convert/gguf_keys.h"
 #include "format/folder_json.h"
 
 typedef struct {

@@ -50,8 +50,6 @@ lm_code lm_gguf_get_types(const lm_gguf *g, const lm_config *c, json_t **types, 
 /* Fails with LM_EUSAGE if keys, values and rotated parts of a head differ in width.  dim: the width where the file
  * has none. */
 lm_code lm_gguf_check_head_dim(const lm_gguf *g, const lm_arch *a, int64_t dim, lm_err *e);
-/* True if the architecture has this key in GGUF. */
-bool lm_gguf_has_key(const lm_arch *a, const char *gguf);
 /* A float's value with the fewest digits that identify it: 1e-05, not 9.99999974737875e-06. */
 double lm_gguf_shortest(double v);
 /* Metadata that were changed after our conversion, which kept config.json and the other files: the

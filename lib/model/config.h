@@ -227,6 +227,8 @@ int64_t lm_layer_value_dim(const lm_layer *y);
 /* YaRN's factor of rotated numbers for a scaling by `factor`: 1 + k ln(factor) / 10 (arXiv:2309.00071, section 3.4, with
  * DeepSeek's k). */
 double lm_rope_mscale(double factor, double k);
+/* The factor of the rotated numbers of a table of type yarn, as its config or YaRN has it. */
+double lm_rope_yarn_factor(const lm_rope_config *r);
 
 /* Biases of ALiBi (arXiv:2108.12409) for `heads` heads in the form of kernels/attention.h, [heads, positions]: of
  * distances 1 - positions to 0.  Slopes are those of the paper; where heads are no power of two, those of the power below,

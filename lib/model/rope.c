@@ -12,7 +12,7 @@ double lm_rope_mscale(double factor, double k)
     return factor <= 1 ? 1 : 0.1 * k * log(factor) + 1;
 }
 
-static double yarn_attention(const lm_rope_config *r)
+double lm_rope_yarn_factor(const lm_rope_config *r)
 {
     if (r->attention > 0)
         return r->attention;
@@ -68,7 +68,7 @@ void lm_rope_rows(const lm_config *c, int table, int64_t positions, int64_t rows
         theta *= pow(r->factor * (double)positions / (double)c->max_positions - (r->factor - 1),
                      d / (d - 2));
     if (r->type == LM_ROPE_YARN) {
-        attention = yarn_attention(r);
+        attention = lm_rope_yarn_factor(r);
         lo = yarn_dim(r, d, original, r->beta_fast);
         hi = yarn_dim(r, d, original, r->beta_slow);
         if (r->truncate) {

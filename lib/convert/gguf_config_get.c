@@ -1,394 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_config.c -- hyper-parameters between config.json and GGUF's keys. */
+/* gguf_config_get.c -- a config.json from the keys of GGUF (gguf_meta.h). */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/text.h"
 #include "convert/gguf_deepseek.h"
+#include "convert/gguf_keys.h"
 #include "convert/names.h"
-#include "format/provenance.h"
 
-/* ---- Writing ---- */
-
-/* "llama.context_length" */
-static const char *key_of(char buf[96], const char *arch, const char *rest)
+static lm_code real(lm_gguf_reader *r, const char *rest, double dflt, double *out, bool *given)
 {
-    snprintf(buf, 96, "%s.%s", arch, rest);
-    return buf;
-}
-
-static lm_code no_words(const lm_import *m, const char *what, lm_err *e)
-{
-    return lm_fail(e, LM_EUSAGE, m->path, NULL, "GGUF's %s has no %s", m->config.arch->gguf, what);
-}
-
-/* n, if each n-th layer attends to all keys and the others have windows (none if n is beyond the
- * last layer); 0: no such n. */
-static int64_t pattern_of(const lm_config *c)
-{
-    for (int64_t n = c->layers + 2; n > 0; n--) {
-        /* the usual one first, as others may fit too */
-        int64_t by = n == c->layers + 2 ? c->arch->gguf_pattern : n, l = 0;
-        while (l < c->layers && (c->layer[l].window > 0) == ((l + 1) % by != 0))
-            l++;
-        if (l == c->layers)
-            return by;
-    }
-    return 0;
-}
-
-/* The layers with a window: each but every n-th, or a list where no n fits, which llama.cpp reads
- * since 2026. */
-static lm_code put_pattern(lm_gguf_plan *p, const char *key, const lm_config *c, lm_err *e)
-{
-    int64_t n = pattern_of(c);
-    bool *slides = NULL;
-
-    if (n && n != c->arch->gguf_pattern)
-        lm_gguf_put_u32(p, key, (uint32_t)n);
-    if (n || lm_alloc_n(&slides, (size_t)c->layers, 1, "a list of layers", e))
-        return e->code;
-    for (int64_t l = 0; l < c->layers; l++)
-        slides[l] = c->layer[l].window > 0;
-    lm_gguf_put_bools(p, key, slides, (size_t)c->layers);
-    lm_free(slides);
-    return LM_OK;
-}
-
-bool lm_gguf_has_key(const lm_arch *a, const char *gguf)
-{
-    for (const lm_gguf_key *k = a->gguf_keys; k->hf; k++)
-        if (!strcmp(k->gguf, gguf))
-            return true;
-    return false;
-}
-
-/* True if soft caps occur exactly where llama.cpp computes them. */
-static bool caps_fit(const lm_config *c)
-{
-    /* a model with the first also has the second */
-    bool attn = lm_gguf_has_key(c->arch, "attn_logit_softcapping");
-    bool logits = lm_gguf_has_key(c->arch, "final_logit_softcapping");
-
-    return (c->layer[0].soft_cap > 0) == attn && (c->logit_cap > 0 ? logits : !attn);
-}
-
-/* n, if each n-th layer has attention and the others states; 0: no such n. */
-static int64_t interval_of(const lm_config *c)
-{
-    for (int64_t n = 1; n <= c->layers + 1; n++) {
-        int64_t l = 0;
-        while (l < c->layers && (c->layer[l].attention == LM_ATTENTION_DELTA) == ((l + 1) % n != 0))
-            l++;
-        if (l == c->layers)
-            return n;
-    }
-    return 0;
-}
-
-/* Of a model with states: its layers differ in nothing else, and fit llama.cpp's words. */
-static lm_code check_states(const lm_import *m, lm_err *e)
-{
-    const lm_config *c = &m->config;
-
-    if (!interval_of(c))
-        return no_words(m, "such an order of layers with states and with attention", e);
-    for (int64_t l = 0; l < c->layers; l++) {
-        const lm_layer *y = &c->layer[l];
-        if (!y->moe.experts)
-            return no_words(m, "layers without experts", e);
-        if (y->qkv_bias || y->out_bias)
-            return no_words(m, "bias of attention", e);
-        if (y->attention == LM_ATTENTION_DELTA && y->delta.key_dim != y->delta.value_dim)
-            return no_words(m, "values of another width than keys in layers with states", e);
-    }
-    return LM_OK;
-}
-
-static bool is_latent(const lm_config *c)
-{
-    return c->layer[0].attention == LM_ATTENTION_LATENT;
-}
-
-/* Keys of DeepSeek's experts. */
-static bool is_scored(const lm_config *c)
-{
-    return lm_gguf_has_key(c->arch, "expert_gating_func");
-}
-
-static lm_code check_experts(const lm_import *m, lm_err *e)
-{
-    const lm_config *c = &m->config;
-    const lm_moe *x = &c->layer[0].moe;
-
-    if (is_scored(c))
-        return lm_gguf_check_scored(m, e);
-    if (x->experts && x->normalise != c->arch->gguf_normalise)
-        return no_words(m,
-                        x->normalise
-                            ? "weights of a token's experts that add up to 1 (norm_topk_prob)"
-                            : "weights of a token's experts as they are (norm_topk_prob false)",
-                        e);
-    if (x->stacked && (fabs(x->limit - 7) > 1e-6 || fabs(x->alpha - 1.702) > 1e-6))
-        return no_words(m, "SwiGLU but with a limit of 7 and a slope of 1.702", e);
-    return LM_OK;
-}
-
-/* Layers differ in what GGUF has words for: states, windows, experts behind the first layers. */
-static bool may_differ(const lm_config *c)
-{
-    return lm_config_has_states(c) || is_scored(c);
-}
-
-/* Report properties that llama.cpp would compute differently. */
-static lm_code check_words(const lm_import *m, lm_err *e)
-{
-    const lm_config *c = &m->config;
-    const lm_rope_config *r = &c->rope[0];
-    const char *arch = c->arch->gguf;
-    int64_t window = lm_config_window(c);
-
-    if (lm_gguf_has_key(c->arch, "ssm.state_size") && check_states(m, e))
-        return e->code;
-    if (is_latent(c) && lm_gguf_check_latent(m, e))
-        return e->code;
-    if (!may_differ(c) && !lm_config_alike(c))
-        return no_words(m, "layers of different sizes", e);
-    if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
-        return no_words(m, "exact GELU (activation_function gelu)", e);
-    for (int64_t l = 0; l < c->layers; l++) {
-        const lm_layer *y = &c->layer[l];
-        double scale = lm_arch_gguf_scale(c->arch, c->layers, c->width, y->heads, y->head_dim);
-        if (!is_latent(c) && fabs(y->scale / scale - 1) > 1e-6)
-            return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
-    }
-    if (check_experts(m, e))
-        return e->code;
-    if (!caps_fit(c))
-        return no_words(
-            m, c->layer[0].soft_cap > 0 ? "such soft caps" : "scores or logits without soft caps",
-            e);
-    if (c->ropes > 1 && c->rope[1].type != LM_ROPE_DEFAULT)
-        return no_words(m, "scaling of positions in layers with a window", e);
-    if (c->ropes > 1 && !lm_gguf_has_key(c->arch, LM_GGUF_NEAR_BASE) &&
-        fabs(c->rope[1].theta - r->theta) > 0)
-        return no_words(m, "rotary base of its own for layers with a window", e);
-    if (c->ropes && r->type == LM_ROPE_DYNAMIC)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: GGUF has no dynamic rotary scaling: llama.cpp will not exceed %" PRId64
-               " position%s",
-               m->path, c->max_positions, lm_plural(c->max_positions));
-    if (c->ropes && r->type == LM_ROPE_YARN && !r->truncate && !c->arch->gguf_untruncated)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: GGUF's yarn rounds the bounds of its ramp (\"truncate\": false is lost)",
-               m->path);
-    if (c->ropes && r->type == LM_ROPE_YARN && r->truncate && c->arch->gguf_untruncated)
-        lm_log(
-            m->sink, LM_LOG_WARN,
-            "%s: GGUF's %s does not round the bounds of yarn's ramp (\"truncate\": true is lost)",
-            m->path, arch);
-    if (!c->arch->gguf_windows && window > 0 && window < c->max_positions)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s has no sliding window: texts of more than %" PRId64
-               " tokens are attended to as a whole",
-               m->path, arch, window);
-    if (c->arch->gguf_out_bias && !c->layer[0].out_bias)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s requires biases of attention and refuses this file", m->path,
-               arch);
-    if (c->ropes && !c->arch->gguf_pairs && !c->arch->gguf_out_bias && c->layer[0].out_bias)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s has no bias on attn_output and refuses this file", m->path,
-               arch);
-    if (c->arch->gguf_square && c->layer[0].heads * c->layer[0].head_dim != c->width)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s requires heads that are together as wide as the model and "
-               "refuses this file",
-               m->path, arch);
-    if (c->arch->gguf_head && c->tied)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s requires a head beside the embedding and refuses this file",
-               m->path, arch);
-    if (c->arch->gguf_tied && !c->tied)
-        lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s has no head beside the embedding and refuses this file", m->path,
-               arch);
-    return LM_OK;
-}
-
-static double yarn_scale(double factor, double m)
-{
-    return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
-}
-
-/* The factor of the rotated vectors.  llama.cpp uses yarn_scale(factor, 1) times
- * rope.scaling.attn_factor, and ignores rope.scaling.yarn_attn_factor, which its own conversion
- * writes. */
-static double yarn_attention(const lm_rope_config *r)
-{
-    if (r->attention > 0)
-        return r->attention;
-    if (r->mscale > 0 && r->mscale_all_dim > 0)
-        return yarn_scale(r->factor, r->mscale) / yarn_scale(r->factor, r->mscale_all_dim);
-    return yarn_scale(r->factor, 1);
-}
-
-static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
-{
-    const lm_rope_config *r = &c->rope[0];
-    char key[96];
-
-    lm_gguf_put_f32(p, key_of(key, arch, "rope.freq_base"), (float)r->theta);
-    if (r->type == LM_ROPE_LINEAR || r->type == LM_ROPE_YARN) {
-        const char *name = r->type == LM_ROPE_LINEAR ? "linear" : "yarn";
-        lm_gguf_put_str(p, key_of(key, arch, "rope.scaling.type"), name, strlen(name));
-        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.factor"), (float)r->factor);
-    }
-    if (r->type != LM_ROPE_YARN)
-        return;
-    lm_gguf_put_u32(p, key_of(key, arch, "rope.scaling.original_context_length"),
-                    (uint32_t)(r->original ? r->original : c->max_positions));
-    if (r->attention > 0)
-        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_attn_factor"), (float)r->attention);
-    if (!is_latent(c) && fabs(yarn_attention(r) - yarn_scale(r->factor, 1)) > 1e-6)
-        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.attn_factor"),
-                        (float)(yarn_attention(r) / yarn_scale(r->factor, 1)));
-    if (r->beta_fast < 32 || r->beta_fast > 32)
-        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_beta_fast"), (float)r->beta_fast);
-    if (r->beta_slow < 1 || r->beta_slow > 1)
-        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_beta_slow"), (float)r->beta_slow);
-}
-
-/* Sizes of layers with states, those of the first; in a model without one, of none. */
-static void put_states(lm_gguf_plan *p, const lm_config *c)
-{
-    const char *arch = c->arch->gguf;
-    const lm_delta_sizes *d = &c->layer[0].delta;
-    char key[96];
-
-    for (int64_t l = 0; l < c->layers && !d->heads; l++)
-        d = &c->layer[l].delta;
-    lm_gguf_put_u32(p, key_of(key, arch, "ssm.conv_kernel"), (uint32_t)d->taps);
-    lm_gguf_put_u32(p, key_of(key, arch, "ssm.state_size"), (uint32_t)d->key_dim);
-    lm_gguf_put_u32(p, key_of(key, arch, "ssm.group_count"), (uint32_t)d->key_heads);
-    lm_gguf_put_u32(p, key_of(key, arch, "ssm.time_step_rank"), (uint32_t)d->heads);
-    lm_gguf_put_u32(p, key_of(key, arch, "ssm.inner_size"), (uint32_t)(d->heads * d->value_dim));
-    lm_gguf_put_u32(p, key_of(key, arch, "full_attention_interval"), (uint32_t)interval_of(c));
-}
-
-lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
-{
-    lm_code rc = check_words(m, e);
-
-    return rc ? rc : lm_gguf_put_numbers(p, &m->config, e);
-}
-
-static void put_heads(lm_gguf_plan *p, const char *arch, const lm_layer *y)
-{
-    char key[96];
-
-    lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count_kv"), (uint32_t)y->kv_heads);
-    lm_gguf_put_u32(p, key_of(key, arch, "attention.key_length"), (uint32_t)y->head_dim);
-    lm_gguf_put_u32(p, key_of(key, arch, "attention.value_length"), (uint32_t)y->head_dim);
-}
-
-lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
-{
-    const char *arch = c->arch->gguf;
-    const lm_layer *y = &c->layer[0];
-    int64_t window = lm_config_window(c);
-    char key[96];
-
-    lm_gguf_put_u32(p, key_of(key, arch, "block_count"), (uint32_t)c->layers);
-    lm_gguf_put_u32(p, key_of(key, arch, "context_length"), (uint32_t)c->max_positions);
-    lm_gguf_put_u32(p, key_of(key, arch, "embedding_length"), (uint32_t)c->width);
-    lm_gguf_put_u32(p, key_of(key, arch, "feed_forward_length"), (uint32_t)y->ffn);
-    if (is_scored(c)) {
-        lm_gguf_put_scored(p, c);
-    } else if (y->moe.experts) {
-        lm_gguf_put_u32(p, key_of(key, arch, "expert_count"), (uint32_t)y->moe.experts);
-        lm_gguf_put_u32(p, key_of(key, arch, "expert_used_count"), (uint32_t)y->moe.chosen);
-        if (lm_gguf_has_key(c->arch, "expert_feed_forward_length"))
-            lm_gguf_put_u32(p, key_of(key, arch, "expert_feed_forward_length"),
-                            (uint32_t)y->moe.ffn);
-        if (y->moe.shared)
-            lm_gguf_put_u32(p, key_of(key, arch, "expert_shared_feed_forward_length"),
-                            (uint32_t)y->moe.shared);
-    }
-    lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count"), (uint32_t)y->heads);
-    if (c->norm == LM_NORM_LAYER)
-        lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_epsilon"), (float)c->norm_eps);
-    if (c->ropes) {
-        lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_rms_epsilon"),
-                        (float)c->norm_eps);
-        if (is_latent(c))
-            lm_gguf_put_latent(p, c);
-        else
-            put_heads(p, arch, y);
-        lm_gguf_put_u32(p, key_of(key, arch, "rope.dimension_count"), (uint32_t)c->rope[0].dim);
-        put_rope(p, arch, c);
-    }
-    if (lm_gguf_has_key(c->arch, "ssm.state_size"))
-        put_states(p, c);
-    if (window > 0)
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)window);
-    if (c->arch->gguf_pattern &&
-        put_pattern(p, key_of(key, arch, "attention.sliding_window_pattern"), c, e))
-        return e->code;
-    if (c->ropes > 1 && lm_gguf_has_key(c->arch, LM_GGUF_NEAR_BASE))
-        lm_gguf_put_f32(p, key_of(key, arch, LM_GGUF_NEAR_BASE), (float)c->rope[1].theta);
-    if (y->soft_cap > 0)
-        lm_gguf_put_f32(p, key_of(key, arch, "attn_logit_softcapping"), (float)y->soft_cap);
-    if (c->logit_cap > 0)
-        lm_gguf_put_f32(p, key_of(key, arch, "final_logit_softcapping"), (float)c->logit_cap);
-    lm_gguf_put_u32(p, key_of(key, arch, "vocab_size"), (uint32_t)c->vocab);
-    return LM_OK;
-}
-
-void lm_gguf_rope_factors(const lm_rope_config *r, float *out)
-{
-    double longest = (double)r->original / r->low_freq,
-           shortest = (double)r->original / r->high_freq;
-
-    for (int64_t i = 0; i < r->dim / 2; i++) {
-        double wave = 2 * acos(-1.0) * pow(r->theta, (double)(2 * i) / (double)r->dim);
-        double smooth = ((double)r->original / wave - r->low_freq) / (r->high_freq - r->low_freq);
-        out[i] = wave < shortest  ? 1.0f
-                 : wave > longest ? (float)r->factor
-                                  : (float)(1 / ((1 - smooth) / r->factor + smooth));
-    }
-}
-
-/* ---- Reading ---- */
-
-typedef struct {
-    const lm_gguf *g;
-    const char *arch;
-    char key[96];
-    json_t *o;
-    bool untruncated; /* lm_arch.gguf_untruncated */
-    lm_err *e;
-} reader;
-
-static lm_code whole(reader *r, const char *rest, int64_t dflt, int64_t *out, bool *given)
-{
-    bool there;
-    lm_code rc = lm_gguf_i64_or(r->g, key_of(r->key, r->arch, rest), dflt, 0, INT64_C(1) << 40, out,
-                                &there, r->e);
-
-    if (given)
-        *given = there;
-    if (!rc && !there && dflt < 0)
-        rc = lm_fail(r->e, LM_EFORMAT, lm_gguf_path(r->g), NULL, "'%s' is missing", r->key);
-    return rc;
-}
-
-static lm_code real(reader *r, const char *rest, double dflt, double *out, bool *given)
-{
-    return lm_gguf_f64_or(r->g, key_of(r->key, r->arch, rest), dflt, out, given, r->e);
+    return lm_gguf_f64_or(r->g, lm_gguf_key_of(r->key, r->arch, rest), dflt, out, given, r->e);
 }
 
 double lm_gguf_shortest(double v)
@@ -404,17 +28,12 @@ double lm_gguf_shortest(double v)
     return v;
 }
 
-static void set_int(reader *r, const char *key, int64_t v)
-{
-    json_object_set_new(r->o, key, json_integer(v));
-}
-
 static void set_real(json_t *o, const char *key, double v)
 {
     json_object_set_new(o, key, json_real(lm_gguf_shortest(v)));
 }
 
-static bool has(const reader *r, const char *tensor)
+static bool has(const lm_gguf_reader *r, const char *tensor)
 {
     return lm_gguf_find(r->g, tensor) != NULL;
 }
@@ -427,12 +46,12 @@ static const lm_gguf_tensor *weight_of(const lm_gguf *g, const lm_arch *a, lm_pa
 }
 
 /* An id under `key`; -1: none. */
-static lm_code get_id(reader *r, const char *key, int64_t *id)
+static lm_code get_id(lm_gguf_reader *r, const char *key, int64_t *id)
 {
     return lm_gguf_i64_or(r->g, key, -1, 0, INT64_C(1) << 31, id, NULL, r->e);
 }
 
-static lm_code get_ids(reader *r)
+static lm_code get_ids(lm_gguf_reader *r)
 {
     static const char *const ends[] = { "tokenizer.ggml.eos_token_id",
                                         "tokenizer.ggml.eot_token_id",
@@ -459,7 +78,7 @@ static lm_code get_ids(reader *r)
     else
         json_object_set_new(r->o, "eos_token_id", first < 0 ? json_null() : json_integer(first));
     if (pad >= 0)
-        set_int(r, "pad_token_id", pad);
+        lm_gguf_set_int(r, "pad_token_id", pad);
 out:
     json_decref(list);
     return r->e->code;
@@ -523,7 +142,7 @@ static void solve(const divisors *d, double *high, double *original)
     }
 }
 
-static lm_code get_llama3(reader *r, json_t *scaling, double theta, int64_t dim)
+static lm_code get_llama3(lm_gguf_reader *r, json_t *scaling, double theta, int64_t dim)
 {
     const lm_gguf_tensor *t = lm_gguf_find(r->g, LM_GGUF_ROPE_FREQS);
     lm_rope_config made;
@@ -566,7 +185,7 @@ static lm_code get_llama3(reader *r, json_t *scaling, double theta, int64_t dim)
     return LM_OK;
 }
 
-static lm_code get_rope(reader *r, int64_t dim)
+static lm_code get_rope(lm_gguf_reader *r, int64_t dim)
 {
     json_t *s = json_object();
     lm_gguf_text type;
@@ -577,8 +196,8 @@ static lm_code get_rope(reader *r, int64_t dim)
 
     if ((rc = real(r, "rope.freq_base", 10000, &theta, NULL)) ||
         (rc = real(r, "rope.scaling.factor", 1, &factor, NULL)) ||
-        (rc = whole(r, "rope.scaling.original_context_length", 0, &original, NULL)) ||
-        (rc = lm_gguf_str(r->g, key_of(r->key, r->arch, "rope.scaling.type"), &type, r->e)))
+        (rc = lm_gguf_whole(r, "rope.scaling.original_context_length", 0, &original, NULL)) ||
+        (rc = lm_gguf_str(r->g, lm_gguf_key_of(r->key, r->arch, "rope.scaling.type"), &type, r->e)))
         goto out;
     set_real(r->o, "rope_theta", theta);
     if (has(r, LM_GGUF_ROPE_FREQS)) {
@@ -604,7 +223,7 @@ static lm_code get_rope(reader *r, int64_t dim)
         if (!rc)
             rc = real(r, "rope.scaling.attn_factor", 0, &v, &given);
         if (!rc && given && v > 0)
-            set_real(s, "attention_factor", v * yarn_scale(factor, 1));
+            set_real(s, "attention_factor", v * lm_rope_mscale(factor, 1));
         if (!rc)
             rc = real(r, "rope.scaling.yarn_log_multiplier", 0, &v, &given);
         if (!rc && given && v > 0) { /* both are taken to be equal there */
@@ -627,7 +246,9 @@ out:
 
 lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t *out, lm_err *e)
 {
-    reader r = { .g = g, .arch = a->gguf, .o = out, .untruncated = a->gguf_untruncated, .e = e };
+    lm_gguf_reader r = {
+        .g = g, .arch = a->gguf, .o = out, .untruncated = a->gguf_untruncated, .e = e
+    };
 
     return get_rope(&r, dim);
 }
@@ -642,18 +263,18 @@ static bool rotates_part(const lm_arch *a)
 
 /* The width of a head.  In supported models, keys and values have this width, and their rotated part, unless a key of its
  * own says how wide it is. */
-static lm_code get_head_dim(reader *r, const lm_arch *a, int64_t dflt, int64_t *dim)
+static lm_code get_head_dim(lm_gguf_reader *r, const lm_arch *a, int64_t dflt, int64_t *dim)
 {
     static const char *const others[2] = { "attention.value_length", "rope.dimension_count" };
     bool part = rotates_part(a);
     int64_t n;
 
     *dim = dflt;
-    if ((!part && whole(r, "rope.dimension_count", dflt, dim, NULL)) ||
-        whole(r, "attention.key_length", *dim, dim, NULL))
+    if ((!part && lm_gguf_whole(r, "rope.dimension_count", dflt, dim, NULL)) ||
+        lm_gguf_whole(r, "attention.key_length", *dim, dim, NULL))
         return r->e->code;
     for (int i = 0; i < 2 - part; i++) {
-        if (whole(r, others[i], *dim, &n, NULL))
+        if (lm_gguf_whole(r, others[i], *dim, &n, NULL))
             return r->e->code;
         if (n != *dim)
             return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
@@ -666,13 +287,13 @@ static lm_code get_head_dim(reader *r, const lm_arch *a, int64_t dflt, int64_t *
 
 lm_code lm_gguf_check_head_dim(const lm_gguf *g, const lm_arch *a, int64_t dim, lm_err *e)
 {
-    reader r = { .g = g, .arch = a->gguf, .e = e };
+    lm_gguf_reader r = { .g = g, .arch = a->gguf, .e = e };
 
     return get_head_dim(&r, a, dim, &dim);
 }
 
 /* A number, or its default if it is absent. */
-static lm_code get_number(reader *r, const lm_gguf_key *k)
+static lm_code get_number(lm_gguf_reader *r, const lm_gguf_key *k)
 {
     double like = k->like ? (double)json_integer_value(json_object_get(r->o, k->like)) : 1;
     int64_t n;
@@ -685,48 +306,48 @@ static lm_code get_number(reader *r, const lm_gguf_key *k)
             set_real(r->o, k->hf, v);
         return LM_OK;
     }
-    if (whole(r, k->gguf, k->optional ? (int64_t)(like * k->times) : -1, &n, NULL))
+    if (lm_gguf_whole(r, k->gguf, k->optional ? (int64_t)(like * k->times) : -1, &n, NULL))
         return r->e->code;
     if (!k->unless_like || n != (int64_t)(like * k->times))
-        set_int(r, k->hf, n);
+        lm_gguf_set_int(r, k->hf, n);
     return LM_OK;
 }
 
-static lm_code get_expert_ffn(reader *r, const lm_gguf_key *k)
+static lm_code get_expert_ffn(lm_gguf_reader *r, const lm_gguf_key *k)
 {
     int64_t all = json_integer_value(json_object_get(r->o, "intermediate_size")), n;
     int64_t chosen = json_integer_value(json_object_get(r->o, "num_experts_per_tok"));
 
-    if (whole(r, k->gguf, chosen ? all / chosen : 0, &n, NULL))
+    if (lm_gguf_whole(r, k->gguf, chosen ? all / chosen : 0, &n, NULL))
         return r->e->code;
-    set_int(r, k->hf, n);
+    lm_gguf_set_int(r, k->hf, n);
     return LM_OK;
 }
 
-static lm_code get_share(reader *r, const lm_gguf_key *k)
+static lm_code get_share(lm_gguf_reader *r, const lm_gguf_key *k)
 {
     int64_t of = json_integer_value(json_object_get(r->o, k->like)), n;
 
-    if (whole(r, k->gguf, -1, &n, NULL))
+    if (lm_gguf_whole(r, k->gguf, -1, &n, NULL))
         return r->e->code;
     if (of <= 0 || n % of)
         return lm_fail(r->e, LM_EFORMAT, lm_gguf_path(r->g), NULL,
                        "'%s' is %" PRId64 ", which %" PRId64 " does not divide", r->key, n, of);
-    set_int(r, k->hf, n / of);
+    lm_gguf_set_int(r, k->hf, n / of);
     return LM_OK;
 }
 
-static lm_code get_partial(reader *r, const lm_gguf_key *k, int64_t dim)
+static lm_code get_partial(lm_gguf_reader *r, const lm_gguf_key *k, int64_t dim)
 {
     int64_t n;
 
-    if (whole(r, "rope.dimension_count", dim, &n, NULL))
+    if (lm_gguf_whole(r, "rope.dimension_count", dim, &n, NULL))
         return r->e->code;
     set_real(r->o, k->hf, (double)n / (double)(dim ? dim : 1));
     return LM_OK;
 }
 
-static lm_code get_head(reader *r, const lm_arch *a, const char *key, int64_t *dim)
+static lm_code get_head(lm_gguf_reader *r, const lm_arch *a, const char *key, int64_t *dim)
 {
     int64_t width = json_integer_value(json_object_get(r->o, "hidden_size")), all;
     int64_t heads = json_integer_value(json_object_get(r->o, "num_attention_heads"));
@@ -734,30 +355,30 @@ static lm_code get_head(reader *r, const lm_arch *a, const char *key, int64_t *d
     if (get_head_dim(r, a, heads ? width / heads : 0, dim))
         return r->e->code;
     if (a->gguf_head_dim || !lm_mul_i64_ok(*dim, heads, &all) || all != width)
-        set_int(r, key, *dim);
+        lm_gguf_set_int(r, key, *dim);
     return LM_OK;
 }
 
 /* k NULL: config.json has no key for it. */
-static lm_code get_window(reader *r, const lm_gguf_key *k)
+static lm_code get_window(lm_gguf_reader *r, const lm_gguf_key *k)
 {
     int64_t window;
 
-    if (whole(r, "attention.sliding_window", k ? (int64_t)k->times : 0, &window, NULL))
+    if (lm_gguf_whole(r, "attention.sliding_window", k ? (int64_t)k->times : 0, &window, NULL))
         return r->e->code;
     if (window && !k)
         return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
                        "a sliding window in '%s' cannot be written in config.json", r->arch);
     if (window)
-        set_int(r, k->hf, window);
+        lm_gguf_set_int(r, k->hf, window);
     return LM_OK;
 }
 
 /* The list of the layers with a window, as some files have it instead of a number; NULL: none. */
-static lm_code get_pattern_list(reader *r, int64_t layers, const lm_gguf_value **out)
+static lm_code get_pattern_list(lm_gguf_reader *r, int64_t layers, const lm_gguf_value **out)
 {
     const lm_gguf_value *v =
-        lm_gguf_value_of(r->g, key_of(r->key, r->arch, "attention.sliding_window_pattern"));
+        lm_gguf_value_of(r->g, lm_gguf_key_of(r->key, r->arch, "attention.sliding_window_pattern"));
 
     *out = v && v->array ? v : NULL;
     if (*out &&
@@ -770,14 +391,15 @@ static lm_code get_pattern_list(reader *r, int64_t layers, const lm_gguf_value *
 
 /* Without a window, llama.cpp lets every layer attend to all keys, whatever the pattern.  Pattern 0: each layer
  * has one. */
-static lm_code get_types(reader *r, const lm_arch *a, int64_t layers, bool window, json_t **types,
-                         bool *usual)
+static lm_code get_types(lm_gguf_reader *r, const lm_arch *a, int64_t layers, bool window,
+                         json_t **types, bool *usual)
 {
     int64_t pattern = 0;
     const lm_gguf_value *list;
 
     if (get_pattern_list(r, layers, &list) ||
-        (!list && whole(r, "attention.sliding_window_pattern", a->gguf_pattern, &pattern, NULL)))
+        (!list &&
+         lm_gguf_whole(r, "attention.sliding_window_pattern", a->gguf_pattern, &pattern, NULL)))
         return r->e->code;
     if (!window) {
         pattern = 1;
@@ -797,7 +419,7 @@ static lm_code get_types(reader *r, const lm_arch *a, int64_t layers, bool windo
 lm_code lm_gguf_get_types(const lm_gguf *g, const lm_config *c, json_t **types, bool *usual,
                           lm_err *e)
 {
-    reader r = { .g = g, .arch = c->arch->gguf, .e = e };
+    lm_gguf_reader r = { .g = g, .arch = c->arch->gguf, .e = e };
 
     *types = NULL;
     return get_types(&r, c->arch, c->layers, lm_config_window(c) > 0, types, usual);
@@ -805,7 +427,7 @@ lm_code lm_gguf_get_types(const lm_gguf *g, const lm_config *c, json_t **types, 
 
 /* layer_types, if GGUF has another pattern than the usual one, or no window, for which the default of config.json
  * is a number. */
-static lm_code get_pattern(reader *r, const lm_arch *a, const char *window)
+static lm_code get_pattern(lm_gguf_reader *r, const lm_arch *a, const char *window)
 {
     int64_t layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
     json_t *types = NULL;
@@ -823,14 +445,14 @@ static lm_code get_pattern(reader *r, const lm_arch *a, const char *window)
 }
 
 /* The value of query_pre_attn_scalar that gives the scale of llama.cpp. */
-static void get_scalar(reader *r, const lm_arch *a, const char *key, int64_t dim)
+static void get_scalar(lm_gguf_reader *r, const lm_arch *a, const char *key, int64_t dim)
 {
     int64_t layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
     int64_t heads = json_integer_value(json_object_get(r->o, "num_attention_heads"));
     int64_t width = json_integer_value(json_object_get(r->o, "hidden_size"));
     double scale = lm_arch_gguf_scale(a, layers, width, heads ? heads : 1, dim ? dim : 1);
 
-    set_int(r, key, (int64_t)rint(1 / (scale * scale)));
+    lm_gguf_set_int(r, key, (int64_t)rint(1 / (scale * scale)));
 }
 
 /* Where both rotary tables have one base, transformers 5 reads a base other than its default, `usual`, only from
@@ -853,7 +475,7 @@ static void split_rope(json_t *o, double usual)
 }
 
 /* All keys of the entry of the architecture, in its order. */
-static lm_code get_keys(reader *r, const lm_arch *a)
+static lm_code get_keys(lm_gguf_reader *r, const lm_arch *a)
 {
     bool windows = false;
     int64_t dim = 0;
@@ -963,7 +585,7 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
     }
     if (rc || !(*out)->gguf_windowed)
         return rc;
-    rc = lm_gguf_i64_or(g, key_of(key, (*out)->gguf, "attention.sliding_window"), 0, 0,
+    rc = lm_gguf_i64_or(g, lm_gguf_key_of(key, (*out)->gguf, "attention.sliding_window"), 0, 0,
                         INT64_C(1) << 40, &window, NULL, e);
     if (!rc && window)
         *out = (*out)->gguf_windowed;
@@ -973,7 +595,7 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
 {
     const lm_gguf_tensor *embed;
-    reader r = { .g = g, .e = e };
+    lm_gguf_reader r = { .g = g, .e = e };
     const lm_arch *a;
     lm_code rc = find_arch(g, &a, e);
 
@@ -994,7 +616,7 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
     rc = get_keys(&r, a);
     if (!rc)
         rc = get_ids(&r);
-    set_int(&r, "vocab_size", embed->dim[0]);
+    lm_gguf_set_int(&r, "vocab_size", embed->dim[0]);
     json_object_set_new(r.o, "tie_word_embeddings", json_boolean(!weight_of(g, a, LM_PART_OUTPUT)));
     if (rc)
         json_decref(r.o);
