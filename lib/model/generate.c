@@ -466,7 +466,7 @@ void lm_generator_plan(const lm_generator *g, lm_generator_memory *out)
 {
     *out = (lm_generator_memory){ .caches = g->cache_bytes + generator_source_bytes(g),
                                   .prompts = generator_keep_bytes(g->keep),
-                                  .activations = g->choice.work_bytes,
+                                  .activations = g->choice.work_bytes + generator_draft_bytes(g),
                                   .policy = g->keep ? generator_keep_scratch(g->keep) : 0 };
     for (int i = 0; i < CHUNKS + g->n_decode; i++)
         out->activations += lm_exec_bytes(i < CHUNKS ? g->prefill[i].x : g->decode[i - CHUNKS].s.x);

@@ -96,6 +96,19 @@ static lm_code make_memory(lm_generator *g, lm_err *e)
                : LM_OK;
 }
 
+size_t generator_draft_bytes(const lm_generator *g)
+{
+    const generator_draft *d = g->draft;
+    if (!d)
+        return 0;
+    const size_t B = (size_t)g->batch, N = (size_t)d->n, V = (size_t)lm_generator_vocab(g);
+    const size_t logits = N + (g->b->host_memory ? 0 : N + 1);
+    size_t sum = B * (d->row_bytes + d->work_bytes + logits * V * sizeof(float));
+    for (int i = 0; i < g->n_decode; i++)
+        sum += lm_exec_bytes(d->draft[i].x);
+    return sum;
+}
+
 lm_code generator_draft_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
     generator_draft *d = g->draft;

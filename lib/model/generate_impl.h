@@ -146,6 +146,8 @@ void generator_close_graph(row_graph *s);
 lm_code generator_draft_new(lm_generator *g, const lm_loaded *w, int64_t n, lm_err *e);
 /* Behind the other graphs. */
 lm_code generator_draft_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e);
+/* Bytes of their logits, states and graphs. */
+size_t generator_draft_bytes(const lm_generator *g);
 void generator_draft_free(lm_generator *g);
 /* Keep the state of row `row` of the graph that ran last for a slot; and copy that of a slot to another one. */
 lm_code generator_draft_take(lm_generator *g, const row_graph *s, int64_t row, int64_t slot,

@@ -29,7 +29,7 @@ static const char config[] =
     "\"moe_intermediate_size\":16,\"first_k_dense_replace\":1,\"n_group\":4,\"topk_group\":2,"
     "\"num_nextn_predict_layers\":1,\"max_position_embeddings\":64,\"initializer_range\":0.3}";
 
-static void open_model(lm_loaded *w)
+static void open_model(const char *text, lm_loaded *w)
 {
     const lm_build build = { .mode = LM_MODE_GENERATE,
                              .batch = 1,
@@ -37,7 +37,7 @@ static void open_model(lm_loaded *w)
                              .cache = 1,
                              .precision = { .low = LM_DTYPE_F32 },
                              .ahead = LM_AHEAD_RUNS };
-    loaded_config(config, w);
+    loaded_config(text, w);
     loaded_draw_for(w, &build, par, backend);
 }
 
@@ -200,7 +200,7 @@ static void greedy_texts_are_those_without_drafts(void **state)
     uint32_t want[3 * NEW], got[3 * NEW];
     lm_loaded w;
     (void)state;
-    open_model(&w);
+    open_model(config, &w);
     for (int64_t batch = 1; batch <= 3; batch++) {
         continue_greedily(&w, 0, batch, want);
         for (int64_t draft = 1; draft <= 4; draft++) {
@@ -236,7 +236,7 @@ static void sampled_texts_have_the_distribution_of_the_model(void **state)
     int64_t count[V][V] = { { 0 } }, cells = 0, accepted = 0;
     lm_loaded w;
     (void)state;
-    open_model(&w);
+    open_model(config, &w);
     lm_generator *g = open_generator(&w, SLOTS, 2);
     model_shares(g, ids, PROMPT + 1, p);
     for (int i = 0; i < V; i++) {
@@ -300,10 +300,32 @@ static void what_cannot_draft_is_refused(void **state)
     assert_non_null(strstr(err.what, "no modules that predict tokens further on"));
     err = (lm_err){ 0 };
     lm_loaded_fini(&w);
-    open_model(&w);
+    open_model(config, &w);
     o.draft = S;
     assert_int_equal(lm_generator_new(&w, &o, backend, &g, &err), LM_EUSAGE);
     err = (lm_err){ 0 };
+    lm_loaded_fini(&w);
+}
+
+/* Each further draft has a row of logits of the module, and one of the model. */
+static void memory_of_drafts_is_stated(void **state)
+{
+    enum { VOCAB = 4096, FEW = 1, MANY = 9 };
+    const size_t row = VOCAB * sizeof(float);
+    lm_generator_memory m[2];
+    lm_loaded w;
+    const char *size = strstr(config, "12,");
+    char text[1024];
+    (void)state;
+    snprintf(text, sizeof text, "%.*s%d%s", (int)(size - config), config, VOCAB, size + 2);
+    open_model(text, &w);
+    for (int i = 0; i < 2; i++) {
+        lm_generator *g = open_generator(&w, 1, i ? MANY : FEW);
+        lm_generator_plan(g, &m[i]);
+        lm_generator_free(g);
+    }
+    assert_true(m[1].activations - m[0].activations >= 2 * (MANY - FEW) * row);
+    assert_true(m[1].activations - m[0].activations < 3 * (MANY - FEW) * row);
     lm_loaded_fini(&w);
 }
 
@@ -314,6 +336,7 @@ int main(void)
         cmocka_unit_test(greedy_texts_are_those_without_drafts),
         cmocka_unit_test(sampled_texts_have_the_distribution_of_the_model),
         cmocka_unit_test(what_cannot_draft_is_refused),
+        cmocka_unit_test(memory_of_drafts_is_stated),
     };
     return cmocka_run_group_tests_name("generate_draft", tests, open_cpu, close_cpu);
 }
