@@ -9,6 +9,7 @@
 #ifndef LM_MODEL_ARCH_H
 #define LM_MODEL_ARCH_H
 
+#include "format/folder.h"
 #include "model/config.h"
 
 /* The part of a tensor in a model. */
@@ -266,6 +267,9 @@ bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of);
 /* True if `name` is the head, and the model has none beside its embedding; or the bias of such a head under its second
  * name. */
 bool lm_config_ties(const lm_config *c, const char *name);
+/* Tie the head of a T5 whose config ties it without scaling what it reads, if the source has no tensor of a head: of
+ * transformers' folders with that config, those of a new model have none, and those of a published one have one. */
+void lm_config_tie_head(lm_config *c, const lm_model_source *src);
 /* True if `name` is a tensor of another head, or of a module that predicts tokens further on (lm_arch.passed_over,
  * lm_config.ahead). */
 bool lm_config_passes_over(const lm_config *c, const char *name);

@@ -174,6 +174,15 @@ bool lm_config_passes_over(const lm_config *c, const char *name)
     return lm_ahead_layer(c, name) >= 0;
 }
 
+void lm_config_tie_head(lm_config *c, const lm_model_source *src)
+{
+    const json_t *config = lm_model_source_config(src);
+    char head[LM_TENSOR_NAME];
+    if (c->encoder && !json_is_false(json_object_get(config, "tie_word_embeddings")) &&
+        !lm_model_source_find(src, lm_arch_head(c->arch, head)))
+        c->tied = true;
+}
+
 bool lm_config_ties(const lm_config *c, const char *name)
 {
     char head[LM_TENSOR_NAME];

@@ -105,8 +105,11 @@ static lm_code choose_objective(lm_session *s, lm_err *e)
 lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
 {
     s->config_json = preset;
-    if (load_config(s, e) || lm_config_read(s->config_json, s->ask.model, &s->config, e) ||
-        choose_objective(s, e))
+    if (load_config(s, e) || lm_config_read(s->config_json, s->ask.model, &s->config, e))
+        return e->code;
+    if (s->source)
+        lm_config_tie_head(&s->config, s->source);
+    if (choose_objective(s, e))
         return e->code;
     if (s->ask.dropout >= 0)
         lm_config_set_dropout(&s->config, s->ask.dropout);

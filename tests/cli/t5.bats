@@ -59,6 +59,37 @@ loss() {
     awk -v a="$(loss m data/val)" -v b="$(loss merged data/val)" 'BEGIN { d = a - b; exit !(d < 1e-4 && d > -1e-4) }'
 }
 
+@test "T5: a new 1.1 model of transformers has its embedding as a head, which is not scaled" {
+    head() {
+        inspect-model --list --json "$1" | grep -c lm_head
+    }
+    init-model -q t5-9m -t tokenizer.json --set d_model=32 --set d_kv=8 --set d_ff=48 --set num_layers=2 --set num_heads=2 \
+        --set tie_word_embeddings=true -o tied
+    ! grep -q scale_decoder_outputs tied/config.json
+    a=$(loss tied data/val)
+    sed -i 's/"tie_word_embeddings": true/&, "scale_decoder_outputs": false/' tied/config.json
+    b=$(loss tied data/val)
+    [ "$a" != "$b" ]
+    inspect-model --verify tied > /dev/null
+    convert-model -q tied -o copy --dtype bf16
+    compress-ckpt -q tied -o tied.lmz
+    merge-models -q --method linear tied tied -o merged
+    train -q tied data -o trained --steps 1 --seq-len 32
+    train -q --resume trained --steps 2
+    for m in tied copy tied.lmz merged; do
+        awk -v a="$(loss "$m" data/val)" -v b="$b" 'BEGIN { d = a - b; exit !(d < 1e-2 && d > -1e-2) }'
+    done
+    for m in tied copy tied.lmz merged trained; do
+        run head "$m"
+        [ "$output" -eq 0 ]
+    done
+    generate -q tied -p 'the river' -n 4 --temperature 0 > /dev/null
+    sed -i 's/"tie_word_embeddings": true/"tie_word_embeddings": false/' tied/config.json
+    run eval-model -q tied data/val --seq-len 32
+    [ "$status" -eq 1 ]
+    [ "$output" = 'eval-model: tied: tensor "lm_head.weight" is missing' ]
+}
+
 @test "T5: what a model with an encoder cannot have is refused in a line" {
     refused() {
         run "$@"

@@ -53,29 +53,13 @@ static void load_batches(const char *path, batches *b)
     lm_st_close(f);
 }
 
-/* The rows of an encoder, and what sees them. */
-static void feed_source(runner *r, const batches *b, int64_t s)
-{
-    const lm_model *m = r->model;
-    const int64_t rows = b->source_rows, all = rows + b->seq;
-    for (int64_t i = 0; i < b->batch; i++) {
-        const int32_t length = (int32_t)b->length[s * b->batch + i];
-        for (int64_t k = 0; k < rows; k++) {
-            ids_of(r, m->source)[i * rows + k] = (int32_t)b->source[(s * b->batch + i) * rows + k];
-            ids_of(r, m->source_hi)[i * rows + k] = length;
-        }
-        for (int64_t k = 0; k < all; k++)
-            ids_of(r, m->cross_hi)[i * all + k] = k < rows ? 0 : length;
-    }
-}
-
 /* Feed step s; returns the number of targets that are not ignored. */
 static int64_t feed(runner *r, const batches *b, int64_t s)
 {
     const lm_model *m = r->model;
     int64_t n = b->batch * b->seq, valid = 0;
     if (b->source)
-        feed_source(r, b, s);
+        runner_source(r, b->source + s * b->batch * b->source_rows, b->length + s * b->batch);
     for (int64_t i = 0; i < n; i++) {
         ids_of(r, m->tokens)[i] = (int32_t)b->tokens[s * n + i];
         if (m->targets == LM_NONE)
@@ -137,25 +121,6 @@ static float *whole_block(const lm_model *m, const lm_store *s)
     return block;
 }
 
-/* With an encoder: what a graph that generates reads of it, by a graph that encodes. */
-static void encode(runner *speak, const lm_config *c, lm_build build, lm_cpu_level level,
-                   const batches *b, const float *block)
-{
-    runner r;
-    build.mode = LM_MODE_EVAL;
-    build.encode = true;
-    runner_new(&r, c, &build, level, 2);
-    runner_weights(&r, block);
-    feed_source(&r, b, 0);
-    runner_run(&r);
-    for (int64_t l = 0; l < c->layers; l++) {
-        const lm_tensor *t = &r.model->graph->value[r.model->memory[l]].t;
-        memcpy(speak->mem[speak->model->memory[l]], lm_exec_data(r.exec, r.model->memory[l]),
-               (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype));
-    }
-    runner_free(&r);
-}
-
 static void run_model(const lm_config *c, lm_model_source *src, lm_build build, lm_cpu_level level,
                       const batches *b, const char *out)
 {
@@ -183,7 +148,7 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     int64_t valid = feed(&train, b, 0);
     feed(&speak, b, 0);
     if (b->source)
-        encode(&speak, c, build, level, b, block);
+        runner_encode(&speak, level, block, b->source, b->length);
     runner_run(&train);
     all_predictions(&speak, logits);
     loss = (float)((loss_sum(&train) + ahead_sum(&train)) / (double)valid);
@@ -334,6 +299,7 @@ int main(int argc, char **argv)
         return 2;
     must(lm_model_source_open(argv[2], NULL, &src, &e), &e);
     must(lm_config_read(lm_model_source_config(src), "config.json", &c, &e), &e);
+    lm_config_tie_head(&c, src);
     if (!strcmp(argv[1], "copy")) {
         copy_model(&c, src, argv[3]);
         return 0;

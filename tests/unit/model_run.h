@@ -215,6 +215,40 @@ static inline void runner_run(runner *r)
     must(lm_exec_run(r->exec, &r->step, &e), &e);
 }
 
+/* The rows of an encoder [batch, build.source], of which `length` of each are real, and what sees them. */
+static inline void runner_source(runner *r, const int64_t *source, const int64_t *length)
+{
+    const lm_model *m = r->model;
+    const int64_t rows = m->build.source, all = rows + m->build.seq;
+    for (int64_t i = 0; i < m->build.batch * rows; i++) {
+        ids_of(r, m->source)[i] = (int32_t)source[i];
+        ids_of(r, m->source_hi)[i] = (int32_t)length[i / rows];
+    }
+    for (int64_t i = 0; i < m->build.batch * all; i++)
+        ids_of(r, m->cross_hi)[i] = i % all < rows ? 0 : (int32_t)length[i / all];
+}
+
+/* What a graph that generates reads of an encoder, by a graph of the same sizes that encodes; `block`: the weights. */
+static inline void runner_encode(runner *speak, lm_cpu_level level, const float *block,
+                                 const int64_t *source, const int64_t *length)
+{
+    const lm_config *c = &speak->model->config;
+    lm_build build = speak->model->build;
+    runner r;
+    build.mode = LM_MODE_EVAL;
+    build.encode = true;
+    runner_new(&r, c, &build, level, 2);
+    runner_weights(&r, block);
+    runner_source(&r, source, length);
+    runner_run(&r);
+    for (int64_t l = 0; l < c->layers; l++) {
+        const lm_tensor *t = &r.model->graph->value[r.model->memory[l]].t;
+        memcpy(speak->mem[speak->model->memory[l]], lm_exec_data(r.exec, r.model->memory[l]),
+               (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype));
+    }
+    runner_free(&r);
+}
+
 /* Sum of the losses of all rows. */
 static inline double loss_sum(const runner *r)
 {

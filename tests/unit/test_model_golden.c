@@ -16,8 +16,9 @@ typedef struct {
     lm_st *file;
     const char *name;
     lm_config config;
-    int64_t batch, seq;
+    int64_t batch, seq, source_rows;
     int64_t *tokens, *targets;
+    int64_t *source, *length; /* of an encoder, else NULL */
 } golden;
 
 static float *floats(const golden *g, const char *prefix, const char *name)
@@ -33,14 +34,14 @@ static float *floats(const golden *g, const char *prefix, const char *name)
     return data;
 }
 
-static int64_t *ids(golden *g, const char *name)
+static int64_t *ids(golden *g, const char *name, int64_t *columns)
 {
     lm_err e = { 0 };
     const lm_st_tensor *t = lm_st_find(g->file, name);
     assert_non_null(t);
     assert_int_equal(t->ndim, 2);
     g->batch = t->dim[0];
-    g->seq = t->dim[1];
+    *columns = t->dim[1];
     int64_t *data = room((size_t)t->count, sizeof *data);
     must(lm_st_load(g->file, t, LM_DTYPE_I64, data, &e), &e);
     return data;
@@ -49,6 +50,8 @@ static int64_t *ids(golden *g, const char *name)
 static void feed(const golden *g, runner *r)
 {
     int64_t n = g->batch * g->seq, valid = 0;
+    if (g->source)
+        runner_source(r, g->source, g->length);
     for (int64_t i = 0; i < n; i++) {
         ids_of(r, r->model->tokens)[i] = (int32_t)g->tokens[i];
         if (r->model->targets == LM_NONE)
@@ -145,6 +148,7 @@ static void check_training(const golden *g, lm_dtype low, int level)
     lm_build b = { .mode = LM_MODE_TRAIN,
                    .batch = g->batch,
                    .seq = g->seq,
+                   .source = g->source_rows,
                    .precision = { .low = low },
                    .ahead = has_modules(g) ? LM_AHEAD_RUNS : LM_AHEAD_NONE };
     runner r;
@@ -177,6 +181,7 @@ static void check_logits(const golden *g, lm_dtype low, int level)
     lm_build b = { .mode = prediction_mode(&g->config),
                    .batch = g->batch,
                    .seq = g->seq,
+                   .source = g->source_rows,
                    .cache = g->seq,
                    .precision = { .low = low } };
     runner r;
@@ -185,6 +190,8 @@ static void check_logits(const golden *g, lm_dtype low, int level)
     float *block = weights(g, r.model), *logits = room((size_t)n, sizeof *logits);
     runner_weights(&r, block);
     feed(g, &r);
+    if (g->source)
+        runner_encode(&r, (lm_cpu_level)level, block, g->source, g->length);
     all_predictions(&r, logits);
     check(g, "", logits, "logits", n, low, level);
     lm_free(block);
@@ -202,13 +209,21 @@ static void check_model(const char *path, const char *name)
     assert_non_null(text);
     must(lm_json_parse(text, strlen(text), name, &config, &e), &e);
     must(lm_config_read(config, name, &g.config, &e), &e);
-    g.tokens = ids(&g, "tokens");
-    g.targets = ids(&g, "targets");
+    if (g.config.encoder) {
+        int64_t one;
+        g.source = ids(&g, "source", &g.source_rows);
+        g.length = ids(&g, "length", &one);
+        assert_int_equal(one, 1);
+    }
+    g.tokens = ids(&g, "tokens", &g.seq);
+    g.targets = ids(&g, "targets", &g.seq);
     for (int level = 0; level <= (int)lm_cpu_detect(); level++)
         for (int bf16 = 0; bf16 < 2; bf16++) {
             check_training(&g, bf16 ? LM_DTYPE_BF16 : LM_DTYPE_F32, level);
             check_logits(&g, bf16 ? LM_DTYPE_BF16 : LM_DTYPE_F32, level);
         }
+    lm_free(g.source);
+    lm_free(g.length);
     lm_free(g.tokens);
     lm_free(g.targets);
     lm_config_fini(&g.config);
@@ -233,7 +248,7 @@ static void test_all(void **state)
         n++;
     }
     closedir(d);
-    assert_true(n >= 19);
+    assert_true(n >= 26);
 }
 
 int main(void)
