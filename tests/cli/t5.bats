@@ -65,7 +65,7 @@ loss() {
     }
     init-model -q t5-9m -t tokenizer.json --set d_model=32 --set d_kv=8 --set d_ff=48 --set num_layers=2 --set num_heads=2 \
         --set tie_word_embeddings=true -o tied
-    ! grep -q scale_decoder_outputs tied/config.json
+    run ! grep -q scale_decoder_outputs tied/config.json
     a=$(loss tied data/val)
     sed -i 's/"tie_word_embeddings": true/&, "scale_decoder_outputs": false/' tied/config.json
     b=$(loss tied data/val)
