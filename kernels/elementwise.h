@@ -13,7 +13,8 @@
  * dropout    in x act                       out y act = x * Z/(1-p) (may alias x); the gradient is
  *                                               itself
  *            Z from Philox (seed, "dropout", site) at index (step*2^16 + micro)*count + i; kept iff
- *            lm_rng_u32 >= floor(p * 2^32); 0 <= p < 1; the high word of an index beyond 2^64 is mixed into the stream (lm_rng_first)
+ *            lm_rng_u32 >= floor(p * 2^32); 0 <= p < 1; the high word of an index beyond 2^64 is mixed into the stream
+ *            (lm_rng_first)
  * cast       in x of any float dtype        out y of any float dtype, same shape; exact rounding
  * rows       in x [N,C] act, idx [M] I32    out y [M,C] act: row i is x[idx[i]]
  *

@@ -11,8 +11,9 @@
  * head_grad   in  x, w, target, lse [N] F32, scale [N] F32 (gradients of the losses), both or neither
  *                 of entropy [N] F32 and dentropy [N] F32 (gradients of the entropies), bias (optional)
  *             out dx [N,C] act (optional), dw [V,C] F32 (optional, acc), dbias [V] F32 (optional, acc; with
- *                 dw only): of the sum of scale * loss + dentropy * entropy over the rows; with p = exp(logit - lse), dlogits = scale * (p -
- *                 onehot) - dentropy * p (log p + entropy), rounded to act
+ *                 dw only): of the sum of scale * loss + dentropy * entropy over the rows; with
+ *                 p = exp(logit - lse), dlogits = scale * (p - onehot) - dentropy * p (log p + entropy),
+ *                 rounded to act
  * head_loss   both at once, with three products instead of four (a joined form: lib/op/fuse.h)
  *             in  x, w, target, scale, bias (optional)
  *             out loss, dx (optional), dw (optional, acc), dbias (optional, acc; with dw only)

@@ -11,8 +11,8 @@
  * kernels cannot fail.  They never allocate, create threads, print or branch on dtype inside loops.
  *
  * Conventions for all families
- *  - "act" is the dtype of activations: F32, BF16, F16 (reference and CUDA) or F64 (reference, double_simd.c).  "F32" operands (statistics, norm
- *    weights, biases, weight gradients, losses) are F64 when act is F64.
+ *  - "act" is the dtype of activations: F32, BF16, F16 (reference and CUDA) or F64 (reference, double_simd.c).  "F32"
+ *    operands (statistics, norm weights, biases, weight gradients, losses) are F64 when act is F64.
  *  - N = rows (B*T, batch-major), C = width, H query heads, K key/value heads, D head size, V vocabulary.
  *  - An optional operand that is absent has data == NULL and ndim == 0.
  *  - Weight gradients accumulate according to attr.acc (lm_acc): LM_ACC_ADD always adds into the output;

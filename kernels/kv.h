@@ -35,11 +35,11 @@
  *                   (optional)
  *               out keys, values, ktail, vtail as kv_attention, in place
  *               Appends the new rows, behind kv_attention of the same rows; used is the same, the next call's is
- *               used + fresh.  A plain side takes copies of the rows.  Of a coded side, tokens that are then counted by lm_kv_coded, and were not, are encoded as
- *               lm_kv_encode does; those that were plain come out of the tail.  Then the tail takes the new rows: the
- *               first `sinks` tokens, and the newest `residual` of the others.  So the bits of pages and tails do
- *               not depend on the cuts between calls.  The first token that is encoded into a page clears its
- *               outliers.  A page that is written belongs to one sequence; used + fresh is at most P T.
+ *               used + fresh.  A plain side takes copies of the rows.  Of a coded side, tokens that are then counted by
+ *               lm_kv_coded, and were not, are encoded as lm_kv_encode does; those that were plain come out of the tail.
+ *               Then the tail takes the new rows: the first `sinks` tokens, and the newest `residual` of the others.  So the
+ *               bits of pages and tails do not depend on the cuts between calls.  The first token that is encoded into a
+ *               page clears its outliers.  A page that is written belongs to one sequence; used + fresh is at most P T.
  *               Formats with outliers have fixed ranges of channels (`lower`), or the values token_range: then the
  *               range of lm_kv_encode is that of all K heads of the token, without the share `outliers` of numbers
  *               (lm_kv_token_range).
@@ -63,9 +63,10 @@ typedef struct {
     /* Of keys [0] and of values [1], multiples of lm_kv_step; 0 of a plain side: */
     int64_t residual[2]; /* newest tokens that are not coded: at most so many */
     int64_t sinks[2];    /* first tokens that are not coded */
-    bool
-        token_range; /* of kv_write: the codes of values (LM_KV_TOKEN with `zero`) share a token's range, */
-    double outliers; /* which is without this share of its numbers */
+    /* of kv_write: the codes of values (LM_KV_TOKEN with `zero`) share a token's range, which is without the share
+     * `outliers` of its numbers */
+    bool token_range;
+    double outliers;
 } lm_kv_attr;
 
 typedef struct {

@@ -35,8 +35,8 @@
 enum { LM_LATENT_MOST_ROTARY = 512 };
 
 typedef struct {
-    int64_t heads, content_dim, rotary_dim, value_dim,
-        latent_dim; /* latent_dim: of the absorbed form */
+    int64_t heads, content_dim, rotary_dim, value_dim;
+    int64_t latent_dim; /* of the absorbed form */
     bool pairs;
 } lm_latent_attr;
 

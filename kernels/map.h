@@ -69,8 +69,8 @@ typedef struct {
 } lm_map_fetch;
 
 typedef struct {
-    uint8_t n_constants, n_fetched, n_single,
-        n_steps;            /* n_single steps over single numbers, then the others */
+    /* n_single steps over single numbers, then the others */
+    uint8_t n_constants, n_fetched, n_single, n_steps;
     uint8_t n_tiles;        /* registers in use */
     uint8_t from[LM_MAP_Y]; /* the result for each y, numbered like an operand of a step */
     /* 1 + the step whose result may be stored in y at once, because no later step reads the x that y may

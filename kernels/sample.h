@@ -10,8 +10,9 @@
  * (arXiv:1909.05858 section 4.1: a logit is divided by it when positive, multiplied when negative; each
  * id once), temperature, top-k, top-p (arXiv:1904.09751: the fewest tokens whose probabilities reach
  * p), min-p (arXiv:2407.01082), then the token at which the running sum of what is left, ranked by
- * logit, equal logits by id, first exceeds u times the whole.  temperature 0: the likeliest.  token is -1 when a logit is NaN or +Inf, or all are
- * -Inf.  logprob: natural log of the token's probability under the plain logits.
+ * logit, equal logits by id, first exceeds u times the whole.  temperature 0: the likeliest.  token
+ * is -1 when a logit is NaN or +Inf, or all are -Inf.  logprob: natural log of the token's probability
+ * under the plain logits.
  *
  * Sums in F64.  The same token on every backend for the same numbers.
  *

@@ -14,9 +14,10 @@
 typedef struct {
     lm_loop_args loop;
     const char *loss, *dtype;
-    const char *beta, *smoothing, *average, *weighting, *entropy_coef, *f_divergence, *f_alpha,
-        *ld_alpha, *gamma, *cpo_alpha, *alpha, *desirable, *undesirable, *lambda,
-        *distill_temperature; /* hyper-parameters; NULL: not given */
+    /* hyper-parameters; NULL: not given */
+    const char *beta, *smoothing, *average, *weighting, *entropy_coef, *f_divergence, *f_alpha;
+    const char *ld_alpha, *gamma, *cpo_alpha, *alpha, *desirable, *undesirable, *lambda;
+    const char *distill_temperature;
     int64_t steps, batch, micro, length, seq, max_examples;
     double epochs;
     const char *template, *truncation, *map;

@@ -190,7 +190,8 @@ bool lm_given(const lm_tool *t, const char *name);
 /* Append the values of all options to `out`, as a JSON object for --config. */
 lm_code lm_options_save(lm_buf *out, lm_err *e);
 /* Set options that were not given from saved ones, by their names or by those of LM_ALSO, which older versions may have
- * saved; unknown keys, and those in `except` (NULL-terminated, may be NULL), are ignored.  `saved` must outlive the options' use. */
+ * saved; unknown keys, and those in `except` (NULL-terminated, may be NULL), are ignored.  `saved` must outlive the options'
+ * use. */
 lm_code lm_options_resume(const json_t *saved, const char *const *except, const char *where,
                           lm_err *e);
 /* For a tool with a lasting product, called before it is made: from then on the loss of the reader

@@ -160,8 +160,8 @@ static __device__ inline float entropy_of(const row_args &a, const float *row, c
     return logf(sum) - block_sum(below) / sum;
 }
 
-/* 2 log(sum) - log of the sum of squares of exp(logit - top), likewise; those that are 1 apart, so that little is lost where the
- * distribution is almost certain. */
+/* 2 log(sum) - log of the sum of squares of exp(logit - top), likewise; those that are 1 apart, so that little is lost where
+ * the distribution is almost certain. */
 static __device__ inline float collision_of(const row_args &a, const float *row, const float *kept,
                                             float top)
 {

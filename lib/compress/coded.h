@@ -8,7 +8,8 @@
  * Tensors that can be expanded again are described in __metadata__ under "lmutils.coded", a JSON object
  *   {"NAME": {"codec": "dynamic8", "dtype": "F32", "shape": [64, 64]}, ...}
  * Weights in plain elements are not described: the file is then an ordinary one of that dtype.
- * Planes of bits are U8; all are 1-D, except codes of one byte each, which have the shape of NAME.  The planes have the reverse of their order in the format: codes last.  All other tensors, their order and the metadata are unchanged.
+ * Planes of bits are U8; all are 1-D, except codes of one byte each, which have the shape of NAME.  The planes have the
+ * reverse of their order in the format: codes last.  All other tensors, their order and the metadata are unchanged.
  *
  * Memory is bounded by the largest coded tensor and its planes. */
 #ifndef LM_COMPRESS_CODED_H

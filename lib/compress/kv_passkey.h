@@ -24,9 +24,8 @@ typedef struct {
 } lm_kv_passkey_opts;
 
 typedef struct {
-    lm_kv_task
-        *task; /* depth by depth, lengths within, repeats within; the cell is that of [depths,
-                         lengths] */
+    /* depth by depth, lengths within, repeats within; the cell is that of [depths, lengths] */
+    lm_kv_task *task;
     int64_t n;
     int64_t longest; /* tokens of the longest task */
     uint32_t *ids;

@@ -7,7 +7,8 @@
  *   padded vocabulary (a multiple of 128); then each tensor of all layers together, linear weights
  *   as [out, in], the embedding with rows of zeros up to the padded vocabulary
  * llama2.c (run.c, export.py), Llama alone, all F32:
- *   version 0: 7 i32: width, ffn, layers, heads, kv heads, vocabulary (negative: the head is a separate tensor), positions; the tensors; two tables of the rotation behind the last norm
+ *   version 0: 7 i32: width, ffn, layers, heads, kv heads, vocabulary (negative: the head is a separate tensor),
+ *   positions; the tensors; two tables of the rotation behind the last norm
  *   version 1: "ak42" as u32 0x616b3432, i32 1, the 7 i32, u8 1 when the head is the embedding,
  *   zeros up to 256 bytes; norms first
  * Orders of elements are those of GGUF (names.h). */

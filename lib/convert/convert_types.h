@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert_types.h -- the type of each tensor of a GGUF file.  Private to lib/convert.
  *
- * Norms, biases, learned positions, routers and the gates of shared experts are always F32.  The mixtures are those of llama.cpp
- * (src/llama-quant.cpp): the head, some values and some second matrices of the MLP have more bits
+ * Norms, biases, learned positions, routers and the gates of shared experts are always F32.  The mixtures are those of
+ * llama.cpp (src/llama-quant.cpp): the head, some values and some second matrices of the MLP have more bits
  * than the rest. */
 #ifndef LM_CONVERT_CONVERT_TYPES_H
 #define LM_CONVERT_CONVERT_TYPES_H

@@ -55,7 +55,8 @@ double lm_gguf_shortest(double v);
 /* Metadata that were changed after our conversion, which kept config.json and the other files: the
  * change is applied to the kept files of m, to m->tree and m->config, with a warning.  It covers
  * the hyper-parameters, the ids of the special tokens and the chat template (`tokenizer` false: not
- * these two); a second warning names other keys that were edited.  Fails: LM_EUSAGE for a change that config.json cannot represent, LM_EFORMAT. */
+ * these two); a second warning names other keys that were edited.  Fails: LM_EUSAGE for a change that config.json cannot
+ * represent, LM_EFORMAT. */
 lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err *e);
 /* tokenizer.json and tokenizer_config.json, appended to the buffers; *found false when the file has
  * no tokenizer.  Fails: LM_EUSAGE for a kind of tokenizer that our tokenizer.json cannot

@@ -4,10 +4,12 @@
  *
  * Five checks:
  *   files    each .safetensors is opened by a loader: named by the index, or the one file
- *   tensors  each is a part of the architecture in its shape, and none of its parts is missing; a weight may have a quantised form (qweight, weight_packed, codes, _blocks)
+ *   tensors  each is a part of the architecture in its shape, and none of its parts is missing; a weight may have a
+ *            quantised form (qweight, weight_packed, codes, _blocks)
  *   scales   each scale or zero point has its weight, and each quantised weight its scale
  *   keys     of config.json: those with and without effect on this model
- *   tokens   each file of the tokenizer, and generation_config.json, is read as a tool reads it; a violation of its format is a fault, an intact tokenizer of an unsupported kind a note
+ *   tokens   each file of the tokenizer, and generation_config.json, is read as a tool reads it; a violation of its format
+ *            is a fault, an intact tokenizer of an unsupported kind a note
  * The tensors of an unknown architecture are not checked, which a note reports. */
 #ifndef LM_CONVERT_VERIFY_H
 #define LM_CONVERT_VERIFY_H

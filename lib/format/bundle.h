@@ -11,7 +11,9 @@
  *   a tar archive under any libarchive filter      no
  *   "-": a tar, an .lmz or a lone .safetensors on  no
  *   standard input (its kind is detected)
- * A bundle without random access is read forward, file by file; the first request out of order spools the rest to an unlinked file in the folder for temporaries (disk, not memory), and from then on the bundle has random access to the current and all later files.
+ * A bundle without random access is read forward, file by file; the first request out of order spools the rest to an
+ * unlinked file in the folder for temporaries (disk, not memory), and from then on the bundle has random access to the
+ * current and all later files.
  *
  * The uncompressed tar of a run's folder (folder_run.h), in a file, is read as the files of its
  * newest checkpoint.
@@ -19,8 +21,8 @@
  * Archives and streams are hostile until checked: names are plain (lm_name_ok; one common leading
  * folder is removed), no file occurs twice, there are at most 16384, sizes are checked against the
  * data.  A hard link has the bytes of the member before it that it names (bundle_links.h), so that
- * `tar -ch` of a run can be read, in a stream too; other links and devices fail.  Hidden files (".gitattributes", temporaries) and files in
- * subfolders are skipped, in folders and archives. */
+ * `tar -ch` of a run can be read, in a stream too; other links and devices fail.  Hidden files (".gitattributes",
+ * temporaries) and files in subfolders are skipped, in folders and archives. */
 #ifndef LM_FORMAT_BUNDLE_H
 #define LM_FORMAT_BUNDLE_H
 

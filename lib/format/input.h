@@ -45,9 +45,9 @@ typedef struct {
     lm_utf8_policy utf8;
     lm_split split;        /* plain text only */
     const char *separator; /* LM_SPLIT_STRING: split at these bytes; not empty */
-    const char *const
-        *field; /* JSONL: the keys of the text, joined with a newline; a key of the top level, or
-                                 A.B for the key B of the object under A; none: "text" */
+    /* JSONL: the keys of the text, joined with a newline; a key of the top level, or A.B for the key B of the object
+     * under A; none: "text" */
+    const char *const *field;
     int fields;
     size_t max_doc;    /* most bytes of one raw document (LM_ELIMIT); 0 = 4 GiB */
     lm_input_bad *bad; /* damage is skipped and counted here; NULL: it is a failure */

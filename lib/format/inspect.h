@@ -26,11 +26,11 @@ lm_code lm_tensor_stats_of(const lm_model_source *m, const lm_st_tensor *t, lm_p
                            lm_tensor_stats *out, lm_err *e);
 
 typedef struct {
-    double atol, rtol; /* a and b agree when |a-b| <= atol + rtol*|a|; NaN agrees with NaN, Inf with
-                          itself */
-    bool strict;       /* tensors of different dtypes differ, whatever their values */
-    const char *const
-        *only; /* compare tensors whose name matches one of these globs (fnmatch); NULL: all */
+    /* a and b agree when |a-b| <= atol + rtol*|a|; NaN agrees with NaN, Inf with itself */
+    double atol, rtol;
+    bool strict; /* tensors of different dtypes differ, whatever their values */
+    /* compare tensors whose name matches one of these globs (fnmatch); NULL: all */
+    const char *const *only;
     int n_only;
 } lm_compare_opts;
 
@@ -49,8 +49,8 @@ typedef struct {
 typedef struct {
     lm_tensor_diff *pair; /* in the order of a, then those only in b */
     size_t n;
-    size_t only_a, only_b, shapes, dtypes,
-        differing; /* tensors; dtypes: of common tensors, not equal */
+    /* tensors; dtypes: of common tensors, not equal */
+    size_t only_a, only_b, shapes, dtypes, differing;
     bool same;
     double max_abs, max_rel;
 } lm_model_diff;

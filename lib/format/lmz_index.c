@@ -7,7 +7,8 @@
  *     bytes u64, if a delta length of the base's file name u16 and offset there u64; dtype, name,
  *     base's file name
  *  3. coded bytes u32 of each chunk of each part
- * An entry is never longer than its record, so an index larger than the records before it is invalid, and its memory is bounded by the size of the file. */
+ * An entry is never longer than its record, so an index larger than the records before it is invalid, and its memory is
+ * bounded by the size of the file. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -6,7 +6,8 @@
  *   1. u8 4 (LMZ_JOINT), the head of a chunk (lmz_chunk.c)
  *   2. u8 low, 1 to 242;  u8 m, 1 to 15
  *   3. u24 c: bytes of the coded pairs
- *   4. u4 [4 m]: the group of each 4 i + k; each of 0..m - 1 occurs four times.  The ranks of the four follow this order.  The low half of a byte first
+ *   4. u4 [4 m]: the group of each 4 i + k; each of 0..m - 1 occurs four times.  The ranks of the four follow this order.
+ *      The low half of a byte first
  *   5. n bytes: the rests
  *   6. c bytes: the (n + 1) / 2 pairs in the exponent coder's layout (kernels/expcode.h), with a head
  *      of rows.  No pair with a group of m or more has a code, except 240, which marks a rare pair

@@ -6,7 +6,8 @@
  * __metadata__ and in state.json:
  * [{"tool":"init-model","version":"0.1.0","argv":["init-model","llama-5m"],
  *                "inputs":[{"name":"tokenizer.json","xxh3":"<16 hex digits>"}]}, ...]
- * Holds the arguments that determine the product, so not its own name; never a clock or a host.  With `hide_paths` (set by tools when SOURCE_DATE_EPOCH is set) arguments and names keep only the part behind their last '/'. */
+ * Holds the arguments that determine the product, so not its own name; never a clock or a host.  With `hide_paths` (set by
+ * tools when SOURCE_DATE_EPOCH is set) arguments and names keep only the part behind their last '/'. */
 #ifndef LM_FORMAT_PROVENANCE_H
 #define LM_FORMAT_PROVENANCE_H
 

@@ -16,8 +16,8 @@
  * - llm.c: 256 i32 of header (magic 20240520 version 1: u16 ids, GPT-2; magic 20240801 version 7:
  *   u32 ids, Llama-3; [2] = number of ids), then the ids.  A document begins with its
  *   end-of-text id: 50256, and 128000 for Llama-3.
- * - nanoGPT: u16 ids and nothing else, or, as in forks for larger vocabularies, u32: the ids are read as u32 when every second 16-bit word is below 16 and not all others are.  A document ends with its
- *   end-of-text id.
+ * - nanoGPT: u16 ids and nothing else, or, as in forks for larger vocabularies, u32: the ids are read as u32 when every
+ *   second 16-bit word is below 16 and not all others are.  A document ends with its end-of-text id.
  * llm.c and nanoGPT shards may be numbered, NAME_000000.bin and on; they read as one stream.
  *
  * Sources: megatron/core/datasets/indexed_dataset.py; llm.c dev/data/data_common.py; nanoGPT

@@ -11,8 +11,8 @@ typedef struct {
     lm_call call;
     lm_kernel_fn run;
     double seconds, flops, bytes;
-    double begin,
-        end; /* in the last run of its part; begin < 0: it was not timed, or passed over */
+    /* in the last run of its part; begin < 0: it was not timed, or passed over */
+    double begin, end;
     int64_t calls;
 } step_call;
 

@@ -59,8 +59,8 @@ typedef struct {
     lm_dtype act;                       /* F32, F16, BF16 */
     const char *history;                /* NULL: none */
     const int64_t *rows;                /* [layers]: tokens that a layer has; NULL: all */
-    const char *
-        policy; /* the specification with which tokens were dropped; NULL: more cannot be dropped */
+    /* the specification with which tokens were dropped; NULL: more cannot be dropped */
+    const char *policy;
     int64_t prompt;        /* tokens of its prompt */
     bool ordered, weighed; /* content.order, content.mass are there */
     bool has_next;
@@ -90,8 +90,8 @@ typedef struct {
     int32_t *ids;       /* [tokens] */
     int32_t *positions; /* [tokens]; NULL with rows: */
     int32_t **at;       /* [layers][kv_heads, rows] */
-    int32_t **
-        order; /* [layers][kv_heads, rows]: a permutation of each head's rows; NULL: they are in order */
+    /* [layers][kv_heads, rows]: a permutation of each head's rows; NULL: they are in order */
+    int32_t **order;
     float **mass;     /* [layers][kv_heads, rows]; NULL: none */
     lm_kv_part *part; /* [2 layers] */
 } lm_kv_content;
@@ -140,8 +140,8 @@ lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t cont
 typedef struct {
     int64_t vocab, context; /* ids and positions are below these */
     int level;              /* LM_KV_FILE_BEST, or the only one that is decoded */
-    unsigned
-        keep; /* bit L: the bytes of level L, if present, stay with the file (lm_kv_out.from) */
+    /* bit L: the bytes of level L, if present, stay with the file (lm_kv_out.from) */
+    unsigned keep;
     /* With LM_KV_FILE_BEST and a deadline, levels are chosen by the measured bandwidth (stream.h), or rows are
      * computed.  A stream passes all levels, so the best one is decoded there; if the rest would come too late, and
      * computing it takes less time, it is computed, and the stream is not read further. */

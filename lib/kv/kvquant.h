@@ -22,8 +22,8 @@
 typedef struct {
     int bits;        /* 1 to 5 */
     double outliers; /* share of numbers, 0 to below 1 */
-    bool
-        moments; /* "Q-Norm": levels are moved so that decoded numbers have the mean and deviation of the numbers */
+    /* "Q-Norm": levels are moved so that decoded numbers have the mean and deviation of the numbers */
+    bool moments;
 } lm_kvquant_opts;
 
 /* Ranges of the channels of keys before the rotary embedding, from tokens in any number of parts.

@@ -12,8 +12,8 @@ typedef enum { FREE, CACHED, PARKED, PINNED } status;
 /* PINNED: in no list, also for the time in which a page changes its list. */
 typedef struct {
     int32_t refs, pins, place;
-    int32_t prev,
-        next; /* in the list of its status and tier; free numbers have next, as lm_pool.reuse */
+    /* in the list of its status and tier; free numbers have next, as lm_pool.reuse */
+    int32_t prev, next;
     uint8_t tier, status;
     bool keep, hit;
 } page_state;

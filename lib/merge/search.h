@@ -10,7 +10,8 @@
  *   grid        every point of grid^n, the last coordinate fastest
  *   simplex     weights that add up to one: the centre, the corners (each model alone), then uniform
  *               random points of the simplex (exponential spacings)
- *   coordinate  descent over the grid from a start: each coordinate in turn is increased, otherwise decreased, as long as the objective falls; ends after a round without progress
+ *   coordinate  descent over the grid from a start: each coordinate in turn is increased, otherwise decreased, as long as
+ *               the objective falls; ends after a round without progress
  *   cma-es      (mu/mu_w, lambda)-CMA-ES with active update: Hansen, arXiv:1604.00772, figure 6 and
  *               table 1.  Points beyond the bounds are measured at the nearest point within, with a
  *               penalty that grows with the square of the distance. */

@@ -4,11 +4,13 @@
  *
  * The lines are JSONL, one object each:
  *   {"event":"search", ...}     what is searched: method, base, models, validation sets with their
- *                               tokens, type of computing, and "merge", a digest of all that determines a loss except the weights
+ *                               tokens, type of computing, and "merge", a digest of all that determines a loss
+ *                               except the weights
  *   {"event":"candidate", "candidate":0, "kind":"start", "weights":[...], "loss":[...],
  *    "objective":2.1, "best":true, "seconds":0.8}
  *   {"event":"best", "candidates":17, "weights":[...], "objective":1.9, "seconds":14.2}
- * Numbers have enough digits to read back equal; a loss that is not finite is null.  The lines of an interrupted search, also with an incomplete last one, are enough to continue it exactly. */
+ * Numbers have enough digits to read back equal; a loss that is not finite is null.  The lines of an interrupted search,
+ * also with an incomplete last one, are enough to continue it exactly. */
 #ifndef LM_MERGE_SEARCH_WEIGHTS_H
 #define LM_MERGE_SEARCH_WEIGHTS_H
 

@@ -2,7 +2,8 @@
 /* vocab.h -- models whose tokenizers differ: one vocabulary for the merged model, to which each
  * model's embeddings are mapped.
  *
- * Two models agree when every id denotes the same token and their embeddings have the same number of rows.  When they do not, a policy must be given:
+ * Two models agree when every id denotes the same token and their embeddings have the same number of rows.  When they do
+ * not, a policy must be given:
  *   union   all tokens: those of the base (otherwise of the first model) keep their ids, the
  *           others follow in the order of the models and of their ids.  Merges of the base come
  *           first in their order, then those of each model that are new, in theirs.
@@ -17,7 +18,8 @@
  *   5. zeros, if no model has it (a token that a rule adds without a source; reported as a warning).
  * A rule with `force` applies to models that have the token as well.  Rows without a token (padding,
  * holes in the ids) get the mean of the rows with one.  These are mergekit's rules
- * (mergekit/tokenizer/embed.py); the differences: rows are remapped by index, with the memory of one table, and merges of the other models are kept, so that their tokens can be reached. */
+ * (mergekit/tokenizer/embed.py); the differences: rows are remapped by index, with the memory of one table, and merges
+ * of the other models are kept, so that their tokens can be reached. */
 #ifndef LM_MERGE_VOCAB_H
 #define LM_MERGE_VOCAB_H
 

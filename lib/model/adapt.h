@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* adapt.h -- where adapters enter the graph of a model.
  *
- * An adapter is a table of functions that the builder of a decoder calls at its places (lm_build.adapt): each may append nodes and
- * declare parameters, and says which value goes on.  Without a table, or where a function is NULL or
+ * An adapter is a table of functions that the builder of a decoder calls at its places (lm_build.adapt): each may append
+ * nodes and declare parameters, and says which value goes on.  Without a table, or where a function is NULL or
  * returns LM_NONE, the builder appends what it always does.  The same places are in graphs of every
  * mode, so that what was trained is what generates.
  *

@@ -132,22 +132,22 @@ struct lm_arch {
     const char *root, *layers; /* in front of names outside the layers, and of a layer's number */
     bool rootless;             /* published files leave `root` out */
     const lm_tensor_name *tensors; /* in the order of their files */
-    const lm_tensor_name
-        *fused; /* tensors of all experts of a layer, with suffix (fused.h); NULL: none */
+    /* tensors of all experts of a layer, with suffix (fused.h); NULL: none */
+    const lm_tensor_name *fused;
     const char *const *buffers; /* ends of names: tables in its files that are recomputed; ended
                                     * by NULL */
-    const char *const *
-        passed_over; /* names that begin so are no part of the model, ended by NULL; NULL: none do */
-    bool old_norms;  /* old files call weight and bias of norms gamma and beta */
-    bool conv1d;     /* weights of layers are [in, out] */
+    /* names that begin so are no part of the model, ended by NULL; NULL: none do */
+    const char *const *passed_over;
+    bool old_norms;      /* old files call weight and bias of norms gamma and beta */
+    bool conv1d;         /* weights of layers are [in, out] */
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
     /* Standard deviation of fresh weights of a part; NULL: that of the config for all. */
     double (*std)(const lm_config *c, lm_part part);
 
-    const lm_arch
-        *mixture; /* that of mixtures whose experts are its MLPs (mixture.h); NULL: none */
+    /* that of mixtures whose experts are its MLPs (mixture.h); NULL: none */
+    const lm_arch *mixture;
 
     const lm_gguf_key *gguf_keys;
     bool gguf_pairs;              /* rows of q and k lie there pair by pair (convert/names.h) */
@@ -162,8 +162,8 @@ struct lm_arch {
     /* with so many layers, llama.cpp scales scores by 1/sqrt(width / heads), not 1/sqrt(head_dim) */
     int64_t gguf_wide_layers;
     bool gguf_out_bias; /* llama.cpp reads a bias of attn_output */
-    bool
-        gguf_untruncated; /* the bounds of YaRN's ramp are not rounded, which its files cannot tell */
+    /* the bounds of YaRN's ramp are not rounded, which its files cannot tell */
+    bool gguf_untruncated;
     bool gguf_normalise; /* llama.cpp lets the weights of a token's experts add up to 1 */
 };
 

@@ -5,7 +5,8 @@
 
 #include "model/arch_read.h"
 
-/* The first also names the experts of Qwen's mixtures.  The second is for norms behind the branches, with or without one before them. */
+/* The first also names the experts of Qwen's mixtures.  The second is for norms behind the branches, with or without one
+ * before them. */
 extern const lm_tensor_name lm_llama_tensors[], lm_branch_norm_tensors[];
 
 /* Rows of tables that several architectures share. */

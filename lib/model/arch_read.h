@@ -58,8 +58,8 @@ typedef struct {
     const char *experts_key, *other_key; /* other_key: another name that files have, or NULL */
     const char *ffn_key;
     int64_t experts, chosen, ffn, shared; /* shared 0: the architecture has no shared expert */
-    bool
-        normalise; /* weights of the chosen experts always add up to 1; otherwise norm_topk_prob says so */
+    /* weights of the chosen experts always add up to 1; otherwise norm_topk_prob says so */
+    bool normalise;
     bool some_dense; /* decoder_sparse_step and mlp_only_layers say which layers have one MLP */
 } lm_moe_defaults;
 

@@ -19,8 +19,8 @@ struct lm_builder {
     void *shared;         /* lm_b_shared */
     lm_vid alibi;         /* of all layers (lm_b_distances), made at its first use; 0: not yet */
     bool adapting;        /* a function of the adapter runs: parameters are its own */
-    const lm_config
-        *whole;      /* while the encoder is built: the config, in whose place the encoder's is */
+    /* while the encoder is built: the config, in whose place the encoder's is */
+    const lm_config *whole;
     lm_vid relative; /* of this stack, if its layers have buckets: biases by distance [H,Z] */
     lm_vid encoded;  /* the encoder's states [B*S,C] */
 };
@@ -58,8 +58,8 @@ lm_vid lm_b_gate(lm_builder *b, lm_vid o, lm_vid gate);
 /* A layer with a state: the results of its products, and its other parameters. */
 typedef struct {
     lm_vid qkvz, ba, conv, a_log, dt, norm;
-    bool
-        apart; /* q, k, v and z, as b and a, stand one behind the other, not key head by key head */
+    /* q, k, v and z, as b and a, stand one behind the other, not key head by key head */
+    bool apart;
 } lm_delta_parts;
 /* What its last product reads. */
 lm_vid lm_b_delta(lm_builder *b, int64_t layer, const lm_delta_parts *p);

@@ -23,8 +23,9 @@ typedef struct {
 
 /* Parse `spec`, read the calibrations that it names, and bind it to `c`.  Methods that read a calibration and name no file
  * read LM_CACHE_CALIBRATION in the folder that was named (a training run's), or else in that of the model.  src (may be
- * NULL): the model's weights, of which a calibration that names its weights must be.  Release with lm_cache_plan_fini, also after a failure.  Fails:
- * LM_EUSAGE as lm_kv_spec_parse and lm_kv_spec_bind, and for a calibration of other weights; as lm_kv_data_read. */
+ * NULL): the model's weights, of which a calibration that names its weights must be.  Release with lm_cache_plan_fini, also
+ * after a failure.  Fails: LM_EUSAGE as lm_kv_spec_parse and lm_kv_spec_bind, and for a calibration of other weights; as
+ * lm_kv_data_read. */
 lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, lm_model_source *src,
                            lm_cache_plan *out, lm_err *e);
 void lm_cache_plan_fini(lm_cache_plan *p);

@@ -54,8 +54,8 @@ typedef struct {
 } lm_complete_opts;
 
 /* Each may be called repeatedly; ctx belongs to the caller.  next: fill c->ids, c->prompt,
- * c->max_new and c->model (all are empty then, and c->index is set), or c->prompt and c->failed; *got = false: at the end.  text:
- * c->text has grown (only for the completion that done will be called for next; not with any_order;
+ * c->max_new and c->model (all are empty then, and c->index is set), or c->prompt and c->failed; *got = false: at the end.
+ * text: c->text has grown (only for the completion that done will be called for next; not with any_order;
  * may be NULL).  done: in the order of the prompts, and of their samples.  failed: the logits behind the last token of c
  * are not numbers, as `why` says: c->prompt becomes its answer, c->failed is set, and the others continue; NULL: such a
  * text ends the run with LM_ENUMERIC. */

@@ -12,8 +12,8 @@ typedef struct {
     const lm_complete_hooks *h;
     lm_text_rules rules;
     lm_completion *place; /* [size] */
-    lm_completion **
-        live; /* [size]: the n that are not handed back, in the order of the prompts; then free places */
+    /* [size]: the n that are not handed back, in the order of the prompts; then free places */
+    lm_completion **live;
     int64_t size, n;
     int64_t prompts;      /* number taken so far */
     lm_completion asked;  /* ids, prompt and max_new of the prompt with samples left */

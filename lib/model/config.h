@@ -62,8 +62,8 @@ typedef struct {
     bool shared_gate;        /* its output is weighed by sigmoid(w x) */
     bool normalise;          /* weights of the chosen experts add up to 1 */
     bool sigmoid;            /* scores are sigmoid(z), not softmax(z) */
-    bool
-        score_bias; /* choices are by score + a bias of each expert, which follows its load, not a gradient */
+    /* choices are by score + a bias of each expert, which follows its load, not a gradient */
+    bool score_bias;
     bool router_bias; /* logits have a bias that trains */
     bool stacked; /* a tensor of the file holds the matrices of all experts, each as [in, out] */
     bool biased;  /* products of experts have biases */
@@ -101,8 +101,8 @@ typedef struct {
     int64_t heads, kv_heads, head_dim; /* latent: as attention reads its expanded rows */
     lm_delta_sizes delta;
     lm_latent latent;
-    bool
-        out_gate; /* results of attention are weighed by sigmoids, which the product of queries makes too */
+    /* results of attention are weighed by sigmoids, which the product of queries makes too */
+    bool out_gate;
     int64_t rotary;     /* numbers of a head that are rotated; 0: all */
     int64_t window;     /* keys that a query attends to, itself included; 0: all */
     double scale;       /* scale of the scores */
@@ -112,21 +112,20 @@ typedef struct {
     lm_qk_norm qk_norm;
     bool qkv_bias, out_bias;
     bool alibi; /* biases by distance with a slope for each head (lm_alibi_table) */
-    bool
-        qkv_by_head; /* rows of the product are the query, key and value of one head after another's */
-    bool sinks;      /* each head has a logit without a key (kernels/attention.h) */
+    /* rows of the product are the query, key and value of one head after another's */
+    bool qkv_by_head;
+    bool sinks; /* each head has a logit without a key (kernels/attention.h) */
     lm_mlp mlp;
     int64_t ffn; /* of the MLP of a layer without experts */
     bool mlp_bias;
     lm_moe moe;
-    int64_t buckets,
-        far; /* of biases by distance (kernels/attention.h): their number, and the distance from which
-                             all share the last one; 0: none */
-    bool cross; /* attends to what the encoder made, too */
-    bool norm_before,
-        norm_after; /* norms of each branch: of its input, of its result before the addition */
-    bool
-        norm_sum; /* or of the sum, which is the residual stream from there on; then the model has no last norm */
+    int64_t buckets; /* biases by distance (kernels/attention.h); 0: none */
+    int64_t far;     /* the distance from which all share the last one */
+    bool cross;      /* attends to what the encoder made, too */
+    /* norms of each branch: of its input, of its result before the addition */
+    bool norm_before, norm_after;
+    /* or of the sum, which is the residual stream from there on; then the model has no last norm */
+    bool norm_sum;
 } lm_layer;
 
 enum { LM_MOST_ROPES = 2, LM_MOST_AHEAD = 8 };
@@ -134,21 +133,21 @@ enum { LM_MOST_ROPES = 2, LM_MOST_AHEAD = 8 };
 typedef struct lm_config {
     const lm_arch *arch;
     int64_t vocab, width, layers, max_positions;
-    int64_t
-        ahead; /* modules that predict tokens further on, with a layer each, behind those of the model */
+    /* modules that predict tokens further on, with a layer each, behind those of the model */
+    int64_t ahead;
     lm_norm_kind norm;
     double norm_eps;
     bool norm_plus_one; /* norms multiply by 1 + weight */
     double init_std;
     int64_t types;   /* kinds of tokens, whose embeddings are added; 0: none */
     bool embed_norm; /* a norm of the embeddings */
-    bool
-        head_transform; /* in front of a tied head: a product, the MLP's activation and a norm; the head has a bias */
+    /* in front of a tied head: a product, the MLP's activation and a norm; the head has a bias */
+    bool head_transform;
     double embed_scale; /* factor of embeddings, rounded to their type; 1: none */
     double logit_cap;   /* soft cap of the logits, cap * tanh(logit / cap); 0: none */
     bool tied;          /* lm_head shares the embedding */
-    int64_t
-        scores; /* numbers that the head gives a text (...ForSequenceClassification); 0: a language model */
+    /* numbers that the head gives a text (...ForSequenceClassification); 0: a language model */
+    int64_t scores;
     double out_scale; /* factor of what the head reads; 0: none */
     double drop_embed, drop_resid, drop_attn;
     double drop_mlp;  /* inside MLPs, and behind the last norm */

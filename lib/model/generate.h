@@ -61,11 +61,12 @@ lm_code lm_generator_choose(lm_generator *g, const lm_sample_attr *o, const doub
 lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_attr *o,
                           const double *u, const int32_t **ids, const double **logprob, lm_err *e);
 
-/* A step with drafts (arXiv:2211.17192; lm_generator_opts.draft, N): append the token next[s] of each slot (negative: idle), and
- * of most[s] <= N tokens that are drafted behind it those that are accepted.  The tokens that follow, the accepted ones and one
- * more, have the distribution of the model alone.  draft, accept [B,N] and last [B,N+1] are draws of the tokens that follow, in
- * order, each of its own stream.  *ids [B,N+1]: these tokens, count[s] of them, the last one not yet appended; -1 where
- * logits are not numbers.  drafted[s] <= most[s]: drafts end where the logits of the module are not numbers.  Waits for the backend. */
+/* A step with drafts (arXiv:2211.17192; lm_generator_opts.draft, N): append the token next[s] of each slot (negative: idle),
+ * and of most[s] <= N tokens that are drafted behind it those that are accepted.  The tokens that follow, the accepted ones
+ * and one more, have the distribution of the model alone.  draft, accept [B,N] and last [B,N+1] are draws of the tokens that
+ * follow, in order, each of its own stream.  *ids [B,N+1]: these tokens, count[s] of them, the last one not yet appended; -1
+ * where logits are not numbers.  drafted[s] <= most[s]: drafts end where the logits of the module are not numbers.  Waits
+ * for the backend. */
 typedef struct {
     const int32_t *next;
     const int64_t *most;

@@ -78,8 +78,8 @@ typedef struct generator_source generator_source; /* generate_source.c */
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
-    int64_t
-        positions; /* that tokens are read at: as many as the context, with ranks at most those of the model */
+    /* that tokens are read at: as many as the context, with ranks at most those of the model */
+    int64_t positions;
     const lm_kv_plan *kv;             /* NULL: plain */
     lm_cache_formats formats;         /* those of kv, for the graphs */
     generator_keep *keep;             /* NULL: all tokens stay */

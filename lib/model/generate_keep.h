@@ -15,8 +15,8 @@ typedef struct {
     int64_t *used;       /* of each slot: tokens in its caches */
     int32_t *at;         /* [slots][heads][room]: the position of each */
     int32_t *last;       /* [slots][heads]: the row of the last step's token */
-    size_t mass,
-        prompt; /* offsets of masses [slots][heads][room + 1], and of a prompt [heads][context] */
+    /* offsets of masses [slots][heads][room + 1], and of a prompt [heads][context] */
+    size_t mass, prompt;
 } kept_layer;
 
 /* Calls of kernels that store rows: operands, numbers, scratch. */
@@ -44,8 +44,8 @@ struct generator_keep {
     int64_t *rows; /* of each layer: lm_build.kept */
     kept_layer *layer;
     int64_t *n; /* of each slot: tokens of its prompt */
-    int64_t
-        dropped; /* of the prompt that runs: tokens behind the first ones that left the cache of prompts */
+    /* of the prompt that runs: tokens behind the first ones that left the cache of prompts */
+    int64_t dropped;
     bool *pending; /* the last step's token is not among those of the layers yet */
     char *cache;   /* of prompts */
     size_t cache_bytes;

@@ -26,10 +26,8 @@ struct generator_source {
     char *memory; /* layer by layer, slot by slot, context rows */
     size_t bytes, row_bytes, slot_bytes, layer_bytes;
     int64_t *length; /* of each slot's source */
-    lm_mirror seen
-        [CHUNKS +
-         1]; /* lm_model.cross_hi of the graphs of prompts, and of those that decode, which have a beginning
-                                   of it */
+    /* lm_model.cross_hi of the graphs of prompts, and of those that decode, which have a beginning of it */
+    lm_mirror seen[CHUNKS + 1];
 };
 
 /* ---- life ---- */

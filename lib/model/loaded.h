@@ -14,8 +14,8 @@ typedef struct {
                      const char *tensor); /* tensors of the checkpoint that it brings its own of */
     void *ctx;
     const lm_st *tensors;
-    int64_t
-        virtual_tokens; /* that stand in front of each text: ids from the size of the vocabulary on */
+    /* that stand in front of each text: ids from the size of the vocabulary on */
+    int64_t virtual_tokens;
     bool predicts; /* the last of them has a state, which predicts the first token of the text */
     /* Several adapters of which each row chooses one (lm_build.chosen): their number, and in place of `tensors` those of each,
      * which have the names "k:NAME" in the model, k from 1 on. */

@@ -3,8 +3,9 @@
  *
  * Sparse upcycling (arXiv:2212.05055) is the case of one model: each expert is a copy of its MLP, and a fresh router
  * chooses among them.  As the weights of a token's experts add up to 1 (norm_topk_prob; always in Mixtral), copies
- * without noise compute the dense model's function.  Where the architecture has a shared expert (Qwen2-MoE), it is a copy too, behind a gate
- * of zeros, whose sigmoid is 1/2; with `halves` the experts' down_proj are halved, so that the sum is again the MLP.
+ * without noise compute the dense model's function.  Where the architecture has a shared expert (Qwen2-MoE), it is a copy
+ * too, behind a gate of zeros, whose sigmoid is 1/2; with `halves` the experts' down_proj are halved, so that the sum is
+ * again the MLP.
  *
  * Copies that are alike learn alike.  Two ways to make them differ, both per expert and counted (base/rng.h):
  *   noise  w + s n, n normal, s a number or a share of the matrix's standard deviation
@@ -40,8 +41,8 @@ typedef struct {
     const lm_mixture_mlp *expert; /* [experts] */
     lm_mixture_mlp shared;        /* if the architecture has one */
     bool halves;                  /* down_proj of the experts times 1/2 beside a shared one */
-    const float
-        *gates; /* routers [layers, experts, width]; NULL: normal, with deviation gate_std */
+    /* routers [layers, experts, width]; NULL: normal, with deviation gate_std */
+    const float *gates;
     const float *switches; /* gates of the shared experts [layers, width]; NULL: 0 */
     double gate_std;
     uint64_t seed;

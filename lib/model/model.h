@@ -45,8 +45,8 @@ typedef struct {
     bool of_training;
     bool kept;    /* of a module that is kept as it is (LM_AHEAD_KEPT) */
     bool by_load; /* the bias of a router, which follows loads: it has no gradient */
-    bool
-        trains; /* an update changes it.  Of adapters: as declared; of the checkpoint: lm_build.trainable */
+    /* an update changes it.  Of adapters: as declared; of the checkpoint: lm_build.trainable */
+    bool trains;
     const char *saved; /* its name in an adapter's file; NULL: by rule (lm_model_saved) */
 } lm_slice;
 
@@ -75,14 +75,13 @@ static inline int64_t lm_slice_count(const lm_slice *s)
 }
 
 typedef struct {
-    lm_vid value; /* in the graph */
-    int64_t count,
-        offset;  /* elements; offset in the master copy (store.h), a multiple of 64 elements */
-    bool decay;  /* weight decay applies: matrices yes, vectors no */
-    bool trains; /* its tensors do; false: no gradient, and stored once */
-    bool
-        plain; /* kept as rows of numbers, for a graph on the same store may read it by an operator that knows no codes
-                  * and no panels */
+    lm_vid value;   /* in the graph */
+    int64_t count;  /* elements */
+    int64_t offset; /* in the master copy (store.h), a multiple of 64 elements */
+    bool decay;     /* weight decay applies: matrices yes, vectors no */
+    bool trains;    /* its tensors do; false: no gradient, and stored once */
+    /* kept as rows of numbers, for a graph on the same store may read it by an operator that knows no codes and no panels */
+    bool plain;
 } lm_param;
 
 typedef enum {
@@ -121,14 +120,14 @@ typedef enum {
  * its rows counted; 0: without. */
 typedef struct {
     double layer; /* balance of each layer, added over layers (Switch, Megatron) */
-    double
-        sequence; /* of each sequence of a layer, the mean over sequences added over layers (DeepSeek-V3) */
-    double
-        model; /* of all layers together, as transformers has it: the loads and the mean probabilities of all
-                      * layers, E sum of their products; K where both are even */
+    /* of each sequence of a layer, the mean over sequences added over layers (DeepSeek-V3) */
+    double sequence;
+    /* of all layers together, as transformers has it: the loads and the mean probabilities of all layers, E sum of their
+     * products; K where both are even */
+    double model;
     double z; /* of the logits, added over layers (ST-MoE) */
-    double
-        affinity; /* of tokens to nodes, of `nodes` each with E / nodes experts, added over layers */
+    /* of tokens to nodes, of `nodes` each with E / nodes experts, added over layers */
+    double affinity;
     int64_t nodes;
 } lm_routing_losses;
 enum { LM_ROUTING_OF_CONFIG = -1 }; /* `model`: lm_moe.aux_coef */
@@ -139,10 +138,10 @@ typedef struct {
     lm_overflow policy; /* which ones, and what becomes of the others */
     bool pad;           /* rows without assignment fill each expert up to that */
     bool second_random; /* K = 2: the second choice is drawn */
-    bool
-        by_expert; /* each expert takes as many tokens as its capacity, those with the largest scores */
-    double
-        jitter;   /* of the router's input (kernels/noise.h); LM_ROUTING_OF_CONFIG: lm_moe.jitter */
+    /* each expert takes as many tokens as its capacity, those with the largest scores */
+    bool by_expert;
+    /* of the router's input (kernels/noise.h); LM_ROUTING_OF_CONFIG: lm_moe.jitter */
+    double jitter;
     double noise; /* of its logits */
     bool low;     /* the router's product runs in the low type, in all modes */
 } lm_routing_choice;
@@ -151,8 +150,8 @@ typedef struct {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
     int64_t source;     /* with an encoder: S, rows of each sequence that it reads; 0: T */
-    bool
-        encode; /* EVAL, with an encoder: what decoders read of a source (lm_model.memory), in place of losses */
+    /* EVAL, with an encoder: what decoders read of a source (lm_model.memory), in place of losses */
+    bool encode;
     int64_t cache; /* GENERATE: S, positions of the caches; with pages, of a sequence */
     /* GENERATE with pages: `rows` ragged rows of `batch` sequences (kernels/attention.h), and caches of `pages` pages of
      * `page` positions; seq is 0.  rows 0: none of this. */
@@ -190,8 +189,8 @@ typedef struct {
      * negative have none.  The caller binds taught_states and taught_head.  NULL: none. */
     const lm_model_teacher *teacher;
     bool chosen; /* GENERATE: rows choose among adapters (lm_model.chosen) */
-    bool
-        value; /* TRAIN, EVAL: a number for each row, by a linear head on what the output head reads */
+    /* TRAIN, EVAL: a number for each row, by a linear head on what the output head reads */
+    bool value;
     /* the backend on which it runs: operators are joined if it has kernels for that (op/fuse.h);
      * NULL: not joined */
     lm_backend *backend;
@@ -258,15 +257,15 @@ typedef struct {
     lm_vid value;
     lm_cache_kind kind;
     int64_t layer;
-    bool
-        paged; /* a row for each position: [B,K,S,D], or pages of S positions [G,K,S,D], coded if t.kv is set;
-                * false: a fixed size for each sequence, [B,...] or [slots,...] */
+    /* a row for each position: [B,K,S,D], or pages of S positions [G,K,S,D], coded if t.kv is set; false: a fixed size
+     * for each sequence, [B,...] or [slots,...] */
+    bool paged;
 } lm_cache_state;
 
 /* A layer whose caches keep some tokens (lm_build.kept); each LM_NONE if the layer does not have it. */
 typedef struct {
-    lm_vid used,
-        table; /* I32 [B], [B,P]: in place of those of all layers; of ranked prompts a table of one page */
+    /* I32 [B], [B,P]: in place of those of all layers; of ranked prompts a table of one page */
+    lm_vid used, table;
     lm_vid row;  /* I32 [B,K]: the token that the new one replaces, or the first free row */
     lm_vid mass; /* STATE F32 [B,K,M] (kernels/kv_keep.h), M rows and one for the new token */
 } lm_kept_layer;
@@ -308,20 +307,18 @@ typedef struct lm_model {
     lm_vid daux;     /* F32 [1], that of `aux` */
     lm_vid dentropy; /* TRAIN, LM_ENTROPY_TRAINS: F32 [N], those of the entropies */
     lm_vid dahead;   /* TRAIN, LM_AHEAD_RUNS: F32 [N], those of the losses of each module */
-    lm_vid
-        ahead_tokens[LM_MOST_AHEAD],  /* LM_AHEAD_RUNS: I32 [N], what module k reads, from 0 on, */
-        ahead_targets[LM_MOST_AHEAD]; /* and TRAIN: what it predicts; negative: no loss */
+    /* LM_AHEAD_RUNS: I32 [N], what module k reads, from 0 on, and TRAIN: what it predicts; negative: no loss */
+    lm_vid ahead_tokens[LM_MOST_AHEAD], ahead_targets[LM_MOST_AHEAD];
     lm_vid prior; /* LM_AHEAD_DRAFTS: act [N,C], the states that the module reads */
-    lm_vid used, fresh,
-        rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
-                 which T = 1 does not ask */
-    lm_vid first,
-        kind;     /* ragged rows: I32 [B+1], [B]; `rows` then counts from the first row of all */
+    /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted, which T = 1 does not ask */
+    lm_vid used, fresh, rows;
+    /* ragged rows: I32 [B+1], [B]; `rows` then counts from the first row of all */
+    lm_vid first, kind;
     lm_vid table; /* with pages, coded ones too: I32 [B,P] */
     lm_vid slot;  /* with tails or states: I32 [B] */
     lm_vid from;  /* of prompts with masses: I32 [B], the first position whose queries count */
-    lm_vid
-        ranks; /* of a policy that is `ranked`: I32 [B,M], the position of each token in the caches */
+    /* of a policy that is `ranked`: I32 [B,M], the position of each token in the caches */
+    lm_vid ranks;
     lm_kept_layer *kept;        /* with build.kept, of each layer */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
@@ -341,8 +338,8 @@ typedef struct lm_model {
      * LM_AHEAD_DRAFTS */
     lm_vid states;
     lm_vid head; /* with lm_build.states, the matrix [V,C] of the head, which no node reads */
-    lm_vid taught_states,
-        taught_head; /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
+    /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
+    lm_vid taught_states, taught_head;
     size_t backward; /* TRAIN: the first node of the backward half */
     lm_vid logits;   /* GENERATE: F32 [B,V]; with all_rows [N,V] */
     lm_vid *grad;    /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */

@@ -37,8 +37,8 @@ typedef struct {
     const lm_model *like;
 } lm_paged_opts;
 
-/* The next n tokens of a sequence of model `model` (lm_paged_add; 0: the one that g was made for) that has `used` in its pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages
- * of positions 0 to used + n. */
+/* The next n tokens of a sequence of model `model` (lm_paged_add; 0: the one that g was made for) that has `used` in its
+ * pages; kind LM_ROWS_TOKEN: n is 1.  table: the pages of positions 0 to used + n. */
 typedef struct {
     const uint32_t *ids;
     int64_t n, used;

@@ -21,8 +21,8 @@ typedef struct {
     bool measure;
     void (*warn)(void *ctx, const lm_err *why); /* the disk has failed: at most once; may be NULL */
     void *ctx;
-    lm_metrics *
-        metrics; /* a "step" record (serve_metrics.h) for each second of steps, and the last one; may be NULL */
+    /* a "step" record (serve_metrics.h) for each second of steps, and the last one; may be NULL */
+    lm_metrics *metrics;
 } lm_serve_opts;
 
 /* What is asked for. */
@@ -33,9 +33,9 @@ typedef struct {
     size_t memory;     /* bytes of pages of the device; 0: for all sequences, or what is free */
     size_t host, disk; /* bytes; 0: no such tier */
     const struct lm_kv_plan *kv; /* how caches are stored; NULL: plain */
-    const struct lm_kv_plan
-        *down;            /* how pages are coded in host and disk; NULL: they go as they are */
-    const lm_model *like; /* lm_paged_opts.like */
+    /* how pages are coded in host and disk; NULL: they go as they are */
+    const struct lm_kv_plan *down;
+    const lm_model *like;       /* lm_paged_opts.like */
     const char *name[LM_TIERS]; /* of the three sizes in messages */
 } lm_serve_sizes;
 

@@ -6,7 +6,8 @@
  * bytes in formats without elements of their own).
  *
  *   for training   PARAM    the parameters that train, [0, train_end), in F32 (the master copy), at lm_param.offset
- *                  DERIVED the same in BF16, if the model reads BF16: updated by lm_store_derive, or by the optimiser when it writes PARAM;
+ *                  DERIVED the same in BF16, if the model reads BF16: updated by lm_store_derive, or by the optimiser when
+ *                           it writes PARAM;
  *                           weights that only products read may be in panels (lm_tensor.panels), at the same place
  *                  GRAD     their gradients
  *                  OPT      a block for each state of the optimiser, in its layout

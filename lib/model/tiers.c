@@ -20,10 +20,9 @@ struct lm_tiers {
     lm_backend *b;
     size_t page, below; /* bytes of a page on the device, and below it */
     lm_page_code *code; /* NULL: they are the same */
-    char *host;         /* pages of the host; */
-    char
-        *bounce; /* behind them a page of a device that the host cannot read, for disk and codes; */
-    char *coded; /* and one in codes, for the disk */
+    /* pages of the host; behind them a page of a device, which the host cannot read, for disk and codes; and one in codes,
+     * for the disk */
+    char *host, *bounce, *coded;
     size_t host_bytes;
     lm_tier_file *disk;      /* NULL: none */
     lm_stream *stream;       /* of copies to and from a device; NULL on the CPU */

@@ -2,8 +2,8 @@
 /* tiers.h -- performs the moves of a scheduler's pages (kv/pool.h) between the memory of a backend, the host and the
  * disk.
  *
- * With lm_paged_opts.down, pages are coded when they leave the device and decoded when they return to it.  A page of the host is one
- * piece of memory, a page of the disk one place of a file with a checksum
+ * With lm_paged_opts.down, pages are coded when they leave the device and decoded when they return to it.  A page of the
+ * host is one piece of memory, a page of the disk one place of a file with a checksum
  * (kv/tier_file.h).  Moves that no row of the step waits for run beside its rows: on the CPU in a thread of their own,
  * on a device in the caller's while the device computes.  Pages for a sequence that enters are fetched in this way
  * beside a whole step, before its first row. */

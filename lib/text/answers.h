@@ -39,8 +39,8 @@ typedef struct {
     int64_t ids;                       /* of all answers, prompts included */
     int64_t longest;                   /* ids of the longest */
     int64_t cut;                       /* answers shortened */
-    int64_t
-        dropped; /* records left out: too long, nothing of an answer was left, or the answers became equal */
+    /* records left out: too long, nothing of an answer was left, or the answers became equal */
+    int64_t dropped;
     const char *form; /* of the first record */
 } lm_text_answers_stats;
 

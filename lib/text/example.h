@@ -55,8 +55,8 @@ typedef struct {
     /* `virtuals` ids from `virtual_first` on stand in front of every example, and count in `most`:
      * virtual tokens of a prompt that is trained (model/adapt.h); 0: none */
     int64_t virtual_first, virtuals;
-    bool
-        unseen; /* these have no state that could predict (prefixes): the first id of a text does not train */
+    /* these have no state that could predict (prefixes): the first id of a text does not train */
+    bool unseen;
 } lm_text_example_maker;
 
 /* What one thread needs. */

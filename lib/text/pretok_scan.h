@@ -10,8 +10,10 @@
  *         ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+   (a space before the ?)
  * qwen    as llama3 with \p{N} in place of \p{N}{1,3}
  * cl100k  as llama3 with \s+\z before \s*[\r\n]+: white space at the end of a text is one word.
- *         These are the matches of tiktoken's pattern of that name, which has another form there: Oniguruma, which `tokenizers` runs, reads its {1,3}+ and $ in another way.
- * o200k   tiktoken's pattern of that name: a word ends where lower case is followed by upper case, and includes marks and a contraction at its end
+ *         These are the matches of tiktoken's pattern of that name, which has another form there: Oniguruma, which
+ *         `tokenizers` runs, reads its {1,3}+ and $ in another way.
+ * o200k   tiktoken's pattern of that name: a word ends where lower case is followed by upper case, and
+ *         includes marks and a contraction at its end
  *
  * Case folding in (?i:'s) makes U+017F (long s) an s, as regular-expression engines do. */
 #ifndef LM_TEXT_PRETOK_SCAN_H

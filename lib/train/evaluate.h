@@ -15,8 +15,8 @@ typedef struct {
     lm_batch batch;
     lm_rotary rope;
     bool own; /* the model is freed with it */
-    float *
-        rows; /* the losses, values and entropies, on the host where the backend's memory is not the host's */
+    /* the losses, values and entropies, on the host where the backend's memory is not the host's */
+    float *rows;
 } lm_evaluator;
 
 /* Build for `c` with sequences of T, `batch` at a time.  Weights are bound by lm_store_bind

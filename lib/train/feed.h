@@ -5,8 +5,9 @@
  * windows of T whole.  Window w of epoch e is drawn in the order of a counted permutation (seed,
  * "shuffle", e), so any position is reached without reading earlier ones, and a run resumes exactly.
  * With documents on, positions restart at each document or example, `lo` holds each row's first
- * visible key and `hi` the end of its document, and the token before a boundary predicts nothing (target -1), because the next token
- * belongs to another text.  Targets that the loss marks of a dataset or example exclude are -1 too.
+ * visible key and `hi` the end of its document, and the token before a boundary predicts nothing
+ * (target -1), because the next token belongs to another text.  Targets that the loss marks of a
+ * dataset or example exclude are -1 too.
  *
  * For masked language modelling (mlm.h) windows hold T ids (stride T), and the target of a chosen row is the token that
  * stood there; other rows have none.

@@ -2,8 +2,8 @@
 /* hellaswag.h -- the text of HellaSwag's questions (arXiv:1905.07830) as EleutherAI's
  * lm-evaluation-harness cleans it, so that accuracies can be compared:
  *
- *   clean(t): white space at both ends is removed; " [title]" becomes ". "; text in square brackets is removed (artefacts of the WikiHow part; up to the next "]" of the same line); two spaces become one,
- *             once from left to right
+ *   clean(t): white space at both ends is removed; " [title]" becomes ". "; text in square brackets is removed (artefacts of
+ *             the WikiHow part; up to the next "]" of the same line); two spaces become one, once from left to right
  *   context:  clean(activity_label + ": " + ctx_a + " " + ctx_b with its first letter in upper case and the
  *             rest in lower case)
  *

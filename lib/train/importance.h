@@ -19,8 +19,8 @@ typedef struct {
     bool check_tokenizer;
 } lm_importance_opts;
 
-/* `data` is a text or JSONL, also a folder or a pattern of them, in any form that input.h reads, which m's own tokenizer cuts into tokens, or
- * a dataset of tokens (tokens.h).  `b` is the CPU.  m serves its tensors in any order afterwards, too.
+/* `data` is a text or JSONL, also a folder or a pattern of them, in any form that input.h reads, which m's own tokenizer
+ * cuts into tokens, or a dataset of tokens (tokens.h).  `b` is the CPU.  m serves its tensors in any order afterwards, too.
  * *out is yours.  Fails: LM_EUSAGE for a model without tokenizer, data of fewer than 2 tokens; LM_EIO,
  * LM_EFORMAT, LM_ELIMIT; LM_ENUMERIC when activations are not finite.  When lm_stopping(), *out is NULL
  * and the result LM_OK. */

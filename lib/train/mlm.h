@@ -29,8 +29,8 @@ enum { LM_MLM_SPECIAL = 1, LM_MLM_CONTINUES = 2 };
 lm_code lm_mlm_init(lm_mlm *m, const lm_tokenizer *t, int64_t vocab, const char *where, lm_err *e);
 void lm_mlm_fini(lm_mlm *m);
 
-/* Choose among tokens[0..n) of window `index`, except those of which trains[i] is 0 (NULL: all may be chosen), replace them, and
- * set targets[0..n): the token, or -1.  Returns the number of targets.  Tokens are not negative. */
+/* Choose among tokens[0..n) of window `index`, except those of which trains[i] is 0 (NULL: all may be chosen), replace
+ * them, and set targets[0..n): the token, or -1.  Returns the number of targets.  Tokens are not negative. */
 int64_t lm_mlm_apply(const lm_mlm *m, uint64_t seed, int64_t index, int64_t n,
                      const uint8_t *trains, int32_t *tokens, int32_t *targets);
 

@@ -49,9 +49,9 @@ typedef struct {
     /* -log p of the target; rows without a target have any number.  Of a model with scores: the row's score */
     const float *nll;
     const float *value; /* of the value head; NULL: the model has none */
-    const float *
-        entropy; /* of the row's distribution, in nats; NULL: not asked for (lm_trainer_opts.entropy);
-         * evaluations have collision entropies alone */
+    /* of the row's distribution, in nats; NULL: not asked for (lm_trainer_opts.entropy); evaluations have collision
+     * entropies alone */
+    const float *entropy;
 } lm_row_results;
 
 /* Derivatives of the step's loss with respect to these, 0 where the target is -1.  value, entropy NULL: it has none. */

@@ -27,8 +27,8 @@ typedef struct {
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
-     * teacher, recompute, routing, choice, ahead (of the training), codes, codes_space, frozen_format, frozen_embed.  The graph of an
-     * evaluation is built from the same fields. */
+     * teacher, recompute, routing, choice, ahead (of the training), codes, codes_space, frozen_format, frozen_embed.  The
+     * graph of an evaluation is built from the same fields. */
     lm_build build;
     lm_states_in states_in;         /* of the optimiser */
     const char *states_dir;         /* LM_STATES_FILE; borrowed */
@@ -63,8 +63,8 @@ typedef struct {
     lm_recording *recorded;
 } lm_section;
 
-/* STATE F32 [E], of `dropped` [1], of `train`, sums of lm_model.routed over the micro-batches of a step; LM_NONE for layers without
- * experts. */
+/* STATE F32 [E], of `dropped` [1], of `train`, sums of lm_model.routed over the micro-batches of a step; LM_NONE for layers
+ * without experts. */
 typedef struct {
     lm_vid load, mean, dropped;
 } lm_routed_sum;

@@ -149,8 +149,8 @@ static void add_row(lm_scorer *s, int64_t start, uint32_t id, int32_t target)
 typedef struct {
     const uint32_t *ids;
     const uint8_t *mask;
-    int64_t n,
-        skip; /* n rows, and the id that the last one predicts; the first `skip` rows are not scored */
+    /* n rows, and the id that the last one predicts; the first `skip` rows are not scored */
+    int64_t n, skip;
     bool first; /* ids[0] is scored, too */
 } window;
 

@@ -25,8 +25,8 @@ typedef struct {
 
 typedef struct lm_scorer lm_scorer;
 
-/* The evaluator (built with `documents`, and for lm_scorer_masked alone of a bidirectional model: LM_EUSAGE) and `id_bytes` ([vocab]: bytes of text of each id; NULL:
- * bytes are not counted) are borrowed.  1 <= stride <= T of the evaluator. */
+/* The evaluator (built with `documents`, and for lm_scorer_masked alone of a bidirectional model: LM_EUSAGE) and `id_bytes`
+ * ([vocab]: bytes of text of each id; NULL: bytes are not counted) are borrowed.  1 <= stride <= T of the evaluator. */
 lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
                       lm_err *e);
 void lm_scorer_free(lm_scorer *s);

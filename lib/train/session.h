@@ -81,10 +81,10 @@ typedef struct {
     bool made; /* the run folder is new */
 } lm_session;
 
-/* Read the config of the model, and open the model unless this is a plan.  For masked
- * language modelling s->o.mlm is set, by the model's tokenizer. preset: a config to take instead, which the
- * session then owns; NULL: none.  Fails: LM_EUSAGE for a model without config.json, and for another objective than the model's; as lm_model_source_open,
- * lm_config_read and lm_mlm_init. */
+/* Read the config of the model, and open the model unless this is a plan.  For masked language modelling s->o.mlm is set,
+ * by the model's tokenizer.  preset: a config to take instead, which the session then owns; NULL: none.  Fails: LM_EUSAGE
+ * for a model without config.json, and for another objective than the model's; as lm_model_source_open, lm_config_read and
+ * lm_mlm_init. */
 lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e);
 /* Make the program (lm_trainer_program), and its memory in *plan unless that is NULL.  Fails as lm_trainer_program. */
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e);
@@ -94,8 +94,8 @@ lm_code lm_session_find_data(lm_session *s, lm_err *e);
  * Fails: LM_EUSAGE without validation data; as lm_data_open. */
 lm_code lm_session_open_train(lm_session *s, lm_err *e);
 lm_code lm_session_open_val(lm_session *s, lm_err *e);
-/* Instead of the former: train on examples in windows, borrowed; val NULL: there are no validation data.  Their ids are below `ids`; name:
- * of the data, for records.  Fails: LM_EUSAGE when there are evaluations and no validation data. */
+/* Instead of the former: train on examples in windows, borrowed; val NULL: there are no validation data.  Their ids are
+ * below `ids`; name: of the data, for records.  Fails: LM_EUSAGE when there are evaluations and no validation data. */
 lm_code lm_session_use_examples(lm_session *s, const lm_packed *train, const lm_packed *val,
                                 int64_t ids, const char *name, lm_err *e);
 /* Read the files that every checkpoint holds, lock the run folder, and begin the records.  Fails as lm_run_open; LM_EIO

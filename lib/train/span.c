@@ -99,8 +99,8 @@ void lm_span_fini(lm_span *s)
     s->sentinel = NULL;
 }
 
-/* Draws in a counted order: whether one of the next `left` places is among the `wanted` that are still to be chosen, each choice of
- * places with the same probability. */
+/* Draws in a counted order: whether one of the next `left` places is among the `wanted` that are still to be chosen, each
+ * choice of places with the same probability. */
 typedef struct {
     lm_rng r;
     uint64_t at;

@@ -40,8 +40,8 @@ typedef struct {
 lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
 
-/* An adapter whose file depends on the states: its configuration, the plan of its tensors, and their numbers, of the store as it is
- * written.  The parameters are then among the states, too (lm_store_opts.twice), and are resumed from there. */
+/* An adapter whose file depends on the states: its configuration, the plan of its tensors, and their numbers, of the store
+ * as it is written.  The parameters are then among the states, too (lm_store_opts.twice), and are resumed from there. */
 typedef struct {
     void *ctx;
     lm_code (*config)(void *ctx, const lm_store *s, lm_buf *out, lm_err *e);
@@ -53,8 +53,8 @@ typedef struct {
 typedef struct {
     const char *run_dir;
     const json_t *config; /* config.json as read */
-    /* Text of adapter_config.json: a checkpoint is the folder of the adapter (LM_TENSORS_ADAPTER), without config.json, instead of
-     * the whole model; NULL: it is not */
+    /* Text of adapter_config.json: a checkpoint is the folder of the adapter (LM_TENSORS_ADAPTER), without config.json,
+     * instead of the whole model; NULL: it is not */
     const char *adapter_config;
     /* Computes tensors of the store that follow from others, before it is written; NULL: no tensor does */
     lm_code (*fold)(void *ctx, lm_store *s, lm_err *e);

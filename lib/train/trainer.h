@@ -23,8 +23,8 @@
 
 typedef struct {
     int64_t batch, seq, accumulate, steps;
-    const lm_span *
-        span; /* with an encoder: the loss is of spans, seq their target's length; borrowed.  NULL: of next tokens */
+    /* with an encoder: the loss is of spans, seq their target's length; borrowed.  NULL: of next tokens */
+    const lm_span *span;
     lm_precision precision;
     bool documents, dropout;
     lm_mlm mlm;         /* share > 0: masked language modelling, of windows of a dataset */
@@ -45,8 +45,8 @@ typedef struct {
     /* end after this time, but not before some steps (measure.h); 0: no limit */
     double most_seconds;
     bool timed; /* time operators even if that slows the steps down */
-    double
-        bias_rate; /* of the biases of routers that follow loads (lm_moe.score_bias); 0: they stay */
+    /* of the biases of routers that follow loads (lm_moe.score_bias); 0: they stay */
+    double bias_rate;
     /* lambda, of the mean loss of modules that predict tokens further on (LM_AHEAD_RUNS); of a session 0: they are kept as
      * they are; negative: 0.1 if the model has them */
     double ahead_weight;

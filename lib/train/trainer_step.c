@@ -49,8 +49,8 @@ static double ahead_scale(const lm_trainer *t, int64_t valid)
     return n ? t->o.ahead_weight / (double)n / (double)valid : 0;
 }
 
-/* The micro-batches of step number `step`, before which there were `updates`, and whose first window is `sample`: counts their targets,
- * which determine the scale of the gradients.  With one batch they are filled one after another
+/* The micro-batches of step number `step`, before which there were `updates`, and whose first window is `sample`: counts
+ * their targets, which determine the scale of the gradients.  With one batch they are filled one after another
  * (hand_over), otherwise filled and sent now. */
 static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64_t sample,
                     lm_err *e)

@@ -84,9 +84,8 @@ struct lm_update_tensor {
     lm_part part;     /* its part */
     bool bias;
     int64_t layer; /* -1: outside the layers */
-    int64_t heads,
-        head_dim;   /* q, k, v and their packed form: its rows are heads x head_dim (all three's
-                                together); 0: others */
+    /* q, k, v and their packed form: its rows are heads x head_dim (all three's together); 0: others */
+    int64_t heads, head_dim;
     int64_t offset; /* elements before it in the block of parameters */
     int index;      /* number of the tensor in the model */
     int use;        /* number of its lm_optim_use */
@@ -175,8 +174,8 @@ typedef struct {
     bool low;                       /* there is a block of copies in BF16 */
     lm_space space;                 /* of all values */
     const lm_update_beside *beside; /* borrowed; NULL: none */
-    int64_t sample_stride,
-        samples; /* elements 0, stride, ... of parameters and gradients; 0: none */
+    /* elements 0, stride, ... of parameters and gradients; 0: none */
+    int64_t sample_stride, samples;
 } lm_update_opts;
 
 /* Parts of the list, in this order. */

@@ -18,8 +18,8 @@
 
 typedef struct {
     int64_t rank; /* at most; 0: 16 */
-    double
-        share; /* of the sum of squares of D's singular values that is kept, if `rank` allows; 0 or 1: `rank` decides */
+    /* of the sum of squares of D's singular values that is kept, if `rank` allows; 0 or 1: `rank` decides */
+    double share;
     lm_dtype type; /* of the tensors; NONE: F32 */
     uint64_t seed;
     lm_par *par;

@@ -19,8 +19,8 @@ typedef struct lm_tune_folder lm_tune_folder;
  * drawn. */
 typedef struct {
     const lm_tune_base *base;
-    const lm_tune_method
-        *method; /* the folder's, or that of tokens (trainable_token_indices of LoRA) */
+    /* the folder's, or that of tokens (trainable_token_indices of LoRA) */
+    const lm_tune_method *method;
     lm_tune_module module;
     lm_tune_tensor *tensor;
     const lm_st_tensor **file;

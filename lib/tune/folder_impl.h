@@ -28,9 +28,9 @@ struct lm_tune_folder {
     size_t *first, *order;
     lm_tune_part *part;
     size_t n_parts, cap_parts;
-    size_t
-        *part_at[2]; /* of each module of the base 1 + its part of the method, of tokens; 0: none */
-    json_t *tokens;  /* made configurations of parts of tokens */
+    /* of each module of the base 1 + its part of the method, of tokens; 0: none */
+    size_t *part_at[2];
+    json_t *tokens; /* made configurations of parts of tokens */
     lm_tune_whole *whole;
     size_t n_wholes, cap_wholes;
     lm_tune_level *level;

@@ -33,8 +33,8 @@ typedef struct {
     /* Of all modules of the adapter: the widest, for tensors that they share, and this one's place
      * among them, in the base's order. */
     int64_t most_out, most_in, place, places;
-    const int64_t *const
-        *ids; /* numbers of `ids` tensors, by place in `tensors`; NULL: not known yet */
+    /* numbers of `ids` tensors, by place in `tensors`; NULL: not known yet */
+    const int64_t *const *ids;
 } lm_tune_module;
 
 typedef enum {
@@ -54,12 +54,12 @@ typedef struct {
     int64_t dim[LM_MAX_DIMS];
     lm_tune_init init;
     double scale;
-    bool
-        off; /* not there with these values: it keeps its place in the list, and its value is LM_NONE */
+    /* not there with these values: it keeps its place in the list, and its value is LM_NONE */
+    bool off;
     bool shared; /* one for all modules: VeRA's A and B */
     bool frozen; /* does not train */
-    bool
-        absent; /* of a file: may be missing, and then is as `init` or `draw` makes it; those of `start` may not */
+    /* of a file: may be missing, and then is as `init` or `draw` makes it; those of `start` may not */
+    bool absent;
     bool ids;    /* I32 or I64 in the file: indices; frozen.  `absent` ones are not written to
                     files: `derive` makes them, and `tensors` may give shapes by them */
     bool wide;   /* I64 in files that are written */
@@ -87,8 +87,8 @@ typedef struct lm_tune_method {
     const char *prefix;    /* what the names of its tensors have in common: "lora_" */
     unsigned is;           /* of lm_tune_flag */
     const lm_hyper *hyper; /* keys of adapter_config.json that are numbers, flags or words */
-    const char *
-        extra; /* other keys of a new configuration, as JSON: "{\"init_lora_weights\": true}"; NULL: none */
+    /* other keys of a new configuration, as JSON: "{\"init_lora_weights\": true}"; NULL: none */
+    const char *extra;
     /* Keys that change what the method computes and that are not served: NULL-terminated; a file
      * in which one is set is refused.  NULL: none. */
     const char *const *refused;

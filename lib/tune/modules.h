@@ -17,8 +17,8 @@ typedef struct {
     const char *weight, *bias; /* names of its tensors in the file; bias NULL: none */
     lm_tune_kind kind;
     bool head; /* the linear layer that gives logits */
-    bool
-        routed; /* an expert's, or the router: parameters in transformers 5, where "all-linear" leaves them out */
+    /* an expert's, or the router: parameters in transformers 5, where "all-linear" leaves them out */
+    bool routed;
     bool turned;     /* a linear layer whose file stores [in,out] */
     int64_t out, in; /* of an embedding: width, tokens; of a norm: width, 0 */
     int64_t layer;   /* -1: outside the layers */

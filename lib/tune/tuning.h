@@ -19,8 +19,8 @@ typedef struct {
     const char *name;   /* "qlora" */
     const char *method; /* of the registry; NULL: see `config` */
     const char *keys;   /* "use_rslora=true"; "": none */
-    const char
-        *format; /* of the frozen weights, a name of the registry of formats; NULL: as they are */
+    /* of the frozen weights, a name of the registry of formats; NULL: as they are */
+    const char *format;
     const char *train; /* patterns of tensors of the model that train; NULL: none */
     double rate;       /* peak learning rate */
     double plus;       /* LoRA+: the rate of B over that of A; 0: the same */

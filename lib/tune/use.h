@@ -13,11 +13,11 @@
 typedef struct {
     lm_tune_bases bases;
     lm_tune_folder *folder;
-    lm_tune_completed
-        completed;       /* of one whose file lacks what is drawn or follows from the base */
+    /* of one whose file lacks what is drawn or follows from the base */
+    lm_tune_completed completed;
     lm_tune_plain plain; /* of an adapter that began with a part of the base */
-    struct lm_tune_quantised
-        *quantised; /* of one that trained beside the base quantised; NULL: not */
+    /* of one that trained beside the base quantised; NULL: not */
+    struct lm_tune_quantised *quantised;
     lm_attach *attach;
     lm_loaded_adapter adapter;
 } lm_tune_use;

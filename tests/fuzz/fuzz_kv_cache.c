@@ -2,8 +2,8 @@
 /* fuzz_kv_cache.c -- cache files (kv-cache(5)), and the tables and chunks of streamed caches.
  *
  * Byte 0: even, the rest is a file, which is read as it is, and with a corrected checksum of its header, as a
- * stream and through its path with the same outcome; odd, bytes 1 and 2 are the length of tables, which follow with a chunk behind them: numbers
- * that are decoded are finite. */
+ * stream and through its path with the same outcome; odd, bytes 1 and 2 are the length of tables, which follow with a chunk
+ * behind them: numbers that are decoded are finite. */
 #include <math.h>
 #include <sanitizer/allocator_interface.h>
 #include <stdint.h>

@@ -2,8 +2,8 @@
 /* fuzz_rans.c -- streams of the entropy coder of caches: for any bytes, decoding stays inside its
  * buffers and every processor level gives the same result; encoded symbols are restored.
  *
- * Byte 0: columns - 1 (modulo 64); byte 1: symbols of a table - 1; byte 2: rows (modulo 24); byte 3: bytes of counts that follow,
- * of which the tables of both sets are made.  The rest is a stream to decode and symbols to encode. */
+ * Byte 0: columns - 1 (modulo 64); byte 1: symbols of a table - 1; byte 2: rows (modulo 24); byte 3: bytes of counts that
+ * follow, of which the tables of both sets are made.  The rest is a stream to decode and symbols to encode. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

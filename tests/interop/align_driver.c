@@ -2,9 +2,10 @@
 /* align_driver -- one call of a loss of alignment for test_align.py.
  *
  * Standard input: {"loss": TEXT, "seq": [{"logp": [...], "ref": [...], "old": [...], "mask": [...], "correct": [...],
- * "advantages": [...], "entropy": [...], "collision": [...], "value": [...], "old_value": [...], "returns": [...], "advantage": X, "good": B, "mismatched": B,
- * "margin": X, "score": X}, ...]}; absent arrays are NULL.
- * Standard output: {"loss": X, "dlogp": [[...], ...], "dvalue": [[...], ...], "dentropy": [[...], ...], "dscore": [...], "metrics": {...}}. */
+ * "advantages": [...], "entropy": [...], "collision": [...], "value": [...], "old_value": [...], "returns": [...],
+ * "advantage": X, "good": B, "mismatched": B, "margin": X, "score": X}, ...]}; absent arrays are NULL.
+ * Standard output: {"loss": X, "dlogp": [[...], ...], "dvalue": [[...], ...], "dentropy": [[...], ...], "dscore": [...],
+ * "metrics": {...}}. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -13,7 +13,8 @@
 enum { V = 96, POSITIONS = 700 };
 enum { GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_OSS, MODELS };
 
-/* All experts are chosen: errors of coded caches would change choices of some.  Heads of 32 numbers, two for keys and values, apart from qwen2 (one of 32) and olmo's (two, as many as queries have). */
+/* All experts are chosen: errors of coded caches would change choices of some.  Heads of 32 numbers, two for keys and
+ * values, apart from qwen2 (one of 32) and olmo's (two, as many as queries have). */
 #define CACHED_SIZES  "\"vocab_size\":96,\"initializer_range\":0.3,\"max_position_embeddings\":700,"
 #define CACHED_WIDTHS "\"hidden_size\":64,\"intermediate_size\":96,"
 #define CACHED_LAYERS          \

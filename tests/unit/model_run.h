@@ -345,7 +345,8 @@ static inline void all_log_probabilities(runner *r, float *out)
     }
 }
 
-/* The mode of the graph that predicts, and the predictions of all rows: logits, or log-probabilities of a bidirectional model. */
+/* The mode of the graph that predicts, and the predictions of all rows: logits, or log-probabilities of a bidirectional
+ * model. */
 static inline lm_mode prediction_mode(const lm_config *c)
 {
     return lm_config_bidirectional(c) ? LM_MODE_EVAL : LM_MODE_GENERATE;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_generate_kv.c -- generation over coded caches, for each architecture and many methods: logits are those of plain
  * caches in which keys and values are replaced by what the cache returns for them (kv/store.h); they do not depend on the
- * slot, the batch, the parts of a prompt or a copy; keys may be stored before their rotation; methods of 8 bits are close to plain caches. */
+ * slot, the batch, the parts of a prompt or a copy; keys may be stored before their rotation; methods of 8 bits are close to
+ * plain caches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

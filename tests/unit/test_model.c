@@ -405,8 +405,8 @@ static float *whole(const lm_config *c, lm_dtype low, int level, const float *bl
     return logits;
 }
 
-/* Two sequences of different lengths: prompts of so many tokens (at most 6, the second no longer than the first) in one run, then
- * one token a run. */
+/* Two sequences of different lengths: prompts of so many tokens (at most 6, the second no longer than the first) in one run,
+ * then one token a run. */
 static void check_cached(const lm_config *c, lm_dtype low, int level, const int32_t prompt[2],
                          const char *what)
 {

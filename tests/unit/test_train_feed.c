@@ -158,7 +158,8 @@ static void documents_are_kept_apart(void **state)
     lm_feed_free(f);
 }
 
-/* Windows of T ids side by side, each id in its place or as the target of it; the same in any order of reading, and in marks. */
+/* Windows of T ids side by side, each id in its place or as the target of it; the same in any order of reading, and in
+ * marks. */
 static void masked_windows(void **state)
 {
     (void)state;

@@ -22,8 +22,8 @@ static bool calibrated(const double *h)
 }
 
 /* Room for 1.5 times the mean of a head, as outliers are not spread evenly over pages.  Those of values are not over heads
- * either, for the range of a token is that of all of them: then the head with most of them counts.  Of the C values of a token at
- * least one on each side is an outlier (lm_kv_token_range). */
+ * either, for the range of a token is that of all of them: then the head with most of them counts.  Of the C values of a
+ * token at least one on each side is an outlier (lm_kv_token_range). */
 static int outliers_of(const lm_kv_ask *q)
 {
     const lm_kv_numbers *m = &q->data->side[2 * q->site->layer + q->side];

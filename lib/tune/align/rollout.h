@@ -29,8 +29,8 @@ typedef struct {
 typedef struct {
     int64_t most_prompt, most_new; /* tokens */
     int64_t sequences;             /* that grow at a time; 0: 64 */
-    int64_t
-        prompts;   /* that begin at a time, for activations of that size; 0: as many as sequences */
+    /* that begin at a time, for activations of that size; 0: as many as sequences */
+    int64_t prompts;
     size_t memory; /* bytes of their caches; 0: enough for all, or three quarters of what is free */
     lm_sample_attr sample;
     const int64_t *eos; /* n_eos ids, each of which ends a completion, as its last token */

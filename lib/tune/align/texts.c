@@ -28,8 +28,8 @@ static int compare_sizes(const void *a, const void *b)
 typedef struct {
     sized *s; /* [units] */
     int64_t units, unit;
-    int64_t *head, *next,
-        *used; /* windows with `left` free rows: head[left], next[window]; rows used of a window */
+    /* windows with `left` free rows: head[left], next[window]; rows used of a window */
+    int64_t *head, *next, *used;
 } placing;
 
 /* The window with the fewest free rows that are enough. */
