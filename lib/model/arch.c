@@ -12,7 +12,7 @@ static const lm_arch *const known[] = {
     &lm_arch_gemma3,      &lm_arch_mixtral,     &lm_arch_qwen2_moe, &lm_arch_qwen3_moe,
     &lm_arch_dots1,       &lm_arch_qwen3_next,  &lm_arch_qwen3_5,   &lm_arch_gpt_oss,
     &lm_arch_deepseek_v2, &lm_arch_deepseek_v3, &lm_arch_bert,      &lm_arch_bloom,
-    &lm_arch_t5,
+    &lm_arch_t5,          &lm_arch_hybrid,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 

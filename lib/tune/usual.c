@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usual.c -- the modules that a method adapts when a request names none: PEFT's table
- * (utils/constants.py), for decoders. */
+ * (utils/constants.py), for decoders; lm_hybrid's are Llama's. */
 #include <string.h>
 
 #include "tune/modules.h"
@@ -15,7 +15,7 @@ typedef struct {
 /* The attention projections that low-rank methods adapt. */
 static const row low_rank[] = {
     { " llama llama4 mistral mixtral opt gptj gpt_neo stablelm gemma gemma2 gemma3_text qwen2 "
-      "qwen3 ",
+      "qwen3 lm_hybrid ",
       LIST("q_proj", "v_proj") },
     { " gpt2 gpt_bigcode ", LIST("c_attn") },
     { " bloom gpt_neox chatglm falcon RefinedWeb RefinedWebModel ", LIST("query_key_value") },
@@ -30,7 +30,7 @@ static const row spectral[] = { { " gpt2 gpt_bigcode ", LIST("mlp.c_proj") }, { 
 static const row two_projections[] = { { " phi ", LIST("q_proj", "v_proj") }, { 0 } };
 
 static const row scales[] = {
-    { " llama mistral ", LIST("k_proj", "v_proj", "down_proj") },
+    { " llama mistral lm_hybrid ", LIST("k_proj", "v_proj", "down_proj") },
     { " gemma gemma2 gemma3_text qwen2 qwen3 llama4 ", LIST("q_proj", "v_proj", "down_proj") },
     { " gpt2 gpt_bigcode ", LIST("c_attn", "mlp.c_proj") },
     { " mixtral ", LIST("k_proj", "v_proj", "w2") },
@@ -44,7 +44,8 @@ static const row scales[] = {
 };
 
 static const row norms[] = {
-    { " llama mistral gemma ", LIST("input_layernorm", "post_attention_layernorm", "norm") },
+    { " llama mistral gemma lm_hybrid ",
+      LIST("input_layernorm", "post_attention_layernorm", "norm") },
     { " gemma2 gemma3_text ",
       LIST("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
            "post_feedforward_layernorm", "norm") },
@@ -57,13 +58,15 @@ static const row norms[] = {
 };
 
 static const row values[] = {
-    { " opt gptj gpt_neo llama llama4 mistral mixtral phi gemma gemma2 gemma3_text qwen2 qwen3 ",
+    { " opt gptj gpt_neo llama llama4 mistral mixtral phi gemma gemma2 gemma3_text qwen2 qwen3 "
+      "lm_hybrid ",
       LIST("v_proj") },
     { 0 },
 };
 
 static const row embeddings[] = {
-    { " llama llama4 mistral mixtral opt gemma gemma2 gemma3_text qwen2 qwen3 olmo2 olmo3 phi ",
+    { " llama llama4 mistral mixtral opt gemma gemma2 gemma3_text qwen2 qwen3 olmo2 olmo3 phi "
+      "lm_hybrid ",
       LIST("embed_tokens") },
     { " gpt2 gpt_bigcode gpt_neo gptj codegen mpt ", LIST("wte") },
     { " falcon bloom ", LIST("word_embeddings") },
@@ -72,7 +75,7 @@ static const row embeddings[] = {
 };
 
 static const row all[] = {
-    { " llama llama4 mistral mixtral gemma gemma2 gemma3_text qwen2 qwen3 phi ",
+    { " llama llama4 mistral mixtral gemma gemma2 gemma3_text qwen2 qwen3 phi lm_hybrid ",
       LIST("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj") },
     { " gpt2 gpt_bigcode ", LIST("c_attn", "c_proj") },
     { " opt ", LIST("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2") },

@@ -26,6 +26,7 @@ enum {
     QWEN3_NEXT,
     BERT,
     BLOOM,
+    HYBRID,
     N_MODELS
 };
 static const char *const models[N_MODELS] = {
@@ -47,7 +48,18 @@ static const char *const models[N_MODELS] = {
     "\"linear_num_value_heads\":4,\"linear_key_head_dim\":6,\"linear_value_head_dim\":4}",
     "{\"model_type\":\"bert\"," ALIKE "}",
     "{\"model_type\":\"bloom\",\"vocab_size\":23,\"hidden_size\":24,\"n_layer\":%d,\"n_head\":6}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL ",\"sliding_window\":3}",
 };
+
+/* layer_types of HYBRID: the kinds of attention by turns. */
+static inline json_t *hybrid_types(int layers)
+{
+    static const char *const kinds[] = { "sliding_attention", "full_attention" };
+    json_t *list = json_array();
+    for (int l = 0; l < layers; l++)
+        json_array_append_new(list, json_string(kinds[l % (int)(sizeof kinds / sizeof *kinds)]));
+    return list;
+}
 
 static inline void read_model(int i, int layers, lm_config *c)
 {
@@ -56,6 +68,8 @@ static inline void read_model(int i, int layers, lm_config *c)
     char text[512];
     int n = snprintf(text, sizeof text, models[i], layers);
     must(lm_json_parse(text, (size_t)n, "config", &o, &e), &e);
+    if (i == HYBRID)
+        json_object_set_new(o, "layer_types", hybrid_types(layers));
     must(lm_config_read(o, "config", c, &e), &e);
     json_decref(o);
 }

@@ -98,7 +98,7 @@ static void test_contradictions(void **state)
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, olmo3, gemma2, gemma3_text, mixtral, "
           "qwen2_moe, qwen3_moe, dots1, qwen3_next, qwen3_5_text, gpt_oss, deepseek_v2, "
-          "deepseek_v3, bert, bloom and t5" },
+          "deepseek_v3, bert, bloom, t5 and lm_hybrid" },
         { llama,
           "{\"model_type\":\"bloom\",\"num_hidden_layers\":null,\"num_attention_heads\":null,"
           "\"n_layer\":2,\"n_head\":4,\"apply_residual_connection_post_layernorm\":true}",

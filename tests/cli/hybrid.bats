@@ -1,0 +1,82 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# lm_hybrid: layers with an attention of their own, in every tool that computes.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return
+    for i in {1..60}; do
+        echo "{\"text\":\"the river ran by the old bridge $i and the stones lay in the water\"}"
+    done > t.jsonl
+    train-tokenizer -q -V 300 -o tokenizer.json t.jsonl
+    small=(-t tokenizer.json --set num_hidden_layers=2 --set hidden_size=64 --set intermediate_size=96
+        --set max_position_embeddings=512)
+}
+
+# make KIND KIND ARGUMENT...: a model of two layers
+make() {
+    init-model -q hybrid-5m "${small[@]}" --set "layer_types=[\"$1\",\"$2\"]" "${@:3}"
+}
+
+loss() {
+    eval-model -q "$@" t.jsonl --seq-len 128 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/'
+}
+
+@test "hybrid: layers of full attention are Llama's, and those with a window Mistral's" {
+    make full_attention full_attention -o full
+    init-model -q llama-5m "${small[@]}" -o llama
+    [ "$(loss full)" = "$(loss llama)" ]
+    make sliding_attention sliding_attention --set sliding_window=7 -o near
+    init-model -q mistral-7b "${small[@]}" --set num_attention_heads=4 --set num_key_value_heads=4 --set head_dim=16 \
+        --set sliding_window=7 --set tie_word_embeddings=true --set rope_theta=10000 -o mistral
+    [ "$(loss near)" = "$(loss mistral)" ]
+    [ "$(loss near)" != "$(loss full)" ]
+}
+
+@test "hybrid: trains, resumes to the bit, and generates alike from pages and in one piece" {
+    make sliding_attention full_attention --set sliding_window=7 -o m
+    shard-data -q --tokenizer tokenizer.json -o data t.jsonl
+    args=(--batch-size 4 --seq-len 128 --lr 1e-2 --lr-schedule constant --save-every 10)
+    train -q m data -o r20 --steps 20 "${args[@]}"
+    train -q m data -o r10 --steps 10 "${args[@]}"
+    train -q --resume r10 --steps 20
+    inspect-model --check r20 r10 > /dev/null
+    awk -v a="$(loss m)" -v b="$(loss r20)" 'BEGIN { exit !(b < a - 1) }'
+    generate -q r20 -p "the river" -n 12 --temperature 0 > a
+    generate -q r20 -p "the old bridge" -n 12 --temperature 0 > b
+    generate -q r20 --serve-batch 2 -p "the river" -p "the old bridge" -n 12 --temperature 0 > both
+    cat a b | cmp - both
+}
+
+@test "hybrid: wrong types of layers are refused in one line" {
+    check() {
+        run init-model -q hybrid-5m "${small[@]}" "${@:2}" -o bad
+        [ "$status" -ne 0 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
+    }
+    check '"layer_types": is not a list with one entry for each layer' --set layer_types=null
+    check '"layer_types": is not a list with one entry for each layer' --set 'layer_types=["full_attention"]'
+    check '"layer_types": is not a list with one entry for each layer' --set layer_types=full_attention
+    check 'layer 1 has the unknown type "soft": full_attention' --set 'layer_types=["full_attention","soft"]'
+    check 'layer 0 has the unknown type ""' --set 'layer_types=[1,"full_attention"]'
+    check '"sliding_window": is not given, but a layer is of the type sliding_attention' \
+        --set 'layer_types=["full_attention","sliding_attention"]' --set sliding_window=null
+    [ ! -e bad ]
+}
+
+@test "hybrid: has no GGUF" {
+    make full_attention full_attention -o m
+    run convert-model m -o m.gguf
+    [ "$status" -ne 0 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *lm_hybrid* ]]
+    [ ! -e m.gguf ]
+}
+
+@test "hybrid: methods of adapters that change a few modules change those that they change in a Llama" {
+    make sliding_attention full_attention --set sliding_window=7 -o m
+    peft-tune -q m t.jsonl -o a --method ia3 --steps 2 --batch-size 2 --seq-len 64
+    grep -aq 'layers.1.self_attn.v_proj' a/adapter_model.safetensors
+    grep -aq 'layers.1.mlp.down_proj' a/adapter_model.safetensors
+    run ! grep -aq 'layers.1.self_attn.q_proj' a/adapter_model.safetensors
+}
