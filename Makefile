@@ -282,7 +282,7 @@ $(INJECT): tests/inject/inject.c $B/.flags
 FUZZ_CC    := clang
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/% lib/merge/recipe% lib/merge/yaml.c \
-                lib/kv/% lib/tune/align/reward% lib/model/config.c lib/model/arch% \
+                lib/kv/% lib/parallel/pipeline% lib/tune/align/reward% lib/model/config.c lib/model/arch% \
                 lib/model/read_% lib/model/rope.c lib/model/tensors.c lib/convert/names.c lib/convert/gguf_config_% \
                 lib/convert/gguf_deepseek.c lib/convert/gguf_keys.c lib/convert/gguf_vocab_get.c,$(filter-out lib/tune/align/reward_model.c,$(LIB_SRC))))
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plot-run -- draw the metrics of one or more runs.  See man/man1/plot-run.1. */
+/* plot-run -- draw the metrics of one or more runs, or a pipeline schedule.  See man/man1/plot-run.1. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,6 +18,8 @@
 #include "format/chart_experts.h"
 #include "format/chart_runs.h"
 #include "format/metrics.h"
+#include "parallel/pipeline_draw.h"
+#include "plot-run/schedule.h"
 
 static struct {
     lm_strs keys, names;
@@ -25,10 +27,11 @@ static struct {
     double smooth, interval;
     bool log_x, log_y, eval, follow, experts;
     int64_t width, height;
+    schedule_opts schedule;
 } opt = { .x = "step", .eval = true, .interval = 1 };
 
 static const char *const x_choices[] = { "step", "tokens", "seconds", NULL };
-static const char *const format_choices[] = { "svg", "png", "text", NULL };
+static const char *const format_choices[] = { "svg", "png", "text", "csv", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("What is drawn"),
@@ -44,9 +47,18 @@ static const lm_opt options[] = {
             "a map instead: the load of each expert of a mixture over the steps"),
     LM_LIST('n', "name", &opt.names, "NAME", "names of the runs in the legend, in their order"),
     LM_STR('t', "title", &opt.title, "TEXT", "title [name of the run]"),
+    LM_GROUP("A pipeline schedule instead"),
+    LM_STR_OF(0, "schedule", &opt.schedule.spec, "NAME|FILE", lm_pipeline_names,
+              "gpipe, 1f1b, interleaved:V, breadth-first:V, zb-h1, zb-h2, zb-v, dualpipe, "
+              "dualpipev, or rows"),
+    LM_STR(0, "mesh", &opt.schedule.mesh, "pp=N", "ranks"),
+    LM_COUNT(0, "micro-batches", &opt.schedule.micros, "N", 1, LM_PIPE_MICROS, "of a step"),
+    LM_STR(0, "costs", &opt.schedule.costs, "F,B,W,COMM",
+           "ms of a rank: forward, gradients of inputs and weights, sending [1,1,1,0]"),
+    LM_STR(0, "costs-file", &opt.schedule.costs_file, "FILE", "the same, a line for each stage"),
     LM_GROUP("Picture"),
     LM_CHOICE(0, "format", &opt.format, "FORMAT", format_choices,
-              "svg, png or text [by the name given to -o]"),
+              "svg, png or text; csv: rows of a schedule [by -o]"),
     LM_COUNT('w', "width", &opt.width, "N", 20, LM_CHART_MAX,
              "pixels [960], or columns of text [terminal]"),
     LM_COUNT(0, "height", &opt.height, "N", 6, LM_CHART_MAX,
@@ -63,10 +75,10 @@ static const char *const examples[] = { "plot-run run.jsonl",
 static lm_tool tool = {
     .name = "plot-run",
     .args = "[FILE ...]",
-    .brief = "draw the metrics of runs as SVG, PNG or in the terminal",
+    .brief = "draw the metrics of runs, or a pipeline schedule, as SVG, PNG or in the terminal",
     .opts = options,
     .makes = LM_MAKES_OTHER,
-    .use = LM_USE_OUTPUT,
+    .use = LM_USE_OUTPUT | LM_USE_JSON,
     .max_args = -1,
     .filter = true,
     .examples = examples,
@@ -107,9 +119,11 @@ static const char *pick_format(void)
 
     if (opt.format)
         return opt.format;
+    if (tool.json)
+        return "json";
     if (!tool.output || !strcmp(tool.output, "-"))
         return "text";
-    for (int i = 0; dot && i < 2; i++)
+    for (int i = 0; dot && format_choices[i]; i++)
         if (!strcmp(dot + 1, format_choices[i]))
             return format_choices[i];
     if (dot && !strcmp(dot, ".txt"))
@@ -176,6 +190,41 @@ static lm_code render_experts(const char *format, lm_arena *arena, lm_buf *out, 
     return lm_chart_map_text(&map, cols, want_color(), out, e);
 }
 
+static lm_code render_lanes(const schedule *s, const char *format, lm_arena *arena, lm_buf *out,
+                            lm_err *e)
+{
+    int w = opt.width ? (int)opt.width : 960,
+        h = opt.height ? (int)opt.height : 120 + 34 * s->rows.ranks, cols, rows;
+    lm_chart_lanes lanes;
+
+    if (lm_pipeline_chart(&s->rows, &s->times, s->cost, s->name, opt.title, arena, &lanes, e))
+        return e->code;
+    h = h < LM_CHART_MIN ? LM_CHART_MIN : h > LM_CHART_MAX ? LM_CHART_MAX : h;
+    if (!strcmp(format, "svg"))
+        return lm_chart_lanes_svg(&lanes, w, h, out, e);
+    if (!strcmp(format, "png"))
+        return lm_chart_lanes_png(&lanes, w, h, out, e);
+    text_size(&cols, &rows);
+    return lm_chart_lanes_text(&lanes, cols, want_color(), out, e);
+}
+
+static lm_code render_schedule(const char *format, lm_arena *arena, lm_buf *out, lm_err *e)
+{
+    schedule s;
+
+    if (!schedule_open(&opt.schedule, &s, e)) {
+        if (!strcmp(format, "csv"))
+            (void)lm_pipeline_write(&s.rows, out, e);
+        else if (!strcmp(format, "json"))
+            (void)(lm_pipeline_json(&s.rows, &s.times, s.name, out, e) ||
+                   lm_buf_add(out, "\n", 1, e));
+        else
+            (void)render_lanes(&s, format, arena, out, e);
+    }
+    schedule_fini(&s);
+    return e->code;
+}
+
 static lm_code render_runs(const char *format, lm_arena *arena, lm_buf *out, lm_err *e)
 {
     lm_run_chart r = request();
@@ -212,7 +261,9 @@ static lm_code draw(const char *format, lm_out *out, bool first, lm_err *e)
     lm_code rc = lm_arena_new(&arena, 1 << 16, e);
 
     if (!rc)
-        rc = (opt.experts ? render_experts : render_runs)(format, arena, &b, e);
+        rc = (opt.schedule.spec ? render_schedule
+              : opt.experts     ? render_experts
+                                : render_runs)(format, arena, &b, e);
     if (!rc && out) {
         rc = lm_write_all(lm_out_fd(out), b.data, b.len, lm_out_path(out), e);
         if (!rc)
@@ -344,6 +395,8 @@ static lm_code plot_once(const char *format, lm_err *e)
 
     if (tool.output)
         rc = lm_out_open(tool.output, tool.force, &out, e);
+    if (!rc && opt.schedule.spec)
+        return draw(format, out, true, e);
     if (!rc)
         rc = poll_runs(true, &grew, &ended, e);
     r = request();
@@ -356,10 +409,35 @@ static lm_code plot_once(const char *format, lm_err *e)
     return draw(format, out, true, e);
 }
 
+/* Options of schedules without one, and those of runs beside one. */
+static void check_schedule(const char *format)
+{
+    const schedule_opts *s = &opt.schedule;
+    static const char *const only_runs[] = { "key",   "x",       "smooth", "eval",   "log-x",
+                                             "log-y", "experts", "name",   "follow", NULL };
+
+    if (!s->spec && (s->mesh || s->micros || s->costs || s->costs_file))
+        lm_misuse(&tool,
+                  s->mesh     ? "--mesh"
+                  : s->micros ? "--micro-batches"
+                  : s->costs  ? "--costs"
+                              : "--costs-file",
+                  NULL, "serves --schedule only");
+    if (!s->spec && (tool.json || !strcmp(format, "csv")))
+        lm_misuse(&tool, tool.json ? "--json" : "--format", "the metrics are JSON themselves",
+                  "serves --schedule only");
+    for (int i = 0; s->spec && only_runs[i]; i++)
+        if (lm_given(&tool, only_runs[i]))
+            lm_misuse(&tool, "--schedule", NULL, "is not drawn with --%s", only_runs[i]);
+    if (s->spec && (runs > 1 || strcmp(tool.argv[0], "-")))
+        lm_misuse(&tool, tool.argv[0], "leave out the run", "--schedule draws no metrics");
+}
+
 static void check_request(const char *format)
 {
     bool text = !strcmp(format, "text");
 
+    check_schedule(format);
     if (opt.names.n > runs)
         lm_misuse(&tool, "--name", NULL, "%d names for %d run%s", opt.names.n, runs,
                   lm_plural(runs));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chart.h -- line charts and maps: one layout each, three back ends (SVG, PNG through cairo, text
+/* chart.h -- line charts, maps and lanes: one layout each, three back ends (SVG, PNG through cairo, text
  * for a terminal).
  *
  * A chart is a column of panels over one common x axis; a panel holds lines and marks.  A map
@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -124,5 +125,40 @@ lm_code lm_chart_map_png(const lm_chart_map *m, int w, int h, lm_buf *out, lm_er
  * number, on its colour when `color`; in a grid too wide for numbers it is a column of shade.
  * Fails also with LM_EUSAGE when the grid is wider than that. */
 lm_code lm_chart_map_text(const lm_chart_map *m, int cols, bool color, lm_buf *out, lm_err *e);
+
+/* ---- lanes ---- */
+
+/* A box of a lane: work from one time to another. */
+typedef struct {
+    double from, to;
+    int color;     /* index into the legend */
+    char text[12]; /* written into the box where it fits; in a terminal its beginning */
+} lm_chart_box;
+
+typedef struct {
+    const char *name, *note; /* at the left and right edge; note may be NULL */
+    const lm_chart_box *box; /* in order of time, without overlap */
+    size_t n;
+} lm_chart_lane;
+
+/* Work of several workers over one axis of time.  All pointers are borrowed; strings are UTF-8. */
+typedef struct {
+    const char *title;         /* may be NULL */
+    const char *unit;          /* of time: "ms" */
+    double end;                /* of the axis, > 0 */
+    const char *const *legend; /* names of the colours */
+    const uint32_t *rgb;       /* of the legend's entries: 0xRRGGBB */
+    size_t colors;
+    const lm_chart_lane *lane;
+    size_t n; /* 1 to LM_CHART_MAP_MOST */
+} lm_chart_lanes;
+
+/* Append the picture to *out, w by h pixels as lm_chart_svg. */
+lm_code lm_chart_lanes_svg(const lm_chart_lanes *c, int w, int h, lm_buf *out, lm_err *e);
+lm_code lm_chart_lanes_png(const lm_chart_lanes *c, int w, int h, lm_buf *out, lm_err *e);
+
+/* Append lines of at most `cols` columns (20 to 1000), one for each lane: a column is a part of the time, with the text of the
+ * box that covers its middle, or a character for its colour; on the colour itself when `color`. */
+lm_code lm_chart_lanes_text(const lm_chart_lanes *c, int cols, bool color, lm_buf *out, lm_err *e);
 
 #endif

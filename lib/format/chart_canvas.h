@@ -49,7 +49,7 @@ lm_code lm_canvas_png(lm_painter *paint, const void *picture, int w, int h, lm_b
 void lm_canvas_text(lm_canvas *v, double x, double y, const char *s, lm_face face);
 double lm_canvas_text_width(const char *s, double size);
 
-lm_painter lm_chart_paint, lm_chart_map_paint;
+lm_painter lm_chart_paint, lm_chart_map_paint, lm_chart_lanes_paint;
 
 /* The ranges of x over all panels and of y in one; false when no point can be drawn (0..1 then). */
 bool lm_chart_x_range(const lm_chart *c, double *min, double *max);
@@ -63,6 +63,12 @@ lm_code lm_chart_map_check(const lm_chart_map *m, lm_err *e);
 uint32_t lm_chart_map_color(const lm_chart_map *m, double v);
 uint32_t lm_chart_map_ink(uint32_t rgb);
 void lm_chart_map_number(double v, char s[16]);
+
+/* Of a terminal: the nearest colour of its 6 x 6 x 6 cube. */
+int lm_chart_cube(uint32_t rgb);
+
+/* Of lanes: their check. */
+lm_code lm_chart_lanes_check(const lm_chart_lanes *c, lm_err *e);
 
 /* Copy text for a picture: valid UTF-8 unchanged; other bytes, and control characters (a name could
  * hold terminal commands), as U+FFFD; truncated to `size`. */

@@ -57,8 +57,7 @@ static void put_field(sheet *s, const char *text, int width, bool right)
         put_blanks(s, width - k);
 }
 
-/* The nearest colour of the 6 x 6 x 6 cube of terminals. */
-static int cube(uint32_t rgb)
+int lm_chart_cube(uint32_t rgb)
 {
     int n = 16, weight[3] = { 36, 6, 1 };
 
@@ -80,7 +79,7 @@ static void put_cell(sheet *s, double v)
     }
     if (s->color) {
         uint32_t rgb = lm_chart_map_color(s->m, v);
-        snprintf(text, sizeof text, "\033[48;5;%d;38;5;%dm", cube(rgb),
+        snprintf(text, sizeof text, "\033[48;5;%d;38;5;%dm", lm_chart_cube(rgb),
                  lm_chart_map_ink(rgb) == 0xFFFFFF ? 231 : 16);
         put(s, text);
     }

@@ -121,3 +121,8 @@ lm_code lm_chart_map_png(const lm_chart_map *m, int w, int h, lm_buf *out, lm_er
 {
     return lm_canvas_png(lm_chart_map_paint, m, w, h, out, e);
 }
+
+lm_code lm_chart_lanes_png(const lm_chart_lanes *c, int w, int h, lm_buf *out, lm_err *e)
+{
+    return lm_canvas_png(lm_chart_lanes_paint, c, w, h, out, e);
+}

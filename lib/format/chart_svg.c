@@ -175,3 +175,8 @@ lm_code lm_chart_map_svg(const lm_chart_map *m, int w, int h, lm_buf *out, lm_er
 {
     return lm_canvas_svg(lm_chart_map_paint, m, m->title, w, h, out, e);
 }
+
+lm_code lm_chart_lanes_svg(const lm_chart_lanes *c, int w, int h, lm_buf *out, lm_err *e)
+{
+    return lm_canvas_svg(lm_chart_lanes_paint, c, c->title, w, h, out, e);
+}

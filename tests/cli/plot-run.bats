@@ -235,3 +235,73 @@ panels() { # panels FILE ...: the keys that are drawn, in SVG
     run plot-run -k nothing evil.jsonl
     [[ "$output" != *$'\033'* ]]
 }
+
+@test "plot-run --schedule: bubbles and micro-batches in flight" {
+    values() { # schedule, key, options -> the key's values
+        plot-run --schedule "$1" --mesh pp=4 --micro-batches 8 --json "${@:3}" | sed -n "s/.*\"$2\": *\([0-9.]*\),*$/\1/p" | xargs
+    }
+    [ "$(values 1f1b makespan_ms)" = 33 ]
+    [ "$(values 1f1b bubble_of_ideal)" = 0.375 ]
+    [ "$(values 1f1b in_flight)" = '4 3 2 1 4 3 2 1' ]
+    [ "$(values zb-h1 makespan_ms)" = 27 ]
+    [ "$(values zb-h1 idle_ms)" = '3 2 1 0' ]
+    [ "$(values zb-v makespan_ms)" = 25.5 ]
+    [ "$(values zb-v bubble_of_span)" = 0 ]
+    [ "$(values zb-v in_flight)" = '8 8 8 8 8 7 6 5 4 3 2 1' ]
+    # 11 times the work of a micro-batch, and sending over three borders there and back
+    [ "$(values gpipe makespan_ms --costs 2,2.5,2,0.25)" = 73 ]
+}
+
+@test "plot-run --schedule: rows are written, read and drawn" {
+    plot-run --schedule dualpipe --mesh pp=4 --micro-batches 8 -o rows.csv
+    [ "$(wc -l < rows.csv)" -eq 4 ]
+    grep -q '^0F0,0F1,0F2,3F4,3I4,3W4,3F5,(0F3;3B5)OVERLAP_F_B' rows.csv
+    a=$(plot-run --schedule dualpipe --mesh pp=4 --micro-batches 8 --json | tail -n +3)
+    [ "$a" = "$(plot-run --schedule rows.csv --json | tail -n +3)" ]
+    run plot-run --schedule rows.csv --width 90
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" == "rows.csv: 8 micro-batches on 4 ranks, 26 ms"* ]]
+    [[ "${lines[1]}" == "rank 0 0--1-2--"*"waits 2, holds 5" ]]
+    [ "${#lines[@]}" -eq 7 ]
+    plot-run --schedule rows.csv -o a.svg
+    [ "$(grep -c '<rect' a.svg)" -gt 64 ]
+    plot-run --schedule rows.csv -o a.png
+    [ "$(head -c 4 a.png | tail -c 3)" = PNG ]
+}
+
+@test "plot-run --schedule: costs of each stage" {
+    printf '1,1,1\n5,1,1\n' > costs
+    plot-run --schedule gpipe --mesh pp=2 --micro-batches 10 --costs-file costs --json | grep -q '"makespan_ms": 73,'
+    printf '1,1,1\n' > costs
+    run plot-run --schedule gpipe --mesh pp=2 --micro-batches 10 --costs-file costs
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"1 lines for 2 stages"* ]]
+}
+
+@test "plot-run --schedule: what cannot be drawn is one line" {
+    bad() { # words of the message, options
+        run plot-run "${@:2}"
+        [ "$status" -ne 0 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"$1"* ]]
+    }
+    bad 'takes 8 or 12' --schedule interleaved:2 --mesh pp=4 --micro-batches 10
+    bad 'zb-v' --schedule zbv --mesh pp=4 --micro-batches 8
+    bad 'give --mesh' --schedule zb-v
+    bad 'not a number of ranks' --schedule zb-v --mesh tp=2 --micro-batches 8
+    bad 'serves --schedule only' --mesh pp=2 run.jsonl
+    bad 'serves --schedule only' --json run.jsonl
+    bad 'serves --schedule only' --format csv run.jsonl
+    bad 'is not drawn with --smooth' --schedule 1f1b --mesh pp=2 --micro-batches 2 --smooth 0.9
+    bad 'leave out the run' --schedule 1f1b --mesh pp=2 --micro-batches 2 run.jsonl
+    bad 'not F,B,W,COMM' --schedule 1f1b --mesh pp=2 --micro-batches 2 --costs 1,-1,1
+    bad 'no step takes time' --schedule 1f1b --mesh pp=2 --micro-batches 2 --costs 0,0,0
+    printf '0B0,0F0\n1F0,1B0\n' > circle.csv
+    bad 'rank 0 waits for ever' --schedule circle.csv
+    printf '0F0\n' > half.csv
+    bad 'not forward and backward once' --schedule half.csv
+    bad 'No such file' --schedule none.csv
+    plot-run --schedule 1f1b --mesh pp=2 --micro-batches 2 -o rows.csv
+    bad 'has 2 ranks and 2 micro-batches' --schedule rows.csv --mesh pp=4
+    [ "$(ls)" = $'circle.csv\nhalf.csv\nrows.csv\nrun.jsonl\nslow.jsonl' ]
+}
