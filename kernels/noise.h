@@ -6,6 +6,8 @@
  *                   arXiv:1701.06538, with the fixed deviation of V-MoE, arXiv:2106.05974, section 3.1)
  *          scaled   y = x (1 + amount (2 u - 1)): the jitter of a router's input (Switch, arXiv:2101.03961, section
  *                   2.2).  The gradient is itself
+ *          weighed  y = amount n x: noise whose deviations are x, as routers learn them (arXiv:1701.06538, equation 4).
+ *                   The gradient is itself
  *        u = (floor(draw / 2^8) + 1/2) / 2^24 of the draw from Philox (seed, "noise", site) at index (step*2^16 + micro)*count
  *        + i, as in dropout (elementwise.h); n is the normal quantile of u.  |n| is at most 5.5.
  *
@@ -15,9 +17,11 @@
 
 #include "kernels/kernel.h"
 
+typedef enum { LM_NOISE_ADDED, LM_NOISE_SCALED, LM_NOISE_WEIGHED } lm_noise_kind;
+
 typedef struct {
     double amount; /* at least 0 */
-    bool scaled;   /* else added */
+    lm_noise_kind kind;
     int64_t site;
 } lm_noise_attr;
 

@@ -76,12 +76,21 @@
  * route_aux_dz     in  z [T,E] F32, expert [T,K] I32, dloss [1] F32, count [E] F32 (optional)
  *                  out dz [T,E] F32
  *     n and count have no gradient.
+ * route_bar        in  y [T,E] F32
+ *                  out bar [T,E] F32, at [T,2] I32
+ *     bar_te is the K-th largest number of row t without y_te, K < E: y_te is one of the K largest where it is above its
+ *     bar (kth_excluding of arXiv:1701.06538, appendix A).  at: where the K-th and the next largest of the row stand.  A
+ *     row with NaN or infinity: bars are NaN, places 0.
+ * route_bar_dy     in  y [T,E] F32, at [T,2] I32, dbar [T,E] F32       out dy [T,E] F32, NaN of such a row
+ * route_importance in  weight [T,K] F32, expert [T,K] I32
+ *                  out sum [E] F32: of the weights of each expert, dropped ones left out
+ * route_importance_dw  in expert [T,K] I32, dsum [E] F32               out dweight [T,K] F32, 0 where dropped
  *
  * No operand aliases another.  E is at most LM_ROUTE_MOST_EXPERTS, T K and R are below 2^31;
  * experts are between -E and E-1, those of a token all different.  Results do not depend on the
  * number of threads, on a device either.
  * Tolerance: relative L2 2e-6 of weights, losses and (F32) sums, 4e-3 in BF16; 1e-5 of dz, whose
- * terms cancel; rows without weight, expert, offsets, from, place and load are exact, except that
+ * terms cancel; rows without weight, expert, offsets, from, place, load and bars are exact, except that
  * scores which differ by less than their rounding may come in either order. */
 #ifndef LM_KERNELS_ROUTE_H
 #define LM_KERNELS_ROUTE_H
@@ -115,6 +124,14 @@ typedef struct {
     double affinity;
     int64_t nodes; /* with affinity: a divisor of E */
 } lm_route_aux_attr;
+
+typedef struct {
+    int64_t k;
+} lm_route_bar_attr;
+
+typedef struct {
+    int64_t experts;
+} lm_route_importance_attr;
 
 /* The expert of an assignment, also of a dropped one. */
 static inline int32_t lm_route_expert(int32_t expert)

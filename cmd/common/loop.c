@@ -10,7 +10,9 @@
 
 const char *const lm_loop_formats[] = { "safetensors", "lmz", NULL };
 const char *const lm_loop_recomputes[] = { "none", "full", NULL };
-const char *const lm_loop_aux_types[] = { "model", "layer", "sequence", NULL };
+const char *const lm_loop_aux_types[] = {
+    "model", "layer", "sequence", "importance", "load", NULL
+};
 const char *const lm_loop_drop_policies[] = { "position", "probs", "reroute",
                                               NULL }; /* of lm_overflow */
 const char *const lm_loop_router_dtypes[] = { "f32", "bf16", NULL };
@@ -160,15 +162,20 @@ static lm_code place_schedule(const lm_tool *t, const lm_loop_args *a, double fa
 static lm_code ask_routing(const lm_loop_args *a, lm_routing_losses *out, lm_err *e)
 {
     const bool layer = !strcmp(a->aux_type, "layer"), sequence = !strcmp(a->aux_type, "sequence");
+    const bool load = !strcmp(a->aux_type, "load");
+    const bool importance = load || !strcmp(a->aux_type, "importance");
+    const bool other = layer || sequence || importance;
     const double coef = a->aux_coef;
-    if (coef < 0 && (layer || sequence))
+    if (coef < 0 && other)
         return lm_fail(e, LM_EUSAGE, "--moe-aux-loss-type", "give --moe-aux-loss-coeff too",
                        "there is no coefficient of such a loss");
     *out = (lm_routing_losses){ .layer = layer ? coef : 0,
                                 .sequence = sequence ? coef : 0,
-                                .model = layer || sequence ? 0
-                                         : coef < 0        ? LM_ROUTING_OF_CONFIG
-                                                           : coef,
+                                .importance = importance ? coef : 0,
+                                .load = load ? coef : 0,
+                                .model = other      ? 0
+                                         : coef < 0 ? LM_ROUTING_OF_CONFIG
+                                                    : coef,
                                 .z = a->z_coef,
                                 .affinity = a->affinity_coef,
                                 .nodes = a->affinity_nodes };

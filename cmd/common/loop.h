@@ -124,7 +124,7 @@ extern const char *const lm_loop_aux_types[], *const lm_loop_drop_policies[],
             "balance of the experts' load [of the model]"),                                      \
         LM_ALSO("router-aux-loss-coef"),                                                         \
         LM_CHOICE(0, "moe-aux-loss-type", &(a).aux_type, "TYPE", lm_loop_aux_types,              \
-                  "of all layers: model; of each layer, sequence [model]"),                      \
+                  "model, layer, sequence, importance, load [model]"),                           \
         LM_INSTEAD("moe-router-load-balancing-type",                                             \
                    "give --moe-aux-loss-type layer for aux_loss, sequence for seq_aux_loss"),    \
         LM_REAL(0, "moe-z-loss-coeff", &(a).z_coef, "X", 0, 1e6, "size of routers' logits [0]"), \

@@ -196,6 +196,16 @@ static lm_code check_layer(const lm_loop_args *a, const lm_moe *m, const char *m
         return lm_fail(e, LM_EUSAGE, "--moe-random-second", "leave it out",
                        "serves models that choose 2 experts, and %s chooses %lld", model,
                        (long long)m->chosen);
+    if (!strcmp(a->aux_type, "load") && !m->noisy)
+        return lm_fail(e, LM_EUSAGE, "--moe-aux-loss-type", "give importance or layer",
+                       "load serves routers that learn noise (gate_add_noise); those of %s do not",
+                       model);
+    if (!strcmp(a->aux_type, "load") && a->random_second)
+        return lm_fail(e, LM_EUSAGE, "--moe-aux-loss-type", "leave out --moe-random-second",
+                       "load is that of tokens whose choices follow from their logits");
+    if (m->noisy && a->router_noise > 0)
+        return lm_fail(e, LM_EUSAGE, "--moe-router-noise", "leave it out",
+                       "routers of %s learn their own (gate_add_noise)", model);
     if (a->affinity_nodes && m->experts % a->affinity_nodes)
         return lm_fail(e, LM_EUSAGE, "--moe-affinity-nodes", "give a divisor of them",
                        "%lld nodes do not divide the %lld experts of %s",

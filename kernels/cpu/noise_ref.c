@@ -35,7 +35,9 @@ static void noise(const lm_call *c)
         const uint32_t draw = lm_rng_u32(rng, base + (uint64_t)i);
         const double u = ((double)(draw >> 8) + 0.5) * 0x1p-24, x = get(&c->in[0], i);
         set(&c->out[0], i,
-            a->scaled ? x * (1 + a->amount * (2 * u - 1)) : x + a->amount * normal_quantile(u));
+            a->kind == LM_NOISE_SCALED    ? x * (1 + a->amount * (2 * u - 1))
+            : a->kind == LM_NOISE_WEIGHED ? x * a->amount * normal_quantile(u)
+                                          : x + a->amount * normal_quantile(u));
     }
 }
 

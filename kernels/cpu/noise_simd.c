@@ -43,6 +43,11 @@ LM_INLINE vf add_noise(vf x, vrng_u32 draws, const void *amount)
     return vf_fma(vf_set(*(const float *)amount), normal_quantile(draws), x);
 }
 
+LM_INLINE vf weigh_noise(vf x, vrng_u32 draws, const void *amount)
+{
+    return x * vf_set(*(const float *)amount) * normal_quantile(draws);
+}
+
 LM_INLINE vf scale_by_noise(vf x, vrng_u32 draws, const void *amount)
 {
     const vf a = vf_set(*(const float *)amount);
@@ -56,8 +61,10 @@ LM_INLINE void noise_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     const lm_noise_attr *a = c->attr;
     const float amount = (float)a->amount;
     const lm_rng rng = lm_rng_make(c->step->seed, "noise", (uint64_t)a->site);
-    if (a->scaled)
+    if (a->kind == LM_NOISE_SCALED)
         drawn_map(t, c, rng, begin, end, scale_by_noise, &amount);
+    else if (a->kind == LM_NOISE_WEIGHED)
+        drawn_map(t, c, rng, begin, end, weigh_noise, &amount);
     else
         drawn_map(t, c, rng, begin, end, add_noise, &amount);
 }

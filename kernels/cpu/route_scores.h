@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* route_scores.h -- exponentials and sigmoids of a row of logits, for choices and losses
- * (route_simd.c, route_aux_simd.c). */
+/* route_scores.h -- exponentials and sigmoids of a row of logits, and the largest numbers of one, for choices and losses
+ * (route_simd.c, route_aux_simd.c, route_load_simd.c). */
 #ifndef LM_KERNELS_CPU_ROUTE_SCORES_H
 #define LM_KERNELS_CPU_ROUTE_SCORES_H
 
@@ -59,6 +59,47 @@ static inline float sigmoid_row(const float *z, int64_t experts, float *y)
         vf_put_any(LM_DTYPE_F32, y, i, v, n);
     });
     return vf_sum(sum);
+}
+
+/* Floats of n numbers in whole vectors. */
+static inline int64_t room_of(int64_t n)
+{
+    return (n + VF_LANES - 1) / VF_LANES * VF_LANES;
+}
+
+static inline unsigned equal_lanes(vf a, vf b)
+{
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+#else
+    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+#endif
+}
+
+/* The largest of n numbers, of the lowest index; it is replaced by -Inf.  v ends with a whole
+ * vector. */
+static inline int64_t pick(float *v, int64_t n)
+{
+    vf top = vf_set(-INFINITY);
+    for (int64_t i = 0; i < n; i += VF_LANES)
+        top = vf_max(top, vf_load(v + i));
+    top = vf_set(vf_top(top));
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        unsigned equal = equal_lanes(vf_load(v + i), top);
+        if (!equal)
+            continue;
+        int64_t best = i + __builtin_ctz(equal);
+        best = best < n ? best : 0; /* a bias is not finite: any expert will do */
+        v[best] = -INFINITY;
+        return best;
+    }
+    return 0;
+}
+
+static inline void end_row(float *v, int64_t n)
+{
+    for (int64_t i = n; i < room_of(n); i++)
+        v[i] = -INFINITY;
 }
 
 /* The next part of scratch that is divided among members of *j: `count` elements of the member's;

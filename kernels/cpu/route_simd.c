@@ -62,46 +62,6 @@ typedef struct {
     uint64_t *cut;                 /* [E] */
 } choose_job;
 
-static int64_t room_of(int64_t n)
-{
-    return (n + VF_LANES - 1) / VF_LANES * VF_LANES;
-}
-
-static inline unsigned equal_lanes(vf a, vf b)
-{
-#ifdef __AVX512F__
-    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
-#else
-    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
-#endif
-}
-
-/* The largest of n numbers, of the lowest index; it is replaced by -Inf.  v ends with a whole
- * vector. */
-static int64_t pick(float *v, int64_t n)
-{
-    vf top = vf_set(-INFINITY);
-    for (int64_t i = 0; i < n; i += VF_LANES)
-        top = vf_max(top, vf_load(v + i));
-    top = vf_set(vf_top(top));
-    for (int64_t i = 0; i < n; i += VF_LANES) {
-        unsigned equal = equal_lanes(vf_load(v + i), top);
-        if (!equal)
-            continue;
-        int64_t best = i + __builtin_ctz(equal);
-        best = best < n ? best : 0; /* a bias is not finite: any expert will do */
-        v[best] = -INFINITY;
-        return best;
-    }
-    return 0;
-}
-
-static void end_row(float *v, int64_t n)
-{
-    for (int64_t i = n; i < room_of(n); i++)
-        v[i] = -INFINITY;
-}
-
 static void keys_of(const choose_job *j, int64_t t, row_stats r, float *key)
 {
     const float *z = (const float *)j->c->in[0].data + t * j->experts;

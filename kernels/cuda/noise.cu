@@ -25,17 +25,19 @@ __device__ inline float normal_quantile(uint32_t draw)
     return 1.41421356f * (u - v) * p;
 }
 
-__device__ inline float with_noise(float x, uint32_t draw, float amount, bool scaled)
+__device__ inline float with_noise(float x, uint32_t draw, float amount, lm_noise_kind kind)
 {
-    if (!scaled)
+    if (kind == LM_NOISE_ADDED)
         return fmaf(amount, normal_quantile(draw), x);
+    if (kind == LM_NOISE_WEIGHED)
+        return x * amount * normal_quantile(draw);
     return x * fmaf(amount, fmaf((float)(draw >> 8), 0x1p-23f, 0x1p-24f - 1), 1.0f);
 }
 
 /* A thread takes the four elements of one block of draws; the first block may begin before the tensor, and the last may
  * end behind it. */
 template <class T>
-__global__ void noise_kernel(int64_t count, uint64_t hi, float amount, bool scaled,
+__global__ void noise_kernel(int64_t count, uint64_t hi, float amount, lm_noise_kind kind,
                              const lm_step *run, const T *x, T *y)
 {
     uint64_t base = dropout_base(run, (uint64_t)count, &hi), key = run->seed;
@@ -47,7 +49,7 @@ __global__ void noise_kernel(int64_t count, uint64_t hi, float amount, bool scal
         for (int j = 0; j < 4; j++) {
             int64_t i = 4 * b - skip + j;
             if (i >= 0 && i < count)
-                y[i] = from_float<T>(with_noise(to_float(x[i]), d.v[j], amount, scaled));
+                y[i] = from_float<T>(with_noise(to_float(x[i]), d.v[j], amount, kind));
         }
     }
 }
@@ -58,7 +60,7 @@ template <class T> static void noise(const lm_call *c)
     int64_t count = lm_tensor_count(&c->in[0]);
     const lm_stream *s = c->stream;
     LM_LAUNCH((noise_kernel<T>), grid_for(count, 4 * threads, s), threads, 0, s, count,
-              rng_hi("noise", (uint64_t)a->site), (float)a->amount, a->scaled, s->step,
+              rng_hi("noise", (uint64_t)a->site), (float)a->amount, a->kind, s->step,
               in_ptr<const T>(c, 0), out_ptr<T>(c, 0));
 }
 

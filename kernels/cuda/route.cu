@@ -37,45 +37,6 @@ __device__ inline float key_of(const choose_args &x, int64_t t, int64_t e, row_s
     return x.bias ? score(x.a.sigmoid, z, r) + x.bias[e] : z;
 }
 
-/* Of two numbers with their indices: the largest, of the lowest index. */
-__device__ inline void take_larger(float *v, int *i, float other_v, int other_i)
-{
-    if (other_v > *v || (other_v == *v && other_i < *i)) {
-        *v = other_v;
-        *i = other_i;
-    }
-}
-
-/* The index of the largest over a warp; every lane gets it. */
-__device__ inline int warp_best(float v, int i)
-{
-    for (int o = 16; o > 0; o >>= 1) {
-        float other_v = __shfl_xor_sync(full_warp, v, o);
-        int other_i = __shfl_xor_sync(full_warp, i, o);
-        take_larger(&v, &i, other_v, other_i);
-    }
-    return i;
-}
-
-/* The largest of n numbers in shared memory, of the lowest index; it is replaced by -Inf. */
-__device__ inline int pick(float *v, int64_t n)
-{
-    float top = -INFINITY;
-    int best = (int)n;
-    for (int64_t i = lane_of(); i < n; i += 32)
-        if (best == n || v[i] > top) {
-            top = v[i];
-            best = (int)i;
-        }
-    best = warp_best(top, best);
-    best = best < n ? best : 0; /* a bias is not finite: any expert will do */
-    __syncwarp();
-    if (lane_of() == 0)
-        v[best] = -INFINITY;
-    __syncwarp();
-    return best;
-}
-
 __device__ inline float group_value(const choose_args &x, const float *key, int64_t n, row_stats r)
 {
     float first = key[0], second = -INFINITY;

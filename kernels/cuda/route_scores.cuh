@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* route_scores.cuh -- a token's logits by the lanes of a warp, and parts of scratch, for the route
- * family. */
+/* route_scores.cuh -- a token's logits by the lanes of a warp, the largest of a row, and parts of scratch, for the
+ * route family. */
 #ifndef LM_KERNELS_CUDA_ROUTE_SCORES_CUH
 #define LM_KERNELS_CUDA_ROUTE_SCORES_CUH
 
@@ -65,6 +65,45 @@ __device__ inline row_stats stats_of(const float *z, int64_t experts, bool sigmo
 __device__ inline float score(bool sigmoid, float z, row_stats r)
 {
     return r.inv * (sigmoid ? sigmoid_of(z) : expf(z - r.top));
+}
+
+/* Of two numbers with their indices: the largest, of the lowest index. */
+__device__ inline void take_larger(float *v, int *i, float other_v, int other_i)
+{
+    if (other_v > *v || (other_v == *v && other_i < *i)) {
+        *v = other_v;
+        *i = other_i;
+    }
+}
+
+/* The index of the largest over a warp; every lane gets it. */
+__device__ inline int warp_best(float v, int i)
+{
+    for (int o = 16; o > 0; o >>= 1) {
+        float other_v = __shfl_xor_sync(full_warp, v, o);
+        int other_i = __shfl_xor_sync(full_warp, i, o);
+        take_larger(&v, &i, other_v, other_i);
+    }
+    return i;
+}
+
+/* The largest of n numbers in shared memory, of the lowest index; it is replaced by -Inf. */
+__device__ inline int pick(float *v, int64_t n)
+{
+    float top = -INFINITY;
+    int best = (int)n;
+    for (int64_t i = lane_of(); i < n; i += 32)
+        if (best == n || v[i] > top) {
+            top = v[i];
+            best = (int)i;
+        }
+    best = warp_best(top, best);
+    best = best < n ? best : 0; /* a bias is not finite: any expert will do */
+    __syncwarp();
+    if (lane_of() == 0)
+        v[best] = -INFINITY;
+    __syncwarp();
+    return best;
 }
 
 /* The next `count` elements of scratch; *at: bytes used so far. */

@@ -426,11 +426,22 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
     return LM_OK;
 }
 
+static size_t drop_nameless(lm_model_tensor *t, size_t n)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (*t[i].gguf)
+            t[kept++] = t[i];
+    return kept;
+}
+
 lm_code lm_match_make(const lm_import *m, lm_match *s, lm_err *e)
 {
     size_t n = lm_st_plan_count(m->plan), hint = 0;
     lm_code rc = lm_model_tensors_make(&m->config, &s->wanted, &s->n, e);
 
+    if (!rc) /* those that the other formats have no name for are left out */
+        s->n = drop_nameless(s->wanted, s->n);
     if (!rc)
         rc = lm_alloc_n(&s->wanted_of, n, sizeof *s->wanted_of, "tensors of a model", e);
     if (!rc)

@@ -55,13 +55,14 @@ static lm_code put_name(lm_gguf_plan *p, const lm_import *m, const char *given, 
     return LM_OK;
 }
 
-/* The config without the modules that predict tokens further on, which are left out. */
+/* The config without the modules that predict tokens further on and the noise of routers, which are left out. */
 static lm_code put_config(lm_gguf_plan *p, const lm_import *m, const lm_side_file *f, lm_err *e)
 {
     json_t *tree = NULL;
     lm_buf text = { 0 };
     lm_code rc = lm_json_parse(f->data.data, f->data.len, m->path, &tree, e);
     rc = rc ? rc : lm_config_drop_ahead(tree, e);
+    rc = rc ? rc : lm_config_drop_noise(tree, e);
     rc = rc ? rc : lm_json_pretty(tree, &text, e);
     if (!rc)
         lm_gguf_put_str(p, LM_GGUF_FILE "config.json", text.data, text.len);
@@ -83,7 +84,8 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match
         const lm_side_file *f = &m->side[i];
         if (f->made)
             continue;
-        if (m->config.ahead && !strcmp(f->name, "config.json")) {
+        if ((m->config.ahead || lm_config_learns_noise(&m->config)) &&
+            !strcmp(f->name, "config.json")) {
             rc = put_config(p, m, f, e);
             continue;
         }
@@ -266,9 +268,24 @@ static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
     return rc;
 }
 
-/* Say of the first tensor that is left out, and of how many more: buffers, or layers that predict tokens further on. */
-static void say_left_out(const lm_import *m, const lm_match *s, bool further)
+/* What is left out: buffers, layers that predict tokens further on, noise of routers. */
+typedef enum { IS_BUFFER, IS_FURTHER, IS_NOISE, LEFT_OUT } left_out;
+
+static left_out kind_of(const lm_import *m, const char *name)
 {
+    return lm_arch_is_noise(m->config.arch, name)    ? IS_NOISE
+           : lm_config_passes_over(&m->config, name) ? IS_FURTHER
+                                                     : IS_BUFFER;
+}
+
+/* Say of the first tensor of a kind that is left out, and of how many more. */
+static void say_left_out(const lm_import *m, const lm_match *s, left_out kind)
+{
+    static const char *const why[LEFT_OUT] = {
+        [IS_BUFFER] = "every reader recomputes this buffer",
+        [IS_FURTHER] = "modules that predict tokens further on are not written to GGUF",
+        [IS_NOISE] = "noise of routers, which serves training alone, is not written to GGUF",
+    };
     const lm_st_tensor *first = NULL;
     size_t n = 0;
     char more[40] = "";
@@ -276,16 +293,14 @@ static void say_left_out(const lm_import *m, const lm_match *s, bool further)
     for (size_t i = 0; i < lm_st_plan_count(m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
         const bool one = s->wanted_of[i] == LM_TENSOR_IGNORED;
-        if (one && lm_config_passes_over(&m->config, t->name) == further && !n++)
+        if (one && kind_of(m, t->name) == kind && !n++)
             first = t;
     }
     if (n > 1)
         snprintf(more, sizeof more, " and %zu more", n - 1);
     if (first)
-        lm_log(m->sink, further ? LM_LOG_WARN : LM_LOG_INFO, "%s: '%s'%s: left out: %s", m->path,
-               first->name, more,
-               further ? "modules that predict tokens further on are not written to GGUF"
-                       : "every reader recomputes this buffer");
+        lm_log(m->sink, kind == IS_BUFFER ? LM_LOG_INFO : LM_LOG_WARN, "%s: '%s'%s: left out: %s",
+               m->path, first->name, more, why[kind]);
 }
 
 /* Report tensors that did not get the requested type. */
@@ -393,8 +408,8 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
             b->piece[i] < 0 ? lm_model_tensor_gguf_shape(want, dim) : lm_piece_shape(&piece, dim);
         lm_gguf_put_tensor(p, as.gguf, type, ndim, dim);
     }
-    say_left_out(m, s, false);
-    say_left_out(m, s, true);
+    for (int kind = 0; kind < LEFT_OUT; kind++)
+        say_left_out(m, s, (left_out)kind);
     say_misfits(m, &blocks, asked);
     say_misfits(m, &plain, asked);
     say_twice(m, p, s, b);

@@ -173,6 +173,9 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
     } else if (lm_ahead_is_copy(p->c, t->name, &of)) {
         lm_verify_say(p->f, false, file, t->name, "is a copy of %s",
                       of == LM_PART_EMBED ? "the embedding" : "the head");
+    } else if (lm_arch_is_noise(p->c->arch, t->name)) {
+        lm_verify_say(p->f, false, file, t->name,
+                      "is not read: config.json does not ask for noise of the router");
     } else if (lm_ahead_layer(p->c, t->name) < 0 && lm_config_passes_over(p->c, t->name)) {
         lm_verify_say(p->f, false, file, t->name,
                       lm_config_bidirectional(p->c)

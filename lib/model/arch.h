@@ -56,7 +56,8 @@ typedef enum {
     LM_PART_UP,
     LM_PART_DOWN,
     LM_PART_ROUTER,
-    LM_PART_EXPERT_GATE, /* of each expert; '#' in their names stands for its number */
+    LM_PART_ROUTER_NOISE, /* [experts,width]: of the deviations of its noise (lm_moe.noisy) */
+    LM_PART_EXPERT_GATE,  /* of each expert; '#' in their names stands for its number */
     LM_PART_EXPERT_UP,
     LM_PART_EXPERT_DOWN,
     LM_PART_STACK_IN, /* of all experts of a layer: gates and ups by turns; no suffix, biases "_bias" */
@@ -227,7 +228,7 @@ const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, boo
 const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int64_t expert,
                               bool bias, char out[LM_TENSOR_NAME]);
 const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char out[LM_TENSOR_NAME]);
-/* GGUF's, "blk.3.attn_q.weight". */
+/* GGUF's, "blk.3.attn_q.weight"; "": files there have no such tensor. */
 const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                                 char out[LM_TENSOR_NAME]);
 /* Call `see` for each tensor of a model, in the order of its layers, until it fails. */
@@ -261,6 +262,10 @@ bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
 int64_t lm_ahead_layer(const lm_config *c, const char *name);
 /* Set a config's number of these modules to 0, where it has one: its tensors are left out.  Fails: LM_ELIMIT. */
 lm_code lm_config_drop_ahead(json_t *config, lm_err *e);
+/* True if `name` is the matrix of a router's noise, if the config asks for it or not; and set the config to ask for none.
+ * Fails: LM_ELIMIT. */
+bool lm_arch_is_noise(const lm_arch *a, const char *name);
+lm_code lm_config_drop_noise(json_t *config, lm_err *e);
 /* True if `name` is that of a tensor that files hold again for a module; *of: LM_PART_EMBED or LM_PART_OUTPUT, of which it
  * is the copy. */
 bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of);
@@ -270,8 +275,8 @@ bool lm_config_ties(const lm_config *c, const char *name);
 /* Tie the head of a T5 whose config ties it without scaling what it reads, if the source has no tensor of a head: of
  * transformers' folders with that config, those of a new model have none, and those of a published one have one. */
 void lm_config_tie_head(lm_config *c, const lm_model_source *src);
-/* True if `name` is a tensor of another head, or of a module that predicts tokens further on (lm_arch.passed_over,
- * lm_config.ahead). */
+/* True if `name` is a tensor of another head, of a module that predicts tokens further on (lm_arch.passed_over,
+ * lm_config.ahead), or of the noise of a router. */
 bool lm_config_passes_over(const lm_config *c, const char *name);
 
 /* ---- Names of tensors in Hugging Face's files of any model ---- */

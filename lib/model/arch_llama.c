@@ -26,6 +26,7 @@ const lm_tensor_name lm_llama_tensors[] = {
     { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
     LM_ROWS_MLP,
     { LM_PART_ROUTER, "mlp.gate", "ffn_gate_inp" },
+    { LM_PART_ROUTER_NOISE, "mlp.gate.weight_noise", NULL },
     LM_ROWS_EXPERTS,
     LM_ROWS_SHARED("mlp.shared_expert"),
     { LM_PART_SHARED_SWITCH, "mlp.shared_expert_gate", "ffn_gate_inp_shexp" },

@@ -143,6 +143,22 @@ int64_t lm_ahead_layer(const lm_config *c, const char *name)
     return *end == '.' && layer >= c->layers && layer < lm_config_depth(c) ? layer : -1;
 }
 
+bool lm_arch_is_noise(const lm_arch *a, const char *name)
+{
+    const lm_tensor_name *row = lm_arch_part(a, LM_PART_ROUTER_NOISE);
+    const size_t n = row ? stem_length(name, "weight") : 0;
+    return n && ends_with(name, n, row->hf);
+}
+
+lm_code lm_config_drop_noise(json_t *config, lm_err *e)
+{
+    static const char key[] = "gate_add_noise";
+    return json_is_true(json_object_get(config, key)) &&
+                   json_object_set_new(config, key, json_false())
+               ? lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for '%s'", key)
+               : LM_OK;
+}
+
 lm_code lm_config_drop_ahead(json_t *config, lm_err *e)
 {
     static const char key[] = "num_nextn_predict_layers";
@@ -171,7 +187,7 @@ bool lm_config_passes_over(const lm_config *c, const char *name)
     for (; over && *over; over++)
         if (!strncmp(name, *over, strlen(*over)))
             return true;
-    return lm_ahead_layer(c, name) >= 0;
+    return lm_ahead_layer(c, name) >= 0 || lm_arch_is_noise(c->arch, name);
 }
 
 void lm_config_tie_head(lm_config *c, const lm_model_source *src)

@@ -20,6 +20,7 @@ static const char *const keys[] = {
     "mlp_only_layers",
     "router_aux_loss_coef",
     "output_router_logits",
+    LM_KEYS_NOISE,
     NULL,
 };
 

@@ -4,11 +4,10 @@
 #include "model/arch_llama.h"
 
 static const char *const keys[] = {
-    LM_KEYS_DECODER,        "hidden_act",           "attention_bias",
-    "use_sliding_window",   "sliding_window",       "max_window_layers",
-    "num_experts",          "num_experts_per_tok",  "moe_intermediate_size",
-    "norm_topk_prob",       "decoder_sparse_step",  "mlp_only_layers",
-    "router_aux_loss_coef", "output_router_logits", NULL
+    LM_KEYS_DECODER,         "hidden_act",           "attention_bias",      "use_sliding_window",
+    "sliding_window",        "max_window_layers",    "num_experts",         "num_experts_per_tok",
+    "moe_intermediate_size", "norm_topk_prob",       "decoder_sparse_step", "mlp_only_layers",
+    "router_aux_loss_coef",  "output_router_logits", LM_KEYS_NOISE,         NULL
 };
 
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)

@@ -19,6 +19,7 @@ static const char *const keys[] = {
     "mlp_only_layers",
     "router_aux_loss_coef",
     "output_router_logits",
+    LM_KEYS_NOISE,
     NULL,
 };
 
@@ -129,6 +130,7 @@ static const lm_tensor_name tensors[] = {
     { LM_PART_UP, "mlp.up_proj", "ffn_up" },
     { LM_PART_DOWN, "mlp.down_proj", "ffn_down" },
     { LM_PART_ROUTER, "mlp.gate", "ffn_gate_inp" },
+    { LM_PART_ROUTER_NOISE, "mlp.gate.weight_noise", NULL },
     { LM_PART_EXPERT_GATE, "mlp.experts.#.gate_proj", "ffn_gate_exps" },
     { LM_PART_EXPERT_UP, "mlp.experts.#.up_proj", "ffn_up_exps" },
     { LM_PART_EXPERT_DOWN, "mlp.experts.#.down_proj", "ffn_down_exps" },

@@ -16,6 +16,9 @@ enum { LM_MOST_WIDTH = 1 << 24, LM_MOST_LAYERS = 1 << 16 };
         "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", \
         "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_dropout"
 
+/* Of mixtures whose routers can learn noise. */
+#define LM_KEYS_NOISE "gate_add_noise", "gate_noise_epsilon"
+
 lm_code lm_read_bad(const char *where, const char *key, lm_err *e, const char *what);
 
 /* Defaults of the published class for absent keys. */

@@ -82,14 +82,25 @@ lm_vid lm_b_absorbed_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid c,
 
 /* ---- build_experts.c ---- */
 
+/* Logits [N,experts] before and behind the noise that a router learned, and its deviations. */
+typedef struct {
+    lm_vid clean, noisy, deviation;
+} lm_noisy_logits;
+
 /* How the tokens of a layer were routed (kernels/route.h). */
 typedef struct {
     lm_vid z, expert, weight, offsets, from, place;
+    lm_noisy_logits logits; /* with noise that is learned, in training */
 } lm_routed;
 
-/* The router's choice for rows h [N,C]; w [experts,C]; of logits, added [1,experts], and of choices, bias [experts]:
- * each LM_NONE without. */
-lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid added, lm_vid bias);
+/* The parameters of a router: w [experts,C]; of logits, added [1,experts], of choices, bias [experts], and of deviations of
+ * noise, noise [experts,C]: each LM_NONE without. */
+typedef struct {
+    lm_vid w, added, bias, noise;
+} lm_router;
+
+/* The router's choice for rows h [N,C]. */
+lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, const lm_router *p);
 /* Copies of rows, sorted by expert; products of them with the experts' matrices w, one below another; and the weighted sums
  * of the copies of each row. */
 lm_vid lm_b_to_experts(lm_builder *b, const lm_routed *r, lm_vid h);
@@ -102,6 +113,13 @@ lm_vid lm_b_from_experts(lm_builder *b, const lm_routed *r, lm_vid x);
  * Nothing in other modes. */
 void lm_b_watch_route(lm_builder *b, int64_t layer, const lm_routed *r);
 void lm_b_route_losses(lm_builder *b);
+
+/* ---- build_load.c: noise that routers learn, and losses of loads ---- */
+
+/* Logits z of a layer with the noise whose deviations softplus(n) are. */
+lm_noisy_logits lm_b_learned_noise(lm_builder *b, int64_t layer, lm_vid z, lm_vid n);
+/* The losses of importances and loads of a layer that lm_build.routing asks for, together; LM_NONE: none. */
+lm_vid lm_b_load_losses(lm_builder *b, int64_t layer, const lm_routed *r);
 /* x [N,C] times sigmoid(gate [N,1]). */
 lm_vid lm_b_weigh(lm_builder *b, lm_vid x, lm_vid gate);
 

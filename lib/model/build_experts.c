@@ -31,7 +31,8 @@ static bool in_training(const lm_builder *b)
 /* x with noise of that amount, in training.  The two of a layer have sites of their own. */
 static lm_vid with_noise(lm_builder *b, int64_t layer, lm_vid x, double amount, bool scaled)
 {
-    const lm_noise_attr attr = { amount, scaled, 2 * layer + scaled };
+    const lm_noise_attr attr = { amount, scaled ? LM_NOISE_SCALED : LM_NOISE_ADDED,
+                                 2 * layer + scaled };
     return in_training(b) && amount > 0 ? lm_b_append(b, &lm_op_noise, &attr, &x) : x;
 }
 
@@ -48,21 +49,30 @@ static lm_vid add_columns(lm_builder *b, lm_vid z, lm_vid bias)
     return y;
 }
 
-/* The logits of h [N,C]; added [1,experts] or LM_NONE. */
-static lm_vid router_logits(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid added)
+static lm_vid router_product(lm_builder *b, lm_vid h, lm_vid w)
 {
-    const lm_routing_choice *how = &b->m->build.choice;
     const lm_matmul_attr wide = { .turn_b = true };
     const lm_linear_attr low = { LM_ACC_FIRST };
-    const double jitter = how->jitter < 0 ? b->m->config.layer[layer].moe.jitter : how->jitter;
-    h = with_noise(b, layer, h, jitter, true);
-    h = how->low ? lm_b_append(b, &lm_op_linear, &low, (lm_vid[]){ h, w, LM_NONE })
-                 : lm_b_append(b, &lm_op_matmul, &wide, (lm_vid[]){ h, w });
-    h = added == LM_NONE ? h : add_columns(b, h, added);
-    return with_noise(b, layer, h, how->noise, false);
+    return b->m->build.choice.low ? lm_b_append(b, &lm_op_linear, &low, (lm_vid[]){ h, w, LM_NONE })
+                                  : lm_b_append(b, &lm_op_matmul, &wide, (lm_vid[]){ h, w });
 }
 
-lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid added, lm_vid bias)
+/* The logits of h [N,C]; the noisy ones are what tokens choose by, also without noise. */
+static lm_noisy_logits router_logits(lm_builder *b, int64_t layer, lm_vid h, const lm_router *p)
+{
+    const lm_routing_choice *how = &b->m->build.choice;
+    const double jitter = how->jitter < 0 ? b->m->config.layer[layer].moe.jitter : how->jitter;
+    h = with_noise(b, layer, h, jitter, true);
+    lm_vid z = router_product(b, h, p->w);
+    z = p->added == LM_NONE ? z : add_columns(b, z, p->added);
+    if (p->noise != LM_NONE && in_training(b))
+        return lm_b_learned_noise(b, layer, z, router_product(b, h, p->noise));
+    return (lm_noisy_logits){ .clean = z,
+                              .noisy = with_noise(b, layer, z, how->noise, false),
+                              .deviation = LM_NONE };
+}
+
+lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, const lm_router *p)
 {
     const lm_moe *m = &b->m->config.layer[layer].moe;
     const lm_routing_choice *how = &b->m->build.choice;
@@ -84,16 +94,18 @@ lm_routed lm_b_route(lm_builder *b, int64_t layer, lm_vid h, lm_vid w, lm_vid ad
     };
     const lm_route_plan_attr plan = { .experts = m->experts,
                                       .pad = how->pad || by_expert ? capacity : 0 };
-    const lm_routed r = { LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE };
-    lm_vid z = router_logits(b, layer, h, w, added);
+    const lm_routed r = {
+        LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE, { LM_NONE, LM_NONE, LM_NONE }
+    };
+    const lm_noisy_logits logits = router_logits(b, layer, h, p);
     lm_vid chosen[LM_MAX_OUT] = { LM_NONE, LM_NONE },
            rows[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) ||
-        lm_graph_append(b->m->graph, &lm_op_route_choose, &choose, (lm_vid[]){ z, bias }, chosen,
-                        b->e) ||
+        lm_graph_append(b->m->graph, &lm_op_route_choose, &choose,
+                        (lm_vid[]){ logits.noisy, p->bias }, chosen, b->e) ||
         lm_graph_append(b->m->graph, &lm_op_route_plan, &plan, &chosen[1], rows, b->e))
         return r;
-    return (lm_routed){ z, chosen[1], chosen[0], rows[0], rows[1], rows[2] };
+    return (lm_routed){ logits.noisy, chosen[1], chosen[0], rows[0], rows[1], rows[2], logits };
 }
 
 /* ---- losses ---- */
@@ -136,6 +148,9 @@ void lm_b_watch_route(lm_builder *b, int64_t layer, const lm_routed *r)
     m->routed[layer] = (lm_routed_layer){ r->z, r->expert, out[2], out[1], out[3] };
     if (w->layer > 0 || w->sequence > 0 || w->z > 0 || w->affinity > 0)
         add_loss(b, out[0]);
+    const lm_vid load = lm_b_load_losses(b, layer, r);
+    if (load != LM_NONE)
+        add_loss(b, load);
 }
 
 /* The loads of all layers together, and the number of these layers. */

@@ -59,6 +59,14 @@ lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e)
     return LM_OK;
 }
 
+bool lm_config_learns_noise(const lm_config *c)
+{
+    bool any = false;
+    for (int64_t l = 0; l < c->layers; l++)
+        any |= c->layer[l].moe.noisy;
+    return any;
+}
+
 bool lm_config_has_states(const lm_config *c)
 {
     for (int64_t l = 0; l < c->layers; l++)

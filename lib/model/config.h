@@ -73,6 +73,10 @@ typedef struct {
     bool group_max;  /* a group is as good as its best expert, not as its two best together */
     double aux_coef; /* of the balance loss that the config asks of a training; 0: none */
     double jitter;   /* of the router's input, that the config asks of a training; 0: none */
+    /* In training, logits have noise whose deviations are softplus(w x) + noise_least, with a matrix w of their own
+     * (arXiv:1701.06538, equation 4). */
+    bool noisy;
+    double noise_least;
 } lm_moe;
 
 /* What a layer has for attention. */
@@ -183,6 +187,8 @@ int64_t lm_config_eos(const lm_config *c);
 int64_t lm_config_window(const lm_config *c);
 /* True if a layer keeps a state of fixed size (LM_ATTENTION_DELTA), not keys and values. */
 bool lm_config_has_states(const lm_config *c);
+/* True if routers learn noise (lm_moe.noisy). */
+bool lm_config_learns_noise(const lm_config *c);
 /* True if a layer is bidirectional: the model predicts tokens between others, not the next one. */
 bool lm_config_bidirectional(const lm_config *c);
 /* LM_EUSAGE, at `where`, for such a model: todo says what is for it. */

@@ -30,7 +30,8 @@ static void slice(lm_builder *b, lm_part part, int64_t l, int64_t expert, bool b
     char name[LM_TENSOR_NAME];
     if (residual && c->arch->residual_init)
         std /= sqrt(2.0 * (double)c->layers);
-    bool zeros = bias || lm_part_plus_one(c, part) || part == LM_PART_HEAD_BIAS;
+    bool zeros = bias || lm_part_plus_one(c, part) || part == LM_PART_HEAD_BIAS ||
+                 part == LM_PART_ROUTER_NOISE;
     lm_init init = zeros                                               ? LM_INIT_ZEROS
                    : lm_part_is_norm(part) || part == LM_PART_DELTA_DT ? LM_INIT_ONES
                    : part == LM_PART_DELTA_LOG                         ? LM_INIT_LOG_RATE
@@ -308,11 +309,15 @@ static lm_vid experts(lm_builder *b, int64_t l, lm_vid h)
     static const lm_part both[2] = { LM_PART_EXPERT_GATE, LM_PART_EXPERT_UP },
                          down[1] = { LM_PART_EXPERT_DOWN };
     const lm_layer *y = &b->m->config.layer[l];
-    lm_vid router = param(b, (lm_part[]){ LM_PART_ROUTER }, 1, NULL, l, false);
-    lm_vid added =
-        y->moe.router_bias ? added_bias(b, LM_PART_ROUTER, l, 0, y->moe.experts) : LM_NONE;
-    lm_routed r =
-        lm_b_route(b, l, h, router, added, y->moe.score_bias ? router_bias(b, l) : LM_NONE);
+    lm_router router = { .added = LM_NONE, .bias = LM_NONE, .noise = LM_NONE };
+    router.w = param(b, (lm_part[]){ LM_PART_ROUTER }, 1, NULL, l, false);
+    if (y->moe.noisy) /* a parameter of all modes, which training alone reads */
+        router.noise = param(b, (lm_part[]){ LM_PART_ROUTER_NOISE }, 1, NULL, l, false);
+    if (y->moe.router_bias)
+        router.added = added_bias(b, LM_PART_ROUTER, l, 0, y->moe.experts);
+    if (y->moe.score_bias)
+        router.bias = router_bias(b, l);
+    lm_routed r = lm_b_route(b, l, h, &router);
     lm_b_watch_route(b, l, &r);
     lm_vid x = lm_b_to_experts(b, &r, h);
     if (y->moe.stacked)

@@ -43,6 +43,7 @@ static lm_part dense_part(lm_part part)
     case LM_PART_SHARED_DOWN:
         return LM_PART_DOWN;
     case LM_PART_ROUTER:
+    case LM_PART_ROUTER_NOISE:
     case LM_PART_SHARED_SWITCH:
         return 0;
     default:
@@ -262,13 +263,13 @@ static lm_code make_expert(const lm_mixture *m, const piece *p, float *x, lm_err
     return LM_OK;
 }
 
-/* A router, or the gate of a shared expert. */
+/* A router, its noise, or the gate of a shared expert. */
 static void make_gate(const lm_mixture *m, const piece *p, float *x)
 {
     const lm_mixture_spec *s = m->spec;
     const bool router = p->t.part == LM_PART_ROUTER;
     const int64_t n = p->t.dim[0] * p->t.dim[1];
-    const float *given = router ? s->gates : s->switches;
+    const float *given = router ? s->gates : p->t.part == LM_PART_ROUTER_NOISE ? NULL : s->switches;
     const lm_rng r = lm_rng_make(s->seed, "init", lm_hash_str(p->t.hf));
 
     for (int64_t i = 0; i < n; i++)

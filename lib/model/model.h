@@ -129,6 +129,9 @@ typedef struct {
     /* of tokens to nodes, of `nodes` each with E / nodes experts, added over layers */
     double affinity;
     int64_t nodes;
+    /* Squared coefficients of variation, added over layers (arXiv:1701.06538, section 4 and appendix A): of the experts'
+     * sums of weights, and of their smooth loads, for which routers learn their noise (lm_moe.noisy). */
+    double importance, load;
 } lm_routing_losses;
 enum { LM_ROUTING_OF_CONFIG = -1 }; /* `model`: lm_moe.aux_coef */
 

@@ -56,6 +56,22 @@ static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defau
     return LM_OK;
 }
 
+/* Noise that the router learns, under the names of LLaMA-MoE. */
+static lm_code read_noise(const json_t *o, const char *where, const lm_config *c, lm_moe *m,
+                          lm_err *e)
+{
+    if (lm_json_bool_or(o, "gate_add_noise", false, &m->noisy, where, e) ||
+        lm_json_f64_or(o, "gate_noise_epsilon", 0, &m->noise_least, where, e))
+        return e->code;
+    if (!(m->noise_least >= 0 && m->noise_least <= 1e6))
+        return lm_read_bad(where, "gate_noise_epsilon", e, "is not in [0, 1e6]");
+    if (m->noisy && !lm_arch_part(c->arch, LM_PART_ROUTER_NOISE))
+        return lm_fail(e, LM_EFORMAT, where, "set it to false",
+                       "\"gate_add_noise\": routers of a %s do not learn noise",
+                       lm_arch_name(c->arch));
+    return LM_OK;
+}
+
 /* Experts are listed one by one, and their numbers counted in 64 bits. */
 static lm_code check_total(const lm_config *c, const lm_moe *m, const char *where, const char *key,
                            lm_err *e)
@@ -102,7 +118,7 @@ lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_default
     const json_t *dense = json_object_get(o, "mlp_only_layers");
     int64_t step = 1;
     lm_moe m = { 0 };
-    if (read_layer(o, where, d, &m, e) ||
+    if (read_layer(o, where, d, &m, e) || read_noise(o, where, c, &m, e) ||
         (d->some_dense &&
          (check_list(dense, where, c->layers, e) ||
           lm_json_i64_or(o, "decoder_sparse_step", 1, 1, LM_MOST_LAYERS, &step, where, e))))

@@ -197,6 +197,8 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
         return shape(dim, !y->moe.experts, c->width, y->ffn);
     case LM_PART_ROUTER:
         return shape(dim, y->moe.experts, y->moe.experts, c->width);
+    case LM_PART_ROUTER_NOISE:
+        return shape(dim, y->moe.noisy, y->moe.experts, c->width);
     case LM_PART_EXPERT_GATE:
     case LM_PART_EXPERT_UP:
         return shape(dim, y->moe.experts && !y->moe.stacked, y->moe.ffn, c->width);
@@ -290,6 +292,10 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
     const bool added = bias || part == LM_PART_DELTA_DT || part == LM_PART_ROUTER_BIAS;
     const char *suffix = added ? ".bias" : ".weight";
 
+    if (!name) { /* llama.cpp has no such tensor */
+        *out = 0;
+        return out;
+    }
     if (part == LM_PART_DELTA_LOG) /* as llama.cpp has it */
         suffix = "";
 

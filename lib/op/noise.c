@@ -6,8 +6,9 @@
 #include "op/example.h"
 #include "op/ops.h"
 
+static const char *const kind_words[] = { "added", "scaled", "weighed" };
 static const lm_field noise_fields[] = { { LM_ATTR_REAL(lm_noise_attr, amount) },
-                                         { LM_ATTR_FLAG(lm_noise_attr, scaled) },
+                                         { LM_ATTR_WORD(lm_noise_attr, kind, kind_words) },
                                          { LM_ATTR_INT(lm_noise_attr, site, 0) },
                                          { 0 } };
 
@@ -23,7 +24,7 @@ static lm_code noise_grad(lm_grad *s, const lm_node *n, lm_err *e)
     lm_vid dy = lm_grad_of(s, n->out[0]), dx = LM_NONE;
     if (!lm_grad_wants(s, n->in[0]))
         return LM_OK;
-    if (!((const lm_noise_attr *)n->attr)->scaled)
+    if (((const lm_noise_attr *)n->attr)->kind == LM_NOISE_ADDED)
         return lm_grad_give(s, n->in[0], dy, e);
     if (lm_graph_append(lm_grad_graph(s), &lm_op_noise, n->attr, &dy, &dx, e))
         return e->code;
@@ -39,7 +40,8 @@ static void noise_cost(const lm_call *c, lm_cost *out)
 
 static void noise_example(lm_rng r, int i, lm_example *x)
 {
-    const lm_noise_attr attr = { 0.25 * (double)(1 + lm_example_draw(r, i, 2, 3)), i % 2 == 1, i };
+    const lm_noise_attr attr = { 0.25 * (double)(1 + lm_example_draw(r, i, 2, 3)),
+                                 (lm_noise_kind)(i % 3), i };
     *x = (lm_example){ .n_in = 1, .want = 1 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, lm_example_size(r, i, 0, 40), lm_example_size(r, i, 1, 200));
     lm_example_attr(x, &attr);

@@ -35,6 +35,9 @@ extern const lm_op lm_op_delta, lm_op_delta_dx, lm_op_delta_cached;
 /* route.c */
 extern const lm_op lm_op_route_choose, lm_op_route_choose_dz, lm_op_route_plan, lm_op_route_rows,
     lm_op_route_sum, lm_op_route_dot, lm_op_route_aux, lm_op_route_aux_dz;
+/* route_load.c */
+extern const lm_op lm_op_route_bar, lm_op_route_bar_dy, lm_op_route_importance,
+    lm_op_route_importance_dw;
 /* norm.c */
 extern const lm_op lm_op_norm, lm_op_norm_dx, lm_op_norm_dw;
 extern const lm_op lm_op_head_norm, lm_op_head_norm_dx, lm_op_head_norm_dw;

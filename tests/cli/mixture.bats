@@ -24,6 +24,10 @@ loss() {
     eval-model -q "$@" t.jsonl --seq-len 32 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/'
 }
 
+moments() { # FILE PATTERN: mean and deviation of a tensor
+    inspect-model --stats --json --only "$2" "$1" | grep -o '"mean":[^,]*,"std":[^,]*' | head -n 1
+}
+
 @test "mixtures: each architecture trains, and resumes to the bit" {
     small mixtral-8x7b mixtral intermediate_size=24
     small qwen1.5-moe-14b qwen2 num_experts=6 num_experts_per_tok=2 moe_intermediate_size=16 shared_expert_intermediate_size=20
@@ -59,6 +63,65 @@ loss() {
     merge-models -q --method passthrough run+adapter -o merged
     awk -v a="$(loss run --adapter adapter)" -v b="$(loss merged)" 'BEGIN { d = a - b; exit !(d < 1e-5 && d > -1e-5) }'
     awk -v a="$(loss run)" -v b="$(loss merged)" 'BEGIN { exit !(b < a) }'
+}
+
+@test "mixtures: noise that routers learn trains, resumes to the bit, and is in training alone" {
+    small mixtral-8x7b m intermediate_size=64 gate_add_noise=true gate_noise_epsilon=0.01
+    args=(--batch-size 2 --seq-len 32 --lr 3e-3 --lr-schedule constant --save-every 4 --moe-aux-loss-type load
+        --moe-aux-loss-coeff 0.1)
+    train -q m data -o m-8 --steps 8 "${args[@]}"
+    train -q -j 1 m data -o m-4 --steps 4 "${args[@]}"
+    train -q --resume m-4 --steps 8
+    inspect-model --check m-8 m-4 > /dev/null
+    awk -v a="$(loss m)" -v b="$(loss m-8)" 'BEGIN { exit !(b < a - 0.3) }'
+    [ "$(moments m '*layers.1*gate.weight_noise*')" = '"mean":0,"std":0' ]
+    [ "$(moments m-8 '*layers.1*gate.weight_noise*')" != '"mean":0,"std":0' ]
+    # evaluation is that of the same weights without noise
+    want=$(loss m-8)
+    convert-model -q m-8 -o plain
+    inspect-model --verify plain > /dev/null
+    generate -q plain -p "the river" -n 8 --temperature 0 > noisy.txt
+    sed -i 's/"gate_add_noise": true/"gate_add_noise": false/' plain/config.json
+    [ "$(loss plain)" = "$want" ]
+    generate -q plain -p "the river" -n 8 --temperature 0 | cmp - noisy.txt
+    run inspect-model --verify plain
+    [[ "$output" == *"is not read: config.json does not ask for noise of the router"* ]]
+    # GGUF has no place for it
+    run convert-model m-8 -o m.gguf
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"gate.weight_noise.weight' and 1 more: left out: noise of routers, which serves training alone, is"* ]]
+    [ "$(loss m.gguf)" = "$want" ]
+    convert-model -q m.gguf -o back
+    [ "$(loss back)" = "$want" ]
+    grep -q '"gate_add_noise": false' back/config.json
+    # without the option the noise is there, too; in bf16, with an adapter, and in a model made of a dense one
+    train -q m data -o low --steps 2 --batch-size 2 --seq-len 32 --dtype bf16 --moe-router-dtype bf16 --eval-every 2 --val data/train
+    peft-tune -q m-8 t.jsonl -o adapter --steps 2 --seq-len 32 --moe-aux-loss-type importance --moe-aux-loss-coeff 0.1
+    small llama-1m dense intermediate_size=48
+    init-model -q --upcycle dense --experts 4 --set gate_add_noise=true -o up
+    [ "$(moments up '*layers.1*gate.weight_noise*')" = '"mean":0,"std":0' ]
+    train -q up data -o up-run --steps 2 "${args[@]}"
+}
+
+@test "mixtures: losses of loads and noise that are refused" {
+    small qwen3-moe-13m m head_dim=16 moe_intermediate_size=16
+    small mixtral-8x7b n intermediate_size=24 gate_add_noise=true
+    refuses() { # TEXT MODEL ARGUMENT ...
+        local text=$1
+        shift
+        run train "$1" data -o out --steps 1 "${@:2}"
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"$text"* ]]
+        [ ! -e out ]
+    }
+    refuses "--moe-aux-loss-type: there is no coefficient of such a loss" n --moe-aux-loss-type load
+    refuses "load serves routers that learn noise (gate_add_noise); those of m do not" m --moe-aux-loss-type load \
+        --moe-aux-loss-coeff 1
+    refuses "leave out --moe-random-second" n --moe-aux-loss-type load --moe-aux-loss-coeff 1 --moe-random-second
+    refuses "--moe-router-noise: routers of n learn their own" n --moe-router-noise 0.1
+    run init-model gpt-oss-12m -t tokenizer.json --set gate_add_noise=true -o out
+    [ "$status" -ne 0 ]
+    train -q m data -o even --steps 2 --batch-size 2 --seq-len 32 --moe-aux-loss-type importance --moe-aux-loss-coeff 0.1
 }
 
 # put FILE KEY BYTE: the lowest byte of the number under KEY in the GGUF file
@@ -344,10 +407,6 @@ experts:
     negative_prompts: ["water"]
 END
     printf '%s\n' "${@:2}" >> moe.yaml
-}
-
-moments() { # FILE PATTERN: mean and deviation of a tensor
-    inspect-model --stats --json --only "$2" "$1" | grep -o '"mean":[^,]*,"std":[^,]*' | head -n 1
 }
 
 @test "mixtures: made of dense models by a YAML file of mergekit-moe" {

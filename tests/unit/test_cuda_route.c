@@ -174,12 +174,53 @@ static void test_losses(void **state)
         }
 }
 
+/* Bars of many experts, equal numbers and rows that are not finite; sums of weights over several blocks. */
+static void test_loads(void **state)
+{
+    enum { T = 333, MOST = 2000 };
+    static double y[T * MOST];
+    (void)state;
+    for (int64_t E = 9; E <= MOST; E *= 13) {
+        const lm_route_bar_attr bar = { E < 100 ? 2 : 8 };
+        const lm_route_importance_attr sums = { E };
+        for (int64_t i = 0; i < T * E; i++)
+            y[i] = (double)(i * 37 % 1009) / 64;
+        y[5] = INFINITY;
+        y[7 * E + 1] = NAN;
+        kernel_case k = { .op = "route_bar",
+                          .attr = &bar,
+                          .in = { given(mat(F32, T, E), y) },
+                          .out = { mat(F32, T, E), mat(I32, T, 2) } };
+        instance x;
+        build(&k, LM_DTYPE_F64, LM_DTYPE_F32, &x);
+        run(&x, lm_cpu_kernel(k.op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+        check_on_device(&k, LM_DTYPE_F32, 0, 0, true);
+        kernel_case dy = { .op = "route_bar_dy",
+                           .attr = &bar,
+                           .in = { k.in[0], given(mat(I32, T, 2), x.out[1].data), mat(F32, T, E) },
+                           .out = { mat(F32, T, E) } };
+        check_on_device(&dy, LM_DTYPE_F32, 2e-6, 0, true);
+        drop(&k, &x);
+        kernel_case sum = { .op = "route_importance",
+                            .attr = &sums,
+                            .in = { mat(F32, T, 3), filled(mat(I32, T, 3), IDS, -E) },
+                            .out = { vec(F32, E) } };
+        check_on_device(&sum, LM_DTYPE_F32, 2e-6, 0, true);
+        kernel_case dw = { .op = "route_importance_dw",
+                           .attr = &sums,
+                           .in = { filled(mat(I32, T, 3), IDS, -E), vec(F32, E) },
+                           .out = { mat(F32, T, 3) } };
+        check_on_device(&dw, LM_DTYPE_F32, 0, 0, true);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_choices),    cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_plans),
         cmocka_unit_test(test_moves),      cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_loads),
     };
     return cmocka_run_group_tests_name("cuda_route", tests, open_device, close_device);
 }

@@ -13,9 +13,9 @@ static void levels(void **state)
     (void)state;
     const int64_t counts[] = { 1, 3, 31, 33, 127, 1025, 40001 };
     for (int i = 0; i < 7; i++)
-        for (int scaled = 0; scaled < 2; scaled++)
+        for (int kind = 0; kind < 3; kind++)
             for (int s = 0; s < 3; s++) {
-                lm_noise_attr a = { s == 2 ? 0.0 : 0.7, scaled, 5 };
+                lm_noise_attr a = { s == 2 ? 0.0 : 0.7, (lm_noise_kind)kind, 5 };
                 kernel_case k = { .op = "noise",
                                   .attr = &a,
                                   .tol_f32 = 2e-6,
@@ -66,7 +66,7 @@ static void added_is_normal(void **state)
 {
     (void)state;
     static double y[N], want[N];
-    const lm_noise_attr a = { 1, false, 3 };
+    const lm_noise_attr a = { 1, LM_NOISE_ADDED, 3 };
     draw(0, &a, lm_cpu_detect(), y);
     draw(0, &a, LM_CPU_REF, want);
     double sum = 0, squares = 0;
@@ -87,7 +87,7 @@ static void scaled_is_even(void **state)
 {
     (void)state;
     static double y[N];
-    const lm_noise_attr a = { 0.25, true, 3 };
+    const lm_noise_attr a = { 0.25, LM_NOISE_SCALED, 3 };
     draw(2, &a, lm_cpu_detect(), y);
     qsort(y, N, sizeof *y, by_value);
     double most = 0;
@@ -97,12 +97,24 @@ static void scaled_is_even(void **state)
     assert_true(most < 1.95 / sqrt(N) + 1.0 / N);
 }
 
+/* The noise that is added to 0, times each number. */
+static void weighed_is_normal(void **state)
+{
+    (void)state;
+    static double y[N], n[N];
+    const lm_noise_attr added = { 1, LM_NOISE_ADDED, 3 }, weighed = { 0.5, LM_NOISE_WEIGHED, 3 };
+    draw(0, &added, lm_cpu_detect(), n);
+    draw(3, &weighed, lm_cpu_detect(), y);
+    for (int i = 0; i < N; i++)
+        assert_true(fabs(y[i] - 1.5 * n[i]) <= 1e-6 * fabs(n[i]));
+}
+
 /* Sites, steps, micro-batches and seeds have draws of their own. */
 static void streams_differ(void **state)
 {
     (void)state;
     static double y[N], z[N];
-    lm_noise_attr a = { 1, false, 3 };
+    lm_noise_attr a = { 1, LM_NOISE_ADDED, 3 };
     draw(0, &a, lm_cpu_detect(), y);
     a.site = 4;
     draw(0, &a, lm_cpu_detect(), z);
@@ -115,9 +127,8 @@ static void streams_differ(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(levels),
-        cmocka_unit_test(added_is_normal),
-        cmocka_unit_test(scaled_is_even),
+        cmocka_unit_test(levels),         cmocka_unit_test(added_is_normal),
+        cmocka_unit_test(scaled_is_even), cmocka_unit_test(weighed_is_normal),
         cmocka_unit_test(streams_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -871,6 +871,78 @@ static void test_weight_gradients(void **state)
         }
 }
 
+/* ---- bars and sums of weights ---- */
+
+static int descending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x < y) - (x > y);
+}
+
+/* The K-th largest number of a row without number e, by sorting the others. */
+static double bar_of(const double *row, int64_t E, int64_t K, int64_t e)
+{
+    double others[MOST_E];
+    int64_t n = 0;
+    for (int64_t i = 0; i < E; i++)
+        if (i != e)
+            others[n++] = row[i];
+    qsort(others, (size_t)n, sizeof *others, descending);
+    return others[K - 1];
+}
+
+/* Few different numbers, so that many are equal. */
+static void test_bars(void **state)
+{
+    enum { T = 71 };
+    static double y[T * MOST_E];
+    (void)state;
+    for (int64_t E = 2; E <= MOST_E; E += E < 20 ? 1 : 19)
+        for (int64_t K = 1; K < E && K < 10; K += 4) {
+            const lm_route_bar_attr a = { K };
+            for (int64_t i = 0; i < T * E; i++)
+                y[i] = (double)(lm_philox((uint64_t)i, 4, 5).v[0] % 23) / 4 - 2;
+            kernel_case k = { .op = "route_bar",
+                              .attr = &a,
+                              .in = { given(mat(F32, T, E), y) },
+                              .out = { mat(F32, T, E), mat(I32, T, 2) } };
+            check_case(&k);
+            for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+                instance x;
+                build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+                run(&x, lm_cpu_kernel(k.op, LM_DTYPE_F32, (lm_cpu_level)level), NULL);
+                for (int64_t i = 0; i < T * E; i++) {
+                    const double want = bar_of(y + i / E * E, E, K, i % E);
+                    const double got = lm_get(LM_DTYPE_F32, x.out[0].data, i);
+                    if (got < want || got > want)
+                        fail_msg("level %d, %d of %d, row %d, number %d: %g, not %g", level, (int)K,
+                                 (int)E, (int)(i / E), (int)(i % E), got, want);
+                }
+                drop(&k, &x);
+            }
+        }
+}
+
+static void test_importance(void **state)
+{
+    (void)state;
+    for (int64_t T = 1; T < 1000; T = 3 * T + 1) {
+        const lm_route_importance_attr a = { 37 };
+        kernel_case k = { .op = "route_importance",
+                          .attr = &a,
+                          .tol_f32 = 2e-6,
+                          .tol_bf16 = 2e-6,
+                          .in = { mat(F32, T, 3), filled(mat(I32, T, 3), IDS, -37) },
+                          .out = { vec(F32, 37) } };
+        check_case(&k);
+        kernel_case dw = { .op = "route_importance_dw",
+                           .attr = &a,
+                           .in = { filled(mat(I32, T, 3), IDS, -37), vec(F32, 37) },
+                           .out = { mat(F32, T, 3) } };
+        check_case(&dw);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -882,6 +954,7 @@ int main(void)
         cmocka_unit_test(test_plans),          cmocka_unit_test(test_moves),
         cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_losses),
         cmocka_unit_test(test_balanced),       cmocka_unit_test(test_weight_gradients),
+        cmocka_unit_test(test_bars),           cmocka_unit_test(test_importance),
     };
     return cmocka_run_group_tests_name("kernels_route", tests, NULL, NULL);
 }

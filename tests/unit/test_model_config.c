@@ -364,6 +364,8 @@ static void test_experts(void **state)
           "\"num_experts_per_tok\" is 9, but \"num_local_experts\" is 8" },
         { mixtral, "{\"num_local_experts\":0}", "num_local_experts" },
         { mixtral, "{\"router_jitter_noise\":1.5}", "router_jitter_noise" },
+        { mixtral, "{\"gate_noise_epsilon\":-1}", "gate_noise_epsilon" },
+        { mixtral, "{\"gate_add_noise\":2}", "gate_add_noise" },
         { qwen2, "{\"mlp_only_layers\":[24]}", "mlp_only_layers" },
         { qwen2, "{\"mlp_only_layers\":3}", "mlp_only_layers" },
         { qwen2, "{\"decoder_sparse_step\":0}", "decoder_sparse_step" },

@@ -23,7 +23,12 @@ static const char *const mixtures[] = {
     "{\"model_type\":\"mixtral\",\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":12,"
     "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"num_hidden_layers\":3,"
     "\"max_position_embeddings\":32,\"num_local_experts\":4,\"num_experts_per_tok\":2}",
+    "{\"model_type\":\"mixtral\",\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":12,"
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"num_hidden_layers\":3,"
+    "\"max_position_embeddings\":32,\"num_local_experts\":5,\"num_experts_per_tok\":2,"
+    "\"gate_add_noise\":true,\"gate_noise_epsilon\":0.0625}",
 };
+enum { NOISY = 2 };
 
 static void read_mixture(int i, lm_config *c)
 {
@@ -274,13 +279,194 @@ static void test_recompute(void **state)
     }
 }
 
+/* ---- noise that routers learn ---- */
+
+/* The normal number with distribution function u, by bisection. */
+static double quantile(double u)
+{
+    double a = -9, b = 9;
+    for (int i = 0; i < 80; i++) {
+        const double m = (a + b) / 2;
+        *(0.5 * erfc(-m * M_SQRT1_2) < u ? &a : &b) = m;
+    }
+    return a;
+}
+
+/* Node number n of an operator. */
+static const lm_node *node_of(const runner *r, const lm_op *op, int64_t n)
+{
+    const lm_graph *g = r->model->graph;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (g->node[k].op == op && n-- == 0)
+            return &g->node[k];
+    fail_msg("no such node of %s", op->name);
+    return NULL;
+}
+
+static double number(const runner *r, lm_vid v, int64_t i)
+{
+    return lm_get(r->model->graph->value[v].t.dtype, lm_exec_data(r->exec, v), i);
+}
+
+/* Of a layer: clean logits, deviations and noisy logits of each token and expert. */
+typedef struct {
+    double clean[ROWS][MOST], deviation[ROWS][MOST], noisy[ROWS][MOST];
+} noise;
+
+/* What the router of layer l reads, by which the definition makes all of them; and the graph has the same. */
+static void define_noise(const runner *r, int64_t l, noise *out)
+{
+    const lm_model *m = r->model;
+    const lm_node *products[2] = { node_of(r, &lm_op_matmul, 2 * l),
+                                   node_of(r, &lm_op_matmul, 2 * l + 1) };
+    const int64_t E = m->config.layer[l].moe.experts, C = m->config.width;
+    lm_rng rng = lm_rng_make(r->step.seed, "noise", (uint64_t)(2 * l));
+    const uint64_t first = lm_rng_first(
+        &rng, (uint64_t)r->step.step * 65536 + (uint64_t)r->step.micro, (uint64_t)(ROWS * E));
+    for (int64_t i = 0; i < ROWS * E; i++) {
+        double sum[2] = { 0, 0 };
+        for (int k = 0; k < 2; k++)
+            for (int64_t j = 0; j < C; j++)
+                sum[k] += number(r, products[k]->in[0], i / E * C + j) *
+                          number(r, products[k]->in[1], i % E * C + j);
+        const uint32_t draw = lm_rng_u32(rng, first + (uint64_t)i);
+        const double u = ((draw >> 8) + 0.5) / 16777216, s = log1p(exp(sum[1])) + 0.0625;
+        out->clean[i / E][i % E] = sum[0];
+        out->deviation[i / E][i % E] = s;
+        out->noisy[i / E][i % E] = sum[0] + s * quantile(u);
+        const double got = number(r, m->routed[l].z, i), want = out->noisy[i / E][i % E];
+        if (!(fabs(got - want) < 1e-10 * (1 + fabs(want))))
+            fail_msg("layer %d, number %d: %.15g, plainly %.15g", (int)l, (int)i, got, want);
+    }
+}
+
+/* True if expert e is one of the k with the largest numbers y, if its own were v. */
+static int better(const double *y, int64_t E, int64_t e, double v)
+{
+    int n = 0;
+    for (int64_t i = 0; i < E; i++)
+        n += i != e && y[i] > v;
+    return n;
+}
+
+static double variation_of(const double *x, int64_t n)
+{
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] / (double)n;
+    for (int64_t i = 0; i < n; i++)
+        squares += (x[i] - sum) * (x[i] - sum) / (double)n;
+    return squares / (sum * sum);
+}
+
+/* Probability that a number with this mean and deviation is among the k largest: the bar is found by moving v. */
+static double chance(const double *y, int64_t E, int64_t k, int64_t e, double mean, double s)
+{
+    double bar = -INFINITY;
+    for (int64_t i = 0; i < E; i++)
+        if (i != e && better(y, E, e, y[i]) < k && (!isfinite(bar) || y[i] < bar))
+            bar = y[i];
+    return 0.5 * erfc(-(mean - bar) / s * M_SQRT1_2);
+}
+
+static double plain_loads(const runner *r, const lm_routing_losses *w)
+{
+    double all = 0;
+    for (int64_t l = 0; l < LAYERS; l++) {
+        const lm_moe *m = &r->model->config.layer[l].moe;
+        double importance[MOST] = { 0 }, load[MOST] = { 0 };
+        noise n;
+        define_noise(r, l, &n);
+        for (int t = 0; t < ROWS; t++) {
+            const double *y = n.noisy[t];
+            double sum = 0;
+            for (int64_t e = 0; e < m->experts; e++)
+                sum += better(y, m->experts, e, y[e]) < m->chosen ? exp(y[e]) : 0;
+            for (int64_t e = 0; e < m->experts; e++) {
+                if (better(y, m->experts, e, y[e]) < m->chosen)
+                    importance[e] += exp(y[e]) / sum;
+                load[e] += chance(y, m->experts, m->chosen, e, n.clean[t][e], n.deviation[t][e]);
+            }
+        }
+        all += w->importance * variation_of(importance, m->experts) +
+               w->load * variation_of(load, m->experts);
+    }
+    return all;
+}
+
+static const lm_routing_losses of_loads[] = {
+    { .importance = 0.75 },
+    { .load = 1.5 },
+    { .importance = 0.5, .load = 0.25 },
+};
+
+static void test_learned_noise(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        lm_config c;
+        runner r;
+        float *block;
+        read_mixture(NOISY, &c);
+        open_runner(&r, &c, &of_loads[k], LM_DTYPE_F64, false, &block);
+        r.step = (lm_step){ .seed = 11, .step = 3, .micro = 2 };
+        runner_run(&r);
+        const double got = aux_of(&r), want = plain_loads(&r, &of_loads[k]);
+        if (!(fabs(got - want) < 1e-9 * want))
+            fail_msg("losses %d: %.15g, plainly %.15g", k, got, want);
+        for (int i = 0; i < ROWS; i++)
+            lm_set(LM_DTYPE_F64, r.mem[r.model->scale], i, 0.01);
+        lm_set(LM_DTYPE_F64, r.mem[r.model->daux], 0, 0.5);
+        for (int i = 0; i < ROWS; i++)
+            ((int32_t *)r.mem[r.model->targets])[i] = -1;
+        for (int p = 0; p < r.model->n_params; p++)
+            check_param(&r, p);
+        lm_free(block);
+        runner_free(&r);
+        lm_config_fini(&c);
+    }
+}
+
+/* A new router's noise has a gradient, although its matrix is zeros; evaluation has none of it. */
+static void test_fresh_noise(void **state)
+{
+    (void)state;
+    lm_config c;
+    runner r;
+    float *block;
+    read_mixture(NOISY, &c);
+    open_runner(&r, &c, &of_loads[2], LM_DTYPE_F64, false, &block);
+    lm_set(LM_DTYPE_F64, r.mem[r.model->daux], 0, 0.5);
+    const int at =
+        lm_model_slice(r.model, "model.layers.1.block_sparse_moe.gate.weight_noise.weight");
+    const int p = r.model->slice[at].param;
+    assert_int_equal(r.model->slice[at].init, LM_INIT_ZEROS);
+    const int64_t n = r.model->param[p].count;
+    for (int64_t i = 0; i < n; i++)
+        ((double *)r.mem[r.model->param[p].value])[i] = 0;
+    for (int i = 0; i < ROWS; i++)
+        lm_set(LM_DTYPE_F64, r.mem[r.model->scale], i, 1);
+    check_param(&r, p);
+    double most = 0;
+    for (int64_t i = 0; i < n; i++)
+        most = fmax(most, fabs(grad_at(&r, p, i)));
+    assert_true(most > 1e-6);
+    lm_free(block);
+    runner_free(&r);
+    const lm_build b = build_of(LM_MODE_EVAL, LM_DTYPE_F64, BATCH, SEQ);
+    runner_new(&r, &c, &b, LM_CPU_REF, 1);
+    for (size_t k = 0; k < r.model->graph->n_nodes; k++)
+        assert_ptr_not_equal(r.model->graph->node[k].op, &lm_op_noise);
+    runner_free(&r);
+    lm_config_fini(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_of_config),
-        cmocka_unit_test(test_gradients),
-        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_values),        cmocka_unit_test(test_of_config),
+        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_learned_noise), cmocka_unit_test(test_fresh_noise),
     };
     return cmocka_run_group_tests_name("model_routing", tests, NULL, NULL);
 }
