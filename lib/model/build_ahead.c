@@ -13,9 +13,9 @@
 bool lm_b_has_ahead(const lm_model *m, int64_t k)
 {
     const bool train = m->build.mode == LM_MODE_TRAIN;
-    const bool one = !train && m->build.ahead != LM_AHEAD_KEPT;
-    return m->build.ahead != LM_AHEAD_NONE && !m->config.scores &&
-           k < (one && m->config.ahead ? 1 : m->config.ahead);
+    const bool all = train || m->build.ahead == LM_AHEAD_KEPT;
+    return m->build.ahead != LM_AHEAD_NONE && !m->config.scores && k < m->config.ahead &&
+           (all || k <= m->build.module);
 }
 
 int64_t lm_model_losses_ahead(const lm_model *m)
@@ -23,11 +23,16 @@ int64_t lm_model_losses_ahead(const lm_model *m)
     return m->build.mode == LM_MODE_TRAIN && m->build.ahead == LM_AHEAD_RUNS ? m->config.ahead : 0;
 }
 
-int lm_model_read(const lm_model *m, lm_vid out[2])
+int lm_model_read(const lm_model *m, lm_vid out[LM_MODEL_READ])
 {
-    out[0] = m->logits;
-    out[1] = m->states;
-    return m->states < 0 ? 1 : 2;
+    int n = 0;
+    out[n++] = m->logits;
+    if (m->states >= 0)
+        out[n++] = m->states;
+    for (int k = 0; k < LM_MOST_AHEAD; k++)
+        if (m->ahead_states[k] >= 0)
+            out[n++] = m->ahead_states[k];
+    return n;
 }
 
 static lm_code make_rows(lm_model *m, const char *name, int64_t k, lm_vid *out, lm_err *e)

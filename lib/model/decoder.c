@@ -398,6 +398,8 @@ static void modules(lm_builder *b, lm_vid embed, lm_vid head, lm_vid h)
             m->slice[i].kept = true;
         if (m->build.mode == LM_MODE_TRAIN && m->build.ahead == LM_AHEAD_RUNS)
             lm_b_ahead_loss(b, k, h, head);
+        if (m->build.mode == LM_MODE_GENERATE && lm_b_has_ahead(m, k + 1))
+            m->ahead_states[k] = h;
     }
     m->graph->layer = layer_behind;
 }
@@ -461,7 +463,8 @@ void lm_build_decoder(lm_builder *b)
     lm_b_ahead_copies(b, LM_PART_AHEAD_EMBED);
     if (c->tied)
         lm_b_ahead_copies(b, LM_PART_AHEAD_HEAD);
-    lm_vid h = drafts ? module(b, c->layers, embed, b->m->tokens, b->m->prior) : trunk(b, embed);
+    lm_vid h = drafts ? module(b, c->layers + b->m->build.module, embed, b->m->tokens, b->m->prior)
+                      : trunk(b, embed);
     b->m->graph->layer = (int)lm_config_all_layers(c);
     if (c->scores) {
         lm_b_route_losses(b);

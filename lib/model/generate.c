@@ -16,17 +16,20 @@ static const int64_t chunk_rows[CHUNKS] = { LM_KV_CHUNK, 64, 8 };
 
 static lm_code make_inputs(row_graph *s, lm_backend *backend, size_t n, size_t b, lm_err *e)
 {
-    enum { INPUTS = 6 };
+    enum { OWN = 5, INPUTS = OWN + LM_MOST_AHEAD };
     size_t bytes = 0, at[INPUTS];
-    const size_t count[INPUTS] = { n, n, b, b, b, n };
-    const lm_vid value[INPUTS] = { s->m->tokens, s->m->pos,  s->m->used,
-                                   s->m->fresh,  s->m->rows, s->m->ahead_tokens[0] };
-    int32_t **host[INPUTS] = { &s->tokens, &s->pos, &s->used, &s->fresh, &s->rows, &s->ahead };
-    for (int i = 0; i < INPUTS; i++)
-        at[i] = generator_share(&bytes, count[i], sizeof(int32_t));
+    const size_t count[OWN] = { n, n, b, b, b };
+    lm_vid value[INPUTS] = { s->m->tokens, s->m->pos, s->m->used, s->m->fresh, s->m->rows };
+    int32_t **host[INPUTS] = { &s->tokens, &s->pos, &s->used, &s->fresh, &s->rows };
+    for (; s->n_ahead < LM_MOST_AHEAD && s->m->ahead_tokens[s->n_ahead] >= 0; s->n_ahead++) {
+        value[OWN + s->n_ahead] = s->m->ahead_tokens[s->n_ahead];
+        host[OWN + s->n_ahead] = &s->ahead[s->n_ahead];
+    }
+    for (int i = 0; i < OWN + s->n_ahead; i++)
+        at[i] = generator_share(&bytes, i < OWN ? count[i] : n, sizeof(int32_t));
     if (lm_mirror_new(backend, bytes, "a batch", &s->inputs, e))
         return e->code;
-    for (int i = 0; i < INPUTS; i++) {
+    for (int i = 0; i < OWN + s->n_ahead; i++) {
         *host[i] = generator_room(s->inputs.host, at[i]);
         if (value[i] >= 0)
             lm_exec_bind(s->x, value[i], generator_room(s->inputs.dev, at[i]));
@@ -47,9 +50,10 @@ lm_code generator_open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype
                        .kept = generator_kept(g->keep),
                        .whole = g->keep && k->prompt,
                        .ahead = k->ahead,
+                       .module = k->module,
                        .all_rows = k->ahead == LM_AHEAD_RUNS && !k->prompt,
                        .backend = g->b };
-    lm_vid read[2];
+    lm_vid read[LM_MODEL_READ];
     lm_loaded_build(w, &build);
     if (lm_model_build(&w->config, &build, &s->m, e))
         return e->code;
@@ -192,6 +196,7 @@ static lm_code open_widths(lm_generator *g, const lm_loaded *w, lm_dtype dtype, 
         const graph_kind k = { .batch = d->rows,
                                .seq = 1 + (g->draft ? g->draft->n : 0),
                                .ahead = g->draft ? LM_AHEAD_RUNS : LM_AHEAD_NONE,
+                               .module = g->draft ? g->draft->modules - 1 : 0,
                                .share = share };
         if (generator_open_graph(g, w, dtype, &k, &d->s, e))
             return e->code;
@@ -209,6 +214,7 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
                                .seq = rows,
                                .prompt = true,
                                .ahead = g->draft ? LM_AHEAD_RUNS : LM_AHEAD_NONE,
+                               .module = g->draft ? g->draft->modules - 1 : 0,
                                .share = i ? g->prefill[0].x : NULL };
         if (generator_open_graph(g, w, dtype, &k, &g->prefill[i], e))
             return e->code;
@@ -315,8 +321,8 @@ static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint
     for (int64_t i = 0; i < s->m->build.seq; i++) {
         s->tokens[i] = i < n ? (int32_t)ids[i] : 0;
         s->pos[i] = i < n ? (int32_t)(row + i) : 0;
-        s->ahead[i] =
-            i < n && i + 1 < left ? (int32_t)ids[i + 1] : 0; /* the last one's is not known */
+        for (int k = 0; k < s->n_ahead; k++) /* those behind the end are not known */
+            s->ahead[k][i] = i < n && i + k + 1 < left ? (int32_t)ids[i + k + 1] : 0;
     }
     for (int64_t i = 0; i < n; i++)
         seen[i] = (int32_t)ids[i];
@@ -329,7 +335,7 @@ static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint
     g->b->range(g->b, "prompt");
     lm_code rc = generator_put_graph(s, e);
     g->b->range(g->b, NULL);
-    return rc || !g->draft ? rc : generator_draft_take(g, s, n - 1, slot, e);
+    return rc || !g->draft ? rc : generator_draft_prompt(g, s, slot, n, left, e);
 }
 
 lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,

@@ -21,8 +21,8 @@ typedef struct {
     /* With a policy in kv: the most tokens that follow a prompt, for which caches of the tokens that stay have
      * room; 0: the rest of the context. */
     int64_t most_new;
-    /* Tokens that the first module of the model for tokens further on (lm_config.ahead) drafts for each step, which are then
-     * checked together; 0: none.  Not with kv. */
+    /* Tokens that the modules of the model for tokens further on (lm_config.ahead) draft for each step, one each and those
+     * behind them the last one, which are then checked together; 0: none.  Not with kv. */
     int64_t draft;
 } lm_generator_opts;
 

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_draft.c -- steps with drafts: the module that predicts tokens further on proposes some, the model runs them
- * together, and its distributions decide how many stay (arXiv:2211.17192, arXiv:2302.01318).
+/* generate_draft.c -- steps with drafts: modules that predict tokens further on propose some, the model runs them together,
+ * and its distributions decide how many stay (arXiv:2211.17192, arXiv:2302.01318).
  *
- * Of a slot whose caches have `used` rows, row r of the module's cache is that of the state of row r and the token behind it.
- * The last of these rows waits for the token that is appended now: the module runs it, draws a token, runs the next row of its
- * own state and that token, and so on.  The model then runs the token and the drafts, and the module behind it (LM_AHEAD_RUNS),
- * which replaces the rows of its own states.  Rows of rejected drafts stay in the caches behind `used`, where the next step
- * overwrites them.  Tokens are drawn and compared on the host. */
+ * Row r of the cache of module k is that of the state of row r of the module before it (0: of the model) and token r + k + 1
+ * (arXiv:2412.19437, section 2.2).  Of a slot whose caches have U rows, the last k + 1 of module k wait for tokens that were
+ * not known: token U, which is appended now, and drafts.  So module k runs these rows, on states of module k - 1 that were made
+ * just now, but for the first one, which waits in prior[k], and draws draft k.  Behind the last module further drafts are its
+ * own, on its own states in their place.  The model then runs the token and the drafts, and the modules behind it
+ * (LM_AHEAD_RUNS), which fill the rows whose tokens stay.  Rows of rejected drafts stay in the caches, where the next step
+ * overwrites them: those of module k are among its last k + 1.  A text of fewer rows, and a step that is to have fewer drafts
+ * than there are modules, leave rows of the later ones as they were: their drafts are worse for it, the tokens that stay are
+ * not.  Tokens are drawn and compared on the host. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -48,6 +52,7 @@ lm_code generator_draft_new(lm_generator *g, const lm_loaded *w, int64_t n, lm_e
     if (check(g, &w->config, n, e) || lm_alloc_n(&g->draft, 1, sizeof *g->draft, "drafts", e))
         return e->code;
     g->draft->n = n;
+    g->draft->modules = n < w->config.ahead ? n : w->config.ahead;
     return LM_OK;
 }
 
@@ -75,6 +80,34 @@ static size_t work_of(const lm_generator *g, const char *name)
     return (k->work(&c, 1) + 63) / 64 * 64;
 }
 
+/* Bytes of what module k reads of a slot. */
+static size_t prior_bytes(const generator_draft *d, int64_t k)
+{
+    return (size_t)(k + 1) * d->row_bytes;
+}
+
+/* True if rows behind those of the last of several modules are drafted. */
+static bool goes_on(const generator_draft *d)
+{
+    return d->modules > 1 && d->n > d->modules;
+}
+
+/* Rows that a text does not have are zeros. */
+static lm_code make_states(lm_generator *g, lm_err *e)
+{
+    generator_draft *d = g->draft;
+    const size_t B = (size_t)g->batch;
+    for (int64_t k = 0; k < d->modules; k++) {
+        const size_t bytes = B * prior_bytes(d, k);
+        if (g->b->alloc(g->b, bytes, "states for drafts", (void **)&d->prior[k], e) ||
+            g->b->zero(g->b, d->prior[k], bytes, g->b->main, e))
+            return e->code;
+    }
+    return goes_on(d)
+               ? g->b->alloc(g->b, B * d->row_bytes, "states for drafts", (void **)&d->own, e)
+               : LM_OK;
+}
+
 static lm_code make_memory(lm_generator *g, lm_err *e)
 {
     generator_draft *d = g->draft;
@@ -83,8 +116,7 @@ static lm_code make_memory(lm_generator *g, lm_err *e)
     const size_t a = work_of(g, "sample"), b = work_of(g, "sample_accept");
     d->row_bytes = (size_t)m->config.width * lm_dtype_size(m->build.precision.low);
     d->work_bytes = a > b ? a : b;
-    return g->b->alloc(g->b, B * d->row_bytes, "states for drafts", (void **)&d->prior, e) ||
-                   lm_alloc_n(&d->q, N * B * V, sizeof *d->q, "logits of drafts", e) ||
+    return make_states(g, e) || lm_alloc_n(&d->q, N * B * V, sizeof *d->q, "logits of drafts", e) ||
                    (!g->b->host_memory &&
                     lm_alloc_n(&d->p, B * (N + 1) * V, sizeof *d->p, "logits", e)) ||
                    lm_alloc_n(&d->ids, B * (N + 1), sizeof *d->ids, "drafts", e) ||
@@ -103,10 +135,38 @@ size_t generator_draft_bytes(const lm_generator *g)
         return 0;
     const size_t B = (size_t)g->batch, N = (size_t)d->n, V = (size_t)lm_generator_vocab(g);
     const size_t logits = N + (g->b->host_memory ? 0 : N + 1);
-    size_t sum = B * (d->row_bytes + d->work_bytes + logits * V * sizeof(float));
-    for (int i = 0; i < g->n_decode; i++)
-        sum += lm_exec_bytes(d->draft[i].x);
+    size_t sum = B * (d->work_bytes + logits * V * sizeof(float));
+    sum += goes_on(d) ? B * d->row_bytes : 0;
+    for (int64_t k = 0; k < d->modules; k++)
+        sum += B * prior_bytes(d, k);
+    for (int i = 0; i < g->n_decode; i++) {
+        for (int64_t k = 0; k < d->modules; k++)
+            sum += lm_exec_bytes(d->draft[k][i].x);
+        sum += goes_on(d) ? lm_exec_bytes(d->again[i].x) : 0;
+    }
     return sum;
+}
+
+/* A graph of module k on `seq` rows of each slot, which reads the states `prior`. */
+static lm_code open_module(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
+                           int64_t k, int64_t seq, char *prior, row_graph *s, lm_err *e)
+{
+    const graph_kind kind = { .batch = batch,
+                              .seq = seq,
+                              .ahead = LM_AHEAD_DRAFTS,
+                              .module = k,
+                              .share = g->prefill[0].x };
+    if (generator_open_graph(g, w, dtype, &kind, s, e))
+        return e->code;
+    lm_store_bind_part(w->store, generator_model(g), s->m, s->x);
+    lm_rotary_bind(&g->rope, s->m, s->x);
+    lm_exec_bind(s->x, s->m->prior, prior);
+    for (int n = 0; n < s->m->n_caches; n++) {
+        const lm_cache_state *c = &s->m->cache[n];
+        const int of = lm_model_cache(generator_model(g), c->layer, c->kind);
+        lm_exec_bind(s->x, c->value, g->cache + g->caches[of].at);
+    }
+    return LM_OK;
 }
 
 lm_code generator_draft_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
@@ -115,20 +175,13 @@ lm_code generator_draft_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype
     if (make_memory(g, e))
         return e->code;
     for (int i = 0; i < g->n_decode; i++) {
-        row_graph *s = &d->draft[i];
-        const graph_kind k = {
-            .batch = g->decode[i].rows, .seq = 1, .ahead = LM_AHEAD_DRAFTS, .share = g->prefill[0].x
-        };
-        if (generator_open_graph(g, w, dtype, &k, s, e))
+        const int64_t rows = g->decode[i].rows;
+        for (int64_t k = 0; k < d->modules; k++)
+            if (open_module(g, w, dtype, rows, k, k + 1, d->prior[k], &d->draft[k][i], e))
+                return e->code;
+        if (goes_on(d) &&
+            open_module(g, w, dtype, rows, d->modules - 1, 1, d->own, &d->again[i], e))
             return e->code;
-        lm_store_bind_part(w->store, generator_model(g), s->m, s->x);
-        lm_rotary_bind(&g->rope, s->m, s->x);
-        lm_exec_bind(s->x, s->m->prior, d->prior);
-        for (int n = 0; n < s->m->n_caches; n++) {
-            const lm_cache_state *c = &s->m->cache[n];
-            const int of = lm_model_cache(generator_model(g), c->layer, c->kind);
-            lm_exec_bind(s->x, c->value, g->cache + g->caches[of].at);
-        }
     }
     return LM_OK;
 }
@@ -138,10 +191,16 @@ void generator_draft_free(lm_generator *g)
     generator_draft *d = g->draft;
     if (!d)
         return;
-    for (int i = 0; i < g->n_decode; i++)
-        generator_close_graph(&d->draft[i]);
-    if (d->prior)
-        g->b->free(g->b, d->prior, (size_t)g->batch * d->row_bytes);
+    for (int i = 0; i < g->n_decode; i++) {
+        for (int64_t k = 0; k < d->modules; k++)
+            generator_close_graph(&d->draft[k][i]);
+        generator_close_graph(&d->again[i]);
+    }
+    for (int64_t k = 0; k < d->modules; k++)
+        if (d->prior[k])
+            g->b->free(g->b, d->prior[k], (size_t)g->batch * prior_bytes(d, k));
+    if (d->own)
+        g->b->free(g->b, d->own, (size_t)g->batch * d->row_bytes);
     lm_free(d->q);
     lm_free(d->p);
     lm_free(d->ids);
@@ -155,20 +214,51 @@ void generator_draft_free(lm_generator *g)
 
 /* ---- states ---- */
 
-lm_code generator_draft_take(lm_generator *g, const row_graph *s, int64_t row, int64_t slot,
-                             lm_err *e)
+/* Row `at` of the states that module k reads of a slot. */
+static char *prior_row(const generator_draft *d, int64_t k, int64_t slot, int64_t at)
 {
-    const generator_draft *d = g->draft;
-    const char *states = lm_exec_data(s->x, s->m->states);
-    return g->b->copy(g->b, d->prior + (size_t)slot * d->row_bytes,
-                      states + (size_t)row * d->row_bytes, d->row_bytes, g->b->main, e);
+    return d->prior[k] + (size_t)slot * prior_bytes(d, k) + (size_t)at * d->row_bytes;
+}
+
+/* Copy `rows` states of a graph, from row `row` of all slots on. */
+static lm_code copy_states(const lm_generator *g, char *to, const row_graph *s, lm_vid states,
+                           int64_t row, int64_t rows, lm_err *e)
+{
+    const size_t size = g->draft->row_bytes;
+    const char *from = lm_exec_data(s->x, states);
+    return g->b->copy(g->b, to, from + (size_t)row * size, (size_t)rows * size, g->b->main, e);
+}
+
+/* Of a graph whose row `first` is the first of a slot: keep what waits for the next step, in which `n` more rows of it have
+ * their tokens, and is a row of these: the states that the modules read first. */
+static lm_code keep_first(lm_generator *g, const row_graph *s, int64_t slot, int64_t first,
+                          int64_t n, int64_t rows, lm_err *e)
+{
+    generator_draft *d = g->draft;
+    for (int64_t k = 0; k < d->modules; k++) {
+        const int64_t row = n - k - 1;
+        const lm_vid states = k ? s->m->ahead_states[k - 1] : s->m->states;
+        if (row >= 0 && row < rows &&
+            copy_states(g, prior_row(d, k, slot, 0), s, states, first + row, 1, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+lm_code generator_draft_prompt(lm_generator *g, const row_graph *s, int64_t slot, int64_t n,
+                               int64_t left, lm_err *e)
+{
+    return keep_first(g, s, slot, 0, left, n, e);
 }
 
 lm_code generator_draft_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
 {
     const generator_draft *d = g->draft;
-    return g->b->copy(g->b, d->prior + (size_t)to * d->row_bytes,
-                      d->prior + (size_t)from * d->row_bytes, d->row_bytes, g->b->main, e);
+    for (int64_t k = 0; k < d->modules; k++)
+        if (g->b->copy(g->b, prior_row(d, k, to, 0), prior_row(d, k, from, 0), prior_bytes(d, k),
+                       g->b->main, e))
+            return e->code;
+    return LM_OK;
 }
 
 /* ---- a step ---- */
@@ -179,7 +269,9 @@ typedef struct {
     const lm_draft_ask *ask;
     const lm_sample_attr *o;
     decode_width *d;
-    row_graph *draft;
+    int width;      /* its number */
+    int64_t j;      /* the draft that is made now, */
+    row_graph *run; /* and by what */
     const float *p; /* [rows,N+1,V] */
 } step_of;
 
@@ -255,8 +347,8 @@ static void draw_drafts(void *ctx, int64_t begin, int64_t end, int worker)
     lm_generator *g = s->g;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t j = s->draft->used[i] - (g->used[i] - 1), n = g->used[i] + 1 + j;
-        if (!s->draft->fresh[i])
+        const int64_t j = s->j, n = g->used[i] + 1 + j;
+        if (!s->run->fresh[i])
             continue;
         const int32_t id =
             choose(s, i, draft_logits(s, j, i), n, &s->ask->draft[i * g->draft->n + j], NULL);
@@ -266,31 +358,62 @@ static void draw_drafts(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* Draft number j of all slots that want one. */
-static lm_code draft(step_of *s, int64_t j, bool *any, lm_err *e)
+/* Write the rows of draft s->j of a slot, if it is to have one: of module j, or of the last one, one more. */
+static bool ask_module(const step_of *s, int64_t i)
+{
+    const lm_generator *g = s->g;
+    const generator_draft *d = g->draft;
+    row_graph *r = s->run;
+    const int64_t T = r->m->build.seq, j = s->j, used = g->used[i];
+    const int64_t first = j < d->modules ? used - T : used + j - d->modules;
+    const bool on =
+        s->ask->next[i] >= 0 && j < s->ask->most[i] && d->fresh[i] == j + 1 && first >= 0;
+    for (int64_t t = 0; t < T; t++) {
+        r->tokens[i * T + t] = on ? seen_of(g, i)[used + j - (T - 1) + t] : 0;
+        r->pos[i * T + t] = on ? (int32_t)(first + t) : 0;
+    }
+    r->used[i] = on ? (int32_t)first : 0;
+    r->fresh[i] = on ? (int32_t)T : 0;
+    r->rows[i] = (int32_t)(i * T + T - 1);
+    return on;
+}
+
+/* Keep the states of a module that ran, for the next one, or for itself. */
+static lm_code take_states(const step_of *s, int64_t i, lm_err *e)
+{
+    const lm_generator *g = s->g;
+    const generator_draft *d = g->draft;
+    const row_graph *r = s->run;
+    const int64_t T = r->m->build.seq;
+    if (s->j + 1 < d->modules)
+        return copy_states(g, prior_row(d, s->j + 1, i, 1), r, r->m->states, i * T, T, e);
+    char *to = d->modules > 1 ? d->own + (size_t)i * d->row_bytes : prior_row(d, 0, i, 0);
+    return s->j + 1 < d->n ? copy_states(g, to, r, r->m->states, i * T + T - 1, 1, e) : LM_OK;
+}
+
+/* Draft s->j of all slots that want one. */
+static lm_code draft(step_of *s, bool *any, lm_err *e)
 {
     lm_generator *g = s->g;
-    row_graph *r = s->draft;
+    generator_draft *d = g->draft;
+    const int64_t last = d->modules - 1;
+    row_graph *r = s->j > last && last ? &d->again[s->width]
+                                       : &d->draft[s->j < last ? s->j : last][s->width];
     const size_t vocab = (size_t)lm_generator_vocab(g);
+    s->run = r;
     *any = false;
     if (generator_wait_for_last(g, e))
         return e->code;
-    for (int64_t i = 0; i < s->d->rows; i++) {
-        const bool on = s->ask->next[i] >= 0 && j < s->ask->most[i] && g->draft->fresh[i] == j + 1;
-        r->tokens[i] = on ? seen_of(g, i)[g->used[i] + j] : 0;
-        r->used[i] = r->pos[i] = on ? (int32_t)(g->used[i] - 1 + j) : 0;
-        r->fresh[i] = on;
-        r->rows[i] = (int32_t)i;
-        *any |= on;
-    }
+    for (int64_t i = 0; i < s->d->rows; i++)
+        *any |= ask_module(s, i);
     if (!*any)
         return LM_OK;
     if (generator_put_graph(r, e) ||
-        g->b->copy(g->b, draft_logits(s, j, 0), lm_exec_data(r->x, r->m->logits),
+        g->b->copy(g->b, draft_logits(s, s->j, 0), lm_exec_data(r->x, r->m->logits),
                    (size_t)s->d->rows * vocab * sizeof(float), g->b->main, e))
         return e->code;
     for (int64_t i = 0; i < s->d->rows; i++)
-        if (r->fresh[i] && generator_draft_take(g, r, i, i, e))
+        if (r->fresh[i] && take_states(s, i, e))
             return e->code;
     if (generator_wait_for_last(g, e))
         return e->code;
@@ -309,7 +432,8 @@ static lm_code verify(step_of *s, lm_err *e)
         for (int64_t t = 0; t < T; t++) {
             const int64_t at = i * T + t;
             r->tokens[at] = t < n ? seen_of(g, i)[g->used[i] + t] : 0;
-            r->ahead[at] = t + 1 < n ? seen_of(g, i)[g->used[i] + t + 1] : 0;
+            for (int k = 0; k < r->n_ahead; k++)
+                r->ahead[k][at] = t + k + 1 < n ? seen_of(g, i)[g->used[i] + t + k + 1] : 0;
             r->pos[at] = t < n ? (int32_t)(g->used[i] + t) : 0;
         }
         r->used[i] = n ? (int32_t)g->used[i] : 0;
@@ -355,12 +479,25 @@ static void decide(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
+/* What the modules read first in the next step: of rows of this one, or of those that they ran before it. */
+static lm_code keep_waiting(const step_of *s, int64_t i, lm_err *e)
+{
+    lm_generator *g = s->g;
+    const generator_draft *d = g->draft;
+    const int64_t n = d->count[i], T = rows_of_step(g);
+    for (int64_t k = n; k < d->modules; k++)
+        if (g->b->copy(g->b, prior_row(d, k, i, 0), prior_row(d, k, i, n), d->row_bytes, g->b->main,
+                       e))
+            return e->code;
+    return keep_first(g, &s->d->s, i, i * T, n, n, e);
+}
+
 lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const lm_sample_attr *o,
                                lm_draft_answer *out, lm_err *e)
 {
     generator_draft *d = g->draft;
     decode_width *w = generator_width_of(g, ask->next);
-    step_of s = { .g = g, .ask = ask, .o = o, .d = w, .draft = &d->draft[w - g->decode] };
+    step_of s = { .g = g, .ask = ask, .o = o, .d = w, .width = (int)(w - g->decode) };
     bool any = true;
     for (int64_t i = 0; i < w->rows; i++) {
         d->fresh[i] = ask->next[i] >= 0;
@@ -373,8 +510,8 @@ lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const l
     }
     g->b->range(g->b, "decode");
     lm_code rc = LM_OK;
-    for (int64_t j = 0; j < d->n && any && !rc; j++)
-        rc = draft(&s, j, &any, e);
+    for (; s.j < d->n && any && !rc; s.j++)
+        rc = draft(&s, &any, e);
     rc = rc ? rc : verify(&s, e);
     g->b->range(g->b, NULL);
     if (rc)
@@ -385,7 +522,7 @@ lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const l
             continue;
         g->used[i] += d->count[i];
         d->fresh[i]--; /* the drafts */
-        if (generator_draft_take(g, &w->s, i * (d->n + 1) + d->count[i] - 1, i, e))
+        if (keep_waiting(&s, i, e))
             return e->code;
     }
     g->last = &w->s;

@@ -19,7 +19,8 @@ typedef struct {
     lm_exec *x;
     lm_mirror inputs;
     int32_t *tokens, *pos, *used, *fresh, *rows;
-    int32_t *ahead;   /* the tokens that follow those, with drafts */
+    int32_t *ahead[LM_MOST_AHEAD]; /* the tokens k + 1 places behind those, with drafts by modules */
+    int n_ahead;
     keep_inputs keep; /* of decoding with a policy */
 } row_graph;
 
@@ -62,9 +63,13 @@ typedef struct {
 
 /* Steps with drafts (generate_draft.c). */
 typedef struct {
-    int64_t n;                    /* tokens that are drafted at most */
-    row_graph draft[MOST_WIDTHS]; /* as lm_generator.decode */
-    char *prior;      /* [B,C] act, in memory of the backend: what the module reads of each slot */
+    int64_t n;       /* tokens that are drafted at most */
+    int64_t modules; /* that draft one behind the other, at most n */
+    row_graph draft[LM_MOST_AHEAD][MOST_WIDTHS]; /* of module k on k + 1 rows; as lm_generator.decode */
+    row_graph again[MOST_WIDTHS]; /* of the last of several modules on one row, if n is larger */
+    /* In memory of the backend: of each slot the states that module k reads, act [B,k+1,C], and what it reads in further rows
+     * [B,C] */
+    char *prior[LM_MOST_AHEAD], *own;
     size_t row_bytes; /* of a state */
     float *q;         /* host [N,B,V]: logits of the drafts */
     float *p;         /* host [B,N+1,V]: those of the model; NULL: where the graph has them */
@@ -135,6 +140,7 @@ typedef struct {
     int64_t batch, seq;
     bool prompt;
     lm_ahead ahead;
+    int64_t module;
     lm_exec *share;
 } graph_kind;
 lm_code generator_open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype,
@@ -149,10 +155,12 @@ lm_code generator_draft_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype
 /* Bytes of their logits, states and graphs. */
 size_t generator_draft_bytes(const lm_generator *g);
 void generator_draft_free(lm_generator *g);
-/* Keep the state of row `row` of the graph that ran last for a slot; and copy that of a slot to another one. */
-lm_code generator_draft_take(lm_generator *g, const row_graph *s, int64_t row, int64_t slot,
-                             lm_err *e);
+/* Keep states of the n rows of a prompt that ran last, behind which others follow up to `left` in all; and copy those of a
+ * slot to another one. */
+lm_code generator_draft_prompt(lm_generator *g, const row_graph *s, int64_t slot, int64_t n,
+                               int64_t left, lm_err *e);
 lm_code generator_draft_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e);
+
 /* ---- generate_source.c: all for models with an encoder alone ---- */
 
 /* When the other graphs are there, and then the weights. */

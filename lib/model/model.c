@@ -382,7 +382,7 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     for (int k = 0; k < LM_MOST_AHEAD; k++)
-        m->ahead_tokens[k] = m->ahead_targets[k] = m->ahead_loss[k] = LM_NONE;
+        m->ahead_tokens[k] = m->ahead_targets[k] = m->ahead_loss[k] = m->ahead_states[k] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {
         lm_model_free(m);
         return e->code;

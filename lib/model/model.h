@@ -97,9 +97,9 @@ typedef enum {
     LM_AHEAD_KEPT, /* their parameters, which no node reads, and which do not train */
     /* TRAIN: a loss of each (DeepSeek-V3, arXiv:2412.19437, section 2.2): module k reads in row i what the head reads of
      * module k - 1 (0: of the model) in it, and the token of row i + k, and predicts that of row i + k + 1.
-     * GENERATE: the first one runs behind the model in all rows, which fills its cache; its head does not. */
+     * GENERATE: they run behind the model in all rows, which fills their caches, up to one of them; their heads do not. */
     LM_AHEAD_RUNS,
-    LM_AHEAD_DRAFTS /* GENERATE: the first one alone, behind states that are an input */
+    LM_AHEAD_DRAFTS /* GENERATE: one of them alone, behind states that are an input */
 } lm_ahead;
 
 /* A model with whose distributions a student's are compared (lm_build.teacher). */
@@ -173,6 +173,7 @@ typedef struct {
     const int64_t *kept;
     bool whole;
     lm_ahead ahead;
+    int64_t module; /* GENERATE: the last module that runs, or the one that drafts, from 0 on */
     bool all_rows; /* GENERATE: logits of all rows, not of the last one of each sequence */
     lm_precision precision;
     /* inputs `lo`, and `hi` where a layer is bidirectional, and restarted positions: attention is limited to documents */
@@ -340,6 +341,7 @@ typedef struct lm_model {
     /* act [N,C], what the head reads: with lm_build.states; of the model with LM_AHEAD_RUNS, of the module with
      * LM_AHEAD_DRAFTS */
     lm_vid states;
+    lm_vid ahead_states[LM_MOST_AHEAD]; /* GENERATE, LM_AHEAD_RUNS: the same of modules behind which another runs */
     lm_vid head; /* with lm_build.states, the matrix [V,C] of the head, which no node reads */
     /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
     lm_vid taught_states, taught_head;
@@ -359,8 +361,9 @@ enum { LM_MODEL_ROWS = 3 };
 int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS]);
 
 /* The modules that have a loss; and what runs of a GENERATE graph are read for: logits, states if there are any. */
+enum { LM_MODEL_READ = 2 + LM_MOST_AHEAD };
 int64_t lm_model_losses_ahead(const lm_model *m);
-int lm_model_read(const lm_model *m, lm_vid out[2]);
+int lm_model_read(const lm_model *m, lm_vid out[LM_MODEL_READ]);
 
 /* Index of the cache of a kind of a layer; -1: the layer has none. */
 int lm_model_cache(const lm_model *m, int64_t layer, lm_cache_kind kind);

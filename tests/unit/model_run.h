@@ -75,6 +75,16 @@ static inline void bind_double(runner *r, const float *block)
     }
 }
 
+/* The rotary tables, not in double. */
+static inline void runner_tables(runner *r)
+{
+    const lm_model *m = r->model;
+    for (int i = 0; i < m->config.ropes; i++) {
+        lm_rope_table(&m->config, i, m->rope_rows, r->rope[i]);
+        lm_exec_bind(r->exec, m->rope[i], r->rope[i]);
+    }
+}
+
 /* (Re)bind all parameters to the numbers of `block`, which must stay where it is. */
 static inline void runner_weights(runner *r, const float *block)
 {
@@ -91,10 +101,7 @@ static inline void runner_weights(runner *r, const float *block)
         const void *data = low ? (const void *)(r->low + p->offset) : (block + p->offset);
         lm_exec_bind(r->exec, p->value, (void *)(uintptr_t)data);
     }
-    for (int i = 0; i < m->config.ropes; i++) {
-        lm_rope_table(&m->config, i, m->rope_rows, r->rope[i]);
-        lm_exec_bind(r->exec, m->rope[i], r->rope[i]);
-    }
+    runner_tables(r);
 }
 
 /* `joins`: replaces the backend's answer to what it joins; NULL: the backend's own answer. */

@@ -16,18 +16,22 @@
 #include "graph/op.h"
 #include "kernels/sample.h"
 #include "loaded_case.h"
-#include "model/generate.h"
+#include "model/generate_impl.h"
+#include "model_run.h"
 
 enum { V = 12, S = 48 };
 
-static const char config[] =
-    "{\"model_type\":\"deepseek_v3\",\"vocab_size\":12,\"hidden_size\":32,\"intermediate_size\":48,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4,\"q_lora_rank\":"
-    "14,"
-    "\"kv_lora_rank\":20,\"qk_nope_head_dim\":12,\"qk_rope_head_dim\":8,\"v_head_dim\":10,"
-    "\"n_routed_experts\":8,\"n_shared_experts\":1,\"num_experts_per_tok\":2,"
-    "\"moe_intermediate_size\":16,\"first_k_dense_replace\":1,\"n_group\":4,\"topk_group\":2,"
-    "\"num_nextn_predict_layers\":1,\"max_position_embeddings\":64,\"initializer_range\":0.3}";
+/* With so many modules. */
+#define CONFIG(modules)                                                                            \
+    "{\"model_type\":\"deepseek_v3\",\"vocab_size\":12,\"hidden_size\":32,"                          \
+    "\"intermediate_size\":48,\"num_hidden_layers\":2,\"num_attention_heads\":4,"                   \
+    "\"num_key_value_heads\":4,\"q_lora_rank\":14,\"kv_lora_rank\":20,\"qk_nope_head_dim\":12,"     \
+    "\"qk_rope_head_dim\":8,\"v_head_dim\":10,\"n_routed_experts\":8,\"n_shared_experts\":1,"       \
+    "\"num_experts_per_tok\":2,\"moe_intermediate_size\":16,\"first_k_dense_replace\":1,"           \
+    "\"n_group\":4,\"topk_group\":2,\"num_nextn_predict_layers\":" modules                          \
+    ",\"max_position_embeddings\":64,\"initializer_range\":0.3}"
+
+static const char config[] = CONFIG("1"), three[] = CONFIG("3");
 
 static void open_model(const char *text, lm_loaded *w)
 {
@@ -36,7 +40,8 @@ static void open_model(const char *text, lm_loaded *w)
                              .seq = 1,
                              .cache = 1,
                              .precision = { .low = LM_DTYPE_F32 },
-                             .ahead = LM_AHEAD_RUNS };
+                             .ahead = LM_AHEAD_RUNS,
+                             .module = LM_MOST_AHEAD - 1 };
     loaded_config(text, w);
     loaded_draw_for(w, &build, par, backend);
 }
@@ -200,14 +205,92 @@ static void greedy_texts_are_those_without_drafts(void **state)
     uint32_t want[3 * NEW], got[3 * NEW];
     lm_loaded w;
     (void)state;
-    open_model(config, &w);
-    for (int64_t batch = 1; batch <= 3; batch++) {
-        continue_greedily(&w, 0, batch, want);
-        for (int64_t draft = 1; draft <= 4; draft++) {
-            continue_greedily(&w, draft, batch, got);
-            assert_memory_equal(want, got, (size_t)batch * NEW * sizeof *got);
+    for (int model = 0; model < 2; model++) {
+        open_model(model ? three : config, &w);
+        for (int64_t batch = 1; batch <= 3; batch++) {
+            continue_greedily(&w, 0, batch, want);
+            for (int64_t draft = 1; draft <= 5; draft++) {
+                continue_greedily(&w, draft, batch, got);
+                assert_memory_equal(want, got, (size_t)batch * NEW * sizeof *got);
+            }
+        }
+        lm_loaded_fini(&w);
+    }
+}
+
+/* ---- what the modules draft ---- */
+
+/* -log of the share that draft j of a slot has by the logits of which it was drawn. */
+static double drafted_loss(const lm_generator *g, int64_t slot, int64_t j, int32_t id)
+{
+    const float *q = g->draft->q + (j * g->batch + slot) * V;
+    double sum = 0;
+    for (int i = 0; i < V; i++)
+        sum += exp((double)q[i]);
+    return log(sum) - (double)q[id];
+}
+
+/* The same by the graph that trains, of a text whose drafts are behind its first n tokens and one more. */
+static double trained_loss(runner *r, const int32_t *text, int64_t n, int64_t j)
+{
+    for (int i = 0; i < S; i++) {
+        ids_of(r, r->model->tokens)[i] = i <= n ? text[i] : 0;
+        ids_of(r, r->model->targets)[i] = -1;
+        for (int64_t k = 0; k < r->model->config.ahead; k++) {
+            ids_of(r, r->model->ahead_tokens[k])[i] = i + k + 1 <= n + j ? text[i + k + 1] : 0;
+            ids_of(r, r->model->ahead_targets[k])[i] =
+                k == j && i == n - 1 ? text[n + 1 + k] : -1;
         }
     }
+    runner_run(r);
+    return lm_get(LM_DTYPE_F32, lm_exec_data(r->exec, r->model->ahead_loss[j]), n - 1);
+}
+
+/* Draft j is that of module j in the graph that trains, for each text that drafts and draws have made. */
+static void each_module_drafts_its_token(void **state)
+{
+    enum { SLOTS = 2, DRAFTS = 5, STEPS = 11 };
+    static const lm_sample_attr plain = { .temperature = 1, .top_p = 1, .repetition_penalty = 1 };
+    const lm_build build = { .mode = LM_MODE_TRAIN,
+                             .batch = 1,
+                             .seq = S,
+                             .precision = { .low = LM_DTYPE_F32 },
+                             .ahead = LM_AHEAD_RUNS };
+    int32_t next[SLOTS];
+    int64_t compared[DRAFTS + 2] = { 0 };
+    lm_loaded w;
+    runner r;
+    (void)state;
+    open_model(three, &w);
+    runner_new(&r, &w.config, &build, lm_cpu_detect(), 2);
+    lm_generator *g = open_generator(&w, SLOTS, DRAFTS);
+    lm_store_bind(w.store, r.model, r.exec);
+    runner_tables(&r);
+    for (int s = 0; s < SLOTS; s++) {
+        const uint32_t ids[9] = { 3, 1, 4, 1, 5, 9, 2, 6, 5 };
+        ok(lm_generator_prompt(g, s, ids, s ? 9 : 4, NULL, &err));
+        next[s] = 7;
+    }
+    for (int round = 0; round < STEPS; round++) {
+        const int64_t used[SLOTS] = { g->used[0], g->used[1] };
+        const lm_draft_answer a = step(g, next, DRAFTS, &plain, 100 + (uint64_t)round);
+        for (int s = 0; s < SLOTS; s++) {
+            const int32_t *text = (const int32_t *)g->choice.seen.host + s * S;
+            for (int64_t j = 0; j < a.drafted[s] && j < 3; j++) {
+                const double got = drafted_loss(g, s, j, text[used[s] + 1 + j]),
+                             want = trained_loss(&r, text, used[s], j);
+                if (!(fabs(got - want) < 1e-3))
+                    fail_msg("round %d, slot %d, draft %d: %g, in training %g", round, s, (int)j,
+                             got, want);
+            }
+            compared[a.drafted[s]]++;
+            compared[DRAFTS + 1] += a.count[s] > 1;
+            next[s] = g->used[s] + DRAFTS + 1 < S ? a.ids[s * (DRAFTS + 1) + a.count[s] - 1] : -1;
+        }
+    }
+    assert_true(compared[DRAFTS] > STEPS && compared[DRAFTS + 1] > 2);
+    runner_free(&r);
+    lm_generator_free(g);
     lm_loaded_fini(&w);
 }
 
@@ -227,7 +310,7 @@ static void model_shares(lm_generator *g, const uint32_t *ids, int64_t n, double
 
 /* Pairs of tokens behind a prompt and one token, against what the model says of them: the chi-square of cells that expect 5 or
  * more, of others together; its mean is the number of cells - 1, its variance twice that. */
-static void sampled_texts_have_the_distribution_of_the_model(void **state)
+static void check_distribution(const char *of, int64_t drafts)
 {
     enum { SLOTS = 9, ROUNDS = 1000, PROMPT = 6 };
     static const lm_sample_attr plain = { .temperature = 1, .top_p = 1, .repetition_penalty = 1 };
@@ -235,9 +318,8 @@ static void sampled_texts_have_the_distribution_of_the_model(void **state)
     double p[V], p2[V][V], chi = 0, pooled = 0, pooled_want = 0;
     int64_t count[V][V] = { { 0 } }, cells = 0, accepted = 0;
     lm_loaded w;
-    (void)state;
-    open_model(config, &w);
-    lm_generator *g = open_generator(&w, SLOTS, 2);
+    open_model(of, &w);
+    lm_generator *g = open_generator(&w, SLOTS, drafts);
     model_shares(g, ids, PROMPT + 1, p);
     for (int i = 0; i < V; i++) {
         uint32_t more[PROMPT + 2];
@@ -254,11 +336,11 @@ static void sampled_texts_have_the_distribution_of_the_model(void **state)
             next[s] = (int32_t)ids[PROMPT];
         }
         for (int part = 0; part < 2; part++) {
-            const lm_draft_answer a = step(g, next, 2, &plain, (uint64_t)(2 * round + part));
+            const lm_draft_answer a = step(g, next, drafts, &plain, (uint64_t)(2 * round + part));
             for (int s = 1; s < SLOTS; s++) {
                 accepted += next[s] >= 0 ? a.count[s] - 1 : 0;
                 for (int32_t j = 0; next[s] >= 0 && j < a.count[s] && n[s] < 4; j++)
-                    got[s][n[s]++] = a.ids[s * 3 + j];
+                    got[s][n[s]++] = a.ids[s * (drafts + 1) + j];
                 next[s] = n[s] < 2 ? got[s][n[s] - 1] : -1;
             }
         }
@@ -284,6 +366,14 @@ static void sampled_texts_have_the_distribution_of_the_model(void **state)
         fail_msg("chi-square %g of %lld cells", chi, (long long)cells);
     lm_generator_free(g);
     lm_loaded_fini(&w);
+}
+
+static void sampled_texts_have_the_distribution_of_the_model(void **state)
+{
+    (void)state;
+    check_distribution(config, 2);
+    check_distribution(three, 2);
+    check_distribution(three, 4);
 }
 
 static void what_cannot_draft_is_refused(void **state)
@@ -334,6 +424,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(accepted_tokens_have_the_distribution_of_the_model),
         cmocka_unit_test(greedy_texts_are_those_without_drafts),
+        cmocka_unit_test(each_module_drafts_its_token),
         cmocka_unit_test(sampled_texts_have_the_distribution_of_the_model),
         cmocka_unit_test(what_cannot_draft_is_refused),
         cmocka_unit_test(memory_of_drafts_is_stated),
