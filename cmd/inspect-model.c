@@ -76,6 +76,7 @@ static void count_parts(const lm_model_source *m, lm_inspect_opts *how)
 
     if (!config || lm_config_read(config, "config.json", &c, &ignored))
         return;
+    lm_config_see(&c, m);
     how->active = lm_config_active_params(&c);
     how->active = how->active < lm_config_params(&c) ? how->active : 0;
     how->ahead_stored = count_ahead(m, &c, &copies);

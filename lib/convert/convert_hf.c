@@ -217,7 +217,7 @@ lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm
         return lm_fail(e, LM_ELIMIT, m->path, NULL, "no memory for config.json");
     rc = lm_config_read(m->tree, m->path, &m->config, e);
     if (!rc)
-        lm_config_tie_head(&m->config, h->src);
+        lm_config_see(&m->config, h->src);
     if (!rc)
         rc = take_sides(m, o->tokenizer, e);
     if (!rc)

@@ -275,7 +275,7 @@ static lm_code check_model(const lm_model_source *m, int64_t *vocab, lm_findings
                       why.what);
         return LM_OK;
     }
-    lm_config_tie_head(&c, m);
+    lm_config_see(&c, m);
     *vocab = c.vocab;
     lm_verify_keys(config, f);
     check_quantization(m, config, f);

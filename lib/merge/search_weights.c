@@ -236,7 +236,7 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
     if (!rc)
         rc = lm_config_read(p->config, "config.json", &config, e);
     if (!rc)
-        lm_config_tie_head(&config, p->model[p->lead].source);
+        lm_config_see(&config, p->model[p->lead].source);
     if (!rc && !val.tok)
         rc = find_tokenizer(p, &val.tok, &own, e);
     if (!rc && !val.seq)

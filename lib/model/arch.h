@@ -131,7 +131,10 @@ struct lm_arch {
     lm_code (*read)(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
     const char *root, *layers; /* in front of names outside the layers, and of a layer's number */
-    bool rootless;             /* published files leave `root` out */
+    const char *
+        ahead; /* in front of the names of the only module that predicts a token further on, and of "layers.0." in its
+                        * layer; NULL: modules have names of layers behind those of the model */
+    bool rootless;                 /* published files leave `root` out */
     const lm_tensor_name *tensors; /* in the order of their files */
     /* tensors of all experts of a layer, with suffix (fused.h); NULL: none */
     const lm_tensor_name *fused;
@@ -220,6 +223,9 @@ typedef struct {
     bool exponent;   /* GGUF stores -exp(the number) */
 } lm_model_tensor;
 
+/* The number of a layer in the names below: of a module under lm_arch.ahead it is LM_LAYER_AHEAD. */
+enum { LM_LAYER_AHEAD = -2 };
+int64_t lm_config_named_layer(const lm_config *c, int64_t layer);
 /* Hugging Face's name of a part, "model.layers.3.self_attn.q_proj.weight" (layer -1: outside the layers), and
  * its middle, "layers.3.self_attn.q_proj".  The architecture has the part.  Of parts of experts the first is that of
  * expert 0, the middle has '#' in place of its number. */
@@ -272,9 +278,10 @@ bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of);
 /* True if `name` is the head, and the model has none beside its embedding; or the bias of such a head under its second
  * name. */
 bool lm_config_ties(const lm_config *c, const char *name);
-/* Tie the head of a T5 whose config ties it without scaling what it reads, if the source has no tensor of a head: of
- * transformers' folders with that config, those of a new model have none, and those of a published one have one. */
-void lm_config_tie_head(lm_config *c, const lm_model_source *src);
+/* What the tensors of a model say and its config does not.  The head of a T5 whose config ties it without scaling what it
+ * reads is tied if there is no tensor of a head: of transformers' folders with that config, those of a new model have none,
+ * and those of a published one have one.  A model has a module under lm_arch.ahead if there are tensors of it. */
+void lm_config_see(lm_config *c, const lm_model_source *src);
 /* True if `name` is a tensor of another head, of a module that predicts tokens further on (lm_arch.passed_over,
  * lm_config.ahead), or of the noise of a router. */
 bool lm_config_passes_over(const lm_config *c, const char *name);

@@ -133,10 +133,17 @@ int lm_arch_kv_scale(const char *name, int64_t *layer)
     return *end == '.' ? name[strlen(name) - 7] : 0;
 }
 
+int64_t lm_config_named_layer(const lm_config *c, int64_t layer)
+{
+    return c->arch->ahead && layer >= c->layers ? LM_LAYER_AHEAD : layer;
+}
+
 int64_t lm_ahead_layer(const lm_config *c, const char *name)
 {
     const size_t n = strlen(c->arch->layers);
     char *end;
+    if (c->arch->ahead)
+        return c->ahead && !strncmp(name, c->arch->ahead, strlen(c->arch->ahead)) ? c->layers : -1;
     if (strncmp(name, c->arch->layers, n) != 0 || name[n] < '0' || name[n] > '9')
         return -1;
     const int64_t layer = strtoll(name + n, &end, 10);
@@ -173,7 +180,7 @@ bool lm_ahead_is_copy(const lm_config *c, const char *name, lm_part *of)
     static const lm_part copies[2] = { LM_PART_AHEAD_EMBED, LM_PART_AHEAD_HEAD };
     const int64_t layer = lm_ahead_layer(c, name);
     char copy[LM_TENSOR_NAME];
-    for (int i = 0; layer >= 0 && i < 2; i++)
+    for (int i = 0; layer >= 0 && !c->arch->ahead && i < 2; i++)
         if (!strcmp(name, lm_tensor_hf_name(c->arch, copies[i], layer, false, copy))) {
             *of = i && !c->tied ? LM_PART_OUTPUT : LM_PART_EMBED;
             return true;
@@ -190,13 +197,29 @@ bool lm_config_passes_over(const lm_config *c, const char *name)
     return lm_ahead_layer(c, name) >= 0 || lm_arch_is_noise(c->arch, name);
 }
 
-void lm_config_tie_head(lm_config *c, const lm_model_source *src)
+/* The config has the module's layer, whether it has the module or not. */
+static void find_module(lm_config *c, const lm_model_source *src)
+{
+    static const char *const keys[] = { "num_nextn_predict_layers", "mtp_num_hidden_layers" };
+    const json_t *config = lm_model_source_config(src);
+    char name[LM_TENSOR_NAME];
+    bool said = c->ahead || !c->arch->ahead;
+    for (int i = 0; i < 2; i++)
+        said = said || json_object_get(config, keys[i]);
+    if (said)
+        return;
+    lm_tensor_hf_name(c->arch, LM_PART_AHEAD_JOIN, LM_LAYER_AHEAD, false, name);
+    c->ahead = lm_model_source_find(src, name) != NULL;
+}
+
+void lm_config_see(lm_config *c, const lm_model_source *src)
 {
     const json_t *config = lm_model_source_config(src);
     char head[LM_TENSOR_NAME];
     if (c->encoder && !json_is_false(json_object_get(config, "tie_word_embeddings")) &&
         !lm_model_source_find(src, lm_arch_head(c->arch, head)))
         c->tied = true;
+    find_module(c, src);
 }
 
 bool lm_config_ties(const lm_config *c, const char *name)

@@ -20,6 +20,7 @@ static const char *const keys[] = {
     "router_aux_loss_coef",
     "output_router_logits",
     LM_KEYS_NOISE,
+    "num_nextn_predict_layers",
     NULL,
 };
 
@@ -104,9 +105,38 @@ lm_code lm_read_states(const json_t *o, const char *where, int64_t kv_heads, lm_
     return LM_OK;
 }
 
+/* The layer of the module that predicts a token further on, which has attention, and experts if the model has; its
+ * embedding and head are the model's.  False: no layer of the model has attention. */
+static bool describe_module(lm_config *c)
+{
+    lm_layer *y = &c->layer[c->layers];
+    lm_moe moe = { 0 };
+    bool any = false;
+    for (int64_t l = 0; l < c->layers; l++) {
+        if (c->layer[l].attention == LM_ATTENTION_HEADS)
+            *y = c->layer[l];
+        if (c->layer[l].moe.experts)
+            moe = c->layer[l].moe;
+        any |= c->layer[l].attention == LM_ATTENTION_HEADS;
+    }
+    y->moe = moe;
+    return any;
+}
+
+/* A layer for the module is there in any case: published folders have its tensors without the key. */
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
-    return lm_read_states(o, where, 2, c, e) || read_experts(o, where, c, e) ? e->code : LM_OK;
+    int64_t modules;
+    if (lm_json_i64_or(o, "num_nextn_predict_layers", 0, 0, 1, &modules, where, e))
+        return e->code;
+    c->ahead = 1;
+    if (lm_read_states(o, where, 2, c, e) || read_experts(o, where, c, e))
+        return e->code;
+    if (!describe_module(c) && modules)
+        return lm_read_bad(where, "num_nextn_predict_layers", e,
+                           "no layer has attention, as that of the module would");
+    c->ahead = modules;
+    return LM_OK;
 }
 
 static const lm_tensor_name tensors[] = {
@@ -138,6 +168,10 @@ static const lm_tensor_name tensors[] = {
     { LM_PART_SHARED_UP, "mlp.shared_expert.up_proj", "ffn_up_shexp" },
     { LM_PART_SHARED_DOWN, "mlp.shared_expert.down_proj", "ffn_down_shexp" },
     { LM_PART_SHARED_SWITCH, "mlp.shared_expert_gate", "ffn_gate_inp_shexp" },
+    { LM_PART_AHEAD_TOKEN_NORM, "pre_fc_norm_embedding", NULL },
+    { LM_PART_AHEAD_STATE_NORM, "pre_fc_norm_hidden", NULL },
+    { LM_PART_AHEAD_JOIN, "fc", NULL },
+    { LM_PART_AHEAD_NORM, "norm", NULL },
     { LM_PART_OUTPUT_NORM, "norm", "output_norm" },
     { LM_PART_OUTPUT, "lm_head", "output" },
     { 0, NULL, NULL },
@@ -183,6 +217,7 @@ const lm_arch lm_arch_qwen3_next = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
+    .ahead = "mtp.",
     .passed_over = lm_mtp_passed_over,
     .tensors = tensors,
     .fused = lm_fused_experts,

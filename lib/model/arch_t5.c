@@ -86,7 +86,7 @@ static lm_code read_head(const json_t *o, const char *where, lm_config *c, lm_er
     if (lm_json_bool_or(o, "tie_word_embeddings", c->arch->tied, &tied, where, e) ||
         lm_json_bool_or(o, "scale_decoder_outputs", tied, &scaled, where, e))
         return e->code;
-    /* Newer files of transformers say that the head is tied whatever it is (lm_config_tie_head). */
+    /* Newer files of transformers say that the head is tied whatever it is (lm_config_see). */
     c->tied = tied && scaled;
     c->out_scale = scaled ? 1 / sqrt((double)c->width) : 0;
     return LM_OK;

@@ -83,6 +83,6 @@ void lm_b_ahead_copies(lm_builder *b, lm_part part)
 {
     const lm_config *c = &b->m->config;
     char name[LM_TENSOR_NAME];
-    for (int64_t k = 0; lm_b_has_ahead(b->m, k); k++)
+    for (int64_t k = 0; !c->arch->ahead && lm_b_has_ahead(b->m, k); k++)
         lm_b_again(b, "%s", lm_tensor_hf_name(c->arch, part, c->layers + k, false, name));
 }

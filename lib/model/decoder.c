@@ -37,7 +37,7 @@ static void slice(lm_builder *b, lm_part part, int64_t l, int64_t expert, bool b
                    : part == LM_PART_DELTA_LOG                         ? LM_INIT_LOG_RATE
                                                                        : LM_INIT_NORMAL;
     lm_b_slice(b, dim[0], c->arch->conv1d && l >= 0, init, init == LM_INIT_NORMAL ? std : 0, "%s",
-               lm_expert_hf_name(c->arch, part, l, expert, bias, name));
+               lm_expert_hf_name(c->arch, part, lm_config_named_layer(c, l), expert, bias, name));
     if (part == LM_PART_DELTA_CONV && lm_b_ok(b)) { /* with a dimension of 1 in files */
         lm_slice *s = &b->m->slice[b->m->n_slices - 1];
         s->ndim = 3;
@@ -66,7 +66,7 @@ static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *pack
     if (n > 1)
         snprintf(hf, sizeof hf, "%slayers.%" PRId64 ".%s", b->whole ? "encoder." : "", l, packed);
     else
-        lm_tensor_stem(c->arch, parts[0], l, hf);
+        lm_tensor_stem(c->arch, parts[0], lm_config_named_layer(c, l), hf);
     p = lm_b_param(b, bias || !dim[1] ? 1 : 2, (int64_t[]){ rows, dim[1] }, "%s%s", hf, suffix);
     if (lm_b_ok(b)) /* latent attention multiplies by parts of it (kernels/latent.h) */
         b->m->param[b->m->n_params - 1].plain = parts[0] == LM_PART_KV_B;
@@ -106,7 +106,7 @@ static lm_adapt_linear place_of(lm_builder *b, const lm_part *parts, int n, int6
                                 .rows = dim[0],
                                 .in = dim[1],
                                 .turned = c->arch->conv1d && l >= 0 };
-        lm_tensor_hf_name(c->arch, parts[i], l, false, m->name);
+        lm_tensor_hf_name(c->arch, parts[i], lm_config_named_layer(c, l), false, m->name);
         m->name[strlen(m->name) - strlen(".weight")] = 0;
         row += dim[0];
     }

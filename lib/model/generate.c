@@ -122,7 +122,10 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
 static slot_cache divide_cache(const lm_generator *g, const lm_cache_state *c, size_t bytes)
 {
     const lm_tensor *t = &generator_model(g)->graph->value[c->value].t;
-    slot_cache y = { .slot_bytes = bytes, .heads = t->dim[1], .pieces = 1 };
+    slot_cache y = { .slot_bytes = bytes,
+                     .heads = t->dim[1],
+                     .pieces = 1,
+                     .fixed = c->kind == LM_CACHE_STATE || c->kind == LM_CACHE_CONV_TAIL };
     if (c->paged && lm_b_coded(&generator_model(g)->build, c->layer)) {
         y.pieces = t->dim[0] / g->batch;
         y.page = t->dim[2];

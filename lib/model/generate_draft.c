@@ -10,7 +10,10 @@
  * (LM_AHEAD_RUNS), which fill the rows whose tokens stay.  Rows of rejected drafts stay in the caches, where the next step
  * overwrites them: those of module k are among its last k + 1.  A text of fewer rows, and a step that is to have fewer drafts
  * than there are modules, leave rows of the later ones as they were: their drafts are worse for it, the tokens that stay are
- * not.  Tokens are drawn and compared on the host. */
+ * not.  Tokens are drawn and compared on the host.
+ *
+ * A state of all tokens (kernels/delta.h) has no rows that the next step could overwrite.  Where a draft is rejected, states
+ * are put back as they were before the model ran, which then runs the rows that stay once more. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -34,10 +37,6 @@ static lm_code check(const lm_generator *g, const lm_config *c, int64_t n, lm_er
     if (!c->ahead)
         return lm_fail(e, LM_EUSAGE, "drafts", "leave them out",
                        "the model has no modules that predict tokens further on");
-    if (lm_config_has_states(c))
-        return lm_fail(
-            e, LM_EUSAGE, "drafts", "leave them out",
-            "layers keep a state of all tokens, from which rejected ones cannot be taken");
     if (g->kv)
         return lm_fail(e, LM_EUSAGE, "drafts", "leave one of them out",
                        "caches are coded, which rejected tokens would change");
@@ -108,6 +107,15 @@ static lm_code make_states(lm_generator *g, lm_err *e)
                : LM_OK;
 }
 
+/* Bytes of the states of all tokens, of all slots. */
+static size_t saved_bytes(const lm_generator *g)
+{
+    size_t sum = 0;
+    for (int i = 0; i < generator_model(g)->n_caches; i++)
+        sum += g->caches[i].fixed ? (size_t)g->batch * g->caches[i].slot_bytes : 0;
+    return sum;
+}
+
 static lm_code make_memory(lm_generator *g, lm_err *e)
 {
     generator_draft *d = g->draft;
@@ -116,6 +124,9 @@ static lm_code make_memory(lm_generator *g, lm_err *e)
     const size_t a = work_of(g, "sample"), b = work_of(g, "sample_accept");
     d->row_bytes = (size_t)m->config.width * lm_dtype_size(m->build.precision.low);
     d->work_bytes = a > b ? a : b;
+    if (saved_bytes(g) &&
+        g->b->alloc(g->b, saved_bytes(g), "states of layers before a step", (void **)&d->saved, e))
+        return e->code;
     return make_states(g, e) || lm_alloc_n(&d->q, N * B * V, sizeof *d->q, "logits of drafts", e) ||
                    (!g->b->host_memory &&
                     lm_alloc_n(&d->p, B * (N + 1) * V, sizeof *d->p, "logits", e)) ||
@@ -135,7 +146,7 @@ size_t generator_draft_bytes(const lm_generator *g)
         return 0;
     const size_t B = (size_t)g->batch, N = (size_t)d->n, V = (size_t)lm_generator_vocab(g);
     const size_t logits = N + (g->b->host_memory ? 0 : N + 1);
-    size_t sum = B * (d->work_bytes + logits * V * sizeof(float));
+    size_t sum = saved_bytes(g) + B * (d->work_bytes + logits * V * sizeof(float));
     sum += goes_on(d) ? B * d->row_bytes : 0;
     for (int64_t k = 0; k < d->modules; k++)
         sum += B * prior_bytes(d, k);
@@ -151,11 +162,9 @@ size_t generator_draft_bytes(const lm_generator *g)
 static lm_code open_module(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
                            int64_t k, int64_t seq, char *prior, row_graph *s, lm_err *e)
 {
-    const graph_kind kind = { .batch = batch,
-                              .seq = seq,
-                              .ahead = LM_AHEAD_DRAFTS,
-                              .module = k,
-                              .share = g->prefill[0].x };
+    const graph_kind kind = {
+        .batch = batch, .seq = seq, .ahead = LM_AHEAD_DRAFTS, .module = k, .share = g->prefill[0].x
+    };
     if (generator_open_graph(g, w, dtype, &kind, s, e))
         return e->code;
     lm_store_bind_part(w->store, generator_model(g), s->m, s->x);
@@ -199,6 +208,8 @@ void generator_draft_free(lm_generator *g)
     for (int64_t k = 0; k < d->modules; k++)
         if (d->prior[k])
             g->b->free(g->b, d->prior[k], (size_t)g->batch * prior_bytes(d, k));
+    if (d->saved)
+        g->b->free(g->b, d->saved, saved_bytes(g));
     if (d->own)
         g->b->free(g->b, d->own, (size_t)g->batch * d->row_bytes);
     lm_free(d->q);
@@ -397,8 +408,8 @@ static lm_code draft(step_of *s, bool *any, lm_err *e)
     lm_generator *g = s->g;
     generator_draft *d = g->draft;
     const int64_t last = d->modules - 1;
-    row_graph *r = s->j > last && last ? &d->again[s->width]
-                                       : &d->draft[s->j < last ? s->j : last][s->width];
+    row_graph *r =
+        s->j > last && last ? &d->again[s->width] : &d->draft[s->j < last ? s->j : last][s->width];
     const size_t vocab = (size_t)lm_generator_vocab(g);
     s->run = r;
     *any = false;
@@ -479,6 +490,48 @@ static void decide(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
+/* ---- states of all tokens ---- */
+
+/* Copy those of slots [from, to) away, or back. */
+static lm_code move_states(const lm_generator *g, int64_t from, int64_t to, bool back, lm_err *e)
+{
+    char *saved = g->draft->saved;
+    for (int i = 0; i < generator_model(g)->n_caches; i++) {
+        const slot_cache *y = &g->caches[i];
+        if (!y->fixed)
+            continue;
+        const size_t at = (size_t)from * y->slot_bytes, bytes = (size_t)(to - from) * y->slot_bytes;
+        char *own = g->cache + y->at + at;
+        if (g->b->copy(g->b, back ? own : saved + at, back ? saved + at : own, bytes, g->b->main,
+                       e))
+            return e->code;
+        saved += (size_t)g->batch * y->slot_bytes;
+    }
+    return LM_OK;
+}
+
+/* Of slots with rejected drafts: the states before the step, and the rows that stay through the model once more. */
+static lm_code run_again(step_of *s, lm_err *e)
+{
+    lm_generator *g = s->g;
+    const generator_draft *d = g->draft;
+    row_graph *r = &s->d->s;
+    bool any = false;
+    for (int64_t i = 0; i < s->d->rows; i++) {
+        const bool again = s->ask->next[i] >= 0 && d->count[i] < d->fresh[i];
+        if (again && move_states(g, i, i + 1, true, e))
+            return e->code;
+        any |= again;
+    }
+    if (!any)
+        return LM_OK;
+    if (generator_wait_for_last(g, e))
+        return e->code;
+    for (int64_t i = 0; i < s->d->rows; i++)
+        r->fresh[i] = s->ask->next[i] >= 0 && d->count[i] < d->fresh[i] ? d->count[i] : 0;
+    return generator_put_graph(r, e);
+}
+
 /* What the modules read first in the next step: of rows of this one, or of those that they ran before it. */
 static lm_code keep_waiting(const step_of *s, int64_t i, lm_err *e)
 {
@@ -512,6 +565,7 @@ lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const l
     lm_code rc = LM_OK;
     for (; s.j < d->n && any && !rc; s.j++)
         rc = draft(&s, &any, e);
+    rc = rc || !d->saved ? rc : move_states(g, 0, w->rows, false, e);
     rc = rc ? rc : verify(&s, e);
     g->b->range(g->b, NULL);
     if (rc)
@@ -521,10 +575,13 @@ lm_code lm_generator_speculate(lm_generator *g, const lm_draft_ask *ask, const l
         if (ask->next[i] < 0)
             continue;
         g->used[i] += d->count[i];
-        d->fresh[i]--; /* the drafts */
         if (keep_waiting(&s, i, e))
             return e->code;
     }
+    if (d->saved && run_again(&s, e))
+        return e->code;
+    for (int64_t i = 0; i < w->rows; i++)
+        d->fresh[i] -= ask->next[i] >= 0; /* the drafts */
     g->last = &w->s;
     g->last_slot = 0;
     *out = (lm_draft_answer){ d->ids, ask->logprobs ? d->logprob : NULL, d->count, d->fresh };

@@ -19,7 +19,7 @@ lm_code lm_loaded_take(lm_model_source *src, lm_loaded *l, lm_err *e)
         lm_fail(e, LM_EUSAGE, lm_model_source_path(l->src), "name the folder that holds the model",
                 "a lone file has no config.json");
     else if (!lm_config_read(config, lm_model_source_path(l->src), &l->config, e))
-        lm_config_tie_head(&l->config, l->src);
+        lm_config_see(&l->config, l->src);
     if (e->code)
         lm_loaded_fini(l);
     return e->code;

@@ -174,7 +174,7 @@ typedef struct {
     bool whole;
     lm_ahead ahead;
     int64_t module; /* GENERATE: the last module that runs, or the one that drafts, from 0 on */
-    bool all_rows; /* GENERATE: logits of all rows, not of the last one of each sequence */
+    bool all_rows;  /* GENERATE: logits of all rows, not of the last one of each sequence */
     lm_precision precision;
     /* inputs `lo`, and `hi` where a layer is bidirectional, and restarted positions: attention is limited to documents */
     bool documents;
@@ -341,7 +341,8 @@ typedef struct lm_model {
     /* act [N,C], what the head reads: with lm_build.states; of the model with LM_AHEAD_RUNS, of the module with
      * LM_AHEAD_DRAFTS */
     lm_vid states;
-    lm_vid ahead_states[LM_MOST_AHEAD]; /* GENERATE, LM_AHEAD_RUNS: the same of modules behind which another runs */
+    lm_vid ahead_states
+        [LM_MOST_AHEAD]; /* GENERATE, LM_AHEAD_RUNS: the same of modules behind which another runs */
     lm_vid head; /* with lm_build.states, the matrix [V,C] of the head, which no node reads */
     /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
     lm_vid taught_states, taught_head;

@@ -247,7 +247,10 @@ const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char o
 {
     const char *name = lm_arch_part(a, part)->hf;
 
-    if (layer < 0)
+    if (layer == LM_LAYER_AHEAD)
+        snprintf(out, LM_TENSOR_NAME, "%s%s%s", a->ahead,
+                 part >= LM_PART_AHEAD_EMBED ? "" : "layers.0.", name);
+    else if (layer < 0)
         snprintf(out, LM_TENSOR_NAME, "%s", name);
     else
         snprintf(out, LM_TENSOR_NAME, "%s%" PRId64 ".%s", a->layers + strlen(a->root), layer, name);
@@ -267,7 +270,9 @@ const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int
                               bool bias, char out[LM_TENSOR_NAME])
 {
     char stem[LM_TENSOR_NAME], number[24] = "";
-    const char *root = part >= LM_PART_OUTPUT && part < LM_PART_ATTN_NORM ? "" : a->root;
+    const bool rootless =
+        layer == LM_LAYER_AHEAD || (part >= LM_PART_OUTPUT && part < LM_PART_ATTN_NORM);
+    const char *root = rootless ? "" : a->root;
     char *mark = strchr(lm_tensor_stem(a, part, layer, stem), '#') ? strchr(stem, '#') : NULL;
 
     if (mark) {
@@ -306,10 +311,11 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
     return out;
 }
 
-static void set_names(const lm_arch *a, const lm_tensor_name *row, lm_model_tensor *t)
+static void set_names(const lm_config *c, const lm_tensor_name *row, lm_model_tensor *t)
 {
-    lm_expert_hf_name(a, row->part, t->layer, t->expert, t->bias, t->hf);
-    lm_tensor_gguf_name(a, row->part, t->layer, t->bias, t->gguf);
+    lm_expert_hf_name(c->arch, row->part, lm_config_named_layer(c, t->layer), t->expert, t->bias,
+                      t->hf);
+    lm_tensor_gguf_name(c->arch, row->part, t->layer, t->bias, t->gguf);
 }
 
 static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, int64_t layer,
@@ -359,7 +365,7 @@ static lm_code see_one(const lm_config *c, const lm_tensor_name *row, int64_t la
     lm_model_tensor t = weight_of(c, row, layer, dim);
     t.expert = expert;
     t.experts = lm_part_is_expert(row->part) ? lm_part_count(c, row->part, layer) : 0;
-    set_names(c->arch, row, &t);
+    set_names(c, row, &t);
     if (lm_part_is_stack(row->part))
         set_stack(&t, lm_part_count(c, row->part, layer), dim);
     lm_code rc = see(ctx, &t);
@@ -375,7 +381,7 @@ static lm_code see_one(const lm_config *c, const lm_tensor_name *row, int64_t la
         t.dim[1] = dim[0];
     }
     t.order = t.order == LM_ORDER_CONV1D ? LM_ORDER_SAME : t.order;
-    set_names(c->arch, row, &t);
+    set_names(c, row, &t);
     return see(ctx, &t);
 }
 

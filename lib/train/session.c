@@ -108,7 +108,7 @@ lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
     if (load_config(s, e) || lm_config_read(s->config_json, s->ask.model, &s->config, e))
         return e->code;
     if (s->source)
-        lm_config_tie_head(&s->config, s->source);
+        lm_config_see(&s->config, s->source);
     if (choose_objective(s, e))
         return e->code;
     if (s->ask.dropout >= 0)

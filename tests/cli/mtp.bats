@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Modules that predict tokens further on (DeepSeek-V3).
+# Modules that predict tokens further on (DeepSeek-V3, Qwen3-Next).
 
 bats_require_minimum_version 1.5.0
 
@@ -207,6 +207,55 @@ last() { # METRICS KEY
     done
     run -2 generate r -p x --draft-tokens 2
     [[ $output == *"--draft-tokens: has no effect without it: give --draft mtp, too" ]]
+}
+
+@test "mtp: the module of Qwen3-Next under its published names, beside layers with states" {
+    set=()
+    for kv in hidden_size=32 intermediate_size=48 num_hidden_layers=3 num_attention_heads=4 num_key_value_heads=2 head_dim=8 \
+        num_experts=4 num_experts_per_tok=2 moe_intermediate_size=16 shared_expert_intermediate_size=16 \
+        full_attention_interval=2 linear_num_key_heads=2 linear_num_value_heads=4 linear_key_head_dim=6 \
+        linear_value_head_dim=6 num_nextn_predict_layers=1; do
+        set+=(--set "$kv")
+    done
+    init-model -q -f qwen3-next-12m -t tokenizer.json "${set[@]}" -o m
+    inspect-model --json m | grep -o '"name":"mtp[^"]*"' | sort > names
+    for name in mtp.fc mtp.norm mtp.pre_fc_norm_embedding mtp.pre_fc_norm_hidden mtp.layers.0.self_attn.q_proj \
+        mtp.layers.0.mlp.experts.3.down_proj mtp.layers.0.mlp.shared_expert_gate mtp.layers.0.input_layernorm; do
+        grep -qx "\"name\":\"$name.weight\"" names
+    done
+    train -q m data -o r --steps 150 --batch-size 4 --seq-len 32 --lr 5e-3 --metrics r.jsonl
+    awk -v a="$(grep -m1 '"event":"step"' r.jsonl | sed -E 's/.*"mtp_loss":([0-9.]+).*/\1/')" -v b="$(last r.jsonl mtp_loss)" \
+        'BEGIN { exit !(b < a - 0.5) }'
+    train -q m data -o r8 --steps 8 "${args[@]}"
+    train -q m data -o r4 --steps 4 "${args[@]}"
+    train -q --resume r4 --steps 8
+    inspect-model --check r8 r4 > /dev/null
+    ask=(-p "the river" -p "the old bridge" -p "water" -p "stones lay in the")
+    generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos > plain
+    # Published folders have the tensors without the key.
+    convert-model -q r -o bare
+    jq 'del(.num_nextn_predict_layers)' m/config.json > bare/config.json
+    inspect-model --verify bare > /dev/null
+    for model in r bare; do
+        for n in 1 3; do
+            generate $model "${ask[@]}" -n 21 --temperature 0 --ignore-eos --draft mtp --draft-tokens $n > drafted 2> said
+            cmp plain drafted
+            awk -v x="$(sed -E -n 's/.* ([0-9.]+) tokens a step/\1/p' said)" 'BEGIN { exit !(x > 1.7) }'
+        done
+    done
+    generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos -b 1 --draft mtp | cmp plain -
+    convert-model -q bare -o copied
+    inspect-model --check bare copied > /dev/null
+    train -q bare data -o on --steps 1 "${args[@]}" --metrics on.jsonl
+    grep -q mtp_loss on.jsonl
+    run convert-model bare -o m.gguf
+    [[ "$status" -eq 0 && "$output" == *"'mtp."*"left out: modules that predict tokens further on are not written to GGUF"* ]]
+    # Said to have none, it is passed over.
+    jq '.num_nextn_predict_layers = 0' m/config.json > bare/config.json
+    run -2 generate bare -p x --draft mtp
+    [[ $output == *"the model has no modules that predict tokens further on"* ]]
+    run -2 init-model -f qwen3-next-12m -t tokenizer.json "${set[@]}" --set num_nextn_predict_layers=2 -o x
+    [[ $output == *num_nextn_predict_layers* ]]
 }
 
 @test "mtp: a device trains with the losses of the cpu, and drafts its texts" {

@@ -22,16 +22,26 @@
 enum { V = 12, S = 48 };
 
 /* With so many modules. */
-#define CONFIG(modules)                                                                            \
-    "{\"model_type\":\"deepseek_v3\",\"vocab_size\":12,\"hidden_size\":32,"                          \
-    "\"intermediate_size\":48,\"num_hidden_layers\":2,\"num_attention_heads\":4,"                   \
-    "\"num_key_value_heads\":4,\"q_lora_rank\":14,\"kv_lora_rank\":20,\"qk_nope_head_dim\":12,"     \
-    "\"qk_rope_head_dim\":8,\"v_head_dim\":10,\"n_routed_experts\":8,\"n_shared_experts\":1,"       \
-    "\"num_experts_per_tok\":2,\"moe_intermediate_size\":16,\"first_k_dense_replace\":1,"           \
-    "\"n_group\":4,\"topk_group\":2,\"num_nextn_predict_layers\":" modules                          \
+#define CONFIG(modules)                                                                         \
+    "{\"model_type\":\"deepseek_v3\",\"vocab_size\":12,\"hidden_size\":32,"                     \
+    "\"intermediate_size\":48,\"num_hidden_layers\":2,\"num_attention_heads\":4,"               \
+    "\"num_key_value_heads\":4,\"q_lora_rank\":14,\"kv_lora_rank\":20,\"qk_nope_head_dim\":12," \
+    "\"qk_rope_head_dim\":8,\"v_head_dim\":10,\"n_routed_experts\":8,\"n_shared_experts\":1,"   \
+    "\"num_experts_per_tok\":2,\"moe_intermediate_size\":16,\"first_k_dense_replace\":1,"       \
+    "\"n_group\":4,\"topk_group\":2,\"num_nextn_predict_layers\":" modules                      \
     ",\"max_position_embeddings\":64,\"initializer_range\":0.3}"
 
 static const char config[] = CONFIG("1"), three[] = CONFIG("3");
+
+/* Two of its layers have states of all tokens. */
+static const char states[] =
+    "{\"model_type\":\"qwen3_next\",\"vocab_size\":12,\"hidden_size\":32,\"intermediate_size\":48,"
+    "\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":8,"
+    "\"partial_rotary_factor\":0.5,\"num_experts\":4,\"num_experts_per_tok\":2,"
+    "\"moe_intermediate_size\":16,\"shared_expert_intermediate_size\":16,"
+    "\"full_attention_interval\":2,\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,"
+    "\"linear_key_head_dim\":6,\"linear_value_head_dim\":4,\"num_nextn_predict_layers\":1,"
+    "\"max_position_embeddings\":64,\"initializer_range\":0.3}";
 
 static void open_model(const char *text, lm_loaded *w)
 {
@@ -205,8 +215,8 @@ static void greedy_texts_are_those_without_drafts(void **state)
     uint32_t want[3 * NEW], got[3 * NEW];
     lm_loaded w;
     (void)state;
-    for (int model = 0; model < 2; model++) {
-        open_model(model ? three : config, &w);
+    for (int model = 0; model < 3; model++) {
+        open_model(model == 2 ? states : model ? three : config, &w);
         for (int64_t batch = 1; batch <= 3; batch++) {
             continue_greedily(&w, 0, batch, want);
             for (int64_t draft = 1; draft <= 5; draft++) {
@@ -238,8 +248,7 @@ static double trained_loss(runner *r, const int32_t *text, int64_t n, int64_t j)
         ids_of(r, r->model->targets)[i] = -1;
         for (int64_t k = 0; k < r->model->config.ahead; k++) {
             ids_of(r, r->model->ahead_tokens[k])[i] = i + k + 1 <= n + j ? text[i + k + 1] : 0;
-            ids_of(r, r->model->ahead_targets[k])[i] =
-                k == j && i == n - 1 ? text[n + 1 + k] : -1;
+            ids_of(r, r->model->ahead_targets[k])[i] = k == j && i == n - 1 ? text[n + 1 + k] : -1;
         }
     }
     runner_run(r);
@@ -247,7 +256,7 @@ static double trained_loss(runner *r, const int32_t *text, int64_t n, int64_t j)
 }
 
 /* Draft j is that of module j in the graph that trains, for each text that drafts and draws have made. */
-static void each_module_drafts_its_token(void **state)
+static void check_modules(const char *of)
 {
     enum { SLOTS = 2, DRAFTS = 5, STEPS = 11 };
     static const lm_sample_attr plain = { .temperature = 1, .top_p = 1, .repetition_penalty = 1 };
@@ -260,8 +269,7 @@ static void each_module_drafts_its_token(void **state)
     int64_t compared[DRAFTS + 2] = { 0 };
     lm_loaded w;
     runner r;
-    (void)state;
-    open_model(three, &w);
+    open_model(of, &w);
     runner_new(&r, &w.config, &build, lm_cpu_detect(), 2);
     lm_generator *g = open_generator(&w, SLOTS, DRAFTS);
     lm_store_bind(w.store, r.model, r.exec);
@@ -276,7 +284,7 @@ static void each_module_drafts_its_token(void **state)
         const lm_draft_answer a = step(g, next, DRAFTS, &plain, 100 + (uint64_t)round);
         for (int s = 0; s < SLOTS; s++) {
             const int32_t *text = (const int32_t *)g->choice.seen.host + s * S;
-            for (int64_t j = 0; j < a.drafted[s] && j < 3; j++) {
+            for (int64_t j = 0; j < a.drafted[s] && j < w.config.ahead; j++) {
                 const double got = drafted_loss(g, s, j, text[used[s] + 1 + j]),
                              want = trained_loss(&r, text, used[s], j);
                 if (!(fabs(got - want) < 1e-3))
@@ -292,6 +300,14 @@ static void each_module_drafts_its_token(void **state)
     runner_free(&r);
     lm_generator_free(g);
     lm_loaded_fini(&w);
+}
+
+static void each_module_drafts_its_token(void **state)
+{
+    (void)state;
+    check_modules(config);
+    check_modules(three);
+    check_modules(states);
 }
 
 /* ---- the distribution ---- */
@@ -374,6 +390,7 @@ static void sampled_texts_have_the_distribution_of_the_model(void **state)
     check_distribution(config, 2);
     check_distribution(three, 2);
     check_distribution(three, 4);
+    check_distribution(states, 2);
 }
 
 static void what_cannot_draft_is_refused(void **state)
