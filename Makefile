@@ -245,8 +245,8 @@ check-asan: ## unit and command line tests with AddressSanitizer and UBSan
 	tests/run -b $B-asan unit cli
 
 TSAN_FLAGS := -O1 -g -fsanitize=thread
-TSAN_TESTS := base_par model_store train_trainer serve_threads
-check-tsan: ## the thread pool, the loading of weights, the trainer and pages that move with ThreadSanitizer
+TSAN_TESTS := base_par comm_threads model_store train_trainer serve_threads
+check-tsan: ## the thread pool, ranks that are threads, the loading of weights, the trainer and pages that move with ThreadSanitizer
 	$(MAKE) $(JOBS) B=$B-tsan CUDA=no CFLAGS='$(TSAN_FLAGS)' $(TSAN_TESTS:%=$B-tsan/tests/unit/test_%)
 	for t in $(TSAN_TESTS); do tests/run -b $B-tsan -t $$t unit || exit 1; done
 

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm.c -- the calls of a communicator: their arguments are checked here, once for all transports. */
+#include "comm/comm.h"
+
+#include "comm/comm_impl.h"
+
+int lm_comm_rank(const lm_comm *c)
+{
+    return c->rank;
+}
+
+int lm_comm_size(const lm_comm *c)
+{
+    return c->size;
+}
+
+static lm_code check_rank(const lm_comm *c, int rank, const char *call, lm_err *e)
+{
+    if (rank < 0 || rank >= c->size)
+        return lm_fail(e, LM_EBUG, call, NULL, "rank %d of %d", rank, c->size);
+    return LM_OK;
+}
+
+static lm_code check_type(lm_dtype d, const char *call, lm_err *e)
+{
+    switch (d) {
+    case LM_DTYPE_F64:
+    case LM_DTYPE_F32:
+    case LM_DTYPE_F16:
+    case LM_DTYPE_BF16:
+    case LM_DTYPE_I64:
+    case LM_DTYPE_I32:
+        return LM_OK;
+    default:
+        return lm_fail(e, LM_EBUG, call, NULL, "elements of this type are not combined");
+    }
+}
+
+lm_code lm_comm_barrier(lm_comm *c, lm_err *e)
+{
+    return c->transport->barrier(c, e);
+}
+
+lm_code lm_comm_all_reduce(lm_comm *c, const void *in, void *out, size_t n, lm_dtype d,
+                           lm_comm_op op, lm_err *e)
+{
+    return check_type(d, "all_reduce", e) ? e->code
+                                          : c->transport->all_reduce(c, in, out, n, d, op, e);
+}
+
+lm_code lm_comm_reduce_scatter(lm_comm *c, const void *in, void *out, const size_t *count,
+                               lm_dtype d, lm_comm_op op, lm_err *e)
+{
+    return check_type(d, "reduce_scatter", e)
+               ? e->code
+               : c->transport->reduce_scatter(c, in, out, count, d, op, e);
+}
+
+lm_code lm_comm_all_gather(lm_comm *c, const void *in, void *out, const size_t *bytes, lm_err *e)
+{
+    return c->transport->all_gather(c, in, out, bytes, e);
+}
+
+lm_code lm_comm_all_to_all(lm_comm *c, const void *in, const size_t *give, void *out,
+                           const size_t *take, lm_err *e)
+{
+    return c->transport->all_to_all(c, in, give, out, take, e);
+}
+
+lm_code lm_comm_broadcast(lm_comm *c, void *data, size_t bytes, int root, lm_err *e)
+{
+    return check_rank(c, root, "broadcast", e) ? e->code
+                                               : c->transport->broadcast(c, data, bytes, root, e);
+}
+
+/* A rank cannot wait for itself. */
+static lm_code check_other(const lm_comm *c, int rank, const char *call, lm_err *e)
+{
+    if (check_rank(c, rank, call, e))
+        return e->code;
+    return rank == c->rank ? lm_fail(e, LM_EBUG, call, NULL, "rank %d to itself", rank) : LM_OK;
+}
+
+lm_code lm_comm_send(lm_comm *c, int to, const void *data, size_t bytes, lm_err *e)
+{
+    return check_other(c, to, "send", e) ? e->code : c->transport->send(c, to, data, bytes, e);
+}
+
+lm_code lm_comm_recv(lm_comm *c, int from, void *data, size_t bytes, lm_err *e)
+{
+    return check_other(c, from, "recv", e) ? e->code : c->transport->recv(c, from, data, bytes, e);
+}
+
+lm_code lm_comm_split(lm_comm *c, int color, int key, lm_comm **out, lm_err *e)
+{
+    *out = NULL;
+    return c->transport->split(c, color, key, out, e);
+}
+
+void lm_comm_abort(lm_comm *c, const lm_err *why)
+{
+    c->transport->abort(c, why);
+}
+
+void lm_comm_free(lm_comm *c)
+{
+    if (c)
+        c->transport->free(c);
+}
