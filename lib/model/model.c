@@ -455,8 +455,9 @@ static bool is_head(const lm_config *c, const char *name)
 /* Of modules that are in the model, the copies alone. */
 static bool passes_over(const lm_model *m, const char *name)
 {
+    const int64_t layer = lm_ahead_layer(&m->config, name);
     lm_part of;
-    return m->build.ahead != LM_AHEAD_NONE && lm_ahead_layer(&m->config, name) >= 0
+    return layer >= 0 && lm_b_has_ahead(m, layer - m->config.layers)
                ? lm_ahead_is_copy(&m->config, name, &of)
                : lm_config_passes_over(&m->config, name);
 }

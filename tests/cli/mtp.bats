@@ -177,6 +177,13 @@ last() { # METRICS KEY
         grep -qE 'drafts: [0-9]+ of [0-9]+ tokens accepted \([0-9.]+ %\), [0-9.]+ tokens a step' said
         awk -v x="$(sed -E -n 's/.* ([0-9.]+) tokens a step/\1/p' said)" 'BEGIN { exit !(x > 1.5) }'
     done
+    # Of several modules, as many as there are drafts, or all of them.
+    small m3 num_nextn_predict_layers=3
+    train -q m3 data -o r3 --steps 60 --batch-size 4 --seq-len 32 --lr 5e-3
+    generate -q r3 "${ask[@]}" -n 21 --temperature 0 --ignore-eos > plain3
+    for n in 1 2 5; do
+        generate -q r3 "${ask[@]}" -n 21 --temperature 0 --ignore-eos --draft mtp --draft-tokens $n | cmp plain3 -
+    done
     # One at a time, and the end of a context.
     generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos -b 1 --draft mtp | cmp plain -
     generate -q r -p "the river" --context 9 -n 30 --temperature 0 --ignore-eos > short
