@@ -19,6 +19,14 @@
  * the table of T5 (arXiv:1910.10683, section 2.1; kernels/distance.h) has no more columns than distances that it
  * tells apart, and that of ALiBi (arXiv:2108.12409) has a column for each distance.
  *
+ * Blocks (the local and strided pattern of Phi-3-small, arXiv:2404.14219, section 2, and the global tokens of BigBird's
+ * internal construction, arXiv:2007.14062, section 2): with blocks.size > 0, which requires causal attention without a
+ * window and a bias, positions are counted from the first key of the document, lo[i], and query i of head h at position p
+ * sees, of the keys that it would see otherwise, those at positions r with one of
+ *   p / size - r / size < local     r / size < global     (r / size + offset(h)) mod stride = 0, with stride > 0
+ * where quotients are rounded down, and offset(h) is 1 + h max(1, stride / H rounded down), or 1 for all heads if they are
+ * homogeneous.  So documents side by side see what each sees alone.
+ *
  * attention     in  qkv [B*T,(H+K)D+K*E] act, lo [B*T] I32 (optional, 0), hi [B*T] I32 (optional, T),
  *                   sinks [H] F32 (optional), bias [H,Z] F32 (optional)
  *               out o [B*T,H*E] act, lse [B,H,T] F32
@@ -74,6 +82,12 @@ enum { LM_PAGE_UNIT = 16 };
 /* What the rows of a sequence are (ragged rows). */
 typedef enum { LM_ROWS_PROMPT, LM_ROWS_TOKEN } lm_rows_kind;
 
+/* size 0: all are seen. */
+typedef struct {
+    int64_t size, local, global, stride;
+    bool homogeneous;
+} lm_attention_blocks;
+
 typedef struct {
     int64_t batch, seq, heads, kv_heads, head_dim; /* seq 0: ragged rows */
     int64_t window;                                /* 0: none */
@@ -84,7 +98,15 @@ typedef struct {
     double soft_cap;   /* of the scores; 0: none */
     int64_t value_dim; /* E; 0: head_dim */
     int64_t bias_zero; /* the column of distance 0, with a bias */
+    lm_attention_blocks blocks;
 } lm_attention_attr;
+
+/* offset(h). */
+static inline int64_t lm_attention_offset(const lm_attention_blocks *b, int64_t heads, int64_t h)
+{
+    const int64_t step = b->stride / heads;
+    return b->homogeneous ? 1 : 1 + h * (step > 1 ? step : 1);
+}
 
 /* E. */
 static inline int64_t lm_attention_value_dim(const lm_attention_attr *a)

@@ -486,7 +486,7 @@ static void run_job(const attn_job *job, void *scratch)
 static bool fits(const lm_attention_attr *a)
 {
     return a->head_dim % 32 == 0 && a->head_dim <= 16 * MAX_TILES_D &&
-           lm_attention_value_dim(a) == a->head_dim;
+           lm_attention_value_dim(a) == a->head_dim && !a->blocks.size;
 }
 
 size_t lm_attention_packed_bytes_amx(const lm_attention_attr *a, int64_t keys)

@@ -235,19 +235,28 @@ static void run_job(const attn_job *job, void *scratch)
 static void attention(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    attn_run_split(c, run_job, scratch_bytes(a, a->seq), NULL);
+    if (a->blocks.size)
+        attn_fallback("attention", a)->run(c);
+    else
+        attn_run_split(c, run_job, scratch_bytes(a, a->seq), NULL);
 }
 
 static size_t attention_work(const lm_call *c, int threads)
 {
     const lm_attention_attr *a = c->attr;
-    return attn_run_work(threads, scratch_bytes(a, a->seq));
+    return a->blocks.size ? attn_fallback("attention", a)->work(c, threads)
+                          : attn_run_work(threads, scratch_bytes(a, a->seq));
 }
 
 static void attention_cached(const lm_call *c)
 {
+    const lm_attention_attr *a = c->attr;
     attn_seqs s = attn_seqs_of(c);
     attn_kinds k = attn_kinds_of(&s);
+    if (a->blocks.size) {
+        attn_fallback("attention_cached", a)->run(c);
+        return;
+    }
     attn_append(c);
     if (k.tokens)
         lm_attention_decode_avx512(c);
@@ -257,8 +266,11 @@ static void attention_cached(const lm_call *c)
 
 static size_t attention_cached_work(const lm_call *c, int threads)
 {
+    const lm_attention_attr *a = c->attr;
     attn_seqs s = attn_seqs_of(c);
     attn_kinds k = attn_kinds_of(&s);
+    if (a->blocks.size)
+        return attn_fallback("attention_cached", a)->work(c, threads);
     size_t few = k.tokens ? lm_attention_decode_work_avx512(c, threads) : 0;
     size_t many = k.prompts ? attn_run_work(threads, scratch_bytes(c->attr, attn_room(&s))) : 0;
     return attn_more(few, many);

@@ -205,8 +205,9 @@ LM_INLINE float exp_keys(lm_dtype t, float *s, int64_t from, int64_t to, float *
         top = vf_max(top, n < VF_LANES ? vf_keep_n(v, n, top) : v);
     });
     *max = vf_top(top);
+    vf shift = vf_set(*max == -INFINITY ? 0.0f : *max); /* blocks may hide all */
     VF_FOR(j, n, to - from, {
-        vf p = vf_exp(vf_get_any(LM_DTYPE_F32, s + from, j, n) - vf_set(*max));
+        vf p = vf_exp(vf_get_any(LM_DTYPE_F32, s + from, j, n) - shift);
         l += n < VF_LANES ? vf_keep_n(p, n, vf_zero()) : p;
         vf_put_any(LM_DTYPE_F32, s + from, j, vf_round_to(t, p), n);
     });
@@ -273,6 +274,23 @@ static void seen_by(const unit *x, int64_t i, int64_t *from, int64_t *to)
     *to = i >= x->fresh ? 0 : *to > DECODE_BLOCK ? DECODE_BLOCK : *to;
 }
 
+/* The same from the first to the last that one of query heads [h, h + n) sees. */
+static void seen_by_heads(const unit *x, int64_t i, int64_t h, int64_t n, int64_t *from,
+                          int64_t *to)
+{
+    int64_t first = *to, last = *from;
+    if (!x->mask.blocks || *from >= *to)
+        return;
+    for (int64_t r = 0; r < n; r++) {
+        int64_t lo = x->j0 + *from, hi = x->j0 + *to;
+        attn_narrow(&x->mask, h + r, i, &lo, &hi);
+        first = lo < hi && lo - x->j0 < first ? lo - x->j0 : first;
+        last = lo < hi && hi - x->j0 > last ? hi - x->j0 : last;
+    }
+    *from = first;
+    *to = last;
+}
+
 /* Query heads [h, h + R) of new row i, which see keys [from, to); part: their partial results. */
 LM_INLINE void attend(lm_dtype t, bool paged, int R, const decode *d, const unit *x, int64_t i,
                       int64_t h, int64_t from, int64_t to, float *const part[SHARE], float *scratch,
@@ -294,6 +312,8 @@ LM_INLINE void attend(lm_dtype t, bool paged, int R, const decode *d, const unit
             int64_t first = from / VF_LANES * VF_LANES;
             cap_scores(row + first, padded(to, VF_LANES) - first, (float)a->soft_cap);
         }
+        if (x->mask.blocks)
+            attn_hide(&x->mask, h + r, i, x->j0 + from, to - from, -INFINITY, row + from);
         part[r][1] = exp_keys(t, row, from, to, &part[r][0]);
         acc[r] = part[r] + PAD;
     }
@@ -320,9 +340,10 @@ LM_INLINE void decode_units(lm_dtype t, bool paged, void *ctx, int64_t begin, in
                 part[r][0] = -INFINITY;
                 part[r][1] = 0;
             }
+            int64_t h = x.kv * d->group + row % d->group;
+            seen_by_heads(&x, i, h, n, &from, &to);
             if (from >= to)
                 continue;
-            int64_t h = x.kv * d->group + row % d->group;
             const unit *next = row + n < d->rows ? &x : &after;
             if (n == SHARE)
                 attend(t, paged, SHARE, d, &x, i, h, from, to, part, scratch, next);

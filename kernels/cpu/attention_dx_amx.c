@@ -487,7 +487,7 @@ static void run_job(const attn_dx_job *job, void *scratch)
 
 static bool fits(const lm_attention_attr *a)
 {
-    return a->head_dim % 32 == 0 && lm_attention_value_dim(a) == a->head_dim;
+    return a->head_dim % 32 == 0 && lm_attention_value_dim(a) == a->head_dim && !a->blocks.size;
 }
 
 void lm_attention_dx_amx(const lm_call *c)

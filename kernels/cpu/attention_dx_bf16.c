@@ -437,10 +437,16 @@ static void run_job(const attn_dx_job *job, void *scratch)
 
 void lm_attention_dx_bf16(const lm_call *c)
 {
-    attn_dx_run(c, run_job, scratch_bytes(c->attr));
+    const lm_attention_attr *a = c->attr;
+    if (a->blocks.size)
+        attn_fallback("attention_dx", a)->run(c);
+    else
+        attn_dx_run(c, run_job, scratch_bytes(a));
 }
 
 size_t lm_attention_dx_bf16_work(const lm_call *c, int threads)
 {
-    return attn_run_work(threads, scratch_bytes(c->attr));
+    const lm_attention_attr *a = c->attr;
+    return a->blocks.size ? attn_fallback("attention_dx", a)->work(c, threads)
+                          : attn_run_work(threads, scratch_bytes(a));
 }

@@ -69,7 +69,7 @@ LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, int64
 
 /* p and ds of queries i0 .. i0+n-1 against the keys at j0, from scores and dP in their places. */
 LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
-                             const attn_drop *drop, uint64_t draw, int64_t i0, int64_t n,
+                             const attn_drop *drop, uint64_t draw, int64_t h, int64_t i0, int64_t n,
                              int64_t j0, bool capped)
 {
     float cap = (float)x->a->soft_cap;
@@ -96,6 +96,10 @@ LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
             vf_store(&w->ds[r][j], ds);
             vf_store(&w->p[r][j], vf_round_to(t, p * z));
         }
+        if (x->mask.blocks) {
+            attn_hide(&x->mask, h, i0 + r, j0, BC, 0, w->p[r]);
+            attn_hide(&x->mask, h, i0 + r, j0, BC, 0, w->ds[r]);
+        }
     }
 }
 
@@ -121,7 +125,8 @@ LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, cons
         for (int64_t i0 = job->q0; i0 < job->q1; i0 += BR) {
             int64_t n = job->q1 - i0 < BR ? job->q1 - i0 : BR;
             attn_span span = attn_span_of(&x->mask, i0, i0 + n);
-            if (span.hi <= j0 || span.lo >= j0 + width)
+            if (span.hi <= j0 || span.lo >= j0 + width ||
+                !attn_open(&x->mask, h, i0, i0 + n, j0, j0 + width))
                 continue;
             const float *q = w->q + i0 * ld, *dout = w->dout + i0 * ld;
             float *p = w->p[0], *ds = w->ds[0];
@@ -130,9 +135,9 @@ LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, cons
             if (x->bias.table)
                 add_biases(w->p, &x->bias, h, i0, n, j0);
             if (x->a->soft_cap > 0)
-                probabilities(t, w, x, drop, draw, i0, n, j0, true);
+                probabilities(t, w, x, drop, draw, h, i0, n, j0, true);
             else
-                probabilities(t, w, x, drop, draw, i0, n, j0, false);
+                probabilities(t, w, x, drop, draw, h, i0, n, j0, false);
             if (w->sums)
                 add_distances(w, i0, n, j0);
             if (job->keys) {

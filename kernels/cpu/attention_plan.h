@@ -13,7 +13,9 @@
 typedef struct {
     int64_t off, keys, window;
     bool causal;
-    const int32_t *lo, *hi; /* [queries] or NULL */
+    const int32_t *lo, *hi;            /* [queries] or NULL */
+    const lm_attention_blocks *blocks; /* NULL: none (attention_blocks.h) */
+    int64_t heads;                     /* with blocks */
 } attn_mask;
 
 static inline int64_t attn_start(const attn_mask *m, int64_t i)
@@ -112,6 +114,8 @@ static inline attn_mask attn_mask_of(const lm_attention_attr *a, const int32_t *
     return (attn_mask){ .keys = a->seq,
                         .window = a->window,
                         .causal = a->causal,
+                        .blocks = a->blocks.size > 0 ? &a->blocks : NULL,
+                        .heads = a->heads,
                         .lo = lo ? lo + b * a->seq : NULL,
                         .hi = hi ? hi + b * a->seq : NULL };
 }
@@ -119,8 +123,12 @@ static inline attn_mask attn_mask_of(const lm_attention_attr *a, const int32_t *
 /* The mask of sequence b of attention_cached. */
 static inline attn_mask attn_cached_mask(const lm_attention_attr *a, int64_t used, int64_t fresh)
 {
-    return (
-        attn_mask){ .off = used, .keys = used + fresh, .window = a->window, .causal = a->causal };
+    return (attn_mask){ .off = used,
+                        .keys = used + fresh,
+                        .window = a->window,
+                        .causal = a->causal,
+                        .blocks = a->blocks.size > 0 ? &a->blocks : NULL,
+                        .heads = a->heads };
 }
 
 #endif

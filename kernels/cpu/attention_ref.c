@@ -16,7 +16,8 @@ typedef struct {
     const lm_tensor *q, *k, *v;
     int64_t q_at, k_at, v_at; /* first element of the row, of key 0 and of value 0 */
     int64_t k_pitch, v_pitch; /* elements between keys and between values          */
-    int64_t start, end;       /* visible keys */
+    int64_t start, end;       /* visible keys, unless blocks hide them, */
+    int64_t origin;           /* which are counted from this key */
     const double *sink;       /* NULL: none */
     const lm_tensor *bias;    /* NULL: none; by distance, */
     int64_t h, at;            /* of head h, from the position of the query */
@@ -31,6 +32,18 @@ static int64_t line_of(const row_view *r, int64_t at, int64_t pitch, int64_t j)
     if (!r->pages)
         return at + j * pitch;
     return attn_cache_row(r->pages, r->a->kv_heads, r->kv, r->b, j, NULL) * pitch;
+}
+
+/* False if blocks hide key j. */
+static bool sees(const row_view *r, int64_t j)
+{
+    const lm_attention_blocks *b = &r->a->blocks;
+    if (!b->size)
+        return true;
+    int64_t query = (r->at - r->origin) / b->size, key = (j - r->origin) / b->size;
+    if (query - key < b->local || key < b->global)
+        return true;
+    return b->stride > 0 && (key + lm_attention_offset(b, r->a->heads, r->h)) % b->stride == 0;
 }
 
 static double score(const row_view *r, int64_t j)
@@ -55,7 +68,7 @@ static double softmax_row(const row_view *r, double *p)
 {
     double max = r->sink ? *r->sink : (double)-INFINITY, sum = r->sink ? 1 : 0;
     for (int64_t j = r->start; j < r->end; j++) {
-        p[j] = score(r, j);
+        p[j] = sees(r, j) ? score(r, j) : (double)-INFINITY;
         max = fmax(max, p[j]);
     }
     if (r->sink && max > -INFINITY)
@@ -74,8 +87,9 @@ static void weigh_values(const row_view *r, const double *p, const float *z, lm_
     for (int64_t d = 0; d < lm_attention_value_dim(r->a); d++) {
         double sum = 0;
         for (int64_t j = r->start; j < r->end; j++)
-            sum += rounded(o->dtype, p[j] * (z ? (double)z[j] : 1)) *
-                   get(r->v, line_of(r, r->v_at, r->v_pitch, j) + d);
+            if (sees(r, j))
+                sum += rounded(o->dtype, p[j] * (z ? (double)z[j] : 1)) *
+                       get(r->v, line_of(r, r->v_at, r->v_pitch, j) + d);
         set(o, at + d, sum);
     }
 }
@@ -98,6 +112,7 @@ static row_view view_of(const lm_attention_attr *a, const lm_tensor *qkv, const 
                        .v_pitch = pitch,
                        .h = h,
                        .at = i,
+                       .origin = m->lo && m->lo[i] > 0 ? m->lo[i] : 0,
                        .start = attn_start(m, i),
                        .end = attn_end(m, i) };
 }
@@ -163,6 +178,8 @@ static void row_dx(const lm_call *c, const row_view *r, const float *z, int64_t 
     for (int64_t d = 0; d < D; d++)
         dq[d] = 0;
     for (int64_t j = r->start; j < r->end; j++) {
+        if (!sees(r, j))
+            continue;
         double p = exp(score(r, j) - lse), keep = z ? (double)z[j] : 1, dp = 0;
         double p_act = rounded(dout->dtype, p * keep);
         for (int64_t d = 0; d < E; d++) {

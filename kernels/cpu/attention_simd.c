@@ -88,6 +88,8 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
         w->l[r] = 0;
     }
     for (int64_t j0 = span.lo / BC * BC; j0 < span.hi; j0 += BC) {
+        if (!attn_open(&job->mask, h, i0, i0 + n, j0, j0 + BC))
+            continue;
         mm(&(mm_args){ n, BC, D, w->q, ld, 1, w->kt + j0 * D, BC, w->s[0], BC, false });
         if (job->bias.table)
             add_biases(w->s, &job->bias, h, job->mask.off + i0, n, j0);
@@ -96,6 +98,8 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
         for (int64_t r = 0; r < n; r++) {
             int64_t from, to;
             visible(&job->mask, i0 + r, j0, &from, &to);
+            if (job->mask.blocks)
+                attn_hide(&job->mask, h, i0 + r, j0, BC, -INFINITY, w->s[r]);
             if (drop)
                 attn_drop_fill64(drop, draw + (uint64_t)(r * job->T + j0), w->z);
             softmax_row(t, w, r, from, to, drop != NULL);

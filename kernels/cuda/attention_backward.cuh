@@ -135,7 +135,11 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
 #pragma unroll
     for (int d = 0; d < D / 8; d++)
         dq[d] = mma_c{};
+    const query_tile tile_rows = tile_of(s, b, h, i0, rows);
     for (j0 = j0 / tile::cols * tile::cols; j0 < hi; j0 += tile::cols) {
+        j0 = next_tile(s.blocks, tile_rows, j0, hi, tile::cols);
+        if (j0 >= hi)
+            break;
         load_tile<T, D, tile::cols, tile::threads, TENSOR>(m.b, x.qkv + keys + j0 * pitch, pitch,
                                                            seq - j0, s.dim, s);
         load_tile<T, D, tile::cols, tile::threads, TENSOR>(m.b2, x.qkv + values + j0 * pitch, pitch,
@@ -146,6 +150,11 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
         product_rows<T, D, N, TENSOR>(dp, m.a2 + warp * 16 * ld, m.b2, m.box);
         add_biases<N>(s, c, h, j0 - i0 - warp * 16, 1);
         cap_scores<N>(s, c);
+        if (s.blocks.size) {
+            const int at[2] = { i[0] - first[0], i[1] - first[1] };
+            const int j[2] = { j0 - first[0], j0 - first[1] };
+            hide_keys<N>(c, seen_by_rows(s.blocks, (int)h, at, j, N), LM_HIDDEN_SCORE);
+        }
         unsigned kept = kept_queries(s, draws, i0 + warp * 16, j0, N);
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -221,6 +230,8 @@ __device__ inline void add_queries(const attn_shape &s, const attn_draws &draws,
     product_rows<T, D, N, TENSOR>(c, m.a + warp * 16 * ld, m.b, m.box);
     add_biases<N>(s, c, h, j0 - i0, -1);
     cap_scores<N>(s, c);
+    if (s.blocks.size)
+        hide_keys<N>(c, seen_by_columns(s.blocks, (int)h, i0, m.first, j0, N), LM_HIDDEN_SCORE);
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -285,6 +296,10 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
         for (int i0 = from / tile::cols * tile::cols; i0 < to; i0 += tile::cols) {
             const int64_t n = b * tiles + i0 / tile::cols;
             if (x.first[n] >= j0 + rows || x.end[n] <= j0)
+                continue;
+            const query_tile q =
+                tile_of(s, b, h, i0, seq - i0 < tile::cols ? seq - i0 : tile::cols);
+            if (next_tile(s.blocks, q, j0, j0 + 1, rows) != j0)
                 continue;
             load_queries<T, D, TENSOR>(s, x, b, h, i0, m);
             copies_done<TENSOR>();

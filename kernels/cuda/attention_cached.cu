@@ -111,8 +111,13 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
     load_tile<T, D>(c, &query[0].v[0], queries, c.dim, rows, TILE, packed);
     four sum[D / 32] = {};
     float max = -INFINITY, all = 0;
+    const int at = rows ? (int)(c.used[b] + i0) : 0;
+    const query_tile tile = { (int)h, at, at + rows, 0, true };
 #pragma unroll 1
     for (int64_t j0 = start; j0 < end; j0 += KEYS) {
+        j0 = next_tile(c.blocks, tile, (int)j0, (int)end, KEYS);
+        if (j0 >= end)
+            break;
         int there = end - j0 < KEYS ? (int)(end - j0) : KEYS;
         float s[KEYS / 8], top = max;
         __syncthreads();

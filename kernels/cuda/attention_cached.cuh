@@ -5,6 +5,7 @@
 #define LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 
 #include "kernels/cuda/attention_bias.cuh"
+#include "kernels/cuda/attention_blocks.cuh"
 #include "kernels/cuda/attention_sink.cuh"
 #include "kernels/cuda/device.cuh"
 
@@ -29,6 +30,7 @@ struct cached {
     float *lse;
     const float *sinks;
     bias_table bias;
+    block_mask blocks;
 };
 
 /* The operand that the sinks are, of attention_cached and of attention_step, and the bias of the former; -1: none. */
@@ -60,6 +62,7 @@ inline cached cached_of(const lm_call *call, int sinks, int bias)
     c.sinks = in_ptr<const float>(call, sinks);
     if (bias >= 0)
         c.bias = bias_of(call, bias, a);
+    c.blocks = blocks_of(a);
     return c;
 }
 
@@ -236,9 +239,12 @@ __device__ inline bool next_piece(const cached &c, tile_walk &w)
     return false;
 }
 
-/* A score of query row i of sequence b and head h with the key at position j, after the bias and the soft cap. */
+/* A score of query row i of sequence b and head h with the key at position j, which is not behind it, after the blocks,
+ * the bias and the soft cap. */
 __device__ inline float capped(const cached &c, float score, int64_t b, int64_t i, int64_t h, int j)
 {
+    if (c.blocks.size && !sees_key(c.blocks, (int)h, c.used[b] + (int)i, j))
+        return -INFINITY;
     if (c.bias.table)
         score += bias_at(c.bias, h, j - c.used[b] - i);
     return c.soft_cap > 0 ? c.soft_cap * tanhf(score / c.soft_cap) : score;

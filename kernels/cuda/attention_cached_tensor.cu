@@ -77,21 +77,29 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
     for (int d = 0; d < D / 8; d++)
         sum[d] = mma_c{};
 
-    int j0 = (int)top.start / tile::keys * tile::keys;
+    const int at0 = c.used[b] + (int)i0;
+    const query_tile mine = { (int)h, at0, at0 + rows, 0, true };
+    int j1, j0 = next_tile(s.blocks, mine, (int)top.start / tile::keys * tile::keys,
+                           (int)bottom.end, tile::keys);
     load_keys<T, D, SERVED, OF_KEYS>(k, c, s, keys, b, kv, j0, there - j0);
 #pragma unroll 1
-    for (; j0 < (int)bottom.end; j0 += tile::keys) {
+    for (; j0 < (int)bottom.end; j0 = j1) {
         copies_done<true>();
         __syncthreads(); /* k has arrived, and no warp reads v any longer */
         load_keys<T, D, SERVED, OF_VALUES>(v, c, s, values, b, kv, j0, there - j0);
         product_rows<T, D, N, true>(score, q + warp * 16 * ld, k, box);
         add_biases<N>(s, score, h, j0 - c.used[b] - (int)i0 - warp * 16, 1);
         cap_scores<N>(s, score);
+        if (s.blocks.size) {
+            const int i[2] = { at0 + warp * 16 + lane / 4, at0 + warp * 16 + lane / 4 + 8 };
+            const int j[2] = { j0, j0 };
+            hide_keys<N>(score, seen_by_rows(s.blocks, (int)h, i, j, N), -INFINITY);
+        }
         bool full = j0 >= bottom.start && j0 + tile::keys <= top.end;
         softmax_tile<N, D / 8>(x, score, sum, j0, full, ~0u, s.scale_log2);
         copies_done<true>();
         __syncthreads(); /* v has arrived, and no warp reads k any longer */
-        int j1 = j0 + tile::keys;
+        j1 = next_tile(s.blocks, mine, j0 + tile::keys, (int)bottom.end, tile::keys);
         if (j1 < (int)bottom.end)
             load_keys<T, D, SERVED, OF_KEYS>(k, c, s, keys, b, kv, j1, there - j1);
         product_cols<T, D, N, true>(sum, score, v, box);

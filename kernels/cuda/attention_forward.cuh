@@ -122,11 +122,12 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
     for (int d = 0; d < D / 8; d++)
         sum[d] = mma_c{};
 
-    int j0 = span.lo / tile::keys * tile::keys;
+    const query_tile mine = tile_of(s, b, h, i0, rows);
+    int j0 = next_tile(s.blocks, mine, span.lo / tile::keys * tile::keys, span.hi, tile::keys), j1;
     if (j0 < span.hi)
         load_tile<T, D, tile::keys, tile::threads, TENSOR>(k, keys + j0 * pitch, pitch, seq - j0,
                                                            s.dim, s);
-    for (; j0 < span.hi; j0 += tile::keys) {
+    for (; j0 < span.hi; j0 = j1) {
         copies_done<TENSOR>();
         __syncthreads(); /* k has arrived, and no warp reads v any longer */
         load_tile<T, D, tile::keys, tile::threads, TENSOR>(v, values + j0 * pitch, pitch, seq - j0,
@@ -134,12 +135,18 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
         product_rows<T, D, N, TENSOR>(c, q + warp * 16 * ld, k, box);
         add_biases<N>(s, c, h, j0 - i0 - warp * 16, 1);
         cap_scores<N>(s, c);
+        if (s.blocks.size) {
+            const int at = i0 + warp * 16 + lane / 4;
+            const int i[2] = { at - x.first[0], at + 8 - x.first[1] };
+            const int j[2] = { j0 - x.first[0], j0 - x.first[1] };
+            hide_keys<N>(c, seen_by_rows(s.blocks, (int)h, i, j, N), -INFINITY);
+        }
         bool full = j0 >= span.full_lo && j0 + tile::keys <= span.full_hi;
         unsigned kept = kept_queries(s, draws, i0 + warp * 16, j0, N);
         softmax_tile<N, D / 8>(x, c, sum, j0, full, kept, s.scale_log2);
         copies_done<TENSOR>();
         __syncthreads(); /* v has arrived, and no warp reads k any longer */
-        int j1 = j0 + tile::keys;
+        j1 = next_tile(s.blocks, mine, j0 + tile::keys, span.hi, tile::keys);
         if (j1 < span.hi)
             load_tile<T, D, tile::keys, tile::threads, TENSOR>(k, keys + j1 * pitch, pitch,
                                                                seq - j1, s.dim, s);

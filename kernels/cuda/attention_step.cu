@@ -176,7 +176,7 @@ static __device__ inline void part_softmax(const cached &c, int64_t b, int64_t i
     const int lane = (int)threadIdx.x % 32;
     for (int g = (int)threadIdx.x / 32; g < n; g += WARPS) {
         float *s = score + g * PART, top = -INFINITY, all = 0;
-        for (int j = lane; (c.soft_cap > 0 || c.bias.table) && j < m; j += 32)
+        for (int j = lane; (c.soft_cap > 0 || c.bias.table || c.blocks.size) && j < m; j += 32)
             s[j] = capped(c, s[j], b, i, h + g, (int)lo + j);
         for (int j = lane; j < m; j += 32)
             top = fmaxf(top, s[j]);
@@ -284,6 +284,32 @@ static __device__ inline void store_part(const step_args<T> &a, int64_t head, in
     }
 }
 
+/* True if one of the query heads that share key/value head kv sees one of m keys from position lo on. */
+static __device__ inline bool is_open(const cached &c, int64_t b, int64_t i, int64_t kv, int64_t lo,
+                                      int m)
+{
+    const int at = c.used[b] + (int)i;
+    bool open = !c.blocks.size;
+    for (int g = 0; g < c.group && !open; g++)
+        open = sees_tile(c.blocks, (int)kv * c.group + g, at, at + 1, (int)lo, (int)lo + m);
+    return open;
+}
+
+/* Part k without a key that one of n heads from `head` sees. */
+template <class T>
+static __device__ inline void store_nothing(const step_args<T> &a, int64_t head, int n, int64_t k)
+{
+    const int dim = a.c.vdim;
+#pragma unroll 1
+    for (int t = (int)threadIdx.x; t < n * dim; t += THREADS)
+        a.r.out[((head + t / dim) * a.parts + k) * dim + t % dim] = 0;
+#pragma unroll 1
+    for (int g = (int)threadIdx.x; g < n; g += THREADS) {
+        a.r.max[(head + g) * a.parts + k] = -INFINITY;
+        a.r.sum[(head + g) * a.parts + k] = 0;
+    }
+}
+
 /* ---- kernels ---- */
 
 /* Numbers in a packed access to partial results. */
@@ -356,9 +382,13 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n))
         const auto key = lines_of<SERVED, OF_KEYS>(c, a.keys, b, kv, lo);
         const auto value = lines_of<SERVED, OF_VALUES>(c, a.values, b, kv, lo);
         T *fresh = nullptr;
+        /* The part of the row's own key is open: a query sees its block. */
+        const bool open = is_open(c, b, i % c.seq, kv, lo, m);
+        if (!open)
+            store_nothing(a, head, c.group, k);
         /* Short rows have too few blocks to keep memory busy with their reads alone, so they
          * prefetch; all rows that do so have at most `few` parts. */
-        if (c.batch * c.seq * c.kv_heads * seen.count <= a.few) {
+        if (open && c.batch * c.seq * c.kv_heads * seen.count <= a.few) {
             if constexpr (SERVED) {
                 ask_for_lines(c, key, c.dim, m);
                 ask_for_lines(c, value, c.shared ? 0 : c.vdim, m);
@@ -376,7 +406,7 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n))
                                c.vdim);
         }
 #pragma unroll 1
-        for (int h0 = 0; h0 < c.group; h0 += G, head += G) {
+        for (int h0 = 0; open && h0 < c.group; h0 += G, head += G) {
             int n = c.group - h0 < G ? c.group - h0 : G;
             make_heads<T, N>(a, row, kv, h0, n, h0 ? nullptr : fresh, heads);
             __syncthreads();

@@ -16,6 +16,7 @@
 #define LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 
 #include "kernels/cuda/attention_bias.cuh"
+#include "kernels/cuda/attention_blocks.cuh"
 #include "kernels/cuda/attention_sink.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/philox.cuh"
@@ -46,6 +47,7 @@ struct attn_shape {
     const int32_t *lo, *hi; /* of documents; null: none */
     bias_table bias;
     float bias_by; /* 1 / scale, since scores are products of rows */
+    block_mask blocks;
 };
 
 /* Elements of a row of qkv, and of o. */
@@ -91,6 +93,7 @@ inline attn_shape attn_shape_of(const lm_call *c, int lo, int bias)
     s.hi = in_ptr<const int32_t>(c, lo + 1);
     s.bias = bias_of(c, bias, a);
     s.bias_by = (float)(1 / a->scale);
+    s.blocks = blocks_of(a);
     return s;
 }
 
@@ -108,6 +111,20 @@ __device__ inline int end_key(const attn_shape &s, int64_t b, int i)
     int hi = s.hi ? s.hi[b * s.seq + i] : seq;
     end = end < seq ? end : seq;
     return hi < end ? hi : end;
+}
+
+/* With blocks, and so without a window: the rows of queries from i0 of sequence b and head h. */
+__device__ inline query_tile tile_of(const attn_shape &s, int64_t b, int64_t h, int i0, int rows)
+{
+    query_tile q = {};
+    if (!s.blocks.size)
+        return q;
+    q.origin = first_key(s, b, i0);
+    q.one = q.origin == first_key(s, b, i0 + rows - 1);
+    q.h = (int)h;
+    q.i0 = i0 - q.origin;
+    q.i1 = q.i0 + rows;
+    return q;
 }
 
 /* ---- dropout: the multiplier's draw for key j of query i of (b, h) ---- */

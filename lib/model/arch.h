@@ -177,6 +177,9 @@ extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2
     lm_arch_gpt_oss, lm_arch_deepseek_v2, lm_arch_deepseek_v3, lm_arch_bert, lm_arch_bloom,
     lm_arch_t5, lm_arch_hybrid;
 
+/* Keys of the object block_sparse_attention of lm_hybrid, ended by NULL. */
+extern const char *const lm_block_sparse_keys[];
+
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
 /* By model_type; NULL: unknown. */

@@ -9,9 +9,12 @@
 #include "model/arch_llama.h"
 
 static const char *const keys[] = {
-    LM_KEYS_DECODER,  "hidden_act", "attention_bias", "mlp_bias", "layer_types",
-    "sliding_window", NULL
+    LM_KEYS_DECODER, "hidden_act",     "attention_bias",         "mlp_bias",
+    "layer_types",   "sliding_window", "block_sparse_attention", NULL
 };
+
+/* Of block-sparse attention: tiles of kernels are not cut finer than the unit; device kernels count in 32 bits. */
+enum { BLOCK_UNIT = 16, MOST_BLOCK = 1 << 24, MOST_BLOCKS = 1 << 24 };
 
 /* A word of layer_types.  read: what the config has for layers of the kind, into *y, which attends to all tokens. */
 typedef struct {
@@ -35,9 +38,48 @@ static lm_code read_sliding(const json_t *o, const char *where, lm_layer *y, lm_
     return LM_OK;
 }
 
+const char *const lm_block_sparse_keys[] = { "block_size",  "local_blocks", "global_blocks",
+                                             "vert_stride", "homo_head",    NULL };
+
+static lm_code read_block_sparse(const json_t *o, const char *where, lm_layer *y, lm_err *e)
+{
+    static const char object[] = "block_sparse_attention";
+    const json_t *b = json_object_get(o, object);
+    lm_attention_blocks *to = &y->blocks;
+    char inside[300];
+    const char *key;
+    json_t *v;
+
+    if (!json_is_object(b))
+        return lm_read_bad(where, object, e,
+                           "is not an object, but a layer is of the type block_sparse_attention");
+    snprintf(inside, sizeof inside, "%.200s: %s", where, object);
+    json_object_foreach((json_t *)(uintptr_t)b, key, v)
+    {
+        int i = 0;
+        while (lm_block_sparse_keys[i] && strcmp(lm_block_sparse_keys[i], key) != 0)
+            i++;
+        if (!lm_block_sparse_keys[i])
+            return lm_fail(e, LM_EFORMAT, inside,
+                           "it has block_size, local_blocks, global_blocks, vert_stride, homo_head",
+                           "unknown key \"%.40s\"", key);
+    }
+    if (lm_json_i64(b, "block_size", 1, MOST_BLOCK, &to->size, inside, e) ||
+        lm_json_i64(b, "local_blocks", 1, MOST_BLOCKS, &to->local, inside, e) ||
+        lm_json_i64_or(b, "global_blocks", 0, 0, MOST_BLOCKS, &to->global, inside, e) ||
+        lm_json_i64_or(b, "vert_stride", 0, 0, MOST_BLOCKS, &to->stride, inside, e) ||
+        lm_json_bool_or(b, "homo_head", false, &to->homogeneous, inside, e))
+        return e->code;
+    if (to->size % BLOCK_UNIT)
+        return lm_fail(e, LM_EFORMAT, inside, NULL,
+                       "\"block_size\": %" PRId64 " is not a multiple of %d", to->size, BLOCK_UNIT);
+    return LM_OK;
+}
+
 static const kind kinds[] = {
     { "full_attention", read_full },
     { "sliding_attention", read_sliding },
+    { "block_sparse_attention", read_block_sparse },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 

@@ -240,7 +240,8 @@ lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer)
                                 .causal = !y->bidirectional,
                                 .scale = y->scale,
                                 .site = layer,
-                                .soft_cap = y->soft_cap };
+                                .soft_cap = y->soft_cap,
+                                .blocks = y->blocks };
 }
 
 lm_vid lm_b_part_qkv(lm_builder *b, int64_t layer, lm_vid x)

@@ -63,6 +63,17 @@ static lm_code check_distances(const lm_config *c, const lm_build *b, int64_t la
                    layer);
 }
 
+/* Operators of coded caches and of policies read all tokens. */
+static lm_code check_blocks(const lm_config *c, const lm_build *b, int64_t layer, lm_err *e)
+{
+    if (!c->layer[layer].blocks.size || !(lm_b_coded(b, layer) || b->kv->policy))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where, "leave this layer's caches plain, and the policy out",
+                   "layer %" PRId64
+                   " has block-sparse attention, which reads plain caches of all tokens alone",
+                   layer);
+}
+
 /* Latents are kept as numbers: codes and policies are for heads of keys and values. */
 static lm_code check_latent(const lm_config *c, const lm_build *b, int64_t layer, lm_err *e)
 {
@@ -97,7 +108,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
         if (c->layer[l].attention == LM_ATTENTION_DELTA)
             continue;
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e) ||
-            check_latent(c, b, l, e) || check_distances(c, b, l, e))
+            check_latent(c, b, l, e) || check_distances(c, b, l, e) || check_blocks(c, b, l, e))
             return e->code;
         coded |= lm_b_coded(b, l);
     }

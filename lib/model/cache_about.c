@@ -86,6 +86,13 @@ static void write_layer(lm_jw *w, const lm_layer *y)
         lm_jw_bool(w, "pairs", y->latent.pairs);
     }
     lm_jw_int(w, "window", y->window);
+    if (y->blocks.size) {
+        lm_jw_int(w, "block_size", y->blocks.size);
+        lm_jw_int(w, "local_blocks", y->blocks.local);
+        lm_jw_int(w, "global_blocks", y->blocks.global);
+        lm_jw_int(w, "vert_stride", y->blocks.stride);
+        lm_jw_bool(w, "homo_head", y->blocks.homogeneous);
+    }
     lm_jw_f64(w, "scale", y->scale);
     lm_jw_f64(w, "soft_cap", y->soft_cap);
     lm_jw_int(w, "rope", y->rope);

@@ -13,6 +13,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "kernels/attention.h"
 #include "kernels/norm.h"
 
 typedef struct lm_arch lm_arch;             /* arch.h */
@@ -107,8 +108,10 @@ typedef struct {
     lm_latent latent;
     /* results of attention are weighed by sigmoids, which the product of queries makes too */
     bool out_gate;
-    int64_t rotary;     /* numbers of a head that are rotated; 0: all */
-    int64_t window;     /* keys that a query attends to, itself included; 0: all */
+    int64_t rotary; /* numbers of a head that are rotated; 0: all */
+    int64_t window; /* keys that a query attends to, itself included; 0: all */
+    /* blocks of keys, some of which a query sees; size 0: all keys */
+    lm_attention_blocks blocks;
     double scale;       /* scale of the scores */
     double soft_cap;    /* soft cap of the scores, cap * tanh(score / cap); 0: none */
     int rope;           /* index of the rotary table; -1: none */

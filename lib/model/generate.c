@@ -11,6 +11,7 @@
 #include "kernels/linear.h"
 #include "model/build.h"
 #include "numeric/code_rows.h"
+#include "op/attention_blocks.h"
 
 static const int64_t chunk_rows[CHUNKS] = { LM_KV_CHUNK, 64, 8 };
 
@@ -424,6 +425,11 @@ static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
     if (c->kind == LM_CACHE_STATE || c->kind == LM_CACHE_CONV_TAIL)
         return (double)y->slot_bytes;
     n = n < most ? n : most;
+    const lm_layer *x = &m->config.layer[c->layer];
+    if (x->blocks.size && n)
+        return y->row_bytes * (double)y->heads *
+               (lm_attention_block_pairs(&x->blocks, x->heads, n) -
+                lm_attention_block_pairs(&x->blocks, x->heads, n - 1));
     return y->row_bytes * (double)y->heads * (double)(window > 0 && window < n ? window : n);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "model/arch.h"
+#include "op/attention_blocks.h"
 
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
 {
@@ -513,12 +514,17 @@ int64_t lm_config_matmul_params(const lm_config *c)
     return counts_of(c).matmul;
 }
 
-double lm_config_train_flops(const lm_config *c, int64_t seq)
+/* The part of the pairs of a text of `seq` tokens that blocks leave. */
+static double seen_share(const lm_layer *y, int64_t seq)
 {
-    return lm_config_pair_flops(c, 1, (double)seq, (double)seq);
+    if (!y->blocks.size || seq < 1)
+        return 1;
+    return lm_attention_block_pairs(&y->blocks, y->heads, seq) /
+           ((double)seq * (double)(seq + 1) / 2);
 }
 
-double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near)
+/* seq: of a text, the mean. */
+static double pair_flops(const lm_config *c, double tokens, double pairs, double near, int64_t seq)
 {
     double all = 0;
     for (int64_t l = 0; l < c->layers; l++) {
@@ -528,7 +534,17 @@ double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, dou
             all += 1.5 * (double)(y->delta.heads * y->delta.key_dim * y->delta.value_dim) * tokens;
         else
             all += (double)(y->heads * (y->head_dim + lm_layer_value_dim(y))) / 2 *
-                   (y->window > 0 ? near : pairs);
+                   (y->window > 0 ? near : pairs * seen_share(y, seq));
     }
     return 6.0 * (double)lm_config_matmul_params(c) * tokens + 12.0 * all;
+}
+
+double lm_config_train_flops(const lm_config *c, int64_t seq)
+{
+    return pair_flops(c, 1, (double)seq, (double)seq, seq);
+}
+
+double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near)
+{
+    return pair_flops(c, tokens, pairs, near, tokens > 0 ? (int64_t)(2 * pairs / tokens) : 0);
 }

@@ -4,6 +4,7 @@
 
 #include "graph/passes.h"
 #include "op/attention_bias.h"
+#include "op/attention_blocks.h"
 #include "op/ops.h"
 
 static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
@@ -18,6 +19,7 @@ static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch
                                           { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E',
                                                              'D') },
                                           { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
+                                          LM_BLOCK_FIELDS(lm_attention_attr, blocks),
                                           { 0 } };
 static const lm_field attention_fields[] = {
     { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
@@ -33,6 +35,7 @@ static const lm_field attention_fields[] = {
     { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
     { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E', 'D') },
     { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
+    LM_BLOCK_FIELDS(lm_attention_attr, blocks),
     { 0 }
 };
 static const lm_field dbias_fields[] = {
@@ -69,13 +72,39 @@ static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
                   (long long)a->kv_heads))
         return e->code;
     return lm_expect(a->value_dim >= 0, "attention", e, "a value head of %lld numbers",
-                     (long long)a->value_dim);
+                     (long long)a->value_dim) ||
+                   lm_attention_check_blocks("attention", a, e)
+               ? e->code
+               : LM_OK;
+}
+
+lm_code lm_attention_check_blocks(const char *op, const lm_attention_attr *a, lm_err *e)
+{
+    const lm_attention_blocks *b = &a->blocks;
+    if (!b->size)
+        return LM_OK;
+    return lm_expect(b->size > 0 && b->local > 0 && b->global >= 0 && b->stride >= 0, op, e,
+                     "blocks of %lld keys, of which %lld local, %lld global and each %lld-th",
+                     (long long)b->size, (long long)b->local, (long long)b->global,
+                     (long long)b->stride) ||
+                   lm_expect(a->causal && !a->window, op, e,
+                             "blocks go with causal attention without a window")
+               ? e->code
+               : LM_OK;
+}
+
+lm_code lm_attention_check_no_blocks(const char *op, const lm_attention_attr *a, lm_err *e)
+{
+    return lm_expect(!a->blocks.size, op, e, "has no blocks of keys");
 }
 
 lm_code lm_attention_check_bias(const char *op, const lm_attention_attr *a, const lm_tensor *bias,
                                 lm_err *e)
 {
     const int64_t columns = lm_absent(bias) ? 0 : bias->dim[1];
+    if (lm_expect(lm_absent(bias) || !a->blocks.size, op, e,
+                  "biases by distance go with attention without blocks"))
+        return e->code;
     return lm_expect(lm_absent(bias) ? a->bias_zero == 0
                                      : a->bias_zero >= 0 && a->bias_zero < columns,
                      op, e, "distance 0 has column %lld of %lld columns of biases",
@@ -142,9 +171,39 @@ static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
     return lm_grad_give(s, n->in[0], dqkv, e);
 }
 
-/* Pairs of one head and sequence that are visible. */
+/* Of the numbers from .. to-1, those that are -offset modulo `stride`. */
+static int64_t strided(int64_t from, int64_t to, int64_t offset, int64_t stride)
+{
+    if (from >= to || stride <= 0)
+        return 0;
+    return (to - 1 + offset) / stride - (from - 1 + offset) / stride;
+}
+
+/* Blocks before block p that its queries see, of head h. */
+static int64_t blocks_before(const lm_attention_blocks *b, int64_t heads, int64_t h, int64_t p)
+{
+    const int64_t local = p + 1 < b->local ? p + 1 : b->local, far = p + 1 - local;
+    const int64_t global = far < b->global ? far : b->global;
+    return local - 1 + global + strided(global, far, lm_attention_offset(b, heads, h), b->stride);
+}
+
+double lm_attention_block_pairs(const lm_attention_blocks *b, int64_t heads, int64_t seq)
+{
+    double sum = 0;
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t p = 0; p * b->size < seq; p++) {
+            const int64_t left = seq - p * b->size, rows = left < b->size ? left : b->size;
+            sum += (double)rows *
+                   ((double)(blocks_before(b, heads, h, p) * b->size) + (double)(rows + 1) / 2);
+        }
+    return sum / (double)heads;
+}
+
+/* Pairs of one head and sequence that are visible, the mean of all heads. */
 static double visible_pairs(const lm_attention_attr *a)
 {
+    if (a->blocks.size)
+        return lm_attention_block_pairs(&a->blocks, a->heads, a->seq);
     double t = (double)a->seq, w = a->window > 0 && a->window < a->seq ? (double)a->window : t;
     double before = w * (w + 1) / 2 + (t - w) * w; /* with the query's own */
     return a->causal ? before : 2 * before - t;
@@ -170,11 +229,26 @@ static void draw_value_dim(lm_rng r, int i, bool cached, lm_attention_attr *a)
     a->value_dim = d[1];
 }
 
+/* Blocks, for a few of the examples that can have them; *seq is then more than a tile of any kernel. */
+static void draw_blocks(lm_rng r, int i, lm_attention_attr *a, int64_t *seq)
+{
+    static const int64_t sizes[] = { 3, 16, 16, 32, 48, 64 };
+    if (!a->causal || a->window || lm_example_draw(r, i, 30, 3))
+        return;
+    a->blocks = (lm_attention_blocks){ .size = sizes[lm_example_draw(r, i, 31, 6)],
+                                       .local = 1 + (int64_t)lm_example_draw(r, i, 32, 3),
+                                       .global = (int64_t)lm_example_draw(r, i, 33, 3),
+                                       .stride = (int64_t)lm_example_draw(r, i, 34, 9),
+                                       .homogeneous = lm_example_draw(r, i, 35, 3) == 0 };
+    *seq += (int64_t)lm_example_draw(r, i, 36, 200);
+    a->head_dim = a->head_dim > 32 ? 32 : a->head_dim;
+}
+
 void lm_attention_example_bias(lm_rng r, int i, int64_t distances, lm_attention_attr *a,
                                lm_tensor *bias)
 {
     int64_t columns = 1 + (int64_t)lm_example_draw(r, i, 20, 2 * (uint64_t)distances);
-    if (lm_example_draw(r, i, 21, 3))
+    if (a->blocks.size || lm_example_draw(r, i, 21, 3))
         return;
     a->bias_zero = (int64_t)lm_example_draw(r, i, 22, (uint64_t)columns);
     *bias = lm_shape2(LM_DTYPE_F32, a->heads, columns);
@@ -189,6 +263,8 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     lm_attention_attr attr = { .batch = b, .seq = t, .heads = h, .kv_heads = kv, .head_dim = d };
     attr.causal = lm_example_draw(r, i, 5, 4) != 0;
     attr.window = lm_example_draw(r, i, 6, 3) == 0 ? 1 + t / 3 : 0;
+    draw_blocks(r, i, &attr, &t);
+    attr.seq = t;
     attr.scale = 0.3;
     attr.dropout = lm_example_draw(r, i, 7, 5) == 0 ? 0.25 : 0;
     attr.site = i;
@@ -373,11 +449,20 @@ static int64_t cached_room(const lm_call *c)
     return c->out[1].dim[2] * (lm_absent(&c->in[5]) ? 1 : c->in[5].dim[1]);
 }
 
+/* Those of them that the query at the last one sees, the mean of all heads. */
+static double seen_of(const lm_attention_attr *a, int64_t room)
+{
+    const lm_attention_blocks *b = &a->blocks;
+    return b->size && room ? lm_attention_block_pairs(b, a->heads, room) -
+                                 lm_attention_block_pairs(b, a->heads, room - 1)
+                           : (double)room;
+}
+
 static void cached_cost(const lm_call *c, lm_cost *out)
 {
     const lm_attention_attr *a = c->attr;
     out->flops = 2.0 * (double)(c->in[0].dim[0] * a->heads) *
-                 (double)(a->head_dim + lm_attention_value_dim(a)) * (double)cached_room(c);
+                 (double)(a->head_dim + lm_attention_value_dim(a)) * seen_of(a, cached_room(c));
     out->bytes = lm_call_bytes(c);
 }
 
@@ -413,6 +498,7 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     lm_attention_attr attr = { .batch = b, .seq = t, .heads = h, .kv_heads = kv, .head_dim = d };
     attr.causal = true;
     attr.window = lm_example_draw(r, i, 7, 3) == 0 ? 1 + s / 3 : 0;
+    draw_blocks(r, i, &attr, &s);
     attr.scale = 0.3;
     attr.soft_cap = lm_example_draw(r, i, 12, 3) == 0 ? 1.5 : 0;
     draw_value_dim(r, i, true, &attr);

@@ -5,6 +5,7 @@
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 
+#include "op/attention_blocks.h"
 #include "op/example.h"
 #include "op/ops.h"
 
@@ -32,6 +33,7 @@ static const lm_field step_fields[] = {
     { LM_ATTR_FLAG(lm_attention_step_attr, attention.causal) },
     { LM_ATTR_REAL(lm_attention_step_attr, attention.scale) },
     { LM_ATTR_RARE_REAL(lm_attention_step_attr, attention.soft_cap) },
+    LM_BLOCK_FIELDS(lm_attention_step_attr, attention.blocks),
     { LM_ATTR_INT(lm_attention_step_attr, rotary_dim, 'R') },
     { LM_ATTR_REAL(lm_attention_step_attr, eps) },
     { LM_ATTR_RARE_FLAG(lm_attention_step_attr, plus_one) },

@@ -4,6 +4,7 @@
 
 #include "numeric/code_rows.h"
 #include "op/attention_bias.h"
+#include "op/attention_blocks.h"
 #include "op/kv_example.h"
 #include "op/ops.h"
 
@@ -104,6 +105,7 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
                                        : in[ROPE].dim[1] % 2 == 0 && in[ROPE].dim[1] <= x->head_dim,
                   "kv_attention", e,
                   "R of the rope table is not even, or above D, or place has none") ||
+        lm_attention_check_no_blocks("kv_attention", x, e) ||
         lm_attention_check_bias("kv_attention", x, &in[BIAS], e))
         return e->code;
     return lm_kv_check_sides("kv_attention", a, (const lm_tensor *[]){ &in[KEYS], &in[VALUES] },

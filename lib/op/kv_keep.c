@@ -3,6 +3,7 @@
 #include "kernels/kv_keep.h"
 
 #include "op/attention_bias.h"
+#include "op/attention_blocks.h"
 #include "op/kv_example.h"
 #include "op/ops.h"
 
@@ -48,6 +49,7 @@ static lm_code mass_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(!tail || in[KEYS].kv, "kv_mass", e, "residual and sinks go with coded pages") ||
         lm_expect(tail != lm_absent(&in[KTAIL]), "kv_mass", e,
                   "a tail goes with residual or sinks") ||
+        lm_attention_check_no_blocks("kv_mass", x, e) ||
         lm_attention_check_bias("kv_mass", x, &in[BIAS], e))
         return e->code;
     return lm_expect(!tail || in[KTAIL].dim[2] == a->residual + a->sinks, "kv_mass", e,

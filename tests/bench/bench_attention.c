@@ -19,19 +19,29 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/attention.h"
+#include "op/attention_blocks.h"
 #include "tests/bench/call.h"
 
 typedef struct {
     const char *name;
     int64_t B, T, H, K, D, document; /* mean length of documents; 0: one */
+    int64_t block;                   /* block-sparse with blocks of so many keys; 0: none */
 } shape;
 
+/* The pattern of Phi-3-small. */
+static lm_attention_blocks pattern(int64_t block)
+{
+    return (lm_attention_blocks){ .size = block, .local = 16, .stride = 8 };
+}
+
 static const shape shapes[] = {
-    { "gpt2-124m", 4, 256, 12, 12, 64, 0 },    { "gpt2-124m", 4, 1024, 12, 12, 64, 0 },
-    { "gpt2-124m", 1, 1024, 12, 12, 64, 170 }, { "gpt2-124m", 1, 1024, 12, 12, 64, 40 },
-    { "llama-1b", 1, 2048, 32, 8, 64, 0 },     { "llama-8b", 1, 2048, 32, 8, 128, 0 },
-    { "llama-8b", 1, 2048, 32, 8, 128, 170 },  { "head-80", 1, 1024, 32, 32, 80, 0 },
-    { "head-96", 1, 1024, 32, 32, 96, 0 },
+    { "gpt2-124m", 4, 256, 12, 12, 64, 0, 0 },    { "gpt2-124m", 4, 1024, 12, 12, 64, 0, 0 },
+    { "gpt2-124m", 1, 1024, 12, 12, 64, 170, 0 }, { "gpt2-124m", 1, 1024, 12, 12, 64, 40, 0 },
+    { "llama-1b", 1, 2048, 32, 8, 64, 0, 0 },     { "llama-8b", 1, 2048, 32, 8, 128, 0, 0 },
+    { "llama-8b", 1, 2048, 32, 8, 128, 170, 0 },  { "head-80", 1, 1024, 32, 32, 80, 0, 0 },
+    { "head-96", 1, 1024, 32, 32, 96, 0, 0 },     { "full", 1, 4096, 8, 8, 64, 0, 0 },
+    { "blocks", 1, 4096, 8, 8, 64, 0, 64 },       { "full", 1, 8192, 8, 8, 64, 0, 0 },
+    { "blocks", 1, 8192, 8, 8, 64, 0, 64 },
 };
 enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
@@ -119,12 +129,16 @@ static void measure(const shape *s, lm_dtype act)
                             .kv_heads = s->K,
                             .head_dim = s->D,
                             .causal = true,
-                            .scale = 1 / sqrt((double)s->D) };
+                            .scale = 1 / sqrt((double)s->D),
+                            .blocks = s->block ? pattern(s->block) : (lm_attention_blocks){ 0 } };
     int64_t n = s->B * s->T, wide = (s->H + 2 * s->K) * s->D;
     lm_tensor qkv = make(act, n, wide), dqkv = make(act, n, wide), o = make(act, n, s->H * s->D);
     lm_tensor dout = make(act, n, s->H * s->D), lse = make(LM_DTYPE_F32, s->B * s->H, s->T);
     double flops = 2.0 * (double)(s->B * s->H * s->D) * (double)s->T * (double)s->T;
     lm_tensor lo = { 0 };
+    if (s->block)
+        flops =
+            4.0 * (double)(s->B * s->H * s->D) * lm_attention_block_pairs(&a.blocks, s->H, s->T);
     if (s->document) {
         lo = make(LM_DTYPE_I32, n, 1);
         flops = 4.0 * (double)(s->H * s->D) * cut(s, lo.data);
@@ -150,7 +164,7 @@ static void measure(const shape *s, lm_dtype act)
 /* One token for each of B sequences over a cache of S positions: bytes of the cache per second.  E: of values; 0: as
  * keys; those of another size are the first numbers of the keys (latent attention). */
 static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t D, int64_t E,
-                             lm_dtype act)
+                             int64_t block, lm_dtype act)
 {
     static const lm_step step = { .seed = 1 };
     lm_attention_attr a = { .batch = B,
@@ -160,7 +174,8 @@ static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t
                             .head_dim = D,
                             .causal = true,
                             .scale = 1 / sqrt((double)D),
-                            .value_dim = E };
+                            .value_dim = E,
+                            .blocks = block ? pattern(block) : (lm_attention_blocks){ 0 } };
     const int sides = E ? 1 : 2;
     lm_tensor in[3] = { make(act, B, lm_attention_row(&a, !E)), make(LM_DTYPE_I32, B, 1),
                         make(LM_DTYPE_I32, B, 1) };
@@ -180,12 +195,16 @@ static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t
     };
     const lm_kernel *k = lm_cpu_kernel("attention_cached", act, level);
     double bytes = sides * (double)bytes_of(&out[1]), t = seconds(k, &c);
+    if (block)
+        bytes *= (lm_attention_block_pairs(&a.blocks, H, S) -
+                  lm_attention_block_pairs(&a.blocks, H, S - 1)) /
+                 (double)S;
     double peak = lm_ceiling_read(ceilings);
-    printf("decoding   B %2lld S %5lld H %2lld K %2lld D %3lld       %-5s %-7s %8.2f ms %8.1f GB/s"
+    printf("%-10s B %2lld S %5lld H %2lld K %2lld D %3lld       %-5s %-7s %8.2f ms %8.1f GB/s"
            " %5.1f %% of %.1f\n",
-           (long long)B, (long long)S, (long long)H, (long long)K, (long long)D, lm_dtype_name(act),
-           lm_cpu_level_name(k->level), t * 1e3, bytes / t * 1e-9, 100 * bytes / t / peak,
-           peak * 1e-9);
+           block ? "  blocks" : "decoding", (long long)B, (long long)S, (long long)H, (long long)K,
+           (long long)D, lm_dtype_name(act), lm_cpu_level_name(k->level), t * 1e3, bytes / t * 1e-9,
+           100 * bytes / t / peak, peak * 1e-9);
     for (int i = 0; i < 3; i++) {
         lm_block_free(in[i].data, bytes_of(&in[i]));
         if (out[i].data)
@@ -220,10 +239,12 @@ int main(int argc, char **argv)
             measure(&shapes[i], LM_DTYPE_F32);
     }
     if (!strncmp("decoding", only, strlen(only))) {
-        measure_decoding(8, 4096, 32, 8, 128, 0, LM_DTYPE_BF16);
-        measure_decoding(1, 16384, 12, 12, 64, 0, LM_DTYPE_BF16);
-        measure_decoding(1, 16384, 12, 12, 64, 0, LM_DTYPE_F32);
-        measure_decoding(1, 4096, 16, 1, 576, 512, LM_DTYPE_BF16);
+        measure_decoding(8, 4096, 32, 8, 128, 0, 0, LM_DTYPE_BF16);
+        measure_decoding(1, 16384, 12, 12, 64, 0, 0, LM_DTYPE_BF16);
+        measure_decoding(1, 16384, 12, 12, 64, 0, 0, LM_DTYPE_F32);
+        measure_decoding(1, 16384, 12, 12, 64, 0, 64, LM_DTYPE_BF16);
+        measure_decoding(1, 16384, 12, 12, 64, 0, 64, LM_DTYPE_F32);
+        measure_decoding(1, 4096, 16, 1, 576, 512, 0, LM_DTYPE_BF16);
     }
     lm_ceilings_free(ceilings);
     lm_par_free(par);

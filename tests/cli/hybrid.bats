@@ -80,3 +80,67 @@ loss() {
     grep -aq 'layers.1.mlp.down_proj' a/adapter_model.safetensors
     run ! grep -aq 'layers.1.self_attn.q_proj' a/adapter_model.safetensors
 }
+
+@test "block-sparse: blocks that cover everything are full attention, others are not; decoding and packing agree" {
+    kind=block_sparse_attention
+    for i in {1..9}; do # texts of several blocks, which are counted in each
+        printf '{"text":"'
+        for j in {1..12}; do
+            printf 'the river %d ran by the old bridge %d and the stones lay in the water. ' "$((i * j))" "$j"
+        done
+        echo '"}'
+    done > long.jsonl
+    mv long.jsonl t.jsonl
+    make full_attention full_attention -o full
+    object='block_sparse_attention={"block_size":16,"local_blocks":8}'
+    make $kind $kind --set "$object" -o all
+    [ "$(loss all)" = "$(loss full)" ]
+    object='block_sparse_attention={"block_size":16,"local_blocks":1,"global_blocks":1,"vert_stride":3}'
+    make $kind $kind --set "$object" -o m
+    [ "$(loss m)" != "$(loss full)" ]
+
+    shard-data -q --tokenizer tokenizer.json -o data t.jsonl
+    args=(--batch-size 4 --seq-len 128 --lr 1e-2 --lr-schedule constant --save-every 10)
+    train -q m data -o r20 --steps 20 "${args[@]}"
+    train -q m data -o r10 --steps 10 "${args[@]}"
+    train -q --resume r10 --steps 20
+    inspect-model --check r20 r10 > /dev/null
+    awk -v a="$(loss m)" -v b="$(loss r20)" 'BEGIN { exit !(b < a - 1) }'
+    generate -q r20 -p "the river" -n 90 --temperature 0 --ignore-eos > a
+    generate -q r20 -p "the old bridge" -n 90 --temperature 0 --ignore-eos > b
+    generate -q r20 --serve-batch 2 -p "the river" -p "the old bridge" -n 90 --temperature 0 --ignore-eos > both
+    cat a b | cmp - both
+}
+
+@test "block-sparse: coded caches and policies are refused before anything runs" {
+    make block_sparse_attention full_attention --set 'block_sparse_attention={"block_size":16,"local_blocks":2}' -o m
+    for kv in int8 snapkv; do
+        run generate m -p "the river" -n 4 --kv $kv
+        [ "$status" -eq 2 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"layer 0 has block-sparse attention, which reads plain caches of all tokens alone"* ]]
+    done
+    generate -q m -p "the river" -n 4 --kv 'layers.1=int8' > /dev/null
+}
+
+@test "block-sparse: wrong keys are refused in one line" {
+    check() {
+        run init-model -q block-sparse-5m -t tokenizer.json --set "$2" -o bad
+        [ "$status" -ne 0 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
+    }
+    check '"block_sparse_attention": is not an object' block_sparse_attention=null
+    check '"block_sparse_attention": is not an object' block_sparse_attention=64
+    check 'block_size' block_sparse_attention.block_size=0
+    check '"block_size": 24 is not a multiple of 16' block_sparse_attention.block_size=24
+    check 'block_size' block_sparse_attention.block_size=1e30
+    check 'block_size' block_sparse_attention.block_size=null
+    check 'local_blocks' block_sparse_attention.local_blocks=0
+    check 'global_blocks' block_sparse_attention.global_blocks=-1
+    check 'vert_stride' block_sparse_attention.vert_stride=1.5
+    check 'vert_stride' block_sparse_attention.vert_stride=99999999999
+    check 'homo_head' block_sparse_attention.homo_head=1
+    check 'unknown key "blocksize"' 'block_sparse_attention={"blocksize":16,"local_blocks":1}'
+    [ ! -e bad ]
+}

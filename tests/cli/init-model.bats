@@ -52,10 +52,11 @@ bloom-7b1 7069016064
 bloom-176b 176247271424
 bloom-12m 12221184
 hybrid-5m 5065472
+block-sparse-5m 5065472
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 43 ]
+    [ "${#lines[@]}" -eq 44 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

@@ -57,6 +57,18 @@ static inline lm_attention_attr attr_of(int64_t batch, int64_t seq, int64_t head
                                 .scale = 1 / sqrt((double)dim) };
 }
 
+/* Blocks of keys: multiples and parts of tiles, each of the ways to be seen, and blocks that hide nothing. */
+enum { BLOCKS = 7 };
+static inline lm_attention_blocks blocks_at(int i)
+{
+    static const lm_attention_blocks all[BLOCKS] = {
+        { 16, 1, 0, 0, false },  { 64, 2, 1, 4, false }, { 16, 2, 1, 3, true },
+        { 5, 1, 2, 0, false },   { 48, 1, 0, 5, false }, { 32, 3, 0, 8, false },
+        { 4000, 1, 0, 0, true },
+    };
+    return all[i % BLOCKS];
+}
+
 static inline kernel_case forward_of(const lm_attention_attr *a, lo_kind kind)
 {
     int64_t n = a->batch * a->seq;

@@ -14,6 +14,9 @@ typedef struct {
     double soft_cap;
 } story;
 
+/* Of all stories without a window from here on. */
+static lm_attention_blocks story_blocks;
+
 /* A story that is being run.  page 0: caches in one piece. */
 typedef struct {
     const story *s;
@@ -101,6 +104,8 @@ static inline void step_call(const telling *t, lm_attention_attr *a, instance *x
     *a = attr_of(s->batch, seq, s->heads, s->kv_heads, s->dim);
     a->window = s->window;
     a->soft_cap = s->soft_cap;
+    if (!s->window)
+        a->blocks = story_blocks;
     x->in[0] = room_for(t->act, 2, rows, t->qkv[0].dim[1], 0, 0);
     scatter(&x->in[0], 3);
     x->in[1] = room_for(LM_DTYPE_I32, 1, s->batch, 0, 0, 0);

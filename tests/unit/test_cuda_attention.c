@@ -162,6 +162,21 @@ static void test_masks(void **state)
     }
 }
 
+static void test_blocks(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 5 * BLOCKS; i++) {
+        lm_attention_attr a = attr_of(1, 290 - i, i % 3 ? 3 : 2, i % 3 ? 1 : 2,
+                                      i % 4   ? 16
+                                      : i % 8 ? 40
+                                              : 96);
+        a.blocks = blocks_at(i);
+        a.dropout = i % 5 == 4 ? 0.2 : 0;
+        a.soft_cap = i % 6 == 5 ? 0.5 : 0;
+        check_both(&a, (lo_kind)(i % 4), path_of(i), 0);
+    }
+}
+
 static void test_dropout(void **state)
 {
     (void)state;
@@ -273,11 +288,12 @@ static int close_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mma_layout), cmocka_unit_test(test_ldmatrix),
-        cmocka_unit_test(test_head_sizes), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_masks),      cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_soft_cap),   cmocka_unit_test(test_sharp_scores),
-        cmocka_unit_test(test_nan),        cmocka_unit_test(test_wide_heads),
+        cmocka_unit_test(test_mma_layout),   cmocka_unit_test(test_ldmatrix),
+        cmocka_unit_test(test_head_sizes),   cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_masks),        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_dropout),      cmocka_unit_test(test_soft_cap),
+        cmocka_unit_test(test_sharp_scores), cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_wide_heads),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

@@ -76,6 +76,16 @@ static void ragged_and_pages(void **state)
     shift = 0;
 }
 
+/* The same with blocks of keys. */
+static void blocks(void **state)
+{
+    for (int i = 1; i < 3; i++) {
+        story_blocks = blocks_at(i);
+        ragged_and_pages(state);
+    }
+    story_blocks = (lm_attention_blocks){ 0 };
+}
+
 /* Rows of the same number for all: pages give the bits of one piece. */
 static void even_rows(void **state)
 {
@@ -148,6 +158,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ragged_and_pages),
+        cmocka_unit_test(blocks),
         cmocka_unit_test(even_rows),
         cmocka_unit_test(without_statistics),
     };

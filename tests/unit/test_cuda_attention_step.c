@@ -22,6 +22,9 @@ typedef struct {
     lm_dtype act;
 } operands;
 
+/* Of all shapes without a window from here on. */
+static lm_attention_blocks step_blocks;
+
 /* ---- operands ---- */
 
 static lm_tensor tensor(lm_dtype d, int ndim, int64_t a, int64_t b, int64_t c, int64_t e)
@@ -74,6 +77,8 @@ static operands operands_of(const shape *s, lm_dtype act)
                                             .window = s->window,
                                             .causal = true,
                                             .scale = 1 / sqrt((double)s->dim) };
+    if (!s->window)
+        x.attr.attention.blocks = step_blocks;
     x.attr.rotary_dim = s->rotary;
     x.attr.eps = s->norm ? 1e-6 : 0;
     x.in[QKV] = tensor(act, 2, s->batch, (s->heads + 2 * s->kv_heads) * s->dim, 0, 0);
@@ -384,6 +389,17 @@ static void test_orders(void **state)
     }
 }
 
+/* The same with blocks of keys, of which parts of a cache show none. */
+static void test_blocks(void **state)
+{
+    step_blocks = (lm_attention_blocks){ .size = 48, .local = 2, .stride = 9 };
+    test_parts(state);
+    test_orders(state);
+    step_blocks = (lm_attention_blocks){ .size = 16, .local = 1, .global = 1 };
+    test_parts(state);
+    step_blocks = (lm_attention_blocks){ 0 };
+}
+
 /* ---- joining ---- */
 
 static uint64_t launches(void)
@@ -534,7 +550,7 @@ int main(void)
         cmocka_unit_test(test_parts),      cmocka_unit_test(test_orders),
         cmocka_unit_test(test_few_blocks), cmocka_unit_test(test_tickets),
         cmocka_unit_test(test_replay),     cmocka_unit_test(test_too_wide),
-        cmocka_unit_test(test_long_cache),
+        cmocka_unit_test(test_long_cache), cmocka_unit_test(test_blocks),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

@@ -86,6 +86,82 @@ static void visible_keys(void **state)
     }
 }
 
+/* Blocks of keys, in one document and in several, over many tiles. */
+static void blocks(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3 * BLOCKS; i++) {
+        lm_attention_attr a = attr_of(1 + i % 2, 517 - 20 * i, i % 3 ? 3 : 4, i % 3 ? 1 : 2, 24);
+        a.blocks = blocks_at(i);
+        a.dropout = i % 5 == 1 ? 0.2 : 0;
+        a.soft_cap = i % 5 == 2 ? 0.5 : 0;
+        a.value_dim = i % 7 == 3 ? 40 : 0;
+        check_both(&a, (lo_kind)(i % 4));
+    }
+}
+
+/* Blocks of which all are local give the bits of attention without. */
+static void all_blocks(void **state)
+{
+    (void)state;
+    for (int level = -1; level <= (int)lm_cpu_detect(); level++) {
+        const lm_dtype act = level < 0 ? LM_DTYPE_F64 : LM_DTYPE_F32;
+        const lm_kernel *kernel =
+            lm_cpu_kernel("attention", act, (lm_cpu_level)(level < 0 ? 0 : level));
+        lm_attention_attr dense = attr_of(1, 300, 2, 1, 32), sparse = dense;
+        sparse.blocks = (lm_attention_blocks){ .size = 16, .local = 19 };
+        kernel_case k = forward_of(&dense, DOCUMENTS), l = forward_of(&sparse, DOCUMENTS);
+        instance x, y;
+        build(&k, act, act, &x);
+        build(&l, act, act, &y);
+        run(&x, kernel, NULL);
+        run(&y, kernel, NULL);
+        assert_memory_equal(x.out[0].data, y.out[0].data, bytes_of(&x.out[0]));
+        sparse.blocks.local = 2;
+        run(&y, kernel, NULL);
+        assert_true(distance(&x.out[0], &y.out[0]) > 1e-2);
+        drop(&l, &y);
+        drop(&k, &x);
+    }
+}
+
+/* Documents in a row give what each gives alone: blocks are counted from their first tokens. */
+static void blocks_of_documents(void **state)
+{
+    (void)state;
+    enum { T = 300, H = 4, D = 16, ROW = (H + 2 * 2) * D };
+    static const int64_t cut[] = { 0, 101, 264, T };
+    static int32_t lo[T];
+    for (int d = 0; d < 3; d++)
+        for (int64_t i = cut[d]; i < cut[d + 1]; i++)
+            lo[i] = (int32_t)cut[d];
+    for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+        const lm_kernel *kernel = lm_cpu_kernel("attention", LM_DTYPE_F32, (lm_cpu_level)level);
+        lm_attention_attr all = attr_of(1, T, H, 2, D);
+        all.blocks = (lm_attention_blocks){ .size = 16, .local = 2, .global = 1, .stride = 4 };
+        kernel_case k = forward_of(&all, WHOLE);
+        k.in[1] = given(vec(I32, T), lo);
+        instance x;
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+        run(&x, kernel, NULL);
+        for (int d = 0; d < 3; d++) {
+            lm_attention_attr one = all;
+            one.seq = cut[d + 1] - cut[d];
+            kernel_case l = forward_of(&one, WHOLE);
+            instance y;
+            build(&l, LM_DTYPE_F32, LM_DTYPE_F32, &y);
+            memcpy(y.in[0].data, (float *)x.in[0].data + cut[d] * ROW, bytes_of(&y.in[0]));
+            run(&y, kernel, NULL);
+            lm_tensor part = x.out[0];
+            part.dim[0] = one.seq;
+            part.data = (float *)x.out[0].data + cut[d] * H * D;
+            assert_true(distance(&part, &y.out[0]) < 2e-6);
+            drop(&l, &y);
+        }
+        drop(&k, &x);
+    }
+}
+
 /* Many short documents, in sequences so long that threads divide the gradients of a head. */
 static void packed(void **state)
 {
@@ -351,16 +427,17 @@ static void cached(void **state)
     static const int64_t shapes[][5] = {
         /* T, H, K, D, S */
         { 1, 4, 2, 64, 600 }, { 1, 3, 1, 24, 300 }, { 2, 2, 2, 128, 40 }, { 37, 4, 2, 64, 100 },
-        { 9, 2, 1, 80, 64 },  { 1, 7, 1, 128, 90 }, { 3, 10, 2, 72, 33 },
+        { 9, 2, 1, 80, 64 },  { 1, 7, 1, 128, 90 }, { 3, 10, 2, 72, 33 }, { 150, 4, 2, 16, 400 },
     };
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 8; i++) {
         const int64_t *s = shapes[i];
         int32_t T = (int32_t)s[0], S = (int32_t)s[4];
         const int32_t used[3] = { 0, S / 2, S - T }, fresh[3] = { T, T > 1 ? T / 2 : 0, T };
         lm_attention_attr a = attr_of(3, T, s[1], s[2], s[3]);
-        for (int w = 0; w < 3; w++) {
+        for (int w = 0; w < 3 + BLOCKS; w++) {
             a.window = w == 1 ? 21 : 0;
-            a.soft_cap = w == 2 ? 0.5 : 0;
+            a.soft_cap = w == 2 || w == 5 ? 0.5 : 0;
+            a.blocks = w < 3 ? (lm_attention_blocks){ 0 } : blocks_at(w);
             kernel_case k = cached_of(&a, S, used, fresh);
             check_cached(&k, S);
         }
@@ -497,6 +574,9 @@ int main(void)
         cmocka_unit_test(value_heads),
         cmocka_unit_test(masks),
         cmocka_unit_test(visible_keys),
+        cmocka_unit_test(blocks),
+        cmocka_unit_test(all_blocks),
+        cmocka_unit_test(blocks_of_documents),
         cmocka_unit_test(packed),
         cmocka_unit_test(levels),
         cmocka_unit_test(not_finite),

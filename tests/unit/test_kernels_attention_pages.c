@@ -89,6 +89,17 @@ static void pages_and_cuts(void **state)
     }
 }
 
+/* The same with blocks of keys. */
+static void blocks(void **state)
+{
+    for (int i = 1; i < 3; i++) {
+        story_blocks = blocks_at(i);
+        ragged_is_right(state);
+        pages_and_cuts(state);
+    }
+    story_blocks = (lm_attention_blocks){ 0 };
+}
+
 /* Rows of the same number for all, as without pages; and the bits of a prompt are those of ragged rows. */
 static void even_rows(void **state)
 {
@@ -186,7 +197,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ragged_is_right), cmocka_unit_test(pages_and_cuts),
         cmocka_unit_test(even_rows),       cmocka_unit_test(company),
-        cmocka_unit_test(shared_pages),
+        cmocka_unit_test(shared_pages),    cmocka_unit_test(blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
