@@ -5,7 +5,7 @@
  * Row r of the cache of module k is that of the state of row r of the module before it (0: of the model) and token r + k + 1
  * (arXiv:2412.19437, section 2.2).  Of a slot whose caches have U rows, the last k + 1 of module k wait for tokens that were
  * not known: token U, which is appended now, and drafts.  So module k runs these rows, on states of module k - 1 that were made
- * just now, but for the first one, which waits in prior[k], and draws draft k.  Behind the last module further drafts are its
+ * just now, except for the first, which waits in prior[k], and draws draft k.  Behind the last module further drafts are its
  * own, on its own states in their place.  The model then runs the token and the drafts, and the modules behind it
  * (LM_AHEAD_RUNS), which fill the rows whose tokens stay.  Rows of rejected drafts stay in the caches, where the next step
  * overwrites them: those of module k are among its last k + 1.  A text of fewer rows, and a step that is to have fewer drafts
