@@ -103,14 +103,9 @@ static const char *meta(void *ctx, const char *key)
     return strcmp(key, LM_CODED_KEY) ? lm_model_source_meta(s->in, key) : NULL;
 }
 
-static lm_code finish(void *ctx, lm_err *e)
+static void let_go(void *ctx)
 {
     coded_source *s = ctx;
-    return lm_model_source_finish(s->in, e);
-}
-
-static void let_go(coded_source *s)
-{
     lm_st_plan_free(s->plan);
     lm_free(s->part);
     lm_free(s->planes);
@@ -119,14 +114,9 @@ static void let_go(coded_source *s)
     lm_free(s);
 }
 
-static void close_source(void *ctx)
-{
-    coded_source *s = ctx;
-    lm_model_source_close(s->in);
-    let_go(s);
-}
-
-static const lm_source_maker maker = { load, format, codes, NULL, meta, finish, close_source };
+static const lm_source_maker maker = {
+    .load = load, .format = format, .codes = codes, .meta = meta, .close = let_go
+};
 
 /* ---- the plan ---- */
 

@@ -50,9 +50,12 @@ static void close_import(void *ctx)
     lm_free(ctx);
 }
 
-static const lm_source_maker maker = {
-    load, format, codes, codes_in_file, meta, NULL, close_import
-};
+static const lm_source_maker maker = { .load = load,
+                                       .format = format,
+                                       .codes = codes,
+                                       .codes_in_file = codes_in_file,
+                                       .meta = meta,
+                                       .close = close_import };
 
 bool lm_is_gguf(const char *path)
 {

@@ -38,6 +38,7 @@ struct lm_model_source {
     const lm_st_plan *plan; /* made (source_made.h): the tensors */
     const lm_source_maker *by;
     void *ctx;
+    lm_model_source *below; /* that it was put over; NULL: none */
 
     pthread_rwlock_t lock;    /* protects the window and the position of the stream */
     const lm_st_tensor *held; /* the tensor whose bytes are in `window` */

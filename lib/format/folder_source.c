@@ -410,6 +410,7 @@ void lm_model_source_close(lm_model_source *m)
     lm_st_stream_close(m->stream);
     if (m->by)
         m->by->close(m->ctx);
+    lm_model_source_close(m->below);
     lm_folder_files_fini(&m->small);
     lm_names_free(m->missed, m->n_missed);
     lm_free(m->file);
@@ -559,8 +560,10 @@ const char *lm_model_source_meta_of(const lm_model_source *m, size_t i, const ch
 
 const char *lm_model_source_meta(const lm_model_source *m, const char *key)
 {
-    if (m->by)
+    if (m->by && m->by->meta)
         return m->by->meta(m->ctx, key);
+    if (m->below)
+        return lm_model_source_meta(m->below, key);
     if (m->stream)
         return lm_st_stream_meta(m->stream, key);
     return m->n_files ? lm_st_meta(m->file[0].st, key) : NULL;

@@ -91,20 +91,9 @@ static lm_code codes(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e)
     return LM_OK;
 }
 
-static const char *meta(void *ctx, const char *key)
-{
-    const fp8_source *s = ctx;
-    return lm_model_source_meta(s->in, key);
-}
-
-static lm_code finish(void *ctx, lm_err *e)
+static void let_go(void *ctx)
 {
     fp8_source *s = ctx;
-    return lm_model_source_finish(s->in, e);
-}
-
-static void let_go(fp8_source *s)
-{
     lm_st_plan_free(s->plan);
     lm_free(s->part);
     lm_free(s->codes);
@@ -113,14 +102,9 @@ static void let_go(fp8_source *s)
     lm_free(s);
 }
 
-static void close_source(void *ctx)
-{
-    fp8_source *s = ctx;
-    lm_model_source_close(s->in);
-    let_go(s);
-}
-
-static const lm_source_maker maker = { load, format, codes, NULL, meta, finish, close_source };
+static const lm_source_maker maker = {
+    .load = load, .format = format, .codes = codes, .close = let_go
+};
 
 /* ---- the plan ---- */
 

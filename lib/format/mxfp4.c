@@ -138,18 +138,9 @@ static const void *codes_in_file(void *ctx, const lm_st_tensor *t)
     return x->scales ? NULL : lm_model_source_codes_in_file(s->in, x->blocks);
 }
 
-static const char *meta(void *ctx, const char *key)
+static void let_go(void *ctx)
 {
-    return lm_model_source_meta(((mxfp4_source *)ctx)->in, key);
-}
-
-static lm_code finish(void *ctx, lm_err *e)
-{
-    return lm_model_source_finish(((mxfp4_source *)ctx)->in, e);
-}
-
-static void let_go(mxfp4_source *s)
-{
+    mxfp4_source *s = ctx;
     lm_st_plan_free(s->plan);
     lm_free(s->part);
     lm_free(s->bytes);
@@ -157,15 +148,9 @@ static void let_go(mxfp4_source *s)
     lm_free(s);
 }
 
-static void close_source(void *ctx)
-{
-    mxfp4_source *s = ctx;
-    lm_model_source_close(s->in);
-    let_go(s);
-}
-
-static const lm_source_maker maker = { load, format, codes,       codes_in_file,
-                                       meta, finish, close_source };
+static const lm_source_maker maker = {
+    .load = load, .format = format, .codes = codes, .codes_in_file = codes_in_file, .close = let_go
+};
 
 /* ---- the plan ---- */
 

@@ -107,7 +107,7 @@ lm_code lm_model_source_finish(lm_model_source *m, lm_err *e)
     lm_code rc = LM_OK;
 
     if (m->by)
-        return m->by->finish ? m->by->finish(m->ctx, e) : LM_OK;
+        return m->below ? lm_model_source_finish(m->below, e) : LM_OK;
     if (!forward(m) || m->ended)
         return check_spooled(m, e);
     pthread_rwlock_wrlock(&m->lock);

@@ -70,7 +70,9 @@ lm_code lm_model_source_make_over(lm_model_source **src, const json_t *config,
     if (!rc)
         rc = lm_model_source_make(&parts, &made, e);
     lm_folder_files_fini(&files);
-    if (!rc)
+    if (!rc) {
+        made->below = *src;
         *src = made;
+    }
     return rc;
 }

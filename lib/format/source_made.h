@@ -14,8 +14,8 @@ typedef struct {
     lm_code (*codes)(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e);
     /* As lm_model_source_codes_in_file; NULL: never. */
     const void *(*codes_in_file)(void *ctx, const lm_st_tensor *t);
-    const char *(*meta)(void *ctx, const char *key); /* NULL if absent */
-    lm_code (*finish)(void *ctx, lm_err *e); /* as lm_model_source_finish; NULL: nothing to do */
+    /* NULL if absent; a NULL function: as the model below has it (lm_model_source_make_over) */
+    const char *(*meta)(void *ctx, const char *key);
     void (*close)(void *ctx);
 } lm_source_maker;
 
@@ -32,7 +32,8 @@ typedef struct {
 lm_code lm_model_source_make(const lm_source_parts *p, lm_model_source **out, lm_err *e);
 
 /* Put a model made by functions over *src: the path, the tokenizer's files and generation_config.json are those of
- * *src.  `config` as in lm_source_parts.  *src is the new model; if this fails, it is unchanged. */
+ * *src.  `config` as in lm_source_parts.  *src is the new model, which finishes and closes the former one, but after
+ * by->close; if this fails, it is unchanged. */
 lm_code lm_model_source_make_over(lm_model_source **src, const json_t *config,
                                   const lm_st_plan *plan, const lm_source_maker *by, void *ctx,
                                   lm_err *e);
