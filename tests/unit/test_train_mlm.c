@@ -154,26 +154,31 @@ static void some_are_never_chosen(void **state)
 static void whole_words(void **state)
 {
     (void)state;
-    lm_mlm m = masks_of(true);
-    const int32_t piece[6] = {
-        5, 6, 9, 7, 2, 6
-    }; /* a word, a word of two pieces, a word, [CLS], a piece that begins */
-    int32_t token[N], target[N];
+    lm_mlm m = masks_of(true), each = masks_of(false);
+    /* a word of three pieces, a word, [CLS], and a piece that continues nothing */
+    const int32_t piece[6] = { 5, 6, 9, 7, 2, 6 };
+    int32_t token[N], target[N], alone[N];
     int64_t chosen = 0, pairs = 0;
     for (int w = 0; w < 200; w++) {
         for (int i = 0; i < N; i++)
             token[i] = piece[i % 6];
-        token[N - 1] = piece[5];
+        lm_mlm_apply(&each, 7, w, N, NULL, token, alone);
+        for (int i = 0; i < N; i++)
+            token[i] = piece[i % 6];
         lm_mlm_apply(&m, 7, w, N, NULL, token, target);
         for (int i = 0; i + 6 <= N; i += 6) {
-            assert_int_equal(target[i + 1] >= 0, target[i + 2] >= 0);
+            assert_int_equal(target[i] >= 0, target[i + 1] >= 0);
+            assert_int_equal(target[i] >= 0, target[i + 2] >= 0);
             assert_int_equal(target[i + 4], -1);
+            for (int k = 0; k < 6; k++) /* the draw of the place where a word begins */
+                assert_true(k == 1 || k == 2 || target[i + k] == alone[i + k]);
             pairs++;
-            chosen += target[i + 1] >= 0;
+            chosen += target[i] >= 0;
         }
     }
     about(chosen, pairs, 0.15);
     lm_mlm_fini(&m);
+    lm_mlm_fini(&each);
 }
 
 static void tokenizers_that_do_not_fit(void **state)
