@@ -124,19 +124,6 @@ static inline void feed(runner *r, int64_t virtual)
     }
 }
 
-static inline void fill_constants(runner *r)
-{
-    const lm_model *m = r->model;
-    for (int i = 0; i < m->n_constants; i++) {
-        const lm_model_const *c = &m->constant[i];
-        if (c->id)
-            memcpy(r->mem[c->value], c->id, (size_t)c->count * sizeof *c->id);
-        else
-            memcpy(r->mem[c->value], c->number, (size_t)c->count * sizeof *c->number);
-        lm_exec_bind(r->exec, c->value, r->mem[c->value]);
-    }
-}
-
 static inline lm_build build_of(lm_mode mode, lm_attach *a)
 {
     return (lm_build){ .mode = mode,

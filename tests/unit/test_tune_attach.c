@@ -3,6 +3,7 @@
  * with the adapter merged; virtual tokens against rows that are written by hand. */
 #include "attach_case.h"
 #include "tune/apply.h"
+#include "tune/join.h"
 
 /* ---- runs ---- */
 
@@ -239,7 +240,6 @@ static void check_adapter(int model, const char *text, bool merges)
     runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
     float *block = random_block(r.model);
     runner_weights(&r, block);
-    fill_constants(&r);
     feed(&r, lm_attach_virtual(a));
     assert_true(check_gradients(&r, text) > 0);
     if (merges) {
@@ -323,7 +323,6 @@ static void test_built_twice(void **state)
         runner_new(&r[i], &t.config, &b, LM_CPU_REF, 1);
         float *block = random_block(r[i].model);
         runner_weights(&r[i], block);
-        fill_constants(&r[i]);
         feed(&r[i], 0);
         runner_run(&r[i]);
         loss[i] = loss_sum(&r[i]);
@@ -334,6 +333,69 @@ static void test_built_twice(void **state)
     runner_free(&r[1]);
     lm_attach_free(a);
     json_decref(o);
+    tiny_end(&t);
+}
+
+/* Graphs that are built and freed one after another: each has the tensors, constants and nodes of the first, also where its
+ * model has the address of one that was freed. */
+static void check_rebuilt(const lm_config *c, const lm_build *b, const char *what)
+{
+    lm_err e = { 0 };
+    int slices = 0, constants = 0, again = 0;
+    size_t nodes = 0;
+    uintptr_t last = 0;
+    for (int i = 0; i < 16; i++) {
+        lm_model *m = NULL;
+        must(lm_model_build(c, b, &m, &e), &e);
+        if (i &&
+            (m->n_slices != slices || m->n_constants != constants || m->graph->n_nodes != nodes))
+            fail_msg("%s, graph %d: %d tensors, %d constants, %zu nodes, not %d, %d, %zu", what, i,
+                     m->n_slices, m->n_constants, m->graph->n_nodes, slices, constants, nodes);
+        slices = m->n_slices;
+        constants = m->n_constants;
+        nodes = m->graph->n_nodes;
+        again += last == (uintptr_t)m;
+        last = (uintptr_t)m;
+        lm_model_free(m);
+    }
+    if (!again)
+        print_message("%s: no address came twice in a row, as with a sanitizer\n", what);
+}
+
+/* Values that graphs of an adapter share are those of the graph that is built: tensors, rows of a prompt, and the masks of
+ * several adapters. */
+static void test_built_after_one_was_freed(void **state)
+{
+    static const char *const text[] = {
+        "{\"peft_type\":\"VERA\"," ALL "\"r\":3}",
+        "{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":3}",
+        "{\"peft_type\":\"LORA\"," ALL "\"r\":3}",
+        "{\"peft_type\":\"LORA\"," ALL "\"r\":2}",
+    };
+    enum { N = sizeof text / sizeof *text };
+    lm_err e = { 0 };
+    tiny t;
+    lm_attach *a[N];
+    lm_join *join = NULL;
+    json_t *o[N];
+    (void)state;
+    tiny_begin(&t, LLAMA);
+    for (int i = 0; i < N; i++) {
+        o[i] = adapter_of(text[i]);
+        must(lm_attach_new(&t.bases, &t.config, o[i], "adapter", &a[i], &e), &e);
+        lm_build b = build_of(LM_MODE_TRAIN, a[i]);
+        check_rebuilt(&t.config, &b, text[i]);
+    }
+    must(lm_join_new(a + N - 2, (const lm_st *const[]){ NULL, NULL }, 2, &join, &e), &e);
+    lm_build b = build_of(LM_MODE_GENERATE, NULL);
+    b.adapt = lm_join_adapter(join)->adapt;
+    b.chosen = true;
+    check_rebuilt(&t.config, &b, "two adapters");
+    lm_join_free(join);
+    for (int i = 0; i < N; i++) {
+        lm_attach_free(a[i]);
+        json_decref(o[i]);
+    }
     tiny_end(&t);
 }
 
@@ -375,7 +437,6 @@ static double drawn_loss(const char *text, const char *part, bool draws)
         lm_free(zero);
     }
     runner_weights(&r, block);
-    fill_constants(&r);
     feed(&r, 0);
     runner_run(&r);
     double loss = loss_sum(&r);
@@ -426,7 +487,6 @@ static void test_zero_row(void **state)
             block[p->offset + k] = 0; /* row 0 */
     }
     runner_weights(&r, block);
-    fill_constants(&r);
     feed(&r, 0);
     runner_run(&r);
     assert_true(isfinite(loss_sum(&r)));
@@ -628,6 +688,7 @@ int main(void)
         cmocka_unit_test(test_methods),
         cmocka_unit_test(test_beside),
         cmocka_unit_test(test_built_twice),
+        cmocka_unit_test(test_built_after_one_was_freed),
         cmocka_unit_test(test_virtual_gradients),
         cmocka_unit_test(test_bottleneck_gradients),
         cmocka_unit_test(test_prompt_is_rows),

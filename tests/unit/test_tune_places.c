@@ -229,7 +229,6 @@ static void begin(place_case *p, int model, const char *text, lm_mode mode, bool
 static double run(place_case *p, int64_t virtuals)
 {
     runner_weights(&p->r, p->block);
-    fill_constants(&p->r);
     feed(&p->r, virtuals);
     runner_run(&p->r);
     return loss_sum(&p->r);
