@@ -4,11 +4,11 @@
  * kv_mass       (no gradient)
  *               in  qkv [N,(H+2K)D] act, lse [N,H] F32, used [B] I32, fresh [B] I32, from [B] I32, first [B+1] I32
  *                   (optional), table [B,P] I32 (optional), keys [G,K,S,D] act, plain or with `kv`, slot [B] I32,
- *                   ktail [L,K,R,D] act (optional, R = sinks + residual), bias [H,Z] F32 (optional)
+ *                   ktail [L,K,R,D] act (optional, R = sinks + residual)
  *               out mass [L,K,M] F32, in place
  *               Adds to mass[slot[b], k, j] the probabilities that the new rows of sequence b give to token j, summed
  *               over the rows at positions from[b] and above, and over the query heads of key head k: exp(s - lse), s
- *               the score of kernels/attention.h (scale, bias, soft_cap, window), lse that of attention_cached or of
+ *               the score of kernels/attention.h (scale, soft_cap, window), lse that of attention_cached or of
  *               kv_attention for the same rows.  Tokens below used[b] are in the cache, as these two operators
  *               read it (kernels/attention.h without coded pages, otherwise kernels/kv.h); the new rows are tokens
  *               used[b] and up, and are read from qkv.  used[b] + fresh[b] is at most M.
@@ -26,7 +26,7 @@
 #include "kernels/kv.h"
 
 typedef struct {
-    lm_attention_attr attention; /* batch B; causal; no dropout; seq 0 with `first` */
+    lm_attention_attr attention; /* batch B; causal; no dropout, no bias; seq 0 with `first` */
     int64_t residual, sinks;     /* of the keys, as lm_kv_attr */
 } lm_kv_mass_attr;
 

@@ -3,21 +3,20 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/attention_bias.h"
 #include "kernels/cpu/kv_mass.h"
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 #include "numeric/code_rows.h"
 
-/* The score of query head h of new row i with the key of token j. */
-static double score(const mass_seq *s, int64_t h, int64_t i, int64_t j, const double *k)
+/* The score of query head h of new row i with key k. */
+static double score(const mass_seq *s, int64_t h, int64_t i, const double *k)
 {
     const lm_attention_attr *a = &s->a->attention;
     const lm_tensor *qkv = &s->c->in[MASS_QKV];
     double sum = 0;
     for (int64_t d = 0; d < a->head_dim; d++)
         sum += k[d] * get(qkv, ((s->row + i) * (a->heads + 2 * a->kv_heads) + h) * a->head_dim + d);
-    sum = sum * a->scale + attn_bias(a, opt_in(s->c, MASS_BIAS), h, j - s->used - i);
+    sum *= a->scale;
     return a->soft_cap > 0 ? a->soft_cap * tanh(sum / a->soft_cap) : sum;
 }
 
@@ -40,8 +39,8 @@ static void weigh_token(const mass_seq *s, int64_t j)
     for (int64_t i = s->seen; i < s->fresh; i++)
         for (int64_t h = s->kv * group; h < (s->kv + 1) * group; h++)
             if (j >= attn_start(&s->mask, i) && j < attn_end(&s->mask, i))
-                sum += exp(score(s, h, i, j, k) -
-                           get(&s->c->in[MASS_LSE], (s->row + i) * a->heads + h));
+                sum +=
+                    exp(score(s, h, i, k) - get(&s->c->in[MASS_LSE], (s->row + i) * a->heads + h));
     lm_tensor *mass = &s->c->out[0];
     int64_t at = (s->slot * mass->dim[1] + s->kv) * mass->dim[2] + j;
     set(mass, at, get(mass, at) + sum);

@@ -173,15 +173,12 @@ static void score_tiles(const mass_scratch *w, int64_t D, int64_t n)
 }
 #endif
 
-/* Add the probabilities of a row of scores, of which [from, to) are visible; the first key has that distance. */
-LM_INLINE void add_row(const lm_attention_attr *a, float *s, float scale, const attn_biases *bias,
-                       int64_t h, int64_t distance, int64_t from, int64_t to, float lse,
-                       vf sum[MASS_KEYS_AT_ONCE / VF_LANES])
+/* Add the probabilities of a row of scores, of which [from, to) are visible. */
+LM_INLINE void add_row(const lm_attention_attr *a, float *s, float scale, int64_t from, int64_t to,
+                       float lse, vf sum[MASS_KEYS_AT_ONCE / VF_LANES])
 {
     for (int64_t x = 0; x < MASS_KEYS_AT_ONCE && scale != 1; x += VF_LANES)
         vf_store(s + x, vf_load(s + x) * vf_set(scale));
-    if (bias->table)
-        add_bias_line(s, bias, h, distance, MASS_KEYS_AT_ONCE);
     if (a->soft_cap > 0)
         cap_scores(s, MASS_KEYS_AT_ONCE, (float)a->soft_cap);
     for (int64_t x = 0; x < MASS_KEYS_AT_ONCE; x += VF_LANES) {
@@ -197,7 +194,6 @@ LM_INLINE void weigh_keys(lm_dtype t, const mass_call *m, const mass_seq *s, int
     const lm_attention_attr *a = &s->a->attention;
     const float *lse = m->c->in[MASS_LSE].data;
     int64_t group = a->heads / a->kv_heads, D = a->head_dim, rows = (s->fresh - first) * group;
-    const attn_biases bias = attn_biases_of(m->c, MASS_BIAS, a);
     bool coded = m->prepared > 0, few = rows <= MASS_FEW && !coded, tiles = false;
     vf sum[MASS_KEYS_AT_ONCE / VF_LANES];
 #ifdef MASS_TILES
@@ -225,8 +221,8 @@ LM_INLINE void weigh_keys(lm_dtype t, const mass_call *m, const mass_seq *s, int
         for (int64_t r = 0; r < n; r++) {
             int64_t i = first + (r0 + r) / group, h = s->kv * group + (r0 + r) % group, from, to;
             visible(&s->mask, i, j0, &from, &to);
-            add_row(a, w->s + r * MASS_KEYS_AT_ONCE, tiles ? (float)a->scale : 1, &bias, h,
-                    j0 - s->used - i, from, to, lse[(s->row + i) * a->heads + h], sum);
+            add_row(a, w->s + r * MASS_KEYS_AT_ONCE, tiles ? (float)a->scale : 1, from, to,
+                    lse[(s->row + i) * a->heads + h], sum);
         }
     }
     for (int64_t x = 0; x < j1 - j0; x += VF_LANES) {

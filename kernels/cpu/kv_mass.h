@@ -17,15 +17,14 @@ enum {
     MASS_TABLE,
     MASS_KEYS,
     MASS_SLOT,
-    MASS_KTAIL,
-    MASS_BIAS
+    MASS_KTAIL
 };
 
 typedef struct {
     const lm_call *c;
     const lm_kv_mass_attr *a;
-    int64_t kv, row, used, fresh,
-        seen;             /* row: the first in qkv; seen: new rows before the first that counts */
+    int64_t kv, used, fresh;
+    int64_t row, seen;    /* the first in qkv; new rows before the first that counts */
     int64_t page, coded;  /* tokens of a page; tokens [sinks, coded) are coded */
     const int32_t *pages; /* NULL: the cache of a sequence is one page, number `b` */
     int64_t b, slot;

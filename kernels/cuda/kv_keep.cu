@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS_IN, SLOT, KTAIL, BIAS };
+enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS_IN, SLOT, KTAIL };
 
 static kv_weighing weighing_of(const lm_call *call)
 {
@@ -109,7 +109,6 @@ static kv_weighing weighing_of(const lm_call *call)
     a.r.fresh = in_ptr<const int32_t>(call, FRESH);
     a.side = kv_side_of(&call->in[KEYS_IN], call->n_in > KTAIL ? &call->in[KTAIL] : nullptr,
                         attr->residual, attr->sinks);
-    a.r.bias = bias_of(call, BIAS, &attr->attention);
     a.lse = in_ptr<const float>(call, LSE);
     a.from = in_ptr<const int32_t>(call, FROM);
     a.mass = out_ptr<float>(call, 0);

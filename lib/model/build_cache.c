@@ -265,8 +265,9 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
     return rotate(b, &back, o[0]);
 }
 
-/* Numbers of tokens that stay: attention appends the new ones, which are then put where the policy wants them. */
-static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks, lm_vid bias,
+/* Numbers of tokens that stay: attention appends the new ones, which are then put where the policy wants them.  Layers with
+ * biases by distance have no policy (check_distances). */
+static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks,
                              const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -275,7 +276,7 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid si
     const lm_kv_mass_attr mass = { .attention = *attr };
     coded_cache c;
     make_coded(b, layer, &a, &c);
-    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table, sinks, bias };
+    lm_vid in[] = { qkv, k->used, m->fresh, LM_NONE, LM_NONE, k->table, sinks, LM_NONE };
     lm_vid out[] = { LM_NONE, c.pages[0], c.pages[1], k->mass >= 0 ? LM_NONE : LM_SKIP };
     lm_vid write[] = { qkv, k->used, m->fresh, LM_NONE, k->table, LM_NONE, k->row };
     lm_vid stored[] = { c.pages[0], c.pages[1], LM_SKIP, LM_SKIP };
@@ -288,7 +289,7 @@ static lm_vid kept_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid si
 
 /* A prompt whose tokens will be read at other positions: numbers in one page, keys from before their rotation, and token
  * j at position j. */
-static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid sinks, lm_vid bias,
+static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid sinks,
                                const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
@@ -314,7 +315,7 @@ static lm_vid ranked_attention(lm_builder *b, int64_t layer, lm_vid rows, lm_vid
                     rope,
                     LM_NONE,
                     sinks,
-                    bias };
+                    LM_NONE };
     lm_vid write[] = { rows, m->used, m->fresh, LM_NONE, table, LM_NONE, LM_NONE };
     lm_vid out[] = { LM_NONE, LM_SKIP }, stored[] = { keys, values, LM_SKIP, LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, out, b->e) ||
@@ -329,10 +330,10 @@ lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid si
     const lm_build *o = &b->m->build;
     const lm_kv_side *side = o->kv ? &o->kv->side[2 * layer] : NULL;
     if (lm_b_ranked(o, layer))
-        return o->whole ? ranked_attention(b, layer, qkv, sinks, bias, attr)
+        return o->whole ? ranked_attention(b, layer, qkv, sinks, attr)
                         : coded_attention(b, layer, qkv, sinks, bias, attr);
     if (lm_b_kept(o, layer) && !o->whole && !side[LM_KV_K].format && !side[LM_KV_V].format)
-        return kept_attention(b, layer, qkv, sinks, bias, attr);
+        return kept_attention(b, layer, qkv, sinks, attr);
     return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, sinks, bias, attr)
                                            : plain_attention(b, layer, qkv, sinks, bias, attr);
 }

@@ -99,8 +99,8 @@ lm_vid lm_b_add_masses(lm_builder *b, int64_t layer, const lm_kv_mass_attr *a, l
     const lm_kept_layer *k = &m->kept[layer];
     bool whole = m->build.whole;
     lm_vid used = whole ? m->used : k->used;
-    lm_vid in[] = { qkv,  lse,     used,  m->fresh, whole ? m->from : used, LM_NONE, k->table,
-                    keys, m->slot, ktail, LM_NONE };
+    lm_vid in[] = { qkv,     lse,      used, m->fresh, whole ? m->from : used,
+                    LM_NONE, k->table, keys, m->slot,  ktail };
     lm_vid out[] = { k->mass };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_mass, a, in, out, b->e))
         return LM_NONE;

@@ -2,7 +2,6 @@
 /* kv_keep.c -- masses of cached tokens, and rows of those that stay. */
 #include "kernels/kv_keep.h"
 
-#include "op/attention_bias.h"
 #include "op/attention_blocks.h"
 #include "op/kv_example.h"
 #include "op/ops.h"
@@ -22,13 +21,11 @@ static const lm_field mass_fields[] = { { LM_ATTR_INT(lm_kv_mass_attr, attention
                                         { LM_ATTR_INT(lm_kv_mass_attr, attention.window, 0) },
                                         { LM_ATTR_REAL(lm_kv_mass_attr, attention.scale) },
                                         { LM_ATTR_RARE_REAL(lm_kv_mass_attr, attention.soft_cap) },
-                                        { LM_ATTR_RARE_INT(lm_kv_mass_attr, attention.bias_zero, 0,
-                                                           0) },
                                         { LM_ATTR_INT(lm_kv_mass_attr, residual, 0) },
                                         { LM_ATTR_INT(lm_kv_mass_attr, sinks, 0) },
                                         { 0 } };
 
-enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS, SLOT, KTAIL, BIAS, N_IN };
+enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS, SLOT, KTAIL, N_IN };
 
 static lm_code mass_shape(lm_call *c, unsigned want, lm_err *e)
 {
@@ -49,8 +46,7 @@ static lm_code mass_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(!tail || in[KEYS].kv, "kv_mass", e, "residual and sinks go with coded pages") ||
         lm_expect(tail != lm_absent(&in[KTAIL]), "kv_mass", e,
                   "a tail goes with residual or sinks") ||
-        lm_attention_check_no_blocks("kv_mass", x, e) ||
-        lm_attention_check_bias("kv_mass", x, &in[BIAS], e))
+        lm_attention_check_no_blocks("kv_mass", x, e))
         return e->code;
     return lm_expect(!tail || in[KTAIL].dim[2] == a->residual + a->sinks, "kv_mass", e,
                      "the tail has %lld rows, not residual + sinks",
@@ -102,7 +98,6 @@ static void mass_example(lm_rng r, int i, lm_example *x)
         x->in[KTAIL] = (lm_tensor){ .dtype = LM_DTYPE_F32,
                                     .ndim = 4,
                                     .dim = { b + 1, kv, a.residual + a.sinks, d } };
-    lm_attention_example_bias(r, i, P * T, &a.attention, &x->in[BIAS]);
     x->out[0] = shape3(LM_DTYPE_F32, b + 1, kv, P * T + 3);
     lm_example_attr(x, &a);
 }
@@ -145,8 +140,7 @@ const lm_op lm_op_kv_mass = {
             { "table", "B,P", LM_IDS | LM_OPTIONAL },
             { "keys", "G,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
             { "slot", "B", LM_IDS },
-            { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
-            { "bias", "H,Z", LM_OPTIONAL } },
+            { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL } },
     .out = { { "mass", "L,K,M", LM_GIVEN } },
     .fields = mass_fields,
     .prec = LM_PREC_ALLOW,
