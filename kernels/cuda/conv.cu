@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* conv.cu -- short causal convolutions (kernels/conv.h): a thread a number of the result, neighbouring threads neighbouring
  * channels; gradients of taps by parts of PART rows, which are then added in order. */
+#include "kernels/cuda/sigmoid.cuh"
 #include "kernels/cuda/state_rows.cuh"
 
 extern "C" {
@@ -67,8 +68,8 @@ template <class T>
 __device__ inline float slope_at(const conv_args<T> &c, int64_t row, int64_t channel,
                                  int64_t column)
 {
-    float s = sum_at(c, row, channel, column), p = 1 / (1 + expf(-s));
-    return to_float(c.dy[row * c.a.channels + channel]) * p * fmaf(s, 1 - p, 1.0f);
+    float s = sum_at(c, row, channel, column), p = sigmoid_of(s);
+    return to_float(c.dy[row * c.a.channels + channel]) * silu_slope(s, p);
 }
 
 template <class T> static __global__ void __launch_bounds__(BLOCK) conv_kernel(conv_args<T> c)

@@ -3,6 +3,7 @@
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/grid2d.cuh"
 #include "kernels/cuda/philox.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 extern "C" {
 #include "kernels/elementwise.h"
@@ -174,7 +175,7 @@ __global__ void pair_dx_kernel(int64_t rows, int64_t width, const T *dh, const T
                     u.v[j] = from_float<T>(dy * gelu_tanh<T>(x));
                 } else {
                     float s = sigmoid<T>(x);
-                    g.v[j] = from_float<T>(dy * y * s * fmaf(x, 1 - s, 1));
+                    g.v[j] = from_float<T>(dy * y * silu_slope(x, s));
                     u.v[j] = from_float<T>(dy * x * s);
                 }
             }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expert.cu -- biases of experts and their activation (kernels/expert.h); the host never reads the offsets. */
 #include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 extern "C" {
 #include "kernels/expert.h"
@@ -102,9 +103,9 @@ static __global__ void swiglu_dx_pairs(int64_t count, bounds b, const T *dh, con
         const pack<T, 2> x = *(const pack<T, 2> *)(gu + 2 * i);
         const float g0 = to_float(x.v[0]), u0 = to_float(x.v[1]), d = to_float(dh[i]);
         const float g = bounded(g0, b.limit), u = bounded_up(u0, b.limit);
-        const float s = 1 / (1 + expf(-b.alpha * g));
+        const float s = sigmoid_of(b.alpha * g);
         pack<T, 2> y;
-        y.v[0] = from_float<T>(g0 > b.limit ? 0.0f : d * (u + 1) * s * fmaf(b.alpha * g, 1 - s, 1));
+        y.v[0] = from_float<T>(g0 > b.limit ? 0.0f : d * (u + 1) * silu_slope(b.alpha * g, s));
         y.v[1] = from_float<T>(fabsf(u0) > b.limit ? 0.0f : d * g * s);
         *(pack<T, 2> *)(dgu + 2 * i) = y;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gated_norm.cu -- the norm of heads times SiLU of a gate (kernels/gated_norm.h): a warp a head; gradients of weights by
  * parts of PART heads, which are then added in order. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 extern "C" {
 #include "kernels/gated_norm.h"
@@ -19,11 +19,6 @@ template <class T> struct gated_args {
     bool fresh;
 };
 
-__device__ inline float sigmoid_at(float z)
-{
-    return 1 / (1 + expf(-z));
-}
-
 template <class T> static __global__ void __launch_bounds__(BLOCK) norm_kernel(gated_args<T> a)
 {
     int64_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -35,7 +30,7 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) norm_kernel(g
         float r = 1 / sqrtf(warp_sum(sum) / (float)a.d + a.eps);
         for (int64_t e = lane; e < a.d; e += 32) {
             float z = to_float(a.z[i * a.d + e]), xh = rounded<T>(to_float(a.x[i * a.d + e]) * r);
-            a.y[i * a.d + e] = from_float<T>(xh * a.w[e] * z * sigmoid_at(z));
+            a.y[i * a.d + e] = from_float<T>(xh * a.w[e] * z * sigmoid_of(z));
         }
         if (a.stat && lane == 0)
             a.stat[i] = r;
@@ -50,16 +45,16 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) dx_kernel(gat
         float sum = 0, r = a.given[i];
         for (int64_t e = lane; e < a.d; e += 32) {
             float z = to_float(a.z[i * a.d + e]), d = to_float(a.dy[i * a.d + e]) * a.w[e];
-            sum = fmaf(d * z * sigmoid_at(z), to_float(a.x[i * a.d + e]), sum);
+            sum = fmaf(d * z * sigmoid_of(z), to_float(a.x[i * a.d + e]), sum);
         }
         float along = warp_sum(sum) * r / (float)a.d;
         for (int64_t e = lane; e < a.d; e += 32) {
             float z = to_float(a.z[i * a.d + e]), d = to_float(a.dy[i * a.d + e]) * a.w[e];
-            float p = sigmoid_at(z), xh = to_float(a.x[i * a.d + e]) * r;
+            float p = sigmoid_of(z), xh = to_float(a.x[i * a.d + e]) * r;
             if (a.dx)
                 a.dx[i * a.d + e] = from_float<T>(r * fmaf(-xh, along, d * z * p));
             if (a.dz)
-                a.dz[i * a.d + e] = from_float<T>(d * rounded<T>(xh) * p * fmaf(z, 1 - p, 1.0f));
+                a.dz[i * a.d + e] = from_float<T>(d * rounded<T>(xh) * silu_slope(z, p));
         }
     }
 }
@@ -73,7 +68,7 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) part_kernel(g
             for (int64_t i = k * PART; i < (k + 1) * PART && i < a.all; i++) {
                 float z = to_float(a.z[i * a.d + e]);
                 float xh = rounded<T>(to_float(a.x[i * a.d + e]) * a.given[i]);
-                sum = fmaf(to_float(a.dy[i * a.d + e]) * z * sigmoid_at(z), xh, sum);
+                sum = fmaf(to_float(a.dy[i * a.d + e]) * z * sigmoid_of(z), xh, sum);
             }
             a.part[k * a.d + e] = sum;
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gates.cu -- gates of attention and of the delta rule (kernels/gates.h): a thread a number; gradients of weights by
  * parts of PART rows, which are then added in order. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 extern "C" {
 #include "kernels/gates.h"
@@ -67,11 +67,6 @@ __device__ inline int64_t place_of(const lm_delta_gates_attr &a, int64_t h)
     return h / group * 2 * group + h % group;
 }
 
-__device__ inline float sigmoid_at(float x)
-{
-    return 1 / (1 + expf(-x));
-}
-
 __device__ inline float softplus_at(float x)
 {
     return (x > 0 ? x : 0) + log1pf(expf(-fabsf(x)));
@@ -83,7 +78,7 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) gates_kernel(
     for (int64_t i = global_thread(); i < x.rows * H; i += global_threads()) {
         int64_t h = i % H, b = i / H * 2 * H + place_of(x.a, h);
         x.g[i] = -expf(x.a_log[h]) * softplus_at(to_float(x.ba[b + group]) + x.dt[h]);
-        x.beta[i] = sigmoid_at(to_float(x.ba[b]));
+        x.beta[i] = sigmoid_of(to_float(x.ba[b]));
     }
 }
 
@@ -92,8 +87,8 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) dx_kernel(gat
     const int64_t H = x.a.heads, group = H / x.a.key_heads;
     for (int64_t i = global_thread(); i < x.rows * H; i += global_threads()) {
         int64_t h = i % H, b = i / H * 2 * H + place_of(x.a, h);
-        float p = sigmoid_at(to_float(x.ba[b]));
-        float s = -expf(x.a_log[h]) * sigmoid_at(to_float(x.ba[b + group]) + x.dt[h]);
+        float p = sigmoid_of(to_float(x.ba[b]));
+        float s = -expf(x.a_log[h]) * sigmoid_of(to_float(x.ba[b + group]) + x.dt[h]);
         x.dba[b] = from_float<T>(x.dbeta ? x.dbeta[i] * p * (1 - p) : 0);
         x.dba[b + group] = from_float<T>(x.dg ? x.dg[i] * s : 0);
     }
@@ -110,7 +105,7 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) part_kernel(g
             int64_t at = row * 2 * H + place_of(x.a, h) + group;
             float v = to_float(x.ba[at]) + x.dt[h], d = x.dg[row * H + h];
             by_log = fmaf(d, softplus_at(v), by_log);
-            by_dt = fmaf(d, sigmoid_at(v), by_dt);
+            by_dt = fmaf(d, sigmoid_of(v), by_dt);
         }
         x.part[2 * k * H + h] = rate * by_log;
         x.part[(2 * k + 1) * H + h] = rate * by_dt;

@@ -4,7 +4,7 @@
 #ifndef LM_KERNELS_CUDA_ROUTE_SCORES_CUH
 #define LM_KERNELS_CUDA_ROUTE_SCORES_CUH
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 static const unsigned full_warp = 0xffffffffu;
 static const int row_warps = 8, row_threads = 32 * row_warps; /* a warp a row */
@@ -20,11 +20,6 @@ __device__ inline int64_t first_row(void)
 __device__ inline int64_t next_row(void)
 {
     return (int64_t)gridDim.x * (blockDim.x / 32);
-}
-
-__device__ inline float sigmoid_of(float z)
-{
-    return 1 / (1 + expf(-z));
 }
 
 /* inv: 1 / sum of exp(z - top), or 1 of sigmoids; NaN: a logit is not finite. */
