@@ -264,20 +264,14 @@ lm_vid lm_b_distances(lm_builder *b, int64_t layer, int64_t *zero)
     lm_model *m = b->m;
     const int64_t heads = m->config.layer[layer].heads,
                   n = m->build.mode == LM_MODE_GENERATE ? m->build.cache : m->build.seq;
-    double *table = NULL;
     *zero = 0;
     if (!m->config.layer[layer].alibi)
         return LM_NONE;
     *zero = n - 1;
-    if (b->alibi > 0)
-        return b->alibi;
-    if (!lm_b_ok(b) || lm_arena_alloc(b->arena, &table, (size_t)(heads * n), sizeof *table, b->e) ||
+    if (lm_b_ok(b) && m->alibi == LM_NONE)
         lm_graph_value(m->graph, LM_ROLE_CONST, lm_shape2(LM_DTYPE_F32, heads, n), "alibi",
-                       &b->alibi, b->e))
-        return LM_NONE;
-    lm_alibi_table(heads, n, table);
-    lm_b_const(b, b->alibi, table, NULL, heads * n);
-    return b->alibi;
+                       &m->alibi, b->e);
+    return m->alibi;
 }
 
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)

@@ -17,7 +17,6 @@ struct lm_builder {
     int64_t site;         /* counts dropout sites, */
     int64_t adapter_site; /* and those of the adapter */
     void *shared;         /* lm_b_shared */
-    lm_vid alibi;         /* of all layers (lm_b_distances), made at its first use; 0: not yet */
     bool adapting;        /* a function of the adapter runs: parameters are its own */
     /* while the encoder is built: the config, in whose place the encoder's is */
     const lm_config *whole;

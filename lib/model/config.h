@@ -241,7 +241,7 @@ double lm_rope_yarn_factor(const lm_rope_config *r);
 /* Biases of ALiBi (arXiv:2108.12409) for `heads` heads in the form of kernels/attention.h, [heads, positions]: of
  * distances 1 - positions to 0.  Slopes are those of the paper; where heads are no power of two, those of the power below,
  * then every other one of the power above. */
-void lm_alibi_table(int64_t heads, int64_t positions, double *out);
+void lm_alibi_table(int64_t heads, int64_t positions, float *out);
 /* Rows 0..positions-1 of rotary table `table` in the form of kernels/rope.h, [positions, dim]. */
 void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out);
 

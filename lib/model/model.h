@@ -224,7 +224,7 @@ typedef struct {
     const struct lm_model *like;
 } lm_build;
 
-/* Numbers of a CONST value, which an adapter made; those of one kind are NULL. */
+/* Numbers of a CONST value, given when the graph is built; those of one kind are NULL. */
 typedef struct {
     lm_vid value;
     const double *number;
@@ -326,7 +326,8 @@ typedef struct lm_model {
     lm_kept_layer *kept;        /* with build.kept, of each layer */
     lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
-    lm_model_const *constant; /* of the adapter */
+    lm_vid alibi;             /* CONST F32 [heads, distances]: lm_alibi_table; LM_NONE */
+    lm_model_const *constant; /* of the adapter, and of biases by distance */
     int n_constants;
     lm_model_aside *aside; /* likewise */
     int n_aside;

@@ -38,7 +38,7 @@ static double llama3_scale(const lm_rope_config *r, double f)
     return (1 - s) * f / r->factor + s * f;
 }
 
-void lm_alibi_table(int64_t heads, int64_t positions, double *out)
+void lm_alibi_table(int64_t heads, int64_t positions, float *out)
 {
     int64_t power = 1;
     while (2 * power <= heads)
@@ -48,7 +48,7 @@ void lm_alibi_table(int64_t heads, int64_t positions, double *out)
         double slope = h < power ? pow(2, -8.0 * (double)(h + 1) / (double)power)
                                  : pow(2, -4.0 * (double)(2 * (h - power) + 1) / (double)power);
         for (int64_t p = 0; p < positions; p++)
-            out[h * positions + p] = (double)(float)slope * (double)(p - (positions - 1));
+            out[h * positions + p] = (float)((double)(float)slope * (double)(p - (positions - 1)));
     }
 }
 

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rotary.c -- rotary tables and constants of an adapter, computed once. */
+/* rotary.c -- tables of positions and constants, computed once. */
 #include "model/rotary.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 
+static int64_t alibi_count(const lm_model *m)
+{
+    return m->alibi == LM_NONE ? 0 : lm_tensor_count(&m->graph->value[m->alibi].t);
+}
+
 static size_t table_bytes(const lm_model *m)
 {
-    int64_t n = 0;
+    int64_t n = alibi_count(m);
     for (int i = 0; i < m->config.ropes; i++)
         n += m->rope_rows * m->config.rope[i].dim;
     return lm_plain_bytes(LM_DTYPE_F32, n);
@@ -59,6 +64,10 @@ static void fill(const lm_model *m, uint8_t *to)
         lm_rope_table(&m->config, i, m->rope_rows, table);
         table += m->rope_rows * m->config.rope[i].dim;
     }
+    if (m->alibi != LM_NONE) {
+        const lm_tensor *t = &m->graph->value[m->alibi].t;
+        lm_alibi_table(t->dim[0], t->dim[1], table);
+    }
     to += table_room(m);
     for (int i = 0; i < m->n_constants; i++) {
         const lm_model_const *c = &m->constant[i];
@@ -105,6 +114,8 @@ void lm_rotary_bind(const lm_rotary *r, const lm_model *m, lm_exec *x)
         lm_exec_bind(x, m->rope[i], table);
         table += m->rope_rows * m->config.rope[i].dim;
     }
+    if (m->alibi != LM_NONE)
+        lm_exec_bind(x, m->alibi, table);
     at += m->n_constants ? table_room(m) : 0;
     for (int i = 0; i < m->n_constants; i++) {
         lm_exec_bind(x, m->constant[i].value, at);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rotary.h -- the rotary tables of a model, and the constants of its adapter, in memory of a backend. */
+/* rotary.h -- the tables of a model's positions (rotary ones, or ALiBi's) and the constants of its graph, in memory of a
+ * backend. */
 #ifndef LM_MODEL_ROTARY_H
 #define LM_MODEL_ROTARY_H
 

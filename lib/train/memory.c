@@ -212,9 +212,9 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     if (device)
         lm_memory_add(out, "batch under way", (double)batch, true);
     const double graphs = eval ? 2 : 1, constants = (double)lm_rotary_constants(train);
-    lm_memory_add(out, "rotary table", ((double)lm_rotary_bytes(train) - constants) * graphs,
-                  device);
-    lm_memory_add(out, "constants of the adapter", constants * graphs, device);
+    lm_memory_add(out, train->config.ropes ? "rotary table" : "biases by distance",
+                  ((double)lm_rotary_bytes(train) - constants) * graphs, device);
+    lm_memory_add(out, "constants", constants * graphs, device);
     lm_memory_add(out, "numbers of constants (host)", (double)lm_rotary_numbers(train) * graphs,
                   false);
     lm_memory_add(out, "indices of the adapter (host)", index_bytes(train), false);

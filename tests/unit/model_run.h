@@ -41,9 +41,8 @@ typedef struct {
     lm_exec *exec;
     lm_par *par;
     uint16_t *low;
-    float *rope[LM_MOST_ROPES];
+    float *rope[LM_MOST_ROPES], *alibi;
     void **mem; /* by value; NULL: not allocated here */
-    void *constants;
     size_t n_mem;
     lm_step step;
 } runner;
@@ -51,6 +50,29 @@ typedef struct {
 static inline bool is_double(const runner *r)
 {
     return r->model->build.precision.low == LM_DTYPE_F64;
+}
+
+static inline void bind_table(runner *r, lm_vid v, float *table)
+{
+    double *to = r->mem[v];
+    for (int64_t k = 0; is_double(r) && k < lm_tensor_count(&r->model->graph->value[v].t); k++)
+        to[k] = (double)table[k];
+    lm_exec_bind(r->exec, v, is_double(r) ? (void *)to : table);
+}
+
+/* Tables of positions. */
+static inline void runner_tables(runner *r)
+{
+    lm_model *m = r->model;
+    for (int i = 0; i < m->config.ropes; i++) {
+        lm_rope_table(&m->config, i, m->rope_rows, r->rope[i]);
+        bind_table(r, m->rope[i], r->rope[i]);
+    }
+    if (m->alibi != LM_NONE) {
+        const lm_tensor *t = &m->graph->value[m->alibi].t;
+        lm_alibi_table(t->dim[0], t->dim[1], r->alibi);
+        bind_table(r, m->alibi, r->alibi);
+    }
 }
 
 /* In double, values that are F32 elsewhere need converted copies. */
@@ -66,28 +88,12 @@ static inline void bind_double(runner *r, const float *block)
             to[k] = (double)block[p->offset + k];
         lm_exec_bind(r->exec, p->value, to);
     }
-    for (int i = 0; i < m->config.ropes; i++) {
-        lm_rope_table(&m->config, i, m->rope_rows, r->rope[i]);
-        double *to = r->mem[m->rope[i]];
-        for (int64_t k = 0; k < m->rope_rows * m->config.rope[i].dim; k++)
-            to[k] = (double)r->rope[i][k];
-        lm_exec_bind(r->exec, m->rope[i], to);
-    }
-}
-
-/* The rotary tables, not in double. */
-static inline void runner_tables(runner *r)
-{
-    const lm_model *m = r->model;
-    for (int i = 0; i < m->config.ropes; i++) {
-        lm_rope_table(&m->config, i, m->rope_rows, r->rope[i]);
-        lm_exec_bind(r->exec, m->rope[i], r->rope[i]);
-    }
 }
 
 /* (Re)bind all parameters to the numbers of `block`, which must stay where it is. */
 static inline void runner_weights(runner *r, const float *block)
 {
+    runner_tables(r);
     if (is_double(r)) {
         bind_double(r, block);
         return;
@@ -101,7 +107,6 @@ static inline void runner_weights(runner *r, const float *block)
         const void *data = low ? (const void *)(r->low + p->offset) : (block + p->offset);
         lm_exec_bind(r->exec, p->value, (void *)(uintptr_t)data);
     }
-    runner_tables(r);
 }
 
 /* `joins`: replaces the backend's answer to what it joins; NULL: the backend's own answer. */
@@ -164,16 +169,8 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
         r->low = room((size_t)r->model->block, sizeof *r->low);
     for (int i = 0; i < c->ropes; i++)
         r->rope[i] = room((size_t)(r->model->rope_rows * c->rope[i].dim), sizeof **r->rope);
-    r->constants = room(lm_rotary_constants(r->model) + 1, 1);
-    char *at = r->constants;
-    for (int i = 0; i < r->model->n_constants; i++) {
-        const lm_model_const *k = &r->model->constant[i];
-        if (k->id) { /* others are an adapter's */
-            memcpy(at, k->id, (size_t)k->count * sizeof *k->id);
-            lm_exec_bind(r->exec, k->value, at);
-            at += ((size_t)k->count * sizeof *k->id + 63) / 64 * 64;
-        }
-    }
+    if (r->model->alibi != LM_NONE)
+        r->alibi = room((size_t)lm_tensor_count(&g->value[r->model->alibi].t), sizeof *r->alibi);
     if (r->model->scale != LM_NONE) {
         const lm_tensor *t = &g->value[r->model->scale].t;
         for (int64_t i = 0; i < lm_tensor_count(t); i++)
@@ -204,7 +201,7 @@ static inline void runner_free(runner *r)
     for (size_t v = 0; v < r->n_mem; v++)
         lm_free(r->mem[v]);
     lm_free(r->mem);
-    lm_free(r->constants);
+    lm_free(r->alibi);
     lm_free(r->low);
     for (int i = 0; i < LM_MOST_ROPES; i++)
         lm_free(r->rope[i]);
