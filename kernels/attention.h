@@ -14,6 +14,12 @@
  * added to the denominator of its rows, and to what lse is the logarithm of.  A row that sees nothing gives zeros and
  * lse = sinks[h] then; rows that are not real have lse -inf as without.
  *
+ * Undivided sums: with `undivided` a row of o is the sum of exp(score) v over the keys that it sees, which the sum of
+ * exp(score) does not divide (kernels/gaussian.h), and its lse is 0, the logarithm of what did divide it; still -inf
+ * where it sees nothing.  There are no sinks then.  Weights are rounded to act as exp(score - greatest score of the
+ * row), so a row whose weights are all small keeps its digits.  In the backward they are exp(score), rounded, and
+ * <do, o> is not subtracted from dp.
+ *
  * Bias by distance: with bias [H,Z] the score of the key at position j for the query at position i (both of a sequence)
  * gets bias[h, z] added to scale * q.k, before the soft cap, z being j - i + bias_zero, or the nearest of 0 to Z-1.  So
  * the table of T5 (arXiv:1910.10683, section 2.1; kernels/distance.h) has no more columns than distances that it
@@ -99,6 +105,7 @@ typedef struct {
     int64_t value_dim; /* E; 0: head_dim */
     int64_t bias_zero; /* the column of distance 0, with a bias */
     lm_attention_blocks blocks;
+    bool undivided; /* sums of exp(score) v */
 } lm_attention_attr;
 
 /* offset(h). */

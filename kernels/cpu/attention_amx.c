@@ -350,7 +350,7 @@ static void store_rows(forward_scratch *w, const attn_job *job, int64_t h, int64
     for (int64_t r = 0; r < n; r++) {
         float l = _mm512_reduce_add_ps(_mm512_load_ps(w->l[r]));
         float fade = job->sinks ? attn_add_sink2(job->sinks[h], &w->m[r], &l) : 1;
-        __m512 inv = _mm512_set1_ps(l > 0 ? fade / l : 0.0f);
+        __m512 inv = _mm512_set1_ps(attn_row_factor2(job->undivided, fade, w->m[r], l));
         uint16_t *o = (uint16_t *)job->o + (i0 + r) * job->o_pitch + h * job->D;
         for (int64_t d = 0; d < job->D / 16; d += 2) {
             const float *x = w->acc + (r / 16 * (job->D / 16) + d) * CTILE + r % 16 * 16;
@@ -360,7 +360,7 @@ static void store_rows(forward_scratch *w, const attn_job *job, int64_t h, int64
         }
         if (job->lse)
             job->lse[h * job->lse_head + (i0 + r) * job->lse_row] =
-                l > 0 ? (w->m[r] + log2f(l)) * 0.69314718056f : -INFINITY;
+                attn_row_lse2(job->undivided, w->m[r], l);
     }
 }
 

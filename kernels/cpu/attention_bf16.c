@@ -195,15 +195,17 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
     }
     __m512 fade = job->sinks ? add_sinks(&x, job->sinks[h]) : _mm512_set1_ps(1);
     __mmask16 some = _mm512_cmp_ps_mask(x.l, _mm512_setzero_ps(), _CMP_GT_OQ);
-    store_turned(w->o, _mm512_maskz_div_ps(some, fade, x.l),
-                 (uint16_t *)job->o + i0 * job->o_pitch + h * E, job->o_pitch, 0, last, E);
+    __m512 by = job->undivided ? _mm512_maskz_mov_ps(some, fast_exp2(x.m))
+                               : _mm512_maskz_div_ps(some, fade, x.l);
+    store_turned(w->o, by, (uint16_t *)job->o + i0 * job->o_pitch + h * E, job->o_pitch, 0, last,
+                 E);
     if (job->lse) {
         float m[LANES], l[LANES];
         _mm512_storeu_ps(m, x.m);
         _mm512_storeu_ps(l, x.l);
         for (int64_t i = 0; i < last; i++)
             job->lse[h * job->lse_head + (i0 + i) * job->lse_row] =
-                l[i] > 0 ? (m[i] + log2f(l[i])) * 0.69314718056f : -INFINITY;
+                attn_row_lse2(job->undivided, m[i], l[i]);
     }
 }
 

@@ -380,7 +380,8 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
             fade = attn_add_sink(sinks[h], &m, &l);
         int64_t head = (attn_first(&d->s, b) + i) * a->heads + h, at = head * E;
         if (lse)
-            lse[head] = l > 0 ? m + logf(l) : -INFINITY;
+            lse[head] = attn_row_lse(a->undivided, m, l);
+        const vf by = vf_set(attn_row_factor(a->undivided, fade, m, l));
         VF_FOR(x, live, E, {
             vf sum = vf_zero();
             for (int64_t n = 0; n < d->blocks; n++) {
@@ -388,7 +389,7 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
                 if (p[0] > 0)
                     sum = vf_fma(vf_set(p[0]), vf_load(p + PAD + x), sum);
             }
-            vf_put_any(t, d->c->out[0].data, at + x, sum * vf_set(l > 0 ? fade / l : 0.0f), live);
+            vf_put_any(t, d->c->out[0].data, at + x, sum * by, live);
         });
     }
 }

@@ -156,7 +156,7 @@ static void load_head(dx_scratch *w, const attn_dx_view *x, int64_t h, int64_t q
             }
             lse = x->lse[h * x->a->seq + i];
         }
-        w->delta[i] = _mm512_reduce_add_ps(sum);
+        w->delta[i] = x->a->undivided ? 0 : _mm512_reduce_add_ps(sum);
         w->lse[i] = lse == -INFINITY ? 0 : lse * 1.44269504089f;
     }
 }

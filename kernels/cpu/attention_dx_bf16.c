@@ -136,8 +136,8 @@ static void load_keys(dx_scratch *w, const attn_dx_view *x, int64_t from, int64_
         pack_a_turned(w->kt + (at + j) * w->rows, k + j * x->pitch, x->pitch, n - j, w->D);
 }
 
-/* Queries from .. to-1 of head h, their output gradients, D_i = rowsum(dO o) (algorithm 2, line 4).
- */
+/* Queries from .. to-1 of head h, their output gradients, D_i = rowsum(dO o) (algorithm 2, line 4), which sums that are
+ * not divided do not have. */
 static void load_head(dx_scratch *w, const attn_dx_view *x, int64_t h, int64_t from, int64_t to)
 {
     int64_t D = w->D, E = w->E, n = to - from, at = from - w->base;
@@ -161,7 +161,7 @@ static void load_head(dx_scratch *w, const attn_dx_view *x, int64_t h, int64_t f
                                        (__m512bh)load_up_to(o + i * x->o_pitch + d, E - d));
             lse = x->lse[h * x->a->seq + from + i];
         }
-        w->delta[at + i] = _mm512_reduce_add_ps(sum);
+        w->delta[at + i] = x->a->undivided ? 0 : _mm512_reduce_add_ps(sum);
         w->lse[at + i] = lse == -INFINITY ? 0 : lse * 1.44269504089f;
     }
 }

@@ -48,7 +48,8 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->sums = NULL;
 }
 
-/* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
+/* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4), which sums that are not divided do
+ * not have. */
 LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, int64_t h)
 {
     int64_t D = x->a->head_dim, E = lm_attention_value_dim(x->a), T = x->a->seq, ld = w->ld;
@@ -61,7 +62,7 @@ LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, int64
             vf o = vf_get_any(t, x->o, i * x->o_pitch + h * E + d, n);
             sum = vf_fma(o, vf_load(w->dout + i * ld + d), sum);
         });
-        w->delta[i] = vf_sum(sum);
+        w->delta[i] = x->a->undivided ? 0 : vf_sum(sum);
         float lse = x->lse[h * T + i];
         w->lse[i] = lse == -INFINITY ? 0 : lse;
     }

@@ -34,6 +34,7 @@ struct attn_job {
     int64_t b, kv, K, h0, h1, H, T, D, E, queries;
     int64_t part, parts; /* query blocks with number % parts == part are this job's */
     float scale, soft_cap;
+    bool undivided;
     attn_mask mask;
     const attn_drop *drop;
 };
@@ -113,6 +114,7 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
                    .o_pitch = H * E,
                    .scale = (float)a->scale,
                    .soft_cap = (float)a->soft_cap,
+                   .undivided = a->undivided,
                    .drop = &s->drop };
     if (s->cached) {
         attn_cached_job(s, &j, size);

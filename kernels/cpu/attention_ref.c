@@ -63,8 +63,9 @@ static double score_slope(const lm_attention_attr *a, double s)
     return 1 - t * t;
 }
 
-/* Probabilities p[start..end) of the row; returns its log-sum-exp (-inf when it sees nothing). */
-static double softmax_row(const row_view *r, double *p)
+/* Probabilities p[start..end) of the row; returns its lse (-inf when it sees nothing).  *by: the factor of the sum of
+ * values. */
+static double softmax_row(const row_view *r, double *p, double *by)
 {
     double max = r->sink ? *r->sink : (double)-INFINITY, sum = r->sink ? 1 : 0;
     for (int64_t j = r->start; j < r->end; j++) {
@@ -75,14 +76,17 @@ static double softmax_row(const row_view *r, double *p)
         sum = exp(*r->sink - max);
     for (int64_t j = r->start; j < r->end; j++)
         sum += p[j] = exp(p[j] - max);
+    *by = r->a->undivided ? exp(max) : 1;
+    if (r->a->undivided)
+        return r->start < r->end ? 0 : -INFINITY;
     for (int64_t j = r->start; j < r->end; j++)
         p[j] /= sum;
     return r->start < r->end || r->sink ? max + log(sum) : -INFINITY;
 }
 
-/* o = sum over j of round(p[j] * z[j]) v[j] */
-static void weigh_values(const row_view *r, const double *p, const float *z, lm_tensor *o,
-                         int64_t at)
+/* o = by times the sum over j of round(p[j] * z[j]) v[j] */
+static void weigh_values(const row_view *r, const double *p, double by, const float *z,
+                         lm_tensor *o, int64_t at)
 {
     for (int64_t d = 0; d < lm_attention_value_dim(r->a); d++) {
         double sum = 0;
@@ -90,7 +94,7 @@ static void weigh_values(const row_view *r, const double *p, const float *z, lm_
             if (sees(r, j))
                 sum += rounded(o->dtype, p[j] * (z ? (double)z[j] : 1)) *
                        get(r->v, line_of(r, r->v_at, r->v_pitch, j) + d);
-        set(o, at + d, sum);
+        set(o, at + d, sum * by);
     }
 }
 
@@ -141,11 +145,11 @@ static void attention(const lm_call *c)
             for (int64_t i = 0; i < a->seq; i++) {
                 int64_t bh = b * a->heads + h;
                 row_view r = view_of(a, qkv, &m, b, h, i);
-                double sink = sinks ? get(sinks, h) : 0;
+                double sink = sinks ? get(sinks, h) : 0, by;
                 r.sink = sinks ? &sink : NULL;
                 r.bias = opt_in(c, 4);
-                set(&c->out[1], bh * a->seq + i, softmax_row(&r, p));
-                weigh_values(&r, p, drop_row(&drop, &r, bh, i, z), &c->out[0],
+                set(&c->out[1], bh * a->seq + i, softmax_row(&r, p, &by));
+                weigh_values(&r, p, by, drop_row(&drop, &r, bh, i, z), &c->out[0],
                              ((b * a->seq + i) * a->heads + h) * lm_attention_value_dim(a));
             }
         }
@@ -173,7 +177,7 @@ static void row_dx(const lm_call *c, const row_view *r, const float *z, int64_t 
     const lm_tensor *dout = &c->in[0], *o = &c->in[2];
     int64_t D = r->a->head_dim, E = lm_attention_value_dim(r->a);
     double delta = 0, *dq = dv + r->a->seq * E;
-    for (int64_t d = 0; d < E; d++)
+    for (int64_t d = 0; d < E && !r->a->undivided; d++)
         delta += get(dout, o_at + d) * get(o, o_at + d);
     for (int64_t d = 0; d < D; d++)
         dq[d] = 0;
@@ -244,7 +248,7 @@ static void row_dbias(const lm_call *c, const row_view *r, const float *z, int64
     const lm_tensor *dout = &c->in[0], *o = &c->in[2];
     int64_t E = lm_attention_value_dim(r->a);
     double delta = 0;
-    for (int64_t d = 0; d < E; d++)
+    for (int64_t d = 0; d < E && !r->a->undivided; d++)
         delta += get(dout, o_at + d) * get(o, o_at + d);
     for (int64_t j = r->start; j < r->end; j++) {
         double dp = 0;
@@ -323,16 +327,16 @@ static void cached_row(const lm_call *c, const attn_seqs *s, int64_t b, int64_t 
                    .h = h,
                    .at = s->used[b] + i };
     const lm_tensor *sinks = opt_in(c, 6);
-    double sink = sinks ? get(sinks, h) : 0;
+    double sink = sinks ? get(sinks, h) : 0, by;
     if (i < s->fresh[b]) {
         r.sink = sinks ? &sink : NULL;
         r.start = attn_start(&m, i);
         r.end = attn_end(&m, i);
     }
-    double lse = softmax_row(&r, c->work);
+    double lse = softmax_row(&r, c->work, &by);
     if (c->n_out > 3 && c->out[3].data)
         set(&c->out[3], row * a->heads + h, lse);
-    weigh_values(&r, c->work, NULL, &c->out[0], (row * a->heads + h) * E);
+    weigh_values(&r, c->work, by, NULL, &c->out[0], (row * a->heads + h) * E);
 }
 
 static void attention_cached(const lm_call *c)

@@ -63,13 +63,13 @@ LM_INLINE void store_rows(lm_dtype t, forward_scratch *w, const attn_job *job, i
 {
     for (int64_t r = 0; r < n; r++) {
         float fade = job->sinks ? attn_add_sink(job->sinks[h], &w->m[r], &w->l[r]) : 1;
-        vf inv = vf_set(w->l[r] > 0 ? fade / w->l[r] : 0.0f);
+        vf inv = vf_set(attn_row_factor(job->undivided, fade, w->m[r], w->l[r]));
         int64_t at = (i0 + r) * job->o_pitch + h * job->E;
         VF_FOR(d, live, job->E,
                { vf_put_any(t, job->o, at + d, vf_load(w->o + r * w->ld + d) * inv, live); });
         if (job->lse)
             job->lse[h * job->lse_head + (i0 + r) * job->lse_row] =
-                w->l[r] > 0 ? w->m[r] + logf(w->l[r]) : -INFINITY;
+                attn_row_lse(job->undivided, w->m[r], w->l[r]);
     }
 }
 

@@ -18,6 +18,8 @@ extern const lm_kernel lm_expert_ref_kernels[], lm_expert_avx2_kernels[],
     lm_expert_avx512_kernels[];
 extern const lm_kernel lm_latent_ref_kernels[], lm_latent_avx2_kernels[],
     lm_latent_avx512_kernels[];
+extern const lm_kernel lm_gaussian_ref_kernels[], lm_gaussian_avx2_kernels[],
+    lm_gaussian_avx512_kernels[];
 extern const lm_kernel lm_conv_ref_kernels[], lm_conv_avx2_kernels[], lm_conv_avx512_kernels[];
 extern const lm_kernel lm_gated_norm_ref_kernels[], lm_gated_norm_avx2_kernels[],
     lm_gated_norm_avx512_kernels[];

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(256)
         sum = warp_sum(sum);
         int64_t n = row / s.heads, h = row % s.heads; /* n: b * seq + i */
         if (lane == 0)
-            delta[(n / s.seq * s.heads + h) * s.seq + n % s.seq] = sum;
+            delta[(n / s.seq * s.heads + h) * s.seq + n % s.seq] = s.undivided ? 0.0f : sum;
     }
 }
 

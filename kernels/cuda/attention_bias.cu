@@ -31,7 +31,7 @@ static __global__ void __launch_bounds__(THREADS) row_sums(attn_shape s, dbias_a
         sum = warp_sum(sum);
         const int64_t n = row / s.heads, h = row % s.heads;
         if (lane == 0)
-            x.delta[(n / s.seq * s.heads + h) * s.seq + n % s.seq] = sum;
+            x.delta[(n / s.seq * s.heads + h) * s.seq + n % s.seq] = s.undivided ? 0.0f : sum;
     }
 }
 

@@ -179,15 +179,16 @@ static __device__ inline void attend_tile(const cached &c, const T *qkv, T *o, c
         return; /* __syncthreads: every thread reaches the same number of them */
     T *to = o + ((row + r) * c.heads + h) * c.vdim;
     const float fade = add_sink(c.sinks, h, max, all);
+    const float by = row_factor(c.undivided, fade, max, all);
     if (SERVED && c.lse && mine == 0)
-        c.lse[(row + r) * c.heads + h] = r < rows ? max + logf(all) : -INFINITY;
+        c.lse[(row + r) * c.heads + h] = r < rows ? row_lse(c.undivided, max, all) : -INFINITY;
 #pragma unroll
     for (int x = 0; x < D / 32; x++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int d = 4 * (mine + 8 * x) + e;
             if (d < c.vdim)
-                to[d] = from_float<T>(r < rows ? sum[x].v[e] * fade / all : 0.0f);
+                to[d] = from_float<T>(r < rows ? sum[x].v[e] * by : 0.0f);
         }
 }
 

@@ -18,9 +18,10 @@ enum { MOST_TILED = 256, MOST_WIDE = 1024 };
 
 struct cached {
     int64_t batch, seq, heads, kv_heads, room, window;
-    int dim, vdim, group;  /* vdim: of values */
-    int vline;             /* from one value of a cache to the next */
-    bool causal, shared;   /* shared: keys hold the values */
+    int dim, vdim, group; /* vdim: of values */
+    int vline;            /* from one value of a cache to the next */
+    bool causal, undivided;
+    bool shared;           /* keys hold the values */
     float scale, soft_cap; /* soft_cap 0: none */
     const int32_t *used, *fresh;
     /* ragged rows and pages (kernels/attention.h); null: absent */
@@ -52,6 +53,7 @@ inline cached cached_of(const lm_call *call, int sinks, int bias)
     c.shared = call->out[2].ndim == 0;
     c.vline = c.shared ? c.dim : c.vdim;
     c.causal = a->causal;
+    c.undivided = a->undivided;
     c.scale = (float)a->scale;
     c.soft_cap = (float)a->soft_cap;
     c.used = in_ptr<const int32_t>(call, 1);

@@ -109,9 +109,10 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
     for (int r = 0; r < 2; r++) {
         float all = quad_sum(x.sum[r]);
         const int at = warp * 16 + lane / 4 + 8 * r;
-        by[r] = add_sink2(c.sinks, h, x.top[r], all) / all;
+        const float fade = add_sink2(c.sinks, h, x.top[r], all);
+        by[r] = row_factor2(c.undivided, fade, x.top[r], all);
         if (SERVED && c.lse && lane % 4 == 0 && at < rows)
-            c.lse[(row0 + at) * c.heads + h] = x.top[r] * 0.69314718f + logf(all);
+            c.lse[(row0 + at) * c.heads + h] = row_lse2(c.undivided, x.top[r], all);
     }
     store_rows<T, D>(o + ((row0 + warp * 16) * c.heads + h) * c.vdim, c.heads * c.vdim,
                      rows - warp * 16, sum, by, q + warp * 16 * ld, c.vdim, s);

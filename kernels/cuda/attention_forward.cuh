@@ -159,11 +159,11 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float all = quad_sum(x.sum[r]), fade = add_sink2(sinks, h, x.top[r], all);
-        by[r] = all == 0 ? 0.0f : s.keep * fade / all;
+        by[r] = all == 0 ? 0.0f : s.keep * row_factor2(s.undivided, fade, x.top[r], all);
         int at = warp * 16 + lane / 4 + 8 * r;
         if (lane % 4 == 0 && at < rows)
             lse[(b * s.heads + h) * s.seq + i0 + at] =
-                all == 0 ? -INFINITY : x.top[r] * 0.69314718f + logf(all);
+                all == 0 ? -INFINITY : row_lse2(s.undivided, x.top[r], all);
     }
     store_rows<T, D>(o + (b * s.seq + i0 + warp * 16) * o_pitch(s) + h * s.vdim, o_pitch(s),
                      rows - warp * 16, sum, by, q + warp * 16 * ld, s.vdim, s);

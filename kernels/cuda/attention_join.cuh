@@ -101,7 +101,7 @@ template <int M> static __device__ inline pack<float, M> load_theirs(const float
 }
 
 /* Join a run for `n` heads from `head`, counted over all rows: into o if the run is the whole row,
- * else into its place as a unit.  Shared memory: weight [n * FAN], sum [n]. */
+ * else into its place as a unit.  Shared memory: weight [n * FAN], factors sum [n]. */
 template <class T, int M, bool SERVED>
 static __device__ inline void join_run(const step_args<T> &a, int64_t head, int n, seen_parts seen,
                                        const run &r, float *weight, float *sum)
@@ -115,11 +115,12 @@ static __device__ inline void join_run(const step_args<T> &a, int64_t head, int 
         all = warp_sum(w * all);
         if (r.whole)
             w *= add_sink(a.c.sinks, (head + g) % a.c.heads, top, all);
+        const float by = r.whole ? row_factor(a.c.undivided, 1, top, all) : 1;
         weight[g * FAN + lane] = w;
         if (lane == 0)
-            sum[g] = all;
+            sum[g] = by;
         if (SERVED && lane == 0 && r.whole && a.c.lse)
-            a.c.lse[head + g] = top + logf(all);
+            a.c.lse[head + g] = row_lse(a.c.undivided, top, all);
         if (lane == 0 && !r.whole) {
             a.r.max[at] = top;
             a.r.sum[at] = all;
@@ -146,7 +147,7 @@ static __device__ inline void join_run(const step_args<T> &a, int64_t head, int 
             pack<T, M> y;
 #pragma unroll
             for (int e = 0; e < M; e++)
-                y.v[e] = from_float<T>(x[e] / sum[g]);
+                y.v[e] = from_float<T>(x[e] * sum[g]);
             store<T, M>(a.o + (head + g) * dim + d, y);
         } else {
             pack<float, M> y;

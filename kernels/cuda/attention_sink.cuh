@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_sink.cuh -- how a sink (kernels/attention.h) ends the softmax of a row: it is added to the finished maximum
- * and sum, so that loops over keys do not know of it. */
+/* attention_sink.cuh -- what ends a row of attention (kernels/attention.h), so that loops over keys do not know of it: a
+ * sink, which is added to the finished maximum and sum, and the division, or none with `undivided`. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_SINK_CUH
 #define LM_KERNELS_CUDA_ATTENTION_SINK_CUH
 
@@ -33,6 +33,26 @@ __device__ inline float add_sink2(const float *sinks, int64_t h, float &top, flo
     all = all * fade + exp2f(s - both);
     top = both;
     return fade;
+}
+
+/* The factor of the sums of values of a row, and its lse. */
+__device__ inline float row_factor(bool undivided, float fade, float top, float all)
+{
+    return undivided ? expf(top) : fade / all;
+}
+__device__ inline float row_lse(bool undivided, float top, float all)
+{
+    return undivided ? 0.0f : top + logf(all);
+}
+
+/* The same of a maximum in log2 units. */
+__device__ inline float row_factor2(bool undivided, float fade, float top, float all)
+{
+    return undivided ? exp2f(top) : fade / all;
+}
+__device__ inline float row_lse2(bool undivided, float top, float all)
+{
+    return undivided ? 0.0f : top * 0.69314718f + logf(all);
 }
 
 #endif

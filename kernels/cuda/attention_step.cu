@@ -269,14 +269,15 @@ static __device__ inline void store_part(const step_args<T> &a, int64_t head, in
         if (k < 0) {
             float top = max[g], all = sum[g];
             const float fade = add_sink(a.c.sinks, (head + g) % a.c.heads, top, all);
-            a.o[(head + g) * dim + d] = from_float<T>(x * fade / all);
+            a.o[(head + g) * dim + d] =
+                from_float<T>(x * row_factor(a.c.undivided, fade, top, all));
         } else
             a.r.out[((head + g) * a.parts + k) * dim + d] = x;
     }
     if (SERVED && k < 0 && a.c.lse && (int)threadIdx.x < n) {
         float top = max[threadIdx.x], all = sum[threadIdx.x];
         add_sink(a.c.sinks, (head + threadIdx.x) % a.c.heads, top, all);
-        a.c.lse[head + threadIdx.x] = top + logf(all);
+        a.c.lse[head + threadIdx.x] = row_lse(a.c.undivided, top, all);
     }
     if (k >= 0 && (int)threadIdx.x < n) {
         a.r.max[(head + threadIdx.x) * a.parts + k] = max[threadIdx.x];

@@ -34,7 +34,7 @@ enum { ATTN_MOST_SHARED = 99 * 1024 };
 struct attn_shape {
     int64_t batch, seq, heads, kv_heads;
     int dim, vdim, window; /* vdim: of values; window 0: none */
-    bool causal, packed;
+    bool causal, packed, undivided;
     float scale, scale_log2; /* scale * log2(e), for powers of two */
     /* scale / soft_cap: scores are tanh(q.k * cap_by), and scale_log2 is that of the cap; 0: no
      * soft cap */
@@ -78,6 +78,7 @@ inline attn_shape attn_shape_of(const lm_call *c, int lo, int bias)
     s.vdim = (int)lm_attention_value_dim(a);
     s.window = a->window > 0 && a->window < a->seq ? (int)a->window : 0;
     s.causal = a->causal;
+    s.undivided = a->undivided;
     s.scale = (float)a->scale;
     s.cap_by = a->soft_cap > 0 ? (float)(a->scale / a->soft_cap) : 0;
     s.scale_log2 = (float)((a->soft_cap > 0 ? a->soft_cap : a->scale) * 1.4426950408889634);

@@ -186,16 +186,16 @@ static __global__ void __launch_bounds__(THREADS)
                 continue;
             const int64_t at = (x.row + q) * r.heads + h;
             const float fade = add_sink(r.sinks, h, y.max, y.all);
+            const float by = row_factor(r.undivided, fade, y.max, y.all);
             if (r.lse && lane == 0)
-                r.lse[at] = q < w.rows ? y.max + logf(y.all) : -INFINITY;
+                r.lse[at] = q < w.rows ? row_lse(r.undivided, y.max, y.all) : -INFINITY;
 #pragma unroll
             for (int c = 0; c < kv_result<D, Q>::COLUMNS; c++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const int d = 4 * (lane + THREADS / Q * c) + e;
                     if (d < r.vdim)
-                        o[at * r.vdim + d] =
-                            from_float<T>(q < w.rows ? y.sum[c].v[e] * fade / y.all : 0.0f);
+                        o[at * r.vdim + d] = from_float<T>(q < w.rows ? y.sum[c].v[e] * by : 0.0f);
                 }
         }
     }

@@ -14,6 +14,7 @@
 #include "kernels/divergence.h"
 #include "kernels/elementwise.h"
 #include "kernels/embed.h"
+#include "kernels/gaussian.h"
 #include "kernels/head.h"
 #include "kernels/linear.h"
 #include "kernels/rope.h"
@@ -274,6 +275,20 @@ lm_vid lm_b_distances(lm_builder *b, int64_t layer, int64_t *zero)
     return m->alibi;
 }
 
+/* The rows that attention of a layer reads; *a: of the layer, becomes that of these rows. */
+static lm_vid gaussian_rows(lm_builder *b, int64_t layer, lm_vid qkv, lm_attention_attr *a)
+{
+    const lm_layer *y = &b->m->config.layer[layer];
+    const lm_gaussian_attr attr = { y->heads, y->kv_heads, y->head_dim,
+                                    y->weigh == LM_WEIGH_GAUSSIAN };
+    if (y->weigh == LM_WEIGH_SOFTMAX)
+        return qkv;
+    a->head_dim = lm_layer_key_dim(y);
+    a->value_dim = y->head_dim;
+    a->undivided = attr.queries;
+    return lm_b_append(b, &lm_op_gaussian_rows, &attr, &qkv);
+}
+
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
 {
     lm_model *m = b->m;
@@ -287,6 +302,7 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
         bias = b->relative;
         attr.bias_zero = lm_b_farthest(b);
     }
+    qkv = gaussian_rows(b, layer, qkv, &attr);
     if (m->build.mode == LM_MODE_GENERATE)
         return lm_b_cached_attention(b, layer, qkv, sinks, bias, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)

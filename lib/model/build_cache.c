@@ -85,6 +85,17 @@ static lm_code check_latent(const lm_config *c, const lm_build *b, int64_t layer
                    layer);
 }
 
+/* Keys with norms behind them likewise: a code of few bits would lose the digits of the norms. */
+static lm_code check_norms(const lm_config *c, const lm_build *b, int64_t layer, lm_err *e)
+{
+    if (c->layer[layer].weigh == LM_WEIGH_SOFTMAX || !(lm_b_coded(b, layer) || lm_b_kept(b, layer)))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where, "use auto, or leave it out",
+                   "layer %" PRId64
+                   " has Gaussian attention, whose keys have no coded form and no policy",
+                   layer);
+}
+
 static bool has_kernel(const lm_build *b, const char *op)
 {
     return !b->backend || b->backend->kernel(b->backend, op, b->precision.low);
@@ -108,7 +119,8 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
         if (c->layer[l].attention == LM_ATTENTION_DELTA)
             continue;
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e) ||
-            check_latent(c, b, l, e) || check_distances(c, b, l, e) || check_blocks(c, b, l, e))
+            check_latent(c, b, l, e) || check_norms(c, b, l, e) || check_distances(c, b, l, e) ||
+            check_blocks(c, b, l, e))
             return e->code;
         coded |= lm_b_coded(b, l);
     }

@@ -94,6 +94,8 @@ static void write_layer(lm_jw *w, const lm_layer *y)
         lm_jw_bool(w, "homo_head", y->blocks.homogeneous);
     }
     lm_jw_f64(w, "scale", y->scale);
+    if (y->weigh)
+        lm_jw_int(w, "weigh", y->weigh);
     lm_jw_f64(w, "soft_cap", y->soft_cap);
     lm_jw_int(w, "rope", y->rope);
     lm_jw_int(w, "qk_norm", y->qk_norm);
@@ -170,7 +172,7 @@ lm_code lm_cache_about_model(const lm_config *c, const uint8_t weights[16], int6
                              lm_dtype act, lm_cache_about *out, lm_err *e)
 {
     size_t n = (size_t)c->layers;
-    lm_code rc = lm_config_check_heads(c, "cache", e);
+    lm_code rc = lm_config_check_stored(c, "cache", e);
     *out = (lm_cache_about){ .about = { .layers = c->layers, .act = act } };
     rc = rc ? rc : lm_alloc_n(&out->kv_heads, n, sizeof *out->kv_heads, "layers of a cache", e);
     rc = rc ? rc : lm_alloc_n(&out->head_dim, n, sizeof *out->head_dim, "layers of a cache", e);

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "kernels/gaussian.h"
 #include "model/arch_read.h"
 
 void lm_config_fini(lm_config *c)
@@ -114,6 +115,19 @@ lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e)
     return LM_OK;
 }
 
+lm_code lm_config_check_stored(const lm_config *c, const char *where, lm_err *e)
+{
+    if (lm_config_check_heads(c, where, e))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++)
+        if (c->layer[l].weigh != LM_WEIGH_SOFTMAX)
+            return lm_fail(e, LM_EUSAGE, where, NULL,
+                           "layer %" PRId64
+                           " of the model has Gaussian attention, whose keys are kept with norms",
+                           l);
+    return LM_OK;
+}
+
 int64_t lm_layer_rotary(const lm_layer *y)
 {
     int64_t own = y->rotary ? y->rotary : y->head_dim;
@@ -126,6 +140,11 @@ static bool same_attention(const lm_layer *a, const lm_layer *b)
     return a->attention == b->attention && a->out_gate == b->out_gate && x->heads == y->heads &&
            x->key_heads == y->key_heads && x->key_dim == y->key_dim &&
            x->value_dim == y->value_dim && x->taps == y->taps;
+}
+
+int64_t lm_layer_key_dim(const lm_layer *y)
+{
+    return y->head_dim + (y->weigh == LM_WEIGH_SOFTMAX ? 0 : LM_GAUSSIAN_MORE);
 }
 
 int64_t lm_layer_value_dim(const lm_layer *y)
@@ -151,10 +170,10 @@ bool lm_config_alike(const lm_config *c)
     for (int64_t l = 1; l < c->layers; l++) {
         const lm_layer *a = &c->layer[0], *b = &c->layer[l];
         if (a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim ||
-            a->attention != b->attention || !same_latent(&a->latent, &b->latent) ||
-            a->ffn != b->ffn || a->mlp != b->mlp || a->mlp_bias != b->mlp_bias ||
-            !same_experts(&a->moe, &b->moe) || a->qkv_bias != b->qkv_bias ||
-            a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
+            a->attention != b->attention || a->weigh != b->weigh ||
+            !same_latent(&a->latent, &b->latent) || a->ffn != b->ffn || a->mlp != b->mlp ||
+            a->mlp_bias != b->mlp_bias || !same_experts(&a->moe, &b->moe) ||
+            a->qkv_bias != b->qkv_bias || a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
             fabs(a->soft_cap - b->soft_cap) > 0 || a->bidirectional != b->bidirectional ||
             a->norm_before != b->norm_before || a->norm_after != b->norm_after ||
             a->norm_sum != b->norm_sum || !same_attention(a, b))

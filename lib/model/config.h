@@ -87,6 +87,13 @@ typedef enum {
     LM_ATTENTION_LATENT, /* keys and values from one latent of a token (kernels/latent.h) */
 } lm_attention_kind;
 
+/* How much a key weighs for a query, with attention to heads. */
+typedef enum {
+    LM_WEIGH_SOFTMAX,
+    LM_WEIGH_GAUSSIAN, /* exp(-|q - k|^2 / (2 sqrt D)), which nothing divides (kernels/gaussian.h), */
+    LM_WEIGH_GAUSSIAN_NORM, /* or the sum of the row */
+} lm_weigh;
+
 /* Sizes of a layer with a state: value heads, query and key heads, and the rows that its convolution mixes. */
 typedef struct {
     int64_t heads, key_heads, key_dim, value_dim, taps;
@@ -103,6 +110,7 @@ typedef struct {
 
 typedef struct {
     lm_attention_kind attention;
+    lm_weigh weigh;
     int64_t heads, kv_heads, head_dim; /* latent: as attention reads its expanded rows */
     lm_delta_sizes delta;
     lm_latent latent;
@@ -208,6 +216,9 @@ lm_code lm_config_check_alone(const lm_config *c, const char *where, const char 
 
 /* LM_EUSAGE, at `where`, if a layer has no keys and values of heads, which caches keep elsewhere. */
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e);
+/* The same, and if cached keys of a layer have columns behind their numbers (kernels/gaussian.h), for which files and
+ * codes have no place. */
+lm_code lm_config_check_stored(const lm_config *c, const char *where, lm_err *e);
 
 /* True if all layers have the sizes, biases, norms, MLP and soft cap of layer 0, as files require that hold
  * one number for all layers; windows, rotary tables and scales may differ. */
@@ -229,8 +240,9 @@ double lm_config_train_flops(const lm_config *c, int64_t seq);
  * tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
 double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near);
 
-/* Numbers of a value of a head. */
+/* Numbers of a value of a head, and of a query and a key as attention reads them. */
 int64_t lm_layer_value_dim(const lm_layer *y);
+int64_t lm_layer_key_dim(const lm_layer *y);
 
 /* YaRN's factor of rotated numbers for a scaling by `factor`: 1 + k ln(factor) / 10 (arXiv:2309.00071, section 3.4, with
  * DeepSeek's k). */

@@ -43,6 +43,10 @@ static lm_code form_of(const lm_page_code *c, const lm_model *m, const lm_cache_
     f->plain = f->bytes = lm_stored_bytes(t) / (size_t)t->dim[0];
     if (t->kv || !s->format)
         return LM_OK;
+    if (m->config.layer[cache->layer].weigh != LM_WEIGH_SOFTMAX)
+        return lm_fail(e, LM_EUSAGE, plan->text, "leave it out",
+                       "layer %lld has Gaussian attention, whose keys have no coded form",
+                       (long long)cache->layer);
     if (check_side(plan, s, e))
         return e->code;
     f->side = s;

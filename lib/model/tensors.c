@@ -533,7 +533,7 @@ static double pair_flops(const lm_config *c, double tokens, double pairs, double
             LM_ATTENTION_DELTA) /* three products of a key or query with the state */
             all += 1.5 * (double)(y->delta.heads * y->delta.key_dim * y->delta.value_dim) * tokens;
         else
-            all += (double)(y->heads * (y->head_dim + lm_layer_value_dim(y))) / 2 *
+            all += (double)(y->heads * (lm_layer_key_dim(y) + lm_layer_value_dim(y))) / 2 *
                    (y->window > 0 ? near : pairs * seen_share(y, seq));
     }
     return 6.0 * (double)lm_config_matmul_params(c) * tokens + 12.0 * all;

@@ -20,6 +20,7 @@ static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch
                                                              'D') },
                                           { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
                                           LM_BLOCK_FIELDS(lm_attention_attr, blocks),
+                                          { LM_ATTR_RARE_FLAG(lm_attention_attr, undivided) },
                                           { 0 } };
 static const lm_field attention_fields[] = {
     { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
@@ -36,6 +37,7 @@ static const lm_field attention_fields[] = {
     { LM_ATTR_RARE_INT(lm_attention_attr, value_dim, 'E', 'D') },
     { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
     LM_BLOCK_FIELDS(lm_attention_attr, blocks),
+    { LM_ATTR_RARE_FLAG(lm_attention_attr, undivided) },
     { 0 }
 };
 static const lm_field dbias_fields[] = {
@@ -52,6 +54,7 @@ static const lm_field dbias_fields[] = {
     { LM_ATTR_RARE_REAL(lm_attention_dbias_attr, attention.soft_cap) },
     { LM_ATTR_RARE_INT(lm_attention_dbias_attr, attention.value_dim, 'E', 'D') },
     { LM_ATTR_RARE_INT(lm_attention_dbias_attr, attention.bias_zero, 0, 0) },
+    { LM_ATTR_RARE_FLAG(lm_attention_dbias_attr, attention.undivided) },
     { LM_ATTR_WORD(lm_attention_dbias_attr, acc, lm_acc_words) },
     { 0 }
 };
@@ -111,9 +114,17 @@ lm_code lm_attention_check_bias(const char *op, const lm_attention_attr *a, cons
                      (long long)a->bias_zero, (long long)columns);
 }
 
+/* Sinks are part of what divides. */
+static lm_code check_undivided(const char *op, const lm_attention_attr *a, const lm_tensor *sinks,
+                               lm_err *e)
+{
+    return lm_expect(!a->undivided || lm_absent(sinks), op, e,
+                     "sums that are not divided have sinks");
+}
+
 static lm_code forward_shape(lm_call *c, unsigned want, lm_err *e)
 {
-    if (attention_shape(c, want, e))
+    if (attention_shape(c, want, e) || check_undivided("attention", c->attr, &c->in[3], e))
         return e->code;
     return lm_attention_check_bias("attention", c->attr, &c->in[4], e);
 }
@@ -244,6 +255,14 @@ static void draw_blocks(lm_rng r, int i, lm_attention_attr *a, int64_t *seq)
     a->head_dim = a->head_dim > 32 ? 32 : a->head_dim;
 }
 
+/* Scores are small, as those of a Gaussian kernel are: sums of their exponentials have no bound. */
+static void draw_undivided(lm_rng r, int i, lm_attention_attr *a)
+{
+    a->undivided = lm_example_draw(r, i, 23, 3) == 0;
+    if (a->undivided)
+        a->scale = 0.1;
+}
+
 void lm_attention_example_bias(lm_rng r, int i, int64_t distances, lm_attention_attr *a,
                                lm_tensor *bias)
 {
@@ -279,6 +298,8 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     if (lm_example_draw(r, i, 11, 3) == 0) {
         x->n_in = 4;
         x->in[3] = lm_shape1(LM_DTYPE_F32, h);
+    } else {
+        draw_undivided(r, i, &attr);
     }
     lm_attention_example_bias(r, i, 2 * t, &attr, &x->in[4]);
     if (!lm_absent(&x->in[4]))
@@ -422,6 +443,7 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
     bool ragged = !lm_absent(&c->in[3]), paged = !lm_absent(&c->in[5]);
     bool values = !lm_absent(&c->out[2]);
     if (attention_shape(c, want, e) || lm_attention_check_bias(op, a, &c->in[7], e) ||
+        check_undivided(op, a, &c->in[6], e) ||
         lm_expect(values || lm_attention_value_dim(a) <= a->head_dim, op, e,
                   "values of %lld numbers are not part of keys of %lld", (long long)a->value_dim,
                   (long long)a->head_dim) ||
@@ -517,6 +539,8 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     if (lm_example_draw(r, i, 15, 3) == 0) {
         x->n_in = 7;
         x->in[6] = lm_shape1(LM_DTYPE_F32, h);
+    } else {
+        draw_undivided(r, i, &attr);
     }
     lm_attention_example_bias(r, i, s, &attr, &x->in[7]);
     if (!lm_absent(&x->in[7]))

@@ -97,7 +97,8 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
     if (lm_expect(x->kv_heads > 0 && x->heads % x->kv_heads == 0, "kv_attention", e,
                   "%lld heads are not a multiple of %lld kv heads", (long long)x->heads,
                   (long long)x->kv_heads) ||
-        lm_expect(x->causal && x->dropout == 0, "kv_attention", e, "is causal, without dropout") ||
+        lm_expect(x->causal && x->dropout == 0 && !x->undivided, "kv_attention", e,
+                  "is causal, without dropout, and divides") ||
         lm_expect(ragged == !lm_absent(&in[KIND]) && ragged == (x->seq == 0) &&
                       (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_attention", e, "rows are B times seq, or have first and kind") ||

@@ -38,7 +38,8 @@ static lm_code mass_shape(lm_call *c, unsigned want, lm_err *e)
     if (lm_expect(x->kv_heads > 0 && x->heads % x->kv_heads == 0, "kv_mass", e,
                   "%lld heads are not a multiple of %lld kv heads", (long long)x->heads,
                   (long long)x->kv_heads) ||
-        lm_expect(x->causal && x->dropout == 0, "kv_mass", e, "is causal, without dropout") ||
+        lm_expect(x->causal && x->dropout == 0 && !x->undivided, "kv_mass", e,
+                  "is causal, without dropout, and divides") ||
         lm_expect(ragged == (x->seq == 0) && (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_mass", e, "rows are B times seq, or have first") ||
         lm_expect(table || (!in[KEYS].kv && in[KEYS].dim[0] == x->batch), "kv_mass", e,

@@ -21,6 +21,8 @@ extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_
 /* latent.c */
 extern const lm_op lm_op_latent_rows, lm_op_latent_rows_dx, lm_op_latent_queries,
     lm_op_latent_values;
+/* gaussian.c */
+extern const lm_op lm_op_gaussian_rows, lm_op_gaussian_rows_dx;
 /* conv.c */
 extern const lm_op lm_op_conv, lm_op_conv_dx, lm_op_conv_dw, lm_op_conv_cached;
 /* gated_norm.c */

@@ -23,6 +23,8 @@ static const lm_op *const ops[] = {
     &lm_op_latent_rows_dx,
     &lm_op_latent_queries,
     &lm_op_latent_values,
+    &lm_op_gaussian_rows,
+    &lm_op_gaussian_rows_dx,
     &lm_op_conv,
     &lm_op_conv_dx,
     &lm_op_conv_dw,

@@ -7,7 +7,9 @@
  *
  * FLOPs are those of the usual convention: forward 4 B H T^2 D, halved for the causal mask,
  * backward 2.5 times that; of short documents in a window only the pairs of a query and a key that
- * it sees count.  Recomputed and masked work inside a tile does not count.  Figures are medians.
+ * it sees count.  Recomputed and masked work inside a tile does not count.  Lines `gaussian` are
+ * attention with a Gaussian kernel, as FLOPs of softmax attention of the same sizes.  Figures are
+ * medians.
  * LM_CPU=LEVEL measures the kernels of another level. */
 #include <math.h>
 #include <stdio.h>
@@ -19,6 +21,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/attention.h"
+#include "kernels/gaussian.h"
 #include "op/attention_blocks.h"
 #include "tests/bench/call.h"
 
@@ -89,7 +92,8 @@ static double seconds(const lm_kernel *k, lm_call *c)
     return t;
 }
 
-static void report(const shape *s, const lm_kernel *k, lm_dtype act, double flops, double t)
+static void report(const shape *s, const char *op, const lm_kernel *k, lm_dtype act, double flops,
+                   double t)
 {
     double peak = act == LM_DTYPE_BF16 ? lm_ceiling_amx_l1(ceilings) : lm_ceiling_fma_f32(ceilings);
     char documents[24] = "";
@@ -97,7 +101,7 @@ static void report(const shape *s, const lm_kernel *k, lm_dtype act, double flop
         snprintf(documents, sizeof documents, "/%lld", (long long)s->document);
     printf("%-10s T %4lld%-4s H %2lld K %2lld D %3lld  %-12s %-5s %-10s %8.2f ms %8.0f GFLOP/s",
            s->name, (long long)s->T, documents, (long long)s->H, (long long)s->K, (long long)s->D,
-           k->op, lm_dtype_name(act), lm_cpu_level_name(k->level), t * 1e3, flops / t * 1e-9);
+           op, lm_dtype_name(act), lm_cpu_level_name(k->level), t * 1e3, flops / t * 1e-9);
     if (peak > 0)
         printf(" %5.1f %% of %.0f", 100 * flops / t / peak, peak * 1e-9);
     putchar('\n');
@@ -148,17 +152,61 @@ static void measure(const shape *s, lm_dtype act)
         .attr = &a, .in = in, .n_in = 2, .out = out, .n_out = 2, .par = par, .step = &step
     };
     const lm_kernel *k = lm_cpu_kernel("attention", act, level);
-    report(s, k, act, flops, seconds(k, &c));
+    report(s, k->op, k, act, flops, seconds(k, &c));
     memcpy(in, (lm_tensor[]){ dout, qkv, o, lse, lo }, 5 * sizeof *in);
     out[0] = dqkv;
     c.n_in = 5;
     c.n_out = 1;
     k = lm_cpu_kernel("attention_dx", act, level);
-    report(s, k, act, 2.5 * flops, seconds(k, &c));
+    report(s, k->op, k, act, 2.5 * flops, seconds(k, &c));
     lm_tensor *all[] = { &qkv, &dqkv, &o, &dout, &lse, &lo };
     for (int i = 0; i < 6; i++)
         if (all[i]->data)
             lm_block_free(all[i]->data, bytes_of(all[i]));
+}
+
+static double seconds_of(const char *op, lm_dtype act, const void *attr, const lm_tensor *in,
+                         int n_in, lm_tensor *out, int n_out, const lm_kernel **k)
+{
+    static const lm_step step = { .seed = 1 };
+    lm_call c = {
+        .attr = attr, .in = in, .n_in = n_in, .out = out, .n_out = n_out, .par = par, .step = &step
+    };
+    *k = lm_cpu_kernel(op, act, level);
+    return seconds(*k, &c);
+}
+
+/* Attention with a Gaussian kernel (kernels/gaussian.h): of both directions the rows and the attention together, as FLOPs
+ * of softmax attention of the same sizes. */
+static void measure_gaussian(const shape *s, lm_dtype act)
+{
+    const lm_gaussian_attr g = { s->H, s->K, s->D, true };
+    const lm_attention_attr a = { .batch = s->B,
+                                  .seq = s->T,
+                                  .heads = s->H,
+                                  .kv_heads = s->K,
+                                  .head_dim = s->D + LM_GAUSSIAN_MORE,
+                                  .value_dim = s->D,
+                                  .causal = true,
+                                  .undivided = true,
+                                  .scale = 1 / sqrt((double)s->D) };
+    const lm_kernel *k;
+    int64_t n = s->B * s->T, wide = (s->H + 2 * s->K) * s->D, longer = lm_gaussian_row(&g);
+    lm_tensor qkv = make(act, n, wide), y = make(act, n, longer), dy = make(act, n, longer);
+    lm_tensor o = make(act, n, s->H * s->D), dout = make(act, n, s->H * s->D);
+    lm_tensor lse = make(LM_DTYPE_F32, s->B * s->H, s->T), out[2] = { o, lse };
+    const lm_tensor back[5] = { dout, y, o, lse };
+    double flops = 2.0 * (double)(s->B * s->H * s->D) * (double)s->T * (double)s->T;
+    double t = seconds_of("gaussian_rows", act, &g, &qkv, 1, &y, 1, &k);
+    t += seconds_of("attention", act, &a, &y, 1, out, 2, &k);
+    report(s, "gaussian", k, act, flops, t);
+    t = seconds_of("attention_dx", act, &a, back, 5, &dy, 1, &k);
+    t += seconds_of("gaussian_rows_dx", act, &g, (lm_tensor[]){ dy, y }, 2, &qkv, 1,
+                    &(const lm_kernel *){ NULL });
+    report(s, "gaussian_dx", k, act, 2.5 * flops, t);
+    lm_tensor *all[] = { &qkv, &y, &dy, &o, &dout, &lse };
+    for (int i = 0; i < 6; i++)
+        lm_block_free(all[i]->data, bytes_of(all[i]));
 }
 
 /* One token for each of B sequences over a cache of S positions: bytes of the cache per second.  E: of values; 0: as
@@ -237,6 +285,11 @@ int main(int argc, char **argv)
         measure(&shapes[i], LM_DTYPE_BF16);
         if (!quick || shapes[i].T <= 256)
             measure(&shapes[i], LM_DTYPE_F32);
+        if (shapes[i].document)
+            continue;
+        measure_gaussian(&shapes[i], LM_DTYPE_BF16);
+        if (!quick || shapes[i].T <= 256)
+            measure_gaussian(&shapes[i], LM_DTYPE_F32);
     }
     if (!strncmp("decoding", only, strlen(only))) {
         measure_decoding(8, 4096, 32, 8, 128, 0, 0, LM_DTYPE_BF16);
