@@ -8,10 +8,15 @@
 
 #include "model/arch_llama.h"
 
-static const char *const keys[] = {
-    LM_KEYS_DECODER, "hidden_act",     "attention_bias",         "mlp_bias",
-    "layer_types",   "sliding_window", "block_sparse_attention", NULL
-};
+static const char *const keys[] = { LM_KEYS_DECODER,
+                                    "hidden_act",
+                                    "attention_bias",
+                                    "mlp_bias",
+                                    "layer_types",
+                                    "sliding_window",
+                                    "block_sparse_attention",
+                                    "gaussian_window",
+                                    NULL };
 
 /* Of block-sparse attention: tiles of kernels are not cut finer than the unit; device kernels count in 32 bits. */
 enum { BLOCK_UNIT = 16, MOST_BLOCK = 1 << 24, MOST_BLOCKS = 1 << 24 };
@@ -80,6 +85,8 @@ static const kind kinds[] = {
     { "full_attention", read_full },
     { "sliding_attention", read_sliding },
     { "block_sparse_attention", read_block_sparse },
+    { "gaussian_attention", read_gaussian },
+    { "gaussian_norm_attention", read_gaussian_norm },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 

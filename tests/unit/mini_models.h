@@ -27,6 +27,7 @@ enum {
     BERT,
     BLOOM,
     HYBRID,
+    GAUSSIAN,
     N_MODELS
 };
 static const char *const models[N_MODELS] = {
@@ -50,16 +51,18 @@ static const char *const models[N_MODELS] = {
     "{\"model_type\":\"bert\"," ALIKE "}",
     "{\"model_type\":\"bloom\",\"vocab_size\":23,\"hidden_size\":24,\"n_layer\":%d,\"n_head\":6}",
     "{\"model_type\":\"lm_hybrid\"," SMALL ",\"sliding_window\":3}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL ",\"gaussian_window\":9}",
 };
 
-/* layer_types of HYBRID: the kinds of attention by turns. */
-static inline json_t *hybrid_types(int layers)
+/* layer_types of HYBRID and GAUSSIAN: kinds of attention by turns. */
+static inline json_t *hybrid_types(int i, int layers)
 {
     static const char *const kinds[] = { "block_sparse_attention", "sliding_attention",
                                          "full_attention" };
+    static const char *const gaussian[] = { "gaussian_attention", "gaussian_norm_attention" };
     json_t *list = json_array();
     for (int l = 0; l < layers; l++)
-        json_array_append_new(list, json_string(kinds[l % (int)(sizeof kinds / sizeof *kinds)]));
+        json_array_append_new(list, json_string(i == GAUSSIAN ? gaussian[l % 2] : kinds[l % 3]));
     return list;
 }
 
@@ -70,8 +73,8 @@ static inline void read_model(int i, int layers, lm_config *c)
     char text[512];
     int n = snprintf(text, sizeof text, models[i], layers);
     must(lm_json_parse(text, (size_t)n, "config", &o, &e), &e);
-    if (i == HYBRID)
-        json_object_set_new(o, "layer_types", hybrid_types(layers));
+    if (i == HYBRID || i == GAUSSIAN)
+        json_object_set_new(o, "layer_types", hybrid_types(i, layers));
     must(lm_config_read(o, "config", c, &e), &e);
     for (int64_t l = 0; l < c->layers; l++)
         if (c->layer[l].blocks.size) /* so small that the few tokens of tests are in several */
