@@ -114,6 +114,10 @@ static lm_code open_caches(generate_work *w, lm_err *e)
         return lm_fail(e, LM_EUSAGE, opt.cache.save ? "--save-cache" : "--load-cache",
                        "give the text again",
                        "the model keeps states of layers, for which files have no place");
+    if ((opt.cache.save || opt.cache.load) &&
+        lm_config_check_stored(&w->model.config, opt.cache.save ? "--save-cache" : "--load-cache",
+                               e))
+        return e->code;
     if (generate_open_cache(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
