@@ -85,10 +85,10 @@ static void from_results(dx_scratch *w, const delta_view *x, float *dS)
 {
     delta_decay *y = &w->y;
     int64_t D = x->a->key_dim, E = x->a->value_dim, ldd = x->ldd, lde = x->lde;
-    delta_scale(w->t, w->k, ldd, y->d);
+    chunk_scale(w->t, w->k, C, ldd, y->d);
     mm(&(mm_args){ C, lde, C, w->M, 1, C, w->dout, lde, w->dV, lde, false });
     mm(&(mm_args){ C, lde, D, w->t, ldd, 1, dS, lde, w->dV, lde, true });
-    delta_turn(w->vt, C, w->V, C, lde, E);
+    chunk_turn(w->vt, C, w->V, C, lde, E);
     mm(&(mm_args){ C, C, E, w->dout, lde, 1, w->vt, C, w->dM, C, false });
     delta_times(w->N, w->dM, w->M, NULL, false);
     add_between(w, w->N);
@@ -96,11 +96,11 @@ static void from_results(dx_scratch *w, const delta_view *x, float *dS)
     mm(&(mm_args){ C, ldd, C, w->dM, C, 1, w->k, ldd, w->dq, ldd, true });
     mm(&(mm_args){ C, ldd, C, w->dM, 1, C, w->q, ldd, w->dk, ldd, true });
     for (int64_t i = 0; i < y->n; i++)
-        w->dgamma[i] += y->e[i] * delta_dot(w->QS + i * lde, w->dout + i * lde, lde);
-    delta_turn(w->st, ldd, dS, D, lde, E);
+        w->dgamma[i] += y->e[i] * chunk_dot(w->QS + i * lde, w->dout + i * lde, lde);
+    chunk_turn(w->st, ldd, dS, D, lde, E);
     mm(&(mm_args){ C, ldd, E, w->V, lde, 1, w->st, ldd, w->t, ldd, false });
     for (int64_t j = 0; j < y->n; j++) {
-        float along = y->d[j] * delta_dot(w->k + j * ldd, w->t + j * ldd, ldd);
+        float along = y->d[j] * chunk_dot(w->k + j * ldd, w->t + j * ldd, ldd);
         w->dgamma[y->last] += along;
         w->dgamma[j] -= along;
         for (int64_t d = 0; d < ldd; d += VF_LANES) {
@@ -108,7 +108,7 @@ static void from_results(dx_scratch *w, const delta_view *x, float *dS)
             vf_store(to, vf_fma(vf_load(w->t + j * ldd + d), vf_set(y->d[j]), vf_load(to)));
         }
     }
-    w->dgamma[y->last] += y->e_last * delta_dot(w->S, dS, D * lde);
+    w->dgamma[y->last] += y->e_last * chunk_dot(w->S, dS, D * lde);
 }
 
 /* The rest: gradients through the corrections, and of the state that entered. */
@@ -124,24 +124,24 @@ static void from_corrections(dx_scratch *w, const delta_view *x, float *dS)
         w->by[i] = -1;
     delta_times(w->N, w->N, w->G, w->by, true);
     for (int64_t i = 0; i < y->n; i++) {
-        float miss = -y->e[i] * delta_dot(w->dV + i * lde, w->X + i * lde, lde);
-        w->dbeta[i] = delta_dot(w->N + i * C, w->KK + i * C, C) + miss +
-                      delta_dot(w->dV + i * lde, w->v + i * lde, lde);
+        float miss = -y->e[i] * chunk_dot(w->dV + i * lde, w->X + i * lde, lde);
+        w->dbeta[i] = chunk_dot(w->N + i * C, w->KK + i * C, C) + miss +
+                      chunk_dot(w->dV + i * lde, w->v + i * lde, lde);
         w->dgamma[i] += y->beta[i] * miss;
     }
-    delta_scale(w->N, w->N, C, y->beta);
+    chunk_scale(w->N, w->N, C, C, y->beta);
     mm(&(mm_args){ C, ldd, C, w->N, C, 1, w->k, ldd, w->dk, ldd, true });
     mm(&(mm_args){ C, ldd, C, w->N, 1, C, w->k, ldd, w->dk, ldd, true });
-    delta_turn(w->st, ldd, w->S, D, lde, E);
-    delta_scale(w->X, w->dout, lde, y->e);
+    chunk_turn(w->st, ldd, w->S, D, lde, E);
+    chunk_scale(w->X, w->dout, C, lde, y->e);
     mm(&(mm_args){ C, ldd, E, w->X, lde, 1, w->st, ldd, w->dq, ldd, true });
     for (int64_t i = 0; i < D * lde; i += VF_LANES)
         vf_store(dS + i, vf_load(dS + i) * vf_set(y->e_last));
     mm(&(mm_args){ D, lde, C, w->q, 1, ldd, w->X, lde, dS, lde, true });
-    delta_scale(w->dV, w->dV, lde, y->beta); /* dv */
+    chunk_scale(w->dV, w->dV, C, lde, y->beta); /* dv */
     for (int64_t i = 0; i < C; i++)
         w->by[i] = -y->e[i];
-    delta_scale(w->X, w->dV, lde, w->by);
+    chunk_scale(w->X, w->dV, C, lde, w->by);
     mm(&(mm_args){ C, ldd, E, w->X, lde, 1, w->st, ldd, w->dk, ldd, true });
     mm(&(mm_args){ D, lde, C, w->k, 1, ldd, w->X, lde, dS, lde, true });
 }
@@ -193,7 +193,7 @@ LM_INLINE void put_directions(lm_dtype t, const lm_call *c, const dx_scratch *w,
     int64_t D = x->a->key_dim;
     for (int64_t i = 0; i < w->y.n; i++) {
         int64_t at = (w->y.row + i) * x->pitch + (part * x->a->key_heads + head) * D;
-        vf along = vf_set(delta_dot(y + i * x->ldd, dy + i * x->ldd, x->ldd) / scale);
+        vf along = vf_set(chunk_dot(y + i * x->ldd, dy + i * x->ldd, x->ldd) / scale);
         VF_FOR(d, n, D, {
             vf v = vf_load(dy + i * x->ldd + d) * vf_set(scale);
             v = vf_fnma(vf_load(y + i * x->ldd + d), along, v) * vf_set(r[i]);
@@ -217,7 +217,7 @@ LM_INLINE void run_keys(lm_dtype t, const lm_call *c, int64_t begin, int64_t end
             int64_t row = b * a->seq + m * C, n = a->seq - m * C < C ? a->seq - m * C : C;
             delta_directions(t, &x, row, n, head, 0, scale, w->q, w->rq);
             delta_directions(t, &x, row, n, head, 1, 1, w->k, w->rk);
-            delta_turn(w->kt, C, w->k, C, x.ldd, D);
+            chunk_turn(w->kt, C, w->k, C, x.ldd, D);
             mm(&(mm_args){ C, C, D, w->q, x.ldd, 1, w->kt, C, w->P, C, false });
             mm(&(mm_args){ C, C, D, w->k, x.ldd, 1, w->kt, C, w->KK, C, false });
             memset(w->dq, 0, (size_t)(2 * C * x.ldd) * sizeof *w->dq);

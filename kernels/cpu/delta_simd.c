@@ -44,7 +44,7 @@ LM_INLINE void run_chunk(lm_dtype t, delta_scratch *w, const delta_view *x, int6
     delta_directions(t, x, y->row, y->n, head, 0, (float)a->scale, w->q, w->r);
     delta_directions(t, x, y->row, y->n, head, 1, 1, w->k, w->r);
     delta_values(t, x, y->row, y->n, h, w->v);
-    delta_turn(w->kt, C, w->k, C, ldd, D);
+    chunk_turn(w->kt, C, w->k, C, ldd, D);
     delta_between(y, w->G);
     mm(&(mm_args){ C, C, D, w->q, ldd, 1, w->kt, C, w->M, C, false });
     delta_times(w->M, w->M, w->G, NULL, false);
@@ -58,11 +58,11 @@ LM_INLINE void run_chunk(lm_dtype t, delta_scratch *w, const delta_view *x, int6
     delta_misses(y, w->v, w->X, w->v, lde);
     delta_solve(w->less, false, w->v, lde);
     mm(&(mm_args){ C, lde, D, w->q, ldd, 1, w->S, lde, w->o, lde, false });
-    delta_scale(w->o, w->o, lde, y->e);
+    chunk_scale(w->o, w->o, C, lde, y->e);
     mm(&(mm_args){ C, lde, C, w->M, C, 1, w->v, lde, w->o, lde, true });
     for (int64_t i = 0; i < D * lde; i += VF_LANES)
         vf_store(w->S + i, vf_load(w->S + i) * vf_set(y->e_last));
-    delta_scale(w->k, w->k, ldd, y->d);
+    chunk_scale(w->k, w->k, C, ldd, y->d);
     mm(&(mm_args){ D, lde, C, w->k, 1, ldd, w->v, lde, w->S, lde, true });
 }
 

@@ -6,8 +6,8 @@
 
 #include <math.h>
 
+#include "kernels/cpu/chunk_simd.h"
 #include "kernels/cpu/tables.h"
-#include "kernels/cpu/tile_simd.h"
 #include "kernels/delta.h"
 
 enum { C = LM_DELTA_CHUNK, SOLVE = 16 /* rows of a block of the triangle */ };
@@ -45,34 +45,6 @@ static inline delta_view delta_view_of(const lm_call *c, int qkv)
                          2 * a->key_heads * a->key_dim + a->heads * a->value_dim };
 }
 
-static inline float delta_dot(const float *x, const float *y, int64_t n)
-{
-    vf sum = vf_zero();
-    for (int64_t i = 0; i < n; i += VF_LANES)
-        sum = vf_fma(vf_load(x + i), vf_load(y + i), sum);
-    return vf_sum(sum);
-}
-
-/* Row i of to [C][ld] = by[i] times that of x. */
-static inline void delta_scale(float *to, const float *x, int64_t ld, const float *by)
-{
-    for (int64_t i = 0; i < C; i++)
-        for (int64_t j = 0; j < ld; j += VF_LANES)
-            vf_store(to + i * ld + j, vf_load(x + i * ld + j) * vf_set(by[i]));
-}
-
-/* to [cols][ld] = the transpose of x [rows][ldx]; the rest of its rows zeros. */
-static inline void delta_turn(float *to, int64_t ld, const float *x, int64_t rows, int64_t ldx,
-                              int64_t cols)
-{
-    for (int64_t j = 0; j < cols; j++) {
-        for (int64_t i = 0; i < rows; i++)
-            to[j * ld + i] = x[i * ldx + j];
-        for (int64_t i = rows; i < ld; i++)
-            to[j * ld + i] = 0;
-    }
-}
-
 /* Rows of queries (part 0) or keys (1) of key head `head`, divided by their lengths, times scale; r: the reciprocals
  * of the lengths. */
 LM_INLINE void delta_directions(lm_dtype t, const delta_view *x, int64_t row, int64_t n,
@@ -82,7 +54,7 @@ LM_INLINE void delta_directions(lm_dtype t, const delta_view *x, int64_t row, in
     pack_rows(t, to, x->ldd, C, (const char *)x->qkv + at * (int64_t)lm_dtype_size(t), x->pitch, n,
               x->a->key_dim, 1);
     for (int64_t i = 0; i < C; i++) {
-        float sum = delta_dot(to + i * x->ldd, to + i * x->ldd, x->ldd);
+        float sum = chunk_dot(to + i * x->ldd, to + i * x->ldd, x->ldd);
         r[i] = 1 / sqrtf(sum + (float)x->a->eps);
         for (int64_t j = 0; j < x->ldd; j += VF_LANES)
             vf_store(to + i * x->ldd + j, vf_load(to + i * x->ldd + j) * vf_set(r[i] * scale));
@@ -96,7 +68,7 @@ LM_INLINE void delta_direction(lm_dtype t, const delta_view *x, int64_t row, int
     int64_t at = row * x->pitch + (part * x->a->key_heads + head) * x->a->key_dim;
     pack_rows(t, to, x->ldd, 1, (const char *)x->qkv + at * (int64_t)lm_dtype_size(t), x->pitch, 1,
               x->a->key_dim, 1);
-    float r = 1 / sqrtf(delta_dot(to, to, x->ldd) + (float)x->a->eps);
+    float r = 1 / sqrtf(chunk_dot(to, to, x->ldd) + (float)x->a->eps);
     for (int64_t j = 0; j < x->ldd; j += VF_LANES)
         vf_store(to + j, vf_load(to + j) * vf_set(r * scale));
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* delta.cu -- the delta rule by chunks (kernels/delta.h): a block a value head of a sequence, in the backward a key head
  * with its value heads, whose gradients of queries and keys add up.  The order of steps, and the algebra of the
- * backward, are those of kernels/cpu/delta_dx_simd.c; arrays of a chunk are in scratch of the block, which its caches
- * hold.  Products are in F32: each thread sums tiles of 4 x 4. */
+ * backward, are those of kernels/cpu/delta_dx_simd.c. */
+#include "kernels/cuda/chunk.cuh"
 #include "kernels/cuda/state_rows.cuh"
 
 extern "C" {
@@ -11,7 +11,6 @@ extern "C" {
 
 enum {
     BLOCK = 256,
-    TILE = 4,
     FORGETS = 128 /* exp(-FORGETS) is 0 in F32, so a decay by more, as by -inf, is one by as much */
 };
 static const int C = LM_DELTA_CHUNK;
@@ -67,67 +66,6 @@ __device__ inline chunk chunk_at(const lm_delta_attr &a, float *at)
     w.S = at + 2 * C;
     w.dS = w.S + a.key_dim * a.value_dim;
     return w;
-}
-
-/* A matrix: element (i, j) is at[i row + j col]. */
-struct matrix {
-    const float *at;
-    int64_t row, col;
-};
-
-__device__ inline matrix rows_of_matrix(const float *at, int64_t width)
-{
-    return matrix{ at, width, 1 };
-}
-
-__device__ inline matrix turned(const float *at, int64_t width)
-{
-    return matrix{ at, 1, width };
-}
-
-/* c [m][n] (+)= a b over k terms; all threads, which then see it. */
-__device__ inline void multiply(int64_t m, int64_t n, int64_t k, matrix a, matrix b, float *c,
-                                bool add)
-{
-    int64_t across = (n + TILE - 1) / TILE, tiles = (m + TILE - 1) / TILE * across;
-    for (int64_t at = threadIdx.x; at < tiles; at += blockDim.x) {
-        int64_t i0 = at / across * TILE, j0 = at % across * TILE;
-        float sum[TILE][TILE] = {};
-        for (int64_t p = 0; p < k; p++) {
-            float x[TILE], y[TILE];
-            for (int i = 0; i < TILE; i++) {
-                x[i] = i0 + i < m ? a.at[(i0 + i) * a.row + p * a.col] : 0;
-                y[i] = j0 + i < n ? b.at[p * b.row + (j0 + i) * b.col] : 0;
-            }
-            for (int i = 0; i < TILE; i++)
-                for (int j = 0; j < TILE; j++)
-                    sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
-        }
-        for (int i = 0; i < TILE && i0 + i < m; i++)
-            for (int j = 0; j < TILE && j0 + j < n; j++) {
-                float *to = c + (i0 + i) * n + j0 + j;
-                *to = add ? *to + sum[i][j] : sum[i][j];
-            }
-    }
-    __syncthreads();
-}
-
-/* Row i of to [C][n] = by[i] `times` that of x. */
-__device__ inline void scale_rows(float *to, const float *x, int64_t n, const float *by,
-                                  float times = 1)
-{
-    for (int64_t i = threadIdx.x; i < C * n; i += blockDim.x)
-        to[i] = x[i] * by[i / n] * times;
-    __syncthreads();
-}
-
-/* The dot product of two rows, by a warp. */
-__device__ inline float warp_dot(const float *x, const float *y, int64_t n)
-{
-    float sum = 0;
-    for (int64_t i = threadIdx.x % 32; i < n; i += 32)
-        sum = fmaf(x[i], y[i], sum);
-    return warp_sum(sum);
 }
 
 /* along[i] = <x_i, y_i> of rows [C][n]. */
@@ -210,15 +148,6 @@ __device__ inline void solve(const float *less, bool transposed, float *R, int64
     __syncthreads();
 }
 
-/* n rows of `width` numbers, `pitch` apart, then zeros. */
-template <class T>
-__device__ inline void read_rows(float *to, const T *from, int64_t pitch, int64_t n, int64_t width)
-{
-    for (int64_t i = threadIdx.x; i < C * width; i += blockDim.x)
-        to[i] = i / width < n ? to_float(from[i / width * pitch + i % width]) : 0;
-    __syncthreads();
-}
-
 template <class T> __device__ inline int64_t pitch_of(const delta_args<T> &x)
 {
     return 2 * x.a.key_heads * x.a.key_dim + x.a.heads * x.a.value_dim;
@@ -230,7 +159,7 @@ __device__ void directions(const delta_args<T> &x, int64_t row, int64_t n, int64
                            float scale, float *to, float *r)
 {
     int64_t D = x.a.key_dim, pitch = pitch_of(x);
-    read_rows(to, x.qkv + row * pitch + (part * x.a.key_heads + head) * D, pitch, n, D);
+    read_rows(to, C, x.qkv + row * pitch + (part * x.a.key_heads + head) * D, pitch, n, D);
     for (int64_t i = threadIdx.x / 32; i < C; i += blockDim.x / 32) {
         float by = 1 / sqrtf(warp_dot(to + i * D, to + i * D, D) + (float)x.a.eps);
         for (int64_t d = threadIdx.x % 32; d < D; d += 32)
@@ -247,7 +176,7 @@ __device__ void correct(const delta_args<T> &x, const decays *y, const chunk &w,
                         float *V)
 {
     int64_t D = x.a.key_dim, E = x.a.value_dim, pitch = pitch_of(x);
-    read_rows(w.v, x.qkv + y->row * pitch + 2 * x.a.key_heads * D + h * E, pitch, y->n, E);
+    read_rows(w.v, C, x.qkv + y->row * pitch + 2 * x.a.key_heads * D + h * E, pitch, y->n, E);
     between(y, w.G);
     times(w.M, w.P, w.G, nullptr, 1, false);
     times(w.less, w.KK, w.G, y->beta, -1, true);
@@ -273,13 +202,6 @@ __device__ void read_keys(const delta_args<T> &x, const chunk &w, int64_t row, i
     multiply(C, C, D, rows_of_matrix(w.k, D), turned(w.k, D), w.KK, false);
 }
 
-__device__ inline void scale_all(float *x, int64_t n, float by)
-{
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-        x[i] *= by;
-    __syncthreads();
-}
-
 /* The results of chunk m of a sequence of `rows` rows from `row` on, and w.S behind it. */
 template <class T>
 __device__ void run_chunk(const delta_args<T> &x, decays *y, const chunk &w, int64_t row,
@@ -289,11 +211,11 @@ __device__ void run_chunk(const delta_args<T> &x, decays *y, const chunk &w, int
     read_decays(x, row, rows, m, h, y);
     read_keys(x, w, row, rows, m, h / (H / x.a.key_heads));
     correct(x, y, w, h, w.V);
-    scale_rows(w.dV, w.QS, E, y->e);
+    scale_rows(w.dV, w.QS, C, E, y->e);
     multiply(C, E, C, rows_of_matrix(w.M, C), rows_of_matrix(w.V, E), w.dV, true);
     for (int64_t i = threadIdx.x; i < y->n * E; i += blockDim.x)
         x.o[((y->row + i / E) * H + h) * E + i % E] = from_float<T>(w.dV[i]);
-    scale_rows(w.t, w.k, D, y->d);
+    scale_rows(w.t, w.k, C, D, y->d);
     scale_all(w.S, D * E, y->e[y->n - 1]);
     multiply(D, E, C, turned(w.t, D), rows_of_matrix(w.V, E), w.S, true);
 }
@@ -399,7 +321,7 @@ __device__ inline void from_results(const lm_delta_attr &a, decays *y, const chu
 {
     int64_t D = a.key_dim, E = a.value_dim;
     int last = y->n - 1;
-    scale_rows(w.t, w.k, D, y->d);
+    scale_rows(w.t, w.k, C, D, y->d);
     multiply(C, E, C, turned(w.M, C), rows_of_matrix(w.dout, E), w.dV, false);
     multiply(C, E, D, rows_of_matrix(w.t, D), rows_of_matrix(dS, E), w.dV, true);
     multiply(C, C, E, rows_of_matrix(w.dout, E), turned(w.V, E), w.dM, false);
@@ -452,15 +374,15 @@ __device__ inline void from_corrections(const lm_delta_attr &a, decays *y, const
     dot_rows(y, w.dV, w.v, E);
     for (int i = threadIdx.x; i < C; i += blockDim.x)
         y->dbeta[i] += y->along[i];
-    scale_rows(w.N, w.N, C, y->beta);
+    scale_rows(w.N, w.N, C, C, y->beta);
     multiply(C, D, C, rows_of_matrix(w.N, C), rows_of_matrix(w.k, D), w.dk, true);
     multiply(C, D, C, turned(w.N, C), rows_of_matrix(w.k, D), w.dk, true);
-    scale_rows(w.X, w.dout, E, y->e);
+    scale_rows(w.X, w.dout, C, E, y->e);
     multiply(C, D, E, rows_of_matrix(w.X, E), turned(w.S, E), w.dq, true);
     scale_all(dS, D * E, y->e[y->n - 1]);
     multiply(D, E, C, turned(w.q, D), rows_of_matrix(w.X, E), dS, true);
-    scale_rows(w.dV, w.dV, E, y->beta);
-    scale_rows(w.X, w.dV, E, y->e, -1);
+    scale_rows(w.dV, w.dV, C, E, y->beta);
+    scale_rows(w.X, w.dV, C, E, y->e, -1);
     multiply(C, D, E, rows_of_matrix(w.X, E), turned(w.S, E), w.dk, true);
     multiply(D, E, C, turned(w.k, D), rows_of_matrix(w.X, E), dS, true);
 }
@@ -477,7 +399,7 @@ __device__ void back_head(const delta_args<T> &x, decays *y, const chunk &w, int
         w.S[i] = state[i];
     for (int i = threadIdx.x; i < C; i += blockDim.x)
         y->dgamma[i] = 0;
-    read_rows(w.dout, x.dout + (y->row * H + h) * E, H * E, y->n, E);
+    read_rows(w.dout, C, x.dout + (y->row * H + h) * E, H * E, y->n, E);
     correct(x, y, w, h, w.V);
     from_results(x.a, y, w, dS);
     from_corrections(x.a, y, w, dS);

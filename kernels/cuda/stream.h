@@ -49,7 +49,7 @@ extern const lm_kernel lm_linear_cuda_kernels[], lm_attention_cuda_kernels[],
     lm_conv_cuda_kernels[], lm_gated_norm_cuda_kernels[], lm_delta_cuda_kernels[],
     lm_noise_cuda_kernels[], lm_gates_cuda_kernels[], lm_attention_sink_cuda_kernels[],
     lm_attention_bias_cuda_kernels[], lm_expert_cuda_kernels[], lm_latent_cuda_kernels[],
-    lm_gaussian_cuda_kernels[];
+    lm_gaussian_cuda_kernels[], lm_linear_attention_cuda_kernels[];
 
 /* The kernel with the highest level <= max that serves (op, act); NULL if there is none. */
 const lm_kernel *lm_cuda_kernel(const char *op, lm_dtype act, lm_cuda_level max);

@@ -19,6 +19,7 @@ static const lm_kernel *const tables[] = {
     lm_gated_norm_cuda_kernels,   lm_delta_cuda_kernels,          lm_noise_cuda_kernels,
     lm_gates_cuda_kernels,        lm_attention_sink_cuda_kernels, lm_attention_bias_cuda_kernels,
     lm_expert_cuda_kernels,       lm_latent_cuda_kernels,         lm_gaussian_cuda_kernels,
+    lm_linear_attention_cuda_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

@@ -74,10 +74,10 @@ bool lm_part_is_norm(lm_part part)
     return part == LM_PART_OUTPUT_NORM || part == LM_PART_ATTN_NORM || part == LM_PART_MLP_NORM ||
            part == LM_PART_ATTN_POST_NORM || part == LM_PART_MLP_POST_NORM ||
            part == LM_PART_Q_NORM || part == LM_PART_K_NORM || part == LM_PART_DELTA_NORM ||
-           part == LM_PART_Q_A_NORM || part == LM_PART_KV_A_NORM || part == LM_PART_EMBED_NORM ||
-           part == LM_PART_HEAD_NORM || part == LM_PART_AHEAD_TOKEN_NORM ||
-           part == LM_PART_AHEAD_STATE_NORM || part == LM_PART_AHEAD_NORM ||
-           part == LM_PART_CROSS_NORM;
+           part == LM_PART_LINEAR_NORM || part == LM_PART_Q_A_NORM || part == LM_PART_KV_A_NORM ||
+           part == LM_PART_EMBED_NORM || part == LM_PART_HEAD_NORM ||
+           part == LM_PART_AHEAD_TOKEN_NORM || part == LM_PART_AHEAD_STATE_NORM ||
+           part == LM_PART_AHEAD_NORM || part == LM_PART_CROSS_NORM;
 }
 
 bool lm_part_plus_one(const lm_config *c, lm_part part)

@@ -44,10 +44,12 @@ typedef enum {
     LM_PART_DELTA_OUT,
     LM_PART_Q_A, /* of latent attention: down to a rank, */
     LM_PART_Q_A_NORM,
-    LM_PART_Q_B,       /* and up to the heads of queries */
-    LM_PART_KV_A,      /* latents, then the rotated part of keys */
-    LM_PART_KV_A_NORM, /* of latents */
-    LM_PART_KV_B,      /* of each head content of keys, then values */
+    LM_PART_Q_B,         /* and up to the heads of queries */
+    LM_PART_KV_A,        /* latents, then the rotated part of keys */
+    LM_PART_KV_A_NORM,   /* of latents */
+    LM_PART_KV_B,        /* of each head content of keys, then values */
+    LM_PART_LINEAR_GATE, /* of retention: what weighs the results of heads, */
+    LM_PART_LINEAR_NORM, /* and their norm [head_dim] */
     LM_PART_ATTN_OUT,
     LM_PART_SINKS, /* [heads]; its name has no suffix */
     LM_PART_ATTN_POST_NORM,

@@ -16,10 +16,22 @@ static const char *const keys[] = { LM_KEYS_DECODER,
                                     "sliding_window",
                                     "block_sparse_attention",
                                     "gaussian_window",
+                                    "linear_attention",
                                     NULL };
 
 /* Of block-sparse attention: tiles of kernels are not cut finer than the unit; device kernels count in 32 bits. */
 enum { BLOCK_UNIT = 16, MOST_BLOCK = 1 << 24, MOST_BLOCKS = 1 << 24 };
+
+static const lm_tensor_name tensors[] = {
+    LM_ROWS_START,
+    LM_ROWS_HEADS,
+    { LM_PART_LINEAR_GATE, "self_attn.g_proj", "" },
+    { LM_PART_LINEAR_NORM, "self_attn.g_norm", "" },
+    LM_ROWS_OUT,
+    { LM_PART_MLP_NORM, "post_attention_layernorm", "" },
+    LM_ROWS_MLP,
+    LM_ROWS_END,
+};
 
 /* A word of layer_types.  read: what the config has for layers of the kind, into *y, which attends to all tokens. */
 typedef struct {
@@ -43,32 +55,44 @@ static lm_code read_sliding(const json_t *o, const char *where, lm_layer *y, lm_
     return LM_OK;
 }
 
+/* The object `key` of the config in *out, NULL without it; its keys are all in `known`. */
+static lm_code read_object(const json_t *o, const char *where, const char *key,
+                           const char *const *known, const json_t **out, lm_err *e)
+{
+    const json_t *b = json_object_get(o, key);
+    const char *inner;
+    json_t *v;
+
+    *out = json_is_null(b) ? NULL : b;
+    if (*out && !json_is_object(*out))
+        return lm_read_bad(where, key, e, "is not an object");
+    json_object_foreach((json_t *)(uintptr_t)*out, inner, v)
+    {
+        int i = 0;
+        while (known[i] && strcmp(known[i], inner) != 0)
+            i++;
+        if (!known[i])
+            return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\": unknown key \"%.40s\"", key, inner);
+    }
+    return LM_OK;
+}
+
 const char *const lm_block_sparse_keys[] = { "block_size",  "local_blocks", "global_blocks",
                                              "vert_stride", "homo_head",    NULL };
 
 static lm_code read_block_sparse(const json_t *o, const char *where, lm_layer *y, lm_err *e)
 {
     static const char object[] = "block_sparse_attention";
-    const json_t *b = json_object_get(o, object);
+    const json_t *b;
     lm_attention_blocks *to = &y->blocks;
     char inside[300];
-    const char *key;
-    json_t *v;
 
-    if (!json_is_object(b))
+    if (read_object(o, where, object, lm_block_sparse_keys, &b, e))
+        return e->code;
+    if (!b)
         return lm_read_bad(where, object, e,
-                           "is not an object, but a layer is of the type block_sparse_attention");
+                           "is not given, but a layer is of the type block_sparse_attention");
     snprintf(inside, sizeof inside, "%.200s: %s", where, object);
-    json_object_foreach((json_t *)(uintptr_t)b, key, v)
-    {
-        int i = 0;
-        while (lm_block_sparse_keys[i] && strcmp(lm_block_sparse_keys[i], key) != 0)
-            i++;
-        if (!lm_block_sparse_keys[i])
-            return lm_fail(e, LM_EFORMAT, inside,
-                           "it has block_size, local_blocks, global_blocks, vert_stride, homo_head",
-                           "unknown key \"%.40s\"", key);
-    }
     if (lm_json_i64(b, "block_size", 1, MOST_BLOCK, &to->size, inside, e) ||
         lm_json_i64(b, "local_blocks", 1, MOST_BLOCKS, &to->local, inside, e) ||
         lm_json_i64_or(b, "global_blocks", 0, 0, MOST_BLOCKS, &to->global, inside, e) ||
@@ -81,12 +105,41 @@ static lm_code read_block_sparse(const json_t *o, const char *where, lm_layer *y
     return LM_OK;
 }
 
+/* Features that are elu+1 are those of numbers that are not rotated: their products would not be functions of distances.
+ * The identity's are, and retention has them. */
+static lm_code read_linear(const json_t *o, const char *where, lm_layer *y, lm_err *e)
+{
+    static const char object[] = "linear_attention", *const features[] = { "elu+1", "identity" },
+                      *const known[] = { "feature", "decay", NULL };
+    const json_t *b = NULL;
+    const char *name = features[LM_FEATURE_ELU];
+    char inside[300];
+    int i = 0;
+
+    snprintf(inside, sizeof inside, "%.200s: %s", where, object);
+    if (read_object(o, where, object, known, &b, e))
+        return e->code;
+    if (b && (lm_json_str_or(b, "feature", name, &name, inside, e) ||
+              lm_json_bool_or(b, "decay", false, &y->linear.decay, inside, e)))
+        return e->code;
+    while (i < 2 && strcmp(features[i], name) != 0)
+        i++;
+    if (i == 2)
+        return lm_fail(e, LM_EFORMAT, inside, "elu+1 and identity are known",
+                       "\"feature\": \"%.40s\" is not known", name);
+    y->attention = LM_ATTENTION_LINEAR;
+    y->linear.feature = (lm_feature)i;
+    y->rope = i == LM_FEATURE_ELU ? -1 : y->rope;
+    return LM_OK;
+}
+
 static const kind kinds[] = {
     { "full_attention", read_full },
     { "sliding_attention", read_sliding },
     { "block_sparse_attention", read_block_sparse },
     { "gaussian_attention", read_gaussian },
     { "gaussian_norm_attention", read_gaussian_norm },
+    { "linear_attention", read_linear },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -146,6 +199,6 @@ const lm_arch lm_arch_hybrid = {
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
-    .tensors = lm_llama_tensors,
+    .tensors = tensors,
     .gguf_keys = no_gguf,
 };

@@ -62,6 +62,8 @@ typedef struct {
 } lm_delta_parts;
 /* What its last product reads. */
 lm_vid lm_b_delta(lm_builder *b, int64_t layer, const lm_delta_parts *p);
+/* The same of linear attention; gate [N,HD] and norm [D]: of retention, otherwise LM_NONE. */
+lm_vid lm_b_linear_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid gate, lm_vid norm);
 
 /* ---- build_latent.c: latent attention (kernels/latent.h) ---- */
 

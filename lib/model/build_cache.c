@@ -116,7 +116,7 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
                        "tokens are dropped from caches of one text alone");
     for (int64_t l = 0; l < c->layers; l++) {
-        if (c->layer[l].attention == LM_ATTENTION_DELTA)
+        if (lm_layer_has_state(&c->layer[l]))
             continue;
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e) ||
             check_latent(c, b, l, e) || check_norms(c, b, l, e) || check_distances(c, b, l, e) ||

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build_delta.c -- layers that mix tokens through a state (Gated DeltaNet, arXiv:2412.06464, as Qwen3-Next has it), and
- * gates of attention. */
+/* build_delta.c -- layers that mix tokens through a state (Gated DeltaNet, arXiv:2412.06464, as Qwen3-Next has it; linear
+ * attention, arXiv:2006.16236, and retention, arXiv:2307.08621), and gates of attention. */
 #include <math.h>
 
 #include "kernels/conv.h"
 #include "kernels/delta.h"
 #include "kernels/gated_norm.h"
 #include "kernels/gates.h"
+#include "kernels/linear_attention.h"
 #include "model/build.h"
 #include "op/ops.h"
 
@@ -124,4 +125,50 @@ lm_vid lm_b_delta(lm_builder *b, int64_t layer, const lm_delta_parts *p)
         return LM_NONE;
     lm_vid in[3] = { recall(b, layer, qkv, g), z, p->norm };
     return lm_b_append(b, &lm_op_gated_norm, &norm, in);
+}
+
+/* ---- linear attention ---- */
+
+/* Heads of rows whose queries and keys are rotated, or not. */
+static lm_vid attend(lm_builder *b, int64_t layer, lm_vid qkv)
+{
+    lm_model *m = b->m;
+    const lm_layer *y = &m->config.layer[layer];
+    const bool identity = y->linear.feature == LM_FEATURE_IDENTITY;
+    lm_linear_attention_attr attr = { .batch = m->build.batch,
+                                      .seq = rows_of_step(&m->build),
+                                      .heads = y->heads,
+                                      .kv_heads = y->kv_heads,
+                                      .head_dim = y->head_dim,
+                                      .state_rows =
+                                          lm_linear_state_rows(y->linear.feature, y->head_dim),
+                                      .feature = y->linear.feature,
+                                      .decay = y->linear.decay,
+                                      .scale = identity ? y->scale : 1,
+                                      .eps = 1e-6 };
+    lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE };
+    if (m->build.mode != LM_MODE_GENERATE) {
+        lm_vid in[2] = { qkv, m->lo };
+        return lm_b_append(b, &lm_op_linear_attention, &attr, in);
+    }
+    lm_tensor state = { .dtype = LM_DTYPE_F32,
+                        .ndim = 4,
+                        .dim = { states_of(&m->build), y->kv_heads, attr.state_rows,
+                                 y->head_dim } };
+    lm_vid in[6] = { qkv, m->used, m->fresh, m->first, m->kind, m->slot };
+    out[1] = lm_b_cache(b, layer, LM_CACHE_STATE, "state", state);
+    if (!lm_b_ok(b) ||
+        lm_graph_append(m->graph, &lm_op_linear_attention_cached, &attr, in, out, b->e))
+        return LM_NONE;
+    return out[0];
+}
+
+lm_vid lm_b_linear_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid gate, lm_vid norm)
+{
+    const lm_config *c = &b->m->config;
+    const lm_layer *y = &c->layer[layer];
+    const lm_gated_norm_attr attr = { y->heads, y->head_dim, c->norm_eps, LM_ACC_FIRST };
+    lm_vid o = attend(b, layer, lm_b_rope(b, layer, qkv));
+    lm_vid in[3] = { o, gate, norm };
+    return norm == LM_NONE ? o : lm_b_append(b, &lm_op_gated_norm, &attr, in);
 }

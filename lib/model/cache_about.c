@@ -122,6 +122,10 @@ static void write_layer(lm_jw *w, const lm_layer *y)
         lm_jw_int(w, "state_value_dim", y->delta.value_dim);
         lm_jw_int(w, "taps", y->delta.taps);
     }
+    if (y->attention == LM_ATTENTION_LINEAR) {
+        lm_jw_int(w, "feature", y->linear.feature);
+        lm_jw_bool(w, "decay", y->linear.decay);
+    }
     lm_jw_bool(w, "norm_before", y->norm_before);
     lm_jw_bool(w, "norm_after", y->norm_after);
     lm_jw_close_obj(w);

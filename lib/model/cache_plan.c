@@ -83,7 +83,7 @@ static void leave_states(const lm_config *c, lm_cache_plan *p)
 {
     for (int64_t l = 0; l < c->layers; l++) {
         lm_kv_side *side = (lm_kv_side *)(uintptr_t)&p->plan->side[2 * l];
-        if (c->layer[l].attention != LM_ATTENTION_DELTA)
+        if (!lm_layer_has_state(&c->layer[l]))
             continue;
         side[LM_KV_K] = side[LM_KV_V] = (lm_kv_side){ .plain = p->site[l].act, .outliers = -1 };
         p->site[l].kv_heads = p->site[l].head_dim = 0;

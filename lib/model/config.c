@@ -71,7 +71,7 @@ bool lm_config_learns_noise(const lm_config *c)
 bool lm_config_has_states(const lm_config *c)
 {
     for (int64_t l = 0; l < c->layers; l++)
-        if (c->layer[l].attention == LM_ATTENTION_DELTA)
+        if (lm_layer_has_state(&c->layer[l]))
             return true;
     return false;
 }
@@ -137,8 +137,9 @@ int64_t lm_layer_rotary(const lm_layer *y)
 static bool same_attention(const lm_layer *a, const lm_layer *b)
 {
     const lm_delta_sizes *x = &a->delta, *y = &b->delta;
-    return a->attention == b->attention && a->out_gate == b->out_gate && x->heads == y->heads &&
-           x->key_heads == y->key_heads && x->key_dim == y->key_dim &&
+    return a->attention == b->attention && a->linear.feature == b->linear.feature &&
+           a->linear.decay == b->linear.decay && a->out_gate == b->out_gate &&
+           x->heads == y->heads && x->key_heads == y->key_heads && x->key_dim == y->key_dim &&
            x->value_dim == y->value_dim && x->taps == y->taps;
 }
 

@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "kernels/attention.h"
+#include "kernels/linear_attention.h"
 #include "kernels/norm.h"
 
 typedef struct lm_arch lm_arch;             /* arch.h */
@@ -85,6 +86,7 @@ typedef enum {
     LM_ATTENTION_HEADS,  /* queries, keys and values by three products */
     LM_ATTENTION_DELTA,  /* a state of fixed size (kernels/delta.h) */
     LM_ATTENTION_LATENT, /* keys and values from one latent of a token (kernels/latent.h) */
+    LM_ATTENTION_LINEAR, /* the three products, and a state of fixed size (kernels/linear_attention.h) */
 } lm_attention_kind;
 
 /* How much a key weighs for a query, with attention to heads. */
@@ -98,6 +100,13 @@ typedef enum {
 typedef struct {
     int64_t heads, key_heads, key_dim, value_dim, taps;
 } lm_delta_sizes;
+
+/* Of linear attention.  With LM_FEATURE_IDENTITY (retention), results are normalised by head and weighed by the SiLU of
+ * another product. */
+typedef struct {
+    lm_feature feature;
+    bool decay;
+} lm_linear_form;
 
 /* Sizes of latent attention.  A head of queries and keys has content, then a rotated part, which all heads of
  * keys share. */
@@ -114,6 +123,7 @@ typedef struct {
     int64_t heads, kv_heads, head_dim; /* latent: as attention reads its expanded rows */
     lm_delta_sizes delta;
     lm_latent latent;
+    lm_linear_form linear;
     /* results of attention are weighed by sigmoids, which the product of queries makes too */
     bool out_gate;
     int64_t rotary; /* numbers of a head that are rotated; 0: all */
@@ -196,10 +206,19 @@ static inline int64_t lm_config_depth(const lm_config *c)
 int64_t lm_config_eos(const lm_config *c);
 /* The widest window of any layer, 0 if no layer has a window. */
 int64_t lm_config_window(const lm_config *c);
-/* True if a layer keeps a state of fixed size (LM_ATTENTION_DELTA), not keys and values. */
+/* True if a layer keeps a state of fixed size, not keys and values; and if any layer does. */
+static inline bool lm_layer_has_state(const lm_layer *y)
+{
+    return y->attention == LM_ATTENTION_DELTA || y->attention == LM_ATTENTION_LINEAR;
+}
 bool lm_config_has_states(const lm_config *c);
 /* True if routers learn noise (lm_moe.noisy). */
 bool lm_config_learns_noise(const lm_config *c);
+/* True if a layer has queries, keys and values by a product each. */
+static inline bool lm_layer_has_heads(const lm_layer *y)
+{
+    return y->attention == LM_ATTENTION_HEADS || y->attention == LM_ATTENTION_LINEAR;
+}
 /* True if a layer is bidirectional: the model predicts tokens between others, not the next one. */
 bool lm_config_bidirectional(const lm_config *c);
 /* LM_EUSAGE, at `where`, for such a model: todo says what is for it. */

@@ -211,11 +211,21 @@ static lm_vid latent(lm_builder *b, int64_t l, lm_vid h)
     return product1(b, LM_PART_ATTN_OUT, l, o);
 }
 
+/* Of retention, what weighs the results of heads and how they are normalised is their own. */
+static lm_vid linear(lm_builder *b, int64_t l, lm_vid h, lm_vid qkv)
+{
+    const bool retains = b->m->config.layer[l].linear.feature == LM_FEATURE_IDENTITY;
+    lm_vid gate = retains ? product1(b, LM_PART_LINEAR_GATE, l, h) : LM_NONE;
+    lm_vid norm = retains ? one(b, LM_PART_LINEAR_NORM, l).w : LM_NONE;
+    return product1(b, LM_PART_ATTN_OUT, l, lm_b_linear_attention(b, l, qkv, gate, norm));
+}
+
 static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
 {
     static const lm_part apart[3] = { LM_PART_Q, LM_PART_K, LM_PART_V };
     const lm_config *c = &b->m->config;
     bool joined = lm_arch_part(c->arch, LM_PART_QKV);
+    const lm_vid x = h;
     lm_vid gate = LM_NONE;
     if (c->layer[l].attention == LM_ATTENTION_DELTA)
         return delta(b, l, h);
@@ -230,6 +240,8 @@ static lm_vid attention(lm_builder *b, int64_t l, lm_vid h)
         lm_vid wq = one(b, LM_PART_Q_NORM, l).w;
         h = lm_b_head_norm(b, l, h, wq, one(b, LM_PART_K_NORM, l).w);
     }
+    if (c->layer[l].attention == LM_ATTENTION_LINEAR)
+        return linear(b, l, x, h);
     lm_vid sinks = c->layer[l].sinks ? one(b, LM_PART_SINKS, l).w : LM_NONE;
     h = lm_b_attention(b, l, h, sinks);
     return product1(b, LM_PART_ATTN_OUT, l, gate >= 0 ? lm_b_gate(b, h, gate) : h);

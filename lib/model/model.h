@@ -250,7 +250,7 @@ typedef enum {
     LM_CACHE_VALUES, /* the same */
     LM_CACHE_KEY_TAIL, /* the first and the newest of them as numbers, beside coded ones (kernels/kv.h) */
     LM_CACHE_VALUE_TAIL, /* the same */
-    LM_CACHE_STATE, /* of a layer that mixes tokens through a state (kernels/delta.h): F32 [.,H,D,E], */
+    LM_CACHE_STATE, /* of a layer that mixes tokens through a state (kernels/delta.h, linear_attention.h): F32, */
     LM_CACHE_CONV_TAIL, /* and the newest rows in front of its convolution (kernels/conv.h) */
 } lm_cache_kind;
 

@@ -12,7 +12,7 @@ bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
 {
     switch (part) {
     case LM_PART_Q:
-        return c->layer[l].qkv_bias && c->layer[l].attention == LM_ATTENTION_HEADS;
+        return c->layer[l].qkv_bias && lm_layer_has_heads(&c->layer[l]);
     case LM_PART_K:
     case LM_PART_V:
     case LM_PART_QKV:
@@ -125,7 +125,9 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
 {
     const lm_layer *y = part >= LM_PART_ATTN_NORM ? &c->layer[l] : NULL;
     int64_t q = y ? y->heads * y->head_dim : 0, kv = y ? y->kv_heads * y->head_dim : 0;
-    bool heads = y && y->attention == LM_ATTENTION_HEADS;
+    bool heads = y && lm_layer_has_heads(y);
+    bool retains =
+        y && y->attention == LM_ATTENTION_LINEAR && y->linear.feature == LM_FEATURE_IDENTITY;
 
     if (y && of_attention(part) && !has_part(y, part))
         return false;
@@ -186,6 +188,10 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
     case LM_PART_DELTA_NORM:
     case LM_PART_DELTA_OUT:
         return delta_shape(c, &y->delta, part, dim);
+    case LM_PART_LINEAR_GATE:
+        return shape(dim, retains, q, c->width);
+    case LM_PART_LINEAR_NORM:
+        return shape(dim, retains, y->head_dim, 0);
     case LM_PART_ATTN_OUT:
         return shape(dim, true, c->width, y->heads * lm_layer_value_dim(y));
     case LM_PART_SINKS:
@@ -532,6 +538,8 @@ static double pair_flops(const lm_config *c, double tokens, double pairs, double
         if (y->attention ==
             LM_ATTENTION_DELTA) /* three products of a key or query with the state */
             all += 1.5 * (double)(y->delta.heads * y->delta.key_dim * y->delta.value_dim) * tokens;
+        else if (y->attention == LM_ATTENTION_LINEAR) /* one of a query, and one of a key */
+            all += 0.5 * (double)((y->heads + y->kv_heads) * y->head_dim * y->head_dim) * tokens;
         else
             all += (double)(y->heads * (lm_layer_key_dim(y) + lm_layer_value_dim(y))) / 2 *
                    (y->window > 0 ? near : pairs * seen_share(y, seq));

@@ -307,20 +307,10 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &attr);
 }
 
-/* Documents of random length: lo is the first row of each, hi the row after its last. */
 static void attention_fill(lm_rng r, const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    int32_t *lo = c->in[1].data, *hi = c->in[2].data;
-    for (int64_t b = 0; b < a->batch; b++)
-        for (int64_t t = 0, start = 0; t < a->seq; t++) {
-            bool ends = t + 1 == a->seq || lm_rng_below(r, (uint64_t)(b * a->seq + t + 1), 9) == 0;
-            if (lo)
-                lo[b * a->seq + t] = (int32_t)start;
-            for (int64_t i = start; hi && ends && i <= t; i++)
-                hi[b * a->seq + i] = (int32_t)(t + 1);
-            start = ends ? t + 1 : start;
-        }
+    lm_example_documents(r, a->batch, a->seq, 9, c->in[1].data, c->in[2].data);
 }
 
 const lm_op lm_op_attention = {

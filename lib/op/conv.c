@@ -113,12 +113,7 @@ static void conv_example(lm_rng r, int i, lm_example *x)
 static void conv_fill(lm_rng r, const lm_call *c)
 {
     const lm_conv_attr *a = c->attr;
-    int32_t *lo = c->in[2].data;
-    for (int64_t i = 0, start = 0; lo && i < a->batch * a->seq; i++) {
-        if (i % a->seq == 0 || lm_rng_below(r, (uint64_t)i, 6) == 0)
-            start = i % a->seq;
-        lo[i] = (int32_t)start;
-    }
+    lm_example_documents(r, a->batch, a->seq, 6, c->in[2].data, NULL);
 }
 
 const lm_op lm_op_conv = {

@@ -100,18 +100,11 @@ static void fill_gates(lm_rng r, const lm_tensor *g, const lm_tensor *beta)
     }
 }
 
-/* And documents of random length. */
 static void delta_fill(lm_rng r, const lm_call *c)
 {
     const lm_delta_attr *a = c->attr;
-    int32_t *lo = c->in[3].data;
     fill_gates(r, &c->in[1], &c->in[2]);
-    for (int64_t i = 0, start = 0; lo && i < a->batch * a->seq; i++) {
-        int64_t t = i % a->seq;
-        if (t == 0 || lm_rng_below(r, (uint64_t)i + (UINT64_C(1) << 33), 20) == 0)
-            start = t;
-        lo[i] = (int32_t)start;
-    }
+    lm_example_documents(r, a->batch, a->seq, 20, c->in[3].data, NULL);
 }
 
 const lm_op lm_op_delta = {

@@ -22,6 +22,11 @@ static inline uint64_t lm_example_draw(lm_rng r, int i, int k, uint64_t n)
     return lm_rng_below(r, (uint64_t)i * 16 + (uint64_t)k, n);
 }
 
+/* Documents of random length in `batch` sequences of `seq` rows, of which one in `mean` ends one: lo and hi [batch * seq]
+ * (either may be NULL) are the first row of a row's document and the row after its last. */
+void lm_example_documents(lm_rng r, int64_t batch, int64_t seq, uint64_t mean, int32_t *lo,
+                          int32_t *hi);
+
 /* The offsets, operand 2, of an example of grouped rows (kernels/grouped.h). */
 void lm_grouped_fill(lm_rng r, const lm_call *c);
 

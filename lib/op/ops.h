@@ -34,6 +34,8 @@ extern const lm_op lm_op_gate_split, lm_op_gate_join, lm_op_delta_gates, lm_op_d
     lm_op_delta_gates_dw;
 /* delta.c */
 extern const lm_op lm_op_delta, lm_op_delta_dx, lm_op_delta_cached;
+/* linear_attention.c */
+extern const lm_op lm_op_linear_attention, lm_op_linear_attention_dx, lm_op_linear_attention_cached;
 /* route.c */
 extern const lm_op lm_op_route_choose, lm_op_route_choose_dz, lm_op_route_plan, lm_op_route_rows,
     lm_op_route_sum, lm_op_route_dot, lm_op_route_aux, lm_op_route_aux_dz;

@@ -28,6 +28,8 @@ enum {
     BLOOM,
     HYBRID,
     GAUSSIAN,
+    LINEAR,
+    RETENTION,
     N_MODELS
 };
 static const char *const models[N_MODELS] = {
@@ -52,17 +54,23 @@ static const char *const models[N_MODELS] = {
     "{\"model_type\":\"bloom\",\"vocab_size\":23,\"hidden_size\":24,\"n_layer\":%d,\"n_head\":6}",
     "{\"model_type\":\"lm_hybrid\"," SMALL ",\"sliding_window\":3}",
     "{\"model_type\":\"lm_hybrid\"," SMALL ",\"gaussian_window\":9}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL "}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL ",\"head_dim\":6,\"linear_attention\":"
+    "{\"feature\":\"identity\",\"decay\":true}}",
 };
 
-/* layer_types of HYBRID and GAUSSIAN: kinds of attention by turns. */
+/* layer_types of HYBRID, GAUSSIAN, LINEAR and RETENTION: kinds of attention by turns. */
 static inline json_t *hybrid_types(int i, int layers)
 {
     static const char *const kinds[] = { "block_sparse_attention", "sliding_attention",
                                          "full_attention" };
     static const char *const gaussian[] = { "gaussian_attention", "gaussian_norm_attention" };
+    static const char *const linear[] = { "linear_attention", "full_attention" };
     json_t *list = json_array();
     for (int l = 0; l < layers; l++)
-        json_array_append_new(list, json_string(i == GAUSSIAN ? gaussian[l % 2] : kinds[l % 3]));
+        json_array_append_new(list, json_string(i == HYBRID     ? kinds[l % 3]
+                                                : i == GAUSSIAN ? gaussian[l % 2]
+                                                                : linear[l % 2]));
     return list;
 }
 
@@ -73,7 +81,7 @@ static inline void read_model(int i, int layers, lm_config *c)
     char text[512];
     int n = snprintf(text, sizeof text, models[i], layers);
     must(lm_json_parse(text, (size_t)n, "config", &o, &e), &e);
-    if (i == HYBRID || i == GAUSSIAN)
+    if (i >= HYBRID)
         json_object_set_new(o, "layer_types", hybrid_types(i, layers));
     must(lm_config_read(o, "config", c, &e), &e);
     for (int64_t l = 0; l < c->layers; l++)

@@ -45,6 +45,15 @@ static const char *const configs[] = {
     "\"linear_key_head_dim\":16,\"linear_value_head_dim\":24,\"num_experts\":4,"
     "\"num_experts_per_tok\":2,\"moe_intermediate_size\":32,\"shared_expert_intermediate_size\":48,"
     "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
+    "{\"model_type\":\"lm_hybrid\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":400,\"initializer_range\":0.2,"
+    "\"layer_types\":[\"linear_attention\",\"linear_attention\"]}",
+    "{\"model_type\":\"lm_hybrid\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":400,\"initializer_range\":0.2,"
+    "\"layer_types\":[\"linear_attention\",\"full_attention\"],"
+    "\"linear_attention\":{\"feature\":\"identity\",\"decay\":true}}",
     "", /* layers of different sizes */
 };
 enum { N_CONFIGS = sizeof configs / sizeof *configs };

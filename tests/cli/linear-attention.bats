@@ -1,0 +1,106 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Layers of linear attention and of retention (lm_hybrid), in every tool that computes.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return
+    for i in {1..60}; do
+        echo "{\"text\":\"the river ran by the old bridge $i and the stones lay in the water\"}"
+    done > t.jsonl
+    train-tokenizer -q -V 300 -o tokenizer.json t.jsonl
+    shard-data -q --tokenizer tokenizer.json -o data t.jsonl
+    args=(--batch-size 2 --seq-len 96 --lr 3e-3 --lr-schedule constant)
+}
+
+# make KIND KIND OBJECT ARGUMENT...: a model of two layers with OBJECT as linear_attention
+make() {
+    init-model -q -f hybrid-5m -t tokenizer.json --set num_hidden_layers=2 --set hidden_size=64 --set intermediate_size=96 \
+        --set num_key_value_heads=2 --set max_position_embeddings=512 --set "layer_types=[\"$1\",\"$2\"]" \
+        --set "linear_attention=$3" "${@:4}"
+}
+
+loss() {
+    eval-model -q "$@" t.jsonl --seq-len 96 --json | sed -E 's/.*"loss":([0-9.]+).*/\1/'
+}
+
+linear=linear_attention
+full=full_attention
+retention='{"feature":"identity","decay":true}'
+
+# trains OBJECT: it learns, resumes to the bit, and gives the same with recomputation, one thread, and almost in BF16
+trains() {
+    make $linear $linear "$1" -o m
+    train -q m data -o r8 --steps 8 --save-every 4 "${args[@]}"
+    train -q m data -o r4 --steps 4 --save-every 4 "${args[@]}"
+    train -q --resume r4 --steps 8
+    inspect-model --check r8 r4 > /dev/null
+    train -q m data -o again --steps 8 --recompute full -j 1 "${args[@]}"
+    inspect-model --check r8 again > /dev/null
+    awk -v a="$(loss m)" -v b="$(loss r8)" 'BEGIN { exit !(b < a - 0.3) }'
+    awk -v a="$(loss r8)" -v b="$(loss r8 --dtype bf16)" 'BEGIN { d = a - b; exit !(d < 0.02 && d > -0.02) }'
+}
+
+@test "linear attention: trains, resumes to the bit, in BF16 too, with recomputation and any number of threads" {
+    trains '{}'
+}
+
+@test "linear attention: retention trains likewise" {
+    trains "$retention"
+}
+
+@test "linear attention: greedy texts are those of one by one in batches, in pages and beside coded keys and values" {
+    for object in null "$retention"; do
+        make $linear $full "$object" -o m
+        train -q -f m data -o run --steps 30 "${args[@]}"
+        generate -q run -p "the river" -n 12 --temperature 0 > a
+        generate -q run -p "the old bridge 1 and the stones" -n 12 --temperature 0 > b
+        cat a b > want
+        generate -q run --serve-batch 2 -p "the river" -p "the old bridge 1 and the stones" -n 12 --temperature 0 > both
+        cmp want both
+        generate -q run -b 2 -p "the river" -p "the old bridge 1 and the stones" -n 12 --temperature 0 > beside
+        cmp want beside
+        generate -q run --kv int8 -p "the river" -n 12 --temperature 0 > coded
+        cmp a coded
+    done
+}
+
+@test "linear attention: what a token reads does not grow with the text in front of it" {
+    bytes() { generate --dry-run "$1" -p "the river" -n "$2" --json | tr ',{' '\n\n' | grep -m1 '"caches"' || true; }
+    make $linear $linear '{}' -o all
+    make $full $full '{}' -o none
+    [ "$(bytes all 100)" = "$(bytes all 400)" ]
+    [ "$(bytes none 100)" != "$(bytes none 400)" ]
+}
+
+@test "linear attention: adapters train, are merged, and generate as the merged model" {
+    make $linear $full "$retention" -o m
+    train -q m data -o run --steps 20 "${args[@]}"
+    peft-tune -q run t.jsonl -o adapter --steps 10 --seq-len 32 --lr 3e-3 --target g_proj,q_proj,k_proj,v_proj,o_proj
+    grep -q g_proj adapter/adapter_config.json
+    merge-models -q --method passthrough run+adapter -o merged
+    awk -v a="$(loss run --adapter adapter)" -v b="$(loss merged)" 'BEGIN { d = a - b; exit !(d < 1e-5 && d > -1e-5) }'
+    generate -q run --adapter adapter -p "the river" -n 8 --temperature 0 > a
+    generate -q merged -p "the river" -n 8 --temperature 0 > b
+    cmp a b
+}
+
+@test "linear attention: what cannot be done, and wrong configs, are one line" {
+    check() { # PART COMMAND...
+        run "${@:2}"
+        [ "$status" -ne 0 ]
+        [ "${#lines[@]}" -eq 1 ] || { echo "$output"; false; }
+        [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
+    }
+    make $linear $full '{}' -o m
+    check "the model keeps states of layers" generate m -p "the river" -n 2 --save-cache c
+    check "layers that keep a state of all" generate m -p "the river" -n 2 --kv h2o:keep=0.5
+    check "layers of the base keep states" peft-tune m t.jsonl -o prefix --method prefix --steps 1 --seq-len 32
+    check "layer 0 has no keys and values" quantize-kv m t.jsonl --kv int8 --seq-len 32
+    check '"linear_attention": is not an object' make $linear $full 7 -o bad
+    check '"linear_attention": is not an object' make $linear $full '[]' -o bad
+    check 'unknown key "decays"' make $linear $full '{"decays":true}' -o bad
+    check '"feature": "relu" is not known' make $linear $full '{"feature":"relu"}' -o bad
+    check '"feature"' make $linear $full '{"feature":1}' -o bad
+    check '"decay"' make $linear $full '{"decay":0.5}' -o bad
+    [ ! -e bad ]
+}
