@@ -25,6 +25,7 @@ static lm_code check_encoder(const generate_work *w, lm_err *e)
         const char *option;
         bool given;
     } all[] = { { "--kv", opt.kv != NULL },
+                { "--states", opt.states != NULL },
                 { "--serve-batch", opt.serve.batch > 0 },
                 { "--save-cache", opt.cache.save != NULL },
                 { "--load-cache", opt.cache.load != NULL },
@@ -75,6 +76,7 @@ lm_code generate_new_generator(generate_work *w, lm_loaded *model, lm_generator 
                                   .batch = w->batch,
                                   .context = w->context,
                                   .kv = w->caches.plan,
+                                  .state_codes = w->states.plan,
                                   .most_new = opt.max_new };
     return lm_generator_new(model, &o, w->backend, out, e);
 }
@@ -96,11 +98,14 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
                                   .batch = w->batch,
                                   .context = w->context,
                                   .kv = kv,
+                                  .state_codes = w->states.plan,
                                   .most_new = most_new,
                                   .draft = opt.draft ? opt.drafts : 0 };
     if (lm_generator_new(&w->model, &o, w->backend, &w->gen, e)) {
         if (!strcmp(e->where, "drafts"))
             lm_err_in(e, "--draft");
+        if (!strcmp(e->where, "states"))
+            generate_name_states(e);
         if (kv && !strcmp(e->where, kv->text))
             lm_err_in(e, "--kv");
         return e->code;
@@ -110,10 +115,6 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
 
 static lm_code open_caches(generate_work *w, lm_err *e)
 {
-    if ((opt.cache.save || opt.cache.load) && lm_config_has_states(&w->model.config))
-        return lm_fail(e, LM_EUSAGE, opt.cache.save ? "--save-cache" : "--load-cache",
-                       "give the text again",
-                       "the model keeps states of layers, for which files have no place");
     if ((opt.cache.save || opt.cache.load) &&
         lm_config_check_stored(&w->model.config, opt.cache.save ? "--save-cache" : "--load-cache",
                                e))
@@ -132,6 +133,7 @@ static lm_code open_caches(generate_work *w, lm_err *e)
            (long long)tool.seed, (long long)w->context, lm_show_bytes((double)bytes, cache));
     generate_say_memory(w);
     generate_say_kv(w);
+    generate_say_states(w);
     lm_say_weights(&tool, &w->model);
     return LM_OK;
 }
@@ -300,6 +302,7 @@ int main(int argc, char **argv)
     generate_close_chat(&w);
     lm_cache_plan_fini(&w.caches);
     lm_cache_plan_fini(&w.down);
+    lm_cache_plan_fini(&w.states);
     lm_loaded_fini(&w.model);
     lm_tune_use_fini(&w.adapter);
     lm_close_backend(&tool, w.backend);

@@ -24,6 +24,8 @@ static const lm_opt options[] = {
             "make a calibration for METHOD: kvquant:bits=3, auto, fp8, all"),
     LM_FLAG(0, "evaluate", &evaluate, "measure methods beside each other"),
     LM_STR(0, "methods", &model.methods, "LIST", "--evaluate: specifications of --kv"),
+    LM_STR(0, "states", &model.states, "SPEC",
+           "--evaluate: states of recurrent layers, as --states"),
     LM_FLAG(0, "table", &model.table, "--evaluate: a table [yes, unless --json]"),
     LM_STR(0, "candidates", &model.candidates, "LIST",
            "--calibrate: methods for auto, separated by ;"),
@@ -79,9 +81,9 @@ static void refuse_others(const char *const *names, const char *way)
         }
 }
 
-static const char *const of_report[] = { "methods", "table",  "lengths", "depths", "repeats",
-                                         "records", "text",   "steps",   "dtype",  "seed",
-                                         "json",    "device", NULL };
+static const char *const of_report[] = { "methods", "states",  "table",  "lengths", "depths",
+                                         "repeats", "records", "text",   "steps",   "dtype",
+                                         "seed",    "json",    "device", NULL };
 static const char *const of_calibration[] = { "method", "candidates", NULL };
 static const char *const of_both[] = { "windows",   "seq-len",         "documents",
                                        "tokenizer", "check-tokenizer", NULL };

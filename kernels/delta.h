@@ -17,6 +17,9 @@
  *               in  qkv [N,2KD+HE] act, g [N,H] F32, beta [N,H] F32, used [B] I32 (rows before these), fresh [B] I32,
  *                   first [B+1] I32 and kind [B] I32 (both or neither), slot [B] I32 (optional: b)
  *               out o [N,HE] act, state [S,H,D,E] F32 (in place): that of sequence b is state[slot[b]]
+ *               With `kv` (numeric/kv_format.h) states are codes, those of a value head in a page of D tokens of E numbers:
+ *               S is decoded before the rows, and encoded behind them.  The format codes single tokens, in the order of
+ *               keys, without outliers; E is a multiple of 16.
  *               rows, fresh, first and kind are those of attention_cached (kernels/attention.h).  S begins with
  *               zeros where used[b] is 0, otherwise with the state, and leaves as the state; so in any number of
  *               calls it equals delta, up to rounding.  A new token is one step of the recurrence, rows of a prompt

@@ -19,6 +19,11 @@
  * New rows have their rotated queries and keys in the qkv of kv_attention; kv_write takes the qkv from before the
  * rotation.  So positions can change while tokens stay: `place` may be the rank of a token among those that are kept.
  *
+ * Latents (attr.latent, K = 1): the row of a token, [D] behind the H queries in qkv [N,(H+1)D], is the key of all heads, and
+ * its first E = value_dim numbers are the value, too.  `keys` are then pages [G,1,T,E] of these, `values` pages [G,1,T,D-E]
+ * of the others, both in the order of keys, with tails accordingly; o is [N,HE].  E is a multiple of 4.  There is no rope
+ * table, and no token_range.
+ *
  * kv_attention  (no gradient)
  *               in  qkv [N,(H+2K)D] act, used [B] I32, fresh [B] I32, first [B+1] I32, kind [B] I32 (optional, both
  *                   or neither), table [B,P] I32, keys, values [pages,K,T,D] act, slot [B] I32 (if a side has a
@@ -51,6 +56,7 @@
  *                   Hadamard matrix in blocks of B, the largest power of two that divides D (Sylvester's order:
  *                   entry i,j is B^-1/2, negative if i & j has an odd number of bits); the rest copied; may
  *                   alias x.  It is its own inverse and its own gradient.  K = 0: x has H heads alone.
+ *                   With `part` the first `part` numbers of a head are rotated, as a head of so many; the rest copied.
  * Tolerance: relative L2 2e-6 (F32), 1e-2 (BF16); head_rotate 1e-6, 4e-3; kv_write the same bits. */
 #ifndef LM_KERNELS_KV_H
 #define LM_KERNELS_KV_H
@@ -67,12 +73,41 @@ typedef struct {
      * `outliers` of its numbers */
     bool token_range;
     double outliers;
+    bool latent; /* see above */
 } lm_kv_attr;
 
 typedef struct {
     int64_t heads, kv_heads, head_dim; /* head_dim at most LM_KV_MAX_DIM */
     bool q, k, v;
+    int64_t part; /* 0: the head */
 } lm_head_rotate_attr;
+
+/* Numbers of a head that are rotated. */
+static inline int64_t lm_head_rotate_part(const lm_head_rotate_attr *a)
+{
+    return a->part ? a->part : a->head_dim;
+}
+
+/* Numbers of a row of qkv. */
+static inline int64_t lm_kv_row(const lm_kv_attr *a)
+{
+    return lm_attention_row(&a->attention, !a->latent);
+}
+/* Numbers of a row of keys [0] or values [1] of a head, and where those of head `kv` begin in a row of qkv. */
+static inline int64_t lm_kv_side_dim(const lm_kv_attr *a, int side)
+{
+    const lm_attention_attr *x = &a->attention;
+    if (!a->latent)
+        return x->head_dim;
+    return side ? x->head_dim - x->value_dim : x->value_dim;
+}
+static inline int64_t lm_kv_side_at(const lm_kv_attr *a, int side, int64_t kv)
+{
+    const lm_attention_attr *x = &a->attention;
+    if (a->latent)
+        return x->heads * x->head_dim + (side ? x->value_dim : 0);
+    return (x->heads + (side ? x->kv_heads : 0) + kv) * x->head_dim;
+}
 
 /* Of `used` tokens in the cache those in [sinks, this) are read as codes.  Formats of single tokens keep the newest
  * `residual` plain; others code `residual` tokens at once when as many are there.  A plain side (f NULL) has all

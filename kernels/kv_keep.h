@@ -6,6 +6,7 @@
  *                   (optional), table [B,P] I32 (optional), keys [G,K,S,D] act, plain or with `kv`, slot [B] I32,
  *                   ktail [L,K,R,D] act (optional, R = sinks + residual)
  *               out mass [L,K,M] F32, in place
+ *               With `latent` rows are those of latents (kernels/kv.h), [N,(H+1)D], and keys whole ones: K = 1, D numbers.
  *               Adds to mass[slot[b], k, j] the probabilities that the new rows of sequence b give to token j, summed
  *               over the rows at positions from[b] and above, and over the query heads of key head k: exp(s - lse), s
  *               the score of kernels/attention.h (scale, soft_cap, window), lse that of attention_cached or of
@@ -28,7 +29,14 @@
 typedef struct {
     lm_attention_attr attention; /* batch B; causal; no dropout, no bias; seq 0 with `first` */
     int64_t residual, sinks;     /* of the keys, as lm_kv_attr */
+    bool latent;                 /* as lm_kv_attr, without value_dim */
 } lm_kv_mass_attr;
+
+/* Heads of a row of qkv. */
+static inline int64_t lm_kv_mass_row(const lm_kv_mass_attr *a)
+{
+    return a->attention.heads + (a->latent ? 1 : 2 * a->attention.kv_heads);
+}
 
 typedef struct {
     int64_t batch, rows, heads, kv_heads, head_dim; /* B, M, H, K, D */

@@ -108,6 +108,11 @@ static lm_code check_state(const generate_work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
     for (int64_t i = 0; i < c->layers && w->state; i++)
+        if (c->layer[i].attention == LM_ATTENTION_LATENT ||
+            c->layer[i].attention == LM_ATTENTION_DELTA)
+            return lm_fail(e, LM_EUSAGE, opt.cache.load, "compute the text again",
+                           "states of llama.cpp with latents or recurrent layers are not read");
+    for (int64_t i = 0; i < c->layers && w->state; i++)
         if (c->layer[i].window)
             return lm_fail(e, LM_EUSAGE, opt.cache.load, NULL,
                            "states of models with sliding windows are not read");

@@ -39,10 +39,23 @@ void generate_check_kv(void)
 {
     check_spec("--kv", opt.kv);
     check_spec("--kv-down", opt.serve.down);
+    check_spec("--states", opt.states);
+}
+
+void generate_name_states(lm_err *e)
+{
+    if (!strcmp(e->where, "states") || !strcmp(e->where, "kv cache"))
+        snprintf(e->where, sizeof e->where, "--states");
+    else
+        lm_err_in(e, "--states");
 }
 
 lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
 {
+    if (opt.states && lm_cache_states_open(opt.states, &w->model.config, &w->states, e)) {
+        generate_name_states(e);
+        return e->code;
+    }
     if (opt.kv && lm_cache_plan_open(opt.kv, &w->model.config, type, w->model.src, &w->caches, e))
         return e->code;
     const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
@@ -79,7 +92,7 @@ void generate_say_kv(const generate_work *w)
     if (!p)
         return;
     for (int64_t l = 0; l < p->layers; l++)
-        numbers += 2 * (double)(w->caches.site[l].kv_heads * w->caches.site[l].head_dim);
+        numbers += (double)lm_kv_site_numbers(&w->caches.site[l]);
     if (leaves_all_alone(p))
         lm_say(&tool, LM_LOG_WARN,
                "--kv %s: all %" PRId64 " layers are left alone, so that nothing is coded", p->text,
@@ -98,6 +111,26 @@ void generate_say_kv(const generate_work *w)
         lm_say(&tool, LM_LOG_INFO,
                "--kv: room for %" PRId64 " token%s of a text; prompts share a cache of %s", kept,
                lm_plural(kept), lm_show_bytes((double)prompts, token));
+}
+
+void generate_say_states(const generate_work *w)
+{
+    const lm_config *c = &w->model.config;
+    double coded = 0, plain = 0;
+    char a[32], b[32];
+    for (int64_t l = 0; l < c->layers && w->states.plan; l++) {
+        const lm_delta_sizes *d = &c->layer[l].delta;
+        const lm_kv_format *f = w->states.plan->side[2 * l + LM_KV_K].format;
+        const double numbers = (double)(d->heads * d->key_dim * d->value_dim) * sizeof(float);
+        if (c->layer[l].attention != LM_ATTENTION_DELTA)
+            continue;
+        plain += numbers;
+        coded +=
+            f ? (double)d->heads * (double)lm_kv_page_bytes(f, d->key_dim, d->value_dim) : numbers;
+    }
+    if (w->states.plan)
+        lm_say(&tool, LM_LOG_INFO, "--states %s: %s a text, f32 %s", w->states.plan->text,
+               lm_show_bytes(coded, a), lm_show_bytes(plain, b));
 }
 
 void generate_say_memory(const generate_work *w)

@@ -77,6 +77,8 @@ static const lm_opt options[] = {
               "how they are stored: int8, k=int8,v=int4 ..."),
     LM_ALSO("kv-cache-dtype cache-type"),
     LM_INSTEAD("cache-type-k cache-type-v", "give --kv k=TYPE,v=TYPE"),
+    LM_STR_OF(0, "states", &opt.states, "SPEC", lm_kv_names,
+              "how states of recurrent layers are: int8, fp8:scale=token"),
     LM_FLAG(0, "list-kv", &opt.list_kv, "print the methods with their keys and stop"),
     GENERATE_CHAT_OPTIONS(opt.chat),
     GENERATE_SERVE_OPTIONS(opt.serve),

@@ -155,6 +155,7 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
                                  .host = (size_t)opt.serve.host,
                                  .disk = (size_t)opt.serve.disk_bytes,
                                  .kv = w->caches.plan,
+                                 .state_codes = w->states.plan,
                                  .down = w->down.plan,
                                  .name = { opt.serve.memory ? "--kv-memory" : "--serve-batch",
                                            "--kv-host", "--kv-disk" } };
@@ -164,6 +165,8 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
     if (lm_serve_choose(&w->model, type, w->backend, &ask, &w->room, e)) {
         if (w->down.plan && !strcmp(e->where, w->down.plan->text))
             lm_err_in(e, "--kv-down");
+        if (!strcmp(e->where, "states"))
+            generate_name_states(e);
         return e->code;
     }
     w->room.tiers.dir = opt.serve.dir;

@@ -47,7 +47,8 @@ typedef struct {
     double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
     bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
     bool any_order;
-    const char *kv; /* NULL: plain */
+    const char *kv;     /* NULL: plain */
+    const char *states; /* NULL: F32 */
     bool list_kv;
     const char *draft; /* NULL: none */
     int64_t drafts;    /* tokens of a step */
@@ -90,6 +91,7 @@ typedef struct {
     lm_backend *backend;
     lm_cache_plan caches; /* of --kv */
     lm_cache_plan down;   /* of --kv-down */
+    lm_cache_plan states; /* of --states */
     lm_generator *gen;    /* NULL with --serve-batch: */
     lm_paged *paged;
     lm_serve_room room;
@@ -163,6 +165,9 @@ void generate_check_kv(void);
 /* Bind --kv to the model that computes in `type`. */
 lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e);
 void generate_say_kv(const generate_work *w);
+void generate_say_states(const generate_work *w);
+/* The option in the place of what a failure to bind --states, or to build with it, names. */
+void generate_name_states(lm_err *e);
 /* The memory that was allocated beside the weights. */
 void generate_say_memory(const generate_work *w);
 

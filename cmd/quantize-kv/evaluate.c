@@ -156,27 +156,35 @@ static lm_code measure(kv_report *k, lm_err *e)
         if (rc || lm_stopping())
             return rc;
     }
+    if (w->o->states && lm_cache_states_open(w->o->states, &w->model.config, &k->states, e)) {
+        if (!strcmp(e->where, "states"))
+            e->where[0] = 0;
+        lm_err_in(e, "--states");
+        return e->code;
+    }
     if (lm_alloc_n(&k->outliers, (size_t)w->model.config.layers, sizeof *k->outliers, "layers", e))
         return e->code;
     if (prompt + steps + 2 > w->seq)
         steps = w->seq - prompt - 2;
-    k->report = (lm_kv_report){ .w = &w->model,
-                                .dtype = w->o->dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32,
-                                .b = k->b,
-                                .par = w->par,
-                                .ids = w->ids.v,
-                                .windows = w->o->windows < w->windows ? w->o->windows : w->windows,
-                                .length = w->seq,
-                                .speed_prompt = prompt,
-                                .speed_steps = steps > 0 ? steps : 0,
-                                .batch = { 1, 32 },
-                                .passkeys = k->passkeys.n ? &k->passkeys : NULL,
-                                .cells = k->lengths * k->depths,
-                                .host_w = &k->host_model,
-                                .host = k->host,
-                                .error_tokens = w->seq < 256 ? w->seq : 256,
-                                .outliers = k->outliers,
-                                .sink = &w->tool->sink };
+    k->report =
+        (lm_kv_report){ .w = &w->model,
+                        .dtype = w->o->dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32,
+                        .b = k->b,
+                        .par = w->par,
+                        .ids = w->ids.v,
+                        .windows = w->o->windows < w->windows ? w->o->windows : w->windows,
+                        .length = w->seq,
+                        .state_codes = k->states.plan,
+                        .speed_prompt = prompt,
+                        .speed_steps = steps > 0 ? steps : 0,
+                        .batch = { 1, 32 },
+                        .passkeys = k->passkeys.n ? &k->passkeys : NULL,
+                        .cells = k->lengths * k->depths,
+                        .host_w = lm_config_all_heads(&w->model.config) ? &k->host_model : NULL,
+                        .host = k->host,
+                        .error_tokens = w->seq < 256 ? w->seq : 256,
+                        .outliers = k->outliers,
+                        .sink = &w->tool->sink };
     return lm_kv_report_run(&k->report, k->row, k->rows, e);
 }
 
@@ -237,6 +245,7 @@ void kv_evaluate(lm_tool *t, const kv_model_options *o)
     }
     lm_free(k.list);
     lm_free(k.outliers);
+    lm_cache_plan_fini(&k.states);
     lm_kv_passkeys_fini(&k.passkeys);
     lm_ids_fini(&k.filler);
     lm_loaded_fini(&k.host_model);

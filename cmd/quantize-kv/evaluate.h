@@ -18,7 +18,8 @@ typedef struct {
     char *spec[1 + KV_MOST_METHODS];       /* own texts; NULL: the name is it */
     lm_kv_data *made[1 + KV_MOST_METHODS]; /* calibrations made here */
     lm_kv_report report;
-    double *outliers; /* of keys, by layer */
+    double *outliers;     /* of keys, by layer */
+    lm_cache_plan states; /* of --states */
     lm_ids filler;
     int64_t length[KV_MOST_LENGTHS];
     int64_t lengths, depths, repeats;

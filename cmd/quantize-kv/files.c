@@ -84,6 +84,7 @@ static lm_code bind_method(work *w, lm_err *e)
                                    .layers = a->layers,
                                    .kv_heads = a->kv_heads[i],
                                    .head_dim = a->head_dim[i],
+                                   .rotary = a->latent ? a->latent[i] : 0,
                                    .max_positions = INT32_MAX,
                                    .act = a->act,
                                    .rope = strcmp(a->rope, "{}") != 0 };
@@ -96,13 +97,15 @@ static lm_code bind_method(work *w, lm_err *e)
 static void say_part(const work *w, const lm_kv_image *a, const lm_kv_image *b, int64_t part)
 {
     const lm_kv_about *about = &a->about;
+    if (lm_kv_about_has_state(about, part / 2))
+        return;
     double error = lm_kv_rows_error(about->act, a->content.part[part].data[LM_KV_PLAIN],
                                     b->content.part[part].data[LM_KV_PLAIN],
-                                    lm_kv_about_bytes(about, part / 2) / lm_dtype_size(about->act));
+                                    lm_kv_about_bytes(about, part) / lm_dtype_size(about->act));
     const lm_kv_about *to = w->out ? &w->out->about : about;
     const lm_kv_side *s = to->form ? &to->form[part] : NULL;
-    lm_say(tool, LM_LOG_INFO, "layers.%lld.%c: relative error %.4g (%s)", (long long)(part / 2),
-           part % 2 ? 'v' : 'k', error,
+    lm_say(tool, LM_LOG_INFO, "layers.%lld.%s: relative error %.4g (%s)", (long long)(part / 2),
+           lm_kv_part_name(about, part), error,
            s && s->format ? s->format->name
            : w->levels    ? "cachegen"
                           : lm_dtype_name(about->act));

@@ -13,6 +13,7 @@
 typedef struct {
     const char *method;  /* of a calibration */
     const char *methods; /* of a report */
+    const char *states;  /* of all rows but the plain one; NULL: F32 */
     const char *lengths, *text, *tokenizer, *dtype, *candidates;
     int64_t windows, seq, depths, repeats, records, steps;
     bool table, check_tokenizer, documents;

@@ -8,6 +8,7 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/state_rows.h"
 #include "kernels/cpu/tables.h"
+#include "numeric/kv_format.h"
 
 /* One value head of one sequence. */
 typedef struct {
@@ -208,14 +209,26 @@ static void run_cached(const lm_call *c, const state_rows *s, const head *x)
 {
     int64_t D = x->a->key_dim, E = x->a->value_dim, at = (s->slot * x->a->heads + x->h) * D * E;
     double *S = c->work, *k = S + D * E, *q = k + D, *miss = q + D;
+    const lm_kv_format *f = c->out[1].kv;
+    char *kept = NULL;
+    float *own = (float *)(void *)(miss + E); /* of codes */
+    if (f)
+        kept = (char *)c->out[1].data +
+               (size_t)(s->slot * x->a->heads + x->h) * lm_kv_page_bytes(f, D, E);
+    if (f && s->fresh && s->used)
+        lm_kv_decode(f, D, E, x->h, kept, 0, D, own, E);
     for (int64_t i = 0; s->fresh && i < D * E; i++)
-        S[i] = s->used ? get(&c->out[1], at + i) : 0;
+        S[i] = !s->used ? 0 : f ? (double)own[i] : get(&c->out[1], at + i);
     for (int64_t t = 0; t < s->fresh; t++) {
         step(x, t, S, k, miss);
         read_state(x, t, S, q, &c->out[0]);
     }
-    for (int64_t i = 0; s->fresh && i < D * E; i++)
+    for (int64_t i = 0; s->fresh && i < D * E && !f; i++)
         set(&c->out[1], at + i, S[i]);
+    for (int64_t i = 0; s->fresh && i < D * E && f; i++)
+        own[i] = (float)S[i];
+    if (f && s->fresh)
+        lm_kv_encode(f, D, E, x->h, own, E, 0, D, NULL, kept);
     for (int64_t t = s->fresh; t < s->n; t++)
         for (int64_t e = 0; e < E; e++)
             set(&c->out[0], (row_of(x, t) * x->a->heads + x->h) * E + e, 0);

@@ -3,18 +3,23 @@
 #include "kernels/cpu/delta_simd.h"
 
 #include "kernels/cpu/state_rows.h"
+#include "kernels/kv_code.h"
+
+#define CODE_PASTE(level) lm_kv_code_##level
+#define CODE(level)       CODE_PASTE(level)
 
 /* Scratch of a worker. */
 typedef struct {
     delta_decay y;
     float r[C], G[C * C], M[C * C], less[C * C];
     float *q, *k, *kt, *v, *X, *o, *S; /* [C][ldd] twice, [D][C], [C][lde] three times, [D][lde] */
+    float *own;                        /* [D][E]: a state that is kept as codes */
 } delta_scratch;
 
 static int64_t scratch_floats(const lm_delta_attr *a)
 {
     int64_t ldd = padded(a->key_dim, PAD), lde = padded(a->value_dim, PAD);
-    return C * (2 * ldd + a->key_dim + 3 * lde) + a->key_dim * lde;
+    return C * (2 * ldd + a->key_dim + 3 * lde) + 2 * a->key_dim * lde;
 }
 
 static size_t scratch_bytes(const lm_delta_attr *a)
@@ -31,6 +36,7 @@ static void place(delta_scratch *w, const delta_view *x)
     w->o = w->X + C * x->lde;
     w->kt = w->o + C * x->lde;
     w->S = w->kt + C * x->a->key_dim;
+    w->own = w->S + x->a->key_dim * x->lde;
 }
 
 /* The results of chunk m of a sequence of `rows` rows from `row` on in w->o, and S behind it. */
@@ -165,18 +171,25 @@ LM_INLINE void run_cached(lm_dtype t, const lm_call *c, int64_t begin, int64_t e
 {
     delta_view x = delta_view_of(c, 0);
     const lm_delta_attr *a = x.a;
-    int64_t E = a->value_dim, H = a->heads;
+    const lm_kv_format *f = c->out[1].kv;
+    int64_t D = a->key_dim, E = a->value_dim, H = a->heads;
+    const size_t state = f ? lm_kv_page_bytes(f, D, E) : (size_t)(D * E) * sizeof(float);
     delta_scratch *w = (void *)((char *)c->work + (size_t)worker * scratch_bytes(a));
     x.lo = NULL;
     place(w, &x);
     for (int64_t it = begin; it < end; it++) {
         state_rows s = state_rows_of(c, 3, a->seq, it / H);
         int64_t h = it % H;
-        float *S = (float *)c->out[1].data + (s.slot * H + h) * a->key_dim * E;
+        char *kept = (char *)c->out[1].data + (size_t)(s.slot * H + h) * state;
+        float *S = f ? w->own : (float *)(void *)kept;
+        if (f && s.fresh && s.used)
+            CODE(LM_SIMD).decode(f, D, E, h, kept, 0, D, S, E);
         if (s.fresh && s.token)
             run_token(t, c, w, &x, &s, h, S);
         else if (s.fresh)
             run_prompt(t, c, w, &x, &s, h, S);
+        if (f && s.fresh)
+            CODE(LM_SIMD).encode(f, D, E, h, S, E, 0, D, NULL, kept);
         for (int64_t i = s.fresh; i < s.n; i++)
             memset((char *)c->out[0].data + (size_t)(((s.row + i) * H + h) * E) * lm_dtype_size(t),
                    0, (size_t)E * lm_dtype_size(t));

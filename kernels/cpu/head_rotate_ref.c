@@ -25,16 +25,18 @@ static void head_rotate(const lm_call *c)
     const lm_head_rotate_attr *a = c->attr;
     const lm_tensor *x = &c->in[0];
     lm_tensor *y = &c->out[0];
-    int64_t D = a->head_dim, B = D & -D, all = a->heads + 2 * a->kv_heads;
+    int64_t D = a->head_dim, P = lm_head_rotate_part(a), B = P & -P,
+            all = a->heads + 2 * a->kv_heads;
     double in[LM_KV_MAX_DIM];
     for (int64_t i = 0; i < rows_of(x) * all; i++) {
         for (int64_t d = 0; d < D; d++)
             in[d] = get(x, i * D + d);
         for (int64_t d = 0; d < D; d++) {
+            bool turned = d < P && turns(a, i % all);
             double sum = 0;
-            for (int64_t j = 0; j < B && turns(a, i % all); j++)
+            for (int64_t j = 0; j < B && turned; j++)
                 sum += odd_bits(d % B & j) ? -in[d / B * B + j] : in[d / B * B + j];
-            set(y, i * D + d, turns(a, i % all) ? sum / sqrt((double)B) : in[d]);
+            set(y, i * D + d, turned ? sum / sqrt((double)B) : in[d]);
         }
     }
 }

@@ -9,7 +9,8 @@ LM_INLINE void rotate_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
     const lm_head_rotate_attr *a = c->attr;
-    int64_t D = a->head_dim, block = D & -D, size = t == LM_DTYPE_BF16 ? 2 : 4;
+    int64_t D = a->head_dim, P = lm_head_rotate_part(a), block = P & -P,
+            size = t == LM_DTYPE_BF16 ? 2 : 4;
     int64_t heads[3] = { a->heads, a->kv_heads, a->kv_heads };
     bool turned[3] = { a->q, a->k, a->v };
     const char *x = (const char *)c->in[0].data + begin * (a->heads + 2 * a->kv_heads) * D * size;
@@ -18,8 +19,12 @@ LM_INLINE void rotate_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     for (int64_t row = begin; row < end; row++)
         for (int part = 0; part < 3; part++) {
             int64_t bytes = heads[part] * D * size;
-            for (int64_t h = 0; h < heads[part] && turned[part]; h++)
-                turn_head(t, x + h * D * size, t, y + h * D * size, D, block, scale);
+            for (int64_t h = 0; h < heads[part] && turned[part]; h++) {
+                turn_head(t, x + h * D * size, t, y + h * D * size, P, block, scale);
+                if (P < D && x != y)
+                    memcpy(y + (h * D + P) * size, x + (h * D + P) * size,
+                           (size_t)((D - P) * size));
+            }
             if (!turned[part] && x != y)
                 memcpy(y, x, (size_t)bytes);
             x += bytes;

@@ -15,7 +15,7 @@ static double score(const mass_seq *s, int64_t h, int64_t i, const double *k)
     const lm_tensor *qkv = &s->c->in[MASS_QKV];
     double sum = 0;
     for (int64_t d = 0; d < a->head_dim; d++)
-        sum += k[d] * get(qkv, ((s->row + i) * (a->heads + 2 * a->kv_heads) + h) * a->head_dim + d);
+        sum += k[d] * get(qkv, ((s->row + i) * lm_kv_mass_row(s->a) + h) * a->head_dim + d);
     sum *= a->scale;
     return a->soft_cap > 0 ? a->soft_cap * tanh(sum / a->soft_cap) : sum;
 }

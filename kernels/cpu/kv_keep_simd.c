@@ -122,7 +122,7 @@ LM_INLINE void load_queries(lm_dtype t, const mass_call *m, const mass_seq *s, i
     int64_t group = a->heads / a->kv_heads, D = a->head_dim;
     for (int64_t r = 0; r < n; r++) {
         int64_t i = first + (r0 + r) / group, h = s->kv * group + (r0 + r) % group;
-        int64_t at = ((s->row + i) * (a->heads + 2 * a->kv_heads) + h) * D;
+        int64_t at = ((s->row + i) * lm_kv_mass_row(s->a) + h) * D;
         const void *q = attn_at(m->c->in[MASS_QKV].data, at, lm_dtype_size(t));
         if (tiles)
             memcpy((uint16_t *)(void *)w->q + r * D, q, (size_t)D * sizeof(uint16_t));

@@ -64,7 +64,7 @@ static inline const void *mass_plain(const mass_seq *s, int64_t j)
     const lm_tensor *t = keys;
     if (j >= s->used) {
         t = qkv;
-        at = (s->row + j - s->used) * (a->heads + 2 * K) + a->heads + s->kv;
+        at = (s->row + j - s->used) * lm_kv_mass_row(s->a) + a->heads + s->kv;
     } else if (!keys->kv) {
         int64_t page = s->pages ? s->pages[j / s->page] : s->b;
         at = (page * K + s->kv) * s->page + j % s->page;

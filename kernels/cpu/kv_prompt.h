@@ -19,7 +19,7 @@ LM_INLINE void pack_floats(lm_dtype t, const attn_job *job, int64_t lo, void *ke
     int64_t hi = job->mask.keys;
     for (int64_t j0 = lo / KV_SUB * KV_SUB; j0 < hi; j0 += KV_SUB) {
         p->w.kt = (float *)keys + j0 * job->D;
-        p->w.v = (float *)values + j0 * p->k->ld;
+        p->w.v = (float *)values + j0 * p->w.lv;
         load_keys(t, p->k, &p->s, j0, lo, hi, &p->w);
         load_values(t, p->k, &p->s, j0, lo, hi, &p->w);
     }
@@ -53,8 +53,8 @@ LM_INLINE void pack_tiles(lm_dtype t, const attn_job *job, int64_t lo, void *key
         for (int64_t x = 0; x < KV_SUB; x += 32)
             for (int64_t d = 0; d < D; d += 16)
                 for (int64_t i = 0; i < 32; i += 2, to += 32)
-                    store_pairs(to, p->w.v + (x + i) * p->k->ld + d,
-                                p->w.v + (x + i + 1) * p->k->ld + d);
+                    store_pairs(to, p->w.v + (x + i) * p->w.lv + d,
+                                p->w.v + (x + i + 1) * p->w.lv + d);
     }
 }
 #endif
@@ -84,8 +84,9 @@ static size_t lay_packing(const kv_call *k, char *at, kv_packing *p, char **job)
 {
     size_t bytes = attn_round64(sizeof *p->w.tile), more = 0;
     p->w.tile = (kv_tile_scratch *)(void *)at;
+    p->w.lv = k->ld; /* as the kernel has them, whatever is wider */
 #ifdef KV_TILES
-    more = lm_attention_packed_bytes_amx(k->a, k->keys);
+    more = k->latent ? 0 : lm_attention_packed_bytes_amx(k->a, k->keys);
     p->tiles = more > 0;
     if (p->tiles) {
         p->w.kt = (float *)(void *)(at + bytes);
@@ -111,11 +112,12 @@ static attn_job prompt_job(const kv_call *k, kv_packing *p, int64_t bk, int64_t 
     const lm_attention_attr *a = k->a;
     const lm_tensor *qkv = &k->c->in[KV_QKV];
     size_t size = lm_dtype_size(qkv->dtype);
-    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, kv = bk % K, pitch = (H + 2 * K) * D;
+    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, kv = bk % K,
+            E = lm_attention_value_dim(a), pitch = lm_kv_row(k->attr);
     p->s = kv_seq_of(k->c, bk / K, kv);
     return (attn_job){
         .q = attn_at(qkv->data, p->s.row * pitch, size),
-        .o = attn_at(k->c->out[0].data, p->s.row * H * D, size),
+        .o = attn_at(k->c->out[0].data, p->s.row * H * E, size),
         .lse =
             k->c->n_out > 1 && k->c->out[1].data ? (float *)k->c->out[1].data + p->s.row * H : NULL,
         .lse_head = 1,
@@ -124,7 +126,7 @@ static attn_job prompt_job(const kv_call *k, kv_packing *p, int64_t bk, int64_t 
         .bias = k->bias,
         .cache = p,
         .q_pitch = pitch,
-        .o_pitch = H * D,
+        .o_pitch = H * E,
         .b = bk / K,
         .kv = kv,
         .K = K,
@@ -133,7 +135,7 @@ static attn_job prompt_job(const kv_call *k, kv_packing *p, int64_t bk, int64_t 
         .H = H,
         .T = p->s.fresh,
         .D = D,
-        .E = D,
+        .E = E,
         .queries = p->s.fresh,
         .part = part,
         .parts = k->parts,

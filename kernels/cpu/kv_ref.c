@@ -42,16 +42,17 @@ static double score(const lm_attention_attr *a, const double *q, const double *k
     return a->soft_cap > 0 ? a->soft_cap * tanh(s / a->soft_cap) : s;
 }
 
-/* Query head h of new row i; k, v: numbers of all tokens; p: room for a number each. */
+/* Query head h of new row i; k, v: numbers of all tokens, D apart; p: room for a number each. */
 static void attend(const lm_call *c, const kv_seq *s, int64_t h, int64_t i, const double *k,
                    const double *v, double *p)
 {
     const lm_attention_attr *a = &((const lm_kv_attr *)c->attr)->attention;
-    int64_t D = s->D, row = s->row + i, from = attn_start(&s->mask, i), to = attn_end(&s->mask, i);
+    int64_t D = s->D, E = lm_attention_value_dim(a), row = s->row + i,
+            from = attn_start(&s->mask, i), to = attn_end(&s->mask, i);
     const lm_tensor *sinks = opt_in(c, KV_SINKS);
     double q[LM_KV_MAX_DIM], max = sinks ? get(sinks, h) : (double)-INFINITY, sum = 0;
     for (int64_t d = 0; d < D; d++)
-        q[d] = get(&c->in[KV_QKV], (row * (a->heads + 2 * a->kv_heads) + h) * D + d);
+        q[d] = get(&c->in[KV_QKV], row * lm_kv_row(c->attr) + h * D + d);
     for (int64_t j = from; j < to; j++) {
         p[j] = score(a, q, k + j * D, attn_bias(a, opt_in(c, KV_BIAS), h, j - s->used - i));
         max = fmax(max, p[j]);
@@ -60,35 +61,47 @@ static void attend(const lm_call *c, const kv_seq *s, int64_t h, int64_t i, cons
         sum += p[j] = exp(p[j] - max);
     if (sinks)
         sum += exp(get(sinks, h) - max);
-    for (int64_t d = 0; d < D; d++) {
+    for (int64_t d = 0; d < E; d++) {
         double y = 0;
         for (int64_t j = from; j < to; j++)
             y += rounded(c->out[0].dtype, p[j] / sum) * v[j * D + d];
-        set(&c->out[0], (row * a->heads + h) * D + d, y);
+        set(&c->out[0], (row * a->heads + h) * E + d, y);
     }
     if (opt_out(c, 1))
         set(&c->out[1], row * a->heads + h, max + log(sum));
 }
 
+/* Numbers of token j, of a latent its two parts. */
+static void take_token(const lm_call *c, const kv_seq *s, int64_t j, double *k, double *v)
+{
+    const lm_dtype act = c->in[KV_QKV].dtype;
+    if (((const lm_kv_attr *)c->attr)->latent) {
+        kv_seq content = kv_part_of(c, s, 0), rest = kv_part_of(c, s, 1);
+        take_row(&content, &content.k, act, j, k);
+        take_row(&rest, &rest.k, act, j, k + content.D);
+        return;
+    }
+    take_row(s, &s->k, act, j, k);
+    if (kv_has_rope(c) && j < s->used)
+        rotate(c, s, j, k);
+    take_row(s, &s->v, act, j, v);
+}
+
 static void kv_attention(const lm_call *c)
 {
     const lm_attention_attr *a = &((const lm_kv_attr *)c->attr)->attention;
-    lm_dtype act = c->in[KV_QKV].dtype;
+    const bool latent = ((const lm_kv_attr *)c->attr)->latent;
     int64_t D = a->head_dim, group = a->heads / a->kv_heads;
     int64_t room = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + c->in[KV_QKV].dim[0];
     double *k = c->work, *v = k + room * D, *p = v + room * D;
     lm_kv_clear_rows(c);
     for (int64_t bk = 0; bk < a->batch * a->kv_heads; bk++) {
         kv_seq s = kv_seq_of(c, bk / a->kv_heads, bk % a->kv_heads);
-        for (int64_t j = 0; s.fresh > 0 && j < s.used + s.fresh; j++) {
-            take_row(&s, &s.k, act, j, k + j * D);
-            if (kv_has_rope(c) && j < s.used)
-                rotate(c, &s, j, k + j * D);
-            take_row(&s, &s.v, act, j, v + j * D);
-        }
+        for (int64_t j = 0; s.fresh > 0 && j < s.used + s.fresh; j++)
+            take_token(c, &s, j, k + j * D, v + j * D);
         for (int64_t h = s.kv * group; h < (s.kv + 1) * group; h++)
             for (int64_t i = 0; i < s.fresh; i++)
-                attend(c, &s, h, i, k, v, p);
+                attend(c, &s, h, i, k, latent ? k : v, p);
     }
 }
 
@@ -105,7 +118,7 @@ void lm_kv_clear_rows(const lm_call *c)
     const lm_kv_attr *a = c->attr;
     lm_tensor *o = &c->out[0], *lse = opt_out(c, 1);
     int64_t H = a->attention.heads, B = a->attention.batch, N = o->dim[0], at = 0;
-    size_t row = (size_t)(H * a->attention.head_dim) * lm_dtype_size(o->dtype);
+    size_t row = (size_t)(H * lm_attention_value_dim(&a->attention)) * lm_dtype_size(o->dtype);
     for (int64_t b = 0; b <= B; b++) { /* from the end of the rows of one sequence to the next */
         int64_t next = b < B ? kv_first(c, b) : N;
         memset((char *)o->data + (size_t)at * row, 0, (size_t)(next - at) * row);

@@ -66,24 +66,25 @@ static inline kv_side kv_side_of(const lm_call *c, const kv_seq *s, bool values)
 {
     const lm_kv_attr *a = c->attr;
     const lm_tensor *t = &c->in[values ? KV_VALUES : KV_KEYS], *qkv = &c->in[KV_QKV];
-    int64_t H = a->attention.heads, K = a->attention.kv_heads;
+    int64_t K = a->attention.kv_heads, D = lm_kv_side_dim(a, values);
+    size_t size = lm_dtype_size(qkv->dtype), row_bytes = (size_t)D * size;
     kv_side x = { .f = t->kv, .sinks = a->sinks[values], .residual = a->residual[values] };
     int64_t R = x.sinks + x.residual;
-    x.at.all = (size_t)s->T * s->row_bytes;
+    x.at.all = (size_t)s->T * row_bytes;
     if (x.f) {
         x.coded = lm_kv_coded(x.f, s->T, x.residual, s->used);
-        lm_kv_page(x.f, s->T, s->D, &x.at, NULL);
+        lm_kv_page(x.f, s->T, D, &x.at, NULL);
     }
     x.step = (size_t)K * x.at.all;
     x.pages = (const char *)t->data + (size_t)s->kv * x.at.all;
     if (R > 0) {
         int64_t slot = attn_i32(c, KV_SLOT)[s->b];
         x.tail = (const char *)c->in[values ? KV_VTAIL : KV_KTAIL].data +
-                 (size_t)((slot * K + s->kv) * R) * s->row_bytes;
+                 (size_t)((slot * K + s->kv) * R) * row_bytes;
     }
-    x.fresh_pitch = (size_t)(H + 2 * K) * s->row_bytes;
+    x.fresh_pitch = (size_t)lm_kv_row(a) * size;
     x.fresh = (const char *)qkv->data + (size_t)s->row * x.fresh_pitch +
-              (size_t)(H + (values ? K : 0) + s->kv) * s->row_bytes;
+              (size_t)lm_kv_side_at(a, values, s->kv) * size;
     return x;
 }
 
@@ -105,6 +106,18 @@ static inline kv_seq kv_seq_of(const lm_call *c, int64_t b, int64_t kv)
     s.k = kv_side_of(c, &s, false);
     s.v = kv_side_of(c, &s, true);
     return s;
+}
+
+/* Of latents: the sequence as if one of its two sides were keys [0] or [1], which they are all of. */
+static inline kv_seq kv_part_of(const lm_call *c, const kv_seq *s, int side)
+{
+    const lm_kv_attr *a = c->attr;
+    kv_seq part = *s;
+    part.D = lm_kv_side_dim(a, side);
+    part.row_bytes = (size_t)part.D * lm_dtype_size(c->in[KV_QKV].dtype);
+    if (side)
+        part.k = s->v;
+    return part;
 }
 
 /* The page of token j of the side's pages. */

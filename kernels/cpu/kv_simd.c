@@ -33,12 +33,13 @@ typedef struct {
     const lm_attention_attr *a;
     const kv_prepared *prep;
     attn_biases bias;
-    int64_t group, ld, room, units, few,
-        most;            /* few, most: rows of new tokens, of a prompt, of a sequence */
+    bool latent;
+    int64_t group, ld, lv, room, units, few,
+        most; /* lv: of values; few, most: rows of new tokens, of a prompt, of a sequence */
     int64_t keys, parts; /* of a prompt: most of a sequence; jobs of a key/value head */
     bool key_tiles, value_tiles, key_pairs,
         value_pairs; /* codes can be operands as they are, or as BF16 (kv_amx.c) */
-    float *partial;  /* [B*K][units][few*group][ld + PAD]: maximum, sum; values */
+    float *partial;  /* [B*K][units][few*group][lv + PAD]: maximum, sum; values */
     char *scratch;
     size_t scratch_bytes;
 } kv_call;
@@ -47,6 +48,7 @@ typedef struct {
 typedef struct {
     kv_tile_scratch *tile;
     float *kt, *v, *q, *s, *acc, *m, *l;
+    int64_t lv; /* from row to row of v */
 #ifdef KV_CODES
     kv_planes keys, values;
     kv_rows key_rows, value_rows;
@@ -78,11 +80,12 @@ static size_t prompt_bytes(const kv_call *k);
 static size_t scratch_of(const kv_call *k, char *at, kv_scratch *w)
 {
     int64_t D = k->a->head_dim;
-    int64_t floats[] = { D * KV_SUB,      KV_SUB * k->ld, KV_ROWS * k->ld, KV_ROWS * KV_BLOCK,
-                         KV_ROWS * k->ld, KV_ROWS,        KV_ROWS };
+    int64_t floats[] = { D * KV_SUB,      KV_SUB * k->lv, KV_ROWS * k->ld, KV_ROWS * KV_BLOCK,
+                         KV_ROWS * k->lv, KV_ROWS,        KV_ROWS };
     float **to[] = { &w->kt, &w->v, &w->q, &w->s, &w->acc, &w->m, &w->l };
     size_t bytes = attn_round64(sizeof *w->tile);
     w->tile = (kv_tile_scratch *)(void *)at;
+    w->lv = k->lv;
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
         *to[i] = (float *)(void *)(at + bytes);
         bytes += attn_round64((size_t)floats[i] * sizeof(float));
@@ -112,7 +115,9 @@ static kv_call kv_call_of(const lm_call *c)
     kv_scratch w;
     k.bias = attn_biases_of(c, KV_BIAS, a);
     k.group = a->heads / a->kv_heads;
+    k.latent = attr->latent;
     k.ld = padded(a->head_dim, PAD);
+    k.lv = padded(lm_attention_value_dim(a), PAD);
     k.few = ragged ? 1 : a->seq <= ATTN_FEW_ROWS ? a->seq : 0;
     k.most = ragged ? c->in[KV_QKV].dim[0] : a->seq > ATTN_FEW_ROWS ? a->seq : 0;
     k.room = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.few;
@@ -120,13 +125,13 @@ static kv_call kv_call_of(const lm_call *c)
 #ifdef KV_CODES
     const lm_tensor *x = &c->in[KV_KEYS], *y = &c->in[KV_VALUES];
     bool low = c->in[KV_QKV].dtype == LM_DTYPE_BF16 && lm_cpu_has_vnni();
-    bool ready = !kv_has_rope(c); /* keys are multiplied as they are stored */
+    bool ready = !kv_has_rope(c) && !k.latent; /* keys are multiplied as they are stored */
     k.key_tiles = low && ready && kv_has_tiles(x->kv, x->dim[2], a->head_dim);
-    k.value_tiles = low && kv_has_tiles(y->kv, y->dim[2], a->head_dim);
+    k.value_tiles = low && !k.latent && kv_has_tiles(y->kv, y->dim[2], a->head_dim);
 #endif
 #ifdef KV_TILES
     k.key_pairs = ready && !k.key_tiles && kv_has_pairs(x->kv, x->dim[2], a->head_dim);
-    k.value_pairs = !k.value_tiles && kv_has_pairs(y->kv, y->dim[2], a->head_dim);
+    k.value_pairs = !k.latent && !k.value_tiles && kv_has_pairs(y->kv, y->dim[2], a->head_dim);
 #endif
     k.keys = c->in[KV_TABLE].dim[1] * c->in[KV_KEYS].dim[2] + k.most;
     k.scratch_bytes =
@@ -134,7 +139,7 @@ static kv_call kv_call_of(const lm_call *c)
     if (c->work) {
         k.partial = (float *)(void *)((char *)c->work + prepared_bytes(c));
         k.scratch =
-            (char *)(k.partial + a->batch * a->kv_heads * k.units * k.few * k.group * (k.ld + PAD));
+            (char *)(k.partial + a->batch * a->kv_heads * k.units * k.few * k.group * (k.lv + PAD));
     }
     return k;
 }
@@ -170,49 +175,83 @@ LM_INLINE bool turn_plain(lm_dtype t, const kv_seq *s, int64_t j, float *kt)
 }
 #endif
 
+/* Keys [j0, j0 + 64) below hi of a side, turned: kt[s->D][64]. */
+LM_INLINE void turn_side(lm_dtype t, const kv_seq *s, const kv_levels *l, int64_t j0, int64_t hi,
+                         kv_tile_scratch *tile, float *kt)
+{
+    for (int64_t j = j0; j < hi && j < j0 + KV_SUB; j += LM_KV_TILE) {
+#ifdef KV_CODES
+        if (j + LM_KV_TILE <= hi && turn_plain(t, s, j, kt + (j - j0)))
+            continue;
+#endif
+        if (has_codes(&s->k, j))
+            wide_keys(s, l, j, tile, kt + (j - j0));
+        for (int64_t i = j; i < j + LM_KV_TILE && i < hi; i++) {
+            const void *plain = kv_plain(s, &s->k, i);
+            for (int64_t d = 0; plain && d < s->D; d++)
+                kt[d * KV_SUB + i - j0] = t == LM_DTYPE_BF16
+                                              ? lm_bf16_to_f32(((const uint16_t *)plain)[d])
+                                              : ((const float *)plain)[d];
+        }
+    }
+}
+
 /* Keys [j0, j0 + 64) below hi, turned; those before lo are any. */
 LM_INLINE void load_keys(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
                          int64_t hi, const kv_scratch *w)
 {
-    for (int64_t j = j0; j < hi && j < j0 + KV_SUB; j += LM_KV_TILE) {
-#ifdef KV_CODES
-        if (j + LM_KV_TILE <= hi && turn_plain(t, s, j, w->kt + (j - j0)))
-            continue;
-#endif
-        if (has_codes(&s->k, j))
-            wide_keys(s, &k->prep->k, j, w->tile, w->kt + (j - j0));
-        for (int64_t i = j; i < j + LM_KV_TILE && i < hi; i++) {
-            const void *plain = kv_plain(s, &s->k, i);
-            for (int64_t d = 0; plain && d < s->D; d++)
-                w->kt[d * KV_SUB + i - j0] = t == LM_DTYPE_BF16
-                                                 ? lm_bf16_to_f32(((const uint16_t *)plain)[d])
-                                                 : ((const float *)plain)[d];
-        }
+    if (k->latent) {
+        const kv_seq content = kv_part_of(k->c, s, 0), rest = kv_part_of(k->c, s, 1);
+        turn_side(t, &content, &k->prep->k, j0, hi, w->tile, w->kt);
+        turn_side(t, &rest, &k->prep->v, j0, hi, w->tile, w->kt + content.D * KV_SUB);
+        return;
     }
+    turn_side(t, s, &k->prep->k, j0, hi, w->tile, w->kt);
     if (kv_has_rope(k->c)) {
         int64_t end = hi < s->used ? hi : s->used;
         rotate_keys(k->c, s, j0, lo > j0 ? lo : j0, end < j0 + KV_SUB ? end : j0 + KV_SUB, w->kt);
     }
 }
 
-/* Values [j0, j0 + 64); rows outside [lo, hi) are zeros. */
+/* The values of latents are numbers of their keys, which load_keys has turned: eight rows of them at a time. */
+LM_INLINE void turn_back(const kv_call *k, int64_t j0, int64_t lo, int64_t hi, const kv_scratch *w)
+{
+    const int64_t E = k->a->value_dim;
+    for (int64_t j = 0; j < KV_SUB; j += 8) {
+        float *v = w->v + j * w->lv;
+        for (int64_t d = 0; d < E; d++)
+            for (int64_t i = 0; i < 8; i++)
+                v[i * w->lv + d] = w->kt[d * KV_SUB + j + i];
+        for (int64_t i = 0; i < 8; i++) {
+            const bool seen = j0 + j + i >= lo && j0 + j + i < hi;
+            memset(v + i * w->lv + (seen ? E : 0), 0,
+                   (size_t)(seen ? k->lv - E : k->lv) * sizeof *v);
+        }
+    }
+}
+
+/* Values [j0, j0 + 64); rows outside [lo, hi) are zeros.  Of latents: behind load_keys of the same tokens. */
 LM_INLINE void load_values(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
                            int64_t hi, const kv_scratch *w)
 {
     const uint8_t *bytes = NULL;
+    if (k->latent) {
+        turn_back(k, j0, lo, hi, w);
+        return;
+    }
     for (int64_t j = j0; j < j0 + KV_SUB; j += LM_KV_TILE) {
-        float *v = w->v + (j - j0) * k->ld;
+        float *v = w->v + (j - j0) * w->lv;
         if (j < hi && has_codes(&s->v, j))
-            wide_values(s, &k->prep->v, j, w->tile, &bytes, v, k->ld);
+            wide_values(s, &k->prep->v, j, w->tile, &bytes, v, w->lv);
         else
             bytes = NULL;
-        for (int64_t i = 0; i < LM_KV_TILE; i++, v += k->ld) {
+        for (int64_t i = 0; i < LM_KV_TILE; i++, v += w->lv) {
             bool seen = j + i >= lo && j + i < hi;
             const void *plain = seen ? kv_plain(s, &s->v, j + i) : NULL;
             if (!seen)
-                memset(v, 0, (size_t)k->ld * sizeof *v);
+                memset(v, 0, (size_t)k->lv * sizeof *v);
             else if (plain)
-                pack_rows(t, v, k->ld, 1, plain, s->D, 1, s->D, 1);
+                pack_rows(t, v, w->lv, 1, plain, s->D, 1, s->D, 1);
         }
     }
 }
@@ -330,7 +369,7 @@ LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
         return;
     }
 #endif
-    if (!s->k.f && !kv_has_rope(k->c)) {
+    if (!s->k.f && !kv_has_rope(k->c) && !k->latent) {
         score_plain_rows(t, k, s, j0, hi, n, w, out);
         return;
     }
@@ -351,17 +390,19 @@ LM_INLINE void score_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t 
 LM_INLINE void weigh_sub(lm_dtype t, const kv_call *k, const kv_seq *s, int64_t j0, int64_t lo,
                          int64_t hi, int64_t n, const kv_scratch *w, const float *p)
 {
+    if (k->latent)
+        load_keys(t, k, s, j0, lo, hi, w);
     load_values(t, k, s, j0, lo, hi, w);
     mm(&(mm_args){ .m = n,
-                   .n = k->ld,
+                   .n = k->lv,
                    .k = KV_SUB,
                    .a = p,
                    .a_row = KV_BLOCK,
                    .a_k = 1,
                    .b = w->v,
-                   .ldb = k->ld,
+                   .ldb = w->lv,
                    .c = w->acc,
-                   .ldc = k->ld,
+                   .ldc = k->lv,
                    .add = true });
 }
 
@@ -398,7 +439,7 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
     int64_t c0 = lo > block ? (lo - block) / KV_SUB * KV_SUB : 0;
     int64_t c1 = hi - block < KV_BLOCK ? padded(hi - block, KV_SUB) : KV_BLOCK;
     int64_t x0 = c1, x1 = c1; /* columns of codes that are operands of tiles */
-    if (!has_ahead(k, true))
+    if (!has_ahead(k, true) && !k->latent)
         fetch_block(s, &s->v, block);
 #ifdef KV_CODES
     if (has_ahead(k, false) || has_ahead(k, true))
@@ -418,16 +459,16 @@ LM_INLINE void attend_block(lm_dtype t, const kv_call *k, const kv_seq *s, int64
                           c1 - c0);
 #ifdef KV_CODES
         if (f <= 0 && e >= KV_BLOCK && k->a->soft_cap == 0 && has_ahead(k, false)) {
-            softmax_of_all(w->s + r * KV_BLOCK, c0, c1, &w->m[r], &w->l[r], w->acc + r * k->ld,
-                           k->ld, w->ahead);
+            softmax_of_all(w->s + r * KV_BLOCK, c0, c1, &w->m[r], &w->l[r], w->acc + r * k->lv,
+                           k->lv, w->ahead);
             continue;
         }
 #endif
         softmax_part(k->a, w->s + r * KV_BLOCK, c0, c1, f < c0 ? c0 : f, e < c1 ? e : c1, &w->m[r],
-                     &w->l[r], w->acc + r * k->ld, k->ld);
+                     &w->l[r], w->acc + r * k->lv, k->lv);
     }
     x0 = x1 = c1;
-    if (!has_ahead(k, false))
+    if (!has_ahead(k, false) && !k->latent)
         fetch_block(s, &s->k, block + KV_BLOCK);
 #ifdef KV_CODES
     if (k->value_tiles && coded_columns(&s->v, block, c0, c1, lo, hi, &x0, &x1))
@@ -456,13 +497,13 @@ LM_INLINE void attend_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
     hi = hi < to ? hi : to;
     for (int64_t r = 0; r < n; r++) {
         int64_t head = s->kv * k->group + (r0 + r) % k->group, row = s->row + (r0 + r) / k->group;
-        int64_t at = (row * (a->heads + 2 * a->kv_heads) + head) * D;
+        int64_t at = row * lm_kv_row(k->attr) + head * D;
         pack_rows(t, w->q + r * k->ld, k->ld, 1,
                   attn_at(k->c->in[KV_QKV].data, at, lm_dtype_size(t)), D, 1, D, (float)a->scale);
         w->m[r] = -INFINITY;
         w->l[r] = 0;
     }
-    memset(w->acc, 0, (size_t)(n * k->ld) * sizeof *w->acc);
+    memset(w->acc, 0, (size_t)(n * k->lv) * sizeof *w->acc);
 #ifdef KV_CODES
     start_tiles(k, s, n, w);
 #endif
@@ -492,7 +533,7 @@ static void store_lse(const kv_call *k, int64_t at, float m, float l)
 
 LM_INLINE float *partial_at(const kv_call *k, int64_t bk, int64_t unit, int64_t row)
 {
-    return k->partial + ((bk * k->units + unit) * k->few * k->group + row) * (k->ld + PAD);
+    return k->partial + ((bk * k->units + unit) * k->few * k->group + row) * (k->lv + PAD);
 }
 
 LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, int worker)
@@ -512,7 +553,7 @@ LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, in
                 float *to = partial_at(k, bk, unit, r0 + r);
                 to[0] = w.m[r];
                 to[1] = w.l[r];
-                memcpy(to + PAD, w.acc + r * k->ld, (size_t)k->ld * sizeof *to);
+                memcpy(to + PAD, w.acc + r * k->lv, (size_t)k->lv * sizeof *to);
             }
         }
     }
@@ -522,7 +563,7 @@ LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, in
 LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const kv_call *k = ctx;
-    int64_t D = k->a->head_dim, rows = k->few * k->group;
+    int64_t E = lm_attention_value_dim(k->a), rows = k->few * k->group;
     const float *sinks = attn_f32(k->c, KV_SINKS);
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / rows, row = u % rows, b = bk / k->a->kv_heads;
@@ -543,14 +584,14 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         if (sinks)
             fade = attn_add_sink(sinks[head], &m, &l);
         store_lse(k, at, m, l);
-        VF_FOR(d, live, D, {
+        VF_FOR(d, live, E, {
             vf sum = vf_zero();
             for (int64_t n = 0; n < units; n++) {
                 const float *p = partial_at(k, bk, n, row);
                 if (p[0] > 0)
                     sum = vf_fma(vf_set(p[0]), vf_load(p + PAD + d), sum);
             }
-            vf_put_any(t, k->c->out[0].data, at * D + d, sum * vf_set(fade / l), live);
+            vf_put_any(t, k->c->out[0].data, at * E + d, sum * vf_set(fade / l), live);
         });
     }
 }
@@ -596,7 +637,7 @@ static size_t kv_attention_work(const lm_call *c, int threads)
     lm_call shapes = *c;
     shapes.work = NULL;
     kv_call k = kv_call_of(&shapes);
-    int64_t n = k.a->batch * k.a->kv_heads * k.units * k.few * k.group * (k.ld + PAD);
+    int64_t n = k.a->batch * k.a->kv_heads * k.units * k.few * k.group * (k.lv + PAD);
     return prepared_bytes(c) + (size_t)n * sizeof(float) + (size_t)threads * k.scratch_bytes;
 }
 

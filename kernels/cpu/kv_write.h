@@ -44,9 +44,8 @@ static inline kvw_side kvw_side_of(const lm_call *c, int64_t b, int64_t kv, bool
 {
     const lm_kv_attr *a = c->attr;
     const lm_tensor *t = &c->out[values ? KVW_VALUES : KVW_KEYS], *qkv = &c->in[KVW_QKV];
-    int64_t H = a->attention.heads, K = a->attention.kv_heads;
-    int64_t R = a->sinks[values] + a->residual[values];
-    int64_t first = kvw_first(c, b);
+    int64_t K = a->attention.kv_heads, R = a->sinks[values] + a->residual[values];
+    int64_t first = kvw_first(c, b), size = (int64_t)lm_dtype_size(qkv->dtype);
     kvw_side s = { .f = t->kv, .act = qkv->dtype, .T = t->dim[2], .D = t->dim[3], .kv = kv };
     s.first = first;
     s.sinks = a->sinks[values];
@@ -54,7 +53,7 @@ static inline kvw_side kvw_side_of(const lm_call *c, int64_t b, int64_t kv, bool
     s.used = kvw_int(c, KVW_USED, b);
     s.end = s.used + kvw_int(c, KVW_FRESH, b);
     s.table = (const int32_t *)c->in[KVW_TABLE].data + b * c->in[KVW_TABLE].dim[1];
-    s.row = (size_t)s.D * lm_dtype_size(s.act);
+    s.row = (size_t)(s.D * size);
     s.at.all = (size_t)s.T * s.row;
     if (s.f)
         lm_kv_page(s.f, s.T, s.D, &s.at, NULL);
@@ -63,15 +62,22 @@ static inline kvw_side kvw_side_of(const lm_call *c, int64_t b, int64_t kv, bool
     if (R > 0)
         s.tail = (char *)c->out[values ? KVW_VTAIL : KVW_KTAIL].data +
                  (size_t)((kvw_int(c, KVW_SLOT, b) * K + kv) * R) * s.row;
-    s.fresh_pitch = (size_t)(H + 2 * K) * s.row;
+    s.fresh_pitch = (size_t)(lm_kv_row(a) * size);
     s.fresh = (const char *)qkv->data + (size_t)first * s.fresh_pitch +
-              (size_t)(H + (values ? K : 0) + kv) * s.row;
+              (size_t)(lm_kv_side_at(a, values, kv) * size);
     return s;
 }
 
 static inline char *kvw_tail_row(const kvw_side *s, int64_t j)
 {
     return s->tail + (size_t)(j < s->sinks ? j : s->sinks + j % s->residual) * s->row;
+}
+
+/* Numbers of the wider side of a head. */
+static inline int64_t kvw_widest(const lm_call *c)
+{
+    int64_t k = c->out[KVW_KEYS].dim[3], v = c->out[KVW_VALUES].dim[3];
+    return k > v ? k : v;
 }
 
 /* The numbers of a token that was not coded before. */

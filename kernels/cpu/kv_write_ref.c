@@ -46,7 +46,7 @@ static void kv_write(const lm_call *c)
 static size_t kv_write_work(const lm_call *c, int threads)
 {
     const int64_t *dim = c->out[KVW_KEYS].dim;
-    int64_t page = dim[2] * dim[3], token = 2 * dim[1] * dim[3];
+    int64_t page = dim[2] * kvw_widest(c), token = 2 * dim[1] * dim[3];
     (void)threads;
     return (size_t)(2 * c->in[KVW_QKV].dim[0] + (page > token ? page : token)) * sizeof(float);
 }

@@ -50,7 +50,7 @@ static void encode_rows(const kvw_side *w, int64_t from, int64_t to, const rows 
 
 static int64_t padded_dim(const lm_call *c)
 {
-    return (c->out[KVW_KEYS].dim[3] + 15) / 16 * 16;
+    return (kvw_widest(c) + 15) / 16 * 16;
 }
 
 /* Floats of a worker: a page of one head, or a token of all. */
@@ -99,7 +99,7 @@ static void encode_pages(void *ctx, int64_t begin, int64_t end, int worker)
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / (2 * x->pages);
         kvw_side w = kvw_side_of(c, bk / K, bk % K, u / x->pages % 2);
-        if (w.f && w.f->values && kvw_has_ranges(c))
+        if (u / x->pages % 2 && kvw_has_ranges(c))
             kvw_use_ranges(&w, ranges_of(c));
         int64_t from = kvw_coded_end(&w, w.used), to = kvw_coded_end(&w, w.end);
         int64_t page = (from / w.T + u % x->pages) * w.T;

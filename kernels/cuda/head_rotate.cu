@@ -15,6 +15,7 @@ struct rotation {
     uint32_t heads, turned[3]; /* of a row; the ends of q, k, v among them */
     bool turn[3], in_place;
     uint32_t blocks, lanes; /* blocks of a head; lanes of a block, a power of two */
+    uint32_t dim, part;     /* numbers of a head; those of its blocks */
     float scale;
 };
 
@@ -60,7 +61,8 @@ static __global__ void __launch_bounds__(256) head_rotate_kernel(rotation r, con
     for (int64_t w = warp, i = first; w < all; w += step, i += step) {
         const bool turn = i < all && turns(r, (uint32_t)(i / r.blocks % r.heads));
         const bool there = i < all && (turn || !r.in_place);
-        const int64_t at = i * (int64_t)(r.lanes * E / N) + lane;
+        const int64_t at =
+            i / r.blocks * (r.dim / N) + i % r.blocks * (int64_t)(r.lanes * E / N) + lane;
         float v[E];
 #pragma unroll
         for (int m = 0; m < E / N; m++) {
@@ -83,6 +85,19 @@ static __global__ void __launch_bounds__(256) head_rotate_kernel(rotation r, con
             if (there && turn)
                 ((part *)y)[at + m * r.lanes] = p;
         }
+    }
+}
+
+/* The numbers of heads behind their blocks. */
+template <class T>
+static __global__ void __launch_bounds__(256) copy_rest_kernel(rotation r, const T *x, T *y)
+{
+    const uint32_t rest = r.dim - r.part;
+    const int64_t all = r.rows * r.heads * rest;
+#pragma unroll 1
+    for (int64_t i = global_thread(); i < all; i += global_threads()) {
+        const int64_t at = i / rest * r.dim + r.part + i % rest;
+        y[at] = x[at];
     }
 }
 
@@ -116,7 +131,7 @@ template <class T> static void head_rotate(const lm_call *c)
 {
     const int n = wide<T>::n;
     const lm_head_rotate_attr *a = (const lm_head_rotate_attr *)c->attr;
-    const int64_t B = a->head_dim & -a->head_dim;
+    const int64_t part = lm_head_rotate_part(a), B = part & -part;
     rotation r = {};
     r.rows = rows_of(&c->in[0]);
     r.heads = (uint32_t)(a->heads + 2 * a->kv_heads);
@@ -127,12 +142,18 @@ template <class T> static void head_rotate(const lm_call *c)
     r.turn[1] = a->k;
     r.turn[2] = a->v;
     r.in_place = c->in[0].data == c->out[0].data;
-    r.blocks = (uint32_t)(a->head_dim / B);
+    r.blocks = (uint32_t)(part / B);
+    r.dim = (uint32_t)a->head_dim;
+    r.part = (uint32_t)part;
     r.scale = (float)(1 / sqrt((double)B));
-    if (packs<T>(n, B, c->in[0].data, c->out[0].data))
+    if (packs<T>(n, B, c->in[0].data, c->out[0].data) && a->head_dim % n == 0)
         run_block<T, n>(c, r, B);
     else
         run_block<T, 1>(c, r, B);
+    if (r.part < r.dim && !r.in_place)
+        LM_LAUNCH((copy_rest_kernel<T>),
+                  grid_for(r.rows * r.heads * (r.dim - r.part), 256, c->stream), 256, 0, c->stream,
+                  r, in_ptr<const T>(c, 0), out_ptr<T>(c, 0));
 }
 
 extern "C" const lm_kernel lm_head_rotate_cuda_kernels[] = {

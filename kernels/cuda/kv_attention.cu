@@ -141,6 +141,11 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
         __syncthreads();
         kv_load_tile<T, float, THREADS>(r, a.side[0], keys, j0, KEYS, side, LD, a.packed);
         __syncthreads();
+        if (r.latent) { /* behind the first part of the keys, which may have cleared what is there */
+            kv_load_tile<T, float, THREADS>(r, a.side[1], values, j0, KEYS, side + r.vdim, LD,
+                                            a.packed);
+            __syncthreads();
+        }
         if (a.rope) {
             rotate_keys(a, x.b, j0, KEYS, side, LD);
             __syncthreads();
@@ -157,8 +162,10 @@ static __device__ inline kv_result<D, Q> attend(const kv_attending &a, const T *
         }
         tile_weights<D, Q, KEYS>(s, top, weight, y);
         __syncthreads();
-        kv_load_tile<T, float, THREADS>(r, a.side[1], values, j0, KEYS, side, LD, a.packed);
-        __syncthreads();
+        if (!r.latent) {
+            kv_load_tile<T, float, THREADS>(r, a.side[1], values, j0, KEYS, side, LD, a.packed);
+            __syncthreads();
+        }
         tile_values<D, Q, KEYS>(weight, side, (r.vdim + 3) / 4, there, y);
     }
     return y;
@@ -237,8 +244,8 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int d = 4 * (lane + THREADS / Q * c) + e;
-                if (d < r.dim)
-                    a.out[to * r.dim + d] = y.sum[c].v[e];
+                if (d < r.vdim)
+                    a.out[to * r.vdim + d] = y.sum[c].v[e];
             }
     }
 }
@@ -274,16 +281,16 @@ static __global__ void __launch_bounds__(THREADS)
             for (int c = 0; c < MOST; c++) {
                 const int d = tid + c * THREADS;
 #pragma unroll 8
-                for (int k = 0; d < r.dim && k < n; k++)
-                    y[c] = fmaf(weight[k], a.out[(from + k0 + k) * r.dim + d], y[c]);
+                for (int k = 0; d < r.vdim && k < n; k++)
+                    y[c] = fmaf(weight[k], a.out[(from + k0 + k) * r.vdim + d], y[c]);
             }
             __syncthreads();
         }
         const float fade = add_sink(r.sinks, item % r.heads, top, all);
 #pragma unroll
         for (int c = 0; c < MOST; c++)
-            if (tid + c * THREADS < r.dim)
-                o[to * r.dim + tid + c * THREADS] =
+            if (tid + c * THREADS < r.vdim)
+                o[to * r.vdim + tid + c * THREADS] =
                     from_float<T>(t.real ? y[c] * fade / all : 0.0f);
         if (r.lse && tid == 0)
             r.lse[to] = t.real ? top + logf(all) : -INFINITY;
@@ -295,15 +302,15 @@ template <class T>
 static __global__ void kv_clear_rows(const __grid_constant__ kv_attending a, T *o)
 {
     const kv_rows &r = a.r;
-    const int64_t width = r.heads * r.dim, all = r.rows * width;
+    const int64_t width = r.heads * r.vdim, all = r.rows * width;
 #pragma unroll 1
     for (int64_t i = global_thread(); i < all; i += global_threads()) {
         const int64_t row = i / width, b = sequence_of<true>(r, row);
         if (b < r.batch && row - first_of<true>(r, b) < r.fresh[b])
             continue;
         o[i] = T{};
-        if (r.lse && i % r.dim == 0)
-            r.lse[i / r.dim] = -INFINITY;
+        if (r.lse && i % r.vdim == 0)
+            r.lse[i / r.vdim] = -INFINITY;
     }
 }
 
@@ -322,7 +329,8 @@ static kv_attending attending_of(const lm_call *call)
 {
     const lm_kv_attr *attr = (const lm_kv_attr *)call->attr;
     kv_attending a = {};
-    a.r = kv_rows_of(call, &attr->attention, &call->in[KEYS], FIRST, KIND, TABLE, SLOT);
+    a.r =
+        kv_rows_of(call, &attr->attention, attr->latent, &call->in[KEYS], FIRST, KIND, TABLE, SLOT);
     a.r.lse = out_ptr<float>(call, 1);
     a.r.sinks = in_ptr<const float>(call, SINKS);
     a.r.bias = bias_of(call, BIAS, &attr->attention);
@@ -340,7 +348,7 @@ static kv_attending attending_of(const lm_call *call)
     a.parts = (a.r.room + a.r.most_rows + PART - 1) / PART;
     const int64_t n = has_tokens(a) ? a.r.batch * a.seq * a.r.heads * a.parts : 0;
     a.out = (float *)call->work;
-    a.max = a.out + n * a.r.dim;
+    a.max = a.out + n * a.r.vdim;
     a.sum = a.max + n;
     return a;
 }
@@ -349,7 +357,7 @@ static size_t work(const lm_call *call, int)
 {
     const kv_attending a = attending_of(call);
     return has_tokens(a)
-               ? (size_t)(a.r.batch * a.seq * a.r.heads * a.parts * (a.r.dim + 2)) * sizeof(float)
+               ? (size_t)(a.r.batch * a.seq * a.r.heads * a.parts * (a.r.vdim + 2)) * sizeof(float)
                : 0;
 }
 
@@ -409,9 +417,9 @@ template <class T, bool TENSOR> static void kv_attention(const lm_call *call)
     T *o = out_ptr<T>(call, 0);
     const int n = wide<T>::n;
     a.packed = packs<T>(n, a.r.dim, call->in[QKV].data, a.side[0].tail, a.side[1].tail) &&
-               packs<T>(n, a.r.dim, a.side[0].pages, a.side[1].pages);
+               packs<T>(n, a.r.vdim, a.side[0].pages, a.side[1].pages);
     if (a.r.first)
-        LM_LAUNCH((kv_clear_rows<T>), grid_for(a.r.rows * a.r.heads * a.r.dim, 256, s), 256, 0, s,
+        LM_LAUNCH((kv_clear_rows<T>), grid_for(a.r.rows * a.r.heads * a.r.vdim, 256, s), 256, 0, s,
                   a, o);
     if (has_tokens(a)) {
         if (!TENSOR || !integer_parts<T>(call, a))

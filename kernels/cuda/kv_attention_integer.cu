@@ -452,7 +452,8 @@ template <class T, int Q> static bool launch(const lm_call *call, const kv_atten
 
 template <class T> bool kv_integer_parts(const lm_call *call, const kv_attending &a)
 {
-    if (!is_integer(a.side[0]) || !is_integer(a.side[1]) || a.rope || a.r.dim % 16 || a.r.dim > 256)
+    if (!is_integer(a.side[0]) || !is_integer(a.side[1]) || a.rope || a.r.dim % 16 ||
+        a.r.dim > 256 || a.r.latent)
         return false;
     if (a.r.group == 1)
         return launch<T, 1>(call, a);

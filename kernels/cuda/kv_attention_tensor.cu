@@ -177,7 +177,7 @@ template <class T, int D> static void launch(const lm_call *call, const kv_atten
 
 template <class T> bool kv_tensor_prompts(const lm_call *call, const kv_attending &a)
 {
-    if (a.r.dim > 256)
+    if (a.r.dim > 256 || a.r.latent)
         return false;
     if (a.r.dim <= 64)
         launch<T, 64>(call, a);

@@ -104,7 +104,8 @@ static kv_weighing weighing_of(const lm_call *call)
 {
     const lm_kv_mass_attr *attr = (const lm_kv_mass_attr *)call->attr;
     kv_weighing a = {};
-    a.r = kv_rows_of(call, &attr->attention, &call->in[KEYS_IN], FIRST, -1, TABLE, SLOT);
+    a.r = kv_rows_of(call, &attr->attention, attr->latent, &call->in[KEYS_IN], FIRST, -1, TABLE,
+                     SLOT);
     a.r.used = in_ptr<const int32_t>(call, USED);
     a.r.fresh = in_ptr<const int32_t>(call, FRESH);
     a.side = kv_side_of(&call->in[KEYS_IN], call->n_in > KTAIL ? &call->in[KTAIL] : nullptr,

@@ -9,21 +9,24 @@
 /* As of attention_cached; table, page and width are those of the pages. */
 struct kv_rows : cached {
     int64_t most_rows; /* of a sequence */
+    bool latent;       /* the value of a token is a part of its key (kernels/kv.h) */
     const int32_t *slot;
 };
 
 /* Operands by their numbers; -1: none.  Without a table sequence b has the page b. */
-inline kv_rows kv_rows_of(const lm_call *call, const lm_attention_attr *a, const lm_tensor *keys,
-                          int first, int kind, int table, int slot)
+inline kv_rows kv_rows_of(const lm_call *call, const lm_attention_attr *a, bool latent,
+                          const lm_tensor *keys, int first, int kind, int table, int slot)
 {
     kv_rows r = {};
+    r.latent = r.shared = latent;
     r.batch = a->batch;
     r.seq = a->seq;
     r.heads = a->heads;
     r.kv_heads = a->kv_heads;
     r.group = (int)(a->heads / a->kv_heads);
     r.window = a->window;
-    r.dim = r.vdim = r.vline = (int)a->head_dim;
+    r.dim = (int)a->head_dim;
+    r.vdim = r.vline = (int)(latent ? a->value_dim : a->head_dim);
     r.causal = true;
     r.scale = (float)a->scale;
     r.soft_cap = (float)a->soft_cap;
@@ -82,7 +85,9 @@ __device__ inline kv_source<T> kv_source_of(const kv_rows &r, const kv_side &f, 
     s.tail = f.rows ? (const T *)f.tail + (r.slot[b] * r.kv_heads + kv) * f.rows * f.D : nullptr;
     s.pitch = qkv_pitch(r);
     s.fresh = qkv + first_of<true>(r, b) * s.pitch + r.heads * r.dim +
-              (side == 0 || r.shared ? kv * r.dim : r.kv_heads * r.dim + kv * r.vdim);
+              (r.latent                ? (side ? r.vdim : 0)
+               : side == 0 || r.shared ? kv * r.dim
+                                       : r.kv_heads * r.dim + kv * r.vdim);
     return s;
 }
 

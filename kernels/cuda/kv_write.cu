@@ -189,17 +189,18 @@ static __device__ inline int place_of(const kv_writing &w, int64_t b, int64_t kv
 template <class T>
 static __global__ void kv_place_kernel(const __grid_constant__ kv_writing w, const T *qkv)
 {
-    const int64_t D = w.side[0].D, heads = 2 * w.r.kv_heads, all = w.r.rows * heads * D;
+    const int64_t K = w.r.kv_heads, keys = K * w.side[0].D, width = keys + K * w.side[1].D,
+                  all = w.r.rows * width;
 #pragma unroll 1
     for (int64_t i = global_thread(); i < all; i += global_threads()) {
-        const int64_t d = i % D, x = i / D % heads, row = i / D / heads, kv = x % w.r.kv_heads;
-        const int64_t b = sequence_of<true>(w.r, row);
-        const int side = x >= w.r.kv_heads;
+        const int64_t row = i / width, x = i % width, b = sequence_of<true>(w.r, row);
+        const int side = x >= keys;
         const kv_side &f = w.side[side];
+        const int64_t D = f.D, kv = (side ? x - keys : x) / D, d = (side ? x - keys : x) % D;
         if (b == w.r.batch || row - first_of<true>(w.r, b) >= w.r.fresh[b])
             continue;
         const int end = w.r.used[b] + w.r.fresh[b], j = place_of(w, b, kv, row);
-        const T v = qkv[(row * (w.r.heads + heads) + w.r.heads + x) * D + d];
+        const T v = qkv[row * qkv_pitch(w.r) + w.r.heads * w.r.dim + x];
         if (f.plain && j >= 0)
             ((T *)kv_page_of(w.r, f, b, kv, j))[j % f.T * D + d] = v;
         else if (f.rows && (j < f.sinks || j >= end - f.residual))
@@ -236,7 +237,7 @@ static kv_writing writing_of(const lm_call *call)
 {
     const lm_kv_attr *a = (const lm_kv_attr *)call->attr;
     kv_writing w = {};
-    w.r = kv_rows_of(call, &a->attention, &call->out[0], 3, -1, 4, 5);
+    w.r = kv_rows_of(call, &a->attention, a->latent, &call->out[0], 3, -1, 4, 5);
     w.row = in_ptr<const int32_t>(call, 6);
     w.share = a->outliers;
     for (int x = 0; x < 2; x++) {
@@ -285,7 +286,7 @@ template <class T> static void kv_write(const lm_call *call)
     lm_stream *s = call->stream;
     const kv_writing w = writing_of(call);
     const T *qkv = in_ptr<const T>(call, 0);
-    const int D = w.side[0].D;
+    const int D = w.side[0].D > w.side[1].D ? w.side[0].D : w.side[1].D;
     const size_t codes = (size_t)CHUNK * (size_t)(D > SLAB ? D : SLAB);
     if (w.range)
         LM_LAUNCH((kv_range_kernel<T>), grid_for(w.r.rows, 1, s), THREADS, 0, s, w, qkv);

@@ -165,6 +165,7 @@ static lm_code new_capture(lm_loaded *w, int64_t seq, lm_backend *b, lm_kv_captu
                        "%" PRId64 " tokens: at least 2, at most the model's %" PRId64 " positions",
                        seq, w->config.max_positions);
     if (lm_config_check_causal(&w->config, "kv cache", "use a causal language model", e) ||
+        lm_config_check_heads(&w->config, "kv cache", e) ||
         lm_config_check_stored(&w->config, "kv cache", e) ||
         lm_alloc_n(out, 1, sizeof **out, "a model", e))
         return e->code;

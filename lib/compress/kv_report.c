@@ -61,8 +61,8 @@ static lm_code bind_row(const report *t, lm_kv_row *row, lm_err *e)
     row->first = row->rate[0] = row->rate[1] = row->memory = -1;
     row->plain_bytes = row->token_bytes = 0;
     for (int64_t l = 0; l < t->layers; l++)
-        row->plain_bytes += 2 * (double)lm_dtype_size(t->r->dtype) *
-                            (double)(t->site[l].kv_heads * t->site[l].head_dim);
+        row->plain_bytes +=
+            (double)lm_dtype_size(t->r->dtype) * (double)lm_kv_site_numbers(&t->site[l]);
     row->token_bytes = row->coded_bytes = row->plain_bytes;
     row->ran = true;
     if (!row->spec)
@@ -80,7 +80,11 @@ static lm_code open_generator(const report *t, const lm_kv_row *row, int64_t bat
                               lm_generator **out, lm_err *e)
 {
     const lm_generator_opts o = {
-        .dtype = t->r->dtype, .batch = batch, .context = context, .kv = row->plan.plan
+        .dtype = t->r->dtype,
+        .batch = batch,
+        .context = context,
+        .kv = row->plan.plan,
+        .state_codes = row == t->row ? NULL : t->r->state_codes,
     };
 
     return lm_generator_new(t->r->w, &o, t->r->b, out, e);

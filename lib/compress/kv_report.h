@@ -44,11 +44,13 @@ typedef struct {
     lm_par *par;
     const uint32_t *ids; /* [windows, length] */
     int64_t windows, length;
-    int64_t speed_prompt, speed_steps; /* of the measurement of times; 0 steps: not measured */
+    const struct lm_kv_plan *state_codes; /* of all rows but the reference; NULL: F32 */
+    int64_t speed_prompt, speed_steps;    /* of the measurement of times; 0 steps: not measured */
     int64_t batch[2];
     const lm_kv_passkeys *passkeys; /* NULL: none */
     int64_t cells;                  /* of their map */
-    /* the same model on a backend with the memory of the host, for errors of attention; NULL: not measured */
+    /* the same model on a backend with the memory of the host, for errors of attention; NULL: not measured (models with
+     * latents or states have none that is defined) */
     lm_loaded *host_w;
     lm_backend *host;
     int64_t error_tokens; /* of one window */

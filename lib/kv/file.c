@@ -7,6 +7,8 @@
 #include "base/text.h"
 #include "kv/file_impl.h"
 
+static const char *const side_name[2][2] = { { "k", "v" }, { "latent", "rotary" } };
+
 void kv_tensor_name(const kv_tensor *t, char name[KV_NAME])
 {
     switch (t->kind) {
@@ -17,8 +19,13 @@ void kv_tensor_name(const kv_tensor *t, char name[KV_NAME])
         snprintf(name, KV_NAME, "positions");
         break;
     case KV_ROWS:
-        snprintf(name, KV_NAME, "layers.%lld.%c%s", (long long)(t->part / 2),
-                 t->part % 2 ? 'v' : 'k', lm_kv_section_suffix(t->section));
+        snprintf(name, KV_NAME, "layers.%lld.%s%s", (long long)(t->part / 2),
+                 side_name[t->latent][t->part % 2], lm_kv_section_suffix(t->section));
+        break;
+    case KV_STATE:
+    case KV_CONV:
+        snprintf(name, KV_NAME, "layers.%lld.%s", (long long)(t->part / 2),
+                 t->kind == KV_STATE ? "state" : "conv");
         break;
     case KV_AT:
         snprintf(name, KV_NAME, "layers.%lld.positions", (long long)(t->part / 2));
@@ -58,6 +65,36 @@ static bool skip(const char **at, const char *text)
     return true;
 }
 
+/* A tensor of a layer, by what follows its number. */
+static kv_tensor layer_tensor(int64_t layer, const char *p)
+{
+    static const struct {
+        const char *name;
+        kv_tensor_kind kind;
+    } whole[] = { { "positions", KV_AT },
+                  { "order", KV_ORDER },
+                  { "mass", KV_MASS },
+                  { "state", KV_STATE },
+                  { "conv", KV_CONV } };
+    kv_tensor t = { .kind = KV_ROWS, .part = 2 * layer };
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
+        if (!strcmp(p, whole[i].name))
+            t.kind = whole[i].kind;
+    if (t.kind != KV_ROWS)
+        return t;
+    for (int i = 0; i < 4; i++) {
+        const char *at = p;
+        if (!skip(&at, side_name[i / 2][i % 2]) || (*at && *at != '.'))
+            continue;
+        t.latent = i / 2;
+        t.part = 2 * layer + i % 2;
+        for (int s = 0; s < LM_KV_SECTIONS; s++)
+            if (!strcmp(at, lm_kv_section_suffix((lm_kv_section)s)))
+                t.section = (lm_kv_section)s;
+    }
+    return t;
+}
+
 kv_tensor kv_tensor_of(const char *name)
 {
     kv_tensor t = { .kind = KV_UNKNOWN };
@@ -69,11 +106,7 @@ kv_tensor kv_tensor_of(const char *name)
     } else if (!strcmp(name, "positions")) {
         t.kind = KV_POSITIONS;
     } else if (skip(&p, "layers.") && read_number(&p, &layer) && *p++ == '.') {
-        t.kind = *p == 'p' ? KV_AT : *p == 'o' ? KV_ORDER : *p == 'm' ? KV_MASS : KV_ROWS;
-        t.part = 2 * layer + (*p == 'v');
-        for (int i = 0; i < LM_KV_SECTIONS && *p; i++)
-            if (!strcmp(p + 1, lm_kv_section_suffix((lm_kv_section)i)))
-                t.section = (lm_kv_section)i;
+        t = layer_tensor(layer, p);
     } else if (skip(&p, "tables.level.") && read_number(&p, &level)) {
         t.kind = KV_TABLES;
         t.level = (int)level;
@@ -88,6 +121,37 @@ kv_tensor kv_tensor_of(const char *name)
     return t;
 }
 
+/* A layer has rows of heads, latents, or a state. */
+static lm_code check_layer(const lm_kv_about *a, int64_t i, const char *where, lm_code code,
+                           lm_err *e)
+{
+    const int64_t most = LM_CACHEGEN_CHANNELS, heads = a->kv_heads[i], dim = a->head_dim[i],
+                  latent = a->latent ? a->latent[i] : 0, state = kv_state_numbers(a, KV_STATE, i),
+                  conv = kv_state_numbers(a, KV_CONV, i);
+    if (!a->state != !a->conv)
+        return lm_fail(e, code, where, NULL, "it has one of state and conv");
+    if (state || conv) {
+        if (heads || dim || latent || state < 1 || state > INT32_MAX || conv < 1 ||
+            conv > INT32_MAX || a->rows)
+            return lm_fail(e, code, where, NULL,
+                           "layer %lld has a state of %lld and %lld numbers beside %lld heads",
+                           (long long)i, (long long)state, (long long)conv, (long long)heads);
+        return LM_OK;
+    }
+    if (heads < 1 || dim < 1 || heads > most || dim > most || heads * dim > most)
+        return lm_fail(e, code, where, NULL,
+                       "layer %lld has %lld heads of %lld numbers, together 1 to %d are possible",
+                       (long long)i, (long long)heads, (long long)dim, LM_CACHEGEN_CHANNELS);
+    if (latent < 0 || latent > most || (latent && heads != 1))
+        return lm_fail(e, code, where, NULL,
+                       "layer %lld has %lld latents with a rotated part of %lld numbers",
+                       (long long)i, (long long)heads, (long long)latent);
+    if (a->rows && (a->rows[i] < 1 || a->rows[i] > a->tokens))
+        return lm_fail(e, code, where, NULL, "layer %lld has %lld of %lld tokens", (long long)i,
+                       (long long)a->rows[i], (long long)a->tokens);
+    return LM_OK;
+}
+
 lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm_err *e)
 {
     if (a->layers < 1 || a->layers > LM_KV_FILE_LAYERS)
@@ -99,24 +163,18 @@ lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm
     if (a->act != LM_DTYPE_F32 && a->act != LM_DTYPE_F16 && a->act != LM_DTYPE_BF16)
         return lm_fail(e, code, where, NULL, "a cache in %s, f32, f16 and bf16 are possible",
                        a->act == LM_DTYPE_NONE ? "an unknown type" : lm_dtype_name(a->act));
-    for (int64_t i = 0; i < a->layers; i++) {
-        int64_t heads = a->kv_heads[i], dim = a->head_dim[i];
-        if (heads < 1 || dim < 1 || heads > LM_CACHEGEN_CHANNELS || dim > LM_CACHEGEN_CHANNELS ||
-            heads * dim > LM_CACHEGEN_CHANNELS)
-            return lm_fail(
-                e, code, where, NULL,
-                "layer %lld has %lld heads of %lld numbers, together 1 to %d are possible",
-                (long long)i, (long long)heads, (long long)dim, LM_CACHEGEN_CHANNELS);
-        if (a->rows && (a->rows[i] < 1 || a->rows[i] > a->tokens))
-            return lm_fail(e, code, where, NULL, "layer %lld has %lld of %lld tokens", (long long)i,
-                           (long long)a->rows[i], (long long)a->tokens);
-    }
+    for (int64_t i = 0; i < a->layers; i++)
+        if (check_layer(a, i, where, code, e))
+            return code;
     if (a->policy ? !a->rows || a->prompt < 1 || a->prompt > a->tokens : a->ordered || a->weighed)
         return lm_fail(e, code, where, NULL,
                        "a policy, with a prompt of 1 to %lld tokens, goes with rows that stay",
                        (long long)a->tokens);
     for (int64_t i = 0; i < kv_parts(a) && a->form; i++) {
         lm_kv_shape s = lm_kv_about_shape(a, i);
+        if (lm_kv_about_has_state(a, i / 2) && s.form->format)
+            return lm_fail(e, code, where, NULL, "layer %lld has a state, and a form of rows",
+                           (long long)(i / 2));
         if (lm_kv_shape_check(&s, e)) {
             e->code = code;
             lm_err_in(e, "%s%sforms", where, *where ? ": " : "");
@@ -133,14 +191,14 @@ lm_kv_shape lm_kv_about_shape(const lm_kv_about *a, int64_t part)
                           .act = a->act,
                           .page = a->form && a->form[part].format ? a->page : 0,
                           .kv_heads = a->kv_heads[part / 2],
-                          .head_dim = a->head_dim[part / 2],
+                          .head_dim = lm_kv_about_dim(a, part),
                           .n = lm_kv_about_rows(a, part / 2) };
 }
 
 void kv_level_parts(const lm_kv_about *a, int level, lm_cachegen_part *part)
 {
     for (int64_t i = 0; i < kv_parts(a); i++)
-        part[i] = (lm_cachegen_part){ a->kv_heads[i / 2], a->head_dim[i / 2],
+        part[i] = (lm_cachegen_part){ a->kv_heads[i / 2], lm_kv_about_dim(a, i),
                                       lm_cachegen_bins(level, i % 2, i / 2, a->layers) };
 }
 

@@ -8,6 +8,10 @@
  *   rope: the rotary settings as JSON text, compared as text
  *   k_state "post_rope" (keys are rotated by their positions), "pre_rope" (those of some layers are not)
  *   layers; kv_heads and head_dim: JSON lists, a number for each layer; tokens; act: the type of plain numbers
+ *   latent: a JSON list, for each layer whether it keeps latents (0: keys and values), the numbers of the rotated part of keys;
+ *   its kv_heads is 1, head_dim the numbers of a latent.  absent: no layer does
+ *   state, conv: JSON lists, for each layer that mixes tokens through a state the F32 numbers of that, and the numbers
+ *   of the rows in front of its convolution; its kv_heads and head_dim are 0.  absent: there is no such layer
  *   rows: a JSON list, the tokens that each layer still has; absent: all
  *   policy (with rows): {"spec": text (kv/spec.h), "prompt": tokens of the prompt}, with which tokens were dropped;
  *   absent: it cannot be continued so that more are dropped
@@ -23,7 +27,9 @@
  *   positions I32 [tokens], rising; with rows: layers.N.positions I32 [kv_heads, rows of the layer], rising in each head
  *   with a policy that replaces tokens: layers.N.order I32 [kv_heads, rows], the place of each row in the cache, and
  *   if the policy has scores layers.N.mass F32 [kv_heads, rows]
- *   plain, coded: layers.N.k and its sections, layers.N.v and its sections (part.h)
+ *   plain, coded: layers.N.k and its sections, layers.N.v and its sections (part.h); of latents layers.N.latent and
+ *   layers.N.rotary
+ *   layers.N.state F32 [numbers], layers.N.conv [numbers] in the type of the activations
  *   cachegen: for each level L: tables.level.L U8; then for each chunk C and level: chunk.C.level.L U8
  *             (cachegen.h; part 2 N is the keys of layer N, 2 N + 1 its values)
  *
@@ -56,9 +62,12 @@ typedef struct {
     const char *rope;
     int64_t layers, tokens;
     const int64_t *kv_heads, *head_dim; /* [layers] */
-    lm_dtype act;                       /* F32, F16, BF16 */
-    const char *history;                /* NULL: none */
-    const int64_t *rows;                /* [layers]: tokens that a layer has; NULL: all */
+    /* [layers], NULL: 0 of all layers */
+    const int64_t *latent;       /* of a layer with latents: numbers of the rotated part */
+    const int64_t *state, *conv; /* numbers of a layer's state */
+    lm_dtype act;                /* F32, F16, BF16 */
+    const char *history;         /* NULL: none */
+    const int64_t *rows;         /* [layers]: tokens that a layer has; NULL: all */
     /* the specification with which tokens were dropped; NULL: more cannot be dropped */
     const char *policy;
     int64_t prompt;        /* tokens of its prompt */
@@ -75,11 +84,22 @@ static inline int64_t lm_kv_about_rows(const lm_kv_about *a, int64_t layer)
 {
     return a->rows ? a->rows[layer] : a->tokens;
 }
-/* Bytes of the rows [kv_heads][rows][head_dim] of the keys, or of the values, of a layer in the
- * type `act`. */
-static inline size_t lm_kv_about_bytes(const lm_kv_about *a, int64_t layer)
+/* Numbers of a row of part 2 N + side. */
+static inline int64_t lm_kv_about_dim(const lm_kv_about *a, int64_t part)
 {
-    return (size_t)(a->kv_heads[layer] * lm_kv_about_rows(a, layer) * a->head_dim[layer]) *
+    return part % 2 && a->latent && a->latent[part / 2] ? a->latent[part / 2]
+                                                        : a->head_dim[part / 2];
+}
+/* The layer has a state instead of rows. */
+static inline bool lm_kv_about_has_state(const lm_kv_about *a, int64_t layer)
+{
+    return a->state && a->state[layer] > 0;
+}
+/* Bytes of the rows [kv_heads][rows][numbers] of a part in the type `act`. */
+static inline size_t lm_kv_about_bytes(const lm_kv_about *a, int64_t part)
+{
+    return (size_t)(a->kv_heads[part / 2] * lm_kv_about_rows(a, part / 2) *
+                    lm_kv_about_dim(a, part)) *
            lm_dtype_size(a->act);
 }
 /* The shape of part 2 N + side; side 0: keys, 1: values. */
@@ -94,6 +114,8 @@ typedef struct {
     int32_t **order;
     float **mass;     /* [layers][kv_heads, rows]; NULL: none */
     lm_kv_part *part; /* [2 layers] */
+    float **state;    /* [layers][numbers]; NULL: none */
+    void **conv;      /* the same, in the type of the activations */
 } lm_kv_content;
 
 /* ---- Writing ---- */

@@ -88,7 +88,7 @@ static lm_code write_form(const lm_kv_about *a, int64_t part, lm_buf *out, lm_er
     if (s->format && s->outliers >= 0)
         lm_jw_f64(&w, "share", s->outliers);
     if (s->format)
-        write_format(&w, s->format, a->kv_heads[part / 2], a->head_dim[part / 2]);
+        write_format(&w, s->format, a->kv_heads[part / 2], lm_kv_about_dim(a, part));
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
 }
@@ -248,8 +248,9 @@ static const float *read_numbers(form_reader *r, const char *key, int64_t n)
 static void read_format(form_reader *r, int64_t part, lm_kv_format *f)
 {
     static const char *const axes[] = { "token", "channel" };
-    int64_t K = r->f->about.kv_heads[part / 2], D = r->f->about.head_dim[part / 2];
-    f->values = part % 2;
+    const lm_kv_about *a = &r->f->about;
+    int64_t K = a->kv_heads[part / 2], D = lm_kv_about_dim(a, part);
+    f->values = part % 2 && !(a->latent && a->latent[part / 2]);
     f->bits = (int)read_count(r, "bits");
     f->axis = (lm_kv_axis)read_word(r, "axis", axes, 2, "token");
     f->levels = (lm_kv_levels)read_word(r, "levels", levels_name, 4, NULL);
@@ -336,7 +337,7 @@ static lm_code list_uses(const lm_kv_file *f, const json_t *parts, int64_t forms
         if (!json_is_integer(v) || k < 0 || k >= forms)
             return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
                            "forms: part %lld has no form", (long long)i);
-        use[(*n)++] = (form_use){ k, a->kv_heads[i / 2], a->head_dim[i / 2], i % 2, i };
+        use[(*n)++] = (form_use){ k, a->kv_heads[i / 2], lm_kv_about_dim(a, i), i % 2, i };
     }
     return LM_OK;
 }

@@ -13,6 +13,8 @@ typedef enum {
     KV_ORDER,     /* of one */
     KV_MASS,
     KV_ROWS,
+    KV_STATE, /* of one layer, */
+    KV_CONV,  /* and the rows of its convolution */
     KV_TABLES,
     KV_CHUNK,
     KV_UNKNOWN
@@ -21,8 +23,9 @@ typedef enum {
 /* A tensor of a file by its name. */
 typedef struct {
     kv_tensor_kind kind;
-    int64_t part, chunk;   /* KV_ROWS, KV_AT, KV_ORDER and KV_MASS (2 N); KV_CHUNK */
+    int64_t part, chunk;   /* KV_ROWS, others of a layer (2 N); KV_CHUNK */
     lm_kv_section section; /* KV_ROWS */
+    bool latent;           /* KV_ROWS: of a layer with latents */
     int level;             /* KV_TABLES, KV_CHUNK */
 } kv_tensor;
 
@@ -41,7 +44,7 @@ struct lm_kv_file {
     bool passed; /* the stream was read */
     int fd;      /* of lm_kv_file_open_input; -1: none */
     lm_kv_about about;
-    int64_t *kv_heads, *head_dim, *rows;
+    int64_t *kv_heads, *head_dim, *latent, *state, *conv, *rows;
     lm_arena *arena; /* of forms */
     json_t *hashes;
     unsigned levels;
@@ -51,6 +54,20 @@ struct lm_kv_file {
 static inline int64_t kv_parts(const lm_kv_about *a)
 {
     return 2 * a->layers;
+}
+/* The tensor of a section of a part. */
+static inline kv_tensor kv_section_of(const lm_kv_about *a, int64_t part, lm_kv_section section)
+{
+    return (kv_tensor){ .kind = KV_ROWS,
+                        .part = part,
+                        .section = section,
+                        .latent = a->latent && a->latent[part / 2] };
+}
+/* Numbers of a layer's state (KV_STATE), or of the rows of its convolution. */
+static inline int64_t kv_state_numbers(const lm_kv_about *a, kv_tensor_kind kind, int64_t layer)
+{
+    const int64_t *of = kind == KV_STATE ? a->state : a->conv;
+    return of ? of[layer] : 0;
 }
 void kv_tensor_name(const kv_tensor *t, char name[KV_NAME]);
 /* What a tensor of that name holds; KV_UNKNOWN for other names. */

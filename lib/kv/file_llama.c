@@ -283,7 +283,7 @@ static lm_code read_parts(const reading *r, lm_err *e)
         check_end(r->f, &c);
     for (int64_t i = 0; i < 2 * a->layers && !c.rc; i++)
         if (!kv_all_finite(a->act, r->m->content.part[i].data[LM_KV_PLAIN],
-                           lm_kv_about_bytes(a, i / 2) / lm_dtype_size(a->act)))
+                           lm_kv_about_bytes(a, i) / lm_dtype_size(a->act)))
             c.rc = wrong_state(r->f, "it has NaN or infinite numbers", e);
     return c.rc;
 }

@@ -220,6 +220,9 @@ static lm_code read_form_of(lm_kv_file *f, lm_err *e)
     const char *text = NULL;
     bool coded = !strcmp(meta(f, "coding"), "coded"), pre_rope = false;
     bool chunks = !strcmp(meta(f, "coding"), "cachegen");
+    if (chunks && (a->latent || a->state))
+        return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
+                       "a cache in chunks has latents or states");
     if (meta(f, "rows") && chunks)
         return lm_fail(e, LM_EFORMAT, f->where, "fetch or write it again",
                        "a cache in chunks has all its tokens");
@@ -267,9 +270,13 @@ static lm_code read_meta(lm_kv_file *f, lm_err *e)
                      "%lld layers, %d are possible", (long long)a->layers, LM_KV_FILE_LAYERS);
     rc = rc ? rc : need_list(f, "kv_heads", &f->kv_heads, e);
     rc = rc ? rc : need_list(f, "head_dim", &f->head_dim, e);
+    rc = rc || !meta(f, "latent") ? rc : need_list(f, "latent", &f->latent, e);
+    rc = rc || !meta(f, "state") ? rc : need_list(f, "state", &f->state, e);
+    rc = rc || !meta(f, "conv") ? rc : need_list(f, "conv", &f->conv, e);
     if (rc)
         return rc;
     a->kv_heads = f->kv_heads, a->head_dim = f->head_dim;
+    a->latent = f->latent, a->state = f->state, a->conv = f->conv;
     a->act = lm_dtype_parse(act);
     a->history = meta(f, LM_HISTORY_KEY);
     if (kv_check_about(a, f->where, LM_EFORMAT, e) || read_form_of(f, e))
@@ -293,7 +300,7 @@ static bool size_possible(const lm_kv_file *f, const kv_tensor *what, const lm_s
     const lm_kv_about *a = &f->about;
     uint64_t most = 4;
     for (int64_t i = 0; i < kv_parts(a); i++) {
-        uint64_t channels = (uint64_t)(a->kv_heads[i / 2] * a->head_dim[i / 2]);
+        uint64_t channels = (uint64_t)(a->kv_heads[i / 2] * lm_kv_about_dim(a, i));
         /* a table is 2 + 3 * 255 bytes or less, a channel has a mean and two of them */
         most += what->kind == KV_TABLES ? 4 + 12 + channels * (5 + 2 * 767)
                                         : 4 + (uint64_t)LM_CACHEGEN_CHUNK * (2 + 2 * channels) + 32;
@@ -332,7 +339,12 @@ static lm_code check_tensor(const lm_kv_file *f, const lm_st_tensor *t, lm_err *
         good = layer < a->layers && shape_is(t, what.kind == KV_MASS ? LM_DTYPE_F32 : LM_DTYPE_I32,
                                              2, (int64_t[]){ a->kv_heads[layer], a->rows[layer] });
     else if (what.kind == KV_ROWS)
-        good = !chunked && layer < a->layers && section_possible(f, &what, t);
+        good = !chunked && layer < a->layers && what.latent == (a->latent && a->latent[layer]) &&
+               section_possible(f, &what, t);
+    else if (what.kind == KV_STATE || what.kind == KV_CONV)
+        good = layer < a->layers && kv_state_numbers(a, what.kind, layer) > 0 &&
+               shape_is(t, what.kind == KV_STATE ? LM_DTYPE_F32 : a->act, 1,
+                        (int64_t[]){ kv_state_numbers(a, what.kind, layer) });
     else if (what.kind == KV_TABLES || what.kind == KV_CHUNK)
         good = chunked && what.level < LM_CACHEGEN_LEVELS &&
                what.chunk < lm_cachegen_chunks(a->tokens) && size_possible(f, &what, t);
@@ -361,12 +373,17 @@ static lm_code need_parts(const lm_kv_file *f, lm_err *e)
     const lm_kv_about *a = &f->about;
     lm_code rc = LM_OK;
     for (int64_t i = 0; i < kv_parts(a) * LM_KV_SECTIONS && !rc; i++) {
-        kv_tensor what = { .kind = KV_ROWS, .part = i / LM_KV_SECTIONS };
-        what.section = (lm_kv_section)(i % LM_KV_SECTIONS);
+        const kv_tensor what =
+            kv_section_of(a, i / LM_KV_SECTIONS, (lm_kv_section)(i % LM_KV_SECTIONS));
         const lm_kv_shape s = lm_kv_about_shape(a, what.part);
         lm_kv_section_size z;
         rc = lm_kv_section_size_of(&s, what.section, &z, e);
         if (!rc && z.bytes)
+            rc = need_tensor(f, what, e);
+    }
+    for (int64_t i = 0; i < 2 * a->layers && !rc; i++) {
+        const kv_tensor what = { .kind = i % 2 ? KV_CONV : KV_STATE, .part = i / 2 * 2 };
+        if (kv_state_numbers(a, what.kind, i / 2))
             rc = need_tensor(f, what, e);
     }
     return rc;
@@ -501,6 +518,9 @@ void lm_kv_file_close(lm_kv_file *f)
     json_decref(f->hashes);
     lm_free(f->kv_heads);
     lm_free(f->head_dim);
+    lm_free(f->latent);
+    lm_free(f->state);
+    lm_free(f->conv);
     lm_free(f->rows);
     lm_arena_free(f->arena);
     lm_free(f->where);
@@ -560,7 +580,10 @@ lm_code lm_kv_file_match(const lm_kv_file *f, const lm_kv_about *a, int64_t cont
                            lm_st_show(b->model_type, show), a->model_type);
     bool same = a->layers == b->layers;
     for (int64_t i = 0; i < a->layers && same; i++)
-        same = a->kv_heads[i] == b->kv_heads[i] && a->head_dim[i] == b->head_dim[i];
+        same = a->kv_heads[i] == b->kv_heads[i] && a->head_dim[i] == b->head_dim[i] &&
+               lm_kv_about_dim(a, 2 * i + 1) == lm_kv_about_dim(b, 2 * i + 1) &&
+               kv_state_numbers(a, KV_STATE, i) == kv_state_numbers(b, KV_STATE, i) &&
+               kv_state_numbers(a, KV_CONV, i) == kv_state_numbers(b, KV_CONV, i);
     if (!same)
         return other_model(f, e, "it is the cache of another model: layers and heads differ");
     if (strcmp(a->weights, b->weights))

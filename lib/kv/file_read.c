@@ -98,6 +98,17 @@ static lm_code read_masses(const reader *d, const lm_st_tensor *t, float *mass, 
     return rc;
 }
 
+/* A state, or the rows of its convolution. */
+static lm_code read_state(const reader *d, const lm_st_tensor *t, const kv_tensor *what, lm_err *e)
+{
+    const int64_t layer = what->part / 2;
+    void *dst = what->kind == KV_STATE ? (void *)d->c->state[layer] : d->c->conv[layer];
+    lm_code rc = read_bytes(d, t, dst, e);
+    if (!rc && !kv_all_finite(t->dtype, dst, (size_t)t->count))
+        rc = wrong_tensor(d, t->name, "it has NaN or infinite numbers", e);
+    return rc;
+}
+
 static lm_code read_section(const reader *d, const lm_st_tensor *t, const kv_tensor *what,
                             lm_err *e)
 {
@@ -128,6 +139,8 @@ static lm_code read_whole(const reader *d, const lm_st_tensor *t, lm_err *e)
         return read_order(d, t, d->c->order[layer], a->kv_heads[layer], a->rows[layer], e);
     if (what.kind == KV_MASS)
         return read_masses(d, t, d->c->mass[layer], e);
+    if (what.kind == KV_STATE || what.kind == KV_CONV)
+        return read_state(d, t, &what, e);
     return read_section(d, t, &what, e);
 }
 
@@ -138,7 +151,7 @@ static lm_code check_part(const reader *d, int64_t part, lm_err *e)
     const lm_kv_part *p = &d->c->part[part];
     const char *bad = lm_kv_part_wrong(&s, p);
     char name[KV_NAME];
-    kv_tensor what = { .kind = KV_ROWS, .part = part };
+    kv_tensor what = kv_section_of(&d->f->about, part, LM_KV_PLAIN);
     kv_tensor_name(&what, name);
     for (int i = LM_KV_SP_INDEX; i <= LM_KV_SP_VALUE && p->data[i] && !bad; i++) {
         char section[KV_NAME];

@@ -14,14 +14,13 @@ static uint64_t part_bytes(const lm_kv_file *f, int64_t part)
 {
     uint64_t sum = 0;
     for (int i = 0; i < LM_KV_SECTIONS; i++)
-        sum += kv_tensor_bytes(
-            f, (kv_tensor){ .kind = KV_ROWS, .part = part, .section = (lm_kv_section)i });
+        sum += kv_tensor_bytes(f, kv_section_of(&f->about, part, (lm_kv_section)i));
     return sum;
 }
 
 static double part_numbers(const lm_kv_about *a, int64_t part)
 {
-    return (double)a->kv_heads[part / 2] * (double)a->head_dim[part / 2] *
+    return (double)a->kv_heads[part / 2] * (double)lm_kv_about_dim(a, part) *
            (double)lm_kv_about_rows(a, part / 2);
 }
 
@@ -39,11 +38,30 @@ static const char *form_name(const lm_kv_about *a, int64_t part)
     return s && s->format ? s->format->name : lm_dtype_name(a->act);
 }
 
+/* Numbers and bytes of the state of a layer. */
+static double state_numbers(const lm_kv_about *a, int64_t layer)
+{
+    return (double)(kv_state_numbers(a, KV_STATE, layer) + kv_state_numbers(a, KV_CONV, layer));
+}
+static uint64_t state_bytes(const lm_kv_file *f, int64_t layer)
+{
+    return kv_tensor_bytes(f, (kv_tensor){ .kind = KV_STATE, .part = 2 * layer }) +
+           kv_tensor_bytes(f, (kv_tensor){ .kind = KV_CONV, .part = 2 * layer });
+}
+
+const char *lm_kv_part_name(const lm_kv_about *a, int64_t part)
+{
+    static const char *const name[2][2] = { { "k", "v" }, { "latent", "rotary" } };
+    return name[a->latent && a->latent[part / 2]][part % 2];
+}
+
 static double all_numbers(const lm_kv_about *a)
 {
     double sum = 0;
     for (int64_t i = 0; i < kv_parts(a); i++)
         sum += part_numbers(a, i);
+    for (int64_t i = 0; i < a->layers; i++)
+        sum += state_numbers(a, i);
     return sum;
 }
 
@@ -52,19 +70,36 @@ static uint64_t all_parts(const lm_kv_file *f)
     uint64_t sum = 0;
     for (int64_t i = 0; i < kv_parts(&f->about); i++)
         sum += part_bytes(f, i);
+    for (int64_t i = 0; i < f->about.layers; i++)
+        sum += state_bytes(f, i);
     return sum;
 }
 
 /* ---- JSON ---- */
+
+static void write_state(lm_jw *w, const lm_kv_file *f, int64_t layer)
+{
+    lm_jw_obj(w, NULL);
+    lm_jw_int(w, "layer", layer);
+    lm_jw_str(w, "side", "state");
+    lm_jw_str(w, "form", lm_dtype_name(LM_DTYPE_F32));
+    lm_jw_int(w, "bytes", (int64_t)state_bytes(f, layer));
+    lm_jw_close_obj(w);
+}
 
 static void write_parts(lm_jw *w, const lm_kv_file *f)
 {
     lm_jw_arr(w, "parts");
     for (int64_t i = 0; i < kv_parts(&f->about); i++) {
         uint64_t bytes = part_bytes(f, i);
+        if (lm_kv_about_has_state(&f->about, i / 2)) {
+            if (i % 2)
+                write_state(w, f, i / 2);
+            continue;
+        }
         lm_jw_obj(w, NULL);
         lm_jw_int(w, "layer", i / 2);
-        lm_jw_str(w, "side", i % 2 ? "v" : "k");
+        lm_jw_str(w, "side", lm_kv_part_name(&f->about, i));
         lm_jw_str(w, "form", form_name(&f->about, i));
         lm_jw_int(w, "tokens", lm_kv_about_rows(&f->about, i / 2));
         lm_jw_int(w, "bytes", (int64_t)bytes);
@@ -125,10 +160,16 @@ static lm_code add_part(const lm_kv_file *f, int64_t i, lm_buf *out, lm_err *e)
     uint64_t bytes = part_bytes(f, i);
     const int64_t rows = lm_kv_about_rows(&f->about, i / 2);
     char shown[32], form[LM_ST_SHOWN];
-    return lm_buf_addf(
-        out, e, "layers.%" PRId64 ".%c\t%" PRId64 " token%s\t%s\t%.2f bits\t%s\n", i / 2,
-        i % 2 ? 'v' : 'k', rows, lm_plural((uint64_t)rows), lm_show_bytes((double)bytes, shown),
-        8 * (double)bytes / part_numbers(&f->about, i), lm_st_show(form_name(&f->about, i), form));
+    if (lm_kv_about_has_state(&f->about, i / 2))
+        return i % 2 ? LM_OK
+                     : lm_buf_addf(out, e, "layers.%" PRId64 ".state\t\t%s\t\t%s\n", i / 2,
+                                   lm_show_bytes((double)state_bytes(f, i / 2), shown),
+                                   lm_dtype_name(LM_DTYPE_F32));
+    return lm_buf_addf(out, e, "layers.%" PRId64 ".%s\t%" PRId64 " token%s\t%s\t%.2f bits\t%s\n",
+                       i / 2, lm_kv_part_name(&f->about, i), rows, lm_plural((uint64_t)rows),
+                       lm_show_bytes((double)bytes, shown),
+                       8 * (double)bytes / part_numbers(&f->about, i),
+                       lm_st_show(form_name(&f->about, i), form));
 }
 
 static lm_code add_level(const lm_kv_file *f, int level, lm_buf *out, lm_err *e)

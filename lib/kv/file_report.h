@@ -9,4 +9,7 @@
 /* As text, one line for each layer, or as one JSON object on a line. */
 lm_code lm_kv_file_report(const lm_kv_file *f, bool json, lm_buf *out, lm_err *e);
 
+/* What lists call a part: "k", "v", "latent", "rotary". */
+const char *lm_kv_part_name(const lm_kv_about *a, int64_t part);
+
 #endif

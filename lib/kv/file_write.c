@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "format/provenance.h"
 #include "kv/file_impl.h"
+#include "numeric/format.h"
 
 /* The tensors in their order, with their bytes. */
 typedef struct {
@@ -50,7 +51,7 @@ static lm_code add_section(pieces *s, int64_t part, lm_kv_section i, lm_err *e)
 {
     const lm_kv_shape shape = lm_kv_about_shape(s->a, part);
     const lm_kv_part *p = &s->c->part[part];
-    kv_tensor what = { .kind = KV_ROWS, .part = part, .section = i };
+    const kv_tensor what = kv_section_of(s->a, part, i);
     lm_kv_section_size z;
     char name[KV_NAME];
     if (lm_kv_section_size_of(&shape, i, &z, e) || !z.bytes)
@@ -65,11 +66,28 @@ static lm_code add_section(pieces *s, int64_t part, lm_kv_section i, lm_err *e)
     return add_piece(s, what, p->data[i], bytes, e);
 }
 
+static lm_code add_state(pieces *s, int64_t layer, kv_tensor_kind kind, lm_err *e)
+{
+    const kv_tensor what = { .kind = kind, .part = 2 * layer };
+    const int64_t n = kv_state_numbers(s->a, kind, layer);
+    const lm_dtype type = kind == KV_STATE ? LM_DTYPE_F32 : s->a->act;
+    char name[KV_NAME];
+    if (!n)
+        return LM_OK;
+    const void *data = kind == KV_STATE ? (void *)s->c->state[layer] : s->c->conv[layer];
+    kv_tensor_name(&what, name);
+    if (!kv_all_finite(type, data, (size_t)n))
+        return lm_fail(e, LM_ENUMERIC, name, NULL, "it has NaN or infinite numbers");
+    return add_piece(s, what, data, lm_plain_bytes(type, n), e);
+}
+
 static lm_code add_parts(pieces *s, lm_err *e)
 {
     lm_code rc = LM_OK;
     for (int64_t i = 0; i < kv_parts(s->a) * LM_KV_SECTIONS && !rc; i++)
         rc = add_section(s, i / LM_KV_SECTIONS, (lm_kv_section)(i % LM_KV_SECTIONS), e);
+    for (int64_t i = 0; i < 2 * s->a->layers && !rc; i++)
+        rc = add_state(s, i / 2, i % 2 ? KV_CONV : KV_STATE, e);
     return rc;
 }
 
@@ -163,6 +181,10 @@ static lm_code check_levels(const lm_kv_about *a, unsigned levels, lm_err *e)
     if (levels >> LM_CACHEGEN_LEVELS)
         return lm_fail(e, LM_EUSAGE, "", NULL, "levels 0 to %d are possible",
                        LM_CACHEGEN_LEVELS - 1);
+    if (a->latent || a->state)
+        return lm_fail(e, LM_EUSAGE, "", "code it with another method",
+                       "levels are of keys and values, not of %s",
+                       a->latent ? "latents" : "states");
     if (a->form || a->rows)
         return lm_fail(e, LM_EUSAGE, "", "decode it first",
                        "a cache with %s cannot be coded in levels",
@@ -302,6 +324,9 @@ static lm_code make_meta(lm_st_plan *p, const pieces *s, unsigned levels, lm_err
     rc = rc ? rc : meta_number(p, "layers", a->layers, e);
     rc = rc ? rc : meta_list(p, "kv_heads", a->kv_heads, a->layers, e);
     rc = rc ? rc : meta_list(p, "head_dim", a->head_dim, a->layers, e);
+    rc = rc || !a->latent ? rc : meta_list(p, "latent", a->latent, a->layers, e);
+    rc = rc || !a->state ? rc : meta_list(p, "state", a->state, a->layers, e);
+    rc = rc || !a->conv ? rc : meta_list(p, "conv", a->conv, a->layers, e);
     rc = rc ? rc : meta_number(p, "tokens", a->tokens, e);
     rc = rc ? rc : lm_st_plan_meta(p, "act", lm_dtype_name(a->act), e);
     if (!rc && a->has_next)
@@ -332,6 +357,9 @@ static lm_code plan_piece(lm_st_plan *p, const lm_kv_about *a, const piece *q, l
     if (q->what.kind == KV_AT || q->what.kind == KV_ORDER || q->what.kind == KV_MASS)
         return lm_st_plan_add(p, name, q->what.kind == KV_MASS ? LM_DTYPE_F32 : LM_DTYPE_I32, 2,
                               (int64_t[]){ a->kv_heads[layer], a->rows[layer] }, e);
+    if (q->what.kind == KV_STATE || q->what.kind == KV_CONV)
+        return lm_st_plan_add(p, name, q->what.kind == KV_STATE ? LM_DTYPE_F32 : a->act, 1,
+                              (int64_t[]){ kv_state_numbers(a, q->what.kind, layer) }, e);
     if (q->what.kind != KV_ROWS)
         return lm_st_plan_add(p, name, LM_DTYPE_U8, 1, &bytes, e);
     const lm_kv_shape s = lm_kv_about_shape(a, q->what.part);

@@ -58,12 +58,12 @@ static lm_code copy_forms(lm_arena *a, const lm_kv_about *from, lm_kv_side *form
         for (int64_t j = i - 2; j >= 0 && j >= i - NEAR && k == i; j -= 2)
             if (from->form[j].format == from->form[i].format &&
                 from->kv_heads[j / 2] == from->kv_heads[i / 2] &&
-                from->head_dim[j / 2] == from->head_dim[i / 2])
+                lm_kv_about_dim(from, j) == lm_kv_about_dim(from, i))
                 k = j;
         if (k < i)
             form[i].format = form[k].format;
         else
-            rc = copy_form(a, from->kv_heads[i / 2], from->head_dim[i / 2], &form[i], e);
+            rc = copy_form(a, from->kv_heads[i / 2], lm_kv_about_dim(from, i), &form[i], e);
     }
     return rc;
 }
@@ -79,6 +79,9 @@ static lm_code copy_about(lm_arena *a, const lm_kv_about *from, lm_kv_about *to,
         copy_text(a, &to->policy, e) ||
         copy_bytes(a, from->kv_heads, L, sizeof *to->kv_heads, &to->kv_heads, e) ||
         copy_bytes(a, from->head_dim, L, sizeof *to->head_dim, &to->head_dim, e) ||
+        copy_bytes(a, from->latent, L, sizeof *to->latent, &to->latent, e) ||
+        copy_bytes(a, from->state, L, sizeof *to->state, &to->state, e) ||
+        copy_bytes(a, from->conv, L, sizeof *to->conv, &to->conv, e) ||
         copy_bytes(a, from->rows, L, sizeof *to->rows, &to->rows, e) ||
         copy_bytes(a, from->form, 2 * L, sizeof *form, &form, e))
         return e->code;
@@ -98,8 +101,15 @@ static lm_code make_content(lm_kv_image *m, lm_err *e)
         (a->rows && lm_arena_alloc(m->arena, &c->at, L, sizeof *c->at, e)) ||
         (a->ordered && lm_arena_alloc(m->arena, &c->order, L, sizeof *c->order, e)) ||
         (a->weighed && lm_arena_alloc(m->arena, &c->mass, L, sizeof *c->mass, e)) ||
+        (a->state && (lm_arena_alloc(m->arena, &c->state, L, sizeof *c->state, e) ||
+                      lm_arena_alloc(m->arena, &c->conv, L, sizeof *c->conv, e))) ||
         lm_arena_alloc(m->arena, &c->part, 2 * L, sizeof *c->part, e))
         return e->code;
+    for (int64_t i = 0; i < a->layers; i++)
+        if (lm_kv_about_has_state(a, i) &&
+            (lm_arena_alloc(m->arena, &c->state[i], (size_t)a->state[i], sizeof(float), e) ||
+             lm_arena_alloc(m->arena, &c->conv[i], (size_t)a->conv[i], lm_dtype_size(a->act), e)))
+            return e->code;
     for (size_t i = 0; i < L && a->rows; i++) {
         size_t n = (size_t)(a->kv_heads[i] * a->rows[i]);
         if (lm_arena_alloc(m->arena, &c->at[i], n, sizeof *c->at[i], e) ||
@@ -142,7 +152,10 @@ void lm_kv_image_free(lm_kv_image *m)
 
 size_t lm_kv_image_bytes(const lm_kv_image *m)
 {
+    const lm_kv_about *a = &m->about;
     size_t sum = 0, one;
+    for (int64_t i = 0; i < a->layers && a->state; i++)
+        sum += (size_t)a->state[i] * sizeof(float) + (size_t)a->conv[i] * lm_dtype_size(a->act);
     for (int64_t i = 0; i < 2 * m->about.layers; i++) {
         const lm_kv_shape s = lm_kv_about_shape(&m->about, i);
         sum += lm_kv_part_bytes(&s, &one, NULL) ? 0 : one;
@@ -239,6 +252,8 @@ static lm_code convert_part(const lm_kv_image *m, lm_kv_image *to, int64_t i,
     const lm_kv_part *from = &m->content.part[i];
     void *rows = NULL;
     lm_code rc = LM_OK;
+    if (lm_kv_about_has_state(&m->about, i / 2))
+        return LM_OK;
     if (a.page == b.page && lm_kv_same_form(a.form, b.form, a.kv_heads, a.head_dim)) {
         for (int s = 0; s < LM_KV_SECTIONS && !rc; s++) {
             lm_kv_section_size z;
@@ -277,6 +292,17 @@ static void copy_tokens(const lm_kv_image *m, lm_kv_image *to)
                (size_t)(a->kv_heads[i] * a->rows[i]) * sizeof(int32_t));
 }
 
+static void copy_states(const lm_kv_image *m, lm_kv_image *to)
+{
+    const lm_kv_about *a = &m->about;
+    for (int64_t i = 0; i < a->layers; i++) {
+        if (!lm_kv_about_has_state(a, i))
+            continue;
+        memcpy(to->content.state[i], m->content.state[i], (size_t)a->state[i] * sizeof(float));
+        memcpy(to->content.conv[i], m->content.conv[i], (size_t)a->conv[i] * lm_dtype_size(a->act));
+    }
+}
+
 static bool all_plain(const lm_kv_plan *p)
 {
     bool plain = true;
@@ -306,8 +332,10 @@ lm_code lm_kv_image_convert_turned(const lm_kv_image *m, const lm_kv_plan *plan,
     a.policy = NULL; /* it was that of the other forms */
     a.ordered = a.weighed = false;
     lm_code rc = lm_kv_image_new(&a, out, e);
-    if (!rc)
+    if (!rc) {
         copy_tokens(m, *out);
+        copy_states(m, *out);
+    }
     for (int64_t i = 0; i < 2 * a.layers && !rc; i++)
         rc = convert_part(m, *out, i, turn, cpu, par, e);
     if (rc) {

@@ -21,12 +21,27 @@ enum { LM_KV_HYPERS = 16 }; /* at most */
 
 /* The attention of one layer. */
 typedef struct {
-    int64_t layer, layers, kv_heads, head_dim;
+    int64_t layer, layers, kv_heads,
+        head_dim;   /* 0, 0: a state instead, of which nothing is coded here */
     int64_t window; /* tokens that a query sees at most; 0: all */
     int64_t max_positions;
     lm_dtype act; /* F32, F16 or BF16 */
     bool rope;    /* keys are rotated by their positions */
+    /* Of latent attention the numbers of the rotated part of a key, which is then the second side of the layer; the first
+     * has the latents, head_dim numbers of one head, which are both key and value.  0: keys and values */
+    int64_t rotary;
 } lm_kv_site;
+
+/* Numbers of a row of one side. */
+static inline int64_t lm_kv_site_dim(const lm_kv_site *s, int side)
+{
+    return side == LM_KV_V && s->rotary ? s->rotary : s->head_dim;
+}
+/* Numbers of a token. */
+static inline int64_t lm_kv_site_numbers(const lm_kv_site *s)
+{
+    return s->kv_heads * (lm_kv_site_dim(s, LM_KV_K) + lm_kv_site_dim(s, LM_KV_V));
+}
 
 /* The form of the keys, or of the values, of one layer. */
 typedef struct {

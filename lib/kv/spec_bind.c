@@ -124,7 +124,7 @@ lm_code lm_kv_bind_side(const lm_kv_binding *b, const lm_kv_use *u, int side, co
 {
     lm_buf name = { 0 };
     *out = (lm_kv_side){ .plain = at->act, .outliers = -1 };
-    if (is_alone(u, at))
+    if (!at->kv_heads || is_alone(u, at))
         return LM_OK;
     lm_code rc = lm_kv_add_use(b->s, u, &name, e);
     lm_kv_ask q = { .method = u->method,
@@ -139,7 +139,7 @@ lm_code lm_kv_bind_side(const lm_kv_binding *b, const lm_kv_use *u, int side, co
         rc = u->method->form(&q, out, e);
     if (!rc && out->format)
         rc = check_side(out, at, e);
-    if (at->head_dim % 2) /* blocks of one number */
+    if (lm_kv_site_dim(at, side) % 2) /* blocks of one number */
         out->rotate = false;
     lm_buf_fini(&name);
     return rc;
@@ -180,7 +180,22 @@ static lm_code choose_page(lm_kv_plan *p, lm_err *e)
     return LM_OK;
 }
 
-static void find_uses(const lm_kv_binding *b)
+/* Of latents one method codes keys and values, which are the same numbers; the rotated part of keys stays plain. */
+static lm_code join_uses(const lm_kv_binding *b, const lm_kv_use *plain, lm_err *e)
+{
+    for (int64_t l = 0; l < b->p->layers; l++) {
+        if (!b->site[l].rotary)
+            continue;
+        if (!lm_kv_use_is_same(b->use[2 * l + LM_KV_K], b->use[2 * l + LM_KV_V]))
+            return lm_fail(e, LM_EUSAGE, where, "give one method, without k= and v=",
+                           "layer %lld keeps latents, which are keys and values at once",
+                           (long long)l);
+        b->use[2 * l + LM_KV_V] = plain;
+    }
+    return LM_OK;
+}
+
+static lm_code find_uses(const lm_kv_binding *b, lm_err *e)
 {
     static const lm_kv_use plain = { .method = &lm_kv_auto };
     const lm_kv_spec *s = b->s;
@@ -189,6 +204,7 @@ static void find_uses(const lm_kv_binding *b)
         int64_t item = find_item(s, k, i / 2, b->p->layers);
         b->use[i] = item >= 0 ? &s->item[item].side[k] : s->all[k].method ? &s->all[k] : &plain;
     }
+    return join_uses(b, &plain, e);
 }
 
 /* The forms for pages of p->page tokens. */
@@ -207,7 +223,8 @@ static lm_code check_pages(const lm_kv_binding *b, lm_err *e)
     for (int64_t i = 0; i < 2 * b->p->layers; i++) {
         lm_kv_sections sections;
         const lm_kv_format *f = b->side[i].format;
-        if (f && lm_kv_page(f, b->p->page, b->site[i / 2].head_dim, &sections, e)) {
+        if (f && lm_kv_page(f, b->p->page, lm_kv_site_dim(&b->site[i / 2], (int)(i % 2)), &sections,
+                            e)) {
             lm_err_in(e, "%s: %s of layer %lld", where, side_name[i % 2], (long long)(i / 2));
             return e->code;
         }
@@ -237,8 +254,8 @@ static lm_code bind_layers(const lm_kv_spec *s, const lm_kv_site *site,
         return e->code;
     p->side = b.side;
     p->page = LEAST_PAGE;
-    find_uses(&b);
-    if (lm_kv_bind_auto(&b, &chosen, e) || bind_sides(&b, e) || choose_page(p, e))
+    if (find_uses(&b, e) || lm_kv_bind_auto(&b, &chosen, e) || bind_sides(&b, e) ||
+        choose_page(p, e))
         return e->code;
     if (p->page != LEAST_PAGE && bind_sides(&b, e))
         return e->code;
@@ -307,11 +324,11 @@ void lm_kv_plan_free(lm_kv_plan *p)
 }
 
 /* Of a token of one side in a page. */
-static double side_bytes(const lm_kv_plan *p, const lm_kv_site *at, const lm_kv_side *s)
+static double side_bytes(const lm_kv_plan *p, const lm_kv_site *at, int side, const lm_kv_side *s)
 {
-    double head = s->format
-                      ? (double)lm_kv_page_bytes(s->format, p->page, at->head_dim) / (double)p->page
-                      : (double)lm_plain_bytes(s->plain, at->head_dim);
+    const int64_t dim = lm_kv_site_dim(at, side);
+    double head = s->format ? (double)lm_kv_page_bytes(s->format, p->page, dim) / (double)p->page
+                            : (double)lm_plain_bytes(s->plain, dim);
     return head * (double)at->kv_heads;
 }
 
@@ -319,7 +336,7 @@ double lm_kv_plan_bytes(const lm_kv_plan *p, const lm_kv_site *site)
 {
     double sum = 0;
     for (int64_t i = 0; i < 2 * p->layers; i++)
-        sum += side_bytes(p, &site[i / 2], &p->side[i]);
+        sum += side_bytes(p, &site[i / 2], (int)(i % 2), &p->side[i]);
     return sum;
 }
 
@@ -333,9 +350,10 @@ double lm_kv_plan_text_bytes(const lm_kv_plan *p, const lm_kv_site *site, const 
         if (s->format)
             coded = lm_kv_side_coded(s, n) - s->sinks;
         coded = coded > 0 ? coded : 0;
-        sum += (double)coded * side_bytes(p, at, s) +
+        sum += (double)coded * side_bytes(p, at, (int)(i % 2), s) +
                (double)(n - coded) *
-                   (double)(lm_plain_bytes(at->act, at->head_dim) * (size_t)at->kv_heads);
+                   (double)(lm_plain_bytes(at->act, lm_kv_site_dim(at, (int)(i % 2))) *
+                            (size_t)at->kv_heads);
     }
     return sum;
 }

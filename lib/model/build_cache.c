@@ -74,15 +74,35 @@ static lm_code check_blocks(const lm_config *c, const lm_build *b, int64_t layer
                    layer);
 }
 
-/* Latents are kept as numbers: codes and policies are for heads of keys and values. */
+/* Codes of latents are read by heads that absorb the matrix behind them. */
 static lm_code check_latent(const lm_config *c, const lm_build *b, int64_t layer, lm_err *e)
 {
-    if (c->layer[layer].attention != LM_ATTENTION_LATENT ||
-        !(lm_b_coded(b, layer) || lm_b_kept(b, layer)))
+    if (c->layer[layer].attention != LM_ATTENTION_LATENT)
         return LM_OK;
-    return lm_fail(e, LM_EUSAGE, where, "use auto: a latent is far smaller than keys and values",
-                   "layer %" PRId64 " keeps latents, which have no coded form and no policy",
-                   layer);
+    if (lm_b_kept(b, layer) &&
+        (b->kv->policy->kind == LM_KV_H2O || b->kv->policy->kind == LM_KV_MERGE))
+        return lm_fail(e, LM_EUSAGE, where, "choose streaming, snapkv or random",
+                       "layer %" PRId64 " keeps latents, %s", layer,
+                       b->kv->policy->kind == LM_KV_H2O
+                           ? "of which new tokens add up no masses"
+                           : "which are not merged: a latent is read by all heads");
+    if (!lm_b_coded(b, layer) && !lm_b_kept(b, layer))
+        return LM_OK;
+    if (b->adapt)
+        return lm_fail(e, LM_EUSAGE, where, "use auto, or merge the adapter into the model",
+                       "layer %" PRId64
+                       ": with an adapter keys and values are kept, not the latent that is coded",
+                       layer);
+    if (c->layer[layer].latent.kv_rank % 4)
+        return lm_fail(e, LM_EUSAGE, where, "use auto",
+                       "layer %" PRId64 ": latents of %" PRId64
+                       " numbers, of which codes need a multiple of 4",
+                       layer, c->layer[layer].latent.kv_rank);
+    if (b->kv->side[2 * layer + LM_KV_K].pre_rope)
+        return lm_fail(
+            e, LM_EUSAGE, where, "choose another method",
+            "layer %" PRId64 " keeps latents, whose keys are stored behind their rotation", layer);
+    return LM_OK;
 }
 
 /* Keys with norms behind them likewise: a code of few bits would lose the digits of the norms. */
@@ -101,21 +121,59 @@ static bool has_kernel(const lm_build *b, const char *op)
     return !b->backend || b->backend->kernel(b->backend, op, b->precision.low);
 }
 
+/* A state is rows of heads, each of which is coded by itself. */
+static lm_code check_states(const lm_config *c, const lm_build *b, lm_err *e)
+{
+    static const char states[] = "states";
+    bool coded = false;
+    for (int64_t l = 0; l < c->layers; l++) {
+        const lm_kv_side *s = &b->state_codes->side[2 * l + LM_KV_K];
+        const lm_delta_sizes *d = &c->layer[l].delta;
+        lm_kv_sections at;
+        if (c->layer[l].attention != LM_ATTENTION_DELTA)
+            continue;
+        if (!s->format && s->plain != LM_DTYPE_F32)
+            return lm_fail(e, LM_EUSAGE, states, "give auto, or a method that codes",
+                           "of layer %" PRId64 " would be %s: what is not coded is f32", l,
+                           lm_dtype_name(s->plain));
+        if (!s->format)
+            continue;
+        if (s->residual || s->sinks || s->rotate || s->pre_rope || s->outliers >= 0 ||
+            s->format->outliers || s->format->lower || s->format->head ||
+            lm_kv_step(s->format, d->key_dim) > 1)
+            return lm_fail(e, LM_EUSAGE, states,
+                           "choose int8, fp8, or another one that codes rows, with rotate=off",
+                           "%s does not code each row by itself", s->format->name);
+        if (d->value_dim % 16 || lm_kv_page(s->format, d->key_dim, d->value_dim, &at, NULL))
+            return lm_fail(e, LM_EUSAGE, states, "leave them f32",
+                           "of %" PRId64 " rows of %" PRId64
+                           " numbers have no coded form: 16, 32 or 64 N rows of 16 N numbers have",
+                           d->key_dim, d->value_dim);
+        coded = true;
+    }
+    if (coded && b->backend && !b->backend->host_memory)
+        return lm_fail(e, LM_EUSAGE, states, "leave them f32, or use the CPU",
+                       "%s has no kernels for coded states", b->backend->name);
+    return LM_OK;
+}
+
 lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
 {
     bool coded = false;
+    if (b->state_codes && check_states(c, b, e))
+        return e->code;
     if (!b->kv)
         return LM_OK;
     if (b->kv->layers != c->layers)
         return lm_fail(e, LM_EBUG, where, NULL, "is for %" PRId64 " layers, not %" PRId64,
                        b->kv->layers, c->layers);
-    if (b->kv->policy && lm_config_has_states(c))
-        return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
-                       "tokens cannot be dropped from layers that keep a state of all");
     if (b->kv->policy && !b->kept)
         return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
                        "tokens are dropped from caches of one text alone");
     for (int64_t l = 0; l < c->layers; l++) {
+        if (b->kv->policy && c->layer[l].attention == LM_ATTENTION_LINEAR)
+            return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
+                           "layer %" PRId64 " has linear attention, beside which no tokens are dropped", l);
         if (lm_layer_has_state(&c->layer[l]))
             continue;
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e) ||
@@ -180,7 +238,8 @@ static lm_vid plain_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
     lm_vid out[4] = { LM_NONE, keys, values, weighs ? LM_NONE : LM_SKIP };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
         return LM_NONE;
-    lm_kv_mass_attr mass = { .attention = *attr };
+    lm_kv_mass_attr mass = { .attention = *attr, .latent = lm_b_absorbs(b, layer) };
+    mass.attention.value_dim = 0;
     if (weighs && lm_b_add_masses(b, layer, &mass, qkv, out[3], keys, LM_NONE) < 0)
         return LM_NONE;
     return out[0];
@@ -205,13 +264,13 @@ static void make_coded(lm_builder *b, int64_t layer, const lm_kv_attr *a, coded_
         lm_tensor pages = {
             .dtype = LM_DTYPE_F32,
             .ndim = 4,
-            .dim = { o->rows ? o->pages : own, x->kv_heads, o->kv->page, x->head_dim },
+            .dim = { o->rows ? o->pages : own, x->kv_heads, o->kv->page, lm_kv_side_dim(a, side) },
             .kv = o->kv->side[2 * layer + side].format,
         };
         lm_tensor tail = { .dtype = LM_DTYPE_F32,
                            .ndim = 4,
                            .dim = { o->rows ? o->slots : x->batch, x->kv_heads,
-                                    a->residual[side] + a->sinks[side], x->head_dim } };
+                                    a->residual[side] + a->sinks[side], lm_kv_side_dim(a, side) } };
         out->pages[side] = lm_b_cache(b, layer, pages_of[side], side_name[side], pages);
         out->tail[side] =
             tail.dim[2] ? lm_b_cache(b, layer, tail_of[side], tail_name[side], tail) : LM_NONE;
@@ -245,16 +304,26 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
 {
     lm_model *m = b->m;
     const lm_kv_side *side = &m->build.kv->side[2 * layer];
-    const lm_kv_attr a = lm_b_kv_attr(&m->build, layer, attr);
+    const bool latent = lm_b_absorbs(b, layer);
+    lm_kv_attr a = lm_b_kv_attr(&m->build, layer, attr);
     const bool keys = side[LM_KV_K].rotate, values = side[LM_KV_V].rotate;
-    const lm_head_rotate_attr into = { attr->heads, attr->kv_heads, attr->head_dim,
-                                       keys,        keys,           values };
-    const lm_head_rotate_attr back = { attr->heads, 0, attr->head_dim, values, false, false };
+    lm_head_rotate_attr into = {
+        attr->heads, attr->kv_heads, attr->head_dim, keys, keys, values, 0
+    };
+    lm_head_rotate_attr back = { attr->heads, 0, attr->head_dim, values, false, false, 0 };
     const bool kept = lm_b_kept(&m->build, layer), weighs = kept && m->kept[layer].mass >= 0;
     const lm_vid used = kept ? m->kept[layer].used : m->used;
     const lm_vid table = kept ? m->kept[layer].table : m->table;
     coded_cache c;
     lm_vid o[2] = { LM_NONE, weighs ? LM_NONE : LM_SKIP };
+    if (latent) { /* the row of a token beside its queries; sums are of what was rotated */
+        a.latent = true;
+        into = (lm_head_rotate_attr){
+            .heads = attr->heads + 1, .head_dim = attr->head_dim, .q = keys, .part = attr->value_dim
+        };
+        back =
+            (lm_head_rotate_attr){ .heads = attr->heads, .head_dim = attr->value_dim, .q = keys };
+    }
     make_coded(b, layer, &a, &c);
     lm_vid slot = c.tail[0] >= 0 || c.tail[1] >= 0 ? m->slot : LM_NONE;
     const lm_vid rows = rotate(b, &into, qkv);
@@ -269,7 +338,7 @@ static lm_vid coded_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid s
     };
     lm_vid stored[] = { c.pages[0], c.pages[1], c.tail[0] >= 0 ? c.tail[0] : LM_SKIP,
                         c.tail[1] >= 0 ? c.tail[1] : LM_SKIP };
-    const lm_kv_mass_attr mass = { *attr, a.residual[LM_KV_K], a.sinks[LM_KV_K] };
+    const lm_kv_mass_attr mass = { *attr, a.residual[LM_KV_K], a.sinks[LM_KV_K], false };
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, o, b->e) ||
         (weighs && lm_b_add_masses(b, layer, &mass, qkv, o[1], c.pages[0], c.tail[0]) < 0) ||
         lm_graph_append(m->graph, &lm_op_kv_write, &a, write, stored, b->e))
@@ -344,7 +413,8 @@ lm_vid lm_b_cached_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid si
     if (lm_b_ranked(o, layer))
         return o->whole ? ranked_attention(b, layer, qkv, sinks, attr)
                         : coded_attention(b, layer, qkv, sinks, bias, attr);
-    if (lm_b_kept(o, layer) && !o->whole && !side[LM_KV_K].format && !side[LM_KV_V].format)
+    if (lm_b_kept(o, layer) && !o->whole && !side[LM_KV_K].format && !side[LM_KV_V].format &&
+        !lm_b_absorbs(b, layer))
         return kept_attention(b, layer, qkv, sinks, attr);
     return lm_b_coded(&b->m->build, layer) ? coded_attention(b, layer, qkv, sinks, bias, attr)
                                            : plain_attention(b, layer, qkv, sinks, bias, attr);

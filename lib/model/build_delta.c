@@ -8,6 +8,7 @@
 #include "kernels/gated_norm.h"
 #include "kernels/gates.h"
 #include "kernels/linear_attention.h"
+#include "kv/spec.h"
 #include "model/build.h"
 #include "op/ops.h"
 
@@ -105,7 +106,10 @@ static lm_vid recall(lm_builder *b, int64_t layer, lm_vid qkv, const lm_vid gate
     }
     lm_tensor state = { .dtype = LM_DTYPE_F32,
                         .ndim = 4,
-                        .dim = { states_of(&m->build), d->heads, d->key_dim, d->value_dim } };
+                        .dim = { states_of(&m->build), d->heads, d->key_dim, d->value_dim },
+                        .kv = m->build.state_codes
+                                  ? m->build.state_codes->side[2 * layer + LM_KV_K].format
+                                  : NULL };
     lm_vid in[8] = { qkv, gates[0], gates[1], m->used, m->fresh, m->first, m->kind, m->slot };
     out[1] = lm_b_cache(b, layer, LM_CACHE_STATE, "state", state);
     if (!lm_b_ok(b) || lm_graph_append(m->graph, &lm_op_delta_cached, &attr, in, out, b->e))

@@ -7,6 +7,7 @@
 #include "kernels/kv_keep.h"
 #include "kv/spec.h"
 #include "model/build.h"
+#include "model/cache_about.h"
 #include "op/ops.h"
 
 bool lm_b_kept(const lm_build *b, int64_t layer)
@@ -47,7 +48,7 @@ static lm_code make_layer(lm_model *m, int64_t layer, lm_err *e)
 {
     const lm_build *b = &m->build;
     lm_kept_layer *k = &m->kept[layer];
-    int64_t B = b->batch, K = m->config.layer[layer].kv_heads;
+    int64_t B = b->batch, K = lm_cache_shape_of(&m->config.layer[layer]).kv_heads;
     *k = (lm_kept_layer){ LM_NONE, LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_kept(b, layer))
         return LM_OK;

@@ -172,22 +172,56 @@ lm_code lm_config_digest(const lm_config *c, char hex[33], lm_err *e)
 
 /* ---- The description ---- */
 
+lm_cache_shape lm_cache_shape_of(const lm_layer *y)
+{
+    const lm_delta_sizes *d = &y->delta;
+    if (y->attention == LM_ATTENTION_LATENT)
+        return (lm_cache_shape){ .kv_heads = 1,
+                                 .head_dim = y->latent.kv_rank,
+                                 .rotary = y->latent.rope_dim };
+    if (y->attention == LM_ATTENTION_DELTA)
+        return (lm_cache_shape){ .state = d->heads * d->key_dim * d->value_dim,
+                                 .conv = (d->taps - 1) * (2 * d->key_heads * d->key_dim +
+                                                          d->heads * d->value_dim) };
+    if (y->attention == LM_ATTENTION_LINEAR)
+        return (lm_cache_shape){ .state = y->kv_heads * y->head_dim * y->head_dim };
+    return (lm_cache_shape){ .kv_heads = y->kv_heads, .head_dim = y->head_dim };
+}
+
+static lm_code make_lists(lm_cache_about *a, size_t n, lm_err *e)
+{
+    int64_t **list[] = { &a->kv_heads, &a->head_dim, &a->latent, &a->state, &a->conv };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (lm_alloc_n(list[i], n, sizeof **list[i], "layers of a cache", e))
+            return e->code;
+    return LM_OK;
+}
+
 lm_code lm_cache_about_model(const lm_config *c, const uint8_t weights[16], int64_t positions,
                              lm_dtype act, lm_cache_about *out, lm_err *e)
 {
     size_t n = (size_t)c->layers;
     lm_code rc = lm_config_check_stored(c, "cache", e);
     *out = (lm_cache_about){ .about = { .layers = c->layers, .act = act } };
-    rc = rc ? rc : lm_alloc_n(&out->kv_heads, n, sizeof *out->kv_heads, "layers of a cache", e);
-    rc = rc ? rc : lm_alloc_n(&out->head_dim, n, sizeof *out->head_dim, "layers of a cache", e);
+    rc = rc ? rc : make_lists(out, n, e);
     rc = rc ? rc : lm_rope_text(c, positions, &out->rope, e);
     rc = rc ? rc : lm_config_digest(c, out->config, e);
     if (rc)
         return rc;
+    bool latents = false, states = false;
     for (int64_t i = 0; i < c->layers; i++) {
-        out->kv_heads[i] = c->layer[i].kv_heads;
-        out->head_dim[i] = c->layer[i].head_dim;
+        const lm_cache_shape s = lm_cache_shape_of(&c->layer[i]);
+        out->kv_heads[i] = s.kv_heads;
+        out->head_dim[i] = s.head_dim;
+        out->latent[i] = s.rotary;
+        out->state[i] = s.state;
+        out->conv[i] = s.conv;
+        latents |= s.rotary > 0;
+        states |= s.state > 0;
     }
+    out->about.latent = latents ? out->latent : NULL;
+    out->about.state = states ? out->state : NULL;
+    out->about.conv = states ? out->conv : NULL;
     lm_hash128_hex(weights, out->weights);
     out->about.model_type = lm_arch_name(c->arch);
     out->about.weights = out->weights;
@@ -202,5 +236,8 @@ void lm_cache_about_fini(lm_cache_about *a)
 {
     lm_free(a->kv_heads);
     lm_free(a->head_dim);
+    lm_free(a->latent);
+    lm_free(a->state);
+    lm_free(a->conv);
     lm_buf_fini(&a->rope);
 }

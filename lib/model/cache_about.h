@@ -7,12 +7,19 @@
 #include "kv/file.h"
 #include "model/config.h"
 
+/* What the caches of a layer hold: rows of heads; a latent of each token and the rotated part of its key (rotary > 0);
+ * or a state and the rows in front of its convolution, with no heads. */
+typedef struct {
+    int64_t kv_heads, head_dim, rotary, state, conv;
+} lm_cache_shape;
+lm_cache_shape lm_cache_shape_of(const lm_layer *y);
+
 /* Owns what `about` points to; `tokens` and `history` are the caller's. */
 typedef struct {
     lm_kv_about about;
     char weights[33], config[33];
     lm_buf rope;
-    int64_t *kv_heads, *head_dim;
+    int64_t *kv_heads, *head_dim, *latent, *state, *conv;
 } lm_cache_about;
 
 /* Fill *out for caches of `c` in the type `act` whose rotary tables have `positions` rows (the context);

@@ -12,11 +12,12 @@
 lm_kv_site lm_cache_site(const lm_config *c, lm_dtype act, int64_t l)
 {
     const lm_layer *y = &c->layer[l];
-    bool latent = y->attention == LM_ATTENTION_LATENT;
+    const lm_cache_shape s = lm_cache_shape_of(y);
     return (lm_kv_site){ .layer = l,
                          .layers = c->layers,
-                         .kv_heads = latent ? 1 : y->kv_heads,
-                         .head_dim = latent ? y->latent.kv_rank + y->latent.rope_dim : y->head_dim,
+                         .kv_heads = s.kv_heads,
+                         .head_dim = s.head_dim,
+                         .rotary = s.rotary,
                          .window = y->window,
                          .max_positions = c->max_positions,
                          .act = act,
@@ -78,18 +79,6 @@ static lm_code add_default(lm_kv_spec *s, lm_model_source *src, lm_err *e)
     return rc;
 }
 
-/* Layers that keep a state have no keys and values. */
-static void leave_states(const lm_config *c, lm_cache_plan *p)
-{
-    for (int64_t l = 0; l < c->layers; l++) {
-        lm_kv_side *side = (lm_kv_side *)(uintptr_t)&p->plan->side[2 * l];
-        if (!lm_layer_has_state(&c->layer[l]))
-            continue;
-        side[LM_KV_K] = side[LM_KV_V] = (lm_kv_side){ .plain = p->site[l].act, .outliers = -1 };
-        p->site[l].kv_heads = p->site[l].head_dim = 0;
-    }
-}
-
 lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, lm_model_source *src,
                            lm_cache_plan *out, lm_err *e)
 {
@@ -102,8 +91,37 @@ lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, l
     rc = rc ? rc
             : lm_kv_spec_bind(s, out->site, c->layers, (const lm_kv_data *const *)out->data,
                               &out->plan, e);
-    if (!rc)
-        leave_states(c, out);
+    lm_kv_spec_free(s);
+    return rc;
+}
+
+lm_code lm_cache_states_open(const char *spec, const lm_config *c, lm_cache_plan *out, lm_err *e)
+{
+    static const char where[] = "states";
+    lm_kv_spec *s = NULL;
+    *out = (lm_cache_plan){ 0 };
+    if (!lm_config_has_states(c))
+        return lm_fail(e, LM_EUSAGE, where, "leave it out", "no layer of a %s model has a state",
+                       lm_arch_name(c->arch));
+    if (lm_config_check_stored(c, where, e))
+        return e->code;
+    lm_code rc = lm_kv_spec_parse(spec, &s, e);
+    if (!rc && (lm_kv_spec_uncalibrated(s) || lm_kv_spec_file(s, 0)))
+        rc = lm_fail(e, LM_EUSAGE, where, "choose int8, or fp8:scale=token",
+                     "calibrations are of keys and values");
+    rc = rc ? rc : lm_cache_sites(c, LM_DTYPE_F32, &out->site, e);
+    for (int64_t l = 0; l < c->layers && !rc; l++) {
+        const bool is = c->layer[l].attention == LM_ATTENTION_DELTA;
+        out->site[l].kv_heads = is ? c->layer[l].delta.heads : 0;
+        out->site[l].head_dim = is ? c->layer[l].delta.value_dim : 0;
+        out->site[l].rotary = 0;
+    }
+    rc = rc ? rc : lm_kv_spec_bind(s, out->site, c->layers, NULL, &out->plan, e);
+    if (!rc && out->plan->policy)
+        rc = lm_fail(e, LM_EUSAGE, where, "leave the policy out", "a state has no tokens to drop");
+    if (!rc && (strstr(out->plan->text, "k=") || strstr(out->plan->text, "v=")))
+        rc = lm_fail(e, LM_EUSAGE, where,
+                     "give one method, without k= and v=", "a state has no keys and values");
     lm_kv_spec_free(s);
     return rc;
 }

@@ -28,6 +28,9 @@ typedef struct {
  * lm_kv_data_read. */
 lm_code lm_cache_plan_open(const char *spec, const lm_config *c, lm_dtype act, lm_model_source *src,
                            lm_cache_plan *out, lm_err *e);
+/* The same for states of layers: a side K for each such layer, of as many heads of rows of a state; other layers plain.  Fails:
+ * LM_EUSAGE, too, for a model without states, for methods that read a calibration, and for sides and policies. */
+lm_code lm_cache_states_open(const char *spec, const lm_config *c, lm_cache_plan *out, lm_err *e);
 void lm_cache_plan_fini(lm_cache_plan *p);
 
 #endif

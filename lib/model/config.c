@@ -102,6 +102,15 @@ lm_code lm_config_check_alone(const lm_config *c, const char *where, const char 
                    lm_arch_name(c->arch), what);
 }
 
+bool lm_config_all_heads(const lm_config *c)
+{
+    for (int64_t l = 0; l < c->layers; l++)
+        if (c->layer[l].attention == LM_ATTENTION_LATENT ||
+            c->layer[l].attention == LM_ATTENTION_DELTA)
+            return false;
+    return true;
+}
+
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e)
 {
     if (lm_config_check_alone(c, where, "caches in files and codes", e))
@@ -117,14 +126,20 @@ lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e)
 
 lm_code lm_config_check_stored(const lm_config *c, const char *where, lm_err *e)
 {
-    if (lm_config_check_heads(c, where, e))
+    if (lm_config_check_alone(c, where, "caches in files and codes", e))
         return e->code;
-    for (int64_t l = 0; l < c->layers; l++)
+    for (int64_t l = 0; l < c->layers; l++) {
         if (c->layer[l].weigh != LM_WEIGH_SOFTMAX)
             return lm_fail(e, LM_EUSAGE, where, NULL,
                            "layer %" PRId64
                            " of the model has Gaussian attention, whose keys are kept with norms",
                            l);
+        if (c->layer[l].attention == LM_ATTENTION_LINEAR)
+            return lm_fail(e, LM_EUSAGE, where, NULL,
+                           "layer %" PRId64
+                           " of the model has linear attention, whose states have no file and no codes",
+                           l);
+    }
     return LM_OK;
 }
 

@@ -235,9 +235,12 @@ lm_code lm_config_check_alone(const lm_config *c, const char *where, const char 
 
 /* LM_EUSAGE, at `where`, if a layer has no keys and values of heads, which caches keep elsewhere. */
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e);
-/* The same, and if cached keys of a layer have columns behind their numbers (kernels/gaussian.h), for which files and
- * codes have no place. */
+/* LM_EUSAGE, at `where`, for a model whose caches have no place in files: with an encoder, with columns behind the numbers
+ * of cached keys (kernels/gaussian.h), or with states of linear attention. */
 lm_code lm_config_check_stored(const lm_config *c, const char *where, lm_err *e);
+
+/* True if all layers have keys and values of heads: no latents, no states. */
+bool lm_config_all_heads(const lm_config *c);
 
 /* True if all layers have the sizes, biases, norms, MLP and soft cap of layer 0, as files require that hold
  * one number for all layers; windows, rotary tables and scales may differ. */

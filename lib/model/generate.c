@@ -48,6 +48,7 @@ lm_code generator_open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype
                        .source = w->config.encoder ? g->context : 0,
                        .precision = { .low = dtype },
                        .kv = g->formats.plan,
+                       .state_codes = g->state_codes,
                        .kept = generator_kept(g->keep),
                        .whole = g->keep && k->prompt,
                        .ahead = k->ahead,
@@ -261,6 +262,7 @@ lm_code lm_generator_new(lm_loaded *w, const lm_generator_opts *o, lm_backend *b
     g->batch = o->batch;
     g->context = g->positions = o->context;
     g->kv = o->kv;
+    g->state_codes = o->state_codes;
     if (ranked && g->positions > w->config.max_positions)
         g->positions = w->config.max_positions;
     if (lm_cache_formats_on(o->kv, &w->config, b, &g->formats, e) ||

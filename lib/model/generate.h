@@ -18,6 +18,7 @@ typedef struct {
     lm_dtype dtype;              /* F32, BF16 */
     int64_t batch, context;      /* B, S */
     const struct lm_kv_plan *kv; /* how caches are stored (lm_build.kv), borrowed; NULL: plain */
+    const struct lm_kv_plan *state_codes; /* lm_build.state_codes, borrowed; NULL: F32 */
     /* With a policy in kv: the most tokens that follow a prompt, for which caches of the tokens that stay have
      * room; 0: the rest of the context. */
     int64_t most_new;

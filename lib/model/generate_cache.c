@@ -6,7 +6,10 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "kernels/kv_code.h"
 #include "kernels/linear.h"
+#include "model/build.h"
+#include "model/cache_about.h"
 #include "model/generate_impl.h"
 
 /* ---- The memory of a slot ---- */
@@ -70,12 +73,74 @@ static lm_code copy_rows(lm_generator *g, int64_t slot, const lm_kv_image *m, in
     return LM_OK;
 }
 
+/* Plain latents: a row of a slot is a latent and the rotated part, two parts of an image. */
+static lm_code copy_latents(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t layer,
+                            bool put, lm_err *e)
+{
+    const lm_kv_about *a = &m->about;
+    const size_t size = lm_dtype_size(a->act),
+                 row[2] = { (size_t)a->head_dim[layer] * size, (size_t)a->latent[layer] * size };
+    const int i = lm_model_cache(generator_model(g), layer, LM_CACHE_KEYS);
+    slot_memory memory;
+    lm_code rc = open_memory(g, i, slot, a->tokens, put, &memory, e);
+    char *at = memory.host;
+    for (int64_t t = 0; t < a->tokens && !rc; t++)
+        for (int side = 0; side < 2; side++) {
+            char *x =
+                (char *)m->content.part[2 * layer + side].data[LM_KV_PLAIN] + (size_t)t * row[side];
+            memcpy(put ? at : x, put ? x : at, row[side]);
+            at += row[side];
+        }
+    lm_err ignored = { 0 };
+    lm_code end = close_memory(g, &memory, put && !rc, rc ? &ignored : e);
+    return rc ? rc : end;
+}
+
+/* The state of a layer that is kept as codes, in memory of the host, to or from numbers. */
+static void copy_coded_state(const lm_generator *g, const lm_tensor *t, char *at, bool put,
+                             float *x)
+{
+    const lm_kv_code_kernels *k = lm_kv_code_at(g->b->cpu);
+    const int64_t D = t->dim[2], E = t->dim[3];
+    const size_t bytes = lm_kv_page_bytes(t->kv, D, E);
+    for (int64_t h = 0; h < t->dim[1]; h++, at += bytes, x += D * E)
+        if (put)
+            k->encode(t->kv, D, E, h, x, E, 0, D, NULL, at);
+        else
+            k->decode(t->kv, D, E, h, at, 0, D, x, E);
+}
+
+/* The state of a layer, and the rows in front of its convolution. */
+static lm_code copy_state(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t layer,
+                          bool put, lm_err *e)
+{
+    static const lm_cache_kind kind[2] = { LM_CACHE_STATE, LM_CACHE_CONV_TAIL };
+    void *const data[2] = { m->content.state[layer], m->content.conv[layer] };
+    for (int i = 0; i < 2; i++) {
+        const int k = lm_model_cache(generator_model(g), layer, kind[i]);
+        const slot_cache *y = &g->caches[k];
+        const lm_tensor *t =
+            &generator_model(g)->graph->value[generator_model(g)->cache[k].value].t;
+        char *at = g->cache + y->at + (size_t)slot * y->slot_bytes;
+        if (t->kv)
+            copy_coded_state(g, t, at, put, data[i]);
+        else if (g->b->copy(g->b, put ? at : data[i], put ? data[i] : at, y->slot_bytes, g->b->main,
+                            e))
+            return e->code;
+    }
+    return g->b->sync(g->b, g->b->main, e);
+}
+
 /* Copy part `part` of an image to or from a slot. */
 static lm_code copy_part(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t part,
                          bool put, lm_par *par, lm_err *e)
 {
     const lm_model *of = generator_model(g);
     bool values = part % 2;
+    if (lm_kv_about_has_state(&m->about, part / 2))
+        return values ? LM_OK : copy_state(g, slot, m, part / 2, put, e);
+    if (m->about.latent && m->about.latent[part / 2] && !lm_b_coded(&of->build, part / 2))
+        return values ? LM_OK : copy_latents(g, slot, m, part / 2, put, e);
     int pages = lm_model_cache(of, part / 2, values ? LM_CACHE_VALUES : LM_CACHE_KEYS);
     int tail = lm_model_cache(of, part / 2, values ? LM_CACHE_VALUE_TAIL : LM_CACHE_KEY_TAIL);
     lm_kv_shape s = lm_kv_about_shape(&m->about, part);
@@ -111,17 +176,6 @@ static lm_code copy_part(lm_generator *g, int64_t slot, const lm_kv_image *m, in
 
 /* ---- Saving ---- */
 
-/* Files have keys and values of tokens, and no place for states. */
-static lm_code check_kinds(const lm_generator *g, lm_err *e)
-{
-    const lm_model *m = generator_model(g);
-    if (!lm_config_has_states(&m->config))
-        return LM_OK;
-    return lm_fail(e, LM_EUSAGE, "cache", "give the text again",
-                   "%s keeps states of layers beside keys and values: files have no place for them",
-                   lm_arch_name(m->config.arch));
-}
-
 static void fill_tokens(const lm_generator *g, int64_t slot, lm_kv_image *m)
 {
     memcpy(m->content.ids, (int32_t *)g->choice.seen.host + slot * g->context,
@@ -136,6 +190,9 @@ static lm_code about_kept(lm_generator *g, int64_t slot, lm_kv_about *a, int64_t
     if (!g->keep)
         return LM_OK;
     const lm_kv_policy *p = g->kv->policy;
+    if (a->state)
+        return lm_fail(e, LM_EUSAGE, "cache", "leave the policy out",
+                       "files have no place for dropped tokens beside states of layers");
     if (generator_keep_finish(g, slot, e) ||
         lm_alloc_n(rows, (size_t)a->layers, sizeof **rows, "layers of a cache", e))
         return e->code;
@@ -156,8 +213,6 @@ lm_code lm_generator_save(lm_generator *g, int64_t slot, const lm_kv_about *abou
     lm_kv_about a = *about;
     int64_t *rows = NULL;
     *out = NULL;
-    if (check_kinds(g, e))
-        return e->code;
     a.tokens = g->used[slot];
     a.form = g->kv ? g->kv->side : NULL;
     a.page = g->kv ? g->kv->page : 0;
@@ -188,10 +243,13 @@ static bool has_same_forms(const lm_generator *g, const lm_kv_about *a)
     const lm_config *c = &generator_model(g)->config;
     bool same = a->layers == c->layers;
     for (int64_t i = 0; i < 2 * a->layers && same; i++) {
-        const lm_layer *y = &c->layer[i / 2];
-        same = a->kv_heads[i / 2] == y->kv_heads && a->head_dim[i / 2] == y->head_dim &&
+        const lm_cache_shape y = lm_cache_shape_of(&c->layer[i / 2]);
+        const int64_t dim = i % 2 && y.rotary ? y.rotary : y.head_dim;
+        same = a->kv_heads[i / 2] == y.kv_heads && lm_kv_about_dim(a, i) == dim &&
+               (a->state ? a->state[i / 2] : 0) == y.state &&
+               (a->conv ? a->conv[i / 2] : 0) == y.conv &&
                lm_kv_same_form(a->form ? &a->form[i] : &plain, g->kv ? &g->kv->side[i] : &plain,
-                               y->kv_heads, y->head_dim);
+                               y.kv_heads, dim);
     }
     return same;
 }
@@ -246,7 +304,7 @@ static int64_t cut_of(const lm_generator *g)
 static int64_t rows_kept(const lm_generator *g, const lm_kv_about *a, int64_t n)
 {
     int64_t cut = is_coded(g) ? cut_of(g) : LM_KV_CHUNK, over = a->tokens % cut;
-    if (a->has_next || has_tails(g))
+    if (a->has_next || has_tails(g) || a->state) /* a state is that behind all tokens */
         return a->tokens;
     if (is_coded(g))
         return a->tokens - (over || n ? over : cut);
@@ -263,7 +321,11 @@ int64_t lm_generator_rows_behind(const lm_generator *g, const lm_kv_about *a, in
 
 bool lm_generator_computes(const lm_generator *g)
 {
-    return !g->keep && !is_coded(g) && !lm_config_has_states(&generator_model(g)->config);
+    const lm_config *c = &generator_model(g)->config;
+    bool rows = !g->keep && !is_coded(g) && !lm_config_has_states(c);
+    for (int64_t l = 0; l < c->layers && rows; l++)
+        rows = c->layer[l].attention != LM_ATTENTION_LATENT;
+    return rows;
 }
 
 lm_code lm_generator_row_seconds(lm_generator *g, int64_t slot, double most, double *seconds,
@@ -356,7 +418,7 @@ lm_code lm_generator_resume(lm_generator *g, int64_t slot, const lm_kv_image *m,
 {
     const lm_kv_about *a = &m->about;
     int64_t kept = g->keep ? a->tokens : rows_kept(g, a, n);
-    if (check_kinds(g, e) || check_image(g, m, n + a->has_next, e) || generator_wait_for_last(g, e))
+    if (check_image(g, m, n + a->has_next, e) || generator_wait_for_last(g, e))
         return e->code;
     if (!n && !a->has_next && kept == a->tokens)
         return lm_fail(e, LM_EUSAGE, "cache", "give a prompt to append",

@@ -66,27 +66,39 @@ static void describe(const lm_generator *g, int64_t slot, int64_t layer, bool me
     const lm_model *m = generator_model(g);
     const lm_layer *y = &m->config.layer[layer];
     const lm_kv_side *side = &g->kv->side[2 * layer];
-    const lm_attention_attr a = { .batch = 1,
-                                  .seq = ROWS,
-                                  .heads = y->heads,
-                                  .kv_heads = y->kv_heads,
-                                  .head_dim = y->head_dim,
-                                  .causal = true };
-    int64_t H = y->heads, K = y->kv_heads, D = y->head_dim;
+    const bool latent = y->attention == LM_ATTENTION_LATENT;
+    int64_t H = y->heads, K = latent ? 1 : y->kv_heads,
+            D = latent ? y->latent.kv_rank + y->latent.rope_dim : y->head_dim;
     lm_tensor at = { .dtype = LM_DTYPE_I32, .ndim = 3, .dim = { 1, K, ROWS } }, run = at;
     lm_tensor weight = { .dtype = LM_DTYPE_F32, .ndim = 3, .dim = { 1, K, g->context } };
     lm_dtype act = m->build.precision.low;
+    const lm_attention_attr a = { .batch = 1,
+                                  .seq = ROWS,
+                                  .heads = H,
+                                  .kv_heads = K,
+                                  .head_dim = D,
+                                  .value_dim = latent ? y->latent.kv_rank : 0,
+                                  .causal = true };
     at.data = dev_of(&c->numbers, c->at);
     run.data = dev_of(&c->numbers, c->run);
     weight.data = c->weight.dev;
     *x = (encoding){ .gather_attr = { 1, ROWS, H, K, D },
-                     .rotate_attr = { H, K, D, false, side[LM_KV_K].rotate, side[LM_KV_V].rotate },
-                     .write_attr = lm_b_kv_attr(&m->build, layer, &a),
-                     .rows = lm_shape2(act, ROWS, (H + 2 * K) * D) };
+                     .rotate_attr = { H, K, D, false, side[LM_KV_K].rotate, side[LM_KV_V].rotate,
+                                      0 },
+                     .write_attr = lm_b_kv_attr(&m->build, layer, &a) };
+    if (latent) { /* a row has one key behind its queries: the value of rows that have one query less */
+        x->gather_attr.heads = H - 1;
+        x->rotate_attr = (lm_head_rotate_attr){
+            .heads = H + 1, .head_dim = D, .q = side[LM_KV_K].rotate, .part = y->latent.kv_rank
+        };
+        x->write_attr.latent = true;
+    }
+    x->rows = lm_shape2(act, ROWS, lm_kv_row(&x->write_attr));
     x->rows.data = c->rows;
     const lm_tensor none = { 0 }, one = integers(1, dev_of(&c->numbers, c->count));
     const lm_tensor gather[6] = { cache_of_prompt(g, layer, LM_CACHE_KEYS),
-                                  cache_of_prompt(g, layer, LM_CACHE_VALUES),
+                                  cache_of_prompt(g, layer,
+                                                  latent ? LM_CACHE_KEYS : LM_CACHE_VALUES),
                                   at,
                                   one,
                                   merged ? run : none,
@@ -246,7 +258,7 @@ static lm_code put_rows(lm_generator *g, encoding *x, int64_t from, int64_t n, l
     if (lm_mirror_push(&c->numbers, c->numbers.bytes, NULL, e))
         return e->code;
     for (int i = 0; call_at(g, x, i, &k, &call); i++)
-        if (i != 1 || x->rotate_attr.k || x->rotate_attr.v)
+        if (i != 1 || x->rotate_attr.q || x->rotate_attr.k || x->rotate_attr.v)
             k->run(&call);
     return generator_wait_for_last(g, e);
 }

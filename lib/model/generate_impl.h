@@ -92,6 +92,7 @@ struct lm_generator {
     /* that tokens are read at: as many as the context, with ranks at most those of the model */
     int64_t positions;
     const lm_kv_plan *kv;             /* NULL: plain */
+    const lm_kv_plan *state_codes;    /* NULL: F32 */
     lm_cache_formats formats;         /* those of kv, for the graphs */
     generator_keep *keep;             /* NULL: all tokens stay */
     generator_draft *draft;           /* NULL: steps have one token */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/cache_about.h"
 #include "model/generate_keep.h"
 #include "numeric/code_rows.h"
 
@@ -41,6 +42,21 @@ static int64_t room_of(const generator_keep *k, int64_t layer)
                       k->p); /* a row for the new token beside the one that it replaces */
 }
 
+/* A policy drops tokens of the layer: it has no window, and no state instead of tokens. */
+static bool drops(const lm_layer *y)
+{
+    return !y->window && !lm_layer_has_state(y);
+}
+
+/* The first layer of which tokens are dropped: ranked ones are the same in all of these. */
+static const kept_layer *first_kept(const generator_keep *k)
+{
+    int64_t l = 0;
+    while (!k->rows[l])
+        l++;
+    return &k->layer[l];
+}
+
 lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, generator_keep **out,
                            lm_err *e)
 {
@@ -69,13 +85,13 @@ lm_code generator_keep_new(const lm_generator_opts *o, const lm_config *c, gener
         return e->code;
     for (int64_t l = 0; l < c->layers; l++) {
         k->layer[l].number = k->limited;
-        k->limited += !c->layer[l].window;
+        k->limited += drops(&c->layer[l]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        k->rows[l] = c->layer[l].window ? 0 : room_of(k, l);
-        k->layer[l].heads = c->layer[l].kv_heads;
-        if (c->layer[l].kv_heads > k->most_heads)
-            k->most_heads = c->layer[l].kv_heads;
+        k->rows[l] = drops(&c->layer[l]) ? room_of(k, l) : 0;
+        k->layer[l].heads = lm_cache_shape_of(&c->layer[l]).kv_heads;
+        if (k->layer[l].heads > k->most_heads)
+            k->most_heads = k->layer[l].heads;
     }
     return LM_OK;
 }
@@ -294,6 +310,8 @@ static lm_code move_rows(lm_generator *g, int64_t from, int64_t to, int64_t at, 
     for (int i = 0; i < m->n_caches; i++) {
         const lm_tensor *t = &m->graph->value[m->cache[i].value].t;
         size_t row = lm_plain_bytes(t->dtype, t->dim[3]);
+        if (!g->keep->rows[m->cache[i].layer])
+            continue;
         for (int64_t h = 0; h < t->dim[1]; h++) {
             char *head = g->keep->cache + g->keep->cache_at[i] + (size_t)(h * t->dim[2]) * row;
             if (g->b->copy(g->b, head + (size_t)at * row, head + (size_t)from * row,
@@ -326,7 +344,7 @@ lm_code generator_keep_room(lm_generator *g, int64_t slot, int64_t *rows, lm_err
 int64_t generator_keep_rank(const lm_generator *g, int64_t slot)
 {
     const generator_keep *k = g->keep;
-    return k->p->ranked ? k->layer[0].used[slot] : g->used[slot];
+    return k->p->ranked ? first_kept(k)->used[slot] : g->used[slot];
 }
 
 float *generator_prompt_mass(const generator_keep *k, int64_t layer, int64_t head)
@@ -446,8 +464,8 @@ static lm_code choose_rows(generator_keep *k, int64_t layer, int64_t slot, int64
 static void write_ranks(const lm_generator *g, int64_t slot, int32_t *rank)
 {
     const generator_keep *k = g->keep;
-    int64_t rows = k->layer[0].used[slot], gone = g->used[slot] - rows;
-    const int32_t *at = generator_kept_positions(&k->layer[0], slot, 0);
+    int64_t rows = first_kept(k)->used[slot], gone = g->used[slot] - rows;
+    const int32_t *at = generator_kept_positions(first_kept(k), slot, 0);
     for (int64_t i = 0; i < rows; i++)
         rank[i] = (int32_t)(at[i] < k->p->sinks ? at[i] : at[i] - gone);
 }

@@ -167,6 +167,9 @@ typedef struct {
      * and those before as they are stored. */
     const struct lm_kv_plan *kv;
     int64_t slots;
+    /* GENERATE: likewise states of layers (kernels/delta.h), as keys of heads of as many numbers as a row of a state
+     * (model/cache_plan.h).  NULL: F32. */
+    const struct lm_kv_plan *state_codes;
     /* With a policy in kv, without `rows`: the tokens of each layer that the caches of a sequence have room for, in pages; 0:
      * the policy leaves the layer alone.  In a graph of prompts (`whole`) these layers have plain caches of all
      * positions instead, and masses of the tokens if the policy reads them. */

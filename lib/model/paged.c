@@ -52,6 +52,7 @@ static lm_code build_model(const lm_loaded *w, lm_dtype dtype, const lm_paged_op
     build.pages = o->pages;
     build.page = o->page;
     build.kv = o->kv;
+    build.state_codes = o->state_codes;
     build.slots = (o->slots ? o->slots : o->sequences) + o->snapshots;
     build.documents = build.dropout = build.halves = false;
     build.entropy = LM_ENTROPY_NONE;

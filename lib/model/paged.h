@@ -27,7 +27,8 @@ typedef struct {
     /* How caches are stored (lm_build.kv), borrowed; NULL: plain.  page is then kv->page, and parts of
      * prompts end at multiples of LM_KV_CHUNK positions, or with the prompt. */
     const struct lm_kv_plan *kv;
-    int64_t slots;     /* tails of sequences; 0: as many as sequences */
+    const struct lm_kv_plan *state_codes; /* lm_build.state_codes, borrowed; NULL: F32 */
+    int64_t slots;                        /* tails of sequences; 0: as many as sequences */
     int64_t snapshots; /* tails behind these, of beginnings of prompts that others share */
     /* How pages are coded below the device (page_code.h), borrowed; NULL: they go as they are. */
     const struct lm_kv_plan *down;

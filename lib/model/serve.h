@@ -32,10 +32,11 @@ typedef struct {
     int64_t prompts;   /* tokens of prompts that are ever read in one step; 0: any number */
     size_t memory;     /* bytes of pages of the device; 0: for all sequences, or what is free */
     size_t host, disk; /* bytes; 0: no such tier */
-    const struct lm_kv_plan *kv; /* how caches are stored; NULL: plain */
+    const struct lm_kv_plan *kv;          /* how caches are stored; NULL: plain */
+    const struct lm_kv_plan *state_codes; /* and states of layers; NULL: F32 */
     /* how pages are coded in host and disk; NULL: they go as they are */
     const struct lm_kv_plan *down;
-    const lm_model *like;       /* lm_paged_opts.like */
+    const lm_model *like; /* lm_paged_opts.like */
     const char *name[LM_TIERS]; /* of the three sizes in messages */
 } lm_serve_sizes;
 

@@ -148,6 +148,7 @@ lm_code lm_serve_choose(const lm_loaded *w, lm_dtype dtype, lm_backend *b,
                                      .page = ask->kv ? ask->kv->page : PAGE,
                                      .pages = 1,
                                      .kv = ask->kv,
+                                     .state_codes = ask->state_codes,
                                      .down = ask->down,
                                      .like = ask->like } };
     if (lm_paged_measure(w, dtype, &r->pages, b, &r->size, e) || choose_pages(ask, b, r, e) ||

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "graph/passes.h"
+#include "numeric/kv_format.h"
 #include "op/example.h"
 #include "op/ops.h"
 #include "op/state_rows.h"
@@ -162,6 +163,12 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
                   "%lld value heads are not a multiple of %lld key heads", (long long)a->heads,
                   (long long)a->key_heads))
         return e->code;
+    const lm_kv_format *f = c->out[1].kv;
+    if (f && lm_expect(a->value_dim % 16 == 0 && lm_kv_step(f, a->key_dim) == 1 && !f->outliers &&
+                           !f->values && !f->lower && !f->head,
+                       "delta_cached", e, "states of %lld numbers cannot be %s",
+                       (long long)a->value_dim, f->name))
+        return e->code;
     return lm_state_rows_shape(c, "delta_cached", 3, a->seq, &c->out[1], e);
 }
 
@@ -215,7 +222,7 @@ const lm_op lm_op_delta_cached = {
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
             { "kind", "B", LM_IDS | LM_OPTIONAL },
             { "slot", "B", LM_IDS | LM_OPTIONAL } },
-    .out = { { "o", "N,HE", LM_ACT_TYPE }, { "state", "S,H,D,E", LM_GIVEN } },
+    .out = { { "o", "N,HE", LM_ACT_TYPE }, { "state", "S,H,D,E", LM_GIVEN | LM_KV } },
     .fields = cached_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },

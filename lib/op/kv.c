@@ -13,6 +13,9 @@ static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch,
                                       { LM_ATTR_INT(lm_kv_attr, attention.heads, 'H') },
                                       { LM_ATTR_INT(lm_kv_attr, attention.kv_heads, 'K') },
                                       { LM_ATTR_INT(lm_kv_attr, attention.head_dim, 'D') },
+                                      { LM_ATTR_RARE_INT(lm_kv_attr, attention.value_dim, 'E',
+                                                         'D') },
+                                      { LM_ATTR_RARE_FLAG(lm_kv_attr, latent) },
                                       { LM_ATTR_INT(lm_kv_attr, attention.window, 0) },
                                       { LM_ATTR_REAL(lm_kv_attr, attention.scale) },
                                       { LM_ATTR_RARE_REAL(lm_kv_attr, attention.soft_cap) },
@@ -56,11 +59,19 @@ lm_code lm_kv_check_sides(const char *op, const lm_kv_attr *a, const lm_tensor *
                           const lm_tensor *const tail[2], const lm_tensor *slot, lm_err *e)
 {
     static const char *const names[] = { "keys", "values" };
+    const lm_attention_attr *x = &a->attention;
     bool any = false;
-    if (lm_expect(lm_attention_value_dim(&a->attention) == a->attention.head_dim, op, e,
-                  "values of %lld numbers with keys of %lld: such caches have no coded form",
-                  (long long)a->attention.value_dim, (long long)a->attention.head_dim))
+    if (a->latent) {
+        if (lm_expect(x->kv_heads == 1 && x->value_dim > 0 && x->value_dim < x->head_dim &&
+                          x->value_dim % 4 == 0 && !a->token_range,
+                      op, e, "latents of %lld numbers in a key of %lld of %lld heads",
+                      (long long)x->value_dim, (long long)x->head_dim, (long long)x->kv_heads))
+            return e->code;
+    } else if (lm_expect(lm_attention_value_dim(x) == x->head_dim, op, e,
+                         "values of %lld numbers with keys of %lld: such caches have no coded form",
+                         (long long)x->value_dim, (long long)x->head_dim)) {
         return e->code;
+    }
     for (int side = 0; side < 2; side++) {
         long long residual = a->residual[side], sinks = a->sinks[side];
         const lm_kv_format *f = pages[side]->kv;
@@ -72,8 +83,11 @@ lm_code lm_kv_check_sides(const char *op, const lm_kv_attr *a, const lm_tensor *
             lm_expect(lm_absent(tail[side]) || tail[side]->dim[2] == residual + sinks, op, e,
                       "the tail of the %s has %lld rows, not residual + sinks", names[side],
                       (long long)tail[side]->dim[2]) ||
-            lm_expect(!f || f->values == (side == 1), op, e, "%s are in the order of %s",
-                      names[side], names[!side]))
+            lm_expect(pages[side]->dim[3] == lm_kv_side_dim(a, side), op, e,
+                      "%s of %lld numbers, not %lld", names[side], (long long)pages[side]->dim[3],
+                      (long long)lm_kv_side_dim(a, side)) ||
+            lm_expect(!f || f->values == (side == 1 && !a->latent), op, e,
+                      "%s are in the order of %s", names[side], names[f && f->values]))
             return e->code;
         any = any || residual + sinks > 0;
     }
@@ -102,10 +116,12 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(ragged == !lm_absent(&in[KIND]) && ragged == (x->seq == 0) &&
                       (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_attention", e, "rows are B times seq, or have first and kind") ||
-        lm_expect(lm_absent(&in[ROPE]) ? lm_absent(&in[PLACE])
-                                       : in[ROPE].dim[1] % 2 == 0 && in[ROPE].dim[1] <= x->head_dim,
-                  "kv_attention", e,
-                  "R of the rope table is not even, or above D, or place has none") ||
+        lm_expect(
+            lm_absent(&in[ROPE])
+                ? lm_absent(&in[PLACE])
+                : in[ROPE].dim[1] % 2 == 0 && in[ROPE].dim[1] <= x->head_dim && !a->latent,
+            "kv_attention", e,
+            "R of the rope table is not even, or above D, or of latents, or place has none") ||
         lm_attention_check_no_blocks("kv_attention", x, e) ||
         lm_attention_check_bias("kv_attention", x, &in[BIAS], e))
         return e->code;
@@ -117,7 +133,8 @@ static void kv_cost(const lm_call *c, lm_cost *out)
 {
     const lm_attention_attr *a = &((const lm_kv_attr *)c->attr)->attention;
     int64_t room = c->in[TABLE].dim[1] * c->in[KEYS].dim[2];
-    out->flops = 4.0 * (double)(c->in[QKV].dim[0] * a->heads * a->head_dim) * (double)room;
+    out->flops = 2.0 * (double)(c->in[QKV].dim[0] * a->heads) *
+                 (double)(a->head_dim + lm_attention_value_dim(a)) * (double)room;
     out->bytes = lm_call_bytes(c);
 }
 
@@ -156,7 +173,11 @@ static void kv_cost(const lm_call *c, lm_cost *out)
             GRID(side, 2, LM_KV_CHANNEL, LM_KV_ASYM, 16),                                     \
             GRID(side, 5, LM_KV_TOKEN, LM_KV_SYM, 16), GGML(side, 4, LM_KV_SYM),              \
             GRID(side, 3, LM_KV_CHANNEL, LM_KV_SYM, 0), SPECIAL(side),                        \
-            GRID(side, 6, LM_KV_TOKEN, LM_KV_ASYM, 0)                                         \
+            GRID(side, 6, LM_KV_TOKEN, LM_KV_ASYM, 0),                                        \
+        {                                                                                     \
+            .name = "fp8 groups", .values = side, .bits = 8, .levels = LM_KV_FLOAT8,          \
+            .float8 = LM_DTYPE_F8E4M3, .group = 16, .scale = LM_DTYPE_F16,                    \
+        }                                                                                     \
     }
 static const lm_kv_format keys_formats[] = FORMATS(false), values_formats[] = FORMATS(true);
 enum { N_EXAMPLES = sizeof keys_formats / sizeof *keys_formats };
@@ -175,6 +196,21 @@ void lm_kv_example_side(lm_kv_attr *to, int side, const lm_kv_format *f, int64_t
         to->residual[side] = T;
     if (f && b % 2)
         to->sinks[side] = steps ? T : 5;
+}
+
+void lm_kv_example_latent(lm_rng r, int i, uint64_t draws, lm_kv_attr *a, const lm_kv_format *f[2])
+{
+    static const int64_t dims[] = { 4, 20, 32, 64, 112 }, rotary[] = { 2, 4, 8, 16 };
+    if (lm_example_draw(r, i, draws, 4))
+        return;
+    a->latent = true;
+    a->attention.heads /= a->attention.kv_heads;
+    a->attention.kv_heads = 1;
+    a->attention.value_dim = dims[lm_example_draw(r, i, draws + 1, 5)];
+    a->attention.head_dim = a->attention.value_dim + rotary[lm_example_draw(r, i, draws + 2, 4)];
+    f[1] = lm_example_draw(r, i, draws + 3, 2)
+               ? lm_kv_example_format(false, lm_example_draw(r, i, draws + 4, 64))
+               : NULL;
 }
 
 static lm_tensor cache(const lm_kv_format *f, int64_t pages, int64_t K, int64_t T, int64_t D)
@@ -198,6 +234,9 @@ static void kv_example(lm_rng r, int i, lm_example *x)
     a.attention.scale = 0.3;
     a.attention.window = lm_example_draw(r, i, 9, 3) == 0 ? 1 + T : 0;
     a.attention.soft_cap = lm_example_draw(r, i, 10, 3) == 0 ? 1.5 : 0;
+    lm_kv_example_latent(r, i, 20, &a, f);
+    h = a.attention.heads;
+    kv = a.attention.kv_heads;
     for (int side = 0; side < 2; side++) /* one of the bits each */
         lm_kv_example_side(&a, side, f[side], T, lm_example_draw(r, i, 11, 4) >> side,
                            lm_example_draw(r, i, 12, 4) >> side);
@@ -205,7 +244,7 @@ static void kv_example(lm_rng r, int i, lm_example *x)
         t = 1;
     a.attention.seq = ragged ? 0 : t;
     *x = (lm_example){ .n_in = N_IN, .want = 3 };
-    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), (h + 2 * kv) * d);
+    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), lm_kv_row(&a));
     x->in[USED] = x->in[FRESH] = lm_shape1(LM_DTYPE_I32, b);
     if (ragged) {
         x->in[FIRST] = lm_shape1(LM_DTYPE_I32, b + 1);
@@ -213,14 +252,14 @@ static void kv_example(lm_rng r, int i, lm_example *x)
     }
     x->in[TABLE] = lm_shape2(LM_DTYPE_I32, b, P);
     for (int side = 0; side < 2; side++) {
-        int64_t rows = a.residual[side] + a.sinks[side];
-        x->in[KEYS + side] = cache(f[side], b * P + 1, kv, T, d);
+        int64_t rows = a.residual[side] + a.sinks[side], dim = lm_kv_side_dim(&a, side);
+        x->in[KEYS + side] = cache(f[side], b * P + 1, kv, T, dim);
         if (rows > 0) {
             x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
-            x->in[KTAIL + side] = cache(NULL, b + 1, kv, rows, d);
+            x->in[KTAIL + side] = cache(NULL, b + 1, kv, rows, dim);
         }
     }
-    if (lm_example_draw(r, i, 14, 3) == 0) {
+    if (lm_example_draw(r, i, 14, 3) == 0 && !a.latent) {
         x->in[ROPE] =
             lm_shape2(LM_DTYPE_F32, P * T + 1, lm_example_draw(r, i, 15, 2) ? d : d / 4 * 2);
         if (i % 2)
@@ -285,22 +324,22 @@ static void kv_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_kv_attention = {
     .name = "kv_attention",
     .attr_size = sizeof(lm_kv_attr),
-    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+    .in = { { "qkv", "N,(H+K)D+VE", LM_ACT_TYPE }, /* V: K, of latents 0 */
             { "used", "B", LM_IDS },
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
             { "kind", "B", LM_IDS | LM_OPTIONAL },
             { "table", "B,P", LM_IDS },
-            { "keys", "G,K,T,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
-            { "values", "G,K,T,D", LM_ACT_TYPE | LM_FIXED | LM_KV },
+            { "keys", "G,K,T,I", LM_ACT_TYPE | LM_FIXED | LM_KV },
+            { "values", "G,K,T,J", LM_ACT_TYPE | LM_FIXED | LM_KV },
             { "slot", "B", LM_IDS | LM_OPTIONAL },
-            { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
-            { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
+            { "ktail", "L,K,R,I", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
+            { "vtail", "L,K,S,J", LM_ACT_TYPE | LM_FIXED | LM_OPTIONAL },
             { "rope", "X,Y", LM_FIXED | LM_OPTIONAL },
             { "place", "B,M", LM_IDS | LM_OPTIONAL },
             { "sinks", "H", LM_OPTIONAL },
             { "bias", "H,Z", LM_OPTIONAL } },
-    .out = { { "o", "N,HD", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
+    .out = { { "o", "N,HE", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },

@@ -17,6 +17,9 @@ const lm_kv_format *lm_kv_example_format(bool values, uint64_t i);
 /* Residual and sinks of an example's side with pages of T tokens; a, b: drawn numbers. */
 void lm_kv_example_side(lm_kv_attr *to, int side, const lm_kv_format *f, int64_t T, uint64_t a,
                         uint64_t b);
+/* One in four examples has latents: sizes of `a`, and a format of the second side in the order of keys; five draws from number
+ * `draws` on. */
+void lm_kv_example_latent(lm_rng r, int i, uint64_t draws, lm_kv_attr *a, const lm_kv_format *f[2]);
 /* Normal numbers with an offset that changes with the channel, encoded by the definition; plain pages keep theirs. */
 void lm_kv_example_pages(lm_rng r, const lm_tensor *t);
 

@@ -23,6 +23,7 @@ static const lm_field mass_fields[] = { { LM_ATTR_INT(lm_kv_mass_attr, attention
                                         { LM_ATTR_RARE_REAL(lm_kv_mass_attr, attention.soft_cap) },
                                         { LM_ATTR_INT(lm_kv_mass_attr, residual, 0) },
                                         { LM_ATTR_INT(lm_kv_mass_attr, sinks, 0) },
+                                        { LM_ATTR_RARE_FLAG(lm_kv_mass_attr, latent) },
                                         { 0 } };
 
 enum { QKV, LSE, USED, FRESH, FROM, FIRST, TABLE, KEYS, SLOT, KTAIL, N_IN };
@@ -40,6 +41,10 @@ static lm_code mass_shape(lm_call *c, unsigned want, lm_err *e)
                   (long long)x->kv_heads) ||
         lm_expect(x->causal && x->dropout == 0 && !x->undivided, "kv_mass", e,
                   "is causal, without dropout, and divides") ||
+        lm_expect(in[QKV].dim[1] == lm_kv_mass_row(a) * x->head_dim &&
+                      (!a->latent || x->kv_heads == 1),
+                  "kv_mass", e, "rows of %lld numbers are not those of %lld heads",
+                  (long long)in[QKV].dim[1], (long long)lm_kv_mass_row(a)) ||
         lm_expect(ragged == (x->seq == 0) && (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_mass", e, "rows are B times seq, or have first") ||
         lm_expect(table || (!in[KEYS].kv && in[KEYS].dim[0] == x->batch), "kv_mass", e,
@@ -84,7 +89,8 @@ static void mass_example(lm_rng r, int i, lm_example *x)
     if (coded && lm_example_draw(r, i, 14, 2))
         a.sinks = lm_kv_step(f, T) > 1 ? T : 5;
     *x = (lm_example){ .n_in = N_IN, .want = 1 };
-    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), (h + 2 * kv) * d);
+    a.latent = kv == 1 && lm_example_draw(r, i, 16, 3) == 0;
+    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), lm_kv_mass_row(&a) * d);
     x->in[LSE] = lm_shape2(LM_DTYPE_F32, x->in[QKV].dim[0], h);
     x->in[USED] = x->in[FRESH] = x->in[FROM] = x->in[SLOT] = lm_shape1(LM_DTYPE_I32, b);
     if (ragged)
@@ -132,7 +138,7 @@ static void mass_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_kv_mass = {
     .name = "kv_mass",
     .attr_size = sizeof(lm_kv_mass_attr),
-    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE | LM_FIXED },
+    .in = { { "qkv", "N,(H+V)D", LM_ACT_TYPE | LM_FIXED },
             { "lse", "N,H", LM_FIXED },
             { "used", "B", LM_IDS },
             { "fresh", "B", LM_IDS },

@@ -9,6 +9,9 @@ static const lm_field write_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.bat
                                          { LM_ATTR_INT(lm_kv_attr, attention.heads, 'H') },
                                          { LM_ATTR_INT(lm_kv_attr, attention.kv_heads, 'K') },
                                          { LM_ATTR_INT(lm_kv_attr, attention.head_dim, 'D') },
+                                         { LM_ATTR_RARE_INT(lm_kv_attr, attention.value_dim, 'E',
+                                                            'D') },
+                                         { LM_ATTR_RARE_FLAG(lm_kv_attr, latent) },
                                          { LM_ATTR_INT(lm_kv_attr, residual[0], 0) },
                                          { LM_ATTR_INT(lm_kv_attr, residual[1], 0) },
                                          { LM_ATTR_INT(lm_kv_attr, sinks[0], 0) },
@@ -67,11 +70,12 @@ static void write_cost(const lm_call *c, lm_cost *out)
     const lm_kv_attr *a = c->attr;
     lm_dtype act = c->in[QKV].dtype;
     double rows = (double)(c->in[QKV].dim[0] * a->attention.kv_heads);
-    double row = (double)(a->attention.head_dim * (int64_t)lm_dtype_size(act));
-    out->flops = 20 * rows * (double)a->attention.head_dim;
-    for (int side = 0; side < 2; side++)
-        out->bytes += rows * (row * (a->residual[side] ? 3 : 1) +
-                              lm_kv_token_bytes(&c->out[KEYS + side], act));
+    for (int side = 0; side < 2; side++) {
+        const double numbers = rows * (double)lm_kv_side_dim(a, side);
+        out->flops += 10 * numbers;
+        out->bytes += numbers * (double)lm_dtype_size(act) * (a->residual[side] ? 3 : 1) +
+                      rows * lm_kv_token_bytes(&c->out[KEYS + side], act);
+    }
 }
 
 static void write_example(lm_rng r, int i, lm_example *x)
@@ -87,6 +91,8 @@ static void write_example(lm_rng r, int i, lm_example *x)
     lm_kv_attr a = { .attention = { .batch = b, .heads = h, .kv_heads = kv, .head_dim = d } };
     bool ragged = lm_example_draw(r, i, 8, 2);
     bool replaces = lm_example_draw(r, i, 11, 4) == 0;
+    lm_kv_example_latent(r, i, 20, &a, f);
+    kv = a.attention.kv_heads;
     for (int side = 0; side < 2; side++) {
         bool steps = f[side] && lm_kv_step(f[side], T) > 1;
         if (replaces)
@@ -97,7 +103,7 @@ static void write_example(lm_rng r, int i, lm_example *x)
     }
     a.attention.seq = ragged ? 0 : t;
     *x = (lm_example){ .n_in = N_IN, .want = 3 };
-    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), (h + 2 * kv) * d);
+    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), lm_kv_row(&a));
     x->in[USED] = x->in[FRESH] = lm_shape1(LM_DTYPE_I32, b);
     if (ragged)
         x->in[FIRST] = lm_shape1(LM_DTYPE_I32, b + 1);
@@ -106,6 +112,7 @@ static void write_example(lm_rng r, int i, lm_example *x)
         x->in[ROW] = lm_shape2(LM_DTYPE_I32, x->in[QKV].dim[0], kv);
     for (int side = 0; side < 2; side++) {
         int64_t rows = a.residual[side] + a.sinks[side];
+        d = lm_kv_side_dim(&a, side);
         x->out[side] = (lm_tensor){
             .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b * P + 1, kv, T, d }, .kv = f[side]
         };
@@ -149,17 +156,17 @@ static void write_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_kv_write = {
     .name = "kv_write",
     .attr_size = sizeof(lm_kv_attr),
-    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+    .in = { { "qkv", "N,(H+K)D+VE", LM_ACT_TYPE }, /* V: K, of latents 0 */
             { "used", "B", LM_IDS },
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
             { "table", "B,P", LM_IDS },
             { "slot", "B", LM_IDS | LM_OPTIONAL },
             { "row", "N,K", LM_IDS | LM_OPTIONAL } },
-    .out = { { "keys", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
-             { "values", "G,K,T,D", LM_ACT_TYPE | LM_GIVEN | LM_KV },
-             { "ktail", "L,K,R,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
-             { "vtail", "L,K,S,D", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL } },
+    .out = { { "keys", "G,K,T,I", LM_ACT_TYPE | LM_GIVEN | LM_KV },
+             { "values", "G,K,T,J", LM_ACT_TYPE | LM_GIVEN | LM_KV },
+             { "ktail", "L,K,R,I", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
+             { "vtail", "L,K,S,J", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL } },
     .fields = write_fields,
     .prec = LM_PREC_ALLOW,
     .shape = write_shape,

@@ -108,7 +108,7 @@ static void measure(const char *form, int64_t D, const void *rows, void *back)
     figures f = { 0 };
     double bytes = 2e-9 * (double)(PARTS * HEADS * tokens * D);
     for (int64_t i = 0; i < LAYERS; i++)
-        site[i] = (lm_kv_site){ i, LAYERS, HEADS, D, 0, tokens, LM_DTYPE_BF16, true };
+        site[i] = (lm_kv_site){ i, LAYERS, HEADS, D, 0, tokens, LM_DTYPE_BF16, true, 0 };
     must(lm_kv_spec_parse(form, &spec, &e), &e);
     must(lm_kv_spec_bind(spec, site, LAYERS, NULL, &plan, &e), &e);
     for (int i = 0; i < PARTS; i++) {

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Models most of whose layers keep a state in place of keys and values (Qwen3-Next), in every tool that computes.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     cd "$BATS_TEST_TMPDIR" || return
     for i in {1..60}; do
@@ -88,18 +90,116 @@ loss() {
     generate -q a-q8.gguf -p "the river" -n 2 --temperature 0 > /dev/null
 }
 
+ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'; }
+
+@test "states: a text goes on behind its cache in a file, as without a break" {
+    small m
+    train -q m data -o run --steps 30 "${args[@]}"
+    for kv in auto int8; do
+        generate -q run --kv $kv -p "the river ran" -n 12 -T 0 --ignore-eos --json > whole
+        generate -q run --kv $kv -p "the river ran" -n 5 -T 0 --ignore-eos --json --save-cache a.kv -f > begin
+        generate -q run --load-cache a.kv -p '' -n 7 -T 0 --ignore-eos --json > end
+        [ "$(ids whole)" = "$(ids begin; ids end)" ]
+        generate -q run --kv $kv -p "the river ran by" -n 8 -T 0 --ignore-eos --json > whole
+        generate -q run --kv $kv --save-cache b.kv -p "the river ran" -n 0 -f
+        generate -q run --load-cache b.kv -p ' by' -n 8 -T 0 --ignore-eos --json > end
+        [ "$(ids whole)" = "$(ids end)" ]
+        quantize-kv -q --verify b.kv
+    done
+    run generate -q run --load-cache b.kv -p '' -n 2
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"it ends with a prompt, and its newest rows cannot be computed again: give a prompt to append"* ]]
+    generate -q run --save-cache plain.kv -p "the river ran" -n 0
+    quantize-kv -q -m int4 plain.kv -o coded.kv
+    quantize-kv -q -l coded.kv > list
+    grep -q '^layers.0.state' list
+    grep -q '^layers.1.k' list
+    generate -q run --load-cache coded.kv -p ' by' -n 8 -T 0 > /dev/null
+    run quantize-kv -m cachegen plain.kv -o c.kv
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"levels are of keys and values, not of states"* ]]
+    # A number of the state that is none.
+    head=$(od -An -tu8 -N8 plain.kv | tr -d ' ')
+    head -c $((8 + head)) plain.kv | tail -c "$head" > header
+    at=$(jq '."layers.0.state".data_offsets[0]' header)
+    cp plain.kv bad.kv
+    printf '\0\0\300\177' | dd of=bad.kv bs=1 seek=$((8 + head + at)) conv=notrunc status=none
+    run generate -q run --load-cache bad.kv -p ' by' -n 2
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"layers.0.state"* ]]
+    small other linear_value_head_dim=16
+    run generate -q other --load-cache plain.kv -p x -n 1
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"it is the cache of another model: layers and heads differ"* ]]
+}
+
+@test "states: policies drop tokens of the other layers" {
+    small m
+    train -q m data -o run --steps 30 "${args[@]}"
+    text="the river ran by the old bridge 7 and the stones lay"
+    generate -q run -p "$text" -n 12 -T 0 --ignore-eos --json > whole
+    for p in streaming:window=500,positions=text snapkv:capacity=500 h2o:keep=1 kvmerge:keep=1; do
+        generate -q run --kv $p -p "$text" -n 12 -T 0 --ignore-eos --json > kept
+        [ "$(ids whole)" = "$(ids kept)" ]
+    done
+    for p in streaming:sinks=2,window=8 h2o:keep=0.3+int8 snapkv:capacity=8,window=4 kvmerge:keep=0.5; do
+        generate -q run --kv $p -p "$text" -n 12 -T 0 --ignore-eos > kept
+    done
+    run generate -q run --kv snapkv:capacity=8,window=4 -p "$text" -n 2 --save-cache c.kv
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"files have no place for dropped tokens beside states of layers: leave the policy out"* ]]
+}
+
+@test "states: stored as codes they are near those of F32, alone, in batches and behind a file" {
+    small m linear_key_head_dim=16 linear_value_head_dim=16
+    train -q m data -o run --steps 30 "${args[@]}"
+    text="the river ran by the old bridge 7 and the stones lay"
+    logs() {
+        generate -q run -p "$text" -n 12 -T 0 --ignore-eos --json --logprobs "$@" |
+            grep -o '"logprobs":\[[-0-9.,e]*\]' | grep -o '[-0-9.e]*[0-9]' | tail -n 12
+    }
+    logs > plain
+    for s in int8 fp8:scale=token int6:rotate=off; do
+        logs --states $s > coded
+        run ! cmp -s plain coded
+        paste plain coded | awk '{ d = $1 - $2; if (d > 0.05 || d < -0.05) exit 1 }'
+    done
+    generate -q run --states int8 --kv int8 -p "the river" -n 12 -T 0 > one
+    generate -q run --states int8 --kv int8 -p "the old bridge" -n 12 -T 0 >> one
+    generate -q run --states int8 --kv int8 --serve-batch 2 -p "the river" -p "the old bridge" -n 12 -T 0 | cmp - one
+    generate -q run --states int8 -p "$text" -n 5 -T 0 --ignore-eos --save-cache a.kv
+    generate -q run --states int8 --load-cache a.kv -p '' -n 7 -T 0 --ignore-eos > /dev/null
+    run generate -v run --states int8 -p "the river" -n 2
+    [[ "$output" == *"--states int8: "*" a text, f32 "* ]]
+    refused() { # SPEC TEXT
+        run generate -q run --states "$1" -p x -n 2
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"$2"* ]] || { echo "$output"; false; }
+    }
+    refused int4 "does not code each row by itself: choose int8, fp8, or another one that codes rows, with rotate=off"
+    refused snapkv "a state has no tokens to drop"
+    refused k=int8 "a state has no keys and values"
+    refused bf16 "would be bf16: what is not coded is f32"
+    refused fp8:scale=layer "calibrations are of keys and values"
+    small odd
+    run generate -q odd --states int8 -p x -n 2
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"of 8 rows of 8 numbers have no coded form"* ]]
+    init-model -q llama-1m -t tokenizer.json -o none
+    run generate -q none --states int8 -p x -n 2
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--states: no layer of a "*" model has a state: leave it out"* ]]
+    quantize-kv -q --evaluate run data --methods auto --states int8 --windows 2 --seq-len 32 --steps 0 --repeats 0 \
+        --json > report
+    jq -e '.methods[1].kl > 0 and .methods[1].kl < 0.01 and .methods[0].kl == 0' report
+}
+
 @test "states: what cannot be done is one line" {
     small m
     small dense mlp_only_layers='[0]'
     run convert-model dense -o dense.gguf
     [ "$status" -eq 2 ]
     [[ "$output" == *"GGUF's qwen3next has no layers without experts"* ]]
-    run generate m -p "the river" -n 2 --save-cache c
-    [ "$status" -eq 2 ]
-    [ "$output" = "generate: --save-cache: the model keeps states of layers, for which files have no place: give the text again" ]
-    run generate m -p "the river" -n 2 --kv h2o:keep=0.5
-    [ "$status" -eq 2 ]
-    [[ "$output" == *"layers that keep a state of all"* ]]
     run peft-tune m t.jsonl -o prefix --method prefix --steps 1 --seq-len 32
     [ "$status" -eq 2 ]
     [[ "$output" == *"layers of the base keep states"* ]]

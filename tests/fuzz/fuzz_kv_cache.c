@@ -32,7 +32,7 @@ static int read_cache(lm_kv_file *f)
         const lm_kv_shape s = lm_kv_about_shape(a, i);
         if (lm_kv_part_bytes(&s, &one, &e) || one > MOST)
             return 0;
-        bytes += one + lm_kv_about_bytes(a, i / 2);
+        bytes += one + lm_kv_about_bytes(a, i);
     }
     if (bytes > MOST)
         return 0;

@@ -58,7 +58,7 @@ static inline cache *make_of(const lm_kv_about *a, bool filled)
     for (int64_t i = 0; i < LAYERS && a->rows && filled; i++)
         fill_positions(c->content.at[i], heads[i], a->rows[i]);
     for (int64_t p = 0; p < PARTS && !a->form; p++) {
-        size_t n = lm_kv_about_bytes(a, p / 2);
+        size_t n = lm_kv_about_bytes(a, p);
         void *data = c->content.part[p].data[LM_KV_PLAIN];
         memset(data, 0xff, n);
         for (size_t i = 0; i < n / lm_dtype_size(a->act) && filled; i++)

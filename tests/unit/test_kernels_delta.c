@@ -4,6 +4,7 @@
 #include "kernel_case.h"
 
 #include "kernels/delta.h"
+#include "numeric/kv_format.h"
 
 enum { MOST_ROWS = 2 * 300, MOST_HEADS = 8 };
 
@@ -199,9 +200,9 @@ static void forgets_all(void **state)
     }
 }
 
-/* Rows of one sequence from `at` on through delta_cached, at a level. */
-static void run_piece(lm_delta_attr a, lm_cpu_level level, const instance *all, int64_t at,
-                      int64_t n, float *S, float *o)
+/* Rows of one sequence from `at` on through delta_cached, at a level; f: the state is codes. */
+static void run_piece_as(lm_delta_attr a, lm_cpu_level level, const instance *all, int64_t at,
+                         int64_t n, const lm_kv_format *f, void *S, float *o)
 {
     int32_t used = (int32_t)at, fresh = (int32_t)n;
     int64_t width = 2 * a.key_heads * a.key_dim + a.heads * a.value_dim;
@@ -220,6 +221,7 @@ static void run_piece(lm_delta_attr a, lm_cpu_level level, const instance *all, 
         { .dtype = LM_DTYPE_F32,
           .ndim = 4,
           .dim = { 1, a.heads, a.key_dim, a.value_dim },
+          .kv = f,
           .data = S }
     };
     in[0].data = (void *)(uintptr_t)(qkv + at * width);
@@ -227,6 +229,65 @@ static void run_piece(lm_delta_attr a, lm_cpu_level level, const instance *all, 
     in[2].data = (void *)(uintptr_t)(beta + at * a.heads);
     instance i = { .call = { .attr = &a, .in = in, .n_in = 8, .out = out, .n_out = 2 } };
     run(&i, lm_cpu_kernel("delta_cached", LM_DTYPE_F32, level), pool_of(2));
+}
+
+static void run_piece(lm_delta_attr a, lm_cpu_level level, const instance *all, int64_t at,
+                      int64_t n, float *S, float *o)
+{
+    run_piece_as(a, level, all, at, n, NULL, S, o);
+}
+
+/* With codes a call decodes the state, runs, and encodes it: at every level the bits of these three by themselves, for a
+ * prompt and the tokens behind it. */
+static void coded_states(void **state)
+{
+    (void)state;
+    enum { ROWS = 80, H = 4, D = 32, E = 48, PROMPT = 70 };
+    static const lm_kv_format formats[] = {
+        { .name = "int8", .bits = 8, .levels = LM_KV_SYM, .scale = LM_DTYPE_F32 },
+        { .name = "fp8",
+          .bits = 8,
+          .levels = LM_KV_FLOAT8,
+          .float8 = LM_DTYPE_F8E4M3,
+          .group = 16,
+          .scale = LM_DTYPE_F16 },
+        { .name = "int4", .bits = 4, .levels = LM_KV_ASYM, .group = 16, .scale = LM_DTYPE_F16 },
+    };
+    static float S[H * D * E], o[2][ROWS * H * E];
+    static char codes[2][H * D * E * 4] __attribute__((aligned(64)));
+    static gates x;
+    lm_delta_attr a = { .batch = 1,
+                        .seq = ROWS,
+                        .chunks = 2,
+                        .heads = H,
+                        .key_heads = 2,
+                        .key_dim = D,
+                        .value_dim = E,
+                        .scale = 0.3,
+                        .eps = 1e-6 };
+    fill_gates(&x, &a, 0.2, NULL);
+    kernel_case k = forward_of(&a, &x, false);
+    instance all;
+    build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &all);
+    for (int level = 0; level <= (int)lm_cpu_detect(); level++)
+        for (int i = 0; i < 3; i++) {
+            const lm_kv_format *f = &formats[i];
+            const size_t page = lm_kv_page_bytes(f, D, E);
+            memset(codes, 0x5a, sizeof codes); /* is not read before it is written */
+            memset(S, 0xff, sizeof S);
+            for (int64_t at = 0, n = PROMPT; at < ROWS; at += n, n = 1) {
+                run_piece_as(a, (lm_cpu_level)level, &all, at, n, f, codes[0], o[0]);
+                for (int64_t h = 0; h < H && at; h++)
+                    lm_kv_decode(f, D, E, h, codes[1] + (size_t)h * page, 0, D, S + h * D * E, E);
+                run_piece(a, (lm_cpu_level)level, &all, at, n, S, o[1]);
+                for (int64_t h = 0; h < H; h++)
+                    lm_kv_encode(f, D, E, h, S + h * D * E, E, 0, D, NULL,
+                                 codes[1] + (size_t)h * page);
+                assert_memory_equal(o[0], o[1], (size_t)(n * H * E) * sizeof(float));
+                assert_memory_equal(codes[0], codes[1], H * page);
+            }
+        }
+    drop(&k, &all);
 }
 
 /* Chunks, steps, and steps behind chunks give what one call gives; a cut between chunks gives the same bits; the state is not
@@ -282,6 +343,7 @@ int main(void)
         cmocka_unit_test(forgets),
         cmocka_unit_test(forgets_all),
         cmocka_unit_test(pieces_make_the_whole),
+        cmocka_unit_test(coded_states),
     };
     return cmocka_run_group_tests_name("kernels_delta", tests, NULL, NULL);
 }

@@ -65,7 +65,7 @@ static void bind(const char *text, lm_dtype act, lm_kv_plan **out)
     lm_kv_spec *s;
     lm_err e = { 0 };
     for (int64_t i = 0; i < LAYERS; i++)
-        site[i] = (lm_kv_site){ i, LAYERS, heads[i], width[i], 0, CONTEXT, act, true };
+        site[i] = (lm_kv_site){ i, LAYERS, heads[i], width[i], 0, CONTEXT, act, true, 0 };
     if (lm_kv_spec_parse(*text == 'r' ? "auto" : text, &s, &e) ||
         lm_kv_spec_bind(s, site, LAYERS, NULL, out, &e))
         fail_msg("%s: %s: %s", text, e.where, e.what);

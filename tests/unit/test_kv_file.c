@@ -64,8 +64,7 @@ static double error_of(const cache *a, const cache *b)
 {
     double sum = 0;
     for (int64_t p = 0; p < PARTS; p++)
-        for (size_t i = 0; i < lm_kv_about_bytes(&a->about, p / 2) / lm_dtype_size(a->about.act);
-             i++)
+        for (size_t i = 0; i < lm_kv_about_bytes(&a->about, p) / lm_dtype_size(a->about.act); i++)
             sum += pow(lm_get(a->about.act, a->content.part[p].data[LM_KV_PLAIN], (int64_t)i) -
                            lm_get(a->about.act, b->content.part[p].data[LM_KV_PLAIN], (int64_t)i),
                        2);

@@ -5,17 +5,19 @@
  *   scale=layer  s of a calibration, one for keys and one for values of a layer; where it has those of the heads, the
  *                largest one
  *   scale=head   s of a calibration, for each key/value head
- *   scale=token  s = largest magnitude of the head at a token / largest number (E4M3 448, E5M2 57,344), in F16 */
+ *   scale=token  s = largest magnitude of the head at a token, or of `group` channels of it, / largest number (E4M3 448, E5M2
+ *                57,344), in F16 */
 #include <math.h>
 
 #include "base/text.h"
 #include "kv/methods/methods.h"
 
-enum { SCALE };
+enum { SCALE, GROUP };
 enum { ONE, LAYER, HEAD, TOKEN };
 
 static const lm_hyper hyper[] = {
     { "scale", ONE, 0, 3, "what has a scale of its own", "1 layer head token" },
+    { "group", 0, 0, LM_KV_MAX_DIM, "of token: channels with one scale (0: the head)", LM_WHOLE },
     LM_KV_ALONE(0),
     { 0 },
 };
@@ -55,7 +57,11 @@ static lm_code form(const lm_kv_ask *q, lm_kv_side *out, lm_err *e)
                        .levels = LM_KV_FLOAT8,
                        .float8 = q->method->base.float8,
                        .scale = scale == TOKEN ? LM_DTYPE_F16 : LM_DTYPE_NONE,
+                       .group = (int)q->h[GROUP],
                        .constant = 1 };
+    if (f.group && scale != TOKEN)
+        return lm_fail(e, LM_EUSAGE, q->name, "set scale=token, or leave group out",
+                       "groups have scales of tokens");
     if ((scale == LAYER || scale == HEAD) && put_scales(q, &f, e))
         return e->code;
     if (q->data && (scale == ONE || scale == TOKEN))

@@ -24,6 +24,10 @@ enum { AUTO, CACHE };
 static const char *not_ranked(const lm_kv_site *site)
 {
     for (int64_t l = 0; l < site->layers; l++) {
+        if (!site[l].kv_heads) /* a state has no tokens */
+            continue;
+        if (site[l].rotary)
+            return "latents are stored with keys that are rotated by the positions of the text";
         if (!site[l].rope)
             return "the model has learned positions, which do not change while a token stays";
         if (site[l].window)

@@ -11,6 +11,7 @@ complete -c quantize-kv -l level -r -d 'cachegen: 0 (finest) to 3, may be repeat
 complete -c quantize-kv -l calibrate -d 'make a calibration for METHOD: kvquant:bits=3, auto, fp8, all'
 complete -c quantize-kv -l evaluate -d 'measure methods beside each other'
 complete -c quantize-kv -l methods -r -d '--evaluate: specifications of --kv'
+complete -c quantize-kv -l states -r -d '--evaluate: states of recurrent layers, as --states'
 complete -c quantize-kv -l table -d '--evaluate: a table [yes, unless --json]'
 complete -c quantize-kv -l candidates -r -d '--calibrate: methods for auto, separated by ;'
 complete -c quantize-kv -l windows -r -d 'windows of the data [8]'
