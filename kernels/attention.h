@@ -61,6 +61,9 @@
  *   values      Without vcache the value of a key is its first E numbers (E <= D), and rows of qkv hold no values:
  *               [N,(H+K)D].  This is the compressed cache of multi-head latent attention (DeepSeek-V2,
  *               arXiv:2405.04434, section 2.1), where K = 1.
+ *   reads       With attr.reads nothing is appended: rows of qkv hold queries alone, [N,HD], and the first fresh[b] rows
+ *               of sequence b see all of its used[b] positions, in no order: a decoder's rows and their source (cross
+ *               attention, arXiv:1706.03762, section 3.2.3).  There is a vcache, no causal order, no window and no bias.
  *   positions   Without a table sequence b has the room of S positions (G = B).  With one, caches are pages of S
  *               positions, a multiple of LM_PAGE_UNIT: position j of b is in page table[b][j / S], at j mod S.
  *               Only entries of positions below used[b]+fresh[b] are read.  Sequences may share pages, except
@@ -106,6 +109,7 @@ typedef struct {
     int64_t bias_zero; /* the column of distance 0, with a bias */
     lm_attention_blocks blocks;
     bool undivided; /* sums of exp(score) v */
+    bool reads;        /* attention_cached: nothing is appended */
 } lm_attention_attr;
 
 /* offset(h). */
@@ -124,6 +128,8 @@ static inline int64_t lm_attention_value_dim(const lm_attention_attr *a)
 /* Numbers of a row of qkv, with or without value heads. */
 static inline int64_t lm_attention_row(const lm_attention_attr *a, bool values)
 {
+    if (a->reads)
+        return a->heads * a->head_dim;
     return (a->heads + a->kv_heads) * a->head_dim +
            (values ? a->kv_heads * lm_attention_value_dim(a) : 0);
 }

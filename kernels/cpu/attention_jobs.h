@@ -207,7 +207,7 @@ static inline void attn_append_units(void *ctx, int64_t begin, int64_t end, int 
     for (int64_t bk = begin; bk < end; bk++) {
         int64_t b = bk / K, used = s.used[b], fresh = s.fresh[b], row = attn_first(&s, b), run = 0;
         int64_t key = (a->heads + bk % K) * D, value = (a->heads + K) * D + bk % K * E;
-        for (int64_t i = 0, to = 0; i < fresh; i++, run--, to++) {
+        for (int64_t i = 0, to = 0; !a->reads && i < fresh; i++, run--, to++) {
             if (run == 0)
                 to = attn_cache_row(&s, K, bk % K, b, used + i, &run);
             const void *from = attn_at(c->in[0].data, (row + i) * s.pitch, size);
@@ -224,7 +224,8 @@ static inline void attn_append_units(void *ctx, int64_t begin, int64_t end, int 
     }
 }
 
-/* Put the fresh keys and values of attention_cached behind those that the cache holds. */
+/* Put the fresh keys and values of attention_cached behind those that the cache holds, unless it is only read, and clear
+ * what rows that are not real give. */
 static inline void attn_append(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;

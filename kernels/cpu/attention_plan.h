@@ -124,7 +124,7 @@ static inline attn_mask attn_mask_of(const lm_attention_attr *a, const int32_t *
 static inline attn_mask attn_cached_mask(const lm_attention_attr *a, int64_t used, int64_t fresh)
 {
     return (attn_mask){ .off = used,
-                        .keys = used + fresh,
+                        .keys = used + (a->reads ? 0 : fresh),
                         .window = a->window,
                         .causal = a->causal,
                         .blocks = a->blocks.size > 0 ? &a->blocks : NULL,

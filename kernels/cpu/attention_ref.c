@@ -345,7 +345,7 @@ static void attention_cached(const lm_call *c)
     attn_seqs s = attn_seqs_of(c);
     for (int64_t b = 0; b < a->batch; b++) {
         int64_t rows = (b + 1 < a->batch ? attn_first(&s, b + 1) : s.rows) - attn_first(&s, b);
-        for (int64_t kv = 0; kv < a->kv_heads; kv++)
+        for (int64_t kv = 0; !a->reads && kv < a->kv_heads; kv++)
             append(c, &s, b, kv);
         for (int64_t h = 0; h < a->heads; h++)
             for (int64_t i = 0; i < rows; i++)

@@ -258,6 +258,8 @@ static void run_tiles(const lm_call *call, const cached &c, bool packed)
 template <class T, int N> static void run_append(const lm_call *call, const cached &c)
 {
     lm_stream *s = call->stream;
+    if (c.reads)
+        return;
     const int grid = grid_for(c.rows * ((qkv_pitch(c) - c.heads * c.dim) / N), 256, s);
     const T *qkv = in_ptr<const T>(call, 0);
     if (is_served(call))

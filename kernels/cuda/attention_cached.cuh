@@ -22,6 +22,7 @@ struct cached {
     int vline;            /* from one value of a cache to the next */
     bool causal, undivided;
     bool shared;           /* keys hold the values */
+    bool reads;            /* nothing is appended */
     float scale, soft_cap; /* soft_cap 0: none */
     const int32_t *used, *fresh;
     /* ragged rows and pages (kernels/attention.h); null: absent */
@@ -54,6 +55,7 @@ inline cached cached_of(const lm_call *call, int sinks, int bias)
     c.vline = c.shared ? c.dim : c.vdim;
     c.causal = a->causal;
     c.undivided = a->undivided;
+    c.reads = a->reads;
     c.scale = (float)a->scale;
     c.soft_cap = (float)a->soft_cap;
     c.used = in_ptr<const int32_t>(call, 1);
@@ -171,7 +173,15 @@ __device__ inline cache_lines<T, SERVED, SIDE> lines_of(const cached &c, T *cach
 
 __host__ __device__ inline int64_t qkv_pitch(const cached &c)
 {
+    if (c.reads)
+        return c.heads * c.dim;
     return (c.heads + c.kv_heads) * c.dim + (c.shared ? 0 : c.kv_heads * c.vdim);
+}
+
+/* Positions of a sequence that the caches hold once the new ones are appended. */
+__device__ inline int64_t held_of(const cached &c, int64_t b)
+{
+    return c.used[b] + (c.reads ? 0 : c.fresh[b]);
 }
 
 /* Keys [start, end) that query i of sequence b sees; none for a row of padding. */
@@ -181,12 +191,12 @@ struct span {
 
 __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
 {
-    int64_t used = c.used[b], fresh = c.fresh[b], at = used + i;
+    const int64_t at = c.used[b] + i, held = held_of(c, b);
     span s = { 0, 0 };
-    if (i >= fresh)
+    if (i >= c.fresh[b])
         return s;
-    s.end = c.causal || c.window <= 0 ? used + fresh : at + c.window;
-    s.end = c.causal ? at + 1 : s.end < used + fresh ? s.end : used + fresh;
+    s.end = c.causal || c.window <= 0 ? held : at + c.window;
+    s.end = c.causal ? at + 1 : s.end < held ? s.end : held;
     if (c.window > 0 && at - c.window + 1 > 0)
         s.start = at - c.window + 1;
     return s;

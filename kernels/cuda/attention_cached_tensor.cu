@@ -57,7 +57,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
     T *k = q + tile::rows * ld, *v = k + tile::keys * ld;
     uint32_t *box = reinterpret_cast<uint32_t *>(v + tile::keys * ld);
     const int warp = (int)(threadIdx.x / 32), lane = (int)(threadIdx.x % 32);
-    const int there = c.used[b] + c.fresh[b];
+    const int there = (int)held_of(c, b);
     box += warp * warp_box<T>::n;
     load_tile<T, D, tile::rows, tile::threads, true>(q, qkv + row0 * qkv_pitch(c) + h * c.dim,
                                                      qkv_pitch(c), rows, c.dim, s);

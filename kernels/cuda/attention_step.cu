@@ -398,7 +398,7 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n))
                 ask_for_part(value.x, c.shared ? 0 : (int64_t)m * c.vdim);
             }
         }
-        if (!SERVED && c.seq == 1 && k == seen.first + seen.count - 1) {
+        if (!SERVED && !c.reads && c.seq == 1 && k == seen.first + seen.count - 1) {
             fresh = key.at(c, m - 1);
             if (!c.shared)
                 copy_row<T, N>(value.at(c, m - 1),

@@ -79,7 +79,7 @@ __device__ inline kv_source<T> kv_source_of(const kv_rows &r, const kv_side &f, 
     kv_source<T> s;
     s.dim = f.D;
     s.used = r.used[b];
-    s.end = s.used + r.fresh[b];
+    s.end = (int)held_of(r, b);
     s.sinks = f.sinks;
     s.residual = f.residual;
     s.tail = f.rows ? (const T *)f.tail + (r.slot[b] * r.kv_heads + kv) * f.rows * f.D : nullptr;

@@ -168,8 +168,6 @@ lm_vid lm_b_relative(lm_builder *b, lm_vid table);
 /* Attention of rows q [B*T,HD] to the keys and values kv [B*S,2KD] of their sources, of which those that this graph keeps
  * in lm_model.memory are read. */
 lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv);
-/* GENERATE: memory is of the type of activations. */
-void lm_b_memory_type(lm_model *m);
 /* Remove the nodes that memory, logits or caches do not need: all parameters have got their types by them. */
 lm_code lm_b_cut_encoder(lm_model *m, lm_err *e);
 /* x times a number. */

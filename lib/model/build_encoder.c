@@ -3,10 +3,10 @@
  *
  * The encoder is a stack like the decoder's, with a config of its own.  While it is built, the model's config, rows and inputs
  * are those of the encoder.  Its states become keys and values in each layer of the decoder; a graph that generates
- * reads these from lm_model.memory, where a graph with build.encode has left them.
+ * reads these as caches, lm_model.memory, which a graph with build.encode has made.
  *
- * Attention of a decoder's rows to those of its source is attention within one sequence that has both: the rows of the source,
- * whose queries see nothing, in front of the decoder's, whose queries see the source. */
+ * Elsewhere attention of a decoder's rows to those of its source is attention within one sequence that has both, and has
+ * gradients: the rows of the source, whose queries see nothing, in front of the decoder's, whose queries see the source. */
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -36,6 +36,10 @@ lm_code lm_b_source_inputs(lm_model *m, lm_err *e)
     const lm_build *b = &m->build;
     const int64_t n = b->batch * b->source, all = b->batch * (b->source + b->seq);
     lm_graph *g = m->graph;
+    if (b->mode == LM_MODE_GENERATE &&
+        lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "source_used",
+                       &m->source_used, e))
+        return e->code;
     return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n), "source", &m->source, e) ||
                    lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n), "source_hi",
                                   &m->source_hi, e) ||
@@ -153,30 +157,54 @@ static lm_vid own_rows(lm_builder *b, lm_vid x, int64_t width)
     return seen_as(b, x, how->batch * how->seq, width);
 }
 
-/* The keys and values that this graph reads, or leaves. */
-static lm_vid remember(lm_builder *b, int64_t layer, lm_vid kv, int64_t width)
+/* ---- what decoders read of a source ---- */
+
+static bool make_memory(lm_builder *b)
 {
     lm_model *m = b->m;
-    const bool reads = m->build.mode == LM_MODE_GENERATE;
-    char name[64];
-    if (!lm_b_ok(b) || (!reads && !m->build.encode))
-        return kv;
-    if (!m->memory &&
-        lm_alloc_n(&m->memory, (size_t)m->config.layers, sizeof *m->memory, "a memory", b->e))
-        return LM_NONE;
-    snprintf(name, sizeof name, "layers.%d.memory", (int)layer);
-    m->memory[layer] = kv;
-    if (reads)
-        lm_graph_value(m->graph, LM_ROLE_INPUT,
-                       lm_shape2(LM_DTYPE_F32, m->build.batch * m->build.source, width), name,
-                       &m->memory[layer], b->e);
-    return m->memory[layer];
+    if (!m->memory && lm_b_ok(b))
+        lm_alloc_n(&m->memory, (size_t)(2 * m->config.layers), sizeof *m->memory, "a memory", b->e);
+    return lm_b_ok(b);
 }
 
-void lm_b_memory_type(lm_model *m)
+/* Leave keys and values, head by head. */
+static void leave_memory(lm_builder *b, int64_t layer, lm_vid kv)
 {
-    for (int64_t l = 0; l < m->config.layers; l++)
-        m->graph->value[m->memory[l]].t.dtype = m->build.precision.low;
+    const lm_build *how = &b->m->build;
+    const lm_layer *y = &b->m->config.layer[layer];
+    const int64_t B = how->batch, S = how->source, K = y->kv_heads, D = y->head_dim;
+    const lm_permute_attr by_head = {
+        .dim = { B, S, K, D }, .perm = { 0, 2, 1, 3 }, .ndim = 4, .to_ndim = 4, .to = { B, K, S, D }
+    };
+    for (int side = 0; make_memory(b) && side < 2; side++) {
+        const lm_vid x = part_of(b, kv, side * K * D, B * S, K * D);
+        b->m->memory[2 * layer + side] = lm_b_append(b, &lm_op_permute, &by_head, &x);
+    }
+}
+
+/* Rows q [B*T,HD] read what was left. */
+static lm_vid read_memory(lm_builder *b, int64_t layer, lm_vid q, const lm_attention_attr *attr)
+{
+    static const char *const word[2] = { "source_keys", "source_values" };
+    lm_model *m = b->m;
+    const lm_tensor side = { .dtype = LM_DTYPE_F32,
+                             .ndim = 4,
+                             .dim = { m->build.batch, attr->kv_heads, m->build.source,
+                                      attr->head_dim } };
+    for (int i = 0; make_memory(b) && i < 2; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "layers.%d.%s", (int)layer, word[i]);
+        lm_graph_value(m->graph, LM_ROLE_STATE, side, name, &m->memory[2 * layer + i], b->e);
+    }
+    if (!lm_b_ok(b))
+        return LM_NONE;
+    const lm_vid in[] = {
+        q, m->source_used, m->fresh, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE
+    };
+    lm_vid out[4] = { LM_NONE, m->memory[2 * layer], m->memory[2 * layer + 1], LM_SKIP };
+    if (lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
+        return LM_NONE;
+    return out[0];
 }
 
 lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv)
@@ -186,9 +214,14 @@ lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv)
     const lm_build *how = &m->build;
     const int64_t queries = y->heads * y->head_dim, rest = 2 * y->kv_heads * y->head_dim;
     lm_attention_attr attr = lm_b_attention_attr(m, layer);
-    kv = remember(b, layer, kv, rest);
-    attr.seq = how->source + how->seq;
     attr.causal = false;
+    if (how->mode == LM_MODE_GENERATE) {
+        attr.reads = true;
+        return read_memory(b, layer, q, &attr);
+    }
+    if (how->encode)
+        leave_memory(b, layer, kv);
+    attr.seq = how->source + how->seq;
     attr.site = lm_config_all_layers(&m->config) + layer;
     if (how->mode == LM_MODE_TRAIN && how->dropout)
         attr.dropout = m->config.drop_attn;
@@ -238,8 +271,8 @@ lm_code lm_b_cut_encoder(lm_model *m, lm_err *e)
     bool *read = NULL;
     if (lm_alloc_n(&read, g->n_values, sizeof *read, "a pass", e))
         return e->code;
-    for (int64_t l = 0; m->build.encode && l < m->config.layers; l++)
-        read[m->memory[l]] = true;
+    for (int64_t i = 0; m->build.encode && i < 2 * m->config.layers; i++)
+        read[m->memory[i]] = true;
     if (m->logits >= 0)
         read[m->logits] = true;
     for (size_t k = g->n_nodes; k-- > 0;) {

@@ -371,8 +371,8 @@ lm_code lm_generator_extend(lm_generator *g, int64_t slot, const uint32_t *ids, 
         s = &g->prefill[i];
         take = take < s->m->build.seq ? take : s->m->build.seq;
         bind_caches(g, s, slot);
-        if (g->source && generator_source_prompt(g, s, slot, e))
-            return e->code;
+        if (g->source)
+            generator_source_bind(g, s, slot);
         if (run_chunk(g, s, slot, ids + at, take, n - at, e))
             return e->code;
     }
@@ -483,7 +483,8 @@ void lm_generator_plan(const lm_generator *g, lm_generator_memory *out)
 {
     *out = (lm_generator_memory){ .caches = g->cache_bytes + generator_source_bytes(g),
                                   .prompts = generator_keep_bytes(g->keep),
-                                  .activations = g->choice.work_bytes + generator_draft_bytes(g),
+                                  .activations = g->choice.work_bytes + generator_draft_bytes(g) +
+                                                 generator_source_work_bytes(g),
                                   .policy = g->keep ? generator_keep_scratch(g->keep) : 0 };
     for (int i = 0; i < CHUNKS + g->n_decode; i++)
         out->activations += lm_exec_bytes(i < CHUNKS ? g->prefill[i].x : g->decode[i - CHUNKS].s.x);

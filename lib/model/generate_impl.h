@@ -178,10 +178,10 @@ void generator_source_bind_store(lm_generator *g, const lm_store *store);
 size_t generator_source_bytes(const lm_generator *g);
 /* Of the sources of all slots, those that a step of decoding reads. */
 double generator_source_bytes_read(const lm_generator *g);
+/* Bytes in which sources are encoded, besides the arena of prompts. */
+size_t generator_source_work_bytes(const lm_generator *g);
 /* Bind the sources from `slot` on to the graph. */
 void generator_source_bind(const lm_generator *g, const row_graph *r, int64_t slot);
-/* Before a graph of prompts runs. */
-lm_code generator_source_prompt(lm_generator *g, const row_graph *r, int64_t slot, lm_err *e);
 lm_code generator_source_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e);
 
 /* ---- generate_step.c ---- */

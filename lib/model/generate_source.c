@@ -2,8 +2,9 @@
 /* generate_source.c -- sources of a generator with an encoder: what the decoder reads of them, slot by slot.
  *
  * A source runs once, through a graph as long as it or longer, whose keys and values for each layer of the decoder are then
- * copied to the slot.  Graphs of the decoder read them there, up to the length of the source. */
+ * copied to the slot, head by head.  Graphs of the decoder read them there as a cache that does not grow. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/text.h"
@@ -23,11 +24,11 @@ typedef struct {
 struct generator_source {
     encoder_graph graph[ENCODERS]; /* the longest first, whose arena the others share */
     int n;
-    char *memory; /* layer by layer, slot by slot, context rows */
-    size_t bytes, row_bytes, slot_bytes, layer_bytes;
-    int64_t *length; /* of each slot's source */
-    /* lm_model.cross_hi of the graphs of prompts, and of those that decode, which have a beginning of it */
-    lm_mirror seen[CHUNKS + 1];
+    char *memory; /* [layers][2][batch][heads][context][D]: keys, then values of a layer */
+    int64_t heads;
+    size_t bytes, row_bytes, head_bytes, slot_bytes, side_bytes; /* row_bytes: of a head */
+    int64_t *length;                                             /* of each slot's source */
+    lm_mirror seen; /* the same: lm_model.source_used */
 };
 
 /* ---- life ---- */
@@ -35,7 +36,7 @@ struct generator_source {
 static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t rows,
                           lm_exec *share, encoder_graph *s, lm_err *e)
 {
-    const size_t ids = (size_t)rows * sizeof(int32_t), both = ids + sizeof(int32_t);
+    const size_t ids = (size_t)rows * sizeof(int32_t);
     size_t bytes = 0;
     lm_build build = { .mode = LM_MODE_EVAL,
                        .batch = 1,
@@ -46,11 +47,10 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                        .backend = g->b };
     lm_loaded_build(w, &build);
     if (lm_model_build(&w->config, &build, &s->m, e) ||
-        lm_exec_new_sharing(s->m->graph, g->b, s->m->memory, (int)w->config.layers, share, &s->x,
-                            e))
+        lm_exec_new_sharing(s->m->graph, g->b, s->m->memory, (int)(2 * w->config.layers), share,
+                            &s->x, e))
         return e->code;
-    size_t at[3] = { generator_share(&bytes, 1, ids), generator_share(&bytes, 1, ids),
-                     generator_share(&bytes, 1, both) };
+    size_t at[2] = { generator_share(&bytes, 1, ids), generator_share(&bytes, 1, ids) };
     if (lm_mirror_new(g->b, bytes, "a source", &s->inputs, e))
         return e->code;
     if (lm_rotary_new(s->m, g->b, &s->constants, e))
@@ -59,7 +59,6 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
     s->hi = generator_room(s->inputs.host, at[1]);
     lm_exec_bind(s->x, s->m->source, generator_room(s->inputs.dev, at[0]));
     lm_exec_bind(s->x, s->m->source_hi, generator_room(s->inputs.dev, at[1]));
-    lm_exec_bind(s->x, s->m->cross_hi, generator_room(s->inputs.dev, at[2]));
     return LM_OK;
 }
 
@@ -78,17 +77,6 @@ static lm_code open_graphs(lm_generator *g, const lm_loaded *w, lm_dtype dtype, 
     return LM_OK;
 }
 
-static lm_code make_seen(lm_generator *g, lm_err *e)
-{
-    for (int i = 0; i <= CHUNKS; i++) {
-        const lm_model *m = i < CHUNKS ? g->prefill[i].m : generator_model(g);
-        size_t n = (size_t)(m->build.batch * (m->build.source + m->build.seq));
-        if (lm_mirror_new(g->b, n * sizeof(int32_t), "a batch", &g->source->seen[i], e))
-            return e->code;
-    }
-    return LM_OK;
-}
-
 lm_code generator_source_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
     const lm_config *c = &w->config;
@@ -97,15 +85,22 @@ lm_code generator_source_open(lm_generator *g, const lm_loaded *w, lm_dtype dtyp
         return e->code;
     g->source = s;
     if (lm_alloc_n(&s->length, (size_t)g->batch, sizeof *s->length, "slots", e) ||
-        open_graphs(g, w, dtype, e) || make_seen(g, e))
+        open_graphs(g, w, dtype, e) ||
+        lm_mirror_new(g->b, (size_t)g->batch * sizeof(int32_t), "a batch", &s->seen, e))
         return e->code;
+    memset(s->seen.host, 0, s->seen.bytes); /* slots without a source see nothing */
     const lm_tensor *t = &s->graph[0].m->graph->value[s->graph[0].m->memory[0]].t;
-    s->row_bytes = lm_plain_bytes(t->dtype, t->dim[1]);
-    if (!lm_mul_ok(s->row_bytes, (size_t)g->context, &s->slot_bytes) ||
-        !lm_mul_ok(s->slot_bytes, (size_t)g->batch, &s->layer_bytes) ||
-        !lm_mul_ok(s->layer_bytes, (size_t)c->layers, &s->bytes))
+    s->heads = t->dim[1];
+    s->row_bytes = lm_plain_bytes(t->dtype, t->dim[3]);
+    if (!lm_mul_ok(s->row_bytes, (size_t)g->context, &s->head_bytes) ||
+        !lm_mul_ok(s->head_bytes, (size_t)s->heads, &s->slot_bytes) ||
+        !lm_mul_ok(s->slot_bytes, (size_t)g->batch, &s->side_bytes) ||
+        !lm_mul_ok(s->side_bytes, (size_t)(2 * c->layers), &s->bytes))
         return lm_fail(e, LM_ELIMIT, "sources", NULL, "their size cannot be counted");
-    return g->b->alloc(g->b, s->bytes, "keys and values of sources", (void **)&s->memory, e);
+    return g->b->alloc(g->b, s->bytes, "keys and values of sources", (void **)&s->memory, e) ||
+                   lm_mirror_push(&s->seen, s->seen.bytes, NULL, e)
+               ? e->code
+               : LM_OK;
 }
 
 void generator_source_free(lm_generator *g)
@@ -119,8 +114,7 @@ void generator_source_free(lm_generator *g)
         lm_mirror_fini(&s->graph[i].inputs);
         lm_rotary_fini(&s->graph[i].constants);
     }
-    for (int i = 0; i <= CHUNKS; i++)
-        lm_mirror_fini(&s->seen[i]);
+    lm_mirror_fini(&s->seen);
     if (s->memory)
         g->b->free(g->b, s->memory, s->bytes);
     lm_free(s->length);
@@ -148,48 +142,57 @@ double generator_source_bytes_read(const lm_generator *g)
     double rows = 0;
     for (int64_t i = 0; s && i < g->batch; i++)
         rows += (double)s->length[i];
-    return s ? rows * (double)s->row_bytes * (double)generator_model(g)->config.layers : 0;
+    return s ? rows * (double)(s->row_bytes * (size_t)s->heads) *
+                   (double)(2 * generator_model(g)->config.layers)
+             : 0;
+}
+
+size_t generator_source_work_bytes(const lm_generator *g)
+{
+    size_t sum = 0;
+    for (int i = 0; g->source && i < g->source->n; i++)
+        sum += lm_exec_bytes(g->source->graph[i].x) + g->source->graph[i].inputs.bytes;
+    return sum;
 }
 
 /* ---- what graphs read ---- */
+
+/* Keys or values of a slot for a layer: side 0 or 1. */
+static char *slot_memory(const generator_source *s, int64_t layer, int side, int64_t slot)
+{
+    return s->memory + (size_t)(2 * layer + side) * s->side_bytes + (size_t)slot * s->slot_bytes;
+}
 
 void generator_source_bind(const lm_generator *g, const row_graph *r, int64_t slot)
 {
     const generator_source *s = g->source;
     const lm_model *m = r->m;
-    int i = 0;
-    while (i < CHUNKS && r != &g->prefill[i])
-        i++;
     for (int64_t l = 0; l < m->config.layers; l++)
-        lm_exec_bind(r->x, m->memory[l],
-                     s->memory + (size_t)l * s->layer_bytes + (size_t)slot * s->slot_bytes);
-    lm_exec_bind(r->x, m->cross_hi, s->seen[i].dev);
+        for (int side = 0; side < 2; side++)
+            lm_exec_bind(r->x, m->memory[2 * l + side], slot_memory(s, l, side, slot));
+    lm_exec_bind(r->x, m->source_used, (int32_t *)s->seen.dev + slot);
 }
 
-/* Sequence k of a graph with n rows each sees so much of its source. */
-static void set_seen(const lm_generator *g, lm_mirror *to, int64_t k, int64_t n, int64_t length)
-{
-    int32_t *hi = (int32_t *)to->host + k * (g->context + n);
-    for (int64_t i = 0; i < g->context + n; i++)
-        hi[i] = i < g->context ? 0 : (int32_t)length;
-}
-
-lm_code generator_source_prompt(lm_generator *g, const row_graph *r, int64_t slot, lm_err *e)
-{
-    const int i = (int)(r - g->prefill);
-    lm_mirror *to = &g->source->seen[i];
-    generator_source_bind(g, r, slot);
-    set_seen(g, to, 0, r->m->build.seq, g->source->length[slot]);
-    return lm_mirror_push(to, to->bytes, NULL, e);
-}
-
-/* The slot's source for steps of decoding. */
+/* The slot sees so much of its memory. */
 static lm_code set_length(lm_generator *g, int64_t slot, int64_t length, lm_err *e)
 {
-    lm_mirror *to = &g->source->seen[CHUNKS];
-    g->source->length[slot] = length;
-    set_seen(g, to, slot, 1, length);
-    return lm_mirror_push(to, to->bytes, NULL, e);
+    generator_source *s = g->source;
+    s->length[slot] = length;
+    ((int32_t *)s->seen.host)[slot] = (int32_t)length;
+    return lm_mirror_push(&s->seen, s->seen.bytes, NULL, e);
+}
+
+/* n rows of each head of `from`, `pitch` bytes apart, to a slot. */
+static lm_code copy_heads(lm_generator *g, int64_t layer, int side, int64_t slot, const char *from,
+                          size_t pitch, int64_t n, lm_err *e)
+{
+    const generator_source *s = g->source;
+    char *to = slot_memory(s, layer, side, slot);
+    for (int64_t h = 0; h < s->heads; h++)
+        if (g->b->copy(g->b, to + (size_t)h * s->head_bytes, from + (size_t)h * pitch,
+                       (size_t)n * s->row_bytes, g->b->main, e))
+            return e->code;
+    return LM_OK;
 }
 
 /* ---- sources ---- */
@@ -218,21 +221,20 @@ lm_code lm_generator_encode(lm_generator *g, int64_t slot, const uint32_t *ids, 
     if (lm_mirror_push(&r->inputs, r->inputs.bytes, NULL, e) || lm_exec_run(r->x, &step, e))
         return e->code;
     for (int64_t l = 0; l < r->m->config.layers; l++)
-        if (g->b->copy(g->b, s->memory + (size_t)l * s->layer_bytes + (size_t)slot * s->slot_bytes,
-                       lm_exec_data(r->x, r->m->memory[l]), (size_t)rows * s->row_bytes, g->b->main,
-                       e))
-            return e->code;
+        for (int side = 0; side < 2; side++)
+            if (copy_heads(g, l, side, slot, lm_exec_data(r->x, r->m->memory[2 * l + side]),
+                           (size_t)rows * s->row_bytes, n, e))
+                return e->code;
     return set_length(g, slot, n, e);
 }
 
 lm_code generator_source_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
 {
     generator_source *s = g->source;
-    for (int64_t l = 0; l < generator_model(g)->config.layers; l++) {
-        char *at = s->memory + (size_t)l * s->layer_bytes;
-        if (g->b->copy(g->b, at + (size_t)to * s->slot_bytes, at + (size_t)from * s->slot_bytes,
-                       (size_t)s->length[from] * s->row_bytes, g->b->main, e))
-            return e->code;
-    }
+    for (int64_t l = 0; l < generator_model(g)->config.layers; l++)
+        for (int side = 0; side < 2; side++)
+            if (copy_heads(g, l, side, to, slot_memory(s, l, side, from), s->head_bytes,
+                           s->length[from], e))
+                return e->code;
     return set_length(g, to, s->length[from], e);
 }

@@ -286,7 +286,7 @@ int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS])
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
     if (m->build.encode)
-        return lm_fuse(m->graph, m->build.backend, m->memory, (int)m->config.layers, e);
+        return lm_fuse(m->graph, m->build.backend, m->memory, (int)(2 * m->config.layers), e);
     lm_vid keep[LM_MODEL_ROWS + 1 + LM_MOST_AHEAD] = { m->states };
     int n = m->build.states                     ? 1
             : m->build.mode == LM_MODE_GENERATE ? lm_model_read(m, keep)
@@ -340,8 +340,6 @@ static lm_code build(lm_model *m, lm_err *e)
     if (make_inputs(m, e) || lm_b_make_ahead(m, e))
         return e->code;
     lm_build_decoder(&b);
-    if (lm_b_ok(&b) && m->memory && m->build.mode == LM_MODE_GENERATE)
-        lm_b_memory_type(m);
     if (!lm_b_ok(&b) || lm_b_place(&b) || lm_pass_precision(m->graph, &m->build.precision, e))
         return e->code;
     if (m->head >= 0 && !m->config.tied) /* no node chose its type */
@@ -379,7 +377,7 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->value,  &m->dvalue,        &m->dentropy,    &m->aux,
                              &m->daux,   &m->dahead,        &m->prior,       &m->hi,
                              &m->types,  &m->source,        &m->source_hi,   &m->cross_hi,
-                             &m->alibi };
+                             &m->alibi,  &m->source_used };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     for (int k = 0; k < LM_MOST_AHEAD; k++)

@@ -303,9 +303,9 @@ typedef struct lm_model {
     lm_vid types; /* I32 [N]: kinds of tokens (lm_config.types); LM_NONE without */
     lm_vid hi;    /* I32 [N]: the end of what each row sees; LM_NONE if no layer is bidirectional */
     /* With an encoder.  I32: its tokens [B*S]; how many of a sequence are real, for each row of these [B*S], and for its
-     * rows and then the decoder's of each sequence [B*(S+T)], where it is 0 for the former. */
-    lm_vid source, source_hi, cross_hi;
-    /* Of each layer of the decoder keys and values of the source, act [B*S,2KD]: GENERATE reads them as INPUT, build.encode
+     * rows and then the decoder's of each sequence [B*(S+T)], where it is 0 for the former; GENERATE: [B]. */
+    lm_vid source, source_hi, cross_hi, source_used;
+    /* Of each layer of the decoder keys, then values of the source, act [B,K,S,D]: GENERATE reads them as STATE, build.encode
      * makes them; otherwise NULL. */
     lm_vid *memory;
     lm_vid chosen;   /* I32 [N]: with build.chosen, the adapter of each row; 0: none */

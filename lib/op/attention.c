@@ -21,6 +21,7 @@ static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch
                                           { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
                                           LM_BLOCK_FIELDS(lm_attention_attr, blocks),
                                           { LM_ATTR_RARE_FLAG(lm_attention_attr, undivided) },
+                                          { LM_ATTR_RARE_FLAG(lm_attention_attr, reads) },
                                           { 0 } };
 static const lm_field attention_fields[] = {
     { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
@@ -434,6 +435,9 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
     bool values = !lm_absent(&c->out[2]);
     if (attention_shape(c, want, e) || lm_attention_check_bias(op, a, &c->in[7], e) ||
         check_undivided(op, a, &c->in[6], e) ||
+        lm_expect(!a->reads || (values && !a->causal && a->window == 0 && lm_absent(&c->in[7]) &&
+                                 a->blocks.size == 0), op,
+                  e, "what is only read has values, no order, no window, no blocks and no biases") ||
         lm_expect(values || lm_attention_value_dim(a) <= a->head_dim, op, e,
                   "values of %lld numbers are not part of keys of %lld", (long long)a->value_dim,
                   (long long)a->head_dim) ||
@@ -532,7 +536,15 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     } else {
         draw_undivided(r, i, &attr);
     }
-    lm_attention_example_bias(r, i, s, &attr, &x->in[7]);
+    if (values && lm_example_draw(r, i, 16, 4) == 0) {
+        attr.reads = true;
+        attr.blocks = (lm_attention_blocks){ 0 };
+        attr.causal = false;
+        attr.window = 0;
+        x->in[0].dim[1] = lm_attention_row(&attr, values);
+    } else {
+        lm_attention_example_bias(r, i, s, &attr, &x->in[7]);
+    }
     if (!lm_absent(&x->in[7]))
         x->n_in = 8;
     if (values) {
@@ -587,7 +599,7 @@ static void cached_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_attention_cached = {
     .name = "attention_cached",
     .attr_size = sizeof(lm_attention_attr),
-    .in = { { "qkv", "N,(H+K)D+VE", LM_ACT_TYPE }, /* V: K, or without vcache 0 */
+    .in = { { "qkv", "N,W", LM_ACT_TYPE }, /* W: lm_attention_row */
             { "used", "B", LM_IDS },
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },

@@ -363,7 +363,7 @@ static bool attention_step(fuser *f, lm_node *n, bool normed)
 {
     const lm_attention_attr *a = n->attr;
     lm_node *rope = rope_before(f, n), *norm = rope && normed ? head_norm_before(f, rope) : NULL;
-    if (!rope || (normed && !norm))
+    if (!rope || (normed && !norm) || a->reads)
         return false;
 
     lm_attention_step_attr attr = { .attention = *a };

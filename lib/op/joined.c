@@ -240,6 +240,7 @@ static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
     lm_call cached = cached_part(c, in);
 
     if (lm_op_attention_cached.shape(&cached, want, e) ||
+        lm_expect(!s->reads, "attention_step", e, "a cache that is only read") ||
         lm_expect(s->seq == 1, "attention_step", e, "%lld rows a sequence, not one",
                   (long long)s->seq) ||
         lm_expect(lm_attention_value_dim(s) == s->head_dim, "attention_step", e,
@@ -272,6 +273,8 @@ static void attention_step_example(lm_rng r, int i, lm_example *x)
     positions = x->out[1].dim[2];
     attr.attention.seq = 1;
     attr.attention.value_dim = attr.attention.bias_zero = 0;
+    attr.attention.causal = true;
+    attr.attention.reads = false;
     x->n_in = 8;
     x->want = 7;
     x->in[7] = x->in[6];
