@@ -284,7 +284,7 @@ FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-s
 FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/% lib/merge/recipe% lib/merge/yaml.c \
                 lib/kv/% lib/parallel/pipeline% lib/tune/align/reward% lib/model/config.c lib/model/arch% \
                 lib/model/read_% lib/model/rope.c lib/model/tensors.c lib/convert/names.c lib/convert/gguf_config_% \
-                lib/convert/gguf_deepseek.c lib/convert/gguf_keys.c lib/convert/gguf_vocab_get.c,$(filter-out lib/tune/align/reward_model.c,$(LIB_SRC))))
+                lib/convert/gguf_deepseek.c lib/convert/gguf_encoders.c lib/convert/gguf_keys.c lib/convert/gguf_vocab_get.c lib/convert/gguf_words.c,$(filter-out lib/tune/align/reward_model.c,$(LIB_SRC))))
 
 # The kernels that formats use, at every level.
 FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref joint_ref rans rans_ref kv_code_ref)

@@ -92,16 +92,22 @@ static lm_code put_file(lm_import *m, const char *name, const char *path, lm_err
     return rc;
 }
 
-/* GPT-2's pair of files in a folder as a tokenizer.json; *made false: no such pair. */
+/* GPT-2's pair of files in a folder, BERT's or T5's file, as a tokenizer.json; *made false: it has none. */
 static lm_code join_pair(const char *dir, lm_buf *json, bool *made, lm_err *e)
 {
+    static const char *const known[] = { "merges.txt", "vocab.txt", "spiece.model" };
     char *merges = NULL;
     lm_tokenizer *t = NULL;
     size_t len = 0;
-    lm_code rc = lm_path_join(&merges, dir, "merges.txt", e);
+    lm_code rc = LM_OK;
 
-    *made = !rc && lm_path_exists(merges);
-    lm_free(merges);
+    *made = false;
+    for (size_t i = 0; !rc && !*made && i < sizeof known / sizeof *known; i++) {
+        rc = lm_path_join(&merges, dir, known[i], e);
+        *made = !rc && lm_path_exists(merges);
+        lm_free(merges);
+        merges = NULL;
+    }
     if (rc || !*made)
         return rc;
     rc = lm_tokenizer_load(dir, &t, e);
@@ -426,13 +432,11 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
     return LM_OK;
 }
 
-static size_t drop_nameless(lm_model_tensor *t, size_t n)
+/* GGUF of some architectures has no head, nor have models from it. */
+static bool is_needed(const lm_import *m, const lm_model_tensor *s)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < n; i++)
-        if (*t[i].gguf)
-            t[kept++] = t[i];
-    return kept;
+    const lm_arch *a = m->config.arch;
+    return !*a->gguf || lm_part_in_gguf(a, s->part);
 }
 
 lm_code lm_match_make(const lm_import *m, lm_match *s, lm_err *e)
@@ -440,8 +444,6 @@ lm_code lm_match_make(const lm_import *m, lm_match *s, lm_err *e)
     size_t n = lm_st_plan_count(m->plan), hint = 0;
     lm_code rc = lm_model_tensors_make(&m->config, &s->wanted, &s->n, e);
 
-    if (!rc) /* those that the other formats have no name for are left out */
-        s->n = drop_nameless(s->wanted, s->n);
     if (!rc)
         rc = lm_alloc_n(&s->wanted_of, n, sizeof *s->wanted_of, "tensors of a model", e);
     if (!rc)
@@ -449,7 +451,7 @@ lm_code lm_match_make(const lm_import *m, lm_match *s, lm_err *e)
     for (size_t i = 0; !rc && i < n; i++)
         rc = place(m, s, i, &hint, e);
     for (size_t k = 0; !rc && k < s->n; k++)
-        if (!s->from[k])
+        if (!s->from[k] && is_needed(m, &s->wanted[k]))
             rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", s->wanted[k].hf);
     return rc;
 }

@@ -107,13 +107,14 @@ const lm_side_file *lm_import_side(const lm_import *m, const char *name);
 typedef struct {
     lm_model_tensor *wanted;
     size_t n;
-    int64_t *wanted_of;        /* of tensor i of the plan: index, or one of the two below */
-    const lm_st_tensor **from; /* of required tensor i */
+    int64_t *wanted_of;        /* of tensor i of the plan: index, or one of those below */
+    const lm_st_tensor **from; /* of required tensor i; NULL: absent, of a part that GGUF has not */
 } lm_match;
 enum {
     LM_TENSOR_IGNORED = -1,
-    LM_TENSOR_TIED = -2
-}; /* a buffer; the head's copy of the embedding */
+    LM_TENSOR_TIED = -2,
+    LM_TENSOR_LEFT = -3
+}; /* a buffer; the head's copy of the embedding; of a part that GGUF has not, when it is written */
 
 /* Match the tensors of m with those that m->config requires, by name and shape; none may be left
  * over on either side.  Fails: LM_EFORMAT naming the tensor. */

@@ -113,12 +113,13 @@ static bool is_read(const lm_format *f)
 static lm_code check_sizes(const lm_import *m, const gguf *q, lm_err *e)
 {
     const lm_config *c = &m->config;
+    const int64_t layers = c->layers + (c->encoder ? c->encoder->layers : 0);
     int64_t experts = 0, numbers = 0;
 
-    if (c->layers > (int64_t)lm_gguf_count(q->g))
+    if (layers > (int64_t)lm_gguf_count(q->g))
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensor%s for %" PRId64 " layer%s",
-                       lm_gguf_count(q->g), lm_plural(lm_gguf_count(q->g)), c->layers,
-                       lm_plural(c->layers));
+                       lm_gguf_count(q->g), lm_plural(lm_gguf_count(q->g)), layers,
+                       lm_plural(layers));
     for (int64_t l = 0; l < c->layers; l++)
         experts += c->layer[l].moe.experts;
     for (size_t i = 0; i < lm_gguf_count(q->g) && numbers < experts; i++)
@@ -158,18 +159,20 @@ static lm_code match_piece(const lm_import *m, const gguf *q, const lm_gguf_piec
     return same ? check_type(m, t, e) : wrong_shape(m, t, e);
 }
 
-/* Files before the first half of 2025 have both in one tensor: "blk.3.attn_kv_b.weight". */
-static const lm_gguf_tensor *latents_in_one(const gguf *q, const lm_model_tensor *s)
+/* Older files have both in one tensor, "blk.3.attn_kv_b.weight" (before the first half of 2025) or "blk.3.ssm_in.weight"
+ * (before that of 2026). */
+static const lm_gguf_tensor *pieces_in_one(const gguf *q, const lm_model_tensor *s)
 {
     char name[LM_TENSOR_NAME];
-    snprintf(name, sizeof name, "blk.%" PRId64 ".attn_kv_b.weight", s->layer);
-    return s->part == LM_PART_KV_B ? lm_gguf_find(q->g, name) : NULL;
+    const char *one = s->part == LM_PART_KV_B ? "attn_kv_b" : "ssm_in";
+    snprintf(name, sizeof name, "blk.%" PRId64 ".%s.weight", s->layer, one);
+    return s->part == LM_PART_KV_B || s->part == LM_PART_DELTA_IN ? lm_gguf_find(q->g, name) : NULL;
 }
 
 static lm_code match_pieces(lm_import *m, gguf *q, size_t i, int pieces, lm_err *e)
 {
     const lm_model_tensor *s = &q->wanted[i];
-    const lm_gguf_tensor *t = latents_in_one(q, s);
+    const lm_gguf_tensor *t = pieces_in_one(q, s);
     if (t) {
         q->from[i] = t;
         return fits(s, t, false) ? check_type(m, t, e) : wrong_shape(m, t, e);
@@ -198,10 +201,6 @@ static lm_code match_one(lm_import *m, gguf *q, size_t i, lm_err *e)
     bool one = !t && s->experts;
     if (one)
         t = lm_gguf_find(q->g, lm_model_tensor_gguf_split(s, split));
-    if (!t && s->part == LM_PART_DELTA_IN)
-        return lm_fail(e, LM_EUSAGE, m->path, "convert the Hugging Face folder",
-                       "tensor '%s' is missing: queries, keys, values and gates are apart",
-                       s->gguf);
     if (!t)
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing",
                        one && s->expert ? split : s->gguf);
@@ -269,6 +268,16 @@ static lm_code check_others(const lm_import *m, const gguf *q, lm_err *e)
     return LM_OK;
 }
 
+/* Parts that GGUF has not are not looked for. */
+static void drop_parts(const lm_import *m, gguf *q)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < q->n; i++)
+        if (lm_part_in_gguf(m->config.arch, q->wanted[i].part))
+            q->wanted[n++] = q->wanted[i];
+    q->n = n;
+}
+
 static lm_code match(lm_import *m, gguf *q, lm_err *e)
 {
     size_t used = 0;
@@ -276,6 +285,8 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
 
     if (!rc)
         rc = lm_model_tensors_make(&m->config, &q->wanted, &q->n, e);
+    if (!rc)
+        drop_parts(m, q);
     if (!rc)
         rc = lm_alloc_n(&q->from, q->n, sizeof *q->from, "tensors of a model", e);
     if (!rc)
@@ -464,6 +475,8 @@ static const lm_format *format_of(const lm_import *m, const lm_st_tensor *t)
     const lm_format *f = lm_format_of_gguf(q->from[nth]->type);
     const bool one = !q->also[nth] || q->also[nth]->type == q->from[nth]->type;
 
+    if (q->wanted[nth].order == LM_ORDER_TILED_COLS && lm_format_interleaved(f))
+        return lm_format_of_dtype(t->dtype); /* blocks have neighbouring columns */
     if (q->cut[nth] && !(one && lm_format_interleaved(f) && lm_piece_has_codes(&q->wanted[nth])))
         return lm_format_of_dtype(t->dtype);
     return f;
@@ -577,6 +590,8 @@ static lm_code take_config(lm_import *m, const lm_gguf *g, lm_err *e)
 
 static lm_code take_tokenizer(lm_import *m, const lm_gguf *g, const char *from, lm_err *e)
 {
+    static const char *const olds[] = { "vocab.json", "tokenizer.model", "spiece.model",
+                                        "vocab.txt" };
     lm_buf json = { 0 }, config = { 0 };
     bool found = false;
     lm_code rc;
@@ -585,7 +600,9 @@ static lm_code take_tokenizer(lm_import *m, const lm_gguf *g, const char *from, 
         return lm_import_tokenizer(m, from, e);
     if (lm_import_side(m, "tokenizer.json"))
         return LM_OK;
-    bool older = lm_import_side(m, "vocab.json") || lm_import_side(m, "tokenizer.model"); /* kept */
+    bool older = false; /* kept */
+    for (size_t i = 0; i < sizeof olds / sizeof *olds; i++)
+        older = older || lm_import_side(m, olds[i]);
     rc = lm_gguf_get_vocab(g, &m->config, &json, &config, &found, e);
     if (!rc && found && !(rc = lm_import_put(m, "tokenizer.json", &json, e)))
         m->side[m->n_side - 1].made = older;
@@ -607,6 +624,15 @@ static lm_code take_note(const lm_gguf *g, const char *key, char **out, lm_err *
         rc = lm_strdup(out, text.data, e);
     lm_buf_fini(&text);
     return rc;
+}
+
+/* A config that says that a T5's head is tied, whatever it is (lm_config_tie_head). */
+static void tie_head(lm_import *m, const lm_gguf *g)
+{
+    char head[LM_TENSOR_NAME];
+    if (m->config.encoder && !json_is_false(json_object_get(m->tree, "tie_word_embeddings")) &&
+        !lm_gguf_find(g, lm_tensor_gguf_name(m->config.arch, LM_PART_OUTPUT, -1, false, head)))
+        m->config.tied = true;
 }
 
 lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_err *e)
@@ -634,6 +660,8 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
         rc = take_config(m, q->g, e);
     if (!rc && lm_import_side(m, "config.json"))
         rc = lm_gguf_take_edits(m, q->g, !o->tokenizer, e);
+    if (!rc)
+        tie_head(m, q->g);
     if (!rc)
         rc = take_tokenizer(m, q->g, o->tokenizer, e);
     if (!rc)

@@ -55,7 +55,7 @@ static lm_code put_name(lm_gguf_plan *p, const lm_import *m, const char *given, 
     return LM_OK;
 }
 
-/* The config without the modules that predict tokens further on and the noise of routers, which are left out. */
+/* The config without the modules that predict tokens further on, the noise of routers, or a head, which are left out. */
 static lm_code put_config(lm_gguf_plan *p, const lm_import *m, const lm_side_file *f, lm_err *e)
 {
     json_t *tree = NULL;
@@ -63,12 +63,20 @@ static lm_code put_config(lm_gguf_plan *p, const lm_import *m, const lm_side_fil
     lm_code rc = lm_json_parse(f->data.data, f->data.len, m->path, &tree, e);
     rc = rc ? rc : lm_config_drop_ahead(tree, e);
     rc = rc ? rc : lm_config_drop_noise(tree, e);
+    if (!rc && m->config.head_transform)
+        json_object_set_new(tree, "architectures", json_pack("[s]", "BertModel"));
     rc = rc ? rc : lm_json_pretty(tree, &text, e);
     if (!rc)
         lm_gguf_put_str(p, LM_GGUF_FILE "config.json", text.data, text.len);
     json_decref(tree);
     lm_buf_fini(&text);
     return rc;
+}
+
+/* True if tensor i of the source is in the file, or follows from it. */
+static bool is_held(const lm_import *m, const lm_match *s, size_t i)
+{
+    return s->wanted_of[i] >= 0 || (s->wanted_of[i] == LM_TENSOR_TIED && !m->config.head_transform);
 }
 
 /* Keep files that cannot be rebuilt from the metadata, and the types of the tensors. */
@@ -84,7 +92,7 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match
         const lm_side_file *f = &m->side[i];
         if (f->made)
             continue;
-        if ((m->config.ahead || lm_config_learns_noise(&m->config)) &&
+        if ((m->config.ahead || m->config.head_transform || lm_config_learns_noise(&m->config)) &&
             !strcmp(f->name, "config.json")) {
             rc = put_config(p, m, f, e);
             continue;
@@ -102,7 +110,7 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match
         for (size_t i = 0, at = 0; !rc && i < n; i++) {
             const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
             size_t len = strlen(t->dtype_name) + 1 + strlen(t->name);
-            if (s->wanted_of[i] == LM_TENSOR_IGNORED)
+            if (!is_held(m, s, i))
                 continue;
             if (!pass)
                 rc = lm_buf_addf(&text, e, "%s %s", t->dtype_name, t->name);
@@ -247,7 +255,7 @@ static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
     lm_code rc = LM_OK;
 
     for (size_t i = 0; i < lm_st_plan_count(m->plan); i++)
-        if (s->wanted_of[i] == LM_TENSOR_TIED)
+        if (s->wanted_of[i] == LM_TENSOR_TIED && lm_st_plan_at(m->plan, i)->ndim == embed->ndim)
             head = lm_st_plan_at(m->plan, i);
     if (!head)
         return LM_OK;
@@ -268,12 +276,35 @@ static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
     return rc;
 }
 
-/* What is left out: buffers, layers that predict tokens further on, noise of routers. */
-typedef enum { IS_BUFFER, IS_FURTHER, IS_NOISE, LEFT_OUT } left_out;
+/* Parts that GGUF has not are left out. */
+static lm_code leave_parts(const lm_import *m, lm_match *s, lm_err *e)
+{
+    int64_t *now = NULL;
+    size_t n = 0;
+    if (lm_alloc_n(&now, s->n, sizeof *now, "list of tensors", e))
+        return e->code;
+    for (size_t k = 0; k < s->n; k++) {
+        now[k] = lm_part_in_gguf(m->config.arch, s->wanted[k].part) ? (int64_t)n : LM_TENSOR_LEFT;
+        if (now[k] < 0)
+            continue;
+        s->wanted[n] = s->wanted[k];
+        s->from[n++] = s->from[k];
+    }
+    for (size_t i = 0; i < lm_st_plan_count(m->plan); i++)
+        if (s->wanted_of[i] >= 0)
+            s->wanted_of[i] = now[s->wanted_of[i]];
+    s->n = n;
+    lm_free(now);
+    return LM_OK;
+}
 
-static left_out kind_of(const lm_import *m, const char *name)
+/* What is left out: buffers, layers that predict tokens further on, noise of routers, heads. */
+typedef enum { IS_BUFFER, IS_FURTHER, IS_NOISE, IS_HEAD, LEFT_OUT } left_out;
+
+static left_out kind_of(const lm_import *m, const char *name, int64_t wanted)
 {
     return lm_arch_is_noise(m->config.arch, name)    ? IS_NOISE
+           : wanted == LM_TENSOR_LEFT ? IS_HEAD
            : lm_config_passes_over(&m->config, name) ? IS_FURTHER
                                                      : IS_BUFFER;
 }
@@ -285,6 +316,7 @@ static void say_left_out(const lm_import *m, const lm_match *s, left_out kind)
         [IS_BUFFER] = "every reader recomputes this buffer",
         [IS_FURTHER] = "modules that predict tokens further on are not written to GGUF",
         [IS_NOISE] = "noise of routers, which serves training alone, is not written to GGUF",
+        [IS_HEAD] = "GGUF has no head of such a model",
     };
     const lm_st_tensor *first = NULL;
     size_t n = 0;
@@ -292,8 +324,9 @@ static void say_left_out(const lm_import *m, const lm_match *s, left_out kind)
 
     for (size_t i = 0; i < lm_st_plan_count(m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
-        const bool one = s->wanted_of[i] == LM_TENSOR_IGNORED;
-        if (one && kind_of(m, t->name) == kind && !n++)
+        const int64_t to = s->wanted_of[i];
+        const bool one = to == LM_TENSOR_IGNORED || to == LM_TENSOR_LEFT;
+        if (one && kind_of(m, t->name, to) == kind && !n++)
             first = t;
     }
     if (n > 1)
@@ -627,6 +660,8 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
                      lm_arch_name(m->config.arch));
     if (!rc)
         rc = lm_match_make(m, &s, e);
+    if (!rc)
+        rc = leave_parts(m, &s, e);
     if (!rc)
         rc = check_tied(m, &s, e);
     if (!rc)

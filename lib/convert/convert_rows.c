@@ -72,8 +72,8 @@ static bool is_lost(const lm_rows *r, const void *src, const float *x, const voi
         return !isfinite(x[i]) ||
                (fabsf(x[i]) > 65504.0f && fabsf(back[i] - x[i]) > 0.5f * fabsf(x[i]));
     return isinf(lm_get(r->to->element, dst, i)) &&
-           isfinite(lm_format_interleaved(r->from) ? (double)x[i]
-                                                   : lm_get(r->from->element, src, i));
+           isfinite(lm_format_interleaved(r->from) || r->col ? (double)x[i]
+                                                             : lm_get(r->from->element, src, i));
 }
 
 /* The first lost number among the `n` of a row, or NO_ELEMENT.  `back` has room for n floats. */
@@ -96,12 +96,22 @@ static int64_t check_row(const lm_rows *r, const void *src, const float *x, cons
     return NO_ELEMENT;
 }
 
+/* The columns of a row in the order of dst. */
+static void sort_cols(const lm_rows *r, const void *src, void *dst, size_t size)
+{
+    for (int64_t k = 0; k < r->cols; k += r->run)
+        memcpy((char *)dst + (size_t)k * size,
+               (const char *)src + (size_t)r->col(r->tensor, k) * size, (size_t)r->run * size);
+}
+
 /* One row of src to one of dst, x and back are scratch of n floats each; returns the result of
  * check_row. */
 static int64_t recast(const lm_rows *r, const void *src, void *dst, float *x, float *back,
                       int64_t n)
 {
-    to_f32(r->from, src, x, n);
+    to_f32(r->from, src, r->col ? back : x, n);
+    if (r->col)
+        sort_cols(r, back, x, sizeof *x);
     for (int64_t i = 0; adds(r) && i < n; i++)
         x[i] = r->exponent > 0   ? (float)-exp((double)x[i])
                : r->exponent < 0 ? (float)log(-(double)x[i])
@@ -149,13 +159,17 @@ static void move_rows(void *ctx, int64_t begin, int64_t end, int worker)
         int64_t at = r->map ? r->map(r->tensor, i) : i;
         const char *src = (const char *)r->src + (size_t)at * j->in;
         char *dst = (char *)r->dst + (size_t)i * j->out;
+        if (same(r) && r->col) {
+            sort_cols(r, src, dst, lm_dtype_size(r->from->element));
+            continue;
+        }
         if (same(r)) {
             memcpy(dst, src, j->in);
             continue;
         }
         int64_t lost = recast(r, src, dst, row, row + r->cols, r->cols);
         if (lost != NO_ELEMENT)
-            note(j, worker, at * r->cols + lost);
+            note(j, worker, at * r->cols + (r->col ? r->col(r->tensor, lost) : lost));
     }
 }
 
@@ -237,11 +251,15 @@ bool lm_rows_of_tensor(const lm_model_tensor *s, bool to_gguf, const lm_format *
                              : s->dim[0];
     if (moves)
         r->map = to_gguf ? lm_model_tensor_hf_row : lm_model_tensor_gguf_row;
+    if (s->order == LM_ORDER_TILED_COLS) {
+        r->col = to_gguf ? lm_model_tensor_hf_col : lm_model_tensor_gguf_col;
+        r->run = s->dim[1] / s->heads;
+    }
     if (s->plus_one)
         r->plus = to_gguf ? 1.0f : -1.0f;
     if (s->exponent)
         r->exponent = to_gguf ? 1 : -1;
-    return moves || turn || !same(r);
+    return moves || turn || r->col || !same(r);
 }
 
 lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e)

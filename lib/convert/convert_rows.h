@@ -19,6 +19,9 @@ typedef struct {
     /* Row r of dst is row map(tensor, r) of src; NULL: r.  Not with a transpose. */
     int64_t (*map)(const lm_model_tensor *of, int64_t r);
     const lm_model_tensor *tensor;
+    /* Likewise column k of dst, of plain numbers on one side at least; `run` columns follow each other on both. */
+    int64_t (*col)(const lm_model_tensor *of, int64_t k);
+    int64_t run;
     float plus; /* added to each element, in F32; not with a transpose */
     /* likewise: 1: each becomes -exp of it, -1: back */
     int exponent;

@@ -241,8 +241,10 @@ uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const
     int own = plain_type(dtype), type, fits;
 
     *fell_back = false;
+    c = lm_model_tensor_config(c, s);
     if (s->ndim == 1 || s->bias || s->part == LM_PART_POSITION || s->part == LM_PART_ROUTER ||
-        s->part == LM_PART_SHARED_SWITCH || s->part == LM_PART_DELTA_CONV)
+        s->part == LM_PART_SHARED_SWITCH || s->part == LM_PART_DELTA_CONV ||
+        s->part == LM_PART_TYPES || s->part == LM_PART_RELATIVE)
         return LM_GGUF_TYPE_F32; /* llama.cpp computes with F32 only */
     if (r->type == KEEP)
         return (uint32_t)own;

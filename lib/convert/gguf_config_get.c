@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "convert/gguf_deepseek.h"
+#include "convert/gguf_encoders.h"
 #include "convert/gguf_keys.h"
 #include "convert/names.h"
 
@@ -474,6 +475,18 @@ static void split_rope(json_t *o, double usual)
     json_object_set_new(o, "rope_parameters", both);
 }
 
+/* block_count counts modules that predict tokens further on, which are behind the layers. */
+static lm_code get_trunk(lm_gguf_reader *r, const lm_arch *a)
+{
+    const int64_t layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
+    int64_t further;
+    if (lm_gguf_get_further(r->g, a, &further, r->e))
+        return r->e->code;
+    if (further)
+        lm_gguf_set_int(r, "num_hidden_layers", layers > further ? layers - further : 0);
+    return LM_OK;
+}
+
 /* All keys of the entry of the architecture, in its order. */
 static lm_code get_keys(lm_gguf_reader *r, const lm_arch *a)
 {
@@ -501,6 +514,15 @@ static lm_code get_keys(lm_gguf_reader *r, const lm_arch *a)
             break;
         case LM_KEY_SCORED:
             rc = lm_gguf_get_scored(r->g, a, r->o, r->e);
+            break;
+        case LM_KEY_STACKS:
+            rc = lm_gguf_get_stacks(r->g, a, r->o, r->e);
+            break;
+        case LM_KEY_SECTIONS:
+            rc = get_trunk(r, a);
+            break;
+        case LM_KEY_MASKED:
+            rc = lm_gguf_get_masked(r->g, a, r->o, r->e);
             break;
         case LM_KEY_TRUE:
             json_object_set_new(r->o, k->hf, json_true());

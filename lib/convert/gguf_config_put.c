@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "convert/gguf_deepseek.h"
+#include "convert/gguf_encoders.h"
 #include "convert/gguf_keys.h"
 
 /* n, if each n-th layer attends to all keys and the others have windows (none if n is beyond the
@@ -74,7 +75,7 @@ static lm_code check_states(const lm_import *m, lm_err *e)
         return lm_gguf_no_words(m, "such an order of layers with states and with attention", e);
     for (int64_t l = 0; l < c->layers; l++) {
         const lm_layer *y = &c->layer[l];
-        if (!y->moe.experts)
+        if (!y->moe.experts && lm_gguf_has_key(c->arch, "expert_count"))
             return lm_gguf_no_words(m, "layers without experts", e);
         if (y->qkv_bias || y->out_bias)
             return lm_gguf_no_words(m, "bias of attention", e);
@@ -134,7 +135,9 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         return e->code;
     if (!may_differ(c) && !lm_config_alike(c))
         return lm_gguf_no_words(m, "layers of different sizes", e);
-    if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
+    if (c->head_transform)
+        lm_gguf_check_masked(m);
+    else if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
         return lm_gguf_no_words(m, "exact GELU (activation_function gelu)", e);
     for (int64_t l = 0; l < c->layers; l++) {
         const lm_layer *y = &c->layer[l];
@@ -230,6 +233,8 @@ static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
 /* Sizes of layers with states, those of the first; in a model without one, of none. */
 static void put_states(lm_gguf_plan *p, const lm_config *c)
 {
+    /* pairs of each axis, as published; those of text have one position */
+    static const int32_t sections[] = { 11, 11, 10, 0 };
     const char *arch = c->arch->gguf;
     const lm_delta_sizes *d = &c->layer[0].delta;
     char key[LM_GGUF_KEY];
@@ -244,11 +249,14 @@ static void put_states(lm_gguf_plan *p, const lm_config *c)
                     (uint32_t)(d->heads * d->value_dim));
     lm_gguf_put_u32(p, lm_gguf_key_of(key, arch, "full_attention_interval"),
                     (uint32_t)interval_of(c));
+    if (lm_gguf_has_key(c->arch, LM_GGUF_SECTIONS))
+        lm_gguf_put_i32s(p, lm_gguf_key_of(key, arch, LM_GGUF_SECTIONS), sections,
+                         sizeof sections / sizeof *sections);
 }
 
 lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
 {
-    lm_code rc = check_words(m, e);
+    lm_code rc = m->config.encoder ? lm_gguf_check_stacks(m, e) : check_words(m, e);
 
     return rc ? rc : lm_gguf_put_numbers(p, &m->config, e);
 }
@@ -269,6 +277,10 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
     int64_t window = lm_config_window(c);
     char key[LM_GGUF_KEY];
 
+    if (c->encoder) {
+        lm_gguf_put_stacks(p, c);
+        return LM_OK;
+    }
     lm_gguf_put_u32(p, lm_gguf_key_of(key, arch, "block_count"), (uint32_t)c->layers);
     lm_gguf_put_u32(p, lm_gguf_key_of(key, arch, "context_length"), (uint32_t)c->max_positions);
     lm_gguf_put_u32(p, lm_gguf_key_of(key, arch, "embedding_length"), (uint32_t)c->width);
@@ -289,6 +301,8 @@ lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
     if (c->norm == LM_NORM_LAYER)
         lm_gguf_put_f32(p, lm_gguf_key_of(key, arch, "attention.layer_norm_epsilon"),
                         (float)c->norm_eps);
+    if (c->head_transform)
+        lm_gguf_put_bool(p, lm_gguf_key_of(key, arch, "attention.causal"), false);
     if (c->ropes) {
         lm_gguf_put_f32(p, lm_gguf_key_of(key, arch, "attention.layer_norm_rms_epsilon"),
                         (float)c->norm_eps);

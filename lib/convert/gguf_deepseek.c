@@ -111,7 +111,7 @@ lm_code lm_gguf_get_further(const lm_gguf *g, const lm_arch *a, int64_t *layers,
 {
     lm_gguf_reader r = { .g = g, .arch = a->gguf, .e = e };
     *layers = 0;
-    return lm_gguf_has_key(a, "attention.kv_lora_rank")
+    return lm_gguf_has_key(a, "attention.kv_lora_rank") || lm_gguf_has_key(a, LM_GGUF_SECTIONS)
                ? lm_gguf_whole(&r, "nextn_predict_layers", 0, layers, NULL)
                : LM_OK;
 }

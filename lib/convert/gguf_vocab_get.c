@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "convert/gguf_meta.h"
+#include "convert/gguf_words.h"
 #include "text/pretok_scan.h"
 #include "text/scored.h"
 #include "text/tokenizer.h"
@@ -71,19 +72,27 @@ static lm_code read_id(vocab *v, const char *key, int64_t *id)
     return rc;
 }
 
-static lm_code read_special(vocab *v, bool fallback, bool bos_by_default)
+/* llama.cpp's ids of a file that names none. */
+typedef struct {
+    int64_t bos, eos, unk, pad;
+    bool add_bos, add_eos;
+} usual_ids;
+
+static lm_code read_special(vocab *v, const usual_ids *usual)
 {
-    v->s.bos = fallback && v->s.n > 2 ? 1 : -1;
-    v->s.eos = fallback && v->s.n > 2 ? 2 : -1;
-    v->s.unk = fallback && v->s.n > 2 ? 0 : -1;
-    v->s.pad = -1;
+    const int64_t n = (int64_t)v->s.n;
+    v->s.bos = usual->bos < n ? usual->bos : -1;
+    v->s.eos = usual->eos < n ? usual->eos : -1;
+    v->s.unk = usual->unk < n ? usual->unk : -1;
+    v->s.pad = usual->pad < n ? usual->pad : -1;
     if (read_id(v, "tokenizer.ggml.bos_token_id", &v->s.bos) ||
         read_id(v, "tokenizer.ggml.eos_token_id", &v->s.eos) ||
         read_id(v, "tokenizer.ggml.unknown_token_id", &v->s.unk) ||
         read_id(v, "tokenizer.ggml.padding_token_id", &v->s.pad) ||
-        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_bos_token", bos_by_default, &v->s.add_bos, NULL,
+        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_bos_token", usual->add_bos, &v->s.add_bos, NULL,
                         v->e) ||
-        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_eos_token", false, &v->s.add_eos, NULL, v->e))
+        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_eos_token", usual->add_eos, &v->s.add_eos, NULL,
+                        v->e))
         return v->e->code;
     v->s.add_bos = v->s.add_bos && v->s.bos >= 0;
     v->s.add_eos = v->s.add_eos && v->s.eos >= 0;
@@ -292,33 +301,64 @@ static lm_code prove(const vocab *v, const lm_buf *json, const lm_buf *config)
     return rc;
 }
 
+/* The kinds of tokenizers, by llama.cpp's names. */
+typedef enum { KIND_NONE, KIND_BYTES, KIND_FALLBACK, KIND_UNIGRAM, KIND_WORDPIECE } vocab_kind;
+
+static vocab_kind kind_of(const lm_gguf_text *model)
+{
+    static const struct {
+        const char *name;
+        vocab_kind kind;
+    } known[] = { { "gpt2", KIND_BYTES },
+                  { "llama", KIND_FALLBACK },
+                  { "t5", KIND_UNIGRAM },
+                  { "bert", KIND_WORDPIECE } };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (model->len == strlen(known[i].name) && !memcmp(model->text, known[i].name, model->len))
+            return known[i].kind;
+    return KIND_NONE;
+}
+
+static lm_code write_all(vocab *v, vocab_kind kind, const pre_tokenizer *pre, const lm_config *c,
+                         lm_buf *json, lm_buf *config)
+{
+    if (kind == KIND_WORDPIECE)
+        return lm_gguf_get_wordpiece(v->g, &v->s, json, config, v->e);
+    lm_code rc = kind == KIND_UNIGRAM ? lm_gguf_get_unigram(v->g, &v->s, json, v->e)
+                                      : write_tokenizer(v, kind == KIND_FALLBACK, pre, json);
+    return rc ? rc : write_config(v, c, config);
+}
+
 lm_code lm_gguf_get_vocab(const lm_gguf *g, const lm_config *c, lm_buf *json, lm_buf *config,
                           bool *found, lm_err *e)
 {
+    static const usual_ids usual[] = { [KIND_BYTES] = { -1, -1, -1, -1, false, false },
+                                       [KIND_FALLBACK] = { 1, 2, 0, -1, true, false },
+                                       [KIND_UNIGRAM] = { -1, 1, 2, 0, false, true },
+                                       [KIND_WORDPIECE] = { 101, -1, 100, 0, true, false } };
     vocab v = { .g = g, .s = { .where = lm_gguf_path(g) }, .e = e };
     const pre_tokenizer *pre = NULL;
     lm_gguf_text model;
-    bool fallback;
     lm_code rc = lm_gguf_str(g, "tokenizer.ggml.model", &model, e);
 
     *found = false;
     if (rc || !model.text || (model.len == 4 && !memcmp(model.text, "none", 4)))
         return rc;
-    fallback = model.len == 5 && !memcmp(model.text, "llama", 5);
-    if (!fallback && !(model.len == 4 && !memcmp(model.text, "gpt2", 4)))
+    const vocab_kind kind = kind_of(&model);
+    if (kind == KIND_NONE)
         return lm_fail(e, LM_EUSAGE, lm_gguf_path(g), "give the model's own tokenizer, or none",
-                       "a tokenizer of kind '%.*s', gpt2 and llama are supported",
+                       "a tokenizer of kind '%.*s', gpt2, llama, t5 and bert are supported",
                        (int)(model.len < 40 ? model.len : 40), model.text);
-    if (!fallback)
+    if (kind == KIND_BYTES)
         rc = find_pre(&v, &pre);
     if (!rc)
         rc = read_tokens(&v, c);
+    usual_ids ids = usual[kind];
+    ids.add_bos = pre ? pre->bos : ids.add_bos;
     if (!rc)
-        rc = read_special(&v, fallback, fallback || pre->bos);
+        rc = read_special(&v, &ids);
     if (!rc)
-        rc = write_tokenizer(&v, fallback, pre, json);
-    if (!rc)
-        rc = write_config(&v, c, config);
+        rc = write_all(&v, kind, pre, c, json, config);
     if (!rc)
         rc = prove(&v, json, config);
     *found = !rc;

@@ -3,7 +3,7 @@
  *
  * Byte-level BPE is llama.cpp's "gpt2": tokens, merges and the name of a pattern.  BPE with byte
  * fallback is its "llama", which has no merges: it joins the pair whose joined token has the
- * highest score, so the score of a token is the rank of the first merge that makes it. */
+ * highest score, so the score of a token is the rank of the first merge that makes it.  Models without merges: gguf_words.h. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "convert/gguf_meta.h"
+#include "convert/gguf_words.h"
 #include "text/added_list.h"
 #include "text/pretok_scan.h"
 #include "text/sentencepiece.h"
@@ -73,8 +74,6 @@ static lm_code open_tokenizer(vocab *v)
         rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
                                     config.len, v->where, &v->tok, v->e);
     if (!rc)
-        rc = lm_tokenizer_need_bpe(v->tok, v->where, "GGUF files are written with", v->e);
-    if (!rc)
         rc = lm_lists_cut(&v->lists, json.data, json.len, &rest, &cut, v->e);
     if (!rc)
         rc = lm_json_parse(cut ? rest.data : json.data, cut ? rest.len : json.len, v->where,
@@ -111,7 +110,7 @@ static bool looks_special(const char *s, size_t len)
     return len > 4 && !memcmp(s, "<|", 2) && !memcmp(s + len - 2, "|>", 2);
 }
 
-static lm_code fill_tokens(vocab *v, bool fallback)
+static lm_code fill_tokens(vocab *v, bool fallback, bool unigram)
 {
     const json_t *added = json_object_get(v->rest, "added_tokens"), *a;
     int64_t unk = lm_tokenizer_unk(v->tok);
@@ -122,7 +121,11 @@ static lm_code fill_tokens(vocab *v, bool fallback)
         const lm_list_token *t = &v->lists.tokens[i];
         const char *s = v->lists.text.data + t->off;
         v->text[t->id] = (lm_gguf_text){ s, t->len };
-        v->type[t->id] = fallback && is_byte(s, t->len) ? BYTE : NORMAL;
+        v->type[t->id] = fallback && is_byte(s, t->len) ? BYTE
+                         : unigram && t->id == unk      ? UNKNOWN
+                                                        : NORMAL;
+        if (unigram)
+            v->score[t->id] = (float)t->score;
     }
     json_array_foreach(added, i, a)
     {
@@ -131,7 +134,9 @@ static lm_code fill_tokens(vocab *v, bool fallback)
         size_t len = json_string_length(content);
         const char *s = json_string_value(content);
         v->text[id] = (lm_gguf_text){ s, len };
-        v->type[id] = fallback && (int64_t)id == unk ? UNKNOWN
+        if (unigram && !v->type[id])
+            v->score[id] = -1000;
+        v->type[id] = (fallback || unigram) && (int64_t)id == unk ? UNKNOWN
                       : json_is_true(json_object_get(a, "special")) || looks_special(s, len)
                           ? CONTROL
                           : USER;
@@ -144,6 +149,7 @@ static lm_code fill_tokens(vocab *v, bool fallback)
             rc = lm_buf_addf(&v->names, v->e, "[PAD%zu]", i);
             v->text[i] = (lm_gguf_text){ v->names.data + at, v->names.len - at };
             v->type[i] = UNUSED;
+            v->score[i] = unigram ? -10000 : 0;
         }
     return rc;
 }
@@ -376,6 +382,33 @@ static void put_more_eos(vocab *v, int64_t eos)
                v->m->path, n + 1);
 }
 
+/* The tokens around a text, and the masked one, which are no others there. */
+static void put_around(vocab *v, const lm_ids *ids)
+{
+    put_id(v, "tokenizer.ggml.bos_token_id", ids->n > 2 ? (int64_t)ids->v[0] : -1, -1);
+    put_id(v, "tokenizer.ggml.seperator_token_id", ids->n > 2 ? (int64_t)ids->v[ids->n - 1] : -1,
+           -1);
+    put_id(v, "tokenizer.ggml.unknown_token_id", lm_tokenizer_unk(v->tok), -1);
+    put_id(v, "tokenizer.ggml.padding_token_id", lm_tokenizer_pad(v->tok), v->m->config.pad);
+    put_id(v, "tokenizer.ggml.mask_token_id", lm_tokenizer_mask(v->tok), -1);
+    lm_gguf_put_bool(v->p, "tokenizer.ggml.add_bos_token", ids->n > 2);
+    lm_gguf_put_bool(v->p, "tokenizer.ggml.add_sep_token", ids->n > 2);
+}
+
+static lm_code put_wordpiece_special(vocab *v)
+{
+    lm_tok_scratch *s = NULL;
+    lm_ids ids = { 0 };
+    lm_code rc = lm_tok_scratch_new(v->tok, &s, v->e);
+    if (!rc)
+        rc = lm_tokenizer_encode(v->tok, s, "a", 1, true, &ids, v->e);
+    if (!rc)
+        put_around(v, &ids);
+    lm_ids_fini(&ids);
+    lm_tok_scratch_free(s);
+    return rc;
+}
+
 static lm_code put_special(vocab *v)
 {
     const lm_config *c = &v->m->config;
@@ -402,6 +435,19 @@ static lm_code put_special(vocab *v)
     lm_ids_fini(&ids);
     lm_tok_scratch_free(s);
     return rc;
+}
+
+static lm_code put_model(vocab *v, const json_t *model, bool fallback, bool unigram, bool wordpiece)
+{
+    lm_gguf_words w = { v->p, v->m->sink, v->where, v->rest, v->text, v->type, v->score, v->n };
+    if (unigram)
+        return lm_gguf_put_unigram(&w, v->e);
+    if (wordpiece)
+        return lm_gguf_put_wordpiece(&w, v->m->config.types, v->e);
+    if (!fallback)
+        return put_byte_level(v, model);
+    put_fallback(v);
+    return LM_OK;
 }
 
 /* From tokenizer_config.json, or a separate file. */
@@ -451,18 +497,18 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e)
         rc = lm_alloc_n(&v.score, v.n, sizeof *v.score, "scores of tokens", e);
     const json_t *model = json_object_get(v.rest, "model");
     bool fallback = json_is_true(json_object_get(model, "byte_fallback"));
+    const bool unigram = v.tok && !strcmp(lm_tokenizer_model(v.tok), "Unigram");
+    const bool wordpiece = v.tok && !strcmp(lm_tokenizer_model(v.tok), "WordPiece");
     if (!rc)
-        rc = fill_tokens(&v, fallback);
-    if (!rc && fallback)
+        rc = fill_tokens(&v, fallback, unigram);
+    if (!rc && fallback && !unigram)
         fill_scores(&v);
-    if (!rc)
+    if (!rc && !unigram)
         rc = take_pieces(&v);
-    if (!rc && fallback)
-        put_fallback(&v);
-    else if (!rc)
-        rc = put_byte_level(&v, model);
     if (!rc)
-        rc = put_special(&v);
+        rc = put_model(&v, model, fallback, unigram, wordpiece);
+    if (!rc)
+        rc = wordpiece ? put_wordpiece_special(&v) : put_special(&v);
     if (!rc)
         rc = put_template(&v, config);
     lm_buf_fini(&v.names);

@@ -57,12 +57,38 @@ static void cut_experts(const lm_model_tensor *s, int k, int by, lm_gguf_piece *
     p->step = s->bias ? by : out;
 }
 
+static void add_run(lm_gguf_piece *p, int64_t at, int64_t rows)
+{
+    p->run[p->runs++] = (lm_piece_run){ at, rows };
+    p->inner += p->groups * rows;
+}
+
+/* Of a layer with a state: queries, keys and values, or gates. */
+static void cut_states(const lm_model_tensor *s, const lm_delta_sizes *d, int k, lm_gguf_piece *p)
+{
+    const int64_t key = d->key_dim, value = d->heads / d->key_heads * d->value_dim;
+    p->ndim = 3;
+    p->outer = 1;
+    p->cols = s->dim[1];
+    p->groups = d->key_heads;
+    p->pitch = 2 * (key + value);
+    if (k) {
+        add_run(p, 2 * key + value, value);
+        return;
+    }
+    add_run(p, 0, key);
+    add_run(p, key, key);
+    add_run(p, 2 * key, value);
+}
+
 lm_gguf_piece lm_piece_of(const lm_config *c, const lm_model_tensor *s, int k)
 {
     lm_gguf_piece p = { .outer = 0 };
     name_of(c, s, k, p.name);
     if (s->part == LM_PART_KV_B)
         cut_latents(&c->layer[s->layer], k, &p);
+    else if (s->part == LM_PART_DELTA_IN)
+        cut_states(s, &c->layer[s->layer].delta, k, &p);
     else
         cut_experts(s, k, lm_pieces(c, s), &p);
     return p;
@@ -70,6 +96,11 @@ lm_gguf_piece lm_piece_of(const lm_config *c, const lm_model_tensor *s, int k)
 
 int lm_piece_shape(const lm_gguf_piece *p, int64_t dim[3])
 {
+    if (p->runs) {
+        dim[0] = p->inner;
+        dim[1] = p->cols;
+        return 2;
+    }
     dim[0] = p->outer;
     dim[1] = p->ndim == 3 ? p->inner : p->cols;
     dim[2] = p->cols;
@@ -103,9 +134,28 @@ static void move_range(void *ctx, int64_t begin, int64_t end, int worker)
                                  (o * p->inner + i) * p->cols + k);
 }
 
+/* Whole rows, run by run. */
+static void move_runs(const lm_piece_job *j)
+{
+    const lm_gguf_piece *p = j->piece;
+    const size_t row = (size_t)p->cols * j->size;
+    char *part = j->part;
+    for (int r = 0; r < p->runs; r++)
+        for (int64_t g = 0; g < p->groups; g++) {
+            char *whole = (char *)j->whole + (size_t)(g * p->pitch + p->run[r].at) * row;
+            const size_t bytes = (size_t)p->run[r].rows * row;
+            memcpy(j->out ? part : whole, j->out ? whole : part, bytes);
+            part += bytes;
+        }
+}
+
 void lm_piece_move(const lm_piece_job *j, lm_par *par)
 {
     lm_piece_job copy = *j;
+    if (j->piece->runs) {
+        move_runs(j);
+        return;
+    }
     lm_par_for(par, j->piece->outer, 1, move_range, &copy);
 }
 

@@ -7,6 +7,8 @@
  *       ffn_gate_exps, ffn_up_exps [experts, ffn, in]; their biases [experts, 2 ffn] likewise
  *   mlp.experts.down_proj [experts, ffn, out]
  *       ffn_down_exps [experts, out, ffn]
+ *   linear_attn.in_proj_qkvz, rows of queries, keys, values and gates of each key head in turn
+ *       attn_qkv, those of all heads' queries, then keys, then values; attn_gate
  * A table of an architecture (model/arch.h) names both with a comma between them.  Private to lib/convert. */
 #ifndef LM_CONVERT_PIECES_H
 #define LM_CONVERT_PIECES_H
@@ -14,13 +16,23 @@
 #include "convert/names.h"
 #include "numeric/format.h"
 
+/* Rows of each of some groups, from row `at` of the group on. */
+typedef struct {
+    int64_t at, rows;
+} lm_piece_run;
+enum { LM_PIECE_RUNS = 3 };
+
 /* Row (o, i) of a tensor [outer, inner, cols] of GGUF, in their order; its element k is element
- * base + o outer_step + i inner_step + k step of Hugging Face's. */
+ * base + o outer_step + i inner_step + k step of Hugging Face's.  With runs, outer is 1, and the rows are those of each run
+ * for all groups of `pitch` rows, one run behind the other. */
 typedef struct {
     char name[LM_TENSOR_NAME];
     int ndim; /* 2: [outer, cols], inner is 1 */
     int64_t outer, inner, cols;
     int64_t base, outer_step, inner_step, step;
+    int runs;
+    lm_piece_run run[LM_PIECE_RUNS];
+    int64_t groups, pitch;
 } lm_gguf_piece;
 
 /* The number of such tensors of s; 0: it is one, as names.h says. */

@@ -131,6 +131,7 @@ void lm_gguf_put_f32(lm_gguf_plan *p, const char *key, float v);
 void lm_gguf_put_bool(lm_gguf_plan *p, const char *key, bool v);
 void lm_gguf_put_str(lm_gguf_plan *p, const char *key, const char *s, size_t len);
 void lm_gguf_put_strs(lm_gguf_plan *p, const char *key, const lm_gguf_text *v, size_t n);
+void lm_gguf_put_u8s(lm_gguf_plan *p, const char *key, const void *v, size_t n);
 void lm_gguf_put_i32s(lm_gguf_plan *p, const char *key, const int32_t *v, size_t n);
 void lm_gguf_put_bools(lm_gguf_plan *p, const char *key, const bool *v, size_t n);
 void lm_gguf_put_f32s(lm_gguf_plan *p, const char *key, const float *v, size_t n);

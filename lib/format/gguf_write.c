@@ -120,6 +120,12 @@ void lm_gguf_put_strs(lm_gguf_plan *p, const char *name, const lm_gguf_text *v, 
         text(p, v[i].text, v[i].len);
 }
 
+void lm_gguf_put_u8s(lm_gguf_plan *p, const char *name, const void *v, size_t n)
+{
+    array(p, name, LM_GGUF_U8, n);
+    raw(p, v, n);
+}
+
 void lm_gguf_put_i32s(lm_gguf_plan *p, const char *name, const int32_t *v, size_t n)
 {
     array(p, name, LM_GGUF_I32, n);

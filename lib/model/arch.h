@@ -88,7 +88,7 @@ typedef enum {
 /* Its names without prefix and suffix: "self_attn.q_proj" for
  * model.layers.3.self_attn.q_proj.weight, "attn_q" for blk.3.attn_q.weight, "mlp.experts.#.up_proj" for the
  * experts' model.layers.3.mlp.experts.0.up_proj.weight and so on.  "attn_k_b,attn_v_b": GGUF has two tensors
- * (convert/pieces.h). */
+ * (convert/pieces.h).  "": of an architecture that GGUF has, a part that it has not. */
 typedef struct {
     lm_part part; /* 0 ends a table */
     const char *hf, *gguf;
@@ -110,6 +110,9 @@ typedef enum {
     LM_KEY_EXPERT_FFN,   /* width of an expert; absent: feed_forward_length / expert_used_count */
     LM_KEY_LATENT,       /* the sizes of latent attention */
     LM_KEY_SCORED,       /* DeepSeek's experts: shared ones, scores, groups, first layers without */
+    LM_KEY_STACKS,       /* T5: the kind of MLP, and what no file but T5's is */
+    LM_KEY_SECTIONS,     /* positions on several axes, and modules that predict tokens further on */
+    LM_KEY_MASKED,       /* BERT: kinds of tokens, and a class without a head */
 } lm_key_kind;
 
 /* Of an optional number that is absent, the value is `times` that of key `like`, which stands before it;
@@ -123,6 +126,9 @@ typedef struct {
     double times;
     bool unless_like; /* config.json does not get the key where it has that value */
 } lm_gguf_key;
+
+/* The axes of positions in GGUF. */
+#define LM_GGUF_SECTIONS "rope.dimension_sections"
 
 struct lm_arch {
     const char *name;        /* model_type */
@@ -156,7 +162,9 @@ struct lm_arch {
     const lm_arch *mixture;
 
     const lm_gguf_key *gguf_keys;
+    const char *gguf_stack;       /* in front of "blk." there; NULL: nothing */
     bool gguf_pairs;              /* rows of q and k lie there pair by pair (convert/names.h) */
+    bool gguf_tiled;              /* value heads of layers with states lie there across key heads */
     bool gguf_head_dim;           /* head_dim is always written to config.json */
     bool gguf_tied;               /* llama.cpp has no head beside the embedding, */
     bool gguf_head;               /* or requires one */
@@ -211,7 +219,14 @@ const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
 enum { LM_TENSOR_NAME = 96 };
 
 /* Orders of elements in GGUF: see convert/names.h. */
-typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_QKV, LM_ORDER_CONV1D } lm_element_order;
+typedef enum {
+    LM_ORDER_SAME,
+    LM_ORDER_ROPE,
+    LM_ORDER_QKV,
+    LM_ORDER_CONV1D,
+    LM_ORDER_TILED,
+    LM_ORDER_TILED_COLS
+} lm_element_order;
 
 typedef struct {
     char gguf[LM_TENSOR_NAME], hf[LM_TENSOR_NAME];
@@ -223,9 +238,11 @@ typedef struct {
     int64_t layer;   /* -1: outside the layers */
     int64_t expert;  /* of the parts of experts, otherwise 0 */
     int64_t experts; /* of the parts of experts: how many the layer has; otherwise 0 */
-    int64_t heads;   /* LM_ORDER_ROPE, LM_ORDER_QKV: number of heads in the rows */
-    bool plus_one;   /* GGUF stores 1 + the number */
-    bool exponent;   /* GGUF stores -exp(the number) */
+    /* LM_ORDER_ROPE, LM_ORDER_QKV: number of heads in the rows; LM_ORDER_TILED*: of value heads */
+    int64_t heads;
+    int64_t groups, lead; /* LM_ORDER_TILED*: number of key heads, and of rows in front of the former */
+    bool plus_one;        /* GGUF stores 1 + the number */
+    bool exponent;        /* GGUF stores -exp(the number) */
 } lm_model_tensor;
 
 /* The number of a layer in the names below: of a module under lm_arch.ahead it is LM_LAYER_AHEAD. */
@@ -239,6 +256,8 @@ const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, boo
 const char *lm_expert_hf_name(const lm_arch *a, lm_part part, int64_t layer, int64_t expert,
                               bool bias, char out[LM_TENSOR_NAME]);
 const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char out[LM_TENSOR_NAME]);
+/* True if GGUF has the part. */
+bool lm_part_in_gguf(const lm_arch *a, lm_part part);
 /* GGUF's, "blk.3.attn_q.weight"; "": files there have no such tensor. */
 const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                                 char out[LM_TENSOR_NAME]);

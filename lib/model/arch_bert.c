@@ -3,7 +3,7 @@
  * modeling_bert.py): an encoder with learned positions and token types, LayerNorm after each addition, biases everywhere,
  * and a head of a product, an activation and a LayerNorm in front of the embedding's matrix with a bias.
  *
- * The pooler and the head of next-sentence prediction are no part of that model. */
+ * The pooler and the head of next-sentence prediction are no part of that model.  GGUF has no head of it at all. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -116,18 +116,18 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 }
 
 static const lm_tensor_name tensors[] = {
-    { LM_PART_EMBED, "embeddings.word_embeddings", "" },
-    { LM_PART_POSITION, "embeddings.position_embeddings", "" },
-    { LM_PART_TYPES, "embeddings.token_type_embeddings", "" },
-    { LM_PART_EMBED_NORM, "embeddings.LayerNorm", "" },
-    { LM_PART_Q, "attention.self.query", "" },
-    { LM_PART_K, "attention.self.key", "" },
-    { LM_PART_V, "attention.self.value", "" },
-    { LM_PART_ATTN_OUT, "attention.output.dense", "" },
-    { LM_PART_ATTN_POST_NORM, "attention.output.LayerNorm", "" },
-    { LM_PART_UP, "intermediate.dense", "" },
-    { LM_PART_DOWN, "output.dense", "" },
-    { LM_PART_MLP_POST_NORM, "output.LayerNorm", "" },
+    { LM_PART_EMBED, "embeddings.word_embeddings", "token_embd" },
+    { LM_PART_POSITION, "embeddings.position_embeddings", "position_embd" },
+    { LM_PART_TYPES, "embeddings.token_type_embeddings", "token_types" },
+    { LM_PART_EMBED_NORM, "embeddings.LayerNorm", "token_embd_norm" },
+    { LM_PART_Q, "attention.self.query", "attn_q" },
+    { LM_PART_K, "attention.self.key", "attn_k" },
+    { LM_PART_V, "attention.self.value", "attn_v" },
+    { LM_PART_ATTN_OUT, "attention.output.dense", "attn_output" },
+    { LM_PART_ATTN_POST_NORM, "attention.output.LayerNorm", "attn_output_norm" },
+    { LM_PART_UP, "intermediate.dense", "ffn_up" },
+    { LM_PART_DOWN, "output.dense", "ffn_down" },
+    { LM_PART_MLP_POST_NORM, "output.LayerNorm", "layer_output_norm" },
     { LM_PART_HEAD_DENSE, "cls.predictions.transform.dense", "" },
     { LM_PART_HEAD_NORM, "cls.predictions.transform.LayerNorm", "" },
     { LM_PART_HEAD_BIAS, "cls.predictions.bias", "" },
@@ -140,12 +140,22 @@ static const char *const buffers[] = { "embeddings.position_ids", "embeddings.to
 static const char *const passed_over[] = { "bert.pooler.", "pooler.", "cls.seq_relationship.",
                                            NULL };
 
-static const lm_gguf_key no_gguf[] = { { .hf = NULL } };
+static const lm_gguf_key gguf_keys[] = {
+    { .hf = "hidden_size", "embedding_length", LM_KEY_INT },
+    { .hf = "intermediate_size", "feed_forward_length", LM_KEY_INT },
+    { .hf = "num_hidden_layers", "block_count", LM_KEY_INT },
+    { .hf = "num_attention_heads", "attention.head_count", LM_KEY_INT },
+    { .hf = "max_position_embeddings", "context_length", LM_KEY_INT },
+    { .hf = "layer_norm_eps", "attention.layer_norm_epsilon", LM_KEY_REAL },
+    { .hf = "hidden_act", "gelu", LM_KEY_TEXT },
+    { .hf = "type_vocab_size", "", LM_KEY_MASKED },
+    { .hf = NULL },
+};
 
 const lm_arch lm_arch_bert = {
     .name = "bert",
     .class_name = "BertForMaskedLM",
-    .gguf = "",
+    .gguf = "bert",
     .keys = keys,
     .tied = true,
     .read = read,
@@ -157,5 +167,5 @@ const lm_arch lm_arch_bert = {
     .passed_over = passed_over,
     .old_norms = true,
     .branch_dropout = true,
-    .gguf_keys = no_gguf,
+    .gguf_keys = gguf_keys,
 };

@@ -38,14 +38,23 @@ static const lm_tensor_name tensors[] = {
     { 0, NULL, NULL },
 };
 
+static const lm_gguf_key gguf_keys[] = {
+    LM_GGUF_DECODER_KEYS, LM_GGUF_SILU_KEYS,
+    LM_GGUF_STATES_KEYS,  { .hf = "", LM_GGUF_SECTIONS, LM_KEY_SECTIONS },
+    LM_GGUF_ROPE_KEY,     { .hf = NULL },
+};
+
 const lm_arch lm_arch_qwen3_5 = {
     .name = "qwen3_5_text",
     .class_name = "Qwen3_5ForCausalLM",
-    .gguf = "", /* heads of values stand in another order there */
+    .gguf = "qwen35",
     .keys = keys,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",
     .passed_over = lm_mtp_passed_over,
     .tensors = tensors,
+    .gguf_keys = gguf_keys,
+    .gguf_head_dim = true,
+    .gguf_tiled = true,
 };

@@ -147,42 +147,44 @@ static double std_of(const lm_config *c, lm_part part)
 
 /* ---- Names: version 1.0 has one matrix in an MLP's beginning, with a gate there are two ---- */
 
-#define ATTENTION                                                                               \
-    { LM_PART_Q, "layer.0.SelfAttention.q", "" }, { LM_PART_K, "layer.0.SelfAttention.k", "" }, \
-        { LM_PART_V, "layer.0.SelfAttention.v", "" },                                           \
-        { LM_PART_ATTN_OUT, "layer.0.SelfAttention.o", "" },                                    \
-        { LM_PART_RELATIVE, "layer.0.SelfAttention.relative_attention_bias", "" },              \
-    {                                                                                           \
-        LM_PART_ATTN_NORM, "layer.0.layer_norm", ""                                             \
+#define ATTENTION                                                                            \
+    { LM_PART_Q, "layer.0.SelfAttention.q", "attn_q" },                                      \
+        { LM_PART_K, "layer.0.SelfAttention.k", "attn_k" },                                  \
+        { LM_PART_V, "layer.0.SelfAttention.v", "attn_v" },                                  \
+        { LM_PART_ATTN_OUT, "layer.0.SelfAttention.o", "attn_o" },                           \
+        { LM_PART_RELATIVE, "layer.0.SelfAttention.relative_attention_bias", "attn_rel_b" }, \
+    {                                                                                        \
+        LM_PART_ATTN_NORM, "layer.0.layer_norm", "attn_norm"                                 \
     }
-#define CROSS                                                   \
-    { LM_PART_CROSS_Q, "layer.1.EncDecAttention.q", "" },       \
-        { LM_PART_CROSS_K, "layer.1.EncDecAttention.k", "" },   \
-        { LM_PART_CROSS_V, "layer.1.EncDecAttention.v", "" },   \
-        { LM_PART_CROSS_OUT, "layer.1.EncDecAttention.o", "" }, \
-    {                                                           \
-        LM_PART_CROSS_NORM, "layer.1.layer_norm", ""            \
+#define CROSS                                                               \
+    { LM_PART_CROSS_Q, "layer.1.EncDecAttention.q", "cross_attn_q" },       \
+        { LM_PART_CROSS_K, "layer.1.EncDecAttention.k", "cross_attn_k" },   \
+        { LM_PART_CROSS_V, "layer.1.EncDecAttention.v", "cross_attn_v" },   \
+        { LM_PART_CROSS_OUT, "layer.1.EncDecAttention.o", "cross_attn_o" }, \
+    {                                                                       \
+        LM_PART_CROSS_NORM, "layer.1.layer_norm", "cross_attn_norm"         \
     }
-#define MLP(n, up)                                                                             \
-    { LM_PART_UP, n ".DenseReluDense." up, "" }, { LM_PART_DOWN, n ".DenseReluDense.wo", "" }, \
-    {                                                                                          \
-        LM_PART_MLP_NORM, n ".layer_norm", ""                                                  \
+#define MLP(n, up)                                            \
+    { LM_PART_UP, n ".DenseReluDense." up, "ffn_up" },        \
+        { LM_PART_DOWN, n ".DenseReluDense.wo", "ffn_down" }, \
+    {                                                         \
+        LM_PART_MLP_NORM, n ".layer_norm", "ffn_norm"         \
     }
-#define GATE(n)                                    \
-    {                                              \
-        LM_PART_GATE, n ".DenseReluDense.wi_0", "" \
-    }
-#define LAST(stack)                                        \
+#define GATE(n)                                            \
     {                                                      \
-        LM_PART_OUTPUT_NORM, stack ".final_layer_norm", "" \
+        LM_PART_GATE, n ".DenseReluDense.wi_0", "ffn_gate" \
     }
-#define EMBED                       \
-    {                               \
-        LM_PART_EMBED, "shared", "" \
+#define LAST(stack, short)                                                   \
+    {                                                                        \
+        LM_PART_OUTPUT_NORM, stack ".final_layer_norm", short ".output_norm" \
     }
-#define HEAD                          \
-    {                                 \
-        LM_PART_OUTPUT, "lm_head", "" \
+#define EMBED                                 \
+    {                                         \
+        LM_PART_EMBED, "shared", "token_embd" \
+    }
+#define HEAD                                \
+    {                                       \
+        LM_PART_OUTPUT, "lm_head", "output" \
     }
 #define END           \
     {                 \
@@ -190,29 +192,54 @@ static double std_of(const lm_config *c, lm_part part)
     }
 
 static const lm_tensor_name
-    encoder_names[] = { ATTENTION, MLP("layer.1", "wi"), LAST("encoder"), END },
-    gated_encoder_names[] = { ATTENTION, GATE("layer.1"), MLP("layer.1", "wi_1"), LAST("encoder"),
-                              END },
-    names[] = { EMBED, ATTENTION, CROSS, MLP("layer.2", "wi"), LAST("decoder"), HEAD, END },
-    gated_names[] = { EMBED,           ATTENTION, CROSS, GATE("layer.2"), MLP("layer.2", "wi_1"),
-                      LAST("decoder"), HEAD,      END };
+    encoder_names[] = { ATTENTION, MLP("layer.1", "wi"), LAST("encoder", "enc"), END },
+    gated_encoder_names[] = { ATTENTION, GATE("layer.1"), MLP("layer.1", "wi_1"),
+                              LAST("encoder", "enc"), END },
+    names[] = { EMBED, ATTENTION, CROSS, MLP("layer.2", "wi"), LAST("decoder", "dec"), HEAD, END },
+    gated_names[] = {
+        EMBED, ATTENTION, CROSS, GATE("layer.2"), MLP("layer.2", "wi_1"), LAST("decoder", "dec"),
+        HEAD,  END
+    };
 
 /* Copies of the embedding, and a table of cross attention that no version reads. */
 static const char *const buffers[] = { "encoder.embed_tokens.weight", "decoder.embed_tokens.weight",
                                        ".EncDecAttention.relative_attention_bias.weight", NULL };
 
+static const lm_gguf_key gguf_keys[] = {
+    { .hf = "d_model", "embedding_length", LM_KEY_INT },
+    { .hf = "d_ff", "feed_forward_length", LM_KEY_INT },
+    { .hf = "num_layers", "block_count", LM_KEY_INT },
+    { .hf = "num_decoder_layers",
+      "decoder_block_count",
+      LM_KEY_INT,
+      .optional = true,
+      .like = "num_layers",
+      .times = 1 },
+    { .hf = "num_heads", "attention.head_count", LM_KEY_INT },
+    { .hf = "d_kv", "attention.key_length", LM_KEY_INT },
+    { .hf = "relative_attention_num_buckets", "attention.relative_buckets_count", LM_KEY_INT },
+    { .hf = "layer_norm_epsilon", "attention.layer_norm_rms_epsilon", LM_KEY_REAL },
+    { .hf = "n_positions", "context_length", LM_KEY_INT, .optional = true, .times = 512 },
+    { .hf = "decoder_start_token_id", "decoder_start_token_id", LM_KEY_INT, .optional = true },
+    { .hf = "feed_forward_proj", "", LM_KEY_STACKS },
+    { .hf = NULL },
+};
+
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
-#define T5_ARCH                                                                         \
-    .name = "t5", .class_name = "T5ForConditionalGeneration", .gguf = "", .keys = keys, \
-    .tied = true, .read = read, .root = "", .buffers = buffers, .branch_dropout = true, \
-    .std = std_of
+#define T5_ARCH                                                                           \
+    .name = "t5", .class_name = "T5ForConditionalGeneration", .gguf = "t5", .keys = keys, \
+    .tied = true, .read = read, .root = "", .buffers = buffers, .branch_dropout = true,   \
+    .std = std_of, .gguf_keys = gguf_keys
 
-static const lm_arch encoder = { T5_ARCH, .layers = "encoder.block.", .tensors = encoder_names },
+static const lm_arch encoder = { T5_ARCH, .layers = "encoder.block.", .tensors = encoder_names,
+                                 .gguf_stack = "enc." },
                      gated_encoder = { T5_ARCH, .layers = "encoder.block.",
-                                       .tensors = gated_encoder_names },
-                     gated = { T5_ARCH, .layers = "decoder.block.", .tensors = gated_names };
-const lm_arch lm_arch_t5 = { T5_ARCH, .layers = "decoder.block.", .tensors = names };
+                                       .tensors = gated_encoder_names, .gguf_stack = "enc." },
+                     gated = { T5_ARCH, .layers = "decoder.block.", .tensors = gated_names,
+                               .gguf_stack = "dec." };
+const lm_arch lm_arch_t5 = { T5_ARCH, .layers = "decoder.block.", .tensors = names,
+                             .gguf_stack = "dec." };
 
 /* The encoder beside a decoder that has all but its layers. */
 static lm_code read_encoder(lm_config *c, const lm_layer *y, int64_t layers, lm_err *e)

@@ -297,6 +297,12 @@ const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, boo
     return lm_expert_hf_name(a, part, layer, 0, bias, out);
 }
 
+bool lm_part_in_gguf(const lm_arch *a, lm_part part)
+{
+    const lm_tensor_name *row = lm_arch_part(a, part);
+    return row && row->gguf && *row->gguf;
+}
+
 const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                                 char out[LM_TENSOR_NAME])
 {
@@ -314,7 +320,8 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
     if (layer < 0)
         snprintf(out, LM_TENSOR_NAME, "%s%s", name, suffix);
     else
-        snprintf(out, LM_TENSOR_NAME, "blk.%" PRId64 ".%s%s", layer, name, suffix);
+        snprintf(out, LM_TENSOR_NAME, "%sblk.%" PRId64 ".%s%s", a->gguf_stack ? a->gguf_stack : "",
+                 layer, name, suffix);
     return out;
 }
 
@@ -323,6 +330,22 @@ static void set_names(const lm_config *c, const lm_tensor_name *row, lm_model_te
     lm_expert_hf_name(c->arch, row->part, lm_config_named_layer(c, t->layer), t->expert, t->bias,
                       t->hf);
     lm_tensor_gguf_name(c->arch, row->part, t->layer, t->bias, t->gguf);
+}
+
+/* The order of value heads, where a key head has several. */
+static void set_tiles(const lm_config *c, int64_t layer, lm_model_tensor *t)
+{
+    const bool rows = t->part >= LM_PART_DELTA_QKV && t->part <= LM_PART_DELTA_DT;
+    if (!c->arch->gguf_tiled || layer < 0 || !(rows || t->part == LM_PART_DELTA_OUT))
+        return;
+    const lm_delta_sizes *d = &c->layer[layer].delta;
+    if (d->heads == d->key_heads)
+        return;
+    t->order = rows ? LM_ORDER_TILED : LM_ORDER_TILED_COLS;
+    t->heads = d->heads;
+    t->groups = d->key_heads;
+    if (t->part == LM_PART_DELTA_QKV || t->part == LM_PART_DELTA_CONV)
+        t->lead = 2 * d->key_heads * d->key_dim;
 }
 
 static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, int64_t layer,
@@ -349,6 +372,7 @@ static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, 
         t.dim[2] = dim[1];
     }
 
+    set_tiles(c, layer, &t);
     if (pairs)
         t.heads = q ? c->layer[layer].heads : c->layer[layer].kv_heads;
     if (by_head)

@@ -298,6 +298,36 @@ static lm_code run_all(collector *c, const lm_ids *ids, int64_t *chunks, lm_err 
     return rc;
 }
 
+/* Sums of columns in GGUF's order. */
+static lm_code add_entry(const collector *c, const probe *p, const lm_model_tensor *s,
+                         const char *name, lm_imatrix *out, lm_err *e)
+{
+    double *sorted = NULL;
+    if (s->order != LM_ORDER_TILED_COLS)
+        return lm_imatrix_add(out, name, p->sum, (size_t)p->cols, c->rows, e);
+    lm_code rc = lm_alloc_n(&sorted, (size_t)p->cols, sizeof *sorted, "sums of squares", e);
+    for (int64_t k = 0; !rc && k < p->cols; k++)
+        sorted[k] = p->sum[lm_model_tensor_hf_col(s, k)];
+    rc = rc ? rc : lm_imatrix_add(out, name, sorted, (size_t)p->cols, c->rows, e);
+    lm_free(sorted);
+    return rc;
+}
+
+/* Those of all tensors that GGUF has of s, if they have its columns. */
+static lm_code add_entries(const collector *c, const probe *p, const lm_model_tensor *s,
+                           lm_imatrix *out, lm_err *e)
+{
+    char name[LM_TENSOR_NAME];
+    lm_code rc = LM_OK;
+    if (!strchr(s->gguf, ','))
+        return add_entry(c, p, s, s->gguf, out, e);
+    if (s->part != LM_PART_DELTA_IN) /* one is turned */
+        return LM_OK;
+    for (int k = 0; !rc && k < 2; k++)
+        rc = add_entry(c, p, s, lm_model_tensor_gguf_piece(s, k, name), out, e);
+    return rc;
+}
+
 /* An entry for each matrix that reads the input: q, k and v share one. */
 static lm_code put_entries(const collector *c, const lm_model_tensor *wanted, size_t n_wanted,
                            lm_imatrix *out, lm_err *e)
@@ -310,10 +340,8 @@ static lm_code put_entries(const collector *c, const lm_model_tensor *wanted, si
             if (m->slice[k].param != c->probe[i].param)
                 continue;
             for (size_t s = 0; !rc && s < n_wanted; s++)
-                if (lm_model_tensor_is(&wanted[s], m->slice[k].name) &&
-                    !strchr(wanted[s].gguf, ',')) /* of several tensors there */
-                    rc = lm_imatrix_add(out, wanted[s].gguf, c->probe[i].sum,
-                                        (size_t)c->probe[i].cols, c->rows, e);
+                if (lm_model_tensor_is(&wanted[s], m->slice[k].name))
+                    rc = add_entries(c, &c->probe[i], &wanted[s], out, e);
         }
     return rc;
 }

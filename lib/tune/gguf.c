@@ -13,6 +13,7 @@
 
 typedef struct {
     const lm_tune_folder *f;
+    const lm_arch *arch;
     lm_model_tensor *tensor; /* of the base */
     size_t n;
     double alpha;
@@ -61,7 +62,9 @@ static lm_code plan_part(job *j, const lm_tune_part *p, lm_err *e)
     for (int i = 0; i < p->n; i++)
         if (!strcmp(p->tensor[i].suffix, "lora_B.bias") && p->file[i])
             return refuse(j, "it changes the bias of", p->module.name, e);
-    if (!t || strchr(t->gguf, ',')) /* of several tensors there */
+    /* of several tensors there, or with other columns */
+    if (!t || strchr(t->gguf, ',') || !lm_part_in_gguf(j->arch, t->part) ||
+        t->order == LM_ORDER_TILED_COLS)
         return refuse(j, "it adapts", p->module.name, e);
     snprintf(name, sizeof name, "%s.lora_a", t->gguf);
     lm_gguf_put_tensor(j->plan, name, 0, 2, (const int64_t[]){ rank, p->module.in });
@@ -159,7 +162,7 @@ static lm_code write_file(job *j, const char *path, bool force, lm_err *e)
 lm_code lm_tune_to_gguf(const lm_tune_folder *f, const lm_config *config, const char *path,
                         bool force, size_t *modules, lm_err *e)
 {
-    job j = { .f = f };
+    job j = { .f = f, .arch = config->arch };
     double alpha = 0;
     lm_code rc = lm_json_f64_or(lm_tune_folder_config(f), "lora_alpha", 8, &alpha,
                                 lm_tune_folder_path(f), e);

@@ -137,6 +137,30 @@ END
     run ! grep -q 'gamma' said
 }
 
+@test "mlm: GGUF and back without the head, which a warning names" {
+    convert-model m0 -o m.gguf 2> said
+    grep -q "'cls.predictions.*and . more: left out: GGUF has no head of such a model" said
+    grep -q "bert computes GELU by its tanh form" said
+    convert-model -q m.gguf -o back
+    grep -q '"BertModel"' back/config.json
+    cmp tok/tokenizer.json back/tokenizer.json
+    inspect-model --check m0 back > differ || true
+    [ "$(grep -c 'cls.predictions' differ)" -gt 0 ]
+    run ! grep -q 'encoder.layer' differ
+    run -1 --separate-stderr eval-model -q back data/val --json
+    [[ $stderr == *"cls.predictions"* ]]
+    convert-model -q back -o again.gguf
+    convert-model -q m0 -o bare.gguf --no-originals
+    convert-model -q bare.gguf -o made
+    grep -q '"type_vocab_size": 2' made/config.json
+    for i in a z; do
+        printf '{"text":"the river ran %s by 12 bridges"}\n' $i
+    done > text.jsonl
+    shard-data -q --tokenizer made --add-special -o new text.jsonl
+    shard-data -q --tokenizer tok --add-special -o old text.jsonl
+    cmp new/*.bin old/*.bin
+}
+
 @test "mlm: what an encoder is not for is refused in one line" {
     init-model -q llama-1m -t tok --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=1 -o causal
     declare -A no=(
@@ -151,7 +175,6 @@ END
         ["generate m0 t.jsonl"]='generate: m0: a bert model sees the tokens on both sides'
         ["quantize-kv -q --evaluate m0 t.jsonl"]='predicts no next one'
         ["quantize-kv -q --calibrate --method fp8 m0 t.jsonl --seq-len 32 -o x"]='predicts no next one'
-        ["convert-model m0 -o x.gguf"]='bert'
     )
     for c in "${!no[@]}"; do
         run -2 --separate-stderr $c

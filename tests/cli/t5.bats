@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # T5 in every tool: spans cut out of text, prompts that an encoder reads, and what such models do not have.
+bats_require_minimum_version 1.5.0
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return
@@ -57,6 +58,33 @@ loss() {
     inspect-model m | grep -q 'model *t5'
     train --dry-run m --seq-len 32 2>&1 | grep -q 'total'
     awk -v a="$(loss m data/val)" -v b="$(loss merged data/val)" 'BEGIN { d = a - b; exit !(d < 1e-4 && d > -1e-4) }'
+}
+
+@test "T5: GGUF and back, to the byte; what llama.cpp has no words for is refused or named" {
+    convert-model -q m -o m.gguf
+    convert-model -q m.gguf -o back
+    for f in config.json tokenizer.json; do
+        cmp m/$f back/$f
+    done
+    inspect-model --check m back > /dev/null
+    convert-model -q m -o bare.gguf --no-originals
+    convert-model -q bare.gguf -o made --dtype f32
+    [ "$(loss m data/val)" = "$(loss made data/val)" ]
+    init-model -q t5-9m -t tokenizer.json --set d_model=32 --set d_kv=8 --set d_ff=48 --set num_layers=1 --set num_heads=2 \
+        --set feed_forward_proj=relu --set tie_word_embeddings=true -o tied
+    convert-model tied -o tied.gguf --no-originals 2> said
+    [ "$(grep -c 'does not scale what a tied head reads' said)" -eq 1 ]
+    convert-model -q tied.gguf -o tied-made --dtype f32
+    [ "$(loss tied data/val)" = "$(loss tied-made data/val)" ]
+    convert-model -q m -o small.gguf --type q4_k_m
+    generate -q small.gguf -p 'the river' -n 4 > /dev/null
+    init-model -q t5-9m -t tokenizer.json --set relative_attention_max_distance=64 -o far
+    run -2 --separate-stderr convert-model far -o x.gguf
+    [[ $stderr == *"GGUF's t5 has no relative_attention_max_distance but 128" ]]
+    init-model -q t5-9m -t tokenizer.json --set feed_forward_proj=gated-silu -o silu
+    run -2 --separate-stderr convert-model silu -o x.gguf
+    [[ $stderr == *"GGUF's t5 has no feed_forward_proj but relu and gated-gelu" ]]
+    [ ! -e x.gguf ]
 }
 
 @test "T5: a new 1.1 model of transformers has its embedding as a head, which is not scaled" {

@@ -2,6 +2,8 @@
 /* gguf_peer -- llama.cpp on a GGUF file, for test_gguf.py: built against an installed llama.cpp.
  *
  *   gguf_peer logits FILE ID...        F32 logits of every position on standard output
+ *   gguf_peer decoded FILE N ID...     the same of a decoder, whose source are the first N ids
+ *   gguf_peer states FILE ID...        F32 states of every position
  *   gguf_peer tokenize FILE            ids of standard input, one line
  *   gguf_peer quantize FILE OUT FTYPE  llama_ftype as a number; PURE=1 in the environment:
  *                                     one type */
@@ -28,23 +30,26 @@ static struct llama_model *load(const char *path, bool vocab_only)
     return m;
 }
 
-static int logits(const char *path, char **ids, int n)
+static struct llama_context *context_of(struct llama_model *m, int n, bool states)
 {
-    struct llama_model *m = load(path, false);
     struct llama_context_params p = llama_context_default_params();
-    llama_token *tok = malloc((size_t)n * sizeof *tok);
-    struct llama_batch b = llama_batch_init(n, 0, 1);
-    struct llama_context *c;
-    size_t vocab = (size_t)llama_vocab_n_tokens(llama_model_get_vocab(m));
-
     p.n_ctx = (uint32_t)n > 64 ? (uint32_t)n : 64;
     p.n_batch = p.n_ubatch = p.n_ctx;
     p.n_threads = p.n_threads_batch = 1;
     p.type_k = p.type_v = GGML_TYPE_F32;
     p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    c = llama_init_from_model(m, p);
+    p.embeddings = states;
+    if (states)
+        p.pooling_type = LLAMA_POOLING_TYPE_NONE;
+    struct llama_context *c = llama_init_from_model(m, p);
     if (!c)
-        return 1;
+        exit(1);
+    return c;
+}
+
+static struct llama_batch batch_of(char **ids, int n)
+{
+    struct llama_batch b = llama_batch_init(n, 0, 1);
     for (int i = 0; i < n; i++) {
         b.token[i] = atoi(ids[i]);
         b.pos[i] = i;
@@ -53,11 +58,33 @@ static int logits(const char *path, char **ids, int n)
         b.logits[i] = 1;
     }
     b.n_tokens = n;
-    if (llama_decode(c, b))
+    return b;
+}
+
+/* source: how many of the ids are for the encoder. */
+static int logits(const char *path, int source, char **ids, int n)
+{
+    struct llama_model *m = load(path, false);
+    struct llama_context *c = context_of(m, n, false);
+    size_t vocab = (size_t)llama_vocab_n_tokens(llama_model_get_vocab(m));
+    if (source && llama_encode(c, batch_of(ids, source)))
+        return 1;
+    if (llama_decode(c, batch_of(ids + source, n - source)))
+        return 1;
+    for (int i = 0; i < n - source; i++)
+        fwrite(llama_get_logits_ith(c, i), sizeof(float), vocab, stdout);
+    return 0;
+}
+
+static int states(const char *path, char **ids, int n)
+{
+    struct llama_model *m = load(path, false);
+    struct llama_context *c = context_of(m, n, true);
+    if (llama_encode(c, batch_of(ids, n)))
         return 1;
     for (int i = 0; i < n; i++)
-        fwrite(llama_get_logits_ith(c, i), sizeof(float), vocab, stdout);
-    free(tok);
+        fwrite(llama_get_embeddings_ith(c, i), sizeof(float), (size_t)llama_model_n_embd(m),
+               stdout);
     return 0;
 }
 
@@ -80,7 +107,11 @@ int main(int argc, char **argv)
     llama_log_set(quiet, NULL);
     llama_backend_init();
     if (argc > 3 && !strcmp(argv[1], "logits"))
-        return logits(argv[2], argv + 3, argc - 3);
+        return logits(argv[2], 0, argv + 3, argc - 3);
+    if (argc > 5 && !strcmp(argv[1], "decoded"))
+        return logits(argv[2], atoi(argv[3]), argv + 4, argc - 4);
+    if (argc > 3 && !strcmp(argv[1], "states"))
+        return states(argv[2], argv + 3, argc - 3);
     if (argc == 3 && !strcmp(argv[1], "tokenize"))
         return tokenize(argv[2]);
     if (argc == 5 && !strcmp(argv[1], "quantize")) {

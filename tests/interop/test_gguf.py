@@ -340,9 +340,10 @@ def known(reader):
     """All names of tensors are llama.cpp's for that architecture."""
     names = gguf.constants
     arch = next(a for a, n in names.MODEL_ARCH_NAMES.items() if n == reader.fields["general.architecture"].contents())
-    layers = reader.fields[names.MODEL_ARCH_NAMES[arch] + ".block_count"].contents()
+    keys = [reader.fields.get(names.MODEL_ARCH_NAMES[arch] + k) for k in (".block_count", ".decoder_block_count")]
+    layers = max(k.contents() for k in keys if k)
     all_names = {names.TENSOR_NAMES[t].format(bid=i) + end for t in names.MODEL_TENSORS[arch] for i in range(layers)
-                 for end in (".weight", ".bias")}
+                 for end in ("", ".weight", ".bias")}
     return all(t.name in all_names for t in reader.tensors)
 
 
@@ -400,6 +401,233 @@ def latents(tmp):
     said = subprocess.run([os.path.join(BUILD, "bin", "convert-model"), "-f", old, "-o", back], capture_output=True, text=True)
     check("'blk.2.nextn.enorm.weight': left out: modules that predict" in said.stderr, "latents: layers further on are named")
     check(close(logits(load(back)), want, 1e-5), "latents: an older file with attn_kv_b")
+
+
+def states(tmp):
+    """Layers with states: Qwen3-Next's products in parts, or in one as older files have it, and Qwen3.5's order of value heads."""
+    from safetensors.torch import load_file
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+             "linear_num_key_heads": 2, "linear_num_value_heads": 6, "max_position_embeddings": 64, "pad_token_id": None,
+             "bos_token_id": 1, "eos_token_id": 2}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    folder, file, back = (os.path.join(tmp, "states" + end) for end in ("", ".gguf", "-back"))
+    config = transformers.Qwen3NextConfig(**sizes, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                                          shared_expert_intermediate_size=48, rope_parameters=rope)
+    config._experts_implementation = "eager"
+    make(config, 3).to(torch.bfloat16).save_pretrained(folder)
+    want = logits(load(folder))
+    convert(folder, "-o", file)
+    convert(file, "-o", back)
+    mine, theirs = (load_file(os.path.join(x, "model.safetensors")) for x in (folder, back))
+    check(mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine if "A_log" not in k),
+          "states: exact there and back but for A_log")
+    convert(folder, "-o", file, "--no-originals", "--type", "f32")  # llama.cpp rounds what BF16 weights multiply
+    reader = gguf.GGUFReader(file)
+    data = {t.name: t for t in reader.tensors}
+    x = mine["model.layers.1.linear_attn.in_proj_qkvz.weight"].view(2, 16 + 16 + 48 + 48, 64)
+    parts = [p.reshape(-1, 64) for p in x.split([16, 16, 48, 48], dim=1)]
+
+    def values(name):
+        t = data[name]
+        return torch.from_numpy(np.array(gguf.quants.dequantize(t.data, t.tensor_type)))
+    check(known(reader) and torch.equal(values("blk.1.attn_qkv.weight"), torch.cat(parts[:3]).float()) and
+          torch.equal(values("blk.1.attn_gate.weight"), parts[3].float()), "states: attn_qkv and attn_gate are llama.cpp's")
+    convert(file, "-o", back, "--dtype", "f32")
+    check(close(logits(load(back)), want, 1e-5), "states: a folder from the metadata alone computes the same")
+    if peer(tmp):
+        got = np.frombuffer(run_peer(tmp, "logits", file, *map(str, IDS)), np.float32).reshape(want.shape)
+        check(close(got, want, 1e-2), "states: llama.cpp computes the same")
+    old = os.path.join(tmp, "states-old.gguf")
+    w = gguf.GGUFWriter(old, "qwen3next")
+    for key, f in reader.fields.items():
+        if key.startswith("qwen3next."):
+            w.add_key_value(key, f.contents(), f.types[0])
+    for name in data:
+        if name.endswith("attn_qkv.weight"):
+            layer = int(name.split(".")[1])
+            w.add_tensor(f"blk.{layer}.ssm_in.weight",
+                         mine[f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"].float().numpy())
+        elif not name.endswith("attn_gate.weight"):
+            w.add_tensor(name, values(name).numpy())
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    convert(old, "-o", back, "--dtype", "f32")
+    check(close(logits(load(back)), want, 1e-5), "states: an older file with ssm_in")
+
+    config = transformers.models.qwen3_5.Qwen3_5TextConfig(**sizes, rope_parameters={**rope, "mrope_section": [11, 11, 10],
+                                                                                  "mrope_interleaved": True})
+    make(config, 4).to(torch.bfloat16).save_pretrained(folder)
+    want = logits(load(folder))
+    convert(folder, "-o", file)
+    convert(file, "-o", back)
+    mine, theirs = (load_file(os.path.join(x, "model.safetensors")) for x in (folder, back))
+    check(mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine if "A_log" not in k) and
+          open(folder + "/config.json").read() == open(back + "/config.json").read(),
+          "qwen35: exact there and back but for A_log")
+    convert(folder, "-o", file, "--no-originals", "--type", "f32")  # llama.cpp rounds what BF16 weights multiply
+    reader = gguf.GGUFReader(file)
+    data = {t.name: t for t in reader.tensors}
+
+    def tiled(t, width):  # [2 key heads][3 value heads] to [3][2]
+        return t.reshape(2, 3, width, *t.shape[1:]).transpose(0, 1).reshape(t.shape)
+    layer = {k.removeprefix("model.layers.1.linear_attn."): v.float() for k, v in mine.items()}
+    q = layer["in_proj_qkv.weight"]
+    conv = layer["conv1d.weight"].squeeze(1)
+    same = {"attn_qkv.weight": torch.cat([q[:64], tiled(q[64:], 16)]), "attn_gate.weight": tiled(layer["in_proj_z.weight"], 16),
+            "ssm_beta.weight": tiled(layer["in_proj_b.weight"], 1), "ssm_alpha.weight": tiled(layer["in_proj_a.weight"], 1),
+            "ssm_conv1d.weight": torch.cat([conv[:64], tiled(conv[64:], 16)]), "ssm_dt.bias": tiled(layer["dt_bias"], 1),
+            "ssm_out.weight": tiled(layer["out_proj.weight"].T.contiguous(), 16).T}
+    check(known(reader) and all(torch.equal(values("blk.1." + k), v) for k, v in same.items()) and
+          torch.allclose(values("blk.1.ssm_a"), tiled(-layer["A_log"].exp(), 1), rtol=1e-6),
+          "qwen35: value heads are llama.cpp's")
+    field = {k.removeprefix("qwen35."): f.contents() for k, f in reader.fields.items()}
+    check((field["rope.dimension_sections"], field["rope.dimension_count"], field["ssm.state_size"], field["ssm.group_count"],
+           field["ssm.time_step_rank"], field["ssm.inner_size"], field["full_attention_interval"]) ==
+          ([11, 11, 10, 0], 16, 16, 2, 6, 96, 4), "qwen35: keys are llama.cpp's")
+    convert(file, "-o", back, "--dtype", "f32")
+    check(close(logits(load(back)), want, 1e-5), "qwen35: a folder from the metadata alone computes the same")
+    if peer(tmp):
+        got = np.frombuffer(run_peer(tmp, "logits", file, *map(str, IDS)), np.float32).reshape(want.shape)
+        check(close(got, want, 1e-2), "qwen35: llama.cpp computes the same")
+    convert(folder, "-o", file, "--type", "q8_0")
+    convert(file, "-o", back, "--dtype", "f32")
+    blocks = {t.name: t for t in gguf.GGUFReader(file).tensors}["blk.1.ssm_out.weight"]
+    ours = load_file(os.path.join(back, "model.safetensors"))["model.layers.1.linear_attn.out_proj.weight"]
+    theirs = torch.from_numpy(np.array(gguf.quants.dequantize(blocks.data, blocks.tensor_type)))
+    check(torch.equal(tiled(ours.T.contiguous(), 16).T, theirs), "qwen35: columns in blocks are decoded alike")
+
+
+def mapped(arch, layers, state):
+    """Names of llama.cpp's conversion for tensors of Hugging Face's."""
+    names = gguf.get_tensor_name_map(arch, layers)
+    return {names.get_name(k, try_suffixes=(".weight", ".bias")): v for k, v in state.items()}
+
+
+def stacks(tmp):
+    """T5: tensors, keys and a SentencePiece vocabulary as llama.cpp's conversion has them, and back from these alone."""
+    import sentencepiece
+    from safetensors.torch import load_file
+    from test_t5 import make as make_t5
+    corpus = os.path.join(tmp, "spans.txt")
+    with open(corpus, "w") as f:
+        f.write("".join(f"The system's words {i % 37} and it'll write line {i} of the text.\n" for i in range(400)))
+    sentencepiece.SentencePieceTrainer.train(
+        input=corpus, model_prefix=os.path.join(tmp, "spiece"), vocab_size=70, model_type="unigram", pad_id=0, eos_id=1,
+        unk_id=2, bos_id=-1, normalization_rule_name="nmt_nfkc", minloglevel=2)
+    sp = sentencepiece.SentencePieceProcessor(model_file=os.path.join(tmp, "spiece.model"))
+    for name, more in (("t5", {}), ("t5-gated", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+                                                 "num_decoder_layers": 1, "decoder_start_token_id": 5})):
+        folder, file, back = (os.path.join(tmp, name + end) for end in ("", ".gguf", "-back"))
+        model = make_t5(transformers.T5Config(vocab_size=192, d_model=32, d_kv=12, d_ff=48, num_layers=2, num_heads=3,
+                                              relative_attention_num_buckets=16, dropout_rate=0.0,
+                                              **{"decoder_start_token_id": 0, **more}), 5)
+        model.save_pretrained(folder)
+        shutil.copy(os.path.join(tmp, "spiece.model"), folder)
+        said = convert(folder, "-o", file)
+        convert(file, "-o", back)
+        check(said.returncode == 0 and same_tensors(folder, back) and
+              open(folder + "/config.json").read() == open(back + "/config.json").read() and
+              open(folder + "/spiece.model", "rb").read() == open(back + "/spiece.model", "rb").read(),
+              f"{name}: exact there and back")
+        convert(folder, "-o", file, "--no-originals")
+        reader = gguf.GGUFReader(file)
+        state = load_file(os.path.join(folder, "model.safetensors"))
+        want = mapped(gguf.MODEL_ARCH.T5, 3, state)
+        have = {t.name: t.data for t in reader.tensors}
+        check(known(reader) and have.keys() == want.keys() and
+              all(np.array_equal(have[k], v.numpy()) for k, v in want.items()), f"{name}: tensors are llama.cpp's")
+        field = {k: f.contents() for k, f in reader.fields.items()}
+        keys = {"context_length": 512, "embedding_length": 32, "feed_forward_length": 48, "block_count": 2,
+                "decoder_block_count": more.get("num_decoder_layers", 2), "attention.head_count": 3, "attention.key_length": 12,
+                "attention.value_length": 12, "attention.relative_buckets_count": 16,
+                "decoder_start_token_id": more.get("decoder_start_token_id", 0)}
+        check(all(field["t5." + k] == v for k, v in keys.items()) and
+              abs(field["t5.attention.layer_norm_rms_epsilon"] - 1e-6) < 1e-12, f"{name}: keys are llama.cpp's")
+        kinds = [2 if sp.is_unknown(i) else 3 if sp.is_control(i) else 1 for i in range(70)]
+        check(field["tokenizer.ggml.model"] == "t5" and field["tokenizer.ggml.tokens"][:70] ==
+              [sp.id_to_piece(i) for i in range(70)] and field["tokenizer.ggml.token_type"][:70] == kinds and
+              np.allclose(field["tokenizer.ggml.scores"][:70], [sp.get_score(i) for i in range(70)]) and
+              field["tokenizer.ggml.add_space_prefix"] and field["tokenizer.ggml.remove_extra_whitespaces"] and
+              field["tokenizer.ggml.add_eos_token"] and field["tokenizer.ggml.eos_token_id"] == 1,
+              f"{name}: the vocabulary is SentencePiece's")
+        import sentencepiece.sentencepiece_model_pb2 as proto
+        m = proto.ModelProto()
+        m.ParseFromString(open(folder + "/spiece.model", "rb").read())
+        check(bytes(field["tokenizer.ggml.precompiled_charsmap"]) == m.normalizer_spec.precompiled_charsmap,
+              f"{name}: and so is the map of characters")
+        convert(file, "-o", back, "--dtype", "f32")
+        ids, start = torch.tensor([[7, 20, 41, 1]]), torch.tensor([[0, 9, 33]])
+        with torch.no_grad():
+            a, b = (x.eval()(input_ids=ids, decoder_input_ids=start).logits[0].numpy()
+                    for x in (model, transformers.T5ForConditionalGeneration.from_pretrained(back)))
+        check(close(b, a, 1e-5), f"{name}: a folder from the metadata alone computes the same")
+        if peer(tmp):  # without the scale of a tied head
+            got = np.frombuffer(run_peer(tmp, "decoded", file, "4", *map(str, ids[0].tolist() + start[0].tolist())), np.float32)
+            check(close(got.reshape(-1, 192)[:3] * (1 if "gated" in name else 32 ** -0.5), a, 1e-2),
+                  f"{name}: llama.cpp computes the same")
+            got = run_peer(tmp, "tokenize", file, stdin="The words will write  it.".encode())
+            check([int(x) for x in got.split()] == sp.encode("The words will write  it.") + [1],
+                  f"{name}: llama.cpp cuts texts as SentencePiece")
+        from tokenizers import Tokenizer
+        made = Tokenizer.from_file(back + "/tokenizer.json")
+        texts = [TEXT.replace("<|im_start|>", ""), "  two  spaces 1234", "na\u00efve \ufb01ne \u2460", "The words will write it."]
+        check(all(made.encode(t).ids == sp.encode(t) + [1] for t in texts), f"{name}: and cuts texts as SentencePiece")
+
+
+def masked(tmp):
+    """BERT: tensors, keys and a WordPiece vocabulary as llama.cpp's conversion has them, and back without a head."""
+    from safetensors.torch import load_file
+    folder, file, back = (os.path.join(tmp, "bert" + end) for end in ("", ".gguf", "-back"))
+    torch.manual_seed(1)
+    config = transformers.BertConfig(vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                     num_attention_heads=4, max_position_embeddings=40, hidden_dropout_prob=0.0,
+                                     attention_probs_dropout_prob=0.0)
+    model = transformers.BertForMaskedLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.3)
+    model.save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "##s", "##ing", "ran", "by", ".", "a", "b", "##b", "1", "##2"]
+    with open(folder + "/vocab.txt", "w") as f:
+        f.write("".join(w + "\n" for w in words))
+    said = subprocess.run([os.path.join(BUILD, "bin", "convert-model"), "-f", folder, "-o", file, "--no-originals"],
+                          capture_output=True, text=True).stderr
+    check("left out: GGUF has no head" in said, "bert: the head is named")
+    reader = gguf.GGUFReader(file)
+    field = {k: f.contents() for k, f in reader.fields.items()}
+    state = {k.removeprefix("bert."): v for k, v in load_file(folder + "/model.safetensors").items() if not k.startswith("cls.")}
+    want = mapped(gguf.MODEL_ARCH.BERT, 2, state)
+    have = {t.name: t.data for t in reader.tensors}
+    check(known(reader) and have.keys() == want.keys() and
+          all(np.array_equal(have[k], v.numpy()) for k, v in want.items()), "bert: tensors are llama.cpp's")
+    keys = {"bert.context_length": 40, "bert.embedding_length": 32, "bert.feed_forward_length": 48, "bert.block_count": 2,
+            "bert.attention.head_count": 4, "bert.attention.causal": False, "tokenizer.ggml.token_type_count": 2,
+            "tokenizer.ggml.model": "bert", "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.seperator_token_id": 3,
+            "tokenizer.ggml.mask_token_id": 4, "tokenizer.ggml.unknown_token_id": 1, "tokenizer.ggml.padding_token_id": 0}
+    check(all(field[k] == v for k, v in keys.items()) and abs(field["bert.attention.layer_norm_epsilon"] - 1e-12) < 1e-17,
+          "bert: keys are llama.cpp's")
+    phantom = [w if w[0] == "[" else w[2:] if w.startswith("##") else "\u2581" + w for w in words]
+    check(field["tokenizer.ggml.tokens"][:17] == phantom and field["tokenizer.ggml.token_type"][:6] == [3, 3, 3, 3, 3, 1],
+          "bert: tokens that begin a word are marked")
+    convert(file, "-o", back, "--dtype", "f32")
+    ids = torch.tensor([[2, 5, 6, 7, 9, 3]])
+    with torch.no_grad():
+        a, b = (m.eval()(ids).last_hidden_state[0].numpy() for m in (model.bert, transformers.AutoModel.from_pretrained(
+            back, add_pooling_layer=False)))
+    check(close(b, a, 1e-5), "bert: a folder from the metadata alone computes the same")
+    if peer(tmp):
+        got = np.frombuffer(run_peer(tmp, "states", file, *map(str, ids[0].tolist())), np.float32).reshape(a.shape)
+        check(close(got, a, 1e-2), "bert: llama.cpp computes the same")
+        got = run_peer(tmp, "tokenize", file, stdin="The rivers ran by 12.".encode())
+        check([int(x) for x in got.split()] == transformers.BertTokenizer.from_pretrained(folder)("The rivers ran by 12.")["input_ids"],
+              "bert: llama.cpp cuts texts alike")
+    texts = ["The rivers ran by, na\u00efve 12.", "b\u00e0bb [MASK] \u7684 a"]
+    theirs = transformers.BertTokenizer.from_pretrained(folder)
+    ours = transformers.AutoTokenizer.from_pretrained(back)
+    check(all(theirs(t)["input_ids"] == ours(t)["input_ids"] for t in texts), "bert: and cuts texts alike")
 
 
 def mxfp4(tmp):
@@ -466,6 +694,11 @@ def main():
         if not sys.argv[1:] or "latents" in sys.argv[1:]:
             latents(tmp)
             mxfp4(tmp)
+        if not sys.argv[1:] or "encoders" in sys.argv[1:]:
+            stacks(tmp)
+            masked(tmp)
+        if not sys.argv[1:] or "states" in sys.argv[1:]:
+            states(tmp)
         if sys.argv[1:]:
             sys.exit(tap.finish())
         flat(tmp)
