@@ -55,6 +55,21 @@ static lm_code read_sliding(const json_t *o, const char *where, lm_layer *y, lm_
     return LM_OK;
 }
 
+/* gaussian_window: the keys that a query sees, itself included; null: all. */
+static lm_code read_gaussian(const json_t *o, const char *where, lm_layer *y, lm_err *e)
+{
+    y->weigh = LM_WEIGH_GAUSSIAN;
+    return lm_json_i64_or(o, "gaussian_window", 0, 1, INT64_C(1) << 40, &y->window, where, e);
+}
+
+static lm_code read_gaussian_norm(const json_t *o, const char *where, lm_layer *y, lm_err *e)
+{
+    if (read_gaussian(o, where, y, e))
+        return e->code;
+    y->weigh = LM_WEIGH_GAUSSIAN_NORM;
+    return LM_OK;
+}
+
 /* The object `key` of the config in *out, NULL without it; its keys are all in `known`. */
 static lm_code read_object(const json_t *o, const char *where, const char *key,
                            const char *const *known, const json_t **out, lm_err *e)
