@@ -27,8 +27,7 @@ typedef struct {
     /* How caches are stored (lm_build.kv), borrowed; NULL: plain.  page is then kv->page, and parts of
      * prompts end at multiples of LM_KV_CHUNK positions, or with the prompt. */
     const struct lm_kv_plan *kv;
-    const struct lm_kv_plan *state_codes; /* lm_build.state_codes, borrowed; NULL: F32 */
-    int64_t slots;                        /* tails of sequences; 0: as many as sequences */
+    int64_t slots;     /* tails of sequences; 0: as many as sequences */
     int64_t snapshots; /* tails behind these, of beginnings of prompts that others share */
     /* How pages are coded below the device (page_code.h), borrowed; NULL: they go as they are. */
     const struct lm_kv_plan *down;
@@ -36,6 +35,7 @@ typedef struct {
      * loaded for use. Its build, adapters and precision included, and its places of weights hold for these
      * graphs. */
     const lm_model *like;
+    const struct lm_kv_plan *state_codes; /* lm_build.state_codes, borrowed; NULL: F32 */
 } lm_paged_opts;
 
 /* The next n tokens of a sequence of model `model` (lm_paged_add; 0: the one that g was made for) that has `used` in its

@@ -170,7 +170,9 @@ static size_t served(bench *t, const char *name, size_t memory, size_t host, siz
 
 static void prefix(bench *t)
 {
-    const lm_paged_opts o = { 256 + 1, 1, COMMON + OWN + 64, 64, 200, NULL, 0, 0, NULL, NULL };
+    const lm_paged_opts o = {
+        256 + 1, 1, COMMON + OWN + 64, 64, 200, NULL, 0, 0, NULL, NULL, NULL
+    };
     const lm_serve_opts how = { 0 };
     lm_err e = { 0 };
     lm_paged *g = NULL;

@@ -402,7 +402,7 @@ static void kv_cases(const dims *m, int64_t batch, int64_t room, lm_dtype act,
         write.out[1] = c.in[7];
         measure(&write);
     }
-    const lm_head_rotate_attr rotate = { m->h, m->kv, m->d, true, true, true };
+    const lm_head_rotate_attr rotate = { m->h, m->kv, m->d, true, true, true, 0 };
     bench_case c = begin("head_rotate", act, &rotate, sizeof rotate);
     snprintf(c.shape, sizeof c.shape, "B=%lld H=%lld/%lld D=%lld", (long long)batch,
              (long long)m->h, (long long)m->kv, (long long)m->d);

@@ -21,8 +21,8 @@ static void all_shapes(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         for (unsigned flags = 0; flags < 8; flags++) {
-            lm_head_rotate_attr a = { 3,         flags == 1 ? 0 : 2, dims[i],
-                                      flags & 1, flags & 2,          flags & 4 };
+            lm_head_rotate_attr a = { 3,         flags == 1 ? 0 : 2, dims[i], flags & 1,
+                                      flags & 2, flags & 4,          0 };
             kernel_case k = case_of(&a, dims[i] > 100 ? 3 : 19);
             check_case(&k);
             k.out[0] = over(k.out[0], 0);
@@ -39,7 +39,7 @@ static void undoes_itself(void **state)
         if (strcmp(kernel->op, "head_rotate") || kernel->level > (int)lm_cpu_detect() ||
             kernel->act == LM_DTYPE_BF16)
             continue;
-        lm_head_rotate_attr a = { 2, 1, 96, true, true, true };
+        lm_head_rotate_attr a = { 2, 1, 96, true, true, true, 0 };
         kernel_case k = case_of(&a, 5), l = k;
         instance x, y;
         build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
@@ -64,7 +64,7 @@ static void undoes_itself(void **state)
 static void by_hand(void **state)
 {
     static const double x[4] = { 1, 2, 3, 4 }, want[4] = { 5, -1, -2, 0 };
-    lm_head_rotate_attr a = { 1, 0, 4, true, false, false };
+    lm_head_rotate_attr a = { 1, 0, 4, true, false, false, 0 };
     kernel_case k = case_of(&a, 1);
     const lm_kernel *kernel;
     (void)state;

@@ -56,7 +56,7 @@ static void fetch_rows(lm_backend *b, float *to, const float *from, int64_t rows
 static void run_steps(lm_loaded *w, lm_dtype type, lm_backend *b, unsigned which, int64_t most,
                       uint64_t seed, record *out)
 {
-    const lm_paged_opts o = { ROWS, most, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL };
+    const lm_paged_opts o = { ROWS, most, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL, NULL };
     static float logits[SEQS][V];
     int32_t table[SEQS][CONTEXT / PAGE + 1];
     int64_t used[SEQS] = { 0 }, pages = 0;
@@ -302,7 +302,7 @@ static void steps_are_recordings(void **state)
 {
     static record recorded, launched;
     const lm_backend real = *plain;
-    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL };
+    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL, NULL };
     const int32_t table[1] = { 5 };
     const uint32_t ids[3] = { 1, 2, 3 };
     static float logits[2][STEPS][V];
@@ -357,7 +357,7 @@ static void copy_page(lm_paged *g, int64_t from, int64_t to)
 /* A sequence continues in two ways: whole pages are shared, the last one is copied. */
 static void forks(void **state)
 {
-    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL };
+    const lm_paged_opts o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL, NULL };
     const int32_t first[3] = { 5, 9, 2 }, second[3] = { 5, 9, 7 };
     static float one[V], two[V];
     uint32_t ids[60];
@@ -388,8 +388,8 @@ static void forks(void **state)
 
 static void refusals(void **state)
 {
-    const lm_paged_opts bad = { ROWS, 4, CONTEXT, 24, PAGES, NULL, 0, 0, NULL, NULL },
-                        o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL };
+    const lm_paged_opts bad = { ROWS, 4, CONTEXT, 24, PAGES, NULL, 0, 0, NULL, NULL, NULL },
+                        o = { ROWS, 4, CONTEXT, PAGE, PAGES, NULL, 0, 0, NULL, NULL, NULL };
     const int32_t table[13] = { 0 };
     uint32_t ids[ROWS + 1] = { 0 };
     const float *x;

@@ -57,15 +57,15 @@ ssize_t preadv(int fd, const struct iovec *v, int n, off_t at)
 
 /* Memory for all; for a half and a quarter of it, without and with lower tiers; a single sequence. */
 static const setting settings[] = {
-    { { 64 + 12, 12, CONTEXT, PAGE, 80, NULL, 0, 0, NULL, NULL }, 0, 0, false },
-    { { 30 + 3, 3, CONTEXT, PAGE, 60, NULL, 0, 0, NULL, NULL }, 0, 0, true },
-    { { 100 + 12, 12, CONTEXT, PAGE, 40, NULL, 0, 0, NULL, NULL }, 0, 0, false },
-    { { 100 + 12, 12, CONTEXT, PAGE, 20, NULL, 0, 0, NULL, NULL }, 0, 0, false },
-    { { 17, 1, CONTEXT, 64, 5, NULL, 0, 0, NULL, NULL }, 0, 0, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL }, 200, 0, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL }, 0, 200, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL }, 10, 90, false },
-    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL }, 5, 5, true },
+    { { 64 + 12, 12, CONTEXT, PAGE, 80, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, false },
+    { { 30 + 3, 3, CONTEXT, PAGE, 60, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, true },
+    { { 100 + 12, 12, CONTEXT, PAGE, 40, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, false },
+    { { 100 + 12, 12, CONTEXT, PAGE, 20, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, false },
+    { { 17, 1, CONTEXT, 64, 5, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL, NULL }, 200, 0, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL, NULL }, 0, 200, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL, NULL }, 10, 90, false },
+    { { 64 + 12, 12, CONTEXT, PAGE, 14, NULL, 0, 0, NULL, NULL, NULL }, 5, 5, true },
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
@@ -83,10 +83,10 @@ static void coded(void **state)
                                         "layers.0=int4;*=bf16",
                                         "k=int8:residual=64,v=int4:residual=96" };
     static const setting sizes[] = {
-        { { 256 + 12, 12, LONG, 64, 160, NULL, 0, 0, NULL, NULL }, 0, 0, false },
-        { { 256 + 3, 3, LONG, 64, 60, NULL, 0, 0, NULL, NULL }, 0, 0, true },
-        { { 256 + 12, 12, LONG, 64, 26, NULL, 0, 0, NULL, NULL }, 0, 0, false },
-        { { 256 + 12, 12, LONG, 64, 20, NULL, 0, 0, NULL, NULL }, 20, 60, false },
+        { { 256 + 12, 12, LONG, 64, 160, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, false },
+        { { 256 + 3, 3, LONG, 64, 60, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, true },
+        { { 256 + 12, 12, LONG, 64, 26, NULL, 0, 0, NULL, NULL, NULL }, 0, 0, false },
+        { { 256 + 12, 12, LONG, 64, 20, NULL, 0, 0, NULL, NULL, NULL }, 20, 60, false },
     };
     static answers want, got;
     int64_t dropped[2] = { 0 }, moved[2] = { 0 }; /* without and with tails */
