@@ -109,7 +109,7 @@ typedef struct {
     int64_t bias_zero; /* the column of distance 0, with a bias */
     lm_attention_blocks blocks;
     bool undivided; /* sums of exp(score) v */
-    bool reads;        /* attention_cached: nothing is appended */
+    bool reads;     /* attention_cached: nothing is appended */
 } lm_attention_attr;
 
 /* offset(h). */

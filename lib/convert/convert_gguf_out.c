@@ -304,7 +304,7 @@ typedef enum { IS_BUFFER, IS_FURTHER, IS_NOISE, IS_HEAD, LEFT_OUT } left_out;
 static left_out kind_of(const lm_import *m, const char *name, int64_t wanted)
 {
     return lm_arch_is_noise(m->config.arch, name)    ? IS_NOISE
-           : wanted == LM_TENSOR_LEFT ? IS_HEAD
+           : wanted == LM_TENSOR_LEFT                ? IS_HEAD
            : lm_config_passes_over(&m->config, name) ? IS_FURTHER
                                                      : IS_BUFFER;
 }

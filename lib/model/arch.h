@@ -240,9 +240,10 @@ typedef struct {
     int64_t experts; /* of the parts of experts: how many the layer has; otherwise 0 */
     /* LM_ORDER_ROPE, LM_ORDER_QKV: number of heads in the rows; LM_ORDER_TILED*: of value heads */
     int64_t heads;
-    int64_t groups, lead; /* LM_ORDER_TILED*: number of key heads, and of rows in front of the former */
-    bool plus_one;        /* GGUF stores 1 + the number */
-    bool exponent;        /* GGUF stores -exp(the number) */
+    int64_t groups,
+        lead;      /* LM_ORDER_TILED*: number of key heads, and of rows in front of the former */
+    bool plus_one; /* GGUF stores 1 + the number */
+    bool exponent; /* GGUF stores -exp(the number) */
 } lm_model_tensor;
 
 /* The number of a layer in the names below: of a module under lm_arch.ahead it is LM_LAYER_AHEAD. */

@@ -172,8 +172,9 @@ lm_code lm_b_check_cache(const lm_config *c, const lm_build *b, lm_err *e)
                        "tokens are dropped from caches of one text alone");
     for (int64_t l = 0; l < c->layers; l++) {
         if (b->kv->policy && c->layer[l].attention == LM_ATTENTION_LINEAR)
-            return lm_fail(e, LM_EUSAGE, where, "leave the policy out",
-                           "layer %" PRId64 " has linear attention, beside which no tokens are dropped", l);
+            return lm_fail(
+                e, LM_EUSAGE, where, "leave the policy out",
+                "layer %" PRId64 " has linear attention, beside which no tokens are dropped", l);
         if (lm_layer_has_state(&c->layer[l]))
             continue;
         if (check_side(b, l, LM_KV_K, e) || check_side(b, l, LM_KV_V, e) ||

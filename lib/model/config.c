@@ -135,10 +135,11 @@ lm_code lm_config_check_stored(const lm_config *c, const char *where, lm_err *e)
                            " of the model has Gaussian attention, whose keys are kept with norms",
                            l);
         if (c->layer[l].attention == LM_ATTENTION_LINEAR)
-            return lm_fail(e, LM_EUSAGE, where, NULL,
-                           "layer %" PRId64
-                           " of the model has linear attention, whose states have no file and no codes",
-                           l);
+            return lm_fail(
+                e, LM_EUSAGE, where, NULL,
+                "layer %" PRId64
+                " of the model has linear attention, whose states have no file and no codes",
+                l);
     }
     return LM_OK;
 }

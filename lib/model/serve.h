@@ -36,7 +36,7 @@ typedef struct {
     const struct lm_kv_plan *state_codes; /* and states of layers; NULL: F32 */
     /* how pages are coded in host and disk; NULL: they go as they are */
     const struct lm_kv_plan *down;
-    const lm_model *like; /* lm_paged_opts.like */
+    const lm_model *like;       /* lm_paged_opts.like */
     const char *name[LM_TIERS]; /* of the three sizes in messages */
 } lm_serve_sizes;
 

@@ -436,8 +436,9 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
     if (attention_shape(c, want, e) || lm_attention_check_bias(op, a, &c->in[7], e) ||
         check_undivided(op, a, &c->in[6], e) ||
         lm_expect(!a->reads || (values && !a->causal && a->window == 0 && lm_absent(&c->in[7]) &&
-                                 a->blocks.size == 0), op,
-                  e, "what is only read has values, no order, no window, no blocks and no biases") ||
+                                a->blocks.size == 0),
+                  op, e,
+                  "what is only read has values, no order, no window, no blocks and no biases") ||
         lm_expect(values || lm_attention_value_dim(a) <= a->head_dim, op, e,
                   "values of %lld numbers are not part of keys of %lld", (long long)a->value_dim,
                   (long long)a->head_dim) ||
