@@ -89,7 +89,7 @@ static inline int64_t lm_head_rotate_part(const lm_head_rotate_attr *a)
 }
 
 /* Numbers of a row of qkv. */
-static inline int64_t lm_kv_row(const lm_kv_attr *a)
+static inline int64_t lm_kv_row_heads(const lm_kv_attr *a)
 {
     return lm_attention_row(&a->attention, !a->latent);
 }

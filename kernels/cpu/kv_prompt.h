@@ -113,7 +113,7 @@ static attn_job prompt_job(const kv_call *k, kv_packing *p, int64_t bk, int64_t 
     const lm_tensor *qkv = &k->c->in[KV_QKV];
     size_t size = lm_dtype_size(qkv->dtype);
     int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, kv = bk % K,
-            E = lm_attention_value_dim(a), pitch = lm_kv_row(k->attr);
+            E = lm_attention_value_dim(a), pitch = lm_kv_row_heads(k->attr);
     p->s = kv_seq_of(k->c, bk / K, kv);
     return (attn_job){
         .q = attn_at(qkv->data, p->s.row * pitch, size),

@@ -52,7 +52,7 @@ static void attend(const lm_call *c, const kv_seq *s, int64_t h, int64_t i, cons
     const lm_tensor *sinks = opt_in(c, KV_SINKS);
     double q[LM_KV_MAX_DIM], max = sinks ? get(sinks, h) : (double)-INFINITY, sum = 0;
     for (int64_t d = 0; d < D; d++)
-        q[d] = get(&c->in[KV_QKV], row * lm_kv_row(c->attr) + h * D + d);
+        q[d] = get(&c->in[KV_QKV], row * lm_kv_row_heads(c->attr) + h * D + d);
     for (int64_t j = from; j < to; j++) {
         p[j] = score(a, q, k + j * D, attn_bias(a, opt_in(c, KV_BIAS), h, j - s->used - i));
         max = fmax(max, p[j]);

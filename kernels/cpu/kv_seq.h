@@ -82,7 +82,7 @@ static inline kv_side kv_side_of(const lm_call *c, const kv_seq *s, bool values)
         x.tail = (const char *)c->in[values ? KV_VTAIL : KV_KTAIL].data +
                  (size_t)((slot * K + s->kv) * R) * row_bytes;
     }
-    x.fresh_pitch = (size_t)lm_kv_row(a) * size;
+    x.fresh_pitch = (size_t)lm_kv_row_heads(a) * size;
     x.fresh = (const char *)qkv->data + (size_t)s->row * x.fresh_pitch +
               (size_t)lm_kv_side_at(a, values, s->kv) * size;
     return x;

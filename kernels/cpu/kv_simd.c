@@ -497,7 +497,7 @@ LM_INLINE void attend_rows(lm_dtype t, const kv_call *k, const kv_seq *s, int64_
     hi = hi < to ? hi : to;
     for (int64_t r = 0; r < n; r++) {
         int64_t head = s->kv * k->group + (r0 + r) % k->group, row = s->row + (r0 + r) / k->group;
-        int64_t at = row * lm_kv_row(k->attr) + head * D;
+        int64_t at = row * lm_kv_row_heads(k->attr) + head * D;
         pack_rows(t, w->q + r * k->ld, k->ld, 1,
                   attn_at(k->c->in[KV_QKV].data, at, lm_dtype_size(t)), D, 1, D, (float)a->scale);
         w->m[r] = -INFINITY;

@@ -62,7 +62,7 @@ static inline kvw_side kvw_side_of(const lm_call *c, int64_t b, int64_t kv, bool
     if (R > 0)
         s.tail = (char *)c->out[values ? KVW_VTAIL : KVW_KTAIL].data +
                  (size_t)((kvw_int(c, KVW_SLOT, b) * K + kv) * R) * s.row;
-    s.fresh_pitch = (size_t)(lm_kv_row(a) * size);
+    s.fresh_pitch = (size_t)(lm_kv_row_heads(a) * size);
     s.fresh = (const char *)qkv->data + (size_t)first * s.fresh_pitch +
               (size_t)(lm_kv_side_at(a, values, kv) * size);
     return s;

@@ -13,7 +13,7 @@ enum { LM_THREAD_RANKS = 256 };
 typedef lm_code lm_rank_fn(void *ctx, lm_comm *c, lm_err *e);
 
 /* Run fn on `ranks` threads at once, each with its communicator of all of them, and wait for all.  timeout: seconds that a rank
- * waits for another one before all fail; 0: for ever.
+ * waits for another one before all fail; 0: without bound.
  * Fails: the error of the rank that failed first, where it happened prefixed with "rank r of n"; LM_ELIMIT without threads. */
 lm_code lm_threads_run(int ranks, double timeout, lm_rank_fn *fn, void *ctx, lm_err *e);
 

@@ -93,7 +93,7 @@ static void describe(const lm_generator *g, int64_t slot, int64_t layer, bool me
         };
         x->write_attr.latent = true;
     }
-    x->rows = lm_shape2(act, ROWS, lm_kv_row(&x->write_attr));
+    x->rows = lm_shape2(act, ROWS, lm_kv_row_heads(&x->write_attr));
     x->rows.data = c->rows;
     const lm_tensor none = { 0 }, one = integers(1, dev_of(&c->numbers, c->count));
     const lm_tensor gather[6] = { cache_of_prompt(g, layer, LM_CACHE_KEYS),

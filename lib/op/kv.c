@@ -244,7 +244,7 @@ static void kv_example(lm_rng r, int i, lm_example *x)
         t = 1;
     a.attention.seq = ragged ? 0 : t;
     *x = (lm_example){ .n_in = N_IN, .want = 3 };
-    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), lm_kv_row(&a));
+    x->in[QKV] = lm_shape2(LM_DTYPE_F32, b * t + (ragged ? 3 : 0), lm_kv_row_heads(&a));
     x->in[USED] = x->in[FRESH] = lm_shape1(LM_DTYPE_I32, b);
     if (ragged) {
         x->in[FIRST] = lm_shape1(LM_DTYPE_I32, b + 1);

@@ -145,7 +145,7 @@ static lm_code check_all_run(const clockwork *k, lm_err *e)
             const lm_pipe_step *s = &k->p->row[r].step[k->next[r]];
 
             return lm_fail(e, LM_EFORMAT, "schedule", "change the order of the rows",
-                           "rank %d waits for ever: step %zu, %c of micro-batch %" PRId32
+                           "rank %d waits without end: step %zu, %c of micro-batch %" PRId32
                            " in stage %d, needs what a rank computes "
                            "only behind it",
                            r, k->next[r], lm_pipe_letter((lm_pipe_kind)s->kind), s->micro,

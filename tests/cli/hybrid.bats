@@ -130,7 +130,7 @@ loss() {
         [ "${#lines[@]}" -eq 1 ]
         [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
     }
-    check '"block_sparse_attention": is not an object' block_sparse_attention=null
+    check '"block_sparse_attention": is not given' block_sparse_attention=null
     check '"block_sparse_attention": is not an object' block_sparse_attention=64
     check 'block_size' block_sparse_attention.block_size=0
     check '"block_size": 24 is not a multiple of 16' block_sparse_attention.block_size=24

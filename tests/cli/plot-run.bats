@@ -297,7 +297,7 @@ panels() { # panels FILE ...: the keys that are drawn, in SVG
     bad 'not F,B,W,COMM' --schedule 1f1b --mesh pp=2 --micro-batches 2 --costs 1,-1,1
     bad 'no step takes time' --schedule 1f1b --mesh pp=2 --micro-batches 2 --costs 0,0,0
     printf '0B0,0F0\n1F0,1B0\n' > circle.csv
-    bad 'rank 0 waits for ever' --schedule circle.csv
+    bad 'rank 0 waits without end' --schedule circle.csv
     printf '0F0\n' > half.csv
     bad 'not forward and backward once' --schedule half.csv
     bad 'No such file' --schedule none.csv

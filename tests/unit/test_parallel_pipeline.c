@@ -358,7 +358,7 @@ static void test_circle(void **state)
     (void)state;
     assert_int_equal(lm_pipeline_read(text, sizeof text - 1, "file", &p, &e), LM_OK);
     assert_int_equal(lm_pipeline_time(&p, c, &t, &e), LM_EFORMAT);
-    assert_non_null(strstr(e.what, "rank 0 waits for ever: step 0, B of micro-batch 0 in stage 0"));
+    assert_non_null(strstr(e.what, "rank 0 waits without end: step 0, B of micro-batch 0 in stage 0"));
     lm_pipeline_fini(&p);
 }
 
