@@ -105,8 +105,7 @@ lm_code lm_config_check_alone(const lm_config *c, const char *where, const char 
 bool lm_config_all_heads(const lm_config *c)
 {
     for (int64_t l = 0; l < c->layers; l++)
-        if (c->layer[l].attention == LM_ATTENTION_LATENT ||
-            c->layer[l].attention == LM_ATTENTION_DELTA)
+        if (c->layer[l].attention == LM_ATTENTION_LATENT || lm_layer_has_state(&c->layer[l]))
             return false;
     return true;
 }

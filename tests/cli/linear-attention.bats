@@ -87,7 +87,7 @@ trains() {
     check "layer 0 of the model has linear attention, whose states have no file" generate m -p "the river" -n 2 --save-cache c
     check "layer 0 has linear attention, beside which no tokens are dropped" generate m -p "the river" -n 2 --kv h2o:keep=0.5
     check "layers of the base keep states" peft-tune m t.jsonl -o prefix --method prefix --steps 1 --seq-len 32
-    check "layer 0 has no keys and values" quantize-kv --calibrate --method fp8 -o c --seq-len 16 m t.jsonl
+    check "layer 0 of the model has linear attention, whose states have no file" quantize-kv --calibrate --method fp8 -o c --seq-len 16 m t.jsonl
     check '"linear_attention": is not an object' make $linear $full 7 -o bad
     check '"linear_attention": is not an object' make $linear $full '[]' -o bad
     check 'unknown key "decays"' make $linear $full '{"decays":true}' -o bad
