@@ -92,7 +92,7 @@ trains() {
     check '"linear_attention": is not an object' make $linear $full '[]' -o bad
     check 'unknown key "decays"' make $linear $full '{"decays":true}' -o bad
     check '"feature": "relu" is not known' make $linear $full '{"feature":"relu"}' -o bad
-    check '"feature"' make $linear $full '{"feature":1}' -o bad
-    check '"decay"' make $linear $full '{"decay":0.5}' -o bad
+    check "'feature'" make $linear $full '{"feature":1}' -o bad
+    check "'decay'" make $linear $full '{"decay":0.5}' -o bad
     [ ! -e bad ]
 }
