@@ -189,7 +189,7 @@ ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'
     run generate -q none --states int8 -p x -n 2
     [ "$status" -eq 2 ]
     [[ "$output" == *"--states: no layer of a "*" model has a state: leave it out"* ]]
-    quantize-kv -q --evaluate run data --methods auto --states int8 --windows 2 --seq-len 32 --steps 0 --repeats 0 \
+    quantize-kv -q --evaluate run data/train --methods auto --states int8 --windows 2 --seq-len 32 --steps 0 --repeats 0 \
         --json > report
     jq -e '.methods[1].kl > 0 and .methods[1].kl < 0.01 and .methods[0].kl == 0' report
 }

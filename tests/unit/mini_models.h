@@ -52,7 +52,8 @@ static const char *const models[N_MODELS] = {
     "\"linear_num_value_heads\":4,\"linear_key_head_dim\":6,\"linear_value_head_dim\":4}",
     "{\"model_type\":\"bert\"," ALIKE "}",
     "{\"model_type\":\"bloom\",\"vocab_size\":23,\"hidden_size\":24,\"n_layer\":%d,\"n_head\":6}",
-    "{\"model_type\":\"lm_hybrid\"," SMALL ",\"sliding_window\":3}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL ",\"sliding_window\":3,\"block_sparse_attention\":"
+    "{\"block_size\":16,\"local_blocks\":1,\"global_blocks\":1,\"vert_stride\":3}}",
     "{\"model_type\":\"lm_hybrid\"," SMALL ",\"gaussian_window\":9}",
     "{\"model_type\":\"lm_hybrid\"," SMALL "}",
     "{\"model_type\":\"lm_hybrid\"," SMALL ",\"head_dim\":6,\"linear_attention\":"
