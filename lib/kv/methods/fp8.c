@@ -17,7 +17,7 @@ enum { ONE, LAYER, HEAD, TOKEN };
 
 static const lm_hyper hyper[] = {
     { "scale", ONE, 0, 3, "what has a scale of its own", "1 layer head token" },
-    { "group", 0, 0, LM_KV_MAX_DIM, "of token: channels with one scale (0: the head)", LM_WHOLE },
+    { "group", 0, 0, LM_KV_MAX_DIM, "of token: channels of a scale (0: a head)", LM_WHOLE },
     LM_KV_ALONE(0),
     { 0 },
 };
