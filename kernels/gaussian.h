@@ -30,6 +30,7 @@
 #ifndef LM_KERNELS_GAUSSIAN_H
 #define LM_KERNELS_GAUSSIAN_H
 
+#include "kernels/device.h"
 #include "kernels/kernel.h"
 
 enum { LM_GAUSSIAN_MORE = 8 /* columns */, LM_GAUSSIAN_UNIT = 16 /* the factor of a */ };
@@ -47,11 +48,11 @@ static inline int64_t lm_gaussian_row(const lm_gaussian_attr *a)
 
 /* The first of the columns of a query's or a key's own norm, and of those that the norms of the other side meet; -1: they
  * are zeros. */
-static inline int lm_gaussian_own(const lm_gaussian_attr *a, bool key)
+LM_DEVICE_TOO static inline int lm_gaussian_own(const lm_gaussian_attr *a, bool key)
 {
     return key ? 0 : a->queries ? 3 : -1;
 }
-static inline int lm_gaussian_units(const lm_gaussian_attr *a, bool key)
+LM_DEVICE_TOO static inline int lm_gaussian_units(const lm_gaussian_attr *a, bool key)
 {
     return !key ? 0 : a->queries ? 3 : -1;
 }

@@ -35,6 +35,7 @@
 
 #include <math.h>
 
+#include "kernels/device.h"
 #include "kernels/kernel.h"
 
 enum { LM_LINEAR_CHUNK = 64 };
@@ -50,7 +51,7 @@ typedef struct {
     double scale, eps;
 } lm_linear_attention_attr;
 
-static inline int64_t lm_linear_chunks(int64_t seq)
+LM_DEVICE_TOO static inline int64_t lm_linear_chunks(int64_t seq)
 {
     return (seq + LM_LINEAR_CHUNK - 1) / LM_LINEAR_CHUNK;
 }
@@ -61,7 +62,7 @@ static inline int64_t lm_linear_state_rows(lm_feature f, int64_t head_dim)
 }
 
 /* The logarithm of a of key head `head`. */
-static inline double lm_linear_log_decay(bool decay, int64_t head)
+LM_DEVICE_TOO static inline double lm_linear_log_decay(bool decay, int64_t head)
 {
     return decay ? log1p(-exp2(-5.0 - (double)head)) : 0;
 }
