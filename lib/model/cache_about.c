@@ -172,22 +172,6 @@ lm_code lm_config_digest(const lm_config *c, char hex[33], lm_err *e)
 
 /* ---- The description ---- */
 
-lm_cache_shape lm_cache_shape_of(const lm_layer *y)
-{
-    const lm_delta_sizes *d = &y->delta;
-    if (y->attention == LM_ATTENTION_LATENT)
-        return (lm_cache_shape){ .kv_heads = 1,
-                                 .head_dim = y->latent.kv_rank,
-                                 .rotary = y->latent.rope_dim };
-    if (y->attention == LM_ATTENTION_DELTA)
-        return (lm_cache_shape){ .state = d->heads * d->key_dim * d->value_dim,
-                                 .conv = (d->taps - 1) * (2 * d->key_heads * d->key_dim +
-                                                          d->heads * d->value_dim) };
-    if (y->attention == LM_ATTENTION_LINEAR)
-        return (lm_cache_shape){ .state = y->kv_heads * y->head_dim * y->head_dim };
-    return (lm_cache_shape){ .kv_heads = y->kv_heads, .head_dim = y->head_dim };
-}
-
 static lm_code make_lists(lm_cache_about *a, size_t n, lm_err *e)
 {
     int64_t **list[] = { &a->kv_heads, &a->head_dim, &a->latent, &a->state, &a->conv };
