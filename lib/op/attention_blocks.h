@@ -18,7 +18,7 @@
 
 /* Blocks are possible, and go with the other attributes. */
 lm_code lm_attention_check_blocks(const char *op, const lm_attention_attr *a, lm_err *e);
-/* There are none. */
+/* Fails with blocks, which the operator does not know. */
 lm_code lm_attention_check_no_blocks(const char *op, const lm_attention_attr *a, lm_err *e);
 /* Pairs of a query and a key of a text of `seq` tokens that a head sees, the mean of all heads; b has blocks. */
 double lm_attention_block_pairs(const lm_attention_blocks *b, int64_t heads, int64_t seq);

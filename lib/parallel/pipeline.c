@@ -224,6 +224,11 @@ static lm_code check_sizes(const generator *g, int64_t ranks, int64_t chunks, in
     if (micros < 1 || micros > LM_PIPE_MICROS)
         return lm_fail(e, LM_EUSAGE, "schedule", NULL, "%" PRId64 " micro-batches: must be 1 to %d",
                        micros, LM_PIPE_MICROS);
+    if (ranks * chunks * micros > LM_PIPE_CELLS)
+        return lm_fail(e, LM_EUSAGE, "schedule",
+                       "use fewer micro-batches: the order of more repeats itself",
+                       "%" PRId64 " micro-batches in %" PRId64 " stages: at most %d together",
+                       micros, ranks * chunks, LM_PIPE_CELLS);
     if (g->even && (ranks % 2 || micros % 2))
         return lm_fail(e, LM_EUSAGE, "schedule", "use even numbers of both",
                        "%s has micro-batches from both ends, not %" PRId64 " on %" PRId64 " ranks",

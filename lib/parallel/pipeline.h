@@ -51,7 +51,13 @@ typedef struct {
     lm_pipe_row *row; /* [ranks] */
 } lm_pipeline;
 
-enum { LM_PIPE_RANKS = 4096, LM_PIPE_STAGES = 16384, LM_PIPE_MICROS = 1 << 20 };
+/* The most of each, and of stages times micro-batches: some 60 bytes each are needed to simulate a schedule. */
+enum {
+    LM_PIPE_RANKS = 4096,
+    LM_PIPE_STAGES = 16384,
+    LM_PIPE_MICROS = 1 << 20,
+    LM_PIPE_CELLS = 1 << 24
+};
 
 /* The generators as a specification names them, NULL-terminated: "gpipe", "interleaved:V", ... */
 extern const char *const lm_pipeline_names[];

@@ -18,7 +18,7 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\r';
 }
 
-/* A number of at most `most` at *at; -1: there is none, or it is larger. */
+/* Read a number of at most `most` at *at; -1 without digits, and for a larger number. */
 static int32_t read_number(const char **at, const char *end, int32_t most)
 {
     int64_t n = 0;
@@ -172,7 +172,10 @@ static lm_code check_whole(const lm_pipeline *p, const char *where, lm_err *e)
     for (int r = 0; r < p->ranks; r++)
         for (size_t k = 0; k < p->row[r].n; k++)
             forwards += p->row[r].step[k].kind == LM_PIPE_F;
-    if (!forwards || forwards != cells)
+    if (!p->stages)
+        return lm_fail(e, LM_EFORMAT, where, "write a line of steps for each rank: 0F0,0B0",
+                       "it has no steps");
+    if (forwards != cells || cells > LM_PIPE_CELLS)
         return lm_fail(e, LM_EFORMAT, where, NULL,
                        "%zu forward steps for %" PRId32 " stages of %" PRId32
                        " micro-batches, which are %zu",

@@ -292,6 +292,7 @@ static void test_refused(void **state)
         { "1f1b", 0, 8, "0 ranks" },
         { "1f1b", 4, 0, "0 micro-batches" },
         { "breadth-first:16384", 4, 8, "at most" },
+        { "1f1b", 4096, 1 << 20, "at most" },
     };
 
     (void)state;
@@ -312,7 +313,7 @@ static void test_bad_files(void **state)
     static const struct {
         const char *text, *what;
     } bad[] = {
-        { "", "0 forward" },
+        { "", "no steps" },
         { "0F0,0B0,", NULL },
         { " 0F0 , 0UNSHARD, 0SEND_F0,0I0,0W0\n", NULL },
         { "0F0,0B0,0W0\n", "not forward and backward once" },
@@ -358,7 +359,8 @@ static void test_circle(void **state)
     (void)state;
     assert_int_equal(lm_pipeline_read(text, sizeof text - 1, "file", &p, &e), LM_OK);
     assert_int_equal(lm_pipeline_time(&p, c, &t, &e), LM_EFORMAT);
-    assert_non_null(strstr(e.what, "rank 0 waits without end: step 0, B of micro-batch 0 in stage 0"));
+    assert_non_null(
+        strstr(e.what, "rank 0 waits without end: step 0, B of micro-batch 0 in stage 0"));
     lm_pipeline_fini(&p);
 }
 
