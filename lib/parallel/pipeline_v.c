@@ -7,8 +7,8 @@
  *     behind an I: W, so that memory falls before it rises again
  *     else F, unless the last step was one and an I is ready; of the way up first
  *     else I, else W
- * At most 2p stages of micro-batches wait for their backward on a rank.  The last place is for the way up, without which no
- * backward begins, unless an I is ready. */
+ * At most 2p stages of micro-batches wait for their backward on a rank.  The way up never lacks a place: its first forward is
+ * ready when a rank has begun fewer. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -96,10 +96,10 @@ static bool step(const choice *c)
     int64_t waiting = o->f[DOWN] + o->f[UP] - o->w, most = 2 * c->p->ranks;
     bool left =
         o->f[DOWN] < c->p->micros || o->f[UP]<c->p->micros, pending = o->i[DOWN] + o->i[UP]> o->w;
-    int forward = waiting < most && forward_ready(c, UP) ? UP
-                  : forward_ready(c, DOWN) && (waiting + 1 < most || (waiting < most && input >= 0))
-                      ? DOWN
-                      : -1;
+    int forward = waiting == most          ? -1
+                  : forward_ready(c, UP)   ? UP
+                  : forward_ready(c, DOWN) ? DOWN
+                                           : -1;
 
     if (left && pending && o->last == LM_PIPE_I)
         step_weights(c);
