@@ -58,7 +58,7 @@ MAKEFLAGS += --no-print-directory
         fuzz lint format bench demo install uninstall dist gen-completions
 
 .PHONY: tools
-all: tools ## build every tool into build/bin, and the CUDA module where nvcc is
+all: tools ## build every tool into build/bin, the CUDA module where nvcc is, and the module of Open MPI where mpicc is
 
 tools: $(BIN)
 
@@ -74,8 +74,8 @@ $(foreach t,$(TOOLS),$(eval $B/bin/$t: $(filter $B/cmd/$t/%,$(CMD_OBJ))))
 $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
 $B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B $(BUILD_FOLDER)),-DLM_SHARE='"$(CURDIR)/share"')
 
-# Conversions of whole tensors: loops that -O2 does not vectorise.
-$B/lib/numeric/dtype.o $B/lib/merge/lora.o $B/lib/kv/cachegen_rows.o $B/lib/kv/sensitivity.o: private COMPILE += -O3
+# Conversions and sums of whole tensors: loops that -O2 does not vectorise.
+$B/lib/numeric/dtype.o $B/lib/comm/tree.o $B/lib/merge/lora.o $B/lib/kv/cachegen_rows.o $B/lib/kv/sensitivity.o: private COMPILE += -O3
 
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
 FLAGS_bits := -mbmi2 -mlzcnt
@@ -205,6 +205,37 @@ $B/.flags: FORCE
 	mkdir -p $(@D)
 	printf '%s\n' "$$NOW" | cmp -s - $@ || printf '%s\n' "$$NOW" > $@
 
+# --- the module of Open MPI ------------------------------------------------------------------------------------
+# Programs open libcore-mpi.so when a launcher has started several of them (MPI=no|auto|mpicc or another name of it).
+MPI     ?= auto
+# The file of what was found has the compiler's path in its name, so that one that is installed later is found.
+MPICC   := $(if $(filter no,$(MPI)),,$(shell command -v $(if $(filter auto,$(MPI)),mpicc,$(MPI))))
+MPI_MK  := $B/mpi-$(subst /,_,$(strip $(MPI))$(MPICC)).mk
+include $(MPI_MK)
+$(MPI_MK): scripts/probe-mpi
+	mkdir -p $(@D)
+	scripts/probe-mpi "$(strip $(MPI))" $(CC) > $@
+
+MPI_MODULE := $B/lib/lmutils/libcore-mpi.so
+MPI_OBJ    := $(patsubst %,$B/mpi/%.o,$(wildcard lib/comm/mpi/*.c) lib/base/err.c)
+
+WIRE_H     := lib/comm/wire.h lib/base/module.h lib/base/err.h
+KNOW_WIRE  := $B/lib/comm/open.o $B/mpi/lib/comm/mpi/mpi.c.o
+$(KNOW_WIRE): private DEFS += -DLM_CONTRACTS=$(firstword $(shell cat $(WIRE_H) | cksum))
+$(KNOW_WIRE): $(WIRE_H)
+
+ifneq ($(MPI_LIBS),)
+all: $(MPI_MODULE)
+endif
+
+$(MPI_MODULE): $(MPI_OBJ)
+	mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -o $@ $(MPI_OBJ) $(MPI_LIBS) -Wl,--no-undefined -Wl,-Bsymbolic
+
+$B/mpi/%.c.o: %.c $B/.flags
+	mkdir -p $(@D)
+	$(COMPILE) -fPIC -fvisibility=hidden $(MPI_INCLUDE) -MMD -MP -MF $@.d -c -o $@ $<
+
 # --- tests ---------------------------------------------------------------------------------------------------
 TEST_SRC := $(sort $(wildcard tests/unit/test_*.c))
 TEST_BIN := $(patsubst tests/unit/%.c,$B/tests/unit/%,$(TEST_SRC))
@@ -225,7 +256,7 @@ check: deps ## install what is missing, build, run every test that this machine 
 
 BENCH_CUDA := $B/bench/bench_cuda $B/bench/bench_cuda_decode $B/bench/bench_cuda_predict
 .PHONY: tests
-tests: $(TEST_BIN) $(INJECT) $(EMU_MODULE) $(BENCH_CUDA)
+tests: $(TEST_BIN) $(INJECT) $(EMU_MODULE) $(BENCH_CUDA) $(if $(MPI_LIBS),$(MPI_MODULE))
 
 check-unit: tests ## unit tests only; T=NAME runs tests/unit/test_NAME*.c
 	tests/run -b $B $(if $T,-t $T) unit
@@ -241,13 +272,13 @@ check-fuzz: ## run every fuzzer for FUZZ_SECONDS on its corpus
 
 ASAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 check-asan: ## unit and command line tests with AddressSanitizer and UBSan
-	$(MAKE) $(JOBS) B=$B-asan CUDA=no CFLAGS='$(ASAN_FLAGS)' all tests
+	$(MAKE) $(JOBS) B=$B-asan CUDA=no MPI=no CFLAGS='$(ASAN_FLAGS)' all tests
 	tests/run -b $B-asan unit cli
 
 TSAN_FLAGS := -O1 -g -fsanitize=thread
-TSAN_TESTS := base_par comm_threads model_store train_trainer serve_threads
-check-tsan: ## the thread pool, ranks that are threads, the loading of weights, the trainer and pages that move with ThreadSanitizer
-	$(MAKE) $(JOBS) B=$B-tsan CUDA=no CFLAGS='$(TSAN_FLAGS)' $(TSAN_TESTS:%=$B-tsan/tests/unit/test_%)
+TSAN_TESTS := base_par comm_threads comm_shm comm_messages model_store train_trainer serve_threads
+check-tsan: ## the thread pool, ranks and what they exchange, the loading of weights, the trainer and pages that move with ThreadSanitizer
+	$(MAKE) $(JOBS) B=$B-tsan CUDA=no MPI=no CFLAGS='$(TSAN_FLAGS)' $(TSAN_TESTS:%=$B-tsan/tests/unit/test_%)
 	for t in $(TSAN_TESTS); do tests/run -b $B-tsan -t $$t unit || exit 1; done
 
 lint: ## formatting, includes, man pages, scripts, static analysis
@@ -408,6 +439,7 @@ install-built:
 	install -m 755 $(BIN) "$$DEST/bin"
 	install -m 644 $B/libcore.a "$$DEST/lib/liblmcore.a"
 	$(if $(CUDA_HOME),install -D -m 755 $(CUDA_MODULE) "$$DEST/lib/lmutils/libcore-cuda.so")
+	$(if $(MPI_LIBS),install -D -m 755 $(MPI_MODULE) "$$DEST/lib/lmutils/libcore-mpi.so")
 	for n in 1 5 7; do \
 	    for p in man/man$$n/*.$$n; do \
 	        test -f $$p || continue; \
@@ -453,7 +485,7 @@ clean: ## remove the build folder
 	$(if $(filter .build-%,$B),rm -rf -- "$$BUILD_FOLDER")
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
--include $(CUDA_OBJ:=.d) $(EMU_OBJ:=.d)
+-include $(CUDA_OBJ:=.d) $(EMU_OBJ:=.d) $(MPI_OBJ:=.d)
 -include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d) $(FUZZ_TUNE:.o=.d)
 
 endif

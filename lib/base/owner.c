@@ -18,51 +18,17 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/hash.h"
+#include "base/process.h"
 
 enum { IDLE_SECONDS = 24 * 3600, BOOT_DIGITS = 16 };
 
 #define XFS_MAGIC 0x58465342 /* not in magic.h */
 #define ZFS_MAGIC 0x2fc12fc1
 
-/* The first bytes of a file of /proc; "" if there is none. */
-static void read_proc(const char *path, char *buf, size_t size)
-{
-    FILE *f = fopen(path, "re");
-    size_t n = f ? fread(buf, 1, size - 1, f) : 0;
-
-    buf[n] = 0;
-    if (f)
-        fclose(f);
-}
-
-/* boot_id is random and made at each start, so it names the machine as well. */
-static uint64_t boot_hash(void)
-{
-    char id[256];
-
-    read_proc("/proc/sys/kernel/random/boot_id", id, sizeof id);
-    if (!id[0] && gethostname(id, sizeof id - 1))
-        id[0] = 0;
-    return lm_hash_str(id);
-}
-
-/* Field 22 of /proc/self/stat; the second field, in parentheses, may hold anything. */
-static unsigned long long start_ticks(void)
-{
-    char stat[1024], *at;
-
-    read_proc("/proc/self/stat", stat, sizeof stat);
-    at = strrchr(stat, ')');
-    for (int field = 2; at && field < 22; field++)
-        at = strchr(at + 1, ' ');
-    return at ? strtoull(at, NULL, 10) : 0;
-}
-
 char *lm_owner_tag(char tag[LM_OWNER_TAG])
 {
-    snprintf(tag, LM_OWNER_TAG, "lm%016llx-%ld-%llu", (unsigned long long)boot_hash(),
-             (long)getpid(), start_ticks());
+    snprintf(tag, LM_OWNER_TAG, "lm%016llx-%ld-%llu", (unsigned long long)lm_boot_hash(),
+             (long)getpid(), (unsigned long long)lm_process_start(getpid()));
     return tag;
 }
 
@@ -163,7 +129,7 @@ static bool is_dead(int dirfd, const char *name, unsigned long long boot, bool a
         if (*fd < 0 && (*fd = openat(dirfd, name, O_RDONLY | how)) < 0)
             return false;
         if (flock(*fd, LOCK_EX | LOCK_NB) == 0) {
-            if (boot == boot_hash() || is_local(*fd))
+            if (boot == lm_boot_hash() || is_local(*fd))
                 return true;
         } else if (errno == EWOULDBLOCK) {
             return false;

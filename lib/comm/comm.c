@@ -102,6 +102,11 @@ void lm_comm_abort(lm_comm *c, const lm_err *why)
     c->transport->abort(c, why);
 }
 
+bool lm_comm_reports(lm_comm *c)
+{
+    return c->transport->reports(c);
+}
+
 void lm_comm_free(lm_comm *c)
 {
     if (c)

@@ -2,8 +2,8 @@
 /* comm.h -- ranks that exchange data: the calls, whatever carries them.  Private to lib/comm.
  *
  * A communicator is one rank's view of a group of ranks.  Collective calls are made by every rank of the group, in the same order
- * and with sizes that fit; they return when this rank's result is complete and its operands may change.  Transports (threads of
- * one process: threads.h) are tables of functions behind the same calls.
+ * and with sizes that fit; they return when this rank's result is complete and its operands may change.  Elements are aligned as
+ * their type.  Transports (threads of one process: threads.h; processes: open.h) are tables of functions behind the same calls.
  *
  * Sums have a fixed order, which depends on the number of ranks only: a binary tree over the ranks, split behind the largest power
  * of two, so that a rank that adds its own 2^k leaves in such a tree gives the bits of 2^k ranks with one each.  Elements narrower
@@ -14,6 +14,7 @@
 #ifndef LM_COMM_COMM_H
 #define LM_COMM_COMM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -62,7 +63,15 @@ lm_code lm_comm_split(lm_comm *c, int color, int key, lm_comm **out, lm_err *e);
 /* Make all calls of all ranks fail with this reason, those that wait already included.  The first reason stays. */
 void lm_comm_abort(lm_comm *c, const lm_err *why);
 
-/* NULL is fine.  Not collective. */
+/* After a failure: true for one rank of each host, that which should print it. */
+bool lm_comm_reports(lm_comm *c);
+
+/* Check that every rank has the same `text` as `what` ("version", "options", "data"), before work that needs it.  Collective.
+ * Fails: LM_EUSAGE on every rank, naming a rank that differs from most, its host, and both texts (their beginnings); the group
+ * has not failed and may go on. */
+lm_code lm_comm_agree(lm_comm *c, const char *what, const char *text, lm_err *e);
+
+/* NULL is fine.  Not collective, except for the last one of processes, which waits for the others'. */
 void lm_comm_free(lm_comm *c);
 
 #endif

@@ -3,6 +3,8 @@
 #ifndef LM_COMM_COMM_IMPL_H
 #define LM_COMM_COMM_IMPL_H
 
+#include <stdbool.h>
+
 #include "comm/comm.h"
 
 /* The calls of comm.h, with checked arguments. */
@@ -20,6 +22,7 @@ typedef struct {
     lm_code (*recv)(lm_comm *c, int from, void *data, size_t bytes, lm_err *e);
     lm_code (*split)(lm_comm *c, int color, int key, lm_comm **out, lm_err *e);
     void (*abort)(lm_comm *c, const lm_err *why);
+    bool (*reports)(lm_comm *c);
     void (*free)(lm_comm *c);
 } lm_transport;
 
@@ -31,5 +34,8 @@ struct lm_comm {
 /* Elements first..first+n-1 of part[0..parts-1] combined in the order of comm.h, into out[0..n-1]. */
 void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
                   lm_comm_op op, void *out);
+
+/* A group of one rank. */
+lm_code lm_comm_self(lm_comm **out, lm_err *e);
 
 #endif

@@ -20,7 +20,7 @@
 /* All ranks, whatever groups they are in. */
 typedef struct {
     double timeout;
-    atomic_bool failed;
+    atomic_bool failed, reported;
     pthread_mutex_t lock; /* of what follows */
     lm_err why;
     int rank; /* the first that failed; -1: none */
@@ -500,6 +500,11 @@ static void threads_abort(lm_comm *c, const lm_err *why)
     fail_world(member_of(c)->group->world, member_of(c)->name, why);
 }
 
+static bool threads_reports(lm_comm *c)
+{
+    return !atomic_exchange(&member_of(c)->group->world->reported, true);
+}
+
 static const lm_transport threads_transport = {
     .barrier = threads_barrier,
     .all_reduce = threads_all_reduce,
@@ -511,6 +516,7 @@ static const lm_transport threads_transport = {
     .recv = threads_recv,
     .split = threads_split,
     .abort = threads_abort,
+    .reports = threads_reports,
     .free = threads_free,
 };
 

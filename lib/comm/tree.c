@@ -3,7 +3,6 @@
  *
  * Blocks of elements go through the tree one after the other, so that what a node holds stays in the cache.  Types narrower than
  * 32 bits are widened at the leaves. */
-#include <math.h>
 #include <string.h>
 
 #include "comm/comm_impl.h"
@@ -23,20 +22,19 @@ static lm_dtype wide_type(lm_dtype d)
     return d == LM_DTYPE_F16 || d == LM_DTYPE_BF16 ? LM_DTYPE_F32 : d;
 }
 
-/* a[i] = a[i] op b[i]: both are what nodes below have made, or b is a leaf. */
-#define COMBINE(T, MAX, MIN, SUM)                     \
-    do {                                              \
-        T *x = a;                                     \
-        const T *y = b;                               \
-        if (k->op == LM_COMM_SUM)                     \
-            for (size_t i = 0; i < k->n; i++)         \
-                x[i] = SUM(x[i], y[i]);               \
-        else if (k->op == LM_COMM_MAX)                \
-            for (size_t i = 0; i < k->n; i++)         \
-                x[i] = MAX(x[i], y[i]) ? x[i] : y[i]; \
-        else                                          \
-            for (size_t i = 0; i < k->n; i++)         \
-                x[i] = MIN(x[i], y[i]) ? x[i] : y[i]; \
+/* x[i] = p[i] op q[i]; x may be p or q, so one element never depends on another. */
+#define LOOP(EXPRESSION) _Pragma("GCC ivdep") for (size_t i = 0; i < k->n; i++) x[i] = (EXPRESSION)
+
+#define COMBINE(T, MAX, MIN, SUM)                \
+    do {                                         \
+        T *x = out;                              \
+        const T *p = a, *q = b;                  \
+        if (k->op == LM_COMM_SUM)                \
+            LOOP(SUM(p[i], q[i]));               \
+        else if (k->op == LM_COMM_MAX)           \
+            LOOP(MAX(p[i], q[i]) ? p[i] : q[i]); \
+        else                                     \
+            LOOP(MIN(p[i], q[i]) ? p[i] : q[i]); \
     } while (0)
 
 #define ADD(p, q)     ((p) + (q))
@@ -48,7 +46,7 @@ static lm_dtype wide_type(lm_dtype d)
 #define FIRST_MAX_I(p, q) ((p) >= (q))
 #define FIRST_MIN_I(p, q) ((p) <= (q))
 
-static void combine(const block *k, void *a, const void *b)
+static void combine(const block *k, const void *a, const void *b, void *out)
 {
     switch (wide_type(k->type)) {
     case LM_DTYPE_F64:
@@ -65,10 +63,16 @@ static void combine(const block *k, void *a, const void *b)
     }
 }
 
-static void load(const block *k, int part, void *out)
+/* A leaf in the type of nodes: where it lies, or converted into `room`. */
+static const void *load(const block *k, int part, void *room)
 {
+    lm_dtype wide = wide_type(k->type);
     const char *from = (const char *)k->part[part] + k->first * lm_dtype_size(k->type);
-    lm_convert(k->type, from, wide_type(k->type), out, (int64_t)k->n);
+
+    if (k->type == wide && (uintptr_t)from % lm_dtype_size(wide) == 0)
+        return from;
+    lm_convert(k->type, from, wide, room, (int64_t)k->n);
+    return room;
 }
 
 /* The largest power of two below n > 1. */
@@ -81,27 +85,40 @@ static int below(int n)
     return half;
 }
 
-/* Parts lo..hi-1 into out. */
-static void reduce(const block *k, int lo, int hi, void *out)
+/* Parts lo..hi-1: where their result lies, `room` or a leaf. */
+static const void *reduce(const block *k, int lo, int hi, void *room)
 {
-    double right[BLOCK]; /* of any type */
+    double other[BLOCK]; /* of any type */
     int half;
 
-    if (hi - lo == 1) {
-        load(k, lo, out);
+    if (hi - lo == 1)
+        return load(k, lo, room);
+    half = below(hi - lo);
+    combine(k, reduce(k, lo, lo + half, room), reduce(k, lo + half, hi, other), room);
+    return room;
+}
+
+/* out may be a part, whose elements are read until the last node, so only that one writes there. */
+static void reduce_block(const block *k, int parts, void *out)
+{
+    lm_dtype wide = wide_type(k->type);
+    double left[BLOCK], right[BLOCK];
+
+    if (parts > 1 && k->type == wide && (uintptr_t)out % lm_dtype_size(wide) == 0) {
+        int half = below(parts);
+
+        combine(k, reduce(k, 0, half, left), reduce(k, half, parts, right), out);
         return;
     }
-    half = below(hi - lo);
-    reduce(k, lo, lo + half, out);
-    reduce(k, lo + half, hi, right);
-    combine(k, out, right);
+    const void *result = reduce(k, 0, parts, left);
+    if (result != out)
+        lm_convert(wide, result, k->type, out, (int64_t)k->n);
 }
 
 void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
                   lm_comm_op op, void *out)
 {
     size_t size = lm_dtype_size(d);
-    double result[BLOCK];
 
     for (size_t at = 0; at < n; at += BLOCK) {
         block k = { .part = part,
@@ -110,7 +127,6 @@ void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm
                     .type = d,
                     .op = op };
 
-        reduce(&k, 0, parts, result);
-        lm_convert(wide_type(d), result, d, (char *)out + at * size, (int64_t)k.n);
+        reduce_block(&k, parts, (char *)out + at * size);
     }
 }

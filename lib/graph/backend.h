@@ -24,6 +24,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "base/module.h"
 #include "kernels/kernel.h"
 #include "numeric/format.h"
 
@@ -144,9 +145,7 @@ bool lm_device_named(const char *device);
 
 /* The symbol LM_MODULE_SYMBOL of a module. */
 typedef struct {
-    const char *version; /* LM_VERSION of its build: must be that of the library */
-    size_t backend_size; /* sizeof(lm_backend) likewise */
-    uint32_t contracts;  /* a checksum of this header and of kernels' contracts, likewise */
+    lm_module_head head; /* the size of lm_backend; a checksum of this header and of kernels' contracts */
     lm_code (*open)(const lm_backend_opts *o, lm_backend **out, lm_err *e);
 } lm_module;
 #define LM_MODULE_SYMBOL "lm_module_cuda"

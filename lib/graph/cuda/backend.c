@@ -233,7 +233,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
 }
 
 extern __attribute__((visibility("default"))) const lm_module lm_module_cuda;
-const lm_module lm_module_cuda = { .version = LM_VERSION,
-                                   .backend_size = sizeof(lm_backend),
-                                   .contracts = LM_CONTRACTS,
-                                   .open = open_device };
+const lm_module lm_module_cuda = {
+    .head = { .version = LM_VERSION, .size = sizeof(lm_backend), .contracts = LM_CONTRACTS },
+    .open = open_device
+};

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* launch.h -- was this process started as one of several?  Private to lib/comm.
+ *
+ * Launchers number the processes that they start by variables of the environment: mpirun of Open MPI (OMPI_COMM_WORLD_RANK,
+ * _SIZE), srun of Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS), other launchers of PMIx (PMIX_RANK) and of PMI (PMI_RANK,
+ * PMI_SIZE).  A batch script of Slurm is one process, although SLURM_PROCID is set in it. */
+#ifndef LM_COMM_LAUNCH_H
+#define LM_COMM_LAUNCH_H
+
+/* A variable of the environment, or NULL: getenv of the program, because the library does not read the environment. */
+typedef char *lm_env_fn(const char *name);
+
+typedef struct {
+    const char *launcher; /* "mpirun", "srun", "PMIx", "PMI"; NULL: started alone */
+    int rank;
+    int ranks; /* 1: started alone, or as the only one; 0: several, and the launcher does not say how many */
+} lm_launch;
+
+lm_launch lm_launched(lm_env_fn *get);
+
+#endif

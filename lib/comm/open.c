@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* open.c -- see open.h. */
+#include "comm/open.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/process.h"
+#include "comm/comm_impl.h"
+#include "comm/messages.h"
+#include "comm/shm.h"
+
+/* ---- the module ---- */
+
+static lm_code open_wire(const lm_comm_opts *o, lm_wire **out, lm_err *e)
+{
+    const lm_module_search s = { .file = "libcore-mpi.so",
+                                 .symbol = LM_WIRE_SYMBOL,
+                                 .todo = "'make' builds it where Open MPI is (libopenmpi-dev)",
+                                 .folders = o->modules,
+                                 .want = { .size = sizeof(lm_wire), .contracts = LM_CONTRACTS } };
+    const void *found = NULL;
+    const lm_launch *l = &o->launch;
+    char started[80], number[16] = "several";
+
+    if (l->ranks)
+        snprintf(number, sizeof number, "%d", l->ranks);
+    snprintf(started, sizeof started, "%s has started %s ranks", l->launcher, number);
+    if (lm_module_open(&s, started, &found, e) || ((const lm_wire_module *)found)->open(out, e))
+        return e->code;
+    int sees = (*out)->size;
+    if (!l->ranks || l->ranks == sees)
+        return LM_OK;
+    const char *name = (*out)->name;
+    (*out)->close(*out, false);
+    errno = 0;
+    return lm_fail(e, LM_EIO, started, "use the launcher of that library (mpirun, srun --mpi=pmix)",
+                   "%s sees %d", name, sees);
+}
+
+/* ---- shared memory ---- */
+
+/* Ranks that see the same kernel and the same numbers of processes. */
+typedef struct {
+    uint64_t boot, processes;
+} machine;
+
+static machine this_machine(void)
+{
+    struct stat st;
+
+    return (machine){ lm_boot_hash(), stat("/proc/self/ns/pid", &st) ? 0 : (uint64_t)st.st_ino };
+}
+
+static lm_code one_machine(lm_comm *c, bool *same, lm_err *e)
+{
+    size_t n = (size_t)lm_comm_size(c), *bytes = NULL;
+    machine mine = this_machine(), *all = NULL;
+
+    *same = n <= LM_SHM_RANKS;
+    if (!lm_alloc_n(&all, n, sizeof *all, "ranks", e) &&
+        !lm_alloc_n(&bytes, n, sizeof *bytes, "ranks", e)) {
+        for (size_t r = 0; r < n; r++)
+            bytes[r] = sizeof mine;
+        lm_comm_all_gather(c, &mine, all, bytes, e);
+        for (size_t r = 0; r < n && !e->code; r++)
+            *same = *same && !memcmp(&all[r], &all[0], sizeof mine);
+    }
+    lm_free(all);
+    lm_free(bytes);
+    return e->code;
+}
+
+static void close_wire(void *wire, bool failed)
+{
+    ((lm_wire *)wire)->close(wire, failed);
+}
+
+/* Rank 0 makes the segment.  *out stays NULL when a rank cannot map it: a container may not let it. */
+static lm_code share_memory(lm_comm *c, lm_wire *w, double timeout, lm_comm **out, lm_err *e)
+{
+    lm_shm *s = NULL;
+    lm_shm_name name = { 0 };
+    lm_err why = { 0 };
+    int32_t mapped;
+
+    if (w->rank == 0 && !lm_shm_new(w->size, timeout, 0, &s, &why))
+        name = lm_shm_name_of(s);
+    if (!lm_comm_broadcast(c, &name, sizeof name, 0, e) && w->rank > 0 && name.pid)
+        lm_shm_find(&name, &s, &why);
+    mapped = s != NULL;
+    if (!e->code && !lm_comm_all_reduce(c, &mapped, &mapped, 1, LM_DTYPE_I32, LM_COMM_MIN, e) &&
+        mapped && !lm_shm_join(s, w->rank, out, e))
+        lm_shm_at_end(s, close_wire, w);
+    lm_shm_drop(s);
+    return e->code;
+}
+
+static lm_code open_group(const lm_comm_opts *o, lm_wire *w, lm_comm **out, lm_err *e)
+{
+    lm_comm *first = NULL;
+    bool messages = o->transport && !strcmp(o->transport, "mpi"), same = false;
+
+    if (messages)
+        return lm_messages_open(w, o->timeout, 0, false, out, e);
+    if (lm_messages_open(w, o->timeout, 0, true, &first, e))
+        return e->code;
+    if (!one_machine(first, &same, e) && same)
+        share_memory(first, w, o->timeout, out, e);
+    lm_comm_free(first);
+    return e->code || *out ? e->code : lm_messages_open(w, o->timeout, 0, false, out, e);
+}
+
+/* ---- opening ---- */
+
+/* Long enough for rank 0 to print first: a launcher ends all when one has ended. */
+static void let_first_print(const lm_launch *l)
+{
+    if (l->rank > 0)
+        usleep(500000);
+}
+
+lm_code lm_comm_open(const lm_comm_opts *o, lm_comm **out, lm_err *e)
+{
+    const lm_launch *l = &o->launch;
+    lm_wire *w;
+
+    *out = NULL;
+    if (l->ranks == 1)
+        return lm_comm_self(out, e);
+    if (o->transport && !strcmp(o->transport, "self"))
+        lm_fail(e, LM_EUSAGE, l->launcher, NULL, "has started several ranks");
+    else if (!open_wire(o, &w, e) && open_group(o, w, out, e))
+        w->close(w, true);
+    if (e->code)
+        let_first_print(l);
+    return e->code;
+}

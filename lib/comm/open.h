@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* open.h -- the group of all processes that were started together.  Private to lib/comm.
+ *
+ * Its transport follows from how the process was started:
+ *
+ *   self    started alone: a group of one, without any library
+ *   shm     ranks of one machine: shared memory
+ *   mpi     ranks of several machines: messages of Open MPI
+ *
+ * For several ranks the module libcore-mpi.so is loaded; it needs Open MPI on this machine.  With all ranks on one machine, MPI is
+ * used for the start and the end only.
+ *
+ * Reductions have the order of comm.h on every transport, so their bits are equal.  MPI is never called by a thread while another
+ * one calls it; the calls of comm.h may come from several threads if they use different communicators. */
+#ifndef LM_COMM_OPEN_H
+#define LM_COMM_OPEN_H
+
+#include <stdbool.h>
+
+#include "comm/comm.h"
+#include "comm/launch.h"
+
+typedef struct {
+    lm_launch launch;           /* how this process was started (lm_launched) */
+    const char *transport;      /* NULL: the best; "mpi": messages also on one machine; "self" */
+    const char *const *modules; /* folders in which the module is searched, NULL-terminated */
+    double
+        timeout; /* seconds that a rank waits for another one before all fail; 0: without bound */
+} lm_comm_opts;
+
+/* Collective.  The communicator is freed last of all groups split from it, by the thread that has opened it.  If the group has
+ * failed by then, the process should end with a status that is not 0: the launcher then ends those that hang.
+ *
+ * Fails: LM_EIO when a launcher has started several and there is no module, or it does not see those that the launcher has
+ * started; the work of one must not be done n times.  Rank 0 returns at once, and should print it; the others a moment later. */
+lm_code lm_comm_open(const lm_comm_opts *o, lm_comm **out, lm_err *e);
+
+#endif
