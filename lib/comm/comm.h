@@ -60,7 +60,8 @@ lm_code lm_comm_recv(lm_comm *c, int from, void *data, size_t bytes, lm_err *e);
  * NULL.  Collective.  The caller owns *out: lm_comm_free. */
 lm_code lm_comm_split(lm_comm *c, int color, int key, lm_comm **out, lm_err *e);
 
-/* Make all calls of all ranks fail with this reason, those that wait already included.  The first reason stays. */
+/* Make all calls of all ranks fail with this reason, those that wait already included.  The first reason stays; between processes
+ * a call returns it with the rank and its host in front, also on the rank that has failed. */
 void lm_comm_abort(lm_comm *c, const lm_err *why);
 
 /* After a failure: true for one rank of each host, that which should print it. */
