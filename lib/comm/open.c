@@ -39,8 +39,9 @@ static lm_code open_wire(const lm_comm_opts *o, lm_wire **out, lm_err *e)
     const char *name = (*out)->name;
     (*out)->close(*out, false);
     errno = 0;
-    return lm_fail(e, LM_EIO, started, "use the launcher of that library (mpirun, srun --mpi=pmix)",
-                   "%s sees %d", name, sees);
+    return lm_fail(e, LM_EIO, started,
+                   "use the launcher of that library: mpirun, or srun with PMIx", "%s sees %d",
+                   name, sees);
 }
 
 /* ---- shared memory ---- */

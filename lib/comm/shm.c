@@ -412,8 +412,11 @@ static lm_code shm_broadcast(lm_comm *c, void *data, size_t bytes, int root, lm_
 static void give_sizes(exchange *x, size_t k, char *buffer)
 {
     (void)k;
-    for (int r = 0; r < x->m->comm.size; r++)
-        memcpy(buffer + (size_t)r * sizeof(uint64_t), &(uint64_t){ x->count[r] }, sizeof(uint64_t));
+    for (int r = 0; r < x->m->comm.size; r++) {
+        uint64_t n = x->count[r];
+
+        memcpy(buffer + (size_t)r * sizeof n, &n, sizeof n);
+    }
 }
 
 static lm_code agree_sizes(exchange *x, lm_err *e)

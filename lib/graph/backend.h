@@ -145,7 +145,8 @@ bool lm_device_named(const char *device);
 
 /* The symbol LM_MODULE_SYMBOL of a module. */
 typedef struct {
-    lm_module_head head; /* the size of lm_backend; a checksum of this header and of kernels' contracts */
+    lm_module_head
+        head; /* the size of lm_backend; a checksum of this header and of kernels' contracts */
     lm_code (*open)(const lm_backend_opts *o, lm_backend **out, lm_err *e);
 } lm_module;
 #define LM_MODULE_SYMBOL "lm_module_cuda"

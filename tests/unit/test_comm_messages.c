@@ -270,7 +270,7 @@ static lm_code run_messages(int ranks, double timeout, lm_rank_fn *fn, void *ctx
     }
     for (parcel *p = n.first, *next; p; p = next) {
         next = p->next;
-        if (!p->kept) /* of a rank that has failed, which asks no more */
+        if (!p->kept) /* a rank that has failed will not free it */
             free(p);
     }
     return e->code;
