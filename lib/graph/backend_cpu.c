@@ -162,7 +162,8 @@ static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, 
 static bool cpu_panels(lm_backend *b, const char *op, int operand, lm_dtype act)
 {
     return b->cpu >= LM_CPU_BF16 && act == LM_DTYPE_BF16 && operand == 1 &&
-           (!strcmp(op, "linear") || !strcmp(op, "linear_dx") || !strcmp(op, "embed"));
+           (!strcmp(op, "linear") || !strcmp(op, "linear_dx") || !strcmp(op, "grouped_linear") ||
+            !strcmp(op, "grouped_linear_dx") || !strcmp(op, "embed"));
 }
 
 static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)

@@ -6,12 +6,14 @@
  *
  * T tokens go to K of E experts each, by random logits: R = T K rows, sorted by expert, R / E of an expert in the mean.
  *   products  [R,C] x w[e]^T, w [E,2F,C]: forward (y), and its gradients (dx, dw), beside those of linear with one
- *             matrix [2F,C] for all R rows
+ *             matrix [2F,C] for all R rows, which reads and writes 1/E of the weights, and beside E calls of linear with the
+ *             rows and the matrix of one expert each
  *   layer     router, choices, rows, products [2F,C], SwiGLU, products [C,F], weighted sums, forward and backward; beside
  *             linear, SwiGLU and linear with one matrix each for R rows: the products of the experts without the way there
  *             and back
  *
- * Contenders run in turn; ratios are medians over rounds of ratios within the round: 1 is the dense product's rate.
+ * Contenders run in turn; ratios are medians over rounds of ratios within the round: 1 is the rate of the dense product, or
+ * (the second one) of the dense products.
  * --json: a line for each case, times in seconds (scripts/bench-moe-peer reads it).  LM_CPU=LEVEL measures the kernels
  * of another level. */
 #include <inttypes.h>
@@ -129,14 +131,14 @@ static void end(program *p)
     lm_err e = { 0 };
     check(lm_exec_new(p->g, backend, p->keep, p->n_keep, &p->x, &e), &e);
     for (size_t v = 0; v < p->g->n_values; v++)
-        if (p->g->value[v].role != LM_ROLE_ACT)
+        if (p->g->value[v].role != LM_ROLE_ACT && p->g->value[v].of == LM_NONE)
             lm_exec_bind(p->x, (lm_vid)v, fill(&p->g->value[v].t, v));
 }
 
 static void drop(program *p)
 {
     for (size_t v = 0; v < p->g->n_values; v++)
-        if (p->g->value[v].role != LM_ROLE_ACT)
+        if (p->g->value[v].role != LM_ROLE_ACT && p->g->value[v].of == LM_NONE)
             lm_block_free(lm_exec_data(p->x, (lm_vid)v), bytes_of(&p->g->value[v].t));
     lm_exec_free(p->x);
     lm_graph_free(p->g);
@@ -171,6 +173,12 @@ static void offsets_of(const mixture *m, int32_t *offsets)
         offsets[e + 1] += offsets[e];
 }
 
+/* True if training keeps the weights of an operator in panels. */
+static bool in_panels(lm_dtype act, const char *op)
+{
+    return backend->panels && backend->panels(backend, op, 1, act);
+}
+
 /* y, dx and dw of experts, or of one matrix: a node each. */
 static program products(const mixture *m, lm_dtype act, bool dense)
 {
@@ -182,6 +190,7 @@ static program products(const mixture *m, lm_dtype act, bool dense)
     const lm_vid x = value(&p, LM_ROLE_INPUT, act, rows, m->width);
     const lm_vid dy = value(&p, LM_ROLE_INPUT, act, rows, out);
     const lm_vid w = value(&p, LM_ROLE_PARAM, act, n * out, m->width);
+    p.g->value[w].t.panels = in_panels(act, dense ? "linear" : "grouped_linear");
     lm_vid offsets = LM_NONE;
     lm_err e = { 0 };
     if (!dense)
@@ -204,18 +213,72 @@ static program products(const mixture *m, lm_dtype act, bool dense)
     return p;
 }
 
+/* Node `f` of expert e: linear, its dx or its dw, of its rows of x and dy and its matrix. */
+static void append_one(program *p, int f, const lm_vid in[2], lm_vid dw)
+{
+    static const lm_op *const op[FORMS] = { &lm_op_linear, &lm_op_linear_dx, &lm_op_linear_dw };
+    const lm_linear_attr attr = { LM_ACC_FIRST };
+    const lm_vid operand[LM_MAX_IN] = { in[0], in[1], LM_NONE, LM_NONE };
+    lm_vid made[LM_MAX_OUT] = { f == DW ? dw : LM_NONE, LM_SKIP };
+    lm_err e = { 0 };
+    check(lm_graph_append(p->g, op[f], &attr, operand, made, &e), &e);
+}
+
+static lm_vid rows_of(program *p, lm_vid whole, int64_t first, int64_t rows, int64_t cols)
+{
+    lm_vid v = LM_NONE;
+    lm_err e = { 0 };
+    const lm_tensor shape = lm_shape2(p->g->value[whole].t.dtype, rows, cols);
+    check(lm_graph_view(p->g, whole, first * cols, shape, NULL, &v, &e), &e);
+    p->g->value[v].t.panels = p->g->value[whole].t.panels;
+    return v;
+}
+
+/* A call for each expert that has rows; the nodes of form f begin at mark[f]. */
+static program separate(const mixture *m, lm_dtype act)
+{
+    program p = begin();
+    const int64_t rows = m->tokens * m->chosen, out = 2 * m->ffn, all = m->experts * out;
+    int32_t *offsets;
+    lm_err e = { 0 };
+    check(lm_alloc_n(&offsets, (size_t)m->experts + 1, sizeof *offsets, "offsets", &e), &e);
+    offsets_of(m, offsets);
+    const lm_vid x = value(&p, LM_ROLE_INPUT, act, rows, m->width);
+    const lm_vid dy = value(&p, LM_ROLE_INPUT, act, rows, out);
+    const lm_vid w = value(&p, LM_ROLE_PARAM, act, all, m->width);
+    const lm_vid dw = value(&p, LM_ROLE_GRAD, LM_DTYPE_F32, all, m->width);
+    p.g->value[w].t.panels = in_panels(act, "linear");
+    for (int f = 0; f < FORMS; f++, p.mark[f] = p.g->n_nodes)
+        for (int64_t i = 0; i < m->experts; i++) {
+            const int64_t first = offsets[i], n = offsets[i + 1] - first;
+            if (!n)
+                continue;
+            const lm_vid xi = rows_of(&p, x, first, n, m->width),
+                         dyi = rows_of(&p, dy, first, n, out);
+            const lm_vid wi = rows_of(&p, w, i * out, out, m->width);
+            append_one(&p, f, (lm_vid[2]){ f == Y ? xi : dyi, f == DW ? xi : wi },
+                       f == DW ? rows_of(&p, dw, i * out, out, m->width) : LM_NONE);
+        }
+    lm_free(offsets);
+    end(&p);
+    return p;
+}
+
 static void measure_products(const mixture *m, lm_dtype act, int rounds)
 {
     program grouped = products(m, act, false), dense = products(m, act, true);
+    program each = separate(m, act);
     const double flops = 4.0 * (double)(m->tokens * m->chosen) * (double)m->ffn * (double)m->width;
-    double ours[FORMS][MOST_ROUNDS], ratio[FORMS][MOST_ROUNDS];
+    double ours[FORMS][MOST_ROUNDS], ratio[FORMS][MOST_ROUNDS], of_each[FORMS][MOST_ROUNDS];
     for (int i = -1; i < rounds; i++)
         for (int f = 0; f < FORMS; f++) {
             const double a = seconds(&grouped, (size_t)f, (size_t)f + 1);
             const double b = seconds(&dense, (size_t)f, (size_t)f + 1);
+            const double c = seconds(&each, each.mark[f], each.mark[f + 1]);
             if (i >= 0) {
                 ours[f][i] = a;
                 ratio[f][i] = b / a;
+                of_each[f][i] = c / a;
             }
         }
     for (int f = 0; f < FORMS; f++) {
@@ -223,10 +286,12 @@ static void measure_products(const mixture *m, lm_dtype act, int rounds)
         if (json)
             printf(",\"%s\":%.6g", form_name[f], t);
         else
-            printf("  %s %6.0f (%.2f)", form_name[f], flops / t * 1e-9, of);
+            printf("  %s %6.0f (%.2f, %.2f)", form_name[f], flops / t * 1e-9, of,
+                   lm_median(of_each[f], rounds));
     }
     drop(&grouped);
     drop(&dense);
+    drop(&each);
 }
 
 /* ---- a layer ---- */
@@ -371,8 +436,9 @@ int main(int argc, char **argv)
     check(lm_backend_cpu(level, par, &backend, &e), &e);
     check(lm_ceilings_new(&ceilings, par, &e), &e);
     if (!json)
-        printf("%s, level %s, %d threads; GFLOP/s (ratio to dense products of R rows)\n",
-               lm_cpu_model(), lm_cpu_level_name(level), lm_par_threads(par));
+        printf(
+            "%s, level %s, %d threads; GFLOP/s (ratio to dense products of R rows, of R/E rows)\n",
+            lm_cpu_model(), lm_cpu_level_name(level), lm_par_threads(par));
     for (int i = 0; i < CASES; i++) {
         if (strncmp(cases[i].name, only, strlen(only)))
             continue;

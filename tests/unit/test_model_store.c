@@ -455,6 +455,11 @@ static void test_load(void **state)
 static const char square[] =
     "{\"model_type\":\"gpt2\",\"vocab_size\":23,\"n_embd\":64,\"n_layer\":1,"
     "\"n_head\":2,\"n_positions\":16}";
+static const char experts[] =
+    "{\"model_type\":\"qwen3_moe\",\"vocab_size\":23,\"hidden_size\":64,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":32,\"intermediate_size\":64,"
+    "\"moe_intermediate_size\":32,\"num_experts\":3,\"num_experts_per_tok\":2,"
+    "\"max_position_embeddings\":16}";
 
 /* A store for use or, with `o` of a master copy, its derived values. */
 static lm_store *loaded(const lm_config *c, lm_mode mode, lm_backend *b, const lm_store_opts *o,
@@ -493,24 +498,26 @@ static void check_apart(lm_store *s, const lm_store *plain, const lm_model *gene
     lm_exec_free(x);
 }
 
-/* Weights of linear layers, transposed in files or not, are in panels for training and evaluation; all
- * others, and those for generation, are in the order of rows. */
-static void test_panels(void **state)
+/* Embeddings and heads, which other operators read. */
+static bool is_table(const char *name)
+{
+    return strstr(name, "wte") || strstr(name, "wpe") || strstr(name, "embed") ||
+           strstr(name, "lm_head");
+}
+
+static void check_panels(const char *config, int expected)
 {
     lm_backend *b = backend[1];
     lm_model *rows, *train, *eval, *generate;
     fixture f = { 0 };
     lm_err e = { 0 };
     char path[64];
-    (void)state;
-    if (!b->panels(b, "linear", 1, LM_DTYPE_BF16))
-        skip();
-    must(lm_json_parse(square, strlen(square), "config", &f.json, &e), &e);
+    must(lm_json_parse(config, strlen(config), "config", &f.json, &e), &e);
     must(lm_config_read(f.json, "config", &f.config, &e), &e);
     f.model = build(&f.config, LM_MODE_EVAL, LM_DTYPE_F32, NULL);
     f.store = make(f.model, 0, &master);
     must(lm_store_draw(f.store, LM_TENSORS_ALL, 3, &e), &e);
-    snprintf(path, sizeof path, "%s/square", folder);
+    snprintf(path, sizeof path, "%s/panels-%d", folder, expected);
     write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL, NULL);
     lm_store *plain = loaded(&f.config, LM_MODE_EVAL, NULL, &use, path, &rows);
     lm_store *a = loaded(&f.config, LM_MODE_TRAIN, b, &master, path, &train);
@@ -524,16 +531,14 @@ static void test_panels(void **state)
     must(lm_model_build(&f.config, &how, &generate, &e), &e);
     int in_panels = 0;
     for (int i = 0; i < rows->n_slices; i++) {
-        const lm_param *p = &train->param[train->slice[i].param];
-        const lm_tensor *t = &train->graph->value[p->value].t;
+        const lm_tensor *t = &train->graph->value[train->param[train->slice[i].param].value].t;
         const lm_tensor *u = &eval->graph->value[eval->param[eval->slice[i].param].value].t;
         assert_int_equal(t->panels, u->panels);
         assert_false(
             generate->graph->value[generate->param[generate->slice[i].param].value].t.panels);
         if (t->dtype != LM_DTYPE_BF16)
             continue;
-        assert_int_equal(t->panels, strstr(train->slice[i].name, "wte") == NULL &&
-                                        strstr(train->slice[i].name, "wpe") == NULL);
+        assert_int_equal(t->panels, !is_table(train->slice[i].name));
         const uint16_t *x = (const void *)((const char *)plain->block[plain->place[i].block].data +
                                            plain->place[i].at);
         const uint16_t *y =
@@ -541,17 +546,29 @@ static void test_panels(void **state)
         const uint16_t *z =
             (const uint16_t *)lm_store_flat(a, LM_KEPT_DERIVED, 0) + a->place[i].at / sizeof(float);
         in_panels += t->panels;
-        for (int64_t k = 0; k < p->count; k++) {
+        const int64_t count = lm_store_count(c, &c->block[c->place[i].block], i);
+        for (int64_t k = 0; k < count; k++) {
             int64_t at = t->panels ? lm_panel_at(k / t->dim[1], k % t->dim[1], t->dim[1]) : k;
             assert_int_equal(x[k], y[at]);
             assert_int_equal(x[k], z[at]);
         }
     }
-    assert_int_equal(in_panels, 4);
+    assert_int_equal(in_panels, expected);
     check_apart(c, plain, generate);
     lm_store_free(plain), lm_store_free(a), lm_store_free(c);
     lm_model_free(rows), lm_model_free(train), lm_model_free(eval), lm_model_free(generate);
     close_fixture(&f);
+}
+
+/* Weights of linear layers, transposed in files or not, and of experts are in panels for training and evaluation; all
+ * others, and those for generation, are in the order of rows. */
+static void test_panels(void **state)
+{
+    (void)state;
+    if (!backend[1]->panels(backend[1], "linear", 1, LM_DTYPE_BF16))
+        skip();
+    check_panels(square, 4);
+    check_panels(experts, 4 + 3 * 3);
 }
 
 /* ---- trained parts ---- */
