@@ -61,7 +61,7 @@ loss() {
 
 # OPTION ...: log-probabilities of a text by the river
 logs() {
-    generate -q run -p "the river ran by the old bridge 7 and the stones" -n 12 -T 0 --ignore-eos --json --logprobs "$@" |
+    generate -q run --dtype f32 -p "the river ran by the old bridge 7 and the stones" -n 12 -T 0 --ignore-eos --json --logprobs "$@" |
         grep -o '"logprobs":\[[-0-9.,e]*\]' | grep -o '[-0-9.e]*[0-9]' | tail -n 12
 }
 
@@ -139,7 +139,7 @@ ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'
         [ "$(grep -o '"token_ids".*' whole)" = "$(grep -o '"token_ids".*' loaded)" ]
     done
     # A plain file coded is the file of a coded run, and back.
-    generate -q run --save-cache plain.kv -p "$long" -n 0 -f
+    generate -q run --dtype f32 --save-cache plain.kv -p "$long" -n 0 -f
     quantize-kv -q -l plain.kv > list
     grep -q '^layers.1.latent' list
     grep -q '^layers.1.rotary' list
@@ -148,7 +148,7 @@ ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'
         quantize-kv -q -l --json coded.kv > list
         jq -r '.parts[0].side + .parts[0].form + .parts[1].side + .parts[1].form' list > forms
         [ "$(cat forms)" = "latent${kv/fp8/fp8_e4m3}rotaryf32" ]
-        generate -q run --load-cache coded.kv -p ' the' -n 4 -T 0 > /dev/null
+        generate -q run --dtype f32 --load-cache coded.kv -p ' the' -n 4 -T 0 > /dev/null
         quantize-kv -q -d coded.kv -o back.kv -f
         quantize-kv -q -m $kv back.kv -o again.kv -f
         cmp <(quantize-kv -q -l coded.kv | tail -n +2) <(quantize-kv -q -l again.kv | tail -n +2)
