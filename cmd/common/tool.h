@@ -150,8 +150,9 @@ typedef struct {
     unsigned use;           /* LM_USE_* */
     int min_args, max_args; /* operands; max -1 = any; with min 0 and filter set, none = "-" */
     bool filter;
-    const char *const *side; /* options that name further outputs, NULL-terminated; may be NULL */
-    const char *alias;       /* "Tj": -T is another letter for -j; pairs, may be NULL */
+    /* options that name further outputs, or do not change the product; NULL-terminated; may be NULL */
+    const char *const *side;
+    const char *alias;           /* "Tj": -T is another letter for -j; pairs, may be NULL */
     const char *const *examples; /* two command lines for --help, NULL-terminated */
     /* True for a --config file that is not one of options: the tool then reads t->config itself. */
     bool (*takes_config)(const char *path);

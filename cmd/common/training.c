@@ -20,17 +20,13 @@ const char *lm_training_saved(const lm_loop_run *r, const char *key)
 
 /* Options that a resumed run does not take from the former one, those of any of these tools.  The
  * last three belong to the former run when -o begins another. */
-static const char *const not_kept[] = { "resume",        "resume-schedule",
-                                        "dry-run",       "json",
-                                        "print-config",  "force",
-                                        "threads",       "output",
-                                        "measure",       "dump-graph",
-                                        "stats",         "device",
-                                        "progress",      "trace",
-                                        "list-losses",   "list-methods",
-                                        "list-rewards",  "list-optimizers",
-                                        "metrics",       "tensorboard",
-                                        "write-samples", NULL };
+static const char *const not_kept[] = {
+    "resume",       "resume-schedule", "dry-run",         "json",    "print-config",
+    "force",        "threads",         "output",          "measure", "dump-graph",
+    "stats",        "device",          "progress",        "trace",   "list-losses",
+    "list-methods", "list-rewards",    "list-optimizers", "ranks",   "mesh",
+    "metrics",      "tensorboard",     "write-samples",   NULL
+};
 enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
 
 /* Each tool resumes its own runs.  Runs of older versions do not name theirs. */
@@ -168,8 +164,10 @@ void lm_training_refuse_inputs(lm_tool *t, const lm_loop_args *a, const lm_sessi
 
 lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_err *e)
 {
+    const int ranks = s->o.ranks > 1 ? s->o.ranks : 1;
     if (lm_par_new(&s->par, t->threads, e) ||
-        lm_open_backend(t, s->par, a->deterministic, &s->backend, e))
+        (ranks > 1 && lm_par_new(&s->rank_par, t->threads > ranks ? t->threads / ranks : 1, e)) ||
+        lm_open_backend(t, ranks > 1 ? s->rank_par : s->par, a->deterministic, &s->backend, e))
         return e->code;
     s->ask.how = lm_tool_bundle(t, s->par);
     return LM_OK;
@@ -178,6 +176,7 @@ lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_er
 void lm_training_close(lm_tool *t, lm_session *s)
 {
     lm_close_backend(t, s->backend);
+    lm_par_free(s->rank_par);
     lm_par_free(s->par);
 }
 

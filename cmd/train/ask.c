@@ -55,6 +55,7 @@ lm_code train_ask(train_session *s, lm_err *e)
         return e->code;
     ask_session(s);
     ask_training(&t->o);
-    return refuse_alone(e) ? e->code
-                           : lm_loop_ask(&tool, &opt.loop, -1, opt.steps, &s->run, &t->o, e);
+    return refuse_alone(e) || train_ask_ranks(&t->o, e)
+               ? e->code
+               : lm_loop_ask(&tool, &opt.loop, -1, opt.steps, &s->run, &t->o, e);
 }

@@ -2,12 +2,14 @@
 /* options.c -- the options of train and their defaults.  See man/man1/train.1. */
 #include "train/options.h"
 
+#include "comm/threads.h"
+
 /* -1: not given. */
-#define DEFAULTS                                                                                 \
-    {                                                                                            \
-        .loop = LM_LOOP_DEFAULT, .steps = 1000, .batch = 8, .seq = 256, .accumulate = 1,         \
-        .dtype = "f32", .dropout = -1, .bias_rate = 1e-3, .ahead_weight = -1, .documents = true, \
-        .check_tokenizer = true, .format = "auto"                                                \
+#define DEFAULTS                                                                          \
+    {                                                                                     \
+        .loop = LM_LOOP_DEFAULT, .steps = 1000, .batch = 8, .seq = 256, .accumulate = -1, \
+        .ranks = 1, .leaves = -1, .dtype = "f32", .dropout = -1, .bias_rate = 1e-3,       \
+        .ahead_weight = -1, .documents = true, .check_tokenizer = true, .format = "auto"  \
     }
 
 train_options opt = DEFAULTS;
@@ -30,11 +32,11 @@ static const lm_opt options[] = {
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "tokens in a sequence [256]"),
     LM_ALSO("block-size seq-length sequence-length max-seq-length max-seq-len context-length"),
     LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 65535,
-             "micro-batches in a step [1]"),
+             "micro-batches in a step [--ranks]"),
     LM_ALSO("grad-accum-steps"),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, or bf16 with f32 master weights [f32]"),
     LM_STR_OF(0, "objective", &opt.objective, "NAME", lm_targets_names,
-              "clm, mlm[:share=0.15,whole_words=off] or span[:density=0.15,mean=3] [of MODEL]"),
+              "clm, mlm[:key=X,...] or span[:key=X,...] [of MODEL]"),
     LM_INSTEAD("mlm-probability", "give --objective mlm:share=P"),
     LM_INSTEAD("whole-word-mask wwm", "give --objective mlm:whole_words=on"),
     LM_INSTEAD("noise-density", "give --objective span:density=P"),
@@ -49,6 +51,10 @@ static const lm_opt options[] = {
     LM_LOOP_DETERMINISTIC(opt.loop),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the optimiser]"),
+    LM_GROUP("Ranks"),
+    LM_COUNT(0, "ranks", &opt.ranks, "N", 1, LM_THREAD_RANKS, "threads that share each step [1]"),
+    LM_STR(0, "mesh", &opt.mesh, "AXES", "how ranks share it: dp=N [all of them]"),
+    LM_COUNT(0, "leaves", &opt.leaves, "N", 1, 65535, "of the sums of a step [--ranks]"),
     LM_GROUP("Mixtures of experts"),
     LM_LOOP_MIXTURE(opt.loop),
     LM_REAL(0, "moe-router-bias-update-rate", &opt.bias_rate, "X", 0, 1,
@@ -62,6 +68,8 @@ static const lm_opt options[] = {
     LM_END
 };
 
+static const char *const side[] = { "tensorboard", "trace", "ranks", "mesh", NULL };
+
 static const char *const examples[] = {
     "train m0/ data/ -o run/ --steps 300 --batch-size 16 --lr 3e-3 --dtype bf16",
     "train --resume run/ --steps 600", NULL
@@ -71,7 +79,7 @@ lm_tool tool = { .name = "train",
                  .args = "MODEL DATA | --resume RUN [DATA] | --dry-run PRESET",
                  .brief = "train a language model on token shards",
                  .opts = options,
-                 .side = lm_loop_side,
+                 .side = side,
                  .makes = LM_MAKES_FOLDER,
                  .use = LM_LOOP_USE,
                  .min_args = 0,

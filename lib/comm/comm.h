@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h -- ranks that exchange data: the calls, whatever carries them.  Private to lib/comm.
+/* comm.h -- ranks that exchange data: the calls, whatever carries them.
  *
  * A communicator is one rank's view of a group of ranks.  Collective calls are made by every rank of the group, in the same order
  * and with sizes that fit; they return when this rank's result is complete and its operands may change.  Elements are aligned as

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* threads.h -- ranks that are threads of one process.  Private to lib/comm.
+/* threads.h -- ranks that are threads of one process.
  *
  * Ranks read and write each other's memory: a sum of n ranks moves each element once in and once out. */
 #ifndef LM_COMM_THREADS_H

@@ -83,15 +83,24 @@ static int name_at(const char *const *names, int n, const char *s)
     return -1;
 }
 
-/* One word, "tp=split0"; *named has a bit for each axis of the words before it. */
-static bool read_word(const char *word, lm_layout *l, unsigned *named)
+/* The axis that a word begins with, whose first letter behind "=" is *rest; -1: none, or one of *named, which has a bit for
+ * each axis of the words before it. */
+static int read_axis(const char *word, unsigned *named, const char **rest)
 {
     int axis = name_at(lm_axis_names, LM_AXES, word);
     if (axis < 0 || *named & 1U << axis)
-        return false;
+        return -1;
     *named |= 1U << axis;
-    word += strlen(lm_axis_names[axis]);
-    int share = *word == '=' ? name_at(share_names, LM_ON + 1, ++word) : -1;
+    *rest = word + strlen(lm_axis_names[axis]);
+    return *(*rest)++ == '=' ? axis : -1;
+}
+
+/* One word, "tp=split0". */
+static bool read_share(const char *word, void *out, unsigned *named)
+{
+    lm_layout *l = out;
+    int axis = read_axis(word, named, &word),
+        share = axis < 0 ? -1 : name_at(share_names, LM_ON + 1, word);
     if (share < 0)
         return false;
     word += strlen(share_names[share]);
@@ -103,28 +112,71 @@ static bool read_word(const char *word, lm_layout *l, unsigned *named)
     return share != LM_SPLIT || l->axis[axis].at < LM_MAX_DIMS;
 }
 
-lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e)
+/* "tp=4". */
+static bool read_size(const char *word, void *out, unsigned *named)
+{
+    lm_mesh *mesh = out;
+    int axis = read_axis(word, named, &word);
+    size_t digits = axis < 0 ? 0 : strspn(word, "0123456789");
+    if (!digits || word[digits] || digits > 6)
+        return false;
+    mesh->size[axis] = atoi(word);
+    return mesh->size[axis] > 0;
+}
+
+/* Words with commas between them; NULL, or the first that cannot be read. */
+static const char *read_words(const char *text, bool (*read)(const char *, void *, unsigned *),
+                              void *out)
 {
     unsigned named = 0;
-    memset(out, 0, sizeof *out);
-    if (!strcmp(text, share_names[LM_REPLICATED]))
-        return LM_OK;
     for (const char *at = text;; at++) {
         char word[32];
         size_t n = strcspn(at, ",");
-        bool fits = n < sizeof word;
-        if (fits) {
-            memcpy(word, at, n);
-            word[n] = 0;
-        }
-        if (!fits || !read_word(word, out, &named))
-            return lm_fail(
-                e, LM_EUSAGE, "layout",
-                "write AXIS=SHARE[,...]: axes dp pp cp tp ep, each once; shares replicated, "
-                "split0 to split4, partial, on0, on1 ...",
-                "'%.*s' is not the share of an axis", (int)(n < 40 ? n : 40), at);
+        if (n >= sizeof word)
+            return at;
+        memcpy(word, at, n);
+        word[n] = 0;
+        if (!read(word, out, &named))
+            return at;
         at += n;
         if (!*at)
-            return LM_OK;
+            return NULL;
     }
+}
+
+/* The length of a word in a message. */
+static int shown(const char *word)
+{
+    size_t n = strcspn(word, ",");
+    return (int)(n < 40 ? n : 40);
+}
+
+lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e)
+{
+    memset(out, 0, sizeof *out);
+    const char *bad =
+        strcmp(text, share_names[LM_REPLICATED]) ? read_words(text, read_share, out) : NULL;
+    return bad ? lm_fail(
+                     e, LM_EUSAGE, "layout",
+                     "write AXIS=SHARE[,...]: axes dp pp cp tp ep, each once; shares replicated, "
+                     "split0 to split4, partial, on0, on1 ...",
+                     "'%.*s' is not the share of an axis", shown(bad), bad)
+               : LM_OK;
+}
+
+lm_code lm_mesh_read(const char *text, lm_mesh *out, lm_err *e)
+{
+    *out = lm_mesh_alone;
+    const char *bad = read_words(text, read_size, out);
+    return bad ? lm_fail(e, LM_EUSAGE, "mesh", "write AXIS=N[,...]: axes dp pp cp tp ep, each once",
+                         "'%.*s' is not the size of an axis", shown(bad), bad)
+               : LM_OK;
+}
+
+int64_t lm_mesh_ranks(const lm_mesh *mesh)
+{
+    int64_t ranks = 1;
+    for (int i = 0; i < LM_AXES; i++)
+        ranks = ranks > INT32_MAX ? ranks : ranks * mesh->size[i];
+    return ranks;
 }

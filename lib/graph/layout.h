@@ -35,6 +35,12 @@ typedef struct {
 } lm_mesh;
 extern const lm_mesh lm_mesh_alone; /* one rank */
 
+/* "dp=2,tp=4": ranks along axes, 1 along the others; the coordinates are 0.  Fails: LM_EUSAGE naming the word, for unknown
+ * axes, an axis named twice, and sizes other than 1 to 999,999. */
+lm_code lm_mesh_read(const char *text, lm_mesh *out, lm_err *e);
+/* The ranks of all axes together. */
+int64_t lm_mesh_ranks(const lm_mesh *mesh);
+
 typedef enum { LM_REPLICATED, LM_SPLIT, LM_PARTIAL, LM_ON } lm_share;
 
 typedef struct {

@@ -19,9 +19,7 @@ lm_code lm_train_measured(const lm_trainer_opts *o, lm_program *p, lm_tokens *da
     short_run.peak_flops = 0;
     if (short_run.steps <= LM_TRAIN_WARM)
         short_run.steps = LM_TRAIN_WARM + 1;
-    lm_code rc = lm_trainer_new(&short_run, &io, p->backend, &t, e);
-    if (!rc)
-        rc = lm_trainer_run(t, &r, e);
+    lm_code rc = lm_trainer_train(&short_run, &io, p->backend, NULL, NULL, &t, &r, e);
     if (!rc && r.steps_run > LM_TRAIN_WARM) {
         out->steps = r.steps_run - LM_TRAIN_WARM;
         out->seconds_per_step = (r.seconds_steps - r.seconds_begin) / (double)out->steps;

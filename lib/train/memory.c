@@ -8,6 +8,7 @@
 #include "model/rotary.h"
 #include "numeric/format.h"
 #include "train/batch.h"
+#include "train/leaves.h"
 #include "train/monitor.h"
 #include "train/state.h"
 
@@ -73,6 +74,24 @@ static double staging_bytes(const lm_model *m)
         most = n > most ? n : most;
     }
     return (double)lm_plain_bytes(LM_DTYPE_F32, most);
+}
+
+/* Copies of the gradients for the sums of leaves. */
+static int leaf_copies(const lm_memory_ask *ask)
+{
+    const int ranks = ask->ranks > 1 ? ask->ranks : 1;
+    return ask->leaves > ranks ? lm_leaves_copies(ask->leaves / ranks) : 0;
+}
+
+/* What each rank has. */
+static void times_ranks(lm_memory_plan *p, int ranks)
+{
+    for (int i = 0; i < p->n_rows; i++)
+        p->row[i].bytes *= ranks;
+    p->total *= ranks;
+    p->device *= ranks;
+    p->later *= ranks;
+    p->ranks = ranks;
 }
 
 /* The memory of a graph beyond the arena of training, which it shares. */
@@ -171,7 +190,7 @@ static double index_bytes(const lm_model *m)
     return sum;
 }
 
-void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
+void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
 {
     const lm_model *train = p->train, *eval = p->eval;
     const size_t kept[LM_KEPT_ROLES] = {
@@ -181,6 +200,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
         [LM_KEPT_OPT] = (size_t)bytes_of(p, LM_ROLE_OPT),
     };
     bool device = !p->backend->host_memory;
+    const int ranks = ask->ranks > 1 ? ask->ranks : 1;
     int64_t rows = train->build.batch * train->build.seq;
     size_t batch =
         lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update),
@@ -194,6 +214,8 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
                      (p->o.states_in == LM_STATES_FILE ? 0 : (double)kept[LM_KEPT_OPT]);
     add_weights(p, kept, device, out);
     lm_memory_add(out, "gradients (f32)", (double)kept[LM_KEPT_GRAD], device);
+    lm_memory_add(out, "gradients of leaves", (double)kept[LM_KEPT_GRAD] * leaf_copies(ask),
+                  device);
     if (p->o.states_in == LM_STATES_FILE) /* the system takes these pages back when it needs them */
         add_row(out, "states in a file (beside)", (double)kept[LM_KEPT_OPT], device);
     else
@@ -205,7 +227,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
     lm_memory_add(out, "update", beyond(p, &p->update_plan), device);
     add_twin(
         out, "batches", "batches (host)",
-        (double)batch * (double)(device && !p->o.halves ? 2 * accumulate : 1) +
+        (double)batch * (double)(device && !p->o.halves ? 2 * ask->accumulate : 1) +
             (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0, 0, p->o.source)
                   : 0),
         device);
@@ -226,6 +248,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
                       false);
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->train_end), device);
+    times_ranks(out, ranks);
     lm_memory_add(out, "checkpoint snapshot (host)",
                   (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),
                   false);

@@ -13,7 +13,7 @@ typedef struct {
     bool device; /* in the device's memory, not the host's */
 } lm_memory_row;
 
-enum { LM_MEMORY_ROWS = 28 + LM_STORE_FORMATS };
+enum { LM_MEMORY_ROWS = 29 + LM_STORE_FORMATS };
 
 typedef struct {
     lm_memory_row row[LM_MEMORY_ROWS];
@@ -28,10 +28,18 @@ typedef struct {
     double flops_per_token; /* 6 N + 12 L H D T; beside frozen weights those of the graph */
     double graph_flops[LM_PHASE_COUNT]; /* FLOPs of one micro-batch by the operators' cost rules  */
     int64_t tokens_per_step;
+    int ranks; /* whose memory this is */
 } lm_memory_plan;
 
-/* For a program with steps of `accumulate` micro-batches: only the memory, and the rest of *out. */
-void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
+/* The steps of a run (lm_trainer_opts); ranks and leaves 0: 1, and as many as ranks. */
+typedef struct {
+    int64_t accumulate;
+    int ranks;
+    int64_t leaves;
+} lm_memory_ask;
+
+/* For a program with such steps: only the memory, of all ranks together; and the rest of *out. */
+void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out);
 void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
 /* Add a row to the memory of the run; nothing for 0 bytes. */
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);

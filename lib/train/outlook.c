@@ -73,6 +73,8 @@ lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
     if (p->device > 0)
         memory_json(&w, p, true, "device_memory", "device_memory_total");
     memory_json(&w, p, false, "memory", "memory_total");
+    if (p->ranks > 1)
+        lm_jw_int(&w, "ranks", p->ranks);
     lm_jw_int(&w, "activation_lower_bound", (int64_t)p->lower_bound);
     lm_jw_int(&w, "tokens_per_step", p->tokens_per_step);
     lm_jw_f64(&w, "flops_per_token", p->flops_per_token);
@@ -144,10 +146,13 @@ lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e)
 {
     const lm_memory_plan *p = &o->plan;
     bool both = p->device > 0;
+    char total[32] = "total";
+    if (p->ranks > 1)
+        snprintf(total, sizeof total, "total of %d ranks", p->ranks);
     if (both &&
         (memory_rows(p, true, "total of the device", out, e) || lm_buf_add(out, "\n", 1, e)))
         return e->code;
-    if (memory_rows(p, false, both ? "total of the host" : "total", out, e) ||
+    if (memory_rows(p, false, both ? "total of the host" : total, out, e) ||
         (both && lm_buf_add(out, "\n", 1, e)))
         return e->code;
     if (lm_buf_addf(out, e,

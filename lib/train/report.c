@@ -18,6 +18,10 @@ void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_
     lm_metrics_str(m, "hardware", b->device);
     lm_metrics_str(m, "dtype", lm_dtype_name(o->precision.low));
     lm_metrics_int(m, "parameters", lm_config_params(c));
+    if (o->ranks > 1)
+        lm_metrics_int(m, "ranks", o->ranks);
+    if (o->leaves > 1)
+        lm_metrics_int(m, "leaves", o->leaves);
     if (o->peak_flops > 0)
         lm_metrics_f32(m, "peak_flops", o->peak_flops);
 }

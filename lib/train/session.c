@@ -166,7 +166,8 @@ lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
     if (s->ask.peak_flops >= 0)
         s->o.peak_flops = s->ask.peak_flops;
     else if (!s->ask.plan)
-        s->o.peak_flops = s->backend->peak_flops(s->backend, s->o.precision.low);
+        s->o.peak_flops = s->backend->peak_flops(s->backend, s->o.precision.low) *
+                          (s->o.ranks > 1 ? s->o.ranks : 1);
     if (lm_trainer_program(&s->o, &s->config, s->o.eval_every > 0, s->backend, &s->program, e))
         return e->code;
     if (plan)
@@ -300,6 +301,26 @@ lm_code lm_session_open_run(lm_session *s, lm_err *e)
 
 /* ---- the training ---- */
 
+typedef struct {
+    const lm_session *s;
+    const lm_memory_plan *plan;
+} start;
+
+/* The last work before the first step, when memory and inputs are there. */
+static lm_code begin_run(void *ctx, lm_err *e)
+{
+    const start *x = ctx;
+    const lm_session_ask *a = &x->s->ask;
+    lm_disk space;
+    if (lm_run_claim(a->run, a->from, e) ||
+        lm_train_disk(&x->s->o, x->plan, a->step, a->keep, a->run, &space, e))
+        return e->code;
+    lm_train_advise_space(&space, a->run, a->lmz, a->sink);
+    if (*a->note)
+        lm_log(a->sink, LM_LOG_NOTICE, "%s", a->note);
+    return LM_OK;
+}
+
 lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_result *r, lm_err *e)
 {
     const lm_session_ask *a = &s->ask;
@@ -338,15 +359,8 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
                          .trace = a->trace,
                          .force = a->force,
                          .sink = a->sink };
-    lm_disk space;
-    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
-        lm_run_claim(a->run, a->from, e) ||
-        lm_train_disk(&s->o, plan, a->step, a->keep, a->run, &space, e))
-        return e->code;
-    lm_train_advise_space(&space, a->run, a->lmz, a->sink);
-    if (*a->note)
-        lm_log(a->sink, LM_LOG_NOTICE, "%s", a->note);
-    return lm_trainer_run(s->trainer, r, e);
+    start x = { s, plan };
+    return lm_trainer_train(&s->o, &io, s->backend, begin_run, &x, &s->trainer, r, e);
 }
 
 void lm_session_close(lm_session *s, lm_err *e)

@@ -48,7 +48,8 @@ typedef struct {
     lm_session_ask ask;
     lm_trainer_opts o;
     lm_par *par;         /* borrowed, and */
-    lm_backend *backend; /* so is this */
+    lm_par *rank_par;    /* that of the backend, if there are several ranks; and */
+    lm_backend *backend; /* so is this, of the first rank */
 
     json_t *config_json;
     lm_config config;

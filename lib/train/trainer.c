@@ -48,7 +48,7 @@ static lm_code make_feeds(lm_trainer *t, lm_err *e)
 
 static int64_t n_batches(const lm_trainer *t)
 {
-    return trainer_has_one_batch(t) ? 1 : t->sets * t->o.accumulate;
+    return trainer_has_one_batch(t) ? 1 : t->sets * t->micros;
 }
 
 static lm_code take_program(lm_trainer *t, lm_err *e)
@@ -151,10 +151,9 @@ static void bind_update(lm_trainer *t)
     lm_monitor_bind(t->monitor, v, x);
 }
 
+/* Weights, and the state of a resumed run. */
 static lm_code load(lm_trainer *t, lm_err *e)
 {
-    lm_model *m = t->program->train;
-    lm_exec *x = t->program->exec;
     lm_store *s = t->s.store;
     lm_code rc = lm_store_draw(s, t->io.weights ? LM_TENSORS_NEW : LM_TENSORS_BASE, t->o.seed, e);
     if (!rc && t->io.weights)
@@ -164,8 +163,17 @@ static lm_code load(lm_trainer *t, lm_err *e)
                          : lm_store_draw(s, LM_TENSORS_ADAPTER, t->o.seed, e);
     if (rc)
         return rc;
-    if (t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e))
-        return trainer_numeric_loaded(t, e);
+    return t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e) ? trainer_numeric_loaded(t, e)
+                                                                : LM_OK;
+}
+
+static lm_code fill(lm_trainer *t, lm_err *e)
+{
+    lm_model *m = t->program->train;
+    lm_exec *x = t->program->exec;
+    lm_store *s = t->s.store;
+    if ((t->rank == 0 && load(t, e)) || trainer_ranks_receive(t, e))
+        return e->code;
     lm_store_derive(s);
     lm_store_bind(s, m, x);
     lm_rotary_bind(&t->rope, m, x);
@@ -173,12 +181,12 @@ static lm_code load(lm_trainer *t, lm_err *e)
     if (validates(t))
         lm_store_bind(s, t->eval.model, t->eval.exec);
     bind_update(t);
-    if (make_constants(t, e))
+    if (make_constants(t, e) || trainer_ranks_leaves(t, e))
         return e->code;
     return t->io.resume ? LM_OK : trainer_update(t, LM_SECTION_START, 0, e);
 }
 
-/* Free memory before any is allocated. */
+/* Free memory before any is allocated, by any rank. */
 static lm_code check_memory(lm_trainer *t, lm_err *e)
 {
     size_t total;
@@ -186,7 +194,7 @@ static lm_code check_memory(lm_trainer *t, lm_err *e)
     if (!t->b->host_memory && t->b->memory(t->b, &t->free_before, &total, e))
         return e->code;
     t->r.device_planned = t->plan.device;
-    return trainer_fit(t, e);
+    return (t->rank == 0 && trainer_fit(t, e)) || trainer_ranks_meet(t, e) ? e->code : LM_OK;
 }
 
 static lm_code open_trace(lm_trainer *t, lm_err *e)
@@ -202,6 +210,8 @@ static lm_code open_trace(lm_trainer *t, lm_err *e)
     lm_trace_row(t->trace, TRACE_DATA, "data");
     lm_trace_row(t->trace, TRACE_CHECKPOINT, "checkpoint");
     lm_trace_row(t->trace, TRACE_WRITER, "checkpoint writer");
+    if (t->ranks > 1)
+        lm_trace_row(t->trace, TRACE_COMM, "communication");
     return LM_OK;
 }
 
@@ -218,8 +228,8 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->r.loss = t->r.val_loss = NAN;
     t->saved = t->saving = t->whole = -1;
     t->r.timed = b->host_memory || o->timed;
-    if (take_program(t, e) || check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) ||
-        make_batches(t, e) || make_graphs(t, e) || load(t, e) ||
+    if (trainer_ranks_set(t, e) || take_program(t, e) || check_memory(t, e) || open_trace(t, e) ||
+        make_feeds(t, e) || make_batches(t, e) || make_graphs(t, e) || fill(t, e) ||
         (io->objective && trainer_objective_ready(t, e)) ||
         (io->checkpoint.run_dir && lm_ckpt_new(&io->checkpoint, &t->s, &t->ckpt, e))) {
         lm_trainer_free(t);
@@ -249,6 +259,7 @@ void lm_trainer_free(lm_trainer *t)
         lm_program_rest(t->program);
     lm_train_state_fini(&t->s);
     lm_rotary_fini(&t->rope);
+    lm_leaves_free(t->leaves);
     lm_mirror_fini(&t->numbers);
     trainer_experts_fini(t);
     if (t->own_program)
@@ -280,7 +291,7 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
 {
     double bytes = 0, tokens = 0;
     lm_batch *b = &t->eval.batch;
-    if (!t->io.id_bytes || t->val_bytes_per_token > 0)
+    if (!t->io.id_bytes || t->val_bytes_per_token > 0 || t->rank > 0)
         return LM_OK;
     for (int64_t i = 0; i < windows; i += b->batch) {
         if (lm_batch_fill(b, t->val_feed, i, windows, e))
@@ -295,24 +306,36 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
     return LM_OK;
 }
 
-void trainer_ask(lm_trainer *t)
+lm_code trainer_ask(lm_trainer *t, lm_err *e)
 {
-    double now = lm_now();
-    t->asked.stop |= lm_stopping();
-    t->asked.save |=
-        lm_poked() || (t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds);
-    t->asked.enough |= t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
-                       now - t->started >= t->o.most_seconds;
+    const double now = lm_now();
+    const bool late = t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds,
+               enough = t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
+                        now - t->started >= t->o.most_seconds;
+    int32_t flag[] = { t->asked.stop || lm_stopping(), lm_poked() || t->asked.save || late,
+                       t->asked.enough || enough };
+    if (trainer_ranks_agree(t, flag, sizeof flag / sizeof *flag, e))
+        return e->code;
+    t->asked.stop = flag[0];
+    t->asked.save = flag[1];
+    t->asked.enough = flag[2];
+    return LM_OK;
 }
 
-/* The losses of the first windows of the validation data; a signal ends them early. */
+/* The losses of the first windows of the validation data, in batches that are dealt to the ranks; a signal ends them
+ * early. */
 static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_err *e)
 {
     lm_evaluator *v = &t->eval;
-    for (int64_t i = 0; i < windows && !t->asked.stop; i += v->batch.batch, trainer_ask(t))
-        if (lm_batch_fill(&v->batch, t->val_feed, i, windows, e) ||
-            lm_evaluator_run(v, sum, NULL, e))
+    const int64_t n = v->batch.batch;
+    for (int64_t i = 0; i < windows && !t->asked.stop; i += n * t->ranks) {
+        const int64_t own = i + n * t->rank;
+        lm_eval_sum one = { 0 };
+        if ((own < windows && (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
+                               lm_evaluator_run(v, &one, NULL, e))) ||
+            trainer_ranks_evaluated(t, &one, sum, e) || trainer_ask(t, e))
             return e->code;
+    }
     return LM_OK;
 }
 
@@ -406,8 +429,11 @@ static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
 static lm_code save(lm_trainer *t, lm_err *e)
 {
     double began = lm_now(), norm;
-    if (!t->ckpt)
+    if (!t->ckpt) { /* another rank writes it, if any does */
+        t->last_save = began;
+        t->asked.save = false;
         return LM_OK;
+    }
     if (weights_norm(t, &norm, e))
         return e->code;
     if (!isfinite(norm))
@@ -454,7 +480,8 @@ static bool time_to_validate(const lm_trainer *t)
 static lm_code loop(lm_trainer *t, lm_err *e)
 {
     bool stop = false, best = false;
-    trainer_ask(t);
+    if (trainer_ask(t, e))
+        return e->code;
     /* A signal may have interrupted the last evaluation before the resume. */
     if (t->io.resume && time_to_validate(t) && validate(t, &stop, &best, e))
         return e->code;
@@ -465,14 +492,14 @@ static lm_code loop(lm_trainer *t, lm_err *e)
         if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e))
             return e->code;
         if (i.given_up) {
-            trainer_ask(t);
+            if (trainer_ask(t, e))
+                return e->code;
             break;
         }
         if (trainer_report_step(t, &i, e) || report_saved(t, e))
             return e->code;
         best = false;
-        trainer_ask(t);
-        if (time_to_validate(t) && validate(t, &stop, &best, e))
+        if (trainer_ask(t, e) || (time_to_validate(t) && validate(t, &stop, &best, e)))
             return e->code;
         if ((time_to_save(t) || best) && save(t, e))
             return e->code;

@@ -8,11 +8,16 @@
  * updated in the same pass.  A non-finite loss or norm stops the run (LM_ENUMERIC): the update then
  * does not change the weights.  On a device the parts of a step are recorded and replayed, with the
  * same bits; the host draws the next step's batches while this one runs, and waits once per
- * step. */
+ * step.
+ *
+ * Ranks share the micro-batches of a step, each a contiguous part of them, and add up their sums (leaves.h): losses,
+ * weights and states have the same bits for any number of ranks that fits (lm_ranks_fit).  Rank 0 reads the inputs and
+ * writes all outputs. */
 #ifndef LM_TRAIN_TRAINER_H
 #define LM_TRAIN_TRAINER_H
 
 #include "base/progress.h"
+#include "comm/comm.h"
 #include "format/metrics.h"
 #include "format/tensorboard.h"
 #include "train/evaluate.h"
@@ -22,7 +27,9 @@
 #include "train/state.h"
 
 typedef struct {
-    int64_t batch, seq, accumulate, steps;
+    int64_t batch, seq, accumulate, steps; /* accumulate: micro-batches of a step, of all ranks */
+    int ranks;                             /* that share them; 0: 1 */
+    int64_t leaves; /* of the sums of a step (lm_ranks_fit); 0: as many as ranks */
     /* with an encoder: the loss is of spans, seq their target's length; borrowed.  NULL: of next tokens */
     const lm_span *span;
     lm_precision precision;
@@ -61,6 +68,7 @@ typedef struct {
 /* Its inputs and outputs.  All borrowed; NULL if absent. */
 typedef struct {
     const lm_config *config;
+    lm_comm *comm; /* this rank among lm_trainer_opts.ranks; NULL: the only one */
     /* for the same options, config and backend, not used by another trainer; NULL: built here */
     lm_program *program;
     lm_model_source *weights; /* weights of a model or a checkpoint; NULL: fresh ones */
@@ -134,6 +142,11 @@ typedef struct {
     char cure[200]; /* the first change of batch, type or length that would fit; "" when it fits */
 } lm_train_verdict;
 
+/* True if `ranks` can share steps of `accumulate` micro-batches whose sums have `leaves` leaves: leaves divides the
+ * micro-batches, ranks divides the leaves, and each of several ranks has a power of two of them, so that its own tree is a
+ * part of the whole one. */
+bool lm_ranks_fit(int64_t ranks, int64_t accumulate, int64_t leaves);
+
 /* The graphs of such a training, built once. */
 lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
                            lm_backend *b, lm_program **out, lm_err *e);
@@ -156,6 +169,14 @@ void lm_trainer_free(lm_trainer *t);
  * kept), errors of I/O, and what an objective fails with: if a round could not begin, the steps before it
  * are kept in a checkpoint. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
+/* lm_trainer_new and lm_trainer_run on o->ranks threads, each with a host backend of its own that has as many threads as
+ * `b`, which is rank 0's; with one rank on the caller's.  `ready` (may be NULL) is called in between, on rank 0.  *out: the
+ * trainer of rank 0, which the caller frees, also after a failure.
+ * Fails: as these and `ready`, with several ranks the error of the first that failed, prefixed with "rank r of n";
+ * LM_EUSAGE for ranks that do not fit, or with a device or an objective. */
+lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
+                         lm_code (*ready)(void *ctx, lm_err *e), void *ctx, lm_trainer **out,
+                         lm_train_result *r, lm_err *e);
 /* Step of the last whole checkpoint of the run folder, resumed or written; -1: none. */
 int64_t lm_trainer_saved(const lm_trainer *t);
 

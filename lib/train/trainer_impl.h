@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_impl.h -- shared by the trainer's files: trainer.c makes and drives it, trainer_step.c
  * makes a step, trainer_numeric.c ends a run whose numbers are not finite, trainer_report.c
- * reports, trainer_fit.c checks memory.  Private to lib/train. */
+ * reports, trainer_fit.c checks memory, trainer_ranks.c shares the work.  Private to lib/train. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 
 #include "graph/trace.h"
 #include "kernels/route.h"
+#include "train/leaves.h"
 #include "train/monitor.h"
 #include "train/trainer.h"
 
@@ -25,11 +26,13 @@ enum {
     TRACE_DATA,
     TRACE_CHECKPOINT,
     TRACE_WRITER,
+    TRACE_COMM,
 };
 
 /* The results of one step, on the host. */
 typedef struct {
     double loss, norm, lr, seconds, flops;
+    double waited;                       /* of `seconds`: in communication */
     double aux;                          /* losses of routers, the mean over micro-batches */
     double ahead[LM_MOST_AHEAD];         /* of each module that predicts tokens further on, */
     int64_t ahead_tokens[LM_MOST_AHEAD]; /* and of how many targets */
@@ -47,6 +50,10 @@ struct lm_trainer {
     bool own_program; /* built here */
     lm_train_state s;
     lm_evaluator eval;
+    int rank, ranks;
+    int64_t first, micros; /* this rank's micro-batches of a step */
+    lm_leaves *leaves;     /* NULL: it has one leaf */
+    double waited;         /* seconds in communication so far */
     lm_feed *train_feed, *val_feed;
     /* On the host one micro-batch, filled before it runs.  On a device `sets` (two) times those of
      * a step: while it processes one set, the host draws the other and sends it on a separate
@@ -99,8 +106,8 @@ static inline bool trainer_has_one_batch(const lm_trainer *t)
 
 /* ---- trainer.c ---- */
 
-/* The only place where signals and clocks affect a run; the rest depends only on `asked`. */
-void trainer_ask(lm_trainer *t);
+/* The only place where signals and clocks affect a run; the rest depends only on `asked`, on which all ranks agree here. */
+lm_code trainer_ask(lm_trainer *t, lm_err *e);
 
 /* FLOPs of n tokens with so many visible pairs: beside frozen weights the share of the graph's. */
 static inline double trainer_flops(const lm_trainer *t, double n, double pairs, double near)
@@ -120,6 +127,25 @@ lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e);
 /* Exchange the parameters for the shown values, and back; does nothing if they are the same. */
 lm_code trainer_show(lm_trainer *t, lm_err *e);
 lm_code trainer_hide(lm_trainer *t, lm_err *e);
+
+/* ---- trainer_ranks.c: nothing to do for one rank with one leaf ---- */
+
+/* Check the ranks and set this one's part of a step. */
+lm_code trainer_ranks_set(lm_trainer *t, lm_err *e);
+/* Wait for all ranks. */
+lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e);
+/* What rank 0 loaded, for all: weights, and of a resumed run states and numbers. */
+lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e);
+/* Once, when the blocks are there: memory for the sums of leaves. */
+lm_code trainer_ranks_leaves(lm_trainer *t, lm_err *e);
+/* Micro-batch number i of this rank is done; with the last one the sums are those of all ranks. */
+lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err *e);
+/* n[0..count-1] = their sums over the ranks. */
+lm_code trainer_ranks_count(lm_trainer *t, double *n, size_t count, lm_err *e);
+/* flag[i] = the largest of the ranks. */
+lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *e);
+/* Add the ranks' sums to *sum, in the order of the ranks. */
+lm_code trainer_ranks_evaluated(lm_trainer *t, const lm_eval_sum *own, lm_eval_sum *sum, lm_err *e);
 
 /* ---- trainer_objective.c ---- */
 

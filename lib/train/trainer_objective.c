@@ -198,11 +198,11 @@ lm_code trainer_objective_validate(lm_trainer *t, double *loss, bool *any, lm_er
     int64_t micros = 0;
     if (begin(t, &r, &micros, e))
         return e->code;
-    for (int64_t k = 0; k < micros && !t->asked.stop; k++, trainer_ask(t)) {
+    for (int64_t k = 0; k < micros && !t->asked.stop; k++) {
         lm_row_results rows = { NULL };
         if (x->fill(x->ctx, &r, k, &v->batch, e) || lm_evaluator_run(v, &unused, &rows.nll, e) ||
             (v->model->entropy >= 0 && lm_evaluator_entropies(v, &rows.entropy, e)) ||
-            x->grade(x->ctx, &r, k, &v->batch, &rows, NULL, e))
+            x->grade(x->ctx, &r, k, &v->batch, &rows, NULL, e) || trainer_ask(t, e))
             return e->code;
     }
     *any = micros > 0 && !t->asked.stop;

@@ -18,13 +18,15 @@ double trainer_share(const lm_trainer *t, double flops_per_second)
 /* Log once, if its speed is known. */
 static void log_device(const lm_trainer *t, const step_info *i, double rate)
 {
-    char share[80] = "";
+    char share[80] = "", ranks[40] = "";
     double flops = rate * t->plan.flops_per_token;
     if (t->o.peak_flops > 0)
         snprintf(share, sizeof share, ", %.1f %% of the peak (%.1f %% attended)",
                  100 * trainer_share(t, flops), 100 * trainer_share(t, i->flops / i->seconds));
-    lm_log(t->io.sink, LM_LOG_INFO, "%s (%s), kernels %s: %.3g TFLOP/s%s", t->b->name, t->b->device,
-           t->b->detail, flops * 1e-12, share);
+    if (t->ranks > 1)
+        snprintf(ranks, sizeof ranks, " on each of %d ranks", t->ranks);
+    lm_log(t->io.sink, LM_LOG_INFO, "%s (%s), kernels %s%s: %.3g TFLOP/s%s", t->b->name,
+           t->b->device, t->b->detail, ranks, flops * 1e-12, share);
 }
 
 /* What the step is followed by, and its loss. */
@@ -106,6 +108,8 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
         lm_metrics_f32(m, "update_ratio", i->reading.update_ratio);
     }
     lm_metrics_f32(m, "tokens_per_second", rate);
+    if (t->ranks > 1)
+        lm_metrics_f32(m, "comm_exposed_share", i->waited / i->seconds);
     if (t->o.peak_flops > 0) {
         lm_metrics_f32(m, "mfu", trainer_share(t, rate * t->plan.flops_per_token));
         lm_metrics_f32(m, "mfu_attended", trainer_share(t, i->flops / i->seconds));

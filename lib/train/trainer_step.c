@@ -30,7 +30,7 @@ lm_code trainer_marks(lm_trainer *t, lm_err *e)
 
 static lm_batch *batch_of(const lm_trainer *t, int set, int64_t micro)
 {
-    return &t->batch[trainer_has_one_batch(t) ? 0 : set * t->o.accumulate + micro];
+    return &t->batch[trainer_has_one_batch(t) ? 0 : set * t->micros + micro];
 }
 
 /* The host's time for data. */
@@ -49,19 +49,17 @@ static double ahead_scale(const lm_trainer *t, int64_t valid)
     return n ? t->o.ahead_weight / (double)n / (double)valid : 0;
 }
 
-/* The micro-batches of step number `step`, before which there were `updates`, and whose first window is `sample`: counts
- * their targets, which determine the scale of the gradients.  With one batch they are filled one after another
- * (hand_over), otherwise filled and sent now. */
-static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64_t sample,
-                    lm_err *e)
+/* What determines the scale of the gradients of a step, and its FLOPs: whole numbers. */
+enum { COUNT_VALID, COUNT_PAIRS, COUNT_NEAR, COUNT_AHEAD, COUNTS = COUNT_AHEAD + LM_MOST_AHEAD };
+
+/* Add those of this rank's micro-batches, of which the first window is `sample`.  With one batch they are filled one after
+ * another (hand_over), otherwise now. */
+static lm_code count_batches(lm_trainer *t, int set, int64_t sample, double n[COUNTS], lm_err *e)
 {
-    double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step);
     const lm_config *c = t->io.config;
-    double pairs = 0, near = 0;
-    int64_t valid = 0, window = lm_config_window(c), *ahead = t->ahead_valid[set];
-    bool late = trainer_has_one_batch(t), both = lm_config_bidirectional(c);
-    memset(ahead, 0, sizeof t->ahead_valid[set]);
-    for (int64_t i = 0; i < t->o.accumulate; i++, sample += t->o.batch) {
+    const int64_t window = lm_config_window(c);
+    const bool late = trainer_has_one_batch(t), both = lm_config_bidirectional(c);
+    for (int64_t i = 0; i < t->micros; i++, sample += t->o.batch) {
         lm_batch *b = batch_of(t, set, i);
         if (late)
             lm_batch_mark(b, t->train_feed, sample);
@@ -69,12 +67,28 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
             return e->code;
         lm_batch_fill_ahead(b);
         for (int64_t k = 0; k < b->ahead; k++)
-            ahead[k] += b->ahead_valid[k];
-        valid += b->valid;
-        pairs += (double)lm_batch_pairs(b, 0, both);
-        near += window > 0 ? (double)lm_batch_pairs(b, window, both) : 0;
+            n[COUNT_AHEAD + k] += (double)b->ahead_valid[k];
+        n[COUNT_VALID] += (double)b->valid;
+        n[COUNT_PAIRS] += (double)lm_batch_pairs(b, 0, both);
+        n[COUNT_NEAR] += window > 0 ? (double)lm_batch_pairs(b, window, both) : 0;
     }
-    for (int64_t i = 0; i < (late ? 1 : t->o.accumulate); i++) {
+    return LM_OK;
+}
+
+/* This rank's micro-batches of step number `step`, before which there were `updates`, and whose first window is `sample`:
+ * set the scale of the gradients and the optimiser's numbers, and send them. */
+static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64_t sample,
+                    lm_err *e)
+{
+    double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step), n[COUNTS] = { 0 };
+    if (count_batches(t, set, sample + t->first * t->o.batch, n, e))
+        return e->code;
+    count_data(t, began);
+    if (trainer_ranks_count(t, n, COUNTS, e))
+        return e->code;
+    const int64_t valid = (int64_t)n[COUNT_VALID];
+    began = lm_now();
+    for (int64_t i = 0; i < (trainer_has_one_batch(t) ? 1 : t->micros); i++) {
         lm_batch *b = batch_of(t, set, i);
         lm_batch_scale(b, valid ? (float)(1.0 / (double)valid) : 0.0f);
         lm_batch_scale_ahead(b, valid ? (float)ahead_scale(t, valid) : 0.0f);
@@ -84,7 +98,10 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
             return e->code;
     }
     t->valid[set] = valid;
-    t->flops[set] = trainer_flops(t, (double)t->plan.tokens_per_step, pairs, near);
+    for (int64_t k = 0; k < LM_MOST_AHEAD; k++)
+        t->ahead_valid[set][k] = (int64_t)n[COUNT_AHEAD + k];
+    t->flops[set] =
+        trainer_flops(t, (double)t->plan.tokens_per_step, n[COUNT_PAIRS], n[COUNT_NEAR]);
     count_data(t, began);
     return LM_OK;
 }
@@ -123,14 +140,14 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 
 /* ---- forward and backward ---- */
 
-/* Provide the i-th micro-batch of the step to the graph. */
+/* Provide this rank's i-th micro-batch of the step to the graph. */
 static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
 {
     lm_batch *b = batch_of(t, t->set, i);
     double began = lm_now();
     if (t->input)
         return t->b->copy(t->b, t->input, b->rooms.dev, b->rooms.bytes, t->b->main, e);
-    if (lm_batch_fill(b, t->train_feed, t->s.sample + i * t->o.batch, INT64_MAX, e))
+    if (lm_batch_fill(b, t->train_feed, t->s.sample + (t->first + i) * t->o.batch, INT64_MAX, e))
         return e->code;
     lm_batch_fill_ahead(b);
     count_data(t, began);
@@ -140,11 +157,13 @@ static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
 static lm_code forward_backward(lm_trainer *t, lm_err *e)
 {
     lm_step step = { .seed = t->o.seed, .step = t->s.step };
-    for (int64_t i = 0; i < t->o.accumulate; i++) {
-        step.micro = i;
-        step.more = i > 0;
+    const int64_t leaf = t->o.accumulate / t->o.leaves; /* micro-batches */
+    for (int64_t i = 0; i < t->micros; i++) {
+        step.micro = t->first + i;
+        step.more = i % leaf > 0;
         if (hand_over(t, i, e) ||
-            lm_program_run(t->program, i ? LM_SECTION_OTHER : LM_SECTION_FIRST, &step, e))
+            lm_program_run(t->program, step.more ? LM_SECTION_OTHER : LM_SECTION_FIRST, &step, e) ||
+            trainer_ranks_add(t, i, &step, e))
             return e->code;
     }
     return LM_OK;
@@ -288,6 +307,7 @@ static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
 lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
 {
     double began = lm_now(), updating;
+    t->waited = 0;
     if (begin_trace(t, e) || (!t->io.objective && take_batches(t, e)))
         return e->code;
     i->tokens = t->valid[t->set];
@@ -318,6 +338,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     t->r.tokens += i->tokens;
     t->r.loss = i->loss;
     i->seconds = lm_now() - began;
+    i->waited = t->waited;
     t->s.seconds += i->seconds;
     t->r.seconds_steps += i->seconds;
     t->r.seconds_begin += t->r.steps_run <= LM_TRAIN_WARM ? i->seconds : 0;

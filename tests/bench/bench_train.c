@@ -177,7 +177,7 @@ static void measure(const setup *c, int result)
     double peak = lm_cpu_peak(c->dtype, lm_cpu_detect(), r.par);
     double rate = (double)(c->batch * c->seq) / lm_median(times, c->steps);
     getrusage(RUSAGE_SELF, &use);
-    lm_memory_of(r.program, 1, &plan);
+    lm_memory_of(r.program, &(lm_memory_ask){ .accumulate = 1 }, &plan);
     printf("  %-4s B=%lld T=%-4lld %8.0f tokens/s  %7.0f ms/step  %4.1f %% of %.2f TFLOP/s  loss "
            "%.3f  "
            "memory %.2f GB, planned %.2f\n",

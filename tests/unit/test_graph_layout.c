@@ -132,6 +132,27 @@ static void test_codes(void **state)
     }
 }
 
+static void test_mesh(void **state)
+{
+    static const char *const bad[] = { "",      "dp",        "dp=",        "dp=0",    "dp=-1",
+                                       "dp=2 ", "dp=2,",     "dp=2,dp=2",  "xp=2",    "dp=1000000",
+                                       "=2",    "dp=split0", "dp=2,,tp=2", "dp=2tp=2" };
+    lm_err e = { 0 };
+    lm_mesh mesh;
+    (void)state;
+    must(lm_mesh_read("dp=2,tp=4", &mesh, &e), &e);
+    const lm_mesh want = { .size = { 2, 1, 1, 4, 1 } };
+    assert_memory_equal(&mesh, &want, sizeof mesh);
+    assert_int_equal(lm_mesh_ranks(&mesh), 8);
+    assert_int_equal(lm_mesh_ranks(&lm_mesh_alone), 1);
+    must(lm_mesh_read("ep=999999", &mesh, &e), &e);
+    assert_int_equal(lm_mesh_ranks(&mesh), 999999);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        e = (lm_err){ 0 };
+        assert_int_equal(lm_mesh_read(bad[i], &mesh, &e), LM_EUSAGE);
+    }
+}
+
 /* x [6,8] -> linear -> gelu; the weight split over tp. */
 static void test_graph(void **state)
 {
@@ -178,10 +199,8 @@ static void test_graph(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),
-        cmocka_unit_test(test_part),
-        cmocka_unit_test(test_codes),
-        cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_text), cmocka_unit_test(test_part),  cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_mesh), cmocka_unit_test(test_graph),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

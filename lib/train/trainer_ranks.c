@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer_ranks.c -- ranks that share the micro-batches of a step, and the leaves of its sums.
+ *
+ * All ranks hold the same weights and states: they start with those of rank 0, add up the same gradients in the same order,
+ * and their optimisers then compute the same bits.  So only sums travel: counts before the first backward, gradients and
+ * losses behind the last one, and the flags of trainer_ask. */
+#include <inttypes.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "comm/threads.h"
+#include "train/trainer_impl.h"
+
+bool lm_ranks_fit(int64_t ranks, int64_t accumulate, int64_t leaves)
+{
+    if (ranks < 1 || leaves < 1 || accumulate % leaves || leaves % ranks)
+        return false;
+    const int64_t own = leaves / ranks;
+    return ranks == 1 || (own & (own - 1)) == 0;
+}
+
+lm_code trainer_ranks_set(lm_trainer *t, lm_err *e)
+{
+    lm_trainer_opts *o = &t->o;
+    o->ranks = o->ranks > 0 ? o->ranks : 1;
+    o->leaves = o->leaves > 0 ? o->leaves : o->ranks;
+    t->ranks = t->io.comm ? lm_comm_size(t->io.comm) : 1;
+    t->rank = t->io.comm ? lm_comm_rank(t->io.comm) : 0;
+    if (t->ranks != o->ranks)
+        return lm_fail(e, LM_EBUG, "ranks", NULL, "%d of %d", t->ranks, o->ranks);
+    if ((o->ranks > 1 || o->leaves > 1) && (t->io.objective || t->io.adapt || t->io.after))
+        return lm_fail(e, LM_EUSAGE, "ranks", "use one, with one leaf",
+                       "several serve the training of whole models by the loss of their targets");
+    if (!lm_ranks_fit(o->ranks, o->accumulate, o->leaves))
+        return lm_fail(e, LM_EUSAGE, "ranks", NULL,
+                       "%d do not fit steps of %" PRId64 " micro-batches in %" PRId64 " leaves",
+                       o->ranks, o->accumulate, o->leaves);
+    t->micros = o->accumulate / o->ranks;
+    t->first = t->micros * t->rank;
+    return LM_OK;
+}
+
+/* ---- communication ---- */
+
+/* `rc`: of calls since `began`. */
+static lm_code waited(lm_trainer *t, const char *what, double began, lm_code rc)
+{
+    const double ended = lm_now();
+    t->waited += ended - began;
+    if (t->tracing)
+        lm_trace_span(t->trace, TRACE_COMM, what, began, ended);
+    return rc;
+}
+
+lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e)
+{
+    return t->io.comm ? lm_comm_barrier(t->io.comm, e) : LM_OK;
+}
+
+lm_code trainer_ranks_count(lm_trainer *t, double *n, size_t count, lm_err *e)
+{
+    lm_comm *c = t->io.comm;
+    const double began = lm_now();
+    return c ? waited(t, "counts", began,
+                      lm_comm_all_reduce(c, n, n, count, LM_DTYPE_F64, LM_COMM_SUM, e))
+             : LM_OK;
+}
+
+lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *e)
+{
+    lm_comm *c = t->io.comm;
+    const double began = lm_now();
+    return c ? waited(t, "flags", began,
+                      lm_comm_all_reduce(c, flag, flag, count, LM_DTYPE_I32, LM_COMM_MAX, e))
+             : LM_OK;
+}
+
+lm_code trainer_ranks_evaluated(lm_trainer *t, const lm_eval_sum *own, lm_eval_sum *sum, lm_err *e)
+{
+    lm_eval_sum all[LM_THREAD_RANKS] = { *own };
+    size_t bytes[LM_THREAD_RANKS];
+    for (int r = 0; r < t->ranks; r++)
+        bytes[r] = sizeof *own;
+    if (t->io.comm && lm_comm_all_gather(t->io.comm, own, all, bytes, e))
+        return e->code;
+    for (int r = 0; r < t->ranks; r++) {
+        sum->nll += all[r].nll;
+        sum->tokens += all[r].tokens;
+    }
+    return LM_OK;
+}
+
+/* ---- loading ---- */
+
+static lm_code receive_blocks(lm_trainer *t, lm_kept role, lm_err *e)
+{
+    const lm_store_block *k;
+    for (int i = 0; (k = lm_store_find(t->s.store, role, i)); i++)
+        if (lm_comm_broadcast(t->io.comm, k->data, k->bytes, 0, e))
+            return e->code;
+    return LM_OK;
+}
+
+/* The numbers of a state without what belongs to this rank. */
+static lm_code receive_numbers(lm_trainer *t, lm_err *e)
+{
+    lm_train_state own = t->s, *s = &t->s;
+    lm_code rc = lm_comm_broadcast(t->io.comm, s, sizeof *s, 0, e);
+    s->model = own.model;
+    s->optimizer = own.optimizer;
+    s->backend = own.backend;
+    s->store = own.store;
+    s->objective = own.objective;
+    s->resumed = own.resumed;
+    return rc;
+}
+
+/* The states of a fresh run follow from the weights. */
+lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e)
+{
+    if (!t->io.comm)
+        return LM_OK;
+    if (receive_blocks(t, LM_KEPT_PARAM, e) || receive_blocks(t, LM_KEPT_FROZEN, e) ||
+        (t->io.resume && (receive_blocks(t, LM_KEPT_OPT, e) || receive_numbers(t, e))))
+        return e->code;
+    return LM_OK;
+}
+
+/* ---- sums ---- */
+
+/* Those of step_numbers that are summed over micro-batches. */
+enum { SUMS = offsetof(step_numbers, sumsq) / sizeof(double) };
+
+lm_code trainer_ranks_leaves(lm_trainer *t, lm_err *e)
+{
+    const int64_t own = t->o.leaves / t->ranks;
+    if (own <= 1)
+        return LM_OK;
+    const lm_leaf_block block[LM_LEAF_BLOCKS] = {
+        { "gradients of leaves", LM_DTYPE_F32, lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count,
+          lm_store_flat(t->s.store, LM_KEPT_GRAD, 0) },
+        { "losses of leaves", LM_DTYPE_F64, SUMS, t->numbers.dev },
+        { "loads of leaves", LM_DTYPE_F32, (int64_t)(t->routed.bytes / sizeof(float)),
+          t->routed.dev },
+    };
+    return lm_leaves_new(t->b, block, own, &t->leaves, e);
+}
+
+/* Over the ranks, in memory of the host. */
+static lm_code add_ranks(lm_trainer *t, lm_err *e)
+{
+    lm_comm *c = t->io.comm;
+    const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
+    double *n = t->numbers.host, began = lm_now();
+    float *routed = t->routed.host;
+    lm_comm_all_reduce(c, g->data, g->data, (size_t)g->count, LM_DTYPE_F32, LM_COMM_SUM, e);
+    if (!e->code)
+        lm_comm_all_reduce(c, n, n, SUMS, LM_DTYPE_F64, LM_COMM_SUM, e);
+    if (!e->code && t->routed.bytes)
+        lm_comm_all_reduce(c, routed, routed, t->routed.bytes / sizeof *routed, LM_DTYPE_F32,
+                           LM_COMM_SUM, e);
+    return waited(t, "gradients", began, e->code);
+}
+
+lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err *e)
+{
+    const int64_t leaf = t->o.accumulate / t->o.leaves;
+    if (t->leaves && (i + 1) % leaf == 0 && lm_leaves_add(t->leaves, i / leaf, step, e))
+        return e->code;
+    return t->io.comm && i + 1 == t->micros ? add_ranks(t, e) : LM_OK;
+}
+
+/* ---- all ranks of a run ---- */
+
+typedef struct {
+    const lm_trainer_opts *o;
+    const lm_trainer_io *io;
+    lm_backend *b; /* of rank 0 */
+    lm_code (*ready)(void *ctx, lm_err *e);
+    void *ctx;
+    lm_trainer **out;
+    lm_train_result *r;
+} training;
+
+static lm_code lead(const training *x, lm_comm *c, lm_err *e)
+{
+    lm_trainer_io io = *x->io;
+    io.comm = c;
+    lm_code rc = lm_trainer_new(x->o, &io, x->b, x->out, e);
+    if (!rc && x->ready)
+        rc = x->ready(x->ctx, e);
+    if (!rc)
+        rc = lm_trainer_run(*x->out, x->r, e);
+    if (*x->out)
+        (*x->out)->io.comm = NULL; /* it outlives the ranks */
+    return rc;
+}
+
+/* A rank that only computes. */
+static lm_code follow(const training *x, lm_comm *c, lm_err *e)
+{
+    lm_trainer_opts o = *x->o;
+    const lm_trainer_io io = { .config = x->io->config,
+                               .comm = c,
+                               .resume = x->io->resume,
+                               .train = x->io->train,
+                               .val = x->io->val,
+                               .packed = x->io->packed,
+                               .val_packed = x->io->val_packed,
+                               .ids = x->io->ids };
+    lm_par *par = NULL;
+    lm_backend *b = NULL;
+    lm_trainer *t = NULL;
+    lm_train_result r;
+    o.log_every = 0;
+    if (!lm_par_new(&par, lm_par_threads(x->b->par), e) && !lm_backend_cpu(x->b->cpu, par, &b, e) &&
+        !lm_trainer_new(&o, &io, b, &t, e))
+        lm_trainer_run(t, &r, e);
+    lm_trainer_free(t);
+    lm_backend_close(b);
+    lm_par_free(par);
+    return e->code;
+}
+
+static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
+{
+    return lm_comm_rank(c) ? follow(ctx, c, e) : lead(ctx, c, e);
+}
+
+lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
+                         lm_code (*ready)(void *ctx, lm_err *e), void *ctx, lm_trainer **out,
+                         lm_train_result *r, lm_err *e)
+{
+    training x = { o, io, b, ready, ctx, out, r };
+    *out = NULL;
+    if (o->ranks <= 1)
+        return lead(&x, NULL, e);
+    return b->host_memory ? lm_threads_run(o->ranks, 0, run_rank, &x, e)
+                          : lm_fail(e, LM_EUSAGE, "ranks", "use one",
+                                    "several run on processors only, not on %s", b->name);
+}

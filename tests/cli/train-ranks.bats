@@ -1,0 +1,194 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# train: ranks that share the micro-batches of a step have the bits of one; resumes with other numbers of them; refusals.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export root
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/train.sh"
+    init-model -q qwen3-moe-13m -t tok/tokenizer.json --set hidden_size=32 --set num_hidden_layers=2 \
+        --set num_attention_heads=4 --set num_key_value_heads=2 --set head_dim=16 --set moe_intermediate_size=24 -o mixture
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" "$BATS_FILE_TMPDIR/mixture" .
+}
+
+T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 1 --lr 3e-3 --warmup 2 --steps 6)
+# the steps of four ranks, for any number of them
+FOUR=(--gradient-accumulation-steps 4 --leaves 4)
+
+# tensors FILE -> the data of a safetensors file, without the header and its history
+tensors() {
+    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
+}
+
+same_bits() { # same_bits RUN RUN: whatever their histories are
+    cmp <(tensors "$1/latest/model.safetensors") <(tensors "$2/latest/model.safetensors")
+    cmp "$1/latest/optimizer.safetensors" "$2/latest/optimizer.safetensors"
+}
+
+same_files() { # same_files RUN RUN
+    for f in model.safetensors optimizer.safetensors; do
+        cmp "$1/latest/$f" "$2/latest/$f" || return 1
+    done
+}
+
+# numbers FILE -> the records of steps, experts and evaluations, without times
+numbers() {
+    grep -E '"event":"(step|experts|eval)"' "$1" |
+        sed -E 's/"(seconds|tokens_per_second|comm_exposed_share|memory_bytes|mfu|mfu_attended|time)":[^,}]*,?//g'
+}
+
+wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
+    for ((i = 0; i < 6000; i++)); do
+        "$@" && return
+        sleep 0.02
+    done
+    echo "waited in vain for $*"
+    return 1
+}
+
+@test "train: two and four ranks have the files and records of one" {
+    rest='embed*|lm_head|*norm*=adamw'
+    for o in "--optimizer adamw --dropout 0.1" "--optimizer muon;$rest" "--optimizer adafactor --max-grad-norm 0.1" \
+        "--dtype bf16 --no-document-mask" "--optimizer adamw:ema=0.9 --clip-value 0.01"; do
+        rm -rf one two four ./*.jsonl
+        # shellcheck disable=SC2086
+        "${T[@]}" m0 data -o one "${FOUR[@]}" $o --eval-every 2 --metrics one.jsonl
+        # shellcheck disable=SC2086
+        "${T[@]}" m0 data -o two "${FOUR[@]}" $o --eval-every 2 --metrics two.jsonl --ranks 2 -j 2
+        # shellcheck disable=SC2086
+        "${T[@]}" m0 data -o four "${FOUR[@]}" $o --eval-every 2 --metrics four.jsonl --ranks 4 --mesh dp=4
+        for r in two four; do
+            same_files one $r || { echo "$o: $r"; false; }
+            diff <(numbers one.jsonl) <(numbers $r.jsonl) || { echo "$o: $r"; false; }
+        done
+        [ "$(numbers one.jsonl | wc -l)" -ge 9 ]
+    done
+    grep -q '"event":"step".*"comm_exposed_share":0[.]' four.jsonl
+    run ! grep -q comm_exposed_share one.jsonl
+    grep -q '"ranks":4,"leaves":4' four.jsonl
+}
+
+@test "train: ranks of a mixture of experts have the loads, losses and files of one" {
+    M=("${T[@]}" mixture data "${FOUR[@]}" --moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-noise 0.1)
+    "${M[@]}" -o one --metrics one.jsonl
+    "${M[@]}" -o two --metrics two.jsonl --ranks 2
+    "${M[@]}" -o four --metrics four.jsonl --ranks 4
+    for r in two four; do
+        same_files one $r
+        diff <(numbers one.jsonl) <(numbers $r.jsonl)
+    done
+    grep -q '"event":"experts"' one.jsonl
+}
+
+@test "train: micro-batches and leaves are as many as ranks, unless they are given" {
+    "${T[@]}" m0 data -o four --ranks 4
+    "${T[@]}" m0 data -o one "${FOUR[@]}"
+    cmp four/latest/optimizer.safetensors one/latest/optimizer.safetensors
+    grep -q '"gradient-accumulation-steps": *4' four/latest/state.json
+    grep -q '"leaves": *4' four/latest/state.json
+    "${T[@]}" m0 data -o other --gradient-accumulation-steps 4 # one leaf
+    run ! cmp -s other/latest/optimizer.safetensors one/latest/optimizer.safetensors
+}
+
+@test "train: a run resumes on any number of ranks, to the bit" {
+    "${T[@]}" m0 data -o whole "${FOUR[@]}" --dropout 0.1 --keep 0 --save-every 2 --ranks 4
+    for n in 2 4; do
+        for ranks in 1 2 4; do
+            rm -rf again
+            train -q --resume whole/step-00000$n -o again --ranks $ranks
+            same_bits whole again || { echo "from $n with $ranks"; false; }
+        done
+    done
+    rm -rf again
+    train -q --resume whole/step-000002 -o again # the number of ranks is not kept
+    same_bits whole again
+    run --separate-stderr train --resume whole/step-000002 -o no --ranks 3
+    [ "$status" -eq 2 ]
+    [ "$stderr" = "train: --ranks: 3 ranks do not divide the 4 leaves of the sums of a step: give --ranks 2, or --leaves for sums in another order" ]
+    train -q --resume whole/step-000002 -o other --ranks 3 --leaves 3 --gradient-accumulation-steps 3
+    [ "$(readlink other/latest)" = step-000006 ]
+}
+
+@test "train: SIGTERM with ranks writes a checkpoint, from which one rank goes on with the same bits" {
+    "${T[@]}" m0 data -o whole "${FOUR[@]}" --steps 60
+    "${T[@]}" m0 data -o run "${FOUR[@]}" --steps 60 --save-every 1 --ranks 2 &
+    pid=$!
+    begun() { [ -e run/latest ]; }
+    wait_for begun
+    kill -TERM $pid || true
+    wait $pid || true
+    [ -z "$(find . -name '.*.tmp.*')" ]
+    train -q --resume run
+    same_bits whole run
+}
+
+@test "train: what ranks cannot do is refused in one line, before anything is read" {
+    no() { # no TEXT OPTION ...
+        local text=$1
+        shift
+        run --separate-stderr train nothing nothing -o no "$@"
+        [ "$status" -eq 2 ]
+        [ "$stderr" = "train: $text" ] || { echo "$stderr"; false; }
+        [ ! -e no ]
+    }
+    no "--gradient-accumulation-steps: 4 ranks do not divide the 6 micro-batches of a step: give 4, or --ranks 3" \
+        --ranks 4 --gradient-accumulation-steps 6
+    no "--leaves: 4 leaves do not divide the 6 micro-batches of a step: give --leaves 3" \
+        --leaves 4 --gradient-accumulation-steps 6
+    no "--ranks: each of 2 ranks would add up 3 leaves, no power of two: the order of the sums would change: give --ranks 1" \
+        --ranks 2 --leaves 6 --gradient-accumulation-steps 6
+    no "--mesh: it has 2 ranks, and there is one: give --ranks 2 too" --mesh dp=2
+    no "--mesh: it has 2 ranks, and --ranks 4: give --mesh dp=4" --ranks 4 --mesh dp=2
+    no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=4" --ranks 4 --mesh dp=2,tp=2
+    no "--mesh: 'xp=2' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh xp=2
+    no "--mesh: 'dp=0' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh pp=1,dp=0
+    no "--ranks: ranks are threads that compute on the processor, not on cuda: leave it out, or give --device cpu" \
+        --ranks 2 --device cuda
+    run train m0 data -o no --ranks 257
+    [ "$status" -eq 2 ]
+}
+
+@test "train: a rank that fails is named, once; nothing half written stays" {
+    cp -rL m0 bad
+    truncate -s -8 bad/model.safetensors
+    run --separate-stderr "${T[@]}" bad data -o no --ranks 2
+    [ "$status" -eq 1 ]
+    [ "$(wc -l <<< "$stderr")" -eq 1 ]
+    [ ! -e no ]
+    run --separate-stderr "${T[@]}" m0 data -o run --ranks 4 --optimizer sgd --lr 1000 --max-grad-norm 0 --steps 200 --warmup 0
+    [ "$status" -eq 4 ]
+    [[ $stderr == "train: rank 0 of 4: step "*" is "* ]] || { echo "$stderr"; false; }
+    [ "$(wc -l <<< "$stderr")" -eq 1 ]
+    [ -z "$(find . -name '.*.tmp.*')" ]
+}
+
+@test "train: plans count the memory of all ranks and of leaves" {
+    bytes() { sed -nE "s/^ *\"$2\": ([0-9]+),?/\1/p" "$1" | head -n 1; }
+    train m0 -j 1 --dry-run --json --batch-size 1 --seq-len 32 > one.json
+    train m0 -j 1 --dry-run --json --batch-size 1 --seq-len 32 --ranks 4 > four.json
+    train m0 -j 1 --dry-run --json --batch-size 1 --seq-len 32 --leaves 4 --gradient-accumulation-steps 4 > leaves.json
+    [ "$(bytes four.json ranks)" -eq 4 ]
+    for k in 'gradients \(f32\)' 'optimiser states' 'activations and scratch'; do
+        [ "$(bytes four.json "$k")" -eq $((4 * $(bytes one.json "$k"))) ]
+    done
+    [ "$(bytes four.json program)" -eq "$(bytes one.json program)" ]
+    [ "$(bytes leaves.json 'gradients of leaves')" -eq $((2 * $(bytes one.json 'gradients \(f32\)'))) ]
+    [ "$(bytes leaves.json tokens_per_step)" -eq 128 ]
+    train m0 --dry-run --ranks 2 | grep -q '^total of 2 ranks '
+    train m0 data --dry-run --measure --json --batch-size 1 --seq-len 32 --ranks 2 > measured.json
+    grep -q '"measured_steps"' measured.json
+}
+
+@test "train: the trace of the first rank has a row for communication" {
+    "${T[@]}" m0 data -o run --ranks 2 --trace t.json
+    grep -q '"communication"' t.json
+    grep -q '"gradients"' t.json
+    "${T[@]}" m0 data -o one --trace one.json
+    run ! grep -q '"communication"' one.json
+}

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_train_ranks.c -- ranks that are threads: the same weights, states and losses for any number of them with the same
+ * leaves; the order of the sums of leaves; a rank that fails ends all of them. */
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "train_case.h"
+
+#include "base/rng.h"
+#include "comm/comm_impl.h"
+#include "train/trainer_impl.h"
+
+static lm_backend *backend;
+static lm_par *one_thread;
+
+static const char gpt2_text[] =
+    "{\"model_type\":\"gpt2\",\"vocab_size\":64,\"n_embd\":32,\"n_head\":2,\"n_positions\":64,"
+    "\"n_layer\":2,\"resid_pdrop\":0.2,\"embd_pdrop\":0.1,\"attn_pdrop\":0.3}";
+static const char mixture_text[] =
+    "{\"model_type\":\"mixtral\",\"vocab_size\":64,\"hidden_size\":32,\"intermediate_size\":24,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+    "\"num_local_experts\":4,\"num_experts_per_tok\":2,\"output_router_logits\":true,"
+    "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"initializer_range\":0.02}";
+
+enum { LLAMA, DROPOUT, MIXTURE, MODELS };
+static tiny_model tiny[MODELS];
+
+static int begin(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    train_begin();
+    ok(lm_par_new(&one_thread, 1, &e), &e);
+    ok(lm_backend_cpu(lm_cpu_detect(), one_thread, &backend, &e), &e);
+    tiny_model_make(&tiny[LLAMA], llama_text, "llama");
+    tiny_model_make(&tiny[DROPOUT], gpt2_text, "gpt2");
+    tiny_model_make(&tiny[MIXTURE], mixture_text, "mixture");
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++)
+        tiny_model_fini(&tiny[i]);
+    lm_backend_close(backend);
+    lm_par_free(one_thread);
+    return train_end();
+}
+
+/* ---- the tree of leaves ---- */
+
+/* Against the tree of the ranks: n leaves of one rank, each a number of its own. */
+static void leaves_are_added_as_ranks(void **state)
+{
+    enum { MOST = 13, N = 70 };
+    static float leaf[MOST][N], sum[N], want[N];
+    static double number[MOST], total, want_total;
+    lm_err e = { 0 };
+    (void)state;
+    for (int k = 0; k < MOST; k++) {
+        lm_rng r = lm_rng_make(5, "leaf", (uint64_t)k);
+        for (int i = 0; i < N; i++)
+            leaf[k][i] = (float)lm_rng_normal(r, (uint64_t)i);
+        number[k] = lm_rng_normal(r, N);
+    }
+    for (int n = 1; n <= MOST; n++) {
+        const lm_leaf_block block[LM_LEAF_BLOCKS] = { { "gradients", LM_DTYPE_F32, N, sum },
+                                                      { "losses", LM_DTYPE_F64, 1, &total } };
+        const void *part[MOST], *part_number[MOST];
+        lm_leaves *l = NULL;
+        ok(lm_leaves_new(backend, block, n, &l, &e), &e);
+        for (int step = 0; step < 2; step++)
+            for (int k = 0; k < n; k++) {
+                memcpy(sum, leaf[k], sizeof sum);
+                total = number[k];
+                part[k] = leaf[k];
+                part_number[k] = &number[k];
+                ok(lm_leaves_add(l, k, &(lm_step){ .more = true }, &e), &e);
+            }
+        lm_comm_tree(part, n, 0, N, LM_DTYPE_F32, LM_COMM_SUM, want);
+        lm_comm_tree(part_number, n, 0, 1, LM_DTYPE_F64, LM_COMM_SUM, &want_total);
+        assert_memory_equal(sum, want, sizeof sum);
+        assert_memory_equal(&total, &want_total, sizeof total);
+        lm_leaves_free(l);
+    }
+    assert_int_equal(lm_leaves_copies(1), 0);
+    assert_int_equal(lm_leaves_copies(2), 1);
+    assert_int_equal(lm_leaves_copies(7), 2);
+    assert_int_equal(lm_leaves_copies(8), 3);
+}
+
+static void which_ranks_fit(void **state)
+{
+    (void)state;
+    assert_true(lm_ranks_fit(1, 1, 1));
+    assert_true(lm_ranks_fit(1, 6, 3));
+    assert_true(lm_ranks_fit(3, 6, 3));
+    assert_true(lm_ranks_fit(3, 12, 6));
+    assert_false(lm_ranks_fit(2, 6, 6)); /* three leaves each */
+    assert_false(lm_ranks_fit(4, 6, 6));
+    assert_false(lm_ranks_fit(1, 6, 4));
+    assert_false(lm_ranks_fit(2, 6, 1));
+    assert_false(lm_ranks_fit(0, 6, 1));
+}
+
+/* ---- whole trainings ---- */
+
+static lm_groups optimizer(const char *text)
+{
+    lm_groups g;
+    lm_err e = { 0 };
+    ok(lm_groups_parse(text, NULL, 1e-2, &g, &e), &e);
+    return g;
+}
+
+static lm_trainer_opts options(const char *optim, int64_t accumulate, int64_t leaves, int ranks)
+{
+    return (lm_trainer_opts){ .batch = 1,
+                              .seq = T,
+                              .accumulate = accumulate,
+                              .leaves = leaves,
+                              .ranks = ranks,
+                              .steps = 4,
+                              .precision = { .low = LM_DTYPE_F32 },
+                              .documents = true,
+                              .dropout = true,
+                              .groups = optimizer(optim),
+                              .schedule = { .kind = LM_SCHED_CONSTANT, .lr = 1e-2 },
+                              .clip_norm = 1,
+                              .eval_every = 2,
+                              .log_every = 1 };
+}
+
+/* What remains of a run: weights and states one behind another, and losses. */
+typedef struct {
+    lm_train_result r;
+    char *data;
+    size_t bytes;
+} outcome;
+
+static void keep(outcome *x, const lm_store *s, lm_kept role)
+{
+    lm_err e = { 0 };
+    const lm_store_block *k;
+    for (int i = 0; (k = lm_store_find(s, role, i)); i++) {
+        ok(lm_realloc_n(&x->data, x->bytes + k->bytes, 1, "test", &e), &e);
+        memcpy(x->data + x->bytes, k->data, k->bytes);
+        x->bytes += k->bytes;
+    }
+}
+
+static lm_code try_train(const lm_trainer_opts *o, tiny_model *m, outcome *x, lm_err *e)
+{
+    const lm_trainer_io io = {
+        .config = &m->config, .weights = m->source, .train = tokens, .val = tokens
+    };
+    lm_trainer *t = NULL;
+    *x = (outcome){ 0 };
+    if (!lm_trainer_train(o, &io, backend, NULL, NULL, &t, &x->r, e)) {
+        keep(x, t->s.store, LM_KEPT_PARAM);
+        keep(x, t->s.store, LM_KEPT_OPT);
+    }
+    lm_trainer_free(t);
+    return e->code;
+}
+
+static outcome train(const lm_trainer_opts *o, tiny_model *m)
+{
+    lm_err e = { 0 };
+    outcome x;
+    ok(try_train(o, m, &x, &e), &e);
+    return x;
+}
+
+static void check_same(const outcome *a, const outcome *b)
+{
+    assert_int_equal(a->bytes, b->bytes);
+    assert_memory_equal(a->data, b->data, a->bytes);
+    assert_memory_equal(&a->r.loss, &b->r.loss, sizeof a->r.loss);
+    assert_memory_equal(&a->r.val_loss, &b->r.val_loss, sizeof a->r.val_loss);
+    assert_int_equal(a->r.tokens, b->r.tokens);
+    assert_true(a->r.flops == b->r.flops);
+}
+
+/* Runs of the numbers of ranks (0 at the end) have the bits of one. */
+static void check_ranks(tiny_model *m, const char *optim, int64_t accumulate, int64_t leaves,
+                        const int *ranks)
+{
+    lm_trainer_opts o = options(optim, accumulate, leaves, 1);
+    outcome one = train(&o, m);
+    assert_true(isfinite(one.r.loss) && isfinite(one.r.val_loss));
+    for (; *ranks; ranks++) {
+        o.ranks = *ranks;
+        outcome many = train(&o, m);
+        check_same(&one, &many);
+        lm_free(many.data);
+    }
+    lm_free(one.data);
+}
+
+static void ranks_do_not_change_bits(void **state)
+{
+    static const char *const optims[] = { "adamw",     "sgd",
+                                          "lion",      "muon;embed|norm=adamw",
+                                          "adafactor", "adamw8bit:min-8bit-size=1" };
+    (void)state;
+    for (size_t i = 0; i < sizeof optims / sizeof *optims; i++)
+        check_ranks(&tiny[LLAMA], optims[i], 4, 4, (int[]){ 2, 4, 0 });
+    check_ranks(&tiny[DROPOUT], "adamw", 8, 4, (int[]){ 2, 4, 0 });
+    check_ranks(&tiny[MIXTURE], "adamw", 4, 4, (int[]){ 2, 4, 0 });
+}
+
+static void leaves_of_any_number(void **state)
+{
+    (void)state;
+    check_ranks(&tiny[LLAMA], "adamw", 6, 6, (int[]){ 3, 6, 0 });
+    check_ranks(&tiny[LLAMA], "adamw", 5, 5, (int[]){ 5, 0 });
+    check_ranks(&tiny[LLAMA], "adamw", 8, 8, (int[]){ 1, 2, 4, 8, 0 });
+    check_ranks(&tiny[LLAMA], "adamw", 6, 2, (int[]){ 2, 0 }); /* three micro-batches a leaf */
+}
+
+/* The order of sums follows from the leaves: otherwise this test could see nothing. */
+static void leaves_change_bits(void **state)
+{
+    lm_trainer_opts o = options("sgd", 8, 1, 1);
+    outcome a = train(&o, &tiny[LLAMA]);
+    o.leaves = 4;
+    outcome b = train(&o, &tiny[LLAMA]);
+    (void)state;
+    assert_int_equal(a.bytes, b.bytes);
+    assert_memory_not_equal(a.data, b.data, a.bytes);
+    assert_true(fabs(a.r.loss - b.r.loss) < 1e-5);
+    lm_free(a.data);
+    lm_free(b.data);
+}
+
+/* ---- refusals and failures ---- */
+
+static void what_does_not_fit_is_refused(void **state)
+{
+    lm_err e = { 0 };
+    lm_trainer_opts o = options("adamw", 6, 6, 2);
+    outcome x;
+    (void)state;
+    assert_int_equal(try_train(&o, &tiny[LLAMA], &x, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "2 do not fit steps of 6 micro-batches in 6 leaves"));
+}
+
+/* All ranks meet the number that is not finite; one of them says so. */
+static void a_failure_is_reported_once(void **state)
+{
+    lm_err e = { 0 };
+    lm_trainer_opts o = options("sgd", 4, 4, 4);
+    outcome x;
+    (void)state;
+    o.schedule.lr = 1e38;
+    o.clip_norm = 0;
+    o.steps = 30;
+    assert_int_equal(try_train(&o, &tiny[LLAMA], &x, &e), LM_ENUMERIC);
+    assert_int_equal(strncmp(e.where, "rank 0 of 4: step ", 18), 0);
+}
+
+static lm_code fail_ready(void *ctx, lm_err *e)
+{
+    (void)ctx;
+    return lm_fail(e, LM_EIO, "here", NULL, "cannot begin");
+}
+
+static void a_rank_that_cannot_begin_ends_the_others(void **state)
+{
+    lm_err e = { 0 };
+    lm_trainer_opts o = options("adamw", 4, 4, 4);
+    const lm_trainer_io io = {
+        .config = &tiny[LLAMA].config, .weights = tiny[LLAMA].source, .train = tokens, .val = tokens
+    };
+    lm_trainer *t = NULL;
+    lm_train_result r;
+    (void)state;
+    assert_int_equal(lm_trainer_train(&o, &io, backend, fail_ready, NULL, &t, &r, &e), LM_EIO);
+    assert_string_equal(e.where, "rank 0 of 4: here");
+    lm_trainer_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(leaves_are_added_as_ranks),
+        cmocka_unit_test(which_ranks_fit),
+        cmocka_unit_test(ranks_do_not_change_bits),
+        cmocka_unit_test(leaves_of_any_number),
+        cmocka_unit_test(leaves_change_bits),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(a_failure_is_reported_once),
+        cmocka_unit_test(a_rank_that_cannot_begin_ends_the_others),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
