@@ -243,6 +243,9 @@ FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_BIN := $(patsubst tests/fuzz/%.c,$B/fuzz/%,$(FUZZ_SRC))
 FUZZ_SECONDS ?= 5
 INJECT   := $B/tests/inject/inject.so
+# The tests in tests/interop build these programs themselves, where their other side is installed; all but the one that
+# needs another project's headers are linked here too, so that what they call cannot change unseen.
+DRIVERS  := $(patsubst %.c,$B/%,$(filter-out %/gguf_peer.c,$(sort $(wildcard tests/interop/*.c))))
 
 # As many jobs as cores, unless the caller chose.
 JOBS = $(if $(findstring -j,$(MAKEFLAGS))$(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -256,7 +259,7 @@ check: deps ## install what is missing, build, run every test that this machine 
 
 BENCH_CUDA := $B/bench/bench_cuda $B/bench/bench_cuda_decode $B/bench/bench_cuda_predict
 .PHONY: tests
-tests: $(TEST_BIN) $(INJECT) $(EMU_MODULE) $(BENCH_CUDA) $(if $(MPI_LIBS),$(MPI_MODULE))
+tests: $(TEST_BIN) $(DRIVERS) $(INJECT) $(EMU_MODULE) $(BENCH_CUDA) $(if $(MPI_LIBS),$(MPI_MODULE))
 
 check-unit: tests ## unit tests only; T=NAME runs tests/unit/test_NAME*.c
 	tests/run -b $B $(if $T,-t $T) unit
@@ -304,6 +307,10 @@ EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c cublaslt_
 $B/tests/unit/test_emu: $(EMU_OWN)
 $B/tests/unit/test_emu: private DEFS += -Itests/emu
 $B/tests/unit/test_emu: private LIBS += $(EMU_OWN) -lstdc++
+
+$(DRIVERS): $B/%: %.c $B/libcore.a $B/.flags
+	mkdir -p $(@D)
+	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $B/libcore.a $(LDFLAGS) $(LIBS) -larchive
 
 $(INJECT): tests/inject/inject.c $B/.flags
 	mkdir -p $(@D)
@@ -486,6 +493,6 @@ clean: ## remove the build folder
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
 -include $(CUDA_OBJ:=.d) $(EMU_OBJ:=.d) $(MPI_OBJ:=.d)
--include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d) $(FUZZ_TUNE:.o=.d)
+-include $(TEST_BIN:=.d) $(DRIVERS:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d) $(FUZZ_TUNE:.o=.d)
 
 endif

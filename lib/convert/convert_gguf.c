@@ -626,7 +626,7 @@ static lm_code take_note(const lm_gguf *g, const char *key, char **out, lm_err *
     return rc;
 }
 
-/* A config that says that a T5's head is tied, whatever it is (lm_config_tie_head). */
+/* A config that says that a T5's head is tied, whatever it is (lm_config_see). */
 static void tie_head(lm_import *m, const lm_gguf *g)
 {
     char head[LM_TENSOR_NAME];

@@ -12,6 +12,7 @@
  * train: also F32 `adamw` (lr, beta1, beta2, eps, weight_decay).  Modules that predict tokens further on train with
  * the weight 0.3, and the loss holds theirs. */
 #include "kernels/optim.h"
+#include "model/arch.h"
 #include "tests/unit/model_run.h"
 #include "text/tokenizer_source.h"
 #include "train/feed.h"
@@ -299,7 +300,7 @@ int main(int argc, char **argv)
         return 2;
     must(lm_model_source_open(argv[2], NULL, &src, &e), &e);
     must(lm_config_read(lm_model_source_config(src), "config.json", &c, &e), &e);
-    lm_config_tie_head(&c, src);
+    lm_config_see(&c, src);
     if (!strcmp(argv[1], "copy")) {
         copy_model(&c, src, argv[3]);
         return 0;
