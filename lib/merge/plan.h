@@ -37,6 +37,7 @@ typedef struct {
     lm_st *fisher, *gram;      /* NULL: none */
     lm_tokenizer *tok;         /* NULL: missing, or not needed */
     int64_t layers;            /* num_hidden_layers; 0: unknown */
+    lm_config *config;         /* NULL: none, or of an unknown architecture */
     char head[LM_TENSOR_NAME]; /* name of its head, stored or not */
     /* of its tensors (lm_plan_digest_kind), mixed with that of its side data; 0: not computed */
     uint64_t digest;

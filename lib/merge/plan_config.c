@@ -145,21 +145,18 @@ static lm_code fix_module(const lm_merge_plan *p, const lm_merge_module *mod, js
 /* Slices are of the layers of the model: modules that predict tokens further on are left out. */
 static lm_code drop_ahead(const lm_merge_model *from, json_t *c, lm_sink *sink, lm_err *e)
 {
-    lm_config config;
-    lm_err unknown = { 0 };
     const char *first = NULL;
-    if (lm_config_read(c, "", &config, &unknown))
+    if (!from->config)
         return LM_OK;
     for (size_t i = 0; !first && i < lm_model_source_count(from->source); i++) {
         const char *name = lm_model_source_at(from->source, i)->name;
-        first = lm_ahead_layer(&config, name) >= 0 ? name : NULL;
+        first = lm_config_is_ahead(from->config, name) ? name : NULL;
     }
     if (first)
         lm_log(
             sink, LM_LOG_WARN,
             "%s: '%s' and others: left out: modules that predict tokens further on are in no slice",
             from->name, first);
-    lm_config_fini(&config);
     return lm_config_drop_ahead(c, e);
 }
 

@@ -134,6 +134,12 @@ static bool lacks_head(const lm_merge_model *m)
 
 /* ---- Tensors of a slice ---- */
 
+/* True if the tensor is of a module that predicts tokens further on: its layers are no layers of the model. */
+static bool is_ahead(const lm_merge_model *m, const char *name)
+{
+    return m->config && lm_config_is_ahead(m->config, name);
+}
+
 /* A tensor of the module that another model has and the first lacks; `from` -1: of any layer. */
 static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, int first,
                             int other, int64_t from, int64_t to, int64_t first_from, lm_err *e)
@@ -149,6 +155,7 @@ static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, 
         lm_code rc;
 
         if (!is_in_module(p->recipe, mod, name) || lm_arch_is_buffer(NULL, name) ||
+            (from >= 0 && is_ahead(b, name)) ||
             (lm_name_is_head(name) && lacks_head(a))) /* handled by add_head */
             continue;
         if (layer < 0 || from < 0) {
@@ -200,7 +207,7 @@ static lm_code outside(lm_merge_plan *p, const lm_merge_slice *s, bool last, siz
         lm_plan_want w = { .slice = s, .out = name, .layer = -1 };
 
         if (lm_name_layer(name, &begin, &end) < 0 && lm_name_is_last(name) == last &&
-            is_in_module(p->recipe, module_of(p, s), name))
+            !is_ahead(m, name) && is_in_module(p->recipe, module_of(p, s), name))
             rc = lm_plan_add(p, &w, cap, e);
     }
     return rc;
@@ -219,7 +226,7 @@ static lm_code layer(lm_merge_plan *p, const lm_merge_slice *s, int64_t o, int64
         size_t begin, end;
         char *prefix = NULL;
 
-        if (lm_name_layer(name, &begin, &end) != s->source[0].from + o ||
+        if (lm_name_layer(name, &begin, &end) != s->source[0].from + o || is_ahead(m, name) ||
             !is_in_module(p->recipe, module_of(p, s), name))
             continue;
         rc = lm_arena_strdup(p->arena, &prefix, name, begin, e);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/mem.h"
 #include "convert/verify.h"
 #include "format/fp8_source.h"
 #include "format/safetensors_table.h"
@@ -176,6 +177,23 @@ static lm_code count_layers(lm_merge_model *m, lm_err *e)
     return rc;
 }
 
+/* What tells tensors of modules that predict tokens further on from those of the layers. */
+static lm_code read_config(lm_merge_model *m, lm_err *e)
+{
+    const json_t *c = lm_model_source_config(m->source);
+    lm_err unknown = { 0 };
+
+    if (!c || !lm_arch_of(c))
+        return LM_OK;
+    if (lm_alloc_n(&m->config, 1, sizeof *m->config, "a config", e))
+        return e->code;
+    if (lm_config_read(c, m->name, m->config, &unknown)) {
+        lm_free(m->config);
+        m->config = NULL;
+    }
+    return LM_OK;
+}
+
 /* ---- Comparing ---- */
 
 static const char *text_of(const json_t *c, const char *key)
@@ -296,6 +314,8 @@ lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
         rc = open_input(p, i, o, e);
         if (!rc)
             rc = count_layers(&p->model[i], e);
+        if (!rc && r->sliced)
+            rc = read_config(&p->model[i], e);
         if (!rc && !o->no_digest)
             rc = lm_plan_digest(p, i, o, e);
     }
@@ -312,6 +332,9 @@ void lm_plan_close(lm_merge_plan *p)
             shared = shared || p->model[k].source == m->source;
         if (!shared)
             lm_model_source_close(m->source);
+        if (m->config)
+            lm_config_fini(m->config);
+        lm_free(m->config);
         lm_lora_close(m->lora);
         lm_st_close(m->fisher);
         lm_st_close(m->gram);

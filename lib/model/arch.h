@@ -291,6 +291,8 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
 /* The layer in the name of a tensor of a module that predicts tokens further on; -1: it is none of c's. */
 int64_t lm_ahead_layer(const lm_config *c, const char *name);
+/* The same where the config may have no such modules, or one that is not read: Qwen3.5's, or Qwen3-Next's without a key. */
+bool lm_config_is_ahead(const lm_config *c, const char *name);
 /* Set a config's number of these modules to 0, where it has one: its tensors are left out.  Fails: LM_ELIMIT. */
 lm_code lm_config_drop_ahead(json_t *config, lm_err *e);
 /* True if `name` is the matrix of a router's noise, if the config asks for it or not; and set the config to ask for none.

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "model/arch.h"
+#include "model/arch_qwen3_next.h"
 
 const lm_arch *lm_arch_of(const json_t *config)
 {
@@ -148,6 +149,12 @@ int64_t lm_ahead_layer(const lm_config *c, const char *name)
         return -1;
     const int64_t layer = strtoll(name + n, &end, 10);
     return *end == '.' && layer >= c->layers && layer < lm_config_depth(c) ? layer : -1;
+}
+
+bool lm_config_is_ahead(const lm_config *c, const char *name)
+{
+    return lm_ahead_layer(c, name) >= 0 || (c->arch->passed_over == lm_mtp_passed_over &&
+                                            !strncmp(name, *lm_mtp_passed_over, strlen("mtp.")));
 }
 
 bool lm_arch_is_noise(const lm_arch *a, const char *name)
