@@ -48,7 +48,8 @@ lm_code lm_b_make_ahead(lm_model *m, lm_err *e)
     const bool train = m->build.mode == LM_MODE_TRAIN;
     const int64_t n = m->build.batch * m->build.seq;
     const lm_tensor scale = lm_shape1(lm_wide(m->build.precision.low), n);
-    const lm_tensor states = lm_shape2(m->build.precision.low, n, m->config.width);
+    /* As all inputs of operators it gets its type with them, low. */
+    const lm_tensor states = lm_shape2(LM_DTYPE_F32, n, m->config.width);
     if (m->build.ahead == LM_AHEAD_DRAFTS)
         return lm_graph_value(m->graph, LM_ROLE_INPUT, states, "prior states", &m->prior, e);
     if (m->build.ahead != LM_AHEAD_RUNS)
