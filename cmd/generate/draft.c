@@ -12,6 +12,7 @@ void generate_check_draft(void)
         { opt.serve.batch, "--serve-batch" },
         { opt.chat.talk, "--chat" },
         { opt.kv, "--kv" },
+        { opt.states, "--states" },
         { opt.cache.save, "--save-cache" },
         { opt.cache.load, "--load-cache" },
         { opt.adapter.n, "--adapter" },

@@ -40,6 +40,9 @@ static lm_code check(const lm_generator *g, const lm_config *c, int64_t n, lm_er
     if (g->kv)
         return lm_fail(e, LM_EUSAGE, "drafts", "leave one of them out",
                        "caches are coded, which rejected tokens would change");
+    if (g->state_codes) /* a step codes them once, behind all its rows */
+        return lm_fail(e, LM_EUSAGE, "drafts", "leave one of them out",
+                       "states are coded, once a token without drafts and once a step with them");
     return n < 1 || n >= g->context
                ? lm_fail(e, LM_EUSAGE, "drafts", "draft fewer",
                          "%" PRId64 " tokens a step in a context of %" PRId64, n, g->context)

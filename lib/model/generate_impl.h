@@ -19,8 +19,8 @@ typedef struct {
     lm_exec *x;
     lm_mirror inputs;
     int32_t *tokens, *pos, *used, *fresh, *rows;
-    int32_t
-        *ahead[LM_MOST_AHEAD]; /* the tokens k + 1 places behind those, with drafts by modules */
+    /* the tokens k + 1 places behind those, with drafts by modules */
+    int32_t *ahead[LM_MOST_AHEAD];
     int n_ahead;
     keep_inputs keep; /* of decoding with a policy */
 } row_graph;
@@ -60,23 +60,23 @@ typedef struct {
     int64_t pieces, heads;
     int64_t page;     /* pages: positions of one.  0: otherwise */
     double row_bytes; /* of a head's row */
-    bool
-        fixed; /* a state of all tokens, or a tail of a convolution: a step cannot be taken back by its rows */
+    /* a state of all tokens, or a tail of a convolution: a step cannot be taken back by its rows */
+    bool fixed;
 } slot_cache;
 
 /* Steps with drafts (generate_draft.c). */
 typedef struct {
     int64_t n;       /* tokens that are drafted at most */
     int64_t modules; /* that draft one behind the other, at most n */
-    row_graph draft[LM_MOST_AHEAD]
-                   [MOST_WIDTHS]; /* of module k on k + 1 rows; as lm_generator.decode */
+    /* of module k on k + 1 rows; as lm_generator.decode */
+    row_graph draft[LM_MOST_AHEAD][MOST_WIDTHS];
     row_graph again[MOST_WIDTHS]; /* of the last of several modules on one row, if n is larger */
     /* In memory of the backend: of each slot the states that module k reads, act [B,k+1,C], and what it reads in further rows
      * [B,C] */
     char *prior[LM_MOST_AHEAD], *own;
     size_t row_bytes; /* of a state */
-    char *
-        saved; /* of models with states of all tokens: those of all slots before the model ran; NULL */
+    /* of models with states of all tokens: those of all slots before the model ran; NULL */
+    char *saved;
     float *q; /* host [N,B,V]: logits of the drafts */
     float *p; /* host [B,N+1,V]: those of the model; NULL: where the graph has them */
     int32_t *ids, *count, *fresh; /* [B,N+1], [B], [B] */

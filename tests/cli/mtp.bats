@@ -169,7 +169,7 @@ last() { # METRICS KEY
 @test "mtp: drafts give the texts of the model, and accepted ones save steps" {
     small m
     train -q m data -o r --steps 60 --batch-size 4 --seq-len 32 --lr 5e-3
-    ask=(-p "the river" -p "the old bridge" -p "water" -p "stones lay in the")
+    ask=(-p "the river" -p "the old bridge" -p "water" -p "stones lay in the" --dtype f32)
     generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos > plain
     for n in 1 2 5; do
         generate r "${ask[@]}" -n 21 --temperature 0 --ignore-eos --draft mtp --draft-tokens $n > drafted 2> said
@@ -177,6 +177,9 @@ last() { # METRICS KEY
         grep -qE 'drafts: [0-9]+ of [0-9]+ tokens accepted \([0-9.]+ %\), [0-9.]+ tokens a step' said
         awk -v x="$(sed -E -n 's/.* ([0-9.]+) tokens a step/\1/p' said)" 'BEGIN { exit !(x > 1.5) }'
     done
+    # In the numbers that matrix units take, which are not chosen everywhere; sums of other rows may differ in them.
+    generate r "${ask[@]}" --dtype bf16 -n 21 --temperature 0 --ignore-eos --draft mtp > /dev/null 2> said
+    awk -v x="$(sed -E -n 's/.* ([0-9.]+) tokens a step/\1/p' said)" 'BEGIN { exit !(x > 1.5) }'
     # Of several modules, as many as there are drafts, or all of them.
     small m3 num_nextn_predict_layers=3
     train -q m3 data -o r3 --steps 60 --batch-size 4 --seq-len 32 --lr 5e-3
@@ -186,10 +189,10 @@ last() { # METRICS KEY
     done
     # One at a time, and the end of a context.
     generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos -b 1 --draft mtp | cmp plain -
-    generate -q r -p "the river" --context 9 -n 30 --temperature 0 --ignore-eos > short
-    generate -q r -p "the river" --context 9 -n 30 --temperature 0 --ignore-eos --draft mtp --draft-tokens 4 | cmp short -
+    generate -q r -p "the river" --dtype f32 --context 9 -n 30 --temperature 0 --ignore-eos > short
+    generate -q r -p "the river" --dtype f32 --context 9 -n 30 --temperature 0 --ignore-eos --draft mtp --draft-tokens 4 | cmp short -
     # Sampling: the same again by the same seed; log-probabilities are the model's own.
-    how=(-n 12 --temperature 0.8 --top-p 0.9 --top-k 30 --repetition-penalty 1.1 --json --logprobs --n 3)
+    how=(--dtype f32 -n 12 --temperature 0.8 --top-p 0.9 --top-k 30 --repetition-penalty 1.1 --json --logprobs --n 3)
     generate -q r -p "the river" "${how[@]}" --draft mtp --draft-tokens 3 > one
     generate -q r -p "the river" "${how[@]}" --draft mtp --draft-tokens 3 -b 2 > two
     cut -d'"' -f1-20 one | cmp - <(cut -d'"' -f1-20 two)
@@ -198,7 +201,7 @@ last() { # METRICS KEY
     generate -q r -p "the river" -n 30 --temperature 0 --stop bridge --json --draft mtp --draft-tokens 8 > stopped
     awk -v t="$(jq .tokens stopped)" -v a="$(jq .accepted_tokens stopped)" -v d="$(jq .drafted_tokens stopped)" \
         'BEGIN { exit !(a > 0 && a < t && a <= d) }'
-    logs() { generate -q r -p "the river" -n 12 --temperature 0 --json --logprobs "$@" | sed -E 's/.*"logprobs":\[(.*)\].*/\1/' | tr , '\n'; }
+    logs() { generate -q r -p "the river" --dtype f32 -n 12 --temperature 0 --json --logprobs "$@" | sed -E 's/.*"logprobs":\[(.*)\].*/\1/' | tr , '\n'; }
     paste <(logs) <(logs --draft mtp --draft-tokens 2) | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 } END { exit NR != 12 }'
     # The file of a folder without modules, and what else cannot be.
     small alone num_nextn_predict_layers=0
@@ -208,7 +211,7 @@ last() { # METRICS KEY
     cp alone/model.safetensors none
     run -1 generate none -p x --draft mtp
     [[ $output == *'tensor "model.layers.2.'*'" is missing' ]]
-    for more in "--serve-batch 2" "--kv int8" "--chat" "--save-cache c"; do
+    for more in "--serve-batch 2" "--kv int8" "--states int8" "--chat" "--save-cache c"; do
         run -2 generate r -p x --draft mtp $more
         [[ $output == *"--draft: cannot be combined with ${more%% *}: leave one of them out" ]]
     done
@@ -237,7 +240,7 @@ last() { # METRICS KEY
     train -q m data -o r4 --steps 4 "${args[@]}"
     train -q --resume r4 --steps 8
     inspect-model --check r8 r4 > /dev/null
-    ask=(-p "the river" -p "the old bridge" -p "water" -p "stones lay in the")
+    ask=(-p "the river" -p "the old bridge" -p "water" -p "stones lay in the" --dtype f32)
     generate -q r "${ask[@]}" -n 21 --temperature 0 --ignore-eos > plain
     # Published folders have the tensors without the key.
     convert-model -q r -o bare
@@ -257,6 +260,18 @@ last() { # METRICS KEY
     grep -q mtp_loss on.jsonl
     run convert-model bare -o m.gguf
     [[ "$status" -eq 0 && "$output" == *"'mtp."*"left out: modules that predict tokens further on are not written to GGUF"* ]]
+    # Slices are of the layers of the model, whose first one is not the module's, with the key and without.
+    for left in r bare; do
+        printf 'merge_method: passthrough\nslices:\n  - sources: [{model: %s, layer_range: [0, 2]}]\n  - sources: [{model: %s, layer_range: [0, 2]}]\n' \
+            $left $left > slices.yaml
+        run merge-models --config slices.yaml -f -o sliced
+        [[ "$status" -eq 0 && "$output" == *"'mtp."*"left out: modules that predict tokens further on are in no slice"* ]]
+        inspect-model --verify sliced > /dev/null
+        run ! grep -q '"name":"mtp' <(inspect-model --json sliced)
+        run ! grep -q '"num_nextn_predict_layers": [1-9]' sliced/config.json
+        run -2 generate sliced -p x --draft mtp
+        [[ "$output" == *"the model has no modules that predict tokens further on"* ]]
+    done
     # Said to have none, it is passed over.
     jq '.num_nextn_predict_layers = 0' m/config.json > bare/config.json
     run -2 generate bare -p x --draft mtp

@@ -16,6 +16,7 @@
 #include "graph/op.h"
 #include "kernels/sample.h"
 #include "loaded_case.h"
+#include "model/cache_plan.h"
 #include "model/generate_impl.h"
 #include "model_run.h"
 
@@ -411,6 +412,17 @@ static void what_cannot_draft_is_refused(void **state)
     o.draft = S;
     assert_int_equal(lm_generator_new(&w, &o, backend, &g, &err), LM_EUSAGE);
     err = (lm_err){ 0 };
+    lm_loaded_fini(&w);
+    /* A step of several rows codes a state once, which is not the model that codes it behind each token. */
+    lm_cache_plan codes = { 0 };
+    open_model(states, &w);
+    assert_int_equal(lm_cache_states_open("int8", &w.config, &codes, &err), LM_OK);
+    o.draft = 2;
+    o.state_codes = codes.plan;
+    assert_int_equal(lm_generator_new(&w, &o, backend, &g, &err), LM_EUSAGE);
+    assert_non_null(strstr(err.what, "states are coded"));
+    err = (lm_err){ 0 };
+    lm_cache_plan_fini(&codes);
     lm_loaded_fini(&w);
 }
 
