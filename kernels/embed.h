@@ -7,7 +7,7 @@
  *               in place of its row; wte may be in codes (numeric/code_rows.h), or in panels (kernels/panels.h)
  * embed_dw  in  dx [N,C] act, tok [N] I32, pos [N] I32 (optional)
  *           out dwte [V,C] F32 (acc) = scale times the sums of its rows, dwpe [P,C] F32 (optional,
- *           acc).  Rows of one token are summed in row order (tokens are sorted first), so the bits
+ *           acc), without the rows of ids V.  Rows of one token are summed in row order (tokens are sorted first), so the bits
  *           do not depend on threads.  On a device the order is fixed only if its stream is deterministic.
  *
  * Other ids are within the tables: they were checked when the data were read. */

@@ -22,7 +22,8 @@
  * w may be in codes (numeric/code_rows.h) where dw is not wanted; results are those of their numbers, to the bit.
  * chunk_rows 0: the kernel chooses.  Scratch never holds more than max(512, ceil(N/4)) rows of
  * logits, and beside them w packed for dx when that is no larger.  Columns >= vocab (padding) do
- * not exist for the softmax and get no gradient.
+ * not exist for the softmax and get no gradient.  A target of `vocab` or more is a word of another part of the vocabulary: the
+ * row counts, its logit is 0, and no column is that of the target.
  *
  * Tolerance: loss relative 1e-6 (F32), 4e-3 (BF16); gradients relative L2 2e-6, 1e-2. */
 #ifndef LM_KERNELS_HEAD_H

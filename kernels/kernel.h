@@ -38,6 +38,8 @@ typedef struct {
     int64_t step;  /* optimiser step, from 0 */
     int64_t micro; /* micro-batch of the step, from 0, counted over all processes */
     bool more;     /* add to gradients and sums: not this process's first micro-batch */
+    /* The other ranks along each axis of the mesh, by lm_axis (kernels/comm.h); NULL: there are none. */
+    struct lm_links *const *links;
 } lm_step;
 
 /* An order of execution on a device, and the parameters of its kernels (kernels/cuda/stream.h). */

@@ -60,7 +60,7 @@ static void scatter(const lm_call *c, const lm_tensor *dx, const lm_tensor *ids,
         int64_t id = (int64_t)get(ids, n), before = 0;
         while (before < n && (int64_t)get(ids, before) != id)
             before++;
-        if (before < n)
+        if (before < n || id >= dw->dim[0])
             continue;
         for (int64_t i = 0; i < n_cols; i++) {
             double sum = 0;

@@ -144,17 +144,19 @@ LM_INLINE void scatter_ids(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 }
 VF_TYPED(scatter_ids)
 
-/* start[0..n_ids], order[0..n_rows): a stable counting sort of the rows by id. */
+/* start[0..n_ids], order[0..n_rows): a stable counting sort of the rows by id, without those behind the table. */
 static void sort_rows(const int32_t *ids, int64_t n_rows, int64_t n_ids, int32_t *start,
                       int32_t *order)
 {
     memset(start, 0, (size_t)(n_ids + 1) * sizeof(int32_t));
     for (int64_t r = 0; r < n_rows; r++)
-        start[ids[r] + 1]++;
+        if (ids[r] < n_ids)
+            start[ids[r] + 1]++;
     for (int64_t k = 0; k < n_ids; k++)
         start[k + 1] += start[k];
     for (int64_t r = 0; r < n_rows; r++) /* start[k] runs ahead to the end of its group ... */
-        order[start[ids[r]]++] = (int32_t)r;
+        if (ids[r] < n_ids)
+            order[start[ids[r]]++] = (int32_t)r;
     for (int64_t k = n_ids; k > 0; k--) /* ... which is where the next group began */
         start[k] = start[k - 1];
     start[0] = 0;

@@ -81,9 +81,10 @@ static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab
         top = isnan(z[v]) || z[v] > top ? z[v] : top;
     for (int64_t v = 0; v < vocab; v++)
         sum += exp(z[v] - top);
-    put(h->loss, n, target < 0 ? 0 : top + log(sum) - z[target]);
+    double picked = target >= 0 && target < vocab ? z[target] : 0;
+    put(h->loss, n, target < 0 ? 0 : top + log(sum) - picked);
     put(h->lse, n, target < 0 ? 0 : top + log(sum));
-    put(h->logit, n, target < 0 ? 0 : z[target]);
+    put(h->logit, n, picked);
     put(h->entropy, n, target < 0 ? 0 : entropy_of(z, vocab, top, sum));
     put(h->collision, n, target < 0 ? 0 : collision_of(z, vocab, top, sum));
     for (int64_t v = 0; v < vocab; v++) {

@@ -206,12 +206,25 @@ static float entropy_slope(const softmax_job *j, int64_t at, float d)
     return j->dentropy && d > -64 ? -j->dentropy[at] * expf(d) * (d + j->entropy_in[at]) : 0;
 }
 
+/* The logit of the target, 0 where another part of the vocabulary has it. */
+static inline float pick(const softmax_job *j, const float *z, int64_t target)
+{
+    return target < j->vocab ? z[target] : 0;
+}
+
+LM_INLINE void put_target(lm_dtype t, const softmax_job *j, float *z, int64_t target, float x)
+{
+    if (target < j->vocab)
+        lm_set(t, z, target, x);
+}
+
 /* The gradient of a row whose sum is known: as below, except for the roundings. */
 LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, float *z, int64_t at)
 {
     float lse = j->lse_in[at], scale = j->scale[at];
     int64_t target = j->target[at];
-    float at_target = scale * expm1f(z[target] - lse) + entropy_slope(j, at, z[target] - lse);
+    float picked = pick(j, z, target);
+    float at_target = scale * expm1f(picked - lse) + entropy_slope(j, at, picked - lse);
     vf s = vf_set(scale), m = vf_set(lse);
     if (j->dentropy) {
         vf by = vf_set(j->dentropy[at]), all = vf_set(j->entropy_in[at]), least = vf_set(-64);
@@ -219,14 +232,14 @@ LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, float *z, int64_t 
             vf d = vf_get_any(LM_DTYPE_F32, z, i, n) - m;
             vf_put_any(t, z, i, exp_below(d) * (s - by * (vf_max(least, d) + all)), n);
         });
-        lm_set(t, z, target, at_target);
+        put_target(t, j, z, target, at_target);
         return;
     }
     VF_FOR(i, n, j->vocab, {
         vf d = vf_get_any(LM_DTYPE_F32, z, i, n) - m;
         vf_put_any(t, z, i, exp_below(d) * s, n);
     });
-    lm_set(t, z, target, at_target);
+    put_target(t, j, z, target, at_target);
 }
 
 /* The row's logits capped in place; returns the largest. */
@@ -246,7 +259,7 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, float *z, int64_t at
 {
     float top = cap_row(z, j->vocab, j->cap), over = 1 / j->cap;
     int64_t target = j->target[at];
-    float picked = z[target], at_target = 0, factor = 1, by = 0, entropy = 0, more = 0;
+    float picked = pick(j, z, target), at_target = 0, factor = 1, by = 0, entropy = 0, more = 0;
     if (j->lse_in) {
         top = j->lse_in[at];
         at_target = expm1f(picked - top);
@@ -285,7 +298,7 @@ LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, float *z, int64_t at
                              vf_put_any(t, z, i, exp_below(d) * (s - c * vf_max(least, d)) * slope,
                                         n);
     });
-    lm_set(t, z, target, at_target);
+    put_target(t, j, z, target, at_target);
 }
 
 /* Logits of a row -> its numbers, and scale (softmax - onehot) in place as `t`. */
@@ -307,7 +320,7 @@ LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
         gradient_row(t, j, z, at);
         return;
     }
-    float top, picked = z[target], sum = exp_row(z, j->vocab, &top);
+    float top, picked = pick(j, z, target), sum = exp_row(z, j->vocab, &top);
     double lse = (double)top + log((double)sum);
     put_number(j->loss, at, lse - (double)picked);
     put_number(j->lse, at, lse);
@@ -319,13 +332,13 @@ LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
     if (!j->grad)
         return;
     /* onehot inside the float: e/sum - 1, so that a confident row keeps its small gradient */
-    float at_target = j->scale[at] * ((z[target] - sum) / sum);
+    float at_target = j->scale[at] * ((pick(j, z, target) - sum) / sum);
     vf factor = vf_set(j->scale[at] / sum);
     VF_FOR(i, n, j->vocab, { /* in place: BF16 element i is never ahead of float i */
                              vf e = vf_get_any(LM_DTYPE_F32, z, i, n);
                              vf_put_any(t, z, i, e * factor, n);
     });
-    lm_set(t, z, target, at_target);
+    put_target(t, j, z, target, at_target);
 }
 
 LM_INLINE void softmax_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)

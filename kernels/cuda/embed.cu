@@ -256,7 +256,7 @@ static sorter sorter_at(void *work, int64_t rows)
     return s;
 }
 
-/* Rows in the order of their ids (rows of one id as they were); s->start says where each begins. */
+/* Rows in the order of their ids, from 0 to `ids` (rows of one id as they were); s->start says where each begins. */
 static const uint32_t *sort_rows(const sorter *s, int64_t rows, int64_t ids, const int32_t *id,
                                  const lm_stream *stream)
 {
@@ -264,7 +264,7 @@ static const uint32_t *sort_rows(const sorter *s, int64_t rows, int64_t ids, con
     unsigned grid = grid_for(tiles, 1, stream);
     const uint32_t *key = (const uint32_t *)id, *row = nullptr;
     int to = 0;
-    for (int shift = 0; shift == 0 || (shift < 32 && (ids - 1) >> shift); shift += 8) {
+    for (int shift = 0; shift == 0 || (shift < 32 && ids >> shift); shift += 8) {
         LM_LAUNCH(sort_count, grid, SORT_THREADS, 0, stream, rows, tiles, shift, key, s->count);
         LM_LAUNCH(sort_scan, DIGITS / SORT_WARPS, SORT_THREADS, 0, stream, tiles, s->count, s->all);
         LM_LAUNCH(sort_move, grid, SORT_THREADS, 0, stream, rows, tiles, shift, key, row,

@@ -267,7 +267,7 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
                      a.dentropy ? a.dentropy[n] : 0, a.dentropy ? a.entropy_in[n] : 0);
             continue;
         }
-        const float chosen = t < a.vocab ? row[t] : NAN;
+        const float chosen = t < a.vocab ? row[t] : 0;
         top_and_sum(a, row, kept, &top, &sum);
         put_number(a.loss, n, top - chosen + logf(sum));
         put_number(a.lse, n, top + logf(sum));

@@ -266,12 +266,34 @@ static lm_code fit_outputs(binding *b, lm_call *c, unsigned want, lm_dtype act)
     return LM_OK;
 }
 
+static lm_code bind_call(binding *b, lm_call *c, unsigned want)
+{
+    lm_dtype act = lm_op_act(b->op, c);
+    bind_attributes(b, c->attr);
+    return fit_inputs(b, c, act) ? b->e->code : fit_outputs(b, c, want, act);
+}
+
 lm_code lm_op_shape(const lm_op *op, lm_call *c, unsigned want, lm_err *e)
 {
     binding b = { .op = op, .e = e };
-    lm_dtype act = lm_op_act(op, c);
-    bind_attributes(&b, c->attr);
-    if (fit_inputs(&b, c, act) || fit_outputs(&b, c, want, act))
+    if (bind_call(&b, c, want))
         return e->code;
     return op->shape ? op->shape(c, want, e) : LM_OK;
+}
+
+lm_code lm_op_letters(const lm_op *op, const lm_call *c, int64_t size[LM_LETTERS], lm_err *e)
+{
+    binding b = { .op = op, .e = e };
+    lm_tensor out[LM_MAX_OUT];
+    lm_call copy = *c;
+    unsigned want = 0;
+    for (int i = 0; i < c->n_out; i++) {
+        out[i] = c->out[i];
+        want |= (unsigned)!lm_absent(&out[i]) << i;
+    }
+    copy.out = out;
+    if (bind_call(&b, &copy, want))
+        return e->code;
+    memcpy(size, b.size, sizeof b.size);
+    return LM_OK;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/comm.h"
 
 typedef struct {
     lm_call call;
@@ -218,6 +219,17 @@ static lm_code take_times(lm_exec *x, size_t first, size_t last, const bool *due
     return LM_OK;
 }
 
+/* The first failure of an exchange, which kernels cannot report. */
+static lm_code exchange_failure(const lm_step *step, lm_err *e)
+{
+    for (int i = 0; step->links && i < LM_AXES; i++)
+        if (step->links[i] && step->links[i]->failure.code) {
+            *e = step->links[i]->failure;
+            return e->code;
+        }
+    return LM_OK;
+}
+
 lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
                          const lm_step *step, lm_err *e)
 {
@@ -237,8 +249,8 @@ lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
         s->run(&s->call);
         b->range(b, NULL);
     }
-    if (!x->marks)
-        return LM_OK;
+    if (exchange_failure(step, e) || !x->marks)
+        return e->code;
     b->mark(b, x->marks, marks, b->main);
     return take_times(x, first, last, due, marks, e);
 }

@@ -52,7 +52,7 @@ void *lm_exec_data(const lm_exec *x, lm_vid v);
 
 /* Run the whole list on the backend's main stream.  On a device this returns before the run is
  * complete, and failures of the device are reported by the backend's sync.  Fails: LM_EBUG if a
- * value is not bound; errors of the backend. */
+ * value is not bound; errors of the backend; the first failure of an exchange with other ranks (step->links). */
 lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e);
 /* The same for nodes [first, last), and of those with a condition (lm_node.when) only where it holds: due[when],
  * NULL: everywhere. */

@@ -251,6 +251,8 @@ void lm_graph_cost(const lm_graph *g, lm_graph_cost_sum *sum)
         for (int i = 0; i < 2; i++) {
             to[i]->flops += one.flops;
             to[i]->bytes += one.bytes;
+            for (int axis = 0; axis < LM_AXES; axis++)
+                to[i]->sent[axis] += one.sent[axis];
         }
     }
 }

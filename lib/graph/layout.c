@@ -2,6 +2,7 @@
 /* layout.c -- which part of a value each rank of a mesh holds. */
 #include "graph/layout.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,10 +11,20 @@ const lm_mesh lm_mesh_alone = { .size = { 1, 1, 1, 1, 1 } };
 
 static const char *const share_names[] = { "replicated", "split", "partial", "on" };
 
+static bool same_pieces(const lm_portions *a, const lm_portions *b)
+{
+    for (int i = 0; i < a->n && a->n == b->n; i++)
+        if (a->run[i].times != b->run[i].times || a->run[i].size != b->run[i].size ||
+            a->run[i].unit != b->run[i].unit)
+            return false;
+    return a->n == b->n;
+}
+
 bool lm_layout_same(const lm_layout *a, const lm_layout *b)
 {
     for (int i = 0; i < LM_AXES; i++)
-        if (a->axis[i].share != b->axis[i].share || a->axis[i].at != b->axis[i].at)
+        if (a->axis[i].share != b->axis[i].share || a->axis[i].at != b->axis[i].at ||
+            !same_pieces(&a->axis[i].pieces, &b->axis[i].pieces))
             return false;
     return true;
 }
@@ -25,12 +36,6 @@ lm_code lm_layout_check(const lm_layout *l, int ndim, lm_err *e)
             return lm_fail(e, LM_EUSAGE, lm_axis_names[i], NULL,
                            "splits dimension %d of a value of %d dimensions", l->axis[i].at, ndim);
     return LM_OK;
-}
-
-/* Range number `at` of `n` ranges over `len` elements: its begin.  No product overflows. */
-static int64_t range_begin(int64_t len, int64_t at, int64_t n)
-{
-    return len / n * at + len % n * at / n;
 }
 
 void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *whole,
@@ -45,10 +50,11 @@ void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *wh
             here = here && at == rank;
         if (l->axis[i].share != LM_SPLIT)
             continue;
-        int64_t from = range_begin(part->dim[at], rank, mesh->size[i]);
-        int64_t to = range_begin(part->dim[at], rank + 1, mesh->size[i]);
-        begin[at] += from;
-        part->dim[at] = to - from;
+        lm_range range = { 0 };
+        const lm_portions *pieces = &l->axis[i].pieces;
+        lm_portions_at(pieces, part->dim[at], mesh->size[i], rank, 0, &range);
+        begin[at] += range.from;
+        part->dim[at] = lm_portions_count(pieces, part->dim[at], mesh->size[i], rank);
     }
     for (int d = 0; !here && d < part->ndim; d++)
         part->dim[d] = 0;
@@ -58,17 +64,33 @@ void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *wh
 
 /* ---- text ---- */
 
+static lm_code print_pieces(const lm_portions *p, lm_buf *out, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (int i = 0; !rc && i < p->n; i++) {
+        const struct lm_portions_run *r = &p->run[i];
+        rc = lm_buf_addf(out, e, i ? "+" : ":");
+        if (!rc && r->times > 1)
+            rc = lm_buf_addf(out, e, "%" PRId64 "*", r->times);
+        rc = rc ? rc : lm_buf_addf(out, e, "%" PRId64, r->size);
+        if (!rc && r->unit > 1)
+            rc = lm_buf_addf(out, e, "/%" PRId64, r->unit);
+    }
+    return rc;
+}
+
 lm_code lm_layout_print(const lm_layout *l, lm_buf *out, lm_err *e)
 {
     const char *before = "";
     lm_code rc = LM_OK;
     for (int i = 0; !rc && i < LM_AXES; i++) {
-        const struct lm_placement *p = &l->axis[i];
+        const lm_placement *p = &l->axis[i];
         if (p->share == LM_REPLICATED)
             continue;
         rc = lm_buf_addf(out, e, "%s%s=%s", before, lm_axis_names[i], share_names[p->share]);
         if (!rc && p->share != LM_PARTIAL)
             rc = lm_buf_addf(out, e, "%d", p->at);
+        rc = rc ? rc : print_pieces(&p->pieces, out, e);
         before = ",";
     }
     return rc || *before ? rc : lm_buf_addf(out, e, "%s", share_names[LM_REPLICATED]);
@@ -81,6 +103,41 @@ static int name_at(const char *const *names, int n, const char *s)
         if (!strncmp(s, names[i], strlen(names[i])))
             return i;
     return -1;
+}
+
+/* A whole number above 0 at the beginning of *s, which moves behind it; 0: none. */
+static int64_t read_number(const char **s)
+{
+    int64_t n = 0;
+    size_t digits = strspn(*s, "0123456789");
+    for (size_t i = 0; i < digits && digits <= 15; i++)
+        n = n * 10 + ((*s)[i] - '0');
+    *s += digits;
+    return n;
+}
+
+/* "4096/128+2*1024/128" */
+static bool read_pieces(const char *s, lm_portions *p)
+{
+    for (;; s++) {
+        if (p->n == LM_PORTIONS_RUNS)
+            return false;
+        struct lm_portions_run *r = &p->run[p->n++];
+        *r = (struct lm_portions_run){ 1, read_number(&s), 1 };
+        if (*s == '*') {
+            s++;
+            r->times = r->size;
+            r->size = read_number(&s);
+        }
+        if (*s == '/') {
+            s++;
+            r->unit = read_number(&s);
+        }
+        if (r->times < 1 || r->unit < 1 || r->size < 1 || r->size % r->unit)
+            return false;
+        if (*s != '+')
+            return !*s;
+    }
 }
 
 /* The axis that a word begins with, whose first letter behind "=" is *rest; -1: none, or one of *named, which has a bit for
@@ -106,9 +163,12 @@ static bool read_share(const char *word, void *out, unsigned *named)
     word += strlen(share_names[share]);
     size_t digits = strspn(word, "0123456789");
     bool numbered = share == LM_SPLIT || share == LM_ON;
-    if (word[digits] || numbered != (digits > 0) || digits > 6)
+    l->axis[axis] = (lm_placement){ .share = (lm_share)share, .at = atoi(word) };
+    bool packed = share == LM_SPLIT && word[digits] == ':';
+    if (packed && !read_pieces(word + digits + 1, &l->axis[axis].pieces))
         return false;
-    l->axis[axis] = (struct lm_placement){ (lm_share)share, atoi(word) };
+    if ((word[digits] && !packed) || numbered != (digits > 0) || digits > 6)
+        return false;
     return share != LM_SPLIT || l->axis[axis].at < LM_MAX_DIMS;
 }
 
@@ -130,7 +190,7 @@ static const char *read_words(const char *text, bool (*read)(const char *, void 
 {
     unsigned named = 0;
     for (const char *at = text;; at++) {
-        char word[32];
+        char word[128];
         size_t n = strcspn(at, ",");
         if (n >= sizeof word)
             return at;
@@ -159,7 +219,9 @@ lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e)
     return bad ? lm_fail(
                      e, LM_EUSAGE, "layout",
                      "write AXIS=SHARE[,...]: axes dp pp cp tp ep, each once; shares replicated, "
-                     "split0 to split4, partial, on0, on1 ...",
+                     "split0 to split4, with :ELEMENTS/UNIT[+...] of packed parts, partial, on0, "
+                     "on1 "
+                     "...",
                      "'%.*s' is not the share of an axis", shown(bad), bad)
                : LM_OK;
 }

@@ -6,7 +6,7 @@
  *
  *   replicated   all hold the same (the default: a layout of zero bytes)
  *   split D      each holds a range of dimension D: rank r of n holds the elements from len * r / n
- *                up to len * (r + 1) / n
+ *                up to len * (r + 1) / n; or of packed parts, such a range of each (numeric/portions.h)
  *   partial      each holds an addend in the shape of the whole; the value is their sum
  *   on R         rank R alone holds it
  *
@@ -17,6 +17,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "numeric/portions.h"
 #include "numeric/tensor.h"
 
 typedef enum {
@@ -44,10 +45,13 @@ int64_t lm_mesh_ranks(const lm_mesh *mesh);
 typedef enum { LM_REPLICATED, LM_SPLIT, LM_PARTIAL, LM_ON } lm_share;
 
 typedef struct {
-    struct lm_placement {
-        lm_share share;
-        int at; /* LM_SPLIT: the dimension; LM_ON: the rank; otherwise 0 */
-    } axis[LM_AXES];
+    lm_share share;
+    int at;             /* LM_SPLIT: the dimension; LM_ON: the rank; otherwise 0 */
+    lm_portions pieces; /* LM_SPLIT: of that dimension; otherwise none */
+} lm_placement;
+
+typedef struct {
+    lm_placement axis[LM_AXES];
 } lm_layout;
 
 bool lm_layout_same(const lm_layout *a, const lm_layout *b);
@@ -56,15 +60,16 @@ lm_code lm_layout_check(const lm_layout *l, int ndim, lm_err *e);
 
 /* The part of a value of shape *whole that this rank holds: its shape (a dimension may be 0 when there
  * are more ranks than elements, and all are 0 where only another rank holds the value), and if `first`
- * is not NULL, the index in *whole of its first element in each dimension.  *whole and *part may be
- * the same.  The layout must have passed lm_layout_check. */
+ * is not NULL, the index in *whole of its first element in each dimension (where packed parts are split,
+ * other elements of the part are not beside it).  *whole and *part may be the same.  The layout must have passed lm_layout_check. */
 void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *whole,
                     lm_tensor *part, int64_t first[LM_MAX_DIMS]);
 
-/* "tp=split0,pp=on2": the axes that are not replicated; "replicated" if all axes are. */
+/* "tp=split0,pp=on2": the axes that are not replicated; "replicated" if all axes are.  Packed parts follow the
+ * dimension, in elements / elements of a unit: "tp=split0:4096/128+2*1024/128". */
 lm_code lm_layout_print(const lm_layout *l, lm_buf *out, lm_err *e);
 /* The same text read.  Fails: LM_EUSAGE naming the word, for unknown axes and shares, an axis named twice,
- * dimensions from LM_MAX_DIMS on, ranks from a million on. */
+ * dimensions from LM_MAX_DIMS on, ranks from a million on, parts that are not whole units. */
 lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e);
 
 #endif

@@ -14,6 +14,7 @@
 
 #include "base/err.h"
 #include "base/rng.h"
+#include "graph/layout.h"
 #include "kernels/kernel.h"
 
 #define LM_MAX_IN  16
@@ -35,10 +36,15 @@ enum {
     LM_CODES = 1024,   /* of U8 in every case: codes of numbers */
     LM_KV =
         2048, /* can be a coded cache (numeric/kv_format.h) [pages,K,T,D]; otherwise plain numbers */
+    /* An input that is added to what the others make: where results are addends, one rank's alone */
+    LM_ADDEND = 4096,
+    /* The outputs are linear in the inputs so marked, together: of addends they are addends */
+    LM_LINEAR = 8192,
 };
 
 /* An operand's dimensions are sums and products of numbers and letters, such as "BT,(H+2K)D".  A
  * letter has the same size in all operands; if an attribute has that letter, its value is the size.
+ * Terms and factors are in the order of memory, the slowest first: (H+2K)D are H queries, then K keys, then K values.
  * "*": any shape, the same for all operands with "*".  "~": that shape, or one that is repeated to
  * it (the rule says which). */
 typedef struct {
@@ -84,12 +90,14 @@ typedef enum {
 } lm_prec;
 
 typedef struct {
-    double flops; /* multiply-add = 2 */
-    double bytes; /* assuming that each operand is read or written once, without a cache */
+    double flops;         /* multiply-add = 2 */
+    double bytes;         /* assuming that each operand is read or written once, without a cache */
+    double sent[LM_AXES]; /* bytes that a rank sends to the others along each axis */
 } lm_cost;
 
 struct lm_grad;
 struct lm_node;
+struct lm_shard_call;
 
 /* A random valid instance for tests: attributes, shapes of the inputs, and the requested
  * outputs. */
@@ -111,6 +119,17 @@ typedef struct lm_op {
     /* Each element of an output depends on the elements at the same index alone, so calls on adjacent
      * pieces may be one call.  All outputs have the shape "*". */
     bool flat;
+    /* How calls can be split over ranks (graph/shard.h): words of letters that are split together, as "N M K+".  Each
+     * operand dimension with such a letter is split; attributes with the letter become local sizes.  An operand without
+     * the letters is replicated, or behind a word with a +, for an output or an LM_ADDEND, an addend: K is summed over in
+     * y[N,M] = x[N,K] w[M,K], so that each rank makes an addend of y.  "*": any one dimension of the operands of any
+     * shape.  "": all operands are replicated.  NULL is for tests alone. */
+    const char *split;
+    /* Whether this call, of whole operands, can be split along a letter of a word; NULL: every one can. */
+    bool (*splits)(const lm_call *c, char letter);
+    /* Append a rank's call where that is more than the call with local sizes (graph/passes.h, "sharding"): for words
+     * whose letters are dimensions by themselves, in ranges.  NULL: it is not more. */
+    lm_code (*shard)(struct lm_shard_call *s, lm_err *e);
     lm_prec prec;
     /* Tolerance of kernels: relative L2 error against the reference in double, in F32 and BF16, as
      * documented in kernels/FAMILY.h; 0: 1e-6 and 4e-3. */
@@ -133,6 +152,9 @@ typedef struct lm_op {
 
 /* The operators that passes insert (lib/op/elementwise.c, values.c). */
 extern const lm_op lm_op_add, lm_op_cast, lm_op_accumulate;
+/* and, of ranks, lib/op/exchange.c */
+extern const lm_op lm_op_all_reduce, lm_op_reduce_scatter, lm_op_all_gather, lm_op_all_to_all,
+    lm_op_part, lm_op_once;
 
 /* For rules. */
 static inline lm_dtype lm_wide(lm_dtype act) /* the type of statistics and gradients of weights */
@@ -152,6 +174,17 @@ lm_dtype lm_op_act(const lm_op *op, const lm_call *c);
  * given by the caller hold it on entry.  Fails: LM_EBUG naming the operand that does not fit, LM_ELIMIT
  * for a size beyond 2^63. */
 lm_code lm_op_shape(const lm_op *op, lm_call *c, unsigned want, lm_err *e);
+
+/* The sizes of the letters of a call that passed lm_op_shape, A to Z; 0: the operator has no such letter.
+ * Fails: as lm_op_shape. */
+enum { LM_LETTERS = 26 };
+lm_code lm_op_letters(const lm_op *op, const lm_call *c, int64_t size[LM_LETTERS], lm_err *e);
+/* The pieces of dimension i of an operand when the letters (bit 0: A) are split: *held is false if it has none of them.  False:
+ * they cannot be split apart. */
+bool lm_dim_pieces(const char *dims, int i, unsigned letters, const int64_t size[LM_LETTERS],
+                   bool *held, lm_portions *out);
+/* The letter that dimension i of an operand is, alone; 0: it is more or less than one. */
+char lm_dim_letter(const char *dims, int i);
 
 lm_tensor lm_shape1(lm_dtype d, int64_t a);
 lm_tensor lm_shape2(lm_dtype d, int64_t a, int64_t b);

@@ -3,6 +3,7 @@
  *
  * precision.c  choose the types of activations and weights, insert casts
  * backward.c   append the backward of a scalar root by the operators' gradient rules
+ * shard.c      the list of one rank of a mesh, with what ranks exchange (graph/shard.h)
  * recompute.c  activations of a layer are computed again before its backward
  * merge.c      calls of one operator on neighbouring pieces of memory become one
  * and in lib/op, because it depends on single operators:
@@ -77,6 +78,22 @@ lm_code lm_grad_param(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
 lm_code lm_grad_weight(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
 lm_code lm_grad_weight_give(lm_grad *g, lm_vid v, lm_vid out, lm_err *e);
 
+/* ---- sharding (graph/shard.h): for rules of operators ---- */
+
+/* A call that is split along letters of a word of lm_op.split. */
+typedef struct lm_shard_call {
+    lm_graph *graph; /* of this rank: where nodes are appended */
+    const lm_op *op;
+    void *attr;       /* with local sizes; may be changed */
+    lm_vid *in;       /* this rank's operands, in the placements of the word; may be changed */
+    lm_vid *out;      /* values to write; LM_SKIP: not wanted */
+    unsigned letters; /* that are split, bit 0: A; 0: "*" */
+    lm_range range;   /* of the letter, if it is one: what this rank has of it */
+    lm_axis axis;
+    int ranks, rank;
+} lm_shard_call;
+/* Append the call itself. */
+lm_code lm_shard_append(lm_shard_call *s, lm_err *e);
 /* ---- recomputation ---- */
 
 /* Change a graph with its backward so that fewer activations live from the forward to the backward: what nodes of

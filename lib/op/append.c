@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/arrange.h"
+#include "kernels/comm.h"
 #include "op/ops.h"
 
 lm_code lm_append_node(lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in,
@@ -48,4 +49,16 @@ lm_code lm_append_batch_sum(lm_graph *g, lm_vid v, const lm_tensor *shape, lm_vi
     if (append_reshape(g, v, &rows, &v, e) || lm_append_node(g, &lm_op_reduce, &a, &v, &v, e))
         return e->code;
     return lm_append_as(g, v, &want, out, e);
+}
+
+lm_code lm_shard_ids(lm_shard_call *s, int i, lm_vid *real, lm_err *e)
+{
+    lm_part_ids_attr attr = { s->range.from, s->range.count };
+    lm_vid out[2] = { LM_NONE, real ? LM_NONE : LM_SKIP };
+    if (lm_graph_append(s->graph, &lm_op_part_ids, &attr, &s->in[i], out, e))
+        return e->code;
+    s->in[i] = out[0];
+    if (real)
+        *real = out[1];
+    return LM_OK;
 }

@@ -286,6 +286,14 @@ static void attention_fill(lm_rng r, const lm_call *c)
     lm_example_documents(r, a->batch, a->seq, 9, c->in[1].data, c->in[2].data);
 }
 
+/* Draws of dropout count sequences and heads of the whole, and so do the offsets of strided blocks. */
+static bool attention_splits(const lm_call *c, char letter)
+{
+    const lm_attention_attr *a = c->attr;
+    bool shifted = a->blocks.size && a->blocks.stride && !a->blocks.homogeneous;
+    return a->dropout <= 0 && (letter == 'B' || !shifted);
+}
+
 const lm_op lm_op_attention = {
     .name = "attention",
     .attr_size = sizeof(lm_attention_attr),
@@ -296,6 +304,8 @@ const lm_op lm_op_attention = {
             { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
     .fields = attention_fields,
+    .split = "B HK",
+    .splits = attention_splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = forward_shape,
@@ -324,6 +334,8 @@ const lm_op lm_op_attention_dx = {
             { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "dqkv", "BT,(H+K)D+KE", LM_ACT_TYPE } },
     .fields = attention_fields,
+    .split = "B HK",
+    .splits = attention_splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = backward_shape,
@@ -349,6 +361,8 @@ const lm_op lm_op_attention_dbias = {
             { "bias", "H,Z", 0 } },
     .out = { { "dbias", "H,Z", 0 } },
     .fields = dbias_fields,
+    .split = "B+ HK",
+    .splits = attention_splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .shape = dbias_shape,
@@ -392,6 +406,7 @@ const lm_op lm_op_attention_dsinks = {
             { "sinks", "H", 0 } },
     .out = { { "dsinks", "H", 0 } },
     .fields = dsinks_fields,
+    .split = "B+ HW",
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .shape = dsinks_shape,
@@ -585,6 +600,7 @@ const lm_op lm_op_attention_cached = {
              { "vcache", "G,K,S,E", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
              { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = cached_fields,
+    .split = "",
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = cached_shape,

@@ -2,8 +2,8 @@
 /* embed.c -- token and position embeddings. */
 #include "kernels/embed.h"
 
-#include "graph/passes.h"
 #include "numeric/code_rows.h"
+#include "op/append.h"
 #include "op/example.h"
 #include "op/ops.h"
 
@@ -76,15 +76,34 @@ static void embed_fill(lm_rng r, const lm_call *c)
     }
 }
 
+/* Rows of the vocabulary that are here; positions where their rows are. */
+static lm_code embed_shard(lm_shard_call *s, lm_err *e)
+{
+    if (s->letters == LM_LETTER('V') && lm_shard_ids(s, 0, NULL, e))
+        return e->code;
+    if (s->in[3] == LM_NONE)
+        s->in[2] = LM_NONE;
+    return lm_shard_append(s, e);
+}
+
+static lm_code embed_dw_shard(lm_shard_call *s, lm_err *e)
+{
+    if (s->letters == LM_LETTER('V') && lm_shard_ids(s, 1, NULL, e))
+        return e->code;
+    return lm_shard_append(s, e);
+}
+
 const lm_op lm_op_embed = {
     .name = "embed",
     .attr_size = sizeof(lm_embed_attr),
     .in = { { "tok", "N", LM_IDS },
             { "wte", "V,C", LM_WEIGHT },
             { "pos", "N", LM_IDS | LM_OPTIONAL },
-            { "wpe", "P,C", LM_WEIGHT | LM_OPTIONAL } },
+            { "wpe", "P,C", LM_WEIGHT | LM_OPTIONAL | LM_ADDEND } },
     .out = { { "x", "N,C", LM_ACT_TYPE } },
     .fields = embed_fields,
+    .split = "N C V+",
+    .shard = embed_shard,
     .prec = LM_PREC_ALLOW,
     .shape = embed_shape,
     .grad = embed_grad,
@@ -107,6 +126,8 @@ const lm_op lm_op_embed_dw = {
             { "pos", "N", LM_IDS | LM_OPTIONAL } },
     .out = { { "dwte", "V,C", LM_GIVEN }, { "dwpe", "P,C", LM_GIVEN | LM_OPTIONAL } },
     .fields = dw_fields,
+    .split = "N+ C V",
+    .shard = embed_dw_shard,
     .prec = LM_PREC_ALLOW,
     .cost = embed_dw_cost,
 };

@@ -84,6 +84,7 @@ const lm_op lm_op_grouped_linear = {
     .in = { { "x", "N,K", LM_ACT_TYPE }, { "w", "GM,K", LM_WEIGHT }, { "offsets", "G+1", LM_IDS } },
     .out = { { "y", "N,M", LM_ACT_TYPE } },
     .fields = sizes,
+    .split = "M K+",
     .prec = LM_PREC_ALLOW,
     .grad = y_grad,
     .cost = grouped_cost,
@@ -99,6 +100,7 @@ const lm_op lm_op_grouped_linear_dx = {
             { "offsets", "G+1", LM_IDS } },
     .out = { { "dx", "N,K", LM_ACT_TYPE } },
     .fields = sizes,
+    .split = "M+ K",
     .prec = LM_PREC_ALLOW,
     .cost = grouped_cost,
 };
@@ -111,6 +113,7 @@ const lm_op lm_op_grouped_linear_dw = {
             { "offsets", "G+1", LM_IDS } },
     .out = { { "dw", "GM,K", 0 } },
     .fields = dw_fields,
+    .split = "M K",
     .prec = LM_PREC_ALLOW,
     .cost = grouped_cost,
 };

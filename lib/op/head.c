@@ -3,8 +3,8 @@
  * sum; the joined form computes both in one pass over the logits (op/fuse.h). */
 #include "kernels/head.h"
 
-#include "graph/passes.h"
 #include "op/example.h"
+#include "op/head_shard.h"
 #include "op/ops.h"
 
 static const lm_field stats_fields[] = { { LM_ATTR_INT(lm_head_attr, vocab, 0) },
@@ -138,6 +138,9 @@ const lm_op lm_op_head_stats = {
              { "entropy", "N", LM_OPTIONAL },
              { "collision", "N", LM_SAVED | LM_OPTIONAL } },
     .fields = stats_fields,
+    .split = "N V",
+    .splits = lm_head_stats_splits,
+    .shard = lm_head_stats_shard,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = head_shape,
@@ -162,6 +165,9 @@ const lm_op lm_op_head_grad = {
              { "dw", "V,C", LM_OPTIONAL },
              { "dbias", "V", LM_OPTIONAL } },
     .fields = head_fields,
+    .split = "N+ V+",
+    .splits = lm_head_splits,
+    .shard = lm_head_grad_shard,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = head_shape,
@@ -181,6 +187,7 @@ const lm_op lm_op_head_loss = {
              { "dw", "V,C", LM_OPTIONAL },
              { "dbias", "V", LM_OPTIONAL } },
     .fields = head_fields,
+    .split = "N+",
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = head_shape,

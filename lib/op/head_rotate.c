@@ -69,6 +69,7 @@ const lm_op lm_op_head_rotate = {
     .in = { { "x", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER } },
     .out = { { "y", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER } },
     .fields = rotate_fields,
+    .split = "N HK",
     .prec = LM_PREC_INFER,
     .shape = rotate_shape,
     .grad = rotate_grad,

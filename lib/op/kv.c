@@ -341,6 +341,7 @@ const lm_op lm_op_kv_attention = {
             { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "N,HE", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
+    .split = "",
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = kv_shape,

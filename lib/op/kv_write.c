@@ -168,6 +168,7 @@ const lm_op lm_op_kv_write = {
              { "ktail", "L,K,R,I", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
              { "vtail", "L,K,S,J", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL } },
     .fields = write_fields,
+    .split = "",
     .prec = LM_PREC_ALLOW,
     .shape = write_shape,
     .cost = write_cost,

@@ -81,8 +81,11 @@ static void linear_example(lm_rng r, int i, lm_example *x)
 const lm_op lm_op_linear = {
     .name = "linear",
     .attr_size = sizeof(lm_linear_attr),
-    .in = { { "x", "N,K", LM_ACT_TYPE }, { "w", "M,K", LM_WEIGHT }, { "b", "M", LM_OPTIONAL } },
+    .in = { { "x", "N,K", LM_ACT_TYPE },
+            { "w", "M,K", LM_WEIGHT },
+            { "b", "M", LM_OPTIONAL | LM_ADDEND } },
     .out = { { "y", "N,M", LM_ACT_TYPE } },
+    .split = "N M K+",
     .prec = LM_PREC_ALLOW,
     .grad = linear_grad,
     .cost = linear_cost,
@@ -100,6 +103,7 @@ const lm_op lm_op_linear_dx = {
     .attr_size = sizeof(lm_linear_attr),
     .in = { { "dy", "N,M", LM_ACT_TYPE }, { "w", "M,K", LM_WEIGHT } },
     .out = { { "dx", "N,K", LM_ACT_TYPE } },
+    .split = "N M+ K",
     .prec = LM_PREC_ALLOW,
     .cost = dx_cost,
 };
@@ -116,6 +120,7 @@ const lm_op lm_op_linear_dw = {
     .in = { { "dy", "N,M", LM_ACT_TYPE }, { "x", "N,K", LM_ACT_TYPE } },
     .out = { { "dw", "M,K", 0 }, { "db", "M", LM_OPTIONAL } },
     .fields = dw_fields,
+    .split = "N+ M K",
     .prec = LM_PREC_ALLOW,
     .cost = dw_cost,
 };

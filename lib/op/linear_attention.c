@@ -126,12 +126,21 @@ static void fill(lm_rng r, const lm_call *c)
     lm_example_documents(r, a->batch, a->seq, 20, c->in[1].data, NULL);
 }
 
+/* Decays count the heads of the whole. */
+static bool splits(const lm_call *c, char letter)
+{
+    const lm_linear_attention_attr *a = c->attr;
+    return letter == 'B' || !a->decay;
+}
+
 const lm_op lm_op_linear_attention = {
     .name = "linear_attention",
     .attr_size = sizeof(lm_linear_attention_attr),
     .in = { { "qkv", "BT,(H+2K)D", LM_ACT_TYPE }, { "lo", "BT", LM_IDS | LM_OPTIONAL } },
     .out = { { "o", "BT,HD", LM_ACT_TYPE } },
     .fields = fields,
+    .split = "B HK",
+    .splits = splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .shape = forward_shape,
@@ -150,6 +159,8 @@ const lm_op lm_op_linear_attention_dx = {
             { "lo", "BT", LM_IDS | LM_OPTIONAL } },
     .out = { { "dqkv", "BT,(H+2K)D", LM_ACT_TYPE } },
     .fields = fields,
+    .split = "B HK",
+    .splits = splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .shape = dx_shape,
@@ -215,6 +226,7 @@ const lm_op lm_op_linear_attention_cached = {
             { "slot", "B", LM_IDS | LM_OPTIONAL } },
     .out = { { "o", "N,HD", LM_ACT_TYPE }, { "state", "S,K,R,D", LM_GIVEN } },
     .fields = cached_fields,
+    .split = "",
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .shape = cached_shape,

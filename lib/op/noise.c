@@ -53,6 +53,7 @@ const lm_op lm_op_noise = {
     .in = { { "x", "*", LM_ACT_TYPE | LM_OVER } },
     .out = { { "y", "*", LM_ACT_TYPE | LM_OVER } },
     .fields = noise_fields,
+    .split = "",
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .shape = noise_shape,

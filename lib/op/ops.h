@@ -87,6 +87,9 @@ extern const lm_op lm_op_qr, lm_op_eigh, lm_op_eigh_next, lm_op_svd;
 /* head.c, divergence.c */
 extern const lm_op lm_op_head_stats, lm_op_head_grad, lm_op_divergence, lm_op_divergence_grad;
 
+/* exchange.c (and those of graph/op.h) */
+extern const lm_op lm_op_part_ids;
+
 /* optim.c */
 extern const lm_op lm_op_adamw, lm_op_sgd, lm_op_sumsq, lm_op_total, lm_op_clip, lm_op_strided;
 

@@ -32,6 +32,7 @@ const lm_op lm_op_panels = {
     .name = "panels",
     .in = { { "x", "M,K", LM_ACT_TYPE | LM_FIXED } },
     .out = { { "y", "M,K", LM_GIVEN | LM_ANY_TYPE } },
+    .split = "",
     .prec = LM_PREC_DENY,
     .shape = panels_shape,
     .cost = panels_cost,

@@ -131,6 +131,13 @@ static const lm_op *const ops[] = {
     &lm_op_total,
     &lm_op_clip,
     &lm_op_strided,
+    &lm_op_all_reduce,
+    &lm_op_reduce_scatter,
+    &lm_op_all_gather,
+    &lm_op_all_to_all,
+    &lm_op_part,
+    &lm_op_once,
+    &lm_op_part_ids,
 };
 
 const lm_op *lm_op_at(int i)

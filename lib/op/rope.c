@@ -70,11 +70,12 @@ static void rope_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_rope = {
     .name = "rope",
     .attr_size = sizeof(lm_rope_attr),
-    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER },
+    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER | LM_LINEAR },
             { "pos", "N", LM_IDS },
             { "table", "P,R", LM_FIXED } },
     .out = { { "y", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER } },
     .fields = rope_fields,
+    .split = "N HK",
     .prec = LM_PREC_INFER,
     .shape = rope_shape,
     .grad = rope_grad,

@@ -127,12 +127,22 @@ static void choose_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
+/* What an expert has room for, and draws, depend on the tokens before. */
+static bool choose_splits(const lm_call *c, char letter)
+{
+    const lm_route_attr *a = c->attr;
+    (void)letter;
+    return !a->capacity && !a->second_random && !a->by_expert;
+}
+
 const lm_op lm_op_route_choose = {
     .name = "route_choose",
     .attr_size = sizeof(lm_route_attr),
     .in = { { "z", "T,E", 0 }, { "bias", "E", LM_OPTIONAL | LM_FIXED } },
     .out = { { "weight", "T,K", 0 }, { "expert", "T,K", LM_IDS | LM_SAVED } },
     .fields = choose_fields,
+    .split = "T",
+    .splits = choose_splits,
     .prec = LM_PREC_DENY,
     .tolerance = { 2e-6, 2e-6 },
     .shape = choose_shape,
@@ -147,6 +157,7 @@ const lm_op lm_op_route_choose_dz = {
     .in = { { "z", "T,E", 0 }, { "expert", "T,K", LM_IDS }, { "dweight", "T,K", 0 } },
     .out = { { "dz", "T,E", 0 } },
     .fields = choose_fields,
+    .split = "T",
     .prec = LM_PREC_DENY,
     .tolerance = { 1e-5, 1e-5 },
     .cost = scores_cost,
@@ -208,6 +219,7 @@ const lm_op lm_op_route_plan = {
     .in = { { "expert", "T,K", LM_IDS } },
     .out = { { "offsets", "E+1", LM_IDS }, { "from", "TK", LM_IDS }, { "place", "T,K", LM_IDS } },
     .fields = plan_fields,
+    .split = "",
     .prec = LM_PREC_INFER,
     .shape = plan_shape,
     .cost = move_cost,
@@ -348,6 +360,7 @@ const lm_op lm_op_route_rows = {
             { "place", "T,K", LM_IDS },
             { "weight", "T,K", LM_OPTIONAL } },
     .out = { { "y", "R,C", LM_ACT_TYPE } },
+    .split = "C",
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .grad = rows_grad,
@@ -363,6 +376,7 @@ const lm_op lm_op_route_sum = {
             { "place", "T,K", LM_IDS },
             { "weight", "T,K", LM_OPTIONAL } },
     .out = { { "x", "T,C", LM_ACT_TYPE } },
+    .split = "C",
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .grad = sum_grad,
@@ -378,6 +392,7 @@ const lm_op lm_op_route_dot = {
             { "from", "R", LM_IDS },
             { "place", "T,K", LM_IDS } },
     .out = { { "d", "T,K", 0 } },
+    .split = "C+",
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .grad = dot_grad,
@@ -452,6 +467,7 @@ const lm_op lm_op_route_aux = {
              { "load", "E", LM_OPTIONAL | LM_SAVED },
              { "dropped", "1", LM_OPTIONAL | LM_SAVED } },
     .fields = aux_fields,
+    .split = "",
     .prec = LM_PREC_DENY,
     .tolerance = { 2e-6, 2e-6 },
     .shape = aux_shape,
@@ -470,6 +486,7 @@ const lm_op lm_op_route_aux_dz = {
             { "count", "E", LM_OPTIONAL | LM_FIXED } },
     .out = { { "dz", "T,E", 0 } },
     .fields = aux_fields,
+    .split = "",
     .prec = LM_PREC_DENY,
     .tolerance = { 1e-5, 1e-5 },
     .cost = scores_cost,

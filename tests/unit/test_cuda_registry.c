@@ -103,7 +103,14 @@ static void run_on_device(const lm_kernel *k, const lm_step *step, operands *o, 
 /* Operators of the host alone. */
 static bool is_hosts(const lm_op *op)
 {
-    return op == &lm_op_panels;
+    static const lm_op *const hosts[] = { &lm_op_panels,         &lm_op_all_reduce,
+                                          &lm_op_reduce_scatter, &lm_op_all_gather,
+                                          &lm_op_all_to_all,     &lm_op_part,
+                                          &lm_op_once,           &lm_op_part_ids };
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+        if (op == hosts[i])
+            return true;
+    return false;
 }
 
 /* Only joined operators may refuse a call. */

@@ -30,7 +30,8 @@ static lm_layout read(const char *text)
 
 static void test_text(void **state)
 {
-    static const char *const good[] = { "replicated", "tp=split0", "dp=partial,pp=on12,ep=split4" };
+    static const char *const good[] = { "replicated", "tp=split0", "dp=partial,pp=on12,ep=split4",
+                                        "dp=split1:2*5,tp=split0:4096/128+2*1024/128" };
     static const char *const bad[] = { "",
                                        "tp",
                                        "tp=",
@@ -45,6 +46,14 @@ static void test_text(void **state)
                                        "tp=partial1",
                                        "tp=split0,",
                                        "tp =split0",
+                                       "tp=split0:",
+                                       "tp=split0:4/3",
+                                       "tp=split0:4+",
+                                       "tp=split0:4*",
+                                       "tp=split0:0*4",
+                                       "tp=split0:1+1+1+1+1",
+                                       "tp=on0:4",
+                                       "tp=split0:4 ",
                                        "pp=on1000000000000000000000000" };
     (void)state;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {

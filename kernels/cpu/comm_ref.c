@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm_ref.c -- the exchanges of kernels/comm.h on the host.
+ *
+ * Parts travel in one run of memory for each rank, packed in the scratch where they do not lie so already.  A value is seen as
+ * [outer, len, inner] around its split dimension, so that a range of that dimension is one copy for each outer index. */
+#include "kernels/comm.h"
+
+#include <string.h>
+
+#include "kernels/cpu/ref.h"
+#include "kernels/cpu/tables.h"
+
+static lm_links *links_of(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    return c->step && c->step->links ? c->step->links[a->axis] : NULL;
+}
+
+static size_t bytes_of(const lm_tensor *t)
+{
+    return (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype);
+}
+
+/* How the whole value lies around a dimension of `len` elements. */
+typedef struct {
+    const lm_portions *pieces;
+    int ranks;
+    int64_t outer, len;
+    size_t inner; /* bytes */
+} view;
+
+/* t: the value, or a part of it along `dim`. */
+static view view_of(const lm_exchange_attr *a, const lm_tensor *t, bool to)
+{
+    int64_t dim = to ? a->to_dim : a->dim;
+    view v = { .pieces = to ? &a->to_pieces : &a->pieces,
+               .ranks = (int)a->ranks,
+               .outer = 1,
+               .len = to ? a->to_len : a->len,
+               .inner = lm_dtype_size(t->dtype) };
+    for (int i = 0; i < t->ndim; i++)
+        if (i < dim)
+            v.outer *= t->dim[i];
+        else if (i > dim)
+            v.inner *= (size_t)t->dim[i];
+    return v;
+}
+
+/* Copy the part of a rank from the whole value, or into it; returns its end. */
+static char *move_part(const view *v, int rank, char *whole, char *part, bool out)
+{
+    for (int64_t o = 0; o < v->outer; o++) {
+        lm_range r;
+        for (int64_t k = 0; lm_portions_at(v->pieces, v->len, v->ranks, rank, k, &r); k++) {
+            size_t n = (size_t)r.count * v->inner;
+            char *at = whole + (size_t)(o * v->len + r.from) * v->inner;
+            memcpy(out ? part : at, out ? at : part, n);
+            part += n;
+        }
+    }
+    return part;
+}
+
+/* True if the parts of all ranks lie one behind the other in the whole value. */
+static bool in_order(const view *v)
+{
+    return v->outer == 1 && v->pieces->n == 0;
+}
+
+static size_t part_bytes(const view *v, int rank)
+{
+    return (size_t)(v->outer * lm_portions_count(v->pieces, v->len, v->ranks, rank)) * v->inner;
+}
+
+static size_t sizes_room(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    return ((size_t)a->ranks * 2 * sizeof(size_t) + 63) / 64 * 64;
+}
+
+static void copy(const lm_call *c)
+{
+    memcpy(c->out[0].data, c->in[0].data, bytes_of(&c->out[0]));
+}
+
+static void all_reduce(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    lm_links *l = links_of(c);
+    if (l)
+        l->all_reduce(l, c->in[0].data, c->out[0].data, (size_t)lm_tensor_count(&c->in[0]),
+                      c->in[0].dtype, a->op);
+    else if (c->out[0].data != c->in[0].data)
+        copy(c);
+}
+
+/* Sizes of the parts, and a whole value behind them. */
+static size_t gather_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return sizes_room(c) + bytes_of(&c->out[0]);
+}
+
+static void all_gather(const lm_call *c)
+{
+    view v = view_of(c->attr, &c->out[0], false);
+    lm_links *l = links_of(c);
+    size_t *bytes = c->work;
+    char *parts = in_order(&v) ? c->out[0].data : (char *)c->work + sizes_room(c);
+    if (!l) {
+        copy(c);
+        return;
+    }
+    for (int r = 0; r < v.ranks; r++)
+        bytes[r] = part_bytes(&v, r);
+    l->all_gather(l, c->in[0].data, parts, bytes);
+    for (int r = 0; r < v.ranks && parts != c->out[0].data; r++)
+        parts = move_part(&v, r, c->out[0].data, parts, false);
+}
+
+static size_t scatter_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return sizes_room(c) + bytes_of(&c->in[0]);
+}
+
+static void reduce_scatter(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    view v = view_of(a, &c->in[0], false);
+    lm_links *l = links_of(c);
+    size_t *count = c->work, size = lm_dtype_size(c->in[0].dtype);
+    char *parts = (char *)c->work + sizes_room(c), *at = parts;
+    if (!l) {
+        copy(c);
+        return;
+    }
+    for (int r = 0; r < v.ranks; r++) {
+        count[r] = part_bytes(&v, r) / size;
+        if (!in_order(&v))
+            at = move_part(&v, r, c->in[0].data, at, true);
+    }
+    l->reduce_scatter(l, in_order(&v) ? c->in[0].data : parts, c->out[0].data, count,
+                      c->in[0].dtype, a->op);
+}
+
+static void take_part(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    view v = view_of(a, &c->in[0], false);
+    move_part(&v, (int)a->rank, c->in[0].data, c->out[0].data, true);
+}
+
+static void once(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    if (a->rank == 0)
+        copy(c);
+    else
+        memset(c->out[0].data, 0, bytes_of(&c->out[0]));
+}
+
+static void part_ids(const lm_call *c)
+{
+    const lm_part_ids_attr *a = c->attr;
+    const int32_t *id = c->in[0].data;
+    int32_t *to = c->out[0].data;
+    lm_tensor *real = opt_out(c, 1);
+    for (int64_t i = 0; i < c->in[0].dim[0]; i++) {
+        bool here = id[i] >= a->first && id[i] - a->first < a->count;
+        if (real)
+            set(real, i, id[i] >= 0);
+        to[i] = id[i] < 0 ? id[i] : (int32_t)(here ? id[i] - a->first : a->count);
+    }
+}
+
+/* ---- all to all: numbers go one by one to the rank that holds their index of the other dimension ---- */
+
+/* The indices of a dimension that a rank holds, in order; returns their number. */
+static int64_t held(const lm_portions *p, int64_t len, int ranks, int rank, int64_t *index)
+{
+    int64_t n = 0;
+    lm_range r;
+    for (int64_t k = 0; lm_portions_at(p, len, ranks, rank, k, &r); k++)
+        for (int64_t i = 0; i < r.count; i++)
+            index[n++] = r.from + i;
+    return n;
+}
+
+/* The rank that holds each index. */
+static void find_owners(const lm_portions *p, int64_t len, int ranks, int32_t *owner)
+{
+    lm_range r;
+    for (int rank = 0; rank < ranks; rank++)
+        for (int64_t k = 0; lm_portions_at(p, len, ranks, rank, k, &r); k++)
+            for (int64_t i = 0; i < r.count; i++)
+                owner[r.from + i] = rank;
+}
+
+static size_t to_all_work(const lm_call *c, int threads)
+{
+    const lm_exchange_attr *a = c->attr;
+    (void)threads;
+    return sizes_room(c) + (size_t)a->ranks * sizeof(size_t) +
+           (size_t)(a->len + a->to_len) * (sizeof(int64_t) + sizeof(int32_t)) +
+           bytes_of(&c->in[0]) + bytes_of(&c->out[0]);
+}
+
+/* Number i of a part t of dimension `own` (of which it holds index[]): its index along dimension `other`. */
+static int64_t index_along(const lm_tensor *t, int64_t i, int64_t own, const int64_t *index,
+                           int64_t other)
+{
+    int64_t at = 0;
+    for (int64_t d = t->ndim - 1; d >= other; d--) {
+        at = i % t->dim[d];
+        i /= t->dim[d];
+    }
+    return own == other ? index[at] : at;
+}
+
+/* Copy numbers of the part t to the runs of the ranks, or from them; `bytes` are counted first. */
+static void move_numbers(const lm_tensor *t, const int64_t *index, int64_t own, int64_t other,
+                         const int32_t *owner, int ranks, size_t *bytes, size_t *at, char *runs,
+                         bool out)
+{
+    size_t size = lm_dtype_size(t->dtype);
+    int64_t n = lm_tensor_count(t);
+    if (out)
+        memset(bytes, 0, (size_t)ranks * sizeof *bytes);
+    for (int64_t i = 0; out && i < n; i++)
+        bytes[owner[index_along(t, i, own, index, other)]] += size;
+    at[0] = 0;
+    for (int r = 1; r < ranks; r++)
+        at[r] = at[r - 1] + bytes[r - 1];
+    for (int64_t i = 0; i < n; i++) {
+        size_t *to = &at[owner[index_along(t, i, own, index, other)]];
+        char *number = (char *)t->data + (size_t)i * size;
+        memcpy(out ? runs + *to : number, out ? number : runs + *to, size);
+        *to += size;
+    }
+}
+
+/* What each rank sends: the numbers of y that it holds as x. */
+static void count_taken(const lm_tensor *t, const int64_t *index, int64_t own, int64_t other,
+                        const int32_t *owner, int ranks, size_t *bytes)
+{
+    memset(bytes, 0, (size_t)ranks * sizeof *bytes);
+    for (int64_t i = 0; i < lm_tensor_count(t); i++)
+        bytes[owner[index_along(t, i, own, index, other)]] += lm_dtype_size(t->dtype);
+}
+
+static void all_to_all(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    lm_links *l = links_of(c);
+    int ranks = (int)a->ranks, rank = (int)a->rank;
+    size_t *give = c->work, *take = give + ranks, *at = take + ranks;
+    int64_t *from_index = (int64_t *)(at + ranks), *to_index = from_index + a->len;
+    int32_t *from_owner = (int32_t *)(to_index + a->to_len), *to_owner = from_owner + a->len;
+    char *sent = (char *)(to_owner + a->to_len), *got = sent + bytes_of(&c->in[0]);
+    if (!l) {
+        copy(c);
+        return;
+    }
+    held(&a->pieces, a->len, ranks, rank, from_index);
+    held(&a->to_pieces, a->to_len, ranks, rank, to_index);
+    find_owners(&a->pieces, a->len, ranks, from_owner);
+    find_owners(&a->to_pieces, a->to_len, ranks, to_owner);
+    move_numbers(&c->in[0], from_index, a->dim, a->to_dim, to_owner, ranks, give, at, sent, true);
+    count_taken(&c->out[0], to_index, a->to_dim, a->dim, from_owner, ranks, take);
+    l->all_to_all(l, sent, give, got, take);
+    move_numbers(&c->out[0], to_index, a->to_dim, a->dim, from_owner, ranks, take, at, got, false);
+}
+
+const lm_kernel lm_comm_ref_kernels[] = {
+    { "all_reduce", LM_DTYPE_NONE, LM_CPU_REF, all_reduce, NULL },
+    { "reduce_scatter", LM_DTYPE_NONE, LM_CPU_REF, reduce_scatter, scatter_work },
+    { "all_gather", LM_DTYPE_NONE, LM_CPU_REF, all_gather, gather_work },
+    { "all_to_all", LM_DTYPE_NONE, LM_CPU_REF, all_to_all, to_all_work },
+    { "part", LM_DTYPE_NONE, LM_CPU_REF, take_part, NULL },
+    { "once", LM_DTYPE_NONE, LM_CPU_REF, once, NULL },
+    { "part_ids", LM_DTYPE_NONE, LM_CPU_REF, part_ids, NULL },
+    { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
+};

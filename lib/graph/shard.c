@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shard.c -- the sharding pass: choices node by node, in the order of the list. */
+#include "graph/shard.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "numeric/code_rows.h"
+
+/* The parts of the list between which gathered copies are not kept. */
+typedef enum { SIDE_FORWARD, SIDE_BACKWARD, SIDE_UPDATE, SIDE_ALL } side;
+
+/* A value of the list of this rank that holds a value of g in some placement. */
+typedef struct {
+    lm_vid local;
+    lm_placement at;
+    side side;
+    int64_t next; /* of the same value; -1: the last */
+} version;
+
+typedef struct {
+    lm_graph *g, *to;
+    lm_axis axis;
+    const lm_mesh *mesh;
+    int ranks;
+    lm_vid *place;    /* by value of g: its own version */
+    bool *written;    /* by value of g: a node wrote it */
+    int64_t *version; /* by value of g: its copies; -1: none */
+    lm_phase *made;   /* by value of g: where */
+    version *all;
+    size_t n_all, cap_all;
+    lm_err *e;
+} sharder;
+
+static lm_placement *placement(const sharder *s, lm_vid v)
+{
+    return &s->g->value[v].layout.axis[s->axis];
+}
+
+static side side_of(lm_phase p)
+{
+    return p == LM_PHASE_FORWARD  ? SIDE_FORWARD
+           : p == LM_PHASE_UPDATE ? SIDE_UPDATE
+                                  : SIDE_BACKWARD;
+}
+
+static lm_code refuse(const sharder *s, lm_vid v, const char *what)
+{
+    const char *name = s->g->value[v].name;
+    return lm_fail(s->e, LM_EUSAGE, name ? name : "a value", NULL, "%s along %s", what,
+                   lm_axis_names[s->axis]);
+}
+
+/* ---- pieces of packed weights ---- */
+
+/* The pieces in which readers of v can split dimension d, from node k on; false: any. */
+static bool find_pieces(const sharder *s, size_t k, lm_vid v, int d, lm_portions *out);
+
+/* The same of operand i of node k: a dimension that is more than a letter has pieces, another one those that readers of the
+ * outputs need where these are split with it. */
+static bool pieces_of_reader(const sharder *s, size_t k, int i, int d, lm_portions *out)
+{
+    const lm_node *n = &s->g->node[k];
+    const char *dims = n->op->in[i].dims;
+    bool packed = dims[0] != '*' && dims[0] != '~' && !lm_dim_letter(dims, d);
+    lm_split_form form[LM_SPLIT_FORMS];
+    int n_forms = lm_split_forms(s->g, n, s->ranks, NULL, form);
+    for (int f = 1; f < n_forms; f++) {
+        if (form[f].in[i].share != LM_SPLIT || form[f].in[i].at != d)
+            continue;
+        if (packed) {
+            *out = form[f].in[i].pieces;
+            return true;
+        }
+        for (int o = 0; o < n->n_out; o++)
+            if (n->out[o] >= 0 && form[f].out[o].share == LM_SPLIT &&
+                find_pieces(s, k + 1, n->out[o], form[f].out[o].at, out))
+                return true;
+    }
+    return false;
+}
+
+static bool find_pieces(const sharder *s, size_t k, lm_vid v, int d, lm_portions *out)
+{
+    for (; k < s->g->n_nodes; k++)
+        for (int i = 0; i < s->g->node[k].n_in; i++)
+            if (s->g->node[k].in[i] == v && pieces_of_reader(s, k, i, d, out))
+                return true;
+    return false;
+}
+
+/* Weights that are split without pieces get those of their readers, and gradients and states those of their parameters. */
+static lm_code complete_pieces(sharder *s)
+{
+    for (size_t v = 0; v < s->g->n_values; v++) {
+        lm_value *x = &s->g->value[v];
+        lm_placement *p = &x->layout.axis[s->axis];
+        if (p->share == LM_SPLIT && !p->pieces.n &&
+            (x->role == LM_ROLE_PARAM || x->role == LM_ROLE_DERIVED))
+            find_pieces(s, 0, (lm_vid)v, p->at, &p->pieces);
+        if (x->role == LM_ROLE_GRAD && x->grad_of >= 0 && p->share == LM_SPLIT)
+            *p = *placement(s, x->grad_of);
+    }
+    return LM_OK;
+}
+
+/* ---- the values that are there before the list ---- */
+
+static lm_code check_placement(const sharder *s, lm_vid v)
+{
+    const lm_value *x = &s->g->value[v];
+    const lm_placement *p = placement(s, v);
+    if (x->of >= 0)
+        return refuse(s, v, "is a view of another value, which is not divided");
+    if (p->share == LM_ON)
+        return refuse(s, v, "is on one rank alone");
+    if (p->share != LM_SPLIT)
+        return LM_OK;
+    if (p->at >= x->t.ndim || !lm_portions_fit(&p->pieces, x->t.dim[p->at]))
+        return refuse(s, v, "has other pieces than its layout");
+    if (!lm_portions_serve(&p->pieces, x->t.dim[p->at], s->ranks, false))
+        return refuse(s, v, "has fewer units than there are ranks");
+    if (x->t.codes || x->t.panels || x->t.kv)
+        return refuse(s, v, "has codes or panels, which are not divided");
+    return LM_OK;
+}
+
+static bool is_made(const sharder *s, lm_vid v)
+{
+    return s->g->value[v].role == LM_ROLE_ACT;
+}
+
+/* Other axes of a value of this rank's list are those of the whole value. */
+static void set_layout(sharder *s, lm_vid local, lm_vid v)
+{
+    lm_layout *l = &s->to->value[local].layout;
+    *l = s->g->value[v].layout;
+    l->axis[s->axis] = (lm_placement){ .share = LM_REPLICATED };
+}
+
+/* The value of this rank for value v, in the placement that v has. */
+static lm_code make_place(sharder *s, lm_vid v)
+{
+    const lm_value x = s->g->value[v];
+    if (check_placement(s, v))
+        return s->e->code;
+    lm_tensor part = lm_placement_part(&x.layout.axis[s->axis], s->axis, s->mesh, &x.t);
+    s->to->space = x.space;
+    if (lm_graph_value(s->to, x.role, part, x.name, &s->place[v], s->e))
+        return s->e->code;
+    lm_value *mine = &s->to->value[s->place[v]];
+    set_layout(s, s->place[v], v);
+    mine->grad_of = x.grad_of >= 0 ? s->place[x.grad_of] : LM_NONE;
+    return LM_OK;
+}
+
+/* ---- costs ---- */
+
+/* Bytes that each rank sends, and a little for what is only copied. */
+static double exchange_cost(const sharder *s, lm_vid v, const lm_placement *from,
+                            const lm_placement *to)
+{
+    const lm_tensor *t = &s->g->value[v].t;
+    const lm_op *op = lm_exchange_of(from, to, t, s->ranks);
+    double bytes = (double)lm_stored_bytes(t), n = s->ranks, share = (n - 1) / n;
+    lm_role role = s->g->value[v].role;
+    if (lm_placement_same(from, to, t, s->ranks))
+        return 0;
+    if (!op || t->codes || t->panels || t->kv)
+        return INFINITY;
+    /* A part of an activation is gathered later, and so is one of a sum: whether rows are split between layers depends on what
+     * is in front of them, not on the first node that could split them. */
+    if (op == &lm_op_part)
+        return role == LM_ROLE_ACT ? share * bytes : 1e-3 * bytes;
+    if (op == &lm_op_reduce_scatter)
+        return 2 * share * bytes;
+    if (op ==
+        &lm_op_once) /* what is added first is not summed up: no reason to make it an addend */
+        return 2 * share * bytes;
+    /* Only along dp do weights travel and not activations. */
+    if (s->axis != LM_AXIS_DP && (role == LM_ROLE_PARAM || role == LM_ROLE_DERIVED))
+        share *= 1e3;
+    return op == &lm_op_all_reduce   ? 2 * share * bytes
+           : op == &lm_op_all_to_all ? share / n * bytes
+                                     : share * bytes;
+}
+
+/* The cheapest version of v from which `want` can be made; NULL: that of the value itself. */
+static const version *best_version(const sharder *s, lm_vid v, const lm_placement *want, side now,
+                                   double *cost)
+{
+    const version *best = NULL;
+    *cost = exchange_cost(s, v, placement(s, v), want);
+    for (int64_t k = s->version[v]; k >= 0; k = s->all[k].next) {
+        const version *x = &s->all[k];
+        double one = exchange_cost(s, v, &x->at, want);
+        if ((x->side == now || x->side == SIDE_ALL) && one < *cost) {
+            *cost = one;
+            best = x;
+        }
+    }
+    return best;
+}
+
+/* True if an operand in this form is left out on all ranks but one, and needs no copy. */
+static bool is_left_out(const lm_node *n, int i, const lm_placement *want)
+{
+    unsigned both = LM_ADDEND | LM_OPTIONAL;
+    return want->share == LM_PARTIAL && (n->op->in[i].is & both) == both;
+}
+
+/* A gradient that no node has written takes the placement of its first node, unless it is split like its parameter. */
+static bool is_open(const sharder *s, lm_vid v)
+{
+    return s->g->value[v].role == LM_ROLE_GRAD && !s->written[v] &&
+           placement(s, v)->share == LM_REPLICATED;
+}
+
+/* An activation whose layout was given is made in it; until then it has no version. */
+static bool is_wished(const sharder *s, lm_vid v)
+{
+    return is_made(s, v) && s->place[v] < 0 && placement(s, v)->share != LM_REPLICATED;
+}
+
+static double form_cost(const sharder *s, const lm_node *n, const lm_split_form *f)
+{
+    double sum = 0, one;
+    for (int i = 0; i < n->n_in; i++) {
+        if (n->in[i] < 0)
+            continue;
+        lm_placement want = f->in[i];
+        if (is_left_out(n, i, &want) && placement(s, n->in[i])->share == LM_REPLICATED)
+            continue;
+        best_version(s, n->in[i], &want, side_of(n->phase), &one);
+        sum += one;
+    }
+    for (int i = 0; i < n->n_out; i++) {
+        if (n->out[i] >= 0 && is_wished(s, n->out[i]))
+            sum += exchange_cost(s, n->out[i], &f->out[i], placement(s, n->out[i]));
+        if (n->out[i] < 0 || is_made(s, n->out[i]))
+            continue;
+        bool fits = is_open(s, n->out[i]) ? f->out[i].share != LM_SPLIT
+                                          : lm_placement_same(&f->out[i], placement(s, n->out[i]),
+                                                              &s->g->value[n->out[i]].t, s->ranks);
+        if (!fits)
+            return INFINITY;
+    }
+    return sum;
+}
+
+static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form form[LM_SPLIT_FORMS])
+{
+    lm_placement have[LM_MAX_IN + LM_MAX_OUT] = { 0 };
+    for (int i = 0; i < n->n_in + n->n_out; i++) {
+        lm_vid v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
+        if (v >= 0 && (i < n->n_in || !is_made(s, v)))
+            have[i] = *placement(s, v);
+    }
+    int n_forms = lm_split_forms(s->g, n, s->ranks, have, form);
+    const lm_split_form *best = NULL;
+    double least = INFINITY;
+    for (int f = 0; f < n_forms; f++) {
+        double cost = form_cost(s, n, &form[f]);
+        if (cost < least) {
+            least = cost;
+            best = &form[f];
+        }
+    }
+    return best;
+}
+
+/* ---- nodes ---- */
+
+/* A sum that is first needed in the backward belongs to its input half, which comes first in every schedule. */
+static lm_phase exchange_phase(const sharder *s, lm_vid v, const lm_node *reader)
+{
+    return s->made[v] == LM_PHASE_BACKWARD_INPUT ? LM_PHASE_BACKWARD_INPUT : reader->phase;
+}
+
+/* *out: v in the placement `want`, from a copy or by an exchange. */
+static lm_code fetch(sharder *s, const lm_node *n, lm_vid v, const lm_placement *want, lm_vid *out)
+{
+    double cost;
+    const version *from = best_version(s, v, want, side_of(n->phase), &cost);
+    const lm_placement *at = from ? &from->at : placement(s, v);
+    const lm_tensor whole = s->g->value[v].t;
+    *out = from ? from->local : s->place[v];
+    if (cost == 0)
+        return LM_OK;
+    bool sum = at->share == LM_PARTIAL;
+    lm_phase phase = exchange_phase(s, v, n);
+    version made = { .at = *want, .side = sum ? SIDE_ALL : side_of(phase) };
+    made.next = s->version[v];
+    s->to->phase = phase;
+    lm_vid source = *out;
+    if (lm_exchange_append(s->to, s->axis, s->mesh, source, &whole, at, want, &made.local, s->e) ||
+        lm_grow(&s->all, &s->cap_all, s->n_all + 1, sizeof *s->all, "the sharding pass", s->e))
+        return s->e->code;
+    set_layout(s, made.local, v);
+    *out = made.local;
+    s->version[v] = (int64_t)s->n_all;
+    s->all[s->n_all++] = made;
+    return LM_OK;
+}
+
+/* A node has written v in the placement `at`. */
+static lm_code set_place(sharder *s, lm_vid v, const lm_placement *at, lm_vid local, lm_phase phase)
+{
+    const lm_placement wish = *placement(s, v);
+    const lm_tensor whole = s->g->value[v].t;
+    bool moves = is_wished(s, v) && !lm_placement_same(at, &wish, &whole, s->ranks);
+    if (moves &&
+        lm_exchange_append(s->to, s->axis, s->mesh, local, &whole, at, &wish, &local, s->e))
+        return s->e->code;
+    *placement(s, v) = moves ? wish : *at;
+    set_layout(s, local, v);
+    s->place[v] = local;
+    s->written[v] = true;
+    s->made[v] = phase;
+    s->version[v] = -1; /* copies of what it was */
+    return LM_OK;
+}
+
+static lm_code shard_node(sharder *s, const lm_node *n)
+{
+    lm_split_form form[LM_SPLIT_FORMS];
+    lm_vid in[LM_MAX_IN], out[LM_MAX_OUT];
+    const lm_split_form *f = choose(s, n, form);
+    s->to->layer = n->layer;
+    s->to->when = n->when;
+    if (!f) {
+        refuse(s, n->out[0] >= 0 ? n->out[0] : n->in[0],
+               "would be written in another layout than it has");
+        lm_err_in(s->e, "%s", n->op->name);
+        return s->e->code;
+    }
+    for (int i = 0; i < n->n_in; i++) {
+        in[i] = LM_NONE;
+        if (n->in[i] < 0)
+            continue;
+        if (is_left_out(n, i, &f->in[i]) && placement(s, n->in[i])->share == LM_REPLICATED)
+            in[i] = s->mesh->rank[s->axis] ? LM_NONE : s->place[n->in[i]];
+        else if (fetch(s, n, n->in[i], &f->in[i], &in[i]))
+            return s->e->code;
+    }
+    for (int i = 0; i < n->n_out; i++)
+        out[i] = n->out[i] >= 0 ? s->place[n->out[i]] : LM_NONE;
+    s->to->phase = n->phase;
+    if (lm_split_form_append(s->g, n, f, s->axis, s->mesh, s->to, in, out, s->e))
+        return s->e->code;
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] >= 0 && set_place(s, n->out[i], &f->out[i], out[i], n->phase))
+            return s->e->code;
+    return LM_OK;
+}
+
+static lm_code shard_all(sharder *s)
+{
+    lm_graph *g = s->g;
+    if (complete_pieces(s))
+        return s->e->code;
+    for (size_t v = 0; v < g->n_values; v++) {
+        s->place[v] = LM_NONE;
+        s->version[v] = -1;
+        s->made[v] = LM_PHASE_FORWARD;
+    }
+    for (size_t v = 0; v < g->n_values; v++)
+        if (!is_made(s, (lm_vid)v) && make_place(s, (lm_vid)v))
+            return s->e->code;
+    s->to->space = g->space;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (shard_node(s, &g->node[k]))
+            return s->e->code;
+    s->to->phase = g->phase;
+    s->to->layer = g->layer;
+    s->to->when = g->when;
+    return LM_OK;
+}
+
+lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph **out, lm_vid *place,
+                      lm_err *e)
+{
+    sharder s = {
+        .g = g, .axis = axis, .mesh = mesh, .ranks = mesh->size[axis], .place = place, .e = e
+    };
+    const char *why = "the sharding pass";
+    *out = NULL;
+    if (lm_graph_new(&s.to, e) || lm_alloc_n(&s.written, g->n_values, sizeof *s.written, why, e) ||
+        lm_alloc_n(&s.version, g->n_values, sizeof *s.version, why, e) ||
+        lm_alloc_n(&s.made, g->n_values, sizeof *s.made, why, e) || shard_all(&s)) {
+        lm_graph_free(s.to);
+        s.to = NULL;
+    }
+    lm_free(s.written);
+    lm_free(s.version);
+    lm_free(s.made);
+    lm_free(s.all);
+    *out = s.to;
+    return e->code;
+}

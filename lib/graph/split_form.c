@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* form.c -- the forms in which a node can be split over ranks, from the letters of its operator. */
+#include <string.h>
+
+#include "graph/passes.h"
+#include "graph/shard.h"
+
+/* What is known of a node while its forms are made. */
+typedef struct {
+    const lm_graph *g;
+    const lm_node *n;
+    int ranks;
+    const lm_placement *have;
+    int64_t size[LM_LETTERS];
+    lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
+    lm_call call;
+    lm_split_form *form;
+    int n_forms;
+} maker;
+
+static const lm_operand *operand(const maker *m, int i)
+{
+    return i < m->n->n_in ? &m->n->op->in[i] : &m->n->op->out[i - m->n->n_in];
+}
+
+static const lm_tensor *shape(const maker *m, int i)
+{
+    return i < m->n->n_in ? &m->in[i] : &m->out[i - m->n->n_in];
+}
+
+static lm_placement *placement(lm_split_form *f, const lm_node *n, int i)
+{
+    return i < n->n_in ? &f->in[i] : &f->out[i - n->n_in];
+}
+
+static bool is_any(const lm_operand *o)
+{
+    return o->dims[0] == '*' || o->dims[0] == '~';
+}
+
+/* The shape of the operands of any shape. */
+static const lm_tensor *any_shape(const maker *m)
+{
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
+        if (operand(m, i)->dims[0] == '*' && !lm_absent(shape(m, i)))
+            return shape(m, i);
+    return NULL;
+}
+
+/* Numbers in an order of their own are never split here. */
+static bool is_plain(const lm_tensor *t)
+{
+    return !t->panels && !t->codes && !t->kv;
+}
+
+static lm_split_form *add_form(maker *m, const lm_split_form *f)
+{
+    if (m->n_forms == LM_SPLIT_FORMS)
+        return NULL;
+    m->form[m->n_forms] = *f;
+    return &m->form[m->n_forms++];
+}
+
+/* Split dimension d of an operand; false: it is split already, or ranks have nothing of it. */
+static bool split_dim(const maker *m, lm_placement *p, const lm_tensor *t, int d,
+                      const lm_portions *pieces, bool even)
+{
+    if (p->share == LM_SPLIT || !is_plain(t) || !lm_portions_fit(pieces, t->dim[d]) ||
+        !lm_portions_serve(pieces, t->dim[d], m->ranks, even))
+        return false;
+    static const lm_portions whole;
+    *p = (lm_placement){ .share = LM_SPLIT, .at = d };
+    if (!lm_portions_same(pieces, &whole, t->dim[d], m->ranks))
+        p->pieces = *pieces;
+    return true;
+}
+
+/* ---- words of letters ---- */
+
+static bool is_single(unsigned letters)
+{
+    return (letters & (letters - 1)) == 0;
+}
+
+/* The placement of one operand when the letters are split; false: it cannot be split so. */
+static bool place_operand(const maker *m, lm_split_form *f, int i, bool summed)
+{
+    const lm_operand *o = operand(m, i);
+    const lm_tensor *t = shape(m, i);
+    lm_placement *p = placement(f, m->n, i);
+    bool output = i >= m->n->n_in;
+    for (int d = 0; !is_any(o) && d < t->ndim; d++) {
+        bool held, even = !is_single(f->letters);
+        lm_portions pieces;
+        if (!lm_dim_pieces(o->dims, d, f->letters, m->size, &held, &pieces))
+            return false;
+        bool alone = lm_dim_letter(o->dims, d) != 0;
+        if (held && !alone &&
+            f->pieces.n) /* packed in one operand, and part of a product in another */
+            return false;
+        if (held && !even && alone)
+            pieces = f->pieces;
+        if (held && !split_dim(m, p, t, d, &pieces, even))
+            return false;
+    }
+    if (summed && p->share == LM_REPLICATED && (output || (o->is & LM_ADDEND)))
+        p->share = LM_PARTIAL;
+    if (p->share == LM_PARTIAL && !output && !lm_dtype_is_float(t->dtype))
+        p->share = LM_REPLICATED; /* ids of what is added */
+    return p->share != LM_PARTIAL || (lm_dtype_is_float(t->dtype) && is_plain(t));
+}
+
+static void add_letters(maker *m, const lm_split_form *word, bool summed)
+{
+    lm_split_form f = *word;
+    bool splits = false;
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++) {
+        if (lm_absent(shape(m, i)))
+            continue;
+        if (!place_operand(m, &f, i, summed))
+            return;
+        splits |= placement(&f, m->n, i)->share == LM_SPLIT;
+    }
+    if (splits)
+        add_form(m, &f);
+}
+
+/* A form for each way in which one of the operands packs the dimension d that is the letter alone. */
+static void add_packed(maker *m, const lm_split_form *word, bool summed, int i, int d)
+{
+    const lm_placement *have = &m->have[i];
+    int64_t len = shape(m, i)->dim[d];
+    if (have->share != LM_SPLIT || have->at != d || !have->pieces.n)
+        return;
+    for (int k = 0; k < m->n_forms; k++)
+        if (m->form[k].word == word->word &&
+            lm_portions_same(&m->form[k].pieces, &have->pieces, len, m->ranks))
+            return;
+    lm_split_form f = *word;
+    f.pieces = have->pieces;
+    add_letters(m, &f, summed);
+}
+
+static void add_word(maker *m, const char *word, size_t n)
+{
+    lm_split_form f = { .word = word };
+    bool summed = word[n - 1] == '+';
+    for (size_t i = 0; i < n - summed; i++) {
+        f.letters |= 1U << (word[i] - 'A');
+        if ((m->n->op->splits && !m->n->op->splits(&m->call, word[i])) ||
+            (n - summed > 1 && m->size[word[i] - 'A'] % m->ranks))
+            return;
+    }
+    add_letters(m, &f, summed);
+    if (!m->have || !is_single(f.letters) || m->n->op->shard)
+        return;
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
+        for (int d = 0; d < shape(m, i)->ndim && !is_any(operand(m, i)); d++) {
+            char letter = lm_dim_letter(operand(m, i)->dims, d);
+            if (letter && f.letters == 1U << (letter - 'A'))
+                add_packed(m, &f, summed, i, d);
+        }
+}
+
+/* ---- operands of any shape ---- */
+
+static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor *any, int d,
+                        const lm_portions *pieces)
+{
+    lm_split_form f = { .word = word, .pieces = *pieces };
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++) {
+        const lm_tensor *t = shape(m, i);
+        lm_placement *p = placement(&f, m->n, i);
+        if (lm_absent(t))
+            continue;
+        if (is_any(operand(m, i)) && lm_same_shape(t, any)) {
+            if (!split_dim(m, p, t, d, pieces, false))
+                return;
+        } else if (is_any(operand(m, i)) && lm_tensor_count(t) > 1) {
+            return;
+        } else if (summed && i >= m->n->n_in) {
+            p->share = LM_PARTIAL;
+        }
+    }
+    add_form(m, &f);
+}
+
+static void add_any(maker *m, const char *word, size_t n)
+{
+    static const lm_portions whole;
+    const lm_tensor *any = any_shape(m);
+    bool summed = word[n - 1] == '+';
+    for (int d = 0; any && d < any->ndim; d++) {
+        add_any_dim(m, word, summed, any, d, &whole);
+        for (int i = 0; m->have && i < m->n->n_in + m->n->n_out; i++) {
+            const lm_placement *have = &m->have[i];
+            const lm_portions *last = m->n_forms ? &m->form[m->n_forms - 1].pieces : &whole;
+            if (have->share == LM_SPLIT && have->at == d && have->pieces.n &&
+                lm_same_shape(shape(m, i), any) &&
+                !lm_portions_same(last, &have->pieces, any->dim[d], m->ranks))
+                add_any_dim(m, word, summed, any, d, &have->pieces);
+        }
+    }
+}
+
+/* ---- addends ---- */
+
+/* The form in which linear operands are addends, and with them the outputs. */
+static void add_linear(maker *m)
+{
+    lm_split_form f = { 0 };
+    bool any = false;
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++) {
+        if (lm_absent(shape(m, i)))
+            continue;
+        if (i < m->n->n_in && !(operand(m, i)->is & LM_LINEAR))
+            continue;
+        placement(&f, m->n, i)->share = LM_PARTIAL;
+        any |= i < m->n->n_in;
+        if (!lm_dtype_is_float(shape(m, i)->dtype) || !is_plain(shape(m, i)))
+            return;
+    }
+    if (any)
+        add_form(m, &f);
+}
+
+int lm_split_forms(const lm_graph *g, const lm_node *n, int ranks, const lm_placement *have,
+                   lm_split_form form[LM_SPLIT_FORMS])
+{
+    maker m = { .g = g, .n = n, .ranks = ranks, .have = have, .form = form };
+    lm_err ignored = { 0 };
+    m.call = lm_node_call(g, n, m.in, m.out);
+    lm_split_form replicated = { 0 };
+    add_form(&m, &replicated);
+    add_linear(&m);
+    if (!n->op->split || lm_op_letters(n->op, &m.call, m.size, &ignored))
+        return m.n_forms;
+    for (const char *w = n->op->split; *w;) {
+        size_t length = strcspn(w, " ");
+        if (*w == '*')
+            add_any(&m, w, length);
+        else
+            add_word(&m, w, length);
+        w += length + strspn(w + length, " ");
+    }
+    return m.n_forms;
+}
+
+/* ---- the local call ---- */
+
+lm_tensor lm_placement_part(const lm_placement *p, lm_axis axis, const lm_mesh *mesh,
+                            const lm_tensor *whole)
+{
+    lm_layout l = { 0 };
+    lm_tensor part;
+    l.axis[axis] = *p;
+    lm_layout_part(&l, mesh, whole, &part, NULL);
+    return part;
+}
+
+/* Attributes that are sizes of split letters become those of this rank. */
+static void set_sizes(const lm_op *op, const lm_split_form *f, const int64_t size[LM_LETTERS],
+                      int ranks, int rank, char *attr)
+{
+    static const lm_portions whole;
+    const lm_portions *pieces = is_single(f->letters) ? &f->pieces : &whole;
+    for (const lm_field *field = op->fields; f->letters && field && field->name; field++) {
+        int64_t *at = (int64_t *)(void *)(attr + field->at);
+        if (!field->letter || !(f->letters >> (field->letter - 'A') & 1) || *at == 0)
+            continue;
+        *at = lm_portions_count(pieces, size[field->letter - 'A'], ranks, rank);
+    }
+}
+
+lm_code lm_shard_append(lm_shard_call *s, lm_err *e)
+{
+    return lm_graph_append(s->graph, s->op, s->attr, s->in, s->out, e);
+}
+
+/* The call of this rank with its operands: by the rule of the operator, if that has one for the word. */
+static lm_code append_call(const lm_split_form *f, lm_shard_call *s, const int64_t size[LM_LETTERS],
+                           lm_err *e)
+{
+    if (!f->letters || !s->op->shard)
+        return lm_shard_append(s, e);
+    for (int i = 0; i < LM_LETTERS; i++)
+        if (f->letters == 1U << i)
+            lm_portions_at(&f->pieces, size[i], s->ranks, s->rank, 0, &s->range);
+    return s->op->shard(s, e);
+}
+
+lm_code lm_split_form_append(const lm_graph *g, const lm_node *n, const lm_split_form *f,
+                             lm_axis axis, const lm_mesh *mesh, lm_graph *local, const lm_vid *in,
+                             lm_vid *out, lm_err *e)
+{
+    lm_tensor shape_in[LM_MAX_IN], shape_out[LM_MAX_OUT];
+    lm_vid mine[LM_MAX_IN];
+    int64_t size[LM_LETTERS] = { 0 };
+    char *attr = NULL;
+    lm_call c = lm_node_call(g, n, shape_in, shape_out);
+    if (f->letters && lm_op_letters(n->op, &c, size, e))
+        return e->code;
+    if (n->op->attr_size) {
+        if (lm_arena_alloc(local->arena, &attr, 1, n->op->attr_size, e))
+            return e->code;
+        memcpy(attr, n->attr, n->op->attr_size);
+        set_sizes(n->op, f, size, mesh->size[axis], mesh->rank[axis], attr);
+    }
+    memcpy(mine, in, (size_t)n->n_in * sizeof *in);
+    for (int i = 0; i < n->n_out; i++) {
+        if (n->out[i] < 0) {
+            out[i] = LM_SKIP;
+        } else if (out[i] == LM_NONE) {
+            lm_tensor t = lm_placement_part(&f->out[i], axis, mesh, &shape_out[i]);
+            if (lm_graph_value(local, LM_ROLE_ACT, t, g->value[n->out[i]].name, &out[i], e))
+                return e->code;
+        }
+    }
+    lm_shard_call s = { .graph = local,
+                        .op = n->op,
+                        .attr = attr,
+                        .in = mine,
+                        .out = out,
+                        .letters = f->letters,
+                        .axis = axis,
+                        .ranks = mesh->size[axis],
+                        .rank = mesh->rank[axis] };
+    return append_call(f, &s, size, e);
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* portions.c -- which elements of a dimension each of several ranks holds. */
+#include "numeric/portions.h"
+
+/* Run number i; without runs, the whole dimension is one. */
+static struct lm_portions_run run_at(const lm_portions *p, int i, int64_t len)
+{
+    return p->n ? p->run[i] : (struct lm_portions_run){ 1, len, 1 };
+}
+
+static int runs(const lm_portions *p)
+{
+    return p->n ? p->n : 1;
+}
+
+/* Begin of range `at` of `n` ranges over `len`.  No product overflows. */
+static int64_t range_begin(int64_t len, int64_t at, int64_t n)
+{
+    return len / n * at + len % n * at / n;
+}
+
+/* What a rank holds of a piece, relative to its begin. */
+static lm_range share_of(const struct lm_portions_run *r, int ranks, int rank)
+{
+    int64_t units = r->size / r->unit, from = range_begin(units, rank, ranks);
+    return (lm_range){ from * r->unit, (range_begin(units, rank + 1, ranks) - from) * r->unit };
+}
+
+bool lm_portions_fit(const lm_portions *p, int64_t len)
+{
+    int64_t sum = 0;
+    if (p->n < 0 || p->n > LM_PORTIONS_RUNS)
+        return false;
+    for (int i = 0; i < p->n; i++) {
+        const struct lm_portions_run *r = &p->run[i];
+        if (r->times < 1 || r->unit < 1 || r->size < r->unit || r->size % r->unit ||
+            r->times > (len - sum) / r->size)
+            return false;
+        sum += r->times * r->size;
+    }
+    return !p->n || sum == len;
+}
+
+bool lm_portions_serve(const lm_portions *p, int64_t len, int ranks, bool even)
+{
+    for (int i = 0; i < runs(p); i++) {
+        struct lm_portions_run r = run_at(p, i, len);
+        if (r.size / r.unit < ranks || (even && r.size / r.unit % ranks))
+            return false;
+    }
+    return true;
+}
+
+int64_t lm_portions_count(const lm_portions *p, int64_t len, int ranks, int rank)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < runs(p); i++) {
+        struct lm_portions_run r = run_at(p, i, len);
+        sum += r.times * share_of(&r, ranks, rank).count;
+    }
+    return sum;
+}
+
+bool lm_portions_at(const lm_portions *p, int64_t len, int ranks, int rank, int64_t k,
+                    lm_range *out)
+{
+    int64_t begin = 0;
+    for (int i = 0; i < runs(p); i++) {
+        struct lm_portions_run r = run_at(p, i, len);
+        if (k < r.times) {
+            *out = share_of(&r, ranks, rank);
+            out->from += begin + k * r.size;
+            return true;
+        }
+        k -= r.times;
+        begin += r.times * r.size;
+    }
+    return false;
+}
+
+/* The next range that is not empty, joined with those that begin where it ends; *k moves behind it. */
+static bool next_range(const lm_portions *p, int64_t len, int ranks, int rank, int64_t *k,
+                       lm_range *out)
+{
+    lm_range more;
+    *out = (lm_range){ 0 };
+    for (; lm_portions_at(p, len, ranks, rank, *k, &more); ++*k) {
+        if (out->count && more.count && more.from != out->from + out->count)
+            return true;
+        if (!out->count)
+            *out = more;
+        else
+            out->count += more.count;
+    }
+    return out->count > 0;
+}
+
+bool lm_portions_same(const lm_portions *a, const lm_portions *b, int64_t len, int ranks)
+{
+    for (int rank = 0; rank < ranks; rank++) {
+        int64_t i = 0, k = 0;
+        lm_range x, y;
+        for (bool more = true; more;) {
+            more = next_range(a, len, ranks, rank, &i, &x);
+            if (more != next_range(b, len, ranks, rank, &k, &y))
+                return false;
+            if (more && (x.from != y.from || x.count != y.count))
+                return false;
+        }
+    }
+    return true;
+}

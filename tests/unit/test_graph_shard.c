@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole models, forward and backward, by thread ranks under tensor parallelism, against one rank: losses, and gradients that are
+ * gathered by their layouts; and the exchanges that follow from the layouts of the weights. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "comm/threads.h"
+#include "graph/links.h"
+#include "graph/shard.h"
+#include "model_run.h"
+#include "parallel/layouts.h"
+
+enum { LAYERS = 2, BATCH = 2, SEQ = 6, MOST_RANKS = 4, WORDS = 24 };
+
+static const char *const models[] = {
+    "{\"model_type\":\"gpt2\",\"vocab_size\":24,\"n_embd\":16,\"n_layer\":2,\"n_head\":4,"
+    "\"n_positions\":16}",
+    "{\"model_type\":\"llama\",\"vocab_size\":24,\"hidden_size\":16,\"intermediate_size\":20,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"num_key_value_heads\":4,"
+    "\"max_position_embeddings\":32}",
+    "{\"model_type\":\"qwen3\",\"vocab_size\":24,\"hidden_size\":16,\"intermediate_size\":24,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4,\"head_dim\":6,"
+    "\"max_position_embeddings\":32,\"tie_word_embeddings\":true}",
+};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+static void read_model(const char *text, lm_config *c)
+{
+    lm_err e = { 0 };
+    json_t *o;
+    must(lm_json_parse(text, strlen(text), "config", &o, &e), &e);
+    must(lm_config_read(o, "config", c, &e), &e);
+    json_decref(o);
+}
+
+static bool joins_nothing(lm_backend *b, const char *op, lm_dtype act, const lm_call *c)
+{
+    (void)b, (void)op, (void)act, (void)c;
+    return false;
+}
+
+static float *random_block(const lm_model *m)
+{
+    float *block = room((size_t)m->block, sizeof *block);
+    for (int i = 0; i < m->n_params; i++) {
+        lm_rng r = lm_rng_make(9, "weights", (uint64_t)i);
+        for (int64_t k = 0; k < m->param[i].count; k++)
+            block[m->param[i].offset + k] = (float)(0.3 * lm_rng_normal(r, (uint64_t)k));
+    }
+    return block;
+}
+
+static void feed(runner *r)
+{
+    const lm_model *m = r->model;
+    lm_rng rng = lm_rng_make(5, "tokens", 0);
+    for (int64_t i = 0; i < BATCH * SEQ; i++) {
+        ids_of(r, m->tokens)[i] = (int32_t)lm_rng_below(rng, (uint64_t)i * 2, WORDS);
+        ids_of(r, m->targets)[i] =
+            i % 5 == 3 ? -1 : (int32_t)lm_rng_below(rng, (uint64_t)i * 2 + 1, WORDS);
+    }
+}
+
+/* ---- a team of ranks ---- */
+
+typedef struct {
+    const lm_config *config;
+    const lm_build *build;
+    runner *whole;            /* the run of one rank */
+    const char *rows;         /* layout of tokens and targets */
+    bool vocabulary;          /* embedding and head are split by words */
+    lm_graph *local;          /* of rank 0 */
+    float *value[MOST_RANKS]; /* of each rank: losses, then each gradient, of the whole shapes */
+} team;
+
+static void copy_part(const lm_tensor *whole, const lm_placement *p, const lm_mesh *mesh, char *all,
+                      char *part, bool out)
+{
+    int ranks = mesh->size[LM_AXIS_TP], rank = mesh->rank[LM_AXIS_TP];
+    size_t inner = lm_dtype_size(whole->dtype), bytes = inner;
+    int64_t outer = 1;
+    lm_range r;
+    for (int d = 0; d < whole->ndim; d++) {
+        bytes *= (size_t)whole->dim[d];
+        if (p->share == LM_SPLIT && d < p->at)
+            outer *= whole->dim[d];
+        else if (p->share == LM_SPLIT && d > p->at)
+            inner *= (size_t)whole->dim[d];
+    }
+    if (p->share != LM_SPLIT) {
+        memcpy(out ? part : all, out ? all : part, bytes);
+        return;
+    }
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t k = 0; lm_portions_at(&p->pieces, whole->dim[p->at], ranks, rank, k, &r);
+             k++) {
+            size_t n = (size_t)r.count * inner;
+            char *at = all + (size_t)(o * whole->dim[p->at] + r.from) * inner;
+            memcpy(out ? part : at, out ? at : part, n);
+            part += n;
+        }
+}
+
+/* Memory of the values of this rank that are not activations, with their parts of the whole run's numbers. */
+static void bind_parts(const team *t, const lm_graph *g, const lm_vid *place, const lm_mesh *mesh,
+                       lm_exec *x, void **mem)
+{
+    for (size_t v = 0; v < g->n_values; v++) {
+        const lm_value *value = &g->value[v];
+        if (value->role == LM_ROLE_ACT)
+            continue;
+        mem[v] = room((size_t)lm_tensor_count(&value->t), sizeof(double));
+        void *from = lm_exec_data(t->whole->exec, (lm_vid)v);
+        if (value->role != LM_ROLE_GRAD)
+            copy_part(&value->t, &value->layout.axis[LM_AXIS_TP], mesh, from, mem[v], true);
+        lm_exec_bind(x, place[v], mem[v]);
+    }
+}
+
+/* The loss and the gradients as whole values: zeros where this rank has none, and what others have too on rank 0 alone. */
+static void keep_results(team *t, const lm_model *m, const lm_vid *place, const lm_mesh *mesh,
+                         const lm_exec *x)
+{
+    int rank = mesh->rank[LM_AXIS_TP];
+    float *to = t->value[rank];
+    for (int i = -1; i < m->n_params; i++) {
+        lm_vid v = i < 0 ? m->loss : m->grad[i];
+        const lm_value *value = &m->graph->value[v];
+        const lm_placement *p = &value->layout.axis[LM_AXIS_TP];
+        if (p->share != LM_REPLICATED || rank == 0)
+            copy_part(&value->t, p, mesh, (char *)to, lm_exec_data(x, place[v]), false);
+        to += lm_tensor_count(&value->t);
+    }
+}
+
+static lm_code lay(lm_model *m, const char *rows, bool vocabulary, lm_err *e)
+{
+    lm_layout l;
+    if (lm_layouts_apply(m->graph, lm_layouts_tensor, e) ||
+        (vocabulary && lm_layouts_apply(m->graph, lm_layouts_vocabulary, e)) ||
+        lm_layout_read(rows, &l, e) || lm_graph_lay(m->graph, m->tokens, &l, e) ||
+        lm_graph_lay(m->graph, m->targets, &l, e))
+        return e->code;
+    return lm_graph_lay(m->graph, m->graph->node[0].out[0], &l, e); /* the embedding's */
+}
+
+static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
+{
+    team *t = ctx;
+    lm_links links = lm_comm_links(c), *by_axis[LM_AXES] = { [LM_AXIS_TP] = &links };
+    lm_step step = t->whole->step;
+    lm_mesh mesh = lm_mesh_alone;
+    lm_model *m = NULL;
+    lm_graph *local = NULL;
+    lm_backend *b = NULL;
+    lm_exec *x = NULL;
+    lm_vid *place = NULL;
+    void **mem = NULL;
+    step.links = by_axis;
+    mesh.size[LM_AXIS_TP] = lm_comm_size(c);
+    mesh.rank[LM_AXIS_TP] = lm_comm_rank(c);
+    if (lm_backend_cpu(lm_cpu_detect(), NULL, &b, e) ||
+        lm_model_build(t->config, t->build, &m, e) || lay(m, t->rows, t->vocabulary, e))
+        return e->code;
+    place = room(m->graph->n_values, sizeof *place);
+    mem = room(m->graph->n_values, sizeof *mem);
+    if (!lm_pass_shard(m->graph, LM_AXIS_TP, &mesh, &local, place, e) &&
+        !lm_exec_new(local, b, &place[m->loss], 1, &x, e)) {
+        bind_parts(t, m->graph, place, &mesh, x, mem);
+        if (!lm_exec_run(x, &step, e))
+            keep_results(t, m, place, &mesh, x);
+    }
+    lm_exec_free(x);
+    lm_backend_close(b);
+    for (size_t v = 0; v < m->graph->n_values; v++)
+        lm_free(mem[v]);
+    lm_free(mem);
+    lm_free(place);
+    lm_model_free(m);
+    if (mesh.rank[LM_AXIS_TP] == 0)
+        t->local = local;
+    else
+        lm_graph_free(local);
+    return e->code;
+}
+
+/* Nodes of an operator in a phase. */
+static int count(const lm_graph *g, const lm_op *op, bool forward)
+{
+    int n = 0;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        n += g->node[k].op == op && (g->node[k].phase == LM_PHASE_FORWARD) == forward;
+    return n;
+}
+
+/* Megatron's f and g, and their forms with rows that are split between the layers; three numbers of each row for the head, whose
+ * all-reduces are of one dimension. */
+static void check_exchanges(const team *t)
+{
+    const lm_graph *g = t->local;
+    const bool rows = strcmp(t->rows, "replicated") != 0;
+    const int sums[2] = { count(g, &lm_op_all_reduce, false), count(g, &lm_op_all_reduce, true) };
+    const int parts[2] = { count(g, &lm_op_reduce_scatter, false),
+                           count(g, &lm_op_reduce_scatter, true) };
+    const int gathers[2] = { count(g, &lm_op_all_gather, false),
+                             count(g, &lm_op_all_gather, true) };
+    const int words = t->vocabulary;
+    if (rows) {
+        assert_int_equal(parts[true], 2 * LAYERS + words);
+        assert_int_equal(parts[false], 2 * LAYERS + words);
+    } else {
+        assert_int_equal(sums[true], 2 * LAYERS + 4 * words);
+        assert_int_equal(sums[false], 2 * LAYERS + words);
+        assert_int_equal(parts[0] + parts[1] + gathers[0] + gathers[1], 0);
+        assert_int_equal(count(g, &lm_op_part, true) + count(g, &lm_op_part, false), 0);
+    }
+}
+
+static void check_numbers(const team *t, int ranks, const char *name)
+{
+    const lm_model *m = t->whole->model;
+    int64_t at = 0;
+    for (int i = -1; i < m->n_params; i++) {
+        lm_vid v = i < 0 ? m->loss : m->grad[i];
+        int64_t n = lm_tensor_count(&m->graph->value[v].t);
+        const float *want = lm_exec_data(t->whole->exec, v);
+        for (int64_t k = 0; k < n; k++)
+            for (int r = 1; r < ranks; r++)
+                t->value[0][at + k] += t->value[r][at + k];
+        double far = far_apart(t->value[0] + at, want, n);
+        if (!(far <= 1e-5))
+            fail_msg("%s, %d ranks, %s: relative error %.3g", name, ranks,
+                     i < 0 ? "loss" : m->graph->value[v].name, far);
+        at += n;
+    }
+}
+
+static void check_model(int i, int ranks, const char *rows, bool vocabulary)
+{
+    lm_err e = { 0 };
+    lm_config c;
+    lm_build b = { .mode = LM_MODE_TRAIN,
+                   .batch = BATCH,
+                   .seq = SEQ,
+                   .cache = SEQ,
+                   .precision = { .low = LM_DTYPE_F32 } };
+    runner r;
+    read_model(models[i], &c);
+    runner_new_joining(&r, &c, &b, lm_cpu_detect(), 1, joins_nothing);
+    float *block = random_block(r.model);
+    runner_weights(&r, block);
+    feed(&r);
+    runner_run(&r);
+    team t = { .config = &c, .build = &b, .whole = &r, .rows = rows, .vocabulary = vocabulary };
+    for (int k = 0; k < ranks; k++)
+        t.value[k] = room((size_t)(r.model->block + BATCH * SEQ), sizeof *t.value[k]);
+    if (lm_threads_run(ranks, 60, run_rank, &t, &e))
+        fail_msg("model %d, %d ranks: %s: %s", i, ranks, e.where, e.what);
+    check_numbers(&t, ranks, models[i]);
+    if (getenv("LM_SHOW")) {
+        lm_buf text = { 0 };
+        must(lm_graph_dump(t.local, &text, &e), &e);
+        fputs(text.data, stderr);
+        lm_buf_fini(&text);
+    }
+    check_exchanges(&t);
+    lm_graph_free(t.local);
+    for (int k = 0; k < ranks; k++)
+        lm_free(t.value[k]);
+    lm_free(block);
+    runner_free(&r);
+    lm_config_fini(&c);
+}
+
+static void check_all(const char *rows, bool vocabulary)
+{
+    for (int i = 0; i < N_MODELS; i++)
+        for (int ranks = 2; ranks <= MOST_RANKS; ranks += 2)
+            check_model(i, ranks, rows, vocabulary);
+}
+
+static void test_tensor_parallel(void **state)
+{
+    (void)state;
+    check_all("replicated", false);
+}
+
+static void test_rows_between(void **state)
+{
+    (void)state;
+    check_all("tp=split0", false);
+}
+
+static void test_vocabulary(void **state)
+{
+    (void)state;
+    check_all("replicated", true);
+    check_all("tp=split0", true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tensor_parallel),
+        cmocka_unit_test(test_rows_between),
+        cmocka_unit_test(test_vocabulary),
+    };
+    return cmocka_run_group_tests_name("graph_shard", tests, NULL, NULL);
+}
