@@ -9,7 +9,8 @@
  *
  * all_reduce      in x whole (an addend)      out y whole = the sum over the ranks (or attr.op), the same bits on each
  * reduce_scatter  in x whole (an addend)      out y this rank's part of the sum
- * all_gather      in x this rank's part       out y whole
+ * all_gather      in x this rank's part       out y whole; with attr.sum, elements that several ranks have are added
+ * sum_shared      in x this rank's part       out y = x, where elements that several ranks have are added
  * all_to_all      in x this rank's part along attr.dim
  *                                             out y its part along attr.to_dim, which may be the same one in other pieces
  * part            in x whole                  out y this rank's part: nothing is sent
@@ -32,8 +33,8 @@ typedef enum {
     LM_EXCHANGE_MIN,
 } lm_exchange_op;
 
-/* The ranks along one axis.  Every rank makes the same calls in the same order.  Sizes as in lib/comm/comm.h: counts in elements,
- * all else in bytes. */
+/* The ranks along one axis.  Every rank makes the same calls in the same order.  Sizes as in lib/comm/comm.h: counts in
+ * elements, all else in bytes. */
 typedef struct lm_links lm_links;
 struct lm_links {
     int rank, size;
@@ -56,6 +57,7 @@ typedef struct {
     lm_exchange_op op;
     int64_t dim, len; /* the split dimension, and its elements in the whole value */
     lm_portions pieces;
+    bool sum;
     int64_t to_dim, to_len; /* all_to_all: of y */
     lm_portions to_pieces;
 } lm_exchange_attr;

@@ -94,11 +94,29 @@ static void all_reduce(const lm_call *c)
         copy(c);
 }
 
-/* Sizes of the parts, and a whole value behind them. */
+/* Sizes of the parts, and behind them the parts, which are more than the whole value where ranks share some. */
+static size_t parts_room(const lm_call *c, const lm_tensor *t)
+{
+    view v = view_of(c->attr, t, false);
+    size_t sum = sizes_room(c);
+    for (int r = 0; r < v.ranks; r++)
+        sum += part_bytes(&v, r);
+    return sum;
+}
+
 static size_t gather_work(const lm_call *c, int threads)
 {
     (void)threads;
-    return sizes_room(c) + bytes_of(&c->out[0]);
+    return parts_room(c, &c->out[0]);
+}
+
+/* Zeros but for this rank's part, summed up. */
+static void gather_sums(const lm_call *c, const view *v, lm_links *l)
+{
+    lm_tensor *y = &c->out[0];
+    memset(y->data, 0, bytes_of(y));
+    move_part(v, l->rank, y->data, c->in[0].data, false);
+    l->all_reduce(l, y->data, y->data, (size_t)lm_tensor_count(y), y->dtype, LM_EXCHANGE_SUM);
 }
 
 static void all_gather(const lm_call *c)
@@ -111,6 +129,10 @@ static void all_gather(const lm_call *c)
         copy(c);
         return;
     }
+    if (((const lm_exchange_attr *)c->attr)->sum) {
+        gather_sums(c, &v, l);
+        return;
+    }
     for (int r = 0; r < v.ranks; r++)
         bytes[r] = part_bytes(&v, r);
     l->all_gather(l, c->in[0].data, parts, bytes);
@@ -121,7 +143,7 @@ static void all_gather(const lm_call *c)
 static size_t scatter_work(const lm_call *c, int threads)
 {
     (void)threads;
-    return sizes_room(c) + bytes_of(&c->in[0]);
+    return parts_room(c, &c->in[0]);
 }
 
 static void reduce_scatter(const lm_call *c)
@@ -142,6 +164,29 @@ static void reduce_scatter(const lm_call *c)
     }
     l->reduce_scatter(l, in_order(&v) ? c->in[0].data : parts, c->out[0].data, count,
                       c->in[0].dtype, a->op);
+}
+
+static size_t shared_work(const lm_call *c, int threads)
+{
+    view v = view_of(c->attr, &c->in[0], false);
+    (void)threads;
+    return (size_t)(v.outer * v.len) * v.inner;
+}
+
+static void sum_shared(const lm_call *c)
+{
+    view v = view_of(c->attr, &c->in[0], false);
+    lm_links *l = links_of(c);
+    size_t bytes = shared_work(c, 1);
+    if (!l) {
+        copy(c);
+        return;
+    }
+    memset(c->work, 0, bytes);
+    move_part(&v, l->rank, c->work, c->in[0].data, false);
+    l->all_reduce(l, c->work, c->work, bytes / lm_dtype_size(c->in[0].dtype), c->in[0].dtype,
+                  LM_EXCHANGE_SUM);
+    move_part(&v, l->rank, c->work, c->out[0].data, true);
 }
 
 static void take_part(const lm_call *c)
@@ -277,6 +322,7 @@ const lm_kernel lm_comm_ref_kernels[] = {
     { "reduce_scatter", LM_DTYPE_NONE, LM_CPU_REF, reduce_scatter, scatter_work },
     { "all_gather", LM_DTYPE_NONE, LM_CPU_REF, all_gather, gather_work },
     { "all_to_all", LM_DTYPE_NONE, LM_CPU_REF, all_to_all, to_all_work },
+    { "sum_shared", LM_DTYPE_NONE, LM_CPU_REF, sum_shared, shared_work },
     { "part", LM_DTYPE_NONE, LM_CPU_REF, take_part, NULL },
     { "once", LM_DTYPE_NONE, LM_CPU_REF, once, NULL },
     { "part_ids", LM_DTYPE_NONE, LM_CPU_REF, part_ids, NULL },

@@ -18,15 +18,34 @@ static const struct {
 bool lm_placement_same(const lm_placement *a, const lm_placement *b, const lm_tensor *whole,
                        int ranks)
 {
-    return a->share == b->share && a->at == b->at &&
+    return a->share == b->share && a->at == b->at && a->sum == b->sum &&
            (a->share != LM_SPLIT ||
             lm_portions_same(&a->pieces, &b->pieces, whole->dim[a->at], ranks));
+}
+
+static bool is_shared(const lm_placement *p, int ranks)
+{
+    return p->share == LM_SPLIT && lm_portions_shared(&p->pieces, ranks);
+}
+
+/* Addends of the same parts become their sums. */
+static bool sums_shared(const lm_placement *from, const lm_placement *to, const lm_tensor *whole,
+                        int ranks)
+{
+    lm_placement sums = *from;
+    sums.sum = false;
+    return from->sum && lm_placement_same(&sums, to, whole, ranks);
 }
 
 const lm_op *lm_exchange_of(const lm_placement *from, const lm_placement *to,
                             const lm_tensor *whole, int ranks)
 {
     if (lm_placement_same(from, to, whole, ranks))
+        return NULL;
+    if (from->share == LM_SPLIT && to->share == LM_SPLIT &&
+        (is_shared(from, ranks) || is_shared(to, ranks)))
+        return sums_shared(from, to, whole, ranks) ? &lm_op_sum_shared : NULL;
+    if (to->sum)
         return NULL;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (table[i].from == from->share && table[i].to == to->share)
@@ -46,6 +65,7 @@ lm_code lm_exchange_append(lm_graph *local, lm_axis axis, const lm_mesh *mesh, l
     lm_tensor part = lm_placement_part(to, axis, mesh, whole);
     if (!op)
         return lm_fail(e, LM_EBUG, "exchange", NULL, "no operator makes this layout");
+    a.sum = from->sum;
     if (split->share == LM_SPLIT) {
         a.dim = split->at;
         a.len = whole->dim[split->at];

@@ -24,6 +24,7 @@ bool lm_layout_same(const lm_layout *a, const lm_layout *b)
 {
     for (int i = 0; i < LM_AXES; i++)
         if (a->axis[i].share != b->axis[i].share || a->axis[i].at != b->axis[i].at ||
+            a->axis[i].sum != b->axis[i].sum ||
             !same_pieces(&a->axis[i].pieces, &b->axis[i].pieces))
             return false;
     return true;

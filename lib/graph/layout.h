@@ -48,6 +48,9 @@ typedef struct {
     lm_share share;
     int at;             /* LM_SPLIT: the dimension; LM_ON: the rank; otherwise 0 */
     lm_portions pieces; /* LM_SPLIT: of that dimension; otherwise none */
+    /* LM_SPLIT: what several ranks hold (numeric/portions.h) are addends, whose sum is the value; false: equal copies.
+     * Layouts in text do not say it: gradients get it in the sharding pass. */
+    bool sum;
 } lm_placement;
 
 typedef struct {
@@ -61,7 +64,8 @@ lm_code lm_layout_check(const lm_layout *l, int ndim, lm_err *e);
 /* The part of a value of shape *whole that this rank holds: its shape (a dimension may be 0 when there
  * are more ranks than elements, and all are 0 where only another rank holds the value), and if `first`
  * is not NULL, the index in *whole of its first element in each dimension (where packed parts are split,
- * other elements of the part are not beside it).  *whole and *part may be the same.  The layout must have passed lm_layout_check. */
+ * other elements of the part are not beside it).  *whole and *part may be the same.  The layout must have passed
+ * lm_layout_check. */
 void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *whole,
                     lm_tensor *part, int64_t first[LM_MAX_DIMS]);
 

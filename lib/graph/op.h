@@ -40,6 +40,8 @@ enum {
     LM_ADDEND = 4096,
     /* The outputs are linear in the inputs so marked, together: of addends they are addends */
     LM_LINEAR = 8192,
+    /* A gradient: of what several ranks hold, each has an addend, as each has seen what it reads alone */
+    LM_GRADIENT = 16384,
 };
 
 /* An operand's dimensions are sums and products of numbers and letters, such as "BT,(H+2K)D".  A
@@ -154,7 +156,7 @@ typedef struct lm_op {
 extern const lm_op lm_op_add, lm_op_cast, lm_op_accumulate;
 /* and, of ranks, lib/op/exchange.c */
 extern const lm_op lm_op_all_reduce, lm_op_reduce_scatter, lm_op_all_gather, lm_op_all_to_all,
-    lm_op_part, lm_op_once;
+    lm_op_sum_shared, lm_op_part, lm_op_once;
 
 /* For rules. */
 static inline lm_dtype lm_wide(lm_dtype act) /* the type of statistics and gradients of weights */

@@ -118,7 +118,7 @@ static lm_code check_placement(const sharder *s, lm_vid v)
         return LM_OK;
     if (p->at >= x->t.ndim || !lm_portions_fit(&p->pieces, x->t.dim[p->at]))
         return refuse(s, v, "has other pieces than its layout");
-    if (!lm_portions_serve(&p->pieces, x->t.dim[p->at], s->ranks, false))
+    if (!lm_portions_serve(&p->pieces, x->t.dim[p->at], s->ranks, false, true))
         return refuse(s, v, "has fewer units than there are ranks");
     if (x->t.codes || x->t.panels || x->t.kv)
         return refuse(s, v, "has codes or panels, which are not divided");
@@ -180,9 +180,8 @@ static double exchange_cost(const sharder *s, lm_vid v, const lm_placement *from
     /* Only along dp do weights travel and not activations. */
     if (s->axis != LM_AXIS_DP && (role == LM_ROLE_PARAM || role == LM_ROLE_DERIVED))
         share *= 1e3;
-    return op == &lm_op_all_reduce   ? 2 * share * bytes
-           : op == &lm_op_all_to_all ? share / n * bytes
-                                     : share * bytes;
+    bool summed = op == &lm_op_all_reduce || op == &lm_op_sum_shared || from->sum;
+    return summed ? 2 * share * bytes : op == &lm_op_all_to_all ? share / n * bytes : share * bytes;
 }
 
 /* The cheapest version of v from which `want` can be made; NULL: that of the value itself. */
@@ -209,11 +208,16 @@ static bool is_left_out(const lm_node *n, int i, const lm_placement *want)
     return want->share == LM_PARTIAL && (n->op->in[i].is & both) == both;
 }
 
-/* A gradient that no node has written takes the placement of its first node, unless it is split like its parameter. */
-static bool is_open(const sharder *s, lm_vid v)
+/* Whether v can be written in the placement `at`.  A gradient that no node has written is an addend, in whole or in what
+ * several ranks hold, if its first node makes it so. */
+static bool takes(const sharder *s, lm_vid v, const lm_placement *at)
 {
-    return s->g->value[v].role == LM_ROLE_GRAD && !s->written[v] &&
-           placement(s, v)->share == LM_REPLICATED;
+    lm_placement have = *placement(s, v);
+    bool open = s->g->value[v].role == LM_ROLE_GRAD && !s->written[v];
+    if (open && have.share == LM_REPLICATED)
+        return at->share != LM_SPLIT;
+    have.sum = open ? at->sum : have.sum;
+    return lm_placement_same(at, &have, &s->g->value[v].t, s->ranks);
 }
 
 /* An activation whose layout was given is made in it; until then it has no version. */
@@ -239,10 +243,7 @@ static double form_cost(const sharder *s, const lm_node *n, const lm_split_form 
             sum += exchange_cost(s, n->out[i], &f->out[i], placement(s, n->out[i]));
         if (n->out[i] < 0 || is_made(s, n->out[i]))
             continue;
-        bool fits = is_open(s, n->out[i]) ? f->out[i].share != LM_SPLIT
-                                          : lm_placement_same(&f->out[i], placement(s, n->out[i]),
-                                                              &s->g->value[n->out[i]].t, s->ranks);
-        if (!fits)
+        if (!takes(s, n->out[i], &f->out[i]))
             return INFINITY;
     }
     return sum;
@@ -287,7 +288,7 @@ static lm_code fetch(sharder *s, const lm_node *n, lm_vid v, const lm_placement 
     *out = from ? from->local : s->place[v];
     if (cost == 0)
         return LM_OK;
-    bool sum = at->share == LM_PARTIAL;
+    bool sum = at->share == LM_PARTIAL || at->sum;
     lm_phase phase = exchange_phase(s, v, n);
     version made = { .at = *want, .side = sum ? SIDE_ALL : side_of(phase) };
     made.next = s->version[v];

@@ -3,23 +3,27 @@
  *
  * The pass runs behind the backward and the update, so that no exchange needs a gradient, and works along one axis of the
  * mesh at a time.  It walks the list in order.  Where a value lies is known when a node reads it: layouts of parameters,
- * inputs and states are given (lm_graph_lay), those of activations and gradients follow.  An activation may be given one, too: it
- * is brought there when it is made.
+ * inputs and states are given (lm_graph_lay), those of activations and gradients follow.  An activation may be given one,
+ * too: it is brought there when it is made.
  *
  * A node has forms, which follow from the letters of its operator's table (lm_op.split), for y[N,M] = x[N,K] w[M,K] + b[M]:
  *     N   x and y are split in rows, w and b are replicated
  *     M   w and b are split in rows, y in columns, x is replicated
  *     K   x and w are split in columns, and y is an addend on each rank: b is added on rank 0 alone
- * and one in which everything is replicated.  The pass takes the form for which the fewest bytes have to be exchanged
- * before and after it.  Column and row parallel layers, with an all-reduce behind the second in the forward and one
- * behind the first in the backward, follow from the layouts of their weights; so do their forms with rows that are split
- * between the layers (reduce-scatter and all-gather), when the tokens are, or the embedding's result is given that layout, and
- * gradients that are addends of each rank's rows.
+ * and one in which everything is replicated.  Heads of keys and values, of which there are fewer than ranks, are held by
+ * several ranks; their gradients (LM_GRADIENT in the table) are addends then, of which the backward's sums need no other
+ * form.  An operator whose letters do not tell everything has a rule (lm_op.shard): the vocabulary's words in embedding and
+ * head.  The pass takes the form for which the fewest bytes have to be exchanged before and after it.  Column and row
+ * parallel layers, with an all-reduce behind the second in the forward and one behind the first in the backward, follow from
+ * the layouts of their weights; so do their forms with rows that are split between the layers (reduce-scatter and
+ * all-gather), when the tokens are, or the embedding's result is given that layout, and gradients that are addends of each
+ * rank's rows.
  *
  * A reader that needs another layout than the value has reads a copy in that one, which an exchange makes:
  *     addends -> replicated   all_reduce          addends -> split       reduce_scatter
  *     split   -> replicated   all_gather          split   -> split       all_to_all
  *     replicated -> split     part                replicated -> addends  once, for a value that is added and not optional
+ *     addends of what several ranks hold -> the same, equal copies    sum_shared
  * Copies are remembered for later readers: sums for the whole list, since they are what the value is; gathered ones for
  * the same phase of it (forward, backward, update), so that none lives from the forward to the backward; none when the value is
  * written.  A gradient whose parameter is replicated stays as its first node makes it, replicated or an addend; what sums
@@ -45,8 +49,8 @@ enum { LM_SPLIT_FORMS = 64 };
 int lm_split_forms(const lm_graph *g, const lm_node *n, int ranks, const lm_placement *have,
                    lm_split_form form[LM_SPLIT_FORMS]);
 
-/* Append the form of node n of g to the list of this rank: `in` and `out` are the operands there, in the placements of the form;
- * out[i] LM_NONE: it is made.  An optional LM_ADDEND that is an addend may be LM_NONE on ranks that add nothing.
+/* Append the form of node n of g to the list of this rank: `in` and `out` are the operands there, in the placements of the
+ * form; out[i] LM_NONE: it is made.  An optional LM_ADDEND that is an addend may be LM_NONE on ranks that add nothing.
  * Fails: as lm_graph_append. */
 lm_code lm_split_form_append(const lm_graph *g, const lm_node *n, const lm_split_form *f,
                              lm_axis axis, const lm_mesh *mesh, lm_graph *local, const lm_vid *in,
@@ -73,10 +77,9 @@ lm_code lm_exchange_append(lm_graph *local, lm_axis axis, const lm_mesh *mesh, l
 /* The list of rank mesh->rank along `axis`, as a graph of its own with the values' parts along this axis; layouts along other
  * axes, layers, phases and names stay.  place (n_values of g) receives for each value of g its number there.
  *
- * The layouts of g along the axis are completed: of activations, of gradients, and of weights that are split without pieces, the
- * pieces that their readers need.  All ranks take the same decisions.
- * Fails: LM_EUSAGE naming the value or operator for what cannot be split so: views, more ranks than units, a value that is
- * written in another layout than it has. */
+ * The layouts of g along the axis are completed: of activations, of gradients, and of weights that are split without pieces,
+ * the pieces that their readers need.  All ranks take the same decisions.  Fails: LM_EUSAGE naming the value or operator for
+ * what cannot be split so: views, more ranks than units, a value that is written in another layout than it has. */
 lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph **out, lm_vid *place,
                       lm_err *e);
 

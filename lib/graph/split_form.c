@@ -61,18 +61,45 @@ static lm_split_form *add_form(maker *m, const lm_split_form *f)
     return &m->form[m->n_forms++];
 }
 
+/* Whether ranks may hold more or less than each other one, and the same. */
+typedef struct {
+    bool even, shared;
+} terms;
+
 /* Split dimension d of an operand; false: it is split already, or ranks have nothing of it. */
-static bool split_dim(const maker *m, lm_placement *p, const lm_tensor *t, int d,
-                      const lm_portions *pieces, bool even)
+static bool split_dim(const maker *m, lm_placement *p, const lm_operand *o, const lm_tensor *t,
+                      int d, const lm_portions *pieces, terms x)
 {
-    if (p->share == LM_SPLIT || !is_plain(t) || !lm_portions_fit(pieces, t->dim[d]) ||
-        !lm_portions_serve(pieces, t->dim[d], m->ranks, even))
-        return false;
     static const lm_portions whole;
+    if (p->share == LM_SPLIT || !is_plain(t) || !lm_portions_fit(pieces, t->dim[d]) ||
+        !lm_portions_serve(pieces, t->dim[d], m->ranks, x.even, x.shared))
+        return false;
     *p = (lm_placement){ .share = LM_SPLIT, .at = d };
     if (!lm_portions_same(pieces, &whole, t->dim[d], m->ranks))
         p->pieces = *pieces;
+    p->sum = (o->is & LM_GRADIENT) && lm_portions_shared(pieces, m->ranks);
     return true;
+}
+
+static bool is_shared(const maker *m, const lm_split_form *f, int i)
+{
+    const lm_placement *p = placement((lm_split_form *)(uintptr_t)f, m->n, i);
+    return p->share == LM_SPLIT && lm_portions_shared(&p->pieces, m->ranks);
+}
+
+/* Add a form, and where ranks hold the same of linear operands, one in which these are addends. */
+static void add_linear_too(maker *m, const lm_split_form *f)
+{
+    lm_split_form sums = *f;
+    bool linear = false;
+    add_form(m, f);
+    for (int i = 0; i < m->n->n_in; i++)
+        linear |= (operand(m, i)->is & LM_LINEAR) && is_shared(m, f, i);
+    for (int i = 0; linear && i < m->n->n_in + m->n->n_out; i++)
+        if (is_shared(m, f, i) && (i >= m->n->n_in || (operand(m, i)->is & LM_LINEAR)))
+            placement(&sums, m->n, i)->sum = true;
+    if (linear)
+        add_form(m, &sums);
 }
 
 /* ---- words of letters ---- */
@@ -100,7 +127,7 @@ static bool place_operand(const maker *m, lm_split_form *f, int i, bool summed)
             return false;
         if (held && !even && alone)
             pieces = f->pieces;
-        if (held && !split_dim(m, p, t, d, &pieces, even))
+        if (held && !split_dim(m, p, o, t, d, &pieces, (terms){ even, even || f->pieces.n > 0 }))
             return false;
     }
     if (summed && p->share == LM_REPLICATED && (output || (o->is & LM_ADDEND)))
@@ -108,6 +135,30 @@ static bool place_operand(const maker *m, lm_split_form *f, int i, bool summed)
     if (p->share == LM_PARTIAL && !output && !lm_dtype_is_float(t->dtype))
         p->share = LM_REPLICATED; /* ids of what is added */
     return p->share != LM_PARTIAL || (lm_dtype_is_float(t->dtype) && is_plain(t));
+}
+
+/* Sums over what several ranks hold are right if one of the factors is an addend. */
+static bool counts_twice(const maker *m, const lm_split_form *f)
+{
+    bool shared = false, sum = false;
+    for (int i = 0; i < m->n->n_in; i++)
+        if (!lm_absent(shape(m, i))) {
+            shared |= is_shared(m, f, i);
+            sum |= f->in[i].sum;
+        }
+    return shared && !sum;
+}
+
+/* Gradients that are made of others are addends if one of those is; without others, the call itself makes them so. */
+static void carry_sums(const maker *m, lm_split_form *f)
+{
+    bool made = false, sum = false;
+    for (int i = 0; i < m->n->n_in; i++) {
+        made |= !lm_absent(shape(m, i)) && (operand(m, i)->is & LM_GRADIENT);
+        sum |= f->in[i].sum;
+    }
+    for (int i = 0; made && !sum && i < m->n->n_out; i++)
+        f->out[i].sum = false;
 }
 
 static void add_letters(maker *m, const lm_split_form *word, bool summed)
@@ -121,8 +172,9 @@ static void add_letters(maker *m, const lm_split_form *word, bool summed)
             return;
         splits |= placement(&f, m->n, i)->share == LM_SPLIT;
     }
-    if (splits)
-        add_form(m, &f);
+    carry_sums(m, &f);
+    if (splits && (!summed || !counts_twice(m, &f)))
+        add_linear_too(m, &f);
 }
 
 /* A form for each way in which one of the operands packs the dimension d that is the letter alone. */
@@ -141,6 +193,12 @@ static void add_packed(maker *m, const lm_split_form *word, bool summed, int i, 
     add_letters(m, &f, summed);
 }
 
+/* Heads of ranks are as many; of those behind the first letter, several ranks may hold one. */
+static bool divides(int64_t size, int ranks, bool shared)
+{
+    return size % ranks == 0 || (shared && size > 0 && ranks % size == 0);
+}
+
 static void add_word(maker *m, const char *word, size_t n)
 {
     lm_split_form f = { .word = word };
@@ -148,7 +206,7 @@ static void add_word(maker *m, const char *word, size_t n)
     for (size_t i = 0; i < n - summed; i++) {
         f.letters |= 1U << (word[i] - 'A');
         if ((m->n->op->splits && !m->n->op->splits(&m->call, word[i])) ||
-            (n - summed > 1 && m->size[word[i] - 'A'] % m->ranks))
+            (n - summed > 1 && !divides(m->size[word[i] - 'A'], m->ranks, i > 0)))
             return;
     }
     add_letters(m, &f, summed);
@@ -174,7 +232,7 @@ static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor
         if (lm_absent(t))
             continue;
         if (is_any(operand(m, i)) && lm_same_shape(t, any)) {
-            if (!split_dim(m, p, t, d, pieces, false))
+            if (!split_dim(m, p, operand(m, i), t, d, pieces, (terms){ false, pieces->n > 0 }))
                 return;
         } else if (is_any(operand(m, i)) && lm_tensor_count(t) > 1) {
             return;
@@ -182,7 +240,8 @@ static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor
             p->share = LM_PARTIAL;
         }
     }
-    add_form(m, &f);
+    if (!summed || !counts_twice(m, &f))
+        add_linear_too(m, &f);
 }
 
 static void add_any(maker *m, const char *word, size_t n)
@@ -262,13 +321,13 @@ lm_tensor lm_placement_part(const lm_placement *p, lm_axis axis, const lm_mesh *
 static void set_sizes(const lm_op *op, const lm_split_form *f, const int64_t size[LM_LETTERS],
                       int ranks, int rank, char *attr)
 {
-    static const lm_portions whole;
-    const lm_portions *pieces = is_single(f->letters) ? &f->pieces : &whole;
     for (const lm_field *field = op->fields; f->letters && field && field->name; field++) {
         int64_t *at = (int64_t *)(void *)(attr + field->at);
         if (!field->letter || !(f->letters >> (field->letter - 'A') & 1) || *at == 0)
             continue;
-        *at = lm_portions_count(pieces, size[field->letter - 'A'], ranks, rank);
+        int64_t whole = size[field->letter - 'A'];
+        const lm_portions heads = { .n = 1, .run = { { 1, whole, 1 } } };
+        *at = lm_portions_count(is_single(f->letters) ? &f->pieces : &heads, whole, ranks, rank);
     }
 }
 

@@ -20,9 +20,11 @@ static int64_t range_begin(int64_t len, int64_t at, int64_t n)
 }
 
 /* What a rank holds of a piece, relative to its begin. */
-static lm_range share_of(const struct lm_portions_run *r, int ranks, int rank)
+static lm_range share_of(const lm_portions *p, const struct lm_portions_run *r, int ranks, int rank)
 {
     int64_t units = r->size / r->unit, from = range_begin(units, rank, ranks);
+    if (p->n && units < ranks)
+        return (lm_range){ from * r->unit, r->unit };
     return (lm_range){ from * r->unit, (range_begin(units, rank + 1, ranks) - from) * r->unit };
 }
 
@@ -41,14 +43,23 @@ bool lm_portions_fit(const lm_portions *p, int64_t len)
     return !p->n || sum == len;
 }
 
-bool lm_portions_serve(const lm_portions *p, int64_t len, int ranks, bool even)
+bool lm_portions_serve(const lm_portions *p, int64_t len, int ranks, bool even, bool shared)
 {
     for (int i = 0; i < runs(p); i++) {
         struct lm_portions_run r = run_at(p, i, len);
-        if (r.size / r.unit < ranks || (even && r.size / r.unit % ranks))
+        int64_t units = r.size / r.unit;
+        if (units < ranks ? !shared || !p->n || units < 1 || ranks % units : even && units % ranks)
             return false;
     }
     return true;
+}
+
+bool lm_portions_shared(const lm_portions *p, int ranks)
+{
+    for (int i = 0; i < p->n; i++)
+        if (p->run[i].size / p->run[i].unit < ranks)
+            return true;
+    return false;
 }
 
 int64_t lm_portions_count(const lm_portions *p, int64_t len, int ranks, int rank)
@@ -56,7 +67,7 @@ int64_t lm_portions_count(const lm_portions *p, int64_t len, int ranks, int rank
     int64_t sum = 0;
     for (int i = 0; i < runs(p); i++) {
         struct lm_portions_run r = run_at(p, i, len);
-        sum += r.times * share_of(&r, ranks, rank).count;
+        sum += r.times * share_of(p, &r, ranks, rank).count;
     }
     return sum;
 }
@@ -68,7 +79,7 @@ bool lm_portions_at(const lm_portions *p, int64_t len, int ranks, int rank, int6
     for (int i = 0; i < runs(p); i++) {
         struct lm_portions_run r = run_at(p, i, len);
         if (k < r.times) {
-            *out = share_of(&r, ranks, rank);
+            *out = share_of(p, &r, ranks, rank);
             out->from += begin + k * r.size;
             return true;
         }

@@ -332,7 +332,7 @@ const lm_op lm_op_attention_dx = {
             { "lo", "BT", LM_IDS | LM_OPTIONAL },
             { "hi", "BT", LM_IDS | LM_OPTIONAL },
             { "bias", "H,Z", LM_OPTIONAL } },
-    .out = { { "dqkv", "BT,(H+K)D+KE", LM_ACT_TYPE } },
+    .out = { { "dqkv", "BT,(H+K)D+KE", LM_ACT_TYPE | LM_GRADIENT } },
     .fields = attention_fields,
     .split = "B HK",
     .splits = attention_splits,

@@ -37,6 +37,13 @@ static lm_code expect_dim(const lm_call *c, const char *op, int64_t dim, int64_t
                      "x and y are not a value and its part along dimension %lld", (long long)dim);
 }
 
+static lm_code shared_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_exchange_attr *a = c->attr;
+    (void)want;
+    return expect_dim(c, "sum_shared", a->dim, held(a, false), held(a, false), e);
+}
+
 static lm_code all_shape(lm_call *c, unsigned want, lm_err *e)
 {
     (void)want;
@@ -95,7 +102,15 @@ static void scatter_cost(const lm_call *c, lm_cost *out)
 
 static void gather_cost(const lm_call *c, lm_cost *out)
 {
-    moves(c, &c->out[0], 1, out);
+    moves(c, &c->out[0], ((const lm_exchange_attr *)c->attr)->sum ? 2 : 1, out);
+}
+
+static void shared_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_exchange_attr *a = c->attr;
+    lm_tensor whole = c->in[0];
+    whole.dim[a->dim] = a->len;
+    moves(c, &whole, 2, out);
 }
 
 static void copy_cost(const lm_call *c, lm_cost *out)
@@ -149,6 +164,8 @@ const lm_op lm_op_reduce_scatter = { EXCHANGE("reduce_scatter", fields, scatter_
 const lm_op lm_op_all_gather = { EXCHANGE("all_gather", fields, gather_shape, gather_cost,
                                           alone_example) };
 const lm_op lm_op_all_to_all = { EXCHANGE("all_to_all", to_fields, to_all_shape, scatter_cost,
+                                          alone_example) };
+const lm_op lm_op_sum_shared = { EXCHANGE("sum_shared", fields, shared_shape, shared_cost,
                                           alone_example) };
 const lm_op lm_op_part = { EXCHANGE("part", fields, scatter_shape, copy_cost, part_example) };
 const lm_op lm_op_once = { EXCHANGE("once", reduce_fields, all_shape, copy_cost, once_example) };

@@ -63,8 +63,9 @@ const lm_op lm_op_gaussian_rows = {
 const lm_op lm_op_gaussian_rows_dx = {
     .name = "gaussian_rows_dx",
     .attr_size = sizeof(lm_gaussian_attr),
-    .in = { { "dy", "N,(H+K)(D+8)+KD", LM_ACT_TYPE }, { "y", "N,(H+K)(D+8)+KD", LM_ACT_TYPE } },
-    .out = { { "dqkv", "N,(H+2K)D", LM_ACT_TYPE } },
+    .in = { { "dy", "N,(H+K)(D+8)+KD", LM_ACT_TYPE | LM_GRADIENT },
+            { "y", "N,(H+K)(D+8)+KD", LM_ACT_TYPE } },
+    .out = { { "dqkv", "N,(H+2K)D", LM_ACT_TYPE | LM_GRADIENT } },
     .fields = fields,
     .split = "N HK",
     .prec = LM_PREC_INFER,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* head_shard.c -- the vocabulary head when its words are split over ranks (Megatron-LM, arXiv:1909.08053, section 3).
  *
- * Each rank makes the logits of its words.  Of each row ranks exchange three numbers: the largest of their logarithms of the sum
- * of exp(logit), the sum of these relative to it, and the logit of the target, which one rank has.  Gradients need nothing more:
- * with the logarithm of the whole sum each rank makes those of its words, and addends of those of x. */
+ * Each rank makes the logits of its words.  Of each row ranks exchange three numbers: the largest of their logarithms of the
+ * sum of exp(logit), the sum of these relative to it, and the logit of the target, which one rank has.  Gradients need
+ * nothing more: with the logarithm of the whole sum each rank makes those of its words, and addends of those of x. */
 #include "kernels/comm.h"
 
 #include "kernels/head.h"

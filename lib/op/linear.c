@@ -101,7 +101,7 @@ static void dx_cost(const lm_call *c, lm_cost *out)
 const lm_op lm_op_linear_dx = {
     .name = "linear_dx",
     .attr_size = sizeof(lm_linear_attr),
-    .in = { { "dy", "N,M", LM_ACT_TYPE }, { "w", "M,K", LM_WEIGHT } },
+    .in = { { "dy", "N,M", LM_ACT_TYPE | LM_GRADIENT }, { "w", "M,K", LM_WEIGHT } },
     .out = { { "dx", "N,K", LM_ACT_TYPE } },
     .split = "N M+ K",
     .prec = LM_PREC_ALLOW,
@@ -117,8 +117,8 @@ static void dw_cost(const lm_call *c, lm_cost *out)
 const lm_op lm_op_linear_dw = {
     .name = "linear_dw",
     .attr_size = sizeof(lm_linear_attr),
-    .in = { { "dy", "N,M", LM_ACT_TYPE }, { "x", "N,K", LM_ACT_TYPE } },
-    .out = { { "dw", "M,K", 0 }, { "db", "M", LM_OPTIONAL } },
+    .in = { { "dy", "N,M", LM_ACT_TYPE | LM_GRADIENT }, { "x", "N,K", LM_ACT_TYPE } },
+    .out = { { "dw", "M,K", LM_GRADIENT }, { "db", "M", LM_OPTIONAL | LM_GRADIENT } },
     .fields = dw_fields,
     .split = "N+ M K",
     .prec = LM_PREC_ALLOW,

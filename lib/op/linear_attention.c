@@ -157,7 +157,7 @@ const lm_op lm_op_linear_attention_dx = {
             { "qkv", "BT,(H+2K)D", LM_ACT_TYPE },
             { "o", "BT,HD", LM_ACT_TYPE | LM_OPTIONAL },
             { "lo", "BT", LM_IDS | LM_OPTIONAL } },
-    .out = { { "dqkv", "BT,(H+2K)D", LM_ACT_TYPE } },
+    .out = { { "dqkv", "BT,(H+2K)D", LM_ACT_TYPE | LM_GRADIENT } },
     .fields = fields,
     .split = "B HK",
     .splits = splits,

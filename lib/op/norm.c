@@ -217,12 +217,12 @@ const lm_op lm_op_head_norm = {
 const lm_op lm_op_head_norm_dx = {
     .name = "head_norm_dx",
     .attr_size = sizeof(lm_head_norm_attr),
-    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER },
+    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER | LM_GRADIENT },
             { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
             { "wq", "D", 0 },
             { "wk", "D", 0 },
             { "stat", "N,H+K", 0 } },
-    .out = { { "dqkv", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER } },
+    .out = { { "dqkv", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER | LM_GRADIENT } },
     .fields = head_norm_fields,
     .split = "N HK",
     .prec = LM_PREC_INFER,
@@ -233,7 +233,7 @@ const lm_op lm_op_head_norm_dx = {
 const lm_op lm_op_head_norm_dw = {
     .name = "head_norm_dw",
     .attr_size = sizeof(lm_head_norm_attr),
-    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE },
+    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE | LM_GRADIENT },
             { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
             { "stat", "N,H+K", 0 } },
     .out = { { "dwq", "D", 0 }, { "dwk", "D", 0 } },

@@ -135,6 +135,7 @@ static const lm_op *const ops[] = {
     &lm_op_reduce_scatter,
     &lm_op_all_gather,
     &lm_op_all_to_all,
+    &lm_op_sum_shared,
     &lm_op_part,
     &lm_op_once,
     &lm_op_part_ids,

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* layouts.h -- policies: which tensors are split how, by their names.  Private to lib/parallel.
  *
- * A policy is a table of patterns of names, in which * stands for any run of characters; the first that fits a parameter gives its
- * layout.  All else of a parallel training follows from these layouts in the
- * sharding pass (graph/shard.h). */
+ * A policy is a table of patterns of names, in which * stands for any run of characters; the first that fits a parameter
+ * gives its layout.  All else of a parallel training follows from these layouts in the sharding pass (graph/shard.h). */
 #ifndef LM_PARALLEL_LAYOUTS_H
 #define LM_PARALLEL_LAYOUTS_H
 
@@ -20,7 +19,8 @@ extern const lm_layout_rule lm_layouts_tensor[];
 /* Embedding and output head by words. */
 extern const lm_layout_rule lm_layouts_vocabulary[];
 
-/* Set the layouts of the parameters of g that a rule fits, and of gradients that it has of them.  Fails: as lm_layout_read and lm_graph_lay. */
+/* Set the layouts of the parameters of g that a rule fits, and of gradients that it has of them.  Fails: as lm_layout_read
+ * and lm_graph_lay. */
 lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e);
 
 #endif

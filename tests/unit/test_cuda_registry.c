@@ -106,7 +106,8 @@ static bool is_hosts(const lm_op *op)
     static const lm_op *const hosts[] = { &lm_op_panels,         &lm_op_all_reduce,
                                           &lm_op_reduce_scatter, &lm_op_all_gather,
                                           &lm_op_all_to_all,     &lm_op_part,
-                                          &lm_op_once,           &lm_op_part_ids };
+                                          &lm_op_once,           &lm_op_part_ids,
+                                          &lm_op_sum_shared };
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
         if (op == hosts[i])
             return true;

@@ -22,6 +22,7 @@ enum { ROWS = 12, COLS = 10, MOST = 5 };
 static void check_portions(const lm_portions *p, int64_t len, int ranks)
 {
     int owner[64];
+    const bool shared = lm_portions_shared(p, ranks);
     memset(owner, -1, sizeof owner);
     assert_true(lm_portions_fit(p, len));
     for (int r = 0; r < ranks; r++) {
@@ -29,7 +30,7 @@ static void check_portions(const lm_portions *p, int64_t len, int ranks)
         lm_range x;
         for (int64_t k = 0; lm_portions_at(p, len, ranks, r, k, &x); k++)
             for (int64_t i = x.from; i < x.from + x.count; i++, sum++) {
-                assert_true(i > last && i < len && owner[i] < 0);
+                assert_true(i > last && i < len && (owner[i] < 0 || shared));
                 owner[i] = r;
                 last = i;
             }
@@ -57,12 +58,21 @@ static void test_portions(void **state)
         assert_true(lm_portions_same(&packed, &packed, 48, ranks));
         assert_int_equal(lm_portions_same(&packed, &whole, 48, ranks), ranks == 1);
     }
+    /* four ranks: pairs of them hold a unit of the last two portions */
+    for (int r = 0; r < 4; r++) {
+        assert_true(lm_portions_at(&packed, 48, 4, r, 0, &x) && x.from == 6 * r && x.count == 6);
+        assert_true(lm_portions_at(&packed, 48, 4, r, 1, &x) && x.from == 24 + r / 2 * 6);
+        assert_int_equal(lm_portions_count(&packed, 48, 4, r), 18);
+    }
+    assert_true(lm_portions_shared(&packed, 4) && !lm_portions_shared(&packed, 2));
+    assert_true(lm_portions_serve(&packed, 48, 4, true, true));
+    assert_false(lm_portions_serve(&packed, 48, 3, false, true));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_false(lm_portions_fit(&bad[i], 48));
-    assert_true(lm_portions_serve(&packed, 48, 2, true));
-    assert_false(lm_portions_serve(&packed, 48, 4, false));
-    assert_true(lm_portions_serve(&rows, 48, 5, false));
-    assert_false(lm_portions_serve(&rows, 48, 5, true));
+    assert_true(lm_portions_serve(&packed, 48, 2, true, false));
+    assert_false(lm_portions_serve(&packed, 48, 4, false, false));
+    assert_true(lm_portions_serve(&rows, 48, 5, false, false));
+    assert_false(lm_portions_serve(&rows, 48, 5, true, false));
     assert_true(lm_portions_at(&packed, 48, 2, 1, 2,
                                &x)); /* of the third portion, [36, 48), the second half */
     assert_true(x.from == 42 && x.count == 6);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole models, forward and backward, by thread ranks under tensor parallelism, against one rank: losses, and gradients that are
- * gathered by their layouts; and the exchanges that follow from the layouts of the weights. */
+/* Whole models, forward and backward, by thread ranks under tensor parallelism, against one rank: losses, and gradients that
+ * are gathered by their layouts; and the exchanges that follow from the layouts of the weights. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,6 +26,13 @@ static const char *const models[] = {
     "{\"model_type\":\"qwen3\",\"vocab_size\":24,\"hidden_size\":16,\"intermediate_size\":24,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4,\"head_dim\":6,"
     "\"max_position_embeddings\":32,\"tie_word_embeddings\":true}",
+    /* fewer heads of keys than ranks */
+    "{\"model_type\":\"llama\",\"vocab_size\":24,\"hidden_size\":16,\"intermediate_size\":20,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":32,\"attention_bias\":true}",
+    "{\"model_type\":\"qwen3\",\"vocab_size\":24,\"hidden_size\":16,\"intermediate_size\":24,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":6,"
+    "\"max_position_embeddings\":32}",
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 
@@ -198,8 +205,8 @@ static int count(const lm_graph *g, const lm_op *op, bool forward)
     return n;
 }
 
-/* Megatron's f and g, and their forms with rows that are split between the layers; three numbers of each row for the head, whose
- * all-reduces are of one dimension. */
+/* Megatron's f and g, and their forms with rows that are split between the layers; three numbers of each row for the head,
+ * whose all-reduces are of one dimension. */
 static void check_exchanges(const team *t)
 {
     const lm_graph *g = t->local;

@@ -69,6 +69,33 @@ static void addend(const lm_tensor *whole, const lm_mesh *mesh, bool zeros, char
     }
 }
 
+/* The same of what several ranks hold: random addends, and what is left on the first of them. */
+static void addend_of_shared(const lm_tensor *whole, const lm_placement *p, const lm_mesh *mesh,
+                             char *mine)
+{
+    int ranks = mesh->size[LM_AXIS_TP], me = mesh->rank[LM_AXIS_TP];
+    int64_t inner = 1, len = whole->dim[p->at];
+    for (int d = p->at + 1; d < whole->ndim; d++)
+        inner *= whole->dim[d];
+    for (int64_t i = 0; i < lm_tensor_count(whole); i++) {
+        double left = lm_get(whole->dtype, whole->data, i), x = 0;
+        bool first = true, is_first = false;
+        for (int r = 0; r < ranks; r++) {
+            lm_range h;
+            bool holds = false;
+            for (int64_t k = 0; lm_portions_at(&p->pieces, len, ranks, r, k, &h); k++)
+                holds |= i / inner % len >= h.from && i / inner % len < h.from + h.count;
+            double one = lm_rng_normal(lm_rng_make(2, "addends", (uint64_t)r), (uint64_t)i);
+            if (holds && first)
+                is_first = r == me;
+            else if (holds)
+                left -= one, x = r == me ? one : x;
+            first = first && !holds;
+        }
+        lm_set(whole->dtype, mine, i, is_first ? left : x);
+    }
+}
+
 /* The operand of this rank in a placement: a value of its graph, with its numbers. */
 static lm_code put(rank *k, lm_role role, const lm_tensor *whole, const lm_placement *p, bool zeros,
                    lm_vid *out, lm_err *e)
@@ -78,12 +105,19 @@ static lm_code put(rank *k, lm_role role, const lm_tensor *whole, const lm_place
         return e->code;
     char *data = take(lm_stored_bytes(&part));
     k->mem[*out] = data;
-    if (p->share == LM_SPLIT)
+    if (p->share == LM_SPLIT && p->sum) {
+        lm_tensor mine = *whole;
+        mine.data = take(lm_stored_bytes(whole));
+        addend_of_shared(whole, p, &k->mesh, mine.data);
+        slice(&mine, p, &k->mesh, data);
+        lm_free(mine.data);
+    } else if (p->share == LM_SPLIT) {
         slice(whole, p, &k->mesh, data);
-    else if (p->share == LM_PARTIAL)
+    } else if (p->share == LM_PARTIAL) {
         addend(whole, &k->mesh, zeros, data);
-    else
+    } else {
         memcpy(data, whole->data, lm_stored_bytes(whole));
+    }
     return LM_OK;
 }
 
