@@ -224,7 +224,8 @@ static void give_parts(exchange *x, size_t k, char *buffer)
                    in_piece(x, x->count[r], k) * x->size);
 }
 
-static void reduce_part(exchange *x, size_t k)
+/* Piece k of this rank's part, out of the buffers of a step. */
+static void reduce_piece(exchange *x, size_t step, size_t k, bool past, char *out)
 {
     int me = x->m->comm.rank;
     const void *part[LM_SHM_RANKS];
@@ -233,18 +234,23 @@ static void reduce_part(exchange *x, size_t k)
     if (!n)
         return;
     for (int r = 0; r < x->m->comm.size; r++)
-        part[r] = buffer_of(x, r, k) + (r == me ? 0 : place(x, r, me));
+        part[r] = buffer_of(x, r, step) + (r == me ? 0 : place(x, r, me));
     part[me] = x->in + (sum_before(x->count, me) + k * x->piece) * x->size;
-    lm_comm_tree(part, x->m->comm.size, 0, n, x->type, x->op, x->out + k * x->piece * x->size);
+    lm_comm_tree(part, x->m->comm.size, 0, n, x->type, x->op, past, out + k * x->piece * x->size);
 }
 
-static lm_code reduce_parts(lm_comm *c, shm_call call, const void *in, void *out,
-                            const size_t *count, lm_dtype d, lm_comm_op op, lm_err *e)
+static void reduce_part(exchange *x, size_t k)
+{
+    reduce_piece(x, k, k, x->count[x->m->comm.rank] * x->size >= LM_COMM_BIG, x->out);
+}
+
+static lm_code shm_reduce_scatter(lm_comm *c, const void *in, void *out, const size_t *count,
+                                  lm_dtype d, lm_comm_op op, lm_err *e)
 {
     shm_member *m = member_of(c);
     size_t size = lm_dtype_size(d);
     exchange x = { .m = m,
-                   .call = call,
+                   .call = SHM_REDUCE_SCATTER,
                    .type = d,
                    .op = op,
                    .n = sum_before(count, c->size),
@@ -261,12 +267,6 @@ static lm_code reduce_parts(lm_comm *c, shm_call call, const void *in, void *out
     return run_steps(&x, e);
 }
 
-static lm_code shm_reduce_scatter(lm_comm *c, const void *in, void *out, const size_t *count,
-                                  lm_dtype d, lm_comm_op op, lm_err *e)
-{
-    return reduce_parts(c, SHM_REDUCE_SCATTER, in, out, count, d, op, e);
-}
-
 /* What fits into a buffer is combined by every rank for itself. */
 static void give_all(exchange *x, size_t k, char *buffer)
 {
@@ -281,43 +281,68 @@ static void reduce_all(exchange *x, size_t k)
 
     for (int r = 0; r < x->m->comm.size; r++)
         part[r] = buffer_of(x, r, k);
-    lm_comm_tree(part, x->m->comm.size, 0, x->n, x->type, x->op, x->out);
+    lm_comm_tree(part, x->m->comm.size, 0, x->n, x->type, x->op, false, x->out);
 }
 
-static lm_code gather_parts(lm_comm *c, shm_call call, const void *in, void *out,
-                            const size_t *bytes, lm_err *e);
+/* More is reduced in parts, each of which is then gathered while it is in the cache: even steps carry operands, odd ones the
+ * results of the even step before the last, because a step is written before the last one is read. */
+static void give_operand_or_result(exchange *x, size_t step, char *buffer)
+{
+    int me = x->m->comm.rank;
+    size_t k = (step - 3) / 2, n;
+
+    if (step % 2 == 0)
+        give_parts(x, step / 2, buffer);
+    else if (step >= 3 && (n = in_piece(x, x->count[me], k)))
+        memcpy(buffer, x->out + (sum_before(x->count, me) + k * x->piece) * x->size, n * x->size);
+}
+
+static void get_operand_or_result(exchange *x, size_t step)
+{
+    int me = x->m->comm.rank, size = x->m->comm.size;
+    size_t k = (step - 3) / 2;
+
+    if (step % 2 == 0)
+        reduce_piece(x, step, step / 2, false, x->out + sum_before(x->count, me) * x->size);
+    for (int i = 1; i < size && step % 2 && step >= 3; i++) {
+        int r = (me + i) % size; /* ranks begin at different ones */
+        size_t n = in_piece(x, x->count[r], k);
+
+        if (n)
+            shm_copy_out(x->out + (sum_before(x->count, r) + k * x->piece) * x->size,
+                         buffer_of(x, r, step), n * x->size, x->n * x->size);
+    }
+}
 
 static lm_code shm_all_reduce(lm_comm *c, const void *in, void *out, size_t n, lm_dtype d,
                               lm_comm_op op, lm_err *e)
 {
     enum { SMALL = 32 << 10 };
     shm_member *m = member_of(c);
-    size_t size = lm_dtype_size(d), count[LM_SHM_RANKS], bytes[LM_SHM_RANKS], first = 0;
+    size_t count[LM_SHM_RANKS], ranks = (size_t)c->size;
+    exchange x = { .m = m,
+                   .call = SHM_ALL_REDUCE,
+                   .type = d,
+                   .op = op,
+                   .n = n,
+                   .equal = true,
+                   .steps = 1,
+                   .give = give_all,
+                   .get = reduce_all,
+                   .in = in,
+                   .out = out,
+                   .count = count,
+                   .size = lm_dtype_size(d) };
 
-    if (n * size <= SMALL && n * size <= m->own->head->piece) {
-        exchange x = { .m = m,
-                       .call = SHM_ALL_REDUCE,
-                       .type = d,
-                       .op = op,
-                       .n = n,
-                       .equal = true,
-                       .steps = 1,
-                       .give = give_all,
-                       .get = reduce_all,
-                       .in = in,
-                       .out = out,
-                       .size = size };
+    if (n * x.size <= SMALL && n * x.size <= m->own->head->piece)
         return run_steps(&x, e);
-    }
-    for (int r = 0; r < c->size; r++) {
-        count[r] = n / (size_t)c->size + ((size_t)r < n % (size_t)c->size);
-        bytes[r] = count[r] * size;
-        first += r < c->rank ? bytes[r] : 0;
-    }
-    char *mine = (char *)out + first;
-    return reduce_parts(c, SHM_ALL_REDUCE, in, mine, count, d, op, e)
-               ? e->code
-               : gather_parts(c, SHM_ALL_REDUCE, mine, out, bytes, e);
+    for (size_t r = 0; r < ranks; r++)
+        count[r] = n / ranks + (r < n % ranks);
+    x.piece = piece_for_each(m, x.size);
+    x.steps = 2 * steps_of(largest(count, c->size), x.piece) + 2;
+    x.give = give_operand_or_result;
+    x.get = get_operand_or_result;
+    return run_steps(&x, e);
 }
 
 /* ---- movements ---- */

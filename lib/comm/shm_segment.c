@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -27,7 +28,8 @@ enum {
     PAGE = 4096,
     SLEEP_NS = 20000000, /* how long a rank sleeps before it looks for failures */
     LOOK_SLEEPS = 3,     /* after so many sleeps also at the other's process */
-    BIG_RESULT = 4 << 20,
+    SPINS = 200,
+    YIELDS = 20,
 };
 
 const char *shm_call_name(int call)
@@ -271,14 +273,26 @@ static void sleep_on(shm_word *w, uint32_t target)
     atomic_fetch_sub(&w->sleepers, 1);
 }
 
-/* Spinning is for ranks that have a core each. */
-static int spins(const shm_member *m)
+/* A peer that has a core of its own comes in moments; one that has to share it comes sooner if this rank lets go. */
+static bool spin(const shm_member *m, shm_word *w, uint32_t target)
 {
     static atomic_int cores;
 
     if (!atomic_load(&cores))
         atomic_store(&cores, (int)sysconf(_SC_NPROCESSORS_ONLN));
-    return m->world->head->ranks <= atomic_load(&cores) ? 2000 : 1;
+    for (int i = m->world->head->ranks <= atomic_load(&cores) ? SPINS : 0; i > 0; i--) {
+        if (reached(w, target))
+            return true;
+#ifdef __SSE2__
+        _mm_pause();
+#endif
+    }
+    for (int i = 0; i < YIELDS; i++) {
+        if (reached(w, target))
+            return true;
+        sched_yield();
+    }
+    return reached(w, target);
 }
 
 lm_code shm_wait(shm_member *m, shm_word *w, uint32_t target, int peer, shm_call call, lm_err *e)
@@ -286,13 +300,8 @@ lm_code shm_wait(shm_member *m, shm_word *w, uint32_t target, int peer, shm_call
     const shm_rank *r = shm_rank_at(m->own, peer);
     double since, timeout = m->world->head->timeout;
 
-    for (int i = spins(m); i > 0; i--) {
-        if (reached(w, target))
-            return LM_OK;
-#ifdef __SSE2__
-        _mm_pause();
-#endif
-    }
+    if (spin(m, w, target))
+        return LM_OK;
     since = lm_now();
     for (int sleeps = 0;; sleeps++) {
         lm_process_state state = LM_PROCESS_RUNS;
@@ -316,7 +325,7 @@ lm_code shm_wait(shm_member *m, shm_word *w, uint32_t target, int peer, shm_call
 void shm_copy_out(void *to, const void *from, size_t bytes, size_t whole)
 {
 #ifdef __SSE2__
-    if (whole >= BIG_RESULT && bytes >= 4096) {
+    if (whole >= LM_COMM_BIG && bytes >= 4096) {
         size_t head = (size_t)(-(uintptr_t)to & 63), body = (bytes - head) / 64 * 64;
         char *t = (char *)to + head;
         const char *f = (const char *)from + head;

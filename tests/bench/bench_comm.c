@@ -2,12 +2,13 @@
 /* bench_comm.c -- reductions and gathers of two ranks, as threads and as processes that share memory, beside two streams of memcpy
  * that move what each rank must receive.
  *
- * usage: bench_comm [--ranks N] [--quick] [--cpu-time]
+ * usage: bench_comm [--ranks N] [--piece KIB] [--quick] [--cpu-time]
  *
  * A result of S bytes on N ranks: a rank receives S (N-1) / N bytes in a gather (into its place) and in a reduce-scatter (of an
  * operand of S bytes), twice as many in an all-reduce (in place).  `of memcpy` is the time in which each rank copies as many bytes
  * from memory to memory, all at once, over the time of the call; copies and calls alternate, and medians are shown.  Elements
  * are F32.  A reduce-scatter also reads the rank's own operand and adds, so it cannot reach 100 %.
+ * --piece: of the buffers between processes.
  * --cpu-time: processor seconds of the slower rank instead of elapsed ones, for a machine that others use too. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,13 +144,13 @@ static lm_code run_all(void *ctx, lm_comm *c, lm_err *e)
     return LM_OK;
 }
 
-static void run_processes(int ranks, result *r)
+static void run_processes(int ranks, size_t piece, result *r)
 {
     lm_shm *s;
     lm_err e = { 0 };
     int status = 0;
 
-    check(lm_shm_new(ranks, 60, 0, &s, &e), &e);
+    check(lm_shm_new(ranks, 60, piece, &s, &e), &e);
     fflush(stdout);
     for (int k = 0; k < ranks; k++) {
         lm_comm *c;
@@ -189,6 +190,7 @@ static void print_row(int call, int s, int ranks, const result *t, const result 
 int main(int argc, char **argv)
 {
     int ranks = 2, used = SIZES;
+    size_t piece = 0;
     lm_err e = { 0 };
 
     for (int i = 1; i < argc; i++)
@@ -198,11 +200,13 @@ int main(int argc, char **argv)
             cpu_time = true;
         else if (!strcmp(argv[i], "--ranks") && i + 1 < argc)
             ranks = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--piece") && i + 1 < argc)
+            piece = (size_t)atoi(argv[++i]) << 10;
     if (ranks < 2 || ranks > MOST)
         return 2;
     result *t = new_result(used), *p = new_result(used);
     check(lm_threads_run(ranks, 60, run_all, t, &e), &e);
-    run_processes(ranks, p);
+    run_processes(ranks, piece, p);
     printf("%d ranks, F32; received by a rank in GB/s, and the share of memcpy at the same time\n",
            ranks);
     printf("%-15s %8s  %8s %8s %8s  %8s %8s %8s\n", "", "", "threads", "", "", "processes", "", "");

@@ -3,6 +3,7 @@
  * with buffers of several sizes; a rank that is killed or stopped in each call ends all. */
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
@@ -17,7 +18,8 @@ static size_t piece; /* bytes of a buffer; 0: as in programs */
 static struct {
     int victim; /* -1: nothing */
     int signal;
-    int after_us;
+    int after_us;      /* that all ranks have their group */
+    atomic_int *began; /* ranks that do */
 } strike = { .victim = -1 };
 
 static lm_code run_rank(lm_shm *s, int rank, lm_rank_fn *fn, void *ctx, lm_err *e)
@@ -26,6 +28,8 @@ static lm_code run_rank(lm_shm *s, int rank, lm_rank_fn *fn, void *ctx, lm_err *
 
     if (lm_shm_join(s, rank, &c, e))
         return e->code;
+    if (strike.began)
+        atomic_fetch_add(strike.began, 1);
     if (fn(ctx, c, e))
         lm_comm_abort(c, e);
     lm_comm_free(c);
@@ -53,6 +57,8 @@ static lm_code run_processes(int ranks, double timeout, lm_rank_fn *fn, void *ct
             _exit(run_rank(s, r, fn, ctx, &result[r]) != LM_OK);
     }
     if (strike.victim >= 0) {
+        while (atomic_load(strike.began) < ranks)
+            usleep(1000);
         usleep((useconds_t)strike.after_us);
         kill(pid[strike.victim], strike.signal);
     }
@@ -120,6 +126,7 @@ static void test_processes(void **state)
         check_bits(run_processes, 5, "processes");
     }
     piece = 0;
+    check_large(run_processes);
     check_leaves(run_processes);
     check_agreement(run_processes);
 }
@@ -191,40 +198,46 @@ static lm_code call_always(void *ctx, lm_comm *c, lm_err *e)
     return e->code;
 }
 
-static void strike_all(int signal, double timeout, const char *what)
+static void strike_one(int signal, int victim, double timeout, int *call, const char *what)
 {
-    int *call = shared_memory(sizeof *call);
+    lm_err e = { 0 };
+    char rank[32];
+    double begin = lm_now();
 
-    for (*call = 0; *call < CALLS; ++*call)
-        for (int victim = 0; victim < 3; victim++) {
-            lm_err e = { 0 };
-            char rank[32];
-            double begin = lm_now();
-
-            strike.victim = victim;
-            strike.signal = signal;
-            strike.after_us = 20000 + 7919 * victim;
-            assert_int_equal(run_processes(3, timeout, call_always, call, &e), LM_EIO);
-            snprintf(rank, sizeof rank, "rank %d of 3 on ", victim);
-            if (!strstr(e.what, rank) || !strstr(e.what, what) || lm_now() - begin > timeout + 4)
-                fail_msg("%s, rank %d: %.1f s: %s: %s", names[*call], victim, lm_now() - begin,
-                         e.where, e.what);
-        }
+    strike.victim = victim;
+    strike.signal = signal;
+    strike.after_us = 10000 + 7919 * victim;
+    strike.began = shared_memory(sizeof *strike.began);
+    assert_int_equal(run_processes(3, timeout, call_always, call, &e), LM_EIO);
+    snprintf(rank, sizeof rank, "rank %d of 3 on ", victim);
+    if (!strstr(e.what, rank) || !strstr(e.what, what) || lm_now() - begin > timeout + 9)
+        fail_msg("%s, rank %d: %.1f s: %s: %s", names[*call], victim, lm_now() - begin, e.where,
+                 e.what);
+    munmap(strike.began, sizeof *strike.began);
+    strike.began = NULL;
     strike.victim = -1;
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no process is left */
-    munmap(call, sizeof *call);
 }
 
 static void test_killed(void **state)
 {
+    int *call = shared_memory(sizeof *call);
+
     (void)state;
-    strike_all(SIGKILL, 30, "has ended (process ");
+    for (*call = 0; *call < CALLS; ++*call)
+        for (int victim = 0; victim < 3; victim++)
+            strike_one(SIGKILL, victim, 30, call, "has ended (process ");
+    munmap(call, sizeof *call);
 }
 
 static void test_stopped(void **state)
 {
+    int *call = shared_memory(sizeof *call);
+
     (void)state;
-    strike_all(SIGSTOP, 0.5, "has not come in 0.5 s (process ");
+    for (*call = 0; *call < CALLS; ++*call)
+        strike_one(SIGSTOP, *call % 3, 0.5, call, "has not come in 0.5 s (process ");
+    munmap(call, sizeof *call);
 }
 
 /* ---- segments ---- */

@@ -6,6 +6,7 @@ static void test_calls(void **state)
 {
     (void)state;
     check_calls(lm_threads_run, MOST, "threads");
+    check_large(lm_threads_run);
 }
 
 static void test_same_bits(void **state)
@@ -17,7 +18,7 @@ static void test_same_bits(void **state)
 static void test_failures(void **state)
 {
     (void)state;
-    check_failures(lm_threads_run, 0.3, 5, true);
+    check_failures(lm_threads_run, 0.3, 3, true);
 }
 
 static void test_agreement(void **state)
