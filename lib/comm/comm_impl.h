@@ -31,11 +31,12 @@ struct lm_comm {
     int rank, size;
 };
 
-/* Elements first..first+n-1 of part[0..parts-1] combined in the order of comm.h, into out[0..n-1], which may be
- * one of them.  past: the result is large and not read soon, so it may be
- * written past the cache. */
+/* Elements first..first+n-1 of part[0..parts-1] combined in the order of comm.h, into out[0..n-1], which may be one of them. */
 void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
-                  lm_comm_op op, bool past, void *out);
+                  lm_comm_op op, void *out);
+/* The same past the cache where that is faster, for a large result that is not read soon. */
+void lm_comm_tree_past(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
+                       lm_comm_op op, void *out);
 
 /* A result of so many bytes does not stay in a cache of the second level until it is read. */
 enum { LM_COMM_BIG = 4 << 20 };

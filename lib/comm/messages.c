@@ -191,7 +191,7 @@ static lm_code combine_piece(reduction *x, size_t k, const void **part, lm_err *
     for (int r = 0; r < m->comm.size; r++)
         part[r] = received(x, k, r);
     part[me] = x->in + (sum_before(x->count, me) + k * x->piece) * x->size;
-    lm_comm_tree(part, m->comm.size, 0, in_piece(x->count[me], k, x->piece), x->type, x->op, false,
+    lm_comm_tree(part, m->comm.size, 0, in_piece(x->count[me], k, x->piece), x->type, x->op,
                  x->out + k * x->piece * x->size);
     return LM_OK;
 }
@@ -276,7 +276,7 @@ static lm_code reduce_small(msg_member *m, const void *in, void *out, size_t n, 
                           (char *)m->scratch + (size_t)m->comm.rank * room, bytes, e);
     rc = rc ? rc : msg_finish(m, m->batch, MSG_ALL_REDUCE, e);
     if (!rc && n)
-        lm_comm_tree(part, m->comm.size, 0, n, d, op, false, out);
+        lm_comm_tree(part, m->comm.size, 0, n, d, op, out);
     lm_free(part);
     return rc;
 }

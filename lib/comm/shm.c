@@ -236,7 +236,8 @@ static void reduce_piece(exchange *x, size_t step, size_t k, bool past, char *ou
     for (int r = 0; r < x->m->comm.size; r++)
         part[r] = buffer_of(x, r, step) + (r == me ? 0 : place(x, r, me));
     part[me] = x->in + (sum_before(x->count, me) + k * x->piece) * x->size;
-    lm_comm_tree(part, x->m->comm.size, 0, n, x->type, x->op, past, out + k * x->piece * x->size);
+    (past ? lm_comm_tree_past : lm_comm_tree)(part, x->m->comm.size, 0, n, x->type, x->op,
+                                              out + k * x->piece * x->size);
 }
 
 static void reduce_part(exchange *x, size_t k)
@@ -281,7 +282,7 @@ static void reduce_all(exchange *x, size_t k)
 
     for (int r = 0; r < x->m->comm.size; r++)
         part[r] = buffer_of(x, r, k);
-    lm_comm_tree(part, x->m->comm.size, 0, x->n, x->type, x->op, false, x->out);
+    lm_comm_tree(part, x->m->comm.size, 0, x->n, x->type, x->op, x->out);
 }
 
 /* More is reduced in parts, each of which is then gathered while it is in the cache: even steps carry operands, odd ones the
@@ -631,6 +632,7 @@ static lm_code make_group(shm_member *m, wish *mine, wish *all, lm_shm **segment
 {
     const shm_head *h = m->own->head;
     int order[LM_SHM_RANKS], n = sort_color(all, m->comm.size, mine->color, order);
+    lm_err why = { 0 };
 
     for (*rank = 0; *rank < n && order[*rank] != m->comm.rank;)
         ++*rank;
@@ -642,8 +644,8 @@ static lm_code make_group(shm_member *m, wish *mine, wish *all, lm_shm **segment
     }
     if (gather_wishes(&m->comm, mine, all, e))
         return e->code;
-    if (mine->color >= 0 && *rank > 0 && lm_shm_find(&all[order[0]].segment, segment, e))
-        return fail_here(m, e, e);
+    if (mine->color >= 0 && *rank > 0 && lm_shm_find(&all[order[0]].segment, segment, &why))
+        return shm_check_peer(m, order[0], SHM_SPLIT, e) ? e->code : fail_here(m, &why, e);
     return shm_barrier(&m->comm, e);
 }
 

@@ -247,6 +247,17 @@ static lm_code give_up(shm_member *m, int peer, shm_call call, lm_process_state 
     return shm_fail(m, &why, e);
 }
 
+lm_code shm_check_peer(shm_member *m, int peer, shm_call call, lm_err *e)
+{
+    const shm_rank *r = shm_rank_at(m->own, peer);
+
+    /* A process that is ending closes its files before it counts as ended. */
+    for (int i = 0; i < 20; i++, usleep(10000))
+        if (lm_process_look(r->pid, r->start) == LM_PROCESS_ENDED)
+            return give_up(m, peer, call, LM_PROCESS_ENDED, e);
+    return LM_OK;
+}
+
 /* ---- waiting ---- */
 
 static bool reached(shm_word *w, uint32_t target)

@@ -236,7 +236,7 @@ static lm_code threads_all_reduce(lm_comm *c, const void *in, void *out, size_t 
         size_t count = n - first < each ? n - first : each;
         char *mine = (char *)out + first * size;
 
-        lm_comm_tree(part, g->size, first, count, d, op, false, mine);
+        lm_comm_tree(part, g->size, first, count, d, op, mine);
         for (int r = 0; r < g->size; r++)
             if (r != c->rank)
                 memcpy((char *)g->card[r].out + first * size, mine, count * size);
@@ -263,8 +263,9 @@ static lm_code threads_reduce_scatter(lm_comm *c, const void *in, void *out, con
               e))
         return e->code;
     gather_in(m->group, part);
-    lm_comm_tree(part, c->size, sum_before(count, c->rank), count[c->rank], d, op,
-                 count[c->rank] * lm_dtype_size(d) >= LM_COMM_BIG, out);
+    bool big = count[c->rank] * lm_dtype_size(d) >= LM_COMM_BIG;
+    (big ? lm_comm_tree_past : lm_comm_tree)(part, c->size, sum_before(count, c->rank),
+                                             count[c->rank], d, op, out);
     return end(m);
 }
 

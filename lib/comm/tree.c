@@ -146,8 +146,8 @@ static void reduce_block(const block *k, int parts, void *out)
         lm_convert(wide, result, k->type, out, (int64_t)k->n);
 }
 
-void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
-                  lm_comm_op op, bool past, void *out)
+static void reduce_blocks(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
+                          lm_comm_op op, bool past, void *out)
 {
     size_t size = lm_dtype_size(d);
 
@@ -165,4 +165,16 @@ void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm
     if (past)
         _mm_sfence();
 #endif
+}
+
+void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
+                  lm_comm_op op, void *out)
+{
+    reduce_blocks(part, parts, first, n, d, op, false, out);
+}
+
+void lm_comm_tree_past(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,
+                       lm_comm_op op, void *out)
+{
+    reduce_blocks(part, parts, first, n, d, op, true, out);
 }

@@ -39,7 +39,7 @@ enum { MOST = 7, N = 1531 };
 /* Element i of rank r. */
 static double value(int r, size_t i)
 {
-    return (double)((r * 7919 + (int)i * 104729) % 2003 - 1001);
+    return (double)((r * 7919 + (int64_t)i * 104729) % 2003 - 1001);
 }
 
 /* In a rank, a difference is an error of that rank: cmocka's checks belong to the main thread. */

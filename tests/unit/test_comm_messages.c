@@ -12,16 +12,17 @@
 /* ---- a wire ---- */
 
 typedef struct parcel {
-    struct parcel *next;
+    struct parcel *next, *before; /* before: made before */
     int from, to, tag;
     size_t bytes;
-    bool taken, kept; /* kept: its sender still asks for it */
-    char data[];
+    bool taken;
+    char *data; /* until it is taken */
 } parcel;
 
 typedef struct {
     pthread_mutex_t lock;
     parcel *first, **last;
+    parcel *made;       /* all, freed at the end */
     atomic_int cut;     /* ranks below it and others do not reach each other; 0: all do */
     atomic_int failing; /* this rank's calls fail; -1: none */
     atomic_int began;   /* ranks that have their group */
@@ -29,7 +30,8 @@ typedef struct {
 } net;
 
 typedef struct request {
-    struct request *next; /* posted later */
+    struct request *next;   /* posted later */
+    struct request *before; /* made before, by this rank */
     bool send;
     parcel *sent;
     int from, tag;
@@ -41,6 +43,7 @@ typedef struct {
     lm_wire wire;
     net *net;
     request *posted; /* receptions, the earliest first */
+    request *made;   /* all, also those that a failed rank has left; freed at the end */
 } end;
 
 static lm_code wire_state(const end *w, lm_err *e)
@@ -48,12 +51,14 @@ static lm_code wire_state(const end *w, lm_err *e)
     return w->net->failing == w->wire.rank ? lm_fail(e, LM_EIO, "wire", NULL, "is broken") : LM_OK;
 }
 
-static request *new_request(request r, uintptr_t *out)
+static request *new_request(end *w, request r, uintptr_t *out)
 {
     request *p = malloc(sizeof *p);
 
     assert_non_null(p);
     *p = r;
+    p->before = w->made;
+    w->made = p;
     *out = (uintptr_t)p;
     return p;
 }
@@ -68,15 +73,19 @@ static lm_code wire_send(lm_wire *w, int to, int tag, const void *data, size_t b
         return e->code;
     if (bytes > w->most)
         return lm_fail(e, LM_EIO, "wire", NULL, "%zu bytes are too many", bytes);
-    p = malloc(sizeof *p + bytes);
+    p = malloc(sizeof *p);
     assert_non_null(p);
-    *p = (parcel){ .from = w->rank, .to = to, .tag = tag, .bytes = bytes, .kept = taken };
+    *p = (parcel){ .from = w->rank, .to = to, .tag = tag, .bytes = bytes };
+    p->data = malloc(bytes + 1);
+    assert_non_null(p->data);
     if (bytes)
         memcpy(p->data, data, bytes);
-    new_request((request){ .send = true, .sent = taken ? p : NULL }, out);
+    new_request((end *)w, (request){ .send = true, .sent = taken ? p : NULL }, out);
     pthread_mutex_lock(&n->lock);
     *n->last = p;
     n->last = &p->next;
+    p->before = n->made;
+    n->made = p;
     pthread_mutex_unlock(&n->lock);
     return LM_OK;
 }
@@ -90,7 +99,8 @@ static lm_code wire_recv(lm_wire *w, int from, int tag, void *data, size_t bytes
         return e->code;
     while (*last)
         last = &(*last)->next;
-    *last = new_request((request){ .from = from, .tag = tag, .data = data, .bytes = bytes }, out);
+    *last = new_request((end *)w,
+                        (request){ .from = from, .tag = tag, .data = data, .bytes = bytes }, out);
     return LM_OK;
 }
 
@@ -140,8 +150,6 @@ static bool advance(end *w, request *r, size_t *got)
     pthread_mutex_lock(&n->lock);
     if (r->send) {
         done = !r->sent || r->sent->taken;
-        if (done)
-            free(r->sent);
     } else if (is_first(w, r) && (p = take(n, r->from, w->wire.rank, r->tag))) {
         done = true;
         unpost(w, r);
@@ -149,8 +157,8 @@ static bool advance(end *w, request *r, size_t *got)
         if (p->bytes)
             memcpy(r->data, p->data, p->bytes < r->bytes ? p->bytes : r->bytes);
         p->taken = true;
-        if (!p->kept)
-            free(p);
+        free(p->data);
+        p->data = NULL;
     }
     pthread_mutex_unlock(&n->lock);
     return done;
@@ -166,7 +174,6 @@ static lm_code wire_test(lm_wire *w, uintptr_t *requests, int n, int *at, size_t
 
         if (!r || !advance((end *)w, r, got))
             continue;
-        free(r);
         requests[i] = 0;
         *at = i;
         return LM_OK;
@@ -187,7 +194,6 @@ static lm_code wire_poll(lm_wire *w, int tag, void *data, size_t bytes, bool *th
     *there = p != NULL;
     if (p)
         memcpy(data, p->data, p->bytes < bytes ? p->bytes : bytes);
-    free(p);
     return LM_OK;
 }
 
@@ -267,10 +273,15 @@ static lm_code run_messages(int ranks, double timeout, lm_rank_fn *fn, void *ctx
         if (timeout < 2 && t[r].seconds > timeout + 3)
             fail_msg("rank %d has taken %.1f s", r, t[r].seconds);
     }
-    for (parcel *p = n.first, *next; p; p = next) {
-        next = p->next;
-        if (!p->kept) /* a rank that has failed will not free it */
+    for (int r = 0; r < ranks; r++)
+        for (request *p = t[r].end.made, *before; p; p = before) {
+            before = p->before;
             free(p);
+        }
+    for (parcel *p = n.made, *before; p; p = before) {
+        before = p->before;
+        free(p->data);
+        free(p);
     }
     return e->code;
 }
