@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/arrange.h"
 #include "numeric/code_rows.h"
 
 /* The parts of the list between which gathered copies are not kept. */
@@ -95,7 +96,7 @@ static lm_code complete_pieces(sharder *s)
     for (size_t v = 0; v < s->g->n_values; v++) {
         lm_value *x = &s->g->value[v];
         lm_placement *p = &x->layout.axis[s->axis];
-        if (p->share == LM_SPLIT && !p->pieces.n &&
+        if (s->axis != LM_AXIS_DP && p->share == LM_SPLIT && !p->pieces.n &&
             (x->role == LM_ROLE_PARAM || x->role == LM_ROLE_DERIVED))
             find_pieces(s, 0, (lm_vid)v, p->at, &p->pieces);
         if (x->role == LM_ROLE_GRAD && x->grad_of >= 0 && p->share == LM_SPLIT)
@@ -174,11 +175,12 @@ static double exchange_cost(const sharder *s, lm_vid v, const lm_placement *from
         return role == LM_ROLE_ACT ? share * bytes : 1e-3 * bytes;
     if (op == &lm_op_reduce_scatter)
         return 2 * share * bytes;
-    if (op ==
-        &lm_op_once) /* what is added first is not summed up: no reason to make it an addend */
+    /* What is added is not summed up later: no reason to make it an addend. */
+    if (op == &lm_op_once)
         return 2 * share * bytes;
-    /* Only along dp do weights travel and not activations. */
-    if (s->axis != LM_AXIS_DP && (role == LM_ROLE_PARAM || role == LM_ROLE_DERIVED))
+    /* Weights are gathered along dp alone, activations along all other axes. */
+    bool weight = role == LM_ROLE_PARAM || role == LM_ROLE_DERIVED;
+    if (role != LM_ROLE_GRAD && weight != (s->axis == LM_AXIS_DP))
         share *= 1e3;
     bool summed = op == &lm_op_all_reduce || op == &lm_op_sum_shared || from->sum;
     return summed ? 2 * share * bytes : op == &lm_op_all_to_all ? share / n * bytes : share * bytes;
@@ -226,6 +228,27 @@ static bool is_wished(const sharder *s, lm_vid v)
     return is_made(s, v) && s->place[v] < 0 && placement(s, v)->share != LM_REPLICATED;
 }
 
+/* How output i is added to what is there: a field of the attributes, by outputs if there are several; NULL: it is not. */
+static const lm_field *acc_field(const lm_op *op, int i)
+{
+    const lm_field *last = NULL;
+    for (const lm_field *f = op->fields; f && f->name; f++)
+        if (f->word == lm_acc_words) {
+            last = f;
+            if (i-- == 0)
+                break;
+        }
+    return last;
+}
+
+/* Whether output i, a gradient, can be made as a value of its own, and be brought to the placement of the gradient. */
+static bool can_detour(const sharder *s, const lm_node *n, int i, const lm_placement *at)
+{
+    lm_vid v = n->out[i];
+    return s->g->value[v].role == LM_ROLE_GRAD && acc_field(n->op, i) &&
+           exchange_cost(s, v, at, placement(s, v)) < INFINITY;
+}
+
 static double form_cost(const sharder *s, const lm_node *n, const lm_split_form *f)
 {
     double sum = 0, one;
@@ -243,8 +266,11 @@ static double form_cost(const sharder *s, const lm_node *n, const lm_split_form 
             sum += exchange_cost(s, n->out[i], &f->out[i], placement(s, n->out[i]));
         if (n->out[i] < 0 || is_made(s, n->out[i]))
             continue;
-        if (!takes(s, n->out[i], &f->out[i]))
+        if (takes(s, n->out[i], &f->out[i]))
+            continue;
+        if (!can_detour(s, n, i, &f->out[i]))
             return INFINITY;
+        sum += exchange_cost(s, n->out[i], &f->out[i], placement(s, n->out[i]));
     }
     return sum;
 }
@@ -322,6 +348,51 @@ static lm_code set_place(sharder *s, lm_vid v, const lm_placement *at, lm_vid lo
     return LM_OK;
 }
 
+/* ---- gradients in another placement than their node makes them ---- */
+
+static bool is_gradient(const sharder *s, lm_vid v)
+{
+    return v >= 0 && s->g->value[v].role == LM_ROLE_GRAD;
+}
+
+/* Change a copy of node n so that it makes its gradients as values of their own; *n is not changed where they fit. */
+static lm_code detour(sharder *s, lm_node *n, const lm_split_form *f, bool *made)
+{
+    char *attr = NULL;
+    *made = false;
+    for (int i = 0; i < n->n_out; i++)
+        *made |= is_gradient(s, n->out[i]) && !takes(s, n->out[i], &f->out[i]);
+    if (!*made)
+        return LM_OK;
+    if (lm_arena_alloc(s->to->arena, &attr, 1, n->op->attr_size, s->e))
+        return s->e->code;
+    memcpy(attr, n->attr, n->op->attr_size);
+    for (const lm_field *field = n->op->fields; field->name; field++)
+        if (field->word == lm_acc_words)
+            *(lm_acc *)(void *)(attr + field->at) = LM_ACC_FRESH;
+    n->attr = attr;
+    return LM_OK;
+}
+
+/* Add d, which node n made as its output i in the placement `at`, to its gradient. */
+static lm_code add_gradient(sharder *s, const lm_node *n, int i, const lm_placement *at, lm_vid d)
+{
+    lm_vid v = n->out[i];
+    const lm_tensor whole = s->g->value[v].t;
+    const lm_accumulate_attr attr = { *(const lm_acc *)(const void *)((const char *)n->attr +
+                                                                      acc_field(n->op, i)->at) };
+    bool fits = takes(s, v, at);
+    if (!fits &&
+        lm_exchange_append(s->to, s->axis, s->mesh, d, &whole, at, placement(s, v), &d, s->e))
+        return s->e->code;
+    if (fits)
+        *placement(s, v) = *at;
+    s->written[v] = true;
+    s->made[v] = n->phase;
+    s->version[v] = -1;
+    return lm_graph_append(s->to, &lm_op_accumulate, &attr, &d, &s->place[v], s->e);
+}
+
 static lm_code shard_node(sharder *s, const lm_node *n)
 {
     lm_split_form form[LM_SPLIT_FORMS];
@@ -344,14 +415,24 @@ static lm_code shard_node(sharder *s, const lm_node *n)
         else if (fetch(s, n, n->in[i], &f->in[i], &in[i]))
             return s->e->code;
     }
-    for (int i = 0; i < n->n_out; i++)
-        out[i] = n->out[i] >= 0 ? s->place[n->out[i]] : LM_NONE;
-    s->to->phase = n->phase;
-    if (lm_split_form_append(s->g, n, f, s->axis, s->mesh, s->to, in, out, s->e))
+    lm_node copy = *n;
+    bool apart;
+    if (detour(s, &copy, f, &apart))
         return s->e->code;
     for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] >= 0 && set_place(s, n->out[i], &f->out[i], out[i], n->phase))
+        out[i] =
+            n->out[i] < 0 || (apart && is_gradient(s, n->out[i])) ? LM_NONE : s->place[n->out[i]];
+    s->to->phase = n->phase;
+    if (lm_split_form_append(s->g, &copy, f, s->axis, s->mesh, s->to, in, out, s->e))
+        return s->e->code;
+    for (int i = 0; i < n->n_out; i++) {
+        if (n->out[i] < 0)
+            continue;
+        if (apart && is_gradient(s, n->out[i])
+                ? add_gradient(s, n, i, &f->out[i], out[i])
+                : set_place(s, n->out[i], &f->out[i], out[i], n->phase))
             return s->e->code;
+    }
     return LM_OK;
 }
 

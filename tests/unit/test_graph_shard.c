@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole models, forward and backward, by thread ranks under tensor parallelism, against one rank: losses, and gradients that
- * are gathered by their layouts; and the exchanges that follow from the layouts of the weights. */
+/* Whole models, forward and backward, by thread ranks under tensor parallelism and under data parallelism with whole and with
+ * split weights, against one rank: losses, and gradients that are gathered by their layouts; and the exchanges that follow from
+ * the layouts of weights and tokens. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -76,19 +77,24 @@ static void feed(runner *r)
 /* ---- a team of ranks ---- */
 
 typedef struct {
+    lm_axis axis;
+    const char *rows; /* layout of tokens and targets */
+    bool vocabulary;  /* tp: embedding and head are split by words */
+    bool sharded;     /* dp: matrices are split */
+} plan;
+
+typedef struct {
     const lm_config *config;
     const lm_build *build;
-    runner *whole;            /* the run of one rank */
-    const char *rows;         /* layout of tokens and targets */
-    bool vocabulary;          /* embedding and head are split by words */
+    runner *whole; /* the run of one rank */
+    const plan *plan;
     lm_graph *local;          /* of rank 0 */
     float *value[MOST_RANKS]; /* of each rank: losses, then each gradient, of the whole shapes */
 } team;
 
-static void copy_part(const lm_tensor *whole, const lm_placement *p, const lm_mesh *mesh, char *all,
+static void copy_part(const lm_tensor *whole, const lm_placement *p, int ranks, int rank, char *all,
                       char *part, bool out)
 {
-    int ranks = mesh->size[LM_AXIS_TP], rank = mesh->rank[LM_AXIS_TP];
     size_t inner = lm_dtype_size(whole->dtype), bytes = inner;
     int64_t outer = 1;
     lm_range r;
@@ -117,6 +123,7 @@ static void copy_part(const lm_tensor *whole, const lm_placement *p, const lm_me
 static void bind_parts(const team *t, const lm_graph *g, const lm_vid *place, const lm_mesh *mesh,
                        lm_exec *x, void **mem)
 {
+    const lm_axis a = t->plan->axis;
     for (size_t v = 0; v < g->n_values; v++) {
         const lm_value *value = &g->value[v];
         if (value->role == LM_ROLE_ACT)
@@ -124,7 +131,8 @@ static void bind_parts(const team *t, const lm_graph *g, const lm_vid *place, co
         mem[v] = room((size_t)lm_tensor_count(&value->t), sizeof(double));
         void *from = lm_exec_data(t->whole->exec, (lm_vid)v);
         if (value->role != LM_ROLE_GRAD)
-            copy_part(&value->t, &value->layout.axis[LM_AXIS_TP], mesh, from, mem[v], true);
+            copy_part(&value->t, &value->layout.axis[a], mesh->size[a], mesh->rank[a], from, mem[v],
+                      true);
         lm_exec_bind(x, place[v], mem[v]);
     }
 }
@@ -133,33 +141,42 @@ static void bind_parts(const team *t, const lm_graph *g, const lm_vid *place, co
 static void keep_results(team *t, const lm_model *m, const lm_vid *place, const lm_mesh *mesh,
                          const lm_exec *x)
 {
-    int rank = mesh->rank[LM_AXIS_TP];
+    const lm_axis a = t->plan->axis;
+    int rank = mesh->rank[a];
     float *to = t->value[rank];
     for (int i = -1; i < m->n_params; i++) {
         lm_vid v = i < 0 ? m->loss : m->grad[i];
         const lm_value *value = &m->graph->value[v];
-        const lm_placement *p = &value->layout.axis[LM_AXIS_TP];
+        const lm_placement *p = &value->layout.axis[a];
         if (p->share != LM_REPLICATED || rank == 0)
-            copy_part(&value->t, p, mesh, (char *)to, lm_exec_data(x, place[v]), false);
+            copy_part(&value->t, p, mesh->size[a], rank, (char *)to, lm_exec_data(x, place[v]),
+                      false);
         to += lm_tensor_count(&value->t);
     }
 }
 
-static lm_code lay(lm_model *m, const char *rows, bool vocabulary, lm_err *e)
+static lm_code lay(lm_model *m, const plan *p, lm_err *e)
 {
-    lm_layout l;
-    if (lm_layouts_apply(m->graph, lm_layouts_tensor, e) ||
-        (vocabulary && lm_layouts_apply(m->graph, lm_layouts_vocabulary, e)) ||
-        lm_layout_read(rows, &l, e) || lm_graph_lay(m->graph, m->tokens, &l, e) ||
-        lm_graph_lay(m->graph, m->targets, &l, e))
+    lm_layout rows, first = { 0 };
+    first.axis[LM_AXIS_DP] = (lm_placement){ .share = LM_SPLIT };
+    lm_graph *g = m->graph;
+    if ((p->axis == LM_AXIS_TP && lm_layouts_apply(g, lm_layouts_tensor, e)) ||
+        (p->vocabulary && lm_layouts_apply(g, lm_layouts_vocabulary, e)) ||
+        lm_layout_read(p->rows, &rows, e) || lm_graph_lay(g, m->tokens, &rows, e) ||
+        lm_graph_lay(g, m->targets, &rows, e))
         return e->code;
-    return lm_graph_lay(m->graph, m->graph->node[0].out[0], &l, e); /* the embedding's */
+    for (size_t v = 0; p->sharded && v < g->n_values; v++)
+        if ((g->value[v].role == LM_ROLE_PARAM || g->value[v].role == LM_ROLE_GRAD) &&
+            g->value[v].t.ndim == 2 && lm_graph_lay(g, (lm_vid)v, &first, e))
+            return e->code;
+    return lm_graph_lay(g, g->node[0].out[0], &rows, e); /* the embedding's */
 }
 
 static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
 {
     team *t = ctx;
-    lm_links links = lm_comm_links(c), *by_axis[LM_AXES] = { [LM_AXIS_TP] = &links };
+    const lm_axis axis = t->plan->axis;
+    lm_links links = lm_comm_links(c), *by_axis[LM_AXES] = { NULL };
     lm_step step = t->whole->step;
     lm_mesh mesh = lm_mesh_alone;
     lm_model *m = NULL;
@@ -168,15 +185,16 @@ static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
     lm_exec *x = NULL;
     lm_vid *place = NULL;
     void **mem = NULL;
+    by_axis[axis] = &links;
     step.links = by_axis;
-    mesh.size[LM_AXIS_TP] = lm_comm_size(c);
-    mesh.rank[LM_AXIS_TP] = lm_comm_rank(c);
+    mesh.size[axis] = lm_comm_size(c);
+    mesh.rank[axis] = lm_comm_rank(c);
     if (lm_backend_cpu(lm_cpu_detect(), NULL, &b, e) ||
-        lm_model_build(t->config, t->build, &m, e) || lay(m, t->rows, t->vocabulary, e))
+        lm_model_build(t->config, t->build, &m, e) || lay(m, t->plan, e))
         return e->code;
     place = room(m->graph->n_values, sizeof *place);
     mem = room(m->graph->n_values, sizeof *mem);
-    if (!lm_pass_shard(m->graph, LM_AXIS_TP, &mesh, &local, place, e) &&
+    if (!lm_pass_shard(m->graph, axis, &mesh, &local, place, e) &&
         !lm_exec_new(local, b, &place[m->loss], 1, &x, e)) {
         bind_parts(t, m->graph, place, &mesh, x, mem);
         if (!lm_exec_run(x, &step, e))
@@ -189,7 +207,7 @@ static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
     lm_free(mem);
     lm_free(place);
     lm_model_free(m);
-    if (mesh.rank[LM_AXIS_TP] == 0)
+    if (mesh.rank[axis] == 0)
         t->local = local;
     else
         lm_graph_free(local);
@@ -205,19 +223,31 @@ static int count(const lm_graph *g, const lm_op *op, bool forward)
     return n;
 }
 
-/* Megatron's f and g, and their forms with rows that are split between the layers; three numbers of each row for the head,
- * whose all-reduces are of one dimension. */
+/* Megatron's f and g, and their forms with rows that are split between the layers; three numbers of each row for the head.
+ * Along dp nothing, or each matrix and table gathered once for the forward, those of layers and head once more for the
+ * backward, and what a node adds to the gradient of one reduced. */
 static void check_exchanges(const team *t)
 {
     const lm_graph *g = t->local;
-    const bool rows = strcmp(t->rows, "replicated") != 0;
-    const int sums[2] = { count(g, &lm_op_all_reduce, false), count(g, &lm_op_all_reduce, true) };
-    const int parts[2] = { count(g, &lm_op_reduce_scatter, false),
-                           count(g, &lm_op_reduce_scatter, true) };
-    const int gathers[2] = { count(g, &lm_op_all_gather, false),
-                             count(g, &lm_op_all_gather, true) };
-    const int words = t->vocabulary;
-    if (rows) {
+    const plan *p = t->plan;
+    const bool rows = strcmp(p->rows, "replicated") != 0;
+    const int words = p->vocabulary, matrices = 4 * LAYERS, tied = t->config->tied;
+    int sums[2], parts[2], gathers[2], split = 0;
+    for (size_t v = 0; v < g->n_values; v++)
+        split += g->value[v].role == LM_ROLE_PARAM && g->value[v].t.ndim == 2;
+    for (int f = 0; f < 2; f++) {
+        sums[f] = count(g, &lm_op_all_reduce, f);
+        parts[f] = count(g, &lm_op_reduce_scatter, f);
+        gathers[f] = count(g, &lm_op_all_gather, f);
+    }
+    if (p->axis == LM_AXIS_DP && !p->sharded) {
+        assert_int_equal(sums[0] + sums[1] + parts[0] + parts[1] + gathers[0] + gathers[1], 0);
+    } else if (p->axis == LM_AXIS_DP) {
+        assert_int_equal(sums[0] + sums[1] + parts[true], 0);
+        assert_int_equal(gathers[true], split);
+        assert_int_equal(gathers[false], matrices + 1);
+        assert_int_equal(parts[false], split + tied);
+    } else if (rows) {
         assert_int_equal(parts[true], 2 * LAYERS + words);
         assert_int_equal(parts[false], 2 * LAYERS + words);
     } else {
@@ -247,7 +277,7 @@ static void check_numbers(const team *t, int ranks, const char *name)
     }
 }
 
-static void check_model(int i, int ranks, const char *rows, bool vocabulary)
+static void check_model(int i, int ranks, const plan *p)
 {
     lm_err e = { 0 };
     lm_config c;
@@ -263,7 +293,7 @@ static void check_model(int i, int ranks, const char *rows, bool vocabulary)
     runner_weights(&r, block);
     feed(&r);
     runner_run(&r);
-    team t = { .config = &c, .build = &b, .whole = &r, .rows = rows, .vocabulary = vocabulary };
+    team t = { .config = &c, .build = &b, .whole = &r, .plan = p };
     for (int k = 0; k < ranks; k++)
         t.value[k] = room((size_t)(r.model->block + BATCH * SEQ), sizeof *t.value[k]);
     if (lm_threads_run(ranks, 60, run_rank, &t, &e))
@@ -284,30 +314,37 @@ static void check_model(int i, int ranks, const char *rows, bool vocabulary)
     lm_config_fini(&c);
 }
 
-static void check_all(const char *rows, bool vocabulary)
+static void check_all(plan p)
 {
     for (int i = 0; i < N_MODELS; i++)
-        for (int ranks = 2; ranks <= MOST_RANKS; ranks += 2)
-            check_model(i, ranks, rows, vocabulary);
+        for (int ranks = 2; ranks <= (p.axis == LM_AXIS_DP ? BATCH : MOST_RANKS); ranks += 2)
+            check_model(i, ranks, &p);
 }
 
 static void test_tensor_parallel(void **state)
 {
     (void)state;
-    check_all("replicated", false);
+    check_all((plan){ .axis = LM_AXIS_TP, .rows = "replicated" });
 }
 
 static void test_rows_between(void **state)
 {
     (void)state;
-    check_all("tp=split0", false);
+    check_all((plan){ .axis = LM_AXIS_TP, .rows = "tp=split0" });
 }
 
 static void test_vocabulary(void **state)
 {
     (void)state;
-    check_all("replicated", true);
-    check_all("tp=split0", true);
+    check_all((plan){ .axis = LM_AXIS_TP, .rows = "replicated", .vocabulary = true });
+    check_all((plan){ .axis = LM_AXIS_TP, .rows = "tp=split0", .vocabulary = true });
+}
+
+static void test_data_parallel(void **state)
+{
+    (void)state;
+    check_all((plan){ .axis = LM_AXIS_DP, .rows = "dp=split0" });
+    check_all((plan){ .axis = LM_AXIS_DP, .rows = "dp=split0", .sharded = true });
 }
 
 int main(void)
@@ -316,6 +353,7 @@ int main(void)
         cmocka_unit_test(test_tensor_parallel),
         cmocka_unit_test(test_rows_between),
         cmocka_unit_test(test_vocabulary),
+        cmocka_unit_test(test_data_parallel),
     };
     return cmocka_run_group_tests_name("graph_shard", tests, NULL, NULL);
 }
