@@ -13,7 +13,7 @@ typedef struct {
     bool device; /* in the device's memory, not the host's */
 } lm_memory_row;
 
-enum { LM_MEMORY_ROWS = 29 + LM_STORE_FORMATS };
+enum { LM_MEMORY_ROWS = 30 + LM_STORE_FORMATS };
 
 typedef struct {
     lm_memory_row row[LM_MEMORY_ROWS];

@@ -181,7 +181,7 @@ static lm_code fill(lm_trainer *t, lm_err *e)
     if (validates(t))
         lm_store_bind(s, t->eval.model, t->eval.exec);
     bind_update(t);
-    if (make_constants(t, e) || trainer_ranks_leaves(t, e))
+    if (make_constants(t, e) || trainer_ranks_ready(t, e))
         return e->code;
     return t->io.resume ? LM_OK : trainer_update(t, LM_SECTION_START, 0, e);
 }
@@ -259,7 +259,7 @@ void lm_trainer_free(lm_trainer *t)
         lm_program_rest(t->program);
     lm_train_state_fini(&t->s);
     lm_rotary_fini(&t->rope);
-    lm_leaves_free(t->leaves);
+    trainer_ranks_fini(t);
     lm_mirror_fini(&t->numbers);
     trainer_experts_fini(t);
     if (t->own_program)
@@ -330,10 +330,11 @@ static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_
     const int64_t n = v->batch.batch;
     for (int64_t i = 0; i < windows && !t->asked.stop; i += n * t->ranks) {
         const int64_t own = i + n * t->rank;
-        lm_eval_sum one = { 0 };
+        lm_eval_sum unused = { 0 };
+        const float *rows = NULL;
         if ((own < windows && (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
-                               lm_evaluator_run(v, &one, NULL, e))) ||
-            trainer_ranks_evaluated(t, &one, sum, e) || trainer_ask(t, e))
+                               lm_evaluator_run(v, t->io.comm ? &unused : sum, &rows, e))) ||
+            trainer_ranks_evaluated(t, rows, sum, e) || trainer_ask(t, e))
             return e->code;
     }
     return LM_OK;

@@ -54,6 +54,7 @@ struct lm_trainer {
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
     double waited;         /* seconds in communication so far */
+    float *losses;         /* of evaluation batches, of this rank, then of all; NULL: it is alone */
     lm_feed *train_feed, *val_feed;
     /* On the host one micro-batch, filled before it runs.  On a device `sets` (two) times those of
      * a step: while it processes one set, the host draws the other and sends it on a separate
@@ -136,16 +137,18 @@ lm_code trainer_ranks_set(lm_trainer *t, lm_err *e);
 lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e);
 /* What rank 0 loaded, for all: weights, and of a resumed run states and numbers. */
 lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e);
-/* Once, when the blocks are there: memory for the sums of leaves. */
-lm_code trainer_ranks_leaves(lm_trainer *t, lm_err *e);
+/* Once, when the blocks are there: memory for sums. */
+lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e);
+void trainer_ranks_fini(lm_trainer *t);
 /* Micro-batch number i of this rank is done; with the last one the sums are those of all ranks. */
 lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err *e);
 /* n[0..count-1] = their sums over the ranks. */
 lm_code trainer_ranks_count(lm_trainer *t, double *n, size_t count, lm_err *e);
 /* flag[i] = the largest of the ranks. */
 lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *e);
-/* Add the ranks' sums to *sum, in the order of the ranks. */
-lm_code trainer_ranks_evaluated(lm_trainer *t, const lm_eval_sum *own, lm_eval_sum *sum, lm_err *e);
+/* Add the losses of the ranks' batches to *sum, in the order of the ranks, row by row as one rank adds them.  rows: of this
+ * rank's evaluation batch; NULL: it has none.  Nothing for one rank, whose evaluator has added its own. */
+lm_code trainer_ranks_evaluated(lm_trainer *t, const float *rows, lm_eval_sum *sum, lm_err *e);
 
 /* ---- trainer_objective.c ---- */
 

@@ -77,18 +77,28 @@ lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *
              : LM_OK;
 }
 
-lm_code trainer_ranks_evaluated(lm_trainer *t, const lm_eval_sum *own, lm_eval_sum *sum, lm_err *e)
+lm_code trainer_ranks_evaluated(lm_trainer *t, const float *rows, lm_eval_sum *sum, lm_err *e)
 {
-    lm_eval_sum all[LM_THREAD_RANKS] = { *own };
+    const lm_batch *b = &t->eval.batch;
+    const int64_t most = b->batch * b->seq;
+    int64_t count[LM_THREAD_RANKS], own = 0, all = 0;
     size_t bytes[LM_THREAD_RANKS];
+    if (!t->losses)
+        return LM_OK;
+    for (int64_t i = 0; rows && i < most; i++)
+        if (b->targets[i] >= 0)
+            t->losses[own++] = rows[i];
     for (int r = 0; r < t->ranks; r++)
-        bytes[r] = sizeof *own;
-    if (t->io.comm && lm_comm_all_gather(t->io.comm, own, all, bytes, e))
+        bytes[r] = sizeof *count;
+    if (lm_comm_all_gather(t->io.comm, &own, count, bytes, e))
         return e->code;
-    for (int r = 0; r < t->ranks; r++) {
-        sum->nll += all[r].nll;
-        sum->tokens += all[r].tokens;
-    }
+    for (int r = 0; r < t->ranks; all += count[r++])
+        bytes[r] = (size_t)count[r] * sizeof *t->losses;
+    if (lm_comm_all_gather(t->io.comm, t->losses, t->losses + most, bytes, e))
+        return e->code;
+    for (int64_t i = 0; i < all; i++)
+        sum->nll += t->losses[most + i];
+    sum->tokens += all;
     return LM_OK;
 }
 
@@ -133,7 +143,7 @@ lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e)
 /* Those of step_numbers that are summed over micro-batches. */
 enum { SUMS = offsetof(step_numbers, sumsq) / sizeof(double) };
 
-lm_code trainer_ranks_leaves(lm_trainer *t, lm_err *e)
+static lm_code make_leaves(lm_trainer *t, lm_err *e)
 {
     const int64_t own = t->o.leaves / t->ranks;
     if (own <= 1)
@@ -146,6 +156,22 @@ lm_code trainer_ranks_leaves(lm_trainer *t, lm_err *e)
           t->routed.dev },
     };
     return lm_leaves_new(t->b, block, own, &t->leaves, e);
+}
+
+lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
+{
+    const size_t rows = (size_t)(t->o.batch * t->o.seq);
+    if (t->io.comm && t->val_feed &&
+        lm_alloc_n(&t->losses, rows * ((size_t)t->ranks + 1), sizeof *t->losses,
+                   "losses of validation", e))
+        return e->code;
+    return make_leaves(t, e);
+}
+
+void trainer_ranks_fini(lm_trainer *t)
+{
+    lm_free(t->losses);
+    lm_leaves_free(t->leaves);
 }
 
 /* Over the ranks, in memory of the host. */

@@ -65,6 +65,19 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     cmp cuda.tokens cpu.tokens
 }
 
+@test "cuda-train: sums of leaves are added on the device" {
+    for n in 1 4; do
+        for d in cpu cuda; do
+            "${T[@]}" m0 data -o run-$d-$n --steps 3 --gradient-accumulation-steps 4 --leaves $n --metrics $d-$n.jsonl --device $d
+            field $d-$n.jsonl step loss > $d.loss
+            field $d-$n.jsonl step grad_norm > $d.norm
+        done
+        close_to cuda.loss cpu.loss 1e-5
+        close_to cuda.norm cpu.norm 1e-4
+    done
+    run ! cmp -s run-cuda-1/latest/optimizer.safetensors run-cuda-4/latest/optimizer.safetensors
+}
+
 @test "cuda-train: records name the device and its memory" {
     "${T[@]}" m0 data -o run --steps 2 --metrics m.jsonl --device cuda --peak-tflops 10 --json > out.json
     head -1 m.jsonl | grep -qE '"device":"cuda:0","kernels":"plain[^"]*","hardware":"[^"]*sm_[0-9]+[^"]*driver'

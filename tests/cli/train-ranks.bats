@@ -86,6 +86,41 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
     grep -q '"event":"experts"' one.jsonl
 }
 
+@test "train: ranks have the bits of one with modules that predict tokens further on, biases of routers, masks and spans" {
+    set=()
+    for kv in hidden_size=32 intermediate_size=48 num_hidden_layers=2 num_attention_heads=4 num_key_value_heads=4 \
+        q_lora_rank=14 kv_lora_rank=20 qk_nope_head_dim=12 qk_rope_head_dim=8 v_head_dim=10 n_routed_experts=8 \
+        num_experts_per_tok=2 moe_intermediate_size=16 first_k_dense_replace=1 tie_word_embeddings=false \
+        num_nextn_predict_layers=2; do
+        set+=(--set "$kv")
+    done
+    tok=$BATS_FILE_TMPDIR/tok/tokenizer.json
+    init-model -q deepseek-v3-12m -t "$tok" "${set[@]}" -o ahead
+    train-tokenizer -q -m wordpiece -V 64 -o words/tokenizer.json "$BATS_FILE_TMPDIR/clean.jsonl"
+    init-model -q bert-4m -t words --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=2 -o masks
+    shard-data -q --tokenizer words --add-special --val-fraction 0.1 -o masked "$BATS_FILE_TMPDIR/clean.jsonl"
+    sentinels=(-s '<pad>' -s '</s>' -s '<unk>')
+    for i in {0..19}; do
+        sentinels+=(-s "<extra_id_$i>")
+    done
+    train-tokenizer -q -m unigram -V 120 "${sentinels[@]}" -o pieces/tokenizer.json "$BATS_FILE_TMPDIR/clean.jsonl"
+    shard-data -q --tokenizer pieces --val-fraction 0.3 -o cut "$BATS_FILE_TMPDIR/clean.jsonl"
+    init-model -q t5-9m -t pieces --set d_model=32 --set d_kv=8 --set d_ff=48 --set num_layers=2 \
+        --set num_decoder_layers=1 --set num_heads=2 --set dropout_rate=0.1 -o spans
+    for m in "ahead data" "masks masked" "spans cut"; do
+        rm -rf one four
+        # shellcheck disable=SC2086
+        "${T[@]}" $m -o one "${FOUR[@]}" --eval-every 3 --eval-batches 0 --metrics one.jsonl -f
+        # shellcheck disable=SC2086
+        "${T[@]}" $m -o four "${FOUR[@]}" --eval-every 3 --eval-batches 0 --metrics four.jsonl -f --ranks 4
+        same_files one four || { echo "$m"; false; }
+        diff <(numbers one.jsonl) <(numbers four.jsonl) || { echo "$m"; false; }
+    done
+    "${T[@]}" ahead data -o one -f --metrics one.jsonl
+    grep -q '"mtp_losses"' one.jsonl
+    grep -q '"bias_max"' one.jsonl
+}
+
 @test "train: micro-batches and leaves are as many as ranks, unless they are given" {
     "${T[@]}" m0 data -o four --ranks 4
     "${T[@]}" m0 data -o one "${FOUR[@]}"
@@ -161,6 +196,13 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
     [ "$status" -eq 1 ]
     [ "$(wc -l <<< "$stderr")" -eq 1 ]
     [ ! -e no ]
+    cp -rL data torn
+    size=$(stat -c %s torn/train.bin) # ids that no model has, in the second half
+    printf '\377%.0s' $(seq $((size / 4))) | dd of=torn/train.bin bs=1 seek=$((size / 2)) conv=notrunc status=none
+    run --separate-stderr "${T[@]}" m0 torn -o torn-run --ranks 4 --steps 100
+    [ "$status" -eq 1 ]
+    [[ $stderr =~ ^"train: rank "[0-3]" of 4: torn/train: "[^$'\n']*$ ]] || { echo "$stderr"; false; }
+    [ -z "$(find torn-run -name 'step-*' 2> /dev/null)" ]
     run --separate-stderr "${T[@]}" m0 data -o run --ranks 4 --optimizer sgd --lr 1000 --max-grad-norm 0 --steps 200 --warmup 0
     [ "$status" -eq 4 ]
     [[ $stderr == "train: rank 0 of 4: step "*" is "* ]] || { echo "$stderr"; false; }
