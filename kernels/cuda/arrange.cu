@@ -323,27 +323,33 @@ static void accumulate(const lm_call *c)
         copy<float, float>(c, add);
 }
 
-/* Into a parameter of F64, of a gradient in F32. */
+/* Into a parameter of F64, of a gradient in F32; and sums of losses. */
+template <class X>
 __global__ void __launch_bounds__(threads)
-    add_to_doubles(const float *d, int64_t count, bool add, double *dw)
+    add_to_doubles(const X *d, int64_t count, bool add, double *dw)
 {
 #pragma unroll 1
     for (int64_t i = global_thread(); i < count; i += global_threads())
         dw[i] = (add ? dw[i] : 0) + (double)d[i];
 }
 
-static void accumulate_doubles(const lm_call *c)
+template <class X> static void add_doubles(const lm_call *c)
 {
     int64_t count = lm_tensor_count(&c->out[0]);
-    LM_LAUNCH(add_to_doubles, grid_for(count, threads, c->stream), threads, 0, c->stream,
-              in_ptr<const float>(c, 0), count,
+    LM_LAUNCH((add_to_doubles<X>), grid_for(count, threads, c->stream), threads, 0, c->stream,
+              in_ptr<const X>(c, 0), count,
               !overwrites(c, ((const lm_accumulate_attr *)c->attr)->acc), out_ptr<double>(c, 0));
 }
 
-/* Doubles are added to from floats alone. */
+static void accumulate_doubles(const lm_call *c)
+{
+    (c->in[0].dtype == LM_DTYPE_F64 ? add_doubles<double> : add_doubles<float>)(c);
+}
+
+/* Doubles are added to from floats and doubles alone. */
 static size_t doubles_work(const lm_call *c, int)
 {
-    return c->in[0].dtype == LM_DTYPE_F32 ? 0 : SIZE_MAX;
+    return c->in[0].dtype == LM_DTYPE_F32 || c->in[0].dtype == LM_DTYPE_F64 ? 0 : SIZE_MAX;
 }
 
 extern "C" const lm_kernel lm_arrange_cuda_kernels[] = {
