@@ -98,18 +98,6 @@ static lm_code fail_here(shm_member *m, const lm_err *why, lm_err *e)
 
 /* ---- the steps of an exchange ---- */
 
-/* The buffer that is filled in this step has been emptied by all. */
-static lm_code await_room(exchange *x, uint32_t step, lm_err *e)
-{
-    lm_code rc = LM_OK;
-
-    for (int r = 0; r < x->m->comm.size && !rc; r++)
-        if (r != x->m->comm.rank)
-            rc = shm_wait(x->m, &shm_rank_at(x->m->own, r)->took, step - (SHM_SLOTS - 1), r,
-                          x->call, e);
-    return rc;
-}
-
 static lm_code await_others(exchange *x, uint32_t step, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -143,21 +131,18 @@ static lm_code check_cards(exchange *x, uint32_t step, lm_err *e)
     return LM_OK;
 }
 
-static lm_code write_step(exchange *x, size_t k, lm_err *e)
+static void write_step(exchange *x, size_t k)
 {
     shm_rank *me = shm_rank_at(x->m->own, x->m->comm.rank);
     uint32_t step = x->first + (uint32_t)k;
     shm_card *card = shm_slot(x->m->own, x->m->comm.rank, step);
 
-    if (await_room(x, step, e))
-        return e->code;
     *card = (shm_card){
         .call = x->call, .of = (uint32_t)x->type << 8 | (uint32_t)x->op, .n = x->n, .most = x->most
     };
     if (x->give)
         x->give(x, k, (char *)(card + 1));
     shm_set(&me->put, step + 1);
-    return LM_OK;
 }
 
 static lm_code read_step(exchange *x, size_t k, lm_err *e)
@@ -168,7 +153,6 @@ static lm_code read_step(exchange *x, size_t k, lm_err *e)
         return e->code;
     if (x->get)
         x->get(x, k);
-    shm_set(&shm_rank_at(x->m->own, x->m->comm.rank)->took, step + 1);
     return LM_OK;
 }
 
@@ -181,8 +165,8 @@ static lm_code run_steps(exchange *x, lm_err *e)
     atomic_store(&me->call, (int)x->call);
     for (size_t k = 0; k <= x->steps && !rc; k++) {
         if (k < x->steps)
-            rc = write_step(x, k, e);
-        if (k > 0 && !rc)
+            write_step(x, k);
+        if (k > 0)
             rc = read_step(x, k - 1, e);
     }
     x->m->step += (uint32_t)x->steps;

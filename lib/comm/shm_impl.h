@@ -18,8 +18,10 @@
 #include "comm/shm.h"
 
 enum {
-    SHM_SLOTS = 4, /* buffers of a rank: pieces that it may be ahead of the slowest */
-    SHM_RING = 2,  /* buffers of a pair */
+    /* Buffers of a rank.  Step s is written after step s-2 has been read, for which every rank had written it, after it had read
+     * step s-4: the buffer of that one is free, and no rank has to say so. */
+    SHM_SLOTS = 4,
+    SHM_RING = 2, /* buffers of a pair */
 };
 
 typedef enum {
@@ -49,8 +51,7 @@ typedef struct {
 } shm_card;
 
 typedef struct {
-    shm_word put;  /* steps whose buffer this rank has filled */
-    shm_word took; /* steps of the others that it has read */
+    shm_word put; /* steps whose buffer this rank has filled */
     _Atomic int joined, call;
     int64_t pid;
     uint64_t start;
