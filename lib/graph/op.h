@@ -127,7 +127,8 @@ typedef struct lm_op {
      * y[N,M] = x[N,K] w[M,K], so that each rank makes an addend of y.  "*": any one dimension of the operands of any
      * shape.  "": all operands are replicated.  NULL is for tests alone. */
     const char *split;
-    /* Whether this call, of whole operands, can be split along a letter of a word; NULL: every one can. */
+    /* Whether this call, of whole operands, can be split along a letter of a word, or of "*" along a dimension ('0' ..), in
+     * which case operands of any shape may differ elsewhere; NULL: every one can. */
     bool (*splits)(const lm_call *c, char letter);
     /* Append a rank's call where that is more than the call with local sizes (graph/passes.h, "sharding"): for words
      * whose letters are dimensions by themselves, in ranges.  NULL: it is not more. */

@@ -323,8 +323,7 @@ static lm_code fetch(sharder *s, const lm_node *n, lm_vid v, const lm_placement 
     if (lm_exchange_append(s->to, s->axis, s->mesh, source, &whole, at, want, &made.local, s->e) ||
         lm_grow(&s->all, &s->cap_all, s->n_all + 1, sizeof *s->all, "the sharding pass", s->e))
         return s->e->code;
-    set_layout(s, made.local, v);
-    *out = made.local;
+    *out = made.local; /* along other axes it follows v, whose layout is no wish for a copy */
     s->version[v] = (int64_t)s->n_all;
     s->all[s->n_all++] = made;
     return LM_OK;

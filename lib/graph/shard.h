@@ -2,9 +2,13 @@
 /* shard.h -- the sharding pass: a graph over whole values becomes the list of one rank.  Private to lib/graph.
  *
  * The pass runs behind the backward and the update, so that no exchange needs a gradient, and works along one axis of the
- * mesh at a time.  It walks the list in order.  Where a value lies is known when a node reads it: layouts of parameters,
- * inputs and states are given (lm_graph_lay), those of activations and gradients follow.  An activation may be given one,
- * too: it is brought there when it is made.
+ * mesh at a time.  For several axes it runs several times, each time on the list that it has made before, whose exchanges are
+ * operators like others.  Two axes should split different dimensions of a weight: where they split the same one, the second
+ * gathers it around each exchange of the first.
+ *
+ * The pass walks the list in order.  Where a value lies is known when a node reads it: layouts of parameters, inputs and
+ * states are given (lm_graph_lay), those of activations and gradients follow.  An activation may be given one, too: it is
+ * brought there when it is made.
  *
  * A node has forms, which follow from the letters of its operator's table (lm_op.split), for y[N,M] = x[N,K] w[M,K] + b[M]:
  *     N   x and y are split in rows, w and b are replicated

@@ -222,6 +222,13 @@ static void add_word(maker *m, const char *word, size_t n)
 
 /* ---- operands of any shape ---- */
 
+/* Whether t is split with `any` along d: their shapes are the same, or may differ elsewhere. */
+static bool is_like(const maker *m, const lm_tensor *t, const lm_tensor *any, int d)
+{
+    return lm_same_shape(t, any) ||
+           (m->n->op->splits && t->ndim == any->ndim && t->dim[d] == any->dim[d]);
+}
+
 static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor *any, int d,
                         const lm_portions *pieces)
 {
@@ -231,7 +238,7 @@ static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor
         lm_placement *p = placement(&f, m->n, i);
         if (lm_absent(t))
             continue;
-        if (is_any(operand(m, i)) && lm_same_shape(t, any)) {
+        if (is_any(operand(m, i)) && is_like(m, t, any, d)) {
             if (!split_dim(m, p, operand(m, i), t, d, pieces, (terms){ false, pieces->n > 0 }))
                 return;
         } else if (is_any(operand(m, i)) && lm_tensor_count(t) > 1) {
@@ -250,12 +257,14 @@ static void add_any(maker *m, const char *word, size_t n)
     const lm_tensor *any = any_shape(m);
     bool summed = word[n - 1] == '+';
     for (int d = 0; any && d < any->ndim; d++) {
+        if (m->n->op->splits && !m->n->op->splits(&m->call, (char)('0' + d)))
+            continue;
         add_any_dim(m, word, summed, any, d, &whole);
         for (int i = 0; m->have && i < m->n->n_in + m->n->n_out; i++) {
             const lm_placement *have = &m->have[i];
             const lm_portions *last = m->n_forms ? &m->form[m->n_forms - 1].pieces : &whole;
             if (have->share == LM_SPLIT && have->at == d && have->pieces.n &&
-                lm_same_shape(shape(m, i), any) &&
+                shape(m, i)->ndim == any->ndim && is_like(m, shape(m, i), any, d) &&
                 !lm_portions_same(last, &have->pieces, any->dim[d], m->ranks))
                 add_any_dim(m, word, summed, any, d, &have->pieces);
         }

@@ -79,6 +79,25 @@ static lm_code to_all_shape(lm_call *c, unsigned want, lm_err *e)
                      "x and y are not parts of one value");
 }
 
+/* Along another axis of the mesh, which splits another dimension than this exchange. */
+static bool splits_dim(const lm_call *c, char dim)
+{
+    const lm_exchange_attr *a = c->attr;
+    return dim - '0' != a->dim;
+}
+
+static bool splits_any(const lm_call *c, char dim)
+{
+    (void)dim;
+    return lm_same_shape(&c->in[0], &c->out[0]);
+}
+
+static bool splits_neither(const lm_call *c, char dim)
+{
+    const lm_exchange_attr *a = c->attr;
+    return dim - '0' != a->dim && dim - '0' != a->to_dim;
+}
+
 /* ---- costs: bytes on the wire by rings and pairs ---- */
 
 static void moves(const lm_call *c, const lm_tensor *whole, double share, lm_cost *out)
@@ -122,9 +141,9 @@ static void copy_cost(const lm_call *c, lm_cost *out)
 
 static void draw(lm_rng r, int i, int ranks, lm_example *x)
 {
-    lm_exchange_attr a = { .axis = LM_AXIS_TP, .ranks = ranks, .rank = i % ranks, .dim = i % 2 };
-    lm_tensor t =
-        lm_shape2(LM_DTYPE_F32, 4 * lm_example_size(r, i, 0, 13), 4 * lm_example_size(r, i, 1, 40));
+    lm_exchange_attr a = { .axis = LM_AXIS_EP, .ranks = ranks, .rank = i % ranks, .dim = i % 2 };
+    lm_tensor t = lm_shape3(LM_DTYPE_F32, 4 * lm_example_size(r, i, 0, 13),
+                            4 * lm_example_size(r, i, 1, 20), 4 + i % 3);
     a.to_dim = 1 - a.dim;
     a.len = t.dim[a.dim];
     a.to_len = t.dim[a.to_dim];
@@ -152,23 +171,27 @@ static void part_example(lm_rng r, int i, lm_example *x)
     x->out[0].dim[a->dim] = held(a, false);
 }
 
-#define EXCHANGE(title, attributes, rule, price, sample)                                       \
-    .name = title, .attr_size = sizeof(lm_exchange_attr), .in = { { "x", "~", LM_ACT_TYPE } }, \
-    .out = { { "y", "*", LM_ACT_TYPE | LM_GIVEN } }, .fields = attributes, .split = "",        \
-    .prec = LM_PREC_INFER, .shape = rule, .cost = price, .example = sample
+#define EXCHANGE(title, kind, attributes, dims, rule, price, sample)                     \
+    .name = title, .attr_size = sizeof(lm_exchange_attr), .in = { { "x", "~", kind } },  \
+    .out = { { "y", "*", LM_ACT_TYPE | LM_GIVEN } }, .fields = attributes, .split = "*", \
+    .splits = dims, .prec = LM_PREC_INFER, .shape = rule, .cost = price, .example = sample
 
-const lm_op lm_op_all_reduce = { EXCHANGE("all_reduce", reduce_fields, all_shape, all_cost,
-                                          alone_example) };
-const lm_op lm_op_reduce_scatter = { EXCHANGE("reduce_scatter", fields, scatter_shape, scatter_cost,
+const lm_op lm_op_all_reduce = { EXCHANGE("all_reduce", LM_ACT_TYPE, reduce_fields, splits_any,
+                                          all_shape, all_cost, alone_example) };
+const lm_op lm_op_reduce_scatter = { EXCHANGE("reduce_scatter", LM_ACT_TYPE | LM_LINEAR, fields,
+                                              splits_dim, scatter_shape, scatter_cost,
                                               alone_example) };
-const lm_op lm_op_all_gather = { EXCHANGE("all_gather", fields, gather_shape, gather_cost,
+const lm_op lm_op_all_gather = { EXCHANGE("all_gather", LM_ACT_TYPE | LM_LINEAR, fields, splits_dim,
+                                          gather_shape, gather_cost, alone_example) };
+const lm_op lm_op_all_to_all = { EXCHANGE("all_to_all", LM_ACT_TYPE | LM_LINEAR, to_fields,
+                                          splits_neither, to_all_shape, scatter_cost,
                                           alone_example) };
-const lm_op lm_op_all_to_all = { EXCHANGE("all_to_all", to_fields, to_all_shape, scatter_cost,
-                                          alone_example) };
-const lm_op lm_op_sum_shared = { EXCHANGE("sum_shared", fields, shared_shape, shared_cost,
-                                          alone_example) };
-const lm_op lm_op_part = { EXCHANGE("part", fields, scatter_shape, copy_cost, part_example) };
-const lm_op lm_op_once = { EXCHANGE("once", reduce_fields, all_shape, copy_cost, once_example) };
+const lm_op lm_op_sum_shared = { EXCHANGE("sum_shared", LM_ACT_TYPE | LM_LINEAR, fields, splits_dim,
+                                          shared_shape, shared_cost, alone_example) };
+const lm_op lm_op_part = { EXCHANGE("part", LM_ACT_TYPE | LM_LINEAR, fields, splits_dim,
+                                    scatter_shape, copy_cost, part_example) };
+const lm_op lm_op_once = { EXCHANGE("once", LM_ACT_TYPE | LM_LINEAR, reduce_fields, splits_any,
+                                    all_shape, copy_cost, once_example) };
 
 /* ---- rows of a part of a table ---- */
 

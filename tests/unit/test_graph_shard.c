@@ -77,10 +77,10 @@ static void feed(runner *r)
 /* ---- a team of ranks ---- */
 
 typedef struct {
-    lm_axis axis;
-    const char *rows; /* layout of tokens and targets */
-    bool vocabulary;  /* tp: embedding and head are split by words */
-    bool sharded;     /* dp: matrices are split */
+    lm_axis axis, then; /* passes in this order; `then` the same one: a single pass */
+    const char *rows;   /* layout of tokens and targets */
+    bool vocabulary;    /* tp: embedding and head are split by words */
+    bool sharded;       /* dp: matrices are split */
 } plan;
 
 typedef struct {
@@ -119,98 +119,169 @@ static void copy_part(const lm_tensor *whole, const lm_placement *p, int ranks, 
         }
 }
 
-/* Memory of the values of this rank that are not activations, with their parts of the whole run's numbers. */
-static void bind_parts(const team *t, const lm_graph *g, const lm_vid *place, const lm_mesh *mesh,
-                       lm_exec *x, void **mem)
+/* The lists of a rank: the model's, and those behind one pass or two; and the number of each value of the first in each. */
+typedef struct {
+    lm_mesh mesh;
+    lm_graph *g[3];
+    lm_vid *place[3];
+    lm_axis axis[2];
+    int passes;
+    void **mem; /* by value of the model */
+} stages;
+
+/* The numbers of value v between the whole (stage 0) and this rank's part. */
+static void move_parts(const stages *s, lm_vid v, void *whole, void *part, bool out)
 {
-    const lm_axis a = t->plan->axis;
-    for (size_t v = 0; v < g->n_values; v++) {
-        const lm_value *value = &g->value[v];
+    void *at[3] = { whole, NULL, NULL };
+    if (s->passes == 2)
+        at[1] = room((size_t)lm_tensor_count(&s->g[1]->value[s->place[1][v]].t), sizeof(double));
+    at[s->passes] = part;
+    for (int i = 0; i < s->passes; i++) {
+        int k = out ? i : s->passes - 1 - i;
+        const lm_value *value = &s->g[k]->value[s->place[k][v]];
+        lm_axis a = s->axis[k];
+        const lm_placement *p = &value->layout.axis[a];
+        if (out || p->share != LM_REPLICATED || s->mesh.rank[a] == 0)
+            copy_part(&value->t, p, s->mesh.size[a], s->mesh.rank[a], at[k], at[k + 1], out);
+    }
+    if (s->passes == 2)
+        lm_free(at[1]);
+}
+
+/* Memory of the values of this rank that are not activations, with their parts of the whole run's numbers. */
+static void bind_parts(const team *t, const stages *s, lm_exec *x)
+{
+    for (size_t v = 0; v < s->g[0]->n_values; v++) {
+        const lm_value *value = &s->g[0]->value[v];
         if (value->role == LM_ROLE_ACT)
             continue;
-        mem[v] = room((size_t)lm_tensor_count(&value->t), sizeof(double));
-        void *from = lm_exec_data(t->whole->exec, (lm_vid)v);
+        s->mem[v] = room((size_t)lm_tensor_count(&value->t), sizeof(double));
         if (value->role != LM_ROLE_GRAD)
-            copy_part(&value->t, &value->layout.axis[a], mesh->size[a], mesh->rank[a], from, mem[v],
-                      true);
-        lm_exec_bind(x, place[v], mem[v]);
+            move_parts(s, (lm_vid)v, lm_exec_data(t->whole->exec, (lm_vid)v), s->mem[v], true);
+        lm_exec_bind(x, s->place[s->passes][v], s->mem[v]);
     }
 }
 
-/* The loss and the gradients as whole values: zeros where this rank has none, and what others have too on rank 0 alone. */
-static void keep_results(team *t, const lm_model *m, const lm_vid *place, const lm_mesh *mesh,
-                         const lm_exec *x)
+/* The loss and the gradients as whole values: zeros where this rank has none, and what others have too on the first alone. */
+static void keep_results(const lm_model *m, const stages *s, const lm_exec *x, float *to)
 {
-    const lm_axis a = t->plan->axis;
-    int rank = mesh->rank[a];
-    float *to = t->value[rank];
     for (int i = -1; i < m->n_params; i++) {
         lm_vid v = i < 0 ? m->loss : m->grad[i];
-        const lm_value *value = &m->graph->value[v];
-        const lm_placement *p = &value->layout.axis[a];
-        if (p->share != LM_REPLICATED || rank == 0)
-            copy_part(&value->t, p, mesh->size[a], rank, (char *)to, lm_exec_data(x, place[v]),
-                      false);
-        to += lm_tensor_count(&value->t);
+        move_parts(s, v, to, lm_exec_data(x, s->place[s->passes][v]), false);
+        to += lm_tensor_count(&m->graph->value[v].t);
     }
+}
+
+/* Split the matrices, and their gradients, along dp too, in the dimension that tp does not split. */
+static lm_code shard_matrices(lm_graph *g, lm_err *e)
+{
+    for (size_t v = 0; v < g->n_values; v++) {
+        lm_layout l = g->value[v].layout;
+        const lm_placement *tp = &l.axis[LM_AXIS_TP];
+        l.axis[LM_AXIS_DP] =
+            (lm_placement){ .share = LM_SPLIT, .at = tp->share == LM_SPLIT && tp->at == 0 };
+        if ((g->value[v].role == LM_ROLE_PARAM || g->value[v].role == LM_ROLE_GRAD) &&
+            g->value[v].t.ndim == 2 && lm_graph_lay(g, (lm_vid)v, &l, e))
+            return e->code;
+    }
+    return LM_OK;
 }
 
 static lm_code lay(lm_model *m, const plan *p, lm_err *e)
 {
-    lm_layout rows, first = { 0 };
-    first.axis[LM_AXIS_DP] = (lm_placement){ .share = LM_SPLIT };
     lm_graph *g = m->graph;
-    if ((p->axis == LM_AXIS_TP && lm_layouts_apply(g, lm_layouts_tensor, e)) ||
+    lm_layout rows;
+    bool tensor = p->axis == LM_AXIS_TP || p->then == LM_AXIS_TP;
+    if ((tensor && lm_layouts_apply(g, lm_layouts_tensor, e)) ||
         (p->vocabulary && lm_layouts_apply(g, lm_layouts_vocabulary, e)) ||
-        lm_layout_read(p->rows, &rows, e) || lm_graph_lay(g, m->tokens, &rows, e) ||
-        lm_graph_lay(g, m->targets, &rows, e))
+        (p->sharded && shard_matrices(g, e)) || lm_layout_read(p->rows, &rows, e) ||
+        lm_graph_lay(g, m->tokens, &rows, e) || lm_graph_lay(g, m->targets, &rows, e))
         return e->code;
-    for (size_t v = 0; p->sharded && v < g->n_values; v++)
-        if ((g->value[v].role == LM_ROLE_PARAM || g->value[v].role == LM_ROLE_GRAD) &&
-            g->value[v].t.ndim == 2 && lm_graph_lay(g, (lm_vid)v, &first, e))
-            return e->code;
     return lm_graph_lay(g, g->node[0].out[0], &rows, e); /* the embedding's */
+}
+
+/* Ranks along the axes: all along one, or two by two. */
+static lm_code make_mesh(stages *s, const plan *p, lm_comm *c, lm_comm *along[2], lm_err *e)
+{
+    int rank = lm_comm_rank(c);
+    *s = (stages){ .mesh = lm_mesh_alone, .axis = { p->axis, p->then }, .passes = 1 };
+    s->passes += p->axis != p->then;
+    for (int k = 0; k < s->passes; k++) {
+        int mine = s->passes == 1 ? rank : k ? rank % 2 : rank / 2;
+        int color = s->passes == 1 ? 0 : k ? rank / 2 : rank % 2;
+        if (lm_comm_split(c, color, mine, &along[k], e))
+            return e->code;
+        s->mesh.size[s->axis[k]] = lm_comm_size(along[k]);
+        s->mesh.rank[s->axis[k]] = lm_comm_rank(along[k]);
+    }
+    return LM_OK;
+}
+
+static lm_code shard(stages *s, lm_model *m, lm_err *e)
+{
+    size_t n = m->graph->n_values;
+    s->g[0] = m->graph;
+    s->mem = room(n, sizeof *s->mem);
+    for (int k = 0; k <= s->passes; k++)
+        s->place[k] = room(n, sizeof **s->place);
+    for (size_t v = 0; v < n; v++)
+        s->place[0][v] = (lm_vid)v;
+    for (int k = 0; k < s->passes; k++) {
+        lm_vid *next = room(s->g[k]->n_values, sizeof *next);
+        lm_pass_shard(s->g[k], s->axis[k], &s->mesh, &s->g[k + 1], next, e);
+        for (size_t v = 0; v < n && !e->code; v++)
+            s->place[k + 1][v] = s->place[k][v] >= 0 ? next[s->place[k][v]] : LM_NONE;
+        lm_free(next);
+        if (e->code)
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static void drop(stages *s, size_t n_values, lm_graph **kept)
+{
+    for (size_t v = 0; s->mem && v < n_values; v++)
+        lm_free(s->mem[v]);
+    lm_free(s->mem);
+    for (int k = 0; k <= s->passes; k++)
+        lm_free(s->place[k]);
+    for (int k = 1; k < s->passes; k++)
+        lm_graph_free(s->g[k]);
+    if (kept)
+        *kept = s->g[s->passes];
+    else
+        lm_graph_free(s->g[s->passes]);
 }
 
 static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
 {
     team *t = ctx;
-    const lm_axis axis = t->plan->axis;
-    lm_links links = lm_comm_links(c), *by_axis[LM_AXES] = { NULL };
+    lm_comm *along[2] = { NULL };
+    lm_links links[2], *by_axis[LM_AXES] = { NULL };
     lm_step step = t->whole->step;
-    lm_mesh mesh = lm_mesh_alone;
     lm_model *m = NULL;
-    lm_graph *local = NULL;
     lm_backend *b = NULL;
     lm_exec *x = NULL;
-    lm_vid *place = NULL;
-    void **mem = NULL;
-    by_axis[axis] = &links;
-    step.links = by_axis;
-    mesh.size[axis] = lm_comm_size(c);
-    mesh.rank[axis] = lm_comm_rank(c);
-    if (lm_backend_cpu(lm_cpu_detect(), NULL, &b, e) ||
+    stages s;
+    if (make_mesh(&s, t->plan, c, along, e) || lm_backend_cpu(lm_cpu_detect(), NULL, &b, e) ||
         lm_model_build(t->config, t->build, &m, e) || lay(m, t->plan, e))
         return e->code;
-    place = room(m->graph->n_values, sizeof *place);
-    mem = room(m->graph->n_values, sizeof *mem);
-    if (!lm_pass_shard(m->graph, axis, &mesh, &local, place, e) &&
-        !lm_exec_new(local, b, &place[m->loss], 1, &x, e)) {
-        bind_parts(t, m->graph, place, &mesh, x, mem);
+    step.links = by_axis;
+    for (int k = 0; k < s.passes; k++) {
+        links[k] = lm_comm_links(along[k]);
+        by_axis[s.axis[k]] = &links[k];
+    }
+    if (!shard(&s, m, e) && !lm_exec_new(s.g[s.passes], b, &s.place[s.passes][m->loss], 1, &x, e)) {
+        bind_parts(t, &s, x);
         if (!lm_exec_run(x, &step, e))
-            keep_results(t, m, place, &mesh, x);
+            keep_results(m, &s, x, t->value[lm_comm_rank(c)]);
     }
     lm_exec_free(x);
     lm_backend_close(b);
-    for (size_t v = 0; v < m->graph->n_values; v++)
-        lm_free(mem[v]);
-    lm_free(mem);
-    lm_free(place);
+    drop(&s, m->graph->n_values, lm_comm_rank(c) ? NULL : &t->local);
     lm_model_free(m);
-    if (mesh.rank[axis] == 0)
-        t->local = local;
-    else
-        lm_graph_free(local);
+    for (int k = 0; k < 2; k++)
+        lm_comm_free(along[k]);
     return e->code;
 }
 
@@ -240,7 +311,15 @@ static void check_exchanges(const team *t)
         parts[f] = count(g, &lm_op_reduce_scatter, f);
         gathers[f] = count(g, &lm_op_all_gather, f);
     }
-    if (p->axis == LM_AXIS_DP && !p->sharded) {
+    if (!rows || !words) /* otherwise the gradient of so small a table is cheaper by columns */
+        assert_int_equal(count(g, &lm_op_all_to_all, true) + count(g, &lm_op_all_to_all, false), 0);
+    if (p->axis != p->then) {
+        assert_int_equal(sums[true], 2 * LAYERS);
+        assert_int_equal(sums[false], 2 * LAYERS);
+        assert_int_equal(gathers[true], p->sharded ? split : 0);
+        assert_int_equal(gathers[false], p->sharded ? matrices + 1 : 0);
+        assert_int_equal(parts[false], p->sharded ? split + tied : 0);
+    } else if (p->axis == LM_AXIS_DP && !p->sharded) {
         assert_int_equal(sums[0] + sums[1] + parts[0] + parts[1] + gathers[0] + gathers[1], 0);
     } else if (p->axis == LM_AXIS_DP) {
         assert_int_equal(sums[0] + sums[1] + parts[true], 0);
@@ -271,8 +350,10 @@ static void check_numbers(const team *t, int ranks, const char *name)
                 t->value[0][at + k] += t->value[r][at + k];
         double far = far_apart(t->value[0] + at, want, n);
         if (!(far <= 1e-5))
-            fail_msg("%s, %d ranks, %s: relative error %.3g", name, ranks,
-                     i < 0 ? "loss" : m->graph->value[v].name, far);
+            fail_msg("%s, %d ranks, %s then %s%s, %s: relative error %.3g", name, ranks,
+                     lm_axis_names[t->plan->axis], lm_axis_names[t->plan->then],
+                     t->plan->sharded ? ", sharded" : "", i < 0 ? "loss" : m->graph->value[v].name,
+                     far);
         at += n;
     }
 }
@@ -299,12 +380,6 @@ static void check_model(int i, int ranks, const plan *p)
     if (lm_threads_run(ranks, 60, run_rank, &t, &e))
         fail_msg("model %d, %d ranks: %s: %s", i, ranks, e.where, e.what);
     check_numbers(&t, ranks, models[i]);
-    if (getenv("LM_SHOW")) {
-        lm_buf text = { 0 };
-        must(lm_graph_dump(t.local, &text, &e), &e);
-        fputs(text.data, stderr);
-        lm_buf_fini(&text);
-    }
     check_exchanges(&t);
     lm_graph_free(t.local);
     for (int k = 0; k < ranks; k++)
@@ -316,35 +391,55 @@ static void check_model(int i, int ranks, const plan *p)
 
 static void check_all(plan p)
 {
+    bool both = p.axis != p.then;
+    int most = p.axis == LM_AXIS_DP && !both ? BATCH : MOST_RANKS;
     for (int i = 0; i < N_MODELS; i++)
-        for (int ranks = 2; ranks <= (p.axis == LM_AXIS_DP ? BATCH : MOST_RANKS); ranks += 2)
+        for (int ranks = both ? 4 : 2; ranks <= most; ranks += 2)
             check_model(i, ranks, &p);
 }
 
 static void test_tensor_parallel(void **state)
 {
     (void)state;
-    check_all((plan){ .axis = LM_AXIS_TP, .rows = "replicated" });
+    check_all((plan){ .axis = LM_AXIS_TP, .then = LM_AXIS_TP, .rows = "replicated" });
 }
 
 static void test_rows_between(void **state)
 {
     (void)state;
-    check_all((plan){ .axis = LM_AXIS_TP, .rows = "tp=split0" });
+    check_all((plan){ .axis = LM_AXIS_TP, .then = LM_AXIS_TP, .rows = "tp=split0" });
 }
 
 static void test_vocabulary(void **state)
 {
     (void)state;
-    check_all((plan){ .axis = LM_AXIS_TP, .rows = "replicated", .vocabulary = true });
-    check_all((plan){ .axis = LM_AXIS_TP, .rows = "tp=split0", .vocabulary = true });
+    check_all(
+        (plan){ .axis = LM_AXIS_TP, .then = LM_AXIS_TP, .rows = "replicated", .vocabulary = true });
+    check_all(
+        (plan){ .axis = LM_AXIS_TP, .then = LM_AXIS_TP, .rows = "tp=split0", .vocabulary = true });
 }
 
 static void test_data_parallel(void **state)
 {
     (void)state;
-    check_all((plan){ .axis = LM_AXIS_DP, .rows = "dp=split0" });
-    check_all((plan){ .axis = LM_AXIS_DP, .rows = "dp=split0", .sharded = true });
+    check_all((plan){ .axis = LM_AXIS_DP, .then = LM_AXIS_DP, .rows = "dp=split0" });
+    check_all(
+        (plan){ .axis = LM_AXIS_DP, .then = LM_AXIS_DP, .rows = "dp=split0", .sharded = true });
+}
+
+/* Two by two ranks, in both orders of the passes. */
+static void test_both(void **state)
+{
+    (void)state;
+    for (int sharded = 0; sharded < 2; sharded++) {
+        plan p = {
+            .axis = LM_AXIS_DP, .then = LM_AXIS_TP, .rows = "dp=split0", .sharded = sharded
+        };
+        check_all(p);
+        p.axis = LM_AXIS_TP;
+        p.then = LM_AXIS_DP;
+        check_all(p);
+    }
 }
 
 int main(void)
@@ -354,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_rows_between),
         cmocka_unit_test(test_vocabulary),
         cmocka_unit_test(test_data_parallel),
+        cmocka_unit_test(test_both),
     };
     return cmocka_run_group_tests_name("graph_shard", tests, NULL, NULL);
 }
