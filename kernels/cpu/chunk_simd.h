@@ -22,12 +22,16 @@ static inline float chunk_sum(const float *x, int64_t n)
     return vf_sum(sum);
 }
 
-/* Row i of to [rows][ld] = by[i] times that of x. */
+/* Row i of to [rows][ld] = by[i] times that of x; by 0 zeros, whatever x holds. */
 static inline void chunk_scale(float *to, const float *x, int64_t rows, int64_t ld, const float *by)
 {
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < ld; j += VF_LANES)
-            vf_store(to + i * ld + j, vf_load(x + i * ld + j) * vf_set(by[i]));
+        for (int64_t j = 0; j < ld; j += VF_LANES) {
+            vf v = vf_load(x + i * ld + j) * vf_set(by[i]);
+            if (by[i] == 0)
+                v = vf_zero();
+            vf_store(to + i * ld + j, v);
+        }
 }
 
 /* to [cols][ld] = the transpose of x [rows][ldx]; the rest of its rows zeros. */

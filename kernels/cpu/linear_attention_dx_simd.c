@@ -140,7 +140,7 @@ LM_INLINE void run_head(lm_dtype t, const lm_call *call, scratch *w, const la_vi
     la_mix_back(x, y, w->M, w->dout, w->dv);
     put_features(t, call, w, x, h * D, w->q, w->dq);
     if (x->a->feature == LM_FEATURE_ELU)
-        la_add_rows(x, y, w->q, w->ec, w->dS + D * ld);
+        la_add_rows(x, y, 0, w->q, w->ec, w->dS + D * ld);
     chunk_scale(w->q, w->q, n, ld, y->e);
     mm(&(mm_args){ D, ld, y->n, w->q, 1, ld, w->dout, ld, w->dS, ld, true });
 }

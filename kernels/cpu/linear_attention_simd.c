@@ -116,7 +116,7 @@ LM_INLINE void step_row(const la_view *x, scratch *w, float a, int64_t d, float 
         });
 }
 
-/* z in memory after a token; returned: what weighs the results of query head g. */
+/* z in memory after a token. */
 LM_INLINE void step_sums(const la_view *x, scratch *w, float a, float *z)
 {
     VF_FOR(d, n, x->a->head_dim, {
@@ -125,6 +125,7 @@ LM_INLINE void step_sums(const la_view *x, scratch *w, float a, float *z)
     });
 }
 
+/* What weighs the results of query head g. */
 LM_INLINE float token_weight(const la_view *x, const scratch *w, int64_t g, const float *z)
 {
     vf sum = vf_zero();

@@ -106,7 +106,8 @@ LM_INLINE void la_keys(lm_dtype t, const la_view *x, const la_chunk *y, int64_t 
     la_features(x, y->n, k);
 }
 
-/* M [C][C] = (q y + more) W by element: y [D][C], more [C].  Blocks right of the diagonal are not set. */
+/* M [C][C] = (q y + more) W by element: y [D][C], more [C].  Blocks right of the diagonal are not set.  Pairs that no row
+ * sees are zeros whatever their numbers are: NaN stays with the rows that read it. */
 static inline void la_pairs(const la_view *x, const la_chunk *w, const float *q, const float *y,
                             const float *more, float *M)
 {
@@ -116,7 +117,7 @@ static inline void la_pairs(const la_view *x, const la_chunk *w, const float *q,
     for (int64_t i = 0; i < w->blocks; i++)
         for (int64_t j = 0; j < (i / PAD + 1) * PAD; j += VF_LANES) {
             vf v = vf_load(M + i * C + j) + vf_set(more[i]);
-            v = keep_range(v * vf_load(w->power + C - 1 - i + j), j, w->from[i], C, vf_zero());
+            v = keep_range(v * vf_load(w->power + C - 1 - i + j), j, w->from[i], i + 1, vf_zero());
             vf_store(M + i * C + j, v);
         }
 }
@@ -147,34 +148,40 @@ static inline void la_weights(const la_view *x, const la_chunk *w, const float *
     for (int64_t i = 0; i < w->blocks; i++) {
         by[i] = scale;
         if (x->a->feature == LM_FEATURE_ELU && i < w->n)
-            by[i] = scale / (w->e[i] * chunk_dot(q + i * x->ld, z, x->ld) +
+            by[i] = scale / ((w->e[i] > 0 ? w->e[i] * chunk_dot(q + i * x->ld, z, x->ld) : 0) +
                              chunk_sum(M + i * C, (i / PAD + 1) * PAD) + eps);
     }
 }
 
-/* to [ld] += sum of by[i] times row i of y. */
-static inline void la_add_rows(const la_view *x, const la_chunk *w, const float *y, const float *by,
-                               float *to)
+/* to [ld] += sum of by[i] times row i of y, from row `from` on. */
+static inline void la_add_rows(const la_view *x, const la_chunk *w, int64_t from, const float *y,
+                               const float *by, float *to)
 {
-    mm(&(mm_args){ 1, x->ld, w->n, by, 1, 1, y, x->ld, to, x->ld, true });
+    mm(&(mm_args){ 1, x->ld, w->n - from, by + from, 1, 1, y + from * x->ld, x->ld, to, x->ld,
+                   true });
 }
 
+/* by 0: a document has begun, which the state does not reach whatever it holds. */
 static inline void la_scale_state(const la_view *x, float by, float *S)
 {
-    for (int64_t i = 0; i < x->size; i += VF_LANES)
-        vf_store(S + i, vf_load(S + i) * vf_set(by));
+    for (int64_t i = 0; i < x->size; i += VF_LANES) {
+        vf v = vf_load(S + i) * vf_set(by);
+        if (!(by > 0))
+            v = vf_zero();
+        vf_store(S + i, v);
+    }
 }
 
-/* S and z before the chunk become those behind it; `scaled` [C][ld]: scratch. */
+/* S and z before the chunk become those behind it, by the rows of its last document; `scaled` [C][ld]: scratch. */
 static inline void la_carry(const la_view *x, const la_chunk *w, const float *k, const float *v,
                             float *scaled, float *S)
 {
-    const int64_t D = x->a->head_dim;
+    const int64_t D = x->a->head_dim, ld = x->ld, from = w->from[w->n - 1];
     la_scale_state(x, w->e_last, S);
-    chunk_scale(scaled, k, w->blocks, x->ld, w->d);
-    mm(&(mm_args){ D, x->ld, w->n, scaled, 1, x->ld, v, x->ld, S, x->ld, true });
+    chunk_scale(scaled, k, w->blocks, ld, w->d);
+    mm(&(mm_args){ D, ld, w->n - from, scaled + from * ld, 1, ld, v + from * ld, ld, S, ld, true });
     if (x->a->feature == LM_FEATURE_ELU)
-        la_add_rows(x, w, k, w->d, S + D * x->ld);
+        la_add_rows(x, w, from, k, w->d, S + D * ld);
 }
 
 #define LM_LA_PASTE(name, level) lm_##name##_##level

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* state_rows.h -- the rows of a sequence in a call of an operator with states (kernels/delta.h). */
+/* state_rows.h -- the rows of a sequence in a call of an operator with states (kernels/delta.h,
+ * kernels/linear_attention.h). */
 #ifndef LM_KERNELS_CPU_STATE_ROWS_H
 #define LM_KERNELS_CPU_STATE_ROWS_H
 

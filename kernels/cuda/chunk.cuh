@@ -52,12 +52,12 @@ __device__ inline void multiply(int64_t m, int64_t n, int64_t k, matrix a, matri
     __syncthreads();
 }
 
-/* Row i of to [rows][n] = by[i] `times` that of x. */
+/* Row i of to [rows][n] = by[i] `times` that of x; by 0 zeros, whatever x holds. */
 __device__ inline void scale_rows(float *to, const float *x, int64_t rows, int64_t n,
                                   const float *by, float times = 1)
 {
     for (int64_t i = threadIdx.x; i < rows * n; i += blockDim.x)
-        to[i] = x[i] * by[i / n] * times;
+        to[i] = by[i / n] != 0 ? x[i] * by[i / n] * times : 0;
     __syncthreads();
 }
 
@@ -80,10 +80,11 @@ __device__ inline void read_rows(float *to, int64_t rows, const T *from, int64_t
     __syncthreads();
 }
 
+/* by 0: zeros, whatever x holds. */
 __device__ inline void scale_all(float *x, int64_t n, float by)
 {
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-        x[i] *= by;
+        x[i] = by != 0 ? x[i] * by : 0;
     __syncthreads();
 }
 

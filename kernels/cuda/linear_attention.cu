@@ -158,7 +158,7 @@ __device__ void weigh(const la_args<T> &x, span *y, const float *q, const float 
             float sum = 0, before = warp_dot(q + i * D, z, D);
             for (int j = threadIdx.x % 32; j < C; j += 32)
                 sum += M[i * C + j];
-            by /= fmaf(y->e[i], before, warp_sum(sum)) + (float)x.a.eps;
+            by /= fmaf(y->e[i], y->e[i] > 0 ? before : 0, warp_sum(sum)) + (float)x.a.eps;
         }
         if (threadIdx.x % 32 == 0)
             y->by[i] = by;
@@ -166,12 +166,13 @@ __device__ void weigh(const la_args<T> &x, span *y, const float *q, const float 
     __syncthreads();
 }
 
-/* to [D] (+)= sum of by[i] times row i of y. */
-__device__ inline void sum_rows(const float *y, const float *by, int64_t D, float *to, bool add)
+/* to [D] (+)= sum of by[i] times row i of y, from row `from` on. */
+__device__ inline void sum_rows(const float *y, const float *by, int from, int64_t D, float *to,
+                                bool add)
 {
     for (int64_t d = threadIdx.x; d < D; d += blockDim.x) {
         float sum = add ? to[d] : 0;
-        for (int i = 0; i < C; i++)
+        for (int i = from; i < C; i++)
             sum = fmaf(by[i], y[i * D + d], sum);
         to[d] = sum;
     }
@@ -184,10 +185,11 @@ __device__ void add_to_state(const la_args<T> &x, const span *y, const chunk &w,
                              bool add)
 {
     const int64_t D = x.a.head_dim;
+    const int from = y->from[y->n - 1]; /* earlier documents add nothing */
     scale_rows(w.q, w.k, C, D, y->d);
-    multiply(D, D, C, turned(w.q, D), rows_of_matrix(w.v, D), to, add);
+    multiply(D, D, C - from, turned(w.q + from * D, D), rows_of_matrix(w.v + from * D, D), to, add);
     if (divides(x))
-        sum_rows(w.k, y->d, D, to + D * D, add);
+        sum_rows(w.k, y->d, from, D, to + D * D, add);
 }
 
 /* The results of query head h from the state S before the chunk; keys are there. */
@@ -253,7 +255,8 @@ static __global__ void __launch_bounds__(BLOCK) scan_kernel(la_args<T> x, float 
             const int64_t start = x.lo ? x.lo[row + last] : 0;
             const float sum = at[m * size];
             at[m * size] = now; /* the last chunk, which may be short, passes nothing on */
-            now = fmaf(start <= t0 - (t0 > 0) ? whole : 0, now, sum);
+            /* of another document it is left behind, whatever it holds */
+            now = start <= t0 - (t0 > 0) ? fmaf(whole, now, sum) : sum;
         }
     }
 }
@@ -280,7 +283,7 @@ __device__ void run_token(const la_args<T> &x, span *y, const chunk &w, const st
                           int64_t j, float *S)
 {
     const int64_t D = x.a.head_dim, group = x.a.heads / x.a.kv_heads;
-    const float decay = r.used ? (float)exp(lm_linear_log_decay(x.a.decay, j)) : 0;
+    const float decay = (float)exp(lm_linear_log_decay(x.a.decay, j));
     const T *q = x.qkv + r.row * pitch_of(x) + j * group * D;
     const T *k = x.qkv + r.row * pitch_of(x) + (x.a.heads + j) * D;
     read_rows(w.k, 1, k, D, 1, D);
@@ -407,7 +410,7 @@ template <class T> static __global__ void __launch_bounds__(BLOCK) back_sums_ker
             scale_rows(w.q, w.q, C, D, y.e);
             multiply(D, D, C, turned(w.q, D), rows_of_matrix(w.o, D), to, h > p.h * group);
             if (divides(x))
-                sum_rows(w.q, y.c, D, to + D * D, h > p.h * group);
+                sum_rows(w.q, y.c, 0, D, to + D * D, h > p.h * group);
         }
     }
 }

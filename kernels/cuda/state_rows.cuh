@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* state_rows.cuh -- the rows of a sequence in a call of an operator with states (kernels/delta.h), on the device. */
+/* state_rows.cuh -- the rows of a sequence in a call of an operator with states (kernels/delta.h,
+ * kernels/linear_attention.h), on the device. */
 #ifndef LM_KERNELS_CUDA_STATE_ROWS_CUH
 #define LM_KERNELS_CUDA_STATE_ROWS_CUH
 

@@ -90,6 +90,57 @@ static void documents(void **state)
             starts[i]);
 }
 
+/* o of every level has NaN where the definition has it. */
+static void check_nan(const kernel_case *k, lm_dtype act)
+{
+    instance want, got;
+    build(k, LM_DTYPE_F64, act, &want);
+    run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+    for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
+        build(k, act, act, &got);
+        run(&got, lm_cpu_kernel(k->op, act, (lm_cpu_level)level), NULL);
+        if (!(distance(&got.out[0], &want.out[0]) < k->tol_bf16))
+            fail_msg("%s %s: other results are NaN", lm_dtype_name(act),
+                     lm_cpu_level_name((lm_cpu_level)level));
+        drop(k, &got);
+    }
+    drop(k, &want);
+}
+
+/* Queries and keys that are NaN reach the results that read them, later ones of their document in the case of keys, and no
+ * others.  (NaN of values may reach rows before them: 0 times NaN.) */
+static void not_finite(void **state)
+{
+    (void)state;
+    enum { T = 150, H = 2, D = 24, WIDTH = (H + 2) * D };
+    static const int start[] = { 30, 50, 70, 128, -1 };
+    static const int64_t at[][2] = {
+        { 17, 5 }, { 40, H * D + 3 }, { 69, H * D }, { 100, H * D + 23 }
+    };
+    static double x[T * WIDTH];
+    static int32_t lo[T];
+    for (int i = 0; i < 32; i++) {
+        lm_linear_attention_attr a = { .batch = 1,
+                                       .seq = T,
+                                       .heads = H,
+                                       .kv_heads = 1,
+                                       .head_dim = D,
+                                       .feature = (lm_feature)(i % 2),
+                                       .decay = i / 2 % 2,
+                                       .scale = 1,
+                                       .eps = 1e-6 };
+        a.state_rows = lm_linear_state_rows(a.feature, D);
+        fill_documents(lo, &a, start);
+        kernel_case k = forward_of(&a, i / 4 % 2 ? lo : NULL);
+        for (int64_t j = 0; j < T * WIDTH; j++)
+            x[j] = value_at(&k.in[0], 0, j);
+        x[at[i / 8][0] * WIDTH + at[i / 8][1]] = NAN;
+        k.in[0] = given(k.in[0], x);
+        check_nan(&k, LM_DTYPE_F32);
+        check_nan(&k, LM_DTYPE_BF16);
+    }
+}
+
 /* The results of the reference for one head of two numbers, without documents or with one at row 2. */
 static void run_reference(lm_linear_attention_attr a, const double *rows, const int32_t *lo,
                           double *out)
@@ -266,6 +317,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_shapes),
         cmocka_unit_test(documents),
+        cmocka_unit_test(not_finite),
         cmocka_unit_test(adds_up_by_hand),
         cmocka_unit_test(pieces_make_the_whole),
         cmocka_unit_test(packed_documents_are_separate),
