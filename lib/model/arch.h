@@ -189,6 +189,7 @@ extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2
 
 /* Keys of the object block_sparse_attention of lm_hybrid, ended by NULL. */
 extern const char *const lm_block_sparse_keys[];
+extern const char *const lm_linear_attention_keys[];
 
 /* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);

@@ -33,9 +33,10 @@ static const lm_tensor_name tensors[] = {
     LM_ROWS_END,
 };
 
-/* A word of layer_types.  read: what the config has for layers of the kind, into *y, which attends to all tokens. */
+/* A word of layer_types.  read: what the config has for layers of the kind, into *y, which attends to all tokens; key: what
+ * it has it under, NULL: nothing. */
 typedef struct {
-    const char *name;
+    const char *name, *key;
     lm_code (*read)(const json_t *o, const char *where, lm_layer *y, lm_err *e);
 } kind;
 
@@ -47,7 +48,7 @@ static lm_code read_full(const json_t *o, const char *where, lm_layer *y, lm_err
 
 static lm_code read_sliding(const json_t *o, const char *where, lm_layer *y, lm_err *e)
 {
-    if (lm_read_window(o, where, 0, &y->window, e))
+    if (lm_json_i64_or(o, "sliding_window", 0, 1, INT64_C(1) << 40, &y->window, where, e))
         return e->code;
     if (!y->window)
         return lm_read_bad(where, "sliding_window", e,
@@ -120,19 +121,20 @@ static lm_code read_block_sparse(const json_t *o, const char *where, lm_layer *y
     return LM_OK;
 }
 
+const char *const lm_linear_attention_keys[] = { "feature", "decay", NULL };
+
 /* Features that are elu+1 are those of numbers that are not rotated: their products would not be functions of distances.
  * The identity's are, and retention has them. */
 static lm_code read_linear(const json_t *o, const char *where, lm_layer *y, lm_err *e)
 {
-    static const char object[] = "linear_attention", *const features[] = { "elu+1", "identity" },
-                      *const known[] = { "feature", "decay", NULL };
+    static const char object[] = "linear_attention", *const features[] = { "elu+1", "identity" };
     const json_t *b = NULL;
     const char *name = features[LM_FEATURE_ELU];
     char inside[300];
     int i = 0;
 
     snprintf(inside, sizeof inside, "%.200s: %s", where, object);
-    if (read_object(o, where, object, known, &b, e))
+    if (read_object(o, where, object, lm_linear_attention_keys, &b, e))
         return e->code;
     if (b && (lm_json_str_or(b, "feature", name, &name, inside, e) ||
               lm_json_bool_or(b, "decay", false, &y->linear.decay, inside, e)))
@@ -149,12 +151,12 @@ static lm_code read_linear(const json_t *o, const char *where, lm_layer *y, lm_e
 }
 
 static const kind kinds[] = {
-    { "full_attention", read_full },
-    { "sliding_attention", read_sliding },
-    { "block_sparse_attention", read_block_sparse },
-    { "gaussian_attention", read_gaussian },
-    { "gaussian_norm_attention", read_gaussian_norm },
-    { "linear_attention", read_linear },
+    { "full_attention", NULL, read_full },
+    { "sliding_attention", "sliding_window", read_sliding },
+    { "block_sparse_attention", "block_sparse_attention", read_block_sparse },
+    { "gaussian_attention", "gaussian_window", read_gaussian },
+    { "gaussian_norm_attention", "gaussian_window", read_gaussian_norm },
+    { "linear_attention", "linear_attention", read_linear },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -184,6 +186,18 @@ static lm_code read_kind(const json_t *o, const char *where, const char *name, i
                    name ? name : "");
 }
 
+/* What is there for kinds that no layer has is checked as well: it is for layers that are changed to them. */
+static lm_code check_all(const json_t *o, const char *where, lm_err *e)
+{
+    for (int i = 0; i < N_KINDS; i++) {
+        const json_t *v = kinds[i].key ? json_object_get(o, kinds[i].key) : NULL;
+        lm_layer scratch = { 0 };
+        if (v && !json_is_null(v) && kinds[i].read(o, where, &scratch, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const json_t *types = json_object_get(o, "layer_types");
@@ -191,7 +205,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 
     if (lm_read_decoder(o, where, &(lm_decoder_defaults){ .positions = 2048 }, c, e) ||
         lm_read_attention_bias(o, where, c, e) ||
-        lm_json_bool_or(o, "mlp_bias", false, &bias, where, e))
+        lm_json_bool_or(o, "mlp_bias", false, &bias, where, e) || check_all(o, where, e))
         return e->code;
     if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers)
         return lm_read_bad(where, "layer_types", e, "is not a list with one entry for each layer");

@@ -105,22 +105,21 @@ lm_code lm_read_states(const json_t *o, const char *where, int64_t kv_heads, lm_
     return LM_OK;
 }
 
-/* The layer of the module that predicts a token further on, which has attention, and experts if the model has; its
- * embedding and head are the model's.  False: no layer of the model has attention. */
-static bool describe_module(lm_config *c)
+/* The layer of the module that predicts a token further on, which has attention in any case, and experts if the model has;
+ * its embedding and head are the model's. */
+static void describe_module(lm_config *c)
 {
     lm_layer *y = &c->layer[c->layers];
     lm_moe moe = { 0 };
-    bool any = false;
+    y->out_gate = true;
+    y->qk_norm = LM_QK_NORM_HEAD;
     for (int64_t l = 0; l < c->layers; l++) {
         if (c->layer[l].attention == LM_ATTENTION_HEADS)
             *y = c->layer[l];
         if (c->layer[l].moe.experts)
             moe = c->layer[l].moe;
-        any |= c->layer[l].attention == LM_ATTENTION_HEADS;
     }
     y->moe = moe;
-    return any;
 }
 
 /* A layer for the module is there in any case: published folders have its tensors without the key. */
@@ -132,9 +131,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
     c->ahead = 1;
     if (lm_read_states(o, where, 2, c, e) || read_experts(o, where, c, e))
         return e->code;
-    if (!describe_module(c) && modules)
-        return lm_read_bad(where, "num_nextn_predict_layers", e,
-                           "no layer has attention, as that of the module would");
+    describe_module(c);
     c->ahead = modules;
     return LM_OK;
 }

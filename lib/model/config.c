@@ -37,6 +37,17 @@ void lm_config_set_dropout(lm_config *c, double rate)
     c->encoder->drop_mlp = rate;
 }
 
+lm_code lm_config_check_dropout(const lm_config *c, const char *where, const char *what, lm_err *e)
+{
+    for (int64_t l = 0; l < lm_config_depth(c) && c->drop_attn > 0; l++)
+        if (c->layer[l].attention == LM_ATTENTION_LINEAR)
+            return lm_fail(e, LM_EFORMAT, where, "set it to 0",
+                           "%s is %g, but layer %lld has linear attention, whose weights cannot be "
+                           "dropped",
+                           what, c->drop_attn, (long long)l);
+    return LM_OK;
+}
+
 int64_t lm_config_all_layers(const lm_config *c)
 {
     return lm_config_depth(c) + (c->encoder ? c->encoder->layers : 0);
@@ -272,6 +283,8 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
         if (!(rates[i] >= 0 && rates[i] < 1))
             return lm_fail(e, LM_EFORMAT, where, NULL, "a dropout rate is %g, not in [0,1)",
                            rates[i]);
+    if (lm_config_check_dropout(c, where, "\"attention_dropout\"", e))
+        return e->code;
     if (!(c->norm_eps > 0) || !(c->init_std >= 0))
         return lm_fail(e, LM_EFORMAT, where, NULL, "epsilon or initializer_range is not positive");
     for (int i = 0; i < c->ropes; i++)

@@ -195,6 +195,9 @@ void lm_config_fini(lm_config *c);
 lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e);
 /* Set all rates that an architecture has. */
 void lm_config_set_dropout(lm_config *c, double rate);
+/* Check that no layer of linear attention, which has no weights of pairs, has attention dropout; what: what set the rate.
+ * Fails: LM_EFORMAT. */
+lm_code lm_config_check_dropout(const lm_config *c, const char *where, const char *what, lm_err *e);
 /* Layers of encoder and decoder together. */
 int64_t lm_config_all_layers(const lm_config *c);
 /* Layers, those of the modules that predict tokens further on included. */

@@ -201,6 +201,8 @@ static lm_code check_key(const json_t *config, const char *key, const char *inne
         return LM_OK;
     if (!strcmp(key, "block_sparse_attention"))
         return known(inner, lm_block_sparse_keys, key, e);
+    if (!strcmp(key, "linear_attention"))
+        return known(inner, lm_linear_attention_keys, key, e);
     if (strcmp(key, "rope_scaling") != 0 && strcmp(key, "rope_parameters") != 0)
         return lm_fail(e, LM_EUSAGE, "config key", NULL, "\"%s\" is not an object", key);
     return known(inner, rope_keys, key, e);

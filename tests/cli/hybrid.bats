@@ -61,6 +61,12 @@ loss() {
     check 'layer 0 has the unknown type ""' --set 'layer_types=[1,"full_attention"]'
     check '"sliding_window": is not given, but a layer is of the type sliding_attention' \
         --set 'layer_types=["full_attention","sliding_attention"]' --set sliding_window=null
+    check 'sliding_window' --set 'layer_types=["full_attention","sliding_attention"]' --set sliding_window=0
+    # What kinds have that no layer is of.
+    for wrong in 'linear_attention={"feature":"relu"}' linear_attention=7 block_sparse_attention=64 gaussian_window=near \
+        sliding_window=0; do
+        check "${wrong%%=*}" --set 'layer_types=["full_attention","full_attention"]' --set "$wrong"
+    done
     [ ! -e bad ]
 }
 
@@ -141,6 +147,7 @@ loss() {
     check 'vert_stride' block_sparse_attention.vert_stride=1.5
     check 'vert_stride' block_sparse_attention.vert_stride=99999999999
     check 'homo_head' block_sparse_attention.homo_head=1
+    check 'block_size' block_sparse_attention.block_size='"16"'
     check 'unknown key "blocksize"' 'block_sparse_attention={"blocksize":16,"local_blocks":1}'
     [ ! -e bad ]
 }

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Layers of linear attention and of retention (lm_hybrid), in every tool that computes.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     cd "$BATS_TEST_TMPDIR" || return
     for i in {1..60}; do
@@ -71,8 +73,8 @@ trains() {
     grep -q g_proj adapter/adapter_config.json
     merge-models -q --method passthrough run+adapter -o merged
     awk -v a="$(loss run --adapter adapter)" -v b="$(loss merged)" 'BEGIN { d = a - b; exit !(d < 1e-5 && d > -1e-5) }'
-    generate -q run --adapter adapter -p "the river" -n 8 --temperature 0 > a
-    generate -q merged -p "the river" -n 8 --temperature 0 > b
+    generate -q run --dtype f32 --adapter adapter -p "the river" -n 8 --temperature 0 > a
+    generate -q merged --dtype f32 -p "the river" -n 8 --temperature 0 > b
     cmp a b
 }
 
@@ -94,5 +96,15 @@ trains() {
     check '"feature": "relu" is not known' make $linear $full '{"feature":"relu"}' -o bad
     check "'feature'" make $linear $full '{"feature":1}' -o bad
     check "'decay'" make $linear $full '{"decay":0.5}' -o bad
+    check 'linear_attention has no key "decays"' init-model -q hybrid-5m --set linear_attention.decays=true -o bad
+    # Weights of pairs, which attention dropout would drop, are not there.
+    check '"attention_dropout" is 0.1, but layer 0 has linear attention' make $linear $full '{}' --set attention_dropout=0.1 -o bad
+    run -2 train m data -o bad --steps 1 --batch-size 1 --seq-len 16 --dropout 0.1
+    [[ "$output" == *"the rate of dropout that is asked for is 0.1, but layer 0 has linear attention"* ]]
     [ ! -e bad ]
+}
+
+@test "linear attention: keys of its object are set one by one" {
+    make $linear $full '{"feature":"identity"}' --set linear_attention.decay=true -o m
+    jq -e '.linear_attention == {"feature":"identity","decay":true}' m/config.json
 }
