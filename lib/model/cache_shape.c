@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache_shape.c -- what the caches of a layer hold. */
+#include "kernels/linear_attention.h"
 #include "model/cache_about.h"
 
 lm_cache_shape lm_cache_shape_of(const lm_layer *y)
@@ -14,6 +15,7 @@ lm_cache_shape lm_cache_shape_of(const lm_layer *y)
                                  .conv = (d->taps - 1) * (2 * d->key_heads * d->key_dim +
                                                           d->heads * d->value_dim) };
     if (y->attention == LM_ATTENTION_LINEAR)
-        return (lm_cache_shape){ .state = y->kv_heads * y->head_dim * y->head_dim };
+        return (lm_cache_shape){ .state = y->kv_heads * y->head_dim *
+                                          lm_linear_state_rows(y->linear.feature, y->head_dim) };
     return (lm_cache_shape){ .kv_heads = y->kv_heads, .head_dim = y->head_dim };
 }

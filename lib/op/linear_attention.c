@@ -99,7 +99,7 @@ static lm_linear_attention_attr sizes(lm_rng r, int i)
                                    .heads = keys * (1 + (int64_t)lm_example_draw(r, i, 2, 3)),
                                    .kv_heads = keys,
                                    .head_dim = dims[lm_example_draw(r, i, 3, 6)],
-                                   .feature = (lm_feature)(i % 2),
+                                   .feature = (lm_feature)lm_example_draw(r, i, 7, 2),
                                    .decay = lm_example_draw(r, i, 4, 2),
                                    .scale = 0.5,
                                    .eps = 1e-6 };

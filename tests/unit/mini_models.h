@@ -39,8 +39,7 @@ static const char *const models[N_MODELS] = {
     "{\"model_type\":\"llama\"," SMALL "}",
     "{\"model_type\":\"llama\"," SMALL ",\"tie_word_embeddings\":true,\"attention_bias\":true,"
     "\"mlp_bias\":true}",
-    "{\"model_type\":\"mistral\"," SMALL ",\"sliding_window\":3,"
-    "\"block_sparse_attention\":{\"block_size\":16,\"local_blocks\":1,\"vert_stride\":3}}",
+    "{\"model_type\":\"mistral\"," SMALL ",\"sliding_window\":3}",
     "{\"model_type\":\"qwen3\"," SMALL ",\"head_dim\":6,\"tie_word_embeddings\":true}",
     "{\"model_type\":\"olmo2\"," ALIKE "}",
     "{\"model_type\":\"gemma2\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
