@@ -426,6 +426,8 @@ static void check_schedule(const char *format)
     if (!s->spec && (tool.json || !strcmp(format, "csv")))
         lm_misuse(&tool, tool.json ? "--json" : "--format", "the metrics are JSON themselves",
                   "serves --schedule only");
+    if (s->spec && tool.json && opt.format)
+        lm_misuse(&tool, "--json", "leave one of them out", "cannot be combined with --format");
     for (int i = 0; s->spec && only_runs[i]; i++)
         if (lm_given(&tool, only_runs[i]))
             lm_misuse(&tool, "--schedule", NULL, "is not drawn with --%s", only_runs[i]);

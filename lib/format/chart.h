@@ -141,6 +141,8 @@ typedef struct {
     size_t n;
 } lm_chart_lane;
 
+enum { LM_CHART_LANE_COLORS = 8 };
+
 /* Work of several workers over one axis of time.  All pointers are borrowed; strings are UTF-8. */
 typedef struct {
     const char *title;         /* may be NULL */
@@ -148,7 +150,7 @@ typedef struct {
     double end;                /* of the axis, > 0 */
     const char *const *legend; /* names of the colours */
     const uint32_t *rgb;       /* of the legend's entries: 0xRRGGBB */
-    size_t colors;
+    size_t colors;             /* 1 to LM_CHART_LANE_COLORS */
     const lm_chart_lane *lane;
     size_t n; /* 1 to LM_CHART_MAP_MOST */
 } lm_chart_lanes;

@@ -14,6 +14,9 @@ lm_code lm_chart_lanes_check(const lm_chart_lanes *c, lm_err *e)
     if (c->n < 1 || c->n > LM_CHART_MAP_MOST)
         return lm_fail(e, LM_EUSAGE, "lanes", NULL, "%zu lanes: 1 to %d can be drawn", c->n,
                        LM_CHART_MAP_MOST);
+    if (c->colors < 1 || c->colors > LM_CHART_LANE_COLORS)
+        return lm_fail(e, LM_EUSAGE, "lanes", NULL, "%zu colours: 1 to %d can be told apart",
+                       c->colors, LM_CHART_LANE_COLORS);
     if (!(c->end > 0) || !isfinite(c->end))
         return lm_fail(e, LM_EUSAGE, "lanes", NULL, "a time from 0 to %g has no length", c->end);
     return LM_OK;

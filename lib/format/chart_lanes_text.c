@@ -25,7 +25,8 @@ static const lm_chart_box *box_at(const lm_chart_lane *lane, double at, size_t *
 /* What continues a box of a colour where there are no colours. */
 static char filling(int color)
 {
-    static const char fill[] = "-=.~+:";
+    static const char fill[] = "-=.~+:*#";
+    _Static_assert(sizeof fill - 1 == LM_CHART_LANE_COLORS, "a character of its own for each");
     return fill[(size_t)color % (sizeof fill - 1)];
 }
 

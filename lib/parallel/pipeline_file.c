@@ -123,15 +123,24 @@ static lm_code read_line(reader *r, const char *at, const char *end, lm_err *e)
         return e->code;
     p->row[p->ranks++] = (lm_pipe_row){ 0 };
     r->cap = 0;
-    for (;;) {
-        const char *comma = memchr(at, ',', (size_t)(end - at));
-
+    for (const char *comma = at; comma; at = comma + 1) {
+        comma = memchr(at, ',', (size_t)(end - at));
         if (read_cell(r, at, comma ? comma : end, e))
             return e->code;
         if (!comma)
-            return LM_OK;
-        at = comma + 1;
+            break;
     }
+    return p->row[ranks].n
+               ? LM_OK
+               : lm_fail(e, LM_EFORMAT, r->where, "take it out", "line %zu has no steps", r->line);
+}
+
+/* The end of a text without the blank lines behind it. */
+static const char *end_of_lines(const char *at, const char *end)
+{
+    while (end > at && (is_blank(end[-1]) || end[-1] == '\n'))
+        end--;
+    return end;
 }
 
 /* What a stage of a micro-batch has in the rows. */
@@ -196,7 +205,7 @@ lm_code lm_pipeline_read(const char *text, size_t len, const char *where, lm_pip
                          lm_err *e)
 {
     reader r = { .where = where, .p = out };
-    const char *at = text, *end = text + len;
+    const char *at = text, *end = end_of_lines(text, text + len);
 
     *out = (lm_pipeline){ 0 };
     while (at < end && !e->code) {

@@ -17,6 +17,9 @@ typedef struct {
     size_t *next;  /* [ranks] index of the next step */
     double *free;  /* [ranks] when the rank has done the one before it */
     int64_t *held; /* [S] micro-batches that are forward, not yet wholly backward */
+    /* Ranks, plus one, in lists that end with 0: `ready` may go on, waiting [2][S][m] do when f or b of the cell is there.
+     * Each rank is in one list at most, and follow [ranks] is the next one in it. */
+    int32_t ready, *waiting, *follow;
     lm_pipe_times *out;
 } clockwork;
 
@@ -51,6 +54,39 @@ static double operands(const clockwork *k, int r, const lm_pipe_step *s)
     }
 }
 
+static size_t cells_of(const clockwork *k)
+{
+    return (size_t)k->p->stages * (size_t)k->p->micros;
+}
+
+/* Of a step whose operands are not all there, the list of those that wait for one of them. */
+static int32_t *list_for(const clockwork *k, const lm_pipe_step *s)
+{
+    size_t at = cell(k, s->stage, s->micro), micros = (size_t)k->p->micros;
+
+    if (s->kind == LM_PIPE_F)
+        return &k->waiting[at - micros];
+    if (s->kind == LM_PIPE_W)
+        return &k->waiting[cells_of(k) + at];
+    return &k->waiting[k->f[at] < 0 ? at : cells_of(k) + at + micros];
+}
+
+static void put_in(clockwork *k, int32_t *list, int r)
+{
+    k->follow[r] = *list;
+    *list = r + 1;
+}
+
+/* The first rank of a list, taken out; -1: it is empty. */
+static int take_out(clockwork *k, int32_t *list)
+{
+    int r = *list - 1;
+
+    if (r >= 0)
+        *list = k->follow[r];
+    return r;
+}
+
 double lm_pipe_took(const lm_pipe_cost *c, lm_pipe_kind kind)
 {
     switch (kind) {
@@ -73,16 +109,21 @@ static double duration(const clockwork *k, const lm_pipe_step *s)
 static void finish(clockwork *k, int r, const lm_pipe_step *s, double end)
 {
     size_t at = cell(k, s->stage, s->micro);
+    int32_t *list = &k->waiting[s->kind == LM_PIPE_F ? at : cells_of(k) + at];
 
+    if (s->kind == LM_PIPE_W)
+        return;
     if (s->kind == LM_PIPE_F) {
         k->f[at] = end;
         k->rank[at] = r;
-    } else if (s->kind != LM_PIPE_W) {
+    } else {
         k->b[at] = end;
     }
+    for (int other; (other = take_out(k, list)) >= 0;)
+        put_in(k, &k->ready, other);
 }
 
-/* Run the rank's next step, with the one that is joined to it, if all operands are there. */
+/* Run the rank's next step, with the one that is joined to it, if all operands are there; otherwise it waits for one. */
 static bool run_next(clockwork *k, int r)
 {
     const lm_pipe_row *row = &k->p->row[r];
@@ -96,8 +137,10 @@ static bool run_next(clockwork *k, int r)
     for (size_t i = at; i < at + n; i++) {
         double there = operands(k, r, &row->step[i]);
 
-        if (there < 0)
+        if (there < 0) {
+            put_in(k, list_for(k, &row->step[i]), r);
             return false;
+        }
         from = fmax(from, there);
         took += duration(k, &row->step[i]);
     }
@@ -187,6 +230,8 @@ static lm_code allocate(clockwork *k, lm_err *e)
         lm_alloc_n(&k->f, cells, sizeof *k->f, what, e) ||
         lm_alloc_n(&k->b, cells, sizeof *k->b, what, e) ||
         lm_alloc_n(&k->rank, cells, sizeof *k->rank, what, e) ||
+        lm_alloc_n(&k->waiting, 2 * cells, sizeof *k->waiting, what, e) ||
+        lm_alloc_n(&k->follow, ranks, sizeof *k->follow, what, e) ||
         lm_alloc_n(&k->next, ranks, sizeof *k->next, what, e) ||
         lm_alloc_n(&k->free, ranks, sizeof *k->free, what, e))
         return e->code;
@@ -202,16 +247,14 @@ lm_code lm_pipeline_time(const lm_pipeline *p, const lm_pipe_cost *cost, lm_pipe
                          lm_err *e)
 {
     clockwork k = { .p = p, .cost = cost, .out = out };
-    bool moved = true;
 
     *out = (lm_pipe_times){ 0 };
     if (!allocate(&k, e)) {
-        while (moved) {
-            moved = false;
-            for (int r = 0; r < p->ranks; r++)
-                while (run_next(&k, r))
-                    moved = true;
-        }
+        for (int r = p->ranks - 1; r >= 0; r--)
+            put_in(&k, &k.ready, r);
+        for (int r; (r = take_out(&k, &k.ready)) >= 0;)
+            while (run_next(&k, r))
+                continue;
         if (!check_all_run(&k, e))
             add_up(&k);
     }
@@ -219,6 +262,8 @@ lm_code lm_pipeline_time(const lm_pipeline *p, const lm_pipe_cost *cost, lm_pipe
     lm_free(k.f);
     lm_free(k.b);
     lm_free(k.rank);
+    lm_free(k.waiting);
+    lm_free(k.follow);
     lm_free(k.next);
     lm_free(k.free);
     if (e->code)

@@ -269,6 +269,13 @@ panels() { # panels FILE ...: the keys that are drawn, in SVG
     [ "$(head -c 4 a.png | tail -c 3)" = PNG ]
 }
 
+@test "plot-run --schedule: without colours, each entry of the legend has a mark of its own" {
+    echo 0F0,1F0,1B0,0I0,0W0,0F1,1F1,1I1,1W1,0B1 > rows.csv
+    plot-run --schedule rows.csv --width 90 | tail -n 1 | sed 's/  /\n/g' > legend
+    [ "$(wc -l < legend)" -eq 8 ]
+    [ "$(cut -d' ' -f1 legend | sort -u | wc -l)" -eq 8 ]
+}
+
 @test "plot-run --schedule: costs of each stage" {
     printf '1,1,1\n5,1,1\n' > costs
     plot-run --schedule gpipe --mesh pp=2 --micro-batches 10 --costs-file costs --json | grep -q '"makespan_ms": 73,'
@@ -290,6 +297,7 @@ panels() { # panels FILE ...: the keys that are drawn, in SVG
     bad 'give --mesh' --schedule zb-v
     bad 'not a number of ranks' --schedule zb-v --mesh tp=2 --micro-batches 8
     bad 'serves --schedule only' --mesh pp=2 run.jsonl
+    bad 'cannot be combined with --format' --schedule 1f1b --mesh pp=2 --micro-batches 4 --json --format svg
     bad 'serves --schedule only' --json run.jsonl
     bad 'serves --schedule only' --format csv run.jsonl
     bad 'is not drawn with --smooth' --schedule 1f1b --mesh pp=2 --micro-batches 2 --smooth 0.9

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -332,6 +333,11 @@ static void test_bad_files(void **state)
         { "(0F0)OVERLAP_F_B\n", "not a step" },
         { "(0F0;0F1)OVERLAP_F_B,0B0,0B1\n", "not a step" },
         { "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", NULL },
+        { "0F0,0B0\n\n \t\r\n", NULL }, /* an editor's end of a file is no rank */
+        { "0F0,0B0\r\n", NULL },
+        { "0F0,0B0\n\n1F0,1B0\n", "line 2 has no steps" },
+        { "\n0F0,0B0\n", "line 1 has no steps" },
+        { "0F0,0B0\n0UNSHARD\n", "line 2 has no steps" },
     };
 
     (void)state;
@@ -389,6 +395,36 @@ static void test_costs(void **state)
     lm_pipeline_fini(&v);
 }
 
+/* Each rank waits for the last one in every micro-batch: a pass over all ranks would run one step. */
+static void test_long_waits(void **state)
+{
+    enum { RANKS = 4096, MICROS = 64 };
+    lm_buf text = { 0 };
+    lm_pipeline p;
+    lm_pipe_times t;
+    lm_pipe_cost *c = calloc(RANKS, sizeof *c);
+    lm_err e = { 0 };
+    clock_t from;
+
+    (void)state;
+    assert_non_null(c);
+    for (int r = 0; r < RANKS; r++) {
+        c[r] = (lm_pipe_cost){ 1, 1, 0, 0 };
+        for (int m = 0; m < MICROS; m++)
+            assert_int_equal(lm_buf_addf(&text, &e, "%s%dF%d,%dB%d", m ? "," : "", r, m, r, m), 0);
+        assert_int_equal(lm_buf_add(&text, "\n", 1, &e), 0);
+    }
+    assert_int_equal(lm_pipeline_read(text.data, text.len, "file", &p, &e), LM_OK);
+    from = clock();
+    assert_int_equal(lm_pipeline_time(&p, c, &t, &e), LM_OK);
+    assert_true((double)(clock() - from) / CLOCKS_PER_SEC < 1.5);
+    assert_true(fabs(t.makespan - 2.0 * RANKS * MICROS) < 1e-6);
+    lm_pipe_times_fini(&t, RANKS);
+    lm_pipeline_fini(&p);
+    lm_buf_fini(&text);
+    free(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -396,7 +432,7 @@ int main(void)
         cmocka_unit_test(test_bubbles),   cmocka_unit_test(test_dual_bubbles),
         cmocka_unit_test(test_files),     cmocka_unit_test(test_refused),
         cmocka_unit_test(test_bad_files), cmocka_unit_test(test_circle),
-        cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_costs),     cmocka_unit_test(test_long_waits),
     };
     return cmocka_run_group_tests_name("parallel_pipeline", tests, NULL, NULL);
 }
