@@ -130,9 +130,13 @@ static lm_code check_layer(const lm_kv_about *a, int64_t i, const char *where, l
                   conv = kv_state_numbers(a, KV_CONV, i);
     if (!a->state != !a->conv)
         return lm_fail(e, code, where, NULL, "it has one of state and conv");
+    if (a->state && a->rows)
+        return lm_fail(
+            e, code, where, NULL,
+            "it has \"state\" and \"rows\": no tokens are dropped beside states of layers");
     if (state || conv) {
         if (heads || dim || latent || state < 1 || state > INT32_MAX || conv < 1 ||
-            conv > INT32_MAX || a->rows)
+            conv > INT32_MAX)
             return lm_fail(e, code, where, NULL,
                            "layer %lld has a state of %lld and %lld numbers beside %lld heads",
                            (long long)i, (long long)state, (long long)conv, (long long)heads);
@@ -174,6 +178,11 @@ lm_code kv_check_about(const lm_kv_about *a, const char *where, lm_code code, lm
         lm_kv_shape s = lm_kv_about_shape(a, i);
         if (lm_kv_about_has_state(a, i / 2) && s.form->format)
             return lm_fail(e, code, where, NULL, "layer %lld has a state, and a form of rows",
+                           (long long)(i / 2));
+        if (a->latent && a->latent[i / 2] > 0 && s.form->pre_rope)
+            return lm_fail(e, code, where, NULL,
+                           "layer %lld has latents, which are not rotated by positions, and the "
+                           "form of keys before that",
                            (long long)(i / 2));
         if (lm_kv_shape_check(&s, e)) {
             e->code = code;

@@ -217,6 +217,31 @@ static void test_bad_content(void **state)
     drop(c);
 }
 
+/* Kinds of layers and forms that contradict each other. */
+static void test_bad_kinds(void **state)
+{
+    static const int64_t latent[] = { 0, 6, 0 }, rows[] = { 12, 12, 12 }, states[] = { 0, 0, 0 };
+    cache *c = make(LM_DTYPE_BF16, 12, true);
+    const lm_kv_about was = c->about;
+    lm_kv_side form[6] = { [2] = { .pre_rope = true, .outliers = -1 } };
+    lm_err e = { 0 };
+    const lm_kv_out to = { .path = path, .force = true };
+    (void)state;
+    c->about.form = form;
+    c->about.page = 16;
+    c->about.latent = latent;
+    assert_int_equal(lm_kv_file_write(&to, &c->about, &c->content, 0, 0, NULL, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "layer 1 has latents, which are not rotated by positions"));
+    c->about = was;
+    c->about.state = c->about.conv = states;
+    c->about.rows = rows;
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_kv_file_write(&to, &c->about, &c->content, 0, 0, NULL, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "\"state\" and \"rows\""));
+    c->about = was;
+    drop(c);
+}
+
 /* ---- Other models ---- */
 
 static void test_other_models(void **state)
@@ -519,12 +544,12 @@ int main(void)
         cmocka_unit_test(test_plain),        cmocka_unit_test(test_about),
         cmocka_unit_test(test_levels),       cmocka_unit_test(test_choice),
         cmocka_unit_test(test_absent_level), cmocka_unit_test(test_bad_content),
-        cmocka_unit_test(test_other_models), cmocka_unit_test(test_flips),
-        cmocka_unit_test(test_report),       cmocka_unit_test(test_header_flips),
-        cmocka_unit_test(test_cuts),         cmocka_unit_test(test_bad_numbers),
-        cmocka_unit_test(test_bad_chunks),   cmocka_unit_test(test_bad_headers),
-        cmocka_unit_test(test_bad_tensors),  cmocka_unit_test(test_slow_stream),
-        cmocka_unit_test(test_bad_hashes),
+        cmocka_unit_test(test_bad_kinds),    cmocka_unit_test(test_other_models),
+        cmocka_unit_test(test_flips),        cmocka_unit_test(test_report),
+        cmocka_unit_test(test_header_flips), cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_bad_numbers),  cmocka_unit_test(test_bad_chunks),
+        cmocka_unit_test(test_bad_headers),  cmocka_unit_test(test_bad_tensors),
+        cmocka_unit_test(test_slow_stream),  cmocka_unit_test(test_bad_hashes),
     };
     return cmocka_run_group_tests_name("kv_file", tests, make_path, drop_path);
 }
