@@ -707,8 +707,8 @@ def main():
             test_folder(run, tmp, name, model, folder)
             if name == "deepseek-v3":
                 test_published(tmp, name, model)
-            if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3", "qwen3-next", "gpt-oss", "deepseek-v2",
-                        "deepseek-v3", "bloom"):
+            if name in ("gpt2", "llama", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe",
+                        "qwen3-next", "qwen3_5", "gpt-oss", "deepseek-v2", "deepseek-v3", "bloom"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
             if name == "bert":
