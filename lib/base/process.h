@@ -14,9 +14,10 @@ typedef enum {
     LM_PROCESS_ENDED,   /* also one that its parent has not waited for */
 } lm_process_state;
 
-/* Clock ticks from the boot to the start of the process; 0: there is no such process. */
+/* Clock ticks from the boot to the start of the process; 0: there is no such process, or it cannot be told. */
 uint64_t lm_process_start(int64_t pid);
-/* The state of process `pid` that started at `start`. */
+/* The state of process `pid` that started at `start` (0: unknown).  One that cannot be looked at, for lack of file descriptors
+ * for example, runs. */
 lm_process_state lm_process_look(int64_t pid, uint64_t start);
 
 /* A number of this machine since its last boot: equal in processes that see the same kernel. */
