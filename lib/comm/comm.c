@@ -2,6 +2,8 @@
 /* comm.c -- the calls of a communicator: their arguments are checked here, once for all transports. */
 #include "comm/comm.h"
 
+#include <errno.h>
+
 #include "comm/comm_impl.h"
 
 int lm_comm_rank(const lm_comm *c)
@@ -99,7 +101,20 @@ lm_code lm_comm_split(lm_comm *c, int color, int key, lm_comm **out, lm_err *e)
 
 void lm_comm_abort(lm_comm *c, const lm_err *why)
 {
+    lm_err unnamed = { 0 };
+
+    /* Waiting ends with an error that has a code. */
+    if (!why->code) {
+        errno = 0;
+        lm_fail(&unnamed, LM_EBUG, "abort", NULL, "a rank has failed without a reason");
+        why = &unnamed;
+    }
     c->transport->abort(c, why);
+}
+
+const char *lm_comm_transport(const lm_comm *c)
+{
+    return c->transport->name;
 }
 
 bool lm_comm_reports(lm_comm *c)

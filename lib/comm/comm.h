@@ -30,6 +30,8 @@ typedef enum {
 
 int lm_comm_rank(const lm_comm *c);
 int lm_comm_size(const lm_comm *c);
+/* What carries the calls: "self", "threads", "shm" or "mpi". */
+const char *lm_comm_transport(const lm_comm *c);
 
 lm_code lm_comm_barrier(lm_comm *c, lm_err *e);
 

@@ -9,6 +9,7 @@
 
 /* The calls of comm.h, with checked arguments. */
 typedef struct {
+    const char *name;
     lm_code (*barrier)(lm_comm *c, lm_err *e);
     lm_code (*all_reduce)(lm_comm *c, const void *in, void *out, size_t n, lm_dtype d,
                           lm_comm_op op, lm_err *e);

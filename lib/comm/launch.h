@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch.h -- was this process started as one of several?  Private to lib/comm.
+/* launch.h -- was this process started as one of several?
  *
  * Launchers number the processes that they start by variables of the environment: mpirun of Open MPI (OMPI_COMM_WORLD_RANK,
  * _SIZE), srun of Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS), other launchers of PMIx (PMIX_RANK) and of PMI (PMI_RANK,

@@ -47,7 +47,9 @@ static lm_code messages_barrier(lm_comm *c, lm_err *e)
         rc =
             rc ? rc : msg_send(m, m->batch, MSG_BARRIER, to, m->tag, &m->mine, sizeof(msg_card), e);
         rc = rc ? rc : msg_finish(m, m->batch, MSG_BARRIER, e);
+        m->batch->behind++;
     }
+    m->batch->behind = 0;
     return rc;
 }
 
@@ -121,7 +123,9 @@ static lm_code messages_broadcast(lm_comm *c, void *data, size_t bytes, int root
                 : msg_recv(m, m->batch, MSG_BROADCAST, from, m->tag, &m->card[from],
                            sizeof(msg_card), true, e);
         rc = rc ? rc : msg_part(m, m->batch, MSG_BROADCAST, from, false, data, bytes, e);
+        m->batch->behind = __builtin_popcount((unsigned)me) - 1;
         rc = rc ? rc : msg_finish(m, m->batch, MSG_BROADCAST, e);
+        m->batch->behind = 0;
     }
     for (step /= 2; step > 0 && !rc; step /= 2) {
         int to = (me + step + root) % c->size;
@@ -465,6 +469,7 @@ static bool messages_reports(lm_comm *c)
 }
 
 static const lm_transport messages_transport = {
+    .name = "mpi",
     .barrier = messages_barrier,
     .all_reduce = messages_all_reduce,
     .reduce_scatter = messages_reduce_scatter,
@@ -516,12 +521,14 @@ lm_code lm_messages_open(lm_wire *wire, double timeout, size_t scratch, bool kee
     w->wire = wire;
     w->timeout = timeout;
     w->scratch = scratch ? scratch : SCRATCH;
-    w->keep = keep;
+    w->keep = true;
     atomic_store(&w->users, 1);
     atomic_store(&w->next_tag, MSG_FIRST_TAG + 2);
     pthread_mutex_init(&w->lock, NULL);
-    if (!open_world(w, &m, e))
+    if (!open_world(w, &m, e)) {
+        w->keep = keep;
         *out = &m->comm;
+    }
     drop_world(w);
     return e->code;
 }

@@ -14,7 +14,8 @@
 #include "comm/wire.h"
 
 /* All ranks of a wire.  timeout: seconds without any progress after which a waiting rank fails, 0: without bound.  scratch: bytes
- * that a reduction may use, 0: 16 MiB.  The wire is closed with the last communicator, unless `keep`. */
+ * that a reduction may use, 0: 16 MiB.  The wire is closed with the last communicator, unless `keep`; a
+ * failure leaves it to the caller. */
 lm_code lm_messages_open(lm_wire *w, double timeout, size_t scratch, bool keep, lm_comm **out,
                          lm_err *e);
 

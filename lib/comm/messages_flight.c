@@ -15,20 +15,6 @@ static const char *const call_name[] = { "barrier",    "all_reduce", "reduce_sca
 
 /* ---- failures ---- */
 
-static bool set_failed(msg_world *w, int blamed, const lm_err *why)
-{
-    bool first;
-
-    pthread_mutex_lock(&w->lock);
-    first = !atomic_load(&w->failed);
-    if (first) {
-        w->fail = (msg_notice){ blamed, *why };
-        atomic_store(&w->failed, true);
-    }
-    pthread_mutex_unlock(&w->lock);
-    return first;
-}
-
 lm_code msg_state(msg_world *w, lm_err *e)
 {
     if (!atomic_load(&w->failed))
@@ -40,7 +26,7 @@ lm_code msg_state(msg_world *w, lm_err *e)
     return e->code;
 }
 
-/* Send the notice to all others, for a moment only: a missing rank takes none. */
+/* Send the notice to all others, for a moment only: a missing rank takes none.  With the lock of the world held. */
 static void spread(msg_world *w)
 {
     uintptr_t request[64];
@@ -66,10 +52,24 @@ static void spread(msg_world *w)
     }
 }
 
+/* The lock is held until the wire has stopped: no call of another thread returns before, because its caller then frees what the
+ * wire may be writing. */
+static void set_failed(msg_world *w, int blamed, const lm_err *why, bool tell)
+{
+    pthread_mutex_lock(&w->lock);
+    if (!atomic_load(&w->failed)) {
+        w->fail = (msg_notice){ blamed, *why };
+        atomic_store(&w->failed, true);
+        if (tell)
+            spread(w);
+        w->wire->stop(w->wire);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
 static lm_code fail_world(msg_world *w, int blamed, const lm_err *why, lm_err *e)
 {
-    if (set_failed(w, blamed, why))
-        spread(w);
+    set_failed(w, blamed, why, true);
     return msg_state(w, e);
 }
 
@@ -121,20 +121,27 @@ static lm_code look_for_notice(msg_world *w, lm_err *e)
     lm_err ignored = { 0 };
 
     if (!w->wire->poll(w->wire, MSG_CONTROL_TAG, &got, sizeof got, &there, &ignored) && there)
-        set_failed(w, got.blamed, &got.why);
+        set_failed(w, got.blamed, &got.why, false);
     return msg_state(w, e);
 }
 
 /* ---- requests ---- */
 
-static lm_code add(msg_batch *b, uintptr_t request, msg_flight about, lm_err *e)
+/* Before a message begins: one that has begun must not be forgotten. */
+static lm_code make_room(msg_member *m, msg_batch *b, lm_err *e)
 {
-    if (lm_grow(&b->request, &b->cap, b->n + 1, sizeof *b->request, "messages in flight", e) ||
-        lm_grow(&b->about, &b->cap_about, b->n + 1, sizeof *b->about, "messages in flight", e))
-        return e->code;
+    lm_err why = { 0 };
+
+    if (lm_grow(&b->request, &b->cap, b->n + 1, sizeof *b->request, "messages in flight", &why) ||
+        lm_grow(&b->about, &b->cap_about, b->n + 1, sizeof *b->about, "messages in flight", &why))
+        return msg_fail_here(m, &why, e);
+    return LM_OK;
+}
+
+static void add(msg_batch *b, uintptr_t request, msg_flight about)
+{
     b->request[b->n] = request;
     b->about[b->n++] = about;
-    return LM_OK;
 }
 
 lm_code msg_send(msg_member *m, msg_batch *b, msg_call call, int to, int tag, const void *data,
@@ -144,9 +151,12 @@ lm_code msg_send(msg_member *m, msg_batch *b, msg_call call, int to, int tag, co
     lm_err why = { 0 };
     uintptr_t request;
 
+    if (make_room(m, b, e))
+        return e->code;
     if (w->send(w, m->name[to], tag, data, bytes, call == MSG_SEND, &request, &why))
         return fail_wire(m, to, call, &why, e);
-    return add(b, request, (msg_flight){ .peer = to, .want = SIZE_MAX }, e);
+    add(b, request, (msg_flight){ .peer = to, .want = SIZE_MAX });
+    return LM_OK;
 }
 
 lm_code msg_recv(msg_member *m, msg_batch *b, msg_call call, int from, int tag, void *data,
@@ -156,10 +166,12 @@ lm_code msg_recv(msg_member *m, msg_batch *b, msg_call call, int from, int tag, 
     lm_err why = { 0 };
     uintptr_t request;
 
+    if (make_room(m, b, e))
+        return e->code;
     if (w->recv(w, m->name[from], tag, data, bytes, &request, &why))
         return fail_wire(m, from, call, &why, e);
-    return add(b, request, (msg_flight){ .peer = from, .want = bytes, .is = is_card ? data : NULL },
-               e);
+    add(b, request, (msg_flight){ .peer = from, .want = bytes, .is = is_card ? data : NULL });
+    return LM_OK;
 }
 
 lm_code msg_part(msg_member *m, msg_batch *b, msg_call call, int peer, bool out, char *data,
@@ -230,7 +242,8 @@ lm_code msg_finish(msg_member *m, msg_batch *b, msg_call call, lm_err *e)
             if (look_for_notice(m->world, e))
                 return e->code;
             since = since > 0 ? since : lm_now();
-            if (m->world->timeout > 0 && lm_now() - since > m->world->timeout)
+            if (m->world->timeout > 0 &&
+                lm_now() - since > m->world->timeout * (1 + b->behind / 8.0))
                 return give_up(m, b->about[0].peer, call, e);
             if (idle < 2000)
                 sched_yield();

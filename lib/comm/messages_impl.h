@@ -65,6 +65,9 @@ typedef struct {
     uintptr_t *request;
     msg_flight *about;
     size_t n, cap, cap_about;
+    /* Ranks that may be waiting for each other before this one is served.  It is more patient then: the rank that waits for the
+     * missing one itself shall name it first. */
+    int behind;
 } msg_batch;
 
 typedef struct {

@@ -83,18 +83,20 @@ static void close_wire(void *wire, bool failed)
 }
 
 /* Rank 0 makes the segment.  *out stays NULL when a rank cannot map it: a container may not let it. */
-static lm_code share_memory(lm_comm *c, lm_wire *w, double timeout, lm_comm **out, lm_err *e)
+static lm_code share_memory(const lm_comm_opts *o, lm_comm *c, lm_wire *w, lm_comm **out, lm_err *e)
 {
     lm_shm *s = NULL;
     lm_shm_name name = { 0 };
     lm_err why = { 0 };
     int32_t mapped;
 
-    if (w->rank == 0 && !lm_shm_new(w->size, timeout, 0, &s, &why))
+    if (w->rank == 0 && !lm_shm_new(w->size, o->timeout, 0, &s, &why))
         name = lm_shm_name_of(s);
     if (!lm_comm_broadcast(c, &name, sizeof name, 0, e) && w->rank > 0 && name.pid)
         lm_shm_find(&name, &s, &why);
-    mapped = s != NULL;
+    if (s)
+        lm_shm_enter(s, w->rank);
+    mapped = s && !o->unmapped;
     if (!e->code && !lm_comm_all_reduce(c, &mapped, &mapped, 1, LM_DTYPE_I32, LM_COMM_MIN, e) &&
         mapped && !lm_shm_join(s, w->rank, out, e))
         lm_shm_at_end(s, close_wire, w);
@@ -112,7 +114,7 @@ static lm_code open_group(const lm_comm_opts *o, lm_wire *w, lm_comm **out, lm_e
     if (lm_messages_open(w, o->timeout, 0, true, &first, e))
         return e->code;
     if (!one_machine(first, &same, e) && same)
-        share_memory(first, w, o->timeout, out, e);
+        share_memory(o, first, w, out, e);
     lm_comm_free(first);
     return e->code || *out ? e->code : lm_messages_open(w, o->timeout, 0, false, out, e);
 }

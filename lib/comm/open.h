@@ -5,7 +5,7 @@
  *
  *   self    started alone: a group of one, without any library
  *   shm     ranks of one machine: shared memory
- *   mpi     ranks of several machines: messages of Open MPI
+ *   mpi     ranks of several machines, or a rank cannot map the others' memory: messages of Open MPI
  *
  * For several ranks the module libcore-mpi.so is loaded; it needs Open MPI on this machine.  With all ranks on one machine, MPI is
  * used for the start and the end only.
@@ -26,6 +26,8 @@ typedef struct {
     const char *const *modules; /* folders in which the module is searched, NULL-terminated */
     double
         timeout; /* seconds that a rank waits for another one before all fail; 0: without bound */
+    bool
+        unmapped; /* for tests: as if this rank could not map the memory of the others, as in some containers */
 } lm_comm_opts;
 
 /* Collective.  The communicator is freed last of all groups split from it, by the thread that has opened it.  If the group has

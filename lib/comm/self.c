@@ -102,6 +102,7 @@ static void self_free(lm_comm *c)
 }
 
 static const lm_transport self_transport = {
+    .name = "self",
     .barrier = self_state,
     .all_reduce = self_all_reduce,
     .reduce_scatter = self_reduce_scatter,

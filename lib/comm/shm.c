@@ -605,7 +605,7 @@ static void name_members(const shm_member *m, const int *order, int n, lm_shm *s
         to->pid = from->pid;
         to->start = from->start;
         to->name = from->name;
-        atomic_store(&to->joined, 1);
+        atomic_store(&to->known, 1);
     }
 }
 
@@ -670,6 +670,7 @@ static void shm_free(lm_comm *c)
 }
 
 const lm_transport shm_transport = {
+    .name = "shm",
     .barrier = shm_barrier,
     .all_reduce = shm_all_reduce,
     .reduce_scatter = shm_reduce_scatter,

@@ -37,7 +37,9 @@ lm_code lm_shm_find(const lm_shm_name *name, lm_shm **out, lm_err *e);
 /* NULL is fine. */
 void lm_shm_drop(lm_shm *s);
 
-/* Become rank `rank`; the communicator holds the segment. */
+/* Tell the others which process is rank `rank`, so that they notice if it ends before it joins. */
+void lm_shm_enter(lm_shm *s, int rank);
+/* Become rank `rank`; the communicator holds the segment.  A failure is that of all ranks. */
 lm_code lm_shm_join(lm_shm *s, int rank, lm_comm **out, lm_err *e);
 
 /* When the last communicator of segment s, and of groups split from it, is freed, call fn: whether ranks failed is in `failed`. */

@@ -51,8 +51,8 @@ typedef struct {
 } shm_card;
 
 typedef struct {
-    shm_word put; /* steps whose buffer this rank has filled */
-    _Atomic int joined, call;
+    shm_word put;            /* steps whose buffer this rank has filled */
+    _Atomic int known, call; /* known: what follows is written */
     int64_t pid;
     uint64_t start;
     int name; /* rank in the world */

@@ -165,10 +165,27 @@ void lm_shm_at_end(lm_shm *s, void (*fn)(void *ctx, bool failed), void *ctx)
 
 /* ---- members ---- */
 
+/* A group that is split off knows its members before they come. */
+static void enter(lm_shm *s, int rank, int name)
+{
+    shm_rank *r = shm_rank_at(s, rank);
+
+    if (atomic_load(&r->known))
+        return;
+    r->pid = getpid();
+    r->start = lm_process_start(r->pid);
+    r->name = name;
+    atomic_store(&r->known, 1);
+}
+
+void lm_shm_enter(lm_shm *s, int rank)
+{
+    enter(s, rank, rank);
+}
+
 lm_code shm_join(lm_shm *s, lm_shm *world, int rank, int name, lm_comm **out, lm_err *e)
 {
     shm_member *m;
-    shm_rank *r = shm_rank_at(s, rank);
 
     if (lm_alloc_n(&m, 1, sizeof *m, "a rank", e))
         return e->code;
@@ -178,19 +195,19 @@ lm_code shm_join(lm_shm *s, lm_shm *world, int rank, int name, lm_comm **out, lm
     atomic_fetch_add(&s->users, 1);
     if (world)
         atomic_fetch_add(&world->users, 1);
-    if (!atomic_load(&r->joined)) { /* a group that is split off knows its members */
-        r->pid = getpid();
-        r->start = lm_process_start(r->pid);
-        r->name = name;
-        atomic_store(&r->joined, 1);
-    }
+    enter(s, rank, name);
     *out = &m->comm;
     return LM_OK;
 }
 
 lm_code lm_shm_join(lm_shm *s, int rank, lm_comm **out, lm_err *e)
 {
-    return shm_join(s, NULL, rank, rank, out, e);
+    shm_member absent = { .comm = { &shm_transport, rank, s->head->ranks }, .own = s, .world = s };
+
+    enter(s, rank, rank);
+    if (shm_join(s, NULL, rank, rank, out, e))
+        lm_comm_abort(&absent.comm, e); /* the others wait for this rank */
+    return e->code;
 }
 
 /* ---- failures ---- */
@@ -243,7 +260,7 @@ static lm_code give_up(shm_member *m, int peer, shm_call call, lm_process_state 
                  shm_call_name(atomic_load(&r->call)));
     errno = 0;
     lm_fail(&why, LM_EIO, shm_call_name((int)call), "see what it did", "rank %d of %d on %s %s",
-            atomic_load(&r->joined) ? r->name : peer, h->ranks, h->host, about);
+            atomic_load(&r->known) ? r->name : peer, h->ranks, h->host, about);
     return shm_fail(m, &why, e);
 }
 
@@ -323,7 +340,7 @@ lm_code shm_wait(shm_member *m, shm_word *w, uint32_t target, int peer, shm_call
         if (shm_state(m, e))
             return e->code;
         bool late = timeout > 0 && lm_now() - since > timeout;
-        if (atomic_load(&r->joined) && (late || sleeps % LOOK_SLEEPS == LOOK_SLEEPS - 1))
+        if (atomic_load(&r->known) && (late || sleeps % LOOK_SLEEPS == LOOK_SLEEPS - 1))
             state = lm_process_look(r->pid, r->start);
         /* It may have counted and then ended. */
         if ((late || state == LM_PROCESS_ENDED) && !reached(w, target))

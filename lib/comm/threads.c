@@ -44,6 +44,7 @@ typedef struct {
     const void *in;
     void *out;
     size_t n;           /* elements or bytes, where every rank has as many */
+    unsigned of;        /* type and operation, or the root */
     const size_t *give; /* of all_to_all */
     int color, key;     /* of split */
 } card;
@@ -155,6 +156,10 @@ static lm_code meet(member *m, const char *what, lm_err *e)
     lm_code rc = LM_OK;
 
     pthread_mutex_lock(&g->lock);
+    if (atomic_load(&g->world->failed)) { /* a group of one does not wait, so it would not notice */
+        pthread_mutex_unlock(&g->lock);
+        return world_error(g->world, e);
+    }
     unsigned long mine = g->meetings;
     if (++g->arrived == g->size) {
         g->arrived = 0;
@@ -164,18 +169,20 @@ static lm_code meet(member *m, const char *what, lm_err *e)
     }
     while (!rc && g->meetings == mine)
         rc = wait_slice(m, since, what, e);
-    bool met = g->meetings != mine;
-    if (!met)
+    if (rc)
         g->arrived--; /* the others do not meet without this rank */
     pthread_mutex_unlock(&g->lock);
-    if (rc && met)
-        part(g);
     return rc;
 }
 
 /* ---- collective calls ---- */
 
-/* Show the card, meet, and compare with the others': the same call, with the same number where `equal`. */
+static unsigned kind(lm_dtype d, lm_comm_op op)
+{
+    return (unsigned)d << 8 | (unsigned)op;
+}
+
+/* Show the card, meet, and compare with the others': the same call of the same kind, with the same number where `equal`. */
 static lm_code begin(member *m, card c, bool equal, lm_err *e)
 {
     group *g = m->group;
@@ -186,12 +193,15 @@ static lm_code begin(member *m, card c, bool equal, lm_err *e)
     for (int r = 0; r < g->size; r++) {
         const card *other = &g->card[r];
 
-        if (other->call != c.call || (equal && other->n != c.n)) {
+        if (other->call != c.call || other->of != c.of || (equal && other->n != c.n)) {
             lm_err why = { 0 };
 
             lm_fail(&why, LM_EBUG, call_name[c.call], NULL,
-                    "ranks differ: %s of %zu here, %s of %zu on rank %d of the group",
-                    call_name[c.call], c.n, call_name[other->call], other->n, r);
+                    "ranks differ: %s of %zu here, %s of %zu on rank %d of the group%s",
+                    call_name[c.call], c.n, call_name[other->call], other->n, r,
+                    other->call != c.call || other->n != c.n ? ""
+                    : c.call == BROADCAST                    ? ", which has another root"
+                                                             : ", of another type or operation");
             fail_world(g->world, m->name, &why);
             part(g);
             return world_error(g->world, e);
@@ -229,7 +239,8 @@ static lm_code threads_all_reduce(lm_comm *c, const void *in, void *out, size_t 
     size_t size = lm_dtype_size(d), each = (n + (size_t)g->size - 1) / (size_t)g->size,
            first = each * (size_t)c->rank;
 
-    if (begin(m, (card){ .call = ALL_REDUCE, .in = in, .out = out, .n = n }, true, e))
+    if (begin(m, (card){ .call = ALL_REDUCE, .in = in, .out = out, .n = n, .of = kind(d, op) },
+              true, e))
         return e->code;
     gather_in(g, part);
     if (first < n) {
@@ -258,9 +269,11 @@ static lm_code threads_reduce_scatter(lm_comm *c, const void *in, void *out, con
 {
     member *m = member_of(c);
     const void *part[LM_THREAD_RANKS];
+    card mine = {
+        .call = REDUCE_SCATTER, .in = in, .n = sum_before(count, c->size), .of = kind(d, op)
+    };
 
-    if (begin(m, (card){ .call = REDUCE_SCATTER, .in = in, .n = sum_before(count, c->size) }, true,
-              e))
+    if (begin(m, mine, true, e))
         return e->code;
     gather_in(m->group, part);
     bool big = count[c->rank] * lm_dtype_size(d) >= LM_COMM_BIG;
@@ -320,7 +333,8 @@ static lm_code threads_broadcast(lm_comm *c, void *data, size_t bytes, int root,
 {
     member *m = member_of(c);
 
-    if (begin(m, (card){ .call = BROADCAST, .in = data, .n = bytes }, true, e))
+    if (begin(m, (card){ .call = BROADCAST, .in = data, .n = bytes, .of = (unsigned)root }, true,
+              e))
         return e->code;
     copy(data, m->group->card[root].in, bytes);
     return end(m);
@@ -472,8 +486,11 @@ static lm_code make_children(member *m, const int *order, int n, lm_err *e)
     if (new_group(m->group->world, n, &g, e))
         return e->code;
     for (int i = 0; i < n; i++)
-        if (new_member(g, i, -1, &m->group->child[order[i]], e))
+        if (new_member(g, i, -1, &m->group->child[order[i]], e)) {
+            if (i == 0) /* the last member frees it */
+                free_group(g);
             return e->code;
+        }
     return LM_OK;
 }
 
@@ -508,6 +525,7 @@ static bool threads_reports(lm_comm *c)
 }
 
 static const lm_transport threads_transport = {
+    .name = "threads",
     .barrier = threads_barrier,
     .all_reduce = threads_all_reduce,
     .reduce_scatter = threads_reduce_scatter,
@@ -537,7 +555,7 @@ static void *run_rank(void *p)
     lm_err e = { 0 };
 
     if (r->fn(r->ctx, &r->member->comm, &e))
-        fail_world(r->member->group->world, r->member->name, &e);
+        lm_comm_abort(&r->member->comm, &e);
     return NULL;
 }
 

@@ -33,6 +33,9 @@ struct lm_wire {
     lm_code (*test)(lm_wire *w, uintptr_t *requests, int n, int *at, size_t *got, lm_err *e);
     /* A message of this tag, of at most `bytes`, if one has come from any rank. */
     lm_code (*poll)(lm_wire *w, int tag, void *data, size_t bytes, bool *there, lm_err *e);
+    /* From its return on no data of any request are touched, and all calls but close fail: for a group that has failed, whose
+     * callers free what a missing rank might still send or take. */
+    void (*stop)(lm_wire *w);
     /* failed: ranks may be missing, so no rank is waited for, and the process should end with a status that is not 0. */
     void (*close)(lm_wire *w, bool failed);
 };

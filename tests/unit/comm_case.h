@@ -105,6 +105,35 @@ static lm_code reductions(void *ctx, lm_comm *c_, lm_err *e)
     return LM_OK;
 }
 
+/* NaN in some places, and sums that would have other bits if they were rounded after each addition. */
+static lm_code extremes(void *ctx, lm_comm *c_, lm_err *e)
+{
+    static const lm_dtype real[] = { LM_DTYPE_F64, LM_DTYPE_F32, LM_DTYPE_F16, LM_DTYPE_BF16 };
+    int rank = lm_comm_rank(c_), size = lm_comm_size(c_);
+    double in[3], out[3];
+
+    (void)ctx;
+    for (size_t t = 0; t < 4; t++)
+        for (int op = LM_COMM_MAX; op <= LM_COMM_MIN; op++) {
+            for (int i = 0; i < 3; i++)
+                lm_set(real[t], in, i, i == 1 && rank == size - 1 ? (double)NAN : rank);
+            if (lm_comm_all_reduce(c_, in, out, 3, real[t], (lm_comm_op)op, e))
+                return e->code;
+            EXPECT(isnan(lm_get(real[t], out, 1)));
+            EXPECT(lm_get(real[t], out, 0) == (op == LM_COMM_MAX ? size - 1 : 0));
+            EXPECT(lm_get(real[t], out, 2) == lm_get(real[t], out, 0));
+        }
+    for (size_t t = 2; t < 4; t++) {
+        double big = t == 2 ? 2048 : 256; /* and 1 more is half of the last place */
+
+        lm_set(real[t], in, 0, rank == 0 ? big : rank < 3);
+        if (lm_comm_all_reduce(c_, in, out, 1, real[t], LM_COMM_SUM, e))
+            return e->code;
+        EXPECT(lm_get(real[t], out, 0) == (size < 3 ? big : big + 2));
+    }
+    return LM_OK;
+}
+
 static lm_code movements(void *ctx, lm_comm *c_, lm_err *e)
 {
     int rank = lm_comm_rank(c_), size = lm_comm_size(c_);
@@ -236,6 +265,7 @@ static lm_code sum_leaves(void *ctx, lm_comm *c_, lm_err *e)
 typedef struct {
     int which;
     atomic_int gave_up;
+    atomic_int wrong; /* calls with another result than they must have */
 } failing;
 
 static lm_code one_fails(void *ctx, lm_comm *c, lm_err *e)
@@ -278,6 +308,77 @@ static lm_code sizes_differ(void *ctx, lm_comm *c, lm_err *e)
 
     (void)ctx;
     return lm_comm_all_reduce(c, x, x, lm_comm_rank(c) == 1 ? 3 : 4, LM_DTYPE_F32, LM_COMM_SUM, e);
+}
+
+static lm_code types_differ(void *ctx, lm_comm *c, lm_err *e)
+{
+    double x[4] = { 0 };
+
+    (void)ctx;
+    return lm_comm_all_reduce(c, x, x, 4, lm_comm_rank(c) == 1 ? LM_DTYPE_F64 : LM_DTYPE_F32,
+                              LM_COMM_SUM, e);
+}
+
+static lm_code operations_differ(void *ctx, lm_comm *c, lm_err *e)
+{
+    size_t count[3] = { 1, 1, 1 };
+    double x[3] = { 0 }, out;
+
+    (void)ctx;
+    return lm_comm_reduce_scatter(c, x, &out, count, LM_DTYPE_F64,
+                                  lm_comm_rank(c) == 1 ? LM_COMM_MAX : LM_COMM_SUM, e);
+}
+
+/* The others wait already. */
+static lm_code one_aborts(void *ctx, lm_comm *c, lm_err *e)
+{
+    failing *f = ctx;
+    lm_err why = { 0 };
+
+    if (lm_comm_rank(c) == f->which) {
+        usleep(100000);
+        lm_fail(&why, LM_ENUMERIC, "loss", NULL, "is not finite");
+        lm_comm_abort(c, &why);
+    }
+    atomic_fetch_add(&f->wrong, lm_comm_barrier(c, e) != LM_ENUMERIC);
+    return e->code;
+}
+
+static lm_code one_aborts_silently(void *ctx, lm_comm *c, lm_err *e)
+{
+    const lm_err why = { 0 };
+
+    if (lm_comm_rank(c) == ((failing *)ctx)->which)
+        lm_comm_abort(c, &why);
+    return lm_comm_barrier(c, e);
+}
+
+/* A group of one waits for no other, and still fails. */
+static lm_code all_calls_fail(void *ctx, lm_comm *c, lm_err *e)
+{
+    failing *f = ctx;
+    lm_comm *own = NULL;
+    lm_err why = { 0 };
+    float x = 0;
+
+    if (lm_comm_split(c, lm_comm_rank(c), 0, &own, e) || lm_comm_barrier(c, e))
+        return e->code;
+    if (lm_comm_rank(c) == f->which) {
+        lm_fail(&why, LM_ENUMERIC, "loss", NULL, "is not finite");
+        lm_comm_abort(c, &why);
+    } else {
+        lm_comm_barrier(c, e);
+    }
+    for (int k = 0; k < 3; k++) {
+        lm_err got = { 0 };
+        lm_code rc = k == 0   ? lm_comm_barrier(own, &got)
+                     : k == 1 ? lm_comm_broadcast(own, &x, sizeof x, 0, &got)
+                              : lm_comm_all_reduce(own, &x, &x, 1, LM_DTYPE_F32, LM_COMM_SUM, &got);
+
+        atomic_fetch_add(&f->wrong, rc != LM_ENUMERIC);
+    }
+    lm_comm_free(own);
+    return lm_comm_barrier(c, e);
 }
 
 static lm_code messages_differ(void *ctx, lm_comm *c, lm_err *e)
@@ -382,7 +483,7 @@ static lm_code large_parts(void *ctx, lm_comm *c_, lm_err *e)
 
 static inline void check_calls(runner *run, int most, const char *what)
 {
-    lm_rank_fn *const all[] = { reductions, movements, ring, groups };
+    lm_rank_fn *const all[] = { reductions, extremes, movements, ring, groups };
 
     for (size_t k = 0; k < sizeof all / sizeof *all; k++)
         for (int ranks = 1; ranks <= most; ranks++) {
@@ -451,6 +552,11 @@ static inline void check_failures(runner *run, double timeout, int times, bool s
         { one_hangs, LM_EIO, "", "all_reduce", "rank", false },
         { calls_differ, LM_EBUG, "rank", "", "ranks differ", false },
         { sizes_differ, LM_EBUG, "rank", "", "ranks differ", false },
+        { types_differ, LM_EBUG, "rank", "", "ranks differ", false },
+        { operations_differ, LM_EBUG, "rank", "", "ranks differ", false },
+        { one_aborts, LM_ENUMERIC, "rank 2 of 3", "loss", "is not finite", false },
+        { one_aborts_silently, LM_EBUG, "rank 2 of 3", "abort", "without a reason", false },
+        { all_calls_fail, LM_ENUMERIC, "rank 2 of 3", "loss", "is not finite", false },
         { messages_differ, LM_EBUG, "rank 1 of 3", "recv",
           "rank 0 sends 8 bytes to rank 1, which takes 4", true },
         { none_sends, LM_EIO, "", "recv", "rank", false },
@@ -465,10 +571,13 @@ static inline void check_failures(runner *run, double timeout, int times, bool s
             lm_err e = { 0 };
 
             atomic_store(&f->gave_up, 0);
+            atomic_store(&f->wrong, 0);
             assert_int_equal(run(3, timeout, bad[k].fn, f, &e), bad[k].code);
             if (!strstr(e.where, bad[k].rank) || !strstr(e.where, bad[k].where) ||
                 ((sizes || !bad[k].sizes) && !strstr(e.what, bad[k].what)))
                 fail_msg("case %zu: %s: %s", k, e.where, e.what);
+            if (atomic_load(&f->wrong))
+                fail_msg("case %zu: %d calls end otherwise", k, atomic_load(&f->wrong));
         }
     munmap(f, sizeof *f);
 }

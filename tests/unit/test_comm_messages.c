@@ -26,6 +26,7 @@ typedef struct {
     atomic_int cut;     /* ranks below it and others do not reach each other; 0: all do */
     atomic_int failing; /* this rank's calls fail; -1: none */
     atomic_int began;   /* ranks that have their group */
+    atomic_int closed;  /* ends */
     size_t most;
 } net;
 
@@ -44,11 +45,14 @@ typedef struct {
     net *net;
     request *posted; /* receptions, the earliest first */
     request *made;   /* all, also those that a failed rank has left; freed at the end */
+    bool stopped;
 } end;
 
 static lm_code wire_state(const end *w, lm_err *e)
 {
-    return w->net->failing == w->wire.rank ? lm_fail(e, LM_EIO, "wire", NULL, "is broken") : LM_OK;
+    return w->stopped || w->net->failing == w->wire.rank
+               ? lm_fail(e, LM_EIO, "wire", NULL, "is broken")
+               : LM_OK;
 }
 
 static request *new_request(end *w, request r, uintptr_t *out)
@@ -197,9 +201,15 @@ static lm_code wire_poll(lm_wire *w, int tag, void *data, size_t bytes, bool *th
     return LM_OK;
 }
 
+static void wire_stop(lm_wire *w)
+{
+    ((end *)w)->stopped = true;
+}
+
 static void wire_close(lm_wire *w, bool failed)
 {
-    (void)w, (void)failed;
+    (void)failed;
+    atomic_fetch_add(&((end *)w)->net->closed, 1);
 }
 
 /* ---- ranks ---- */
@@ -207,7 +217,10 @@ static void wire_close(lm_wire *w, bool failed)
 static struct {
     size_t most, scratch;
     int cut, failing;
+    bool failing_first; /* before the group is there */
 } with = { .failing = -1 };
+
+static _Thread_local const end *own_end; /* of this rank */
 
 typedef struct {
     pthread_t thread;
@@ -226,6 +239,7 @@ static void *run_thread(void *p)
     lm_comm *c;
     double begin;
 
+    own_end = &t->end;
     if (lm_messages_open(&t->end.wire, t->timeout, with.scratch, false, &c, &t->e))
         return NULL;
     if (!lm_comm_barrier(c, &t->e) && atomic_fetch_add(&n->began, 1) == t->end.wire.size - 1) {
@@ -244,7 +258,7 @@ static lm_code run_messages(int ranks, double timeout, lm_rank_fn *fn, void *ctx
 {
     static thread_rank t[16];
     net n = { .lock = PTHREAD_MUTEX_INITIALIZER,
-              .failing = -1,
+              .failing = with.failing_first ? with.failing : -1,
               .most = with.most ? with.most : SIZE_MAX };
 
     n.last = &n.first;
@@ -258,6 +272,7 @@ static lm_code run_messages(int ranks, double timeout, lm_rank_fn *fn, void *ctx
                                          .recv = wire_recv,
                                          .test = wire_test,
                                          .poll = wire_poll,
+                                         .stop = wire_stop,
                                          .close = wire_close },
                                        .net = &n },
                               .timeout = timeout,
@@ -273,6 +288,8 @@ static lm_code run_messages(int ranks, double timeout, lm_rank_fn *fn, void *ctx
         if (timeout < 2 && t[r].seconds > timeout + 3)
             fail_msg("rank %d has taken %.1f s", r, t[r].seconds);
     }
+    /* Once each: a rank that has no group leaves its end to the caller, which is this function. */
+    assert_int_equal(atomic_load(&n.closed), with.failing_first ? 0 : ranks);
     for (int r = 0; r < ranks; r++)
         for (request *p = t[r].end.made, *before; p; p = before) {
             before = p->before;
@@ -361,6 +378,81 @@ static void test_broken(void **state)
     with.failing = -1;
 }
 
+static void test_broken_first(void **state)
+{
+    lm_err e = { 0 };
+
+    (void)state;
+    with.failing = 1;
+    with.failing_first = true;
+    assert_int_equal(run_messages(3, 0.5, reduce_always, NULL, &e), LM_EIO);
+    with.failing = -1;
+    with.failing_first = false;
+}
+
+/* The caller frees what a late message would be written to. */
+static lm_code recv_in_vain(void *ctx, lm_comm *c_, lm_err *e)
+{
+    lm_err got = { 0 };
+    char x;
+
+    (void)ctx;
+    EXPECT(!own_end->stopped);
+    if (lm_comm_rank(c_) == 1) {
+        EXPECT(lm_comm_recv(c_, 0, &x, 1, &got) == LM_EIO && own_end->stopped);
+    } else {
+        EXPECT(lm_comm_barrier(c_, &got) == LM_EIO && own_end->stopped);
+    }
+    return LM_OK;
+}
+
+static void test_stops(void **state)
+{
+    lm_err e = { 0 };
+
+    (void)state;
+    if (run_messages(3, 0.4, recv_in_vain, NULL, &e))
+        fail_msg("%s: %s", e.where, e.what);
+}
+
+typedef struct {
+    int victim, root; /* root: of a broadcast; -1: a barrier */
+    atomic_int ended;
+} absence;
+
+static lm_code one_is_absent(void *ctx, lm_comm *c, lm_err *e)
+{
+    absence *a = ctx;
+    char x = 0;
+
+    while (lm_comm_rank(c) == a->victim && atomic_load(&a->ended) < 1)
+        usleep(10000);
+    if (a->root < 0 ? lm_comm_barrier(c, e) : lm_comm_broadcast(c, &x, 1, a->root, e))
+        atomic_fetch_add(&a->ended, 1);
+    return e->code;
+}
+
+/* The missing rank is named, not one that waits for it. */
+static void test_absent(void **state)
+{
+    enum { RANKS = 6 };
+
+    (void)state;
+    for (int root = -1; root < 2; root += 2)
+        for (int victim = 0; victim < RANKS; victim++) {
+            absence a = { .victim = victim, .root = root };
+            lm_err e = { 0 };
+            char wanted[40];
+
+            if (root >= 0 && (victim - root + RANKS) % 2)
+                continue; /* no rank waits for this one */
+            assert_int_equal(run_messages(RANKS, 0.8, one_is_absent, &a, &e), LM_EIO);
+            snprintf(wanted, sizeof wanted, "rank %d of %d on ", victim, RANKS);
+            if (!strstr(e.what, wanted))
+                fail_msg("root %d, rank %d: %s: %s", root, victim, e.where, e.what);
+        }
+}
+
 static lm_code split_always(void *ctx, lm_comm *c, lm_err *e)
 {
     lm_comm *child = NULL;
@@ -388,9 +480,11 @@ static void test_tags(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_calls),    cmocka_unit_test(test_bits), cmocka_unit_test(test_long),
-        cmocka_unit_test(test_failures), cmocka_unit_test(test_cut),  cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_tags),
+        cmocka_unit_test(test_calls), cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_long),  cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_cut),   cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_tags),  cmocka_unit_test(test_broken_first),
+        cmocka_unit_test(test_stops), cmocka_unit_test(test_absent),
     };
     return cmocka_run_group_tests_name("comm_messages", tests, NULL, NULL);
 }

@@ -240,6 +240,32 @@ static void test_stopped(void **state)
     munmap(call, sizeof *call);
 }
 
+/* It ends between its mapping and its joining. */
+static void test_ended_early(void **state)
+{
+    lm_shm *s;
+    lm_comm *c;
+    lm_err e = { 0 };
+    double begin = lm_now();
+
+    (void)state;
+    assert_int_equal(lm_shm_new(2, 30, 0, &s, &e), LM_OK);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) {
+        lm_shm_enter(s, 1);
+        _exit(0);
+    }
+    assert_int_equal(lm_shm_join(s, 0, &c, &e), LM_OK);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(lm_comm_barrier(c, &e), LM_EIO);
+    assert_non_null(strstr(e.what, "rank 1 of 2 on "));
+    assert_non_null(strstr(e.what, " has ended (process "));
+    assert_true(lm_now() - begin < 10);
+    lm_comm_free(c);
+    lm_shm_drop(s);
+}
+
 /* ---- segments ---- */
 
 static void test_find(void **state)
@@ -271,9 +297,10 @@ static void test_find(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_processes), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_failures),  cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_stopped),   cmocka_unit_test(test_find),
+        cmocka_unit_test(test_processes),   cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_failures),    cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_stopped),     cmocka_unit_test(test_find),
+        cmocka_unit_test(test_ended_early),
     };
     return cmocka_run_group_tests_name("comm_shm", tests, NULL, NULL);
 }

@@ -20,6 +20,7 @@ static struct {
     lm_wire wire;
     MPI_Comm comm;
     pthread_mutex_t lock;
+    bool stopped; /* MPI moves data only inside its calls: it is no longer called */
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
 } mpi = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -32,6 +33,16 @@ static lm_code check(int rc, const char *call, lm_err *e)
         return LM_OK;
     MPI_Error_string(rc, text, &n);
     return lm_fail(e, LM_EIO, call, NULL, "%s", text);
+}
+
+/* Take the lock, unless MPI must no longer be called. */
+static lm_code enter(lm_err *e)
+{
+    pthread_mutex_lock(&mpi.lock);
+    if (!mpi.stopped)
+        return LM_OK;
+    pthread_mutex_unlock(&mpi.lock);
+    return lm_fail(e, LM_EIO, "messages", NULL, "have been stopped");
 }
 
 static uintptr_t pack(MPI_Request r)
@@ -57,7 +68,8 @@ static lm_code mpi_send(lm_wire *w, int to, int tag, const void *data, size_t by
     int rc;
 
     (void)w;
-    pthread_mutex_lock(&mpi.lock);
+    if (enter(e))
+        return e->code;
     rc = taken ? MPI_Issend(data, (int)bytes, MPI_BYTE, to, tag, mpi.comm, &r)
                : MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, mpi.comm, &r);
     pthread_mutex_unlock(&mpi.lock);
@@ -72,7 +84,8 @@ static lm_code mpi_recv(lm_wire *w, int from, int tag, void *data, size_t bytes,
     int rc;
 
     (void)w;
-    pthread_mutex_lock(&mpi.lock);
+    if (enter(e))
+        return e->code;
     rc = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, mpi.comm, &r);
     pthread_mutex_unlock(&mpi.lock);
     *request = pack(r);
@@ -87,7 +100,8 @@ static lm_code mpi_test(lm_wire *w, uintptr_t *requests, int n, int *at, size_t 
 
     (void)w;
     *at = -1;
-    pthread_mutex_lock(&mpi.lock);
+    if (enter(e))
+        return e->code;
     for (int i = 0; i < n && !done && rc == MPI_SUCCESS; i++) {
         MPI_Request r = unpack(requests[i]);
 
@@ -115,13 +129,22 @@ static lm_code mpi_poll(lm_wire *w, int tag, void *data, size_t bytes, bool *the
     int found = 0, rc;
 
     (void)w;
-    pthread_mutex_lock(&mpi.lock);
+    if (enter(e))
+        return e->code;
     rc = MPI_Improbe(MPI_ANY_SOURCE, tag, mpi.comm, &found, &m, &status);
     if (rc == MPI_SUCCESS && found)
         rc = MPI_Mrecv(data, (int)bytes, MPI_BYTE, &m, MPI_STATUS_IGNORE);
     pthread_mutex_unlock(&mpi.lock);
     *there = found && rc == MPI_SUCCESS;
     return check(rc, "MPI_Improbe", e);
+}
+
+static void mpi_stop(lm_wire *w)
+{
+    (void)w;
+    pthread_mutex_lock(&mpi.lock);
+    mpi.stopped = true;
+    pthread_mutex_unlock(&mpi.lock);
 }
 
 /* After a failure MPI is left as it is: MPI_Finalize would wait for the missing.  The launcher ends the others when this process
@@ -161,6 +184,7 @@ static lm_code open_mpi(lm_wire **out, lm_err *e)
                           .recv = mpi_recv,
                           .test = mpi_test,
                           .poll = mpi_poll,
+                          .stop = mpi_stop,
                           .close = mpi_close };
     *out = &mpi.wire;
     return LM_OK;
