@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "base/writer.h"
+#include "comm/launch.h"
 #include "common/frame.h"
 #include "format/folder.h"
 
@@ -118,6 +119,21 @@ static void check_operands(lm_tool *t)
     lm_misuse(t, t->argv[t->max_args], todo, "one operand too many");
 }
 
+/* As one of several ranks a tool would do the whole work, and write the same output as all others. */
+static void refuse_ranks(lm_tool *t)
+{
+    const lm_launch l = lm_launched(getenv);
+    char started[64], number[16] = "several";
+
+    if (l.ranks == 1)
+        return;
+    if (l.ranks)
+        snprintf(number, sizeof number, "%d", l.ranks);
+    snprintf(started, sizeof started, "%s has started %s ranks", l.launcher, number);
+    lm_misuse(t, started, "start one; train --ranks N has ranks on one machine",
+              "each would do the whole work");
+}
+
 static void say_facts(lm_tool *t)
 {
     lm_say(t, LM_LOG_INFO, "version %s, kernels %s, threads %d, seed %lld", LM_VERSION,
@@ -178,6 +194,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     }
     if (t->output && lm_path_is_stdout(t->output))
         t->output = "-";
+    refuse_ranks(t);
     check_operands(t);
     lm_refuse_ending(t, t->output, t->makes);
     lm_refuse_run_link(t, t->output);

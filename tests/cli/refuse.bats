@@ -166,3 +166,22 @@ ending() {
         [[ $output == *": the name is too long: choose a shorter name" || $output == *"the name has 256 bytes, the file system's limit is 255: choose a shorter name" ]]
     done
 }
+
+@test "refuse: a tool that a launcher has started as one of several processes, before the work" {
+    for tool in $(cd "$(dirname "$(command -v train)")" && ls); do
+        for rank in 0 3; do
+            OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=4 run -2 "$tool" m
+            echo "$tool: $output"
+            [ "${#lines[@]}" -eq 1 ]
+            [[ $output == "$tool: mpirun has started 4 ranks: each would do the whole work: "* ]]
+        done
+    done
+    [ ! -e new ]
+    PMIX_RANK=0 run -2 inspect-model m
+    [[ $output == "inspect-model: PMIx has started several ranks: "* ]]
+    SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 run -2 train m data -o new --seq-len 16 --dry-run
+    [[ $output == "train: srun has started 2 ranks: "*": start one; train --ranks N has ranks on one machine" ]]
+    OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 inspect-model -q m
+    SLURM_PROCID=0 inspect-model -q m # in a batch script
+    OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 inspect-model --version
+}
