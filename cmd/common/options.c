@@ -492,15 +492,15 @@ static lm_code tell_given(lm_tool *t, const lm_opt *o, lm_err *e)
 
 /* The given options that affect the product, by name in the order of the table, then the operands:
  * the same for options from the command line and from --config. */
-static lm_code record_options(lm_tool *t, lm_err *e)
+static lm_code record_options(lm_tool *t, const bool told[], lm_err *e)
 {
     lm_code rc = tell_word(t, t->full_argv[0], e);
 
     for (int i = 0; i < f->n && !rc; i++) {
         const lm_opt *o = &f->opt[i];
 
-        if (f->given[i] && o->dst && o->help && o->dst != &f->config &&
-            o->dst != &f->print_config && !is_silent(t, o))
+        if (told[i] && o->dst && o->help && o->dst != &f->config && o->dst != &f->print_config &&
+            !is_silent(t, o))
             rc = tell_given(t, o, e);
     }
     if (!rc && t->config)
@@ -510,6 +510,18 @@ static lm_code record_options(lm_tool *t, lm_err *e)
     for (int i = 0; i < t->argc && !rc; i++)
         rc = tell_word(t, t->argv[i], e);
     return rc;
+}
+
+lm_code lm_tell_too(lm_tool *t, const char *const *names, lm_err *e)
+{
+    bool told[LM_MOST_OPTS];
+
+    memcpy(told, f->given, sizeof told);
+    for (; *names; names++)
+        told[lm_option_find(*names)] = true;
+    while (t->told_argc)
+        lm_free(t->told_argv[--t->told_argc]);
+    return record_options(t, told, e);
 }
 
 /* Split options to *l and operands to t->argv; they may come in any order. */
@@ -656,7 +668,7 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     f->progress_given = f->given[progress];
     t->threads = f->threads ? (int)f->threads : lm_cpu_count();
     t->seed_given = lm_given(t, "seed");
-    rc = rc ? rc : record_options(t, e);
+    rc = rc ? rc : record_options(t, f->given, e);
     /* an existing folder is not overwritten as such: tools check the files in it */
     if (!rc && f->config)
         lm_refuse_same(t, t->output && lm_path_is_dir(t->output) ? "-" : t->output, f->config);

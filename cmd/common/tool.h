@@ -188,6 +188,9 @@ void lm_begin(lm_tool *t, int argc, char **argv);
 /* True if this option (long name) was given on the command line or in --config.  A file of
  * --print-config holds every option, and lists the given ones under "given". */
 bool lm_given(const lm_tool *t, const char *name);
+/* Add options to told_argv that were not given, with their present values: what follows from silent ones and changes the
+ * product.  Call it before lm_tool_step, whose result borrows told_argv.  names: long ones, NULL-terminated. */
+lm_code lm_tell_too(lm_tool *t, const char *const *names, lm_err *e);
 /* Append the values of all options to `out`, as a JSON object for --config. */
 lm_code lm_options_save(lm_buf *out, lm_err *e);
 /* Set options that were not given from saved ones, by their names or by those of LM_ALSO, which older versions may have

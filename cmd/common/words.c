@@ -80,6 +80,7 @@ static const struct {
       "--gradient-accumulation-steps" },
     { "a shorter sequence length", "seq-len", "a shorter --seq-len" },
     { "a sequence length of", "seq-len", "--seq-len" },
+    { "a number of ranks of", "ranks", "--ranks" },
     { "nor computing in BF16", "dtype", "nor --dtype bf16" },
     { ", computing in BF16,", "dtype", " --dtype bf16" },
     { ", computing in BF16", "dtype", " --dtype bf16" },

@@ -53,9 +53,9 @@ lm_code train_ask(train_session *s, lm_err *e)
         return e->code;
     if (lm_targets_parse(opt.objective, &s->targets, e))
         return e->code;
-    ask_session(s);
     ask_training(&t->o);
-    return refuse_alone(e) || train_ask_ranks(&t->o, e)
-               ? e->code
-               : lm_loop_ask(&tool, &opt.loop, -1, opt.steps, &s->run, &t->o, e);
+    if (refuse_alone(e) || train_ask_ranks(&t->o, e))
+        return e->code;
+    ask_session(s); /* with the history, in which ranks have told their numbers */
+    return lm_loop_ask(&tool, &opt.loop, -1, opt.steps, &s->run, &t->o, e);
 }

@@ -7,13 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/threads.h"
 #include "graph/layout.h"
 #include "train/options.h"
 
 enum { MOST_MICROS = 65535 }; /* of --gradient-accumulation-steps */
 
-/* Only the batch can be shared now. */
-static lm_code check_mesh(lm_err *e)
+/* Only the batch can be shared now.  Without --ranks the mesh says how many there are. */
+static lm_code read_mesh(lm_err *e)
 {
     lm_mesh mesh;
     char todo[64];
@@ -23,20 +24,23 @@ static lm_code check_mesh(lm_err *e)
         snprintf(e->where, sizeof e->where, "--mesh");
         return e->code;
     }
-    snprintf(todo, sizeof todo, "give --mesh dp=%" PRId64, opt.ranks);
+    snprintf(todo, sizeof todo, "give --mesh dp=%" PRId64,
+             lm_given(&tool, "ranks") ? opt.ranks : mesh.size[LM_AXIS_DP]);
     for (int i = 0; i < LM_AXES; i++)
         if (i != LM_AXIS_DP && mesh.size[i] > 1)
             return lm_fail(e, LM_EUSAGE, "--mesh", todo, "ranks share the batch (dp) only, not %s",
                            lm_axis_names[i]);
-    if (lm_mesh_ranks(&mesh) == opt.ranks)
-        return LM_OK;
-    if (lm_given(&tool, "ranks"))
-        return lm_fail(e, LM_EUSAGE, "--mesh", todo,
-                       "it has %" PRId64 " ranks, and --ranks %" PRId64, lm_mesh_ranks(&mesh),
-                       opt.ranks);
-    snprintf(todo, sizeof todo, "give --ranks %" PRId64 " too", lm_mesh_ranks(&mesh));
-    return lm_fail(e, LM_EUSAGE, "--mesh", todo, "it has %" PRId64 " ranks, and there is one",
-                   lm_mesh_ranks(&mesh));
+    if (!lm_given(&tool, "ranks"))
+        opt.ranks = lm_mesh_ranks(&mesh);
+    if (opt.ranks > LM_THREAD_RANKS)
+        return lm_fail(e, LM_EUSAGE, "--mesh", NULL,
+                       "%" PRId64 " ranks, and at most %d share a step", opt.ranks,
+                       LM_THREAD_RANKS);
+    return lm_mesh_ranks(&mesh) == opt.ranks
+               ? LM_OK
+               : lm_fail(e, LM_EUSAGE, "--mesh", todo,
+                         "it has %" PRId64 " ranks, and --ranks %" PRId64, lm_mesh_ranks(&mesh),
+                         opt.ranks);
 }
 
 /* The largest number of ranks up to the wanted one that fits; one always does. */
@@ -100,20 +104,28 @@ static lm_code check_micros(lm_err *e)
                    opt.ranks, opt.accumulate);
 }
 
+/* For the history: the number of ranks is not in it, what follows from it is. */
+static lm_code tell_ranks(lm_err *e)
+{
+    static const char *const names[] = { "gradient-accumulation-steps", "leaves", NULL };
+    return opt.ranks > 1 && !opt.loop.resume ? lm_tell_too(&tool, names, e) : LM_OK;
+}
+
 /* A run from before there were leaves has one. */
 lm_code train_ask_ranks(lm_trainer_opts *o, lm_err *e)
 {
     const bool resumed = opt.loop.resume, chosen = opt.leaves > 0 || resumed;
-    if (opt.ranks > 1 && strcmp(tool.device, "cpu") != 0)
-        return lm_fail(e, LM_EUSAGE, "--ranks", "leave it out, or give --device cpu",
-                       "ranks are threads that compute on the processor, not on %s", tool.device);
-    if (check_mesh(e))
+    if (read_mesh(e))
         return e->code;
+    if (opt.ranks > 1 && strcmp(tool.device, "cpu") != 0)
+        return lm_fail(e, LM_EUSAGE, lm_given(&tool, "ranks") ? "--ranks" : "--mesh",
+                       "leave it out, or give --device cpu",
+                       "ranks are threads that compute on the processor, not on %s", tool.device);
     if (opt.accumulate < 0)
         opt.accumulate = opt.ranks;
     if (opt.leaves < 0)
         opt.leaves = resumed ? 1 : opt.ranks;
-    if (chosen ? check_leaves(resumed, e) : check_micros(e))
+    if ((chosen ? check_leaves(resumed, e) : check_micros(e)) || tell_ranks(e))
         return e->code;
     o->accumulate = opt.accumulate;
     o->ranks = (int)opt.ranks;

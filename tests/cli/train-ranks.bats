@@ -122,9 +122,15 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
 }
 
 @test "train: micro-batches and leaves are as many as ranks, unless they are given" {
-    "${T[@]}" m0 data -o four --ranks 4
     "${T[@]}" m0 data -o one "${FOUR[@]}"
-    cmp four/latest/optimizer.safetensors one/latest/optimizer.safetensors
+    for r in "--ranks 4" "--mesh dp=4" "--ranks 4 --mesh dp=4"; do
+        # shellcheck disable=SC2086
+        "${T[@]}" m0 data -o four -f $r
+        same_files four one # with the history: the command of one rank that makes the same
+        head -c 20000 four/latest/model.safetensors | grep -a -q -e '--gradient-accumulation-steps.*4.*--leaves.*4'
+    done
+    "${T[@]}" m0 data -o plain
+    run ! grep -a -q -e '--leaves' plain/latest/model.safetensors
     grep -q '"gradient-accumulation-steps": *4' four/latest/state.json
     grep -q '"leaves": *4' four/latest/state.json
     "${T[@]}" m0 data -o other --gradient-accumulation-steps 4 # one leaf
@@ -151,16 +157,61 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
 }
 
 @test "train: SIGTERM with ranks writes a checkpoint, from which one rank goes on with the same bits" {
-    "${T[@]}" m0 data -o whole "${FOUR[@]}" --steps 60
-    "${T[@]}" m0 data -o run "${FOUR[@]}" --steps 60 --save-every 1 --ranks 2 &
+    C=("${T[@]}" m0 data "${FOUR[@]}" --lr-schedule constant)
+    "${C[@]}" -o run --steps 1M --ranks 2 --metrics m.jsonl &
     pid=$!
-    begun() { [ -e run/latest ]; }
-    wait_for begun
-    kill -TERM $pid || true
-    wait $pid || true
+    wait_for grep -qs '"event":"step","step":5,' m.jsonl
+    kill -TERM $pid
+    status=0
+    wait $pid || status=$?
+    [ "$status" -eq 143 ]
     [ -z "$(find . -name '.*.tmp.*')" ]
-    train -q --resume run
+    step=$(grep '"event":"step"' m.jsonl | tail -1 | sed -E 's/.*"step":([0-9]+),.*/\1/')
+    [ "$(readlink run/latest)" = "$(printf 'step-%06d' "$step")" ]
+    train -q --resume run --steps $((step + 2))
+    "${C[@]}" -o whole --steps $((step + 2))
     same_bits whole run
+}
+
+@test "train: early stopping, its best checkpoint and the list of them do not depend on the ranks" {
+    E=("${T[@]}" m0 data "${FOUR[@]}" --lr 0.1 --lr-schedule constant --steps 40 --eval-every 1 --keep 0)
+    for n in 1 2 4; do
+        "${E[@]}" -o whole$n --early-stop 2 --ranks $n --metrics $n.jsonl
+        "${E[@]}" -o run$n --save-every 1 --steps 2 --ranks $n # the best one of a resumed run is known to all of them
+        train -q --resume run$n --steps 40 --ranks $n --early-stop 2
+        for r in whole run; do
+            [ "$(readlink $r$n/best)" = "$(readlink ${r}1/best)" ]
+            [ "$(cd $r$n && echo step-*)" = "$(cd ${r}1 && echo step-*)" ]
+        done
+        diff <(numbers 1.jsonl) <(numbers $n.jsonl)
+    done
+    [ "$(readlink whole1/latest)" != step-000040 ]
+    [ "$(readlink whole1/latest)" != "$(readlink whole1/best)" ]
+}
+
+@test "train: a checkpoint of four ranks that fails ends the run with one line; whole ones stay" {
+    load ../inject/inject
+    t=("${T[@]}" m0 data "${FOUR[@]}" --save-every 2 --ranks 4 -f)
+    "${t[@]}" -o whole --keep 0
+    whole_or_none() { # also: status 0 is that of a whole run
+        for c in run/step-*; do
+            [ -e "$c" ] || continue
+            cmp "$c/optimizer.safetensors" "whole/${c##*/}/optimizer.safetensors" || return 1
+            [ -s "$c/state.json" ] || return 1
+        done
+        [ "$1" -ne 0 ] || [ "$(readlink run/latest)" = step-000006 ]
+    }
+    inject_each rename 8 whole_or_none "${t[@]}" -o run
+    inject_each fsync 6 whole_or_none "${t[@]}" -o run
+}
+
+@test "train: too little memory for four ranks: the number that fits is named" {
+    plan() { train m0 --dry-run --json -j 1 --seq-len 32 "$@"; }
+    number() { sed -nE "s/^ *\"$1\": ([0-9]+),?/\1/p" p.json | head -n 1; }
+    plan --batch-size 100000 > p.json
+    n=$(($(number memory_free) * 35 / 100 * 1000 / ($(number memory_total) / 100)))
+    plan --batch-size $n --ranks 4 > p.json
+    grep -q '"cure": "--ranks 2 would need ' p.json || { cat p.json; false; }
 }
 
 @test "train: what ranks cannot do is refused in one line, before anything is read" {
@@ -178,7 +229,10 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
         --leaves 4 --gradient-accumulation-steps 6
     no "--ranks: each of 2 ranks would add up 3 leaves, no power of two: the order of the sums would change: give --ranks 1" \
         --ranks 2 --leaves 6 --gradient-accumulation-steps 6
-    no "--mesh: it has 2 ranks, and there is one: give --ranks 2 too" --mesh dp=2
+    no "--mesh: 257 ranks, and at most 256 share a step" --mesh dp=257
+    no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=2" --mesh dp=2,tp=2
+    no "--mesh: ranks are threads that compute on the processor, not on cuda: leave it out, or give --device cpu" \
+        --mesh dp=2 --device cuda
     no "--mesh: it has 2 ranks, and --ranks 4: give --mesh dp=4" --ranks 4 --mesh dp=2
     no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=4" --ranks 4 --mesh dp=2,tp=2
     no "--mesh: 'xp=2' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh xp=2
