@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/par.h"
 #include "format/folder_run.h"
 #include "format/fp8_source.h"
+#include "kernels/peak.h"
 #include "model/arch.h"
 #include "model/preset.h"
 #include "text/tokenizer_match.h"
@@ -162,6 +164,18 @@ static lm_code choose_ahead(lm_session *s, lm_err *e)
     return lm_config_drop_ahead(s->config_json, e);
 }
 
+/* With several ranks: of all threads, and of ranks beyond them that have cores. */
+static double peak_flops(const lm_session *s)
+{
+    const lm_dtype low = s->o.precision.low;
+    const int cores = lm_cpu_count(), busy = s->o.ranks < cores ? s->o.ranks : cores;
+    if (s->o.ranks <= 1)
+        return s->backend->peak_flops(s->backend, low);
+    const int threads = lm_par_threads(s->par);
+    return lm_cpu_peak(low, s->backend->cpu, s->par) *
+           (busy > threads ? (double)busy / threads : 1);
+}
+
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
 {
     if (choose_ahead(s, e))
@@ -169,8 +183,7 @@ lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
     if (s->ask.peak_flops >= 0)
         s->o.peak_flops = s->ask.peak_flops;
     else if (!s->ask.plan)
-        s->o.peak_flops = s->backend->peak_flops(s->backend, s->o.precision.low) *
-                          (s->o.ranks > 1 ? s->o.ranks : 1);
+        s->o.peak_flops = peak_flops(s);
     if (lm_trainer_program(&s->o, &s->config, s->o.eval_every > 0, s->backend, &s->program, e))
         return e->code;
     if (plan)
