@@ -249,8 +249,7 @@ void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan 
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->train_end), device);
     if (eval && ranks > 1)
-        lm_memory_add(out, "losses of validation", (double)rows * sizeof(float) * (ranks + 1),
-                      device);
+        lm_memory_add(out, "losses of validation", (double)rows * sizeof(float), device);
     times_ranks(out, ranks);
     lm_memory_add(out, "checkpoint snapshot (host)",
                   (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),

@@ -309,8 +309,10 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
 lm_code trainer_ask(lm_trainer *t, lm_err *e)
 {
     const double now = lm_now();
-    const bool late = t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds,
-               enough = t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
+    /* one clock for all ranks */
+    const bool first = t->rank == 0,
+               late = first && t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds,
+               enough = first && t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
                         now - t->started >= t->o.most_seconds;
     int32_t flag[] = { t->asked.stop || lm_stopping(), lm_poked() || t->asked.save || late,
                        t->asked.enough || enough };
@@ -431,7 +433,6 @@ static lm_code save(lm_trainer *t, lm_err *e)
 {
     double began = lm_now(), norm;
     if (!t->ckpt) { /* another rank writes it, if any does */
-        t->last_save = began;
         t->asked.save = false;
         return LM_OK;
     }
@@ -590,6 +591,8 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
     lm_err second = { 0 };
     t->started = t->last_save = t->last_line = lm_now();
     lm_code rc = find_saved(t, e);
+    if (!rc)
+        rc = trainer_ranks_best(t, e);
     if (!rc)
         rc = loop(t, e);
     if (rc)

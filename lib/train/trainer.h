@@ -139,7 +139,8 @@ typedef struct {
     bool fits;
     double host_free, device_free; /* bytes; 0: unknown, and no device */
     bool device;                   /* the memory that is too small is the device's */
-    char cure[200]; /* the first change of batch, type or length that would fit; "" when it fits */
+    char cure
+        [200]; /* the first change of ranks, batch, type or length that would fit; "" when it fits */
 } lm_train_verdict;
 
 /* True if `ranks` can share steps of `accumulate` micro-batches whose sums have `leaves` leaves: leaves divides the

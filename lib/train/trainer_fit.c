@@ -76,6 +76,22 @@ static lm_code replan(const job *j, const lm_trainer_opts *o, lm_memory_plan *ou
     return rc;
 }
 
+/* Fewer ranks, with which the bits of the run are the same.  True: *o fits. */
+static bool drop_ranks(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
+{
+    const int64_t leaves = o->leaves > 0 ? o->leaves : o->ranks;
+    lm_err unseen = { 0 };
+    for (o->leaves = leaves; --o->ranks > 0;) {
+        if (!lm_ranks_fit(o->ranks, o->accumulate, leaves))
+            continue;
+        if (replan(j, o, p, &unseen))
+            return false;
+        if (fits(j, p))
+            return true;
+    }
+    return false;
+}
+
 /* Halve the micro-batch, which does not change the step.  True: *o fits. */
 static bool halve(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
 {
@@ -138,6 +154,12 @@ static void advise(const job *j, bool device, char *out, size_t size)
     lm_trainer_opts o = *j->o;
     lm_memory_plan p;
     char bytes[32], batch[96] = "";
+    if (drop_ranks(j, &o, &p)) {
+        snprintf(out, size, "a number of ranks of %d would need %s", o.ranks,
+                 lm_show_bytes(device ? p.device : p.total, bytes));
+        return;
+    }
+    o = *j->o;
     bool low = o.precision.low == LM_DTYPE_BF16, found = halve(j, &o, &p);
     if (!found && !low) {
         o = *j->o;

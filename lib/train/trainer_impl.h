@@ -54,7 +54,7 @@ struct lm_trainer {
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
     double waited;         /* seconds in communication so far */
-    float *losses;         /* of evaluation batches, of this rank, then of all; NULL: it is alone */
+    float *losses;         /* of an evaluation batch of one rank; NULL: it is alone */
     lm_feed *train_feed, *val_feed;
     /* On the host one micro-batch, filled before it runs.  On a device `sets` (two) times those of
      * a step: while it processes one set, the host draws the other and sends it on a separate
@@ -137,6 +137,8 @@ lm_code trainer_ranks_set(lm_trainer *t, lm_err *e);
 lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e);
 /* What rank 0 loaded, for all: weights, and of a resumed run states and numbers. */
 lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e);
+/* What rank 0 found to be the best checkpoint of the run, for all. */
+lm_code trainer_ranks_best(lm_trainer *t, lm_err *e);
 /* Once, when the blocks are there: memory for sums. */
 lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e);
 void trainer_ranks_fini(lm_trainer *t);

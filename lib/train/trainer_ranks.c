@@ -77,28 +77,29 @@ lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *
              : LM_OK;
 }
 
+/* rows: losses of this rank's batch; those of valid targets to `out`. */
+static int64_t pick_valid(const lm_batch *b, const float *rows, float *out)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; rows && i < b->batch * b->seq; i++)
+        if (b->targets[i] >= 0)
+            out[n++] = rows[i];
+    return n;
+}
+
+/* Rank by rank through one buffer. */
 lm_code trainer_ranks_evaluated(lm_trainer *t, const float *rows, lm_eval_sum *sum, lm_err *e)
 {
-    const lm_batch *b = &t->eval.batch;
-    const int64_t most = b->batch * b->seq;
-    int64_t count[LM_THREAD_RANKS], own = 0, all = 0;
-    size_t bytes[LM_THREAD_RANKS];
-    if (!t->losses)
-        return LM_OK;
-    for (int64_t i = 0; rows && i < most; i++)
-        if (b->targets[i] >= 0)
-            t->losses[own++] = rows[i];
-    for (int r = 0; r < t->ranks; r++)
-        bytes[r] = sizeof *count;
-    if (lm_comm_all_gather(t->io.comm, &own, count, bytes, e))
-        return e->code;
-    for (int r = 0; r < t->ranks; all += count[r++])
-        bytes[r] = (size_t)count[r] * sizeof *t->losses;
-    if (lm_comm_all_gather(t->io.comm, t->losses, t->losses + most, bytes, e))
-        return e->code;
-    for (int64_t i = 0; i < all; i++)
-        sum->nll += t->losses[most + i];
-    sum->tokens += all;
+    lm_comm *c = t->io.comm;
+    for (int r = 0; t->losses && r < t->ranks; r++) {
+        int64_t n = r == t->rank ? pick_valid(&t->eval.batch, rows, t->losses) : 0;
+        if (lm_comm_broadcast(c, &n, sizeof n, r, e) ||
+            (n && lm_comm_broadcast(c, t->losses, (size_t)n * sizeof *t->losses, r, e)))
+            return e->code;
+        for (int64_t i = 0; i < n; i++)
+            sum->nll += t->losses[i];
+        sum->tokens += n;
+    }
     return LM_OK;
 }
 
@@ -138,6 +139,15 @@ lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
+lm_code trainer_ranks_best(lm_trainer *t, lm_err *e)
+{
+    lm_comm *c = t->io.comm;
+    return c && (lm_comm_broadcast(c, &t->s.best_step, sizeof t->s.best_step, 0, e) ||
+                 lm_comm_broadcast(c, &t->s.best_val, sizeof t->s.best_val, 0, e))
+               ? e->code
+               : LM_OK;
+}
+
 /* ---- sums ---- */
 
 /* Those of step_numbers that are summed over micro-batches. */
@@ -162,8 +172,7 @@ lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
 {
     const size_t rows = (size_t)(t->o.batch * t->o.seq);
     if (t->io.comm && t->val_feed &&
-        lm_alloc_n(&t->losses, rows * ((size_t)t->ranks + 1), sizeof *t->losses,
-                   "losses of validation", e))
+        lm_alloc_n(&t->losses, rows, sizeof *t->losses, "losses of validation", e))
         return e->code;
     return make_leaves(t, e);
 }
