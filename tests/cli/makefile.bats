@@ -29,19 +29,19 @@ listing() {
 
 @test "a checkout and a build folder with spaces: objects, clean" {
     listing > ../before
-    make B=build CUDA=no build/lib/base/err.o
+    make B=build CUDA=no MPI=no build/lib/base/err.o
     [ -s build/lib/base/err.o ]
-    make B='my build' CUDA=no help | grep -q '^  install '
+    make B='my build' CUDA=no MPI=no help | grep -q '^  install '
     link=$(echo .build-*)
     [ "$(readlink "$link")" = "$PWD/my build" ]
-    make B="$link" CUDA=no "$link/lib/base/err.o" "$link/cmd/common/alias.o"
+    make B="$link" CUDA=no MPI=no "$link/lib/base/err.o" "$link/cmd/common/alias.o"
     [ -s 'my build/lib/base/err.o' ]
-    made() { make B="$link" CUDA=no "$link/lib/base/err.o" && stat -c %y "$link/lib/base/err.o"; }
+    made() { make B="$link" CUDA=no MPI=no "$link/lib/base/err.o" && stat -c %y "$link/lib/base/err.o"; }
     first=$(stat -c %y "$link/lib/base/err.o")
     [ "$(made)" = "$first" ]
     touch lib/base/err.h # the dependencies were kept, too
     [ "$(made)" != "$first" ]
-    make B='my build' CUDA=no clean
+    make B='my build' CUDA=no MPI=no clean
     [ ! -e 'my build' ] && [ ! -e "$link" ] && [ ! -L "$link" ]
     [ -e my/own ] && [ -e build/own ]
     listing | diff ../before -
@@ -54,7 +54,7 @@ listing() {
 @test "install and uninstall: PREFIX and DESTDIR with spaces, and nothing beside them" {
     built 'my build'
     listing > ../before
-    make B='my build' CUDA=no PREFIX='/my prefix' DESTDIR="$PWD/../my dest" install-built
+    make B='my build' CUDA=no MPI=no PREFIX='/my prefix' DESTDIR="$PWD/../my dest" install-built
     listing | diff ../before -
     at="$PWD/../my dest/my prefix"
     "$at/bin/train" --version | grep -q lmutils
@@ -66,21 +66,21 @@ listing() {
     (cd .. && PATH="$at/bin:$PATH" make -f "$at/share/lmutils/recipes/first-light.mk" CORPUS=text WORK='my work' clean.jsonl)
     [ -s '../my work/clean.jsonl' ]
     rm -r '../my work' ../text
-    make B='my build' CUDA=no PREFIX='/my prefix' DESTDIR="$PWD/../my dest" uninstall
+    make B='my build' CUDA=no MPI=no PREFIX='/my prefix' DESTDIR="$PWD/../my dest" uninstall
     [ -z "$(find '../my dest' -type f)" ]
     listing | diff ../before -
     # a relative PREFIX is one folder in the current folder
-    make B='my build' CUDA=no PREFIX='a prefix' install-built
+    make B='my build' CUDA=no MPI=no PREFIX='a prefix' install-built
     [ -x 'a prefix/bin/train' ] && [ ! -e a ]
     [ "$(ls prefix)" = own ]
-    make B='my build' CUDA=no PREFIX='a prefix' uninstall
+    make B='my build' CUDA=no MPI=no PREFIX='a prefix' uninstall
     [ "$(ls prefix)" = own ] && [ -e 'my build/bin/train' ]
 }
 
 # C++ includes the headers within extern "C".
 @test "the installed headers compile alone and together, as C17 and as C++17" {
     built 'my build'
-    make B='my build' CUDA=no PREFIX="$PWD/../at" install-built
+    make B='my build' CUDA=no MPI=no PREFIX="$PWD/../at" install-built
     cd ../at/include/lmcore
     find . -name '*.h' -printf '%P\n' | sort > headers
     [ "$(wc -l < headers)" -gt 100 ]

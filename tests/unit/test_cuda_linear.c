@@ -11,7 +11,7 @@ static const lm_linear_attr first_pass = { LM_ACC_FIRST }, adding = { LM_ACC_ADD
 static void check_linear(int64_t n, int64_t m, int64_t k, lm_dtype act, int turn, const char *path)
 {
     bool wide = act != LM_DTYPE_F32 && turn % 2;
-    lm_step step = { 5, 2, 0, turn % 3 == 1 };
+    lm_step step = { .seed = 5, .step = 2, .more = turn % 3 == 1 };
     kernel_case y = { .op = "linear",
                       .attr = &first_pass,
                       .in = { mat(ACT, n, k), mat(ACT, m, k),
