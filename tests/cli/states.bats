@@ -168,7 +168,12 @@ ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'
     generate -q run --states int8 --kv int8 -p "the old bridge" -n 12 -T 0 >> one
     generate -q run --states int8 --kv int8 --serve-batch 2 -p "the river" -p "the old bridge" -n 12 -T 0 | cmp - one
     generate -q run --states int8 -p "$text" -n 5 -T 0 --ignore-eos --save-cache a.kv
-    generate -q run --states int8 --load-cache a.kv -p '' -n 7 -T 0 --ignore-eos > /dev/null
+    generate -q run --states int8 --load-cache a.kv -p '' -n 7 -T 0 --ignore-eos > more
+    # A file has decoded states, which are coded again: near the text that was not interrupted, without its bits.
+    logs --states int8 | tail -n 7 > whole
+    text='' logs --states int8 --load-cache a.kv | tail -n 12 | head -n 7 > behind
+    [ "$(wc -l < behind)" -eq 7 ]
+    paste whole behind | awk '{ d = $1 - $2; if (d > 0.05 || d < -0.05) exit 1 }'
     run generate -v run --states int8 -p "the river" -n 2
     [[ "$output" == *"--states int8: "*" a text, f32 "* ]]
     refused() { # SPEC TEXT
