@@ -429,9 +429,7 @@ static double cache_bytes_read(const lm_generator *g, int i, int64_t n)
     n = n < most ? n : most;
     const lm_layer *x = &m->config.layer[c->layer];
     if (x->blocks.size && n)
-        return y->row_bytes * (double)y->heads *
-               (lm_attention_block_pairs(&x->blocks, x->heads, n) -
-                lm_attention_block_pairs(&x->blocks, x->heads, n - 1));
+        return y->row_bytes * (double)y->heads * lm_attention_block_keys(&x->blocks, x->heads, n);
     return y->row_bytes * (double)y->heads * (double)(window > 0 && window < n ? window : n);
 }
 

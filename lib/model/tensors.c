@@ -547,18 +547,30 @@ int64_t lm_config_matmul_params(const lm_config *c)
 /* The part of the pairs of a text of `seq` tokens that blocks leave. */
 static double seen_share(const lm_layer *y, int64_t seq)
 {
-    if (!y->blocks.size || seq < 1)
+    if (seq < 1)
         return 1;
     return lm_attention_block_pairs(&y->blocks, y->heads, seq) /
            ((double)seq * (double)(seq + 1) / 2);
 }
 
+static bool same_blocks(const lm_layer *x, const lm_layer *y)
+{
+    const lm_attention_blocks *a = &x->blocks, *b = &y->blocks;
+    return x->heads == y->heads && a->size == b->size && a->local == b->local &&
+           a->global == b->global && a->stride == b->stride && a->homogeneous == b->homogeneous;
+}
+
 /* seq: of a text, the mean. */
 static double pair_flops(const lm_config *c, double tokens, double pairs, double near, int64_t seq)
 {
-    double all = 0;
+    double all = 0, share = 1;
+    const lm_layer *counted = NULL; /* a layer of that share */
     for (int64_t l = 0; l < c->layers; l++) {
         const lm_layer *y = &c->layer[l];
+        if (y->blocks.size && !(counted && same_blocks(counted, y))) {
+            share = seen_share(y, seq);
+            counted = y;
+        }
         if (y->attention ==
             LM_ATTENTION_DELTA) /* three products of a key or query with the state */
             all += 1.5 * (double)(y->delta.heads * y->delta.key_dim * y->delta.value_dim) * tokens;
@@ -566,7 +578,7 @@ static double pair_flops(const lm_config *c, double tokens, double pairs, double
             all += 0.5 * (double)((y->heads + y->kv_heads) * y->head_dim * y->head_dim) * tokens;
         else
             all += (double)(y->heads * (lm_layer_key_dim(y) + lm_layer_value_dim(y))) / 2 *
-                   (y->window > 0 ? near : pairs * seen_share(y, seq));
+                   (y->window > 0 ? near : pairs * (y->blocks.size ? share : 1));
     }
     return 6.0 * (double)lm_config_matmul_params(c) * tokens + 12.0 * all;
 }

@@ -457,9 +457,7 @@ static int64_t cached_room(const lm_call *c)
 static double seen_of(const lm_attention_attr *a, int64_t room)
 {
     const lm_attention_blocks *b = &a->blocks;
-    return b->size && room ? lm_attention_block_pairs(b, a->heads, room) -
-                                 lm_attention_block_pairs(b, a->heads, room - 1)
-                           : (double)room;
+    return b->size && room ? lm_attention_block_keys(b, a->heads, room) : (double)room;
 }
 
 static void cached_cost(const lm_call *c, lm_cost *out)

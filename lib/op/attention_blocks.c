@@ -29,3 +29,12 @@ double lm_attention_block_pairs(const lm_attention_blocks *b, int64_t heads, int
         }
     return sum / (double)heads;
 }
+
+double lm_attention_block_keys(const lm_attention_blocks *b, int64_t heads, int64_t seq)
+{
+    const int64_t p = (seq - 1) / b->size;
+    double before = 0;
+    for (int64_t h = 0; h < heads; h++)
+        before += (double)blocks_before(b, heads, h, p);
+    return before * (double)b->size / (double)heads + (double)(seq - p * b->size);
+}

@@ -22,5 +22,7 @@ lm_code lm_attention_check_blocks(const char *op, const lm_attention_attr *a, lm
 lm_code lm_attention_check_no_blocks(const char *op, const lm_attention_attr *a, lm_err *e);
 /* Pairs of a query and a key of a text of `seq` tokens that a head sees, the mean of all heads; b has blocks. */
 double lm_attention_block_pairs(const lm_attention_blocks *b, int64_t heads, int64_t seq);
+/* Of them, those of the last token: the keys that a step reads; seq: at least 1. */
+double lm_attention_block_keys(const lm_attention_blocks *b, int64_t heads, int64_t seq);
 
 #endif

@@ -2,6 +2,7 @@
 /* Attention at every level against the definition; the definition against finite differences. */
 #include "attention_case.h"
 #include "kernels/cpu/attention_plan.h"
+#include "op/attention_blocks.h"
 
 static void check_both(const lm_attention_attr *a, lo_kind kind)
 {
@@ -567,6 +568,25 @@ static void cached_is_uncached(void **state)
     drop(&f, &y);
 }
 
+/* The keys that each token of a text sees are together its pairs. */
+static void keys_of_blocks_add_up(void **state)
+{
+    (void)state;
+    static const lm_attention_blocks cases[] = {
+        { .size = 16, .local = 2 },
+        { .size = 16, .local = 1, .global = 2 },
+        { .size = 32, .local = 2, .global = 1, .stride = 3 },
+        { .size = 16, .local = 1, .stride = 4, .homogeneous = true },
+    };
+    for (int i = 0; i < 4; i++) {
+        double sum = 0;
+        for (int64_t n = 1; n < 400; n++) {
+            sum += lm_attention_block_keys(&cases[i], 3, n);
+            assert_true(fabs(sum - lm_attention_block_pairs(&cases[i], 3, n)) < 1e-6 * sum);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -580,6 +600,7 @@ int main(void)
         cmocka_unit_test(packed),
         cmocka_unit_test(levels),
         cmocka_unit_test(not_finite),
+        cmocka_unit_test(keys_of_blocks_add_up),
         cmocka_unit_test(capped),
         cmocka_unit_test(dropped),
         cmocka_unit_test(sharp_scores),
