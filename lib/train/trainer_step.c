@@ -80,14 +80,14 @@ static lm_code count_batches(lm_trainer *t, int set, int64_t sample, double n[CO
 static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64_t sample,
                     lm_err *e)
 {
-    double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step), n[COUNTS] = { 0 };
+    const double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step);
+    double n[COUNTS] = { 0 };
     if (count_batches(t, set, sample + t->first * t->o.batch, n, e))
         return e->code;
     count_data(t, began);
     if (trainer_ranks_count(t, n, COUNTS, e))
         return e->code;
     const int64_t valid = (int64_t)n[COUNT_VALID];
-    began = lm_now();
     for (int64_t i = 0; i < (trainer_has_one_batch(t) ? 1 : t->micros); i++) {
         lm_batch *b = batch_of(t, set, i);
         lm_batch_scale(b, valid ? (float)(1.0 / (double)valid) : 0.0f);
@@ -102,7 +102,6 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
         t->ahead_valid[set][k] = (int64_t)n[COUNT_AHEAD + k];
     t->flops[set] =
         trainer_flops(t, (double)t->plan.tokens_per_step, n[COUNT_PAIRS], n[COUNT_NEAR]);
-    count_data(t, began);
     return LM_OK;
 }
 
