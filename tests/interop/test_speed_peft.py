@@ -8,6 +8,9 @@ Speaks TAP: speeds are comments, since they depend on what else runs; that both 
 The answers are those of GSM8K where ../shared/data has it, else words in lengths drawn like its (question and answer together
 log-normal with median 140 tokens and deviation 0.36; 0.63 of them the answer).
 
+On processors without products of BF16, where PyTorch takes minutes for a step in BF16, those steps are of one record of 64 tokens,
+and the answers are fewer and in F32.
+
 Environment: LM_TEST_BUILD, a build folder with bin/peft-tune and bin/train-tokenizer; LM_TEST_THREADS, threads [2]."""
 import json
 import math
@@ -34,8 +37,22 @@ transformers.logging.disable_progress_bar()
 THREADS = int(os.environ.get("LM_TEST_THREADS", "2"))
 DATA = os.path.join(os.path.dirname(ROOT), "shared", "data")
 BATCH, SEQ, STEPS, RATE = 4, 256, 4, 1e-4
-ANSWERS, ANSWERS_BATCH = 64, 8  # records of an epoch; of a batch of PEFT
+with open("/proc/cpuinfo") as cpuinfo:
+    FLAGS = cpuinfo.read()
+HAS_BF16 = " avx512_bf16" in FLAGS or " amx_bf16" in FLAGS
+ANSWERS, ANSWERS_BATCH = (64 if HAS_BF16 else 16), 8  # records of an epoch; of a batch of PEFT
+ANSWERS_TYPE = "bf16" if HAS_BF16 else "f32"
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 WORDS = "river old bridge stones market silver window morning evening garden".split()
+
+
+def shape_of(dtype):
+    """Sequences of a batch and their tokens."""
+    return (BATCH, SEQ) if HAS_BF16 or dtype == "f32" else (1, 64)
+
+
+def records_of(tmp, batch):
+    return os.path.join(tmp, f"text-{batch}.jsonl")
 
 
 def give_base(folder, dtype, tokenizer):
@@ -48,19 +65,19 @@ def give_base(folder, dtype, tokenizer):
 
 
 def prepare(tmp):
-    """A tokenizer, BATCH records longer than SEQ tokens, the base in both types, and a start for both programs."""
-    records, tokenizer = os.path.join(tmp, "text.jsonl"), os.path.join(tmp, "tokenizer.json")
-    with open(records, "w") as f:
-        for i in range(BATCH):
-            f.write(json.dumps({"text": " ".join(WORDS[(i * k + k) % 10] for k in range(2 * SEQ))}) + "\n")
-    tool("train-tokenizer", "-V", "300", "-o", tokenizer, records)
-    for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+    """A tokenizer, a file of the records of a batch for each size of one, all longer than SEQ tokens, and the base in both types."""
+    tokenizer = os.path.join(tmp, "tokenizer.json")
+    for batch in (1, BATCH):
+        with open(records_of(tmp, batch), "w") as f:
+            for i in range(batch):
+                f.write(json.dumps({"text": " ".join(WORDS[(i * k + k) % 10] for k in range(2 * SEQ))}) + "\n")
+    tool("train-tokenizer", "-V", "300", "-o", tokenizer, records_of(tmp, BATCH))
+    for name, dtype in TYPES.items():
         give_base(os.path.join(tmp, name), dtype, tokenizer)
-    return records
 
 
 def prepare_answers(tmp):
-    """ANSWERS records, and a base in BF16 in the folder "answers" with a tokenizer that fits them.  Returns the records' path and
+    """ANSWERS records, and a base in the folder "answers" with a tokenizer that fits them.  Returns the records' path and
     what they are."""
     records, draw = os.path.join(tmp, "answers.jsonl"), random.Random(1)
     tokenizer, gsm8k = os.path.join(tmp, "tokenizer.json"), os.path.join(DATA, "gsm8k", "train.jsonl")
@@ -77,7 +94,7 @@ def prepare_answers(tmp):
     with open(records, "w") as f:
         for prompt, completion in pairs:
             f.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
-    give_base(os.path.join(tmp, "answers"), torch.bfloat16, tokenizer)
+    give_base(os.path.join(tmp, "answers"), TYPES[ANSWERS_TYPE], tokenizer)
     return records, "GSM8K" if real else "drawn words"
 
 
@@ -91,13 +108,14 @@ def start_of(base, kind, start):
     return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0)
 
 
-def theirs(tmp, dtype, records, start):
+def theirs(tmp, dtype, start):
     """Loss of the first step, and the median of the others' seconds."""
     base = os.path.join(tmp, dtype)
-    model, step = start_of(base, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], start)
+    batch, seq = shape_of(dtype)
+    model, step = start_of(base, TYPES[dtype], start)
     tok = AutoTokenizer.from_pretrained(base)
-    with open(records) as f:
-        ids = torch.tensor([tok(json.loads(r)["text"], add_special_tokens=False).input_ids[:SEQ] for r in f])
+    with open(records_of(tmp, batch)) as f:
+        ids = torch.tensor([tok(json.loads(r)["text"], add_special_tokens=False).input_ids[:seq] for r in f])
     first, seconds = None, []
     for _ in range(STEPS):
         began = time.monotonic()
@@ -119,8 +137,10 @@ def run(tmp, base, records, *how):
         return [r for r in map(json.loads, f) if r.get("event") == "step"]
 
 
-def ours(tmp, dtype, records, *how):
-    steps = run(tmp, dtype, records, "--dtype", dtype, "--steps", str(STEPS), "--batch-size", str(BATCH), "--seq-len", str(SEQ),
+def ours(tmp, dtype, *how):
+    batch, seq = shape_of(dtype)
+    steps = run(tmp, dtype, records_of(tmp, batch), "--dtype", dtype, "--steps", str(STEPS), "--batch-size", str(batch),
+                "--seq-len", str(seq),
                 "--no-packing", "--truncation", "start", "--lr", str(RATE), *how)
     ends = [r["seconds"] for r in steps]
     return steps[0]["loss"], statistics.median(b - a for a, b in zip(ends, ends[1:]))
@@ -149,7 +169,7 @@ def answers(tmp):
     the records are.  Two epochs at a rate of nothing, of which the second counts."""
     records, what = prepare_answers(tmp)
     base, start = os.path.join(tmp, "answers"), os.path.join(tmp, "start-answers")
-    model, step = start_of(base, torch.bfloat16, start)
+    model, step = start_of(base, TYPES[ANSWERS_TYPE], start)
     made, total, tokens, began = batches(base, records), 0.0, 0, 0.0
     for group in step.param_groups:
         group["lr"] = 0.0
@@ -163,7 +183,7 @@ def answers(tmp):
             n = int((batch["labels"][:, 1:] >= 0).sum())
             total, tokens = total + loss.item() * n, tokens + n
     peft_seconds = time.monotonic() - began
-    steps = run(tmp, "answers", records, "--dtype", "bf16", "--epochs", "2", "--batch-size", "1", "--seq-len", "1024", "--lr",
+    steps = run(tmp, "answers", records, "--dtype", ANSWERS_TYPE, "--epochs", "2", "--batch-size", "1", "--seq-len", "1024", "--lr",
                 "1e-12", "--init-adapter", start)
     second = steps[len(steps) // 2 :]
     counts = [b["tokens"] - a["tokens"] for a, b in zip(steps[len(steps) // 2 - 1 :], second)]
@@ -173,23 +193,24 @@ def answers(tmp):
 
 
 def same_lengths(tmp):
-    records = prepare(tmp)
-    print(f"# 124M, {BATCH} x {SEQ} tokens a step, {THREADS} threads, rank 16 on all linear layers; seconds a step")
+    prepare(tmp)
+    print(f"# 124M, {THREADS} threads, rank 16 on all linear layers; seconds a step")
     for dtype, most in (("bf16", 2e-2), ("f32", 1e-4)):
         start = os.path.join(tmp, "start-" + dtype)
-        a, peft_seconds = theirs(tmp, dtype, records, start)
-        b, seconds = ours(tmp, dtype, records, "--init-adapter", start)
-        _, full = ours(tmp, dtype, records, "--method", "full")
-        print(f"# {dtype}: LoRA {seconds:.3f} here, {peft_seconds:.3f} by PEFT: {peft_seconds / seconds:.2f} times as fast")
+        a, peft_seconds = theirs(tmp, dtype, start)
+        b, seconds = ours(tmp, dtype, "--init-adapter", start)
+        _, full = ours(tmp, dtype, "--method", "full")
+        batch, seq = shape_of(dtype)
+        print(f"# {dtype}, {batch} x {seq} tokens: LoRA {seconds:.3f} here, {peft_seconds:.3f} by PEFT: {peft_seconds / seconds:.2f} times as fast")
         print(f"# {dtype}: full fine-tuning {full:.3f} here: a step of LoRA is {seconds / full:.2f} of it")
         check(abs(a - b) < most, f"{dtype}: the first loss is PEFT's ({b:.6f}, {a:.6f})")
 
 
 def answers_in_windows(tmp):
     (a, peft_seconds, n), (b, seconds, m), what = answers(tmp)
-    print(f"# bf16, {ANSWERS} records ({what}): an epoch of LoRA {seconds:.1f} s here, {peft_seconds:.1f} by PEFT in padded batches of "
+    print(f"# {ANSWERS_TYPE}, {ANSWERS} records ({what}): an epoch of LoRA {seconds:.1f} s here, {peft_seconds:.1f} by PEFT in padded batches of "
           f"{ANSWERS_BATCH}: {peft_seconds / seconds:.2f} times as fast")
-    check(n == m and abs(a - b) < 2e-2, f"bf16: the epoch trains PEFT's tokens ({m}, {n}), and their loss is PEFT's "
+    check(n == m and abs(a - b) < 2e-2, f"{ANSWERS_TYPE}: the epoch trains PEFT's tokens ({m}, {n}), and their loss is PEFT's "
           f"({b:.6f}, {a:.6f})")
 
 
