@@ -92,7 +92,7 @@ static lm_code shard_names(const json_t *map, const char *where, const char ***n
     return LM_OK;
 }
 
-/* Every tensor of the index must be in the shard that the index names. */
+/* Every tensor of the index must be in the shard that the index names, and every tensor of a shard in the index. */
 static lm_code check_index(const lm_model_source *m, const json_t *map, const char *where,
                            lm_err *e)
 {
@@ -113,10 +113,14 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
                            "tensor '%s' should be in %s, but is in %s", lm_st_show(key, show), file,
                            lm_model_source_file_of(m, t));
     }
-    if (json_object_size(map) != lm_model_source_count(m))
-        return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
-                       "it names %zu tensor%s, the shards hold %zu", json_object_size(map),
-                       lm_plural(json_object_size(map)), lm_model_source_count(m));
+    const size_t n = lm_model_source_count(m);
+    for (size_t k = 0; json_object_size(map) != n && k < n; k++) {
+        const lm_st_tensor *t = lm_model_source_at(m, k);
+        if (!json_object_get(map, t->name))
+            return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
+                           "tensor '%s' is in %s, but not in the index", lm_st_show(t->name, show),
+                           lm_model_source_file_of(m, t));
+    }
     return LM_OK;
 }
 

@@ -208,7 +208,8 @@ static void test_index_lies(void **state)
            "'t9' should be in model-00001-of-00003.safetensors, but is missing there");
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\"}}");
-    refuse("m", LM_EFORMAT, "it names 1 tensor, the shards hold 2");
+    refuse("m", LM_EFORMAT,
+           "tensor 't4' is in model-00001-of-00003.safetensors, but not in the index");
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\", \"t4\": "
              "\"model-00002-of-00003.safetensors\"}}");
