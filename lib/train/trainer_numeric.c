@@ -154,23 +154,33 @@ static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
 
 /* ---- the message ---- */
 
-/* " of expert 5 in the router of layer 3", of number `at` of its weight or bias, of the whole router without `slice`; "": it is
- * of no router. */
+/* What a router of experts has; NULL where the layer's has none. */
+static const char *router_tensor(const lm_config *c, int64_t layer, int of,
+                                 char name[LM_TENSOR_NAME])
+{
+    const lm_moe *m = &c->layer[layer].moe;
+    const bool has[] = { true, m->router_bias, m->noisy };
+    if (!m->experts || !has[of])
+        return NULL;
+    return lm_tensor_hf_name(c->arch, of == 2 ? LM_PART_ROUTER_NOISE : LM_PART_ROUTER, layer,
+                             of == 1, name);
+}
+
+/* " of expert 5 in the router of layer 3", of number `at` of its weights, bias or noise, of the whole router without `slice`;
+ * "": it is of no router. */
 static const char *router_of(const lm_trainer *t, const lm_slice *slice, size_t at, char out[80])
 {
     const lm_config *c = t->io.config;
-    char name[LM_TENSOR_NAME];
+    char room[LM_TENSOR_NAME];
     const int64_t layer = slice ? -1 : trainer_experts_bad(t);
     *out = 0;
     if (layer >= 0)
         snprintf(out, 80, ", first in the router of layer %" PRId64, layer);
-    for (int64_t i = 0; slice && i < 2 * lm_config_depth(c); i++) {
-        const bool bias = i % 2;
-        const int64_t l = i / 2;
-        if (c->layer[l].moe.experts && (!bias || c->layer[l].moe.router_bias) &&
-            !strcmp(slice->name, lm_tensor_hf_name(c->arch, LM_PART_ROUTER, l, bias, name)))
+    for (int64_t i = 0; slice && i < 3 * lm_config_depth(c); i++) {
+        const char *name = router_tensor(c, i / 3, (int)(i % 3), room);
+        if (name && !strcmp(slice->name, name))
             snprintf(out, 80, " of expert %" PRId64 " in the router of layer %" PRId64,
-                     (int64_t)at / (bias ? 1 : slice->dim[1]), l);
+                     (int64_t)at / (slice->ndim > 1 ? slice->dim[1] : 1), i / 3);
     }
     return out;
 }
