@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/rng.h"
+#include "model/arch.h"
 #include "model_run.h"
 
 #define ALIKE                                                                                \
@@ -16,11 +17,11 @@
     "\"num_attention_heads\":4,\"max_position_embeddings\":32"
 #define SMALL ALIKE ",\"num_key_value_heads\":2"
 
-/* Values are smaller than keys; no layer has experts. */
-#define LATENT                                                                                   \
+/* Values are smaller than keys; of LATENT no layer has experts. */
+#define LATENT_SIZES                                                                             \
     ALIKE ",\"kv_lora_rank\":10,\"qk_nope_head_dim\":6,\"qk_rope_head_dim\":4,\"v_head_dim\":5," \
-          "\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":8,"        \
-          "\"n_group\":1,\"topk_group\":1,\"first_k_dense_replace\":9"
+          "\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":8"
+#define LATENT LATENT_SIZES ",\"n_group\":1,\"topk_group\":1,\"first_k_dense_replace\":9"
 
 static const char *const models[] = {
     "{\"model_type\":\"gpt2\",\"vocab_size\":23,\"n_embd\":16,\"n_layer\":2,\"n_head\":4,"
@@ -55,14 +56,52 @@ static const char *const models[] = {
     "{\"model_type\":\"lm_hybrid\"," SMALL ",\"head_dim\":6,"
     "\"layer_types\":[\"linear_attention\",\"linear_attention\"],\"rms_norm_eps\":0.1,"
     "\"linear_attention\":{\"feature\":\"identity\",\"decay\":true}}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL ",\"layer_types\":[\"gaussian_attention\","
+    "\"gaussian_norm_attention\"],\"gaussian_window\":4}",
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 
+#define MOE SMALL ",\"num_experts\":5,\"num_experts_per_tok\":2,\"moe_intermediate_size\":8"
+#define STATES                                                                                 \
+    SMALL ",\"head_dim\":8,\"partial_rotary_factor\":0.5,\"full_attention_interval\":2,"       \
+          "\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":6," \
+          "\"linear_value_head_dim\":4"
+#define EXPERTS ",\"first_k_dense_replace\":1,\"n_shared_experts\":1"
+
+/* Of the architectures that have no model above, and of those with experts, whose choices are no functions that have
+ * derivatives: only their caches are tested here. */
+static const char *const others[] = {
+    "{\"model_type\":\"olmo3\"," SMALL ",\"sliding_window\":3,"
+    "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+    "{\"model_type\":\"mixtral\"," SMALL ",\"num_local_experts\":5,\"sliding_window\":4}",
+    "{\"model_type\":\"qwen2_moe\"," MOE ",\"shared_expert_intermediate_size\":12}",
+    "{\"model_type\":\"qwen3_moe\"," MOE ",\"head_dim\":6,\"mlp_only_layers\":[0]}",
+    "{\"model_type\":\"qwen3_next\"," STATES ",\"num_experts\":5,\"num_experts_per_tok\":2,"
+    "\"moe_intermediate_size\":8,\"shared_expert_intermediate_size\":12}",
+    "{\"model_type\":\"qwen3_5_text\"," STATES ",\"linear_conv_kernel_dim\":3}",
+    "{\"model_type\":\"gpt_oss\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
+    "\"num_local_experts\":5,\"num_experts_per_tok\":2}",
+    "{\"model_type\":\"dots1\"," SMALL EXPERTS ",\"sliding_window\":null,\"n_routed_experts\":8,"
+    "\"num_experts_per_tok\":3,\"moe_intermediate_size\":8,\"n_group\":4,\"topk_group\":2}",
+    "{\"model_type\":\"deepseek_v2\"," LATENT_SIZES EXPERTS ",\"q_lora_rank\":null,"
+    "\"topk_method\":\"group_limited_greedy\",\"n_group\":2,\"topk_group\":1}",
+    "{\"model_type\":\"deepseek_v3\"," LATENT_SIZES EXPERTS ",\"q_lora_rank\":6,\"n_group\":1,"
+    "\"topk_group\":1}",
+};
+enum { N_OTHERS = sizeof others / sizeof *others };
+
+/* The config of models[i], or of others[i - N_MODELS]. */
+static const char *text_of(int i)
+{
+    return i < N_MODELS ? models[i] : others[i - N_MODELS];
+}
+
 static void read_model(int i, lm_config *c)
 {
+    const char *text = text_of(i);
     lm_err e = { 0 };
     json_t *o;
-    must(lm_json_parse(models[i], strlen(models[i]), "config", &o, &e), &e);
+    must(lm_json_parse(text, strlen(text), "config", &o, &e), &e);
     must(lm_config_read(o, "config", c, &e), &e);
     for (int64_t l = 0; l < c->layers; l++)
         if (c->layer[l]
@@ -387,6 +426,8 @@ static void test_documents(void **state)
 
 /* ---- generating ---- */
 
+enum { ALL = 12 }; /* tokens of a text */
+
 /* The logits of each row, as [T,V], of one sequence in one run; they are those of the loss too. */
 static float *whole(const lm_config *c, lm_dtype low, int level, const float *block,
                     const int32_t *tokens, int64_t n)
@@ -418,14 +459,34 @@ static float *whole(const lm_config *c, lm_dtype low, int level, const float *bl
     return logits;
 }
 
-/* Two sequences of different lengths: prompts of so many tokens (at most 6, the second no longer than the first) in one run,
- * then one token a run. */
+/* The caches of a layer, in their order, both of graphs that read and write the same. */
+static int share_caches(const lm_config *c, int64_t layer, int i, const runner *pre, runner *dec)
+{
+    static const lm_cache_kind heads[] = { LM_CACHE_KEYS, LM_CACHE_VALUES },
+                               delta[] = { LM_CACHE_CONV_TAIL, LM_CACHE_STATE };
+    const lm_attention_kind a = c->layer[layer].attention;
+    const int n = a == LM_ATTENTION_HEADS || a == LM_ATTENTION_DELTA ? 2 : 1;
+    for (int k = 0; k < n; k++, i++) {
+        const lm_cache_state *to = &dec->model->cache[i];
+        assert_int_equal(to->layer, layer);
+        assert_int_equal(to->kind, a == LM_ATTENTION_DELTA    ? delta[k]
+                                   : a == LM_ATTENTION_LINEAR ? LM_CACHE_STATE
+                                                              : heads[k]);
+        lm_exec_bind(dec->exec, to->value, pre->mem[pre->model->cache[i].value]);
+    }
+    return i;
+}
+
+/* Two sequences of different lengths: prompts of so many tokens (the second no longer than the first) in one run, then one
+ * token a run. */
 static void check_cached(const lm_config *c, lm_dtype low, int level, const int32_t prompt[2],
                          const char *what)
 {
-    enum { B = 2, PROMPT = 6, S = 14, ALL = 12 };
+    enum { B = 2, PROMPT = ALL - 1, S = ALL + 2 };
     runner pre, dec;
     lm_build b = build_of(LM_MODE_GENERATE, low, B, PROMPT);
+    /* a state carries the roundings of a row to all later ones */
+    const double most = low == LM_DTYPE_BF16 ? 3e-2 : lm_config_has_states(c) ? 3e-5 : 1e-5;
     int32_t tokens[B][ALL];
     float *want[B];
     b.cache = S;
@@ -435,19 +496,10 @@ static void check_cached(const lm_config *c, lm_dtype low, int level, const int3
     float *block = random_block(pre.model);
     runner_weights(&pre, block);
     runner_weights(&dec, block);
-    int i = 0;
-    for (int64_t l = 0; l < c->layers; l++) { /* both read and write the same caches */
-        const bool state = lm_layer_has_state(&c->layer[l]);
-        const int sides = state || c->layer[l].attention == LM_ATTENTION_LATENT ? 1 : 2;
-        for (int k = 0; k < sides; k++, i++) {
-            assert_int_equal(dec.model->cache[i].layer, l);
-            assert_int_equal(dec.model->cache[i].kind, state ? LM_CACHE_STATE
-                                                       : k   ? LM_CACHE_VALUES
-                                                             : LM_CACHE_KEYS);
-            lm_exec_bind(dec.exec, dec.model->cache[i].value, pre.mem[pre.model->cache[i].value]);
-        }
-    }
-    assert_int_equal(dec.model->n_caches, i);
+    int caches = 0;
+    for (int64_t l = 0; l < c->layers; l++)
+        caches = share_caches(c, l, caches, &pre, &dec);
+    assert_int_equal(dec.model->n_caches, caches);
     for (int s = 0; s < B; s++) {
         for (int t = 0; t < ALL; t++)
             tokens[s][t] = (int32_t)lm_rng_below(lm_rng_make(8, "t", (uint64_t)s), (uint64_t)t, 23);
@@ -473,7 +525,7 @@ static void check_cached(const lm_config *c, lm_dtype low, int level, const int3
             for (int v = 0; v < 23; v++)
                 got[v] = (float)lm_get(d, lm_exec_data(r->exec, r->model->logits), s * 23 + v);
             double far = far_apart(got, want[s] + (prompt[s] + step - 1) * 23, 23);
-            if (!(far < (low == LM_DTYPE_BF16 ? 3e-2 : 1e-5)))
+            if (!(far < most))
                 fail_msg("%s, %s at %s: logits of step %d differ by %.2g from a full run", what,
                          lm_dtype_name(low), lm_cpu_level_name((lm_cpu_level)level), step, far);
         }
@@ -485,10 +537,11 @@ static void check_cached(const lm_config *c, lm_dtype low, int level, const int3
     runner_free(&dec);
 }
 
+/* At every split of prompt and steps. */
 static void test_generate(void **state)
 {
     (void)state;
-    for (int i = 0; i < N_MODELS; i++) {
+    for (int i = 0; i < N_MODELS + N_OTHERS; i++) {
         lm_config c;
         read_model(i, &c);
         if (lm_config_bidirectional(&c)) { /* it has nothing to generate */
@@ -499,23 +552,41 @@ static void test_generate(void **state)
             lm_config_fini(&c);
             continue;
         }
-        /* at every split of prompt and steps */
-        for (int32_t n = 1; n <= 6; n++)
-            check_cached(&c, LM_DTYPE_F64, LM_CPU_REF, (int32_t[]){ n, (n + 1) / 2 }, models[i]);
+        for (int32_t n = 1; n < ALL; n++)
+            check_cached(&c, LM_DTYPE_F64, LM_CPU_REF, (int32_t[]){ n, (n + 1) / 2 }, text_of(i));
         for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
-            check_cached(&c, LM_DTYPE_F32, level, (int32_t[]){ 5, 3 }, models[i]);
-            check_cached(&c, LM_DTYPE_BF16, level, (int32_t[]){ 5, 3 }, models[i]);
+            check_cached(&c, LM_DTYPE_F32, level, (int32_t[]){ 5, 3 }, text_of(i));
+            if (i < N_MODELS) /* roundings of BF16 would change choices of experts */
+                check_cached(&c, LM_DTYPE_BF16, level, (int32_t[]){ 5, 3 }, text_of(i));
         }
         lm_config_fini(&c);
+    }
+}
+
+/* Every architecture is in the lists; that of T5, which reads another text, is in test_encoder.c. */
+static void every_architecture(void **state)
+{
+    (void)state;
+    for (int a = 0; lm_arch_at(a); a++) {
+        bool found = !strcmp(lm_arch_at(a)->name, "t5");
+        for (int i = 0; i < N_MODELS + N_OTHERS && !found; i++) {
+            lm_config c;
+            read_model(i, &c);
+            found = c.arch == lm_arch_at(a);
+            lm_config_fini(&c);
+        }
+        if (!found)
+            fail_msg("no model of %s", lm_arch_at(a)->name);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients), cmocka_unit_test(test_accumulation),
-        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_documents), cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_frozen),        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_documents),     cmocka_unit_test(test_generate),
+        cmocka_unit_test(every_architecture),
     };
     return cmocka_run_group_tests_name("model", tests, NULL, NULL);
 }
