@@ -97,7 +97,7 @@ static lm_code list_preset(const char *name, const lm_config *c, lm_err *e)
     lm_buf text = { 0 };
     lm_jw j;
     if (!tool.json) {
-        printf("%-12s %-8s %12s parameters  %3d layers  width %5d  vocabulary %6d\n", name,
+        printf("%-16s %-12s %8s parameters  %3d layers  width %5d  vocabulary %6d\n", name,
                lm_arch_name(c->arch), lm_show_count((double)lm_config_params(c), size),
                (int)c->layers, (int)c->width, (int)c->vocab);
         return LM_OK;

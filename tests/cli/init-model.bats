@@ -24,39 +24,70 @@ gpt2-124m 124439808
 gpt2-355m 354823168
 gpt2-774m 774030080
 gpt2-1.5b 1557611200
+gpt2-5m 5260032
 mistral-7b 7241732096
+mistral-5m 5065472
 qwen2-0.5b 494032768
+qwen2-5m 5069312
 qwen3-0.6b 596049920
+qwen3-5m 5066112
 olmo2-1b 1484916736
+olmo2-5m 5068032
 olmo3-7b 7298011136
+olmo3-5m 5068032
 gemma2-2b 2614341888
+gemma2-5m 5068032
 gemma3-270m 268098176
 gemma3-1b 999885952
+gemma3-5m 5068672
 mixtral-8x7b 46702792704
+mixtral-8x22b 140620634112
+mixtral-13m 12858112
 qwen1.5-moe-14b 14315784192
+qwen2-moe-57b 57408658944
+qwen2-moe-13m 13160192
 qwen3-moe-30b 30532122624
+qwen3-moe-235b 235093634560
+qwen3-coder-480b 480154875392
 qwen3-moe-13m 13186432
 qwen3-next-80b 79674391296
 qwen3-next-12m 11859472
+qwen3.5-0.8b 752393024
+qwen3.5-2b 1881825088
+qwen3.5-4b 4205751296
+qwen3.5-9b 8953803264
+qwen3.5-27b 26895998464
+qwen3.5-5m 5090368
 gpt-oss-20b 20914757184
 gpt-oss-120b 116829156672
 gpt-oss-12m 11578672
 deepseek-v2-lite 15706484224
+deepseek-v2 235741434880
+deepseek-v2-12m 11968192
 deepseek-v3 671026419200
 deepseek-v3-12m 11968224
+dots1-142b 142774381696
+dots1-12m 12643744
 bert-base 109514298
 bert-large 335174458
 bert-4m 4410112
 bloom-560m 559214592
+bloom-1b1 1065314304
+bloom-1b7 1722408960
+bloom-3b 3002557440
 bloom-7b1 7069016064
 bloom-176b 176247271424
 bloom-12m 12221184
 hybrid-5m 5065472
 block-sparse-5m 5065472
+gaussian-5m 5065472
+gaussian-norm-5m 5065472
+linear-5m 5065472
+retention-5m 5393472
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 44 ]
+    [ "${#lines[@]}" -eq 75 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {
