@@ -24,36 +24,61 @@
 
 enum { V = 96, S = 340 };
 
+#define SIZES                                                        \
+    "\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96," \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,"             \
+    "\"max_position_embeddings\":400,\"initializer_range\":0.2,"
+#define SMALL SIZES "\"num_key_value_heads\":2,"
+#define SCORED                                                   \
+    SIZES "\"n_routed_experts\":8,\"num_experts_per_tok\":2,"    \
+          "\"moe_intermediate_size\":32,\"n_shared_experts\":1," \
+          "\"first_k_dense_replace\":1,\"n_group\":4,\"topk_group\":2,"
+#define LATENT                                                                      \
+    SCORED "\"num_key_value_heads\":4,\"kv_lora_rank\":40,\"qk_nope_head_dim\":24," \
+           "\"qk_rope_head_dim\":16,\"v_head_dim\":20"
+#define EXPERTS "\"num_experts\":6,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32"
 static const char *const configs[] = {
     "{\"model_type\":\"gpt2\",\"vocab_size\":96,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,"
     "\"n_positions\":400,\"initializer_range\":0.2}",
-    "{\"model_type\":\"llama\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
-    "{\"model_type\":\"mistral\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":400,\"sliding_window\":9,\"initializer_range\":0.2}",
-    "{\"model_type\":\"qwen2\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":400,\"tie_word_embeddings\":true,\"initializer_range\":0.2}",
-    "{\"model_type\":\"qwen3\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
-    "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
+    "{\"model_type\":\"llama\"," SMALL "\"rms_norm_eps\":1e-6}",
+    "{\"model_type\":\"mistral\"," SMALL "\"sliding_window\":9}",
+    "{\"model_type\":\"qwen2\"," SMALL "\"tie_word_embeddings\":true}",
+    "{\"model_type\":\"qwen3\"," SMALL "\"head_dim\":32}",
     "{\"model_type\":\"qwen3_next\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
     "\"num_hidden_layers\":4,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
     "\"full_attention_interval\":2,\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,"
     "\"linear_key_head_dim\":16,\"linear_value_head_dim\":24,\"num_experts\":4,"
     "\"num_experts_per_tok\":2,\"moe_intermediate_size\":32,\"shared_expert_intermediate_size\":48,"
     "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
-    "{\"model_type\":\"lm_hybrid\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":400,\"initializer_range\":0.2,"
+    "{\"model_type\":\"lm_hybrid\"," SMALL
     "\"layer_types\":[\"linear_attention\",\"linear_attention\"]}",
-    "{\"model_type\":\"lm_hybrid\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":400,\"initializer_range\":0.2,"
-    "\"layer_types\":[\"linear_attention\",\"full_attention\"],"
-    "\"linear_attention\":{\"feature\":\"identity\",\"decay\":true}}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL "\"layer_types\":[\"linear_attention\","
+    "\"full_attention\"],\"linear_attention\":{\"feature\":\"identity\",\"decay\":true}}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL "\"gaussian_window\":70,"
+    "\"layer_types\":[\"gaussian_attention\",\"gaussian_norm_attention\"]}",
+    "{\"model_type\":\"lm_hybrid\"," SMALL "\"block_sparse_attention\":{\"block_size\":16,"
+    "\"local_blocks\":2,\"vert_stride\":4},"
+    "\"layer_types\":[\"block_sparse_attention\",\"full_attention\"]}",
+    "{\"model_type\":\"gemma2\"," SMALL "\"head_dim\":32,\"sliding_window\":9}",
+    "{\"model_type\":\"gemma3_text\"," SMALL "\"head_dim\":32,\"sliding_window\":9,"
+    "\"sliding_window_pattern\":2}",
+    "{\"model_type\":\"olmo2\"," SMALL "\"rms_norm_eps\":1e-6}",
+    "{\"model_type\":\"olmo3\"," SMALL "\"sliding_window\":9,"
+    "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+    "{\"model_type\":\"bloom\",\"vocab_size\":96,\"hidden_size\":96,\"n_layer\":2,\"n_head\":6,"
+    "\"initializer_range\":0.2}",
+    "{\"model_type\":\"mixtral\"," SMALL "\"num_local_experts\":4,\"sliding_window\":9}",
+    "{\"model_type\":\"qwen2_moe\"," SMALL EXPERTS ",\"shared_expert_intermediate_size\":48}",
+    "{\"model_type\":\"qwen3_moe\"," SMALL EXPERTS ",\"head_dim\":32,\"norm_topk_prob\":true}",
+    "{\"model_type\":\"dots1\"," SCORED "\"num_key_value_heads\":2,\"sliding_window\":null}",
+    "{\"model_type\":\"gpt_oss\"," SMALL "\"head_dim\":32,\"sliding_window\":9,"
+    "\"num_local_experts\":6,\"num_experts_per_tok\":2}",
+    "{\"model_type\":\"deepseek_v2\"," LATENT ",\"q_lora_rank\":null,"
+    "\"topk_method\":\"group_limited_greedy\"}",
+    "{\"model_type\":\"deepseek_v3\"," LATENT ",\"q_lora_rank\":28}",
+    "{\"model_type\":\"qwen3_5_text\"," SMALL "\"head_dim\":32,\"full_attention_interval\":2,"
+    "\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":16,"
+    "\"linear_value_head_dim\":24}",
     "", /* layers of different sizes */
 };
 enum { N_CONFIGS = sizeof configs / sizeof *configs };
