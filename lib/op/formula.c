@@ -65,9 +65,16 @@ static void bind(formula_compiler *c, const char *name, formula_value v)
     c->bound[i].v = v;
 }
 
+/* A matrix of one number is a column of one row, which is computed with as the columns of more rows are: results of a row do
+ * not depend on how many there are. */
+static bool is_single(const lm_tensor *x)
+{
+    return lm_tensor_count(x) == 1 && (x->ndim != 2 || x->dtype == LM_DTYPE_F64);
+}
+
 static formula_value operand_value(formula_compiler *c, const lm_formula_operand *o)
 {
-    if (lm_tensor_count(o->shape) == 1)
+    if (is_single(o->shape))
         return formula_new_single(c, (formula_single){ AN_OPERAND, 0, o->x });
     formula_value x = { true, o->x }; /* of a load: the operand's number */
     return formula_emit(c, LM_MAP_LOAD, x, x, x);

@@ -9,7 +9,8 @@
  * operand of the formula (it is written; from there on the name is the new value), a new tensor that
  * the caller asks for, or a name of the formula's own.  Operators: + - * / < (1 or 0), signs and brackets;
  * functions sqrt, abs, sign, round, min, max, exp, log, sin, cos, tanh, erf, where(condition, then, else).  Names: operands
- * (in the shape of the result, rows [R,1] or columns [1,C] of it, or one number), constants, numbers of the step.
+ * (in the shape of the result, rows [R,1] or columns [1,C] of it, or one number), constants, numbers of the step.  A matrix
+ * [1,1] that is not F64 is a column of one row, not one number.
  *
  * What depends on single numbers alone is computed once a call, in double; so (1 - beta2) is exact
  * where F32 would lose digits. */
