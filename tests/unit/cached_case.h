@@ -11,7 +11,24 @@
 #include "loaded_case.h"
 
 enum { V = 96, POSITIONS = 700 };
-enum { GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_OSS, MODELS };
+enum {
+    GPT2,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA2,
+    GEMMA3,
+    OLMO2,
+    OLMO3,
+    GPT_OSS,
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    DOTS1,
+    HYBRID,
+    MODELS
+};
 
 /* All experts are chosen: errors of coded caches would change choices of some.  Heads of 32 numbers, two for keys and
  * values, apart from qwen2 (one of 32) and olmo's (two, as many as queries have). */
@@ -20,6 +37,9 @@ enum { GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, OLMO2, OLMO3, GPT_OSS
 #define CACHED_LAYERS          \
     CACHED_SIZES CACHED_WIDTHS \
         "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
+#define CACHED_EXPERTS                                                     \
+    "\"num_hidden_layers\":2,\"num_experts\":3,\"num_experts_per_tok\":3," \
+    "\"moe_intermediate_size\":32,"
 static const char *const configs[] = {
     [GPT2] = "{\"model_type\":\"gpt2\"," CACHED_SIZES
              "\"n_embd\":64,\"n_layer\":2,\"n_head\":2,\"n_positions\":700}",
@@ -42,6 +62,19 @@ static const char *const configs[] = {
     [GPT_OSS] = "{\"model_type\":\"gpt_oss\"," CACHED_LAYERS
                 "\"num_hidden_layers\":2,\"sliding_window\":140,\"num_local_experts\":4,"
                 "\"num_experts_per_tok\":4,\"rope_parameters\":{\"rope_type\":\"default\"}}",
+    [MIXTRAL] = "{\"model_type\":\"mixtral\"," CACHED_LAYERS
+                "\"num_hidden_layers\":2,\"num_local_experts\":3,\"num_experts_per_tok\":3,"
+                "\"sliding_window\":170}",
+    [QWEN2_MOE] = "{\"model_type\":\"qwen2_moe\"," CACHED_LAYERS CACHED_EXPERTS
+                  "\"shared_expert_intermediate_size\":48}",
+    [QWEN3_MOE] =
+        "{\"model_type\":\"qwen3_moe\"," CACHED_LAYERS CACHED_EXPERTS "\"norm_topk_prob\":true}",
+    [DOTS1] = "{\"model_type\":\"dots1\"," CACHED_LAYERS "\"num_hidden_layers\":2,"
+              "\"n_routed_experts\":4,\"num_experts_per_tok\":4,\"moe_intermediate_size\":32,"
+              "\"n_shared_experts\":1,\"first_k_dense_replace\":1,\"sliding_window\":null}",
+    [HYBRID] = "{\"model_type\":\"lm_hybrid\"," CACHED_LAYERS
+               "\"num_hidden_layers\":2,\"sliding_window\":160,"
+               "\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
 };
 
 static uint32_t ids[POSITIONS];
