@@ -3,6 +3,7 @@
 """Compare Gaussian attention of lm_hybrid with transformers' Llama, whose attention is replaced by the definition over all pairs:
 loss, logits, every gradient; speaks TAP.
 
+test_gaussian.py --golden writes tests/golden/models/hybrid-gaussian.safetensors instead.
 Environment: LM_TEST_BUILD, a build folder with libcore.a."""
 import json
 import os
@@ -58,16 +59,30 @@ def make(kinds, window, more, seed):
     return model
 
 
+def about_of(model, kinds, window):
+    config = model.config.to_diff_dict()
+    config.pop("kinds", None)
+    return config | {"architectures": ["LmHybridForCausalLM"], "model_type": "lm_hybrid", "layer_types": kinds,
+                     "gaussian_window": window}
+
+
 def save(model, folder, kinds, window):
     model.save_pretrained(folder)
-    path = os.path.join(folder, "config.json")
-    config = json.load(open(path))
-    config.pop("kinds", None)
-    config |= {"architectures": ["LmHybridForCausalLM"], "model_type": "lm_hybrid", "layer_types": kinds, "gaussian_window": window}
-    json.dump(config, open(path, "w"))
+    json.dump(about_of(model, kinds, window), open(os.path.join(folder, "config.json"), "w"))
+
+
+def write_golden():
+    kinds, window, more = MODELS["gaussian-mixed"]
+    seed = common.seed_of("gaussian-mixed")
+    model = make(kinds, window, more | {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 20}, seed)
+    tokens, targets = common.batch(model.config, 1, seed, 11)
+    common.save_golden("hybrid-gaussian", model, about_of(model, kinds, window), tokens[0], targets[0], "test_gaussian.py")
 
 
 def main():
+    if "--golden" in sys.argv:
+        write_golden()
+        return 0
     with tempfile.TemporaryDirectory() as tmp:
         run = common.probe(tmp)
         for name, (kinds, window, more) in MODELS.items():
@@ -91,8 +106,8 @@ def main():
                 got = common.ours(run, tmp, folder, ids, "bf16", level)
                 worst, at = max((common.error(got[k], truth[k]) / (2.5 * common.error(theirs[k], truth[k]) + 8e-3), k) for k in truth)
                 check(worst < 1, f"{name} bf16 {level}: {worst:.2f} of the limit at {at}")
+    return tap.finish()
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(tap.finish())
+    sys.exit(main())

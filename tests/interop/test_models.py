@@ -668,27 +668,32 @@ def test_mxfp4(run, tmp):
 
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
-          "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "gpt-oss",
-          "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead", "bert", "bloom", "bloom-heads"}
+          "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "qwen3_5",
+          "gpt-oss", "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead", "bert", "bloom", "bloom-heads"}
+
+
+def save_golden(name, model, about, tokens, targets, script):
+    """about: the config.json."""
+    out = run_theirs(model, tokens, targets)
+    for of, p in model.named_parameters():
+        out |= {k: v.contiguous().clone() for k, v in by_our_names(model.config, of, p.detach().float()).items()}
+    out |= {k: b.clone() for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")}
+    out |= {"tokens": tokens, "targets": targets}
+    meta = {"config": json.dumps(about, sort_keys=True), "script": f"tests/interop/{script} --golden",
+            "transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    path = os.path.join(ROOT, "tests/golden/models", name + ".safetensors")
+    save_file(out, path, metadata=meta)
+    os.chmod(path, 0o644)
 
 
 def write_golden(only):
-    folder = os.path.join(ROOT, "tests/golden/models")
     for name, config in configs(vocab=29, wide=1):
         if name not in GOLDEN or (only and name not in only):
             continue
         seed = clear_seed(config, seed_of(name), 11)
-        model = make(config, seed)
         tokens, targets = batch(config, 1, seed, 11)
-        out = {k: v for k, v in run_theirs(model, tokens[0], targets[0]).items()}
-        for of, p in model.named_parameters():
-            out |= {k: v.contiguous().clone() for k, v in by_our_names(config, of, p.detach()).items()}
-        out |= {k: b.clone() for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")}
-        out |= {"tokens": tokens[0], "targets": targets[0]}
-        meta = {"config": json.dumps(config.to_diff_dict() | {"model_type": config.model_type}, sort_keys=True),
-                "script": "tests/interop/test_models.py --golden", "transformers": transformers.__version__,
-                "torch": torch.__version__.split("+")[0]}
-        save_file(out, os.path.join(folder, name + ".safetensors"), metadata=meta)
+        about = config.to_diff_dict() | {"model_type": config.model_type}
+        save_golden(name, make(config, seed), about, tokens[0], targets[0], "test_models.py")
 
 
 def main():

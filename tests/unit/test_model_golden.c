@@ -92,11 +92,11 @@ static float *weights(const golden *g, const lm_model *m)
 
 /* Relative L2 error that a run in `low` may have.  A norm behind a branch scales what the branch
  * adds to the residual up to the size of the norm's weight, and its rounding with it.  A state carries the roundings
- * of a row to all later ones: there transformers itself is up to 0.15 away in BF16. */
+ * of a row to all later ones: there transformers itself is up to 0.15 away in BF16, and 5e-5 in F32. */
 static double allowed(const golden *g, lm_dtype low)
 {
-    if (lm_config_has_states(&g->config) && low != LM_DTYPE_F32)
-        return 2e-1;
+    if (lm_config_has_states(&g->config))
+        return low == LM_DTYPE_F32 ? 3e-5 : 2e-1;
     return low == LM_DTYPE_F32                                            ? 1e-5
            : g->config.layer[0].norm_after || g->config.layer[0].norm_sum ? 8e-2
                                                                           : 6e-2;
@@ -248,7 +248,7 @@ static void test_all(void **state)
         n++;
     }
     closedir(d);
-    assert_true(n >= 26);
+    assert_true(n >= 31);
 }
 
 int main(void)
