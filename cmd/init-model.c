@@ -362,7 +362,8 @@ static lm_code plan_fresh(work *w, lm_err *e)
                              .batch = 1,
                              .seq = 1,
                              .precision = { .low = LM_DTYPE_F32 },
-                             .ahead = LM_AHEAD_KEPT };
+                             .ahead = LM_AHEAD_KEPT,
+                             .pairs = LM_PAIRS_KEPT };
     lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
     return rc ? rc : lm_model_plan(w->model, LM_TENSORS_ALL, dtype(), w->plan, e);
 }

@@ -19,10 +19,12 @@ typedef enum {
     LM_PART_TYPES, /* of tokens, [types,width] */
     LM_PART_EMBED_NORM,
     LM_PART_OUTPUT_NORM,
+    LM_PART_POOLER, /* of the first row, for LM_PART_PAIR */
     LM_PART_OUTPUT, /* from here to the layers: of the head, and without `root` in their names */
     LM_PART_HEAD_DENSE,
     LM_PART_HEAD_NORM,
     LM_PART_HEAD_BIAS, /* [vocab]; its name has no suffix */
+    LM_PART_PAIR,      /* [2,width]: the second text of a pair follows, or not */
     /* of a layer, from here on */
     LM_PART_ATTN_NORM,
     LM_PART_Q,
@@ -131,8 +133,10 @@ typedef struct {
 #define LM_GGUF_SECTIONS "rope.dimension_sections"
 
 struct lm_arch {
-    const char *name;        /* model_type */
-    const char *class_name;  /* of "architectures" */
+    const char *name;       /* model_type */
+    const char *class_name; /* of "architectures" */
+    const char *
+        pairs_class; /* the same of a model with a head of pairs (lm_config.pairs); NULL: has none */
     const char *gguf;        /* general.architecture; "": not converted */
     const char *const *keys; /* of config.json with a meaning, ended by NULL */
     bool tied;               /* default of tie_word_embeddings */

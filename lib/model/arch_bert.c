@@ -3,12 +3,16 @@
  * modeling_bert.py): an encoder with learned positions and token types, LayerNorm after each addition, biases everywhere,
  * and a head of a product, an activation and a LayerNorm in front of the embedding's matrix with a bias.
  *
- * The pooler and the head of next-sentence prediction are no part of that model.  GGUF has no head of it at all. */
+ * A BertForPreTraining has a head of pairs beside it: of the first row a product and tanh (the pooler), then two logits,
+ * of which the second is that of a text that does not follow.  Trainings of next-sentence prediction read it; elsewhere it
+ * is passed over, as it is in the folders of a BertForMaskedLM.  GGUF has no head at all. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "model/arch_read.h"
+
+#define PAIRS_CLASS "BertForPreTraining"
 
 static const char *const keys[] = { LM_KEYS_COMMON,
                                     "hidden_size",
@@ -27,13 +31,14 @@ static const char *const keys[] = { LM_KEYS_COMMON,
                                     NULL };
 
 /* Other classes have other heads. */
-static lm_code check_class(const json_t *o, const char *where, lm_err *e)
+static lm_code check_class(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
-    static const char *const known[] = { "BertForMaskedLM", "BertForPreTraining", "BertModel" };
+    static const char *const known[] = { "BertForMaskedLM", PAIRS_CLASS, "BertModel" };
     const char *name = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
     bool is = !name;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         is = is || !strcmp(name, known[i]);
+    c->pairs = name && !strcmp(name, PAIRS_CLASS);
     return is ? LM_OK
               : lm_fail(e, LM_EFORMAT, where, "use a BertForMaskedLM",
                         "\"architectures\": the head of a %.60s is not supported", name);
@@ -104,7 +109,8 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 
     c->norm = LM_NORM_LAYER;
     c->embed_norm = c->head_transform = true;
-    if (check_class(o, where, e) || read_sizes(o, where, c, &y, e) || read_act(o, where, &y, e) ||
+    if (check_class(o, where, c, e) || read_sizes(o, where, c, &y, e) ||
+        read_act(o, where, &y, e) ||
         lm_json_f64_or(o, "layer_norm_eps", 1e-12, &c->norm_eps, where, e) ||
         lm_json_f64_or(o, "hidden_dropout_prob", 0.1, &c->drop_embed, where, e) ||
         lm_json_f64_or(o, "attention_probs_dropout_prob", 0.1, &c->drop_attn, where, e) ||
@@ -132,11 +138,14 @@ static const lm_tensor_name tensors[] = {
     { LM_PART_HEAD_NORM, "cls.predictions.transform.LayerNorm", "" },
     { LM_PART_HEAD_BIAS, "cls.predictions.bias", "" },
     { LM_PART_OUTPUT, "cls.predictions.decoder", "" },
+    { LM_PART_POOLER, "pooler.dense", "" },
+    { LM_PART_PAIR, "cls.seq_relationship", "" },
     { 0, NULL, NULL },
 };
 
 static const char *const buffers[] = { "embeddings.position_ids", "embeddings.token_type_ids",
                                        NULL };
+/* Where they are no part of the graph. */
 static const char *const passed_over[] = { "bert.pooler.", "pooler.", "cls.seq_relationship.",
                                            NULL };
 
@@ -155,6 +164,7 @@ static const lm_gguf_key gguf_keys[] = {
 const lm_arch lm_arch_bert = {
     .name = "bert",
     .class_name = "BertForMaskedLM",
+    .pairs_class = PAIRS_CLASS,
     .gguf = "bert",
     .keys = keys,
     .tied = true,

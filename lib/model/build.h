@@ -43,8 +43,9 @@ void lm_b_stack(lm_builder *b, int64_t matrices);
 lm_vid lm_b_bias(lm_builder *b, int64_t rows, int64_t width, const char *name, const char *hf);
 /* How a layer attends, but for dropout. */
 lm_attention_attr lm_b_attention_attr(const lm_model *m, int64_t layer);
-/* max(x, 0) */
+/* max(x, 0), tanh x */
 lm_vid lm_b_relu(lm_builder *b, lm_vid x);
+lm_vid lm_b_tanh(lm_builder *b, lm_vid x);
 /* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 
@@ -170,8 +171,18 @@ lm_vid lm_b_relative(lm_builder *b, lm_vid table);
 lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv);
 /* Remove the nodes that memory, logits or caches do not need: all parameters have got their types by them. */
 lm_code lm_b_cut_encoder(lm_model *m, lm_err *e);
+/* x in another shape; and a part of its rows and columns, from row 0 and column `col` on. */
+lm_vid lm_b_seen_as(lm_builder *b, lm_vid x, int64_t rows, int64_t cols);
+lm_vid lm_b_part_of(lm_builder *b, lm_vid x, int64_t col, int64_t rows, int64_t cols);
 /* x times a number. */
 lm_vid lm_b_scale(lm_builder *b, lm_vid x, double factor);
+
+/* ---- build_pairs.c: next-sentence prediction ---- */
+
+/* Declare the labels of pairs; the first row of each sequence of final states x [N,C]. */
+lm_vid lm_b_first_rows(lm_builder *b, lm_vid x);
+/* The mean loss of pooled rows x [B,C], with the matrix w [2,C] and bias [2] of the head. */
+void lm_b_pair_loss(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
 
 /* ---- build_adapt.c: calls of the adapter's functions (adapt.h), each LM_NONE without an adapter ---- */
 

@@ -114,8 +114,7 @@ lm_vid lm_b_relative(lm_builder *b, lm_vid table)
 
 /* ---- attention to it ---- */
 
-/* x in another shape. */
-static lm_vid seen_as(lm_builder *b, lm_vid x, int64_t rows, int64_t cols)
+lm_vid lm_b_seen_as(lm_builder *b, lm_vid x, int64_t rows, int64_t cols)
 {
     const lm_permute_attr attr = {
         .dim = { rows * cols }, .perm = { 0 }, .ndim = 1, .to_ndim = 2, .to = { rows, cols }
@@ -123,7 +122,7 @@ static lm_vid seen_as(lm_builder *b, lm_vid x, int64_t rows, int64_t cols)
     return lm_b_append(b, &lm_op_permute, &attr, &x);
 }
 
-static lm_vid part_of(lm_builder *b, lm_vid x, int64_t col, int64_t rows, int64_t cols)
+lm_vid lm_b_part_of(lm_builder *b, lm_vid x, int64_t col, int64_t rows, int64_t cols)
 {
     const lm_window_attr attr = { .row = 0, .col = col, .rows = rows, .cols = cols };
     return lm_b_append(b, &lm_op_window, &attr, &x);
@@ -139,10 +138,10 @@ static lm_vid join_rows(lm_builder *b, lm_vid source, lm_vid own, int64_t width)
         in[i] = LM_NONE;
     if (attr.rows)
         return lm_b_append(b, &lm_op_join, &attr, in);
-    in[0] = seen_as(b, source, how->batch, how->source * width);
-    in[1] = seen_as(b, own, how->batch, how->seq * width);
+    in[0] = lm_b_seen_as(b, source, how->batch, how->source * width);
+    in[1] = lm_b_seen_as(b, own, how->batch, how->seq * width);
     lm_vid x = lm_b_append(b, &lm_op_join, &attr, in);
-    return seen_as(b, x, how->batch * (how->source + how->seq), width);
+    return lm_b_seen_as(b, x, how->batch * (how->source + how->seq), width);
 }
 
 /* The decoder's rows of these. */
@@ -152,9 +151,9 @@ static lm_vid own_rows(lm_builder *b, lm_vid x, int64_t width)
     const lm_window_attr attr = { .row = how->source, .rows = how->seq, .cols = width };
     if (how->batch == 1)
         return lm_b_append(b, &lm_op_window, &attr, &x);
-    x = seen_as(b, x, how->batch, (how->source + how->seq) * width);
-    x = part_of(b, x, how->source * width, how->batch, how->seq * width);
-    return seen_as(b, x, how->batch * how->seq, width);
+    x = lm_b_seen_as(b, x, how->batch, (how->source + how->seq) * width);
+    x = lm_b_part_of(b, x, how->source * width, how->batch, how->seq * width);
+    return lm_b_seen_as(b, x, how->batch * how->seq, width);
 }
 
 /* ---- what decoders read of a source ---- */
@@ -177,7 +176,7 @@ static void leave_memory(lm_builder *b, int64_t layer, lm_vid kv)
         .dim = { B, S, K, D }, .perm = { 0, 2, 1, 3 }, .ndim = 4, .to_ndim = 4, .to = { B, K, S, D }
     };
     for (int side = 0; make_memory(b) && side < 2; side++) {
-        const lm_vid x = part_of(b, kv, side * K * D, B * S, K * D);
+        const lm_vid x = lm_b_part_of(b, kv, side * K * D, B * S, K * D);
         b->m->memory[2 * layer + side] = lm_b_append(b, &lm_op_permute, &by_head, &x);
     }
 }
@@ -225,8 +224,8 @@ lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv)
     attr.site = lm_config_all_layers(&m->config) + layer;
     if (how->mode == LM_MODE_TRAIN && how->dropout)
         attr.dropout = m->config.drop_attn;
-    q = part_of(b, q, 0, how->batch * how->seq, queries + rest);
-    kv = part_of(b, kv, -queries, how->batch * how->source, queries + rest);
+    q = lm_b_part_of(b, q, 0, how->batch * how->seq, queries + rest);
+    kv = lm_b_part_of(b, kv, -queries, how->batch * how->source, queries + rest);
     lm_vid in[5] = { join_rows(b, kv, q, queries + rest), LM_NONE, m->cross_hi, LM_NONE, LM_NONE };
     return own_rows(b, lm_b_append(b, &lm_op_attention, &attr, in), queries);
 }
@@ -253,6 +252,11 @@ lm_vid lm_b_scale(lm_builder *b, lm_vid x, double factor)
 lm_vid lm_b_relu(lm_builder *b, lm_vid x)
 {
     return by_formula(b, "y = max(x, c)", x, 0);
+}
+
+lm_vid lm_b_tanh(lm_builder *b, lm_vid x)
+{
+    return by_formula(b, "y = c * tanh(x)", x, 1);
 }
 
 /* ---- what is not run ---- */

@@ -392,6 +392,18 @@ lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e)
     return LM_OK;
 }
 
+lm_code lm_config_set_pairs(lm_config *c, json_t *o, bool pairs, const char *where, lm_err *e)
+{
+    const char *name = pairs ? c->arch->pairs_class : c->arch->class_name;
+    if (!name)
+        return lm_fail(e, LM_EUSAGE, where, "use a BERT",
+                       "a %s model has no head for pairs of texts", lm_arch_name(c->arch));
+    c->pairs = pairs;
+    return json_object_set_new(o, "architectures", json_pack("[s]", name))
+               ? lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory")
+               : LM_OK;
+}
+
 /* ---- The whole, read ---- */
 
 lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err *e)

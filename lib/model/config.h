@@ -168,6 +168,7 @@ typedef struct lm_config {
     bool embed_norm; /* a norm of the embeddings */
     /* in front of a tied head: a product, the MLP's activation and a norm; the head has a bias */
     bool head_transform;
+    bool pairs; /* a head that tells whether the second text of a pair follows the first (BERT) */
     double embed_scale; /* factor of embeddings, rounded to their type; 1: none */
     double logit_cap;   /* soft cap of the logits, cap * tanh(logit / cap); 0: none */
     bool tied;          /* lm_head shares the embedding */
@@ -193,6 +194,9 @@ void lm_config_fini(lm_config *c);
 /* Change a language model's config, read and as JSON, to that of a model with one score, as Hugging Face writes it: its
  * class, num_labels, and a pad_token_id.  Nothing if it has scores already.  Fails: LM_ELIMIT. */
 lm_code lm_config_make_scores(lm_config *c, json_t *o, lm_err *e);
+/* Change a model's config, read and as JSON, to that of one with a head of pairs, or without.  Fails: LM_EUSAGE, at `where`,
+ * if the architecture has no such head; LM_ELIMIT. */
+lm_code lm_config_set_pairs(lm_config *c, json_t *o, bool pairs, const char *where, lm_err *e);
 /* Set all rates that an architecture has. */
 void lm_config_set_dropout(lm_config *c, double rate);
 /* Check that no layer of linear attention, which has no weights of pairs, has attention dropout; what: what set the rate.

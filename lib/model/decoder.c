@@ -416,6 +416,29 @@ static void modules(lm_builder *b, lm_vid embed, lm_vid head, lm_vid h)
     m->graph->layer = layer_behind;
 }
 
+/* ---- Pairs of texts ---- */
+
+/* The head of pairs on final states h, or its parameters alone.  A checkpoint may lack it. */
+static void pairs(lm_builder *b, lm_vid h)
+{
+    lm_model *m = b->m;
+    const int first = m->n_slices;
+    const bool kept = m->build.pairs == LM_PAIRS_KEPT;
+    if (!m->config.pairs || m->build.pairs == LM_PAIRS_NONE)
+        return;
+    if (!kept)
+        h = lm_b_tanh(b, product1(b, LM_PART_POOLER, -1, lm_b_first_rows(b, h)));
+    else
+        one(b, LM_PART_POOLER, -1);
+    pair p = one(b, LM_PART_PAIR, -1);
+    for (int i = first; i < m->n_slices; i++) {
+        m->slice[i].may_lack = true;
+        m->slice[i].kept = kept;
+    }
+    if (!kept)
+        lm_b_pair_loss(b, h, p.w, p.b);
+}
+
 /* ---- The whole ---- */
 
 /* The layers of a stack on x, and the norm behind them. */
@@ -485,6 +508,7 @@ void lm_build_decoder(lm_builder *b)
     }
     if (b->m->build.value)
         lm_b_value(b, h);
+    pairs(b, h);
     lm_adapt_linear head = place_of(b, (lm_part[]){ LM_PART_OUTPUT }, 1, -1);
     if (c->head_transform) {
         lm_vid same;

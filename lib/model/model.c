@@ -377,7 +377,7 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
                              &m->value,  &m->dvalue,        &m->dentropy,    &m->aux,
                              &m->daux,   &m->dahead,        &m->prior,       &m->hi,
                              &m->types,  &m->source,        &m->source_hi,   &m->cross_hi,
-                             &m->alibi,  &m->source_used };
+                             &m->alibi,  &m->source_used,   &m->follows };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     for (int k = 0; k < LM_MOST_AHEAD; k++)

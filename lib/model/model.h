@@ -102,6 +102,13 @@ typedef enum {
     LM_AHEAD_DRAFTS /* GENERATE: one of them alone, behind states that are an input */
 } lm_ahead;
 
+/* What a graph has of the head of pairs (lm_config.pairs). */
+typedef enum {
+    LM_PAIRS_NONE,
+    LM_PAIRS_KEPT, /* its parameters, which no node reads, and which do not train */
+    LM_PAIRS_LOSS /* TRAIN: the mean of its losses over the sequences, lm_model.aux, whose labels are lm_model.follows */
+} lm_pairs;
+
 /* A model with whose distributions a student's are compared (lm_build.teacher). */
 typedef struct {
     const struct lm_model *model; /* built with `states`; it must outlive the student */
@@ -177,7 +184,8 @@ typedef struct {
     bool whole;
     lm_ahead ahead;
     int64_t module; /* GENERATE: the last module that runs, or the one that drafts, from 0 on */
-    bool all_rows;  /* GENERATE: logits of all rows, not of the last one of each sequence */
+    lm_pairs pairs;
+    bool all_rows; /* GENERATE: logits of all rows, not of the last one of each sequence */
     lm_precision precision;
     /* inputs `lo`, and `hi` where a layer is bidirectional, and restarted positions: attention is limited to documents */
     bool documents;
@@ -301,7 +309,9 @@ typedef struct lm_model {
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
     lm_vid types; /* I32 [N]: kinds of tokens (lm_config.types); LM_NONE without */
-    lm_vid hi;    /* I32 [N]: the end of what each row sees; LM_NONE if no layer is bidirectional */
+    lm_vid
+        follows; /* LM_PAIRS_LOSS: I32 [B], 0: the second text follows the first, 1: it does not */
+    lm_vid hi;   /* I32 [N]: the end of what each row sees; LM_NONE if no layer is bidirectional */
     /* With an encoder.  I32: its tokens [B*S]; how many of a sequence are real, for each row of these [B*S], and for its
      * rows and then the decoder's of each sequence [B*(S+T)], where it is 0 for the former; GENERATE: [B]. */
     lm_vid source, source_hi, cross_hi, source_used;

@@ -31,6 +31,8 @@ bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
     case LM_PART_DOWN:
         return c->layer[l].mlp_bias;
     case LM_PART_HEAD_DENSE:
+    case LM_PART_POOLER:
+    case LM_PART_PAIR:
         return true;
     case LM_PART_EMBED_NORM:
     case LM_PART_HEAD_NORM:
@@ -148,6 +150,10 @@ bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
         return shape(dim, c->head_transform, c->width, 0);
     case LM_PART_HEAD_BIAS:
         return shape(dim, c->head_transform, c->vocab, 0);
+    case LM_PART_POOLER:
+        return shape(dim, c->pairs, c->width, c->width);
+    case LM_PART_PAIR:
+        return shape(dim, c->pairs, 2, c->width);
     case LM_PART_OUTPUT_NORM:
         return shape(dim, !c->layer[c->layers - 1].norm_sum, c->width, 0);
     case LM_PART_ATTN_NORM:

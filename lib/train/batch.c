@@ -13,7 +13,7 @@ static size_t array_bytes(int64_t batch, int64_t seq)
 }
 
 /* Arrays of a batch: those of each, and with modules two of each module and one of all. */
-enum { ARRAYS = 9 };
+enum { ARRAYS = 10 };
 
 static size_t arrays(int64_t ahead)
 {
@@ -97,9 +97,11 @@ lm_code lm_batch_new_pairs(lm_batch *b, lm_backend *on, int64_t batch, int64_t s
     b->dahead = ahead ? part(b->rooms.host, b, ahead_part(ahead, 0)) : NULL;
     b->hi = part(b->rooms.host, b, 7);
     b->types = part(b->rooms.host, b, 8);
+    b->follows = part(b->rooms.host, b, 9);
     b->daux = part(b->rooms.host, b, arrays(ahead));
     b->now = now_of(b->rooms.host, b);
     memset(b->types, 0, (size_t)(batch * seq) * sizeof *b->types);
+    memset(b->follows, 0, (size_t)(batch * seq) * sizeof *b->follows);
     if (!source_rows)
         return LM_OK;
     b->source = source_part(b->rooms.host, b, 0);
@@ -137,6 +139,9 @@ static lm_code fill_one(lm_batch *b, lm_feed *f, int64_t index, int64_t i, int64
     if (b->source)
         return lm_feed_pair(f, index, b->source + i * b->source_rows, b->tokens + at,
                             b->targets + at, b->pos + at, valid, e);
+    if (lm_feed_has_sentences(f))
+        return lm_feed_sentences(f, index, b->tokens + at, b->targets + at, b->pos + at, b->lo + at,
+                                 b->hi + at, b->types + at, b->follows + i, valid, e);
     return lm_feed_window(f, index, b->tokens + at, b->targets + at, b->pos + at, b->lo + at,
                           b->hi + at, valid, e);
 }
@@ -179,7 +184,7 @@ void lm_batch_fill_ahead(lm_batch *b)
     }
 }
 
-void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index)
+void lm_batch_mark(lm_batch *b, lm_feed *f, int64_t index)
 {
     b->valid = 0;
     for (int64_t i = 0; i < b->batch; i++) {
@@ -253,6 +258,8 @@ void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *
         lm_exec_bind(x, m->lo, part(dev, b, 3));
     if (m->hi != LM_NONE)
         lm_exec_bind(x, m->hi, part(dev, b, 7));
+    if (m->follows != LM_NONE)
+        lm_exec_bind(x, m->follows, part(dev, b, 9));
     if (m->types != LM_NONE)
         lm_exec_bind(x, m->types, part(dev, b, 8));
     bind_source(b, dev, m, x);

@@ -15,11 +15,12 @@
 typedef struct {
     int64_t batch, seq;
     int32_t *tokens, *targets, *pos, *lo, *hi;
-    int32_t *types;  /* of tokens (lm_config.types): 0 */
-    float *scale;    /* of each row's loss in the gradients; 0 until set */
-    float *dvalue;   /* of each row's value (lm_build.value), likewise */
-    float *dentropy; /* of each row's entropy (LM_ENTROPY_TRAINS), likewise */
-    float *daux;     /* of the losses of routers (lm_build.routing) [1], likewise */
+    int32_t *types;   /* of tokens (lm_config.types): 0, but for windows of pairs (nsp.h) */
+    int32_t *follows; /* labels of pairs [B] (lm_model.follows) */
+    float *scale;     /* of each row's loss in the gradients; 0 until set */
+    float *dvalue;    /* of each row's value (lm_build.value), likewise */
+    float *dentropy;  /* of each row's entropy (LM_ENTROPY_TRAINS), likewise */
+    float *daux;      /* of the losses of routers (lm_build.routing) [1], likewise */
     /* of modules that predict tokens further on (LM_AHEAD_RUNS): what each reads and predicts; and of each row's losses of
      * all of them, as above */
     int64_t ahead;
@@ -53,7 +54,7 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
 
 /* The same as lm_batch_fill for `batch` windows from `index` on, but without ids: targets are 0 or
  * -1. */
-void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index);
+void lm_batch_mark(lm_batch *b, lm_feed *f, int64_t index);
 
 /* Fill what modules read and predict: module k in row i the token of row i + k + 1, and the target of that row; nothing if
  * it is beyond the window or the document, whose positions go on with 1. */

@@ -15,9 +15,11 @@ struct lm_feed {
     const lm_packing *p;
     lm_feed_opts o;
     int64_t windows;
-    uint32_t *ids; /* T+1; without examples */
-    uint8_t *mask; /* T+1, of a dataset with loss marks; NULL: everything trains */
-    int32_t *read; /* T, with mlm: for lm_feed_marks */
+    uint32_t *ids;  /* T+1; without examples */
+    uint8_t *mask;  /* T+1, of a dataset with loss marks; NULL: everything trains */
+    int32_t *read;  /* T, with mlm: for lm_feed_marks */
+    lm_nsp *nsp;    /* with pairs */
+    int32_t *types; /* T, with pairs: for lm_feed_marks */
 };
 
 lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e)
@@ -30,6 +32,17 @@ lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e)
                    seq + 1);
 }
 
+/* Windows of pairs. */
+static lm_code make_pairs(lm_feed *f, lm_err *e)
+{
+    const lm_feed_opts *o = &f->o;
+    if (lm_nsp_new(f->t, o->nsp, o->seq, o->vocab, o->seed, &f->nsp, e) ||
+        lm_alloc_n(&f->types, (size_t)o->seq, sizeof *f->types, "a data feed", e))
+        return e->code;
+    f->windows = lm_nsp_windows(f->nsp);
+    return LM_OK;
+}
+
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e)
 {
     lm_feed *f = NULL;
@@ -37,7 +50,7 @@ lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm
     int64_t n = o->span ? o->span->window : o->seq + !o->mlm, stride = o->span ? n : o->seq;
     int64_t have = t ? lm_tokens_count(t) : stride * MADE_UP + 1;
     *out = NULL;
-    if (t && lm_feed_enough(t, n - 1, e))
+    if (t && !o->nsp && lm_feed_enough(t, n - 1, e))
         return e->code;
     if (t && o->span && lm_tokens_masked(t))
         return lm_fail(e, LM_EUSAGE, lm_tokens_path(t), "use data without loss marks",
@@ -47,6 +60,7 @@ lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm
     *f = (lm_feed){ .t = t, .o = *o, .windows = (have - n) / stride + 1 };
     if (lm_alloc_n(&f->ids, (size_t)n, sizeof *f->ids, "a data feed", e) ||
         (o->mlm && lm_alloc_n(&f->read, (size_t)n, sizeof *f->read, "a data feed", e)) ||
+        (o->nsp && make_pairs(f, e)) ||
         (t && lm_tokens_masked(t) && lm_alloc_n(&f->mask, (size_t)n, 1, "a data feed", e))) {
         lm_feed_free(f);
         return e->code;
@@ -71,6 +85,8 @@ void lm_feed_free(lm_feed *f)
     lm_free(f->ids);
     lm_free(f->mask);
     lm_free(f->read);
+    lm_free(f->types);
+    lm_nsp_free(f->nsp);
     lm_free(f);
 }
 
@@ -235,6 +251,30 @@ lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targ
     return LM_OK;
 }
 
+bool lm_feed_has_sentences(const lm_feed *f)
+{
+    return f->nsp != NULL;
+}
+
+lm_code lm_feed_sentences(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets,
+                          int32_t *pos, int32_t *lo, int32_t *hi, int32_t *types, int32_t *follows,
+                          int64_t *valid, lm_err *e)
+{
+    int64_t rows;
+    if (lm_nsp_fill(f->nsp, window_of(f, index), index, tokens, types, &rows, follows, e))
+        return e->code;
+    *valid = lm_mlm_apply(f->o.mlm, f->o.seed, index, rows, NULL, tokens, targets);
+    for (int64_t i = 0; i < f->o.seq; i++) {
+        const bool padding = i >= rows;
+        pos[i] = (int32_t)i;
+        lo[i] = padding ? (int32_t)i : 0;
+        hi[i] = (int32_t)(padding ? i + 1 : rows);
+        if (padding)
+            targets[i] = -1;
+    }
+    return LM_OK;
+}
+
 lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int32_t *tokens, int32_t *targets,
                      int32_t *pos, int64_t *valid, lm_err *e)
 {
@@ -262,10 +302,28 @@ static void mark_targets(const lm_feed *f, int64_t index, int32_t *targets)
         targets[i] = targets[i] < 0 ? -1 : 0;
 }
 
-void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
+/* The marks of a pair, whose texts are drawn with it. */
+static void mark_sentences(lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
+                           int32_t *hi, int64_t *valid)
+{
+    lm_err unseen = { 0 }; /* lm_feed_sentences reports it */
+    int32_t follows;
+    *valid = 0;
+    if (lm_feed_sentences(f, index, f->read, targets, pos, lo, hi, f->types, &follows, valid,
+                          &unseen))
+        return;
+    for (int64_t i = 0; i < f->o.seq; i++)
+        targets[i] = targets[i] < 0 ? -1 : 0;
+}
+
+void lm_feed_marks(lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
                    int32_t *hi, int64_t *valid)
 {
     lm_err unseen = { 0 }; /* lm_feed_window reports it */
+    if (f->nsp) {
+        mark_sentences(f, index, targets, pos, lo, hi, valid);
+        return;
+    }
     if (f->x) {
         fill_packed(f, window_of(f, index), NULL, targets, pos, lo, hi, valid, &unseen);
         for (int64_t i = 0; i < f->o.seq; i++)

@@ -23,6 +23,7 @@
 #include "format/tokens.h"
 #include "text/examples.h"
 #include "train/mlm.h"
+#include "train/nsp.h"
 #include "train/pack.h"
 #include "train/span.h"
 
@@ -34,6 +35,9 @@ typedef struct {
     uint64_t seed;
     int64_t vocab;     /* ids are below it */
     const lm_mlm *mlm; /* borrowed; NULL: rows predict the next token.  Not with examples */
+    /* With mlm: windows are pairs of texts (nsp.h), whose padding predicts nothing and sees itself alone; with `documents`.
+     * Borrowed; NULL: they are not. */
+    const lm_nsp_ids *nsp;
     /* Windows of span->window ids each become a source and a target (span.h), of which T is the length, by numbers of (seed,
      * "span", number of the window in the series); without `documents`.  Borrowed; NULL: ids predict the next. */
     const lm_span *span;
@@ -61,12 +65,18 @@ int64_t lm_feed_windows(const lm_feed *f); /* windows in one epoch */
  * Fails: LM_EFORMAT when an id of the dataset is not below `vocab`. */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int32_t *hi, int64_t *valid, lm_err *e);
+/* With pairs; types: [T], *follows: its label.  The arrays of the others must not be NULL. */
+lm_code lm_feed_sentences(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets,
+                          int32_t *pos, int32_t *lo, int32_t *hi, int32_t *types, int32_t *follows,
+                          int64_t *valid, lm_err *e);
+/* True if windows are pairs of texts. */
+bool lm_feed_has_sentences(const lm_feed *f);
 /* With a span the source [span->source], too. */
 lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int32_t *tokens, int32_t *targets,
                      int32_t *pos, int64_t *valid, lm_err *e);
 /* The same from the borders of documents and the marks, without checking ids (which are read for masked language
  * modelling): targets 0 or -1, pos, lo, hi, *valid. */
-void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
+void lm_feed_marks(lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
                    int32_t *hi, int64_t *valid);
 
 #endif

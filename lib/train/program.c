@@ -33,6 +33,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .recompute = o->build.recompute,
                            .routing = o->build.routing,
                            .choice = o->build.choice,
+                           .pairs = mode == LM_MODE_TRAIN ? o->build.pairs : LM_PAIRS_NONE,
                            .ahead = mode == LM_MODE_TRAIN ? o->build.ahead : LM_AHEAD_NONE,
                            .entropy = entropy_of(o, mode),
                            .value = o->value,
@@ -72,7 +73,7 @@ static lm_code sum_losses(lm_program *p, lm_err *e)
         lm_graph_append(g, &lm_op_total, NULL, &p->train->loss, &p->loss_sum, e) ||
         sum_ahead(p, e) || p->train->aux == LM_NONE)
         return e->code;
-    return lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "losses of routers",
+    return lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "further losses",
                           &p->aux_sum, e) ||
                    lm_graph_append(g, &lm_op_total, NULL, &p->train->aux, &p->aux_sum, e)
                ? e->code

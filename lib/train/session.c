@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/par.h"
+#include "base/text.h"
 #include "format/folder_run.h"
 #include "format/fp8_source.h"
 #include "kernels/peak.h"
@@ -49,6 +50,8 @@ static lm_code make_masks(lm_session *s, lm_err *e)
         return e->code;
     if (tok) {
         lm_code rc = lm_mlm_init(m, tok, s->config.vocab, s->ask.model, e);
+        if (!rc && s->o.nsp.on)
+            rc = lm_nsp_ids_of(tok, s->config.vocab, s->ask.model, &s->o.nsp, e);
         lm_tokenizer_free(tok);
         return rc;
     }
@@ -57,6 +60,18 @@ static lm_code make_masks(lm_session *s, lm_err *e)
                        "has no tokenizer, which names the mask token");
     m->words = s->config.vocab;
     return LM_OK;
+}
+
+/* The model gets a head of pairs, if it has none, and its class. */
+static lm_code use_pairs(lm_session *s, lm_err *e)
+{
+    if (s->config.types < 2)
+        return lm_fail(e, LM_EUSAGE, s->ask.model, "use a model with 2",
+                       "has %lld type%s of tokens, but the texts of a pair are of two",
+                       (long long)s->config.types, lm_plural((uint64_t)s->config.types));
+    s->o.nsp.on = true;
+    s->o.documents = true; /* no row sees the padding */
+    return lm_config_set_pairs(&s->config, s->config_json, true, s->ask.model, e);
 }
 
 /* The sequence length, that of sources, becomes that of their targets. */
@@ -101,6 +116,8 @@ static lm_code choose_objective(lm_session *s, lm_err *e)
             s->ask.targets ? "choose masked language modelling" : "train fills its masks", e);
     s->o.mlm = (lm_mlm){ .share = t.key[LM_TARGETS_SHARE],
                          .whole_words = t.key[LM_TARGETS_WHOLE_WORDS] > 0 };
+    if (t.key[LM_TARGETS_NEXT_SENTENCE] > 0 && use_pairs(s, e))
+        return e->code;
     return make_masks(s, e);
 }
 
@@ -164,6 +181,32 @@ static lm_code choose_ahead(lm_session *s, lm_err *e)
     return lm_config_drop_ahead(s->config_json, e);
 }
 
+/* ---- the head of pairs ---- */
+
+static bool has_part(const lm_session *s, lm_part part)
+{
+    char name[LM_TENSOR_NAME];
+    const char *bare = lm_arch_rootless(lm_tensor_hf_name(s->config.arch, part, -1, false, name));
+    for (size_t i = 0; i < lm_model_source_count(s->source); i++)
+        if (!strcmp(lm_arch_rootless(lm_model_source_at(s->source, i)->name), bare))
+            return true;
+    return false;
+}
+
+/* It trains, or is kept as it is; folders that call themselves a model with it, but have none, lose the name. */
+static lm_code choose_pairs(lm_session *s, lm_err *e)
+{
+    lm_build *b = &s->o.build;
+    b->pairs = LM_PAIRS_NONE;
+    if (!s->config.pairs || b->trainable || b->adapt)
+        return LM_OK;
+    b->pairs = s->o.nsp.on ? LM_PAIRS_LOSS : LM_PAIRS_KEPT;
+    if (s->o.nsp.on || !s->source || has_part(s, LM_PART_PAIR))
+        return LM_OK;
+    b->pairs = LM_PAIRS_NONE;
+    return lm_config_set_pairs(&s->config, s->config_json, false, s->ask.model, e);
+}
+
 /* With several ranks: of all threads, and of ranks beyond them that have cores. */
 static double peak_flops(const lm_session *s)
 {
@@ -178,7 +221,7 @@ static double peak_flops(const lm_session *s)
 
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
 {
-    if (choose_ahead(s, e))
+    if (choose_ahead(s, e) || choose_pairs(s, e))
         return e->code;
     if (s->ask.peak_flops >= 0)
         s->o.peak_flops = s->ask.peak_flops;

@@ -12,6 +12,8 @@ static const lm_hyper none[] = { { .name = NULL } };
 static const lm_hyper masks[] = {
     [LM_TARGETS_SHARE] = { "share", 0.15, 1e-6, 0.999, "of the tokens that are predicted", NULL },
     [LM_TARGETS_WHOLE_WORDS] = { "whole_words", 0, 0, 1, "words are masked as a whole", "off on" },
+    [LM_TARGETS_NEXT_SENTENCE] = { "next_sentence", 0, 0, 1,
+                                   "of pairs of texts, with next-sentence prediction", "off on" },
     { .name = NULL },
 };
 static const lm_hyper spans[] = {

@@ -2,7 +2,7 @@
 /* targets.h -- the objective of a pretraining as text, "NAME[:key=value,...]": what the rows of a window predict.
  *
  *   clm  the next token
- *   mlm  masked tokens (mlm.h): share, whole_words
+ *   mlm  masked tokens (mlm.h): share, whole_words; next_sentence: of pairs of texts (nsp.h), and which follow each other
  *   span spans of a text that an encoder reads without them (span.h): density, mean */
 #ifndef LM_TRAIN_TARGETS_H
 #define LM_TRAIN_TARGETS_H
@@ -16,7 +16,7 @@ typedef enum {
     LM_TARGETS_SPANS
 } lm_targets_kind;
 
-enum { LM_TARGETS_SHARE, LM_TARGETS_WHOLE_WORDS, LM_TARGETS_KEYS };
+enum { LM_TARGETS_SHARE, LM_TARGETS_WHOLE_WORDS, LM_TARGETS_NEXT_SENTENCE, LM_TARGETS_KEYS };
 enum { LM_TARGETS_DENSITY, LM_TARGETS_MEAN };
 
 typedef struct {

@@ -34,8 +34,9 @@ typedef struct {
     const lm_span *span;
     lm_precision precision;
     bool documents, dropout;
-    lm_mlm mlm;         /* share > 0: masked language modelling, of windows of a dataset */
-    bool objective;     /* lm_trainer_io.objective is there */
+    lm_mlm mlm;     /* share > 0: masked language modelling, of windows of a dataset */
+    lm_nsp_ids nsp; /* on: of windows of pairs of texts, whose head trains too (lm_build.pairs) */
+    bool objective; /* lm_trainer_io.objective is there */
     lm_entropy entropy; /* and gets lm_row_results.entropy, of this kind */
     bool value;         /* and .value, of a value head that trains with the model */
     uint64_t seed;

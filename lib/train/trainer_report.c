@@ -95,7 +95,7 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
     lm_metrics_f32(m, "seconds", t->s.seconds);
     lm_metrics_f64(m, "loss", i->loss);
     if (t->program->aux_sum != LM_NONE)
-        lm_metrics_f64(m, "moe_aux_loss", i->aux);
+        lm_metrics_f64(m, t->o.nsp.on ? "next_sentence_loss" : "moe_aux_loss", i->aux);
     report_ahead(t, i);
     trainer_objective_report(t, false);
     lm_metrics_f64(m, "lr", i->lr);

@@ -3,6 +3,8 @@
 # BERT: masked language modelling, and what else the tools do with an encoder.
 bats_require_minimum_version 1.5.0
 
+load cuda
+
 setup_file() {
     cd "$BATS_FILE_TMPDIR"
     for i in {1..120}; do
@@ -83,6 +85,75 @@ same_bits() {
     [ "$(field a.jsonl tokens)" = "$(field b.jsonl tokens)" ]
     paste <(field a.jsonl loss) <(field b.jsonl loss) |
         awk '{ d = $1 - $2; exit !(d < 1e-4 && d > -1e-4) }'
+}
+
+@test "mlm: next sentences: pairs train their head, resume to the bit, on ranks and in BF16" {
+    args=(--objective mlm:next_sentence=on)
+    "${T[@]}" m0 data -o whole --steps 8 "${args[@]}" --metrics m.jsonl --eval-every 4
+    [ "$(grep -c next_sentence_loss m.jsonl)" -eq 8 ]
+    grep -q '"event":"eval".*"pseudo_perplexity"' m.jsonl
+    "${T[@]}" m0 data -o part --steps 5 "${args[@]}"
+    train -q --resume part --steps 8
+    same_bits whole part
+    "${T[@]}" m0 data -o ranks --steps 3 "${args[@]}" --batch-size 2 --gradient-accumulation-steps 2 --leaves 2 --ranks 2
+    "${T[@]}" m0 data -o alone --steps 3 "${args[@]}" --batch-size 2 --gradient-accumulation-steps 2 --leaves 2
+    same_bits ranks alone
+    "${T[@]}" m0 data -o low --steps 3 "${args[@]}" --dtype bf16 --recompute full
+    grep -q '"BertForPreTraining"' whole/latest/config.json
+    inspect-model --verify whole > said
+    grep -q '46 tensors: 0 faults' said
+}
+
+@test "mlm: next sentences: the head is found in any folder, kept without the objective, and read nowhere else" {
+    "${T[@]}" m0 data -o run --steps 150 --objective mlm:next_sentence=on --metrics m.jsonl --log-every 1
+    field m.jsonl next_sentence_loss | awk 'NR <= 10 { a += $1 } NR > 140 { b += $1 } END { exit !(b < a) }'
+    cp -rL run/latest named
+    sed -i 's/BertForPreTraining/BertForMaskedLM/' named/config.json
+    "${T[@]}" run data -o a --steps 2 --objective mlm:next_sentence=on
+    "${T[@]}" named data -o b --steps 2 --objective mlm:next_sentence=on
+    same_bits a b
+    "${T[@]}" run data -o kept --steps 2
+    inspect-model --check --only '*pooler*' run kept > said
+    inspect-model --check --only '*seq_relationship*' run kept >> said
+    [ "$(grep -c '2 of 2 tensors are the same' said)" -eq 2 ]
+    grep -q '"BertForPreTraining"' kept/latest/config.json
+    "${T[@]}" named data -o without --steps 2
+    [ "$(inspect-model without | grep -c pooler)" -eq 0 ]
+    same_loss run named
+    merge-models -q --method linear run run -o mean
+    inspect-model --check run mean > said
+    convert-model -q run -o bf16 --dtype bf16
+    [ "$(inspect-model bf16 | grep -c pooler)" -eq 2 ]
+    sed 's/BertForMaskedLM/BertForPreTraining/' m0/config.json > c.json
+    init-model -q c.json -t tok -o fresh
+    inspect-model --verify fresh > said
+    train --dry-run --objective mlm:next_sentence=on bert-base --seq-len 512 | grep -q 'parameters 110106428'
+}
+
+@test "mlm: next sentences: a device has the losses of the CPU" {
+    use_module
+    for d in cpu cuda; do
+        "${T[@]}" m0 data -o $d --steps 3 --objective mlm:next_sentence=on --device $d --metrics $d.jsonl
+        paste <(field $d.jsonl loss) <(field $d.jsonl next_sentence_loss) > $d.losses
+    done
+    paste cpu.losses cuda.losses | awk '{ a = $1 - $3; b = $2 - $4; if (a * a > 1e-10 || b * b > 1e-10) exit 1 }
+        END { exit NR != 3 }'
+}
+
+@test "mlm: next sentences: what has no pairs is refused in one line" {
+    refuse() {
+        run "${T[@]}" "$2" data -o bad --objective mlm:next_sentence=on "${@:3}"
+        [ "$status" -eq 2 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
+    }
+    refuse "6 tokens, but a pair has at least 8" m0 --seq-len 6
+    init-model -q bert-4m -t tok --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=1 \
+        --set type_vocab_size=1 -o one
+    refuse "has 1 type of tokens, but the texts of a pair are of two" one
+    cp -rL m0 other
+    sed -i '/"pair"/,/"A"/s/\[CLS\]/[SEP]/' other/tokenizer.json
+    refuse "does not join two texts as [CLS] A [SEP] B [SEP]" other --no-check-tokenizer
 }
 
 @test "mlm: an evaluation does not depend on batch and threads" {

@@ -6,6 +6,8 @@
  * model_probe train MODEL BATCH OUT f32|bf16 LEVEL  losses of one AdamW step for each batch
  * model_probe copy MODEL OUT                        load, and write the folder again
  * model_probe masks MODEL DATA OUT STEPS BATCH SEQ  tokens and targets that train --objective mlm gives an encoder
+ * model_probe pairs MODEL DATA OUT STEPS BATCH SEQ  the same of mlm:next_sentence=on, and types, ends of what rows see, and
+ *                                                   labels of pairs [S,B,T], each at the first row
  *
  * BATCH is a safetensors file with I64 `tokens` and `targets` [S,B,T]; targets below 0 are ignored; with an encoder
  * also `source` [S,B,R] and `length` [S,B,1], how many of its rows are real;
@@ -130,9 +132,11 @@ static void run_model(const lm_config *c, lm_model_source *src, lm_build build, 
     product p = { 0 };
     build.mode = LM_MODE_TRAIN;
     build.ahead = LM_AHEAD_RUNS;
+    build.pairs = LM_PAIRS_LOSS;
     runner_new(&train, c, &build, level, 2);
     build.mode = prediction_mode(c);
     build.ahead = LM_AHEAD_NONE;
+    build.pairs = LM_PAIRS_NONE;
     build.cache = build.seq;
     runner_new(&speak, c, &build, level, 2);
 
@@ -236,6 +240,7 @@ static void copy_model(const lm_config *c, lm_model_source *src, const char *out
         .seq = 1,
         .precision = { .low = LM_DTYPE_F32 },
         .ahead = LM_AHEAD_KEPT,
+        .pairs = LM_PAIRS_KEPT,
     };
     lm_model *m;
     lm_st_plan *plan;
@@ -252,38 +257,50 @@ static void copy_model(const lm_config *c, lm_model_source *src, const char *out
     must(lm_folder_commit(f, &e), &e);
 }
 
-static void mask_windows(const lm_config *c, lm_model_source *src, const char *data,
+static void mask_windows(const lm_config *c, lm_model_source *src, const char *data, bool pairs,
                          const char *out, const int64_t dim[3])
 {
+    static const char *const name[] = { "tokens", "targets", "types", "ends", "follows" };
     lm_err e = { 0 };
     lm_tokenizer *tok;
     lm_tokens *t;
     lm_feed *f;
     lm_mlm m = { .share = 0.15 };
     const int64_t seq = dim[2], windows = dim[0] * dim[1];
-    int64_t *ids[2], valid;
-    int32_t *row = room((size_t)seq * 5, sizeof *row);
+    int64_t *ids[5], valid;
+    lm_nsp_ids joins = { 0 };
+    int32_t *row = room((size_t)seq * 7, sizeof *row), *types = row + 5 * seq,
+            *label = row + 6 * seq;
     must(lm_tokenizer_of(src, &tok, &e), &e);
     must(lm_mlm_init(&m, tok, c->vocab, "masks", &e), &e);
+    if (pairs)
+        must(lm_nsp_ids_of(tok, c->vocab, "pairs", &joins, &e), &e);
     must(lm_tokens_open(data, LM_TOKENS_AUTO, -1, &t, &e), &e);
     must(lm_tokens_index(t, NULL, &e), &e);
-    lm_feed_opts o = {
-        .seq = seq, .documents = true, .shuffle = true, .vocab = c->vocab, .mlm = &m
-    };
+    lm_feed_opts o = { .seq = seq,
+                       .documents = true,
+                       .shuffle = true,
+                       .vocab = c->vocab,
+                       .mlm = &m,
+                       .nsp = pairs ? &joins : NULL };
     must(lm_feed_new(t, &o, &f, &e), &e);
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 5; k++)
         ids[k] = room((size_t)(windows * seq), sizeof **ids);
     for (int64_t w = 0; w < windows; w++) {
-        must(lm_feed_window(f, w, row, row + seq, row + 2 * seq, row + 3 * seq, row + 4 * seq,
-                            &valid, &e),
-             &e);
-        for (int64_t i = 0; i < 2 * seq; i++)
-            ids[i / seq][w * seq + i % seq] = row[i];
+        int32_t *pos = row + 2 * seq, *lo = row + 3 * seq, *hi = row + 4 * seq;
+        if (pairs)
+            must(lm_feed_sentences(f, w, row, row + seq, pos, lo, hi, types, label, &valid, &e),
+                 &e);
+        else
+            must(lm_feed_window(f, w, row, row + seq, pos, lo, hi, &valid, &e), &e);
+        const int32_t *const of[5] = { row, row + seq, types, hi, label };
+        for (int64_t i = 0; i < 5 * seq; i++)
+            ids[i / seq][w * seq + i % seq] = of[i / seq][i % seq];
     }
     product p = { 0 };
     must(lm_st_plan_new(&p.plan, &e), &e);
-    for (int k = 0; k < 2; k++) {
-        must(lm_st_plan_add(p.plan, k ? "targets" : "tokens", LM_DTYPE_I64, 3, dim, &e), &e);
+    for (int k = 0; k < (pairs ? 5 : 2); k++) {
+        must(lm_st_plan_add(p.plan, name[k], LM_DTYPE_I64, 3, dim, &e), &e);
         p.data[p.n++] = ids[k];
     }
     save(&p, out);
@@ -305,9 +322,10 @@ int main(int argc, char **argv)
         copy_model(&c, src, argv[3]);
         return 0;
     }
-    if (!strcmp(argv[1], "masks") && argc == 8) {
+    const bool pairs = !strcmp(argv[1], "pairs");
+    if ((pairs || !strcmp(argv[1], "masks")) && argc == 8) {
         const int64_t dim[3] = { atoll(argv[5]), atoll(argv[6]), atoll(argv[7]) };
-        mask_windows(&c, src, argv[3], argv[4], dim);
+        mask_windows(&c, src, argv[3], pairs, argv[4], dim);
         return 0;
     }
     if (argc != 7)

@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, BloomConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config,
+from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, BertForPreTraining, BloomConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config,
                           Gemma2Config, Gemma3TextConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
                           Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3_5TextConfig)
 import tap
@@ -54,6 +54,7 @@ def configs(vocab=97, wide=2):
     yield "bert", BertConfig(**encoder)
     yield "bert-types", BertConfig(**{**encoder, "num_hidden_layers": 3}, type_vocab_size=4, hidden_act="gelu_new",
                                    layer_norm_eps=1e-6)
+    yield "bert-pairs", BertConfig(**encoder, architectures=["BertForPreTraining"])
     base = {"vocab_size": vocab, "hidden_size": 16 * wide, "intermediate_size": 20 * wide, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
             "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -211,7 +212,23 @@ def losses_ahead(model, tokens, targets, h):
     return out
 
 
+def has_pairs(config):
+    return config.model_type == "bert" and config.architectures == ["BertForPreTraining"]
+
+
+class WithPairs(BertForPreTraining):
+    """Made from a config as the automatic classes are."""
+    @classmethod
+    def from_config(cls, config, **how):
+        return cls._from_config(config, **how)
+
+
+WithPairs.__name__ = "BertForPreTraining"  # which it writes to its folders
+
+
 def class_of(config):
+    if has_pairs(config):
+        return WithPairs
     return AutoModelForMaskedLM if config.model_type == "bert" else AutoModelForCausalLM
 
 
@@ -247,10 +264,13 @@ def loss_of(model, tokens, targets):
         more = {"token_type_ids": (torch.arange(tokens.shape[-1]) >= tokens.shape[-1] // 2).long().expand_as(tokens)}
     ahead = getattr(model.config, "num_nextn_predict_layers", 0)
     out = model(input_ids=tokens, output_hidden_states=bool(ahead), **more)
-    logits = out.logits
+    pairs = has_pairs(model.config)
+    logits = out.prediction_logits if pairs else out.logits
     flat = logits.float().reshape(-1, logits.shape[-1])
     labels = targets.masked_fill(targets < 0, -100).reshape(-1)
     loss = torch.nn.functional.cross_entropy(flat, labels)
+    if pairs:  # every second text of the batch does not follow, as in model_run.h
+        loss = loss + torch.nn.functional.cross_entropy(out.seq_relationship_logits.float(), torch.arange(len(tokens)) % 2)
     if getattr(model.config, "output_router_logits", False):  # transformers adds it only to a loss of its own
         from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
         c = model.config
@@ -505,12 +525,15 @@ def test_published(tmp, name, model):
 
 
 def write_shard(path, ids):
-    """A Megatron dataset of one document (megatron/core/datasets/indexed_dataset.py)."""
+    """A Megatron dataset of one document, or of a list of them (megatron/core/datasets/indexed_dataset.py)."""
+    texts = ids if isinstance(ids[0], list) else [ids]
     with open(path + ".bin", "wb") as f:
-        f.write(struct.pack(f"<{len(ids)}H", *ids))
+        for t in texts:
+            f.write(struct.pack(f"<{len(t)}H", *t))
+    n, at = len(texts), [2 * sum(map(len, texts[:i])) for i in range(len(texts))]
     with open(path + ".idx", "wb") as f:
-        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2))
-        f.write(struct.pack("<i", len(ids)) + struct.pack("<q", 0) + struct.pack("<2q", 0, 1))
+        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, n, n + 1))
+        f.write(struct.pack(f"<{n}i", *map(len, texts)) + struct.pack(f"<{n}q", *at) + struct.pack(f"<{n + 1}q", *range(n + 1)))
 
 
 HYPER = {"lr": 3e-3, "b1": 0.9, "b2": 0.95, "eps": 1e-8, "decay": 0.1, "clip": 1.0}
@@ -621,6 +644,82 @@ def test_masked(run, tmp, name, config):
     check(worst < 1e-4, f"{name}: the trained run loads there, weights to {worst:.1e}")
 
 
+def test_pairs(run, tmp, name, config):
+    """Ten steps of train --objective mlm:next_sentence=on on the pairs that it draws, with the loss of transformers' class."""
+    from tokenizers import Tokenizer, models, processors
+    model = make(config, 5).train()
+    folder, data, drawn = (os.path.join(tmp, f"{name}-{n}") for n in ("paired", "ids", "drawn.safetensors"))
+    model.save_pretrained(folder)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    cls, sep = special.index("[CLS]"), special.index("[SEP]")
+    words = special + [f"w{i}" for i in range(len(special), config.vocab_size)]
+    tok = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tok.add_special_tokens(special)
+    tok.post_processor = processors.BertProcessing(("[SEP]", sep), ("[CLS]", cls))
+    tok.save(os.path.join(folder, "tokenizer.json"))
+    os.mkdir(data)
+    g = torch.Generator().manual_seed(4)
+    texts = [torch.randint(len(special), config.vocab_size, (n,), generator=g).tolist() for n in (30, 40, 1, 33, 50, 2, 61, 45)]
+    write_shard(os.path.join(data, "train"), [[cls] + t + [sep] for t in texts])
+    subprocess.run([run, "pairs", folder, os.path.join(data, "train"), drawn, "10", str(BATCH), str(SEQ)], check=True)
+    tokens, targets, types, ends, follows = (load_file(drawn)[k] for k in ("tokens", "targets", "types", "ends", "follows"))
+    follows = follows[..., 0]
+    # what the windows are, by the rule of nsp.h
+    within, right = " ".join(map(str, sum(([-1] + t for t in texts), [-1]))) + " ", True
+    seen = torch.where(targets >= 0, targets, tokens)
+    for row, kinds, end, label in zip(seen.reshape(-1, SEQ).tolist(), types.reshape(-1, SEQ).tolist(),
+                                      ends.reshape(-1, SEQ)[:, 0].tolist(), follows.reshape(-1).tolist()):
+        a, b = row.index(sep), end - 1
+        first, second = (" ".join(map(str, x)) + " " for x in (row[1:a], row[a + 1:b]))
+        right &= row[0] == cls and row[b] == sep and row[end:] == [0] * (SEQ - end) and len(first) > 1 and len(second) > 1
+        right &= kinds == [0] * (a + 1) + [1] * (end - a - 1) + [0] * (SEQ - end)
+        right &= first in within and second in within and (label == 1 or first + second in within)
+    check(right and 3 < follows.sum() < 17, f"{name}: pairs are of the data's documents, and every second one follows")
+    masks = (torch.arange(SEQ) < ends[..., :1]).long()
+    rest = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": HYPER["decay"]},
+              {"params": rest, "weight_decay": 0.0}]
+    opt = torch.optim.AdamW(groups, lr=HYPER["lr"], betas=(HYPER["b1"], HYPER["b2"]), eps=HYPER["eps"])
+    want, norms = [], []
+    for s in range(10):
+        opt.zero_grad()
+        out = model(tokens[s], attention_mask=masks[s], token_type_ids=types[s], next_sentence_label=follows[s],
+                    labels=targets[s].masked_fill(targets[s] < 0, -100))
+        out.loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), HYPER["clip"]).item())
+        opt.step()
+        want.append(out.loss.item())
+    for size, more in ((BATCH, 1), (1, BATCH)):
+        out, metrics = os.path.join(tmp, f"{name}-nsp{size}"), os.path.join(tmp, f"{name}-nsp{size}.jsonl")
+        subprocess.run([os.path.join(BUILD, "bin", "train"), "-q", folder, data, "-o", out, "--metrics", metrics, "--objective",
+                        "mlm:next_sentence=on", "--steps", "10", "--seq-len", str(SEQ), "--batch-size", str(size),
+                        "--gradient-accumulation-steps", str(more), "--lr-schedule", "constant", "--peak-tflops", "0",
+                        "--lr", str(HYPER["lr"]), "--beta1", str(HYPER["b1"]), "--beta2", str(HYPER["b2"]),
+                        "--eps", str(HYPER["eps"]), "--weight-decay", str(HYPER["decay"]), "--dtype", "f32",
+                        "--max-grad-norm", str(HYPER["clip"])], check=True)
+        records = [r for r in map(json.loads, open(metrics)) if "grad_norm" in r]
+        worst = far([r["loss"] + r["next_sentence_loss"] for r in records], want)
+        norm = far([r["grad_norm"] for r in records], norms)
+        check(worst < 1e-4 and norm < 1e-3, f"{name}: ten steps of train on pairs, {more} micro-batches: losses to {worst:.1e}, "
+              f"gradient norms to {norm:.1e}")
+    back, info = class_of(config).from_pretrained(out, output_loading_info=True, dtype=torch.float32)
+    # the gradient of a bias of keys is only rounding, which AdamW scales up
+    worst = max(error(b, a) for (k, a), b in zip(model.state_dict().items(), back.state_dict().values())
+                if not k.endswith("key.bias"))
+    clean = not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    check(worst < 1e-4 and clean, f"{name}: the trained run loads there, weights to {worst:.1e}")
+    # a model for masked tokens alone, as published folders are called, gets the head of its files
+    path = os.path.join(folder, "config.json")
+    about = json.load(open(path))
+    json.dump(about | {"architectures": ["BertForMaskedLM"]}, open(path, "w"))
+    subprocess.run([os.path.join(BUILD, "bin", "train"), "-q", "-f", folder, data, "-o", out, "--objective", "mlm:next_sentence=on",
+                    "--steps", "1", "--seq-len", str(SEQ), "--batch-size", "2", "--lr", "0", "--weight-decay", "0"], check=True)
+    a, b = (load_file(os.path.join(f, "model.safetensors")) for f in (folder, os.path.join(out, "latest")))
+    check(all(torch.equal(a[k], b[k]) for k in a if "seq_relationship" in k or "pooler" in k)
+          and json.load(open(os.path.join(out, "latest", "config.json")))["architectures"] == ["BertForPreTraining"],
+          f"{name}: a head beside that of masked tokens is found, and the class is set")
+
+
 def pack_experts(state, seed):
     """The experts of a gpt-oss in MXFP4 as they are published, and what transformers makes of them."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -669,7 +768,7 @@ def test_mxfp4(run, tmp):
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
           "qwen3-bias", "olmo2", "olmo3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "qwen3_5",
-          "gpt-oss", "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead", "bert", "bloom", "bloom-heads"}
+          "gpt-oss", "deepseek-v2", "deepseek-v3", "deepseek-v3-ahead", "bert", "bert-pairs", "bloom", "bloom-heads"}
 
 
 def save_golden(name, model, about, tokens, targets, script):
@@ -717,6 +816,8 @@ def main():
                 test_steps(run, tmp, name, config)
                 if name != "qwen3_5":  # half a bit of its weights moves transformers' own losses on one batch by 9e-5 in ten steps
                     test_tool(tmp, name, config)
+            if name == "bert-pairs":
+                test_pairs(run, tmp, name, config)
             if name == "bert":
                 test_steps(run, tmp, name, config)
                 test_masked(run, tmp, name, config)

@@ -178,6 +178,8 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     }
     if (r->model->daux != LM_NONE)
         lm_set(g->value[r->model->daux].t.dtype, r->mem[r->model->daux], 0, 1);
+    for (int64_t i = 0; r->model->follows != LM_NONE && i < b->batch; i++)
+        ((int32_t *)r->mem[r->model->follows])[i] = (int32_t)(i % 2);
     for (int64_t i = 0; r->model->types != LM_NONE && i < b->batch * b->seq; i++)
         ((int32_t *)r->mem[r->model->types])[i] = c->types > 1 && i % b->seq >= b->seq / 2;
     for (int64_t i = 0; r->model->hi != LM_NONE && i < b->batch * b->seq; i++)

@@ -150,7 +150,8 @@ static void check_training(const golden *g, lm_dtype low, int level)
                    .seq = g->seq,
                    .source = g->source_rows,
                    .precision = { .low = low },
-                   .ahead = has_modules(g) ? LM_AHEAD_RUNS : LM_AHEAD_NONE };
+                   .ahead = has_modules(g) ? LM_AHEAD_RUNS : LM_AHEAD_NONE,
+                   .pairs = LM_PAIRS_LOSS };
     runner r;
     runner_new(&r, &g->config, &b, (lm_cpu_level)level, 2);
     const lm_model *m = r.model;
@@ -159,6 +160,8 @@ static void check_training(const golden *g, lm_dtype low, int level)
     feed(g, &r);
     runner_run(&r);
     float loss = (float)(loss_sum(&r) + ahead_sum(&r)) * *(float *)r.mem[m->scale];
+    if (m->config.pairs)
+        loss += *(const float *)lm_exec_data(r.exec, m->aux);
     check(g, "", &loss, "loss", 1, low, level);
     grad_block(&r, grads);
     for (int i = 0; i < m->n_slices; i++) {
@@ -248,7 +251,7 @@ static void test_all(void **state)
         n++;
     }
     closedir(d);
-    assert_true(n >= 31);
+    assert_true(n >= 32);
 }
 
 int main(void)
