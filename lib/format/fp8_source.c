@@ -2,6 +2,7 @@
 /* fp8_source.c -- see fp8_source.h. */
 #include "format/fp8_source.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -24,6 +25,7 @@ typedef struct {
     part *part; /* by number in the plan */
     size_t n, cap;
     int64_t block[2]; /* rows and columns under one scale */
+    bool powers;      /* bytes of scales are exponents */
     uint8_t *codes;   /* of the latest tensor, */
     float *scales;    /* and its scales; */
     uint8_t *whole;   /* what was given */
@@ -55,6 +57,26 @@ static void scale_rows(const fp8_source *s, const lm_st_tensor *t, float *x)
     }
 }
 
+static bool is_exponents(const lm_st_tensor *t)
+{
+    return !strcmp(t->dtype_name, "F8_E8M0");
+}
+
+/* The scales of a matrix into s->scales. */
+static lm_code load_scales(fp8_source *s, const lm_st_tensor *t, lm_err *e)
+{
+    uint8_t *power = (uint8_t *)(s->scales + t->count) - t->count; /* behind those that are made */
+    if (lm_dtype_is_float(t->dtype))
+        return lm_model_source_load(s->in, t, LM_DTYPE_F32, s->scales, e);
+    if (lm_model_source_read(s->in, t, 0, power, (size_t)t->count, e))
+        return e->code;
+    for (int64_t i = 0; i < t->count; i++) {
+        const uint8_t b = power[i];
+        s->scales[i] = b == UINT8_MAX ? NAN : ldexpf(1, b - 127);
+    }
+    return LM_OK;
+}
+
 static lm_code load(void *ctx, const lm_st_tensor *t, const void **data, lm_err *e)
 {
     fp8_source *s = ctx;
@@ -68,7 +90,7 @@ static lm_code load(void *ctx, const lm_st_tensor *t, const void **data, lm_err 
         lm_grow(&s->scales, &s->scales_cap, (size_t)x->scale->count + 1, sizeof(float),
                 "scales of a tensor", e) ||
         lm_model_source_read(s->in, x->own, 0, s->codes, (size_t)x->own->bytes, e) ||
-        lm_model_source_load(s->in, x->scale, LM_DTYPE_F32, s->scales, e))
+        load_scales(s, x->scale, e))
         return e->code;
     lm_convert(x->own->dtype, s->codes, LM_DTYPE_F32, s->whole, t->count);
     scale_rows(s, t, (float *)(void *)s->whole);
@@ -131,13 +153,16 @@ static lm_code find_scale(const fp8_source *s, const lm_st_tensor *t, const lm_s
         return lm_fail(e, LM_EFORMAT, where, "fetch the model again", "tensor '%s' is %s, but %s",
                        lm_st_show(t->name, show), t->dtype_name,
                        t->ndim != 2 ? "no matrix" : "there are no scales of it");
-    if ((f->dtype != LM_DTYPE_F32 && f->dtype != LM_DTYPE_BF16) || f->ndim != 2 ||
-        f->dim[0] != blocks(t->dim[0], s->block[0]) || f->dim[1] != blocks(t->dim[1], s->block[1]))
-        return lm_fail(e, LM_EFORMAT, lm_model_source_file_of(s->in, f), NULL,
-                       "tensor '%s' is not F32 or BF16 [%lld,%lld], one scale for each block of "
-                       "weight_block_size",
-                       lm_st_show(name, show), (long long)blocks(t->dim[0], s->block[0]),
-                       (long long)blocks(t->dim[1], s->block[1]));
+    const bool known = f->dtype == LM_DTYPE_F32 || f->dtype == LM_DTYPE_BF16 || is_exponents(f) ||
+                       (f->dtype == LM_DTYPE_U8 && s->powers);
+    if (!known || f->ndim != 2 || f->dim[0] != blocks(t->dim[0], s->block[0]) ||
+        f->dim[1] != blocks(t->dim[1], s->block[1]))
+        return lm_fail(
+            e, LM_EFORMAT, lm_model_source_file_of(s->in, f), NULL,
+            "tensor '%s' is not F32, BF16 or F8_E8M0 [%lld,%lld], one scale for each block of "
+            "weight_block_size",
+            lm_st_show(name, show), (long long)blocks(t->dim[0], s->block[0]),
+            (long long)blocks(t->dim[1], s->block[1]));
     *out = f;
     return LM_OK;
 }
@@ -175,6 +200,13 @@ static const json_t *block_size(const json_t *config)
     return method && !strcmp(method, "fp8") && json_is_array(size) ? size : NULL;
 }
 
+static bool has_powers(const json_t *config)
+{
+    const json_t *q = json_object_get(config, "quantization_config");
+    const char *form = json_string_value(json_object_get(q, "scale_fmt"));
+    return form && !strcmp(form, "ue8m0");
+}
+
 bool lm_fp8_in_blocks(const json_t *config)
 {
     return block_size(config) != NULL;
@@ -192,10 +224,12 @@ static lm_code wrap(lm_model_source **src, const int64_t block[2], lm_err *e)
     json_t *config = json_copy((json_t *)(uintptr_t)lm_model_source_config(*src));
     if (!config)
         return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
+    const bool powers = has_powers(config);
     lm_fp8_plain_config(config);
     if (!lm_alloc_n(&s, 1, sizeof *s, "a model", e)) {
         s->in = *src;
         memcpy(s->block, block, sizeof s->block);
+        s->powers = powers;
         if (make_plan(s, e) || lm_model_source_make_over(src, config, s->plan, &maker, s, e))
             let_go(s);
     }

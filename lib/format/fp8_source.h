@@ -5,8 +5,9 @@
  *
  * config.json has quantization_config with quant_method "fp8" and weight_block_size [R,C] (128,
  * 128).  A matrix X of F8_E4M3 [M,N] has X_scale_inv [ceil(M/R),ceil(N/C)], in F32 or, as in
- * Qwen's files, in BF16: number [i,j] is the code's times the scale [i/R,j/C].  Here X has F32, its
- * scales are no tensors, and the config has no quantization_config.  Other tensors are as they
+ * Qwen's files, in BF16: number [i,j] is the code's times the scale [i/R,j/C].  Scales that are powers of two (scale_fmt
+ * "ue8m0", as of DeepSeek-V3.1) may also be in F8_E8M0, or with that key in U8: the byte b is 2^(b - 127), 255 is NaN.
+ * Here X has F32, its scales are no tensors, and the config has no quantization_config.  Other tensors are as they
  * are. */
 #ifndef LM_FORMAT_FP8_SOURCE_H
 #define LM_FORMAT_FP8_SOURCE_H

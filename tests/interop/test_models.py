@@ -524,6 +524,49 @@ def test_published(tmp, name, model):
     check(same and not kept, f"{name}: weights of FP8 in blocks are read as published")
 
 
+def test_blocks(tmp):
+    """Weights of FP8 in blocks of 128 x 128 with every form of scales, beside the definition: number [i,j] is code [i,j] times
+    scale [i/128, j/128], in F32; as BF16 it is that rounded."""
+    config = LlamaConfig(vocab_size=97, hidden_size=320, intermediate_size=200, num_hidden_layers=1, num_attention_heads=4,
+                         num_key_value_heads=2, pad_token_id=None)
+    model = make(config, 11)
+    g = torch.Generator().manual_seed(12)
+    for form in ("F32", "BF16", "F8_E8M0", "U8"):
+        folder = os.path.join(tmp, "blocks-" + form)
+        model.save_pretrained(folder)
+        path, out, want = os.path.join(folder, "model.safetensors"), {}, {}
+        for k, w in load_file(path).items():
+            want[k] = out[k] = w
+            if not k.endswith("_proj.weight"):
+                continue
+            tall, wide = (-(-n // 128) for n in w.shape)
+            power = torch.randint(110, 140, (tall, wide), generator=g)
+            scale = torch.ldexp(torch.ones(tall, wide), power - 127)
+            if form in ("F32", "BF16"):  # no powers of two
+                scale = (scale * (1 + torch.rand(tall, wide, generator=g))).to(getattr(torch, "float32" if form == "F32" else "bfloat16"))
+            codes = torch.randint(0, 255, w.shape, generator=g).to(torch.uint8)
+            codes[(codes & 127) == 127] = 0  # NaN
+            codes = codes.view(torch.float8_e4m3fn)
+            out[k] = codes
+            out[k + "_scale_inv"] = scale if form in ("F32", "BF16") else (
+                power.to(torch.uint8).view(torch.float8_e8m0fnu) if form == "F8_E8M0" else power.to(torch.uint8))
+            whole = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)[:w.shape[0], :w.shape[1]]
+            want[k] = codes.float() * whole
+        save_file(out, path, metadata={"format": "pt"})
+        about = json.load(open(os.path.join(folder, "config.json")))
+        about["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                                        "weight_block_size": [128, 128], **({"scale_fmt": "ue8m0"} if "8" in form else {})}
+        json.dump(about, open(os.path.join(folder, "config.json"), "w"))
+        same = True
+        for dtype in ("f32", "bf16"):
+            plain = f"{folder}-{dtype}"
+            subprocess.run([os.path.join(BUILD, "bin", "convert-model"), "-q", folder, "--dtype", dtype, "-o", plain], check=True)
+            got = load_file(os.path.join(plain, "model.safetensors"))
+            to = torch.float32 if dtype == "f32" else torch.bfloat16
+            same &= got.keys() == want.keys() and all(torch.equal(got[k], want[k].to(to)) for k in want if k.endswith("_proj.weight"))
+        check(same, f"FP8 in blocks of 128 x 128 with scales in {form}: F32 and BF16 numbers to the bit")
+
+
 def write_shard(path, ids):
     """A Megatron dataset of one document, or of a list of them (megatron/core/datasets/indexed_dataset.py)."""
     texts = ids if isinstance(ids[0], list) else [ids]
@@ -821,6 +864,8 @@ def main():
             if name == "bert":
                 test_steps(run, tmp, name, config)
                 test_masked(run, tmp, name, config)
+        if not only or "blocks" in only:
+            test_blocks(tmp)
         if not only or "mxfp4" in only:
             test_mxfp4(run, tmp)
     return tap.finish()

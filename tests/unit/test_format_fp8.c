@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Folders with weights of FP8 in blocks: their numbers, and every way in which they are refused. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,14 +53,26 @@ static const uint8_t code[ROWS * COLS] = { 0x38, 0x3c, 0xc0, 0x08, 0x7e, 0x00, 0
 #define PLAIN "\"model_type\":\"llama\""
 #define FP8   PLAIN ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":"
 
-/* Scales in F32, or in BF16 where they are declared so. */
+/* The same as powers of two: exponents, and what they stand for. */
+static const uint8_t exponent[SCALES] = { 128, 126, 0, 1, 255, 254 };
+static const float power[SCALES] = { 2, 0.5f, 0x1p-127f, 0x1p-126f, NAN, 0x1p127f };
+
+static bool are_bytes(const char *scales)
+{
+    return strstr(scales, "E8M0") || strstr(scales, "U8");
+}
+
+/* Scales in F32, or in BF16 or as exponents where they are declared so. */
 static void write_folder(const char *config, const char *scales)
 {
     const lm_dtype type = strstr(scales, "BF16") ? LM_DTYPE_BF16 : LM_DTYPE_F32;
-    const size_t wide = SCALES * lm_dtype_size(type);
+    const size_t wide = are_bytes(scales) ? SCALES : SCALES * lm_dtype_size(type);
     uint8_t data[SCALES * 4 + 8 + ROWS * COLS];
     char text[512] = { 0 };
-    lm_convert(LM_DTYPE_F32, scale, type, data, SCALES);
+    if (are_bytes(scales))
+        memcpy(data, exponent, SCALES);
+    else
+        lm_convert(LM_DTYPE_F32, scale, type, data, SCALES);
     memcpy(data + wide, norm, 8);
     memcpy(data + wide + 8, code, ROWS * COLS);
     snprintf(text + 8, sizeof text - 8,
@@ -78,12 +91,17 @@ static void write_folder(const char *config, const char *scales)
 #define NARROW(name, shape) \
     "\"" name "\":{\"dtype\":\"BF16\",\"shape\":" shape ",\"data_offsets\":[0,12]}"
 
-static void check_numbers(const char *scales)
+#define BYTES(type, name, shape) \
+    "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":[0,6]}"
+#define POWERS FP8 "[2,2],\"scale_fmt\":\"ue8m0\"}"
+
+static void check_numbers(const char *config, const char *scales)
 {
+    const float *by = are_bytes(scales) ? power : scale;
     lm_err e = { 0 };
     lm_model_source *src = NULL;
     float got[ROWS * COLS], plain[ROWS * COLS];
-    write_folder(FP8 "[2,2]}", scales);
+    write_folder(config, scales);
     assert_int_equal(lm_fp8_source_open(dir, NULL, &src, &e), LM_OK);
     assert_int_equal(lm_model_source_count(src), 2);
     assert_null(json_object_get(lm_model_source_config(src), "quantization_config"));
@@ -95,8 +113,11 @@ static void check_numbers(const char *scales)
     lm_convert(LM_DTYPE_F8E4M3, code, LM_DTYPE_F32, plain, ROWS * COLS);
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < COLS; c++)
-            assert_true(got[r * COLS + c] == plain[r * COLS + c] * scale[r / 2 * 3 + c / 2]);
-    assert_true(got[0] == 2 && got[2] == -1 && got[4] == -448);
+            if (isnan(by[r / 2 * 3 + c / 2]))
+                assert_true(isnan(got[r * COLS + c]));
+            else
+                assert_true(got[r * COLS + c] == plain[r * COLS + c] * by[r / 2 * 3 + c / 2]);
+    assert_true(got[0] == 2 && got[2] == -2 * by[1] && got[4] == 448 * by[2]);
     t = lm_model_source_find(src, "n.weight");
     assert_int_equal(lm_model_source_load(src, t, LM_DTYPE_F32, got, &e), LM_OK);
     assert_memory_equal(got, norm, sizeof norm);
@@ -107,8 +128,12 @@ static void check_numbers(const char *scales)
 static void test_numbers(void **state)
 {
     (void)state;
-    check_numbers(SCALE("a.weight_scale_inv", "[2,3]"));
-    check_numbers(NARROW("a.weight_scale_inv", "[2,3]"));
+    check_numbers(FP8 "[2,2]}", SCALE("a.weight_scale_inv", "[2,3]"));
+    check_numbers(FP8 "[2,2]}", NARROW("a.weight_scale_inv", "[2,3]"));
+    check_numbers(FP8 "[2,2]}", BYTES("F8_E8M0", "a.weight_scale_inv", "[2,3]"));
+    check_numbers(POWERS, SCALE("a.weight_scale_inv", "[2,3]"));
+    check_numbers(POWERS, BYTES("F8_E8M0", "a.weight_scale_inv", "[2,3]"));
+    check_numbers(POWERS, BYTES("U8", "a.weight_scale_inv", "[2,3]"));
 }
 
 /* Without the description nothing is changed: readers of configs then refuse it. */
@@ -135,7 +160,9 @@ static void test_refused(void **state)
     static const char *const bad[][3] = {
         { FP8 "[2,2]}", SCALE("a.weight_scale_inv", "[3,2]"), "a.weight_scale_inv" },
         { FP8 "[2,2]}", SCALE("a.weight_scale_inv", "[6]"), "a.weight_scale_inv" },
-        { FP8 "[2,2]}", NARROW("a.weight_scale_inv", "[3,2]"), "not F32 or BF16 [2,3]" },
+        { FP8 "[2,2]}", NARROW("a.weight_scale_inv", "[3,2]"), "not F32, BF16 or F8_E8M0 [2,3]" },
+        { FP8 "[2,2]}", BYTES("U8", "a.weight_scale_inv", "[2,3]"), "not F32, BF16 or F8_E8M0" },
+        { POWERS, BYTES("F8_E8M0", "a.weight_scale_inv", "[3,2]"), "F8_E8M0 [2,3]" },
         { FP8 "[1,2]}", SCALE("a.weight_scale_inv", "[2,3]"), "[3,3]" },
         { FP8 "[2,2]}", SCALE("b.weight_scale_inv", "[2,3]"), "there are no scales of it" },
         { FP8 "[2,0]}", SCALE("a.weight_scale_inv", "[2,3]"), "weight_block_size" },
