@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static lm_lmz_coder *coder(lm_cpu_level cpu)
 {
-    static lm_lmz_coder *made[4];
+    static lm_lmz_coder *made[LM_CPU_AMX + 1];
     lm_err e = { 0 };
     if (!made[cpu] && lm_lmz_coder_new(3, cpu, &made[cpu], &e))
         abort();
