@@ -16,7 +16,9 @@ typedef struct {
     lm_vid local;
     lm_placement at;
     side side;
-    int64_t next; /* of the same value; -1: the last */
+    lm_phase phase; /* of the exchange that makes it, */
+    int when;       /* and its condition */
+    int64_t next;   /* of the same value; -1: the last */
 } version;
 
 typedef struct {
@@ -54,55 +56,116 @@ static lm_code refuse(const sharder *s, lm_vid v, const char *what)
 
 /* ---- pieces of packed weights ---- */
 
-/* The pieces in which readers of v can split dimension d, from node k on; false: any. */
-static bool find_pieces(const sharder *s, size_t k, lm_vid v, int d, lm_portions *out);
+/* The pieces in which readers can split a dimension of a value. */
+typedef struct {
+    int dim;
+    lm_portions pieces;
+    int64_t next; /* of the same value; -1: the last */
+} wanted;
 
-/* The same of operand i of node k: a dimension that is more than a letter has pieces, another one those that readers of the
- * outputs need where these are split with it. */
-static bool pieces_of_reader(const sharder *s, size_t k, int i, int d, lm_portions *out)
+typedef struct {
+    const sharder *s;
+    int64_t *first; /* by value; -1: its readers split each dimension in any way */
+    wanted *all;
+    size_t n, cap;
+} wishes;
+
+static wanted *find_wanted(const wishes *w, lm_vid v, int d)
 {
-    const lm_node *n = &s->g->node[k];
-    const char *dims = n->op->in[i].dims;
-    bool packed = dims[0] != '*' && dims[0] != '~' && !lm_dim_letter(dims, d);
-    lm_split_form form[LM_SPLIT_FORMS];
-    int n_forms = lm_split_forms(s->g, n, s->ranks, NULL, form);
-    for (int f = 1; f < n_forms; f++) {
-        if (form[f].in[i].share != LM_SPLIT || form[f].in[i].at != d)
-            continue;
-        if (packed) {
-            *out = form[f].in[i].pieces;
-            return true;
-        }
-        for (int o = 0; o < n->n_out; o++)
-            if (n->out[o] >= 0 && form[f].out[o].share == LM_SPLIT &&
-                find_pieces(s, k + 1, n->out[o], form[f].out[o].at, out))
-                return true;
+    int64_t k = w->first[v];
+    while (k >= 0 && w->all[k].dim != d)
+        k = w->all[k].next;
+    return k >= 0 ? &w->all[k] : NULL;
+}
+
+static lm_code add_wanted(wishes *w, lm_vid v, int d, const lm_portions *pieces)
+{
+    wanted x = { d, *pieces, w->first[v] }, *old = find_wanted(w, v, d);
+    if (old) {
+        old->pieces = x.pieces;
+        return LM_OK;
     }
-    return false;
+    if (lm_grow(&w->all, &w->cap, w->n + 1, sizeof *w->all, "the sharding pass", w->s->e))
+        return w->s->e->code;
+    w->first[v] = (int64_t)w->n;
+    w->all[w->n++] = x;
+    return LM_OK;
 }
 
-static bool find_pieces(const sharder *s, size_t k, lm_vid v, int d, lm_portions *out)
+/* Those of operand i of a form: a dimension that is more than a letter has pieces, another one those that readers of the
+ * outputs want where these are split with it; NULL: any. */
+static const lm_portions *pieces_of_form(const wishes *w, const lm_node *n, const lm_split_form *f,
+                                         int i)
 {
-    for (; k < s->g->n_nodes; k++)
-        for (int i = 0; i < s->g->node[k].n_in; i++)
-            if (s->g->node[k].in[i] == v && pieces_of_reader(s, k, i, d, out))
-                return true;
-    return false;
+    const char *dims = n->op->in[i].dims;
+    if (dims[0] != '*' && dims[0] != '~' && !lm_dim_letter(dims, f->in[i].at))
+        return &f->in[i].pieces;
+    for (int o = 0; o < n->n_out; o++) {
+        const wanted *x = n->out[o] >= 0 && f->out[o].share == LM_SPLIT
+                              ? find_wanted(w, n->out[o], f->out[o].at)
+                              : NULL;
+        if (x)
+            return &x->pieces;
+    }
+    return NULL;
 }
 
-/* Weights that are split without pieces get those of their readers, and gradients and states those of their parameters. */
-static lm_code complete_pieces(sharder *s)
+/* What the first reader wants counts, and of its forms the first: both are visited last. */
+static lm_code find_pieces(wishes *w)
+{
+    const lm_graph *g = w->s->g;
+    lm_split_form form[LM_SPLIT_FORMS];
+    for (size_t k = g->n_nodes; k-- > 0;) {
+        const lm_node *n = &g->node[k];
+        for (int f = lm_split_forms(g, n, w->s->ranks, NULL, form) - 1; f > 0; f--)
+            for (int i = n->n_in - 1; i >= 0; i--) {
+                const lm_portions *x = n->in[i] >= 0 && form[f].in[i].share == LM_SPLIT
+                                           ? pieces_of_form(w, n, &form[f], i)
+                                           : NULL;
+                lm_portions pieces;
+                if (!x)
+                    continue;
+                pieces = *x; /* the list may move */
+                if (add_wanted(w, n->in[i], form[f].in[i].at, &pieces))
+                    return w->s->e->code;
+            }
+    }
+    return LM_OK;
+}
+
+/* Gradients are split as their parameters. */
+static void complete_gradients(const sharder *s)
 {
     for (size_t v = 0; v < s->g->n_values; v++) {
-        lm_value *x = &s->g->value[v];
-        lm_placement *p = &x->layout.axis[s->axis];
-        if (s->axis != LM_AXIS_DP && p->share == LM_SPLIT && !p->pieces.n &&
-            (x->role == LM_ROLE_PARAM || x->role == LM_ROLE_DERIVED))
-            find_pieces(s, 0, (lm_vid)v, p->at, &p->pieces);
+        const lm_value *x = &s->g->value[v];
+        lm_placement *p = placement(s, (lm_vid)v);
         if (x->role == LM_ROLE_GRAD && x->grad_of >= 0 && p->share == LM_SPLIT)
             *p = *placement(s, x->grad_of);
     }
-    return LM_OK;
+}
+
+/* Weights that are split without pieces get those of their readers. */
+static lm_code complete_pieces(sharder *s)
+{
+    wishes w = { .s = s };
+    if (s->axis == LM_AXIS_DP) /* any run of rows */
+        return LM_OK;
+    if (lm_alloc_n(&w.first, s->g->n_values, sizeof *w.first, "the sharding pass", s->e))
+        return s->e->code;
+    for (size_t v = 0; v < s->g->n_values; v++)
+        w.first[v] = -1;
+    find_pieces(&w);
+    for (size_t v = 0; v < s->g->n_values && !s->e->code; v++) {
+        const lm_value *x = &s->g->value[v];
+        lm_placement *p = placement(s, (lm_vid)v);
+        const wanted *pieces =
+            p->share == LM_SPLIT && !p->pieces.n ? find_wanted(&w, (lm_vid)v, p->at) : NULL;
+        if (pieces && (x->role == LM_ROLE_PARAM || x->role == LM_ROLE_DERIVED))
+            p->pieces = pieces->pieces;
+    }
+    lm_free(w.first);
+    lm_free(w.all);
+    return s->e->code;
 }
 
 /* ---- the values that are there before the list ---- */
@@ -143,8 +206,6 @@ static void set_layout(sharder *s, lm_vid local, lm_vid v)
 static lm_code make_place(sharder *s, lm_vid v)
 {
     const lm_value x = s->g->value[v];
-    if (check_placement(s, v))
-        return s->e->code;
     lm_tensor part = lm_placement_part(&x.layout.axis[s->axis], s->axis, s->mesh, &x.t);
     s->to->space = x.space;
     if (lm_graph_value(s->to, x.role, part, x.name, &s->place[v], s->e))
@@ -186,16 +247,25 @@ static double exchange_cost(const sharder *s, lm_vid v, const lm_placement *from
     return summed ? 2 * share * bytes : op == &lm_op_all_to_all ? share / n * bytes : share * bytes;
 }
 
-/* The cheapest version of v from which `want` can be made; NULL: that of the value itself. */
-static const version *best_version(const sharder *s, lm_vid v, const lm_placement *want, side now,
-                                   double *cost)
+/* Whether node n can read a copy.  Not one that is not always made; schedules may run the half of the weights after all input
+ * halves. */
+static bool serves(const version *x, const lm_node *n)
+{
+    bool late = x->phase == LM_PHASE_BACKWARD_WEIGHT && n->phase == LM_PHASE_BACKWARD_INPUT;
+    bool there = x->when == 0 || x->when == n->when;
+    return there && !late && (x->side == side_of(n->phase) || x->side == SIDE_ALL);
+}
+
+/* The cheapest version of v from which `want` can be made for node n; NULL: that of the value itself. */
+static const version *best_version(const sharder *s, const lm_node *n, lm_vid v,
+                                   const lm_placement *want, double *cost)
 {
     const version *best = NULL;
     *cost = exchange_cost(s, v, placement(s, v), want);
     for (int64_t k = s->version[v]; k >= 0; k = s->all[k].next) {
         const version *x = &s->all[k];
         double one = exchange_cost(s, v, &x->at, want);
-        if ((x->side == now || x->side == SIDE_ALL) && one < *cost) {
+        if (serves(x, n) && one < *cost) {
             *cost = one;
             best = x;
         }
@@ -258,7 +328,7 @@ static double form_cost(const sharder *s, const lm_node *n, const lm_split_form 
         lm_placement want = f->in[i];
         if (is_left_out(n, i, &want) && placement(s, n->in[i])->share == LM_REPLICATED)
             continue;
-        best_version(s, n->in[i], &want, side_of(n->phase), &one);
+        best_version(s, n, n->in[i], &want, &one);
         sum += one;
     }
     for (int i = 0; i < n->n_out; i++) {
@@ -308,7 +378,7 @@ static lm_phase exchange_phase(const sharder *s, lm_vid v, const lm_node *reader
 static lm_code fetch(sharder *s, const lm_node *n, lm_vid v, const lm_placement *want, lm_vid *out)
 {
     double cost;
-    const version *from = best_version(s, v, want, side_of(n->phase), &cost);
+    const version *from = best_version(s, n, v, want, &cost);
     const lm_placement *at = from ? &from->at : placement(s, v);
     const lm_tensor whole = s->g->value[v].t;
     *out = from ? from->local : s->place[v];
@@ -316,8 +386,11 @@ static lm_code fetch(sharder *s, const lm_node *n, lm_vid v, const lm_placement 
         return LM_OK;
     bool sum = at->share == LM_PARTIAL || at->sum;
     lm_phase phase = exchange_phase(s, v, n);
-    version made = { .at = *want, .side = sum ? SIDE_ALL : side_of(phase) };
-    made.next = s->version[v];
+    version made = { .at = *want,
+                     .side = sum ? SIDE_ALL : side_of(phase),
+                     .phase = phase,
+                     .when = n->when,
+                     .next = s->version[v] };
     s->to->phase = phase;
     lm_vid source = *out;
     if (lm_exchange_append(s->to, s->axis, s->mesh, source, &whole, at, want, &made.local, s->e) ||
@@ -440,10 +513,13 @@ static lm_code shard_all(sharder *s)
     lm_graph *g = s->g;
     if (complete_pieces(s))
         return s->e->code;
+    complete_gradients(s);
     for (size_t v = 0; v < g->n_values; v++) {
         s->place[v] = LM_NONE;
         s->version[v] = -1;
         s->made[v] = LM_PHASE_FORWARD;
+        if (check_placement(s, (lm_vid)v))
+            return s->e->code;
     }
     for (size_t v = 0; v < g->n_values; v++)
         if (!is_made(s, (lm_vid)v) && make_place(s, (lm_vid)v))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* form.c -- the forms in which a node can be split over ranks, from the letters of its operator. */
+/* split_form.c -- the forms in which a node can be split over ranks, from the letters of its operator. */
 #include <string.h>
 
 #include "graph/passes.h"

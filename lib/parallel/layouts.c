@@ -2,7 +2,7 @@
 /* layouts.c -- policies: which tensors are split how, by their names. */
 #include "parallel/layouts.h"
 
-#include <string.h>
+#include <fnmatch.h>
 
 const lm_layout_rule lm_layouts_tensor[] = {
     { "*.qkv.*", "tp=split0" },
@@ -27,16 +27,9 @@ const lm_layout_rule lm_layouts_vocabulary[] = {
     { NULL, NULL },
 };
 
-static bool fits(const char *pattern, const char *name)
-{
-    if (*pattern != '*')
-        return *pattern == *name && (!*name || fits(pattern + 1, name + 1));
-    return fits(pattern + 1, name) || (*name && fits(pattern, name + 1));
-}
-
 static const lm_layout_rule *rule_of(const lm_layout_rule *r, const char *name)
 {
-    while (r->pattern && !fits(r->pattern, name))
+    while (r->pattern && fnmatch(r->pattern, name, 0) != 0)
         r++;
     return r->pattern ? r : NULL;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole models, forward and backward, by thread ranks under tensor parallelism and under data parallelism with whole and with
  * split weights, against one rank: losses, and gradients that are gathered by their layouts; and the exchanges that follow from
- * the layouts of weights and tokens. */
+ * the layouts of weights and tokens.  Small graphs: which copies serve which readers, and layouts that values cannot have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,9 @@
 #include "comm/threads.h"
 #include "graph/links.h"
 #include "graph/shard.h"
+#include "kernels/arrange.h"
 #include "model_run.h"
+#include "op/ops.h"
 #include "parallel/layouts.h"
 
 enum { LAYERS = 2, BATCH = 2, SEQ = 6, MOST_RANKS = 4, WORDS = 24 };
@@ -442,6 +444,125 @@ static void test_both(void **state)
     }
 }
 
+/* ---- graphs of a few nodes, of rank 0 of 2 along tp ---- */
+
+enum { ROWS = 6, COLS = 8 };
+
+static const lm_mesh two = { .size = { 1, 1, 1, 2, 1 } };
+
+static lm_graph *new_graph(lm_role role, const char *name, const char *layout, lm_vid *x)
+{
+    lm_graph *g;
+    lm_layout l;
+    lm_err e = { 0 };
+    must(lm_graph_new(&g, &e), &e);
+    must(lm_graph_value(g, role, lm_shape2(LM_DTYPE_F32, ROWS, COLS), name, x, &e), &e);
+    must(lm_layout_read(layout, &l, &e), &e);
+    must(lm_graph_lay(g, *x, &l, &e), &e);
+    return g;
+}
+
+/* A reader that takes whole values alone. */
+static lm_vid append_reader(lm_graph *g, lm_vid x, lm_phase phase, int when)
+{
+    const lm_window_attr attr = { .rows = ROWS, .cols = COLS };
+    lm_vid y = LM_NONE;
+    lm_err e = { 0 };
+    g->phase = phase;
+    g->when = when;
+    must(lm_graph_append(g, &lm_op_window, &attr, &x, &y, &e), &e);
+    return y;
+}
+
+/* Copies of a split value that a list of readers takes. */
+static int copies_for(int n, const lm_phase *phase, const int *when)
+{
+    lm_vid x, place[8];
+    lm_graph *local, *g = new_graph(LM_ROLE_INPUT, "x", "tp=split0", &x);
+    lm_err e = { 0 };
+    for (int i = 0; i < n; i++)
+        append_reader(g, x, phase[i], when[i]);
+    assert_in_range(g->n_values, 1, 8);
+    must(lm_pass_shard(g, LM_AXIS_TP, &two, &local, place, &e), &e);
+    int made = count(local, &lm_op_all_gather, true) + count(local, &lm_op_all_gather, false);
+    lm_graph_free(local);
+    lm_graph_free(g);
+    return made;
+}
+
+static void test_copies(void **state)
+{
+    const lm_phase F = LM_PHASE_FORWARD, I = LM_PHASE_BACKWARD_INPUT, W = LM_PHASE_BACKWARD_WEIGHT;
+    static const int always[] = { 0, 0, 0 }, sometimes[] = { 1, 0, 0 }, others[] = { 1, 2, 1 };
+    (void)state;
+    assert_int_equal(copies_for(3, (const lm_phase[]){ F, F, F }, always), 1);
+    assert_int_equal(copies_for(3, (const lm_phase[]){ F, I, I }, always), 2);
+    assert_int_equal(copies_for(3, (const lm_phase[]){ I, W, W }, always), 1);
+    assert_int_equal(copies_for(3, (const lm_phase[]){ W, I, W }, always), 2);
+    assert_int_equal(copies_for(3, (const lm_phase[]){ F, F, F }, sometimes), 2);
+    assert_int_equal(copies_for(3, (const lm_phase[]){ F, F, F }, others), 2);
+}
+
+static void check_refused(lm_graph *g, const char *where, const char *what)
+{
+    lm_vid place[8];
+    lm_graph *local;
+    lm_err e = { 0 };
+    assert_int_equal(lm_pass_shard(g, LM_AXIS_TP, &two, &local, place, &e), LM_EUSAGE);
+    assert_null(local);
+    if (strcmp(e.where, where) != 0 || !strstr(e.what, what))
+        fail_msg("%s: %s", e.where, e.what);
+    lm_graph_free(g);
+}
+
+/* A layout that a value cannot have, of what is there before and of what is made. */
+static void test_layouts(void **state)
+{
+    static const lm_role role[] = { LM_ROLE_INPUT, LM_ROLE_PARAM, LM_ROLE_ACT };
+    lm_err e = { 0 };
+    lm_vid x;
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        lm_graph *g = new_graph(role[i], "x", "replicated", &x);
+        g->value[x].layout.axis[LM_AXIS_TP] = (lm_placement){
+            .share = LM_SPLIT, .at = 1, .pieces = { .n = 1, .run = { { 1, COLS + 1, 1 } } }
+        };
+        check_refused(g, "x", "other pieces");
+        g = new_graph(role[i], "x", "replicated", &x);
+        g->value[x].t.dim[0] = 1;
+        g->value[x].layout.axis[LM_AXIS_TP] = (lm_placement){ .share = LM_SPLIT };
+        check_refused(g, "x", "fewer units");
+        g = new_graph(role[i], "x", "replicated", &x);
+        g->value[x].layout.axis[LM_AXIS_TP].share = LM_ON;
+        check_refused(g, "x", "on one rank");
+    }
+    lm_graph *g = new_graph(LM_ROLE_STATE, "all", "replicated", &x);
+    lm_vid view;
+    must(lm_graph_view(g, x, 0, lm_shape1(LM_DTYPE_F32, COLS), "part", &view, &e), &e);
+    check_refused(g, "part", "a view");
+}
+
+/* Of a weight without a reader that packs it, through more paths than could be followed one by one. */
+static void test_many_paths(void **state)
+{
+    enum { DEEP = 60 };
+    lm_vid x, *place;
+    lm_graph *local, *g = new_graph(LM_ROLE_PARAM, "w", "tp=split0", &x);
+    lm_err e = { 0 };
+    (void)state;
+    for (int i = 0; i < DEEP; i++) {
+        lm_vid in[] = { x, x }, out = LM_NONE;
+        must(lm_graph_append(g, &lm_op_add, NULL, in, &out, &e), &e);
+        x = out;
+    }
+    place = room(g->n_values, sizeof *place);
+    must(lm_pass_shard(g, LM_AXIS_TP, &two, &local, place, &e), &e);
+    assert_int_equal(local->n_nodes, DEEP);
+    lm_free(place);
+    lm_graph_free(local);
+    lm_graph_free(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -450,6 +571,9 @@ int main(void)
         cmocka_unit_test(test_vocabulary),
         cmocka_unit_test(test_data_parallel),
         cmocka_unit_test(test_both),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_many_paths),
     };
     return cmocka_run_group_tests_name("graph_shard", tests, NULL, NULL);
 }
