@@ -190,23 +190,6 @@ static void packed(void **state)
     }
 }
 
-/* o of every level has NaN where the definition has it. */
-static void check_nan(const kernel_case *k, lm_dtype act)
-{
-    instance want, got;
-    build(k, LM_DTYPE_F64, act, &want);
-    run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
-    for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
-        build(k, act, act, &got);
-        run(&got, lm_cpu_kernel(k->op, act, (lm_cpu_level)level), NULL);
-        if (!(distance(&got.out[0], &want.out[0]) < k->tol_bf16))
-            fail_msg("%s %s: other results are NaN", lm_dtype_name(act),
-                     lm_cpu_level_name((lm_cpu_level)level));
-        drop(k, &got);
-    }
-    drop(k, &want);
-}
-
 /* Queries and keys that are NaN reach the results that read them, and no others: runs stop by what they see.  (NaN of
  * values may reach others that read the same block of keys: 0 times NaN.) */
 static void not_finite(void **state)
