@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "base/clock.h"
 #include "comm/comm_impl.h"
 
 int lm_comm_rank(const lm_comm *c)
@@ -96,7 +97,25 @@ lm_code lm_comm_recv(lm_comm *c, int from, void *data, size_t bytes, lm_err *e)
 lm_code lm_comm_split(lm_comm *c, int color, int key, lm_comm **out, lm_err *e)
 {
     *out = NULL;
-    return c->transport->split(c, color, key, out, e);
+    if (c->transport->split(c, color, key, out, e))
+        return e->code;
+    if (*out)
+        (*out)->patience = c->patience;
+    return LM_OK;
+}
+
+void lm_comm_patience(lm_comm *c, double seconds)
+{
+    c->patience = seconds;
+}
+
+bool lm_comm_wait_is_over(lm_comm_wait *w, double patience)
+{
+    const double now = lm_now(), step = w->last > 0 ? now - w->last : 0;
+
+    w->last = now;
+    w->sum += step < 1 ? step : 1;
+    return patience > 0 && w->sum > patience;
 }
 
 void lm_comm_abort(lm_comm *c, const lm_err *why)

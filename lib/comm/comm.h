@@ -10,7 +10,7 @@
  * than 32 bits are added in F32 and rounded once.
  *
  * A call fails on every rank as soon as one rank has failed (lm_comm_abort, or its function returned an error), or when a rank
- * has not come within the timeout: LM_EIO that names the rank and the call.  After a failure all calls fail. */
+ * has not come within the patience of another: LM_EIO that names the rank and the call.  After a failure all calls fail. */
 #ifndef LM_COMM_COMM_H
 #define LM_COMM_COMM_H
 
@@ -73,6 +73,10 @@ bool lm_comm_reports(lm_comm *c);
  * Fails: LM_EUSAGE on every rank, naming a rank that differs from most, its host, and both texts (their beginnings); the group
  * has not failed and may go on. */
 lm_code lm_comm_agree(lm_comm *c, const char *what, const char *text, lm_err *e);
+
+/* Seconds that this rank waits in a call of this group, and of groups split from it later, for another one; 0: without bound.
+ * An ended process of the same machine is noticed whatever it is.  At first that of those who made the group. */
+void lm_comm_patience(lm_comm *c, double seconds);
 
 /* NULL is fine.  Not collective, except for the last one of processes, which waits for the others'. */
 void lm_comm_free(lm_comm *c);

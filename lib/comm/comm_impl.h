@@ -30,7 +30,16 @@ typedef struct {
 struct lm_comm {
     const lm_transport *transport;
     int rank, size;
+    double patience; /* lm_comm_patience */
 };
+
+/* How long a call has waited, begun as zeros and added to at least once a second.  Time in which this process was itself
+ * stopped hardly counts, as the others may have been stopped with it. */
+typedef struct {
+    double last, sum;
+} lm_comm_wait;
+
+bool lm_comm_wait_is_over(lm_comm_wait *w, double patience);
 
 /* Elements first..first+n-1 of part[0..parts-1] combined in the order of comm.h, into out[0..n-1], which may be one of them. */
 void lm_comm_tree(const void *const *part, int parts, size_t first, size_t n, lm_dtype d,

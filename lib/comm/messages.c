@@ -376,7 +376,9 @@ static lm_code new_member(msg_world *w, int rank, int size, int tag, msg_member 
 
     if (lm_alloc_n(&m, 1, sizeof *m, "a rank", e))
         return e->code;
-    *m = (msg_member){ .comm = { &messages_transport, rank, size }, .world = w, .tag = tag };
+    *m = (msg_member){ .comm = { &messages_transport, rank, size, w->timeout },
+                       .world = w,
+                       .tag = tag };
     atomic_fetch_add(&w->users, 1);
     if (lm_alloc_n(&m->name, n, sizeof *m->name, "a rank", e) ||
         lm_alloc_n(&m->card, n, sizeof *m->card, "a rank", e) ||

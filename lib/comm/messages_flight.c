@@ -109,7 +109,7 @@ static lm_code give_up(msg_member *m, int peer, msg_call call, lm_err *e)
     errno = 0;
     lm_fail(&why, LM_EIO, call_name[call], "see what it did",
             "rank %d of %d on %s has not come in %g s", m->name[peer], w->wire->size,
-            w->host[m->name[peer]], w->timeout);
+            w->host[m->name[peer]], m->comm.patience);
     return fail_world(w, m->name[peer], &why, e);
 }
 
@@ -219,7 +219,7 @@ static lm_code check_arrival(msg_member *m, const msg_flight *f, size_t got, msg
 lm_code msg_finish(msg_member *m, msg_batch *b, msg_call call, lm_err *e)
 {
     lm_wire *w = m->world->wire;
-    double since = 0;
+    lm_comm_wait wait = { 0 };
 
     for (unsigned idle = 0; b->n > 0; idle++) {
         lm_err why = { 0 };
@@ -236,14 +236,12 @@ lm_code msg_finish(msg_member *m, msg_batch *b, msg_call call, lm_err *e)
             b->about[at] = b->about[b->n];
             if (check_arrival(m, &f, got, call, e))
                 return e->code;
-            since = 0;
+            wait = (lm_comm_wait){ 0 };
             idle = 0;
         } else if (idle % 32 == 31) {
             if (look_for_notice(m->world, e))
                 return e->code;
-            since = since > 0 ? since : lm_now();
-            if (m->world->timeout > 0 &&
-                lm_now() - since > m->world->timeout * (1 + b->behind / 8.0))
+            if (lm_comm_wait_is_over(&wait, m->comm.patience * (1 + b->behind / 8.0)))
                 return give_up(m, b->about[0].peer, call, e);
             if (idle < 2000)
                 sched_yield();

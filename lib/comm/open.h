@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.h -- the group of all processes that were started together.  Private to lib/comm.
+/* open.h -- the group of all processes that were started together.
  *
  * Its transport follows from how the process was started:
  *

@@ -17,7 +17,6 @@
 #include <emmintrin.h>
 #endif
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/process.h"
 #include "comm/shm_impl.h"
@@ -189,7 +188,7 @@ lm_code shm_join(lm_shm *s, lm_shm *world, int rank, int name, lm_comm **out, lm
 
     if (lm_alloc_n(&m, 1, sizeof *m, "a rank", e))
         return e->code;
-    *m = (shm_member){ .comm = { &shm_transport, rank, s->head->ranks },
+    *m = (shm_member){ .comm = { &shm_transport, rank, s->head->ranks, s->head->timeout },
                        .own = s,
                        .world = world ? world : s };
     atomic_fetch_add(&s->users, 1);
@@ -202,7 +201,9 @@ lm_code shm_join(lm_shm *s, lm_shm *world, int rank, int name, lm_comm **out, lm
 
 lm_code lm_shm_join(lm_shm *s, int rank, lm_comm **out, lm_err *e)
 {
-    shm_member absent = { .comm = { &shm_transport, rank, s->head->ranks }, .own = s, .world = s };
+    shm_member absent = { .comm = { &shm_transport, rank, s->head->ranks, s->head->timeout },
+                          .own = s,
+                          .world = s };
 
     enter(s, rank, rank);
     if (shm_join(s, NULL, rank, rank, out, e))
@@ -255,8 +256,9 @@ static lm_code give_up(shm_member *m, int peer, shm_call call, lm_process_state 
     if (state == LM_PROCESS_ENDED)
         snprintf(about, sizeof about, "has ended (process %lld)", (long long)r->pid);
     else
-        snprintf(about, sizeof about, "has not come in %g s (process %lld%s, in %s)", h->timeout,
-                 (long long)r->pid, state == LM_PROCESS_STOPPED ? ", stopped" : "",
+        snprintf(about, sizeof about, "has not come in %g s (process %lld%s, in %s)",
+                 m->comm.patience, (long long)r->pid,
+                 state == LM_PROCESS_STOPPED ? ", stopped" : "",
                  shm_call_name(atomic_load(&r->call)));
     errno = 0;
     lm_fail(&why, LM_EIO, shm_call_name((int)call), "see what it did", "rank %d of %d on %s %s",
@@ -326,11 +328,10 @@ static bool spin(const shm_member *m, shm_word *w, uint32_t target)
 lm_code shm_wait(shm_member *m, shm_word *w, uint32_t target, int peer, shm_call call, lm_err *e)
 {
     const shm_rank *r = shm_rank_at(m->own, peer);
-    double since, timeout = m->world->head->timeout;
+    lm_comm_wait wait = { 0 };
 
     if (spin(m, w, target))
         return LM_OK;
-    since = lm_now();
     for (int sleeps = 0;; sleeps++) {
         lm_process_state state = LM_PROCESS_RUNS;
 
@@ -339,7 +340,7 @@ lm_code shm_wait(shm_member *m, shm_word *w, uint32_t target, int peer, shm_call
             return LM_OK;
         if (shm_state(m, e))
             return e->code;
-        bool late = timeout > 0 && lm_now() - since > timeout;
+        bool late = lm_comm_wait_is_over(&wait, m->comm.patience);
         if (atomic_load(&r->known) && (late || sleeps % LOOK_SLEEPS == LOOK_SLEEPS - 1))
             state = lm_process_look(r->pid, r->start);
         /* It may have counted and then ended. */

@@ -13,7 +13,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "comm/comm_impl.h"
 
@@ -111,7 +110,7 @@ static lm_code give_up(member *m, const char *what, lm_err *e)
     lm_err why = { 0 };
 
     lm_fail(&why, LM_EIO, what, "see what the others do",
-            "rank %d has waited %g s for another rank", m->name, m->group->world->timeout);
+            "rank %d has waited %g s for another rank", m->name, m->comm.patience);
     fail_world(m->group->world, m->name, &why);
     return world_error(m->group->world, e);
 }
@@ -119,14 +118,14 @@ static lm_code give_up(member *m, const char *what, lm_err *e)
 /* ---- waiting, with the group's lock held ---- */
 
 /* Wait a slice for news; LM_EIO if the world has failed, or the time is over. */
-static lm_code wait_slice(member *m, double since, const char *what, lm_err *e)
+static lm_code wait_slice(member *m, lm_comm_wait *wait, const char *what, lm_err *e)
 {
     group *g = m->group;
     struct timespec until;
 
     if (atomic_load(&g->world->failed))
         return world_error(g->world, e);
-    if (g->world->timeout > 0 && lm_now() - since > g->world->timeout)
+    if (lm_comm_wait_is_over(wait, m->comm.patience))
         return give_up(m, what, e);
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += 50000000;
@@ -152,7 +151,7 @@ static void part(group *g)
 static lm_code meet(member *m, const char *what, lm_err *e)
 {
     group *g = m->group;
-    double since = lm_now();
+    lm_comm_wait wait = { 0 };
     lm_code rc = LM_OK;
 
     pthread_mutex_lock(&g->lock);
@@ -168,7 +167,7 @@ static lm_code meet(member *m, const char *what, lm_err *e)
         pthread_cond_broadcast(&g->moved);
     }
     while (!rc && g->meetings == mine)
-        rc = wait_slice(m, since, what, e);
+        rc = wait_slice(m, &wait, what, e);
     if (rc)
         g->arrived--; /* the others do not meet without this rank */
     pthread_mutex_unlock(&g->lock);
@@ -352,7 +351,7 @@ static lm_code threads_send(lm_comm *c, int to, const void *data, size_t bytes, 
     member *m = member_of(c);
     group *g = m->group;
     message *box = between(g, c->rank, to);
-    double since = lm_now();
+    lm_comm_wait wait = { 0 };
     static const char nothing; /* of no bytes, data may be NULL */
     lm_code rc = LM_OK;
 
@@ -363,7 +362,7 @@ static lm_code threads_send(lm_comm *c, int to, const void *data, size_t bytes, 
         if (rc)
             pthread_cond_wait(&g->moved, &g->lock);
         else
-            rc = wait_slice(m, since, "send", e);
+            rc = wait_slice(m, &wait, "send", e);
     }
     *box = (message){ 0 };
     pthread_mutex_unlock(&g->lock);
@@ -375,12 +374,12 @@ static lm_code threads_recv(lm_comm *c, int from, void *data, size_t bytes, lm_e
     member *m = member_of(c);
     group *g = m->group;
     message *box = between(g, from, c->rank);
-    double since = lm_now();
+    lm_comm_wait wait = { 0 };
     lm_code rc = LM_OK;
 
     pthread_mutex_lock(&g->lock);
     while (!rc && !box->data)
-        rc = wait_slice(m, since, "recv", e);
+        rc = wait_slice(m, &wait, "recv", e);
     message got = *box;
     box->copied = !rc && got.bytes == bytes;
     pthread_mutex_unlock(&g->lock);
@@ -455,7 +454,9 @@ static lm_code new_member(group *g, int rank, int name, member **out, lm_err *e)
 {
     if (lm_alloc_n(out, 1, sizeof **out, "a rank", e))
         return e->code;
-    **out = (member){ .comm = { &threads_transport, rank, g->size }, .group = g, .name = name };
+    **out = (member){ .comm = { &threads_transport, rank, g->size, g->world->timeout },
+                      .group = g,
+                      .name = name };
     atomic_fetch_add(&g->members, 1);
     return LM_OK;
 }
