@@ -71,7 +71,7 @@ $(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 $(foreach t,$(TOOLS),$(eval $B/bin/$t: $(filter $B/cmd/$t/%,$(CMD_OBJ))))
 
 # The last folder that is searched for presets, or the first if the build folder is outside this tree.
-$B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
+$B/cmd/common/modules.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
 $B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B $(BUILD_FOLDER)),-DLM_SHARE='"$(CURDIR)/share"')
 
 # Conversions and sums of whole tensors: loops that -O2 does not vectorise.

@@ -136,8 +136,8 @@ static lm_code work(train_session *s, lm_err *e)
     lm_train_advise(&t->o, &t->config, &tool.sink);
     if (tool.dry_run)
         return print_outlook(t, &plan, e);
-    if (open_train(t, e) || lm_session_open_val(t, e) || lm_options_save(&s->run.options, e) ||
-        lm_session_open_run(t, e))
+    if (open_train(t, e) || lm_session_open_val(t, e) || lm_training_agree(&tool, t, e) ||
+        lm_options_save(&s->run.options, e) || lm_session_open_run(t, e))
         return e->code;
     return lm_training_run(&tool, &opt.loop, t, &plan, e);
 }
@@ -150,7 +150,9 @@ int main(int argc, char **argv)
     if (!train_plan_only() &&
         !opt.loop.list_optimizers) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
-    if (opt.loop.list_optimizers)
+    if (tool.rank > 0 && (train_plan_only() || opt.loop.list_optimizers))
+        ; /* rank 0 prints it */
+    else if (opt.loop.list_optimizers)
         lm_training_list_optimizers(&tool, &e);
     else
         work(&s, &e);

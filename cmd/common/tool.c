@@ -9,10 +9,11 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/stop.h"
 #include "base/text.h"
 #include "base/writer.h"
-#include "comm/launch.h"
 #include "common/frame.h"
+#include "common/ranks.h"
 #include "format/folder.h"
 
 static const char standard_output[] = "standard output"; /* the name that lm_out_open uses */
@@ -39,14 +40,28 @@ static int status_of(lm_code code)
 static bool stdout_lost; /* already reported: a full disk is one message */
 static bool only_help;   /* SIGPIPE is ignored: the product does not depend on the reader */
 
+/* Without a way to ask the others, rank 0 prints first: a launcher then ends the others, which mostly would say the same. */
+static bool is_speaker(lm_tool *t, lm_err *e)
+{
+    if (t->comm)
+        return lm_ranks_fail(t, e);
+    return t->rank == 0 || (!lm_stopping() && !sleep(3) && !lm_stopping());
+}
+
 void lm_complain(lm_tool *t, lm_err *e)
 {
     lm_code code = e->code;
-    const char *where = strcmp(e->where, "-") ? e->where : "standard input"; /* the name as given */
+    const char *where;
     char place[256], todo[512];
 
     if (!code)
         return;
+    if (!is_speaker(t, e)) {
+        remember(t, status_of(code));
+        *e = (lm_err){ 0 };
+        return;
+    }
+    where = strcmp(e->where, "-") ? e->where : "standard input"; /* the name as given */
     where = lm_place_shown(where, place, sizeof place);
     stdout_lost |= !strcmp(where, standard_output);
     lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", where, where[0] ? ": " : "", e->what,
@@ -119,19 +134,18 @@ static void check_operands(lm_tool *t)
     lm_misuse(t, t->argv[t->max_args], todo, "one operand too many");
 }
 
-/* As one of several ranks a tool would do the whole work, and write the same output as all others. */
-static void refuse_ranks(lm_tool *t)
+/* From here on rank 0 speaks, unless something is wrong. */
+static void open_ranks(lm_tool *t)
 {
-    const lm_launch l = lm_launched(getenv);
-    char started[64], number[16] = "several";
+    lm_err e = { 0 };
 
-    if (l.ranks == 1)
-        return;
-    if (l.ranks)
-        snprintf(number, sizeof number, "%d", l.ranks);
-    snprintf(started, sizeof started, "%s has started %s ranks", l.launcher, number);
-    lm_misuse(t, started, "start one; train --ranks N has ranks on one machine",
-              "each would do the whole work");
+    if (lm_ranks_open(t, &e)) {
+        lm_complain(t, &e);
+        exit(lm_end(t));
+    }
+    if (t->rank > 0 && t->verbosity > LM_LOG_ERROR)
+        t->verbosity = LM_LOG_ERROR;
+    lm_sink_init(t);
 }
 
 static void say_facts(lm_tool *t)
@@ -179,6 +193,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     t->verbosity = LM_LOG_NOTICE;
     if (!t->device)
         t->device = "cpu";
+    lm_ranks_look(t);
     lm_signals_init(t);
     lm_frame_build(t);
     lm_sink_init(t);
@@ -194,7 +209,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     }
     if (t->output && lm_path_is_stdout(t->output))
         t->output = "-";
-    refuse_ranks(t);
+    open_ranks(t);
     check_operands(t);
     lm_refuse_ending(t, t->output, t->makes);
     lm_refuse_run_link(t, t->output);
@@ -232,6 +247,7 @@ int lm_end(lm_tool *t)
     lm_sink_clear();
     close_stdout(t);
     lm_out_drop_all();
+    lm_ranks_close(t);
     if (t->verbosity >= LM_LOG_INFO && !lm_the_frame.help && !lm_the_frame.version)
         lm_say(t, LM_LOG_INFO, "peak memory %.1f MiB", (double)lm_rss_peak() / 1048576);
     lm_free(t->argv);

@@ -18,6 +18,7 @@
 #include "base/json.h"
 #include "base/par.h"
 #include "base/progress.h"
+#include "comm/comm.h"
 #include "format/bundle.h"
 #include "format/provenance.h"
 
@@ -131,6 +132,7 @@ enum {
     LM_USE_DRY_RUN = 32,  /* --dry-run */
     LM_USE_METRICS = 64,  /* --metrics DEST */
     LM_USE_HISTORY = 128, /* --[no-]history; obeyed by lm_tool_step */
+    LM_USE_RANKS = 256,   /* may be one of several ranks (ranks.h) */
 };
 
 /* The kind of output of -o, for lm_refuse_ending. */
@@ -173,9 +175,13 @@ typedef struct {
     int verbosity;      /* an lm_log_level, 0: no messages; LM_LOG_NOTICE by default */
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
-    lm_product makes;   /* by which lm_begin refuses names of -o */
-    bool lasting;       /* see lm_outlast_readers */
-    char **full_argv;   /* as given */
+    lm_comm *comm;      /* all processes that were started together; NULL: this one alone */
+    int rank, ranks;    /* among them: 0 of 1 without comm */
+    int ranks_here,
+        ranks_sharing; /* with comm: of this machine, and those that may use the same cores */
+    lm_product makes;  /* by which lm_begin refuses names of -o */
+    bool lasting;      /* see lm_outlast_readers */
+    char **full_argv;  /* as given */
     int full_argc;
     /* For provenance: the given options, by name in the order of the table, and the operands;
      * without those that do not affect the product (-j, -v, -q) or only name it (-o, -f). */

@@ -47,7 +47,7 @@ static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_sessi
 {
     const char *not_kept_here[NOT_KEPT - 3] = { NULL };
     char todo[80];
-    if (!plan && lm_run_check_idle(a->resume, t->output, e))
+    if (!plan && t->rank == 0 && lm_run_check_idle(a->resume, t->output, e))
         return e->code;
     if (lm_run_find(a->resume, t->output, &r->step_dir, &r->own_run, e) ||
         lm_ckpt_options(r->step_dir, &r->saved, &r->step, e) || check_tool(t, a, r, e))
@@ -90,6 +90,14 @@ static void begin_run(lm_tool *t, bool plan, const char *product, lm_session_ask
         lm_misuse(t, "--output", todo, "a run is a folder, not a stream");
 }
 
+/* Launchers give standard input to one rank. */
+static void refuse_stream(lm_tool *t, const char *operand)
+{
+    if (t->comm && operand && !strcmp(operand, "-"))
+        lm_misuse(t, "-", "name a file or a folder",
+                  "standard input cannot be read by each of %d ranks", t->ranks);
+}
+
 lm_code lm_training_operands(lm_tool *t, const lm_loop_args *a, bool plan, const char *product,
                              lm_session *s, lm_loop_run *r, lm_err *e)
 {
@@ -99,10 +107,43 @@ lm_code lm_training_operands(lm_tool *t, const lm_loop_args *a, bool plan, const
         begin_run(t, plan, product, &s->ask);
     else if (resume_run(t, a, plan, &s->ask, r, e))
         return e->code;
+    refuse_stream(t, s->ask.model);
+    refuse_stream(t, s->ask.data);
+    refuse_stream(t, a->val);
     lm_refuse_twice(t, (const char *[]){ a->val, a->resume }, 2);
     if (plan || (s->ask.from < 0 && lm_run_apart(s->ask.run, s->ask.model, e)))
         return e->code;
-    return lm_run_check(s->ask.run, s->ask.from, t->force, e);
+    return t->rank > 0 ? LM_OK : lm_run_check(s->ask.run, s->ask.from, t->force, e);
+}
+
+/* Option i and what follows it, which is its value if it has one. */
+static void show_option(const lm_tool *t, int i, char *out, size_t size)
+{
+    const char *name = i < t->told_argc ? t->told_argv[i] : "none",
+               *value = i + 1 < t->told_argc ? t->told_argv[i + 1] : "";
+    snprintf(out, size, *value && strncmp(value, "--", 2) != 0 ? "%s %s" : "%s", name, value);
+}
+
+/* One by one, so that the first that differs is shown. */
+static lm_code agree_on_options(const lm_tool *t, lm_comm *c, lm_err *e)
+{
+    int32_t most = t->told_argc;
+    char text[512];
+    if (lm_comm_all_reduce(c, &most, &most, 1, LM_DTYPE_I32, LM_COMM_MAX, e))
+        return e->code;
+    for (int i = 0; i < most; i++) {
+        show_option(t, i, text, sizeof text);
+        if (lm_comm_agree(c, "options", text, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+lm_code lm_training_agree(const lm_tool *t, lm_session *s, lm_err *e)
+{
+    if (!s->ask.comm)
+        return LM_OK;
+    return agree_on_options(t, s->ask.comm, e) || lm_session_agree(s, e) ? e->code : LM_OK;
 }
 
 lm_code lm_training_find_base(lm_session *s, const lm_loop_run *r, lm_err *e)
@@ -164,9 +205,13 @@ void lm_training_refuse_inputs(lm_tool *t, const lm_loop_args *a, const lm_sessi
 
 lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_err *e)
 {
-    const int ranks = s->o.ranks > 1 ? s->o.ranks : 1;
-    if (lm_par_new(&s->par, t->threads, e) ||
-        (ranks > 1 && lm_par_new(&s->rank_par, t->threads > ranks ? t->threads / ranks : 1, e)) ||
+    const int ranks = s->o.ranks > 1 && !t->comm ? s->o.ranks : 1;
+    int threads = t->threads;
+    if (t->comm &&
+        !lm_given(t, "threads")) /* the cores of this process may be those of others too */
+        threads = threads > t->ranks_sharing ? threads / t->ranks_sharing : 1;
+    if (lm_par_new(&s->par, threads, e) ||
+        (ranks > 1 && lm_par_new(&s->rank_par, threads > ranks ? threads / ranks : 1, e)) ||
         lm_open_backend(t, ranks > 1 ? s->rank_par : s->par, a->deterministic, &s->backend, e))
         return e->code;
     s->ask.how = lm_tool_bundle(t, s->par);

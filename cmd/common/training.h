@@ -46,7 +46,9 @@ void lm_training_say_slow(lm_tool *t, const lm_session *s);
 lm_code lm_training_outlook(const lm_loop_args *a, const lm_session *s, const lm_memory_plan *plan,
                             bool measure, lm_outlook *out, lm_err *e);
 lm_code lm_training_print_outlook(const lm_tool *t, const lm_outlook *o, lm_err *e);
-/* Train, end the records, and report the result. */
+/* Check that all ranks have the same options, model and data.  Fails: LM_EUSAGE naming a rank that differs. */
+lm_code lm_training_agree(const lm_tool *t, lm_session *s, lm_err *e);
+/* Train, end the records, and report the result: rank 0 does. */
 lm_code lm_training_run(lm_tool *t, const lm_loop_args *a, lm_session *s,
                         const lm_memory_plan *plan, lm_err *e);
 /* --list-optimizers. */

@@ -70,7 +70,7 @@ lm_code lm_training_run(lm_tool *t, const lm_loop_args *a, lm_session *s,
         *e = second;
         rc = second.code;
     }
-    if (rc)
+    if (rc || t->rank > 0)
         return rc;
     if (r.steps_run)
         say_result(t, a, s, &r, status);

@@ -22,6 +22,7 @@ static void ask_session(train_session *s)
     lm_session_ask *a = &s->t.ask;
     a->plan = train_plan_only();
     a->dropout = opt.dropout;
+    a->comm = train_plan_only() ? NULL : tool.comm;
     a->targets = &s->targets;
     a->kind = lm_tokens_kind_find(opt.format);
     a->check_tokenizer = opt.check_tokenizer;

@@ -13,9 +13,23 @@
 
 enum { MOST_MICROS = 65535 }; /* of --gradient-accumulation-steps */
 
+/* Processes are ranks: their launcher says how many there are. */
+static lm_code take_processes(lm_err *e)
+{
+    if (!tool.comm)
+        return LM_OK;
+    if (lm_given(&tool, "ranks"))
+        return lm_fail(e, LM_EUSAGE, "--ranks", "leave it out, or start one process",
+                       "makes threads of one process, and %d processes are ranks already",
+                       tool.ranks);
+    opt.ranks = tool.ranks;
+    return LM_OK;
+}
+
 /* Only the batch can be shared now.  Without --ranks the mesh says how many there are. */
 static lm_code read_mesh(lm_err *e)
 {
+    const bool given = lm_given(&tool, "ranks") || tool.comm;
     lm_mesh mesh;
     char todo[64];
     if (!opt.mesh)
@@ -25,22 +39,23 @@ static lm_code read_mesh(lm_err *e)
         return e->code;
     }
     snprintf(todo, sizeof todo, "give --mesh dp=%" PRId64,
-             lm_given(&tool, "ranks") ? opt.ranks : mesh.size[LM_AXIS_DP]);
+             given ? opt.ranks : mesh.size[LM_AXIS_DP]);
     for (int i = 0; i < LM_AXES; i++)
         if (i != LM_AXIS_DP && mesh.size[i] > 1)
             return lm_fail(e, LM_EUSAGE, "--mesh", todo, "ranks share the batch (dp) only, not %s",
                            lm_axis_names[i]);
-    if (!lm_given(&tool, "ranks"))
+    if (!given)
         opt.ranks = lm_mesh_ranks(&mesh);
-    if (opt.ranks > LM_THREAD_RANKS)
+    if (!tool.comm && opt.ranks > LM_THREAD_RANKS)
         return lm_fail(e, LM_EUSAGE, "--mesh", NULL,
                        "%" PRId64 " ranks, and at most %d share a step", opt.ranks,
                        LM_THREAD_RANKS);
     return lm_mesh_ranks(&mesh) == opt.ranks
                ? LM_OK
                : lm_fail(e, LM_EUSAGE, "--mesh", todo,
-                         "it has %" PRId64 " ranks, and --ranks %" PRId64, lm_mesh_ranks(&mesh),
-                         opt.ranks);
+                         tool.comm ? "it has %" PRId64 " ranks, and there are %" PRId64
+                                   : "it has %" PRId64 " ranks, and --ranks %" PRId64,
+                         lm_mesh_ranks(&mesh), opt.ranks);
 }
 
 /* The largest number of ranks up to the wanted one that fits; one always does. */
@@ -115,12 +130,16 @@ static lm_code tell_ranks(lm_err *e)
 lm_code train_ask_ranks(lm_trainer_opts *o, lm_err *e)
 {
     const bool resumed = opt.loop.resume, chosen = opt.leaves > 0 || resumed;
-    if (read_mesh(e))
+    if (take_processes(e) || read_mesh(e))
         return e->code;
     if (opt.ranks > 1 && strcmp(tool.device, "cpu") != 0)
-        return lm_fail(e, LM_EUSAGE, lm_given(&tool, "ranks") ? "--ranks" : "--mesh",
-                       "leave it out, or give --device cpu",
-                       "ranks are threads that compute on the processor, not on %s", tool.device);
+        return lm_fail(e, LM_EUSAGE,
+                       tool.comm                  ? "--device"
+                       : lm_given(&tool, "ranks") ? "--ranks"
+                                                  : "--mesh",
+                       tool.comm ? "give --device cpu, or start one process"
+                                 : "leave it out, or give --device cpu",
+                       "several ranks compute on processors, not on %s", tool.device);
     if (opt.accumulate < 0)
         opt.accumulate = opt.ranks;
     if (opt.leaves < 0)
@@ -129,6 +148,7 @@ lm_code train_ask_ranks(lm_trainer_opts *o, lm_err *e)
         return e->code;
     o->accumulate = opt.accumulate;
     o->ranks = (int)opt.ranks;
+    o->ranks_here = tool.ranks_here;
     o->leaves = opt.leaves;
     return LM_OK;
 }

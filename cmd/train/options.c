@@ -81,7 +81,7 @@ lm_tool tool = { .name = "train",
                  .opts = options,
                  .side = side,
                  .makes = LM_MAKES_FOLDER,
-                 .use = LM_LOOP_USE,
+                 .use = LM_LOOP_USE | LM_USE_RANKS,
                  .min_args = 0,
                  .max_args = 2,
                  .examples = examples };

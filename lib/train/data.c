@@ -3,6 +3,7 @@
 #include "train/data.h"
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "format/source.h"
 #include "text/tokenizer_match.h"
@@ -73,6 +74,21 @@ lm_code lm_data_open(const char *path, const lm_data_opts *o, lm_par *par, lm_to
     if (!rc)
         rc = check_ends(o, *out, e);
     return rc ? rc : lm_tokens_index(*out, par, e);
+}
+
+lm_code lm_data_digest(const lm_tokens *data, uint64_t *out, lm_err *e)
+{
+    enum { PLACES = 64, IDS = 256 };
+    const int64_t count = lm_tokens_count(data), n = count < IDS ? count : IDS;
+    uint32_t ids[IDS];
+    *out = lm_hash64(&count, sizeof count, 0);
+    for (int64_t i = 0; i < PLACES; i++) {
+        const double share = (double)i / (PLACES - 1);
+        if (lm_tokens_read(data, (int64_t)(share * (double)(count - n)), n, INT64_MAX, ids, e))
+            return e->code;
+        *out = lm_hash64(ids, (size_t)n * sizeof *ids, *out);
+    }
+    return LM_OK;
 }
 
 lm_code lm_data_id_bytes(lm_model_source *m, int64_t vocab, uint16_t **out, lm_err *e)

@@ -32,6 +32,10 @@ lm_code lm_data_there(const char *path, lm_err *e);
 lm_code lm_data_open(const char *path, const lm_data_opts *o, lm_par *par, lm_tokens **out,
                      lm_err *e);
 
+/* A number that tells datasets apart without reading them whole: of the size, and of ids at 64 places from the first to the
+ * last.  Fails: as lm_tokens_read. */
+lm_code lm_data_digest(const lm_tokens *data, uint64_t *out, lm_err *e);
+
 /* Bytes of text that each id stands for, [vocab], from the tokenizer of the model; *out = NULL when
  * it has none. */
 lm_code lm_data_id_bytes(lm_model_source *m, int64_t vocab, uint16_t **out, lm_err *e);

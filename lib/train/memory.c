@@ -250,7 +250,7 @@ void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan 
              (double)lm_monitor_bytes(train->train_end), device);
     if (eval && ranks > 1)
         lm_memory_add(out, "losses of validation", (double)rows * sizeof(float), device);
-    times_ranks(out, ranks);
+    times_ranks(out, ask->here > 0 && ask->here < ranks ? ask->here : ranks);
     lm_memory_add(out, "checkpoint snapshot (host)",
                   (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),
                   false);

@@ -34,11 +34,11 @@ typedef struct {
 /* The steps of a run (lm_trainer_opts); ranks and leaves 0: 1, and as many as ranks. */
 typedef struct {
     int64_t accumulate;
-    int ranks;
+    int ranks, here; /* here: of them, on this machine; 0: all */
     int64_t leaves;
 } lm_memory_ask;
 
-/* For a program with such steps: only the memory, of all ranks together; and the rest of *out. */
+/* For a program with such steps: only the memory, of all ranks here together; and the rest of *out. */
 void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out);
 void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
 /* Add a row to the memory of the run; nothing for 0 bytes. */

@@ -2,9 +2,12 @@
 /* session.c -- a training from its model and data to its last checkpoint. */
 #include "train/session.h"
 
+#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/text.h"
@@ -207,9 +210,16 @@ static lm_code choose_pairs(lm_session *s, lm_err *e)
     return lm_config_set_pairs(&s->config, s->config_json, false, s->ask.model, e);
 }
 
-/* With several ranks: of all threads, and of ranks beyond them that have cores. */
+static int rank_of(const lm_session *s)
+{
+    return s->ask.comm ? lm_comm_rank(s->ask.comm) : 0;
+}
+
+/* With several ranks: of all processes, which are alike; of all threads, and of ranks beyond them that have cores. */
 static double peak_flops(const lm_session *s)
 {
+    if (s->ask.comm)
+        return rank_of(s) ? 0 : s->o.ranks * s->backend->peak_flops(s->backend, s->o.precision.low);
     const lm_dtype low = s->o.precision.low;
     const int cores = lm_cpu_count(), busy = s->o.ranks < cores ? s->o.ranks : cores;
     if (s->o.ranks <= 1)
@@ -295,6 +305,42 @@ lm_code lm_session_use_examples(lm_session *s, const lm_packed *train, const lm_
     return lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e);
 }
 
+/* ---- ranks ---- */
+
+static lm_code agree_on_model(lm_session *s, lm_err *e)
+{
+    char text[80], *config = json_dumps(s->config_json, JSON_COMPACT | JSON_SORT_KEYS);
+    if (!config)
+        return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
+    snprintf(text, sizeof text, "a config of digest %016" PRIx64 " at step %" PRId64,
+             lm_hash_str(config), s->ask.step);
+    free(config);
+    return lm_comm_agree(s->ask.comm, "model", text, e);
+}
+
+static lm_code agree_on_data(lm_session *s, const char *what, const lm_tokens *data, lm_err *e)
+{
+    char text[80];
+    uint64_t digest;
+    if (!data)
+        return LM_OK;
+    if (lm_data_digest(data, &digest, e))
+        return e->code;
+    snprintf(text, sizeof text, "%" PRId64 " ids of digest %016" PRIx64, lm_tokens_count(data),
+             digest);
+    return lm_comm_agree(s->ask.comm, what, text, e);
+}
+
+lm_code lm_session_agree(lm_session *s, lm_err *e)
+{
+    if (!s->ask.comm)
+        return LM_OK;
+    return agree_on_model(s, e) || agree_on_data(s, "data", s->train, e) ||
+                   agree_on_data(s, "validation data", s->val, e)
+               ? e->code
+               : LM_OK;
+}
+
 /* ---- the run ---- */
 
 /* The files that go with the model into each checkpoint; kept in memory, for where they came from may
@@ -352,6 +398,8 @@ static lm_code open_records(lm_session *s, lm_err *e)
 
 lm_code lm_session_open_run(lm_session *s, lm_err *e)
 {
+    if (rank_of(s) > 0)
+        return LM_OK;
     return read_files(s, e) || keep_options(s, e) || make_history(s, e) || open_folder(s, e) ||
                    open_records(s, e)
                ? e->code
@@ -384,6 +432,7 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
 {
     const lm_session_ask *a = &s->ask;
     lm_trainer_io io = { .config = &s->config,
+                         .comm = a->comm,
                          .program = s->program,
                          .weights = s->source,
                          .par = s->par,

@@ -37,6 +37,7 @@ typedef struct {
     lm_history_step history;       /* without inputs */
     lm_bundle_opts how;            /* to open the model */
     const lm_objective *objective; /* the loss and its data; NULL: the datasets */
+    lm_comm *comm;                 /* this process among the ranks of o.ranks; NULL: the only one */
     const char *tool;              /* for the first record: its name, arguments and seed */
     int argc;
     char **argv;
@@ -99,7 +100,10 @@ lm_code lm_session_open_val(lm_session *s, lm_err *e);
  * below `ids`; name: of the data, for records.  Fails: LM_EUSAGE when there are evaluations and no validation data. */
 lm_code lm_session_use_examples(lm_session *s, const lm_packed *train, const lm_packed *val,
                                 int64_t ids, const char *name, lm_err *e);
-/* Read the files that every checkpoint holds, lock the run folder, and begin the records.  Fails as lm_run_open; LM_EIO
+/* Check that all ranks have the same model and data, before any of them writes.  Nothing for one rank.  Fails: as lm_comm_agree,
+ * lm_data_digest. */
+lm_code lm_session_agree(lm_session *s, lm_err *e);
+/* On rank 0: read the files that every checkpoint holds, lock the run folder, and begin the records.  Fails as lm_run_open; LM_EIO
  * for records. */
 lm_code lm_session_open_run(lm_session *s, lm_err *e);
 /* Train.  Fails as lm_trainer_new and lm_trainer_run; *r holds the results of the steps that ran, also after a

@@ -366,7 +366,9 @@ static lm_code evaluate(lm_trainer *t, double *loss, bool *any, lm_err *e)
     int64_t windows = lm_feed_windows(t->val_feed), most = t->o.eval_batches * t->o.batch;
     if (t->o.eval_batches && windows > most)
         windows = most;
-    if (measure_bytes(t, windows, e) || run_windows(t, windows, &sum, e))
+    trainer_ranks_pause(t);
+    if (measure_bytes(t, windows, e) || trainer_ranks_go_on(t, e) ||
+        run_windows(t, windows, &sum, e))
         return e->code;
     *any = sum.tokens > 0;
     *loss = *any ? sum.nll / (double)sum.tokens : 0;
@@ -428,15 +430,11 @@ static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
     return LM_OK;
 }
 
-/* Begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
+/* On the rank that writes it: begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
  * checked here, because no later loss would show it. */
-static lm_code save(lm_trainer *t, lm_err *e)
+static lm_code begin_saving(lm_trainer *t, lm_err *e)
 {
     double began = lm_now(), norm;
-    if (!t->ckpt) { /* another rank writes it, if any does */
-        t->asked.save = false;
-        return LM_OK;
-    }
     if (weights_norm(t, &norm, e))
         return e->code;
     if (!isfinite(norm))
@@ -444,9 +442,8 @@ static lm_code save(lm_trainer *t, lm_err *e)
     if (finish_saving(t, e) || trainer_objective_save(t, e) || trainer_show(t, e) ||
         lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
         return e->code;
-    t->saving = t->saved = t->s.step;
+    t->saving = t->s.step;
     t->last_save = lm_now();
-    t->asked.save = false;
     t->r.seconds_checkpoint += t->last_save - began;
     if (t->trace && t->traced && !t->trace_writing) {
         lm_trace_span(t->trace, TRACE_CHECKPOINT, "begin", began, t->last_save);
@@ -455,13 +452,26 @@ static lm_code save(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
+static lm_code save(lm_trainer *t, lm_err *e)
+{
+    t->asked.save = false;
+    trainer_ranks_pause(t);
+    if ((t->ckpt && begin_saving(t, e)) || trainer_ranks_go_on(t, e))
+        return e->code;
+    t->saved = t->s.step;
+    t->copying = true;
+    return LM_OK;
+}
+
 /* Keep the best model so far: as a checkpoint of this step, to which `best` is linked, or, if the
  * run resumed at this step, as that checkpoint. */
 static lm_code keep_best(lm_trainer *t, lm_err *e)
 {
     char *name = NULL;
-    if (!t->ckpt || t->saved != t->s.step)
+    if (t->saved != t->s.step)
         return save(t, e);
+    if (!t->ckpt)
+        return LM_OK;
     if (finish_saving(t, e) || lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
         return e->code;
     lm_code rc = name ? lm_run_publish_best(t->io.checkpoint.run_dir, name, e) : LM_OK;
@@ -499,6 +509,7 @@ static lm_code loop(lm_trainer *t, lm_err *e)
                 return e->code;
             break;
         }
+        trainer_ranks_pace(t, i.seconds);
         if (trainer_report_step(t, &i, e) || report_saved(t, e))
             return e->code;
         best = false;
@@ -587,13 +598,20 @@ static lm_code wind_up(lm_trainer *t, lm_err *e)
     return rc ? rc : trainer_write_trace(t, true, e);
 }
 
+/* The others wait until rank 0 has written the last checkpoint. */
+static lm_code part(lm_trainer *t, lm_err *e)
+{
+    trainer_ranks_pause(t);
+    return trainer_ranks_meet(t, e);
+}
+
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
 {
     lm_err second = { 0 };
     t->started = t->last_save = t->last_line = lm_now();
     lm_code rc = find_saved(t, e);
     if (!rc)
-        rc = trainer_ranks_best(t, e);
+        rc = trainer_ranks_kept(t, e);
     if (!rc)
         rc = loop(t, e);
     if (rc)
@@ -603,7 +621,7 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
         rc = second.code;
     }
     memset(&second, 0, sizeof second);
-    if (wind_up(t, &second) && !rc) {
+    if ((wind_up(t, &second) || (!rc && part(t, &second))) && !rc) {
         *e = second;
         rc = second.code;
     }

@@ -29,6 +29,7 @@
 typedef struct {
     int64_t batch, seq, accumulate, steps; /* accumulate: micro-batches of a step, of all ranks */
     int ranks;                             /* that share them; 0: 1 */
+    int ranks_here; /* of them, whose memory is that of this machine; 0: all */
     int64_t leaves; /* of the sums of a step (lm_ranks_fit); 0: as many as ranks */
     /* with an encoder: the loss is of spans, seq their target's length; borrowed.  NULL: of next tokens */
     const lm_span *span;
@@ -171,9 +172,10 @@ void lm_trainer_free(lm_trainer *t);
  * kept), errors of I/O, and what an objective fails with: if a round could not begin, the steps before it
  * are kept in a checkpoint. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
-/* lm_trainer_new and lm_trainer_run on o->ranks threads, each with a host backend of its own that has as many threads as
- * `b`, which is rank 0's; with one rank on the caller's.  `ready` (may be NULL) is called in between, on rank 0.  *out: the
- * trainer of rank 0, which the caller frees, also after a failure.
+/* lm_trainer_new and lm_trainer_run: with io->comm as the rank that this process is; otherwise on o->ranks threads, each with
+ * a host backend of its own that has as many threads as `b`, which is rank 0's; with one rank on the caller's.  `ready` (may be
+ * NULL) is called in between, on rank 0.  *out: the trainer of this process, of threads that of rank 0, which the caller frees,
+ * also after a failure, while io->comm is there.
  * Fails: as these and `ready`, with several ranks the error of the first that failed, prefixed with "rank r of n";
  * LM_EUSAGE for ranks that do not fit, or with a device or an objective. */
 lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,

@@ -39,7 +39,12 @@ lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool va
 static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
                         lm_memory_plan *out)
 {
-    lm_memory_of(p, &(lm_memory_ask){ o->accumulate, o->ranks, o->leaves }, out);
+    lm_memory_of(p,
+                 &(lm_memory_ask){ .accumulate = o->accumulate,
+                                   .ranks = o->ranks,
+                                   .here = o->ranks_here,
+                                   .leaves = o->leaves },
+                 out);
     lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
     /* on a host, what is not touched until the first step has its place */
     lm_memory_add(out, "start of the adapter", o->adapt_keeps + fmax(o->adapt_room - out->later, 0),

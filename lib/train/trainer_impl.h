@@ -54,6 +54,7 @@ struct lm_trainer {
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
     double waited;         /* seconds in communication so far */
+    double patience;       /* seconds that ranks wait for each other in a step; 0: without bound */
     float *losses;         /* of an evaluation batch of one rank; NULL: it is alone */
     lm_feed *train_feed, *val_feed;
     /* On the host one micro-batch, filled before it runs.  On a device `sets` (two) times those of
@@ -97,6 +98,7 @@ struct lm_trainer {
     size_t free_before; /* bytes of the device before anything was allocated */
     /* step of the last checkpoint that was begun, of the one without a record, of the last whole one; -1: none */
     int64_t saved, saving, whole;
+    bool copying;               /* the blocks may still be read for the last checkpoint */
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
 
@@ -135,10 +137,15 @@ lm_code trainer_hide(lm_trainer *t, lm_err *e);
 lm_code trainer_ranks_set(lm_trainer *t, lm_err *e);
 /* Wait for all ranks. */
 lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e);
+/* Around work that rank 0 does alone, however long it takes; the second waits for all ranks. */
+void trainer_ranks_pause(lm_trainer *t);
+lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e);
+/* A step took so long: a rank that is missing for much longer has failed. */
+void trainer_ranks_pace(lm_trainer *t, double seconds);
 /* What rank 0 loaded, for all: weights, and of a resumed run states and numbers. */
 lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e);
-/* What rank 0 found to be the best checkpoint of the run, for all. */
-lm_code trainer_ranks_best(lm_trainer *t, lm_err *e);
+/* What rank 0 found of the run, for all: whether it holds this step already, and its best checkpoint. */
+lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e);
 /* Once, when the blocks are there: memory for sums. */
 lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e);
 void trainer_ranks_fini(lm_trainer *t);

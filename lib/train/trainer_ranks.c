@@ -59,22 +59,44 @@ lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e)
     return t->io.comm ? lm_comm_barrier(t->io.comm, e) : LM_OK;
 }
 
+static lm_code reduce(lm_trainer *t, const char *what, void *x, size_t n, lm_dtype type,
+                      lm_comm_op op, lm_err *e)
+{
+    const double began = lm_now();
+    return t->io.comm ? waited(t, what, began, lm_comm_all_reduce(t->io.comm, x, x, n, type, op, e))
+                      : LM_OK;
+}
+
 lm_code trainer_ranks_count(lm_trainer *t, double *n, size_t count, lm_err *e)
 {
-    lm_comm *c = t->io.comm;
-    const double began = lm_now();
-    return c ? waited(t, "counts", began,
-                      lm_comm_all_reduce(c, n, n, count, LM_DTYPE_F64, LM_COMM_SUM, e))
-             : LM_OK;
+    return reduce(t, "counts", n, count, LM_DTYPE_F64, LM_COMM_SUM, e);
 }
 
 lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *e)
 {
-    lm_comm *c = t->io.comm;
-    const double began = lm_now();
-    return c ? waited(t, "flags", began,
-                      lm_comm_all_reduce(c, flag, flag, count, LM_DTYPE_I32, LM_COMM_MAX, e))
-             : LM_OK;
+    return reduce(t, "flags", flag, count, LM_DTYPE_I32, LM_COMM_MAX, e);
+}
+
+void trainer_ranks_pause(lm_trainer *t)
+{
+    if (t->io.comm)
+        lm_comm_patience(t->io.comm, 0);
+}
+
+lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e)
+{
+    if (trainer_ranks_meet(t, e))
+        return e->code;
+    if (t->io.comm)
+        lm_comm_patience(t->io.comm, t->patience);
+    return LM_OK;
+}
+
+void trainer_ranks_pace(lm_trainer *t, double seconds)
+{
+    t->patience = 30 + 10 * seconds;
+    if (t->io.comm)
+        lm_comm_patience(t->io.comm, t->patience);
 }
 
 /* rows: losses of this rank's batch; those of valid targets to `out`. */
@@ -139,10 +161,11 @@ lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
-lm_code trainer_ranks_best(lm_trainer *t, lm_err *e)
+lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e)
 {
     lm_comm *c = t->io.comm;
-    return c && (lm_comm_broadcast(c, &t->s.best_step, sizeof t->s.best_step, 0, e) ||
+    return c && (lm_comm_broadcast(c, &t->saved, sizeof t->saved, 0, e) ||
+                 lm_comm_broadcast(c, &t->s.best_step, sizeof t->s.best_step, 0, e) ||
                  lm_comm_broadcast(c, &t->s.best_val, sizeof t->s.best_val, 0, e))
                ? e->code
                : LM_OK;
@@ -228,31 +251,38 @@ static lm_code lead(const training *x, lm_comm *c, lm_err *e)
         rc = x->ready(x->ctx, e);
     if (!rc)
         rc = lm_trainer_run(*x->out, x->r, e);
-    if (*x->out)
+    if (*x->out && !x->io->comm)
         (*x->out)->io.comm = NULL; /* it outlives the ranks */
     return rc;
 }
 
-/* A rank that only computes. */
-static lm_code follow(const training *x, lm_comm *c, lm_err *e)
+/* A rank that only computes: on threads with a program of its own. */
+static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *program,
+                      lm_trainer **out, lm_err *e)
 {
     lm_trainer_opts o = *x->o;
     const lm_trainer_io io = { .config = x->io->config,
                                .comm = c,
+                               .program = program,
+                               .par = program ? x->io->par : NULL,
                                .resume = x->io->resume,
                                .train = x->io->train,
                                .val = x->io->val,
                                .packed = x->io->packed,
                                .val_packed = x->io->val_packed,
                                .ids = x->io->ids };
+    lm_train_result r;
+    o.log_every = 0;
+    return lm_trainer_new(&o, &io, b, out, e) || lm_trainer_run(*out, &r, e) ? e->code : LM_OK;
+}
+
+static lm_code follow_on_thread(const training *x, lm_comm *c, lm_err *e)
+{
     lm_par *par = NULL;
     lm_backend *b = NULL;
     lm_trainer *t = NULL;
-    lm_train_result r;
-    o.log_every = 0;
-    if (!lm_par_new(&par, lm_par_threads(x->b->par), e) && !lm_backend_cpu(x->b->cpu, par, &b, e) &&
-        !lm_trainer_new(&o, &io, b, &t, e))
-        lm_trainer_run(t, &r, e);
+    if (!lm_par_new(&par, lm_par_threads(x->b->par), e) && !lm_backend_cpu(x->b->cpu, par, &b, e))
+        follow(x, c, b, NULL, &t, e);
     lm_trainer_free(t);
     lm_backend_close(b);
     lm_par_free(par);
@@ -261,7 +291,7 @@ static lm_code follow(const training *x, lm_comm *c, lm_err *e)
 
 static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
 {
-    return lm_comm_rank(c) ? follow(ctx, c, e) : lead(ctx, c, e);
+    return lm_comm_rank(c) ? follow_on_thread(ctx, c, e) : lead(ctx, c, e);
 }
 
 lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
@@ -269,9 +299,12 @@ lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_b
                          lm_train_result *r, lm_err *e)
 {
     training x = { o, io, b, ready, ctx, out, r };
+    lm_comm *c = io->comm;
     *out = NULL;
-    if (o->ranks <= 1)
-        return lead(&x, NULL, e);
+    if (c && (lm_comm_rank(c) ? follow(&x, c, b, io->program, out, e) : lead(&x, c, e)))
+        lm_comm_abort(c, e);
+    if (c || o->ranks <= 1)
+        return c ? e->code : lead(&x, NULL, e);
     return b->host_memory ? lm_threads_run(o->ranks, 0, run_rank, &x, e)
                           : lm_fail(e, LM_EUSAGE, "ranks", "use one",
                                     "several run on processors only, not on %s", b->name);

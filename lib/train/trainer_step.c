@@ -222,6 +222,14 @@ static lm_code sample(lm_trainer *t, const step_info *i, bool before, lm_err *e)
     return before ? lm_monitor_before(t->monitor, e) : lm_monitor_after(t->monitor, e);
 }
 
+static lm_code wait_copied(lm_trainer *t, lm_err *e)
+{
+    trainer_ranks_pause(t);
+    t->copying = false;
+    return (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || trainer_ranks_go_on(t, e) ? e->code
+                                                                                     : LM_OK;
+}
+
 static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 {
     double began;
@@ -232,7 +240,7 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
         return e->code;
     mark(t, MARK_NORM);
     began = lm_now();
-    if (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e))
+    if (t->copying && wait_copied(t, e))
         return e->code;
     t->r.seconds_checkpoint += lm_now() - began;
     mark(t, MARK_UPDATE);

@@ -170,6 +170,7 @@ ending() {
 @test "refuse: a tool that a launcher has started as one of several processes, before the work" {
     for tool in $(cd "$(dirname "$(command -v train)")" && ls); do
         for rank in 0 3; do
+            [ "$tool" != train ] || continue
             OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=4 run -2 "$tool" m
             echo "$tool: $output"
             [ "${#lines[@]}" -eq 1 ]
@@ -179,8 +180,10 @@ ending() {
     [ ! -e new ]
     PMIX_RANK=0 run -2 inspect-model m
     [[ $output == "inspect-model: PMIx has started several ranks: "* ]]
-    SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 run -2 train m data -o new --seq-len 16 --dry-run
-    [[ $output == "train: srun has started 2 ranks: "*": start one; train --ranks N has ranks on one machine" ]]
+    # where they cannot find each other
+    SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 LM_MODULES=/nowhere run -1 train m data -o new --seq-len 16 --dry-run
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == "train: srun has started 2 ranks: "* ]]
     OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 inspect-model -q m
     SLURM_PROCID=0 inspect-model -q m # in a batch script
     OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 inspect-model --version

@@ -231,7 +231,7 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
         --ranks 2 --leaves 6 --gradient-accumulation-steps 6
     no "--mesh: 257 ranks, and at most 256 share a step" --mesh dp=257
     no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=2" --mesh dp=2,tp=2
-    no "--mesh: ranks are threads that compute on the processor, not on cuda: leave it out, or give --device cpu" \
+    no "--mesh: several ranks compute on processors, not on cuda: leave it out, or give --device cpu" \
         --mesh dp=2 --device cuda
     no "--mesh: it has 2 ranks, and --ranks 4: give --mesh dp=4" --ranks 4 --mesh dp=2
     no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=4" --ranks 4 --mesh dp=2,tp=2

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ranks.c -- see ranks.h. */
+#include "common/ranks.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/process.h"
+#include "comm/open.h"
+#include "common/modules.h"
+
+void lm_ranks_look(lm_tool *t)
+{
+    const lm_launch l = lm_launched(getenv);
+
+    t->rank = l.rank;
+    t->ranks = l.ranks;
+}
+
+/* As one of several ranks such a tool would do the whole work, and write the same output as all others. */
+static lm_code refuse(const lm_launch *l, lm_err *e)
+{
+    char started[64], number[16] = "several";
+
+    if (l->ranks)
+        snprintf(number, sizeof number, "%d", l->ranks);
+    snprintf(started, sizeof started, "%s has started %s ranks", l->launcher, number);
+    return lm_fail(e, LM_EUSAGE, started, "start one", "each would do the whole work");
+}
+
+/* Where a rank runs. */
+typedef struct {
+    uint64_t machine, cores;
+} place;
+
+static place here(void)
+{
+    cpu_set_t set;
+    place p = { .machine = lm_boot_hash() };
+
+    if (!sched_getaffinity(0, sizeof set, &set))
+        p.cores = lm_hash64(&set, sizeof set, 0);
+    return p;
+}
+
+/* The ranks of this machine, and those that may use the same cores, this one included. */
+static lm_code count_near(lm_tool *t, lm_err *e)
+{
+    const size_t n = (size_t)t->ranks;
+    const place mine = here();
+    place *all = NULL;
+    size_t *bytes = NULL;
+
+    t->ranks_here = t->ranks_sharing = 0;
+    if (!lm_alloc_n(&all, n, sizeof *all, "ranks", e) &&
+        !lm_alloc_n(&bytes, n, sizeof *bytes, "ranks", e)) {
+        for (size_t r = 0; r < n; r++)
+            bytes[r] = sizeof mine;
+        lm_comm_all_gather(t->comm, &mine, all, bytes, e);
+        for (size_t r = 0; r < n && !e->code; r++) {
+            t->ranks_here += all[r].machine == mine.machine;
+            t->ranks_sharing += !memcmp(&all[r], &mine, sizeof mine);
+        }
+    }
+    lm_free(all);
+    lm_free(bytes);
+    return e->code;
+}
+
+lm_code lm_ranks_open(lm_tool *t, lm_err *e)
+{
+    lm_comm_opts o = { .launch = lm_launched(getenv) };
+    lm_modules modules;
+
+    if (o.launch.ranks == 1)
+        return LM_OK;
+    if (!(t->use & LM_USE_RANKS))
+        return refuse(&o.launch, e);
+    lm_code rc = lm_modules_find(&modules, e);
+    o.modules = (const char *const *)modules.dir;
+    if (!rc)
+        rc = lm_comm_open(&o, &t->comm, e);
+    lm_modules_fini(&modules);
+    if (rc)
+        return rc;
+    t->rank = lm_comm_rank(t->comm);
+    t->ranks = lm_comm_size(t->comm);
+    return lm_comm_agree(t->comm, "version", LM_VERSION, e) ||
+                   lm_comm_agree(t->comm, "kernels", lm_cpu_level_name(t->cpu), e) ||
+                   count_near(t, e)
+               ? e->code
+               : LM_OK;
+}
+
+bool lm_ranks_fail(lm_tool *t, lm_err *e)
+{
+    lm_err first = { 0 };
+
+    lm_comm_abort(t->comm, e);
+    if (lm_comm_barrier(t->comm, &first))
+        *e = first;
+    return lm_comm_reports(t->comm);
+}
+
+void lm_ranks_close(lm_tool *t)
+{
+    lm_comm_free(t->comm);
+    t->comm = NULL;
+}
