@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "mini_models.h"
+#include "model/arch.h"
 #include "op/ops.h"
 
 enum { LAYERS = 3, BATCH = 2, SEQ = 7, ROWS = BATCH * SEQ, MOST = 8 };
@@ -461,12 +462,103 @@ static void test_fresh_noise(void **state)
     lm_config_fini(&c);
 }
 
+/* ---- types ---- */
+
+#define SIZES                                                                           \
+    "\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":12,"                    \
+    "\"num_attention_heads\":4,\"num_hidden_layers\":2,\"max_position_embeddings\":32," \
+    "\"num_experts_per_tok\":2,\"moe_intermediate_size\":8,"                            \
+    "\"first_k_dense_replace\":1,\"n_group\":1,\"topk_group\":1,"
+#define EXPERTS "\"num_experts\":4,\"num_key_value_heads\":2"
+
+/* One of each architecture with experts. */
+static const char *const architectures[] = {
+    "{\"model_type\":\"mixtral\"," SIZES
+    "\"num_local_experts\":4,\"num_key_value_heads\":2,\"gate_add_noise\":true}",
+    "{\"model_type\":\"qwen2_moe\"," SIZES EXPERTS "}",
+    "{\"model_type\":\"qwen3_moe\"," SIZES EXPERTS "}",
+    "{\"model_type\":\"qwen3_next\"," SIZES EXPERTS ",\"num_nextn_predict_layers\":1}",
+    "{\"model_type\":\"gpt_oss\"," SIZES
+    "\"num_local_experts\":4,\"num_key_value_heads\":2,\"head_dim\":8}",
+    "{\"model_type\":\"dots1\"," SIZES "\"n_routed_experts\":4}",
+    "{\"model_type\":\"deepseek_v2\"," SIZES "\"n_routed_experts\":4,\"q_lora_rank\":null}",
+    "{\"model_type\":\"deepseek_v3\"," SIZES
+    "\"n_routed_experts\":4,\"num_nextn_predict_layers\":2}",
+};
+enum { N_ARCHITECTURES = sizeof architectures / sizeof *architectures };
+
+static lm_dtype type_of(const lm_model *m, const char *name)
+{
+    const int at = lm_model_slice(m, name);
+    if (at < 0)
+        fail_msg("no tensor %s", name);
+    return m->graph->value[m->param[m->slice[at].param].value].t.dtype;
+}
+
+/* Of all layers with experts, those of modules for the tokens further on included; returns how many there are. */
+static int check_types(const lm_config *c, const lm_build *b)
+{
+    const lm_dtype want = b->choice.low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+    const bool train = b->mode == LM_MODE_TRAIN;
+    char name[LM_TENSOR_NAME];
+    lm_err e = { 0 };
+    lm_model *m;
+    int n = 0;
+    must(lm_model_build(c, b, &m, &e), &e);
+    for (int64_t l = 0; l < (train ? lm_config_depth(c) : c->layers); l++) {
+        const lm_moe *y = &c->layer[l].moe;
+        if (!y->experts)
+            continue;
+        const int64_t named = lm_config_named_layer(c, l);
+        lm_tensor_hf_name(c->arch, LM_PART_ROUTER, named, false, name);
+        if (type_of(m, name) != want)
+            fail_msg("mode %d: %s is %s", (int)b->mode, name, lm_dtype_name(type_of(m, name)));
+        if (y->router_bias)
+            assert_int_equal(
+                type_of(m, lm_tensor_hf_name(c->arch, LM_PART_ROUTER, named, true, name)),
+                LM_DTYPE_F32);
+        lm_expert_hf_name(c->arch, y->stacked ? LM_PART_STACK_IN : LM_PART_EXPERT_DOWN, named,
+                          y->stacked ? -1 : 1, false, name);
+        if (type_of(m, name) != LM_DTYPE_BF16)
+            fail_msg("mode %d: %s is %s", (int)b->mode, name, lm_dtype_name(type_of(m, name)));
+        if (!b->choice.low && m->routed && m->routed[l].z != LM_NONE)
+            assert_int_equal(m->graph->value[m->routed[l].z].t.dtype, LM_DTYPE_F32);
+        n++;
+    }
+    lm_model_free(m);
+    return n;
+}
+
+/* Routers are F32 beside experts in BF16, in each mode, unless a model is asked for with the low type of all. */
+static void routers_stay_wide(void **state)
+{
+    (void)state;
+    for (int k = 0; k < N_ARCHITECTURES; k++) {
+        lm_config c;
+        lm_err e = { 0 };
+        json_t *o;
+        must(lm_json_parse(architectures[k], strlen(architectures[k]), "config", &o, &e), &e);
+        must(lm_config_read(o, "config", &c, &e), &e);
+        for (int mode = 0; mode < 6; mode++) {
+            static const lm_mode modes[] = { LM_MODE_TRAIN, LM_MODE_EVAL, LM_MODE_GENERATE };
+            lm_build b = build_of(modes[mode / 2], LM_DTYPE_BF16, BATCH, SEQ);
+            b.choice.low = mode % 2;
+            b.ahead = mode / 2 ? LM_AHEAD_NONE : LM_AHEAD_RUNS;
+            if (!check_types(&c, &b))
+                fail_msg("%s: no experts", architectures[k]);
+        }
+        lm_config_fini(&c);
+        json_decref(o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),        cmocka_unit_test(test_of_config),
-        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_learned_noise), cmocka_unit_test(test_fresh_noise),
+        cmocka_unit_test(routers_stay_wide), cmocka_unit_test(test_values),
+        cmocka_unit_test(test_of_config),    cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_recompute),    cmocka_unit_test(test_learned_noise),
+        cmocka_unit_test(test_fresh_noise),
     };
     return cmocka_run_group_tests_name("model_routing", tests, NULL, NULL);
 }
