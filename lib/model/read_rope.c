@@ -164,8 +164,9 @@ lm_code lm_read_partial_rope(const json_t *o, const char *where, double theta, d
         return e->code;
     for (int64_t l = 0; l < c->layers; l++) {
         lm_layer *y = &c->layer[l];
-        y->rotary = (int64_t)((double)y->head_dim * partial);
-        if (!(partial > 0 && partial <= 1) || y->rotary < 2 || y->rotary % 2)
+        const bool in_range = partial > 0 && partial <= 1;
+        y->rotary = in_range ? (int64_t)((double)y->head_dim * partial) : 0;
+        if (y->rotary < 2 || y->rotary % 2)
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "\"partial_rotary_factor\": %g of \"head_dim\" %" PRId64
                            " is not an even number of at most that",

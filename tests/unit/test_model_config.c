@@ -427,6 +427,7 @@ static void states_and_attention(void **state)
         { "{\"linear_conv_kernel_dim\":9}", "linear_conv_kernel_dim" },
         { "{\"partial_rotary_factor\":1.5}", "partial_rotary_factor" },
         { "{\"partial_rotary_factor\":0}", "partial_rotary_factor" },
+        { "{\"partial_rotary_factor\":4e18}", "partial_rotary_factor" },
         { "{\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.012}}",
           "partial_rotary_factor" },
     };
