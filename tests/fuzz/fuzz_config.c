@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_config -- any bytes as config.json and as the index of a sharded model.
  *
- * A config that parses must give the same tree when its printed form is parsed; a folder with that
- * index must open or fail with a message, whatever files it names. */
+ * A config that parses must give the same tree when its printed form is parsed; one that describes a model must have a layer
+ * and countable parameters, and names for them; a folder with that index must open or fail with a message, whatever files it
+ * names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "base/json.h"
 #include "format/folder.h"
 #include "format/folder_json.h"
+#include "model/arch.h"
 
 static char dir[] = "/tmp/lm-fuzz-XXXXXX";
 static char index_path[64];
@@ -67,6 +69,48 @@ static void check_pretty(const json_t *tree)
     lm_buf_fini(&text);
 }
 
+static void check_layer(const lm_config *c, int64_t l)
+{
+    const lm_layer *y = &c->layer[l];
+
+    if (y->heads < 1 || y->kv_heads < 1 || y->head_dim < 1 || y->heads % y->kv_heads ||
+        y->rope >= c->ropes || y->window < 0 || !(y->scale > 0))
+        abort();
+    if (y->moe.experts &&
+        (y->moe.chosen < 1 || y->moe.chosen > y->moe.experts || y->moe.ffn < 1 ||
+         y->moe.groups < 1 || y->moe.experts % y->moe.groups || y->moe.kept_groups > y->moe.groups))
+        abort();
+    if (y->attention == LM_ATTENTION_DELTA &&
+        (y->delta.key_heads < 1 || y->delta.heads % y->delta.key_heads))
+        abort();
+    if (y->attention == LM_ATTENTION_LATENT &&
+        (y->latent.kv_rank < 1 || y->latent.rope_dim % 2 || y->latent.value_dim > y->head_dim))
+        abort();
+}
+
+/* A config.json that describes a model. */
+static void check_model(const json_t *tree)
+{
+    lm_config c;
+    lm_err e = { 0 };
+    char name[LM_TENSOR_NAME];
+
+    if (lm_config_read(tree, "config.json", &c, &e)) {
+        if (!e.what[0])
+            abort();
+        return;
+    }
+    if (c.layers < 1 || lm_config_params(&c) < 1 ||
+        lm_config_active_params(&c) > lm_config_params(&c) || !(lm_config_train_flops(&c, 64) > 0))
+        abort();
+    for (int64_t l = 0; l < lm_config_depth(&c); l += 1 + l / 64) {
+        check_layer(&c, l);
+        for (const lm_tensor_name *t = c.arch->tensors; t->part; t++)
+            lm_expert_hf_name(c.arch, t->part, l, c.layer[l].moe.experts, false, name);
+    }
+    lm_config_fini(&c);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -77,8 +121,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (!index_path[0])
         prepare();
-    if (!lm_json_parse((const char *)data, size, "config.json", &tree, &e))
+    if (!lm_json_parse((const char *)data, size, "config.json", &tree, &e)) {
         check_pretty(tree);
+        check_model(tree);
+    }
     json_decref(tree);
     put("model.safetensors.index.json", data, size);
     e = (lm_err){ 0 };
