@@ -4,6 +4,7 @@
 #ifndef LM_KERNELS_CPU_CHUNK_SIMD_H
 #define LM_KERNELS_CPU_CHUNK_SIMD_H
 
+#include "kernels/cpu/gemm_transpose.h"
 #include "kernels/cpu/tile_simd.h"
 
 static inline float chunk_dot(const float *x, const float *y, int64_t n)
@@ -34,16 +35,34 @@ static inline void chunk_scale(float *to, const float *x, int64_t rows, int64_t 
         }
 }
 
-/* to [cols][ld] = the transpose of x [rows][ldx]; the rest of its rows zeros. */
+#ifdef __AVX512F__
+typedef __m512i chunk_lines; /* a row of a square that is transposed in registers */
+#define chunk_turn_square transpose_16x16
+#else
+typedef __m256 chunk_lines;
+#define chunk_turn_square transpose_8x8
+#endif
+
+/* The first VF_LANES numbers of `cols` rows of the transpose: of the first rows of x, and zeros if x has fewer. */
+static inline void chunk_turn_rows(float *to, int64_t ld, const float *x, int64_t rows, int64_t ldx,
+                                   int64_t cols)
+{
+    for (int64_t j = 0; j < cols; j += VF_LANES) {
+        chunk_lines v[VF_LANES];
+        for (int64_t i = 0; i < VF_LANES; i++)
+            v[i] = i < rows ? (chunk_lines)vf_load(x + i * ldx + j) : (chunk_lines)vf_zero();
+        chunk_turn_square(v);
+        for (int64_t i = 0; i < VF_LANES && j + i < cols; i++)
+            vf_store(to + (j + i) * ld, (vf)v[i]);
+    }
+}
+
+/* to [cols][ld] = the transpose of x [rows][ldx]; the rest of its rows zeros.  ld and ldx are whole vectors. */
 static inline void chunk_turn(float *to, int64_t ld, const float *x, int64_t rows, int64_t ldx,
                               int64_t cols)
 {
-    for (int64_t j = 0; j < cols; j++) {
-        for (int64_t i = 0; i < rows; i++)
-            to[j * ld + i] = x[i * ldx + j];
-        for (int64_t i = rows; i < ld; i++)
-            to[j * ld + i] = 0;
-    }
+    for (int64_t i = 0; i < ld; i += VF_LANES)
+        chunk_turn_rows(to + i, ld, x + i * ldx, rows - i, ldx, cols);
 }
 
 #endif
