@@ -33,6 +33,7 @@ typedef struct {
     uint64_t kept[BQ];    /* dropout: bit j: key j of the block stays */
     uint16_t q[MAX_TILES_D * TILE];     /* queries, A tiles [2][D/32] */
     float acc[2 * MAX_TILES_D * CTILE]; /* output, C tiles [2][D/16] */
+    attn_bias_lines bias;               /* of the head, behind the values */
 } forward_scratch;
 
 static int64_t blocks_of(int64_t n, int64_t size)
@@ -42,22 +43,25 @@ static int64_t blocks_of(int64_t n, int64_t size)
 
 static size_t scratch_bytes(const lm_attention_attr *a, int64_t keys)
 {
-    size_t packed = (size_t)(blocks_of(keys, BK) * BK * a->head_dim) * sizeof(uint16_t);
-    return sizeof(forward_scratch) + 2 * packed;
+    size_t n = (size_t)(blocks_of(keys, BK) * BK);
+    int64_t tiles = blocks_of(a->head_dim, 32) + blocks_of(lm_attention_value_dim(a), 32);
+    return attn_round64(sizeof(forward_scratch)) + n * (size_t)(32 * tiles) * sizeof(uint16_t) +
+           (size_t)attn_bias_numbers(keys, keys) * sizeof(float);
 }
 
 static void pack_keys(const attn_job *job, int64_t keys, uint16_t *kp, uint16_t *vp)
 {
-    int64_t nd = job->D / 32, padded = blocks_of(keys, BK) * BK;
+    int64_t nk = blocks_of(job->D, 32), nv = blocks_of(job->E, 32);
+    int64_t padded = blocks_of(keys, BK) * BK;
     for (int64_t j = 0; j < padded; j += 16)
-        for (int64_t d = 0; d < nd; d++)
-            pack_columns(kp + (j / 16 * nd + d) * TILE, (const uint16_t *)job->k + j * job->k_pitch,
-                         job->k_pitch, 32 * d, keys - j);
+        for (int64_t d = 0; d < nk; d++)
+            pack_columns(kp + (j / 16 * nk + d) * TILE, (const uint16_t *)job->k + j * job->k_pitch,
+                         job->k_pitch, 32 * d, job->D, keys - j);
     for (int64_t j = 0; j < padded; j += 32) {
-        for (int64_t d = 0; d < nd; d++) {
-            uint16_t *to = vp + (j / 32 * nd + d) * 2 * TILE;
+        for (int64_t d = 0; d < nv; d++) {
+            uint16_t *to = vp + (j / 32 * nv + d) * 2 * TILE;
             pack_pairs(to, to + TILE, (const uint16_t *)job->v + j * job->v_pitch, job->v_pitch,
-                       32 * d, keys - j);
+                       32 * d, job->E, keys - j);
         }
     }
 }
@@ -65,33 +69,46 @@ static void pack_keys(const attn_job *job, int64_t keys, uint16_t *kp, uint16_t 
 /* The same of pages: a tile of 16 keys is in one of them, 32 values may be in two. */
 static void pack_pages(const attn_job *job, int64_t keys, uint16_t *kp, uint16_t *vp)
 {
-    int64_t nd = job->D / 32, padded = blocks_of(keys, BK) * BK, run;
+    int64_t nk = blocks_of(job->D, 32), nv = blocks_of(job->E, 32);
+    int64_t padded = blocks_of(keys, BK) * BK, run;
     for (int64_t j = 0; j < padded; j += 16) {
         const uint16_t *k = job->k, *v = job->v;
         if (j < keys) {
             k = attn_piece(job, job->k, job->k_pitch, sizeof *k, j, keys, &run);
             v = attn_piece(job, job->v, job->v_pitch, sizeof *v, j, keys, &run);
         }
-        for (int64_t d = 0; d < nd; d++) {
-            uint16_t *to = vp + (j / 32 * nd + d) * 2 * TILE + j % 32 / 16 * (TILE / 2);
-            pack_columns(kp + (j / 16 * nd + d) * TILE, k, job->D, 32 * d, keys - j);
-            pack_half_pairs(to, to + TILE, v, job->D, 32 * d, keys - j);
+        for (int64_t d = 0; d < nk; d++)
+            pack_columns(kp + (j / 16 * nk + d) * TILE, k, job->k_pitch, 32 * d, job->D, keys - j);
+        for (int64_t d = 0; d < nv; d++) {
+            uint16_t *to = vp + (j / 32 * nv + d) * 2 * TILE + j % 32 / 16 * (TILE / 2);
+            pack_half_pairs(to, to + TILE, v, job->v_pitch, 32 * d, job->E, keys - j);
         }
     }
 }
 
-/* The tile products of a block are cut into units of four, 2 * nd for the scores and 2 * nd for the
- * output; `steps` (1 or 2) is how many 32 keys the block has. */
+/* The tile products of a block are cut into units of four, 2 * nk for the scores and 2 * nv for the output, where a key has
+ * nk times 32 numbers, rounded up, and a value nv times.  `steps` (1 or 2) is how many 32 keys the block has. */
 
-/* Unit u of s = q k^T. */
-static inline __attribute__((always_inline)) void
-scores_unit(const forward_scratch *w, score_block *s, const uint16_t *kp, int steps, int u, int nd)
+/* Rows that begin one number before each other: biases by distance, of 16 queries and as many keys. */
+enum { BIAS_STEP = -(int)sizeof(float) };
+
+/* Unit u of s = q k^T, plus the biases from `bias` on, unless it is NULL. */
+static inline __attribute__((always_inline)) void scores_unit(const forward_scratch *w,
+                                                              score_block *s, const uint16_t *kp,
+                                                              const float *bias, int steps, int u,
+                                                              int nk)
 {
-    int t = u / nd, d = u % nd;
-    const uint16_t *k0 = kp + (2 * t * nd + d) * TILE;
+    int t = u / nk, d = u % nk;
+    const uint16_t *k0 = kp + (2 * t * nk + d) * TILE;
     if (t >= steps)
         return;
-    if (d == 0) {
+    if (d == 0 && bias) {
+        const float *b = bias + 32 * t;
+        _tile_loadd(0, b, BIAS_STEP);
+        _tile_loadd(1, b + 16, BIAS_STEP);
+        _tile_loadd(2, b - 16, BIAS_STEP);
+        _tile_loadd(3, b, BIAS_STEP);
+    } else if (d == 0) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -100,12 +117,12 @@ scores_unit(const forward_scratch *w, score_block *s, const uint16_t *kp, int st
     _tile_loadd(4, w->q + d * TILE, 64);
     _tile_loadd(6, k0, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, k0 + nd * TILE, 64);
+    _tile_loadd(7, k0 + nk * TILE, 64);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, w->q + (nd + d) * TILE, 64);
+    _tile_loadd(5, w->q + (nk + d) * TILE, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-    if (d == nd - 1) {
+    if (d == nk - 1) {
         _tile_stored(0, s->tile[0][2 * t], 64);
         _tile_stored(1, s->tile[0][2 * t + 1], 64);
         _tile_stored(2, s->tile[1][2 * t], 64);
@@ -113,10 +130,12 @@ scores_unit(const forward_scratch *w, score_block *s, const uint16_t *kp, int st
     }
 }
 
-/* The same for head size 64 (nd = 2), a tile of keys at a time with the queries in registers 4
+/* The same for head size 64 (nk = 2), a tile of keys at a time with the queries in registers 4
  * to 7. */
-static inline __attribute__((always_inline)) void
-scores_unit_64(const forward_scratch *w, score_block *s, const uint16_t *kp, int steps, int u)
+static inline __attribute__((always_inline)) void scores_unit_64(const forward_scratch *w,
+                                                                 score_block *s, const uint16_t *kp,
+                                                                 const float *bias, int steps,
+                                                                 int u)
 {
     const uint16_t *k = kp + 2 * u * TILE;
     if (u >= 2 * steps)
@@ -127,8 +146,13 @@ scores_unit_64(const forward_scratch *w, score_block *s, const uint16_t *kp, int
         _tile_loadd(6, w->q + 2 * TILE, 64);
         _tile_loadd(7, w->q + 3 * TILE, 64);
     }
-    _tile_zero(0);
-    _tile_zero(1);
+    if (bias) {
+        _tile_loadd(0, bias + 16 * u, BIAS_STEP);
+        _tile_loadd(1, bias + 16 * u - 16, BIAS_STEP);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
     _tile_loadd(2, k, 64);
     _tile_dpbf16ps(0, 4, 2);
     _tile_dpbf16ps(1, 6, 2);
@@ -141,11 +165,11 @@ scores_unit_64(const forward_scratch *w, score_block *s, const uint16_t *kp, int
 
 /* Unit u of acc += p v. */
 static inline __attribute__((always_inline)) void
-weigh_unit(forward_scratch *w, const score_block *p, const uint16_t *vp, int steps, int u, int nd)
+weigh_unit(forward_scratch *w, const score_block *p, const uint16_t *vp, int steps, int u, int nv)
 {
     int d = u / 2 * 2, t = u % 2;
-    const uint16_t *v = vp + (t * 2 * nd + d) * TILE;
-    float *c0 = w->acc + d * CTILE, *c1 = c0 + 2 * nd * CTILE;
+    const uint16_t *v = vp + (t * 2 * nv + d) * TILE;
+    float *c0 = w->acc + d * CTILE, *c1 = c0 + 2 * nv * CTILE;
     if (t >= steps)
         return;
     if (t == 0) {
@@ -170,22 +194,23 @@ weigh_unit(forward_scratch *w, const score_block *p, const uint16_t *vp, int ste
     }
 }
 
-static inline __attribute__((always_inline)) void
-scores_all(const forward_scratch *w, score_block *s, const uint16_t *kp, int steps, int nd)
+static inline __attribute__((always_inline)) void scores_all(const forward_scratch *w,
+                                                             score_block *s, const uint16_t *kp,
+                                                             const float *bias, int steps, int nk)
 {
-    for (int u = 0; u < 2 * nd; u++) {
-        if (nd == 2)
-            scores_unit_64(w, s, kp, steps, u);
+    for (int u = 0; u < 2 * nk; u++) {
+        if (nk == 2)
+            scores_unit_64(w, s, kp, bias, steps, u);
         else
-            scores_unit(w, s, kp, steps, u, nd);
+            scores_unit(w, s, kp, bias, steps, u, nk);
     }
 }
 
 static inline __attribute__((always_inline)) void
-weigh_all(forward_scratch *w, const score_block *p, const uint16_t *vp, int steps, int nd)
+weigh_all(forward_scratch *w, const score_block *p, const uint16_t *vp, int steps, int nv)
 {
-    for (int u = 0; u < 2 * nd; u++)
-        weigh_unit(w, p, vp, steps, u, nd);
+    for (int u = 0; u < 2 * nv; u++)
+        weigh_unit(w, p, vp, steps, u, nv);
 }
 
 /* Scores of row r against the v-th 16 keys. */
@@ -203,21 +228,6 @@ static void cap_scores(score_block *s, int vecs, float by)
             float *x = score_row(s, r, v);
             _mm512_store_ps(x, lm_tanh16(_mm512_mul_ps(_mm512_load_ps(x), f)));
         }
-}
-
-/* Scores of n queries, with the biases of head h; the scale stands in both. */
-static void add_biases(score_block *s, const attn_job *job, int64_t h, int64_t i0, int64_t n,
-                       int64_t j0, int vecs)
-{
-    const __m512 by = _mm512_set1_ps(1 / job->scale);
-    float room[BK];
-    for (int64_t r = 0; r < n; r++) {
-        const float *b = attn_bias_line(&job->bias, h, j0 - job->mask.off - i0 - r, BK, room);
-        for (int v = 0; v < vecs; v++) {
-            float *x = score_row(s, r, v);
-            _mm512_store_ps(x, _mm512_fmadd_ps(_mm512_loadu_ps(b + 16 * v), by, _mm512_load_ps(x)));
-        }
-    }
 }
 
 /* Scores that a query may not see become -inf. */
@@ -291,7 +301,7 @@ static inline __attribute__((always_inline)) bool find_maxima(forward_scratch *w
 }
 
 /* Give the rows that outgrew their maximum a new one, and rescale what they have summed. */
-static void move_maxima(forward_scratch *w, int nd)
+static void move_maxima(forward_scratch *w, int nv)
 {
     for (int r = 0; r < BQ; r++) {
         if (!(w->top[r] > w->m[r] + 8))
@@ -299,8 +309,8 @@ static void move_maxima(forward_scratch *w, int nd)
         __m512 f = _mm512_set1_ps(w->m[r] == -INFINITY ? 0.0f : exp2f(w->m[r] - w->top[r]));
         w->m[r] = w->top[r];
         _mm512_store_ps(w->l[r], _mm512_mul_ps(_mm512_load_ps(w->l[r]), f));
-        for (int d = 0; d < 2 * nd; d++) {
-            float *x = w->acc + (r / 16 * 2 * nd + d) * CTILE + r % 16 * 16;
+        for (int d = 0; d < 2 * nv; d++) {
+            float *x = w->acc + (r / 16 * 2 * nv + d) * CTILE + r % 16 * 16;
             _mm512_store_ps(x, _mm512_mul_ps(_mm512_load_ps(x), f));
         }
     }
@@ -347,16 +357,18 @@ static inline __attribute__((always_inline)) void exponentials(forward_scratch *
 
 static void store_rows(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64_t n)
 {
+    const int64_t tiles = 2 * blocks_of(job->E, 32);
     for (int64_t r = 0; r < n; r++) {
         float l = _mm512_reduce_add_ps(_mm512_load_ps(w->l[r]));
         float fade = job->sinks ? attn_add_sink2(job->sinks[h], &w->m[r], &l) : 1;
         __m512 inv = _mm512_set1_ps(attn_row_factor2(job->undivided, fade, w->m[r], l));
-        uint16_t *o = (uint16_t *)job->o + (i0 + r) * job->o_pitch + h * job->D;
-        for (int64_t d = 0; d < job->D / 16; d += 2) {
-            const float *x = w->acc + (r / 16 * (job->D / 16) + d) * CTILE + r % 16 * 16;
+        uint16_t *o = (uint16_t *)job->o + (i0 + r) * job->o_pitch + h * job->E;
+        for (int64_t d = 0; d < tiles; d += 2) {
+            const float *x = w->acc + (r / 16 * tiles + d) * CTILE + r % 16 * 16;
             __m512 a = _mm512_mul_ps(_mm512_load_ps(x), inv);
             __m512 b = _mm512_mul_ps(_mm512_load_ps(x + CTILE), inv);
-            _mm512_storeu_si512(o + 16 * d, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+            _mm512_mask_storeu_epi16(o + 16 * d, in_row(job->E - 16 * d),
+                                     (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
         if (job->lse)
             job->lse[h * job->lse_head + (i0 + r) * job->lse_row] =
@@ -367,12 +379,54 @@ static void store_rows(forward_scratch *w, const attn_job *job, int64_t h, int64
 /* Bring into L1 what the tiles will read soon: the keys of the next block, the values of this one.
  */
 static inline __attribute__((always_inline)) void fetch(const uint16_t *k_next, const uint16_t *v,
-                                                        int u, int nd)
+                                                        int u, int nk)
 {
     /* The keys are wanted in the second half of the units, the values after them. */
-    const uint16_t *from = u < 2 * nd ? k_next + 2 * u * TILE : v + 2 * (u - 2 * nd) * TILE;
+    const uint16_t *from = u < 2 * nk ? k_next + 2 * u * TILE : v + 2 * (u - 2 * nk) * TILE;
     for (int i = 0; i < 2 * TILE / 32; i++)
         _mm_prefetch((const char *)(from + 32 * i), _MM_HINT_T0);
+}
+
+/* The block of keys behind the one at j0 of which queries i0 .. i0+n-1 of head h see some, or one at or behind the end. */
+static int64_t next_block(const attn_job *job, int64_t h, int64_t i0, int64_t n,
+                          const attn_span *span, int64_t j0)
+{
+    for (j0 += BK; job->mask.blocks && j0 < span->hi; j0 += BK)
+        if (attn_open(&job->mask, h, i0, i0 + n, j0, j0 + BK))
+            break;
+    return j0;
+}
+
+/* How many 32 keys of the block at j0 there are. */
+static int block_steps(const attn_span *span, int64_t j0)
+{
+    return j0 >= span->hi ? 0 : span->hi - j0 > 32 ? 2 : 1;
+}
+
+/* Scores of keys in blocks that a query does not see become -inf. */
+static void hide_scores(score_block *s, const attn_mask *m, int64_t h, int64_t i0, int64_t n,
+                        int64_t j0)
+{
+    const __m512 none = _mm512_set1_ps(-INFINITY);
+    for (int64_t r = 0, next; r < n; r = next) {
+        uint64_t seen = attn_seen_row(m, h, i0 + r, j0, BK, &next);
+        next = next - i0 < n ? next - i0 : n;
+        for (int64_t q = r; seen != UINT64_MAX && q < next; q++)
+            for (int v = 0; v < BK / 16; v++)
+                _mm512_mask_storeu_ps(score_row(s, q, v), (__mmask16)(~seen >> 16 * v), none);
+    }
+}
+
+/* Cap scores, and hide those that are not seen. */
+static inline void mask_block(score_block *s, const attn_job *job, int64_t h, int64_t i0, int64_t n,
+                              const attn_span *span, int64_t j0, int steps)
+{
+    if (job->soft_cap > 0)
+        cap_scores(s, 2 * steps, job->scale / job->soft_cap);
+    if (j0 < span->full_lo || j0 + 32 * steps > span->full_hi || n < BQ)
+        mask_scores(s, &job->mask, i0, n, j0, 2 * steps);
+    if (job->mask.blocks)
+        hide_scores(s, &job->mask, h, i0, n, j0);
 }
 
 /* The blocks of keys that queries i0 .. i0+n-1 see.  While the exponentials of a block run, so do
@@ -380,65 +434,63 @@ static inline __attribute__((always_inline)) void fetch(const uint16_t *k_next, 
  * long, since after a pause of some 300 ns its next product takes as long again. */
 static inline __attribute__((always_inline)) void
 sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64_t n,
-           const attn_span *span, const uint16_t *kp, const uint16_t *vp, int nd)
+           const attn_span *span, const uint16_t *kp, const uint16_t *vp, int nk, int nv)
 {
     const float scale2 = (job->soft_cap > 0 ? job->soft_cap : job->scale) * 1.44269504088896341f;
     row_drop x = { .drop = job->drop->rate > 0 ? job->drop : NULL, .T = job->T };
     if (x.drop)
         x.draw = attn_drop_row(job->b * job->H + h, i0, job->T);
-    int64_t first = span->lo / BK * BK, past = 0;
+    int64_t j0 = next_block(job, h, i0, n, span, span->lo / BK * BK - BK), j1, past = 0;
+    const int64_t distance = -job->mask.off - i0;
     score_block *prev = &w->s[0], *cur = &w->s[1];
-    int steps = span->hi - first > 32 ? 2 : 1, prev_steps = 0;
-    scores_all(w, cur, kp + first / 16 * nd * TILE, steps, nd);
-    for (int64_t j0 = first; j0 < span->hi; j0 += BK) {
-        int64_t j1 = j0 + BK;
-        int next_steps = j1 >= span->hi ? 0 : span->hi - j1 > 32 ? 2 : 1;
-        const uint16_t *k_next = kp + j1 / 16 * nd * TILE;
-        const uint16_t *v_prev = vp + past / 32 * 2 * nd * TILE;
-        if (job->bias.table)
-            add_biases(cur, job, h, i0, n, j0, 2 * steps);
-        if (job->soft_cap > 0)
-            cap_scores(cur, 2 * steps, job->scale / job->soft_cap);
-        if (j0 < span->full_lo || j0 + 32 * steps > span->full_hi || n < BQ)
-            mask_scores(cur, &job->mask, i0, n, j0, 2 * steps);
+    int steps = block_steps(span, j0), prev_steps = 0, next_steps;
+    if (!steps)
+        return;
+    scores_all(w, cur, kp + j0 / 16 * nk * TILE, attn_bias_row(&w->bias, j0 + distance), steps, nk);
+    for (; steps; j0 = j1, steps = next_steps) {
+        j1 = next_block(job, h, i0, n, span, j0);
+        next_steps = block_steps(span, j1);
+        const uint16_t *k_next = kp + j1 / 16 * nk * TILE;
+        const uint16_t *v_prev = vp + past / 32 * 2 * nv * TILE;
+        const float *bias = next_steps ? attn_bias_row(&w->bias, j1 + distance) : NULL;
+        mask_block(cur, job, h, i0, n, span, j0, steps);
         if (find_maxima(w, cur, 2 * steps, scale2)) {
-            weigh_all(w, prev, v_prev, prev_steps, nd); /* it was made with the old maximum */
+            weigh_all(w, prev, v_prev, prev_steps, nv); /* it was made with the old maximum */
             prev_steps = 0;
-            move_maxima(w, nd);
+            move_maxima(w, nv);
         }
 #pragma GCC unroll 16
-        for (int u = 0; u < 4 * nd; u++) {
-            if (u < 2 * nd)
-                weigh_unit(w, prev, v_prev, prev_steps, u, nd);
-            else if (nd == 2)
-                scores_unit_64(w, prev, k_next, next_steps, u - 2 * nd);
+        for (int u = 0, all = 2 * (nk + nv); u < all; u++) {
+            if (u < 2 * nv)
+                weigh_unit(w, prev, v_prev, prev_steps, u, nv);
+            else if (nk == 2)
+                scores_unit_64(w, prev, k_next, bias, next_steps, u - 2 * nv);
             else
-                scores_unit(w, prev, k_next, next_steps, u - 2 * nd, nd);
-            fetch(k_next, vp + j0 / 32 * 2 * nd * TILE, u, nd);
-            exponentials(w, cur, BQ * u / (4 * nd), BQ * (u + 1) / (4 * nd), steps, scale2, &x, j0);
+                scores_unit(w, prev, k_next, bias, next_steps, u - 2 * nv, nk);
+            fetch(k_next, vp + j0 / 32 * 2 * nv * TILE, u, nk);
+            exponentials(w, cur, BQ * u / all, BQ * (u + 1) / all, steps, scale2, &x, j0);
         }
         score_block *spare = prev; /* it holds the scores of the next block by now */
         prev = cur;
         cur = spare;
         past = j0;
         prev_steps = steps;
-        steps = next_steps;
     }
-    weigh_all(w, prev, vp + past / 32 * 2 * nd * TILE, prev_steps, nd);
+    weigh_all(w, prev, vp + past / 32 * 2 * nv * TILE, prev_steps, nv);
 }
 
 /* Queries i0 .. i0+n-1 of head h. */
 static inline __attribute__((always_inline)) void
 query_block(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64_t n,
-            const uint16_t *kp, const uint16_t *vp, int nd)
+            const uint16_t *kp, const uint16_t *vp, int nk, int nv)
 {
     const uint16_t *q = (const uint16_t *)job->q + i0 * job->q_pitch + h * job->D;
     for (int g = 0; g < BQ / 16; g++)
-        for (int d = 0; d < nd; d++)
-            pack_natural(w->q + (g * nd + d) * TILE, q + 16 * g * job->q_pitch, job->q_pitch,
-                         32 * d, n - 16 * g);
+        for (int d = 0; d < nk; d++)
+            pack_natural(w->q + (g * nk + d) * TILE, q + 16 * g * job->q_pitch, job->q_pitch,
+                         32 * d, job->D, n - 16 * g);
     _tile_zero(0);
-    for (int i = 0; i < 4 * nd; i++) /* tiles, to wake their unit */
+    for (int i = 0; i < 4 * nv; i++) /* tiles, to wake their unit */
         _tile_stored(0, w->acc + i * CTILE, 64);
     for (int r = 0; r < BQ; r++) {
         _mm512_store_ps(w->l[r], _mm512_setzero_ps());
@@ -446,19 +498,30 @@ query_block(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int6
     }
     attn_span span = attn_span_of(&job->mask, i0, i0 + n);
     if (span.lo < span.hi)
-        sweep_keys(w, job, h, i0, n, &span, kp, vp, nd);
+        sweep_keys(w, job, h, i0, n, &span, kp, vp, nk, nv);
     store_rows(w, job, h, i0, n);
 }
 
 static void query_block_any(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0,
                             int64_t n, const uint16_t *kp, const uint16_t *vp)
 {
-    if (job->D == 64)
-        query_block(w, job, h, i0, n, kp, vp, 2);
-    else if (job->D == 128)
-        query_block(w, job, h, i0, n, kp, vp, 4);
+    int nk = (int)blocks_of(job->D, 32), nv = (int)blocks_of(job->E, 32);
+    if (nk == 2 && nv == 2)
+        query_block(w, job, h, i0, n, kp, vp, 2, 2);
+    else if (nk == 4 && nv == 4)
+        query_block(w, job, h, i0, n, kp, vp, 4, 4);
+    else if (nk == 3 && nv == 2) /* the Gaussian kernel's keys beside values of 64 */
+        query_block(w, job, h, i0, n, kp, vp, 3, 2);
     else
-        query_block(w, job, h, i0, n, kp, vp, (int)(job->D / 32));
+        query_block(w, job, h, i0, n, kp, vp, nk, nv);
+}
+
+/* The biases of head h, by the scale, which its scores are multiplied by later. */
+static void load_biases(forward_scratch *w, const attn_job *job, int64_t h)
+{
+    w->bias.first = 1 - BQ - job->mask.off - (job->queries - 1) / BQ * BQ;
+    attn_bias_fill(&w->bias, &job->bias, h, 1 / job->scale,
+                   attn_bias_numbers(job->mask.keys, job->queries));
 }
 
 /* All queries of one key/value head's group whose block number is `part` modulo `parts`. */
@@ -466,7 +529,13 @@ static void run_job(const attn_job *job, void *scratch)
 {
     forward_scratch *w = scratch;
     int64_t keys = job->mask.keys, padded = blocks_of(keys, BK) * BK;
-    uint16_t *kp = (uint16_t *)(w + 1), *vp = kp + padded * job->D;
+    uint16_t *kp = attn_at(w, 1, attn_round64(sizeof *w));
+    uint16_t *vp = kp + padded * 32 * blocks_of(job->D, 32);
+    w->bias = (attn_bias_lines){
+        .x = (float *)(void *)(vp + padded * 32 * blocks_of(job->E, 32)),
+    };
+    if (!job->bias.table)
+        w->bias.x = NULL;
     tiles_begin();
     if (job->pack)
         job->pack(job, attn_start(&job->mask, 0), kp, vp);
@@ -475,6 +544,8 @@ static void run_job(const attn_job *job, void *scratch)
     else
         pack_keys(job, keys, kp, vp);
     for (int64_t h = job->h0; h < job->h1; h++) {
+        if (w->bias.x)
+            load_biases(w, job, h);
         for (int64_t i0 = BQ * job->part; i0 < job->queries; i0 += BQ * job->parts) {
             int64_t n = job->queries - i0 < BQ ? job->queries - i0 : BQ;
             query_block_any(w, job, h, i0, n, kp, vp);
@@ -483,15 +554,18 @@ static void run_job(const attn_job *job, void *scratch)
     tiles_end();
 }
 
+/* Heads of 16 numbers would fill half of their tiles. */
 static bool fits(const lm_attention_attr *a)
 {
-    return a->head_dim % 32 == 0 && a->head_dim <= 16 * MAX_TILES_D &&
-           lm_attention_value_dim(a) == a->head_dim && !a->blocks.size;
+    const int64_t D = a->head_dim, E = lm_attention_value_dim(a);
+    return D > 16 && E > 16 && D <= 16 * MAX_TILES_D && E <= 16 * MAX_TILES_D;
 }
 
 size_t lm_attention_packed_bytes_amx(const lm_attention_attr *a, int64_t keys)
 {
-    return fits(a) ? scratch_bytes(a, keys) : 0;
+    return fits(a) && a->head_dim % 32 == 0 && lm_attention_value_dim(a) == a->head_dim
+               ? scratch_bytes(a, keys)
+               : 0;
 }
 
 void lm_attention_packed_amx(const attn_job *job, void *scratch)

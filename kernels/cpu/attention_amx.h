@@ -6,7 +6,7 @@
  * (X[r][2p], X[r][2p+1])   B operand of Y X^T (contraction over d) pairs    row p, lane d =
  * (X[2p][d], X[2p+1][d])   B operand of Y X   (contraction over rows) turned   row d, pair p =
  * (X[2p][d], X[2p+1][d])   A operand of X^T Y (contraction over rows) Rows at or past `have` read
- * as zeros.  d is a multiple of 32. */
+ * as zeros, as do columns at or past `wide`.  d is a multiple of 32. */
 #ifndef LM_KERNELS_CPU_ATTENTION_AMX_H
 #define LM_KERNELS_CPU_ATTENTION_AMX_H
 
@@ -69,26 +69,37 @@ static inline __attribute__((always_inline)) void transpose16(__m512i v[16])
     }
 }
 
-/* 32 values of row r at column d, or zeros. */
-static inline __m512i load_row(const uint16_t *x, int64_t pitch, int64_t r, int64_t d, int64_t have)
+/* Of 32 values those of the row: `wide` of them are left. */
+static inline __mmask32 in_row(int64_t wide)
 {
-    return r < have ? _mm512_loadu_si512(x + r * pitch + d) : _mm512_setzero_si512();
+    return wide < 32 ? (UINT32_C(1) << wide) - 1 : UINT32_MAX;
+}
+
+/* The up to 32 values of row r from column d on, of `wide` in all, and zeros. */
+static inline __m512i load_row(const uint16_t *x, int64_t pitch, int64_t r, int64_t d, int64_t wide,
+                               int64_t have)
+{
+    if (r >= have)
+        return _mm512_setzero_si512();
+    if (wide - d >= 32)
+        return _mm512_loadu_si512(x + r * pitch + d);
+    return _mm512_maskz_loadu_epi16(in_row(wide - d), x + r * pitch + d);
 }
 
 static inline void pack_natural(uint16_t *to, const uint16_t *x, int64_t pitch, int64_t d,
-                                int64_t have)
+                                int64_t wide, int64_t have)
 {
     for (int r = 0; r < 16; r++)
-        _mm512_store_si512(to + 32 * r, load_row(x, pitch, r, d, have));
+        _mm512_store_si512(to + 32 * r, load_row(x, pitch, r, d, wide, have));
 }
 
 static inline void pack_columns(uint16_t *to, const uint16_t *x, int64_t pitch, int64_t d,
-                                int64_t have)
+                                int64_t wide, int64_t have)
 {
     __m512i v[16];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)
-        v[r] = load_row(x, pitch, r, d, have);
+        v[r] = load_row(x, pitch, r, d, wide, have);
     transpose16(v);
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)
@@ -104,11 +115,12 @@ static const uint16_t weave_hi[32] __attribute__((
 
 /* 32 rows, columns d..d+31: the pair tiles of columns d.. and d+16.. into lo and hi. */
 static inline void pack_pairs(uint16_t *lo, uint16_t *hi, const uint16_t *x, int64_t pitch,
-                              int64_t d, int64_t have)
+                              int64_t d, int64_t wide, int64_t have)
 {
     __m512i wl = _mm512_load_si512(weave_lo), wh = _mm512_load_si512(weave_hi);
     for (int p = 0; p < 16; p++) {
-        __m512i a = load_row(x, pitch, 2 * p, d, have), b = load_row(x, pitch, 2 * p + 1, d, have);
+        __m512i a = load_row(x, pitch, 2 * p, d, wide, have),
+                b = load_row(x, pitch, 2 * p + 1, d, wide, have);
         _mm512_store_si512(lo + 32 * p, _mm512_permutex2var_epi16(a, wl, b));
         _mm512_store_si512(hi + 32 * p, _mm512_permutex2var_epi16(a, wh, b));
     }
@@ -116,11 +128,12 @@ static inline void pack_pairs(uint16_t *lo, uint16_t *hi, const uint16_t *x, int
 
 /* 16 of the 32 rows, columns d..d+31: a half of the pair tiles into lo and hi. */
 static inline void pack_half_pairs(uint16_t *lo, uint16_t *hi, const uint16_t *x, int64_t pitch,
-                                   int64_t d, int64_t have)
+                                   int64_t d, int64_t wide, int64_t have)
 {
     __m512i wl = _mm512_load_si512(weave_lo), wh = _mm512_load_si512(weave_hi);
     for (int p = 0; p < 8; p++) {
-        __m512i a = load_row(x, pitch, 2 * p, d, have), b = load_row(x, pitch, 2 * p + 1, d, have);
+        __m512i a = load_row(x, pitch, 2 * p, d, wide, have),
+                b = load_row(x, pitch, 2 * p + 1, d, wide, have);
         _mm512_store_si512(lo + 32 * p, _mm512_permutex2var_epi16(a, wl, b));
         _mm512_store_si512(hi + 32 * p, _mm512_permutex2var_epi16(a, wh, b));
     }

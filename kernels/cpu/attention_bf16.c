@@ -17,11 +17,13 @@ typedef struct {
     float s[KEYS][LANES];
     uint16_t p[KEYS / 32][HALF];      /* probabilities, a B operand */
     uint32_t kept[KEYS / 32][LANES];  /* dropout: bit k of [i][query]: key 32 i + k stays */
-    int32_t start[LANES], end[LANES]; /* keys that each query sees */
+    int32_t start[LANES], end[LANES]; /* keys that each query sees, */
+    uint32_t seen[KEYS];              /* if bit `query` is set for the key of the block */
     float *o;                         /* [E rounded up to 16][16] */
     uint16_t *q;                      /* B operands of 32 queries */
     uint16_t *k, *v;                  /* A operands: [D/32][height][32], [height/32][E][32] */
     uint16_t *piece;                  /* 32 rows of values of pages */
+    attn_bias_lines bias;             /* of the head */
     int64_t height, rows;             /* keys rounded up to KEYS, E to 16 */
     float scale2;                     /* of what the exponential takes: scores, or their tanh */
     float cap_by;                     /* scale / soft_cap; 0: no soft cap */
@@ -34,6 +36,7 @@ static size_t place(forward_scratch *w, char *at, int64_t D, int64_t E, int64_t 
     size_t k = q + (size_t)(2 * LANES * deep) * sizeof(uint16_t);
     size_t v = k + (size_t)(height * deep) * sizeof(uint16_t);
     size_t piece = v + (size_t)(height * rows) * sizeof(uint16_t);
+    size_t bias = piece + attn_round64((size_t)(ROW * E) * sizeof(uint16_t));
     if (w) {
         w->height = height;
         w->rows = rows;
@@ -42,8 +45,9 @@ static size_t place(forward_scratch *w, char *at, int64_t D, int64_t E, int64_t 
         w->k = (uint16_t *)(void *)(at + k);
         w->v = (uint16_t *)(void *)(at + v);
         w->piece = (uint16_t *)(void *)(at + piece);
+        w->bias.x = (float *)(void *)(at + bias);
     }
-    return piece + attn_round64((size_t)(ROW * E) * sizeof(uint16_t));
+    return bias + (size_t)attn_bias_numbers(keys, keys) * sizeof(float);
 }
 
 static size_t scratch_bytes(const lm_attention_attr *a, int64_t keys)
@@ -92,7 +96,8 @@ greatest(forward_scratch *w, int64_t j0, const key_range *k, bool masked, bool c
             if (capped)
                 s = lm_tanh16(_mm512_mul_ps(s, by));
             if (masked)
-                s = _mm512_mask_mov_ps(none, seers(j0 + r + i, start, end), s);
+                s = _mm512_mask_mov_ps(
+                    none, (__mmask16)(seers(j0 + r + i, start, end) & w->seen[r + i]), s);
             if (capped || masked)
                 _mm512_store_ps(w->s[r + i], s);
             top[i] = _mm512_max_ps(top[i], s);
@@ -174,13 +179,13 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
     memset(w->o, 0, (size_t)(w->rows * LANES) * sizeof(float));
     for (int64_t j0 = span.lo / KEYS * KEYS; j0 < span.hi; j0 += KEYS) {
         key_range k = range_of(&span, 0, job->mask.keys, j0);
-        if (k.r0 >= k.r1)
+        if (k.r0 >= k.r1 ||
+            (job->mask.blocks && !open_keys(&job->mask, h, i0, job->queries, j0, &k, w->seen)))
             continue;
         product(&(pair_product){ w->k + j0 * ROW, q, w->height * ROW, 2 * HALF, w->s[0], LANES, 0,
-                                 (D + 1) / 2, false },
+                                 (D + 1) / 2, false,
+                                 attn_bias_row(&w->bias, j0 - job->mask.off - i0) },
                 k.r0, k.r1);
-        if (job->bias.table)
-            add_biases(w->s, &job->bias, h, j0 - job->mask.off - i0, 1 / job->scale, &k);
         move_maxima(w, &x, _mm512_mul_ps(greatest_any(w, j0, &k), _mm512_set1_ps(w->scale2)));
         if (drop) {
             attn_kept_queries(drop, draw + (uint64_t)j0, (uint64_t)job->T, LANES, w->kept[0],
@@ -190,7 +195,7 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
             exponentials(w, &x, &k, NULL);
         }
         product(&(pair_product){ w->v + j0 * w->rows, w->p[0], w->rows * ROW, HALF, w->o, LANES,
-                                 k.r0 / 2, k.r1 / 2, true },
+                                 k.r0 / 2, k.r1 / 2, true, NULL },
                 0, up_to(E, UNIT));
     }
     __m512 fade = job->sinks ? add_sinks(&x, job->sinks[h]) : _mm512_set1_ps(1);
@@ -209,6 +214,15 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
     }
 }
 
+/* The biases of head h, by the scale, which its scores are multiplied by later. */
+static void load_biases(forward_scratch *w, const attn_job *job, int64_t h)
+{
+    int64_t keys = up_to(job->mask.keys, KEYS);
+    w->bias.turned = true;
+    w->bias.first = keys - 1 - job->mask.off;
+    attn_bias_fill(&w->bias, &job->bias, h, 1 / job->scale, attn_bias_numbers(keys, job->queries));
+}
+
 /* All queries of one key/value head's group whose block of 32 has a number that is `part` modulo
  * `parts`. */
 static void run_job(const attn_job *job, void *scratch)
@@ -223,7 +237,12 @@ static void run_job(const attn_job *job, void *scratch)
     else
         pack_keys(w, job);
     clear_a_rows(w->k, w->height, keys, padded, D);
+    memset(w->seen, 0xff, sizeof w->seen);
+    if (!job->bias.table)
+        w->bias.x = NULL;
     for (int64_t h = job->h0; h < job->h1; h++) {
+        if (w->bias.x)
+            load_biases(w, job, h);
         for (int64_t i0 = 2 * LANES * job->part; i0 < job->queries; i0 += 2 * LANES * job->parts) {
             const uint16_t *q = (const uint16_t *)job->q + i0 * job->q_pitch + h * D;
             pack_b_rows(w->q, q, job->q_pitch, job->queries - i0, D);
@@ -237,28 +256,19 @@ static void run_job(const attn_job *job, void *scratch)
 static void attention(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    if (a->blocks.size)
-        attn_fallback("attention", a)->run(c);
-    else
-        attn_run_split(c, run_job, scratch_bytes(a, a->seq), NULL);
+    attn_run_split(c, run_job, scratch_bytes(a, a->seq), NULL);
 }
 
 static size_t attention_work(const lm_call *c, int threads)
 {
     const lm_attention_attr *a = c->attr;
-    return a->blocks.size ? attn_fallback("attention", a)->work(c, threads)
-                          : attn_run_work(threads, scratch_bytes(a, a->seq));
+    return attn_run_work(threads, scratch_bytes(a, a->seq));
 }
 
 static void attention_cached(const lm_call *c)
 {
-    const lm_attention_attr *a = c->attr;
     attn_seqs s = attn_seqs_of(c);
     attn_kinds k = attn_kinds_of(&s);
-    if (a->blocks.size) {
-        attn_fallback("attention_cached", a)->run(c);
-        return;
-    }
     attn_append(c);
     if (k.tokens)
         lm_attention_decode_avx512(c);
@@ -268,11 +278,8 @@ static void attention_cached(const lm_call *c)
 
 static size_t attention_cached_work(const lm_call *c, int threads)
 {
-    const lm_attention_attr *a = c->attr;
     attn_seqs s = attn_seqs_of(c);
     attn_kinds k = attn_kinds_of(&s);
-    if (a->blocks.size)
-        return attn_fallback("attention_cached", a)->work(c, threads);
     size_t few = k.tokens ? lm_attention_decode_work_avx512(c, threads) : 0;
     size_t many = k.prompts ? attn_run_work(threads, scratch_bytes(c->attr, attn_room(&s))) : 0;
     return attn_more(few, many);

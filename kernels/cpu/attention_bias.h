@@ -52,13 +52,36 @@ static inline const float *attn_bias_line(const attn_biases *b, int64_t h, int64
     return room;
 }
 
-/* The same from the last of n keys to the first, times `by`, into to [n]: so that queries are in lanes. */
-static inline void attn_bias_turned(const attn_biases *b, int64_t h, int64_t distance, int64_t n,
-                                    float by, float *to)
+/* Biases of a head times `by`, one for each distance from `least` to `most`, so that those of any block of scores are read
+ * from it: row r of a block, whose lanes follow each other by one, begins r numbers before row 0. */
+typedef struct {
+    float *x;      /* NULL: there are no biases */
+    int64_t first; /* the distance of x[0] */
+    bool turned;   /* distances fall along x (queries in lanes), or rise (keys in lanes) */
+} attn_bias_lines;
+
+/* Numbers of x, for blocks whose keys and queries are rounded up to 64. */
+static inline int64_t attn_bias_numbers(int64_t keys, int64_t queries)
+{
+    return (keys + 63) / 64 * 64 + (queries + 63) / 64 * 64;
+}
+
+/* Row 0 of the block whose first key is at that distance from its first query. */
+static inline const float *attn_bias_row(const attn_bias_lines *l, int64_t distance)
+{
+    if (!l->x)
+        return NULL;
+    return l->x + (l->turned ? l->first - distance : distance - l->first);
+}
+
+/* Fill x [n] for head h. */
+static inline void attn_bias_fill(const attn_bias_lines *l, const attn_biases *b, int64_t h,
+                                  float by, int64_t n)
 {
     const float *row = b->table + h * b->columns;
-    for (int64_t x = 0; x < n; x++)
-        to[n - 1 - x] = row[attn_bias_clamp(distance + b->zero + x, b->columns)] * by;
+    const int64_t step = l->turned ? -1 : 1, at = l->first + b->zero;
+    for (int64_t i = 0; i < n; i++)
+        l->x[i] = row[attn_bias_clamp(at + step * i, b->columns)] * by;
 }
 
 #endif

@@ -57,6 +57,56 @@ static inline void attn_hide(const attn_mask *m, int64_t h, int64_t i, int64_t j
     }
 }
 
+typedef enum { ATTN_NONE, ATTN_SOME, ATTN_ALL } attn_share;
+
+/* Bit q of seen[r], r < n: query i0 + q of head h, q < rows <= 32, sees the block of key j0 + r, a key of its document or of one
+ * behind it.  How many pairs that are. */
+static inline attn_share attn_seen(const attn_mask *m, int64_t h, int64_t i0, int64_t rows,
+                                   int64_t j0, int64_t n, uint32_t *seen)
+{
+    const int64_t size = m->blocks->size, offset = lm_attention_offset(m->blocks, m->heads, h);
+    int64_t open = 0;
+    for (int64_t r = 0; r < n; r++)
+        seen[r] = 0;
+    for (int64_t i = i0, next; i < i0 + rows; i = next) {
+        const int64_t origin = attn_origin(m, i), p = (m->off + i - origin) / size;
+        for (next = i + 1; next < i0 + rows && attn_origin(m, next) == origin &&
+                           m->off + next < origin + (p + 1) * size;)
+            next++;
+        const uint32_t bits = (uint32_t)((UINT64_C(1) << (next - i0)) - (UINT64_C(1) << (i - i0)));
+        int64_t j = j0 > origin ? j0 : origin, r = (j - origin) / size;
+        for (int64_t end; j < j0 + n; j = end, r++) {
+            end = origin + (r + 1) * size;
+            end = end < j0 + n ? end : j0 + n;
+            if (!attn_sees_block(m->blocks, offset, p, r))
+                continue;
+            open += (end - j) * (next - i);
+            for (int64_t k = j; k < end; k++)
+                seen[k - j0] |= bits;
+        }
+    }
+    return open == 0 ? ATTN_NONE : open == rows * n ? ATTN_ALL : ATTN_SOME;
+}
+
+/* Bit r, r < n <= 64: query i of head h sees the block of key j0 + r, a key of its document or of one behind it.  Queries
+ * from i to *next - 1 see the same. */
+static inline uint64_t attn_seen_row(const attn_mask *m, int64_t h, int64_t i, int64_t j0,
+                                     int64_t n, int64_t *next)
+{
+    const int64_t size = m->blocks->size, offset = lm_attention_offset(m->blocks, m->heads, h);
+    const int64_t origin = attn_origin(m, i), p = (m->off + i - origin) / size;
+    int64_t j = j0 > origin ? j0 : origin, r = (j - origin) / size;
+    uint64_t seen = 0;
+    for (int64_t end; j < j0 + n; j = end, r++) {
+        end = origin + (r + 1) * size;
+        end = end < j0 + n ? end : j0 + n;
+        if (attn_sees_block(m->blocks, offset, p, r))
+            seen |= (UINT64_MAX >> (64 - (end - j))) << (j - j0);
+    }
+    *next = m->lo ? i + 1 : origin + (p + 1) * size - m->off;
+    return seen;
+}
+
 /* True unless no query of [i0, i1) sees a key of [j0, j1).  Queries of one document and block see the same blocks. */
 static inline bool attn_open(const attn_mask *m, int64_t h, int64_t i0, int64_t i1, int64_t j0,
                              int64_t j1)

@@ -29,19 +29,19 @@ typedef struct {
     uint16_t p[KEYS / 16][BATCH][TILE];         /* P^T, A tiles [16 keys][32 queries] */
     uint16_t ds[KEYS / 16][BATCH][TILE];        /* dS^T */
     uint16_t woven[KEYS / 32][2 * BATCH][TILE]; /* dS^T, B tiles [32 keys][16 queries] */
-    uint16_t *kn, *vn, *kt;                     /* natural [keys/16][nd], turned [keys/32][2 nd] */
-    uint16_t *qc, *oc, *qp, *op;                /* Q, dO: columns [T/16][nd], pairs [T/32][2 nd] */
-    float *dk, *dv, *dq;                        /* C tiles [keys/16][2 nd]; dQ^T [T/16][2 nd] */
-    float *lse, *delta;                         /* [T], lse in log2 units */
-    int32_t *start, *end;                       /* [T]: visible keys */
-    query_span *span;                           /* [T/32] */
-    int nd;
-    float scale2; /* of what the exponential takes: scores, or with a soft cap their tanh */
-    float cap_by; /* scale / soft_cap; 0: no soft cap */
-    float keep;   /* 1/(1-p) of dropout */
-    attn_biases bias;
-    int64_t head; /* whose bias it is */
-    float bias_by;
+    /* nk for keys and queries, nv for values and dO: */
+    uint16_t *kn, *vn, *kt;      /* natural [keys/16][n], turned [keys/32][2 n] */
+    uint16_t *qc, *oc, *qp, *op; /* Q, dO: columns [T/16][n], pairs [T/32][2 n] */
+    float *dk, *dv, *dq;         /* C tiles [keys/16][2 n]; dQ^T [T/16][2 n] */
+    float *lse, *delta;          /* [T], lse in log2 units */
+    int32_t *start, *end;        /* [T]: visible keys */
+    query_span *span;            /* [T/32] */
+    uint32_t seen[KEYS];         /* bit q: query q of 32 sees the block of that key */
+    int64_t D, E;
+    float scale2;         /* of what the exponential takes: scores, or with a soft cap their tanh */
+    float cap_by;         /* scale / soft_cap; 0: no soft cap */
+    float keep;           /* 1/(1-p) of dropout */
+    attn_bias_lines bias; /* of the head */
 } dx_scratch;
 
 static int64_t up(int64_t n)
@@ -49,11 +49,20 @@ static int64_t up(int64_t n)
     return (n + KEYS - 1) / KEYS * KEYS;
 }
 
+/* How many 32 numbers. */
+static int tiles_of(int64_t n)
+{
+    return (int)((n + 31) / 32);
+}
+
 static size_t scratch_bytes(const lm_attention_attr *a)
 {
-    size_t n = (size_t)up(a->seq), D = (size_t)a->head_dim;
-    return attn_round64(sizeof(dx_scratch)) + n * D * (7 * sizeof(uint16_t) + 3 * sizeof(float)) +
-           4 * n * 4 + attn_round64(n / 32 * sizeof(query_span));
+    size_t n = (size_t)up(a->seq), D = 32 * (size_t)tiles_of(a->head_dim);
+    size_t E = 32 * (size_t)tiles_of(lm_attention_value_dim(a));
+    return attn_round64(sizeof(dx_scratch)) + n * D * (4 * sizeof(uint16_t) + 2 * sizeof(float)) +
+           n * E * (3 * sizeof(uint16_t) + sizeof(float)) + 4 * n * 4 +
+           attn_round64(n / 32 * sizeof(query_span)) +
+           (size_t)attn_bias_numbers(a->seq, a->seq) * sizeof(float);
 }
 
 static void *carve(char **at, size_t bytes)
@@ -65,20 +74,25 @@ static void *carve(char **at, size_t bytes)
 
 static void place(dx_scratch *w, const lm_attention_attr *a)
 {
-    size_t n = (size_t)up(a->seq), half = n * (size_t)a->head_dim * sizeof(uint16_t);
+    size_t n = (size_t)up(a->seq), row = 32 * n * sizeof(uint16_t);
+    size_t nk = (size_t)tiles_of(a->head_dim), nv = (size_t)tiles_of(lm_attention_value_dim(a));
     char *at = (char *)w + attn_round64(sizeof *w);
     uint16_t **packs[] = { &w->kn, &w->vn, &w->kt, &w->qc, &w->oc, &w->qp, &w->op };
     float **sums[] = { &w->dk, &w->dv, &w->dq };
-    for (int i = 0; i < 7; i++)
-        *packs[i] = carve(&at, half);
+    for (int i = 0; i < 7; i++) {
+        bool values = packs[i] == &w->vn || packs[i] == &w->oc || packs[i] == &w->op;
+        *packs[i] = carve(&at, row * (values ? nv : nk));
+    }
     for (int i = 0; i < 3; i++)
-        *sums[i] = carve(&at, 2 * half);
+        *sums[i] = carve(&at, 2 * row * (i == 1 ? nv : nk));
     w->lse = carve(&at, 4 * n);
     w->delta = carve(&at, 4 * n);
     w->start = carve(&at, 4 * n);
     w->end = carve(&at, 4 * n);
     w->span = carve(&at, n / 32 * sizeof(query_span));
-    w->nd = (int)(a->head_dim / 32);
+    w->bias.x = carve(&at, (size_t)attn_bias_numbers(a->seq, a->seq) * sizeof(float));
+    w->D = a->head_dim;
+    w->E = lm_attention_value_dim(a);
     w->keep = (float)(1 / (1 - a->dropout));
     w->scale2 = (float)((a->soft_cap > 0 ? a->soft_cap : a->scale) * 1.44269504088896341);
     w->cap_by = a->soft_cap > 0 ? (float)(a->scale / a->soft_cap) : 0;
@@ -88,18 +102,18 @@ static void load_keys(dx_scratch *w, const attn_dx_view *x, int64_t k0, int64_t 
 {
     uint16_t lo[TILE] __attribute__((aligned(64))), hi[TILE] __attribute__((aligned(64)));
     const uint16_t *qkv = x->qkv;
-    int nd = w->nd;
+    int nk = tiles_of(w->D), nv = tiles_of(w->E);
     for (int64_t j = k0; j < up(k1); j += 16) {
         const uint16_t *k = qkv + x->k_at + j * x->pitch, *v = qkv + x->v_at + j * x->pitch;
-        for (int d = 0; d < nd; d++) {
-            pack_natural(w->kn + (j / 16 * nd + d) * TILE, k, x->pitch, 32 * d, k1 - j);
-            pack_natural(w->vn + (j / 16 * nd + d) * TILE, v, x->pitch, 32 * d, k1 - j);
-        }
+        for (int d = 0; d < nk; d++)
+            pack_natural(w->kn + (j / 16 * nk + d) * TILE, k, x->pitch, 32 * d, w->D, k1 - j);
+        for (int d = 0; d < nv; d++)
+            pack_natural(w->vn + (j / 16 * nv + d) * TILE, v, x->pitch, 32 * d, w->E, k1 - j);
     }
     for (int64_t j = k0; j < up(k1); j += 32) {
-        for (int d = 0; d < nd; d++) {
-            uint16_t *to = w->kt + (j / 32 * 2 * nd + 2 * d) * TILE;
-            pack_pairs(lo, hi, qkv + x->k_at + j * x->pitch, x->pitch, 32 * d, k1 - j);
+        for (int d = 0; d < nk; d++) {
+            uint16_t *to = w->kt + (j / 32 * 2 * nk + 2 * d) * TILE;
+            pack_pairs(lo, hi, qkv + x->k_at + j * x->pitch, x->pitch, 32 * d, w->D, k1 - j);
             turn_pairs(to, lo);
             turn_pairs(to + TILE, hi);
         }
@@ -123,52 +137,74 @@ static void load_masks(dx_scratch *w, const attn_dx_view *x, int64_t q0, int64_t
     }
 }
 
+/* n tiles wide rows i .. q1-1 of x (the first is `x`), as columns and as pairs. */
+static void load_queries(uint16_t *columns, uint16_t *pairs, const uint16_t *x, int64_t pitch,
+                         int64_t wide, int64_t i, int64_t q1)
+{
+    int n = tiles_of(wide);
+    for (int d = 0; d < n; d++) {
+        uint16_t *c = columns + (i / 16 * n + d) * TILE, *p = pairs + (i / 32 * n + d) * 2 * TILE;
+        pack_columns(c, x, pitch, 32 * d, wide, q1 - i);
+        pack_columns(c + n * TILE, x + 16 * pitch, pitch, 32 * d, wide, q1 - i - 16);
+        pack_pairs(p, p + TILE, x, pitch, 32 * d, wide, q1 - i);
+    }
+}
+
+static __m512 widen(__m256i x)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+/* The product of n numbers of two rows. */
+static float dot(const uint16_t *a, const uint16_t *b, int64_t n)
+{
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t d = 0; d < n; d += 16) {
+        __mmask16 in = (__mmask16)in_row(n - d < 16 ? n - d : 16);
+        sum = _mm512_fmadd_ps(widen(_mm256_maskz_loadu_epi16(in, a + d)),
+                              widen(_mm256_maskz_loadu_epi16(in, b + d)), sum);
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
 /* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
 static void load_head(dx_scratch *w, const attn_dx_view *x, int64_t h, int64_t q0, int64_t q1)
 {
-    const uint16_t *qkv = x->qkv, *dout = x->dout, *out = x->o;
-    int nd = w->nd;
-    int64_t D = x->a->head_dim;
+    const uint16_t *q = (const uint16_t *)x->qkv + h * w->D;
+    const uint16_t *dout = (const uint16_t *)x->dout + h * w->E;
+    const uint16_t *out = (const uint16_t *)x->o + h * w->E;
     for (int64_t i = q0; i < up(q1); i += 32) {
-        const uint16_t *q = qkv + i * x->pitch + h * D, *o = dout + i * x->o_pitch + h * D;
-        for (int d = 0; d < nd; d++) {
-            int64_t c = (i / 16 * nd + d) * TILE, p = (i / 32 * 2 * nd + 2 * d) * TILE;
-            pack_columns(w->qc + c, q, x->pitch, 32 * d, q1 - i);
-            pack_columns(w->qc + c + nd * TILE, q + 16 * x->pitch, x->pitch, 32 * d, q1 - i - 16);
-            pack_columns(w->oc + c, o, x->o_pitch, 32 * d, q1 - i);
-            pack_columns(w->oc + c + nd * TILE, o + 16 * x->o_pitch, x->o_pitch, 32 * d,
-                         q1 - i - 16);
-            pack_pairs(w->qp + p, w->qp + p + TILE, q, x->pitch, 32 * d, q1 - i);
-            pack_pairs(w->op + p, w->op + p + TILE, o, x->o_pitch, 32 * d, q1 - i);
-        }
+        load_queries(w->qc, w->qp, q + i * x->pitch, x->pitch, w->D, i, q1);
+        load_queries(w->oc, w->op, dout + i * x->o_pitch, x->o_pitch, w->E, i, q1);
     }
     for (int64_t i = q0; i < up(q1); i++) {
-        __m512 sum = _mm512_setzero_ps();
-        float lse = -INFINITY;
-        if (i < q1) {
-            const uint16_t *a = dout + i * x->o_pitch + h * D;
-            const uint16_t *b = out + i * x->o_pitch + h * D;
-            for (int64_t d = 0; d < D; d += 16) {
-                __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(a + d)));
-                __m512i v = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(b + d)));
-                sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(u, 16)),
-                                      _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)), sum);
-            }
-            lse = x->lse[h * x->a->seq + i];
-        }
-        w->delta[i] = x->a->undivided ? 0 : _mm512_reduce_add_ps(sum);
+        float lse = i < q1 ? x->lse[h * x->a->seq + i] : -INFINITY;
+        w->delta[i] = 0;
+        if (i < q1 && !x->a->undivided)
+            w->delta[i] = dot(dout + i * x->o_pitch, out + i * x->o_pitch, w->E);
         w->lse[i] = lse == -INFINITY ? 0 : lse * 1.44269504089f;
     }
 }
 
-/* c[a][b] = x[a] y[b] over the head size: 32 keys in natural tiles, 32 queries in column tiles. */
-static inline __attribute__((always_inline)) void
-turned_product(float c[2][2][CTILE], const uint16_t *x, const uint16_t *y, int nd)
+/* c[a][b] = x[a] y[b] over the head size: 32 keys in natural tiles, 32 queries in column tiles; plus the biases from
+ * `bias` on, of which each row begins one number before the last, unless it is NULL. */
+static inline __attribute__((always_inline)) void turned_product(float c[2][2][CTILE],
+                                                                 const uint16_t *x,
+                                                                 const uint16_t *y,
+                                                                 const float *bias, int nd)
 {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    if (bias) {
+        const int step = -(int)sizeof *bias;
+        _tile_loadd(0, bias, step);
+        _tile_loadd(1, bias + 16, step);
+        _tile_loadd(2, bias - 16, step);
+        _tile_loadd(3, bias, step);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
     for (int d = 0; d < nd; d++) {
         _tile_loadd(4, x + d * TILE, 64);
         _tile_loadd(6, y + d * TILE, 64);
@@ -193,11 +229,12 @@ typedef struct {
 } sub_block;
 
 static inline __attribute__((always_inline)) void products(dx_scratch *w, const sub_block *u,
-                                                           int nd)
+                                                           int nk, int nv)
 {
-    int64_t k = u->j0 / 16 * nd * TILE, q = u->i0 / 16 * nd * TILE;
-    turned_product(w->s[u->turn], w->kn + k, w->qc + q, nd);
-    turned_product(w->dp[u->turn], w->vn + k, w->oc + q, nd);
+    int64_t j = u->j0 / 16 * TILE, i = u->i0 / 16 * TILE;
+    turned_product(w->s[u->turn], w->kn + j * nk, w->qc + i * nk,
+                   attn_bias_row(&w->bias, u->j0 - u->i0), nk);
+    turned_product(w->dp[u->turn], w->vn + j * nv, w->oc + i * nv, NULL, nv);
 }
 
 /* P = exp2(S - lse) and dS = P (dP - D) of a sub-block, rounded into their tiles. */
@@ -207,6 +244,7 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
     const __m512 c = _mm512_set1_ps(w->scale2), keep = _mm512_set1_ps(w->keep);
     const __m512 cap_by = _mm512_set1_ps(w->cap_by), one = _mm512_set1_ps(1);
     const __m512i wl = _mm512_load_si512(weave_lo), wh = _mm512_load_si512(weave_hi);
+    const uint32_t *blocks = w->seen + 32 * u->i;
     __m512 lse[2], delta[2];
     __m512i start[2], end[2], before = _mm512_setzero_si512();
     for (int g = 0; g < 2; g++) {
@@ -230,7 +268,8 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
             p[g] = fast_exp2(_mm512_fmsub_ps(score, c, lse[g]));
             if (masked) {
                 __mmask16 seen =
-                    _mm512_cmpge_epi32_mask(key, start[g]) & _mm512_cmplt_epi32_mask(key, end[g]);
+                    (__mmask16)(_mm512_cmpge_epi32_mask(key, start[g]) &
+                                _mm512_cmplt_epi32_mask(key, end[g]) & blocks[r] >> 16 * g);
                 p[g] = _mm512_maskz_mov_ps(seen, p[g]);
             }
             if (dropped) {
@@ -257,30 +296,20 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
     }
 }
 
-/* Scores of a sub-block, with the biases of the head; the scale stands in both. */
-static void add_biases(dx_scratch *w, const sub_block *u)
-{
-    float x[64];
-    attn_bias_turned(&w->bias, w->head, u->j0 - u->i0 - 31, 63, w->bias_by, x);
-    for (int r = 0; r < 32; r++)
-        for (int g = 0; g < 2; g++) {
-            float *s = w->s[u->turn][r / 16][g] + r % 16 * 16;
-            _mm512_store_ps(s,
-                            _mm512_add_ps(_mm512_load_ps(s), _mm512_loadu_ps(x + 31 - r + 16 * g)));
-        }
-}
-
-/* The two sub-blocks of 32 queries follow each other, that of the first keys before the other. */
-static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *drop, uint64_t draw,
-                          int64_t T)
+/* The two sub-blocks of 32 queries follow each other, that of the first keys before the other.  m, h: a mask with blocks, and
+ * the head, or NULL. */
+static void gradients_any(dx_scratch *w, const sub_block *u, const attn_mask *m, int64_t h,
+                          const attn_drop *drop, uint64_t draw, int64_t T)
 {
     const query_span *s = &w->span[u->i0 / 32];
     bool masked = u->j0 < s->full_lo || u->j0 + 32 > s->full_hi;
+    if (m) {
+        int64_t rows = T - u->i0 < 32 ? T - u->i0 : 32;
+        masked |= attn_seen(m, h, u->i0, rows, u->j0, 32, w->seen + 32 * u->i) != ATTN_ALL;
+    }
     if (drop && u->i == 0)
         attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, 32, w->kept[0],
                           w->kept[1]);
-    if (w->bias.table)
-        add_biases(w, u);
     if (w->cap_by > 0 && drop)
         gradients(w, u, true, true, true);
     else if (w->cap_by > 0)
@@ -370,32 +399,33 @@ static inline __attribute__((always_inline)) void add_queries(dx_scratch *w, int
 
 /* 64 keys at j0 against n times 32 queries. */
 static inline __attribute__((always_inline)) void batch(dx_scratch *w, const attn_dx_job *job,
+                                                        const attn_mask *m, int64_t h,
                                                         uint64_t draw, int64_t T, int64_t j0,
-                                                        const int64_t *i0, int n, int nd)
+                                                        const int64_t *i0, int n, int nk, int nv)
 {
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
     sub_block u = { .j0 = j0, .i0 = i0[0] };
-    products(w, &u, nd);
+    products(w, &u, nk, nv);
     for (int k = 0; k < 2 * n; k++) {
         sub_block next = { .i = (k + 1) % 2, .b = (k + 1) / 2, .turn = (k + 1) % 2 };
         if (k + 1 < 2 * n) { /* the tiles work on it while the vectors work on this one */
             next.j0 = j0 + 32 * next.i;
             next.i0 = i0[next.b];
-            products(w, &next, nd);
+            products(w, &next, nk, nv);
         }
-        gradients_any(w, &u, drop, draw, T);
+        gradients_any(w, &u, m->blocks ? m : NULL, h, drop, draw, T);
         u = next;
     }
     if (job->keys) {
-        add_keys(w->dv + j0 / 16 * 2 * nd * CTILE, w->p, w->op, i0, n, nd);
-        add_keys(w->dk + j0 / 16 * 2 * nd * CTILE, w->ds, w->qp, i0, n, nd);
+        add_keys(w->dv + j0 / 16 * 2 * nv * CTILE, w->p, w->op, i0, n, nv);
+        add_keys(w->dk + j0 / 16 * 2 * nk * CTILE, w->ds, w->qp, i0, n, nk);
     }
     if (job->queries)
-        add_queries(w, j0, i0, n, nd);
+        add_queries(w, j0, i0, n, nk);
 }
 
 static inline __attribute__((always_inline)) void
-sweep_head(dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job, int64_t h, int nd)
+sweep_head(dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job, int64_t h, int nk, int nv)
 {
     uint64_t draw = 0;
     if (job->drop->rate > 0)
@@ -404,29 +434,32 @@ sweep_head(dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job, int64_t
         int64_t i0[BATCH];
         int n = 0;
         for (int64_t i = job->q0; i < job->q1; i += 32) {
-            if (w->span[i / 32].hi > j0 && w->span[i / 32].lo < j0 + KEYS)
+            if (w->span[i / 32].hi > j0 && w->span[i / 32].lo < j0 + KEYS &&
+                attn_open(&x->mask, h, i, i + 32 < x->a->seq ? i + 32 : x->a->seq, j0, j0 + KEYS))
                 i0[n++] = i;
             if (n == BATCH) {
-                batch(w, job, draw, x->a->seq, j0, i0, n, nd);
+                batch(w, job, &x->mask, h, draw, x->a->seq, j0, i0, n, nk, nv);
                 n = 0;
             }
         }
         if (n)
-            batch(w, job, draw, x->a->seq, j0, i0, n, nd);
+            batch(w, job, &x->mask, h, draw, x->a->seq, j0, i0, n, nk, nv);
     }
 }
 
-/* Rows r0 .. r1-1 of C tiles [rows/16][2 nd], times scale, into bf16 rows; turned: the tiles hold
- * the transpose. */
-static inline __attribute__((always_inline)) void store_part(const dx_scratch *w, uint16_t *to,
-                                                             int64_t pitch, const float *tiles,
+/* Rows r0 .. r1-1 of C tiles [rows/16][2 n], times scale, into bf16 rows of `wide` numbers, n being tiles_of(wide); turned: the
+ * tiles hold the transpose. */
+static inline __attribute__((always_inline)) void store_part(uint16_t *to, int64_t pitch,
+                                                             const float *tiles, int64_t wide,
                                                              int64_t r0, int64_t r1, float scale,
                                                              bool turned)
 {
     const __m512 f = _mm512_set1_ps(scale);
+    const int n = tiles_of(wide);
     for (int64_t r = r0; r < r1; r += 16) {
-        for (int d = 0; d < w->nd; d++) {
-            const float *x = tiles + (r / 16 * 2 * w->nd + 2 * d) * CTILE;
+        for (int d = 0; d < n; d++) {
+            const float *x = tiles + (r / 16 * 2 * n + 2 * d) * CTILE;
+            const __mmask32 in = in_row(wide - 32 * d);
             __m512i a[16], b[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
@@ -443,10 +476,19 @@ static inline __attribute__((always_inline)) void store_part(const dx_scratch *w
                 __m512i v = (__m512i)_mm512_cvtne2ps_pbh(_mm512_castsi512_ps(b[i]),
                                                          _mm512_castsi512_ps(a[i]));
                 if (i < rows)
-                    _mm512_storeu_si512(to + (r + i) * pitch + 32 * d, v);
+                    _mm512_mask_storeu_epi16(to + (r + i) * pitch + 32 * d, in, v);
             }
         }
     }
+}
+
+/* The biases of head h, by the scale, which its scores are multiplied by later. */
+static void load_biases(dx_scratch *w, const attn_dx_view *x, int64_t h)
+{
+    w->bias.turned = true;
+    w->bias.first = up(x->a->seq) - 1;
+    attn_bias_fill(&w->bias, &x->bias, h, (float)(1 / x->a->scale),
+                   attn_bias_numbers(x->a->seq, x->a->seq));
 }
 
 static void run_job(const attn_dx_job *job, void *scratch)
@@ -455,39 +497,46 @@ static void run_job(const attn_dx_job *job, void *scratch)
     attn_dx_view x = attn_dx_view_of(job);
     uint16_t *dqkv = x.dqkv;
     const lm_attention_attr *a = x.a;
-    int64_t D = a->head_dim, group = a->heads / a->kv_heads;
-    size_t sums = (size_t)(up(a->seq) * D) * sizeof(float);
+    int64_t group = a->heads / a->kv_heads;
     tiles_begin();
     place(w, a);
-    w->bias = x.bias;
-    w->bias_by = (float)(1 / a->scale);
+    const int nk = tiles_of(w->D), nv = tiles_of(w->E);
+    size_t sums = (size_t)(up(a->seq) * 32) * sizeof(float);
+    if (!x.bias.table)
+        w->bias.x = NULL;
+    memset(w->seen, 0xff, sizeof w->seen);
     load_keys(w, &x, job->k0, job->k1);
     load_masks(w, &x, job->q0, job->q1);
-    memset(w->dk, 0, sums);
-    memset(w->dv, 0, sums);
+    memset(w->dk, 0, sums * (size_t)nk);
+    memset(w->dv, 0, sums * (size_t)nv);
     for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
         load_head(w, &x, h, job->q0, job->q1);
-        w->head = h;
-        memset(w->dq, 0, sums);
-        if (w->nd == 2)
-            sweep_head(w, &x, job, h, 2);
-        else if (w->nd == 4)
-            sweep_head(w, &x, job, h, 4);
+        if (w->bias.x)
+            load_biases(w, &x, h);
+        memset(w->dq, 0, sums * (size_t)nk);
+        if (nk == 2 && nv == 2)
+            sweep_head(w, &x, job, h, 2, 2);
+        else if (nk == 4 && nv == 4)
+            sweep_head(w, &x, job, h, 4, 4);
+        else if (nk == 3 && nv == 2) /* the Gaussian kernel's keys beside values of 64 */
+            sweep_head(w, &x, job, h, 3, 2);
         else
-            sweep_head(w, &x, job, h, w->nd);
+            sweep_head(w, &x, job, h, nk, nv);
         if (job->queries)
-            store_part(w, dqkv + h * D, x.pitch, w->dq, job->q0, job->q1, (float)a->scale, true);
+            store_part(dqkv + h * w->D, x.pitch, w->dq, w->D, job->q0, job->q1, (float)a->scale,
+                       true);
     }
     if (job->keys) {
-        store_part(w, dqkv + x.k_at, x.pitch, w->dk, job->k0, job->k1, (float)a->scale, false);
-        store_part(w, dqkv + x.v_at, x.pitch, w->dv, job->k0, job->k1, 1, false);
+        store_part(dqkv + x.k_at, x.pitch, w->dk, w->D, job->k0, job->k1, (float)a->scale, false);
+        store_part(dqkv + x.v_at, x.pitch, w->dv, w->E, job->k0, job->k1, 1, false);
     }
     tiles_end();
 }
 
+/* Heads of 16 numbers would fill half of their tiles. */
 static bool fits(const lm_attention_attr *a)
 {
-    return a->head_dim % 32 == 0 && lm_attention_value_dim(a) == a->head_dim && !a->blocks.size;
+    return a->head_dim > 16 && lm_attention_value_dim(a) > 16;
 }
 
 void lm_attention_dx_amx(const lm_call *c)

@@ -25,7 +25,8 @@ typedef struct {
     uint16_t ds[GROUPS / 2][KEYS][ROW];    /* dS^T */
     uint16_t woven[KEYS / 32][HALF];       /* dS^T of a group, a B operand */
     uint32_t kept[KEYS / 32][LANES];       /* dropout: bit k of [i][query]: key 32 i + k stays */
-    int32_t *start, *end;                  /* [T]: visible keys */
+    uint32_t seen[KEYS];  /* bit q: query q of the group sees the block of that key */
+    int32_t *start, *end; /* [T]: visible keys */
     int32_t *
         first; /* [T]: the first key that this query or a later one sees; 0 if one before sees this key or later */
     attn_span *span; /* [T/16]: what a group sees */
@@ -41,12 +42,10 @@ typedef struct {
     int64_t base, height;
     int64_t D, rows, deep; /* rows: D rounded up to 16; deep: D rounded up to 32 */
     int64_t E, deep_v;     /* deep_v: E rounded up to 32 */
-    float scale2; /* of what the exponential takes: scores, or with a soft cap their tanh */
-    float cap_by; /* scale / soft_cap; 0: no soft cap */
-    float keep;   /* 1/(1-p) of dropout */
-    attn_biases bias;
-    int64_t head; /* whose bias it is */
-    float bias_by;
+    float scale2;         /* of what the exponential takes: scores, or with a soft cap their tanh */
+    float cap_by;         /* scale / soft_cap; 0: no soft cap */
+    float keep;           /* 1/(1-p) of dropout */
+    attn_bias_lines bias; /* of the head */
 } dx_scratch;
 
 /* A multiple of 64, as are its parts. */
@@ -57,7 +56,8 @@ static size_t scratch_bytes(const lm_attention_attr *a)
     return attn_round64(sizeof(dx_scratch)) +
            n * deep * (4 * sizeof(uint16_t) + 2 * sizeof(float)) +
            n * deep_v * (3 * sizeof(uint16_t) + sizeof(float)) +
-           n * (3 * sizeof(int32_t) + 2 * sizeof(float)) + n / LANES * sizeof(attn_span);
+           n * (3 * sizeof(int32_t) + 2 * sizeof(float)) + n / LANES * sizeof(attn_span) +
+           (size_t)attn_bias_numbers(a->seq, a->seq) * sizeof(float);
 }
 
 static void *carve(char **at, size_t bytes)
@@ -86,6 +86,7 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->lse = carve(&at, n * sizeof(float));
     w->delta = carve(&at, n * sizeof(float));
     w->span = carve(&at, n / LANES * sizeof(attn_span));
+    w->bias.x = carve(&at, (size_t)attn_bias_numbers(a->seq, a->seq) * sizeof(float));
     w->D = a->head_dim;
     w->deep = (int64_t)deep;
     w->E = lm_attention_value_dim(a);
@@ -192,7 +193,8 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
             }
             p[i] = fast_exp2(_mm512_fmsub_ps(s, c, lse));
             if (masked)
-                p[i] = _mm512_maskz_mov_ps(seers(u->j0 + r + i, start, end), p[i]);
+                p[i] = _mm512_maskz_mov_ps(
+                    (__mmask16)(seers(u->j0 + r + i, start, end) & w->seen[r + i]), p[i]);
             if (dropped) {
                 __m512 z = _mm512_maskz_mov_ps(keepers(w->kept, r + i), keep);
                 ds[i] = _mm512_mul_ps(p[i], _mm512_fmsub_ps(dp, z, delta));
@@ -256,20 +258,18 @@ static void work_tile(dx_scratch *w, const tile *u, const attn_drop *drop, uint6
     if (r0 >= r1)
         return;
     product(&(pair_product){ w->k + j * ROW, q, a_step, 2 * HALF, w->s[0], LANES, 0, (w->D + 1) / 2,
-                             false },
+                             false, attn_bias_row(&w->bias, u->j0 - u->i0) },
             r0, r1);
     product(&(pair_product){ w->v + j * ROW, dout, a_step, 2 * HALF, w->dp[0], LANES, 0,
-                             (w->E + 1) / 2, false },
+                             (w->E + 1) / 2, false, NULL },
             r0, r1);
-    if (w->bias.table)
-        add_biases(w->s, &w->bias, w->head, u->j0 - u->i0, w->bias_by, &u->keys);
     if (drop)
         attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, LANES,
                           w->kept[0], w->kept[1]);
     gradients_any(w, u, drop != NULL);
     if (queries)
         product(&(pair_product){ w->kt + j * w->rows, w->woven[0], w->rows * ROW, HALF,
-                                 w->dq + i * w->rows, LANES, r0 / 2, r1 / 2, true },
+                                 w->dq + i * w->rows, LANES, r0 / 2, r1 / 2, true, NULL },
                 0, up_to(w->D, UNIT));
 }
 
@@ -297,7 +297,7 @@ static void add_keys(const dx_scratch *w, float *sum, int64_t D, int64_t deep,
             product(&(pair_product){ a[0][0],
                                      b + d / ROW * w->height * ROW + d % ROW / LANES * HALF,
                                      KEYS * ROW, 2 * HALF, sum + d, deep, LANES / 2 * from,
-                                     LANES / 2 * to, true },
+                                     LANES / 2 * to, true, NULL },
                     r, end);
     }
 }
@@ -309,19 +309,23 @@ typedef struct {
     int64_t q0, q1; /* queries; q0 a multiple of 32 */
 } section;
 
-/* The keys of the block at j0 that group i0 / 16 sees, if any. */
-static key_range keys_seen(const dx_scratch *w, const section *c, int64_t i0, int64_t j0)
+/* The keys of the block at j0 that group i0 / 16 of head h sees, if any; of a mask with blocks also into w->seen. */
+static key_range keys_seen(dx_scratch *w, const section *c, const attn_mask *m, int64_t h,
+                           int64_t i0, int64_t j0)
 {
-    return range_of(&w->span[i0 / LANES], c->c0, c->c1, j0);
+    key_range k = range_of(&w->span[i0 / LANES], c->c0, c->c1, j0);
+    if (m->blocks && k.r0 < k.r1)
+        open_keys(m, h, i0, m->keys, j0, &k, w->seen);
+    return k;
 }
 
-static void sweep_block(dx_scratch *w, const attn_dx_job *job, const section *c, uint64_t draw,
-                        int64_t j0)
+static void sweep_block(dx_scratch *w, const attn_dx_job *job, const section *c, const attn_mask *m,
+                        int64_t h, uint64_t draw, int64_t j0)
 {
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
     int64_t T = ((const lm_attention_attr *)job->c->attr)->seq, from = c->q1, to = c->q0;
     for (int64_t i = c->q0; i < c->q1; i += LANES) {
-        key_range k = keys_seen(w, c, i, j0);
+        key_range k = keys_seen(w, c, m, h, i, j0);
         if (k.r0 < k.r1) {
             from = i < from ? i / ROW * ROW : from;
             to = i + LANES;
@@ -332,7 +336,7 @@ static void sweep_block(dx_scratch *w, const attn_dx_job *job, const section *c,
         int n = 0;
         for (; n < GROUPS && i + n * LANES < to; n++) {
             int64_t i0 = i + n * LANES;
-            seen[n] = keys_seen(w, c, i0, j0);
+            seen[n] = keys_seen(w, c, m, h, i0, j0);
             if (seen[n].r0 >= seen[n].r1)
                 seen[n].r0 = seen[n].r1 = 0;
             work_tile(w, &(tile){ j0, i0, n, seen[n] }, drop, draw, T, job->queries);
@@ -381,6 +385,15 @@ static void store_queries(const dx_scratch *w, const attn_dx_view *x, const attn
                      w->D);
 }
 
+/* The biases of head h for the section, by the scale, which its scores are multiplied by later. */
+static void load_biases(dx_scratch *w, const attn_dx_view *x, int64_t h)
+{
+    w->bias.turned = true;
+    w->bias.first = w->height - 1;
+    attn_bias_fill(&w->bias, &x->bias, h, (float)(1 / x->a->scale),
+                   attn_bias_numbers(w->height, w->height));
+}
+
 /* What the job computes of section c0 .. c1-1. */
 static void run_section(dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job, int64_t c0,
                         int64_t c1)
@@ -403,12 +416,13 @@ static void run_section(dx_scratch *w, const attn_dx_view *x, const attn_dx_job 
     for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
         uint64_t draw = attn_drop_row(job->b * a->heads + h, 0, a->seq);
         load_head(w, x, h, c.q0, c.q1);
-        w->head = h;
+        if (w->bias.x)
+            load_biases(w, x, h);
         if (job->queries)
             memset(w->dq + (c.q0 - w->base) * w->rows, 0,
                    (size_t)(up_to(c.q1 - c.q0, LANES) * w->rows) * sizeof(float));
         for (int64_t j0 = c.k0; j0 < c.k1; j0 += KEYS)
-            sweep_block(w, job, &c, draw, j0);
+            sweep_block(w, job, &c, &x->mask, h, draw, j0);
         if (job->queries)
             store_queries(w, x, job, &c, h);
     }
@@ -426,8 +440,9 @@ static void run_job(const attn_dx_job *job, void *scratch)
     attn_dx_view x = attn_dx_view_of(job);
     int64_t T = x.a->seq;
     place(w, x.a);
-    w->bias = x.bias;
-    w->bias_by = (float)(1 / x.a->scale);
+    if (!x.bias.table)
+        w->bias.x = NULL;
+    memset(w->seen, 0xff, sizeof w->seen);
     load_masks(w, &x.mask, T);
     for (int64_t c0 = 0, c1; c0 < T; c0 = c1) {
         c1 = section_end(w, c0, T);
@@ -437,16 +452,10 @@ static void run_job(const attn_dx_job *job, void *scratch)
 
 void lm_attention_dx_bf16(const lm_call *c)
 {
-    const lm_attention_attr *a = c->attr;
-    if (a->blocks.size)
-        attn_fallback("attention_dx", a)->run(c);
-    else
-        attn_dx_run(c, run_job, scratch_bytes(a));
+    attn_dx_run(c, run_job, scratch_bytes(c->attr));
 }
 
 size_t lm_attention_dx_bf16_work(const lm_call *c, int threads)
 {
-    const lm_attention_attr *a = c->attr;
-    return a->blocks.size ? attn_fallback("attention_dx", a)->work(c, threads)
-                          : attn_run_work(threads, scratch_bytes(a));
+    return attn_run_work(threads, scratch_bytes(c->attr));
 }

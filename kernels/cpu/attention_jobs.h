@@ -382,13 +382,12 @@ void lm_attention_packed_avx2(lm_dtype act, const attn_job *job, void *scratch),
     lm_attention_packed_avx512(lm_dtype act, const attn_job *job, void *scratch),
     lm_attention_packed_amx(const attn_job *job, void *scratch);
 
-/* The kernel of an operator for head sizes and masks that tiles do not serve: that of AVX-512, or of pairs where keys and
- * values differ in size.  Pairs do not serve blocks either. */
+/* The kernel of an operator for head sizes that tiles do not serve: that of AVX-512, or of pairs where keys and values differ
+ * in size. */
 static inline const lm_kernel *attn_fallback(const char *op, const lm_attention_attr *a)
 {
-    const lm_kernel *k = lm_attention_value_dim(a) == a->head_dim || a->blocks.size
-                             ? lm_attention_avx512_kernels
-                             : lm_attention_bf16_kernels;
+    const lm_kernel *k = lm_attention_value_dim(a) == a->head_dim ? lm_attention_avx512_kernels
+                                                                  : lm_attention_bf16_kernels;
     while (strcmp(k->op, op) || k->act != LM_DTYPE_BF16)
         k++;
     return k;

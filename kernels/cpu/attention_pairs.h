@@ -33,8 +33,9 @@ typedef struct {
     int64_t a_step, b_step; /* numbers from 16 pairs of depth to the next */
     float *c;
     int64_t ldc;
-    int64_t from, to; /* pairs */
-    bool add;         /* c += instead of c = */
+    int64_t from, to;   /* pairs */
+    bool add;           /* c += instead of c = */
+    const float *start; /* NULL, or start[-r] to start[15 - r] are added to row r of C */
 } pair_product;
 
 static inline int64_t up_to(int64_t n, int64_t unit)
@@ -49,8 +50,12 @@ static inline __attribute__((always_inline)) void product_rows(const pair_produc
     __m512 sum[MOST_ROWS];
     float *c = g->c + r0 * g->ldc;
 #pragma GCC unroll 24
-    for (int r = 0; r < rows; r++)
-        sum[r] = g->add ? _mm512_load_ps(c + r * g->ldc) : _mm512_setzero_ps();
+    for (int r = 0; r < rows; r++) {
+        if (g->start)
+            sum[r] = _mm512_loadu_ps(g->start - r0 - r);
+        else
+            sum[r] = g->add ? _mm512_load_ps(c + r * g->ldc) : _mm512_setzero_ps();
+    }
     for (int64_t p = g->from, n; p < g->to; p += n) {
         const uint16_t *a = g->a + p / 16 * g->a_step + r0 * ROW + p % 16 * 2;
         const uint16_t *b = g->b + p / 16 * g->b_step + p % 16 * ROW;
@@ -179,18 +184,31 @@ static inline __mmask16 seers(int64_t j, __m512i start, __m512i end)
     return _mm512_cmpge_epi32_mask(key, start) & _mm512_cmplt_epi32_mask(key, end);
 }
 
+/* The part of a block of keys that a group of queries sees, in rows of the block. */
+typedef struct {
+    int64_t r0, r1;
+    bool masked; /* not by all of the group */
+} key_range;
+
+/* Of the keys of the block at j0 that a group of queries sees otherwise, which of them are in blocks that they see: bits into
+ * seen.  False if none is. */
+static inline bool open_keys(const attn_mask *m, int64_t h, int64_t i0, int64_t rows, int64_t j0,
+                             key_range *k, uint32_t seen[KEYS])
+{
+    int64_t there = rows - i0 < LANES ? rows - i0 : LANES;
+    attn_share share = attn_seen(m, h, i0, there, j0, KEYS, seen);
+    if (share == ATTN_NONE)
+        k->r0 = k->r1 = 0;
+    k->masked |= share != ATTN_ALL;
+    return share != ATTN_NONE;
+}
+
 /* For which of 16 queries dropout keeps key r of the block; bits of attn_kept_queries. */
 static inline __mmask16 keepers(uint32_t kept[KEYS / 32][LANES], int64_t r)
 {
     return _mm512_test_epi32_mask(_mm512_load_si512(kept[r / 32]),
                                   _mm512_set1_epi32((int)(UINT32_C(1) << r % 32)));
 }
-
-/* The part of a block of keys that a group of queries sees, in rows of the block. */
-typedef struct {
-    int64_t r0, r1;
-    bool masked; /* not by all of the group */
-} key_range;
 
 /* Of the block at j0 those of the keys [lo, hi). */
 static inline key_range range_of(const attn_span *s, int64_t lo, int64_t hi, int64_t j0)
@@ -218,17 +236,6 @@ static inline attn_span group_span(const attn_mask *m, int64_t i0, int64_t rows,
     if (last < i0 + LANES)
         s.full_lo = INT64_MAX;
     return s;
-}
-
-/* Scores of a group of queries, the first at that distance from the key of row 0, with the biases of head h times `by`. */
-static inline void add_biases(float s[KEYS][LANES], const attn_biases *b, int64_t h,
-                              int64_t distance, float by, const key_range *k)
-{
-    float x[KEYS + LANES];
-    attn_bias_turned(b, h, distance - (LANES - 1), KEYS + LANES - 1, by, x);
-    for (int64_t r = k->r0; r < k->r1; r++)
-        _mm512_store_ps(s[r],
-                        _mm512_add_ps(_mm512_load_ps(s[r]), _mm512_loadu_ps(x + KEYS - 1 - r)));
 }
 
 void lm_attention_dx_bf16(const lm_call *c);

@@ -141,7 +141,7 @@ static void load_key_tiles(const mass_seq *s, int64_t j0, int64_t j1, const mass
         memcpy(rows + (j - j0) * D, mass_plain(s, j), (size_t)D * sizeof *rows);
     for (int64_t d = 0; d < D; d += 32)
         for (int64_t k = 0; k < MASS_KEYS_AT_ONCE; k += 16, to += TILE)
-            pack_columns(to, rows + k * D, D, d, j1 - j0 - k);
+            pack_columns(to, rows + k * D, D, d, D, j1 - j0 - k);
 }
 
 static void score_tiles(const mass_scratch *w, int64_t D, int64_t n)
