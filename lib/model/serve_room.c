@@ -129,11 +129,12 @@ static lm_code choose_pages(const lm_serve_sizes *ask, lm_backend *b, lm_serve_r
     return most < least ? no_room(ask, r, memory, least, e) : LM_OK;
 }
 
+/* Without pages that have bytes there is nothing to move. */
 static lm_code lower_tier(const char *name, size_t bytes, size_t page, int64_t *pages, lm_err *e)
 {
     char all[32], one[32];
-    *pages = pages_in(bytes, page);
-    if (bytes && !*pages)
+    *pages = page ? pages_in(bytes, page) : 0;
+    if (page && bytes && !*pages)
         return lm_fail(e, LM_EUSAGE, name, "give more", "%s hold no page of %s",
                        lm_show_bytes((double)bytes, all), lm_show_bytes((double)page, one));
     return LM_OK;

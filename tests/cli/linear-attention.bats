@@ -66,6 +66,18 @@ trains() {
     done
 }
 
+@test "linear attention: models that have nothing in pages are served in batches" {
+    make $linear $linear '{}' -o m
+    train -q m data -o run --steps 30 "${args[@]}"
+    generate -q run -p "the river" -n 12 --temperature 0 > want
+    generate -q run -p "the old bridge 1 and the stones" -n 12 --temperature 0 >> want
+    for more in "" "--kv int8" "--kv-host 1M" "--kv-disk .:1M" "--kv-memory 1M"; do
+        # shellcheck disable=SC2086
+        generate -q run --serve-batch 2 -p "the river" -p "the old bridge 1 and the stones" -n 12 --temperature 0 $more > both
+        cmp want both
+    done
+}
+
 @test "linear attention: adapters train, are merged, and generate as the merged model" {
     make $linear $full "$retention" -o m
     train -q m data -o run --steps 20 "${args[@]}"
@@ -87,7 +99,13 @@ trains() {
     }
     make $linear $full '{}' -o m
     check "layer 0 of the model has linear attention, whose states have no file" generate m -p "the river" -n 2 --save-cache c
-    check "layer 0 has linear attention, beside which no tokens are dropped" generate m -p "the river" -n 2 --kv h2o:keep=0.5
+    for kv in h2o:keep=0.5 snapkv streaming:window=16 random:keep=0.5 kvmerge:keep=0.5 snapkv:capacity=8,window=4+int8; do
+        check "layer 0 has linear attention, beside which no tokens are dropped" generate m -p "the river" -n 2 --kv $kv
+    done
+    check "layer 0 of the model has linear attention, whose states have no file and no codes" \
+        generate m -p "the river" -n 2 --states int8
+    check "layer 0 of the model has linear attention, whose states have no file and no codes" \
+        generate m --load-cache c -p "the river" -n 2
     check "layers of the base keep states" peft-tune m t.jsonl -o prefix --method prefix --steps 1 --seq-len 32
     check "layer 0 of the model has linear attention, whose states have no file" quantize-kv --calibrate --method fp8 -o c --seq-len 16 m t.jsonl
     check '"linear_attention": is not an object' make $linear $full 7 -o bad
