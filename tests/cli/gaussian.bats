@@ -76,9 +76,11 @@ loss() {
         [ "${#lines[@]}" -eq 1 ] || { echo "$output"; false; }
         [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
     }
-    refused "layer 1 has Gaussian attention, whose keys have no coded form and no policy" generate -q m -p "the river" -n 4 --kv int8
-    refused "layer 1 has Gaussian attention, whose keys have no coded form and no policy" \
-        generate -q m -p "the river" -n 4 --kv streaming:window=16
+    for kv in int8 k=int8,v=int4 kivi:bits=4,residual=64 streaming:window=16 snapkv h2o:keep=0.5 random:keep=0.5 kvmerge:keep=0.5; do
+        refused "layer 1 has Gaussian attention, whose keys have no coded form and no policy" \
+            generate -q m -p "the river" -n 4 --kv $kv
+    done
+    generate -q m -p "the river" -n 4 --kv 'layers.0=int8' > /dev/null
     refused "layer 1 of the model has Gaussian attention, whose keys are kept with norms" \
         generate -q m -p "the river" -n 4 --save-cache c
     [[ "$output" == generate:* ]] # without a text

@@ -118,15 +118,28 @@ loss() {
     cat a b | cmp - both
 }
 
-@test "block-sparse: coded caches and policies are refused before anything runs" {
+@test "block-sparse: coded caches and policies are refused before anything runs; other layers are coded" {
     make block_sparse_attention full_attention --set 'block_sparse_attention={"block_size":16,"local_blocks":2}' -o m
-    for kv in int8 snapkv; do
-        run generate m -p "the river" -n 4 --kv $kv
-        [ "$status" -eq 2 ]
-        [ "${#lines[@]}" -eq 1 ]
-        [[ "$output" == *"layer 0 has block-sparse attention, which reads plain caches of all tokens alone"* ]]
+    for kv in int8 k=int8,v=int4 kivi:bits=4,residual=64 layers.0=int8 snapkv streaming:window=16 h2o:keep=0.5 random:keep=0.5 \
+        kvmerge:keep=0.5 snapkv:capacity=8,window=4+int8; do
+        for how in "" "--serve-batch 2"; do
+            [[ -n $how && $kv =~ ^(snapkv|streaming|h2o|random|kvmerge) ]] && continue # refused with any model
+            # shellcheck disable=SC2086
+            run generate m -p "the river" -n 4 --kv "$kv" $how
+            [ "$status" -eq 2 ]
+            [ "${#lines[@]}" -eq 1 ]
+            [[ "$output" == *"layer 0 has block-sparse attention, which reads plain caches of all tokens alone"* ]]
+        done
     done
     generate -q m -p "the river" -n 4 --kv 'layers.1=int8' > /dev/null
+    # Plain ones have files.
+    text="the river ran by the old bridge 7 and the stones lay in the water by the old bridge"
+    generate -q m -p "$text" -n 6 -T 0 --ignore-eos --dtype f32 > whole
+    generate -q m -p "$text" -n 0 --dtype f32 --save-cache c.kv
+    generate -q m --load-cache c.kv -p ' the' -n 6 -T 0 --ignore-eos --dtype f32 > /dev/null
+    generate -q m -p "$text" -n 2 -T 0 --ignore-eos --dtype f32 --save-cache d.kv > begin
+    generate -q m --load-cache d.kv -p '' -n 4 -T 0 --ignore-eos --dtype f32 > end
+    [ "$(cat whole)" = "$(cat begin)$(cat end)" ]
 }
 
 @test "block-sparse: wrong keys are refused in one line" {
