@@ -90,7 +90,7 @@ typedef enum {
 /* Its names without prefix and suffix: "self_attn.q_proj" for
  * model.layers.3.self_attn.q_proj.weight, "attn_q" for blk.3.attn_q.weight, "mlp.experts.#.up_proj" for the
  * experts' model.layers.3.mlp.experts.0.up_proj.weight and so on.  "attn_k_b,attn_v_b": GGUF has two tensors
- * (convert/pieces.h).  "": of an architecture that GGUF has, a part that it has not. */
+ * (convert/pieces.h).  "": GGUF does not have the part. */
 typedef struct {
     lm_part part; /* 0 ends a table */
     const char *hf, *gguf;

@@ -160,7 +160,7 @@ static const kind kinds[] = {
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
-/* "full_attention and sliding_attention are known" */
+/* "full_attention, sliding_attention, ... and linear_attention are known" */
 static const char *list_kinds(char out[256])
 {
     size_t n = 0;

@@ -26,7 +26,7 @@ const lm_tensor_name lm_llama_tensors[] = {
     { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
     LM_ROWS_MLP,
     { LM_PART_ROUTER, "mlp.gate", "ffn_gate_inp" },
-    { LM_PART_ROUTER_NOISE, "mlp.gate.weight_noise", NULL },
+    { LM_PART_ROUTER_NOISE, "mlp.gate.weight_noise", "" },
     LM_ROWS_EXPERTS,
     LM_ROWS_SHARED("mlp.shared_expert"),
     { LM_PART_SHARED_SWITCH, "mlp.shared_expert_gate", "ffn_gate_inp_shexp" },
@@ -67,9 +67,9 @@ const lm_gguf_key lm_deepseek_gguf_keys[] = {
 };
 
 const lm_tensor_name lm_fused_experts[] = {
-    { LM_PART_EXPERT_GATE, "mlp.experts.gate_up_proj", NULL },
-    { LM_PART_EXPERT_DOWN, "mlp.experts.down_proj", NULL },
-    { LM_PART_ROUTER, "mlp.gate.weight", NULL }, /* Mixtral's has another name in published files */
+    { LM_PART_EXPERT_GATE, "mlp.experts.gate_up_proj", "" },
+    { LM_PART_EXPERT_DOWN, "mlp.experts.down_proj", "" },
+    { LM_PART_ROUTER, "mlp.gate.weight", "" }, /* Mixtral's has another name in published files */
     { 0, NULL, NULL },
 };
 

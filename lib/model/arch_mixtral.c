@@ -36,7 +36,7 @@ static const lm_tensor_name tensors[] = {
     { LM_PART_ATTN_OUT, "self_attn.o_proj", "attn_output" },
     { LM_PART_MLP_NORM, "post_attention_layernorm", "ffn_norm" },
     { LM_PART_ROUTER, "block_sparse_moe.gate", "ffn_gate_inp" },
-    { LM_PART_ROUTER_NOISE, "block_sparse_moe.gate.weight_noise", NULL },
+    { LM_PART_ROUTER_NOISE, "block_sparse_moe.gate.weight_noise", "" },
     { LM_PART_EXPERT_GATE, "block_sparse_moe.experts.#.w1", "ffn_gate_exps" },
     { LM_PART_EXPERT_UP, "block_sparse_moe.experts.#.w3", "ffn_up_exps" },
     { LM_PART_EXPERT_DOWN, "block_sparse_moe.experts.#.w2", "ffn_down_exps" },

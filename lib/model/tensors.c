@@ -306,7 +306,7 @@ const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, boo
 bool lm_part_in_gguf(const lm_arch *a, lm_part part)
 {
     const lm_tensor_name *row = lm_arch_part(a, part);
-    return row && row->gguf && *row->gguf;
+    return row && *row->gguf;
 }
 
 const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
@@ -316,7 +316,7 @@ const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, b
     const bool added = bias || part == LM_PART_DELTA_DT || part == LM_PART_ROUTER_BIAS;
     const char *suffix = added ? ".bias" : ".weight";
 
-    if (!name) { /* llama.cpp has no such tensor */
+    if (!*name) { /* llama.cpp has no such tensor */
         *out = 0;
         return out;
     }
