@@ -62,6 +62,21 @@ int64_t lm_config_window(const lm_config *c)
     return widest;
 }
 
+int lm_config_windows(const lm_config *c, int64_t window[LM_MOST_WINDOWS])
+{
+    int n = 0;
+
+    for (int64_t l = 0; l < c->layers; l++) {
+        const int64_t w = c->layer[l].window;
+        int i = 0;
+        while (i < n && window[i] != w)
+            i++;
+        if (w > 0 && i == n && n < LM_MOST_WINDOWS)
+            window[n++] = w;
+    }
+    return n;
+}
+
 lm_code lm_config_check_context(const lm_config *c, int64_t context, lm_err *e)
 {
     if (context > c->max_positions && !c->layer[0].alibi)

@@ -213,6 +213,10 @@ static inline int64_t lm_config_depth(const lm_config *c)
 int64_t lm_config_eos(const lm_config *c);
 /* The widest window of any layer, 0 if no layer has a window. */
 int64_t lm_config_window(const lm_config *c);
+/* The windows of all layers, each once, in the order of the layers; returns how many there are.  Configs have at most two
+ * (sliding_window and gaussian_window of lm_hybrid); others than the first LM_MOST_WINDOWS are left out. */
+enum { LM_MOST_WINDOWS = 2 };
+int lm_config_windows(const lm_config *c, int64_t window[LM_MOST_WINDOWS]);
 /* True if a layer keeps a state of fixed size, not keys and values; and if any layer does. */
 static inline bool lm_layer_has_state(const lm_layer *y)
 {
@@ -265,9 +269,10 @@ int64_t lm_config_active_params(const lm_config *c);
  */
 double lm_config_train_flops(const lm_config *c, int64_t seq);
 /* FLOPs of forward and backward of `tokens` tokens with the products of attention for the visible
- * pairs of a query and a key: `pairs` in layers without window, `near` in those with one.  6 N
- * tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
-double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near);
+ * pairs of a query and a key: `pairs` in layers without window, near[i] in those with window i of
+ * lm_config_windows.  6 N tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
+double lm_config_pair_flops(const lm_config *c, double tokens, double pairs,
+                            const double near[LM_MOST_WINDOWS]);
 
 /* Numbers of a value of a head, and of a query and a key as attention reads them. */
 int64_t lm_layer_value_dim(const lm_layer *y);

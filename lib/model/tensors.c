@@ -566,9 +566,22 @@ static bool same_blocks(const lm_layer *x, const lm_layer *y)
            a->global == b->global && a->stride == b->stride && a->homogeneous == b->homogeneous;
 }
 
-/* seq: of a text, the mean. */
-static double pair_flops(const lm_config *c, double tokens, double pairs, double near, int64_t seq)
+/* Pairs of a layer by its window. */
+static double pairs_of(int64_t window, int n, const int64_t known[LM_MOST_WINDOWS], double pairs,
+                       const double near[LM_MOST_WINDOWS])
 {
+    for (int i = 0; window > 0 && i < n; i++)
+        if (known[i] == window || i == n - 1)
+            return near[i];
+    return pairs;
+}
+
+/* seq: of a text, the mean. */
+static double pair_flops(const lm_config *c, double tokens, double pairs,
+                         const double near[LM_MOST_WINDOWS], int64_t seq)
+{
+    int64_t known[LM_MOST_WINDOWS];
+    const int n = lm_config_windows(c, known);
     double all = 0, share = 1;
     const lm_layer *counted = NULL; /* a layer of that share */
     for (int64_t l = 0; l < c->layers; l++) {
@@ -584,17 +597,19 @@ static double pair_flops(const lm_config *c, double tokens, double pairs, double
             all += 0.5 * (double)((y->heads + y->kv_heads) * y->head_dim * y->head_dim) * tokens;
         else
             all += (double)(y->heads * (lm_layer_key_dim(y) + lm_layer_value_dim(y))) / 2 *
-                   (y->window > 0 ? near : pairs * (y->blocks.size ? share : 1));
+                   pairs_of(y->window, n, known, pairs * (y->blocks.size ? share : 1), near);
     }
     return 6.0 * (double)lm_config_matmul_params(c) * tokens + 12.0 * all;
 }
 
 double lm_config_train_flops(const lm_config *c, int64_t seq)
 {
-    return pair_flops(c, 1, (double)seq, (double)seq, seq);
+    const double near[LM_MOST_WINDOWS] = { (double)seq, (double)seq };
+    return pair_flops(c, 1, (double)seq, near, seq);
 }
 
-double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near)
+double lm_config_pair_flops(const lm_config *c, double tokens, double pairs,
+                            const double near[LM_MOST_WINDOWS])
 {
     return pair_flops(c, tokens, pairs, near, tokens > 0 ? (int64_t)(2 * pairs / tokens) : 0);
 }

@@ -113,7 +113,8 @@ static inline bool trainer_has_one_batch(const lm_trainer *t)
 lm_code trainer_ask(lm_trainer *t, lm_err *e);
 
 /* FLOPs of n tokens with so many visible pairs: beside frozen weights the share of the graph's. */
-static inline double trainer_flops(const lm_trainer *t, double n, double pairs, double near)
+static inline double trainer_flops(const lm_trainer *t, double n, double pairs,
+                                   const double near[LM_MOST_WINDOWS])
 {
     const lm_config *c = t->io.config;
     return lm_config_pair_flops(c, n, pairs, near) * t->plan.flops_per_token /

@@ -169,8 +169,9 @@ lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e)
 {
     const lm_config *c = t->io.config;
     const lm_round r = { t->s.step, false };
-    double pairs = 0, near = 0;
-    int64_t micros = 0, window = lm_config_window(c);
+    double pairs = 0, near[LM_MOST_WINDOWS] = { 0 };
+    int64_t micros = 0, window[LM_MOST_WINDOWS];
+    const int windows = lm_config_windows(c, window);
     const bool both = lm_config_bidirectional(c);
     i->tokens = 0;
     i->loss = 0;
@@ -183,7 +184,8 @@ lm_code trainer_objective_step(lm_trainer *t, step_info *i, lm_err *e)
             return e->code;
         i->tokens += t->batch->valid;
         pairs += (double)lm_batch_pairs(t->batch, 0, both);
-        near += window > 0 ? (double)lm_batch_pairs(t->batch, window, both) : 0;
+        for (int w = 0; w < windows; w++)
+            near[w] += (double)lm_batch_pairs(t->batch, window[w], both);
     }
     i->flops = trainer_flops(t, (double)(micros * t->o.batch * t->o.seq), pairs, near);
     return micros > 0 ? finish(t, &r, &i->loss, e) : LM_OK;

@@ -50,14 +50,21 @@ static double ahead_scale(const lm_trainer *t, int64_t valid)
 }
 
 /* What determines the scale of the gradients of a step, and its FLOPs: whole numbers. */
-enum { COUNT_VALID, COUNT_PAIRS, COUNT_NEAR, COUNT_AHEAD, COUNTS = COUNT_AHEAD + LM_MOST_AHEAD };
+enum {
+    COUNT_VALID,
+    COUNT_PAIRS,
+    COUNT_NEAR, /* pairs inside each window */
+    COUNT_AHEAD = COUNT_NEAR + LM_MOST_WINDOWS,
+    COUNTS = COUNT_AHEAD + LM_MOST_AHEAD
+};
 
 /* Add those of this rank's micro-batches, of which the first window is `sample`.  With one batch they are filled one after
  * another (hand_over), otherwise now. */
 static lm_code count_batches(lm_trainer *t, int set, int64_t sample, double n[COUNTS], lm_err *e)
 {
     const lm_config *c = t->io.config;
-    const int64_t window = lm_config_window(c);
+    int64_t window[LM_MOST_WINDOWS];
+    const int windows = lm_config_windows(c, window);
     const bool late = trainer_has_one_batch(t), both = lm_config_bidirectional(c);
     for (int64_t i = 0; i < t->micros; i++, sample += t->o.batch) {
         lm_batch *b = batch_of(t, set, i);
@@ -70,7 +77,8 @@ static lm_code count_batches(lm_trainer *t, int set, int64_t sample, double n[CO
             n[COUNT_AHEAD + k] += (double)b->ahead_valid[k];
         n[COUNT_VALID] += (double)b->valid;
         n[COUNT_PAIRS] += (double)lm_batch_pairs(b, 0, both);
-        n[COUNT_NEAR] += window > 0 ? (double)lm_batch_pairs(b, window, both) : 0;
+        for (int k = 0; k < windows; k++)
+            n[COUNT_NEAR + k] += (double)lm_batch_pairs(b, window[k], both);
     }
     return LM_OK;
 }
@@ -101,7 +109,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t updates, int64
     for (int64_t k = 0; k < LM_MOST_AHEAD; k++)
         t->ahead_valid[set][k] = (int64_t)n[COUNT_AHEAD + k];
     t->flops[set] =
-        trainer_flops(t, (double)t->plan.tokens_per_step, n[COUNT_PAIRS], n[COUNT_NEAR]);
+        trainer_flops(t, (double)t->plan.tokens_per_step, n[COUNT_PAIRS], &n[COUNT_NEAR]);
     return LM_OK;
 }
 

@@ -709,6 +709,7 @@ static void test_counts(void **state)
 /* The graph's own count of FLOPs against 6 N + 12 L H D T (which has no causal discount). */
 static void test_flops(void **state)
 {
+    static const double none[LM_MOST_WINDOWS] = { 0 };
     static const char *const bases[2] = { gpt2, llama };
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -733,14 +734,22 @@ static void test_flops(void **state)
         assert_true(fabs(sum.all.flops / want - 1) < 0.02);
         /* By pairs: the formula with all T^2 of a sequence, half of its attention with the causal
          * ones. */
-        double every = lm_config_pair_flops(&c, B * T, (double)B * T * T, 0);
+        double every = lm_config_pair_flops(&c, B * T, (double)B * T * T, none);
         assert_true(fabs(every / (B * T * lm_config_train_flops(&c, T)) - 1) < 1e-12);
-        double causal = lm_config_pair_flops(&c, B * T, (double)B * T * T / 2, 0);
+        double causal = lm_config_pair_flops(&c, B * T, (double)B * T * T / 2, none);
         assert_true(fabs((every - causal) / (B * T * pairs / 2) - 1) < 1e-9);
         for (int64_t l = 0; l < c.layers; l++)
             c.layer[l].window = 16;
-        assert_true(lm_config_pair_flops(&c, B * T, 1e9, 0) < causal);
-        assert_true(lm_config_pair_flops(&c, B * T, 0, (double)B * T * T) == every);
+        assert_true(lm_config_pair_flops(&c, B * T, 1e9, none) < causal);
+        assert_true(lm_config_pair_flops(&c, B * T, 0, (double[]){ (double)B * T * T, 0 }) ==
+                    every);
+        /* two windows: the pairs of each count in its own layers */
+        c.layer[1].window = 64;
+        const double products = 12.0 * (double)(c.layer[0].heads * c.layer[0].head_dim),
+                     plain = lm_config_pair_flops(&c, B * T, 1e9, none);
+        double both = lm_config_pair_flops(&c, B * T, 1e9, (double[]){ 1e6, 3e6 });
+        assert_true(fabs((both - plain) / (products * (1e6 * (double)(c.layers - 1) + 3e6)) - 1) <
+                    1e-6);
         assert_true(fabs(all / sum.all.flops - 1) < 1e-12);
         assert_true(sum.phase[LM_PHASE_BACKWARD_WEIGHT].flops > 0);
         lm_model_free(m);
