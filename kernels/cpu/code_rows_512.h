@@ -4,6 +4,7 @@
 #define LM_KERNELS_CPU_CODE_ROWS_512_H
 
 #include "kernels/cpu/code_rows_blocks.h"
+#include "numeric/format_scaled.h"
 
 /* Where numbers go, 32 at a time: to y, a row of type t, or, without y, as numbers of type t into the sums of
  * their products with m rows of x (vectors of partial sums in the order of gemm_simd.c).  t, y and m are constant
@@ -72,6 +73,15 @@ LM_INLINE void put32(sink *s, int64_t at, vf a, vf b)
         add32(s, at, a, b);
     else
         add32(s, at, rounded(a), rounded(b));
+}
+
+/* Rounded to BF16 for every number, but that NaN must have its upper half's bits of one. */
+LM_INLINE vf rounded_any(vf v)
+{
+    __m512i b = _mm512_castps_si512(v);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+    b = _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32((int)0xffff0000)));
 }
 
 /* The same of numbers that BF16 holds exactly, or that are not finite. */
@@ -490,6 +500,38 @@ LM_INLINE void e5m2(sink *s, const uint8_t *p, int64_t n)
     narrow_sums(s, LM_DTYPE_F8E5M2, p, n);
 }
 
+/* any: products may be numbers that put32 does not round. */
+LM_INLINE void scaled_block(sink *s, const uint16_t *numbers, int64_t at, const uint8_t *p, vf by,
+                            bool any)
+{
+#pragma GCC unroll 4
+    for (int k = 0; k < LM_SCALED_BLOCK; k += 32) {
+        __m512i v = narrow32(numbers, words16(p + k));
+        vf a = vf_from_bf16_bits(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(v))) * by;
+        vf b = vf_from_bf16_bits(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1))) * by;
+        if (any)
+            put32_exact(s, at + k, rounded_any(a), rounded_any(b));
+        else
+            put32(s, at + k, a, b);
+    }
+}
+
+/* Blocks of E4M3 behind their scales (numeric/format_scaled.h), which may be any numbers. */
+LM_INLINE void scaled(sink *s, const uint8_t *p, int64_t n)
+{
+    const uint16_t *numbers = narrow_of(LM_DTYPE_F8E4M3);
+    for (int64_t i = 0; i < n; i += LM_SCALED_BLOCK, p += LM_SCALED_BYTES) {
+        float d;
+        memcpy(&d, p, sizeof d);
+        bool usual = __builtin_fabsf(d) > 0x1p-100f && __builtin_fabsf(d) < 0x1p100f;
+        vf by = vf_set(s->y || d == d ? d : __builtin_nanf(""));
+        if (s->y || s->t == LM_DTYPE_F32 || usual)
+            scaled_block(s, numbers, i, p + sizeof d, by, false);
+        else
+            scaled_block(s, numbers, i, p + sizeof d, by, true);
+    }
+}
+
 /* ---- by format ---- */
 
 #define SUMS_OF(name, type, rows)                                                       \
@@ -525,6 +567,7 @@ SUMS_OF(e5m2, BF16, 1)
 SUMS_OF(e5m2, BF16, 2)
 SUMS_OF(e5m2, BF16, 4)
 ROW_FORMATS(ROWS_OF)
+ROWS_OF(, scaled)
 
 #define FORMAT(kind, name)                                                \
     { .gguf = kind,                                                       \
@@ -533,6 +576,13 @@ ROW_FORMATS(ROWS_OF)
       .sums = { { name##_F32_sums1, name##_F32_sums2, name##_F32_sums4 }, \
                 { name##_BF16_sums1, name##_BF16_sums2, name##_BF16_sums4 } } },
 static const row_coder known[] = { ROW_FORMATS(FORMAT) };
+static const row_coder scaled_rows = {
+    .gguf = LM_NO_GGUF,
+    .f32 = scaled_F32,
+    .bf16 = scaled_BF16,
+    .sums = { { scaled_F32_sums1, scaled_F32_sums2, scaled_F32_sums4 },
+              { scaled_BF16_sums1, scaled_BF16_sums2, scaled_BF16_sums4 } }
+};
 
 /* The sums of a format for 1, 2 and LM_CODE_SUMS_X rows of x; NULL: none. */
 static const sums_fn *sums_of(const lm_format *f, const row_coder *by, lm_dtype t)

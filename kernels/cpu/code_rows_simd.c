@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "numeric/format_normal.h"
+#include "numeric/format_scaled.h"
 
 #ifdef __AVX512F__
 #include "kernels/cpu/code_rows_512.h"
@@ -49,9 +50,18 @@ static void by_table(const float numbers[256], const uint8_t *p, int64_t n, floa
 
 /* ---- by format ---- */
 
+static bool is_scaled(const lm_format *f)
+{
+    return f->gguf == LM_NO_GGUF && !strcmp(f->name, "fp8_e4m3_128");
+}
+
 /* The row decoders of a format; NULL: lib/numeric has them alone. */
 static const row_coder *coder_of(const lm_format *f)
 {
+#ifdef __AVX512F__
+    if (is_scaled(f))
+        return &scaled_rows;
+#endif
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (f->gguf == known[i].gguf)
             return &known[i];
@@ -111,6 +121,21 @@ static void dynamic8(const void *const *plane, int64_t rows, int64_t cols, float
             });
         }
 }
+
+#ifndef __AVX512F__
+/* Rows of blocks of E4M3, each behind its scale. */
+static void scaled(const uint8_t *p, int64_t n, float *y)
+{
+    for (int64_t at = 0; at < n; at += LM_SCALED_BLOCK, p += LM_SCALED_BYTES) {
+        float s, *to = y + at;
+        memcpy(&s, p, sizeof s);
+        by_table(table[0], p + sizeof s, LM_SCALED_BLOCK, to);
+        vf by = vf_set(s);
+        VF_FOR(i, k, LM_SCALED_BLOCK,
+               { vf_put_any(LM_DTYPE_F32, to, i, vf_get_any(LM_DTYPE_F32, to, i, k) * by, k); });
+    }
+}
+#endif
 
 /* ---- NF4 ---- */
 
@@ -180,6 +205,13 @@ static bool decode(const lm_format *f, const void *const *plane, int64_t rows, i
         dynamic8(plane, rows, cols, y);
         return true;
     }
+#ifndef __AVX512F__
+    if (is_scaled(f)) {
+        pthread_once(&made, make_tables);
+        scaled(plane[0], rows * cols, y);
+        return true;
+    }
+#endif
     if (f->element != LM_DTYPE_F8E4M3 && f->element != LM_DTYPE_F8E5M2)
         return false;
     pthread_once(&made, make_tables);

@@ -650,7 +650,7 @@ static void run_small(void *ctx, int64_t begin, int64_t end, int worker)
     if (!c)
         p->impl->small_m(g, begin, end);
     for (int i = 0; c && i < c->n; i++) {
-        const struct lm_code_run *r = &c->run[i];
+        const struct lm_code_run run = lm_code_rows_run(c, i), *r = &run;
         int64_t j0 = max64(begin, r->row), j1 = min64(end, r->row + r->rows);
         if (j0 >= j1 || small_sums(g, p->impl, r, j0, j1, scratch))
             continue;

@@ -20,13 +20,10 @@ typedef enum { GROUPED_Y, GROUPED_DX, GROUPED_DW } grouped_form;
 /* Of y and dx, and of dw (whose rows are the depth of its products). */
 enum { PIECE = 512, PIECE_DW = 4096, PIECE_STEP = 64 };
 
-/* The matrix of group g as rows of codes that begin with its first: earlier ones have numbers below 0. */
+/* The matrix of group g as rows of codes that begin with its first. */
 static inline lm_code_rows grouped_codes(const lm_tensor *w, int64_t rows, int64_t g)
 {
-    lm_code_rows c = *w->codes;
-    for (int i = 0; i < c.n; i++)
-        c.run[i].row -= g * rows;
-    return c;
+    return lm_code_rows_part(w->codes, g * rows, rows);
 }
 
 /* The product of `rows` rows from `row` on, of group g. */

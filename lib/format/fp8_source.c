@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "format/safetensors_table.h"
 #include "format/source_made.h"
+#include "numeric/format_scaled.h"
 
 enum { NAME = 512 };
 static const char suffix[] = "_scale_inv";
@@ -24,11 +25,12 @@ typedef struct {
     lm_st_plan *plan;
     part *part; /* by number in the plan */
     size_t n, cap;
-    int64_t block[2]; /* rows and columns under one scale */
-    bool powers;      /* bytes of scales are exponents */
-    uint8_t *codes;   /* of the latest tensor, */
-    float *scales;    /* and its scales; */
-    uint8_t *whole;   /* what was given */
+    int64_t block[2];        /* rows and columns under one scale */
+    bool powers;             /* bytes of scales are exponents */
+    const lm_format *format; /* that holds the codes; NULL: none does */
+    uint8_t *codes;          /* of the latest tensor, */
+    float *scales;           /* and its scales; */
+    uint8_t *whole;          /* what was given */
     size_t codes_cap, scales_cap, whole_cap;
 } fp8_source;
 
@@ -77,6 +79,17 @@ static lm_code load_scales(fp8_source *s, const lm_st_tensor *t, lm_err *e)
     return LM_OK;
 }
 
+/* Codes and scales of a matrix. */
+static lm_code read_matrix(fp8_source *s, const part *x, lm_err *e)
+{
+    if (lm_grow(&s->codes, &s->codes_cap, (size_t)x->own->bytes + 1, 1, "codes of a tensor", e) ||
+        lm_grow(&s->scales, &s->scales_cap, (size_t)x->scale->count + 1, sizeof(float),
+                "scales of a tensor", e) ||
+        lm_model_source_read(s->in, x->own, 0, s->codes, (size_t)x->own->bytes, e))
+        return e->code;
+    return load_scales(s, x->scale, e);
+}
+
 static lm_code load(void *ctx, const lm_st_tensor *t, const void **data, lm_err *e)
 {
     fp8_source *s = ctx;
@@ -86,27 +99,47 @@ static lm_code load(void *ctx, const lm_st_tensor *t, const void **data, lm_err 
     *data = s->whole;
     if (!x->scale)
         return lm_model_source_read(s->in, x->own, 0, s->whole, (size_t)t->bytes, e);
-    if (lm_grow(&s->codes, &s->codes_cap, (size_t)x->own->bytes + 1, 1, "codes of a tensor", e) ||
-        lm_grow(&s->scales, &s->scales_cap, (size_t)x->scale->count + 1, sizeof(float),
-                "scales of a tensor", e) ||
-        lm_model_source_read(s->in, x->own, 0, s->codes, (size_t)x->own->bytes, e) ||
-        load_scales(s, x->scale, e))
+    if (read_matrix(s, x, e))
         return e->code;
     lm_convert(x->own->dtype, s->codes, LM_DTYPE_F32, s->whole, t->count);
     scale_rows(s, t, (float *)(void *)s->whole);
     return LM_OK;
 }
 
+/* True if a format holds the codes of a matrix. */
+static bool keeps_codes(const fp8_source *s, const lm_st_tensor *t)
+{
+    return part_of(s, t)->scale && s->format && t->dim[1] % LM_SCALED_BLOCK == 0;
+}
+
 static const lm_format *format(void *ctx, const lm_st_tensor *t, bool *turned)
 {
-    (void)ctx;
+    const fp8_source *s = ctx;
     *turned = false;
-    return lm_format_of_dtype(t->dtype);
+    return keeps_codes(s, t) ? s->format : lm_format_of_dtype(t->dtype);
+}
+
+/* Rows of blocks, each behind its scale. */
+static lm_code scaled_codes(fp8_source *s, const lm_st_tensor *t, uint8_t *dst, lm_err *e)
+{
+    const int64_t wide = blocks(t->dim[1], s->block[1]);
+    if (read_matrix(s, part_of(s, t), e))
+        return e->code;
+    for (int64_t r = 0; r < t->dim[0]; r++)
+        for (int64_t b = 0; b < wide; b++, dst += LM_SCALED_BYTES) {
+            memcpy(dst, &s->scales[r / s->block[0] * wide + b], sizeof *s->scales);
+            memcpy(dst + sizeof *s->scales, s->codes + (r * wide + b) * LM_SCALED_BLOCK,
+                   LM_SCALED_BLOCK);
+        }
+    return LM_OK;
 }
 
 static lm_code codes(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e)
 {
+    fp8_source *s = ctx;
     const void *data = NULL;
+    if (keeps_codes(s, t))
+        return scaled_codes(s, t, dst, e);
     if (load(ctx, t, &data, e))
         return e->code;
     memcpy(dst, data, (size_t)t->bytes);
@@ -230,6 +263,8 @@ static lm_code wrap(lm_model_source **src, const int64_t block[2], lm_err *e)
         s->in = *src;
         memcpy(s->block, block, sizeof s->block);
         s->powers = powers;
+        if (block[1] == LM_SCALED_BLOCK)
+            lm_format_find("fp8_e4m3_128", NULL, &s->format, e);
         if (make_plan(s, e) || lm_model_source_make_over(src, config, s->plan, &maker, s, e))
             let_go(s);
     }

@@ -123,33 +123,13 @@ lm_code lm_graph_lay(lm_graph *g, lm_vid v, const lm_layout *layout, lm_err *e)
     return LM_OK;
 }
 
-/* The codes of rows [first, first + rows). */
-static lm_code_rows rows_of(const lm_code_rows *c, int64_t first, int64_t rows)
-{
-    lm_code_rows out = { 0 };
-    for (int i = 0; i < c->n; i++) {
-        struct lm_code_run r = c->run[i];
-        int64_t begin = r.row > first ? r.row : first;
-        int64_t end = r.row + r.rows < first + rows ? r.row + r.rows : first + rows;
-        if (begin >= end)
-            continue;
-        r.row = begin - first;
-        r.rows = end - begin;
-        out.run[out.n++] = r;
-    }
-    return out;
-}
-
 size_t lm_value_bytes(const lm_value *v, const lm_mesh *mesh)
 {
     int64_t first[LM_MAX_DIMS];
     lm_tensor part;
     lm_layout_part(&v->layout, mesh, &v->t, &part, first);
-    if (!part.codes)
-        return lm_stored_bytes(&part);
-    lm_code_rows rows = rows_of(part.codes, first[0], part.dim[0]);
-    part.codes = &rows;
-    return lm_stored_bytes(&part);
+    return part.codes ? lm_code_rows_bytes(part.codes, first[0], part.dim[0], part.dim[1])
+                      : lm_stored_bytes(&part);
 }
 
 bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b)

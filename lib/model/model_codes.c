@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_codes.c -- selects the weights of a model that are kept in the codes of their source, or are encoded
  * when they are loaded. */
+#include <string.h>
+
 #include "base/mem.h"
 #include "model/build.h"
 #include "numeric/code_rows.h"
@@ -81,14 +83,15 @@ static const lm_format *encoded_format(const lm_model *m, int p)
 /* The codes of all slices of parameter p, in order: those of the source's tensors, otherwise those in which they are
  * encoded; n 0: it must be decoded, because a reader has no kernel for them or because its numbers take no more bytes:
  * then decoding in every product would gain nothing.  A slice in plain numbers may be combined with
- * others in codes. */
-static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const *tensor)
+ * others in codes.  run: room for as many runs as the model has slices. */
+static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const *tensor,
+                             struct lm_code_run *run)
 {
     const lm_param *param = &m->param[p];
     const lm_tensor *t = &m->graph->value[param->value].t;
     lm_tensor stored = *t;
-    lm_code_rows c = { 0 };
-    const lm_format *to = encoded_format(m, p);
+    lm_code_rows c = { .run = run };
+    const lm_format *to = encoded_format(m, p), *read = NULL;
     for (int i = 0; i < m->n_slices; i++) {
         const lm_slice *s = &m->slice[i];
         bool turned;
@@ -98,9 +101,10 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
         const lm_format *f = source_format(m, i, st, &turned);
         bool made = to && (!f || f->element != LM_DTYPE_NONE);
         f = made ? to : f;
-        if (param->plain || t->ndim != 2 || !f || !lm_format_codes(f, t->dim[1]) ||
-            c.n == LM_MAX_CODE_RUNS || !are_read(m, param->value, f))
+        if (param->plain || t->ndim != 2 || !f ||
+            (f != read && (!lm_format_codes(f, t->dim[1]) || !are_read(m, param->value, f))))
             return (lm_code_rows){ 0 };
+        read = f;
         const void *file = m->build.codes_space == LM_SPACE_FILE && m->build.backend->host_memory &&
                                    turned == s->transposed && !made
                                ? lm_model_source_codes_in_file(m->build.codes, st)
@@ -138,9 +142,11 @@ static lm_code find_tensors(const lm_model *m, const lm_st_tensor ***out, lm_err
 static lm_code set_codes(lm_model *m, int p, const lm_code_rows *codes, lm_err *e)
 {
     lm_code_rows *c = NULL;
-    if (lm_arena_alloc(m->graph->arena, (void **)&c, 1, sizeof *c, e))
+    if (lm_arena_alloc(m->graph->arena, (void **)&c, 1, sizeof *c, e) ||
+        lm_arena_alloc(m->graph->arena, (void **)&c->run, (size_t)codes->n, sizeof *c->run, e))
         return e->code;
-    *c = *codes;
+    c->n = codes->n;
+    memcpy(c->run, codes->run, (size_t)codes->n * sizeof *c->run);
     lm_value *v = &m->graph->value[m->param[p].value];
     v->t.codes = c;
     if (is_in_file(c))
@@ -151,14 +157,17 @@ static lm_code set_codes(lm_model *m, int p, const lm_code_rows *codes, lm_err *
 static lm_code keep(lm_model *m, const lm_st_tensor *const *tensor, lm_err *e)
 {
     bool train = m->build.mode == LM_MODE_TRAIN || m->build.trainable;
-    for (int p = 0; p < m->n_params; p++) {
+    struct lm_code_run *run = NULL;
+    lm_code rc = lm_alloc_n(&run, (size_t)m->n_slices, sizeof *run, "a list of tensors", e);
+    for (int p = 0; !rc && p < m->n_params; p++) {
         lm_code_rows found = { 0 };
         if (!(train && m->param[p].trains))
-            found = codes_of(m, p, tensor);
-        if (found.n && set_codes(m, p, &found, e))
-            return e->code;
+            found = codes_of(m, p, tensor, run);
+        if (found.n)
+            rc = set_codes(m, p, &found, e);
     }
-    return LM_OK;
+    lm_free(run);
+    return rc;
 }
 
 lm_code lm_model_keep_codes(lm_model *m, lm_err *e)

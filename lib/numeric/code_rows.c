@@ -31,21 +31,53 @@ static size_t page_bytes(const lm_tensor *t)
     return bytes;
 }
 
-size_t lm_stored_bytes(const lm_tensor *t)
+/* The first run with rows behind `row` of the matrix. */
+static int run_at(const lm_code_rows *c, int64_t row)
 {
-    const lm_code_rows *c = t->codes;
+    int low = 0, high = c->n;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        const struct lm_code_run r = lm_code_rows_run(c, middle);
+        if (r.row + r.rows <= row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+lm_code_rows lm_code_rows_part(const lm_code_rows *c, int64_t row, int64_t rows)
+{
+    const int first = run_at(c, row);
+    int n = 0;
+    while (first + n < c->n && lm_code_rows_run(c, first + n).row < row + rows)
+        n++;
+    return (lm_code_rows){ .n = n, .before = c->before + row, .run = c->run + first };
+}
+
+size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t row, int64_t rows, int64_t cols)
+{
     lm_tensor_size size;
     size_t sum = 0;
-    if (t->kv)
-        return page_bytes(t);
-    if (!c)
-        return lm_plain_bytes(t->dtype, lm_tensor_count(t));
-    for (int i = 0; i < c->n; i++) {
-        lm_tensor_bytes(c->run[i].format, 2, (int64_t[]){ c->run[i].rows, t->dim[1] }, &size, NULL);
+    for (int i = run_at(c, row); i < c->n; i++) {
+        const struct lm_code_run r = lm_code_rows_run(c, i);
+        const int64_t begin = r.row > row ? r.row : row,
+                      end = r.row + r.rows < row + rows ? r.row + r.rows : row + rows;
+        if (begin >= end)
+            break;
+        lm_tensor_bytes(r.format, 2, (int64_t[]){ end - begin, cols }, &size, NULL);
         if (!lm_add_ok(sum, size.all, &sum))
             return SIZE_MAX;
     }
     return sum;
+}
+
+size_t lm_stored_bytes(const lm_tensor *t)
+{
+    if (t->kv)
+        return page_bytes(t);
+    return t->codes ? lm_code_rows_bytes(t->codes, 0, t->dim[0], t->dim[1])
+                    : lm_plain_bytes(t->dtype, lm_tensor_count(t));
 }
 
 size_t lm_code_rows_scratch(lm_dtype to, int64_t cols)
@@ -110,11 +142,9 @@ void lm_code_rows_numbers(const lm_code_rows *c, int64_t row, int64_t rows, int6
                           lm_dtype to, const lm_code_rows_coder *by, void *dst, void *scratch)
 {
     char *y = dst;
-    for (int i = 0; i < c->n && rows > 0; i++) {
-        const struct lm_code_run *r = &c->run[i];
+    for (int i = run_at(c, row); i < c->n && rows > 0; i++) {
+        const struct lm_code_run run = lm_code_rows_run(c, i), *r = &run;
         int64_t first = row - r->row, n = r->rows - first < rows ? r->rows - first : rows;
-        if (first >= r->rows)
-            continue;
         if (r->format->element == to)
             copy(r, first, n, cols, y);
         else if (to == LM_DTYPE_F32)

@@ -11,18 +11,32 @@
 #include "numeric/format.h"
 #include "numeric/tensor.h"
 
-enum { LM_MAX_CODE_RUNS = 4 };
+struct lm_code_run {
+    int64_t row, rows; /* rows follow each other without a gap */
+    const lm_format *format;
+    const uint8_t *data; /* the format's planes one behind another; NULL: no memory yet */
+    bool in_file;        /* data lies in a mapped file, at any address */
+};
 
 typedef struct lm_code_rows lm_code_rows;
 struct lm_code_rows {
     int n;
-    struct lm_code_run {
-        int64_t row, rows; /* rows follow each other without a gap */
-        const lm_format *format;
-        const uint8_t *data; /* the format's planes one behind another; NULL: no memory yet */
-        bool in_file;        /* data lies in a mapped file, at any address */
-    } run[LM_MAX_CODE_RUNS];
+    int64_t before;          /* row i of the matrix is row `before` + i of the runs */
+    struct lm_code_run *run; /* borrowed */
 };
+
+/* Run i as the rows of the matrix are numbered: it may begin in front of them. */
+static inline struct lm_code_run lm_code_rows_run(const lm_code_rows *c, int i)
+{
+    struct lm_code_run r = c->run[i];
+    r.row -= c->before;
+    return r;
+}
+
+/* Rows [row, row + rows) as a matrix of their own, of the same runs. */
+lm_code_rows lm_code_rows_part(const lm_code_rows *c, int64_t row, int64_t rows);
+/* Bytes of rows [row, row + rows) with `cols` numbers; SIZE_MAX: too many. */
+size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t row, int64_t rows, int64_t cols);
 
 /* True if rows of `cols` numbers can be decoded one by one. */
 bool lm_format_codes(const lm_format *f, int64_t cols);

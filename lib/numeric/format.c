@@ -11,6 +11,7 @@
 #include "numeric/format_dynamic.h"
 #include "numeric/format_normal.h"
 #include "numeric/format_rows.h"
+#include "numeric/format_scaled.h"
 #include "numeric/ggml_blocks.h"
 
 /* rel_: half a unit of the last bit; abs_: half the smallest subnormal number */
@@ -111,6 +112,9 @@ static const lm_format formats[] = {
     CODED(q6_k, lm_q6_k_weigh, "6 bits, groups of 16", 14, 256, 210, 0.03),
     CODED(iq4_nl, lm_iq4_nl_weigh, "one of 16 uneven values, blocks of 32", 20, 32, 18, 0.1),
     CODED(iq4_xs, lm_iq4_xs_weigh, "one of 16 uneven values, groups of 32", 23, 256, 136, 0.1),
+    { BLOCKS("fp8_e4m3_128", "E4M3 with a scale for 128 numbers of a row", LM_NO_GGUF,
+             LM_SCALED_BLOCK, LM_SCALED_BYTES),
+      .decode = lm_blocks_decode, .block = &(const lm_block_code){ NULL, NULL, lm_scaled_decode } },
     READ(mxfp4, "OCP MXFP4: E2M1, blocks of 32 with E8M0 scales", 39, 32, 17),
     READ(nvfp4, "NVFP4: E2M1, groups of 16 with E4M3 scales", 40, 64, 36),
     READ(q1_0, "signs, blocks of 128", 41, 128, 18),

@@ -30,7 +30,8 @@
  *                    (d: F16; sc: 8 bits)
  *   iq4_nl           32 numbers, x = d * one of 16 values           (d: F16)
  *   iq4_xs           256 numbers in 8 groups of 32, the same times sc (6 bits)
- * Read only: mxfp4, nvfp4 (E2M1 with scales in E8M0 and E4M3), q1_0 (signs), q2_0 (-1 to 2). */
+ * Read only: mxfp4, nvfp4 (E2M1 with scales in E8M0 and E4M3), q1_0 (signs), q2_0 (-1 to 2), and outside of GGUF
+ * fp8_e4m3_128 (format_scaled.h). */
 #ifndef LM_NUMERIC_FORMAT_H
 #define LM_NUMERIC_FORMAT_H
 

@@ -386,11 +386,16 @@ close() {
     [[ "$output" == *"  active     "*" in a token"* ]]
     peft-tune -q a t.jsonl -o adapter --steps 5 --seq-len 32 --lr 3e-3 --base-format nf4
     awk -v a="$(loss a --adapter adapter)" -v b="$want" 'BEGIN { exit !(a < b) }'
-    # experts are decoded where products read the codes of other weights
+    # each expert stays in the codes of its file, with the results of its numbers
     convert-model -q a -o a.gguf --type q8_0
     run generate -v a.gguf -p "the river" -n 1 --temperature 0
     [ "$status" -eq 0 ]
-    [[ "$output" == *"decoded when loaded: q8_0"* ]]
+    [[ "$output" == *"weights: q8_0"* ]]
+    [[ "$output" != *"decoded when loaded"* ]]
+    convert-model -q a.gguf -o numbers
+    for dtype in f32 bf16; do
+        [ "$(loss a.gguf --dtype "$dtype")" = "$(loss numbers --dtype "$dtype")" ]
+    done
 }
 
 # recipe MODE LINE ...: moe.yaml of two experts, and further lines

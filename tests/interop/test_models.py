@@ -527,12 +527,19 @@ def test_published(tmp, name, model):
 def test_blocks(tmp):
     """Weights of FP8 in blocks of 128 x 128 with every form of scales, beside the definition: number [i,j] is code [i,j] times
     scale [i/128, j/128], in F32; as BF16 it is that rounded."""
-    config = LlamaConfig(vocab_size=97, hidden_size=320, intermediate_size=200, num_hidden_layers=1, num_attention_heads=4,
-                         num_key_value_heads=2, pad_token_id=None)
-    model = make(config, 11)
+    base = {"vocab_size": 97, "hidden_size": 384, "intermediate_size": 200, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "pad_token_id": None}
+    dense = make(LlamaConfig(**base, num_key_value_heads=2), 11)
+    mixture = make(DeepseekV3Config(**base, num_key_value_heads=4, q_lora_rank=48, kv_lora_rank=40, qk_nope_head_dim=32,
+                                    qk_rope_head_dim=16, v_head_dim=24, n_routed_experts=8, moe_intermediate_size=150, n_group=1,
+                                    topk_group=1, num_experts_per_tok=3, first_k_dense_replace=1, num_nextn_predict_layers=0), 11)
+    data = os.path.join(tmp, "blocks-data")
+    os.mkdir(data)
+    write_shard(os.path.join(data, "train"), torch.randint(0, 97, (400,), generator=torch.Generator().manual_seed(5)).tolist())
     g = torch.Generator().manual_seed(12)
-    for form in ("F32", "BF16", "F8_E8M0", "U8"):
-        folder = os.path.join(tmp, "blocks-" + form)
+    for form, model in (("F32", dense), ("BF16", dense), ("F8_E8M0", dense), ("U8", dense), ("F32", mixture)):
+        name = f"{model.config.model_type}, scales in {form}"
+        folder = os.path.join(tmp, f"blocks-{form}-{model.config.model_type}")
         model.save_pretrained(folder)
         path, out, want = os.path.join(folder, "model.safetensors"), {}, {}
         for k, w in load_file(path).items():
@@ -540,7 +547,7 @@ def test_blocks(tmp):
             if not k.endswith("_proj.weight"):
                 continue
             tall, wide = (-(-n // 128) for n in w.shape)
-            power = torch.randint(110, 140, (tall, wide), generator=g)
+            power = torch.randint(113, 118, (tall, wide), generator=g)
             scale = torch.ldexp(torch.ones(tall, wide), power - 127)
             if form in ("F32", "BF16"):  # no powers of two
                 scale = (scale * (1 + torch.rand(tall, wide, generator=g))).to(getattr(torch, "float32" if form == "F32" else "bfloat16"))
@@ -564,7 +571,15 @@ def test_blocks(tmp):
             got = load_file(os.path.join(plain, "model.safetensors"))
             to = torch.float32 if dtype == "f32" else torch.bfloat16
             same &= got.keys() == want.keys() and all(torch.equal(got[k], want[k].to(to)) for k in want if k.endswith("_proj.weight"))
-        check(same, f"FP8 in blocks of 128 x 128 with scales in {form}: F32 and BF16 numbers to the bit")
+        check(same, f"FP8 in blocks of 128 x 128, {name}: F32 and BF16 numbers to the bit")
+        same = True
+        for dtype in ("f32", "bf16"):
+            said = [subprocess.run([os.path.join(BUILD, "bin", "eval-model"), "-v", "--json", "--dtype", dtype, "--seq-len", "32", f,
+                                    os.path.join(data, "train")], check=True, capture_output=True, text=True)
+                    for f in (folder, folder + "-f32")]
+            losses = [json.loads(s.stdout)["loss"] for s in said]
+            same &= losses[0] == losses[1] and losses[0] > 0 and "fp8_e4m3_128" in said[0].stderr
+        check(same, f"FP8 in blocks of 128 x 128, {name}: results from codes are those of numbers")
 
 
 def write_shard(path, ids):

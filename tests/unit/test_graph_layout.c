@@ -128,7 +128,9 @@ static void test_codes(void **state)
     const lm_format *q8, *q4;
     must(lm_format_find("q8_0", NULL, &q8, &e), &e);
     must(lm_format_find("q4_0", NULL, &q4, &e), &e);
-    lm_code_rows c = { .n = 2, .run = { { 0, 6, q8, NULL }, { 6, 4, q4, NULL } } };
+    struct lm_code_run run[] = { { .rows = 6, .format = q8 },
+                                 { .row = 6, .rows = 4, .format = q4 } };
+    lm_code_rows c = { .n = 2, .run = run };
     lm_value v = { .t = { .dtype = LM_DTYPE_BF16, .ndim = 2, .dim = { 10, 256 }, .codes = &c } };
     lm_mesh mesh = { .size = { 1, 1, 1, 2, 1 } };
     size_t q8_row = 256 / 32 * 34, q4_row = 256 / 32 * 18;

@@ -42,7 +42,7 @@ static void encode_run(struct lm_code_run *r, const float *x)
 /* Memory of the runs, at odd addresses. */
 static void place_runs(coded *c)
 {
-    size_t at[LM_MAX_CODE_RUNS], all = 1;
+    size_t at[2], all = 1;
     for (int i = 0; i < c->codes.n; i++) {
         lm_tensor_size size;
         int64_t dim[] = { c->codes.run[i].rows, K };
@@ -84,7 +84,8 @@ static void fill_run(const struct lm_code_run *r)
 static coded make_rows(const lm_format *f, const lm_format *last, int64_t rows, lm_dtype act,
                        bool any)
 {
-    coded c = { .rows = rows, .codes = { .n = 1, .run = { { 0, rows, f, NULL } } } };
+    coded c = { .rows = rows, .codes = { .n = 1, .run = take(2 * sizeof *c.codes.run) } };
+    c.codes.run[0] = (struct lm_code_run){ .rows = rows, .format = f };
     float *x = take((size_t)(rows * K) * sizeof *x);
     lm_rng rng = lm_rng_make(3, "codes", 0);
     for (uint64_t i = 0; i < (uint64_t)(rows * K); i++)
@@ -116,6 +117,7 @@ static coded make_coded(const lm_format *f, const lm_format *last, lm_dtype act,
 static void drop_coded(coded *c)
 {
     lm_free(c->block);
+    lm_free(c->codes.run);
     lm_free(c->numbers);
 }
 
@@ -426,13 +428,24 @@ static void sizes(void **state)
     lm_err e = { 0 };
     (void)state;
     assert_int_equal(lm_format_find("q8_0", NULL, &f, &e), 0);
-    lm_code_rows c = {
-        .n = 2, .run = { { 0, 3, f, NULL }, { 3, 2, lm_format_of_dtype(LM_DTYPE_F16), NULL } }
+    struct lm_code_run run[] = {
+        { .rows = 3, .format = f },
+        { .row = 3, .rows = 2, .format = lm_format_of_dtype(LM_DTYPE_F16) }
     };
+    lm_code_rows c = { .n = 2, .run = run };
     lm_tensor t = { .dtype = LM_DTYPE_F32, .ndim = 2, .dim = { 5, 320 }, .codes = &c };
     assert_int_equal(lm_stored_bytes(&t), 3 * 340 + 2 * 640);
     t.codes = NULL;
     assert_int_equal(lm_stored_bytes(&t), 5 * 320 * 4);
+    assert_int_equal(lm_code_rows_bytes(&c, 2, 2, 320), 340 + 640);
+    lm_code_rows p = lm_code_rows_part(&c, 2, 2), q = lm_code_rows_part(&p, 1, 1);
+    assert_int_equal(p.n, 2); /* rows 2 and 3 */
+    assert_int_equal(lm_code_rows_run(&p, 0).row, -2);
+    assert_int_equal(lm_code_rows_run(&p, 1).row, 1);
+    assert_int_equal(lm_code_rows_bytes(&p, 0, 2, 320), 340 + 640);
+    assert_int_equal(q.n, 1);
+    assert_int_equal(lm_code_rows_run(&q, 0).row, 0);
+    assert_int_equal(lm_code_rows_bytes(&q, 0, 1, 320), 640);
     t.dim[0] = INT64_MAX / 320;
     assert_int_equal(lm_stored_bytes(&t), SIZE_MAX);
 }

@@ -115,6 +115,11 @@ static double restated_other(const char *name, const uint8_t *b, int i)
         int byte = b[4 + i / 16 * 8 + i % 8];
         return e4m3(b[i / 16]) * e2m1(i % 16 < 8 ? byte & 15 : byte >> 4);
     }
+    if (!strcmp(name, "fp8_e4m3_128")) { /* not ggml's */
+        float scale;
+        memcpy(&scale, b, sizeof scale);
+        return (double)scale * (b[4 + i] & 128 ? -e4m3(b[4 + i] & 127) : e4m3(b[4 + i]));
+    }
     if (!strcmp(name, "q1_0"))
         return b[2 + i / 8] >> i % 8 & 1 ? f16_at(b) : -f16_at(b);
     if (!strcmp(name, "q2_0"))
@@ -176,11 +181,8 @@ static void test_layout(void **state)
     static const struct {
         const char *name;
         int at[2];
-    } scales[] = { { "q6_k", { 209, 209 } },
-                   { "q2_k", { 81, 83 } },
-                   { "q3_k", { 109, 109 } },
-                   { "mxfp4", { 0, 0 } },
-                   { "nvfp4", { 0, 1 } } };
+    } scales[] = { { "q6_k", { 209, 209 } }, { "q2_k", { 81, 83 } }, { "q3_k", { 109, 109 } },
+                   { "mxfp4", { 0, 0 } },    { "nvfp4", { 0, 1 } },  { "fp8_e4m3_128", { 3, 3 } } };
     uint8_t block[256];
     float y[256];
     lm_rng r = lm_rng_make(3, "ggml blocks", 0);
@@ -199,6 +201,8 @@ static void test_layout(void **state)
                 block[at[k]] &= 0xbf;
             for (int k = 0; k < 4 && !strcmp(g->name, "nvfp4"); k++)
                 block[k] &= 0x7f;
+            for (int k = 4; k < 132 && !strcmp(g->name, "fp8_e4m3_128"); k++)
+                block[k] &= 0xfe; /* nor NaN */
             decode(g, block, lm_format_group(g), y);
             for (int i = 0; i < lm_format_group(g); i++) {
                 double want = restated(g->name, block, i);
