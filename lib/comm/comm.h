@@ -75,7 +75,7 @@ bool lm_comm_reports(lm_comm *c);
 lm_code lm_comm_agree(lm_comm *c, const char *what, const char *text, lm_err *e);
 
 /* Seconds that this rank waits in a call of this group, and of groups split from it later, for another one; 0: without bound.
- * An ended process of the same machine is noticed whatever it is.  At first that of those who made the group. */
+ * An ended process of the same machine is noticed whatever it is.  At first that of those that made the group. */
 void lm_comm_patience(lm_comm *c, double seconds);
 
 /* NULL is fine.  Not collective, except for the last one of processes, which waits for the others'. */
