@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/ranks.h"
 #include "common/training.h"
 #include "peft-tune/options.h"
 #include "train/advice.h"
@@ -117,7 +118,8 @@ static lm_code work(tune_session *s, lm_err *e)
                    : lm_training_print_outlook(&tool, &o, e);
     if (lm_session_use_examples(t, &s->data.data, opt.loop.val ? &s->val.data : NULL,
                                 t->config.vocab + s->maker.virtuals, t->ask.data, e) ||
-        lm_options_save(&s->run.options, e) || lm_session_open_run(t, e))
+        lm_training_agree(&tool, &s->run, t, e) || lm_options_save(&s->run.options, e) ||
+        lm_session_open_run(t, e))
         return e->code;
     return lm_training_run(&tool, &opt.loop, t, &plan, e);
 }
@@ -152,6 +154,22 @@ static void close_all(tune_session *s, lm_err *e)
     lm_training_close(&tool, &s->t);
 }
 
+/* Of several ranks the first does all else. */
+static bool is_shared(void)
+{
+    return !lists() && !tune_derives() && !tune_plan_only();
+}
+
+static void do_work(tune_session *s, lm_err *e)
+{
+    if (lists())
+        print_lists(e);
+    else if (tune_derives())
+        tune_derive(e);
+    else
+        work(s, e);
+}
+
 int main(int argc, char **argv)
 {
     tune_session s = { .t.ask.from = -1 };
@@ -164,12 +182,9 @@ int main(int argc, char **argv)
     if (!tune_plan_only() && !lists() &&
         !tune_derives()) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
-    if (lists())
-        print_lists(&e);
-    else if (tune_derives())
-        tune_derive(&e);
-    else
-        work(&s, &e);
+    if (!lm_ranks_same_work(&tool, is_shared() ? "a training" : "work of one", &e) &&
+        (tool.rank == 0 || is_shared()))
+        do_work(&s, &e);
     close_all(&s, &e);
     if (lm_tuning_name_option(&opt.tuning, &e))
         lm_complain(&tool, &e);

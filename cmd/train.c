@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/presets.h"
+#include "common/ranks.h"
 #include "common/training.h"
 #include "model/preset.h"
 #include "train/advice.h"
@@ -136,10 +137,16 @@ static lm_code work(train_session *s, lm_err *e)
     lm_train_advise(&t->o, &t->config, &tool.sink);
     if (tool.dry_run)
         return print_outlook(t, &plan, e);
-    if (open_train(t, e) || lm_session_open_val(t, e) || lm_training_agree(&tool, t, e) ||
+    if (open_train(t, e) || lm_session_open_val(t, e) || lm_training_agree(&tool, &s->run, t, e) ||
         lm_options_save(&s->run.options, e) || lm_session_open_run(t, e))
         return e->code;
     return lm_training_run(&tool, &opt.loop, t, &plan, e);
+}
+
+/* Nothing is made: of several ranks the first prints it. */
+static bool prints(void)
+{
+    return train_plan_only() || opt.loop.list_optimizers;
 }
 
 int main(int argc, char **argv)
@@ -150,12 +157,13 @@ int main(int argc, char **argv)
     if (!train_plan_only() &&
         !opt.loop.list_optimizers) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
-    if (tool.rank > 0 && (train_plan_only() || opt.loop.list_optimizers))
-        ; /* rank 0 prints it */
-    else if (opt.loop.list_optimizers)
-        lm_training_list_optimizers(&tool, &e);
-    else
-        work(&s, &e);
+    if (!lm_ranks_same_work(&tool, prints() ? "a plan or a list" : "a run", &e) &&
+        (tool.rank == 0 || !prints())) {
+        if (opt.loop.list_optimizers)
+            lm_training_list_optimizers(&tool, &e);
+        else
+            work(&s, &e);
+    }
     lm_session_close(&s.t, &e);
     lm_training_close(&tool, &s.t);
     if (e.code)

@@ -24,11 +24,9 @@ void lm_ranks_look(lm_tool *t)
 /* As one of several ranks such a tool would do the whole work, and write the same output as all others. */
 static lm_code refuse(const lm_launch *l, lm_err *e)
 {
-    char started[64], number[16] = "several";
+    char started[80];
 
-    if (l->ranks)
-        snprintf(number, sizeof number, "%d", l->ranks);
-    snprintf(started, sizeof started, "%s has started %s ranks", l->launcher, number);
+    lm_launch_says(l, started, sizeof started);
     return lm_fail(e, LM_EUSAGE, started, "start one", "each would do the whole work");
 }
 
@@ -50,25 +48,18 @@ static place here(void)
 /* The ranks of this machine, and those that may use the same cores, this one included. */
 static lm_code count_near(lm_tool *t, lm_err *e)
 {
-    const size_t n = (size_t)t->ranks;
     const place mine = here();
     place *all = NULL;
-    size_t *bytes = NULL;
 
     t->ranks_here = t->ranks_sharing = 0;
-    if (!lm_alloc_n(&all, n, sizeof *all, "ranks", e) &&
-        !lm_alloc_n(&bytes, n, sizeof *bytes, "ranks", e)) {
-        for (size_t r = 0; r < n; r++)
-            bytes[r] = sizeof mine;
-        lm_comm_all_gather(t->comm, &mine, all, bytes, e);
-        for (size_t r = 0; r < n && !e->code; r++) {
-            t->ranks_here += all[r].machine == mine.machine;
-            t->ranks_sharing += !memcmp(&all[r], &mine, sizeof mine);
-        }
+    if (lm_comm_gather_each(t->comm, &mine, sizeof mine, (void *)&all, e))
+        return e->code;
+    for (int r = 0; r < t->ranks; r++) {
+        t->ranks_here += all[r].machine == mine.machine;
+        t->ranks_sharing += !memcmp(&all[r], &mine, sizeof mine);
     }
     lm_free(all);
-    lm_free(bytes);
-    return e->code;
+    return LM_OK;
 }
 
 lm_code lm_ranks_open(lm_tool *t, lm_err *e)
@@ -96,18 +87,28 @@ lm_code lm_ranks_open(lm_tool *t, lm_err *e)
                : LM_OK;
 }
 
+lm_code lm_ranks_same_work(const lm_tool *t, const char *work, lm_err *e)
+{
+    return t->comm ? lm_comm_agree(t->comm, "work", work, e) : LM_OK;
+}
+
 bool lm_ranks_fail(lm_tool *t, lm_err *e)
 {
     lm_err first = { 0 };
 
     lm_comm_abort(t->comm, e);
-    if (lm_comm_barrier(t->comm, &first))
+    if (lm_comm_barrier(t->comm, &first) &&
+        (first.code != LM_EUSAGE || strcmp(first.what, e->what) != 0))
         *e = first;
     return lm_comm_reports(t->comm);
 }
 
-void lm_ranks_close(lm_tool *t)
+bool lm_ranks_close(lm_tool *t)
 {
+    lm_err ignored = { 0 };
+    const bool failed = t->comm && t->status == 0 && lm_comm_barrier(t->comm, &ignored);
+
     lm_comm_free(t->comm);
     t->comm = NULL;
+    return failed;
 }

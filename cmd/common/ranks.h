@@ -13,9 +13,12 @@ void lm_ranks_look(lm_tool *t);
 /* Find the others.  Nothing for a process that was started alone.  Fails: LM_EUSAGE for a tool without LM_USE_RANKS, and when
  * ranks have other versions or kernels; as lm_comm_open. */
 lm_code lm_ranks_open(lm_tool *t, lm_err *e);
-/* Make all ranks fail with the first failure, which replaces *e; false: another rank prints it. */
+/* Make all ranks fail with the first failure, which replaces *e unless it is the same misuse; false: another rank prints
+ * it. */
 bool lm_ranks_fail(lm_tool *t, lm_err *e);
-/* Wait for the others, and let them go. */
-void lm_ranks_close(lm_tool *t);
+/* Check that all ranks do the same: "a run", "a plan", ... */
+lm_code lm_ranks_same_work(const lm_tool *t, const char *work, lm_err *e);
+/* Wait for the others, unless this rank has failed; true: another one has. */
+bool lm_ranks_close(lm_tool *t);
 
 #endif

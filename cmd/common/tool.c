@@ -48,25 +48,31 @@ static bool is_speaker(lm_tool *t, lm_err *e)
     return t->rank == 0 || (!lm_stopping() && !sleep(3) && !lm_stopping());
 }
 
+/* The place in the words of the tool. */
+static void show_place(lm_err *e)
+{
+    const char *where = strcmp(e->where, "-") ? e->where : "standard input"; /* the name as given */
+    char place[sizeof e->where];
+
+    where = lm_place_shown(where, place, sizeof place);
+    if (where != e->where)
+        memmove(e->where, where, strlen(where) + 1);
+}
+
 void lm_complain(lm_tool *t, lm_err *e)
 {
-    lm_code code = e->code;
-    const char *where;
-    char place[256], todo[512];
+    char todo[512];
 
-    if (!code)
+    if (!e->code)
         return;
-    if (!is_speaker(t, e)) {
-        remember(t, status_of(code));
-        *e = (lm_err){ 0 };
-        return;
-    }
-    where = strcmp(e->where, "-") ? e->where : "standard input"; /* the name as given */
-    where = lm_place_shown(where, place, sizeof place);
-    stdout_lost |= !strcmp(where, standard_output);
-    lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", where, where[0] ? ": " : "", e->what,
-           e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "",
-           lm_advice_shown(e->todo, todo, sizeof todo));
+    show_place(e); /* before other ranks see it */
+    stdout_lost |= !strcmp(e->where, standard_output);
+    const bool speaks = is_speaker(t, e);
+    const lm_code code = e->code;
+    if (speaks)
+        lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", e->where, e->where[0] ? ": " : "", e->what,
+               e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "",
+               lm_advice_shown(e->todo, todo, sizeof todo));
     if (code == LM_EBUG)
         abort();
     remember(t, status_of(code));
@@ -159,7 +165,9 @@ static bool print_and_no_more(lm_tool *t, lm_code *rc, lm_err *e)
 {
     const lm_frame *f = &lm_the_frame;
 
-    if (f->help || f->version)
+    if (t->rank > 0 && (f->help || f->version || f->completion || f->print_config))
+        ; /* rank 0 prints it */
+    else if (f->help || f->version)
         (f->help ? lm_help_print : lm_version_print)(t);
     else if (f->completion)
         *rc = lm_completion_print(t, f->completion, e);
@@ -247,7 +255,8 @@ int lm_end(lm_tool *t)
     lm_sink_clear();
     close_stdout(t);
     lm_out_drop_all();
-    lm_ranks_close(t);
+    if (lm_ranks_close(t))
+        remember(t, 1);
     if (t->verbosity >= LM_LOG_INFO && !lm_the_frame.help && !lm_the_frame.version)
         lm_say(t, LM_LOG_INFO, "peak memory %.1f MiB", (double)lm_rss_peak() / 1048576);
     lm_free(t->argv);

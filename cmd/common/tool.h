@@ -176,7 +176,7 @@ typedef struct {
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
     lm_comm *comm;      /* all processes that were started together; NULL: this one alone */
-    int rank, ranks;    /* among them: 0 of 1 without comm */
+    int rank, ranks;    /* among them, as the launcher says (ranks 0: several); alone: 0 of 1 */
     int ranks_here,
         ranks_sharing; /* with comm: of this machine, and those that may use the same cores */
     lm_product makes;  /* by which lm_begin refuses names of -o */

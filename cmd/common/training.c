@@ -2,10 +2,12 @@
 /* training.c -- inputs of tools that train: operands, the run that is resumed, the device. */
 #include "common/training.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "common/device.h"
 #include "format/folder_run.h"
@@ -139,11 +141,22 @@ static lm_code agree_on_options(const lm_tool *t, lm_comm *c, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_training_agree(const lm_tool *t, lm_session *s, lm_err *e)
+/* The options of a resumed run, of which ranks may have copies. */
+static lm_code agree_on_run(const lm_loop_run *r, lm_comm *c, lm_err *e)
 {
-    if (!s->ask.comm)
+    char text[64], *saved = r->saved ? json_dumps(r->saved, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    snprintf(text, sizeof text, "options of digest %016" PRIx64, saved ? lm_hash_str(saved) : 0);
+    free(saved);
+    return lm_comm_agree(c, "run", text, e);
+}
+
+lm_code lm_training_agree(const lm_tool *t, const lm_loop_run *r, lm_session *s, lm_err *e)
+{
+    lm_comm *c = s->ask.comm;
+    if (!c)
         return LM_OK;
-    return agree_on_options(t, s->ask.comm, e) || lm_session_agree(s, e) ? e->code : LM_OK;
+    return agree_on_options(t, c, e) || agree_on_run(r, c, e) || lm_session_agree(s, e) ? e->code
+                                                                                        : LM_OK;
 }
 
 lm_code lm_training_find_base(lm_session *s, const lm_loop_run *r, lm_err *e)
@@ -207,8 +220,8 @@ lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_er
 {
     const int ranks = s->o.ranks > 1 && !t->comm ? s->o.ranks : 1;
     int threads = t->threads;
-    if (t->comm &&
-        !lm_given(t, "threads")) /* the cores of this process may be those of others too */
+    if (t->comm && !lm_given(t, "threads") &&
+        !getenv("LM_THREADS")) /* the cores of this process may be those of others too */
         threads = threads > t->ranks_sharing ? threads / t->ranks_sharing : 1;
     if (lm_par_new(&s->par, threads, e) ||
         (ranks > 1 && lm_par_new(&s->rank_par, threads > ranks ? threads / ranks : 1, e)) ||

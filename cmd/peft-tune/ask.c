@@ -56,6 +56,9 @@ lm_code tune_ask(tune_session *s, lm_err *e)
     lm_session_ask *a = &s->t.ask;
     if (find_operands(s, e))
         return e->code;
+    if (lm_mesh_ask(&tool, &opt.mesh, opt.loop.resume != NULL, &s->t.o, e))
+        return e->code;
+    a->comm = tune_plan_only() ? NULL : tool.comm;
     a->dropout = -1;
     lm_loop_session(&tool, &opt.loop, &s->run, a);
     if (tune_plan_only()) /* nothing is measured; the model is opened for its modules */
@@ -130,7 +133,6 @@ void tune_ask_shape(tune_session *s)
     if (!lm_given(&tool, "seq-len") && !opt.loop.resume && t->config.max_positions > 0 &&
         t->config.max_positions < o->seq)
         o->seq = opt.seq = t->config.max_positions;
-    o->accumulate = opt.accumulate;
     o->precision.low = pick_dtype(t);
     o->documents = opt.packing;
     o->dropout = true;
@@ -174,7 +176,7 @@ lm_code tune_ask_steps(tune_session *s, lm_err *e)
     if (add_plus(s, &a, e))
         return e->code;
     double windows = s->data.examples ? (double)s->data.pack.windows : 0,
-           a_step = (double)(opt.batch * opt.accumulate);
+           a_step = (double)(opt.batch * opt.mesh.accumulate);
     int64_t steps = opt.steps > 0 ? opt.steps : (int64_t)ceil(opt.epochs * windows / a_step);
     return lm_loop_ask(&tool, &a, rate, steps < 1 ? 1 : steps, &s->run, &t->o, e)
                ? e->code

@@ -9,7 +9,7 @@ tune_options opt = {
     .steps = -1,
     .batch = 8,
     .seq = 1024,
-    .accumulate = 1,
+    .mesh = LM_MESH_DEFAULT,
     .epochs = 3,
     .plus = -1,
     .states_in = "auto",
@@ -35,9 +35,8 @@ static const lm_opt options[] = {
                "give --batch-size B and --gradient-accumulation-steps A: B x A windows a step"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 2, 1e9, "tokens in a window [1024, or the model's most]"),
     LM_ALSO("cutoff-len max-length max-seq-length max-seq-len sequence-len block-size"),
-    LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 65535,
-             "micro-batches in a step [1]"),
-    LM_ALSO("grad-accum-steps"),
+    LM_MESH_MICROS(opt.mesh, "micro-batches in a step [as many as ranks]"),
+    LM_MESH_AXES(opt.mesh),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, bf16; auto: bf16 if the model's is [auto]"),
     LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none; qlora full]"),
     LM_LOOP_DETERMINISTIC(opt.loop),
@@ -98,6 +97,8 @@ static const lm_opt options[] = {
     LM_END
 };
 
+static const char *const side[] = { "tensorboard", "trace", "mesh", NULL };
+
 static const char *const examples[] = {
     "peft-tune m/ chat.jsonl -o adapter/ --method lora --rank 16 --target all-linear",
     "peft-tune --resume adapter/ --epochs 5", NULL
@@ -109,9 +110,9 @@ lm_tool tool = {
             "--combine WAY BASE ADAPTER[:WEIGHT] ...",
     .brief = "train an adapter of a model, or a part of the model",
     .opts = options,
-    .side = lm_loop_side,
+    .side = side,
     .makes = LM_MAKES_OTHER, /* a folder, or with --to-lora a GGUF: peft-tune.c */
-    .use = LM_LOOP_USE,
+    .use = LM_LOOP_USE | LM_USE_RANKS,
     .min_args = 0,
     .max_args = -1,
     .examples = examples

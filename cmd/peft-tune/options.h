@@ -4,13 +4,15 @@
 #define LM_CMD_PEFT_TUNE_OPTIONS_H
 
 #include "common/loop.h"
+#include "common/mesh.h"
 #include "common/tuning.h"
 #include "train/packed.h"
 #include "tune/partial.h"
 
 typedef struct {
     lm_loop_args loop;
-    int64_t steps, batch, seq, accumulate;
+    int64_t steps, batch, seq;
+    lm_mesh_args mesh;
     double epochs;
     const char *dtype;
     bool dump_graph;

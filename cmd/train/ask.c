@@ -13,6 +13,9 @@ static lm_code refuse_alone(lm_err *e)
 {
     if (opt.measure && !tool.dry_run)
         return lm_fail(e, LM_EUSAGE, "--measure", "give --dry-run too", "serves --dry-run only");
+    if (opt.measure && tool.comm)
+        return lm_fail(e, LM_EUSAGE, "--measure", "start one process, or leave it out",
+                       "measures one process, with its threads");
     return lm_training_refuse_alone(&opt.loop, true, e);
 }
 
@@ -35,7 +38,6 @@ static void ask_training(lm_trainer_opts *o)
     *o = (lm_trainer_opts){
         .batch = opt.batch,
         .seq = opt.seq,
-        .accumulate = opt.accumulate,
         .steps = opt.steps,
         .precision = { .low = lm_dtype_parse(opt.dtype) },
         .documents = opt.documents,
@@ -55,7 +57,7 @@ lm_code train_ask(train_session *s, lm_err *e)
     if (lm_targets_parse(opt.objective, &s->targets, e))
         return e->code;
     ask_training(&t->o);
-    if (refuse_alone(e) || train_ask_ranks(&t->o, e))
+    if (refuse_alone(e) || lm_mesh_ask(&tool, &opt.mesh, opt.loop.resume != NULL, &t->o, e))
         return e->code;
     ask_session(s); /* with the history, in which ranks have told their numbers */
     return lm_loop_ask(&tool, &opt.loop, -1, opt.steps, &s->run, &t->o, e);

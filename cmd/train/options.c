@@ -5,11 +5,11 @@
 #include "comm/threads.h"
 
 /* -1: not given. */
-#define DEFAULTS                                                                          \
-    {                                                                                     \
-        .loop = LM_LOOP_DEFAULT, .steps = 1000, .batch = 8, .seq = 256, .accumulate = -1, \
-        .ranks = 1, .leaves = -1, .dtype = "f32", .dropout = -1, .bias_rate = 1e-3,       \
-        .ahead_weight = -1, .documents = true, .check_tokenizer = true, .format = "auto"  \
+#define DEFAULTS                                                                                 \
+    {                                                                                            \
+        .loop = LM_LOOP_DEFAULT, .steps = 1000, .batch = 8, .seq = 256, .mesh = LM_MESH_DEFAULT, \
+        .dtype = "f32", .dropout = -1, .bias_rate = 1e-3, .ahead_weight = -1, .documents = true, \
+        .check_tokenizer = true, .format = "auto"                                                \
     }
 
 train_options opt = DEFAULTS;
@@ -31,9 +31,7 @@ static const lm_opt options[] = {
                "give --batch-size B and --gradient-accumulation-steps A: B x A sequences a step"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "tokens in a sequence [256]"),
     LM_ALSO("block-size seq-length sequence-length max-seq-length max-seq-len context-length"),
-    LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 65535,
-             "micro-batches in a step [--ranks]"),
-    LM_ALSO("grad-accum-steps"),
+    LM_MESH_MICROS(opt.mesh, "micro-batches in a step [as many as ranks]"),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, or bf16 with f32 master weights [f32]"),
     LM_STR_OF(0, "objective", &opt.objective, "NAME", lm_targets_names,
               "clm, mlm[:key=X,...] or span[:key=X,...] [of MODEL]"),
@@ -52,9 +50,9 @@ static const lm_opt options[] = {
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the optimiser]"),
     LM_GROUP("Ranks"),
-    LM_COUNT(0, "ranks", &opt.ranks, "N", 1, LM_THREAD_RANKS, "threads that share each step [1]"),
-    LM_STR(0, "mesh", &opt.mesh, "AXES", "how ranks share it: dp=N [all of them]"),
-    LM_COUNT(0, "leaves", &opt.leaves, "N", 1, 65535, "of the sums of a step [--ranks]"),
+    LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
+             "threads that share each step [1]"),
+    LM_MESH_AXES(opt.mesh),
     LM_GROUP("Mixtures of experts"),
     LM_LOOP_MIXTURE(opt.loop),
     LM_REAL(0, "moe-router-bias-update-rate", &opt.bias_rate, "X", 0, 1,

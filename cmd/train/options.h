@@ -4,11 +4,12 @@
 #define LM_CMD_TRAIN_OPTIONS_H
 
 #include "common/loop.h"
+#include "common/mesh.h"
 
 typedef struct {
     lm_loop_args loop;
-    int64_t steps, batch, seq, accumulate, ranks, leaves;
-    const char *mesh;
+    lm_mesh_args mesh;
+    int64_t steps, batch, seq;
     const char *dtype, *objective;
     double dropout, bias_rate, ahead_weight;
     bool documents, check_tokenizer;
@@ -29,10 +30,6 @@ typedef struct {
 
 /* True if nothing is trained or written. */
 bool train_plan_only(void);
-/* Set the ranks of *o, the micro-batches of a step and the leaves of its sums from --ranks, --mesh,
- * --gradient-accumulation-steps and --leaves, and these options to what the run is to keep.  Fails: LM_EUSAGE for what does
- * not fit, with the nearest that does. */
-lm_code train_ask_ranks(lm_trainer_opts *o, lm_err *e);
 /* Set what is asked of the library from options and operands, with --resume also from the options of the
  * run.  Misuse of operands ends the program.  Fails: LM_EUSAGE, and what reading a run fails with. */
 lm_code train_ask(train_session *s, lm_err *e);

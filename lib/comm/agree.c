@@ -65,17 +65,10 @@ static lm_code compare(const statement *all, int size, const char *what, lm_err 
 
 lm_code lm_comm_agree(lm_comm *c, const char *what, const char *text, lm_err *e)
 {
-    size_t size = (size_t)lm_comm_size(c), *bytes = NULL;
     statement mine = make_statement(text), *all = NULL;
 
-    if (!lm_alloc_n(&all, size, sizeof *all, "texts of ranks", e) &&
-        !lm_alloc_n(&bytes, size, sizeof *bytes, "texts of ranks", e)) {
-        for (size_t r = 0; r < size; r++)
-            bytes[r] = sizeof mine;
-        if (!lm_comm_all_gather(c, &mine, all, bytes, e))
-            compare(all, (int)size, what, e);
-    }
+    if (!lm_comm_gather_each(c, &mine, sizeof mine, (void *)&all, e))
+        compare(all, lm_comm_size(c), what, e);
     lm_free(all);
-    lm_free(bytes);
     return e->code;
 }

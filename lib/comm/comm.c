@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "comm/comm_impl.h"
 
 int lm_comm_rank(const lm_comm *c)
@@ -62,6 +63,27 @@ lm_code lm_comm_reduce_scatter(lm_comm *c, const void *in, void *out, const size
 lm_code lm_comm_all_gather(lm_comm *c, const void *in, void *out, const size_t *bytes, lm_err *e)
 {
     return c->transport->all_gather(c, in, out, bytes, e);
+}
+
+lm_code lm_comm_gather_each(lm_comm *c, const void *mine, size_t bytes, void **all, lm_err *e)
+{
+    const size_t n = (size_t)c->size;
+    char *got = NULL;
+    size_t *each = NULL;
+
+    *all = NULL;
+    if (!lm_alloc_n(&got, n, bytes, "ranks", e) &&
+        !lm_alloc_n(&each, n, sizeof *each, "ranks", e)) {
+        for (size_t r = 0; r < n; r++)
+            each[r] = bytes;
+        lm_comm_all_gather(c, mine, got, each, e);
+    }
+    lm_free(each);
+    if (e->code)
+        lm_free(got);
+    else
+        *all = got;
+    return e->code;
 }
 
 lm_code lm_comm_all_to_all(lm_comm *c, const void *in, const size_t *give, void *out,

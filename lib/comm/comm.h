@@ -47,6 +47,9 @@ lm_code lm_comm_reduce_scatter(lm_comm *c, const void *in, void *out, const size
 /* out: bytes[0] bytes of rank 0, then those of rank 1, ...  in may be this rank's part of out. */
 lm_code lm_comm_all_gather(lm_comm *c, const void *in, void *out, const size_t *bytes, lm_err *e);
 
+/* *all: `bytes` bytes of each rank; the caller frees it with lm_free.  Fails as lm_comm_all_gather, with *all NULL. */
+lm_code lm_comm_gather_each(lm_comm *c, const void *mine, size_t bytes, void **all, lm_err *e);
+
 /* in: give[0] bytes for rank 0, then those for rank 1, ...; out: take[0] bytes from rank 0, ...  No overlap. */
 lm_code lm_comm_all_to_all(lm_comm *c, const void *in, const size_t *give, void *out,
                            const size_t *take, lm_err *e);
@@ -75,7 +78,7 @@ bool lm_comm_reports(lm_comm *c);
 lm_code lm_comm_agree(lm_comm *c, const char *what, const char *text, lm_err *e);
 
 /* Seconds that this rank waits in a call of this group, and of groups split from it later, for another one; 0: without bound.
- * An ended process of the same machine is noticed whatever it is.  At first that of those that made the group. */
+ * An ended process is noticed whatever it is, where ranks share memory.  At first that of those that made the group. */
 void lm_comm_patience(lm_comm *c, double seconds);
 
 /* NULL is fine.  Not collective, except for the last one of processes, which waits for the others'. */

@@ -2,6 +2,7 @@
 /* launch.c -- see launch.h. */
 #include "comm/launch.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* A number 0..2^24, or -1. */
@@ -34,4 +35,13 @@ lm_launch lm_launched(lm_env_fn *get)
         return (lm_launch){ known[i].launcher, rank, known[i].ranks ? ranks : 0 };
     }
     return (lm_launch){ .ranks = 1 };
+}
+
+void lm_launch_says(const lm_launch *l, char *out, size_t size)
+{
+    char number[16] = "several";
+
+    if (l->ranks)
+        snprintf(number, sizeof number, "%d", l->ranks);
+    snprintf(out, size, "%s has started %s ranks", l->launcher, number);
 }

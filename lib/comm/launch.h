@@ -7,6 +7,8 @@
 #ifndef LM_COMM_LAUNCH_H
 #define LM_COMM_LAUNCH_H
 
+#include <stddef.h>
+
 /* A variable of the environment, or NULL: getenv of the program, because the library does not read the environment. */
 typedef char *lm_env_fn(const char *name);
 
@@ -17,5 +19,7 @@ typedef struct {
 } lm_launch;
 
 lm_launch lm_launched(lm_env_fn *get);
+/* "mpirun has started 4 ranks", for errors. */
+void lm_launch_says(const lm_launch *l, char *out, size_t size);
 
 #endif

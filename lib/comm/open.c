@@ -26,11 +26,9 @@ static lm_code open_wire(const lm_comm_opts *o, lm_wire **out, lm_err *e)
                                  .want = { .size = sizeof(lm_wire), .contracts = LM_CONTRACTS } };
     const void *found = NULL;
     const lm_launch *l = &o->launch;
-    char started[80], number[16] = "several";
+    char started[80];
 
-    if (l->ranks)
-        snprintf(number, sizeof number, "%d", l->ranks);
-    snprintf(started, sizeof started, "%s has started %s ranks", l->launcher, number);
+    lm_launch_says(l, started, sizeof started);
     if (lm_module_open(&s, started, &found, e) || ((const lm_wire_module *)found)->open(out, e))
         return e->code;
     int sees = (*out)->size;
@@ -60,21 +58,16 @@ static machine this_machine(void)
 
 static lm_code one_machine(lm_comm *c, bool *same, lm_err *e)
 {
-    size_t n = (size_t)lm_comm_size(c), *bytes = NULL;
+    const int n = lm_comm_size(c);
     machine mine = this_machine(), *all = NULL;
 
     *same = n <= LM_SHM_RANKS;
-    if (!lm_alloc_n(&all, n, sizeof *all, "ranks", e) &&
-        !lm_alloc_n(&bytes, n, sizeof *bytes, "ranks", e)) {
-        for (size_t r = 0; r < n; r++)
-            bytes[r] = sizeof mine;
-        lm_comm_all_gather(c, &mine, all, bytes, e);
-        for (size_t r = 0; r < n && !e->code; r++)
-            *same = *same && !memcmp(&all[r], &all[0], sizeof mine);
-    }
+    if (lm_comm_gather_each(c, &mine, sizeof mine, (void *)&all, e))
+        return e->code;
+    for (int r = 0; r < n; r++)
+        *same = *same && !memcmp(&all[r], &all[0], sizeof mine);
     lm_free(all);
-    lm_free(bytes);
-    return e->code;
+    return LM_OK;
 }
 
 static void close_wire(void *wire, bool failed)

@@ -335,6 +335,8 @@ lm_code lm_session_agree(lm_session *s, lm_err *e)
 {
     if (!s->ask.comm)
         return LM_OK;
+    if (s->ask.data_digest && lm_comm_agree(s->ask.comm, "data", s->ask.data_digest, e))
+        return e->code;
     return agree_on_model(s, e) || agree_on_data(s, "data", s->train, e) ||
                    agree_on_data(s, "validation data", s->val, e)
                ? e->code
@@ -398,12 +400,10 @@ static lm_code open_records(lm_session *s, lm_err *e)
 
 lm_code lm_session_open_run(lm_session *s, lm_err *e)
 {
-    if (rank_of(s) > 0)
-        return LM_OK;
-    return read_files(s, e) || keep_options(s, e) || make_history(s, e) || open_folder(s, e) ||
-                   open_records(s, e)
-               ? e->code
-               : LM_OK;
+    if (!rank_of(s) && (read_files(s, e) || keep_options(s, e) || make_history(s, e) ||
+                        open_folder(s, e) || open_records(s, e)))
+        return e->code;
+    return s->ask.comm ? lm_comm_barrier(s->ask.comm, e) : LM_OK;
 }
 
 /* ---- the training ---- */

@@ -173,7 +173,7 @@ static lm_code fill(lm_trainer *t, lm_err *e)
     lm_model *m = t->program->train;
     lm_exec *x = t->program->exec;
     lm_store *s = t->s.store;
-    if ((t->rank == 0 && load(t, e)) || trainer_ranks_receive(t, e))
+    if (((t->rank == 0 || t->io.weights) && load(t, e)) || trainer_ranks_receive(t, e))
         return e->code;
     lm_store_derive(s);
     lm_store_bind(s, m, x);
@@ -310,13 +310,13 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
 lm_code trainer_ask(lm_trainer *t, lm_err *e)
 {
     const double now = lm_now();
-    /* one clock for all ranks */
+    /* one clock for all ranks; launchers hand a request for a checkpoint to each */
     const bool first = t->rank == 0,
                late = first && t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds,
                enough = first && t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
                         now - t->started >= t->o.most_seconds;
-    int32_t flag[] = { t->asked.stop || lm_stopping(), lm_poked() || t->asked.save || late,
-                       t->asked.enough || enough };
+    int32_t flag[] = { t->asked.stop || lm_stopping(),
+                       (first && lm_poked()) || t->asked.save || late, t->asked.enough || enough };
     if (trainer_ranks_agree(t, flag, sizeof flag / sizeof *flag, e))
         return e->code;
     t->asked.stop = flag[0];
@@ -614,8 +614,10 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
         rc = trainer_ranks_kept(t, e);
     if (!rc)
         rc = loop(t, e);
-    if (rc)
+    if (rc) {
+        trainer_ranks_abort(t, e);
         keep_steps(t);
+    }
     if ((!rc || rc == LM_ENUMERIC) && trainer_report_last(t, &second) && !rc) {
         *e = second;
         rc = second.code;

@@ -141,8 +141,10 @@ lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e);
 /* Around work that rank 0 does alone, however long it takes; the second waits for all ranks. */
 void trainer_ranks_pause(lm_trainer *t);
 lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e);
-/* A step took so long: a rank that is missing for much longer has failed. */
+/* A step took so long: a process that is missing for much longer has failed. */
 void trainer_ranks_pace(lm_trainer *t, double seconds);
+/* Make all ranks fail at once, before what this one has begun is finished. */
+void trainer_ranks_abort(lm_trainer *t, const lm_err *why);
 /* What rank 0 loaded, for all: weights, and of a resumed run states and numbers. */
 lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e);
 /* What rank 0 found of the run, for all: whether it holds this step already, and its best checkpoint. */

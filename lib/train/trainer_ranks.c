@@ -30,9 +30,9 @@ lm_code trainer_ranks_set(lm_trainer *t, lm_err *e)
     t->rank = t->io.comm ? lm_comm_rank(t->io.comm) : 0;
     if (t->ranks != o->ranks)
         return lm_fail(e, LM_EBUG, "ranks", NULL, "%d of %d", t->ranks, o->ranks);
-    if ((o->ranks > 1 || o->leaves > 1) && (t->io.objective || t->io.adapt || t->io.after))
+    if ((o->ranks > 1 || o->leaves > 1) && t->io.objective)
         return lm_fail(e, LM_EUSAGE, "ranks", "use one, with one leaf",
-                       "several serve the training of whole models by the loss of their targets");
+                       "several serve the loss of targets, not other objectives");
     if (!lm_ranks_fit(o->ranks, o->accumulate, o->leaves))
         return lm_fail(e, LM_EUSAGE, "ranks", NULL,
                        "%d do not fit steps of %" PRId64 " micro-batches in %" PRId64 " leaves",
@@ -79,7 +79,7 @@ lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *
 
 void trainer_ranks_pause(lm_trainer *t)
 {
-    if (t->io.comm)
+    if (t->io.comm && t->rank > 0)
         lm_comm_patience(t->io.comm, 0);
 }
 
@@ -94,9 +94,16 @@ lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e)
 
 void trainer_ranks_pace(lm_trainer *t, double seconds)
 {
+    if (!t->io.comm || !strcmp(lm_comm_transport(t->io.comm), "threads"))
+        return; /* a thread does not vanish, and one that waits for a slow reader of metrics is no failure */
     t->patience = 30 + 10 * seconds;
+    lm_comm_patience(t->io.comm, t->patience);
+}
+
+void trainer_ranks_abort(lm_trainer *t, const lm_err *why)
+{
     if (t->io.comm)
-        lm_comm_patience(t->io.comm, t->patience);
+        lm_comm_abort(t->io.comm, why);
 }
 
 /* rows: losses of this rank's batch; those of valid targets to `out`. */
@@ -150,7 +157,7 @@ static lm_code receive_numbers(lm_trainer *t, lm_err *e)
     return rc;
 }
 
-/* The states of a fresh run follow from the weights. */
+/* The states of a fresh run follow from the weights; beside an adapter, weights that are read in the file are in no block. */
 lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e)
 {
     if (!t->io.comm)
@@ -256,15 +263,21 @@ static lm_code lead(const training *x, lm_comm *c, lm_err *e)
     return rc;
 }
 
-/* A rank that only computes: on threads with a program of its own. */
+/* A rank that only computes: on threads with a program of its own.  Beside weights that do not train, each process reads the
+ * model itself: they may stay in the file. */
 static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *program,
                       lm_trainer **out, lm_err *e)
 {
     lm_trainer_opts o = *x->o;
+    const bool reads = program && x->o->build.codes;
     const lm_trainer_io io = { .config = x->io->config,
                                .comm = c,
                                .program = program,
                                .par = program ? x->io->par : NULL,
+                               .weights = reads ? x->io->weights : NULL,
+                               .adapt = x->io->adapt,
+                               .adapt_ctx = x->io->adapt_ctx,
+                               .after = x->io->after,
                                .resume = x->io->resume,
                                .train = x->io->train,
                                .val = x->io->val,
@@ -305,6 +318,9 @@ lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_b
         lm_comm_abort(c, e);
     if (c || o->ranks <= 1)
         return c ? e->code : lead(&x, NULL, e);
+    if (io->adapt || o->build.codes)
+        return lm_fail(e, LM_EUSAGE, "ranks", "start processes",
+                       "threads cannot share what reads an adapter's base");
     return b->host_memory ? lm_threads_run(o->ranks, 0, run_rank, &x, e)
                           : lm_fail(e, LM_EUSAGE, "ranks", "use one",
                                     "several run on processors only, not on %s", b->name);

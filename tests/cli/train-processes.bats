@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# train: processes that mpirun has started are ranks: the files of one rank, agreement, faults.
+# train and peft-tune: processes that mpirun has started are ranks: the files of one rank, agreement, faults.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -26,6 +26,16 @@ ranks() {
     local n=$1
     shift
     mpirun --oversubscribe -n "$n" "$@" < /dev/null
+}
+
+# tensors FILE -> the data of a safetensors file, without the header and its history
+tensors() {
+    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
+}
+
+same_bits() { # same_bits RUN RUN: whatever their histories are
+    cmp <(tensors "$1/latest/model.safetensors") <(tensors "$2/latest/model.safetensors")
+    cmp "$1/latest/optimizer.safetensors" "$2/latest/optimizer.safetensors"
 }
 
 same_files() { # same_files RUN RUN
@@ -54,12 +64,29 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
     return 1
 }
 
-of_run() { # of_run RUN -> its processes
-    pgrep -f "^train .* -o $1( |\$)"
+of_test() { # of_test -> the ranks that this test has started
+    for p in $(pgrep -x train); do
+        [ "$(readlink "/proc/$p/cwd")" != "$PWD" ] || echo "$p"
+    done
 }
 
-none_of() { # none_of RUN
-    ! of_run "$1"
+none_left() {
+    [ -z "$(of_test)" ]
+}
+
+rank_is() { # rank_is PROCESS N
+    tr '\0' '\n' < "/proc/$1/environ" 2> /dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$2"
+}
+
+# hit SIGNAL N -> the signal is sent to rank N
+hit() {
+    for p in $(of_test); do
+        if rank_is "$p" "$2"; then
+            kill "$1" "$p"
+            return
+        fi
+    done
+    return 1
 }
 
 @test "processes: two and four have the files and records of one rank, and say everything once" {
@@ -87,7 +114,7 @@ none_of() { # none_of RUN
         cp -r again on
         # shellcheck disable=SC2086
         $how -q --resume on
-        cmp on/latest/optimizer.safetensors whole/latest/optimizer.safetensors || { echo "$how"; false; }
+        same_bits on whole || { echo "$how"; false; }
     done
 }
 
@@ -95,6 +122,7 @@ none_of() { # none_of RUN
     ranks 2 train m0 data --mesh dp=2 --seq-len 32 --dry-run --json > plan.json
     python3 -c 'import json; assert json.load(open("plan.json"))["ranks"] == 2'
     diff <(ranks 2 train --list-optimizers --json) <(train --list-optimizers --json)
+    diff <(ranks 2 train --help) <(train --help)
     [ "$(ls)" = "$(printf 'data\nm0\nplan.json')" ]
 }
 
@@ -114,7 +142,12 @@ none_of() { # none_of RUN
     [[ $(ours "$output") == *"--mesh: it has 4 ranks, and there are 2: give --mesh dp=2"* ]]
     run ranks 2 "${T[@]}" m0 data -o new --ranks 2
     [[ $(ours "$output") == *"--ranks: makes threads of one process, and 2 processes are ranks already: leave it out"* ]]
-    mkdir taken
+    run ranks 2 "${T[@]}" m0 data -o new --gradient-accumulation-steps 3 --leaves 3
+    [[ $(ours "$output") == *": ranks: 2 ranks do not divide the 3 leaves of the sums of a step: start 1 process" ]]
+    run ranks 2 "${T[@]}" m0 data -o new --gradient-accumulation-steps 5
+    [[ $(ours "$output") == *"do not divide the 5 micro-batches of a step: give 4, or start 1 process" ]]
+    run ranks 2 "${T[@]}" m0 data -o new --dry-run --measure
+    [[ $(ours "$output") == *"--measure: "* ]]
     ranks 2 "${T[@]}" m0 data -o run
     run ranks 2 "${T[@]}" m0 data -o run
     [[ $(ours "$output") == *"run"*"-f"* ]]
@@ -144,64 +177,90 @@ P
     }
     OTHER="${T[*]} m0 data -o new ${FOUR[*]/4/3} --weight-decay 0.5" \
         check "options: rank 1 of 3 on $(hostname) has --weight-decay 0.5; rank 0 has "
+    OTHER="${T[*]} m0 data -o new ${FOUR[*]/4/3} --dry-run" check "work: rank 1 of 3 on "
     OTHER="${T[*]} m0 data2 -o new ${FOUR[*]/4/3}" check "options: rank 1 of 3 on "
     OTHER="env LM_CPU=ref ${T[*]} m0 data -o new ${FOUR[*]/4/3}" check "kernels: rank 1 of 3 on "
     OTHER="sh -c 'cd data2/..; mkdir -p sub; cd sub; ln -sfn ../data2 data; ln -sfn ../m0 m0; exec ${T[*]} m0 data -o ../new ${FOUR[*]/4/3}'" \
         check "data: rank 1 of 3 on "
 }
 
+# a long run, which is interrupted
+LONG=("${T[@]:0:4}" --seq-len 32 --batch-size 1 --lr 1e-3 --lr-schedule constant "${FOUR[@]}" --keep 0)
+
+# steps RUN -> the step of its newest checkpoint
+steps() {
+    local newest
+    newest=$(readlink "$1/latest")
+    echo $((10#${newest##*-}))
+}
+
+# ends_within SECONDS: the job ends so soon, with a failure
+ends_within() {
+    local gone=0 began=$SECONDS
+    wait $job || gone=$?
+    cat log
+    [ "$gone" -ne 0 ]
+    wait_for none_left
+    [ $((SECONDS - began)) -le "$1" ]
+}
+
 @test "processes: a killed one ends all, is named, and the newest checkpoint resumes to the bit" {
-    "${T[@]}" m0 data -o whole "${FOUR[@]}" --steps 40
     for victim in 0 1; do
-        rm -rf cut
-        ranks 2 "${T[@]}" m0 data -o cut "${FOUR[@]}" --steps 40 --save-every 5 > log 2>&1 &
+        rm -rf cut whole
+        ranks 2 "${LONG[@]}" m0 data -o cut --steps 1M --save-every 5 > log 2>&1 &
         job=$!
-        wait_for [ -e cut/step-000010/state.json ]
-        for p in $(of_run cut); do
-            if tr '\0' '\n' < "/proc/$p/environ" | grep -q "^OMPI_COMM_WORLD_RANK=$victim\$"; then
-                began=$SECONDS
-                kill -9 "$p"
-            fi
-        done
-        gone=0
-        wait $job || gone=$?
-        cat log
-        [ "$gone" -ne 0 ]
-        wait_for none_of cut
-        [ $((SECONDS - began)) -le 10 ]
+        wait_for [ -e cut/latest/state.json ]
+        hit -9 $victim
+        ends_within 10
         [ "$(grep -c "^train: .*: rank $victim of 2 on .* has ended" log)" -eq 1 ]
-        train -q --resume cut
-        same_files cut whole || cmp cut/latest/optimizer.safetensors whole/latest/optimizer.safetensors
+        n=$(($(steps cut) + 4))
+        "${LONG[@]}" m0 data -o whole --steps $n
+        train -q --resume cut --steps $n
+        same_bits cut whole
     done
 }
 
 @test "processes: one that hangs ends all, and is named" {
-    ranks 2 "${T[@]}" m0 data -o cut "${FOUR[@]}" --steps 400000 --save-every 500 --keep 2 > log 2>&1 &
+    ranks 2 "${LONG[@]}" m0 data -o cut --steps 1M --save-every 50 --keep 2 > log 2>&1 &
     job=$!
     wait_for [ -e cut/latest/state.json ]
-    for p in $(of_run cut); do
-        if tr '\0' '\n' < "/proc/$p/environ" | grep -q '^OMPI_COMM_WORLD_RANK=1$'; then kill -STOP "$p"; fi
-    done
-    began=$SECONDS
-    gone=0
-    wait $job || gone=$?
-    cat log
-    [ "$gone" -ne 0 ]
-    wait_for none_of cut
-    [ $((SECONDS - began)) -le 60 ]
-    grep -q '^train: .*: rank 1 of 2 on .* has not come in 3.* stopped' log
+    hit -STOP 1
+    ends_within 100
+    grep -Eq '^train: .*: rank 1 of 2 on .* has not come in [0-9.]+ s [(]process [0-9]+, stopped' log
 }
 
-@test "processes: a signal to mpirun writes a checkpoint, and the run goes on" {
-    "${T[@]}" m0 data -o whole "${FOUR[@]}" --steps 40
-    ranks 2 "${T[@]}" m0 data -o cut "${FOUR[@]}" --steps 40 --save-every 1000 > log 2>&1 &
+@test "processes: a signal writes a checkpoint, and the run goes on" {
+    ranks 2 "${LONG[@]}" m0 data -o cut --steps 1M --save-every 1M --metrics m.jsonl > log 2>&1 &
     job=$!
-    wait_for of_run cut > /dev/null
-    sleep 1
-    for p in $(of_run cut); do kill -TERM "$p"; done
+    wait_for grep -q '"step":5,' m.jsonl
+    hit -TERM 1 # one is enough
     wait $job || true
+    wait_for none_left
     cat log
-    [ -e cut/latest/state.json ]
-    train -q --resume cut
-    cmp cut/latest/optimizer.safetensors whole/latest/optimizer.safetensors
+    n=$(($(steps cut) + 3))
+    "${LONG[@]}" m0 data -o whole --steps $n
+    train -q --resume cut --steps $n
+    same_bits cut whole
+}
+
+@test "processes: adapters have the files of one rank, and resume" {
+    printf '{"prompt": "What is %s?", "completion": "It is %s."}\n' one two three four five six seven eight > qa.jsonl
+    P=(peft-tune -q --peak-tflops 0 --seq-len 64 --batch-size 1 --no-packing --steps 6 --lr 1e-2 --dtype f32)
+    for method in lora adalora prompt pissa qlora full; do
+        rm -rf one two three
+        set=()
+        [ $method != adalora ] || set=(--set tinit=1 --set tfinal=1 --set deltaT=1)
+        "${P[@]}" m0 qa.jsonl -o one "${FOUR[@]}" --method $method "${set[@]}"
+        ranks 2 "${P[@]}" m0 qa.jsonl -o two "${FOUR[@]}" --method $method "${set[@]}" --mesh dp=2 --save-every 2 --keep 0
+        for f in one/latest/*.safetensors; do
+            cmp <(tensors "$f") <(tensors "two/latest/${f##*/}") || { echo "$method $f"; false; }
+        done
+        rm -rf two/step-00000[46] two/latest
+        ranks 4 peft-tune -q --resume two
+        for f in one/latest/*.safetensors; do
+            cmp <(tensors "$f") <(tensors "two/latest/${f##*/}") || { echo "$method $f, resumed"; false; }
+        done
+    done
+    run -2 "${P[@]}" m0 qa.jsonl -o new --mesh dp=2
+    [[ $output == "peft-tune: --mesh: it has 2 ranks, and this is one process: start the processes with mpirun -n" ]]
 }

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mesh.c -- see mesh.h. */
+#include "common/mesh.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/threads.h"
+#include "common/frame.h"
+#include "graph/layout.h"
+
+typedef struct {
+    lm_tool *tool;
+    lm_mesh_args *m;
+    bool threads; /* the tool makes ranks of them */
+    bool resumed;
+} asker;
+
+/* Who made the ranks, or how to make another number of them. */
+static const char *said(const asker *x, const char *otherwise)
+{
+    return lm_given(x->tool, "ranks") ? "--ranks" : otherwise;
+}
+
+static void how_many(const asker *x, int64_t n, char out[40])
+{
+    snprintf(out, 40, x->tool->comm ? "start %" PRId64 " process%s" : "give --ranks %" PRId64, n,
+             n == 1 ? "" : "es");
+}
+
+/* Processes are ranks: their launcher says how many there are. */
+static lm_code take_processes(const asker *x, lm_err *e)
+{
+    if (!x->tool->comm)
+        return LM_OK;
+    if (lm_given(x->tool, "ranks"))
+        return lm_fail(e, LM_EUSAGE, "--ranks", "leave it out, or start one process",
+                       "makes threads of one process, and %d processes are ranks already",
+                       x->tool->ranks);
+    x->m->ranks = x->tool->ranks;
+    return LM_OK;
+}
+
+static lm_code check_product(const asker *x, int64_t product, const char *todo, lm_err *e)
+{
+    if (product == x->m->ranks)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, "--mesh", todo,
+                   lm_given(x->tool, "ranks") ? "it has %" PRId64 " ranks, and --ranks %" PRId64
+                                              : "it has %" PRId64 " ranks, and there are %" PRId64,
+                   product, x->m->ranks);
+}
+
+/* Only the batch can be shared now.  Without --ranks and processes the mesh says how many threads there are. */
+static lm_code read_mesh(const asker *x, lm_err *e)
+{
+    const bool known = x->m->ranks > 0;
+    lm_mesh mesh;
+    char todo[64];
+    if (!x->m->mesh)
+        return LM_OK;
+    if (lm_mesh_read(x->m->mesh, &mesh, e)) {
+        snprintf(e->where, sizeof e->where, "--mesh");
+        return e->code;
+    }
+    snprintf(todo, sizeof todo, "give --mesh dp=%" PRId64,
+             known ? x->m->ranks : mesh.size[LM_AXIS_DP]);
+    for (int i = 0; i < LM_AXES; i++)
+        if (i != LM_AXIS_DP && mesh.size[i] > 1)
+            return lm_fail(e, LM_EUSAGE, "--mesh", todo, "ranks share the batch (dp) only, not %s",
+                           lm_axis_names[i]);
+    const int64_t product = lm_mesh_ranks(&mesh);
+    if (!known && product > 1 && !x->threads)
+        return lm_fail(e, LM_EUSAGE, "--mesh", "start the processes with mpirun -n",
+                       "it has %" PRId64 " ranks, and this is one process", product);
+    if (!known)
+        x->m->ranks = product;
+    if (!x->tool->comm && x->m->ranks > LM_THREAD_RANKS)
+        return lm_fail(e, LM_EUSAGE, "--mesh", NULL,
+                       "%" PRId64 " ranks, and at most %d share a step", x->m->ranks,
+                       LM_THREAD_RANKS);
+    return check_product(x, product, todo, e);
+}
+
+/* The largest number of ranks up to the wanted one that fits; one always does. */
+static int64_t nearest_ranks(const lm_mesh_args *m)
+{
+    int64_t n = m->ranks;
+    while (n > 1 && !lm_ranks_fit(n, m->accumulate, m->leaves))
+        n--;
+    return n;
+}
+
+static int64_t nearest_multiple(int64_t of, int64_t n)
+{
+    const int64_t down = n / of * of;
+    return down && (n - down <= down + of - n || down + of > LM_MESH_MOST_MICROS) ? down
+                                                                                  : down + of;
+}
+
+static int64_t largest_divisor(int64_t of, int64_t most)
+{
+    most = most < of ? most : of;
+    while (of % most)
+        most--;
+    return most;
+}
+
+static lm_code check_leaves(const asker *x, lm_err *e)
+{
+    const lm_mesh_args *m = x->m;
+    char todo[160], ranks[40];
+    if (m->accumulate % m->leaves) {
+        snprintf(todo, sizeof todo, "give --leaves %" PRId64,
+                 largest_divisor(m->accumulate, m->leaves));
+        return lm_fail(e, LM_EUSAGE, "--leaves", todo,
+                       "%" PRId64 " leaves do not divide the %" PRId64 " micro-batches of a step",
+                       m->leaves, m->accumulate);
+    }
+    if (lm_ranks_fit(m->ranks, m->accumulate, m->leaves))
+        return LM_OK;
+    how_many(x, nearest_ranks(m), ranks);
+    snprintf(todo, sizeof todo, "%s%s", ranks,
+             x->resumed ? ", or give --leaves for sums in another order" : "");
+    return m->leaves % m->ranks
+               ? lm_fail(e, LM_EUSAGE, said(x, "ranks"), todo,
+                         "%" PRId64 " ranks do not divide the %" PRId64
+                         " leaves of the sums of a step",
+                         m->ranks, m->leaves)
+               : lm_fail(e, LM_EUSAGE, said(x, "ranks"), todo,
+                         "each of %" PRId64 " ranks would add up %" PRId64
+                         " leaves, no power of two: the order of the sums would change",
+                         m->ranks, m->leaves / m->ranks);
+}
+
+static lm_code check_micros(const asker *x, lm_err *e)
+{
+    const lm_mesh_args *m = x->m;
+    char todo[160], ranks[40];
+    if (m->accumulate % m->ranks == 0)
+        return LM_OK;
+    how_many(x, largest_divisor(m->accumulate, m->ranks), ranks);
+    snprintf(todo, sizeof todo, "give %" PRId64 ", or %s",
+             nearest_multiple(m->ranks, m->accumulate), ranks + (x->tool->comm ? 0 : 5));
+    return lm_fail(e, LM_EUSAGE, "--gradient-accumulation-steps", todo,
+                   "%" PRId64 " ranks do not divide the %" PRId64 " micro-batches of a step",
+                   m->ranks, m->accumulate);
+}
+
+static lm_code check_device(const asker *x, lm_err *e)
+{
+    if (x->m->ranks <= 1 || !strcmp(x->tool->device, "cpu"))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, x->tool->comm ? "--device" : said(x, "--mesh"),
+                   x->tool->comm ? "give --device cpu, or start one process"
+                                 : "leave it out, or give --device cpu",
+                   "several ranks compute on processors, not on %s", x->tool->device);
+}
+
+/* For the history: the number of ranks is not in it, what follows from it is. */
+static lm_code tell_ranks(const asker *x, lm_err *e)
+{
+    static const char *const names[] = { "gradient-accumulation-steps", "leaves", NULL };
+    return x->m->ranks > 1 && !x->resumed ? lm_tell_too(x->tool, names, e) : LM_OK;
+}
+
+lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *o, lm_err *e)
+{
+    const asker x = { t, m, lm_option_find("ranks") >= 0, resumed };
+    const bool chosen = m->leaves > 0 || resumed;
+    if (take_processes(&x, e) || read_mesh(&x, e))
+        return e->code;
+    if (m->ranks < 0)
+        m->ranks = 1;
+    if (check_device(&x, e))
+        return e->code;
+    if (m->accumulate < 0)
+        m->accumulate = m->ranks;
+    if (m->leaves < 0) /* a run from before there were leaves has one */
+        m->leaves = resumed ? 1 : m->ranks;
+    if ((chosen ? check_leaves(&x, e) : check_micros(&x, e)) || tell_ranks(&x, e))
+        return e->code;
+    o->accumulate = m->accumulate;
+    o->ranks = (int)m->ranks;
+    o->ranks_here = t->ranks_here;
+    o->leaves = m->leaves;
+    return LM_OK;
+}

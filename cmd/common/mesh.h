@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mesh.h -- the options of tools whose training several ranks share: processes that a launcher has started, or threads.
+ *
+ * The micro-batches of a step and the leaves of its sums define a run, the number of ranks does not: those are kept for
+ * resumed runs, this one is chosen anew. */
+#ifndef LM_CMD_MESH_H
+#define LM_CMD_MESH_H
+
+#include "common/tool.h"
+#include "train/trainer.h"
+
+/* -1: not given. */
+typedef struct {
+    int64_t ranks, leaves, accumulate;
+    const char *mesh;
+} lm_mesh_args;
+
+#define LM_MESH_DEFAULT                             \
+    {                                               \
+        .ranks = -1, .leaves = -1, .accumulate = -1 \
+    }
+
+/* Rows of an option table; `m` is an lm_mesh_args.  A tool with threads has --ranks between them. */
+#define LM_MESH_MICROS(m, help)                                                              \
+    LM_COUNT(0, "gradient-accumulation-steps", &(m).accumulate, "N", 1, LM_MESH_MOST_MICROS, \
+             help),                                                                          \
+        LM_ALSO("grad-accum-steps")
+#define LM_MESH_AXES(m)                                                                 \
+    LM_STR(0, "mesh", &(m).mesh, "AXES", "how ranks share a step: dp=N [all of them]"), \
+        LM_COUNT(0, "leaves", &(m).leaves, "N", 1, LM_MESH_MOST_MICROS,                 \
+                 "of the sums of a step [as many as ranks]")
+
+enum { LM_MESH_MOST_MICROS = 65535 };
+
+/* Set the ranks of *o, the micro-batches of a step and the leaves of its sums, and these options to what the run is to keep.
+ * resumed: the run has begun.  Fails: LM_EUSAGE for what does not fit, with the nearest that does. */
+lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *o, lm_err *e);
+
+#endif
