@@ -218,8 +218,6 @@ static lm_code open_spans(work *w, lm_err *e)
     lm_targets_set(&t, LM_TARGETS_SPANS);
     if (lm_given(&tool, "task") && lm_config_check_alone(c, "--task", "this", e))
         return e->code;
-    if (opt.adapter && lm_config_check_alone(c, "--adapter", "adapters", e))
-        return e->code;
     for (int i = 0; idle[i]; i++)
         if (lm_given(&tool, idle[i]))
             return lm_fail(e, LM_EUSAGE, "windows", "leave it out",

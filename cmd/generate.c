@@ -29,8 +29,7 @@ static lm_code check_encoder(const generate_work *w, lm_err *e)
                 { "--serve-batch", opt.serve.batch > 0 },
                 { "--save-cache", opt.cache.save != NULL },
                 { "--load-cache", opt.cache.load != NULL },
-                { "--chat", opt.chat.talk },
-                { "--adapter", opt.adapter.n > 0 } };
+                { "--chat", opt.chat.talk } };
     if (w->model.config.encoder && !lm_given(&tool, "echo"))
         opt.echo = false; /* an answer is no continuation */
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -272,6 +272,14 @@ static lm_code check_tensors(const lm_attach *a, lm_err *e)
     return rc;
 }
 
+static bool changes_embedding(const lm_attach *a)
+{
+    bool any = a->tokens.base != NULL;
+    for (size_t i = 0; i < a->n_modules; i++)
+        any = any || a->module[i].module.embedding;
+    return any;
+}
+
 static lm_code set_method(lm_attach *a, const char *type, const char *where, lm_err *e)
 {
     a->method = lm_tune_method_of(type);
@@ -280,6 +288,8 @@ static lm_code set_method(lm_attach *a, const char *type, const char *where, lm_
     if (lm_tune_check_config(a->method, a->adapter, where, e) || check_tied(a, where, e) ||
         lm_attach_experts_set(a, where, e) || add_modules(a, where, e) || check_tensors(a, e) ||
         lm_attach_tokens_set(a, where, e))
+        return e->code;
+    if (changes_embedding(a) && lm_config_check_alone(a->config, where, "adapted embeddings", e))
         return e->code;
     a->adapt.linear = linear;
     a->adapt.apart = apart;

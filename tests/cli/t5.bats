@@ -135,6 +135,30 @@ loss() {
     refused eval-model -q m t.jsonl --task multiple-choice --seq-len 32
 }
 
+# adapter OUT MODULE IN KEY ... : a LoRA of rank 1 of the module, 32 numbers wide inside, of ones
+adapter() {
+    local shape='"dtype":"F32","shape":' head
+    mkdir "$1"
+    echo "{\"peft_type\":\"LORA\",\"task_type\":\"SEQ_2_SEQ_LM\",\"r\":1,\"lora_alpha\":1,\"target_modules\":[\"${2##*.}\"]}" \
+        > "$1/adapter_config.json"
+    head="{\"base_model.model.$2.lora_A.weight\":{$shape[1,32],\"data_offsets\":[0,128]},"
+    head+="\"base_model.model.$2.lora_B.weight\":{$shape[16,1],\"data_offsets\":[128,192]}}"
+    perl -e 'print pack("Q<", length $ARGV[0]), $ARGV[0], pack("f<*", (1) x 48)' "$head" > "$1/adapter_model.safetensors"
+}
+
+@test "T5: an adapter of a product of the encoder or the decoder does what it does merged" {
+    for stack in encoder decoder; do
+        adapter "$stack" "$stack.block.0.layer.0.SelfAttention.v"
+        sed -i 's/\["v"\]/"'"$stack"'.block.0.layer.0.SelfAttention.v"/' "$stack/adapter_config.json"
+        merge-models -q --method linear "m+$stack" -o "merged-$stack"
+        a=$(loss m data/val --adapter "$stack" --dtype f32) b=$(loss "merged-$stack" data/val --dtype f32)
+        awk -v a="$a" -v b="$b" -v c="$(loss m data/val --dtype f32)" \
+            'BEGIN { d = a - b; e = a - c; exit !(d < 1e-5 && d > -1e-5 && (e > 1e-4 || e < -1e-4)) }'
+        generate -q m --adapter "$stack" -p 'the river' -n 8 --temperature 0 --dtype f32 > x
+        generate -q "merged-$stack" -p 'the river' -n 8 --temperature 0 --dtype f32 | cmp - x
+    done
+}
+
 @test "T5: spans without room, without sentinels, of models without an encoder; configs that contradict themselves" {
     run train -q m data -o x --steps 1 --seq-len 2
     [ "$status" -eq 2 ]

@@ -139,19 +139,46 @@ def test_steps(run, tmp, name, config):
         check(worst < 1e-4 and want[-1] != want[0], f"{name} {level}: ten steps of AdamW, losses to {worst:.1e}")
 
 
-def test_generate(tmp, tok, name, config):
+def adapters():
+    """Kinds of PEFT whose modules are products of both stacks."""
+    import peft
+    base = {"task_type": "SEQ_2_SEQ_LM"}
+    yield "LoRA", peft.LoraConfig(**base, r=4, lora_alpha=8, target_modules=["q", "k", "v", "o", "wi_0", "wi_1", "wo"])
+    yield "DoRA", peft.LoraConfig(**base, r=3, use_dora=True, target_modules=["q", "o", "wo"])
+    yield "IA3", peft.IA3Config(**base, target_modules=["k", "v", "wo"], feedforward_modules=["wo"])
+
+
+def adapted(model, config, folder):
+    """The model with a random adapter, which is saved to the folder."""
+    import peft
+    model = peft.get_peft_model(model, config).eval()
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p) * 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_generate(tmp, tok, name, config, adapter=None):
     """generate on a folder of transformers: greedy tokens, and their log-probabilities, of several prompts at a time."""
     model, folder, new = make(config, 8), os.path.join(tmp, name + "-speaks"), 24
     model.save_pretrained(folder)
+    beside = []
+    if adapter:
+        name, kind = f"{name} with {adapter[0]}", os.path.join(tmp, name + "-" + adapter[0])
+        model = adapted(model, adapter[1], kind)
+        beside = ["--adapter", kind]
     tok.save(os.path.join(folder, "tokenizer.json"))
     prompts = [generation.TEXT[:n] for n in (3, 60, 400)]
     with open(os.path.join(folder, "prompts.jsonl"), "w", encoding="utf-8") as f:
         f.writelines(json.dumps({"prompt": p}) + "\n" for p in prompts)
     out = generation.tool("generate", folder, os.path.join(folder, "prompts.jsonl"), "--temperature", "0", "-n", str(new),
-                          "--dtype", "f32", "--logprobs", "--ignore-eos", "--context", "256", "-q").splitlines()
+                          "--dtype", "f32", "--logprobs", "--ignore-eos", "--context", "256", "-q", *beside).splitlines()
     for line, p in zip(out, prompts):
         got, ids = json.loads(line), torch.tensor([tok.encode(p).ids + [config.eos_token_id]])
-        said = model.generate(ids, do_sample=False, max_new_tokens=new, min_new_tokens=new, output_scores=False,
+        said = model.generate(input_ids=ids, do_sample=False, max_new_tokens=new, min_new_tokens=new, output_scores=False,
                               suppress_tokens=None, eos_token_id=None)[0, 1:].tolist()
         check(got["token_ids"] == said, f"{name}: greedy tokens of {len(p)} characters", got["token_ids"], said)
         with torch.no_grad():
@@ -160,6 +187,24 @@ def test_generate(tmp, tok, name, config):
         worst = max(abs(a - float(logits[i, t])) for i, (a, t) in enumerate(zip(got["logprobs"], said)))
         check(worst < 1e-4, f"{name}: their log-probabilities to {worst:.1e}")
     check(len(out) == len(prompts), f"{name}: an answer for each prompt")
+
+
+def test_refused(tmp, tok, config):
+    """Adapters that do not tell the stacks apart are refused in a line."""
+    import peft
+    folder = os.path.join(tmp, "t5-refuses")
+    make(config, 8).save_pretrained(folder)
+    tok.save(os.path.join(folder, "tokenizer.json"))
+    base = {"task_type": "SEQ_2_SEQ_LM"}
+    for kind, c in (("embedding", peft.LoraConfig(**base, r=2, target_modules=["shared", "q"])),
+                    ("prefix", peft.PrefixTuningConfig(**base, num_virtual_tokens=3)),
+                    ("prompt", peft.PromptTuningConfig(**base, num_virtual_tokens=3))):
+        at = os.path.join(tmp, "t5-" + kind)
+        peft.get_peft_model(make(config, 8), c).save_pretrained(at)
+        r = subprocess.run([os.path.join(tap.BIN, "generate"), folder, "--adapter", at, "-p", "a", "-n", "1"], capture_output=True,
+                           text=True)
+        check(r.returncode and r.stderr.count("\n") == 1 and "a t5 model has an encoder and a decoder" in r.stderr,
+              f"an adapter of the kind {kind} is refused", r.stderr)
 
 
 def test_tied(run, tmp, config):
@@ -227,6 +272,10 @@ def main():
         tok = generation.tokenizer(tmp)
         for name, config in configs(vocab=500):
             test_generate(tmp, tok, name, config)
+            if name == "t5":
+                test_refused(tmp, tok, config)
+            for adapter in adapters() if name == "t5-gated" else ():
+                test_generate(tmp, tok, name, config, adapter)
     return tap.finish()
 
 
