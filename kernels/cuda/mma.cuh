@@ -195,5 +195,21 @@ template <bool TENSOR> __device__ inline void copies_done(void)
         asm volatile("cp.async.wait_all;" : : : "memory");
 #endif
 }
+/* Several stages in flight: copies_close ends the group of this thread's copies since the group before it, which may be
+ * empty; copies_wait waits for all groups but the last N. */
+template <bool TENSOR> __device__ inline void copies_close(void)
+{
+#ifndef LM_EMU
+    if (TENSOR)
+        asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+template <bool TENSOR, int N> __device__ inline void copies_wait(void)
+{
+#ifndef LM_EMU
+    if (TENSOR)
+        asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+#endif
+}
 
 #endif

@@ -12,7 +12,8 @@
 /* The path of the kernels, and the level of an entry in their tables.
  *
  * PLAIN: grid, block, shared memory, shuffles; the same source runs under the emulation (tests/emu).
- * TENSOR: matrix products by cuBLASLt, attention by tensor-core instructions, coded caches by products of integers.
+ * TENSOR: matrix products by cuBLASLt, attention and grouped products by tensor-core instructions, coded caches by
+ * products of integers.
  * TF32: the same, and F32 products round their factors to TF32 (10 bits of mantissa). */
 typedef enum { LM_CUDA_PLAIN = 0, LM_CUDA_TENSOR = 1, LM_CUDA_TF32 = 2 } lm_cuda_level;
 

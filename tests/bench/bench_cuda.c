@@ -72,6 +72,8 @@ static double number(const operand *o, lm_rng r, int64_t i)
         return (double)lm_rng_below(r, (uint64_t)i, (uint64_t)o->x);
     case POSITIONS:
         return (double)(i % (int64_t)o->x);
+    case STEPS:
+        return (double)i * o->x;
     default:
         return o->x;
     }
@@ -327,7 +329,8 @@ static double parts_seconds(const bench_case *c, int path)
 
 static double product_ceiling(const bench_case *c, int path)
 {
-    if (!is_product(c) && strncmp(c->op, "attention", 9) && strcmp(c->op, "norm_linear"))
+    if (!is_product(c) && strncmp(c->op, "attention", 9) && strncmp(c->op, "grouped", 7) &&
+        strcmp(c->op, "norm_linear"))
         return 0;
     return bench.product[c->kernel                ? OF_FP8
                          : c->act != LM_DTYPE_F32 ? OF_BF16
@@ -512,6 +515,7 @@ int main(int argc, char **argv)
     cuda_decoding_cases(bench.toy, measure);
     cuda_sampling_cases(bench.toy, measure);
     cuda_optimiser_cases(bench.toy, measure);
+    cuda_expert_cases(bench.toy, measure);
     cuda_training_cases(bench.quick, bench.toy, name_model, measure);
     if (bench.fp8)
         cuda_fp8_cases(bench.toy, measure);

@@ -5,15 +5,15 @@
 
 #include "graph/op.h"
 
-/* CODED: a coded cache of zeros, in the format cuda_cache_format(x). */
-enum fill { NOTHING, NORMAL, POSITIVE, IDS, VALUE, POSITIONS, CODED };
+/* STEPS: x times the index.  CODED: a coded cache of zeros, in the format cuda_cache_format(x). */
+enum fill { NOTHING, NORMAL, POSITIVE, IDS, VALUE, POSITIONS, STEPS, CODED };
 
 typedef struct {
     lm_dtype dtype;
     int ndim;
     int64_t dim[4];
     enum fill fill;
-    double x; /* deviation of NORMAL and POSITIVE, bound of IDS and POSITIONS, the VALUE */
+    double x; /* deviation of NORMAL and POSITIVE, bound of IDS and POSITIONS, the VALUE, a step */
 } operand;
 
 enum { PARTS = 3 };
@@ -55,6 +55,10 @@ static inline operand cuda_matrix(lm_dtype d, int64_t rows, int64_t cols)
 {
     return (operand){ d, 2, { rows, cols }, NORMAL, 1 };
 }
+
+/* ---- cuda_experts.c: grouped products of mixtures of experts, each with as many rows ---- */
+
+void cuda_expert_cases(bool toy, cuda_measure *measure);
 
 /* ---- cuda_fp8.c: products of FP8, and the quantisation of their factors ---- */
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The linear families on the CUDA backend, on every path of its kernels, against the reference in
- * double; groups of rows. */
+ * double. */
 #include "gemm_case.h"
-#include "kernels/grouped.h"
 
 /* ---- the operators ---- */
 
@@ -60,71 +59,6 @@ static void test_operators(void **state)
     }
 }
 
-/* ---- grouped ---- */
-
-static void check_grouped(const kernel_case *k, int64_t groups, lm_dtype act, double tol)
-{
-    void (*set_order)(int, uint64_t) = NULL;
-    instance want, x, first;
-
-    if (!get_symbol("lm_emu_order", &set_order))
-        skip();
-    build(k, LM_DTYPE_F64, act, &want);
-    run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
-    for (int order = 0; order < 3; order++) {
-        instance *it = order ? &x : &first;
-        set_order(order, 9);
-        build(k, act, act, it);
-        run_on_device(it, device_kernel(k->op, act), 0);
-        double d = distance(&it->out[0], &want.out[0]);
-        if (!(d <= tol))
-            fail_msg("%s %s, %lld groups: relative error %.3g, allowed %.3g", k->op,
-                     lm_dtype_name(act), (long long)groups, d, tol);
-        assert_memory_equal(it->out[0].data, first.out[0].data, bytes_of(&first.out[0]));
-        if (order)
-            drop(k, &x);
-    }
-    set_order(0, 0);
-    drop(k, &first);
-    drop(k, &want);
-}
-
-/* Groups that fill whole tiles and groups that do not, empty groups at both ends, rows of no group, and so
- * many rows that the sum of a weight is computed in parts. */
-static void test_grouped(void **state)
-{
-    enum { G = 7, N = 1500, M = 70, K = 24 };
-    static const int32_t cuts[][G + 1] = {
-        { 0, 0, 64, 64, 192, 193, 1500, 1500 }, { 0, 0, 0, 0, 0, 0, 0, N },
-        { 0, 1, 63, 127, 128, 640, 1499, N },   { 0, 0, 64, 64, 192, 193, 640, 640 },
-        { 0, 3, 3, 5, 130, 130, 131, 1401 },    { 0, 0, 0, 0, 0, 0, 0, 0 }
-    };
-    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
-    static const lm_grouped_attr first = { G, M, LM_ACC_FIRST }, add = { G, M, LM_ACC_ADD };
-    (void)state;
-    open_path("plain");
-    for (int i = 0; i < 6; i++) {
-        operand offsets = given(vec(I32, G + 1), cuts[i]);
-        lm_dtype act = acts[i % 3];
-        kernel_case y = { .op = "grouped_linear",
-                          .attr = &first,
-                          .in = { mat(ACT, N, K), mat(ACT, G * M, K), offsets },
-                          .out = { mat(ACT, N, M) } };
-        kernel_case dx = { .op = "grouped_linear_dx",
-                           .attr = &first,
-                           .in = { mat(ACT, N, M), mat(ACT, G * M, K), offsets },
-                           .out = { mat(ACT, N, K) } };
-        kernel_case dw = { .op = "grouped_linear_dw",
-                           .attr = i % 3 == 2 ? &add : &first,
-                           .in = { mat(ACT, N, M), mat(ACT, N, K), offsets },
-                           .out = { mat(F32, G * M, K) } };
-        check_grouped(&y, G, act, allowed(act, act, "plain"));
-        check_grouped(&dx, G, act, allowed(act, act, "plain"));
-        check_grouped(&dw, G, act, allowed(act, LM_DTYPE_F32, "plain"));
-    }
-    lm_backend_close(device);
-}
-
 /* On the plain path the bits of a row depend on the number of rows by its class alone (kernels/linear.h). */
 static void test_row_classes(void **state)
 {
@@ -165,7 +99,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operators),
-        cmocka_unit_test(test_grouped),
         cmocka_unit_test(test_row_classes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
