@@ -59,8 +59,8 @@ static inline void attn_hide(const attn_mask *m, int64_t h, int64_t i, int64_t j
 
 typedef enum { ATTN_NONE, ATTN_SOME, ATTN_ALL } attn_share;
 
-/* Bit q of seen[r], r < n: query i0 + q of head h, q < rows <= 32, sees the block of key j0 + r, a key of its document or of one
- * behind it.  How many pairs that are. */
+/* Bit q of seen[r], r < n: query i0 + q of head h, q < rows <= 32, sees the block of key j0 + r, a key of its document or
+ * of one behind it.  How many pairs that are. */
 static inline attn_share attn_seen(const attn_mask *m, int64_t h, int64_t i0, int64_t rows,
                                    int64_t j0, int64_t n, uint32_t *seen)
 {

@@ -191,7 +191,7 @@ typedef struct {
 } key_range;
 
 /* Of the keys of the block at j0 that a group of queries sees otherwise, which of them are in blocks that they see: bits into
- * seen.  False if none is. */
+ * seen.  False if there are no such keys. */
 static inline bool open_keys(const attn_mask *m, int64_t h, int64_t i0, int64_t rows, int64_t j0,
                              key_range *k, uint32_t seen[KEYS])
 {
