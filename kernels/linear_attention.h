@@ -29,6 +29,8 @@
  * a^(n-1-j) that to its last row, 0 for rows of earlier ones:
  *     O = e Q S + M V,  the denominator e Q z + M 1,  S leaves as e_last S + (d K)^T V, and z as e_last z + (d K)^T 1
  * The backward keeps no states: it computes those before each chunk again.
+ * With dot products of pairs or tiles, what enters the products of a chunk is rounded to BF16 where act is that and a head has
+ * 16 numbers or more: features, M, A and N, and a copy of S.  S itself and all sums stay in F32, as does the denominator.
  * Results do not depend on the number of threads.  Tolerance: relative L2 1e-5 (F32), 1e-2 (BF16). */
 #ifndef LM_KERNELS_LINEAR_ATTENTION_H
 #define LM_KERNELS_LINEAR_ATTENTION_H

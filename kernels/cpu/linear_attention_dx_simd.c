@@ -74,8 +74,8 @@ static void from_state(scratch *w, const la_view *x)
 {
     const int64_t D = x->a->head_dim, ld = x->ld, n = w->y.blocks;
     chunk_turn(w->dst, ld, w->dS, D, ld, D);
-    mm(&(mm_args){ n, ld, D, w->v, ld, 1, w->dst, ld, w->dk, ld, false });
-    mm(&(mm_args){ n, ld, D, w->k, ld, 1, w->dS, ld, w->dv, ld, false });
+    la_mm(x, &(mm_args){ n, ld, D, w->v, ld, 1, w->dst, ld, w->dk, ld, false });
+    la_mm(x, &(mm_args){ n, ld, D, w->k, ld, 1, w->dS, ld, w->dv, ld, false });
     for (int64_t i = 0; x->a->feature == LM_FEATURE_ELU && i < w->y.n; i++)
         for (int64_t d = 0; d < ld; d += VF_LANES)
             vf_store(w->dk + i * ld + d, vf_load(w->dk + i * ld + d) + vf_load(w->dS + D * ld + d));
@@ -129,7 +129,7 @@ LM_INLINE void run_head(lm_dtype t, const lm_call *call, scratch *w, const la_vi
     la_weights(x, y, w->q, w->M, z, w->by);
     read_results(t, call, w, x, h);
     la_pairs(x, y, w->dout, w->vt, w->c, w->A);
-    mm(&(mm_args){ n, ld, D, w->dout, ld, 1, w->st, ld, w->dq, ld, false });
+    la_mm(x, &(mm_args){ n, ld, D, w->dout, ld, 1, w->st, ld, w->dq, ld, false });
     chunk_scale(w->dq, w->dq, n, ld, y->e);
     for (int64_t i = 0; x->a->feature == LM_FEATURE_ELU && i < y->n; i++)
         for (int64_t d = 0; d < ld; d += VF_LANES)
@@ -142,7 +142,7 @@ LM_INLINE void run_head(lm_dtype t, const lm_call *call, scratch *w, const la_vi
     if (x->a->feature == LM_FEATURE_ELU)
         la_add_rows(x, y, 0, w->q, w->ec, w->dS + D * ld);
     chunk_scale(w->q, w->q, n, ld, y->e);
-    mm(&(mm_args){ D, ld, y->n, w->q, 1, ld, w->dout, ld, w->dS, ld, true });
+    la_mm(x, &(mm_args){ D, ld, y->n, w->q, 1, ld, w->dout, ld, w->dS, ld, true });
 }
 
 LM_INLINE void run_chunk(lm_dtype t, const lm_call *call, scratch *w, const la_view *x, int64_t row,
@@ -173,6 +173,7 @@ LM_INLINE void run_keys(lm_dtype t, const lm_call *call, int64_t begin, int64_t 
     const int64_t threads = lm_par_threads(call->par);
     char *states = (char *)call->work + (size_t)threads * scratch_bytes(a);
     scratch *w = scratch_of(call, worker, &x);
+    la_begin();
     for (int64_t it = begin; it < end; it++) {
         int64_t j = it % a->kv_heads, row = it / a->kv_heads * a->seq;
         int64_t own = a->batch * a->kv_heads < threads ? it : worker;
@@ -183,6 +184,7 @@ LM_INLINE void run_keys(lm_dtype t, const lm_call *call, int64_t begin, int64_t 
         for (int64_t m = lm_linear_chunks(a->seq) - 1; m >= 0; m--)
             run_chunk(t, call, w, &x, row, m, j, S + m * x.size);
     }
+    la_end();
 }
 
 static void keys_f32(void *ctx, int64_t begin, int64_t end, int worker)

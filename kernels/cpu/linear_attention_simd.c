@@ -54,7 +54,7 @@ LM_INLINE void run_chunk(lm_dtype t, const lm_call *c, scratch *w, const la_view
         la_queries(t, x, y, h, w->q);
         la_pairs(x, y, w->q, w->kt, w->zero, w->M);
         la_weights(x, y, w->q, w->M, w->S + D * ld, w->by);
-        mm(&(mm_args){ y->blocks, ld, D, w->q, ld, 1, w->S, ld, w->o, ld, false });
+        la_mm(x, &(mm_args){ y->blocks, ld, D, w->q, ld, 1, w->S, ld, w->o, ld, false });
         chunk_scale(w->o, w->o, y->blocks, ld, y->e);
         la_mix(x, y, w->M, w->v, w->o);
         for (int64_t i = 0; i < y->n; i++)
@@ -70,6 +70,7 @@ LM_INLINE void run_heads(lm_dtype t, const lm_call *c, int64_t begin, int64_t en
 {
     const la_view x = la_view_of(c, 0, 1);
     scratch *w = scratch_of(c, worker, &x);
+    la_begin();
     for (int64_t it = begin; it < end; it++) {
         int64_t b = it / x.a->kv_heads, j = it % x.a->kv_heads;
         memset(w->S, 0, (size_t)x.size * sizeof *w->S);
@@ -77,6 +78,7 @@ LM_INLINE void run_heads(lm_dtype t, const lm_call *c, int64_t begin, int64_t en
         for (int64_t m = 0; m < lm_linear_chunks(x.a->seq); m++)
             run_chunk(t, c, w, &x, b * x.a->seq, x.a->seq, m, j);
     }
+    la_end();
 }
 
 static void heads_f32(void *ctx, int64_t begin, int64_t end, int worker)
@@ -188,6 +190,7 @@ LM_INLINE void run_cached(lm_dtype t, const lm_call *c, int64_t begin, int64_t e
     const int64_t wide = x.group * a->head_dim;
     scratch *w = scratch_of(c, worker, &x);
     x.lo = NULL; /* input 1 is another */
+    la_begin();
     for (int64_t it = begin; it < end; it++) {
         state_rows s = state_rows_of(c, 1, a->seq, it / K);
         int64_t j = it % K;
@@ -201,6 +204,7 @@ LM_INLINE void run_cached(lm_dtype t, const lm_call *c, int64_t begin, int64_t e
                        (size_t)(((s.row + i) * K + j) * wide) * lm_dtype_size(t),
                    0, (size_t)wide * lm_dtype_size(t));
     }
+    la_end();
 }
 
 static void cached_f32(void *ctx, int64_t begin, int64_t end, int worker)
@@ -226,8 +230,8 @@ static size_t work(const lm_call *c, int threads)
 }
 
 const lm_kernel LM_TABLE_NAME(linear_attention, LM_SIMD)[] = {
-    VF_KERNEL("linear_attention", linear_attention, work),
-    VF_KERNEL("linear_attention_dx", linear_attention_dx_run, linear_attention_dx_work),
-    VF_KERNEL("linear_attention_cached", linear_attention_cached, work),
+    LA_KERNEL("linear_attention", linear_attention, work),
+    LA_KERNEL("linear_attention_dx", linear_attention_dx_run, linear_attention_dx_work),
+    LA_KERNEL("linear_attention_cached", linear_attention_cached, work),
     VF_KERNEL_END,
 };

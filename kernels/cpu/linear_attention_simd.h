@@ -10,6 +10,33 @@
 
 enum { C = LM_LINEAR_CHUNK };
 
+/* Products of activations in BF16 round to it where dot products of pairs or tiles take that (linear_attention_bf16.c, _amx.c),
+ * which begin and end around pieces of work. */
+#ifdef LA_PAIRS
+#include "kernels/cpu/chunk_pairs.h"
+#endif
+#if defined(LA_PAIRS) && defined(__AMX_TILE__)
+#define la_begin tiles_begin
+#define la_end   tiles_end
+#else
+static inline void la_begin(void)
+{
+}
+static inline void la_end(void)
+{
+}
+#endif
+
+/* The rows of the table for an operator. */
+#ifdef LA_PAIRS
+#define LA_KERNEL(op, run, work)                    \
+    {                                               \
+        op, LM_DTYPE_BF16, LM_SIMD_LEVEL, run, work \
+    }
+#else
+#define LA_KERNEL VF_KERNEL
+#endif
+
 typedef struct {
     const lm_linear_attention_attr *a;
     const void *qkv;
@@ -18,6 +45,19 @@ typedef struct {
         group;    /* padded width of a head, numbers of a row, query heads of a key head */
     int64_t size; /* of a state: [R][ld] */
 } la_view;
+
+/* C (+)= A B.  Where products round, those of heads below 16 numbers do not: few numbers do not average what rounding adds. */
+static inline void la_mm(const la_view *x, const mm_args *g)
+{
+#ifdef LA_PAIRS
+    if (x->a->head_dim >= 16) {
+        mm_pairs(g);
+        return;
+    }
+#endif
+    (void)x;
+    mm(g);
+}
 
 /* One chunk of a key head.  power[C - 1 - n] = a^n, zeros from C on: row i of W begins at power + C - 1 - i. */
 typedef struct {
@@ -112,8 +152,8 @@ static inline void la_pairs(const la_view *x, const la_chunk *w, const float *q,
                             const float *more, float *M)
 {
     for (int64_t i = 0; i < w->blocks; i += PAD)
-        mm(&(mm_args){ PAD, i + PAD, x->a->head_dim, q + i * x->ld, x->ld, 1, y, C, M + i * C, C,
-                       false });
+        la_mm(x, &(mm_args){ PAD, i + PAD, x->a->head_dim, q + i * x->ld, x->ld, 1, y, C, M + i * C,
+                             C, false });
     for (int64_t i = 0; i < w->blocks; i++)
         for (int64_t j = 0; j < (i / PAD + 1) * PAD; j += VF_LANES) {
             vf v = vf_load(M + i * C + j) + vf_set(more[i]);
@@ -127,8 +167,8 @@ static inline void la_mix(const la_view *x, const la_chunk *w, const float *M, c
                           float *to)
 {
     for (int64_t i = 0; i < w->blocks; i += PAD)
-        mm(&(mm_args){ PAD, x->ld, i + PAD, M + i * C, C, 1, y, x->ld, to + i * x->ld, x->ld,
-                       true });
+        la_mm(x, &(mm_args){ PAD, x->ld, i + PAD, M + i * C, C, 1, y, x->ld, to + i * x->ld, x->ld,
+                             true });
 }
 
 /* to += M^T y. */
@@ -136,8 +176,8 @@ static inline void la_mix_back(const la_view *x, const la_chunk *w, const float 
                                float *to)
 {
     for (int64_t j = 0; j < w->blocks; j += PAD)
-        mm(&(mm_args){ PAD, x->ld, w->blocks - j, M + j * C + j, 1, C, y + j * x->ld, x->ld,
-                       to + j * x->ld, x->ld, true });
+        la_mm(x, &(mm_args){ PAD, x->ld, w->blocks - j, M + j * C + j, 1, C, y + j * x->ld, x->ld,
+                             to + j * x->ld, x->ld, true });
 }
 
 /* What weighs the results of rows: scale, or scale / denominator; z [ld]. */
@@ -179,7 +219,8 @@ static inline void la_carry(const la_view *x, const la_chunk *w, const float *k,
     const int64_t D = x->a->head_dim, ld = x->ld, from = w->from[w->n - 1];
     la_scale_state(x, w->e_last, S);
     chunk_scale(scaled, k, w->blocks, ld, w->d);
-    mm(&(mm_args){ D, ld, w->n - from, scaled + from * ld, 1, ld, v + from * ld, ld, S, ld, true });
+    la_mm(x, &(mm_args){ D, ld, w->n - from, scaled + from * ld, 1, ld, v + from * ld, ld, S, ld,
+                         true });
     if (x->a->feature == LM_FEATURE_ELU)
         la_add_rows(x, w, from, k, w->d, S + D * ld);
 }

@@ -86,6 +86,8 @@ static const lm_kernel *const tables[] = {
     lm_linear_attention_ref_kernels,
     lm_linear_attention_avx2_kernels,
     lm_linear_attention_avx512_kernels,
+    lm_linear_attention_bf16_kernels,
+    lm_linear_attention_amx_kernels,
     lm_route_ref_kernels,
     lm_route_avx2_kernels,
     lm_route_avx512_kernels,

@@ -28,7 +28,8 @@ extern const lm_kernel lm_noise_ref_kernels[], lm_noise_avx2_kernels[], lm_noise
 extern const lm_kernel lm_gates_ref_kernels[], lm_gates_avx2_kernels[], lm_gates_avx512_kernels[];
 extern const lm_kernel lm_delta_ref_kernels[], lm_delta_avx2_kernels[], lm_delta_avx512_kernels[];
 extern const lm_kernel lm_linear_attention_ref_kernels[], lm_linear_attention_avx2_kernels[],
-    lm_linear_attention_avx512_kernels[];
+    lm_linear_attention_avx512_kernels[], lm_linear_attention_bf16_kernels[],
+    lm_linear_attention_amx_kernels[];
 extern const lm_kernel lm_route_ref_kernels[], lm_route_avx2_kernels[], lm_route_avx512_kernels[],
     lm_route_rows_avx2_kernels[], lm_route_rows_avx512_kernels[], lm_route_aux_avx2_kernels[],
     lm_route_aux_avx512_kernels[], lm_route_load_ref_kernels[], lm_route_load_avx2_kernels[],

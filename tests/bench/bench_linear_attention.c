@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_linear_attention.c -- linear attention beside softmax attention of the same heads: forward, backward and a token
- * behind a context, at contexts of 1024 to 8192 tokens; FLOP/s of whole sequences as a share of the vector ceiling.
+ * behind a context, at contexts of 1024 to 8192 tokens; FLOP/s of whole sequences in F32 as a share of the vector ceiling.
  *
  * usage: bench_linear_attention [--quick] [--threads N]
  *
@@ -31,7 +31,7 @@ static void die(const lm_err *e)
     exit(1);
 }
 
-/* Normal numbers in F32; whole numbers are zeros. */
+/* Normal numbers; whole numbers are zeros. */
 static lm_tensor make(lm_dtype type, int64_t rows, int64_t cols)
 {
     lm_tensor t = { .dtype = type, .ndim = 2, .dim = { rows, cols } };
@@ -42,6 +42,9 @@ static lm_tensor make(lm_dtype type, int64_t rows, int64_t cols)
     for (int64_t i = 0; i < rows * cols; i++)
         if (type == LM_DTYPE_F32)
             ((float *)t.data)[i] = (float)lm_rng_normal(r, (uint64_t)(i % 65521));
+        else if (type == LM_DTYPE_BF16)
+            ((uint16_t *)t.data)[i] =
+                lm_f32_to_bf16((float)lm_rng_normal(r, (uint64_t)(i % 65521)));
         else
             ((int32_t *)t.data)[i] = 0;
     return t;
@@ -56,8 +59,9 @@ static void drop(lm_tensor *t)
 /* Seconds of a call; flops 0: what the operator counts. */
 static double measure(const lm_op *op, lm_call *c, const char *what, int64_t T, double flops)
 {
-    const lm_kernel *k = lm_cpu_kernel(op->name, LM_DTYPE_F32, level);
-    double t = 0, peak = lm_ceiling_fma_f32(ceilings);
+    const lm_dtype act = c->out[0].dtype;
+    const lm_kernel *k = lm_cpu_kernel(op->name, act, level);
+    double t = 0, peak = act == LM_DTYPE_F32 ? lm_ceiling_fma_f32(ceilings) : 0;
     lm_cost cost = { 0 };
     lm_err e = { 0 };
     if (call_seconds(k, c, quick ? 3 : 9, &t, &e))
@@ -65,8 +69,8 @@ static double measure(const lm_op *op, lm_call *c, const char *what, int64_t T, 
     if (!(flops > 0))
         op->cost(c, &cost);
     flops = flops > 0 ? flops : cost.flops;
-    printf("T %5lld  %-24s %-8s %-8s %9.3f ms %7.1f GFLOP/s", (long long)T, op->name, what,
-           lm_cpu_level_name(k->level), t * 1e3, flops / t * 1e-9);
+    printf("T %5lld  %-24s %-8s %-5s %-11s %9.3f ms %7.1f GFLOP/s", (long long)T, op->name, what,
+           lm_dtype_name(act), lm_cpu_level_name(k->level), t * 1e3, flops / t * 1e-9);
     if (peak > 0)
         printf(" %5.1f %%", 100 * flops / t / peak);
     putchar('\n');
@@ -106,10 +110,10 @@ static lm_call call_of(const void *attr, const lm_tensor *in, int n_in, lm_tenso
     };
 }
 
-static void measure_sequences(int64_t T)
+static void measure_sequences(int64_t T, lm_dtype act)
 {
-    lm_tensor qkv = make(LM_DTYPE_F32, T, WIDE), dqkv = make(LM_DTYPE_F32, T, WIDE);
-    lm_tensor o = make(LM_DTYPE_F32, T, HEADS * DIM), dout = make(LM_DTYPE_F32, T, HEADS * DIM);
+    lm_tensor qkv = make(act, T, WIDE), dqkv = make(act, T, WIDE);
+    lm_tensor o = make(act, T, HEADS * DIM), dout = make(act, T, HEADS * DIM);
     lm_tensor lse = make(LM_DTYPE_F32, HEADS, T), none = { 0 };
     double flops = 2.0 * HEADS * DIM * (double)T * (double)T;
     for (int i = 0; i < 2; i++) {
@@ -173,9 +177,10 @@ int main(int argc, char **argv)
         die(&e);
     if (lm_par_new(&par, threads, &e) || lm_ceilings_new(&ceilings, par, &e))
         die(&e);
-    printf("%s, %d threads, F32\n", lm_cpu_model(), lm_par_threads(par));
+    printf("%s, %d threads\n", lm_cpu_model(), lm_par_threads(par));
     for (int64_t T = 1024; T <= (quick ? 1024 : 8192); T *= 2) {
-        measure_sequences(T);
+        measure_sequences(T, LM_DTYPE_F32);
+        measure_sequences(T, LM_DTYPE_BF16);
         measure_token(T);
     }
     lm_ceilings_free(ceilings);
