@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* linear_attention_bf16.c -- linear attention in BF16 with the products of its chunks by dot products of pairs (AVX512-BF16). */
+/* linear_attention_bf16.c -- linear attention in BF16, with the products of its chunks by dot products of
+ * pairs (AVX512-BF16). */
 #undef LM_SIMD
 #define LM_SIMD       bf16
 #define LM_SIMD_LEVEL LM_CPU_BF16
