@@ -222,6 +222,7 @@ static bool only_experts(const lm_attach *a)
 static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
 {
     bool *chosen = NULL;
+    const lm_tune_base *ahead = NULL;
     size_t hypers = 0;
     int64_t most_out = 0, most_in = 0;
     while (a->method->hyper[hypers].name)
@@ -234,6 +235,10 @@ static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
         const lm_tune_base *base = &a->bases->at[i];
         if (!chosen[i])
             continue;
+        if (lm_config_is_ahead(a->config, base->weight)) { /* no loss of it is in the graph */
+            ahead = base;
+            continue;
+        }
         if (base->routed) {
             rc = lm_fail(e, LM_EUSAGE, where,
                          "name other modules, or merge the adapter into its base",
@@ -250,6 +255,10 @@ static lm_code add_modules(lm_attach *a, const char *where, lm_err *e)
         most_out = base->out > most_out ? base->out : most_out;
         most_in = base->in > most_in ? base->in : most_in;
     }
+    if (!rc && ahead && !a->n_modules)
+        rc = lm_fail(e, LM_EUSAGE, where, "name other modules",
+                     "'%.100s' serves the prediction of tokens further on, which is not tuned",
+                     ahead->name);
     for (size_t i = 0; i < a->n_modules; i++) {
         a->module[i].module.most_out = most_out;
         a->module[i].module.most_in = most_in;

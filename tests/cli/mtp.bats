@@ -125,7 +125,12 @@ last() { # METRICS KEY
     align-model -q m pairs.jsonl -o reward --loss reward --steps 2 --seq-len 32 --batch-size 2
     grep -q '"num_nextn_predict_layers": 0' reward/config.json
     run ! grep -q 'model.layers.2' reward/model.safetensors
-    peft-tune -q m t.jsonl -o adapter --steps 2 --seq-len 32
+    run peft-tune m t.jsonl -o adapter --steps 2 --seq-len 32
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"LORA on 16 modules: q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj, gate_proj, up_proj, down_proj"* ]]
+    [[ "$output" != *eh_proj* ]]
+    run -2 peft-tune -q m t.jsonl -o none --steps 2 --seq-len 32 --target eh_proj
+    [[ "$output" == "peft-tune: adapter: 'model.layers.2.eh_proj' serves the prediction of tokens further on, which is not tuned: "* ]]
     merge-models -q --method passthrough m+adapter -o merged
     run inspect-model --only 'model.layers.2.*' m merged
     [[ $output == *"44 of 44 tensors are the same"* ]]
