@@ -95,7 +95,7 @@ const lm_gemm_impl *lm_gemm_impl_bf16(lm_dtype ab)
         .nr = NR,
         .kr = PAIRS_DEPTH,
         .esize = 2,
-        .kc = 256,
+        .kc = 512,
         .l2_bytes = 1 << 19,
         .pc = 2048,
         .end = end,
