@@ -230,12 +230,16 @@ static lm_code sample(lm_trainer *t, const step_info *i, bool before, lm_err *e)
     return before ? lm_monitor_before(t->monitor, e) : lm_monitor_after(t->monitor, e);
 }
 
+/* The blocks may be changed from here on; in later steps this looks whether the writer has ended. */
 static lm_code wait_copied(lm_trainer *t, lm_err *e)
 {
-    trainer_ranks_pause(t);
+    const bool meets = t->copying;
     t->copying = false;
-    return (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || trainer_ranks_go_on(t, e) ? e->code
-                                                                                     : LM_OK;
+    if (meets)
+        trainer_ranks_pause(t);
+    return (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || (meets && trainer_ranks_go_on(t, e))
+               ? e->code
+               : LM_OK;
 }
 
 static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
@@ -248,7 +252,7 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
         return e->code;
     mark(t, MARK_NORM);
     began = lm_now();
-    if (t->copying && wait_copied(t, e))
+    if (wait_copied(t, e))
         return e->code;
     t->r.seconds_checkpoint += lm_now() - began;
     mark(t, MARK_UPDATE);

@@ -151,7 +151,7 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
     same_bits whole again
     run --separate-stderr train --resume whole/step-000002 -o no --ranks 3
     [ "$status" -eq 2 ]
-    [ "$stderr" = "train: --ranks: 3 ranks do not divide the 4 leaves of the sums of a step: give --ranks 2, or --leaves for sums in another order" ]
+    [ "$stderr" = "train: --ranks: 3 ranks do not divide the 4 leaves of the sums of a step: give --ranks 2, or give --leaves for sums in another order" ]
     train -q --resume whole/step-000002 -o other --ranks 3 --leaves 3 --gradient-accumulation-steps 3
     [ "$(readlink other/latest)" = step-000006 ]
 }
@@ -237,7 +237,7 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
     no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=4" --ranks 4 --mesh dp=2,tp=2
     no "--mesh: 'xp=2' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh xp=2
     no "--mesh: 'dp=0' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh pp=1,dp=0
-    no "--ranks: ranks are threads that compute on the processor, not on cuda: leave it out, or give --device cpu" \
+    no "--ranks: several ranks compute on processors, not on cuda: leave it out, or give --device cpu" \
         --ranks 2 --device cuda
     run train m0 data -o no --ranks 257
     [ "$status" -eq 2 ]
