@@ -17,7 +17,7 @@ typedef struct {
     bool resumed;
 } asker;
 
-/* Who made the ranks, or how to make another number of them. */
+/* The option that made the ranks, if one did. */
 static const char *said(const asker *x, const char *otherwise)
 {
     return lm_given(x->tool, "ranks") ? "--ranks" : otherwise;

@@ -95,7 +95,7 @@ lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e)
 void trainer_ranks_pace(lm_trainer *t, double seconds)
 {
     if (!t->io.comm || !strcmp(lm_comm_transport(t->io.comm), "threads"))
-        return; /* a thread does not vanish, and one that waits for a slow reader of metrics is no failure */
+        return; /* a thread does not vanish, and one that waits for a slow reader of metrics has not failed */
     t->patience = 30 + 10 * seconds;
     lm_comm_patience(t->io.comm, t->patience);
 }
