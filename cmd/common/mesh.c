@@ -17,12 +17,13 @@ typedef struct {
     bool resumed;
 } asker;
 
-/* The option that made the ranks, if one did. */
+/* The option that made the ranks; `otherwise` if none did. */
 static const char *said(const asker *x, const char *otherwise)
 {
     return lm_given(x->tool, "ranks") ? "--ranks" : otherwise;
 }
 
+/* How to make n of them. */
 static void how_many(const asker *x, int64_t n, char out[40])
 {
     snprintf(out, 40, x->tool->comm ? "start %" PRId64 " process%s" : "give --ranks %" PRId64, n,
@@ -142,7 +143,7 @@ static lm_code check_micros(const asker *x, lm_err *e)
         return LM_OK;
     how_many(x, largest_divisor(m->accumulate, m->ranks), ranks);
     snprintf(todo, sizeof todo, "give %" PRId64 ", or %s",
-             nearest_multiple(m->ranks, m->accumulate), ranks + (x->tool->comm ? 0 : 5));
+             nearest_multiple(m->ranks, m->accumulate), ranks);
     return lm_fail(e, LM_EUSAGE, "--gradient-accumulation-steps", todo,
                    "%" PRId64 " ranks do not divide the %" PRId64 " micro-batches of a step",
                    m->ranks, m->accumulate);

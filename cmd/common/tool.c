@@ -165,9 +165,9 @@ static bool print_and_no_more(lm_tool *t, lm_code *rc, lm_err *e)
 {
     const lm_frame *f = &lm_the_frame;
 
-    if (t->rank > 0 && (f->help || f->version || f->completion || f->print_config))
-        ; /* rank 0 prints it */
-    else if (f->help || f->version)
+    if (t->rank > 0) /* rank 0 prints it */
+        return f->help || f->version || f->completion || f->print_config;
+    if (f->help || f->version)
         (f->help ? lm_help_print : lm_version_print)(t);
     else if (f->completion)
         *rc = lm_completion_print(t, f->completion, e);

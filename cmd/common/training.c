@@ -216,13 +216,19 @@ void lm_training_refuse_inputs(lm_tool *t, const lm_loop_args *a, const lm_sessi
 
 /* ---- threads and device ---- */
 
+/* Those of this process.  Unless they were asked for, ranks that may use the same cores divide these. */
+static int threads_of(const lm_tool *t)
+{
+    const bool asked = lm_given(t, "threads") || getenv("LM_THREADS");
+    if (!t->comm || asked)
+        return t->threads;
+    return t->threads > t->ranks_sharing ? t->threads / t->ranks_sharing : 1;
+}
+
 lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_err *e)
 {
     const int ranks = s->o.ranks > 1 && !t->comm ? s->o.ranks : 1;
-    int threads = t->threads;
-    if (t->comm && !lm_given(t, "threads") &&
-        !getenv("LM_THREADS")) /* the cores of this process may be those of others too */
-        threads = threads > t->ranks_sharing ? threads / t->ranks_sharing : 1;
+    const int threads = threads_of(t);
     if (lm_par_new(&s->par, threads, e) ||
         (ranks > 1 && lm_par_new(&s->rank_par, threads > ranks ? threads / ranks : 1, e)) ||
         lm_open_backend(t, ranks > 1 ? s->rank_par : s->par, a->deterministic, &s->backend, e))

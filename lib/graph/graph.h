@@ -3,8 +3,8 @@
  *
  * The list is the order: nodes are appended in the order in which they run.  A pass walks the list
  * and changes it or writes a new one; the order of passes is build -> precision -> backward -> fuse
- * (lib/op/fuse.h) -> recompute -> shard (if there are ranks) -> plan -> execute.  A graph owns its values and nodes (one arena); they are
- * identified by number. */
+ * (lib/op/fuse.h) -> recompute -> shard (if there are ranks) -> plan -> execute.  A graph owns its
+ * values and nodes (one arena); they are identified by number. */
 #ifndef LM_GRAPH_GRAPH_H
 #define LM_GRAPH_GRAPH_H
 

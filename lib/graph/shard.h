@@ -31,10 +31,12 @@
  * Copies are remembered for later readers: sums for the whole list, since they are what the value is; gathered ones for
  * the same phase of it (forward, backward, update), so that none lives from the forward to the backward; none when the value is
  * written.  Those that are made under a condition serve only readers with the same one, and those of the weights' half of
- * the backward none of its inputs' half, which a schedule may run first.  A gradient whose parameter is replicated stays as its first node makes it, replicated or an addend; what sums
- * it up is the first node of the update that reads it.  One that its node makes in another placement than its own (an addend,
- * where the parameter is split along dp) is made as a value by itself, exchanged, and added.  Weights are gathered along
- * dp, and activations along the other axes. */
+ * the backward none of its inputs' half, which a schedule may run first.
+ *
+ * A gradient whose parameter is replicated stays as its first node makes it, replicated or an addend; what sums it up is the
+ * first node of the update that reads it.  One that its node makes in another placement than its own (an addend, where the
+ * parameter is split along dp) is made as a value by itself, exchanged, and added.  Weights are gathered along dp, and
+ * activations along the other axes. */
 #ifndef LM_GRAPH_SHARD_H
 #define LM_GRAPH_SHARD_H
 

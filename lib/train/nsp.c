@@ -141,8 +141,10 @@ static lm_code read_text(const lm_nsp *p, int64_t d, int64_t at, int64_t *n, uin
         return e->code;
     if (*n && at + *n == end && to[*n - 1] == (uint32_t)p->ids.between)
         --*n;
-    if (*n && at == start && to[0] == (uint32_t)p->ids.first)
-        memmove(to, to + 1, (size_t)-- * n * sizeof *to);
+    if (*n && at == start && to[0] == (uint32_t)p->ids.first) {
+        --*n;
+        memmove(to, to + 1, (size_t)*n * sizeof *to);
+    }
     return LM_OK;
 }
 

@@ -100,11 +100,11 @@ lm_code lm_session_open_val(lm_session *s, lm_err *e);
  * below `ids`; name: of the data, for records.  Fails: LM_EUSAGE when there are evaluations and no validation data. */
 lm_code lm_session_use_examples(lm_session *s, const lm_packed *train, const lm_packed *val,
                                 int64_t ids, const char *name, lm_err *e);
-/* Check that all ranks have the same model and data, before any of them writes.  Nothing for one rank.  Fails: as lm_comm_agree,
- * lm_data_digest. */
+/* Check that all ranks have the same model and data, before any of them writes.  Nothing for one rank.  Fails: as
+ * lm_comm_agree, lm_data_digest. */
 lm_code lm_session_agree(lm_session *s, lm_err *e);
-/* On rank 0: read the files that every checkpoint holds, lock the run folder, and begin the records.  Fails as lm_run_open; LM_EIO
- * for records. */
+/* On rank 0: read the files that every checkpoint holds, lock the run folder, and begin the records; the others wait for it.
+ * Fails as lm_run_open; LM_EIO for records. */
 lm_code lm_session_open_run(lm_session *s, lm_err *e);
 /* Train.  Fails as lm_trainer_new and lm_trainer_run; *r holds the results of the steps that ran, also after a
  * failure. */

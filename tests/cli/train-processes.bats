@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # train and peft-tune: processes that mpirun has started are ranks: the files of one rank, agreement, faults.
 bats_require_minimum_version 1.5.0
+load ranks.bash
 
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -18,9 +19,6 @@ setup() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
-T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 1 --lr 3e-3 --warmup 2 --steps 6)
-FOUR=(--gradient-accumulation-steps 4 --leaves 4)
-
 # ranks N COMMAND ...
 ranks() {
     local n=$1
@@ -28,40 +26,9 @@ ranks() {
     mpirun --oversubscribe -n "$n" "$@" < /dev/null
 }
 
-# tensors FILE -> the data of a safetensors file, without the header and its history
-tensors() {
-    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
-}
-
-same_bits() { # same_bits RUN RUN: whatever their histories are
-    cmp <(tensors "$1/latest/model.safetensors") <(tensors "$2/latest/model.safetensors")
-    cmp "$1/latest/optimizer.safetensors" "$2/latest/optimizer.safetensors"
-}
-
-same_files() { # same_files RUN RUN
-    for f in model.safetensors optimizer.safetensors; do
-        cmp "$1/latest/$f" "$2/latest/$f" || return 1
-    done
-}
-
-# numbers FILE -> the records of steps and evaluations, without times
-numbers() {
-    grep -E '"event":"(step|eval)"' "$1" |
-        sed -E 's/"(seconds|tokens_per_second|comm_exposed_share|memory_bytes|mfu|mfu_attended|time)":[^,}]*,?//g'
-}
-
 # ours TEXT -> the lines of train in what mpirun printed
 ours() {
     grep '^train: ' <<< "$1"
-}
-
-wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
-    for ((i = 0; i < 6000; i++)); do
-        "$@" && return
-        sleep 0.02
-    done
-    echo "waited in vain for $*"
-    return 1
 }
 
 of_test() { # of_test -> the ranks that this test has started

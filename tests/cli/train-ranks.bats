@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # train: ranks that share the micro-batches of a step have the bits of one; resumes with other numbers of them; refusals.
 bats_require_minimum_version 1.5.0
+load ranks.bash
 
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -15,41 +16,6 @@ setup_file() {
 setup() {
     cd "$BATS_TEST_TMPDIR"
     ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" "$BATS_FILE_TMPDIR/mixture" .
-}
-
-T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 1 --lr 3e-3 --warmup 2 --steps 6)
-# the steps of four ranks, for any number of them
-FOUR=(--gradient-accumulation-steps 4 --leaves 4)
-
-# tensors FILE -> the data of a safetensors file, without the header and its history
-tensors() {
-    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
-}
-
-same_bits() { # same_bits RUN RUN: whatever their histories are
-    cmp <(tensors "$1/latest/model.safetensors") <(tensors "$2/latest/model.safetensors")
-    cmp "$1/latest/optimizer.safetensors" "$2/latest/optimizer.safetensors"
-}
-
-same_files() { # same_files RUN RUN
-    for f in model.safetensors optimizer.safetensors; do
-        cmp "$1/latest/$f" "$2/latest/$f" || return 1
-    done
-}
-
-# numbers FILE -> the records of steps, experts and evaluations, without times
-numbers() {
-    grep -E '"event":"(step|experts|eval)"' "$1" |
-        sed -E 's/"(seconds|tokens_per_second|comm_exposed_share|memory_bytes|mfu|mfu_attended|time)":[^,}]*,?//g'
-}
-
-wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
-    for ((i = 0; i < 6000; i++)); do
-        "$@" && return
-        sleep 0.02
-    done
-    echo "waited in vain for $*"
-    return 1
 }
 
 @test "train: two and four ranks have the files and records of one" {
@@ -223,7 +189,7 @@ wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
         [ "$stderr" = "train: $text" ] || { echo "$stderr"; false; }
         [ ! -e no ]
     }
-    no "--gradient-accumulation-steps: 4 ranks do not divide the 6 micro-batches of a step: give 4, or --ranks 3" \
+    no "--gradient-accumulation-steps: 4 ranks do not divide the 6 micro-batches of a step: give 4, or give --ranks 3" \
         --ranks 4 --gradient-accumulation-steps 6
     no "--leaves: 4 leaves do not divide the 6 micro-batches of a step: give --leaves 3" \
         --leaves 4 --gradient-accumulation-steps 6
