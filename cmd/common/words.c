@@ -17,6 +17,7 @@ static const struct {
     { "end-of-text token", "eos-token" },
     { "end-of-text id", "eos-id" },
     { "validation fraction", "val-fraction" },
+    { "sequence length", "seq-len" },
     { "shard format", "format" },
     { "special tokens", "special" },
     { "word pattern", "pattern" },

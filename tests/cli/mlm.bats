@@ -147,7 +147,7 @@ same_bits() {
         [ "${#lines[@]}" -eq 1 ]
         [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
     }
-    refuse "6 tokens, but a pair has at least 8" m0 --seq-len 6
+    refuse "train: --seq-len: 6 tokens, but a pair has at least 8" m0 --seq-len 6
     init-model -q bert-4m -t tok --set hidden_size=32 --set intermediate_size=64 --set num_hidden_layers=1 \
         --set type_vocab_size=1 -o one
     refuse "has 1 type of tokens, but the texts of a pair are of two" one
