@@ -27,12 +27,21 @@ typedef enum {
     LM_INIT_LOG_RATE
 } lm_init;
 
+/* The part of a tensor that the graph of one rank has (parallel/): rows or columns of its matrix in memory's
+ * orientation, [out, in]; whole 0: all of it. */
+typedef struct {
+    int dim;              /* 0: rows, 1: columns */
+    int64_t whole, first; /* that dimension of the whole matrix; the first of this rank */
+    bool writes;          /* of the ranks that hold the same part, this one writes it to files */
+} lm_cut;
+
 /* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
 typedef struct {
     const char *name; /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
     int param;        /* index into lm_model.param */
     int64_t row, rows;
-    int ndim; /* shape in the file */
+    lm_cut cut; /* the part of it; rows, and the width of the parameter, are those of the part */
+    int ndim;   /* shape in files, of the whole tensor */
     int64_t dim[LM_MAX_DIMS];
     bool transposed; /* a matrix that the file stores as [in, out] */
     int64_t stack;   /* matrices below each other, each of them transposed; 1: one */
