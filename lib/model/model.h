@@ -15,6 +15,7 @@
 #include "kernels/route.h"
 #include "model/config.h"
 #include "numeric/format.h"
+#include "numeric/portions.h"
 
 /* Fresh numbers, by lm_slice.std: of that deviation; 0; 1; within -std and std; std itself; logarithms of rates within
  * 0.01 and 16 (of decays, as transformers has them). */
