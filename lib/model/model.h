@@ -28,12 +28,16 @@ typedef enum {
     LM_INIT_LOG_RATE
 } lm_init;
 
-/* The part of a tensor that the graph of one rank has (parallel/): rows or columns of its matrix in memory's
- * orientation, [out, in]; whole 0: all of it. */
+/* The part of a tensor that the graph of one rank of several has: of its matrix in memory, [out, in], the rows or columns
+ * that rank `rank` of `ranks` holds of `whole` by `pieces` (lm_portions_at: there may be several ranges, as of GPT-2's packed
+ * queries, keys and values). */
 typedef struct {
-    int dim;              /* 0: rows, 1: columns */
-    int64_t whole, first; /* that dimension of the whole matrix; the first of this rank */
-    bool writes;          /* of the ranks that hold the same part, this one writes it to files */
+    int ranks; /* 0: all of it */
+    int rank;
+    int dim; /* 0: rows, 1: columns */
+    int64_t whole;
+    lm_portions pieces;
+    bool writes; /* of the ranks that hold the same part, this one writes it to files */
 } lm_cut;
 
 /* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
