@@ -11,7 +11,6 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
-#include "format/folder_run.h"
 #include "train/trainer_impl.h"
 
 static lm_code make_feed(const lm_packed *packed, const lm_tokens *tokens, const lm_feed_opts *o,
@@ -398,87 +397,6 @@ static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
     return LM_OK;
 }
 
-/* Wait for the checkpoint that is being written, and write its record; one that fails has none. */
-static lm_code finish_saving(lm_trainer *t, lm_err *e)
-{
-    lm_metrics *m = t->io.metrics;
-    const int64_t step = t->saving;
-    t->saving = -1;
-    if (lm_ckpt_wait(t->ckpt, e) || step < 0 || lm_ckpt_failed(t->ckpt))
-        return e->code;
-    trainer_trace_saved(t);
-    lm_metrics_settle(m); /* the older run has been replaced */
-    lm_metrics_begin(m, "checkpoint");
-    lm_metrics_int(m, "step", step);
-    lm_metrics_str(m, "path", lm_ckpt_last(t->ckpt));
-    t->whole = step;
-    return lm_metrics_end(m, e);
-}
-
-static lm_code report_saved(lm_trainer *t, lm_err *e)
-{
-    return t->saving < 0 || lm_ckpt_busy(t->ckpt) ? LM_OK : finish_saving(t, e);
-}
-
-static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
-{
-    const step_numbers *n = t->numbers.host;
-    if (trainer_update(t, LM_SECTION_CHECK, t->s.step, e) ||
-        lm_mirror_pull(&t->numbers, sizeof *n, NULL, e) || t->b->sync(t->b, t->b->main, e))
-        return e->code;
-    *out = sqrt(n->weights);
-    return LM_OK;
-}
-
-/* On the rank that writes it: begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
- * checked here, because no later loss would show it. */
-static lm_code begin_saving(lm_trainer *t, lm_err *e)
-{
-    double began = lm_now(), norm;
-    if (weights_norm(t, &norm, e))
-        return e->code;
-    if (!isfinite(norm))
-        return trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
-    if (finish_saving(t, e) || trainer_objective_save(t, e) || trainer_show(t, e) ||
-        lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
-        return e->code;
-    t->saving = t->s.step;
-    t->last_save = lm_now();
-    t->r.seconds_checkpoint += t->last_save - began;
-    if (t->trace && t->traced && !t->trace_writing) {
-        lm_trace_span(t->trace, TRACE_CHECKPOINT, "begin", began, t->last_save);
-        t->trace_writing = true;
-    }
-    return LM_OK;
-}
-
-static lm_code save(lm_trainer *t, lm_err *e)
-{
-    t->asked.save = false;
-    trainer_ranks_pause(t);
-    if ((t->ckpt && begin_saving(t, e)) || trainer_ranks_go_on(t, e))
-        return e->code;
-    t->saved = t->s.step;
-    t->copying = true;
-    return LM_OK;
-}
-
-/* Keep the best model so far: as a checkpoint of this step, to which `best` is linked, or, if the
- * run resumed at this step, as that checkpoint. */
-static lm_code keep_best(lm_trainer *t, lm_err *e)
-{
-    char *name = NULL;
-    if (t->saved != t->s.step)
-        return save(t, e);
-    if (!t->ckpt)
-        return LM_OK;
-    if (finish_saving(t, e) || lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
-        return e->code;
-    lm_code rc = name ? lm_run_publish_best(t->io.checkpoint.run_dir, name, e) : LM_OK;
-    lm_free(name);
-    return rc;
-}
-
 static bool time_to_save(const lm_trainer *t)
 {
     return t->asked.save || (t->o.save_every && t->s.step % t->o.save_every == 0);
@@ -498,7 +416,7 @@ static lm_code loop(lm_trainer *t, lm_err *e)
     /* A signal may have interrupted the last evaluation before the resume. */
     if (t->io.resume && time_to_validate(t) && validate(t, &stop, &best, e))
         return e->code;
-    if (best && keep_best(t, e))
+    if (best && trainer_save_best(t, e))
         return e->code;
     while (t->s.step < t->o.steps && !t->asked.stop && !stop && !t->asked.enough) {
         step_info i = { 0 };
@@ -510,18 +428,18 @@ static lm_code loop(lm_trainer *t, lm_err *e)
             break;
         }
         trainer_ranks_pace(t, i.seconds);
-        if (trainer_report_step(t, &i, e) || report_saved(t, e))
+        if (trainer_report_step(t, &i, e) || trainer_save_report(t, e))
             return e->code;
         best = false;
         if (trainer_ask(t, e) || (time_to_validate(t) && validate(t, &stop, &best, e)))
             return e->code;
-        if ((time_to_save(t) || best) && save(t, e))
+        if ((time_to_save(t) || best) && trainer_save(t, e))
             return e->code;
     }
     t->r.end = t->asked.stop ? LM_TRAIN_STOPPED : stop ? LM_TRAIN_CONVERGED : LM_TRAIN_DONE;
     if (t->saved == t->s.step || (t->r.end == LM_TRAIN_STOPPED && !t->r.steps_run))
         return LM_OK;
-    return save(t, e);
+    return trainer_save(t, e);
 }
 
 /* After a failure of the objective (a reward command that ends): the steps before it are kept, for a resumed run.
@@ -530,40 +448,7 @@ static void keep_steps(lm_trainer *t)
 {
     lm_err unseen = { 0 };
     if (t->refused && t->r.steps_run && t->saved != t->s.step)
-        save(t, &unseen);
-}
-
-/* Link `best` again: a kill may have happened between the checkpoint and its link.  If this run
- * does not hold the best checkpoint of the state, it has no best one yet. */
-static lm_code find_best(lm_trainer *t, lm_err *e)
-{
-    const char *run = t->io.checkpoint.run_dir;
-    char *name = NULL;
-    lm_code rc = LM_OK;
-    if (t->s.best_step >= 0)
-        rc = lm_run_find_step(run, t->s.best_step, &name, e);
-    if (!rc && name)
-        rc = lm_run_publish_best(run, name, e);
-    if (!name) {
-        t->s.best_step = -1;
-        t->s.best_val = INFINITY;
-    }
-    lm_free(name);
-    return rc;
-}
-
-/* True if the state with which the run begins is a checkpoint of the same run. */
-static lm_code find_saved(lm_trainer *t, lm_err *e)
-{
-    char name[32], *path = NULL;
-    if (!t->io.resume || !t->ckpt)
-        return LM_OK;
-    if (lm_path_join(&path, t->io.checkpoint.run_dir, lm_run_step_name(t->s.step, name), e))
-        return e->code;
-    if (lm_path_same(path, t->io.resume))
-        t->saved = t->whole = t->s.step;
-    lm_free(path);
-    return find_best(t, e);
+        trainer_save(t, &unseen);
 }
 
 static void sum_up(lm_trainer *t)
@@ -593,7 +478,7 @@ static void sum_up(lm_trainer *t)
 static lm_code wind_up(lm_trainer *t, lm_err *e)
 {
     double began = lm_now();
-    lm_code rc = t->ckpt ? finish_saving(t, e) : LM_OK;
+    lm_code rc = t->ckpt ? trainer_save_end(t, e) : LM_OK;
     t->r.seconds_checkpoint += lm_now() - began;
     return rc ? rc : trainer_write_trace(t, true, e);
 }
@@ -609,7 +494,7 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
 {
     lm_err second = { 0 };
     t->started = t->last_save = t->last_line = lm_now();
-    lm_code rc = find_saved(t, e);
+    lm_code rc = trainer_save_find(t, e);
     if (!rc)
         rc = trainer_ranks_kept(t, e);
     if (!rc)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_impl.h -- shared by the trainer's files: trainer.c makes and drives it, trainer_step.c
- * makes a step, trainer_numeric.c ends a run whose numbers are not finite, trainer_report.c
+ * makes a step, trainer_save.c saves, trainer_numeric.c ends a run whose numbers are not finite, trainer_report.c
  * reports, trainer_fit.c checks memory, trainer_ranks.c shares the work.  Private to lib/train. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
@@ -131,6 +131,20 @@ lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e);
 /* Exchange the parameters for the shown values, and back; does nothing if they are the same. */
 lm_code trainer_show(lm_trainer *t, lm_err *e);
 lm_code trainer_hide(lm_trainer *t, lm_err *e);
+
+/* ---- trainer_save.c ---- */
+
+/* Begin a checkpoint of this step. */
+lm_code trainer_save(lm_trainer *t, lm_err *e);
+/* Keep the best model so far: as a checkpoint of this step, to which `best` is linked, or, if the
+ * run resumed at this step, as that checkpoint. */
+lm_code trainer_save_best(lm_trainer *t, lm_err *e);
+/* Write the record of the checkpoint that was being written, if it is complete. */
+lm_code trainer_save_report(lm_trainer *t, lm_err *e);
+/* Wait for it, and write its record; one that fails has none. */
+lm_code trainer_save_end(lm_trainer *t, lm_err *e);
+/* Once, before the first step: whether the state with which the run begins is a checkpoint of the same run, and its best one. */
+lm_code trainer_save_find(lm_trainer *t, lm_err *e);
 
 /* ---- trainer_ranks.c: nothing to do for one rank with one leaf ---- */
 

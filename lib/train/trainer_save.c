@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer_save.c -- when a trainer begins and ends checkpoints, and which of them is the best. */
+#include <math.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/folder_run.h"
+#include "train/trainer_impl.h"
+
+lm_code trainer_save_end(lm_trainer *t, lm_err *e)
+{
+    lm_metrics *m = t->io.metrics;
+    const int64_t step = t->saving;
+    t->saving = -1;
+    if (lm_ckpt_wait(t->ckpt, e) || step < 0 || lm_ckpt_failed(t->ckpt))
+        return e->code;
+    trainer_trace_saved(t);
+    lm_metrics_settle(m); /* the older run has been replaced */
+    lm_metrics_begin(m, "checkpoint");
+    lm_metrics_int(m, "step", step);
+    lm_metrics_str(m, "path", lm_ckpt_last(t->ckpt));
+    t->whole = step;
+    return lm_metrics_end(m, e);
+}
+
+lm_code trainer_save_report(lm_trainer *t, lm_err *e)
+{
+    return t->saving < 0 || lm_ckpt_busy(t->ckpt) ? LM_OK : trainer_save_end(t, e);
+}
+
+static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
+{
+    const step_numbers *n = t->numbers.host;
+    if (trainer_update(t, LM_SECTION_CHECK, t->s.step, e) ||
+        lm_mirror_pull(&t->numbers, sizeof *n, NULL, e) || t->b->sync(t->b, t->b->main, e))
+        return e->code;
+    *out = sqrt(n->weights);
+    return LM_OK;
+}
+
+/* On the rank that writes it: begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
+ * checked here, because no later loss would show it. */
+static lm_code begin_saving(lm_trainer *t, lm_err *e)
+{
+    double began = lm_now(), norm;
+    if (weights_norm(t, &norm, e))
+        return e->code;
+    if (!isfinite(norm))
+        return trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
+    if (trainer_save_end(t, e) || trainer_objective_save(t, e) || trainer_show(t, e) ||
+        lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
+        return e->code;
+    t->saving = t->s.step;
+    t->last_save = lm_now();
+    t->r.seconds_checkpoint += t->last_save - began;
+    if (t->trace && t->traced && !t->trace_writing) {
+        lm_trace_span(t->trace, TRACE_CHECKPOINT, "begin", began, t->last_save);
+        t->trace_writing = true;
+    }
+    return LM_OK;
+}
+
+lm_code trainer_save(lm_trainer *t, lm_err *e)
+{
+    t->asked.save = false;
+    trainer_ranks_pause(t);
+    if ((t->ckpt && begin_saving(t, e)) || trainer_ranks_go_on(t, e))
+        return e->code;
+    t->saved = t->s.step;
+    t->copying = true;
+    return LM_OK;
+}
+
+lm_code trainer_save_best(lm_trainer *t, lm_err *e)
+{
+    char *name = NULL;
+    if (t->saved != t->s.step)
+        return trainer_save(t, e);
+    if (!t->ckpt)
+        return LM_OK;
+    if (trainer_save_end(t, e) || lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
+        return e->code;
+    lm_code rc = name ? lm_run_publish_best(t->io.checkpoint.run_dir, name, e) : LM_OK;
+    lm_free(name);
+    return rc;
+}
+
+/* Link `best` again: a kill may have happened between the checkpoint and its link.  If this run
+ * does not hold the best checkpoint of the state, it has no best one yet. */
+static lm_code find_best(lm_trainer *t, lm_err *e)
+{
+    const char *run = t->io.checkpoint.run_dir;
+    char *name = NULL;
+    lm_code rc = LM_OK;
+    if (t->s.best_step >= 0)
+        rc = lm_run_find_step(run, t->s.best_step, &name, e);
+    if (!rc && name)
+        rc = lm_run_publish_best(run, name, e);
+    if (!name) {
+        t->s.best_step = -1;
+        t->s.best_val = INFINITY;
+    }
+    lm_free(name);
+    return rc;
+}
+
+lm_code trainer_save_find(lm_trainer *t, lm_err *e)
+{
+    char name[32], *path = NULL;
+    if (!t->io.resume || !t->ckpt)
+        return LM_OK;
+    if (lm_path_join(&path, t->io.checkpoint.run_dir, lm_run_step_name(t->s.step, name), e))
+        return e->code;
+    if (lm_path_same(path, t->io.resume))
+        t->saved = t->whole = t->s.step;
+    lm_free(path);
+    return find_best(t, e);
+}
