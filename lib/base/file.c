@@ -137,12 +137,14 @@ lm_code lm_fail_write(const char *where, lm_err *e)
     return lm_fail(e, LM_EIO, where, full ? "free space on the disk" : NULL, "cannot write");
 }
 
-lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e)
+/* at: from this byte on; below 0: where the last write ended. */
+static lm_code write_bytes(int fd, const void *data, size_t len, off_t at, const char *where,
+                           lm_err *e)
 {
     const char *p = data;
 
     while (len) {
-        ssize_t put = write(fd, p, len);
+        ssize_t put = at < 0 ? write(fd, p, len) : pwrite(fd, p, len, at);
 
         if (put < 0 && errno == EINTR)
             continue;
@@ -156,6 +158,17 @@ lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm
         }
         p += put;
         len -= (size_t)put;
+        at += at < 0 ? 0 : put;
     }
     return LM_OK;
+}
+
+lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e)
+{
+    return write_bytes(fd, data, len, -1, where, e);
+}
+
+lm_code lm_write_at(int fd, const void *data, size_t len, uint64_t at, const char *where, lm_err *e)
+{
+    return write_bytes(fd, data, len, (off_t)at, where, e);
 }

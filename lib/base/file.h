@@ -104,5 +104,8 @@ void lm_names_free(char **names, size_t n);
 lm_code lm_fail_write(const char *where, lm_err *e);
 /* write(2) until all bytes are written; an input that was truncated is named. */
 lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e);
+/* The same from byte `at` of the file on. */
+lm_code lm_write_at(int fd, const void *data, size_t len, uint64_t at, const char *where,
+                    lm_err *e);
 
 #endif

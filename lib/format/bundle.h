@@ -59,6 +59,9 @@ typedef struct {
      * model (lm_bundle_own). */
     lm_own_fn own;
     const void *own_ctx;
+    /* Writing a folder of which several ranks write the .safetensors files (safetensors.h).  Rank 0 makes it and all
+     * other files; the others join it by share->folder, and what they write to other files is left out.  NULL: alone */
+    lm_st_share *share;
     /* other inputs that the caller reads as files and on standard input, for hints ("a .gguf"); NULL: none */
     const char *also;
 } lm_bundle_opts;
@@ -148,6 +151,12 @@ lm_code lm_bundle_write(void *bundle_out, const void *data, size_t bytes,
 /* Begin a .safetensors file that will hold `plan` (borrowed); to be committed before the next. */
 lm_code lm_bundle_st_create(lm_bundle_out *b, const char *name, const lm_st_plan *plan,
                             lm_st_writer **out, lm_err *e);
+/* The same in a shared folder, once rank 0 has reserved the file: this rank's part of it.  All ranks call both. */
+lm_code lm_bundle_reserve(lm_bundle_out *b, const char *name, const lm_st_plan *plan, lm_err *e);
+/* Flush what this rank has written to the reserved files to disk. */
+lm_code lm_bundle_sync(lm_bundle_out *b, lm_err *e);
+/* The folder in which the output is made; NULL for other kinds. */
+const char *lm_bundle_folder(const lm_bundle_out *b);
 /* A whole small file. */
 lm_code lm_bundle_put(lm_bundle_out *b, const char *name, const void *data, size_t bytes,
                       lm_err *e);

@@ -28,7 +28,7 @@ struct lm_bundle_out {
     int fd;        /* of the current file in a folder */
     char *where;   /* the current file, for messages */
     uint64_t left; /* of it */
-    bool mute;     /* not written to a lone .safetensors */
+    bool mute;     /* not written: to a lone .safetensors, or by a rank that has joined */
     bool packed;   /* its size does not determine that of the output */
     char **name;
     size_t n, cap;
@@ -101,6 +101,12 @@ static lm_code open_folder(lm_bundle_out *b, const char *path, bool force, lm_er
                                e);
 }
 
+/* True for a rank that writes parts of files that another one has made. */
+static bool has_joined(const lm_bundle_out *b)
+{
+    return b->kind == LM_BUNDLE_FOLDER && b->o.share && b->o.share->rank > 0;
+}
+
 lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
                          lm_err *e)
 {
@@ -119,9 +125,10 @@ lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, 
     b->kind = kind_for(path, &filter);
     b->packed = filter || b->kind == LM_BUNDLE_LMZ;
     rc = lm_strdup(&b->path, strcmp(path, "-") ? path : "standard output", e);
+    b->mute = has_joined(b);
     if (!rc && b->kind != LM_BUNDLE_FOLDER)
         rc = open_one(b, path, force, filter, e);
-    else if (!rc && (rc = open_folder(b, path, force, e)))
+    else if (!rc && !b->mute && (rc = open_folder(b, path, force, e)))
         b->dir = NULL;
     if (rc) {
         lm_bundle_drop(b);
@@ -141,7 +148,8 @@ lm_code lm_bundle_room(const lm_bundle_out *b, uint64_t bytes, lm_err *e)
     struct statvfs fs;
     struct stat st;
 
-    if (b->packed || (b->out && (fstat(lm_out_fd(b->out), &st) || !S_ISREG(st.st_mode))) ||
+    if (b->packed || has_joined(b) ||
+        (b->out && (fstat(lm_out_fd(b->out), &st) || !S_ISREG(st.st_mode))) ||
         (b->out ? fstatvfs(lm_out_fd(b->out), &fs) : statvfs(lm_outdir_path(b->dir), &fs)))
         return LM_OK;
     return lm_st_check_room(&fs, bytes, b->path, e);
@@ -230,7 +238,7 @@ lm_code lm_bundle_begin(lm_bundle_out *b, const char *name, uint64_t bytes, lm_e
     if (!rc)
         rc = set_where(b, name, e);
     if (!rc && b->kind == LM_BUNDLE_FOLDER)
-        rc = begin_in_folder(b, name, e);
+        rc = has_joined(b) ? LM_OK : begin_in_folder(b, name, e);
     else if (!rc && b->kind == LM_BUNDLE_FILE)
         rc = begin_alone(b, name, e);
     else if (!rc && b->kind == LM_BUNDLE_LMZ)
@@ -251,13 +259,15 @@ lm_code lm_bundle_write(void *bundle_out, const void *data, size_t bytes, lm_err
         return lm_fail(e, LM_EBUG, b->where ? b->where : b->path, NULL,
                        "%zu byte%s where %" PRIu64 " are expected", bytes, lm_plural(bytes),
                        b->left);
-    if (b->kind == LM_BUNDLE_FOLDER)
+    if (b->mute)
+        rc = LM_OK;
+    else if (b->kind == LM_BUNDLE_FOLDER)
         rc = lm_write_all(b->fd, data, bytes, b->where, e);
     else if (b->kind == LM_BUNDLE_TAR)
         rc = lm_tar_write(b->tar, data, bytes, e);
     else if (b->kind == LM_BUNDLE_LMZ)
         rc = lm_lmz_write(b->lmz.w, data, bytes, e);
-    else if (!b->mute)
+    else
         rc = write_out(b, data, bytes, e);
     if (!rc)
         b->left -= bytes;
@@ -270,13 +280,83 @@ lm_code lm_bundle_put(lm_bundle_out *b, const char *name, const void *data, size
     return rc ? rc : lm_bundle_write(b, data, bytes, e);
 }
 
+/* ---- Shared files ---- */
+
+const char *lm_bundle_folder(const lm_bundle_out *b)
+{
+    if (b->kind != LM_BUNDLE_FOLDER)
+        return NULL;
+    return has_joined(b) ? b->o.share->folder : lm_outdir_path(b->dir);
+}
+
+lm_code lm_bundle_reserve(lm_bundle_out *b, const char *name, const lm_st_plan *plan, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = end_file(b, e);
+
+    if (!rc)
+        rc = check_name(b, name, e);
+    if (!rc)
+        rc = set_where(b, name, e);
+    if (!rc && !has_joined(b) && !lm_path_join(&path, lm_bundle_folder(b), name, e))
+        rc = lm_st_reserve(path, b->where, plan, e);
+    lm_free(path);
+    return rc ? rc : e->code;
+}
+
+static lm_code join(lm_bundle_out *b, const char *name, const lm_st_plan *plan, lm_st_writer **out,
+                    lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = end_file(b, e);
+
+    if (!rc && !lm_bundle_has(b, name))
+        rc = lm_fail(e, LM_EBUG, b->path, NULL, "%s is not reserved", name);
+    if (!rc)
+        rc = set_where(b, name, e);
+    if (!rc)
+        rc = lm_path_join(&path, lm_bundle_folder(b), name, e);
+    if (!rc)
+        rc = lm_st_join(path, b->where, plan, b->o.share, out, e);
+    lm_free(path);
+    return rc;
+}
+
+static lm_code sync_file(lm_bundle_out *b, const char *name, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = set_where(b, name, e);
+
+    if (!rc)
+        rc = lm_path_join(&path, lm_bundle_folder(b), name, e);
+    int fd = rc ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    if (!rc && (fd < 0 || fsync(fd)))
+        rc = lm_fail(e, LM_EIO, b->where, NULL, "cannot sync to disk");
+    if (fd >= 0)
+        close(fd);
+    lm_free(path);
+    return rc;
+}
+
+lm_code lm_bundle_sync(lm_bundle_out *b, lm_err *e)
+{
+    lm_code rc = end_file(b, e);
+
+    for (size_t i = 0; !rc && i < b->n; i++)
+        if (lm_text_ends(b->name[i], ".safetensors"))
+            rc = sync_file(b, b->name[i], e);
+    return rc;
+}
+
 lm_code lm_bundle_st_create(lm_bundle_out *b, const char *name, const lm_st_plan *plan,
                             lm_st_writer **out, lm_err *e)
 {
     uint64_t bytes = 0;
+    *out = NULL;
+    if (b->o.share)
+        return join(b, name, plan, out, e);
     lm_code rc = lm_st_plan_file_bytes(plan, &bytes, e);
 
-    *out = NULL;
     if (!rc)
         rc = lm_bundle_begin(b, name, bytes, e);
     return rc ? rc : lm_st_create_on(lm_bundle_write, b, b->where, plan, out, e);
@@ -301,7 +381,7 @@ static lm_code commit(lm_bundle_out *b, lm_err *e)
         lm_out *out = b->out;
         b->out = NULL;
         rc = lm_out_commit(out, e);
-    } else if (!rc) {
+    } else if (!rc && b->dir) {
         lm_outdir *dir = b->dir;
         b->dir = NULL;
         rc = lm_outdir_commit(dir, e);

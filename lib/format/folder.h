@@ -187,7 +187,18 @@ lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_
  * complete: by a plan, with a writer to be committed before anything else is written. */
 lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *plan,
                             lm_st_writer **out, lm_err *e);
-/* Publish all or nothing; f is freed whatever the result. */
+/* A folder that several ranks write (lm_bundle_opts.share): lm_folder_create reserves the weights, and lm_folder_reserve
+ * another large file, before any tensor is written.  The next tensor of the weights as in safetensors.h. */
+lm_code lm_folder_reserve(lm_folder *f, const char *name, const lm_st_plan *plan, lm_err *e);
+lm_code lm_folder_pass(lm_folder *f, bool *passed, lm_err *e);
+lm_code lm_folder_write_own(lm_folder *f, lm_dtype from, const void *data, int64_t count,
+                            int64_t at, lm_err *e);
+lm_code lm_folder_end_own(lm_folder *f, lm_err *e);
+/* When this rank has written its tensors: flush them to disk. */
+lm_code lm_folder_sync(lm_folder *f, lm_err *e);
+/* The folder that is not published yet, for the other ranks. */
+const char *lm_folder_made(const lm_folder *f);
+/* Publish all or nothing; f is freed whatever the result.  Of several ranks rank 0 publishes, once all have synced. */
 lm_code lm_folder_commit(lm_folder *f, lm_err *e);
 void lm_folder_drop(lm_folder *f);
 

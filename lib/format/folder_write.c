@@ -43,6 +43,7 @@ struct lm_folder {
     size_t n_shards, cur;
     lm_st_writer *writer; /* writer of shard `cur`; NULL: not begun, or all are complete */
     bool failed;          /* after a failure: only drop is allowed */
+    bool shared;          /* by several ranks */
     bool whole;           /* weights stay one file unless shards are requested */
     const char *weights;  /* its name; NULL: model.safetensors */
     lm_model_source *tokenizer_from;
@@ -257,13 +258,28 @@ static lm_code put_index(lm_folder *f, size_t n, lm_err *e)
 
 /* ---- Tensors ---- */
 
+/* The name of shard i, or of the one file of weights. */
+static const char *weights_name(const lm_folder *f, size_t i, char buf[64])
+{
+    shard_name(buf, i, f->n_shards);
+    return f->weights ? f->weights : buf;
+}
+
 static lm_code open_shard(lm_folder *f, lm_err *e)
 {
     char name[64];
 
-    shard_name(name, f->cur, f->n_shards);
-    return lm_bundle_st_create(f->b, f->weights ? f->weights : name, f->plan[f->cur], &f->writer,
-                               e);
+    return lm_bundle_st_create(f->b, weights_name(f, f->cur, name), f->plan[f->cur], &f->writer, e);
+}
+
+static lm_code reserve_shards(lm_folder *f, lm_err *e)
+{
+    char name[64];
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; !rc && f->shared && i < f->n_shards; i++)
+        rc = lm_bundle_reserve(f->b, weights_name(f, i, name), f->plan[i], e);
+    return rc;
 }
 
 /* Begin the weights if necessary, close complete shards and begin the next. */
@@ -318,6 +334,7 @@ lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
         f->b = NULL;
     if (!rc) {
         f->whole = lm_bundle_out_kind(f->b) != LM_BUNDLE_FOLDER;
+        f->shared = o && o->share;
         f->tokenizer_from = spec->tokenizer_from;
         f->weights = spec->weights;
         rc = plan_shards(f, spec, e);
@@ -329,6 +346,8 @@ lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
         rc = lm_bundle_room(f->b, f->bytes, e);
     if (!rc)
         rc = put_small(f, spec, e);
+    if (!rc)
+        rc = reserve_shards(f, e);
     if (rc) {
         lm_folder_drop(f);
         return rc;
@@ -380,6 +399,53 @@ lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_
         rc = lm_st_write_as(f->writer, from, data, count, e);
     f->failed = f->failed || rc;
     return rc ? rc : count ? roll(f, e) : LM_OK;
+}
+
+/* ---- Parts of several ranks ---- */
+
+lm_code lm_folder_reserve(lm_folder *f, const char *name, const lm_st_plan *plan, lm_err *e)
+{
+    return f->shared ? lm_bundle_reserve(f->b, name, plan, e) : LM_OK;
+}
+
+lm_code lm_folder_pass(lm_folder *f, bool *passed, lm_err *e)
+{
+    *passed = false;
+    if (!f->shared)
+        return LM_OK;
+    if (check_open(f, e))
+        return e->code;
+    *passed = lm_st_pass(f->writer);
+    return *passed ? roll(f, e) : LM_OK;
+}
+
+lm_code lm_folder_write_own(lm_folder *f, lm_dtype from, const void *data, int64_t count,
+                            int64_t at, lm_err *e)
+{
+    lm_code rc = check_open(f, e);
+
+    if (!rc)
+        rc = lm_st_write_own(f->writer, from, data, count, at, e);
+    f->failed = f->failed || rc;
+    return rc;
+}
+
+lm_code lm_folder_end_own(lm_folder *f, lm_err *e)
+{
+    if (check_open(f, e))
+        return e->code;
+    lm_st_end_own(f->writer);
+    return roll(f, e);
+}
+
+lm_code lm_folder_sync(lm_folder *f, lm_err *e)
+{
+    return lm_bundle_sync(f->b, e);
+}
+
+const char *lm_folder_made(const lm_folder *f)
+{
+    return lm_bundle_folder(f->b);
 }
 
 /* ---- Other large files ---- */

@@ -153,4 +153,29 @@ lm_code lm_st_write_as(lm_st_writer *w, lm_dtype from, const void *data, int64_t
 lm_code lm_st_commit(lm_st_writer *w, lm_err *e);
 void lm_st_drop(lm_st_writer *w);
 
+/* ---- Writing by several ranks: processes, or threads ---- */
+
+/* One of those that write parts of the same files. */
+typedef struct {
+    int rank, ranks;
+    const char *folder; /* rank > 0: the folder that rank 0 has made (bundle.h); borrowed */
+    uint64_t wrote;     /* bytes of tensors that this rank has written are added here */
+} lm_st_share;
+
+/* Make the file `path`, which does not exist, for `plan` at its full size, with its header; `where` names it in messages. */
+lm_code lm_st_reserve(const char *path, const char *where, const lm_st_plan *plan, lm_err *e);
+/* A writer of this rank's part of such a file, as lm_st_create's: all ranks go through all tensors, and lm_st_write and _as
+ * write the bytes that are dealt to this one.  The end (lm_st_commit) does not sync.  Fails: LM_EIO if it is not there;
+ * LM_EBUG if the plan has other tensors than the file. */
+lm_code lm_st_join(const char *path, const char *where, const lm_st_plan *plan, lm_st_share *share,
+                   lm_st_writer **out, lm_err *e);
+/* True: the rest of the next tensor is dealt to other ranks, and the writer has moved behind it.  False for a file that is not
+ * shared. */
+bool lm_st_pass(lm_st_writer *w);
+/* Of the next tensor, which is not dealt: `count` elements of `from` that this rank alone has, from element `at` of it on; in
+ * any order, and lm_st_end_own moves behind the tensor. */
+lm_code lm_st_write_own(lm_st_writer *w, lm_dtype from, const void *data, int64_t count, int64_t at,
+                        lm_err *e);
+void lm_st_end_own(lm_st_writer *w);
+
 #endif

@@ -4,22 +4,11 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
-#include "base/file.h"
 #include "base/text.h"
 #include "format/safetensors_table.h"
-
-struct lm_st_writer {
-    const lm_st_plan *plan;
-    lm_out *out; /* NULL: a stream */
-    lm_write_fn write;
-    void *ctx;
-    char *where;
-    uint64_t done; /* bytes of data written so far */
-    size_t cur;    /* first tensor whose end lies beyond `done` */
-    size_t fill;
-    uint8_t buf[131072]; /* small chunks gather here */
-};
+#include "format/safetensors_writer.h"
 
 static lm_code write_fd(void *ctx, const void *data, size_t bytes, lm_err *e)
 {
@@ -27,30 +16,38 @@ static lm_code write_fd(void *ctx, const void *data, size_t bytes, lm_err *e)
     return lm_write_all(lm_out_fd(w->out), data, bytes, w->where, e);
 }
 
-static lm_code flush(lm_st_writer *w, lm_err *e)
+static lm_code emit(lm_st_writer *w, uint64_t at, const void *data, size_t bytes, lm_err *e)
+{
+    return w->share ? lm_write_at(w->fd, data, bytes, at, w->where, e)
+                    : w->write(w->ctx, data, bytes, e);
+}
+
+lm_code lm_st_flush(lm_st_writer *w, lm_err *e)
 {
     size_t n = w->fill;
     w->fill = 0;
-    return n ? w->write(w->ctx, w->buf, n, e) : LM_OK;
+    return n ? emit(w, w->at, w->buf, n, e) : LM_OK;
 }
 
-static lm_code write_buffered(lm_st_writer *w, const void *data, size_t bytes, lm_err *e)
+lm_code lm_st_write_at(lm_st_writer *w, uint64_t at, const void *data, size_t bytes, lm_err *e)
 {
     lm_code rc;
 
-    if (bytes > sizeof w->buf - w->fill && (rc = flush(w, e)))
+    if ((bytes > sizeof w->buf - w->fill || at != w->at + w->fill) && (rc = lm_st_flush(w, e)))
         return rc;
+    if (!w->fill)
+        w->at = at;
     if (bytes >= sizeof w->buf / 2 && !w->fill)
-        return w->write(w->ctx, data, bytes, e);
+        return emit(w, at, data, bytes, e);
     if (bytes)
         memcpy(w->buf + w->fill, data, bytes);
     w->fill += bytes;
     return LM_OK;
 }
 
-/* Skip all complete tensors; empty ones need no bytes. */
-static void advance(lm_st_writer *w)
+void lm_st_advance(lm_st_writer *w, uint64_t bytes)
 {
+    w->done += bytes;
     while (w->cur < lm_st_plan_count(w->plan)) {
         const lm_st_tensor *t = lm_st_plan_at(w->plan, w->cur);
         if (w->done < t->offset + t->bytes)
@@ -68,9 +65,11 @@ static lm_code start(lm_st_writer *w, const char *where, const lm_st_plan *plan,
     if (!rc)
         rc = lm_st_plan_header(plan, &header, e);
     if (!rc)
-        rc = write_buffered(w, header.data, header.len, e);
+        rc = lm_st_write_at(w, 0, header.data, header.len, e);
+    w->data_at = header.len;
+    w->to = UINT64_MAX;
     lm_buf_fini(&header);
-    advance(w);
+    lm_st_advance(w, 0);
     return rc;
 }
 
@@ -146,17 +145,25 @@ const lm_st_tensor *lm_st_next(const lm_st_writer *w)
     return w->cur < lm_st_plan_count(w->plan) ? lm_st_plan_at(w->plan, w->cur) : NULL;
 }
 
+/* Of a shared file only what lies in this rank's part. */
 lm_code lm_st_write(lm_st_writer *w, const void *data, size_t bytes, lm_err *e)
 {
+    const uint8_t *from = data;
+
     if (bytes > lm_st_plan_data_bytes(w->plan) - w->done)
         return lm_fail(e, LM_EBUG, w->where, NULL,
                        "%zu byte%s written where %" PRIu64 " are planned", bytes, lm_plural(bytes),
                        lm_st_plan_data_bytes(w->plan) - w->done);
-    lm_code rc = write_buffered(w, data, bytes, e);
-    if (rc)
-        return rc;
-    w->done += bytes;
-    advance(w);
+    const uint64_t begin = w->done > w->from ? w->done : w->from,
+                   end = w->done + bytes < w->to ? w->done + bytes : w->to;
+    if (begin < end) {
+        lm_code rc = lm_st_write_at(w, w->data_at + begin, from + (begin - w->done),
+                                    (size_t)(end - begin), e);
+        if (rc)
+            return rc;
+        w->wrote += end - begin;
+    }
+    lm_st_advance(w, bytes);
     return LM_OK;
 }
 
@@ -180,7 +187,8 @@ lm_code lm_st_write_as(lm_st_writer *w, lm_dtype from, const void *data, int64_t
     int64_t step = (int64_t)(sizeof buf / size);
     for (int64_t i = 0; i < count; i += step) {
         int64_t n = count - i < step ? count - i : step;
-        lm_convert(from, src + (size_t)i * in_size, t->dtype, buf, n);
+        if (w->done < w->to && w->done + (size_t)n * size > w->from)
+            lm_convert(from, src + (size_t)i * in_size, t->dtype, buf, n);
         lm_code rc = lm_st_write(w, buf, (size_t)n * size, e);
         if (rc)
             return rc;
@@ -197,7 +205,9 @@ lm_code lm_st_commit(lm_st_writer *w, lm_err *e)
         rc = lm_fail(e, LM_EBUG, w->where, NULL, "the bytes of tensor '%s' were not written",
                      t->name);
     if (!rc)
-        rc = flush(w, e);
+        rc = lm_st_flush(w, e);
+    if (!rc && w->share)
+        rc = lm_st_leave(w, e);
     if (!rc && w->out) {
         lm_out *out = w->out;
         w->out = NULL;
@@ -213,6 +223,8 @@ void lm_st_drop(lm_st_writer *w)
         return;
     if (w->out)
         lm_out_drop(w->out);
+    if (w->share && w->fd >= 0)
+        close(w->fd);
     lm_free(w->where);
     lm_free(w);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* inject.c -- preloaded into a tool: makes the n-th call of one kind fail, or its clock run faster.
  *
- * LM_INJECT=KIND:N with KIND malloc, write, fsync, rename, unlink or mmap; N counts from 1.
+ * LM_INJECT=KIND:N with KIND malloc, write, pwrite, fsync, rename, unlink or mmap; N counts from 1.  Those of pwrite are writes
+ * at a place in a file alone.
  * LM_INJECT_KILL: the process is killed in place of that call.
  * LM_INJECT_LOG=FILE gets one line when the failure has happened.
  * LM_INJECT_CLOCK=F: the monotonic clock runs F times as fast, for tests of periodic actions.
@@ -145,7 +146,9 @@ ssize_t write(int fd, const void *data, size_t n)
 
 ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
 {
-    return fails("write", ENOSPC) ? -1 : syscall(SYS_pwrite64, fd, data, n, at);
+    return fails("write", ENOSPC) || fails("pwrite", ENOSPC)
+               ? -1
+               : syscall(SYS_pwrite64, fd, data, n, at);
 }
 
 /* A stream on a descriptor; not one of fopencookie, whose functions call write themselves. */
