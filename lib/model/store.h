@@ -188,9 +188,12 @@ lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st
 /* Write the parameters to a folder of that plan (an adapter's: lm_folder_spec.weights), in the folder's order; and the
  * states as
  * optimizer.safetensors, with the parameters as "param.<tensor>" if PARAM holds shown values (they are then in GRAD), or
- * with `twice`, and "head.<tensor>" of the training.  For blocks in memory of the host. */
+ * with `twice`, and "head.<tensor>" of the training.  For blocks in memory of the host.  In a folder that several ranks
+ * write, each writes its part: of tensors that all have, what is dealt to it, of those that are cut (lm_slice.cut), its own. */
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);
+/* The tensors of that file. */
+lm_code lm_store_plan_states(const lm_store *s, lm_st_plan *plan, lm_err *e);
 /* False: there is nothing to write. */
 bool lm_store_has_states(const lm_store *s);
 

@@ -90,23 +90,8 @@ static inline lm_code store_needs_rows(const lm_store *s, const lm_store_block *
                : LM_OK;
 }
 
-/* Its shape in files. */
-static inline int store_file_shape(const lm_store *s, const lm_store_block *k, int i,
-                                   int64_t dim[LM_MAX_DIMS])
-{
-    if (!k->state) {
-        const lm_slice *t = &s->model->slice[i];
-        memcpy(dim, t->dim, sizeof t->dim);
-        return t->ndim;
-    }
-    const struct lm_state_part *p = &k->state->part[i];
-    memcpy(dim, p->shape.dim, sizeof p->shape.dim);
-    if (p->turned) {
-        dim[0] = p->shape.dim[1];
-        dim[1] = p->shape.dim[0];
-    }
-    return p->shape.ndim;
-}
+/* The shape of the whole tensor in files. */
+int store_file_shape(const lm_store *s, const lm_store_block *k, int i, int64_t dim[LM_MAX_DIMS]);
 
 static inline void *store_at(const lm_store_block *k, const store_piece *p)
 {
@@ -119,6 +104,14 @@ static inline size_t store_bytes(const lm_store_block *k, const store_piece *p)
     lm_tensor_bytes(k->format, 2, (int64_t[]){ p->rows, p->cols }, &size, NULL);
     return size.all;
 }
+
+/* True if the piece is cut as its tensor is: its own numbers, and states of that shape. */
+bool store_is_cut(const lm_store *s, const store_piece *p);
+/* Call fn for each run of elements of number i of a block that lie behind each other in files, too: `count` of them, from
+ * element `local` of the piece in the order of files, and from element `at` of the whole tensor.  Without a cut it is one. */
+typedef lm_code store_run_fn(void *ctx, int64_t local, int64_t at, int64_t count, lm_err *e);
+lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_run_fn *fn,
+                       void *ctx, lm_err *e);
 
 /* Memory of the host for a piece of block k, in the block's format and order: the block itself, or
  * the buffer for a device.  NULL: it failed. */

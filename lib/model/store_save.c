@@ -149,27 +149,71 @@ static lm_code write_aside(const lm_model_aside *t, lm_folder *f, uint8_t **tmp,
     return lm_folder_write(f, *tmp, bytes, e);
 }
 
+/* Where the numbers of a part go: the weights of a folder, or another file. */
+typedef struct {
+    lm_folder *f; /* NULL: w */
+    lm_st_writer *w;
+    lm_dtype element;
+    const uint8_t *data;
+} part_writer;
+
+static lm_code put_run(void *ctx, int64_t local, int64_t at, int64_t count, lm_err *e)
+{
+    const part_writer *o = ctx;
+    const void *from = o->data + (size_t)local * lm_dtype_size(o->element);
+    return o->f ? lm_folder_write_own(o->f, o->element, from, count, at, e)
+                : lm_st_write_own(o->w, o->element, from, count, at, e);
+}
+
+/* Number i of a block, of which this rank has a part: all of it, or nothing if another rank writes the same. */
+static lm_code write_part(const lm_store *s, const lm_store_block *k, int i, part_writer *o,
+                          lm_err *e)
+{
+    const store_piece p = store_piece_of(s, k, i);
+    if (s->model->slice[p.tensor].cut.writes && store_each_run(s, k, i, put_run, o, e))
+        return e->code;
+    if (o->f)
+        return lm_folder_end_own(o->f, e);
+    lm_st_end_own(o->w);
+    return LM_OK;
+}
+
+/* The numbers of tensor i, of `count` in the file. */
+static lm_code write_slice(const lm_store *s, lm_folder *f, int i, int64_t count, uint8_t **tmp,
+                           size_t *room, lm_err *e)
+{
+    const void *data;
+    if (own_in_file_shape(s, i, tmp, room, &data, e))
+        return e->code;
+    const lm_store_block *k = store_own(s, i);
+    const store_piece p = store_piece_of(s, k, i);
+    part_writer o = { .f = f, .element = k->format->element, .data = data };
+    return store_is_cut(s, &p) ? write_part(s, k, i, &o, e)
+                               : lm_folder_write_as(f, o.element, data, count, e);
+}
+
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
 {
     uint8_t *tmp = NULL;
     size_t room = 0;
     lm_code rc = LM_OK;
+    bool passed;
     int at = 0;
     for (const lm_st_tensor *t; !rc && (t = lm_folder_next(f));) {
-        const void *data;
         const lm_model_aside *aside = lm_model_aside_find(s->model, t->name);
         int i = aside ? aside->slice : named_slice(s->model, t->name, &at);
-        if (aside && i < 0) {
-            rc = write_aside(aside, f, &tmp, &room, e);
-            continue;
-        }
-        if (i < 0) {
+        if (!aside && i < 0) {
             rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");
             break;
         }
-        rc = own_in_file_shape(s, i, &tmp, &room, &data, e);
-        if (!rc)
-            rc = lm_folder_write_as(f, store_own(s, i)->format->element, data, t->count, e);
+        if (i < 0 ||
+            !s->model->slice[i].cut.ranks) { /* of several ranks each writes some of them */
+            rc = lm_folder_pass(f, &passed, e);
+            if (rc || passed)
+                continue;
+        }
+        rc = i < 0 ? write_aside(aside, f, &tmp, &room, e)
+                   : write_slice(s, f, i, t->count, &tmp, &room, e);
     }
     lm_free(tmp);
     return rc;
@@ -211,10 +255,19 @@ static lm_code plan_state(const lm_store *s, const lm_store_block *k, const char
 {
     int64_t dim[LM_MAX_DIMS];
     char name[512];
+    const store_piece p = store_piece_of(s, k, i);
+    const lm_slice *t = &s->model->slice[p.tensor];
     int ndim = store_file_shape(s, k, i, dim);
-    snprintf(name, sizeof name, "%s.%s", prefix,
-             s->model->slice[store_piece_of(s, k, i).tensor].name);
+    snprintf(name, sizeof name, "%s.%s", prefix, t->name);
+    if (t->cut.ranks && !store_is_cut(s, &p) && p.rows * p.cols > 1)
+        return lm_fail(e, LM_EUSAGE, "optimizer", "choose one like adamw",
+                       "\"%.200s\" is not shaped like its tensor, of which ranks have parts", name);
     return lm_st_plan_add(ctx, name, k->format->element, ndim, dim, e);
+}
+
+lm_code lm_store_plan_states(const lm_store *s, lm_st_plan *plan, lm_err *e)
+{
+    return each_state(s, plan_state, plan, e);
 }
 
 typedef struct {
@@ -227,11 +280,17 @@ static lm_code put_state(const lm_store *s, const lm_store_block *k, const char 
                          void *ctx, lm_err *e)
 {
     state_writer *w = ctx;
+    const store_piece p = store_piece_of(s, k, i);
+    const bool cut = store_is_cut(s, &p);
     const void *data;
     (void)prefix;
+    if (!cut && lm_st_pass(w->w))
+        return LM_OK;
     if (in_file_shape(s, k, i, &w->tmp, &w->room, &data, e))
         return e->code;
-    return lm_st_write(w->w, data, (size_t)lm_st_next(w->w)->bytes, e);
+    part_writer o = { .w = w->w, .element = k->format->element, .data = data };
+    return cut ? write_part(s, k, i, &o, e)
+               : lm_st_write(w->w, data, (size_t)lm_st_next(w->w)->bytes, e);
 }
 
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e)
@@ -240,7 +299,7 @@ lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e)
     state_writer w = { 0 };
     lm_code rc = lm_st_plan_new(&plan, e);
     if (!rc)
-        rc = each_state(s, plan_state, plan, e);
+        rc = lm_store_plan_states(s, plan, e);
     if (!rc)
         rc = lm_folder_st_create(f, "optimizer.safetensors", plan, &w.w, e);
     if (!rc)

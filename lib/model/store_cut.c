@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store_cut.c -- where the part of a tensor that one rank has (lm_cut) lies in the whole one, as files have it. */
+#include "model/store_impl.h"
+
+bool store_is_cut(const lm_store *s, const store_piece *p)
+{
+    const lm_slice *t = &s->model->slice[p->tensor];
+    return t->cut.ranks > 0 && p->rows == t->rows && p->cols == store_width(s->model, t);
+}
+
+int store_file_shape(const lm_store *s, const lm_store_block *k, int i, int64_t dim[LM_MAX_DIMS])
+{
+    const store_piece p = store_piece_of(s, k, i);
+    const lm_cut *cut = &s->model->slice[p.tensor].cut;
+    if (!k->state) {
+        const lm_slice *t = &s->model->slice[i];
+        memcpy(dim, t->dim, sizeof t->dim);
+        return t->ndim;
+    }
+    const struct lm_state_part *part = &k->state->part[i];
+    memcpy(dim, part->shape.dim, sizeof part->shape.dim);
+    if (store_is_cut(s, &p))
+        dim[cut->dim] = cut->whole;
+    if (part->turned) {
+        const int64_t first = dim[0];
+        dim[0] = dim[1];
+        dim[1] = first;
+    }
+    return part->shape.ndim;
+}
+
+/* Blocks of [rows, cols] elements behind each other in files, of which the part has some of the rows or of the columns. */
+typedef struct {
+    int64_t blocks, rows, cols; /* of the part */
+    bool by_rows;
+} file_view;
+
+/* stacked: files have matrices of the tensor below each other, each turned. */
+static file_view view_of(const store_piece *p, const lm_cut *cut, bool stacked)
+{
+    if (!p->turned || (stacked && cut->dim == 0)) /* rows, or whole matrices */
+        return (file_view){ 1, p->rows, p->cols, cut->dim == 0 };
+    return (file_view){ p->stack, p->cols, p->rows / p->stack, cut->dim == 1 };
+}
+
+/* Of a stack of turned matrices rows cannot be chosen in files, but whole matrices. */
+static lm_code check_stack(const lm_slice *t, const store_piece *p, lm_err *e)
+{
+    const lm_cut *cut = &t->cut;
+    const int64_t per = p->rows / p->stack;
+    lm_range r;
+    for (int64_t k = 0; lm_portions_at(&cut->pieces, cut->whole, cut->ranks, cut->rank, k, &r); k++)
+        if (t->dim[0] * per != cut->whole || r.from % per || r.count % per)
+            return lm_fail(e, LM_EBUG, t->name, NULL, "a part of a stack that files turn");
+    return LM_OK;
+}
+
+/* The runs of one block: each range of rows is one, of columns each row has one. */
+static lm_code block_runs(const file_view *v, const lm_cut *cut, int64_t block, store_run_fn *fn,
+                          void *ctx, lm_err *e)
+{
+    const int64_t lines = v->by_rows ? 1 : v->rows, width = v->by_rows ? v->cols : 1,
+                  own = v->by_rows ? v->rows : v->cols;
+    lm_range r;
+    for (int64_t line = block * lines; line < (block + 1) * lines; line++) {
+        int64_t local = line * own;
+        for (int64_t k = 0; lm_portions_at(&cut->pieces, cut->whole, cut->ranks, cut->rank, k, &r);
+             k++) {
+            if (r.count &&
+                fn(ctx, local * width, (line * cut->whole + r.from) * width, r.count * width, e))
+                return e->code;
+            local += r.count;
+        }
+    }
+    return LM_OK;
+}
+
+lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_run_fn *fn,
+                       void *ctx, lm_err *e)
+{
+    const store_piece p = store_piece_of(s, k, i);
+    const lm_slice *t = &s->model->slice[p.tensor];
+    const bool stacked = !k->state && p.turned && t->ndim == 3;
+    if (!store_is_cut(s, &p))
+        return fn(ctx, 0, 0, p.rows * p.cols, e);
+    if (stacked && t->cut.dim == 0 && check_stack(t, &p, e))
+        return e->code;
+    const file_view v = view_of(&p, &t->cut, stacked);
+    for (int64_t b = 0; b < v.blocks; b++)
+        if (block_runs(&v, &t->cut, b, fn, ctx, e))
+            return e->code;
+    return LM_OK;
+}
