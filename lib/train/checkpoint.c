@@ -1,21 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint.c -- writes checkpoints in the background, and reads them. */
+/* checkpoint.c -- writes checkpoints in the background.
+ *
+ * Of several ranks each has such a writer, with a thread of its own.  Rank 0 makes the folder and its files before its thread
+ * begins, so that the others can join it.  When the bytes of a rank's part are on disk, its thread says so; the thread of rank
+ * 0 then waits until it hears that all are, completes the folder and publishes it.  Threads do not communicate: the trainers
+ * tell each other between steps. */
 #include <inttypes.h>
-#include <math.h>
+#include <limits.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/bundle.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
-#include "numeric/format.h"
+#include "train/checkpoint_files.h"
 #include "train/state.h"
 #include "train/window.h"
+
+/* What becomes of a folder that several ranks write. */
+typedef enum { OPEN, WHOLE, DROPPED } verdict;
 
 struct lm_ckpt {
     lm_ckpt_opts o;
@@ -24,11 +31,21 @@ struct lm_ckpt {
     pthread_mutex_t lock;
     pthread_cond_t change;
     bool copied, done;   /* under lock */
+    bool part_done;      /* under lock; this rank's part is on disk, or has failed */
+    verdict verdict;     /* under lock; rank 0 of several */
     double began, ended; /* the same; of the newest checkpoint */
     lm_err err;          /* result of the thread; read after it has ended */
     lm_train_state s;    /* the numbers at the time of lm_ckpt_begin */
     lm_store store;      /* the live blocks, or their copies: s.store while one is written */
-    char *last;          /* used by the thread while it runs */
+    char *last;          /* used by the thread while it runs, like the following */
+    char name[40];       /* of the checkpoint in the run */
+    char *path;          /* of it */
+    lm_folder *f;
+    lm_bundle_opts how;
+    lm_st_plan *plan;
+    uint64_t bytes;      /* of its tensors */
+    lm_st_share share;   /* ranks 0: alone */
+    char made[PATH_MAX]; /* the folder that several ranks write, before it has its name */
     lm_par *par;         /* codes .lmz; used by the thread only */
 
     /* Of a device. */
@@ -89,13 +106,26 @@ static lm_code make_copies(lm_ckpt *c, const lm_train_state *s, lm_err *e)
                                        &c->copy, e);
 }
 
+/* An .lmz is one stream of whole tensors, which rank 0 writes. */
+static lm_code check_cuts(const lm_ckpt_opts *o, const lm_model *m, lm_err *e)
+{
+    for (int i = 0; o->lmz && i < m->n_slices; i++)
+        if (m->slice[i].cut.ranks)
+            return lm_fail(e, LM_EUSAGE, "checkpoint format", "choose safetensors",
+                           "an .lmz holds whole tensors, and each of %d ranks has a part of them",
+                           m->slice[i].cut.ranks);
+    return LM_OK;
+}
+
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, const lm_train_state *s, lm_ckpt **out, lm_err *e)
 {
     lm_ckpt *c = NULL;
     *out = NULL;
-    if (lm_alloc_n(&c, 1, sizeof *c, "the checkpoint writer", e))
+    if (check_cuts(o, s->model, e) || lm_alloc_n(&c, 1, sizeof *c, "the checkpoint writer", e))
         return e->code;
     c->o = *o;
+    if (o->ranks > 1 && !o->lmz)
+        c->share = (lm_st_share){ .rank = o->rank, .ranks = o->ranks };
     c->backend = s->backend;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->change, NULL);
@@ -145,12 +175,35 @@ static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
     return lm_jw_end(&w) || lm_buf_add(out, "\n", 1, e) ? e->code : LM_OK;
 }
 
-static void say_copied(lm_ckpt *c)
+static void say(lm_ckpt *c, bool *flag)
 {
     pthread_mutex_lock(&c->lock);
-    c->copied = true;
+    *flag = true;
     pthread_cond_broadcast(&c->change);
     pthread_mutex_unlock(&c->lock);
+}
+
+static void decide(lm_ckpt *c, verdict v)
+{
+    pthread_mutex_lock(&c->lock);
+    c->verdict = c->verdict == OPEN ? v : c->verdict;
+    pthread_cond_broadcast(&c->change);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static verdict wait_for_verdict(lm_ckpt *c)
+{
+    pthread_mutex_lock(&c->lock);
+    while (c->verdict == OPEN)
+        pthread_cond_wait(&c->change, &c->lock);
+    const verdict v = c->verdict;
+    pthread_mutex_unlock(&c->lock);
+    return v;
+}
+
+static bool is_shared(const lm_ckpt *c)
+{
+    return c->share.ranks > 1;
 }
 
 /* The older run may have a checkpoint of this name. */
@@ -158,10 +211,6 @@ static bool is_replacing(const lm_ckpt *c)
 {
     return c->o.replace && !c->last;
 }
-
-static const char states_file[] = "optimizer.safetensors";
-static const char objective_file[] = "objective.json";
-static const char adapter_file[] = "adapter_model.safetensors";
 
 static lm_code plan_tensors(const lm_ckpt *c, lm_st_plan *plan, lm_err *e)
 {
@@ -186,75 +235,124 @@ static lm_code put_config(const lm_ckpt *c, lm_folder *f, lm_err *e)
     return rc;
 }
 
-/* `path` ends in .lmz or names a folder: its files are the same. */
-static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
+static lm_code name_it(lm_ckpt *c, lm_err *e)
 {
-    lm_bundle_opts opts = { .par = c->par, .own = lm_bundle_own_checkpoint };
+    lm_run_step_name(c->s.step, c->name);
+    if (c->o.lmz)
+        strcat(c->name, ".lmz");
+    return lm_path_join(&c->path, c->o.run_dir, c->name, e);
+}
+
+/* The states are in a file that is planned when they are written, but several ranks need it before. */
+static lm_code reserve_states(lm_ckpt *c, lm_err *e)
+{
     lm_st_plan *plan = NULL;
-    lm_folder *f = NULL;
-    lm_buf json = { 0 };
+    if (!is_shared(c) || !lm_store_has_states(c->s.store))
+        return LM_OK;
     lm_code rc = lm_st_plan_new(&plan, e);
     if (!rc)
-        rc = plan_tensors(c, plan, e);
-    if (!rc && c->o.history)
-        rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
+        rc = lm_store_plan_states(c->s.store, plan, e);
     if (!rc)
-        rc = lm_window_note(plan, c->o.seq, e);
+        rc = lm_folder_reserve(c->f, LM_CKPT_STATES, plan, e);
+    if (!rc)
+        c->bytes += lm_st_plan_data_bytes(plan);
+    lm_st_plan_free(plan);
+    return rc;
+}
+
+/* `path` ends in .lmz or names a folder: its files are the same. */
+static lm_code start_files(lm_ckpt *c, lm_err *e)
+{
+    c->how = (lm_bundle_opts){ .par = c->par,
+                               .own = lm_bundle_own_checkpoint,
+                               .share = is_shared(c) ? &c->share : NULL };
+    lm_code rc = lm_st_plan_new(&c->plan, e);
+    if (!rc)
+        rc = plan_tensors(c, c->plan, e);
+    if (!rc && c->o.history)
+        rc = lm_st_plan_meta(c->plan, LM_HISTORY_KEY, c->o.history, e);
+    if (!rc)
+        rc = lm_window_note(c->plan, c->o.seq, e);
     lm_folder_spec spec = { .config = c->o.config,
                             .generation_config = c->o.generation_config,
                             .files = c->o.files,
-                            .plan = plan };
+                            .plan = c->plan };
     if (c->o.adapter_config)
-        spec = (lm_folder_spec){ .files = c->o.files, .plan = plan, .weights = adapter_file };
+        spec = (lm_folder_spec){ .files = c->o.files, .plan = c->plan, .weights = LM_CKPT_ADAPTER };
     if (!rc)
-        rc = lm_folder_create(path, is_replacing(c), &opts, &spec, &f, e);
+        rc = lm_folder_create(c->path, is_replacing(c), &c->how, &spec, &c->f, e);
     if (!rc)
-        rc = put_config(c, f, e);
-    if (!rc && c->o.fold)
-        rc = c->o.fold(c->o.fold_ctx, c->s.store, e);
-    if (!rc)
-        rc = c->o.form ? c->o.form->write(c->o.form->ctx, c->s.store, f, e)
-                       : lm_store_write(c->s.store, f, e);
+        rc = put_config(c, c->f, e);
+    c->bytes = rc ? 0 : lm_st_plan_data_bytes(c->plan);
+    return rc ? rc : reserve_states(c, e);
+}
+
+/* Of several ranks this one's part. */
+static lm_code write_tensors(lm_ckpt *c, lm_err *e)
+{
+    if (c->o.fold && c->o.fold(c->o.fold_ctx, c->s.store, e))
+        return e->code;
+    lm_code rc = c->o.form ? c->o.form->write(c->o.form->ctx, c->s.store, c->f, e)
+                           : lm_store_write(c->s.store, c->f, e);
     if (!rc && lm_store_has_states(c->s.store))
-        rc = lm_store_write_states(c->s.store, f, e);
-    say_copied(c);
-    if (!rc)
-        rc = state_json(c, &json, e);
-    if (!rc && c->s.objective.len)
-        rc = lm_folder_put(f, objective_file, c->s.objective.data, c->s.objective.len, e);
-    if (!rc)
-        rc = lm_folder_put(f, "state.json", json.data, json.len, e);
-    if (!rc)
-        rc = lm_folder_commit(f, e);
-    else
-        lm_folder_drop(f);
-    lm_st_plan_free(plan);
-    lm_buf_fini(&json);
+        rc = lm_store_write_states(c->s.store, c->f, e);
     return rc;
+}
+
+/* What no tensor is, and the end of all of it. */
+static lm_code complete(lm_ckpt *c, lm_err *e)
+{
+    lm_buf json = { 0 };
+    lm_folder *f = c->f;
+    lm_code rc = state_json(c, &json, e);
+    if (!rc && c->s.objective.len)
+        rc = lm_folder_put(f, LM_CKPT_OBJECTIVE, c->s.objective.data, c->s.objective.len, e);
+    if (!rc)
+        rc = lm_folder_put(f, LM_CKPT_STATE, json.data, json.len, e);
+    lm_buf_fini(&json);
+    if (rc)
+        return rc;
+    c->f = NULL;
+    return lm_folder_commit(f, e);
+}
+
+static lm_code publish(lm_ckpt *c, lm_err *e)
+{
+    const char *run = c->o.run_dir;
+    if ((is_replacing(c) ? lm_run_publish_first : lm_run_publish)(run, c->name, e) ||
+        (c->s.best_step == c->s.step && lm_run_publish_best(run, c->name, e)) ||
+        (c->o.keep > 0 && lm_run_prune(run, c->o.keep, e)))
+        return e->code;
+    lm_free(c->last);
+    c->last = c->path;
+    c->path = NULL;
+    return LM_OK;
+}
+
+/* What is left of a checkpoint, published or not. */
+static void drop_files(lm_ckpt *c)
+{
+    lm_folder_drop(c->f);
+    lm_st_plan_free(c->plan);
+    lm_free(c->path);
+    c->f = NULL;
+    c->plan = NULL;
+    c->path = NULL;
 }
 
 static lm_code write_checkpoint(lm_ckpt *c, lm_err *e)
 {
-    char name[40], *dir = NULL;
-    lm_run_step_name(c->s.step, name);
-    if (c->o.lmz)
-        strcat(name, ".lmz");
-    if (lm_path_join(&dir, c->o.run_dir, name, e))
+    if ((!c->f && start_files(c, e)) || write_tensors(c, e))
         return e->code;
-    lm_code rc = write_files(c, dir, e);
-    if (!rc)
-        rc = (is_replacing(c) ? lm_run_publish_first : lm_run_publish)(c->o.run_dir, name, e);
-    if (!rc && c->s.best_step == c->s.step)
-        rc = lm_run_publish_best(c->o.run_dir, name, e);
-    if (!rc && c->o.keep > 0)
-        rc = lm_run_prune(c->o.run_dir, c->o.keep, e);
-    if (rc) {
-        lm_free(dir);
-        return rc;
+    say(c, &c->copied);
+    if (is_shared(c)) {
+        if (lm_folder_sync(c->f, e))
+            return e->code;
+        say(c, &c->part_done);
+        if (c->share.rank == 0 && wait_for_verdict(c) == DROPPED)
+            return LM_OK;
     }
-    lm_free(c->last);
-    c->last = dir;
-    return LM_OK;
+    return complete(c, e) || (c->share.rank == 0 && publish(c, e)) ? e->code : LM_OK;
 }
 
 static void *writer(void *arg)
@@ -262,8 +360,9 @@ static void *writer(void *arg)
     lm_ckpt *c = arg;
     if (!c->copy || !c->backend->sync(c->backend, c->stream, &c->err))
         write_checkpoint(c, &c->err);
+    drop_files(c);
     pthread_mutex_lock(&c->lock);
-    c->copied = c->done = true;
+    c->copied = c->part_done = c->done = true;
     c->ended = lm_now();
     pthread_cond_broadcast(&c->change);
     pthread_mutex_unlock(&c->lock);
@@ -294,18 +393,13 @@ static lm_code snapshot(lm_ckpt *c, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
+/* Rank 0 of several makes the files here, the others join them. */
+static lm_code start(lm_ckpt *c, lm_err *e)
 {
-    if (lm_ckpt_wait(c, e))
+    if (name_it(c, e) || snapshot(c, e) || (is_shared(c) && start_files(c, e)))
         return e->code;
-    c->s = *s;
-    c->store = *s->store;
-    c->s.store = &c->store;
-    c->copied = c->done = false;
-    c->began = lm_now();
-    c->ended = 0;
-    if (snapshot(c, e))
-        return e->code;
+    if (is_shared(c) && c->share.rank == 0 && !realpath(lm_folder_made(c->f), c->made))
+        return lm_fail(e, LM_EIO, c->path, NULL, "cannot be found");
     memset(&c->err, 0, sizeof c->err);
     int bad = pthread_create(&c->thread, NULL, writer, c);
     if (bad)
@@ -313,6 +407,40 @@ lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
                        strerror(bad));
     c->running = true;
     return LM_OK;
+}
+
+lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
+{
+    if (lm_ckpt_wait(c, e))
+        return e->code;
+    c->s = *s;
+    c->store = *s->store;
+    c->s.store = &c->store;
+    c->copied = c->part_done = c->done = false;
+    c->verdict = OPEN;
+    c->share.wrote = 0;
+    c->began = lm_now();
+    c->ended = 0;
+    if (start(c, e))
+        drop_files(c);
+    return e->code;
+}
+
+lm_code lm_ckpt_join(lm_ckpt *c, const lm_train_state *s, const char *folder, lm_err *e)
+{
+    snprintf(c->made, sizeof c->made, "%s", folder);
+    c->share.folder = c->made;
+    return lm_ckpt_begin(c, s, e);
+}
+
+bool lm_ckpt_shared(const lm_ckpt *c)
+{
+    return is_shared(c);
+}
+
+const char *lm_ckpt_made(const lm_ckpt *c)
+{
+    return c->made;
 }
 
 /* flag NULL: does not wait, but reports an end. */
@@ -343,8 +471,41 @@ lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e)
     return wait_for(c, NULL, e);
 }
 
+lm_code lm_ckpt_wait_part(lm_ckpt *c, lm_err *e)
+{
+    return wait_for(c, &c->part_done, e);
+}
+
+lm_code lm_ckpt_part(lm_ckpt *c, bool *done, lm_err *e)
+{
+    pthread_mutex_lock(&c->lock);
+    *done = c->part_done;
+    pthread_mutex_unlock(&c->lock);
+    return wait_for(c, NULL, e);
+}
+
+uint64_t lm_ckpt_wrote(const lm_ckpt *c)
+{
+    return c->share.wrote;
+}
+
+lm_code lm_ckpt_all_done(lm_ckpt *c, uint64_t wrote, lm_err *e)
+{
+    if (wrote == c->bytes) {
+        decide(c, WHOLE);
+        return LM_OK;
+    }
+    decide(c, DROPPED);
+    return lm_fail(e, LM_EBUG, c->o.run_dir, NULL,
+                   "%d ranks have written %" PRIu64 " bytes of tensors where %" PRIu64
+                   " are planned",
+                   c->share.ranks, wrote, c->bytes);
+}
+
 lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e)
 {
+    if (is_shared(c)) /* unless it is known to be whole */
+        decide(c, DROPPED);
     return wait_for(c, &c->done, e);
 }
 
@@ -386,179 +547,4 @@ void lm_ckpt_free(lm_ckpt *c)
         c->backend->host_free(c->backend, c->copy, c->copy_bytes);
     lm_free(c->last);
     lm_free(c);
-}
-
-/* ---- reading ---- */
-
-enum { CHECK_PIECE = 1 << 22 };
-
-/* 32-bit floats, and the lowest index at which a thread has met one that is not finite. */
-typedef struct {
-    const uint8_t *data;
-    _Atomic(int64_t) first;
-} finite_scan;
-
-static void scan_range(void *ctx, int64_t begin, int64_t end, int worker)
-{
-    const uint32_t exponent = 0x7f800000;
-    finite_scan *s = ctx;
-    uint32_t bits, bad = 0;
-    (void)worker;
-    for (int64_t i = begin; i < end; i++) {
-        memcpy(&bits, s->data + i * 4, 4);
-        bad |= (bits & exponent) == exponent;
-    }
-    for (int64_t i = begin; bad && i < end; i++) {
-        memcpy(&bits, s->data + i * 4, 4);
-        if ((bits & exponent) != exponent)
-            continue;
-        int64_t first = atomic_load(&s->first);
-        while (i < first && !atomic_compare_exchange_weak(&s->first, &first, i))
-            ;
-        break;
-    }
-}
-
-static lm_code fail_not_finite(const lm_st *st, const lm_st_tensor *t, const uint8_t *at, lm_err *e)
-{
-    float x;
-    memcpy(&x, at, 4);
-    return lm_fail(e, LM_ENUMERIC, lm_st_path(st), "resume from an earlier checkpoint",
-                   "tensor \"%.150s\" holds %s", t->name, isnan(x) ? "a NaN" : "an infinity");
-}
-
-/* Pieces of a tensor: mapped ones where they lie, others through `room`. */
-static lm_code check_tensor(const lm_st *st, const lm_st_tensor *t, uint8_t *room, lm_par *par,
-                            lm_err *e)
-{
-    const uint8_t *mapped = lm_st_data(st, t);
-    for (int64_t at = 0; at < t->count; at += CHECK_PIECE) {
-        int64_t n = t->count - at < CHECK_PIECE ? t->count - at : CHECK_PIECE;
-        finite_scan s = { .data = mapped ? mapped + at * 4 : room, .first = INT64_MAX };
-        if (!mapped && lm_st_read(st, t, (uint64_t)at * 4, room, (size_t)n * 4, e))
-            return e->code;
-        lm_par_for(par, n, CHECK_PIECE / 64, scan_range, &s);
-        if (s.first < n)
-            return fail_not_finite(st, t, s.data + s.first * 4, e);
-    }
-    lm_st_forget(st, t);
-    return LM_OK;
-}
-
-/* States that are not finite would stop the run at the end of its first step, with less to say. */
-static lm_code check_finite(const lm_st *st, lm_par *par, lm_err *e)
-{
-    uint8_t *room = NULL;
-    lm_code rc = lm_alloc_n(&room, CHECK_PIECE, 4, "a piece of a state", e);
-    for (size_t k = 0; !rc && k < lm_st_count(st); k++)
-        if (lm_st_at(st, k)->dtype == LM_DTYPE_F32)
-            rc = check_tensor(st, lm_st_at(st, k), room, par, e);
-    lm_free(room);
-    return rc;
-}
-
-static lm_code load_file(lm_bundle *b, const char *file, lm_train_state *s,
-                         lm_code (*load)(lm_store *, const lm_st *, lm_err *), lm_err *e)
-{
-    lm_st *st = NULL;
-    lm_code rc = lm_bundle_st(b, file, &st, e);
-    if (!rc)
-        rc = check_finite(st, s->store->par, e);
-    if (!rc)
-        rc = load(s->store, st, e);
-    lm_st_close(st);
-    return rc;
-}
-
-static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *s, lm_err *e)
-{
-    const char *name;
-    int64_t most = INT64_C(1) << 60, last = LM_RUN_MOST_STEP;
-    if (lm_json_str_or(o, "optimizer", "", &name, where, e))
-        return e->code;
-    if (!lm_groups_same(name, s->optimizer))
-        return lm_fail(e, LM_EUSAGE, where, "resume with the same optimiser",
-                       "the run was trained with %s, not %s",
-                       name[0] ? name : "an optimiser that the file does not name", s->optimizer);
-    return lm_json_i64(o, "step", 0, last, &s->step, where, e) ||
-                   lm_json_i64(o, "tokens", 0, most, &s->tokens, where, e) ||
-                   lm_json_i64_or(o, "updates", s->tokens > 0 ? s->step : 0, 0, s->step,
-                                  &s->updates, where, e) ||
-                   lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
-                   lm_json_f64_or(o, "seconds", 0, &s->seconds, where, e) ||
-                   lm_json_f64_or(o, "best_loss", INFINITY, &s->best_loss, where, e) ||
-                   lm_json_i64_or(o, "bad_evals", 0, 0, most, &s->bad_evals, where, e) ||
-                   lm_json_f64_or(o, "best_val_loss", INFINITY, &s->best_val, where, e) ||
-                   lm_json_i64_or(o, "best_step", -1, -1, last, &s->best_step, where, e) ||
-                   lm_json_i64_or(o, "evaluated", -1, -1, last, &s->evaluated, where, e)
-               ? e->code
-               : LM_OK;
-}
-
-/* The files of a checkpoint, and its state.json; where: a name for messages. */
-static lm_code open_checkpoint(const char *path, lm_bundle **b, json_t **state, char where[256],
-                               lm_err *e)
-{
-    lm_buf text = { 0 };
-    *state = NULL;
-    lm_code rc = lm_bundle_open(path, NULL, b, e);
-    if (!rc)
-        rc = lm_bundle_load(*b, "state.json", 16 << 20, &text, e);
-    if (!rc)
-        lm_bundle_where(*b, lm_bundle_find(*b, "state.json"), where);
-    if (!rc)
-        rc = lm_json_parse(text.data, text.len, where, state, e);
-    lm_buf_fini(&text);
-    return rc;
-}
-
-/* What an objective left there. */
-static lm_code load_objective(lm_bundle *b, lm_train_state *s, lm_err *e)
-{
-    lm_buf text = { 0 };
-    json_decref(s->resumed);
-    s->resumed = NULL;
-    if (!lm_bundle_find(b, objective_file))
-        return LM_OK;
-    if (!lm_bundle_load(b, objective_file, (size_t)4 << 30, &text, e))
-        lm_json_parse(text.data, text.len, objective_file, &s->resumed, e);
-    lm_buf_fini(&text);
-    return e->code;
-}
-
-lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
-{
-    char where[256];
-    lm_bundle *b = NULL;
-    json_t *o = NULL;
-    lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
-    if (!rc)
-        rc = load_numbers(o, where, s, e);
-    if (!rc && lm_bundle_find(b, adapter_file) && !s->store->twice)
-        rc = load_file(b, adapter_file, s, lm_store_load_adapter, e);
-    if (!rc && (lm_store_has_states(s->store) || lm_bundle_find(b, states_file)))
-        rc = load_file(b, states_file, s, lm_store_load_states, e);
-    if (!rc)
-        rc = load_objective(b, s, e);
-    json_decref(o);
-    lm_bundle_close(b);
-    return rc;
-}
-
-lm_code lm_ckpt_options(const char *step_dir, json_t **out, int64_t *step, lm_err *e)
-{
-    char where[256];
-    lm_bundle *b = NULL;
-    json_t *o = NULL;
-    *out = NULL;
-    lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
-    if (!rc && !json_is_object(json_object_get(o, "options")))
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"options\" is missing");
-    if (!rc)
-        rc = lm_json_i64(o, "step", 0, LM_RUN_MOST_STEP, step, where, e);
-    if (!rc)
-        *out = json_incref(json_object_get(o, "options"));
-    json_decref(o);
-    lm_bundle_close(b);
-    return rc;
 }

@@ -9,7 +9,11 @@
  * device the blocks are first copied to pinned memory of the host, on a separate stream; the next
  * optimiser step waits on the device until the copy is done, and the host does not wait.  fsync,
  * rename and pruning follow in the background.  With `lmz` the same files go to one
- * run/step-NNNNNN.lmz (lmz.h), coded on a small pool of the writer's own. */
+ * run/step-NNNNNN.lmz (lmz.h), coded on a small pool of the writer's own.
+ *
+ * Several ranks write one folder together, the same files: each its part of the bytes, on a thread of its own (an .lmz is
+ * written by rank 0 alone).  Rank 0 begins a checkpoint, the others join it; when the parts of all are done, rank 0
+ * publishes it. */
 #ifndef LM_TRAIN_STATE_H
 #define LM_TRAIN_STATE_H
 
@@ -68,6 +72,7 @@ typedef struct {
     int keep;            /* newest checkpoints to keep; 0: all */
     bool lmz;            /* write .lmz files instead of folders */
     bool replace;        /* the first one replaces an older run in run_dir */
+    int rank, ranks;     /* this writer among those of several ranks; ranks 0: alone */
 } lm_ckpt_opts;
 
 /* Memory of the host that coding checkpoints as .lmz takes on this machine; 0 for folders. */
@@ -77,12 +82,25 @@ double lm_ckpt_coder_bytes(bool lmz);
 size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown);
 
 typedef struct lm_ckpt lm_ckpt;
-/* A writer for states with the layout and the backend of `s`. */
+/* A writer for states with the layout and the backend of `s`.  Fails: LM_EUSAGE for an .lmz of tensors that are cut. */
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, const lm_train_state *s, lm_ckpt **out, lm_err *e);
 /* Begin writing the state after all work on the main stream, as run/step-NNNNNN in the background
  * (waits for an earlier one first).  The waits report a failure, such as an existing file of that
  * name. */
 lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e);
+/* Of several ranks: whether this writer writes a part; rank 0: the folder that the others join (an absolute path), and of the
+ * others lm_ckpt_begin there. */
+bool lm_ckpt_shared(const lm_ckpt *c);
+const char *lm_ckpt_made(const lm_ckpt *c);
+lm_code lm_ckpt_join(lm_ckpt *c, const lm_train_state *s, const char *folder, lm_err *e);
+/* Wait until this rank's part is on disk; or find out whether it is.  Both return its failure. */
+lm_code lm_ckpt_wait_part(lm_ckpt *c, lm_err *e);
+lm_code lm_ckpt_part(lm_ckpt *c, bool *done, lm_err *e);
+/* Then: bytes of tensors in it. */
+uint64_t lm_ckpt_wrote(const lm_ckpt *c);
+/* On rank 0: the parts of all ranks are done, which are so many bytes together: publish the checkpoint.  A wait without this
+ * call drops it.  Fails: LM_EBUG, and drops it, if these are not all bytes of its tensors. */
+lm_code lm_ckpt_all_done(lm_ckpt *c, uint64_t wrote, lm_err *e);
 /* Let work enqueued on the main stream from here on change the blocks; and: wait until the
  * checkpoint is on disk and published, and old ones are pruned.  Both return its failure. */
 lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e);

@@ -215,6 +215,15 @@ static lm_code open_trace(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
+/* Of several ranks each writes a part of a checkpoint, unless it is one stream. */
+static lm_code make_writer(lm_trainer *t, lm_err *e)
+{
+    lm_ckpt_opts o = t->io.checkpoint;
+    o.rank = t->rank;
+    o.ranks = t->ranks;
+    return o.run_dir && (t->rank == 0 || !o.lmz) ? lm_ckpt_new(&o, &t->s, &t->ckpt, e) : LM_OK;
+}
+
 lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                        lm_trainer **out, lm_err *e)
 {
@@ -230,8 +239,7 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->r.timed = b->host_memory || o->timed;
     if (trainer_ranks_set(t, e) || take_program(t, e) || check_memory(t, e) || open_trace(t, e) ||
         make_feeds(t, e) || make_batches(t, e) || make_graphs(t, e) || fill(t, e) ||
-        (io->objective && trainer_objective_ready(t, e)) ||
-        (io->checkpoint.run_dir && lm_ckpt_new(&io->checkpoint, &t->s, &t->ckpt, e))) {
+        (io->objective && trainer_objective_ready(t, e)) || make_writer(t, e)) {
         lm_trainer_free(t);
         return e->code;
     }
@@ -315,8 +323,11 @@ lm_code trainer_ask(lm_trainer *t, lm_err *e)
                enough = first && t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
                         now - t->started >= t->o.most_seconds;
     int32_t flag[] = { t->asked.stop || lm_stopping(),
-                       (first && lm_poked()) || t->asked.save || late, t->asked.enough || enough };
-    if (trainer_ranks_agree(t, flag, sizeof flag / sizeof *flag, e))
+                       (first && lm_poked()) || t->asked.save || late, t->asked.enough || enough,
+                       0 };
+    if (trainer_save_missing(t, &flag[3], e) ||
+        trainer_ranks_agree(t, flag, sizeof flag / sizeof *flag, e) ||
+        trainer_save_met(t, flag[3], e))
         return e->code;
     t->asked.stop = flag[0];
     t->asked.save = flag[1];

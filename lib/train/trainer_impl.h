@@ -98,6 +98,8 @@ struct lm_trainer {
     size_t free_before; /* bytes of the device before anything was allocated */
     /* step of the last checkpoint that was begun, of the one without a record, of the last whole one; -1: none */
     int64_t saved, saving, whole;
+    bool
+        parts; /* the same on all ranks: a checkpoint whose parts are not known to be written by all */
     bool copying;               /* the blocks may still be read for the last checkpoint */
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
@@ -143,7 +145,12 @@ lm_code trainer_save_best(lm_trainer *t, lm_err *e);
 lm_code trainer_save_report(lm_trainer *t, lm_err *e);
 /* Wait for it, and write its record; one that fails has none. */
 lm_code trainer_save_end(lm_trainer *t, lm_err *e);
-/* Once, before the first step: whether the state with which the run begins is a checkpoint of the same run, and its best one. */
+/* In trainer_ask: *missing, a flag: this rank's part of a checkpoint is still being written; and what the flag is on all of
+ * them. */
+lm_code trainer_save_missing(lm_trainer *t, int32_t *missing, lm_err *e);
+lm_code trainer_save_met(lm_trainer *t, int32_t missing, lm_err *e);
+/* Once, before the first step: whether the state with which the run begins is a checkpoint of the same run, and which one
+ * is the best. */
 lm_code trainer_save_find(lm_trainer *t, lm_err *e);
 
 /* ---- trainer_ranks.c: nothing to do for one rank with one leaf ---- */
@@ -152,8 +159,10 @@ lm_code trainer_save_find(lm_trainer *t, lm_err *e);
 lm_code trainer_ranks_set(lm_trainer *t, lm_err *e);
 /* Wait for all ranks. */
 lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e);
-/* Around work that rank 0 does alone, however long it takes; the second waits for all ranks. */
+/* Around work that rank 0 does alone, however long it takes, or of which each rank does a part, which took this one so many
+ * seconds; the third waits for all ranks. */
 void trainer_ranks_pause(lm_trainer *t);
+void trainer_ranks_pause_all(lm_trainer *t, double seconds);
 lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e);
 /* A step took so long: a process that is missing for much longer has failed. */
 void trainer_ranks_pace(lm_trainer *t, double seconds);

@@ -219,6 +219,8 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
     char todo[256], where[64], router[80], *clean = NULL;
     size_t at = 0;
     float bad = 0;
+    if (t->ckpt && trainer_save_end(t, e))
+        return e->code;
     if (t->rank >
         0) { /* all ranks have met it, and rank 0 fails with the reason when it has found it */
         trainer_ranks_pause(t);
@@ -226,8 +228,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
                    ? e->code
                    : lm_fail(e, LM_ENUMERIC, what, NULL, "is %s on some ranks only", kind);
     }
-    if ((t->ckpt && lm_ckpt_wait(t->ckpt, e)) || t->b->sync(t->b, NULL, e) ||
-        find_tensor(t, &slice, &bad, &at, e))
+    if (t->b->sync(t->b, NULL, e) || find_tensor(t, &slice, &bad, &at, e))
         return e->code;
     router_of(t, slice, at, router);
     if (find_clean(t, &clean, e))

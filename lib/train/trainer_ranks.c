@@ -83,6 +83,14 @@ void trainer_ranks_pause(lm_trainer *t)
         lm_comm_patience(t->io.comm, 0);
 }
 
+/* As in a step, the others may take several times as long, and disks longer. */
+void trainer_ranks_pause_all(lm_trainer *t, double seconds)
+{
+    trainer_ranks_pause(t);
+    if (t->rank == 0 && t->patience > 0 && t->patience < 60 + 10 * seconds)
+        lm_comm_patience(t->io.comm, 60 + 10 * seconds);
+}
+
 lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e)
 {
     if (trainer_ranks_meet(t, e))
@@ -283,7 +291,8 @@ static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *
                                .val = x->io->val,
                                .packed = x->io->packed,
                                .val_packed = x->io->val_packed,
-                               .ids = x->io->ids };
+                               .ids = x->io->ids,
+                               .checkpoint = x->io->checkpoint };
     lm_train_result r;
     o.log_every = 0;
     return lm_trainer_new(&o, &io, b, out, e) || lm_trainer_run(*out, &r, e) ? e->code : LM_OK;

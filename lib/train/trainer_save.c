@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_save.c -- when a trainer begins and ends checkpoints, and which of them is the best. */
+#include <limits.h>
 #include <math.h>
+#include <stdio.h>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -8,13 +10,65 @@
 #include "format/folder_run.h"
 #include "train/trainer_impl.h"
 
-lm_code trainer_save_end(lm_trainer *t, lm_err *e)
+/* ---- parts of several ranks ---- */
+
+/* All ranks have written their parts of a checkpoint. */
+static lm_code close_parts(lm_trainer *t, lm_err *e)
+{
+    double wrote = (double)lm_ckpt_wrote(t->ckpt);
+    if (trainer_ranks_count(t, &wrote, 1, e))
+        return e->code;
+    t->parts = false;
+    return t->rank == 0 ? lm_ckpt_all_done(t->ckpt, (uint64_t)wrote, e) : LM_OK;
+}
+
+lm_code trainer_save_missing(lm_trainer *t, int32_t *missing, lm_err *e)
+{
+    bool done = true;
+    lm_code rc = t->parts ? lm_ckpt_part(t->ckpt, &done, e) : LM_OK;
+    *missing = !done;
+    return rc;
+}
+
+lm_code trainer_save_met(lm_trainer *t, int32_t missing, lm_err *e)
+{
+    return t->parts && !missing ? close_parts(t, e) : LM_OK;
+}
+
+static lm_code wait_for_parts(lm_trainer *t, lm_err *e)
+{
+    if (!t->parts)
+        return LM_OK;
+    if (lm_ckpt_wait_part(t->ckpt, e))
+        return e->code;
+    trainer_ranks_pause_all(t, lm_now() - t->last_save);
+    return close_parts(t, e) || trainer_ranks_go_on(t, e) ? e->code : LM_OK;
+}
+
+/* Rank 0 makes the folder, the others write to it. */
+static lm_code begin_parts(lm_trainer *t, lm_err *e)
+{
+    char made[PATH_MAX] = "";
+    trainer_ranks_pause(t);
+    if (t->rank == 0 && lm_ckpt_begin(t->ckpt, &t->s, e))
+        return e->code;
+    if (!lm_ckpt_shared(t->ckpt))
+        return LM_OK;
+    if (t->rank == 0)
+        snprintf(made, sizeof made, "%s", lm_ckpt_made(t->ckpt));
+    if (lm_comm_broadcast(t->io.comm, made, sizeof made, 0, e) ||
+        (t->rank > 0 && lm_ckpt_join(t->ckpt, &t->s, made, e)))
+        return e->code;
+    t->parts = true;
+    return LM_OK;
+}
+
+/* ---- one checkpoint ---- */
+
+/* What rank 0 alone reports. */
+static lm_code report(lm_trainer *t, int64_t step, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
-    const int64_t step = t->saving;
-    t->saving = -1;
-    if (lm_ckpt_wait(t->ckpt, e) || step < 0 || lm_ckpt_failed(t->ckpt))
-        return e->code;
     trainer_trace_saved(t);
     lm_metrics_settle(m); /* the older run has been replaced */
     lm_metrics_begin(m, "checkpoint");
@@ -24,9 +78,19 @@ lm_code trainer_save_end(lm_trainer *t, lm_err *e)
     return lm_metrics_end(m, e);
 }
 
+lm_code trainer_save_end(lm_trainer *t, lm_err *e)
+{
+    const int64_t step = t->saving;
+    t->saving = -1;
+    if (wait_for_parts(t, e) || lm_ckpt_wait(t->ckpt, e) || step < 0 || t->rank > 0 ||
+        lm_ckpt_failed(t->ckpt))
+        return e->code;
+    return report(t, step, e);
+}
+
 lm_code trainer_save_report(lm_trainer *t, lm_err *e)
 {
-    return t->saving < 0 || lm_ckpt_busy(t->ckpt) ? LM_OK : trainer_save_end(t, e);
+    return t->saving < 0 || t->parts || lm_ckpt_busy(t->ckpt) ? LM_OK : trainer_save_end(t, e);
 }
 
 static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
@@ -39,7 +103,7 @@ static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
     return LM_OK;
 }
 
-/* On the rank that writes it: begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
+/* On each rank that writes it: begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
  * checked here, because no later loss would show it. */
 static lm_code begin_saving(lm_trainer *t, lm_err *e)
 {
@@ -49,13 +113,16 @@ static lm_code begin_saving(lm_trainer *t, lm_err *e)
     if (!isfinite(norm))
         return trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
     if (trainer_save_end(t, e) || trainer_objective_save(t, e) || trainer_show(t, e) ||
-        lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
+        begin_parts(t, e))
+        return e->code;
+    t->last_save = lm_now(); /* from here on parts are written */
+    if (trainer_hide(t, e))
         return e->code;
     t->saving = t->s.step;
-    t->last_save = lm_now();
-    t->r.seconds_checkpoint += t->last_save - began;
+    const double ended = lm_now();
+    t->r.seconds_checkpoint += ended - began;
     if (t->trace && t->traced && !t->trace_writing) {
-        lm_trace_span(t->trace, TRACE_CHECKPOINT, "begin", began, t->last_save);
+        lm_trace_span(t->trace, TRACE_CHECKPOINT, "begin", began, ended);
         t->trace_writing = true;
     }
     return LM_OK;
@@ -79,7 +146,8 @@ lm_code trainer_save_best(lm_trainer *t, lm_err *e)
         return trainer_save(t, e);
     if (!t->ckpt)
         return LM_OK;
-    if (trainer_save_end(t, e) || lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
+    if (trainer_save_end(t, e) || t->rank > 0 ||
+        lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
         return e->code;
     lm_code rc = name ? lm_run_publish_best(t->io.checkpoint.run_dir, name, e) : LM_OK;
     lm_free(name);
@@ -108,7 +176,7 @@ static lm_code find_best(lm_trainer *t, lm_err *e)
 lm_code trainer_save_find(lm_trainer *t, lm_err *e)
 {
     char name[32], *path = NULL;
-    if (!t->io.resume || !t->ckpt)
+    if (!t->io.resume || !t->ckpt || t->rank > 0)
         return LM_OK;
     if (lm_path_join(&path, t->io.checkpoint.run_dir, lm_run_step_name(t->s.step, name), e))
         return e->code;

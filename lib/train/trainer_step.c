@@ -235,11 +235,11 @@ static lm_code wait_copied(lm_trainer *t, lm_err *e)
 {
     const bool meets = t->copying;
     t->copying = false;
+    if (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e))
+        return e->code;
     if (meets)
-        trainer_ranks_pause(t);
-    return (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || (meets && trainer_ranks_go_on(t, e))
-               ? e->code
-               : LM_OK;
+        trainer_ranks_pause_all(t, lm_now() - t->last_save);
+    return meets ? trainer_ranks_go_on(t, e) : LM_OK;
 }
 
 static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)

@@ -168,7 +168,18 @@ setup() {
         [ "$1" -ne 0 ] || [ "$(readlink run/latest)" = step-000006 ]
     }
     inject_each rename 8 whole_or_none "${t[@]}" -o run
-    inject_each fsync 6 whole_or_none "${t[@]}" -o run
+    inject_each fsync 16 whole_or_none "${t[@]}" -o run
+    inject_each write/3 80 whole_or_none "${t[@]}" -o run
+}
+
+@test "train: each of four ranks writes its part of a checkpoint" {
+    for form in safetensors lmz; do
+        strace -f -qq -e trace=pwrite64 -e signal=none -o log "${T[@]}" m0 data -o "$form" "${FOUR[@]}" --ranks 4 \
+            --checkpoint-format $form || skip "no strace"
+        awk '$NF > 50000 && !seen[$1]++ { n++ } END { print n + 0 }' log > $form.n # threads
+    done
+    [ "$(cat safetensors.n)" -eq 4 ]
+    [ "$(cat lmz.n)" -eq 0 ]
 }
 
 @test "train: too little memory for four ranks: the number that fits is named" {
