@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* arrange.cu -- numbers moved by their size alone: an element a thread; transposes by tiles in shared memory, so that reads
  * and writes are both of neighbours; sums at indices as whole numbers, which have no order. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/code_rows.cuh"
 
 extern "C" {
 #include "kernels/arrange.h"
@@ -298,13 +298,12 @@ template <class T, class Y> static void copy(const lm_call *c, bool add)
 
 template <class T> static void widen(const lm_call *c)
 {
-    copy<T, float>(c, false);
-}
-
-/* Codes are read on the host alone. */
-static size_t widen_work(const lm_call *c, int)
-{
-    return c->in[0].codes ? SIZE_MAX : 0;
+    const lm_tensor *w = &c->in[0];
+    if (w->codes)
+        code_numbers<T, float>(w->codes, w->dim[1], 0, w->dim[0], 0, w->dim[1],
+                               out_ptr<float>(c, 0), c->stream);
+    else
+        copy<T, float>(c, false);
 }
 
 template <class T> static void stop(const lm_call *c)
@@ -358,7 +357,7 @@ extern "C" const lm_kernel lm_arrange_cuda_kernels[] = {
     LM_CUDA_ROWS("join", join, nullptr),
     LM_CUDA_ROWS("gather", gather, nullptr),
     LM_CUDA_ROWS("scatter", scatter, scatter_work),
-    LM_CUDA_ROWS("widen", widen, widen_work),
+    LM_CUDA_ROWS("widen", widen, nullptr),
     LM_CUDA_ROWS("stop", stop, nullptr),
     { "accumulate", LM_DTYPE_F32, LM_CUDA_PLAIN, accumulate, nullptr },
     { "accumulate", LM_DTYPE_F64, LM_CUDA_PLAIN, accumulate_doubles, doubles_work },

@@ -125,7 +125,7 @@ static gemm_call logits_of(const lm_call *c, int in, int64_t first, int64_t m, v
     g.m = m, g.n = ((const lm_divergence_attr *)c->attr)->vocab, g.k = cols;
     g.ab = x->dtype, g.cd = LM_DTYPE_F32, g.tb = true;
     g.a = x->data ? (const char *)x->data + first * cols * (int64_t)lm_dtype_size(x->dtype) : NULL;
-    g.b = c->in[in + 1].data;
+    g.b = c->in[in + 1].data, g.b_codes = c->in[in + 1].codes;
     g.lda = g.ldb = cols;
     g.c = z, g.ldc = pitch_of(c), g.work = work;
     return g;
@@ -139,7 +139,7 @@ static gemm_call dx_of(const lm_call *c, int64_t first, int64_t m, const void *d
     g.m = m, g.n = cols, g.k = ((const lm_divergence_attr *)c->attr)->vocab;
     g.ab = g.cd = c->in[0].dtype;
     g.a = d, g.lda = pitch_of(c);
-    g.b = c->in[1].data, g.ldb = cols;
+    g.b = c->in[1].data, g.ldb = cols, g.b_codes = c->in[1].codes;
     g.c = dx ? dx + first * cols * (int64_t)lm_dtype_size(g.ab) : dx;
     g.ldc = cols, g.work = work;
     return g;
@@ -221,8 +221,6 @@ static size_t work_of(const lm_call *c, bool grad)
     room at = room_of(c);
     int64_t rows = c->in[0].dim[0], last = at.chunk ? rows % at.chunk : 0;
     size_t most = 0;
-    if (c->in[3].codes || c->in[1].codes)
-        return SIZE_MAX;
     for (int k = 0; k < 2; k++) { /* whole chunks, and the last one */
         int64_t m = k && last ? last : at.chunk;
         most = larger(most, logits_of(c, 0, 0, m, nullptr, nullptr), c->stream);

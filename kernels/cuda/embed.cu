@@ -5,6 +5,7 @@
  * stably, by a radix sort of 8 bits a pass; each id then has the range of its rows in that order,
  * and one block sums them and writes (or clears) the id's row of the table.  If bits may differ
  * from run to run, rows are added by atomics instead. */
+#include "kernels/cuda/code_rows.cuh"
 #include "kernels/cuda/grid2d.cuh"
 
 extern "C" {
@@ -54,8 +55,58 @@ __global__ void embed_kernel(int64_t rows, int64_t width, int64_t ids, const int
     }
 }
 
+/* The same for ids whose rows of wte are in the stretch of codes; rows of virtual ones belong to the stretch that begins the
+ * table. */
+template <class T>
+__global__ void embed_codes_kernel(int64_t rows, int64_t width, int64_t ids, const int32_t *tok,
+                                   code_stretch wte, const int32_t *pos, const T *wpe, float scale,
+                                   bool packed, T *x)
+{
+#pragma unroll 1
+    for (int64_t r = grid2d_row(); r < rows; r += grid2d_rows()) {
+        const int64_t id = tok[r], at = id - wte.row;
+        const bool known = id < ids;
+        if (known ? at < 0 || at >= wte.rows : wte.row > 0)
+            continue;
+        const uint8_t *from = code_row(wte, known ? at : 0);
+        const T *place = wpe ? wpe + pos[r] * width : nullptr;
+#pragma unroll 1
+        for (int64_t i = grid2d_col(); i < width / 8; i += grid2d_cols()) {
+            T v[8], w[8] = {};
+            rounded_eight(wte.kind, load_eight(wte.kind, from, i), i, v);
+            if (place)
+                get_eight(place + i * 8, packed, w);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                v[j] = known ? v[j] : T();
+                if (place || scale != 1)
+                    v[j] = from_float<T>(to_float(v[j]) * scale + to_float(w[j]));
+            }
+            put_eight(x + r * width + i * 8, packed, v);
+        }
+    }
+}
+
+template <class T> static void embed_codes(const lm_call *c)
+{
+    int64_t rows = rows_of(&c->out[0]), width = width_of(&c->out[0]), ids = c->in[1].dim[0];
+    const int32_t *tok = in_ptr<const int32_t>(c, 0), *pos = in_ptr<const int32_t>(c, 2);
+    const T *wpe = in_ptr<const T>(c, 3);
+    T *x = out_ptr<T>(c, 0);
+    bool packed = packs<T>(wide<T>::n, width, wpe, x);
+    grid2d over = grid2d_for(rows, width / 8, c->stream);
+    code_stretch w;
+    for (int i = 0; code_next(c->in[1].codes, width, &i, &w);)
+        LM_LAUNCH((embed_codes_kernel<T>), over.grid, over.block, 0, c->stream, rows, width, ids,
+                  tok, w, pos, wpe, scale_of(c, c->out[0].dtype), packed, x);
+}
+
 template <class T> static void embed(const lm_call *c)
 {
+    if (c->in[1].codes) {
+        embed_codes<T>(c);
+        return;
+    }
     const int n = wide<T>::n;
     int64_t rows = rows_of(&c->out[0]), width = width_of(&c->out[0]), ids = c->in[1].dim[0];
     const int32_t *tok = in_ptr<const int32_t>(c, 0), *pos = in_ptr<const int32_t>(c, 2);

@@ -163,9 +163,10 @@ static size_t sums_bytes(const gemm_call *g)
  * memory. */
 size_t gemm_work(const gemm_call *g, const lm_stream *s)
 {
+    if (g->b_codes)
+        return gemm_codes_work(g, s);
     size_t plain = gemm_plain_work(g), bias = bias_bytes(g), sums = sums_bytes(g);
     size_t most = bias > sums ? bias : sums; /* no product has both */
-    (void)s;
     return plain > most ? plain : most;
 }
 
@@ -247,6 +248,8 @@ static bool run_by_lt(const gemm_call *g, const lm_stream *s)
 
 void gemm_run(const gemm_call *g, lm_stream *s)
 {
-    if (!run_by_lt(g, s))
+    if (g->b_codes)
+        gemm_codes_run(g, s);
+    else if (!run_by_lt(g, s))
         gemm_plain_run(g, s);
 }

@@ -8,6 +8,7 @@
 
 extern "C" {
 #include "kernels/linear.h"
+#include "numeric/code_rows.h"
 }
 
 /* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major.  ta: A is
@@ -35,10 +36,17 @@ struct gemm_call {
     /* [m] or null: sums of op(A) over k (a bias gradient); replaced or added to as C is.  For a
      * weight gradient: ta, not tb, C of F32, no batch. */
     float *a_sum;
+    /* The weight behind B in codes, of formats in code_kind.h, which is read as ab; b is then not read.  A is not transposed,
+     * and there is no batch, function or addition.  Null: b. */
+    const lm_code_rows *b_codes;
 };
 
 /* Of the pointers, only the presence of a_sum matters. */
 size_t gemm_work(const gemm_call *g, const lm_stream *s);
 void gemm_run(const gemm_call *g, lm_stream *s);
+
+/* The same for b_codes (gemm_codes.cu). */
+size_t gemm_codes_work(const gemm_call *g, const lm_stream *s);
+void gemm_codes_run(const gemm_call *g, lm_stream *s);
 
 #endif

@@ -181,42 +181,68 @@ template <int SIDE> __device__ inline float sum_row(const float *a)
     return s;
 }
 
-/* sum[SIDE/16][SIDE/16] += the steps k0 to k1 of the tile of C whose first row and column these
- * are; X, Y: types of A and B.  All threads of the block call it.  SUMS: the tiles of C's first
- * column add to row_sum what the steps of row `threadIdx.x` of A give, for the first SIDE
- * threads. */
-template <class X, class Y, bool TA, bool TB, int SIDE, bool SUMS = false>
-__device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, room<SIDE> *room_b,
-                                const X *a, const Y *b, const tiling &t, int64_t row, int64_t m,
-                                int64_t col, int64_t k0, int64_t k1, float *row_sum = nullptr)
+/* A factor of numbers in memory: a part of it on its way to shared memory. */
+template <class T, bool K_INSIDE, int R> struct number_feed {
+    typedef part_of<T, K_INSIDE, R> part;
+    cursor<T> from;
+    bool packed;
+    pack<T, part::P> staged[part::chunks];
+    __device__ inline void fetch_next(int steps)
+    {
+        fetch<T, K_INSIDE, R>(staged, &from, steps, packed);
+    }
+    __device__ inline void place_at(float *shared) const
+    {
+        place<T, K_INSIDE, R>(shared, staged);
+    }
+};
+
+/* sum[SIDE/16][SIDE/16] += the steps k0 to k1 that the feeds of a tile of C bring, whose first column this is.  All threads
+ * of the block call it.  SUMS: the tiles of C's first column add to row_sum what the steps of row `threadIdx.x` of A give,
+ * for the first SIDE threads. */
+template <int SIDE, bool SUMS, class FA, class FB>
+__device__ inline void sum_fed(float (*sum)[SIDE / 16], room<SIDE> *room_a, room<SIDE> *room_b,
+                               FA *a, FB *b, int64_t col, int64_t k0, int64_t k1,
+                               float *row_sum = nullptr)
 {
-    typedef part_of<X, !TA, SIDE> A;
-    typedef part_of<Y, TB, SIDE> B;
+    const int floats = part_of<float, true, SIDE>::floats;
     float *at = (float *)room_a->v, *bt = (float *)room_b->v;
-    pack<X, A::P> stage_a[A::chunks];
-    pack<Y, B::P> stage_b[B::chunks];
     int turn = 0;
 
-    cursor<X> from_a = cursor_at<X, !TA, SIDE>(a, t.lda, row, m, k0);
-    cursor<Y> from_b = cursor_at<Y, TB, SIDE>(b, t.ldb, col, t.n, k0);
     /* Pipelined: data fetched in one round are multiplied in the next. */
     for (int64_t q = k0 - depth; q < k1; q += depth, turn ^= 1) {
         int64_t left = k1 - q - depth;
         if (left > 0) {
             int steps = left < depth ? (int)left : depth;
-            fetch<X, !TA, SIDE>(stage_a, &from_a, steps, t.pack_a);
-            fetch<Y, TB, SIDE>(stage_b, &from_b, steps, t.pack_b);
+            a->fetch_next(steps);
+            b->fetch_next(steps);
         }
         if (q >= k0)
-            multiply<SIDE>(sum, at + turn * A::floats, bt + turn * B::floats);
+            multiply<SIDE>(sum, at + turn * floats, bt + turn * floats);
         if (SUMS && q >= k0 && col == 0 && threadIdx.x < SIDE)
-            *row_sum += sum_row<SIDE>(at + turn * A::floats);
+            *row_sum += sum_row<SIDE>(at + turn * floats);
         if (left > 0) {
-            place<X, !TA, SIDE>(at + (turn ^ 1) * A::floats, stage_a);
-            place<Y, TB, SIDE>(bt + (turn ^ 1) * B::floats, stage_b);
+            a->place_at(at + (turn ^ 1) * floats);
+            b->place_at(bt + (turn ^ 1) * floats);
         }
         __syncthreads();
     }
+}
+
+/* The same of numbers in memory, for the tile whose first row and column these are; X, Y: types of A and B. */
+template <class X, class Y, bool TA, bool TB, int SIDE, bool SUMS = false>
+__device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, room<SIDE> *room_b,
+                                const X *a, const Y *b, const tiling &t, int64_t row, int64_t m,
+                                int64_t col, int64_t k0, int64_t k1, float *row_sum = nullptr)
+{
+    number_feed<X, !TA, SIDE> from_a;
+    number_feed<Y, TB, SIDE> from_b;
+
+    from_a.from = cursor_at<X, !TA, SIDE>(a, t.lda, row, m, k0);
+    from_a.packed = t.pack_a;
+    from_b.from = cursor_at<Y, TB, SIDE>(b, t.ldb, col, t.n, k0);
+    from_b.packed = t.pack_b;
+    sum_fed<SIDE, SUMS>(sum, room_a, room_b, &from_a, &from_b, col, k0, k1, row_sum);
 }
 
 /* Load four neighbours, or as many of them as are inside. */

@@ -65,7 +65,10 @@ template <class T, bool TB> static void by_rows(const lm_call *c)
 
 template <class T> static void grouped_linear(const lm_call *c)
 {
-    by_rows<T, true>(c);
+    if (c->in[1].codes)
+        grouped_codes<T>(c, false);
+    else
+        by_rows<T, true>(c);
 }
 
 template <class T> static void grouped_linear_dx(const lm_call *c)
@@ -87,7 +90,9 @@ template <class T> static void grouped_linear_dw(const lm_call *c)
 
 template <class T> static void tensor_linear(const lm_call *c)
 {
-    if (!grouped_rows_tensor<T>(c, false))
+    if (c->in[1].codes)
+        grouped_codes<T>(c, true);
+    else if (!grouped_rows_tensor<T>(c, false))
         grouped_linear<T>(c);
 }
 

@@ -95,4 +95,7 @@ inline unsigned tile_blocks(int64_t tiles)
 template <class T> bool grouped_rows_tensor(const lm_call *c, bool dx);
 template <class T> bool grouped_weights_tensor(const lm_call *c);
 
+/* y = x w^T of a weight in codes (grouped_codes.cu); tensor: by tensor cores where they serve. */
+template <class T> void grouped_codes(const lm_call *c, bool tensor);
+
 #endif

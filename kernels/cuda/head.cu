@@ -348,6 +348,7 @@ static products products_of(const lm_call *c, const head_form *f, int64_t first,
     p.logits.c = z, p.logits.ldc = pitch;
     p.logits.ab = act, p.logits.cd = LM_DTYPE_F32;
     p.logits.bias = input(c, f->bias, 0);
+    p.logits.b_codes = p.dx.b_codes = c->in[1].codes;
 
     p.dx.m = m, p.dx.n = width, p.dx.k = a->vocab;
     p.dx.a = grad, p.dx.lda = narrow;

@@ -19,6 +19,7 @@ static gemm_call forward(const lm_call *c)
     g.a = x->data, g.b = w->data, g.c = c->out[0].data;
     g.lda = g.k, g.ldb = g.k, g.ldc = g.n;
     g.bias = in_ptr<float>(c, 2);
+    g.b_codes = w->codes;
     g.work = c->work;
     return g;
 }
@@ -32,6 +33,7 @@ static gemm_call backward_x(const lm_call *c)
     g.ab = dy->dtype, g.cd = c->out[0].dtype;
     g.a = dy->data, g.b = w->data, g.c = c->out[0].data;
     g.lda = g.k, g.ldb = g.n, g.ldc = g.n;
+    g.b_codes = w->codes;
     g.work = c->work;
     return g;
 }
@@ -114,10 +116,11 @@ template <class T> static void linear_act(const lm_call *c)
     gemm_call g = act_forward(c);
     gemm_run(&g, c->stream);
 }
+/* Joined forms read numbers alone. */
 static size_t linear_act_work(const lm_call *c, int)
 {
     gemm_call g = act_forward(c);
-    return gemm_work(&g, c->stream);
+    return g.b_codes ? SIZE_MAX : gemm_work(&g, c->stream);
 }
 
 template <class T> static void linear_act_dx(const lm_call *c)
@@ -128,7 +131,7 @@ template <class T> static void linear_act_dx(const lm_call *c)
 static size_t linear_act_dx_work(const lm_call *c, int)
 {
     gemm_call g = act_backward(c);
-    return gemm_work(&g, c->stream);
+    return g.b_codes ? SIZE_MAX : gemm_work(&g, c->stream);
 }
 
 extern "C" const lm_kernel lm_linear_cuda_kernels[] = {

@@ -276,7 +276,7 @@ static size_t norm_linear_work(const lm_call *c, int)
 {
     bool lt = c->stream->level != LM_CUDA_PLAIN && c->stream->lt;
     bool few = rows_of(&c->in[0]) <= (lt ? lt_few_rows : most_few_rows);
-    return few && row_bytes(c) + beside <= c->stream->shared_max ? 0 : SIZE_MAX;
+    return few && !c->in[4].codes && row_bytes(c) + beside <= c->stream->shared_max ? 0 : SIZE_MAX;
 }
 
 template <class T, int M, int COLS, int U>

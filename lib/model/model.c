@@ -320,16 +320,20 @@ static size_t first_backward(const lm_model *m)
     return k;
 }
 
-/* Which parameters are kept as codes or in panels, by what reads them. */
-static lm_code keep_formats(lm_model *m, lm_err *e)
+/* Which parameters are kept as codes, by what reads them: before operators are joined, so that a joined form whose kernels
+ * read no codes does not get them. */
+static lm_code keep_codes(lm_model *m, lm_err *e)
+{
+    return m->build.like ? lm_model_keep_like(m, m->build.like, e) : lm_model_keep_codes(m, e);
+}
+
+/* The same of panels, among the operators that run. */
+static void keep_panels(lm_model *m)
 {
     if (m->build.like)
-        return lm_model_keep_like(m, m->build.like, e);
-    if (lm_model_keep_codes(m, e))
-        return e->code;
+        return;
     if ((m->build.mode != LM_MODE_GENERATE && !m->build.encode) || m->build.panels)
         lm_model_keep_panels(m);
-    return LM_OK;
 }
 
 static lm_code build(lm_model *m, lm_err *e)
@@ -346,7 +350,7 @@ static lm_code build(lm_model *m, lm_err *e)
         m->graph->value[m->head].t.dtype = m->build.precision.low;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
         return e->code;
-    if (m->build.backend && join_operators(m, e))
+    if (keep_codes(m, e) || (m->build.backend && join_operators(m, e)))
         return e->code;
     if (m->build.mode == LM_MODE_TRAIN && m->build.recompute &&
         lm_pass_recompute(m->graph, lm_config_all_layers(&m->config), e))
@@ -354,8 +358,7 @@ static lm_code build(lm_model *m, lm_err *e)
     m->backward = first_backward(m);
     if (m->taught_head >= 0 && take_head(m, e))
         return e->code;
-    if (keep_formats(m, e))
-        return e->code;
+    keep_panels(m);
     return m->memory ? lm_b_cut_encoder(m, e) : LM_OK;
 }
 

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "graph/cuda/cuda.h"
 #include "kernels/cuda/blaslt.h"
+#include "kernels/cuda/code_kind.h"
 
 enum { OLDEST = 80 }; /* the first compute capability that the module has code for */
 
@@ -28,6 +29,21 @@ static bool joins(lm_backend *b, const char *op, lm_dtype act, const lm_call *c)
 
     here.stream = b->main; /* what serves is a question of the card, too */
     return k && (!k->work || k->work(&here, b->threads) != SIZE_MAX);
+}
+
+static bool codes(lm_backend *b, const char *op, int operand, lm_dtype act, const lm_format *f)
+{
+    static const struct {
+        const char *op;
+        int operand;
+    } table[] = { { "linear", 1 },        { "linear_dx", 1 },  { "embed", 1 },
+                  { "head_stats", 1 },    { "head_grad", 1 },  { "head_loss", 1 },
+                  { "widen", 0 },         { "divergence", 3 }, { "divergence_grad", 3 },
+                  { "grouped_linear", 1 } };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(op, table[i].op) && operand == table[i].operand)
+            return kernel(b, op, act) && lm_code_kind_of(f) != LM_CODE_KINDS;
+    return false;
 }
 
 static double peak_flops(lm_backend *b, lm_dtype act)
@@ -209,6 +225,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
                          .device = c->device,
                          .detail = c->detail,
                          .kernel = kernel,
+                         .codes = codes,
                          .joins = joins,
                          .peak_flops = peak_flops,
                          .shortfall = shortfall,
