@@ -63,7 +63,8 @@
  *                      load [E] F32 (optional): n, dropped [1] F32 (optional): number of dropped ones
  *     p: softmax(z), or sigmoid(z) over their sum; n_e: assignments of expert e, dropped ones too, as in
  *     Switch and Megatron-LM (with reroute: as they are after it); with attr.by_expert those that were
- *     not dropped, and `dropped` is 0.  loss is the sum of
+ *     not dropped, and `dropped` is 0.  A row of z with NaN or infinity: p is NaN for the experts of
+ *     these logits and 0 for the others, so that `mean` tells which; loss is NaN.  loss is the sum of
  *       balance   times E / (K T^2) sum over e of n_e sum over t of p_te (Switch, equations 4 to 6);
  *                 with `count`, that in place of n: the loads of other layers or batches, too
  *       sequence  times the mean over sequences of attr.seq tokens of the same with their own n, p

@@ -77,13 +77,25 @@ static void count_loads(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
+/* p, its sum and *lse of a row of logits that are not all finite. */
+static float mark_row(const float *z, int64_t experts, float *p, float *lse)
+{
+    for (int64_t e = 0; e < experts; e++)
+        p[e] = isfinite(z[e]) ? 0 : NAN;
+    *lse = NAN;
+    return 1;
+}
+
 /* p of a token, not divided by its sum yet, and what divides it; *lse: the logarithm of the sum of
  * exp z. */
 static float shares_of(const aux_job *j, int64_t t, float *p, float *lse)
 {
     const float *z = (const float *)j->c->in[0].data + t * j->experts;
     bool finite;
-    float top = top_of(z, j->experts, &finite), sum = exp_row(z, top, j->experts, p);
+    const float top = top_of(z, j->experts, &finite);
+    if (!finite)
+        return mark_row(z, j->experts, p, lse);
+    const float sum = exp_row(z, top, j->experts, p);
     *lse = top + logf(sum);
     return j->a->sigmoid ? sigmoid_row(z, j->experts, p) : sum;
 }

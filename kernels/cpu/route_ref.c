@@ -385,9 +385,9 @@ static double shares_of(const lm_call *c, int64_t t, row_stats r, double *p)
     for (int64_t e = 0; e < z->dim[1]; e++) {
         double v = get(z, t * z->dim[1] + e);
         total += sigmoid(v);
-        p[e] = a->sigmoid ? sigmoid(v) : exp(v - r.top) / r.sum;
+        p[e] = r.bad ? (isfinite(v) ? 0 : NAN) : a->sigmoid ? sigmoid(v) : exp(v - r.top) / r.sum;
     }
-    for (int64_t e = 0; a->sigmoid && e < z->dim[1]; e++)
+    for (int64_t e = 0; a->sigmoid && !r.bad && e < z->dim[1]; e++)
         p[e] /= total;
     return total;
 }
@@ -474,7 +474,7 @@ static void route_aux(const lm_call *c)
         loss += a->sequence * balance_of(c, t, seq, NULL, sum) * (double)seq / (double)tokens;
     for (int64_t t = 0; t < tokens; t++) {
         row_stats r = stats_of(&c->in[0], t);
-        z += pow(r.top + log(r.sum), 2);
+        z += r.bad ? NAN : pow(r.top + log(r.sum), 2);
     }
     if (a->affinity > 0)
         loss += a->affinity * spread_of(c, sum);

@@ -32,7 +32,7 @@ __device__ inline token_sums sums_of(const aux_args &x, const float *z)
     token_sums s;
     s.top = row_top(z, x.experts, &finite);
     float sum = exp_sum(z, x.experts, s.top), part = 0;
-    s.lse = s.top + logf(sum);
+    s.lse = finite ? s.top + logf(sum) : NAN;
     for (int64_t e = lane_of(); x.a.sigmoid && e < x.experts; e += 32)
         part += sigmoid_of(z[e]);
     s.inv = 1 / (x.a.sigmoid ? warp_sum(part) : sum);
@@ -41,6 +41,8 @@ __device__ inline token_sums sums_of(const aux_args &x, const float *z)
 
 __device__ inline float share_of(const aux_args &x, float z, token_sums s)
 {
+    if (isnan(s.lse))
+        return z - z == 0 ? 0 : NAN;
     return s.inv * (x.a.sigmoid ? sigmoid_of(z) : expf(z - s.top));
 }
 

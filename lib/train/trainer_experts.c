@@ -201,16 +201,20 @@ lm_code trainer_experts_balance(lm_trainer *t, lm_err *e)
 
 /* ---- not finite ---- */
 
-/* Probabilities of a row are NaN together, so the mean ones name the layer alone; a weight names the expert. */
-int64_t trainer_experts_bad(const lm_trainer *t)
+/* The mean probability of an expert is NaN where one of its logits is not finite (kernels/route.h). */
+int64_t trainer_experts_bad(const lm_trainer *t, int64_t *expert)
 {
     layer_view v;
     for (int64_t l = 0; t->routed.bytes && l < lm_config_depth(t->io.config); l++) {
         if (!view_layer(t, l, 1, &v))
             continue;
+        int64_t bad = 0;
         for (int64_t k = 0; k < v.experts; k++)
-            if (!isfinite(v.mean[k]))
-                return l;
+            if (!isfinite(v.mean[k]) && !bad++)
+                *expert = k;
+        *expert = bad < v.experts ? *expert : -1;
+        if (bad)
+            return l;
     }
     return -1;
 }

@@ -214,8 +214,8 @@ lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e);
 /* After a step that changed parameters: biases of routers follow the loads of the step, b_e += rate sign(mean load - load_e)
  * (arXiv:2408.15664). */
 lm_code trainer_experts_balance(lm_trainer *t, lm_err *e);
-/* The first layer whose router gave a probability that is not finite; -1: none. */
-int64_t trainer_experts_bad(const lm_trainer *t);
+/* The first layer whose router has logits that are not finite, -1: none, and the first expert of these, -1: all are. */
+int64_t trainer_experts_bad(const lm_trainer *t, int64_t *expert);
 
 /* ---- trainer_numeric.c ---- */
 

@@ -166,20 +166,24 @@ static const char *router_tensor(const lm_config *c, int64_t layer, int of,
                              of == 1, name);
 }
 
-/* " of expert 5 in the router of layer 3", of number `at` of its weights, bias or noise, of the whole router without `slice`;
- * "": it is of no router. */
-static const char *router_of(const lm_trainer *t, const lm_slice *slice, size_t at, char out[80])
+/* " of expert 5 in the router of layer 3", of number `at` of its weights, bias or noise; without `slice` where logits are not
+ * finite, ", first for expert 5 in the router of layer 3"; "": of no router. */
+static const char *router_of(const lm_trainer *t, const lm_slice *slice, size_t at, char out[96])
 {
     const lm_config *c = t->io.config;
     char room[LM_TENSOR_NAME];
-    const int64_t layer = slice ? -1 : trainer_experts_bad(t);
+    int64_t expert = -1;
+    const int64_t layer = slice ? -1 : trainer_experts_bad(t, &expert);
     *out = 0;
-    if (layer >= 0)
-        snprintf(out, 80, ", first in the router of layer %" PRId64, layer);
+    if (layer >= 0 && expert >= 0)
+        snprintf(out, 96, ", first for expert %" PRId64 " in the router of layer %" PRId64, expert,
+                 layer);
+    else if (layer >= 0)
+        snprintf(out, 96, ", first for all experts in the router of layer %" PRId64, layer);
     for (int64_t i = 0; slice && i < 3 * lm_config_depth(c); i++) {
         const char *name = router_tensor(c, i / 3, (int)(i % 3), room);
         if (name && !strcmp(slice->name, name))
-            snprintf(out, 80, " of expert %" PRId64 " in the router of layer %" PRId64,
+            snprintf(out, 96, " of expert %" PRId64 " in the router of layer %" PRId64,
                      (int64_t)at / (slice->ndim > 1 ? slice->dim[1] : 1), i / 3);
     }
     return out;
@@ -216,7 +220,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
 {
     const lm_slice *slice;
     const char *kind = isnan(value) ? "not a number" : "infinite";
-    char todo[256], where[64], router[80], *clean = NULL;
+    char todo[256], where[64], router[96], *clean = NULL;
     size_t at = 0;
     float bad = 0;
     if (t->ckpt && trainer_save_end(t, e))

@@ -174,6 +174,27 @@ static void test_losses(void **state)
         }
 }
 
+/* The mean probability is NaN for the experts alone whose logits are not finite. */
+static void test_losses_not_finite(void **state)
+{
+    enum { T = 200, E = 40 };
+    static double z[T * E];
+    (void)state;
+    for (int i = 0; i < T * E; i++)
+        z[i] = (double)(i * 37 % 1009) / 512;
+    z[5] = INFINITY;
+    z[70 * E + 39] = -INFINITY;
+    z[199 * E + 5] = NAN;
+    for (int i = 0; i < 2; i++) {
+        const lm_route_aux_attr a = { .sigmoid = i, .balance = 1 };
+        kernel_case k = { .op = "route_aux",
+                          .attr = &a,
+                          .in = { given(mat(F32, T, E), z), filled(mat(I32, T, 3), IDS, -E) },
+                          .out = { vec(F32, 1), vec(F32, E), vec(F32, E), vec(F32, 1) } };
+        check_on_device(&k, LM_DTYPE_F32, 2e-6, 0, true);
+    }
+}
+
 /* Bars of many experts, equal numbers and rows that are not finite; sums of weights over several blocks. */
 static void test_loads(void **state)
 {
@@ -217,9 +238,13 @@ static void test_loads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choices),    cmocka_unit_test(test_gradients),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_moves),      cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_moves),
+        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_losses_not_finite),
         cmocka_unit_test(test_loads),
     };
     return cmocka_run_group_tests_name("cuda_route", tests, open_device, close_device);

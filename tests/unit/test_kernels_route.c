@@ -815,6 +815,31 @@ static void test_losses(void **state)
     }
 }
 
+/* The mean probability is NaN for the experts alone whose logits are not finite. */
+static void test_losses_not_finite(void **state)
+{
+    static const double bad[] = { NAN, INFINITY, -INFINITY };
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        const lm_route_aux_attr a = { .sigmoid = i % 2, .balance = 0.5 };
+        gate g;
+        instance x;
+        open_gate(&g, 100, 37, (lm_route_attr){ .k = 2, .scale = 1 }, 1);
+        for (int64_t k = 0; k < g.T * g.a.k; k++)
+            g.expert[k] = (int32_t)(k % g.E);
+        g.z[70 * g.E + 5] = g.z[9 * g.E + 36] = bad[i / 2];
+        kernel_case k = aux_case(&g, &a);
+        build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
+        run(&x, lm_cpu_kernel(k.op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+        assert_true(isnan(*(double *)x.out[0].data));
+        for (int64_t e = 0; e < g.E; e++)
+            assert_true(isnan(((double *)x.out[1].data)[e]) == (e == 5 || e == 36));
+        drop(&k, &x);
+        check_case(&k);
+        close_gate(&g);
+    }
+}
+
 /* Equal logits and equal loads: each balance is its coefficient, whatever K is. */
 static void test_balanced(void **state)
 {
@@ -946,15 +971,25 @@ static void test_importance(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gates),          cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_random_second),
-        cmocka_unit_test(test_statistics),     cmocka_unit_test(test_by_position),
-        cmocka_unit_test(test_by_probability), cmocka_unit_test(test_reroute),
-        cmocka_unit_test(test_capacities),     cmocka_unit_test(test_expert_choice),
-        cmocka_unit_test(test_plans),          cmocka_unit_test(test_moves),
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_balanced),       cmocka_unit_test(test_weight_gradients),
-        cmocka_unit_test(test_bars),           cmocka_unit_test(test_importance),
+        cmocka_unit_test(test_gates),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_random_second),
+        cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_by_position),
+        cmocka_unit_test(test_by_probability),
+        cmocka_unit_test(test_reroute),
+        cmocka_unit_test(test_capacities),
+        cmocka_unit_test(test_expert_choice),
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_moves),
+        cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_balanced),
+        cmocka_unit_test(test_weight_gradients),
+        cmocka_unit_test(test_losses_not_finite),
+        cmocka_unit_test(test_bars),
+        cmocka_unit_test(test_importance),
     };
     return cmocka_run_group_tests_name("kernels_route", tests, NULL, NULL);
 }
