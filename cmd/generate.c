@@ -104,7 +104,7 @@ static lm_code open_generator(generate_work *w, lm_dtype type, lm_err *e)
         if (!strcmp(e->where, "drafts"))
             lm_err_in(e, "--draft");
         if (!strcmp(e->where, "states"))
-            generate_name_states(e);
+            generate_name_spec("--states", e);
         if (kv && !strcmp(e->where, kv->text))
             lm_err_in(e, "--kv");
         return e->code;

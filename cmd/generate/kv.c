@@ -42,18 +42,18 @@ void generate_check_kv(void)
     check_spec("--states", opt.states);
 }
 
-void generate_name_states(lm_err *e)
+void generate_name_spec(const char *option, lm_err *e)
 {
     if (!strcmp(e->where, "states") || !strcmp(e->where, "kv cache"))
-        snprintf(e->where, sizeof e->where, "--states");
+        snprintf(e->where, sizeof e->where, "%s", option);
     else
-        lm_err_in(e, "--states");
+        lm_err_in(e, "%s", option);
 }
 
 lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
 {
     if (opt.states && lm_cache_states_open(opt.states, &w->model.config, &w->states, e)) {
-        generate_name_states(e);
+        generate_name_spec("--states", e);
         return e->code;
     }
     if (opt.kv && lm_cache_plan_open(opt.kv, &w->model.config, type, w->model.src, &w->caches, e))

@@ -125,7 +125,7 @@ static lm_code open_down(generate_work *w, lm_dtype type, lm_err *e)
                                  : lm_cache_plan_open(opt.serve.down, &w->model.config, type,
                                                       w->model.src, &w->down, e);
     if (rc)
-        lm_err_in(e, "--kv-down");
+        generate_name_spec("--kv-down", e);
     else if (w->down.plan && w->caches.plan && !strcmp(w->down.plan->text, w->caches.plan->text))
         lm_cache_plan_fini(&w->down);
     return rc;
@@ -166,7 +166,7 @@ lm_code generate_open_served(generate_work *w, lm_dtype type, lm_err *e)
         if (w->down.plan && !strcmp(e->where, w->down.plan->text))
             lm_err_in(e, "--kv-down");
         if (!strcmp(e->where, "states"))
-            generate_name_states(e);
+            generate_name_spec("--states", e);
         return e->code;
     }
     w->room.tiers.dir = opt.serve.dir;

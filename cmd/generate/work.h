@@ -166,8 +166,8 @@ void generate_check_kv(void);
 lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e);
 void generate_say_kv(const generate_work *w);
 void generate_say_states(const generate_work *w);
-/* The option in the place of what a failure to bind --states, or to build with it, names. */
-void generate_name_states(lm_err *e);
+/* The option in the place that a failure to bind its specification, or to build with it, names. */
+void generate_name_spec(const char *option, lm_err *e);
 /* The memory that was allocated beside the weights. */
 void generate_say_memory(const generate_work *w);
 

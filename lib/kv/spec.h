@@ -59,8 +59,8 @@ struct lm_kv_plan {
 
 /* Bind to the layers of a model.  data[i] is what lm_kv_spec_file(s, i) holds; it may be NULL if
  * there are no files, and is borrowed as long as the plan.  The caller frees *out with
- * lm_kv_plan_free.  Fails: LM_EUSAGE when an item has no layer, and when a method cannot store a
- * layer. */
+ * lm_kv_plan_free.  Fails: LM_EUSAGE when an item has no layer or its layers keep nothing (a state
+ * in place of keys and values), and when a method cannot store a layer. */
 lm_code lm_kv_spec_bind(const lm_kv_spec *s, const lm_kv_site *site, int64_t layers,
                         const lm_kv_data *const *data, lm_kv_plan **out, lm_err *e);
 void lm_kv_plan_free(lm_kv_plan *p);

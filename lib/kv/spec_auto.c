@@ -12,7 +12,7 @@ static const char where[] = LM_KV_WHERE;
 
 enum { BITS }; /* key of auto */
 
-static bool has_budget(const lm_kv_use *u)
+bool lm_kv_has_budget(const lm_kv_use *u)
 {
     return u->method == &lm_kv_auto && u->h[BITS] > 0;
 }
@@ -36,7 +36,7 @@ lm_code lm_kv_read_candidates(const char *candidates, const char *from, lm_kv_us
             return e->code;
         }
         bool single = !s->n_items && !s->n_files && !s->policy.method && s->all[LM_KV_K].method &&
-                      !has_budget(&s->all[LM_KV_K]) &&
+                      !lm_kv_has_budget(&s->all[LM_KV_K]) &&
                       lm_kv_use_is_same(&s->all[LM_KV_K], &s->all[LM_KV_V]);
         out[(*n)++] = s->all[LM_KV_K];
         lm_kv_spec_free(s);
@@ -139,7 +139,7 @@ static lm_code choose_group(lm_kv_binding *b, int64_t first, lm_err *e)
         lm_arena_alloc(b->p->arena, &g.offer, sides, (size_t)m * sizeof *g.offer, e))
         return e->code;
     for (int64_t i = first; i < 2 * b->p->layers; i++)
-        if (has_budget(b->use[i]) && lm_kv_use_is_same(b->use[i], u) &&
+        if (lm_kv_has_budget(b->use[i]) && lm_kv_use_is_same(b->use[i], u) &&
             add_side(b, d, candidate, m, i, &g, e))
             return e->code;
     if (check_bits(&g, m, u->h[BITS], e) ||
@@ -154,7 +154,7 @@ lm_code lm_kv_bind_auto(lm_kv_binding *b, bool *any, lm_err *e)
 {
     *any = false;
     for (int64_t i = 0; i < 2 * b->p->layers; i++) {
-        if (!has_budget(b->use[i]))
+        if (!lm_kv_has_budget(b->use[i]))
             continue;
         *any = true;
         if (choose_group(b, i, e))

@@ -62,22 +62,52 @@ static lm_code fail_item(const lm_kv_item *it, int side, lm_err *e)
     return e->code;
 }
 
-/* An item whose layers all belong to earlier ones is a mistake. */
-static lm_code check_items(const lm_kv_spec *s, int64_t layers, lm_err *e)
+/* True for a method that changes how layers are stored. */
+static bool stores(const lm_kv_use *u)
 {
-    bool counts[LM_KV_ITEMS][2] = { { false } };
+    return u->method && (u->method != &lm_kv_auto || lm_kv_has_budget(u));
+}
+
+/* it NULL: of all layers. */
+static lm_code fail_empty(const lm_kv_item *it, lm_err *e)
+{
+    lm_buf text = { 0 };
+    if (!it)
+        lm_fail(e, LM_EUSAGE, where, "leave it out",
+                "there is nothing to code in any layer of the model");
+    else if (!lm_kv_add_ranges(it, &text, e))
+        lm_fail(e, LM_EUSAGE, where, "name other layers", "there is nothing to code in '%s'",
+                text.data);
+    lm_buf_fini(&text);
+    return e->code;
+}
+
+/* An item whose layers all belong to earlier ones, or keep nothing (a state in place of keys and values), is a mistake. */
+static lm_code check_items(const lm_kv_spec *s, const lm_kv_site *site, int64_t layers, lm_err *e)
+{
+    bool counts[LM_KV_ITEMS][2] = { { false } }, keeps[LM_KV_ITEMS][2] = { { false } };
+    bool any = !layers;
     for (size_t i = 0; i < s->n_items; i++)
         if (check_ranges(&s->item[i], layers, e))
             return e->code;
-    for (int64_t i = 0; i < 2 * layers && s->n_items; i++) {
-        int64_t item = find_item(s, (int)(i % 2), i / 2, layers);
-        if (item >= 0)
+    for (int64_t i = 0; i < 2 * layers; i++) {
+        const int64_t item = find_item(s, (int)(i % 2), i / 2, layers);
+        const bool here = site[i / 2].kv_heads > 0;
+        any |= here;
+        if (item >= 0) {
             counts[item][i % 2] = true;
+            keeps[item][i % 2] |= here;
+        }
     }
+    if (!any && (stores(&s->all[0]) || stores(&s->all[1]) || s->policy.method))
+        return fail_empty(NULL, e);
     for (size_t i = 0; i < s->n_items; i++)
-        for (int k = 0; k < 2; k++)
+        for (int k = 0; k < 2; k++) {
             if (s->item[i].side[k].method && !counts[i][k])
                 return fail_item(&s->item[i], k, e);
+            if (stores(&s->item[i].side[k]) && !keeps[i][k])
+                return fail_empty(&s->item[i], e);
+        }
     return LM_OK;
 }
 
@@ -202,7 +232,10 @@ static lm_code find_uses(const lm_kv_binding *b, lm_err *e)
     for (int64_t i = 0; i < 2 * b->p->layers; i++) {
         int k = (int)(i % 2);
         int64_t item = find_item(s, k, i / 2, b->p->layers);
-        b->use[i] = item >= 0 ? &s->item[item].side[k] : s->all[k].method ? &s->all[k] : &plain;
+        b->use[i] = !b->site[i / 2].kv_heads ? &plain
+                    : item >= 0              ? &s->item[item].side[k]
+                    : s->all[k].method       ? &s->all[k]
+                                             : &plain;
     }
     return join_uses(b, &plain, e);
 }
@@ -306,7 +339,7 @@ lm_code lm_kv_spec_bind(const lm_kv_spec *s, const lm_kv_site *site, int64_t lay
     if (lm_alloc_n(&p, 1, sizeof *p, "kv cache plan", e))
         return e->code;
     p->layers = layers;
-    if (lm_arena_new(&p->arena, 1 << 14, e) || check_items(s, layers, e) ||
+    if (lm_arena_new(&p->arena, 1 << 14, e) || check_items(s, site, layers, e) ||
         bind_layers(s, site, data, p, e) || bind_policy(s, site, p, e)) {
         lm_kv_plan_free(p);
         return e->code;

@@ -56,7 +56,9 @@ lm_code lm_kv_bind_side(const lm_kv_binding *b, const lm_kv_use *u, int side, co
                         lm_kv_side *out, lm_err *e);
 /* The least multiple of `page` that holds whole groups of a format. */
 int64_t lm_kv_common_page(int64_t page, const lm_kv_format *f);
-/* Put methods in the place of auto with a budget of bits (spec_auto.c); *any: there are some. */
+/* True for auto with a budget of bits. */
+bool lm_kv_has_budget(const lm_kv_use *u);
+/* Put methods in its place (spec_auto.c); *any: there are some. */
 lm_code lm_kv_bind_auto(lm_kv_binding *b, bool *any, lm_err *e);
 /* The candidates of a calibration, "int8;int4": one method each, at most LM_KV_MAX_CANDIDATES.
  * from: its place in messages. */

@@ -71,7 +71,7 @@ trains() {
     train -q m data -o run --steps 30 "${args[@]}"
     generate -q run -p "the river" -n 12 --temperature 0 > want
     generate -q run -p "the old bridge 1 and the stones" -n 12 --temperature 0 >> want
-    for more in "" "--kv int8" "--kv-host 1M" "--kv-disk .:1M" "--kv-memory 1M"; do
+    for more in "" "--kv auto" "--kv-host 1M" "--kv-disk .:1M" "--kv-memory 1M"; do
         # shellcheck disable=SC2086
         generate -q run --serve-batch 2 -p "the river" -p "the old bridge 1 and the stones" -n 12 --temperature 0 $more > both
         cmp want both
@@ -106,6 +106,15 @@ trains() {
         generate m -p "the river" -n 2 --states int8
     check "layer 0 of the model has linear attention, whose states have no file and no codes" \
         generate m --load-cache c -p "the river" -n 2
+    check "generate: --kv: there is nothing to code in 'layers.0': name other layers" \
+        generate m -p "the river" -n 2 --kv 'layers.0=int8;k=int8,v=int4'
+    make $linear $linear '{}' -o pure
+    for kv in int8 k=int8,v=int4 f16 snapkv:capacity=8; do
+        check "generate: --kv: there is nothing to code in any layer of the model: leave it out" \
+            generate pure -p "the river" -n 2 --kv $kv
+    done
+    check "generate: --kv-down: there is nothing to code in any layer" \
+        generate pure -p "the river" -n 2 --serve-batch 2 --kv-host 1M --kv-down int8
     check "layers of the base keep states" peft-tune m t.jsonl -o prefix --method prefix --steps 1 --seq-len 32
     check "layer 0 of the model has linear attention, whose states have no file" quantize-kv --calibrate --method fp8 -o c --seq-len 16 m t.jsonl
     check '"linear_attention": is not an object' make $linear $full 7 -o bad
